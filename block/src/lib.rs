@@ -1,0 +1,1 @@
+//! The vocabulary all hops share: Operation, Device, Gate, Medium.

@@ -1,0 +1,1 @@
+//! Guards and protection information: seal, verify, rebase, combine.

@@ -1,0 +1,1 @@
+//! Errors, delays, bit flips, torn, lost and misdirected writes, by rule and by seed.

@@ -1,0 +1,1 @@
+//! A slice of another device.

@@ -1,0 +1,1 @@
+//! Files and block devices as media and as raw devices.

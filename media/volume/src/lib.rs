@@ -1,0 +1,1 @@
+//! Protected volumes: crash-consistent protection information on media without metadata.

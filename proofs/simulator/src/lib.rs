@@ -1,0 +1,1 @@
+//! The stack on a simulated disk, clock and scheduler, from one seed.

@@ -1,0 +1,1 @@
+//! Aligned buffers that can be registered with io_uring.
