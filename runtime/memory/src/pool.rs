@@ -1,0 +1,205 @@
+//! Pools: one arena whose slots are handed out and come back by themselves.
+//!
+//! Invariants: a slot in use holds one count on the pool, so the arena outlives its last buffer; the books (`Books`) are
+//! right whenever the lock is free.
+//! Shape: one uncontended lock guards the books. A core takes from its own pool, so the lock is contended only when
+//! another core drops a buffer; `examples/pool_cost.rs` measures the pair of take and drop.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::arena::{Arena, ArenaId, Region};
+use crate::buddy::{Buddy, LARGEST_BYTES, UNIT_BYTES, bytes_of, order_for};
+use crate::buffer::{Buffer, Registration};
+use crate::heap::Heap;
+use crate::owner::Owner;
+
+/// An arena with slots of 512 bytes to 1 MiB (powers of two), backed by the heap when it runs out. Clones share it.
+#[derive(Clone)]
+pub struct Pool(Arc<Shared>);
+
+/// What a pool holds and has done. All byte figures count whole slots, not the lengths asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Bytes of the arena, free or not.
+    pub arena_bytes: usize,
+    /// Bytes of the arena that buffers hold now.
+    pub in_use_bytes: usize,
+    /// Bytes on the heap that buffers of this pool hold now.
+    pub heap_bytes: usize,
+    /// Buffers handed out so far, from either place.
+    pub taken: u64,
+    /// Of those, how many the arena could not serve.
+    pub fallbacks: u64,
+}
+
+/// A pool's limit on bytes leaves no room for the request now; it may once other buffers are dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OverLimit {
+    /// What was asked for.
+    pub requested_bytes: usize,
+    /// What buffers of the pool hold already.
+    pub held_bytes: usize,
+    /// The limit.
+    pub limit_bytes: usize,
+}
+
+impl std::fmt::Display for OverLimit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let OverLimit { requested_bytes, held_bytes, limit_bytes } = self;
+        write!(f, "{requested_bytes} bytes asked of a pool that holds {held_bytes} of at most {limit_bytes}")
+    }
+}
+
+impl std::error::Error for OverLimit {}
+
+/// Stands for "not registered"; ring indices are 16 bits wide.
+const UNREGISTERED: u32 = u32::MAX;
+
+pub(crate) struct Shared {
+    region: Region,
+    limit_bytes: usize,
+    /// The io_uring buffer index of the arena, or [`UNREGISTERED`].
+    index: AtomicU32,
+    /// Handles per slot, at the slot's first unit.
+    handles: Box<[AtomicU32]>,
+    books: Mutex<Books>,
+}
+
+struct Books {
+    buddy: Buddy,
+    counters: Counters,
+}
+
+impl Pool {
+    /// A pool with an arena of `arena_bytes`, rounded up to whole MiB (zero: everything comes from the heap), whose
+    /// buffers, arena and heap together, hold at most `limit_bytes` when they are taken with [`Pool::try_take`].
+    pub fn new(arena_bytes: usize, limit_bytes: usize) -> Pool {
+        let blocks = arena_bytes.div_ceil(LARGEST_BYTES);
+        let len = blocks * LARGEST_BYTES;
+        let buddy = Buddy::new(u32::try_from(blocks).expect("an arena is shorter than 2 TiB"));
+        let counters = Counters { arena_bytes: len, ..Counters::default() };
+        Pool(Arc::new(Shared {
+            region: Region::zeroed(len),
+            limit_bytes,
+            index: AtomicU32::new(UNREGISTERED),
+            handles: std::iter::repeat_with(|| AtomicU32::new(0)).take(len / UNIT_BYTES).collect(),
+            books: Mutex::new(Books { buddy, counters }),
+        }))
+    }
+
+    /// `len` bytes from the arena, or from the heap when the arena has no room or `len` is above 1 MiB.
+    ///
+    /// The start is aligned to [`crate::ALIGNMENT`], or, for less than that many bytes, to `len` rounded up to a power of
+    /// two of at least 512. The bytes may be those of a former use. The limit does not apply: this is for callers whose
+    /// requests are bounded elsewhere; others use [`Pool::try_take`].
+    pub fn take(&self, len: usize) -> Buffer {
+        self.take_within(len, usize::MAX).expect("a limit that is not there is not exceeded")
+    }
+
+    /// As [`Pool::take`], but refuses when the pool's buffers would then hold more than its limit.
+    pub fn try_take(&self, len: usize) -> Result<Buffer, OverLimit> {
+        self.take_within(len, self.0.limit_bytes)
+    }
+
+    fn take_within(&self, len: usize, limit_bytes: usize) -> Result<Buffer, OverLimit> {
+        if len == 0 {
+            return Ok(Buffer::default());
+        }
+        let order = order_for(len);
+        let slot_bytes = order.map_or(len, bytes_of);
+        let mut books = self.0.lock();
+        let held_bytes = books.counters.in_use_bytes + books.counters.heap_bytes;
+        if held_bytes.saturating_add(slot_bytes) > limit_bytes {
+            return Err(OverLimit { requested_bytes: len, held_bytes, limit_bytes });
+        }
+        books.counters.taken += 1;
+        if let Some(unit) = order.and_then(|order| books.buddy.take(order)) {
+            books.counters.in_use_bytes += slot_bytes;
+            drop(books);
+            return Ok(self.slot(unit, len));
+        }
+        books.counters.fallbacks += 1;
+        books.counters.heap_bytes += len;
+        drop(books);
+        let (start, owner) = Heap::zeroed(len, Some(Arc::clone(&self.0)));
+        // SAFETY: the allocation is `len` bytes long, zeroed, and this is its only handle.
+        Ok(unsafe { Buffer::from_parts(start, len, owner) })
+    }
+
+    fn slot(&self, unit: u32, len: usize) -> Buffer {
+        self.0.handles[unit as usize].store(1, Ordering::Relaxed);
+        let start = self.0.region.at(unit as usize * UNIT_BYTES);
+        // The slot's own hold on the pool; `Shared::give_back` lets go of it.
+        let pool = Arc::into_raw(Arc::clone(&self.0)).cast_mut();
+        let pool = NonNull::new(pool).expect("an Arc never points at address zero");
+        // SAFETY: the books gave this slot, at least `len` bytes long, to nobody else, and arena memory is initialised.
+        unsafe { Buffer::from_parts(start, len, Owner::Slot { pool, unit }) }
+    }
+
+    /// Where the arena lies: the seam for whoever registers it with a ring.
+    pub fn arena(&self) -> Arena {
+        self.0.region.describe()
+    }
+
+    /// Notes the io_uring buffer index under which the arena is registered, or that it is not any more.
+    ///
+    /// An index means something to one ring only, and a wrong one makes the kernel refuse the operation with `EFAULT`, so
+    /// a pool belongs to one reactor; buffers that travel to another are recognised there by their [`ArenaId`].
+    pub fn set_registration(&self, index: Option<u16>) {
+        self.0.index.store(index.map_or(UNREGISTERED, u32::from), Ordering::Relaxed);
+    }
+
+    /// What the pool holds and has done so far.
+    pub fn counters(&self) -> Counters {
+        self.0.lock().counters
+    }
+
+    /// The limit, in bytes, that [`Pool::try_take`] keeps.
+    pub fn limit_bytes(&self) -> usize {
+        self.0.limit_bytes
+    }
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pool").field("arena", &self.0.region.id).field("counters", &self.counters()).finish()
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Books> {
+        // Nothing that runs under the lock leaves the books half written, so a panic elsewhere does not spoil them.
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn handles(&self, unit: u32) -> &AtomicU32 {
+        &self.handles[unit as usize]
+    }
+
+    pub(crate) fn arena_id(&self) -> ArenaId {
+        self.region.id
+    }
+
+    pub(crate) fn registration(&self) -> Option<Registration> {
+        let index = u16::try_from(self.index.load(Ordering::Relaxed)).ok()?;
+        Some(Registration { arena: self.region.id, index })
+    }
+
+    pub(crate) fn refund_heap(&self, len: usize) {
+        self.lock().counters.heap_bytes -= len;
+    }
+
+    /// Returns a slot, and then the slot's hold on the pool.
+    ///
+    /// # Safety
+    /// The slot is in use, came from this pool, and no handle on it is left.
+    pub(crate) unsafe fn give_back(pool: NonNull<Shared>, unit: u32) {
+        // SAFETY: `Pool::slot` made this pointer from an `Arc` and gave the count to the slot, which ends here.
+        let pool = unsafe { Arc::from_raw(pool.as_ptr().cast_const()) };
+        let mut books = pool.lock();
+        let order = books.buddy.give_back(unit);
+        books.counters.in_use_bytes -= bytes_of(order);
+    }
+}
