@@ -1,1 +1,26 @@
-//! The vocabulary all hops share: Operation, Device, Gate, Medium.
+//! The vocabulary that all hops of a request share.
+//!
+//! A [`Request`](Operation) goes down a stack of [`Device`]s and comes back as one [`Outcome`]. Every device is put into a
+//! stack behind a [`Gate`], which checks, splits, emulates and counts, so that devices stay small. Below the last device
+//! lies a [`Medium`]: bytes at offsets, with no notion of blocks.
+//!
+//! A request is answered exactly once by construction: [`Device::execute`] takes the operation by value and its future
+//! yields one outcome. Futures belong to one core and are not `Send`; crossing cores is the runtime's work.
+
+mod abilities;
+mod clock;
+mod device;
+mod error;
+mod gate;
+mod geometry;
+mod medium;
+mod operation;
+
+pub use abilities::{Abilities, Ability};
+pub use clock::Clock;
+pub use device::{Device, DynDevice, Stack};
+pub use error::{Error, Failure, Fault, FaultField, Faults};
+pub use gate::{Counters, Gate};
+pub use geometry::{Geometry, Limits};
+pub use medium::{Medium, MediumError, MediumErrorKind};
+pub use operation::{Answer, Durability, Operation, OperationKind, Outcome, Verified};

@@ -1,0 +1,71 @@
+//! What a device can do by itself.
+
+use crate::OperationKind;
+
+/// How an operation is carried out on a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ability {
+    /// The device does it itself.
+    Native,
+    /// The gate in front does it with other operations.
+    Emulated,
+    /// It cannot be had.
+    Absent,
+}
+
+/// How each optional operation is carried out. Read, Write and Flush are not listed: every device has them.
+///
+/// A device lists what it does itself (`Native`) and `Absent` for the rest; the gate turns `Absent` into `Emulated` where
+/// other operations can stand in, so that what is read behind a gate is what a request will meet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Abilities {
+    /// Whether data may be written at all.
+    pub writable: bool,
+    /// Read and check without handing the data on.
+    pub verify: Ability,
+    /// Compare stored data with the data of the request.
+    pub compare: Ability,
+    /// Give up blocks; what they read as afterwards is not promised.
+    pub discard: Ability,
+    /// Make blocks read as zeroes.
+    pub write_zeroes: Ability,
+    /// `WriteZeroes { may_unmap: true }` gives the space back and the blocks still read as zeroes.
+    pub unmap_zeroes: bool,
+    /// The device is away from this host: operations it does itself move no payload here.
+    pub offloads: bool,
+}
+
+impl Abilities {
+    /// A device that can only read, write and flush.
+    pub const BASIC: Abilities = Abilities {
+        writable: true,
+        verify: Ability::Absent,
+        compare: Ability::Absent,
+        discard: Ability::Absent,
+        write_zeroes: Ability::Absent,
+        unmap_zeroes: false,
+        offloads: false,
+    };
+
+    /// How this kind of operation is carried out.
+    pub fn of(&self, kind: OperationKind) -> Ability {
+        let when_writable = |ability| if self.writable { ability } else { Ability::Absent };
+        match kind {
+            OperationKind::Read | OperationKind::Flush => Ability::Native,
+            OperationKind::Write => when_writable(Ability::Native),
+            OperationKind::Discard => when_writable(self.discard),
+            OperationKind::WriteZeroes => when_writable(self.write_zeroes),
+            OperationKind::Verify => self.verify,
+            OperationKind::Compare => self.compare,
+        }
+    }
+
+    /// The abilities as seen in front of a gate, which stands in for what the device lacks.
+    pub(crate) fn behind_gate(mut self) -> Abilities {
+        let emulated = |ability| if ability == Ability::Absent { Ability::Emulated } else { ability };
+        self.verify = emulated(self.verify);
+        self.compare = emulated(self.compare);
+        self.write_zeroes = emulated(self.write_zeroes);
+        self
+    }
+}

@@ -1,0 +1,228 @@
+//! What went wrong, where, and at which hop.
+
+use std::fmt;
+
+use sealblock_integrity::{Field, Mismatch};
+use sealblock_units::{Extent, Lba};
+
+use crate::OperationKind;
+
+/// The part of a block that failed its check.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum FaultField {
+    /// A tag of the protection information.
+    Tag(Field),
+    /// The block, or the record that holds its tags, could not be read at all.
+    Media,
+}
+
+impl FaultField {
+    /// The name used in JSON.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            FaultField::Tag(field) => field.as_str(),
+            FaultField::Media => "media",
+        }
+    }
+}
+
+impl fmt::Display for FaultField {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// One damaged block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Fault {
+    /// The block.
+    pub lba: Lba,
+    /// What failed.
+    pub field: FaultField,
+    /// What the check computed or demanded; nothing for a medium's error.
+    pub expected: Option<u64>,
+    /// What was stored; nothing for a medium's error.
+    pub actual: Option<u64>,
+}
+
+impl Fault {
+    /// The fault of a mismatch found `mismatch.block` blocks behind `start`.
+    pub fn of_mismatch(start: Lba, mismatch: &Mismatch) -> Fault {
+        Fault {
+            lba: Lba::new(start.get().saturating_add(mismatch.block as u64)),
+            field: FaultField::Tag(mismatch.field),
+            expected: Some(mismatch.expected),
+            actual: Some(mismatch.actual),
+        }
+    }
+
+    /// A block that the medium does not give.
+    pub const fn media(lba: Lba) -> Fault {
+        Fault { lba, field: FaultField::Media, expected: None, actual: None }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "block {}: {}", self.lba, self.field)?;
+        match (self.expected, self.actual) {
+            (Some(expected), Some(actual)) => write!(f, " expected {expected:#x}, found {actual:#x}"),
+            _ => write!(f, " unreadable"),
+        }
+    }
+}
+
+/// The damaged blocks that one request met: at least one, in rising order, each block once.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Faults(Vec<Fault>);
+
+impl Faults {
+    /// The faults in order of their blocks, or nothing when there are none.
+    pub fn new(mut faults: Vec<Fault>) -> Option<Faults> {
+        faults.sort_by_key(|fault| fault.lba);
+        faults.dedup_by_key(|fault| fault.lba);
+        if faults.is_empty() { None } else { Some(Faults(faults)) }
+    }
+
+    /// The first damaged block.
+    pub fn first(&self) -> &Fault {
+        &self.0[0]
+    }
+
+    /// Every damaged block.
+    pub fn as_slice(&self) -> &[Fault] {
+        &self.0
+    }
+
+    /// Every damaged block, owned.
+    pub fn into_vec(self) -> Vec<Fault> {
+        self.0
+    }
+}
+
+impl fmt::Display for Faults {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.first())?;
+        match self.0.len() {
+            1 => Ok(()),
+            n => write!(f, " (and {} more damaged blocks)", n - 1),
+        }
+    }
+}
+
+/// What went wrong.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Failure {
+    /// Blocks do not match their tags, or could not be read.
+    #[error("integrity error: {0}")]
+    Integrity(Faults),
+    /// Compared data differ.
+    #[error("block {lba} differs from the data it was compared with")]
+    Miscompare {
+        /// The first block that differs.
+        lba: Lba,
+    },
+    /// The medium failed.
+    #[error("the medium failed: {reason}")]
+    Media {
+        /// What the medium said.
+        reason: String,
+    },
+    /// The medium is full.
+    #[error("no space left on the medium: {reason}")]
+    NoSpace {
+        /// What was being written.
+        reason: String,
+    },
+    /// The device takes no writes.
+    #[error("the device is open for reading only")]
+    ReadOnly,
+    /// Blocks past the end of the device.
+    #[error("{extent} go past the last block, {last}")]
+    Range {
+        /// What was asked.
+        extent: Extent,
+        /// The last block of the device.
+        last: Lba,
+    },
+    /// The request breaks a limit or does not have the device's shape.
+    #[error("{what}: {actual}, the device takes {limit}")]
+    Limit {
+        /// Which limit.
+        what: &'static str,
+        /// The device's value.
+        limit: u64,
+        /// The request's value.
+        actual: u64,
+    },
+    /// The operation is not there.
+    #[error("the device has no {}", .0.name())]
+    Absent(OperationKind),
+    /// The device cannot be reached any more.
+    #[error("the device cannot be reached: {reason}")]
+    Unreachable {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A failure and the hop it happened at.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Error {
+    failure: Box<Failure>,
+    hop: Option<Box<str>>,
+}
+
+impl Error {
+    /// What went wrong.
+    pub fn failure(&self) -> &Failure {
+        &self.failure
+    }
+
+    /// What went wrong, owned.
+    pub fn into_failure(self) -> Failure {
+        *self.failure
+    }
+
+    /// The name of the device at which it went wrong, once a gate has seen it.
+    pub fn hop(&self) -> Option<&str> {
+        self.hop.as_deref()
+    }
+
+    /// The same error, said to come from `hop` unless a deeper hop has claimed it.
+    pub fn at(mut self, hop: &str) -> Error {
+        self.hop.get_or_insert_with(|| hop.into());
+        self
+    }
+
+    /// The damaged blocks, if that is what the error is about.
+    pub fn faults(&self) -> Option<&Faults> {
+        match &*self.failure {
+            Failure::Integrity(faults) => Some(faults),
+            _ => None,
+        }
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Error {
+        Error { failure: Box::new(failure), hop: None }
+    }
+}
+
+impl From<Faults> for Error {
+    fn from(faults: Faults) -> Error {
+        Failure::Integrity(faults).into()
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.hop {
+            Some(hop) => write!(f, "{hop}: {}", self.failure),
+            None => write!(f, "{}", self.failure),
+        }
+    }
+}
+
+impl std::error::Error for Error {}

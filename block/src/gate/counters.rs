@@ -1,0 +1,56 @@
+//! What has gone through a gate.
+
+use std::cell::Cell;
+
+use crate::{Failure, OperationKind, Outcome};
+
+/// Counts of one operation.
+#[derive(Default)]
+struct Count {
+    requests: Cell<u64>,
+    bytes: Cell<u64>,
+    errors: Cell<u64>,
+}
+
+/// Requests, bytes and errors by operation. Belongs to one core, so plain cells do.
+#[derive(Default)]
+pub struct Counters {
+    by_kind: [Count; OperationKind::ALL.len()],
+    damaged_blocks: Cell<u64>,
+}
+
+impl Counters {
+    pub(super) fn count(&self, kind: OperationKind, bytes: u64, outcome: &Outcome) {
+        let count = &self.by_kind[kind.index()];
+        count.requests.set(count.requests.get() + 1);
+        match outcome {
+            Ok(_) => count.bytes.set(count.bytes.get() + bytes),
+            Err(error) => {
+                count.errors.set(count.errors.get() + 1);
+                if let Failure::Integrity(faults) = error.failure() {
+                    self.damaged_blocks.set(self.damaged_blocks.get() + faults.as_slice().len() as u64);
+                }
+            }
+        }
+    }
+
+    /// Requests of this kind answered so far, errors among them.
+    pub fn requests(&self, kind: OperationKind) -> u64 {
+        self.by_kind[kind.index()].requests.get()
+    }
+
+    /// Bytes of data that successful requests of this kind were about.
+    pub fn bytes(&self, kind: OperationKind) -> u64 {
+        self.by_kind[kind.index()].bytes.get()
+    }
+
+    /// Requests of this kind that failed.
+    pub fn errors(&self, kind: OperationKind) -> u64 {
+        self.by_kind[kind.index()].errors.get()
+    }
+
+    /// Damaged blocks reported so far, counted once a report.
+    pub fn damaged_blocks(&self) -> u64 {
+        self.damaged_blocks.get()
+    }
+}

@@ -1,0 +1,143 @@
+//! The gate: the only way a device is put into a stack.
+//!
+//! It refuses what is out of range or has the wrong shape, splits what is larger than the device takes, stands in for
+//! operations the device lacks, counts, and names the hop on errors. A request that needs none of this costs a few
+//! comparisons and goes straight to the device.
+
+mod counters;
+mod emulate;
+mod split;
+
+pub use counters::Counters;
+
+use sealblock_integrity::Sealed;
+use sealblock_units::Extent;
+
+use crate::{Abilities, Ability, Device, Error, Failure, Geometry, Operation, OperationKind, Outcome};
+
+/// A device with its gate. See the module's header.
+pub struct Gate<D> {
+    device: D,
+    name: Box<str>,
+    counters: Counters,
+}
+
+impl<D: Device> Gate<D> {
+    /// Puts a gate in front of `device`; `name` is what errors call it, usually its target name.
+    pub fn new(name: impl Into<Box<str>>, device: D) -> Gate<D> {
+        Gate { device, name: name.into(), counters: Counters::default() }
+    }
+
+    /// What errors call the device.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What has gone through so far.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// The device behind the gate, for what is no request, such as its description.
+    pub fn device(&self) -> &D {
+        &self.device
+    }
+
+    /// Refuses a request that the device's shape rules out.
+    fn check(&self, operation: &Operation) -> Result<(), Error> {
+        let geometry = self.device.geometry();
+        if let Some(extent) = operation.extent() {
+            geometry.check(extent)?;
+        }
+        match operation {
+            Operation::Write { extent, data, .. } => {
+                check_shape(geometry, *extent, data)?;
+                // Stored tags are served to others later, so they must be of the device's own format.
+                if data.format() != geometry.protection {
+                    return Err(shape("protection information of another format", 1, 0));
+                }
+                Ok(())
+            }
+            Operation::Compare { extent, data } => check_shape(geometry, *extent, data),
+            Operation::Discard { extents } => extents.iter().try_for_each(|extent| geometry.check(*extent)),
+            Operation::Read { .. } | Operation::Verify { .. } | Operation::Flush | Operation::WriteZeroes { .. } => Ok(()),
+        }
+    }
+
+    /// Finds who carries the request out.
+    async fn route(&self, operation: Operation) -> Outcome {
+        let kind = operation.kind();
+        match self.device.abilities().of(kind) {
+            Ability::Native => self.native(operation).await,
+            Ability::Emulated | Ability::Absent => match operation {
+                Operation::Verify { extent, checks } => self.verify_by_read(extent, checks).await,
+                Operation::Compare { extent, data } => self.compare_by_read(extent, data).await,
+                Operation::WriteZeroes { extent, durability, .. } if self.device.abilities().writable => {
+                    self.zeroes_by_write(extent, durability).await
+                }
+                Operation::Write { .. } | Operation::WriteZeroes { .. } | Operation::Discard { .. }
+                    if !self.device.abilities().writable =>
+                {
+                    Err(Failure::ReadOnly.into())
+                }
+                _ => Err(Failure::Absent(kind).into()),
+            },
+        }
+    }
+
+    /// Hands a request on, whole where it fits the device's limits.
+    async fn native(&self, operation: Operation) -> Outcome {
+        match split::limit(&self.device.geometry().limits, &operation) {
+            Some(most) => self.in_pieces(operation, most).await,
+            None => self.device.execute(operation).await,
+        }
+    }
+}
+
+impl<D: Device> Device for Gate<D> {
+    fn geometry(&self) -> &Geometry {
+        self.device.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.device.abilities().behind_gate()
+    }
+
+    async fn execute(&self, operation: Operation) -> Outcome {
+        let (kind, blocks) = (operation.kind(), operation.extent().map_or(0, Extent::len));
+        let outcome = match self.check(&operation) {
+            Ok(()) => self.route(operation).await,
+            Err(refused) => Err(refused),
+        };
+        self.counters.count(kind, blocks << self.geometry().block_size.shift(), &outcome);
+        outcome.map_err(|error| self.named(kind, error))
+    }
+}
+
+impl<D: Device> Gate<D> {
+    /// Puts the hop's name on an error and traces it; the path without errors does neither.
+    #[cold]
+    fn named(&self, kind: OperationKind, error: Error) -> Error {
+        let error = error.at(&self.name);
+        tracing::debug!(hop = %self.name, operation = kind.name(), %error, "request failed");
+        error
+    }
+}
+
+/// Refuses data that are not as long as the extent says.
+fn check_shape(geometry: &Geometry, extent: Extent, data: &Sealed) -> Result<(), Error> {
+    if data.size() != geometry.block_size {
+        return Err(shape("block size of the data", geometry.block_size.bytes() as u64, data.size().bytes() as u64));
+    }
+    if data.blocks() as u64 != extent.len() {
+        return Err(shape("blocks of data", extent.len(), data.blocks() as u64));
+    }
+    Ok(())
+}
+
+fn shape(what: &'static str, limit: u64, actual: u64) -> Error {
+    Failure::Limit { what, limit, actual }.into()
+}
+
+#[cfg(test)]
+mod tests;

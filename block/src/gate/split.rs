@@ -1,0 +1,125 @@
+//! Requests larger than a device takes, cut up.
+//!
+//! Pieces run side by side, a bounded number at a time. A damaged block in one piece does not hide one in another: all
+//! pieces are carried out, and their faults are joined into one error.
+
+use futures_util::stream::{self, StreamExt};
+use sealblock_integrity::Sealed;
+use sealblock_units::{BlockCount, Extent};
+
+use super::Gate;
+use crate::{Answer, Device, Error, Failure, Faults, Limits, Operation, Outcome, Verified};
+
+/// Pieces of one request under way at once. Enough to keep a device busy, few enough to bound buffers.
+const PIECES_IN_FLIGHT: usize = 8;
+
+/// The most blocks a piece may have, if the request is over that.
+pub(super) fn limit(limits: &Limits, operation: &Operation) -> Option<BlockCount> {
+    let most = match operation {
+        Operation::Read { .. } | Operation::Write { .. } | Operation::Compare { .. } => limits.transfer,
+        Operation::Verify { .. } => limits.verify,
+        Operation::WriteZeroes { .. } => limits.zero,
+        Operation::Discard { extents } => {
+            return extents.iter().any(|extent| extent.blocks() > limits.zero).then_some(limits.zero);
+        }
+        Operation::Flush => return None,
+    };
+    operation.extent().filter(|extent| extent.blocks() > most).map(|_| most)
+}
+
+impl<D: Device> Gate<D> {
+    /// Carries a request out in pieces of at most `most` blocks.
+    pub(super) async fn in_pieces(&self, operation: Operation, most: BlockCount) -> Outcome {
+        let read = matches!(operation, Operation::Read { .. });
+        let pieces = pieces(operation, most, self.device.geometry().protection);
+        let outcomes: Vec<Outcome> =
+            stream::iter(pieces).map(|piece| self.device.execute(piece)).buffered(PIECES_IN_FLIGHT).collect().await;
+        join(outcomes, read)
+    }
+}
+
+/// The operation once per piece.
+fn pieces(
+    operation: Operation,
+    most: BlockCount,
+    format: Option<sealblock_integrity::PiFormat>,
+) -> Box<dyn Iterator<Item = Operation>> {
+    // Reference tags count on from piece to piece.
+    let onward = move |checks: &sealblock_integrity::Checks, whole: Extent, piece: Extent| match format {
+        Some(format) => checks.advance(piece.start().get() - whole.start().get(), format),
+        None => *checks,
+    };
+    let part = |data: &Sealed, whole: Extent, piece: Extent| {
+        data.slice((piece.start().get() - whole.start().get()) as usize, piece.len() as usize)
+    };
+    match operation {
+        Operation::Read { extent, checks } => Box::new(
+            extent
+                .split_aligned(most)
+                .map(move |piece| Operation::Read { extent: piece, checks: onward(&checks, extent, piece) }),
+        ),
+        Operation::Verify { extent, checks } => Box::new(
+            extent
+                .split_aligned(most)
+                .map(move |piece| Operation::Verify { extent: piece, checks: onward(&checks, extent, piece) }),
+        ),
+        Operation::Write { extent, data, durability } => {
+            Box::new(extent.split_aligned(most).map(move |piece| Operation::Write {
+                extent: piece,
+                data: part(&data, extent, piece),
+                durability,
+            }))
+        }
+        Operation::Compare { extent, data } => Box::new(
+            extent
+                .split_aligned(most)
+                .map(move |piece| Operation::Compare { extent: piece, data: part(&data, extent, piece) }),
+        ),
+        Operation::WriteZeroes { extent, may_unmap, durability } => Box::new(
+            extent.split_aligned(most).map(move |piece| Operation::WriteZeroes { extent: piece, may_unmap, durability }),
+        ),
+        Operation::Discard { extents } => Box::new(
+            extents
+                .into_iter()
+                .flat_map(move |extent| extent.split_aligned(most))
+                .map(|extent| Operation::Discard { extents: vec![extent] }),
+        ),
+        Operation::Flush => Box::new(std::iter::once(Operation::Flush)),
+    }
+}
+
+/// One outcome out of those of the pieces, which are in order.
+///
+/// The first failure that is not about damaged blocks wins, because it says more than any list of blocks; then all
+/// damaged blocks of all pieces; for Compare, the first block that differs.
+fn join(outcomes: Vec<Outcome>, read: bool) -> Outcome {
+    let (mut parts, mut faults, mut verified) = (Vec::new(), Vec::new(), None);
+    let mut other: Option<Error> = None;
+    for outcome in outcomes {
+        match outcome {
+            Ok(Answer::Done) => {}
+            Ok(Answer::Data(part)) => parts.push(part),
+            Ok(Answer::Verified(part)) => {
+                verified.get_or_insert(Verified::default()).bytes_transferred += part.bytes_transferred;
+            }
+            Err(error) => match error.failure() {
+                Failure::Integrity(_) => match error.into_failure() {
+                    Failure::Integrity(more) => faults.extend(more.into_vec()),
+                    failure => other = Some(failure.into()),
+                },
+                _ => other = other.or(Some(error)),
+            },
+        }
+    }
+    if let Some(error) = other {
+        return Err(error);
+    }
+    if let Some(faults) = Faults::new(faults) {
+        return Err(faults.into());
+    }
+    match (read, verified) {
+        (true, _) => Ok(Answer::Data(Sealed::join(&parts))),
+        (false, Some(verified)) => Ok(Answer::Verified(verified)),
+        (false, None) => Ok(Answer::Done),
+    }
+}

@@ -1,0 +1,112 @@
+//! Bytes at offsets: what lies below the last device.
+
+use std::fmt;
+use std::io;
+
+use sealblock_runtime_memory::{Buffer, Slice};
+
+use crate::{Error, Failure};
+
+/// What kind of failure a medium had.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MediumErrorKind {
+    /// No space is left.
+    NoSpace,
+    /// The medium takes no writes.
+    ReadOnly,
+    /// The medium ends before the bytes asked for.
+    PastEnd,
+    /// The operation is not there; another way may do.
+    Unsupported,
+    /// Everything else: a read or write error, a lost device.
+    Failed,
+}
+
+/// A failed operation on a medium.
+#[derive(Debug)]
+pub struct MediumError {
+    /// What kind of failure.
+    pub kind: MediumErrorKind,
+    /// What was being done, such as "write".
+    pub doing: &'static str,
+    /// Where, in bytes.
+    pub offset_bytes: u64,
+    /// What the system said.
+    pub reason: String,
+}
+
+impl MediumError {
+    /// The failure that a system call reports.
+    pub fn from_io(doing: &'static str, offset_bytes: u64, error: &io::Error) -> MediumError {
+        let kind = match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+                MediumErrorKind::NoSpace
+            }
+            io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => MediumErrorKind::ReadOnly,
+            io::ErrorKind::UnexpectedEof => MediumErrorKind::PastEnd,
+            io::ErrorKind::Unsupported => MediumErrorKind::Unsupported,
+            _ => MediumErrorKind::Failed,
+        };
+        MediumError { kind, doing, offset_bytes, reason: error.to_string() }
+    }
+}
+
+impl fmt::Display for MediumError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at byte {}: {}", self.doing, self.offset_bytes, self.reason)
+    }
+}
+
+impl std::error::Error for MediumError {}
+
+impl From<MediumError> for Error {
+    fn from(error: MediumError) -> Error {
+        let reason = error.to_string();
+        match error.kind {
+            MediumErrorKind::NoSpace => Failure::NoSpace { reason },
+            MediumErrorKind::ReadOnly => Failure::ReadOnly,
+            _ => Failure::Media { reason },
+        }
+        .into()
+    }
+}
+
+/// A place to keep bytes: a file, a disk, or the simulator's disk.
+///
+/// Offsets and lengths are multiples of [`Medium::sector_bytes`]. One sector is written whole or not at all; a longer
+/// write may tear between sectors. A write is durable only after a later [`Medium::sync`] has returned; before that a crash
+/// may keep any subset of its sectors. Writes may be done in any order. Buffers are passed by value because an
+/// operation outlives a future that is dropped.
+pub trait Medium {
+    /// Length in bytes.
+    fn len_bytes(&self) -> u64;
+
+    /// Unit of reads and writes, in bytes: 512 or 4096.
+    fn sector_bytes(&self) -> u32;
+
+    /// Whether it takes no writes.
+    fn read_only(&self) -> bool;
+
+    /// Whether [`Medium::punch`] gives space back.
+    fn punches(&self) -> bool;
+
+    /// A buffer that this medium reads and writes best, such as one registered with the kernel. Its content is arbitrary.
+    fn buffer(&self, len_bytes: usize) -> Buffer {
+        Buffer::zeroed(len_bytes)
+    }
+
+    /// Fills `into` with the bytes at `offset_bytes`; gives the buffer back either way.
+    fn read(&self, offset_bytes: u64, into: Buffer) -> impl Future<Output = (Result<(), MediumError>, Buffer)>;
+
+    /// Writes `from` at `offset_bytes`.
+    fn write(&self, offset_bytes: u64, from: Slice) -> impl Future<Output = Result<(), MediumError>>;
+
+    /// Makes every write that has returned durable.
+    fn sync(&self) -> impl Future<Output = Result<(), MediumError>>;
+
+    /// Makes `length_bytes` at `offset_bytes` read as zeroes and gives their space back where that is possible.
+    fn punch(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>>;
+
+    /// Makes `length_bytes` at `offset_bytes` read as zeroes, keeping the space.
+    fn zero(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>>;
+}

@@ -1,0 +1,165 @@
+//! What can be asked of a device, and what it answers.
+
+use sealblock_integrity::{Checks, Sealed};
+use sealblock_units::Extent;
+
+use crate::Error;
+
+/// Whether a write must be on the medium before it is answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Durability {
+    /// A later Flush makes it durable.
+    #[default]
+    Volatile,
+    /// Force unit access: durable before the answer.
+    ForceUnitAccess,
+}
+
+/// One request. The set is closed: no protocol's own command passes through.
+#[derive(Clone, Debug)]
+pub enum Operation {
+    /// Read blocks, checked where they are stored.
+    Read {
+        /// The blocks.
+        extent: Extent,
+        /// Which tags are checked, and against what.
+        checks: Checks,
+    },
+    /// Write blocks with their tags.
+    Write {
+        /// The blocks.
+        extent: Extent,
+        /// Their data and tags, in the device's protection format.
+        data: Sealed,
+        /// Whether the write waits for the medium.
+        durability: Durability,
+    },
+    /// Make every write answered so far durable.
+    Flush,
+    /// Give up blocks. Promises nothing about what they read as.
+    Discard {
+        /// The runs of blocks.
+        extents: Vec<Extent>,
+    },
+    /// Make blocks read as zeroes.
+    WriteZeroes {
+        /// The blocks.
+        extent: Extent,
+        /// Whether the space may be given back.
+        may_unmap: bool,
+        /// Whether the change waits for the medium.
+        durability: Durability,
+    },
+    /// Read and check blocks where they are stored, handing no data on.
+    Verify {
+        /// The blocks.
+        extent: Extent,
+        /// Which tags are checked, and against what.
+        checks: Checks,
+    },
+    /// Compare stored blocks with these.
+    Compare {
+        /// The blocks.
+        extent: Extent,
+        /// What they should hold.
+        data: Sealed,
+    },
+}
+
+/// An operation's name without its arguments.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum OperationKind {
+    /// Read blocks.
+    Read,
+    /// Write blocks.
+    Write,
+    /// Make writes durable.
+    Flush,
+    /// Give up blocks.
+    Discard,
+    /// Make blocks read as zeroes.
+    WriteZeroes,
+    /// Check blocks in place.
+    Verify,
+    /// Compare blocks.
+    Compare,
+}
+
+impl OperationKind {
+    /// Every kind, in the order of [`OperationKind::index`].
+    pub const ALL: [OperationKind; 7] = [
+        OperationKind::Read,
+        OperationKind::Write,
+        OperationKind::Flush,
+        OperationKind::Discard,
+        OperationKind::WriteZeroes,
+        OperationKind::Verify,
+        OperationKind::Compare,
+    ];
+
+    /// Position in tables of counters.
+    pub const fn index(self) -> usize {
+        self as usize
+    }
+
+    /// The name as people read it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            OperationKind::Read => "read",
+            OperationKind::Write => "write",
+            OperationKind::Flush => "flush",
+            OperationKind::Discard => "discard",
+            OperationKind::WriteZeroes => "write zeroes",
+            OperationKind::Verify => "verify",
+            OperationKind::Compare => "compare",
+        }
+    }
+}
+
+impl Operation {
+    /// Which operation it is.
+    pub const fn kind(&self) -> OperationKind {
+        match self {
+            Operation::Read { .. } => OperationKind::Read,
+            Operation::Write { .. } => OperationKind::Write,
+            Operation::Flush => OperationKind::Flush,
+            Operation::Discard { .. } => OperationKind::Discard,
+            Operation::WriteZeroes { .. } => OperationKind::WriteZeroes,
+            Operation::Verify { .. } => OperationKind::Verify,
+            Operation::Compare { .. } => OperationKind::Compare,
+        }
+    }
+
+    /// The one run of blocks it is about; none for Flush and Discard.
+    pub const fn extent(&self) -> Option<Extent> {
+        match self {
+            Operation::Read { extent, .. }
+            | Operation::Write { extent, .. }
+            | Operation::WriteZeroes { extent, .. }
+            | Operation::Verify { extent, .. }
+            | Operation::Compare { extent, .. } => Some(*extent),
+            Operation::Flush | Operation::Discard { .. } => None,
+        }
+    }
+}
+
+/// What a Verify cost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Verified {
+    /// Bytes of payload that came from the device to this host to be checked.
+    pub bytes_transferred: u64,
+}
+
+/// What a successful operation gives back.
+#[derive(Debug)]
+pub enum Answer {
+    /// Write, Flush, Discard, WriteZeroes, Compare.
+    Done,
+    /// Read: the blocks, checked as asked.
+    Data(Sealed),
+    /// Verify: all blocks are good.
+    Verified(Verified),
+}
+
+/// How a request ends: exactly once.
+pub type Outcome = Result<Answer, Error>;
