@@ -1,0 +1,199 @@
+//! One block's record: where its data are, and its tags.
+//!
+//! A record is the same 32 bytes in the log and in the table. It checks itself, so that damage to a table is charged to
+//! exactly the blocks it hit.
+
+use sealblock_integrity::PiFormat;
+use sealblock_units::Lba;
+
+use super::{Seed, get, put};
+
+/// Bytes of a record.
+pub const RECORD_BYTES: usize = 32;
+/// Addresses are kept in 40 bits.
+const LBA_LIMIT: u64 = 1 << 40;
+
+const TUPLE: usize = 0;
+const STRONG_CHECK: usize = 8;
+const LBA: usize = 16;
+const SLOT: usize = 21;
+const GENERATION: usize = 24;
+const KIND: usize = 26;
+const FLAGS: usize = 27;
+const CHECKSUM: usize = 28;
+
+/// Flag: the tags came from a host and their guard was not found to match the data, so recovery cannot use it.
+const FLAG_LOOSE: u8 = 1;
+
+/// What a record says of its block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// The data are in the slot.
+    Stored,
+    /// The block was given up and reads as zeroes.
+    Deallocated,
+}
+
+/// A block's record. See `docs/formats/protected-volume.md`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Record {
+    /// The block.
+    pub lba: Lba,
+    /// Stored or given up.
+    pub kind: Kind,
+    /// The slot of the block's zone that holds the data.
+    pub slot: u32,
+    /// Which commit wrote the record; never 0.
+    pub generation: u16,
+    /// The protection information tuple as it was sealed, padded with zeroes; for an 8-byte tuple or none, bytes 8..12
+    /// are the CRC-32C of the data, by which recovery recognises data that did not all reach the medium.
+    pub tuple: [u8; 16],
+    /// The tuple's guard was not checked when it was written.
+    pub loose: bool,
+}
+
+/// Why 32 bytes are no record of a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum RecordError {
+    /// All bytes are zero: no record was ever written here.
+    #[error("no record")]
+    Blank,
+    /// The checksum does not match.
+    #[error("the record's checksum does not match")]
+    Checksum,
+    /// The checksum matches and the content is impossible: made by a newer version, or on purpose.
+    #[error("the record has an unknown kind or flag")]
+    Unknown,
+}
+
+impl Record {
+    /// The record of a block that was given up.
+    pub fn deallocated(lba: Lba) -> Record {
+        Record { lba, kind: Kind::Deallocated, slot: 0, generation: 0, tuple: [0; 16], loose: false }
+    }
+
+    /// The bytes of the record.
+    pub fn encode(&self, seed: Seed) -> [u8; RECORD_BYTES] {
+        let mut bytes = [0; RECORD_BYTES];
+        bytes[TUPLE..TUPLE + 16].copy_from_slice(&self.tuple);
+        put::<5>(&mut bytes, LBA, self.lba.get() % LBA_LIMIT);
+        put::<3>(&mut bytes, SLOT, u64::from(self.slot));
+        put::<2>(&mut bytes, GENERATION, u64::from(self.generation));
+        bytes[KIND] = match self.kind {
+            Kind::Stored => 1,
+            Kind::Deallocated => 2,
+        };
+        bytes[FLAGS] = if self.loose { FLAG_LOOSE } else { 0 };
+        let checksum = seed.checksum(&bytes[..CHECKSUM]);
+        put::<4>(&mut bytes, CHECKSUM, u64::from(checksum));
+        bytes
+    }
+
+    /// Reads a record, checking it. Slot and address are in range of their fields, not yet of the volume.
+    pub fn decode(bytes: &[u8; RECORD_BYTES], seed: Seed) -> Result<Record, RecordError> {
+        if *bytes == [0; RECORD_BYTES] {
+            return Err(RecordError::Blank);
+        }
+        if get::<4>(bytes, CHECKSUM) != u64::from(seed.checksum(&bytes[..CHECKSUM])) {
+            return Err(RecordError::Checksum);
+        }
+        let kind = match bytes[KIND] {
+            1 => Kind::Stored,
+            2 => Kind::Deallocated,
+            _ => return Err(RecordError::Unknown),
+        };
+        if bytes[FLAGS] & !FLAG_LOOSE != 0 || get::<2>(bytes, GENERATION) == 0 {
+            return Err(RecordError::Unknown);
+        }
+        Ok(Record::fields(bytes, kind))
+    }
+
+    /// The fields as they stand, unchecked: to say what is wrong with a damaged record.
+    pub fn decode_unchecked(bytes: &[u8; RECORD_BYTES]) -> Record {
+        Record::fields(bytes, if bytes[KIND] == 2 { Kind::Deallocated } else { Kind::Stored })
+    }
+
+    fn fields(bytes: &[u8; RECORD_BYTES], kind: Kind) -> Record {
+        let mut tuple = [0; 16];
+        tuple.copy_from_slice(&bytes[TUPLE..TUPLE + 16]);
+        Record {
+            lba: Lba::new(get::<5>(bytes, LBA)),
+            kind,
+            slot: get::<3>(bytes, SLOT) as u32,
+            generation: get::<2>(bytes, GENERATION) as u16,
+            tuple,
+            loose: bytes[FLAGS] & FLAG_LOOSE != 0,
+        }
+    }
+
+    /// The part of [`Record::tuple`] that is the tuple of `format`.
+    pub fn tags(&self, format: PiFormat) -> &[u8] {
+        &self.tuple[..format.tuple_bytes()]
+    }
+
+    /// The CRC-32C of the data in a record whose tuple leaves room for it.
+    pub fn strong_check(&self) -> u32 {
+        get::<4>(&self.tuple, STRONG_CHECK) as u32
+    }
+
+    /// Stores the CRC-32C of the data in a record whose tuple leaves room for it.
+    pub fn set_strong_check(&mut self, crc: u32) {
+        put::<4>(&mut self.tuple, STRONG_CHECK, u64::from(crc));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEED: Seed = Seed(0x1234_5678);
+
+    fn record() -> Record {
+        Record {
+            lba: Lba::new(0x12_3456_789a),
+            kind: Kind::Stored,
+            slot: 0x00ab_cdef,
+            generation: 7,
+            tuple: [9; 16],
+            loose: false,
+        }
+    }
+
+    #[test]
+    fn a_record_comes_back() {
+        assert_eq!(Record::decode(&record().encode(SEED), SEED), Ok(record()));
+        let gone = Record { generation: 1, ..Record::deallocated(Lba::new(3)) };
+        assert_eq!(Record::decode(&gone.encode(SEED), SEED), Ok(gone));
+    }
+
+    #[test]
+    fn any_flipped_bit_is_found() {
+        let good = record().encode(SEED);
+        for bit in 0..RECORD_BYTES * 8 {
+            let mut bad = good;
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Record::decode(&bad, SEED), Err(RecordError::Checksum), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_record_of_another_volume_is_refused() {
+        assert_eq!(Record::decode(&record().encode(Seed(1)), SEED), Err(RecordError::Checksum));
+    }
+
+    #[test]
+    fn zeroes_are_blank_and_unknown_kinds_are_refused() {
+        assert_eq!(Record::decode(&[0; 32], SEED), Err(RecordError::Blank));
+        let mut bytes = record().encode(SEED);
+        bytes[KIND] = 9;
+        let checksum = SEED.checksum(&bytes[..CHECKSUM]);
+        put::<4>(&mut bytes, CHECKSUM, u64::from(checksum));
+        assert_eq!(Record::decode(&bytes, SEED), Err(RecordError::Unknown));
+    }
+
+    #[test]
+    fn the_bytes_are_stable() {
+        let bytes = record().encode(SEED);
+        assert_eq!(bytes[16..28], [0x9a, 0x78, 0x56, 0x34, 0x12, 0xef, 0xcd, 0xab, 7, 0, 1, 0]);
+    }
+}

@@ -1,0 +1,289 @@
+//! The superblock: what volume this is, and where its log begins.
+//!
+//! Two copies are written in turn, each within one sector, so one of them is always whole. The newer valid one counts.
+
+use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
+use sealblock_units::BlockSize;
+
+use super::{Layout, LayoutError, Seed, crc32c, get, put};
+
+/// Bytes of a superblock: the smallest sector, which is written whole or not at all.
+pub const SUPERBLOCK_BYTES: usize = 512;
+/// Where the two copies lie, in bytes.
+pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 32 << 10];
+
+/// A byte above 127, letters, line ends and an end-of-file mark show most ways in which a copy can bend a file.
+const MAGIC: [u8; 8] = *b"\x89SEAL\r\n\x1a";
+const VERSION: u64 = 1;
+
+const AT_VERSION: usize = 8;
+const AT_FEATURES: usize = 12;
+const AT_UUID: usize = 16;
+const AT_SERIAL: usize = 32;
+const AT_BLOCK_BYTES: usize = 40;
+const AT_SECTOR_BYTES: usize = 44;
+const AT_CAPACITY: usize = 48;
+const AT_GUARD: usize = 56;
+const AT_TYPE: usize = 57;
+const AT_STORAGE_TAG: usize = 58;
+const AT_CLEAN: usize = 59;
+const AT_LOG_SECTORS: usize = 64;
+const AT_ZONE_BLOCKS: usize = 72;
+const AT_ZONES_OFFSET: usize = 80;
+const AT_ZONE_STRIDE: usize = 88;
+const AT_LOG_TAIL: usize = 96;
+const AT_CHECKSUM: usize = 508;
+
+/// What a superblock says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Superblock {
+    /// The volume's identity.
+    pub uuid: [u8; 16],
+    /// Counts the writes of superblocks; the higher of two valid copies counts.
+    pub serial: u64,
+    /// Where everything lies.
+    pub layout: Layout,
+    /// The format of the blocks' protection information, if they have any.
+    pub protection: Option<PiFormat>,
+    /// The volume was closed in good order: the log from `log_tail` on is empty.
+    pub clean: bool,
+    /// Sequence number of the first log sector whose records are not all in the tables.
+    pub log_tail: u64,
+}
+
+/// Why these bytes are no superblock that can be used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum SuperblockError {
+    /// The magic bytes are not there: this is something else.
+    #[error("no protected volume (the magic bytes are missing)")]
+    Magic,
+    /// The bytes end too early.
+    #[error("the superblock is cut off")]
+    Truncated,
+    /// The checksum does not match.
+    #[error("the superblock's checksum does not match")]
+    Checksum,
+    /// Another version of the format.
+    #[error("the volume has format version {0}; this program knows version 1")]
+    Version(u64),
+    /// Features this program does not know.
+    #[error("the volume has features {0:#x}, which this program does not know")]
+    Features(u64),
+    /// A field has an impossible value.
+    #[error("the superblock's {field} is {value}, which cannot be")]
+    Field {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: u64,
+    },
+    /// The shape is impossible.
+    #[error("the superblock's shape cannot be: {0}")]
+    Layout(#[from] LayoutError),
+}
+
+impl Superblock {
+    /// The salt of the volume's checksums.
+    pub fn seed(&self) -> Seed {
+        Seed::of(&self.uuid)
+    }
+
+    /// Whether `bytes` begin like a protected volume, whatever its state.
+    pub fn recognise(bytes: &[u8]) -> bool {
+        bytes.starts_with(&MAGIC)
+    }
+
+    /// The bytes of the superblock.
+    pub fn encode(&self) -> [u8; SUPERBLOCK_BYTES] {
+        let mut bytes = [0; SUPERBLOCK_BYTES];
+        bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
+        put::<4>(&mut bytes, AT_VERSION, VERSION);
+        put::<4>(&mut bytes, AT_FEATURES, 0);
+        bytes[AT_UUID..AT_UUID + 16].copy_from_slice(&self.uuid);
+        put::<8>(&mut bytes, AT_SERIAL, self.serial);
+        put::<4>(&mut bytes, AT_BLOCK_BYTES, self.layout.block_size().bytes() as u64);
+        put::<4>(&mut bytes, AT_SECTOR_BYTES, u64::from(self.layout.sector_bytes()));
+        put::<8>(&mut bytes, AT_CAPACITY, self.layout.capacity_blocks());
+        let (guard, protection, storage_tag) = protection_codes(self.protection);
+        put::<1>(&mut bytes, AT_GUARD, guard);
+        put::<1>(&mut bytes, AT_TYPE, protection);
+        put::<1>(&mut bytes, AT_STORAGE_TAG, storage_tag);
+        put::<1>(&mut bytes, AT_CLEAN, u64::from(self.clean));
+        put::<8>(&mut bytes, AT_LOG_SECTORS, self.layout.log_sectors());
+        put::<8>(&mut bytes, AT_ZONE_BLOCKS, self.layout.zone_blocks());
+        put::<8>(&mut bytes, AT_ZONES_OFFSET, self.layout.zones_offset());
+        put::<8>(&mut bytes, AT_ZONE_STRIDE, self.layout.zone_stride());
+        put::<8>(&mut bytes, AT_LOG_TAIL, self.log_tail);
+        let checksum = crc32c(&bytes[..AT_CHECKSUM]);
+        put::<4>(&mut bytes, AT_CHECKSUM, u64::from(checksum));
+        bytes
+    }
+
+    /// Reads a superblock, checking every field.
+    pub fn decode(bytes: &[u8]) -> Result<Superblock, SuperblockError> {
+        if !Superblock::recognise(bytes) {
+            return Err(SuperblockError::Magic);
+        }
+        let bytes = bytes.get(..SUPERBLOCK_BYTES).ok_or(SuperblockError::Truncated)?;
+        if get::<4>(bytes, AT_CHECKSUM) != u64::from(crc32c(&bytes[..AT_CHECKSUM])) {
+            return Err(SuperblockError::Checksum);
+        }
+        match (get::<4>(bytes, AT_VERSION), get::<4>(bytes, AT_FEATURES)) {
+            (VERSION, 0) => {}
+            (VERSION, features) => return Err(SuperblockError::Features(features)),
+            (version, _) => return Err(SuperblockError::Version(version)),
+        }
+        let block_bytes = get::<4>(bytes, AT_BLOCK_BYTES);
+        let block_size = BlockSize::from_bytes(block_bytes).ok_or(impossible("block size", block_bytes))?;
+        let layout = Layout::new(block_size, get::<4>(bytes, AT_SECTOR_BYTES) as u32, get::<8>(bytes, AT_CAPACITY))?;
+        for (field, at, due) in [
+            ("log size", AT_LOG_SECTORS, layout.log_sectors()),
+            ("zone size", AT_ZONE_BLOCKS, layout.zone_blocks()),
+            ("zones' offset", AT_ZONES_OFFSET, layout.zones_offset()),
+            ("zones' stride", AT_ZONE_STRIDE, layout.zone_stride()),
+        ] {
+            let value = get::<8>(bytes, at);
+            if value != due {
+                return Err(impossible(field, value));
+            }
+        }
+        let log_tail = get::<8>(bytes, AT_LOG_TAIL);
+        // Sequence numbers count up by one a sector and so never get near the end in the life of a medium.
+        if log_tail > u64::MAX / 2 {
+            return Err(impossible("log tail", log_tail));
+        }
+        let clean = match get::<1>(bytes, AT_CLEAN) {
+            0 => false,
+            1 => true,
+            value => return Err(impossible("clean mark", value)),
+        };
+        let mut uuid = [0; 16];
+        uuid.copy_from_slice(&bytes[AT_UUID..AT_UUID + 16]);
+        let protection = decode_protection(bytes)?;
+        Ok(Superblock { uuid, serial: get::<8>(bytes, AT_SERIAL), layout, protection, clean, log_tail })
+    }
+
+    /// The newer of two copies that are valid, or why there is none.
+    ///
+    /// # Errors
+    /// When neither copy can be used: the first copy's reason, unless only the second one begins like a volume.
+    pub fn choose(copies: [&[u8]; 2]) -> Result<Superblock, SuperblockError> {
+        match copies.map(Superblock::decode) {
+            [Ok(a), Ok(b)] => Ok(if b.serial > a.serial { b } else { a }),
+            [Ok(one), Err(_)] | [Err(_), Ok(one)] => Ok(one),
+            [Err(SuperblockError::Magic), Err(second)] => Err(second),
+            [Err(first), Err(_)] => Err(first),
+        }
+    }
+}
+
+fn impossible(field: &'static str, value: u64) -> SuperblockError {
+    SuperblockError::Field { field, value }
+}
+
+fn protection_codes(protection: Option<PiFormat>) -> (u64, u64, u64) {
+    let Some(format) = protection else { return (0, 0, 0) };
+    let guard = match format.guard() {
+        GuardKind::Crc16 => 1,
+        GuardKind::Crc32c => 2,
+        GuardKind::Crc64 => 3,
+        GuardKind::IpChecksum => 4,
+    };
+    let protection = match format.protection() {
+        ProtectionType::Type1 => 1,
+        ProtectionType::Type2 => 2,
+        ProtectionType::Type3 => 3,
+    };
+    (guard, protection, u64::from(format.storage_tag_bits()))
+}
+
+fn decode_protection(bytes: &[u8]) -> Result<Option<PiFormat>, SuperblockError> {
+    let guard = match get::<1>(bytes, AT_GUARD) {
+        0 => return Ok(None),
+        1 => GuardKind::Crc16,
+        2 => GuardKind::Crc32c,
+        3 => GuardKind::Crc64,
+        4 => GuardKind::IpChecksum,
+        value => return Err(impossible("guard", value)),
+    };
+    let protection = match get::<1>(bytes, AT_TYPE) {
+        1 => ProtectionType::Type1,
+        2 => ProtectionType::Type2,
+        3 => ProtectionType::Type3,
+        value => return Err(impossible("protection type", value)),
+    };
+    let storage_tag = get::<1>(bytes, AT_STORAGE_TAG);
+    PiFormat::new(guard, protection, storage_tag as u8)
+        .map(Some)
+        .map_err(|_| impossible("storage tag size", storage_tag))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn superblock(serial: u64) -> Superblock {
+        Superblock {
+            uuid: [7; 16],
+            serial,
+            layout: Layout::new(BlockSize::B4096, 512, 1000).unwrap(),
+            protection: Some(PiFormat::with_default_storage_tag(GuardKind::Crc64, ProtectionType::Type1)),
+            clean: true,
+            log_tail: 12,
+        }
+    }
+
+    /// `bytes` with `value` at `at` and the checksum made right again.
+    fn forged<const N: usize>(at: usize, value: u64) -> [u8; 512] {
+        let mut bytes = superblock(1).encode();
+        put::<N>(&mut bytes, at, value);
+        let checksum = crc32c(&bytes[..AT_CHECKSUM]);
+        put::<4>(&mut bytes, AT_CHECKSUM, u64::from(checksum));
+        bytes
+    }
+
+    #[test]
+    fn a_superblock_comes_back_and_the_newer_copy_counts() {
+        let (old, new) = (superblock(1), superblock(2));
+        assert_eq!(Superblock::decode(&old.encode()), Ok(old));
+        assert_eq!(Superblock::choose([&old.encode(), &new.encode()]), Ok(new));
+        assert_eq!(Superblock::choose([&new.encode(), &old.encode()]), Ok(new));
+        assert_eq!(Superblock::choose([&[0; 512], &old.encode()]), Ok(old));
+    }
+
+    #[test]
+    fn any_flipped_bit_is_refused() {
+        let good = superblock(1).encode();
+        for bit in 0..SUPERBLOCK_BYTES * 8 {
+            let mut bad = good;
+            bad[bit / 8] ^= 1 << (bit % 8);
+            let why = Superblock::decode(&bad).unwrap_err();
+            assert!(matches!(why, SuperblockError::Magic | SuperblockError::Checksum), "bit {bit}: {why}");
+        }
+    }
+
+    #[test]
+    fn versions_features_and_impossible_fields_are_refused_by_name() {
+        assert_eq!(Superblock::decode(&forged::<4>(AT_VERSION, 2)), Err(SuperblockError::Version(2)));
+        assert_eq!(Superblock::decode(&forged::<4>(AT_FEATURES, 4)), Err(SuperblockError::Features(4)));
+        for (at, field) in [
+            (AT_GUARD, "guard"),
+            (AT_TYPE, "protection type"),
+            (AT_STORAGE_TAG, "storage tag size"),
+            (AT_CLEAN, "clean mark"),
+            (AT_LOG_SECTORS, "log size"),
+            (AT_ZONE_STRIDE, "zones' stride"),
+        ] {
+            let why = Superblock::decode(&forged::<1>(at, 0xee)).unwrap_err();
+            assert!(matches!(why, SuperblockError::Field { field: f, .. } if f == field), "{field}: {why}");
+        }
+        assert!(matches!(Superblock::decode(&forged::<8>(AT_CAPACITY, 0)), Err(SuperblockError::Layout(_))));
+    }
+
+    #[test]
+    fn short_and_foreign_bytes_are_refused() {
+        assert_eq!(Superblock::decode(&[]), Err(SuperblockError::Magic));
+        assert_eq!(Superblock::decode(&superblock(1).encode()[..100]), Err(SuperblockError::Truncated));
+        assert_eq!(Superblock::choose([&[0; 512], &[0; 512]]), Err(SuperblockError::Magic));
+    }
+}
