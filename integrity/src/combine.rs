@@ -182,7 +182,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn two_parts_give_the_whole(bytes in proptest::collection::vec(any::<u8>(), 0..6000), cut in any::<prop::sample::Index>()) {
+        fn two_parts_give_the_whole(
+            bytes in proptest::collection::vec(any::<u8>(), 0..6000), cut in any::<prop::sample::Index>(),
+        ) {
             holds_for(&bytes, cut.index(bytes.len() + 1));
         }
 

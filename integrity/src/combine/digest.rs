@@ -75,7 +75,9 @@ mod tests {
         }
 
         #[test]
-        fn tuples_of_any_length_join(data in proptest::collection::vec(any::<u8>(), 512 * 3), tuple_bytes in 1_usize..20) {
+        fn tuples_of_any_length_join(
+            data in proptest::collection::vec(any::<u8>(), 512 * 3), tuple_bytes in 1_usize..20,
+        ) {
             let size = BlockSize::B512;
             let tags: Vec<u8> = (0..3 * tuple_bytes).map(|i| i as u8).collect();
             let digest = InterleavedDigest::new(size, tuple_bytes);
