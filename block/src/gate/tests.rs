@@ -144,10 +144,14 @@ fn one_bad_block_never_hides_another() {
 
 #[test]
 fn an_error_of_the_request_outranks_damaged_blocks() {
-    let mut tiny = Tiny::limited(None, 4);
-    tiny.refuses_writes = Some(Failure::NoSpace { reason: "full".to_owned() });
+    let mut tiny = Tiny::limited(Some(TYPE1), 4);
+    tiny.broken = vec![2, 13];
     let gate = tiny.gate();
-    assert!(matches!(failure(run(gate.execute(write(0, 16, None)))), Failure::NoSpace { .. }));
+    assert!(matches!(failure(run(gate.execute(read(0, 16)))), Failure::Integrity(_)));
+    let mut tiny = gate.device;
+    tiny.lost_from = Some(8);
+    let gate = tiny.gate();
+    assert!(matches!(failure(run(gate.execute(read(0, 16)))), Failure::Unreachable { .. }));
 }
 
 #[test]
@@ -243,6 +247,7 @@ fn an_absent_discard_is_refused_and_a_native_one_is_cut() {
     done(run(gate.execute(discard())));
     let starts: Vec<_> = gate.device().take_seen().iter().map(|seen| (seen.1, seen.2)).collect();
     assert_eq!(starts, [(0, 2), (4, 4), (8, 8)]);
+    assert_eq!(gate.counters().bytes(OperationKind::Discard), 14 * 512);
 }
 
 #[test]

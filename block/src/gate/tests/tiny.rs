@@ -25,6 +25,8 @@ pub struct Tiny {
     pub abilities: Abilities,
     /// Blocks that cannot be read.
     pub broken: Vec<u64>,
+    /// Reads that start here or behind fail as a whole.
+    pub lost_from: Option<u64>,
     /// What every Write answers, if not success.
     pub refuses_writes: Option<Failure>,
     pub seen: RefCell<Vec<Seen>>,
@@ -47,6 +49,7 @@ impl Tiny {
             },
             abilities: Abilities::BASIC,
             broken: Vec::new(),
+            lost_from: None,
             refuses_writes: None,
             seen: RefCell::default(),
             durable: Cell::new(0),
@@ -91,6 +94,9 @@ impl Tiny {
     }
 
     fn load(&self, extent: Extent, checks: &Checks) -> Result<Sealed, Error> {
+        if self.lost_from.is_some_and(|from| extent.start().get() >= from) {
+            return Err(Failure::Unreachable { reason: "gone".to_owned() }.into());
+        }
         let gone = extent.iter().filter(|lba| self.broken.contains(&lba.get())).map(Fault::media);
         if let Some(faults) = Faults::new(gone.collect()) {
             return Err(faults.into());
