@@ -18,6 +18,7 @@ mod format;
 mod interleave;
 mod rebase;
 mod seal;
+mod sealed;
 mod tuple;
 mod verify;
 mod wire;
@@ -27,6 +28,7 @@ pub use format::{FormatError, GuardKind, PiFormat, ProtectionType};
 pub use interleave::{Interleave, PiPosition, seal_interleaved, verify_interleaved};
 pub use rebase::{Keep, RebaseTags, rebase};
 pub use seal::seal;
+pub use sealed::{Sealed, ShapeError, Unverified};
 pub use tuple::{Tags, Tuple};
 pub use verify::verify;
 
