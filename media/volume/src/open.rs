@@ -88,7 +88,11 @@ pub async fn probe<M: Medium>(medium: &M) -> Result<Superblock, VolumeError> {
 ///
 /// # Errors
 /// See [`VolumeError`]. A volume that cannot be opened is left as it is.
-pub async fn open<M: Medium, C: Clock>(medium: M, clock: C, options: &OpenOptions) -> Result<Opened<M, C>, VolumeError> {
+pub async fn open<M: Medium, C: Clock>(
+    medium: M,
+    clock: C,
+    options: &OpenOptions,
+) -> Result<Opened<M, C>, VolumeError> {
     let superblock = probe(&medium).await?;
     let layout = superblock.layout;
     if medium.sector_bytes() > layout.sector_bytes() {
