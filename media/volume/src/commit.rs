@@ -195,11 +195,12 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             let page = self.table.page(&self.medium, number).await?;
             if retire && self.mutation != Mutation::ReuseEarly {
                 // Only a record that is beyond doubt gives up its slot: a stale one's may be another block's by now.
-                if let Entry::Record(old) = page.entry(index, record.lba, self.seed) {
-                    if old.kind == Kind::Stored && self.plausible(&old) {
-                        let punch = record.kind == Kind::Deallocated;
-                        self.slots.retire(self.layout.zone_of(old.lba), old.slot, punch);
-                    }
+                if let Entry::Record(old) = page.entry(index, record.lba, self.seed)
+                    && old.kind == Kind::Stored
+                    && self.plausible(&old)
+                {
+                    let punch = record.kind == Kind::Deallocated;
+                    self.slots.retire(self.layout.zone_of(old.lba), old.slot, punch);
                 }
             }
             page.set(index, record, self.seed);
