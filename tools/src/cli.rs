@@ -29,12 +29,14 @@ Targets:
   mem:SIZE, null:SIZE                 memory; a device that stores nothing
   offset:FIRST..LAST,TARGET           a slice of another target
   fault:[RULES],TARGET                another target that fails on purpose
-  mirror:A,B stripe:A,B multipath:A,B one device made of others; brackets nest: mirror:[stripe:A,B],C
+  mirror:A,B stripe:A,B multipath:A,B one device made of others
+  mirror:[stripe:A,B],C               brackets nest
   nvme+tcp://HOST[:PORT]/NQN[/NSID]   a namespace over NVMe/TCP
   nbd://HOST[:PORT]/EXPORT            a network block device
   /dev/nvmeXnY /dev/ngXnY /dev/sdX    a Linux device
 
-Sizes are 4096, 4KiB, 1GiB or 1GB. Ranges are FIRST..LAST with both ends included, FIRST.., ..LAST or one number.
+Sizes are 4096, 4KiB, 1GiB or 1GB.
+Ranges are FIRST..LAST with both ends included, FIRST.., ..LAST or one number.
 
 Example:
   sealblock create v --size 1GiB && sealblock copy photos.tar v && sealblock verify v";

@@ -1,5 +1,6 @@
 //! The binary: reads the command line, has the command run, and ends with its exit status.
 
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -12,7 +13,8 @@ fn main() -> ExitCode {
     match commands::run(&cli.command) {
         Ok(exit) => exit.into(),
         Err(failure) => {
-            eprintln!("{failure}");
+            // Where standard error is closed the exit status has to do.
+            writeln!(io::stderr(), "{failure}").ok();
             ExitCode::from(&failure)
         }
     }

@@ -3,7 +3,7 @@
 //! Shown on standard error, only on a terminal, and only when the work has taken longer than a second: short work stays
 //! silent, and so do pipes, `--json` and `--quiet`. Counting goes on unseen, so that the bar is right when it appears.
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -82,7 +82,8 @@ impl Progress {
 
     /// Prints a line on standard error without disturbing the bar.
     pub fn say(&self, line: &str) {
-        self.bar.suspend(|| eprintln!("{line}"));
+        // Nothing is left to say it on where standard error is closed.
+        self.bar.suspend(|| writeln!(io::stderr(), "{line}").ok());
     }
 
     /// Shows the bar if it is due at `now`.
