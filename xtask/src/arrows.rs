@@ -47,7 +47,7 @@ const RULES: &[Rule] = &[
     rule("media/iscsi", NETWORK),
     rule("layers/*", DEVICE),
     rule("exports/*", NETWORK),
-    rule("filesystem/btrfs-format", &["units", "integrity"]),
+    rule("filesystem/btrfs-format", &["units", "integrity", "runtime/memory"]),
     rule("filesystem/*", &["units", "integrity", "block", "runtime/memory", "filesystem/btrfs-format"]),
     rule("tools", EVERYTHING),
     rule("perf", EVERYTHING),
