@@ -12,7 +12,10 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use crc_fast::CrcAlgorithm;
 use sealblock_integrity::combine::{Combiner, Crc32c, InterleavedDigest};
-use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, RebaseTags, Tags, guard, rebase, seal, verify};
+use sealblock_integrity::{
+    Checks, GuardKind, Interleave, PiFormat, ProtectionType, RebaseTags, Tags, guard, rebase, seal, verify,
+    verify_interleaved,
+};
 use sealblock_units::{BlockSize, Lba};
 
 /// Checksummed at once, in bytes.
@@ -159,19 +162,26 @@ fn measure_guard(report: &mut Report, set: &[u8], chunk_bytes: usize, kind: Guar
     }
     let speeds = race(set.len(), &mut contenders);
     let theirs = if kind == GuardKind::IpChecksum { "memory read" } else { "crc-fast" };
-    for (name, gb_s) in [theirs, "guard", "verify", "seal"].into_iter().zip(&speeds) {
+    for (name, gb_s) in [theirs, "guard", "verify", "seal", "verify interleaved"].into_iter().zip(&speeds) {
         let ratio = (name != theirs).then_some((gb_s / speeds[0], theirs));
         report.push(format!("{kind} {name}"), set, chunk_bytes, *gb_s, ratio);
     }
 }
 
 /// Verifying and sealing a set as a run of blocks.
-fn whole_tuples(set: &[u8], size: BlockSize, kind: GuardKind) -> [Pass<'_>; 2] {
+fn whole_tuples(set: &[u8], size: BlockSize, kind: GuardKind) -> [Pass<'_>; 3] {
     let format = PiFormat::with_default_storage_tag(kind, ProtectionType::Type1);
     let mut tags = vec![0; set.len() / size.bytes() * format.tuple_bytes()];
     seal(format, size, set, &mut tags, &Tags::default());
     let mut sealed = tags.clone();
     let checks = Checks::full(format, Lba::ZERO);
+    let layout = Interleave::tuple_only(format, size);
+    let pairs = set.chunks_exact(size.bytes()).zip(tags.chunks_exact(format.tuple_bytes()));
+    let mut woven = Vec::with_capacity(set.len() + tags.len());
+    pairs.for_each(|(data, tuple)| {
+        woven.extend_from_slice(data);
+        woven.extend_from_slice(tuple);
+    });
     [
         Box::new(move || {
             let bad = verify(format, size, black_box(set), &tags, &checks, &mut |_| ());
@@ -181,6 +191,11 @@ fn whole_tuples(set: &[u8], size: BlockSize, kind: GuardKind) -> [Pass<'_>; 2] {
         Box::new(move || {
             seal(format, size, black_box(set), &mut sealed, &Tags::default());
             u64::from(sealed[0])
+        }),
+        Box::new(move || {
+            let bad = verify_interleaved(layout, black_box(&woven), &checks, &mut |_| ());
+            assert_eq!(bad, 0, "what was sealed verifies");
+            bad as u64
         }),
     ]
 }
