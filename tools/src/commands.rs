@@ -1,29 +1,32 @@
 //! What the commands do, one file for each.
 
+pub mod compare;
 pub mod completions;
+pub mod copy;
+pub mod corrupt;
+pub mod create;
+pub mod demo;
+pub mod info;
 pub mod man;
+pub mod unmap;
+pub mod verify;
 
 use crate::cli::Command;
-use crate::exit::{Cause, Exit, Failure};
+use crate::exit::{Exit, Failure};
 
 /// Does what the command line asks.
 pub fn run(command: &Command) -> Result<Exit, Failure> {
     match command {
-        Command::Create(_) => absent("create"),
-        Command::Info(_) => absent("info"),
-        Command::Verify(_) => absent("verify"),
-        Command::Compare(_) => absent("compare"),
-        Command::Zero(_) => absent("zero"),
-        Command::Discard(_) => absent("discard"),
-        Command::Copy(_) => absent("copy"),
-        Command::Corrupt(_) => absent("corrupt"),
-        Command::Demo(_) => absent("demo"),
+        Command::Create(arguments) => create::run(arguments),
+        Command::Info(arguments) => info::run(arguments),
+        Command::Verify(arguments) => verify::run(arguments),
+        Command::Compare(arguments) => compare::run(arguments),
+        Command::Zero(arguments) => unmap::zero(arguments),
+        Command::Discard(arguments) => unmap::discard(arguments),
+        Command::Copy(arguments) => copy::run(arguments),
+        Command::Corrupt(arguments) => corrupt::run(arguments),
+        Command::Demo(arguments) => demo::run(arguments),
         Command::Completions(arguments) => completions::run(arguments),
         Command::Man(arguments) => man::run(arguments),
     }
-}
-
-/// A command that this binary knows by name and not by heart.
-fn absent(command: &str) -> Result<Exit, Failure> {
-    Err(Failure::new(Cause::Absent, command, "not built into this binary yet").advise("a newer version"))
 }

@@ -11,4 +11,5 @@ pub mod range;
 pub mod rate;
 pub mod report;
 mod size;
+pub mod stack;
 pub mod target;

@@ -62,6 +62,19 @@ pub enum Field {
     Media,
 }
 
+impl Field {
+    /// The field as people read it.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Field::Guard => "guard",
+            Field::AppTag => "application tag",
+            Field::RefTag => "reference tag",
+            Field::StorageTag => "storage tag",
+            Field::Media => "medium",
+        }
+    }
+}
+
 /// The value of a guard or a tag.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Hex {
@@ -98,6 +111,12 @@ fn write_json(report: &impl Serialize, output: &mut impl Write) -> io::Result<()
     serde_json::to_writer(&mut *output, report).map_err(io::Error::from)?;
     writeln!(output)?;
     output.flush()
+}
+
+/// Prints a line on standard output. Fails when nobody reads it.
+pub fn say(line: &str) -> Result<(), Failure> {
+    let mut output = io::stdout().lock();
+    writeln!(output, "{line}").and_then(|()| output.flush()).map_err(|error| Failure::io("printing", &error))
 }
 
 #[cfg(test)]
