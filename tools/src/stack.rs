@@ -13,14 +13,13 @@ use std::time::Duration;
 use futures_util::future::LocalBoxFuture;
 use sealblock_block::{Answer, Clock, Device, Gate, Medium, Operation, Outcome, Stack};
 use sealblock_integrity::Checks;
-use sealblock_layers_fault::FaultLayer;
-use sealblock_layers_offset::Offset;
+use sealblock_layers_offset::OffsetLayer;
 use sealblock_media_file::FileMedium;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_media_null::NullDevice;
 use sealblock_media_volume::Volume;
 use sealblock_runtime_reactor::{Config, Reactor};
-use sealblock_units::{BlockCount, BlockSize, ByteCount, Extent, Lba};
+use sealblock_units::{BlockSize, ByteCount, Extent, Lba};
 
 use crate::exit::{Cause, Failure};
 use crate::range::{BlockRange, BlockSpan};
@@ -134,18 +133,11 @@ pub fn open(target: &Target, access: Access) -> LocalBoxFuture<'_, Result<Opened
             Target::Offset { range, target: whole } => {
                 let below = open(whole, access).await?;
                 let span = below.span(Some(*range))?;
-                let slice = extent_of(&below, span).map_err(|failure| failure.on(target))?;
-                let device = Offset::new(below.gate, slice).map_err(|error| of_block("opening", &error).on(target))?;
+                let device = OffsetLayer::new(below.gate, span.first(), span.blocks())
+                    .map_err(|error| Failure::new(Cause::Usage, "opening", error).on(target))?;
                 Ok(Opened::new(target, device, Facts::over("offset", below.facts), below.volumes))
             }
-            Target::Fault { rules, target: inner } => {
-                let rules = rules
-                    .parse()
-                    .map_err(|error| Failure::new(Cause::Usage, "reading the rules", error).on(target))?;
-                let below = open(inner, access).await?;
-                let device = FaultLayer::new(below.gate, ReactorClock, rules);
-                Ok(Opened::new(target, device, Facts::over("fault", below.facts), below.volumes))
-            }
+            Target::Fault { .. } => Err(absent(target, "fault layers are")),
             Target::Group { kind, .. } => Err(absent(target, match kind {
                 GroupKind::Mirror => "mirrors are",
                 GroupKind::Stripe => "stripes are",
@@ -161,16 +153,6 @@ pub fn open(target: &Target, access: Access) -> LocalBoxFuture<'_, Result<Opened
 fn absent(target: &Target, what: &str) -> Failure {
     let why = format!("{what} not part of this version");
     Failure::new(Cause::Absent, "opening", why).on(target).advise("a file, a block device, mem:SIZE or null:SIZE")
-}
-
-/// The slice of an offset; one extent, so at most 2^32 - 1 blocks.
-fn extent_of(below: &Opened, span: BlockSpan) -> Result<Extent, Failure> {
-    let most = BlockCount::MAX;
-    match span.extents(most).next() {
-        Some(extent) if extent.len() == span.blocks() => Ok(extent),
-        _ => Err(Failure::new(Cause::Usage, "reading the range", format!("a slice has at most {most} blocks"))
-            .on(&below.target)),
-    }
 }
 
 /// The blocks of a device that only a size is known of: the larger ones where they fit.

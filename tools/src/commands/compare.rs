@@ -147,9 +147,10 @@ fn differences(report: &mut Report, block: BlockSize, offset: u64, a: &[u8], b: 
         }
         report.blocks_different += 1;
         let lba = (offset >> block.shift()) + index as u64;
+        let room = report.differences.len() < MOST_LISTED;
         match report.differences.last_mut() {
             Some(run) if run.lba + run.blocks == lba => run.blocks += 1,
-            _ if report.differences.len() < MOST_LISTED => report.differences.push(Run { lba, blocks: 1 }),
+            _ if room => report.differences.push(Run { lba, blocks: 1 }),
             _ => {}
         }
     }
