@@ -1,6 +1,6 @@
 //! Random 4 KiB reads and writes on a file, with direct I/O at a queue depth of 32, in operations per second.
 //!
-//! `readwrite FILE [SECONDS]`; the file must exist, its contents are overwritten, and it should be larger than any cache of
+//! `readwrite FILE [SECONDS] [cached]`; `cached` goes through the page cache, which shows the cost of the reactor alone. The file must exist, its contents are overwritten, and it should be larger than any cache of
 //! the device. The same with fio: `fio --name=x --filename=FILE --direct=1 --bs=4k --iodepth=32 --ioengine=io_uring
 //! --rw=randread --fixedbufs --registerfiles --time_based --runtime=5`.
 
@@ -44,15 +44,16 @@ async fn one_worker(file: File, write: bool, seed: u64, end: Instant, done: Rc<C
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
-    let path = arguments.next().ok_or("usage: readwrite FILE [SECONDS]")?;
+    let path = arguments.next().ok_or("usage: readwrite FILE [SECONDS] [cached]")?;
     let seconds: u64 = arguments.next().map_or(Ok(5), |seconds| seconds.parse())?;
+    let direct = arguments.next().is_none_or(|mode| mode != "cached");
     let reactor = Reactor::new(Config::default())?;
     println!("{}", reactor.backend());
     for write in [false, true] {
         let done = Rc::new(Cell::new(0));
         let start = Instant::now();
         reactor.block_on(async {
-            let file = File::open(&path, Options { read: true, write: true, direct: true, ..Options::default() })?;
+            let file = File::open(&path, Options { read: true, write: true, direct, ..Options::default() })?;
             let end = start + Duration::from_secs(seconds);
             let workers: Vec<_> =
                 (0..DEPTH).map(|seed| spawn(one_worker(file.clone(), write, seed, end, Rc::clone(&done)))).collect();

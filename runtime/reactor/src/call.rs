@@ -37,7 +37,8 @@ pub struct CoreHandle {
 impl CoreHandle {
     /// Has `work` build a future on the core, runs it there, and gives its output. While the core holds as many calls as it
     /// may, the caller waits. The caller may run on any executor. Dropping the returned future does not stop work that
-    /// was sent already.
+    /// was sent already. Calls made by a core to itself count too, so one that is awaited inside another can wait for ever
+    /// when all permits are held by such callers.
     ///
     /// # Errors
     /// [`CoreGone`] when the core stops before there is an answer, or the work panics.
@@ -190,5 +191,59 @@ impl Drop for Acquire {
         if waiting.is_none() {
             self.permits.pass_on();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::task::Wake;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Count(AtomicU32);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn ask(permits: &Arc<Permits>) -> Acquire {
+        Acquire { permits: Arc::clone(permits), ticket: None }
+    }
+
+    fn poll(acquire: &mut Acquire, count: &Arc<Count>) -> Poll<Permit> {
+        Pin::new(acquire).poll(&mut Context::from_waker(&Waker::from(Arc::clone(count))))
+    }
+
+    #[test]
+    fn permits_go_round_in_the_order_of_asking() {
+        let permits = Permits::new(1);
+        let counts: [Arc<Count>; 3] = Default::default();
+        let woken = || counts.each_ref().map(|count| count.0.load(Ordering::Relaxed));
+        let mut asking = [ask(&permits), ask(&permits), ask(&permits)];
+        let Poll::Ready(held) = poll(&mut asking[0], &counts[0]) else { panic!("the first permit is free") };
+        assert!(poll(&mut asking[1], &counts[1]).is_pending() && poll(&mut asking[2], &counts[2]).is_pending());
+        assert_eq!(woken(), [0, 0, 0]);
+        drop(held);
+        assert_eq!(woken(), [0, 1, 0]);
+        assert!(poll(&mut asking[1], &counts[1]).is_ready(), "and is given back at once");
+        assert_eq!(woken(), [0, 1, 1]);
+    }
+
+    #[test]
+    fn whoever_gives_up_passes_its_turn_on() {
+        let permits = Permits::new(1);
+        let (first, second) = (Arc::new(Count::default()), Arc::new(Count::default()));
+        let held = poll(&mut ask(&permits), &first);
+        let (mut gives_up, mut waits) = (ask(&permits), ask(&permits));
+        assert!(poll(&mut gives_up, &first).is_pending() && poll(&mut waits, &second).is_pending());
+        drop(held);
+        assert_eq!((first.0.load(Ordering::Relaxed), second.0.load(Ordering::Relaxed)), (1, 0));
+        drop(gives_up);
+        assert_eq!(second.0.load(Ordering::Relaxed), 1);
+        assert!(poll(&mut waits, &second).is_ready());
     }
 }

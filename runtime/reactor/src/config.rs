@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::backend::Refusal;
+use crate::backend::{Completion, Refusal};
 
 /// The environment variable that chooses the backend where the configuration leaves it open: `uring` or `syscalls`.
 pub const RUNTIME_VARIABLE: &str = "SEALBLOCK_RUNTIME";
@@ -24,9 +24,12 @@ pub enum Choice {
 pub struct Config {
     /// The backend.
     pub runtime: Choice,
+    /// The best way of handling completions to ask the kernel for. Lesser ones are for tests and comparisons: the ring
+    /// falls back to them by itself.
+    pub best_completion: Completion,
     /// Operations the kernel or the threads hold at once; further ones queue. At least 1.
     pub operations_in_flight_limit: u32,
-    /// Threads of the system call backend. At least 1.
+    /// Threads of the system call backend. At least 1. On a pinned core they share its CPU.
     pub syscall_threads: u32,
     /// Slots in the ring's table of fixed files; zero does without. Files opened beyond it use plain descriptors.
     pub fixed_files_limit: u32,
@@ -46,6 +49,7 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             runtime: Choice::Auto,
+            best_completion: Completion::Deferred,
             operations_in_flight_limit: 1024,
             syscall_threads: 4,
             fixed_files_limit: 256,

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use crate::backend::Backend;
 use crate::call::{CoreHandle, Permits};
 use crate::config::{Attempt, Config, StartError};
-use crate::executor::{self, Reactor};
+use crate::executor::Reactor;
+use crate::stopping::stopping;
 use crate::timer;
 
 /// Which CPUs get a core.
@@ -151,7 +152,7 @@ fn start_one(cpu: usize, config: Config) -> Result<Running, StartError> {
 fn run_until_stopped(reactor: &Reactor) -> usize {
     let core = reactor.core();
     reactor.block_on(async {
-        executor::stopping().await;
+        stopping().await;
         let by = core.stop_by().expect("a core that is stopping was told by when");
         let mut drained = pin!(core.drained());
         let mut deadline = timer::sleep(by.saturating_duration_since(timer::now()));

@@ -9,7 +9,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -68,7 +68,7 @@ pub(crate) struct Core {
     finished: RefCell<Vec<Finished>>,
     closed: Cell<bool>,
     stop_by: Cell<Option<Instant>>,
-    stop_waiters: RefCell<Waiters>,
+    pub(crate) stop_waiters: RefCell<Waiters>,
     drained_waiter: RefCell<Option<Waker>>,
     pub(crate) remote: Arc<Remote>,
     pool: Pool,
@@ -373,40 +373,4 @@ pub fn backend() -> Backend {
 /// Outside a reactor.
 pub fn pool() -> Pool {
     current().pool.clone()
-}
-
-/// Ends when the core is asked to stop ([`crate::Cores::shutdown`]), so that tasks that serve for ever can end in time. On a
-/// reactor that belongs to no [`crate::Cores`] it never ends.
-///
-/// # Panics
-/// Outside a reactor.
-pub fn stopping() -> Stopping {
-    Stopping { core: current(), ticket: None }
-}
-
-/// The future of [`stopping`].
-pub struct Stopping {
-    core: Rc<Core>,
-    ticket: Option<u64>,
-}
-
-impl Future for Stopping {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        if self.core.stop_by.get().is_some() {
-            return Poll::Ready(());
-        }
-        let Stopping { core, ticket } = &mut *self;
-        let previous = core.stop_waiters.borrow_mut().enter(ticket, cx.waker());
-        drop(previous);
-        Poll::Pending
-    }
-}
-
-impl Drop for Stopping {
-    fn drop(&mut self) {
-        let waker = self.core.stop_waiters.borrow_mut().leave(&mut self.ticket);
-        drop(waker);
-    }
 }

@@ -21,7 +21,7 @@ pub(crate) fn ring(config: &Config, pool: &Pool, remote: &Arc<Remote>) -> Result
         return Err(Refusal::Errno(errno));
     }
     let limit = config.operations_in_flight_limit.max(1);
-    let (uring, completion) = build(limit)?;
+    let (uring, completion) = build(limit, config.best_completion)?;
     check(&uring)?;
     let fixed_files = register_files(&uring, config.fixed_files_limit);
     let fixed_buffers = register_arena(&uring, pool);
@@ -37,9 +37,10 @@ pub(crate) fn ring(config: &Config, pool: &Pool, remote: &Arc<Remote>) -> Result
 }
 
 /// Tries the best set-up first; a kernel that does not know a flag says `EINVAL`.
-fn build(limit: u32) -> Result<(IoUring, Completion), Refusal> {
+fn build(limit: u32, best: Completion) -> Result<(IoUring, Completion), Refusal> {
     let mut refusal = Refusal::Errno(libc::EINVAL);
-    for completion in [Completion::Deferred, Completion::Cooperative, Completion::Plain] {
+    let ways = [Completion::Deferred, Completion::Cooperative, Completion::Plain];
+    for completion in ways.into_iter().skip_while(|&way| way != best) {
         let mut builder = IoUring::builder();
         builder.dontfork().setup_clamp().setup_cqsize(limit.max(SUBMISSION_ENTRIES) + COMPLETION_MARGIN);
         match completion {

@@ -125,7 +125,8 @@ extern "C" fn on_signal(signal: i32) {
 
 fn deliver(mut pipe: std::fs::File) {
     let mut byte = [0];
-    while matches!(pipe.read(&mut byte), Ok(1)) {
+    // `read_exact` goes on after an interruption, and the write end is never closed.
+    while pipe.read_exact(&mut byte).is_ok() {
         let signal = if i32::from(byte[0]) == libc::SIGINT { Signal::Interrupt } else { Signal::Terminate };
         let mut state = state();
         state.received.get_or_insert(signal);

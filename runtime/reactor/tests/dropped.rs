@@ -13,7 +13,7 @@ use std::task::{Context, Poll, Waker};
 
 use common::{everywhere, is_uring};
 use sealblock_runtime_memory::{Buffer, Slice};
-use sealblock_runtime_reactor::{File, Options, Reactor, pool, spawn, yield_now};
+use sealblock_runtime_reactor::{Config, File, Options, Reactor, pool, spawn, yield_now};
 
 /// Polls once, so that the operation starts, and says whether it is still going on.
 async fn start<F: Future>(future: std::pin::Pin<&mut F>) -> bool {
@@ -156,4 +156,33 @@ fn a_reactor_waits_for_its_operations() {
         let after = pool.counters();
         assert_eq!((after.in_use_bytes, after.heap_bytes), (0, 0));
     }
+}
+
+/// Reads of empty pipes fill the limit; another, which could end at once, is held back until one of them has ended.
+#[test]
+fn operations_beyond_the_limit_wait_for_others_to_end() {
+    if !common::has_uring() {
+        return;
+    }
+    let reactor = Reactor::new(Config { operations_in_flight_limit: 2, ..common::uring() }).expect("starts");
+    let mut pipes: Vec<_> = (0..3).map(|_| std::io::pipe().expect("a pipe")).collect();
+    pipes[2].1.write_all(b"x").expect("the pipe has room");
+    reactor.block_on(async {
+        let tasks: Vec<_> = pipes
+            .iter()
+            .map(|(read, _)| {
+                let file = File::from_fd(read.try_clone().expect("a descriptor").into());
+                spawn(async move { file.read_at(Buffer::zeroed(1), 0).await.0.expect("reads") })
+            })
+            .collect();
+        for _ in 0..100 {
+            yield_now().await;
+        }
+        assert!(tasks.iter().all(|task| !task.is_finished()));
+        pipes[0].1.write_all(b"x").expect("the pipe has room");
+        while !(tasks[0].is_finished() && tasks[2].is_finished()) {
+            yield_now().await;
+        }
+        assert!(!tasks[1].is_finished());
+    });
 }

@@ -1,7 +1,7 @@
 //! Runs one test on every way to set up a reactor.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
-use sealblock_runtime_reactor::{Backend, Choice, Config, Reactor};
+use sealblock_runtime_reactor::{Backend, Choice, Completion, Config, Reactor};
 
 /// A small configuration, since tests start many reactors.
 pub fn small() -> Config {
@@ -32,6 +32,8 @@ pub fn configurations() -> Vec<Config> {
         all.push(Config { fixed_files_limit: 0, pool_arena_bytes: 0, ..uring() });
         all.push(Config { operations_in_flight_limit: 2, fixed_files_limit: 1, ..uring() });
         all.push(Config { spin_us: 50, ..uring() });
+        all.push(Config { best_completion: Completion::Cooperative, ..uring() });
+        all.push(Config { best_completion: Completion::Plain, ..uring() });
     }
     all
 }
