@@ -138,11 +138,14 @@ pub fn open(target: &Target, access: Access) -> LocalBoxFuture<'_, Result<Opened
                 Ok(Opened::new(target, device, Facts::over("offset", below.facts), below.volumes))
             }
             Target::Fault { .. } => Err(absent(target, "fault layers are")),
-            Target::Group { kind, .. } => Err(absent(target, match kind {
-                GroupKind::Mirror => "mirrors are",
-                GroupKind::Stripe => "stripes are",
-                GroupKind::Multipath => "multipath is",
-            })),
+            Target::Group { kind, .. } => Err(absent(
+                target,
+                match kind {
+                    GroupKind::Mirror => "mirrors are",
+                    GroupKind::Stripe => "stripes are",
+                    GroupKind::Multipath => "multipath is",
+                },
+            )),
             Target::NvmeTcp { .. } => Err(absent(target, "NVMe/TCP is")),
             Target::Nbd { .. } => Err(absent(target, "NBD is")),
         }

@@ -69,7 +69,11 @@ pub fn run(arguments: &Compare) -> Result<Exit, Failure> {
         };
         opened_a.close(report).await
     })?;
-    if arguments.json { print_json(&report)? } else { print_text(&report)? }
+    if arguments.json {
+        print_json(&report)?
+    } else {
+        print_text(&report)?
+    }
     Ok(if report.equal { Exit::Clean } else { Exit::Found })
 }
 
@@ -97,7 +101,8 @@ async fn compare(a: &Opened, b: Option<&Opened>, show: Show) -> Result<Report, F
         differences: Vec::new(),
     };
     let progress = Progress::new("comparing", Some(ByteCount::new(common)), show);
-    let chunks = (0..common.div_ceil(CHUNK_BYTES)).map(|i| (i * CHUNK_BYTES, CHUNK_BYTES.min(common - i * CHUNK_BYTES)));
+    let chunks =
+        (0..common.div_ceil(CHUNK_BYTES)).map(|i| (i * CHUNK_BYTES, CHUNK_BYTES.min(common - i * CHUNK_BYTES)));
     let mut read = stream::iter(chunks)
         .map(|(offset, length)| async move {
             let (a, b) = join(read(a, offset, length), async {
@@ -168,5 +173,8 @@ fn print_text(report: &Report) -> Result<(), Failure> {
     }
     let words = if report.equal { "equal" } else { "different" };
     let of = report.bytes_compared / report.block_size as u64;
-    say(&format!("{} and {}: {words} ({} of {of} blocks differ)", report.target_a, report.target_b, report.blocks_different))
+    say(&format!(
+        "{} and {}: {words} ({} of {of} blocks differ)",
+        report.target_a, report.target_b, report.blocks_different
+    ))
 }

@@ -68,9 +68,9 @@ fn options(arguments: &Create) -> Result<CreateOptions, Failure> {
         return Err(usage("a volume of no bytes holds nothing".to_owned()).advise("--size 1GiB"));
     }
     if !size.is_multiple_of(block_size.bytes() as u64) {
-        let down = size - size % block_size.bytes() as u64;
-        return Err(usage(format!("{size} bytes are no multiple of the block size, {block_size}"))
-            .advise(format!("--size {} or --size {}", down.max(block_size.bytes() as u64), down + block_size.bytes() as u64)));
+        let up = size.checked_next_multiple_of(block_size.bytes() as u64);
+        let failure = usage(format!("{size} bytes are no multiple of the block size, {block_size}"));
+        return Err(up.map_or(failure.clone(), |up| failure.advise(format!("--size {up}"))));
     }
     Ok(CreateOptions {
         block_size,

@@ -67,12 +67,7 @@ async fn shown(path: &Path, data: &Buffer) -> Result<Exit, Failure> {
     say("   clean")?;
 
     step(4, "damage six blocks behind the volume's back, each in another way")?;
-    let volume = open_volume(path, Access::Write).await?.volume;
-    for (lba, kind, words) in DAMAGE {
-        corrupt::damage(&volume, Lba::new(lba), kind).await?;
-        say(&format!("   block {lba}: {words}"))?;
-    }
-    volume.close().await.map_err(|error| of_block("closing", &error))?;
+    damage(path).await?;
 
     step(5, "verify again")?;
     let found = faults(&target).await?;
@@ -82,6 +77,15 @@ async fn shown(path: &Path, data: &Buffer) -> Result<Exit, Failure> {
     }
     say("   exactly the damaged blocks, and no others")?;
     mend(&target, data).await
+}
+
+async fn damage(path: &Path) -> Result<(), Failure> {
+    let volume = open_volume(path, Access::Write).await?.volume;
+    for (lba, kind, words) in DAMAGE {
+        corrupt::damage(&volume, Lba::new(lba), kind).await?;
+        say(&format!("   block {lba}: {words}"))?;
+    }
+    volume.close().await.map_err(|error| of_block("closing", &error))
 }
 
 /// Reads the blocks: the damaged ones fail, the others are as written. Then writes the damaged ones anew.
@@ -109,15 +113,16 @@ async fn mend(target: &Target, data: &Buffer) -> Result<Exit, Failure> {
         return wrong("damage was left behind");
     }
     say("   clean")?;
-    say(&format!("\nThe volume is still there to play with:\n   sealblock info {target}\n   sealblock verify {target}"))?;
+    say(&format!(
+        "\nThe volume is still there to play with:\n   sealblock info {target}\n   sealblock verify {target}"
+    ))?;
     Ok(Exit::Clean)
 }
 
 /// This program's own bytes, in whole blocks: real data that every machine has.
 fn own_program() -> Result<Buffer, Failure> {
-    let bytes = std::env::current_exe()
-        .and_then(fs::read)
-        .map_err(|error| Failure::io("reading this program", &error))?;
+    let bytes =
+        std::env::current_exe().and_then(fs::read).map_err(|error| Failure::io("reading this program", &error))?;
     let bytes = &bytes[..bytes.len().min(DATA_BYTES)];
     let mut data = Buffer::zeroed(bytes.len().next_multiple_of(4096));
     data[..bytes.len()].copy_from_slice(bytes);

@@ -124,10 +124,15 @@ fn facts_text(lines: &mut Lines, facts: &Facts) {
     lines.put("kind", facts.kind);
     if let Some(volume) = &facts.volume {
         lines.put("uuid", uuid_words(&volume.uuid));
-        lines.put("state", match (volume.clean, volume.recovered, volume.discarded) {
-            (true, ..) => "clean".to_owned(),
-            (false, taken, left) => format!("not closed; {taken} records in the log, {left} of writes that did not arrive"),
-        });
+        lines.put(
+            "state",
+            match (volume.clean, volume.recovered, volume.discarded) {
+                (true, ..) => "clean".to_owned(),
+                (false, taken, left) => {
+                    format!("not closed; {taken} records in the log, {left} of writes that did not arrive")
+                }
+            },
+        );
     }
     if let Some(file) = &facts.file {
         let way = if file.direct { "direct" } else { "through the page cache" };

@@ -63,8 +63,7 @@ pub fn of_volume(doing: &str, error: &VolumeError) -> Failure {
         VolumeError::Superblock(_) | VolumeError::Truncated { .. } | VolumeError::Sector { .. } => {
             Failure::new(Cause::Unsuitable, doing, error)
         }
-        VolumeError::LogDamaged { .. } => {
-            Failure::new(Cause::Damaged, doing, error).advise("another copy of the data, then `sealblock create --force`")
-        }
+        VolumeError::LogDamaged { .. } => Failure::new(Cause::Damaged, doing, error)
+            .advise("another copy of the data, then `sealblock create --force`"),
     }
 }

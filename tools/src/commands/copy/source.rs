@@ -29,9 +29,11 @@ impl Source {
     /// Opens the place.
     pub async fn open(endpoint: &Endpoint) -> Result<Source, Failure> {
         match endpoint {
-            Endpoint::Standard => {
-                Ok(Source::Bytes { name: "standard input".to_owned(), input: RefCell::new(Box::new(io::stdin())), length: None })
-            }
+            Endpoint::Standard => Ok(Source::Bytes {
+                name: "standard input".to_owned(),
+                input: RefCell::new(Box::new(io::stdin())),
+                length: None,
+            }),
             Endpoint::Target(target) => {
                 let opened = open(target, Access::Read).await?;
                 match target.path() {
@@ -63,7 +65,8 @@ impl Source {
             Source::Device(opened) => device_chunks(opened).boxed_local(),
             Source::Bytes { name, input, .. } => {
                 let next = move |offset| async move {
-                    let chunk = next_bytes(&mut **input.borrow_mut()).map_err(|error| Failure::io("reading", &error).on(name));
+                    let chunk =
+                        next_bytes(&mut **input.borrow_mut()).map_err(|error| Failure::io("reading", &error).on(name));
                     match chunk {
                         Ok(data) if data.is_empty() => None,
                         Ok(data) => Some((Ok((offset, data.clone())), offset + data.len() as u64)),

@@ -75,7 +75,13 @@ impl Job {
         let native = abilities.verify == Ability::Native;
         let how = match (arguments.mode, native) {
             (Mode::Emulate, _) | (Mode::Auto, false) => How::Read,
-            (Mode::Auto | Mode::Offload, true) => if abilities.offloads { How::Away } else { How::Here },
+            (Mode::Auto | Mode::Offload, true) => {
+                if abilities.offloads {
+                    How::Away
+                } else {
+                    How::Here
+                }
+            }
             (Mode::Offload, false) => {
                 return Err(Failure::new(Cause::Absent, "verifying", "the device cannot verify by itself")
                     .on(&arguments.target)
@@ -88,9 +94,9 @@ impl Job {
             bytes_per_second: rate.bytes_per_second().get(),
             bytes: AtomicU64::new(0),
         });
-        let paced = pace.as_ref().map_or(u64::MAX, |pace| {
-            (pace.bytes_per_second / PIECES_PER_SECOND >> geometry.block_size.shift()).max(1)
-        });
+        let paced = pace
+            .as_ref()
+            .map_or(u64::MAX, |pace| (pace.bytes_per_second / PIECES_PER_SECOND >> geometry.block_size.shift()).max(1));
         let total = ByteCount::new(span.blocks().saturating_mul(geometry.block_size.bytes() as u64));
         Ok(Job {
             span,
