@@ -116,6 +116,24 @@ pub async fn open<M: Medium, C: Clock>(
     Ok(Opened { worker: Worker { volume: volume.clone() }, volume, description })
 }
 
+/// The shape of the device, with limits that the volume can always meet.
+fn geometry(superblock: &Superblock, most_open: usize) -> Geometry {
+    let layout = &superblock.layout;
+    let transfer = transfer_blocks(layout);
+    let count = |blocks: u32| BlockCount::new(blocks).unwrap_or(BlockCount::ONE);
+    let limits = Limits {
+        transfer,
+        verify: count(transfer.get().saturating_mul(VERIFY_TRANSFERS)),
+        zero: count((most_open / 2) as u32),
+    };
+    Geometry {
+        block_size: layout.block_size(),
+        capacity_blocks: layout.capacity_blocks(),
+        protection: superblock.protection,
+        limits,
+    }
+}
+
 async fn assemble<M: Medium, C: Clock>(
     medium: M,
     clock: C,
@@ -124,23 +142,13 @@ async fn assemble<M: Medium, C: Clock>(
     recovered: Recovered,
 ) -> Result<Volume<M, C>, VolumeError> {
     let layout = superblock.layout;
-    let transfer = transfer_blocks(&layout);
-    let commits = Commits::new(&layout);
-    let count = |blocks: u32| BlockCount::new(blocks).unwrap_or(BlockCount::ONE);
-    let limits = Limits {
-        transfer,
-        verify: count(transfer.get().saturating_mul(VERIFY_TRANSFERS)),
-        zero: count((commits.most_open / 2) as u32),
-    };
-    let geometry = Geometry {
-        block_size: layout.block_size(),
-        capacity_blocks: layout.capacity_blocks(),
-        protection: superblock.protection,
-        limits,
-    };
-    let next = recovered.next;
-    let untouched = recovered.records.is_empty() && next == superblock.log_tail;
-    let records: Vec<_> = recovered.records.values().copied().collect();
+    let wanted = Rc::new(Event::default());
+    let commits = Commits::new(&layout, wanted.clone());
+    let geometry = geometry(&superblock, commits.most_open);
+    let (next, tail) = (recovered.next, superblock.log_tail);
+    let untouched = recovered.records.is_empty() && next == tail;
+    let mut records: Vec<_> = recovered.records.values().copied().collect();
+    records.sort_unstable_by_key(|record| record.lba);
     let volume = Volume {
         medium,
         clock,
@@ -150,9 +158,9 @@ async fn assemble<M: Medium, C: Clock>(
         read_only: options.read_only,
         mutation: options.mutation,
         table: Table::new(layout, options.cache_bytes),
-        slots: Slots::default(),
+        slots: Slots::new(wanted),
         overlay: if options.read_only { Overlay::recovered(recovered.records) } else { Overlay::default() },
-        log: Log { next: Cell::new(next), durable: Cell::new(next), tail: Cell::new(superblock.log_tail) },
+        log: Log { next: Cell::new(next), durable: Cell::new(next), tail: Cell::new(tail) },
         commits,
         superblock: Cell::new(superblock),
         zones_loading: RefCell::default(),
