@@ -201,6 +201,11 @@ impl Core {
         }
         self.ready.take();
         drop(self.remote.close());
+        if self.pending.borrow().unanswered() > 0
+            && let Some(Driver::Ring(ring)) = self.driver.borrow_mut().as_mut()
+        {
+            ring.cancel_all();
+        }
         while self.pending.borrow().unanswered() > 0 {
             if self.drive(Wait::Forever).is_err() {
                 return self.leak();

@@ -43,4 +43,4 @@ pub use executor::{Reactor, Stopping, backend, pool, stopping};
 pub use file::{File, Options};
 pub use signal::{ShutdownSignal, Signal, shutdown_signal};
 pub use task::{Aborted, JoinHandle, spawn};
-pub use timer::{Elapsed, Sleep, now, sleep, timeout, yield_now};
+pub use timer::{Elapsed, Sleep, now, sleep, sleep_until, timeout, yield_now};

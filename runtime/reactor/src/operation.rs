@@ -189,7 +189,11 @@ impl Pending {
 
     /// Keeps what a dropped future had lent until the completion arrives. Returns what can be dropped at once.
     fn abandon(&mut self, key: Key, kept: Kept) -> Option<State> {
-        let slot = self.slot(key)?;
+        let Some(slot) = self.slot(key) else {
+            // The table was given up together with a failed ring, which may still use what was lent.
+            std::mem::forget(kept);
+            return None;
+        };
         match &slot.state {
             State::Waiting(_) => Some(std::mem::replace(&mut slot.state, State::Abandoned(kept))),
             _ => {

@@ -26,6 +26,8 @@ use crate::remote::Remote;
 pub(crate) const SUBMISSION_ENTRIES: u32 = 256;
 /// The `user_data` of the read of the event descriptor; no operation's key has this generation and index.
 const EVENT: u64 = u64::MAX;
+/// The `user_data` of the request to cancel everything.
+const CANCEL: u64 = u64::MAX - 1;
 /// `IORING_ENTER_GETEVENTS`
 const ENTER_GETEVENTS: u32 = 1 << 0;
 /// `IORING_ENTER_EXT_ARG`
@@ -198,13 +200,14 @@ impl Ring {
 
     fn reap(&mut self, finished: &mut Vec<Finished>) {
         for completion in self.uring.completion() {
-            if completion.user_data() == EVENT {
-                self.event_armed = false;
-                continue;
+            match completion.user_data() {
+                EVENT => self.event_armed = false,
+                CANCEL => {}
+                raw => {
+                    self.in_kernel -= 1;
+                    finished.push(Finished { key: Key::from_raw(raw), result: completion.result(), returned: None });
+                }
             }
-            self.in_kernel -= 1;
-            let key = Key::from_raw(completion.user_data());
-            finished.push(Finished { key, result: completion.result(), returned: None });
         }
     }
 
@@ -226,6 +229,17 @@ impl Ring {
             if self.uring.submitter().register_files_update(slot, &[-1]).is_ok() {
                 self.tables.free_slots.push(slot);
             }
+        }
+    }
+
+    /// Asks the kernel to end early what it can: operations that wait for something, not those a disk works on. Before
+    /// Linux 5.19 it cannot.
+    pub(crate) fn cancel_all(&mut self) {
+        let entry = opcode::AsyncCancel2::new(types::CancelBuilder::any()).build().user_data(CANCEL);
+        // SAFETY: the entry names no memory.
+        if unsafe { self.uring.submission().push(&entry) }.is_err() && self.enter(0, None).is_ok() {
+            // SAFETY: as above. Should it fail again, the operations end in their own time.
+            let _ = unsafe { self.uring.submission().push(&entry) };
         }
     }
 

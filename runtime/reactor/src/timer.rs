@@ -45,14 +45,18 @@ pub fn now() -> Instant {
 /// # Panics
 /// Outside a reactor.
 pub fn sleep(duration: Duration) -> Sleep {
-    sleep_until(now().checked_add(duration))
+    Sleep { core: executor::current(), deadline: now().checked_add(duration), key: None }
 }
 
-fn sleep_until(deadline: Option<Instant>) -> Sleep {
-    Sleep { core: executor::current(), deadline, key: None }
+/// Ends at `deadline`, never earlier. Timers with different deadlines end in the order of these.
+///
+/// # Panics
+/// Outside a reactor.
+pub fn sleep_until(deadline: Instant) -> Sleep {
+    Sleep { core: executor::current(), deadline: Some(deadline), key: None }
 }
 
-/// The future of [`sleep`].
+/// The future of [`sleep`] and [`sleep_until`].
 pub struct Sleep {
     core: Rc<Core>,
     /// `None` lies beyond what the clock can tell.
@@ -124,4 +128,26 @@ pub async fn yield_now() {
         Poll::Pending
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timers_come_due_in_order_and_not_before() {
+        let (start, ms) = (Instant::now(), Duration::from_millis);
+        let mut timers = Timers::default();
+        let late = timers.start(start + ms(9), Waker::noop().clone());
+        let early = timers.start(start + ms(3), Waker::noop().clone());
+        let twin = timers.start(start + ms(3), Waker::noop().clone());
+        assert!(early < twin && twin < late, "equals end in the order they began");
+        assert_eq!(timers.next_deadline(), Some(start + ms(3)));
+        assert!(timers.pop_due(start + ms(2)).is_none());
+        assert!(timers.pop_due(start + ms(3)).is_some() && timers.pop_due(start + ms(3)).is_some());
+        assert!(timers.pop_due(start + ms(8)).is_none());
+        assert_eq!(timers.next_deadline(), Some(start + ms(9)));
+        assert!(timers.pop_due(start + ms(10)).is_some());
+        assert_eq!(timers.next_deadline(), None);
+    }
 }
