@@ -13,6 +13,7 @@ use std::time::Duration;
 use futures_util::future::LocalBoxFuture;
 use sealblock_block::{Answer, Clock, Device, Gate, Medium, Operation, Outcome, Stack};
 use sealblock_integrity::Checks;
+use sealblock_layers_fault::{FaultLayer, Rules};
 use sealblock_layers_offset::OffsetLayer;
 use sealblock_media_file::FileMedium;
 use sealblock_media_memory::MemoryDevice;
@@ -137,7 +138,13 @@ pub fn open(target: &Target, access: Access) -> LocalBoxFuture<'_, Result<Opened
                     .map_err(|error| Failure::new(Cause::Usage, "opening", error).on(target))?;
                 Ok(Opened::new(target, device, Facts::over("offset", below.facts), below.volumes))
             }
-            Target::Fault { .. } => Err(absent(target, "fault layers are")),
+            Target::Fault { rules, target: inner } => {
+                let rules: Rules =
+                    rules.parse().map_err(|error| Failure::new(Cause::Usage, "reading the rules", error).on(target))?;
+                let below = open(inner, access).await?;
+                let device = FaultLayer::new(below.gate, rules, ReactorClock);
+                Ok(Opened::new(target, device, Facts::over("fault", below.facts), below.volumes))
+            }
             Target::Group { kind, .. } => Err(absent(
                 target,
                 match kind {

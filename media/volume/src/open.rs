@@ -112,7 +112,15 @@ pub async fn open<M: Medium, C: Clock>(
         recovered: recovered.records.len() as u64,
         discarded: recovered.discarded,
     };
-    let volume = Rc::new(assemble(medium, clock, superblock, options, recovered).await?);
+    let mut records: Vec<_> = recovered.records.values().copied().collect();
+    records.sort_unstable_by_key(|record| record.lba);
+    let untouched = recovered.next == superblock.log_tail;
+    let volume = Rc::new(assemble(medium, clock, superblock, options, recovered));
+    if !options.read_only && !untouched {
+        // What recovery decided must be durable before anything builds on it: a second crash must decide the same.
+        volume.apply(&records, false).await?;
+        volume.checkpoint(false).await.map_err(|error| VolumeError::Recovery(error.to_string()))?;
+    }
     Ok(Opened { worker: Worker { volume: volume.clone() }, volume, description })
 }
 
@@ -134,22 +142,19 @@ fn geometry(superblock: &Superblock, most_open: usize) -> Geometry {
     }
 }
 
-async fn assemble<M: Medium, C: Clock>(
+fn assemble<M: Medium, C: Clock>(
     medium: M,
     clock: C,
     superblock: Superblock,
     options: &OpenOptions,
     recovered: Recovered,
-) -> Result<Volume<M, C>, VolumeError> {
+) -> Volume<M, C> {
     let layout = superblock.layout;
     let wanted = Rc::new(Event::default());
     let commits = Commits::new(&layout, wanted.clone());
     let geometry = geometry(&superblock, commits.most_open);
     let (next, tail) = (recovered.next, superblock.log_tail);
-    let untouched = recovered.records.is_empty() && next == tail;
-    let mut records: Vec<_> = recovered.records.values().copied().collect();
-    records.sort_unstable_by_key(|record| record.lba);
-    let volume = Volume {
+    Volume {
         medium,
         clock,
         geometry,
@@ -167,11 +172,5 @@ async fn assemble<M: Medium, C: Clock>(
         zone_loaded: Event::default(),
         state: Cell::new(State::Open),
         changed: Event::default(),
-    };
-    if !options.read_only && !untouched {
-        // What recovery decided must be durable before anything builds on it: a second crash must decide the same.
-        volume.apply(&records, false).await?;
-        volume.checkpoint(false).await.map_err(|error| VolumeError::Recovery(error.to_string()))?;
     }
-    Ok(volume)
 }
