@@ -67,6 +67,10 @@ impl Opened {
         Opened { gate: Gate::new(target.to_string(), Stack::new(device)), facts, volumes, target: target.clone() }
     }
 
+    fn plain(target: &Target, device: impl Device + 'static, kind: &'static str) -> Opened {
+        Opened::new(target, device, Facts::plain(kind), Vec::new())
+    }
+
     /// The name it was opened by.
     pub fn target(&self) -> &Target {
         &self.target
@@ -123,13 +127,11 @@ pub fn open(target: &Target, access: Access) -> LocalBoxFuture<'_, Result<Opened
             Target::File(path) | Target::Linux(path) => files::open(target, path, access).await,
             Target::Memory(size) => {
                 let (block_size, blocks) = blocks_of(target, *size)?;
-                let device = MemoryDevice::new(block_size, blocks, None);
-                Ok(Opened::new(target, device, Facts::plain("memory"), Vec::new()))
+                Ok(Opened::plain(target, MemoryDevice::new(block_size, blocks, None), "memory"))
             }
             Target::Null(size) => {
                 let (block_size, blocks) = blocks_of(target, *size)?;
-                let device = NullDevice::new(block_size, blocks, None);
-                Ok(Opened::new(target, device, Facts::plain("null"), Vec::new()))
+                Ok(Opened::plain(target, NullDevice::new(block_size, blocks, None), "null"))
             }
             Target::Offset { range, target: whole } => {
                 let below = open(whole, access).await?;
