@@ -49,7 +49,7 @@ pub(crate) enum State {
     Failed,
 }
 
-/// What [`Volume::describe`] says.
+/// What was found when a volume was opened.
 #[derive(Clone, Debug)]
 pub struct Description {
     /// The volume's identity.
