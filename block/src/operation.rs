@@ -141,6 +141,14 @@ impl Operation {
             Operation::Flush | Operation::Discard { .. } => None,
         }
     }
+
+    /// How many blocks it is about, all extents together.
+    pub fn blocks(&self) -> u64 {
+        match self {
+            Operation::Discard { extents } => extents.iter().fold(0, |sum, extent| sum.saturating_add(extent.len())),
+            other => other.extent().map_or(0, Extent::len),
+        }
+    }
 }
 
 /// What a Verify cost.

@@ -60,7 +60,9 @@ impl<D: Device> Gate<D> {
             }
             Operation::Compare { extent, data } => check_shape(geometry, *extent, data),
             Operation::Discard { extents } => extents.iter().try_for_each(|extent| geometry.check(*extent)),
-            Operation::Read { .. } | Operation::Verify { .. } | Operation::Flush | Operation::WriteZeroes { .. } => Ok(()),
+            Operation::Read { .. } | Operation::Verify { .. } | Operation::Flush | Operation::WriteZeroes { .. } => {
+                Ok(())
+            }
         }
     }
 
@@ -104,7 +106,7 @@ impl<D: Device> Device for Gate<D> {
     }
 
     async fn execute(&self, operation: Operation) -> Outcome {
-        let (kind, blocks) = (operation.kind(), operation.extent().map_or(0, Extent::len));
+        let (kind, blocks) = (operation.kind(), operation.blocks());
         let outcome = match self.check(&operation) {
             Ok(()) => self.route(operation).await,
             Err(refused) => Err(refused),

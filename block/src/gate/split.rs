@@ -75,9 +75,13 @@ fn pieces(
                 .split_aligned(most)
                 .map(move |piece| Operation::Compare { extent: piece, data: part(&data, extent, piece) }),
         ),
-        Operation::WriteZeroes { extent, may_unmap, durability } => Box::new(
-            extent.split_aligned(most).map(move |piece| Operation::WriteZeroes { extent: piece, may_unmap, durability }),
-        ),
+        Operation::WriteZeroes { extent, may_unmap, durability } => {
+            Box::new(extent.split_aligned(most).map(move |piece| Operation::WriteZeroes {
+                extent: piece,
+                may_unmap,
+                durability,
+            }))
+        }
         Operation::Discard { extents } => Box::new(
             extents
                 .into_iter()

@@ -1,0 +1,280 @@
+//! Twin tests: what a gate lets through and what it refuses, cuts up or does itself.
+
+mod tiny;
+
+use std::rc::Rc;
+
+use sealblock_integrity::{Checks, Field, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
+use sealblock_runtime_memory::Slice;
+use sealblock_units::{BlockSize, Lba};
+
+use super::Gate;
+use crate::OperationKind::{Read, Verify, Write};
+use crate::{
+    Ability, Answer, Device, Durability, Error, Failure, FaultField, Operation, OperationKind, Outcome, Stack,
+};
+use tiny::{CAPACITY, TYPE1, Tiny, extent, full, numbered, run, write};
+
+fn done(outcome: Outcome) {
+    assert!(matches!(outcome, Ok(Answer::Done)), "{outcome:?}");
+}
+
+fn data(outcome: Outcome) -> Sealed {
+    match outcome {
+        Ok(Answer::Data(data)) => data,
+        other => panic!("no data but {other:?}"),
+    }
+}
+
+fn failure(outcome: Outcome) -> Failure {
+    outcome.expect_err("a refusal").into_failure()
+}
+
+fn read(start: u64, blocks: u64) -> Operation {
+    Operation::Read { extent: extent(start, blocks), checks: full(start) }
+}
+
+fn verify(start: u64, blocks: u64) -> Operation {
+    Operation::Verify { extent: extent(start, blocks), checks: full(start) }
+}
+
+fn zero(start: u64, blocks: u64) -> Operation {
+    Operation::WriteZeroes { extent: extent(start, blocks), may_unmap: true, durability: Durability::Volatile }
+}
+
+fn compare(start: u64, data: Sealed) -> Operation {
+    Operation::Compare { extent: extent(start, data.blocks() as u64), data }
+}
+
+fn damaged(error: &Error) -> Vec<u64> {
+    error.faults().expect("an integrity error").as_slice().iter().map(|fault| fault.lba.get()).collect()
+}
+
+#[test]
+fn the_last_block_is_in_range_and_the_one_behind_it_is_not() {
+    let gate = Tiny::new(Some(TYPE1)).gate();
+    done(run(gate.execute(write(CAPACITY - 1, 1, Some(TYPE1)))));
+    gate.device().take_seen();
+    let refused = failure(run(gate.execute(write(CAPACITY - 1, 2, Some(TYPE1)))));
+    let last = Lba::new(CAPACITY - 1);
+    assert_eq!(refused, Failure::Range { extent: extent(CAPACITY - 1, 2), last });
+    let extents = vec![extent(0, 1), extent(CAPACITY, 1)];
+    let refused = failure(run(gate.execute(Operation::Discard { extents })));
+    assert_eq!(refused, Failure::Range { extent: extent(CAPACITY, 1), last });
+    assert_eq!(gate.device().take_seen(), [], "nothing of a refused request reaches the device");
+}
+
+#[test]
+fn data_must_have_the_shape_of_the_extent() {
+    let gate = Tiny::new(None).gate();
+    let of = |blocks, data| Operation::Write { extent: extent(0, blocks), data, durability: Durability::Volatile };
+    done(run(gate.execute(of(2, numbered(0, 2, None)))));
+    let refused = failure(run(gate.execute(of(3, numbered(0, 2, None)))));
+    assert_eq!(refused, Failure::Limit { what: "blocks of data", limit: 3, actual: 2 });
+    let large = Sealed::seal(Slice::copy_from(&[0; 4096]), BlockSize::B4096, None, &Tags::default());
+    let refused = failure(run(gate.execute(of(1, large.clone()))));
+    assert_eq!(refused, Failure::Limit { what: "block size of the data", limit: 512, actual: 4096 });
+    assert!(matches!(failure(run(gate.execute(compare(0, large)))), Failure::Limit { .. }));
+}
+
+#[test]
+fn written_tags_must_have_the_devices_format() {
+    let gate = Tiny::new(Some(TYPE1)).gate();
+    done(run(gate.execute(write(0, 1, Some(TYPE1)))));
+    let type3 = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type3);
+    for other in [None, Some(type3)] {
+        let refused = failure(run(gate.execute(write(0, 1, other))));
+        assert!(matches!(refused, Failure::Limit { what: "protection information of another format", .. }));
+    }
+    // Compared data is not stored, so it needs no tags.
+    done(run(gate.execute(compare(0, numbered(0, 1, None)))));
+}
+
+#[test]
+fn what_fits_goes_to_the_device_whole() {
+    let gate = Tiny::limited(Some(TYPE1), 8).gate();
+    data(run(gate.execute(read(3, 8))));
+    assert_eq!(gate.device().take_seen(), [(Read, 3, 8, Some(3))]);
+}
+
+#[test]
+fn what_is_larger_is_cut_and_reference_tags_count_on() {
+    let gate = Tiny::limited(Some(TYPE1), 8).gate();
+    done(run(gate.execute(write(5, 20, Some(TYPE1)))));
+    let pieces = [(Write, 5, 3, None), (Write, 8, 8, None), (Write, 16, 8, None), (Write, 24, 1, None)];
+    assert_eq!(gate.device().take_seen(), pieces);
+    let whole = data(run(gate.execute(read(5, 20))));
+    let pieces = [(Read, 5, 3, Some(5)), (Read, 8, 8, Some(8)), (Read, 16, 8, Some(16)), (Read, 24, 1, Some(24))];
+    assert_eq!(gate.device().take_seen(), pieces);
+    let wanted = numbered(5, 20, Some(TYPE1));
+    assert_eq!((&whole.data()[..], &whole.tags()[..]), (&wanted.data()[..], &wanted.tags()[..]));
+}
+
+#[test]
+fn a_wrong_first_reference_tag_is_wrong_in_every_piece() {
+    let gate = Tiny::limited(Some(TYPE1), 8).gate();
+    done(run(gate.execute(write(0, 16, Some(TYPE1)))));
+    let checks = Checks { first_ref: Some(1), ..full(0) };
+    let error = run(gate.execute(Operation::Read { extent: extent(0, 16), checks })).unwrap_err();
+    assert_eq!(damaged(&error), (0..16).collect::<Vec<_>>());
+    let fault = error.faults().unwrap().as_slice()[9];
+    assert_eq!((fault.field, fault.expected, fault.actual), (FaultField::Tag(Field::RefTag), Some(10), Some(9)));
+}
+
+#[test]
+fn one_bad_block_never_hides_another() {
+    let mut tiny = Tiny::limited(Some(TYPE1), 4);
+    tiny.broken = vec![9];
+    for native in [false, true] {
+        tiny.abilities.verify = if native { Ability::Native } else { Ability::Absent };
+        let gate = tiny.gate();
+        done(run(gate.execute(write(0, 16, Some(TYPE1)))));
+        assert!(run(gate.execute(verify(0, 8))).is_ok(), "undamaged blocks verify");
+        gate.device().spoil(2);
+        gate.device().spoil(15);
+        for operation in [read(0, 16), verify(0, 16)] {
+            let error = run(gate.execute(operation)).unwrap_err();
+            assert_eq!(damaged(&error), [2, 9, 15]);
+            assert_eq!(error.faults().unwrap().as_slice()[1].field, FaultField::Media);
+        }
+        tiny = gate.device;
+        tiny.broken = vec![9];
+    }
+}
+
+#[test]
+fn an_error_of_the_request_outranks_damaged_blocks() {
+    let mut tiny = Tiny::limited(Some(TYPE1), 4);
+    tiny.broken = vec![2, 13];
+    let gate = tiny.gate();
+    assert!(matches!(failure(run(gate.execute(read(0, 16)))), Failure::Integrity(_)));
+    let mut tiny = gate.device;
+    tiny.lost_from = Some(8);
+    let gate = tiny.gate();
+    assert!(matches!(failure(run(gate.execute(read(0, 16)))), Failure::Unreachable { .. }));
+}
+
+#[test]
+fn an_absent_verify_is_made_of_reads_and_tells_its_cost() {
+    let mut tiny = Tiny::limited(Some(TYPE1), 8);
+    tiny.abilities.verify = Ability::Absent;
+    let gate = tiny.gate();
+    assert_eq!(gate.abilities().verify, Ability::Emulated);
+    done(run(gate.execute(write(0, 12, Some(TYPE1)))));
+    gate.device().take_seen();
+    let Ok(Answer::Verified(cost)) = run(gate.execute(verify(0, 12))) else { panic!("clean blocks verify") };
+    assert_eq!(cost.bytes_transferred, 12 * 512);
+    assert_eq!(gate.device().take_seen(), [(Read, 0, 8, Some(0)), (Read, 8, 4, Some(8))]);
+}
+
+#[test]
+fn a_native_verify_moves_nothing() {
+    let mut tiny = Tiny::limited(Some(TYPE1), 8);
+    tiny.abilities.verify = Ability::Native;
+    let gate = tiny.gate();
+    done(run(gate.execute(write(0, 12, Some(TYPE1)))));
+    gate.device().take_seen();
+    let Ok(Answer::Verified(cost)) = run(gate.execute(verify(0, 12))) else { panic!("clean blocks verify") };
+    assert_eq!(cost.bytes_transferred, 0);
+    assert_eq!(gate.device().take_seen(), [(Verify, 0, 8, Some(0)), (Verify, 8, 4, Some(8))]);
+}
+
+#[test]
+fn an_emulated_compare_names_the_first_block_that_differs() {
+    let gate = Tiny::limited(Some(TYPE1), 8).gate();
+    done(run(gate.execute(write(4, 20, Some(TYPE1)))));
+    done(run(gate.execute(compare(4, numbered(4, 20, None)))));
+    let mut bytes = numbered(4, 20, None).data().to_vec();
+    bytes[13 * 512 + 511] ^= 1;
+    bytes[15 * 512] ^= 1;
+    let other = Sealed::seal(Slice::copy_from(&bytes), BlockSize::B512, None, &Tags::default());
+    let differs = failure(run(gate.execute(compare(4, other))));
+    assert_eq!(differs, Failure::Miscompare { lba: Lba::new(17) });
+}
+
+#[test]
+fn an_emulated_compare_checks_what_it_reads() {
+    let gate = Tiny::limited(Some(TYPE1), 8).gate();
+    done(run(gate.execute(write(0, 8, Some(TYPE1)))));
+    gate.device().spoil(3);
+    let error = run(gate.execute(compare(0, numbered(0, 8, None)))).unwrap_err();
+    assert_eq!(damaged(&error), [3], "a damaged block is damage, not a difference");
+}
+
+#[test]
+fn emulated_zeroes_read_as_zeroes_with_tags_of_their_own_place() {
+    let gate = Tiny::limited(Some(TYPE1), 8).gate();
+    assert_eq!(gate.abilities().write_zeroes, Ability::Emulated);
+    done(run(gate.execute(write(0, 24, Some(TYPE1)))));
+    gate.device().take_seen();
+    done(run(gate.execute(zero(3, 14))));
+    let pieces = [(Write, 3, 5, None), (Write, 8, 8, None), (Write, 16, 1, None)];
+    assert_eq!(gate.device().take_seen(), pieces);
+    let zeroes = data(run(gate.execute(read(3, 14))));
+    assert!(zeroes.data().iter().all(|&byte| byte == 0));
+    assert_eq!((gate.device().block(2), gate.device().block(17)), (vec![3; 512], vec![18; 512]), "neighbours stay");
+    assert_eq!(gate.device().durable.get(), 0);
+    let durable =
+        Operation::WriteZeroes { extent: extent(0, 9), may_unmap: false, durability: Durability::ForceUnitAccess };
+    done(run(gate.execute(durable)));
+    assert_eq!(gate.device().durable.get(), 2, "both pieces wait for the medium");
+}
+
+#[test]
+fn a_device_for_reading_refuses_every_change_and_still_reads() {
+    let mut tiny = Tiny::new(None);
+    tiny.abilities.writable = false;
+    let gate = tiny.gate();
+    let discard = Operation::Discard { extents: vec![extent(0, 1)] };
+    for change in [write(0, 1, None), zero(0, 1), discard] {
+        let kind = change.kind();
+        assert_eq!(gate.abilities().of(kind), Ability::Absent);
+        assert_eq!(failure(run(gate.execute(change))), Failure::ReadOnly, "{}", kind.name());
+    }
+    assert_eq!(gate.device().take_seen(), []);
+    done(run(gate.execute(Operation::Flush)));
+    data(run(gate.execute(Operation::Read { extent: extent(0, 1), checks: Checks::NONE })));
+}
+
+#[test]
+fn an_absent_discard_is_refused_and_a_native_one_is_cut() {
+    let discard = || Operation::Discard { extents: vec![extent(0, 2), extent(4, 12)] };
+    let gate = Tiny::limited(None, 8).gate();
+    assert_eq!(failure(run(gate.execute(discard()))), Failure::Absent(OperationKind::Discard));
+    let mut tiny = Tiny::limited(None, 8);
+    tiny.abilities.discard = Ability::Native;
+    let gate = tiny.gate();
+    done(run(gate.execute(discard())));
+    let starts: Vec<_> = gate.device().take_seen().iter().map(|seen| (seen.1, seen.2)).collect();
+    assert_eq!(starts, [(0, 2), (4, 4), (8, 8)]);
+    assert_eq!(gate.counters().bytes(OperationKind::Discard), 14 * 512);
+}
+
+#[test]
+fn counters_tell_requests_bytes_errors_and_damage_apart() {
+    let gate = Tiny::limited(Some(TYPE1), 4).gate();
+    done(run(gate.execute(write(0, 16, Some(TYPE1)))));
+    gate.device().spoil(1);
+    gate.device().spoil(14);
+    assert!(run(gate.execute(read(0, 16))).is_err());
+    data(run(gate.execute(read(2, 6))));
+    assert!(run(gate.execute(read(CAPACITY, 1))).is_err());
+    done(run(gate.execute(Operation::Flush)));
+    let counters = gate.counters();
+    assert_eq!((counters.requests(Write), counters.bytes(Write), counters.errors(Write)), (1, 16 * 512, 0));
+    assert_eq!((counters.requests(Read), counters.bytes(Read), counters.errors(Read)), (3, 6 * 512, 2));
+    assert_eq!((counters.requests(OperationKind::Flush), counters.bytes(OperationKind::Flush)), (1, 0));
+    assert_eq!(counters.damaged_blocks(), 2);
+}
+
+#[test]
+fn errors_keep_the_name_of_the_deepest_hop() {
+    let inner = Tiny::new(None).gate();
+    assert_eq!(run(inner.execute(read(CAPACITY, 1))).unwrap_err().hop(), Some("tiny"));
+    let mut tiny = Tiny::new(None);
+    tiny.refuses_writes = Some(Failure::Media { reason: "gone".to_owned() });
+    let outer = Gate::new("outer", Stack::new(Rc::new(tiny.gate())));
+    let error = run(outer.execute(write(0, 1, None))).unwrap_err();
+    assert_eq!(error.hop(), Some("tiny"));
+    assert_eq!(error.to_string(), "tiny: the medium failed: gone");
+}

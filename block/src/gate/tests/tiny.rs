@@ -1,0 +1,206 @@
+//! A device small enough to be seen through: it keeps blocks and tags in two vectors and notes what it was asked.
+
+use std::cell::{Cell, RefCell};
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Sealed, Tags, Unverified};
+use sealblock_runtime_memory::Slice;
+use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
+
+use crate::{
+    Abilities, Answer, Device, Durability, Error, Failure, Fault, Faults, Gate, Geometry, Limits, Operation,
+    OperationKind, Outcome, Verified,
+};
+
+/// One request as the device saw it: kind, first block, number of blocks, first reference tag checked.
+pub type Seen = (OperationKind, u64, u64, Option<u64>);
+
+/// Blocks of the device.
+pub const CAPACITY: u64 = 64;
+
+/// The device. Everything may be set before it gets its gate.
+pub struct Tiny {
+    pub geometry: Geometry,
+    pub abilities: Abilities,
+    /// Blocks that cannot be read.
+    pub broken: Vec<u64>,
+    /// Reads that start here or behind fail as a whole.
+    pub lost_from: Option<u64>,
+    /// What every Write answers, if not success.
+    pub refuses_writes: Option<Failure>,
+    pub seen: RefCell<Vec<Seen>>,
+    pub durable: Cell<u32>,
+    data: RefCell<Vec<u8>>,
+    tags: RefCell<Vec<u8>>,
+}
+
+impl Tiny {
+    /// A device that can only read, write and flush, in whole transfers.
+    pub fn new(protection: Option<PiFormat>) -> Tiny {
+        let all = BlockCount::new(CAPACITY as u32).unwrap();
+        let tuple_bytes = protection.map_or(0, PiFormat::tuple_bytes);
+        let tiny = Tiny {
+            geometry: Geometry {
+                block_size: BlockSize::B512,
+                capacity_blocks: CAPACITY,
+                protection,
+                limits: Limits { transfer: all, verify: all, zero: all },
+            },
+            abilities: Abilities::BASIC,
+            broken: Vec::new(),
+            lost_from: None,
+            refuses_writes: None,
+            seen: RefCell::default(),
+            durable: Cell::new(0),
+            data: RefCell::new(vec![0; CAPACITY as usize * 512]),
+            tags: RefCell::new(vec![0; CAPACITY as usize * tuple_bytes]),
+        };
+        tiny.store(0, &sealed_zeroes(protection));
+        tiny
+    }
+
+    /// The same, moving at most `blocks` blocks in one request.
+    pub fn limited(protection: Option<PiFormat>, blocks: u32) -> Tiny {
+        let most = BlockCount::new(blocks).unwrap();
+        let mut tiny = Tiny::new(protection);
+        tiny.geometry.limits = Limits { transfer: most, verify: most, zero: most };
+        tiny
+    }
+
+    pub fn gate(self) -> Gate<Tiny> {
+        Gate::new("tiny", self)
+    }
+
+    /// Spoils the data of a block behind the tag's back.
+    pub fn spoil(&self, block: u64) {
+        self.data.borrow_mut()[block as usize * 512 + 7] ^= 0x10;
+    }
+
+    pub fn block(&self, block: u64) -> Vec<u8> {
+        self.data.borrow()[block as usize * 512..][..512].to_vec()
+    }
+
+    /// What it was asked since the last look.
+    pub fn take_seen(&self) -> Vec<Seen> {
+        self.seen.take()
+    }
+
+    fn store(&self, start: u64, sealed: &Sealed) {
+        let at = start as usize * 512;
+        self.data.borrow_mut()[at..at + sealed.data().len()].copy_from_slice(sealed.data());
+        let at = start as usize * self.geometry.protection.map_or(0, PiFormat::tuple_bytes);
+        self.tags.borrow_mut()[at..at + sealed.tags().len()].copy_from_slice(sealed.tags());
+    }
+
+    fn load(&self, extent: Extent, checks: &Checks) -> Result<Sealed, Error> {
+        if self.lost_from.is_some_and(|from| extent.start().get() >= from) {
+            return Err(Failure::Unreachable { reason: "gone".to_owned() }.into());
+        }
+        let gone = extent.iter().filter(|lba| self.broken.contains(&lba.get())).map(Fault::media);
+        if let Some(faults) = Faults::new(gone.collect()) {
+            return Err(faults.into());
+        }
+        let cut = |bytes: &RefCell<Vec<u8>>, unit: usize| {
+            Slice::copy_from(&bytes.borrow()[extent.start().get() as usize * unit..][..extent.len() as usize * unit])
+        };
+        let format = self.geometry.protection;
+        let tags = cut(&self.tags, format.map_or(0, PiFormat::tuple_bytes));
+        let loaded = Unverified::new(cut(&self.data, 512), tags, BlockSize::B512, format).unwrap();
+        loaded.verify(checks).map_err(|mismatches| {
+            let faults = mismatches.iter().map(|mismatch| Fault::of_mismatch(extent.start(), mismatch));
+            Faults::new(faults.collect()).unwrap().into()
+        })
+    }
+
+    fn note(&self, operation: &Operation) {
+        let first_ref = match operation {
+            Operation::Read { checks, .. } | Operation::Verify { checks, .. } => checks.first_ref,
+            _ => None,
+        };
+        let extent = match operation {
+            Operation::Discard { extents } => Some(extents[0]),
+            other => other.extent(),
+        };
+        let (start, blocks) = extent.map_or((0, 0), |extent| (extent.start().get(), extent.len()));
+        self.seen.borrow_mut().push((operation.kind(), start, blocks, first_ref));
+    }
+
+    fn answer(&self, operation: Operation) -> Outcome {
+        self.note(&operation);
+        match operation {
+            Operation::Read { extent, checks } => self.load(extent, &checks).map(Answer::Data),
+            Operation::Write { extent, data, durability } => {
+                if let Some(failure) = &self.refuses_writes {
+                    return Err(failure.clone().into());
+                }
+                self.durable.set(self.durable.get() + u32::from(durability == Durability::ForceUnitAccess));
+                self.store(extent.start().get(), &data);
+                Ok(Answer::Done)
+            }
+            Operation::Verify { extent, checks } => {
+                self.load(extent, &checks).map(|_| Answer::Verified(Verified::default()))
+            }
+            Operation::Flush | Operation::Discard { .. } => Ok(Answer::Done),
+            Operation::WriteZeroes { .. } | Operation::Compare { .. } => panic!("not native on this device"),
+        }
+    }
+}
+
+impl Device for Tiny {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.abilities
+    }
+
+    async fn execute(&self, operation: Operation) -> Outcome {
+        self.answer(operation)
+    }
+}
+
+/// Type 1 with the 16-bit guard.
+pub const TYPE1: PiFormat = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1);
+
+/// The whole device full of sealed zeroes.
+fn sealed_zeroes(protection: Option<PiFormat>) -> Sealed {
+    let data = Slice::copy_from(&vec![0; CAPACITY as usize * 512]);
+    Sealed::seal(data, BlockSize::B512, protection, &Tags::default())
+}
+
+/// Blocks of which each is filled with its own number, sealed for their place.
+pub fn numbered(start: u64, blocks: u64, protection: Option<PiFormat>) -> Sealed {
+    let bytes: Vec<u8> = (start..start + blocks).flat_map(|block| [block as u8 + 1; 512]).collect();
+    let tags = Tags { first_ref: start, ..Tags::default() };
+    Sealed::seal(Slice::copy_from(&bytes), BlockSize::B512, protection, &tags)
+}
+
+/// The run of `blocks` blocks from `start`.
+pub fn extent(start: u64, blocks: u64) -> Extent {
+    Extent::from_raw(start, blocks).unwrap()
+}
+
+/// Every check that Type 1 has, from `start` on.
+pub fn full(start: u64) -> Checks {
+    Checks::full(TYPE1, Lba::new(start))
+}
+
+/// A write of numbered blocks.
+pub fn write(start: u64, blocks: u64, protection: Option<PiFormat>) -> Operation {
+    let data = numbered(start, blocks, protection);
+    Operation::Write { extent: extent(start, blocks), data, durability: Durability::Volatile }
+}
+
+/// Runs a future that never waits for anything outside.
+pub fn run<F: Future>(future: F) -> F::Output {
+    let mut future = pin!(future);
+    let mut context = Context::from_waker(Waker::noop());
+    for _ in 0..10_000 {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+            return output;
+        }
+    }
+    panic!("the future waits for something that never comes");
+}

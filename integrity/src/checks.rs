@@ -1,0 +1,181 @@
+//! What is checked, and what is reported when it does not hold.
+
+use std::fmt;
+
+use sealblock_units::Lba;
+
+use crate::PiFormat;
+use crate::wire;
+
+/// A value that is compared under a mask: only the bits set in `mask` count.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Masked<T> {
+    /// The value demanded.
+    pub expected: T,
+    /// The bits of it that count.
+    pub mask: T,
+}
+
+/// What is checked in a run of blocks. The default checks nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Checks {
+    /// Whether the guard must fit the data.
+    pub guard: bool,
+    /// What the application tag of every block must be.
+    pub app_tag: Option<Masked<u16>>,
+    /// What the storage tag of every block must be.
+    pub storage_tag: Option<Masked<u64>>,
+    /// What the reference tag of the first block must be; each further block must have one more. Cut to the bits that the
+    /// format has. Ignored in Type 3, whose reference tag belongs to the application and is never checked.
+    pub first_ref: Option<u64>,
+}
+
+impl Checks {
+    /// Checks nothing.
+    pub const NONE: Checks = Checks { guard: false, app_tag: None, storage_tag: None, first_ref: None };
+
+    /// Checks the guard and, in Types 1 and 2, that reference tags are the low bits of the address, for a run that
+    /// starts at `start`.
+    pub fn full(format: PiFormat, start: Lba) -> Checks {
+        let first_ref = format.protection().counts_blocks().then(|| format.reference_tag(start.get(), 0));
+        Checks { guard: true, first_ref, ..Checks::NONE }
+    }
+
+    /// The same checks for the run that starts `blocks` blocks later.
+    pub fn advance(&self, blocks: u64, format: PiFormat) -> Checks {
+        Checks { first_ref: self.first_ref.map(|first| format.reference_tag(first, blocks)), ..*self }
+    }
+}
+
+/// A field of a tuple.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Field {
+    /// The checksum of the data.
+    Guard,
+    /// The application tag.
+    AppTag,
+    /// The reference tag.
+    RefTag,
+    /// The storage tag.
+    StorageTag,
+}
+
+impl Field {
+    /// The name as reports spell it: `guard`, `app_tag`, `ref_tag` or `storage_tag`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Field::Guard => "guard",
+            Field::AppTag => "app_tag",
+            Field::RefTag => "ref_tag",
+            Field::StorageTag => "storage_tag",
+        }
+    }
+}
+
+impl fmt::Display for Field {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// A block whose tuple does not hold.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Mismatch {
+    /// Which block of the run, counted from 0.
+    pub block: usize,
+    /// The first field that failed, in the order guard, application tag, reference tag, storage tag.
+    pub field: Field,
+    /// What the field should have been: computed from the data, or demanded by the check. Bits that a mask leaves
+    /// unchecked are as found, so that expected and actual differ in just the bits that are wrong.
+    pub expected: u64,
+    /// What the tuple holds.
+    pub actual: u64,
+}
+
+/// [`Checks`] compiled for one format: what a whole tuple must be, under which mask.
+pub(crate) struct Demand {
+    format: PiFormat,
+    /// Whether the guard is computed.
+    pub(crate) guard: bool,
+    /// The bits of a tuple that count, guard included.
+    mask: u128,
+    /// Application and storage tag that are demanded, where they count.
+    fixed: u128,
+    first_ref: u64,
+    /// The bits of the reference tag that count.
+    ref_mask: u64,
+    escape: u128,
+}
+
+impl Demand {
+    pub(crate) fn new(format: PiFormat, checks: &Checks) -> Demand {
+        let space = u32::from(format.guard().space_bits());
+        let mut demand = Demand {
+            format,
+            guard: checks.guard,
+            mask: 0,
+            fixed: 0,
+            first_ref: 0,
+            ref_mask: 0,
+            escape: wire::escape_mask(format),
+        };
+        if checks.guard {
+            demand.mask |= u128::from(u64::MAX >> (64 - format.guard().bits())) << (space + 16);
+        }
+        if let Some(app) = checks.app_tag {
+            demand.mask |= u128::from(app.mask) << space;
+            demand.fixed |= u128::from(app.expected & app.mask) << space;
+        }
+        if let Some(storage) = checks.storage_tag {
+            let mask = storage.mask & format.storage_tag_mask();
+            demand.mask |= u128::from(mask) << format.reference_tag_bits();
+            demand.fixed |= u128::from(storage.expected & mask) << format.reference_tag_bits();
+        }
+        if let (Some(first), true) = (checks.first_ref, format.protection().counts_blocks()) {
+            demand.first_ref = first;
+            demand.ref_mask = format.reference_tag_mask();
+            demand.mask |= u128::from(demand.ref_mask);
+        }
+        demand
+    }
+
+    /// Whether nothing at all is checked.
+    pub(crate) fn is_nothing(&self) -> bool {
+        self.mask == 0
+    }
+
+    /// Whether this tuple switches its own checking off.
+    #[inline(always)]
+    pub(crate) fn is_escaped(&self, found: u128) -> bool {
+        found & self.escape == self.escape
+    }
+
+    /// The tuple demanded of a block, right where the mask counts; `guard` stands at its place already.
+    #[inline(always)]
+    pub(crate) fn tuple(&self, block: usize, guard: u128) -> u128 {
+        guard | self.fixed | u128::from(self.first_ref.wrapping_add(block as u64) & self.ref_mask)
+    }
+
+    /// Whether a tuple is as demanded.
+    #[inline(always)]
+    pub(crate) fn holds(&self, found: u128, demanded: u128) -> bool {
+        (found ^ demanded) & self.mask == 0
+    }
+
+    /// The first field that is not as demanded. Call only if the tuple does not hold.
+    #[cold]
+    pub(crate) fn mismatch(&self, block: usize, found: u128, demanded: u128) -> Mismatch {
+        let should = wire::unpack(self.format, (demanded & self.mask) | (found & !self.mask));
+        let is = wire::unpack(self.format, found);
+        let (field, expected, actual) = if should.guard != is.guard {
+            (Field::Guard, should.guard, is.guard)
+        } else if should.app_tag != is.app_tag {
+            (Field::AppTag, u64::from(should.app_tag), u64::from(is.app_tag))
+        } else if should.ref_tag != is.ref_tag {
+            (Field::RefTag, should.ref_tag, is.ref_tag)
+        } else {
+            (Field::StorageTag, should.storage_tag, is.storage_tag)
+        };
+        Mismatch { block, field, expected, actual }
+    }
+}

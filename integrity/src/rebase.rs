@@ -1,0 +1,149 @@
+//! Changing guard kind and tags at a boundary, checking the old tuple while making the new.
+//!
+//! The data is read once: a block's old guard is checked and its new one made while the block is in the nearest cache.
+//! If both formats have the same guard kind, the guard is carried over rather than made anew, so that a guard that is not
+//! checked here still tells the next hop the truth about the data, and data that is not checked is not read.
+
+use sealblock_units::BlockSize;
+
+use crate::checks::Demand;
+use crate::seal::assert_lengths;
+use crate::wire::{self, ESCAPE, Wire, for_kind};
+use crate::{Checks, Mismatch, PiFormat, Tuple};
+
+/// Whether a tag is kept or replaced.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Keep<T> {
+    /// Each block keeps the value it has, cut to the bits of the new format.
+    #[default]
+    Keep,
+    /// Blocks get this value, cut to the bits of the new format.
+    Replace(T),
+}
+
+/// What becomes of the tags. The default keeps all of them.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct RebaseTags {
+    /// The application tag of every block.
+    pub app_tag: Keep<u16>,
+    /// The storage tag of every block.
+    pub storage_tag: Keep<u64>,
+    /// The reference tag of the first block; a replacement grows by one with each block if the new format is of
+    /// Type 1 or 2, and stays in Type 3.
+    pub first_ref: Keep<u64>,
+}
+
+/// Checks each tuple of `tags_in` and writes its counterpart to `tags_out`; returns the number of bad blocks, each reported as
+/// [`crate::verify`] does.
+///
+/// - A bad block gets a new tuple whose guard is the inverse of the right one, so that whoever takes it for good
+///   finds it bad as well.
+/// - An escaped block stays escaped: it gets an application tag of FFFFh whatever `output` says, in Type 3 a reference tag of all
+///   ones too, and its guard is carried over, or all ones if the guard kind changes.
+/// - With a new guard kind, a block whose old guard is not checked gets a guard that fits whatever the data now is.
+///   Check the guard unless somebody else has.
+/// - A checked Type 3 block with application tag FFFFh that keeps it becomes an escaped block of Type 1 or 2: those types cannot say
+///   anything else.
+///
+/// Panics if `data` is no whole number of blocks, or either `tags` is not exactly one tuple for each of them.
+#[expect(clippy::too_many_arguments, reason = "two formats and two tag buffers stand side by side here only")]
+pub fn rebase(
+    from: PiFormat,
+    to: PiFormat,
+    size: BlockSize,
+    data: &[u8],
+    tags_in: &[u8],
+    tags_out: &mut [u8],
+    checks_on_input: &Checks,
+    output: &RebaseTags,
+    on_mismatch: &mut dyn FnMut(Mismatch),
+) -> usize {
+    assert_lengths(from, size, data.len(), tags_in.len());
+    assert_lengths(to, size, data.len(), tags_out.len());
+    let run = Run { from, to, demand: Demand::new(from, checks_on_input), output: *output };
+    let tuples = tags_in.chunks_exact(from.tuple_bytes()).zip(tags_out.chunks_exact_mut(to.tuple_bytes()));
+    let blocks = data.chunks_exact(size.bytes()).zip(tuples);
+    for_kind!(from.guard(), rebase_from(&run, blocks, on_mismatch))
+}
+
+/// What is the same for all blocks of a run.
+struct Run {
+    from: PiFormat,
+    to: PiFormat,
+    demand: Demand,
+    output: RebaseTags,
+}
+
+impl Run {
+    /// The new tuple of a block, but for its guard.
+    #[inline(always)]
+    fn tags(&self, block: usize, old: &Tuple) -> Tuple {
+        let kept = |keep, old| if let Keep::Replace(new) = keep { new } else { old };
+        Tuple {
+            guard: 0,
+            app_tag: if let Keep::Replace(new) = self.output.app_tag { new } else { old.app_tag },
+            storage_tag: kept(self.output.storage_tag, old.storage_tag),
+            ref_tag: match self.output.first_ref {
+                Keep::Keep => old.ref_tag,
+                Keep::Replace(first) => self.to.reference_tag(first, block as u64),
+            },
+        }
+    }
+
+    /// The new tuple of an escaped block.
+    fn escaped(&self, block: usize, old: &Tuple) -> Tuple {
+        let tags = self.tags(block, old);
+        Tuple {
+            guard: if self.from.guard() == self.to.guard() { old.guard } else { u64::MAX },
+            app_tag: ESCAPE,
+            ref_tag: if self.to.protection().counts_blocks() { tags.ref_tag } else { u64::MAX },
+            ..tags
+        }
+    }
+}
+
+fn rebase_from<'a, A: Wire>(
+    run: &Run,
+    blocks: impl Iterator<Item = (&'a [u8], (&'a [u8], &'a mut [u8]))>,
+    on_mismatch: &mut dyn FnMut(Mismatch),
+) -> usize {
+    // The type of the new guard comes first in the list that the macro fills in.
+    for_kind!(run.to.guard(), rebase_kinds::<A, _>(run, blocks, on_mismatch))
+}
+
+fn rebase_kinds<'a, B: Wire, A: Wire, I: Iterator<Item = (&'a [u8], (&'a [u8], &'a mut [u8]))>>(
+    run: &Run,
+    blocks: I,
+    on_mismatch: &mut dyn FnMut(Mismatch),
+) -> usize {
+    let mut bad = 0;
+    for (block, (data, (old_bytes, new_bytes))) in blocks.enumerate() {
+        let found = wire::load(A::TUPLE_BYTES, old_bytes);
+        let old = wire::unpack(run.from, found);
+        let mut new = if run.demand.is_escaped(found) {
+            run.escaped(block, &old)
+        } else {
+            let guard = if run.demand.guard { u128::from(A::compute(data)) << A::GUARD_SHIFT } else { 0 };
+            let demanded = run.demand.tuple(block, guard);
+            let mut new = run.tags(block, &old);
+            if run.demand.holds(found, demanded) {
+                new.guard = if A::KIND == B::KIND { old.guard } else { B::compute(data) };
+            } else {
+                bad += 1;
+                on_mismatch(run.demand.mismatch(block, found, demanded));
+                new = spoiled(run.to, new, B::compute(data));
+            }
+            new
+        };
+        new.guard &= B::GUARD_MASK;
+        wire::store(B::TUPLE_BYTES, wire::pack(run.to, &new), new_bytes);
+    }
+    bad
+}
+
+/// A tuple that no check of the guard lets pass: the wrong guard, and no escape.
+#[cold]
+fn spoiled(format: PiFormat, tags: Tuple, right_guard: u64) -> Tuple {
+    let spoiled = Tuple { guard: !right_guard, ..tags };
+    if spoiled.is_escaped(format) { Tuple { app_tag: 0, ..spoiled } } else { spoiled }
+}

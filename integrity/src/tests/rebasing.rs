@@ -1,0 +1,132 @@
+//! Rebasing, for every pair of formats.
+
+use proptest::prelude::*;
+use sealblock_units::BlockSize;
+
+use super::{all_checks, formats, mismatches, noise, sealed, sizes, tags};
+use crate::{Checks, Field, GuardKind, Keep, PiFormat, ProtectionType, RebaseTags, Tags, Tuple, rebase};
+
+const CRC16: PiFormat = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1);
+const CRC64: PiFormat = PiFormat::with_default_storage_tag(GuardKind::Crc64, ProtectionType::Type1);
+const IP: PiFormat = PiFormat::with_default_storage_tag(GuardKind::IpChecksum, ProtectionType::Type1);
+const TYPE3: PiFormat = PiFormat::with_default_storage_tag(GuardKind::Crc32c, ProtectionType::Type3);
+const SIZE: BlockSize = BlockSize::B512;
+
+fn replace_all(tags: &Tags) -> RebaseTags {
+    RebaseTags {
+        app_tag: Keep::Replace(tags.app_tag),
+        storage_tag: Keep::Replace(tags.storage_tag),
+        first_ref: Keep::Replace(tags.first_ref),
+    }
+}
+
+/// The new tuples, and which fields of which blocks were bad.
+fn rebased(
+    (from, to): (PiFormat, PiFormat),
+    size: BlockSize,
+    data: &[u8],
+    tuples: &[u8],
+    checks: &Checks,
+    output: &RebaseTags,
+) -> (Vec<u8>, Vec<(usize, Field)>) {
+    let mut new = vec![0xEE; data.len() / size.bytes() * to.tuple_bytes()];
+    let mut found = Vec::new();
+    let report = &mut |m: crate::Mismatch| found.push((m.block, m.field));
+    let bad = rebase(from, to, size, data, tuples, &mut new, checks, output, report);
+    assert_eq!(bad, found.len());
+    (new, found)
+}
+
+proptest! {
+    #[test]
+    fn rebasing_is_sealing_anew(
+        from in formats(), to in formats(), size in sizes(), old in tags(), new in tags(), seed in any::<u64>(),
+    ) {
+        let data = noise(seed, size.bytes() * 3);
+        let tuples = sealed(from, size, &data, &old);
+        // A reference tag of all ones with an application tag of all ones cannot come up: `tags` makes no escapes.
+        let result = rebased((from, to), size, &data, &tuples, &all_checks(&old), &replace_all(&new));
+        prop_assert_eq!(result, (sealed(to, size, &data, &new), vec![]));
+    }
+
+    #[test]
+    fn keeping_everything_changes_nothing(format in formats(), size in sizes(), tags in tags(), seed in any::<u64>()) {
+        let data = noise(seed, size.bytes() * 3);
+        let tuples = sealed(format, size, &data, &tags);
+        let result = rebased((format, format), size, &data, &tuples, &all_checks(&tags), &RebaseTags::default());
+        prop_assert_eq!(result, (tuples, vec![]));
+    }
+
+    #[test]
+    fn a_bad_block_is_found_and_gets_a_tuple_that_is_bad_too(
+        from in formats(), to in formats(), size in sizes(), old in tags(), new in tags(), seed in any::<u64>(),
+        bit in any::<prop::sample::Index>(),
+    ) {
+        let mut data = noise(seed, size.bytes() * 3);
+        let tuples = sealed(from, size, &data, &old);
+        let bit = bit.index(data.len() * 8);
+        data[bit / 8] ^= 1 << (bit % 8);
+        let block = bit / 8 / size.bytes();
+        let (result, found) = rebased((from, to), size, &data, &tuples, &all_checks(&old), &replace_all(&new));
+        prop_assert_eq!(found, [(block, Field::Guard)]);
+        let after = mismatches(to, size, &data, &result, &all_checks(&new));
+        prop_assert_eq!(after.iter().map(|m| (m.block, m.field)).collect::<Vec<_>>(), [(block, Field::Guard)]);
+    }
+}
+
+#[test]
+fn a_bad_tag_spoils_the_new_tuple_though_the_data_is_good() {
+    let (data, tags) = (noise(1, 512), Tags { app_tag: 1, storage_tag: 0, first_ref: 7 });
+    let tuples = sealed(IP, SIZE, &data, &tags);
+    let checks = Checks { first_ref: Some(8), ..all_checks(&tags) };
+    // Even if the new tags would make an escape.
+    for app_tag in [1, 0xFFFF] {
+        let output = RebaseTags { app_tag: Keep::Replace(app_tag), ..RebaseTags::default() };
+        let (new, found) = rebased((IP, CRC16), SIZE, &data, &tuples, &checks, &output);
+        assert_eq!(found, [(0, Field::RefTag)]);
+        assert!(!Tuple::read(CRC16, &new).is_escaped(CRC16));
+        let guard_only = Checks { guard: true, ..Checks::NONE };
+        assert_eq!(mismatches(CRC16, SIZE, &data, &new, &guard_only).len(), 1);
+    }
+}
+
+#[test]
+fn a_guard_of_the_same_kind_is_carried_over_even_unchecked() {
+    let (mut data, tags) = (noise(1, 512), Tags::default());
+    let tuples = sealed(CRC64, SIZE, &data, &tags);
+    data[100] ^= 4;
+    let output = RebaseTags { first_ref: Keep::Replace(9), ..RebaseTags::default() };
+    let (new, found) = rebased((CRC64, CRC64), SIZE, &data, &tuples, &Checks::NONE, &output);
+    assert_eq!(found, []);
+    assert_eq!(Tuple::read(CRC64, &new).ref_tag, 9);
+    assert_eq!(mismatches(CRC64, SIZE, &data, &new, &Checks { guard: true, ..Checks::NONE }).len(), 1);
+}
+
+#[test]
+fn escaped_blocks_stay_escaped() {
+    let (data, tags) = (noise(1, 1024), Tags { app_tag: 0xFFFF, storage_tag: 0, first_ref: 5 });
+    let tuples = sealed(CRC16, SIZE, &data, &tags);
+    let output = RebaseTags { app_tag: Keep::Replace(3), first_ref: Keep::Replace(20), ..RebaseTags::default() };
+    let checks = Checks { guard: true, ..Checks::NONE };
+    for to in [CRC16, CRC64, IP, TYPE3] {
+        let (new, found) = rebased((CRC16, to), SIZE, &data, &tuples, &checks, &output);
+        assert_eq!(found, []);
+        for (block, bytes) in new.chunks(to.tuple_bytes()).enumerate() {
+            let tuple = Tuple::read(to, bytes);
+            assert!(tuple.is_escaped(to), "{to:?}");
+            if to.protection().counts_blocks() {
+                assert_eq!(tuple.ref_tag, 20 + block as u64);
+            }
+        }
+    }
+}
+
+#[test]
+fn kept_tags_are_cut_to_the_new_format() {
+    let (data, tags) = (noise(1, 512), Tags { app_tag: 9, storage_tag: 0, first_ref: 0x1234_5678_9ABC });
+    let tuples = sealed(CRC64, SIZE, &data, &tags);
+    let (new, found) = rebased((CRC64, CRC16), SIZE, &data, &tuples, &all_checks(&tags), &RebaseTags::default());
+    assert_eq!(found, []);
+    let tuple = Tuple::read(CRC16, &new);
+    assert_eq!((tuple.app_tag, tuple.ref_tag), (9, 0x5678_9ABC));
+}
