@@ -25,8 +25,8 @@ pub struct Checks {
     pub app_tag: Option<Masked<u16>>,
     /// What the storage tag of every block must be.
     pub storage_tag: Option<Masked<u64>>,
-    /// What the reference tag of the first block must be; each further block must have one more. Cut to the bits that the
-    /// format has. Ignored in Type 3, whose reference tag belongs to the application and is never checked.
+    /// What the reference tag of the first block must be; each further block must have one more. Cut to the bits that
+    /// the format has. Ignored in Type 3, whose reference tag belongs to the application and is never checked.
     pub first_ref: Option<u64>,
 }
 

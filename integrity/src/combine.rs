@@ -1,12 +1,12 @@
 //! CRCs of a whole from the CRCs of its parts.
 //!
-//! A CRC is a remainder modulo a polynomial. Putting `n` bytes behind a message multiplies it by x^(8n), so the CRC of
-//! two parts is that of the first times x^(8n), plus that of the second. This holds for finished CRCs as they are, since in all three kinds
-//! initial and final XOR are equal and cancel out.
+//! A CRC is a remainder modulo a polynomial. Putting `n` bytes behind a message multiplies it by x^(8n), so the CRC
+//! of two parts is that of the first times x^(8n), plus that of the second. This holds for finished CRCs as they are,
+//! since in all three kinds initial and final XOR are equal and cancel out.
 //!
-//! [`crc16`], [`crc32c`] and [`crc64`] join parts of any length by multiplying, bit by bit; a [`Combiner`] multiplies by
-//! one fixed power through tables, one look-up for each byte of the CRC. [`InterleavedDigest`] makes the
-//! CRC-32C of an interleaved buffer, such as the data digest of an NVMe/TCP PDU, out of the block guards.
+//! [`crc16`], [`crc32c`] and [`crc64`] join parts of any length by multiplying, bit by bit; a [`Combiner`] multiplies
+//! by one fixed power through tables, one look-up for each byte of the CRC. [`InterleavedDigest`] makes the CRC-32C
+//! of an interleaved buffer, such as the data digest of an NVMe/TCP PDU, out of the block guards.
 
 mod digest;
 mod field;
@@ -182,7 +182,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn two_parts_give_the_whole(bytes in proptest::collection::vec(any::<u8>(), 0..6000), cut in any::<prop::sample::Index>()) {
+        fn two_parts_give_the_whole(
+            bytes in proptest::collection::vec(any::<u8>(), 0..6000), cut in any::<prop::sample::Index>(),
+        ) {
             holds_for(&bytes, cut.index(bytes.len() + 1));
         }
 

@@ -13,8 +13,8 @@ pub enum GuardKind {
     Crc32c,
     /// CRC-64/NVME: the 64-bit guard of NVMe, in a 16-byte tuple.
     Crc64,
-    /// The Internet checksum of RFC 1071, in an 8-byte tuple: the cheap guard of host buffers (DIX). It never goes to an
-    /// NVMe device, and it cannot see 16-bit words that changed places.
+    /// The Internet checksum of RFC 1071, in an 8-byte tuple: the cheap guard of host buffers (DIX). It never goes to
+    /// an NVMe device, and it cannot see 16-bit words that changed places.
     IpChecksum,
 }
 
@@ -39,7 +39,8 @@ impl GuardKind {
         }
     }
 
-    /// Bits that storage tag and reference tag share (NVM Command Set specification, "Protection Information Formats").
+    /// Bits that storage tag and reference tag share (NVM Command Set specification, "Protection Information
+    /// Formats").
     pub const fn space_bits(self) -> u8 {
         match self {
             GuardKind::Crc16 | GuardKind::IpChecksum => 32,
@@ -75,7 +76,7 @@ impl fmt::Display for GuardKind {
 }
 
 /// What the reference tag is compared with, and what switches checking off
-/// (NVM Command Set specification, "End-to-end Data Protection").
+/// (NVM Command Set specification, end-to-end data protection).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ProtectionType {
     /// The reference tag is the low bits of the block's address and grows by one with each block.

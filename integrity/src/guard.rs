@@ -1,9 +1,8 @@
 //! The checksums themselves, over any bytes.
 //!
-//! The CRCs come from `crc-fast`; the fixed entry points are called, since building its digest copies 200 bytes of
-//! parameters and costs as much as checksumming a few hundred bytes. `append` continues a finished CRC: all three CRCs have equal
-//! initial and final XOR, so the finished value of an empty message is 0 and the running state can be had back from a
-//! finished value.
+//! The CRCs come from `crc-fast`, through its fixed entry points: its digest, which `append` needs, copies some 200
+//! bytes of parameters first. `append` continues a finished CRC: all three CRCs have equal initial and final XOR, so
+//! the finished value of an empty message is 0, and the running state can be had back from a finished value.
 
 mod ip;
 
@@ -25,7 +24,8 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     crc_fast::crc32_iscsi(bytes)
 }
 
-/// CRC-64/NVME of `bytes` (polynomial AD93D23594C93659h, reflected; NVM Command Set specification, "64b CRC Definition").
+/// CRC-64/NVME of `bytes` (polynomial AD93D23594C93659h, reflected; the 64-bit guard of the NVM Command Set
+/// specification).
 #[inline]
 pub fn crc64(bytes: &[u8]) -> u64 {
     crc_fast::crc64_nvme(bytes)

@@ -54,7 +54,8 @@ impl Interleave {
         self.size.bytes() + self.metadata_bytes
     }
 
-    /// Where in a stride the tuple starts. In both positions the guard covers everything before it, and nothing behind.
+    /// Where in a stride the tuple starts. In both positions the guard covers everything before it, and nothing
+    /// behind.
     const fn tuple_at(self) -> usize {
         match self.position {
             PiPosition::First => self.size.bytes(),

@@ -7,8 +7,8 @@
 //!
 //! Invariants: nothing here does I/O, allocates on the path of a block, or trusts a byte of its input; a length that
 //! does not fit the format is a mistake of the caller and panics, a tuple that does not fit its data is a
-//! [`Mismatch`]. One loop serves every format: a tuple is loaded as one big-endian integer and compared under one mask,
-//! so the clean path costs the checksum and a few instructions.
+//! [`Mismatch`]. One loop serves every format: a tuple is loaded as one big-endian integer and compared under one
+//! mask, so the clean path costs the checksum and a few instructions.
 
 pub mod combine;
 pub mod guard;

@@ -1,8 +1,9 @@
 //! Changing guard kind and tags at a boundary, checking the old tuple while making the new.
 //!
-//! The data is read once: a block's old guard is checked and its new one made while the block is in the nearest cache.
-//! If both formats have the same guard kind, the guard is carried over rather than made anew, so that a guard that is not
-//! checked here still tells the next hop the truth about the data, and data that is not checked is not read.
+//! The data is read once: a block's old guard is checked and its new one made while the block is in the nearest
+//! cache. If both formats have the same guard kind, the guard is carried over rather than made anew, so that a guard
+//! that is not checked here still tells the next hop the truth about the data, and data that is not checked is not
+//! read.
 
 use sealblock_units::BlockSize;
 
@@ -33,17 +34,17 @@ pub struct RebaseTags {
     pub first_ref: Keep<u64>,
 }
 
-/// Checks each tuple of `tags_in` and writes its counterpart to `tags_out`; returns the number of bad blocks, each reported as
-/// [`crate::verify`] does.
+/// Checks each tuple of `tags_in` and writes its counterpart to `tags_out`; returns the number of bad blocks, each
+/// reported as [`crate::verify`] does.
 ///
 /// - A bad block gets a new tuple whose guard is the inverse of the right one, so that whoever takes it for good
 ///   finds it bad as well.
-/// - An escaped block stays escaped: it gets an application tag of FFFFh whatever `output` says, in Type 3 a reference tag of all
-///   ones too, and its guard is carried over, or all ones if the guard kind changes.
+/// - An escaped block stays escaped: it gets an application tag of FFFFh whatever `output` says, in Type 3 a
+///   reference tag of all ones too, and its guard is carried over, or all ones if the guard kind changes.
 /// - With a new guard kind, a block whose old guard is not checked gets a guard that fits whatever the data now is.
 ///   Check the guard unless somebody else has.
-/// - A checked Type 3 block with application tag FFFFh that keeps it becomes an escaped block of Type 1 or 2: those types cannot say
-///   anything else.
+/// - A checked Type 3 block with application tag FFFFh that keeps it becomes an escaped block of Type 1 or 2: those
+///   types cannot say anything else.
 ///
 /// Panics if `data` is no whole number of blocks, or either `tags` is not exactly one tuple for each of them.
 #[expect(clippy::too_many_arguments, reason = "two formats and two tag buffers stand side by side here only")]

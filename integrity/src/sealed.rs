@@ -8,7 +8,7 @@
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::BlockSize;
 
-use crate::{Checks, Mismatch, PiFormat, Tags, seal, verify};
+use crate::{Checks, Mismatch, PiFormat, Tags, Tuple, seal, verify};
 
 /// Blocks whose tags match their data, as far as was asked. Without a protection format there is nothing to match.
 #[derive(Clone, Debug)]
@@ -17,6 +17,7 @@ pub struct Sealed {
     tags: Slice,
     size: BlockSize,
     format: Option<PiFormat>,
+    guards_hold: bool,
 }
 
 impl Sealed {
@@ -34,7 +35,13 @@ impl Sealed {
             }
             None => Slice::empty(),
         };
-        Sealed { data, tags, size, format }
+        Sealed { data, tags, size, format, guards_hold: true }
+    }
+
+    /// Whether every guard is known to match its data. Not so where a host asked for no check of guards, or where a tuple
+    /// escapes checking.
+    pub fn guards_hold(&self) -> bool {
+        self.guards_hold
     }
 
     /// The data, block after block.
@@ -71,8 +78,7 @@ impl Sealed {
         Sealed {
             data: cut(&self.data, self.size.bytes()),
             tags: self.format.map_or_else(Slice::empty, |format| cut(&self.tags, format.tuple_bytes())),
-            size: self.size,
-            format: self.format,
+            ..*self
         }
     }
 
@@ -95,7 +101,8 @@ impl Sealed {
             }
             whole.freeze()
         };
-        Sealed { data: concat(Sealed::data), tags: concat(Sealed::tags), size: first.size, format: first.format }
+        let guards_hold = parts.iter().all(Sealed::guards_hold);
+        Sealed { data: concat(Sealed::data), tags: concat(Sealed::tags), guards_hold, ..*first }
     }
 }
 
@@ -155,9 +162,17 @@ impl Unverified {
             verify(format, self.size, &self.data, &self.tags, checks, &mut |mismatch| mismatches.push(mismatch));
         }
         if mismatches.is_empty() {
-            Ok(Sealed { data: self.data, tags: self.tags, size: self.size, format: self.format })
+            let guards_hold = checks.guard && !self.escapes();
+            Ok(Sealed { data: self.data, tags: self.tags, size: self.size, format: self.format, guards_hold })
         } else {
             Err(mismatches)
         }
+    }
+
+    /// Whether any tuple says that its block is not to be checked.
+    fn escapes(&self) -> bool {
+        self.format.is_some_and(|format| {
+            self.tags.chunks_exact(format.tuple_bytes()).any(|tags| Tuple::read(format, tags).is_escaped(format))
+        })
     }
 }

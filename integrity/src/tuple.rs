@@ -32,7 +32,7 @@ impl Tuple {
 
     /// Whether the tuple switches the checking of its block off: an application tag of FFFFh, in Type 3 together with
     /// a reference tag of all ones, if the format has one
-    /// (NVM Command Set specification, "Application Tag" in "End-to-end Data Protection").
+    /// (NVM Command Set specification, end-to-end data protection).
     pub fn is_escaped(&self, format: PiFormat) -> bool {
         let mask = wire::escape_mask(format);
         wire::pack(format, self) & mask == mask

@@ -9,9 +9,9 @@ use crate::{Checks, Mismatch, PiFormat};
 
 /// Checks each block of `data` and its tuple in `tags`; returns the number of bad blocks.
 ///
-/// A bad block is reported once, with its first failing field in the order guard, application tag, reference tag, storage tag; all blocks
-/// are looked at, so one bad block hides no other. A tuple that escapes ([`crate::Tuple::is_escaped`]) is not checked at all. Data is read
-/// only if the guard is checked.
+/// A bad block is reported once, with its first failing field in the order guard, application tag, reference tag,
+/// storage tag; all blocks are looked at, so one bad block hides no other. A tuple that escapes
+/// ([`crate::Tuple::is_escaped`]) is not checked at all. Data is read only if the guard is checked.
 ///
 /// Panics if `data` is no whole number of blocks, or `tags` is not exactly one tuple for each of them.
 pub fn verify(

@@ -2,8 +2,8 @@
 //!
 //! A tuple is read as one big-endian integer (64-bit ones widened), in which guard, application tag, storage tag and
 //! reference tag follow each other from the most to the least significant bit. So every format shares the same
-//! arithmetic, and a whole tuple is compared at once. [`Wire`] gives a guard kind its constants at compile time, so that the loop
-//! over blocks is compiled once for each kind.
+//! arithmetic, and a whole tuple is compared at once. [`Wire`] gives a guard kind its constants at compile time, so
+//! that the loop over blocks is compiled once for each kind.
 
 use crate::guard;
 use crate::{GuardKind, PiFormat, ProtectionType, Tuple};

@@ -1,2 +1,11 @@
 //! Benchmarks, one per claim.
-fn main() {}
+
+mod guards;
+
+fn main() -> anyhow::Result<()> {
+    match std::env::args().nth(1).as_deref() {
+        Some("guards") => print!("{}", guards::run()?),
+        _ => anyhow::bail!("name a benchmark: guards"),
+    }
+    Ok(())
+}

@@ -21,7 +21,8 @@ impl InterleavedDigest {
         InterleavedDigest { data: Combiner::new(size.bytes() as u64), tuple: Combiner::new(tuple_bytes as u64) }
     }
 
-    /// The CRC-32C of what `crc` was computed over, followed by a block with CRC-32C `data_crc` and then by `tuple`; start with 0.
+    /// The CRC-32C of what `crc` was computed over, followed by a block with CRC-32C `data_crc` and then by `tuple`;
+    /// start with 0.
     ///
     /// Panics if `tuple` has not the length that the operators were made for.
     #[inline]
@@ -31,8 +32,9 @@ impl InterleavedDigest {
         if tuple.is_empty() { crc } else { self.tuple.join(crc, guard::crc32c(tuple)) }
     }
 
-    /// The CRC-32C of what `crc` was computed over, followed by blocks and their tuples, interleaved. The data's CRCs are the guards in the tuples,
-    /// which must have been verified against the data before, or the digest vouches for bytes that nobody looked at.
+    /// The CRC-32C of what `crc` was computed over, followed by blocks and their tuples, interleaved. The data's CRCs
+    /// are the guards in the tuples, which must have been verified against the data before, or the digest vouches for
+    /// bytes that nobody looked at.
     ///
     /// Panics if the guard of `format` is not CRC-32C, or `tags` is no whole number of tuples.
     pub fn join_sealed(&self, crc: u32, format: PiFormat, tags: &[u8]) -> u32 {
@@ -73,7 +75,9 @@ mod tests {
         }
 
         #[test]
-        fn tuples_of_any_length_join(data in proptest::collection::vec(any::<u8>(), 512 * 3), tuple_bytes in 1_usize..20) {
+        fn tuples_of_any_length_join(
+            data in proptest::collection::vec(any::<u8>(), 512 * 3), tuple_bytes in 1_usize..20,
+        ) {
             let size = BlockSize::B512;
             let tags: Vec<u8> = (0..3 * tuple_bytes).map(|i| i as u8).collect();
             let digest = InterleavedDigest::new(size, tuple_bytes);

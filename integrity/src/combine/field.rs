@@ -1,7 +1,7 @@
 //! Arithmetic modulo a CRC's polynomial.
 //!
-//! Elements are remainders in the bit order of the CRC itself: in a plain CRC the least significant bit is the coefficient of
-//! x^0, in a reflected one it is that of the highest power.
+//! Elements are remainders in the bit order of the CRC itself: in a plain CRC the least significant bit is the
+//! coefficient of x^0, in a reflected one it is that of the highest power.
 
 /// The arithmetic of one CRC of at most 64 bits.
 #[derive(Clone, Copy)]

@@ -1,15 +1,16 @@
 //! The Internet checksum (RFC 1071) as a guard: the "IP" guard of DIX host buffers.
 //!
 //! Byte order. The value is that of RFC 1071 over 16-bit words in network byte order: each even-numbered byte is the
-//! more significant of its word, an odd last byte is padded with a zero byte behind it, the sum's carries are added back, and the result is
-//! inverted. A tuple stores it big-endian like every guard. That puts the same two bytes into the tuple as an
-//! implementation that sums and stores words in a little-endian machine's own order, such as the block layer of Linux,
-//! because swapping the bytes of all words swaps the bytes of their one's-complement sum (RFC 1071, section 2 (B)).
-//! The sum of all-zero data is 0, so its guard is FFFFh; any other data that sums to a multiple of FFFFh has guard 0.
+//! more significant of its word, an odd last byte is padded with a zero byte behind it, the sum's carries are added
+//! back, and the result is inverted. A tuple stores it big-endian like every guard. That puts the same two bytes into
+//! the tuple as an implementation that sums and stores words in a little-endian machine's own order, such as the
+//! block layer of Linux, because swapping the bytes of all words swaps the bytes of their one's-complement sum (RFC
+//! 1071, section 2 (B)). The sum of all-zero data is 0, so its guard is FFFFh; any other data that sums to a multiple
+//! of FFFFh has guard 0.
 //!
-//! The loop adds 32-bit words into sixteen 64-bit lanes, which the compiler turns into vector code; no lane can overflow
-//! before 2^32 words. Folding a sum of 32-bit words down to 16 bits gives the same value as adding 16-bit words, since
-//! 2^16 is 1 modulo FFFFh.
+//! The loop adds 32-bit words into sixteen 64-bit lanes, which the compiler turns into vector code; no lane can
+//! overflow before 2^32 words. Folding a sum of 32-bit words down to 16 bits gives the same value as adding 16-bit
+//! words, since 2^16 is 1 modulo FFFFh.
 
 /// Lanes and bytes of one step.
 const LANES: usize = 16;

@@ -70,21 +70,27 @@ proptest! {
     }
 
     #[test]
-    fn interleaved_is_the_same_tuple_by_tuple(format in formats(), size in sizes(), tags in tags(), seed in any::<u64>()) {
+    fn interleaved_is_the_same_tuple_by_tuple(
+        format in formats(), size in sizes(), tags in tags(), seed in any::<u64>(),
+    ) {
         let data = noise(seed, size.bytes() * BLOCKS);
         let tuples = sealed(format, size, &data, &tags);
         let layout = Interleave::tuple_only(format, size);
-        let mut buffer: Vec<u8> = data.chunks(size.bytes()).flat_map(|d| [d, &[0; 16][..format.tuple_bytes()]].concat()).collect();
+        let weave = |tuples: &[u8]| -> Vec<u8> {
+            let pairs = data.chunks(size.bytes()).zip(tuples.chunks(format.tuple_bytes()));
+            pairs.flat_map(|(data, tuple)| [data, tuple].concat()).collect()
+        };
+        let mut buffer = weave(&vec![0; tuples.len()]);
         seal_interleaved(layout, &mut buffer, &tags);
-        let expected: Vec<u8> = data.chunks(size.bytes()).zip(tuples.chunks(format.tuple_bytes())).flat_map(|(d, t)| [d, t].concat()).collect();
-        prop_assert_eq!(&buffer, &expected);
+        prop_assert_eq!(&buffer, &weave(&tuples));
         prop_assert_eq!(verify_interleaved(layout, &buffer, &all_checks(&tags), &mut |_| ()), 0);
     }
 
     #[test]
     fn the_guard_covers_metadata_only_before_the_tuple(
         format in formats(), size in sizes(), tags in tags(), more in 1_usize..50, seed in any::<u64>(),
-        position in prop::sample::select(&[PiPosition::First, PiPosition::Last][..]), bit in any::<prop::sample::Index>(),
+        position in prop::sample::select(&[PiPosition::First, PiPosition::Last][..]),
+        bit in any::<prop::sample::Index>(),
     ) {
         let layout = Interleave::new(format, size, format.tuple_bytes() + more, position).unwrap();
         let mut buffer = noise(seed, layout.stride_bytes() * BLOCKS);
@@ -100,7 +106,9 @@ proptest! {
     }
 
     #[test]
-    fn append_continues_every_guard(bytes in proptest::collection::vec(any::<u8>(), 0..3000), cut in any::<prop::sample::Index>()) {
+    fn append_continues_every_guard(
+        bytes in proptest::collection::vec(any::<u8>(), 0..3000), cut in any::<prop::sample::Index>(),
+    ) {
         let cut = cut.index(bytes.len() + 1) & !1;
         for kind in GuardKind::ALL {
             let first = guard::append(kind, guard::empty(kind), &bytes[..cut]);

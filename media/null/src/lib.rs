@@ -1,1 +1,168 @@
-//! A device that stores nothing.
+//! A device that stores nothing: writes vanish, reads are zeroes.
+//!
+//! It is what remains of a stack when the medium costs nothing, so that benchmarks see the stack itself.
+//!
+//! Invariants: every operation is native and ends at once. With protection information the tuples read are all ones, which
+//! switches checking off, as those of a deallocated block do; anything else would be a lie about data that was lost.
+
+use std::cell::RefCell;
+
+use sealblock_block::{Abilities, Ability, Answer, Device, Failure, Geometry, Limits, Operation, Outcome, Verified};
+use sealblock_integrity::{Checks, PiFormat, Sealed, Unverified};
+use sealblock_runtime_memory::{Buffer, Slice};
+use sealblock_units::{BlockSize, Extent};
+
+/// Bytes of data in one transfer; larger requests are cut by the gate.
+const TRANSFER_BYTES: usize = 4 << 20;
+
+/// The device behind `null:SIZE`. See the crate's header.
+pub struct NullDevice {
+    geometry: Geometry,
+    /// What reads are answered with, as long as the longest one so far; shared by all of them, since nobody can write it.
+    zeroes: RefCell<Slice>,
+    ones: RefCell<Slice>,
+}
+
+impl NullDevice {
+    /// `capacity_blocks` blocks that are always zeroes.
+    pub fn new(block_size: BlockSize, capacity_blocks: u64, protection: Option<PiFormat>) -> NullDevice {
+        // Nothing is done for a block without payload, so those limits are as large as they get.
+        let most = Limits::new(block_size, usize::MAX, u32::MAX);
+        let limits = Limits { transfer: Limits::new(block_size, TRANSFER_BYTES, 1).transfer, ..most };
+        NullDevice {
+            geometry: Geometry { block_size, capacity_blocks, protection, limits },
+            zeroes: RefCell::default(),
+            ones: RefCell::default(),
+        }
+    }
+
+    fn read(&self, extent: Extent) -> Sealed {
+        let (size, format) = (self.geometry.block_size, self.geometry.protection);
+        let data = constant(&self.zeroes, 0, extent.bytes(size) as usize);
+        let tags = constant(&self.ones, 0xFF, extent.len() as usize * format.map_or(0, PiFormat::tuple_bytes));
+        let read = Unverified::new(data, tags, size, format).expect("as many tuples as blocks were made");
+        read.verify(&Checks::NONE).expect("nothing was asked to be checked")
+    }
+
+    /// Compares with zeroes, which is what would be read.
+    fn compare(&self, extent: Extent, wanted: &Sealed) -> Outcome {
+        let blocks = wanted.data().chunks_exact(self.geometry.block_size.bytes());
+        match extent.iter().zip(blocks).find(|(_, block)| block.iter().any(|&byte| byte != 0)) {
+            Some((lba, _)) => Err(Failure::Miscompare { lba }.into()),
+            None => Ok(Answer::Done),
+        }
+    }
+}
+
+/// `length` bytes of `fill`, cut from a shared run that grows when it is too short.
+fn constant(shared: &RefCell<Slice>, fill: u8, length: usize) -> Slice {
+    let mut shared = shared.borrow_mut();
+    if shared.len() < length {
+        let mut buffer = Buffer::zeroed(length.next_power_of_two());
+        buffer.fill(fill);
+        *shared = buffer.freeze();
+    }
+    shared.slice(..length)
+}
+
+impl Device for NullDevice {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities {
+            writable: true,
+            verify: Ability::Native,
+            compare: Ability::Native,
+            discard: Ability::Native,
+            write_zeroes: Ability::Native,
+            unmap_zeroes: true,
+            offloads: false,
+        }
+    }
+
+    async fn execute(&self, operation: Operation) -> Outcome {
+        match operation {
+            Operation::Read { extent, .. } => Ok(Answer::Data(self.read(extent))),
+            Operation::Verify { .. } => Ok(Answer::Verified(Verified::default())),
+            Operation::Compare { extent, data } => self.compare(extent, &data),
+            Operation::Write { .. } | Operation::Flush | Operation::Discard { .. } | Operation::WriteZeroes { .. } => {
+                Ok(Answer::Done)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+    use sealblock_block::{Durability, Gate};
+    use sealblock_integrity::{GuardKind, ProtectionType, Tags};
+    use sealblock_units::Lba;
+
+    fn run(gate: &Gate<NullDevice>, operation: Operation) -> Outcome {
+        gate.execute(operation).now_or_never().expect("a device without a medium never waits")
+    }
+
+    fn extent(start: u64, blocks: u64) -> Extent {
+        Extent::from_raw(start, blocks).unwrap()
+    }
+
+    /// A gate on a device of 2^40 blocks, which no memory could hold.
+    fn gate(format: Option<PiFormat>) -> Gate<NullDevice> {
+        Gate::new("null", NullDevice::new(BlockSize::B4096, 1 << 40, format))
+    }
+
+    fn sealed(format: Option<PiFormat>, at: Extent, byte: u8) -> Sealed {
+        let data = Slice::copy_from(&vec![byte; at.bytes(BlockSize::B4096) as usize]);
+        Sealed::seal(data, BlockSize::B4096, format, &Tags { first_ref: at.start().get(), ..Tags::default() })
+    }
+
+    #[test]
+    fn writes_vanish_and_reads_are_unchecked_zeroes() {
+        for kind in ProtectionType::ALL {
+            let format = PiFormat::with_default_storage_tag(GuardKind::Crc64, kind);
+            for format in [None, Some(format)] {
+                let (gate, at) = (gate(format), extent((1 << 40) - 3, 3));
+                let data = sealed(format, at, 7);
+                let write = Operation::Write { extent: at, data, durability: Durability::ForceUnitAccess };
+                assert!(matches!(run(&gate, write), Ok(Answer::Done)));
+                let checks = format.map_or(Checks::NONE, |format| Checks::full(format, at.start()));
+                let Ok(Answer::Data(data)) = run(&gate, Operation::Read { extent: at, checks }) else {
+                    panic!("reads")
+                };
+                assert!(data.blocks() == 3 && data.data().iter().all(|&byte| byte == 0));
+                // Whoever checks again, as an export does, must find the blocks good.
+                let (size, again) = (data.size(), data.format());
+                let read = Unverified::new(data.data().clone(), data.tags().clone(), size, again).unwrap();
+                assert!(read.verify(&checks).is_ok());
+            }
+        }
+    }
+
+    #[test]
+    fn only_zeroes_compare_equal() {
+        let (gate, at) = (gate(None), extent(5, 4));
+        let compare = |data| run(&gate, Operation::Compare { extent: at, data });
+        assert!(matches!(compare(sealed(None, at, 0)), Ok(Answer::Done)));
+        let mut bytes = vec![0; 4 * 4096];
+        bytes[2 * 4096 + 9] = 1;
+        let data = Sealed::seal(Slice::copy_from(&bytes), BlockSize::B4096, None, &Tags::default());
+        assert_eq!(compare(data).unwrap_err().into_failure(), Failure::Miscompare { lba: Lba::new(7) });
+    }
+
+    #[test]
+    fn operations_without_payload_take_the_longest_extent() {
+        let gate = gate(None);
+        let at = extent(0, u64::from(u32::MAX));
+        assert!(matches!(run(&gate, Operation::Verify { extent: at, checks: Checks::NONE }), Ok(Answer::Verified(_))));
+        let zero = Operation::WriteZeroes { extent: at, may_unmap: true, durability: Durability::Volatile };
+        for operation in [zero, Operation::Discard { extents: vec![at] }, Operation::Flush] {
+            assert!(matches!(run(&gate, operation), Ok(Answer::Done)));
+        }
+        let past = Operation::Verify { extent: extent(1 << 40, 1), checks: Checks::NONE };
+        assert!(matches!(run(&gate, past).unwrap_err().into_failure(), Failure::Range { .. }));
+    }
+}

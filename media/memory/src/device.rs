@@ -1,0 +1,235 @@
+//! Blocks in RAM, with tags beside them.
+
+use std::cell::RefCell;
+
+use sealblock_block::{
+    Abilities, Ability, Answer, Device, Error, Failure, Fault, Faults, Geometry, Limits, Operation, Outcome, Verified,
+};
+use sealblock_integrity::{Checks, PiFormat, ProtectionType, Sealed, Tags, Unverified, verify};
+use sealblock_runtime_memory::{Buffer, Pool};
+use sealblock_units::{BlockSize, Extent, Lba};
+
+use crate::sparse::Sparse;
+
+/// Bytes of data in a chunk: small enough to give memory back, large enough to make few of them.
+const CHUNK_BYTES: usize = 64 << 10;
+/// Bytes of data in one transfer; larger requests are cut by the gate.
+const TRANSFER_BYTES: usize = 4 << 20;
+/// Bytes that one Verify or WriteZeroes covers: a few hundred microseconds during which the core does nothing else.
+const IN_PLACE_BYTES: usize = 16 << 20;
+
+/// A device in RAM, with or without protection information. See the crate's header.
+pub struct MemoryDevice {
+    geometry: Geometry,
+    stored: RefCell<Stored>,
+    pool: Option<Pool>,
+}
+
+/// What to change in a stored block behind its tag's back. Offsets count from the start of the block's data or tuple.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Damage {
+    /// Inverts the bits of `mask` in the byte at `at` of the data.
+    Data {
+        /// Byte of the data, taken modulo the block size.
+        at: usize,
+        /// Bits to invert.
+        mask: u8,
+    },
+    /// Inverts the bits of `mask` in the byte at `at` of the tuple.
+    Tag {
+        /// Byte of the tuple, taken modulo its length.
+        at: usize,
+        /// Bits to invert.
+        mask: u8,
+    },
+}
+
+struct Stored {
+    data: Sparse,
+    tags: Sparse,
+}
+
+impl MemoryDevice {
+    /// `capacity_blocks` blocks that read as zeroes. No memory is taken yet.
+    pub fn new(block_size: BlockSize, capacity_blocks: u64, protection: Option<PiFormat>) -> MemoryDevice {
+        let in_place = Limits::new(block_size, IN_PLACE_BYTES, (IN_PLACE_BYTES >> block_size.shift()) as u32);
+        let limits = Limits { transfer: Limits::new(block_size, TRANSFER_BYTES, 1).transfer, ..in_place };
+        // The tags of a chunk of data never straddle two chunks of tags.
+        let tags_of_chunk = (CHUNK_BYTES >> block_size.shift()) * protection.map_or(0, PiFormat::tuple_bytes);
+        MemoryDevice {
+            geometry: Geometry { block_size, capacity_blocks, protection, limits },
+            stored: RefCell::new(Stored {
+                data: Sparse::new(CHUNK_BYTES, 0),
+                tags: Sparse::new(tags_of_chunk * 16, 0xFF),
+            }),
+            pool: None,
+        }
+    }
+
+    /// The same device, whose reads are answered in buffers of `pool`.
+    pub fn with_pool(mut self, pool: Pool) -> MemoryDevice {
+        self.pool = Some(pool);
+        self
+    }
+
+    /// Bytes of memory taken by data and tags.
+    pub fn allocated_bytes(&self) -> u64 {
+        let stored = self.stored.borrow();
+        stored.data.allocated_bytes() + stored.tags.allocated_bytes()
+    }
+
+    /// Damages a stored block; tells whether there was anything to damage (a block in unwritten memory has nothing).
+    pub fn damage(&self, lba: Lba, damage: Damage) -> bool {
+        if lba.get() >= self.geometry.capacity_blocks {
+            return false;
+        }
+        let mut stored = self.stored.borrow_mut();
+        match damage {
+            Damage::Data { at, mask } => {
+                let size = self.geometry.block_size.bytes();
+                stored.data.flip(lba.get() * size as u64 + (at % size) as u64, mask)
+            }
+            Damage::Tag { at, mask } => match self.geometry.protection.map(PiFormat::tuple_bytes) {
+                Some(tuple) => stored.tags.flip(lba.get() * tuple as u64 + (at % tuple) as u64, mask),
+                None => false,
+            },
+        }
+    }
+
+    fn tuple_bytes(&self) -> u64 {
+        self.geometry.protection.map_or(0, PiFormat::tuple_bytes) as u64
+    }
+
+    fn buffer(&self, len_bytes: u64) -> Buffer {
+        match &self.pool {
+            Some(pool) => pool.take(len_bytes as usize),
+            None => Buffer::zeroed(len_bytes as usize),
+        }
+    }
+
+    fn read(&self, extent: Extent, checks: &Checks) -> Outcome {
+        let (start, tuple_bytes) = (extent.start().get(), self.tuple_bytes());
+        let mut data = self.buffer(extent.bytes(self.geometry.block_size));
+        let mut tags = self.buffer(extent.len() * tuple_bytes);
+        let stored = self.stored.borrow();
+        stored.data.read(start << self.geometry.block_size.shift(), &mut data);
+        stored.tags.read(start * tuple_bytes, &mut tags);
+        let (size, format) = (self.geometry.block_size, self.geometry.protection);
+        let read =
+            Unverified::new(data.freeze(), tags.freeze(), size, format).expect("as many tuples as blocks were copied");
+        match read.verify(checks) {
+            Ok(sealed) => Ok(Answer::Data(sealed)),
+            Err(mismatches) => {
+                Err(damaged(mismatches.iter().map(|bad| Fault::of_mismatch(extent.start(), bad)).collect()))
+            }
+        }
+    }
+
+    fn write(&self, extent: Extent, sealed: &Sealed) {
+        let mut stored = self.stored.borrow_mut();
+        stored.data.write(extent.start().get() << self.geometry.block_size.shift(), sealed.data());
+        stored.tags.write(extent.start().get() * self.tuple_bytes(), sealed.tags());
+    }
+
+    /// Makes blocks as if they had never been written.
+    fn unmap(&self, extent: Extent) {
+        let (start, tuple_bytes) = (extent.start().get(), self.tuple_bytes());
+        let mut stored = self.stored.borrow_mut();
+        stored.data.clear(start << self.geometry.block_size.shift(), extent.bytes(self.geometry.block_size));
+        stored.tags.clear(start * tuple_bytes, extent.len() * tuple_bytes);
+    }
+
+    /// Zeroes with tags that are checked like any other's, unlike those of an unmapped block.
+    fn write_zeroes(&self, extent: Extent) {
+        let Some(format) = self.geometry.protection else { return self.unmap(extent) };
+        let block_size = self.geometry.block_size;
+        let zeroes = Buffer::zeroed(CHUNK_BYTES).freeze();
+        for part in self.by_chunk(extent) {
+            let tags = Tags { app_tag: 0, storage_tag: 0, first_ref: part.start().get() };
+            let data = zeroes.slice(..part.bytes(block_size) as usize);
+            self.write(part, &Sealed::seal(data, block_size, Some(format), &tags));
+        }
+    }
+
+    /// Checks blocks where they lie. Memory that is not there holds nothing that could be damaged.
+    fn verify(&self, extent: Extent, checks: &Checks) -> Outcome {
+        let Some(format) = self.geometry.protection else { return Ok(Answer::Verified(Verified::default())) };
+        let (size, stored) = (self.geometry.block_size, self.stored.borrow());
+        let mut faults = Vec::new();
+        for part in self.by_chunk(extent) {
+            let start = part.start().get();
+            let data = stored.data.peek(start << size.shift(), part.bytes(size) as usize);
+            let tags = stored.tags.peek(start * self.tuple_bytes(), (part.len() * self.tuple_bytes()) as usize);
+            // Without tags they are all ones, which are not checked; data is zeroes where it alone is not there.
+            let Some(tags) = tags else { continue };
+            let checks = checks.advance(start - extent.start().get(), format);
+            let mut note = |mismatch| faults.push(Fault::of_mismatch(part.start(), &mismatch));
+            match data {
+                Some(data) => verify(format, size, data, tags, &checks, &mut note),
+                None => verify(format, size, &vec![0; part.bytes(size) as usize], tags, &checks, &mut note),
+            };
+        }
+        if faults.is_empty() { Ok(Answer::Verified(Verified::default())) } else { Err(damaged(faults)) }
+    }
+
+    fn compare(&self, extent: Extent, wanted: &Sealed) -> Outcome {
+        // A damaged block is damage and not a difference. Reference tags of the application's choice cannot be checked here.
+        let type1 = self.geometry.protection.is_some_and(|format| format.protection() == ProtectionType::Type1);
+        let checks = Checks { guard: true, first_ref: type1.then_some(extent.start().get()), ..Checks::NONE };
+        self.verify(extent, &checks)?;
+        let (size, stored) = (self.geometry.block_size, self.stored.borrow());
+        let mut block = vec![0; size.bytes()];
+        for (lba, wanted) in extent.iter().zip(wanted.data().chunks_exact(size.bytes())) {
+            stored.data.read(lba.get() << size.shift(), &mut block);
+            if block != wanted {
+                return Err(Failure::Miscompare { lba }.into());
+            }
+        }
+        Ok(Answer::Done)
+    }
+
+    /// The extent cut where chunks of data end, which is never within a chunk of tags' part.
+    fn by_chunk(&self, extent: Extent) -> impl Iterator<Item = Extent> + use<> {
+        extent.split_aligned(Limits::new(self.geometry.block_size, CHUNK_BYTES, 1).transfer)
+    }
+}
+
+#[cold]
+fn damaged(faults: Vec<Fault>) -> Error {
+    Faults::new(faults).expect("a failed check names a block").into()
+}
+
+impl Device for MemoryDevice {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities {
+            writable: true,
+            verify: Ability::Native,
+            compare: Ability::Native,
+            discard: Ability::Native,
+            write_zeroes: Ability::Native,
+            unmap_zeroes: true,
+            offloads: false,
+        }
+    }
+
+    async fn execute(&self, operation: Operation) -> Outcome {
+        match operation {
+            Operation::Read { extent, checks } => return self.read(extent, &checks),
+            Operation::Verify { extent, checks } => return self.verify(extent, &checks),
+            Operation::Compare { extent, data } => return self.compare(extent, &data),
+            Operation::Write { extent, data, .. } => self.write(extent, &data),
+            Operation::WriteZeroes { extent, may_unmap: true, .. } => self.unmap(extent),
+            Operation::WriteZeroes { extent, may_unmap: false, .. } => self.write_zeroes(extent),
+            Operation::Discard { extents } => extents.into_iter().for_each(|extent| self.unmap(extent)),
+            Operation::Flush => {}
+        }
+        Ok(Answer::Done)
+    }
+}
+
+#[cfg(test)]
+mod tests;

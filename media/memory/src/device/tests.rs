@@ -1,0 +1,216 @@
+//! Twin tests of the device in RAM, through its gate as in a stack.
+
+use futures_util::FutureExt;
+use sealblock_block::{Answer, Device, Durability, Failure, FaultField, Gate, Operation, Outcome};
+use sealblock_integrity::{Checks, Field, GuardKind, Masked, PiFormat, ProtectionType, Sealed, Tags};
+use sealblock_runtime_memory::{Pool, Slice};
+use sealblock_units::{BlockSize, Extent, Lba};
+
+use super::{Damage, MemoryDevice};
+
+const SIZES: [BlockSize; 2] = [BlockSize::B512, BlockSize::B4096];
+
+fn formats() -> impl Iterator<Item = PiFormat> {
+    [GuardKind::Crc16, GuardKind::Crc32c, GuardKind::Crc64].into_iter().flat_map(|guard| {
+        ProtectionType::ALL.into_iter().map(move |kind| PiFormat::with_default_storage_tag(guard, kind))
+    })
+}
+
+const TYPE1: PiFormat = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1);
+
+fn gate(size: BlockSize, format: Option<PiFormat>) -> Gate<MemoryDevice> {
+    Gate::new("mem", MemoryDevice::new(size, 4096, format))
+}
+
+fn run(gate: &Gate<MemoryDevice>, operation: Operation) -> Outcome {
+    gate.execute(operation).now_or_never().expect("RAM never waits")
+}
+
+fn extent(start: u64, blocks: u64) -> Extent {
+    Extent::from_raw(start, blocks).unwrap()
+}
+
+/// Blocks filled with `byte`, sealed for their place.
+fn blocks(gate: &Gate<MemoryDevice>, at: Extent, byte: u8) -> Sealed {
+    let geometry = gate.geometry();
+    let bytes = vec![byte; at.bytes(geometry.block_size) as usize];
+    let tags = Tags { app_tag: 0x0A0B, storage_tag: 0, first_ref: at.start().get() };
+    Sealed::seal(Slice::copy_from(&bytes), geometry.block_size, geometry.protection, &tags)
+}
+
+fn write(gate: &Gate<MemoryDevice>, at: Extent, byte: u8) {
+    let data = blocks(gate, at, byte);
+    let outcome = run(gate, Operation::Write { extent: at, data, durability: Durability::Volatile });
+    assert!(matches!(outcome, Ok(Answer::Done)));
+}
+
+fn full(gate: &Gate<MemoryDevice>, at: Extent) -> Checks {
+    gate.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, at.start()))
+}
+
+fn read(gate: &Gate<MemoryDevice>, at: Extent) -> Outcome {
+    run(gate, Operation::Read { extent: at, checks: full(gate, at) })
+}
+
+fn verify(gate: &Gate<MemoryDevice>, at: Extent) -> Outcome {
+    run(gate, Operation::Verify { extent: at, checks: full(gate, at) })
+}
+
+fn assert_reads(gate: &Gate<MemoryDevice>, at: Extent, byte: u8) {
+    let Ok(Answer::Data(data)) = read(gate, at) else { panic!("{at} cannot be read") };
+    assert!(data.data().iter().all(|&found| found == byte), "{at} is not all {byte}");
+}
+
+fn zero(gate: &Gate<MemoryDevice>, extent: Extent, may_unmap: bool) {
+    let outcome = run(gate, Operation::WriteZeroes { extent, may_unmap, durability: Durability::Volatile });
+    assert!(matches!(outcome, Ok(Answer::Done)));
+}
+
+fn faults(outcome: Outcome) -> Vec<(u64, FaultField)> {
+    let error = outcome.expect_err("damage");
+    error.faults().expect("an integrity error").as_slice().iter().map(|fault| (fault.lba.get(), fault.field)).collect()
+}
+
+#[test]
+fn what_is_written_is_read_back_with_its_tags() {
+    for size in SIZES {
+        for format in formats().map(Some).chain([None]) {
+            let gate = gate(size, format);
+            let at = extent(125, 300);
+            write(&gate, at, 0x5A);
+            let Ok(Answer::Data(data)) = read(&gate, at) else { panic!("clean blocks read") };
+            let wanted = blocks(&gate, at, 0x5A);
+            assert_eq!((&data.data()[..], &data.tags()[..]), (&wanted.data()[..], &wanted.tags()[..]));
+            assert!(matches!(verify(&gate, at), Ok(Answer::Verified(cost)) if cost.bytes_transferred == 0));
+        }
+    }
+}
+
+#[test]
+fn blocks_never_written_are_zeroes_that_verify_and_cost_nothing() {
+    for format in formats().map(Some).chain([None]) {
+        let gate = gate(BlockSize::B4096, format);
+        let all = extent(0, 4096);
+        assert_reads(&gate, all, 0);
+        assert!(verify(&gate, all).is_ok());
+        assert_eq!(gate.device().allocated_bytes(), 0);
+        let Ok(Answer::Data(data)) = read(&gate, extent(7, 2)) else { panic!("unwritten blocks read") };
+        assert!(data.tags().iter().all(|&byte| byte == 0xFF), "a deallocated block's tuple is all ones");
+        // A neighbour in the same chunk changes nothing about that.
+        write(&gate, extent(8, 1), 1);
+        assert_reads(&gate, extent(7, 1), 0);
+        assert!(verify(&gate, all).is_ok());
+    }
+}
+
+#[test]
+fn damage_is_found_by_read_and_verify_wherever_it_is() {
+    for size in SIZES {
+        for format in formats() {
+            let gate = gate(size, Some(format));
+            let at = extent(0, 400);
+            write(&gate, at, 9);
+            assert!(gate.device().damage(Lba::new(3), Damage::Data { at: 100, mask: 1 }));
+            assert!(gate.device().damage(Lba::new(399), Damage::Tag { at: 0, mask: 0x80 }));
+            let guard = FaultField::Tag(Field::Guard);
+            assert_eq!(faults(read(&gate, at)), [(3, guard), (399, guard)]);
+            assert_eq!(faults(verify(&gate, at)), [(3, guard), (399, guard)]);
+            assert!(read(&gate, extent(4, 395)).is_ok(), "the blocks between are good");
+            let checks = Checks { guard: false, ..full(&gate, at) };
+            assert!(run(&gate, Operation::Read { extent: at, checks }).is_ok(), "only what is asked is checked");
+        }
+    }
+}
+
+#[test]
+fn tags_are_checked_against_what_is_asked() {
+    let gate = gate(BlockSize::B512, Some(TYPE1));
+    let at = extent(10, 200);
+    write(&gate, at, 1);
+    let with = |checks: Checks| run(&gate, Operation::Verify { extent: at, checks });
+    let app = |expected| Checks { app_tag: Some(Masked { expected, mask: 0xFFFF }), ..Checks::NONE };
+    assert!(with(app(0x0A0B)).is_ok());
+    assert_eq!(faults(with(app(0x0A0C))).len(), 200);
+    assert!(gate.device().damage(Lba::new(150), Damage::Tag { at: 7, mask: 1 }));
+    let reference = FaultField::Tag(Field::RefTag);
+    assert_eq!(faults(verify(&gate, at)), [(150, reference)]);
+    // Every block is one behind what is demanded, but for the damaged one, which now claims to be 151.
+    let shifted = faults(with(Checks { guard: false, ..Checks::full(TYPE1, Lba::new(11)) }));
+    assert!(shifted.len() == 199 && shifted.iter().all(|&(lba, _)| lba != 150));
+}
+
+#[test]
+fn unmapping_gives_memory_back_and_reads_as_zeroes() {
+    for format in [None, Some(TYPE1)] {
+        let gate = gate(BlockSize::B4096, format);
+        write(&gate, extent(0, 1024), 3);
+        let taken = gate.device().allocated_bytes();
+        assert!(taken >= 4 << 20);
+        zero(&gate, extent(5, 1000), true);
+        assert!(gate.device().allocated_bytes() < taken / 8);
+        assert_reads(&gate, extent(5, 1000), 0);
+        assert_reads(&gate, extent(4, 1), 3);
+        assert_reads(&gate, extent(1005, 19), 3);
+        let outcome = run(&gate, Operation::Discard { extents: vec![extent(0, 5), extent(1005, 19)] });
+        assert!(matches!(outcome, Ok(Answer::Done)));
+        assert_eq!(gate.device().allocated_bytes(), 0);
+        assert!(verify(&gate, extent(0, 4096)).is_ok());
+    }
+}
+
+#[test]
+fn written_zeroes_have_tags_that_are_checked() {
+    let gate = gate(BlockSize::B512, Some(TYPE1));
+    zero(&gate, extent(100, 300), false);
+    assert_reads(&gate, extent(100, 300), 0);
+    assert!(gate.device().damage(Lba::new(222), Damage::Data { at: 0, mask: 1 }));
+    assert_eq!(faults(verify(&gate, extent(0, 4096))), [(222, FaultField::Tag(Field::Guard))]);
+    zero(&gate, extent(222, 1), true);
+    assert_reads(&gate, extent(0, 4096), 0);
+}
+
+#[test]
+fn compare_finds_the_first_difference_and_tells_damage_from_it() {
+    for format in [None, Some(TYPE1)] {
+        let gate = gate(BlockSize::B512, format);
+        let at = extent(100, 200);
+        write(&gate, at, 7);
+        let compare = |byte| run(&gate, Operation::Compare { extent: at, data: blocks(&gate, at, byte) });
+        assert!(matches!(compare(7), Ok(Answer::Done)));
+        assert!(gate.device().damage(Lba::new(170), Damage::Data { at: 511, mask: 0x80 }));
+        match format {
+            None => {
+                let differs = compare(7).unwrap_err().into_failure();
+                assert_eq!(differs, Failure::Miscompare { lba: Lba::new(170) });
+            }
+            Some(_) => assert_eq!(faults(compare(7)), [(170, FaultField::Tag(Field::Guard))]),
+        }
+        write(&gate, extent(170, 1), 8);
+        assert_eq!(compare(7).unwrap_err().into_failure(), Failure::Miscompare { lba: Lba::new(170) });
+    }
+}
+
+#[test]
+fn there_is_nothing_to_damage_where_nothing_is_stored() {
+    let gate = gate(BlockSize::B512, None);
+    assert!(!gate.device().damage(Lba::new(0), Damage::Data { at: 0, mask: 1 }));
+    write(&gate, extent(0, 1), 1);
+    assert!(gate.device().damage(Lba::new(0), Damage::Data { at: 0, mask: 1 }));
+    assert!(!gate.device().damage(Lba::new(0), Damage::Tag { at: 0, mask: 1 }), "no protection, no tags");
+    assert!(!gate.device().damage(Lba::new(4096), Damage::Data { at: 0, mask: 1 }), "past the end");
+}
+
+#[test]
+fn reads_are_answered_from_a_pool_if_there_is_one() {
+    let pool = Pool::new(1 << 20, 1 << 20);
+    let device = MemoryDevice::new(BlockSize::B4096, 64, Some(TYPE1)).with_pool(pool);
+    let gate = Gate::new("mem", device);
+    // A pool's buffers hold old bytes, so an unwritten block behind a written one tells whether it is filled.
+    write(&gate, extent(0, 1), 0xEE);
+    for _ in 0..4 {
+        assert_reads(&gate, extent(0, 1), 0xEE);
+        assert_reads(&gate, extent(1, 1), 0);
+    }
+    let Ok(Answer::Data(data)) = read(&gate, extent(0, 1)) else { panic!("clean blocks read") };
+    assert!(data.data().arena_id().is_some());
+}

@@ -1,0 +1,51 @@
+//! Checkpoints: the tables catch up with the log, and the log's space is free again.
+
+use futures_util::future::join_all;
+use sealblock_block::{Clock, Error, Medium, MediumError};
+
+use crate::format::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
+use crate::volume::Volume;
+
+/// Pages written at once.
+const PAGES_IN_FLIGHT: usize = 32;
+
+impl<M: Medium, C: Clock> Volume<M, C> {
+    /// Writes every page that differs from the medium, then a superblock that begins the log behind their records.
+    ///
+    /// # Errors
+    /// When the medium fails. The log still has everything, so a later checkpoint can do what this one could not.
+    pub(crate) async fn checkpoint(&self, clean: bool) -> Result<(), Error> {
+        let target = self.log.next.get();
+        for numbers in self.table.dirty_pages().chunks(PAGES_IN_FLIGHT) {
+            let writes = numbers.iter().map(|&number| self.table.write_back(&self.medium, number));
+            join_all(writes).await.into_iter().collect::<Result<(), MediumError>>()?;
+        }
+        self.medium.sync().await?;
+        let superblock = Superblock {
+            serial: self.superblock.get().serial + 1,
+            clean,
+            log_tail: target,
+            ..self.superblock.get()
+        };
+        write_superblock(&self.medium, &superblock).await?;
+        self.medium.sync().await?;
+        self.superblock.set(superblock);
+        self.log.tail.set(target);
+        Ok(())
+    }
+
+    /// Whether the log or the tables are so full that a checkpoint should not wait.
+    pub(crate) fn checkpoint_due(&self) -> bool {
+        (self.log.next.get() - self.log.tail.get()) * 2 > self.layout.log_sectors() || self.table.crowded()
+    }
+}
+
+/// Writes a superblock to the place of the older copy.
+pub(crate) async fn write_superblock<M: Medium>(medium: &M, superblock: &Superblock) -> Result<(), MediumError> {
+    let sector = (superblock.layout.sector_bytes() as usize).max(medium.sector_bytes() as usize);
+    let mut buffer = medium.buffer(sector);
+    buffer.fill(0);
+    buffer[..SUPERBLOCK_BYTES].copy_from_slice(&superblock.encode());
+    let offset = SUPERBLOCK_OFFSETS[(superblock.serial % 2) as usize];
+    medium.write(offset, buffer.freeze()).await
+}

@@ -1,0 +1,75 @@
+//! Making a volume.
+
+use sealblock_block::Medium;
+use sealblock_integrity::PiFormat;
+use sealblock_runtime_memory::Buffer;
+use sealblock_units::BlockSize;
+
+use crate::checkpoint::write_superblock;
+use crate::error::VolumeError;
+use crate::format::{Layout, SUPERBLOCK_OFFSETS, Superblock};
+
+/// Bytes written at once where zeroes are written.
+const CHUNK_BYTES: u64 = 1 << 20;
+
+/// The shape of a new volume.
+#[derive(Clone, Copy, Debug)]
+pub struct CreateOptions {
+    /// Size of a block.
+    pub block_size: BlockSize,
+    /// Number of blocks.
+    pub capacity_blocks: u64,
+    /// Format of the protection information, if any.
+    pub protection: Option<PiFormat>,
+    /// Identity; two volumes must not share one, because it salts their checksums.
+    pub uuid: [u8; 16],
+}
+
+/// Makes an empty volume on a medium, whatever was there before. The medium must have [`Layout::medium_bytes`].
+///
+/// # Errors
+/// When the shape is impossible, the medium is too short, or it fails. An earlier volume on it is gone then.
+pub async fn create<M: Medium>(medium: &M, options: &CreateOptions) -> Result<(), VolumeError> {
+    let layout = Layout::new(options.block_size, medium.sector_bytes(), options.capacity_blocks)?;
+    if medium.len_bytes() < layout.medium_bytes() {
+        return Err(VolumeError::Truncated { medium_bytes: medium.len_bytes(), needed_bytes: layout.medium_bytes() });
+    }
+    // The old superblocks go first: a volume that was half made must not look like the one that was there before.
+    for offset in SUPERBLOCK_OFFSETS {
+        medium.write(offset, Buffer::zeroed(layout.sector_bytes() as usize).freeze()).await?;
+    }
+    medium.sync().await?;
+    // The log is written, not only reserved: flushes must not wait for a file system to convert extents, nor find it full.
+    write_zeroes(medium, layout.log_offset(), layout.log_bytes()).await?;
+    for zone in (0..layout.zones()).filter_map(|index| layout.zone(index)) {
+        let length = zone.slots_offset - zone.records_offset;
+        if medium.punch(zone.records_offset, length).await.is_err() {
+            write_zeroes(medium, zone.records_offset, length).await?;
+        }
+    }
+    medium.sync().await?;
+    for serial in [0, 1] {
+        let superblock = Superblock {
+            uuid: options.uuid,
+            serial,
+            layout,
+            protection: options.protection,
+            clean: true,
+            log_tail: 0,
+        };
+        write_superblock(medium, &superblock).await?;
+    }
+    medium.sync().await?;
+    Ok(())
+}
+
+async fn write_zeroes<M: Medium>(medium: &M, offset: u64, length: u64) -> Result<(), VolumeError> {
+    let zeroes = Buffer::zeroed(CHUNK_BYTES.min(length) as usize).freeze();
+    let mut at = 0;
+    while at < length {
+        let chunk = CHUNK_BYTES.min(length - at);
+        medium.write(offset + at, zeroes.slice(..chunk as usize)).await?;
+        at += chunk;
+    }
+    Ok(())
+}

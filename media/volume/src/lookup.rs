@@ -1,0 +1,144 @@
+//! Where a block's data are now, and what its tags are.
+
+use sealblock_block::{Clock, Error, Fault, FaultField, Medium};
+use sealblock_integrity::{Field, GuardKind, PiFormat, Tuple, guard};
+use sealblock_units::{Extent, Lba};
+use smallvec::SmallVec;
+
+use crate::format::{Kind, RECORD_BYTES, Record};
+use crate::table::Entry;
+use crate::volume::Volume;
+
+/// What is known of one block.
+#[derive(Clone, Copy)]
+pub(crate) enum Located {
+    /// Reads as zeroes and carries no tags.
+    Zeroes,
+    /// The data are in this slot, with this tuple.
+    Stored {
+        slot: u32,
+        tuple: [u8; 16],
+    },
+    /// The block is known to be bad without looking at its data.
+    Bad(Fault),
+    /// The record does not check; what is wrong may show against the data.
+    Damaged([u8; RECORD_BYTES]),
+}
+
+/// Blocks of one request; one is the usual number.
+pub(crate) type LocatedBlocks = SmallVec<[Located; 1]>;
+
+impl<M: Medium, C: Clock> Volume<M, C> {
+    /// Looks up every block of an extent. Pages are read first, then all blocks are looked up at one moment.
+    pub(crate) async fn locate(&self, extent: Extent) -> Result<LocatedBlocks, Error> {
+        let (first, last) = (self.table.locate(extent.start()).0, self.table.locate(extent.last()).0);
+        loop {
+            for page in first..=last {
+                if self.table.cached(page).is_none() {
+                    self.table.page(&self.medium, page).await?;
+                }
+            }
+            // A page may have been dropped while a later one was read; extents are small, so this ends soon.
+            if let Some(located) = self.locate_now(extent) {
+                return Ok(located);
+            }
+        }
+    }
+
+    /// The same from memory alone; nothing when a page is not there.
+    pub(crate) fn locate_now(&self, extent: Extent) -> Option<LocatedBlocks> {
+        let mut located = LocatedBlocks::with_capacity(extent.len() as usize);
+        let mut held = None;
+        for lba in extent.iter() {
+            if let Some(record) = self.overlay.get(lba) {
+                located.push(self.of_record(record));
+                continue;
+            }
+            let (number, index) = self.table.locate(lba);
+            let page = match &held {
+                Some((n, page)) if *n == number => page,
+                _ => &held.insert((number, self.table.cached(number)?)).1,
+            };
+            located.push(self.of_entry(lba, page.entry(index, lba, self.seed)));
+        }
+        Some(located)
+    }
+
+    fn of_record(&self, record: Record) -> Located {
+        match record.kind {
+            Kind::Deallocated => Located::Zeroes,
+            Kind::Stored => Located::Stored { slot: record.slot, tuple: record.tuple },
+        }
+    }
+
+    fn of_entry(&self, lba: Lba, entry: Entry) -> Located {
+        match entry {
+            Entry::Blank => Located::Zeroes,
+            Entry::Record(record) if !self.plausible(&record) => Located::Bad(Fault::media(lba)),
+            Entry::Record(record) => self.of_record(record),
+            Entry::Stale { record, expected } => Located::Bad(tag_fault(
+                lba,
+                Field::StorageTag,
+                u64::from(expected),
+                u64::from(record.generation),
+            )),
+            Entry::Damaged(raw) => match Record::decode(&raw, self.seed) {
+                // Whole and good, and of another block: it was written to the wrong place.
+                Ok(other) => Located::Bad(tag_fault(lba, Field::RefTag, lba.get(), other.lba.get())),
+                Err(_) => Located::Damaged(raw),
+            },
+        }
+    }
+
+    /// Says what is wrong with a block whose record does not check, given the data of the slot the record names.
+    ///
+    /// The record's own checksum tells that something is wrong, the data and the address tell what: the guard is
+    /// compared with the data, the reference tag with the address, and the application tag is searched for, because only
+    /// one in 2^16 values of it makes the checksum right by chance.
+    pub(crate) fn diagnose(&self, lba: Lba, raw: &[u8; RECORD_BYTES], data: Option<&[u8]>) -> Fault {
+        let record = Record::decode_unchecked(raw);
+        let (Some(format), Some(data)) = (self.geometry.protection, data) else { return Fault::media(lba) };
+        if record.lba != lba {
+            return Fault::media(lba);
+        }
+        let tuple = Tuple::read(format, record.tags(format));
+        let due = guard::compute(format.guard(), data);
+        if tuple.guard != due {
+            return tag_fault(lba, Field::Guard, due, tuple.guard);
+        }
+        let reference = lba.get() & format.reference_tag_mask();
+        if tuple.ref_tag != reference && self.holds(raw, format, &Tuple { ref_tag: reference, ..tuple }) {
+            return tag_fault(lba, Field::RefTag, reference, tuple.ref_tag);
+        }
+        let found = (0..=u16::MAX).find(|&app_tag| self.holds(raw, format, &Tuple { app_tag, ..tuple }));
+        match found {
+            Some(app_tag) => tag_fault(lba, Field::AppTag, u64::from(app_tag), u64::from(tuple.app_tag)),
+            None => Fault::media(lba),
+        }
+    }
+
+    /// Whether the record would check with this tuple.
+    fn holds(&self, raw: &[u8; RECORD_BYTES], format: PiFormat, tuple: &Tuple) -> bool {
+        let mut bytes = *raw;
+        tuple.write(format, &mut bytes[..format.tuple_bytes()]);
+        Record::decode(&bytes, self.seed).is_ok()
+    }
+}
+
+/// The fault of a tag.
+pub(crate) fn tag_fault(lba: Lba, field: Field, expected: u64, actual: u64) -> Fault {
+    Fault { lba, field: FaultField::Tag(field), expected: Some(expected), actual: Some(actual) }
+}
+
+/// Whether these data are the ones that a record was made for, as well as its checks can tell.
+///
+/// This decides after a crash whether a write had reached the medium, so it takes the strongest check that the record
+/// has: the CRC-32C beside a 16-bit guard, or the guard itself.
+pub(crate) fn data_match(record: &Record, format: Option<PiFormat>, data: &[u8]) -> bool {
+    match format {
+        Some(format) if matches!(format.guard(), GuardKind::Crc32c | GuardKind::Crc64) => {
+            record.loose || Tuple::read(format, record.tags(format)).guard == guard::compute(format.guard(), data)
+        }
+        _ => record.strong_check() == guard::crc32c(data),
+    }
+}

@@ -1,0 +1,165 @@
+//! Opening a volume.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use sealblock_block::{Clock, Geometry, Limits, Medium};
+use sealblock_units::BlockCount;
+
+use crate::commit::{Commits, Log};
+use crate::error::VolumeError;
+use crate::event::Event;
+use crate::format::{SUPERBLOCK_OFFSETS, Superblock};
+use crate::overlay::Overlay;
+use crate::recovery::{self, Recovered};
+use crate::slots::Slots;
+use crate::table::Table;
+use crate::volume::{Description, State, Volume, transfer_blocks};
+use crate::worker::Worker;
+
+/// Memory for pages of the tables unless told otherwise: the tables of 14 GiB of 4 KiB blocks.
+const CACHE_BYTES: usize = 128 << 20;
+/// Blocks of one Verify at most, in transfers.
+const VERIFY_TRANSFERS: u32 = 16;
+
+/// How a volume is opened.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenOptions {
+    /// Write nothing: what a crash left is taken over in memory only.
+    pub read_only: bool,
+    /// Memory for pages of the tables, in bytes. Pages that differ from the medium may need more for a while.
+    pub cache_bytes: usize,
+    /// A fault put in on purpose, to show that tests notice it.
+    pub mutation: Mutation,
+}
+
+impl Default for OpenOptions {
+    fn default() -> OpenOptions {
+        OpenOptions { read_only: false, cache_bytes: CACHE_BYTES, mutation: Mutation::None }
+    }
+}
+
+/// A fault in the volume's own work, put in on purpose: each breaks one rule that crash consistency stands on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Mutation {
+    /// No fault.
+    #[default]
+    None,
+    /// Commits do not wait for the medium.
+    SkipSync,
+    /// Flushes are answered when the data are durable and the tags are not.
+    LateTags,
+    /// Slots are used again before the record that gives them up is durable.
+    ReuseEarly,
+    /// Recovery takes records over without looking at their data.
+    TrustLog,
+}
+
+/// A volume and the worker that must run beside it.
+pub struct Opened<M, C> {
+    /// The volume.
+    pub volume: Rc<Volume<M, C>>,
+    /// Its background work; spawn [`Worker::run`].
+    pub worker: Worker<M, C>,
+    /// What was found.
+    pub description: Description,
+}
+
+/// Reads a volume's superblock.
+///
+/// # Errors
+/// When there is no volume, or none that can be used.
+pub async fn probe<M: Medium>(medium: &M) -> Result<Superblock, VolumeError> {
+    let sector = medium.sector_bytes() as usize;
+    let mut copies = [Vec::new(), Vec::new()];
+    for (copy, offset) in copies.iter_mut().zip(SUPERBLOCK_OFFSETS) {
+        if offset + sector as u64 <= medium.len_bytes() {
+            let (read, bytes) = medium.read(offset, medium.buffer(sector)).await;
+            // One unreadable copy is no more than one damaged copy.
+            if read.is_ok() {
+                *copy = bytes.to_vec();
+            }
+        }
+    }
+    Ok(Superblock::choose([&copies[0], &copies[1]])?)
+}
+
+/// Opens a volume, taking over what a crash left in its log.
+///
+/// # Errors
+/// See [`VolumeError`]. A volume that cannot be opened is left as it is.
+pub async fn open<M: Medium, C: Clock>(medium: M, clock: C, options: &OpenOptions) -> Result<Opened<M, C>, VolumeError> {
+    let superblock = probe(&medium).await?;
+    let layout = superblock.layout;
+    if medium.sector_bytes() > layout.sector_bytes() {
+        return Err(VolumeError::Sector { volume_bytes: layout.sector_bytes(), medium_bytes: medium.sector_bytes() });
+    }
+    if medium.len_bytes() < layout.medium_bytes() {
+        return Err(VolumeError::Truncated { medium_bytes: medium.len_bytes(), needed_bytes: layout.medium_bytes() });
+    }
+    if medium.read_only() && !options.read_only {
+        return Err(VolumeError::ReadOnly);
+    }
+    let recovered = recovery::scan(&medium, &superblock, options.mutation).await?;
+    let description = Description {
+        uuid: superblock.uuid,
+        clean: superblock.clean && recovered.records.is_empty() && recovered.discarded == 0,
+        layout,
+        recovered: recovered.records.len() as u64,
+        discarded: recovered.discarded,
+    };
+    let volume = Rc::new(assemble(medium, clock, superblock, options, recovered).await?);
+    Ok(Opened { worker: Worker { volume: volume.clone() }, volume, description })
+}
+
+async fn assemble<M: Medium, C: Clock>(
+    medium: M,
+    clock: C,
+    superblock: Superblock,
+    options: &OpenOptions,
+    recovered: Recovered,
+) -> Result<Volume<M, C>, VolumeError> {
+    let layout = superblock.layout;
+    let transfer = transfer_blocks(&layout);
+    let commits = Commits::new(&layout);
+    let count = |blocks: u32| BlockCount::new(blocks).unwrap_or(BlockCount::ONE);
+    let limits = Limits {
+        transfer,
+        verify: count(transfer.get().saturating_mul(VERIFY_TRANSFERS)),
+        zero: count((commits.most_open / 2) as u32),
+    };
+    let geometry = Geometry {
+        block_size: layout.block_size(),
+        capacity_blocks: layout.capacity_blocks(),
+        protection: superblock.protection,
+        limits,
+    };
+    let next = recovered.next;
+    let untouched = recovered.records.is_empty() && next == superblock.log_tail;
+    let records: Vec<_> = recovered.records.values().copied().collect();
+    let volume = Volume {
+        medium,
+        clock,
+        geometry,
+        layout,
+        seed: superblock.seed(),
+        read_only: options.read_only,
+        mutation: options.mutation,
+        table: Table::new(layout, options.cache_bytes),
+        slots: Slots::default(),
+        overlay: if options.read_only { Overlay::recovered(recovered.records) } else { Overlay::default() },
+        log: Log { next: Cell::new(next), durable: Cell::new(next), tail: Cell::new(superblock.log_tail) },
+        commits,
+        superblock: Cell::new(superblock),
+        zones_loading: RefCell::default(),
+        zone_loaded: Event::default(),
+        state: Cell::new(State::Open),
+        changed: Event::default(),
+    };
+    if !options.read_only && !untouched {
+        // What recovery decided must be durable before anything builds on it: a second crash must decide the same.
+        volume.apply(&records, false).await?;
+        volume.checkpoint(false).await.map_err(|error| VolumeError::Recovery(error.to_string()))?;
+    }
+    Ok(volume)
+}

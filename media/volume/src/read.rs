@@ -1,0 +1,181 @@
+//! Reads and verifies.
+
+use futures_util::future::join_all;
+use futures_util::stream::{self, StreamExt};
+use sealblock_block::{Answer, Clock, Error, Failure, Fault, Faults, Medium, Outcome, Verified};
+use sealblock_integrity::{Checks, Sealed, Unverified};
+use sealblock_runtime_memory::{Buffer, Slice};
+use sealblock_units::Extent;
+
+use crate::lookup::{Located, LocatedBlocks};
+use crate::volume::Volume;
+
+/// Pieces of one Verify under way at once.
+const VERIFY_PIECES: usize = 4;
+
+/// Blocks of a request whose data lie in consecutive slots, or that read as zeroes.
+struct Piece {
+    first: usize,
+    blocks: usize,
+    slot: Option<u32>,
+}
+
+impl<M: Medium, C: Clock> Volume<M, C> {
+    pub(crate) async fn read(&self, extent: Extent, checks: &Checks) -> Outcome {
+        self.fetch(extent, checks).await.map(Answer::Data)
+    }
+
+    /// Reads and checks without handing the data on. A bad block does not hide another.
+    pub(crate) async fn verify(&self, extent: Extent, checks: &Checks) -> Outcome {
+        let pieces = extent.split_aligned(self.geometry.limits.transfer).map(|piece| {
+            let checks = match self.geometry.protection {
+                Some(format) => checks.advance(piece.start().get() - extent.start().get(), format),
+                None => *checks,
+            };
+            async move { (piece, self.fetch(piece, &checks).await) }
+        });
+        let mut outcomes = stream::iter(pieces).buffered(VERIFY_PIECES);
+        let (mut cost, mut faults) = (Verified::default(), Vec::new());
+        while let Some((piece, outcome)) = outcomes.next().await {
+            cost.bytes_transferred += piece.bytes(self.geometry.block_size);
+            if let Err(error) = outcome {
+                match error.into_failure() {
+                    Failure::Integrity(found) => faults.extend(found.into_vec()),
+                    other => return Err(other.into()),
+                }
+            }
+        }
+        match Faults::new(faults) {
+            Some(faults) => Err(faults.into()),
+            None => Ok(Answer::Verified(cost)),
+        }
+    }
+
+    /// Reads blocks, of one or two zones, and checks them.
+    async fn fetch(&self, extent: Extent, checks: &Checks) -> Result<Sealed, Error> {
+        // Pages first, so that nothing is awaited between the moment of the look-up and the guard on the slots.
+        let (located, _reading) = loop {
+            self.locate(extent).await?;
+            let reading = self.slots.read();
+            if let Some(located) = self.locate_now(extent) {
+                break (located, reading);
+            }
+        };
+        let size = self.geometry.block_size;
+        let buffer = self.medium.buffer(extent.bytes(size) as usize);
+        let mut faults: Vec<Fault> = Vec::new();
+        let pieces = self.pieces(extent, &located);
+        let buffer = match &pieces[..] {
+            [piece] => self.fill(extent, piece, buffer, &mut faults).await,
+            _ => self.fill_all(extent, &pieces, buffer, &mut faults).await,
+        };
+        let data = buffer.freeze();
+        self.charge(extent, &located, &data, &mut faults);
+        let tags = self.tags(&located);
+        let unverified = Unverified::new(data.clone(), tags, size, self.geometry.protection)
+            .expect("one tuple was laid beside each block");
+        match unverified.verify(checks) {
+            Ok(sealed) if faults.is_empty() => return Ok(sealed),
+            Ok(_) => {}
+            // Blocks that are bad for a deeper reason come first: their data and tags mean nothing.
+            Err(mismatches) => faults.extend(mismatches.iter().map(|m| Fault::of_mismatch(extent.start(), m))),
+        }
+        Err(Faults::new(faults).expect("a failed check left a fault").into())
+    }
+
+    /// Cuts an extent where its slots are not consecutive.
+    fn pieces(&self, extent: Extent, located: &LocatedBlocks) -> smallvec::SmallVec<[Piece; 1]> {
+        let mut pieces = smallvec::SmallVec::<[Piece; 1]>::new();
+        for (index, (lba, block)) in extent.iter().zip(located).enumerate() {
+            let slot = match block {
+                Located::Stored { slot, .. } => Some(*slot),
+                Located::Damaged(raw) => {
+                    let record = crate::format::Record::decode_unchecked(raw);
+                    self.plausible(&crate::format::Record { lba, ..record }).then_some(record.slot)
+                }
+                Located::Zeroes | Located::Bad(_) => None,
+            };
+            let crosses = self.home(lba) == 0;
+            match pieces.last_mut() {
+                Some(piece) if !crosses && piece.slot.map(|first| first + piece.blocks as u32) == slot => {
+                    piece.blocks += 1;
+                }
+                _ => pieces.push(Piece { first: index, blocks: 1, slot }),
+            }
+        }
+        pieces
+    }
+
+    async fn fill_all(&self, extent: Extent, pieces: &[Piece], mut rest: Buffer, faults: &mut Vec<Fault>) -> Buffer {
+        let shift = self.geometry.block_size.shift();
+        let fills = pieces.iter().map(|piece| {
+            let part = rest.split_to(piece.blocks << shift);
+            async move {
+                let mut faults = Vec::new();
+                (self.fill(extent, piece, part, &mut faults).await, faults)
+            }
+        });
+        let mut whole: Option<Buffer> = None;
+        for (part, found) in join_all(fills).await {
+            faults.extend(found);
+            whole = Some(match whole {
+                Some(buffer) => buffer.try_join(part).expect("parts of one buffer in order join again"),
+                None => part,
+            });
+        }
+        whole.unwrap_or(rest)
+    }
+
+    /// Reads one piece. Where the medium fails, block by block, so that exactly the unreadable ones are charged.
+    async fn fill(&self, extent: Extent, piece: &Piece, buffer: Buffer, faults: &mut Vec<Fault>) -> Buffer {
+        let Some(slot) = piece.slot else {
+            let mut buffer = buffer;
+            buffer.fill(0);
+            return buffer;
+        };
+        let first = extent.start().checked_add(piece.first as u64).expect("pieces lie in the extent");
+        let offset = self.slot_offset(self.layout.zone_of(first), slot);
+        let (result, mut buffer) = self.medium.read(offset, buffer).await;
+        if result.is_ok() {
+            return buffer;
+        }
+        let bytes = self.geometry.block_size.bytes();
+        for block in 0..piece.blocks {
+            let (result, got) = self.medium.read(offset + (block * bytes) as u64, self.medium.buffer(bytes)).await;
+            match result {
+                Ok(()) => buffer[block * bytes..(block + 1) * bytes].copy_from_slice(&got),
+                Err(_) => {
+                    buffer[block * bytes..(block + 1) * bytes].fill(0);
+                    faults.extend(first.checked_add(block as u64).map(Fault::media));
+                }
+            }
+        }
+        buffer
+    }
+
+    /// Charges blocks whose records are bad.
+    fn charge(&self, extent: Extent, located: &LocatedBlocks, data: &Slice, faults: &mut Vec<Fault>) {
+        let bytes = self.geometry.block_size.bytes();
+        for ((lba, block), data) in extent.iter().zip(located).zip(data.chunks_exact(bytes)) {
+            match block {
+                Located::Zeroes | Located::Stored { .. } => {}
+                Located::Bad(fault) => faults.push(*fault),
+                Located::Damaged(raw) => faults.push(self.diagnose(lba, raw, Some(data))),
+            }
+        }
+    }
+
+    /// One tuple a block; blocks without tags get one that escapes all checks, as deallocated blocks do.
+    fn tags(&self, located: &LocatedBlocks) -> Slice {
+        let Some(format) = self.geometry.protection else { return Slice::empty() };
+        let tuple_bytes = format.tuple_bytes();
+        let mut tags = Buffer::zeroed(located.len() * tuple_bytes);
+        for (place, block) in tags.chunks_exact_mut(tuple_bytes).zip(located) {
+            match block {
+                Located::Stored { tuple, .. } => place.copy_from_slice(&tuple[..tuple_bytes]),
+                Located::Zeroes | Located::Bad(_) | Located::Damaged(_) => place.fill(0xff),
+            }
+        }
+        tags.freeze()
+    }
+}

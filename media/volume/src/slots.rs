@@ -1,0 +1,359 @@
+//! Which slots are free, and when a slot that was given up may be used again.
+//!
+//! A slot is in use from its allocation until its block's next record is durable and no read that may still look at it
+//! is under way. Zones load their maps when they are first written to.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use crate::event::Event;
+
+/// A run of slots: the first one and how many.
+pub(crate) type Run = (u32, u32);
+/// Runs of one request. One is the usual number.
+pub(crate) type Runs = SmallVec<[Run; 1]>;
+
+/// The slots of one zone: a bit per slot, set when in use.
+pub(crate) struct SlotMap {
+    words: Vec<u64>,
+    slots: u32,
+    free: u32,
+    cursor: u32,
+}
+
+impl SlotMap {
+    /// A map with every slot free.
+    pub fn new(slots: u32) -> SlotMap {
+        let mut words = vec![0; slots.div_ceil(64) as usize];
+        // Bits behind the last slot are never free.
+        if let (Some(last), tail @ 1..) = (words.last_mut(), slots % 64) {
+            *last = u64::MAX << tail;
+        }
+        SlotMap { words, slots, free: slots, cursor: 0 }
+    }
+
+    fn used(&self, slot: u32) -> bool {
+        self.words[slot as usize / 64] >> (slot % 64) & 1 == 1
+    }
+
+    /// Marks a slot as in use; a second time does nothing. Slots past the end are ignored: they come from damaged records.
+    pub fn occupy(&mut self, slot: u32) {
+        if slot < self.slots && !self.used(slot) {
+            self.words[slot as usize / 64] |= 1 << (slot % 64);
+            self.free -= 1;
+        }
+    }
+
+    fn release(&mut self, slot: u32) {
+        debug_assert!(self.used(slot), "a slot is released once");
+        if slot < self.slots && self.used(slot) {
+            self.words[slot as usize / 64] &= !(1 << (slot % 64));
+            self.free += 1;
+        }
+    }
+
+    /// The first run of free slots at or behind `from`: its start and its length, at most `most`.
+    fn free_run(&self, from: u32, most: u32) -> Option<Run> {
+        let start = self.next(from, |word| !word)?;
+        let end = self.next(start, |word| word).unwrap_or(self.slots);
+        Some((start, (end - start).min(most)))
+    }
+
+    /// The first slot at or behind `from` whose bit is set in `view` of its word.
+    fn next(&self, from: u32, view: impl Fn(u64) -> u64) -> Option<u32> {
+        let (first, shift) = (from as usize / 64, from % 64);
+        let mut mask = u64::MAX << shift;
+        for (index, word) in self.words.iter().enumerate().skip(first) {
+            let seen = view(*word) & mask;
+            if seen != 0 {
+                let slot = index as u32 * 64 + seen.trailing_zeros();
+                return (slot < self.slots).then_some(slot);
+            }
+            mask = u64::MAX;
+        }
+        None
+    }
+
+    /// Takes `count` slots, or none when there are not enough: at `home` if that is free, else in one run, else in several.
+    fn take(&mut self, home: u32, count: u32) -> Option<Runs> {
+        if self.free < count {
+            return None;
+        }
+        let at_home = self.free_run(home, count).filter(|&run| run == (home, count));
+        let runs = match at_home.or_else(|| self.whole_run(count)) {
+            Some(run) => SmallVec::from_buf([run]),
+            None => self.pieces(count),
+        };
+        for &(start, len) in &runs {
+            (start..start + len).for_each(|slot| self.occupy(slot));
+        }
+        if let Some(&(start, len)) = runs.last().filter(|_| at_home.is_none()) {
+            self.cursor = (start + len) % self.slots;
+        }
+        Some(runs)
+    }
+
+    /// One run of `count` free slots, looked for from the cursor round.
+    fn whole_run(&self, count: u32) -> Option<Run> {
+        self.free_runs(count).find(|&(_, len)| len == count)
+    }
+
+    fn pieces(&self, count: u32) -> Runs {
+        let mut missing = count;
+        let mut runs = Runs::new();
+        for (start, len) in self.free_runs(count) {
+            let len = len.min(missing);
+            runs.push((start, len));
+            missing -= len;
+            if missing == 0 {
+                break;
+            }
+        }
+        debug_assert_eq!(missing, 0, "the count of free slots is right");
+        runs
+    }
+
+    /// Every run of free slots, from the cursor round, none longer than `most`; runs do not overlap.
+    fn free_runs(&self, most: u32) -> impl Iterator<Item = Run> {
+        let (cursor, slots) = (self.cursor, self.slots);
+        let mut at = cursor;
+        let mut wrapped = false;
+        std::iter::from_fn(move || {
+            loop {
+                let end = if wrapped { cursor } else { slots };
+                match self.free_run(at, most).filter(|&(start, _)| start < end) {
+                    Some((start, len)) => {
+                        let len = len.min(end - start);
+                        at = start + len;
+                        return Some((start, len));
+                    }
+                    None if wrapped => return None,
+                    None => (at, wrapped) = (0, true),
+                }
+            }
+        })
+    }
+}
+
+/// A slot that no record names any more.
+#[derive(Clone, Copy)]
+struct Retired {
+    epoch: u64,
+    zone: u64,
+    slot: u32,
+    punch: bool,
+}
+
+/// The slots of every zone.
+#[derive(Default)]
+pub(crate) struct Slots {
+    zones: RefCell<FxHashMap<u64, SlotMap>>,
+    readers: Readers,
+    retired: RefCell<VecDeque<Retired>>,
+    to_punch: RefCell<Vec<(u64, u32)>>,
+    /// Notified when slots have become free.
+    pub freed: Event,
+}
+
+/// A slot may be used again once every read that began before it was given up has ended. Reads are counted by epoch.
+#[derive(Default)]
+struct Readers {
+    first: Cell<u64>,
+    counts: RefCell<VecDeque<u32>>,
+    /// Slots were retired since the newest epoch began, so the next reader opens another.
+    stale: Cell<bool>,
+}
+
+/// A read under way. Slots that it may look at stay in use until it is dropped.
+pub(crate) struct Reading<'a> {
+    slots: &'a Slots,
+    epoch: u64,
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        if self.slots.readers.leave(self.epoch) {
+            self.slots.reap();
+        }
+    }
+}
+
+impl Readers {
+    fn enter(&self) -> u64 {
+        let mut counts = self.counts.borrow_mut();
+        if counts.is_empty() || self.stale.replace(false) {
+            counts.push_back(0);
+        }
+        let newest = counts.len() - 1;
+        counts[newest] += 1;
+        self.first.get() + newest as u64
+    }
+
+    /// Ends a read; whether an epoch ended with it.
+    fn leave(&self, epoch: u64) -> bool {
+        let mut counts = self.counts.borrow_mut();
+        counts[(epoch - self.first.get()) as usize] -= 1;
+        let mut ended = false;
+        while counts.front() == Some(&0) {
+            counts.pop_front();
+            self.first.set(self.first.get() + 1);
+            ended = true;
+        }
+        ended
+    }
+
+    /// The epoch after which a slot given up now may be used again, or nothing when no read is under way.
+    fn retire(&self) -> Option<u64> {
+        let counts = self.counts.borrow();
+        let newest = counts.len().checked_sub(1)?;
+        self.stale.set(true);
+        Some(self.first.get() + newest as u64)
+    }
+}
+
+impl Slots {
+    /// Whether the zone's map is there.
+    pub fn loaded(&self, zone: u64) -> bool {
+        self.zones.borrow().contains_key(&zone)
+    }
+
+    /// Hands over a zone's map.
+    pub fn load(&self, zone: u64, map: SlotMap) {
+        self.zones.borrow_mut().insert(zone, map);
+    }
+
+    /// Takes `count` slots of a zone whose map is there, or none when there are not enough.
+    pub fn take(&self, zone: u64, home: u32, count: u32) -> Option<Runs> {
+        self.zones.borrow_mut().get_mut(&zone)?.take(home, count)
+    }
+
+    /// Free slots of a zone.
+    pub fn free(&self, zone: u64) -> u32 {
+        self.zones.borrow().get(&zone).map_or(0, |map| map.free)
+    }
+
+    /// Gives back slots that no record ever named.
+    pub fn give_back(&self, zone: u64, runs: &[Run]) {
+        if let Some(map) = self.zones.borrow_mut().get_mut(&zone) {
+            runs.iter().flat_map(|&(start, len)| start..start + len).for_each(|slot| map.release(slot));
+        }
+        self.freed.notify();
+    }
+
+    /// Begins a read: slots in use now stay so until the guard is dropped.
+    pub fn read(&self) -> Reading<'_> {
+        Reading { slots: self, epoch: self.readers.enter() }
+    }
+
+    /// Gives up a slot. It becomes free when no read looks at it any more, after its space was given back if `punch`.
+    pub fn retire(&self, zone: u64, slot: u32, punch: bool) {
+        match self.readers.retire() {
+            Some(epoch) => self.retired.borrow_mut().push_back(Retired { epoch, zone, slot, punch }),
+            None => self.end(Retired { epoch: 0, zone, slot, punch }),
+        }
+    }
+
+    /// Frees retired slots whose readers have ended.
+    fn reap(&self) {
+        let first = self.readers.first.get();
+        loop {
+            let next = self.retired.borrow().front().copied().filter(|retired| retired.epoch < first);
+            let Some(retired) = next else { break };
+            self.retired.borrow_mut().pop_front();
+            self.end(retired);
+        }
+        self.freed.notify();
+    }
+
+    fn end(&self, retired: Retired) {
+        if retired.punch {
+            self.to_punch.borrow_mut().push((retired.zone, retired.slot));
+        } else if let Some(map) = self.zones.borrow_mut().get_mut(&retired.zone) {
+            map.release(retired.slot);
+        }
+    }
+
+    /// Whether slots wait for their space to be given back.
+    pub fn punches_due(&self) -> bool {
+        !self.to_punch.borrow().is_empty()
+    }
+
+    /// Slots whose space is to be given back, in runs by zone; the caller gives each back with [`Slots::give_back`].
+    pub fn take_punches(&self) -> Vec<(u64, Run)> {
+        let mut slots = std::mem::take(&mut *self.to_punch.borrow_mut());
+        slots.sort_unstable();
+        let mut runs: Vec<(u64, Run)> = Vec::new();
+        for (zone, slot) in slots {
+            match runs.last_mut() {
+                Some((z, (start, len))) if *z == zone && *start + *len == slot => *len += 1,
+                _ => runs.push((zone, (slot, 1))),
+            }
+        }
+        runs
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_taken_once_at_home_or_in_runs_or_in_pieces() {
+        let mut map = SlotMap::new(100);
+        assert_eq!(map.take(10, 20).unwrap().as_slice(), [(10, 20)]);
+        assert_eq!(map.take(10, 20).unwrap().as_slice(), [(30, 20)], "home is taken, the next long run is not");
+        assert_eq!(map.take(10, 55).unwrap().iter().map(|run| run.1).sum::<u32>(), 55);
+        assert!(map.take(0, 6).is_none());
+        assert_eq!(map.free, 5);
+        map.release(10);
+        assert_eq!(map.take(10, 1).unwrap().as_slice(), [(10, 1)]);
+        assert_eq!(map.take(0, 5).unwrap().iter().map(|run| run.1).sum::<u32>(), 5);
+        assert_eq!(map.free, 0);
+    }
+
+    #[test]
+    fn every_slot_is_found_whatever_the_cursor() {
+        for cursor in [0, 1, 63, 64, 129] {
+            let mut map = SlotMap::new(130);
+            (map.cursor, map.free) = (cursor, 130);
+            (0..130).filter(|slot| slot % 3 == 0).for_each(|slot| map.occupy(slot));
+            let free = map.free;
+            let runs = map.pieces(free);
+            let mut seen: Vec<u32> = runs.iter().flat_map(|&(start, len)| start..start + len).collect();
+            seen.sort_unstable();
+            assert!(seen.iter().copied().eq((0..130).filter(|slot| slot % 3 != 0)), "cursor {cursor}");
+        }
+    }
+
+    #[test]
+    fn a_slot_is_free_only_after_the_reads_that_may_see_it() {
+        let slots = Slots::default();
+        slots.load(0, SlotMap::new(16));
+        slots.take(0, 0, 16).unwrap();
+        let early = slots.read();
+        slots.retire(0, 3, false);
+        let late = slots.read();
+        assert_eq!(slots.free(0), 0);
+        drop(late);
+        assert_eq!(slots.free(0), 0, "the early read may still look");
+        drop(early);
+        assert_eq!(slots.free(0), 1);
+        slots.retire(0, 4, false);
+        assert_eq!(slots.free(0), 2, "without readers at once");
+    }
+
+    #[test]
+    fn punched_slots_come_in_runs() {
+        let slots = Slots::default();
+        slots.load(0, SlotMap::new(16));
+        slots.take(0, 0, 16).unwrap();
+        [5, 3, 4, 9].into_iter().for_each(|slot| slots.retire(0, slot, true));
+        assert_eq!(slots.take_punches(), [(0, (3, 3)), (0, (9, 1))]);
+        assert_eq!(slots.free(0), 0);
+        slots.give_back(0, &[(3, 3)]);
+        assert_eq!(slots.free(0), 3);
+    }
+}

@@ -1,0 +1,91 @@
+//! Discard and WriteZeroes.
+
+use sealblock_block::{Answer, Clock, Durability, Error, Medium, Outcome};
+use sealblock_integrity::{Sealed, Tags};
+use sealblock_runtime_memory::Buffer;
+use sealblock_units::Extent;
+
+use crate::format::{Kind, Record};
+use crate::table::Entry;
+use crate::volume::{State, Volume};
+
+impl<M: Medium, C: Clock> Volume<M, C> {
+    /// Gives up blocks. They read as zeroes afterwards, and their space goes back to the medium once that is durable.
+    pub(crate) async fn discard(&self, extents: &[Extent]) -> Outcome {
+        for extent in extents {
+            self.deallocate(*extent).await?;
+        }
+        Ok(Answer::Done)
+    }
+
+    pub(crate) async fn write_zeroes(&self, extent: Extent, may_unmap: bool, durability: Durability) -> Outcome {
+        if may_unmap {
+            self.deallocate(extent).await?;
+        } else {
+            self.store_zeroes(extent).await?;
+        }
+        match durability {
+            Durability::Volatile => Ok(Answer::Done),
+            Durability::ForceUnitAccess => self.flush().await,
+        }
+    }
+
+    /// Zeroes that keep their space are blocks like any other.
+    async fn store_zeroes(&self, extent: Extent) -> Result<(), Error> {
+        let (size, most) = (self.geometry.block_size, self.geometry.limits.transfer);
+        let zeroes = Buffer::zeroed(extent.bytes(size).min(most.bytes(size)) as usize).freeze();
+        for piece in extent.split_aligned(most) {
+            let tags = Tags { app_tag: 0, storage_tag: 0, first_ref: piece.start().get() };
+            let data = zeroes.slice(..piece.bytes(size) as usize);
+            self.store(piece, &Sealed::seal(data, size, self.geometry.protection, &tags)).await?;
+        }
+        Ok(())
+    }
+
+    /// Page by page, so that one long extent holds neither many pages nor the core for long.
+    async fn deallocate(&self, extent: Extent) -> Result<(), Error> {
+        let per_page = self.layout.page_blocks() as u32;
+        let page_blocks = sealblock_units::BlockCount::new(per_page).expect("a page has blocks");
+        for piece in extent.split_aligned(page_blocks) {
+            let zone = self.layout.zone_of(piece.start());
+            self.load_zone(zone).await?;
+            self.wait_for_room().await?;
+            let (number, _) = self.table.locate(piece.start());
+            let page = self.table.page(&self.medium, number).await?;
+            for lba in piece.iter() {
+                let known = match self.overlay.get(lba) {
+                    Some(record) => record.kind == Kind::Deallocated,
+                    None => match page.entry(self.table.locate(lba).1, lba, self.seed) {
+                        Entry::Blank => true,
+                        Entry::Record(record) => record.kind == Kind::Deallocated,
+                        Entry::Stale { .. } | Entry::Damaged(_) => false,
+                    },
+                };
+                if !known {
+                    self.replace(zone, Record::deallocated(lba), true);
+                }
+            }
+            self.commits.note_work();
+        }
+        Ok(())
+    }
+
+    /// Waits until the overlay takes more records.
+    async fn wait_for_room(&self) -> Result<(), Error> {
+        loop {
+            self.check_writable()?;
+            if self.overlay.open_len() < self.commits.most_open {
+                return Ok(());
+            }
+            let since = self.commits.ended.get();
+            self.commits.want_space();
+            self.slots
+                .freed
+                .until(|| self.commits.ended.get() != since || self.state.get() != State::Open)
+                .await;
+            if let Some(error) = self.commits.error_since(since) {
+                return Err(error);
+            }
+        }
+    }
+}

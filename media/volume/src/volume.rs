@@ -1,0 +1,222 @@
+//! The open volume: its parts, and its face as a device.
+
+use std::cell::{Cell, RefCell};
+
+use sealblock_block::{Abilities, Ability, Clock, Device, Error, Failure, Geometry, Medium, Operation, Outcome};
+use sealblock_units::{BlockCount, Lba};
+
+use crate::commit::{Commits, Log};
+use crate::event::Event;
+use crate::format::{Kind, Layout, RECORD_BYTES, Record, Seed, Superblock};
+use crate::open::Mutation;
+use crate::overlay::Overlay;
+use crate::slots::Slots;
+use crate::table::Table;
+
+/// A protected volume on a medium. Make one with [`crate::open`].
+///
+/// Reads, writes and unmaps are carried out by whoever asks; commits and checkpoints by the [`crate::Worker`] that comes
+/// with the volume and must be run beside it.
+pub struct Volume<M, C> {
+    pub(crate) medium: M,
+    pub(crate) clock: C,
+    pub(crate) geometry: Geometry,
+    pub(crate) layout: Layout,
+    pub(crate) seed: Seed,
+    pub(crate) read_only: bool,
+    pub(crate) mutation: Mutation,
+    pub(crate) table: Table,
+    pub(crate) slots: Slots,
+    pub(crate) overlay: Overlay,
+    pub(crate) log: Log,
+    pub(crate) commits: Commits,
+    pub(crate) superblock: Cell<Superblock>,
+    pub(crate) zones_loading: RefCell<Vec<u64>>,
+    pub(crate) zone_loaded: Event,
+    pub(crate) state: Cell<State>,
+    pub(crate) changed: Event,
+}
+
+/// What the volume is doing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum State {
+    Open,
+    /// Closing: the worker is to commit everything and end.
+    Closing,
+    /// Closed in good order.
+    Closed,
+    /// A write to the log or a sync failed: what is on the medium is not known, so nothing more is written.
+    Failed,
+}
+
+/// What [`Volume::describe`] says.
+#[derive(Clone, Debug)]
+pub struct Description {
+    /// The volume's identity.
+    pub uuid: [u8; 16],
+    /// Whether it was closed in good order before it was opened this time.
+    pub clean: bool,
+    /// Where everything lies.
+    pub layout: Layout,
+    /// Records that a crash had left in the log and recovery took over.
+    pub recovered: u64,
+    /// Records in the log that were not taken over because their data had not reached the medium.
+    pub discarded: u64,
+}
+
+impl<M: Medium, C: Clock> Volume<M, C> {
+    /// The medium below.
+    pub fn medium(&self) -> &M {
+        &self.medium
+    }
+
+    /// The superblock as it is on the medium now.
+    pub fn superblock(&self) -> Superblock {
+        self.superblock.get()
+    }
+
+    /// Makes everything durable, brings the tables up to date, marks the volume clean and ends the worker.
+    ///
+    /// # Errors
+    /// When the medium fails, or had failed before. What was flushed is safe all the same.
+    pub async fn close(&self) -> Result<(), Error> {
+        if self.read_only || self.state.get() == State::Closed {
+            return Ok(());
+        }
+        if self.state.get() == State::Open {
+            self.state.set(State::Closing);
+            self.commits.wanted.notify();
+        }
+        self.changed.until(|| matches!(self.state.get(), State::Closed | State::Failed)).await;
+        match self.state.get() {
+            State::Closed => Ok(()),
+            _ => Err(self.failed()),
+        }
+    }
+
+    /// Refuses changes to a volume that takes none.
+    pub(crate) fn check_writable(&self) -> Result<(), Error> {
+        match self.state.get() {
+            _ if self.read_only => Err(Failure::ReadOnly.into()),
+            State::Open => Ok(()),
+            State::Closing | State::Closed => {
+                Err(Failure::Unreachable { reason: "the volume is closed".to_owned() }.into())
+            }
+            State::Failed => Err(self.failed()),
+        }
+    }
+
+    pub(crate) fn failed(&self) -> Error {
+        let reason = match &*self.commits.failure.borrow() {
+            Some(why) => format!("the volume takes no more writes, because its log could not be written: {why}"),
+            None => "the volume takes no more writes".to_owned(),
+        };
+        Failure::Media { reason }.into()
+    }
+
+    /// Where a slot of a block's zone lies on the medium, and how many slots the zone has.
+    pub(crate) fn slot_offset(&self, zone: u64, slot: u32) -> u64 {
+        let zone = self.layout.zone(zone).expect("zones come from blocks of the volume");
+        zone.slots_offset + (u64::from(slot) << self.geometry.block_size.shift())
+    }
+
+    /// Whether a record can be about this block at all: its slot is one of the zone.
+    pub(crate) fn plausible(&self, record: &Record) -> bool {
+        let zone = self.layout.zone(self.layout.zone_of(record.lba));
+        record.kind == Kind::Deallocated || zone.is_some_and(|zone| record.slot < zone.slots)
+    }
+
+    /// Loads the map of free slots of a zone by reading its records.
+    pub(crate) async fn load_zone(&self, zone: u64) -> Result<(), Error> {
+        while !self.slots.loaded(zone) {
+            if self.zones_loading.borrow().contains(&zone) {
+                self.zone_loaded.until(|| !self.zones_loading.borrow().contains(&zone)).await;
+                continue;
+            }
+            self.zones_loading.borrow_mut().push(zone);
+            let _loading = ZoneLoading { volume: self, zone };
+            let map = self.read_zone(zone).await?;
+            self.slots.load(zone, map);
+        }
+        Ok(())
+    }
+
+    async fn read_zone(&self, number: u64) -> Result<crate::slots::SlotMap, Error> {
+        const CHUNK_BYTES: u64 = 1 << 20;
+        let zone = self.layout.zone(number).expect("zones come from blocks of the volume");
+        let mut map = crate::slots::SlotMap::new(zone.slots);
+        let pages = zone.blocks.div_ceil(self.layout.page_blocks());
+        let end = zone.records_offset + pages * self.layout.page_records_bytes();
+        let mut at = zone.records_offset;
+        while at < end {
+            let len = CHUNK_BYTES.min(end - at);
+            let (read, bytes) = self.medium.read(at, self.medium.buffer(len as usize)).await;
+            read?;
+            for raw in bytes.as_chunks::<RECORD_BYTES>().0.iter().filter(|raw| **raw != [0; RECORD_BYTES]) {
+                // A damaged record may still name its slot rightly; keeping that slot costs little.
+                let record = Record::decode(raw, self.seed).unwrap_or_else(|_| Record::decode_unchecked(raw));
+                if record.kind == Kind::Stored {
+                    map.occupy(record.slot);
+                }
+            }
+            at += len;
+        }
+        Ok(map)
+    }
+
+    /// The slot where a block lies when nothing speaks against it: the one with its own number.
+    pub(crate) fn home(&self, lba: Lba) -> u32 {
+        (lba.get() % self.layout.zone_blocks()) as u32
+    }
+}
+
+struct ZoneLoading<'a, M, C> {
+    volume: &'a Volume<M, C>,
+    zone: u64,
+}
+
+impl<M, C> Drop for ZoneLoading<'_, M, C> {
+    fn drop(&mut self) {
+        self.volume.zones_loading.borrow_mut().retain(|zone| *zone != self.zone);
+        self.volume.zone_loaded.notify();
+    }
+}
+
+impl<M: Medium, C: Clock> Device for Volume<M, C> {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities {
+            writable: !self.read_only,
+            verify: Ability::Native,
+            compare: Ability::Absent,
+            discard: Ability::Native,
+            write_zeroes: Ability::Native,
+            unmap_zeroes: true,
+            offloads: false,
+        }
+    }
+
+    async fn execute(&self, operation: Operation) -> Outcome {
+        match operation {
+            Operation::Read { extent, checks } => self.read(extent, &checks).await,
+            Operation::Verify { extent, checks } => self.verify(extent, &checks).await,
+            Operation::Write { extent, data, durability } => self.write(extent, &data, durability).await,
+            Operation::Flush => self.flush().await,
+            Operation::Discard { extents } => self.discard(&extents).await,
+            Operation::WriteZeroes { extent, may_unmap, durability } => {
+                self.write_zeroes(extent, may_unmap, durability).await
+            }
+            Operation::Compare { .. } => Err(Failure::Absent(operation.kind()).into()),
+        }
+    }
+}
+
+/// Most blocks of one transfer: several must fit in the spare slots of a zone at once.
+pub(crate) fn transfer_blocks(layout: &Layout) -> BlockCount {
+    const TRANSFER_BYTES: u64 = 1 << 20;
+    let blocks = (TRANSFER_BYTES >> layout.block_size().shift()).min(layout.spare_min() / 4);
+    BlockCount::new(blocks.max(1) as u32).unwrap_or(BlockCount::ONE)
+}

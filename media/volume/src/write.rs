@@ -1,0 +1,158 @@
+//! Writes.
+
+use futures_util::future::join_all;
+use sealblock_block::{Answer, Clock, Durability, Error, Medium, MediumError, Outcome};
+use sealblock_integrity::{GuardKind, PiFormat, Sealed, Tuple, guard};
+use sealblock_units::Extent;
+
+use crate::format::{Kind, Record};
+use crate::open::Mutation;
+use crate::slots::Runs;
+use crate::volume::{State, Volume};
+
+impl<M: Medium, C: Clock> Volume<M, C> {
+    pub(crate) async fn write(&self, extent: Extent, data: &Sealed, durability: Durability) -> Outcome {
+        self.store(extent, data).await?;
+        match durability {
+            Durability::Volatile => Ok(Answer::Done),
+            Durability::ForceUnitAccess => self.flush().await,
+        }
+    }
+
+    /// Writes blocks to free slots and puts their records into the overlay.
+    pub(crate) async fn store(&self, extent: Extent, data: &Sealed) -> Result<(), Error> {
+        self.check_writable()?;
+        let per_zone = self.layout.zone_blocks();
+        let first_zone = self.layout.zone_of(extent.start());
+        if first_zone == self.layout.zone_of(extent.last()) {
+            return self.store_in_zone(first_zone, extent, data).await;
+        }
+        // Requests are smaller than zones, so there is one border at most.
+        let head = (first_zone + 1) * per_zone - extent.start().get();
+        let border = Extent::from_raw(extent.start().get(), head).expect("the border lies within the extent");
+        let rest = Extent::from_raw(extent.start().get() + head, extent.len() - head).expect("the border lies within");
+        self.store_in_zone(first_zone, border, &data.slice(0, head as usize)).await?;
+        self.store_in_zone(first_zone + 1, rest, &data.slice(head as usize, rest.len() as usize)).await
+    }
+
+    async fn store_in_zone(&self, zone: u64, extent: Extent, data: &Sealed) -> Result<(), Error> {
+        let runs = self.allocate(zone, extent).await?;
+        let shift = self.geometry.block_size.shift();
+        let written = match &runs[..] {
+            [(slot, _)] => self.medium.write(self.slot_offset(zone, *slot), data.data().clone()).await,
+            _ => {
+                let mut at = 0;
+                let writes = runs.iter().map(|&(slot, blocks)| {
+                    let bytes = (blocks as usize) << shift;
+                    at += bytes;
+                    self.medium.write(self.slot_offset(zone, slot), data.data().slice(at - bytes..at))
+                });
+                join_all(writes).await.into_iter().collect::<Result<(), MediumError>>()
+            }
+        };
+        if let Err(error) = written {
+            // Every write has ended, and no record names the slots.
+            self.slots.give_back(zone, &runs);
+            return Err(error.into());
+        }
+        self.record(zone, extent, data, &runs);
+        Ok(())
+    }
+
+    /// Takes slots for an extent of a zone; waits for commits to free some when there are too few.
+    async fn allocate(&self, zone: u64, extent: Extent) -> Result<Runs, Error> {
+        self.load_zone(zone).await?;
+        let (home, count) = (self.home(extent.start()), extent.len() as u32);
+        loop {
+            self.check_writable()?;
+            if self.overlay.open_len() < self.commits.most_open {
+                if let Some(runs) = self.slots.take(zone, home, count) {
+                    self.ease(zone);
+                    return Ok(runs);
+                }
+            }
+            let since = self.commits.ended.get();
+            self.commits.want_space();
+            let room = || self.slots.free(zone) >= count && self.overlay.open_len() < self.commits.most_open;
+            self.slots
+                .freed
+                .until(|| room() || self.commits.ended.get() != since || self.state.get() != State::Open)
+                .await;
+            if let Some(error) = self.commits.error_since(since) {
+                return Err(error);
+            }
+        }
+    }
+
+    /// Asks for a commit before the free slots run out, so that writers need not wait for one.
+    fn ease(&self, zone: u64) {
+        let spare = self.layout.spare_min() as u32;
+        if self.slots.free(zone) < spare / 2 || self.overlay.open_len() * 2 >= self.commits.most_open {
+            self.commits.want_space();
+        }
+    }
+
+    /// Puts the records of written blocks into the overlay, giving up the slots of records they replace there.
+    fn record(&self, zone: u64, extent: Extent, data: &Sealed, runs: &Runs) {
+        let slots = runs.iter().flat_map(|&(start, len)| start..start + len);
+        for ((index, lba), slot) in extent.iter().enumerate().zip(slots) {
+            let mut record = Record { lba, kind: Kind::Stored, slot, generation: 0, tuple: [0; 16], loose: false };
+            self.fill_tuple(&mut record, data, index);
+            self.replace(zone, record, false);
+        }
+        self.commits.note_work();
+    }
+
+    /// Fills in the tuple of a record from the block with this index in `data`.
+    pub(crate) fn fill_tuple(&self, record: &mut Record, data: &Sealed, index: usize) {
+        let bytes = self.geometry.block_size.bytes();
+        let block = &data.data()[index * bytes..(index + 1) * bytes];
+        if let Some(format) = self.geometry.protection {
+            let tuple_bytes = format.tuple_bytes();
+            let tags = &data.tags()[index * tuple_bytes..(index + 1) * tuple_bytes];
+            record.tuple[..tuple_bytes].copy_from_slice(tags);
+            record.loose = !data.guards_hold() && guard_is_off(format, tags, block);
+        }
+        if strong_check_due(self.geometry.protection) {
+            record.set_strong_check(guard::crc32c(block));
+        }
+    }
+
+    /// Puts a record into the overlay. A slot named only by the record it replaces there is given up at once: that
+    /// record was never durable.
+    pub(crate) fn replace(&self, zone: u64, record: Record, punch: bool) {
+        if self.mutation == Mutation::ReuseEarly {
+            self.retire_durable_early(zone, &record);
+        }
+        if let Some(old) = self.overlay.put(record).filter(|old| old.kind == Kind::Stored) {
+            self.slots.retire(zone, old.slot, punch);
+        }
+    }
+
+    /// A fault put in on purpose: the slot of the durable record is given up before the new record is durable.
+    fn retire_durable_early(&self, zone: u64, record: &Record) {
+        if let Some(old) = self.overlay.get(record.lba).is_none().then(|| self.durable(record.lba)).flatten() {
+            if old.kind == Kind::Stored {
+                self.slots.retire(zone, old.slot, false);
+            }
+        }
+    }
+
+    fn durable(&self, lba: sealblock_units::Lba) -> Option<Record> {
+        let (number, index) = self.table.locate(lba);
+        match self.table.cached(number)?.entry(index, lba, self.seed) {
+            crate::table::Entry::Record(record) => Some(record),
+            _ => None,
+        }
+    }
+}
+
+/// Whether a record of this format has a CRC-32C of the data besides its tuple: where the guard is short or missing.
+fn strong_check_due(format: Option<PiFormat>) -> bool {
+    format.is_none_or(|format| matches!(format.guard(), GuardKind::Crc16 | GuardKind::IpChecksum))
+}
+
+/// Whether a host's guard does not match the data, which it may do where it asked for no check.
+fn guard_is_off(format: PiFormat, tags: &[u8], data: &[u8]) -> bool {
+    !strong_check_due(Some(format)) && Tuple::read(format, tags).guard != guard::compute(format.guard(), data)
+}
