@@ -55,6 +55,8 @@ pub(super) struct Block {
     candidates: Vec<Candidate>,
     /// Contents issued since the machine started, for reads that were under way then.
     issued: Vec<(Moment, Content)>,
+    /// When its newest durable content became durable.
+    durable_at: Moment,
 }
 
 /// What a read that was issued at some moment may return, besides what is issued while it is under way.
@@ -66,8 +68,8 @@ pub(super) struct Snapshot {
 impl Block {
     /// A block that was never written.
     pub(super) fn blank() -> Block {
-        let mut block = Block { candidates: Vec::new(), issued: Vec::new() };
-        block.settle(Content::Zero);
+        let mut block = Block { candidates: Vec::new(), issued: Vec::new(), durable_at: 0 };
+        block.settle(Content::Zero, 0);
         block
     }
 
@@ -85,10 +87,14 @@ impl Block {
             candidate.done = done;
             candidate.durable = durable && !candidate.optional;
         }
+        if durable {
+            self.durable_at = now;
+        }
         self.prune();
     }
 
-    pub(super) fn make_durable(&mut self, request: u64) {
+    pub(super) fn make_durable(&mut self, request: u64, now: Moment) {
+        self.durable_at = now;
         if let Some(candidate) = self.candidates.iter_mut().find(|candidate| candidate.request == request) {
             candidate.durable = candidate.done && !candidate.optional;
         }
@@ -157,7 +163,8 @@ impl Block {
     }
 
     /// After a power cut, `content` was found: it is on the medium and nothing else is.
-    pub(super) fn settle(&mut self, content: Content) {
+    pub(super) fn settle(&mut self, content: Content, now: Moment) {
+        self.durable_at = now;
         let request = self.candidates.iter().find(|one| one.content == content).map_or(0, |one| one.request);
         let (issued, ended) = (0, Some(0));
         let (done, durable, optional) = (true, true, false);
@@ -172,6 +179,11 @@ impl Block {
             [one] if one.durable => Some(one.content),
             _ => None,
         }
+    }
+
+    /// Whether its content was durable before `moment`.
+    pub(super) fn was_durable_before(&self, moment: Moment) -> bool {
+        self.durable_at < moment
     }
 
     /// The contents permitted now, for reports.

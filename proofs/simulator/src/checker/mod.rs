@@ -34,6 +34,7 @@ impl std::fmt::Display for Violation {
 #[derive(Debug)]
 #[must_use = "a change must be ended"]
 pub struct Change {
+    issued: Moment,
     request: u64,
     extents: Vec<Extent>,
     force_unit_access: bool,
@@ -57,6 +58,7 @@ pub struct Read {
 
 /// A write that was answered and is not durable.
 struct Unflushed {
+    issued: Moment,
     answered: Moment,
     request: u64,
     extents: Vec<Extent>,
@@ -69,6 +71,8 @@ pub struct Checker {
     now: Moment,
     requests: u64,
     unflushed: Vec<Unflushed>,
+    /// When the newest of the durable writes was issued.
+    newest_durable: Moment,
     blocks_checked: u64,
 }
 
@@ -76,7 +80,7 @@ impl Checker {
     /// The checker of a volume that was just created: all blocks read as zeroes.
     pub fn new(patterns: Patterns) -> Checker {
         let (blocks, unflushed) = (BTreeMap::new(), Vec::new());
-        Checker { patterns, blocks, now: 1, requests: 0, unflushed, blocks_checked: 0 }
+        Checker { patterns, blocks, now: 1, requests: 0, unflushed, newest_durable: 0, blocks_checked: 0 }
     }
 
     /// What makes and recognises contents.
@@ -121,18 +125,20 @@ impl Checker {
         for extent in &extents {
             extent.iter().for_each(|lba| self.block(lba).issue(request, content, now, optional));
         }
-        Change { request, extents, force_unit_access }
+        Change { issued: now, request, extents, force_unit_access }
     }
 
     /// The change was answered: well, or with an error, after which it may or may not have taken effect.
     pub fn end_change(&mut self, change: Change, done: bool) {
         let now = self.tick();
-        let Change { request, extents, force_unit_access } = change;
+        let Change { issued, request, extents, force_unit_access } = change;
         for extent in &extents {
             extent.iter().for_each(|lba| self.block(lba).end(request, now, done, done && force_unit_access));
         }
-        if done && !force_unit_access {
-            self.unflushed.push(Unflushed { answered: now, request, extents });
+        if done && force_unit_access {
+            self.newest_durable = self.newest_durable.max(issued);
+        } else if done {
+            self.unflushed.push(Unflushed { issued, answered: now, request, extents });
         }
     }
 
@@ -148,10 +154,11 @@ impl Checker {
         }
         let (covered, left) = std::mem::take(&mut self.unflushed).into_iter().partition(|one| one.answered < flush.issued);
         self.unflushed = left;
-        let covered: Vec<Unflushed> = covered;
-        for Unflushed { request, extents, .. } in covered {
+        let (covered, now): (Vec<Unflushed>, Moment) = (covered, self.tick());
+        for Unflushed { issued, request, extents, .. } in covered {
+            self.newest_durable = self.newest_durable.max(issued);
             for lba in extents.iter().flat_map(|extent| extent.iter()) {
-                self.block(lba).make_durable(request);
+                self.block(lba).make_durable(request, now);
             }
         }
     }
@@ -202,9 +209,10 @@ impl Checker {
                 return Err(Violation(format!("block {lba}: holds {content:?}; permitted: {permitted:?}")));
             }
             if settled {
-                block.settle(content);
+                block.settle(content, now);
             } else if let Some(request) = block.find(content) {
-                self.unflushed.push(Unflushed { answered: now, request, extents: vec![Extent::one(lba)] });
+                let extents = vec![Extent::one(lba)];
+                self.unflushed.push(Unflushed { issued: 0, answered: now, request, extents });
             }
         }
         Ok(())
@@ -214,6 +222,13 @@ impl Checker {
     pub fn closed(&mut self) {
         let flush = self.begin_flush();
         self.end_flush(flush, true);
+    }
+
+    /// Blocks with one permitted content that was durable before another write was issued that is durable too. The device
+    /// has committed since, so nothing about these blocks was in flight: damage to them must be found as such.
+    pub fn long_durable(&self) -> Vec<Lba> {
+        let old = |block: &Block| block.certain().is_some() && block.was_durable_before(self.newest_durable);
+        self.blocks.iter().filter(|(_, block)| old(block)).map(|(lba, _)| *lba).collect()
     }
 
     /// The content a block must have now and after any crash, if only one is permitted.
