@@ -218,7 +218,8 @@ impl Client {
                 },
             };
             if found != due {
-                let report = format!("{} of {extent} found damage in {found:?}; there is damage in {due:?}", kind.name());
+                let report =
+                    format!("{} of {extent} found damage in {found:?}; there is damage in {due:?}", kind.name());
                 return Err(self.ledger.find(report));
             }
         }

@@ -67,7 +67,9 @@ pub enum Stuck {
 impl fmt::Display for Stuck {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Stuck::Deadlock { waiting } => write!(f, "deadlock: {} wait and nothing will wake them", waiting.join(", ")),
+            Stuck::Deadlock { waiting } => {
+                write!(f, "deadlock: {} wait and nothing will wake them", waiting.join(", "))
+            }
             Stuck::Endless { waiting, steps, seconds } => {
                 write!(f, "no end after {steps} steps and {seconds} s of virtual time; left: {}", waiting.join(", "))
             }
@@ -339,7 +341,10 @@ mod tests {
     /// The order in which eight tasks that take turns get to run.
     fn order(seed: u64) -> (Vec<u32>, u64) {
         let (executor, trace) = (machine(seed), Trace::default());
-        let executor = Executor::new(Random::new(seed), { drop(executor); trace.clone() });
+        let executor = Executor::new(Random::new(seed), {
+            drop(executor);
+            trace.clone()
+        });
         let (inner, order) = (executor.clone(), Rc::new(RefCell::new(Vec::new())));
         let seen = Rc::clone(&order);
         let ended = executor.run(LIMITS, async move {

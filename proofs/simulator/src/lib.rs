@@ -15,6 +15,10 @@ pub mod executor;
 pub mod machine;
 pub mod random;
 pub mod system;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod toy;
 pub mod trace;
 pub mod trial;
 pub mod workload;

@@ -58,7 +58,9 @@ const MUTATIONS: [(&str, Mutation); 5] = [
 
 fn mutation(name: &str) -> Result<Mutation, String> {
     let found = MUTATIONS.iter().find(|(known, _)| *known == name);
-    found.map(|(_, mutation)| *mutation).ok_or_else(|| format!("the faults are {}", MUTATIONS.map(|(name, _)| name).join(", ")))
+    found
+        .map(|(_, mutation)| *mutation)
+        .ok_or_else(|| format!("the faults are {}", MUTATIONS.map(|(name, _)| name).join(", ")))
 }
 
 fn main() -> ExitCode {

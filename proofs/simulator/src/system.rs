@@ -92,6 +92,11 @@ pub trait System {
     /// Bytes of the disk that a device of this shape needs.
     fn disk_bytes(&self, shape: &Shape) -> u64;
 
+    /// How many of a hundred syncs the disk only pretends to do. For tests of the tests.
+    fn lie_percent(&self) -> u64 {
+        0
+    }
+
     /// Makes an empty device, durable once this returns.
     fn create(&self, disk: SimDisk, shape: Shape) -> Promise<()>;
 

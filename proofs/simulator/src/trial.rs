@@ -157,7 +157,8 @@ impl<S: System> Trial<'_, S> {
     }
 
     fn behaviour(&self, crash_at: Option<u64>) -> Behaviour {
-        Behaviour { crash_at, slow_percent: *self.random.pick(&[0, 3, 10, 40]), ..Behaviour::default() }
+        let slow_percent = *self.random.pick(&[0, 3, 10, 40]);
+        Behaviour { crash_at, slow_percent, lie_percent: self.system.lie_percent(), ..Behaviour::default() }
     }
 
     /// Books what a machine left.

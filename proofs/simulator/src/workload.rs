@@ -209,11 +209,8 @@ impl Host {
     async fn watch(&self, done: &Cell<bool>) {
         while !done.get() {
             let extent = self.extent();
-            let read = if self.random.chance(85) {
-                self.client.read(extent).await
-            } else {
-                self.client.verify(extent).await
-            };
+            let read =
+                if self.random.chance(85) { self.client.read(extent).await } else { self.client.verify(extent).await };
             if read == Err(Stop) && self.is_over() {
                 return;
             }

@@ -120,7 +120,8 @@ impl Block {
 
     /// Whether a read that was issued at `since` may return `content`.
     pub(super) fn permits(&self, content: Content, snapshot: &Snapshot, since: Moment) -> bool {
-        snapshot.permitted.contains(&content) || self.issued.iter().any(|(at, issued)| *at > since && *issued == content)
+        snapshot.permitted.contains(&content)
+            || self.issued.iter().any(|(at, issued)| *at > since && *issued == content)
     }
 
     /// Learns from what a read that was issued at `since` returned: writes that had ended by then, and were not

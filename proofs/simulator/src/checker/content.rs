@@ -41,7 +41,9 @@ impl Patterns {
             Content::Zero => into.fill(0),
             Content::Version(version) => {
                 let words = self.words(lba, version);
-                into.chunks_exact_mut(8).zip(words).for_each(|(place, word)| place.copy_from_slice(&word.to_le_bytes()));
+                into.chunks_exact_mut(8)
+                    .zip(words)
+                    .for_each(|(place, word)| place.copy_from_slice(&word.to_le_bytes()));
             }
         }
     }

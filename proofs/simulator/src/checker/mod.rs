@@ -152,7 +152,8 @@ impl Checker {
         if !done {
             return;
         }
-        let (covered, left) = std::mem::take(&mut self.unflushed).into_iter().partition(|one| one.answered < flush.issued);
+        let (covered, left) =
+            std::mem::take(&mut self.unflushed).into_iter().partition(|one| one.answered < flush.issued);
         self.unflushed = left;
         let (covered, now): (Vec<Unflushed>, Moment) = (covered, self.tick());
         for Unflushed { issued, request, extents, .. } in covered {
