@@ -92,6 +92,11 @@ pub trait System {
     /// Bytes of the disk that a device of this shape needs.
     fn disk_bytes(&self, shape: &Shape) -> u64;
 
+    /// Whether damage to long durable data is found, and not taken for data that never arrived.
+    fn finds_damage(&self) -> bool {
+        true
+    }
+
     /// How many of a hundred syncs the disk only pretends to do. For tests of the tests.
     fn lie_percent(&self) -> u64 {
         0

@@ -93,7 +93,7 @@ fn a_volume_that_answers_before_the_tags_are_durable_is_caught() {
 
 #[test]
 fn a_volume_that_uses_slots_again_early_is_caught() {
-    assert_caught(&Volumes { mutation: Mutation::ReuseEarly }, &[Workload::Laps, Workload::Mixed], 40);
+    assert_caught(&Volumes { mutation: Mutation::ReuseEarly }, &[Workload::Mixed, Workload::Crowd], 40);
 }
 
 #[test]

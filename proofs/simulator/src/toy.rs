@@ -211,6 +211,10 @@ impl System for Toys {
         }
     }
 
+    fn finds_damage(&self) -> bool {
+        false
+    }
+
     fn lie_percent(&self) -> u64 {
         self.lie_percent
     }

@@ -240,7 +240,7 @@ impl<S: System> Trial<'_, S> {
 
     /// Damages one of `candidates`. Without tags nobody could find damage, so none is done then.
     fn damage(&self, image: &mut Image, candidates: &[Lba]) -> Option<Damage> {
-        self.shape.protection?;
+        self.shape.protection.filter(|_| self.system.finds_damage())?;
         Damage::inflict(image, &self.checker.borrow(), candidates, &self.random)
     }
 

@@ -34,6 +34,7 @@ impl std::fmt::Display for Violation {
 #[derive(Debug)]
 #[must_use = "a change must be ended"]
 pub struct Change {
+    /// When it was issued; 0 if the device may carry it out without writing anything.
     issued: Moment,
     request: u64,
     extents: Vec<Extent>,
@@ -125,7 +126,9 @@ impl Checker {
         for extent in &extents {
             extent.iter().for_each(|lba| self.block(lba).issue(request, content, now, optional));
         }
-        Change { issued: now, request, extents, force_unit_access }
+        // Giving up blocks that were never written is no write, so it cannot prove that the device committed anything.
+        let issued = if matches!(content, Content::Version(_)) { now } else { 0 };
+        Change { issued, request, extents, force_unit_access }
     }
 
     /// The change was answered: well, or with an error, after which it may or may not have taken effect.
