@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use sealblock_block::{Answer, Device, Durability, Error, Failure, Operation, Stack};
+use sealblock_block::{Answer, Device, Durability, Error, Failure, FaultField, Operation, Stack};
 use sealblock_integrity::{Checks, Sealed};
 use sealblock_units::{BlockCount, Extent, Lba};
 
@@ -71,10 +71,12 @@ impl Client {
 
     /// Decides about a failed request: explained by a planned fault, or a finding.
     fn failed(&self, what: &str, error: &Error) -> Stop {
-        let explained = matches!(
-            error.failure(),
-            Failure::Media { .. } | Failure::NoSpace { .. } | Failure::ReadOnly | Failure::Unreachable { .. }
-        );
+        let explained = match error.failure() {
+            Failure::Media { .. } | Failure::NoSpace { .. } | Failure::ReadOnly | Failure::Unreachable { .. } => true,
+            // A block that could not be read; a block that was read and is wrong is never explained.
+            Failure::Integrity(faults) => faults.as_slice().iter().all(|fault| fault.field == FaultField::Media),
+            _ => false,
+        };
         if self.ledger.faults_planned && explained {
             self.ledger.failed.set(self.ledger.failed.get() + 1);
             return Stop;
@@ -199,7 +201,7 @@ impl Client {
                 checked.map_err(|violation| self.ledger.find(format!("after a crash, {violation}")))
             }
             Ok(other) => Err(self.ledger.find(format!("read of {extent} was answered {other:?}"))),
-            Err(error) => Err(self.ledger.find(format!("after a crash, read of {extent} failed: {error}"))),
+            Err(error) => Err(self.failed(&format!("after a crash, read of {extent}"), &error)),
         }
     }
 
@@ -228,7 +230,7 @@ impl Client {
 
     /// The device in pieces that one request takes, or only the neighbourhood of what was written on a large one.
     pub fn pieces(&self, random: &Random) -> Vec<Extent> {
-        const SMALL_BLOCKS: u64 = 4096;
+        const SMALL_BLOCKS: u64 = 2048;
         let most = BlockCount::new(random.between(1, 64) as u32).unwrap_or(BlockCount::ONE);
         let capacity = self.capacity_blocks();
         if capacity <= SMALL_BLOCKS {

@@ -37,11 +37,12 @@ pub struct Shape {
 impl Shape {
     /// Draws a shape that fits a load.
     pub fn draw(workload: Workload, random: &Random) -> Shape {
-        let small = workload == Workload::Zones || random.chance(50);
+        let small = matches!(workload, Workload::Zones | Workload::Wide) || random.chance(50);
         let block_size = if small { BlockSize::B512 } else { BlockSize::B4096 };
         let sector_bytes = if small { 512 } else { *random.pick(&[512, 4096]) };
         let capacity_blocks = match workload {
             Workload::Zones => ZONE_BLOCKS + random.between(1, 500),
+            Workload::Wide => random.between(4_000, 12_000),
             Workload::Laps => random.between(8, 100),
             _ => *random.pick(&[random.between(4, 40), random.between(40, 200), random.between(200, 700)]),
         };

@@ -203,6 +203,7 @@ impl<S: System> Trial<'_, S> {
         let mut behaviour = self.behaviour(crash_at);
         if workload == Workload::Faulty {
             behaviour.faults = draw_faults(&self.random);
+            self.story.extend(behaviour.faults.iter().map(|rule| format!("for the next machine, {rule}")));
         }
         let (closes, settled) = (self.random.chance(50), self.settled);
         let remains = self.parts(behaviour, survival).live(image, false, move |up| async move {
@@ -342,12 +343,17 @@ async fn rewrite(up: Up, lba: Lba) {
 /// One or two runs of failing I/Os.
 fn draw_faults(random: &Random) -> Vec<FaultRule> {
     use sealblock_block::MediumErrorKind::{Failed, NoSpace};
-    let rule = |_| FaultRule {
-        on: *random.pick(&[IoKind::Write, IoKind::Write, IoKind::Sync, IoKind::Punch]),
-        first: random.between(1, 120),
-        count: *random.pick(&[1, 1, 2, 10, 1_000_000]),
-        how: if random.chance(50) { NoSpace } else { Failed },
-        forgets: random.chance(50),
+    let rule = |_| {
+        let on = *random.pick(&[IoKind::Write, IoKind::Write, IoKind::Sync, IoKind::Sync, IoKind::Punch, IoKind::Read]);
+        // A machine makes fewer syncs than writes; a fault beyond the last one is none.
+        let last = if on == IoKind::Sync { 40 } else { 120 };
+        FaultRule {
+            on,
+            first: random.between(1, last),
+            count: *random.pick(&[1, 1, 1, 2, 10, 1_000_000]),
+            how: if on == IoKind::Read || random.chance(50) { Failed } else { NoSpace },
+            forgets: random.chance(50),
+        }
     };
     (0..random.between(1, 2)).map(rule).collect()
 }

@@ -27,6 +27,8 @@ pub enum Workload {
     Crowd,
     /// Both sides of the border between two zones.
     Zones,
+    /// All over a device whose tables are larger than what may be kept of them in memory.
+    Wide,
     /// Pauses, in which timers commit.
     Idle,
     /// Like mixed, on a disk whose writes and syncs fail now and then.
@@ -77,7 +79,7 @@ const HABITS: Habits = Habits {
 
 impl Workload {
     /// Every kind.
-    pub const ALL: [Workload; 9] = [
+    pub const ALL: [Workload; 10] = [
         Workload::Mixed,
         Workload::Forced,
         Workload::Laps,
@@ -85,6 +87,7 @@ impl Workload {
         Workload::Trim,
         Workload::Crowd,
         Workload::Zones,
+        Workload::Wide,
         Workload::Idle,
         Workload::Faulty,
     ];
@@ -99,6 +102,7 @@ impl Workload {
             Workload::Trim => "trim",
             Workload::Crowd => "crowd",
             Workload::Zones => "zones",
+            Workload::Wide => "wide",
             Workload::Idle => "idle",
             Workload::Faulty => "faulty",
         }
@@ -111,7 +115,10 @@ impl Workload {
 
     const fn habits(self) -> Habits {
         match self {
-            Workload::Mixed | Workload::Zones | Workload::Faulty => HABITS,
+            Workload::Mixed | Workload::Zones => HABITS,
+            Workload::Wide => Habits { forced_percent: 30, mix: Mix { write: 75, ..MIX }, ..HABITS },
+            // Many commits, so that logs go round and checkpoints fail too.
+            Workload::Faulty => Habits { forced_percent: 40, steps: 90, ..HABITS },
             Workload::Forced => Habits { forced_percent: 100, ..HABITS },
             Workload::Laps => {
                 Habits { hosts: 2, steps: 90, in_order: true, mix: Mix { write: 90, flush: 2, ..MIX }, ..HABITS }

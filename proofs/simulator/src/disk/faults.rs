@@ -1,6 +1,7 @@
 //! Plain faults: the n-th write or sync fails, and how.
 
 use std::cell::Cell;
+use std::fmt;
 
 use sealblock_block::{MediumError, MediumErrorKind};
 
@@ -45,6 +46,13 @@ pub struct FaultRule {
     pub how: MediumErrorKind,
     /// A failed sync also forgets what it was to make durable, so that no later sync does it.
     pub forgets: bool,
+}
+
+impl fmt::Display for FaultRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}s fail from number {} on, {} in all, {:?}", self.on.name(), self.first, self.count, self.how)?;
+        if self.on == IoKind::Sync && self.forgets { write!(f, ", forgetting what they were to do") } else { Ok(()) }
+    }
 }
 
 /// The rules of one disk, and how far each kind has come.
