@@ -1,2 +1,21 @@
-//! The one binary.
-fn main() {}
+//! The binary: reads the command line, has the command run, and ends with its exit status.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::Parser;
+use sealblock::cli::Cli;
+use sealblock::commands;
+
+fn main() -> ExitCode {
+    // Bad usage ends here, with exit status 2.
+    let cli = Cli::parse();
+    match commands::run(&cli.command) {
+        Ok(exit) => exit.into(),
+        Err(failure) => {
+            // Where standard error is closed the exit status has to do.
+            writeln!(io::stderr(), "{failure}").ok();
+            ExitCode::from(&failure)
+        }
+    }
+}

@@ -1,2 +1,71 @@
-//! Checks.
-fn main() {}
+//! `cargo xtask`: everything that continuous integration runs, and nothing it does not.
+//!
+//! Each check is a module with a pure core (a graph or a text goes in, findings come out) and a thin shell that reads the
+//! tree, so that the rules themselves have tests. There is no argument parser: the few words below are the whole language,
+//! and what runs first on a fresh machine should build in seconds.
+
+mod arrows;
+mod check;
+mod fuzz;
+mod scan;
+mod sizes;
+mod step;
+mod workspace;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+
+const HELP: &str = "\
+cargo xtask: the checks of this repository
+
+  cargo xtask check [--fast]       all that continuous integration runs; --fast leaves out deny, docs and simulation
+  cargo xtask arrows               which folder may use which
+  cargo xtask sizes [--update]     sizes of files and functions, and what must not stand in the source;
+                                   --update lowers the record in xtask/sizes.toml
+  cargo xtask fuzz [--seconds N]   each target of proofs/fuzz for N seconds (60 unless told), with the nightly toolchain
+
+Exit status: 0 when all is well, 1 when a check fails, 2 for an unknown word.
+";
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let result = match words.as_slice() {
+        [] | ["help" | "--help" | "-h"] => {
+            print!("{HELP}");
+            Ok(())
+        }
+        ["check"] => check::run(false),
+        ["check", "--fast"] => check::run(true),
+        ["arrows"] => print_summary(arrows::check()),
+        ["sizes"] => print_summary(sizes::check()),
+        ["sizes", "--update"] => print_summary(sizes::update()),
+        ["fuzz"] => fuzz::run(60),
+        ["fuzz", "--seconds", seconds] => seconds_of(seconds).and_then(fuzz::run),
+        unknown => {
+            eprint!("xtask: '{}' is not a command\n\n{HELP}", unknown.join(" "));
+            return ExitCode::from(2);
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn print_summary(summary: Result<String>) -> Result<()> {
+    println!("{}", summary?);
+    Ok(())
+}
+
+fn seconds_of(text: &str) -> Result<u64> {
+    let seconds: u64 = text.parse().with_context(|| format!("'{text}' is not a number of seconds"))?;
+    if seconds == 0 {
+        bail!("0 seconds would fuzz nothing: ask for at least one second");
+    }
+    Ok(seconds)
+}

@@ -119,6 +119,20 @@ proptest! {
 }
 
 #[test]
+fn guards_do_not_depend_on_where_the_block_starts() {
+    for bytes in [512, 520, 4096] {
+        let data = noise(9, bytes);
+        for kind in GuardKind::ALL {
+            let expected = guard::compute(kind, &data);
+            for offset in 0..64 {
+                let moved = [vec![0xA5; offset], data.clone()].concat();
+                assert_eq!(guard::compute(kind, &moved[offset..]), expected, "{kind} of {bytes} bytes at {offset}");
+            }
+        }
+    }
+}
+
+#[test]
 fn escaped_tuples_are_not_checked_at_all() {
     let (data, tags) = (noise(1, 512), Tags { app_tag: 0xFFFF, storage_tag: 0, first_ref: 5 });
     let mut tuples = sealed(TYPE1, BlockSize::B512, &data, &tags);

@@ -21,12 +21,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             join_all(writes).await.into_iter().collect::<Result<(), MediumError>>()?;
         }
         self.medium.sync().await?;
-        let superblock = Superblock {
-            serial: self.superblock.get().serial + 1,
-            clean,
-            log_tail: target,
-            ..self.superblock.get()
-        };
+        let superblock =
+            Superblock { serial: self.superblock.get().serial + 1, clean, log_tail: target, ..self.superblock.get() };
         write_superblock(&self.medium, &superblock).await?;
         self.medium.sync().await?;
         self.superblock.set(superblock);

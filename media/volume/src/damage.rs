@@ -76,7 +76,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 data[0] = data[0].wrapping_add(1);
                 self.put_slot_data(&record, data).await?;
             }
-            DamageKind::Guard => self.damage_tuple(&record, protection()?, |t| t.guard = t.guard.wrapping_add(1)).await?,
+            DamageKind::Guard => {
+                self.damage_tuple(&record, protection()?, |t| t.guard = t.guard.wrapping_add(1)).await?
+            }
             DamageKind::RefTag => {
                 self.damage_tuple(&record, protection()?, |t| t.ref_tag = t.ref_tag.wrapping_add(1)).await?;
             }

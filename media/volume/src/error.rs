@@ -17,7 +17,9 @@ pub enum VolumeError {
     #[error("the medium failed: {0}")]
     Medium(#[from] MediumError),
     /// The medium ends before the volume does.
-    #[error("the medium has {medium_bytes} bytes and the volume needs {needed_bytes}: it was cut off or copied in part")]
+    #[error(
+        "the medium has {medium_bytes} bytes and the volume needs {needed_bytes}: it was cut off or copied in part"
+    )]
     Truncated {
         /// Length of the medium.
         medium_bytes: u64,
@@ -25,7 +27,9 @@ pub enum VolumeError {
         needed_bytes: u64,
     },
     /// The volume was made for smaller sectors than the medium has.
-    #[error("the volume was made for sectors of {volume_bytes} bytes and the medium has sectors of {medium_bytes}: copy it to a new volume")]
+    #[error(
+        "the volume was made for sectors of {volume_bytes} bytes and the medium has sectors of {medium_bytes}: copy it to a new volume"
+    )]
     Sector {
         /// The volume's sector.
         volume_bytes: u32,
@@ -36,7 +40,9 @@ pub enum VolumeError {
     #[error("the medium is read-only")]
     ReadOnly,
     /// A log sector that was once durable cannot be read: which blocks it was about is not known.
-    #[error("log sector {sequence} is damaged: blocks written shortly before the last crash may be lost, and which ones is not known")]
+    #[error(
+        "log sector {sequence} is damaged: blocks written shortly before the last crash may be lost, and which ones is not known"
+    )]
     LogDamaged {
         /// Sequence number of the first damaged sector.
         sequence: u64,

@@ -39,3 +39,6 @@ pub use error::VolumeError;
 pub use open::{Mutation, OpenOptions, Opened, open, probe};
 pub use volume::{Description, Volume};
 pub use worker::Worker;
+
+#[cfg(test)]
+mod tests;

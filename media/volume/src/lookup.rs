@@ -9,16 +9,16 @@ use crate::format::{Kind, RECORD_BYTES, Record};
 use crate::table::Entry;
 use crate::volume::Volume;
 
+/// Reference tags tried, back from the block's address, when a record's checksum is off.
+const TAGS_TRIED: u64 = u16::MAX as u64;
+
 /// What is known of one block.
 #[derive(Clone, Copy)]
 pub(crate) enum Located {
     /// Reads as zeroes and carries no tags.
     Zeroes,
     /// The data are in this slot, with this tuple.
-    Stored {
-        slot: u32,
-        tuple: [u8; 16],
-    },
+    Stored { slot: u32, tuple: [u8; 16] },
     /// The block is known to be bad without looking at its data.
     Bad(Fault),
     /// The record does not check; what is wrong may show against the data.
@@ -76,12 +76,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             Entry::Blank => Located::Zeroes,
             Entry::Record(record) if !self.plausible(&record) => Located::Bad(Fault::media(lba)),
             Entry::Record(record) => self.of_record(record),
-            Entry::Stale { record, expected } => Located::Bad(tag_fault(
-                lba,
-                Field::StorageTag,
-                u64::from(expected),
-                u64::from(record.generation),
-            )),
+            Entry::Stale { record, expected } => {
+                Located::Bad(tag_fault(lba, Field::StorageTag, u64::from(expected), u64::from(record.generation)))
+            }
             Entry::Damaged(raw) => match Record::decode(&raw, self.seed) {
                 // Whole and good, and of another block: it was written to the wrong place.
                 Ok(other) => Located::Bad(tag_fault(lba, Field::RefTag, lba.get(), other.lba.get())),
@@ -92,9 +89,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// Says what is wrong with a block whose record does not check, given the data of the slot the record names.
     ///
-    /// The record's own checksum tells that something is wrong, the data and the address tell what: the guard is
-    /// compared with the data, the reference tag with the address, and the application tag is searched for, because only
-    /// one in 2^16 values of it makes the checksum right by chance.
+    /// The record's own checksum tells that something is wrong; the data, the address, and the checksum again tell what. The
+    /// guard is compared with the data. Other tags are searched for a value that makes the checksum right: among 2^16
+    /// values of a tag that is not at fault, one does so by chance once in 2^16 damaged records.
     pub(crate) fn diagnose(&self, lba: Lba, raw: &[u8; RECORD_BYTES], data: Option<&[u8]>) -> Fault {
         let record = Record::decode_unchecked(raw);
         let (Some(format), Some(data)) = (self.geometry.protection, data) else { return Fault::media(lba) };
@@ -106,13 +103,17 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         if tuple.guard != due {
             return tag_fault(lba, Field::Guard, due, tuple.guard);
         }
-        let reference = lba.get() & format.reference_tag_mask();
-        if tuple.ref_tag != reference && self.holds(raw, format, &Tuple { ref_tag: reference, ..tuple }) {
-            return tag_fault(lba, Field::RefTag, reference, tuple.ref_tag);
+        // Types 1 and 2 count reference tags on from block to block, so a block's is its address; Type 3 gives every block
+        // of a write the tag of its first.
+        let furthest = if format.protection().counts_blocks() { 0 } else { lba.get().min(TAGS_TRIED) };
+        let references = (0..=furthest).map(|back| (lba.get() - back) & format.reference_tag_mask());
+        if let Some(due) = references.into_iter().find(|&ref_tag| self.holds(raw, format, &Tuple { ref_tag, ..tuple }))
+        {
+            return tag_fault(lba, Field::RefTag, due, tuple.ref_tag);
         }
-        let found = (0..=u16::MAX).find(|&app_tag| self.holds(raw, format, &Tuple { app_tag, ..tuple }));
-        match found {
-            Some(app_tag) => tag_fault(lba, Field::AppTag, u64::from(app_tag), u64::from(tuple.app_tag)),
+        let mut app_tags = 0..=u16::MAX;
+        match app_tags.find(|&app_tag| self.holds(raw, format, &Tuple { app_tag, ..tuple })) {
+            Some(due) => tag_fault(lba, Field::AppTag, u64::from(due), u64::from(tuple.app_tag)),
             None => Fault::media(lba),
         }
     }

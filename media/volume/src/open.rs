@@ -88,7 +88,11 @@ pub async fn probe<M: Medium>(medium: &M) -> Result<Superblock, VolumeError> {
 ///
 /// # Errors
 /// See [`VolumeError`]. A volume that cannot be opened is left as it is.
-pub async fn open<M: Medium, C: Clock>(medium: M, clock: C, options: &OpenOptions) -> Result<Opened<M, C>, VolumeError> {
+pub async fn open<M: Medium, C: Clock>(
+    medium: M,
+    clock: C,
+    options: &OpenOptions,
+) -> Result<Opened<M, C>, VolumeError> {
     let superblock = probe(&medium).await?;
     let layout = superblock.layout;
     if medium.sector_bytes() > layout.sector_bytes() {
@@ -108,36 +112,49 @@ pub async fn open<M: Medium, C: Clock>(medium: M, clock: C, options: &OpenOption
         recovered: recovered.records.len() as u64,
         discarded: recovered.discarded,
     };
-    let volume = Rc::new(assemble(medium, clock, superblock, options, recovered).await?);
+    let mut records: Vec<_> = recovered.records.values().copied().collect();
+    records.sort_unstable_by_key(|record| record.lba);
+    let untouched = recovered.next == superblock.log_tail;
+    let volume = Rc::new(assemble(medium, clock, superblock, options, recovered));
+    if !options.read_only && !untouched {
+        // What recovery decided must be durable before anything builds on it: a second crash must decide the same.
+        volume.apply(&records, false).await?;
+        volume.checkpoint(false).await.map_err(|error| VolumeError::Recovery(error.to_string()))?;
+    }
     Ok(Opened { worker: Worker { volume: volume.clone() }, volume, description })
 }
 
-async fn assemble<M: Medium, C: Clock>(
+/// The shape of the device, with limits that the volume can always meet.
+fn geometry(superblock: &Superblock, most_open: usize) -> Geometry {
+    let layout = &superblock.layout;
+    let transfer = transfer_blocks(layout);
+    let count = |blocks: u32| BlockCount::new(blocks).unwrap_or(BlockCount::ONE);
+    let limits = Limits {
+        transfer,
+        verify: count(transfer.get().saturating_mul(VERIFY_TRANSFERS)),
+        zero: count((most_open / 2) as u32),
+    };
+    Geometry {
+        block_size: layout.block_size(),
+        capacity_blocks: layout.capacity_blocks(),
+        protection: superblock.protection,
+        limits,
+    }
+}
+
+fn assemble<M: Medium, C: Clock>(
     medium: M,
     clock: C,
     superblock: Superblock,
     options: &OpenOptions,
     recovered: Recovered,
-) -> Result<Volume<M, C>, VolumeError> {
+) -> Volume<M, C> {
     let layout = superblock.layout;
-    let transfer = transfer_blocks(&layout);
-    let commits = Commits::new(&layout);
-    let count = |blocks: u32| BlockCount::new(blocks).unwrap_or(BlockCount::ONE);
-    let limits = Limits {
-        transfer,
-        verify: count(transfer.get().saturating_mul(VERIFY_TRANSFERS)),
-        zero: count((commits.most_open / 2) as u32),
-    };
-    let geometry = Geometry {
-        block_size: layout.block_size(),
-        capacity_blocks: layout.capacity_blocks(),
-        protection: superblock.protection,
-        limits,
-    };
-    let next = recovered.next;
-    let untouched = recovered.records.is_empty() && next == superblock.log_tail;
-    let records: Vec<_> = recovered.records.values().copied().collect();
-    let volume = Volume {
+    let wanted = Rc::new(Event::default());
+    let commits = Commits::new(&layout, wanted.clone());
+    let geometry = geometry(&superblock, commits.most_open);
+    let (next, tail) = (recovered.next, superblock.log_tail);
+    Volume {
         medium,
         clock,
         geometry,
@@ -146,20 +163,14 @@ async fn assemble<M: Medium, C: Clock>(
         read_only: options.read_only,
         mutation: options.mutation,
         table: Table::new(layout, options.cache_bytes),
-        slots: Slots::default(),
+        slots: Slots::new(wanted),
         overlay: if options.read_only { Overlay::recovered(recovered.records) } else { Overlay::default() },
-        log: Log { next: Cell::new(next), durable: Cell::new(next), tail: Cell::new(superblock.log_tail) },
+        log: Log { next: Cell::new(next), durable: Cell::new(next), tail: Cell::new(tail) },
         commits,
         superblock: Cell::new(superblock),
         zones_loading: RefCell::default(),
         zone_loaded: Event::default(),
         state: Cell::new(State::Open),
         changed: Event::default(),
-    };
-    if !options.read_only && !untouched {
-        // What recovery decided must be durable before anything builds on it: a second crash must decide the same.
-        volume.apply(&records, false).await?;
-        volume.checkpoint(false).await.map_err(|error| VolumeError::Recovery(error.to_string()))?;
     }
-    Ok(volume)
 }

@@ -63,19 +63,6 @@ impl Overlay {
         records
     }
 
-    /// Puts the records of a commit that wrote nothing back, unless newer ones came. Gives back those that are out of use.
-    pub fn abandon_commit(&self) -> Vec<Record> {
-        let (mut open, mut committing) = (self.open.borrow_mut(), self.committing.borrow_mut());
-        let mut replaced = Vec::new();
-        for (key, record) in committing.drain() {
-            if let Some(newer) = open.insert(key, record) {
-                open.insert(key, newer);
-                replaced.push(record);
-            }
-        }
-        replaced
-    }
-
     /// Forgets the records of a commit that are in the tables now.
     pub fn end_commit(&self) {
         self.committing.borrow_mut().clear();

@@ -36,7 +36,11 @@ struct Scan {
 }
 
 /// Reads the log of a volume and decides which records count.
-pub(crate) async fn scan<M: Medium>(medium: &M, superblock: &Superblock, mutation: Mutation) -> Result<Recovered, VolumeError> {
+pub(crate) async fn scan<M: Medium>(
+    medium: &M,
+    superblock: &Superblock,
+    mutation: Mutation,
+) -> Result<Recovered, VolumeError> {
     let scan = read_log(medium, superblock).await?;
     for sequence in superblock.log_tail..scan.durable {
         if !scan.sectors.contains_key(&sequence) {
@@ -93,8 +97,10 @@ fn take_sector(scan: &mut Scan, superblock: &Superblock, position: u64, bytes: &
         return Ok(());
     }
     scan.durable = scan.durable.max(sector.header.durable);
-    let records: Option<Vec<Record>> =
-        sector.records().map(|raw| Record::decode(raw, superblock.seed()).ok().filter(|r| fits(superblock, r))).collect();
+    let records: Option<Vec<Record>> = sector
+        .records()
+        .map(|raw| Record::decode(raw, superblock.seed()).ok().filter(|r| fits(superblock, r)))
+        .collect();
     // The sector's checksum is right, so a record that is not was made so: by another program, or on purpose.
     scan.sectors.insert(sequence, records.ok_or(VolumeError::LogDamaged { sequence })?);
     Ok(())

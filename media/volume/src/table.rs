@@ -230,7 +230,13 @@ impl Table {
         result
     }
 
-    async fn write_sectors<M: Medium>(&self, medium: &M, number: u64, page: &Page, dirty: u32) -> Result<(), MediumError> {
+    async fn write_sectors<M: Medium>(
+        &self,
+        medium: &M,
+        number: u64,
+        page: &Page,
+        dirty: u32,
+    ) -> Result<(), MediumError> {
         let sector = self.layout.sector_bytes() as usize;
         let place = self.place(number);
         let mut at = 0;

@@ -79,10 +79,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             }
             let since = self.commits.ended.get();
             self.commits.want_space();
-            self.slots
-                .freed
-                .until(|| self.commits.ended.get() != since || self.state.get() != State::Open)
-                .await;
+            self.slots.freed.until(|| self.commits.ended.get() != since || self.state.get() != State::Open).await;
             if let Some(error) = self.commits.error_since(since) {
                 return Err(error);
             }

@@ -46,10 +46,10 @@ impl<M: Medium, C: Clock> Worker<M, C> {
                 self.close().await;
                 return;
             }
-            if volume.checkpoint_due() || wake == Wake::Idle {
-                if let Err(error) = volume.checkpoint(false).await {
-                    tracing::warn!(%error, "checkpoint failed; the log keeps what it was to write");
-                }
+            if (volume.checkpoint_due() || wake == Wake::Idle)
+                && let Err(error) = volume.checkpoint(false).await
+            {
+                tracing::warn!(%error, "checkpoint failed; the log keeps what it was to write");
             }
         }
         volume.commits.begin()(Err(volume.failed()));

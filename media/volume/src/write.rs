@@ -65,11 +65,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let (home, count) = (self.home(extent.start()), extent.len() as u32);
         loop {
             self.check_writable()?;
-            if self.overlay.open_len() < self.commits.most_open {
-                if let Some(runs) = self.slots.take(zone, home, count) {
-                    self.ease(zone);
-                    return Ok(runs);
-                }
+            if self.overlay.open_len() < self.commits.most_open
+                && let Some(runs) = self.slots.take(zone, home, count)
+            {
+                self.ease(zone);
+                return Ok(runs);
             }
             let since = self.commits.ended.get();
             self.commits.want_space();
@@ -131,10 +131,10 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// A fault put in on purpose: the slot of the durable record is given up before the new record is durable.
     fn retire_durable_early(&self, zone: u64, record: &Record) {
-        if let Some(old) = self.overlay.get(record.lba).is_none().then(|| self.durable(record.lba)).flatten() {
-            if old.kind == Kind::Stored {
-                self.slots.retire(zone, old.slot, false);
-            }
+        if let Some(old) = self.overlay.get(record.lba).is_none().then(|| self.durable(record.lba)).flatten()
+            && old.kind == Kind::Stored
+        {
+            self.slots.retire(zone, old.slot, false);
         }
     }
 

@@ -1,1 +1,48 @@
 //! One reactor per core over io_uring, with a plain-syscall fallback.
+//!
+//! A [`Reactor`] runs `!Send` futures on the thread that made it. Inside, [`spawn`] starts tasks, [`sleep`] and [`timeout`]
+//! measure time, and a [`File`] reads and writes [`sealblock_runtime_memory`] buffers. [`Cores`] runs one reactor per
+//! thread and lets other threads call into them. Where the kernel refuses io_uring the same operations are carried out by
+//! system calls on a few threads; a [`Backend`] says which, and why.
+//!
+//! Invariants:
+//! - A buffer lent to the kernel is freed or reused only after the operation has ended, whatever happens to its future.
+//! - A turn of the reactor makes one system call at most, unless more operations start than the ring has room for.
+//! - Every queue has a limit or is fed by something that has one; see [`Config`].
+//!
+//! Shape: one thread owns everything it touches, so nothing on the way of a request is locked or counted atomically except
+//! buffers and descriptors, which may travel. What other threads may touch is `remote.rs` and `call.rs`.
+
+#![allow(unsafe_code)]
+
+mod backend;
+mod call;
+mod config;
+mod cores;
+mod descriptor;
+mod driver;
+mod executor;
+mod file;
+mod operation;
+mod operations;
+mod remote;
+mod ring;
+mod setup;
+mod signal;
+mod stopping;
+mod syscalls;
+mod task;
+mod timer;
+mod waiters;
+mod waker;
+
+pub use backend::{Backend, Completion, Features, Refusal};
+pub use call::{CoreGone, CoreHandle};
+pub use config::{Attempt, Choice, Config, RUNTIME_VARIABLE, StartError};
+pub use cores::{Cores, Placement, Stopped};
+pub use executor::{Reactor, backend, pool};
+pub use file::{File, Options};
+pub use signal::{ShutdownSignal, Signal, shutdown_signal};
+pub use stopping::{Stopping, stopping};
+pub use task::{Aborted, JoinHandle, spawn};
+pub use timer::{Elapsed, Sleep, now, sleep, sleep_until, timeout, yield_now};

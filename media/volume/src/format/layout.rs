@@ -178,9 +178,12 @@ impl Layout {
 
     /// Fewest spare slots of any zone.
     pub fn spare_min(&self) -> u64 {
-        (0..self.zones()).rev().take(1).chain([0]).filter_map(|i| self.zone(i)).fold(u64::MAX, |least, zone| {
-            least.min(u64::from(zone.slots) - zone.blocks)
-        })
+        (0..self.zones())
+            .rev()
+            .take(1)
+            .chain([0])
+            .filter_map(|i| self.zone(i))
+            .fold(u64::MAX, |least, zone| least.min(u64::from(zone.slots) - zone.blocks))
     }
 
     fn zone_at(&self, base: u64, first: u64, blocks: u64) -> Zone {
@@ -188,8 +191,7 @@ impl Layout {
         // Pages of records are read whole, so the tables are padded to whole pages.
         let pages = blocks.div_ceil(self.page_blocks());
         let generations_offset = base + (pages * self.page_records_bytes()).next_multiple_of(ALIGNMENT);
-        let slots_offset =
-            (generations_offset + pages * u64::from(self.sector_bytes)).next_multiple_of(ALIGNMENT);
+        let slots_offset = (generations_offset + pages * u64::from(self.sector_bytes)).next_multiple_of(ALIGNMENT);
         let end_offset = (slots_offset + (slots << self.block_size.shift())).next_multiple_of(ALIGNMENT);
         Zone {
             first: Lba::new(first),

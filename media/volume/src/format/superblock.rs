@@ -133,20 +133,7 @@ impl Superblock {
             (VERSION, features) => return Err(SuperblockError::Features(features)),
             (version, _) => return Err(SuperblockError::Version(version)),
         }
-        let block_bytes = get::<4>(bytes, AT_BLOCK_BYTES);
-        let block_size = BlockSize::from_bytes(block_bytes).ok_or(impossible("block size", block_bytes))?;
-        let layout = Layout::new(block_size, get::<4>(bytes, AT_SECTOR_BYTES) as u32, get::<8>(bytes, AT_CAPACITY))?;
-        for (field, at, due) in [
-            ("log size", AT_LOG_SECTORS, layout.log_sectors()),
-            ("zone size", AT_ZONE_BLOCKS, layout.zone_blocks()),
-            ("zones' offset", AT_ZONES_OFFSET, layout.zones_offset()),
-            ("zones' stride", AT_ZONE_STRIDE, layout.zone_stride()),
-        ] {
-            let value = get::<8>(bytes, at);
-            if value != due {
-                return Err(impossible(field, value));
-            }
-        }
+        let layout = decode_layout(bytes)?;
         let log_tail = get::<8>(bytes, AT_LOG_TAIL);
         // Sequence numbers count up by one a sector and so never get near the end in the life of a medium.
         if log_tail > u64::MAX / 2 {
@@ -195,6 +182,25 @@ fn protection_codes(protection: Option<PiFormat>) -> (u64, u64, u64) {
         ProtectionType::Type3 => 3,
     };
     (guard, protection, u64::from(format.storage_tag_bits()))
+}
+
+/// The layout follows from three fields; those that repeat what follows must agree.
+fn decode_layout(bytes: &[u8]) -> Result<Layout, SuperblockError> {
+    let block_bytes = get::<4>(bytes, AT_BLOCK_BYTES);
+    let block_size = BlockSize::from_bytes(block_bytes).ok_or(impossible("block size", block_bytes))?;
+    let layout = Layout::new(block_size, get::<4>(bytes, AT_SECTOR_BYTES) as u32, get::<8>(bytes, AT_CAPACITY))?;
+    for (field, at, due) in [
+        ("log size", AT_LOG_SECTORS, layout.log_sectors()),
+        ("zone size", AT_ZONE_BLOCKS, layout.zone_blocks()),
+        ("zones' offset", AT_ZONES_OFFSET, layout.zones_offset()),
+        ("zones' stride", AT_ZONE_STRIDE, layout.zone_stride()),
+    ] {
+        let value = get::<8>(bytes, at);
+        if value != due {
+            return Err(impossible(field, value));
+        }
+    }
+    Ok(layout)
 }
 
 fn decode_protection(bytes: &[u8]) -> Result<Option<PiFormat>, SuperblockError> {

@@ -1,0 +1,165 @@
+//! Twin tests of a run on a device in RAM.
+
+use std::rc::Rc;
+
+use futures_util::FutureExt;
+use sealblock_block::{Answer, Device, Durability, Failure, FaultField, Gate, Operation, Outcome};
+use sealblock_integrity::{Checks, Field, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
+use sealblock_media_memory::{Damage, MemoryDevice};
+use sealblock_runtime_memory::Slice;
+use sealblock_units::{BlockSize, Extent, Lba};
+
+use super::{OffsetError, OffsetLayer};
+
+const FIRST: u64 = 100;
+const BLOCKS: u64 = 50;
+
+type Below = Rc<Gate<MemoryDevice>>;
+
+/// A run in the middle of a device, and the device.
+fn run_of(format: Option<PiFormat>) -> (Gate<OffsetLayer<Below>>, Below) {
+    let below = Rc::new(Gate::new("mem", MemoryDevice::new(BlockSize::B512, 200, format)));
+    let layer = OffsetLayer::new(Rc::clone(&below), Lba::new(FIRST), BLOCKS).unwrap();
+    (Gate::new("run", layer), below)
+}
+
+fn formats() -> impl Iterator<Item = PiFormat> {
+    [GuardKind::Crc16, GuardKind::Crc32c, GuardKind::Crc64].into_iter().flat_map(|guard| {
+        ProtectionType::ALL.into_iter().map(move |kind| PiFormat::with_default_storage_tag(guard, kind))
+    })
+}
+
+const TYPE1: PiFormat = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1);
+
+fn run(device: &impl Device, operation: Operation) -> Outcome {
+    device.execute(operation).now_or_never().expect("RAM never waits")
+}
+
+fn extent(start: u64, blocks: u64) -> Extent {
+    Extent::from_raw(start, blocks).unwrap()
+}
+
+fn sealed(format: Option<PiFormat>, at: Extent, byte: u8, first_ref: u64) -> Sealed {
+    let data = Slice::copy_from(&vec![byte; at.bytes(BlockSize::B512) as usize]);
+    Sealed::seal(data, BlockSize::B512, format, &Tags { app_tag: 3, storage_tag: 0, first_ref })
+}
+
+fn write(device: &impl Device, at: Extent, byte: u8) {
+    let data = sealed(device.geometry().protection, at, byte, at.start().get());
+    let outcome = run(device, Operation::Write { extent: at, data, durability: Durability::Volatile });
+    assert!(matches!(outcome, Ok(Answer::Done)), "{outcome:?}");
+}
+
+fn read(device: &impl Device, at: Extent) -> Outcome {
+    let checks = device.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, at.start()));
+    run(device, Operation::Read { extent: at, checks })
+}
+
+fn assert_reads(device: &impl Device, at: Extent, byte: u8) {
+    let Ok(Answer::Data(data)) = read(device, at) else { panic!("{at} cannot be read") };
+    assert!(data.data().iter().all(|&found| found == byte), "{at} is not all {byte}");
+}
+
+#[test]
+fn a_run_must_lie_on_its_device() {
+    let below = || MemoryDevice::new(BlockSize::B512, 200, None);
+    assert!(OffsetLayer::new(below(), Lba::new(0), 200).is_ok());
+    assert!(OffsetLayer::new(below(), Lba::new(199), 1).is_ok());
+    let empty = OffsetLayer::new(below(), Lba::new(5), 0).err();
+    assert_eq!(empty, Some(OffsetError::Empty { first: Lba::new(5) }));
+    for (first, blocks) in [(199, 2), (200, 1), (u64::MAX, 2), (1, u64::MAX)] {
+        let refused = OffsetLayer::new(below(), Lba::new(first), blocks).err();
+        assert!(matches!(refused, Some(OffsetError::PastEnd { .. })), "{first} {blocks}");
+    }
+}
+
+#[test]
+fn both_devices_verify_what_either_wrote() {
+    for format in formats().map(Some).chain([None]) {
+        let (gate, below) = run_of(format);
+        assert_eq!(gate.geometry().capacity_blocks, BLOCKS);
+        write(&gate, extent(0, BLOCKS), 7);
+        assert_reads(&gate, extent(10, 5), 7);
+        assert_reads(&below, extent(FIRST, BLOCKS), 7);
+        assert_reads(&below, extent(FIRST - 1, 1), 0);
+        assert_reads(&below, extent(FIRST + BLOCKS, 1), 0);
+        write(&below, extent(FIRST + 3, 2), 9);
+        assert_reads(&gate, extent(3, 2), 9);
+        let checks = format.map_or(Checks::NONE, |format| Checks::full(format, Lba::ZERO));
+        assert!(run(&gate, Operation::Verify { extent: extent(0, BLOCKS), checks }).is_ok());
+        assert!(run(&below, Operation::Verify { extent: extent(0, 200), checks }).is_ok());
+    }
+}
+
+#[test]
+fn what_is_read_can_be_checked_again_above() {
+    for format in formats() {
+        let (gate, _) = run_of(Some(format));
+        let at = extent(20, 4);
+        let wanted = sealed(Some(format), at, 5, 20);
+        write(&gate, at, 5);
+        let Ok(Answer::Data(data)) = read(&gate, at) else { panic!("clean blocks read") };
+        assert_eq!(data.tags()[..], wanted.tags()[..], "the very tags that were written");
+        // Blocks never written keep the tuple that says so.
+        let Ok(Answer::Data(data)) = read(&gate, extent(30, 4)) else { panic!("unwritten blocks read") };
+        assert!(data.tags().iter().all(|&byte| byte == 0xFF));
+    }
+}
+
+#[test]
+fn tags_of_the_commands_choice_come_back_as_chosen() {
+    let type2 = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type2);
+    let (gate, _) = run_of(Some(type2));
+    // Near the end of the tag's range, so that the shift wraps.
+    let (at, first) = (extent(0, 4), u64::from(u32::MAX) - 20);
+    let data = sealed(Some(type2), at, 1, first);
+    let write = Operation::Write { extent: at, data, durability: Durability::Volatile };
+    assert!(matches!(run(&gate, write), Ok(Answer::Done)));
+    let with = |first| Checks { first_ref: Some(first), ..Checks::full(type2, Lba::new(0)) };
+    assert!(run(&gate, Operation::Read { extent: at, checks: with(first) }).is_ok());
+    assert!(run(&gate, Operation::Read { extent: at, checks: with(first + 1) }).is_err());
+}
+
+#[test]
+fn errors_name_this_devices_blocks_and_tags() {
+    let (gate, below) = run_of(Some(TYPE1));
+    write(&gate, extent(0, BLOCKS), 7);
+    assert!(below.device().damage(Lba::new(FIRST + 8), Damage::Data { at: 0, mask: 1 }));
+    assert!(below.device().damage(Lba::new(FIRST + 9), Damage::Tag { at: 7, mask: 0x80 }));
+    let error = read(&gate, extent(0, BLOCKS)).unwrap_err();
+    assert_eq!(error.hop(), Some("run"), "the hop whose blocks it names");
+    let faults = error.faults().unwrap().as_slice();
+    assert_eq!((faults.len(), faults[0].lba, faults[0].field), (2, Lba::new(8), FaultField::Tag(Field::Guard)));
+    assert_eq!((faults[1].lba, faults[1].field), (Lba::new(9), FaultField::Tag(Field::RefTag)));
+    let stored = ((FIRST + 9) ^ 0x80).wrapping_sub(FIRST) & 0xFFFF_FFFF;
+    assert_eq!((faults[1].expected, faults[1].actual), (Some(9), Some(stored)));
+    let past = read(&gate, extent(BLOCKS - 1, 2)).unwrap_err().into_failure();
+    assert_eq!(past, Failure::Range { extent: extent(BLOCKS - 1, 2), last: Lba::new(BLOCKS - 1) });
+}
+
+#[test]
+fn compare_zero_and_discard_stay_within_the_run() {
+    for format in [None, Some(TYPE1)] {
+        let (gate, below) = run_of(format);
+        write(&below, extent(0, 200), 7);
+        let compare = |byte| {
+            let data = sealed(format, extent(5, 10), byte, 5);
+            run(&gate, Operation::Compare { extent: extent(5, 10), data })
+        };
+        assert!(matches!(compare(7), Ok(Answer::Done)));
+        write(&gate, extent(6, 1), 8);
+        assert_eq!(compare(7).unwrap_err().into_failure(), Failure::Miscompare { lba: Lba::new(6) });
+        for may_unmap in [false, true] {
+            let at = extent(0, 20);
+            let zero = Operation::WriteZeroes { extent: at, may_unmap, durability: Durability::Volatile };
+            assert!(matches!(run(&gate, zero), Ok(Answer::Done)));
+            assert_reads(&gate, at, 0);
+        }
+        let discard = Operation::Discard { extents: vec![extent(20, 1), extent(BLOCKS - 1, 1)] };
+        assert!(matches!(run(&gate, discard), Ok(Answer::Done)));
+        assert!(matches!(run(&gate, Operation::Flush), Ok(Answer::Done)));
+        assert_reads(&below, extent(0, FIRST), 7);
+        assert_reads(&below, extent(FIRST + 21, BLOCKS - 22), 7);
+        assert_reads(&below, extent(FIRST + BLOCKS, 50), 7);
+    }
+}

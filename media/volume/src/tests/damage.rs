@@ -1,0 +1,105 @@
+//! Every kind of damage is found, on exactly the blocks it was made on, and named rightly.
+
+use sealblock_block::{Failure, Fault, FaultField};
+use sealblock_integrity::{Field, GuardKind, ProtectionType};
+use sealblock_units::{BlockSize, Lba};
+
+use super::setup::{Rig, pattern, protection};
+use crate::{DamageError, DamageKind};
+
+fn faults(rig: &Rig) -> Vec<Fault> {
+    rig.verify().unwrap_err().faults().expect("an integrity error").as_slice().to_vec()
+}
+
+#[test]
+fn each_kind_is_found_with_its_field_for_every_format() {
+    let kinds = [
+        (3, DamageKind::Data, Field::Guard),
+        (9, DamageKind::Guard, Field::Guard),
+        (10, DamageKind::RefTag, Field::RefTag),
+        (11, DamageKind::AppTag, Field::AppTag),
+        (40, DamageKind::LostWrite, Field::StorageTag),
+        (63, DamageKind::Misdirected, Field::RefTag),
+    ];
+    for guard in [GuardKind::Crc16, GuardKind::Crc32c, GuardKind::Crc64] {
+        for size in [BlockSize::B512, BlockSize::B4096] {
+            for kind in [ProtectionType::Type1, ProtectionType::Type2, ProtectionType::Type3] {
+                let rig = Rig::new(size, 64, protection(guard, kind));
+                let data = pattern(1, 64 * size.bytes());
+                rig.write(0, &data).unwrap();
+                for (lba, damage, _) in kinds {
+                    rig.run(rig.gate.device().damage(Lba::new(lba), damage)).unwrap();
+                }
+                let rig = Rig::open(&rig.close(), true).unwrap();
+                let found: Vec<_> = faults(&rig).iter().map(|f| (f.lba.get(), f.field)).collect();
+                let due: Vec<_> = kinds.iter().map(|&(lba, _, field)| (lba, FaultField::Tag(field))).collect();
+                assert_eq!(found, due, "{guard:?} {kind:?} {size}");
+                for lba in 0..64 {
+                    let read = rig.read(lba, 1);
+                    if kinds.iter().any(|kind| kind.0 == lba) {
+                        assert!(matches!(read.unwrap_err().failure(), Failure::Integrity(_)));
+                    } else {
+                        let at = lba as usize * size.bytes();
+                        assert!(read.unwrap() == data[at..at + size.bytes()]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn expected_and_actual_are_the_values_in_question() {
+    let rig = Rig::new(BlockSize::B4096, 64, protection(GuardKind::Crc16, ProtectionType::Type1));
+    rig.write(0, &pattern(1, 64 * 4096)).unwrap();
+    rig.run(rig.gate.device().damage(Lba::new(7), DamageKind::RefTag)).unwrap();
+    rig.run(rig.gate.device().damage(Lba::new(8), DamageKind::AppTag)).unwrap();
+    rig.run(rig.gate.device().damage(Lba::new(9), DamageKind::Misdirected)).unwrap();
+    let found: Vec<_> = faults(&rig).iter().map(|f| (f.expected.unwrap(), f.actual.unwrap())).collect();
+    assert_eq!(found, [(7, 8), (0, 1), (9, 8)]);
+}
+
+#[test]
+fn a_wiped_table_is_found_and_not_read_as_never_written() {
+    let rig = Rig::new(BlockSize::B4096, 64, protection(GuardKind::Crc16, ProtectionType::Type1));
+    rig.write(8, &pattern(1, 8 * 4096)).unwrap();
+    let layout = rig.gate.device().layout;
+    let medium = rig.close();
+    let records = layout.zone(0).unwrap().records_offset as usize;
+    medium.bytes.borrow_mut()[records..records + 2048].fill(0);
+    let again = Rig::open(&medium, true).unwrap();
+    let lbas: Vec<_> = faults(&again).iter().map(|fault| (fault.lba.get(), fault.field)).collect();
+    assert_eq!(lbas, (8..16).map(|lba| (lba, FaultField::Media)).collect::<Vec<_>>());
+}
+
+#[test]
+fn rewriting_a_damaged_block_mends_it() {
+    let rig = Rig::new(BlockSize::B512, 64, protection(GuardKind::Crc64, ProtectionType::Type1));
+    rig.write(0, &pattern(1, 64 * 512)).unwrap();
+    let kinds =
+        [DamageKind::Data, DamageKind::Guard, DamageKind::AppTag, DamageKind::LostWrite, DamageKind::Misdirected];
+    for (lba, kind) in kinds.into_iter().enumerate() {
+        rig.run(rig.gate.device().damage(Lba::new(lba as u64), kind)).unwrap();
+    }
+    assert_eq!(faults(&rig).len(), kinds.len());
+    rig.write(0, &pattern(2, 5 * 512)).unwrap();
+    rig.verify().unwrap();
+    let again = Rig::open(&rig.close(), false).unwrap();
+    again.verify().unwrap();
+    assert_eq!(again.read(0, 5).unwrap(), pattern(2, 5 * 512));
+}
+
+#[test]
+fn what_cannot_be_damaged_says_why() {
+    let rig = Rig::new(BlockSize::B512, 64, protection(GuardKind::Crc16, ProtectionType::Type1));
+    let damage = |lba, kind| rig.run(rig.gate.device().damage(Lba::new(lba), kind));
+    assert!(matches!(damage(64, DamageKind::Data), Err(DamageError::Range { .. })));
+    assert!(matches!(damage(3, DamageKind::Data), Err(DamageError::Empty(_))));
+    rig.write(3, &[7; 512]).unwrap();
+    damage(3, DamageKind::Guard).unwrap();
+    assert!(matches!(damage(3, DamageKind::Guard), Err(DamageError::Damaged(_))));
+    let plain = Rig::new(BlockSize::B512, 64, None);
+    plain.write(3, &[7; 512]).unwrap();
+    let why = plain.run(plain.gate.device().damage(Lba::new(3), DamageKind::Data));
+    assert!(matches!(why, Err(DamageError::Unprotected)));
+}

@@ -1,0 +1,5 @@
+//! The volume on a medium in memory. Crashes are the simulator's business; here is what holds without them.
+
+mod damage;
+mod requests;
+mod setup;

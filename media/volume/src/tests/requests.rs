@@ -1,0 +1,178 @@
+//! Requests, and what is left of them after the volume was closed and opened again.
+
+use sealblock_block::{Device, Durability, Failure, Operation};
+use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
+use sealblock_units::{BlockSize, Extent};
+
+use super::setup::{Rig, TestMedium, created, pattern, protection};
+use crate::VolumeError;
+
+/// Every guard and type, and none, with both block sizes.
+fn shapes() -> impl Iterator<Item = (BlockSize, Option<PiFormat>)> {
+    let guards = [GuardKind::Crc16, GuardKind::Crc32c, GuardKind::Crc64];
+    let types = [ProtectionType::Type1, ProtectionType::Type2, ProtectionType::Type3];
+    let formats = guards.into_iter().flat_map(move |guard| types.map(|t| protection(guard, t))).chain([None]);
+    formats.flat_map(|format| [BlockSize::B512, BlockSize::B4096].map(|size| (size, format)))
+}
+
+#[test]
+fn what_was_written_is_read_before_and_after_reopening() {
+    for (size, format) in shapes() {
+        let rig = Rig::new(size, 700, format);
+        let (first, second) = (pattern(1, 300 * size.bytes()), pattern(2, 7 * size.bytes()));
+        rig.write(100, &first).unwrap();
+        rig.write(350, &second).unwrap();
+        let mut expected = vec![0; 700 * size.bytes()];
+        expected[100 * size.bytes()..400 * size.bytes()].copy_from_slice(&first);
+        expected[350 * size.bytes()..357 * size.bytes()].copy_from_slice(&second);
+        assert!(rig.read(0, 700).unwrap() == expected, "{size} {format:?}");
+        rig.verify().unwrap();
+        let medium = rig.close();
+        for read_only in [true, false] {
+            let again = Rig::open(&medium, read_only).unwrap();
+            assert!(again.read(0, 700).unwrap() == expected, "{size} {format:?} read-only {read_only}");
+            again.verify().unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_was_flushed_survives_without_closing() {
+    for sector_bytes in [512, 4096] {
+        let format = protection(GuardKind::Crc16, ProtectionType::Type1);
+        let medium = created(BlockSize::B4096, sector_bytes, 300, format);
+        let rig = Rig::open(&medium, false).unwrap();
+        rig.write(5, &pattern(1, 20 * 4096)).unwrap();
+        rig.flush().unwrap();
+        rig.write_durably(10, &pattern(2, 4096), Durability::ForceUnitAccess).unwrap();
+        drop(rig);
+        let again = Rig::open(&medium, true).unwrap();
+        assert_eq!(again.read(10, 1).unwrap(), pattern(2, 4096));
+        assert_eq!(again.read(5, 5).unwrap(), pattern(1, 20 * 4096)[..5 * 4096]);
+        again.verify().unwrap();
+    }
+}
+
+#[test]
+fn overwriting_a_full_volume_again_and_again_finds_slots_and_log_space() {
+    let rig = Rig::new(BlockSize::B4096, 256, protection(GuardKind::Crc64, ProtectionType::Type1));
+    for round in 0..40 {
+        rig.write(0, &pattern(round, 256 * 4096)).unwrap();
+    }
+    assert!(rig.read(0, 256).unwrap() == pattern(39, 256 * 4096));
+    let again = Rig::open(&rig.close(), false).unwrap();
+    assert!(again.read(0, 256).unwrap() == pattern(39, 256 * 4096));
+    again.verify().unwrap();
+}
+
+#[test]
+fn a_flush_of_many_blocks_is_one_small_write() {
+    let rig = Rig::new(BlockSize::B4096, 256, protection(GuardKind::Crc32c, ProtectionType::Type1));
+    let (written, syncs) = (rig.medium.written_bytes.get(), rig.medium.syncs.get());
+    (0..30).for_each(|i| rig.write(i * 7, &pattern(i, 4096)).unwrap());
+    rig.flush().unwrap();
+    assert_eq!(rig.medium.written_bytes.get() - written, 30 * 4096 + 2 * 512);
+    assert_eq!(rig.medium.syncs.get() - syncs, 1);
+    rig.flush().unwrap();
+    assert_eq!(rig.medium.syncs.get() - syncs, 1, "nothing new to make durable");
+}
+
+#[test]
+fn given_up_blocks_read_as_zeroes_and_their_space_goes_back() {
+    let rig = Rig::new(BlockSize::B4096, 256, protection(GuardKind::Crc32c, ProtectionType::Type1));
+    rig.write(0, &pattern(1, 200 * 4096)).unwrap();
+    rig.flush().unwrap();
+    let punched = rig.medium.punched_bytes.get();
+    let extents = vec![Extent::from_raw(0, 50).unwrap(), Extent::from_raw(100, 10).unwrap()];
+    rig.run(rig.gate.execute(Operation::Discard { extents })).unwrap();
+    let zeroes = |may_unmap| Operation::WriteZeroes {
+        extent: Extent::from_raw(if may_unmap { 60 } else { 70 }, 5).unwrap(),
+        may_unmap,
+        durability: Durability::Volatile,
+    };
+    rig.run(rig.gate.execute(zeroes(true))).unwrap();
+    rig.run(rig.gate.execute(zeroes(false))).unwrap();
+    assert_eq!(rig.medium.punched_bytes.get(), punched, "not before it is durable");
+    rig.flush().unwrap();
+    let mut expected = pattern(1, 200 * 4096);
+    for range in [0..50, 100..110, 60..65, 70..75] {
+        expected[range.start * 4096..range.end * 4096].fill(0);
+    }
+    let medium = rig.close();
+    assert_eq!(medium.punched_bytes.get() - punched, 65 * 4096);
+    let again = Rig::open(&medium, false).unwrap();
+    assert!(again.read(0, 200).unwrap() == expected);
+    again.verify().unwrap();
+}
+
+#[test]
+fn a_full_medium_fails_the_write_and_keeps_the_old_block() {
+    let rig = Rig::new(BlockSize::B4096, 256, protection(GuardKind::Crc32c, ProtectionType::Type1));
+    rig.write(0, &pattern(1, 256 * 4096)).unwrap();
+    rig.flush().unwrap();
+    let slots = rig.gate.device().layout.zone(0).unwrap().slots_offset;
+    rig.medium.full_from.set(slots);
+    let why = rig.write(3, &pattern(2, 8 * 4096)).unwrap_err();
+    assert!(matches!(why.failure(), Failure::NoSpace { .. }), "{why}");
+    assert!(rig.read(0, 256).unwrap() == pattern(1, 256 * 4096));
+    rig.medium.full_from.set(u64::MAX);
+    rig.write(3, &pattern(2, 8 * 4096)).unwrap();
+    assert!(rig.read(3, 8).unwrap() == pattern(2, 8 * 4096));
+    Rig::open(&rig.close(), true).unwrap().verify().unwrap();
+}
+
+#[test]
+fn a_log_that_cannot_be_written_stops_writes_and_not_reads() {
+    let rig = Rig::new(BlockSize::B4096, 256, protection(GuardKind::Crc32c, ProtectionType::Type1));
+    rig.write(0, &pattern(1, 4096)).unwrap();
+    rig.flush().unwrap();
+    rig.write(1, &pattern(2, 4096)).unwrap();
+    rig.medium.full_from.set(0);
+    assert!(rig.flush().is_err());
+    let why = rig.write(2, &pattern(3, 4096)).unwrap_err();
+    assert!(why.to_string().contains("takes no more writes"), "{why}");
+    assert_eq!(rig.read(1, 1).unwrap(), pattern(2, 4096));
+    rig.medium.full_from.set(u64::MAX);
+    assert!(rig.flush().is_err(), "what the log holds is not known any more");
+    assert_eq!(Rig::open(&rig.medium, false).unwrap().read(0, 1).unwrap(), pattern(1, 4096));
+}
+
+#[test]
+fn a_read_only_volume_refuses_changes() {
+    let medium = created(BlockSize::B512, 512, 64, None);
+    medium.read_only.set(true);
+    assert!(matches!(Rig::open(&medium, false), Err(VolumeError::ReadOnly)));
+    let rig = Rig::open(&medium, true).unwrap();
+    assert_eq!(rig.read(0, 64).unwrap(), vec![0; 64 * 512]);
+    assert!(matches!(rig.write(0, &[1; 512]).unwrap_err().failure(), Failure::ReadOnly));
+}
+
+#[test]
+fn bad_media_are_refused_by_name() {
+    let medium = created(BlockSize::B4096, 512, 64, None);
+    let whole = medium.bytes.borrow().clone();
+    medium.bytes.borrow_mut().truncate(whole.len() - 4096);
+    assert!(matches!(Rig::open(&medium, true), Err(VolumeError::Truncated { .. })));
+    let other = TestMedium { sector_bytes: 4096, ..TestMedium::new(whole.len() as u64, 4096) };
+    other.bytes.borrow_mut().copy_from_slice(&whole);
+    assert!(matches!(Rig::open(&other, true), Err(VolumeError::Sector { .. })));
+    let empty = TestMedium::new(0, 512);
+    assert!(matches!(Rig::open(&empty, true), Err(VolumeError::Superblock(_))));
+    let one_copy = created(BlockSize::B4096, 512, 64, None);
+    one_copy.bytes.borrow_mut()[..512].fill(0);
+    Rig::open(&one_copy, true).unwrap();
+}
+
+#[test]
+fn a_damaged_log_sector_that_was_durable_is_an_error_and_not_a_loss() {
+    let medium = created(BlockSize::B4096, 512, 256, protection(GuardKind::Crc32c, ProtectionType::Type1));
+    let rig = Rig::open(&medium, false).unwrap();
+    for block in 0..3 {
+        rig.write(block, &pattern(block, 4096)).unwrap();
+        rig.flush().unwrap();
+    }
+    drop(rig);
+    let log = crate::format::Layout::new(BlockSize::B4096, 512, 256).unwrap().log_offset() as usize;
+    medium.bytes.borrow_mut()[log + 512 + 40] ^= 1;
+    assert!(matches!(Rig::open(&medium, true), Err(VolumeError::LogDamaged { sequence: 1 })));
+}

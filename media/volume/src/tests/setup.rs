@@ -1,0 +1,210 @@
+//! A medium in memory, a clock that stands still, and a volume on them.
+
+use std::cell::{Cell, RefCell};
+use std::future::pending;
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures_executor::LocalPool;
+use futures_util::task::LocalSpawnExt;
+use sealblock_block::{
+    Answer, Clock, Device, Durability, Error, Gate, Medium, MediumError, MediumErrorKind, Operation,
+};
+use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
+use sealblock_runtime_memory::{Buffer, Slice};
+use sealblock_units::{BlockSize, Extent};
+
+use crate::{CreateOptions, OpenOptions, Volume, VolumeError, create, format::Layout, open};
+
+/// Bytes in memory. Clones are the same medium.
+#[derive(Clone)]
+pub struct TestMedium {
+    pub bytes: Rc<RefCell<Vec<u8>>>,
+    pub syncs: Rc<Cell<u64>>,
+    pub written_bytes: Rc<Cell<u64>>,
+    pub punched_bytes: Rc<Cell<u64>>,
+    /// Writes at or behind this offset fail for lack of space.
+    pub full_from: Rc<Cell<u64>>,
+    pub read_only: Rc<Cell<bool>>,
+    pub sector_bytes: u32,
+}
+
+impl TestMedium {
+    pub fn new(len_bytes: u64, sector_bytes: u32) -> TestMedium {
+        TestMedium {
+            bytes: Rc::new(RefCell::new(vec![0; len_bytes as usize])),
+            syncs: Rc::default(),
+            written_bytes: Rc::default(),
+            punched_bytes: Rc::default(),
+            full_from: Rc::new(Cell::new(u64::MAX)),
+            read_only: Rc::default(),
+            sector_bytes,
+        }
+    }
+
+    fn check(&self, doing: &'static str, offset_bytes: u64, length: u64) -> Result<(), MediumError> {
+        let error = |kind, reason: &str| Err(MediumError { kind, doing, offset_bytes, reason: reason.to_owned() });
+        let sector = u64::from(self.sector_bytes);
+        assert!(offset_bytes.is_multiple_of(sector) && length.is_multiple_of(sector), "{doing} of whole sectors");
+        if offset_bytes + length > self.len_bytes() {
+            return error(MediumErrorKind::PastEnd, "past the end");
+        }
+        if doing != "read" && self.read_only.get() {
+            return error(MediumErrorKind::ReadOnly, "read-only");
+        }
+        if doing == "write" && offset_bytes + length > self.full_from.get() {
+            return error(MediumErrorKind::NoSpace, "full");
+        }
+        Ok(())
+    }
+}
+
+impl Medium for TestMedium {
+    fn len_bytes(&self) -> u64 {
+        self.bytes.borrow().len() as u64
+    }
+
+    fn sector_bytes(&self) -> u32 {
+        self.sector_bytes
+    }
+
+    fn read_only(&self) -> bool {
+        self.read_only.get()
+    }
+
+    fn punches(&self) -> bool {
+        true
+    }
+
+    async fn read(&self, offset_bytes: u64, mut into: Buffer) -> (Result<(), MediumError>, Buffer) {
+        if let Err(error) = self.check("read", offset_bytes, into.len() as u64) {
+            return (Err(error), into);
+        }
+        let len = into.len();
+        into.copy_from_slice(&self.bytes.borrow()[offset_bytes as usize..][..len]);
+        (Ok(()), into)
+    }
+
+    async fn write(&self, offset_bytes: u64, from: Slice) -> Result<(), MediumError> {
+        self.check("write", offset_bytes, from.len() as u64)?;
+        self.written_bytes.set(self.written_bytes.get() + from.len() as u64);
+        self.bytes.borrow_mut()[offset_bytes as usize..][..from.len()].copy_from_slice(&from);
+        Ok(())
+    }
+
+    async fn sync(&self) -> Result<(), MediumError> {
+        self.syncs.set(self.syncs.get() + 1);
+        Ok(())
+    }
+
+    async fn punch(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
+        self.punched_bytes.set(self.punched_bytes.get() + length_bytes);
+        self.zero(offset_bytes, length_bytes).await
+    }
+
+    async fn zero(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
+        self.check("zero", offset_bytes, length_bytes)?;
+        self.bytes.borrow_mut()[offset_bytes as usize..][..length_bytes as usize].fill(0);
+        Ok(())
+    }
+}
+
+/// A clock whose time never comes.
+pub struct StoppedClock;
+
+impl Clock for StoppedClock {
+    fn sleep(&self, _: Duration) -> impl Future<Output = ()> {
+        pending()
+    }
+}
+
+/// A volume on a medium in memory, with its worker running whenever a request runs.
+pub struct Rig {
+    pool: RefCell<LocalPool>,
+    pub medium: TestMedium,
+    pub gate: Gate<Rc<Volume<TestMedium, StoppedClock>>>,
+}
+
+pub const UUID: [u8; 16] = *b"an identity here";
+
+pub fn protection(guard: GuardKind, protection: ProtectionType) -> Option<PiFormat> {
+    Some(PiFormat::with_default_storage_tag(guard, protection))
+}
+
+/// A new medium with an empty volume of this shape.
+pub fn created(size: BlockSize, sector_bytes: u32, blocks: u64, protection: Option<PiFormat>) -> TestMedium {
+    let layout = Layout::new(size, sector_bytes, blocks).unwrap();
+    let medium = TestMedium::new(layout.medium_bytes(), sector_bytes);
+    let options = CreateOptions { block_size: size, capacity_blocks: blocks, protection, uuid: UUID };
+    futures_executor::block_on(create(&medium, &options)).unwrap();
+    medium
+}
+
+impl Rig {
+    pub fn open(medium: &TestMedium, read_only: bool) -> Result<Rig, VolumeError> {
+        let options = OpenOptions { read_only, cache_bytes: 64 << 10, ..OpenOptions::default() };
+        let mut pool = LocalPool::new();
+        let opened = pool.run_until(open(medium.clone(), StoppedClock, &options))?;
+        pool.spawner().spawn_local(opened.worker.run()).unwrap();
+        let gate = Gate::new("volume", opened.volume);
+        Ok(Rig { pool: RefCell::new(pool), medium: medium.clone(), gate })
+    }
+
+    pub fn new(size: BlockSize, blocks: u64, protection: Option<PiFormat>) -> Rig {
+        Rig::open(&created(size, 512, blocks, protection), false).unwrap()
+    }
+
+    pub fn run<T>(&self, future: impl Future<Output = T>) -> T {
+        self.pool.borrow_mut().run_until(future)
+    }
+
+    pub fn size(&self) -> BlockSize {
+        self.gate.geometry().block_size
+    }
+
+    pub fn write(&self, start: u64, data: &[u8]) -> Result<(), Error> {
+        self.write_durably(start, data, Durability::Volatile)
+    }
+
+    pub fn write_durably(&self, start: u64, data: &[u8], durability: Durability) -> Result<(), Error> {
+        let (size, format) = (self.size(), self.gate.geometry().protection);
+        let extent = Extent::from_raw(start, (data.len() >> size.shift()) as u64).unwrap();
+        let tags = Tags { app_tag: 0, storage_tag: 0, first_ref: start };
+        let data = Sealed::seal(Slice::copy_from(data), size, format, &tags);
+        self.run(self.gate.execute(Operation::Write { extent, data, durability })).map(drop)
+    }
+
+    pub fn checks(&self, extent: Extent) -> Checks {
+        self.gate.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()))
+    }
+
+    pub fn read(&self, start: u64, blocks: u64) -> Result<Vec<u8>, Error> {
+        let extent = Extent::from_raw(start, blocks).unwrap();
+        let checks = self.checks(extent);
+        match self.run(self.gate.execute(Operation::Read { extent, checks }))? {
+            Answer::Data(data) => Ok(data.data().to_vec()),
+            other => panic!("a read was answered with {other:?}"),
+        }
+    }
+
+    pub fn verify(&self) -> Result<(), Error> {
+        let extent = Extent::from_raw(0, self.gate.geometry().capacity_blocks).unwrap();
+        let checks = self.checks(extent);
+        self.run(self.gate.execute(Operation::Verify { extent, checks })).map(drop)
+    }
+
+    pub fn flush(&self) -> Result<(), Error> {
+        self.run(self.gate.execute(Operation::Flush)).map(drop)
+    }
+
+    pub fn close(self) -> TestMedium {
+        self.run(self.gate.device().close()).unwrap();
+        self.medium
+    }
+}
+
+/// Bytes that differ from block to block and from seed to seed.
+pub fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
+    let words = (0..bytes as u64 / 8).map(|i| (seed << 32 | i).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    words.flat_map(u64::to_le_bytes).collect()
+}

@@ -1,0 +1,205 @@
+//! Several reactors, one thread each, pinned to one CPU each.
+
+use std::io;
+use std::pin::pin;
+use std::sync::{Arc, mpsc};
+use std::task::Poll;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::backend::Backend;
+use crate::call::{CoreHandle, Permits};
+use crate::config::{Attempt, Config, StartError};
+use crate::executor::Reactor;
+use crate::stopping::stopping;
+use crate::timer;
+
+/// Which CPUs get a core.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// This many cores (at least one), on the CPUs the process may use, in order; beyond their number, round again.
+    Count(usize),
+    /// One core on each of these CPUs, by the kernel's numbers.
+    Cpus(Vec<usize>),
+}
+
+/// Reactors on threads of their own. Dropping it stops them at once, without draining.
+pub struct Cores {
+    cores: Vec<Running>,
+}
+
+struct Running {
+    handle: CoreHandle,
+    backend: Backend,
+    thread: Option<thread::JoinHandle<usize>>,
+}
+
+/// How a shutdown went.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stopped {
+    /// Tasks, over all cores, that were not done by the deadline and were dropped.
+    pub aborted_tasks: usize,
+    /// Cores whose thread had panicked.
+    pub panicked_cores: usize,
+}
+
+impl Cores {
+    /// Starts one reactor per thread with the same configuration. A thread that may not be pinned runs unpinned, and a
+    /// warning says so.
+    ///
+    /// # Errors
+    /// When any of them does not start; those that did are stopped again.
+    pub fn start(placement: Placement, config: Config) -> Result<Cores, StartError> {
+        let cpus = cpus(placement)?;
+        let mut cores = Cores { cores: Vec::with_capacity(cpus.len()) };
+        for cpu in cpus {
+            cores.cores.push(start_one(cpu, config.clone())?);
+        }
+        Ok(cores)
+    }
+
+    /// How many cores there are; never zero.
+    #[allow(clippy::len_without_is_empty, reason = "there is always a core")]
+    pub fn len(&self) -> usize {
+        self.cores.len()
+    }
+
+    /// The handle of core `index`, counted from zero, if there are so many.
+    pub fn handle(&self, index: usize) -> Option<CoreHandle> {
+        self.cores.get(index).map(|core| core.handle.clone())
+    }
+
+    /// The handles of all cores, in order.
+    pub fn handles(&self) -> Vec<CoreHandle> {
+        self.cores.iter().map(|core| core.handle.clone()).collect()
+    }
+
+    /// What core `index` runs on.
+    pub fn backend(&self, index: usize) -> Option<&Backend> {
+        self.cores.get(index).map(|core| &core.backend)
+    }
+
+    /// Refuses new calls, lets the tasks of every core run on until they are done or `drain` has passed, drops the rest,
+    /// waits for the operations in flight, and joins the threads. Tasks that serve for ever watch [`crate::stopping`].
+    pub fn shutdown(mut self, drain: Duration) -> Stopped {
+        let now = timer::now();
+        // A drain too long to tell is as good as a century.
+        let by = now.checked_add(drain).unwrap_or(now + Duration::from_secs(100 * 365 * 86400));
+        self.stop(by)
+    }
+
+    fn stop(&mut self, by: Instant) -> Stopped {
+        for core in &self.cores {
+            core.handle.remote.stop(by);
+        }
+        let mut stopped = Stopped::default();
+        for thread in self.cores.iter_mut().filter_map(|core| core.thread.take()) {
+            match thread.join() {
+                Ok(aborted) => stopped.aborted_tasks += aborted,
+                Err(_panic) => stopped.panicked_cores += 1,
+            }
+        }
+        stopped
+    }
+}
+
+impl Drop for Cores {
+    fn drop(&mut self) {
+        self.stop(timer::now());
+    }
+}
+
+impl std::fmt::Debug for Cores {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_list().entries(self.cores.iter().map(|core| &core.backend)).finish()
+    }
+}
+
+fn start_one(cpu: usize, config: Config) -> Result<Running, StartError> {
+    let permits = Permits::new(config.calls_in_flight_limit);
+    let (send, receive) = mpsc::sync_channel(1);
+    let run = move || {
+        if let Err(error) = pin_to(cpu) {
+            tracing::warn!(cpu, %error, "the core's thread runs unpinned");
+        }
+        let reactor = match Reactor::new(config) {
+            Ok(reactor) => reactor,
+            Err(error) => {
+                // The starter waits for this message.
+                let _ = send.send(Err(error));
+                return 0;
+            }
+        };
+        let _ = send.send(Ok((Arc::clone(&reactor.core().remote), reactor.backend().clone())));
+        run_until_stopped(&reactor)
+    };
+    let thread = thread::Builder::new()
+        .name(format!("core-{cpu}"))
+        .spawn(run)
+        .map_err(|source| StartError::System { what: Attempt::StartThread, source })?;
+    match receive.recv() {
+        Ok(Ok((remote, backend))) => {
+            Ok(Running { handle: CoreHandle { remote, permits }, backend, thread: Some(thread) })
+        }
+        Ok(Err(error)) => Err(error),
+        Err(_panicked) => {
+            Err(StartError::System { what: Attempt::StartThread, source: io::Error::other("the thread panicked") })
+        }
+    }
+}
+
+/// The life of a core; gives the number of tasks that were not done in time.
+fn run_until_stopped(reactor: &Reactor) -> usize {
+    let core = reactor.core();
+    reactor.block_on(async {
+        stopping().await;
+        let by = core.stop_by().expect("a core that is stopping was told by when");
+        let mut drained = pin!(core.drained());
+        let mut deadline = timer::sleep(by.saturating_duration_since(timer::now()));
+        std::future::poll_fn(|cx| {
+            if drained.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(());
+            }
+            std::pin::Pin::new(&mut deadline).poll(cx)
+        })
+        .await;
+    });
+    core.tasks.borrow().live()
+}
+
+fn cpus(placement: Placement) -> Result<Vec<usize>, StartError> {
+    let count = match placement {
+        Placement::Cpus(cpus) if !cpus.is_empty() => return Ok(cpus),
+        Placement::Cpus(_) => 1,
+        Placement::Count(count) => count.max(1),
+    };
+    let allowed = allowed_cpus().map_err(|source| StartError::System { what: Attempt::ReadAffinity, source })?;
+    Ok(allowed.iter().copied().cycle().take(count).collect())
+}
+
+fn allowed_cpus() -> io::Result<Vec<usize>> {
+    // SAFETY: a CPU set is an array of integers, for which zero is a value.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the call fills the set, whose size it is given.
+    if unsafe { libc::sched_getaffinity(0, size_of_val(&set), &mut set) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let limit = libc::CPU_SETSIZE as usize;
+    // SAFETY: the index is below the number of CPUs that a set holds.
+    Ok((0..limit).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }).collect())
+}
+
+fn pin_to(cpu: usize) -> io::Result<()> {
+    if cpu >= libc::CPU_SETSIZE as usize {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    // SAFETY: a CPU set is an array of integers, for which zero is a value.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the index is below the number of CPUs that a set holds, as checked above.
+    unsafe { libc::CPU_SET(cpu, &mut set) };
+    // SAFETY: the call reads the set, whose size it is given.
+    match unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

@@ -1,0 +1,240 @@
+//! Files and block devices.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use sealblock_runtime_memory::{Buffer, Slice};
+
+use crate::descriptor::Descriptor;
+use crate::driver::Driver;
+use crate::executor::{self, Core};
+use crate::operation::Op;
+use crate::operations::{Allocate, Read, Sync, Write};
+
+/// How to open a file. The default opens nothing: set at least `read` or `write`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Allow reads.
+    pub read: bool,
+    /// Allow writes.
+    pub write: bool,
+    /// Make the file if there is none (with mode 0666 less the umask).
+    pub create: bool,
+    /// Make the file, and fail if there is one.
+    pub create_new: bool,
+    /// Empty the file.
+    pub truncate: bool,
+    /// Bypass the page cache (`O_DIRECT`): addresses, lengths and offsets must then be multiples of the logical block.
+    pub direct: bool,
+}
+
+/// An open file or block device, used from the reactor that opened it. Clones share the descriptor.
+///
+/// Operations start when their future is first polled and take place in no particular order. Dropping a future does not
+/// undo its operation, which may still take place; its buffer is kept until then. After the reactor has ended, operations
+/// fail with `ECANCELED`.
+#[derive(Clone)]
+pub struct File {
+    core: Rc<Core>,
+    /// `None` only while it is being dropped.
+    descriptor: Option<Arc<Descriptor>>,
+}
+
+impl File {
+    /// Opens a file. This is an ordinary blocking call.
+    ///
+    /// # Errors
+    /// Those of `open(2)`; `EINVAL` also when the file system has no direct I/O.
+    ///
+    /// # Panics
+    /// Outside a reactor.
+    pub fn open(path: impl AsRef<Path>, options: Options) -> io::Result<File> {
+        let file = std::fs::OpenOptions::new()
+            .read(options.read)
+            .write(options.write)
+            .create(options.create)
+            .create_new(options.create_new)
+            .truncate(options.truncate)
+            .custom_flags(if options.direct { libc::O_DIRECT } else { 0 })
+            .open(path)?;
+        Ok(File::from_fd(file.into()))
+    }
+
+    /// Takes over a descriptor that is open already.
+    ///
+    /// # Panics
+    /// Outside a reactor.
+    pub fn from_fd(fd: OwnedFd) -> File {
+        let core = executor::current();
+        let slot = match core.driver.borrow_mut().as_mut() {
+            Some(Driver::Ring(ring)) => ring.fix(fd.as_raw_fd()),
+            _ => None,
+        };
+        File { core, descriptor: Some(Arc::new(Descriptor::new(fd, slot))) }
+    }
+
+    fn descriptor(&self) -> &Arc<Descriptor> {
+        self.descriptor.as_ref().expect("only drop takes the descriptor")
+    }
+
+    /// Reads once into the buffer, from `offset_bytes` on; gives the bytes read, fewer than asked at the end of the file
+    /// and whenever the system likes, and the buffer back.
+    ///
+    /// # Errors
+    /// Those of `pread(2)`; `EINVAL` for an offset that does not fit an `off_t`.
+    pub async fn read_at(&self, buffer: Buffer, offset_bytes: u64) -> (io::Result<usize>, Buffer) {
+        self.read_behind(buffer, 0, offset_bytes).await
+    }
+
+    /// Reads until the buffer is full.
+    ///
+    /// # Errors
+    /// As [`File::read_at`]; `UnexpectedEof` when the file ends before. What was read by then is in the buffer.
+    pub async fn read_exact_at(&self, mut buffer: Buffer, offset_bytes: u64) -> (io::Result<()>, Buffer) {
+        let mut filled = 0;
+        while filled < buffer.len() {
+            let offset = offset_bytes.saturating_add(filled as u64);
+            let result;
+            (result, buffer) = self.read_behind(buffer, filled, offset).await;
+            match result {
+                Ok(0) => return (Err(io::ErrorKind::UnexpectedEof.into()), buffer),
+                Ok(count) => filled += count,
+                Err(error) => return (Err(error), buffer),
+            }
+        }
+        (Ok(()), buffer)
+    }
+
+    async fn read_behind(&self, buffer: Buffer, filled_bytes: usize, offset: u64) -> (io::Result<usize>, Buffer) {
+        let offset_bytes = match checked(offset) {
+            Ok(offset) => offset,
+            Err(error) => return (Err(error), buffer),
+        };
+        let descriptor = Arc::clone(self.descriptor());
+        Op::new(Rc::clone(&self.core), Read { descriptor, buffer, filled_bytes, offset_bytes }).await
+    }
+
+    /// Writes once from the slice, at `offset_bytes`; gives the bytes written, which may be fewer than asked.
+    ///
+    /// # Errors
+    /// Those of `pwrite(2)`; `EINVAL` for an offset that does not fit an `off_t`.
+    pub async fn write_at(&self, data: Slice, offset_bytes: u64) -> io::Result<usize> {
+        let offset_bytes = checked(offset_bytes)?;
+        let descriptor = Arc::clone(self.descriptor());
+        Op::new(Rc::clone(&self.core), Write { descriptor, data, offset_bytes }).await
+    }
+
+    /// Writes the whole slice.
+    ///
+    /// # Errors
+    /// As [`File::write_at`]; `WriteZero` when the system takes no more. How much was written by then is not told.
+    pub async fn write_all_at(&self, mut data: Slice, mut offset_bytes: u64) -> io::Result<()> {
+        while !data.is_empty() {
+            let count = self.write_at(data.clone(), offset_bytes).await?;
+            if count == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            data = data.slice(count..);
+            offset_bytes = offset_bytes.saturating_add(count as u64);
+        }
+        Ok(())
+    }
+
+    /// Makes the data written before durable (`fdatasync(2)`), and what is needed to read it back.
+    ///
+    /// # Errors
+    /// Those of `fdatasync(2)`. After an error it is unknown what is durable.
+    pub async fn sync_data(&self) -> io::Result<()> {
+        self.sync(true).await
+    }
+
+    /// Makes data and metadata durable (`fsync(2)`).
+    ///
+    /// # Errors
+    /// Those of `fsync(2)`. After an error it is unknown what is durable.
+    pub async fn sync_all(&self) -> io::Result<()> {
+        self.sync(false).await
+    }
+
+    async fn sync(&self, data_only: bool) -> io::Result<()> {
+        let descriptor = Arc::clone(self.descriptor());
+        Op::new(Rc::clone(&self.core), Sync { descriptor, data_only }).await
+    }
+
+    /// Allocates, punches out or zeroes a range; `mode` is made of `FALLOC_FL_*` as in `fallocate(2)`.
+    ///
+    /// # Errors
+    /// Those of `fallocate(2)`: `EOPNOTSUPP` where the file system lacks the mode; `EINVAL` for a range that does not fit
+    /// an `off_t`.
+    pub async fn fallocate(&self, mode: i32, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
+        let (offset_bytes, len_bytes) = (checked(offset_bytes)?, checked(len_bytes)?);
+        let descriptor = Arc::clone(self.descriptor());
+        Op::new(Rc::clone(&self.core), Allocate { descriptor, mode, offset_bytes, len_bytes }).await
+    }
+
+    /// Length in bytes of a file or of a block device. An ordinary, short call.
+    ///
+    /// # Errors
+    /// Those of `lseek(2)`: `ESPIPE` for what has no length.
+    pub fn len_bytes(&self) -> io::Result<u64> {
+        // SAFETY: the call takes no pointers. It moves the file position, which nothing here uses.
+        let end = unsafe { libc::lseek64(self.as_raw_fd(), 0, libc::SEEK_END) };
+        u64::try_from(end).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Cuts or extends the file, in the latter case with a hole (`ftruncate(2)`). An ordinary call.
+    ///
+    /// # Errors
+    /// Those of `ftruncate(2)`; `EINVAL` for a length that does not fit an `off_t`.
+    pub fn set_len_bytes(&self, len_bytes: u64) -> io::Result<()> {
+        let len = checked(len_bytes)? as libc::off64_t;
+        // SAFETY: the call takes no pointers.
+        match unsafe { libc::ftruncate64(self.as_raw_fd(), len) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+/// Refuses what an `off_t` cannot hold: to a ring, the offset -1 would mean the file position.
+fn checked(offset_bytes: u64) -> io::Result<u64> {
+    match i64::try_from(offset_bytes) {
+        Ok(_) => Ok(offset_bytes),
+        Err(_) => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        drop(self.descriptor.take());
+        // If that was the last use, the ring lets go of the file now and not in its next turn, so that locks on the file
+        // end here. While the ring is busy the next turn is near.
+        if let Ok(mut driver) = self.core.driver.try_borrow_mut()
+            && let Some(Driver::Ring(ring)) = driver.as_mut()
+        {
+            ring.forget_files();
+        }
+    }
+}
+
+impl AsFd for File {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor().as_fd()
+    }
+}
+
+impl AsRawFd for File {
+    fn as_raw_fd(&self) -> RawFd {
+        self.descriptor().raw()
+    }
+}
+
+impl std::fmt::Debug for File {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("File").field("fd", &self.as_raw_fd()).finish()
+    }
+}

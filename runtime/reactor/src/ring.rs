@@ -1,0 +1,261 @@
+//! The io_uring backend.
+//!
+//! Invariants: an entry reaches the kernel only while fewer than the limit are there, so the completion queue never
+//! overflows; a ring is dropped only when nothing is in flight, because the kernel goes on writing to buffers otherwise.
+//!
+//! Shape: entries are put into the submission queue as operations start and handed over once per turn, together with the
+//! wait for completions, so that a turn costs one system call. A read of the reactor's event descriptor is always in
+//! flight; it is what other threads end the wait with.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use io_uring::types::{SubmitArgs, Timespec};
+use io_uring::{IoUring, opcode, squeue, types};
+use sealblock_runtime_memory::{ArenaId, Registration};
+
+use crate::descriptor::{Descriptor, GivenUp, Slot};
+use crate::driver::{Finished, Wait};
+use crate::operation::Key;
+use crate::remote::Remote;
+
+/// Entries of the submission queue: how many operations one system call can hand over.
+pub(crate) const SUBMISSION_ENTRIES: u32 = 256;
+/// The `user_data` of the read of the event descriptor; no operation's key has this generation and index.
+const EVENT: u64 = u64::MAX;
+/// The `user_data` of the request to cancel everything.
+const CANCEL: u64 = u64::MAX - 1;
+/// `IORING_ENTER_GETEVENTS`
+const ENTER_GETEVENTS: u32 = 1 << 0;
+/// `IORING_ENTER_EXT_ARG`
+const ENTER_EXT_ARG: u32 = 1 << 3;
+
+/// How an entry names a file.
+pub(crate) enum Target {
+    Fixed(u32),
+    Plain(i32),
+}
+
+/// What is registered with the ring.
+pub(crate) struct Tables {
+    pub(crate) arena: Option<ArenaId>,
+    pub(crate) given_up: Arc<GivenUp>,
+    pub(crate) free_slots: Vec<u32>,
+}
+
+impl Tables {
+    pub(crate) fn target(&self, descriptor: &Descriptor) -> Target {
+        match descriptor.slot() {
+            Some(slot) if Arc::ptr_eq(&slot.given_up, &self.given_up) => Target::Fixed(slot.index),
+            _ => Target::Plain(descriptor.raw()),
+        }
+    }
+
+    /// The buffer index, if the arena is registered with this very ring.
+    pub(crate) fn buffer(&self, registration: Registration) -> Option<u16> {
+        (self.arena == Some(registration.arena)).then_some(registration.index)
+    }
+}
+
+pub(crate) struct Ring {
+    uring: IoUring,
+    pub(crate) tables: Tables,
+    backlog: VecDeque<squeue::Entry>,
+    in_kernel: usize,
+    limit: usize,
+    spin: Duration,
+    remote: Arc<Remote>,
+    /// Where the read of the event descriptor puts the count; on the heap, so that it stays where it is.
+    event_count: Box<u64>,
+    event_armed: bool,
+}
+
+impl Ring {
+    pub(crate) fn new(uring: IoUring, tables: Tables, limit: usize, spin: Duration, remote: Arc<Remote>) -> Ring {
+        Ring {
+            uring,
+            tables,
+            backlog: VecDeque::new(),
+            in_kernel: 0,
+            limit,
+            spin,
+            remote,
+            event_count: Box::new(0),
+            event_armed: false,
+        }
+    }
+
+    /// Accepts an entry for the next turn.
+    ///
+    /// # Safety
+    /// What the entry names stays valid until a completion with its key was reported.
+    pub(crate) unsafe fn push(&mut self, entry: squeue::Entry) {
+        if !self.backlog.is_empty() || self.in_kernel >= self.limit {
+            self.backlog.push_back(entry);
+            return;
+        }
+        // SAFETY: the caller's promise.
+        match unsafe { self.uring.submission().push(&entry) } {
+            Ok(()) => self.in_kernel += 1,
+            Err(_full) => self.backlog.push_back(entry),
+        }
+    }
+
+    /// Submits what waits, waits as asked, and appends what is finished. `is_abandoned` tells which waiting entries
+    /// nobody wants any more; they are answered without being submitted.
+    pub(crate) fn turn(
+        &mut self,
+        wait: Wait,
+        is_abandoned: impl Fn(Key) -> bool,
+        finished: &mut Vec<Finished>,
+    ) -> io::Result<()> {
+        self.forget_files();
+        self.arm_event();
+        self.feed(&is_abandoned, finished);
+        while !self.backlog.is_empty() && self.in_kernel < self.limit {
+            self.enter(0, None)?;
+            self.reap(finished);
+            self.feed(&is_abandoned, finished);
+        }
+        let idle = self.in_kernel == 0 && self.uring.submission().is_empty();
+        if !finished.is_empty() || (wait == Wait::No && !idle) {
+            self.enter(0, None)?;
+        } else if wait != Wait::No {
+            self.wait(wait, finished)?;
+        }
+        self.reap(finished);
+        Ok(())
+    }
+
+    fn wait(&mut self, wait: Wait, finished: &mut Vec<Finished>) -> io::Result<()> {
+        if !self.spin.is_zero() && self.in_kernel > 0 {
+            let end = Instant::now() + self.spin;
+            while Instant::now() < end {
+                self.enter(0, None)?;
+                self.reap(finished);
+                if !finished.is_empty() || !self.event_armed {
+                    return Ok(());
+                }
+            }
+        }
+        let timeout = match wait {
+            Wait::Until(deadline) => Some(deadline.saturating_duration_since(Instant::now())),
+            Wait::No | Wait::Forever => None,
+        };
+        self.enter(1, timeout)
+    }
+
+    /// Moves entries from the backlog into the submission queue, as far as both limits allow.
+    fn feed(&mut self, is_abandoned: impl Fn(Key) -> bool, finished: &mut Vec<Finished>) {
+        while self.in_kernel < self.limit {
+            let Some(entry) = self.backlog.front() else { return };
+            let key = Key::from_raw(entry.get_user_data());
+            if is_abandoned(key) {
+                finished.push(Finished { key, result: -libc::ECANCELED, returned: None });
+                self.backlog.pop_front();
+                continue;
+            }
+            // SAFETY: `push` was promised that what the entry names stays valid.
+            if unsafe { self.uring.submission().push(entry) }.is_err() {
+                return;
+            }
+            self.in_kernel += 1;
+            self.backlog.pop_front();
+        }
+    }
+
+    fn arm_event(&mut self) {
+        if self.event_armed {
+            return;
+        }
+        let fd = types::Fd(self.remote.event_fd());
+        let count: *mut u64 = &mut *self.event_count;
+        let entry = opcode::Read::new(fd, count.cast(), 8).build().user_data(EVENT);
+        // SAFETY: the count lives on the heap, and the ring with it is dropped only after `close`, which ends this read.
+        self.event_armed = unsafe { self.uring.submission().push(&entry) }.is_ok();
+    }
+
+    fn enter(&mut self, want: u32, timeout: Option<Duration>) -> io::Result<()> {
+        let queued = self.uring.submission().len() as u32;
+        let timespec = timeout.map(Timespec::from);
+        let arguments = match &timespec {
+            Some(timespec) => SubmitArgs::new().timespec(timespec),
+            None => SubmitArgs::new(),
+        };
+        let flags = ENTER_GETEVENTS | ENTER_EXT_ARG;
+        // SAFETY: the entries in the queue were promised to stay valid, and `EXT_ARG` takes exactly this structure.
+        let entered = unsafe { self.uring.submitter().enter(queued, want, flags, Some(&arguments)) };
+        match entered {
+            Ok(_) => Ok(()),
+            // Time is up, a signal came, or completions have to be taken first: the caller takes them in any case.
+            Err(error) => match error.raw_os_error() {
+                Some(libc::ETIME | libc::EINTR | libc::EAGAIN | libc::EBUSY) => Ok(()),
+                _ => Err(error),
+            },
+        }
+    }
+
+    fn reap(&mut self, finished: &mut Vec<Finished>) {
+        for completion in self.uring.completion() {
+            match completion.user_data() {
+                EVENT => self.event_armed = false,
+                CANCEL => {}
+                raw => {
+                    self.in_kernel -= 1;
+                    finished.push(Finished { key: Key::from_raw(raw), result: completion.result(), returned: None });
+                }
+            }
+        }
+    }
+
+    /// Takes a slot of the ring's table for a file; `None` when there is no table or no room.
+    pub(crate) fn fix(&mut self, fd: i32) -> Option<Slot> {
+        self.forget_files();
+        let index = self.tables.free_slots.pop()?;
+        if self.uring.submitter().register_files_update(index, &[fd]).is_err() {
+            self.tables.free_slots.push(index);
+            return None;
+        }
+        Some(Slot { index, given_up: Arc::clone(&self.tables.given_up) })
+    }
+
+    /// Clears the slots of files that were closed, so that the kernel lets go of them.
+    pub(crate) fn forget_files(&mut self) {
+        for slot in self.tables.given_up.take() {
+            // A slot that cannot be cleared is not used again: better one slot less than the wrong file.
+            if self.uring.submitter().register_files_update(slot, &[-1]).is_ok() {
+                self.tables.free_slots.push(slot);
+            }
+        }
+    }
+
+    /// Asks the kernel to end early what it can: operations that wait for something, not those a disk works on. Before
+    /// Linux 5.19 it cannot.
+    pub(crate) fn cancel_all(&mut self) {
+        let entry = opcode::AsyncCancel2::new(types::CancelBuilder::any()).build().user_data(CANCEL);
+        // SAFETY: the entry names no memory.
+        if unsafe { self.uring.submission().push(&entry) }.is_err() && self.enter(0, None).is_ok() {
+            // SAFETY: as above. Should it fail again, the operations end in their own time.
+            let _ = unsafe { self.uring.submission().push(&entry) };
+        }
+    }
+
+    /// Ends the read of the event descriptor. All operations have ended before.
+    pub(crate) fn close(&mut self) -> io::Result<()> {
+        while self.event_armed {
+            self.remote.kick();
+            self.enter(1, None)?;
+            self.reap(&mut Vec::new());
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Ring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ring").field("fd", &self.uring.as_raw_fd()).field("in_kernel", &self.in_kernel).finish()
+    }
+}

@@ -1,0 +1,125 @@
+//! Setting up a ring with as much as the kernel grants, and saying what it did not.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use io_uring::{IoUring, Probe, opcode};
+use sealblock_runtime_memory::Pool;
+
+use crate::backend::{Completion, Features, Refusal};
+use crate::config::Config;
+use crate::remote::Remote;
+use crate::ring::{Ring, SUBMISSION_ENTRIES, Tables};
+
+/// The most that one registered buffer holds, in bytes.
+const REGISTERED_LIMIT_BYTES: usize = 1 << 30;
+/// Completions beyond the operations' own: the read of the event descriptor and a margin.
+const COMPLETION_MARGIN: u32 = 16;
+
+pub(crate) fn ring(config: &Config, pool: &Pool, remote: &Arc<Remote>) -> Result<(Ring, Features), Refusal> {
+    if let Some(errno) = config.refuse_uring {
+        return Err(Refusal::Errno(errno));
+    }
+    let limit = config.operations_in_flight_limit.max(1);
+    let (uring, completion) = build(limit, config.best_completion)?;
+    check(&uring)?;
+    let fixed_files = register_files(&uring, config.fixed_files_limit);
+    let fixed_buffers = register_arena(&uring, pool);
+    let slots = if fixed_files.is_ok() { config.fixed_files_limit } else { 0 };
+    let tables = Tables {
+        arena: fixed_buffers.is_ok().then(|| pool.arena().id),
+        given_up: Arc::default(),
+        free_slots: (0..slots).rev().collect(),
+    };
+    let spin = Duration::from_micros(config.spin_us.into());
+    let ring = Ring::new(uring, tables, limit as usize, spin, Arc::clone(remote));
+    Ok((ring, Features { completion, fixed_files, fixed_buffers }))
+}
+
+/// Tries the best set-up first; a kernel that does not know a flag says `EINVAL`.
+fn build(limit: u32, best: Completion) -> Result<(IoUring, Completion), Refusal> {
+    let mut refusal = Refusal::Errno(libc::EINVAL);
+    let ways = [Completion::Deferred, Completion::Cooperative, Completion::Plain];
+    for completion in ways.into_iter().skip_while(|&way| way != best) {
+        let mut builder = IoUring::builder();
+        builder.dontfork().setup_clamp().setup_cqsize(limit.max(SUBMISSION_ENTRIES) + COMPLETION_MARGIN);
+        match completion {
+            Completion::Deferred => builder.setup_single_issuer().setup_defer_taskrun().setup_submit_all(),
+            Completion::Cooperative => builder.setup_coop_taskrun().setup_submit_all(),
+            Completion::Plain => &mut builder,
+        };
+        match builder.build(SUBMISSION_ENTRIES) {
+            Ok(uring) => return Ok((uring, completion)),
+            Err(error) => refusal = Refusal::Errno(error.raw_os_error().unwrap_or(libc::EIO)),
+        }
+        if refusal != Refusal::Errno(libc::EINVAL) {
+            break;
+        }
+    }
+    Err(refusal)
+}
+
+/// Refuses kernels whose rings cannot do what every reactor needs.
+fn check(uring: &IoUring) -> Result<(), Refusal> {
+    if !uring.params().is_feature_ext_arg() {
+        return Err(Refusal::Lacks("io_uring waits with a timeout (Linux 5.11)"));
+    }
+    if !uring.params().is_feature_nodrop() {
+        return Err(Refusal::Lacks("io_uring completions that are never dropped (Linux 5.5)"));
+    }
+    let mut probe = Probe::new();
+    uring.submitter().register_probe(&mut probe).map_err(|_| Refusal::Lacks("the io_uring probe"))?;
+    let needed = [
+        opcode::Read::CODE,
+        opcode::Write::CODE,
+        opcode::ReadFixed::CODE,
+        opcode::WriteFixed::CODE,
+        opcode::Fsync::CODE,
+        opcode::Fallocate::CODE,
+    ];
+    if needed.iter().any(|&code| !probe.is_supported(code)) {
+        return Err(Refusal::Lacks("a file operation of io_uring"));
+    }
+    Ok(())
+}
+
+fn register_files(uring: &IoUring, limit: u32) -> Result<(), Refusal> {
+    if limit == 0 {
+        return Err(Refusal::TurnedOff);
+    }
+    let registered = uring.submitter().register_files_sparse(limit);
+    registered.map_err(|error| Refusal::Errno(error.raw_os_error().unwrap_or(libc::EIO)))
+}
+
+fn register_arena(uring: &IoUring, pool: &Pool) -> Result<(), Refusal> {
+    let arena = pool.arena();
+    if arena.len_bytes == 0 {
+        return Err(Refusal::TurnedOff);
+    }
+    if arena.len_bytes > REGISTERED_LIMIT_BYTES {
+        return Err(Refusal::ArenaTooLarge);
+    }
+    let vectors = [libc::iovec { iov_base: arena.base.cast(), iov_len: arena.len_bytes }];
+    // SAFETY: the arena is mapped for as long as the pool or any buffer of it lives; the reactor holds the pool, and an
+    // operation its buffer. The kernel holds the pages themselves, so even an early unmapping would free nothing in use.
+    let registered = unsafe { uring.submitter().register_buffers(&vectors) };
+    match registered {
+        Ok(()) => {
+            pool.set_registration(Some(0));
+            Ok(())
+        }
+        Err(error) => Err(match error.raw_os_error() {
+            Some(libc::ENOMEM) => locked_memory(),
+            errno => Refusal::Errno(errno.unwrap_or(libc::EIO)),
+        }),
+    }
+}
+
+fn locked_memory() -> Refusal {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the call fills the structure it is given.
+    match unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) } {
+        0 => Refusal::LockedMemory { limit_bytes: limit.rlim_cur },
+        _ => Refusal::Errno(libc::ENOMEM),
+    }
+}

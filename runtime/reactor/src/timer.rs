@@ -1,0 +1,153 @@
+//! Timers: futures that end at an instant.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use crate::executor::{self, Core};
+
+/// The timers that run, by deadline and, among equals, by age.
+#[derive(Default)]
+pub(crate) struct Timers {
+    running: BTreeMap<(Instant, u64), Waker>,
+    started: u64,
+}
+
+impl Timers {
+    fn start(&mut self, deadline: Instant, waker: Waker) -> (Instant, u64) {
+        self.started += 1;
+        let key = (deadline, self.started);
+        self.running.insert(key, waker);
+        key
+    }
+
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        self.running.first_key_value().map(|((deadline, _), _)| *deadline)
+    }
+
+    /// Takes the earliest timer that is due.
+    pub(crate) fn pop_due(&mut self, now: Instant) -> Option<Waker> {
+        let first = self.running.first_entry()?;
+        (first.key().0 <= now).then(|| first.remove())
+    }
+}
+
+/// The clock of the reactor: monotonic time.
+pub fn now() -> Instant {
+    Instant::now()
+}
+
+/// Ends after `duration`, by the monotonic clock, never earlier. Durations beyond the clock's range never end.
+///
+/// # Panics
+/// Outside a reactor.
+pub fn sleep(duration: Duration) -> Sleep {
+    Sleep { core: executor::current(), deadline: now().checked_add(duration), key: None }
+}
+
+/// Ends at `deadline`, never earlier. Timers with different deadlines end in the order of these.
+///
+/// # Panics
+/// Outside a reactor.
+pub fn sleep_until(deadline: Instant) -> Sleep {
+    Sleep { core: executor::current(), deadline: Some(deadline), key: None }
+}
+
+/// The future of [`sleep`] and [`sleep_until`].
+pub struct Sleep {
+    core: Rc<Core>,
+    /// `None` lies beyond what the clock can tell.
+    deadline: Option<Instant>,
+    key: Option<(Instant, u64)>,
+}
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(deadline) = self.deadline else { return Poll::Pending };
+        if now() >= deadline {
+            return Poll::Ready(());
+        }
+        let waker = cx.waker().clone();
+        let previous = match self.key {
+            // A timer that fired early for an earlier waker is gone; the insertion starts it again.
+            Some(key) => self.core.timers.borrow_mut().running.insert(key, waker),
+            None => {
+                let key = self.core.timers.borrow_mut().start(deadline, waker);
+                self.key = Some(key);
+                None
+            }
+        };
+        drop(previous);
+        Poll::Pending
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        if let Some(key) = self.key {
+            let waker = self.core.timers.borrow_mut().running.remove(&key);
+            drop(waker);
+        }
+    }
+}
+
+/// A future did not end in the time it was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not done after {0:?}")]
+pub struct Elapsed(pub Duration);
+
+/// The output of `future`, or [`Elapsed`] when it takes longer than `duration`; the future is dropped then.
+///
+/// # Panics
+/// Outside a reactor.
+pub async fn timeout<F: Future>(duration: Duration, future: F) -> Result<F::Output, Elapsed> {
+    let mut future = pin!(future);
+    let mut sleep = sleep(duration);
+    std::future::poll_fn(|cx| {
+        if let Poll::Ready(output) = future.as_mut().poll(cx) {
+            return Poll::Ready(Ok(output));
+        }
+        Pin::new(&mut sleep).poll(cx).map(|()| Err(Elapsed(duration)))
+    })
+    .await
+}
+
+/// Lets every other task that is ready run first.
+pub async fn yield_now() {
+    let mut yielded = false;
+    std::future::poll_fn(|cx| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timers_come_due_in_order_and_not_before() {
+        let (start, ms) = (Instant::now(), Duration::from_millis);
+        let mut timers = Timers::default();
+        let late = timers.start(start + ms(9), Waker::noop().clone());
+        let early = timers.start(start + ms(3), Waker::noop().clone());
+        let twin = timers.start(start + ms(3), Waker::noop().clone());
+        assert!(early < twin && twin < late, "equals end in the order they began");
+        assert_eq!(timers.next_deadline(), Some(start + ms(3)));
+        assert!(timers.pop_due(start + ms(2)).is_none());
+        assert!(timers.pop_due(start + ms(3)).is_some() && timers.pop_due(start + ms(3)).is_some());
+        assert!(timers.pop_due(start + ms(8)).is_none());
+        assert_eq!(timers.next_deadline(), Some(start + ms(9)));
+        assert!(timers.pop_due(start + ms(10)).is_some());
+        assert_eq!(timers.next_deadline(), None);
+    }
+}

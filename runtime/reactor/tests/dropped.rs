@@ -1,0 +1,188 @@
+//! Futures that are dropped while the kernel, or a thread, works on their buffers.
+
+#![allow(clippy::async_yields_async, reason = "handles are taken out of a reactor on purpose")]
+
+mod common;
+
+use std::future::Future;
+use std::io::Write;
+use std::os::fd::OwnedFd;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use common::{everywhere, is_uring};
+use sealblock_runtime_memory::{Buffer, Slice};
+use sealblock_runtime_reactor::{Config, File, Options, Reactor, pool, spawn, yield_now};
+
+/// Polls once, so that the operation starts, and says whether it is still going on.
+async fn start<F: Future>(future: std::pin::Pin<&mut F>) -> bool {
+    let mut future = Some(future);
+    std::future::poll_fn(|_| {
+        let future = future.take().expect("polled once");
+        Poll::Ready(future.poll(&mut Context::from_waker(Waker::noop())).is_pending())
+    })
+    .await
+}
+
+/// A read of a pipe does not end before something is written, so what happens meanwhile is certain. Only a ring can wait
+/// like that: the system call backend reads at offsets, which a pipe refuses at once.
+#[test]
+fn a_dropped_read_keeps_its_buffer_until_it_ends() {
+    everywhere(|reactor| {
+        if !is_uring(reactor) {
+            return;
+        }
+        let (read, mut write) = std::io::pipe().expect("a pipe");
+        let from_arena = reactor.pool().arena().len_bytes > 0;
+        reactor.block_on(async {
+            let file = File::from_fd(OwnedFd::from(read));
+            let buffer = pool().take(4096);
+            let address = buffer.as_ptr();
+            {
+                let mut reading = pin!(file.read_at(buffer, 0));
+                assert!(start(reading.as_mut()).await, "nothing was written yet");
+                yield_now().await;
+            }
+            drop(file);
+            let held = pool().counters();
+            assert_eq!(held.in_use_bytes + held.heap_bytes, 4096, "the dropped read still holds its buffer");
+            let others: Vec<Buffer> = (0..64).map(|_| pool().take(4096)).collect();
+            assert!(others.iter().all(|other| other.as_ptr() != address));
+
+            write.write_all(&[0xaa; 4096]).expect("the pipe has room");
+            while {
+                let now = pool().counters();
+                now.in_use_bytes + now.heap_bytes
+            } > 64 * 4096
+            {
+                yield_now().await;
+            }
+            assert!(others.iter().all(|other| other.iter().all(|&byte| byte != 0xaa)));
+            if from_arena {
+                assert_eq!(pool().take(4096).as_ptr(), address, "after the end the buffer is free again");
+            }
+        });
+    });
+}
+
+#[test]
+fn a_reactor_ends_although_a_read_waits_for_ever() {
+    everywhere(|reactor| {
+        if !is_uring(reactor) {
+            return;
+        }
+        let reactor = Reactor::new(common::uring()).expect("starts");
+        let pool = reactor.pool().clone();
+        let (read, write) = std::io::pipe().expect("a pipe");
+        let task = reactor.block_on(async {
+            let task = spawn(async move {
+                let file = File::from_fd(OwnedFd::from(read));
+                file.read_at(sealblock_runtime_reactor::pool().take(4096), 0).await
+            });
+            yield_now().await;
+            task
+        });
+        drop(reactor);
+        assert!(task.is_finished());
+        assert_eq!(pool.counters().in_use_bytes, 0);
+        drop(write);
+    });
+}
+
+fn random(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+/// Reads that are dropped at random moments, between buffers that must not change.
+#[test]
+fn buffers_taken_after_drops_are_never_written_to() {
+    everywhere(|reactor| {
+        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("the target folder can be written");
+        reactor.block_on(async {
+            let options = Options { read: true, write: true, create: true, ..Options::default() };
+            let file = File::open(dir.path().join("f"), options).expect("opens");
+            file.write_all_at(Slice::copy_from(&[0xaa; 1 << 16]), 0).await.expect("writes");
+            let mut state = 0x9e37_79b9_7f4a_7c15;
+            for round in 0..3000u64 {
+                let dropped = 1 + random(&mut state) % 8;
+                for _ in 0..dropped {
+                    let len = 512usize << (random(&mut state) % 4);
+                    let mut reading = pin!(file.read_at(pool().take(len), random(&mut state) % 60_000));
+                    let _going_on = start(reading.as_mut()).await;
+                    if random(&mut state).is_multiple_of(2) {
+                        yield_now().await;
+                    }
+                }
+                let mut kept: Vec<Buffer> = (0..8).map(|i| pool().take(512 << (i % 4))).collect();
+                for buffer in &mut kept {
+                    buffer.fill(round as u8 & 0x7f);
+                }
+                yield_now().await;
+                assert!(kept.iter().all(|buffer| buffer.iter().all(|&byte| byte == round as u8 & 0x7f)));
+            }
+        });
+        let pool = reactor.pool().clone();
+        while pool.counters().in_use_bytes + pool.counters().heap_bytes > 0 {
+            reactor.block_on(yield_now());
+        }
+    });
+}
+
+/// Dropping a reactor with operations in flight, including some that were never submitted, returns every buffer.
+#[test]
+fn a_reactor_waits_for_its_operations() {
+    for config in common::configurations() {
+        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("the target folder can be written");
+        let reactor = Reactor::new(config).expect("starts");
+        let pool = reactor.pool().clone();
+        reactor.block_on(async {
+            let options = Options { read: true, write: true, create: true, ..Options::default() };
+            let file = Rc::new(File::open(dir.path().join("f"), options).expect("opens"));
+            for i in 0..2000 {
+                let file = Rc::clone(&file);
+                drop(spawn(async move {
+                    let data = sealblock_runtime_reactor::pool().take(4096).freeze();
+                    file.write_all_at(data, i * 4096).await.expect("writes");
+                }));
+            }
+            yield_now().await;
+        });
+        assert!(pool.counters().in_use_bytes + pool.counters().heap_bytes > 0, "the premise: work is in flight");
+        drop(reactor);
+        let after = pool.counters();
+        assert_eq!((after.in_use_bytes, after.heap_bytes), (0, 0));
+    }
+}
+
+/// Reads of empty pipes fill the limit; another, which could end at once, is held back until one of them has ended.
+#[test]
+fn operations_beyond_the_limit_wait_for_others_to_end() {
+    if !common::has_uring() {
+        return;
+    }
+    let reactor = Reactor::new(Config { operations_in_flight_limit: 2, ..common::uring() }).expect("starts");
+    let mut pipes: Vec<_> = (0..3).map(|_| std::io::pipe().expect("a pipe")).collect();
+    pipes[2].1.write_all(b"x").expect("the pipe has room");
+    reactor.block_on(async {
+        let tasks: Vec<_> = pipes
+            .iter()
+            .map(|(read, _)| {
+                let file = File::from_fd(read.try_clone().expect("a descriptor").into());
+                spawn(async move { file.read_at(Buffer::zeroed(1), 0).await.0.expect("reads") })
+            })
+            .collect();
+        for _ in 0..100 {
+            yield_now().await;
+        }
+        assert!(tasks.iter().all(|task| !task.is_finished()));
+        pipes[0].1.write_all(b"x").expect("the pipe has room");
+        while !(tasks[0].is_finished() && tasks[2].is_finished()) {
+            yield_now().await;
+        }
+        assert!(!tasks[1].is_finished());
+    });
+}

@@ -1,0 +1,46 @@
+//! A low limit on locked memory costs the fixed buffers, not the ring. Alone in its process, whose limit it lowers.
+
+#![allow(unsafe_code)]
+
+mod common;
+
+use sealblock_runtime_memory::Slice;
+use sealblock_runtime_reactor::{Backend, File, Options, Reactor, Refusal, pool};
+
+const LIMIT_BYTES: u64 = 64 << 10;
+
+/// Lowers the limit for the process and gives up, on this thread alone, the privilege to ignore it.
+fn restrict() {
+    let limit = libc::rlimit { rlim_cur: LIMIT_BYTES, rlim_max: LIMIT_BYTES };
+    // SAFETY: the call reads the structure.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) }, 0);
+    // SAFETY: the call takes no pointers; made directly, it changes the calling thread only.
+    unsafe {
+        if libc::geteuid() == 0 {
+            assert_eq!(libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534), 0);
+        }
+    }
+}
+
+#[test]
+fn without_locked_memory_the_ring_does_without_fixed_buffers() {
+    if !common::has_uring() {
+        return;
+    }
+    let (read, write) = std::io::pipe().expect("a pipe");
+    restrict();
+    let reactor = Reactor::new(common::uring()).expect("the ring itself needs no locked memory");
+    let Backend::Uring(features) = reactor.backend() else { panic!("a ring was required") };
+    assert_eq!(features.fixed_buffers, Err(Refusal::LockedMemory { limit_bytes: LIMIT_BYTES }));
+    assert_eq!(features.fixed_files, Ok(()));
+    reactor.block_on(async {
+        assert_eq!(pool().take(4096).registration(), None);
+        let writer = File::from_fd(write.into());
+        writer.write_all_at(Slice::copy_from(b"through"), 0).await.expect("writes");
+        let (result, buffer) = File::from_fd(read.into()).read_exact_at(pool().take(7), 0).await;
+        result.expect("reads");
+        assert_eq!(&buffer[..], b"through");
+        let missing = File::open("/nonexistent", Options { read: true, ..Options::default() });
+        assert!(missing.is_err());
+    });
+}

@@ -1,0 +1,112 @@
+//! Command lines that are good, with what they mean, and command lines that are bad, with why.
+
+use clap::CommandFactory;
+use clap::error::ErrorKind;
+
+use super::*;
+
+fn parse(line: &str) -> Result<Command, clap::Error> {
+    Cli::try_parse_from(std::iter::once("sealblock").chain(line.split_whitespace())).map(|cli| cli.command)
+}
+
+fn good(line: &str) -> Command {
+    parse(line).unwrap_or_else(|error| panic!("{line}: {error}"))
+}
+
+#[test]
+fn the_definition_is_consistent() {
+    Cli::command().debug_assert();
+}
+
+#[test]
+fn every_command_has_help_with_an_example() {
+    for command in Cli::command().get_subcommands_mut() {
+        let help = command.render_help().to_string();
+        let example = format!("  sealblock {}", command.get_name());
+        assert!(help.contains("Example") && help.contains(&example), "{help}");
+    }
+}
+
+#[test]
+fn create_has_its_defaults() {
+    let Command::Create(create) = good("create v --size 1GiB") else { panic!("another command") };
+    assert_eq!(create.volume.path(), std::path::Path::new("v"));
+    assert_eq!((create.size.get(), create.block_size), (1 << 30, BlockSize::B4096));
+    assert_eq!((create.guard, create.protection_type, create.force), (Guard::Crc32c, ProtectionType::Type1, false));
+    let line = "create file:-x --size 8192 --block-size 512 --guard none --type 3 --force";
+    let Command::Create(create) = good(line) else { panic!("another command") };
+    assert_eq!((create.block_size, create.guard), (BlockSize::B512, Guard::None));
+    assert_eq!((create.protection_type, create.force), (ProtectionType::Type3, true));
+}
+
+#[test]
+fn verify_has_its_defaults() {
+    let Command::Verify(verify) = good("verify mirror:a,b") else { panic!("another command") };
+    assert_eq!((verify.range, verify.mode, verify.rate), (None, Mode::Auto, None));
+    assert!(!verify.repair && !verify.json && !verify.quiet);
+    let line = "verify v --range 5.. --mode offload --repair --rate 1MiB/s --json";
+    let Command::Verify(verify) = good(line) else { panic!("another command") };
+    assert_eq!(verify.range, Some("5..".parse().unwrap()));
+    assert_eq!(verify.rate.unwrap().bytes_per_second().get(), 1 << 20);
+    assert!(verify.mode == Mode::Offload && verify.repair && verify.json);
+}
+
+#[test]
+fn compare_takes_two_targets_or_one_and_zeroes() {
+    let (a, b): (Target, Target) = ("a".parse().unwrap(), "mem:4KiB".parse().unwrap());
+    let Command::Compare(pair) = good("compare a mem:4KiB --json") else { panic!("another command") };
+    assert_eq!(pair.comparison(), Some(Comparison::Pair(&a, &b)));
+    let Command::Compare(zero) = good("compare --zero a") else { panic!("another command") };
+    assert_eq!(zero.comparison(), Some(Comparison::Zeroes(&a)));
+    for (line, kind) in [
+        ("compare", ErrorKind::MissingRequiredArgument),
+        ("compare a", ErrorKind::MissingRequiredArgument),
+        ("compare a b --zero c", ErrorKind::ArgumentConflict),
+        ("compare a b c", ErrorKind::UnknownArgument),
+    ] {
+        assert_eq!(parse(line).unwrap_err().kind(), kind, "{line}");
+    }
+}
+
+#[test]
+fn the_other_commands_read_their_arguments() {
+    let Command::Zero(zero) = good("zero v --range 1..2 --no-unmap") else { panic!("another command") };
+    assert!(zero.no_unmap && zero.range == Some("1..2".parse().unwrap()));
+    let Command::Discard(discard) = good("discard v") else { panic!("another command") };
+    assert_eq!(discard.range, None);
+    let Command::Copy(copy) = good("copy - ./-") else { panic!("another command") };
+    assert_eq!(copy.from, Endpoint::Standard);
+    assert_eq!(copy.to.to_string(), "./-");
+    let Command::Corrupt(corrupt) = good("corrupt v --lba 7 --kind lost-write") else { panic!("another command") };
+    assert_eq!((corrupt.lba, corrupt.kind), (Lba::new(7), Harm::LostWrite));
+    let Command::Demo(demo) = good("demo") else { panic!("another command") };
+    assert_eq!(demo.dir, PathBuf::from("sealblock-data"));
+    assert!(matches!(good("info v --json"), Command::Info(Info { json: true, .. })));
+}
+
+#[test]
+fn bad_usage_has_exit_status_2_and_says_why() {
+    for (line, why) in [
+        ("create v", "--size"),
+        ("create v --size lots", "not a size"),
+        ("create v --size 1MiB --block-size 1024", "512 or 4096"),
+        ("create v --size 1MiB --guard md5", "crc16"),
+        ("create v --size 1MiB --type 4", "possible values: 1, 2, 3"),
+        ("create mem:1MiB --size 1MiB", "a file or a block device"),
+        ("verify", "TARGET"),
+        ("verify -", "only copy takes"),
+        ("verify mirror:a", "column 8: a mirror is made of at least two targets; try mirror:A,B"),
+        ("verify v --range 9..5", "ends before it begins"),
+        ("verify v --rate 100MiB", "100MiB/s"),
+        ("verify v --mode fast", "emulate"),
+        ("verify v --json --quiet", "cannot be used with"),
+        ("corrupt v --lba -1 --kind data", "-1"),
+        ("corrupt v --lba +1 --kind data", "from 0 to 2^64 - 1"),
+        ("corrupt v --lba 1 --kind rust", "misdirected"),
+        ("frobnicate", "unrecognized subcommand"),
+    ] {
+        let error = parse(line).unwrap_err();
+        assert_eq!(error.exit_code(), 2, "{line}");
+        assert!(error.to_string().contains(why), "{line}: {error}");
+    }
+}

@@ -1,0 +1,144 @@
+//! Values of options: each with its own type, so that a wrong one is bad usage.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use clap::ValueEnum;
+use sealblock_units::{BlockSize, Lba};
+
+use crate::target::{Target, TargetError};
+
+/// The checksum in a block's seal.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, ValueEnum)]
+pub enum Guard {
+    /// CRC-16/T10-DIF: 16-bit guard, 8 bytes of tags for a block.
+    Crc16,
+    /// CRC-32C: 32-bit guard, 16 bytes of tags for a block.
+    Crc32c,
+    /// CRC-64/NVME: 64-bit guard, 16 bytes of tags for a block.
+    Crc64,
+    /// No seal: a plain volume.
+    None,
+}
+
+/// What the reference tag of a block means (NVM Command Set Specification, "Protection Information").
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, ValueEnum)]
+pub enum ProtectionType {
+    /// The block's address.
+    #[value(name = "1")]
+    Type1,
+    /// The address from a start that each command gives.
+    #[value(name = "2")]
+    Type2,
+    /// Nothing that is checked.
+    #[value(name = "3")]
+    Type3,
+}
+
+/// Who does the checking of `verify`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, ValueEnum)]
+pub enum Mode {
+    /// The device where it can, else this process.
+    Auto,
+    /// The device; fails when it cannot.
+    Offload,
+    /// This process, by reading every block.
+    Emulate,
+}
+
+/// A way of damaging a block.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, ValueEnum)]
+pub enum Harm {
+    /// One bit of its data flips.
+    Data,
+    /// One bit of its guard flips.
+    Guard,
+    /// Its reference tag changes.
+    RefTag,
+    /// Its application tag changes.
+    AppTag,
+    /// Its last write is undone: older content with a seal that fits it.
+    LostWrite,
+    /// It holds a block that belongs elsewhere, with that one's seal.
+    Misdirected,
+}
+
+/// A target that is a file or a block device, as a volume must be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Volume(PathBuf);
+
+impl Volume {
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The target that opens it.
+    pub fn target(&self) -> Target {
+        Target::File(self.0.clone())
+    }
+}
+
+impl fmt::Display for Volume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.target().fmt(f)
+    }
+}
+
+/// Why a text names no volume.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum VolumeError {
+    /// It names no target at all.
+    #[error(transparent)]
+    Target(#[from] TargetError),
+    /// It names another kind of target.
+    #[error("a volume is a file or a block device; try a path, such as ./volume")]
+    Kind,
+}
+
+impl FromStr for Volume {
+    type Err = VolumeError;
+
+    fn from_str(text: &str) -> Result<Volume, VolumeError> {
+        text.parse::<Target>()?.path().map(|path| Volume(path.to_owned())).ok_or(VolumeError::Kind)
+    }
+}
+
+/// One end of a copy.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Endpoint {
+    /// Standard input or output: `-`.
+    Standard,
+    /// A target.
+    Target(Target),
+}
+
+impl FromStr for Endpoint {
+    type Err = TargetError;
+
+    fn from_str(text: &str) -> Result<Endpoint, TargetError> {
+        if text == "-" { Ok(Endpoint::Standard) } else { text.parse().map(Endpoint::Target) }
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Endpoint::Standard => f.write_str("-"),
+            Endpoint::Target(target) => target.fmt(f),
+        }
+    }
+}
+
+/// A block size in bytes.
+pub(super) fn block_size(text: &str) -> Result<BlockSize, String> {
+    let size = text.parse().ok().and_then(BlockSize::from_bytes);
+    size.ok_or_else(|| "a block has 512 or 4096 bytes".to_owned())
+}
+
+/// A block's address, in decimal digits.
+pub(super) fn lba(text: &str) -> Result<Lba, String> {
+    let number = if text.starts_with('+') { None } else { text.parse().ok() };
+    number.map(Lba::new).ok_or_else(|| "a block's address is a number from 0 to 2^64 - 1".to_owned())
+}

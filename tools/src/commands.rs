@@ -1,0 +1,32 @@
+//! What the commands do, one file for each.
+
+pub mod compare;
+pub mod completions;
+pub mod copy;
+pub mod corrupt;
+pub mod create;
+pub mod demo;
+pub mod info;
+pub mod man;
+pub mod unmap;
+pub mod verify;
+
+use crate::cli::Command;
+use crate::exit::{Exit, Failure};
+
+/// Does what the command line asks.
+pub fn run(command: &Command) -> Result<Exit, Failure> {
+    match command {
+        Command::Create(arguments) => create::run(arguments),
+        Command::Info(arguments) => info::run(arguments),
+        Command::Verify(arguments) => verify::run(arguments),
+        Command::Compare(arguments) => compare::run(arguments),
+        Command::Zero(arguments) => unmap::zero(arguments),
+        Command::Discard(arguments) => unmap::discard(arguments),
+        Command::Copy(arguments) => copy::run(arguments),
+        Command::Corrupt(arguments) => corrupt::run(arguments),
+        Command::Demo(arguments) => demo::run(arguments),
+        Command::Completions(arguments) => completions::run(arguments),
+        Command::Man(arguments) => man::run(arguments),
+    }
+}

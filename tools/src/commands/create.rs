@@ -1,0 +1,158 @@
+//! `sealblock create`: a new, empty volume.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use sealblock_block::Medium;
+use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
+use sealblock_media_file::{FileMedium, Options};
+use sealblock_media_volume::{CreateOptions, create, format::Layout};
+use sealblock_runtime_memory::Buffer;
+use sealblock_units::{BlockSize, ByteCount};
+
+use crate::cli::{Create, Guard, ProtectionType as Type};
+use crate::exit::{Cause, Exit, Failure};
+use crate::report::say;
+use crate::stack::{of_medium, of_open, of_volume, on_reactor};
+
+/// Makes the volume.
+pub fn run(arguments: &Create) -> Result<Exit, Failure> {
+    let path = arguments.volume.path();
+    let options = options(arguments).map_err(|failure| failure.on(path.display()))?;
+    make(path, &options, arguments.force)?;
+    say(&format!(
+        "{}: {} in {} blocks of {} bytes, {}",
+        path.display(),
+        arguments.size,
+        options.capacity_blocks,
+        options.block_size,
+        protection_words(options.protection),
+    ))?;
+    Ok(Exit::Clean)
+}
+
+/// Makes a volume at `path`; a file that was not there before is taken away again if that fails.
+pub fn make(path: &Path, options: &CreateOptions, force: bool) -> Result<(), Failure> {
+    let fresh = !path.exists();
+    let made = on_reactor(async {
+        let medium = open(path, fresh, force).await?;
+        let layout = Layout::new(options.block_size, medium.sector_bytes(), options.capacity_blocks)
+            .map_err(|error| Failure::new(Cause::Usage, "creating the volume", error))?;
+        medium.set_len_bytes(layout.medium_bytes()).map_err(|error| of_medium("creating the volume", &error))?;
+        create(&medium, options).await.map_err(|error| of_volume("creating the volume", &error))
+    });
+    if made.is_err() && fresh {
+        // Nothing of anybody's was there; if it cannot be removed, the first failure is the one to tell.
+        std::fs::remove_file(path).ok();
+    }
+    made.map_err(|failure| failure.on(path.display()))
+}
+
+/// A random identity.
+pub fn new_uuid() -> Result<[u8; 16], Failure> {
+    let mut uuid = [0; 16];
+    File::open("/dev/urandom")
+        .and_then(|mut random| random.read_exact(&mut uuid))
+        .map_err(|error| Failure::io("drawing an identity", &error))?;
+    // Version 4, variant 1, as RFC 9562 has it for random ones.
+    uuid[6] = uuid[6] & 0x0f | 0x40;
+    uuid[8] = uuid[8] & 0x3f | 0x80;
+    Ok(uuid)
+}
+
+fn options(arguments: &Create) -> Result<CreateOptions, Failure> {
+    let usage = |why: String| Failure::new(Cause::Usage, "creating the volume", why);
+    let (size, block_size) = (arguments.size.get(), arguments.block_size);
+    if size == 0 {
+        return Err(usage("a volume of no bytes holds nothing".to_owned()).advise("--size 1GiB"));
+    }
+    if !size.is_multiple_of(block_size.bytes() as u64) {
+        let up = size.checked_next_multiple_of(block_size.bytes() as u64);
+        let failure = usage(format!("{size} bytes are no multiple of the block size, {block_size}"));
+        return Err(up.map_or(failure.clone(), |up| failure.advise(format!("--size {up}"))));
+    }
+    Ok(CreateOptions {
+        block_size,
+        capacity_blocks: size >> block_size.shift(),
+        protection: protection(arguments.guard, arguments.protection_type),
+        uuid: new_uuid()?,
+    })
+}
+
+/// The protection format of these choices.
+pub fn protection(guard: Guard, kind: Type) -> Option<PiFormat> {
+    let guard = match guard {
+        Guard::None => return None,
+        Guard::Crc16 => GuardKind::Crc16,
+        Guard::Crc32c => GuardKind::Crc32c,
+        Guard::Crc64 => GuardKind::Crc64,
+    };
+    let kind = match kind {
+        Type::Type1 => ProtectionType::Type1,
+        Type::Type2 => ProtectionType::Type2,
+        Type::Type3 => ProtectionType::Type3,
+    };
+    Some(PiFormat::with_default_storage_tag(guard, kind))
+}
+
+/// A protection format in words.
+pub fn protection_words(format: Option<PiFormat>) -> String {
+    match format {
+        None => "no protection information".to_owned(),
+        Some(format) => format!("guard {}, {}", format.guard(), type_words(format.protection())),
+    }
+}
+
+fn type_words(kind: ProtectionType) -> &'static str {
+    match kind {
+        ProtectionType::Type1 => "Type 1",
+        ProtectionType::Type2 => "Type 2",
+        ProtectionType::Type3 => "Type 3",
+    }
+}
+
+/// Opens the place for a volume; one that holds something already only with `force`.
+async fn open(path: &Path, fresh: bool, force: bool) -> Result<FileMedium, Failure> {
+    let options = if fresh { Options::CREATE } else { Options::WRITE };
+    let medium = FileMedium::open(path, options).map_err(|error| of_open("creating the volume", &error))?;
+    if !fresh && !force && !blank(&medium).await? {
+        return Err(Failure::new(Cause::Refused, "creating the volume", "there is something already")
+            .on(path.display())
+            .advise("another path, or --force to overwrite it"));
+    }
+    if !fresh && !medium.is_block_device() {
+        // The old content goes at once, and its space with it.
+        medium.set_len_bytes(0).map_err(|error| of_medium("creating the volume", &error))?;
+    }
+    Ok(medium)
+}
+
+/// Whether nothing is there: an empty file, or a block device that begins with zeroes.
+async fn blank(medium: &FileMedium) -> Result<bool, Failure> {
+    const LOOK_BYTES: u64 = 64 << 10;
+    if !medium.is_block_device() {
+        return Ok(medium.len_bytes() == 0);
+    }
+    let length = LOOK_BYTES.min(medium.len_bytes()) as usize;
+    let (read, bytes) = medium.read(0, Buffer::zeroed(length)).await;
+    read.map_err(|error| of_medium("looking at what is there", &error))?;
+    Ok(bytes.iter().all(|&byte| byte == 0))
+}
+
+/// The options of a volume for a demonstration: the defaults of the command line.
+pub fn default_options(size: ByteCount) -> Result<CreateOptions, Failure> {
+    let block_size = BlockSize::B4096;
+    Ok(CreateOptions {
+        block_size,
+        capacity_blocks: size.get() >> block_size.shift(),
+        protection: protection(Guard::Crc32c, Type::Type1),
+        uuid: new_uuid()?,
+    })
+}
+
+/// An identity in its usual form.
+pub fn uuid_words(uuid: &[u8; 16]) -> String {
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    [&uuid[..4], &uuid[4..6], &uuid[6..8], &uuid[8..10], &uuid[10..]].map(hex).join("-")
+}

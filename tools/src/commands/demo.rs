@@ -1,0 +1,167 @@
+//! `sealblock demo`: the main job from start to end, on a volume of its own.
+//!
+//! Every step is done by the code that the other commands use, and checked: a demonstration that does not find exactly the
+//! damage it made ends with exit status 1.
+
+use std::fs;
+use std::path::Path;
+
+use sealblock_block::{Answer, Device, Durability, Fault, Operation};
+use sealblock_integrity::{Sealed, Tags};
+use sealblock_media_volume::DamageKind;
+use sealblock_runtime_memory::Buffer;
+use sealblock_units::{ByteCount, Extent, Lba};
+
+use super::{corrupt, create};
+use crate::cli::Demo;
+use crate::exit::{Cause, Exit, Failure};
+use crate::report::say;
+use crate::stack::{Access, Opened, of_block, on_reactor, open, open_volume};
+use crate::target::Target;
+
+/// Name of the volume in its folder.
+const NAME: &str = "demo.volume";
+/// Size of the volume.
+const SIZE: ByteCount = ByteCount::new(64 << 20);
+/// Bytes of this program that are written at most.
+const DATA_BYTES: usize = 32 << 20;
+/// What is damaged, and how. Each lies in the first blocks of any program.
+const DAMAGE: [(u64, DamageKind, &str); 6] = [
+    (3, DamageKind::Data, "data changed"),
+    (7, DamageKind::Guard, "guard changed"),
+    (21, DamageKind::RefTag, "reference tag changed"),
+    (34, DamageKind::AppTag, "application tag changed"),
+    (55, DamageKind::LostWrite, "last write lost"),
+    (89, DamageKind::Misdirected, "another block's write landed here"),
+];
+
+/// Shows the main job.
+pub fn run(arguments: &Demo) -> Result<Exit, Failure> {
+    let path = arguments.dir.join(NAME);
+    fs::create_dir_all(&arguments.dir)
+        .map_err(|error| Failure::io("making the folder", &error).on(arguments.dir.display()))?;
+    // Only a demonstration makes a file of this name, so an earlier one's may go.
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            return Err(Failure::io("removing the last demonstration", &error).on(path.display()));
+        }
+        _ => {}
+    }
+    let data = own_program()?;
+    step(1, &format!("create {}: {SIZE}, guard crc32c, Type 1", path.display()))?;
+    create::make(&path, &create::default_options(SIZE)?, false)?;
+    on_reactor(shown(&path, &data))
+}
+
+async fn shown(path: &Path, data: &Buffer) -> Result<Exit, Failure> {
+    let target = Target::File(path.to_owned());
+    step(2, &format!("write this program into it: {}, then flush", ByteCount::new(data.len() as u64)))?;
+    let opened = open(&target, Access::Write).await?;
+    let written = write(&opened, 0, data).await;
+    opened.close(written).await?;
+
+    step(3, "verify every block")?;
+    if !faults(&target).await?.is_empty() {
+        return wrong("an undamaged volume was found damaged");
+    }
+    say("   clean")?;
+
+    step(4, "damage six blocks behind the volume's back, each in another way")?;
+    damage(path).await?;
+
+    step(5, "verify again")?;
+    let found = faults(&target).await?;
+    found.iter().try_for_each(|fault| say(&format!("   {fault}")))?;
+    if !found.iter().map(|fault| fault.lba.get()).eq(DAMAGE.iter().map(|damage| damage.0)) {
+        return wrong("what was found is not what was damaged");
+    }
+    say("   exactly the damaged blocks, and no others")?;
+    mend(&target, data).await
+}
+
+async fn damage(path: &Path) -> Result<(), Failure> {
+    let volume = open_volume(path, Access::Write).await?.volume;
+    for (lba, kind, words) in DAMAGE {
+        corrupt::damage(&volume, Lba::new(lba), kind).await?;
+        say(&format!("   block {lba}: {words}"))?;
+    }
+    volume.close().await.map_err(|error| of_block("closing", &error))
+}
+
+/// Reads the blocks: the damaged ones fail, the others are as written. Then writes the damaged ones anew.
+async fn mend(target: &Target, data: &Buffer) -> Result<Exit, Failure> {
+    step(6, "read everything: damaged blocks fail, the rest is as it was written")?;
+    let opened = open(target, Access::Write).await?;
+    let size = opened.gate.geometry().block_size.bytes();
+    for (index, block) in data.chunks(size).enumerate() {
+        let damaged = DAMAGE.iter().any(|damage| damage.0 == index as u64);
+        match (opened.read(Extent::one(Lba::new(index as u64))).await, damaged) {
+            (Ok(Answer::Data(read)), false) if read.data()[..] == *block => {}
+            (Err(error), true) if error.faults().is_some() => {}
+            _ => return opened.close(wrong(&format!("block {index} was not read as it should be"))).await,
+        }
+    }
+    say(&format!("   {} blocks right, {} refused", data.len() / size - DAMAGE.len(), DAMAGE.len()))?;
+
+    step(7, "write the damaged blocks anew, and verify")?;
+    for (lba, ..) in DAMAGE {
+        let at = lba as usize * size;
+        write(&opened, lba, &Buffer::copy_from(&data[at..at + size])).await?;
+    }
+    opened.close(Ok(())).await?;
+    if !faults(target).await?.is_empty() {
+        return wrong("damage was left behind");
+    }
+    say("   clean")?;
+    say(&format!(
+        "\nThe volume is still there to play with:\n   sealblock info {target}\n   sealblock verify {target}"
+    ))?;
+    Ok(Exit::Clean)
+}
+
+/// This program's own bytes, in whole blocks: real data that every machine has.
+fn own_program() -> Result<Buffer, Failure> {
+    let bytes =
+        std::env::current_exe().and_then(fs::read).map_err(|error| Failure::io("reading this program", &error))?;
+    let bytes = &bytes[..bytes.len().min(DATA_BYTES)];
+    let mut data = Buffer::zeroed(bytes.len().next_multiple_of(4096));
+    data[..bytes.len()].copy_from_slice(bytes);
+    Ok(data)
+}
+
+async fn write(opened: &Opened, first: u64, data: &Buffer) -> Result<(), Failure> {
+    let geometry = opened.gate.geometry();
+    let extent = Extent::from_raw(first, (data.len() >> geometry.block_size.shift()) as u64)
+        .map_err(|error| Failure::new(Cause::Usage, "writing", error))?;
+    let tags = Tags { app_tag: 0, storage_tag: 0, first_ref: first };
+    let data = Sealed::seal(Buffer::copy_from(data).freeze(), geometry.block_size, geometry.protection, &tags);
+    let write = Operation::Write { extent, data, durability: Durability::Volatile };
+    opened.gate.execute(write).await.map_err(|error| of_block("writing", &error))?;
+    opened.flush().await
+}
+
+/// Every damaged block of a target.
+async fn faults(target: &Target) -> Result<Vec<Fault>, Failure> {
+    let opened = open(target, Access::Read).await?;
+    let geometry = opened.gate.geometry();
+    let mut found = Vec::new();
+    for extent in geometry.whole(geometry.limits.verify) {
+        let verify = Operation::Verify { extent, checks: opened.checks(extent) };
+        if let Err(error) = opened.gate.execute(verify).await {
+            match error.faults() {
+                Some(faults) => found.extend_from_slice(faults.as_slice()),
+                None => return opened.close(Err(of_block("verifying", &error))).await,
+            }
+        }
+    }
+    opened.close(Ok(found)).await
+}
+
+fn step(number: u32, words: &str) -> Result<(), Failure> {
+    say(&format!("{number}. {words}"))
+}
+
+fn wrong(why: &str) -> Result<Exit, Failure> {
+    say(&format!("   WRONG: {why}"))?;
+    Ok(Exit::Found)
+}

@@ -1,0 +1,159 @@
+//! `sealblock info`: what a target is.
+
+use std::fmt::Write;
+
+use sealblock_block::{Abilities, Ability, Device};
+use sealblock_units::ByteCount;
+use serde_json::{Value, json};
+
+use super::create::{protection_words, uuid_words};
+use crate::cli::Info;
+use crate::exit::{Exit, Failure};
+use crate::report::{print_json, say};
+use crate::stack::{Access, Facts, Opened, on_reactor, open};
+use crate::target::Target;
+
+/// Prints what the target is.
+pub fn run(arguments: &Info) -> Result<Exit, Failure> {
+    on_reactor(async {
+        let opened = open(&arguments.target, Access::Read).await?;
+        if arguments.json {
+            print_json(&as_json(&arguments.target, &opened))?;
+        } else {
+            say(as_text(&arguments.target, &opened).trim_end())?;
+        }
+        opened.close(Ok(Exit::Clean)).await
+    })
+}
+
+fn ability(ability: Ability) -> &'static str {
+    match ability {
+        Ability::Native => "native",
+        Ability::Emulated => "emulated",
+        Ability::Absent => "absent",
+    }
+}
+
+fn abilities(of: &Abilities) -> [(&'static str, &'static str); 4] {
+    [
+        ("verify", ability(of.verify)),
+        ("compare", ability(of.compare)),
+        ("write_zeroes", ability(of.write_zeroes)),
+        ("discard", ability(of.discard)),
+    ]
+}
+
+fn as_json(target: &Target, opened: &Opened) -> Value {
+    let geometry = opened.gate.geometry();
+    let of = opened.gate.abilities();
+    let protection = geometry.protection.map(|format| {
+        json!({
+            "guard": format.guard().as_str(),
+            "type": format.protection() as u8 + 1,
+            "storage_tag_bits": format.storage_tag_bits(),
+            "tuple_bytes": format.tuple_bytes(),
+        })
+    });
+    let mut object = json!({
+        "target": target.to_string(),
+        "block_size": geometry.block_size.bytes(),
+        "blocks": geometry.capacity_blocks,
+        "bytes": geometry.capacity_bytes(),
+        "protection": protection,
+        "limits": {
+            "transfer_blocks": geometry.limits.transfer.get(),
+            "verify_blocks": geometry.limits.verify.get(),
+            "zero_blocks": geometry.limits.zero.get(),
+        },
+        "abilities": abilities(&of).into_iter().collect::<std::collections::BTreeMap<_, _>>(),
+        "unmap_zeroes": of.unmap_zeroes,
+        "offloads": of.offloads,
+        "runtime": sealblock_runtime_reactor::backend().to_string(),
+    });
+    if let (Value::Object(object), Value::Object(facts)) = (&mut object, facts_json(&opened.facts)) {
+        object.extend(facts);
+    }
+    object
+}
+
+fn facts_json(facts: &Facts) -> Value {
+    json!({
+        "kind": facts.kind,
+        "volume": facts.volume.as_ref().map(|volume| json!({
+            "uuid": uuid_words(&volume.uuid),
+            "clean": volume.clean,
+            "recovered_records": volume.recovered,
+            "discarded_records": volume.discarded,
+            "sector_bytes": volume.layout.sector_bytes(),
+            "log_bytes": volume.layout.log_bytes(),
+            "zones": volume.layout.zones(),
+            "medium_bytes": volume.layout.medium_bytes(),
+        })),
+        "file": facts.file.as_ref().map(|file| json!({
+            "path": file.path.to_string_lossy(),
+            "block_device": file.block_device,
+            "direct": file.direct,
+            "locked": file.locked,
+            "sector_bytes": file.sector_bytes,
+            "bytes": file.length_bytes,
+            "allocated_bytes": file.allocated_bytes,
+            "file_system": file.file_system,
+        })),
+        "below": facts.below.as_ref().map(|below| facts_json(below)),
+    })
+}
+
+fn as_text(target: &Target, opened: &Opened) -> String {
+    let geometry = opened.gate.geometry();
+    let of = opened.gate.abilities();
+    let mut lines = Lines::default();
+    lines.put("target", target);
+    facts_text(&mut lines, &opened.facts);
+    let blocks = format!("{} blocks of {} bytes", geometry.capacity_blocks, geometry.block_size);
+    lines.put("size", format!("{} ({blocks})", ByteCount::new(geometry.capacity_bytes())));
+    lines.put("protection", protection_words(geometry.protection));
+    for (name, how) in abilities(&of) {
+        lines.put(&name.replace('_', " "), how);
+    }
+    lines.put("unmapped reads", if of.unmap_zeroes { "zeroes" } else { "not promised" });
+    lines.put("runtime", sealblock_runtime_reactor::backend());
+    lines.0
+}
+
+fn facts_text(lines: &mut Lines, facts: &Facts) {
+    lines.put("kind", facts.kind);
+    if let Some(volume) = &facts.volume {
+        lines.put("uuid", uuid_words(&volume.uuid));
+        lines.put(
+            "state",
+            match (volume.clean, volume.recovered, volume.discarded) {
+                (true, ..) => "clean".to_owned(),
+                (false, taken, left) => {
+                    format!("not closed; {taken} records in the log, {left} of writes that did not arrive")
+                }
+            },
+        );
+    }
+    if let Some(file) = &facts.file {
+        let way = if file.direct { "direct" } else { "through the page cache" };
+        let system = file.file_system.as_deref().unwrap_or("block device");
+        lines.put("file", format!("{} ({system}, {way}, sectors of {} bytes)", file.path.display(), file.sector_bytes));
+        if let Some(bytes) = file.allocated_bytes {
+            lines.put("space taken", ByteCount::new(bytes));
+        }
+    }
+    if let Some(below) = &facts.below {
+        lines.put("over", "");
+        facts_text(lines, below);
+    }
+}
+
+/// Lines of a name and a value.
+#[derive(Default)]
+struct Lines(String);
+
+impl Lines {
+    fn put(&mut self, name: &str, value: impl std::fmt::Display) {
+        writeln!(self.0, "{name:<16}{value}").expect("a text takes what is written to it");
+    }
+}

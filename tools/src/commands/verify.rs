@@ -1,0 +1,103 @@
+//! `sealblock verify`: check every block, name those that are damaged.
+
+mod job;
+mod lanes;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use sealblock_block::{Device, Fault, FaultField};
+use sealblock_integrity::{Field as TagField, PiFormat};
+
+use crate::cli::Verify;
+use crate::exit::{Exit, Failure};
+use crate::progress::Show;
+use crate::report::{BlockError, Field, Hex, VerifyReport, print_json, say};
+use crate::stack::{Access, Opened, on_reactor, open};
+
+pub use job::{Findings, Job};
+
+/// Checks the target.
+pub fn run(arguments: &Verify) -> Result<Exit, Failure> {
+    let show = if arguments.json || arguments.quiet { Show::Never } else { Show::OnTerminal };
+    let (report, unlisted) = on_reactor(async {
+        let opened = open(&arguments.target, Access::Read).await?;
+        let verified = check(arguments, &opened, show).await;
+        opened.close(verified).await
+    })?;
+    if arguments.json {
+        print_json(&report)?;
+    } else {
+        print_text(&report, unlisted, arguments.quiet)?;
+    }
+    if arguments.repair && !report.errors.is_empty() {
+        eprintln!("sealblock: nothing was repaired: {} has no other copy of its blocks", report.target);
+    }
+    Ok(if report.errors.is_empty() { Exit::Clean } else { Exit::Found })
+}
+
+/// The report, and how many damaged blocks it does not list.
+async fn check(arguments: &Verify, opened: &Opened, show: Show) -> Result<(VerifyReport, u64), Failure> {
+    let span = opened.span(arguments.range)?;
+    let started = Instant::now();
+    let job = Arc::new(Job::new(arguments, opened, span, show)?);
+    let findings = lanes::run(&job, opened).await?;
+    let format = opened.gate.geometry().protection;
+    let report = VerifyReport {
+        target: arguments.target.to_string(),
+        blocks_verified: span.blocks(),
+        bytes_verified: span.blocks() << opened.gate.geometry().block_size.shift(),
+        bytes_transferred: findings.bytes_transferred,
+        offloaded: job.offloads(),
+        elapsed_s: started.elapsed().as_secs_f64(),
+        errors: findings.faults.iter().map(|fault| block_error(fault, format)).collect(),
+    };
+    Ok((report, findings.unlisted))
+}
+
+fn block_error(fault: &Fault, format: Option<PiFormat>) -> BlockError {
+    let bits = match (fault.field, format) {
+        (FaultField::Tag(TagField::Guard), Some(format)) => format.guard().bits(),
+        (FaultField::Tag(TagField::RefTag), Some(format)) => u32::from(format.reference_tag_bits()),
+        _ => 16,
+    };
+    let hex = |value: Option<u64>| value.map(|value| Hex::new(u128::from(value), bits));
+    let field = match fault.field {
+        FaultField::Tag(TagField::Guard) => Field::Guard,
+        FaultField::Tag(TagField::AppTag) => Field::AppTag,
+        FaultField::Tag(TagField::RefTag) => Field::RefTag,
+        FaultField::Tag(TagField::StorageTag) => Field::StorageTag,
+        FaultField::Media => Field::Media,
+    };
+    BlockError {
+        lba: fault.lba.get(),
+        field,
+        expected: hex(fault.expected),
+        actual: hex(fault.actual),
+        leg: None,
+        repaired: false,
+    }
+}
+
+fn print_text(report: &VerifyReport, unlisted: u64, quiet: bool) -> Result<(), Failure> {
+    for error in &report.errors {
+        let what = match (error.expected, error.actual) {
+            (Some(expected), Some(actual)) => format!("expected {expected}, found {actual}"),
+            _ => "cannot be read".to_owned(),
+        };
+        say(&format!("block {}: {}: {what}", error.lba, error.field.words()))?;
+    }
+    if unlisted > 0 {
+        say(&format!("and {unlisted} more damaged blocks"))?;
+    }
+    let bad = report.errors.len() as u64 + unlisted;
+    if quiet && bad == 0 {
+        return Ok(());
+    }
+    let rate = report.bytes_verified as f64 / report.elapsed_s.max(1e-9) / 1e6;
+    let state = if bad == 0 { "clean".to_owned() } else { format!("{bad} damaged") };
+    say(&format!(
+        "{}: {} blocks verified in {:.2} s ({rate:.0} MB/s): {state}",
+        report.target, report.blocks_verified, report.elapsed_s
+    ))
+}

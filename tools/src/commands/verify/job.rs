@@ -1,0 +1,178 @@
+//! One verify, shared by the cores that work on it.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use sealblock_block::{Ability, Answer, Device, Failure as BlockFailure, Fault, Operation};
+use sealblock_units::{BlockCount, ByteCount, Extent, Lba};
+
+use crate::cli::{Mode, Verify};
+use crate::exit::{Cause, Failure};
+use crate::progress::{Progress, Show};
+use crate::range::BlockSpan;
+use crate::stack::{Opened, of_block};
+
+/// Damaged blocks that are listed one by one; further ones are counted. Bounds memory where everything is damaged.
+const MOST_LISTED: usize = 1 << 20;
+/// Pieces a second at least, where the rate is limited.
+const PIECES_PER_SECOND: u64 = 10;
+
+/// One verify: what is left of it, and what it has found.
+pub struct Job {
+    span: BlockSpan,
+    piece_blocks: u64,
+    next: AtomicU64,
+    how: How,
+    pace: Option<Pace>,
+    progress: Progress,
+    findings: Mutex<Findings>,
+}
+
+/// Who checks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum How {
+    /// The device, which is away from this host.
+    Away,
+    /// The device, in this process.
+    Here,
+    /// This process, out of what it reads.
+    Read,
+}
+
+/// What a verify has found.
+#[derive(Default)]
+pub struct Findings {
+    /// The damaged blocks, in order once the job is done.
+    pub faults: Vec<Fault>,
+    /// Damaged blocks that are not listed.
+    pub unlisted: u64,
+    /// Bytes of payload that crossed from the device to this host.
+    pub bytes_transferred: u64,
+}
+
+/// A limit on bytes a second, over all cores.
+struct Pace {
+    started: Instant,
+    bytes_per_second: u64,
+    bytes: AtomicU64,
+}
+
+impl Pace {
+    /// Waits until `bytes` more are due.
+    async fn wait(&self, bytes: u64) {
+        let before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let due = Duration::from_secs_f64(before as f64 / self.bytes_per_second as f64);
+        sealblock_runtime_reactor::sleep(due.saturating_sub(self.started.elapsed())).await;
+    }
+}
+
+impl Job {
+    /// The job that these arguments ask for.
+    pub fn new(arguments: &Verify, opened: &Opened, span: BlockSpan, show: Show) -> Result<Job, Failure> {
+        let geometry = opened.gate.geometry();
+        let abilities = opened.gate.abilities();
+        let native = abilities.verify == Ability::Native;
+        let how = match (arguments.mode, native) {
+            (Mode::Emulate, _) | (Mode::Auto, false) => How::Read,
+            (Mode::Auto | Mode::Offload, true) => {
+                if abilities.offloads {
+                    How::Away
+                } else {
+                    How::Here
+                }
+            }
+            (Mode::Offload, false) => {
+                return Err(Failure::new(Cause::Absent, "verifying", "the device cannot verify by itself")
+                    .on(&arguments.target)
+                    .advise("--mode auto or --mode emulate"));
+            }
+        };
+        let whole = if how == How::Read { geometry.limits.transfer } else { geometry.limits.verify };
+        let pace = arguments.rate.map(|rate| Pace {
+            started: Instant::now(),
+            bytes_per_second: rate.bytes_per_second().get(),
+            bytes: AtomicU64::new(0),
+        });
+        let paced = pace.as_ref().map_or(u64::MAX, |pace| {
+            ((pace.bytes_per_second / PIECES_PER_SECOND) >> geometry.block_size.shift()).max(1)
+        });
+        let total = ByteCount::new(span.blocks().saturating_mul(geometry.block_size.bytes() as u64));
+        Ok(Job {
+            span,
+            piece_blocks: u64::from(whole.get()).min(paced),
+            next: AtomicU64::new(0),
+            how,
+            pace,
+            progress: Progress::new(&format!("verifying {}", arguments.target), Some(total), show),
+            findings: Mutex::default(),
+        })
+    }
+
+    /// Whether the device does the checking, away from this host.
+    pub fn offloads(&self) -> bool {
+        self.how == How::Away
+    }
+
+    /// Whether the work is worth another core.
+    pub fn is_long(&self) -> bool {
+        self.span.blocks() > self.piece_blocks * 4
+    }
+
+    /// Works on the job until nothing is left of it. Several may, on several cores, each with its own open target.
+    pub async fn work(&self, opened: &Opened) -> Result<(), Failure> {
+        while let Some(extent) = self.take() {
+            let bytes = extent.bytes(opened.gate.geometry().block_size);
+            if let Some(pace) = &self.pace {
+                pace.wait(bytes).await;
+            }
+            self.check(opened, extent, bytes).await?;
+            self.progress.advance(bytes);
+        }
+        Ok(())
+    }
+
+    /// What was found, once everybody is done.
+    pub fn findings(&self) -> Findings {
+        let mut findings = std::mem::take(&mut *self.lock());
+        findings.faults.sort_by_key(|fault| fault.lba);
+        findings
+    }
+
+    fn take(&self) -> Option<Extent> {
+        let at = self.next.fetch_add(self.piece_blocks, Ordering::Relaxed);
+        let left = self.span.blocks().checked_sub(at).filter(|left| *left > 0)?;
+        let blocks = BlockCount::new(left.min(self.piece_blocks) as u32)?;
+        Extent::new(Lba::new(self.span.first().get() + at), blocks).ok()
+    }
+
+    async fn check(&self, opened: &Opened, extent: Extent, bytes: u64) -> Result<(), Failure> {
+        let checks = opened.checks(extent);
+        let outcome = match self.how {
+            How::Read => opened.gate.execute(Operation::Read { extent, checks }).await,
+            How::Away | How::Here => opened.gate.execute(Operation::Verify { extent, checks }).await,
+        };
+        let mut findings = self.lock();
+        match outcome {
+            Ok(Answer::Verified(cost)) => findings.bytes_transferred += cost.bytes_transferred,
+            Ok(Answer::Data(_) | Answer::Done) => findings.bytes_transferred += bytes,
+            Err(error) => match error.failure() {
+                BlockFailure::Integrity(faults) => {
+                    let faults = faults.as_slice();
+                    findings.bytes_transferred += if self.how == How::Away { 0 } else { bytes };
+                    let room = MOST_LISTED - findings.faults.len();
+                    findings.faults.extend(faults.iter().take(room));
+                    findings.unlisted += faults.len().saturating_sub(room) as u64;
+                    self.progress.bad(faults.len() as u64);
+                }
+                _ => return Err(of_block(format!("verifying {extent}"), &error)),
+            },
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Findings> {
+        // A panic elsewhere leaves whole findings behind; they are still true.
+        self.findings.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}

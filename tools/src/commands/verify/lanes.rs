@@ -1,0 +1,62 @@
+//! The cores and lanes that share a verify.
+//!
+//! A target that any number of readers may have open is opened once more on every other core, so that checking goes at
+//! the speed of memory and not of one core. On each core a few lanes keep the device busy.
+
+use std::sync::Arc;
+use std::thread::available_parallelism;
+use std::time::Duration;
+
+use futures_util::future::{join_all, try_join_all};
+use sealblock_runtime_reactor::{Config, Cores, Placement};
+
+use super::job::{Findings, Job};
+use crate::exit::{Cause, Failure};
+use crate::stack::{Access, Opened, open};
+use crate::target::Target;
+
+/// Pieces under way at once on one core.
+const LANES: usize = 2;
+
+/// Works the job off.
+pub(super) async fn run(job: &Arc<Job>, opened: &Opened) -> Result<Findings, Failure> {
+    let cores = available_parallelism().map_or(1, usize::from);
+    match opened.target() {
+        target if cores > 1 && shareable(target) && job.is_long() => on_cores(job, target, cores).await?,
+        _ => on_this_core(job, opened).await?,
+    }
+    Ok(job.findings())
+}
+
+async fn on_this_core(job: &Job, opened: &Opened) -> Result<(), Failure> {
+    try_join_all((0..LANES).map(|_| job.work(opened))).await.map(drop)
+}
+
+async fn on_cores(job: &Arc<Job>, target: &Target, cores: usize) -> Result<(), Failure> {
+    let cores = Cores::start(Placement::Count(cores), Config::default())
+        .map_err(|error| Failure::new(Cause::Io, "starting", error).advise("SEALBLOCK_RUNTIME=syscalls"))?;
+    let handles = cores.handles();
+    let calls = handles.iter().map(|handle| {
+        let (job, target) = (job.clone(), target.clone());
+        handle.call(move || async move {
+            let opened = open(&target, Access::Read).await?;
+            let worked = on_this_core(&job, &opened).await;
+            opened.close(worked).await
+        })
+    });
+    let results = join_all(calls).await;
+    cores.shutdown(Duration::from_secs(1));
+    for result in results {
+        result.map_err(|gone| Failure::new(Cause::Io, "verifying", gone).on(target))??;
+    }
+    Ok(())
+}
+
+/// Whether another core can open the target and see the same blocks.
+fn shareable(target: &Target) -> bool {
+    match target {
+        Target::File(_) | Target::Linux(_) => true,
+        Target::Offset { target, .. } => shareable(target),
+        _ => false,
+    }
+}

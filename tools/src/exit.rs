@@ -1,0 +1,202 @@
+//! How the program ends: its exit status, and what it says when it could not do what was asked.
+//!
+//! A failure says what was being done, on which target, why it failed, and what to try. Damage that a command found is no
+//! failure but an answer: [`Exit::Found`].
+
+use std::fmt;
+use std::io;
+use std::process::ExitCode;
+
+/// A command that did its work.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Exit {
+    /// Exit status 0: nothing is wrong.
+    Clean,
+    /// Exit status 1: it found damage or a difference.
+    Found,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> ExitCode {
+        ExitCode::from(match exit {
+            Exit::Clean => 0,
+            Exit::Found => 1,
+        })
+    }
+}
+
+/// What kept a command from its work.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Cause {
+    /// What was asked cannot be meant: a range past the end, a size that is no multiple of a block.
+    Usage,
+    /// The target is not what the command needs, or is of a format that is not understood.
+    Unsuitable,
+    /// The target cannot do this.
+    Absent,
+    /// There is nothing by that name, or nobody answers.
+    Unreachable,
+    /// Rights are missing, or someone else has the target.
+    Refused,
+    /// No space is left.
+    Full,
+    /// Data or tags are damaged where the command needs them whole.
+    Damaged,
+    /// Input or output failed.
+    Io,
+}
+
+impl Cause {
+    /// The exit status: 2 for bad usage, 3 for everything else.
+    pub const fn status(self) -> u8 {
+        match self {
+            Cause::Usage => 2,
+            Cause::Unsuitable
+            | Cause::Absent
+            | Cause::Unreachable
+            | Cause::Refused
+            | Cause::Full
+            | Cause::Damaged
+            | Cause::Io => 3,
+        }
+    }
+}
+
+/// Why a command did not do its work.
+///
+/// Prints as `sealblock: <what was being done> on <target>: <why>`, with a second line `try: <advice>` when there is advice.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Failure {
+    cause: Cause,
+    doing: String,
+    target: Option<String>,
+    why: String,
+    advice: Option<String>,
+}
+
+impl Failure {
+    /// A failure while `doing` something (`opening`, `writing block 7`), with its reason.
+    pub fn new(cause: Cause, doing: impl Into<String>, why: impl fmt::Display) -> Failure {
+        Failure { cause, doing: doing.into(), target: None, why: why.to_string(), advice: None }
+    }
+
+    /// A failure of input or output. The cause, and advice where there is any, come from the kind of the error.
+    pub fn io(doing: impl Into<String>, error: &io::Error) -> Failure {
+        let (cause, advice) = classify(error.kind());
+        let failure = Failure::new(cause, doing, error);
+        match advice {
+            Some(advice) => failure.advise(advice),
+            None => failure,
+        }
+    }
+
+    /// On which target it happened.
+    #[must_use]
+    pub fn on(self, target: impl fmt::Display) -> Failure {
+        Failure { target: Some(target.to_string()), ..self }
+    }
+
+    /// What to try instead. Replaces earlier advice.
+    #[must_use]
+    pub fn advise(self, advice: impl Into<String>) -> Failure {
+        Failure { advice: Some(advice.into()), ..self }
+    }
+
+    /// What kept the command from its work.
+    pub const fn cause(&self) -> Cause {
+        self.cause
+    }
+
+    /// What to try, where anything is known to help.
+    pub fn advice(&self) -> Option<&str> {
+        self.advice.as_deref()
+    }
+}
+
+impl From<&Failure> for ExitCode {
+    fn from(failure: &Failure) -> ExitCode {
+        ExitCode::from(failure.cause.status())
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sealblock: {}", self.doing)?;
+        if let Some(target) = &self.target {
+            write!(f, " on {target}")?;
+        }
+        write!(f, ": {}", self.why)?;
+        self.advice.as_ref().map_or(Ok(()), |advice| write!(f, "\ntry: {advice}"))
+    }
+}
+
+/// What an error of the operating system means here, and what helps.
+fn classify(kind: io::ErrorKind) -> (Cause, Option<&'static str>) {
+    use io::ErrorKind as Kind;
+    match kind {
+        Kind::NotFound => (Cause::Unreachable, Some("check the path; `sealblock create` makes a volume")),
+        Kind::PermissionDenied => (Cause::Refused, Some("check the rights of the file, and who you are")),
+        Kind::ReadOnlyFilesystem => (Cause::Refused, Some("a path on a file system that can be written")),
+        Kind::ResourceBusy | Kind::WouldBlock => (Cause::Refused, Some("again when no other process uses it")),
+        Kind::StorageFull | Kind::QuotaExceeded | Kind::FileTooLarge => {
+            (Cause::Full, Some("make room, or use a smaller size"))
+        }
+        Kind::ConnectionRefused | Kind::ConnectionReset | Kind::TimedOut | Kind::HostUnreachable => {
+            (Cause::Unreachable, Some("check that the server runs, and its address and port"))
+        }
+        Kind::IsADirectory => (Cause::Unsuitable, Some("the path of a file or a block device")),
+        Kind::Unsupported => (Cause::Absent, None),
+        _ => (Cause::Io, None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_says_what_where_why_and_what_to_try() {
+        let failure = Failure::new(Cause::Usage, "reading the range", "block 100 is past the end")
+            .on("v")
+            .advise("a smaller range");
+        assert_eq!(
+            failure.to_string(),
+            "sealblock: reading the range on v: block 100 is past the end\ntry: a smaller range"
+        );
+        let bare = Failure::new(Cause::Io, "writing", "broken");
+        assert_eq!(bare.to_string(), "sealblock: writing: broken");
+    }
+
+    #[test]
+    fn only_bad_usage_has_exit_status_2() {
+        assert_eq!(Cause::Usage.status(), 2);
+        for cause in [Cause::Unsuitable, Cause::Absent, Cause::Unreachable, Cause::Refused] {
+            assert_eq!(cause.status(), 3, "{cause:?}");
+        }
+        for cause in [Cause::Full, Cause::Damaged, Cause::Io] {
+            assert_eq!(cause.status(), 3, "{cause:?}");
+        }
+    }
+
+    #[test]
+    fn errors_of_the_system_have_a_cause_and_advice() {
+        let of = |errno| Failure::io("opening", &io::Error::from_raw_os_error(errno));
+        for (errno, cause) in [
+            (libc::ENOENT, Cause::Unreachable),
+            (libc::EACCES, Cause::Refused),
+            (libc::EROFS, Cause::Refused),
+            (libc::EBUSY, Cause::Refused),
+            (libc::EAGAIN, Cause::Refused),
+            (libc::ENOSPC, Cause::Full),
+            (libc::ECONNREFUSED, Cause::Unreachable),
+            (libc::EISDIR, Cause::Unsuitable),
+        ] {
+            assert_eq!(of(errno).cause(), cause, "{errno}");
+            assert!(of(errno).advice().is_some(), "{errno}");
+        }
+        assert_eq!((of(libc::EIO).cause(), of(libc::EIO).advice()), (Cause::Io, None));
+        assert!(of(libc::EIO).to_string().starts_with("sealblock: opening: "));
+    }
+}

@@ -1,0 +1,15 @@
+//! The binary `sealblock`: its command line, what it understands, and what it answers.
+//!
+//! A library beside the binary, so that tests and fuzz targets reach the parsers. The modules here know no device; the
+//! files under `commands` do the work, one for each subcommand.
+
+pub mod cli;
+pub mod commands;
+pub mod exit;
+pub mod progress;
+pub mod range;
+pub mod rate;
+pub mod report;
+mod size;
+pub mod stack;
+pub mod target;

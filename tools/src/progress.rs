@@ -1,0 +1,146 @@
+//! How far the work is: bytes, rate, time left, bad blocks so far.
+//!
+//! Shown on standard error, only on a terminal, and only when the work has taken longer than a second: short work stays
+//! silent, and so do pipes, `--json` and `--quiet`. Counting goes on unseen, so that the bar is right when it appears.
+
+use std::io::{self, IsTerminal, Write};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use sealblock_units::ByteCount;
+
+/// Work that is done sooner shows nothing.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How often the picture is renewed.
+const DRAWS_PER_SECOND: u8 = 10;
+
+const BOUNDED: &str = "{prefix} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta} left{msg}";
+const UNBOUNDED: &str = "{prefix} {spinner} {bytes} {bytes_per_sec}{msg}";
+
+/// Whether progress may be shown at all.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Show {
+    /// When standard error is a terminal.
+    OnTerminal,
+    /// Never: for `--json` and `--quiet`.
+    Never,
+}
+
+/// The progress of one piece of work. Any thread may report to it. Dropping it clears the screen line.
+#[derive(Debug)]
+pub struct Progress {
+    bar: ProgressBar,
+    bad_blocks: AtomicU64,
+    /// When the bar may appear; nothing once it has, or when it never will.
+    due: Mutex<Option<Instant>>,
+    /// Whether `due` is worth looking at, so that reporting takes no lock afterwards.
+    waiting: AtomicBool,
+}
+
+impl Progress {
+    /// Work named `what`, over this much data where that is known.
+    pub fn new(what: &str, total: Option<ByteCount>, show: Show) -> Progress {
+        let visible = show == Show::OnTerminal && io::stderr().is_terminal();
+        Progress::due_at(what, total, visible.then(|| Instant::now() + PATIENCE))
+    }
+
+    fn due_at(what: &str, total: Option<ByteCount>, due: Option<Instant>) -> Progress {
+        let bar = ProgressBar::with_draw_target(total.map(ByteCount::get), ProgressDrawTarget::hidden());
+        let template = if total.is_some() { BOUNDED } else { UNBOUNDED };
+        let style = ProgressStyle::with_template(template).expect("the templates above are well formed");
+        bar.set_style(style);
+        bar.set_prefix(what.to_owned());
+        let waiting = AtomicBool::new(due.is_some());
+        Progress { bar, bad_blocks: AtomicU64::new(0), due: Mutex::new(due), waiting }
+    }
+
+    /// This much more data is done.
+    pub fn advance(&self, bytes: u64) {
+        self.bar.inc(bytes);
+        if self.waiting.load(Ordering::Relaxed) {
+            self.appear(Instant::now());
+        }
+    }
+
+    /// This many more blocks are bad.
+    pub fn bad(&self, blocks: u64) {
+        let bad = self.bad_blocks.fetch_add(blocks, Ordering::Relaxed).saturating_add(blocks);
+        self.bar.set_message(format!(", {bad} bad"));
+    }
+
+    /// Bytes done so far.
+    pub fn done_bytes(&self) -> u64 {
+        self.bar.position()
+    }
+
+    /// Bad blocks so far.
+    pub fn bad_blocks(&self) -> u64 {
+        self.bad_blocks.load(Ordering::Relaxed)
+    }
+
+    /// Prints a line on standard error without disturbing the bar.
+    pub fn say(&self, line: &str) {
+        // Nothing is left to say it on where standard error is closed.
+        self.bar.suspend(|| writeln!(io::stderr(), "{line}").ok());
+    }
+
+    /// Shows the bar if it is due at `now`.
+    fn appear(&self, now: Instant) {
+        // A thread that panicked while it held the lock left nothing half done: the value is replaced whole.
+        let mut due = self.due.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if due.is_some_and(|due| due <= now) {
+            *due = None;
+            self.waiting.store(false, Ordering::Relaxed);
+            self.bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(DRAWS_PER_SECOND));
+        }
+    }
+
+    #[cfg(test)]
+    fn has_appeared(&self) -> bool {
+        !self.waiting.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_go_on_unseen() {
+        let progress = Progress::new("verify v", Some(ByteCount::new(100)), Show::Never);
+        progress.advance(30);
+        progress.advance(12);
+        progress.bad(1);
+        progress.bad(2);
+        assert_eq!((progress.done_bytes(), progress.bad_blocks()), (42, 3));
+        assert!(progress.bar.is_hidden());
+        assert_eq!(progress.bar.message(), ", 3 bad");
+    }
+
+    #[test]
+    fn the_bar_appears_when_it_is_due_and_not_before() {
+        let due = Instant::now() + Duration::from_secs(3600);
+        let progress = Progress::due_at("copy", None, Some(due));
+        progress.advance(1);
+        assert!(!progress.has_appeared());
+        progress.appear(due - Duration::from_nanos(1));
+        assert!(!progress.has_appeared());
+        progress.appear(due);
+        assert!(progress.has_appeared());
+    }
+
+    #[test]
+    fn both_pictures_are_well_formed() {
+        for total in [None, Some(ByteCount::new(1))] {
+            assert_eq!(Progress::due_at("x", total, None).bar.prefix(), "x");
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! From a target's name to the device it names.
+//!
+//! Everything here runs on a reactor. What is opened for writing has to be closed, so that a volume is left clean; a
+//! process that dies before leaves what a crash would, and loses nothing that was flushed.
+
+mod facts;
+mod failures;
+mod files;
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures_util::future::LocalBoxFuture;
+use sealblock_block::{Answer, Clock, Device, Gate, Medium, Operation, Outcome, Stack};
+use sealblock_integrity::Checks;
+use sealblock_layers_fault::{FaultLayer, Rules};
+use sealblock_layers_offset::OffsetLayer;
+use sealblock_media_file::FileMedium;
+use sealblock_media_memory::MemoryDevice;
+use sealblock_media_null::NullDevice;
+use sealblock_media_volume::Volume;
+use sealblock_runtime_reactor::{Config, Reactor};
+use sealblock_units::{BlockSize, ByteCount, Extent, Lba};
+
+use crate::exit::{Cause, Failure};
+use crate::range::{BlockRange, BlockSpan};
+use crate::target::{GroupKind, Target};
+
+pub use facts::Facts;
+pub use failures::{of_block, of_medium, of_open, of_volume};
+pub use files::{FileKind, OpenVolume, inspect, open_volume};
+
+/// A volume in a file, on the reactor's clock.
+pub type FileVolume = Volume<FileMedium, ReactorClock>;
+
+/// The time of the reactor.
+#[derive(Clone, Copy, Debug)]
+pub struct ReactorClock;
+
+impl Clock for ReactorClock {
+    async fn sleep(&self, delay: Duration) {
+        sealblock_runtime_reactor::sleep(delay).await;
+    }
+}
+
+/// What a command means to do with a target.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// Look, beside others who look.
+    Read,
+    /// Change, alone.
+    Write,
+}
+
+/// An open target.
+pub struct Opened {
+    /// The device, behind its gate.
+    pub gate: Gate<Stack>,
+    /// What it is made of.
+    pub facts: Facts,
+    volumes: Vec<Rc<FileVolume>>,
+    target: Target,
+}
+
+impl Opened {
+    fn new(target: &Target, device: impl Device + 'static, facts: Facts, volumes: Vec<Rc<FileVolume>>) -> Opened {
+        Opened { gate: Gate::new(target.to_string(), Stack::new(device)), facts, volumes, target: target.clone() }
+    }
+
+    fn plain(target: &Target, device: impl Device + 'static, kind: &'static str) -> Opened {
+        Opened::new(target, device, Facts::plain(kind), Vec::new())
+    }
+
+    /// The name it was opened by.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// Leaves volumes clean, and gives on `result` unless that fails where the work did not.
+    pub async fn close<T>(self, result: Result<T, Failure>) -> Result<T, Failure> {
+        let mut closed = Ok(());
+        for volume in &self.volumes {
+            closed = closed.and(volume.close().await);
+        }
+        let value = result?;
+        closed.map_err(|error| of_block("closing", &error).on(&self.target))?;
+        Ok(value)
+    }
+
+    /// The blocks of a range; all of them without one.
+    pub fn span(&self, range: Option<BlockRange>) -> Result<BlockSpan, Failure> {
+        let usage = |why: &dyn std::fmt::Display| Failure::new(Cause::Usage, "reading the range", why).on(&self.target);
+        let whole = BlockRange::new(Lba::ZERO, None).map_err(|error| usage(&error))?;
+        range.unwrap_or(whole).resolve(self.gate.geometry().capacity_blocks).map_err(|error| usage(&error))
+    }
+
+    /// The checks that every block of the target must pass, for a run from `extent` on.
+    pub fn checks(&self, extent: Extent) -> Checks {
+        self.gate.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()))
+    }
+
+    /// Reads blocks, fully checked.
+    pub async fn read(&self, extent: Extent) -> Outcome {
+        self.gate.execute(Operation::Read { extent, checks: self.checks(extent) }).await
+    }
+
+    /// Makes everything durable.
+    pub async fn flush(&self) -> Result<(), Failure> {
+        self.gate.execute(Operation::Flush).await.map(drop).map_err(|error| of_block("flushing", &error))
+    }
+}
+
+/// Runs a command's work on a reactor of this thread.
+pub fn on_reactor<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    let reactor = Reactor::new(Config::default())
+        .map_err(|error| Failure::new(Cause::Io, "starting", error).advise("SEALBLOCK_RUNTIME=syscalls"))?;
+    reactor.block_on(work)
+}
+
+/// Opens a target.
+///
+/// # Errors
+/// Says what could not be opened and why; bad usage where the target's own numbers cannot be.
+pub fn open(target: &Target, access: Access) -> LocalBoxFuture<'_, Result<Opened, Failure>> {
+    Box::pin(async move {
+        match target {
+            Target::File(path) | Target::Linux(path) => files::open(target, path, access).await,
+            Target::Memory(size) => {
+                let (block_size, blocks) = blocks_of(target, *size)?;
+                Ok(Opened::plain(target, MemoryDevice::new(block_size, blocks, None), "memory"))
+            }
+            Target::Null(size) => {
+                let (block_size, blocks) = blocks_of(target, *size)?;
+                Ok(Opened::plain(target, NullDevice::new(block_size, blocks, None), "null"))
+            }
+            Target::Offset { range, target: whole } => {
+                let below = open(whole, access).await?;
+                let span = below.span(Some(*range))?;
+                let device = OffsetLayer::new(below.gate, span.first(), span.blocks())
+                    .map_err(|error| Failure::new(Cause::Usage, "opening", error).on(target))?;
+                Ok(Opened::new(target, device, Facts::over("offset", below.facts), below.volumes))
+            }
+            Target::Fault { rules, target: inner } => {
+                let rules: Rules =
+                    rules.parse().map_err(|error| Failure::new(Cause::Usage, "reading the rules", error).on(target))?;
+                let below = open(inner, access).await?;
+                let device = FaultLayer::new(below.gate, rules, ReactorClock);
+                Ok(Opened::new(target, device, Facts::over("fault", below.facts), below.volumes))
+            }
+            Target::Group { kind, .. } => Err(absent(
+                target,
+                match kind {
+                    GroupKind::Mirror => "mirrors are",
+                    GroupKind::Stripe => "stripes are",
+                    GroupKind::Multipath => "multipath is",
+                },
+            )),
+            Target::NvmeTcp { .. } => Err(absent(target, "NVMe/TCP is")),
+            Target::Nbd { .. } => Err(absent(target, "NBD is")),
+        }
+    })
+}
+
+/// A kind of target that has a name and no device yet.
+fn absent(target: &Target, what: &str) -> Failure {
+    let why = format!("{what} not part of this version");
+    Failure::new(Cause::Absent, "opening", why).on(target).advise("a file, a block device, mem:SIZE or null:SIZE")
+}
+
+/// The blocks of a device that only a size is known of: the larger ones where they fit.
+fn blocks_of(target: &Target, size: ByteCount) -> Result<(BlockSize, u64), Failure> {
+    let fitting = [BlockSize::B4096, BlockSize::B512]
+        .into_iter()
+        .find(|block| size.get().is_multiple_of(block.bytes() as u64))
+        .ok_or_else(|| {
+            Failure::new(Cause::Usage, "reading the size", format!("{} bytes are no whole blocks", size.get()))
+                .on(target)
+                .advise("a multiple of 512")
+        })?;
+    Ok((fitting, size.get() >> fitting.shift()))
+}
+
+/// The data of a read.
+pub fn data_of(answer: Answer) -> sealblock_runtime_memory::Slice {
+    match answer {
+        Answer::Data(sealed) => sealed.data().clone(),
+        Answer::Done | Answer::Verified(_) => unreachable!("gates answer reads with data"),
+    }
+}
+
+/// Whether a medium's length holds whole blocks of some size, and which.
+pub(crate) fn raw_block_size(medium: &impl Medium) -> BlockSize {
+    if medium.sector_bytes() > 512 { BlockSize::B4096 } else { BlockSize::B512 }
+}

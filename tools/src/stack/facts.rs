@@ -1,0 +1,29 @@
+//! What a target is made of, for `info`.
+
+use sealblock_media_file::Description as FileDescription;
+use sealblock_media_volume::Description as VolumeDescription;
+
+/// What a target is made of.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// What kind of device it is, in words.
+    pub kind: &'static str,
+    /// The volume, where it is one.
+    pub volume: Option<VolumeDescription>,
+    /// The file, where it lies in one.
+    pub file: Option<FileDescription>,
+    /// What lies below, where it is a layer.
+    pub below: Option<Box<Facts>>,
+}
+
+impl Facts {
+    /// Nothing but a kind.
+    pub fn plain(kind: &'static str) -> Facts {
+        Facts { kind, volume: None, file: None, below: None }
+    }
+
+    /// A layer.
+    pub fn over(kind: &'static str, below: Facts) -> Facts {
+        Facts { below: Some(Box::new(below)), ..Facts::plain(kind) }
+    }
+}

@@ -1,0 +1,69 @@
+//! What errors of the layers below mean to whoever runs a command.
+
+use sealblock_block::{Error, Failure as BlockFailure, MediumError, MediumErrorKind};
+use sealblock_media_file::OpenError;
+use sealblock_media_volume::VolumeError;
+
+use crate::exit::{Cause, Failure};
+
+/// A request that failed.
+pub fn of_block(doing: impl Into<String>, error: &Error) -> Failure {
+    let (cause, advice) = match error.failure() {
+        BlockFailure::Integrity(_) => (Cause::Damaged, Some("`sealblock verify` names every damaged block")),
+        BlockFailure::Miscompare { .. } => (Cause::Damaged, None),
+        BlockFailure::Media { .. } => (Cause::Io, None),
+        BlockFailure::NoSpace { .. } => (Cause::Full, Some("make room where the volume lies, then again")),
+        BlockFailure::ReadOnly => (Cause::Refused, None),
+        BlockFailure::Range { .. } => (Cause::Usage, None),
+        BlockFailure::Limit { .. } => (Cause::Unsuitable, None),
+        BlockFailure::Absent(_) => (Cause::Absent, None),
+        BlockFailure::Unreachable { .. } => (Cause::Unreachable, None),
+    };
+    // The hop repeats the target where the target is one device, and says which one where it is made of several.
+    let failure = Failure::new(cause, doing, error.failure());
+    let failure = error.hop().map_or(failure.clone(), |hop| failure.on(hop));
+    match advice {
+        Some(advice) => failure.advise(advice),
+        None => failure,
+    }
+}
+
+/// A file or block device that could not be opened.
+pub fn of_open(doing: &str, error: &OpenError) -> Failure {
+    match error {
+        OpenError::InUse { path } => Failure::new(Cause::Refused, doing, "in use by another process")
+            .on(path.display())
+            .advise("again when the other process is done with it"),
+        OpenError::Kind { path, kind } => Failure::new(Cause::Unsuitable, doing, format!("it is {kind}"))
+            .on(path.display())
+            .advise("the path of a file or a block device"),
+        OpenError::System { path, source, .. } => Failure::io(doing, source).on(path.display()),
+    }
+}
+
+/// A medium that failed.
+pub fn of_medium(doing: &str, error: &MediumError) -> Failure {
+    let cause = match error.kind {
+        MediumErrorKind::NoSpace => Cause::Full,
+        MediumErrorKind::ReadOnly => Cause::Refused,
+        MediumErrorKind::PastEnd => Cause::Unsuitable,
+        MediumErrorKind::Unsupported => Cause::Absent,
+        MediumErrorKind::Failed => Cause::Io,
+    };
+    Failure::new(cause, doing, error)
+}
+
+/// A volume that could not be made or opened.
+pub fn of_volume(doing: &str, error: &VolumeError) -> Failure {
+    match error {
+        VolumeError::Medium(medium) => of_medium(doing, medium),
+        VolumeError::Layout(layout) => Failure::new(Cause::Usage, doing, layout),
+        VolumeError::ReadOnly => Failure::new(Cause::Refused, doing, error),
+        VolumeError::Recovery(_) => Failure::new(Cause::Io, doing, error),
+        VolumeError::Superblock(_) | VolumeError::Truncated { .. } | VolumeError::Sector { .. } => {
+            Failure::new(Cause::Unsuitable, doing, error)
+        }
+        VolumeError::LogDamaged { .. } => Failure::new(Cause::Damaged, doing, error)
+            .advise("another copy of the data, then `sealblock create --force`"),
+    }
+}

@@ -1,0 +1,168 @@
+//! Target names: one syntax for everything a command can work on.
+//!
+//! ```text
+//! target    = "[" target "]" | kind
+//! kind      = path | "file:" path | "mem:" size | "null:" size
+//!           | "nvme+tcp://" host [":" port] "/" nqn ["/" nsid]
+//!           | "nbd://" host [":" port] ["/" export]
+//!           | ("mirror:" | "stripe:" | "multipath:") target "," target ...
+//!           | "offset:" range "," target
+//!           | "fault:" "[" rules "]" "," target
+//! ```
+//!
+//! The commas of a group count outside of brackets only, so a leg that has commas of its own stands in brackets. What an
+//! offset or a fault works on is all that follows its comma. A bare path may not look like another kind, begin with a
+//! bracket, or be `-`; `file:` takes any. In the two URI forms, `%` and two digits stand for a byte.
+//!
+//! Names are data from strangers: parsing bounds length, depth and legs, touches nothing outside, and does not panic. A
+//! target prints in a form that reads back as the same target.
+
+mod error;
+mod linux;
+mod parse;
+#[cfg(test)]
+mod tests;
+mod uri;
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use sealblock_units::ByteCount;
+
+pub use error::{Problem, TargetError};
+pub use uri::{Address, Host};
+
+use crate::range::BlockRange;
+use crate::size::exact;
+
+/// The longest text that is read, in bytes.
+pub const MAX_TEXT_BYTES: usize = 64 << 10;
+/// How deep groups, offsets and faults nest.
+pub const MAX_DEPTH: usize = 16;
+/// How many legs a group has.
+pub const MAX_LEGS: usize = 64;
+
+/// What a command works on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Target {
+    /// A protected volume, or a raw file or block device: its superblock tells.
+    File(PathBuf),
+    /// A device of the operating system that may take offloaded work: `/dev/nvmeXnY`, `/dev/ngXnY`, `/dev/sdX`.
+    Linux(PathBuf),
+    /// Memory of this size, in bytes. Never zero.
+    Memory(ByteCount),
+    /// A device of this size, in bytes, that stores nothing. Never zero.
+    Null(ByteCount),
+    /// A namespace over NVMe/TCP.
+    NvmeTcp {
+        /// Where its controller listens; port 4420 unless given.
+        address: Address,
+        /// NVMe Qualified Name of its subsystem: at most 223 bytes, beginning with `nqn.`.
+        nqn: String,
+        /// Which namespace of the subsystem; its only one unless given. Never the broadcast identifier.
+        nsid: Option<NonZeroU32>,
+    },
+    /// An export of an NBD server.
+    Nbd {
+        /// Where the server listens; port 10809 unless given.
+        address: Address,
+        /// Name of the export, possibly empty: the server's default. At most 4096 bytes.
+        export: String,
+    },
+    /// One device made of several.
+    Group {
+        /// How they are joined.
+        kind: GroupKind,
+        /// The devices, at least two and at most [`MAX_LEGS`].
+        legs: Vec<Target>,
+    },
+    /// A slice of another target.
+    Offset {
+        /// Which blocks of it.
+        range: BlockRange,
+        /// The whole.
+        target: Box<Target>,
+    },
+    /// A target that fails on purpose.
+    Fault {
+        /// When and how, in the words of the fault layer. Not empty; its brackets are in pairs.
+        rules: String,
+        /// What it fails in front of.
+        target: Box<Target>,
+    },
+}
+
+/// How the legs of a group make one device.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum GroupKind {
+    /// Each leg holds everything.
+    Mirror,
+    /// The blocks go round the legs.
+    Stripe,
+    /// Each leg is a way to the same device.
+    Multipath,
+}
+
+impl GroupKind {
+    /// The word in front of the colon.
+    pub const fn name(self) -> &'static str {
+        match self {
+            GroupKind::Mirror => "mirror",
+            GroupKind::Stripe => "stripe",
+            GroupKind::Multipath => "multipath",
+        }
+    }
+}
+
+impl Target {
+    /// The path of a file, block device or Linux device; nothing for a target that has none.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Target::File(path) | Target::Linux(path) => Some(path),
+            _ => None,
+        }
+    }
+}
+
+impl FromStr for Target {
+    type Err = TargetError;
+
+    fn from_str(text: &str) -> Result<Target, TargetError> {
+        parse::parse(text)
+    }
+}
+
+impl fmt::Display for Target {
+    /// A form that reads back as the same target.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Target::File(path) => {
+                let path = path.to_string_lossy();
+                let prefix = if parse::is_bare_path(&path) { "" } else { "file:" };
+                write!(f, "{prefix}{path}")
+            }
+            Target::Linux(path) => write!(f, "{}", path.display()),
+            Target::Memory(size) => write!(f, "mem:{}", exact(*size)),
+            Target::Null(size) => write!(f, "null:{}", exact(*size)),
+            Target::NvmeTcp { address, nqn, nsid } => {
+                write!(f, "nvme+tcp://{address}/{}", uri::encode(nqn, ":"))?;
+                nsid.map_or(Ok(()), |nsid| write!(f, "/{nsid}"))
+            }
+            Target::Nbd { address, export } => write!(f, "nbd://{address}/{}", uri::encode(export, ":/")),
+            Target::Group { kind, legs } => {
+                write!(f, "{}:", kind.name())?;
+                legs.iter().enumerate().try_for_each(|(at, leg)| write_leg(f, at, leg))
+            }
+            Target::Offset { range, target } => write!(f, "offset:{range},{target}"),
+            Target::Fault { rules, target } => write!(f, "fault:[{rules}],{target}"),
+        }
+    }
+}
+
+/// A leg of a group, in brackets when it has commas of its own.
+fn write_leg(f: &mut fmt::Formatter<'_>, at: usize, leg: &Target) -> fmt::Result {
+    let (comma, leg) = (if at == 0 { "" } else { "," }, leg.to_string());
+    if leg.contains(',') { write!(f, "{comma}[{leg}]") } else { write!(f, "{comma}{leg}") }
+}

@@ -1,0 +1,141 @@
+//! What can be wrong with a target name, where, and what to try instead.
+
+use sealblock_units::SizeError;
+
+use super::{MAX_DEPTH, MAX_LEGS, MAX_TEXT_BYTES};
+use crate::range::RangeError;
+
+/// Why a text names no target.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("column {column}: {problem}; try {}", .problem.advice())]
+pub struct TargetError {
+    /// Where, in characters, counted from 1.
+    pub column: usize,
+    /// What is wrong there.
+    pub problem: Problem,
+}
+
+/// What is wrong at one place of a target name.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Problem {
+    /// The text is longer than [`MAX_TEXT_BYTES`].
+    #[error("the name goes on past {MAX_TEXT_BYTES} bytes")]
+    TooLong,
+    /// Groups, offsets and faults nest deeper than [`MAX_DEPTH`].
+    #[error("targets nest deeper than {MAX_DEPTH}")]
+    TooDeep,
+    /// Nothing stands where a target is needed.
+    #[error("a target is missing here")]
+    Missing,
+    /// `-` where a target is needed.
+    #[error("'-' is standard input or output, which only copy takes")]
+    Standard,
+    /// A word and a colon that name no kind of target.
+    #[error("'{0}' is no kind of target")]
+    Unknown(String),
+    /// A URI without its slashes.
+    #[error("'{0}' is followed by two slashes")]
+    Slashes(&'static str),
+    /// No path can hold a zero byte.
+    #[error("a path holds no zero byte")]
+    ZeroByte,
+    /// What should be a size is none.
+    #[error(transparent)]
+    Size(#[from] SizeError),
+    /// A device without a byte.
+    #[error("a device of no bytes holds nothing")]
+    NoBytes,
+    /// What should be a range of blocks is none.
+    #[error(transparent)]
+    Range(#[from] RangeError),
+    /// A URI without a host.
+    #[error("the host is missing")]
+    NoHost,
+    /// A host name with a character it cannot have, or longer than 253 bytes.
+    #[error("'{0}' is no host name or address")]
+    Host(String),
+    /// A port that is none.
+    #[error("'{0}' is no port from 1 to 65535")]
+    Port(String),
+    /// `%` without two hexadecimal digits, or bytes that are no text.
+    #[error("'%' and two hexadecimal digits stand for one byte of UTF-8 text, and this is none")]
+    Percent,
+    /// A part of URIs that these do not have.
+    #[error("'{0}' has no meaning here")]
+    UriPart(char),
+    /// No subsystem is named.
+    #[error("the NQN of the subsystem is missing")]
+    NoNqn,
+    /// A name that cannot be a subsystem's.
+    #[error("'{0}' is no NQN: it begins with 'nqn.' and has at most 223 bytes, none of them a control character")]
+    Nqn(String),
+    /// A namespace identifier that is none.
+    #[error("'{0}' is no namespace identifier from 1 to 4294967294")]
+    Nsid(String),
+    /// An export name longer than NBD allows, or with a zero byte.
+    #[error("the export's name has more than 4096 bytes or a zero byte")]
+    Export,
+    /// A group of fewer than two.
+    #[error("a {0} is made of at least two targets")]
+    FewLegs(&'static str),
+    /// A group of more than [`MAX_LEGS`].
+    #[error("a {0} has more than {MAX_LEGS} targets")]
+    ManyLegs(&'static str),
+    /// A `[` that nothing closes.
+    #[error("this '[' is not closed")]
+    Unclosed,
+    /// A `]` that nothing opened.
+    #[error("this ']' closes nothing")]
+    Unopened,
+    /// Something follows the `]` of a target in brackets.
+    #[error("a target in brackets ends with its ']'")]
+    BehindBracket,
+    /// Brackets straight inside of brackets.
+    #[error("these brackets stand straight inside of others")]
+    Doubled,
+    /// An offset or a fault without a target.
+    #[error("a comma and a target are missing")]
+    NoInner(&'static str),
+    /// A fault without rules in brackets.
+    #[error("the rules of a fault stand here in brackets")]
+    NoRules,
+}
+
+impl Problem {
+    /// What to try instead: the end of a sentence.
+    pub fn advice(&self) -> String {
+        let text = match self {
+            Problem::TooLong => "a shorter name",
+            Problem::TooDeep => "a flatter arrangement",
+            Problem::Missing => "a path, such as disk.img, or mem:1GiB",
+            Problem::Standard => "./- for a file of that name",
+            Problem::Unknown(_) => {
+                "file:NAME for a file with a colon in its name, or one of file:, mem:, null:, nvme+tcp://, nbd://, mirror:, \
+                 stripe:, multipath:, offset: and fault:"
+            }
+            Problem::Slashes("nbd:") => "nbd://HOST/EXPORT",
+            Problem::Slashes(_) | Problem::NoNqn | Problem::Nqn(_) => "nvme+tcp://HOST/nqn.2026-01.org.example:disk",
+            Problem::ZeroByte => "a path without it",
+            Problem::Size(_) | Problem::NoBytes => "1GiB",
+            Problem::Range(_) => "offset:0..99,TARGET",
+            Problem::NoHost => "a name or an address behind the slashes, such as localhost or [::1]",
+            Problem::Host(_) => "a name, an IPv4 address, or an IPv6 address in brackets such as [::1]",
+            Problem::Port(_) => "leaving the port out, for the usual one",
+            Problem::Percent => "%25 for a percent sign",
+            Problem::UriPart(part) => return format!("%{:02X} if it is part of the name", u32::from(*part)),
+            Problem::Nsid(_) => "leaving the namespace out when there is only one",
+            Problem::Export => "the name that the server lists",
+            Problem::FewLegs(kind) => return format!("{kind}:A,B"),
+            Problem::ManyLegs(kind) => return format!("groups of groups, such as {kind}:[{kind}:A,B],[{kind}:C,D]"),
+            Problem::Unclosed | Problem::Unopened => {
+                "one ']' for each '['; a name with a single one cannot be in a group"
+            }
+            Problem::BehindBracket => "a comma, or file: in front of a path that begins with '['",
+            Problem::Doubled => "one pair of brackets, or file: in front of a path that begins with '['",
+            Problem::NoInner("fault") => "fault:[RULES],TARGET",
+            Problem::NoInner(_) => "offset:FIRST..LAST,TARGET, in brackets where it is one of several",
+            Problem::NoRules => "fault:[seed=7;read-error@100..200],TARGET",
+        };
+        text.to_owned()
+    }
+}

@@ -1,0 +1,209 @@
+//! From text to [`Target`].
+//!
+//! Recursive descent over pieces of the text that know where they begin. Each level of nesting reads its piece a fixed
+//! number of times and depth is bounded, so the time is linear in the length.
+
+use std::path::PathBuf;
+
+use sealblock_units::ByteCount;
+
+use super::error::{Problem, TargetError};
+use super::{GroupKind, MAX_DEPTH, MAX_LEGS, MAX_TEXT_BYTES, Target, linux, uri};
+
+/// A part of the text, and the byte where it begins.
+#[derive(Clone, Copy)]
+pub(super) struct Piece<'a> {
+    pub text: &'a str,
+    pub at: usize,
+}
+
+/// A problem and the byte where it is.
+#[derive(Debug)]
+pub(super) struct Fail {
+    pub at: usize,
+    pub problem: Problem,
+}
+
+impl<'a> Piece<'a> {
+    /// What is behind `prefix`, if the piece begins with it.
+    fn strip(self, prefix: &str) -> Option<Piece<'a>> {
+        let text = self.text.strip_prefix(prefix)?;
+        Some(Piece { text, at: self.at + prefix.len() })
+    }
+
+    /// The parts before and behind the first `mark`.
+    pub fn split_once(self, mark: char) -> Option<(Piece<'a>, Piece<'a>)> {
+        let (before, behind) = self.text.split_once(mark)?;
+        let at = self.at + before.len() + mark.len_utf8();
+        Some((Piece { text: before, at: self.at }, Piece { text: behind, at }))
+    }
+
+    /// The problem, at the beginning of this piece.
+    pub fn fail<T>(self, problem: impl Into<Problem>) -> Result<T, Fail> {
+        Err(Fail { at: self.at, problem: problem.into() })
+    }
+
+    fn fail_at<T>(self, offset: usize, problem: Problem) -> Result<T, Fail> {
+        Err(Fail { at: self.at + offset, problem })
+    }
+}
+
+/// What reads the rest of a piece behind its prefix. The number is the depth of the target.
+type Reader = fn(Piece<'_>, usize) -> Result<Target, Fail>;
+
+const KINDS: &[(&str, Reader)] = &[
+    ("file:", |rest, _| path(rest)),
+    ("mem:", |rest, _| size(rest).map(Target::Memory)),
+    ("null:", |rest, _| size(rest).map(Target::Null)),
+    ("nvme+tcp://", |rest, _| uri::nvme_tcp(rest)),
+    ("nvme+tcp:", |rest, _| rest.fail(Problem::Slashes("nvme+tcp:"))),
+    ("nbd://", |rest, _| uri::nbd(rest)),
+    ("nbd:", |rest, _| rest.fail(Problem::Slashes("nbd:"))),
+    ("mirror:", |rest, depth| group(GroupKind::Mirror, rest, depth)),
+    ("stripe:", |rest, depth| group(GroupKind::Stripe, rest, depth)),
+    ("multipath:", |rest, depth| group(GroupKind::Multipath, rest, depth)),
+    ("offset:", offset),
+    ("fault:", fault),
+];
+
+/// Reads a whole text.
+pub(super) fn parse(text: &str) -> Result<Target, TargetError> {
+    let whole = Piece { text, at: 0 };
+    let result =
+        if text.len() > MAX_TEXT_BYTES { whole.fail_at(MAX_TEXT_BYTES, Problem::TooLong) } else { target(whole, 0) };
+    result.map_err(|Fail { at, problem }| {
+        let column = 1 + text.char_indices().take_while(|(byte, _)| *byte < at).count();
+        TargetError { column, problem }
+    })
+}
+
+/// Whether a path needs no `file:` to be read as the path of a file.
+pub(super) fn is_bare_path(text: &str) -> bool {
+    !text.is_empty() && text != "-" && !text.starts_with('[') && scheme(text).is_none() && !linux::is_device(text)
+}
+
+fn target(piece: Piece<'_>, depth: usize) -> Result<Target, Fail> {
+    if depth > MAX_DEPTH {
+        return piece.fail(Problem::TooDeep);
+    }
+    let piece = unbracket(piece)?;
+    if let Some((rest, read)) = KINDS.iter().find_map(|(prefix, read)| Some((piece.strip(prefix)?, read))) {
+        return read(rest, depth);
+    }
+    match piece.text {
+        "-" => piece.fail(Problem::Standard),
+        text if linux::is_device(text) => Ok(Target::Linux(PathBuf::from(text))),
+        text => match scheme(text) {
+            Some(scheme) => piece.fail(Problem::Unknown(scheme.to_owned())),
+            None => path(piece),
+        },
+    }
+}
+
+/// What the brackets around a target hold, or the piece itself when there are none.
+fn unbracket(piece: Piece<'_>) -> Result<Piece<'_>, Fail> {
+    if !piece.text.starts_with('[') {
+        return Ok(piece);
+    }
+    let (inner, rest) = bracketed(piece)?;
+    if !rest.text.is_empty() {
+        return rest.fail(Problem::BehindBracket);
+    }
+    if inner.text.starts_with('[') { inner.fail(Problem::Doubled) } else { Ok(inner) }
+}
+
+/// Splits a piece that begins with `[` into what its brackets hold and what is behind them.
+fn bracketed(piece: Piece<'_>) -> Result<(Piece<'_>, Piece<'_>), Fail> {
+    let mut open = 0_usize;
+    for (at, mark) in piece.text.match_indices(['[', ']']) {
+        open = if mark == "[" { open + 1 } else { open.saturating_sub(1) };
+        if open == 0 {
+            let inner = Piece { text: &piece.text[1..at], at: piece.at + 1 };
+            return Ok((inner, Piece { text: &piece.text[at + 1..], at: piece.at + at + 1 }));
+        }
+    }
+    piece.fail(Problem::Unclosed)
+}
+
+/// A word with a colon in front of everything else, as only kinds of targets have.
+fn scheme(text: &str) -> Option<&str> {
+    let (word, _) = text.split_once(':')?;
+    let fits = |c: char| c.is_ascii_alphanumeric() || "+-.".contains(c);
+    (word.starts_with(|c: char| c.is_ascii_alphabetic()) && word.chars().all(fits)).then(|| &text[..=word.len()])
+}
+
+fn path(piece: Piece<'_>) -> Result<Target, Fail> {
+    if piece.text.is_empty() {
+        return piece.fail(Problem::Missing);
+    }
+    match piece.text.find('\0') {
+        Some(at) => piece.fail_at(at, Problem::ZeroByte),
+        None => Ok(Target::File(PathBuf::from(piece.text))),
+    }
+}
+
+fn size(piece: Piece<'_>) -> Result<ByteCount, Fail> {
+    match piece.text.parse::<ByteCount>() {
+        Ok(size) if size.get() == 0 => piece.fail(Problem::NoBytes),
+        Ok(size) => Ok(size),
+        Err(error) => piece.fail(error),
+    }
+}
+
+fn group(kind: GroupKind, piece: Piece<'_>, depth: usize) -> Result<Target, Fail> {
+    let pieces = split(kind, piece)?;
+    if pieces.len() < 2 {
+        return piece.fail(Problem::FewLegs(kind.name()));
+    }
+    let legs = pieces.into_iter().map(|leg| target(leg, depth + 1)).collect::<Result<_, _>>()?;
+    Ok(Target::Group { kind, legs })
+}
+
+/// The legs of a group: what stands between commas that are in no brackets.
+fn split(kind: GroupKind, piece: Piece<'_>) -> Result<Vec<Piece<'_>>, Fail> {
+    let (mut legs, mut begin, mut open) = (Vec::new(), 0, Vec::new());
+    let leg = |begin: usize, end: usize| Piece { text: &piece.text[begin..end], at: piece.at + begin };
+    for (at, mark) in piece.text.match_indices(['[', ']', ',']) {
+        match mark {
+            "[" => open.push(at),
+            "]" if open.pop().is_none() => return piece.fail_at(at, Problem::Unopened),
+            "," if open.is_empty() => {
+                legs.push(leg(begin, at));
+                begin = at + 1;
+                if legs.len() >= MAX_LEGS {
+                    return piece.fail_at(begin, Problem::ManyLegs(kind.name()));
+                }
+            }
+            _ => {}
+        }
+    }
+    if let Some(at) = open.first() {
+        return piece.fail_at(*at, Problem::Unclosed);
+    }
+    legs.push(leg(begin, piece.text.len()));
+    Ok(legs)
+}
+
+fn offset(piece: Piece<'_>, depth: usize) -> Result<Target, Fail> {
+    let Some((range, rest)) = piece.split_once(',') else {
+        return piece.fail_at(piece.text.len(), Problem::NoInner("offset"));
+    };
+    match range.text.parse() {
+        Ok(range) => Ok(Target::Offset { range, target: Box::new(target(rest, depth + 1)?) }),
+        Err(error) => range.fail(Problem::Range(error)),
+    }
+}
+
+fn fault(piece: Piece<'_>, depth: usize) -> Result<Target, Fail> {
+    if !piece.text.starts_with('[') {
+        return piece.fail(Problem::NoRules);
+    }
+    let (rules, rest) = bracketed(piece)?;
+    if rules.text.trim().is_empty() {
+        return rules.fail(Problem::NoRules);
+    }
+    match rest.strip(",") {
+        Some(inner) => Ok(Target::Fault { rules: rules.text.to_owned(), target: Box::new(target(inner, depth + 1)?) }),
+        None => rest.fail(Problem::NoInner("fault")),
+    }
+}

@@ -1,0 +1,288 @@
+//! Names that are targets, names that are none and why, and what holds for all of them.
+
+use std::num::NonZeroU16;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn parse(text: &str) -> Target {
+    text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+fn file(path: &str) -> Target {
+    Target::File(PathBuf::from(path))
+}
+
+fn memory(bytes: u64) -> Target {
+    Target::Memory(ByteCount::new(bytes))
+}
+
+fn refused(text: &str) -> (usize, Problem) {
+    let error = text.parse::<Target>().expect_err(text);
+    (error.column, error.problem)
+}
+
+#[test]
+fn paths_and_devices() {
+    for (text, target) in [
+        ("disk.img", file("disk.img")),
+        ("file:disk.img", file("disk.img")),
+        ("/var/lib/a:b,c]", file("/var/lib/a:b,c]")),
+        ("./-", file("./-")),
+        ("file:-", file("-")),
+        ("file:[a]", file("[a]")),
+        ("[disk.img]", file("disk.img")),
+        ("/dev/shm/v", file("/dev/shm/v")),
+        ("/dev/sda1", file("/dev/sda1")),
+        ("file:/dev/sda", file("/dev/sda")),
+        ("/dev/sda", Target::Linux(PathBuf::from("/dev/sda"))),
+        ("mem:1GiB", memory(1 << 30)),
+        ("null:4096", Target::Null(ByteCount::new(4096))),
+    ] {
+        assert_eq!(parse(text), target, "{text}");
+    }
+}
+
+#[test]
+fn nvme_tcp_names() {
+    let Target::NvmeTcp { address, nqn, nsid } = parse("nvme+tcp://[::1]:8009/nqn.2014-08.org.nvmexpress%3Auuid:x/7")
+    else {
+        panic!("another kind");
+    };
+    assert_eq!((address.host, address.port), (Host::Ipv6(std::net::Ipv6Addr::LOCALHOST), NonZeroU16::new(8009)));
+    assert_eq!((nqn.as_str(), nsid), ("nqn.2014-08.org.nvmexpress:uuid:x", NonZeroU32::new(7)));
+    let Target::NvmeTcp { address, nsid, .. } = parse("nvme+tcp://storage-1.example.org/nqn.x") else {
+        panic!("another kind");
+    };
+    assert_eq!((address.host, address.port), (Host::Name("storage-1.example.org".to_owned()), None));
+    assert_eq!(nsid, None);
+}
+
+#[test]
+fn nbd_names() {
+    for (text, name) in [
+        ("nbd://127.0.0.1", ""),
+        ("nbd://127.0.0.1/", ""),
+        ("nbd://127.0.0.1:10809/a/b%20c", "a/b c"),
+        ("nbd://127.0.0.1/%C3%A4%2C", "\u{e4},"),
+    ] {
+        assert!(matches!(parse(text), Target::Nbd { export, .. } if export == name), "{text}");
+    }
+}
+
+#[test]
+fn groups_nest_in_brackets() {
+    let stripe = Target::Group { kind: GroupKind::Stripe, legs: vec![file("A"), file("B")] };
+    let mirror = Target::Group { kind: GroupKind::Mirror, legs: vec![stripe, file("C")] };
+    assert_eq!(parse("mirror:[stripe:A,B],C"), mirror);
+    assert_eq!(parse("mirror:[stripe:A,[B]],C"), mirror);
+    assert_eq!(mirror.to_string(), "mirror:[stripe:A,B],C");
+    let commas = Target::Group { kind: GroupKind::Multipath, legs: vec![file("a,b"), file("c[1,2]")] };
+    assert_eq!(parse("multipath:[a,b],c[1,2]"), commas);
+}
+
+#[test]
+fn an_offset_and_a_fault_work_on_all_that_follows() {
+    let mirror = Box::new(parse("mirror:A,B"));
+    let range = "100..199".parse().unwrap();
+    assert_eq!(parse("offset:100..199,mirror:A,B"), Target::Offset { range, target: mirror.clone() });
+    let rules = "seed=7;read-error@100..200".to_owned();
+    let fault = Target::Fault { rules, target: mirror };
+    assert_eq!(parse("fault:[seed=7;read-error@100..200],[mirror:A,B]"), fault);
+    let Target::Group { legs, .. } = parse("mirror:[offset:0..9,A],[fault:[x[1],y],B]") else { panic!("another kind") };
+    assert_eq!(legs[0], Target::Offset { range: "0..9".parse().unwrap(), target: Box::new(file("A")) });
+    assert_eq!(legs[1], Target::Fault { rules: "x[1],y".to_owned(), target: Box::new(file("B")) });
+}
+
+#[test]
+fn what_is_no_target_says_what_and_where() {
+    for (text, column, problem) in [
+        ("", 1, Problem::Missing),
+        ("file:", 6, Problem::Missing),
+        ("-", 1, Problem::Standard),
+        ("memm:1GiB", 1, Problem::Unknown("memm:".to_owned())),
+        ("http://a/b", 1, Problem::Unknown("http:".to_owned())),
+        ("a\0b", 2, Problem::ZeroByte),
+        ("mem:0", 5, Problem::NoBytes),
+        ("nvme+tcp:host", 10, Problem::Slashes("nvme+tcp:")),
+        ("nbd:host", 5, Problem::Slashes("nbd:")),
+        ("mirror:A", 8, Problem::FewLegs("mirror")),
+        ("mirror:A,", 10, Problem::Missing),
+        ("mirror:A,,B", 10, Problem::Missing),
+        ("mirror:[A,B", 8, Problem::Unclosed),
+        ("mirror:\u{e4},[", 10, Problem::Unclosed),
+        ("mirror:A],B", 9, Problem::Unopened),
+        ("mirror:[A]x,B", 11, Problem::BehindBracket),
+        ("[[A]]", 2, Problem::Doubled),
+        ("[]", 2, Problem::Missing),
+        ("offset:0..9", 12, Problem::NoInner("offset")),
+        ("mirror:offset:0..9,A", 19, Problem::NoInner("offset")),
+        ("fault:read-error,A", 7, Problem::NoRules),
+        ("fault:[],A", 8, Problem::NoRules),
+        ("fault:[x]", 10, Problem::NoInner("fault")),
+        ("fault:[x]A", 10, Problem::NoInner("fault")),
+    ] {
+        assert_eq!(refused(text), (column, problem), "{text}");
+    }
+    assert!(matches!(refused("mem:lots"), (5, Problem::Size(_))));
+    assert!(matches!(refused("offset:9..0,A"), (8, Problem::Range(_))));
+}
+
+#[test]
+fn what_is_no_uri_says_what_and_where() {
+    let text = |problem: fn(String) -> Problem, text: &str| problem(text.to_owned());
+    for (name, column, problem) in [
+        ("nvme+tcp:///nqn.x", 12, Problem::NoHost),
+        ("nvme+tcp://h", 13, Problem::NoNqn),
+        ("nvme+tcp://h/", 14, Problem::NoNqn),
+        ("nvme+tcp://h/disk", 14, text(Problem::Nqn, "disk")),
+        ("nvme+tcp://h/nqn.a%0Ab", 14, text(Problem::Nqn, "nqn.a\nb")),
+        ("nvme+tcp://h/nqn.x/0", 20, text(Problem::Nsid, "0")),
+        ("nvme+tcp://h/nqn.x/+1", 20, text(Problem::Nsid, "+1")),
+        ("nvme+tcp://h/nqn.x/4294967295", 20, text(Problem::Nsid, "4294967295")),
+        ("nvme+tcp://h:0/nqn.x", 14, text(Problem::Port, "0")),
+        ("nvme+tcp://h:65536/nqn.x", 14, text(Problem::Port, "65536")),
+        ("nvme+tcp://::1/nqn.x", 12, Problem::NoHost),
+        ("nvme+tcp://fe80::1/nqn.x", 12, text(Problem::Host, "fe80::1")),
+        ("nvme+tcp://[fe80::g]/nqn.x", 12, text(Problem::Host, "[fe80::g]")),
+        ("nvme+tcp://[::1]x/nqn.x", 12, text(Problem::Host, "[::1]x")),
+        ("nvme+tcp://[::1/nqn.x", 12, Problem::Unclosed),
+        ("nbd://a b/x", 7, text(Problem::Host, "a b")),
+        ("nbd://u@h/x", 8, Problem::UriPart('@')),
+        ("nbd://h/x?tls", 10, Problem::UriPart('?')),
+        ("nbd://h/a%2", 10, Problem::Percent),
+        ("nbd://h/a%zz", 10, Problem::Percent),
+        ("nbd://h/%FF", 9, Problem::Percent),
+        ("nbd://h/%00", 9, Problem::Export),
+    ] {
+        assert_eq!(refused(name), (column, problem), "{name}");
+    }
+}
+
+#[test]
+fn the_limits_hold_and_what_lies_within_them_passes() {
+    let long = |bytes: usize| format!("/{}", "x".repeat(bytes - 1));
+    assert_eq!(parse(&long(MAX_TEXT_BYTES)), file(&long(MAX_TEXT_BYTES)));
+    assert_eq!(refused(&long(MAX_TEXT_BYTES + 1)), (MAX_TEXT_BYTES + 1, Problem::TooLong));
+
+    let deep = |levels: usize| format!("{}A", "offset:0..9,".repeat(levels));
+    assert!(deep(MAX_DEPTH).parse::<Target>().is_ok());
+    assert_eq!(refused(&deep(MAX_DEPTH + 1)).1, Problem::TooDeep);
+
+    let wide = |legs: usize| format!("mirror:{}", vec!["A"; legs].join(","));
+    assert!(matches!(parse(&wide(MAX_LEGS)), Target::Group { legs, .. } if legs.len() == MAX_LEGS));
+    assert_eq!(refused(&wide(MAX_LEGS + 1)).1, Problem::ManyLegs("mirror"));
+
+    let named = |bytes: usize| format!("nvme+tcp://h/nqn.{}", "x".repeat(bytes - 4));
+    assert!(named(223).parse::<Target>().is_ok());
+    assert!(matches!(refused(&named(224)).1, Problem::Nqn(_)));
+}
+
+#[test]
+fn an_error_reads_as_a_sentence_with_something_to_try() {
+    let error = "mirror:A".parse::<Target>().unwrap_err();
+    assert_eq!(error.to_string(), "column 8: a mirror is made of at least two targets; try mirror:A,B");
+}
+
+/// Paths whose brackets are in pairs, as they must be in a group.
+fn paths() -> impl Strategy<Value = Target> {
+    prop_oneof!["[a-z/:,. +\u{e4}-]{0,12}(\\[[a-z,]{0,4}\\])?[a-z:]{1,4}", "/dev/sd[a-z]", "mem:[a-z]", "\\[x\\]"]
+        .prop_map(|path| file(&path))
+}
+
+fn addresses() -> impl Strategy<Value = Address> {
+    let hosts = prop_oneof!["[a-z0-9._-]{1,12}".prop_map(Host::Name), any::<std::net::Ipv6Addr>().prop_map(Host::Ipv6)];
+    (hosts, any::<Option<NonZeroU16>>()).prop_map(|(host, port)| Address { host, port })
+}
+
+fn leaves() -> impl Strategy<Value = Target> {
+    let nvme = (addresses(), "nqn\\.\\PC{0,20}", any::<Option<NonZeroU32>>()).prop_map(|(address, nqn, nsid)| {
+        Target::NvmeTcp { address, nqn, nsid: nsid.filter(|nsid| nsid.get() != u32::MAX) }
+    });
+    prop_oneof![
+        paths(),
+        Just(Target::Linux(PathBuf::from("/dev/ng0n1"))),
+        (1..=u64::MAX).prop_map(memory),
+        (1..=u64::MAX).prop_map(|bytes| Target::Null(ByteCount::new(bytes))),
+        nvme,
+        (addresses(), ".{0,12}").prop_filter_map("no zero byte", |(address, export)| {
+            (!export.contains('\0')).then_some(Target::Nbd { address, export })
+        }),
+    ]
+}
+
+fn targets() -> impl Strategy<Value = Target> {
+    leaves().prop_recursive(4, 24, 3, |inner| {
+        let kinds = prop_oneof![Just(GroupKind::Mirror), Just(GroupKind::Stripe), Just(GroupKind::Multipath)];
+        let group = (kinds, prop::collection::vec(inner.clone(), 2..4));
+        let range = (any::<u32>(), any::<Option<u32>>()).prop_map(|(first, more)| match more {
+            Some(more) => format!("{first}..{}", u64::from(first) + u64::from(more)),
+            None => format!("{first}.."),
+        });
+        let fault = ("[a-z=;@,.]{1,12}(\\[[a-z,]{0,3}\\])?", inner.clone());
+        prop_oneof![
+            group.prop_map(|(kind, legs)| Target::Group { kind, legs }),
+            (range, inner).prop_map(|(range, target)| Target::Offset {
+                range: range.parse().expect("first and last are in order"),
+                target: Box::new(target)
+            }),
+            fault.prop_map(|(rules, target)| Target::Fault { rules, target: Box::new(target) }),
+        ]
+    })
+}
+
+/// Texts made of what the syntax is made of, so that many of them get far into it.
+fn almost_targets() -> impl Strategy<Value = String> {
+    let words = prop::sample::select(vec![
+        "mirror:",
+        "stripe:",
+        "offset:",
+        "fault:",
+        "file:",
+        "mem:",
+        "nbd://",
+        "nvme+tcp://",
+        "nqn.",
+        "[",
+        "]",
+        ",",
+        "..",
+        "/",
+        ":",
+        "%",
+        "%41",
+        "1",
+        "4KiB",
+        "a",
+        "-",
+        "\u{e4}",
+        "?",
+        " ",
+    ]);
+    prop::collection::vec(words, 0..24).prop_map(|words| words.concat())
+}
+
+fn reads_back(text: &str) -> Result<(), TestCaseError> {
+    if let Ok(target) = text.parse::<Target>() {
+        prop_assert_eq!(target.to_string().parse(), Ok(target));
+    }
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn a_target_prints_as_it_reads(target in targets()) {
+        prop_assert_eq!(target.to_string().parse(), Ok(target));
+    }
+
+    #[test]
+    fn no_text_panics_and_what_is_read_reads_back(text in almost_targets()) {
+        reads_back(&text)?;
+    }
+
+    #[test]
+    fn no_random_text_panics(text: String) {
+        reads_back(&text)?;
+    }
+}

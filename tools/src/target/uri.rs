@@ -1,0 +1,176 @@
+//! The two URI forms: NVMe/TCP and NBD.
+//!
+//! Only the parts that these have: a host, a port and a path. User names, queries and fragments are refused, not skipped:
+//! they would ask for something that does not happen.
+
+use std::fmt;
+use std::net::Ipv6Addr;
+use std::num::{NonZeroU16, NonZeroU32};
+
+use super::Target;
+use super::error::Problem;
+use super::parse::{Fail, Piece};
+
+/// Longest NVMe Qualified Name, in bytes (NVM Express Base Specification, "NVMe Qualified Names").
+const MAX_NQN_BYTES: usize = 223;
+/// Longest export name, in bytes (NBD protocol, "Values": strings have at most 4096 bytes).
+const MAX_EXPORT_BYTES: usize = 4096;
+/// Longest host name, in bytes (RFC 1035, section 2.3.4, as text without the last dot).
+const MAX_HOST_BYTES: usize = 253;
+/// The namespace identifier that means all namespaces, and so names none.
+const BROADCAST_NSID: u32 = u32::MAX;
+
+/// Who listens.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Host {
+    /// A name, or an IPv4 address in dots, as it was written.
+    Name(String),
+    /// An IPv6 address, written in brackets.
+    Ipv6(Ipv6Addr),
+}
+
+/// Where a peer listens.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Address {
+    /// On which host.
+    pub host: Host,
+    /// On which port; the protocol's usual one unless given.
+    pub port: Option<NonZeroU16>,
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.host {
+            Host::Name(name) => f.write_str(name)?,
+            Host::Ipv6(address) => write!(f, "[{address}]")?,
+        }
+        self.port.map_or(Ok(()), |port| write!(f, ":{port}"))
+    }
+}
+
+/// Reads `HOST[:PORT]/NQN[/NSID]`.
+pub(super) fn nvme_tcp(piece: Piece<'_>) -> Result<Target, Fail> {
+    let (address, path) = address(piece)?;
+    let (nqn, nsid) = match path.split_once('/') {
+        Some((nqn, nsid)) => (nqn, Some(nsid)),
+        None => (path, None),
+    };
+    if nqn.text.is_empty() {
+        return nqn.fail(Problem::NoNqn);
+    }
+    let name = decode(nqn)?;
+    if name.len() > MAX_NQN_BYTES || !name.starts_with("nqn.") || name.chars().any(char::is_control) {
+        return nqn.fail(Problem::Nqn(name));
+    }
+    // A slash at the very end names no namespace and does no harm.
+    let nsid = nsid.filter(|nsid| !nsid.text.is_empty()).map(namespace).transpose()?;
+    Ok(Target::NvmeTcp { address, nqn: name, nsid })
+}
+
+fn namespace(piece: Piece<'_>) -> Result<NonZeroU32, Fail> {
+    let number = digits(piece.text).and_then(|text| text.parse::<NonZeroU32>().ok());
+    match number.filter(|nsid| nsid.get() != BROADCAST_NSID) {
+        Some(nsid) => Ok(nsid),
+        None => piece.fail(Problem::Nsid(piece.text.to_owned())),
+    }
+}
+
+/// Reads `HOST[:PORT][/EXPORT]`. All behind the first slash is the name.
+pub(super) fn nbd(piece: Piece<'_>) -> Result<Target, Fail> {
+    let (address, path) = address(piece)?;
+    let export = decode(path)?;
+    if export.len() > MAX_EXPORT_BYTES || export.contains('\0') {
+        return path.fail(Problem::Export);
+    }
+    Ok(Target::Nbd { address, export })
+}
+
+/// Splits off host and port. The rest is what follows the slash behind them, and empty when there is none.
+fn address(piece: Piece<'_>) -> Result<(Address, Piece<'_>), Fail> {
+    if let Some(at) = piece.text.find(['?', '#', '@']) {
+        let part = piece.text[at..].chars().next().unwrap_or('?');
+        return Err(Fail { at: piece.at + at, problem: Problem::UriPart(part) });
+    }
+    let end = Piece { text: "", at: piece.at + piece.text.len() };
+    let (authority, path) = piece.split_once('/').unwrap_or((piece, end));
+    let (host, port) = host(authority)?;
+    let port = port.map(|port| match digits(port.text).and_then(|text| text.parse().ok()) {
+        Some(port) => Ok(port),
+        None => port.fail(Problem::Port(port.text.to_owned())),
+    });
+    Ok((Address { host, port: port.transpose()? }, path))
+}
+
+fn host(piece: Piece<'_>) -> Result<(Host, Option<Piece<'_>>), Fail> {
+    let bad = |host: Piece<'_>| host.fail(Problem::Host(host.text.to_owned()));
+    if !piece.text.starts_with('[') {
+        let (host, port) = match piece.split_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (piece, None),
+        };
+        return match host.text {
+            "" => host.fail(Problem::NoHost),
+            // An IPv6 address without its brackets has more than one colon.
+            _ if port.is_some_and(|port| port.text.contains(':')) => bad(piece),
+            name if is_host_name(name) => Ok((Host::Name(name.to_owned()), port)),
+            _ => bad(host),
+        };
+    }
+    let Some((address, rest)) = piece.split_once(']') else { return piece.fail(Problem::Unclosed) };
+    let Ok(ipv6) = address.text[1..].parse() else { return bad(piece) };
+    match rest.split_once(':') {
+        _ if rest.text.is_empty() => Ok((Host::Ipv6(ipv6), None)),
+        Some((nothing, port)) if nothing.text.is_empty() => Ok((Host::Ipv6(ipv6), Some(port))),
+        _ => bad(piece),
+    }
+}
+
+fn is_host_name(name: &str) -> bool {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    name.len() <= MAX_HOST_BYTES && name.bytes().all(fits)
+}
+
+/// The text if it is made of digits; Rust's own numbers also take a sign.
+fn digits(text: &str) -> Option<&str> {
+    (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())).then_some(text)
+}
+
+/// The text with `%` and two digits as the byte they stand for.
+fn decode(piece: Piece<'_>) -> Result<String, Fail> {
+    let mut bytes = Vec::with_capacity(piece.text.len());
+    let mut rest = piece.text.as_bytes();
+    while let [first, behind @ ..] = rest {
+        rest = behind;
+        if *first != b'%' {
+            bytes.push(*first);
+            continue;
+        }
+        let [high, low, behind @ ..] = rest else { return percent(piece, rest.len() + 1) };
+        let (Some(high), Some(low)) = (hex(*high), hex(*low)) else { return percent(piece, rest.len() + 1) };
+        bytes.push(high << 4 | low);
+        rest = behind;
+    }
+    String::from_utf8(bytes).or_else(|_| percent(piece, piece.text.len()))
+}
+
+fn hex(digit: u8) -> Option<u8> {
+    char::from(digit).to_digit(16).and_then(|value| u8::try_from(value).ok())
+}
+
+/// A bad escape, this many bytes before the end of the piece.
+fn percent<T>(piece: Piece<'_>, before_end_bytes: usize) -> Result<T, Fail> {
+    Err(Fail { at: piece.at + piece.text.len().saturating_sub(before_end_bytes), problem: Problem::Percent })
+}
+
+/// The text with everything escaped but letters, digits, `-`, `.`, `_`, `~` and what `keep` names.
+pub(super) fn encode(text: &str, keep: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || keep.as_bytes().contains(&byte) {
+            encoded.push(char::from(byte));
+        } else {
+            encoded.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    encoded
+}

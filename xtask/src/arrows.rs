@@ -1,0 +1,202 @@
+//! Which folder may use which.
+//!
+//! `units <- integrity <- block <- {layers, media, exports, filesystem}`; protocols are pure and know only units and
+//! integrity; only tools, perf and proofs see everything. The table below is the whole law: a folder that it does not
+//! name is an error, so that whoever adds a folder decides where it stands. Development dependencies are free (a test
+//! may set up whatever it needs), except under `protocols/`, whose purity is the reason for their being apart.
+
+use anyhow::{Result, bail};
+
+use crate::workspace::{self, Kind, Member};
+
+/// What folders of the tree a folder may use. Patterns are a whole path or `folder/*`.
+struct Rule {
+    folder: &'static str,
+    may_use: &'static [&'static str],
+    /// Whether development dependencies keep to the rule too.
+    tests_too: bool,
+}
+
+const fn rule(folder: &'static str, may_use: &'static [&'static str]) -> Rule {
+    Rule { folder, may_use, tests_too: false }
+}
+
+/// What a device in memory, or made of others, is built from.
+const DEVICE: &[&str] = &["units", "integrity", "block", "runtime/memory"];
+/// What a device of the operating system is built from.
+const SYSTEM: &[&str] = &["units", "integrity", "block", "runtime/memory", "runtime/reactor"];
+/// What speaks a protocol to the outside.
+const NETWORK: &[&str] = &["units", "integrity", "block", "runtime/memory", "runtime/reactor", "protocols/*"];
+const EVERYTHING: &[&str] = &["*"];
+
+/// The first rule whose pattern fits a folder is its rule.
+const RULES: &[Rule] = &[
+    rule("units", &[]),
+    rule("runtime/memory", &[]),
+    rule("runtime/reactor", &["runtime/memory"]),
+    rule("integrity", &["units", "runtime/memory"]),
+    rule("block", &["units", "integrity", "runtime/memory"]),
+    Rule { folder: "protocols/*", may_use: &["units", "integrity", "runtime/memory"], tests_too: true },
+    rule("media/memory", DEVICE),
+    rule("media/null", DEVICE),
+    rule("media/volume", DEVICE),
+    rule("media/file", SYSTEM),
+    rule("media/linux", NETWORK),
+    rule("media/nvme-tcp", NETWORK),
+    rule("media/nbd", NETWORK),
+    rule("media/iscsi", NETWORK),
+    rule("layers/*", DEVICE),
+    rule("exports/*", NETWORK),
+    rule("filesystem/btrfs-format", &["units", "integrity", "runtime/memory"]),
+    rule("filesystem/*", &["units", "integrity", "block", "runtime/memory", "filesystem/btrfs-format"]),
+    rule("tools", EVERYTHING),
+    rule("perf", EVERYTHING),
+    rule("proofs/*", EVERYTHING),
+    rule("xtask", &[]),
+];
+
+/// Checks the workspace. The answer is a line for people; an error lists every arrow that may not be.
+pub fn check() -> Result<String> {
+    let workspace = workspace::load()?;
+    let wrong = refused(&workspace.members);
+    if !wrong.is_empty() {
+        bail!("arrows that may not be:\n  {}", wrong.join("\n  "));
+    }
+    let arrows: usize = workspace.members.iter().map(|member| member.uses.len()).sum();
+    Ok(format!("{} folders, {arrows} arrows, all allowed", workspace.members.len()))
+}
+
+/// What is wrong with the graph, one sentence for each arrow or folder.
+fn refused(members: &[Member]) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for member in members {
+        let Some(rule) = rule_of(&member.folder) else {
+            wrong.push(format!("{}: no rule for this folder; give it one in xtask/src/arrows.rs", member.folder));
+            continue;
+        };
+        for used in &member.uses {
+            let held = used.kind == Kind::Normal || rule.tests_too;
+            if held && !rule.may_use.iter().any(|pattern| fits(pattern, &used.folder)) {
+                let tests = if used.kind == Kind::Dev { " even in its tests" } else { "" };
+                wrong.push(format!(
+                    "{} -> {}: {} may use {}{tests}",
+                    member.folder,
+                    used.folder,
+                    member.folder,
+                    list(rule.may_use)
+                ));
+            }
+        }
+    }
+    wrong
+}
+
+fn rule_of(folder: &str) -> Option<&'static Rule> {
+    RULES.iter().find(|rule| fits(rule.folder, folder))
+}
+
+/// Whether `folder` is what the pattern names: itself, one directly below `parent/*`, or anything for `*`.
+fn fits(pattern: &str, folder: &str) -> bool {
+    if pattern == "*" {
+        return true;
+    }
+    match pattern.strip_suffix("/*") {
+        Some(parent) => folder.strip_prefix(parent).and_then(|rest| rest.strip_prefix('/')).is_some_and(is_one_name),
+        None => pattern == folder,
+    }
+}
+
+fn is_one_name(rest: &str) -> bool {
+    !rest.is_empty() && !rest.contains('/')
+}
+
+fn list(patterns: &[&str]) -> String {
+    if patterns.is_empty() { "no other folder".to_owned() } else { format!("only {}", patterns.join(", ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workspace::Use;
+
+    fn member(folder: &str, uses: &[&str], dev: &[&str]) -> Member {
+        let of = |folders: &[&str], kind| -> Vec<Use> {
+            folders.iter().map(|folder| Use { folder: (*folder).to_owned(), kind }).collect()
+        };
+        Member {
+            name: folder.replace('/', "-"),
+            folder: folder.to_owned(),
+            uses: [of(uses, Kind::Normal), of(dev, Kind::Dev)].concat(),
+            has_binary: false,
+        }
+    }
+
+    #[test]
+    fn this_workspace_keeps_to_the_rules() {
+        let summary = check().unwrap();
+        assert!(summary.contains("all allowed"), "{summary}");
+    }
+
+    #[test]
+    fn a_fine_graph_passes() {
+        let members = [
+            member("units", &[], &["proofs/simulator"]),
+            member("runtime/memory", &[], &[]),
+            member("runtime/reactor", &["runtime/memory"], &[]),
+            member("integrity", &["units", "runtime/memory"], &[]),
+            member("block", &["units", "integrity"], &["media/memory"]),
+            member("protocols/nvme", &["units", "integrity"], &["runtime/memory"]),
+            member("layers/mirror", &["block", "units"], &["layers/fault", "media/memory"]),
+            member("media/file", &["block", "runtime/reactor"], &["media/volume"]),
+            member("media/nvme-tcp", &["block", "runtime/reactor", "protocols/nvme"], &[]),
+            member("exports/nbd", &["block", "protocols/nbd", "runtime/reactor"], &[]),
+            member("tools", &["media/file", "layers/mirror", "exports/nbd"], &["proofs/simulator"]),
+            member("proofs/simulator", &["tools", "media/volume"], &[]),
+        ];
+        assert_eq!(refused(&members), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_forbidden_arrow_is_refused_and_named() {
+        for (from, to) in [
+            ("units", "integrity"),
+            ("integrity", "block"),
+            ("block", "layers/offset"),
+            ("block", "runtime/reactor"),
+            ("runtime/memory", "units"),
+            ("runtime/reactor", "block"),
+            ("protocols/nvme", "block"),
+            ("protocols/nvme", "runtime/reactor"),
+            ("layers/offset", "layers/fault"),
+            ("layers/offset", "runtime/reactor"),
+            ("media/file", "media/volume"),
+            ("media/memory", "runtime/reactor"),
+            ("media/file", "protocols/nbd"),
+            ("exports/nbd", "media/file"),
+            ("filesystem/btrfs-format", "block"),
+            ("media/file", "tools"),
+            ("xtask", "units"),
+            ("block", "/elsewhere/block"),
+        ] {
+            let wrong = refused(&[member(from, &["units", to], &[])]);
+            assert!(wrong.iter().any(|line| line.starts_with(&format!("{from} -> {to}: "))), "{from} {to}: {wrong:?}");
+        }
+    }
+
+    #[test]
+    fn tests_of_a_protocol_keep_to_its_rule_and_other_tests_are_free() {
+        assert_eq!(refused(&[member("layers/offset", &[], &["layers/fault"])]).len(), 0);
+        let wrong = refused(&[member("protocols/nvme", &[], &["block"])]);
+        assert_eq!(wrong.len(), 1);
+        assert!(wrong[0].starts_with("protocols/nvme -> block: ") && wrong[0].ends_with("even in its tests"));
+    }
+
+    #[test]
+    fn a_folder_without_a_rule_is_refused() {
+        for folder in ["gadgets", "media/tape", "runtime/other", "layers/a/b", "layers"] {
+            let wrong = refused(&[member(folder, &[], &[])]);
+            assert_eq!(wrong.len(), 1, "{folder}");
+            assert!(wrong[0].starts_with(&format!("{folder}: no rule")), "{}", wrong[0]);
+        }
+    }
+}

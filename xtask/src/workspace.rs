@@ -1,0 +1,149 @@
+//! What the workspace consists of, as Cargo itself reads the manifests.
+//!
+//! Cargo resolves renames, workspace inheritance and target-specific tables; reading the manifests by hand would not.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+/// When a dependency is needed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// To build or run the crate.
+    Normal,
+    /// For tests, examples and benchmarks only.
+    Dev,
+}
+
+/// One dependency of a member on another folder of the tree.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Use {
+    /// The folder used, relative to the root.
+    pub folder: String,
+    /// When it is needed.
+    pub kind: Kind,
+}
+
+/// A crate of the workspace.
+#[derive(Clone, Debug)]
+pub struct Member {
+    /// Package name.
+    pub name: String,
+    /// Folder relative to the root, with `/` between its parts.
+    pub folder: String,
+    /// Folders of the tree that the crate depends on.
+    pub uses: Vec<Use>,
+    /// Whether it has a binary.
+    pub has_binary: bool,
+}
+
+/// The members and the places of one workspace.
+#[derive(Debug)]
+pub struct Workspace {
+    /// Where the root manifest is.
+    pub root: PathBuf,
+    /// Where Cargo puts what it builds.
+    pub target: PathBuf,
+    /// All members.
+    pub members: Vec<Member>,
+}
+
+/// The Cargo that runs this program, so that every step uses the toolchain that `rust-toolchain.toml` names.
+pub fn cargo() -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root());
+    command
+}
+
+/// The root of the repository: the folder above this crate's.
+pub fn root() -> &'static Path {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here)
+}
+
+/// Asks Cargo for the workspace. Fails when a manifest cannot be read.
+pub fn load() -> Result<Workspace> {
+    let output =
+        cargo().args(["metadata", "--no-deps", "--format-version", "1"]).output().context("starting cargo metadata")?;
+    if !output.status.success() {
+        bail!("cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    let metadata: Value = serde_json::from_slice(&output.stdout).context("reading the answer of cargo metadata")?;
+    parse(&metadata)
+}
+
+fn parse(metadata: &Value) -> Result<Workspace> {
+    let root = PathBuf::from(text(metadata, "workspace_root")?);
+    let target = PathBuf::from(text(metadata, "target_directory")?);
+    let packages = metadata["packages"].as_array().context("cargo metadata names no packages")?;
+    let members = packages.iter().map(|package| member(package, &root)).collect::<Result<_>>()?;
+    Ok(Workspace { root, target, members })
+}
+
+fn member(package: &Value, root: &Path) -> Result<Member> {
+    let manifest = Path::new(text(package, "manifest_path")?);
+    let folder = relative(manifest.parent().unwrap_or(manifest), root);
+    let dependencies = package["dependencies"].as_array().context("a package lists no dependencies")?;
+    let uses = dependencies.iter().filter_map(|dependency| {
+        let path = dependency["path"].as_str()?;
+        let kind = if dependency["kind"] == "dev" { Kind::Dev } else { Kind::Normal };
+        Some(Use { folder: relative(Path::new(path), root), kind })
+    });
+    Ok(Member {
+        name: text(package, "name")?.to_owned(),
+        folder,
+        uses: uses.collect(),
+        has_binary: has_binary(package),
+    })
+}
+
+fn has_binary(package: &Value) -> bool {
+    let targets = package["targets"].as_array().map(Vec::as_slice).unwrap_or_default();
+    targets.iter().flat_map(|target| target["kind"].as_array().into_iter().flatten()).any(|kind| kind == "bin")
+}
+
+fn text<'a>(value: &'a Value, key: &str) -> Result<&'a str> {
+    value[key].as_str().with_context(|| format!("cargo metadata has no '{key}'"))
+}
+
+/// `path` below `root`; a path elsewhere stays whole, so that a rule that does not know it refuses it.
+fn relative(path: &Path, root: &Path) -> String {
+    path.strip_prefix(root).unwrap_or(path).to_string_lossy().replace('\\', "/")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn metadata_becomes_folders_and_uses() {
+        let metadata = json!({
+            "workspace_root": "/w", "target_directory": "/w/target",
+            "packages": [{
+                "name": "b", "manifest_path": "/w/layers/b/Cargo.toml",
+                "targets": [{"kind": ["lib"]}, {"kind": ["bin"]}],
+                "dependencies": [
+                    {"name": "u", "path": "/w/units", "kind": null},
+                    {"name": "t", "path": "/w/tools", "kind": "dev"},
+                    {"name": "x", "path": "/elsewhere/x", "kind": "build"},
+                    {"name": "serde", "kind": null},
+                ],
+            }],
+        });
+        let workspace = parse(&metadata).unwrap();
+        let member = &workspace.members[0];
+        assert_eq!(member.folder, "layers/b");
+        assert!(member.has_binary);
+        let uses: Vec<_> = member.uses.iter().map(|u| (u.folder.as_str(), u.kind)).collect();
+        assert_eq!(uses, [("units", Kind::Normal), ("tools", Kind::Dev), ("/elsewhere/x", Kind::Normal)]);
+    }
+
+    #[test]
+    fn an_answer_without_packages_is_refused() {
+        let error = parse(&json!({"workspace_root": "/w", "target_directory": "/t"})).unwrap_err();
+        assert!(error.to_string().contains("no packages"), "{error}");
+    }
+}
