@@ -228,6 +228,23 @@ impl Client {
         Ok(())
     }
 
+    /// Reads blocks of a disk that has decayed: each must hold what is permitted, or fail its check.
+    pub async fn survey(&self, extent: Extent) -> Result<(), Stop> {
+        for lba in extent.iter() {
+            let (extent, checks) = (Extent::one(lba), self.checks(lba));
+            match self.stack.execute(Operation::Read { extent, checks }).await {
+                Ok(Answer::Data(found)) => {
+                    let checked = self.ledger.checker.borrow_mut().audit(extent, &found, false);
+                    checked.map_err(|violation| self.ledger.find(format!("on a decayed disk, {violation}")))?;
+                }
+                Ok(other) => return Err(self.ledger.find(format!("read of {extent} was answered {other:?}"))),
+                Err(error) if error.faults().is_some() => {}
+                Err(error) => return Err(self.ledger.find(format!("on a decayed disk, {error}"))),
+            }
+        }
+        Ok(())
+    }
+
     /// The device in pieces that one request takes, or only the neighbourhood of what was written on a large one.
     pub fn pieces(&self, random: &Random) -> Vec<Extent> {
         const SMALL_BLOCKS: u64 = 2048;

@@ -1,5 +1,6 @@
-//! Damage that must be found: one byte of one stored block.
+//! Damage: to one block's data, which must be found exactly, and to any sector, which must never be taken for content.
 
+use sealblock_runtime_memory::Slice;
 use sealblock_units::Lba;
 
 use crate::checker::{Checker, Content};
@@ -44,6 +45,41 @@ impl Damage {
         bad[at] ^= random.between(1, 255) as u8;
         image.damage_sector(sector, &bad);
         Some(Damage { lba, sector, good })
+    }
+
+    /// Spoils any sector that holds something, metadata or data: decay. Says what was done.
+    ///
+    /// `earlier` is what the disk held once: putting an old sector back is a lost write.
+    pub fn decay(image: &mut Image, earlier: &[(u64, Slice)], random: &Random) -> Option<String> {
+        let sectors: Vec<u64> = image.visible().map(|(sector, _)| sector).collect();
+        let sector = *sectors.get(random.below(sectors.len() as u64) as usize)?;
+        let mut bytes = vec![0; image.sector_bytes() as usize];
+        image.read_sector(sector, &mut bytes);
+        let before = bytes.clone();
+        let old = earlier.binary_search_by_key(&sector, |(sector, _)| *sector).ok().map(|found| &earlier[found].1);
+        let how = match (random.below(4), old) {
+            (0, _) => {
+                bytes.fill(0);
+                "zeroed"
+            }
+            (1, _) => {
+                bytes.iter_mut().for_each(|byte| *byte = random.word() as u8);
+                "overwritten"
+            }
+            (2, Some(old)) => {
+                bytes.copy_from_slice(old);
+                "put back to what it held earlier"
+            }
+            _ => {
+                bytes[random.below(before.len() as u64) as usize] ^= 1 << random.below(8);
+                "changed by one bit"
+            }
+        };
+        if bytes == before {
+            return None;
+        }
+        image.damage_sector(sector, &bytes);
+        Some(format!("sector {sector} {how}"))
     }
 
     /// Undoes it.

@@ -49,6 +49,8 @@ pub struct Parts<'a, S> {
     pub survival: Survival,
     /// What every block may hold.
     pub checker: &'a Rc<RefCell<Checker>>,
+    /// The disk has decayed, so the device may refuse to come up.
+    pub decayed: bool,
     /// Where draws come from.
     pub random: &'a Random,
     /// What the run is recorded in.
@@ -103,13 +105,14 @@ impl<S: System> Parts<'_, S> {
     ) -> Remains {
         self.run(image, |system, disk, executor, random, ledger| {
             let opening = system.open(disk, executor.clone(), self.shape, read_only);
+            let decayed = self.decayed;
             async move {
                 match opening.await {
                     Ok(Session { stack, close }) => {
                         let client = Client::new(stack, Rc::clone(&ledger));
                         hosts(Up { client, executor, random, close }).await;
                     }
-                    Err(_) if ledger.faults_planned => {}
+                    Err(_) if ledger.faults_planned || decayed => {}
                     Err(error) => {
                         ledger.find(format!("open failed: {error}"));
                     }

@@ -99,25 +99,24 @@ fn run_load(arguments: &Arguments, workload: Workload) -> bool {
     let (runs, report) = total.into_inner().unwrap_or_else(PoisonError::into_inner);
     let mut defeats = defeats.into_inner().unwrap_or_else(PoisonError::into_inner);
     defeats.sort_by_key(|defeat| (defeat.order.seed, defeat.order.crash_at));
-    println!(
-        "{:7} {runs} runs, {} crashes ({} in recovery), {} I/Os, {} requests, {} failed as planned, \
-         {} blocks checked, {} damages found, {:.1} s: {}",
-        workload.name(),
-        report.crashes,
-        report.recovery_crashes,
-        report.ios,
-        report.answered,
-        report.failed,
-        report.blocks_checked,
-        report.damages_found,
-        started.elapsed().as_secs_f64(),
-        if defeats.is_empty() { "clean".to_owned() } else { format!("{} FAILED", defeats.len()) },
-    );
+    println!("{}", line(workload, runs, &report, started.elapsed().as_secs_f64(), defeats.len()));
     for defeat in &defeats {
         print!("{defeat}");
         println!("    again: {}", again(arguments, &defeat.order));
     }
     defeats.is_empty()
+}
+
+/// The summary of one load.
+fn line(workload: Workload, runs: u64, report: &Report, elapsed_s: f64, defeats: usize) -> String {
+    let verdict = if defeats == 0 { "clean".to_owned() } else { format!("{defeats} FAILED") };
+    let Report { crashes, recovery_crashes, ios, answered, failed, blocks_checked, damages_found, decays, .. } = report;
+    format!(
+        "{:7} {runs} runs, {crashes} crashes ({recovery_crashes} in recovery), {ios} I/Os, {answered} requests, \
+         {failed} failed as planned, {blocks_checked} blocks checked, {damages_found} damages found, {decays} decays, \
+         {elapsed_s:.1} s: {verdict}",
+        workload.name(),
+    )
 }
 
 /// Runs a seed, at all its boundaries if asked.

@@ -8,6 +8,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::rc::Rc;
 
+use sealblock_runtime_memory::Slice;
 use sealblock_units::{Extent, Lba};
 
 use crate::checker::{Checker, Patterns};
@@ -50,6 +51,8 @@ pub struct Report {
     pub blocks_checked: u64,
     /// Damage that was done and found.
     pub damages_found: u64,
+    /// Disks that were made to decay, and whose blocks were all right or found to be damaged.
+    pub decays: u64,
     /// Whether the first loaded machine stopped where it was told to.
     pub first_crashed: bool,
     /// The hash of everything that happened.
@@ -65,6 +68,7 @@ impl std::ops::AddAssign for Report {
         self.failed += other.failed;
         self.blocks_checked += other.blocks_checked;
         self.damages_found += other.damages_found;
+        self.decays += other.decays;
         self.trace = crate::random::mix(self.trace ^ other.trace);
     }
 }
@@ -106,6 +110,7 @@ pub fn run<S: System>(system: &S, order: Order) -> Result<Report, Box<Defeat>> {
         story: vec![shape.to_string()],
         settled: true,
         long_durable: Vec::new(),
+        earlier: Vec::new(),
     };
     match trial.whole() {
         Ok(()) => {
@@ -130,6 +135,8 @@ struct Trial<'a, S> {
     settled: bool,
     /// Blocks that nothing was in flight about when the last load ended: damage to them must be found.
     long_durable: Vec<Lba>,
+    /// What the disk held before the last load.
+    earlier: Vec<(u64, Slice)>,
 }
 
 impl<S: System> Trial<'_, S> {
@@ -137,6 +144,9 @@ impl<S: System> Trial<'_, S> {
         let mut image = self.create()?;
         let lives = self.random.between(1, 4);
         for life in 0..lives {
+            if life + 1 == lives {
+                self.earlier = image.visible().map(|(sector, bytes)| (sector, bytes.clone())).collect();
+            }
             image = self.load(image, life == 0)?;
             image = self.look(image)?;
             image = self.recover(image)?;
@@ -151,6 +161,7 @@ impl<S: System> Trial<'_, S> {
             behaviour,
             survival,
             checker: &self.checker,
+            decayed: false,
             random: &self.random,
             trace: &self.trace,
         }
@@ -230,11 +241,12 @@ impl<S: System> Trial<'_, S> {
         }
         let candidates = std::mem::take(&mut self.long_durable);
         image = self.look_only(image)?;
-        if self.settled && self.random.chance(40) {
-            if let Some(damage) = self.damage(&mut image, &candidates) {
-                image = self.find(image, &damage, true)?;
-                damage.repair(&mut image);
-            }
+        if self.settled
+            && self.random.chance(40)
+            && let Some(damage) = self.damage(&mut image, &candidates)
+        {
+            image = self.find(image, &damage, true)?;
+            damage.repair(&mut image);
         }
         Ok(image)
     }
@@ -307,10 +319,35 @@ impl<S: System> Trial<'_, S> {
         });
         let mut image = self.book("the last machine", survival, remains)?.0;
         image = self.look_only(image)?;
+        if self.random.chance(50) {
+            return self.decay(image);
+        }
         let touched = self.checker.borrow().touched();
         if let Some(damage) = self.damage(&mut image, &touched) {
             self.find(image, &damage, false)?;
         }
+        Ok(())
+    }
+
+    /// On a disk with a spoilt sector, no block may read as anything that was never there.
+    fn decay(&mut self, mut image: Image) -> Result<(), String> {
+        if self.shape.protection.is_none() || !self.system.finds_damage() {
+            return Ok(());
+        }
+        let Some(what) = Damage::decay(&mut image, &self.earlier, &self.random) else { return Ok(()) };
+        self.story.push(what);
+        let read_only = self.random.chance(50);
+        let behaviour = if read_only { self.reader() } else { self.behaviour(None) };
+        let parts = Parts { decayed: true, ..self.parts(behaviour, Survival::Kill) };
+        let remains = parts.live(image, read_only, move |up| async move {
+            for piece in up.client.pieces(&up.random) {
+                if up.client.survey(piece).await.is_err() {
+                    return;
+                }
+            }
+        });
+        self.book("a machine with a decayed disk", Survival::Kill, remains)?;
+        self.report.decays += 1;
         Ok(())
     }
 }

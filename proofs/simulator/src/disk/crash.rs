@@ -125,12 +125,12 @@ impl View {
             survival,
             cut: random.between(first.saturating_sub(1), last),
             lost: (!dirty.is_empty()).then(|| *random.pick(dirty)),
-            first_write: writes.iter().rev().take(keep).last().copied().unwrap_or(u64::MAX),
+            first_write: writes.iter().rev().take(keep).next_back().copied().unwrap_or(u64::MAX),
         }
     }
 
     fn choose(&self, image: &Image, number: u64, random: &Random) -> Content {
-        let Some(sector) = image.sector(number) else { return None };
+        let sector = image.sector(number)?;
         let last = |wanted: &dyn Fn(u64, u64) -> bool| {
             let found = sector.versions.iter().rev().find(|v| wanted(v.taken, v.write.number()));
             found.map_or_else(|| sector.durable.clone(), |version| version.content.clone())
