@@ -17,7 +17,7 @@ const CARGO_DENY: &str = "0.20.2";
 const DENY_CHECKS: [&str; 3] = ["licenses", "bans", "sources"];
 const SIMULATOR: &str = "sealblock-simulator";
 /// Seeds of the short simulation.
-const SIMULATION_SEEDS: &str = "200";
+const SIMULATION_SEEDS: &str = "400";
 /// Whether the check fails when the simulator has no binary. Set it as soon as there is one.
 const SIMULATION_REQUIRED: bool = true;
 
