@@ -22,6 +22,8 @@ pub struct Volume<M, C> {
     pub(crate) clock: C,
     pub(crate) geometry: Geometry,
     pub(crate) layout: Layout,
+    /// Fewest spare slots of any zone.
+    pub(crate) spare: u32,
     pub(crate) seed: Seed,
     pub(crate) read_only: bool,
     pub(crate) mutation: Mutation,
