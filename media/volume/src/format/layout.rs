@@ -178,12 +178,8 @@ impl Layout {
 
     /// Fewest spare slots of any zone.
     pub fn spare_min(&self) -> u64 {
-        (0..self.zones())
-            .rev()
-            .take(1)
-            .chain([0])
-            .filter_map(|i| self.zone(i))
-            .fold(u64::MAX, |least, zone| least.min(u64::from(zone.slots) - zone.blocks))
+        // Zones are alike, but for the last, which may be smaller.
+        self.zone(self.zones() - 1).map_or(0, |last| u64::from(last.slots) - last.blocks)
     }
 
     fn zone_at(&self, base: u64, first: u64, blocks: u64) -> Zone {
