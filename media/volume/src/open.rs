@@ -159,7 +159,7 @@ fn assemble<M: Medium, C: Clock>(
         clock,
         geometry,
         layout,
-        spare: layout.spare_min() as u32,
+        spare: layout.zone_spare() as u32,
         seed: superblock.seed(),
         read_only: options.read_only,
         mutation: options.mutation,
