@@ -109,7 +109,11 @@ fn forged(input: &[u8]) -> Image {
         match kind % 6 {
             0 if kind & 64 != 0 => forge_superblock(&mut bytes),
             1 if kind & 64 != 0 => forge_log_sector(&mut bytes, &UUID),
-            2 => bytes.chunks_exact_mut(RECORD_BYTES).for_each(|record| forge_record(record, &UUID)),
+            // Blank records stay blank.
+            2 => bytes
+                .chunks_exact_mut(RECORD_BYTES)
+                .filter(|record| record.iter().any(|byte| *byte != 0))
+                .for_each(|record| forge_record(record, &UUID)),
             _ => {}
         }
         image.damage_sector(sector, &bytes);
