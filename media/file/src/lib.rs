@@ -1,1 +1,18 @@
-//! Files and block devices as media and as raw devices.
+//! Files and block devices: bytes for a protected volume to stand on, and blocks without protection information.
+//!
+//! [`FileMedium`] is a file or block device opened through the reactor, past the page cache where the file system allows it,
+//! and locked against other processes. [`FileBlock`] makes a raw device of any medium: blocks, no tags.
+//!
+//! Invariants: what a medium says about itself ([`FileMedium::direct`], `punches`) is what it does; whoever opens for
+//! writing is alone; nothing past the end is ever written, so a file grows only when it is told to.
+
+mod block;
+mod describe;
+mod kernel;
+mod medium;
+mod open;
+
+pub use block::{BlockError, FileBlock};
+pub use describe::Description;
+pub use medium::FileMedium;
+pub use open::{OpenError, Options};

@@ -1,0 +1,166 @@
+//! A raw device: the blocks of a medium, without protection information.
+
+use sealblock_block::{
+    Abilities, Ability, Answer, Device, Durability, Error, Failure, Fault, Faults, Geometry, Limits, Medium,
+    MediumError, MediumErrorKind, Operation, Outcome,
+};
+use sealblock_integrity::{Sealed, Tags};
+use sealblock_units::{BlockSize, Extent};
+
+use crate::FileMedium;
+
+/// Bytes of data in one transfer, the most that comes out of a reactor's arena; larger requests are cut by the gate.
+const TRANSFER_BYTES: usize = 1 << 20;
+/// Bytes that one WriteZeroes or Discard covers, to bound how long one takes where zeroes must be written.
+const ZERO_BYTES: u64 = 1 << 30;
+
+/// Why a medium cannot be used as blocks of a size.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum BlockError {
+    /// Blocks are smaller than what the medium writes at once.
+    #[error("blocks of {block_size} bytes are smaller than the medium's sectors of {sector_bytes} bytes")]
+    SectorsTooLarge {
+        /// Bytes of a block.
+        block_size: BlockSize,
+        /// Bytes of a sector.
+        sector_bytes: u32,
+    },
+}
+
+/// Blocks without tags on a file, a block device, or another medium. What is left over behind the last whole block is not
+/// used.
+pub struct FileBlock<M = FileMedium> {
+    medium: M,
+    geometry: Geometry,
+}
+
+impl<M: Medium> FileBlock<M> {
+    /// Uses `medium` as blocks of `block_size`.
+    ///
+    /// # Errors
+    /// When the medium cannot write a single block.
+    pub fn new(medium: M, block_size: BlockSize) -> Result<FileBlock<M>, BlockError> {
+        let sector_bytes = medium.sector_bytes();
+        if !(block_size.bytes() as u64).is_multiple_of(u64::from(sector_bytes)) {
+            return Err(BlockError::SectorsTooLarge { block_size, sector_bytes });
+        }
+        let geometry = Geometry {
+            block_size,
+            capacity_blocks: medium.len_bytes() >> block_size.shift(),
+            protection: None,
+            limits: Limits::new(block_size, TRANSFER_BYTES, (ZERO_BYTES >> block_size.shift()) as u32),
+        };
+        Ok(FileBlock { medium, geometry })
+    }
+
+    /// The medium, for what is no request, such as its description.
+    pub fn medium(&self) -> &M {
+        &self.medium
+    }
+
+    fn offset_bytes(&self, extent: Extent) -> u64 {
+        extent.start().get() << self.geometry.block_size.shift()
+    }
+
+    fn length_bytes(&self, extent: Extent) -> u64 {
+        extent.bytes(self.geometry.block_size)
+    }
+
+    async fn read_raw(&self, extent: Extent) -> Result<Sealed, MediumError> {
+        let buffer = self.medium.buffer(self.length_bytes(extent) as usize);
+        let (result, buffer) = self.medium.read(self.offset_bytes(extent), buffer).await;
+        result?;
+        Ok(Sealed::seal(buffer.freeze(), self.geometry.block_size, None, &Tags::default()))
+    }
+
+    async fn read(&self, extent: Extent) -> Outcome {
+        match self.read_raw(extent).await {
+            Ok(data) => Ok(Answer::Data(data)),
+            Err(error) if error.kind == MediumErrorKind::Failed => self.read_one_by_one(extent).await,
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Reads again block by block, to name the blocks that cannot be read, or to get them all after a passing failure.
+    #[cold]
+    async fn read_one_by_one(&self, extent: Extent) -> Outcome {
+        let (mut parts, mut faults) = (Vec::new(), Vec::new());
+        for lba in extent.iter() {
+            match self.read_raw(Extent::one(lba)).await {
+                Ok(part) => parts.push(part),
+                Err(error) if error.kind == MediumErrorKind::Failed => {
+                    tracing::debug!(%error, "unreadable block");
+                    faults.push(Fault::media(lba));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        match Faults::new(faults) {
+            Some(faults) => Err(faults.into()),
+            None => Ok(Answer::Data(Sealed::join(&parts))),
+        }
+    }
+
+    async fn write_zeroes(&self, extent: Extent, may_unmap: bool) -> Result<(), Error> {
+        let (offset, length) = (self.offset_bytes(extent), self.length_bytes(extent));
+        match may_unmap && self.medium.punches() {
+            true => Ok(self.medium.punch(offset, length).await?),
+            false => Ok(self.medium.zero(offset, length).await?),
+        }
+    }
+
+    async fn discard(&self, extents: Vec<Extent>) -> Result<(), Error> {
+        for extent in extents {
+            self.medium.punch(self.offset_bytes(extent), self.length_bytes(extent)).await?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the medium where the request asks for it.
+    async fn settle(&self, durability: Durability) -> Result<(), Error> {
+        match durability {
+            Durability::Volatile => Ok(()),
+            Durability::ForceUnitAccess => Ok(self.medium.sync().await?),
+        }
+    }
+}
+
+impl<M: Medium> Device for FileBlock<M> {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn abilities(&self) -> Abilities {
+        let punches = self.medium.punches();
+        Abilities {
+            writable: !self.medium.read_only(),
+            discard: if punches { Ability::Native } else { Ability::Absent },
+            write_zeroes: Ability::Native,
+            unmap_zeroes: punches,
+            ..Abilities::BASIC
+        }
+    }
+
+    async fn execute(&self, operation: Operation) -> Outcome {
+        match operation {
+            Operation::Read { extent, .. } => return self.read(extent).await,
+            Operation::Write { extent, data, durability } => {
+                self.medium.write(self.offset_bytes(extent), data.data().clone()).await?;
+                self.settle(durability).await?;
+            }
+            Operation::WriteZeroes { extent, may_unmap, durability } => {
+                self.write_zeroes(extent, may_unmap).await?;
+                self.settle(durability).await?;
+            }
+            Operation::Discard { extents } => self.discard(extents).await?,
+            Operation::Flush => self.medium.sync().await?,
+            Operation::Verify { .. } | Operation::Compare { .. } => {
+                return Err(Failure::Absent(operation.kind()).into());
+            }
+        }
+        Ok(Answer::Done)
+    }
+}
+
+#[cfg(test)]
+mod tests;

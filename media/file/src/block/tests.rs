@@ -1,0 +1,206 @@
+//! Twin tests of raw blocks, on media in RAM that can be made to fail, and on a file.
+
+use std::cell::Cell;
+
+use futures_util::FutureExt;
+use sealblock_block::{
+    Ability, Answer, Device, Durability, Failure, FaultField, Gate, Medium, MediumError, MediumErrorKind, Operation,
+    Outcome,
+};
+use sealblock_integrity::{Checks, Sealed, Tags};
+use sealblock_media_memory::MemoryMedium;
+use sealblock_runtime_memory::{Buffer, Slice};
+use sealblock_runtime_reactor::{Config, Reactor};
+use sealblock_units::{BlockSize, Extent};
+
+use super::{BlockError, FileBlock};
+use crate::{FileMedium, Options};
+
+/// A medium that fails reads of some bytes, and counts syncs.
+struct Flaky {
+    inner: MemoryMedium,
+    /// Bytes that cannot be read.
+    bad: Vec<u64>,
+    /// Reads that fail whatever they read, one after the other.
+    passing_failures: Cell<u32>,
+    punches: bool,
+    syncs: Cell<u32>,
+}
+
+impl Flaky {
+    fn new() -> Flaky {
+        let inner = MemoryMedium::new(1 << 20, 512);
+        Flaky { inner, bad: Vec::new(), passing_failures: Cell::new(0), punches: true, syncs: Cell::new(0) }
+    }
+}
+
+impl Medium for Flaky {
+    fn len_bytes(&self) -> u64 {
+        self.inner.len_bytes()
+    }
+
+    fn sector_bytes(&self) -> u32 {
+        512
+    }
+
+    fn read_only(&self) -> bool {
+        self.inner.read_only()
+    }
+
+    fn punches(&self) -> bool {
+        self.punches
+    }
+
+    async fn read(&self, offset_bytes: u64, into: Buffer) -> (Result<(), MediumError>, Buffer) {
+        let end = offset_bytes + into.len() as u64;
+        let passing = self.passing_failures.get();
+        self.passing_failures.set(passing.saturating_sub(1));
+        if passing > 0 || self.bad.iter().any(|at| (offset_bytes..end).contains(at)) {
+            let reason = "unreadable".to_owned();
+            return (Err(MediumError { kind: MediumErrorKind::Failed, doing: "read", offset_bytes, reason }), into);
+        }
+        self.inner.read(offset_bytes, into).await
+    }
+
+    async fn write(&self, offset_bytes: u64, from: Slice) -> Result<(), MediumError> {
+        self.inner.write(offset_bytes, from).await
+    }
+
+    async fn sync(&self) -> Result<(), MediumError> {
+        self.syncs.set(self.syncs.get() + 1);
+        Ok(())
+    }
+
+    async fn punch(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
+        assert!(self.punches, "asked to punch although it said it cannot");
+        self.inner.punch(offset_bytes, length_bytes).await
+    }
+
+    async fn zero(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
+        self.inner.zero(offset_bytes, length_bytes).await
+    }
+}
+
+fn gate(medium: Flaky) -> Gate<FileBlock<Flaky>> {
+    Gate::new("raw", FileBlock::new(medium, BlockSize::B4096).unwrap())
+}
+
+fn run<D: Device>(device: &D, operation: Operation) -> Outcome {
+    device.execute(operation).now_or_never().expect("RAM never waits")
+}
+
+fn extent(start: u64, blocks: u64) -> Extent {
+    Extent::from_raw(start, blocks).unwrap()
+}
+
+fn write(at: Extent, byte: u8, durability: Durability) -> Operation {
+    let data = Slice::copy_from(&vec![byte; at.bytes(BlockSize::B4096) as usize]);
+    let data = Sealed::seal(data, BlockSize::B4096, None, &Tags::default());
+    Operation::Write { extent: at, data, durability }
+}
+
+fn read(at: Extent) -> Operation {
+    Operation::Read { extent: at, checks: Checks::NONE }
+}
+
+fn done(outcome: Outcome) {
+    assert!(matches!(outcome, Ok(Answer::Done)), "{outcome:?}");
+}
+
+fn bytes(outcome: Outcome) -> Vec<u8> {
+    match outcome {
+        Ok(Answer::Data(data)) => data.data().to_vec(),
+        other => panic!("no data but {other:?}"),
+    }
+}
+
+#[test]
+fn blocks_lie_one_behind_the_other() {
+    let gate = gate(Flaky::new());
+    assert_eq!(gate.geometry().capacity_blocks, 256);
+    done(run(&gate, write(extent(3, 2), 7, Durability::Volatile)));
+    assert_eq!(bytes(run(&gate, read(extent(2, 4)))), [vec![0; 4096], vec![7; 8192], vec![0; 4096]].concat());
+    assert_eq!(gate.device().medium().inner.peek(3 * 4096 - 1, 2), [0, 7]);
+}
+
+#[test]
+fn blocks_smaller_than_a_sector_are_refused() {
+    assert!(FileBlock::new(MemoryMedium::new(1 << 20, 512), BlockSize::B512).is_ok());
+    assert!(FileBlock::new(MemoryMedium::new(1 << 20, 4096), BlockSize::B4096).is_ok());
+    let refused = FileBlock::new(MemoryMedium::new(1 << 20, 4096), BlockSize::B512).err();
+    assert_eq!(refused, Some(BlockError::SectorsTooLarge { block_size: BlockSize::B512, sector_bytes: 4096 }));
+    let tail = FileBlock::new(MemoryMedium::new(4096 + 512, 512), BlockSize::B4096).unwrap();
+    assert_eq!(tail.geometry().capacity_blocks, 1, "half a block is none");
+}
+
+#[test]
+fn unreadable_blocks_are_named_one_by_one() {
+    let mut medium = Flaky::new();
+    medium.bad = vec![5 * 4096 + 9, 8 * 4096];
+    let gate = gate(medium);
+    assert!(run(&gate, read(extent(6, 2))).is_ok());
+    for operation in [read(extent(0, 16)), Operation::Verify { extent: extent(0, 16), checks: Checks::NONE }] {
+        let error = run(&gate, operation).unwrap_err();
+        let faults: Vec<_> = error.faults().unwrap().as_slice().iter().map(|f| (f.lba.get(), f.field)).collect();
+        assert_eq!(faults, [(5, FaultField::Media), (8, FaultField::Media)]);
+    }
+}
+
+#[test]
+fn a_passing_failure_costs_only_time() {
+    let medium = Flaky::new();
+    medium.passing_failures.set(1);
+    let gate = gate(medium);
+    done(run(&gate, write(extent(1, 1), 7, Durability::Volatile)));
+    assert_eq!(bytes(run(&gate, read(extent(0, 2)))), [vec![0; 4096], vec![7; 4096]].concat());
+}
+
+#[test]
+fn what_must_last_is_synced_and_nothing_else() {
+    let gate = gate(Flaky::new());
+    let zero = |durability| Operation::WriteZeroes { extent: extent(0, 1), may_unmap: true, durability };
+    let syncs = || gate.device().medium().syncs.get();
+    done(run(&gate, write(extent(0, 1), 1, Durability::Volatile)));
+    done(run(&gate, zero(Durability::Volatile)));
+    assert_eq!(syncs(), 0);
+    done(run(&gate, write(extent(0, 1), 1, Durability::ForceUnitAccess)));
+    done(run(&gate, zero(Durability::ForceUnitAccess)));
+    done(run(&gate, Operation::Flush));
+    assert_eq!(syncs(), 3);
+}
+
+#[test]
+fn abilities_follow_the_medium() {
+    let zero = |may_unmap| Operation::WriteZeroes { extent: extent(0, 2), may_unmap, durability: Durability::Volatile };
+    let discard = || Operation::Discard { extents: vec![extent(0, 1), extent(1, 1)] };
+    for punches in [true, false] {
+        let gate = gate(Flaky { punches, ..Flaky::new() });
+        assert_eq!(gate.abilities().unmap_zeroes, punches);
+        for may_unmap in [true, false] {
+            done(run(&gate, write(extent(0, 3), 1, Durability::Volatile)));
+            done(run(&gate, zero(may_unmap)));
+            assert_eq!(bytes(run(&gate, read(extent(0, 3)))), [vec![0; 8192], vec![1; 4096]].concat());
+        }
+        assert_eq!(run(&gate, discard()).is_ok(), punches);
+        assert_eq!(gate.abilities().discard == Ability::Native, punches);
+    }
+    let mut medium = Flaky::new();
+    medium.inner = medium.inner.as_read_only();
+    let gate = gate(medium);
+    let refused = run(&gate, write(extent(0, 1), 1, Durability::Volatile)).unwrap_err();
+    assert_eq!(refused.into_failure(), Failure::ReadOnly);
+    assert!(run(&gate, read(extent(0, 1))).is_ok());
+}
+
+#[test]
+fn blocks_of_a_file_are_read_back() {
+    let directory = tempfile::tempdir().unwrap();
+    Reactor::new(Config::default()).unwrap().block_on(async {
+        let medium = FileMedium::open(directory.path().join("raw"), Options::CREATE).unwrap();
+        medium.set_len_bytes(8 << 20).unwrap();
+        let gate = Gate::new("raw", FileBlock::new(medium, BlockSize::B4096).unwrap());
+        done(gate.execute(write(extent(1, 700), 5, Durability::ForceUnitAccess)).await);
+        let read = bytes(gate.execute(read(extent(0, 702))).await);
+        assert_eq!(read, [vec![0; 4096], vec![5; 700 * 4096], vec![0; 4096]].concat());
+    });
+}

@@ -1,0 +1,145 @@
+//! What the kernel knows about an open file: alignment of direct I/O, whether holes can be punched, names of file systems.
+//!
+//! All of it is asked through `statx`, `fstatfs`, `fallocate` and sysfs, so that nothing here needs unsafe code.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::{AtFlags, FallocateFlags, Statx, StatxFlags};
+use sealblock_runtime_memory::Buffer;
+
+/// The largest sector that a medium may have, in bytes.
+const LARGEST_SECTOR_BYTES: u32 = 4096;
+/// The smallest.
+const SMALLEST_SECTOR_BYTES: u32 = 512;
+
+/// Alignment of direct I/O.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Alignment {
+    /// Of offsets and lengths, in bytes: 512 or 4096.
+    pub(crate) sector_bytes: u32,
+    /// Of addresses, in bytes.
+    pub(crate) memory_bytes: usize,
+}
+
+impl Alignment {
+    /// What the page cache asks for: nothing, but sectors of the usual size, which a disk writes whole.
+    pub(crate) const BUFFERED: Alignment = Alignment { sector_bytes: SMALLEST_SECTOR_BYTES, memory_bytes: 1 };
+}
+
+/// What `statx` says about an open file.
+pub(crate) fn statx(file: impl rustix::fd::AsFd) -> io::Result<Statx> {
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::DIOALIGN;
+    Ok(rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, wanted)?)
+}
+
+/// The alignment of direct I/O on a file opened for it, or nothing where it does not work.
+pub(crate) fn direct_alignment(file: &File) -> io::Result<Option<Alignment>> {
+    let known = statx(file)?;
+    if known.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
+        return probe_direct(file);
+    }
+    Ok(alignment(known.stx_dio_offset_align, known.stx_dio_mem_align))
+}
+
+/// The alignment made of what `statx` says, where 0 stands for "no direct I/O".
+fn alignment(offset_bytes: u32, memory_bytes: u32) -> Option<Alignment> {
+    let sector_bytes = match offset_bytes {
+        1..=SMALLEST_SECTOR_BYTES => SMALLEST_SECTOR_BYTES,
+        513..=LARGEST_SECTOR_BYTES => LARGEST_SECTOR_BYTES,
+        _ => return None,
+    };
+    let memory_bytes = memory_bytes.max(1) as usize;
+    (memory_bytes <= sealblock_runtime_memory::ALIGNMENT).then_some(Alignment { sector_bytes, memory_bytes })
+}
+
+/// Finds the alignment by trying, where the kernel (before 6.1) or the file system does not tell.
+fn probe_direct(file: &File) -> io::Result<Option<Alignment>> {
+    let tries = |length: u32| match file.read_at(&mut Buffer::zeroed(length as usize), 0) {
+        Ok(read) => Ok(read == length as usize),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
+        Err(error) => Err(error),
+    };
+    let found = |sector_bytes| Alignment { sector_bytes, memory_bytes: sector_bytes as usize };
+    if file.metadata()?.len() >= u64::from(LARGEST_SECTOR_BYTES) && tries(SMALLEST_SECTOR_BYTES)? {
+        return Ok(Some(found(SMALLEST_SECTOR_BYTES)));
+    }
+    match file.read_at(&mut Buffer::zeroed(LARGEST_SECTOR_BYTES as usize), 0) {
+        // An empty file tells nothing about smaller sectors; the largest are right everywhere.
+        Ok(_) => Ok(Some(found(LARGEST_SECTOR_BYTES))),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether holes can be punched into a file that is open for writing.
+pub(crate) fn punches(file: &File, block_device: bool) -> io::Result<bool> {
+    let known = statx(file)?;
+    if block_device {
+        let limit = |name: &str| queue_limit(known.stx_rdev_major, known.stx_rdev_minor, name);
+        // Newer kernels tell whether zeroing unmaps; older ones only that the device has both.
+        let unmaps = limit("write_zeroes_unmap_max_bytes").or_else(|| limit("discard_max_bytes"));
+        return Ok(unmaps.unwrap_or(0) > 0 && limit("write_zeroes_max_bytes").unwrap_or(0) > 0);
+    }
+    // A hole behind the end changes nothing and is refused where there are no holes.
+    let behind = known.stx_size.next_multiple_of(u64::from(LARGEST_SECTOR_BYTES));
+    let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    match rustix::fs::fallocate(file, mode, behind, u64::from(LARGEST_SECTOR_BYTES)) {
+        Ok(()) => Ok(true),
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS | rustix::io::Errno::INVAL) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A number from a disk's queue in sysfs; a partition's queue is that of its disk.
+fn queue_limit(major: u32, minor: u32, name: &str) -> Option<u64> {
+    let device = format!("/sys/dev/block/{major}:{minor}");
+    let text = std::fs::read_to_string(format!("{device}/queue/{name}"))
+        .or_else(|_| std::fs::read_to_string(format!("{device}/../queue/{name}")));
+    text.ok()?.trim().parse().ok()
+}
+
+/// The name of the file system an open file is on, or its magic number in hexadecimal.
+pub(crate) fn file_system(file: impl rustix::fd::AsFd) -> io::Result<String> {
+    // From `linux/magic.h` and the file systems' own headers. The kernel's type of the field differs by platform.
+    const NAMES: &[(u32, &str)] = &[
+        (0x0000_EF53, "ext4"),
+        (0x5846_5342, "xfs"),
+        (0x9123_683E, "btrfs"),
+        (0x0102_1994, "tmpfs"),
+        (0x794C_7630, "overlay"),
+        (0xCA45_1A4E, "bcachefs"),
+        (0x2FC1_2FC1, "zfs"),
+        (0xF2F5_2010, "f2fs"),
+        (0x0000_6969, "nfs"),
+        (0xFF53_4D42, "cifs"),
+        (0xFE53_4D42, "smb2"),
+        (0x0102_1997, "9p"),
+        (0x00C3_6400, "ceph"),
+        (0x6573_5546, "fuse"),
+        (0x0000_4D44, "vfat"),
+        (0x2011_BAB0, "exfat"),
+        (0x7366_746E, "ntfs3"),
+    ];
+    let magic = rustix::fs::fstatfs(file)?.f_type as u32;
+    let known = NAMES.iter().find(|(number, _)| *number == magic);
+    Ok(known.map_or_else(|| format!("{magic:#x}"), |(_, name)| (*name).to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alignments_are_those_a_medium_can_have() {
+        let of = |sector_bytes, memory_bytes| Some(Alignment { sector_bytes, memory_bytes });
+        assert_eq!(alignment(512, 4), of(512, 4));
+        assert_eq!(alignment(1, 0), of(512, 1));
+        assert_eq!(alignment(4096, 512), of(4096, 512));
+        assert_eq!(alignment(2048, 512), of(4096, 512));
+        assert_eq!(alignment(0, 0), None, "no direct I/O");
+        assert_eq!(alignment(8192, 512), None, "sectors too large");
+        assert_eq!(alignment(512, 65536), None, "buffers are not aligned that far");
+    }
+}

@@ -1,0 +1,280 @@
+//! A file or block device as a medium.
+//!
+//! Invariants: with direct I/O every address handed to the kernel is aligned as it asks, by a copy where the caller's is
+//! not; ranges are checked against the length before anything is done.
+
+use std::cell::Cell;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use sealblock_block::{Medium, MediumError, MediumErrorKind};
+use sealblock_runtime_memory::{Buffer, Pool, Slice};
+use sealblock_runtime_reactor::File;
+
+use crate::kernel::{self, Alignment};
+use crate::open::{self, OpenError, Options};
+
+/// Bytes of zeroes written at a time where the kernel does not write them itself.
+const ZEROES_BYTES: u64 = 1 << 20;
+/// `FALLOC_FL_WRITE_ZEROES`: zeroes that count as written, made by the device (Linux 6.17).
+const WRITE_ZEROES: i32 = 0x80;
+
+/// How zeroes are made. A way that turns out to be missing is not tried again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Zeroing {
+    /// By the device.
+    Device,
+    /// By the file system's books.
+    Range,
+    /// By writing them.
+    Written,
+}
+
+/// A file or block device, used from the reactor that opened it. See the crate's header.
+pub struct FileMedium {
+    pub(crate) file: File,
+    pub(crate) path: PathBuf,
+    pub(crate) block_device: bool,
+    pub(crate) locked: bool,
+    length_bytes: Cell<u64>,
+    alignment: Alignment,
+    direct: bool,
+    read_only: bool,
+    punches: bool,
+    zeroing: Cell<Zeroing>,
+    pool: Pool,
+}
+
+impl FileMedium {
+    /// Opens `path` on the current reactor, with ordinary blocking calls. A writer is alone; readers share.
+    ///
+    /// # Errors
+    /// [`OpenError::InUse`] when another process holds the file, [`OpenError::Kind`] when it is no file, and what the system
+    /// says otherwise.
+    ///
+    /// # Panics
+    /// Outside a reactor.
+    pub fn open(path: impl AsRef<Path>, options: Options) -> Result<FileMedium, OpenError> {
+        let path = path.as_ref();
+        let failed = |source| open::system(path, "find out about", source);
+        let mut opened = open::open(path, options)?;
+        let mut alignment = Alignment::BUFFERED;
+        if opened.direct {
+            match kernel::direct_alignment(&opened.file).map_err(failed)? {
+                Some(found) => alignment = found,
+                None => {
+                    // Reopened by its own lock's holder, so the lock is given up first.
+                    drop(opened);
+                    let again = Options { create_new: false, write: options.writes(), buffered: true };
+                    opened = open::open(path, again)?;
+                }
+            }
+        }
+        let punches = options.writes() && kernel::punches(&opened.file, opened.block_device).map_err(failed)?;
+        let (block_device, direct, locked) = (opened.block_device, opened.direct, opened.locked);
+        let file = File::from_fd(opened.file.into());
+        let medium = FileMedium {
+            length_bytes: Cell::new(file.len_bytes().map_err(failed)?),
+            file,
+            path: path.to_owned(),
+            block_device,
+            locked,
+            alignment,
+            direct,
+            read_only: !options.writes(),
+            punches,
+            zeroing: Cell::new(Zeroing::Device),
+            pool: sealblock_runtime_reactor::pool(),
+        };
+        if !direct && !options.buffered {
+            tracing::warn!(path = %path.display(), "no direct I/O on this file system; going through the page cache");
+        }
+        Ok(medium)
+    }
+
+    /// The path it was opened by.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether it bypasses the page cache.
+    pub fn direct(&self) -> bool {
+        self.direct
+    }
+
+    /// Whether it is a block device and not a file.
+    pub fn is_block_device(&self) -> bool {
+        self.block_device
+    }
+
+    /// Makes the file `length_bytes` long; new bytes are zeroes that take no space. Durable after the next `sync`. A block
+    /// device keeps its length, and is only asked whether it is long enough.
+    ///
+    /// # Errors
+    /// `ReadOnly` on a medium opened for reading, `NoSpace` when a block device or the file system has no room, `Failed`
+    /// for a length that is no multiple of the sector.
+    pub fn set_len_bytes(&self, length_bytes: u64) -> Result<(), MediumError> {
+        const DOING: &str = "set the length";
+        self.check_writable(DOING, length_bytes)?;
+        let refuse = |kind, reason: String| Err(MediumError { kind, doing: DOING, offset_bytes: length_bytes, reason });
+        if !length_bytes.is_multiple_of(u64::from(self.alignment.sector_bytes)) {
+            return refuse(MediumErrorKind::Failed, "the length is no multiple of the sector".to_owned());
+        }
+        if self.block_device {
+            let there = self.length_bytes.get();
+            let missing = format!("the block device has only {there} bytes");
+            return if length_bytes <= there { Ok(()) } else { refuse(MediumErrorKind::NoSpace, missing) };
+        }
+        self.file.set_len_bytes(length_bytes).map_err(|error| MediumError::from_io(DOING, length_bytes, &error))?;
+        self.length_bytes.set(length_bytes);
+        Ok(())
+    }
+
+    fn check_writable(&self, doing: &'static str, offset_bytes: u64) -> Result<(), MediumError> {
+        if !self.read_only {
+            return Ok(());
+        }
+        let reason = "opened for reading only".to_owned();
+        Err(MediumError { kind: MediumErrorKind::ReadOnly, doing, offset_bytes, reason })
+    }
+
+    /// Refuses what lies past the end or between sectors.
+    fn check(&self, doing: &'static str, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
+        let refuse = |kind, reason: &str| Err(MediumError { kind, doing, offset_bytes, reason: reason.to_owned() });
+        let sector = u64::from(self.alignment.sector_bytes);
+        if !offset_bytes.is_multiple_of(sector) || !length_bytes.is_multiple_of(sector) {
+            return refuse(MediumErrorKind::Failed, "offset or length is no multiple of the sector");
+        }
+        if offset_bytes.checked_add(length_bytes).is_none_or(|end| end > self.len_bytes()) {
+            return refuse(MediumErrorKind::PastEnd, "past the end of the file");
+        }
+        Ok(())
+    }
+
+    /// Whether the kernel takes this address.
+    fn is_aligned(&self, bytes: &[u8]) -> bool {
+        bytes.as_ptr().addr().is_multiple_of(self.alignment.memory_bytes)
+    }
+
+    /// Writes zeroes out of one buffer.
+    async fn write_zeroes(&self, offset_bytes: u64, length_bytes: u64) -> io::Result<()> {
+        let mut zeroes = self.pool.take(length_bytes.min(ZEROES_BYTES) as usize);
+        zeroes.fill(0);
+        let zeroes = zeroes.freeze();
+        let mut done = 0;
+        while done < length_bytes {
+            let part = (length_bytes - done).min(ZEROES_BYTES);
+            self.file.write_all_at(zeroes.slice(..part as usize), offset_bytes + done).await?;
+            done += part;
+        }
+        Ok(())
+    }
+
+    /// Makes zeroes in the best way that there is.
+    async fn make_zeroes(&self, offset_bytes: u64, length_bytes: u64) -> io::Result<()> {
+        loop {
+            let (mode, next) = match self.zeroing.get() {
+                Zeroing::Device => (WRITE_ZEROES, Zeroing::Range),
+                Zeroing::Range => (libc::FALLOC_FL_ZERO_RANGE, Zeroing::Written),
+                Zeroing::Written => return self.write_zeroes(offset_bytes, length_bytes).await,
+            };
+            match self.file.fallocate(mode, offset_bytes, length_bytes).await {
+                Err(error) if is_missing(&error) => self.zeroing.set(next),
+                result => return result,
+            }
+        }
+    }
+}
+
+/// Whether an operation is not there at all, rather than having failed.
+fn is_missing(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS))
+}
+
+impl Medium for FileMedium {
+    fn len_bytes(&self) -> u64 {
+        // What is left over behind the last whole sector cannot be reached.
+        let length = self.length_bytes.get();
+        length - length % u64::from(self.alignment.sector_bytes)
+    }
+
+    fn sector_bytes(&self) -> u32 {
+        self.alignment.sector_bytes
+    }
+
+    fn read_only(&self) -> bool {
+        self.read_only
+    }
+
+    fn punches(&self) -> bool {
+        self.punches
+    }
+
+    fn buffer(&self, len_bytes: usize) -> Buffer {
+        self.pool.take(len_bytes)
+    }
+
+    async fn read(&self, offset_bytes: u64, mut into: Buffer) -> (Result<(), MediumError>, Buffer) {
+        if let Err(refused) = self.check("read", offset_bytes, into.len() as u64) {
+            return (Err(refused), into);
+        }
+        let failed = |error| MediumError::from_io("read", offset_bytes, &error);
+        if self.is_aligned(&into) {
+            let (result, into) = self.file.read_exact_at(into, offset_bytes).await;
+            return (result.map_err(failed), into);
+        }
+        let (result, aligned) = self.file.read_exact_at(self.pool.take(into.len()), offset_bytes).await;
+        if result.is_ok() {
+            into.copy_from_slice(&aligned);
+        }
+        (result.map_err(failed), into)
+    }
+
+    async fn write(&self, offset_bytes: u64, mut from: Slice) -> Result<(), MediumError> {
+        self.check_writable("write", offset_bytes)?;
+        self.check("write", offset_bytes, from.len() as u64)?;
+        if !self.is_aligned(&from) {
+            let mut aligned = self.pool.take(from.len());
+            aligned.copy_from_slice(&from);
+            from = aligned.freeze();
+        }
+        let written = self.file.write_all_at(from, offset_bytes).await;
+        written.map_err(|error| MediumError::from_io("write", offset_bytes, &error))
+    }
+
+    async fn sync(&self) -> Result<(), MediumError> {
+        self.file.sync_data().await.map_err(|error| MediumError::from_io("sync", 0, &error))
+    }
+
+    async fn punch(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
+        const DOING: &str = "punch a hole";
+        self.check_writable(DOING, offset_bytes)?;
+        self.check(DOING, offset_bytes, length_bytes)?;
+        if length_bytes == 0 {
+            return Ok(());
+        }
+        if self.punches {
+            // On a block device this is an order for zeroes that may unmap, unlike a discard, which promises no zeroes.
+            let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+            match self.file.fallocate(mode, offset_bytes, length_bytes).await {
+                Err(error) if is_missing(&error) => {}
+                result => return result.map_err(|error| MediumError::from_io(DOING, offset_bytes, &error)),
+            }
+        }
+        self.zero(offset_bytes, length_bytes).await
+    }
+
+    async fn zero(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
+        const DOING: &str = "write zeroes";
+        self.check_writable(DOING, offset_bytes)?;
+        self.check(DOING, offset_bytes, length_bytes)?;
+        if length_bytes == 0 {
+            return Ok(());
+        }
+        let made = self.make_zeroes(offset_bytes, length_bytes).await;
+        made.map_err(|error| MediumError::from_io(DOING, offset_bytes, &error))
+    }
+}
+
+#[cfg(test)]
+mod tests;

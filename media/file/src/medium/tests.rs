@@ -1,0 +1,201 @@
+//! Twin tests on real files, in a directory of the test's own.
+
+use std::os::unix::fs::MetadataExt;
+
+use sealblock_block::{Medium, MediumError, MediumErrorKind};
+use sealblock_runtime_memory::{Buffer, Slice};
+use sealblock_runtime_reactor::{Config, Reactor};
+use tempfile::TempDir;
+
+use super::Zeroing;
+use crate::{FileMedium, OpenError, Options};
+
+const MIB: u64 = 1 << 20;
+
+/// Runs a test on a reactor, with an empty directory.
+fn on_reactor<F: AsyncFnOnce(&TempDir)>(test: F) {
+    let directory = tempfile::tempdir().unwrap();
+    Reactor::new(Config::default()).unwrap().block_on(test(&directory));
+}
+
+fn create(directory: &TempDir, length_bytes: u64) -> FileMedium {
+    let medium = FileMedium::open(directory.path().join("file"), Options::CREATE).unwrap();
+    medium.set_len_bytes(length_bytes).unwrap();
+    medium
+}
+
+fn kind<T>(result: Result<T, MediumError>) -> Option<MediumErrorKind> {
+    result.err().map(|error| error.kind)
+}
+
+async fn read(medium: &FileMedium, offset_bytes: u64, length: usize) -> Result<Vec<u8>, MediumError> {
+    let mut buffer = medium.buffer(length);
+    buffer.fill(0xA5);
+    let (result, buffer) = medium.read(offset_bytes, buffer).await;
+    result.map(|()| buffer.to_vec())
+}
+
+async fn assert_bytes(medium: &FileMedium, offset_bytes: u64, length: usize, byte: u8) {
+    let bytes = read(medium, offset_bytes, length).await.unwrap();
+    assert!(bytes.iter().all(|&found| found == byte), "{length} bytes from {offset_bytes} are not all {byte}");
+}
+
+#[test]
+fn what_is_written_is_there_when_the_file_is_opened_again() {
+    for buffered in [false, true] {
+        on_reactor(async |directory| {
+            let path = directory.path().join("file");
+            let medium = FileMedium::open(&path, Options { buffered, ..Options::CREATE }).unwrap();
+            medium.set_len_bytes(MIB).unwrap();
+            medium.write(8192, Slice::copy_from(&[7; 4096])).await.unwrap();
+            medium.sync().await.unwrap();
+            drop(medium);
+            let medium = FileMedium::open(&path, Options { buffered, ..Options::READ }).unwrap();
+            assert!(!(buffered && medium.direct()), "asked for the page cache");
+            assert_eq!(medium.len_bytes(), MIB);
+            assert_bytes(&medium, 4096, 4096, 0).await;
+            assert_bytes(&medium, 8192, 4096, 7).await;
+            assert_bytes(&medium, 12288, 4096, 0).await;
+        });
+    }
+}
+
+#[test]
+fn addresses_between_alignments_are_copied_to_where_the_kernel_takes_them() {
+    on_reactor(async |directory| {
+        let medium = create(directory, MIB);
+        let mut bytes = vec![0; 4096 + 1];
+        bytes[1..].fill(9);
+        medium.write(4096, Slice::copy_from(&bytes).slice(1..)).await.unwrap();
+        let mut odd = Buffer::zeroed(4096 + 3);
+        let (result, odd) = medium.read(4096, odd.split_off(3)).await;
+        result.unwrap();
+        assert_eq!(odd[..], [9; 4096]);
+    });
+}
+
+#[test]
+fn the_end_is_the_end_until_the_file_grows() {
+    on_reactor(async |directory| {
+        let medium = create(directory, 8192);
+        let page = || Slice::copy_from(&[1; 4096]);
+        assert!(medium.write(4096, page()).await.is_ok());
+        assert_eq!(kind(medium.write(8192, page()).await), Some(MediumErrorKind::PastEnd));
+        assert_eq!(kind(read(&medium, 4096, 8192).await), Some(MediumErrorKind::PastEnd));
+        assert_eq!(kind(medium.zero(8192, 4096).await), Some(MediumErrorKind::PastEnd));
+        medium.set_len_bytes(12288).unwrap();
+        assert!(medium.write(8192, page()).await.is_ok());
+        // Somebody else cut the file behind our back.
+        std::fs::OpenOptions::new().write(true).open(medium.path()).unwrap().set_len(4096).unwrap();
+        assert_eq!(kind(read(&medium, 4096, 4096).await), Some(MediumErrorKind::PastEnd));
+        assert!(read(&medium, 0, 4096).await.is_ok());
+    });
+}
+
+#[test]
+fn offsets_between_sectors_are_refused() {
+    on_reactor(async |directory| {
+        let medium = create(directory, MIB);
+        let sector = medium.sector_bytes() as usize;
+        assert!(sector == 512 || sector == 4096);
+        assert!(read(&medium, sector as u64, sector).await.is_ok());
+        assert_eq!(kind(read(&medium, 1, sector).await), Some(MediumErrorKind::Failed));
+        assert_eq!(kind(read(&medium, 0, sector - 1).await), Some(MediumErrorKind::Failed));
+        assert_eq!(kind(medium.set_len_bytes(MIB + 1)), Some(MediumErrorKind::Failed));
+    });
+}
+
+#[test]
+fn a_writer_is_alone_and_readers_share() {
+    on_reactor(async |directory| {
+        let path = directory.path().join("file");
+        let writer = create(directory, MIB);
+        for options in [Options::READ, Options::WRITE] {
+            let refused = FileMedium::open(&path, options).err().expect("the writer is alone");
+            assert!(matches!(refused, OpenError::InUse { .. }));
+            assert!(refused.to_string().contains("in use by another process"));
+            assert!(refused.to_string().contains(path.to_str().unwrap()));
+        }
+        drop(writer);
+        let reader = FileMedium::open(&path, Options::READ).unwrap();
+        let other = FileMedium::open(&path, Options::READ).unwrap();
+        assert!(matches!(FileMedium::open(&path, Options::WRITE), Err(OpenError::InUse { .. })));
+        drop((reader, other));
+        assert!(FileMedium::open(&path, Options::WRITE).is_ok());
+    });
+}
+
+#[test]
+fn what_is_no_file_is_refused_by_name() {
+    on_reactor(async |directory| {
+        let of = |path: &std::path::Path, options| FileMedium::open(path, options).err().expect("no file").to_string();
+        assert!(of(directory.path(), Options::READ).contains("is a directory"));
+        assert!(of("/dev/zero".as_ref(), Options::READ).contains("is a character device"));
+        assert!(of(&directory.path().join("none"), Options::WRITE).contains("No such file"));
+        drop(create(directory, 0));
+        assert!(of(&directory.path().join("file"), Options::CREATE).contains("cannot create"));
+    });
+}
+
+#[test]
+fn a_medium_for_reading_takes_no_changes() {
+    on_reactor(async |directory| {
+        drop(create(directory, MIB));
+        let medium = FileMedium::open(directory.path().join("file"), Options::READ).unwrap();
+        assert!(medium.read_only() && !medium.punches());
+        let page = Slice::copy_from(&[1; 4096]);
+        let outcomes = [medium.write(0, page).await, medium.punch(0, 4096).await, medium.zero(0, 4096).await];
+        assert!(outcomes.into_iter().all(|outcome| kind(outcome) == Some(MediumErrorKind::ReadOnly)));
+        assert_eq!(kind(medium.set_len_bytes(0)), Some(MediumErrorKind::ReadOnly));
+        assert_bytes(&medium, 0, 4096, 0).await;
+    });
+}
+
+#[test]
+fn punched_ranges_are_zeroes_and_give_their_space_back() {
+    on_reactor(async |directory| {
+        let medium = create(directory, 4 * MIB);
+        medium.write(0, Slice::copy_from(&vec![3; 4 << 20])).await.unwrap();
+        medium.sync().await.unwrap();
+        let before = std::fs::metadata(medium.path()).unwrap().blocks();
+        medium.punch(MIB, 2 * MIB).await.unwrap();
+        medium.punch(0, 0).await.unwrap();
+        assert_bytes(&medium, MIB, 2 << 20, 0).await;
+        assert_bytes(&medium, 0, 1 << 20, 3).await;
+        assert_bytes(&medium, 3 * MIB, 1 << 20, 3).await;
+        assert_eq!(medium.len_bytes(), 4 * MIB);
+        let after = std::fs::metadata(medium.path()).unwrap().blocks();
+        assert_eq!(medium.punches(), after < before, "{before} blocks before, {after} after");
+    });
+}
+
+#[test]
+fn every_way_of_zeroing_leaves_zeroes_and_nothing_else() {
+    for zeroing in [Zeroing::Device, Zeroing::Range, Zeroing::Written] {
+        on_reactor(async |directory| {
+            let medium = create(directory, 4 * MIB);
+            medium.zeroing.set(zeroing);
+            medium.write(0, Slice::copy_from(&vec![3; 4 << 20])).await.unwrap();
+            medium.zero(4096, 2 * MIB).await.unwrap();
+            medium.zero(4096, 0).await.unwrap();
+            assert_bytes(&medium, 0, 4096, 3).await;
+            assert_bytes(&medium, 4096, 2 << 20, 0).await;
+            assert_bytes(&medium, 4096 + 2 * MIB, (2 << 20) - 4096, 3).await;
+        });
+    }
+}
+
+#[test]
+fn a_medium_describes_itself() {
+    on_reactor(async |directory| {
+        let medium = create(directory, MIB);
+        let sparse = medium.describe().unwrap();
+        assert_eq!((sparse.length_bytes, sparse.read_only, sparse.block_device), (MIB, false, false));
+        assert_eq!((sparse.direct, sparse.sector_bytes), (medium.direct(), medium.sector_bytes()));
+        assert!(sparse.locked && !sparse.backend.is_empty() && sparse.file_system.is_some());
+        medium.write(0, Slice::copy_from(&vec![3; 1 << 20])).await.unwrap();
+        medium.sync().await.unwrap();
+        let full = medium.describe().unwrap();
+        assert!(full.allocated_bytes.unwrap() >= MIB && sparse.allocated_bytes.unwrap() < MIB);
+    });
+}

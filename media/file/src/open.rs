@@ -1,0 +1,147 @@
+//! Opening: what kind of file it is, who else has it, and whether the page cache can be bypassed.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// How to open a file or block device. The default opens for reading, past the page cache if possible.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Options {
+    /// Allow writes, and lock everybody else out.
+    pub write: bool,
+    /// Make the file, empty, and fail if there is one. Implies `write`.
+    pub create_new: bool,
+    /// Go through the page cache even where it could be bypassed.
+    pub buffered: bool,
+}
+
+impl Options {
+    /// For reading, beside other readers.
+    pub const READ: Options = Options { write: false, create_new: false, buffered: false };
+    /// For reading and writing, alone.
+    pub const WRITE: Options = Options { write: true, ..Options::READ };
+    /// A new file for reading and writing, alone.
+    pub const CREATE: Options = Options { create_new: true, ..Options::WRITE };
+
+    /// Whether writes are allowed.
+    pub(crate) fn writes(self) -> bool {
+        self.write || self.create_new
+    }
+}
+
+/// Why a file could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Another process holds it.
+    #[error("'{}' is in use by another process", path.display())]
+    InUse {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It is neither a file nor a block device.
+    #[error("'{}' is {kind}, not a file or block device", path.display())]
+    Kind {
+        /// The file.
+        path: PathBuf,
+        /// What it is instead.
+        kind: &'static str,
+    },
+    /// The system refused.
+    #[error("cannot {doing} '{}': {source}", path.display())]
+    System {
+        /// The file.
+        path: PathBuf,
+        /// What was being done, such as "open for writing".
+        doing: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// An open file with what its opening found out.
+pub(crate) struct Opened {
+    pub(crate) file: File,
+    pub(crate) block_device: bool,
+    /// Opened with `O_DIRECT`. Whether it works is found out later.
+    pub(crate) direct: bool,
+    /// Whether the file system has locks at all.
+    pub(crate) locked: bool,
+}
+
+/// Opens and locks `path`.
+pub(crate) fn open(path: &Path, options: Options) -> Result<Opened, OpenError> {
+    let block_device = if options.create_new { false } else { kind(path)? };
+    let (file, direct) = match options.buffered {
+        true => (open_file(path, options, block_device, false), false),
+        false => match open_file(path, options, block_device, true) {
+            // The file system has no direct I/O. `create_new` made the file before the flag was refused.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                let again = Options { create_new: false, write: options.writes(), ..options };
+                (open_file(path, again, block_device, false), false)
+            }
+            opened => (opened, true),
+        },
+    };
+    let file = file.map_err(|source| match source.raw_os_error() {
+        Some(libc::EBUSY) if block_device => OpenError::InUse { path: path.to_owned() },
+        _ => system(path, doing(options), source),
+    })?;
+    let locked = lock(&file, path, options.writes())?;
+    Ok(Opened { file, block_device, direct, locked })
+}
+
+/// Whether `path` is a block device; refuses what is not even a file. Asked before it is opened, since opening a FIFO waits.
+fn kind(path: &Path) -> Result<bool, OpenError> {
+    let metadata = std::fs::metadata(path).map_err(|source| system(path, "open", source))?;
+    let kind = metadata.file_type();
+    let other = match () {
+        () if kind.is_file() => return Ok(false),
+        () if kind.is_block_device() => return Ok(true),
+        () if kind.is_dir() => "a directory",
+        () if kind.is_char_device() => "a character device",
+        () if kind.is_fifo() => "a pipe",
+        () if kind.is_socket() => "a socket",
+        () => "something else",
+    };
+    Err(OpenError::Kind { path: path.to_owned(), kind: other })
+}
+
+fn open_file(path: &Path, options: Options, block_device: bool, direct: bool) -> io::Result<File> {
+    // On a block device O_EXCL means that no file system is mounted from it and nobody else holds it that way.
+    let exclusive = if block_device && options.writes() { libc::O_EXCL } else { 0 };
+    let direct = if direct { libc::O_DIRECT } else { 0 };
+    OpenOptions::new()
+        .read(true)
+        .write(options.writes())
+        .create_new(options.create_new)
+        .custom_flags(exclusive | direct)
+        .open(path)
+}
+
+/// Locks the file, alone for writers and together for readers, without waiting; tells whether there are locks at all.
+fn lock(file: &File, path: &Path, alone: bool) -> Result<bool, OpenError> {
+    match if alone { file.try_lock() } else { file.try_lock_shared() } {
+        Ok(()) => Ok(true),
+        Err(TryLockError::WouldBlock) => Err(OpenError::InUse { path: path.to_owned() }),
+        Err(TryLockError::Error(source)) => match source.raw_os_error() {
+            Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOLCK | libc::EINVAL) => {
+                tracing::warn!(path = %path.display(), error = %source, "the file system has no locks");
+                Ok(false)
+            }
+            _ => Err(system(path, "lock", source)),
+        },
+    }
+}
+
+fn doing(options: Options) -> &'static str {
+    match options {
+        Options { create_new: true, .. } => "create",
+        Options { write: true, .. } => "open for writing",
+        _ => "open",
+    }
+}
+
+pub(crate) fn system(path: &Path, doing: &'static str, source: io::Error) -> OpenError {
+    OpenError::System { path: path.to_owned(), doing, source }
+}
