@@ -190,9 +190,18 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// Puts durable records into the pages of the tables. With `retire`, the slots they replace are given up.
     pub(crate) async fn apply(&self, records: &[Record], retire: bool) -> Result<(), MediumError> {
+        let mut held = None;
         for record in records {
             let (number, index) = self.table.locate(record.lba);
-            let page = self.table.page(&self.medium, number).await?;
+            // Records come in order of address, so the next one is often in the same page.
+            let page = match &held {
+                Some((held, page)) if *held == number => page,
+                _ => {
+                    let page = self.table.page(&self.medium, number).await?;
+                    self.table.mark_dirty(number);
+                    &held.insert((number, page)).1
+                }
+            };
             if retire && self.mutation != Mutation::ReuseEarly {
                 // Only a record that is beyond doubt gives up its slot: a stale one's may be another block's by now.
                 if let Entry::Record(old) = page.entry(index, record.lba, self.seed)
@@ -204,7 +213,6 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 }
             }
             page.set(index, record, self.seed);
-            self.table.mark_dirty(number);
         }
         Ok(())
     }
