@@ -191,24 +191,23 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// Puts durable records, in order of their blocks, into the pages of the tables. With `retire`, the slots they replace are given up.
+    /// Puts durable records, in order of their blocks, into the pages of the tables. With `retire`, the slots they replace
+    /// are given up.
     pub(crate) async fn apply(&self, records: &[Record], retire: bool) -> Result<(), MediumError> {
-        let same_page = |a: &Record, b: &Record| self.table.locate(a.lba).0 == self.table.locate(b.lba).0;
-        let groups: Vec<&[Record]> = records.chunk_by(same_page).collect();
+        let number = |record: &Record| self.table.locate(record.lba).0;
+        let groups: Vec<&[Record]> = records.chunk_by(|a, b| number(a) == number(b)).collect();
         for groups in groups.chunks(PAGES_AT_ONCE) {
-            let pages = groups.iter().map(|group| self.table.page(&self.medium, self.table.locate(group[0].lba).0));
-            let pages = try_join_all(pages).await?;
-            for (record, page) in
-                groups.iter().zip(&pages).flat_map(|(group, page)| group.iter().map(move |r| (r, page)))
-            {
-                self.apply_one(record, page, retire);
+            let pages = groups.iter().map(|group| self.table.page(&self.medium, number(&group[0])));
+            for (group, page) in groups.iter().zip(try_join_all(pages).await?) {
+                group.iter().for_each(|record| self.apply_one(record, &page, retire));
+                self.table.mark_dirty(number(&group[0]));
             }
         }
         Ok(())
     }
 
     fn apply_one(&self, record: &Record, page: &Page, retire: bool) {
-        let (number, index) = self.table.locate(record.lba);
+        let (_, index) = self.table.locate(record.lba);
         // Only a record that is beyond doubt gives up its slot: a stale one's may be another block's by now.
         if retire
             && self.mutation != Mutation::ReuseEarly
@@ -220,7 +219,6 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             self.slots.retire(self.layout.zone_of(old.lba), old.slot, punch);
         }
         page.set(index, record, self.seed);
-        self.table.mark_dirty(number);
     }
 
     /// Stops all writes for good.

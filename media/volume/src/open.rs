@@ -70,6 +70,11 @@ pub struct Opened<M, C> {
 /// # Errors
 /// When there is no volume, or none that can be used.
 pub async fn probe<M: Medium>(medium: &M) -> Result<Superblock, VolumeError> {
+    Ok(read_superblocks(medium).await?.0)
+}
+
+/// The superblock that counts, and whether the other copy would do as well.
+async fn read_superblocks<M: Medium>(medium: &M) -> Result<(Superblock, bool), VolumeError> {
     let sector = medium.sector_bytes() as usize;
     let mut copies = [Vec::new(), Vec::new()];
     for (copy, offset) in copies.iter_mut().zip(SUPERBLOCK_OFFSETS) {
@@ -93,7 +98,7 @@ pub async fn open<M: Medium, C: Clock>(
     clock: C,
     options: &OpenOptions,
 ) -> Result<Opened<M, C>, VolumeError> {
-    let superblock = probe(&medium).await?;
+    let (superblock, both_serve) = read_superblocks(&medium).await?;
     let layout = superblock.layout;
     if medium.sector_bytes() > layout.sector_bytes() {
         return Err(VolumeError::Sector { volume_bytes: layout.sector_bytes(), medium_bytes: medium.sector_bytes() });
@@ -104,7 +109,12 @@ pub async fn open<M: Medium, C: Clock>(
     if medium.read_only() && !options.read_only {
         return Err(VolumeError::ReadOnly);
     }
-    let recovered = recovery::scan(&medium, &superblock, options.mutation).await?;
+    if !options.read_only {
+        // Whoever died here before may have left writes that can be read and are not durable; what is decided from them
+        // must not outlive them.
+        medium.sync().await?;
+    }
+    let recovered = recovery::scan(&medium, &superblock, options).await?;
     let description = Description {
         uuid: superblock.uuid,
         clean: superblock.clean && recovered.records.is_empty() && recovered.discarded == 0,
@@ -114,12 +124,12 @@ pub async fn open<M: Medium, C: Clock>(
     };
     let mut records: Vec<_> = recovered.records.values().copied().collect();
     records.sort_unstable_by_key(|record| record.lba);
-    let untouched = recovered.next == superblock.log_tail;
+    let settled = both_serve && recovered.next == superblock.log_tail;
     let volume = Rc::new(assemble(medium, clock, superblock, options, recovered));
-    if !options.read_only && !untouched {
+    if !options.read_only && !settled {
         // What recovery decided must be durable before anything builds on it: a second crash must decide the same.
         volume.apply(&records, false).await?;
-        volume.checkpoint(false).await.map_err(|error| VolumeError::Recovery(error.to_string()))?;
+        volume.settle(false).await.map_err(|error| VolumeError::Recovery(error.to_string()))?;
     }
     Ok(Opened { worker: Worker { volume: volume.clone() }, volume, description })
 }

@@ -150,14 +150,17 @@ impl Superblock {
         Ok(Superblock { uuid, serial: get::<8>(bytes, AT_SERIAL), layout, protection, clean, log_tail })
     }
 
-    /// The newer of two copies that are valid, or why there is none.
+    /// The newer of two copies that are valid, and whether the other one would do as well: whether it begins the log at the
+    /// same place.
     ///
     /// # Errors
     /// When neither copy can be used: the first copy's reason, unless only the second one begins like a volume.
-    pub fn choose(copies: [&[u8]; 2]) -> Result<Superblock, SuperblockError> {
+    pub fn choose(copies: [&[u8]; 2]) -> Result<(Superblock, bool), SuperblockError> {
         match copies.map(Superblock::decode) {
-            [Ok(a), Ok(b)] => Ok(if b.serial > a.serial { b } else { a }),
-            [Ok(one), Err(_)] | [Err(_), Ok(one)] => Ok(one),
+            [Ok(a), Ok(b)] => {
+                Ok((if b.serial > a.serial { b } else { a }, a.log_tail == b.log_tail && a.uuid == b.uuid))
+            }
+            [Ok(one), Err(_)] | [Err(_), Ok(one)] => Ok((one, false)),
             [Err(SuperblockError::Magic), Err(second)] => Err(second),
             [Err(first), Err(_)] => Err(first),
         }
@@ -252,9 +255,11 @@ mod tests {
     fn a_superblock_comes_back_and_the_newer_copy_counts() {
         let (old, new) = (superblock(1), superblock(2));
         assert_eq!(Superblock::decode(&old.encode()), Ok(old));
-        assert_eq!(Superblock::choose([&old.encode(), &new.encode()]), Ok(new));
-        assert_eq!(Superblock::choose([&new.encode(), &old.encode()]), Ok(new));
-        assert_eq!(Superblock::choose([&[0; 512], &old.encode()]), Ok(old));
+        assert_eq!(Superblock::choose([&old.encode(), &new.encode()]), Ok((new, true)));
+        assert_eq!(Superblock::choose([&new.encode(), &old.encode()]), Ok((new, true)));
+        assert_eq!(Superblock::choose([&[0; 512], &old.encode()]), Ok((old, false)));
+        let behind = Superblock { log_tail: 11, ..old };
+        assert_eq!(Superblock::choose([&behind.encode(), &new.encode()]), Ok((new, false)));
     }
 
     #[test]
