@@ -30,6 +30,7 @@ struct Counters {
     written_bytes: [Cell<u64>; 4],
     read_bytes: Cell<u64>,
     sync_seconds: RefCell<Vec<f64>>,
+    data_write_seconds: Cell<f64>,
 }
 
 impl Counts {
@@ -46,6 +47,11 @@ impl Counts {
     /// Bytes read.
     pub fn read(&self) -> u64 {
         self.0.read_bytes.get()
+    }
+
+    /// Seconds that writes of data spent at the medium since this was last asked, all of them added up.
+    pub fn take_data_write_seconds(&self) -> f64 {
+        self.0.data_write_seconds.take()
     }
 
     /// Milliseconds of each sync since this was last asked.
@@ -120,7 +126,13 @@ impl<M: Medium> Medium for Counted<M> {
         if self.drop_data && part == Part::Slots {
             return Ok(());
         }
-        self.medium.write(offset_bytes, from).await
+        let start = Instant::now();
+        let result = self.medium.write(offset_bytes, from).await;
+        if part == Part::Slots {
+            let seconds = &self.counts.0.data_write_seconds;
+            seconds.set(seconds.get() + start.elapsed().as_secs_f64());
+        }
+        result
     }
 
     async fn sync(&self) -> Result<(), MediumError> {

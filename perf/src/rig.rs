@@ -62,9 +62,11 @@ impl Clock for TurnClock {
     }
 }
 
+type CountedVolume = Volume<Counted<FileMedium>, TurnClock>;
+
 /// An open protected volume with its worker.
 pub struct OpenVolume {
-    gate: Rc<Gate<Rc<Volume<Counted<FileMedium>, TurnClock>>>>,
+    gate: Rc<Gate<Rc<CountedVolume>>>,
     on_turn: Rc<Cell<bool>>,
     worker: JoinHandle<()>,
     counts: Counts,

@@ -79,13 +79,18 @@ async fn round(contenders: &[Contender], load: Load, until: Until, number: u32) 
 async fn steady(options: &FileOptions) -> anyhow::Result<()> {
     println!("\nsteady: every byte of every file was written before; {} a file", options.size);
     let contenders = contenders(options, Prepared::Written).await?;
+    for counts in contenders.iter().filter_map(Contender::counts) {
+        // What filling cost is no part of any load.
+        counts.take_sync_ms();
+        counts.take_data_write_seconds();
+    }
     for &(load, bar) in STEADY.iter().filter(|(load, _)| load.name.contains(&options.only)) {
         let mut rounds = Rounds::default();
         for number in 0..options.rounds {
             rounds.0.push(round(&contenders, load, Until::Passed(options.turn()), number).await?);
         }
         rounds.print(load.name, &names(&contenders), Some(bar));
-        print_syncs(&contenders);
+        print_media(&contenders, &rounds);
     }
     for contender in contenders {
         contender.close().await?;
@@ -93,14 +98,19 @@ async fn steady(options: &FileOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How many syncs the volumes made under a load, and how long they took.
-fn print_syncs(contenders: &[Contender]) {
-    for contender in contenders {
-        let syncs = contender.counts().map(|counts| counts.take_sync_ms()).unwrap_or_default();
+/// What the volumes' media saw of a load: syncs, how long they took, and how many writes of data were there at once.
+fn print_media(contenders: &[Contender], rounds: &Rounds) {
+    for (index, contender) in contenders.iter().enumerate() {
+        let Some(counts) = contender.counts() else { continue };
+        let (syncs, write_seconds) = (counts.take_sync_ms(), counts.take_data_write_seconds());
         if !syncs.is_empty() {
-            let count = syncs.len();
+            let (count, seconds) = (syncs.len(), rounds.0.iter().map(|round| round[index].seconds).sum::<f64>());
             let ms = Spread::of(syncs.into_iter());
-            println!("  {:16} {count} syncs of {:.2} ms, at most {:.1} ms", contender.name, ms.median, ms.most);
+            let (name, there) = (&contender.name, write_seconds / seconds);
+            println!(
+                "  {name:16} {count} syncs of {:.2} ms, at most {:.1}; {there:.1} data writes at once",
+                ms.median, ms.most
+            );
         }
     }
 }

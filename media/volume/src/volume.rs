@@ -124,8 +124,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// Whether a record can be about this block at all: its slot is one of the zone.
     pub(crate) fn plausible(&self, record: &Record) -> bool {
-        let zone = self.layout.zone(self.layout.zone_of(record.lba));
-        record.kind == Kind::Deallocated || zone.is_some_and(|zone| record.slot < zone.slots)
+        record.kind == Kind::Deallocated
+            || (record.lba.get() < self.layout.capacity_blocks() && record.slot < self.layout.slots_near(record.lba))
     }
 
     /// Loads the map of free slots of a zone by reading its records.

@@ -160,6 +160,13 @@ impl Layout {
         Some(self.zone_at(self.zones_offset() + index * self.zone_stride(), first, blocks))
     }
 
+    /// Slots of the zone of a block of the volume. Asked for every block that is read, so it computes no more than that.
+    pub fn slots_near(&self, lba: Lba) -> u32 {
+        let first = lba.get() - lba.get() % self.zone_blocks;
+        let blocks = self.zone_blocks.min(self.capacity_blocks.saturating_sub(first));
+        (blocks + self.spare(blocks)) as u32
+    }
+
     /// The zone of a block of the volume.
     pub fn zone_of(&self, lba: Lba) -> u64 {
         lba.get() / self.zone_blocks
@@ -228,6 +235,7 @@ mod tests {
                 assert!(zone.slots_offset >= zone.generations_offset + zone.blocks * 2);
                 assert!(zone.end_offset >= zone.slots_offset + (u64::from(zone.slots) << size.shift()));
                 assert!(u64::from(zone.slots) > zone.blocks && zone.slots < 1 << 24);
+                assert_eq!(layout.slots_near(zone.first.checked_add(zone.blocks - 1).unwrap()), zone.slots);
                 assert!([zone.generations_offset, zone.slots_offset, at].iter().all(|o| o % ALIGNMENT == 0));
                 (at, counted) = (zone.end_offset, counted + zone.blocks);
             }

@@ -192,6 +192,25 @@ mod tests {
     }
 
     #[test]
+    fn the_worked_example_of_the_documentation_is_right() {
+        let seed = Seed::of(b"an identity here");
+        assert_eq!(seed, Seed(0xd88b_2fc4));
+        let data: Vec<u8> = b"sealblock!".iter().copied().cycle().take(4096).collect();
+        let mut tuple = [0; 16];
+        tuple[..2].copy_from_slice(&sealblock_integrity::guard::crc16(&data).to_be_bytes());
+        tuple[7] = 42;
+        let mut record =
+            Record { lba: Lba::new(42), kind: Kind::Stored, slot: 0x4_0003, generation: 8, tuple, loose: false };
+        record.set_strong_check(sealblock_integrity::guard::crc32c(&data));
+        let bytes = [
+            0x11, 0xf9, 0, 0, 0, 0, 0, 0x2a, 0x0c, 0xae, 0x4f, 0x37, 0, 0, 0, 0, 0x2a, 0, 0, 0, 0, 3, 0, 4, 8, 0, 1, 0,
+            0x29, 0x04, 0xd0, 0x3e,
+        ];
+        assert_eq!(record.encode(seed), bytes);
+        assert_eq!(Record::decode(&bytes, seed), Ok(record));
+    }
+
+    #[test]
     fn the_bytes_are_stable() {
         let bytes = record().encode(SEED);
         assert_eq!(bytes[16..28], [0x9a, 0x78, 0x56, 0x34, 0x12, 0xef, 0xcd, 0xab, 7, 0, 1, 0]);
