@@ -17,6 +17,7 @@ use sealblock::exit::Exit;
 use sealblock::stack::{Access, data_of, on_reactor, open};
 use sealblock::target::Target;
 use sealblock_block::Device;
+use sealblock_media_volume::Mutation;
 use sealblock_units::Lba;
 
 use crate::draw::Draw;
@@ -41,7 +42,7 @@ const EARLY_ONCE_IN: u64 = 6;
 /// What is to be done.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// The program that is started as `PROGRAM worker VOLUME SEED ROUND`, and runs [`crate::worker::run`].
+    /// The program that is started as `PROGRAM worker VOLUME SEED ROUND MUTATION`, and runs [`crate::worker::run`].
     pub program: PathBuf,
     /// Where the volumes are made.
     pub folder: PathBuf,
@@ -49,6 +50,8 @@ pub struct Plan {
     pub rounds: u64,
     /// What everything is drawn from.
     pub seed: u64,
+    /// A fault put into the volume's work on purpose, to see that it is noticed.
+    pub mutation: Mutation,
 }
 
 /// What was seen, to show that there was something to see.
@@ -60,7 +63,7 @@ pub struct Seen {
     pub settled: usize,
     /// Workers that were killed before they had opened their volume.
     pub early: u64,
-    /// Changes that were under way or not yet durable when their worker was killed, and were there all the same.
+    /// Blocks that were read and judged.
     pub blocks: u64,
 }
 
@@ -68,6 +71,28 @@ pub struct Seen {
 struct Subject {
     path: PathBuf,
     content: Vec<Content>,
+}
+
+/// The faults and their names on the command line.
+const MUTATIONS: [(&str, Mutation); 5] = [
+    ("none", Mutation::None),
+    ("skip-sync", Mutation::SkipSync),
+    ("late-tags", Mutation::LateTags),
+    ("reuse-early", Mutation::ReuseEarly),
+    ("trust-log", Mutation::TrustLog),
+];
+
+/// The fault of this name.
+///
+/// # Errors
+/// When there is none.
+pub fn mutation(name: &str) -> Result<Mutation> {
+    let known = MUTATIONS.iter().find(|known| known.0 == name);
+    known.map(|known| known.1).with_context(|| format!("'{name}' is no mutation"))
+}
+
+fn name_of(mutation: Mutation) -> &'static str {
+    MUTATIONS.iter().find(|known| known.1 == mutation).map_or("none", |known| known.0)
 }
 
 /// Carries the plan out.
@@ -123,7 +148,7 @@ fn live_and_die(plan: &Plan, round: u64, path: &Path, draw: &mut Draw, seen: &mu
     let mut worker = Command::new(&plan.program)
         .arg("worker")
         .arg(path)
-        .args([plan.seed.to_string(), round.to_string()])
+        .args([plan.seed.to_string(), round.to_string(), name_of(plan.mutation).to_owned()])
         .env("SEALBLOCK_RUNTIME", runtime)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -3,13 +3,16 @@
 use std::cell::Cell;
 use std::io::{self, Write};
 use std::path::Path;
+use std::rc::Rc;
 
 use anyhow::{Context, Result, anyhow};
 use futures_util::future::try_join_all;
-use sealblock::stack::{Access, Opened, on_reactor, open};
-use sealblock::target::Target;
-use sealblock_block::{Device, Durability, Operation};
+use sealblock::exit::Failure;
+use sealblock::stack::{FileVolume, ReactorClock, of_block, of_open, of_volume, on_reactor, open_medium};
+use sealblock_block::{Device, Durability, Gate, Geometry, Operation};
 use sealblock_integrity::{Sealed, Tags};
+use sealblock_media_file::Options;
+use sealblock_media_volume::{Mutation, OpenOptions};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::Extent;
 
@@ -28,27 +31,36 @@ const CHANGES_MAX: u64 = 100_000;
 
 /// What the tasks share.
 struct Worker {
-    opened: Opened,
+    gate: Gate<Rc<FileVolume>>,
     round: u64,
     requests: Cell<u64>,
 }
 
-/// Works on the volume until it is killed. `round` makes the versions of this worker its own.
+/// Works on the volume until it is killed. `round` makes the versions of this worker its own; `mutation` is a fault put
+/// into the volume's work on purpose.
 ///
 /// # Errors
 /// When the volume cannot be opened, or a request fails: a volume that nobody damaged must carry out every one.
-pub fn run(path: &Path, seed: u64, round: u64) -> Result<()> {
-    let target = Target::File(path.to_owned());
+pub fn run(path: &Path, seed: u64, round: u64, mutation: Mutation) -> Result<()> {
     on_reactor(async {
-        let opened = open(&target, Access::Write).await?;
-        let worker = Worker { opened, round, requests: Cell::new(0) };
+        let volume = open(path, mutation).await.map_err(|failure| failure.on(path.display()))?;
+        let worker = Worker { gate: Gate::new("volume", volume.clone()), round, requests: Cell::new(0) };
         worker.tell(Event::Ready);
-        let worked = try_join_all((0..TASKS).map(|task| worker.work(Draw::new(seed, round * TASKS + task)))).await;
-        let Worker { opened, .. } = worker;
-        opened.close(worked.map(drop)).await
+        try_join_all((0..TASKS).map(|task| worker.work(Draw::new(seed, round * TASKS + task)))).await?;
+        volume.close().await.map_err(|error| of_block("closing", &error))
     })
     .map_err(|failure| anyhow!("{failure}"))
     .context("the worker failed")
+}
+
+/// Opens the volume as the command line does, but for the mutation.
+async fn open(path: &Path, mutation: Mutation) -> Result<Rc<FileVolume>, Failure> {
+    let medium = open_medium(path, Options::WRITE).await.map_err(|error| of_open("opening", &error))?;
+    let options = OpenOptions { mutation, ..OpenOptions::default() };
+    let opened = sealblock_media_volume::open(medium, ReactorClock, &options).await;
+    let opened = opened.map_err(|error| of_volume("opening", &error))?;
+    drop(sealblock_runtime_reactor::spawn(opened.worker.run()));
+    Ok(opened.volume)
 }
 
 impl Worker {
@@ -65,7 +77,7 @@ impl Worker {
         self.requests.get()
     }
 
-    async fn work(&self, mut draw: Draw) -> Result<(), sealblock::exit::Failure> {
+    async fn work(&self, mut draw: Draw) -> Result<(), Failure> {
         for _ in 0..CHANGES_MAX {
             match draw.below(16) {
                 0 => self.flush().await?,
@@ -78,30 +90,30 @@ impl Worker {
         Ok(())
     }
 
-    async fn flush(&self) -> Result<(), sealblock::exit::Failure> {
+    async fn flush(&self) -> Result<(), Failure> {
         let request = self.number();
         self.tell(Event::FlushBegin { request });
-        self.opened.flush().await?;
+        self.gate.execute(Operation::Flush).await.map_err(|error| of_block("flushing", &error))?;
         self.tell(Event::FlushDone { request });
         Ok(())
     }
 
-    async fn zero(&self, draw: &mut Draw) -> Result<(), sealblock::exit::Failure> {
+    async fn zero(&self, draw: &mut Draw) -> Result<(), Failure> {
         let extent = self.extent(draw);
         let durability = if draw.once_in(4) { Durability::ForceUnitAccess } else { Durability::Volatile };
         let operation = Operation::WriteZeroes { extent, may_unmap: draw.once_in(2), durability };
         self.change(extent, Change::Zero, durability, operation).await
     }
 
-    async fn discard(&self, draw: &mut Draw) -> Result<(), sealblock::exit::Failure> {
+    async fn discard(&self, draw: &mut Draw) -> Result<(), Failure> {
         let extent = self.extent(draw);
         self.change(extent, Change::Zero, Durability::Volatile, Operation::Discard { extents: vec![extent] }).await
     }
 
-    async fn write(&self, draw: &mut Draw, durability: Durability) -> Result<(), sealblock::exit::Failure> {
+    async fn write(&self, draw: &mut Draw, durability: Durability) -> Result<(), Failure> {
         let extent = self.extent(draw);
         let version = self.round << 32 | (self.requests.get() + 1);
-        let data = sealed(&self.opened, extent, version);
+        let data = sealed(self.gate.geometry(), extent, version);
         let operation = Operation::Write { extent, data, durability };
         self.change(extent, Change::Write(version), durability, operation).await
     }
@@ -112,19 +124,18 @@ impl Worker {
         change: Change,
         durability: Durability,
         operation: Operation,
-    ) -> Result<(), sealblock::exit::Failure> {
+    ) -> Result<(), Failure> {
         let request = self.number();
         self.tell(Event::Begin { request, extent, change, fua: durability == Durability::ForceUnitAccess });
-        let doing = || format!("request {request}, {:?} of {extent}", operation.kind());
-        let doing = doing();
-        self.opened.gate.execute(operation).await.map_err(|error| sealblock::stack::of_block(doing, &error))?;
+        let doing = format!("request {request}, {:?} of {extent}", operation.kind());
+        self.gate.execute(operation).await.map_err(|error| of_block(doing, &error))?;
         self.tell(Event::Done { request });
         Ok(())
     }
 
     /// Where the next change goes: mostly where the others go too.
     fn extent(&self, draw: &mut Draw) -> Extent {
-        let capacity = self.opened.gate.geometry().capacity_blocks;
+        let capacity = self.gate.geometry().capacity_blocks;
         let blocks = 1 + draw.below(BLOCKS_MAX);
         let within = if draw.once_in(8) { capacity } else { capacity.min(CROWDED_BLOCKS) };
         Extent::from_raw(draw.below(within - blocks + 1), blocks).expect("drawn inside the volume")
@@ -132,8 +143,7 @@ impl Worker {
 }
 
 /// The data of a version for these blocks, sealed for the device.
-pub fn sealed(opened: &Opened, extent: Extent, version: Version) -> Sealed {
-    let geometry = opened.gate.geometry();
+pub fn sealed(geometry: &Geometry, extent: Extent, version: Version) -> Sealed {
     let size = geometry.block_size;
     let mut data = Buffer::zeroed(extent.bytes(size) as usize);
     for (lba, block) in extent.iter().zip(data.chunks_mut(size.bytes())) {

@@ -41,7 +41,9 @@ fn volume() -> Rc<Opened> {
 async fn change(history: Shared, request: u64, extent: Extent, change: Change, durability: Durability) {
     let opened = volume();
     let operation = match change {
-        Change::Write(version) => Operation::Write { extent, data: sealed(&opened, extent, version), durability },
+        Change::Write(version) => {
+            Operation::Write { extent, data: sealed(opened.gate.geometry(), extent, version), durability }
+        }
         Change::Zero => Operation::WriteZeroes { extent, may_unmap: request % 2 == 0, durability },
     };
     let begin = Event::Begin { request, extent, change, fua: durability == Durability::ForceUnitAccess };
