@@ -22,7 +22,10 @@ pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 32 << 10];
 pub const SUPERBLOCK_BYTES: u64 = 512;
 
 /// A folder to work in. Names of files in it are used as targets, since every command is run there.
-pub struct Place(TempDir);
+pub struct Place {
+    folder: TempDir,
+    runtime: &'static str,
+}
 
 /// What a command answered.
 #[derive(Debug)]
@@ -35,17 +38,23 @@ pub struct Answer {
 
 impl Place {
     pub fn new() -> Place {
-        Place(tempfile::tempdir().expect("a temporary folder"))
+        Place::with_runtime("auto")
+    }
+
+    /// A place where the binary runs on this runtime. `syscalls` starts sooner, since it sets up no ring.
+    pub fn with_runtime(runtime: &'static str) -> Place {
+        Place { folder: tempfile::tempdir().expect("a temporary folder"), runtime }
     }
 
     pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
-        self.0.path().join(name)
+        self.folder.path().join(name)
     }
 
     /// The binary with arguments separated by spaces, not yet started.
     pub fn command(&self, arguments: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sealblock"));
-        command.args(arguments.split_whitespace()).current_dir(self.0.path()).stdin(Stdio::null());
+        command.args(arguments.split_whitespace()).current_dir(self.folder.path());
+        command.env("SEALBLOCK_RUNTIME", self.runtime).stdin(Stdio::null());
         command
     }
 
