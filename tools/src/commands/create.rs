@@ -127,7 +127,14 @@ fn type_words(kind: ProtectionType) -> &'static str {
 /// Opens the place for a volume; one that holds something already only with `force`.
 async fn open(path: &Path, fresh: bool, force: bool) -> Result<FileMedium, Failure> {
     let options = if fresh { Options::CREATE } else { Options::WRITE };
-    let medium = open_medium(path, options).await.map_err(|error| of_open("creating the volume", &error))?;
+    let medium = open_medium(path, options).await.map_err(|error| {
+        let failure = of_open("creating the volume", &error);
+        match failure.cause() {
+            // Only the folder can be what is missing.
+            Cause::Unreachable => failure.advise("a path in a folder that is there"),
+            _ => failure,
+        }
+    })?;
     if !fresh && !force && !blank(&medium).await? {
         return Err(Failure::new(Cause::Refused, "creating the volume", "there is something already")
             .on(path.display())
