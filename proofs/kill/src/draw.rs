@@ -27,7 +27,7 @@ impl Draw {
 
     /// A number from 0 to `end - 1`; 0 when `end` is 0.
     pub fn below(&mut self, end: u64) -> u64 {
-        (u128::from(self.word()) * u128::from(end) >> 64) as u64
+        ((u128::from(self.word()) * u128::from(end)) >> 64) as u64
     }
 
     /// True once in `times`.
