@@ -110,3 +110,40 @@ pub trait Medium {
     /// Makes `length_bytes` at `offset_bytes` read as zeroes, keeping the space.
     fn zero(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>>;
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_the_system_keep_their_kind() {
+        // Error numbers of Linux: EIO, ENOSPC, EDQUOT, EFBIG, EROFS, EOPNOTSUPP.
+        let kinds = [
+            (5, MediumErrorKind::Failed),
+            (28, MediumErrorKind::NoSpace),
+            (122, MediumErrorKind::NoSpace),
+            (27, MediumErrorKind::NoSpace),
+            (30, MediumErrorKind::ReadOnly),
+            (95, MediumErrorKind::Unsupported),
+        ];
+        for (number, kind) in kinds {
+            let error = MediumError::from_io("write", 4096, &io::Error::from_raw_os_error(number));
+            assert_eq!(error.kind, kind, "{error}");
+            assert!(error.to_string().starts_with("write at byte 4096: "));
+        }
+        let error = MediumError::from_io("read", 0, &io::ErrorKind::UnexpectedEof.into());
+        assert_eq!(error.kind, MediumErrorKind::PastEnd);
+    }
+
+    #[test]
+    fn a_device_tells_full_and_read_only_media_from_broken_ones() {
+        let of = |kind| {
+            let error = MediumError { kind, doing: "write", offset_bytes: 0, reason: "so".to_owned() };
+            Error::from(error).into_failure()
+        };
+        let reason = "write at byte 0: so".to_owned();
+        assert_eq!(of(MediumErrorKind::NoSpace), Failure::NoSpace { reason: reason.clone() });
+        assert_eq!(of(MediumErrorKind::ReadOnly), Failure::ReadOnly);
+        assert_eq!(of(MediumErrorKind::Failed), Failure::Media { reason });
+    }
+}

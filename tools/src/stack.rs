@@ -13,6 +13,7 @@ use std::time::Duration;
 use futures_util::future::LocalBoxFuture;
 use sealblock_block::{Answer, Clock, Device, Gate, Medium, Operation, Outcome, Stack};
 use sealblock_integrity::Checks;
+use sealblock_layers_fault::{FaultLayer, Rules};
 use sealblock_layers_offset::OffsetLayer;
 use sealblock_media_file::FileMedium;
 use sealblock_media_memory::MemoryDevice;
@@ -64,6 +65,10 @@ pub struct Opened {
 impl Opened {
     fn new(target: &Target, device: impl Device + 'static, facts: Facts, volumes: Vec<Rc<FileVolume>>) -> Opened {
         Opened { gate: Gate::new(target.to_string(), Stack::new(device)), facts, volumes, target: target.clone() }
+    }
+
+    fn plain(target: &Target, device: impl Device + 'static, kind: &'static str) -> Opened {
+        Opened::new(target, device, Facts::plain(kind), Vec::new())
     }
 
     /// The name it was opened by.
@@ -122,13 +127,11 @@ pub fn open(target: &Target, access: Access) -> LocalBoxFuture<'_, Result<Opened
             Target::File(path) | Target::Linux(path) => files::open(target, path, access).await,
             Target::Memory(size) => {
                 let (block_size, blocks) = blocks_of(target, *size)?;
-                let device = MemoryDevice::new(block_size, blocks, None);
-                Ok(Opened::new(target, device, Facts::plain("memory"), Vec::new()))
+                Ok(Opened::plain(target, MemoryDevice::new(block_size, blocks, None), "memory"))
             }
             Target::Null(size) => {
                 let (block_size, blocks) = blocks_of(target, *size)?;
-                let device = NullDevice::new(block_size, blocks, None);
-                Ok(Opened::new(target, device, Facts::plain("null"), Vec::new()))
+                Ok(Opened::plain(target, NullDevice::new(block_size, blocks, None), "null"))
             }
             Target::Offset { range, target: whole } => {
                 let below = open(whole, access).await?;
@@ -137,7 +140,13 @@ pub fn open(target: &Target, access: Access) -> LocalBoxFuture<'_, Result<Opened
                     .map_err(|error| Failure::new(Cause::Usage, "opening", error).on(target))?;
                 Ok(Opened::new(target, device, Facts::over("offset", below.facts), below.volumes))
             }
-            Target::Fault { .. } => Err(absent(target, "fault layers are")),
+            Target::Fault { rules, target: inner } => {
+                let rules: Rules =
+                    rules.parse().map_err(|error| Failure::new(Cause::Usage, "reading the rules", error).on(target))?;
+                let below = open(inner, access).await?;
+                let device = FaultLayer::new(below.gate, rules, ReactorClock);
+                Ok(Opened::new(target, device, Facts::over("fault", below.facts), below.volumes))
+            }
             Target::Group { kind, .. } => Err(absent(
                 target,
                 match kind {

@@ -17,9 +17,9 @@ const CARGO_DENY: &str = "0.20.2";
 const DENY_CHECKS: [&str; 3] = ["licenses", "bans", "sources"];
 const SIMULATOR: &str = "sealblock-simulator";
 /// Seeds of the short simulation.
-const SIMULATION_SEEDS: &str = "200";
+const SIMULATION_SEEDS: &str = "400";
 /// Whether the check fails when the simulator has no binary. Set it as soon as there is one.
-const SIMULATION_REQUIRED: bool = false;
+const SIMULATION_REQUIRED: bool = true;
 
 /// Runs all steps; `fast` leaves out those that look at dependencies, documentation and crashes.
 pub fn run(fast: bool) -> Result<()> {

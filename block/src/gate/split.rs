@@ -4,7 +4,7 @@
 //! pieces are carried out, and their faults are joined into one error.
 
 use futures_util::stream::{self, StreamExt};
-use sealblock_integrity::Sealed;
+use sealblock_integrity::{Checks, PiFormat, Sealed};
 use sealblock_units::{BlockCount, Extent};
 
 use super::Gate;
@@ -39,56 +39,39 @@ impl<D: Device> Gate<D> {
 }
 
 /// The operation once per piece.
-fn pieces(
-    operation: Operation,
-    most: BlockCount,
-    format: Option<sealblock_integrity::PiFormat>,
-) -> Box<dyn Iterator<Item = Operation>> {
-    // Reference tags count on from piece to piece.
-    let onward = move |checks: &sealblock_integrity::Checks, whole: Extent, piece: Extent| match format {
-        Some(format) => checks.advance(piece.start().get() - whole.start().get(), format),
-        None => *checks,
-    };
-    let part = |data: &Sealed, whole: Extent, piece: Extent| {
-        data.slice((piece.start().get() - whole.start().get()) as usize, piece.len() as usize)
-    };
-    match operation {
-        Operation::Read { extent, checks } => Box::new(
-            extent
-                .split_aligned(most)
-                .map(move |piece| Operation::Read { extent: piece, checks: onward(&checks, extent, piece) }),
-        ),
-        Operation::Verify { extent, checks } => Box::new(
-            extent
-                .split_aligned(most)
-                .map(move |piece| Operation::Verify { extent: piece, checks: onward(&checks, extent, piece) }),
-        ),
-        Operation::Write { extent, data, durability } => {
-            Box::new(extent.split_aligned(most).map(move |piece| Operation::Write {
-                extent: piece,
-                data: part(&data, extent, piece),
-                durability,
-            }))
+fn pieces(operation: Operation, most: BlockCount, format: Option<PiFormat>) -> Box<dyn Iterator<Item = Operation>> {
+    match (operation.extent(), operation) {
+        (Some(whole), operation) => {
+            Box::new(whole.split_aligned(most).map(move |piece| part(&operation, whole, piece, format)))
         }
-        Operation::Compare { extent, data } => Box::new(
-            extent
-                .split_aligned(most)
-                .map(move |piece| Operation::Compare { extent: piece, data: part(&data, extent, piece) }),
-        ),
-        Operation::WriteZeroes { extent, may_unmap, durability } => {
-            Box::new(extent.split_aligned(most).map(move |piece| Operation::WriteZeroes {
-                extent: piece,
-                may_unmap,
-                durability,
-            }))
-        }
-        Operation::Discard { extents } => Box::new(
+        (None, Operation::Discard { extents }) => Box::new(
             extents
                 .into_iter()
                 .flat_map(move |extent| extent.split_aligned(most))
                 .map(|extent| Operation::Discard { extents: vec![extent] }),
         ),
-        Operation::Flush => Box::new(std::iter::once(Operation::Flush)),
+        (None, operation) => Box::new(std::iter::once(operation)),
+    }
+}
+
+/// The operation on one piece of its blocks.
+fn part(operation: &Operation, whole: Extent, extent: Extent, format: Option<PiFormat>) -> Operation {
+    let first = extent.start().get() - whole.start().get();
+    // Reference tags count on from piece to piece.
+    let onward = |checks: &Checks| format.map_or(*checks, |format| checks.advance(first, format));
+    let cut = |data: &Sealed| data.slice(first as usize, extent.len() as usize);
+    match operation {
+        Operation::Read { checks, .. } => Operation::Read { extent, checks: onward(checks) },
+        Operation::Verify { checks, .. } => Operation::Verify { extent, checks: onward(checks) },
+        Operation::Write { data, durability, .. } => {
+            Operation::Write { extent, data: cut(data), durability: *durability }
+        }
+        Operation::Compare { data, .. } => Operation::Compare { extent, data: cut(data) },
+        Operation::WriteZeroes { may_unmap, durability, .. } => {
+            Operation::WriteZeroes { extent, may_unmap: *may_unmap, durability: *durability }
+        }
+        Operation::Flush => Operation::Flush,
+        Operation::Discard { .. } => Operation::Discard { extents: vec![extent] },
     }
 }
 

@@ -103,7 +103,7 @@ impl<M: Medium> FileBlock<M> {
 
     async fn write_zeroes(&self, extent: Extent, may_unmap: bool) -> Result<(), Error> {
         let (offset, length) = (self.offset_bytes(extent), self.length_bytes(extent));
-        match may_unmap && self.medium.punches() {
+        match may_unmap {
             true => Ok(self.medium.punch(offset, length).await?),
             false => Ok(self.medium.zero(offset, length).await?),
         }

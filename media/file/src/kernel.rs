@@ -24,8 +24,18 @@ pub(crate) struct Alignment {
 }
 
 impl Alignment {
-    /// What the page cache asks for: nothing, but sectors of the usual size, which a disk writes whole.
-    pub(crate) const BUFFERED: Alignment = Alignment { sector_bytes: SMALLEST_SECTOR_BYTES, memory_bytes: 1 };
+    /// What goes through the page cache may lie anywhere in memory; sectors are what a disk writes whole.
+    pub(crate) fn buffered(file: &File, block_device: bool) -> io::Result<Alignment> {
+        let mut sector_bytes = SMALLEST_SECTOR_BYTES;
+        if block_device {
+            let known = statx(file)?;
+            let logical = queue_limit(known.stx_rdev_major, known.stx_rdev_minor, "logical_block_size");
+            if logical.is_none_or(|bytes| bytes > u64::from(SMALLEST_SECTOR_BYTES)) {
+                sector_bytes = LARGEST_SECTOR_BYTES;
+            }
+        }
+        Ok(Alignment { sector_bytes, memory_bytes: 1 })
+    }
 }
 
 /// What `statx` says about an open file.
@@ -36,6 +46,11 @@ pub(crate) fn statx(file: impl rustix::fd::AsFd) -> io::Result<Statx> {
 
 /// The alignment of direct I/O on a file opened for it, or nothing where it does not work.
 pub(crate) fn direct_alignment(file: &File) -> io::Result<Option<Alignment>> {
+    // This file system takes the flag and then keeps the file in the page cache, for want of another place. The nodes of
+    // block devices are on one too.
+    if file.metadata()?.is_file() && file_system(file)? == "tmpfs" {
+        return Ok(None);
+    }
     let known = statx(file)?;
     if known.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
         return probe_direct(file);

@@ -58,18 +58,20 @@ impl FileMedium {
         let path = path.as_ref();
         let failed = |source| open::system(path, "find out about", source);
         let mut opened = open::open(path, options)?;
-        let mut alignment = Alignment::BUFFERED;
+        let mut alignment = None;
         if opened.direct {
-            match kernel::direct_alignment(&opened.file).map_err(failed)? {
-                Some(found) => alignment = found,
-                None => {
-                    // Reopened by its own lock's holder, so the lock is given up first.
-                    drop(opened);
-                    let again = Options { create_new: false, write: options.writes(), buffered: true };
-                    opened = open::open(path, again)?;
-                }
+            alignment = kernel::direct_alignment(&opened.file).map_err(failed)?;
+            if alignment.is_none() {
+                // Locks are between openings, so this one's is given up before the file is opened again.
+                drop(opened);
+                let again = Options { create_new: false, write: options.writes(), buffered: true };
+                opened = open::open(path, again)?;
             }
         }
+        let alignment = match alignment {
+            Some(found) => found,
+            None => Alignment::buffered(&opened.file, opened.block_device).map_err(failed)?,
+        };
         let punches = options.writes() && kernel::punches(&opened.file, opened.block_device).map_err(failed)?;
         let (block_device, direct, locked) = (opened.block_device, opened.direct, opened.locked);
         let file = File::from_fd(opened.file.into());
@@ -253,15 +255,13 @@ impl Medium for FileMedium {
         if length_bytes == 0 {
             return Ok(());
         }
-        if self.punches {
-            // On a block device this is an order for zeroes that may unmap, unlike a discard, which promises no zeroes.
-            let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-            match self.file.fallocate(mode, offset_bytes, length_bytes).await {
-                Err(error) if is_missing(&error) => {}
-                result => return result.map_err(|error| MediumError::from_io(DOING, offset_bytes, &error)),
-            }
+        // On a block device this asks for zeroes that may unmap, unlike a discard, which promises no zeroes. It is tried also
+        // where nothing is known of space given back, since some drivers give it back without saying so.
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        match self.file.fallocate(mode, offset_bytes, length_bytes).await {
+            Err(error) if is_missing(&error) => self.zero(offset_bytes, length_bytes).await,
+            result => result.map_err(|error| MediumError::from_io(DOING, offset_bytes, &error)),
         }
-        self.zero(offset_bytes, length_bytes).await
     }
 
     async fn zero(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {

@@ -13,21 +13,34 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Writes every page that differs from the medium, then a superblock that begins the log behind their records.
     ///
     /// # Errors
-    /// When the medium fails. The log still has everything, so a later checkpoint can do what this one could not.
+    /// When the medium fails. If it was a write, the log still has everything, and a later checkpoint can do what this one
+    /// could not. After a failed sync nobody knows which writes were lost, so no later one may build on them: the volume takes
+    /// no more writes.
     pub(crate) async fn checkpoint(&self, clean: bool) -> Result<(), Error> {
         let target = self.log.next.get();
         for numbers in self.table.dirty_pages().chunks(PAGES_IN_FLIGHT) {
             let writes = numbers.iter().map(|&number| self.table.write_back(&self.medium, number));
             join_all(writes).await.into_iter().collect::<Result<(), MediumError>>()?;
         }
-        self.medium.sync().await?;
+        self.sync_or_fail().await?;
         let superblock =
             Superblock { serial: self.superblock.get().serial + 1, clean, log_tail: target, ..self.superblock.get() };
         write_superblock(&self.medium, &superblock).await?;
-        self.medium.sync().await?;
+        self.sync_or_fail().await?;
         self.superblock.set(superblock);
         self.log.tail.set(target);
         Ok(())
+    }
+
+    /// Brings both superblocks up to date. Recovery leaves records behind that do not count, and a superblock from before it,
+    /// should the newer copy be lost, would have them read again.
+    pub(crate) async fn settle(&self, clean: bool) -> Result<(), Error> {
+        self.checkpoint(clean).await?;
+        self.checkpoint(clean).await
+    }
+
+    async fn sync_or_fail(&self) -> Result<(), Error> {
+        self.medium.sync().await.map_err(|error| self.fail(&error))
     }
 
     /// Whether the log or the tables are so full that a checkpoint should not wait.

@@ -3,16 +3,19 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+use futures_util::future::try_join_all;
 use sealblock_block::{Answer, Clock, Error, Medium, MediumError, Outcome};
 
 use crate::event::Event;
 use crate::format::{Kind, Layout, LogHeader, LogSector, RECORD_BYTES, Record};
 use crate::open::Mutation;
-use crate::table::Entry;
+use crate::table::{Entry, Page};
 use crate::volume::{State, Volume};
 
 /// Records gathered in memory at most; bounds what an unclean end can lose and the memory of the overlay.
-const MOST_OPEN: usize = 64 << 10;
+const MOST_OPEN: usize = 32 << 10;
+/// Pages read at once when records are put into them.
+const PAGES_AT_ONCE: usize = 64;
 
 /// Where the log stands. Numbers are sequence numbers of sectors.
 pub(crate) struct Log {
@@ -33,7 +36,7 @@ struct Ticket {
 /// Who waits for commits, and how they end.
 pub(crate) struct Commits {
     /// Notified when the worker has something to do.
-    pub wanted: Event,
+    pub wanted: Rc<Event>,
     /// Counts commits that have ended.
     pub ended: Cell<u64>,
     /// Why the volume takes no more writes.
@@ -50,12 +53,12 @@ pub(crate) struct Commits {
 }
 
 impl Commits {
-    /// For a volume laid out like this.
-    pub fn new(layout: &Layout) -> Commits {
+    /// For a volume laid out like this, whose worker waits for `wanted`.
+    pub fn new(layout: &Layout, wanted: Rc<Event>) -> Commits {
         // A quarter of the log at most goes into one commit, so that a checkpoint can always make room for the next.
         let quarter = layout.log_sectors() as usize / 4 * LogSector::capacity(layout.sector_bytes());
         Commits {
-            wanted: Event::default(),
+            wanted,
             ended: Cell::new(0),
             failure: RefCell::default(),
             most_open: quarter.min(MOST_OPEN),
@@ -188,25 +191,34 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// Puts durable records into the pages of the tables. With `retire`, the slots they replace are given up.
+    /// Puts durable records, in order of their blocks, into the pages of the tables. With `retire`, the slots they replace
+    /// are given up.
     pub(crate) async fn apply(&self, records: &[Record], retire: bool) -> Result<(), MediumError> {
-        for record in records {
-            let (number, index) = self.table.locate(record.lba);
-            let page = self.table.page(&self.medium, number).await?;
-            if retire && self.mutation != Mutation::ReuseEarly {
-                // Only a record that is beyond doubt gives up its slot: a stale one's may be another block's by now.
-                if let Entry::Record(old) = page.entry(index, record.lba, self.seed)
-                    && old.kind == Kind::Stored
-                    && self.plausible(&old)
-                {
-                    let punch = record.kind == Kind::Deallocated;
-                    self.slots.retire(self.layout.zone_of(old.lba), old.slot, punch);
-                }
+        let number = |record: &Record| self.table.locate(record.lba).0;
+        let groups: Vec<&[Record]> = records.chunk_by(|a, b| number(a) == number(b)).collect();
+        for groups in groups.chunks(PAGES_AT_ONCE) {
+            let pages = groups.iter().map(|group| self.table.page(&self.medium, number(&group[0])));
+            for (group, page) in groups.iter().zip(try_join_all(pages).await?) {
+                group.iter().for_each(|record| self.apply_one(record, &page, retire));
+                self.table.mark_dirty(number(&group[0]));
             }
-            page.set(index, record, self.seed);
-            self.table.mark_dirty(number);
         }
         Ok(())
+    }
+
+    fn apply_one(&self, record: &Record, page: &Page, retire: bool) {
+        let (_, index) = self.table.locate(record.lba);
+        // Only a record that is beyond doubt gives up its slot: a stale one's may be another block's by now.
+        if retire
+            && self.mutation != Mutation::ReuseEarly
+            && let Entry::Record(old) = page.entry(index, record.lba, self.seed)
+            && old.kind == Kind::Stored
+            && self.plausible(&old)
+        {
+            let punch = record.kind == Kind::Deallocated;
+            self.slots.retire(self.layout.zone_of(old.lba), old.slot, punch);
+        }
+        page.set(index, record, self.seed);
     }
 
     /// Stops all writes for good.

@@ -6,7 +6,7 @@
 //! blocks were written, a torn or lost write leaves the old block as it was, and no state in between has to be repaired
 //! by guessing: a record that was not durable at a crash counts only if the data in its slot have its checksum.
 //!
-//! - [`format`]: the bytes, pure.
+//! - [`mod@format`]: the bytes, pure.
 //! - `slots`: which slots are free. `table`: records on the medium. `overlay`: records not there yet.
 //! - `read`, `write`, `unmap`: requests. `commit`, `checkpoint`: the background worker. `recovery`: after a crash.
 //! - `damage`: making damage on purpose.

@@ -70,6 +70,11 @@ pub struct Opened<M, C> {
 /// # Errors
 /// When there is no volume, or none that can be used.
 pub async fn probe<M: Medium>(medium: &M) -> Result<Superblock, VolumeError> {
+    Ok(read_superblocks(medium).await?.0)
+}
+
+/// The superblock that counts, and whether the other copy would do as well.
+async fn read_superblocks<M: Medium>(medium: &M) -> Result<(Superblock, bool), VolumeError> {
     let sector = medium.sector_bytes() as usize;
     let mut copies = [Vec::new(), Vec::new()];
     for (copy, offset) in copies.iter_mut().zip(SUPERBLOCK_OFFSETS) {
@@ -93,7 +98,7 @@ pub async fn open<M: Medium, C: Clock>(
     clock: C,
     options: &OpenOptions,
 ) -> Result<Opened<M, C>, VolumeError> {
-    let superblock = probe(&medium).await?;
+    let (superblock, both_serve) = read_superblocks(&medium).await?;
     let layout = superblock.layout;
     if medium.sector_bytes() > layout.sector_bytes() {
         return Err(VolumeError::Sector { volume_bytes: layout.sector_bytes(), medium_bytes: medium.sector_bytes() });
@@ -104,7 +109,12 @@ pub async fn open<M: Medium, C: Clock>(
     if medium.read_only() && !options.read_only {
         return Err(VolumeError::ReadOnly);
     }
-    let recovered = recovery::scan(&medium, &superblock, options.mutation).await?;
+    if !options.read_only {
+        // Whoever died here before may have left writes that can be read and are not durable; what is decided from them
+        // must not outlive them.
+        medium.sync().await?;
+    }
+    let recovered = recovery::scan(&medium, &superblock, options).await?;
     let description = Description {
         uuid: superblock.uuid,
         clean: superblock.clean && recovered.records.is_empty() && recovered.discarded == 0,
@@ -112,58 +122,66 @@ pub async fn open<M: Medium, C: Clock>(
         recovered: recovered.records.len() as u64,
         discarded: recovered.discarded,
     };
-    let volume = Rc::new(assemble(medium, clock, superblock, options, recovered).await?);
+    let mut records: Vec<_> = recovered.records.values().copied().collect();
+    records.sort_unstable_by_key(|record| record.lba);
+    let settled = both_serve && recovered.next == superblock.log_tail;
+    let volume = Rc::new(assemble(medium, clock, superblock, options, recovered));
+    if !options.read_only && !settled {
+        // What recovery decided must be durable before anything builds on it: a second crash must decide the same.
+        volume.apply(&records, false).await?;
+        volume.settle(false).await.map_err(|error| VolumeError::Recovery(error.to_string()))?;
+    }
     Ok(Opened { worker: Worker { volume: volume.clone() }, volume, description })
 }
 
-async fn assemble<M: Medium, C: Clock>(
+/// The shape of the device, with limits that the volume can always meet.
+fn geometry(superblock: &Superblock, most_open: usize) -> Geometry {
+    let layout = &superblock.layout;
+    let transfer = transfer_blocks(layout);
+    let count = |blocks: u32| BlockCount::new(blocks).unwrap_or(BlockCount::ONE);
+    let limits = Limits {
+        transfer,
+        verify: count(transfer.get().saturating_mul(VERIFY_TRANSFERS)),
+        zero: count((most_open / 2) as u32),
+    };
+    Geometry {
+        block_size: layout.block_size(),
+        capacity_blocks: layout.capacity_blocks(),
+        protection: superblock.protection,
+        limits,
+    }
+}
+
+fn assemble<M: Medium, C: Clock>(
     medium: M,
     clock: C,
     superblock: Superblock,
     options: &OpenOptions,
     recovered: Recovered,
-) -> Result<Volume<M, C>, VolumeError> {
+) -> Volume<M, C> {
     let layout = superblock.layout;
-    let transfer = transfer_blocks(&layout);
-    let commits = Commits::new(&layout);
-    let count = |blocks: u32| BlockCount::new(blocks).unwrap_or(BlockCount::ONE);
-    let limits = Limits {
-        transfer,
-        verify: count(transfer.get().saturating_mul(VERIFY_TRANSFERS)),
-        zero: count((commits.most_open / 2) as u32),
-    };
-    let geometry = Geometry {
-        block_size: layout.block_size(),
-        capacity_blocks: layout.capacity_blocks(),
-        protection: superblock.protection,
-        limits,
-    };
-    let next = recovered.next;
-    let untouched = recovered.records.is_empty() && next == superblock.log_tail;
-    let records: Vec<_> = recovered.records.values().copied().collect();
-    let volume = Volume {
+    let wanted = Rc::new(Event::default());
+    let commits = Commits::new(&layout, wanted.clone());
+    let geometry = geometry(&superblock, commits.most_open);
+    let (next, tail) = (recovered.next, superblock.log_tail);
+    Volume {
         medium,
         clock,
         geometry,
         layout,
+        spare: layout.zone_spare() as u32,
         seed: superblock.seed(),
         read_only: options.read_only,
         mutation: options.mutation,
         table: Table::new(layout, options.cache_bytes),
-        slots: Slots::default(),
+        slots: Slots::new(wanted),
         overlay: if options.read_only { Overlay::recovered(recovered.records) } else { Overlay::default() },
-        log: Log { next: Cell::new(next), durable: Cell::new(next), tail: Cell::new(superblock.log_tail) },
+        log: Log { next: Cell::new(next), durable: Cell::new(next), tail: Cell::new(tail) },
         commits,
         superblock: Cell::new(superblock),
         zones_loading: RefCell::default(),
         zone_loaded: Event::default(),
         state: Cell::new(State::Open),
         changed: Event::default(),
-    };
-    if !options.read_only && !untouched {
-        // What recovery decided must be durable before anything builds on it: a second crash must decide the same.
-        volume.apply(&records, false).await?;
-        volume.checkpoint(false).await.map_err(|error| VolumeError::Recovery(error.to_string()))?;
     }
-    Ok(volume)
 }

@@ -12,11 +12,13 @@ use sealblock_block::Medium;
 use crate::error::VolumeError;
 use crate::format::{Kind, LogSector, Record, Superblock};
 use crate::lookup::data_match;
-use crate::open::Mutation;
+use crate::open::{Mutation, OpenOptions};
 use crate::overlay::Records;
 
 /// Bytes of the log read at once.
 const CHUNK_BYTES: u64 = 1 << 20;
+/// How often a slot is read before it counts as unreadable.
+const READ_ATTEMPTS: u32 = 3;
 
 /// What recovery found.
 pub(crate) struct Recovered {
@@ -39,7 +41,7 @@ struct Scan {
 pub(crate) async fn scan<M: Medium>(
     medium: &M,
     superblock: &Superblock,
-    mutation: Mutation,
+    options: &OpenOptions,
 ) -> Result<Recovered, VolumeError> {
     let scan = read_log(medium, superblock).await?;
     for sequence in superblock.log_tail..scan.durable {
@@ -55,8 +57,8 @@ pub(crate) async fn scan<M: Medium>(
                 continue;
             }
             let counts = sequence < scan.durable
-                || mutation == Mutation::TrustLog
-                || arrived(medium, superblock, record).await?;
+                || options.mutation == Mutation::TrustLog
+                || arrived(medium, superblock, record, options).await?;
             if counts {
                 recovered.records.insert(record.lba.get(), *record);
             } else {
@@ -113,14 +115,28 @@ fn fits(superblock: &Superblock, record: &Record) -> bool {
 }
 
 /// Whether the data of a record are on the medium.
-async fn arrived<M: Medium>(medium: &M, superblock: &Superblock, record: &Record) -> Result<bool, VolumeError> {
+///
+/// A slot that cannot be read says neither yes nor no. To take the old block would lose a write that may have been flushed,
+/// for good; so a volume opened for writing is not opened, and one opened read-only has the block as one that cannot be read.
+async fn arrived<M: Medium>(
+    medium: &M,
+    superblock: &Superblock,
+    record: &Record,
+    options: &OpenOptions,
+) -> Result<bool, VolumeError> {
     if record.kind == Kind::Deallocated || record.loose {
         return Ok(true);
     }
     let layout = &superblock.layout;
     let zone = layout.zone(layout.zone_of(record.lba)).expect("the record was found to fit the volume");
     let offset = zone.slots_offset + (u64::from(record.slot) << layout.block_size().shift());
-    let (read, data) = medium.read(offset, medium.buffer(layout.block_size().bytes())).await;
-    // Data that cannot be read are not there; the block stays as it was before.
-    Ok(read.is_ok() && data_match(record, superblock.protection, &data))
+    for attempt in 1..=READ_ATTEMPTS {
+        let (read, data) = medium.read(offset, medium.buffer(layout.block_size().bytes())).await;
+        match read {
+            Ok(()) => return Ok(data_match(record, superblock.protection, &data)),
+            Err(error) if attempt == READ_ATTEMPTS && !options.read_only => return Err(error.into()),
+            Err(_) => {}
+        }
+    }
+    Ok(true)
 }

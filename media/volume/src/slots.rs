@@ -5,6 +5,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::rc::Rc;
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -154,6 +155,8 @@ pub(crate) struct Slots {
     readers: Readers,
     retired: RefCell<VecDeque<Retired>>,
     to_punch: RefCell<Vec<(u64, u32)>>,
+    /// Notified when the space of slots is to be given back.
+    punch_wanted: Rc<Event>,
     /// Notified when slots have become free.
     pub freed: Event,
 }
@@ -215,6 +218,11 @@ impl Readers {
 }
 
 impl Slots {
+    /// The slots of a volume; `punch_wanted` is notified when some wait for [`Slots::take_punches`].
+    pub fn new(punch_wanted: Rc<Event>) -> Slots {
+        Slots { punch_wanted, ..Slots::default() }
+    }
+
     /// Whether the zone's map is there.
     pub fn loaded(&self, zone: u64) -> bool {
         self.zones.borrow().contains_key(&zone)
@@ -271,6 +279,7 @@ impl Slots {
     fn end(&self, retired: Retired) {
         if retired.punch {
             self.to_punch.borrow_mut().push((retired.zone, retired.slot));
+            self.punch_wanted.notify();
         } else if let Some(map) = self.zones.borrow_mut().get_mut(&retired.zone) {
             map.release(retired.slot);
         }

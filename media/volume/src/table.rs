@@ -17,6 +17,9 @@ use crate::format::{Layout, RECORD_BYTES, Record, RecordError, Seed};
 
 /// Sectors that hold a page's records, whatever the size of a sector.
 const RECORD_SECTORS: u32 = 16;
+/// Pages looked at for one to drop whenever one is read. A commit may make more pages dirty than the limit allows; looking
+/// at all of them for each further page would take time quadratic in their number.
+const LOOKS_PER_PAGE: usize = 32;
 /// The dirty bit of the sector with the generations.
 const GENERATIONS_DIRTY: u32 = 1 << RECORD_SECTORS;
 
@@ -187,7 +190,7 @@ impl Table {
     /// Drops pages over the limit that are as on the medium and that nobody holds, those untouched longest first.
     fn evict(&self) {
         let (mut pages, mut order) = (self.pages.borrow_mut(), self.order.borrow_mut());
-        let mut looks = order.len() * 2;
+        let mut looks = LOOKS_PER_PAGE;
         while pages.len() > self.limit_pages && looks > 0 {
             looks -= 1;
             let Some(number) = order.pop_front() else { return };

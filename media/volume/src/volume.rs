@@ -22,6 +22,8 @@ pub struct Volume<M, C> {
     pub(crate) clock: C,
     pub(crate) geometry: Geometry,
     pub(crate) layout: Layout,
+    /// Spare slots of a full zone.
+    pub(crate) spare: u32,
     pub(crate) seed: Seed,
     pub(crate) read_only: bool,
     pub(crate) mutation: Mutation,
@@ -49,7 +51,7 @@ pub(crate) enum State {
     Failed,
 }
 
-/// What [`Volume::describe`] says.
+/// What was found when a volume was opened.
 #[derive(Clone, Debug)]
 pub struct Description {
     /// The volume's identity.
@@ -214,9 +216,8 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
     }
 }
 
-/// Most blocks of one transfer: several must fit in the spare slots of a zone at once.
+/// Most blocks of one transfer. A zone has spare slots for several such, or for every block it has.
 pub(crate) fn transfer_blocks(layout: &Layout) -> BlockCount {
-    const TRANSFER_BYTES: u64 = 1 << 20;
-    let blocks = (TRANSFER_BYTES >> layout.block_size().shift()).min(layout.spare_min() / 4);
-    BlockCount::new(blocks.max(1) as u32).unwrap_or(BlockCount::ONE)
+    const TRANSFER_BYTES: u32 = 1 << 20;
+    BlockCount::new(TRANSFER_BYTES >> layout.block_size().shift()).unwrap_or(BlockCount::ONE)
 }

@@ -87,7 +87,7 @@ impl<M: Medium, C: Clock> Worker<M, C> {
 
     async fn close(&self) {
         let volume = &*self.volume;
-        match volume.checkpoint(true).await {
+        match volume.settle(true).await {
             Ok(()) => volume.state.set(State::Closed),
             Err(error) => {
                 *volume.commits.failure.borrow_mut() = Some(error.to_string());

@@ -84,10 +84,12 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// Asks for a commit before the free slots run out, so that writers need not wait for one.
+    /// Asks for a commit before free slots or room for records run out, so that writers need not wait for one. Not
+    /// before it would free a good part of the slots: some may be out of use for good, named by damaged records.
     fn ease(&self, zone: u64) {
-        let spare = self.layout.spare_min() as u32;
-        if self.slots.free(zone) < spare / 2 || self.overlay.open_len() * 2 >= self.commits.most_open {
+        let open = self.overlay.open_len();
+        let slots_low = self.slots.free(zone) < self.spare / 2 && open >= self.spare as usize / 8;
+        if slots_low || open * 2 >= self.commits.most_open {
             self.commits.want_space();
         }
     }

@@ -79,39 +79,20 @@ pub fn run(arguments: &Compare) -> Result<Exit, Failure> {
 
 async fn compare(a: &Opened, b: Option<&Opened>, show: Show) -> Result<Report, Failure> {
     let started = Instant::now();
-    let size = |opened: &Opened| opened.gate.geometry().block_size;
-    // In the larger of the two block sizes, in which both can be read.
-    let block = b.map_or(size(a), |b| size(a).max(size(b)));
-    let bytes = |opened: &Opened| opened.gate.geometry().capacity_bytes();
-    let (bytes_a, bytes_b) = (bytes(a), b.map_or(bytes(a), bytes));
-    let common = bytes_a.min(bytes_b);
-    let common = common - common % block.bytes() as u64;
-    let mut report = Report {
-        target_a: a.target().to_string(),
-        target_b: b.map_or_else(|| "zeroes".to_owned(), |b| b.target().to_string()),
-        equal: bytes_a == bytes_b,
-        block_size: block.bytes(),
-        bytes_compared: common,
-        bytes_transferred: if b.is_some() { common * 2 } else { common },
-        bytes_a,
-        bytes_b,
-        offloaded: false,
-        elapsed_s: 0.0,
-        blocks_different: 0,
-        differences: Vec::new(),
-    };
+    let (mut report, block) = empty_report(a, b);
+    let common = report.bytes_compared;
     let progress = Progress::new("comparing", Some(ByteCount::new(common)), show);
     let chunks =
         (0..common.div_ceil(CHUNK_BYTES)).map(|i| (i * CHUNK_BYTES, CHUNK_BYTES.min(common - i * CHUNK_BYTES)));
     let mut read = stream::iter(chunks)
         .map(|(offset, length)| async move {
-            let (a, b) = join(read(a, offset, length), async {
+            let other = async {
                 match b {
                     Some(b) => read(b, offset, length).await.map(Some),
                     None => Ok(None),
                 }
-            })
-            .await;
+            };
+            let (a, b) = join(read(a, offset, length), other).await;
             Ok::<_, Failure>((offset, a?, b?))
         })
         .buffered(IN_FLIGHT);
@@ -127,6 +108,32 @@ async fn compare(a: &Opened, b: Option<&Opened>, show: Show) -> Result<Report, F
     report.equal &= report.blocks_different == 0;
     report.elapsed_s = started.elapsed().as_secs_f64();
     Ok(report)
+}
+
+/// The report before anything was compared, and the block size of the comparison: the larger of the two, in which both
+/// sides can be read.
+fn empty_report(a: &Opened, b: Option<&Opened>) -> (Report, BlockSize) {
+    let size = |opened: &Opened| opened.gate.geometry().block_size;
+    let bytes = |opened: &Opened| opened.gate.geometry().capacity_bytes();
+    let block = b.map_or(size(a), |b| size(a).max(size(b)));
+    let (bytes_a, bytes_b) = (bytes(a), b.map_or(bytes(a), bytes));
+    let common = bytes_a.min(bytes_b);
+    let common = common - common % block.bytes() as u64;
+    let report = Report {
+        target_a: a.target().to_string(),
+        target_b: b.map_or_else(|| "zeroes".to_owned(), |b| b.target().to_string()),
+        equal: bytes_a == bytes_b,
+        block_size: block.bytes(),
+        bytes_compared: common,
+        bytes_transferred: if b.is_some() { common * 2 } else { common },
+        bytes_a,
+        bytes_b,
+        offloaded: false,
+        elapsed_s: 0.0,
+        blocks_different: 0,
+        differences: Vec::new(),
+    };
+    (report, block)
 }
 
 async fn read(opened: &Opened, offset: u64, length: u64) -> Result<Slice, Failure> {

@@ -22,6 +22,11 @@ pub fn run(arguments: &Verify) -> Result<Exit, Failure> {
     let show = if arguments.json || arguments.quiet { Show::Never } else { Show::OnTerminal };
     let (report, unlisted) = on_reactor(async {
         let opened = open(&arguments.target, Access::Read).await?;
+        let left_out = opened.facts.left_out();
+        if left_out > 0 && !arguments.quiet {
+            // Clean all the same: such blocks are as they were before. Whoever had not flushed them may want to know.
+            eprintln!("sealblock: {left_out} writes that were under way at a crash had not arrived and were left out");
+        }
         let verified = check(arguments, &opened, show).await;
         opened.close(verified).await
     })?;

@@ -26,4 +26,10 @@ impl Facts {
     pub fn over(kind: &'static str, below: Facts) -> Facts {
         Facts { below: Some(Box::new(below)), ..Facts::plain(kind) }
     }
+
+    /// Records that a crash had left in the logs of volumes and that were left out, because their data had not arrived.
+    pub fn left_out(&self) -> u64 {
+        let here = self.volume.as_ref().map_or(0, |volume| volume.discarded);
+        here + self.below.as_ref().map_or(0, |below| below.left_out())
+    }
 }

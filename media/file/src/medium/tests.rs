@@ -61,6 +61,22 @@ fn what_is_written_is_there_when_the_file_is_opened_again() {
 }
 
 #[test]
+fn a_file_system_in_memory_is_said_to_go_through_the_page_cache() {
+    on_reactor(async |disk| {
+        let memory = tempfile::tempdir_in("/dev/shm").ok();
+        for directory in memory.iter().chain([disk]) {
+            let medium = create(directory, MIB);
+            let known = medium.describe().unwrap();
+            assert!(known.locked, "the lock is taken again after opening anew");
+            assert_eq!(medium.direct(), known.direct);
+            assert!(!(known.direct && known.file_system.as_deref() == Some("tmpfs")));
+            medium.write(0, Slice::copy_from(&[7; 512 * 8])).await.unwrap();
+            assert_bytes(&medium, 0, 512 * 8, 7).await;
+        }
+    });
+}
+
+#[test]
 fn addresses_between_alignments_are_copied_to_where_the_kernel_takes_them() {
     on_reactor(async |directory| {
         let medium = create(directory, MIB);

@@ -176,14 +176,9 @@ impl Layout {
         blocks.div_ceil(BLOCKS_PER_SPARE).max(roomy)
     }
 
-    /// Fewest spare slots of any zone.
-    pub fn spare_min(&self) -> u64 {
-        (0..self.zones())
-            .rev()
-            .take(1)
-            .chain([0])
-            .filter_map(|i| self.zone(i))
-            .fold(u64::MAX, |least, zone| least.min(u64::from(zone.slots) - zone.blocks))
+    /// Spare slots of every zone but the last, which may have fewer.
+    pub fn zone_spare(&self) -> u64 {
+        self.spare(self.zone_blocks)
     }
 
     fn zone_at(&self, base: u64, first: u64, blocks: u64) -> Zone {
@@ -238,6 +233,22 @@ mod tests {
             }
             assert_eq!((at, counted), (layout.medium_bytes(), blocks));
             assert_eq!(layout.zone(layout.zones()), None);
+        }
+    }
+
+    #[test]
+    fn every_zone_has_spare_slots_for_the_largest_request_it_can_get() {
+        const TRANSFER_BYTES: u64 = 1 << 20;
+        for size in [BlockSize::B512, BlockSize::B4096] {
+            for blocks in
+                [1, 15, 16, 17, 255, 2047, 2048, 2049, 100_000, (1 << 18) - 1, 1 << 18, (1 << 18) + 1, 3 << 18]
+            {
+                let layout = Layout::new(size, 512, blocks).unwrap();
+                for zone in (0..layout.zones()).map(|i| layout.zone(i).unwrap()) {
+                    let spare = u64::from(zone.slots) - zone.blocks;
+                    assert!(spare >= zone.blocks.min((TRANSFER_BYTES >> size.shift()) * 4), "{size} {blocks}");
+                }
+            }
         }
     }
 

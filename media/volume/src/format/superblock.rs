@@ -133,20 +133,7 @@ impl Superblock {
             (VERSION, features) => return Err(SuperblockError::Features(features)),
             (version, _) => return Err(SuperblockError::Version(version)),
         }
-        let block_bytes = get::<4>(bytes, AT_BLOCK_BYTES);
-        let block_size = BlockSize::from_bytes(block_bytes).ok_or(impossible("block size", block_bytes))?;
-        let layout = Layout::new(block_size, get::<4>(bytes, AT_SECTOR_BYTES) as u32, get::<8>(bytes, AT_CAPACITY))?;
-        for (field, at, due) in [
-            ("log size", AT_LOG_SECTORS, layout.log_sectors()),
-            ("zone size", AT_ZONE_BLOCKS, layout.zone_blocks()),
-            ("zones' offset", AT_ZONES_OFFSET, layout.zones_offset()),
-            ("zones' stride", AT_ZONE_STRIDE, layout.zone_stride()),
-        ] {
-            let value = get::<8>(bytes, at);
-            if value != due {
-                return Err(impossible(field, value));
-            }
-        }
+        let layout = decode_layout(bytes)?;
         let log_tail = get::<8>(bytes, AT_LOG_TAIL);
         // Sequence numbers count up by one a sector and so never get near the end in the life of a medium.
         if log_tail > u64::MAX / 2 {
@@ -163,14 +150,17 @@ impl Superblock {
         Ok(Superblock { uuid, serial: get::<8>(bytes, AT_SERIAL), layout, protection, clean, log_tail })
     }
 
-    /// The newer of two copies that are valid, or why there is none.
+    /// The newer of two copies that are valid, and whether the other one would do as well: whether it begins the log at the
+    /// same place.
     ///
     /// # Errors
     /// When neither copy can be used: the first copy's reason, unless only the second one begins like a volume.
-    pub fn choose(copies: [&[u8]; 2]) -> Result<Superblock, SuperblockError> {
+    pub fn choose(copies: [&[u8]; 2]) -> Result<(Superblock, bool), SuperblockError> {
         match copies.map(Superblock::decode) {
-            [Ok(a), Ok(b)] => Ok(if b.serial > a.serial { b } else { a }),
-            [Ok(one), Err(_)] | [Err(_), Ok(one)] => Ok(one),
+            [Ok(a), Ok(b)] => {
+                Ok((if b.serial > a.serial { b } else { a }, a.log_tail == b.log_tail && a.uuid == b.uuid))
+            }
+            [Ok(one), Err(_)] | [Err(_), Ok(one)] => Ok((one, false)),
             [Err(SuperblockError::Magic), Err(second)] => Err(second),
             [Err(first), Err(_)] => Err(first),
         }
@@ -195,6 +185,25 @@ fn protection_codes(protection: Option<PiFormat>) -> (u64, u64, u64) {
         ProtectionType::Type3 => 3,
     };
     (guard, protection, u64::from(format.storage_tag_bits()))
+}
+
+/// The layout follows from three fields; those that repeat what follows must agree.
+fn decode_layout(bytes: &[u8]) -> Result<Layout, SuperblockError> {
+    let block_bytes = get::<4>(bytes, AT_BLOCK_BYTES);
+    let block_size = BlockSize::from_bytes(block_bytes).ok_or(impossible("block size", block_bytes))?;
+    let layout = Layout::new(block_size, get::<4>(bytes, AT_SECTOR_BYTES) as u32, get::<8>(bytes, AT_CAPACITY))?;
+    for (field, at, due) in [
+        ("log size", AT_LOG_SECTORS, layout.log_sectors()),
+        ("zone size", AT_ZONE_BLOCKS, layout.zone_blocks()),
+        ("zones' offset", AT_ZONES_OFFSET, layout.zones_offset()),
+        ("zones' stride", AT_ZONE_STRIDE, layout.zone_stride()),
+    ] {
+        let value = get::<8>(bytes, at);
+        if value != due {
+            return Err(impossible(field, value));
+        }
+    }
+    Ok(layout)
 }
 
 fn decode_protection(bytes: &[u8]) -> Result<Option<PiFormat>, SuperblockError> {
@@ -246,9 +255,11 @@ mod tests {
     fn a_superblock_comes_back_and_the_newer_copy_counts() {
         let (old, new) = (superblock(1), superblock(2));
         assert_eq!(Superblock::decode(&old.encode()), Ok(old));
-        assert_eq!(Superblock::choose([&old.encode(), &new.encode()]), Ok(new));
-        assert_eq!(Superblock::choose([&new.encode(), &old.encode()]), Ok(new));
-        assert_eq!(Superblock::choose([&[0; 512], &old.encode()]), Ok(old));
+        assert_eq!(Superblock::choose([&old.encode(), &new.encode()]), Ok((new, true)));
+        assert_eq!(Superblock::choose([&new.encode(), &old.encode()]), Ok((new, true)));
+        assert_eq!(Superblock::choose([&[0; 512], &old.encode()]), Ok((old, false)));
+        let behind = Superblock { log_tail: 11, ..old };
+        assert_eq!(Superblock::choose([&behind.encode(), &new.encode()]), Ok((new, false)));
     }
 
     #[test]

@@ -26,6 +26,10 @@ pub struct TestMedium {
     /// Writes at or behind this offset fail for lack of space.
     pub full_from: Rc<Cell<u64>>,
     pub read_only: Rc<Cell<bool>>,
+    /// Syncs that work before they fail.
+    pub syncs_left: Rc<Cell<u64>>,
+    /// Bytes from and to which reads fail.
+    pub unreadable: Rc<Cell<(u64, u64)>>,
     pub sector_bytes: u32,
 }
 
@@ -38,6 +42,8 @@ impl TestMedium {
             punched_bytes: Rc::default(),
             full_from: Rc::new(Cell::new(u64::MAX)),
             read_only: Rc::default(),
+            syncs_left: Rc::new(Cell::new(u64::MAX)),
+            unreadable: Rc::default(),
             sector_bytes,
         }
     }
@@ -48,6 +54,10 @@ impl TestMedium {
         assert!(offset_bytes.is_multiple_of(sector) && length.is_multiple_of(sector), "{doing} of whole sectors");
         if offset_bytes + length > self.len_bytes() {
             return error(MediumErrorKind::PastEnd, "past the end");
+        }
+        let (from, to) = self.unreadable.get();
+        if doing == "read" && offset_bytes < to && offset_bytes + length > from {
+            return error(MediumErrorKind::Failed, "unreadable");
         }
         if doing != "read" && self.read_only.get() {
             return error(MediumErrorKind::ReadOnly, "read-only");
@@ -94,6 +104,13 @@ impl Medium for TestMedium {
 
     async fn sync(&self) -> Result<(), MediumError> {
         self.syncs.set(self.syncs.get() + 1);
+        match self.syncs_left.get().checked_sub(1) {
+            Some(left) => self.syncs_left.set(left),
+            None => {
+                let reason = "the sync failed".to_owned();
+                return Err(MediumError { kind: MediumErrorKind::Failed, doing: "sync", offset_bytes: 0, reason });
+            }
+        }
         Ok(())
     }
 

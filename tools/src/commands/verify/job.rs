@@ -94,9 +94,9 @@ impl Job {
             bytes_per_second: rate.bytes_per_second().get(),
             bytes: AtomicU64::new(0),
         });
-        let paced = pace
-            .as_ref()
-            .map_or(u64::MAX, |pace| (pace.bytes_per_second / PIECES_PER_SECOND >> geometry.block_size.shift()).max(1));
+        let paced = pace.as_ref().map_or(u64::MAX, |pace| {
+            ((pace.bytes_per_second / PIECES_PER_SECOND) >> geometry.block_size.shift()).max(1)
+        });
         let total = ByteCount::new(span.blocks().saturating_mul(geometry.block_size.bytes() as u64));
         Ok(Job {
             span,

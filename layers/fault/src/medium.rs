@@ -1,0 +1,225 @@
+//! A faulty medium made of a good one: what a block device cannot do, such as tearing a sector.
+
+use std::time::Duration;
+
+use sealblock_block::{Clock, Medium, MediumError, MediumErrorKind};
+use sealblock_runtime_memory::{Buffer, Slice};
+
+use crate::counts::Counts;
+use crate::dice::Dice;
+use crate::rules::{Fault, Rules, Span};
+
+/// `M` with faults. Numbers in rules count its sectors. Holes and zeroes meet errors and delays only.
+pub struct FaultMedium<M, C> {
+    below: M,
+    clock: C,
+    dice: Dice,
+}
+
+impl<M: Medium, C: Clock> FaultMedium<M, C> {
+    /// Makes `below` faulty by `rules`; `clock` measures delays.
+    pub fn new(below: M, rules: Rules, clock: C) -> FaultMedium<M, C> {
+        FaultMedium { below, clock, dice: Dice::new(rules) }
+    }
+
+    /// The faults made so far.
+    pub fn counts(&self) -> &Counts {
+        &self.dice.counts
+    }
+
+    /// The medium below.
+    pub fn below(&self) -> &M {
+        &self.below
+    }
+
+    fn sector(&self) -> u64 {
+        u64::from(self.below.sector_bytes())
+    }
+
+    /// The sectors of a range; none for an empty one, which no fault befalls.
+    fn span(&self, offset_bytes: u64, length_bytes: u64) -> Option<Span> {
+        let last = offset_bytes.checked_add(length_bytes.checked_sub(1)?)?;
+        Some(Span { first: offset_bytes / self.sector(), last: last / self.sector() })
+    }
+
+    async fn wait(&self, span: Option<Span>) {
+        match self.dice.delay(span) {
+            Duration::ZERO => {}
+            delay => self.clock.sleep(delay).await,
+        }
+    }
+
+    /// The error of the first sector that this fault befalls.
+    fn error(&self, fault: Fault, kind: MediumErrorKind, doing: &'static str, span: Span) -> Result<(), MediumError> {
+        match self.dice.first_hit(fault, span) {
+            None => Ok(()),
+            Some(sector) => {
+                let reason = format!("{} by rule at sector {sector}", fault.name());
+                Err(MediumError { kind, doing, offset_bytes: sector.saturating_mul(self.sector()), reason })
+            }
+        }
+    }
+
+    /// Waits, and fails a change that a rule does not let through.
+    async fn before_change(&self, doing: &'static str, offset: u64, length: u64) -> Result<(), MediumError> {
+        let Some(span) = self.span(offset, length) else { return Ok(()) };
+        self.wait(Some(span)).await;
+        self.error(Fault::WriteError, MediumErrorKind::Failed, doing, span)?;
+        self.error(Fault::NoSpace, MediumErrorKind::NoSpace, doing, span)
+    }
+
+    /// Gives torn sectors back the bytes they had, from some byte on.
+    async fn tear(&self, sectors: &[u64], first: u64, bytes: &mut Buffer) -> Result<(), MediumError> {
+        for sector in sectors {
+            let (result, old) =
+                self.below.read(sector * self.sector(), self.below.buffer(self.sector() as usize)).await;
+            result?;
+            // At least one byte is new and one is old, or nothing is torn.
+            let kept = 1 + self.dice.below(self.sector() - 1) as usize;
+            let at = ((sector - first) * self.sector()) as usize;
+            bytes[at + kept..at + old.len()].copy_from_slice(&old[kept..]);
+        }
+        Ok(())
+    }
+
+    /// Writes what a rule has got hold of: torn and flipped, and only where it is not lost or led astray.
+    async fn write_badly(&self, span: Span, from: &Slice, fate: Fate) -> Result<(), MediumError> {
+        let (first, sector) = (span.first, self.sector());
+        let mut bytes = self.below.buffer(from.len());
+        bytes.copy_from_slice(from);
+        let part = |at: u64| ((at - first) * sector) as usize..((at - first + 1) * sector) as usize;
+        self.tear(&fate.torn, first, &mut bytes).await?;
+        for &at in &fate.flipped {
+            self.dice.flip(at, &mut bytes[part(at)]);
+        }
+        let bytes = bytes.freeze();
+        let (mut at, mut run) = (first, first);
+        while at <= span.last {
+            let astray = fate.misdirected.binary_search(&at).is_ok();
+            if astray || fate.lost.binary_search(&at).is_ok() {
+                self.write_run(first, run..at, &bytes).await?;
+                run = at + 1;
+            }
+            if astray {
+                let elsewhere = self.dice.elsewhere(at, self.below.len_bytes() / sector);
+                self.below.write(elsewhere * sector, bytes.slice(part(at))).await?;
+            }
+            at += 1;
+        }
+        self.write_run(first, run..at, &bytes).await
+    }
+
+    async fn write_run(&self, first: u64, run: std::ops::Range<u64>, bytes: &Slice) -> Result<(), MediumError> {
+        if run.is_empty() {
+            return Ok(());
+        }
+        let part = ((run.start - first) * self.sector()) as usize..((run.end - first) * self.sector()) as usize;
+        self.below.write(run.start * self.sector(), bytes.slice(part)).await
+    }
+}
+
+/// The sectors of a write that something befalls, in rising order.
+struct Fate {
+    lost: Vec<u64>,
+    misdirected: Vec<u64>,
+    torn: Vec<u64>,
+    flipped: Vec<u64>,
+}
+
+impl Fate {
+    fn decide(dice: &Dice, span: Span) -> Option<Fate> {
+        let lost = dice.counted_hits(Fault::LostWrite, span);
+        let hits = |fault: Fault, earlier: &[&[u64]]| {
+            let mut hits = dice.hits(fault, span);
+            hits.retain(|at| earlier.iter().all(|others| others.binary_search(at).is_err()));
+            dice.counts.add(fault, hits.len() as u64);
+            hits
+        };
+        let misdirected = hits(Fault::MisdirectedWrite, &[&lost]);
+        let torn = hits(Fault::TornWrite, &[&lost, &misdirected]);
+        let flipped = hits(Fault::FlipWrite, &[&lost]);
+        let fate = Fate { lost, misdirected, torn, flipped };
+        let any = [&fate.lost, &fate.misdirected, &fate.torn, &fate.flipped].iter().any(|hits| !hits.is_empty());
+        any.then_some(fate)
+    }
+}
+
+impl<M: Medium, C: Clock> Medium for FaultMedium<M, C> {
+    fn len_bytes(&self) -> u64 {
+        self.below.len_bytes()
+    }
+
+    fn sector_bytes(&self) -> u32 {
+        self.below.sector_bytes()
+    }
+
+    fn read_only(&self) -> bool {
+        self.below.read_only()
+    }
+
+    fn punches(&self) -> bool {
+        self.below.punches()
+    }
+
+    fn buffer(&self, len_bytes: usize) -> Buffer {
+        self.below.buffer(len_bytes)
+    }
+
+    async fn read(&self, offset_bytes: u64, into: Buffer) -> (Result<(), MediumError>, Buffer) {
+        let Some(span) = self.span(offset_bytes, into.len() as u64) else {
+            return self.below.read(offset_bytes, into).await;
+        };
+        self.wait(Some(span)).await;
+        if let Err(error) = self.error(Fault::ReadError, MediumErrorKind::Failed, "read", span) {
+            return (Err(error), into);
+        }
+        let (result, mut into) = self.below.read(offset_bytes, into).await;
+        if result.is_ok() {
+            let flipped = self.dice.counted_hits(Fault::Flip, span);
+            for (bytes, sector) in into.chunks_mut(self.sector() as usize).zip(span.first..) {
+                if flipped.binary_search(&sector).is_ok() {
+                    self.dice.flip(sector, bytes);
+                }
+            }
+        }
+        (result, into)
+    }
+
+    async fn write(&self, offset_bytes: u64, from: Slice) -> Result<(), MediumError> {
+        let length_bytes = from.len() as u64;
+        self.before_change("write", offset_bytes, length_bytes).await?;
+        let whole = offset_bytes.is_multiple_of(self.sector()) && length_bytes.is_multiple_of(self.sector());
+        let there = offset_bytes.checked_add(length_bytes).is_some_and(|end| end <= self.len_bytes());
+        // What the medium below refuses anyway is left to it.
+        let span = self.span(offset_bytes, length_bytes).filter(|_| whole && there && !self.read_only());
+        match span.and_then(|span| Some((span, Fate::decide(&self.dice, span)?))) {
+            Some((span, fate)) => self.write_badly(span, &from, fate).await,
+            None => self.below.write(offset_bytes, from).await,
+        }
+    }
+
+    async fn sync(&self) -> Result<(), MediumError> {
+        self.wait(None).await;
+        if self.dice.hits_flush(Fault::FlushError) {
+            let reason = "flush-error by rule".to_owned();
+            return Err(MediumError { kind: MediumErrorKind::Failed, doing: "sync", offset_bytes: 0, reason });
+        }
+        if self.dice.hits_flush(Fault::LostFlush) {
+            return Ok(());
+        }
+        self.below.sync().await
+    }
+
+    async fn punch(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
+        self.before_change("punch a hole", offset_bytes, length_bytes).await?;
+        self.below.punch(offset_bytes, length_bytes).await
+    }
+
+    async fn zero(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
+        self.before_change("write zeroes", offset_bytes, length_bytes).await?;
+        self.below.zero(offset_bytes, length_bytes).await
+    }
+}
+
+#[cfg(test)]
+mod tests;

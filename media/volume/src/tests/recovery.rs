@@ -1,0 +1,118 @@
+//! Faults around recovery that the simulator found once, each as small as it gets.
+
+use sealblock_block::{Device, Durability, Operation};
+use sealblock_integrity::{Checks, GuardKind, ProtectionType, Unverified};
+use sealblock_runtime_memory::Slice;
+use sealblock_units::{BlockSize, Extent};
+
+use super::setup::{Rig, TestMedium, created, pattern, protection};
+use crate::format::{SUPERBLOCK_OFFSETS, Superblock};
+
+fn medium() -> TestMedium {
+    created(BlockSize::B4096, 512, 256, protection(GuardKind::Crc32c, ProtectionType::Type1))
+}
+
+/// Overwrites the data of a block that was written last, as if they had never arrived.
+fn lose_data(rig: &Rig, lba: u64) {
+    let volume = rig.gate.device();
+    let record = volume.overlay.get(sealblock_units::Lba::new(lba));
+    let record = record.unwrap_or_else(|| {
+        let (page, index) = volume.table.locate(sealblock_units::Lba::new(lba));
+        crate::format::Record::decode_unchecked(&volume.table.cached(page).unwrap().raw(index).0)
+    });
+    let at = volume.slot_offset(0, record.slot) as usize;
+    rig.medium.bytes.borrow_mut()[at..at + 512].fill(0xee);
+}
+
+#[test]
+fn the_older_superblock_does_not_bring_back_what_recovery_left_out() {
+    let medium = medium();
+    let rig = Rig::open(&medium, false).unwrap();
+    rig.write(0, &pattern(1, 4096)).unwrap();
+    rig.flush().unwrap();
+    rig.write(0, &pattern(2, 4096)).unwrap();
+    rig.flush().unwrap();
+    lose_data(&rig, 0);
+    drop(rig);
+    let rig = Rig::open(&medium, false).unwrap();
+    assert_eq!(rig.read(0, 1).unwrap(), pattern(1, 4096));
+    for block in 1..4 {
+        rig.write(block, &pattern(block, 4096)).unwrap();
+        rig.flush().unwrap();
+    }
+    drop(rig);
+    let serial = |at: u64| Superblock::decode(&medium.bytes.borrow()[at as usize..]).unwrap().serial;
+    let newer = SUPERBLOCK_OFFSETS.into_iter().max_by_key(|at| serial(*at)).unwrap() as usize;
+    medium.bytes.borrow_mut()[newer..newer + 512].fill(0);
+    let rig = Rig::open(&medium, false).unwrap();
+    assert_eq!(rig.read(0, 1).unwrap(), pattern(1, 4096));
+    assert_eq!(rig.read(3, 1).unwrap(), pattern(3, 4096));
+    rig.verify().unwrap();
+}
+
+#[test]
+fn a_failed_sync_of_a_checkpoint_stops_writes_and_the_log_keeps_everything() {
+    let medium = medium();
+    let rig = Rig::open(&medium, false).unwrap();
+    rig.write(0, &pattern(1, 64 * 4096)).unwrap();
+    rig.flush().unwrap();
+    medium.syncs_left.set(0);
+    assert!(rig.run(rig.gate.device().close()).is_err());
+    assert!(rig.write(0, &pattern(2, 4096)).is_err());
+    medium.syncs_left.set(u64::MAX);
+    assert!(rig.write(0, &pattern(2, 4096)).is_err(), "for good");
+    drop(rig);
+    let again = Rig::open(&medium, false).unwrap();
+    assert!(again.read(0, 64).unwrap() == pattern(1, 64 * 4096));
+    again.verify().unwrap();
+}
+
+#[test]
+fn opening_for_writing_syncs_before_it_decides() {
+    let medium = medium();
+    let rig = Rig::open(&medium, false).unwrap();
+    rig.write(0, &pattern(1, 4096)).unwrap();
+    rig.flush().unwrap();
+    drop(rig);
+    medium.syncs_left.set(0);
+    assert!(Rig::open(&medium, false).is_err());
+    assert_eq!(Rig::open(&medium, true).unwrap().read(0, 1).unwrap(), pattern(1, 4096), "a reader decides nothing");
+}
+
+#[test]
+fn a_slot_that_cannot_be_read_after_a_crash_is_not_taken_for_one_that_was_not_written() {
+    let medium = medium();
+    let rig = Rig::open(&medium, false).unwrap();
+    rig.write(7, &pattern(1, 4096)).unwrap();
+    rig.flush().unwrap();
+    let slots = rig.gate.device().layout.zone(0).unwrap().slots_offset;
+    drop(rig);
+    medium.unreadable.set((slots, slots + (1 << 20)));
+    assert!(Rig::open(&medium, false).is_err());
+    let reader = Rig::open(&medium, true).unwrap();
+    assert_eq!(reader.read(7, 1).unwrap_err().faults().unwrap().as_slice().len(), 1);
+    medium.unreadable.set((0, 0));
+    assert_eq!(Rig::open(&medium, false).unwrap().read(7, 1).unwrap(), pattern(1, 4096));
+}
+
+#[test]
+fn blocks_whose_guard_a_host_made_wrong_survive_a_crash_as_they_are() {
+    for guard in [GuardKind::Crc16, GuardKind::Crc32c, GuardKind::Crc64] {
+        let format = protection(guard, ProtectionType::Type1);
+        let medium = created(BlockSize::B4096, 512, 64, format);
+        let rig = Rig::open(&medium, false).unwrap();
+        let tags = Slice::copy_from(&vec![0x11; format.unwrap().tuple_bytes()]);
+        let unchecked = Unverified::new(Slice::copy_from(&pattern(1, 4096)), tags, BlockSize::B4096, format).unwrap();
+        let data = unchecked.verify(&Checks::NONE).unwrap();
+        let extent = Extent::from_raw(5, 1).unwrap();
+        rig.run(rig.gate.execute(Operation::Write { extent, data, durability: Durability::ForceUnitAccess })).unwrap();
+        drop(rig);
+        let again = Rig::open(&medium, false).unwrap();
+        assert!(again.read(5, 1).is_err(), "{guard:?}: the guard is wrong, and a check says so");
+        let unchecked = Operation::Read { extent, checks: Checks::NONE };
+        match again.run(again.gate.execute(unchecked)).unwrap() {
+            sealblock_block::Answer::Data(data) => assert!(data.data()[..] == pattern(1, 4096), "{guard:?}"),
+            other => panic!("a read was answered with {other:?}"),
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Bytes written to the medium per byte of application data, for random writes of 4 KiB.
+//!
+//! Claim: at most 1.15. Counted on a medium in memory that counts every byte and forgets the data, from the opening of a
+//! new volume through its close, so log, tables, superblocks and the checkpoints that close it are all in. Only bytes
+//! matter here, so time stands for nothing, and the count is the same on every run but for the order of wake-ups.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use sealblock_block::Gate;
+use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
+use sealblock_media_memory::MemoryMedium;
+use sealblock_media_volume::{CreateOptions, OpenOptions, create, format::Layout, open};
+use sealblock_runtime_reactor::{Config, Reactor, spawn};
+use sealblock_units::BlockSize;
+
+use crate::counted::{Counted, Part};
+use crate::load::{self, Load, Until};
+use crate::options::AmplificationOptions;
+use crate::rig::TurnClock;
+
+const BAR: f64 = 1.15;
+/// Sectors of the media on which this is counted.
+const SECTOR_BYTES: u32 = 512;
+/// Queue depth, writes between flushes, random addresses.
+const LOADS: [(u64, u64, bool); 6] =
+    [(32, 0, true), (32, 1024, true), (32, 32, true), (32, 1, true), (1, 1, true), (32, 1024, false)];
+
+/// Counts everything and prints it.
+pub fn run(options: &AmplificationOptions) -> anyhow::Result<()> {
+    let reactor = Reactor::new(Config::default())?;
+    println!(
+        "{} writes of 4 KiB a line, sectors of {SECTOR_BYTES} bytes; bytes written per byte of data",
+        options.writes
+    );
+    println!(
+        "{:>9} {:>4} {:>11} {:>7} {:>7} {:>7} {:>8}  bar {BAR}",
+        "volume", "QD", "flush every", "log", "tables", "in all", "read"
+    );
+    for size in &options.sizes {
+        for (depth, flush_every, random) in LOADS {
+            reactor.block_on(one(options, size.get(), depth, flush_every, random))?;
+        }
+    }
+    Ok(())
+}
+
+async fn one(
+    options: &AmplificationOptions,
+    bytes: u64,
+    depth: u64,
+    flush_every: u64,
+    random: bool,
+) -> anyhow::Result<()> {
+    let size = BlockSize::B4096;
+    let layout = Layout::new(size, SECTOR_BYTES, bytes >> size.shift())?;
+    let medium = MemoryMedium::new(layout.medium_bytes(), SECTOR_BYTES);
+    let protection = Some(PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1));
+    let shape =
+        CreateOptions { block_size: size, capacity_blocks: layout.capacity_blocks(), protection, uuid: [1; 16] };
+    create(&medium, &shape).await?;
+    let counted = Counted::new(medium, layout, true);
+    let counts = counted.counts();
+    let mut open_options = OpenOptions::default();
+    if let Some(cache) = options.cache {
+        open_options.cache_bytes = cache.get() as usize;
+    }
+    let opened = open(counted, TurnClock::new(Rc::new(Cell::new(true))), &open_options).await?;
+    let worker = spawn(opened.worker.run());
+    let gate = Rc::new(Gate::new("volume", opened.volume));
+    let load = Load { name: "", write: true, blocks: 1, random, depth, flush_every };
+    let turn = load::drive(Rc::clone(&gate), load, Until::Asked(options.writes), 1).await?;
+    gate.device().close().await?;
+    worker.await?;
+    let per_byte = |written: u64| written as f64 / turn.bytes as f64;
+    let whole = per_byte(counts.written_in_all());
+    println!(
+        "{:>6} MiB {depth:>4} {:>11} {:7.4} {:7.4} {whole:7.4} {:8.4}  {}{}",
+        bytes >> 20,
+        if flush_every == 0 { "never".to_owned() } else { flush_every.to_string() },
+        per_byte(counts.written(Part::Log)),
+        per_byte(counts.written(Part::Tables)),
+        per_byte(counts.read()),
+        if whole <= BAR { "kept".to_owned() } else { format!("MISSED by {:.3}", whole - BAR) },
+        if random { "" } else { " (sequential)" },
+    );
+    Ok(())
+}

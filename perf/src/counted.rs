@@ -1,0 +1,140 @@
+//! A medium that counts what is written to it, by the part of the volume that it belongs to.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Instant;
+
+use sealblock_block::{Medium, MediumError};
+use sealblock_media_volume::format::Layout;
+use sealblock_runtime_memory::{Buffer, Slice};
+
+/// Parts of a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Part {
+    /// Superblocks.
+    Superblock,
+    /// The log.
+    Log,
+    /// Records and generations.
+    Tables,
+    /// Data.
+    Slots,
+}
+
+/// What was counted. Clones are the same counters.
+#[derive(Clone, Default)]
+pub struct Counts(Rc<Counters>);
+
+#[derive(Default)]
+struct Counters {
+    written_bytes: [Cell<u64>; 4],
+    read_bytes: Cell<u64>,
+    sync_seconds: RefCell<Vec<f64>>,
+}
+
+impl Counts {
+    /// Bytes written to a part.
+    pub fn written(&self, part: Part) -> u64 {
+        self.0.written_bytes[part as usize].get()
+    }
+
+    /// Bytes written in all.
+    pub fn written_in_all(&self) -> u64 {
+        self.0.written_bytes.iter().map(Cell::get).sum()
+    }
+
+    /// Bytes read.
+    pub fn read(&self) -> u64 {
+        self.0.read_bytes.get()
+    }
+
+    /// Milliseconds of each sync since this was last asked.
+    pub fn take_sync_ms(&self) -> Vec<f64> {
+        self.0.sync_seconds.take().into_iter().map(|seconds| seconds * 1e3).collect()
+    }
+}
+
+/// A medium with counters. With `drop_data`, data are not stored, so that large volumes fit into memory: nothing that
+/// reads them can be measured then.
+pub struct Counted<M> {
+    medium: M,
+    layout: Layout,
+    drop_data: bool,
+    counts: Counts,
+}
+
+impl<M> Counted<M> {
+    /// Counts what goes to `medium`, which holds a volume laid out like this.
+    pub fn new(medium: M, layout: Layout, drop_data: bool) -> Counted<M> {
+        Counted { medium, layout, drop_data, counts: Counts::default() }
+    }
+
+    /// The counters.
+    pub fn counts(&self) -> Counts {
+        self.counts.clone()
+    }
+
+    fn part(&self, offset_bytes: u64) -> Part {
+        if offset_bytes < self.layout.log_offset() {
+            return Part::Superblock;
+        }
+        let Some(within) = offset_bytes.checked_sub(self.layout.zones_offset()) else { return Part::Log };
+        match self.layout.zone(within / self.layout.zone_stride()) {
+            Some(zone) if offset_bytes >= zone.slots_offset => Part::Slots,
+            _ => Part::Tables,
+        }
+    }
+}
+
+impl<M: Medium> Medium for Counted<M> {
+    fn len_bytes(&self) -> u64 {
+        self.medium.len_bytes()
+    }
+
+    fn sector_bytes(&self) -> u32 {
+        self.medium.sector_bytes()
+    }
+
+    fn read_only(&self) -> bool {
+        self.medium.read_only()
+    }
+
+    fn punches(&self) -> bool {
+        self.medium.punches()
+    }
+
+    fn buffer(&self, len_bytes: usize) -> Buffer {
+        self.medium.buffer(len_bytes)
+    }
+
+    async fn read(&self, offset_bytes: u64, into: Buffer) -> (Result<(), MediumError>, Buffer) {
+        let read = &self.counts.0.read_bytes;
+        read.set(read.get() + into.len() as u64);
+        self.medium.read(offset_bytes, into).await
+    }
+
+    async fn write(&self, offset_bytes: u64, from: Slice) -> Result<(), MediumError> {
+        let part = self.part(offset_bytes);
+        let written = &self.counts.0.written_bytes[part as usize];
+        written.set(written.get() + from.len() as u64);
+        if self.drop_data && part == Part::Slots {
+            return Ok(());
+        }
+        self.medium.write(offset_bytes, from).await
+    }
+
+    async fn sync(&self) -> Result<(), MediumError> {
+        let start = Instant::now();
+        let result = self.medium.sync().await;
+        self.counts.0.sync_seconds.borrow_mut().push(start.elapsed().as_secs_f64());
+        result
+    }
+
+    async fn punch(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
+        self.medium.punch(offset_bytes, length_bytes).await
+    }
+
+    async fn zero(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
+        self.medium.zero(offset_bytes, length_bytes).await
+    }
+}

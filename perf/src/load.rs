@@ -1,0 +1,198 @@
+//! Load on a device: what is asked of it, and what a turn of asking came to.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use rustix::time::{ClockId, clock_gettime};
+use sealblock_block::{Device, Durability, Operation};
+use sealblock_integrity::{Checks, Sealed, Tags};
+use sealblock_runtime_memory::Slice;
+use sealblock_runtime_reactor::{pool, spawn};
+use sealblock_units::Extent;
+
+/// The largest request, in bytes.
+pub const PAYLOAD_BYTES: usize = 1 << 20;
+
+/// What is asked of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Load {
+    /// What tables call it.
+    pub name: &'static str,
+    /// Writes or reads.
+    pub write: bool,
+    /// Blocks of a request.
+    pub blocks: u64,
+    /// At random multiples of the request's size, or one after the other and round again.
+    pub random: bool,
+    /// Requests under way at once.
+    pub depth: u64,
+    /// After this many requests whoever answered the last one flushes, while the others go on; 0 for never.
+    pub flush_every: u64,
+}
+
+/// When a turn is over.
+#[derive(Clone, Copy)]
+pub enum Until {
+    /// After this time.
+    Passed(Duration),
+    /// After this many requests.
+    Asked(u64),
+}
+
+/// What a turn came to.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Turn {
+    /// Requests answered.
+    pub requests: u64,
+    /// Bytes they moved.
+    pub bytes: u64,
+    /// How long it took, for writes with a flush at the end.
+    pub seconds: f64,
+    /// Time the process spent on CPUs, kernel threads that work for it included.
+    pub cpu_seconds: f64,
+}
+
+impl Turn {
+    /// Requests a second.
+    pub fn rate(&self) -> f64 {
+        self.requests as f64 / self.seconds
+    }
+}
+
+/// Measures wall and CPU time of something.
+pub struct Stopwatch {
+    wall: Instant,
+    cpu: Duration,
+}
+
+impl Stopwatch {
+    /// Begins.
+    pub fn start() -> Stopwatch {
+        Stopwatch { wall: Instant::now(), cpu: cpu_time() }
+    }
+
+    /// Ends; `requests` of `request_bytes` each were answered.
+    pub fn stop(&self, requests: u64, request_bytes: u64) -> Turn {
+        let cpu_seconds = (cpu_time() - self.cpu).as_secs_f64();
+        let seconds = self.wall.elapsed().as_secs_f64();
+        Turn { requests, bytes: requests * request_bytes, seconds, cpu_seconds }
+    }
+}
+
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+/// What a random address or payload is made of.
+pub fn random(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+/// Bytes to be written, out of the reactor's registered memory, so that no side copies.
+pub fn payload() -> Slice {
+    let mut buffer = pool().take(PAYLOAD_BYTES);
+    let mut state = 0x9e37_79b9_7f4a_7c15;
+    for word in buffer.as_chunks_mut::<8>().0 {
+        *word = random(&mut state).to_le_bytes();
+    }
+    buffer.freeze()
+}
+
+struct Shared {
+    load: Load,
+    end: Option<Instant>,
+    left: Cell<u64>,
+    cursor: Cell<u64>,
+    state: Cell<u64>,
+    answered: Cell<u64>,
+    places: u64,
+    payload: Slice,
+    failure: RefCell<Option<anyhow::Error>>,
+}
+
+impl Shared {
+    /// The next extent, while the turn lasts.
+    fn next(&self) -> Option<Extent> {
+        let over = self.left.get() == 0 || self.end.is_some_and(|end| Instant::now() >= end);
+        if over || self.failure.borrow().is_some() {
+            return None;
+        }
+        self.left.set(self.left.get() - 1);
+        let place = if self.load.random {
+            let mut state = self.state.get();
+            let place = random(&mut state);
+            self.state.set(state);
+            place
+        } else {
+            self.cursor.replace(self.cursor.get() + 1)
+        };
+        Extent::from_raw(place % self.places * self.load.blocks, self.load.blocks).ok()
+    }
+}
+
+/// One turn of `load` on `device`; `seed` makes random addresses differ from turn to turn.
+pub async fn drive<D: Device + 'static>(device: Rc<D>, load: Load, until: Until, seed: u64) -> anyhow::Result<Turn> {
+    let size = device.geometry().block_size;
+    let (end, left) = match until {
+        Until::Passed(time) => (Some(Instant::now() + time), u64::MAX),
+        Until::Asked(requests) => (None, requests),
+    };
+    let shared = Rc::new(Shared {
+        load,
+        end,
+        left: Cell::new(left),
+        cursor: Cell::new(0),
+        state: Cell::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) | 1),
+        answered: Cell::new(0),
+        places: device.geometry().capacity_blocks / load.blocks,
+        payload: payload(),
+        failure: RefCell::default(),
+    });
+    let watch = Stopwatch::start();
+    let workers: Vec<_> = (0..load.depth).map(|_| spawn(worker(Rc::clone(&device), Rc::clone(&shared)))).collect();
+    for worker in workers {
+        worker.await.context("a worker was aborted")?;
+    }
+    if let Some(failure) = shared.failure.take() {
+        return Err(failure);
+    }
+    if load.write {
+        device.execute(Operation::Flush).await?;
+    }
+    Ok(watch.stop(shared.answered.get(), load.blocks << size.shift()))
+}
+
+async fn worker<D: Device>(device: Rc<D>, shared: Rc<Shared>) {
+    while let Some(extent) = shared.next() {
+        if let Err(error) = request(&*device, &shared, extent).await {
+            *shared.failure.borrow_mut() = Some(error);
+        }
+    }
+}
+
+async fn request<D: Device>(device: &D, shared: &Shared, extent: Extent) -> anyhow::Result<()> {
+    let geometry = device.geometry();
+    let operation = if shared.load.write {
+        let tags = Tags { app_tag: 0, storage_tag: 0, first_ref: extent.start().get() };
+        let data = shared.payload.slice(..extent.bytes(geometry.block_size) as usize);
+        // Making the tags is part of what is measured.
+        let data = Sealed::seal(data, geometry.block_size, geometry.protection, &tags);
+        Operation::Write { extent, data, durability: Durability::Volatile }
+    } else {
+        let checks = geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
+        Operation::Read { extent, checks }
+    };
+    device.execute(operation).await?;
+    let answered = shared.answered.get() + 1;
+    shared.answered.set(answered);
+    if shared.load.flush_every > 0 && answered.is_multiple_of(shared.load.flush_every) {
+        device.execute(Operation::Flush).await?;
+    }
+    Ok(())
+}

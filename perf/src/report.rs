@@ -1,0 +1,98 @@
+//! Tables of ratios: medians over rounds in which every contender has its turn.
+
+use crate::load::{Turn, random};
+
+/// The turns of all contenders under one load: one list per round, in the order of contenders; the first is the yardstick.
+#[derive(Default)]
+pub struct Rounds(pub Vec<Vec<Turn>>);
+
+/// One figure with its spread over the rounds.
+#[derive(Clone, Copy, Debug)]
+pub struct Spread {
+    /// The middle one.
+    pub median: f64,
+    /// The least.
+    pub least: f64,
+    /// The greatest.
+    pub most: f64,
+}
+
+impl Spread {
+    /// Of at least one value.
+    pub fn of(values: impl Iterator<Item = f64>) -> Spread {
+        let mut values: Vec<f64> = values.collect();
+        values.sort_by(f64::total_cmp);
+        let middle = values.len() / 2;
+        let median = match values.len() % 2 {
+            0 if middle > 0 => (values[middle - 1] + values[middle]) / 2.0,
+            _ => values.get(middle).copied().unwrap_or(f64::NAN),
+        };
+        let edge = |value: Option<&f64>| value.copied().unwrap_or(f64::NAN);
+        Spread { median, least: edge(values.first()), most: edge(values.last()) }
+    }
+}
+
+impl Rounds {
+    /// Requests a second.
+    pub fn rate(&self, contender: usize) -> Spread {
+        Spread::of(self.0.iter().map(|round| round[contender].rate()))
+    }
+
+    /// The rate as a part of the yardstick's in the same round.
+    pub fn ratio(&self, contender: usize) -> Spread {
+        Spread::of(self.0.iter().map(|round| round[contender].rate() / round[0].rate()))
+    }
+
+    /// MB (10^6 bytes) a second.
+    pub fn megabytes(&self, contender: usize) -> f64 {
+        Spread::of(self.0.iter().map(|round| round[contender].bytes as f64 / round[contender].seconds / 1e6)).median
+    }
+
+    /// Microseconds of CPU time a request.
+    pub fn cpu_us(&self, contender: usize) -> f64 {
+        let per_request = |turn: &Turn| turn.cpu_seconds * 1e6 / turn.requests as f64;
+        Spread::of(self.0.iter().map(|round| per_request(&round[contender]))).median
+    }
+
+    /// Prints one line per contender. `bar` is the least ratio that keeps the claim.
+    pub fn print(&self, load: &str, names: &[String], bar: Option<f64>) {
+        println!("{load}");
+        for (contender, name) in names.iter().enumerate() {
+            let ratio = self.ratio(contender);
+            print!(
+                "  {name:16} {:9.0} /s {:7.0} MB/s {:8.1} us CPU",
+                self.rate(contender).median,
+                self.megabytes(contender),
+                self.cpu_us(contender)
+            );
+            match contender {
+                0 => println!("   (yardstick)"),
+                _ => println!(
+                    "   {:5.1} % [{:5.1} .. {:5.1}]{}",
+                    ratio.median * 100.0,
+                    ratio.least * 100.0,
+                    ratio.most * 100.0,
+                    verdict(ratio.median, bar.filter(|_| !name.starts_with("raw")))
+                ),
+            }
+        }
+    }
+}
+
+/// The numbers below `count` in a new order each time, so that no contender always follows the same other.
+pub fn shuffled(count: usize, state: &mut u64) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..count).collect();
+    for last in (1..count).rev() {
+        order.swap(last, (random(state) % (last as u64 + 1)) as usize);
+    }
+    order
+}
+
+/// How a ratio stands to its bar.
+pub fn verdict(ratio: f64, bar: Option<f64>) -> String {
+    match bar {
+        None => String::new(),
+        Some(bar) if ratio >= bar => format!("  bar {:.0} %: kept", bar * 100.0),
+        Some(bar) => format!("  bar {:.0} %: MISSED by {:.1} points", bar * 100.0, (bar - ratio) * 100.0),
+    }
+}

@@ -1,0 +1,132 @@
+//! A protected volume against a raw file.
+//!
+//! Claims: sequential reads and writes of 1 MiB keep 90 % of the raw file's throughput, random reads of 4 KiB 85 %, random
+//! writes 75 %. Both sides go through the same reactor, gate and file medium, with direct I/O, on files of the same file
+//! system in the same state: every byte written before (`steady`), or only reserved (`first`). Making the tags of writes
+//! and checking those of reads is part of the volume's time, and so is a flush at the end of a turn of writes, on both
+//! sides. A second raw file runs along as if it were a contender and shows how much the ratios mean.
+
+use sealblock_runtime_reactor::{Config, Reactor};
+
+use crate::load::{Load, Turn, Until};
+use crate::options::FileOptions;
+use crate::report::{Rounds, Spread, shuffled};
+use crate::rig::{Contender, FILL, Prepared};
+
+const SEQUENTIAL: f64 = 0.90;
+const RANDOM_WRITE: f64 = 0.75;
+const RANDOM_READ: f64 = 0.85;
+
+const fn small(name: &'static str, write: bool, depth: u64, flush_every: u64) -> Load {
+    Load { name, write, blocks: 1, random: true, depth, flush_every }
+}
+
+const fn large(name: &'static str, write: bool) -> Load {
+    Load { name, write, blocks: 256, random: false, depth: 8, flush_every: 0 }
+}
+
+/// Loads on written files, with their bars. Random overwrites come last because they scatter the blocks of the volumes.
+const STEADY: &[(Load, f64)] = &[
+    (large("read 1 MiB, sequential, QD 8", false), SEQUENTIAL),
+    (large("write 1 MiB, sequential, QD 8", true), SEQUENTIAL),
+    (Load { flush_every: 32, ..large("write 1 MiB, sequential, QD 8, flush every 32", true) }, SEQUENTIAL),
+    (small("read 4 KiB, random, QD 32", false, 32, 0), RANDOM_READ),
+    (small("read 4 KiB, random, QD 1", false, 1, 0), RANDOM_READ),
+    (small("write 4 KiB, random, QD 32, no flush", true, 32, 0), RANDOM_WRITE),
+    (small("write 4 KiB, random, QD 32, flush every 1024", true, 32, 1024), RANDOM_WRITE),
+    (small("write 4 KiB, random, QD 32, flush every 32", true, 32, 32), RANDOM_WRITE),
+    (small("write 4 KiB, random, QD 32, flush every 1", true, 32, 1), RANDOM_WRITE),
+    (small("read 4 KiB, random, QD 32, after overwrites", false, 32, 0), RANDOM_READ),
+    (large("read 1 MiB, sequential, QD 8, after overwrites", false), SEQUENTIAL),
+    (large("write 1 MiB, sequential, QD 8, after overwrites", true), SEQUENTIAL),
+];
+
+/// Measures everything and prints it.
+pub fn run(options: &FileOptions) -> anyhow::Result<()> {
+    let reactor = Reactor::new(Config::default())?;
+    println!("{}", reactor.backend());
+    reactor.block_on(async {
+        steady(options).await?;
+        first(options).await
+    })
+}
+
+async fn contenders(options: &FileOptions, prepared: Prepared) -> anyhow::Result<Vec<Contender>> {
+    let mut contenders = Vec::new();
+    for name in ["raw", "raw again"] {
+        contenders.push(Contender::raw(name, options, prepared).await?);
+    }
+    for &guard in &options.guards {
+        contenders.push(Contender::volume(options, guard, prepared).await?);
+    }
+    Ok(contenders)
+}
+
+fn names(contenders: &[Contender]) -> Vec<String> {
+    contenders.iter().map(|contender| contender.name.clone()).collect()
+}
+
+/// One round: every contender has a turn, in another order each time.
+async fn round(contenders: &[Contender], load: Load, until: Until, number: u32) -> anyhow::Result<Vec<Turn>> {
+    let mut turns = vec![Turn::default(); contenders.len()];
+    let mut state = u64::from(number).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    for next in shuffled(contenders.len(), &mut state) {
+        turns[next] = contenders[next].turn(load, until, u64::from(number) + 1).await?;
+    }
+    Ok(turns)
+}
+
+async fn steady(options: &FileOptions) -> anyhow::Result<()> {
+    println!("\nsteady: every byte of every file was written before; {} a file", options.size);
+    let contenders = contenders(options, Prepared::Written).await?;
+    for &(load, bar) in STEADY.iter().filter(|(load, _)| load.name.contains(&options.only)) {
+        let mut rounds = Rounds::default();
+        for number in 0..options.rounds {
+            rounds.0.push(round(&contenders, load, Until::Passed(options.turn()), number).await?);
+        }
+        rounds.print(load.name, &names(&contenders), Some(bar));
+        print_syncs(&contenders);
+    }
+    for contender in contenders {
+        contender.close().await?;
+    }
+    Ok(())
+}
+
+/// How many syncs the volumes made under a load, and how long they took.
+fn print_syncs(contenders: &[Contender]) {
+    for contender in contenders {
+        let syncs = contender.counts().map(|counts| counts.take_sync_ms()).unwrap_or_default();
+        if !syncs.is_empty() {
+            let count = syncs.len();
+            let ms = Spread::of(syncs.into_iter());
+            println!("  {:16} {count} syncs of {:.2} ms, at most {:.1} ms", contender.name, ms.median, ms.most);
+        }
+    }
+}
+
+/// First writes: each round on new files.
+async fn first(options: &FileOptions) -> anyhow::Result<()> {
+    let fill = Load { name: "first write 1 MiB, sequential, QD 8", ..FILL };
+    let scattered = small("first write 4 KiB, random, QD 32, no flush", true, 32, 0);
+    for (load, until, bar) in [
+        (fill, Until::Asked(options.blocks() / fill.blocks), SEQUENTIAL),
+        (scattered, Until::Passed(options.turn()), RANDOM_WRITE),
+    ] {
+        if !load.name.contains(&options.only) {
+            continue;
+        }
+        let (mut rounds, mut columns) = (Rounds::default(), Vec::new());
+        for number in 0..options.rounds.min(5) {
+            let contenders = contenders(options, Prepared::Reserved).await?;
+            rounds.0.push(round(&contenders, load, until, number).await?);
+            columns = names(&contenders);
+            for contender in contenders {
+                contender.close().await?;
+            }
+        }
+        println!("\nfirst writes: space was reserved with fallocate and never written");
+        rounds.print(load.name, &columns, Some(bar));
+    }
+    Ok(())
+}

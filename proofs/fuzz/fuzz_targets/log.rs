@@ -1,0 +1,48 @@
+//! Log sectors and records: any bytes are refused or mean what writing them again would mean.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use sealblock_fuzz::{forge_log_sector, forge_record};
+use sealblock_media_volume::format::{LogSector, RECORD_BYTES, Record, Seed};
+
+const UUID: [u8; 16] = [9; 16];
+
+fuzz_target!(|input: &[u8]| {
+    check_record(input);
+    check_sector(input);
+    if let Some(bytes) = input.first_chunk::<RECORD_BYTES>() {
+        let mut bytes = *bytes;
+        forge_record(&mut bytes, &UUID);
+        check_record(&bytes);
+    }
+    for sector_bytes in [512, 4096] {
+        let mut sector = vec![0; sector_bytes];
+        let length = input.len().min(sector_bytes);
+        sector[..length].copy_from_slice(&input[..length]);
+        forge_log_sector(&mut sector, &UUID);
+        check_sector(&sector);
+    }
+});
+
+fn check_record(bytes: &[u8]) {
+    let Some(bytes) = bytes.first_chunk::<RECORD_BYTES>() else { return };
+    let seed = Seed::of(&UUID);
+    if let Ok(record) = Record::decode(bytes, seed) {
+        assert_eq!(record.encode(seed), *bytes);
+        assert_eq!(Record::decode_unchecked(bytes), record);
+    }
+    let _ = Record::decode_unchecked(bytes);
+}
+
+fn check_sector(bytes: &[u8]) {
+    let seed = Seed::of(&UUID);
+    let Ok(sector) = LogSector::decode(bytes, seed) else { return };
+    let records: Vec<_> = sector.records().copied().collect();
+    assert!(records.len() <= LogSector::capacity(bytes.len() as u32));
+    records.iter().for_each(|record| check_record(record));
+    let mut again = vec![0; bytes.len()];
+    LogSector::encode(&mut again, seed, sector.header, &records);
+    let read = LogSector::decode(&again, seed).expect("what was written is read");
+    assert_eq!(read.header, sector.header);
+    assert!(read.records().eq(&records));
+}

@@ -1,0 +1,48 @@
+//! Tuples and checks: any bytes can be checked in any format, and what was sealed passes.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use sealblock_fuzz::{Pieces, format};
+use sealblock_integrity::{Checks, Masked, Tags, Tuple, seal, verify};
+use sealblock_units::BlockSize;
+
+fuzz_target!(|input: &[u8]| {
+    let mut pieces = Pieces::new(input);
+    let Some(format) = format(&mut pieces) else { return };
+    let (flags, size) = (pieces.byte(), BlockSize::B512);
+    let checks = Checks {
+        guard: flags & 1 != 0,
+        app_tag: (flags & 2 != 0).then(|| Masked { expected: pieces.short(), mask: pieces.short() }),
+        storage_tag: (flags & 4 != 0).then(|| Masked { expected: pieces.word(), mask: pieces.word() }),
+        first_ref: (flags & 8 != 0).then(|| pieces.word()),
+    };
+    let with = Tags { app_tag: pieces.short(), storage_tag: pieces.word(), first_ref: pieces.word() };
+    let blocks = usize::from(pieces.byte() % 4);
+    let mut tags = vec![0; blocks * format.tuple_bytes()];
+    let given = pieces.bytes(tags.len());
+    tags[..given.len()].copy_from_slice(given);
+    let mut data = vec![0; blocks * size.bytes()];
+    let rest = pieces.rest();
+    let length = rest.len().min(data.len());
+    data[..length].copy_from_slice(&rest[..length]);
+
+    let mut found = Vec::new();
+    let bad = verify(format, size, &data, &tags, &checks, &mut |mismatch| found.push(mismatch));
+    assert_eq!(bad, found.len());
+    assert!(found.is_sorted_by(|a, b| a.block < b.block) && found.iter().all(|mismatch| mismatch.block < blocks));
+    assert!(found.iter().all(|mismatch| mismatch.expected != mismatch.actual));
+    for tuple in tags.chunks_exact_mut(format.tuple_bytes()) {
+        let read = Tuple::read(format, tuple);
+        let mut again = tuple.to_vec();
+        read.write(format, &mut again);
+        assert_eq!(again, tuple);
+    }
+    seal(format, size, &data, &mut tags, &with);
+    let due = Checks {
+        guard: true,
+        app_tag: Some(Masked { expected: with.app_tag, mask: u16::MAX }),
+        storage_tag: Some(Masked { expected: with.storage_tag, mask: u64::MAX }),
+        first_ref: Some(with.first_ref),
+    };
+    assert_eq!(verify(format, size, &data, &tags, &due, &mut |mismatch| panic!("{mismatch:?}")), 0);
+});

@@ -1,0 +1,214 @@
+//! A small volume, its metadata overwritten by an input, and what opening it may and may not do.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::OnceLock;
+
+use sealblock_block::{Answer, Device, Durability, Error, Operation, Stack};
+use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType};
+use sealblock_media_volume::format::{Layout, RECORD_BYTES};
+use sealblock_simulator::checker::{Content, Patterns};
+use sealblock_simulator::disk::{Behaviour, Image, SimDisk, Survival};
+use sealblock_simulator::executor::{Ended, Executor, RunLimits};
+use sealblock_simulator::random::Random;
+use sealblock_simulator::system::{Shape, System, Volumes};
+use sealblock_simulator::trace::Trace;
+use sealblock_units::{BlockSize, Extent, Lba};
+
+use crate::{Pieces, forge_log_sector, forge_record, forge_superblock};
+
+const UUID: [u8; 16] = *b"fuzzed volume  1";
+const SECTOR: usize = 512;
+/// Few, since every input reads all of them four times over.
+const BLOCKS: u64 = 16;
+const LIMITS: RunLimits = RunLimits { steps: 200_000, seconds: 3600 };
+
+fn shape() -> Shape {
+    let protection = Some(PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1));
+    let (block_size, sector_bytes) = (BlockSize::B512, SECTOR as u32);
+    Shape { block_size, sector_bytes, capacity_blocks: BLOCKS, protection, cache_bytes: 1 << 20, uuid: UUID }
+}
+
+fn layout() -> Layout {
+    let shape = shape();
+    Layout::new(shape.block_size, shape.sector_bytes, shape.capacity_blocks).expect("the shape is possible")
+}
+
+/// Runs `work` on a disk with this image and gives what it returns, and the image.
+fn on<T: 'static, F: Future<Output = T> + 'static>(
+    image: Image,
+    forbid_writes: bool,
+    work: impl FnOnce(SimDisk, Executor) -> F,
+) -> (T, Image) {
+    let executor = Executor::new(Random::new(1), Trace::default());
+    let behaviour = Behaviour { forbid_writes, ..Behaviour::default() };
+    let disk = SimDisk::new(image, behaviour, &executor, Random::new(2), Trace::default());
+    let result = match executor.run(LIMITS, work(disk.clone(), executor.clone())) {
+        Ended::Finished(result) => result,
+        Ended::Halted => unreachable!("nothing halts the machine"),
+        Ended::Stuck(stuck) => panic!("{stuck}"),
+    };
+    assert_eq!(disk.finding(), None);
+    (result, disk.power_off(Survival::Everything, &Random::new(3)))
+}
+
+/// The sectors of a volume that was created, written to, and left with a log.
+fn template() -> &'static Vec<(u64, Vec<u8>)> {
+    static TEMPLATE: OnceLock<Vec<(u64, Vec<u8>)>> = OnceLock::new();
+    TEMPLATE.get_or_init(|| {
+        let blank = Image::blank(SECTOR as u32, Volumes::default().disk_bytes(&shape()));
+        let (_, image) = on(blank, false, |disk, executor| async move {
+            Volumes::default().create(disk.clone(), shape()).await.expect("a blank disk takes a volume");
+            for close in [true, false] {
+                let opening = Volumes::default().open(disk.clone(), executor.clone(), shape(), false);
+                let session = opening.await.expect("a new volume opens");
+                for lba in 0..BLOCKS / 2 {
+                    write(&session.stack, Lba::new(lba + if close { 0 } else { BLOCKS / 4 })).await.expect("there is room");
+                }
+                session.stack.execute(Operation::Flush).await.expect("the disk works");
+                if close {
+                    session.close.await.expect("the disk works");
+                }
+            }
+        });
+        image.visible().map(|(sector, bytes)| (sector, bytes.to_vec())).collect()
+    })
+}
+
+fn patterns() -> Patterns {
+    Patterns::new(7, shape().block_size, shape().protection)
+}
+
+async fn write(stack: &Stack, lba: Lba) -> Result<(), Error> {
+    let extent = Extent::one(lba);
+    let data = patterns().sealed(extent, 1);
+    let durability = Durability::Volatile;
+    stack.execute(Operation::Write { extent, data, durability }).await.map(|_| ())
+}
+
+/// The image with the input's changes: each names a kind, a place, and bytes.
+fn forged(input: &[u8]) -> Image {
+    let (layout, mut pieces) = (layout(), Pieces::new(input));
+    let zone = layout.zone(0).expect("a volume has a zone");
+    let mut image = Image::blank(SECTOR as u32, layout.medium_bytes());
+    template().iter().for_each(|(sector, bytes)| image.damage_sector(*sector, bytes));
+    while !pieces.is_empty() {
+        let (kind, place, at) = (pieces.byte(), u64::from(pieces.byte()), usize::from(pieces.short()) % SECTOR);
+        let length = usize::from(pieces.byte()).min(SECTOR - at);
+        let sector = match kind % 6 {
+            0 => place % 2 * 64,
+            1 => layout.log_offset() / SECTOR as u64 + place % layout.log_sectors(),
+            2 | 3 => zone.records_offset / SECTOR as u64 + place % 16,
+            4 => zone.generations_offset / SECTOR as u64,
+            _ => place * layout.medium_bytes() / SECTOR as u64 / 256,
+        };
+        let mut bytes = vec![0; SECTOR];
+        image.read_sector(sector, &mut bytes);
+        let new = pieces.bytes(length);
+        bytes[at..at + new.len()].copy_from_slice(new);
+        match kind % 6 {
+            0 if kind & 64 != 0 => forge_superblock(&mut bytes),
+            1 if kind & 64 != 0 => forge_log_sector(&mut bytes, &UUID),
+            // Blank records stay blank.
+            2 => bytes
+                .chunks_exact_mut(RECORD_BYTES)
+                .filter(|record| record.iter().any(|byte| *byte != 0))
+                .for_each(|record| forge_record(record, &UUID)),
+            _ => {}
+        }
+        image.damage_sector(sector, &bytes);
+    }
+    image
+}
+
+/// What each block of an open volume reads as; nothing where it fails.
+type Seen = Vec<Option<Vec<u8>>>;
+
+async fn see(stack: &Stack) -> Seen {
+    let mut seen = Vec::new();
+    let format = stack.geometry().protection;
+    for lba in 0..stack.geometry().capacity_blocks.min(BLOCKS) {
+        let extent = Extent::one(Lba::new(lba));
+        let checks = format.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
+        let read = stack.execute(Operation::Read { extent, checks }).await;
+        let verify = stack.execute(Operation::Verify { extent, checks }).await;
+        assert_eq!(read.is_ok(), verify.is_ok(), "Read and Verify of block {lba} disagree");
+        seen.push(match read {
+            Ok(Answer::Data(data)) => Some(data.data().to_vec()),
+            Ok(other) => panic!("a read was answered {other:?}"),
+            Err(_) => None,
+        });
+    }
+    seen
+}
+
+/// What is written to a volume that could be opened can be read.
+async fn use_it(stack: &Stack, round: u64) {
+    for step in 0..6 {
+        let lba = Lba::new((round + step * 7) % stack.geometry().capacity_blocks.min(BLOCKS));
+        if stack.geometry().protection != shape().protection || stack.geometry().block_size != shape().block_size {
+            return;
+        }
+        write(stack, lba).await.expect("the disk works and has room");
+        let extent = Extent::one(lba);
+        let checks = shape().protection.map_or(Checks::NONE, |format| Checks::full(format, lba));
+        match stack.execute(Operation::Read { extent, checks }).await.expect("what was written can be read") {
+            Answer::Data(data) => assert_eq!(patterns().recognise(lba, data.data()), Some(Content::Version(1))),
+            other => panic!("a read was answered {other:?}"),
+        }
+    }
+    stack.execute(Operation::Flush).await.expect("the disk works");
+}
+
+/// Opens an image made from `input` for reading and for writing: no panic, no hang, no write by the reader, and where
+/// both come up they read the same.
+pub fn try_image(input: &[u8]) {
+    let open = |image: Image, read_only: bool| {
+        let seen = Rc::new(RefCell::new(None));
+        let out = Rc::clone(&seen);
+        let (_, image) = on(image, read_only, move |disk, executor| async move {
+            if let Ok(session) = Volumes::default().open(disk, executor, shape(), read_only).await {
+                *out.borrow_mut() = Some(see(&session.stack).await);
+                if !read_only {
+                    use_it(&session.stack, 3).await;
+                    session.close.await.expect("the disk works");
+                }
+            }
+        });
+        (seen.take(), image)
+    };
+    let (reader, image) = open(forged(input), true);
+    let (writer, _) = open(image, false);
+    if let (Some(reader), Some(writer)) = (reader, writer) {
+        assert_eq!(reader, writer, "a reader and a writer see different blocks");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_template_opens_and_holds_what_was_written() {
+        let (seen, _) = on(forged(&[]), true, |disk, executor| async move {
+            let session = Volumes::default().open(disk, executor, shape(), true).await.expect("an untouched volume");
+            see(&session.stack).await
+        });
+        assert_eq!(seen.iter().filter(|block| block.is_some()).count() as u64, BLOCKS);
+        assert!(seen[11].as_ref().is_some_and(|bytes| bytes.iter().any(|byte| *byte != 0)));
+        assert!(seen[12].as_ref().is_some_and(|bytes| bytes.iter().all(|byte| *byte == 0)));
+    }
+
+    #[test]
+    fn changed_records_get_past_their_checksums() {
+        // The guard of the first record, in the log as in the table: the block must fail and no other.
+        let record = [2, 0, 0, 0, 2, 0xaa, 0xbb];
+        let (seen, _) = on(forged(&record), true, |disk, executor| async move {
+            let session = Volumes::default().open(disk, executor, shape(), true).await.expect("only a record differs");
+            see(&session.stack).await
+        });
+        assert_eq!(seen.iter().position(Option::is_none), Some(0));
+        assert_eq!(seen.iter().filter(|block| block.is_none()).count(), 1);
+        try_image(&record);
+    }
+}

@@ -1,0 +1,92 @@
+//! What the targets share: reading their input piece by piece, and forging metadata that pass their checksums.
+//!
+//! A mutated byte in metadata fails the checksum and goes no further, so a target that only mutates tests the checksum.
+//! The forging functions make the checksum right again, and what lies behind it is tested too.
+
+pub mod image;
+
+use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, guard};
+use sealblock_media_volume::format::RECORD_BYTES;
+
+/// Takes an input apart. At the end of the input it gives zeroes, so that any input is a whole one.
+pub struct Pieces<'a>(&'a [u8]);
+
+impl<'a> Pieces<'a> {
+    /// The pieces of `input`.
+    pub fn new(input: &'a [u8]) -> Pieces<'a> {
+        Pieces(input)
+    }
+
+    /// Whether all was taken.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// What is left.
+    pub fn rest(self) -> &'a [u8] {
+        self.0
+    }
+
+    /// At most `count` bytes.
+    pub fn bytes(&mut self, count: usize) -> &'a [u8] {
+        let (head, tail) = self.0.split_at(count.min(self.0.len()));
+        self.0 = tail;
+        head
+    }
+
+    /// A number of eight bytes, little-endian.
+    pub fn word(&mut self) -> u64 {
+        let mut word = [0; 8];
+        let bytes = self.bytes(8);
+        word[..bytes.len()].copy_from_slice(bytes);
+        u64::from_le_bytes(word)
+    }
+
+    /// A number of two bytes, little-endian.
+    pub fn short(&mut self) -> u16 {
+        let mut short = [0; 2];
+        let bytes = self.bytes(2);
+        short[..bytes.len()].copy_from_slice(bytes);
+        u16::from_le_bytes(short)
+    }
+
+    /// One byte.
+    pub fn byte(&mut self) -> u8 {
+        self.bytes(1).first().copied().unwrap_or(0)
+    }
+}
+
+/// A format of protection information, or none.
+pub fn format(pieces: &mut Pieces) -> Option<PiFormat> {
+    let byte = pieces.byte();
+    let guard = GuardKind::ALL.get(usize::from(byte & 7)).copied()?;
+    let protection = ProtectionType::ALL[usize::from(byte >> 3) % 3];
+    let default = PiFormat::with_default_storage_tag(guard, protection);
+    Some(PiFormat::new(guard, protection, pieces.byte()).unwrap_or(default))
+}
+
+fn put_checksum(bytes: &mut [u8], at: usize, checksum: u32) {
+    bytes[at..at + 4].copy_from_slice(&checksum.to_le_bytes());
+}
+
+/// Makes the checksum of a superblock right.
+pub fn forge_superblock(bytes: &mut [u8]) {
+    let checksum = guard::crc32c(&bytes[..508]);
+    put_checksum(bytes, 508, checksum);
+}
+
+/// Makes the checksum of a record of the volume `uuid` right.
+pub fn forge_record(bytes: &mut [u8], uuid: &[u8; 16]) {
+    let checksum = guard::crc32c(&bytes[..28]) ^ guard::crc32c(uuid);
+    put_checksum(bytes, 28, checksum);
+}
+
+/// Makes the checksums of a log sector of the volume `uuid`, and of all records in it, right.
+pub fn forge_log_sector(bytes: &mut [u8], uuid: &[u8; 16]) {
+    bytes[..4].copy_from_slice(b"SLOG");
+    for record in bytes[32..].chunks_exact_mut(RECORD_BYTES) {
+        forge_record(record, uuid);
+    }
+    let checksum = guard::crc32c(&bytes[8..]) ^ guard::crc32c(uuid);
+    put_checksum(bytes, 4, checksum);
+}

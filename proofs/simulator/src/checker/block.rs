@@ -1,0 +1,194 @@
+//! What one block may hold: every write that has not been overtaken for good.
+//!
+//! Writes are ordered by what a host can know: a write that ended before another was issued comes before it, and so does
+//! a write that a read did not return although it had ended before the read was issued. Between other pairs any order
+//! may hold, until it has been seen.
+
+use super::content::Content;
+
+/// A moment in the order of everything that hosts do: issues and ends of requests.
+pub type Moment = u64;
+
+/// One write to a block.
+#[derive(Clone, Debug)]
+pub(super) struct Candidate {
+    /// Which request.
+    pub(super) request: u64,
+    pub(super) content: Content,
+    issued: Moment,
+    /// When it was answered, well or badly, or its machine stopped. It cannot take effect later.
+    ended: Option<Moment>,
+    /// It was answered well in this machine's life, or was found after a crash: it is certain to have taken effect.
+    done: bool,
+    /// No crash may undo it.
+    durable: bool,
+    /// A Discard: what was there before remains permitted.
+    optional: bool,
+    /// Requests known to come after it although they overlapped it.
+    overtaken_by: Vec<u64>,
+}
+
+impl Candidate {
+    fn comes_before(&self, other: Place) -> bool {
+        self.ended.is_some_and(|ended| ended < other.issued) || self.overtaken_by.contains(&other.request)
+    }
+
+    fn place(&self) -> Place {
+        Place { request: self.request, issued: self.issued }
+    }
+
+    fn is_overtaken_by_one_of(&self, others: &[Place]) -> bool {
+        others.iter().any(|other| self.comes_before(*other))
+    }
+}
+
+/// What places a write in the order of writes.
+#[derive(Clone, Copy)]
+struct Place {
+    request: u64,
+    issued: Moment,
+}
+
+/// The writes that count for one block.
+#[derive(Clone, Debug)]
+pub(super) struct Block {
+    candidates: Vec<Candidate>,
+    /// Contents issued since the machine started, for reads that were under way then.
+    issued: Vec<(Moment, Content)>,
+    /// When its newest durable content became durable.
+    durable_at: Moment,
+}
+
+/// What a read that was issued at some moment may return, besides what is issued while it is under way.
+#[derive(Clone, Debug)]
+pub(super) struct Snapshot {
+    permitted: Vec<Content>,
+}
+
+impl Block {
+    /// A block that was never written.
+    pub(super) fn blank() -> Block {
+        let mut block = Block { candidates: Vec::new(), issued: Vec::new(), durable_at: 0 };
+        block.settle(Content::Zero, 0);
+        block
+    }
+
+    pub(super) fn issue(&mut self, request: u64, content: Content, now: Moment, optional: bool) {
+        let overtaken_by = Vec::new();
+        let (ended, done, durable) = (None, false, false);
+        self.issued.push((now, content));
+        let candidate = Candidate { request, content, issued: now, ended, done, durable, optional, overtaken_by };
+        self.candidates.push(candidate);
+    }
+
+    pub(super) fn end(&mut self, request: u64, now: Moment, done: bool, durable: bool) {
+        if let Some(candidate) = self.candidates.iter_mut().find(|candidate| candidate.request == request) {
+            candidate.ended = Some(now);
+            candidate.done = done;
+            candidate.durable = durable && !candidate.optional;
+        }
+        if durable {
+            self.durable_at = now;
+        }
+        self.prune();
+    }
+
+    pub(super) fn make_durable(&mut self, request: u64, now: Moment) {
+        self.durable_at = now;
+        if let Some(candidate) = self.candidates.iter_mut().find(|candidate| candidate.request == request) {
+            candidate.durable = candidate.done && !candidate.optional;
+        }
+        self.prune();
+    }
+
+    /// Drops writes that come before a durable one: nothing brings them back.
+    fn prune(&mut self) {
+        let durable: Vec<Place> = self.candidates.iter().filter(|one| one.durable).map(Candidate::place).collect();
+        self.candidates.retain(|one| !one.is_overtaken_by_one_of(&durable));
+    }
+
+    /// Writes that a read issued now may meet: those that no finished write has overtaken.
+    fn live(&self) -> impl Iterator<Item = &Candidate> {
+        let done = self.candidates.iter().filter(|one| one.done && !one.optional);
+        let done: Vec<Place> = done.map(Candidate::place).collect();
+        self.candidates.iter().filter(move |one| !one.is_overtaken_by_one_of(&done))
+    }
+
+    pub(super) fn snapshot(&self) -> Snapshot {
+        Snapshot { permitted: self.live().map(|candidate| candidate.content).collect() }
+    }
+
+    /// Whether a read that was issued at `since` may return `content`.
+    pub(super) fn permits(&self, content: Content, snapshot: &Snapshot, since: Moment) -> bool {
+        snapshot.permitted.contains(&content)
+            || self.issued.iter().any(|(at, issued)| *at > since && *issued == content)
+    }
+
+    /// Learns from what a read that was issued at `since` returned: writes that had ended by then, and were not
+    /// returned, come before the one that was.
+    pub(super) fn observe(&mut self, content: Content, since: Moment) {
+        let mut matching = self.candidates.iter().filter(|candidate| candidate.content == content);
+        let (Some(seen), None) = (matching.next(), matching.next()) else { return };
+        let seen = seen.place();
+        for other in &mut self.candidates {
+            let certain = other.done && other.ended.is_some_and(|ended| ended < since);
+            if certain && other.request != seen.request && !other.comes_before(seen) {
+                other.overtaken_by.push(seen.request);
+            }
+        }
+        self.prune();
+    }
+
+    /// The machine stopped: what was not durable may or may not be there, and nothing is under way any more.
+    pub(super) fn crash(&mut self, now: Moment) {
+        for candidate in &mut self.candidates {
+            candidate.ended.get_or_insert(now);
+            candidate.done = candidate.durable;
+        }
+        self.issued.clear();
+    }
+
+    /// After a kill, `content` was found: it is what is there now, but it may be lost later if no Flush comes. Gives the
+    /// request that a Flush then makes durable.
+    pub(super) fn find(&mut self, content: Content) -> Option<u64> {
+        let found = self.live().filter(|candidate| candidate.content == content).last()?.request;
+        for candidate in &mut self.candidates {
+            if candidate.request == found {
+                candidate.done = true;
+            } else if !candidate.overtaken_by.contains(&found) {
+                candidate.overtaken_by.push(found);
+            }
+        }
+        self.prune();
+        Some(found)
+    }
+
+    /// After a power cut, `content` was found: it is on the medium and nothing else is.
+    pub(super) fn settle(&mut self, content: Content, now: Moment) {
+        self.durable_at = now;
+        let request = self.candidates.iter().find(|one| one.content == content).map_or(0, |one| one.request);
+        let (issued, ended) = (0, Some(0));
+        let (done, durable, optional) = (true, true, false);
+        let overtaken_by = Vec::new();
+        self.candidates.clear();
+        self.candidates.push(Candidate { request, content, issued, ended, done, durable, optional, overtaken_by });
+    }
+
+    /// The one content the block must have now and after any crash, if there is only one.
+    pub(super) fn certain(&self) -> Option<Content> {
+        match self.candidates.as_slice() {
+            [one] if one.durable => Some(one.content),
+            _ => None,
+        }
+    }
+
+    /// Whether its content was durable before `moment`.
+    pub(super) fn was_durable_before(&self, moment: Moment) -> bool {
+        self.durable_at < moment
+    }
+
+    /// The contents permitted now, for reports.
+    pub(super) fn permitted(&self) -> Vec<Content> {
+        self.live().map(|candidate| candidate.content).collect()
+    }
+}

@@ -1,0 +1,242 @@
+//! Knows every write, and so what every block may hold.
+//!
+//! The rules are those of a disk with a volatile cache. A read returns a write that has not been overtaken by another
+//! that ended before the read was issued. A crash may undo what was not durable: a write is durable once it was
+//! answered with force unit access, or a Flush that was issued after its answer was answered. What is found on the disk
+//! after a power cut is durable.
+
+mod block;
+mod content;
+#[cfg(test)]
+mod tests;
+
+pub use block::Moment;
+pub use content::{Content, Patterns};
+
+use std::collections::BTreeMap;
+
+use sealblock_integrity::Sealed;
+use sealblock_units::{Extent, Lba};
+
+use block::{Block, Snapshot};
+
+/// Something that must not be: which block, what was found, what was permitted.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Violation(pub String);
+
+impl std::fmt::Display for Violation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A change that was asked for and not answered yet.
+#[derive(Debug)]
+#[must_use = "a change must be ended"]
+pub struct Change {
+    /// When it was issued; 0 if the device may carry it out without writing anything.
+    issued: Moment,
+    request: u64,
+    extents: Vec<Extent>,
+    force_unit_access: bool,
+}
+
+/// A Flush that was asked for and not answered yet.
+#[derive(Debug)]
+#[must_use = "a flush must be ended"]
+pub struct Flush {
+    issued: Moment,
+}
+
+/// A read that was asked for and not answered yet.
+#[derive(Debug)]
+#[must_use = "a read must be ended"]
+pub struct Read {
+    issued: Moment,
+    extent: Extent,
+    snapshots: Vec<Snapshot>,
+}
+
+/// A write that was answered and is not durable.
+struct Unflushed {
+    issued: Moment,
+    answered: Moment,
+    request: u64,
+    extents: Vec<Extent>,
+}
+
+/// What every block may hold.
+pub struct Checker {
+    patterns: Patterns,
+    blocks: BTreeMap<Lba, Block>,
+    now: Moment,
+    requests: u64,
+    unflushed: Vec<Unflushed>,
+    /// When the newest of the durable writes was issued.
+    newest_durable: Moment,
+    blocks_checked: u64,
+}
+
+impl Checker {
+    /// The checker of a volume that was just created: all blocks read as zeroes.
+    pub fn new(patterns: Patterns) -> Checker {
+        let (blocks, unflushed) = (BTreeMap::new(), Vec::new());
+        Checker { patterns, blocks, now: 1, requests: 0, unflushed, newest_durable: 0, blocks_checked: 0 }
+    }
+
+    /// What makes and recognises contents.
+    pub fn patterns(&self) -> Patterns {
+        self.patterns
+    }
+
+    /// Blocks whose content was compared with what is permitted.
+    pub fn blocks_checked(&self) -> u64 {
+        self.blocks_checked
+    }
+
+    /// Blocks that were ever written, in order.
+    pub fn touched(&self) -> Vec<Lba> {
+        self.blocks.keys().copied().collect()
+    }
+
+    /// A version that was never written.
+    pub fn new_version(&self) -> u64 {
+        self.requests + 1
+    }
+
+    fn tick(&mut self) -> Moment {
+        self.now += 1;
+        self.now
+    }
+
+    fn block(&mut self, lba: Lba) -> &mut Block {
+        self.blocks.entry(lba).or_insert_with(Block::blank)
+    }
+
+    /// A Write, WriteZeroes or Discard (`optional`) is about to be asked for.
+    pub fn begin_change(
+        &mut self,
+        extents: Vec<Extent>,
+        content: Content,
+        optional: bool,
+        force_unit_access: bool,
+    ) -> Change {
+        self.requests += 1;
+        let (request, now) = (self.requests, self.tick());
+        for extent in &extents {
+            extent.iter().for_each(|lba| self.block(lba).issue(request, content, now, optional));
+        }
+        // Giving up blocks that were never written is no write, so it cannot prove that the device committed anything.
+        let issued = if matches!(content, Content::Version(_)) { now } else { 0 };
+        Change { issued, request, extents, force_unit_access }
+    }
+
+    /// The change was answered: well, or with an error, after which it may or may not have taken effect.
+    pub fn end_change(&mut self, change: Change, done: bool) {
+        let now = self.tick();
+        let Change { issued, request, extents, force_unit_access } = change;
+        for extent in &extents {
+            extent.iter().for_each(|lba| self.block(lba).end(request, now, done, done && force_unit_access));
+        }
+        if done && force_unit_access {
+            self.newest_durable = self.newest_durable.max(issued);
+        } else if done {
+            self.unflushed.push(Unflushed { issued, answered: now, request, extents });
+        }
+    }
+
+    /// A Flush is about to be asked for.
+    pub fn begin_flush(&mut self) -> Flush {
+        Flush { issued: self.tick() }
+    }
+
+    /// The Flush was answered. A failed one promises nothing.
+    pub fn end_flush(&mut self, flush: Flush, done: bool) {
+        if !done {
+            return;
+        }
+        let (covered, left) =
+            std::mem::take(&mut self.unflushed).into_iter().partition(|one| one.answered < flush.issued);
+        self.unflushed = left;
+        let (covered, now): (Vec<Unflushed>, Moment) = (covered, self.tick());
+        for Unflushed { issued, request, extents, .. } in covered {
+            self.newest_durable = self.newest_durable.max(issued);
+            for lba in extents.iter().flat_map(|extent| extent.iter()) {
+                self.block(lba).make_durable(request, now);
+            }
+        }
+    }
+
+    /// A Read is about to be asked for.
+    pub fn begin_read(&mut self, extent: Extent) -> Read {
+        let issued = self.tick();
+        let snapshots = extent.iter().map(|lba| self.block(lba).snapshot()).collect();
+        Read { issued, extent, snapshots }
+    }
+
+    /// The Read was answered with these blocks.
+    pub fn end_read(&mut self, read: Read, found: &Sealed) -> Result<(), Violation> {
+        let contents = self.patterns.contents(read.extent, found).map_err(Violation)?;
+        for ((lba, content), snapshot) in read.extent.iter().zip(contents).zip(&read.snapshots) {
+            self.blocks_checked += 1;
+            let block = self.block(lba);
+            if !block.permits(content, snapshot, read.issued) {
+                let permitted = block.permitted();
+                return Err(Violation(format!("block {lba}: read {content:?}; permitted now: {permitted:?}")));
+            }
+            block.observe(content, read.issued);
+        }
+        Ok(())
+    }
+
+    /// The machine stopped.
+    pub fn crash(&mut self) {
+        let now = self.tick();
+        self.blocks.values_mut().for_each(|block| block.crash(now));
+        self.unflushed.clear();
+    }
+
+    /// After a crash these blocks were read. After a power cut (`settled`) what is there is durable.
+    pub fn audit(&mut self, extent: Extent, found: &Sealed, settled: bool) -> Result<(), Violation> {
+        let contents = self.patterns.contents(extent, found).map_err(Violation)?;
+        let now = self.tick();
+        for (lba, content) in extent.iter().zip(contents) {
+            self.blocks_checked += 1;
+            let Some(block) = self.blocks.get_mut(&lba) else {
+                if content != Content::Zero {
+                    return Err(Violation(format!("block {lba} was never written and holds {content:?}")));
+                }
+                continue;
+            };
+            let permitted = block.permitted();
+            if !permitted.contains(&content) {
+                return Err(Violation(format!("block {lba}: holds {content:?}; permitted: {permitted:?}")));
+            }
+            if settled {
+                block.settle(content, now);
+            } else if let Some(request) = block.find(content) {
+                let extents = vec![Extent::one(lba)];
+                self.unflushed.push(Unflushed { issued: 0, answered: now, request, extents });
+            }
+        }
+        Ok(())
+    }
+
+    /// The volume was closed in good order, which makes everything that was answered durable.
+    pub fn closed(&mut self) {
+        let flush = self.begin_flush();
+        self.end_flush(flush, true);
+    }
+
+    /// Blocks with one permitted content that was durable before another write was issued that is durable too. The device
+    /// has committed since, so nothing about these blocks was in flight: damage to them must be found as such.
+    pub fn long_durable(&self) -> Vec<Lba> {
+        let old = |block: &Block| block.certain().is_some() && block.was_durable_before(self.newest_durable);
+        self.blocks.iter().filter(|(_, block)| old(block)).map(|(lba, _)| *lba).collect()
+    }
+
+    /// The content a block must have now and after any crash, if only one is permitted.
+    pub fn certain(&self, lba: Lba) -> Option<Content> {
+        self.blocks.get(&lba).map_or(Some(Content::Zero), Block::certain)
+    }
+}

@@ -1,0 +1,269 @@
+//! A host of the device under test: asks, tells the checker, and stops the run at the first thing that must not be.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use sealblock_block::{Answer, Device, Durability, Error, Failure, FaultField, Operation, Stack};
+use sealblock_integrity::{Checks, Sealed};
+use sealblock_units::{BlockCount, Extent, Lba};
+
+use crate::checker::{Change, Checker, Content};
+use crate::random::Random;
+
+/// A request was not carried out and its task should end: something was found, or the device has failed as planned.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stop;
+
+/// What the hosts of one machine share.
+pub struct Ledger {
+    /// What every block may hold. Outlives the machine.
+    pub checker: Rc<RefCell<Checker>>,
+    /// Whether faults are planned, so that requests may fail.
+    pub faults_planned: bool,
+    /// The first thing that must not be.
+    pub finding: RefCell<Option<String>>,
+    /// Requests answered well.
+    pub answered: Cell<u64>,
+    /// Requests answered with an error that a planned fault explains.
+    pub failed: Cell<u64>,
+}
+
+impl Ledger {
+    /// A ledger for one machine.
+    pub fn new(checker: Rc<RefCell<Checker>>, faults_planned: bool) -> Ledger {
+        let finding = RefCell::default();
+        Ledger { checker, faults_planned, finding, answered: Cell::new(0), failed: Cell::new(0) }
+    }
+
+    /// Keeps the first finding.
+    pub fn find(&self, finding: String) -> Stop {
+        self.finding.borrow_mut().get_or_insert(finding);
+        Stop
+    }
+}
+
+/// A host. Clones are other hosts of the same device.
+#[derive(Clone)]
+pub struct Client {
+    stack: Stack,
+    ledger: Rc<Ledger>,
+}
+
+impl Client {
+    /// A host of `stack`.
+    pub fn new(stack: Stack, ledger: Rc<Ledger>) -> Client {
+        Client { stack, ledger }
+    }
+
+    /// Blocks of the device.
+    pub fn capacity_blocks(&self) -> u64 {
+        self.stack.geometry().capacity_blocks
+    }
+
+    /// What the hosts share.
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    fn checks(&self, start: Lba) -> Checks {
+        self.stack.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, start))
+    }
+
+    /// Decides about a failed request: explained by a planned fault, or a finding.
+    fn failed(&self, what: &str, error: &Error) -> Stop {
+        let explained = match error.failure() {
+            Failure::Media { .. } | Failure::NoSpace { .. } | Failure::ReadOnly | Failure::Unreachable { .. } => true,
+            // A block that could not be read; a block that was read and is wrong is never explained.
+            Failure::Integrity(faults) => faults.as_slice().iter().all(|fault| fault.field == FaultField::Media),
+            _ => false,
+        };
+        if self.ledger.faults_planned && explained {
+            self.ledger.failed.set(self.ledger.failed.get() + 1);
+            return Stop;
+        }
+        self.ledger.find(format!("{what} failed: {error}"))
+    }
+
+    fn answered(&self) {
+        self.ledger.answered.set(self.ledger.answered.get() + 1);
+    }
+
+    /// Writes one version over an extent; now and then the version that is there already.
+    pub async fn write(&self, extent: Extent, force_unit_access: bool, random: &Random) -> Result<(), Stop> {
+        let (change, data) = {
+            let mut checker = self.ledger.checker.borrow_mut();
+            let again = random.chance(4).then(|| checker.certain(extent.start())).flatten();
+            let version = match again {
+                Some(Content::Version(version)) => version,
+                _ => checker.new_version(),
+            };
+            let data = checker.patterns().sealed(extent, version);
+            (checker.begin_change(vec![extent], Content::Version(version), false, force_unit_access), data)
+        };
+        let durability = durability(force_unit_access);
+        self.change(change, Operation::Write { extent, data, durability }, &format!("write of {extent}")).await
+    }
+
+    /// Makes blocks read as zeroes.
+    pub async fn zeroes(&self, extent: Extent, may_unmap: bool, force_unit_access: bool) -> Result<(), Stop> {
+        let change =
+            self.ledger.checker.borrow_mut().begin_change(vec![extent], Content::Zero, false, force_unit_access);
+        let durability = durability(force_unit_access);
+        let operation = Operation::WriteZeroes { extent, may_unmap, durability };
+        self.change(change, operation, &format!("zeroing of {extent}")).await
+    }
+
+    /// Gives blocks up.
+    pub async fn discard(&self, extents: Vec<Extent>) -> Result<(), Stop> {
+        let change = self.ledger.checker.borrow_mut().begin_change(extents.clone(), Content::Zero, true, false);
+        self.change(change, Operation::Discard { extents }, "discard").await
+    }
+
+    async fn change(&self, change: Change, operation: Operation, what: &str) -> Result<(), Stop> {
+        let outcome = self.stack.execute(operation).await;
+        self.ledger.checker.borrow_mut().end_change(change, outcome.is_ok());
+        match outcome {
+            Ok(Answer::Done) => self.answered(),
+            Ok(other) => return Err(self.ledger.find(format!("{what} was answered {other:?}"))),
+            Err(error) => return Err(self.failed(what, &error)),
+        }
+        Ok(())
+    }
+
+    /// Makes durable what was answered.
+    pub async fn flush(&self) -> Result<(), Stop> {
+        let flush = self.ledger.checker.borrow_mut().begin_flush();
+        let outcome = self.stack.execute(Operation::Flush).await;
+        self.ledger.checker.borrow_mut().end_flush(flush, outcome.is_ok());
+        outcome.map(|_| self.answered()).map_err(|error| self.failed("flush", &error))
+    }
+
+    /// Reads with every check and compares with what is permitted.
+    pub async fn read(&self, extent: Extent) -> Result<(), Stop> {
+        let read = self.ledger.checker.borrow_mut().begin_read(extent);
+        let checks = self.checks(extent.start());
+        let what = format!("read of {extent}");
+        match self.stack.execute(Operation::Read { extent, checks }).await {
+            Ok(Answer::Data(found)) => {
+                self.answered();
+                let checked = self.ledger.checker.borrow_mut().end_read(read, &found);
+                checked.map_err(|violation| self.ledger.find(format!("{what}: {violation}")))
+            }
+            Ok(other) => Err(self.ledger.find(format!("{what} was answered {other:?}"))),
+            Err(error) => Err(self.failed(&what, &error)),
+        }
+    }
+
+    /// Verifies blocks, which must be clean.
+    pub async fn verify(&self, extent: Extent) -> Result<(), Stop> {
+        let checks = self.checks(extent.start());
+        match self.stack.execute(Operation::Verify { extent, checks }).await {
+            Ok(_) => self.answered(),
+            Err(error) => return Err(self.failed(&format!("verify of {extent}"), &error)),
+        }
+        Ok(())
+    }
+
+    /// Compares a block with what it must hold, if that is certain, and with what it cannot hold.
+    pub async fn compare(&self, lba: Lba) -> Result<(), Stop> {
+        let extent = Extent::one(lba);
+        let (certain, patterns) = {
+            let checker = self.ledger.checker.borrow();
+            (checker.certain(lba), checker.patterns())
+        };
+        let Some(Content::Version(version)) = certain else { return self.verify(extent).await };
+        let outcome = self.compare_with(extent, patterns.sealed(extent, version)).await;
+        // Another host may have written meanwhile; then nothing can be said.
+        if self.ledger.checker.borrow().certain(lba) != certain {
+            return Ok(());
+        }
+        match outcome {
+            Ok(()) => self.answered(),
+            Err(error) => return Err(self.failed(&format!("compare of block {lba} with its content"), &error)),
+        }
+        match self.compare_with(extent, patterns.sealed(extent, u64::MAX)).await {
+            Err(error) if *error.failure() == (Failure::Miscompare { lba }) => Ok(()),
+            Err(error) => Err(self.failed(&format!("compare of block {lba} with other content"), &error)),
+            Ok(()) => Err(self.ledger.find(format!("compare of block {lba} with other content found no difference"))),
+        }
+    }
+
+    async fn compare_with(&self, extent: Extent, data: Sealed) -> Result<(), Error> {
+        self.stack.execute(Operation::Compare { extent, data }).await.map(|_| ())
+    }
+
+    /// Reads blocks after a crash; see [`Checker::audit`]. Gives the answer where it is an error.
+    pub async fn audit(&self, extent: Extent, settled: bool) -> Result<(), Stop> {
+        let checks = self.checks(extent.start());
+        match self.stack.execute(Operation::Read { extent, checks }).await {
+            Ok(Answer::Data(found)) => {
+                let checked = self.ledger.checker.borrow_mut().audit(extent, &found, settled);
+                checked.map_err(|violation| self.ledger.find(format!("after a crash, {violation}")))
+            }
+            Ok(other) => Err(self.ledger.find(format!("read of {extent} was answered {other:?}"))),
+            Err(error) => Err(self.failed(&format!("after a crash, read of {extent}"), &error)),
+        }
+    }
+
+    /// Requires that Read and Verify of `extent` find exactly `damaged`, by guard or as unreadable.
+    pub async fn expect_damage(&self, extent: Extent, damaged: Lba) -> Result<(), Stop> {
+        let checks = self.checks(extent.start());
+        let due = if extent.contains(damaged) { vec![damaged] } else { Vec::new() };
+        let operations = [Operation::Verify { extent, checks }, Operation::Read { extent, checks }];
+        for operation in operations {
+            let kind = operation.kind();
+            let found = match self.stack.execute(operation).await {
+                Ok(_) => Vec::new(),
+                Err(error) => match error.faults() {
+                    Some(faults) => faults.as_slice().iter().map(|fault| fault.lba).collect(),
+                    None => return Err(self.ledger.find(format!("{} of {extent} failed: {error}", kind.name()))),
+                },
+            };
+            if found != due {
+                let report =
+                    format!("{} of {extent} found damage in {found:?}; there is damage in {due:?}", kind.name());
+                return Err(self.ledger.find(report));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads blocks of a disk that has decayed: each must hold what is permitted, or fail its check.
+    pub async fn survey(&self, extent: Extent) -> Result<(), Stop> {
+        for lba in extent.iter() {
+            let (extent, checks) = (Extent::one(lba), self.checks(lba));
+            match self.stack.execute(Operation::Read { extent, checks }).await {
+                Ok(Answer::Data(found)) => {
+                    let checked = self.ledger.checker.borrow_mut().audit(extent, &found, false);
+                    checked.map_err(|violation| self.ledger.find(format!("on a decayed disk, {violation}")))?;
+                }
+                Ok(other) => return Err(self.ledger.find(format!("read of {extent} was answered {other:?}"))),
+                Err(error) if error.faults().is_some() => {}
+                Err(error) => return Err(self.ledger.find(format!("on a decayed disk, {error}"))),
+            }
+        }
+        Ok(())
+    }
+
+    /// The device in pieces that one request takes, or only the neighbourhood of what was written on a large one.
+    pub fn pieces(&self, random: &Random) -> Vec<Extent> {
+        const SMALL_BLOCKS: u64 = 2048;
+        let most = BlockCount::new(random.between(1, 64) as u32).unwrap_or(BlockCount::ONE);
+        let capacity = self.capacity_blocks();
+        if capacity <= SMALL_BLOCKS {
+            return self.stack.geometry().whole(most).collect();
+        }
+        let mut pieces: Vec<Extent> = Vec::new();
+        for lba in self.ledger.checker.borrow().touched() {
+            if pieces.last().is_none_or(|last| !last.contains(lba)) {
+                let blocks = u64::from(most.get()).min(capacity - lba.get());
+                pieces.extend(Extent::from_raw(lba.get(), blocks).ok());
+            }
+        }
+        pieces
+    }
+}
+
+fn durability(force_unit_access: bool) -> Durability {
+    if force_unit_access { Durability::ForceUnitAccess } else { Durability::Volatile }
+}

@@ -1,0 +1,89 @@
+//! Damage: to one block's data, which must be found exactly, and to any sector, which must never be taken for content.
+
+use sealblock_runtime_memory::Slice;
+use sealblock_units::Lba;
+
+use crate::checker::{Checker, Content};
+use crate::disk::Image;
+use crate::random::Random;
+
+/// One damaged sector, and how it was before.
+#[derive(Debug)]
+pub struct Damage {
+    /// The block whose data were damaged.
+    pub lba: Lba,
+    sector: u64,
+    good: Vec<u8>,
+}
+
+impl Damage {
+    /// Changes one byte of a drawn block among `candidates` whose content is certain and lies on the disk exactly once.
+    pub fn inflict(image: &mut Image, checker: &Checker, candidates: &[Lba], random: &Random) -> Option<Damage> {
+        let stored: Vec<_> = candidates
+            .iter()
+            .filter_map(|lba| match checker.certain(*lba) {
+                Some(Content::Version(version)) => Some((*lba, version)),
+                _ => None,
+            })
+            .collect();
+        if stored.is_empty() {
+            return None;
+        }
+        let (lba, version) = *random.pick(&stored);
+        let bytes = checker.patterns().block(lba, Content::Version(version));
+        let sector_bytes = image.sector_bytes() as usize;
+        let part = random.below((bytes.len() / sector_bytes) as u64) as usize;
+        let good = bytes[part * sector_bytes..(part + 1) * sector_bytes].to_vec();
+        let mut places = image.visible().filter(|(_, content)| content[..] == good[..]).map(|(sector, _)| sector);
+        // A second copy is a slot that was given up; which of the two is in use cannot be seen from here.
+        let (Some(sector), None) = (places.next(), places.next()) else { return None };
+        drop(places);
+        let mut bad = good.clone();
+        let at = random.below(bad.len() as u64) as usize;
+        // One byte: no guard may miss that. (0 for 255 and the reverse is the one change the IP checksum cannot see
+        // in a whole word, and a single byte is never a whole word.)
+        bad[at] ^= random.between(1, 255) as u8;
+        image.damage_sector(sector, &bad);
+        Some(Damage { lba, sector, good })
+    }
+
+    /// Spoils any sector that holds something, metadata or data: decay. Says what was done.
+    ///
+    /// `earlier` is what the disk held once: putting an old sector back is a lost write.
+    pub fn decay(image: &mut Image, earlier: &[(u64, Slice)], random: &Random) -> Option<String> {
+        let sectors: Vec<u64> = image.visible().map(|(sector, _)| sector).collect();
+        let sector = *sectors.get(random.below(sectors.len() as u64) as usize)?;
+        let mut bytes = vec![0; image.sector_bytes() as usize];
+        image.read_sector(sector, &mut bytes);
+        let before = bytes.clone();
+        let old = earlier.binary_search_by_key(&sector, |(sector, _)| *sector).ok().map(|found| &earlier[found].1);
+        let how = match (random.below(4), old) {
+            (0, _) => {
+                bytes.fill(0);
+                "zeroed"
+            }
+            (1, _) => {
+                bytes.iter_mut().for_each(|byte| *byte = random.word() as u8);
+                "overwritten"
+            }
+            (2, Some(old)) => {
+                bytes.copy_from_slice(old);
+                "put back to what it held earlier"
+            }
+            _ => {
+                bytes[random.below(before.len() as u64) as usize] ^= 1 << random.below(8);
+                "changed by one bit"
+            }
+        };
+        if bytes == before {
+            return None;
+        }
+        image.damage_sector(sector, &bytes);
+        Some(format!("sector {sector} {how}"))
+    }
+
+    /// Undoes it.
+    pub fn repair(self, image: &mut Image) {
+        image.damage_sector(self.sector, &self.good);
+    }
+}

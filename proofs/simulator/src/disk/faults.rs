@@ -1,0 +1,89 @@
+//! Plain faults: the n-th write or sync fails, and how.
+
+use std::cell::Cell;
+use std::fmt;
+
+use sealblock_block::{MediumError, MediumErrorKind};
+
+/// What a disk is asked to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum IoKind {
+    /// Read sectors.
+    Read,
+    /// Write sectors.
+    Write,
+    /// Make writes durable.
+    Sync,
+    /// Zero sectors and give their space back.
+    Punch,
+    /// Zero sectors.
+    Zero,
+}
+
+impl IoKind {
+    /// The name that errors use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            IoKind::Read => "read",
+            IoKind::Write => "write",
+            IoKind::Sync => "sync",
+            IoKind::Punch => "punch",
+            IoKind::Zero => "zero",
+        }
+    }
+}
+
+/// `count` I/Os of one kind fail, from the `first` on, counted from 1.
+#[derive(Clone, Copy, Debug)]
+pub struct FaultRule {
+    /// Which kind fails.
+    pub on: IoKind,
+    /// The first that fails, counted from 1.
+    pub first: u64,
+    /// How many fail in a row.
+    pub count: u64,
+    /// How they fail. No space: nothing was written. Otherwise any part of it may have been.
+    pub how: MediumErrorKind,
+    /// A failed sync also forgets what it was to make durable, so that no later sync does it.
+    pub forgets: bool,
+}
+
+impl fmt::Display for FaultRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}s fail from number {} on, {} in all, {:?}", self.on.name(), self.first, self.count, self.how)?;
+        if self.on == IoKind::Sync && self.forgets { write!(f, ", forgetting what they were to do") } else { Ok(()) }
+    }
+}
+
+/// The rules of one disk, and how far each kind has come.
+#[derive(Default)]
+pub(crate) struct Faults {
+    rules: Vec<FaultRule>,
+    done: [Cell<u64>; 5],
+    fired: Cell<u64>,
+}
+
+impl Faults {
+    pub(crate) fn new(rules: Vec<FaultRule>) -> Faults {
+        Faults { rules, ..Faults::default() }
+    }
+
+    /// The fault of the I/O that starts now, if it has one.
+    pub(crate) fn next(&self, kind: IoKind) -> Option<FaultRule> {
+        let done = &self.done[kind as usize];
+        done.set(done.get() + 1);
+        let hit = |rule: &&FaultRule| rule.on == kind && (rule.first..rule.first + rule.count).contains(&done.get());
+        let rule = self.rules.iter().find(hit).copied();
+        self.fired.set(self.fired.get() + u64::from(rule.is_some()));
+        rule
+    }
+
+    /// How many I/Os were made to fail.
+    pub(crate) fn fired(&self) -> u64 {
+        self.fired.get()
+    }
+}
+
+pub(crate) fn error(kind: MediumErrorKind, on: IoKind, offset_bytes: u64, reason: &str) -> MediumError {
+    MediumError { kind, doing: on.name(), offset_bytes, reason: reason.to_owned() }
+}

@@ -1,0 +1,210 @@
+//! What is on a disk, and what may be on it after the power went.
+//!
+//! An [`Image`] keeps, for each sector ever written, its durable content and every version written since that is not
+//! known to be durable, in the order in which the disk took them. The last version is what a read sees. A sync turns
+//! versions of writes that had returned before it into the durable content and drops what they cover.
+//!
+//! Sectors share the memory of the write they came with; nothing is copied until it is read.
+
+use std::cell::Cell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use sealblock_runtime_memory::Slice;
+
+/// The bytes of one sector; nothing stands for zeroes.
+pub(crate) type Content = Option<Slice>;
+
+/// Not returned: no sync covers the write.
+const NEVER: u64 = u64::MAX;
+
+/// One write as its versions know it.
+#[derive(Clone, Debug)]
+pub(crate) struct WriteMark(Rc<Mark>);
+
+#[derive(Debug)]
+struct Mark {
+    /// Counts the writes of a disk.
+    number: u64,
+    /// When it returned, on the disk's own count of returns.
+    returned: Cell<u64>,
+}
+
+impl WriteMark {
+    pub(crate) fn new(number: u64) -> WriteMark {
+        WriteMark(Rc::new(Mark { number, returned: Cell::new(NEVER) }))
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.0.number
+    }
+
+    pub(crate) fn set_returned(&self, at: u64) {
+        self.0.returned.set(at);
+    }
+}
+
+/// A version of one sector that is not known to be durable.
+#[derive(Clone, Debug)]
+pub(crate) struct Version {
+    pub(crate) content: Content,
+    pub(crate) write: WriteMark,
+    /// Counts what the disk took, over all sectors.
+    pub(crate) taken: u64,
+}
+
+/// One sector.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sector {
+    pub(crate) durable: Content,
+    pub(crate) versions: Vec<Version>,
+}
+
+impl Sector {
+    fn visible(&self) -> &Content {
+        self.versions.last().map_or(&self.durable, |version| &version.content)
+    }
+}
+
+/// Everything on one disk. Outlives the machines that use it.
+#[derive(Debug)]
+pub struct Image {
+    sector_bytes: u32,
+    len_bytes: u64,
+    sectors: BTreeMap<u64, Sector>,
+    dirty: BTreeSet<u64>,
+    taken: u64,
+    writes: u64,
+    returns: u64,
+}
+
+impl Image {
+    /// A disk of zeroes.
+    pub fn blank(sector_bytes: u32, len_bytes: u64) -> Image {
+        Image {
+            sector_bytes,
+            len_bytes,
+            sectors: BTreeMap::new(),
+            dirty: BTreeSet::new(),
+            taken: 0,
+            writes: 0,
+            returns: 0,
+        }
+    }
+
+    /// Bytes of a sector.
+    pub fn sector_bytes(&self) -> u32 {
+        self.sector_bytes
+    }
+
+    /// Bytes of the disk.
+    pub fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    /// Sectors whose visible content is not known to be durable.
+    pub fn dirty_sectors(&self) -> usize {
+        self.dirty.len()
+    }
+
+    /// Copies the visible content of a sector.
+    pub fn read_sector(&self, sector: u64, into: &mut [u8]) {
+        match self.sectors.get(&sector).and_then(|sector| sector.visible().as_ref()) {
+            Some(bytes) => into.copy_from_slice(bytes),
+            None => into.fill(0),
+        }
+    }
+
+    /// Every sector that is not all zeroes by never having been written, with its visible content.
+    pub fn visible(&self) -> impl Iterator<Item = (u64, &Slice)> {
+        self.sectors.iter().filter_map(|(number, sector)| Some((*number, sector.visible().as_ref()?)))
+    }
+
+    /// Puts `bytes` into a sector behind the machine's back: decay, or a fuzzer's input.
+    ///
+    /// # Panics
+    /// When `bytes` are not one sector.
+    pub fn damage_sector(&mut self, sector: u64, bytes: &[u8]) {
+        assert_eq!(bytes.len(), self.sector_bytes as usize, "damage comes by the sector");
+        self.dirty.remove(&sector);
+        self.sectors.insert(sector, Sector { durable: Some(Slice::copy_from(bytes)), versions: Vec::new() });
+    }
+
+    pub(crate) fn next_write(&mut self) -> WriteMark {
+        self.writes += 1;
+        WriteMark::new(self.writes)
+    }
+
+    pub(crate) fn next_return(&mut self) -> u64 {
+        self.returns += 1;
+        self.returns
+    }
+
+    /// The count of returns so far: a sync that starts now covers writes up to it.
+    pub(crate) fn returns(&self) -> u64 {
+        self.returns
+    }
+
+    /// Takes one sector of a write.
+    pub(crate) fn take(&mut self, sector: u64, content: Content, write: &WriteMark) {
+        self.taken += 1;
+        let version = Version { content, write: write.clone(), taken: self.taken };
+        self.sectors.entry(sector).or_default().versions.push(version);
+        self.dirty.insert(sector);
+    }
+
+    /// The sectors of a range that hold anything: zeroing touches no others.
+    pub(crate) fn occupied(&self, first: u64, end: u64) -> Vec<u64> {
+        self.sectors.range(first..end).map(|(number, _)| *number).collect()
+    }
+
+    /// Makes durable what writes had written that had returned by `mark`.
+    pub(crate) fn sync(&mut self, mark: u64) {
+        let sectors = &mut self.sectors;
+        self.dirty.retain(|number| {
+            let Some(sector) = sectors.get_mut(number) else { return false };
+            let covered = sector.versions.iter().rposition(|version| version.write.0.returned.get() <= mark);
+            if let Some(last) = covered {
+                sector.durable = sector.versions.drain(..=last).next_back().and_then(|version| version.content);
+            }
+            !sector.versions.is_empty()
+        });
+    }
+
+    /// Forgets that writes have returned: no later sync covers them, as after a failed fsync whose pages were dropped
+    /// from the list of what is to be written.
+    pub(crate) fn lose_track(&mut self, mark: u64) {
+        for number in &self.dirty {
+            for version in self.sectors.get(number).into_iter().flat_map(|sector| &sector.versions) {
+                if version.write.0.returned.get() <= mark {
+                    version.write.set_returned(NEVER);
+                }
+            }
+        }
+    }
+
+    /// Numbers of the dirty sectors.
+    pub(crate) fn dirty(&self) -> Vec<u64> {
+        self.dirty.iter().copied().collect()
+    }
+
+    pub(crate) fn sector(&self, number: u64) -> Option<&Sector> {
+        self.sectors.get(&number)
+    }
+
+    /// Ends the doubt about a sector: this is what it holds.
+    pub(crate) fn settle(&mut self, number: u64, content: Content) {
+        self.sectors.insert(number, Sector { durable: content, versions: Vec::new() });
+        self.dirty.remove(&number);
+    }
+
+    /// Counts every write as returned, as it is for whoever opens the file after its writer was killed.
+    pub(crate) fn adopt_all(&mut self) {
+        let returned = self.next_return();
+        for number in &self.dirty {
+            for version in self.sectors.get(number).into_iter().flat_map(|sector| &sector.versions) {
+                version.write.set_returned(returned);
+            }
+        }
+    }
+}

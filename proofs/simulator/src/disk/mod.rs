@@ -1,0 +1,378 @@
+//! A disk that reorders, tears, loses what was not synced, and fails on demand.
+//!
+//! Every I/O takes a drawn time, so I/Os finish in any order. A longer write may reach the disk in two parts at drawn
+//! moments, so overlapping writes mix by the sector and a read meets half of one. A write is not durable until a sync
+//! that *starts* after the write has returned has finished. The machine can be made to stop at the n-th start or end of an
+//! I/O; from then on nothing reaches the disk, and [`SimDisk::power_off`] draws what the next machine finds.
+//!
+//! An I/O is a task of its own, since it goes on when the future that asked for it is dropped.
+
+mod crash;
+mod faults;
+mod image;
+#[cfg(test)]
+mod tests;
+
+pub use crash::Survival;
+pub use faults::{FaultRule, IoKind};
+pub use image::Image;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use sealblock_block::{Medium, MediumError, MediumErrorKind};
+use sealblock_runtime_memory::{Buffer, Slice};
+
+use crate::executor::Executor;
+use crate::random::Random;
+use crate::trace::Trace;
+use faults::{Faults, error};
+use image::WriteMark;
+
+/// How a disk behaves towards one machine.
+#[derive(Clone, Debug, Default)]
+pub struct Behaviour {
+    /// Stop the machine at this start or end of an I/O, counted from 1.
+    pub crash_at: Option<u64>,
+    /// What fails.
+    pub faults: Vec<FaultRule>,
+    /// The disk says that it takes no writes.
+    pub read_only: bool,
+    /// A write of any kind is a finding, whatever the disk says of itself.
+    pub forbid_writes: bool,
+    /// The disk lies: of a hundred syncs, this many do nothing and say they did. For tests of the tests.
+    pub lie_percent: u64,
+    /// How many of a hundred I/Os are slow, by a factor of about a hundred.
+    pub slow_percent: u64,
+}
+
+/// What one machine asked of its disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct IoCounts {
+    /// I/Os started.
+    pub ios: u64,
+    /// Starts and ends of I/Os: the points at which a machine can be made to stop.
+    pub boundaries: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// I/Os that were made to fail.
+    pub faults: u64,
+}
+
+struct State {
+    image: RefCell<Option<Image>>,
+    behaviour: Behaviour,
+    faults: Faults,
+    executor: Executor,
+    random: Random,
+    trace: Trace,
+    in_flight: RefCell<Vec<InFlight>>,
+    counts: Cell<IoCounts>,
+    off: Cell<bool>,
+    finding: RefCell<Option<String>>,
+    sector_bytes: u32,
+    len_bytes: u64,
+}
+
+/// What is being written: bytes, or zeroes over a range.
+#[derive(Clone)]
+enum Payload {
+    Bytes(Slice),
+    Zeroes,
+}
+
+/// A write that has not returned, and how much of it the disk has taken.
+struct InFlight {
+    mark: WriteMark,
+    first: u64,
+    end: u64,
+    sector_bytes: usize,
+    payload: Payload,
+    taken: Vec<u64>,
+}
+
+impl InFlight {
+    /// The sectors that the disk has not taken yet.
+    fn left(&self, image: &Image) -> Vec<u64> {
+        let all = match self.payload {
+            Payload::Bytes(_) => (self.first..self.end).collect(),
+            Payload::Zeroes => image.occupied(self.first, self.end),
+        };
+        all.into_iter().filter(|sector| !self.taken.contains(sector)).collect()
+    }
+
+    fn content(&self, sector: u64) -> image::Content {
+        let Payload::Bytes(bytes) = &self.payload else { return None };
+        let at = (sector - self.first) as usize * self.sector_bytes;
+        Some(bytes.slice(at..at + self.sector_bytes))
+    }
+}
+
+/// One machine's hold on a disk. Clones are the same hold.
+#[derive(Clone)]
+pub struct SimDisk(Rc<State>);
+
+impl SimDisk {
+    /// Gives `image` to the machine that `executor` runs.
+    pub fn new(image: Image, behaviour: Behaviour, executor: &Executor, random: Random, trace: Trace) -> SimDisk {
+        SimDisk(Rc::new(State {
+            sector_bytes: image.sector_bytes(),
+            len_bytes: image.len_bytes(),
+            image: RefCell::new(Some(image)),
+            faults: Faults::new(behaviour.faults.clone()),
+            behaviour,
+            executor: executor.clone(),
+            random,
+            trace,
+            in_flight: RefCell::default(),
+            counts: Cell::default(),
+            off: Cell::new(false),
+            finding: RefCell::default(),
+        }))
+    }
+
+    /// What was asked so far.
+    pub fn counts(&self) -> IoCounts {
+        IoCounts { faults: self.0.faults.fired(), ..self.0.counts.get() }
+    }
+
+    /// What the machine did that no machine may do, such as writing where it had promised not to.
+    pub fn finding(&self) -> Option<String> {
+        self.0.finding.borrow().clone()
+    }
+
+    /// Takes the disk away from its machine and draws what survives. Later I/Os of the machine never end.
+    ///
+    /// # Panics
+    /// When the disk was taken away before.
+    pub fn power_off(&self, survival: Survival, random: &Random) -> Image {
+        self.0.off.set(true);
+        let mut image = self.0.image.borrow_mut().take().expect("a disk is taken away once");
+        crash::strike(&mut image, &self.0.in_flight.borrow(), survival, random);
+        image
+    }
+
+    fn with<R>(&self, use_image: impl FnOnce(&mut Image) -> R) -> R {
+        let mut image = self.0.image.borrow_mut();
+        use_image(image.as_mut().expect("no task runs once the disk is taken away"))
+    }
+
+    /// A start or an end of an I/O. Never returns once the machine is off.
+    async fn boundary(&self) {
+        let mut counts = self.0.counts.get();
+        counts.boundaries += 1;
+        self.0.counts.set(counts);
+        if self.0.behaviour.crash_at == Some(counts.boundaries) {
+            self.0.off.set(true);
+            self.0.executor.halt();
+        }
+        self.wait_if_off().await;
+    }
+
+    async fn wait_if_off(&self) {
+        if self.0.off.get() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Some of the time that an I/O takes.
+    async fn pass(&self) {
+        let slow = self.0.random.chance(self.0.behaviour.slow_percent);
+        let delay_us = if slow { self.0.random.between(500, 20_000) } else { self.0.random.between(5, 200) };
+        self.0.executor.delay(Duration::from_micros(delay_us)).await;
+        self.wait_if_off().await;
+    }
+
+    /// Refuses what no medium takes.
+    fn check(&self, kind: IoKind, offset_bytes: u64, length_bytes: u64) -> Result<(u64, u64), MediumError> {
+        let sector = u64::from(self.0.sector_bytes);
+        if !offset_bytes.is_multiple_of(sector) || !length_bytes.is_multiple_of(sector) {
+            self.find(format!("{} of {length_bytes} bytes at byte {offset_bytes} is not aligned", kind.name()));
+            return Err(error(MediumErrorKind::Failed, kind, offset_bytes, "not aligned to sectors"));
+        }
+        match offset_bytes.checked_add(length_bytes) {
+            Some(end) if end <= self.0.len_bytes => Ok((offset_bytes / sector, end / sector)),
+            _ => Err(error(MediumErrorKind::PastEnd, kind, offset_bytes, "past the end")),
+        }
+    }
+
+    fn find(&self, finding: String) {
+        self.0.finding.borrow_mut().get_or_insert(finding);
+    }
+
+    fn start(&self, kind: IoKind, first: u64, second: u64) {
+        let mut counts = self.0.counts.get();
+        counts.ios += 1;
+        self.0.counts.set(counts);
+        self.0.trace.note(kind as u8, first, second);
+    }
+
+    async fn change(self, kind: IoKind, offset: u64, length: u64, payload: Payload) -> Result<(), MediumError> {
+        let (first, end) = self.check(kind, offset, length)?;
+        if self.0.behaviour.forbid_writes {
+            self.find(format!("{} of {length} bytes at byte {offset} by a reader", kind.name()));
+        }
+        if self.0.behaviour.read_only {
+            return Err(error(MediumErrorKind::ReadOnly, kind, offset, "the disk takes no writes"));
+        }
+        let fault = self.0.faults.next(kind);
+        if let Some(fault) = fault.filter(|fault| fault.how == MediumErrorKind::NoSpace) {
+            self.boundary().await;
+            self.pass().await;
+            return Err(error(fault.how, kind, offset, "made to fail"));
+        }
+        let mark = self.begin(first, end, payload);
+        self.boundary().await;
+        self.pass().await;
+        if end - first > 1 && self.0.random.chance(40) {
+            self.take_part(&mark, 50);
+            self.pass().await;
+        }
+        self.boundary().await;
+        let write = self.finish(&mark, if fault.is_some() { 50 } else { 100 });
+        let mut counts = self.0.counts.get();
+        counts.written_bytes += if matches!(write.payload, Payload::Bytes(_)) { length } else { 0 };
+        self.0.counts.set(counts);
+        match fault {
+            Some(fault) => Err(error(fault.how, kind, offset, "made to fail")),
+            None => {
+                let returned = self.with(Image::next_return);
+                mark.set_returned(returned);
+                Ok(())
+            }
+        }
+    }
+
+    fn begin(&self, first: u64, end: u64, payload: Payload) -> WriteMark {
+        let mark = self.with(Image::next_write);
+        let sector_bytes = self.0.sector_bytes as usize;
+        let write = InFlight { mark: mark.clone(), first, end, sector_bytes, payload, taken: Vec::new() };
+        self.0.in_flight.borrow_mut().push(write);
+        mark
+    }
+
+    /// Lets the disk take about `percent` of what is left of a write.
+    fn take_part(&self, mark: &WriteMark, percent: u64) {
+        let mut in_flight = self.0.in_flight.borrow_mut();
+        let Some(write) = in_flight.iter_mut().find(|write| write.mark.number() == mark.number()) else { return };
+        self.with(|image| {
+            for sector in write.left(image) {
+                if self.0.random.chance(percent) {
+                    image.take(sector, write.content(sector), mark);
+                    write.taken.push(sector);
+                }
+            }
+        });
+    }
+
+    /// Lets the disk take the rest of a write, or some of the rest when it fails.
+    fn finish(&self, mark: &WriteMark, percent: u64) -> InFlight {
+        self.take_part(mark, percent);
+        let mut in_flight = self.0.in_flight.borrow_mut();
+        let at = in_flight.iter().position(|write| write.mark.number() == mark.number());
+        in_flight.swap_remove(at.expect("a write in flight stays listed until here"))
+    }
+
+    async fn read_all(&self, offset: u64, into: &mut [u8]) -> Result<(), MediumError> {
+        let (first, end) = self.check(IoKind::Read, offset, into.len() as u64)?;
+        self.start(IoKind::Read, offset, into.len() as u64);
+        let fault = self.0.faults.next(IoKind::Read);
+        self.boundary().await;
+        self.pass().await;
+        let sectors = || (first..end).zip(0usize..);
+        let sector_bytes = self.0.sector_bytes as usize;
+        let mut early = Vec::new();
+        if end - first > 1 && self.0.random.chance(20) {
+            early = sectors().map(|_| self.0.random.chance(50)).collect();
+            self.copy(sectors().filter(|(_, i)| early[*i]), into, sector_bytes);
+            self.pass().await;
+        }
+        self.boundary().await;
+        self.copy(sectors().filter(|(_, i)| !early.get(*i).copied().unwrap_or(false)), into, sector_bytes);
+        fault.map_or(Ok(()), |fault| Err(error(fault.how, IoKind::Read, offset, "made to fail")))
+    }
+
+    fn copy(&self, sectors: impl Iterator<Item = (u64, usize)>, into: &mut [u8], sector_bytes: usize) {
+        self.with(|image| {
+            for (sector, i) in sectors {
+                image.read_sector(sector, &mut into[i * sector_bytes..(i + 1) * sector_bytes]);
+            }
+        });
+    }
+
+    /// Makes durable what had returned when the disk's count of returns stood at `mark`.
+    async fn sync_all(self, mark: u64) -> Result<(), MediumError> {
+        let fault = self.0.faults.next(IoKind::Sync);
+        self.boundary().await;
+        self.pass().await;
+        self.boundary().await;
+        if let Some(fault) = fault {
+            if fault.forgets {
+                self.with(|image| image.lose_track(mark));
+            }
+            return Err(error(fault.how, IoKind::Sync, 0, "made to fail"));
+        }
+        let lie = self.0.behaviour.lie_percent;
+        if lie == 0 || !self.0.random.chance(lie) {
+            self.with(|image| image.sync(mark));
+        }
+        Ok(())
+    }
+
+    /// Runs an I/O as a task of its own.
+    async fn apart(
+        &self,
+        kind: IoKind,
+        where_and_what: (u64, u64),
+        io: impl Future<Output = Result<(), MediumError>> + 'static,
+    ) -> Result<(), MediumError> {
+        self.start(kind, where_and_what.0, where_and_what.1);
+        self.0.executor.spawn(kind.name(), io).await
+    }
+}
+
+impl Medium for SimDisk {
+    fn len_bytes(&self) -> u64 {
+        self.0.len_bytes
+    }
+
+    fn sector_bytes(&self) -> u32 {
+        self.0.sector_bytes
+    }
+
+    fn read_only(&self) -> bool {
+        self.0.behaviour.read_only
+    }
+
+    fn punches(&self) -> bool {
+        true
+    }
+
+    async fn read(&self, offset_bytes: u64, mut into: Buffer) -> (Result<(), MediumError>, Buffer) {
+        let done = self.read_all(offset_bytes, &mut into).await;
+        (done, into)
+    }
+
+    async fn write(&self, offset_bytes: u64, from: Slice) -> Result<(), MediumError> {
+        let length = from.len() as u64;
+        let change = self.clone().change(IoKind::Write, offset_bytes, length, Payload::Bytes(from));
+        self.apart(IoKind::Write, (offset_bytes, length), change).await
+    }
+
+    async fn sync(&self) -> Result<(), MediumError> {
+        self.wait_if_off().await;
+        let mark = self.with(|image| image.returns());
+        self.apart(IoKind::Sync, (0, 0), self.clone().sync_all(mark)).await
+    }
+
+    async fn punch(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
+        let change = self.clone().change(IoKind::Punch, offset_bytes, length_bytes, Payload::Zeroes);
+        self.apart(IoKind::Punch, (offset_bytes, length_bytes), change).await
+    }
+
+    async fn zero(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
+        let change = self.clone().change(IoKind::Zero, offset_bytes, length_bytes, Payload::Zeroes);
+        self.apart(IoKind::Zero, (offset_bytes, length_bytes), change).await
+    }
+}

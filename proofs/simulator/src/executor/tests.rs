@@ -1,0 +1,101 @@
+//! A seed is a schedule, time passes by timers only, and going nowhere is noticed.
+
+use super::*;
+
+const LIMITS: RunLimits = RunLimits { steps: 100_000, seconds: 1_000 };
+
+fn machine(seed: u64) -> Executor {
+    Executor::new(Random::new(seed), Trace::default())
+}
+
+/// The order in which eight tasks that take turns get to run.
+fn order(seed: u64) -> (Vec<u32>, u64) {
+    let (executor, trace) = (machine(seed), Trace::default());
+    let executor = Executor::new(Random::new(seed), {
+        drop(executor);
+        trace.clone()
+    });
+    let (inner, order) = (executor.clone(), Rc::new(RefCell::new(Vec::new())));
+    let seen = Rc::clone(&order);
+    let ended = executor.run(LIMITS, async move {
+        let tasks: Vec<_> = (0..8)
+            .map(|i| {
+                let (inner, order) = (inner.clone(), Rc::clone(&order));
+                inner.clone().spawn("turner", async move {
+                    inner.turn().await;
+                    order.borrow_mut().push(i);
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await;
+        }
+    });
+    assert!(matches!(ended, Ended::Finished(())));
+    (seen.take(), trace.hash())
+}
+
+#[test]
+fn a_seed_gives_one_schedule_and_other_seeds_give_others() {
+    assert_eq!(order(1), order(1));
+    assert!((2..10).any(|seed| order(seed) != order(1)));
+}
+
+#[test]
+fn time_passes_only_by_timers_and_in_their_order() {
+    let executor = machine(1);
+    let inner = executor.clone();
+    let ended = executor.run(LIMITS, async move {
+        let slow = inner.spawn("slow", {
+            let inner = inner.clone();
+            async move {
+                inner.delay(Duration::from_secs(5)).await;
+                inner.now()
+            }
+        });
+        inner.delay(Duration::from_secs(2)).await;
+        assert_eq!(inner.now(), Duration::from_secs(2));
+        slow.await
+    });
+    assert!(matches!(ended, Ended::Finished(at) if at == Duration::from_secs(5)));
+}
+
+#[test]
+fn a_deadlock_is_reported_and_not_waited_for() {
+    let executor = machine(1);
+    let ended = executor.run(LIMITS, std::future::pending::<()>());
+    assert!(matches!(ended, Ended::Stuck(Stuck::Deadlock { waiting }) if waiting == ["main"]));
+}
+
+#[test]
+fn an_endless_run_is_stopped() {
+    let executor = machine(1);
+    let inner = executor.clone();
+    let ended = executor.run(LIMITS, async move {
+        loop {
+            inner.turn().await;
+        }
+        #[allow(unreachable_code)]
+        ()
+    });
+    assert!(matches!(ended, Ended::Stuck(Stuck::Endless { steps: 100_000, .. })));
+}
+
+#[test]
+fn a_halted_machine_drops_all_it_ran() {
+    let (executor, kept) = (machine(1), Rc::new(()));
+    let (inner, held) = (executor.clone(), Rc::clone(&kept));
+    let ended = executor.run(LIMITS, async move {
+        let held_too = Rc::clone(&held);
+        drop(inner.spawn("holder", async move {
+            std::future::pending::<()>().await;
+            drop(held_too);
+        }));
+        inner.delay(Duration::from_secs(1)).await;
+        inner.halt();
+        inner.delay(Duration::from_secs(1)).await;
+        drop(held);
+    });
+    assert!(matches!(ended, Ended::Halted));
+    assert_eq!(Rc::strong_count(&kept), 1);
+}

@@ -1,0 +1,113 @@
+//! The proofs of the proof: right devices pass, wrong ones are caught, and a seed is a run.
+//!
+//! Long runs are the binary's work; these are short enough for every build.
+
+use sealblock_media_volume::Mutation;
+
+use crate::system::{System, Volumes};
+use crate::toy::Toys;
+use crate::trial::{Defeat, Order, Report, run};
+use crate::workload::Workload;
+
+/// Runs seeds of one load until something is found.
+fn hunt(system: &impl System, workload: Workload, seeds: u64) -> Result<Report, Box<Defeat>> {
+    let mut total = Report::default();
+    for seed in 1..=seeds {
+        total += run(system, Order { seed, workload, crash_at: None })?;
+    }
+    Ok(total)
+}
+
+/// The first finding among seeds of several loads.
+fn first_finding(system: &impl System, loads: &[Workload], seeds: u64) -> Option<String> {
+    loads.iter().find_map(|load| hunt(system, *load, seeds).err()).map(|defeat| defeat.finding)
+}
+
+/// A caught fault says which block, or that the volume cannot be opened.
+fn assert_caught(system: &impl System, loads: &[Workload], seeds: u64) {
+    let finding = first_finding(system, loads, seeds).expect("the fault is noticed");
+    assert!(finding.contains("block") || finding.contains("open failed"), "{finding}");
+}
+
+#[test]
+fn a_right_toy_passes() {
+    for workload in [Workload::Mixed, Workload::Hot, Workload::Trim] {
+        let report = hunt(&Toys::default(), workload, 6).unwrap_or_else(|defeat| panic!("{defeat}"));
+        assert!(report.crashes > 5 && report.blocks_checked > 1000, "{report:?}");
+    }
+}
+
+#[test]
+fn a_toy_that_does_not_sync_is_caught() {
+    assert_caught(&Toys { skip_sync: true, ..Toys::default() }, &[Workload::Mixed], 20);
+}
+
+#[test]
+fn a_toy_that_trusts_its_log_is_caught() {
+    assert_caught(&Toys { trust: true, ..Toys::default() }, &[Workload::Mixed], 20);
+}
+
+#[test]
+fn a_disk_that_lies_about_syncs_is_caught() {
+    assert_caught(&Toys { lie_percent: 60, ..Toys::default() }, &[Workload::Mixed], 20);
+}
+
+#[test]
+fn a_device_that_hangs_is_a_finding_and_no_hang() {
+    let finding = first_finding(&Toys { hang: true, ..Toys::default() }, &[Workload::Forced], 20);
+    assert!(finding.as_deref().is_some_and(|finding| finding.starts_with("deadlock: main")), "{finding:?}");
+}
+
+#[test]
+fn volumes_pass_under_every_load() {
+    let mut total = Report::default();
+    for workload in Workload::ALL {
+        total += hunt(&Volumes::default(), workload, 30).unwrap_or_else(|defeat| panic!("{defeat}"));
+    }
+    assert!(total.crashes > 400 && total.recovery_crashes > 100 && total.damages_found > 100, "{total:?}");
+    assert!(total.failed > 0, "planned faults reached a host");
+}
+
+#[test]
+fn every_boundary_of_a_short_load_passes() {
+    let workload = Workload::Forced;
+    for crash_at in 1.. {
+        let report = run(&Volumes::default(), Order { seed: 3, workload, crash_at: Some(crash_at) });
+        let report = report.unwrap_or_else(|defeat| panic!("{defeat}"));
+        if !report.first_crashed {
+            assert!(crash_at > 100, "the load has only {crash_at} boundaries");
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_volume_that_skips_syncs_is_caught() {
+    assert_caught(&Volumes { mutation: Mutation::SkipSync }, &[Workload::Mixed], 20);
+}
+
+#[test]
+fn a_volume_that_answers_before_the_tags_are_durable_is_caught() {
+    assert_caught(&Volumes { mutation: Mutation::LateTags }, &[Workload::Mixed, Workload::Hot], 40);
+}
+
+#[test]
+fn a_volume_that_uses_slots_again_early_is_caught() {
+    assert_caught(&Volumes { mutation: Mutation::ReuseEarly }, &[Workload::Mixed, Workload::Crowd], 40);
+}
+
+#[test]
+fn a_volume_that_trusts_its_log_is_caught() {
+    assert_caught(&Volumes { mutation: Mutation::TrustLog }, &[Workload::Mixed, Workload::Forced], 40);
+}
+
+#[test]
+fn a_seed_is_a_run() {
+    for workload in Workload::ALL {
+        let order = Order { seed: 11, workload, crash_at: None };
+        let (one, two) = (run(&Volumes::default(), order), run(&Volumes::default(), order));
+        assert_eq!(one, two, "{}", workload.name());
+        let other = run(&Volumes::default(), Order { seed: 12, ..order });
+        assert_ne!(one.map(|report| report.trace), other.map(|report| report.trace));
+    }
+}

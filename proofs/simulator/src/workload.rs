@@ -1,0 +1,280 @@
+//! What hosts do to a device: one loop, and a table of habits.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use sealblock_units::Extent;
+
+use crate::client::{Client, Stop};
+use crate::executor::Executor;
+use crate::random::Random;
+
+/// A kind of load. To add one, add a variant, its name, and its habits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Workload {
+    /// Random writes of 1 to 8 blocks, with flushes.
+    Mixed,
+    /// Every write with force unit access.
+    Forced,
+    /// The whole device overwritten in order, again and again, with few free slots left.
+    Laps,
+    /// Many hosts on few blocks.
+    Hot,
+    /// Writes, discards and zeroes.
+    Trim,
+    /// Many hosts everywhere.
+    Crowd,
+    /// Both sides of the border between two zones.
+    Zones,
+    /// All over a device whose tables are larger than what may be kept of them in memory.
+    Wide,
+    /// Pauses, in which timers commit.
+    Idle,
+    /// Like mixed, on a disk whose writes and syncs fail now and then.
+    Faulty,
+}
+
+/// How often hosts do what, out of the sum of all.
+#[derive(Clone, Copy, Debug)]
+struct Mix {
+    write: u64,
+    flush: u64,
+    discard: u64,
+    zero: u64,
+    read: u64,
+    verify: u64,
+    compare: u64,
+    idle: u64,
+}
+
+/// How hosts behave.
+#[derive(Clone, Copy, Debug)]
+struct Habits {
+    hosts: u64,
+    readers: u64,
+    /// Changes per host, at most.
+    steps: u64,
+    mix: Mix,
+    blocks_max: u64,
+    /// How many of a hundred changes have force unit access.
+    forced_percent: u64,
+    /// Writes go on where the last one ended.
+    in_order: bool,
+    /// Only the first so many blocks of the region are used.
+    region_blocks: u64,
+}
+
+const MIX: Mix = Mix { write: 60, flush: 6, discard: 2, zero: 2, read: 20, verify: 3, compare: 3, idle: 1 };
+const HABITS: Habits = Habits {
+    hosts: 3,
+    readers: 1,
+    steps: 60,
+    mix: MIX,
+    blocks_max: 8,
+    forced_percent: 5,
+    in_order: false,
+    region_blocks: u64::MAX,
+};
+
+impl Workload {
+    /// Every kind.
+    pub const ALL: [Workload; 10] = [
+        Workload::Mixed,
+        Workload::Forced,
+        Workload::Laps,
+        Workload::Hot,
+        Workload::Trim,
+        Workload::Crowd,
+        Workload::Zones,
+        Workload::Wide,
+        Workload::Idle,
+        Workload::Faulty,
+    ];
+
+    /// The name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Workload::Mixed => "mixed",
+            Workload::Forced => "forced",
+            Workload::Laps => "laps",
+            Workload::Hot => "hot",
+            Workload::Trim => "trim",
+            Workload::Crowd => "crowd",
+            Workload::Zones => "zones",
+            Workload::Wide => "wide",
+            Workload::Idle => "idle",
+            Workload::Faulty => "faulty",
+        }
+    }
+
+    /// The kind with this name.
+    pub fn from_name(name: &str) -> Option<Workload> {
+        Workload::ALL.into_iter().find(|workload| workload.name() == name)
+    }
+
+    const fn habits(self) -> Habits {
+        match self {
+            Workload::Mixed | Workload::Zones => HABITS,
+            Workload::Wide => Habits { forced_percent: 30, mix: Mix { write: 75, ..MIX }, ..HABITS },
+            // Many commits, so that logs go round and checkpoints fail too.
+            Workload::Faulty => Habits { forced_percent: 40, steps: 90, ..HABITS },
+            Workload::Forced => Habits { forced_percent: 100, ..HABITS },
+            Workload::Laps => {
+                Habits { hosts: 2, steps: 90, in_order: true, mix: Mix { write: 90, flush: 2, ..MIX }, ..HABITS }
+            }
+            Workload::Hot => Habits { hosts: 10, readers: 2, steps: 25, region_blocks: 4, blocks_max: 4, ..HABITS },
+            Workload::Trim => Habits { mix: Mix { write: 40, discard: 20, zero: 20, ..MIX }, ..HABITS },
+            Workload::Crowd => Habits { hosts: 32, readers: 4, steps: 12, ..HABITS },
+            Workload::Idle => Habits { mix: Mix { idle: 20, flush: 1, ..MIX }, steps: 40, ..HABITS },
+        }
+    }
+
+    /// Starts and ends of I/Os that one life of this load is likely to have: where to stop a machine is drawn from these.
+    pub const fn likely_boundaries(self) -> u64 {
+        let habits = self.habits();
+        habits.hosts * habits.steps * 4
+    }
+}
+
+/// Runs a load to its end. Hosts that met a planned fault end early.
+pub async fn drive(workload: Workload, client: &Client, executor: &Executor, random: &Random) {
+    let habits = workload.habits();
+    let region = Region::of(workload, client.capacity_blocks(), habits.region_blocks);
+    let done = Rc::new(Cell::new(false));
+    let spawn = |reader: bool, name: &'static str| {
+        let host = Host {
+            client: client.clone(),
+            executor: executor.clone(),
+            random: random.fork(name),
+            habits,
+            region,
+            at: Cell::new(0),
+        };
+        let done = Rc::clone(&done);
+        executor.spawn(name, async move { if reader { host.watch(&done).await } else { host.work().await } })
+    };
+    let hosts: Vec<_> = (0..habits.hosts).map(|_| spawn(false, "host")).collect();
+    let readers: Vec<_> = (0..habits.readers).map(|_| spawn(true, "reader")).collect();
+    for host in hosts {
+        host.await;
+    }
+    done.set(true);
+    for reader in readers {
+        reader.await;
+    }
+}
+
+/// The blocks that hosts use.
+#[derive(Clone, Copy, Debug)]
+struct Region {
+    first: u64,
+    blocks: u64,
+}
+
+impl Region {
+    fn of(workload: Workload, capacity_blocks: u64, most: u64) -> Region {
+        const AROUND_BORDER: u64 = 48;
+        if workload == Workload::Zones {
+            let border = crate::trial::ZONE_BLOCKS.min(capacity_blocks.saturating_sub(AROUND_BORDER));
+            let first = border.saturating_sub(AROUND_BORDER);
+            return Region { first, blocks: (2 * AROUND_BORDER).min(capacity_blocks - first) };
+        }
+        Region { first: 0, blocks: capacity_blocks.min(most) }
+    }
+}
+
+struct Host {
+    client: Client,
+    executor: Executor,
+    random: Random,
+    habits: Habits,
+    region: Region,
+    /// Where a host that works in order goes on.
+    at: Cell<u64>,
+}
+
+impl Host {
+    async fn work(&self) {
+        for _ in 0..self.random.between(self.habits.steps / 2, self.habits.steps) {
+            if self.step().await == Err(Stop) && self.is_over() {
+                return;
+            }
+        }
+    }
+
+    /// Whether to end: something was found. A planned fault alone does not end a host; the device may recover.
+    fn is_over(&self) -> bool {
+        let over = self.client.ledger().finding.borrow().is_some();
+        if over {
+            self.executor.halt();
+        }
+        over
+    }
+
+    /// Reads and verifies while others write.
+    async fn watch(&self, done: &Cell<bool>) {
+        while !done.get() {
+            let extent = self.extent();
+            let read =
+                if self.random.chance(85) { self.client.read(extent).await } else { self.client.verify(extent).await };
+            if read == Err(Stop) && self.is_over() {
+                return;
+            }
+            self.executor.delay(Duration::from_micros(self.random.between(50, 2_000))).await;
+        }
+    }
+
+    async fn step(&self) -> Result<(), Stop> {
+        let mix = self.habits.mix;
+        let forced = self.random.chance(self.habits.forced_percent);
+        let weights = [mix.write, mix.flush, mix.discard, mix.zero, mix.read, mix.verify, mix.compare, mix.idle];
+        let mut drawn = self.random.below(weights.iter().sum());
+        let choice = weights.iter().position(|weight| drawn.checked_sub(*weight).map(|left| drawn = left).is_none());
+        match choice {
+            Some(0) => self.client.write(self.write_extent(), forced, &self.random).await,
+            Some(1) => self.client.flush().await,
+            Some(2) => {
+                let extents = (0..self.random.between(1, 3)).map(|_| self.extent()).collect();
+                self.client.discard(extents).await
+            }
+            Some(3) => self.client.zeroes(self.extent(), self.random.chance(60), forced).await,
+            Some(4) => self.client.read(self.extent()).await,
+            Some(5) => self.client.verify(self.extent()).await,
+            Some(6) => self.client.compare(self.extent().start()).await,
+            _ => {
+                self.executor.delay(Duration::from_millis(self.random.between(1, 3_000))).await;
+                Ok(())
+            }
+        }
+    }
+
+    fn extent(&self) -> Extent {
+        let blocks = self.random.between(1, self.habits.blocks_max.min(self.region.blocks));
+        let first = self.region.first + self.random.below(self.region.blocks - blocks + 1);
+        Extent::from_raw(first, blocks).expect("a region has blocks and lies within a device")
+    }
+
+    fn write_extent(&self) -> Extent {
+        if !self.habits.in_order {
+            return self.extent();
+        }
+        let blocks = self.habits.blocks_max.min(self.region.blocks - self.at.get());
+        let first = self.region.first + self.at.get();
+        self.at.set((self.at.get() + blocks) % self.region.blocks);
+        Extent::from_raw(first, blocks).expect("a lap stays within its region")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_come_back() {
+        for workload in Workload::ALL {
+            assert_eq!(Workload::from_name(workload.name()), Some(workload));
+        }
+        assert_eq!(Workload::from_name("nothing"), None);
+    }
+}
