@@ -44,6 +44,8 @@ pub enum Cause {
     Damaged,
     /// Input or output failed.
     Io,
+    /// Whoever was to read the output is gone, as in a pipe into `head`.
+    Unread,
 }
 
 impl Cause {
@@ -57,7 +59,8 @@ impl Cause {
             | Cause::Refused
             | Cause::Full
             | Cause::Damaged
-            | Cause::Io => 3,
+            | Cause::Io
+            | Cause::Unread => 3,
         }
     }
 }
@@ -148,6 +151,7 @@ fn classify(kind: io::ErrorKind) -> (Cause, Option<&'static str>) {
         }
         Kind::IsADirectory => (Cause::Unsuitable, Some("the path of a file or a block device")),
         Kind::Unsupported => (Cause::Absent, None),
+        Kind::BrokenPipe => (Cause::Unread, None),
         _ => (Cause::Io, None),
     }
 }
@@ -175,7 +179,7 @@ mod tests {
         for cause in [Cause::Unsuitable, Cause::Absent, Cause::Unreachable, Cause::Refused] {
             assert_eq!(cause.status(), 3, "{cause:?}");
         }
-        for cause in [Cause::Full, Cause::Damaged, Cause::Io] {
+        for cause in [Cause::Full, Cause::Damaged, Cause::Io, Cause::Unread] {
             assert_eq!(cause.status(), 3, "{cause:?}");
         }
     }

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use sealblock::cli::Cli;
 use sealblock::commands;
+use sealblock::exit::Cause;
 
 fn main() -> ExitCode {
     // Bad usage ends here, with exit status 2.
@@ -13,8 +14,11 @@ fn main() -> ExitCode {
     match commands::run(&cli.command) {
         Ok(exit) => exit.into(),
         Err(failure) => {
-            // Where standard error is closed the exit status has to do.
-            writeln!(io::stderr(), "{failure}").ok();
+            // Who closed a pipe knows it, and expects no words about it. Where standard error is closed, the exit status
+            // has to do.
+            if failure.cause() != Cause::Unread {
+                writeln!(io::stderr(), "{failure}").ok();
+            }
             ExitCode::from(&failure)
         }
     }

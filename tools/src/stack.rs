@@ -28,7 +28,7 @@ use crate::target::{GroupKind, Target};
 
 pub use facts::Facts;
 pub use failures::{of_block, of_medium, of_open, of_volume};
-pub use files::{FileKind, OpenVolume, inspect, open_volume};
+pub use files::{FileKind, OpenVolume, inspect, open_medium, open_volume};
 
 /// A volume in a file, on the reactor's clock.
 pub type FileVolume = Volume<FileMedium, ReactorClock>;

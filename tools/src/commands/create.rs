@@ -14,7 +14,7 @@ use sealblock_units::{BlockSize, ByteCount};
 use crate::cli::{Create, Guard, ProtectionType as Type};
 use crate::exit::{Cause, Exit, Failure};
 use crate::report::say;
-use crate::stack::{of_medium, of_open, of_volume, on_reactor};
+use crate::stack::{of_medium, of_open, of_volume, on_reactor, open_medium};
 
 /// Makes the volume.
 pub fn run(arguments: &Create) -> Result<Exit, Failure> {
@@ -37,16 +37,28 @@ pub fn make(path: &Path, options: &CreateOptions, force: bool) -> Result<(), Fai
     let fresh = !path.exists();
     let made = on_reactor(async {
         let medium = open(path, fresh, force).await?;
-        let layout = Layout::new(options.block_size, medium.sector_bytes(), options.capacity_blocks)
-            .map_err(|error| Failure::new(Cause::Usage, "creating the volume", error))?;
-        medium.set_len_bytes(layout.medium_bytes()).map_err(|error| of_medium("creating the volume", &error))?;
-        create(&medium, options).await.map_err(|error| of_volume("creating the volume", &error))
+        let made = fill(&medium, options).await;
+        if made.is_err() && fresh {
+            // This call made it, so it is nobody's loss; if it cannot be removed, the first failure is the one to tell.
+            std::fs::remove_file(path).ok();
+        }
+        made
     });
-    if made.is_err() && fresh {
-        // Nothing of anybody's was there; if it cannot be removed, the first failure is the one to tell.
-        std::fs::remove_file(path).ok();
-    }
     made.map_err(|failure| failure.on(path.display()))
+}
+
+/// Turns a medium into a volume. What it held is given up only when the volume's size is known to be possible.
+async fn fill(medium: &FileMedium, options: &CreateOptions) -> Result<(), Failure> {
+    let failed = |error| of_medium("creating the volume", &error);
+    let layout = Layout::new(options.block_size, medium.sector_bytes(), options.capacity_blocks)
+        .map_err(|error| Failure::new(Cause::Usage, "creating the volume", error))?;
+    if !medium.is_block_device() && medium.len_bytes() > 0 {
+        medium.set_len_bytes(layout.medium_bytes().max(medium.len_bytes())).map_err(failed)?;
+        // The old content goes at once, and its space with it.
+        medium.set_len_bytes(0).map_err(failed)?;
+    }
+    medium.set_len_bytes(layout.medium_bytes()).map_err(failed)?;
+    create(medium, options).await.map_err(|error| of_volume("creating the volume", &error))
 }
 
 /// A random identity.
@@ -115,15 +127,18 @@ fn type_words(kind: ProtectionType) -> &'static str {
 /// Opens the place for a volume; one that holds something already only with `force`.
 async fn open(path: &Path, fresh: bool, force: bool) -> Result<FileMedium, Failure> {
     let options = if fresh { Options::CREATE } else { Options::WRITE };
-    let medium = FileMedium::open(path, options).map_err(|error| of_open("creating the volume", &error))?;
+    let medium = open_medium(path, options).await.map_err(|error| {
+        let failure = of_open("creating the volume", &error);
+        match failure.cause() {
+            // Only the folder can be what is missing.
+            Cause::Unreachable => failure.advise("a path in a folder that is there"),
+            _ => failure,
+        }
+    })?;
     if !fresh && !force && !blank(&medium).await? {
         return Err(Failure::new(Cause::Refused, "creating the volume", "there is something already")
             .on(path.display())
             .advise("another path, or --force to overwrite it"));
-    }
-    if !fresh && !medium.is_block_device() {
-        // The old content goes at once, and its space with it.
-        medium.set_len_bytes(0).map_err(|error| of_medium("creating the volume", &error))?;
     }
     Ok(medium)
 }

@@ -2,9 +2,10 @@
 
 use std::path::Path;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use sealblock_block::Medium;
-use sealblock_media_file::{FileBlock, FileMedium, Options};
+use sealblock_media_file::{FileBlock, FileMedium, OpenError, Options};
 use sealblock_media_volume::format::SuperblockError;
 use sealblock_media_volume::{Description, OpenOptions, VolumeError, probe};
 
@@ -39,17 +40,36 @@ pub async fn inspect(medium: &FileMedium) -> FileKind {
     }
 }
 
-fn medium_of(path: &Path, access: Access) -> Result<FileMedium, Failure> {
+/// How long a file that somebody else has is asked for again.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// How long to wait before asking again.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Opens a file or block device, waiting a moment for one that is in use.
+///
+/// A process that was killed keeps its files, and so its locks, until the kernel has ended what it had under way in its
+/// ring, which is some time after the process is gone. Whoever restarts it at once must not be told to come back later.
+pub async fn open_medium(path: &Path, options: Options) -> Result<FileMedium, OpenError> {
+    let since = Instant::now();
+    loop {
+        match FileMedium::open(path, options) {
+            Err(OpenError::InUse { .. }) if since.elapsed() < PATIENCE => sealblock_runtime_reactor::sleep(PAUSE).await,
+            opened => return opened,
+        }
+    }
+}
+
+async fn medium_of(path: &Path, access: Access) -> Result<FileMedium, Failure> {
     let options = match access {
         Access::Read => Options::READ,
         Access::Write => Options::WRITE,
     };
-    FileMedium::open(path, options).map_err(|error| of_open("opening", &error))
+    open_medium(path, options).await.map_err(|error| of_open("opening", &error))
 }
 
 /// Opens a path as a device.
 pub(super) async fn open(target: &Target, path: &Path, access: Access) -> Result<Opened, Failure> {
-    let medium = medium_of(path, access)?;
+    let medium = medium_of(path, access).await?;
     if inspect(&medium).await == FileKind::Volume {
         let open = volume_on(medium, path, access).await?;
         let facts = Facts { volume: Some(open.description), file: open.file, ..Facts::plain("protected volume") };
@@ -65,7 +85,7 @@ pub(super) async fn open(target: &Target, path: &Path, access: Access) -> Result
 
 /// Opens the volume at a path; anything else there is refused.
 pub async fn open_volume(path: &Path, access: Access) -> Result<OpenVolume, Failure> {
-    volume_on(medium_of(path, access)?, path, access).await
+    volume_on(medium_of(path, access).await?, path, access).await
 }
 
 async fn volume_on(medium: FileMedium, path: &Path, access: Access) -> Result<OpenVolume, Failure> {

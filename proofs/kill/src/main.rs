@@ -1,0 +1,61 @@
+//! Rounds without end, for longer runs than the tests make; and the worker that they kill.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+use sealblock_kill::rounds::{Plan, mutation, run};
+use sealblock_kill::worker;
+use sealblock_media_volume::Mutation;
+
+/// Kills a process that works on a volume, again and again, and looks whether anything was lost.
+#[derive(Parser)]
+struct Arguments {
+    #[command(subcommand)]
+    role: Option<Role>,
+    /// How often.
+    #[arg(long, default_value_t = 1000)]
+    rounds: u64,
+    /// What everything is drawn from.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Where the volumes are made; a temporary folder unless given.
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// A fault to put into the volume's work: skip-sync, late-tags, reuse-early or trust-log.
+    #[arg(long, default_value = "none", value_parser = mutation)]
+    mutation: Mutation,
+}
+
+#[derive(Subcommand)]
+enum Role {
+    /// Be the process that is killed.
+    #[command(hide = true)]
+    Worker {
+        volume: PathBuf,
+        seed: u64,
+        round: u64,
+        #[arg(value_parser = mutation)]
+        mutation: Mutation,
+    },
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    if let Some(Role::Worker { volume, seed, round, mutation }) = arguments.role {
+        return worker::run(&volume, seed, round, mutation);
+    }
+    let folder = match &arguments.dir {
+        Some(folder) => folder.clone(),
+        // Kept, so that a failure can be looked at; removed below when all went well.
+        None => tempfile::tempdir().context("making a folder")?.keep(),
+    };
+    let program = std::env::current_exe().context("finding this program")?;
+    let plan = Plan { program, folder, rounds: arguments.rounds, seed: arguments.seed, mutation: arguments.mutation };
+    let seen = run(&plan)?;
+    println!("seed {}, {} rounds: nothing lost; {seen:?}", plan.seed, plan.rounds);
+    if arguments.dir.is_none() {
+        std::fs::remove_dir_all(&plan.folder).context("removing the volumes")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,154 @@
+//! The process that is killed: several tasks that change the same few blocks, and tell before and after.
+
+use std::cell::Cell;
+use std::io::{self, Write};
+use std::path::Path;
+use std::rc::Rc;
+
+use anyhow::{Context, Result, anyhow};
+use futures_util::future::try_join_all;
+use sealblock::exit::Failure;
+use sealblock::stack::{FileVolume, ReactorClock, of_block, of_open, of_volume, on_reactor, open_medium};
+use sealblock_block::{Device, Durability, Gate, Geometry, Operation};
+use sealblock_integrity::{Sealed, Tags};
+use sealblock_media_file::Options;
+use sealblock_media_volume::{Mutation, OpenOptions};
+use sealblock_runtime_memory::Buffer;
+use sealblock_units::Extent;
+
+use crate::draw::Draw;
+use crate::pattern::{self, Version};
+use crate::report::{Change, Event};
+
+/// Tasks at work at once.
+const TASKS: u64 = 6;
+/// Most blocks of one change.
+const BLOCKS_MAX: u64 = 8;
+/// Blocks that most changes fall into, so that they overlap.
+const CROWDED_BLOCKS: u64 = 48;
+/// Changes of one task; then the worker ends by itself, since nobody seems to kill it.
+const CHANGES_MAX: u64 = 100_000;
+
+/// What the tasks share.
+struct Worker {
+    gate: Gate<Rc<FileVolume>>,
+    round: u64,
+    requests: Cell<u64>,
+}
+
+/// Works on the volume until it is killed. `round` makes the versions of this worker its own; `mutation` is a fault put
+/// into the volume's work on purpose.
+///
+/// # Errors
+/// When the volume cannot be opened, or a request fails: a volume that nobody damaged must carry out every one.
+pub fn run(path: &Path, seed: u64, round: u64, mutation: Mutation) -> Result<()> {
+    on_reactor(async {
+        let volume = open(path, mutation).await.map_err(|failure| failure.on(path.display()))?;
+        let worker = Worker { gate: Gate::new("volume", volume.clone()), round, requests: Cell::new(0) };
+        worker.tell(Event::Ready);
+        try_join_all((0..TASKS).map(|task| worker.work(Draw::new(seed, round * TASKS + task)))).await?;
+        volume.close().await.map_err(|error| of_block("closing", &error))
+    })
+    .map_err(|failure| anyhow!("{failure}"))
+    .context("the worker failed")
+}
+
+/// Opens the volume as the command line does, but for the mutation.
+async fn open(path: &Path, mutation: Mutation) -> Result<Rc<FileVolume>, Failure> {
+    let medium = open_medium(path, Options::WRITE).await.map_err(|error| of_open("opening", &error))?;
+    let options = OpenOptions { mutation, ..OpenOptions::default() };
+    let opened = sealblock_media_volume::open(medium, ReactorClock, &options).await;
+    let opened = opened.map_err(|error| of_volume("opening", &error))?;
+    drop(sealblock_runtime_reactor::spawn(opened.worker.run()));
+    Ok(opened.volume)
+}
+
+impl Worker {
+    /// Writes a line in one piece. Standard output that is gone means that the parent is, and its worker with it.
+    fn tell(&self, event: Event) {
+        let mut output = io::stdout().lock();
+        if write!(output, "{event}").and_then(|()| output.flush()).is_err() {
+            std::process::exit(1);
+        }
+    }
+
+    fn number(&self) -> u64 {
+        self.requests.set(self.requests.get() + 1);
+        self.requests.get()
+    }
+
+    async fn work(&self, mut draw: Draw) -> Result<(), Failure> {
+        for _ in 0..CHANGES_MAX {
+            match draw.below(16) {
+                0 => self.flush().await?,
+                1 => self.zero(&mut draw).await?,
+                2 => self.discard(&mut draw).await?,
+                3..6 => self.write(&mut draw, Durability::ForceUnitAccess).await?,
+                _ => self.write(&mut draw, Durability::Volatile).await?,
+            }
+        }
+        Ok(())
+    }
+
+    async fn flush(&self) -> Result<(), Failure> {
+        let request = self.number();
+        self.tell(Event::FlushBegin { request });
+        self.gate.execute(Operation::Flush).await.map_err(|error| of_block("flushing", &error))?;
+        self.tell(Event::FlushDone { request });
+        Ok(())
+    }
+
+    async fn zero(&self, draw: &mut Draw) -> Result<(), Failure> {
+        let extent = self.extent(draw);
+        let durability = if draw.once_in(4) { Durability::ForceUnitAccess } else { Durability::Volatile };
+        let operation = Operation::WriteZeroes { extent, may_unmap: draw.once_in(2), durability };
+        self.change(extent, Change::Zero, durability, operation).await
+    }
+
+    async fn discard(&self, draw: &mut Draw) -> Result<(), Failure> {
+        let extent = self.extent(draw);
+        self.change(extent, Change::Zero, Durability::Volatile, Operation::Discard { extents: vec![extent] }).await
+    }
+
+    async fn write(&self, draw: &mut Draw, durability: Durability) -> Result<(), Failure> {
+        let extent = self.extent(draw);
+        let version = self.round << 32 | (self.requests.get() + 1);
+        let data = sealed(self.gate.geometry(), extent, version);
+        let operation = Operation::Write { extent, data, durability };
+        self.change(extent, Change::Write(version), durability, operation).await
+    }
+
+    async fn change(
+        &self,
+        extent: Extent,
+        change: Change,
+        durability: Durability,
+        operation: Operation,
+    ) -> Result<(), Failure> {
+        let request = self.number();
+        self.tell(Event::Begin { request, extent, change, fua: durability == Durability::ForceUnitAccess });
+        let doing = format!("request {request}, {:?} of {extent}", operation.kind());
+        self.gate.execute(operation).await.map_err(|error| of_block(doing, &error))?;
+        self.tell(Event::Done { request });
+        Ok(())
+    }
+
+    /// Where the next change goes: mostly where the others go too.
+    fn extent(&self, draw: &mut Draw) -> Extent {
+        let capacity = self.gate.geometry().capacity_blocks;
+        let blocks = 1 + draw.below(BLOCKS_MAX);
+        let within = if draw.once_in(8) { capacity } else { capacity.min(CROWDED_BLOCKS) };
+        Extent::from_raw(draw.below(within - blocks + 1), blocks).expect("drawn inside the volume")
+    }
+}
+
+/// The data of a version for these blocks, sealed for the device.
+pub fn sealed(geometry: &Geometry, extent: Extent, version: Version) -> Sealed {
+    let size = geometry.block_size;
+    let mut data = Buffer::zeroed(extent.bytes(size) as usize);
+    for (lba, block) in extent.iter().zip(data.chunks_mut(size.bytes())) {
+        pattern::fill(block, version, lba);
+    }
+    let tags = Tags { app_tag: 0, storage_tag: 0, first_ref: extent.start().get() };
+    Sealed::seal(data.freeze(), size, geometry.protection, &tags)
+}

@@ -1,0 +1,156 @@
+//! Tasks on several cores write the same few blocks at once, while others read and verify them.
+//!
+//! One core owns the volume; the others call into it. Bounded by counts: it ends when the work is done.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_executor::block_on;
+use futures_util::future::join_all;
+use sealblock::stack::{Access, Opened, data_of, open};
+use sealblock::target::Target;
+use sealblock_block::{Device, Durability, Operation};
+use sealblock_kill::draw::Draw;
+use sealblock_kill::history::History;
+use sealblock_kill::pattern::recognise;
+use sealblock_kill::report::{Change, Event};
+use sealblock_kill::worker::sealed;
+use sealblock_runtime_reactor::{Choice, Config, CoreHandle, Cores, Placement};
+use sealblock_units::Extent;
+
+const CORES: usize = 3;
+const TASKS_PER_CORE: u64 = 4;
+const REQUESTS_PER_TASK: u64 = 250;
+/// Few enough that nearly every request meets another one.
+const BLOCKS: u64 = 12;
+
+thread_local! {
+    /// The volume, on the core that owns it.
+    static VOLUME: RefCell<Option<Rc<Opened>>> = const { RefCell::new(None) };
+}
+
+type Shared = Arc<Mutex<History>>;
+
+fn volume() -> Rc<Opened> {
+    VOLUME.with_borrow(|volume| volume.clone().expect("this core owns the volume"))
+}
+
+/// Changes blocks; what it does is noted before and after.
+async fn change(history: Shared, request: u64, extent: Extent, change: Change, durability: Durability) {
+    let opened = volume();
+    let operation = match change {
+        Change::Write(version) => {
+            Operation::Write { extent, data: sealed(opened.gate.geometry(), extent, version), durability }
+        }
+        Change::Zero => Operation::WriteZeroes { extent, may_unmap: request % 2 == 0, durability },
+    };
+    let begin = Event::Begin { request, extent, change, fua: durability == Durability::ForceUnitAccess };
+    history.lock().unwrap().note(begin);
+    opened.gate.execute(operation).await.expect("changes succeed");
+    history.lock().unwrap().note(Event::Done { request });
+}
+
+/// Reads blocks: each is whole, and not older than what was answered before.
+async fn read(history: Shared, extent: Extent) {
+    let opened = volume();
+    let began = history.lock().unwrap().now();
+    let data = data_of(opened.read(extent).await.expect("reads of what others write succeed"));
+    let size = opened.gate.geometry().block_size.bytes();
+    let history = history.lock().unwrap();
+    for (lba, block) in extent.iter().zip(data.chunks(size)) {
+        history.judge_read(lba, recognise(block, lba), began).unwrap_or_else(|complaint| panic!("{complaint}"));
+    }
+}
+
+async fn verify(extent: Extent) {
+    let opened = volume();
+    let checks = opened.checks(extent);
+    opened.gate.execute(Operation::Verify { extent, checks }).await.expect("verifies of what others write are clean");
+}
+
+async fn flush() {
+    volume().flush().await.expect("flushes succeed");
+}
+
+/// One task on some core: draws requests and has the owner carry them out.
+async fn work(owner: CoreHandle, history: Shared, seed: u64, task: u64) {
+    let mut draw = Draw::new(seed, task);
+    for index in 0..REQUESTS_PER_TASK {
+        let request = task * REQUESTS_PER_TASK + index + 1;
+        let blocks = 1 + draw.below(8);
+        let extent = Extent::from_raw(draw.below(BLOCKS - blocks + 1), blocks).unwrap();
+        let (kind, history) = (draw.below(16), history.clone());
+        let write = Change::Write(request);
+        match kind {
+            0 => owner.call(flush).await,
+            1 => owner.call(move || change(history, request, extent, Change::Zero, Durability::Volatile)).await,
+            2 => owner.call(move || change(history, request, extent, write, Durability::ForceUnitAccess)).await,
+            3..9 => owner.call(move || change(history, request, extent, write, Durability::Volatile)).await,
+            9..11 => owner.call(move || verify(extent)).await,
+            _ => owner.call(move || read(history, extent)).await,
+        }
+        .expect("the owner's side did not panic");
+    }
+}
+
+fn stress(runtime: Choice, shape: &str) {
+    let seed = u64::from(std::process::id());
+    println!("seed {seed}, {runtime:?}, {shape}");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("v");
+    run(&format!("create VOLUME --size 1MiB {shape}"), &path);
+    let cores = Cores::start(Placement::Count(CORES), Config { runtime, ..Config::default() }).unwrap();
+    let owner = cores.handle(0).unwrap();
+    let target = Target::File(path.clone());
+    block_on(owner.call(move || async move {
+        let opened = open(&target, Access::Write).await.unwrap();
+        VOLUME.set(Some(Rc::new(opened)));
+    }))
+    .unwrap();
+
+    let history = Shared::default();
+    let tasks = (0..CORES as u64 * TASKS_PER_CORE).map(|task| {
+        let (owner, history) = (owner.clone(), history.clone());
+        let core = cores.handle(task as usize % CORES).unwrap();
+        async move { core.call(move || work(owner, history, seed, task)).await }
+    });
+    for done in block_on(join_all(tasks)) {
+        done.expect("no task panicked");
+    }
+    let history_at_the_end = history.clone();
+    block_on(owner.call(move || async move {
+        flush().await;
+        verify(Extent::from_raw(0, 256).unwrap()).await;
+        read(history_at_the_end, Extent::from_raw(0, BLOCKS).unwrap()).await;
+        let opened = VOLUME.take().and_then(Rc::into_inner).expect("nobody else uses the volume any more");
+        opened.close(Ok(())).await.unwrap();
+    }))
+    .unwrap();
+    let stopped = cores.shutdown(Duration::from_secs(10));
+    assert_eq!((stopped.panicked_cores, stopped.aborted_tasks), (0, 0));
+    assert!(history.lock().unwrap().counts().0 > 1000);
+    run("verify VOLUME --quiet", &path);
+}
+
+/// Runs a command, which must end clean.
+fn run(arguments: &str, path: &std::path::Path) {
+    use clap::Parser;
+    let words = arguments.split(' ').map(|word| if word == "VOLUME" { path.to_str().unwrap() } else { word });
+    let cli = sealblock::cli::Cli::parse_from(std::iter::once("sealblock").chain(words));
+    let exit = sealblock::commands::run(&cli.command).unwrap_or_else(|failure| panic!("{failure}"));
+    assert_eq!(exit, sealblock::exit::Exit::Clean);
+}
+
+#[test]
+fn many_cores_on_few_blocks_with_whatever_runtime_there_is() {
+    stress(Choice::Auto, "--guard crc64 --block-size 4096");
+    stress(Choice::Auto, "--guard crc16 --block-size 512");
+}
+
+#[test]
+fn many_cores_on_few_blocks_with_system_calls() {
+    stress(Choice::Syscalls, "--guard crc32c --block-size 4096");
+    stress(Choice::Syscalls, "--guard crc16 --block-size 512 --type 3");
+}
