@@ -27,6 +27,9 @@ pub(crate) struct Log {
     pub tail: Cell<u64>,
 }
 
+/// A record and its bytes.
+pub(crate) type Encoded = (Record, [u8; RECORD_BYTES]);
+
 /// What flushes wait for: the end of the first commit that begins after them.
 #[derive(Default)]
 struct Ticket {
@@ -147,7 +150,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
         let room = (self.log.tail.get() + self.layout.log_sectors() - self.log.next.get()) as usize * per_sector;
         let first = self.log.next.get();
-        let records = self.overlay.begin_commit(most.min(room), generation(first));
+        let records = self.encode(&self.overlay.begin_commit(most.min(room), generation(first)));
         let all = self.overlay.open_len() == 0;
         if let Err(error) = self.write_log(first, &records).await {
             // How much of the log was written is not known, so nothing can be written behind it.
@@ -163,20 +166,24 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(all)
     }
 
+    /// The bytes of records, the same in the log and in the tables.
+    pub(crate) fn encode(&self, records: &[Record]) -> Vec<Encoded> {
+        records.iter().map(|record| (*record, record.encode(self.seed))).collect()
+    }
+
     /// Writes records to the log and makes them durable, with all data written before.
-    async fn write_log(&self, first: u64, records: &[Record]) -> Result<(), MediumError> {
-        if records.iter().any(|record| record.loose) {
+    async fn write_log(&self, first: u64, records: &[Encoded]) -> Result<(), MediumError> {
+        if records.iter().any(|(record, _)| record.loose) {
             // Recovery cannot tell such data by their guard, so they must be durable before their records.
             self.medium.sync().await?;
         }
         let sector = self.layout.sector_bytes() as usize;
         let per_sector = LogSector::capacity(sector as u32);
         let mut buffer = self.medium.buffer(records.len().div_ceil(per_sector) * sector);
-        let encoded: Vec<[u8; RECORD_BYTES]> = records.iter().map(|record| record.encode(self.seed)).collect();
-        let bodies = encoded.chunks(per_sector).zip(buffer.chunks_exact_mut(sector));
+        let bodies = records.chunks(per_sector).zip(buffer.chunks_exact_mut(sector));
         for (sequence, (body, place)) in (first..).zip(bodies) {
             let header = LogHeader { sequence, durable: self.log.durable.get() };
-            LogSector::encode(place, self.seed, header, body);
+            LogSector::encode(place, self.seed, header, body.iter().map(|(_, bytes)| bytes));
         }
         let bytes = buffer.freeze();
         let (position, length) = (first % self.layout.log_sectors() * sector as u64, bytes.len() as u64);
@@ -193,9 +200,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// Puts durable records, in order of their blocks, into the pages of the tables. With `retire`, the slots they replace
     /// are given up.
-    pub(crate) async fn apply(&self, records: &[Record], retire: bool) -> Result<(), MediumError> {
-        let number = |record: &Record| self.table.locate(record.lba).0;
-        let groups: Vec<&[Record]> = records.chunk_by(|a, b| number(a) == number(b)).collect();
+    pub(crate) async fn apply(&self, records: &[Encoded], retire: bool) -> Result<(), MediumError> {
+        let number = |(record, _): &Encoded| self.table.locate(record.lba).0;
+        let groups: Vec<&[Encoded]> = records.chunk_by(|a, b| number(a) == number(b)).collect();
         for groups in groups.chunks(PAGES_AT_ONCE) {
             let pages = groups.iter().map(|group| self.table.page(&self.medium, number(&group[0])));
             for (group, page) in groups.iter().zip(try_join_all(pages).await?) {
@@ -206,7 +213,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
-    fn apply_one(&self, record: &Record, page: &Page, retire: bool) {
+    fn apply_one(&self, (record, bytes): &Encoded, page: &Page, retire: bool) {
         let (_, index) = self.table.locate(record.lba);
         // Only a record that is beyond doubt gives up its slot: a stale one's may be another block's by now.
         if retire
@@ -218,7 +225,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             let punch = record.kind == Kind::Deallocated;
             self.slots.retire(self.layout.zone_of(old.lba), old.slot, punch);
         }
-        page.set(index, record, self.seed);
+        page.set_raw(index, *bytes, record.generation);
     }
 
     /// Stops all writes for good.

@@ -53,14 +53,14 @@ pub(crate) async fn scan<M: Medium>(
     // Newest first: the first record of a block that counts is the one.
     for (&sequence, records) in scan.sectors.iter().rev() {
         for record in records {
-            if recovered.records.contains_key(&record.lba.get()) {
+            if recovered.records.get(record.lba).is_some() {
                 continue;
             }
             let counts = sequence < scan.durable
                 || options.mutation == Mutation::TrustLog
                 || arrived(medium, superblock, record, options).await?;
             if counts {
-                recovered.records.insert(record.lba.get(), *record);
+                recovered.records.insert(*record);
             } else {
                 recovered.discarded += 1;
             }

@@ -63,11 +63,6 @@ impl Page {
         }
     }
 
-    /// Puts a record that is durable in the log into the page.
-    pub fn set(&self, index: usize, record: &Record, seed: Seed) {
-        self.set_raw(index, record.encode(seed), record.generation);
-    }
-
     /// Puts these bytes and this generation into the page, right or wrong.
     pub fn set_raw(&self, index: usize, bytes: [u8; RECORD_BYTES], generation: u16) {
         let mut records = self.records.borrow_mut();
@@ -210,7 +205,7 @@ impl Table {
 
     /// Whether so many pages differ from the medium that a checkpoint is due.
     pub fn crowded(&self) -> bool {
-        self.dirty.borrow().len() * 2 > self.limit_pages
+        self.dirty.borrow().len() * 4 > self.limit_pages * 3
     }
 
     /// The pages that differ from the medium, in order.

@@ -41,7 +41,7 @@ fn check_sector(bytes: &[u8]) {
     assert!(records.len() <= LogSector::capacity(bytes.len() as u32));
     records.iter().for_each(|record| check_record(record));
     let mut again = vec![0; bytes.len()];
-    LogSector::encode(&mut again, seed, sector.header, &records);
+    LogSector::encode(&mut again, seed, sector.header, records.iter());
     let read = LogSector::decode(&again, seed).expect("what was written is read");
     assert_eq!(read.header, sector.header);
     assert!(read.records().eq(&records));

@@ -19,7 +19,7 @@ const SPARE_MIN: u64 = 16;
 /// One spare slot for this many blocks.
 const BLOCKS_PER_SPARE: u64 = 16;
 /// The log is this fraction of the data, within its bounds.
-const DATA_PER_LOG: u64 = 256;
+const DATA_PER_LOG: u64 = 64;
 const LOG_BYTES_MIN: u64 = 64 << 10;
 const LOG_BYTES_MAX: u64 = 64 << 20;
 /// Both superblocks lie before this offset.

@@ -50,7 +50,12 @@ impl<'a> LogSector<'a> {
     ///
     /// # Panics
     /// When there are more records than [`LogSector::capacity`].
-    pub fn encode(sector: &mut [u8], seed: Seed, header: LogHeader, records: &[[u8; RECORD_BYTES]]) {
+    pub fn encode<'r>(
+        sector: &mut [u8],
+        seed: Seed,
+        header: LogHeader,
+        records: impl ExactSizeIterator<Item = &'r [u8; RECORD_BYTES]>,
+    ) {
         assert!(records.len() <= LogSector::capacity(sector.len() as u32), "records must fit");
         sector.fill(0);
         put::<4>(sector, 0, MAGIC);
@@ -97,7 +102,7 @@ mod tests {
     fn a_sector_comes_back() {
         let records = [[5; RECORD_BYTES]; 15];
         let mut sector = [0xff; 512];
-        LogSector::encode(&mut sector, SEED, HEADER, &records);
+        LogSector::encode(&mut sector, SEED, HEADER, records.iter());
         let read = LogSector::decode(&sector, SEED).unwrap();
         assert_eq!(read.header, HEADER);
         assert!(read.records().eq(&records));
@@ -107,7 +112,7 @@ mod tests {
     fn torn_foreign_and_blank_sectors_do_not_count() {
         let mut sector = [0; 512];
         assert_eq!(LogSector::decode(&sector, SEED), Err(LogSectorError::Invalid));
-        LogSector::encode(&mut sector, SEED, HEADER, &[[5; RECORD_BYTES]]);
+        LogSector::encode(&mut sector, SEED, HEADER, [[5; RECORD_BYTES]].iter());
         assert_eq!(LogSector::decode(&sector, Seed(4)), Err(LogSectorError::Invalid));
         for bit in 0..512 * 8 {
             let mut bad = sector;
@@ -119,9 +124,9 @@ mod tests {
     #[test]
     fn impossible_headers_are_refused() {
         let mut sector = [0; 512];
-        LogSector::encode(&mut sector, SEED, LogHeader { sequence: 1, durable: 2 }, &[]);
+        LogSector::encode(&mut sector, SEED, LogHeader { sequence: 1, durable: 2 }, [].iter());
         assert_eq!(LogSector::decode(&sector, SEED), Err(LogSectorError::Impossible));
-        LogSector::encode(&mut sector, SEED, HEADER, &[]);
+        LogSector::encode(&mut sector, SEED, HEADER, [].iter());
         put::<2>(&mut sector, AT_COUNT, 16);
         let checksum = SEED.checksum(&sector[AT_SEQUENCE..]);
         put::<4>(&mut sector, AT_CHECKSUM, u64::from(checksum));
