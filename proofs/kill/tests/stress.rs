@@ -44,7 +44,7 @@ async fn change(history: Shared, request: u64, extent: Extent, change: Change, d
         Change::Write(version) => {
             Operation::Write { extent, data: sealed(opened.gate.geometry(), extent, version), durability }
         }
-        Change::Zero => Operation::WriteZeroes { extent, may_unmap: request % 2 == 0, durability },
+        Change::Zero => Operation::WriteZeroes { extent, may_unmap: request.is_multiple_of(2), durability },
     };
     let begin = Event::Begin { request, extent, change, fua: durability == Durability::ForceUnitAccess };
     history.lock().unwrap().note(begin);
