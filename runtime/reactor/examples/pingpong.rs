@@ -103,7 +103,13 @@ async fn ask(
         answered += count as u64;
         send(&stream, &request, count).await?;
     }
-    Ok((answered, start.elapsed(), cpu_time()? - start_cpu))
+    let outcome = (answered, start.elapsed(), cpu_time()? - start_cpu);
+    // Closing with unread bytes would reset the connection.
+    let mut left = depth;
+    while left > 0 {
+        left -= responses.next(&stream).await?;
+    }
+    Ok(outcome)
 }
 
 async fn run(server: &Cores, shape: Shape, depth: usize, length: Duration) -> Result<(), Box<dyn Error>> {

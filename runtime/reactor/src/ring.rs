@@ -46,8 +46,6 @@ pub(crate) struct Tables {
     pub(crate) arena: Option<ArenaId>,
     pub(crate) given_up: Arc<GivenUp>,
     pub(crate) free_slots: Vec<u32>,
-    /// The kernel knows `IORING_RECVSEND_POLL_FIRST`, which is as old as cooperative task runs (Linux 5.19).
-    pub(crate) poll_first: bool,
 }
 
 impl Tables {

@@ -31,7 +31,6 @@ pub(crate) fn ring(config: &Config, pool: &Pool, remote: &Arc<Remote>) -> Result
         arena: fixed_buffers.is_ok().then(|| pool.arena().id),
         given_up: Arc::default(),
         free_slots: (0..slots).rev().collect(),
-        poll_first: completion != Completion::Plain,
     };
     let spin = Spin::new(config.spin_us);
     let ring = Ring::new(uring, tables, limit as usize, spin, Arc::clone(remote));

@@ -34,6 +34,9 @@ fn an_echo_returns_every_byte_however_it_is_cut() {
             for (sent, echoed, received) in [(1, 1, 1), (1, 7, 4096), (4095, 3, 511), (70_000, 999, 1 << 20)] {
                 let data = pattern(if sent < 100 { 700 } else { 200_000 }, sent);
                 let (client, server) = pair().await;
+                for end in [&client, &server] {
+                    end.set_nodelay(true).expect("sets");
+                }
                 let client = Rc::new(client);
                 let echoing = spawn(echo(server, echoed));
                 let sending = spawn({

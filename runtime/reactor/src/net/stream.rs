@@ -1,6 +1,6 @@
 //! Connections.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::ops::Range;
@@ -38,8 +38,6 @@ pub struct Stream {
     parked: Parked<Receive>,
     /// What such a one had received, and the part of it that nobody has taken.
     leftover: RefCell<Option<(Buffer, Range<usize>)>>,
-    /// The last receipt took all there was.
-    is_drained: Cell<bool>,
 }
 
 impl Stream {
@@ -76,7 +74,6 @@ impl Stream {
             descriptor: Some(Arc::new(Descriptor::new(fd, known))),
             parked: Parked::default(),
             leftover: RefCell::default(),
-            is_drained: Cell::new(false),
         })
     }
 
@@ -130,11 +127,9 @@ impl Stream {
         if let Some(count) = self.take_leftover(&mut buffer) {
             return (Ok(count), buffer);
         }
-        let (descriptor, is_drained) = (Arc::clone(self.descriptor()), self.is_drained.get());
-        let receive = Op::new(Rc::clone(&self.core), Receive { descriptor, buffer, is_drained });
-        let (result, buffer) = Parking::new(&self.parked, receive).await;
-        self.is_drained.set(matches!(result, Ok(count) if count < buffer.len()));
-        (result, buffer)
+        let descriptor = Arc::clone(self.descriptor());
+        let receive = Op::new(Rc::clone(&self.core), Receive { descriptor, buffer });
+        Parking::new(&self.parked, receive).await
     }
 
     fn take_leftover(&self, buffer: &mut Buffer) -> Option<usize> {
