@@ -7,13 +7,12 @@ use std::net::Shutdown;
 use std::rc::Rc;
 use std::time::Duration;
 
-use common::{everywhere, listen, pair, receive, settle};
+use common::{LATE, everywhere, listen, pair, receive, settle};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::net::Stream;
 use sealblock_runtime_reactor::{Reactor, spawn, timeout};
 
 const SOON: Duration = Duration::from_millis(5);
-const LATE: Duration = Duration::from_secs(30);
 
 #[test]
 fn a_port_where_nobody_listens_refuses() {

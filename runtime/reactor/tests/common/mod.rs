@@ -5,10 +5,11 @@ use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use sealblock_runtime_memory::Buffer;
 use sealblock_runtime_reactor::net::{Listener, Stream};
-use sealblock_runtime_reactor::{Backend, Choice, Completion, Config, Reactor, spawn, yield_now};
+use sealblock_runtime_reactor::{Backend, Choice, Completion, Config, Reactor, spawn, timeout, yield_now};
 
 /// A small configuration, since tests start many reactors.
 pub fn small() -> Config {
@@ -67,6 +68,9 @@ pub async fn start<F: Future>(future: Pin<&mut F>) -> bool {
     .await
 }
 
+/// Longer than anything on this machine takes, so that a test that would hang fails.
+pub const LATE: Duration = Duration::from_secs(30);
+
 /// Any free port of the loopback interface.
 pub fn loopback() -> SocketAddr {
     (Ipv4Addr::LOCALHOST, 0).into()
@@ -93,7 +97,7 @@ pub async fn receive(stream: &Stream, len: usize, chunk_bytes: usize) -> Vec<u8>
     let (mut all, mut buffer) = (Vec::new(), Buffer::zeroed(chunk_bytes));
     while all.len() < len {
         let result;
-        (result, buffer) = stream.recv(buffer).await;
+        (result, buffer) = timeout(LATE, stream.recv(buffer)).await.expect("bytes that were sent arrive");
         match result.expect("receives") {
             0 => break,
             count => all.extend_from_slice(&buffer[..count]),
