@@ -7,7 +7,7 @@ use std::fmt;
 pub enum Backend {
     /// An io_uring of the reactor's own.
     Uring(Features),
-    /// System calls on threads.
+    /// System calls: on threads for files, after epoll for sockets.
     Syscalls {
         /// How many threads.
         threads: u32,

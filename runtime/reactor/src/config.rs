@@ -27,17 +27,19 @@ pub struct Config {
     /// The best way of handling completions to ask the kernel for. Lesser ones are for tests and comparisons: the ring
     /// falls back to them by itself.
     pub best_completion: Completion,
-    /// Operations the kernel or the threads hold at once; further ones queue. At least 1.
+    /// Operations on files that the kernel or the threads hold at once; further ones queue. At least 1. Operations that wait
+    /// for a peer do not count, as idle peers would use up any limit: whoever accepts connections limits their number.
     pub operations_in_flight_limit: u32,
     /// Threads of the system call backend. At least 1. On a pinned core they share its CPU.
     pub syscall_threads: u32,
-    /// Slots in the ring's table of fixed files; zero does without. Files opened beyond it use plain descriptors.
+    /// Slots in the ring's table of fixed files; zero does without. Files and sockets beyond it use plain descriptors.
     pub fixed_files_limit: u32,
     /// Size of the pool's arena, which is registered with the ring and then counts as locked memory.
     pub pool_arena_bytes: usize,
     /// Limit that [`sealblock_runtime_memory::Pool::try_take`] keeps for the reactor's pool.
     pub pool_limit_bytes: usize,
-    /// How long an idle reactor with operations in flight polls for completions before it sleeps, in microseconds.
+    /// How long an idle reactor with operations in flight looks for completions before it sleeps, in microseconds. After a few
+    /// times in vain it stops, until a sleep turns out to have been short.
     pub spin_us: u32,
     /// Calls from other threads that a core holds at once; further callers wait.
     pub calls_in_flight_limit: u32,

@@ -1,11 +1,17 @@
-//! Open descriptors and their slots in a ring's table of files.
+//! Open descriptors and what a reactor knows them by: a slot in its ring's table of files, or a place among its sockets.
 //!
 //! Invariants: the descriptor is open, and its slot is its own, while the `Descriptor` lives. A slot that is given up stays
 //! out of use until the ring has forgotten the file.
 
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::driver::Driver;
+use crate::executor::Core;
+use crate::net::set_nonblocking;
+use crate::sockets::Epoll;
 
 /// Slots that were given up and that the ring still has to clear.
 #[derive(Default)]
@@ -35,33 +41,93 @@ pub(crate) struct Slot {
     pub(crate) given_up: Arc<GivenUp>,
 }
 
+/// What a reactor knows a descriptor by, besides its number.
+pub(crate) enum Known {
+    /// Nothing else.
+    Plain,
+    /// A slot of a ring's table.
+    Fixed(Slot),
+    /// Registered with epoll.
+    Watched(Arc<Epoll>),
+}
+
+impl Core {
+    /// Gives a descriptor a slot of the ring's table, if there is a ring, and room.
+    pub(crate) fn fix(&self, fd: RawFd) -> Known {
+        match self.driver.borrow_mut().as_mut() {
+            Some(Driver::Ring(ring)) => ring.fix(fd).map_or(Known::Plain, Known::Fixed),
+            _ => Known::Plain,
+        }
+    }
+
+    /// Has the ring let go of files that were closed, now and not in its next turn, so that locks on them end, and
+    /// connections are closed, here. While the ring is busy the next turn is near.
+    pub(crate) fn forget_files(&self) {
+        if let Ok(mut driver) = self.driver.try_borrow_mut()
+            && let Some(Driver::Ring(ring)) = driver.as_mut()
+        {
+            ring.forget_files();
+        }
+    }
+
+    /// Prepares a socket for this reactor's way of waiting: a ring waits itself, while epoll waits for others to try.
+    pub(crate) fn adopt(&self, fd: BorrowedFd<'_>) -> io::Result<Known> {
+        if let Some(Driver::Threads(threads)) = self.driver.borrow().as_ref() {
+            set_nonblocking(fd, true)?;
+            return threads.sockets.watch(fd.as_raw_fd()).map(Known::Watched);
+        }
+        set_nonblocking(fd, false)?;
+        Ok(self.fix(fd.as_raw_fd()))
+    }
+}
+
 pub(crate) struct Descriptor {
-    fd: OwnedFd,
-    slot: Option<Slot>,
+    /// `None` only after `into_fd`.
+    fd: Option<OwnedFd>,
+    known: Known,
 }
 
 impl Descriptor {
-    pub(crate) fn new(fd: OwnedFd, slot: Option<Slot>) -> Descriptor {
-        Descriptor { fd, slot }
+    pub(crate) fn new(fd: OwnedFd, known: Known) -> Descriptor {
+        Descriptor { fd: Some(fd), known }
+    }
+
+    fn fd(&self) -> &OwnedFd {
+        self.fd.as_ref().expect("only `into_fd` takes it, and the descriptor with it")
     }
 
     pub(crate) fn raw(&self) -> RawFd {
-        self.fd.as_raw_fd()
+        self.fd().as_raw_fd()
     }
 
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.fd().as_fd()
     }
 
     pub(crate) fn slot(&self) -> Option<&Slot> {
-        self.slot.as_ref()
+        match &self.known {
+            Known::Fixed(slot) => Some(slot),
+            Known::Plain | Known::Watched(_) => None,
+        }
+    }
+
+    /// Gives up what the reactor knows, and keeps the descriptor open.
+    pub(crate) fn into_fd(mut self) -> OwnedFd {
+        self.forget();
+        self.fd.take().expect("only this takes it")
+    }
+
+    fn forget(&mut self) {
+        match std::mem::replace(&mut self.known, Known::Plain) {
+            Known::Plain => {}
+            Known::Fixed(slot) => slot.given_up.add(slot.index),
+            Known::Watched(epoll) => epoll.remove(self.raw()),
+        }
     }
 }
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
-        if let Some(slot) = &self.slot {
-            slot.given_up.add(slot.index);
-        }
+        self.forget();
     }
 }

@@ -1,6 +1,5 @@
 //! What both backends have in common, as the executor sees it.
 
-use std::any::Any;
 use std::io;
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,10 +8,13 @@ use sealblock_runtime_memory::Pool;
 
 use crate::backend::Backend;
 use crate::config::{Attempt, Choice, Config, StartError};
-use crate::operation::Key;
+use crate::operation::Work;
+use crate::pending::Key;
 use crate::remote::Remote;
 use crate::ring::Ring;
 use crate::setup;
+use crate::sockets::Sockets;
+use crate::spin::Spin;
 use crate::syscalls::Threads;
 
 /// How long a turn may sleep when nothing is finished.
@@ -23,16 +25,16 @@ pub(crate) enum Wait {
     Forever,
 }
 
-/// A completion: the operation's key, its count or negative error number, and the operation if a thread had it.
+/// A completion: the operation's key, its count or negative error number, and the operation if its future does not hold it.
 pub(crate) struct Finished {
     pub(crate) key: Key,
     pub(crate) result: i32,
-    pub(crate) returned: Option<Box<dyn Any>>,
+    pub(crate) returned: Option<Box<dyn Work>>,
 }
 
 pub(crate) enum Driver {
     Ring(Box<Ring>),
-    Threads(Threads),
+    Threads(Box<Threads>),
 }
 
 impl Driver {
@@ -47,9 +49,11 @@ impl Driver {
             },
         };
         let threads = config.syscall_threads.max(1);
-        let driver = Threads::start(threads, remote)
+        let sockets =
+            Sockets::start(remote).map_err(|source| StartError::System { what: Attempt::CreateEvent, source })?;
+        let driver = Threads::start(threads, remote, sockets, Spin::new(config.spin_us))
             .map_err(|source| StartError::System { what: Attempt::StartThread, source })?;
-        Ok((Driver::Threads(driver), Backend::Syscalls { threads, reason }))
+        Ok((Driver::Threads(Box::new(driver)), Backend::Syscalls { threads, reason }))
     }
 
     pub(crate) fn turn(
@@ -61,6 +65,13 @@ impl Driver {
         match self {
             Driver::Ring(ring) => ring.turn(wait, is_abandoned, finished),
             Driver::Threads(threads) => threads.turn(wait, finished),
+        }
+    }
+    /// Ends early what waits for a peer, and what else the backend can.
+    pub(crate) fn cancel_all(&mut self) {
+        match self {
+            Driver::Ring(ring) => ring.cancel_all(),
+            Driver::Threads(threads) => threads.sockets.cancel_all(),
         }
     }
 }

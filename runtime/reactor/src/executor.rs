@@ -9,6 +9,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
+use std::io;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -20,7 +21,9 @@ use sealblock_runtime_memory::Pool;
 use crate::backend::Backend;
 use crate::config::{Attempt, Config, StartError};
 use crate::driver::{Driver, Finished, Wait};
-use crate::operation::{Aftermath, Key, Kind, Pending};
+use crate::gather::Gathers;
+use crate::operation::{self, Interest, Kind};
+use crate::pending::{Aftermath, Key, Pending};
 use crate::remote::Remote;
 use crate::task::Tasks;
 use crate::timer::Timers;
@@ -71,6 +74,7 @@ pub(crate) struct Core {
     pub(crate) stop_waiters: RefCell<Waiters>,
     drained_waiter: RefCell<Option<Waker>>,
     pub(crate) remote: Arc<Remote>,
+    pub(crate) gathers: Gathers,
     pool: Pool,
     backend: Backend,
 }
@@ -94,16 +98,25 @@ impl Core {
         let mut driver = self.driver.borrow_mut();
         match driver.as_mut().expect("nothing starts on a reactor that has ended") {
             Driver::Ring(ring) => {
-                let entry = kind.entry(&ring.tables).user_data(key.raw());
+                let entry = kind.entry(&ring.tables);
                 // SAFETY: the future keeps the operation, or leaves it to the table, until the completion is there; and a
                 // `Kind` promises that what its entry names stays valid and in place as long as it lives, or is leaked.
-                unsafe { ring.push(entry) };
+                unsafe { ring.push(key, entry, kind.waits().is_some()) };
                 (key, Some(kind))
             }
             Driver::Threads(threads) => {
-                threads.push(key, Box::new(kind));
+                threads.push(key, kind.waits(), Box::new(kind));
                 (key, None)
             }
+        }
+    }
+
+    /// Asks for the early end of an operation that waits for a peer.
+    pub(crate) fn cancel(&self, key: Key, interest: Interest) {
+        match self.driver.borrow_mut().as_mut() {
+            Some(Driver::Ring(ring)) => ring.cancel(key),
+            Some(Driver::Threads(threads)) => threads.sockets.cancel(key, interest),
+            None => {}
         }
     }
 
@@ -170,19 +183,19 @@ impl Core {
     }
 
     /// Gives the backend its turn and passes on what is finished.
-    fn drive(&self, wait: Wait) -> std::io::Result<()> {
+    fn drive(&self, wait: Wait) -> io::Result<()> {
         let mut finished = self.finished.take();
         let turned = {
             let pending = self.pending.borrow();
             let mut driver = self.driver.borrow_mut();
             let driver = driver.as_mut().expect("a reactor that has ended is not driven");
-            driver.turn(wait, |key| pending.is_abandoned(key), &mut finished)
+            driver.turn(wait, |key| self.is_closed() || pending.is_abandoned(key), &mut finished)
         };
         for Finished { key, result, returned } in finished.drain(..) {
             let aftermath = self.pending.borrow_mut().complete(key, result, returned);
             match aftermath {
                 Aftermath::Wake(waker) => waker.wake(),
-                Aftermath::Discard(lent, returned) => drop((lent, returned)),
+                Aftermath::Discard(result, kept, returned) => operation::discard(result, [kept, returned]),
             }
         }
         self.finished.replace(finished);
@@ -201,10 +214,8 @@ impl Core {
         }
         self.ready.take();
         drop(self.remote.close());
-        if self.pending.borrow().unanswered() > 0
-            && let Some(Driver::Ring(ring)) = self.driver.borrow_mut().as_mut()
-        {
-            ring.cancel_all();
+        if let Some(driver) = self.driver.borrow_mut().as_mut() {
+            driver.cancel_all();
         }
         while self.pending.borrow().unanswered() > 0 {
             if self.drive(Wait::Forever).is_err() {
@@ -296,6 +307,7 @@ impl Reactor {
             stop_waiters: RefCell::new(Waiters::new()),
             drained_waiter: RefCell::default(),
             remote,
+            gathers: Gathers::default(),
             pool,
             backend,
         };

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use sealblock_runtime_memory::{Buffer, Slice};
 
 use crate::descriptor::Descriptor;
-use crate::driver::Driver;
 use crate::executor::{self, Core};
 use crate::operation::Op;
 use crate::operations::{Allocate, Read, Sync, Write};
@@ -70,11 +69,8 @@ impl File {
     /// Outside a reactor.
     pub fn from_fd(fd: OwnedFd) -> File {
         let core = executor::current();
-        let slot = match core.driver.borrow_mut().as_mut() {
-            Some(Driver::Ring(ring)) => ring.fix(fd.as_raw_fd()),
-            _ => None,
-        };
-        File { core, descriptor: Some(Arc::new(Descriptor::new(fd, slot))) }
+        let known = core.fix(fd.as_raw_fd());
+        File { core, descriptor: Some(Arc::new(Descriptor::new(fd, known))) }
     }
 
     fn descriptor(&self) -> &Arc<Descriptor> {
@@ -211,13 +207,7 @@ fn checked(offset_bytes: u64) -> io::Result<u64> {
 impl Drop for File {
     fn drop(&mut self) {
         drop(self.descriptor.take());
-        // If that was the last use, the ring lets go of the file now and not in its next turn, so that locks on the file
-        // end here. While the ring is busy the next turn is near.
-        if let Ok(mut driver) = self.core.driver.try_borrow_mut()
-            && let Some(Driver::Ring(ring)) = driver.as_mut()
-        {
-            ring.forget_files();
-        }
+        self.core.forget_files();
     }
 }
 

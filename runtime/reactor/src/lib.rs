@@ -1,9 +1,9 @@
 //! One reactor per core over io_uring, with a plain-syscall fallback.
 //!
 //! A [`Reactor`] runs `!Send` futures on the thread that made it. Inside, [`spawn`] starts tasks, [`sleep`] and [`timeout`]
-//! measure time, and a [`File`] reads and writes [`sealblock_runtime_memory`] buffers. [`Cores`] runs one reactor per
+//! measure time, and a [`File`] or a [`net::Stream`] moves [`sealblock_runtime_memory`] buffers. [`Cores`] runs one reactor per
 //! thread and lets other threads call into them. Where the kernel refuses io_uring the same operations are carried out by
-//! system calls on a few threads; a [`Backend`] says which, and why.
+//! system calls, for files on a few threads; a [`Backend`] says which, and why.
 //!
 //! Invariants:
 //! - A buffer lent to the kernel is freed or reused only after the operation has ended, whatever happens to its future.
@@ -23,12 +23,17 @@ mod descriptor;
 mod driver;
 mod executor;
 mod file;
+mod gather;
+pub mod net;
 mod operation;
 mod operations;
+mod pending;
 mod remote;
 mod ring;
 mod setup;
 mod signal;
+mod sockets;
+mod spin;
 mod stopping;
 mod syscalls;
 mod task;

@@ -1,50 +1,79 @@
-//! Operations in flight, whoever carries them out.
+//! Operations, whoever carries them out.
 //!
-//! Invariant: what an operation lends to the kernel or to a thread (buffers, descriptors) stays alive until its completion
-//! arrives. While the future lives it holds them; when it is dropped early they move into the table, which drops them
-//! with the completion.
+//! Invariant: a future that is dropped early leaves its operation to the table of `pending.rs`. One that waits for a peer is
+//! also cancelled then, as it might never end by itself.
 //!
 //! Shape: one trait, [`Kind`], with one file per implementation under `operations/`. The future, not the table, holds the
 //! operation, so that a table entry has one size and the usual life of an operation allocates nothing.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::future::Future;
 use std::io;
+use std::os::fd::RawFd;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 
 use io_uring::squeue;
 
 use crate::executor::Core;
+use crate::pending::Key;
 use crate::ring::Tables;
 
 /// How often an operation that was interrupted, or met a momentary lack of resources, is started again.
 const RETRY_LIMIT: u8 = 64;
+
+/// What an operation waits for that may never come: a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Interest {
+    pub(crate) fd: RawFd,
+    pub(crate) direction: Direction,
+}
+
+/// Which readiness of a socket lets an operation go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Readable,
+    Writable,
+}
 
 /// One kind of operation.
 ///
 /// # Safety
 /// All memory and descriptors named by [`Kind::entry`] stay valid, at the same address, while the value lives, even when
 /// the value itself moves, and also when it is leaked.
-pub(crate) unsafe trait Kind: Send + Unpin + 'static {
+pub(crate) unsafe trait Kind: Sized + Send + Unpin + 'static {
     /// What the operation's future gives.
     type Output;
 
     /// The submission for a ring.
     fn entry(&mut self, tables: &Tables) -> squeue::Entry;
 
-    /// The same as a blocking system call.
+    /// The same as a system call. It may block when the operation waits for nobody; otherwise it says `EAGAIN`.
     fn call(&mut self) -> io::Result<u32>;
 
     /// Makes the output of what either of them came to.
     fn finish(self, result: io::Result<u32>) -> Self::Output;
+
+    /// The peer that the operation waits for, if any. Such an operation is cancelled when its future is dropped, does not
+    /// count against the limit of operations in flight, and never goes to a thread.
+    fn waits(&self) -> Option<Interest> {
+        None
+    }
+
+    /// Undoes what the operation came to after its future was dropped.
+    fn discard(self, result: io::Result<u32>) {
+        drop((self, result));
+    }
 }
 
 /// An operation on its way to a thread and back.
 pub(crate) trait Work: Send {
     /// Carries it out; a negative result is an error number, as in a completion of a ring.
     fn run(&mut self) -> i32;
+    /// Tells the operation of a dropped future what came of it.
+    fn discard(self: Box<Self>, result: i32);
     fn into_any(self: Box<Self>) -> Box<dyn Any>;
 }
 
@@ -56,153 +85,22 @@ impl<K: Kind> Work for K {
         }
     }
 
+    fn discard(self: Box<Self>, result: i32) {
+        Kind::discard(*self, decoded(result));
+    }
+
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
         self
     }
 }
 
-/// Names an operation in flight; the upper half is a generation, so a stale key names nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Key(u64);
-
-impl Key {
-    pub(crate) fn from_raw(raw: u64) -> Key {
-        Key(raw)
-    }
-
-    pub(crate) fn raw(self) -> u64 {
-        self.0
-    }
-
-    fn new(index: usize, generation: u32) -> Key {
-        Key(u64::from(generation) << 32 | index as u64)
-    }
-
-    fn index(self) -> usize {
-        self.0 as u32 as usize
-    }
-
-    fn generation(self) -> u32 {
-        (self.0 >> 32) as u32
-    }
+fn decoded(result: i32) -> io::Result<u32> {
+    u32::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result))
 }
 
-type Kept = Option<Box<dyn Any>>;
-
-enum State {
-    Free,
-    Waiting(Waker),
-    /// The result, and the operation itself if a thread had it.
-    Done(i32, Kept),
-    /// The future is gone; this keeps what it had lent.
-    Abandoned(Kept),
-}
-
-struct Slot {
-    generation: u32,
-    state: State,
-}
-
-/// What is left to do for a completion once the table is not borrowed any more.
-pub(crate) enum Aftermath {
-    Wake(Waker),
-    /// Only to be dropped, which may run anything.
-    Discard(Kept, Kept),
-}
-
-/// The operations that were started and have not been answered or collected yet.
-#[derive(Default)]
-pub(crate) struct Pending {
-    slots: Vec<Slot>,
-    free: Vec<u32>,
-    unanswered: usize,
-}
-
-impl Pending {
-    /// Operations whose completion has not arrived.
-    pub(crate) fn unanswered(&self) -> usize {
-        self.unanswered
-    }
-
-    pub(crate) fn insert(&mut self, waker: Waker) -> Key {
-        self.unanswered += 1;
-        let index = self.free.pop().map_or(self.slots.len(), |index| index as usize);
-        if index == self.slots.len() {
-            assert!(u32::try_from(index).is_ok(), "fewer than 2^32 operations fit into memory");
-            self.slots.push(Slot { generation: 0, state: State::Free });
-        }
-        let slot = &mut self.slots[index];
-        slot.state = State::Waiting(waker);
-        Key::new(index, slot.generation)
-    }
-
-    fn slot(&mut self, key: Key) -> Option<&mut Slot> {
-        self.slots.get_mut(key.index()).filter(|slot| slot.generation == key.generation())
-    }
-
-    fn release(&mut self, key: Key) {
-        let slot = &mut self.slots[key.index()];
-        slot.generation = slot.generation.wrapping_add(1);
-        slot.state = State::Free;
-        self.free.push(key.index() as u32);
-    }
-
-    pub(crate) fn complete(&mut self, key: Key, result: i32, returned: Kept) -> Aftermath {
-        let Some(slot) = self.slot(key) else { return Aftermath::Discard(returned, None) };
-        match std::mem::replace(&mut slot.state, State::Free) {
-            State::Waiting(waker) => {
-                slot.state = State::Done(result, returned);
-                self.unanswered -= 1;
-                Aftermath::Wake(waker)
-            }
-            State::Abandoned(kept) => {
-                self.unanswered -= 1;
-                self.release(key);
-                Aftermath::Discard(kept, returned)
-            }
-            other => {
-                slot.state = other;
-                Aftermath::Discard(returned, None)
-            }
-        }
-    }
-
-    pub(crate) fn is_abandoned(&self, key: Key) -> bool {
-        matches!(self.slots.get(key.index()), Some(Slot { generation, state: State::Abandoned(_) }) if *generation == key.generation())
-    }
-
-    /// The result if it is there; otherwise notes the waker, and returns the one it replaces for the caller to drop.
-    fn poll(&mut self, key: Key, waker: &Waker) -> Result<(i32, Kept), Option<Waker>> {
-        let slot = self.slot(key).expect("a future's key is released only by the future");
-        match &mut slot.state {
-            State::Waiting(old) if old.will_wake(waker) => Err(None),
-            State::Waiting(old) => Err(Some(std::mem::replace(old, waker.clone()))),
-            state => {
-                let State::Done(result, kept) = std::mem::replace(state, State::Free) else {
-                    unreachable!("an operation that is polled is waiting or done")
-                };
-                self.release(key);
-                Ok((result, kept))
-            }
-        }
-    }
-
-    /// Keeps what a dropped future had lent until the completion arrives. Returns what can be dropped at once.
-    fn abandon(&mut self, key: Key, kept: Kept) -> Option<State> {
-        let Some(slot) = self.slot(key) else {
-            // The table was given up together with a failed ring, which may still use what was lent.
-            std::mem::forget(kept);
-            return None;
-        };
-        match &slot.state {
-            State::Waiting(_) => Some(std::mem::replace(&mut slot.state, State::Abandoned(kept))),
-            _ => {
-                let done = std::mem::replace(&mut slot.state, State::Free);
-                self.release(key);
-                Some(done)
-            }
-        }
-    }
+/// Tells an operation without a future, wherever it was kept, what came of it.
+pub(crate) fn discard(result: i32, kept: [Option<Box<dyn Work>>; 2]) {
+    kept.into_iter().flatten().for_each(|work| work.discard(result));
 }
 
 enum Stage<K> {
@@ -216,12 +114,26 @@ enum Stage<K> {
 pub(crate) struct Op<K: Kind> {
     core: Rc<Core>,
     stage: Stage<K>,
+    waits: Option<Interest>,
     retries: u8,
 }
 
 impl<K: Kind> Op<K> {
     pub(crate) fn new(core: Rc<Core>, kind: K) -> Op<K> {
-        Op { core, stage: Stage::New(kind), retries: 0 }
+        let waits = kind.waits();
+        Op { core, stage: Stage::New(kind), waits, retries: 0 }
+    }
+
+    /// Whether it was started and has not given its output yet.
+    fn is_flying(&self) -> bool {
+        matches!(self.stage, Stage::Flying(..))
+    }
+
+    /// Asks for an early end, if the operation is one that waits. It still has to be polled to its end, or dropped.
+    fn cancel(&self) {
+        if let (&Stage::Flying(key, _), Some(interest)) = (&self.stage, self.waits) {
+            self.core.cancel(key, interest);
+        }
     }
 
     /// Whether the result says no more than "try again".
@@ -255,14 +167,13 @@ impl<K: Kind> Future for Op<K> {
                             return Poll::Pending;
                         }
                     };
-                    let kind = kind.or_else(|| returned?.downcast().ok().map(|kind| *kind));
+                    let kind = kind.or_else(|| returned?.into_any().downcast().ok().map(|kind| *kind));
                     let kind = kind.expect("a thread returns the operation that it was given");
                     if self.is_momentary(result) {
                         self.stage = Stage::New(kind);
                         continue;
                     }
-                    let result = u32::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result));
-                    return Poll::Ready(kind.finish(result));
+                    return Poll::Ready(kind.finish(decoded(result)));
                 }
                 Stage::Over => panic!("an operation was polled after its end"),
             }
@@ -272,39 +183,52 @@ impl<K: Kind> Future for Op<K> {
 
 impl<K: Kind> Drop for Op<K> {
     fn drop(&mut self) {
+        self.cancel();
         if let Stage::Flying(key, kind) = std::mem::replace(&mut self.stage, Stage::Over) {
-            let kept = kind.map(|kind| Box::new(kind) as Box<dyn Any>);
-            let done = self.core.pending.borrow_mut().abandon(key, kept);
-            drop(done);
+            let kept = kind.map(|kind| Box::new(kind) as Box<dyn Work>);
+            let (done, waker) = self.core.pending.borrow_mut().abandon(key, kept);
+            drop(waker);
+            if let Some((result, kept, returned)) = done {
+                discard(result, [kept, returned]);
+            }
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// The place where an operation whose future was dropped waits for its successor, which must not overtake it.
+pub(crate) type Parked<K> = Cell<Option<Op<K>>>;
 
-    #[test]
-    fn a_stale_key_completes_nothing() {
-        let mut pending = Pending::default();
-        let key = pending.insert(Waker::noop().clone());
-        assert!(matches!(pending.complete(key, 7, None), Aftermath::Wake(_)));
-        assert!(matches!(pending.poll(key, Waker::noop()), Ok((7, None))));
-        let next = pending.insert(Waker::noop().clone());
-        assert!(matches!(pending.complete(key, 8, None), Aftermath::Discard(..)));
-        assert!(pending.poll(next, Waker::noop()).is_err());
-        assert_eq!(pending.unanswered(), 1);
+/// An operation that is cancelled and parked, rather than abandoned, when it is dropped in flight, so that what it may yet
+/// bring (received bytes, an accepted connection) is not lost.
+pub(crate) struct Parking<'a, K: Kind> {
+    parked: &'a Parked<K>,
+    op: Option<Op<K>>,
+}
+
+impl<'a, K: Kind> Parking<'a, K> {
+    pub(crate) fn new(parked: &'a Parked<K>, op: Op<K>) -> Parking<'a, K> {
+        Parking { parked, op: Some(op) }
     }
+}
 
-    #[test]
-    fn an_abandoned_operation_keeps_what_it_lent_until_it_completes() {
-        let mut pending = Pending::default();
-        let lent = std::sync::Arc::new(());
-        let key = pending.insert(Waker::noop().clone());
-        drop(pending.abandon(key, Some(Box::new(std::sync::Arc::clone(&lent)))));
-        assert!(pending.is_abandoned(key));
-        assert_eq!((std::sync::Arc::strong_count(&lent), pending.unanswered()), (2, 1));
-        drop(pending.complete(key, 0, None));
-        assert_eq!((std::sync::Arc::strong_count(&lent), pending.unanswered()), (1, 0));
+impl<K: Kind> Future for Parking<'_, K> {
+    type Output = K::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<K::Output> {
+        let op = self.op.as_mut().expect("not polled after its end");
+        let polled = Pin::new(op).poll(cx);
+        if polled.is_ready() {
+            self.op = None;
+        }
+        polled
+    }
+}
+
+impl<K: Kind> Drop for Parking<'_, K> {
+    fn drop(&mut self) {
+        let Some(op) = self.op.take().filter(Op::is_flying) else { return };
+        op.cancel();
+        let displaced = self.parked.replace(Some(op));
+        drop(displaced);
     }
 }

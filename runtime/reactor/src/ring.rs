@@ -1,7 +1,8 @@
 //! The io_uring backend.
 //!
-//! Invariants: an entry reaches the kernel only while fewer than the limit are there, so the completion queue never
-//! overflows; a ring is dropped only when nothing is in flight, because the kernel goes on writing to buffers otherwise.
+//! Invariants: an entry that a disk works on reaches the kernel only while fewer than the limit are there; one that waits for
+//! a peer always does, because idle peers would use up any limit, and the kernel keeps completions that find no room in the
+//! queue (`IORING_FEAT_NODROP`). Entries of one sort reach it in the order of their start. A ring is dropped only when nothing is in flight, because the kernel goes on writing to buffers otherwise.
 //!
 //! Shape: entries are put into the submission queue as operations start and handed over once per turn, together with the
 //! wait for completions, so that a turn costs one system call. A read of the reactor's event descriptor is always in
@@ -19,14 +20,15 @@ use sealblock_runtime_memory::{ArenaId, Registration};
 
 use crate::descriptor::{Descriptor, GivenUp, Slot};
 use crate::driver::{Finished, Wait};
-use crate::operation::Key;
+use crate::pending::{Key, WAITS_BIT};
 use crate::remote::Remote;
+use crate::spin::Spin;
 
 /// Entries of the submission queue: how many operations one system call can hand over.
 pub(crate) const SUBMISSION_ENTRIES: u32 = 256;
 /// The `user_data` of the read of the event descriptor; no operation's key has this generation and index.
 const EVENT: u64 = u64::MAX;
-/// The `user_data` of the request to cancel everything.
+/// The `user_data` of requests to cancel something.
 const CANCEL: u64 = u64::MAX - 1;
 /// `IORING_ENTER_GETEVENTS`
 const ENTER_GETEVENTS: u32 = 1 << 0;
@@ -63,10 +65,16 @@ impl Tables {
 pub(crate) struct Ring {
     uring: IoUring,
     pub(crate) tables: Tables,
+    /// Entries that count against the limit and wait to be submitted.
     backlog: VecDeque<squeue::Entry>,
+    /// The others, which wait only for room in the submission queue.
+    urgent: VecDeque<squeue::Entry>,
+    /// Counted operations in the kernel, or in the submission queue.
     in_kernel: usize,
+    /// The same for those that wait for a peer.
+    waiting: usize,
     limit: usize,
-    spin: Duration,
+    spin: Spin,
     remote: Arc<Remote>,
     /// Where the read of the event descriptor puts the count; on the heap, so that it stays where it is.
     event_count: Box<u64>,
@@ -74,12 +82,14 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    pub(crate) fn new(uring: IoUring, tables: Tables, limit: usize, spin: Duration, remote: Arc<Remote>) -> Ring {
+    pub(crate) fn new(uring: IoUring, tables: Tables, limit: usize, spin: Spin, remote: Arc<Remote>) -> Ring {
         Ring {
             uring,
             tables,
             backlog: VecDeque::new(),
+            urgent: VecDeque::new(),
             in_kernel: 0,
+            waiting: 0,
             limit,
             spin,
             remote,
@@ -88,11 +98,16 @@ impl Ring {
         }
     }
 
-    /// Accepts an entry for the next turn.
+    /// Accepts an entry for the next turn; `waits` tells that it waits for a peer.
     ///
     /// # Safety
     /// What the entry names stays valid until a completion with its key was reported.
-    pub(crate) unsafe fn push(&mut self, entry: squeue::Entry) {
+    pub(crate) unsafe fn push(&mut self, key: Key, entry: squeue::Entry, waits: bool) {
+        if waits {
+            self.waiting += 1;
+            return self.push_urgent(entry.user_data(key.raw() | WAITS_BIT));
+        }
+        let entry = entry.user_data(key.raw());
         if !self.backlog.is_empty() || self.in_kernel >= self.limit {
             self.backlog.push_back(entry);
             return;
@@ -102,6 +117,19 @@ impl Ring {
             Ok(()) => self.in_kernel += 1,
             Err(_full) => self.backlog.push_back(entry),
         }
+    }
+
+    fn push_urgent(&mut self, entry: squeue::Entry) {
+        // SAFETY: `push` was promised that what an entry names stays valid; a request to cancel names no memory.
+        if !self.urgent.is_empty() || unsafe { self.uring.submission().push(&entry) }.is_err() {
+            self.urgent.push_back(entry);
+        }
+    }
+
+    /// Asks the kernel to end an operation that waits for a peer. It comes behind the operation itself, and finds nothing
+    /// when that has ended meanwhile.
+    pub(crate) fn cancel(&mut self, key: Key) {
+        self.push_urgent(opcode::AsyncCancel::new(key.raw() | WAITS_BIT).build().user_data(CANCEL));
     }
 
     /// Submits what waits, waits as asked, and appends what is finished. `is_abandoned` tells which waiting entries
@@ -115,12 +143,12 @@ impl Ring {
         self.forget_files();
         self.arm_event();
         self.feed(&is_abandoned, finished);
-        while !self.backlog.is_empty() && self.in_kernel < self.limit {
+        while !self.urgent.is_empty() || (!self.backlog.is_empty() && self.in_kernel < self.limit) {
             self.enter(0, None)?;
             self.reap(finished);
             self.feed(&is_abandoned, finished);
         }
-        let idle = self.in_kernel == 0 && self.uring.submission().is_empty();
+        let idle = self.in_kernel + self.waiting == 0 && self.uring.submission().is_empty();
         if !finished.is_empty() || (wait == Wait::No && !idle) {
             self.enter(0, None)?;
         } else if wait != Wait::No {
@@ -131,25 +159,39 @@ impl Ring {
     }
 
     fn wait(&mut self, wait: Wait, finished: &mut Vec<Finished>) -> io::Result<()> {
-        if !self.spin.is_zero() && self.in_kernel > 0 {
-            let end = Instant::now() + self.spin;
+        if let Some(end) = self.spin.begin(self.in_kernel + self.waiting > 0, wait) {
+            self.enter(0, None)?;
             while Instant::now() < end {
-                self.enter(0, None)?;
+                // The kernel says in shared memory when it has something, so that spinning makes no system calls.
+                if !self.uring.completion().is_empty() || self.uring.submission().taskrun() {
+                    self.enter(0, None)?;
+                }
                 self.reap(finished);
                 if !finished.is_empty() || !self.event_armed {
+                    self.spin.paid();
                     return Ok(());
                 }
+                std::hint::spin_loop();
             }
         }
         let timeout = match wait {
             Wait::Until(deadline) => Some(deadline.saturating_duration_since(Instant::now())),
             Wait::No | Wait::Forever => None,
         };
-        self.enter(1, timeout)
+        self.enter(1, timeout)?;
+        self.spin.slept();
+        Ok(())
     }
 
-    /// Moves entries from the backlog into the submission queue, as far as both limits allow.
+    /// Moves entries that wait into the submission queue, as far as room and limit allow.
     fn feed(&mut self, is_abandoned: impl Fn(Key) -> bool, finished: &mut Vec<Finished>) {
+        while let Some(entry) = self.urgent.front() {
+            // SAFETY: as in `push_urgent`.
+            if unsafe { self.uring.submission().push(entry) }.is_err() {
+                return;
+            }
+            self.urgent.pop_front();
+        }
         while self.in_kernel < self.limit {
             let Some(entry) = self.backlog.front() else { return };
             let key = Key::from_raw(entry.get_user_data());
@@ -204,7 +246,10 @@ impl Ring {
                 EVENT => self.event_armed = false,
                 CANCEL => {}
                 raw => {
-                    self.in_kernel -= 1;
+                    match raw & WAITS_BIT {
+                        0 => self.in_kernel -= 1,
+                        _ => self.waiting -= 1,
+                    }
                     finished.push(Finished { key: Key::from_raw(raw), result: completion.result(), returned: None });
                 }
             }
@@ -232,15 +277,11 @@ impl Ring {
         }
     }
 
-    /// Asks the kernel to end early what it can: operations that wait for something, not those a disk works on. Before
-    /// Linux 5.19 it cannot.
+    /// Asks the kernel to end early what it can: operations that wait for something, not those a disk works on. Linux before
+    /// 5.19 does not, so there the futures must be dropped first, which cancels them one by one.
     pub(crate) fn cancel_all(&mut self) {
         let entry = opcode::AsyncCancel2::new(types::CancelBuilder::any()).build().user_data(CANCEL);
-        // SAFETY: the entry names no memory.
-        if unsafe { self.uring.submission().push(&entry) }.is_err() && self.enter(0, None).is_ok() {
-            // SAFETY: as above. Should it fail again, the operations end in their own time.
-            let _ = unsafe { self.uring.submission().push(&entry) };
-        }
+        self.push_urgent(entry);
     }
 
     /// Ends the read of the event descriptor. All operations have ended before.

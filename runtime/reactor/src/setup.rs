@@ -1,7 +1,6 @@
 //! Setting up a ring with as much as the kernel grants, and saying what it did not.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use io_uring::{IoUring, Probe, opcode};
 use sealblock_runtime_memory::Pool;
@@ -10,11 +9,13 @@ use crate::backend::{Completion, Features, Refusal};
 use crate::config::Config;
 use crate::remote::Remote;
 use crate::ring::{Ring, SUBMISSION_ENTRIES, Tables};
+use crate::spin::Spin;
 
 /// The most that one registered buffer holds, in bytes.
 const REGISTERED_LIMIT_BYTES: usize = 1 << 30;
-/// Completions beyond the operations' own: the read of the event descriptor and a margin.
-const COMPLETION_MARGIN: u32 = 16;
+/// Completions beyond those of counted operations: for sockets that become ready together, cancellations, and the read of
+/// the event descriptor. More than these go to a list in the kernel, which is slower.
+const COMPLETION_MARGIN: u32 = 1024;
 
 pub(crate) fn ring(config: &Config, pool: &Pool, remote: &Arc<Remote>) -> Result<(Ring, Features), Refusal> {
     if let Some(errno) = config.refuse_uring {
@@ -31,7 +32,7 @@ pub(crate) fn ring(config: &Config, pool: &Pool, remote: &Arc<Remote>) -> Result
         given_up: Arc::default(),
         free_slots: (0..slots).rev().collect(),
     };
-    let spin = Duration::from_micros(config.spin_us.into());
+    let spin = Spin::new(config.spin_us);
     let ring = Ring::new(uring, tables, limit as usize, spin, Arc::clone(remote));
     Ok((ring, Features { completion, fixed_files, fixed_buffers }))
 }
@@ -44,8 +45,10 @@ fn build(limit: u32, best: Completion) -> Result<(IoUring, Completion), Refusal>
         let mut builder = IoUring::builder();
         builder.dontfork().setup_clamp().setup_cqsize(limit.max(SUBMISSION_ENTRIES) + COMPLETION_MARGIN);
         match completion {
-            Completion::Deferred => builder.setup_single_issuer().setup_defer_taskrun().setup_submit_all(),
-            Completion::Cooperative => builder.setup_coop_taskrun().setup_submit_all(),
+            Completion::Deferred => {
+                builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all()
+            }
+            Completion::Cooperative => builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all(),
             Completion::Plain => &mut builder,
         };
         match builder.build(SUBMISSION_ENTRIES) {
@@ -76,9 +79,15 @@ fn check(uring: &IoUring) -> Result<(), Refusal> {
         opcode::WriteFixed::CODE,
         opcode::Fsync::CODE,
         opcode::Fallocate::CODE,
+        opcode::Accept::CODE,
+        opcode::Connect::CODE,
+        opcode::Recv::CODE,
+        opcode::Send::CODE,
+        opcode::SendMsg::CODE,
+        opcode::AsyncCancel::CODE,
     ];
     if needed.iter().any(|&code| !probe.is_supported(code)) {
-        return Err(Refusal::Lacks("a file operation of io_uring"));
+        return Err(Refusal::Lacks("a file or socket operation of io_uring"));
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The backend that uses plain system calls, on a few threads of the reactor's own.
+//! The backend that uses plain system calls: for files on a few threads of the reactor's own, for sockets on its own thread.
 //!
 //! Invariant: a thread owns an operation from the moment it is queued until it is returned with its result, so a future
 //! that is dropped meanwhile frees nothing that a call still uses.
@@ -7,11 +7,14 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::driver::{Finished, Wait};
-use crate::operation::{Key, Work};
+use crate::operation::{Interest, Work};
+use crate::pending::Key;
 use crate::remote::Remote;
+use crate::sockets::Sockets;
+use crate::spin::Spin;
 
 struct Job {
     key: Key,
@@ -46,17 +49,21 @@ pub(crate) struct Threads {
     shared: Arc<Shared>,
     threads: Vec<thread::JoinHandle<()>>,
     taken: Vec<Done>,
+    /// Operations that threads have, or have done.
+    out: usize,
+    pub(crate) sockets: Sockets,
+    spin: Spin,
 }
 
 impl Threads {
-    pub(crate) fn start(count: u32, remote: &Arc<Remote>) -> io::Result<Threads> {
+    pub(crate) fn start(count: u32, remote: &Arc<Remote>, sockets: Sockets, spin: Spin) -> io::Result<Threads> {
         let shared = Arc::new(Shared {
             queue: Mutex::default(),
             ready: Condvar::new(),
             done: Mutex::default(),
             remote: Arc::clone(remote),
         });
-        let mut threads = Threads { shared, threads: Vec::new(), taken: Vec::new() };
+        let mut threads = Threads { shared, threads: Vec::new(), taken: Vec::new(), out: 0, sockets, spin };
         for number in 0..count.max(1) {
             let shared = Arc::clone(&threads.shared);
             let builder = thread::Builder::new().name(format!("file-{number}"));
@@ -65,44 +72,51 @@ impl Threads {
         Ok(threads)
     }
 
-    pub(crate) fn push(&mut self, key: Key, work: Box<dyn Work>) {
+    /// Starts an operation; one that waits for a peer is tried at once.
+    pub(crate) fn push(&mut self, key: Key, waits: Option<Interest>, work: Box<dyn Work>) {
+        if let Some(interest) = waits {
+            return self.sockets.push(key, work, interest);
+        }
+        self.out += 1;
         lock(&self.shared.queue).jobs.push_back(Job { key, work });
         self.shared.ready.notify_one();
     }
 
     pub(crate) fn turn(&mut self, wait: Wait, finished: &mut Vec<Finished>) -> io::Result<()> {
-        if wait != Wait::No && lock(&self.shared.done).is_empty() {
+        if wait != Wait::No && !self.has_news() {
             self.sleep(wait)?;
+        } else if self.sockets.is_waiting() {
+            self.sockets.wait(Some(Duration::ZERO))?;
         }
         std::mem::swap(&mut *lock(&self.shared.done), &mut self.taken);
+        self.out -= self.taken.len();
         for Done { key, result, work } in self.taken.drain(..) {
-            finished.push(Finished { key, result, returned: Some(work.into_any()) });
+            finished.push(Finished { key, result, returned: Some(work) });
         }
+        self.sockets.report(finished);
         Ok(())
     }
 
-    /// Sleeps until the event descriptor is written or time is up.
-    fn sleep(&self, wait: Wait) -> io::Result<()> {
-        let mut poll = libc::pollfd { fd: self.shared.remote.event_fd(), events: libc::POLLIN, revents: 0 };
-        let timeout = match wait {
-            Wait::Until(deadline) => {
-                let left = deadline.saturating_duration_since(Instant::now());
-                let seconds = libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX);
-                Some(libc::timespec { tv_sec: seconds, tv_nsec: left.subsec_nanos().into() })
-            }
-            Wait::No | Wait::Forever => None,
-        };
-        let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        // SAFETY: one structure to poll, a timeout that is null or lives in this frame, and no signal mask.
-        let ready = unsafe { libc::ppoll(&mut poll, 1, timeout, std::ptr::null()) };
-        if ready > 0 {
-            self.shared.remote.clear_event();
-        } else if ready < 0 {
-            let error = io::Error::last_os_error();
-            if error.kind() != io::ErrorKind::Interrupted {
-                return Err(error);
+    fn has_news(&self) -> bool {
+        self.sockets.is_done() || (self.out > 0 && !lock(&self.shared.done).is_empty())
+    }
+
+    /// Waits until there is something to report, the event descriptor is written, or time is up.
+    fn sleep(&mut self, wait: Wait) -> io::Result<()> {
+        if let Some(end) = self.spin.begin(self.sockets.is_waiting() || self.out > 0, wait) {
+            while Instant::now() < end {
+                if self.sockets.wait(Some(Duration::ZERO))? || self.has_news() {
+                    self.spin.paid();
+                    return Ok(());
+                }
             }
         }
+        let timeout = match wait {
+            Wait::Until(deadline) => Some(deadline.saturating_duration_since(Instant::now())),
+            Wait::No | Wait::Forever => None,
+        };
+        self.sockets.wait(timeout)?;
+        self.spin.slept();
         Ok(())
     }
 }

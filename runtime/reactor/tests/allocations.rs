@@ -1,4 +1,4 @@
-//! The usual life of an operation allocates nothing. Alone in its process, whose allocator it counts.
+//! The usual life of an operation allocates nothing. Counts the allocations of each thread apart.
 #![allow(unsafe_code)]
 
 mod common;
@@ -6,7 +6,7 @@ mod common;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use sealblock_runtime_memory::Slice;
+use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::{File, Options, Reactor, pool, yield_now};
 
 struct Counting;
@@ -57,6 +57,36 @@ fn operations_on_a_ring_allocate_nothing() {
             file.write_all_at(buffer.freeze(), 0).await.expect("writes");
             file.sync_data().await.expect("syncs");
             yield_now().await;
+        }
+        assert_eq!(COUNT.get(), settled);
+    });
+}
+
+#[test]
+fn sockets_on_a_ring_allocate_nothing() {
+    if !common::has_uring() {
+        return;
+    }
+    let reactor = Reactor::new(common::uring()).expect("starts");
+    reactor.block_on(async {
+        let (client, server) = common::pair().await;
+        let payload = Slice::copy_from(&[1; 4096]);
+        let (mut queued, mut buffer) = (Vec::with_capacity(128), Buffer::zeroed(1 << 20));
+        let mut settled = 0;
+        for round in 0..200 {
+            if round == 100 {
+                settled = COUNT.get();
+            }
+            client.send_all([payload.slice(..64), payload.clone()]).await.expect("sends");
+            client.send(payload.slice(..1)).await.expect("sends");
+            queued.extend((0..100).map(|i| payload.slice(i..)));
+            client.send_all(queued.drain(..)).await.expect("sends");
+            let mut left = 64 + 4096 + 1 + (0..100).map(|i| 4096 - i).sum::<usize>();
+            while left > 0 {
+                let result;
+                (result, buffer) = server.recv(buffer).await;
+                left -= result.expect("receives");
+            }
         }
         assert_eq!(COUNT.get(), settled);
     });

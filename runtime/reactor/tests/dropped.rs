@@ -4,26 +4,14 @@
 
 mod common;
 
-use std::future::Future;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::pin::pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
 
-use common::{everywhere, is_uring};
+use common::{everywhere, is_uring, start};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::{Config, File, Options, Reactor, pool, spawn, yield_now};
-
-/// Polls once, so that the operation starts, and says whether it is still going on.
-async fn start<F: Future>(future: std::pin::Pin<&mut F>) -> bool {
-    let mut future = Some(future);
-    std::future::poll_fn(|_| {
-        let future = future.take().expect("polled once");
-        Poll::Ready(future.poll(&mut Context::from_waker(Waker::noop())).is_pending())
-    })
-    .await
-}
 
 /// A read of a pipe does not end before something is written, so what happens meanwhile is certain. Only a ring can wait
 /// like that: the system call backend reads at offsets, which a pipe refuses at once.

@@ -1,14 +1,22 @@
 //! The kinds of operations, one file each. To add one, copy `sync.rs`.
 
+mod accept;
 mod allocate;
+mod connect;
 mod read;
+mod receive;
+mod send;
 mod sync;
 mod write;
 
 use std::io;
 
+pub(crate) use accept::Accept;
 pub(crate) use allocate::Allocate;
+pub(crate) use connect::Connect;
 pub(crate) use read::Read;
+pub(crate) use receive::Receive;
+pub(crate) use send::Send;
 pub(crate) use sync::Sync;
 pub(crate) use write::Write;
 

@@ -1,7 +1,15 @@
 //! Runs one test on every way to set up a reactor.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
-use sealblock_runtime_reactor::{Backend, Choice, Completion, Config, Reactor};
+use std::future::Future;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use sealblock_runtime_memory::Buffer;
+use sealblock_runtime_reactor::net::{Listener, Stream};
+use sealblock_runtime_reactor::{Backend, Choice, Completion, Config, Reactor, spawn, timeout, yield_now};
 
 /// A small configuration, since tests start many reactors.
 pub fn small() -> Config {
@@ -26,7 +34,7 @@ pub fn has_uring() -> bool {
 }
 
 pub fn configurations() -> Vec<Config> {
-    let mut all = vec![syscalls(), Config { syscall_threads: 1, ..syscalls() }];
+    let mut all = vec![syscalls(), Config { syscall_threads: 1, spin_us: 50, ..syscalls() }];
     if has_uring() {
         all.push(uring());
         all.push(Config { fixed_files_limit: 0, pool_arena_bytes: 0, ..uring() });
@@ -48,4 +56,63 @@ pub fn everywhere(test: impl Fn(&Reactor)) {
 
 pub fn is_uring(reactor: &Reactor) -> bool {
     matches!(reactor.backend(), Backend::Uring(_))
+}
+
+/// Polls once, so that the operation starts, and says whether it is still going on.
+pub async fn start<F: Future>(future: Pin<&mut F>) -> bool {
+    let mut future = Some(future);
+    std::future::poll_fn(|_| {
+        let future = future.take().expect("polled once");
+        Poll::Ready(future.poll(&mut Context::from_waker(Waker::noop())).is_pending())
+    })
+    .await
+}
+
+/// Longer than anything on this machine takes, so that a test that would hang fails.
+pub const LATE: Duration = Duration::from_secs(30);
+
+/// Any free port of the loopback interface.
+pub fn loopback() -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, 0).into()
+}
+
+pub fn listen() -> (Listener, SocketAddr) {
+    let listener = Listener::bind(loopback(), 256).expect("listens");
+    let address = listener.local_addr().expect("has an address");
+    (listener, address)
+}
+
+/// Two ends of a connection: the one that connected, and the one that was accepted.
+pub async fn pair() -> (Stream, Stream) {
+    let (listener, address) = listen();
+    let connecting = spawn(Stream::connect(address));
+    let (accepted, peer) = listener.accept().await.expect("accepts");
+    let connected = connecting.await.expect("is not aborted").expect("connects");
+    assert_eq!(connected.local_addr().expect("has an address"), peer);
+    (connected, accepted)
+}
+
+/// Receives until `len` bytes are there, with room for `chunk_bytes` at a time; stops early at the end of the stream.
+pub async fn receive(stream: &Stream, len: usize, chunk_bytes: usize) -> Vec<u8> {
+    let (mut all, mut buffer) = (Vec::new(), Buffer::zeroed(chunk_bytes));
+    while all.len() < len {
+        let result;
+        (result, buffer) = timeout(LATE, stream.recv(buffer)).await.expect("bytes that were sent arrive");
+        match result.expect("receives") {
+            0 => break,
+            count => all.extend_from_slice(&buffer[..count]),
+        }
+    }
+    all
+}
+
+/// Lets the reactor turn often enough for whatever was started to have come as far as it can without a peer.
+pub async fn settle() {
+    for _ in 0..20 {
+        yield_now().await;
+    }
+}
+
+pub fn pattern(len: usize, seed: usize) -> Vec<u8> {
+    (0..len).map(|i| (i / 251 + i * 7 + seed * 31) as u8).collect()
 }

@@ -1,0 +1,1 @@
+//! Structures of the NVM Express base and NVM command set specifications.

@@ -1,0 +1,138 @@
+//! Accepting connections.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::{RawAddress, Stream, options, socket};
+use crate::descriptor::Descriptor;
+use crate::executor::{self, Core};
+use crate::operation::{Op, Parked, Parking};
+use crate::operations::Accept;
+
+/// A socket that accepts connections, used from the reactor that made it.
+///
+/// For several cores either accept on one and send the descriptors to the others ([`Stream::into_fd`]), or bind one listener
+/// per core with [`Listener::bind_shared`] and let the kernel choose.
+pub struct Listener {
+    core: Rc<Core>,
+    /// `None` only while it is being dropped.
+    descriptor: Option<Arc<Descriptor>>,
+    parked: Parked<Accept>,
+}
+
+impl Listener {
+    /// Listens on an address; port 0 lets the system choose one. `backlog` connections at most wait to be accepted, and not
+    /// more than the system allows (`net.core.somaxconn`). The address may be one that was used a moment ago
+    /// (`SO_REUSEADDR`). An unspecified IPv6 address takes IPv4 connections too where the system's default says so.
+    ///
+    /// # Errors
+    /// Those of `socket(2)`, `bind(2)` and `listen(2)`, such as `EADDRINUSE` and `EACCES`.
+    ///
+    /// # Panics
+    /// Outside a reactor.
+    pub fn bind(address: SocketAddr, backlog: u32) -> io::Result<Listener> {
+        Listener::listen(address, backlog, false)
+    }
+
+    /// As [`Listener::bind`], for an address on which other listeners of the same user were also bound in this way; new
+    /// connections are spread over them (`SO_REUSEPORT`).
+    ///
+    /// # Errors
+    /// As [`Listener::bind`].
+    ///
+    /// # Panics
+    /// Outside a reactor.
+    pub fn bind_shared(address: SocketAddr, backlog: u32) -> io::Result<Listener> {
+        Listener::listen(address, backlog, true)
+    }
+
+    fn listen(address: SocketAddr, backlog: u32, shared: bool) -> io::Result<Listener> {
+        let fd = socket(&address)?;
+        options::set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
+        if shared {
+            options::set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
+        }
+        let raw = RawAddress::of(&address);
+        let (start, len) = raw.as_raw();
+        // SAFETY: the call reads the address, whose length it is given.
+        if unsafe { libc::bind(fd.as_raw_fd(), start, len) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the call takes no pointers.
+        if unsafe { libc::listen(fd.as_raw_fd(), i32::try_from(backlog).unwrap_or(i32::MAX)) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Listener::from_fd(fd)
+    }
+
+    /// Takes over a socket that listens already.
+    ///
+    /// # Errors
+    /// When the system does not let the reactor wait for it.
+    ///
+    /// # Panics
+    /// Outside a reactor.
+    pub fn from_fd(fd: OwnedFd) -> io::Result<Listener> {
+        let core = executor::current();
+        let known = core.adopt(fd.as_fd())?;
+        let descriptor = Some(Arc::new(Descriptor::new(fd, known)));
+        Ok(Listener { core, descriptor, parked: Parked::default() })
+    }
+
+    /// Waits for a connection; gives it and the peer's address. Connections that failed before they were accepted are passed
+    /// over. After the future was dropped, the next call gives the connection that it may have accepted meanwhile.
+    ///
+    /// # Errors
+    /// Those of `accept(2)`. `EMFILE`, `ENFILE`, `ENOBUFS` and `ENOMEM` are about this process or system: the connection still
+    /// waits, so wait a little before the next call. `ECANCELED` after the reactor has ended.
+    pub async fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
+        loop {
+            let op = self.parked.take().unwrap_or_else(|| {
+                let descriptor = Arc::clone(self.descriptor());
+                Op::new(Rc::clone(&self.core), Accept { descriptor, peer: Box::new(RawAddress::empty()) })
+            });
+            match Parking::new(&self.parked, op).await {
+                Ok((fd, peer)) => return Ok((Stream::on(&self.core, fd)?, peer)),
+                // Either the peer was faster, or an earlier future of this listener was dropped.
+                Err(error) if error.raw_os_error() == Some(libc::ECONNABORTED) => {}
+                Err(error) if error.raw_os_error() == Some(libc::ECANCELED) && !self.core.is_closed() => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn descriptor(&self) -> &Arc<Descriptor> {
+        self.descriptor.as_ref().expect("only drop takes the descriptor")
+    }
+
+    /// The address it listens on, with the port that the system chose.
+    ///
+    /// # Errors
+    /// Those of `getsockname(2)`.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        options::with_std(self.as_fd(), |stream| stream.local_addr())
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        drop(self.parked.take());
+        drop(self.descriptor.take());
+        self.core.forget_files();
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor().as_fd()
+    }
+}
+
+impl std::fmt::Debug for Listener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Listener").field("fd", &self.as_fd().as_raw_fd()).finish()
+    }
+}
