@@ -107,6 +107,19 @@ pub trait Medium {
     /// Makes `length_bytes` at `offset_bytes` read as zeroes and gives their space back where that is possible.
     fn punch(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>>;
 
+    /// Makes sure that later writes to `length_bytes` at `offset_bytes` do not fail for lack of space, as far as the medium can.
+    /// What is there stays.
+    fn reserve(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>> {
+        let _ = (offset_bytes, length_bytes);
+        std::future::ready(Ok(()))
+    }
+
+    /// Whether these bytes are known to be zeroes that take no space. `false` says nothing.
+    fn is_hole(&self, offset_bytes: u64, length_bytes: u64) -> bool {
+        let _ = (offset_bytes, length_bytes);
+        false
+    }
+
     /// Makes `length_bytes` at `offset_bytes` read as zeroes, keeping the space.
     fn zero(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>>;
 }

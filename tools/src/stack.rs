@@ -110,9 +110,16 @@ impl Opened {
     }
 }
 
+/// The settings of a command's reactors: less memory to register than a server's, since that is most of what a short
+/// command takes, and what an ordinary user may lock.
+pub fn config() -> Config {
+    const POOL_BYTES: usize = 8 << 20;
+    Config { pool_arena_bytes: POOL_BYTES, ..Config::default() }
+}
+
 /// Runs a command's work on a reactor of this thread.
 pub fn on_reactor<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-    let reactor = Reactor::new(Config::default())
+    let reactor = Reactor::new(config())
         .map_err(|error| Failure::new(Cause::Io, "starting", error).advise("SEALBLOCK_RUNTIME=syscalls"))?;
     reactor.block_on(work)
 }

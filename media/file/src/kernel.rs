@@ -38,6 +38,14 @@ impl Alignment {
     }
 }
 
+/// Whether a range of a file has no data, as far as the file system tells. The position of the file is not used otherwise.
+pub(crate) fn is_hole(file: impl rustix::fd::AsFd, offset_bytes: u64, length_bytes: u64) -> bool {
+    match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(offset_bytes)) {
+        Ok(data) => data >= offset_bytes.saturating_add(length_bytes),
+        Err(error) => error == rustix::io::Errno::NXIO,
+    }
+}
+
 /// What `statx` says about an open file.
 pub(crate) fn statx(file: impl rustix::fd::AsFd) -> io::Result<Statx> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::DIOALIGN;

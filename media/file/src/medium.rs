@@ -264,6 +264,23 @@ impl Medium for FileMedium {
         }
     }
 
+    async fn reserve(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
+        const DOING: &str = "reserve space";
+        self.check_writable(DOING, offset_bytes)?;
+        self.check(DOING, offset_bytes, length_bytes)?;
+        if self.block_device || length_bytes == 0 {
+            return Ok(());
+        }
+        match self.file.fallocate(libc::FALLOC_FL_KEEP_SIZE, offset_bytes, length_bytes).await {
+            Err(error) if !is_missing(&error) => Err(MediumError::from_io(DOING, offset_bytes, &error)),
+            _ => Ok(()),
+        }
+    }
+
+    fn is_hole(&self, offset_bytes: u64, length_bytes: u64) -> bool {
+        !self.block_device && kernel::is_hole(&self.file, offset_bytes, length_bytes)
+    }
+
     async fn zero(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
         const DOING: &str = "write zeroes";
         self.check_writable(DOING, offset_bytes)?;

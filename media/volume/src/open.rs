@@ -178,6 +178,7 @@ fn assemble<M: Medium, C: Clock>(
         log: Log { next: Cell::new(next), durable: Cell::new(next), tail: Cell::new(tail) },
         commits,
         superblock: Cell::new(superblock),
+        blank_zones: RefCell::default(),
         zones_loading: RefCell::default(),
         zone_loaded: Event::default(),
         state: Cell::new(State::Open),

@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 
+use rustc_hash::FxHashMap;
 use sealblock_block::{Abilities, Ability, Clock, Device, Error, Failure, Geometry, Medium, Operation, Outcome};
 use sealblock_units::{BlockCount, Lba};
 
@@ -33,6 +34,7 @@ pub struct Volume<M, C> {
     pub(crate) log: Log,
     pub(crate) commits: Commits,
     pub(crate) superblock: Cell<Superblock>,
+    pub(crate) blank_zones: RefCell<FxHashMap<u64, bool>>,
     pub(crate) zones_loading: RefCell<Vec<u64>>,
     pub(crate) zone_loaded: Event,
     pub(crate) state: Cell<State>,
@@ -137,6 +139,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             }
             self.zones_loading.borrow_mut().push(zone);
             let _loading = ZoneLoading { volume: self, zone };
+            let place = self.layout.zone(zone).expect("zones come from blocks of the volume");
+            // A zone is loaded to be written to. Its tables take their space now, while nothing is lost if there is none.
+            self.medium.reserve(place.records_offset, place.slots_offset - place.records_offset).await?;
             let map = self.read_zone(zone).await?;
             self.slots.load(zone, map);
         }
@@ -164,6 +169,23 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             at += len;
         }
         Ok(map)
+    }
+
+    /// Whether nothing was ever written to a zone, as far as the medium can tell without its tables being read. Only of a
+    /// volume opened read-only, where that does not change.
+    pub(crate) fn zone_is_blank(&self, zone: u64) -> bool {
+        if !self.read_only || !self.overlay.is_empty() {
+            return false;
+        }
+        if let Some(&blank) = self.blank_zones.borrow().get(&zone) {
+            return blank;
+        }
+        let blank = self
+            .layout
+            .zone(zone)
+            .is_some_and(|place| self.medium.is_hole(place.records_offset, place.slots_offset - place.records_offset));
+        self.blank_zones.borrow_mut().insert(zone, blank);
+        blank
     }
 
     /// The slot where a block lies when nothing speaks against it: the one with its own number.

@@ -78,7 +78,10 @@ impl<M: Medium, C: Clock> Worker<M, C> {
         let volume = &*self.volume;
         for (zone, run) in volume.slots.take_punches() {
             let length = u64::from(run.1) << volume.geometry.block_size.shift();
-            if let Err(error) = volume.medium.punch(volume.slot_offset(zone, run.0), length).await {
+            // Where no space would come back, zeroes would be written to no end: nobody reads a free slot.
+            if volume.medium.punches()
+                && let Err(error) = volume.medium.punch(volume.slot_offset(zone, run.0), length).await
+            {
                 tracing::debug!(%error, "the medium kept the space of unmapped blocks");
             }
             volume.slots.give_back(zone, &[run]);

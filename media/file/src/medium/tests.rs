@@ -186,6 +186,23 @@ fn punched_ranges_are_zeroes_and_give_their_space_back() {
 }
 
 #[test]
+fn holes_are_told_from_data_and_reserved_space_keeps_what_is_there() {
+    on_reactor(async |directory| {
+        let medium = create(directory, 4 << 20);
+        let data = Buffer::copy_from(&[7; 8192]).freeze();
+        medium.write(1 << 20, data.clone()).await.unwrap();
+        assert!(medium.is_hole(0, 1 << 20));
+        assert!(!medium.is_hole(0, (1 << 20) + 4096));
+        assert!(medium.is_hole(2 << 20, 2 << 20));
+        medium.reserve(0, 4 << 20).await.unwrap();
+        let (read, bytes) = medium.read(1 << 20, Buffer::zeroed(8192)).await;
+        read.unwrap();
+        assert!(bytes[..] == data[..]);
+        assert_eq!(kind(medium.reserve(4 << 20, 4096).await), Some(MediumErrorKind::PastEnd));
+    });
+}
+
+#[test]
 fn every_way_of_zeroing_leaves_zeroes_and_nothing_else() {
     for zeroing in [Zeroing::Device, Zeroing::Range, Zeroing::Written] {
         on_reactor(async |directory| {

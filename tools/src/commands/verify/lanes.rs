@@ -8,11 +8,11 @@ use std::thread::available_parallelism;
 use std::time::Duration;
 
 use futures_util::future::{join_all, try_join_all};
-use sealblock_runtime_reactor::{Config, Cores, Placement};
+use sealblock_runtime_reactor::{Cores, Placement};
 
 use super::job::{Findings, Job};
 use crate::exit::{Cause, Failure};
-use crate::stack::{Access, Opened, open};
+use crate::stack::{Access, Opened, config, open};
 use crate::target::Target;
 
 /// Pieces under way at once on one core.
@@ -33,7 +33,7 @@ async fn on_this_core(job: &Job, opened: &Opened) -> Result<(), Failure> {
 }
 
 async fn on_cores(job: &Arc<Job>, target: &Target, cores: usize) -> Result<(), Failure> {
-    let cores = Cores::start(Placement::Count(cores), Config::default())
+    let cores = Cores::start(Placement::Count(cores), config())
         .map_err(|error| Failure::new(Cause::Io, "starting", error).advise("SEALBLOCK_RUNTIME=syscalls"))?;
     let handles = cores.handles();
     let calls = handles.iter().map(|handle| {
