@@ -61,10 +61,8 @@ async fn one(
     create(&medium, &shape).await?;
     let counted = Counted::new(medium, layout, true);
     let counts = counted.counts();
-    let mut open_options = OpenOptions::default();
-    if let Some(cache) = options.cache {
-        open_options.cache_bytes = cache.get() as usize;
-    }
+    let cache_bytes = options.cache.map_or(OpenOptions::default().cache_bytes, |cache| cache.get() as usize);
+    let open_options = OpenOptions { cache_bytes, ..OpenOptions::default() };
     let opened = open(counted, TurnClock::new(Rc::new(Cell::new(true))), &open_options).await?;
     let worker = spawn(opened.worker.run());
     let gate = Rc::new(Gate::new("volume", opened.volume));

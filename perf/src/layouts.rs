@@ -101,6 +101,11 @@ async fn one(options: &FileOptions, load: Load) -> anyhow::Result<()> {
         }
         rounds.0.push(turns);
     }
+    print(load, &rounds, written);
+    volume.close().await
+}
+
+fn print(load: Load, rounds: &Rounds, written: Vec<Vec<f64>>) {
     println!("{}", load.name);
     let names = SCHEMES.iter().map(|(scheme, _)| scheme.name()).chain(["the volume"]);
     for (contender, (name, written)) in names.zip(written).enumerate() {
@@ -115,5 +120,4 @@ async fn one(options: &FileOptions, load: Load) -> anyhow::Result<()> {
             Spread::of(written.into_iter()).median,
         );
     }
-    volume.close().await
 }
