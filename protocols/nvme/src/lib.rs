@@ -1,1 +1,18 @@
 //! Structures of the NVM Express base and NVM command set specifications.
+//!
+//! Pure: bytes in, values out, and back. No I/O, no sockets, no clock. Clauses are named by their titles, "Base" for the
+//! NVM Express Base specification 2.1 and "NVM" for the NVM Command Set specification 1.1, because titles outlive the
+//! numbers from one revision to the next.
+//!
+//! Invariants: no input makes anything here panic; everything on the wire is little-endian; 0's-based counts exist only
+//! between a decoder and its encoder; what is refused is refused with the status code that answers it.
+
+pub mod command;
+pub mod completion;
+pub mod sgl;
+pub mod status;
+
+pub use command::{Command, Fuse, NSID_ALL, Psdt};
+pub use completion::Completion;
+pub use sgl::{DataPointer, SglDescriptor, SglError};
+pub use status::{Status, StatusCode, StatusCodeType};
