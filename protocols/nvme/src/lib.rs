@@ -9,10 +9,17 @@
 
 pub mod command;
 pub mod completion;
+pub mod error;
+pub mod nvm;
+pub mod opcodes;
 pub mod sgl;
 pub mod status;
+pub mod wire;
 
 pub use command::{Command, Fuse, NSID_ALL, Psdt};
 pub use completion::Completion;
+pub use error::{FieldLocation, Invalid};
+pub use opcodes::{AdminOpcode, Direction, FABRICS_OPCODE, FabricsType, IoOpcode};
 pub use sgl::{DataPointer, SglDescriptor, SglError};
 pub use status::{Status, StatusCode, StatusCodeType};
+pub use wire::{Ascii, Count8, Count16, TooShort};
