@@ -7,11 +7,18 @@
 //! Invariants: no input makes anything here panic; everything on the wire is little-endian; 0's-based counts exist only
 //! between a decoder and its encoder; what is refused is refused with the status code that answers it.
 
+pub mod admin;
 pub mod command;
 pub mod completion;
 pub mod error;
+pub mod fabrics;
+pub mod features;
+pub mod identify;
+pub mod logs;
+pub mod nqn;
 pub mod nvm;
 pub mod opcodes;
+pub mod registers;
 pub mod sgl;
 pub mod status;
 pub mod wire;

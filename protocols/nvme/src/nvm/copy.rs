@@ -95,7 +95,7 @@ layout! {
 }
 
 impl CopyDescriptorFormat {
-    /// The format that a namespace with this protection information takes.
+    /// The format that a namespace with this protection information takes, 0h where it has none.
     pub const fn of(format: Option<PiFormat>) -> CopyDescriptorFormat {
         match format {
             Some(format) => match format.guard() {
@@ -121,9 +121,10 @@ impl CopyCommand {
         usize::from(self.ranges.get()) * self.format.entry_bytes()
     }
 
-    /// Whether the descriptor format goes with the namespace's.
+    /// Whether the descriptor format goes with the namespace's; without protection information either does.
     pub(super) fn validate(&self, format: Option<PiFormat>) -> Result<(), Invalid> {
-        if self.format == CopyDescriptorFormat::of(format) { Ok(()) } else { Err(Invalid::DescriptorFormat) }
+        let fits = format.is_none() || self.format == CopyDescriptorFormat::of(format);
+        if fits { Ok(()) } else { Err(Invalid::DescriptorFormat) }
     }
 
     /// The source ranges, once they are known to keep to the limits and to be in a namespace of this size, together

@@ -47,7 +47,7 @@ pub struct WriteZeroes {
     pub blocks: BlockCommand,
     /// DEAC: the controller should deallocate the blocks.
     pub deallocate: bool,
-    /// NSZ: all blocks of the namespace are meant and the extent is not looked at.
+    /// NSZ: all blocks of the namespace are meant. The extent means nothing, and decodes as block 0.
     pub whole_namespace: bool,
 }
 
@@ -176,7 +176,13 @@ impl WriteZeroes {
     fn decode(command: &Command) -> Result<WriteZeroes, Invalid> {
         let cdw12 = command.cdw12.get();
         let (deallocate, whole_namespace) = (cdw12 & Self::DEAC != 0, cdw12 & Self::NSZ != 0);
-        Ok(WriteZeroes { blocks: BlockCommand::decode(command)?, deallocate, whole_namespace })
+        let mut command = *command;
+        if whole_namespace {
+            // SLBA and NLB mean nothing then, so they must not make the command fail either.
+            command.set_cdw10_11(0);
+            command.cdw12 &= U32::new(0xFFFF_0000);
+        }
+        Ok(WriteZeroes { blocks: BlockCommand::decode(&command)?, deallocate, whole_namespace })
     }
 
     fn encode(&self, nsid: u32) -> Result<Command, Invalid> {

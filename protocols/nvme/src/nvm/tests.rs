@@ -77,6 +77,17 @@ fn unknown_opcodes_wrapping_ranges_and_other_copy_formats_are_refused() {
 }
 
 #[test]
+fn the_range_of_a_whole_namespace_is_not_looked_at() {
+    let mut command = IoCommand::Read(blocks(u64::MAX, 1)).encode(1).unwrap();
+    command.opcode = IoOpcode::WriteZeroes.code();
+    command.cdw12 = U32::new(7);
+    assert!(IoCommand::decode(&command).is_err());
+    command.cdw12 = U32::new(7 | 1 << 23);
+    let Ok(IoCommand::WriteZeroes(zeroes)) = IoCommand::decode(&command) else { panic!("{command:?}") };
+    assert!(zeroes.whole_namespace && zeroes.blocks.extent == Extent::one(Lba::ZERO));
+}
+
+#[test]
 fn ranges_end_with_the_namespace() {
     for make in [IoCommand::Read, IoCommand::Write, IoCommand::Compare, IoCommand::Verify] {
         assert_eq!(make(blocks(90, 10)).validate(100, None), Ok(()));
@@ -168,11 +179,11 @@ fn copy_lists_keep_to_limits_and_to_the_namespace() {
 fn the_copy_format_goes_with_the_guard() {
     let of = |guard| Some(PiFormat::with_default_storage_tag(guard, ProtectionType::Type1));
     let (zero, one) = (CopyDescriptorFormat::Format0, CopyDescriptorFormat::Format1);
-    for (format, good, bad) in [(None, zero, one), (of(GuardKind::Crc16), zero, one), (of(GuardKind::Crc64), one, zero)]
-    {
+    for (format, good, bad) in [(of(GuardKind::Crc16), zero, one), (of(GuardKind::Crc64), one, zero)] {
         assert_eq!(IoCommand::Copy(copy(good, 1)).validate(1, format), Ok(()));
         let error = IoCommand::Copy(copy(bad, 1)).validate(1, format).unwrap_err();
         assert_eq!(error.status_code(), StatusCode::INVALID_NAMESPACE);
+        assert_eq!(IoCommand::Copy(copy(good, 1)).validate(1, None), Ok(()));
     }
 }
 
@@ -217,7 +228,10 @@ fn any_command() -> impl Strategy<Value = IoCommand> {
         any_blocks().prop_map(IoCommand::Compare),
         any_blocks().prop_map(IoCommand::Verify),
         any_copy().prop_map(IoCommand::Copy),
-        (any_blocks(), any::<bool>(), any::<bool>()).prop_map(|(blocks, deallocate, whole_namespace)| {
+        (any_blocks(), any::<bool>(), any::<bool>()).prop_map(|(mut blocks, deallocate, whole_namespace)| {
+            if whole_namespace {
+                blocks.extent = Extent::one(Lba::ZERO);
+            }
             IoCommand::WriteZeroes(WriteZeroes { blocks, deallocate, whole_namespace })
         }),
         (1..=256_u16, any::<u32>()).prop_map(|(ranges, attributes)| {
