@@ -332,3 +332,7 @@ impl fmt::Debug for Status {
         fmt::Display::fmt(self, f)
     }
 }
+
+#[cfg(test)]
+#[path = "status_tests.rs"]
+mod tests;

@@ -1,9 +1,9 @@
 //! How large structures are drawn: fields at byte offsets, as the tables of the specifications have them.
 //!
 //! A data structure of 4096 bytes of which eighty fields mean something is best read in the form of its table, so
-//! [`layout!`] takes offset, name and type of each field and makes a plain struct of native values from it, with
+//! `layout!` takes offset, name and type of each field and makes a plain struct of native values from it, with
 //! `encode` and `decode`. The compiler checks that fields ascend and do not overlap. What is reserved is written as
-//! zero and ignored when read. [`flags!`] makes a set of named bits. Small structures that travel by the million
+//! zero and ignored when read. `flags!` makes a set of named bits. Small structures that travel by the million
 //! (commands, completions) are `zerocopy` structs instead.
 
 use std::fmt;

@@ -17,8 +17,6 @@ flags! {
         BACKUP_FAILED = 4,
         /// The persistent memory region is read only or unreliable.
         PMR = 5,
-        /// Indeterminate personality state.
-        PERSONALITY = 6,
     }
 }
 
