@@ -1,0 +1,167 @@
+//! Which operation a command asks for: the opcodes of the admin queue, of I/O queues and of Fabrics.
+
+use crate::wire::codes;
+
+/// The opcode of every Fabrics command, on admin and I/O queues alike (Base, "Fabrics Command Set").
+pub const FABRICS_OPCODE: u8 = 0x7F;
+
+codes! {
+    /// Opcodes of the admin queue (Base, "Admin Command Set"; NVM, "Admin Commands").
+    pub enum AdminOpcode: u8 {
+        /// Delete I/O Submission Queue; not over Fabrics.
+        DeleteSubmissionQueue = 0x00,
+        /// Create I/O Submission Queue; not over Fabrics.
+        CreateSubmissionQueue = 0x01,
+        /// Get Log Page.
+        GetLogPage = 0x02,
+        /// Delete I/O Completion Queue; not over Fabrics.
+        DeleteCompletionQueue = 0x04,
+        /// Create I/O Completion Queue; not over Fabrics.
+        CreateCompletionQueue = 0x05,
+        /// Identify.
+        Identify = 0x06,
+        /// Abort.
+        Abort = 0x08,
+        /// Set Features.
+        SetFeatures = 0x09,
+        /// Get Features.
+        GetFeatures = 0x0A,
+        /// Asynchronous Event Request.
+        AsynchronousEventRequest = 0x0C,
+        /// Namespace Management.
+        NamespaceManagement = 0x0D,
+        /// Firmware Commit.
+        FirmwareCommit = 0x10,
+        /// Firmware Image Download.
+        FirmwareImageDownload = 0x11,
+        /// Device Self-test.
+        DeviceSelfTest = 0x14,
+        /// Namespace Attachment.
+        NamespaceAttachment = 0x15,
+        /// Keep Alive.
+        KeepAlive = 0x18,
+        /// Directive Send.
+        DirectiveSend = 0x19,
+        /// Directive Receive.
+        DirectiveReceive = 0x1A,
+        /// Fabrics: see [`FabricsType`].
+        Fabrics = 0x7F,
+        /// Format NVM.
+        FormatNvm = 0x80,
+        /// Security Send.
+        SecuritySend = 0x81,
+        /// Security Receive.
+        SecurityReceive = 0x82,
+        /// Sanitize.
+        Sanitize = 0x84,
+        /// Get LBA Status.
+        GetLbaStatus = 0x86,
+    }
+}
+
+codes! {
+    /// Opcodes of I/O queues for the NVM command set (NVM, "I/O Commands").
+    pub enum IoOpcode: u8 {
+        /// Flush.
+        Flush = 0x00,
+        /// Write.
+        Write = 0x01,
+        /// Read.
+        Read = 0x02,
+        /// Write Uncorrectable.
+        WriteUncorrectable = 0x04,
+        /// Compare.
+        Compare = 0x05,
+        /// Write Zeroes.
+        WriteZeroes = 0x08,
+        /// Dataset Management.
+        DatasetManagement = 0x09,
+        /// Verify.
+        Verify = 0x0C,
+        /// Reservation Register.
+        ReservationRegister = 0x0D,
+        /// Reservation Report.
+        ReservationReport = 0x0E,
+        /// Reservation Acquire.
+        ReservationAcquire = 0x11,
+        /// Reservation Release.
+        ReservationRelease = 0x15,
+        /// Copy.
+        Copy = 0x19,
+        /// Fabrics: see [`FabricsType`].
+        Fabrics = 0x7F,
+    }
+}
+
+codes! {
+    /// Types of Fabrics commands, in field FCTYPE (Base, "Fabrics Command Set").
+    pub enum FabricsType: u8 {
+        /// Property Set, on the admin queue.
+        PropertySet = 0x00,
+        /// Connect, the first command of every queue.
+        Connect = 0x01,
+        /// Property Get, on the admin queue.
+        PropertyGet = 0x04,
+        /// Authentication Send.
+        AuthenticationSend = 0x05,
+        /// Authentication Receive.
+        AuthenticationReceive = 0x06,
+        /// Disconnect, on I/O queues.
+        Disconnect = 0x08,
+    }
+}
+
+/// Which way the data of a command goes, as bits 1:0 of its opcode say (Base, field CDW0.OPC).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Direction {
+    /// 00b: none.
+    None,
+    /// 01b: host to controller.
+    ToController,
+    /// 10b: controller to host.
+    ToHost,
+    /// 11b: both.
+    Both,
+}
+
+impl Direction {
+    /// The direction of an opcode, or of a Fabrics command type, which follows the same rule.
+    pub const fn of(opcode: u8) -> Direction {
+        match opcode & 3 {
+            0 => Direction::None,
+            1 => Direction::ToController,
+            2 => Direction::ToHost,
+            _ => Direction::Both,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_round_trip_and_others_are_unknown() {
+        for code in 0..=255 {
+            assert!(AdminOpcode::from_code(code).is_none_or(|opcode| opcode.code() == code));
+            assert!(IoOpcode::from_code(code).is_none_or(|opcode| opcode.code() == code));
+        }
+        assert_eq!(IoOpcode::from_code(0x0C), Some(IoOpcode::Verify));
+        assert_eq!(IoOpcode::from_code(0x03), None);
+        assert_eq!(AdminOpcode::ALL.len(), 24);
+    }
+
+    #[test]
+    fn the_low_bits_of_an_opcode_are_its_direction() {
+        let direction = |opcode: IoOpcode| Direction::of(opcode.code());
+        assert_eq!(direction(IoOpcode::Flush), Direction::None);
+        assert_eq!(direction(IoOpcode::Verify), Direction::None);
+        assert_eq!(direction(IoOpcode::WriteZeroes), Direction::None);
+        assert_eq!(direction(IoOpcode::Read), Direction::ToHost);
+        for opcode in [IoOpcode::Write, IoOpcode::Compare, IoOpcode::DatasetManagement, IoOpcode::Copy] {
+            assert_eq!(direction(opcode), Direction::ToController);
+        }
+        assert_eq!(Direction::of(FabricsType::Connect.code()), Direction::ToController);
+        assert_eq!(Direction::of(FabricsType::PropertyGet.code()), Direction::None);
+    }
+}
