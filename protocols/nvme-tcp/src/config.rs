@@ -3,6 +3,7 @@
 //! A connection holds at most: one staging buffer, `max_commands` entries, `max_bytes_in_flight` of write data (target),
 //! the buffers its caller gave it, and one output entry per command and R2T. None of it grows with what a peer sends.
 
+use std::fmt;
 use std::num::{NonZeroU16, NonZeroU32};
 use std::sync::Arc;
 
@@ -15,10 +16,31 @@ use crate::sums::BlockShape;
 pub const ADMIN_IN_CAPSULE_BYTES: u32 = 8192;
 
 /// Says how the data of a command with in-capsule data is cut into blocks, if its guards are wanted.
-pub type ShapeOf = Arc<dyn Fn(&Command) -> Option<BlockShape> + Send + Sync>;
+#[derive(Clone)]
+pub struct ShapeOf(Arc<Ask>);
+
+type Ask = dyn Fn(&Command) -> Option<BlockShape> + Send + Sync;
+
+impl ShapeOf {
+    /// Asks `shape_of` for each command with in-capsule data, when data digests are on.
+    pub fn new(shape_of: impl Fn(&Command) -> Option<BlockShape> + Send + Sync + 'static) -> ShapeOf {
+        ShapeOf(Arc::new(shape_of))
+    }
+
+    /// The shape of this command's data.
+    pub(crate) fn of(&self, command: &Command) -> Option<BlockShape> {
+        (self.0)(command)
+    }
+}
+
+impl fmt::Debug for ShapeOf {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ShapeOf(..)")
+    }
+}
 
 /// How a target's side of a connection behaves.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct TargetConfig {
     /// Where staging, headers and in-capsule data come from.
     pub pool: Pool,
@@ -75,7 +97,7 @@ impl TargetConfig {
 }
 
 /// How a host's side of a connection behaves.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct HostConfig {
     /// Where staging and headers come from.
     pub pool: Pool,

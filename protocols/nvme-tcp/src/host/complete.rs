@@ -12,8 +12,7 @@ use crate::violation::{Violation, clause};
 impl State {
     pub(super) fn response(&mut self, header: &[u8]) -> Result<Sink, Violation> {
         let pdu = CapsuleResp::ref_from_bytes(header).expect("the header of a response has its length");
-        let unknown =
-            Violation::field(CapsuleResp::CID_AT, clause::CAPSULE_RESP, "no command in flight has this CID");
+        let unknown = Violation::field(CapsuleResp::CID_AT, clause::CAPSULE_RESP, "no command in flight has this CID");
         let token = self.slots.by_tag(pdu.completion.cid.get()).ok_or(unknown)?;
         let slot = self.slots.get_mut(token).ok_or(unknown)?;
         if !slot.is_sent {

@@ -159,7 +159,11 @@ impl Rules {
     /// PDO of a PDU of `kind` with data: the first aligned offset behind the header and its digest.
     pub const fn data_offset(&self, kind: PduType) -> usize {
         if kind.has_digests() {
-            self.header_with_digest(kind).next_multiple_of(if self.alignment_bytes == 0 { 1 } else { self.alignment_bytes as usize })
+            self.header_with_digest(kind).next_multiple_of(if self.alignment_bytes == 0 {
+                1
+            } else {
+                self.alignment_bytes as usize
+            })
         } else {
             kind.header_bytes()
         }
@@ -206,7 +210,9 @@ pub fn frame(header: &CommonHeader, kind: PduType, rules: &Rules) -> Result<Fram
             let data_bytes = header.plen.get().saturating_sub(head_bytes as u32);
             Ok(Frame { pad_bytes: 0, data_bytes, data_digest: false })
         }
-        _ if plen_bytes != head_bytes => Err(Violation::field(4, clause::COMMON_HEADER, "PLEN is not that of this type")),
+        _ if plen_bytes != head_bytes => {
+            Err(Violation::field(4, clause::COMMON_HEADER, "PLEN is not that of this type"))
+        }
         _ => Ok(Frame::default()),
     }
 }

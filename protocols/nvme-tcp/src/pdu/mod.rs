@@ -13,7 +13,9 @@ mod terminate;
 
 pub use capsule::{CapsuleCmd, CapsuleResp};
 pub use common::{CommonHeader, Direction, Frame, PduType, Rules, begin, flags, frame};
-pub use connect::{DIGEST_DATA, DIGEST_HEADER, IcReq, IcResp, MAX_ALIGNMENT_CODE, MIN_MAXH2CDATA_BYTES, alignment_bytes};
+pub use connect::{
+    DIGEST_DATA, DIGEST_HEADER, IcReq, IcResp, MAX_ALIGNMENT_CODE, MIN_MAXH2CDATA_BYTES, alignment_bytes,
+};
 pub use data::{C2HData, H2CData, R2T};
 pub(crate) use data::{CCCID_AT, TTAG_AT};
 pub use terminate::{MAX_TERM_PLEN_BYTES, TermReq};

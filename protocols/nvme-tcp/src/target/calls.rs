@@ -78,12 +78,7 @@ impl State {
         self.ask(token);
     }
 
-    fn send(
-        &mut self,
-        Token(token): Token,
-        payload: Payload,
-        completion: Option<Completion>,
-    ) -> Result<(), CallError> {
+    fn send(&mut self, Token(token): Token, payload: Payload, completion: Option<Completion>) -> Result<(), CallError> {
         let slot = self.slots.get_mut(token).ok_or(CallError::UnknownToken)?;
         if !matches!(slot.stage, Stage::Held { .. }) {
             return Err(CallError::WrongState);

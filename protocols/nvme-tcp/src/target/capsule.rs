@@ -74,7 +74,8 @@ impl State {
                 slot.stage = Stage::Capsule;
                 slot.held_bytes = buffer.len();
                 self.bytes_in_flight += buffer.len();
-                let shape = self.config.shape_of.as_ref().filter(|_| frame.data_digest).and_then(|of| of(&command));
+                let shape =
+                    self.config.shape_of.as_ref().filter(|_| frame.data_digest).and_then(|shape| shape.of(&command));
                 Sink { token, fill: Some(Fill::new(buffer, frame.data_digest, shape)) }
             }
             data => {

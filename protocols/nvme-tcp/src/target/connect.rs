@@ -17,8 +17,8 @@ impl State {
         let request = IcReq::ref_from_bytes(header).expect("the header of an ICReq has its length");
         request.check()?;
         let config = &self.config;
-        let allowed = if config.header_digest { DIGEST_HEADER } else { 0 }
-            | if config.data_digest { DIGEST_DATA } else { 0 };
+        let allowed =
+            if config.header_digest { DIGEST_HEADER } else { 0 } | if config.data_digest { DIGEST_DATA } else { 0 };
         let digests = request.digests & allowed;
         let negotiated = Negotiated {
             header_digest: digests & DIGEST_HEADER != 0,
