@@ -55,7 +55,7 @@ fn icresp() {
     let response = response(1);
     assert_eq!(make().reaction(&response), Some((SEQUENCE, 0, response)));
     assert_eq!(Prey::connected(config(), 0).reaction(&good), Some((SEQUENCE, 0, good)));
-    let unasked = Prey(crate::Host::new(config())).reaction(&IcResp::new(0, 0, 4096).as_bytes());
+    let unasked = Prey(crate::Host::new(config())).reaction(IcResp::new(0, 0, 4096).as_bytes());
     assert_eq!(unasked.map(|term| term.0), Some(SEQUENCE), "a response before the request has left");
 }
 
