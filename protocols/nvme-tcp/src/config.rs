@@ -1,7 +1,8 @@
 //! What each side may be told, and the limits that bound its memory.
 //!
-//! A connection holds at most: one staging buffer, `max_commands` entries, `max_bytes_in_flight` of write data (target),
-//! the buffers its caller gave it, and one output entry per command and R2T. None of it grows with what a peer sends.
+//! A connection holds at most: one staging buffer, `max_commands` entries, `max_bytes_in_flight` of write data (target
+//! only), the buffers its caller gave it, and an output entry for each command and R2T. None of it grows with what a peer
+//! sends.
 
 use std::fmt;
 use std::num::{NonZeroU16, NonZeroU32};

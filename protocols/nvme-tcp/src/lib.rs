@@ -15,8 +15,8 @@
 //! - Data lands in the memory of its command, copied at most once, and is summed at most once; data on its way out is
 //!   never copied.
 //!
-//! Shape: the two sides share the bytes ([`pdu`]), the way in ([`receive`](ReceiveCounters)), the way out and the sums, and
-//! differ in the phases, one file each.
+//! Shape: the two sides share the bytes ([`pdu`]), the way in, the way out and the sums; they differ in the phases, one
+//! file each.
 
 pub mod config;
 #[cfg(any(test, feature = "fuzz"))]

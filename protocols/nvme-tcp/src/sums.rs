@@ -236,7 +236,8 @@ mod tests {
         /// Known sums give the digest of any range; only metadata and cut blocks are read.
         #[test]
         fn known_sums_give_the_digest_of_any_range(
-            metadata_bytes in prop::sample::select(vec![0_usize, 8, 16]), cut in any::<(prop::sample::Index, prop::sample::Index)>(),
+            metadata_bytes in prop::sample::select(vec![0_usize, 8, 16]),
+            cut in any::<(prop::sample::Index, prop::sample::Index)>(),
         ) {
             let shape = BlockShape::new(512, metadata_bytes).unwrap();
             let data: Vec<u8> = (0..4 * shape.stride_bytes()).map(|i| (i * 11) as u8).collect();

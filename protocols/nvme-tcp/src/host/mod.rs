@@ -3,8 +3,8 @@
 //! One file per phase: `connect` until ICResp, `submit` for commands that leave, `write` and `read` for their data,
 //! `complete` for their ends, `output` for the PDUs. `state` is what they share.
 //!
-//! The way of a command: [`Host::submit`] gives it its identifier, [`Event::Completed`] ends it. There is nothing to do in
-//! between. Commands still in flight when the connection closes never complete; [`Host::in_flight`] lists them before.
+//! The way of a command: [`Host::submit`] gives it its identifier, [`Event::Completed`] ends it. There is nothing to do
+//! in between. Commands still in flight when the connection closes never complete; the submitter knows which they are.
 
 mod complete;
 mod connect;

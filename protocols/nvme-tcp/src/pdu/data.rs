@@ -7,7 +7,10 @@ use super::{CommonHeader, Frame, PduType, Rules, flags};
 use crate::violation::{Violation, clause};
 
 macro_rules! transfer_header {
-    ($(#[$doc:meta])* $name:ident, $tag:ident, $tag_doc:literal, $offset:ident, $offset_doc:literal, $length:ident, $length_doc:literal) => {
+    (
+        $(#[$doc:meta])* $name:ident, $tag:ident, $tag_doc:literal,
+        $offset:ident, $offset_doc:literal, $length:ident, $length_doc:literal
+    ) => {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
         #[repr(C)]

@@ -1,6 +1,6 @@
 //! The PDUs: their bytes as types, and the rules of length, offset and flags that all of them share.
 //!
-//! Every type here is a fixed header, little endian, in which any bit pattern is a value; nothing is allocated to parse.
+//! Every type here is a fixed header, little endian, in which any bit pattern is a value; parsing allocates nothing.
 //! [`begin`] and [`frame`] are the only way from bytes to the extent of a PDU, so no length is used unchecked. Reserved
 //! fields are ignored on receipt and zero when sent, as the Base specification asks, except where a clause calls a
 //! wrong value an error.
