@@ -1,1 +1,56 @@
-//! NVMe/TCP without sockets.
+//! NVMe/TCP without sockets: a target's and a host's side of a connection, bytes in and events out.
+//!
+//! After the NVM Express TCP Transport Specification, revision 1.0. [`Target`] and [`Host`] each are one connection,
+//! that is, one queue. Neither reads a clock or does I/O: whoever drives them moves buffers to and from a socket.
+//!
+//! ```text
+//! receive_buffer() -> Buffer -> socket -> received(Buffer, n) -> next_event()
+//! respond(), send_data(), submit(), ... -> has_output() -> transmit() -> socket
+//! ```
+//!
+//! Invariants:
+//! - No input panics, and none makes a side hold more memory than its configuration allows.
+//! - Whatever the specification calls a fatal transport error of the peer ends the connection with the termination
+//!   request that the specification names; see [`Violation`].
+//! - Data lands in the memory of its command, copied at most once, and is summed at most once; data on its way out is
+//!   never copied.
+//!
+//! Shape: the two sides share the bytes ([`pdu`]), the way in, the way out and the sums; they differ in the phases, one
+//! file each.
+
+pub mod config;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
+mod gather;
+pub mod host;
+mod payload;
+pub mod pdu;
+mod receive;
+mod slab;
+mod sums;
+mod tags;
+pub mod target;
+pub mod violation;
+
+pub use config::{HostConfig, Negotiated, TargetConfig};
+pub use gather::TransmitLimit;
+pub use host::Host;
+pub use payload::Payload;
+pub use receive::ReceiveCounters;
+pub use sums::{BlockShape, BlockSums};
+pub use target::Target;
+pub use violation::{Closed, FatalErrorStatus, Violation};
+
+use zerocopy::FromBytes;
+
+/// What a termination request from the peer says. Its data, the header that offended, is not waited for.
+fn terminated(header: &[u8]) -> Closed {
+    let request = pdu::TermReq::ref_from_bytes(header).expect("the header of a termination request has its length");
+    match request.is_well_formed() {
+        true => Closed::Terminated { fes: request.fes.get(), fei: request.fei.get() },
+        false => Closed::MalformedTermination,
+    }
+}
+
+#[cfg(test)]
+mod tests;

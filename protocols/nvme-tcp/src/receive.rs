@@ -1,0 +1,335 @@
+//! How bytes come in: into a staging buffer, or straight into the memory of the command they belong to.
+//!
+//! An asynchronous receive owns its buffer until the kernel is done with it, so the buffer is chosen before the bytes
+//! are known. Headers and short data arrive in the staging buffer and data is copied from there. Once the header of a
+//! long payload has been read, the next buffer handed out is the part of the command's own memory that is still empty,
+//! no longer than the payload, so its bytes are never copied.
+//!
+//! Invariants: at most one buffer is out; nothing stays in the staging buffer between two calls; a byte of a payload is
+//! written only below the length that the side granted, which the side has checked before.
+
+use sealblock_integrity::guard;
+use sealblock_runtime_memory::{Buffer, Pool};
+use zerocopy::FromBytes;
+
+use crate::pdu::{self, CommonHeader, DIGEST_BYTES, Frame, MAX_HEADER_BYTES, PduType, Rules};
+use crate::sums::{BlockShape, BlockSums, Summer};
+use crate::violation::{Closed, Violation};
+
+/// Staging is cut to this while a long payload is on its way, so that little of it lands there and has to be copied.
+const SHORT_STAGING_BYTES: usize = 4096;
+
+/// Memory that the data of one command fills.
+#[derive(Debug)]
+pub(crate) struct Fill {
+    buffer: Buffer,
+    filled: usize,
+    summer: Option<Summer>,
+    damaged: bool,
+}
+
+impl Fill {
+    /// Memory to be filled from its start; summed only when data digests are there to be checked.
+    pub(crate) fn new(buffer: Buffer, data_digest: bool, shape: Option<BlockShape>) -> Fill {
+        Fill { buffer, filled: 0, summer: data_digest.then(|| Summer::new(shape)), damaged: false }
+    }
+
+    pub(crate) fn is_damaged(&self) -> bool {
+        self.damaged
+    }
+
+    /// The bytes that came, and the sums of their blocks unless some were damaged.
+    pub(crate) fn finish(mut self) -> (Buffer, Option<BlockSums>) {
+        self.buffer.truncate(self.filled);
+        let summer = self.summer.filter(|_| !self.damaged);
+        (self.buffer, summer.and_then(Summer::finish))
+    }
+
+    /// Notes that `len` more bytes are in place.
+    fn advance(&mut self, len: usize, counters: &mut ReceiveCounters) {
+        let to = self.filled + len;
+        if let Some(summer) = &mut self.summer {
+            summer.update(&self.buffer[self.filled..to], &mut counters.payload_bytes_summed);
+        }
+        self.filled = to;
+        counters.payload_bytes += len as u64;
+    }
+
+    fn push(&mut self, bytes: &[u8], counters: &mut ReceiveCounters) {
+        self.buffer[self.filled..self.filled + bytes.len()].copy_from_slice(bytes);
+        counters.payload_bytes_copied += bytes.len() as u64;
+        self.advance(bytes.len(), counters);
+    }
+
+    /// Ends a PDU whose data has this digest, or else is damaged.
+    fn check(&mut self, digest: u32) {
+        self.damaged |= self.summer.as_mut().is_some_and(|summer| summer.end_pdu() != digest);
+    }
+}
+
+/// Where the data of one PDU goes.
+#[derive(Debug)]
+pub(crate) struct Sink {
+    /// The command, in the terms of the side.
+    pub(crate) token: u32,
+    /// Its memory; without any, the data is thrown away.
+    pub(crate) fill: Option<Fill>,
+}
+
+impl Sink {
+    /// The data is not wanted, or there is none.
+    pub(crate) fn discard(token: u32) -> Sink {
+        Sink { token, fill: None }
+    }
+}
+
+/// What the target and the host do differently with what comes in.
+pub(crate) trait Side {
+    /// The rules that the next PDU has to keep.
+    fn rules(&self) -> Rules;
+    /// A header came; answers where the data goes that `frame` announces.
+    fn header(&mut self, kind: PduType, header: &[u8], frame: &Frame) -> Result<Sink, Closed>;
+    /// The data of that PDU came. Not called for PDUs without data.
+    fn payload(&mut self, sink: Sink);
+    /// Whether a long payload may follow the next header.
+    fn awaits_long_payload(&self) -> bool;
+}
+
+/// What came in so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ReceiveCounters {
+    /// Bytes of command data that came, wherever they landed first.
+    pub payload_bytes: u64,
+    /// Of those, bytes that landed in staging and were copied.
+    pub payload_bytes_copied: u64,
+    /// Of those, bytes that were summed. Equal to `payload_bytes` with data digests on: each byte once.
+    pub payload_bytes_summed: u64,
+}
+
+enum Lent {
+    Nothing,
+    /// The staging buffer is out; this is what was cut off it.
+    Staging {
+        rest: Buffer,
+    },
+    /// The memory of a command is out; this is what lies behind the payload.
+    Direct {
+        tail: Buffer,
+    },
+}
+
+#[derive(Clone, Copy)]
+enum Phase {
+    Header,
+    Padding { left: usize },
+    Data { left: usize },
+    Digest,
+}
+
+/// Bytes to PDUs.
+pub(crate) struct Receiver {
+    pool: Pool,
+    staging_bytes: usize,
+    direct_bytes: usize,
+    staging: Option<Buffer>,
+    lent: Lent,
+    phase: Phase,
+    header: [u8; MAX_HEADER_BYTES + DIGEST_BYTES],
+    have: usize,
+    kind: Option<PduType>,
+    frame: Frame,
+    sink: Sink,
+    digest: [u8; DIGEST_BYTES],
+    digest_have: usize,
+    counters: ReceiveCounters,
+}
+
+impl Receiver {
+    pub(crate) fn new(pool: Pool, staging_bytes: usize, direct_bytes: usize) -> Receiver {
+        Receiver {
+            pool,
+            staging_bytes: staging_bytes.max(MAX_HEADER_BYTES),
+            direct_bytes: direct_bytes.max(1),
+            staging: None,
+            lent: Lent::Nothing,
+            phase: Phase::Header,
+            header: [0; MAX_HEADER_BYTES + DIGEST_BYTES],
+            have: 0,
+            kind: None,
+            frame: Frame::default(),
+            sink: Sink::discard(0),
+            digest: [0; DIGEST_BYTES],
+            digest_have: 0,
+            counters: ReceiveCounters::default(),
+        }
+    }
+
+    pub(crate) fn counters(&self) -> ReceiveCounters {
+        self.counters
+    }
+
+    /// The header that is being read, as far as it came, without its digest.
+    pub(crate) fn offending_header(&self) -> &[u8] {
+        let whole = self.kind.map_or(CommonHeader::BYTES, PduType::header_bytes);
+        &self.header[..self.have.min(whole)]
+    }
+
+    /// The buffer for the next receive; `None` while one is out.
+    pub(crate) fn lend(&mut self, side: &impl Side) -> Option<Buffer> {
+        if !matches!(self.lent, Lent::Nothing) {
+            return None;
+        }
+        if let (Phase::Data { left }, Some(fill)) = (self.phase, &mut self.sink.fill)
+            && left >= self.direct_bytes
+        {
+            let mut direct = fill.buffer.split_off(fill.filled);
+            self.lent = Lent::Direct { tail: direct.split_off(left) };
+            return Some(direct);
+        }
+        let (pool, len) = (&self.pool, self.staging_bytes);
+        let mut staging = self.staging.take().unwrap_or_else(|| pool.take(len));
+        let short = side.awaits_long_payload() && len > SHORT_STAGING_BYTES;
+        let rest = staging.split_off(if short { SHORT_STAGING_BYTES } else { len });
+        self.lent = Lent::Staging { rest };
+        Some(staging)
+    }
+
+    /// Takes the buffer back, `len` bytes of which are new, and reads them.
+    pub(crate) fn take_back(&mut self, buffer: Buffer, len: usize, side: &mut impl Side) -> Result<(), Closed> {
+        assert!(len <= buffer.len(), "{len} bytes received in a buffer of {}", buffer.len());
+        match std::mem::replace(&mut self.lent, Lent::Nothing) {
+            Lent::Nothing => panic!("no receive buffer is out"),
+            Lent::Staging { rest } => {
+                let result = self.read(&buffer[..len], side);
+                self.staging = Some(buffer.try_join(rest).expect(SAME));
+                result
+            }
+            Lent::Direct { tail } => {
+                self.direct(buffer, tail, len, side);
+                Ok(())
+            }
+        }
+    }
+
+    fn direct(&mut self, buffer: Buffer, tail: Buffer, len: usize, side: &mut impl Side) {
+        let (Phase::Data { left }, Some(fill)) = (self.phase, &mut self.sink.fill) else {
+            unreachable!("memory of a command is lent only while its data is awaited");
+        };
+        let head = std::mem::take(&mut fill.buffer);
+        let joined = head.try_join(buffer).expect(SAME);
+        fill.buffer = joined.try_join(tail).expect(SAME);
+        fill.advance(len, &mut self.counters);
+        self.data_came(left - len, side);
+    }
+
+    fn read(&mut self, mut bytes: &[u8], side: &mut impl Side) -> Result<(), Closed> {
+        while !bytes.is_empty() {
+            match self.phase {
+                Phase::Header => bytes = self.read_header(bytes, side)?,
+                Phase::Padding { left } => {
+                    let skip = left.min(bytes.len());
+                    bytes = &bytes[skip..];
+                    self.phase = match left - skip {
+                        0 => Phase::Data { left: self.frame.data_bytes as usize },
+                        left => Phase::Padding { left },
+                    };
+                }
+                Phase::Data { left } => {
+                    let (now, later) = bytes.split_at(left.min(bytes.len()));
+                    if let Some(fill) = &mut self.sink.fill {
+                        fill.push(now, &mut self.counters);
+                    }
+                    self.data_came(left - now.len(), side);
+                    bytes = later;
+                }
+                Phase::Digest => bytes = self.read_digest(bytes, side),
+            }
+        }
+        Ok(())
+    }
+
+    fn read_header<'b>(&mut self, bytes: &'b [u8], side: &mut impl Side) -> Result<&'b [u8], Closed> {
+        let rules = side.rules();
+        let need = self.kind.map_or(CommonHeader::BYTES, |kind| rules.header_with_digest(kind));
+        let (now, later) = bytes.split_at(bytes.len().min(need - self.have));
+        self.header[self.have..self.have + now.len()].copy_from_slice(now);
+        self.have += now.len();
+        if self.have < need {
+            return Ok(later);
+        }
+        let common = CommonHeader::read_from_bytes(&self.header[..CommonHeader::BYTES])
+            .expect("the common header is as long as its bytes");
+        match self.kind {
+            None => self.kind = Some(pdu::begin(&common, &rules)?),
+            Some(kind) => self.whole_header(kind, &common, &rules, side)?,
+        }
+        Ok(later)
+    }
+
+    fn whole_header(
+        &mut self,
+        kind: PduType,
+        common: &CommonHeader,
+        rules: &Rules,
+        side: &mut impl Side,
+    ) -> Result<(), Closed> {
+        let (header, rest) = self.header.split_at(kind.header_bytes());
+        if rules.header_digest && kind.has_digests() {
+            let digest = u32::from_le_bytes(*rest.first_chunk().expect("the header has room for its digest"));
+            if guard::crc32c(header) != digest {
+                return Err(Violation::header_digest(digest).into());
+            }
+        }
+        self.frame = pdu::frame(common, kind, rules)?;
+        self.sink = side.header(kind, header, &self.frame)?;
+        if self.frame.data_bytes == 0 {
+            self.next_pdu();
+            return Ok(());
+        }
+        self.phase = match self.frame.pad_bytes {
+            0 => Phase::Data { left: self.frame.data_bytes as usize },
+            left => Phase::Padding { left },
+        };
+        Ok(())
+    }
+
+    fn data_came(&mut self, left: usize, side: &mut impl Side) {
+        self.phase = Phase::Data { left };
+        if left > 0 {
+            return;
+        }
+        if self.frame.data_digest {
+            self.phase = Phase::Digest;
+        } else {
+            self.end_payload(side);
+        }
+    }
+
+    fn read_digest<'b>(&mut self, bytes: &'b [u8], side: &mut impl Side) -> &'b [u8] {
+        let (now, later) = bytes.split_at(bytes.len().min(DIGEST_BYTES - self.digest_have));
+        self.digest[self.digest_have..self.digest_have + now.len()].copy_from_slice(now);
+        self.digest_have += now.len();
+        if self.digest_have == DIGEST_BYTES {
+            if let Some(fill) = &mut self.sink.fill {
+                fill.check(u32::from_le_bytes(self.digest));
+            }
+            self.end_payload(side);
+        }
+        later
+    }
+
+    fn end_payload(&mut self, side: &mut impl Side) {
+        let sink = std::mem::replace(&mut self.sink, Sink::discard(0));
+        self.next_pdu();
+        side.payload(sink);
+    }
+
+    fn next_pdu(&mut self) {
+        self.phase = Phase::Header;
+        self.have = 0;
+        self.digest_have = 0;
+        self.kind = None;
+    }
+}
+
+const SAME: &str = "the buffer that comes back is the one that was handed out, uncut";

@@ -1,0 +1,121 @@
+//! What the export asks of a command in flight.
+
+use sealblock_protocols_nvme::Completion;
+use sealblock_runtime_memory::Buffer;
+use zerocopy::little_endian::U16;
+
+use super::state::{Outgoing, Output, Stage, State, Transfer};
+use super::{CallError, Target, Token};
+use crate::payload::Payload;
+use crate::receive::Fill;
+use crate::sums::BlockShape;
+
+impl Target {
+    /// Fetches the data of a command with [`CommandData::Transport`](super::CommandData::Transport) into `buffer`,
+    /// which is as long as the host's. R2Ts go out, and [`Event::DataReady`](super::Event::DataReady) brings the
+    /// buffer back. With `shape`, and data digests on, it brings the CRC-32C of each block as well.
+    ///
+    /// # Errors
+    /// Refuses, and gives the buffer back, as [`CallError`] says.
+    pub fn accept_data(
+        &mut self,
+        token: Token,
+        buffer: Buffer,
+        shape: Option<BlockShape>,
+    ) -> Result<(), (CallError, Buffer)> {
+        match self.state.check_accept(token, &buffer) {
+            Ok(()) => self.state.accept(token, buffer, shape),
+            Err(error) => return Err((error, buffer)),
+        }
+        Ok(())
+    }
+
+    /// Sends data of a command that reads; may be called again for what follows, until `completion` is given. With a
+    /// successful completion that returns nothing else, and [`Target::set_success_flag`], no response is needed.
+    ///
+    /// # Errors
+    /// As [`CallError`] says: more data than the host has room for, no whole dwords, or a command already answered.
+    pub fn send_data(
+        &mut self,
+        token: Token,
+        data: impl Into<Payload>,
+        completion: Option<Completion>,
+    ) -> Result<(), CallError> {
+        self.state.send(token, data.into(), completion)
+    }
+
+    /// Answers a command, at any stage. The completion's CID is set to that of the command. If data is being fetched,
+    /// no more is asked for, what comes is thrown away, and the response follows it.
+    ///
+    /// # Errors
+    /// For a token that is not in flight, or a command that has been answered.
+    pub fn respond(&mut self, token: Token, completion: Completion) -> Result<(), CallError> {
+        self.state.respond(token, completion)
+    }
+}
+
+impl State {
+    fn check_accept(&mut self, Token(token): Token, buffer: &Buffer) -> Result<(), CallError> {
+        let slot = self.slots.get_mut(token).ok_or(CallError::UnknownToken)?;
+        let room_bytes = slot.len_bytes as usize;
+        if !matches!(slot.stage, Stage::Held { fetched: false }) || room_bytes == 0 || slot.queued_bytes > 0 {
+            return Err(CallError::WrongState);
+        }
+        if buffer.len() != room_bytes || !room_bytes.is_multiple_of(4) {
+            return Err(CallError::Length { len_bytes: buffer.len(), room_bytes });
+        }
+        if self.has_room(buffer.len()) { Ok(()) } else { Err(CallError::OverLimit) }
+    }
+
+    fn accept(&mut self, Token(token): Token, buffer: Buffer, shape: Option<BlockShape>) {
+        let Some(slot) = self.slots.get_mut(token) else { return };
+        let is_long = buffer.len() >= self.config.direct_bytes.saturating_mul(2);
+        slot.held_bytes = buffer.len();
+        self.bytes_in_flight += buffer.len();
+        self.long_transfers += usize::from(is_long);
+        let fill = Some(Fill::new(buffer, self.incoming.data_digest, shape));
+        slot.stage = Stage::Fetching(Transfer { fill, received: 0, solicited: 0, queued: 0, is_long });
+        self.ask(token);
+    }
+
+    fn send(&mut self, Token(token): Token, payload: Payload, completion: Option<Completion>) -> Result<(), CallError> {
+        let slot = self.slots.get_mut(token).ok_or(CallError::UnknownToken)?;
+        if !matches!(slot.stage, Stage::Held { .. }) {
+            return Err(CallError::WrongState);
+        }
+        let (len_bytes, room_bytes) = (payload.len_bytes(), (slot.len_bytes - slot.queued_bytes) as usize);
+        if len_bytes > room_bytes || !len_bytes.is_multiple_of(4) {
+            return Err(CallError::Length { len_bytes, room_bytes });
+        }
+        if len_bytes > 0 {
+            slot.queued_bytes += len_bytes as u32;
+            slot.sends.push(Outgoing { payload, sent: 0 });
+            if slot.sends.len() == 1 {
+                self.output.push_back(Output::Data(token));
+            }
+        }
+        match completion {
+            Some(completion) => self.respond(Token(token), completion),
+            None => Ok(()),
+        }
+    }
+
+    fn respond(&mut self, Token(token): Token, mut completion: Completion) -> Result<(), CallError> {
+        let slot = self.slots.get_mut(token).ok_or(CallError::UnknownToken)?;
+        if slot.completion.is_some() {
+            return Err(CallError::WrongState);
+        }
+        completion.cid = U16::new(slot.command.cid.get());
+        slot.completion = Some(completion);
+        if let Stage::Fetching(_) = slot.stage {
+            self.drain(token);
+        } else {
+            slot.stage = Stage::Answered;
+            // Data that is still to be sent is followed by the response, or makes it needless.
+            if slot.sends.is_empty() {
+                self.output.push_back(Output::Response(token));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,103 @@
+//! Commands that arrive, with or without data in their capsule (NVMe/TCP 3.3.1, 3.6.2.6).
+
+use sealblock_protocols_nvme::{Command, DataPointer};
+use smallvec::SmallVec;
+use zerocopy::FromBytes;
+
+use super::state::{Slot, Stage, State};
+use super::{CommandData, DataError, Event, Received, Token};
+use crate::pdu::{CapsuleCmd, Frame};
+use crate::receive::{Fill, Sink};
+use crate::violation::{Violation, clause};
+
+impl State {
+    pub(super) fn capsule(&mut self, header: &[u8], frame: &Frame) -> Result<Sink, Violation> {
+        let command = CapsuleCmd::ref_from_bytes(header).expect("the header of a capsule has its length").command;
+        if frame.data_bytes > self.config.max_in_capsule_bytes {
+            return Err(Violation::field(4, clause::CAPSULES, "more in-capsule data than the controller takes"));
+        }
+        let data = self.capsule_data_of(&command, frame)?;
+        let cid = command.cid.get();
+        if self.cids.contains(cid) {
+            return Err(Violation::field(CapsuleCmd::CID_AT, clause::CAPSULE_CMD, "the CID is in use"));
+        }
+        let slot = Slot {
+            command,
+            len_bytes: 0,
+            held_bytes: 0,
+            stage: Stage::Held { fetched: false },
+            sends: SmallVec::new(),
+            queued_bytes: 0,
+            sent_bytes: 0,
+            completion: None,
+        };
+        let Some(token) = self.slots.insert(slot) else {
+            return Err(Violation::sequence(clause::CAPSULES, "more commands than the queue has entries"));
+        };
+        self.cids.insert(cid);
+        Ok(self.deliver(token, command, data, frame))
+    }
+
+    /// What the data pointer says, held against what the capsule has.
+    fn capsule_data_of(&self, command: &Command, frame: &Frame) -> Result<CommandData, Violation> {
+        let unusable = |error| Ok(CommandData::Unusable(error));
+        match command.data() {
+            Err(error) => unusable(DataError::Sgl(error)),
+            Ok(DataPointer::None | DataPointer::Transport { .. }) if frame.data_bytes > 0 => {
+                Err(Violation::field(4, clause::CAPSULES, "data in a capsule whose command has none there"))
+            }
+            Ok(DataPointer::None) => Ok(CommandData::None),
+            Ok(DataPointer::Transport { length_bytes }) => Ok(CommandData::Transport { len_bytes: length_bytes }),
+            Ok(DataPointer::InCapsule { length_bytes, .. }) if length_bytes != frame.data_bytes => {
+                unusable(DataError::Length)
+            }
+            Ok(DataPointer::InCapsule { offset_bytes, .. }) if offset_bytes != 0 => unusable(DataError::Offset),
+            Ok(DataPointer::InCapsule { length_bytes, .. }) if !self.has_room(length_bytes as usize) => {
+                unusable(DataError::NoRoom)
+            }
+            Ok(DataPointer::InCapsule { length_bytes, .. }) => {
+                let buffer = self.config.pool.take(length_bytes as usize);
+                Ok(CommandData::InCapsule(Received { buffer, sums: None }))
+            }
+        }
+    }
+
+    pub(super) fn has_room(&self, bytes: usize) -> bool {
+        self.bytes_in_flight.saturating_add(bytes) <= self.config.max_bytes_in_flight
+    }
+
+    /// Tells of the command, now or when its in-capsule data has come.
+    fn deliver(&mut self, token: u32, command: Command, data: CommandData, frame: &Frame) -> Sink {
+        let slot = self.slots.get_mut(token).expect("the caller has just made the entry");
+        match data {
+            CommandData::InCapsule(Received { buffer, .. }) => {
+                slot.stage = Stage::Capsule;
+                slot.held_bytes = buffer.len();
+                self.bytes_in_flight += buffer.len();
+                let shape =
+                    self.config.shape_of.as_ref().filter(|_| frame.data_digest).and_then(|shape| shape.of(&command));
+                Sink { token, fill: Some(Fill::new(buffer, frame.data_digest, shape)) }
+            }
+            data => {
+                if let CommandData::Transport { len_bytes } = data {
+                    slot.len_bytes = len_bytes;
+                }
+                self.events.push_back(Event::Command { token: Token(token), command, data });
+                Sink::discard(token)
+            }
+        }
+    }
+
+    /// The in-capsule data is there.
+    pub(super) fn capsule_data(&mut self, sink: Sink) {
+        let (Some(slot), Some(fill)) = (self.slots.get_mut(sink.token), sink.fill) else { return };
+        slot.stage = Stage::Held { fetched: true };
+        let data = if fill.is_damaged() {
+            CommandData::Unusable(DataError::Digest)
+        } else {
+            let (buffer, sums) = fill.finish();
+            CommandData::InCapsule(Received { buffer, sums })
+        };
+        self.events.push_back(Event::Command { token: Token(sink.token), command: slot.command, data });
+    }
+}

@@ -1,0 +1,176 @@
+//! What the phases of a target share: the commands in flight, what is to be told and what is to be sent.
+
+use std::collections::VecDeque;
+
+use sealblock_protocols_nvme::{Command, Completion};
+use smallvec::SmallVec;
+use zerocopy::IntoBytes;
+
+use super::{Counters, Event};
+use crate::config::{Negotiated, TargetConfig, whole_dwords};
+use crate::payload::Payload;
+use crate::pdu::{Direction, Frame, IcResp, PduType, Rules, TermReq};
+use crate::receive::{Fill, Side, Sink};
+use crate::slab::Slab;
+use crate::tags::TagSet;
+use crate::violation::Closed;
+
+pub(super) struct State {
+    pub(super) config: TargetConfig,
+    pub(super) incoming: Rules,
+    pub(super) outgoing: Rules,
+    pub(super) negotiated: Option<Negotiated>,
+    pub(super) closed: Option<Closed>,
+    pub(super) success_flag: bool,
+    pub(super) slots: Slab<Slot>,
+    /// Command identifiers of the commands in flight.
+    pub(super) cids: TagSet,
+    pub(super) events: VecDeque<Event>,
+    pub(super) output: VecDeque<Output>,
+    pub(super) bytes_in_flight: usize,
+    /// Transfers on their way that are long enough to be received in place.
+    pub(super) long_transfers: usize,
+    pub(super) counters: Counters,
+}
+
+/// A command in flight.
+pub(super) struct Slot {
+    pub(super) command: Command,
+    /// Length of the host's Command Data Buffer, 0 if there is none.
+    pub(super) len_bytes: u32,
+    /// What this command holds of `bytes_in_flight`.
+    pub(super) held_bytes: usize,
+    pub(super) stage: Stage,
+    /// Data to send, in order; `queued_bytes` of it were given so far.
+    pub(super) sends: SmallVec<[Outgoing; 1]>,
+    pub(super) queued_bytes: u32,
+    pub(super) sent_bytes: u32,
+    pub(super) completion: Option<Completion>,
+}
+
+pub(super) enum Stage {
+    /// In-capsule data is arriving.
+    Capsule,
+    /// The export has the command, and may fetch its data if `fetched` says it has not.
+    Held { fetched: bool },
+    /// Data is being fetched.
+    Fetching(Transfer),
+    /// The completion is known.
+    Answered,
+}
+
+pub(super) struct Transfer {
+    /// The memory; `None` while a PDU fills it.
+    pub(super) fill: Option<Fill>,
+    /// Bytes that came, or are announced by the header of the PDU that is coming.
+    pub(super) received: u32,
+    /// Bytes that R2Ts handed out asked for.
+    pub(super) solicited: u32,
+    /// Bytes that R2Ts handed out or waiting in the output ask for.
+    pub(super) queued: u32,
+    pub(super) is_long: bool,
+}
+
+pub(super) struct Outgoing {
+    pub(super) payload: Payload,
+    pub(super) sent: usize,
+}
+
+pub(super) enum Output {
+    IcResp(Box<IcResp>),
+    R2t(u32),
+    Data(u32),
+    Response(u32),
+    Terminate(Box<[u8]>),
+}
+
+impl State {
+    pub(super) fn new(mut config: TargetConfig) -> State {
+        config.cpda = config.cpda.min(crate::pdu::MAX_ALIGNMENT_CODE);
+        config.max_h2c_data_bytes = whole_dwords(config.max_h2c_data_bytes).max(crate::pdu::MIN_MAXH2CDATA_BYTES);
+        config.max_r2t_bytes = whole_dwords(config.max_r2t_bytes);
+        config.max_c2h_data_bytes = whole_dwords(config.max_c2h_data_bytes);
+        State {
+            incoming: Rules::initial(Direction::ToController),
+            outgoing: Rules::initial(Direction::ToHost),
+            negotiated: None,
+            closed: None,
+            success_flag: false,
+            slots: Slab::new(config.max_commands),
+            cids: TagSet::default(),
+            events: VecDeque::new(),
+            output: VecDeque::new(),
+            bytes_in_flight: 0,
+            long_transfers: 0,
+            counters: Counters::default(),
+            config,
+        }
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.closed.is_none()
+    }
+
+    /// Ends the connection. A violation is told to the host, with the header that was being read.
+    pub(super) fn fail(&mut self, closed: Closed, header: &[u8]) {
+        if !self.is_open() {
+            return;
+        }
+        self.closed = Some(closed);
+        self.output.clear();
+        self.slots.clear();
+        self.cids = TagSet::default();
+        self.bytes_in_flight = 0;
+        if let Closed::Violated(violation) = closed {
+            let request = TermReq::new(Direction::ToHost, &violation, header.len());
+            self.output.push_back(Output::Terminate([request.as_bytes(), header].concat().into()));
+        }
+        self.events.push_back(Event::Closed(closed));
+    }
+
+    /// Forgets a command whose response is on its way.
+    pub(super) fn release(&mut self, token: u32) {
+        if let Some(slot) = self.slots.remove(token) {
+            self.cids.remove(slot.command.cid.get());
+            self.bytes_in_flight -= slot.held_bytes;
+        }
+    }
+}
+
+impl Side for State {
+    fn rules(&self) -> Rules {
+        self.incoming
+    }
+
+    fn awaits_long_payload(&self) -> bool {
+        self.long_transfers > 0
+    }
+
+    fn header(&mut self, kind: PduType, header: &[u8], frame: &Frame) -> Result<Sink, Closed> {
+        if kind == PduType::H2CTermReq {
+            return Err(crate::terminated(header));
+        }
+        let sink = match (self.negotiated, kind) {
+            (None, _) => self.connect(kind, header),
+            (Some(_), PduType::CapsuleCmd) => self.capsule(header, frame),
+            (Some(negotiated), PduType::H2CData) => self.h2c_data(header, frame, &negotiated),
+            (Some(_), _) => Err(crate::violation::Violation::sequence(
+                crate::violation::clause::SETUP,
+                "a second request to set the connection up",
+            )),
+        };
+        sink.map_err(Closed::Violated)
+    }
+
+    fn payload(&mut self, sink: Sink) {
+        let Some(slot) = self.slots.get_mut(sink.token) else { return };
+        match &mut slot.stage {
+            Stage::Capsule => self.capsule_data(sink),
+            Stage::Fetching(transfer) => {
+                transfer.fill = sink.fill;
+                self.transfer_data(sink.token);
+            }
+            Stage::Held { .. } | Stage::Answered => {}
+        }
+    }
+}

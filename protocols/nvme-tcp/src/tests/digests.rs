@@ -1,0 +1,179 @@
+//! Data digests: damage fails a command and not the connection, and with known sums no byte is read twice.
+
+use sealblock_integrity::guard;
+use sealblock_protocols_nvme::{Command, Completion, DataPointer, Status, StatusCode};
+use sealblock_runtime_memory::{Buffer, Slice};
+use zerocopy::IntoBytes;
+
+use super::pair::{Pair, READ, WRITE};
+use super::wire::{Prey, TO_CONTROLLER, TO_HOST, Victim, command, pdu, pool};
+use crate::host::{self, HostData};
+use crate::pdu::{C2HData, CapsuleCmd, CapsuleResp, H2CData, Rules, flags};
+use crate::target::{CommandData, DataError, Event};
+use crate::{BlockShape, BlockSums, HostConfig, Payload, TargetConfig};
+
+const DATA_DIGEST: u8 = 2;
+const H2C: Rules = Rules { data_digest: true, ..TO_CONTROLLER };
+const C2H: Rules = Rules { data_digest: true, ..TO_HOST };
+
+/// A PDU with data and its digest, in which `flip` changes one bit of the data.
+fn digested(header: &(impl IntoBytes + zerocopy::Immutable), data: &[u8], flip: bool) -> Vec<u8> {
+    let mut bytes = pdu(header, data);
+    bytes.extend_from_slice(&guard::crc32c(data).to_le_bytes());
+    let at = header.as_bytes().len() + data.len() / 2;
+    bytes[at] ^= u8::from(flip);
+    bytes
+}
+
+#[test]
+fn damaged_in_capsule_data_fails_its_command() {
+    for flip in [false, true] {
+        let mut victim = Victim::connected(TargetConfig::new(pool()), DATA_DIGEST);
+        let pointer = DataPointer::InCapsule { offset_bytes: 0, length_bytes: 512 };
+        let capsule = digested(&CapsuleCmd::new(&H2C, command(1, 1, pointer), 512), &[3; 512], flip);
+        assert_eq!(victim.reaction(&capsule), None);
+        match std::iter::from_fn(|| victim.0.next_event()).last() {
+            Some(Event::Command { data: CommandData::InCapsule(_), .. }) => assert!(!flip),
+            Some(Event::Command { data: CommandData::Unusable(error), .. }) => {
+                assert!(flip);
+                assert_eq!(error, DataError::Digest);
+                assert_eq!(error.status_code(), StatusCode::TRANSIENT_TRANSPORT_ERROR);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn damaged_h2c_data_fails_its_command_when_all_has_come() {
+    for flip in [false, true] {
+        let mut config = TargetConfig::new(pool());
+        config.header_digest = false;
+        let mut victim = Victim::connected(config, DATA_DIGEST);
+        let ttag = victim.write(9, 8192);
+        let part = |last, at, flip| digested(&H2CData::new(&H2C, last, 9, ttag, at, 4096), &[4; 4096], flip);
+        assert_eq!(victim.reaction(&part(false, 0, flip)), None);
+        assert!(victim.0.next_event().is_none());
+        assert_eq!(victim.reaction(&part(true, 4096, false)), None);
+        match victim.0.next_event() {
+            Some(Event::DataReady { data, .. }) => assert_eq!(data.err(), flip.then_some(DataError::Digest)),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(victim.0.counters().received.payload_bytes_summed, 8192);
+    }
+}
+
+#[test]
+fn damaged_c2h_data_turns_success_into_a_transport_error() {
+    let failure = StatusCode::LBA_OUT_OF_RANGE.status();
+    let transient = StatusCode::TRANSIENT_TRANSPORT_ERROR.status();
+    for (flip, success_flag, status, expected) in [
+        (false, false, Status::SUCCESS, Status::SUCCESS),
+        (true, false, Status::SUCCESS, transient),
+        (false, true, Status::SUCCESS, Status::SUCCESS),
+        (true, true, Status::SUCCESS, transient),
+        (true, false, failure, failure),
+    ] {
+        let mut config = HostConfig::new(pool());
+        config.data_digest = true;
+        let mut prey = Prey::connected(config, DATA_DIGEST);
+        let cid = prey.read(4096);
+        let more_flags = flags::LAST | if success_flag { flags::SUCCESS } else { 0 };
+        let data = digested(&C2HData::new(&C2H, more_flags, cid, 0, 4096), &[6; 4096], flip);
+        assert_eq!(prey.reaction(&data), None);
+        if !success_flag {
+            assert_eq!(prey.reaction(CapsuleResp::new(&C2H, Completion::new(cid, status, 0)).as_bytes()), None);
+        }
+        match std::iter::from_fn(|| prey.0.next_event()).last() {
+            Some(host::Event::Completed { completion, data: Some(data), .. }) => {
+                assert_eq!((completion.status(), data.damaged), (expected, flip));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn less_data_than_asked_for_shortens_the_buffer() {
+    let mut prey = Prey::connected(HostConfig::new(pool()), 0);
+    let cid = prey.read(8192);
+    assert_eq!(prey.reaction(&pdu(&C2HData::new(&TO_HOST, flags::LAST, cid, 0, 4096), &[1; 4096])), None);
+    assert_eq!(prey.reaction(CapsuleResp::new(&TO_HOST, Completion::new(cid, Status::SUCCESS, 0)).as_bytes()), None);
+    match std::iter::from_fn(|| prey.0.next_event()).last() {
+        Some(host::Event::Completed { data: Some(data), .. }) => assert!(data.buffer[..] == [1; 4096]),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn sums_of(shape: &BlockShape, data: &[u8]) -> BlockSums {
+    let crc = |block: &[u8]| guard::crc32c(&block[..shape.data_bytes()]);
+    BlockSums { shape: shape.clone(), guards: data.chunks(shape.stride_bytes()).map(crc).collect() }
+}
+
+/// Guards known at the sender, digests on the wire, guards for the receiver: the sender reads no block, only tuples,
+/// and the receiver sums each byte once, in both directions, though PDUs and R2Ts cut the blocks.
+#[test]
+fn each_byte_is_summed_once_at_each_end() {
+    for metadata_bytes in [0_usize, 16] {
+        let shape = BlockShape::new(4096, metadata_bytes).unwrap();
+        let mut host = HostConfig::new(pool());
+        (host.header_digest, host.data_digest) = (true, true);
+        let mut target = TargetConfig::new(pool());
+        target.max_h2c_data_bytes = 20_000;
+        target.max_c2h_data_bytes = 30_000;
+        let of = shape.clone();
+        target.shape_of = Some(crate::config::ShapeOf::new(move |_| Some(of.clone())));
+        let mut pair = Pair::new(host, target, &[1 << 20]);
+        (pair.shape, pair.send_sums) = (Some(shape.clone()), true);
+        let data: Vec<u8> = (0..32 * shape.stride_bytes()).map(|i| (i * 13 + i / 4096) as u8).collect();
+        let payload = Payload::from(Slice::copy_from(&data)).with_sums(sums_of(&shape, &data));
+        pair.host.submit(Command::new(WRITE, 1), HostData::Write(payload)).unwrap();
+        let small = Payload::from(Slice::copy_from(&data[..shape.stride_bytes()]));
+        let small = small.with_sums(sums_of(&shape, &data[..shape.stride_bytes()]));
+        pair.host.submit(Command::new(WRITE, 1), HostData::Write(small)).unwrap();
+        pair.run();
+        assert!(pair.disk[..data.len()] == data[..]);
+        assert_eq!(pair.sums_seen, 2);
+        let (sent, received) = (pair.host.counters(), pair.target.counters().received);
+        assert_eq!(sent.payload_bytes_sent_summed, 33 * metadata_bytes as u64);
+        assert_eq!(received.payload_bytes, sent.payload_bytes_sent);
+        assert_eq!(received.payload_bytes_summed, received.payload_bytes);
+
+        let read = HostData::Read { buffer: Buffer::zeroed(data.len()), shape: Some(shape.clone()) };
+        pair.completed.clear();
+        pair.host.submit(Command::new(READ, 1), read).unwrap();
+        pair.run();
+        match pair.completed.pop() {
+            Some(host::Event::Completed { data: Some(read), .. }) => {
+                assert!(!read.damaged && read.buffer[..] == data[..]);
+                assert_eq!(read.sums.unwrap().guards, sums_of(&shape, &data).guards);
+            }
+            other => panic!("{other:?}"),
+        }
+        let (sent, received) = (pair.target.counters(), pair.host.counters().received);
+        assert_eq!(sent.payload_bytes_sent_summed, 32 * metadata_bytes as u64);
+        assert_eq!((received.payload_bytes, received.payload_bytes_summed), (data.len() as u64, data.len() as u64));
+    }
+}
+
+#[test]
+fn wrong_sums_are_seen_as_a_wrong_digest() {
+    let shape = BlockShape::new(4096, 0).unwrap();
+    let mut host = HostConfig::new(pool());
+    host.data_digest = true;
+    let mut pair = Pair::new(host, TargetConfig::new(pool()), &[1 << 20]);
+    let data = vec![8; 16384];
+    let mut sums = sums_of(&shape, &data);
+    sums.guards[2] ^= 1;
+    pair.host
+        .submit(Command::new(WRITE, 1), HostData::Write(Payload::from(Slice::copy_from(&data)).with_sums(sums)))
+        .unwrap();
+    pair.run();
+    match pair.completed.pop() {
+        Some(host::Event::Completed { completion, .. }) => {
+            assert_eq!(completion.status().code(), StatusCode::TRANSIENT_TRANSPORT_ERROR);
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(pair.disk[..16384].iter().all(|&byte| byte == 0));
+}

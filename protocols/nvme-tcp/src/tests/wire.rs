@@ -1,0 +1,156 @@
+//! One side against bytes made by hand.
+
+use sealblock_protocols_nvme::{Command, DataPointer};
+use sealblock_runtime_memory::{Buffer, Pool, Slice};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::host::{Host, HostData};
+use crate::pdu::{CapsuleCmd, Direction, IcReq, IcResp, Rules, TermReq};
+use crate::target::{self, Target};
+use crate::{HostConfig, Payload, TargetConfig, TransmitLimit};
+
+pub(super) const TO_CONTROLLER: Rules = Rules::initial(Direction::ToController);
+pub(super) const TO_HOST: Rules = Rules::initial(Direction::ToHost);
+
+pub(super) fn pool() -> Pool {
+    Pool::new(0, usize::MAX)
+}
+
+/// Bytes of a header, padding and data, without digests.
+pub(super) fn pdu(header: &(impl IntoBytes + Immutable), data: &[u8]) -> Vec<u8> {
+    [header.as_bytes(), data].concat()
+}
+
+/// FES, FEI, and the data of the termination request.
+pub(super) type Term = (u16, u32, Vec<u8>);
+
+fn term(sent: &[Slice]) -> Option<Term> {
+    let bytes: Vec<u8> = sent.iter().flat_map(|slice| slice.to_vec()).collect();
+    let (request, data) = TermReq::read_from_prefix(&bytes).ok()?;
+    assert_eq!(request.common.plen.get() as usize, bytes.len(), "the termination request is all there is");
+    Some((request.fes.get(), request.fei.get(), data.to_vec()))
+}
+
+/// A target in the hands of a hostile host.
+pub(super) struct Victim(pub(super) Target);
+
+impl Victim {
+    pub(super) fn new(config: TargetConfig) -> Victim {
+        Victim(Target::new(config))
+    }
+
+    /// With the connection set up; `digests` as in DGST.
+    pub(super) fn connected(config: TargetConfig, digests: u8) -> Victim {
+        let mut victim = Victim::new(config);
+        victim.feed(IcReq::new(0, digests, 3).as_bytes());
+        victim.drain();
+        assert!(victim.0.negotiated().is_some());
+        victim
+    }
+
+    pub(super) fn feed(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let Some(mut buffer) = self.0.receive_buffer() else { return };
+            let len = buffer.len().min(bytes.len());
+            buffer[..len].copy_from_slice(&bytes[..len]);
+            self.0.received(buffer, len);
+            bytes = &bytes[len..];
+        }
+    }
+
+    pub(super) fn drain(&mut self) -> Vec<Slice> {
+        let mut out = Vec::new();
+        while self.0.transmit(&mut out, TransmitLimit::default()) > 0 {}
+        out
+    }
+
+    /// The termination request, if the target has closed the connection over `bytes`.
+    pub(super) fn reaction(&mut self, bytes: &[u8]) -> Option<Term> {
+        self.drain();
+        self.feed(bytes);
+        self.0.closed()?;
+        let sent = self.drain();
+        assert!(self.0.receive_buffer().is_none() && !self.0.has_output());
+        assert_eq!((self.0.commands_in_flight(), self.0.bytes_in_flight()), (0, 0));
+        term(&sent)
+    }
+
+    /// Has a write of `len` bytes whose data is being asked for; gives its CID, which is `cid`, and its TTAG.
+    pub(super) fn write(&mut self, cid: u16, len: u32) -> u16 {
+        self.feed(
+            CapsuleCmd::new(&TO_CONTROLLER, command(1, cid, DataPointer::Transport { length_bytes: len }), 0)
+                .as_bytes(),
+        );
+        while let Some(event) = self.0.next_event() {
+            if let target::Event::Command { token, .. } = event {
+                self.0.accept_data(token, Buffer::zeroed(len as usize), None).unwrap();
+            }
+        }
+        let sent = self.drain();
+        u16::from_le_bytes([sent[0][10], sent[0][11]])
+    }
+}
+
+pub(super) fn command(opcode: u8, cid: u16, data: DataPointer) -> Command {
+    Command::new(opcode, 1).with_cid(cid).with_data(data)
+}
+
+/// A host in the hands of a hostile target.
+pub(super) struct Prey(pub(super) Host);
+
+impl Prey {
+    pub(super) fn new(config: HostConfig) -> Prey {
+        let mut prey = Prey(Host::new(config));
+        prey.drain();
+        prey
+    }
+
+    /// With the connection set up; `digests` as in DGST.
+    pub(super) fn connected(config: HostConfig, digests: u8) -> Prey {
+        let mut prey = Prey::new(config);
+        prey.feed(IcResp::new(0, digests, 4096).as_bytes());
+        assert!(prey.0.negotiated().is_some());
+        prey
+    }
+
+    pub(super) fn feed(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let Some(mut buffer) = self.0.receive_buffer() else { return };
+            let len = buffer.len().min(bytes.len());
+            buffer[..len].copy_from_slice(&bytes[..len]);
+            self.0.received(buffer, len);
+            bytes = &bytes[len..];
+        }
+    }
+
+    pub(super) fn drain(&mut self) -> Vec<Slice> {
+        let mut out = Vec::new();
+        while self.0.transmit(&mut out, TransmitLimit::default()) > 0 {}
+        out
+    }
+
+    /// The termination request, if the host has closed the connection over `bytes`.
+    pub(super) fn reaction(&mut self, bytes: &[u8]) -> Option<Term> {
+        self.feed(bytes);
+        self.0.closed()?;
+        let sent = self.drain();
+        assert!(self.0.receive_buffer().is_none() && !self.0.has_output() && self.0.commands_in_flight() == 0);
+        term(&sent)
+    }
+
+    pub(super) fn read(&mut self, len: usize) -> u16 {
+        let data = HostData::Read { buffer: Buffer::zeroed(len), shape: None };
+        let cid = self.0.submit(Command::new(2, 1), data).unwrap();
+        self.drain();
+        cid.0
+    }
+
+    /// A write that does not fit a capsule.
+    pub(super) fn write(&mut self, len: usize) -> u16 {
+        self.0.set_max_in_capsule_bytes(0);
+        let data = HostData::Write(Payload::from(Slice::copy_from(&vec![5; len])));
+        let cid = self.0.submit(Command::new(1, 1), data).unwrap();
+        self.drain();
+        cid.0
+    }
+}
