@@ -119,18 +119,23 @@ pub fn host(data: &[u8]) {
                 assert!(host.receive_buffer().is_none());
             }
         }
-        while host.can_submit() {
-            let data = match host.commands_in_flight() % 2 {
-                0 => HostData::Read { buffer: Buffer::zeroed(8192), shape: BlockShape::new(512, 8) },
-                _ => HostData::Write(Payload::from(Slice::from(Buffer::zeroed(8192)))),
-            };
-            host.submit(Command::new(1, 1), data).expect("a host that says it takes a command takes it");
-        }
+        fill(&mut host);
         assert!(host.commands_in_flight() <= usize::from(MAX_COMMANDS.get()));
         out.clear();
         while host.has_output() {
             host.transmit(&mut out, TransmitLimit { bytes: 1, slices: 1 });
         }
+    }
+}
+
+/// Submits reads and writes in turn while the host takes more.
+fn fill(host: &mut Host) {
+    while host.can_submit() {
+        let data = match host.commands_in_flight() % 2 {
+            0 => HostData::Read { buffer: Buffer::zeroed(8192), shape: BlockShape::new(512, 8) },
+            _ => HostData::Write(Payload::from(Slice::from(Buffer::zeroed(8192)))),
+        };
+        host.submit(Command::new(1, 1), data).expect("a host that says it takes a command takes it");
     }
 }
 

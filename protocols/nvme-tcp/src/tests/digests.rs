@@ -110,21 +110,27 @@ fn sums_of(shape: &BlockShape, data: &[u8]) -> BlockSums {
     BlockSums { shape: shape.clone(), guards: data.chunks(shape.stride_bytes()).map(crc).collect() }
 }
 
+/// A pair with all digests and with sums both ways, whose PDUs cut the blocks.
+fn pair_with_sums(shape: &BlockShape) -> Pair {
+    let mut host = HostConfig::new(pool());
+    (host.header_digest, host.data_digest) = (true, true);
+    let mut target = TargetConfig::new(pool());
+    target.max_h2c_data_bytes = 20_000;
+    target.max_c2h_data_bytes = 30_000;
+    let of = shape.clone();
+    target.shape_of = Some(crate::config::ShapeOf::new(move |_| Some(of.clone())));
+    let mut pair = Pair::new(host, target, &[1 << 20]);
+    (pair.shape, pair.send_sums) = (Some(shape.clone()), true);
+    pair
+}
+
 /// Guards known at the sender, digests on the wire, guards for the receiver: the sender reads no block, only tuples,
 /// and the receiver sums each byte once, in both directions, though PDUs and R2Ts cut the blocks.
 #[test]
 fn each_byte_is_summed_once_at_each_end() {
     for metadata_bytes in [0_usize, 16] {
         let shape = BlockShape::new(4096, metadata_bytes).unwrap();
-        let mut host = HostConfig::new(pool());
-        (host.header_digest, host.data_digest) = (true, true);
-        let mut target = TargetConfig::new(pool());
-        target.max_h2c_data_bytes = 20_000;
-        target.max_c2h_data_bytes = 30_000;
-        let of = shape.clone();
-        target.shape_of = Some(crate::config::ShapeOf::new(move |_| Some(of.clone())));
-        let mut pair = Pair::new(host, target, &[1 << 20]);
-        (pair.shape, pair.send_sums) = (Some(shape.clone()), true);
+        let mut pair = pair_with_sums(&shape);
         let data: Vec<u8> = (0..32 * shape.stride_bytes()).map(|i| (i * 13 + i / 4096) as u8).collect();
         let payload = Payload::from(Slice::copy_from(&data)).with_sums(sums_of(&shape, &data));
         pair.host.submit(Command::new(WRITE, 1), HostData::Write(payload)).unwrap();

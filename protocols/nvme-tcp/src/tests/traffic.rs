@@ -55,6 +55,43 @@ fn completion_of(pair: &mut Pair, cid: Cid) -> (u16, Option<Vec<u8>>) {
     }
 }
 
+/// Each write has completed once and is on the disk, and reads back.
+fn read_back(pair: &mut Pair, written: Vec<(Cid, usize, Vec<u8>)>) -> Result<(), TestCaseError> {
+    let mut reads = Vec::new();
+    for (cid, at, data) in written {
+        prop_assert_eq!(completion_of(pair, cid), (0, None));
+        prop_assert!(pair.disk[at..at + data.len()] == data[..]);
+        let buffer = Buffer::zeroed(data.len());
+        let read = HostData::Read { buffer, shape: pair.shape.clone() };
+        reads.push((pair.host.submit(command(READ, at), read).unwrap(), data));
+    }
+    pair.run();
+    for (cid, data) in reads {
+        let (status, read) = completion_of(pair, cid);
+        prop_assert_eq!(status, 0);
+        prop_assert!(read.unwrap() == data);
+    }
+    Ok(())
+}
+
+/// Both sides count the same bytes, and with digests each was summed once.
+fn counts_agree(pair: &Pair) -> Result<(), TestCaseError> {
+    let (host, target) = (pair.host.counters(), pair.target.counters());
+    prop_assert_eq!(host.payload_bytes_sent, target.received.payload_bytes);
+    prop_assert_eq!(target.payload_bytes_sent, host.received.payload_bytes);
+    let digests = pair.host.negotiated().unwrap().data_digest;
+    for (all, summed) in [
+        (host.payload_bytes_sent, host.payload_bytes_sent_summed),
+        (host.received.payload_bytes, host.received.payload_bytes_summed),
+        (target.received.payload_bytes, target.received.payload_bytes_summed),
+    ] {
+        prop_assert_eq!(summed, if digests { all } else { 0 });
+    }
+    let most = if digests { target.payload_bytes_sent } else { 0 };
+    prop_assert!(target.payload_bytes_sent_summed <= most);
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 96, ..ProptestConfig::default() })]
 
@@ -83,37 +120,12 @@ proptest! {
             at += dwords * 4;
         }
         pair.run();
-        let mut reads = Vec::new();
-        for (cid, at, data) in written {
-            prop_assert_eq!(completion_of(&mut pair, cid), (0, None));
-            prop_assert!(pair.disk[at..at + data.len()] == data[..]);
-            let buffer = Buffer::zeroed(data.len());
-            let read = HostData::Read { buffer, shape: pair.shape.clone() };
-            reads.push((pair.host.submit(command(READ, at), read).unwrap(), data));
-        }
-        pair.run();
-        for (cid, data) in reads {
-            let (status, read) = completion_of(&mut pair, cid);
-            prop_assert_eq!(status, 0);
-            prop_assert!(read.unwrap() == data);
-        }
+        read_back(&mut pair, written)?;
         prop_assert!(pair.completed.is_empty());
         prop_assert_eq!((pair.host.commands_in_flight(), pair.target.commands_in_flight()), (0, 0));
         prop_assert_eq!(pair.target.bytes_in_flight(), 0);
         prop_assert_eq!((pair.host.closed(), pair.target.closed()), (None, None));
-        let (host, target) = (pair.host.counters(), pair.target.counters());
-        prop_assert_eq!(host.payload_bytes_sent, target.received.payload_bytes);
-        prop_assert_eq!(target.payload_bytes_sent, host.received.payload_bytes);
-        let digests = pair.host.negotiated().unwrap().data_digest;
-        for (all, summed) in [
-            (host.payload_bytes_sent, host.payload_bytes_sent_summed),
-            (host.received.payload_bytes, host.received.payload_bytes_summed),
-            (target.received.payload_bytes, target.received.payload_bytes_summed),
-        ] {
-            prop_assert_eq!(summed, if digests { all } else { 0 });
-        }
-        let most = if digests { target.payload_bytes_sent } else { 0 };
-        prop_assert!(target.payload_bytes_sent_summed <= most);
+        counts_agree(&pair)?;
     }
 }
 
