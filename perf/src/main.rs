@@ -8,6 +8,7 @@ mod load;
 mod options;
 mod report;
 mod rig;
+mod touched;
 mod verify;
 mod volume;
 

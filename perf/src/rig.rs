@@ -15,6 +15,7 @@ use sealblock_units::BlockSize;
 use crate::counted::{Counted, Counts};
 use crate::load::{self, Load, Turn, Until};
 use crate::options::{FileOptions, Protection};
+use crate::touched::Touched;
 
 /// A step of the clock of volumes.
 const TICK: Duration = Duration::from_millis(20);
@@ -74,6 +75,7 @@ pub struct OpenVolume {
 
 enum Device {
     Raw(Rc<Gate<FileBlock>>),
+    Touched(Rc<Gate<Touched<FileBlock>>>),
     Volume(OpenVolume),
 }
 
@@ -92,6 +94,16 @@ impl Contender {
         let medium = new_file(&scratch.0, options.size.get(), prepared).await?;
         let device = Device::Raw(Rc::new(Gate::new("raw", FileBlock::new(medium, BlockSize::B4096)?)));
         Contender { name: name.to_owned(), device, _scratch: scratch }.filled(options, prepared).await
+    }
+
+    /// A raw file whose reader looks at the data.
+    pub async fn touched(options: &FileOptions, prepared: Prepared) -> anyhow::Result<Contender> {
+        let name = "raw, data loaded".to_owned();
+        let scratch = new_path(&options.dir, "touched")?;
+        let medium = new_file(&scratch.0, options.size.get(), prepared).await?;
+        let device = Touched(FileBlock::new(medium, BlockSize::B4096)?);
+        let device = Device::Touched(Rc::new(Gate::new("raw", device)));
+        Contender { name, device, _scratch: scratch }.filled(options, prepared).await
     }
 
     /// A protected volume on a file.
@@ -115,6 +127,7 @@ impl Contender {
     pub async fn turn(&self, load: Load, until: Until, seed: u64) -> anyhow::Result<Turn> {
         match &self.device {
             Device::Raw(gate) => load::drive(Rc::clone(gate), load, until, seed).await,
+            Device::Touched(gate) => load::drive(Rc::clone(gate), load, until, seed).await,
             Device::Volume(volume) => {
                 volume.on_turn.set(true);
                 let turn = load::drive(Rc::clone(&volume.gate), load, until, seed).await;
@@ -127,7 +140,7 @@ impl Contender {
     /// What went to the medium of a volume; nothing is counted of a raw file.
     pub fn counts(&self) -> Option<&Counts> {
         match &self.device {
-            Device::Raw(_) => None,
+            Device::Raw(_) | Device::Touched(_) => None,
             Device::Volume(volume) => Some(&volume.counts),
         }
     }

@@ -4,7 +4,8 @@
 //! writes 75 %. Both sides go through the same reactor, gate and file medium, with direct I/O, on files of the same file
 //! system in the same state: every byte written before (`steady`), or only reserved (`first`). Making the tags of writes
 //! and checking those of reads is part of the volume's time, and so is a flush at the end of a turn of writes, on both
-//! sides. A second raw file runs along as if it were a contender and shows how much the ratios mean.
+//! sides. A second raw file runs along as if it were a contender and shows how much the ratios mean; a third
+//! one's reader loads the data, as every user of data does.
 
 use sealblock_runtime_reactor::{Config, Reactor};
 
@@ -56,6 +57,7 @@ async fn contenders(options: &FileOptions, prepared: Prepared) -> anyhow::Result
     for name in ["raw", "raw again"] {
         contenders.push(Contender::raw(name, options, prepared).await?);
     }
+    contenders.push(Contender::touched(options, prepared).await?);
     for &guard in &options.guards {
         contenders.push(Contender::volume(options, guard, prepared).await?);
     }

@@ -1,0 +1,30 @@
+//! A device whose reader looks at every byte it gets, and does nothing else with it.
+//!
+//! The yardstick of a raw file hands data on that no core ever loads, which no user of data does. What a medium
+//! loses when its data are loaded at all, before any checksum, shows against this.
+
+use std::hint::black_box;
+
+use sealblock_block::{Abilities, Answer, Device, Geometry, Operation, Outcome};
+
+/// See the module's header.
+pub struct Touched<D>(pub D);
+
+impl<D: Device> Device for Touched<D> {
+    fn geometry(&self) -> &Geometry {
+        self.0.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.0.abilities()
+    }
+
+    async fn execute(&self, operation: Operation) -> Outcome {
+        let answer = self.0.execute(operation).await?;
+        if let Answer::Data(data) = &answer {
+            let words = data.data().as_chunks::<8>().0;
+            black_box(words.iter().fold(0, |seen, word| seen ^ u64::from_le_bytes(*word)));
+        }
+        Ok(answer)
+    }
+}
