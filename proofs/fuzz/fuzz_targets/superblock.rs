@@ -30,7 +30,7 @@ fn check(bytes: &[u8]) {
         let layout = superblock.layout;
         assert!(layout.zones() > 0 && layout.medium_bytes() > layout.zones_offset());
         assert!(layout.zone(layout.zones() - 1).is_some() && layout.zone(layout.zones()).is_none());
-        let _ = layout.spare_min();
+        let _ = layout.zone_spare();
     }
     let middle = bytes.len() / 2;
     let _ = Superblock::choose([&bytes[..middle], &bytes[middle..]]);
