@@ -208,7 +208,11 @@ impl Connection {
         match role {
             Role::New => {}
             Role::Io(controller, queue) => {
-                controller.io_queues.borrow_mut().remove(&queue);
+                // After a reset another connection may have this identifier already.
+                let mut queues = controller.io_queues.borrow_mut();
+                if queues.get(&queue).is_some_and(|other| std::ptr::eq(other.as_ptr(), self)) {
+                    queues.remove(&queue);
+                }
             }
             Role::Admin(controller) => {
                 self.target.remove_controller(controller.id);

@@ -111,9 +111,12 @@ fn identify_controller(controller: &Controller, limits: &Limits) -> ControllerPa
         subnqn: PaddedText::new(subsystem.nqn.as_str()),
         ..ControllerPage::default()
     };
-    if controller.is_discovery {
-        return common;
-    }
+    if controller.is_discovery { common } else { with_namespaces(controller, common) }
+}
+
+/// What a controller with namespaces says besides.
+fn with_namespaces(controller: &Controller, common: ControllerPage) -> ControllerPage {
+    let subsystem = &controller.subsystem;
     ControllerPage {
         cmic: Cmic::MULTIPLE_CONTROLLERS,
         ctratt: common.ctratt | Ctratt::EXTENDED_LBA_FORMATS | Ctratt::LIMITS_EXCLUDE_METADATA,

@@ -19,7 +19,7 @@ pub struct Limits {
     pub transfer_bytes: u32,
     /// Time from accepting a connection until its Connect command is answered. Covers the first byte and slow drips.
     pub connect: Duration,
-    /// Time without an admin command on a controller that has no keep alive timeout.
+    /// Time without any command on a controller that has no keep alive timeout.
     pub idle: Duration,
     /// Time that commands in flight get when the target stops, and that a peer gets to read the last bytes.
     pub drain: Duration,

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use sealblock_protocols_nvme::{Command, Completion, Direction, FABRICS_OPCODE, Status, StatusCode};
 use sealblock_protocols_nvme_tcp::target::{CommandData, DataError, Received, Token};
 use sealblock_runtime_memory::Buffer;
-use sealblock_runtime_reactor::{pool, spawn};
+use sealblock_runtime_reactor::{now, pool, spawn};
 
 use crate::admin;
 use crate::connection::{Connection, Reply, Role};
@@ -83,6 +83,9 @@ impl Connection {
             Role::Io(controller, _) if command.opcode != FABRICS_OPCODE => {
                 if !controller.is_ready() {
                     return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into());
+                }
+                if controller.keep_alive_ms.get() == 0 {
+                    controller.seen.set(now());
                 }
                 Job::prepare(controller, &self.target.limits, command, room).map(Some)
             }
