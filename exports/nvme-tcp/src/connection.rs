@@ -1,0 +1,278 @@
+//! A connection: one task receives, one sends, one watches the clock.
+//!
+//! It ends when the peer goes, violates the protocol or is silent too long, when its controller goes, or when the target
+//! stops. Commands that are being carried out then go on, and their answers are dropped.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{HashMap, VecDeque};
+use std::net::Shutdown;
+use std::rc::Rc;
+use std::time::Duration;
+
+use sealblock_protocols_nvme_tcp::target::{Event, Target as Core, Token};
+use sealblock_protocols_nvme_tcp::{Payload, TargetConfig, TransmitLimit};
+use sealblock_runtime_memory::Buffer;
+use sealblock_runtime_reactor::net::Stream;
+use sealblock_runtime_reactor::{JoinHandle, now, pool, sleep, sleep_until, spawn, timeout};
+
+use crate::bell::Bell;
+use crate::controller::Controller;
+use crate::limits::IN_CAPSULE_BYTES;
+use crate::queue::{Task, Waiting};
+use crate::target::{Permit, Shared};
+
+/// How long a peer may take to close after it was told that nothing more comes.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// What a connection is.
+#[derive(Clone)]
+pub(crate) enum Role {
+    /// Nothing yet: Connect is to come.
+    New,
+    /// The admin queue of a controller.
+    Admin(Rc<Controller>),
+    /// An I/O queue of a controller, and its identifier.
+    Io(Rc<Controller>, u16),
+}
+
+/// How a command ends if it does not fail.
+pub(crate) enum Reply {
+    /// With this result.
+    Done(u64),
+    /// With data for the host, and this result.
+    Data(Payload, u64),
+    /// Later.
+    Held,
+}
+
+pub(crate) struct Connection {
+    pub(crate) target: Rc<Shared>,
+    pub(crate) core: RefCell<Core>,
+    pub(crate) stream: Stream,
+    pub(crate) role: RefCell<Role>,
+    /// Something is to be sent, or sending is to end.
+    pub(crate) output: Bell,
+    /// Commands whose data is being fetched.
+    pub(crate) fetching: RefCell<HashMap<Token, Task>>,
+    /// Commands that wait for room.
+    pub(crate) waiting: RefCell<VecDeque<Waiting>>,
+    /// Bytes of reads that were started, failed ones taken off again.
+    pub(crate) read_bytes: Cell<u64>,
+    /// I/O commands being carried out.
+    pub(crate) running: Cell<usize>,
+    /// Rung when none is left.
+    pub(crate) idle: Bell,
+    /// Submission queue head and entries; `None` with flow control off or before Connect.
+    pub(crate) head: Cell<Option<(u32, u32)>>,
+    finishing: Cell<bool>,
+    draining: Cell<bool>,
+    watcher: RefCell<Option<JoinHandle<()>>>,
+    _permit: Permit,
+}
+
+impl Connection {
+    pub(crate) fn new(target: &Rc<Shared>, stream: Stream, permit: Permit) -> Rc<Connection> {
+        let mut config = TargetConfig::new(pool());
+        config.max_commands = target.limits.commands.try_into().unwrap_or(config.max_commands);
+        config.max_bytes_in_flight = target.limits.bytes_in_flight;
+        config.max_in_capsule_bytes = IN_CAPSULE_BYTES;
+        Rc::new(Connection {
+            target: Rc::clone(target),
+            core: RefCell::new(Core::new(config)),
+            stream,
+            role: RefCell::new(Role::New),
+            output: Bell::default(),
+            fetching: RefCell::default(),
+            waiting: RefCell::default(),
+            read_bytes: Cell::new(0),
+            running: Cell::new(0),
+            idle: Bell::default(),
+            head: Cell::new(None),
+            finishing: Cell::new(false),
+            draining: Cell::new(false),
+            watcher: RefCell::default(),
+            _permit: permit,
+        })
+    }
+
+    /// Connect succeeded.
+    pub(crate) fn joined(self: &Rc<Self>, role: Role, entries: u32, no_flow_control: bool) {
+        // The Connect command itself has left the queue.
+        self.head.set((!no_flow_control).then_some((1 % entries, entries)));
+        self.core.borrow_mut().set_success_flag(no_flow_control);
+        *self.role.borrow_mut() = role;
+        self.watch();
+    }
+
+    /// Serves the connection until it is over.
+    pub(crate) async fn run(self: Rc<Self>) {
+        let sender = spawn(Rc::clone(&self).send());
+        self.watch();
+        self.receive().await;
+        self.stop_watching();
+        if self.draining.get() {
+            self.drain().await;
+        } else if self.core.borrow().closed().is_none() {
+            self.core.borrow_mut().close();
+        }
+        self.finishing.set(true);
+        self.output.ring();
+        let mut sender = sender;
+        if timeout(self.target.limits.drain, &mut sender).await.is_err() {
+            sender.abort();
+        }
+        self.leave();
+        self.linger().await;
+    }
+
+    async fn receive(self: &Rc<Self>) {
+        loop {
+            let lent = self.core.borrow_mut().receive_buffer();
+            let Some(buffer) = lent else { return };
+            let (result, buffer) = self.stream.recv(buffer).await;
+            let len = match result {
+                Ok(0) | Err(_) => return,
+                Ok(len) => len,
+            };
+            self.core.borrow_mut().received(buffer, len);
+            while let Some(event) = self.next_event() {
+                self.on_event(event);
+            }
+            self.output.ring();
+        }
+    }
+
+    /// Apart, so that the core is not borrowed while the event is handled.
+    fn next_event(&self) -> Option<Event> {
+        self.core.borrow_mut().next_event()
+    }
+
+    fn on_event(self: &Rc<Self>, event: Event) {
+        match event {
+            Event::Established(_) => {}
+            Event::Command { token, command, data } => self.on_command(token, command, data),
+            Event::DataReady { token, data } => self.on_data(token, data),
+            Event::Closed(reason) => tracing::debug!(%reason, "connection closed"),
+        }
+    }
+
+    async fn send(self: Rc<Self>) {
+        let mut slices = Vec::new();
+        loop {
+            let bytes = self.core.borrow_mut().transmit(&mut slices, TransmitLimit::default());
+            if bytes == 0 {
+                if self.finishing.get() {
+                    return;
+                }
+                self.output.wait().await;
+                continue;
+            }
+            if self.stream.send_all(slices.drain(..)).await.is_err() {
+                self.kill();
+                return;
+            }
+            self.admit_waiting();
+        }
+    }
+
+    /// Lets the commands in flight come to their ends, for a while.
+    async fn drain(&self) {
+        let done = async {
+            while self.running.get() > 0 {
+                self.idle.wait().await;
+            }
+        };
+        if timeout(self.target.limits.drain, done).await.is_err() {
+            tracing::warn!(commands = self.running.get(), "commands were not done when the target stopped");
+        }
+    }
+
+    /// Ends the connection at once.
+    pub(crate) fn kill(&self) {
+        self.core.borrow_mut().close();
+        // The peer may be gone already, and then there is nothing to shut down.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    /// Takes no more commands, answers those in flight, then ends the connection.
+    pub(crate) fn stop(&self) {
+        self.draining.set(true);
+        let _ = self.stream.shutdown(Shutdown::Read);
+    }
+
+    /// Takes the connection off its controller; the admin queue takes its controller along.
+    fn leave(&self) {
+        self.waiting.borrow_mut().clear();
+        self.fetching.borrow_mut().clear();
+        let role = self.role.replace(Role::New);
+        match role {
+            Role::New => {}
+            Role::Io(controller, queue) => {
+                // After a reset another connection may have this identifier already.
+                let mut queues = controller.io_queues.borrow_mut();
+                if queues.get(&queue).is_some_and(|other| std::ptr::eq(other.as_ptr(), self)) {
+                    queues.remove(&queue);
+                }
+            }
+            Role::Admin(controller) => {
+                self.target.remove_controller(controller.id);
+                controller.close_io_queues();
+            }
+        }
+    }
+
+    /// Waits for the peer to close, so that it can read the last bytes: a socket closed with unread bytes resets.
+    async fn linger(&self) {
+        if self.stream.shutdown(Shutdown::Write).is_err() || self.draining.get() {
+            return;
+        }
+        let drained = async {
+            let mut buffer = Buffer::zeroed(4096);
+            for _ in 0..256 {
+                let result;
+                (result, buffer) = self.stream.recv(buffer).await;
+                if !matches!(result, Ok(1..)) {
+                    break;
+                }
+            }
+        };
+        // A peer that does not close in time is reset.
+        let _ = timeout(LINGER, drained).await;
+    }
+
+    /// Watches the clock for what this connection is now.
+    pub(crate) fn watch(self: &Rc<Self>) {
+        let connection = Rc::downgrade(self);
+        let connect = self.target.limits.connect;
+        let idle = self.target.limits.idle;
+        let controller = match &*self.role.borrow() {
+            Role::New => None,
+            Role::Admin(controller) => Some(Rc::clone(controller)),
+            Role::Io(..) => return self.stop_watching(),
+        };
+        let watch = async move {
+            match controller {
+                None => sleep(connect).await,
+                Some(controller) => {
+                    while controller.deadline(idle) > now() {
+                        sleep_until(controller.deadline(idle)).await;
+                    }
+                }
+            }
+            if let Some(connection) = connection.upgrade() {
+                tracing::debug!("the peer was silent too long");
+                connection.kill();
+            }
+        };
+        let watcher = spawn(watch);
+        self.stop_watching();
+        *self.watcher.borrow_mut() = Some(watcher);
+    }
+
+    fn stop_watching(&self) {
+        let watcher = self.watcher.borrow_mut().take();
+        if let Some(watcher) = watcher {
+            watcher.abort();
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! The discovery log page: which subsystems this host may connect to, at the address it came to.
+
+use std::net::SocketAddr;
+
+use sealblock_protocols_nvme::logs::{DiscoveryEntry, DiscoveryLog, SubsystemType};
+use sealblock_protocols_nvme::nqn::Nqn;
+
+use crate::target::Shared;
+
+/// The page for this host. Subsystems do not change while a target runs, so the generation does not either.
+pub(crate) fn log(target: &Shared, host: &Nqn, at: SocketAddr) -> Vec<u8> {
+    let entry = |kind, nqn: &Nqn| DiscoveryEntry::tcp(kind, 1, at.ip(), at.port(), nqn);
+    let mut entries = vec![entry(SubsystemType::CurrentDiscovery, &Nqn::discovery())];
+    let allowed = target.subsystems.iter().filter(|subsystem| subsystem.allows(host));
+    entries.extend(allowed.map(|subsystem| entry(SubsystemType::Nvm, &subsystem.nqn)));
+    DiscoveryLog { generation: 1, entries }.encode()
+}

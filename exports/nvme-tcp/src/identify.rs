@@ -1,0 +1,137 @@
+//! Identify: what a controller and its namespaces say of themselves.
+
+use sealblock_block::{Ability, Device};
+use sealblock_protocols_nvme::admin::{Cns, Identify};
+use sealblock_protocols_nvme::identify::{
+    Cmic, Controller as ControllerPage, ControllerType, Ctratt, Dlfeat, IndependentNamespace, Lpa,
+    Namespace as NamespacePage, NamespaceId, Nmic, Nstat, NvmController, NvmNamespace, Oncs, Sgls, Vwc, command_sets,
+    namespace_list,
+};
+use sealblock_protocols_nvme::nqn::PaddedText;
+use sealblock_protocols_nvme::registers::Version;
+use sealblock_protocols_nvme::{Ascii, Count8, Invalid, StatusCode};
+
+use crate::controller::{Controller, ERROR_ENTRIES, EVENT_REQUESTS};
+use crate::limits::{IN_CAPSULE_BYTES, Limits};
+use crate::namespace::Namespace;
+use crate::refusal::Refusal;
+
+/// WZSL: 32 MiB, which is what the 16-bit block count can say with the smallest blocks.
+pub(crate) const WRITE_ZEROES_BYTES: u64 = 4096 << WZSL;
+const WZSL: u8 = 13;
+/// Version 1.1 of the NVM Command Set specification.
+const NVM_1_1: u32 = 0x0001_0100;
+/// NSATTR bit 0: the namespace is write protected.
+const WRITE_PROTECTED: u8 = 1;
+
+pub(crate) fn page(controller: &Controller, limits: &Limits, ask: &Identify) -> Result<[u8; 4096], Refusal> {
+    if controller.is_discovery && ask.cns != Cns::Controller {
+        return Err(Invalid::field("CNS", 10, 0).into());
+    }
+    let by_set = [Cns::CommandSetNamespace, Cns::CommandSetController, Cns::CommandSetActiveNamespaces];
+    if by_set.contains(&ask.cns) && ask.csi != 0 {
+        return Err(Invalid::field("CSI", 11, 24).into());
+    }
+    match ask.cns {
+        Cns::Controller => Ok(identify_controller(controller, limits).encode()),
+        Cns::ActiveNamespaces | Cns::CommandSetActiveNamespaces => {
+            Ok(namespace_list(controller.subsystem.namespaces.keys().copied(), ask.nsid)?)
+        }
+        Cns::CommandSetController => {
+            Ok(NvmController { wzsl: WZSL, ver: NVM_1_1, ..NvmController::default() }.encode())
+        }
+        Cns::CommandSets => Ok(command_sets()),
+        Cns::Namespace | Cns::NamespaceDescriptors | Cns::CommandSetNamespace | Cns::IndependentNamespace => {
+            of_namespace(controller, ask)
+        }
+        Cns::AllocatedNamespaces | Cns::AllocatedNamespace | Cns::NamespaceControllers | Cns::Controllers => {
+            Err(Invalid::field("CNS", 10, 0).into())
+        }
+    }
+}
+
+/// A namespace that is not there, but could be, is a page of zeroes; an identifier that cannot be is refused.
+fn of_namespace(controller: &Controller, ask: &Identify) -> Result<[u8; 4096], Refusal> {
+    if ask.nsid == 0 || ask.nsid > controller.subsystem.largest_nsid() {
+        return Err(StatusCode::INVALID_NAMESPACE.into());
+    }
+    let Some(namespace) = controller.subsystem.namespaces.get(&ask.nsid) else { return Ok([0; 4096]) };
+    let (mut page, mut nvm) = (identify_namespace(namespace), NvmNamespace::default());
+    namespace.wire_format().describe(&mut page, &mut nvm);
+    Ok(match ask.cns {
+        Cns::Namespace => page.encode(),
+        Cns::CommandSetNamespace => nvm.encode(),
+        Cns::NamespaceDescriptors => {
+            NamespaceId::list(&[NamespaceId::Uuid(namespace.uuid), NamespaceId::CommandSet(0)])
+        }
+        _ => {
+            let (nmic, nsattr, nstat) = (page.nmic, page.nsattr, Nstat::READY);
+            IndependentNamespace { nmic, nsattr, nstat, ..IndependentNamespace::default() }.encode()
+        }
+    })
+}
+
+fn identify_namespace(namespace: &Namespace) -> NamespacePage {
+    let (geometry, abilities) = (namespace.device.geometry(), namespace.device.abilities());
+    let blocks = geometry.capacity_blocks;
+    // Deallocated blocks are said to read as zeroes only if the device promises it.
+    let dlfeat = match abilities.unmap_zeroes && abilities.write_zeroes != Ability::Absent {
+        true => Dlfeat::READS_ZEROES | Dlfeat::WRITE_ZEROES_DEALLOCATE,
+        false => Dlfeat::NONE,
+    };
+    NamespacePage {
+        nsze: blocks,
+        ncap: blocks,
+        nuse: blocks,
+        nmic: Nmic::SHARED,
+        dlfeat,
+        nvmcap: u128::from(geometry.capacity_bytes()),
+        nsattr: if abilities.writable { 0 } else { WRITE_PROTECTED },
+        ..NamespacePage::default()
+    }
+}
+
+fn identify_controller(controller: &Controller, limits: &Limits) -> ControllerPage {
+    let subsystem = &controller.subsystem;
+    let common = ControllerPage {
+        sn: Ascii::new(&subsystem.serial),
+        mn: Ascii::new(&subsystem.model),
+        fr: Ascii::new(env!("CARGO_PKG_VERSION")),
+        mdts: limits.mdts(),
+        cntlid: controller.id,
+        ver: Version::V2_1.bits(),
+        ctratt: Ctratt::HOST_IDENTIFIER_128,
+        cntrltype: ControllerType::Discovery.code(),
+        aerl: Count8::saturating(EVENT_REQUESTS),
+        lpa: Lpa::EXTENDED_DATA,
+        elpe: Count8::saturating(ERROR_ENTRIES),
+        kas: 1,
+        maxcmd: limits.commands,
+        sgls: Sgls::SUPPORTED | Sgls::OFFSET | Sgls::TRANSPORT,
+        subnqn: PaddedText::new(subsystem.nqn.as_str()),
+        ..ControllerPage::default()
+    };
+    if controller.is_discovery { common } else { with_namespaces(controller, common) }
+}
+
+/// What a controller with namespaces says besides.
+fn with_namespaces(controller: &Controller, common: ControllerPage) -> ControllerPage {
+    let subsystem = &controller.subsystem;
+    ControllerPage {
+        cmic: Cmic::MULTIPLE_CONTROLLERS,
+        ctratt: common.ctratt | Ctratt::EXTENDED_LBA_FORMATS | Ctratt::LIMITS_EXCLUDE_METADATA,
+        cntrltype: ControllerType::Io.code(),
+        frmw: 0b11,
+        lpa: common.lpa | Lpa::COMMANDS_SUPPORTED_AND_EFFECTS,
+        sqes: 0x66,
+        cqes: 0x44,
+        nn: subsystem.largest_nsid(),
+        mnan: subsystem.largest_nsid(),
+        oncs: Oncs::COMPARE | Oncs::DATASET_MANAGEMENT | Oncs::WRITE_ZEROES | Oncs::TIMESTAMP | Oncs::VERIFY,
+        vwc: Vwc::PRESENT | Vwc::FLUSH_ALL_LOW | Vwc::FLUSH_ALL_HIGH,
+        ioccsz: (64 + IN_CAPSULE_BYTES) / 16,
+        iorcsz: 1,
+        msdbd: 1,
+        ..common
+    }
+}

@@ -1,0 +1,239 @@
+//! I/O commands: checked before their data is fetched, translated once, carried out by the namespace's device.
+
+use std::rc::Rc;
+
+use sealblock_block::{Ability, Answer, Device, Durability, Failure, Operation, OperationKind};
+use sealblock_integrity::Sealed;
+use sealblock_protocols_nvme::nvm::{BlockCommand, DatasetManagement, DsmAttributes, IoCommand, WriteZeroes};
+use sealblock_protocols_nvme::{Command, Fuse, Invalid, NSID_ALL, StatusCode};
+use sealblock_runtime_memory::Buffer;
+use sealblock_units::Extent;
+
+use crate::connection::Reply;
+use crate::controller::Controller;
+use crate::identify::WRITE_ZEROES_BYTES;
+use crate::limits::Limits;
+use crate::namespace::{NO_TAGS, Namespace};
+use crate::refusal::Refusal;
+use crate::subsystem::add;
+
+/// A command that was checked as far as its 64 bytes tell.
+pub(crate) struct Job {
+    io: IoCommand,
+    /// One namespace, or all of them for a Flush of all.
+    namespaces: Vec<Rc<Namespace>>,
+    controller: Rc<Controller>,
+}
+
+/// Data that a command brings or wants, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Room {
+    /// Data of the host, in the capsule or to be fetched.
+    pub(crate) brings: u64,
+    /// The host's buffer for data of the controller.
+    pub(crate) wants: u64,
+}
+
+impl Job {
+    pub(crate) fn prepare(
+        controller: &Rc<Controller>,
+        limits: &Limits,
+        command: &Command,
+        room: Room,
+    ) -> Result<Job, Refusal> {
+        if command.fuse() != Fuse::Normal {
+            return Err(Invalid::field("FUSE", 0, 8).into());
+        }
+        let io = IoCommand::decode(command)?;
+        let all = &controller.subsystem.namespaces;
+        let namespaces = match (command.nsid.get(), io) {
+            (NSID_ALL, IoCommand::Flush) => all.values().cloned().collect(),
+            (nsid, _) => vec![Rc::clone(all.get(&nsid).ok_or(StatusCode::INVALID_NAMESPACE)?)],
+        };
+        if let [namespace] = namespaces.as_slice() {
+            check(namespace, limits, &io, command, room)?;
+        }
+        Ok(Job { io, namespaces, controller: Rc::clone(controller) })
+    }
+
+    /// Bytes that a Read hands to the host.
+    pub(crate) fn read_bytes(&self) -> u64 {
+        match (&self.io, self.namespaces.first()) {
+            (IoCommand::Read(blocks), Some(namespace)) => namespace.wire_bytes(blocks),
+            _ => 0,
+        }
+    }
+
+    /// Carries the command out.
+    pub(crate) async fn run(self, data: Option<Buffer>) -> Result<Reply, Refusal> {
+        let Some(namespace) = self.namespaces.first() else { return Ok(Reply::Done(0)) };
+        let data = data.unwrap_or_default();
+        let outcome = match self.io {
+            IoCommand::Flush => self.flush().await,
+            IoCommand::Write(blocks) => self.write(namespace, blocks, data).await,
+            IoCommand::Read(blocks) => self.read(namespace, blocks).await,
+            IoCommand::Compare(blocks) => compare(namespace, blocks, data).await,
+            IoCommand::WriteZeroes(zeroes) => self.write_zeroes(namespace, zeroes).await,
+            IoCommand::DatasetManagement(dsm) => deallocate(namespace, dsm, &data).await,
+            IoCommand::Verify(blocks) => {
+                let ask = Operation::Verify { extent: blocks.extent, checks: namespace.checks(&blocks) };
+                execute(namespace, ask).await.map(|_| Reply::Done(0))
+            }
+            IoCommand::WriteUncorrectable(_) | IoCommand::Copy(_) => Err(StatusCode::INVALID_OPCODE.into()),
+        };
+        self.count(namespace, &outcome);
+        match extent(&self.io) {
+            Some(extent) => outcome.map_err(|refusal| refusal.or_at(extent.start())),
+            None => outcome,
+        }
+    }
+
+    async fn flush(&self) -> Result<Reply, Refusal> {
+        for namespace in &self.namespaces {
+            execute(namespace, Operation::Flush).await?;
+        }
+        Ok(Reply::Done(0))
+    }
+
+    async fn read(&self, namespace: &Namespace, blocks: BlockCommand) -> Result<Reply, Refusal> {
+        let ask = Operation::Read { extent: blocks.extent, checks: namespace.checks(&blocks) };
+        match execute(namespace, ask).await? {
+            Answer::Data(read) => Ok(Reply::Data(namespace.payload(&blocks, &read), 0)),
+            Answer::Done | Answer::Verified(_) => Err(StatusCode::INTERNAL_ERROR.into()),
+        }
+    }
+
+    async fn write(&self, namespace: &Namespace, blocks: BlockCommand, data: Buffer) -> Result<Reply, Refusal> {
+        let (extent, data) = (blocks.extent, namespace.seal(&blocks, data)?);
+        let durability = self.durability(blocks.force_unit_access);
+        execute(namespace, Operation::Write { extent, data, durability }).await.map(|_| Reply::Done(0))
+    }
+
+    async fn write_zeroes(&self, namespace: &Namespace, zeroes: WriteZeroes) -> Result<Reply, Refusal> {
+        let (extent, may_unmap) = (zeroes.blocks.extent, zeroes.deallocate);
+        let durability = self.durability(zeroes.blocks.force_unit_access);
+        execute(namespace, Operation::WriteZeroes { extent, may_unmap, durability }).await.map(|_| Reply::Done(0))
+    }
+
+    /// With the write cache switched off every write is durable before it is answered.
+    fn durability(&self, force_unit_access: bool) -> Durability {
+        match force_unit_access || !self.controller.write_cache.get() {
+            true => Durability::ForceUnitAccess,
+            false => Durability::Volatile,
+        }
+    }
+
+    fn count(&self, namespace: &Namespace, outcome: &Result<Reply, Refusal>) {
+        let traffic = &self.controller.subsystem.traffic;
+        let bytes = extent(&self.io).map_or(0, |extent| namespace.data_bytes(extent));
+        match (&self.io, outcome) {
+            (IoCommand::Read(_) | IoCommand::Compare(_) | IoCommand::Verify(_), Ok(_)) => {
+                add(&traffic.reads, 1);
+                add(&traffic.read_bytes, bytes);
+            }
+            (IoCommand::Write(_), Ok(_)) => {
+                add(&traffic.writes, 1);
+                add(&traffic.written_bytes, bytes);
+            }
+            (_, Err(refusal)) if is_damage(refusal) => add(&traffic.media_errors, 1),
+            _ => {}
+        }
+    }
+}
+
+/// Whether the status is one of damaged blocks: checks that failed, and media errors, but not differences.
+fn is_damage(refusal: &Refusal) -> bool {
+    matches!(refusal.status.code().get(), 0x280..=0x284 | 0x288)
+}
+
+/// The blocks of a command that names one run of them.
+fn extent(io: &IoCommand) -> Option<Extent> {
+    match io {
+        IoCommand::Write(blocks) | IoCommand::Read(blocks) | IoCommand::Compare(blocks) | IoCommand::Verify(blocks) => {
+            Some(blocks.extent)
+        }
+        IoCommand::WriteZeroes(zeroes) => Some(zeroes.blocks.extent),
+        IoCommand::WriteUncorrectable(extent) => Some(*extent),
+        IoCommand::Flush | IoCommand::DatasetManagement(_) | IoCommand::Copy(_) => None,
+    }
+}
+
+/// What a command must be before its data is fetched. Verify and the others without data may carry any length.
+fn check(namespace: &Namespace, limits: &Limits, io: &IoCommand, command: &Command, room: Room) -> Result<(), Refusal> {
+    io.validate(namespace.device.geometry().capacity_blocks, namespace.format())?;
+    let is_too_long = |extent, most| namespace.data_bytes(extent) > most;
+    let too_long = Invalid::field("NLB", 12, 0);
+    match io {
+        IoCommand::Read(blocks) | IoCommand::Write(blocks) | IoCommand::Compare(blocks) => {
+            if is_too_long(blocks.extent, u64::from(limits.transfer_bytes)) {
+                return Err(too_long.into());
+            }
+            let got_bytes = if matches!(io, IoCommand::Read(_)) { room.wants } else { room.brings };
+            same(namespace.wire_bytes(blocks), got_bytes)
+        }
+        IoCommand::WriteZeroes(zeroes) if zeroes.whole_namespace => Err(Invalid::field("NSZ", 12, 23).into()),
+        IoCommand::WriteZeroes(zeroes) if is_too_long(zeroes.blocks.extent, WRITE_ZEROES_BYTES) => Err(too_long.into()),
+        IoCommand::DatasetManagement(dsm) => match room.brings {
+            got_bytes if got_bytes < dsm.data_bytes() as u64 || got_bytes > 4096 => {
+                same(dsm.data_bytes() as u64, got_bytes)
+            }
+            _ => Ok(()),
+        },
+        IoCommand::WriteUncorrectable(_) | IoCommand::Copy(_) => Err(Invalid::Opcode(command.opcode).into()),
+        IoCommand::Flush | IoCommand::Verify(_) | IoCommand::WriteZeroes(_) => Ok(()),
+    }
+}
+
+fn same(needed_bytes: u64, got_bytes: u64) -> Result<(), Refusal> {
+    if needed_bytes == got_bytes { Ok(()) } else { Err(Invalid::DataLength { needed_bytes, got_bytes }.into()) }
+}
+
+async fn execute(namespace: &Namespace, operation: Operation) -> Result<Answer, Refusal> {
+    let kind = operation.kind();
+    namespace.device.execute(operation).await.map_err(|error| Refusal::of_error(&error, kind))
+}
+
+/// Plain blocks are compared by the device. Protected ones are read, so that tags are compared as well.
+async fn compare(namespace: &Namespace, blocks: BlockCommand, data: Buffer) -> Result<Reply, Refusal> {
+    let extent = blocks.extent;
+    let size = namespace.device.geometry().block_size;
+    let Some(format) = namespace.format() else {
+        let data = Sealed::seal(data.freeze(), size, None, &NO_TAGS);
+        return execute(namespace, Operation::Compare { extent, data }).await.map(|_| Reply::Done(0));
+    };
+    let checks = namespace.checks(&blocks);
+    let wanted = namespace.check_wire(&blocks, &data, &checks)?;
+    let Answer::Data(stored) = execute(namespace, Operation::Read { extent, checks }).await? else {
+        return Err(StatusCode::INTERNAL_ERROR.into());
+    };
+    let units = |sealed: &Sealed| (sealed.data().clone(), sealed.tags().clone());
+    let ((data, tags), (stored_data, stored_tags)) = (units(&wanted), units(&stored));
+    let same = data.chunks_exact(size.bytes()).eq(stored_data.chunks_exact(size.bytes())) && *tags == *stored_tags;
+    if same {
+        return Ok(Reply::Done(0));
+    }
+    let (size, tuple) = (size.bytes(), format.tuple_bytes());
+    let differs = |i: usize| {
+        data[i * size..][..size] != stored_data[i * size..][..size]
+            || tags[i * tuple..][..tuple] != stored_tags[i * tuple..][..tuple]
+    };
+    let first = extent.iter().enumerate().find(|(i, _)| differs(*i));
+    let lba = first.map_or(extent.start(), |(_, lba)| lba);
+    Err(Refusal::of_error(&Failure::Miscompare { lba }.into(), OperationKind::Compare))
+}
+
+/// Deallocation is advice: a device without it does nothing, and that is no error.
+async fn deallocate(namespace: &Namespace, dsm: DatasetManagement, data: &[u8]) -> Result<Reply, Refusal> {
+    let ranges = dsm.parse(data)?.iter().map(|range| range.extent());
+    let ranges: Result<Vec<Option<Extent>>, _> = ranges.collect();
+    let extents: Vec<Extent> = ranges.map_err(Invalid::from)?.into_iter().flatten().collect();
+    let geometry = namespace.device.geometry();
+    for extent in &extents {
+        geometry.check(*extent).map_err(|error| Refusal::of_error(&error, OperationKind::Discard))?;
+    }
+    let is_asked = dsm.attributes.contains(DsmAttributes::DEALLOCATE) && !extents.is_empty();
+    if is_asked && namespace.device.abilities().discard != Ability::Absent {
+        execute(namespace, Operation::Discard { extents }).await?;
+    }
+    Ok(Reply::Done(0))
+}

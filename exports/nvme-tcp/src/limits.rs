@@ -1,0 +1,75 @@
+//! What peers can make a target hold, and how long it waits for them.
+
+use std::time::Duration;
+
+/// The limits of one [`crate::Target`], that is, of one reactor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections at once; further ones are closed as soon as they are accepted.
+    pub connections: usize,
+    /// I/O queues of one controller, at most 65,535.
+    pub io_queues: u16,
+    /// Entries of a queue (CAP.MQES); a host has at most one command less in flight. At least 32, which is what hosts ask
+    /// for on the admin queue.
+    pub commands: u16,
+    /// Bytes of write data, and again of read data, in flight on one connection. Commands that exceed it wait. Raised to
+    /// twice `transfer_bytes` if it is less.
+    pub bytes_in_flight: usize,
+    /// Largest data transfer (MDTS), metadata not counted, in bytes; rounded down to a power of two, 8192 to 1 GiB.
+    pub transfer_bytes: u32,
+    /// Time from accepting a connection until its Connect command is answered. Covers the first byte and slow drips.
+    pub connect: Duration,
+    /// Time without any command on a controller that has no keep alive timeout.
+    pub idle: Duration,
+    /// Time that commands in flight get when the target stops, and that a peer gets to read the last bytes.
+    pub drain: Duration,
+}
+
+impl Default for Limits {
+    /// 256 connections, 64 I/O queues of 128 entries, 8 MiB in flight each way, transfers of 1 MiB, 10 s to connect, 2 min
+    /// idle, 5 s to drain.
+    fn default() -> Limits {
+        Limits {
+            connections: 256,
+            io_queues: 64,
+            commands: 128,
+            bytes_in_flight: 8 << 20,
+            transfer_bytes: 1 << 20,
+            connect: Duration::from_secs(10),
+            idle: Duration::from_secs(120),
+            drain: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Data that a capsule on any queue may carry, in bytes: what admin queues must take anyway.
+pub(crate) const IN_CAPSULE_BYTES: u32 = sealblock_protocols_nvme_tcp::config::ADMIN_IN_CAPSULE_BYTES;
+
+impl Limits {
+    /// The same limits, brought to what the protocol can say.
+    pub(crate) fn legal(mut self) -> Limits {
+        self.io_queues = self.io_queues.max(1);
+        self.commands = self.commands.max(32);
+        self.transfer_bytes = 1 << self.transfer_bytes.clamp(8192, 1 << 30).ilog2();
+        self.bytes_in_flight = self.bytes_in_flight.max(2 * self.transfer_bytes as usize);
+        self
+    }
+
+    /// MDTS: the largest transfer as a power of two of pages of 4096 bytes; never 0, which would mean no limit.
+    pub(crate) fn mdts(&self) -> u8 {
+        (self.transfer_bytes.ilog2() - 12) as u8
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_become_what_the_protocol_can_say() {
+        let odd = Limits { commands: 1, transfer_bytes: 3_000_000, bytes_in_flight: 0, ..Limits::default() }.legal();
+        assert_eq!((odd.commands, odd.transfer_bytes, odd.bytes_in_flight), (32, 1 << 21, 1 << 22));
+        assert_eq!((odd.mdts(), Limits::default().mdts()), (9, 8));
+        assert_eq!(Limits::default().legal(), Limits::default());
+    }
+}

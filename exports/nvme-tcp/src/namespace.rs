@@ -1,0 +1,143 @@
+//! A namespace: a device, how hosts see it, and what its blocks are on the wire.
+
+use std::rc::Rc;
+
+use sealblock_block::{Device, Fault, Faults, Gate, OperationKind, Stack};
+use sealblock_integrity::{
+    Checks, GuardKind, PiFormat, PiPosition, ProtectionType, Sealed, ShapeError, Tags, Unverified,
+};
+use sealblock_protocols_nvme::StatusCode;
+use sealblock_protocols_nvme::identify::NamespaceFormat;
+use sealblock_protocols_nvme::nvm::BlockCommand;
+use sealblock_protocols_nvme_tcp::Payload;
+use sealblock_runtime_memory::Buffer;
+use sealblock_units::Extent;
+
+use crate::refusal::Refusal;
+use crate::subsystem::SetupError;
+
+/// What hosts see of a device's protection information.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Shows {
+    /// Blocks without metadata. The target makes tags on writes and checks them on reads.
+    #[default]
+    Plain,
+    /// Extended logical blocks in the device's format. Hosts say per command (PRACT) who makes the tags.
+    Protected,
+}
+
+/// A namespace of a [`crate::Subsystem`].
+pub struct Namespace {
+    pub(crate) device: Rc<Gate<Stack>>,
+    pub(crate) uuid: [u8; 16],
+    shows: Shows,
+}
+
+impl Namespace {
+    /// The namespace of `device`, plain. `uuid` is its identity, which hosts use to recognise it.
+    pub fn new(device: Rc<Gate<Stack>>, uuid: [u8; 16]) -> Namespace {
+        Namespace { device, uuid, shows: Shows::Plain }
+    }
+
+    /// The same namespace, shown so.
+    ///
+    /// # Errors
+    /// [`SetupError::NotProtected`] if its protection information is to be shown and it has none that NVMe knows.
+    pub fn showing(mut self, shows: Shows) -> Result<Namespace, SetupError> {
+        let format = self.device.geometry().protection.filter(|format| format.guard() != GuardKind::IpChecksum);
+        if shows == Shows::Protected && format.is_none() {
+            return Err(SetupError::NotProtected);
+        }
+        self.shows = shows;
+        Ok(self)
+    }
+
+    /// The protection information that commands are about: none on a plain namespace.
+    pub(crate) fn format(&self) -> Option<PiFormat> {
+        match self.shows {
+            Shows::Plain => None,
+            Shows::Protected => self.device.geometry().protection,
+        }
+    }
+
+    /// What Identify says of its blocks.
+    pub(crate) fn wire_format(&self) -> NamespaceFormat {
+        let format = self.format();
+        NamespaceFormat {
+            block_size: self.device.geometry().block_size,
+            metadata_bytes: format.map_or(0, PiFormat::tuple_bytes),
+            extended: format.is_some(),
+            protection: format.map(|format| (format, PiPosition::Last)),
+            storage_tag_mask: format.map_or(0, PiFormat::storage_tag_mask),
+        }
+    }
+
+    /// Bytes on the wire of the blocks of a command that moves them.
+    pub(crate) fn wire_bytes(&self, blocks: &BlockCommand) -> u64 {
+        let metadata = match self.format() {
+            Some(format) if !blocks.protection.pract => format.tuple_bytes() as u64,
+            _ => 0,
+        };
+        blocks.extent.bytes(self.device.geometry().block_size) + blocks.extent.len() * metadata
+    }
+
+    /// What is checked where the blocks are stored.
+    pub(crate) fn checks(&self, blocks: &BlockCommand) -> Checks {
+        match (self.format(), self.device.geometry().protection) {
+            (Some(format), _) => blocks.protection.checks(format, format.storage_tag_mask()),
+            (None, Some(format)) => Checks::full(format, blocks.extent.start()),
+            (None, None) => Checks::NONE,
+        }
+    }
+
+    /// The blocks of a Write as the device wants them: sealed here, or checked here.
+    pub(crate) fn seal(&self, blocks: &BlockCommand, data: Buffer) -> Result<Sealed, Refusal> {
+        let geometry = self.device.geometry();
+        let first_ref = blocks.extent.start().get();
+        let tags = match self.format() {
+            None => Tags { app_tag: 0, storage_tag: 0, first_ref },
+            Some(_) if !blocks.protection.pract => return self.check_wire(blocks, &data, &self.checks(blocks)),
+            // Type 1 is defined by this reference tag, and hosts that leave the check out also leave the field empty.
+            Some(format) if format.protection() == ProtectionType::Type1 => {
+                Tags { first_ref, ..blocks.protection.tags(format) }
+            }
+            Some(format) => blocks.protection.tags(format),
+        };
+        Ok(Sealed::seal(data.freeze(), geometry.block_size, geometry.protection, &tags))
+    }
+
+    /// Extended blocks from the wire, taken apart and checked.
+    pub(crate) fn check_wire(&self, blocks: &BlockCommand, data: &[u8], checks: &Checks) -> Result<Sealed, Refusal> {
+        let size = self.device.geometry().block_size;
+        let wrong_length = |_: ShapeError| Refusal::from(StatusCode::DATA_SGL_LENGTH_INVALID);
+        let unverified = match self.format() {
+            Some(format) => Unverified::from_interleaved(data, size, format).map_err(wrong_length)?,
+            None => return Ok(Sealed::seal(Buffer::copy_from(data).freeze(), size, None, &NO_TAGS)),
+        };
+        unverified.verify(checks).map_err(|bad| {
+            let faults = bad.iter().map(|bad| Fault::of_mismatch(blocks.extent.start(), bad)).collect();
+            let faults = Faults::new(faults).expect("a failed check names a block");
+            Refusal::of_error(&faults.into(), OperationKind::Write)
+        })
+    }
+
+    /// Blocks that were read, as they go to the host: the device's slices, with their tags between them if the host asked.
+    pub(crate) fn payload(&self, blocks: &BlockCommand, read: &Sealed) -> Payload {
+        match self.format() {
+            Some(format) if !blocks.protection.pract => {
+                let (size, tuple) = (read.size().bytes(), format.tuple_bytes());
+                Payload::new((0..read.blocks()).flat_map(|i| {
+                    [read.data().slice(i * size..(i + 1) * size), read.tags().slice(i * tuple..(i + 1) * tuple)]
+                }))
+            }
+            _ => Payload::from(read.data().clone()),
+        }
+    }
+
+    /// Bytes of data of these blocks, metadata not counted.
+    pub(crate) fn data_bytes(&self, extent: Extent) -> u64 {
+        extent.bytes(self.device.geometry().block_size)
+    }
+}
+
+pub(crate) const NO_TAGS: Tags = Tags { app_tag: 0, storage_tag: 0, first_ref: 0 };

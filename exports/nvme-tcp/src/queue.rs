@@ -1,0 +1,215 @@
+//! The way of a command: checked, its data fetched, carried out, answered.
+//!
+//! Commands whose data exceeds the bytes allowed in flight wait in order, and go on when others have left.
+
+use std::rc::Rc;
+
+use sealblock_protocols_nvme::{Command, Completion, Direction, FABRICS_OPCODE, Status, StatusCode};
+use sealblock_protocols_nvme_tcp::target::{CommandData, DataError, Received, Token};
+use sealblock_runtime_memory::Buffer;
+use sealblock_runtime_reactor::{now, pool, spawn};
+
+use crate::admin;
+use crate::connection::{Connection, Reply, Role};
+use crate::io::{Job, Room};
+use crate::refusal::Refusal;
+
+/// The most data that a command which is no I/O command may bring, in bytes.
+const CONTROL_BYTES: u64 = 8192;
+
+/// A command that was checked.
+pub(crate) struct Task {
+    command: Command,
+    /// `None` for Fabrics and admin commands.
+    job: Option<Job>,
+}
+
+/// A command that waits for room.
+pub(crate) enum Waiting {
+    /// Its data is to be fetched.
+    Fetch(Token, Task, usize),
+    /// It reads.
+    Read(Token, Task),
+}
+
+impl Connection {
+    pub(crate) fn on_command(self: &Rc<Self>, token: Token, command: Command, data: CommandData) {
+        self.advance_head();
+        let is_to_controller = direction(&command) == Direction::ToController;
+        let (room, received) = match data {
+            CommandData::Unusable(error) => {
+                return self.finish(token, &command, Err(error.status_code().into()));
+            }
+            CommandData::None => (Room { brings: 0, wants: 0 }, None),
+            CommandData::InCapsule(received) => {
+                (Room { brings: received.buffer.len() as u64, wants: 0 }, Some(received.buffer))
+            }
+            CommandData::Transport { len_bytes } => {
+                let len = u64::from(len_bytes);
+                (
+                    Room {
+                        brings: if is_to_controller { len } else { 0 },
+                        wants: if is_to_controller { 0 } else { len },
+                    },
+                    None,
+                )
+            }
+        };
+        let task = match self.prepare(&command, room) {
+            Ok(job) => Task { command, job },
+            Err(refusal) => return self.finish(token, &command, Err(refusal)),
+        };
+        if is_to_controller && received.is_none() && room.brings > 0 {
+            return self.wait(Waiting::Fetch(token, task, room.brings as usize));
+        }
+        match &task.job {
+            Some(job) if job.read_bytes() > 0 => self.wait(Waiting::Read(token, task)),
+            _ => self.carry_out(token, task, received, room.wants),
+        }
+    }
+
+    pub(crate) fn on_data(self: &Rc<Self>, token: Token, data: Result<Received, DataError>) {
+        let task = self.fetching.borrow_mut().remove(&token);
+        let Some(task) = task else { return };
+        match data {
+            Ok(received) => self.carry_out(token, task, Some(received.buffer), 0),
+            Err(error) => self.finish(token, &task.command, Err(error.status_code().into())),
+        }
+    }
+
+    /// Refuses what cannot be carried out, before any data is fetched.
+    fn prepare(&self, command: &Command, room: Room) -> Result<Option<Job>, Refusal> {
+        match &*self.role.borrow() {
+            Role::Io(controller, _) if command.opcode != FABRICS_OPCODE => {
+                if !controller.is_ready() {
+                    return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into());
+                }
+                if controller.keep_alive_ms.get() == 0 {
+                    controller.seen.set(now());
+                }
+                Job::prepare(controller, &self.target.limits, command, room).map(Some)
+            }
+            _ if room.brings > CONTROL_BYTES || !room.brings.is_multiple_of(4) => {
+                Err(StatusCode::DATA_SGL_LENGTH_INVALID.into())
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn wait(self: &Rc<Self>, waiting: Waiting) {
+        self.waiting.borrow_mut().push_back(waiting);
+        self.admit_waiting();
+    }
+
+    /// Lets commands go on, in order, as far as there is room.
+    pub(crate) fn admit_waiting(self: &Rc<Self>) {
+        loop {
+            let next = self.waiting.borrow().front().is_some_and(|waiting| self.has_room(waiting));
+            let next = if next { self.waiting.borrow_mut().pop_front() } else { None };
+            match next {
+                None => return,
+                Some(Waiting::Fetch(token, task, len)) => self.fetch(token, task, len),
+                Some(Waiting::Read(token, task)) => {
+                    let bytes = task.job.as_ref().map_or(0, Job::read_bytes);
+                    self.read_bytes.set(self.read_bytes.get() + bytes);
+                    self.carry_out(token, task, None, 0);
+                }
+            }
+        }
+    }
+
+    fn has_room(&self, waiting: &Waiting) -> bool {
+        let (core, most) = (self.core.borrow(), self.target.limits.bytes_in_flight);
+        match waiting {
+            Waiting::Fetch(_, _, len) => core.bytes_in_flight() + len <= most,
+            Waiting::Read(_, task) => {
+                let bytes = task.job.as_ref().map_or(0, Job::read_bytes);
+                let unsent = self.read_bytes.get().saturating_sub(core.counters().payload_bytes_sent);
+                unsent + bytes <= most as u64
+            }
+        }
+    }
+
+    fn fetch(self: &Rc<Self>, token: Token, task: Task, len: usize) {
+        let command = task.command;
+        self.fetching.borrow_mut().insert(token, task);
+        let accepted = self.core.borrow_mut().accept_data(token, pool().take(len), None);
+        if accepted.is_err() {
+            self.fetching.borrow_mut().remove(&token);
+            return self.finish(token, &command, Err(StatusCode::DATA_SGL_LENGTH_INVALID.into()));
+        }
+        self.output.ring();
+    }
+
+    fn carry_out(self: &Rc<Self>, token: Token, task: Task, data: Option<Buffer>, room: u64) {
+        let Task { command, job } = task;
+        let Some(job) = job else {
+            let data = data.unwrap_or_default();
+            let outcome = admin::run(self, &command, &data, room as usize);
+            return self.finish(token, &command, outcome);
+        };
+        self.running.set(self.running.get() + 1);
+        let connection = Rc::clone(self);
+        spawn(async move {
+            let read_bytes = job.read_bytes();
+            let outcome = job.run(data).await;
+            if outcome.is_err() {
+                connection.read_bytes.set(connection.read_bytes.get().saturating_sub(read_bytes));
+            }
+            connection.finish(token, &command, outcome);
+            connection.running.set(connection.running.get() - 1);
+            if connection.running.get() == 0 {
+                connection.idle.ring();
+            }
+        });
+    }
+
+    /// Answers a command. If the connection is over, nobody waits for the answer.
+    fn finish(&self, token: Token, command: &Command, outcome: Result<Reply, Refusal>) {
+        let cid = command.cid.get();
+        let complete = |status, result| Completion::new(cid, status, result).with_sqhd(self.sqhd());
+        let answered = match outcome {
+            Ok(Reply::Held) => Ok(()),
+            Ok(Reply::Done(result)) => self.core.borrow_mut().respond(token, complete(Status::SUCCESS, result)),
+            Ok(Reply::Data(data, result)) => {
+                let completion = complete(Status::SUCCESS, result);
+                self.core.borrow_mut().send_data(token, data, Some(completion))
+            }
+            Err(refusal) => {
+                let status = self.log(command, &refusal);
+                self.core.borrow_mut().respond(token, complete(status, refusal.result))
+            }
+        };
+        if let Err(error) = answered {
+            tracing::debug!(%error, "a command was not answered");
+        }
+        self.output.ring();
+    }
+
+    fn log(&self, command: &Command, refusal: &Refusal) -> Status {
+        match &*self.role.borrow() {
+            Role::New => refusal.status,
+            Role::Admin(controller) => controller.log(0, command, refusal),
+            Role::Io(controller, queue) => controller.log(*queue, command, refusal),
+        }
+    }
+
+    fn advance_head(&self) {
+        if let Some((head, entries)) = self.head.get() {
+            self.head.set(Some(((head + 1) % entries, entries)));
+        }
+    }
+
+    /// SQHD: FFFFh with flow control off.
+    fn sqhd(&self) -> u16 {
+        self.head.get().map_or(0xFFFF, |(head, _)| head as u16)
+    }
+}
+
+/// Which way a command's data goes.
+fn direction(command: &Command) -> Direction {
+    match command.opcode {
+        FABRICS_OPCODE => Direction::of(command.nsid.get() as u8),
+        opcode => Direction::of(opcode),
+    }
+}
