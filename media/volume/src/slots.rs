@@ -7,7 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use crate::event::Event;
@@ -23,6 +23,9 @@ pub(crate) struct SlotMap {
     slots: u32,
     free: u32,
     cursor: u32,
+    /// Slots that more than one record of the tables names. Such tables were damaged or made on purpose; no record that goes
+    /// gives the slot up, because another may still mean it.
+    shared: FxHashSet<u32>,
 }
 
 impl SlotMap {
@@ -33,7 +36,7 @@ impl SlotMap {
         if let (Some(last), tail @ 1..) = (words.last_mut(), slots % 64) {
             *last = u64::MAX << tail;
         }
-        SlotMap { words, slots, free: slots, cursor: 0 }
+        SlotMap { words, slots, free: slots, cursor: 0, shared: FxHashSet::default() }
     }
 
     fn used(&self, slot: u32) -> bool {
@@ -48,7 +51,18 @@ impl SlotMap {
         }
     }
 
+    /// Marks the slot of a record that was read from the tables as in use.
+    pub fn claim(&mut self, slot: u32) {
+        if slot < self.slots && self.used(slot) {
+            self.shared.insert(slot);
+        }
+        self.occupy(slot);
+    }
+
     fn release(&mut self, slot: u32) {
+        if self.shared.contains(&slot) {
+            return;
+        }
         debug_assert!(self.used(slot), "a slot is released once");
         if slot < self.slots && self.used(slot) {
             self.words[slot as usize / 64] &= !(1 << (slot % 64));
@@ -321,6 +335,16 @@ mod tests {
         assert_eq!(map.take(10, 1).unwrap().as_slice(), [(10, 1)]);
         assert_eq!(map.take(0, 5).unwrap().iter().map(|run| run.1).sum::<u32>(), 5);
         assert_eq!(map.free, 0);
+    }
+
+    #[test]
+    fn a_slot_that_two_records_name_is_never_free_again() {
+        let mut map = SlotMap::new(8);
+        [1, 2, 2, 9].into_iter().for_each(|slot| map.claim(slot));
+        assert_eq!(map.free, 6);
+        [1, 2, 2].into_iter().for_each(|slot| map.release(slot));
+        assert_eq!(map.free, 7);
+        assert!(map.used(2) && !map.used(1));
     }
 
     #[test]

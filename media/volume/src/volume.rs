@@ -163,7 +163,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 // A damaged record may still name its slot rightly; keeping that slot costs little.
                 let record = Record::decode(raw, self.seed).unwrap_or_else(|_| Record::decode_unchecked(raw));
                 if record.kind == Kind::Stored {
-                    map.occupy(record.slot);
+                    map.claim(record.slot);
                 }
             }
             at += len;
