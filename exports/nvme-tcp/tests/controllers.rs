@@ -164,17 +164,56 @@ fn noise_and_premature_ends_leave_the_others_served() {
 }
 
 #[test]
-fn silent_peers_are_given_up_and_take_their_queues_along() {
+fn a_peer_that_does_not_connect_is_given_up() {
     run(|| async {
-        let ms = Duration::from_millis;
-        let served = serve(Limits { connect: ms(40), idle: ms(60), ..short() });
-        let _silent = Stream::connect(served.address).await.unwrap();
+        let served = serve(Limits { connect: Duration::from_millis(20), ..short() });
+        let silent = Stream::connect(served.address).await.unwrap();
+        let (result, _) = silent.recv(sealblock_runtime_memory::Buffer::zeroed(16)).await;
+        assert!(!matches!(result, Ok(1..)), "nothing but the end comes");
+    });
+}
+
+#[test]
+fn a_host_without_sign_of_life_is_given_up_and_its_queues_with_it() {
+    run(|| async {
+        let served = serve(short());
         let (mut admin, mut io) = Queue::pair(served.address, false).await;
+        let (_other, mut alive) = Queue::pair(served.address, false).await;
+        let soon = SetFeatures { fid: 0x0F, save: false, nsid: 0, cdw11: 1 };
+        admin.submit(soon.encode(), Data::None).await;
         while admin.receive().await {}
         while io.receive().await {}
-        while served.target.connections() > 0 {
-            sleep(ms(1)).await;
+        while served.target.connections() > 2 {
+            sleep(Duration::from_millis(1)).await;
         }
+        alive.io(PLAIN, IoCommand::Flush, Data::None).await.ok();
+    });
+}
+
+#[test]
+fn the_head_of_the_queue_goes_round() {
+    run(|| async {
+        let served = serve(short());
+        let (_admin, mut io) = Queue::pair(served.address, false).await;
+        // Connect was the first command of 32 entries.
+        for command in 2..70_u16 {
+            let done = io.io(PLAIN, IoCommand::Flush, Data::None).await.ok();
+            assert_eq!(done.completion.sqhd.get(), command % 32);
+        }
+    });
+}
+
+#[test]
+fn queues_of_other_controllers_and_second_queues_of_a_number_are_refused() {
+    run(|| async {
+        let served = serve(short());
+        let (admin, _io) = Queue::pair(served.address, false).await;
+        let mut queue = Queue::open(served.address, false).await;
+        assert_eq!(queue.connect(SUBNQN, 1, admin.cntlid, 0).await.status(), 0x00C, "queue 1 is there");
+        let beyond = queue.connect(SUBNQN, 2, admin.cntlid, 0).await;
+        assert_eq!((beyond.status(), beyond.completion.dword0()), (0x182, 42), "one queue was granted");
+        let other = queue.connect(DISCOVERY, 1, admin.cntlid, 0).await;
+        assert_eq!((other.status(), other.completion.dword0()), (0x182, 1 << 16 | 256));
     });
 }
 
