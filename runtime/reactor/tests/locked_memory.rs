@@ -16,15 +16,19 @@ fn restrict() {
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) }, 0);
     // SAFETY: the call takes no pointers; made directly, it changes the calling thread only.
     unsafe {
-        if libc::geteuid() == 0 {
-            assert_eq!(libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534), 0);
-        }
+        assert_eq!(libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534), 0);
     }
 }
 
 #[test]
 fn without_locked_memory_the_ring_does_without_fixed_buffers() {
     if !common::has_uring() {
+        return;
+    }
+    // SAFETY: the call takes nothing and cannot fail.
+    if unsafe { libc::geteuid() } != 0 {
+        // The limit counts for all processes of a user together, the rings of tests that run beside this one too.
+        eprintln!("skipped: only root can lower the limit for a user who has nothing else running");
         return;
     }
     let (read, write) = std::io::pipe().expect("a pipe");
