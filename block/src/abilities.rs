@@ -47,6 +47,17 @@ impl Abilities {
         offloads: false,
     };
 
+    /// A device in this process that does everything itself.
+    pub const COMPLETE: Abilities = Abilities {
+        writable: true,
+        verify: Ability::Native,
+        compare: Ability::Native,
+        discard: Ability::Native,
+        write_zeroes: Ability::Native,
+        unmap_zeroes: true,
+        offloads: false,
+    };
+
     /// How this kind of operation is carried out.
     pub fn of(&self, kind: OperationKind) -> Ability {
         let when_writable = |ability| if self.writable { ability } else { Ability::Absent };

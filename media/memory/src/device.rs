@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use sealblock_block::{
-    Abilities, Ability, Answer, Device, Error, Failure, Fault, Faults, Geometry, Limits, Operation, Outcome, Verified,
+    Abilities, Answer, Device, Error, Failure, Fault, Faults, Geometry, Limits, Operation, Outcome, Verified,
 };
 use sealblock_integrity::{Checks, PiFormat, ProtectionType, Sealed, Tags, Unverified, verify};
 use sealblock_runtime_memory::{Buffer, Pool};
@@ -205,15 +205,7 @@ impl Device for MemoryDevice {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities {
-            writable: true,
-            verify: Ability::Native,
-            compare: Ability::Native,
-            discard: Ability::Native,
-            write_zeroes: Ability::Native,
-            unmap_zeroes: true,
-            offloads: false,
-        }
+        Abilities::COMPLETE
     }
 
     async fn execute(&self, operation: Operation) -> Outcome {

@@ -7,7 +7,7 @@
 
 use std::cell::RefCell;
 
-use sealblock_block::{Abilities, Ability, Answer, Device, Failure, Geometry, Limits, Operation, Outcome, Verified};
+use sealblock_block::{Abilities, Answer, Device, Failure, Geometry, Limits, Operation, Outcome, Verified};
 use sealblock_integrity::{Checks, PiFormat, Sealed, Unverified};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::{BlockSize, Extent};
@@ -71,15 +71,7 @@ impl Device for NullDevice {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities {
-            writable: true,
-            verify: Ability::Native,
-            compare: Ability::Native,
-            discard: Ability::Native,
-            write_zeroes: Ability::Native,
-            unmap_zeroes: true,
-            offloads: false,
-        }
+        Abilities::COMPLETE
     }
 
     async fn execute(&self, operation: Operation) -> Outcome {
