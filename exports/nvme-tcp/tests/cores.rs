@@ -5,7 +5,8 @@ mod common;
 
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use common::*;
@@ -23,11 +24,30 @@ use sealblock_runtime_reactor::{Config, CoreHandle, Cores, Placement, sleep, spa
 use sealblock_units::BlockSize;
 
 const LATE: Duration = Duration::from_secs(30);
-/// A write to this block takes its time.
+/// Commands on this block wait for the latch.
 const SLOW: u64 = 4000;
 
-/// A device whose writes to one block last long enough to be met by whatever a test does meanwhile.
-struct Slowly(MemoryDevice);
+/// Holds back whatever touches the slow block until a test lets it go.
+#[derive(Default)]
+struct Latch {
+    begun: AtomicUsize,
+    is_open: AtomicBool,
+}
+
+impl Latch {
+    /// Waits until so many are held back.
+    async fn holds(&self, count: usize) {
+        while self.begun.load(Ordering::SeqCst) < count {
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    fn open(&self) {
+        self.is_open.store(true, Ordering::SeqCst);
+    }
+}
+
+struct Slowly(MemoryDevice, Arc<Latch>);
 
 impl Device for Slowly {
     fn geometry(&self) -> &Geometry {
@@ -40,7 +60,10 @@ impl Device for Slowly {
 
     async fn execute(&self, operation: Operation) -> Outcome {
         if operation.extent().is_some_and(|extent| extent.start().get() == SLOW) {
-            sleep(Duration::from_millis(150)).await;
+            self.1.begun.fetch_add(1, Ordering::SeqCst);
+            while !self.1.is_open.load(Ordering::SeqCst) {
+                sleep(Duration::from_millis(1)).await;
+            }
         }
         self.0.execute(operation).await
     }
@@ -52,6 +75,7 @@ struct Spread {
     target: Target,
     address: SocketAddr,
     served: mpsc::Receiver<std::io::Result<()>>,
+    latch: Arc<Latch>,
 }
 
 /// Has a core make something.
@@ -61,10 +85,11 @@ fn on<T: Send + 'static>(core: &CoreHandle, make: impl FnOnce() -> T + Send + 's
     receive.recv_timeout(LATE).expect("the core answers")
 }
 
-fn device(core: &CoreHandle) -> SharedDevice {
-    on(core, || {
+fn device(core: &CoreHandle, latch: &Arc<Latch>) -> SharedDevice {
+    let latch = Arc::clone(latch);
+    on(core, move || {
         let memory = MemoryDevice::new(BlockSize::from_bytes(4096).unwrap(), BLOCKS, None);
-        SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(Slowly(memory)))))
+        SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(Slowly(memory, latch)))))
     })
 }
 
@@ -72,13 +97,14 @@ fn spread(limits: Limits) -> Spread {
     let config = Config { pool_arena_bytes: 4 << 20, ..Config::default() };
     let cores = Cores::start(Placement::Count(3), config).expect("cores start");
     let (first, last) = (cores.handle(0).unwrap(), cores.handle(2).unwrap());
+    let latch = Arc::new(Latch::default());
     let subsystem = Subsystem::new(nqn(), "SN1")
-        .with_namespace(1, Namespace::new(device(&first), [1; 16]))
-        .and_then(|all| all.with_namespace(2, Namespace::new(device(&last), [2; 16])))
+        .with_namespace(1, Namespace::new(device(&first, &latch), [1; 16]))
+        .and_then(|all| all.with_namespace(2, Namespace::new(device(&last, &latch), [2; 16])))
         .unwrap();
     let target = Target::new([subsystem], limits).unwrap().with_cores(cores.handles());
     let (address, served) = listen(&target, &cores, 0);
-    Spread { cores, target, address, served }
+    Spread { cores, target, address, served, latch }
 }
 
 /// Serves one more listener, on this core.
@@ -195,17 +221,17 @@ fn a_reset_waits_for_commands_on_other_cores_and_then_the_controller_starts_anew
             let write = IoCommand::Write(blocks(SLOW, 1)).encode(1).unwrap();
             queue.submit(write, Data::Write(pattern(4096, 8))).await;
         }
-        // Until the slow writes are under way the reset may overtake them; afterwards it must not.
-        sleep(Duration::from_millis(30)).await;
+        spread.latch.holds(3).await;
         admin.configure(0x0046_0000).await;
         assert_eq!(admin.property(0x1C, 4).await, 1, "commands are being carried out");
         for queue in &mut io {
             while queue.receive().await {}
         }
+        assert_eq!(admin.property(0x1C, 4).await, 1, "the queues are gone, but the commands are not");
+        spread.latch.open();
         while admin.property(0x1C, 4).await != 0 {
             sleep(Duration::from_millis(1)).await;
         }
-        assert_eq!(spread.target.connections(), 1, "no queue and no command of theirs is left");
         let mut early = Queue::open(spread.address, false).await;
         assert_eq!(early.connect(SUBNQN, 1, admin.cntlid, 0).await.status(), 0x00C, "not enabled yet");
         admin.configure(0x0046_0001).await;
@@ -240,12 +266,12 @@ fn a_silent_host_is_given_up_on_all_cores_and_traffic_keeps_another_alive() {
         let page = Controller::decode(&busy.identify(Cns::Controller, 0).await.ok().data).unwrap();
         assert!(page.ctratt.contains(Ctratt::TRAFFIC_BASED_KEEP_ALIVE));
         let keep_alive = |ms| SetFeatures { fid: 0x0F, save: false, nsid: 0, cdw11: ms }.encode();
-        busy.call(keep_alive(1000), Data::None).await.ok();
+        busy.call(keep_alive(1500), Data::None).await.ok();
         silent.call(keep_alive(300), Data::None).await.ok();
         // Commands on I/O queues alone, for longer than the timeout of either.
         let mut rounds = 0_u64;
         let start = std::time::Instant::now();
-        while start.elapsed() < Duration::from_millis(2500) || spread.target.connections() > 4 {
+        while start.elapsed() < Duration::from_millis(3500) || spread.target.connections() > 4 {
             write(&mut busy_io[rounds as usize % 3], 1, rounds % 100, 1, 1).await;
             sleep(Duration::from_millis(5)).await;
             rounds += 1;
@@ -301,9 +327,10 @@ fn a_target_that_stops_answers_commands_on_every_core() {
             let write = IoCommand::Write(blocks(SLOW, 1)).encode(1).unwrap();
             cids.push(queue.submit(write, Data::Write(pattern(4096, 2))).await);
             // Answered after the slow one was taken.
-            queue.io(2, IoCommand::Flush, Data::None).await.ok();
         }
+        spread.latch.holds(6).await;
         spread.target.stop();
+        spread.latch.open();
         for (queue, cid) in io.iter_mut().zip(cids) {
             queue.done(cid).await.ok();
             while queue.receive().await {}
@@ -323,10 +350,14 @@ fn cores_that_stop_answer_commands_first() {
         for queue in &mut io {
             let write = IoCommand::Write(blocks(SLOW, 1)).encode(2).unwrap();
             cids.push(queue.submit(write, Data::Write(pattern(4096, 2))).await);
-            queue.io(1, IoCommand::Flush, Data::None).await.ok();
         }
+        spread.latch.holds(3).await;
         let cores = spread.cores;
         let stopper = std::thread::spawn(move || cores.shutdown(LATE));
+        while Stream::connect(spread.address).await.is_ok() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        spread.latch.open();
         for (queue, cid) in io.iter_mut().zip(cids) {
             queue.done(cid).await.ok();
         }
@@ -374,15 +405,16 @@ fn namespaces_come_and_go_while_commands_run() {
         let (mut admin, mut io) = host(spread.address, 3).await;
         let slow = IoCommand::Write(blocks(SLOW, 1)).encode(1).unwrap();
         let cid = io[0].submit(slow, Data::Write(pattern(4096, 2))).await;
-        io[0].io(2, IoCommand::Flush, Data::None).await.ok();
+        spread.latch.holds(1).await;
         spread.target.remove_namespace(&nqn(), 1).unwrap();
         assert_eq!(spread.target.remove_namespace(&nqn(), 1), Err(SetupError::UnknownNsid(1)));
         for queue in &mut io[1..] {
             assert_eq!(queue.io(1, IoCommand::Flush, Data::None).await.status(), 0x00B);
         }
+        spread.latch.open();
         io[0].done(cid).await.ok();
         assert_eq!(io[0].io(1, IoCommand::Flush, Data::None).await.status(), 0x00B);
-        let fresh = device(&spread.cores.handle(1).unwrap());
+        let fresh = device(&spread.cores.handle(1).unwrap(), &spread.latch);
         spread.target.add_namespace(&nqn(), 7, Namespace::new(fresh, [7; 16])).unwrap();
         assert_eq!(spread.target.namespaces(&nqn()), Ok(vec![2, 7]));
         for (i, queue) in io.iter_mut().enumerate() {
@@ -398,8 +430,9 @@ fn a_subsystem_that_is_removed_ends_its_controllers_and_no_others() {
     run(|| async {
         let spread = spread(short());
         let other: Nqn = "nqn.2026-11.org.example:other".parse().unwrap();
+        let (core, latch) = (spread.cores.handle(1).unwrap(), Arc::clone(&spread.latch));
         let subsystem = || {
-            let namespace = Namespace::new(device(&spread.cores.handle(1).unwrap()), [9; 16]);
+            let namespace = Namespace::new(device(&core, &latch), [9; 16]);
             Subsystem::new(other.clone(), "SN2").with_namespace(1, namespace).unwrap()
         };
         spread.target.add_subsystem(subsystem()).unwrap();
@@ -410,10 +443,11 @@ fn a_subsystem_that_is_removed_ends_its_controllers_and_no_others() {
         for queue in &mut io {
             let slow = IoCommand::Write(blocks(SLOW, 1)).encode(1).unwrap();
             cids.push(queue.submit(slow, Data::Write(pattern(4096, 2))).await);
-            queue.io(2, IoCommand::Flush, Data::None).await.ok();
         }
+        spread.latch.holds(3).await;
         spread.target.remove_subsystem(&nqn()).unwrap();
         assert_eq!(spread.target.remove_subsystem(&nqn()), Err(SetupError::UnknownNqn(nqn())));
+        spread.latch.open();
         for (queue, cid) in io.iter_mut().zip(cids) {
             queue.done(cid).await.ok();
             while queue.receive().await {}
