@@ -1,161 +1,19 @@
-//! One target on several cores: controllers whose queues are apart, their ends, and changes while it serves. The host of these
-//! tests runs on a reactor of its own.
+//! One target on several cores: controllers whose queues are apart, and their ends. The host of these tests runs on a reactor
+//! of its own.
 
 mod common;
 
-use std::net::SocketAddr;
-use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use common::spread::*;
 use common::*;
-use sealblock_block::{Abilities, Device, Gate, Geometry, Operation, Outcome, Stack};
-use sealblock_exports_nvme_tcp::{Hosts, Limits, Namespace, SetupError, Subsystem, Target};
-use sealblock_layers_remote_core::SharedDevice;
-use sealblock_media_memory::MemoryDevice;
+use sealblock_exports_nvme_tcp::Limits;
 use sealblock_protocols_nvme::admin::{Cns, SetFeatures};
-use sealblock_protocols_nvme::identify::{Controller, Ctratt, parse_namespace_list};
+use sealblock_protocols_nvme::identify::{Controller, Ctratt};
 use sealblock_protocols_nvme::logs::Health;
-use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_protocols_nvme::nvm::IoCommand;
-use sealblock_runtime_reactor::net::{Listener, Stream};
-use sealblock_runtime_reactor::{Config, CoreHandle, Cores, Placement, sleep, spawn};
-use sealblock_units::BlockSize;
-
-const LATE: Duration = Duration::from_secs(30);
-/// Commands on this block wait for the latch.
-const SLOW: u64 = 4000;
-
-/// Holds back whatever touches the slow block until a test lets it go.
-#[derive(Default)]
-struct Latch {
-    begun: AtomicUsize,
-    is_open: AtomicBool,
-}
-
-impl Latch {
-    /// Waits until so many are held back.
-    async fn holds(&self, count: usize) {
-        while self.begun.load(Ordering::SeqCst) < count {
-            sleep(Duration::from_millis(1)).await;
-        }
-    }
-
-    fn open(&self) {
-        self.is_open.store(true, Ordering::SeqCst);
-    }
-}
-
-struct Slowly(MemoryDevice, Arc<Latch>);
-
-impl Device for Slowly {
-    fn geometry(&self) -> &Geometry {
-        self.0.geometry()
-    }
-
-    fn abilities(&self) -> Abilities {
-        self.0.abilities()
-    }
-
-    async fn execute(&self, operation: Operation) -> Outcome {
-        if operation.extent().is_some_and(|extent| extent.start().get() == SLOW) {
-            self.1.begun.fetch_add(1, Ordering::SeqCst);
-            while !self.1.is_open.load(Ordering::SeqCst) {
-                sleep(Duration::from_millis(1)).await;
-            }
-        }
-        self.0.execute(operation).await
-    }
-}
-
-/// A target on three cores, with devices on the first and the last.
-struct Spread {
-    cores: Cores,
-    target: Target,
-    address: SocketAddr,
-    served: mpsc::Receiver<std::io::Result<()>>,
-    latch: Arc<Latch>,
-}
-
-/// Has a core make something.
-fn on<T: Send + 'static>(core: &CoreHandle, make: impl FnOnce() -> T + Send + 'static) -> T {
-    let (send, receive) = mpsc::channel();
-    core.post().send(move || send.send(make()).expect("the test waits")).expect("the core runs");
-    receive.recv_timeout(LATE).expect("the core answers")
-}
-
-fn device(core: &CoreHandle, latch: &Arc<Latch>) -> SharedDevice {
-    let latch = Arc::clone(latch);
-    on(core, move || {
-        let memory = MemoryDevice::new(BlockSize::from_bytes(4096).unwrap(), BLOCKS, None);
-        SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(Slowly(memory, latch)))))
-    })
-}
-
-fn spread(limits: Limits) -> Spread {
-    let config = Config { pool_arena_bytes: 4 << 20, ..Config::default() };
-    let cores = Cores::start(Placement::Count(3), config).expect("cores start");
-    let (first, last) = (cores.handle(0).unwrap(), cores.handle(2).unwrap());
-    let latch = Arc::new(Latch::default());
-    let subsystem = Subsystem::new(nqn(), "SN1")
-        .with_namespace(1, Namespace::new(device(&first, &latch), [1; 16]))
-        .and_then(|all| all.with_namespace(2, Namespace::new(device(&last, &latch), [2; 16])))
-        .unwrap();
-    let target = Target::new([subsystem], limits).unwrap().with_cores(cores.handles());
-    let (address, served) = listen(&target, &cores, 0);
-    Spread { cores, target, address, served, latch }
-}
-
-/// Serves one more listener, on this core.
-fn listen(target: &Target, cores: &Cores, core: usize) -> (SocketAddr, mpsc::Receiver<std::io::Result<()>>) {
-    let (send, served) = mpsc::channel();
-    let target = target.clone();
-    let address = on(&cores.handle(core).unwrap(), move || {
-        let listener = Listener::bind((std::net::Ipv4Addr::LOCALHOST, 0).into(), 64).unwrap();
-        let address = listener.local_addr().unwrap();
-        // The test may have ended before.
-        drop(spawn(async move { drop(send.send(target.serve(listener).await)) }));
-        address
-    });
-    (address, served)
-}
-
-fn nqn() -> Nqn {
-    SUBNQN.parse().unwrap()
-}
-
-async fn connections(target: &Target, wanted: usize) {
-    while target.connections() != wanted {
-        sleep(Duration::from_millis(1)).await;
-    }
-}
-
-/// An admin queue and this many I/O queues of one controller.
-async fn host(address: SocketAddr, queues: u16) -> (Queue, Vec<Queue>) {
-    let mut admin = Queue::admin(address, SUBNQN, false).await;
-    let granted = u32::from(queues - 1) << 16 | u32::from(queues - 1);
-    let ask = SetFeatures { fid: 7, save: false, nsid: 0, cdw11: granted };
-    assert_eq!(admin.call(ask.encode(), Data::None).await.ok().completion.dword0(), granted);
-    let mut all = Vec::new();
-    for queue in 1..=queues {
-        let mut io = Queue::open(address, queue % 2 == 0).await;
-        io.connect(SUBNQN, queue, admin.cntlid, 0).await.ok();
-        all.push(io);
-    }
-    (admin, all)
-}
-
-async fn write(io: &mut Queue, nsid: u32, start: u64, seed: u8, count: usize) {
-    let write = IoCommand::Write(blocks(start, count as u64));
-    io.io(nsid, write, Data::Write(pattern(count << 12, seed))).await.ok();
-}
-
-async fn assert_reads(io: &mut Queue, nsid: u32, start: u64, seed: u8, count: usize) {
-    let read = IoCommand::Read(blocks(start, count as u64));
-    let data = io.io(nsid, read, Data::Read(count << 12)).await.ok().data;
-    assert!(data == pattern(count << 12, seed), "namespace {nsid}, block {start}");
-}
+use sealblock_runtime_reactor::net::Stream;
+use sealblock_runtime_reactor::sleep;
 
 #[test]
 fn queues_on_three_cores_write_and_read_the_same_blocks() {
@@ -395,85 +253,5 @@ fn a_host_that_sends_no_data_holds_a_stop_up_for_the_drain_only() {
         spread.target.stop();
         spread.served.recv_timeout(LATE).unwrap().unwrap();
         assert_eq!(spread.target.connections(), 0);
-    });
-}
-
-#[test]
-fn namespaces_come_and_go_while_commands_run() {
-    run(|| async {
-        let spread = spread(short());
-        let (mut admin, mut io) = host(spread.address, 3).await;
-        let slow = IoCommand::Write(blocks(SLOW, 1)).encode(1).unwrap();
-        let cid = io[0].submit(slow, Data::Write(pattern(4096, 2))).await;
-        spread.latch.holds(1).await;
-        spread.target.remove_namespace(&nqn(), 1).unwrap();
-        assert_eq!(spread.target.remove_namespace(&nqn(), 1), Err(SetupError::UnknownNsid(1)));
-        for queue in &mut io[1..] {
-            assert_eq!(queue.io(1, IoCommand::Flush, Data::None).await.status(), 0x00B);
-        }
-        spread.latch.open();
-        io[0].done(cid).await.ok();
-        assert_eq!(io[0].io(1, IoCommand::Flush, Data::None).await.status(), 0x00B);
-        let fresh = device(&spread.cores.handle(1).unwrap(), &spread.latch);
-        spread.target.add_namespace(&nqn(), 7, Namespace::new(fresh, [7; 16])).unwrap();
-        assert_eq!(spread.target.namespaces(&nqn()), Ok(vec![2, 7]));
-        for (i, queue) in io.iter_mut().enumerate() {
-            write(queue, 7, i as u64, 3, 1).await;
-        }
-        let list = admin.identify(Cns::ActiveNamespaces, 0).await.ok().data;
-        assert_eq!(parse_namespace_list(&list).collect::<Vec<_>>(), [2, 7]);
-    });
-}
-
-#[test]
-fn a_subsystem_that_is_removed_ends_its_controllers_and_no_others() {
-    run(|| async {
-        let spread = spread(short());
-        let other: Nqn = "nqn.2026-11.org.example:other".parse().unwrap();
-        let (core, latch) = (spread.cores.handle(1).unwrap(), Arc::clone(&spread.latch));
-        let subsystem = || {
-            let namespace = Namespace::new(device(&core, &latch), [9; 16]);
-            Subsystem::new(other.clone(), "SN2").with_namespace(1, namespace).unwrap()
-        };
-        spread.target.add_subsystem(subsystem()).unwrap();
-        assert_eq!(spread.target.add_subsystem(subsystem()), Err(SetupError::DuplicateNqn(other.clone())));
-        let mut bystander = Queue::admin(spread.address, other.as_str(), false).await;
-        let (_admin, mut io) = host(spread.address, 3).await;
-        let mut cids = Vec::new();
-        for queue in &mut io {
-            let slow = IoCommand::Write(blocks(SLOW, 1)).encode(1).unwrap();
-            cids.push(queue.submit(slow, Data::Write(pattern(4096, 2))).await);
-        }
-        spread.latch.holds(3).await;
-        spread.target.remove_subsystem(&nqn()).unwrap();
-        assert_eq!(spread.target.remove_subsystem(&nqn()), Err(SetupError::UnknownNqn(nqn())));
-        spread.latch.open();
-        for (queue, cid) in io.iter_mut().zip(cids) {
-            queue.done(cid).await.ok();
-            while queue.receive().await {}
-        }
-        connections(&spread.target, 1).await;
-        assert_eq!((spread.target.controllers(&nqn()), spread.target.controllers(&other)), (0, 1));
-        bystander.identify(Cns::Controller, 0).await.ok();
-        let mut queue = Queue::open(spread.address, false).await;
-        assert_eq!(queue.connect(SUBNQN, 0, 0xFFFF, 0).await.status(), 0x182, "no such subsystem");
-    });
-}
-
-#[test]
-fn hosts_that_may_not_connect_any_more_are_ended() {
-    run(|| async {
-        let spread = spread(short());
-        let (_admin, mut io) = host(spread.address, 2).await;
-        let this: Nqn = "nqn.2026-11.org.example:host".parse().unwrap();
-        spread.target.set_hosts(&nqn(), Hosts::Only(vec![this])).unwrap();
-        write(&mut io[0], 1, 0, 1, 1).await;
-        spread.target.set_hosts(&nqn(), Hosts::Only(vec![])).unwrap();
-        for queue in &mut io {
-            while queue.receive().await {}
-        }
-        connections(&spread.target, 0).await;
-        let mut queue = Queue::open(spread.address, false).await;
-        assert_eq!(queue.connect(SUBNQN, 0, 0xFFFF, 0).await.status(), 0x184);
     });
 }
