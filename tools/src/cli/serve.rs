@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use sealblock_protocols_nvme::nqn::Nqn;
 
-use crate::target::Target;
+use crate::target::{Address, Target};
 
 /// The port that IANA gave to NVMe/TCP I/O controllers.
 pub const NVME_TCP_PORT: u16 = 4420;
@@ -72,4 +72,26 @@ pub fn listen_address(text: &str) -> Result<SocketAddr, String> {
 
 fn nqn(text: &str) -> Result<Nqn, String> {
     text.parse().map_err(|error| format!("{error}"))
+}
+
+const DISCOVER_HELP: &str = "\
+Examples:
+  sealblock discover localhost
+  sealblock discover 192.0.2.7:8009 --host-nqn nqn.2014-08.org.nvmexpress:uuid:... --json
+
+`sealblock serve` answers at the port of everything else, 4420 unless it is told otherwise; other servers often at 8009.";
+
+/// Arguments of `discover`.
+#[derive(Args, Debug)]
+#[command(after_help = DISCOVER_HELP)]
+pub struct Discover {
+    /// The server; port 4420 unless one is given.
+    #[arg(value_name = "HOST[:PORT]")]
+    pub address: Address,
+    /// The name of this host, by which servers let it in: /etc/nvme/hostnqn where that is there, else a random one.
+    #[arg(long, value_name = "NQN", value_parser = nqn)]
+    pub host_nqn: Option<Nqn>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
 }

@@ -21,6 +21,7 @@ use super::plan::{DEFAULT_LISTEN, NQN_PREFIX, NamespacePlan, Plan, SubsystemPlan
 use crate::cli::{Protection, listen_address};
 use crate::duration::Time;
 use crate::exit::{Cause, Failure};
+use crate::identity::uuid_from;
 use crate::target::Target;
 
 /// The file that is used when nothing else is said.
@@ -149,13 +150,7 @@ impl FromStr for Uuid {
 
     fn from_str(text: &str) -> Result<Uuid, String> {
         let error = || format!("'{text}' is no UUID: write it as f81d4fae-7dec-11d0-a765-00a0c91e6bf6");
-        let dashes =
-            text.len() == 36 && text.bytes().enumerate().all(|(i, b)| (b == b'-') == [8, 13, 18, 23].contains(&i));
-        let digits: String = text.chars().filter(|c| *c != '-').collect();
-        if !dashes || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
-            return Err(error());
-        }
-        u128::from_str_radix(&digits, 16).map(|number| Uuid(number.to_be_bytes())).map_err(|_| error())
+        uuid_from(text).map(Uuid).ok_or_else(error)
     }
 }
 
