@@ -144,7 +144,7 @@ impl Closer {
     ///
     /// # Errors
     /// The first volume that could not be closed; the others are closed all the same.
-    pub async fn close(self) -> Result<(), Failure> {
+    pub async fn close(&self) -> Result<(), Failure> {
         let mut closed = Ok(());
         for held in &self.held {
             match held {

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::net::SocketAddr;
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::Path;
 use std::str::FromStr;
 
@@ -32,6 +32,7 @@ const MOST_BYTES: u64 = 16 << 20;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
+    cores: Option<NonZeroUsize>,
     #[serde(default)]
     listeners: Vec<ListenerTable>,
     #[serde(default)]
@@ -198,7 +199,7 @@ pub fn parse(text: &str) -> Result<Plan, String> {
     }
     let listeners: Vec<_> = file.listeners.iter().map(|listener| listener.address).collect();
     let listeners = if listeners.is_empty() { vec![DEFAULT_LISTEN] } else { listeners };
-    Ok(Plan { listeners, limits: limits(&file.limits)?, subsystems })
+    Ok(Plan { listeners, cores: file.cores, limits: limits(&file.limits)?, subsystems })
 }
 
 fn limits(table: &LimitsTable) -> Result<Limits, String> {
