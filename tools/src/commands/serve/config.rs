@@ -241,12 +241,21 @@ fn subsystem(table: SubsystemTable, line: &impl Fn(usize) -> usize) -> Result<Su
     if table.namespaces.is_empty() {
         return Err(format!("{nqn} has no namespaces: write [[subsystems.namespaces]] with a target"));
     }
-    let mut namespaces = Vec::with_capacity(table.namespaces.len());
+    let namespaces = namespaces(&nqn, table.namespaces, line)?;
+    Ok(SubsystemPlan { nqn, hosts, serial: table.serial, model: table.model, namespaces })
+}
+
+fn namespaces(
+    nqn: &Nqn,
+    tables: Vec<Spanned<NamespaceTable>>,
+    line: &impl Fn(usize) -> usize,
+) -> Result<Vec<NamespacePlan>, String> {
+    let mut namespaces = Vec::with_capacity(tables.len());
     let mut taken = BTreeSet::new();
-    for namespace in table.namespaces {
-        let at = line(namespace.span().start);
-        let namespace = namespace.into_inner();
-        let nsid = namespace.nsid.map_or(namespaces.len() as u32 + 1, NonZeroU32::get);
+    for table in tables {
+        let at = line(table.span().start);
+        let table = table.into_inner();
+        let nsid = table.nsid.map_or(namespaces.len() as u32 + 1, NonZeroU32::get);
         if nsid >= 0xFFFF_FFFE {
             return Err(format!("line {at}: nsid = {nsid} means all namespaces; write 1 or a little more"));
         }
@@ -255,16 +264,16 @@ fn subsystem(table: SubsystemTable, line: &impl Fn(usize) -> usize) -> Result<Su
         }
         namespaces.push(NamespacePlan {
             nsid,
-            target: namespace.target.0,
-            protection: match namespace.protection {
+            target: table.target.0,
+            protection: match table.protection {
                 Shown::Plain => Protection::Plain,
                 Shown::Shown => Protection::Shown,
             },
-            read_only: namespace.read_only,
-            uuid: namespace.uuid.map(|uuid| uuid.0),
+            read_only: table.read_only,
+            uuid: table.uuid.map(|uuid| uuid.0),
         });
     }
-    Ok(SubsystemPlan { nqn, hosts, serial: table.serial, model: table.model, namespaces })
+    Ok(namespaces)
 }
 
 #[cfg(test)]
