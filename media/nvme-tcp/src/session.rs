@@ -226,6 +226,7 @@ impl Plan {
             }
             other => other?,
         };
+        queue.0.start_counting();
         Ok(queue.keep())
     }
 }
