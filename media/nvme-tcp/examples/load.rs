@@ -71,7 +71,13 @@ async fn measure(device: &NvmeTcpDevice, depth: usize, writes: bool, time: Durat
     let tasks: Vec<_> = (0..depth)
         .map(|i| {
             let data = writes.then(|| data.clone());
-            let work = one(device.clone(), (i as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15), data, begin + time, Rc::clone(&done));
+            let work = one(
+                device.clone(),
+                (i as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15),
+                data,
+                begin + time,
+                Rc::clone(&done),
+            );
             spawn(work)
         })
         .collect();

@@ -64,7 +64,13 @@ fn a_good_fake_works() {
 #[test]
 fn garbage_in_any_page_is_an_error() {
     run(|| async {
-        let pages = [Cns::Controller, Cns::ActiveNamespaces, Cns::Namespace, Cns::CommandSetNamespace, Cns::IndependentNamespace];
+        let pages = [
+            Cns::Controller,
+            Cns::ActiveNamespaces,
+            Cns::Namespace,
+            Cns::CommandSetNamespace,
+            Cns::IndependentNamespace,
+        ];
         for page in pages {
             for seed in [0x00_u8, 0x5A, 0xFF] {
                 let bytes: Vec<u8> = (0..4096).map(|i| (i as u8).wrapping_mul(31) ^ seed | seed).collect();
@@ -94,7 +100,9 @@ fn impossible_answers_while_connecting_are_named() {
         assert!(matches!(error, ConnectError::Unexpected { what: "Number of Queues", .. }), "{error}");
         for (status, is_timeout) in [(2_u64, false), (0, true)] {
             let fake = serve(good(), move |asked| match asked {
-                Asked::Fabrics(command) if command.nsid.get() == 4 && command.cdw11.get() == 0x1C => Some(Reply::Done(status)),
+                Asked::Fabrics(command) if command.nsid.get() == 4 && command.cdw11.get() == 0x1C => {
+                    Some(Reply::Done(status))
+                }
                 _ => None,
             });
             let error = connect(fake.address).await.err().unwrap();
@@ -113,7 +121,8 @@ fn impossible_answers_while_connecting_are_named() {
 #[test]
 fn less_data_than_promised_is_no_data() {
     run(|| async {
-        let fake = serve(good(), |asked| matches!(asked, Asked::Io(IoCommand::Read(_))).then(|| Reply::Data(vec![7; 4092])));
+        let fake =
+            serve(good(), |asked| matches!(asked, Asked::Io(IoCommand::Read(_))).then(|| Reply::Data(vec![7; 4092])));
         let error = read(&open(&fake).await, extent(0, 1)).await.unwrap_err();
         assert!(matches!(error.failure(), Failure::Media { reason } if reason.contains("sent less")), "{error}");
     });
@@ -127,9 +136,15 @@ fn statuses_keep_their_meaning() {
             (StatusCode::CAPACITY_EXCEEDED, |failure| matches!(failure, Failure::NoSpace { .. })),
             (StatusCode::INVALID_OPCODE, |failure| matches!(failure, Failure::Absent(_))),
             (StatusCode::WRITE_FAULT, |failure| matches!(failure, Failure::Media { .. })),
-            (StatusCode::INVALID_FIELD, |failure| matches!(failure, Failure::Media { reason } if reason.contains("Invalid Field"))),
+            (
+                StatusCode::INVALID_FIELD,
+                |failure| matches!(failure, Failure::Media { reason } if reason.contains("Invalid Field")),
+            ),
             (StatusCode::ANA_PERSISTENT_LOSS, |failure| matches!(failure, Failure::Unreachable { .. })),
-            (StatusCode::new(7, 0x99), |failure| matches!(failure, Failure::Media { reason } if reason.contains("0x799"))),
+            (
+                StatusCode::new(7, 0x99),
+                |failure| matches!(failure, Failure::Media { reason } if reason.contains("0x799")),
+            ),
         ];
         for (code, is_right) in reads {
             let status = Status::from(code).with_dnr(true);
@@ -165,7 +180,10 @@ fn silence_and_hanging_up_end_with_the_losses_allowed() {
             let device = open(&fake).await;
             let error = read(&device, extent(0, 1)).await.unwrap_err();
             let is_told = |reason: &str| reason.contains("2 connections were lost");
-            assert!(matches!(error.failure(), Failure::Unreachable { reason } if is_told(reason)), "{reply:?}: {error}");
+            assert!(
+                matches!(error.failure(), Failure::Unreachable { reason } if is_told(reason)),
+                "{reply:?}: {error}"
+            );
         }
     });
 }

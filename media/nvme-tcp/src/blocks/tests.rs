@@ -29,7 +29,8 @@ fn blocks_travel_interleaved_and_are_taken_apart() {
                 let format = format(guard, ProtectionType::Type1);
                 let wire = wire(Tagging::Host(format), size);
                 let data = sealed(size, format, 7, blocks);
-                let bytes: Vec<u8> = wire.payload(&data, &pool).slices().iter().flat_map(|slice| slice.to_vec()).collect();
+                let bytes: Vec<u8> =
+                    wire.payload(&data, &pool).slices().iter().flat_map(|slice| slice.to_vec()).collect();
                 assert_eq!(bytes.len(), wire.read_bytes(extent(7, blocks as u64)));
                 let summed = Cell::new(0);
                 let arrived = |bytes: &[u8]| {
@@ -67,7 +68,9 @@ fn uniform_tags_are_checked_and_others_are_left_alone() {
 
 #[test]
 fn the_type_says_which_reference_tag_a_write_starts_with() {
-    for (kind, expected) in [(ProtectionType::Type1, Some(3)), (ProtectionType::Type2, Some(90)), (ProtectionType::Type3, None)] {
+    for (kind, expected) in
+        [(ProtectionType::Type1, Some(3)), (ProtectionType::Type2, Some(90)), (ProtectionType::Type3, None)]
+    {
         let format = format(GuardKind::Crc16, kind);
         let data = sealed(BlockSize::B512, format, 90, 1);
         let info = wire(Tagging::Host(format), BlockSize::B512).offer(extent(3, 1), &data);

@@ -24,5 +24,8 @@ fn pieces_between_hints_may_be_empty() {
     push_pieces(&mut runs, 5, 5);
     assert!(runs.is_empty());
     push_pieces(&mut runs, 250, 600);
-    assert_eq!(runs.iter().map(|run| (run.start().get(), run.len())).collect::<Vec<_>>(), [(250, 6), (256, 256), (512, 88)]);
+    assert_eq!(
+        runs.iter().map(|run| (run.start().get(), run.len())).collect::<Vec<_>>(),
+        [(250, 6), (256, 256), (512, 88)]
+    );
 }

@@ -38,7 +38,7 @@ pub enum Asked {
     Fabrics(Command),
     Admin(AdminCommand),
     Io(IoCommand),
-    Other(Command),
+    Other,
 }
 
 type Script = dyn Fn(&Asked) -> Option<Reply>;
@@ -146,10 +146,10 @@ impl Connection {
         self.commands.set(self.commands.get() + 1);
         let asked = match self.queue {
             _ if command.opcode == FABRICS_OPCODE => Asked::Fabrics(command),
-            0 => AdminCommand::decode(&command).map_or(Asked::Other(command), Asked::Admin),
+            0 => AdminCommand::decode(&command).map_or(Asked::Other, Asked::Admin),
             _ => {
                 *self.last_io.borrow_mut() = Some((self.queue, command.cid.get()));
-                IoCommand::decode(&command).map_or(Asked::Other(command), Asked::Io)
+                IoCommand::decode(&command).map_or(Asked::Other, Asked::Io)
             }
         };
         let room = if let CommandData::Transport { len_bytes } = data { *len_bytes as usize } else { 0 };
@@ -186,7 +186,7 @@ impl Connection {
             Asked::Admin(AdminCommand::KeepAlive) => Reply::Done(0),
             Asked::Admin(_) | Asked::Io(IoCommand::Read(_)) if room > 0 => Reply::Data(vec![0; room]),
             Asked::Io(_) => Reply::Done(0),
-            Asked::Admin(_) | Asked::Other(_) => unknown(),
+            Asked::Admin(_) | Asked::Other => unknown(),
         }
     }
 
