@@ -131,7 +131,8 @@ fn less_data_than_promised_is_no_data() {
 #[test]
 fn statuses_keep_their_meaning() {
     run(|| async {
-        let reads: [(StatusCode, fn(&Failure) -> bool); 7] = [
+        type Is = fn(&Failure) -> bool;
+        let statuses: [(StatusCode, Is); 7] = [
             (StatusCode::NAMESPACE_WRITE_PROTECTED, |failure| *failure == Failure::ReadOnly),
             (StatusCode::CAPACITY_EXCEEDED, |failure| matches!(failure, Failure::NoSpace { .. })),
             (StatusCode::INVALID_OPCODE, |failure| matches!(failure, Failure::Absent(_))),
@@ -146,7 +147,7 @@ fn statuses_keep_their_meaning() {
                 |failure| matches!(failure, Failure::Media { reason } if reason.contains("0x799")),
             ),
         ];
-        for (code, is_right) in reads {
+        for (code, is_right) in statuses {
             let status = Status::from(code).with_dnr(true);
             let fake = serve(good(), move |asked| matches!(asked, Asked::Io(_)).then_some(Reply::Status(status)));
             let error = write(&open(&fake).await, extent(3, 1), 0).await.unwrap_err();
