@@ -64,9 +64,11 @@ const fn of_field(field: FaultField) -> StatusCode {
 const fn of_medium(kind: OperationKind) -> StatusCode {
     match kind {
         OperationKind::Read | OperationKind::Verify | OperationKind::Compare => StatusCode::UNRECOVERED_READ_ERROR,
-        OperationKind::Write | OperationKind::Flush | OperationKind::Discard | OperationKind::WriteZeroes => {
-            StatusCode::WRITE_FAULT
-        }
+        OperationKind::Write
+        | OperationKind::Flush
+        | OperationKind::Discard
+        | OperationKind::WriteZeroes
+        | OperationKind::WriteUncorrectable => StatusCode::WRITE_FAULT,
     }
 }
 

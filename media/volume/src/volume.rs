@@ -218,6 +218,7 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
             compare: Ability::Absent,
             discard: Ability::Native,
             write_zeroes: Ability::Native,
+            write_uncorrectable: Ability::Absent,
             unmap_zeroes: true,
             offloads: false,
         }
@@ -233,7 +234,9 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
             Operation::WriteZeroes { extent, may_unmap, durability } => {
                 self.write_zeroes(extent, may_unmap, durability).await
             }
-            Operation::Compare { .. } => Err(Failure::Absent(operation.kind()).into()),
+            Operation::Compare { .. } | Operation::WriteUncorrectable { .. } => {
+                Err(Failure::Absent(operation.kind()).into())
+            }
         }
     }
 }
