@@ -16,6 +16,7 @@ use sealblock_runtime_reactor::net::Stream;
 use sealblock_runtime_reactor::{JoinHandle, now, pool, sleep, sleep_until, spawn, timeout};
 
 use crate::bell::Bell;
+use crate::commands::fused::Pairs;
 use crate::controller::Controller;
 use crate::limits::IN_CAPSULE_BYTES;
 use crate::queue::{Task, Waiting};
@@ -41,8 +42,6 @@ pub(crate) enum Reply {
     Done(u64),
     /// With data for the host, and this result.
     Data(Payload, u64),
-    /// Later.
-    Held,
 }
 
 pub(crate) struct Connection {
@@ -54,6 +53,8 @@ pub(crate) struct Connection {
     pub(crate) output: Bell,
     /// Commands whose data is being fetched.
     pub(crate) fetching: RefCell<HashMap<Token, Task>>,
+    /// Fused pairs that are not whole yet.
+    pub(crate) pairs: Pairs,
     /// Commands that wait for room.
     pub(crate) waiting: RefCell<VecDeque<Waiting>>,
     /// Bytes of reads that were started, failed ones taken off again.
@@ -83,6 +84,7 @@ impl Connection {
             role: RefCell::new(Role::New),
             output: Bell::default(),
             fetching: RefCell::default(),
+            pairs: Pairs::default(),
             waiting: RefCell::default(),
             read_bytes: Cell::new(0),
             running: Cell::new(0),
@@ -215,6 +217,7 @@ impl Connection {
                 }
             }
             Role::Admin(controller) => {
+                controller.notices.reset();
                 self.target.remove_controller(controller.id);
                 controller.close_io_queues();
             }

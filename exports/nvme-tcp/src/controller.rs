@@ -3,25 +3,27 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sealblock_block::{Device, Operation};
 use sealblock_protocols_nvme::fabrics::ConnectData;
-use sealblock_protocols_nvme::logs::{ErrorEntry, ErrorLog};
+use sealblock_protocols_nvme::logs::{ErrorEntry, ErrorLog, LogPage};
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_protocols_nvme::registers::{Configuration, ControllerStatus, ShutdownNotification, ShutdownStatus};
-use sealblock_protocols_nvme::{Command, Status};
+use sealblock_protocols_nvme::{Command, Status, StatusCode};
 use sealblock_runtime_reactor::{now, spawn};
 use sealblock_units::Lba;
 
 use crate::connection::Connection;
+use crate::features::FeatureValues;
+use crate::namespace::Namespace;
+use crate::notices::Notices;
 use crate::refusal::Refusal;
 use crate::subsystem::Subsystem;
 
 /// Entries of the Error Information log (ELPE).
 pub(crate) const ERROR_ENTRIES: u16 = 64;
-/// Asynchronous Event Requests outstanding at a time (AERL).
-pub(crate) const EVENT_REQUESTS: u16 = 4;
 
 pub(crate) struct Controller {
     pub(crate) id: u16,
@@ -34,8 +36,8 @@ pub(crate) struct Controller {
     pub(crate) keep_alive_ms: Cell<u32>,
     pub(crate) seen: Cell<Instant>,
     pub(crate) queues_granted: Cell<u32>,
-    pub(crate) event_config: Cell<u32>,
-    pub(crate) event_requests: Cell<u16>,
+    pub(crate) notices: Arc<Notices>,
+    pub(crate) values: FeatureValues,
     pub(crate) write_cache: Cell<bool>,
     pub(crate) timestamp: Cell<(u64, Instant)>,
     pub(crate) behavior: RefCell<Vec<u8>>,
@@ -52,6 +54,10 @@ impl Controller {
             subsystem_reset_occurred: false,
             processing_paused: false,
         };
+        let notices = Arc::<Notices>::default();
+        for (nsid, namespace) in &subsystem.namespaces {
+            namespace.state.watch(*nsid, &notices);
+        }
         Controller {
             id,
             is_discovery: data.subnqn.is_discovery(),
@@ -63,8 +69,8 @@ impl Controller {
             keep_alive_ms: Cell::new(keep_alive_ms),
             seen: Cell::new(now()),
             queues_granted: Cell::new(1),
-            event_config: Cell::new(0),
-            event_requests: Cell::new(0),
+            notices,
+            values: FeatureValues::default(),
             write_cache: Cell::new(true),
             timestamp: Cell::new((0, now())),
             behavior: RefCell::new(vec![0; 512]),
@@ -76,6 +82,11 @@ impl Controller {
     /// Whether it processes commands (CSTS.RDY).
     pub(crate) fn is_ready(&self) -> bool {
         self.status.get().ready
+    }
+
+    /// The namespace of this identifier, which is one namespace's.
+    pub(crate) fn namespace(&self, nsid: u32) -> Result<Rc<Namespace>, StatusCode> {
+        self.subsystem.namespaces.get(&nsid).cloned().ok_or(StatusCode::INVALID_NAMESPACE)
     }
 
     /// When the host is given up, unless it is heard of before.
@@ -92,7 +103,10 @@ impl Controller {
         let status = refusal.status.with_more(true);
         let lba = refusal.lba.unwrap_or(Lba::ZERO);
         let entry = ErrorEntry::at_block(queue, command.cid.get(), status, command.nsid.get(), lba);
-        self.errors.borrow_mut().push(entry.with_location(refusal.location));
+        let entry = entry.with_location(refusal.location);
+        // The damage log says more about these.
+        let vendor_information = if refusal.is_damage() { LogPage::Damage.code() } else { 0 };
+        self.errors.borrow_mut().push(ErrorEntry { vendor_information, ..entry });
         status
     }
 
@@ -108,6 +122,8 @@ impl Controller {
             // A reset deletes the I/O queues.
             (status.ready, status.fatal, status.shutdown) = (false, false, ShutdownStatus::Normal);
             self.close_io_queues();
+            self.notices.reset();
+            self.values.reset();
         }
         let leaves = matches!(cc.shutdown, ShutdownNotification::Normal | ShutdownNotification::Abrupt);
         if leaves && status.shutdown == ShutdownStatus::Normal {

@@ -15,6 +15,8 @@
 
 mod admin;
 mod bell;
+mod claims;
+mod commands;
 mod connect;
 mod connection;
 mod controller;
@@ -22,16 +24,21 @@ mod discovery;
 mod features;
 mod identify;
 mod io;
+mod known;
 mod limits;
 mod logs;
 mod namespace;
+mod notices;
 mod properties;
 mod queue;
 mod refusal;
+mod state;
 mod subsystem;
 mod target;
 
+pub use known::KNOWN_BLOCKS;
 pub use limits::Limits;
 pub use namespace::{Namespace, Shows};
+pub use state::NamespaceState;
 pub use subsystem::{Hosts, SetupError, Subsystem};
 pub use target::Target;

@@ -28,6 +28,11 @@ impl Refusal {
         Refusal { lba, ..Refusal::from(to_status(failure, kind)) }
     }
 
+    /// Whether it is about damaged blocks: checks that failed, and media errors, but not differences.
+    pub(crate) fn is_damage(&self) -> bool {
+        matches!(self.status.code().get(), 0x280..=0x284 | 0x288)
+    }
+
     /// The same, said to be about this block unless a block is known already.
     pub(crate) fn or_at(mut self, lba: Lba) -> Refusal {
         self.lba.get_or_insert(lba);

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use sealblock_block::{Ability, Device, OperationKind};
 use sealblock_protocols_nvme::nqn::Nqn;
 
 use crate::namespace::Namespace;
@@ -113,6 +114,12 @@ impl Subsystem {
             Hosts::Any => true,
             Hosts::Only(hosts) => hosts.contains(host),
         }
+    }
+
+    /// Whether any namespace has blocks that can be made unreadable.
+    pub(crate) fn can_write_uncorrectable(&self) -> bool {
+        let can = |namespace: &Rc<Namespace>| namespace.device.abilities().of(OperationKind::WriteUncorrectable);
+        self.namespaces.values().any(|namespace| can(namespace) != Ability::Absent)
     }
 
     /// NN: the largest namespace identifier; 0 without namespaces.
