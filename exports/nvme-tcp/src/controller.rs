@@ -104,8 +104,10 @@ impl Controller {
         let lba = refusal.lba.unwrap_or(Lba::ZERO);
         let entry = ErrorEntry::at_block(queue, command.cid.get(), status, command.nsid.get(), lba);
         let entry = entry.with_location(refusal.location);
-        // The damage log says more about these.
-        let vendor_information = if refusal.is_damage() { LogPage::Damage.code() } else { 0 };
+        // The damage log says more about blocks that are known to be bad.
+        let is_known = |lba| self.namespace(command.nsid.get()).is_ok_and(|namespace| namespace.state.known.has(lba));
+        let is_listed = queue != 0 && refusal.lba.is_some_and(is_known);
+        let vendor_information = if is_listed { LogPage::Damage.code() } else { 0 };
         self.errors.borrow_mut().push(ErrorEntry { vendor_information, ..entry });
         status
     }

@@ -1,11 +1,12 @@
 //! Identify: what a controller and its namespaces say of themselves.
 
 use sealblock_block::{Ability, Device};
+use sealblock_integrity::{GuardKind, PiFormat};
 use sealblock_protocols_nvme::admin::{Cns, Identify};
 use sealblock_protocols_nvme::identify::{
     Cmic, Controller as ControllerPage, ControllerType, Ctratt, Dlfeat, Fuses, IndependentNamespace, Lpa,
-    Namespace as NamespacePage, NamespaceId, Nmic, Nstat, NvmController, NvmNamespace, Oacs, Ofcs, Oncs, Sgls, Vwc,
-    command_sets, namespace_list,
+    Namespace as NamespacePage, NamespaceId, Nmic, Nstat, NvmController, NvmNamespace, Oacs, Ofcs, Oncs, Pic, Sgls,
+    Vwc, command_sets, namespace_list,
 };
 use sealblock_protocols_nvme::nqn::PaddedText;
 use sealblock_protocols_nvme::registers::Version;
@@ -68,6 +69,7 @@ fn of_namespace(controller: &Controller, ask: &Identify) -> Result<[u8; 4096], R
     let Some(namespace) = controller.subsystem.namespaces.get(&ask.nsid) else { return Ok([0; 4096]) };
     let (mut page, mut nvm) = (identify_namespace(namespace), NvmNamespace::default());
     namespace.wire_format().describe(&mut page, &mut nvm);
+    nvm.pic = namespace.format().map_or(Pic::NONE, pic);
     Ok(match ask.cns {
         Cns::Namespace => page.encode(),
         Cns::CommandSetNamespace => nvm.encode(),
@@ -79,6 +81,17 @@ fn of_namespace(controller: &Controller, ask: &Identify) -> Result<[u8; 4096], R
             IndependentNamespace { nmic, nsattr, nstat, ..IndependentNamespace::default() }.encode()
         }
     })
+}
+
+/// What can be done with storage tags: Copy checks them while it reads, and a mask has all bits or none.
+fn pic(format: PiFormat) -> Pic {
+    match (format.storage_tag_bits(), format.guard()) {
+        (0, _) => Pic::NONE,
+        (_, GuardKind::Crc16 | GuardKind::IpChecksum) => {
+            Pic::STORAGE_TAG_16 | Pic::STORAGE_TAG_MASK_16 | Pic::STORAGE_TAG_CHECK_READ
+        }
+        (_, GuardKind::Crc32c | GuardKind::Crc64) => Pic::STORAGE_TAG_CHECK_READ,
+    }
 }
 
 fn identify_namespace(namespace: &Namespace) -> NamespacePage {

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use sealblock_block::{Fault, FaultField, Operation, OperationKind, Outcome};
+use sealblock_block::{Error, Failure, Fault, FaultField, Operation, OperationKind, Outcome};
 use sealblock_integrity::{Checks, Field};
 use sealblock_protocols_nvme::logs::{DamageEntry, DamageLog};
 use sealblock_protocols_nvme::nvm::{LbaStatusDescriptor, LbaStatusFlags};
@@ -118,9 +118,25 @@ impl KnownBlocks {
                     }
                     self.record(faults.as_slice())
                 }
-                None => false,
+                None => self.learn_of_one(about, error),
             },
         }
+    }
+
+    /// A medium that failed does not say where, which is plain if one block was asked for.
+    fn learn_of_one(&self, about: &About, error: &Error) -> bool {
+        let reads = matches!(about.kind, OperationKind::Read | OperationKind::Verify | OperationKind::Compare);
+        match about.extent.filter(|extent| extent.len() == 1) {
+            Some(one) if reads && matches!(error.failure(), Failure::Media { .. }) => {
+                self.record(&[Fault::media(one.start())])
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether a block is known to be bad.
+    pub(crate) fn has(&self, lba: Lba) -> bool {
+        !self.is_empty() && self.lock().blocks.contains_key(&lba.get())
     }
 
     /// Adds damaged blocks; tells whether any was not known.

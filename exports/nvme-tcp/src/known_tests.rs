@@ -78,6 +78,18 @@ fn a_check_takes_out_what_it_would_have_found_and_nothing_else() {
 }
 
 #[test]
+fn a_medium_that_does_not_say_where_it_failed_is_believed_about_one_block() {
+    let known = KnownBlocks::default();
+    let failed = || -> Outcome { Err(Failure::Media { reason: "no".to_owned() }.into()) };
+    assert!(!known.learn(&about(OperationKind::Read, extent(4, 2)), &failed()));
+    assert!(!known.learn(&about(OperationKind::Write, extent(4, 1)), &failed()));
+    assert!(known.learn(&about(OperationKind::Read, extent(4, 1)), &failed()));
+    assert!(known.has(Lba::new(4)) && !known.has(Lba::new(5)));
+    let away: Outcome = Err(Failure::Unreachable { reason: "gone".to_owned() }.into());
+    assert!(!known.learn(&about(OperationKind::Read, extent(5, 1)), &away));
+}
+
+#[test]
 fn an_overflow_is_confessed() {
     let known = KnownBlocks::default();
     let most = KNOWN_BLOCKS as u64;

@@ -6,13 +6,15 @@ use std::rc::Rc;
 
 use common::*;
 use sealblock_block::{Gate, Stack};
-use sealblock_exports_nvme_tcp::{KNOWN_BLOCKS, Namespace, Subsystem};
-use sealblock_integrity::Field;
+use sealblock_exports_nvme_tcp::{KNOWN_BLOCKS, Namespace, Shows, Subsystem};
+use sealblock_integrity::{Field, GuardKind, PiFormat, ProtectionType};
 use sealblock_media_memory::{Damage, MemoryDevice};
 use sealblock_media_null::NullDevice;
 use sealblock_protocols_nvme::admin::{Abort, Cns, GetLogPage, SetFeatures};
 use sealblock_protocols_nvme::features::AsynchronousEvent;
-use sealblock_protocols_nvme::identify::{Controller, Fuses, Namespace as NamespacePage, Oacs, Ofcs, Oncs};
+use sealblock_protocols_nvme::identify::{
+    Controller, Fuses, Namespace as NamespacePage, NvmNamespace, Oacs, Ofcs, Oncs, Pic,
+};
 use sealblock_protocols_nvme::logs::{DamageLog, EffectsLog, LbaStatusLog, LbaStatusRanges};
 use sealblock_protocols_nvme::nvm::{
     BlockCommand, CopyCommand, CopyDescriptorFormat, CopyRange, DatasetManagement, DsmRange, GetLbaStatus, IoCommand,
@@ -94,6 +96,82 @@ fn copies_are_resealed_for_their_place() {
         let stored = io.io(PROTECTED, IoCommand::Read(raw), Data::Read(4104)).await.ok().data;
         assert_eq!(stored[4098..], [0x12, 0x34, 0, 0, 0, 60]);
     });
+}
+
+/// Namespaces with other guards and types, their tags shown.
+#[test]
+fn copies_keep_their_guard_in_every_format() {
+    for (guard, bits, descriptors) in [
+        (GuardKind::Crc16, 8, CopyDescriptorFormat::Format0),
+        (GuardKind::Crc32c, 16, CopyDescriptorFormat::Format1),
+        (GuardKind::Crc64, 8, CopyDescriptorFormat::Format1),
+    ] {
+        for kind in ProtectionType::ALL {
+            let format = PiFormat::new(guard, kind, bits).unwrap();
+            run(|| copy_within(format, descriptors));
+        }
+    }
+}
+
+async fn copy_within(format: PiFormat, descriptors: CopyDescriptorFormat) {
+    let device = Rc::new(MemoryDevice::new(BlockSize::B4096, 64, Some(format)));
+    let stack = Stack::new(Rc::clone(&device));
+    let served = serve_with(short(), |_| {
+        let namespace = Namespace::new(Rc::new(Gate::new("mem", stack)), [7; 16]).showing(Shows::Protected).unwrap();
+        Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(1, namespace).unwrap()
+    });
+    let (mut admin, mut io) = Queue::pair(served.address, false).await;
+    let nvm = NvmNamespace::decode(&admin.identify(Cns::CommandSetNamespace, 1).await.ok().data).unwrap();
+    assert!(nvm.pic.contains(Pic::STORAGE_TAG_CHECK_READ));
+    let counts = kind_counts(format);
+    // Type 1 counts from the address, Type 2 from where the command says.
+    let first = |start: u64| if format.protection() == ProtectionType::Type2 { start + 1000 } else { start };
+    let protection = |start: u64, storage: u64, pract: bool| ProtectionInfo {
+        pract,
+        stc: true,
+        prchk: if counts { Prchk::GUARD | Prchk::REFERENCE_TAG } else { Prchk::GUARD },
+        ..ProtectionInfo::NONE.with_tags(format, storage, first(start))
+    };
+    let at = |start, count, protection| BlockCommand { protection, ..blocks(start, count) };
+    let data = pattern(3 * 4096, 7);
+    let write = IoCommand::Write(at(4, 3, protection(4, 9, true)));
+    io.io(1, write, Data::Write(data.clone())).await.ok();
+    let range = |storage| CopyRange { extent: extent(4, 3), protection: protection(4, storage, false) };
+    let ask = |pract, storage| CopyCommand {
+        destination: Lba::new(40),
+        ranges: Count8::new(1).unwrap(),
+        format: descriptors,
+        read: ProtectionInfo { pract, ..protection(4, 9, false) },
+        write: protection(40, storage, pract),
+        force_unit_access: true,
+        limited_retry: false,
+    };
+    for (pract, storage) in [(false, 9), (true, 5)] {
+        let list = ask(pract, storage).encode_ranges(&[range(9)]).unwrap();
+        io.io(1, IoCommand::Copy(ask(pract, storage)), Data::Write(list)).await.ok();
+        let read = io.io(1, IoCommand::Read(at(40, 3, protection(40, storage, true))), Data::Read(3 * 4096)).await.ok();
+        assert!(read.data == data, "{format:?}");
+    }
+    let list = ask(false, 9).encode_ranges(&[range(8)]).unwrap();
+    assert_eq!(
+        io.io(1, IoCommand::Copy(ask(false, 9)), Data::Write(list)).await.status(),
+        0x288,
+        "another storage tag"
+    );
+    assert_eq!(damage_log(&mut admin, 1).await.entries[0].field, Some(Field::StorageTag));
+    // A wrong guard that nobody asked to check stays wrong.
+    assert!(device.damage(Lba::new(5), Damage::Data { at: 3, mask: 4 }));
+    let blind = CopyCommand { read: ProtectionInfo::NONE, write: ProtectionInfo::NONE, ..ask(false, 9) };
+    let unchecked = CopyRange { protection: ProtectionInfo::NONE, ..range(9) };
+    let list = blind.encode_ranges(&[unchecked]).unwrap();
+    io.io(1, IoCommand::Copy(blind), Data::Write(list)).await.ok();
+    let verify = ProtectionInfo { prchk: Prchk::GUARD, ..ProtectionInfo::NONE };
+    assert_eq!(io.io(1, IoCommand::Verify(at(40, 3, verify)), Data::None).await.status(), 0x282);
+    assert_eq!(admin.newest_error().await.lba, 41);
+}
+
+fn kind_counts(format: PiFormat) -> bool {
+    format.protection() != ProtectionType::Type3
 }
 
 #[test]
