@@ -106,14 +106,6 @@ pub(crate) fn set(
     }
     let short = |needed: usize| Invalid::DataLength { needed_bytes: needed as u64, got_bytes: data.len() as u64 };
     match feature {
-        FeatureId::Arbitration | FeatureId::PowerManagement | FeatureId::ErrorRecovery => {
-            unchangeable(feature, ask.cdw11)?;
-        }
-        FeatureId::TemperatureThreshold => {
-            let threshold = controller.values.threshold(ask.cdw11, true)?;
-            threshold.store(ask.cdw11 & 0xFFFF, Ordering::Relaxed);
-        }
-        FeatureId::WriteAtomicity => controller.values.atomicity.store(ask.cdw11 & 1, Ordering::Relaxed),
         FeatureId::LbaStatusInterval => controller.notices.set_interval(ask.cdw11),
         FeatureId::VolatileWriteCache => controller.write_cache.set(write_cache_enabled(ask.cdw11)),
         FeatureId::NumberOfQueues => {
@@ -138,9 +130,24 @@ pub(crate) fn set(
             *controller.behavior.borrow_mut() = data.get(..512).ok_or(short(512))?.to_vec();
         }
         FeatureId::HostIdentifier => return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into()),
-        _ => return Err(Invalid::Feature(ask.fid).into()),
+        _ => set_neutral(&controller.values, feature, ask.cdw11)?,
     }
     Ok(0)
+}
+
+/// Features whose values change nothing.
+fn set_neutral(values: &FeatureValues, feature: FeatureId, value: u32) -> Result<(), Refusal> {
+    match feature {
+        FeatureId::Arbitration | FeatureId::PowerManagement | FeatureId::ErrorRecovery => {
+            return unchangeable(feature, value);
+        }
+        FeatureId::TemperatureThreshold => {
+            values.threshold(value, true)?.store(value & 0xFFFF, Ordering::Relaxed);
+        }
+        FeatureId::WriteAtomicity => values.atomicity.store(value & 1, Ordering::Relaxed),
+        _ => return Err(Invalid::Feature(feature.code()).into()),
+    }
+    Ok(())
 }
 
 /// A discovery controller has no I/O queues and no write cache.

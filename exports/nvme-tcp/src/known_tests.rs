@@ -122,47 +122,45 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// One step, taken by the set and by a table that says of each block what is wrong with it.
+fn take(known: &KnownBlocks, table: &mut [Option<FaultField>; 64], step: Step) {
+    let covered = |wrong: &Option<FaultField>| {
+        matches!(wrong, Some(FaultField::Media | FaultField::Tag(Field::Guard | Field::RefTag)))
+    };
+    let part = |start: u64, len: u64| start as usize..(start + len) as usize;
+    match step {
+        Step::Bad(start, len, at, field) => {
+            let bad = start + at;
+            let outcome = failed(vec![fault(bad, FIELDS[field])]);
+            let is_new = table[bad as usize].is_none();
+            assert_eq!(known.learn(&about(OperationKind::Read, extent(start, len)), &outcome), is_new);
+            table[part(start, len)].iter_mut().filter(|wrong| covered(wrong)).for_each(|wrong| *wrong = None);
+            table[bad as usize] = Some(FIELDS[field]);
+        }
+        Step::Good(start, len) => {
+            let good = Ok(Answer::Verified(Verified::default()));
+            known.learn(&about(OperationKind::Verify, extent(start, len)), &good);
+            table[part(start, len)].iter_mut().filter(|wrong| covered(wrong)).for_each(|wrong| *wrong = None);
+        }
+        Step::Healed(kind, start, len) => {
+            let kind = [OperationKind::Write, OperationKind::WriteZeroes, OperationKind::Discard][kind];
+            known.learn(&about(kind, extent(start, len)), &Ok(Answer::Done));
+            table[part(start, len)].fill(None);
+        }
+        Step::Spoiled(start, len) => {
+            known.learn(&about(OperationKind::WriteUncorrectable, extent(start, len)), &Ok(Answer::Done));
+            table[part(start, len)].fill(Some(FaultField::Media));
+        }
+    }
+}
+
 proptest! {
-    /// Against a table that says of each block what is wrong with it.
     #[test]
     fn the_set_is_what_a_table_of_all_blocks_would_be(steps in proptest::collection::vec(step(), 1..60)) {
         let known = KnownBlocks::default();
         let mut table = [None; 64];
         for step in steps {
-            let covered = |wrong: &Option<FaultField>| matches!(
-                wrong, Some(FaultField::Media | FaultField::Tag(Field::Guard | Field::RefTag))
-            );
-            match step {
-                Step::Bad(start, len, at, field) => {
-                    let lba = start + at;
-                    let new = table[lba as usize].is_none();
-                    let learned = known.learn(
-                        &about(OperationKind::Read, extent(start, len)),
-                        &failed(vec![fault(lba, FIELDS[field])]),
-                    );
-                    prop_assert_eq!(learned, new);
-                    for (i, wrong) in table.iter_mut().enumerate().skip(start as usize).take(len as usize) {
-                        if i as u64 == lba {
-                            *wrong = Some(FIELDS[field]);
-                        } else if covered(wrong) {
-                            *wrong = None;
-                        }
-                    }
-                }
-                Step::Good(start, len) => {
-                    known.learn(&about(OperationKind::Verify, extent(start, len)), &Ok(Answer::Verified(Verified::default())));
-                    table[start as usize..(start + len) as usize].iter_mut().filter(|wrong| covered(wrong)).for_each(|wrong| *wrong = None);
-                }
-                Step::Healed(kind, start, len) => {
-                    let kind = [OperationKind::Write, OperationKind::WriteZeroes, OperationKind::Discard][kind];
-                    known.learn(&about(kind, extent(start, len)), &Ok(Answer::Done));
-                    table[start as usize..(start + len) as usize].fill(None);
-                }
-                Step::Spoiled(start, len) => {
-                    known.learn(&about(OperationKind::WriteUncorrectable, extent(start, len)), &Ok(Answer::Done));
-                    table[start as usize..(start + len) as usize].fill(Some(FaultField::Media));
-                }
-            }
+            take(&known, &mut table, step);
             let expected: Vec<u64> = (0..64).filter(|lba| table[*lba as usize].is_some()).collect();
             prop_assert_eq!(lbas(&known), expected);
             prop_assert_eq!(known.is_empty(), table.iter().all(Option::is_none));

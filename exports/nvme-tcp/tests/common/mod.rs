@@ -1,6 +1,8 @@
 //! A small host over our own core, and a target with three namespaces.
 #![allow(dead_code, reason = "each test file uses a part of this")]
 
+mod requests;
+
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
@@ -25,6 +27,9 @@ use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::net::{Listener, Stream};
 use sealblock_runtime_reactor::{Config, JoinHandle, Reactor, pool, spawn};
 use sealblock_units::{BlockSize, Extent};
+
+#[allow(unused_imports, reason = "each test file uses a part of this")]
+pub use requests::*;
 
 pub const SUBNQN: &str = "nqn.2026-11.org.example:volumes";
 pub const PLAIN: u32 = 1;

@@ -210,20 +210,19 @@ fn blocks_made_unreadable_stay_so_over_a_restart_until_they_are_changed() {
             let data = Sealed::seal(Slice::copy_from(&[0; 8192]), rig.size(), None, &Tags::default());
             assert_eq!(unreadable(rig.run(rig.gate.execute(Operation::Compare { extent, data }))), [20, 21]);
         }
-        let medium = rig.close();
-        let rig = Rig::open(&medium, false).unwrap();
+        let rig = Rig::open(&rig.close(), false).unwrap();
         assert_eq!(unreadable(rig.verify()), [2, 3, 20, 21]);
         rig.write(2, &pattern(3, 4096)).unwrap();
-        rig.run(rig.gate.execute(Operation::Discard { extents: vec![Extent::from_raw(3, 1).unwrap()] })).unwrap();
+        let at = |start| Extent::from_raw(start, 1).unwrap();
         let zeroes = |start, may_unmap| Operation::WriteZeroes {
-            extent: Extent::from_raw(start, 1).unwrap(),
+            extent: at(start),
             may_unmap,
             durability: Durability::Volatile,
         };
-        rig.run(rig.gate.execute(zeroes(20, true))).unwrap();
-        rig.run(rig.gate.execute(zeroes(21, false))).unwrap();
-        let medium = rig.close();
-        let rig = Rig::open(&medium, false).unwrap();
+        for change in [Operation::Discard { extents: vec![at(3)] }, zeroes(20, true), zeroes(21, false)] {
+            rig.run(rig.gate.execute(change)).unwrap();
+        }
+        let rig = Rig::open(&rig.close(), false).unwrap();
         rig.verify().unwrap();
         assert_eq!(rig.read(2, 1).unwrap(), pattern(3, 4096));
         for block in [3, 20, 21] {
