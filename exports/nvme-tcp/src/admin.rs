@@ -7,7 +7,6 @@ use sealblock_protocols_nvme::fabrics::FabricsCommand;
 use sealblock_protocols_nvme::logs::LogPage;
 use sealblock_protocols_nvme::{Command, FABRICS_OPCODE, FabricsType, StatusCode};
 use sealblock_runtime_memory::Slice;
-use sealblock_runtime_reactor::now;
 
 use crate::commands::abort;
 use crate::connection::{Connection, Reply, Role};
@@ -24,7 +23,7 @@ pub(crate) fn run(connection: &Rc<Connection>, command: &Command, data: &[u8], r
         return fabrics(connection, &role, command, data).map(Reply::Done);
     }
     let Role::Admin(controller) = role else { return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into()) };
-    controller.seen.set(now());
+    controller.heard();
     if !controller.is_ready() {
         return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into());
     }
@@ -67,7 +66,7 @@ fn fabrics(connection: &Rc<Connection>, role: &Role, command: &Command, data: &[
         connection.stop();
         return Ok(0);
     };
-    controller.seen.set(now());
+    controller.heard();
     match FabricsCommand::decode(command)? {
         FabricsCommand::PropertyGet(get) => Ok(properties::get(controller, &connection.target.limits, &get)?),
         FabricsCommand::PropertySet(set) => Ok(properties::set(controller, &set)?),

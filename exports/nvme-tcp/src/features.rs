@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use sealblock_protocols_nvme::admin::{FeatureSelect, GetFeatures, SetFeatures};
 use sealblock_protocols_nvme::features::{
-    FeatureCapabilities, FeatureEffects, FeatureId, NumberOfQueues, TemperatureThreshold, Timestamp, feature_effects,
-    write_cache_enabled,
+    EventConfiguration, FeatureCapabilities, FeatureEffects, FeatureId, NumberOfQueues, TemperatureThreshold,
+    Timestamp, feature_effects, write_cache_enabled,
 };
 use sealblock_protocols_nvme::{Invalid, StatusCode};
 use sealblock_runtime_reactor::now;
@@ -88,7 +88,7 @@ pub(crate) fn get(controller: &Controller, ask: &GetFeatures, room: usize) -> Re
             let elapsed_ms = now().saturating_duration_since(at).as_millis() as u64;
             cut(&Timestamp::set_by_host(ms.saturating_add(elapsed_ms)).encode(), room, 8)
         }
-        FeatureId::HostBehavior => cut(&controller.behavior.borrow(), room, 512),
+        FeatureId::HostBehavior => cut(&controller.behavior.get(), room, 512),
         FeatureId::HostIdentifier => cut(&controller.hostid, room, 16),
         _ => Err(Invalid::Feature(ask.fid).into()),
     }
@@ -127,7 +127,7 @@ pub(crate) fn set(
             controller.timestamp.set((stamp.ms(), now()));
         }
         FeatureId::HostBehavior => {
-            *controller.behavior.borrow_mut() = data.get(..512).ok_or(short(512))?.to_vec();
+            controller.behavior.set(data.get(..512).ok_or(short(512))?.to_vec());
         }
         FeatureId::HostIdentifier => return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into()),
         _ => set_neutral(&controller.values, feature, ask.cdw11)?,
@@ -230,7 +230,11 @@ fn unchangeable(feature: FeatureId, value: u32) -> Result<(), Refusal> {
 
 /// The events that a host may switch on.
 fn reported(controller: &Controller) -> u32 {
-    if controller.is_discovery { HEALTH_EVENTS } else { HEALTH_EVENTS | REPORTED.bits() }
+    if controller.is_discovery {
+        HEALTH_EVENTS | EventConfiguration::DISCOVERY_LOG_CHANGE.bits()
+    } else {
+        HEALTH_EVENTS | REPORTED.bits()
+    }
 }
 
 fn queues(granted: u32) -> u32 {

@@ -13,10 +13,10 @@ use sealblock_units::Extent;
 use crate::claims::Blocks;
 use crate::commands::copy;
 use crate::connection::Reply;
-use crate::controller::Controller;
 use crate::identify::WRITE_ZEROES_BYTES;
 use crate::known::About;
 use crate::limits::Limits;
+use crate::member::{Member, Mounted};
 use crate::namespace::{NO_TAGS, Namespace};
 use crate::refusal::Refusal;
 use crate::subsystem::add;
@@ -28,8 +28,8 @@ const LIST_BYTES: u64 = 256 * 40;
 pub(crate) struct Job {
     io: IoCommand,
     /// One namespace, or all of them for a Flush of all.
-    namespaces: Vec<Rc<Namespace>>,
-    controller: Rc<Controller>,
+    namespaces: Vec<Rc<Mounted>>,
+    controller: Rc<Member>,
 }
 
 /// Data that a command brings or wants, in bytes.
@@ -43,7 +43,7 @@ pub(crate) struct Room {
 
 impl Job {
     pub(crate) fn prepare(
-        controller: &Rc<Controller>,
+        controller: &Rc<Member>,
         limits: &Limits,
         command: &Command,
         room: Room,
@@ -53,7 +53,8 @@ impl Job {
             (Fuse::Normal, _) | (Fuse::First, IoCommand::Compare(_)) | (Fuse::Second, IoCommand::Write(_)) => {}
             _ => return Err(Invalid::field("FUSE", 0, 8).into()),
         }
-        let all = &controller.subsystem.namespaces;
+        let opened = controller.namespaces();
+        let all = &opened.namespaces;
         let namespaces = match (command.nsid.get(), io) {
             (NSID_ALL, IoCommand::Flush) => all.values().cloned().collect(),
             (nsid, _) => vec![Rc::clone(all.get(&nsid).ok_or(StatusCode::INVALID_NAMESPACE)?)],
@@ -73,7 +74,7 @@ impl Job {
     }
 
     /// The blocks of a Compare, and the namespace that has them.
-    pub(crate) fn compares(&self) -> Option<(&Rc<Namespace>, Extent)> {
+    pub(crate) fn compares(&self) -> Option<(&Rc<Mounted>, Extent)> {
         match &self.io {
             IoCommand::Compare(blocks) => Some((self.namespaces.first()?, blocks.extent)),
             _ => None,
@@ -81,7 +82,7 @@ impl Job {
     }
 
     /// The blocks that a command writes, and the namespace that has them. Lists of ranges are not known yet.
-    pub(crate) fn writes(&self) -> Option<(&Rc<Namespace>, Extent)> {
+    pub(crate) fn writes(&self) -> Option<(&Rc<Mounted>, Extent)> {
         match &self.io {
             IoCommand::Write(blocks) => Some((self.namespaces.first()?, blocks.extent)),
             IoCommand::WriteZeroes(zeroes) => Some((self.namespaces.first()?, zeroes.blocks.extent)),
@@ -133,7 +134,7 @@ impl Job {
         Ok(Reply::Done(0))
     }
 
-    async fn read(&self, namespace: &Namespace, blocks: BlockCommand) -> Result<Reply, Refusal> {
+    async fn read(&self, namespace: &Mounted, blocks: BlockCommand) -> Result<Reply, Refusal> {
         let ask = Operation::Read { extent: blocks.extent, checks: namespace.checks(&blocks) };
         match execute(namespace, ask).await? {
             Answer::Data(read) => Ok(Reply::Data(namespace.payload(&blocks, &read), 0)),
@@ -141,13 +142,13 @@ impl Job {
         }
     }
 
-    async fn write(&self, namespace: &Namespace, blocks: BlockCommand, data: Buffer) -> Result<Reply, Refusal> {
+    async fn write(&self, namespace: &Mounted, blocks: BlockCommand, data: Buffer) -> Result<Reply, Refusal> {
         let (extent, data) = (blocks.extent, namespace.seal(&blocks, data)?);
         let durability = self.durability(blocks.force_unit_access);
         execute(namespace, Operation::Write { extent, data, durability }).await.map(|_| Reply::Done(0))
     }
 
-    async fn write_zeroes(&self, namespace: &Namespace, zeroes: WriteZeroes) -> Result<Reply, Refusal> {
+    async fn write_zeroes(&self, namespace: &Mounted, zeroes: WriteZeroes) -> Result<Reply, Refusal> {
         let (extent, may_unmap) = (zeroes.blocks.extent, zeroes.deallocate);
         let durability = self.durability(zeroes.blocks.force_unit_access);
         execute(namespace, Operation::WriteZeroes { extent, may_unmap, durability }).await.map(|_| Reply::Done(0))
@@ -162,7 +163,7 @@ impl Job {
     }
 
     fn count(&self, namespace: &Namespace, outcome: &Result<Reply, Refusal>) {
-        let traffic = &self.controller.subsystem.traffic;
+        let traffic = &self.controller.traffic;
         let bytes = extent(&self.io).map_or(0, |extent| namespace.data_bytes(extent));
         match (&self.io, outcome) {
             (IoCommand::Read(_) | IoCommand::Compare(_) | IoCommand::Verify(_), Ok(_)) => {
@@ -232,7 +233,7 @@ fn same(needed_bytes: u64, got_bytes: u64) -> Result<(), Refusal> {
 }
 
 /// Asks the device, and remembers what that tells of bad blocks.
-pub(crate) async fn execute(namespace: &Namespace, operation: Operation) -> Result<Answer, Refusal> {
+pub(crate) async fn execute(namespace: &Mounted, operation: Operation) -> Result<Answer, Refusal> {
     let about = About::of(&operation);
     let outcome = namespace.device.execute(operation).await;
     namespace.state.learn(&about, &outcome);
@@ -240,7 +241,7 @@ pub(crate) async fn execute(namespace: &Namespace, operation: Operation) -> Resu
 }
 
 /// Plain blocks are compared by the device. Protected ones are read, so that tags are compared as well.
-async fn compare(namespace: &Namespace, blocks: BlockCommand, data: Buffer) -> Result<Reply, Refusal> {
+async fn compare(namespace: &Mounted, blocks: BlockCommand, data: Buffer) -> Result<Reply, Refusal> {
     let extent = blocks.extent;
     let size = namespace.device.geometry().block_size;
     let Some(format) = namespace.format() else {
@@ -273,7 +274,7 @@ async fn compare(namespace: &Namespace, blocks: BlockCommand, data: Buffer) -> R
 }
 
 /// Deallocation is advice: a device without it does nothing, and that is no error.
-async fn deallocate(namespace: &Namespace, dsm: DatasetManagement, data: &[u8]) -> Result<Reply, Refusal> {
+async fn deallocate(namespace: &Mounted, dsm: DatasetManagement, data: &[u8]) -> Result<Reply, Refusal> {
     let ranges = dsm.parse(data)?.iter().map(|range| range.extent());
     let ranges: Result<Vec<Option<Extent>>, _> = ranges.collect();
     let extents: Vec<Extent> = ranges.map_err(Invalid::from)?.into_iter().flatten().collect();

@@ -1,12 +1,12 @@
 //! A namespace: a device, how hosts see it, and what its blocks are on the wire.
 
-use std::rc::Rc;
 use std::sync::Arc;
 
-use sealblock_block::{Device, Fault, Faults, Gate, OperationKind, Stack};
+use sealblock_block::{Fault, Faults, OperationKind};
 use sealblock_integrity::{
     Checks, GuardKind, PiFormat, PiPosition, ProtectionType, Sealed, ShapeError, Tags, Unverified,
 };
+use sealblock_layers_remote_core::SharedDevice;
 use sealblock_protocols_nvme::StatusCode;
 use sealblock_protocols_nvme::identify::NamespaceFormat;
 use sealblock_protocols_nvme::nvm::{BlockCommand, ProtectionInfo};
@@ -28,9 +28,10 @@ pub enum Shows {
     Protected,
 }
 
-/// A namespace of a [`crate::Subsystem`].
+/// A namespace of a [`crate::Subsystem`], the same on all cores. Queues reach its device through an attachment of their own
+/// core.
 pub struct Namespace {
-    pub(crate) device: Rc<Gate<Stack>>,
+    pub(crate) device: SharedDevice,
     pub(crate) uuid: [u8; 16],
     pub(crate) state: Arc<NamespaceState>,
     shows: Shows,
@@ -38,7 +39,7 @@ pub struct Namespace {
 
 impl Namespace {
     /// The namespace of `device`, plain. `uuid` is its identity, which hosts use to recognise it.
-    pub fn new(device: Rc<Gate<Stack>>, uuid: [u8; 16]) -> Namespace {
+    pub fn new(device: SharedDevice, uuid: [u8; 16]) -> Namespace {
         Namespace { device, uuid, state: Arc::default(), shows: Shows::Plain }
     }
 

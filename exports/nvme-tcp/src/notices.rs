@@ -22,9 +22,10 @@ pub(crate) const EVENT_REQUESTS: u16 = 4;
 /// Changed namespaces that the Changed Attached Namespace List has room for; one more means all of them.
 const MOST_CHANGED: usize = 1024;
 /// What can happen, with the bit that switches it on.
-const KINDS: [(AsynchronousEvent, EventConfiguration); 2] = [
+const KINDS: [(AsynchronousEvent, EventConfiguration); 3] = [
     (AsynchronousEvent::NAMESPACE_CHANGED, EventConfiguration::NAMESPACE_ATTRIBUTE),
     (AsynchronousEvent::LBA_STATUS, EventConfiguration::LBA_STATUS),
+    (AsynchronousEvent::DISCOVERY_CHANGED, EventConfiguration::DISCOVERY_LOG_CHANGE),
 ];
 
 /// OAES: what a controller with namespaces can be asked to report.
@@ -95,6 +96,12 @@ impl Notices {
     /// Damaged blocks were found that were not known.
     pub(crate) fn damage_found(&self) {
         self.lock().pending[1] = true;
+        self.wake();
+    }
+
+    /// The discovery log is another one.
+    pub(crate) fn discovery_changed(&self) {
+        self.lock().pending[2] = true;
         self.wake();
     }
 

@@ -55,7 +55,8 @@ impl NamespaceState {
     /// Tells a controller, to whom the namespace is `nsid`, what happens from now on.
     pub(crate) fn watch(&self, nsid: u32, notices: &Arc<Notices>) {
         let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
-        watchers.retain(|(_, notices)| notices.strong_count() > 0);
+        // The same controller asks again when namespaces have changed.
+        watchers.retain(|(_, other)| other.strong_count() > 0 && !std::ptr::eq(other.as_ptr(), Arc::as_ptr(notices)));
         watchers.push((nsid, Arc::downgrade(notices)));
     }
 

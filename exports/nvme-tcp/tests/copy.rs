@@ -2,10 +2,12 @@
 
 mod common;
 
+use common::requests::*;
 use common::*;
 use sealblock_block::{Gate, Stack};
 use sealblock_exports_nvme_tcp::{Namespace, Shows, Subsystem};
 use sealblock_integrity::{Field, GuardKind, PiFormat, ProtectionType};
+use sealblock_layers_remote_core::SharedDevice;
 use sealblock_media_memory::{Damage, MemoryDevice};
 use sealblock_protocols_nvme::Count8;
 use sealblock_protocols_nvme::admin::Cns;
@@ -120,7 +122,9 @@ async fn copy_within(format: PiFormat) {
     let device = Rc::new(MemoryDevice::new(BlockSize::B4096, 64, Some(format)));
     let stack = Stack::new(Rc::clone(&device));
     let served = serve_with(short(), |_| {
-        let namespace = Namespace::new(Rc::new(Gate::new("mem", stack)), [7; 16]).showing(Shows::Protected).unwrap();
+        let namespace = Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", stack))), [7; 16])
+            .showing(Shows::Protected)
+            .unwrap();
         Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(1, namespace).unwrap()
     });
     let (mut admin, mut io) = Queue::pair(served.address, false).await;

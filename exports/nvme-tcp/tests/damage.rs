@@ -2,10 +2,12 @@
 
 mod common;
 
+use common::requests::*;
 use common::*;
 use sealblock_block::{Gate, Stack};
 use sealblock_exports_nvme_tcp::{KNOWN_BLOCKS, Namespace, Subsystem};
 use sealblock_integrity::Field;
+use sealblock_layers_remote_core::SharedDevice;
 use sealblock_media_memory::{Damage, MemoryDevice};
 use sealblock_media_null::NullDevice;
 use sealblock_protocols_nvme::admin::{Cns, GetLogPage};
@@ -67,7 +69,8 @@ fn without_the_ability_write_uncorrectable_is_no_command() {
     run(|| async {
         let null = NullDevice::new(BlockSize::B4096, 64, None);
         let served = serve_with(short(), |_| {
-            let namespace = Namespace::new(Rc::new(Gate::new("null", Stack::new(null))), [7; 16]);
+            let namespace =
+                Namespace::new(SharedDevice::publish(Rc::new(Gate::new("null", Stack::new(null)))), [7; 16]);
             Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(1, namespace).unwrap()
         });
         let (mut admin, mut io) = Queue::pair(served.address, false).await;
@@ -172,7 +175,8 @@ fn more_bad_blocks_than_are_kept_are_confessed() {
     run(|| async {
         let big = Rc::new(MemoryDevice::new(BlockSize::B512, 40_000, None));
         let served = serve_with(short(), |_| {
-            let namespace = Namespace::new(Rc::new(Gate::new("mem", Stack::new(Rc::clone(&big)))), [7; 16]);
+            let namespace =
+                Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(Rc::clone(&big))))), [7; 16]);
             Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(1, namespace).unwrap()
         });
         let (mut admin, mut io) = Queue::pair(served.address, false).await;

@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::requests::*;
 use common::*;
 use sealblock_media_memory::Damage;
 use sealblock_protocols_nvme::admin::Cns;

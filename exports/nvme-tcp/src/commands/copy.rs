@@ -4,18 +4,16 @@
 //! (PRACT of PRINFOW) travel along with the guard they have; only the reference tag becomes that of the destination. A guard is
 //! never computed from data that was read, so damage that nobody asked to check for stays visible.
 
-use sealblock_block::{Answer, Durability, Fault, Faults, Operation, OperationKind};
+use sealblock_block::{Answer, Device, Durability, Fault, Faults, Operation, OperationKind};
 use sealblock_integrity::{Checks, Keep, PiFormat, ProtectionType, RebaseTags, Sealed, Tags, Unverified, rebase};
 use sealblock_protocols_nvme::nvm::{CopyCommand, CopyLimits, CopyRange};
 use sealblock_protocols_nvme::{Count8, StatusCode};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
 
-use sealblock_block::Device;
-
 use crate::connection::Reply;
 use crate::io::execute;
-use crate::namespace::Namespace;
+use crate::member::Mounted;
 use crate::refusal::Refusal;
 
 /// Bytes of data that one Copy moves at most.
@@ -37,7 +35,7 @@ pub(crate) fn limits(size: BlockSize) -> CopyLimits {
 
 /// Carries the command out. If it fails, the answer names the first source range that was not copied.
 pub(crate) async fn copy(
-    namespace: &Namespace,
+    namespace: &Mounted,
     ask: &CopyCommand,
     list: &[u8],
     durability: Durability,
@@ -63,7 +61,7 @@ pub(crate) async fn copy(
 
 /// Copies one source range to the blocks from `to` on, `done` blocks behind the start of the destination.
 async fn copy_range(
-    namespace: &Namespace,
+    namespace: &Mounted,
     ask: &CopyCommand,
     range: &CopyRange,
     to: u64,
@@ -89,7 +87,7 @@ async fn copy_range(
 
 /// Blocks that were read, as they are written `behind` blocks after the start of the destination.
 fn resealed(
-    namespace: &Namespace,
+    namespace: &Mounted,
     ask: &CopyCommand,
     read: &Sealed,
     at: Extent,

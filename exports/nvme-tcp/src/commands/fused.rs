@@ -16,7 +16,7 @@ use sealblock_units::Extent;
 
 use crate::connection::{Connection, Reply, Role};
 use crate::io::Job;
-use crate::namespace::Namespace;
+use crate::member::Mounted;
 use crate::refusal::Refusal;
 
 /// ACWU: blocks that are compared and written as one, as a 0's based value.
@@ -210,7 +210,7 @@ async fn run(compare: Job, old: Buffer, write: Job, new: Buffer) -> Ends {
 }
 
 /// The blocks of a pair, if it is a Compare and a Write of the same ones, and of no more than are one.
-fn fits(compare: &Job, write: &Job) -> Result<(Extent, Rc<Namespace>), Refusal> {
+fn fits(compare: &Job, write: &Job) -> Result<(Extent, Rc<Mounted>), Refusal> {
     let (Some((namespace, compared)), Some((other, written))) = (compare.compares(), write.writes()) else {
         return Err(Invalid::field("FUSE", 0, 8).into());
     };

@@ -11,6 +11,7 @@ use sealblock_runtime_reactor::{now, sleep_until, spawn};
 use crate::commands::lba_status;
 use crate::connection::{Connection, Reply, Role};
 use crate::controller::Controller;
+use crate::member::Mounted;
 use crate::notices::{Next, Notices};
 use crate::refusal::Refusal;
 
@@ -22,7 +23,7 @@ pub(crate) fn takes(connection: &Rc<Connection>, token: Token, command: &Command
     if !is_later || !controller.is_ready() {
         return false;
     }
-    controller.seen.set(now());
+    controller.heard();
     match begin(connection, &controller, token, command, room) {
         Ok(()) => {}
         Err(refusal) => connection.finish(token, command, Err(refusal)),
@@ -32,7 +33,7 @@ pub(crate) fn takes(connection: &Rc<Connection>, token: Token, command: &Command
 
 fn begin(
     connection: &Rc<Connection>,
-    controller: &Rc<Controller>,
+    controller: &Arc<Controller>,
     token: Token,
     command: &Command,
     room: usize,
@@ -43,7 +44,7 @@ fn begin(
             spawn(wait_for_event(Rc::downgrade(connection), Arc::clone(&controller.notices), token, *command));
         }
         AdminCommand::GetLbaStatus(ask) => {
-            let namespace = controller.namespace(command.nsid.get())?;
+            let namespace = Mounted::new(&controller.namespace(command.nsid.get())?);
             let (connection, command) = (Rc::downgrade(connection), *command);
             spawn(async move {
                 let outcome = lba_status::get(&namespace, &ask, room, &|| connection.strong_count() == 0).await;

@@ -9,7 +9,7 @@ use sealblock_units::{BlockCount, Extent};
 use crate::admin::cut;
 use crate::connection::Reply;
 use crate::io::execute;
-use crate::namespace::Namespace;
+use crate::member::Mounted;
 use crate::refusal::Refusal;
 
 /// The longest answer, in bytes; there are 16 for each run of bad blocks.
@@ -19,7 +19,7 @@ const STEP_BYTES: u64 = 8 << 20;
 
 /// Carries the command out. A scan ends early when the answer is full, or when `is_over` says that nobody waits for it.
 pub(crate) async fn get(
-    namespace: &Namespace,
+    namespace: &Mounted,
     ask: &GetLbaStatus,
     room: usize,
     is_over: &dyn Fn() -> bool,
@@ -54,7 +54,7 @@ pub(crate) async fn get(
 
 /// Looks at blocks; what is bad is remembered on the way. A medium that does not say which block it cannot read is asked
 /// for ever smaller parts.
-async fn scan(namespace: &Namespace, extent: Extent) -> Result<(), Refusal> {
+async fn scan(namespace: &Mounted, extent: Extent) -> Result<(), Refusal> {
     let format = namespace.device.geometry().protection;
     let mut parts = vec![extent];
     while let Some(extent) = parts.pop() {

@@ -1,0 +1,102 @@
+//! Statuses of I/O commands as failures. One table; what it does not know keeps its number.
+
+use sealblock_block::{Error, Failure, FaultField, OperationKind};
+use sealblock_integrity::Field;
+use sealblock_protocols_nvme::{Status, StatusCode, StatusCodeType};
+use sealblock_units::Extent;
+
+/// The field of a block that a status says is wrong: a status about blocks, which are then to be found.
+pub(crate) fn field(status: Status) -> Option<FaultField> {
+    Some(match status.code() {
+        StatusCode::GUARD_CHECK_ERROR => FaultField::Tag(Field::Guard),
+        StatusCode::APPLICATION_TAG_CHECK_ERROR => FaultField::Tag(Field::AppTag),
+        StatusCode::REFERENCE_TAG_CHECK_ERROR => FaultField::Tag(Field::RefTag),
+        StatusCode::STORAGE_TAG_CHECK_ERROR => FaultField::Tag(Field::StorageTag),
+        StatusCode::UNRECOVERED_READ_ERROR | StatusCode::DEALLOCATED_OR_UNWRITTEN => FaultField::Media,
+        _ => return None,
+    })
+}
+
+/// Whether the same command may be sent again at once or soon.
+pub(crate) fn may_be_sent_again(status: Status) -> bool {
+    let is_about_blocks = status.code().code_type() == StatusCodeType::Media;
+    !status.is_success() && !status.do_not_retry() && !is_about_blocks
+}
+
+/// What was asked, for the text of an error.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub(crate) kind: OperationKind,
+    pub(crate) extent: Option<Extent>,
+    /// QID of the queue that the command went through.
+    pub(crate) queue: u16,
+    pub(crate) nsid: u32,
+}
+
+/// What kind of failure a status is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Class {
+    ReadOnly,
+    NoSpace,
+    Absent,
+    /// The target does not take the command as it is.
+    Refused,
+    /// The command was tried and failed.
+    Medium,
+    /// Time, or another path, may cure it.
+    Path,
+}
+
+/// The kind of a status. Codes without a line of their own go by their type, and their text keeps name and number.
+fn class(code: StatusCode) -> Class {
+    match code {
+        StatusCode::NAMESPACE_WRITE_PROTECTED | StatusCode::WRITE_TO_READ_ONLY_RANGE => Class::ReadOnly,
+        StatusCode::CAPACITY_EXCEEDED | StatusCode::INSUFFICIENT_RESOURCES => Class::NoSpace,
+        StatusCode::INVALID_OPCODE => Class::Absent,
+        // The command was sent again as often as it may be.
+        StatusCode::INVALID_NAMESPACE
+        | StatusCode::NAMESPACE_NOT_READY
+        | StatusCode::FORMAT_IN_PROGRESS
+        | StatusCode::SANITIZE_IN_PROGRESS
+        | StatusCode::SANITIZE_FAILED
+        | StatusCode::ADMIN_MEDIA_NOT_READY
+        | StatusCode::POWER_LOSS_ABORT
+        | StatusCode::ABORT_REQUESTED
+        | StatusCode::ABORTED_SQ_DELETION
+        | StatusCode::ABORTED_PREEMPT
+        | StatusCode::COMMAND_INTERRUPTED
+        | StatusCode::TRANSIENT_TRANSPORT_ERROR
+        | StatusCode::DATA_TRANSFER_ERROR
+        | StatusCode::KEEP_ALIVE_EXPIRED => Class::Path,
+        StatusCode::INTERNAL_ERROR => Class::Medium,
+        // Access control denies what another host may do.
+        StatusCode::ACCESS_DENIED => Class::Refused,
+        code => match code.code_type() {
+            StatusCodeType::Path => Class::Path,
+            StatusCodeType::Media | StatusCodeType::Reserved | StatusCodeType::Vendor => Class::Medium,
+            // Malformed commands, limits, reservations, and ranges although the gate has checked them.
+            StatusCodeType::Generic | StatusCodeType::CommandSpecific => Class::Refused,
+        },
+    }
+}
+
+/// The failure that a status means.
+pub(crate) fn failure(status: Status, asked: Asked) -> Error {
+    let blocks = asked.extent.map(|extent| format!(" of {extent}")).unwrap_or_default();
+    let name = status.code().io_name().unwrap_or("an unknown status");
+    let reason = format!(
+        "the target answered {}{blocks} of namespace {} on queue {} with {name} ({status})",
+        asked.kind.name(),
+        asked.nsid,
+        asked.queue,
+    );
+    match class(status.code()) {
+        Class::ReadOnly => Failure::ReadOnly,
+        Class::NoSpace => Failure::NoSpace { reason },
+        Class::Absent => Failure::Absent(asked.kind),
+        Class::Refused => Failure::Media { reason: format!("{reason}, which refuses the command") },
+        Class::Medium => Failure::Media { reason },
+        Class::Path => Failure::Unreachable { reason },
+    }
+    .into()
+}
