@@ -12,7 +12,7 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use sealblock_units::{BlockSize, ByteCount, Lba};
 
-pub use serve::{NVME_TCP_PORT, Protection, Serve};
+pub use serve::{Discover, NVME_TCP_PORT, Protection, Serve, listen_address};
 pub use values::{Endpoint, Guard, Harm, Mode, ProtectionType, Volume};
 
 use crate::range::BlockRange;
@@ -33,7 +33,7 @@ Targets:
   fault:[RULES],TARGET                another target that fails on purpose
   mirror:A,B stripe:A,B multipath:A,B one device made of others
   mirror:[stripe:A,B],C               brackets nest
-  nvme+tcp://HOST[:PORT]/NQN[/NSID]   a namespace over NVMe/TCP
+  nvme+tcp://HOST[:PORT]/NQN[/NSID]   a namespace over NVMe/TCP; ?hdgst&ddgst&pract=1&queues=4&depth=64&hostnqn=NQN
   nbd://HOST[:PORT]/EXPORT            a network block device
   /dev/nvmeXnY /dev/ngXnY /dev/sdX    a Linux device
 
@@ -61,6 +61,8 @@ pub enum Command {
     Info(Info),
     /// Export targets over NVMe/TCP, for any NVMe/TCP host.
     Serve(Serve),
+    /// Name the subsystems that an NVMe/TCP server lets this host see.
+    Discover(Discover),
     /// Check every block against its seal, and name those that are damaged.
     Verify(Verify),
     /// Compare two targets block by block, or one with zeroes.

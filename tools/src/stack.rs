@@ -7,6 +7,7 @@ mod facts;
 mod failures;
 mod files;
 mod read_only;
+mod remote;
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -19,6 +20,7 @@ use sealblock_layers_offset::OffsetLayer;
 use sealblock_media_file::FileMedium;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_media_null::NullDevice;
+use sealblock_media_nvme_tcp::NvmeTcpDevice;
 use sealblock_media_volume::Volume;
 use sealblock_runtime_reactor::{Config, Reactor};
 use sealblock_units::{BlockSize, ByteCount, Extent, Lba};
@@ -31,6 +33,7 @@ pub use facts::Facts;
 pub use failures::{of_block, of_medium, of_open, of_volume};
 pub use files::{FileKind, OpenVolume, inspect, open_medium, open_volume};
 pub use read_only::ReadOnly;
+pub use remote::discover;
 
 /// A volume in a file, on the reactor's clock.
 pub type FileVolume = Volume<FileMedium, ReactorClock>;
@@ -54,19 +57,26 @@ pub enum Access {
     Write,
 }
 
+/// What has to be closed in the end.
+#[derive(Clone)]
+enum Held {
+    Volume(Rc<FileVolume>),
+    Remote(NvmeTcpDevice),
+}
+
 /// An open target.
 pub struct Opened {
     /// The device, behind its gate.
     pub gate: Gate<Stack>,
     /// What it is made of.
     pub facts: Facts,
-    volumes: Vec<Rc<FileVolume>>,
+    held: Vec<Held>,
     target: Target,
 }
 
 impl Opened {
-    fn new(target: &Target, device: impl Device + 'static, facts: Facts, volumes: Vec<Rc<FileVolume>>) -> Opened {
-        Opened { gate: Gate::new(target.to_string(), Stack::new(device)), facts, volumes, target: target.clone() }
+    fn new(target: &Target, device: impl Device + 'static, facts: Facts, held: Vec<Held>) -> Opened {
+        Opened { gate: Gate::new(target.to_string(), Stack::new(device)), facts, held, target: target.clone() }
     }
 
     fn plain(target: &Target, device: impl Device + 'static, kind: &'static str) -> Opened {
@@ -75,7 +85,16 @@ impl Opened {
 
     /// Splits it into a device that several may use, what it is made of, and what leaves it clean in the end.
     pub fn share(self) -> (Rc<Gate<Stack>>, Facts, Closer) {
-        (Rc::new(self.gate), self.facts, Closer { volumes: self.volumes, target: self.target })
+        (Rc::new(self.gate), self.facts, Closer { held: self.held, target: self.target })
+    }
+
+    /// Bytes of payload that came from other hosts until now; nothing for a target that is here.
+    pub fn received_bytes(&self) -> Option<u64> {
+        let remotes = self.held.iter().filter_map(|held| match held {
+            Held::Volume(_) => None,
+            Held::Remote(device) => Some(device.counters().received_bytes),
+        });
+        remotes.reduce(u64::saturating_add)
     }
 
     /// The name it was opened by.
@@ -85,7 +104,7 @@ impl Opened {
 
     /// Leaves volumes clean, and gives on `result` unless that fails where the work did not.
     pub async fn close<T>(self, result: Result<T, Failure>) -> Result<T, Failure> {
-        let closed = Closer { volumes: self.volumes, target: self.target }.close().await;
+        let closed = Closer { held: self.held, target: self.target }.close().await;
         let value = result?;
         closed?;
         Ok(value)
@@ -116,7 +135,7 @@ impl Opened {
 
 /// What is to be closed when an open target is no longer used.
 pub struct Closer {
-    volumes: Vec<Rc<FileVolume>>,
+    held: Vec<Held>,
     target: Target,
 }
 
@@ -127,8 +146,11 @@ impl Closer {
     /// The first volume that could not be closed; the others are closed all the same.
     pub async fn close(self) -> Result<(), Failure> {
         let mut closed = Ok(());
-        for volume in &self.volumes {
-            closed = closed.and(volume.close().await);
+        for held in &self.held {
+            match held {
+                Held::Volume(volume) => closed = closed.and(volume.close().await),
+                Held::Remote(device) => device.close().await,
+            }
         }
         closed.map_err(|error| of_block("closing", &error).on(&self.target))
     }
@@ -169,14 +191,14 @@ pub fn open(target: &Target, access: Access) -> LocalBoxFuture<'_, Result<Opened
                 let span = below.span(Some(*range))?;
                 let device = OffsetLayer::new(below.gate, span.first(), span.blocks())
                     .map_err(|error| Failure::new(Cause::Usage, "opening", error).on(target))?;
-                Ok(Opened::new(target, device, Facts::over("offset", below.facts), below.volumes))
+                Ok(Opened::new(target, device, Facts::over("offset", below.facts), below.held))
             }
             Target::Fault { rules, target: inner } => {
                 let rules: Rules =
                     rules.parse().map_err(|error| Failure::new(Cause::Usage, "reading the rules", error).on(target))?;
                 let below = open(inner, access).await?;
                 let device = FaultLayer::new(below.gate, rules, ReactorClock);
-                Ok(Opened::new(target, device, Facts::over("fault", below.facts), below.volumes))
+                Ok(Opened::new(target, device, Facts::over("fault", below.facts), below.held))
             }
             Target::Group { kind, .. } => Err(absent(
                 target,
@@ -186,7 +208,11 @@ pub fn open(target: &Target, access: Access) -> LocalBoxFuture<'_, Result<Opened
                     GroupKind::Multipath => "multipath is",
                 },
             )),
-            Target::NvmeTcp { .. } => Err(absent(target, "NVMe/TCP is")),
+            Target::NvmeTcp { address, nqn, nsid, options } => {
+                let device = remote::connect(address, nqn, *nsid, options).await.map_err(|error| error.on(target))?;
+                let facts = Facts { remote: Some(device.facts()), ..Facts::plain("NVMe/TCP namespace") };
+                Ok(Opened::new(target, device.clone(), facts, vec![Held::Remote(device)]))
+            }
             Target::Nbd { .. } => Err(absent(target, "NBD is")),
         }
     })

@@ -27,6 +27,16 @@ const DEVICE: &[&str] = &["units", "integrity", "block", "runtime/memory"];
 const SYSTEM: &[&str] = &["units", "integrity", "block", "runtime/memory", "runtime/reactor"];
 /// What speaks a protocol to the outside.
 const NETWORK: &[&str] = &["units", "integrity", "block", "runtime/memory", "runtime/reactor", "protocols/*"];
+/// What serves devices over a network, on several cores.
+const EXPORT: &[&str] = &[
+    "units",
+    "integrity",
+    "block",
+    "runtime/memory",
+    "runtime/reactor",
+    "protocols/*",
+    "layers/remote-core",
+];
 const EVERYTHING: &[&str] = &["*"];
 
 /// The first rule whose pattern fits a folder is its rule.
@@ -51,8 +61,10 @@ const RULES: &[Rule] = &[
     rule("media/nvme-tcp", NETWORK),
     rule("media/nbd", NETWORK),
     rule("media/iscsi", NETWORK),
+    // It carries requests from core to core, which is the reactor's business.
+    rule("layers/remote-core", SYSTEM),
     rule("layers/*", DEVICE),
-    rule("exports/*", NETWORK),
+    rule("exports/*", EXPORT),
     rule("filesystem/btrfs-format", &["units", "integrity", "runtime/memory"]),
     rule("filesystem/*", &["units", "integrity", "block", "runtime/memory", "filesystem/btrfs-format"]),
     rule("tools", EVERYTHING),
@@ -156,7 +168,8 @@ mod tests {
             member("layers/mirror", &["block", "units"], &["layers/fault", "media/memory"]),
             member("media/file", &["block", "runtime/reactor"], &["media/volume"]),
             member("media/nvme-tcp", &["block", "runtime/reactor", "protocols/nvme"], &[]),
-            member("exports/nbd", &["block", "protocols/nbd", "runtime/reactor"], &[]),
+            member("exports/nbd", &["block", "protocols/nbd", "runtime/reactor", "layers/remote-core"], &[]),
+            member("layers/remote-core", &["block", "runtime/reactor"], &["media/memory"]),
             member("tools", &["media/file", "layers/mirror", "exports/nbd"], &["proofs/simulator"]),
             member("proofs/simulator", &["tools", "media/volume"], &[]),
         ];
@@ -182,6 +195,8 @@ mod tests {
             ("media/memory", "runtime/reactor"),
             ("media/file", "protocols/nbd"),
             ("exports/nbd", "media/file"),
+            ("exports/nbd", "layers/offset"),
+            ("layers/mirror", "layers/remote-core"),
             ("filesystem/btrfs-format", "block"),
             ("media/file", "tools"),
             ("xtask", "units"),

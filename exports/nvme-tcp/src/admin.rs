@@ -6,7 +6,6 @@ use sealblock_protocols_nvme::admin::{AdminCommand, Identify};
 use sealblock_protocols_nvme::fabrics::FabricsCommand;
 use sealblock_protocols_nvme::{Command, FABRICS_OPCODE, FabricsType, StatusCode};
 use sealblock_runtime_memory::Slice;
-use sealblock_runtime_reactor::now;
 
 use crate::connection::{Connection, Reply, Role};
 use crate::controller::{Controller, EVENT_REQUESTS};
@@ -23,7 +22,7 @@ pub(crate) fn run(connection: &Rc<Connection>, command: &Command, data: &[u8], r
         return fabrics(connection, &role, command, data).map(Reply::Done);
     }
     let Role::Admin(controller) = role else { return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into()) };
-    controller.seen.set(now());
+    controller.heard();
     if !controller.is_ready() {
         return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into());
     }
@@ -52,7 +51,7 @@ fn fabrics(connection: &Rc<Connection>, role: &Role, command: &Command, data: &[
         _ => {}
     }
     let Role::Admin(controller) = role else { return Err(StatusCode::INVALID_OPCODE.into()) };
-    controller.seen.set(now());
+    controller.heard();
     match FabricsCommand::decode(command)? {
         FabricsCommand::PropertyGet(get) => Ok(properties::get(controller, &connection.target.limits, &get)?),
         FabricsCommand::PropertySet(set) => Ok(properties::set(controller, &set)?),

@@ -1,25 +1,28 @@
-//! A connection: one task receives, one sends, one watches the clock.
+//! A connection: one task receives, one sends, one (`control.rs`) watches the clock and listens to other cores.
 //!
 //! It ends when the peer goes, violates the protocol or is silent too long, when its controller goes, or when the target
-//! stops. Commands that are being carried out then go on, and their answers are dropped.
+//! stops. Commands that are being carried out then go on, and unless the target stops their answers are dropped.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
 use std::net::Shutdown;
 use std::rc::Rc;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use sealblock_protocols_nvme_tcp::target::{Event, Target as Core, Token};
 use sealblock_protocols_nvme_tcp::{Payload, TargetConfig, TransmitLimit};
 use sealblock_runtime_memory::Buffer;
 use sealblock_runtime_reactor::net::Stream;
-use sealblock_runtime_reactor::{JoinHandle, now, pool, sleep, sleep_until, spawn, timeout};
+use sealblock_runtime_reactor::{now, pool, spawn, timeout};
 
 use crate::bell::Bell;
 use crate::controller::Controller;
 use crate::limits::IN_CAPSULE_BYTES;
+use crate::line::Line;
+use crate::member::Member;
 use crate::queue::{Task, Waiting};
-use crate::target::{Permit, Shared};
+use crate::registry::{Permit, Shared};
 
 /// How long a peer may take to close after it was told that nothing more comes.
 const LINGER: Duration = Duration::from_secs(1);
@@ -30,9 +33,9 @@ pub(crate) enum Role {
     /// Nothing yet: Connect is to come.
     New,
     /// The admin queue of a controller.
-    Admin(Rc<Controller>),
+    Admin(Arc<Controller>),
     /// An I/O queue of a controller, and its identifier.
-    Io(Rc<Controller>, u16),
+    Io(Rc<Member>, u16),
 }
 
 /// How a command ends if it does not fail.
@@ -46,7 +49,9 @@ pub(crate) enum Reply {
 }
 
 pub(crate) struct Connection {
-    pub(crate) target: Rc<Shared>,
+    pub(crate) target: Arc<Shared>,
+    /// What other cores tell this connection.
+    pub(crate) line: Arc<Line>,
     pub(crate) core: RefCell<Core>,
     pub(crate) stream: Stream,
     pub(crate) role: RefCell<Role>,
@@ -65,19 +70,25 @@ pub(crate) struct Connection {
     /// Submission queue head and entries; `None` with flow control off or before Connect.
     pub(crate) head: Cell<Option<(u32, u32)>>,
     finishing: Cell<bool>,
-    draining: Cell<bool>,
-    watcher: RefCell<Option<JoinHandle<()>>>,
-    _permit: Permit,
+    /// Set when the connection is to end: until when commands in flight may go on.
+    pub(crate) drain_until: Cell<Option<Instant>>,
+    /// Nothing more is received.
+    pub(crate) deaf: Cell<bool>,
+    /// The connection was cut off, and the clock is watched no more.
+    pub(crate) killed: Cell<bool>,
+    pub(crate) accepted: Instant,
+    permit: Permit,
 }
 
 impl Connection {
-    pub(crate) fn new(target: &Rc<Shared>, stream: Stream, permit: Permit) -> Rc<Connection> {
+    pub(crate) fn new(target: &Arc<Shared>, stream: Stream, line: Arc<Line>, permit: Permit) -> Rc<Connection> {
         let mut config = TargetConfig::new(pool());
         config.max_commands = target.limits.commands.try_into().unwrap_or(config.max_commands);
         config.max_bytes_in_flight = target.limits.bytes_in_flight;
         config.max_in_capsule_bytes = IN_CAPSULE_BYTES;
         Rc::new(Connection {
-            target: Rc::clone(target),
+            target: Arc::clone(target),
+            line,
             core: RefCell::new(Core::new(config)),
             stream,
             role: RefCell::new(Role::New),
@@ -89,9 +100,11 @@ impl Connection {
             idle: Bell::default(),
             head: Cell::new(None),
             finishing: Cell::new(false),
-            draining: Cell::new(false),
-            watcher: RefCell::default(),
-            _permit: permit,
+            drain_until: Cell::new(None),
+            deaf: Cell::new(false),
+            killed: Cell::new(false),
+            accepted: now(),
+            permit,
         })
     }
 
@@ -100,6 +113,9 @@ impl Connection {
         // The Connect command itself has left the queue.
         self.head.set((!no_flow_control).then_some((1 % entries, entries)));
         self.core.borrow_mut().set_success_flag(no_flow_control);
+        if matches!(role, Role::Admin(_)) {
+            self.permit.lighten();
+        }
         *self.role.borrow_mut() = role;
         self.watch();
     }
@@ -107,10 +123,9 @@ impl Connection {
     /// Serves the connection until it is over.
     pub(crate) async fn run(self: Rc<Self>) {
         let sender = spawn(Rc::clone(&self).send());
-        self.watch();
+        let control = spawn(Rc::clone(&self).control());
         self.receive().await;
-        self.stop_watching();
-        if self.draining.get() {
+        if self.is_draining() {
             self.drain().await;
         } else if self.core.borrow().closed().is_none() {
             self.core.borrow_mut().close();
@@ -123,6 +138,7 @@ impl Connection {
         }
         self.leave();
         self.linger().await;
+        control.abort();
     }
 
     async fn receive(self: &Rc<Self>) {
@@ -139,6 +155,7 @@ impl Connection {
                 self.on_event(event);
             }
             self.output.ring();
+            self.settle();
         }
     }
 
@@ -150,6 +167,8 @@ impl Connection {
     fn on_event(self: &Rc<Self>, event: Event) {
         match event {
             Event::Established(_) => {}
+            // Not answered: the host asks again where it connects next, while a refusal would reach its users.
+            Event::Command { .. } if self.is_draining() => {}
             Event::Command { token, command, data } => self.on_command(token, command, data),
             Event::DataReady { token, data } => self.on_data(token, data),
             Event::Closed(reason) => tracing::debug!(%reason, "connection closed"),
@@ -172,32 +191,16 @@ impl Connection {
                 return;
             }
             self.admit_waiting();
-        }
-    }
-
-    /// Lets the commands in flight come to their ends, for a while.
-    async fn drain(&self) {
-        let done = async {
-            while self.running.get() > 0 {
-                self.idle.wait().await;
-            }
-        };
-        if timeout(self.target.limits.drain, done).await.is_err() {
-            tracing::warn!(commands = self.running.get(), "commands were not done when the target stopped");
+            self.settle();
         }
     }
 
     /// Ends the connection at once.
     pub(crate) fn kill(&self) {
+        self.killed.set(true);
         self.core.borrow_mut().close();
         // The peer may be gone already, and then there is nothing to shut down.
         let _ = self.stream.shutdown(Shutdown::Both);
-    }
-
-    /// Takes no more commands, answers those in flight, then ends the connection.
-    pub(crate) fn stop(&self) {
-        self.draining.set(true);
-        let _ = self.stream.shutdown(Shutdown::Read);
     }
 
     /// Takes the connection off its controller; the admin queue takes its controller along.
@@ -207,23 +210,17 @@ impl Connection {
         let role = self.role.replace(Role::New);
         match role {
             Role::New => {}
-            Role::Io(controller, queue) => {
-                // After a reset another connection may have this identifier already.
-                let mut queues = controller.io_queues.borrow_mut();
-                if queues.get(&queue).is_some_and(|other| std::ptr::eq(other.as_ptr(), self)) {
-                    queues.remove(&queue);
-                }
-            }
+            Role::Io(member, queue) => member.leave(queue, &self.line),
             Role::Admin(controller) => {
                 self.target.remove_controller(controller.id);
-                controller.close_io_queues();
+                controller.end();
             }
         }
     }
 
     /// Waits for the peer to close, so that it can read the last bytes: a socket closed with unread bytes resets.
     async fn linger(&self) {
-        if self.stream.shutdown(Shutdown::Write).is_err() || self.draining.get() {
+        if self.stream.shutdown(Shutdown::Write).is_err() || self.is_draining() {
             return;
         }
         let drained = async {
@@ -238,41 +235,5 @@ impl Connection {
         };
         // A peer that does not close in time is reset.
         let _ = timeout(LINGER, drained).await;
-    }
-
-    /// Watches the clock for what this connection is now.
-    pub(crate) fn watch(self: &Rc<Self>) {
-        let connection = Rc::downgrade(self);
-        let connect = self.target.limits.connect;
-        let idle = self.target.limits.idle;
-        let controller = match &*self.role.borrow() {
-            Role::New => None,
-            Role::Admin(controller) => Some(Rc::clone(controller)),
-            Role::Io(..) => return self.stop_watching(),
-        };
-        let watch = async move {
-            match controller {
-                None => sleep(connect).await,
-                Some(controller) => {
-                    while controller.deadline(idle) > now() {
-                        sleep_until(controller.deadline(idle)).await;
-                    }
-                }
-            }
-            if let Some(connection) = connection.upgrade() {
-                tracing::debug!("the peer was silent too long");
-                connection.kill();
-            }
-        };
-        let watcher = spawn(watch);
-        self.stop_watching();
-        *self.watcher.borrow_mut() = Some(watcher);
-    }
-
-    fn stop_watching(&self) {
-        let watcher = self.watcher.borrow_mut().take();
-        if let Some(watcher) = watcher {
-            watcher.abort();
-        }
     }
 }

@@ -1,8 +1,14 @@
 //! A controller: what one host's association with a subsystem knows. Made by Connect on an admin queue, gone with it.
+//!
+//! Its queues may be on several cores. Commands read flags only; locks are for admin commands and for queues that come and go.
+//!
+//! Invariant: queues are entered under the lock of `io_queues` while the controller is ready and not over, and whoever
+//! changes that takes the lock afterwards, so no queue stays behind.
 
-use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::rc::{Rc, Weak};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use sealblock_block::{Device, Operation};
@@ -14,7 +20,9 @@ use sealblock_protocols_nvme::{Command, Status};
 use sealblock_runtime_reactor::{now, spawn};
 use sealblock_units::Lba;
 
-use crate::connection::Connection;
+use crate::events::Changes;
+use crate::kept::{Flag, Kept};
+use crate::line::{Line, Orders};
 use crate::refusal::Refusal;
 use crate::subsystem::Subsystem;
 
@@ -25,26 +33,49 @@ pub(crate) const EVENT_REQUESTS: u16 = 4;
 
 pub(crate) struct Controller {
     pub(crate) id: u16,
-    pub(crate) subsystem: Rc<Subsystem>,
+    pub(crate) subsystem: Arc<Subsystem>,
     pub(crate) is_discovery: bool,
     pub(crate) host: Nqn,
     pub(crate) hostid: [u8; 16],
-    pub(crate) cc: Cell<u32>,
-    pub(crate) status: Cell<ControllerStatus>,
-    pub(crate) keep_alive_ms: Cell<u32>,
-    pub(crate) seen: Cell<Instant>,
-    pub(crate) queues_granted: Cell<u32>,
-    pub(crate) event_config: Cell<u32>,
-    pub(crate) event_requests: Cell<u16>,
-    pub(crate) write_cache: Cell<bool>,
-    pub(crate) timestamp: Cell<(u64, Instant)>,
-    pub(crate) behavior: RefCell<Vec<u8>>,
-    pub(crate) errors: RefCell<ErrorLog>,
-    pub(crate) io_queues: RefCell<BTreeMap<u16, Weak<Connection>>>,
+    pub(crate) keep_alive_ms: Kept<u32>,
+    pub(crate) queues_granted: Kept<u32>,
+    pub(crate) event_config: Kept<u32>,
+    pub(crate) event_requests: Kept<u16>,
+    pub(crate) write_cache: Flag,
+    pub(crate) timestamp: Kept<(u64, Instant)>,
+    pub(crate) behavior: Kept<Vec<u8>>,
+    pub(crate) errors: Kept<ErrorLog>,
+    /// What the host is to be told; see `events.rs`.
+    pub(crate) changes: Kept<Changes>,
+    pub(crate) io_queues: Kept<BTreeMap<u16, Weak<Line>>>,
+    state: Kept<State>,
+    /// CSTS.RDY as commands see it: off at once when a reset begins.
+    ready: Flag,
+    /// The admin queue has gone.
+    over: Flag,
+    seen: Kept<Instant>,
+    admin: Weak<Line>,
+    /// Members: I/O queues that are connected or have commands being carried out.
+    members: AtomicUsize,
+    /// Waits until there is no member.
+    emptied: Kept<Option<Waker>>,
+}
+
+struct State {
+    cc: u32,
+    status: ControllerStatus,
+    /// A reset ends when the last member is gone.
+    resetting: bool,
 }
 
 impl Controller {
-    pub(crate) fn new(id: u16, subsystem: Rc<Subsystem>, data: &ConnectData, keep_alive_ms: u32) -> Controller {
+    pub(crate) fn new(
+        id: u16,
+        subsystem: Arc<Subsystem>,
+        data: &ConnectData,
+        keep_alive_ms: u32,
+        admin: &Arc<Line>,
+    ) -> Controller {
         let status = ControllerStatus {
             ready: false,
             fatal: false,
@@ -58,24 +89,44 @@ impl Controller {
             subsystem,
             host: data.hostnqn.clone(),
             hostid: data.hostid,
-            cc: Cell::new(0),
-            status: Cell::new(status),
-            keep_alive_ms: Cell::new(keep_alive_ms),
-            seen: Cell::new(now()),
-            queues_granted: Cell::new(1),
-            event_config: Cell::new(0),
-            event_requests: Cell::new(0),
-            write_cache: Cell::new(true),
-            timestamp: Cell::new((0, now())),
-            behavior: RefCell::new(vec![0; 512]),
-            errors: RefCell::new(ErrorLog::new(usize::from(ERROR_ENTRIES))),
-            io_queues: RefCell::default(),
+            keep_alive_ms: Kept::new(keep_alive_ms),
+            queues_granted: Kept::new(1),
+            event_config: Kept::new(0),
+            event_requests: Kept::new(0),
+            write_cache: Flag::new(true),
+            timestamp: Kept::new((0, now())),
+            behavior: Kept::new(vec![0; 512]),
+            errors: Kept::new(ErrorLog::new(usize::from(ERROR_ENTRIES))),
+            changes: Kept::default(),
+            io_queues: Kept::default(),
+            state: Kept::new(State { cc: 0, status, resetting: false }),
+            ready: Flag::new(false),
+            over: Flag::new(false),
+            seen: Kept::new(now()),
+            admin: Arc::downgrade(admin),
+            members: AtomicUsize::new(0),
+            emptied: Kept::default(),
         }
     }
 
-    /// Whether it processes commands (CSTS.RDY).
+    /// Whether it processes commands.
     pub(crate) fn is_ready(&self) -> bool {
-        self.status.get().ready
+        self.ready.get()
+    }
+
+    /// CC.
+    pub(crate) fn configuration(&self) -> u32 {
+        self.state.lock().cc
+    }
+
+    /// CSTS.
+    pub(crate) fn status(&self) -> ControllerStatus {
+        self.state.lock().status
+    }
+
+    /// The host gave a sign of life on the admin queue.
+    pub(crate) fn heard(&self) {
+        self.seen.set(now());
     }
 
     /// When the host is given up, unless it is heard of before.
@@ -87,53 +138,147 @@ impl Controller {
         self.seen.get() + patience
     }
 
+    /// Whether the time is up without a sign of life. Commands on I/O queues since the last time it was up are one
+    /// (Traffic Based Keep Alive), and begin the time anew.
+    pub(crate) fn is_silent(&self, idle: Duration) -> bool {
+        if self.deadline(idle) > now() {
+            return false;
+        }
+        let lines = self.lines();
+        // Each is asked, so that each begins anew.
+        let had_traffic = lines.iter().filter(|line| line.take_traffic()).count() > 0;
+        if had_traffic {
+            self.heard();
+        }
+        !had_traffic
+    }
+
     /// Puts a failed command into the error log; the status then says that there is more to know.
     pub(crate) fn log(&self, queue: u16, command: &Command, refusal: &Refusal) -> Status {
         let status = refusal.status.with_more(true);
         let lba = refusal.lba.unwrap_or(Lba::ZERO);
         let entry = ErrorEntry::at_block(queue, command.cid.get(), status, command.nsid.get(), lba);
-        self.errors.borrow_mut().push(entry.with_location(refusal.location));
+        self.errors.lock().push(entry.with_location(refusal.location));
         status
     }
 
-    /// Property Set of CC.
-    pub(crate) fn configure(self: &Rc<Self>, bits: u32) {
-        let (before, cc) = (Configuration::from_bits(self.cc.replace(bits)), Configuration::from_bits(bits));
-        let mut status = self.status.get();
+    /// Property Set of CC, on the admin queue's core.
+    pub(crate) fn configure(self: &Arc<Self>, bits: u32) {
+        let mut state = self.state.lock();
+        let (before, cc) = (Configuration::from_bits(state.cc), Configuration::from_bits(bits));
+        state.cc = bits;
+        let mut status = state.status;
+        let resets = !cc.enable && before.enable;
         if cc.enable && !before.enable {
             let legal = cc.mps == 0 && cc.ams == 0 && matches!(cc.command_set, 0 | 6 | 7);
             let legal = legal && (self.is_discovery || cc.iosqes == 6 && cc.iocqes == 4);
             (status.ready, status.fatal, status.shutdown) = (legal, !legal, ShutdownStatus::Normal);
-        } else if !cc.enable && before.enable {
-            // A reset deletes the I/O queues.
-            (status.ready, status.fatal, status.shutdown) = (false, false, ShutdownStatus::Normal);
-            self.close_io_queues();
+            state.resetting = false;
+            self.ready.set(legal);
+        } else if resets {
+            self.ready.set(false);
+            // The host may write again to the same blocks once it sees RDY clear, so nothing older may be under way then.
+            state.resetting = self.members.load(Ordering::SeqCst) > 0;
+            (status.ready, status.fatal, status.shutdown) =
+                (state.resetting && status.ready, false, ShutdownStatus::Normal);
         }
         let leaves = matches!(cc.shutdown, ShutdownNotification::Normal | ShutdownNotification::Abrupt);
         if leaves && status.shutdown == ShutdownStatus::Normal {
             status.shutdown = ShutdownStatus::InProgress;
-            spawn(Rc::clone(self).shut_down());
+            spawn(Arc::clone(self).shut_down());
         }
-        self.status.set(status);
+        state.status = status;
+        drop(state);
+        if resets {
+            // A reset deletes the I/O queues.
+            self.order_io_queues(Orders::KILL);
+        }
     }
 
     /// What is in volatile caches goes to the media before the shutdown is said to be complete.
-    async fn shut_down(self: Rc<Self>) {
-        for namespace in self.subsystem.namespaces.values() {
-            if let Err(error) = namespace.device.execute(Operation::Flush).await {
+    async fn shut_down(self: Arc<Self>) {
+        let (_, namespaces) = self.subsystem.snapshot();
+        for namespace in namespaces.values() {
+            if let Err(error) = namespace.device.attach().execute(Operation::Flush).await {
                 tracing::warn!(%error, "flush on shutdown failed");
             }
         }
-        let status = self.status.get();
-        if status.shutdown == ShutdownStatus::InProgress {
-            self.status.set(ControllerStatus { shutdown: ShutdownStatus::Complete, ..status });
+        let mut state = self.state.lock();
+        if state.status.shutdown == ShutdownStatus::InProgress {
+            state.status.shutdown = ShutdownStatus::Complete;
         }
     }
 
-    pub(crate) fn close_io_queues(&self) {
-        let queues = std::mem::take(&mut *self.io_queues.borrow_mut());
-        for connection in queues.values().filter_map(Weak::upgrade) {
-            connection.kill();
+    /// Enters an I/O queue, unless its number is taken or the controller takes none. On success there is a member more,
+    /// which [`crate::member::Member::new`] is to be made for.
+    pub(crate) fn enter(&self, queue: u16, line: &Arc<Line>) -> bool {
+        let mut queues = self.io_queues.lock();
+        let is_taken = queues.get(&queue).is_some_and(|other| other.strong_count() > 0);
+        if is_taken || !self.is_ready() || self.over.get() {
+            return false;
+        }
+        queues.insert(queue, Arc::downgrade(line));
+        self.members.fetch_add(1, Ordering::SeqCst);
+        true
+    }
+
+    /// Takes an I/O queue off, unless another has its number already, as after a reset.
+    pub(crate) fn leave(&self, queue: u16, line: &Arc<Line>) {
+        let mut queues = self.io_queues.lock();
+        if queues.get(&queue).is_some_and(|other| std::ptr::eq(other.as_ptr(), Arc::as_ptr(line))) {
+            queues.remove(&queue);
+        }
+    }
+
+    /// A member is gone for good.
+    pub(crate) fn member_left(&self) {
+        if self.members.fetch_sub(1, Ordering::SeqCst) > 1 {
+            return;
+        }
+        let mut state = self.state.lock();
+        if std::mem::take(&mut state.resetting) {
+            state.status.ready = false;
+        }
+        drop(state);
+        let waiting = self.emptied.lock().take();
+        if let Some(waker) = waiting {
+            waker.wake();
+        }
+    }
+
+    /// Waits until there is no member. One task waits: the admin queue's.
+    pub(crate) fn poll_emptied(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let before = self.emptied.lock().replace(cx.waker().clone());
+        drop(before);
+        if self.members.load(Ordering::SeqCst) == 0 { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// The admin queue has gone, and so does everything else.
+    pub(crate) fn end(&self) {
+        self.over.set(true);
+        self.ready.set(false);
+        self.order_io_queues(Orders::KILL);
+    }
+
+    /// Ends the controller once commands in flight are answered. Its host may connect again if it still may.
+    pub(crate) fn stop(&self) {
+        self.order_io_queues(Orders::STOP);
+        self.tell_admin(Orders::STOP);
+    }
+
+    pub(crate) fn tell_admin(&self, order: Orders) {
+        if let Some(line) = self.admin.upgrade() {
+            line.order(order);
+        }
+    }
+
+    fn lines(&self) -> Vec<Arc<Line>> {
+        self.io_queues.lock().values().filter_map(Weak::upgrade).collect()
+    }
+
+    fn order_io_queues(&self, order: Orders) {
+        for line in self.lines() {
+            line.order(order);
         }
     }
 }

@@ -5,13 +5,14 @@ use std::net::SocketAddr;
 use sealblock_protocols_nvme::logs::{DiscoveryEntry, DiscoveryLog, SubsystemType};
 use sealblock_protocols_nvme::nqn::Nqn;
 
-use crate::target::Shared;
+use crate::registry::Shared;
 
-/// The page for this host. Subsystems do not change while a target runs, so the generation does not either.
+/// The page for this host. Its generation counts the changes of subsystems and of who may see them.
 pub(crate) fn log(target: &Shared, host: &Nqn, at: SocketAddr) -> Vec<u8> {
     let entry = |kind, nqn: &Nqn| DiscoveryEntry::tcp(kind, 1, at.ip(), at.port(), nqn);
     let mut entries = vec![entry(SubsystemType::CurrentDiscovery, &Nqn::discovery())];
-    let allowed = target.subsystems.iter().filter(|subsystem| subsystem.allows(host));
+    let (generation, subsystems) = target.subsystems();
+    let allowed = subsystems.iter().filter(|subsystem| subsystem.allows(host));
     entries.extend(allowed.map(|subsystem| entry(SubsystemType::Nvm, &subsystem.nqn)));
-    DiscoveryLog { generation: 1, entries }.encode()
+    DiscoveryLog { generation, entries }.encode()
 }

@@ -27,7 +27,7 @@ pub(crate) fn get(controller: &Controller, ask: &GetFeatures, room: usize) -> Re
             let elapsed_ms = now().saturating_duration_since(at).as_millis() as u64;
             cut(&Timestamp::set_by_host(ms.saturating_add(elapsed_ms)).encode(), room, 8)
         }
-        FeatureId::HostBehavior => cut(&controller.behavior.borrow(), room, 512),
+        FeatureId::HostBehavior => cut(&controller.behavior.get(), room, 512),
         FeatureId::HostIdentifier => cut(&controller.hostid, room, 16),
         _ => Err(Invalid::Feature(ask.fid).into()),
     }
@@ -63,7 +63,7 @@ pub(crate) fn set(
             controller.timestamp.set((stamp.ms(), now()));
         }
         FeatureId::HostBehavior => {
-            *controller.behavior.borrow_mut() = data.get(..512).ok_or(short(512))?.to_vec();
+            controller.behavior.set(data.get(..512).ok_or(short(512))?.to_vec());
         }
         FeatureId::HostIdentifier => return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into()),
         _ => return Err(Invalid::Feature(ask.fid).into()),

@@ -1,6 +1,6 @@
 //! Identify: what a controller and its namespaces say of themselves.
 
-use sealblock_block::{Ability, Device};
+use sealblock_block::Ability;
 use sealblock_protocols_nvme::admin::{Cns, Identify};
 use sealblock_protocols_nvme::identify::{
     Cmic, Controller as ControllerPage, ControllerType, Ctratt, Dlfeat, IndependentNamespace, Lpa,
@@ -35,7 +35,7 @@ pub(crate) fn page(controller: &Controller, limits: &Limits, ask: &Identify) -> 
     match ask.cns {
         Cns::Controller => Ok(identify_controller(controller, limits).encode()),
         Cns::ActiveNamespaces | Cns::CommandSetActiveNamespaces => {
-            Ok(namespace_list(controller.subsystem.namespaces.keys().copied(), ask.nsid)?)
+            Ok(namespace_list(controller.subsystem.namespaces().keys().copied(), ask.nsid)?)
         }
         Cns::CommandSetController => {
             Ok(NvmController { wzsl: WZSL, ver: NVM_1_1, ..NvmController::default() }.encode())
@@ -55,8 +55,8 @@ fn of_namespace(controller: &Controller, ask: &Identify) -> Result<[u8; 4096], R
     if ask.nsid == 0 || ask.nsid > controller.subsystem.largest_nsid() {
         return Err(StatusCode::INVALID_NAMESPACE.into());
     }
-    let Some(namespace) = controller.subsystem.namespaces.get(&ask.nsid) else { return Ok([0; 4096]) };
-    let (mut page, mut nvm) = (identify_namespace(namespace), NvmNamespace::default());
+    let Some(namespace) = controller.subsystem.namespaces().get(&ask.nsid).cloned() else { return Ok([0; 4096]) };
+    let (mut page, mut nvm) = (identify_namespace(&namespace), NvmNamespace::default());
     namespace.wire_format().describe(&mut page, &mut nvm);
     Ok(match ask.cns {
         Cns::Namespace => page.encode(),
@@ -100,7 +100,7 @@ fn identify_controller(controller: &Controller, limits: &Limits) -> ControllerPa
         mdts: limits.mdts(),
         cntlid: controller.id,
         ver: Version::V2_1.bits(),
-        ctratt: Ctratt::HOST_IDENTIFIER_128,
+        ctratt: Ctratt::HOST_IDENTIFIER_128 | Ctratt::TRAFFIC_BASED_KEEP_ALIVE,
         cntrltype: ControllerType::Discovery.code(),
         aerl: Count8::saturating(EVENT_REQUESTS),
         lpa: Lpa::EXTENDED_DATA,

@@ -10,9 +10,9 @@ use sealblock_runtime_memory::Buffer;
 use sealblock_units::Extent;
 
 use crate::connection::Reply;
-use crate::controller::Controller;
 use crate::identify::WRITE_ZEROES_BYTES;
 use crate::limits::Limits;
+use crate::member::{Member, Mounted};
 use crate::namespace::{NO_TAGS, Namespace};
 use crate::refusal::Refusal;
 use crate::subsystem::add;
@@ -21,8 +21,8 @@ use crate::subsystem::add;
 pub(crate) struct Job {
     io: IoCommand,
     /// One namespace, or all of them for a Flush of all.
-    namespaces: Vec<Rc<Namespace>>,
-    controller: Rc<Controller>,
+    namespaces: Vec<Rc<Mounted>>,
+    controller: Rc<Member>,
 }
 
 /// Data that a command brings or wants, in bytes.
@@ -36,7 +36,7 @@ pub(crate) struct Room {
 
 impl Job {
     pub(crate) fn prepare(
-        controller: &Rc<Controller>,
+        controller: &Rc<Member>,
         limits: &Limits,
         command: &Command,
         room: Room,
@@ -45,7 +45,8 @@ impl Job {
             return Err(Invalid::field("FUSE", 0, 8).into());
         }
         let io = IoCommand::decode(command)?;
-        let all = &controller.subsystem.namespaces;
+        let opened = controller.namespaces();
+        let all = &opened.namespaces;
         let namespaces = match (command.nsid.get(), io) {
             (NSID_ALL, IoCommand::Flush) => all.values().cloned().collect(),
             (nsid, _) => vec![Rc::clone(all.get(&nsid).ok_or(StatusCode::INVALID_NAMESPACE)?)],
@@ -95,7 +96,7 @@ impl Job {
         Ok(Reply::Done(0))
     }
 
-    async fn read(&self, namespace: &Namespace, blocks: BlockCommand) -> Result<Reply, Refusal> {
+    async fn read(&self, namespace: &Mounted, blocks: BlockCommand) -> Result<Reply, Refusal> {
         let ask = Operation::Read { extent: blocks.extent, checks: namespace.checks(&blocks) };
         match execute(namespace, ask).await? {
             Answer::Data(read) => Ok(Reply::Data(namespace.payload(&blocks, &read), 0)),
@@ -103,13 +104,13 @@ impl Job {
         }
     }
 
-    async fn write(&self, namespace: &Namespace, blocks: BlockCommand, data: Buffer) -> Result<Reply, Refusal> {
+    async fn write(&self, namespace: &Mounted, blocks: BlockCommand, data: Buffer) -> Result<Reply, Refusal> {
         let (extent, data) = (blocks.extent, namespace.seal(&blocks, data)?);
         let durability = self.durability(blocks.force_unit_access);
         execute(namespace, Operation::Write { extent, data, durability }).await.map(|_| Reply::Done(0))
     }
 
-    async fn write_zeroes(&self, namespace: &Namespace, zeroes: WriteZeroes) -> Result<Reply, Refusal> {
+    async fn write_zeroes(&self, namespace: &Mounted, zeroes: WriteZeroes) -> Result<Reply, Refusal> {
         let (extent, may_unmap) = (zeroes.blocks.extent, zeroes.deallocate);
         let durability = self.durability(zeroes.blocks.force_unit_access);
         execute(namespace, Operation::WriteZeroes { extent, may_unmap, durability }).await.map(|_| Reply::Done(0))
@@ -124,7 +125,7 @@ impl Job {
     }
 
     fn count(&self, namespace: &Namespace, outcome: &Result<Reply, Refusal>) {
-        let traffic = &self.controller.subsystem.traffic;
+        let traffic = &self.controller.traffic;
         let bytes = extent(&self.io).map_or(0, |extent| namespace.data_bytes(extent));
         match (&self.io, outcome) {
             (IoCommand::Read(_) | IoCommand::Compare(_) | IoCommand::Verify(_), Ok(_)) => {
@@ -188,13 +189,13 @@ fn same(needed_bytes: u64, got_bytes: u64) -> Result<(), Refusal> {
     if needed_bytes == got_bytes { Ok(()) } else { Err(Invalid::DataLength { needed_bytes, got_bytes }.into()) }
 }
 
-async fn execute(namespace: &Namespace, operation: Operation) -> Result<Answer, Refusal> {
+async fn execute(namespace: &Mounted, operation: Operation) -> Result<Answer, Refusal> {
     let kind = operation.kind();
     namespace.device.execute(operation).await.map_err(|error| Refusal::of_error(&error, kind))
 }
 
 /// Plain blocks are compared by the device. Protected ones are read, so that tags are compared as well.
-async fn compare(namespace: &Namespace, blocks: BlockCommand, data: Buffer) -> Result<Reply, Refusal> {
+async fn compare(namespace: &Mounted, blocks: BlockCommand, data: Buffer) -> Result<Reply, Refusal> {
     let extent = blocks.extent;
     let size = namespace.device.geometry().block_size;
     let Some(format) = namespace.format() else {
@@ -223,7 +224,7 @@ async fn compare(namespace: &Namespace, blocks: BlockCommand, data: Buffer) -> R
 }
 
 /// Deallocation is advice: a device without it does nothing, and that is no error.
-async fn deallocate(namespace: &Namespace, dsm: DatasetManagement, data: &[u8]) -> Result<Reply, Refusal> {
+async fn deallocate(namespace: &Mounted, dsm: DatasetManagement, data: &[u8]) -> Result<Reply, Refusal> {
     let ranges = dsm.parse(data)?.iter().map(|range| range.extent());
     let ranges: Result<Vec<Option<Extent>>, _> = ranges.collect();
     let extents: Vec<Extent> = ranges.map_err(Invalid::from)?.into_iter().flatten().collect();

@@ -1,6 +1,6 @@
-//! An NVMe/TCP target for one reactor.
+//! An NVMe/TCP target, spread over the cores it is given.
 //!
-//! A [`Target`] owns [`Subsystem`]s and serves the connections that listeners of its reactor accept. A connection is one
+//! A [`Target`] owns [`Subsystem`]s and serves the connections that its listeners accept, each on one core. A connection is one
 //! queue: its bytes go through the core of `protocols/nvme-tcp`, its commands to a controller (admin queue) or to a
 //! namespace's device (I/O queue).
 //!
@@ -10,24 +10,33 @@
 //! - What a peer can make the target hold is bounded by [`Limits`].
 //! - A status is chosen in one place (`refusal.rs`), without a case for "everything else".
 //!
-//! Shape: everything belongs to one thread, so state is in cells; one task receives, one sends, and each I/O command is a
-//! task of its own, so a slow command delays no other.
+//! Shape: a connection belongs to one core, so its state is in cells; one task receives, one sends, and each I/O command is a
+//! task of its own, so a slow command delays no other. What queues of one controller share may be on other cores: flags
+//! that commands read, and locks that only admin commands and coming and going take. A device stays on the core that
+//! opened it, and each queue attaches to it once (`member.rs`).
 
 mod admin;
 mod bell;
+mod change;
 mod connect;
 mod connection;
+mod control;
 mod controller;
 mod discovery;
+mod events;
 mod features;
 mod identify;
 mod io;
+mod kept;
 mod limits;
+mod line;
 mod logs;
+mod member;
 mod namespace;
 mod properties;
 mod queue;
 mod refusal;
+mod registry;
 mod subsystem;
 mod target;
 

@@ -26,7 +26,7 @@ pub(crate) fn page(connection: &Rc<Connection>, controller: &Controller, ask: &G
     let known = LogPage::from_code(ask.lid).filter(|page| pages.contains(page));
     match known.ok_or(Invalid::LogPage(ask.lid))? {
         LogPage::SupportedLogPages => Ok(supported_log_pages(pages).to_vec()),
-        LogPage::ErrorInformation => Ok(controller.errors.borrow().encode()),
+        LogPage::ErrorInformation => Ok(controller.errors.lock().encode()),
         // LPA says that namespaces have no page of their own.
         LogPage::Health if ask.nsid != 0 && ask.nsid != NSID_ALL => Err(Invalid::field("NSID", 1, 0).into()),
         LogPage::Health => Ok(health(controller).encode().to_vec()),
@@ -46,15 +46,15 @@ pub(crate) fn page(connection: &Rc<Connection>, controller: &Controller, ask: &G
 
 /// Counters of the subsystem since the target started. There is no sensor and no spare; fields without a source are 0.
 fn health(controller: &Controller) -> Health {
-    let traffic = &controller.subsystem.traffic;
+    let traffic = controller.subsystem.traffic();
     Health {
         available_spare_percent: 100,
-        data_units_read: Health::data_units(traffic.read_bytes.get().into()),
-        data_units_written: Health::data_units(traffic.written_bytes.get().into()),
-        host_reads: traffic.reads.get().into(),
-        host_writes: traffic.writes.get().into(),
-        media_errors: traffic.media_errors.get().into(),
-        error_log_entries: controller.errors.borrow().count().into(),
+        data_units_read: Health::data_units(traffic.read_bytes.into()),
+        data_units_written: Health::data_units(traffic.written_bytes.into()),
+        host_reads: traffic.reads.into(),
+        host_writes: traffic.writes.into(),
+        media_errors: traffic.media_errors.into(),
+        error_log_entries: controller.errors.lock().count().into(),
         ..Health::default()
     }
 }

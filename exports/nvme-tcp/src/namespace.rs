@@ -1,11 +1,10 @@
 //! A namespace: a device, how hosts see it, and what its blocks are on the wire.
 
-use std::rc::Rc;
-
-use sealblock_block::{Device, Fault, Faults, Gate, OperationKind, Stack};
+use sealblock_block::{Fault, Faults, OperationKind};
 use sealblock_integrity::{
     Checks, GuardKind, PiFormat, PiPosition, ProtectionType, Sealed, ShapeError, Tags, Unverified,
 };
+use sealblock_layers_remote_core::SharedDevice;
 use sealblock_protocols_nvme::StatusCode;
 use sealblock_protocols_nvme::identify::NamespaceFormat;
 use sealblock_protocols_nvme::nvm::BlockCommand;
@@ -26,16 +25,17 @@ pub enum Shows {
     Protected,
 }
 
-/// A namespace of a [`crate::Subsystem`].
+/// A namespace of a [`crate::Subsystem`], the same on all cores. Queues reach its device through an attachment of their own
+/// core.
 pub struct Namespace {
-    pub(crate) device: Rc<Gate<Stack>>,
+    pub(crate) device: SharedDevice,
     pub(crate) uuid: [u8; 16],
     shows: Shows,
 }
 
 impl Namespace {
     /// The namespace of `device`, plain. `uuid` is its identity, which hosts use to recognise it.
-    pub fn new(device: Rc<Gate<Stack>>, uuid: [u8; 16]) -> Namespace {
+    pub fn new(device: SharedDevice, uuid: [u8; 16]) -> Namespace {
         Namespace { device, uuid, shows: Shows::Plain }
     }
 

@@ -1,6 +1,6 @@
 //! Property Get and Property Set: CAP, VS, CC, CSTS, CRTO.
 
-use std::rc::Rc;
+use std::sync::Arc;
 
 use sealblock_protocols_nvme::Invalid;
 use sealblock_protocols_nvme::fabrics::{PropertyGet, PropertySet};
@@ -9,22 +9,23 @@ use sealblock_protocols_nvme::registers::{Capabilities, Property, Version};
 use crate::controller::Controller;
 use crate::limits::Limits;
 
-/// The longest wait for CSTS.RDY, in units of 500 ms. Enabling takes no time at all.
-const READY_500MS: u8 = 2;
+/// The longest wait for CSTS.RDY, in units of 500 ms. Enabling takes no time at all; a reset waits for commands that are
+/// being carried out.
+const READY_500MS: u8 = 20;
 
 pub(crate) fn get(controller: &Controller, limits: &Limits, get: &PropertyGet) -> Result<u64, Invalid> {
     let property = Property::from_code(get.offset).filter(|property| property.bytes() == get.bytes);
     match property.ok_or(Invalid::field("OFST", 11, 0))? {
         Property::Capabilities => Ok(capabilities(limits).bits()),
         Property::Version => Ok(u64::from(Version::V2_1.bits())),
-        Property::Configuration => Ok(u64::from(controller.cc.get())),
-        Property::Status => Ok(u64::from(controller.status.get().bits())),
+        Property::Configuration => Ok(u64::from(controller.configuration())),
+        Property::Status => Ok(u64::from(controller.status().bits())),
         Property::ReadyTimeouts => Ok(u64::from(READY_500MS)),
         Property::SubsystemReset => Err(Invalid::field("OFST", 11, 0)),
     }
 }
 
-pub(crate) fn set(controller: &Rc<Controller>, set: &PropertySet) -> Result<u64, Invalid> {
+pub(crate) fn set(controller: &Arc<Controller>, set: &PropertySet) -> Result<u64, Invalid> {
     match Property::from_code(set.offset) {
         Some(Property::Configuration) if set.bytes == 4 => controller.configure(set.value as u32),
         _ => return Err(Invalid::field("OFST", 11, 0)),

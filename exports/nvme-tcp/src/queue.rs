@@ -7,7 +7,7 @@ use std::rc::Rc;
 use sealblock_protocols_nvme::{Command, Completion, Direction, FABRICS_OPCODE, Status, StatusCode};
 use sealblock_protocols_nvme_tcp::target::{CommandData, DataError, Received, Token};
 use sealblock_runtime_memory::Buffer;
-use sealblock_runtime_reactor::{now, pool, spawn};
+use sealblock_runtime_reactor::{pool, spawn};
 
 use crate::admin;
 use crate::connection::{Connection, Reply, Role};
@@ -84,9 +84,7 @@ impl Connection {
                 if !controller.is_ready() {
                     return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into());
                 }
-                if controller.keep_alive_ms.get() == 0 {
-                    controller.seen.set(now());
-                }
+                self.line.note_traffic();
                 Job::prepare(controller, &self.target.limits, command, room).map(Some)
             }
             _ if room.brings > CONTROL_BYTES || !room.brings.is_multiple_of(4) => {
@@ -156,6 +154,8 @@ impl Connection {
             if outcome.is_err() {
                 connection.read_bytes.set(connection.read_bytes.get().saturating_sub(read_bytes));
             }
+            // A host counts answers as signs of life as well, so they must count here.
+            connection.line.note_traffic();
             connection.finish(token, &command, outcome);
             connection.running.set(connection.running.get() - 1);
             if connection.running.get() == 0 {

@@ -1,11 +1,12 @@
-//! A subsystem: a name, namespaces, and who may see them.
+//! A subsystem: a name, namespaces, and who may see them. All cores share it; namespaces and hosts may change while it serves.
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use sealblock_protocols_nvme::nqn::Nqn;
 
+use crate::kept::{Count, Flag, Kept};
 use crate::namespace::Namespace;
 
 /// Which hosts may connect.
@@ -36,6 +37,12 @@ pub enum SetupError {
     /// The name is taken.
     #[error("there are two subsystems {0}")]
     DuplicateNqn(Nqn),
+    /// There is no subsystem of this name.
+    #[error("there is no subsystem {0}")]
+    UnknownNqn(Nqn),
+    /// There is no namespace of this identifier.
+    #[error("there is no namespace {0}")]
+    UnknownNsid(u32),
 }
 
 /// A subsystem with namespaces.
@@ -43,24 +50,61 @@ pub struct Subsystem {
     pub(crate) nqn: Nqn,
     pub(crate) serial: String,
     pub(crate) model: String,
-    pub(crate) namespaces: BTreeMap<u32, Rc<Namespace>>,
-    hosts: Hosts,
-    pub(crate) traffic: Traffic,
+    /// It is offered no more.
+    pub(crate) removed: Flag,
+    namespaces: Kept<Arc<Namespaces>>,
+    /// How often the namespaces changed; read with every command.
+    changes: AtomicU64,
+    hosts: Kept<Hosts>,
+    traffic: Kept<Tally>,
 }
 
-/// What went through a subsystem since it was made, for SMART / Health Information.
+/// The namespaces of a subsystem by their identifiers.
+pub(crate) type Namespaces = BTreeMap<u32, Arc<Namespace>>;
+
+/// What went through a queue. Its core counts, others read.
+#[repr(align(64))]
 #[derive(Default)]
-pub(crate) struct Traffic {
-    pub(crate) read_bytes: Cell<u64>,
-    pub(crate) written_bytes: Cell<u64>,
-    pub(crate) reads: Cell<u64>,
-    pub(crate) writes: Cell<u64>,
-    pub(crate) media_errors: Cell<u64>,
+pub(crate) struct Counters {
+    pub(crate) read_bytes: Count,
+    pub(crate) written_bytes: Count,
+    pub(crate) reads: Count,
+    pub(crate) writes: Count,
+    pub(crate) media_errors: Count,
 }
 
-/// Adds to a counter.
-pub(crate) fn add(counter: &Cell<u64>, amount: u64) {
-    counter.set(counter.get().saturating_add(amount));
+/// Sums over queues.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Traffic {
+    pub(crate) read_bytes: u64,
+    pub(crate) written_bytes: u64,
+    pub(crate) reads: u64,
+    pub(crate) writes: u64,
+    pub(crate) media_errors: u64,
+}
+
+impl Traffic {
+    fn with(self, counters: &Counters) -> Traffic {
+        Traffic {
+            read_bytes: self.read_bytes.saturating_add(counters.read_bytes.get()),
+            written_bytes: self.written_bytes.saturating_add(counters.written_bytes.get()),
+            reads: self.reads.saturating_add(counters.reads.get()),
+            writes: self.writes.saturating_add(counters.writes.get()),
+            media_errors: self.media_errors.saturating_add(counters.media_errors.get()),
+        }
+    }
+}
+
+/// The queues that count now, and the sum of those that are gone.
+#[derive(Default)]
+struct Tally {
+    gone: Traffic,
+    counting: Vec<Arc<Counters>>,
+}
+
+/// Adds to a counter of this core.
+pub(crate) fn add(counter: &Count, amount: u64) {
+    counter.add(amount);
 }
 
 impl Subsystem {
@@ -70,9 +114,11 @@ impl Subsystem {
             nqn,
             serial: serial.into(),
             model: "sealblock".to_owned(),
-            namespaces: BTreeMap::new(),
-            hosts: Hosts::Any,
-            traffic: Traffic::default(),
+            removed: Flag::new(false),
+            namespaces: Kept::default(),
+            changes: AtomicU64::new(0),
+            hosts: Kept::new(Hosts::Any),
+            traffic: Kept::default(),
         }
     }
 
@@ -83,8 +129,8 @@ impl Subsystem {
     }
 
     /// The same for these hosts.
-    pub fn with_hosts(mut self, hosts: Hosts) -> Subsystem {
-        self.hosts = hosts;
+    pub fn with_hosts(self, hosts: Hosts) -> Subsystem {
+        self.hosts.set(hosts);
         self
     }
 
@@ -92,14 +138,9 @@ impl Subsystem {
     ///
     /// # Errors
     /// [`SetupError::Nsid`] and [`SetupError::DuplicateNsid`].
-    pub fn with_namespace(mut self, nsid: u32, namespace: Namespace) -> Result<Subsystem, SetupError> {
-        if nsid == 0 || nsid >= 0xFFFF_FFFE {
-            return Err(SetupError::Nsid(nsid));
-        }
-        match self.namespaces.insert(nsid, Rc::new(namespace)) {
-            None => Ok(self),
-            Some(_) => Err(SetupError::DuplicateNsid(nsid)),
-        }
+    pub fn with_namespace(self, nsid: u32, namespace: Namespace) -> Result<Subsystem, SetupError> {
+        self.add(nsid, namespace)?;
+        Ok(self)
     }
 
     /// The subsystem's name.
@@ -107,17 +148,87 @@ impl Subsystem {
         &self.nqn
     }
 
+    /// Adds a namespace for whoever looks from now on.
+    pub(crate) fn add(&self, nsid: u32, namespace: Namespace) -> Result<(), SetupError> {
+        if nsid == 0 || nsid >= 0xFFFF_FFFE {
+            return Err(SetupError::Nsid(nsid));
+        }
+        self.change(|namespaces| match namespaces.contains_key(&nsid) {
+            true => Err(SetupError::DuplicateNsid(nsid)),
+            false => {
+                namespaces.insert(nsid, Arc::new(namespace));
+                Ok(())
+            }
+        })
+    }
+
+    /// Takes a namespace away. Commands that have it already are carried out.
+    pub(crate) fn remove(&self, nsid: u32) -> Result<(), SetupError> {
+        self.change(|namespaces| namespaces.remove(&nsid).map(drop).ok_or(SetupError::UnknownNsid(nsid)))
+    }
+
+    fn change(&self, how: impl FnOnce(&mut Namespaces) -> Result<(), SetupError>) -> Result<(), SetupError> {
+        let mut kept = self.namespaces.lock();
+        let mut namespaces = Namespaces::clone(&kept);
+        how(&mut namespaces)?;
+        let before = std::mem::replace(&mut *kept, Arc::new(namespaces));
+        self.changes.fetch_add(1, Ordering::Release);
+        drop(kept);
+        drop(before);
+        Ok(())
+    }
+
+    /// The namespaces as they are now.
+    pub(crate) fn namespaces(&self) -> Arc<Namespaces> {
+        self.namespaces.get()
+    }
+
+    /// How often the namespaces have changed.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// The namespaces and the number of changes that made them.
+    pub(crate) fn snapshot(&self) -> (u64, Arc<Namespaces>) {
+        let namespaces = self.namespaces.lock();
+        (self.changes(), Arc::clone(&namespaces))
+    }
+
     /// Whether this host may connect.
     pub(crate) fn allows(&self, host: &Nqn) -> bool {
-        match &self.hosts {
+        match &*self.hosts.lock() {
             Hosts::Any => true,
             Hosts::Only(hosts) => hosts.contains(host),
         }
     }
 
+    pub(crate) fn set_hosts(&self, hosts: Hosts) {
+        self.hosts.set(hosts);
+    }
+
     /// NN: the largest namespace identifier; 0 without namespaces.
     pub(crate) fn largest_nsid(&self) -> u32 {
-        self.namespaces.last_key_value().map_or(0, |(nsid, _)| *nsid)
+        self.namespaces.lock().last_key_value().map_or(0, |(nsid, _)| *nsid)
+    }
+
+    /// What went through it since it was made, for SMART / Health Information.
+    pub(crate) fn traffic(&self) -> Traffic {
+        let tally = self.traffic.lock();
+        tally.counting.iter().fold(tally.gone, |sum, counters| sum.with(counters))
+    }
+
+    /// Counters for one more queue.
+    pub(crate) fn start_counting(&self) -> Arc<Counters> {
+        let counters = Arc::new(Counters::default());
+        self.traffic.lock().counting.push(Arc::clone(&counters));
+        counters
+    }
+
+    /// The queue with these counters is gone; what it counted stays.
+    pub(crate) fn stop_counting(&self, counters: &Arc<Counters>) {
+        let mut tally = self.traffic.lock();
+        tally.gone = tally.gone.with(counters);
+        tally.counting.retain(|other| !Arc::ptr_eq(other, counters));
     }
 }
 
@@ -126,14 +237,23 @@ mod tests {
     use super::*;
     use sealblock_block::{Gate, Stack};
     use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
+    use sealblock_layers_remote_core::SharedDevice;
     use sealblock_media_memory::MemoryDevice;
+    use sealblock_runtime_reactor::{Config, Reactor};
     use sealblock_units::BlockSize;
+    use std::rc::Rc;
 
     use crate::Shows;
 
     fn namespace(format: Option<PiFormat>) -> Namespace {
         let device = MemoryDevice::new(BlockSize::from_bytes(512).unwrap(), 8, format);
-        Namespace::new(Rc::new(Gate::new("mem", Stack::new(device))), [1; 16])
+        Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(device)))), [1; 16])
+    }
+
+    /// Runs a test where devices can be published.
+    fn run(test: impl FnOnce()) {
+        let config = Config { pool_arena_bytes: 0, ..Config::default() };
+        Reactor::new(config).unwrap().block_on(async { test() });
     }
 
     fn subsystem() -> Subsystem {
@@ -142,22 +262,26 @@ mod tests {
 
     #[test]
     fn identifiers_are_legal_and_unique() {
-        let one = subsystem().with_namespace(1, namespace(None)).unwrap();
-        assert_eq!(one.largest_nsid(), 1);
-        assert_eq!(one.with_namespace(1, namespace(None)).err(), Some(SetupError::DuplicateNsid(1)));
-        for nsid in [0, 0xFFFF_FFFE, 0xFFFF_FFFF] {
-            assert_eq!(subsystem().with_namespace(nsid, namespace(None)).err(), Some(SetupError::Nsid(nsid)));
-        }
+        run(|| {
+            let one = subsystem().with_namespace(1, namespace(None)).unwrap();
+            assert_eq!(one.largest_nsid(), 1);
+            assert_eq!(one.with_namespace(1, namespace(None)).err(), Some(SetupError::DuplicateNsid(1)));
+            for nsid in [0, 0xFFFF_FFFE, 0xFFFF_FFFF] {
+                assert_eq!(subsystem().with_namespace(nsid, namespace(None)).err(), Some(SetupError::Nsid(nsid)));
+            }
+        });
     }
 
     #[test]
     fn only_protection_that_nvme_knows_is_shown() {
-        let of = |guard| Some(PiFormat::with_default_storage_tag(guard, ProtectionType::Type1));
-        assert!(namespace(of(GuardKind::Crc16)).showing(Shows::Protected).is_ok());
-        for format in [None, of(GuardKind::IpChecksum)] {
-            assert_eq!(namespace(format).showing(Shows::Protected).err(), Some(SetupError::NotProtected));
-            assert!(namespace(format).showing(Shows::Plain).is_ok());
-        }
+        run(|| {
+            let of = |guard| Some(PiFormat::with_default_storage_tag(guard, ProtectionType::Type1));
+            assert!(namespace(of(GuardKind::Crc16)).showing(Shows::Protected).is_ok());
+            for format in [None, of(GuardKind::IpChecksum)] {
+                assert_eq!(namespace(format).showing(Shows::Protected).err(), Some(SetupError::NotProtected));
+                assert!(namespace(format).showing(Shows::Plain).is_ok());
+            }
+        });
     }
 
     #[test]
@@ -166,5 +290,31 @@ mod tests {
         assert!(subsystem().allows(&host));
         assert!(subsystem().with_hosts(Hosts::Only(vec![host.clone()])).allows(&host));
         assert!(!subsystem().with_hosts(Hosts::Only(vec![])).allows(&host));
+    }
+
+    #[test]
+    fn namespaces_come_and_go_with_a_count_of_changes() {
+        run(|| {
+            let one = subsystem().with_namespace(1, namespace(None)).unwrap();
+            let (before, had) = one.snapshot();
+            one.add(2, namespace(None)).unwrap();
+            assert_eq!(one.add(2, namespace(None)), Err(SetupError::DuplicateNsid(2)));
+            one.remove(1).unwrap();
+            assert_eq!(one.remove(1), Err(SetupError::UnknownNsid(1)));
+            assert_eq!((one.changes(), one.largest_nsid()), (before + 2, 2), "what failed changed nothing");
+            assert!(had.contains_key(&1) && !had.contains_key(&2), "whoever looked before keeps what it saw");
+        });
+    }
+
+    #[test]
+    fn traffic_of_queues_that_are_gone_stays() {
+        let one = subsystem();
+        let (first, second) = (one.start_counting(), one.start_counting());
+        add(&first.reads, 3);
+        add(&second.reads, 4);
+        assert_eq!(one.traffic().reads, 7);
+        one.stop_counting(&first);
+        add(&second.reads, 1);
+        assert_eq!((one.traffic().reads, one.traffic().writes), (8, 0));
     }
 }

@@ -22,6 +22,7 @@ use crate::backend::Backend;
 use crate::config::{Attempt, Config, StartError};
 use crate::driver::{Driver, Finished, Wait};
 use crate::gather::Gathers;
+use crate::homed::Residents;
 use crate::operation::{self, Interest, Kind};
 use crate::pending::{Aftermath, Key, Pending};
 use crate::remote::Remote;
@@ -75,6 +76,7 @@ pub(crate) struct Core {
     drained_waiter: RefCell<Option<Waker>>,
     pub(crate) remote: Arc<Remote>,
     pub(crate) gathers: Gathers,
+    pub(crate) homed: RefCell<Residents>,
     pool: Pool,
     backend: Backend,
 }
@@ -213,6 +215,8 @@ impl Core {
             drop(body);
         }
         self.ready.take();
+        let residents = self.homed.take();
+        drop(residents);
         drop(self.remote.close());
         if let Some(driver) = self.driver.borrow_mut().as_mut() {
             driver.cancel_all();
@@ -308,6 +312,7 @@ impl Reactor {
             drained_waiter: RefCell::default(),
             remote,
             gathers: Gathers::default(),
+            homed: RefCell::default(),
             pool,
             backend,
         };

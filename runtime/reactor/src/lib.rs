@@ -11,7 +11,7 @@
 //! - Every queue has a limit or is fed by something that has one; see [`Config`].
 //!
 //! Shape: one thread owns everything it touches, so nothing on the way of a request is locked or counted atomically except
-//! buffers and descriptors, which may travel. What other threads may touch is `remote.rs` and `call.rs`.
+//! buffers and descriptors, which may travel. What other threads may touch is `remote.rs`, `call.rs`, `post.rs` and `homed.rs`.
 
 #![allow(unsafe_code)]
 
@@ -24,10 +24,12 @@ mod driver;
 mod executor;
 mod file;
 mod gather;
+mod homed;
 pub mod net;
 mod operation;
 mod operations;
 mod pending;
+mod post;
 mod remote;
 mod ring;
 mod setup;
@@ -47,6 +49,8 @@ pub use config::{Attempt, Choice, Config, RUNTIME_VARIABLE, StartError};
 pub use cores::{Cores, Placement, Stopped};
 pub use executor::{Reactor, backend, pool};
 pub use file::{File, Options};
+pub use homed::Homed;
+pub use post::Post;
 pub use signal::{ShutdownSignal, Signal, shutdown_signal};
 pub use stopping::{Stopping, stopping};
 pub use task::{Aborted, JoinHandle, spawn};

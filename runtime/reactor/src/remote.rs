@@ -1,7 +1,8 @@
 //! The side of a reactor that other threads may touch.
 //!
-//! Invariant: whatever is put into the inbox is seen: either `notified` was already set, and the reactor will look before
-//! it sleeps, or the event descriptor is written, which ends its sleep.
+//! Invariant: whatever is put into the inbox is seen. Whoever sets `notified` looks at `sleeping` afterwards, and the reactor
+//! sets `sleeping` and looks at `notified` before it sleeps, so at least one of them sees the other: either the reactor does
+//! not fall asleep, or the event descriptor is written, which ends its sleep. A reactor that is awake costs no system call.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -18,6 +19,10 @@ pub(crate) type Message = Box<dyn FnOnce() + Send>;
 pub(crate) struct Remote {
     event: File,
     notified: AtomicBool,
+    /// The reactor sleeps, or is about to.
+    sleeping: AtomicBool,
+    /// Other threads have something to do with this reactor, so waiting for them is worth a spin.
+    is_shared: AtomicBool,
     inbox: Mutex<Inbox>,
 }
 
@@ -40,7 +45,13 @@ impl Remote {
         }
         // SAFETY: the descriptor is new, so nobody else owns it.
         let event = unsafe { File::from_raw_fd(fd) };
-        Ok(Remote { event, notified: AtomicBool::new(false), inbox: Mutex::default() })
+        Ok(Remote {
+            event,
+            notified: AtomicBool::new(false),
+            sleeping: AtomicBool::new(false),
+            is_shared: AtomicBool::new(false),
+            inbox: Mutex::default(),
+        })
     }
 
     pub(crate) fn event_fd(&self) -> RawFd {
@@ -56,9 +67,36 @@ impl Remote {
 
     /// Makes the reactor look at its inbox.
     pub(crate) fn notify(&self) {
-        if !self.notified.swap(true, Ordering::AcqRel) {
+        if !self.notified.swap(true, Ordering::SeqCst) && self.sleeping.load(Ordering::SeqCst) {
             self.kick();
         }
+    }
+
+    /// The reactor is about to sleep. False when something has come in: then it must not. Either way call
+    /// [`Remote::wake_up`] afterwards.
+    pub(crate) fn fall_asleep(&self) -> bool {
+        self.sleeping.store(true, Ordering::SeqCst);
+        !self.notified.load(Ordering::SeqCst)
+    }
+
+    /// The reactor is awake again, and looks at its inbox before it next sleeps.
+    pub(crate) fn wake_up(&self) {
+        self.sleeping.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether something came in that the reactor has not looked at.
+    pub(crate) fn has_notice(&self) -> bool {
+        self.notified.load(Ordering::Acquire)
+    }
+
+    /// Other threads will send to this reactor.
+    pub(crate) fn share(&self) {
+        self.is_shared.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether other threads send to this reactor.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.is_shared.load(Ordering::Relaxed)
     }
 
     /// Ends the reactor's sleep, whatever the inbox holds.
@@ -69,7 +107,7 @@ impl Remote {
 
     /// Whether something came in since the last call.
     pub(crate) fn take_notice(&self) -> bool {
-        self.notified.load(Ordering::Relaxed) && self.notified.swap(false, Ordering::AcqRel)
+        self.notified.load(Ordering::Relaxed) && self.notified.swap(false, Ordering::SeqCst)
     }
 
     pub(crate) fn inbox(&self) -> MutexGuard<'_, Inbox> {

@@ -159,7 +159,7 @@ impl Ring {
     }
 
     fn wait(&mut self, wait: Wait, finished: &mut Vec<Finished>) -> io::Result<()> {
-        if let Some(end) = self.spin.begin(self.in_kernel + self.waiting > 0, wait) {
+        if let Some(end) = self.spin.begin(self.in_kernel + self.waiting > 0 || self.remote.is_shared(), wait) {
             self.enter(0, None)?;
             while Instant::now() < end {
                 // The kernel says in shared memory when it has something, so that spinning makes no system calls.
@@ -167,7 +167,7 @@ impl Ring {
                     self.enter(0, None)?;
                 }
                 self.reap(finished);
-                if !finished.is_empty() || !self.event_armed {
+                if !finished.is_empty() || !self.event_armed || self.remote.has_notice() {
                     self.spin.paid();
                     return Ok(());
                 }
@@ -178,9 +178,11 @@ impl Ring {
             Wait::Until(deadline) => Some(deadline.saturating_duration_since(Instant::now())),
             Wait::No | Wait::Forever => None,
         };
-        self.enter(1, timeout)?;
+        let want = u32::from(self.remote.fall_asleep());
+        let entered = self.enter(want, timeout);
+        self.remote.wake_up();
         self.spin.slept();
-        Ok(())
+        entered
     }
 
     /// Moves entries that wait into the submission queue, as far as room and limit allow.

@@ -103,9 +103,11 @@ impl Threads {
 
     /// Waits until there is something to report, the event descriptor is written, or time is up.
     fn sleep(&mut self, wait: Wait) -> io::Result<()> {
-        if let Some(end) = self.spin.begin(self.sockets.is_waiting() || self.out > 0, wait) {
+        if let Some(end) =
+            self.spin.begin(self.sockets.is_waiting() || self.out > 0 || self.shared.remote.is_shared(), wait)
+        {
             while Instant::now() < end {
-                if self.sockets.wait(Some(Duration::ZERO))? || self.has_news() {
+                if self.sockets.wait(Some(Duration::ZERO))? || self.has_news() || self.shared.remote.has_notice() {
                     self.spin.paid();
                     return Ok(());
                 }
@@ -115,9 +117,11 @@ impl Threads {
             Wait::Until(deadline) => Some(deadline.saturating_duration_since(Instant::now())),
             Wait::No | Wait::Forever => None,
         };
-        self.sockets.wait(timeout)?;
+        let timeout = if self.shared.remote.fall_asleep() { timeout } else { Some(Duration::ZERO) };
+        let waited = self.sockets.wait(timeout);
+        self.shared.remote.wake_up();
         self.spin.slept();
-        Ok(())
+        waited.map(|_| ())
     }
 }
 

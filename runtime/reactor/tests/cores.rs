@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::{
-    Config, CoreGone, CoreHandle, Cores, File, Options, Placement, Reactor, StartError, Stopped, sleep, spawn,
-    stopping, yield_now,
+    Config, CoreGone, CoreHandle, Cores, File, Homed, Options, Placement, Post, Reactor, StartError, Stopped, sleep,
+    spawn, stopping, yield_now,
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -226,4 +226,62 @@ fn a_core_that_cannot_start_says_why() {
     assert!(matches!(error, StartError::Uring(_)), "{error}");
     let cores = Cores::start(Placement::Cpus(vec![0]), common::syscalls()).expect("starts");
     assert_eq!(cores.backend(0).expect("one").to_string(), "system calls on 4 threads");
+}
+
+#[test]
+fn what_is_posted_is_done_in_order_unless_the_core_stops() {
+    each(|config| {
+        let cores = Cores::start(Placement::Count(1), config).expect("starts");
+        let post = cores.handle(0).unwrap().post();
+        assert!(!post.is_here());
+        let (send, receive) = std::sync::mpsc::channel();
+        for number in 0..100 {
+            let (send, post, inner) = (send.clone(), post.clone(), post.clone());
+            post.send(move || send.send((number, inner.is_here() && inner == Post::here())).unwrap()).unwrap();
+        }
+        post.send(|| panic!("work that fails alone")).unwrap();
+        let got: Vec<_> = (0..100).map(|_| receive.recv().unwrap()).collect();
+        assert_eq!(got, (0..100).map(|number| (number, true)).collect::<Vec<_>>());
+        assert_eq!(block_on(cores.handle(0).unwrap().call(|| async { 7 })), Ok(7), "the core goes on");
+        cores.shutdown(HOUR);
+        assert_eq!(post.send(|| ()), Err(CoreGone::Stopped));
+    });
+}
+
+/// Tells on which thread it is dropped.
+struct Tells(std::sync::mpsc::Sender<thread::ThreadId>, std::rc::Rc<()>);
+
+impl Drop for Tells {
+    fn drop(&mut self) {
+        self.0.send(thread::current().id()).unwrap();
+    }
+}
+
+#[test]
+fn homed_values_are_used_and_dropped_at_home() {
+    each(|config| {
+        let cores = Cores::start(Placement::Count(2), config).expect("starts");
+        let (send, receive) = std::sync::mpsc::channel();
+        let make = |send: &std::sync::mpsc::Sender<thread::ThreadId>| {
+            let send = send.clone();
+            let handle = cores.handle(0).unwrap();
+            let made = handle.call(move || async move {
+                let homed = Homed::new(std::rc::Rc::new(Tells(send, std::rc::Rc::default())));
+                assert!(homed.get().is_some());
+                (homed, thread::current().id())
+            });
+            block_on(made).unwrap()
+        };
+        let (homed, home) = make(&send);
+        assert!(homed.get().is_none(), "this is no reactor");
+        let elsewhere = homed.clone();
+        let there = block_on(cores.handle(1).unwrap().call(move || async move { elsewhere.get().is_some() }));
+        assert_eq!(there, Ok(false));
+        drop(homed);
+        assert_eq!(receive.recv(), Ok(home), "the last handle takes the value along");
+        let (kept, home) = make(&send);
+        cores.shutdown(HOUR);
+        assert_eq!(receive.recv(), Ok(home), "the end of the home does, too");
+        drop(kept);
+    });
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use sealblock_block::{Gate, Stack};
 use sealblock_exports_nvme_tcp::{Limits, Namespace, Shows, Subsystem, Target};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
+use sealblock_layers_remote_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_protocols_nvme::admin::{AdminCommand, GetLogPage, Identify};
 use sealblock_protocols_nvme::fabrics::{
@@ -52,7 +53,7 @@ pub fn format() -> PiFormat {
 }
 
 fn namespace(device: &Rc<MemoryDevice>, id: u8) -> Namespace {
-    Namespace::new(Rc::new(Gate::new("mem", Stack::new(Rc::clone(device)))), [id; 16])
+    Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(Rc::clone(device))))), [id; 16])
 }
 
 pub fn subsystem(plain: &Rc<MemoryDevice>, protected: &Rc<MemoryDevice>) -> Subsystem {
@@ -157,6 +158,22 @@ impl Queue {
         let cid = self.host.submit(command, data).unwrap().0;
         self.send().await;
         cid
+    }
+
+    /// Submits a Write and waits until the target asks for its data, which is sent with whatever is sent next.
+    pub async fn submit_and_hold(&mut self, command: Command, data: Vec<u8>) -> u16 {
+        let cid = self.submit(command, Data::Write(data)).await;
+        let buffer = self.host.receive_buffer().unwrap();
+        let (result, buffer) = self.stream.recv(buffer).await;
+        self.host.received(buffer, result.unwrap());
+        while self.host.next_event().is_some() {}
+        assert!(!self.done.contains_key(&cid));
+        cid
+    }
+
+    /// Whether this command was answered.
+    pub fn is_done(&self, cid: u16) -> bool {
+        self.done.contains_key(&cid)
     }
 
     pub async fn done(&mut self, cid: u16) -> Done {

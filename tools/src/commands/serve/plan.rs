@@ -75,7 +75,7 @@ impl Plan {
             namespaces: vec![NamespacePlan {
                 nsid: 1,
                 target: target.clone(),
-                protection: arguments.protection,
+                protection: arguments.protection.unwrap_or_default(),
                 read_only: arguments.read_only,
                 uuid: None,
             }],

@@ -1,0 +1,122 @@
+//! Changes of a target that serves: subsystems, namespaces and hosts come and go.
+//!
+//! Each change is there when its function returns; controllers that it ends answer what they are carrying out and
+//! close within [`crate::Limits::drain`], on their own cores.
+
+use std::sync::Arc;
+
+use sealblock_protocols_nvme::nqn::Nqn;
+
+use crate::controller::Controller;
+use crate::namespace::Namespace;
+use crate::subsystem::{Hosts, SetupError, Subsystem};
+use crate::target::Target;
+
+impl Target {
+    /// Offers one more subsystem.
+    ///
+    /// # Errors
+    /// [`SetupError::DuplicateNqn`] and [`SetupError::Reserved`].
+    pub fn add_subsystem(&self, subsystem: Subsystem) -> Result<(), SetupError> {
+        if subsystem.nqn.is_discovery() {
+            return Err(SetupError::Reserved(subsystem.nqn));
+        }
+        self.0.offer(|all| {
+            if all.iter().any(|other| other.nqn == subsystem.nqn) {
+                return Err(SetupError::DuplicateNqn(subsystem.nqn.clone()));
+            }
+            all.push(Arc::new(subsystem));
+            Ok(())
+        })
+    }
+
+    /// Offers a subsystem no more and ends its controllers, once commands in flight are answered. Another one may take its
+    /// name at once. [`Target::controllers`] tells how many are left.
+    ///
+    /// # Errors
+    /// [`SetupError::UnknownNqn`].
+    pub fn remove_subsystem(&self, nqn: &Nqn) -> Result<(), SetupError> {
+        let subsystem = self.offered(nqn)?;
+        self.0.offer(|all| {
+            all.retain(|other| !Arc::ptr_eq(other, &subsystem));
+            Ok::<(), SetupError>(())
+        })?;
+        subsystem.removed.set(true);
+        self.end(&subsystem, |_| true);
+        Ok(())
+    }
+
+    /// Changes which hosts may connect. Controllers of hosts that no longer may are ended, once commands in flight are
+    /// answered.
+    ///
+    /// # Errors
+    /// [`SetupError::UnknownNqn`].
+    pub fn set_hosts(&self, nqn: &Nqn, hosts: Hosts) -> Result<(), SetupError> {
+        let subsystem = self.offered(nqn)?;
+        self.0.offer(|_| {
+            subsystem.set_hosts(hosts);
+            Ok::<(), SetupError>(())
+        })?;
+        self.end(&subsystem, |controller| !subsystem.allows(&controller.host));
+        Ok(())
+    }
+
+    /// Adds a namespace to a subsystem. Its controllers have it with the next command.
+    ///
+    /// # Errors
+    /// [`SetupError::UnknownNqn`], [`SetupError::Nsid`] and [`SetupError::DuplicateNsid`].
+    pub fn add_namespace(&self, nqn: &Nqn, nsid: u32, namespace: Namespace) -> Result<(), SetupError> {
+        let subsystem = self.offered(nqn)?;
+        subsystem.add(nsid, namespace)?;
+        self.namespace_changed(&subsystem, nsid);
+        Ok(())
+    }
+
+    /// Takes a namespace from a subsystem. Commands that are being carried out on it are answered; its device is given up
+    /// with the last of them, and by each queue that was attached to it with its next command.
+    ///
+    /// # Errors
+    /// [`SetupError::UnknownNqn`] and [`SetupError::UnknownNsid`].
+    pub fn remove_namespace(&self, nqn: &Nqn, nsid: u32) -> Result<(), SetupError> {
+        let subsystem = self.offered(nqn)?;
+        subsystem.remove(nsid)?;
+        self.namespace_changed(&subsystem, nsid);
+        Ok(())
+    }
+
+    /// The names of the subsystems that are offered, in the order of adding.
+    pub fn subsystems(&self) -> Vec<Nqn> {
+        self.0.subsystems().1.iter().map(|subsystem| subsystem.nqn.clone()).collect()
+    }
+
+    /// The identifiers of a subsystem's namespaces, in rising order.
+    ///
+    /// # Errors
+    /// [`SetupError::UnknownNqn`].
+    pub fn namespaces(&self, nqn: &Nqn) -> Result<Vec<u32>, SetupError> {
+        Ok(self.offered(nqn)?.namespaces().keys().copied().collect())
+    }
+
+    fn offered(&self, nqn: &Nqn) -> Result<Arc<Subsystem>, SetupError> {
+        let (_, all) = self.0.subsystems();
+        let found = all.iter().find(|subsystem| subsystem.nqn == *nqn).cloned();
+        found.ok_or_else(|| SetupError::UnknownNqn(nqn.clone()))
+    }
+
+    fn end(&self, subsystem: &Arc<Subsystem>, which: impl Fn(&Controller) -> bool) {
+        for controller in self.of(subsystem).iter().filter(|controller| which(controller)) {
+            controller.stop();
+        }
+    }
+
+    fn namespace_changed(&self, subsystem: &Arc<Subsystem>, nsid: u32) {
+        for controller in self.of(subsystem) {
+            controller.namespaces_changed(nsid);
+        }
+    }
+
+    fn of(&self, subsystem: &Arc<Subsystem>) -> Vec<Arc<Controller>> {
+        let all = self.0.controllers().into_iter();
+        all.filter(|controller| Arc::ptr_eq(&controller.subsystem, subsystem)).collect()
+    }
+}

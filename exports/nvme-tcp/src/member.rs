@@ -1,0 +1,100 @@
+//! An I/O queue's share of its controller, on the queue's own core.
+//!
+//! Invariant: a controller knows how many there are, and each lives as long as its connection or one of its commands does; so
+//! when there is none, nothing of the controller's touches any block any more.
+//!
+//! Shape: commands reach devices, switches and counters through this without an atomic count, a lock or a lookup in anything
+//! that cores share.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ops::Deref;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use sealblock_layers_remote_core::Attached;
+
+use crate::controller::Controller;
+use crate::namespace::Namespace;
+use crate::subsystem::Counters;
+
+pub(crate) struct Member {
+    controller: Arc<Controller>,
+    /// What went through this queue. Only this core counts.
+    pub(crate) traffic: Arc<Counters>,
+    opened: RefCell<Rc<Opened>>,
+}
+
+/// The namespaces of a subsystem as they were after so many changes.
+pub(crate) struct Opened {
+    changes: u64,
+    pub(crate) namespaces: BTreeMap<u32, Rc<Mounted>>,
+}
+
+/// A namespace whose device is attached to this core.
+pub(crate) struct Mounted {
+    pub(crate) device: Attached,
+    namespace: Arc<Namespace>,
+}
+
+impl Deref for Mounted {
+    type Target = Namespace;
+
+    fn deref(&self) -> &Namespace {
+        &self.namespace
+    }
+}
+
+impl Deref for Member {
+    type Target = Controller;
+
+    fn deref(&self) -> &Controller {
+        &self.controller
+    }
+}
+
+impl Opened {
+    /// What is there now. Namespaces that `before` had already stay attached.
+    fn now(controller: &Controller, before: Option<&Opened>) -> Rc<Opened> {
+        let (changes, namespaces) = controller.subsystem.snapshot();
+        let mount = |(nsid, namespace): (&u32, &Arc<Namespace>)| {
+            let known = before.and_then(|opened| opened.namespaces.get(nsid));
+            let known = known.filter(|mounted| Arc::ptr_eq(&mounted.namespace, namespace)).cloned();
+            let attach = || Rc::new(Mounted { device: namespace.device.attach(), namespace: Arc::clone(namespace) });
+            (*nsid, known.unwrap_or_else(attach))
+        };
+        Rc::new(Opened { changes, namespaces: namespaces.iter().map(mount).collect() })
+    }
+}
+
+impl Member {
+    /// Joins a controller, which has counted the member already.
+    pub(crate) fn new(controller: Arc<Controller>) -> Rc<Member> {
+        let traffic = controller.subsystem.start_counting();
+        let opened = RefCell::new(Opened::now(&controller, None));
+        Rc::new(Member { controller, traffic, opened })
+    }
+
+    /// The controller for all cores.
+    pub(crate) fn controller(&self) -> &Arc<Controller> {
+        &self.controller
+    }
+
+    /// The namespaces, attached to this core.
+    pub(crate) fn namespaces(&self) -> Rc<Opened> {
+        let opened = Rc::clone(&self.opened.borrow());
+        if opened.changes == self.controller.subsystem.changes() {
+            return opened;
+        }
+        let now = Opened::now(&self.controller, Some(&opened));
+        self.opened.replace(Rc::clone(&now));
+        now
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.controller.subsystem.stop_counting(&self.traffic);
+        self.controller.member_left();
+    }
+}

@@ -1,0 +1,200 @@
+//! What a target keeps for all of its cores: subsystems, controllers by identifier, connections and their places.
+//!
+//! Invariants: locks are taken only when connections come and go and by admin commands. Whoever enters something looks
+//! afterwards whether it is wanted still, and whoever ends things says so first, so nothing slips through between.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+use sealblock_protocols_nvme::nqn::Nqn;
+use sealblock_runtime_reactor::Post;
+
+use crate::controller::Controller;
+use crate::kept::{Flag, Kept};
+use crate::limits::Limits;
+use crate::line::{Line, Orders};
+use crate::subsystem::Subsystem;
+
+/// The largest controller identifier that is not reserved.
+const MOST_CONTROLLERS: u16 = 0xFFEF;
+
+/// The state of one target.
+pub(crate) struct Shared {
+    pub(crate) limits: Limits,
+    pub(crate) is_stopped: Flag,
+    pub(crate) listeners: Kept<Vec<Weak<Line>>>,
+    pub(crate) cores: Kept<Arc<Vec<Place>>>,
+    subsystems: Kept<Offered>,
+    discovery: Arc<Subsystem>,
+    controllers: Kept<Controllers>,
+    connections: Kept<BTreeMap<u64, Weak<Line>>>,
+    accepted: AtomicU64,
+}
+
+/// A core that connections are handed to.
+pub(crate) struct Place {
+    pub(crate) post: Post,
+    /// Connections there, but for admin queues, which cost little.
+    load: AtomicUsize,
+}
+
+impl Place {
+    pub(crate) fn new(post: Post) -> Place {
+        Place { post, load: AtomicUsize::new(0) }
+    }
+}
+
+#[derive(Default)]
+struct Offered {
+    generation: u64,
+    all: Arc<Vec<Arc<Subsystem>>>,
+}
+
+#[derive(Default)]
+struct Controllers {
+    by_id: BTreeMap<u16, Arc<Controller>>,
+    last: u16,
+}
+
+/// A connection's permission to be there, given back when its last task has ended.
+pub(crate) struct Permit {
+    shared: Arc<Shared>,
+    number: u64,
+    /// The core that carries it.
+    place: Option<(Arc<Vec<Place>>, usize)>,
+    weighs: Cell<bool>,
+}
+
+impl Permit {
+    /// Where the connection is to be served, unless where it was accepted.
+    pub(crate) fn post(&self) -> Option<&Post> {
+        self.place.as_ref().map(|(places, index)| &places[*index].post)
+    }
+
+    /// The connection turned out to be an admin queue, which is no load.
+    pub(crate) fn lighten(&self) {
+        if let Some((places, index)) = &self.place
+            && self.weighs.replace(false)
+        {
+            places[*index].load.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.lighten();
+        self.shared.connections.lock().remove(&self.number);
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(limits: Limits) -> Shared {
+        Shared {
+            limits: limits.legal(),
+            is_stopped: Flag::new(false),
+            listeners: Kept::default(),
+            cores: Kept::default(),
+            subsystems: Kept::default(),
+            discovery: Arc::new(Subsystem::new(Nqn::discovery(), "discovery")),
+            controllers: Kept::default(),
+            connections: Kept::default(),
+            accepted: AtomicU64::new(0),
+        }
+    }
+
+    /// The generation of the discovery log, and the subsystems it names.
+    pub(crate) fn subsystems(&self) -> (u64, Arc<Vec<Arc<Subsystem>>>) {
+        let offered = self.subsystems.lock();
+        (offered.generation, Arc::clone(&offered.all))
+    }
+
+    /// Changes the list of subsystems, or only counts that something about them changed.
+    pub(crate) fn offer<E>(&self, change: impl FnOnce(&mut Vec<Arc<Subsystem>>) -> Result<(), E>) -> Result<(), E> {
+        let mut offered = self.subsystems.lock();
+        let mut all = Vec::clone(&offered.all);
+        change(&mut all)?;
+        offered.generation += 1;
+        let before = std::mem::replace(&mut offered.all, Arc::new(all));
+        drop(offered);
+        drop(before);
+        for controller in self.controllers().iter().filter(|controller| controller.is_discovery) {
+            controller.discovery_changed();
+        }
+        Ok(())
+    }
+
+    /// The subsystem of this name, the discovery subsystem among them.
+    pub(crate) fn subsystem(&self, nqn: &Nqn) -> Option<Arc<Subsystem>> {
+        let (_, all) = self.subsystems();
+        all.iter().chain([&self.discovery]).find(|subsystem| subsystem.nqn == *nqn).cloned()
+    }
+
+    pub(crate) fn controller(&self, id: u16) -> Option<Arc<Controller>> {
+        self.controllers.lock().by_id.get(&id).cloned()
+    }
+
+    /// All controllers there are now.
+    pub(crate) fn controllers(&self) -> Vec<Arc<Controller>> {
+        self.controllers.lock().by_id.values().cloned().collect()
+    }
+
+    /// Makes a controller with an identifier that was not used for as long as possible; `None` if all are in use.
+    pub(crate) fn new_controller(&self, make: impl FnOnce(u16) -> Controller) -> Option<Arc<Controller>> {
+        let mut controllers = self.controllers.lock();
+        let last = controllers.last;
+        let free = |id: &u16| !controllers.by_id.contains_key(id);
+        let id = (last + 1..=MOST_CONTROLLERS).chain(1..=last).find(free)?;
+        controllers.last = id;
+        let controller = Arc::new(make(id));
+        controllers.by_id.insert(id, Arc::clone(&controller));
+        Some(controller)
+    }
+
+    pub(crate) fn remove_controller(&self, id: u16) {
+        let controller = self.controllers.lock().by_id.remove(&id);
+        drop(controller);
+    }
+
+    /// A place for one more connection, and its line; `None` if all are taken.
+    pub(crate) fn admit(self: &Arc<Self>) -> Option<(Permit, Arc<Line>)> {
+        let line = Arc::new(Line::default());
+        let number = self.accepted.fetch_add(1, Ordering::Relaxed);
+        let mut connections = self.connections.lock();
+        if connections.len() >= self.limits.connections {
+            return None;
+        }
+        connections.insert(number, Arc::downgrade(&line));
+        drop(connections);
+        if self.is_stopped.get() {
+            line.order(Orders::STOP);
+        }
+        let place = self.place(number);
+        Some((Permit { shared: Arc::clone(self), number, place, weighs: Cell::new(true) }, line))
+    }
+
+    /// The core with the least load, and among those with the same the next in turn.
+    fn place(&self, number: u64) -> Option<(Arc<Vec<Place>>, usize)> {
+        let places = self.cores.get();
+        let count = places.len();
+        let turn = (0..count).map(|i| (number as usize).wrapping_add(i) % count);
+        let index = turn.min_by_key(|&index| places[index].load.load(Ordering::Relaxed))?;
+        places[index].load.fetch_add(1, Ordering::Relaxed);
+        Some((places, index))
+    }
+
+    /// How many connections there are.
+    pub(crate) fn connections(&self) -> usize {
+        self.connections.lock().len()
+    }
+
+    /// Tells all connections.
+    pub(crate) fn order(&self, order: Orders) {
+        let lines: Vec<Arc<Line>> = self.connections.lock().values().filter_map(Weak::upgrade).collect();
+        for line in lines {
+            line.order(order);
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! What crossing from core to core costs: reads of one block from memory at home, across by this layer, and across by one
+//! call to the core for each.
+//!
+//! `hop [SECONDS] [SPIN_US]` runs depths of 1, 8 and 32, without a spin and, if one is given, with it.
+
+use std::error::Error;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use sealblock_block::{Device, Gate, Operation, Stack};
+use sealblock_integrity::Checks;
+use sealblock_layers_remote_core::SharedDevice;
+use sealblock_media_memory::MemoryDevice;
+use sealblock_runtime_reactor::{Config, CoreGone, CoreHandle, Cores, Placement};
+use sealblock_units::{BlockSize, Extent, Lba};
+
+fn read() -> Operation {
+    Operation::Read { extent: Extent::one(Lba::ZERO), checks: Checks::NONE }
+}
+
+/// Reads at this depth until the time is up; gives the number of reads.
+async fn run(device: &impl Device, depth: usize, time: Duration) -> u64 {
+    let end = Instant::now() + time;
+    let counts = join_all((0..depth).map(|_| async {
+        let mut count = 0;
+        while Instant::now() < end {
+            assert!(device.execute(read()).await.is_ok());
+            count += 1;
+        }
+        count
+    }));
+    counts.await.iter().sum()
+}
+
+async fn by_calls(home: &CoreHandle, shared: &SharedDevice, depth: usize, time: Duration) -> u64 {
+    let end = Instant::now() + time;
+    let counts = join_all((0..depth).map(|_| async {
+        let mut count = 0;
+        while Instant::now() < end {
+            let shared = shared.clone();
+            let outcome = home.call(move || async move { shared.attach().execute(read()).await }).await;
+            assert!(outcome.is_ok_and(|outcome| outcome.is_ok()));
+            count += 1;
+        }
+        count
+    }));
+    counts.await.iter().sum()
+}
+
+fn show(what: &str, depth: usize, count: u64, time: Duration) {
+    let each_ns = time.as_nanos() / u128::from(count.max(1));
+    let trip_ns = each_ns * depth as u128;
+    println!("  {what:<22} depth {depth:>2}: {each_ns:>6} ns each, {trip_ns:>6} ns a trip");
+}
+
+fn measure(time: Duration, spin_us: u32) -> Result<(), Box<dyn Error>> {
+    let cores = Cores::start(Placement::Count(2), Config { spin_us, ..Config::default() })?;
+    let (home, away) = (cores.handle(0).ok_or(CoreGone::Stopped)?, cores.handle(1).ok_or(CoreGone::Stopped)?);
+    println!("{:?}, spin {spin_us} us", cores.backend(0).map(ToString::to_string));
+    let publish = || async {
+        let memory = MemoryDevice::new(BlockSize::B512, 8, None);
+        SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(memory))))
+    };
+    let shared = run_on(&home, publish)?;
+    for depth in [1, 8, 32] {
+        for (what, core) in [("at home", &home), ("across", &away)] {
+            let shared = shared.clone();
+            let count = run_on(core, move || async move { run(&shared.attach(), depth, time).await })?;
+            show(what, depth, count, time);
+        }
+        let (shared, home) = (shared.clone(), home.clone());
+        let count = run_on(&away, move || async move { by_calls(&home, &shared, depth, time).await })?;
+        show("across, by calls", depth, count, time);
+    }
+    Ok(())
+}
+
+/// Runs work on a core and waits for it on this thread.
+fn run_on<F, T>(core: &CoreHandle, work: impl FnOnce() -> F + Send + 'static) -> Result<T, Box<dyn Error>>
+where
+    F: Future<Output = T> + 'static,
+    T: Send + 'static,
+{
+    let (send, receive) = std::sync::mpsc::channel();
+    core.post().send(move || {
+        drop(sealblock_runtime_reactor::spawn(async move {
+            // The receiver waits as long as this runs.
+            let _ = send.send(work().await);
+        }));
+    })?;
+    Ok(receive.recv()?)
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let seconds: f64 = arguments.next().map_or(Ok(1.0), |text| text.parse())?;
+    let spin_us: u32 = arguments.next().map_or(Ok(0), |text| text.parse())?;
+    let time = Duration::try_from_secs_f64(seconds)?;
+    measure(time, 0)?;
+    if spin_us > 0 {
+        measure(time, spin_us)?;
+    }
+    Ok(())
+}

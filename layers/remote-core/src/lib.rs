@@ -1,0 +1,26 @@
+//! A device of one core, used from others.
+//!
+//! A device and everything below it belong to the core that opened them. [`SharedDevice::publish`] makes a handle there that may
+//! travel; [`SharedDevice::attach`] turns it into a [`sealblock_block::Device`] of the core that calls it. At home that is the
+//! device itself, without a hop. Elsewhere requests and answers cross between the two cores in batches.
+//!
+//! Invariants:
+//! - A request that was handed over is carried out once and answered once, whether or not the caller still waits.
+//! - Requests of one core are begun in the order in which they were handed over.
+//! - A home that stops, and work that panics, answer [`sealblock_block::Failure::Unreachable`]; nobody waits for ever.
+//!
+//! Shape: one [`link::Link`] for each core and device, shared by all attachments there. It has a mailbox for each direction.
+//! Whoever puts something into a mailbox whose reader has gone to sleep wakes it; while the reader is busy, things gather and
+//! are taken together. A reactor that is awake, or spins, is woken without a system call. A mailbox is locked for one
+//! push or swap, so two cores meet there for some nanoseconds at most. Beyond this the number of requests in flight is
+//! that of the callers, which exports limit.
+//!
+//! The gate stands at home, in front of the device, so an attachment needs none of its own.
+
+mod home;
+mod link;
+mod mailbox;
+mod shared;
+mod slots;
+
+pub use shared::{Attached, SharedDevice};
