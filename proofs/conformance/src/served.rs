@@ -200,10 +200,10 @@ pub fn nqn(volume: &str) -> String {
     format!("nqn.2026-11.io.sealblock:{name}")
 }
 
-/// The port in the event that tells where the server listens.
+/// The port in the event that says that the server is ready.
 fn listening_port(line: &str) -> Option<u16> {
     let event: serde_json::Value = serde_json::from_str(line).ok()?;
-    let address = ["address", "listen", "listening"].iter().find_map(|key| event.get(key)?.as_str())?;
+    let address = event.get("listeners")?.get(0)?.as_str()?;
     address.rsplit_once(':')?.1.parse().ok().filter(|port| *port != 0)
 }
 
@@ -213,9 +213,10 @@ mod tests {
 
     #[test]
     fn the_port_is_found_in_its_event_only() {
-        assert_eq!(listening_port(r#"{"event":"listening","address":"127.0.0.1:4420"}"#), Some(4420));
-        assert_eq!(listening_port(r#"{"event":"listening","address":"[::1]:99"}"#), Some(99));
-        for other in ["", "ready", r#"{"event":"serving","nqn":"a:b"}"#, r#"{"address":"127.0.0.1:0"}"#] {
+        assert_eq!(listening_port(r#"{"event":"ready","listeners":["127.0.0.1:4420"]}"#), Some(4420));
+        assert_eq!(listening_port(r#"{"event":"ready","listeners":["[::1]:99"]}"#), Some(99));
+        for other in ["", "ready", r#"{"event":"stopped"}"#, r#"{"listeners":[]}"#, r#"{"listeners":["127.0.0.1:0"]}"#]
+        {
             assert_eq!(listening_port(other), None, "{other}");
         }
     }

@@ -11,7 +11,6 @@ mount -t tmpfs tmp /tmp
 mount -t tmpfs run /run
 mount -t debugfs debug /sys/kernel/debug 2>/dev/null
 ln -s /proc/self/fd /dev/fd
-ln -s /proc/mounts /etc/mtab 2>/dev/null
 for module in $(cat /modules/order); do
   insmod "/modules/$module.ko" || echo "init: $module cannot be loaded"
 done

@@ -59,8 +59,9 @@ fn packages(suite: &Suite) -> Result<Vec<String>> {
     let newest = names(suite.field("linux-image-amd64", "Depends")?);
     let image = newest.into_iter().find(|name| name.starts_with("linux-image-")).context("the kernel has no image")?;
     let parts = names(suite.field(&image, "Depends")?);
-    let parts =
-        parts.into_iter().filter(|name| ["linux-binary-", "linux-modules-"].iter().any(|p| name.starts_with(p)));
+    let parts = parts
+        .into_iter()
+        .filter(|name| ["linux-base-", "linux-binary-", "linux-modules-"].iter().any(|p| name.starts_with(p)));
     Ok(parts.chain([image.clone()]).collect())
 }
 

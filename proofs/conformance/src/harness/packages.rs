@@ -142,7 +142,9 @@ impl Suite {
 
 fn is_wanted(name: &str, packages: &[&str]) -> bool {
     let unused = ["libpam", "libperl", "libpython"];
-    packages.contains(&name) || (name.starts_with("lib") && !unused.iter().any(|prefix| name.starts_with(prefix)))
+    packages.contains(&name)
+        || ((name.starts_with("lib") || name.starts_with("zlib"))
+            && !unused.iter().any(|prefix| name.starts_with(prefix)))
 }
 
 /// The server that this machine gets its own Debian packages from.

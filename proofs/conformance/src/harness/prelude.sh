@@ -14,18 +14,23 @@ subsystem() {
   return 1
 }
 
-# attach NAME [OPTION...]: connects and prints the name of the block device of namespace 1, such as nvme0n1.
+# attached NAME: waits for the block device of namespace 1 and prints its name, such as nvme0n1.
+attached() {
+  for try in $(seq 100); do
+    folder=$(subsystem "$1") && device=$(ls "$folder" | grep -E '^nvme[0-9]+n[0-9]+$' | head -n 1) &&
+      [ -n "$device" ] && [ -e "/dev/$device" ] && echo "$device" && return 0
+    sleep 0.1
+  done
+  fail "$1 has no device" >&2
+}
+
+# attach NAME [OPTION...]: connects and prints the name of the block device of namespace 1.
 attach() {
   name=$1
   shift
   nvme connect --transport tcp --traddr 10.0.2.2 --trsvcid "$PORT" --nqn "$NQN:$name" "$@" >/tmp/connect 2>&1 ||
     { cat /tmp/connect >&2; fail "connecting to $name" >&2; }
-  for try in $(seq 100); do
-    folder=$(subsystem "$name") && device=$(ls "$folder" | grep -E '^nvme[0-9]+n[0-9]+$' | head -n 1) &&
-      [ -n "$device" ] && [ -e "/dev/$device" ] && echo "$device" && return 0
-    sleep 0.1
-  done
-  fail "$name has no device" >&2
+  attached "$name"
 }
 
 # controller DEVICE: the first controller of a block device, such as nvme0.

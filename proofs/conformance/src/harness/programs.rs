@@ -14,7 +14,7 @@ use super::parts;
 const SUITE: &str = "sid";
 const PACKAGES: [&str; 5] = ["busybox-static", "nvme-cli", "fio", "e2fsprogs", "btrfs-progs"];
 const PROGRAMS: [&str; 6] =
-    ["usr/sbin/nvme", "usr/bin/fio", "usr/sbin/mke2fs", "usr/sbin/e2fsck", "usr/bin/mkfs.btrfs", "usr/bin/btrfs"];
+    ["usr/sbin/nvme", "usr/bin/fio", "usr/sbin/mke2fs", "usr/sbin/e2fsck", "usr/sbin/mkfs.btrfs", "usr/bin/btrfs"];
 /// What Rust programs of this machine need besides.
 const LIBRARIES: [&str; 3] = ["libc.so.6", "libgcc_s.so.1", "libm.so.6"];
 
@@ -56,6 +56,8 @@ fn build(root: &Path, folder: &Path) -> Result<()> {
     archive.file("etc/group", 0o644, b"root:x:0:\n")?;
     archive.file("etc/hosts", 0o644, b"127.0.0.1 localhost\n")?;
     archive.link("etc/mtab", "/proc/mounts")?;
+    let features = fs::read(root.join("etc/mke2fs.conf")).context("reading the features of file systems")?;
+    archive.file("etc/mke2fs.conf", 0o644, &features)?;
     let busybox = fs::read(root.join("usr/bin/busybox")).context("reading busybox")?;
     archive.file("bin/busybox", 0o755, &busybox)?;
     fs::copy(root.join("usr/bin/busybox"), folder.join("busybox")).context("copying busybox")?;
