@@ -30,9 +30,10 @@ impl Bench<'_> {
         if said.status != 0 {
             let messages = self.guest.run("dmesg | tail -n 25", LIMIT).map(|said| said.output).unwrap_or_default();
             bail!(
-                "the guest's script ended with status {}:\n{}\nthe guest's kernel said last:\n{}\nthe server's {}",
+                "the guest's script ended with status {}:\n{}\n{}\nthe guest's kernel said last:\n{}\nthe server's {}",
                 said.status,
                 said.output.trim_end(),
+                said.errors.trim_end(),
                 messages.trim_end(),
                 server.log()
             );

@@ -1,7 +1,7 @@
 //! Runs the scripts that the host sends, one after the other.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read};
+use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
@@ -9,6 +9,9 @@ use std::process::{Command, ExitStatus, Stdio};
 use anyhow::{Context, Result};
 
 use crate::harness::wire::Frame;
+
+/// How much of what a script writes to standard error is of interest.
+const MOST_ERROR_BYTES: usize = 4096;
 
 /// Says hello through the port, then runs what comes through it. Ends only with the guest.
 pub fn run(port: &Path) -> Result<()> {
@@ -23,15 +26,14 @@ pub fn run(port: &Path) -> Result<()> {
     }
 }
 
+/// Runs a script, which traces itself: a failure is found by the last commands before it.
 fn execute(script: &str, port: &mut File) -> Result<i32> {
     fs::write("/tmp/script", script).context("writing the script")?;
-    let (mut output, write) = io::pipe().context("making a pipe")?;
-    let errors = write.try_clone().context("sharing the pipe")?;
+    let errors = File::create("/tmp/stderr").context("making the file of errors")?;
     let mut shell = Command::new("/bin/sh");
-    shell.arg("/tmp/script").stdin(Stdio::null()).stdout(write).stderr(errors);
+    shell.args(["-x", "/tmp/script"]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors);
     let mut child = shell.spawn().context("starting the shell")?;
-    // The command keeps the writing ends, which would keep the pipe open.
-    drop(shell);
+    let mut output = child.stdout.take().context("the shell has no standard output")?;
     let mut bytes = [0; 65536];
     loop {
         match output.read(&mut bytes).context("reading the script's output")? {
@@ -39,7 +41,10 @@ fn execute(script: &str, port: &mut File) -> Result<i32> {
             len => Frame::Output(bytes[..len].to_vec()).write(port)?,
         }
     }
-    Ok(number(child.wait().context("waiting for the shell")?))
+    let status = number(child.wait().context("waiting for the shell")?);
+    let errors = fs::read("/tmp/stderr").context("reading the script's errors")?;
+    Frame::Errors(errors[errors.len().saturating_sub(MOST_ERROR_BYTES)..].to_vec()).write(port)?;
+    Ok(status)
 }
 
 /// The exit status as shells count it.

@@ -33,8 +33,10 @@ pub struct GuestDied(String);
 pub struct Said {
     /// Its exit status.
     pub status: i32,
-    /// Its output, standard error among it.
+    /// Its output.
     pub output: String,
+    /// The end of what it wrote to standard error: the last commands, and what they complained of.
+    pub errors: String,
 }
 
 /// A guest. It ends when this is dropped.
@@ -91,17 +93,18 @@ impl Guest {
         let deadline = Instant::now() + limit;
         let sent = Frame::Script(format!("{PRELUDE}\n{script}")).write(&mut self.input);
         sent.map_err(|error| GuestDied(format!("does not listen: {error}")))?;
-        let mut output = Vec::new();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let (mut output, mut errors) = (Vec::new(), Vec::new());
         loop {
             match self.next(deadline) {
                 Ok(Frame::Output(bytes)) => output.extend(bytes),
+                Ok(Frame::Errors(bytes)) => errors = bytes,
                 Ok(Frame::Status(status)) => {
-                    return Ok(Said { status, output: String::from_utf8_lossy(&output).into_owned() });
+                    return Ok(Said { status, output: text(&output), errors: text(&errors) });
                 }
                 Ok(other) => bail!("the guest answers with {other:?}"),
                 Err(error) => {
-                    let said = String::from_utf8_lossy(&output).into_owned();
-                    return Err(error.context(format!("a script of the guest, which had said:\n{said}")));
+                    return Err(error.context(format!("a script of the guest, which had said:\n{}", text(&output))));
                 }
             }
         }

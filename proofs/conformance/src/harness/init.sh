@@ -12,7 +12,7 @@ mount -t tmpfs run /run
 mount -t debugfs debug /sys/kernel/debug 2>/dev/null
 ln -s /proc/self/fd /dev/fd
 for module in $(cat /modules/order); do
-  insmod "/modules/$module.ko" || echo "init: $module cannot be loaded"
+  insmod "/modules/$module.ko" 2>/tmp/insmod || echo "init: $module cannot be loaded: $(cat /tmp/insmod)"
 done
 rm -rf /modules
 ip link set lo up

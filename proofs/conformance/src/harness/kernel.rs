@@ -13,6 +13,17 @@ use super::cpio::Archive;
 use super::packages::Suite;
 use super::parts;
 
+/// Loaded in every guest, before the others, by kernels that have them as modules: sums that file systems and digests ask for
+/// by what they do and not by module.
+const SUMS: [&str; 7] = [
+    "crc32c_generic",
+    "crc32c_intel",
+    "crct10dif_pclmul",
+    "crc64_rocksoft_generic",
+    "xxhash_generic",
+    "sha256_generic",
+    "blake2b_generic",
+];
 /// Loaded in every guest.
 const MODULES: [&str; 7] = ["virtio_pci", "virtio_console", "virtio_net", "nvme", "nvme-tcp", "ext4", "btrfs"];
 
@@ -39,7 +50,7 @@ impl Kernel {
     /// # Errors
     /// [`super::Unavailable`] if it is not and cannot be.
     pub fn of(suite: &'static str, home: &Path, programs: &Path) -> Result<Kernel> {
-        let part = parts::part(home, &format!("kernel-{suite}"), &MODULES, |folder| {
+        let part = parts::part(home, &format!("kernel-{suite}"), &[&SUMS[..], &MODULES].concat(), |folder| {
             let suite = Suite::open(suite, home)?;
             let root = folder.join("root");
             suite.unpack(&packages(&suite)?, &root)?;
@@ -78,10 +89,9 @@ fn build(root: &Path, folder: &Path, programs: &Path) -> Result<()> {
     let builtin = fs::read_to_string(home.join("modules.builtin")).unwrap_or_default();
     let builtin: BTreeSet<String> = builtin.lines().map(module_name).collect();
     let mut loads = Loads::default();
-    for name in MODULES {
-        if !builtin.contains(&module_name(name)) {
-            tree.add(name, true, &mut loads, &builtin).with_context(|| format!("kernel {release}"))?;
-        }
+    let names = SUMS.map(|name| (name, false)).into_iter().chain(MODULES.map(|name| (name, true)));
+    for (name, is_needed) in names {
+        tree.add(name, is_needed, &mut loads, &builtin).with_context(|| format!("kernel {release}"))?;
     }
     let mut archive = Archive::new(fs::File::create(folder.join("modules.cpio")).context("making the archive")?);
     for (name, content) in &loads.modules {

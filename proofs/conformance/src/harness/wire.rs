@@ -13,8 +13,10 @@ pub enum Frame {
     Hello(String),
     /// To the guest: a script to run.
     Script(String),
-    /// From the guest: output of the script, both kinds together.
+    /// From the guest: output of the script.
     Output(Vec<u8>),
+    /// From the guest, when the script has ended: the end of what it wrote to standard error, its own trace among it.
+    Errors(Vec<u8>),
     /// From the guest: the script's exit status; 128 and the signal if one ended it.
     Status(i32),
 }
@@ -29,6 +31,7 @@ impl Frame {
             Frame::Hello(text) => (b'H', text.as_bytes().to_vec()),
             Frame::Script(text) => (b'S', text.as_bytes().to_vec()),
             Frame::Output(bytes) => (b'O', bytes.clone()),
+            Frame::Errors(bytes) => (b'E', bytes.clone()),
             Frame::Status(status) => (b'X', status.to_le_bytes().to_vec()),
         };
         let len = u32::try_from(bytes.len()).map_err(|_| io::Error::other("a frame of 4 GiB"))?;
@@ -58,6 +61,7 @@ impl Frame {
             b'H' => Ok(Frame::Hello(text(bytes)?)),
             b'S' => Ok(Frame::Script(text(bytes)?)),
             b'O' => Ok(Frame::Output(bytes)),
+            b'E' => Ok(Frame::Errors(bytes)),
             b'X' => Ok(Frame::Status(i32::from_le_bytes(bytes.try_into().map_err(|_| wrong())?))),
             _ => Err(wrong()),
         }
@@ -70,8 +74,13 @@ mod tests {
 
     #[test]
     fn frames_come_back_as_they_went() {
-        let frames =
-            [Frame::Hello("6.1".into()), Frame::Script("true".into()), Frame::Output(vec![0, 255]), Frame::Status(-1)];
+        let frames = [
+            Frame::Hello("6.1".into()),
+            Frame::Script("true".into()),
+            Frame::Output(vec![0, 255]),
+            Frame::Errors(vec![1]),
+            Frame::Status(-1),
+        ];
         let mut bytes = Vec::new();
         frames.iter().for_each(|frame| frame.write(&mut bytes).unwrap());
         let mut input = bytes.as_slice();

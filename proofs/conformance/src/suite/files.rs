@@ -26,7 +26,7 @@ sums() {
 }
 make() {
   case $1 in
-    ext4) mke2fs -q -F -t ext4 /dev/$2 ;;
+    ext4) /usr/bin/mke2fs -q -F -t ext4 /dev/$2 ;;
     btrfs) mkfs.btrfs -q -f /dev/$2 ;;
   esac
 }

@@ -17,12 +17,12 @@ pub fn run(bench: &mut Bench<'_>) -> Result<()> {
         nvme discover -t tcp -a 10.0.2.2 -s $PORT >/tmp/discovery
         for name in small large; do grep -q "subnqn: *$NQN:$name" /tmp/discovery || fail "$name is not discovered"; done
         refused "" nvme connect -t tcp -a 10.0.2.2 -s $PORT -n $NQN:absent
-        nvme connect-all -t tcp -a 10.0.2.2 -s $PORT
-        small=$(attached small) large=$(attached large)
+        small=$(attach small)
+        large=$(attach large)
         nvme list >/tmp/list; grep -q "$small" /tmp/list; grep -q "$large" /tmp/list
         for dev in $small $large; do
           nvme id-ctrl /dev/$dev -H; nvme id-ns /dev/$dev -H; nvme list-ns /dev/$dev; nvme ns-descs /dev/$dev
-          nvme id-ns /dev/$dev --force -H; nvme nvm-id-ctrl /dev/$dev; nvme nvm-id-ns /dev/$dev
+          nvme nvm-id-ctrl /dev/$dev; nvme nvm-id-ns /dev/$dev
           nvme list-ctrl /dev/$dev || true
           nvme smart-log /dev/$dev; nvme error-log /dev/$dev; nvme fw-log /dev/$dev; nvme effects-log /dev/$dev
           nvme supported-log-pages /dev/$dev

@@ -101,7 +101,7 @@ const BLOCK_LAYER: &str = r#"
 dev=$(attach @NAME@)
 [ "$(cat /sys/block/$dev/size)" = $((16 * 2048)) ] || fail "the size is $(cat /sys/block/$dev/size)"
 cat /sys/block/$dev/integrity/format
-mke2fs -q -F -t ext4 /dev/$dev
+/usr/bin/mke2fs -q -F -t ext4 /dev/$dev
 mkdir -p /mnt/@NAME@
 mount /dev/$dev /mnt/@NAME@
 cp /usr/bin/nvme /mnt/@NAME@

@@ -9,8 +9,10 @@ pub fn run(bench: &mut Bench<'_>) -> Result<()> {
     bench.sealblock.create("large", "64MiB", &["--guard", "crc64"])?;
     bench.sealblock.create("bare", "64MiB", &["--guard", "none"])?;
     let mut server = bench.sealblock.serve(&["small", "large", "bare"], &[])?;
-    for digests in ["", "--hdr-digest", "--data-digest", "--hdr-digest --data-digest"] {
-        bench.sh(&server, &SCRIPT.replace("@DIGESTS@", digests))?;
+    for (name, digests) in
+        [("small", ""), ("large", "--hdr-digest --data-digest"), ("bare", "--hdr-digest"), ("bare", "--data-digest")]
+    {
+        bench.sh(&server, &SCRIPT.replace("@NAME@", name).replace("@DIGESTS@", digests))?;
     }
     server.stop()?;
     for volume in ["small", "large", "bare"] {
@@ -20,15 +22,13 @@ pub fn run(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 const SCRIPT: &str = r#"
-for name in small large bare; do
-  dev=$(attach $name @DIGESTS@)
-  bs=$(cat /sys/block/$dev/queue/logical_block_size)
-  fio --name=random --filename=/dev/$dev --direct=1 --ioengine=libaio --iodepth=32 --rw=randwrite --bs=4k --size=8m \
-    --numjobs=2 --offset_increment=8m --verify=crc32c --do_verify=1 --verify_fatal=1 --group_reporting --output=/tmp/fio ||
-    { cat /tmp/fio; fail "random writes of 4 KiB on $name @DIGESTS@"; }
-  fio --name=sizes --filename=/dev/$dev --direct=1 --ioengine=io_uring --iodepth=8 --rw=randrw --bsrange=$bs-1m --bs_unaligned=0 \
-    --blockalign=$bs --offset=32m --size=16m --io_size=24m --verify=crc32c --verify_fatal=1 --output=/tmp/fio ||
-    { cat /tmp/fio; fail "accesses of all sizes on $name @DIGESTS@"; }
-  detach $name
-done
+dev=$(attach @NAME@ @DIGESTS@)
+bs=$(cat /sys/block/$dev/queue/logical_block_size)
+fio --name=random --filename=/dev/$dev --direct=1 --ioengine=libaio --iodepth=32 --rw=randwrite --bs=4k --size=4m \
+  --numjobs=2 --thread --offset_increment=4m --verify=crc32c --verify_fatal=1 --group_reporting --output=/tmp/fio ||
+  { cat /tmp/fio; fail "random writes of 4 KiB on @NAME@ @DIGESTS@"; }
+fio --name=sizes --filename=/dev/$dev --direct=1 --ioengine=io_uring --iodepth=8 --rw=randrw --bsrange=$bs-1m \
+  --blockalign=$bs --offset=32m --size=16m --verify=crc32c --verify_fatal=1 --output=/tmp/fio ||
+  { cat /tmp/fio; fail "accesses of all sizes on @NAME@ @DIGESTS@"; }
+detach @NAME@
 "#;
