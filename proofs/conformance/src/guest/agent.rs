@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use crate::harness::wire::Frame;
 
 /// How much of what a script writes to standard error is of interest.
-const MOST_ERROR_BYTES: usize = 4096;
+const MOST_ERROR_BYTES: usize = 2048;
 
 /// Says hello through the port, then runs what comes through it. Ends only with the guest.
 pub fn run(port: &Path) -> Result<()> {

@@ -24,7 +24,7 @@ pub fn run(bench: &mut Bench<'_>) -> Result<()> {
           nvme id-ctrl /dev/$dev -H; nvme id-ns /dev/$dev -H; nvme list-ns /dev/$dev; nvme ns-descs /dev/$dev
           nvme nvm-id-ctrl /dev/$dev; nvme nvm-id-ns /dev/$dev
           nvme list-ctrl /dev/$dev || true
-          nvme smart-log /dev/$dev; nvme error-log /dev/$dev; nvme fw-log /dev/$dev; nvme effects-log /dev/$dev
+          nvme smart-log /dev/$dev; nvme error-log /dev/$dev; nvme fw-log /dev/$dev; nvme effects-log /dev/$(controller $dev)
           nvme supported-log-pages /dev/$dev
           nvme get-feature /dev/$dev -f 6 -H; nvme get-feature /dev/$dev -f 7 -H; nvme get-feature /dev/$dev -f 0xb -H
           nvme show-regs /dev/$(controller $dev)
