@@ -43,6 +43,11 @@ detach() {
   nvme disconnect --nqn "$NQN:$1" >/tmp/disconnect 2>&1 || { cat /tmp/disconnect; fail "disconnecting $1"; }
 }
 
+# flush DEVICE: a Flush command. The kernel's own sync sends none where nothing is dirty.
+flush() {
+  nvme flush "/dev/$1" --namespace-id=1 >/tmp/flush 2>&1 || { cat /tmp/flush; fail "flushing $1"; }
+}
+
 # refused WORD COMMAND...: the command has to fail and to say WORD.
 refused() {
   word=$1
