@@ -144,7 +144,7 @@ impl Closer {
     ///
     /// # Errors
     /// The first volume that could not be closed; the others are closed all the same.
-    pub async fn close(self) -> Result<(), Failure> {
+    pub async fn close(&self) -> Result<(), Failure> {
         let mut closed = Ok(());
         for held in &self.held {
             match held {
@@ -186,20 +186,8 @@ pub fn open(target: &Target, access: Access) -> LocalBoxFuture<'_, Result<Opened
                 let (block_size, blocks) = blocks_of(target, *size)?;
                 Ok(Opened::plain(target, NullDevice::new(block_size, blocks, None), "null"))
             }
-            Target::Offset { range, target: whole } => {
-                let below = open(whole, access).await?;
-                let span = below.span(Some(*range))?;
-                let device = OffsetLayer::new(below.gate, span.first(), span.blocks())
-                    .map_err(|error| Failure::new(Cause::Usage, "opening", error).on(target))?;
-                Ok(Opened::new(target, device, Facts::over("offset", below.facts), below.held))
-            }
-            Target::Fault { rules, target: inner } => {
-                let rules: Rules =
-                    rules.parse().map_err(|error| Failure::new(Cause::Usage, "reading the rules", error).on(target))?;
-                let below = open(inner, access).await?;
-                let device = FaultLayer::new(below.gate, rules, ReactorClock);
-                Ok(Opened::new(target, device, Facts::over("fault", below.facts), below.held))
-            }
+            Target::Offset { range, target: whole } => open_offset(target, *range, whole, access).await,
+            Target::Fault { rules, target: inner } => open_fault(target, rules, inner, access).await,
             Target::Group { kind, .. } => Err(absent(
                 target,
                 match kind {
@@ -216,6 +204,24 @@ pub fn open(target: &Target, access: Access) -> LocalBoxFuture<'_, Result<Opened
             Target::Nbd { .. } => Err(absent(target, "NBD is")),
         }
     })
+}
+
+/// Opens a slice of another target.
+async fn open_offset(target: &Target, range: BlockRange, whole: &Target, access: Access) -> Result<Opened, Failure> {
+    let below = open(whole, access).await?;
+    let span = below.span(Some(range))?;
+    let device = OffsetLayer::new(below.gate, span.first(), span.blocks())
+        .map_err(|error| Failure::new(Cause::Usage, "opening", error).on(target))?;
+    Ok(Opened::new(target, device, Facts::over("offset", below.facts), below.held))
+}
+
+/// Opens a target that fails on purpose.
+async fn open_fault(target: &Target, rules: &str, inner: &Target, access: Access) -> Result<Opened, Failure> {
+    let rules: Rules =
+        rules.parse().map_err(|error| Failure::new(Cause::Usage, "reading the rules", error).on(target))?;
+    let below = open(inner, access).await?;
+    let device = FaultLayer::new(below.gate, rules, ReactorClock);
+    Ok(Opened::new(target, device, Facts::over("fault", below.facts), below.held))
 }
 
 /// A kind of target that has a name and no device yet.

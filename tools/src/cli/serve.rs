@@ -1,6 +1,7 @@
 //! The command line of `serve`.
 
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
@@ -37,6 +38,10 @@ pub struct Serve {
     /// Where to listen for NBD clients; not part of this version.
     #[arg(long, value_name = "ADDR:PORT")]
     pub nbd: Option<SocketAddr>,
+    /// Cores to serve on, each a thread on a CPU of its own; as many as there are CPUs, but not more than 8, unless something is
+    /// said. A volume stays on one core; connections spread over all.
+    #[arg(long, value_name = "N")]
+    pub cores: Option<NonZeroUsize>,
     /// Let only this host connect; may be given several times. A name is a claim, not a proof.
     #[arg(long, value_name = "NQN", value_parser = nqn)]
     pub allow_host: Vec<Nqn>,

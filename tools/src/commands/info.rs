@@ -191,7 +191,9 @@ fn facts_text(lines: &mut Lines, facts: &Facts) {
             format!("{} {} {}, NVMe {major}.{minor}.{tertiary}", remote.model, remote.serial, remote.firmware),
         );
         lines.put("connections", format!("{} of {} commands, {}", remote.queues, remote.queue_depth, digests(remote)));
-        lines.put("tags made by", tag_maker(remote).unwrap_or("nobody"));
+        if let Some(maker) = tag_maker(remote) {
+            lines.put("tags made by", format!("the {maker}"));
+        }
     }
     if let Some(below) = &facts.below {
         lines.put("over", "");

@@ -6,16 +6,20 @@
 
 mod announce;
 mod config;
+mod devices;
 mod embedded;
+mod hangup;
 mod identity;
+mod lifetime;
+mod listeners;
 mod notify;
 mod plan;
 mod server;
 
 use std::io::{self, Write};
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
-
-use sealblock_runtime_reactor::{Config, Reactor};
+use std::thread::available_parallelism;
 
 use crate::cli::Serve;
 use crate::exit::{Cause, Exit, Failure};
@@ -30,16 +34,24 @@ pub fn run(arguments: &Serve) -> Result<Exit, Failure> {
             .on(address)
             .advise("--listen ADDR:PORT, for NVMe/TCP"));
     }
-    let plan = Source::of(arguments)?.plan(arguments)?;
+    let source = Source::of(arguments)?;
+    let plan = source.plan(arguments)?;
     if plan.is_open() {
         let warning = "sealblock: every host that reaches this address may connect, and nothing proves who it is; \
              --allow-host names those that may, which keeps out mistakes but no attackers";
         // Who closed standard error has chosen not to be warned.
         writeln!(io::stderr(), "{warning}").ok();
     }
-    let reactor = Reactor::new(Config::default())
-        .map_err(|error| Failure::new(Cause::Io, "starting", error).advise("SEALBLOCK_RUNTIME=syscalls"))?;
-    reactor.block_on(server::run(&plan, &Announcer::new(arguments.json)))
+    lifetime::run(&plan, cores(plan.cores), &Announcer::new(arguments.json), || source.plan(arguments))
+}
+
+/// How many cores to serve on: what is said, but no more than there are CPUs, since two threads on one only get in each
+/// other's way; else all up to eight. A host opens a connection for each CPU of its own and all of them spread, but a
+/// volume's work stays on one core, so that further ones seldom pay for their memory.
+fn cores(said: Option<NonZeroUsize>) -> usize {
+    const MOST_UNASKED: usize = 8;
+    let cpus = available_parallelism().map_or(1, usize::from);
+    said.map_or(cpus.min(MOST_UNASKED), |said| said.get().min(cpus))
 }
 
 /// What says what is to be served.
@@ -78,12 +90,13 @@ impl Source {
         }
     }
 
-    /// The plan; read anew each time.
+    /// The plan; read anew each time. What the command line says of addresses and cores goes first.
     fn plan(&self, arguments: &Serve) -> Result<Plan, Failure> {
         let plan = match self {
             Source::Targets(targets) => Plan::of_targets(arguments, targets),
             Source::Config(path) => {
                 let plan = config::read(path)?;
+                let plan = Plan { cores: arguments.cores.or(plan.cores), ..plan };
                 match arguments.listen.as_slice() {
                     [] => plan,
                     listen => Plan { listeners: listen.to_vec(), ..plan },

@@ -91,6 +91,8 @@ fn print_text(report: &VerifyReport, unlisted: u64, quiet: bool) -> Result<(), F
     for error in &report.errors {
         let what = match (error.expected, error.actual) {
             (Some(expected), Some(actual)) => format!("expected {expected}, found {actual}"),
+            // Another host's device says which field it is, and not always what it holds.
+            _ if error.field != Field::Media => "does not fit".to_owned(),
             _ => "cannot be read".to_owned(),
         };
         say(&format!("block {}: {}: {what}", error.lba, error.field.words()))?;

@@ -27,6 +27,13 @@ pub struct Announcer {
 pub enum Event {
     /// Connections are accepted.
     Ready(Serving),
+    /// The configuration was read again, and is what is served now.
+    Reloaded(Serving),
+    /// The configuration was read again, and cannot be served; everything is as it was.
+    ReloadFailed {
+        /// Why.
+        reason: String,
+    },
     /// A signal came: no more connections are accepted, and commands in flight are answered.
     Draining {
         /// Connections at that moment.
@@ -115,6 +122,8 @@ impl Announcer {
 fn words(event: &Event) -> String {
     match event {
         Event::Ready(serving) => ready_words(serving),
+        Event::Reloaded(serving) => format!("the configuration was read again\n{}", ready_words(serving)),
+        Event::ReloadFailed { .. } => "the configuration was read again, and everything stays as it was".to_owned(),
         Event::Draining { connections } => format!("draining {connections} connections"),
         Event::Stopped => "stopped".to_owned(),
     }

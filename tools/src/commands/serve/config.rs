@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::net::SocketAddr;
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::Path;
 use std::str::FromStr;
 
@@ -32,6 +32,7 @@ const MOST_BYTES: u64 = 16 << 20;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
+    cores: Option<NonZeroUsize>,
     #[serde(default)]
     listeners: Vec<ListenerTable>,
     #[serde(default)]
@@ -198,7 +199,7 @@ pub fn parse(text: &str) -> Result<Plan, String> {
     }
     let listeners: Vec<_> = file.listeners.iter().map(|listener| listener.address).collect();
     let listeners = if listeners.is_empty() { vec![DEFAULT_LISTEN] } else { listeners };
-    Ok(Plan { listeners, limits: limits(&file.limits)?, subsystems })
+    Ok(Plan { listeners, cores: file.cores, limits: limits(&file.limits)?, subsystems })
 }
 
 fn limits(table: &LimitsTable) -> Result<Limits, String> {
@@ -240,12 +241,21 @@ fn subsystem(table: SubsystemTable, line: &impl Fn(usize) -> usize) -> Result<Su
     if table.namespaces.is_empty() {
         return Err(format!("{nqn} has no namespaces: write [[subsystems.namespaces]] with a target"));
     }
-    let mut namespaces = Vec::with_capacity(table.namespaces.len());
+    let namespaces = namespaces(&nqn, table.namespaces, line)?;
+    Ok(SubsystemPlan { nqn, hosts, serial: table.serial, model: table.model, namespaces })
+}
+
+fn namespaces(
+    nqn: &Nqn,
+    tables: Vec<Spanned<NamespaceTable>>,
+    line: &impl Fn(usize) -> usize,
+) -> Result<Vec<NamespacePlan>, String> {
+    let mut namespaces = Vec::with_capacity(tables.len());
     let mut taken = BTreeSet::new();
-    for namespace in table.namespaces {
-        let at = line(namespace.span().start);
-        let namespace = namespace.into_inner();
-        let nsid = namespace.nsid.map_or(namespaces.len() as u32 + 1, NonZeroU32::get);
+    for table in tables {
+        let at = line(table.span().start);
+        let table = table.into_inner();
+        let nsid = table.nsid.map_or(namespaces.len() as u32 + 1, NonZeroU32::get);
         if nsid >= 0xFFFF_FFFE {
             return Err(format!("line {at}: nsid = {nsid} means all namespaces; write 1 or a little more"));
         }
@@ -254,16 +264,16 @@ fn subsystem(table: SubsystemTable, line: &impl Fn(usize) -> usize) -> Result<Su
         }
         namespaces.push(NamespacePlan {
             nsid,
-            target: namespace.target.0,
-            protection: match namespace.protection {
+            target: table.target.0,
+            protection: match table.protection {
                 Shown::Plain => Protection::Plain,
                 Shown::Shown => Protection::Shown,
             },
-            read_only: namespace.read_only,
-            uuid: namespace.uuid.map(|uuid| uuid.0),
+            read_only: table.read_only,
+            uuid: table.uuid.map(|uuid| uuid.0),
         });
     }
-    Ok(SubsystemPlan { nqn, hosts, serial: table.serial, model: table.model, namespaces })
+    Ok(namespaces)
 }
 
 #[cfg(test)]

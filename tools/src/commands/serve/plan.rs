@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use sealblock_exports_nvme_tcp::{Hosts, Limits};
@@ -24,6 +25,8 @@ pub const DEFAULT_LISTEN: SocketAddr =
 pub struct Plan {
     /// Where to listen; never empty.
     pub listeners: Vec<SocketAddr>,
+    /// Cores to serve on, where that is said.
+    pub cores: Option<NonZeroUsize>,
     /// What hosts may make the server hold.
     pub limits: Limits,
     /// The subsystems; never empty, and no two of one name.
@@ -82,6 +85,7 @@ impl Plan {
         };
         Plan {
             listeners: if arguments.listen.is_empty() { vec![DEFAULT_LISTEN] } else { arguments.listen.clone() },
+            cores: arguments.cores,
             limits: Limits::default(),
             subsystems: names(targets).into_iter().zip(targets).map(subsystem).collect(),
         }
