@@ -50,5 +50,23 @@ refused "range" ask write-zeroes --start-block=$last --block-count=0
 nvme error-log /dev/$dev --log-entries=4 >/tmp/errors
 grep -qi "lba" /tmp/errors || { cat /tmp/errors; fail "no error is in the log"; }
 nvme smart-log /dev/$dev >/tmp/smart
+nvme id-ctrl /dev/$dev --output-format=json | tr -d ' ' >/tmp/id
+oncs=$(sed -n 's/.*"oncs":\([0-9]*\).*/\1/p' /tmp/id)
+oacs=$(sed -n 's/.*"oacs":\([0-9]*\).*/\1/p' /tmp/id)
+if [ $((oncs & 2)) = 0 ]; then
+  refused "opcode" ask write-uncor --start-block=40 --block-count=1
+else
+  ask write-uncor --start-block=40 --block-count=1
+  refused "read error" ask read --start-block=40 --block-count=0 --data-size=$bs --data=/tmp/back
+  refused "read error" ask verify --start-block=36 --block-count=7
+  ask verify --start-block=42 --block-count=7
+  dd if=/tmp/a of=/dev/$dev bs=$bs seek=40 count=2 oflag=direct conv=notrunc status=none
+  ask verify --start-block=36 --block-count=7
+fi
+if [ $((oacs & 512)) = 0 ]; then
+  refused "opcode" ask get-lba-status --start-lba=0 --max-dw=64 --action=0x11 --range-len=64
+else
+  ask get-lba-status --start-lba=0 --max-dw=64 --action=0x11 --range-len=64
+fi
 detach @NAME@
 "#;

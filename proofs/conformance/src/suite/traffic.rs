@@ -24,11 +24,11 @@ pub fn run(bench: &mut Bench<'_>) -> Result<()> {
 const SCRIPT: &str = r#"
 dev=$(attach @NAME@ @DIGESTS@)
 bs=$(cat /sys/block/$dev/queue/logical_block_size)
-fio --name=random --filename=/dev/$dev --direct=1 --ioengine=libaio --iodepth=32 --rw=randwrite --bs=4k --size=4m \
-  --numjobs=2 --thread --offset_increment=4m --verify=crc32c --verify_fatal=1 --group_reporting --output=/tmp/fio ||
+fio --name=random --filename=/dev/$dev --direct=1 --ioengine=libaio --iodepth=32 --rw=randwrite --bs=4k --size=2m \
+  --numjobs=2 --thread --offset_increment=2m --verify=crc32c --verify_fatal=1 --group_reporting --output=/tmp/fio ||
   { cat /tmp/fio; fail "random writes of 4 KiB on @NAME@ @DIGESTS@"; }
 fio --name=sizes --filename=/dev/$dev --direct=1 --ioengine=io_uring --iodepth=8 --rw=randrw --bsrange=$bs-1m \
-  --blockalign=$bs --offset=32m --size=16m --verify=crc32c --verify_fatal=1 --output=/tmp/fio ||
+  --blockalign=$bs --offset=32m --size=8m --verify=crc32c --verify_fatal=1 --output=/tmp/fio ||
   { cat /tmp/fio; fail "accesses of all sizes on @NAME@ @DIGESTS@"; }
 detach @NAME@
 "#;
