@@ -74,7 +74,7 @@ pub const CASES: &[Case] = &[
         BLOCK_LAYER,
         protection::block_layer,
     ),
-    case("restart", "a server that dies or stops under load", ANY, restart::run),
+    case("restart", "a server that dies or stops, and a reset, under load", ANY, restart::run),
 ];
 
 /// Their names.

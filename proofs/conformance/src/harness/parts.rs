@@ -30,7 +30,22 @@ pub fn part(home: &Path, name: &str, recipe: &[&str], build: impl FnOnce(&Path) 
     fs::create_dir_all(&unfinished).with_context(|| format!("making {}", unfinished.display()))?;
     build(&unfinished)?;
     fs::rename(&unfinished, &folder).with_context(|| format!("naming {}", folder.display()))?;
+    remove_others(home, name, &folder)?;
     Ok(folder)
+}
+
+/// Removes what was made for the same purpose by other recipes.
+fn remove_others(home: &Path, name: &str, kept: &Path) -> Result<()> {
+    for entry in fs::read_dir(home).context("listing parts")? {
+        let path = entry.context("listing parts")?.path();
+        let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let hash = file.strip_prefix(name).and_then(|rest| rest.strip_prefix('-'));
+        let is_part = hash.is_some_and(|hash| hash.len() == 16 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()));
+        if is_part && path != kept {
+            fs::remove_dir_all(&path).with_context(|| format!("removing {}", path.display()))?;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -52,6 +67,9 @@ mod tests {
         assert!(!first.join("half").exists());
         assert_eq!(make(&["a"], "two"), first);
         assert_eq!(fs::read_to_string(first.join("f")).unwrap(), "one");
-        assert_ne!(make(&["b"], "three"), first);
+        fs::create_dir(home.path().join("p-other")).unwrap();
+        let second = make(&["b"], "three");
+        assert!(second != first && second.exists() && !first.exists());
+        assert!(home.path().join("p-other").exists());
     }
 }

@@ -34,6 +34,24 @@ pub fn run(bench: &mut Bench<'_>) -> Result<()> {
     sizes(bench, &server)?;
     queues(bench, &server)?;
     bench.sh(&server, "nvme disconnect-all")?;
+    server.stop()?;
+    hosts(bench)
+}
+
+/// Only hosts that are named see anything.
+fn hosts(bench: &mut Bench<'_>) -> Result<()> {
+    let friend = "nqn.2026-11.org.example:friend";
+    let mut server = bench.sealblock.serve(&["small"], &["--allow-host", friend])?;
+    let script = r#"
+        options="-t tcp -a 10.0.2.2 -s $PORT"
+        refused "" nvme connect $options -n $NQN:small --hostnqn=nqn.2026-11.org.example:stranger
+        nvme discover $options --hostnqn=nqn.2026-11.org.example:stranger >/tmp/discovery || true
+        ! grep -q "$NQN:small" /tmp/discovery || fail "a stranger sees the subsystem"
+        dev=$(attach small --hostnqn=@FRIEND@)
+        conformance guest fill /dev/$dev 8
+        detach small
+        "#;
+    bench.sh(&server, &script.replace("@FRIEND@", friend))?;
     server.stop()
 }
 

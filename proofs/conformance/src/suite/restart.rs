@@ -1,10 +1,10 @@
-//! A server that dies under load, and one that is stopped: the host waits, comes back and goes on, and what it flushed is
-//! there.
+//! A server that dies or is stopped under load, and a controller that is reset: the host waits, comes back and goes on, and
+//! what it flushed is there.
 
 use std::thread;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::bench::Bench;
 use crate::served::Server;
@@ -12,27 +12,39 @@ use crate::served::Server;
 /// The host's patience: it tries again each second, for two minutes.
 const OPTIONS: &str = "--reconnect-delay=1 --ctrl-loss-tmo=120";
 
+/// What happens under load.
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// The server dies.
+    Kill,
+    /// The server is stopped in order.
+    Stop,
+    /// The host resets its controller.
+    Reset,
+}
+
+fn happen(event: Event, bench: &mut Bench<'_>, server: &mut Server) -> Result<()> {
+    match event {
+        Event::Kill => server.kill()?,
+        Event::Stop => server.stop()?,
+        Event::Reset => return bench.sh(server, "nvme reset /dev/$(controller $(attached v))").map(drop),
+    }
+    // Long enough for the host to notice, and to have tried again in vain.
+    thread::sleep(Duration::from_millis(1200));
+    server.start()
+}
+
 pub fn run(bench: &mut Bench<'_>) -> Result<()> {
     bench.sealblock.create("v", "64MiB", &[])?;
     let mut server = bench.sealblock.serve(&["v"], &[])?;
     bench.sh(&server, &format!("attach v {OPTIONS}"))?;
-    for kill in [true, false] {
-        let restart = |server: &mut Server| -> Result<()> {
-            if kill {
-                server.kill()?
-            } else {
-                server.stop()?
-            }
-            // Long enough for the host to notice, on either side of its first try.
-            thread::sleep(Duration::from_millis(1200));
-            server.start()
-        };
+    for event in [Event::Kill, Event::Stop, Event::Reset] {
         bench.sh(&server, START)?;
         for _ in 0..2 {
             thread::sleep(Duration::from_millis(1500));
-            restart(&mut server)?;
+            happen(event, bench, &mut server)?;
         }
-        bench.sh(&server, END)?;
+        bench.sh(&server, END).with_context(|| format!("after {event:?}"))?;
     }
     bench.sh(&server, "detach v")?;
     server.stop()?;
