@@ -62,7 +62,9 @@ impl Suite {
         }
         set("APT::Architecture", "amd64");
         set("Acquire::Languages", "none");
-        set("Acquire::Retries", "3");
+        set("Acquire::Retries", "2");
+        set("Acquire::http::Timeout", "20");
+        set("Acquire::https::Timeout", "20");
         if rustix::process::geteuid().is_root() {
             // The user that apt would change to need not be allowed to read this folder.
             set("APT::Sandbox::User", "root");

@@ -47,18 +47,52 @@ const PASSTHROUGH: &str = r#"
 dev=$(attach @NAME@)
 char=/dev/ng${dev#nvme}
 long=$((@BLOCK@ + @METADATA@))
-io() {
-  what=$1
-  shift
-  fio --name=io --filename=$char --ioengine=io_uring_cmd --cmd_type=nvme --iodepth=8 --size=$((512 * @BLOCK@)) \
-    --output=/tmp/fio "$@" >/tmp/fio.said 2>&1 || { cat /tmp/fio.said /tmp/fio; fail "$what"; }
-}
-io "tags of the host, written" --rw=randwrite --bs=$long --md_per_io_size=0 --pi_act=0 --pi_chk=@CHECKS@ --apptag=0x1234 --apptag_mask=0xffff
-io "tags of the host, read" --rw=randread --bs=$long --md_per_io_size=0 --pi_act=0 --pi_chk=@CHECKS@ --apptag=0x1234 --apptag_mask=0xffff
-io "tags of the host, checked by the target only" --rw=read --bs=@BLOCK@ --pi_act=1 --pi_chk=@CHECKS@ --apptag=0x1234 --apptag_mask=0xffff
-io "tags of the target, written" --rw=randwrite --bs=@BLOCK@ --pi_act=1 --pi_chk=@CHECKS@ --apptag=0x4321 --apptag_mask=0xffff
-io "tags of the target, read" --rw=randread --bs=@BLOCK@ --pi_act=1 --pi_chk=@CHECKS@ --apptag=0x4321 --apptag_mask=0xffff
-io "tags of the target, checked by the host" --rw=read --bs=$long --md_per_io_size=0 --pi_act=0 --pi_chk=@CHECKS@ --apptag=0x4321 --apptag_mask=0xffff
+cat >/tmp/jobs <<END
+[global]
+filename=$char
+ioengine=io_uring_cmd
+cmd_type=nvme
+iodepth=8
+size=$((512 * @BLOCK@))
+md_per_io_size=0
+pi_chk=@CHECKS@
+apptag_mask=0xffff
+stonewall=1
+[tags of the host, written]
+rw=randwrite
+bs=$long
+size=$((512 * long))
+pi_act=0
+apptag=0x1234
+[tags of the host, read]
+rw=randread
+bs=$long
+size=$((512 * long))
+pi_act=0
+apptag=0x1234
+[tags of the host, checked by the target only]
+rw=read
+bs=@BLOCK@
+pi_act=1
+apptag=0x1234
+[tags of the target, written]
+rw=randwrite
+bs=@BLOCK@
+pi_act=1
+apptag=0x4321
+[tags of the target, read]
+rw=randread
+bs=@BLOCK@
+pi_act=1
+apptag=0x4321
+[tags of the target, checked by the host]
+rw=read
+bs=$long
+size=$((512 * long))
+pi_act=0
+apptag=0x4321
+END
+fio --output=/tmp/fio /tmp/jobs >/tmp/fio.said 2>&1 || { cat /tmp/fio.said /tmp/fio; fail "tags"; }
 if fio --name=wrong --filename=$char --ioengine=io_uring_cmd --cmd_type=nvme --size=$((512 * @BLOCK@)) --rw=read \
   --bs=@BLOCK@ --pi_act=1 --pi_chk=APPTAG --apptag=0x1111 --apptag_mask=0xffff --output=/tmp/fio >/tmp/fio.said 2>&1; then
   fail "a wrong application tag was not refused"
