@@ -28,15 +28,8 @@ const SYSTEM: &[&str] = &["units", "integrity", "block", "runtime/memory", "runt
 /// What speaks a protocol to the outside.
 const NETWORK: &[&str] = &["units", "integrity", "block", "runtime/memory", "runtime/reactor", "protocols/*"];
 /// What serves devices over a network, on several cores.
-const EXPORT: &[&str] = &[
-    "units",
-    "integrity",
-    "block",
-    "runtime/memory",
-    "runtime/reactor",
-    "protocols/*",
-    "layers/remote-core",
-];
+const EXPORT: &[&str] =
+    &["units", "integrity", "block", "runtime/memory", "runtime/reactor", "protocols/*", "layers/remote-core"];
 const EVERYTHING: &[&str] = &["*"];
 
 /// The first rule whose pattern fits a folder is its rule.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// The limits of one [`crate::Target`], that is, of one reactor.
+/// The limits of one [`crate::Target`], over all of its cores.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Connections at once; further ones are closed as soon as they are accepted.

@@ -1,6 +1,8 @@
 //! What crossing from core to core costs: reads of one block from memory at home, across by this layer, and across by one
 //! call to the core for each.
 //!
+//! Tells the time for each read and the CPU time of both cores; on a busy machine only the latter means something.
+//!
 //! `hop [SECONDS] [SPIN_US]` runs depths of 1, 8 and 32, without a spin and, if one is given, with it.
 
 use std::error::Error;
@@ -48,10 +50,22 @@ async fn by_calls(home: &CoreHandle, shared: &SharedDevice, depth: usize, time: 
     counts.await.iter().sum()
 }
 
-fn show(what: &str, depth: usize, count: u64, time: Duration) {
-    let each_ns = time.as_nanos() / u128::from(count.max(1));
-    let trip_ns = each_ns * depth as u128;
-    println!("  {what:<22} depth {depth:>2}: {each_ns:>6} ns each, {trip_ns:>6} ns a trip");
+/// CPU time of this thread.
+fn cpu_time() -> Duration {
+    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let nanoseconds = stat.split_whitespace().next().and_then(|number| number.parse().ok());
+    nanoseconds.map_or(Duration::ZERO, Duration::from_nanos)
+}
+
+/// CPU time of both cores.
+fn cpu_times(cores: [&CoreHandle; 2]) -> Result<Duration, Box<dyn Error>> {
+    Ok(run_on(cores[0], || async { cpu_time() })? + run_on(cores[1], || async { cpu_time() })?)
+}
+
+fn show(what: &str, depth: usize, count: u64, time: Duration, cpu: Duration) {
+    let each_ns = |time: Duration| time.as_nanos() / u128::from(count.max(1));
+    let (wall_ns, cpu_ns) = (each_ns(time), each_ns(cpu));
+    println!("  {what:<16} depth {depth:>2}: {wall_ns:>6} ns each, {cpu_ns:>6} ns of CPU");
 }
 
 fn measure(time: Duration, spin_us: u32) -> Result<(), Box<dyn Error>> {
@@ -66,12 +80,13 @@ fn measure(time: Duration, spin_us: u32) -> Result<(), Box<dyn Error>> {
     for depth in [1, 8, 32] {
         for (what, core) in [("at home", &home), ("across", &away)] {
             let shared = shared.clone();
+            let before = cpu_times([&home, &away])?;
             let count = run_on(core, move || async move { run(&shared.attach(), depth, time).await })?;
-            show(what, depth, count, time);
+            show(what, depth, count, time, cpu_times([&home, &away])? - before);
         }
-        let (shared, home) = (shared.clone(), home.clone());
-        let count = run_on(&away, move || async move { by_calls(&home, &shared, depth, time).await })?;
-        show("across, by calls", depth, count, time);
+        let (shared, core, before) = (shared.clone(), home.clone(), cpu_times([&home, &away])?);
+        let count = run_on(&away, move || async move { by_calls(&core, &shared, depth, time).await })?;
+        show("across, by calls", depth, count, time, cpu_times([&home, &away])? - before);
     }
     Ok(())
 }

@@ -249,7 +249,7 @@ fn what_is_posted_is_done_in_order_unless_the_core_stops() {
 }
 
 /// Tells on which thread it is dropped.
-struct Tells(std::sync::mpsc::Sender<thread::ThreadId>, std::rc::Rc<()>);
+struct Tells(std::sync::mpsc::Sender<thread::ThreadId>);
 
 impl Drop for Tells {
     fn drop(&mut self) {
@@ -266,7 +266,7 @@ fn homed_values_are_used_and_dropped_at_home() {
             let send = send.clone();
             let handle = cores.handle(0).unwrap();
             let made = handle.call(move || async move {
-                let homed = Homed::new(std::rc::Rc::new(Tells(send, std::rc::Rc::default())));
+                let homed = Homed::new(std::rc::Rc::new(Tells(send)));
                 assert!(homed.get().is_some());
                 (homed, thread::current().id())
             });

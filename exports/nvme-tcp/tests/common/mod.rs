@@ -1,6 +1,8 @@
 //! A small host over our own core, and a target with three namespaces.
 #![allow(dead_code, reason = "each test file uses a part of this")]
 
+pub mod spread;
+
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
