@@ -3,8 +3,8 @@
 use std::rc::Rc;
 
 use sealblock_protocols_nvme::Command;
-use sealblock_protocols_nvme::admin::{Cns, GetLogPage, Identify};
 use sealblock_protocols_nvme::StatusCode;
+use sealblock_protocols_nvme::admin::{Cns, GetLogPage, Identify};
 use sealblock_protocols_nvme_tcp::host::HostData;
 use sealblock_runtime_memory::Buffer;
 
@@ -29,7 +29,8 @@ impl Admin {
 
     /// Carries a command out, whatever its status.
     pub(crate) async fn try_call(&self, command: Command, data: HostData) -> Result<Finished, ConnectError> {
-        let lost = |lost: crate::error::Lost| ConnectError::Lost { address: self.address.clone(), reason: lost.to_string() };
+        let lost =
+            |lost: crate::error::Lost| ConnectError::Lost { address: self.address.clone(), reason: lost.to_string() };
         self.queue.call(command, data).await.map_err(lost)
     }
 

@@ -49,7 +49,8 @@ impl Wire {
             Tagging::None => (ProtectionInfo::NONE, true),
             // Nobody here sees the tags, so the target checks all it can.
             Tagging::Target(format) => {
-                let info = demand(format, extent.start(), &Checks::full(format, extent.start()), self.storage_tag_mask).0;
+                let info =
+                    demand(format, extent.start(), &Checks::full(format, extent.start()), self.storage_tag_mask).0;
                 (ProtectionInfo { pract: !is_verify, ..info }, true)
             }
             Tagging::Host(format) => demand(format, extent.start(), checks, self.storage_tag_mask),
@@ -63,7 +64,8 @@ impl Wire {
             Tagging::None => ProtectionInfo::NONE,
             Tagging::Target(format) => {
                 let first_ref = if format.protection().counts_blocks() { extent.start().get() } else { 0 };
-                ProtectionInfo { pract: true, prchk: Prchk::GUARD, ..ProtectionInfo::NONE }.with_tags(format, 0, first_ref)
+                ProtectionInfo { pract: true, prchk: Prchk::GUARD, ..ProtectionInfo::NONE }
+                    .with_tags(format, 0, first_ref)
             }
             Tagging::Host(format) => self.offer_tags(format, extent, data),
         }
@@ -87,7 +89,8 @@ impl Wire {
         }
         let mut info = ProtectionInfo { prchk, stc: same_storage, ..ProtectionInfo::NONE };
         if same_app {
-            info = ProtectionInfo { prchk: prchk | Prchk::APPLICATION_TAG, lbat: first.app_tag, lbatm: u16::MAX, ..info };
+            info =
+                ProtectionInfo { prchk: prchk | Prchk::APPLICATION_TAG, lbat: first.app_tag, lbatm: u16::MAX, ..info };
         }
         info.with_tags(format, first.storage_tag, reference)
     }
@@ -122,7 +125,8 @@ impl Wire {
     fn with_tags(&self, format: PiFormat, data: &Sealed, pool: &Pool) -> Payload {
         let (size, tuple) = (self.size.bytes(), format.tuple_bytes());
         let payload = if size >= GATHER_BYTES {
-            let pair = |i: usize| [data.data().slice(i * size..(i + 1) * size), data.tags().slice(i * tuple..(i + 1) * tuple)];
+            let pair =
+                |i: usize| [data.data().slice(i * size..(i + 1) * size), data.tags().slice(i * tuple..(i + 1) * tuple)];
             Payload::new((0..data.blocks()).flat_map(pair))
         } else {
             let mut whole = pool.take(data.blocks() * (size + tuple));
@@ -213,7 +217,8 @@ fn demand(format: PiFormat, start: Lba, checks: &Checks, storage_tag_mask: u64) 
         }
     }
     let mut reference = if format.protection().counts_blocks() { start.get() } else { 0 };
-    if let Some(first) = checks.first_ref.filter(|_| format.protection().counts_blocks() && format.reference_tag_bits() > 0)
+    if let Some(first) =
+        checks.first_ref.filter(|_| format.protection().counts_blocks() && format.reference_tag_bits() > 0)
     {
         let is_address = (first ^ start.get()) & format.reference_tag_mask() == 0;
         if format.protection() == ProtectionType::Type1 && !is_address {

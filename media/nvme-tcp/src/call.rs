@@ -90,7 +90,7 @@ impl Future for Call<'_> {
         let Stage::InFlight(entry) = this.stage else { return Poll::Pending };
         let fetched = this.queue.waiters().borrow_mut().fetch(entry, cx.waker());
         match fetched {
-            Fetched::NotYet => return Poll::Pending,
+            Fetched::NotYet => Poll::Pending,
             Fetched::Done(finished) => {
                 this.stage = Stage::Over;
                 Poll::Ready(Ok(finished))

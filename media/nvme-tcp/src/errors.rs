@@ -55,7 +55,8 @@ async fn damage(session: &Session) -> Option<DamageLog> {
     let nsid = session.shape.nsid;
     let admin = &session.controller.admin;
     let part = async |offset, length_bytes| {
-        let ask = GetLogPage { nsid, offset, retain_event: true, ..GetLogPage::new(LogPage::Damage.code(), length_bytes) };
+        let ask =
+            GetLogPage { nsid, offset, retain_event: true, ..GetLogPage::new(LogPage::Damage.code(), length_bytes) };
         admin.log("Get Log Page, Damage", ask).await.ok()
     };
     let mut page = part(0, DamageHeader::BYTES as u64).await?.to_vec();

@@ -23,7 +23,8 @@ pub(crate) async fn pages(
     wanted: Option<u32>,
 ) -> Result<(u32, Pages), ConnectError> {
     let controller = controller(admin).await?;
-    if !matches!(ControllerType::from_code(controller.cntrltype), Some(ControllerType::Io)) && controller.cntrltype != 0 {
+    if !matches!(ControllerType::from_code(controller.cntrltype), Some(ControllerType::Io)) && controller.cntrltype != 0
+    {
         let why = format!("a controller of type {}, which has no namespaces", controller.cntrltype);
         return Err(ConnectError::Unexpected { what: "Identify Controller", why });
     }

@@ -3,9 +3,12 @@
 use std::rc::Rc;
 
 use sealblock_block::{
-    Ability, Answer, Durability, Error, Failure, Fault, FaultField, Faults, OperationKind, Outcome, Verified};
+    Ability, Answer, Durability, Error, Failure, Fault, FaultField, Faults, OperationKind, Outcome, Verified,
+};
 use sealblock_integrity::{Checks, Sealed};
-use sealblock_protocols_nvme::nvm::{BlockCommand, DatasetManagement, DsmRange, IoCommand, ProtectionInfo, WriteZeroes};
+use sealblock_protocols_nvme::nvm::{
+    BlockCommand, DatasetManagement, DsmRange, IoCommand, ProtectionInfo, WriteZeroes,
+};
 use sealblock_protocols_nvme::{Command, Invalid, StatusCode};
 use sealblock_protocols_nvme_tcp::host::HostData;
 use sealblock_runtime_memory::Slice;
@@ -56,7 +59,8 @@ impl Io {
         let needed = self.wire.read_bytes(extent);
         let read = answered.finished.data.filter(|data| data.buffer.len() == needed && !data.damaged);
         let Some(read) = read else {
-            let reason = format!("the target says that it has read {extent}, and sent less than the {needed} bytes of them");
+            let reason =
+                format!("the target says that it has read {extent}, and sent less than the {needed} bytes of them");
             return Err(Failure::Media { reason }.into());
         };
         let summed = &self.link.counting.guard_bytes_summed;
@@ -95,9 +99,7 @@ impl Io {
         let protection = self.wire.offer(extent, data);
         let blocks = BlockCommand { protection, force_unit_access, ..BlockCommand::new(extent) };
         let command = self.encode(IoCommand::Write(blocks))?;
-        let build = |session: &Session| {
-            Ok((command, HostData::Write(self.wire.payload(data, session.pool()))))
-        };
+        let build = |session: &Session| Ok((command, HostData::Write(self.wire.payload(data, session.pool()))));
         let answered = self.link.run(build).await?;
         if answered.status().is_success() {
             self.wrote(&answered, durability);
@@ -111,13 +113,7 @@ impl Io {
 
     /// The target found tags that do not fit. If they are wrong here already, these are the blocks; otherwise they were
     /// damaged on the way, or do not fit the command, and the target's error log names the first of them.
-    async fn refused(
-        &self,
-        extent: Extent,
-        data: &Sealed,
-        damage: FaultField,
-        answered: &Answered,
-    ) -> Error {
+    async fn refused(&self, extent: Extent, data: &Sealed, damage: FaultField, answered: &Answered) -> Error {
         if let Some(format) = self.wire.tagging.shown() {
             let mut wrong = Vec::new();
             let checks = Checks::full(format, extent.start());
@@ -157,7 +153,8 @@ impl Io {
 
     pub(crate) async fn write_zeroes(&self, extent: Extent, may_unmap: bool, durability: Durability) -> Outcome {
         let force_unit_access = durability == Durability::ForceUnitAccess;
-        let blocks = BlockCommand { protection: self.wire.zeroes(extent), force_unit_access, ..BlockCommand::new(extent) };
+        let blocks =
+            BlockCommand { protection: self.wire.zeroes(extent), force_unit_access, ..BlockCommand::new(extent) };
         let deallocate = may_unmap && self.link.shape.abilities.unmap_zeroes;
         let zeroes = WriteZeroes { blocks, deallocate, whole_namespace: false };
         let answered = self.without_data(self.encode(IoCommand::WriteZeroes(zeroes))?).await?;
@@ -252,9 +249,8 @@ impl Io {
 
     pub(crate) async fn compare(&self, extent: Extent, data: &Sealed) -> Outcome {
         let command = self.encode(IoCommand::Compare(BlockCommand::new(extent)))?;
-        let build = |session: &Session| {
-            Ok((command, HostData::Write(self.wire.comparand(extent, data, session.pool()))))
-        };
+        let build =
+            |session: &Session| Ok((command, HostData::Write(self.wire.comparand(extent, data, session.pool()))));
         let answered = self.link.run(build).await?;
         let status = answered.status();
         if status.is_success() {
@@ -262,9 +258,11 @@ impl Io {
         }
         if status.code() != StatusCode::COMPARE_FAILURE {
             return Err(match field(status) {
-                Some(_) => self.compare_read(extent, data, extent.start()).await.err().unwrap_or_else(|| {
-                    self.failed(OperationKind::Compare, Some(extent), &answered)
-                }),
+                Some(_) => self
+                    .compare_read(extent, data, extent.start())
+                    .await
+                    .err()
+                    .unwrap_or_else(|| self.failed(OperationKind::Compare, Some(extent), &answered)),
                 None => self.failed(OperationKind::Compare, Some(extent), &answered),
             });
         }

@@ -220,14 +220,7 @@ impl Link {
 
 /// What went through before, and through the I/O queues of this session.
 fn sum(mut all: Counters, session: &Session) -> Counters {
-    for queue in &session.io {
-        let counters = queue.counters();
-        all.commands += queue.completed();
-        all.received_bytes += counters.received.payload_bytes;
-        all.received_bytes_summed += counters.received.payload_bytes_summed;
-        all.sent_bytes += counters.payload_bytes_sent;
-        all.sent_bytes_summed += counters.payload_bytes_sent_summed;
-    }
+    session.io.iter().for_each(|queue| queue.add_to(&mut all));
     all
 }
 

@@ -19,6 +19,7 @@ use sealblock_protocols_nvme_tcp::{Closed, Host, HostConfig, Negotiated, Transmi
 use sealblock_runtime_reactor::net::Stream;
 use sealblock_runtime_reactor::{spawn, timeout};
 
+use crate::Counters;
 use crate::call::Call;
 use crate::error::Lost;
 use crate::waiting::{Line, Waiters};
@@ -53,6 +54,8 @@ pub(crate) struct Queue {
     /// Who waits for the connection to be set up.
     opener: RefCell<Option<Waker>>,
     completed: Cell<u64>,
+    /// What had gone through when the queue was ready for requests.
+    base: Cell<(u64, target::Counters)>,
 }
 
 impl Queue {
@@ -72,6 +75,7 @@ impl Queue {
             idle_sender: RefCell::default(),
             opener: RefCell::default(),
             completed: Cell::new(0),
+            base: Cell::default(),
         });
         spawn(receive(Rc::clone(&queue)));
         spawn(send(Rc::clone(&queue)));
@@ -143,14 +147,19 @@ impl Queue {
         self.waiters.borrow_mut().tick(most)
     }
 
-    /// Commands completed so far.
-    pub(crate) fn completed(&self) -> u64 {
-        self.completed.get()
+    /// From here on what goes through is counted.
+    pub(crate) fn start_counting(&self) {
+        self.base.set((self.completed.get(), self.host.borrow().counters()));
     }
 
-    /// What went through so far.
-    pub(crate) fn counters(&self) -> target::Counters {
-        self.host.borrow().counters()
+    /// Adds what went through since then.
+    pub(crate) fn add_to(&self, all: &mut Counters) {
+        let ((completed, base), now) = (self.base.get(), self.host.borrow().counters());
+        all.commands += self.completed.get() - completed;
+        all.received_bytes += now.received.payload_bytes - base.received.payload_bytes;
+        all.received_bytes_summed += now.received.payload_bytes_summed - base.received.payload_bytes_summed;
+        all.sent_bytes += now.payload_bytes_sent - base.payload_bytes_sent;
+        all.sent_bytes_summed += now.payload_bytes_sent_summed - base.payload_bytes_sent_summed;
     }
 
     /// Wakes the sender.

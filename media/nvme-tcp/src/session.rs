@@ -74,7 +74,10 @@ impl Plan {
     }
 
     /// An answer within the time limit, or none.
-    pub(crate) async fn in_time<T>(&self, work: impl Future<Output = Result<T, ConnectError>>) -> Result<T, ConnectError> {
+    pub(crate) async fn in_time<T>(
+        &self,
+        work: impl Future<Output = Result<T, ConnectError>>,
+    ) -> Result<T, ConnectError> {
         let limit = self.options.connect_timeout;
         let late = |_| Err(ConnectError::Timeout { address: self.address.clone(), limit });
         timeout(limit, work).await.unwrap_or_else(late)
@@ -226,6 +229,7 @@ impl Plan {
             }
             other => other?,
         };
+        queue.0.start_counting();
         Ok(queue.keep())
     }
 }
@@ -296,7 +300,8 @@ impl Session {
     pub(crate) async fn shut_down(&self) -> Result<(), ConnectError> {
         let admin = &self.controller.admin;
         let before = property(admin, Property::Configuration).await? as u32;
-        configure(admin, Configuration { shutdown: ShutdownNotification::Normal, ..Configuration::from_bits(before) }).await?;
+        configure(admin, Configuration { shutdown: ShutdownNotification::Normal, ..Configuration::from_bits(before) })
+            .await?;
         wait_for(admin, |status| status.shutdown == ShutdownStatus::Complete).await
     }
 }

@@ -70,7 +70,9 @@ async fn events(link: Weak<Link>, session: Weak<Session>) {
 }
 
 async fn watch_events(link: &Weak<Link>, session: &Weak<Session>) -> Result<(), Lost> {
-    let Some(admin) = session.upgrade().map(|session| Rc::clone(session.controller.admin.queue())) else { return Ok(()) };
+    let Some(admin) = session.upgrade().map(|session| Rc::clone(session.controller.admin.queue())) else {
+        return Ok(());
+    };
     if let Some(session) = session.upgrade() {
         session.ask_for_events().await?;
     }
@@ -111,7 +113,8 @@ async fn clear(admin: &Queue, event: AsynchronousEvent) -> Result<(), Lost> {
 async fn recheck(link: &Weak<Link>, session: &Weak<Session>) {
     let (Some(link), Some(session)) = (link.upgrade(), session.upgrade()) else { return };
     let (controller, nsid) = (&session.controller, link.shape.nsid);
-    let pages = identify::of_namespace(&controller.admin, controller.capabilities, session.pages.controller, nsid).await;
+    let pages =
+        identify::of_namespace(&controller.admin, controller.capabilities, session.pages.controller, nsid).await;
     let shape = pages.and_then(|pages| Shape::of(nsid, &pages, &link.plan.options));
     match shape.and_then(|shape| shape.same_as(&link.shape).map(|()| shape)) {
         Ok(shape) => link.set_writable(shape.abilities.writable),

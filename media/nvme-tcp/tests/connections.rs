@@ -68,7 +68,12 @@ fn discovery_names_the_subsystem() {
 fn refusals_and_silence_are_told_apart() {
     run(|| async {
         let served = serve(&[(plain(), Shows::Plain)]);
-        let other = NvmeTcpDevice::connect(served.address.into(), "nqn.2026-11.org.example:other".parse().unwrap(), None, options());
+        let other = NvmeTcpDevice::connect(
+            served.address.into(),
+            "nqn.2026-11.org.example:other".parse().unwrap(),
+            None,
+            options(),
+        );
         let error = other.await.err().unwrap();
         assert!(matches!(error, ConnectError::Refused { what: "Connect", .. }), "{error}");
         served.target.stop();
@@ -178,7 +183,10 @@ fn another_namespace_at_the_same_place_is_not_used() {
         let larger = Rc::new(MemoryDevice::new(BlockSize::B4096, BLOCKS * 2, None));
         let served = restart(served, &[(larger, Shows::Plain)]).await;
         let error = read(&device, extent(0, 1)).await.unwrap_err();
-        assert!(matches!(error.failure(), Failure::Unreachable { reason } if reason.contains("8192 blocks")), "{error}");
+        assert!(
+            matches!(error.failure(), Failure::Unreachable { reason } if reason.contains("8192 blocks")),
+            "{error}"
+        );
         served.target.stop();
     });
 }

@@ -1,1 +1,148 @@
 use super::*;
+use sealblock_integrity::{PiPosition, ProtectionType};
+use sealblock_protocols_nvme::identify::{Dps, Flbas};
+use sealblock_protocols_nvme::{Count8, registers};
+
+/// A well-behaved namespace of 1000 blocks with a 16-bit guard.
+fn pages() -> Pages {
+    let mut namespace = Namespace { nsze: 1000, ncap: 1000, nuse: 1000, ..Namespace::default() };
+    let mut nvm = NvmNamespace::default();
+    let format = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1);
+    let wire = NamespaceFormat {
+        block_size: BlockSize::B4096,
+        metadata_bytes: 8,
+        extended: true,
+        protection: Some((format, PiPosition::Last)),
+        storage_tag_mask: 0,
+    };
+    wire.describe(&mut namespace, &mut nvm);
+    Pages {
+        capabilities: registers::Capabilities::from_bits(127),
+        controller: Controller { mdts: 5, oncs: Oncs::VERIFY | Oncs::WRITE_ZEROES, ..Controller::default() },
+        nvm_controller: Some(NvmController { vsl: 8, wzsl: 3, ..NvmController::default() }),
+        namespace,
+        nvm_namespace: Some(nvm),
+        independent: None,
+        ids: vec![NamespaceId::Uuid([3; 16])],
+    }
+}
+
+fn shape(change: impl FnOnce(&mut Pages)) -> Result<Shape, ConnectError> {
+    let mut pages = pages();
+    change(&mut pages);
+    Shape::of(1, &pages, &Options::default())
+}
+
+#[test]
+fn limits_are_those_of_the_pages() {
+    let shape = shape(|_| ()).unwrap();
+    let limits = shape.geometry.limits;
+    // 128 KiB with metadata counted, 1 MiB of Verify, 32 KiB of zeroes.
+    assert_eq!((limits.transfer.get(), limits.verify.get(), limits.zero.get()), (31, 256, 8));
+    assert_eq!(shape.identity.uuid, Some([3; 16]));
+    assert!(shape.abilities.offloads && shape.abilities.writable && !shape.abilities.unmap_zeroes);
+    assert_eq!(shape.abilities.verify, Ability::Native);
+    assert_eq!(shape.abilities.compare, Ability::Absent);
+}
+
+#[test]
+fn without_limits_one_command_names_what_it_can() {
+    let free = shape(|pages| {
+        pages.controller.mdts = 0;
+        pages.nvm_controller = None;
+        pages.controller.ctratt = Ctratt::LIMITS_EXCLUDE_METADATA;
+    });
+    let limits = free.unwrap().geometry.limits;
+    assert_eq!((limits.transfer.get(), limits.verify.get(), limits.zero.get()), (256, MAX_BLOCKS, MAX_BLOCKS));
+    let bounded = shape(|pages| {
+        pages.controller.ctratt = Ctratt::LIMITS_EXCLUDE_METADATA;
+        pages.namespace.noiob = 20;
+    });
+    assert_eq!(bounded.unwrap().geometry.limits.transfer.get(), 20);
+}
+
+#[test]
+fn zeroes_are_promised_only_with_both_bits_of_dlfeat() {
+    for (bits, promised) in [(0, false), (1, false), (8, false), (9, true), (10, false), (0x19, true)] {
+        let shape = shape(|pages| pages.namespace.dlfeat = Dlfeat::from_bits(bits)).unwrap();
+        assert_eq!(shape.abilities.unmap_zeroes, promised, "{bits:#x}");
+    }
+}
+
+#[test]
+fn a_write_protected_namespace_takes_no_writes() {
+    assert!(!shape(|pages| pages.namespace.nsattr = 1).unwrap().abilities.writable);
+    let independent = IndependentNamespace { nsattr: 1, ..IndependentNamespace::default() };
+    assert!(!shape(|pages| pages.independent = Some(independent)).unwrap().abilities.writable);
+}
+
+#[test]
+fn a_cache_is_volatile_unless_either_page_says_no() {
+    assert!(!shape(|_| ()).unwrap().volatile_write_cache);
+    assert!(shape(|pages| pages.controller.vwc = Vwc::PRESENT).unwrap().volatile_write_cache);
+    let none = IndependentNamespace { nsfeat: NO_VOLATILE_CACHE, ..IndependentNamespace::default() };
+    let protected = shape(|pages| (pages.controller.vwc, pages.independent) = (Vwc::PRESENT, Some(none)));
+    assert!(!protected.unwrap().volatile_write_cache);
+}
+
+#[test]
+fn pages_that_lie_are_refused_with_a_reason() {
+    type Change = fn(&mut Pages);
+    let lies: [(Change, &str); 9] = [
+        (|pages| pages.namespace.nsze = 0, "no blocks"),
+        (|pages| pages.namespace.nsze = u64::MAX, "cannot be counted"),
+        (|pages| pages.namespace.lbaf[0].lbads = 63, "2^63"),
+        (|pages| pages.namespace.lbaf[0].lbads = 255, "2^255"),
+        (|pages| pages.namespace.lbaf[0].ms = 64, "64 bytes of metadata"),
+        (|pages| pages.namespace.lbaf[0].ms = 4, "4 bytes of metadata"),
+        (|pages| pages.namespace.flbas.extended = false, "buffer of its own"),
+        (|pages| pages.namespace.flbas = Flbas { index: 9, extended: true }, "format 9 of 1"),
+        (|pages| pages.ids.push(NamespaceId::CommandSet(2)), "command set is 2"),
+    ];
+    for (lie, reason) in lies {
+        let error = shape(lie).unwrap_err().to_string();
+        assert!(error.contains(reason), "{error} does not say {reason}");
+    }
+    let plain_with_metadata = shape(|pages| pages.namespace.dps = Dps::NONE).unwrap_err().to_string();
+    assert!(plain_with_metadata.contains("8 bytes of metadata"), "{plain_with_metadata}");
+    let extended = shape(|pages| {
+        pages.controller.ctratt = Ctratt::EXTENDED_LBA_FORMATS;
+        pages.nvm_namespace = None;
+    });
+    assert!(extended.unwrap_err().to_string().contains("CNS 05h"));
+}
+
+#[test]
+fn a_namespace_is_the_same_only_if_all_of_it_is() {
+    let before = shape(|_| ()).unwrap();
+    assert!(shape(|pages| pages.controller.cntlid = 77).unwrap().same_as(&before).is_ok());
+    let others: [fn(&mut Pages); 3] = [
+        |pages| pages.ids = vec![NamespaceId::Uuid([4; 16])],
+        |pages| pages.namespace.nsze = 1001,
+        |pages| pages.namespace.lbaf[0].lbads = 9,
+    ];
+    for other in others {
+        assert!(matches!(shape(other).unwrap().same_as(&before), Err(ConnectError::Changed { .. })));
+    }
+}
+
+proptest::proptest! {
+    /// No page makes anything panic, and what is accepted has a geometry that can be used.
+    #[test]
+    fn any_pages_are_understood_or_refused(
+        bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 4096),
+        count in 0_u16..=256,
+    ) {
+        let mut pages = pages();
+        pages.namespace = Namespace::decode(&bytes).unwrap();
+        pages.namespace.nlbaf = Count8::saturating(count);
+        pages.nvm_namespace = Some(NvmNamespace::decode(&bytes).unwrap());
+        pages.nvm_controller = Some(NvmController::decode(&bytes).unwrap());
+        pages.controller = Controller::decode(&bytes).unwrap();
+        if let Ok(shape) = Shape::of(1, &pages, &Options::default()) {
+            let geometry = shape.geometry;
+            proptest::prop_assert!(geometry.capacity_blocks.checked_shl(geometry.block_size.shift()).is_some());
+            proptest::prop_assert!(geometry.limits.verify.get() <= MAX_BLOCKS);
+        }
+    }
+}
