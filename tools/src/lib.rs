@@ -5,7 +5,9 @@
 
 pub mod cli;
 pub mod commands;
+pub mod duration;
 pub mod exit;
+mod identity;
 pub mod progress;
 pub mod range;
 pub mod rate;

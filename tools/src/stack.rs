@@ -6,6 +6,8 @@
 mod facts;
 mod failures;
 mod files;
+mod read_only;
+mod remote;
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -18,6 +20,7 @@ use sealblock_layers_offset::OffsetLayer;
 use sealblock_media_file::FileMedium;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_media_null::NullDevice;
+use sealblock_media_nvme_tcp::NvmeTcpDevice;
 use sealblock_media_volume::Volume;
 use sealblock_runtime_reactor::{Config, Reactor};
 use sealblock_units::{BlockSize, ByteCount, Extent, Lba};
@@ -29,6 +32,8 @@ use crate::target::{GroupKind, Target};
 pub use facts::Facts;
 pub use failures::{of_block, of_medium, of_open, of_volume};
 pub use files::{FileKind, OpenVolume, inspect, open_medium, open_volume};
+pub use read_only::ReadOnly;
+pub use remote::discover;
 
 /// A volume in a file, on the reactor's clock.
 pub type FileVolume = Volume<FileMedium, ReactorClock>;
@@ -52,23 +57,44 @@ pub enum Access {
     Write,
 }
 
+/// What has to be closed in the end.
+#[derive(Clone)]
+enum Held {
+    Volume(Rc<FileVolume>),
+    Remote(NvmeTcpDevice),
+}
+
 /// An open target.
 pub struct Opened {
     /// The device, behind its gate.
     pub gate: Gate<Stack>,
     /// What it is made of.
     pub facts: Facts,
-    volumes: Vec<Rc<FileVolume>>,
+    held: Vec<Held>,
     target: Target,
 }
 
 impl Opened {
-    fn new(target: &Target, device: impl Device + 'static, facts: Facts, volumes: Vec<Rc<FileVolume>>) -> Opened {
-        Opened { gate: Gate::new(target.to_string(), Stack::new(device)), facts, volumes, target: target.clone() }
+    fn new(target: &Target, device: impl Device + 'static, facts: Facts, held: Vec<Held>) -> Opened {
+        Opened { gate: Gate::new(target.to_string(), Stack::new(device)), facts, held, target: target.clone() }
     }
 
     fn plain(target: &Target, device: impl Device + 'static, kind: &'static str) -> Opened {
         Opened::new(target, device, Facts::plain(kind), Vec::new())
+    }
+
+    /// Splits it into a device that several may use, what it is made of, and what leaves it clean in the end.
+    pub fn share(self) -> (Rc<Gate<Stack>>, Facts, Closer) {
+        (Rc::new(self.gate), self.facts, Closer { held: self.held, target: self.target })
+    }
+
+    /// Bytes of payload that came from other hosts until now; nothing for a target that is here.
+    pub fn received_bytes(&self) -> Option<u64> {
+        let remotes = self.held.iter().filter_map(|held| match held {
+            Held::Volume(_) => None,
+            Held::Remote(device) => Some(device.counters().received_bytes),
+        });
+        remotes.reduce(u64::saturating_add)
     }
 
     /// The name it was opened by.
@@ -78,12 +104,9 @@ impl Opened {
 
     /// Leaves volumes clean, and gives on `result` unless that fails where the work did not.
     pub async fn close<T>(self, result: Result<T, Failure>) -> Result<T, Failure> {
-        let mut closed = Ok(());
-        for volume in &self.volumes {
-            closed = closed.and(volume.close().await);
-        }
+        let closed = Closer { held: self.held, target: self.target }.close().await;
         let value = result?;
-        closed.map_err(|error| of_block("closing", &error).on(&self.target))?;
+        closed?;
         Ok(value)
     }
 
@@ -107,6 +130,29 @@ impl Opened {
     /// Makes everything durable.
     pub async fn flush(&self) -> Result<(), Failure> {
         self.gate.execute(Operation::Flush).await.map(drop).map_err(|error| of_block("flushing", &error))
+    }
+}
+
+/// What is to be closed when an open target is no longer used.
+pub struct Closer {
+    held: Vec<Held>,
+    target: Target,
+}
+
+impl Closer {
+    /// Leaves volumes clean. What is asked of the device afterwards fails.
+    ///
+    /// # Errors
+    /// The first volume that could not be closed; the others are closed all the same.
+    pub async fn close(&self) -> Result<(), Failure> {
+        let mut closed = Ok(());
+        for held in &self.held {
+            match held {
+                Held::Volume(volume) => closed = closed.and(volume.close().await),
+                Held::Remote(device) => device.close().await,
+            }
+        }
+        closed.map_err(|error| of_block("closing", &error).on(&self.target))
     }
 }
 
@@ -140,20 +186,8 @@ pub fn open(target: &Target, access: Access) -> LocalBoxFuture<'_, Result<Opened
                 let (block_size, blocks) = blocks_of(target, *size)?;
                 Ok(Opened::plain(target, NullDevice::new(block_size, blocks, None), "null"))
             }
-            Target::Offset { range, target: whole } => {
-                let below = open(whole, access).await?;
-                let span = below.span(Some(*range))?;
-                let device = OffsetLayer::new(below.gate, span.first(), span.blocks())
-                    .map_err(|error| Failure::new(Cause::Usage, "opening", error).on(target))?;
-                Ok(Opened::new(target, device, Facts::over("offset", below.facts), below.volumes))
-            }
-            Target::Fault { rules, target: inner } => {
-                let rules: Rules =
-                    rules.parse().map_err(|error| Failure::new(Cause::Usage, "reading the rules", error).on(target))?;
-                let below = open(inner, access).await?;
-                let device = FaultLayer::new(below.gate, rules, ReactorClock);
-                Ok(Opened::new(target, device, Facts::over("fault", below.facts), below.volumes))
-            }
+            Target::Offset { range, target: whole } => open_offset(target, *range, whole, access).await,
+            Target::Fault { rules, target: inner } => open_fault(target, rules, inner, access).await,
             Target::Group { kind, .. } => Err(absent(
                 target,
                 match kind {
@@ -162,10 +196,32 @@ pub fn open(target: &Target, access: Access) -> LocalBoxFuture<'_, Result<Opened
                     GroupKind::Multipath => "multipath is",
                 },
             )),
-            Target::NvmeTcp { .. } => Err(absent(target, "NVMe/TCP is")),
+            Target::NvmeTcp { address, nqn, nsid, options } => {
+                let device = remote::connect(address, nqn, *nsid, options).await.map_err(|error| error.on(target))?;
+                let facts = Facts { remote: Some(device.facts()), ..Facts::plain("NVMe/TCP namespace") };
+                Ok(Opened::new(target, device.clone(), facts, vec![Held::Remote(device)]))
+            }
             Target::Nbd { .. } => Err(absent(target, "NBD is")),
         }
     })
+}
+
+/// Opens a slice of another target.
+async fn open_offset(target: &Target, range: BlockRange, whole: &Target, access: Access) -> Result<Opened, Failure> {
+    let below = open(whole, access).await?;
+    let span = below.span(Some(range))?;
+    let device = OffsetLayer::new(below.gate, span.first(), span.blocks())
+        .map_err(|error| Failure::new(Cause::Usage, "opening", error).on(target))?;
+    Ok(Opened::new(target, device, Facts::over("offset", below.facts), below.held))
+}
+
+/// Opens a target that fails on purpose.
+async fn open_fault(target: &Target, rules: &str, inner: &Target, access: Access) -> Result<Opened, Failure> {
+    let rules: Rules =
+        rules.parse().map_err(|error| Failure::new(Cause::Usage, "reading the rules", error).on(target))?;
+    let below = open(inner, access).await?;
+    let device = FaultLayer::new(below.gate, rules, ReactorClock);
+    Ok(Opened::new(target, device, Facts::over("fault", below.facts), below.held))
 }
 
 /// A kind of target that has a name and no device yet.

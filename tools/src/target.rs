@@ -3,7 +3,7 @@
 //! ```text
 //! target    = "[" target "]" | kind
 //! kind      = path | "file:" path | "mem:" size | "null:" size
-//!           | "nvme+tcp://" host [":" port] "/" nqn ["/" nsid]
+//!           | "nvme+tcp://" host [":" port] "/" nqn ["/" nsid] ["?" option "&" option ...]
 //!           | "nbd://" host [":" port] ["/" export]
 //!           | ("mirror:" | "stripe:" | "multipath:") target "," target ...
 //!           | "offset:" range "," target
@@ -20,6 +20,7 @@
 mod error;
 mod linux;
 mod parse;
+mod remote;
 #[cfg(test)]
 mod tests;
 mod uri;
@@ -32,6 +33,7 @@ use std::str::FromStr;
 use sealblock_units::ByteCount;
 
 pub use error::{Problem, TargetError};
+pub use remote::RemoteOptions;
 pub use uri::{Address, Host};
 
 use crate::range::BlockRange;
@@ -63,6 +65,8 @@ pub enum Target {
         nqn: String,
         /// Which namespace of the subsystem; its only one unless given. Never the broadcast identifier.
         nsid: Option<NonZeroU32>,
+        /// How the connection is made and used.
+        options: RemoteOptions,
     },
     /// An export of an NBD server.
     Nbd {
@@ -146,9 +150,10 @@ impl fmt::Display for Target {
             Target::Linux(path) => write!(f, "{}", path.display()),
             Target::Memory(size) => write!(f, "mem:{}", exact(*size)),
             Target::Null(size) => write!(f, "null:{}", exact(*size)),
-            Target::NvmeTcp { address, nqn, nsid } => {
+            Target::NvmeTcp { address, nqn, nsid, options } => {
                 write!(f, "nvme+tcp://{address}/{}", uri::encode(nqn, ":"))?;
-                nsid.map_or(Ok(()), |nsid| write!(f, "/{nsid}"))
+                nsid.map_or(Ok(()), |nsid| write!(f, "/{nsid}"))?;
+                options.fmt(f)
             }
             Target::Nbd { address, export } => write!(f, "nbd://{address}/{}", uri::encode(export, ":/")),
             Target::Group { kind, legs } => {

@@ -198,6 +198,15 @@ impl Link {
         self.wake();
     }
 
+    /// The limits of reconnecting are reached.
+    fn give_up(&self, lost: &Lost, attempts: u32, time: Duration, last: &str) {
+        let address = &self.plan.address;
+        self.die(&format!(
+            "the connection to {address} was lost ({lost}), and {attempts} attempts within {time:?} to set it up again \
+             failed; the last one: {last}"
+        ));
+    }
+
     fn wake(&self) {
         let waiting = self.waiting.take();
         waiting.into_iter().for_each(Waker::wake);
@@ -272,13 +281,7 @@ async fn reconnect(link: Weak<Link>, lost: Lost) {
         }
     }
     if let Some(link) = link.upgrade() {
-        let text = format!(
-            "the connection to {} was lost ({lost}), and {attempts} attempts within {:?} to set it up again failed; the \
-             last one: {last}",
-            link.plan.address,
-            begin.elapsed(),
-        );
-        link.die(&text);
+        link.give_up(&lost, attempts, begin.elapsed(), &last);
     }
 }
 

@@ -96,10 +96,8 @@ impl Shape {
             return Err(unsupported(format!("{capacity_blocks} blocks of {size} bytes cannot be counted in bytes")));
         }
         let page_bytes = pages.capabilities.min_page_bytes();
-        let max_transfer_bytes = pages.controller.max_transfer_bytes(page_bytes);
         let nvm = pages.nvm_controller;
         let max_verify_bytes = nvm.and_then(|nvm| limit_bytes(nvm.vsl, page_bytes));
-        let max_write_zeroes_bytes = zeroes_limit(pages, page_bytes);
         let limits = limits(pages, options, size, tagging);
         let (ranges, range_blocks) = nvm.map_or((0, 0), |nvm| (nvm.dmrl, nvm.dmsl));
         Ok(Shape {
@@ -114,9 +112,9 @@ impl Shape {
             discard_ranges: if ranges == 0 { DatasetManagement::MAX_RANGES } else { usize::from(ranges) },
             discard_blocks: if range_blocks == 0 { u64::MAX } else { range_blocks },
             error_entries: pages.controller.elpe.get(),
-            max_transfer_bytes,
+            max_transfer_bytes: pages.controller.max_transfer_bytes(page_bytes),
             max_verify_bytes,
-            max_write_zeroes_bytes,
+            max_write_zeroes_bytes: zeroes_limit(pages, page_bytes),
             identity,
         })
     }

@@ -33,26 +33,27 @@ pub(crate) struct Asked {
     pub(crate) nsid: u32,
 }
 
-/// The failure that a status means.
-pub(crate) fn failure(status: Status, asked: Asked) -> Error {
-    let blocks = asked.extent.map(|extent| format!(" of {extent}")).unwrap_or_default();
-    let name = status.code().io_name().unwrap_or("an unknown status");
-    let answer = format!(
-        "the target answered {}{blocks} of namespace {} on queue {} with {name} ({status})",
-        asked.kind.name(),
-        asked.nsid,
-        asked.queue,
-    );
-    let refused = || Failure::Media { reason: format!("{answer}, which refuses the command") };
-    let medium = || Failure::Media { reason: answer.clone() };
-    let path = || Failure::Unreachable { reason: answer.clone() };
-    match status.code() {
-        StatusCode::NAMESPACE_WRITE_PROTECTED | StatusCode::WRITE_TO_READ_ONLY_RANGE => Failure::ReadOnly,
-        StatusCode::CAPACITY_EXCEEDED | StatusCode::INSUFFICIENT_RESOURCES => Failure::NoSpace { reason: answer },
-        StatusCode::INVALID_OPCODE => Failure::Absent(asked.kind),
-        // The gate has checked the range, so the namespace is not any more what it was.
-        StatusCode::LBA_OUT_OF_RANGE => refused(),
-        // Time, or another path, may cure these; the command was sent again as often as it may be.
+/// What kind of failure a status is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Class {
+    ReadOnly,
+    NoSpace,
+    Absent,
+    /// The target does not take the command as it is.
+    Refused,
+    /// The command was tried and failed.
+    Medium,
+    /// Time, or another path, may cure it.
+    Path,
+}
+
+/// The kind of a status. Codes without a line of their own go by their type, and their text keeps name and number.
+fn class(code: StatusCode) -> Class {
+    match code {
+        StatusCode::NAMESPACE_WRITE_PROTECTED | StatusCode::WRITE_TO_READ_ONLY_RANGE => Class::ReadOnly,
+        StatusCode::CAPACITY_EXCEEDED | StatusCode::INSUFFICIENT_RESOURCES => Class::NoSpace,
+        StatusCode::INVALID_OPCODE => Class::Absent,
+        // The command was sent again as often as it may be.
         StatusCode::INVALID_NAMESPACE
         | StatusCode::NAMESPACE_NOT_READY
         | StatusCode::FORMAT_IN_PROGRESS
@@ -66,25 +67,36 @@ pub(crate) fn failure(status: Status, asked: Asked) -> Error {
         | StatusCode::COMMAND_INTERRUPTED
         | StatusCode::TRANSIENT_TRANSPORT_ERROR
         | StatusCode::DATA_TRANSFER_ERROR
-        | StatusCode::KEEP_ALIVE_EXPIRED => path(),
-        // Reservations and access control deny what another host may do.
-        StatusCode::RESERVATION_CONFLICT | StatusCode::ACCESS_DENIED | StatusCode::OPERATION_DENIED => refused(),
-        StatusCode::WRITE_FAULT
-        | StatusCode::INTERNAL_ERROR
-        | StatusCode::UNRECOVERED_READ_ERROR
-        | StatusCode::DEALLOCATED_OR_UNWRITTEN
-        | StatusCode::GUARD_CHECK_ERROR
-        | StatusCode::APPLICATION_TAG_CHECK_ERROR
-        | StatusCode::REFERENCE_TAG_CHECK_ERROR
-        | StatusCode::STORAGE_TAG_CHECK_ERROR
-        | StatusCode::COMPARE_FAILURE => medium(),
+        | StatusCode::KEEP_ALIVE_EXPIRED => Class::Path,
+        StatusCode::INTERNAL_ERROR => Class::Medium,
+        // Access control denies what another host may do.
+        StatusCode::ACCESS_DENIED => Class::Refused,
         code => match code.code_type() {
-            StatusCodeType::Path => path(),
-            StatusCodeType::Media => medium(),
-            // Malformed commands and limits: this host and the target do not understand each other, and the text says how.
-            StatusCodeType::Generic | StatusCodeType::CommandSpecific => refused(),
-            StatusCodeType::Reserved | StatusCodeType::Vendor => medium(),
+            StatusCodeType::Path => Class::Path,
+            StatusCodeType::Media | StatusCodeType::Reserved | StatusCodeType::Vendor => Class::Medium,
+            // Malformed commands, limits, reservations, and ranges although the gate has checked them.
+            StatusCodeType::Generic | StatusCodeType::CommandSpecific => Class::Refused,
         },
+    }
+}
+
+/// The failure that a status means.
+pub(crate) fn failure(status: Status, asked: Asked) -> Error {
+    let blocks = asked.extent.map(|extent| format!(" of {extent}")).unwrap_or_default();
+    let name = status.code().io_name().unwrap_or("an unknown status");
+    let reason = format!(
+        "the target answered {}{blocks} of namespace {} on queue {} with {name} ({status})",
+        asked.kind.name(),
+        asked.nsid,
+        asked.queue,
+    );
+    match class(status.code()) {
+        Class::ReadOnly => Failure::ReadOnly,
+        Class::NoSpace => Failure::NoSpace { reason },
+        Class::Absent => Failure::Absent(asked.kind),
+        Class::Refused => Failure::Media { reason: format!("{reason}, which refuses the command") },
+        Class::Medium => Failure::Media { reason },
+        Class::Path => Failure::Unreachable { reason },
     }
     .into()
 }

@@ -85,6 +85,24 @@ fn the_other_commands_read_their_arguments() {
 }
 
 #[test]
+fn serve_and_discover_read_their_arguments() {
+    let Command::Serve(serve) = good("serve") else { panic!("another command") };
+    assert!(serve.targets.is_empty() && serve.listen.is_empty() && serve.config.is_none() && serve.nbd.is_none());
+    assert_eq!((serve.protection, serve.cores, serve.read_only, serve.json), (None, None, false, false));
+    let host = "nqn.2026-01.org.example:host";
+    let line = format!(
+        "serve v mem:1MiB --listen [::1] --listen 0.0.0.0:0 --allow-host {host} --protection shown --cores 2 --read-only"
+    );
+    let Command::Serve(serve) = good(&line) else { panic!("another command") };
+    assert_eq!(serve.targets.len(), 2);
+    assert_eq!(serve.listen, ["[::1]:4420".parse().unwrap(), "0.0.0.0:0".parse().unwrap()]);
+    assert_eq!((serve.allow_host[0].as_str(), serve.protection), (host, Some(Protection::Shown)));
+    assert_eq!((serve.cores.map(usize::from), serve.read_only), (Some(2), true));
+    let Command::Discover(discover) = good("discover [::1]:8009 --json") else { panic!("another command") };
+    assert_eq!((discover.address.to_string(), discover.json), ("[::1]:8009".to_owned(), true));
+}
+
+#[test]
 fn bad_usage_has_exit_status_2_and_says_why() {
     for (line, why) in [
         ("create v", "--size"),
@@ -103,6 +121,12 @@ fn bad_usage_has_exit_status_2_and_says_why() {
         ("corrupt v --lba -1 --kind data", "-1"),
         ("corrupt v --lba +1 --kind data", "from 0 to 2^64 - 1"),
         ("corrupt v --lba 1 --kind rust", "misdirected"),
+        ("serve --listen localhost:1", "127.0.0.1:4420"),
+        ("serve --cores 0", "--cores"),
+        ("serve --allow-host me", "nqn.yyyy-mm"),
+        ("serve v --config c", "cannot be used with"),
+        ("discover", "HOST"),
+        ("discover host/path", "'/'"),
         ("frobnicate", "unrecognized subcommand"),
     ] {
         let error = parse(line).unwrap_err();

@@ -81,6 +81,8 @@ async fn compare(a: &Opened, b: Option<&Opened>, show: Show) -> Result<Report, F
     let started = Instant::now();
     let (mut report, block) = empty_report(a, b);
     let common = report.bytes_compared;
+    let received = || [Some(a), b].into_iter().flatten().filter_map(Opened::received_bytes).reduce(u64::saturating_add);
+    let received_before = received();
     let progress = Progress::new("comparing", Some(ByteCount::new(common)), show);
     let chunks =
         (0..common.div_ceil(CHUNK_BYTES)).map(|i| (i * CHUNK_BYTES, CHUNK_BYTES.min(common - i * CHUNK_BYTES)));
@@ -104,6 +106,10 @@ async fn compare(a: &Opened, b: Option<&Opened>, show: Show) -> Result<Report, F
         if report.blocks_different > before {
             progress.bad(report.blocks_different - before);
         }
+    }
+    // What is away counts what came over the network; a device that is here sent nothing that way.
+    if let (Some(now), Some(before)) = (received(), received_before) {
+        report.bytes_transferred = now - before;
     }
     report.equal &= report.blocks_different == 0;
     report.elapsed_s = started.elapsed().as_secs_f64();

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use sealblock_block::{Abilities, Ability, Device};
+use sealblock_media_nvme_tcp::{Facts as RemoteFacts, Protection};
 use sealblock_units::ByteCount;
 use serde_json::{Value, json};
 
@@ -99,8 +100,48 @@ fn facts_json(facts: &Facts) -> Value {
             "allocated_bytes": file.allocated_bytes,
             "file_system": file.file_system,
         })),
+        "remote": facts.remote.as_ref().map(remote_json),
         "below": facts.below.as_ref().map(|below| facts_json(below)),
     })
+}
+
+fn remote_json(remote: &RemoteFacts) -> Value {
+    let (major, minor, tertiary) = remote.version;
+    json!({
+        "subsystem": remote.subsystem.as_str(),
+        "nsid": remote.namespace,
+        "uuid": remote.uuid.as_ref().map(uuid_words),
+        "model": remote.model,
+        "serial": remote.serial,
+        "firmware": remote.firmware,
+        "version": format!("{major}.{minor}.{tertiary}"),
+        "controller_id": remote.controller_id,
+        "queues": remote.queues,
+        "queue_depth": remote.queue_depth,
+        "header_digest": remote.header_digest,
+        "data_digest": remote.data_digest,
+        "tags_made_by": tag_maker(remote),
+        "max_transfer_bytes": remote.max_transfer_bytes,
+        "max_verify_bytes": remote.max_verify_bytes,
+        "max_write_zeroes_bytes": remote.max_write_zeroes_bytes,
+    })
+}
+
+fn tag_maker(remote: &RemoteFacts) -> Option<&'static str> {
+    match remote.tags {
+        Protection::Auto => None,
+        Protection::HostMade => Some("host"),
+        Protection::TargetMade => Some("target"),
+    }
+}
+
+fn digests(remote: &RemoteFacts) -> &'static str {
+    match (remote.header_digest, remote.data_digest) {
+        (false, false) => "no digests",
+        (true, false) => "header digests",
+        (false, true) => "data digests",
+        (true, true) => "header and data digests",
+    }
 }
 
 fn as_text(target: &Target, opened: &Opened) -> String {
@@ -140,6 +181,18 @@ fn facts_text(lines: &mut Lines, facts: &Facts) {
         lines.put("file", format!("{} ({system}, {way}, sectors of {} bytes)", file.path.display(), file.sector_bytes));
         if let Some(bytes) = file.allocated_bytes {
             lines.put("space taken", ByteCount::new(bytes));
+        }
+    }
+    if let Some(remote) = &facts.remote {
+        let (major, minor, tertiary) = remote.version;
+        lines.put("subsystem", format!("{} namespace {}", remote.subsystem, remote.namespace));
+        lines.put(
+            "controller",
+            format!("{} {} {}, NVMe {major}.{minor}.{tertiary}", remote.model, remote.serial, remote.firmware),
+        );
+        lines.put("connections", format!("{} of {} commands, {}", remote.queues, remote.queue_depth, digests(remote)));
+        if let Some(maker) = tag_maker(remote) {
+            lines.put("tags made by", format!("the {maker}"));
         }
     }
     if let Some(below) = &facts.below {

@@ -46,13 +46,16 @@ async fn check(arguments: &Verify, opened: &Opened, show: Show) -> Result<(Verif
     let span = opened.span(arguments.range)?;
     let started = Instant::now();
     let job = Arc::new(Job::new(arguments, opened, span, show)?);
+    let received_before = opened.received_bytes();
     let findings = lanes::run(&job, opened).await?;
+    // Another host's bytes are counted where they arrive, whoever asked for them.
+    let received = opened.received_bytes().zip(received_before).map(|(now, before)| now - before);
     let format = opened.gate.geometry().protection;
     let report = VerifyReport {
         target: arguments.target.to_string(),
         blocks_verified: span.blocks(),
         bytes_verified: span.blocks() << opened.gate.geometry().block_size.shift(),
-        bytes_transferred: findings.bytes_transferred,
+        bytes_transferred: received.unwrap_or(findings.bytes_transferred),
         offloaded: job.offloads(),
         elapsed_s: started.elapsed().as_secs_f64(),
         errors: findings.faults.iter().map(|fault| block_error(fault, format)).collect(),
@@ -88,6 +91,8 @@ fn print_text(report: &VerifyReport, unlisted: u64, quiet: bool) -> Result<(), F
     for error in &report.errors {
         let what = match (error.expected, error.actual) {
             (Some(expected), Some(actual)) => format!("expected {expected}, found {actual}"),
+            // Another host's device says which field it is, and not always what it holds.
+            _ if error.field != Field::Media => "does not fit".to_owned(),
             _ => "cannot be read".to_owned(),
         };
         say(&format!("block {}: {}: {what}", error.lba, error.field.words()))?;

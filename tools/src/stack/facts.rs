@@ -1,6 +1,7 @@
 //! What a target is made of, for `info`.
 
 use sealblock_media_file::Description as FileDescription;
+use sealblock_media_nvme_tcp::Facts as RemoteFacts;
 use sealblock_media_volume::Description as VolumeDescription;
 
 /// What a target is made of.
@@ -12,6 +13,8 @@ pub struct Facts {
     pub volume: Option<VolumeDescription>,
     /// The file, where it lies in one.
     pub file: Option<FileDescription>,
+    /// The namespace and its controller, where it is away.
+    pub remote: Option<RemoteFacts>,
     /// What lies below, where it is a layer.
     pub below: Option<Box<Facts>>,
 }
@@ -19,7 +22,7 @@ pub struct Facts {
 impl Facts {
     /// Nothing but a kind.
     pub fn plain(kind: &'static str) -> Facts {
-        Facts { kind, volume: None, file: None, below: None }
+        Facts { kind, volume: None, file: None, remote: None, below: None }
     }
 
     /// A layer.

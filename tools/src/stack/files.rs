@@ -9,7 +9,7 @@ use sealblock_media_file::{FileBlock, FileMedium, OpenError, Options};
 use sealblock_media_volume::format::SuperblockError;
 use sealblock_media_volume::{Description, OpenOptions, VolumeError, probe};
 
-use super::{Access, Facts, FileVolume, Opened, ReactorClock, of_open, of_volume, raw_block_size};
+use super::{Access, Facts, FileVolume, Held, Opened, ReactorClock, of_open, of_volume, raw_block_size};
 use crate::exit::{Cause, Failure};
 use crate::target::Target;
 
@@ -73,7 +73,7 @@ pub(super) async fn open(target: &Target, path: &Path, access: Access) -> Result
     if inspect(&medium).await == FileKind::Volume {
         let open = volume_on(medium, path, access).await?;
         let facts = Facts { volume: Some(open.description), file: open.file, ..Facts::plain("protected volume") };
-        return Ok(Opened::new(target, open.volume.clone(), facts, vec![open.volume]));
+        return Ok(Opened::new(target, open.volume.clone(), facts, vec![Held::Volume(open.volume)]));
     }
     let block_size = raw_block_size(&medium);
     let kind = if medium.is_block_device() { "raw block device" } else { "raw file" };

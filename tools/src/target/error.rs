@@ -63,6 +63,12 @@ pub enum Problem {
     /// A part of URIs that these do not have.
     #[error("'{0}' has no meaning here")]
     UriPart(char),
+    /// An option of an NVMe/TCP target that there is not.
+    #[error("'{0}' is no option of an NVMe/TCP target")]
+    Option(String),
+    /// An option that was given before.
+    #[error("'{0}' is given twice")]
+    OptionTwice(String),
     /// No subsystem is named.
     #[error("the NQN of the subsystem is missing")]
     NoNqn,
@@ -123,6 +129,10 @@ impl Problem {
             Problem::Port(_) => "leaving the port out, for the usual one",
             Problem::Percent => "%25 for a percent sign",
             Problem::UriPart(part) => return format!("%{:02X} if it is part of the name", u32::from(*part)),
+            Problem::Option(_) => {
+                "hdgst, ddgst, pract=0, pract=1, queues=4, depth=128 or hostnqn=NQN, with & between them"
+            }
+            Problem::OptionTwice(_) => "each option once",
             Problem::Nsid(_) => "leaving the namespace out when there is only one",
             Problem::Export => "the name that the server lists",
             Problem::FewLegs(kind) => return format!("{kind}:A,B"),

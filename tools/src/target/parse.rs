@@ -71,10 +71,13 @@ pub(super) fn parse(text: &str) -> Result<Target, TargetError> {
     let whole = Piece { text, at: 0 };
     let result =
         if text.len() > MAX_TEXT_BYTES { whole.fail_at(MAX_TEXT_BYTES, Problem::TooLong) } else { target(whole, 0) };
-    result.map_err(|Fail { at, problem }| {
-        let column = 1 + text.char_indices().take_while(|(byte, _)| *byte < at).count();
-        TargetError { column, problem }
-    })
+    result.map_err(|fail| located(text, fail))
+}
+
+/// The error with the place of its problem in characters.
+pub(super) fn located(text: &str, Fail { at, problem }: Fail) -> TargetError {
+    let column = 1 + text.char_indices().take_while(|(byte, _)| *byte < at).count();
+    TargetError { column, problem }
 }
 
 /// Whether a path needs no `file:` to be read as the path of a file.

@@ -46,7 +46,8 @@ fn paths_and_devices() {
 
 #[test]
 fn nvme_tcp_names() {
-    let Target::NvmeTcp { address, nqn, nsid } = parse("nvme+tcp://[::1]:8009/nqn.2014-08.org.nvmexpress%3Auuid:x/7")
+    let Target::NvmeTcp { address, nqn, nsid, .. } =
+        parse("nvme+tcp://[::1]:8009/nqn.2014-08.org.nvmexpress%3Auuid:x/7")
     else {
         panic!("another kind");
     };
@@ -197,9 +198,21 @@ fn addresses() -> impl Strategy<Value = Address> {
 }
 
 fn leaves() -> impl Strategy<Value = Target> {
-    let nvme = (addresses(), "nqn\\.\\PC{0,20}", any::<Option<NonZeroU32>>()).prop_map(|(address, nqn, nsid)| {
-        Target::NvmeTcp { address, nqn, nsid: nsid.filter(|nsid| nsid.get() != u32::MAX) }
-    });
+    let options = (any::<[bool; 2]>(), any::<Option<bool>>(), any::<[Option<NonZeroU16>; 2]>(), any::<bool>())
+        .prop_map(|([header_digest, data_digest], target_makes_tags, [queues, depth], named)| RemoteOptions {
+            header_digest,
+            data_digest,
+            target_makes_tags,
+            queues,
+            depth,
+            host_nqn: named.then(|| "nqn.?&=:\u{e4}".to_owned()),
+        });
+    let nvme = (addresses(), "nqn\\.\\PC{0,20}", any::<Option<NonZeroU32>>(), options).prop_map(
+        |(address, nqn, nsid, options)| {
+            let nsid = nsid.filter(|nsid| nsid.get() != u32::MAX);
+            Target::NvmeTcp { address, nqn, nsid, options }
+        },
+    );
     prop_oneof![
         paths(),
         Just(Target::Linux(PathBuf::from("/dev/ng0n1"))),

@@ -1,15 +1,17 @@
 //! The two URI forms: NVMe/TCP and NBD.
 //!
-//! Only the parts that these have: a host, a port and a path. User names, queries and fragments are refused, not skipped:
-//! they would ask for something that does not happen.
+//! Only the parts that these have: a host, a port and a path, and NVMe/TCP a query. User names, fragments and NBD's queries are
+//! refused, not skipped: they would ask for something that does not happen.
 
 use std::fmt;
 use std::net::Ipv6Addr;
 use std::num::{NonZeroU16, NonZeroU32};
 
-use super::Target;
-use super::error::Problem;
-use super::parse::{Fail, Piece};
+use std::str::FromStr;
+
+use super::error::{Problem, TargetError};
+use super::parse::{Fail, Piece, located};
+use super::{MAX_TEXT_BYTES, Target, remote};
 
 /// Longest NVMe Qualified Name, in bytes (NVM Express Base Specification, "NVMe Qualified Names").
 const MAX_NQN_BYTES: usize = 223;
@@ -48,8 +50,32 @@ impl fmt::Display for Address {
     }
 }
 
-/// Reads `HOST[:PORT]/NQN[/NSID]`.
+impl FromStr for Address {
+    type Err = TargetError;
+
+    /// Reads `HOST[:PORT]` and nothing else.
+    fn from_str(text: &str) -> Result<Address, TargetError> {
+        let whole = Piece { text, at: 0 };
+        let read = match text.find('/') {
+            _ if text.len() > MAX_TEXT_BYTES => Piece { text, at: MAX_TEXT_BYTES }.fail(Problem::TooLong),
+            Some(at) => Err(Fail { at, problem: Problem::UriPart('/') }),
+            None => address(whole).map(|(address, _)| address),
+        };
+        read.map_err(|fail| located(text, fail))
+    }
+}
+
+/// Whether the text may be the name of a subsystem or a host. Not every such text is one; who connects looks closer.
+pub(super) fn is_nqn(text: &str) -> bool {
+    text.len() <= MAX_NQN_BYTES && text.starts_with("nqn.") && !text.chars().any(char::is_control)
+}
+
+/// Reads `HOST[:PORT]/NQN[/NSID][?OPTIONS]`.
 pub(super) fn nvme_tcp(piece: Piece<'_>) -> Result<Target, Fail> {
+    let (piece, options) = match piece.split_once('?') {
+        Some((piece, options)) => (piece, remote::options(options)?),
+        None => (piece, remote::RemoteOptions::default()),
+    };
     let (address, path) = address(piece)?;
     let (nqn, nsid) = match path.split_once('/') {
         Some((nqn, nsid)) => (nqn, Some(nsid)),
@@ -59,12 +85,12 @@ pub(super) fn nvme_tcp(piece: Piece<'_>) -> Result<Target, Fail> {
         return nqn.fail(Problem::NoNqn);
     }
     let name = decode(nqn)?;
-    if name.len() > MAX_NQN_BYTES || !name.starts_with("nqn.") || name.chars().any(char::is_control) {
+    if !is_nqn(&name) {
         return nqn.fail(Problem::Nqn(name));
     }
     // A slash at the very end names no namespace and does no harm.
     let nsid = nsid.filter(|nsid| !nsid.text.is_empty()).map(namespace).transpose()?;
-    Ok(Target::NvmeTcp { address, nqn: name, nsid })
+    Ok(Target::NvmeTcp { address, nqn: name, nsid, options })
 }
 
 fn namespace(piece: Piece<'_>) -> Result<NonZeroU32, Fail> {
@@ -136,7 +162,7 @@ fn digits(text: &str) -> Option<&str> {
 }
 
 /// The text with `%` and two digits as the byte they stand for.
-fn decode(piece: Piece<'_>) -> Result<String, Fail> {
+pub(super) fn decode(piece: Piece<'_>) -> Result<String, Fail> {
     let mut bytes = Vec::with_capacity(piece.text.len());
     let mut rest = piece.text.as_bytes();
     while let [first, behind @ ..] = rest {

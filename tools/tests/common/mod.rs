@@ -6,6 +6,8 @@
 // Each file of tests is a crate of its own and uses its own part of this.
 #![allow(dead_code)]
 
+pub mod server;
+
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};

@@ -8,6 +8,7 @@ use std::thread::available_parallelism;
 use std::time::Duration;
 
 use futures_util::future::{join_all, try_join_all};
+use sealblock_block::Device;
 use sealblock_runtime_reactor::{Cores, Placement};
 
 use super::job::{Findings, Job};
@@ -17,6 +18,8 @@ use crate::target::Target;
 
 /// Pieces under way at once on one core.
 const LANES: usize = 2;
+/// Pieces under way at once at another host, which has cores of its own and is a while away.
+const LANES_AWAY: usize = 16;
 
 /// Works the job off.
 pub(super) async fn run(job: &Arc<Job>, opened: &Opened) -> Result<Findings, Failure> {
@@ -29,7 +32,8 @@ pub(super) async fn run(job: &Arc<Job>, opened: &Opened) -> Result<Findings, Fai
 }
 
 async fn on_this_core(job: &Job, opened: &Opened) -> Result<(), Failure> {
-    try_join_all((0..LANES).map(|_| job.work(opened))).await.map(drop)
+    let lanes = if opened.gate.abilities().offloads { LANES_AWAY } else { LANES };
+    try_join_all((0..lanes).map(|_| job.work(opened))).await.map(drop)
 }
 
 async fn on_cores(job: &Arc<Job>, target: &Target, cores: usize) -> Result<(), Failure> {

@@ -1,0 +1,75 @@
+//! `sealblock discover`: what an NVMe/TCP server lets this host see.
+
+use sealblock_protocols_nvme::logs::{DiscoveryEntry, SubsystemType, TransportType};
+use serde::Serialize;
+
+use crate::cli::Discover;
+use crate::exit::{Exit, Failure};
+use crate::report::{print_json, say};
+use crate::stack::{discover, on_reactor};
+
+/// The answer of `discover`.
+#[derive(Serialize)]
+struct Report {
+    target: String,
+    entries: Vec<Entry>,
+}
+
+/// Something that the server names.
+#[derive(Serialize)]
+struct Entry {
+    nqn: String,
+    #[serde(rename = "type")]
+    kind: Option<&'static str>,
+    transport: Option<&'static str>,
+    address: String,
+    port: Option<u16>,
+}
+
+/// Asks the server.
+pub fn run(arguments: &Discover) -> Result<Exit, Failure> {
+    let found = on_reactor(discover(&arguments.address, arguments.host_nqn.clone()))?;
+    if arguments.json {
+        let entries = found.iter().map(entry).collect();
+        print_json(&Report { target: arguments.address.to_string(), entries })?;
+        return Ok(Exit::Clean);
+    }
+    let mut names: Vec<String> = found.iter().filter(|entry| is_subsystem(entry)).map(name).collect();
+    names.dedup();
+    names.iter().try_for_each(|name| say(name))?;
+    Ok(Exit::Clean)
+}
+
+fn is_subsystem(entry: &DiscoveryEntry) -> bool {
+    entry.subtype == SubsystemType::Nvm.code()
+}
+
+/// The name, without characters that would do something to a terminal.
+fn name(entry: &DiscoveryEntry) -> String {
+    printable(&entry.subnqn.text())
+}
+
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+}
+
+fn entry(entry: &DiscoveryEntry) -> Entry {
+    let kind = [
+        (SubsystemType::Nvm, "nvm"),
+        (SubsystemType::CurrentDiscovery, "discovery"),
+        (SubsystemType::Referral, "referral"),
+    ];
+    let transports = [
+        (TransportType::Tcp, "tcp"),
+        (TransportType::Rdma, "rdma"),
+        (TransportType::FibreChannel, "fc"),
+        (TransportType::Loop, "loop"),
+    ];
+    Entry {
+        nqn: name(entry),
+        kind: kind.iter().find(|(kind, _)| kind.code() == entry.subtype).map(|(_, word)| *word),
+        transport: transports.iter().find(|(kind, _)| kind.code() == entry.trtype).map(|(_, word)| *word),
+        address: printable(&entry.traddr.text()),
+        port: entry.trsvcid.text().parse().ok(),
+    }
+}

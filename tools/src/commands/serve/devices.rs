@@ -1,0 +1,100 @@
+//! Open devices, each on a core of its own choice, and what closes them there.
+
+use std::rc::Rc;
+
+use futures_util::future::join_all;
+use sealblock_block::{Gate, Stack};
+use sealblock_layers_remote_core::SharedDevice;
+use sealblock_runtime_reactor::{CoreGone, CoreHandle, Homed};
+
+use super::plan::NamespacePlan;
+use crate::exit::{Cause, Failure};
+use crate::stack::{Access, Closer, ReadOnly, open};
+use crate::target::Target;
+
+/// An open device.
+pub struct Device {
+    /// What it is.
+    pub target: Target,
+    /// Whether it was opened for reading only.
+    pub read_only: bool,
+    /// The device for namespaces on every core.
+    pub shared: SharedDevice,
+    /// The identity of the volume, where it is one.
+    pub volume_uuid: Option<[u8; 16]>,
+    core: usize,
+    closer: Homed<Closer>,
+}
+
+impl Device {
+    /// Whether a namespace of this plan would have this device.
+    pub fn fits(&self, plan: &NamespacePlan) -> bool {
+        self.target == plan.target && self.read_only == plan.read_only
+    }
+}
+
+/// The cores, and how many devices live on each.
+pub struct Homes {
+    handles: Vec<CoreHandle>,
+    devices: Vec<usize>,
+}
+
+impl Homes {
+    /// No devices on these cores, of which there is at least one.
+    pub fn new(handles: Vec<CoreHandle>) -> Homes {
+        let devices = vec![0; handles.len()];
+        Homes { handles, devices }
+    }
+
+    /// Opens a device on the core that has the fewest.
+    ///
+    /// # Errors
+    /// Why it cannot be opened.
+    pub async fn open(&mut self, plan: &NamespacePlan) -> Result<Device, Failure> {
+        let core = (0..self.devices.len()).min_by_key(|core| self.devices[*core]).unwrap_or(0);
+        let (target, read_only) = (plan.target.clone(), plan.read_only);
+        let opened = self.handles[core].call(move || at_home(target, read_only)).await;
+        let (shared, volume_uuid, closer) = opened.map_err(|gone| of_core("opening", gone).on(&plan.target))??;
+        self.devices[core] += 1;
+        Ok(Device { target: plan.target.clone(), read_only, shared, volume_uuid, core, closer })
+    }
+
+    /// Closes devices, all at once: volumes are clean then.
+    ///
+    /// # Errors
+    /// The first that could not be closed; the others are closed all the same.
+    pub async fn close(&mut self, devices: impl IntoIterator<Item = Device>) -> Result<(), Failure> {
+        let closings = devices.into_iter().map(|device| {
+            self.devices[device.core] -= 1;
+            let handle = self.handles[device.core].clone();
+            async move {
+                let closer = device.closer;
+                let closed = handle.call(move || async move {
+                    match closer.get() {
+                        Some(closer) => closer.close().await,
+                        None => Err(of_core("closing", CoreGone::Stopped)),
+                    }
+                });
+                closed.await.map_err(|gone| of_core("closing", gone).on(device.target))?
+            }
+        });
+        join_all(closings.collect::<Vec<_>>()).await.into_iter().collect()
+    }
+}
+
+/// What a core says of a device that it has opened.
+type Opened = (SharedDevice, Option<[u8; 16]>, Homed<Closer>);
+
+async fn at_home(target: Target, read_only: bool) -> Result<Opened, Failure> {
+    let access = if read_only { Access::Read } else { Access::Write };
+    let (mut gate, facts, closer) = open(&target, access).await?.share();
+    if read_only {
+        gate = Rc::new(Gate::new(target.to_string(), Stack::new(ReadOnly::new(gate))));
+    }
+    let uuid = facts.volume.as_ref().map(|volume| volume.uuid);
+    Ok((SharedDevice::publish(gate), uuid, Homed::new(Rc::new(closer))))
+}
+
+fn of_core(doing: &str, gone: CoreGone) -> Failure {
+    Failure::new(Cause::Io, doing, gone)
+}

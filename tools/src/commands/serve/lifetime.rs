@@ -1,0 +1,113 @@
+//! From start to end: what signals mean.
+
+use std::future::{Future, poll_fn};
+use std::io::{self, Write};
+use std::pin::{Pin, pin};
+use std::task::Poll;
+use std::time::Duration;
+
+use futures_util::future::{Either, select};
+use sealblock_runtime_reactor::{Config, Cores, Placement, Reactor, ShutdownSignal, shutdown_signal};
+
+use super::announce::{Announcer, Event};
+use super::hangup::Hangups;
+use super::notify::notify;
+use super::plan::Plan;
+use super::server::Server;
+use crate::exit::{Cause, Exit, Failure};
+
+/// Time for tasks of the cores that are left when everything is closed.
+const REST: Duration = Duration::from_secs(1);
+
+/// Serves until a signal ends it. `again` makes the plan anew for SIGHUP.
+///
+/// # Errors
+/// What kept it from being served, or from being left clean.
+pub fn run(
+    plan: &Plan,
+    cores: usize,
+    announcer: &Announcer,
+    again: impl Fn() -> Result<Plan, Failure>,
+) -> Result<Exit, Failure> {
+    let failed = |error| Failure::new(Cause::Io, "starting", error).advise("SEALBLOCK_RUNTIME=syscalls");
+    // This thread only gives orders; blocks are the cores' business.
+    let reactor = Reactor::new(Config { pool_arena_bytes: 0, ..Config::default() }).map_err(failed)?;
+    let cores = Cores::start(Placement::Count(cores), Config::default()).map_err(failed)?;
+    let served = reactor.block_on(live(plan, &cores, announcer, again));
+    cores.shutdown(REST);
+    served?;
+    announcer.tell(&Event::Stopped);
+    Ok(Exit::Clean)
+}
+
+async fn live(
+    plan: &Plan,
+    cores: &Cores,
+    announcer: &Announcer,
+    again: impl Fn() -> Result<Plan, Failure>,
+) -> Result<(), Failure> {
+    // From here on a signal is an order to end in good order, even while volumes are being opened.
+    let mut signal = shutdown_signal();
+    install(&mut signal).await;
+    let hangups = Hangups::watch().map_err(|error| Failure::io("waiting for signals", &error))?;
+    let mut server = Server::new(cores.handles(), &plan.limits)?;
+    let served = match server.change(plan).await {
+        Ok(()) => {
+            announcer.tell(&Event::Ready(server.serving()));
+            notify("READY=1");
+            until_ended(&mut server, &mut signal, &hangups, announcer, again).await
+        }
+        Err(failure) => Err(failure),
+    };
+    let ended = server.end().await;
+    served.and(ended)
+}
+
+/// Lets the handlers be installed.
+async fn install(signal: &mut ShutdownSignal) {
+    poll_fn(|cx| {
+        let _ = Pin::new(&mut *signal).poll(cx);
+        Poll::Ready(())
+    })
+    .await;
+}
+
+async fn until_ended(
+    server: &mut Server,
+    signal: &mut ShutdownSignal,
+    hangups: &Hangups,
+    announcer: &Announcer,
+    again: impl Fn() -> Result<Plan, Failure>,
+) -> Result<(), Failure> {
+    loop {
+        match select(&mut *signal, pin!(hangups.next())).await {
+            Either::Left((ended, _)) => {
+                ended.map_err(|error| Failure::io("waiting for signals", &error))?;
+                notify("STOPPING=1");
+                announcer.tell(&Event::Draining { connections: server.connections() });
+                return Ok(());
+            }
+            Either::Right(((), _)) => {
+                notify("RELOADING=1");
+                match reload(server, &again).await {
+                    Ok(()) => announcer.tell(&Event::Reloaded(server.serving())),
+                    Err(failure) => {
+                        // Standard error may be closed; then the event has to do.
+                        writeln!(io::stderr(), "{failure}\nsealblock: everything stays as it was").ok();
+                        announcer.tell(&Event::ReloadFailed { reason: failure.to_string() });
+                    }
+                }
+                notify("READY=1");
+            }
+        }
+    }
+}
+
+async fn reload(server: &mut Server, again: &impl Fn() -> Result<Plan, Failure>) -> Result<(), Failure> {
+    let plan = again()?;
+    server.change(&plan).await?;
+    if server.waits_for_restart(&plan) {
+        writeln!(io::stderr(), "sealblock: other limits count from the next start on").ok();
+    }
+    Ok(())
+}

@@ -1,0 +1,96 @@
+//! Listeners: all on the first core, which hands what it accepts to the core with the fewest queues.
+
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use sealblock_exports_nvme_tcp::Target as Server;
+use sealblock_runtime_reactor::net::Listener;
+use sealblock_runtime_reactor::{CoreHandle, Homed, JoinHandle, spawn};
+
+use crate::exit::{Cause, Failure};
+
+/// Connections that may wait to be accepted.
+const BACKLOG: u32 = 128;
+
+/// A listener that accepts.
+pub struct Ear {
+    /// The address that was asked for.
+    pub planned: SocketAddr,
+    /// The address it got.
+    pub address: SocketAddr,
+    core: CoreHandle,
+    task: Homed<JoinHandle<()>>,
+}
+
+/// A listener that is bound and accepts nothing yet.
+pub struct Bound {
+    planned: SocketAddr,
+    /// The address it got.
+    pub address: SocketAddr,
+    core: CoreHandle,
+    listener: Homed<std::cell::Cell<Option<Listener>>>,
+}
+
+impl Bound {
+    /// Listens.
+    ///
+    /// # Errors
+    /// When the address is taken, not this machine's, or not allowed.
+    pub async fn bind(core: &CoreHandle, planned: SocketAddr) -> Result<Bound, Failure> {
+        let bound = core.call(move || async move {
+            let listener = Listener::bind(planned, BACKLOG)?;
+            let address = listener.local_addr()?;
+            Ok((address, Homed::new(Rc::new(std::cell::Cell::new(Some(listener))))))
+        });
+        let bound = bound.await.map_err(|gone| Failure::new(Cause::Io, "listening", gone).on(planned))?;
+        let (address, listener) = bound.map_err(|error| of_bind(&error, planned))?;
+        Ok(Bound { planned, address, core: core.clone(), listener })
+    }
+
+    /// Accepts connections from now on.
+    ///
+    /// # Errors
+    /// When the core has stopped.
+    pub async fn accept(self, server: &Server) -> Result<Ear, Failure> {
+        let (server, listener, address) = (server.clone(), self.listener, self.address);
+        let task = self.core.call(move || async move {
+            let listener = listener.get().and_then(|listener| listener.take());
+            Homed::new(Rc::new(spawn(async move {
+                let Some(listener) = listener else { return };
+                if let Err(error) = server.serve(listener).await {
+                    // The connections that are there and the other listeners go on.
+                    writeln!(io::stderr(), "sealblock: no more connections are accepted on {address}: {error}").ok();
+                }
+            })))
+        });
+        let task = task.await.map_err(|gone| Failure::new(Cause::Io, "listening", gone).on(address))?;
+        Ok(Ear { planned: self.planned, address, core: self.core, task })
+    }
+}
+
+impl Ear {
+    /// Accepts no more. Connections stay.
+    pub async fn close(self) {
+        let task = self.task;
+        // A core that has stopped accepts nothing either.
+        let _ = self.core.call(move || async move { task.get().inspect(|task| task.abort()).is_some() }).await;
+    }
+
+    /// Whether it has ended, as it does once its server has stopped and is drained.
+    pub async fn has_ended(&self) -> bool {
+        let task = self.task.clone();
+        let ended = self.core.call(move || async move { task.get().is_none_or(|task| task.is_finished()) });
+        ended.await.unwrap_or(true)
+    }
+}
+
+fn of_bind(error: &io::Error, address: SocketAddr) -> Failure {
+    let (cause, advice) = match error.kind() {
+        io::ErrorKind::AddrInUse => (Cause::Refused, "another --listen ADDR:PORT; port 0 chooses a free one"),
+        io::ErrorKind::PermissionDenied => (Cause::Refused, "a port from 1024 on, such as 4420"),
+        io::ErrorKind::AddrNotAvailable => (Cause::Unreachable, "an address of this machine, such as 127.0.0.1"),
+        _ => (Cause::Io, "another --listen ADDR:PORT"),
+    };
+    Failure::new(cause, "listening", error).on(address).advise(advice)
+}

@@ -1,0 +1,306 @@
+//! The server: what is open and offered now, and how it becomes what a plan says.
+//!
+//! A change is made in two steps: everything that can fail happens first, beside what is served; only then is anything taken
+//! away or offered. So a plan that cannot be carried out leaves all as it was. The first plan is a change from nothing.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use sealblock_exports_nvme_tcp::{Limits, Namespace, SetupError, Shows, Subsystem, Target as Export};
+use sealblock_protocols_nvme::nqn::Nqn;
+use sealblock_runtime_reactor::{CoreHandle, now, sleep};
+
+use super::announce::{NamespaceFacts, Serving, SubsystemFacts};
+use super::devices::{Device, Homes};
+use super::identity::{derived, serial_of};
+use super::listeners::{Bound, Ear};
+use super::plan::{NamespacePlan, Plan, SubsystemPlan};
+use crate::cli::Protection;
+use crate::exit::{Cause, Failure};
+
+/// How often somebody who waits looks again.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// A server.
+pub struct Server {
+    export: Export,
+    limits: Limits,
+    core: CoreHandle,
+    homes: Homes,
+    offered: BTreeMap<Nqn, Offered>,
+    ears: Vec<Ear>,
+}
+
+/// A subsystem that is offered.
+struct Offered {
+    plan: SubsystemPlan,
+    serial: String,
+    spaces: BTreeMap<u32, Space>,
+}
+
+/// A namespace that is offered.
+#[derive(Clone)]
+struct Space {
+    plan: NamespacePlan,
+    uuid: [u8; 16],
+    device: Rc<Device>,
+}
+
+impl Space {
+    /// Whether hosts see the same through both.
+    fn is_same(&self, other: &Space) -> bool {
+        let shows = |space: &Space| space.plan.protection;
+        Rc::ptr_eq(&self.device, &other.device) && self.uuid == other.uuid && shows(self) == shows(other)
+    }
+
+    /// The namespace for the export; fails where its tags are to be shown and it has none.
+    fn namespace(&self) -> Result<Namespace, Failure> {
+        let shows = match self.plan.protection {
+            Protection::Plain => Shows::Plain,
+            Protection::Shown => Shows::Protected,
+        };
+        let namespace = Namespace::new(self.device.shared.clone(), self.uuid).showing(shows);
+        namespace.map_err(|error| of_setup(&error).on(&self.plan.target))
+    }
+}
+
+impl Server {
+    /// A server that offers nothing yet, on these cores, of which there is at least one.
+    pub fn new(cores: Vec<CoreHandle>, limits: &Limits) -> Result<Server, Failure> {
+        let export = Export::new([], limits.clone()).map_err(|error| of_setup(&error))?;
+        Ok(Server {
+            export: export.with_cores(cores.clone()),
+            limits: limits.clone(),
+            core: cores[0].clone(),
+            homes: Homes::new(cores),
+            offered: BTreeMap::new(),
+            ears: Vec::new(),
+        })
+    }
+
+    /// Connections now.
+    pub fn connections(&self) -> usize {
+        self.export.connections()
+    }
+
+    /// Whether a plan has limits that only the next start can bring.
+    pub fn waits_for_restart(&self, plan: &Plan) -> bool {
+        plan.limits != self.limits
+    }
+
+    /// Brings about what the plan says, without touching what stays as it is.
+    ///
+    /// # Errors
+    /// Why it cannot be; all is as it was then.
+    pub async fn change(&mut self, plan: &Plan) -> Result<(), Failure> {
+        let mut fresh = Vec::new();
+        let prepared = self.prepare(plan, &mut fresh).await;
+        let (wanted, bound) = match prepared {
+            Ok(prepared) => prepared,
+            Err(failure) => {
+                let devices = fresh.into_iter().filter_map(Rc::into_inner);
+                // What was opened in vain was not written to; the reason for giving up is the one to tell.
+                self.homes.close(devices).await.ok();
+                return Err(failure);
+            }
+        };
+        drop(fresh);
+        self.apply(plan, wanted, bound).await
+    }
+
+    /// Opens and binds what is new. What it opened is in `fresh` whatever happens.
+    async fn prepare(
+        &mut self,
+        plan: &Plan,
+        fresh: &mut Vec<Rc<Device>>,
+    ) -> Result<(BTreeMap<Nqn, Offered>, Vec<Bound>), Failure> {
+        let mut wanted = BTreeMap::new();
+        for subsystem in &plan.subsystems {
+            let mut spaces = BTreeMap::new();
+            for namespace in &subsystem.namespaces {
+                let device = match self.known(&subsystem.nqn, namespace)? {
+                    Some(device) => device,
+                    None => {
+                        let device = Rc::new(self.homes.open(namespace).await?);
+                        fresh.push(Rc::clone(&device));
+                        device
+                    }
+                };
+                let place = format!("{} {}", subsystem.nqn, namespace.nsid);
+                let uuid = namespace.uuid.or(device.volume_uuid).unwrap_or_else(|| derived(&namespace.target, &place));
+                let space = Space { plan: namespace.clone(), uuid, device };
+                // Made once more when it is offered; here it shows whether that can be done.
+                space.namespace()?;
+                spaces.insert(namespace.nsid, space);
+            }
+            let first = spaces.values().next().map(|space| serial_of(&space.uuid));
+            let serial = subsystem.serial.clone().or(first).unwrap_or_default();
+            wanted.insert(subsystem.nqn.clone(), Offered { plan: subsystem.clone(), serial, spaces });
+        }
+        refuse_twins(&wanted)?;
+        let mut bound = Vec::new();
+        for address in &plan.listeners {
+            if !self.ears.iter().any(|ear| ear.planned == *address) {
+                bound.push(Bound::bind(&self.core, *address).await?);
+            }
+        }
+        Ok((wanted, bound))
+    }
+
+    /// The device that is open already for this namespace.
+    fn known(&self, nqn: &Nqn, plan: &NamespacePlan) -> Result<Option<Rc<Device>>, Failure> {
+        let at_its_place = self.offered.get(nqn).and_then(|subsystem| subsystem.spaces.get(&plan.nsid));
+        let spaces = || self.offered.values().flat_map(|subsystem| subsystem.spaces.values());
+        // Two targets that are memory are two memories; a path is the same device wherever it is offered.
+        let elsewhere = spaces().filter(|_| plan.target.path().is_some());
+        let known = at_its_place.into_iter().chain(elsewhere).find(|space| space.device.fits(plan));
+        if let Some(space) = known {
+            return Ok(Some(Rc::clone(&space.device)));
+        }
+        let same = |space: &&Space| plan.target.path().is_some() && space.device.target == plan.target;
+        match spaces().find(same) {
+            None => Ok(None),
+            Some(_) => Err(Failure::new(Cause::Refused, "changing read_only", "it is being served the other way")
+                .on(&plan.target)
+                .advise("taking it out first, or starting the server anew")),
+        }
+    }
+
+    /// Offers what is wanted. What fails here fails because of a fault in this program or a core that is gone.
+    async fn apply(&mut self, plan: &Plan, wanted: BTreeMap<Nqn, Offered>, bound: Vec<Bound>) -> Result<(), Failure> {
+        let before = std::mem::take(&mut self.offered);
+        let mut ended = Vec::new();
+        for (nqn, old) in &before {
+            let stays = wanted.get(nqn).filter(|new| new.serial == old.serial && new.plan.model == old.plan.model);
+            match stays {
+                None => {
+                    self.export.remove_subsystem(nqn).map_err(|error| of_setup(&error))?;
+                    ended.push(nqn.clone());
+                }
+                Some(new) => self.change_subsystem(nqn, old, new)?,
+            }
+        }
+        self.wait_for(&ended).await;
+        // In the order of the file, as discovery tells them.
+        for subsystem in &plan.subsystems {
+            let is_new = !before.contains_key(&subsystem.nqn) || ended.contains(&subsystem.nqn);
+            if let Some(new) = wanted.get(&subsystem.nqn).filter(|_| is_new) {
+                self.export.add_subsystem(new.subsystem()?).map_err(|error| of_setup(&error))?;
+            }
+        }
+        self.offered = wanted;
+        for bound in bound {
+            self.ears.push(bound.accept(&self.export).await?);
+        }
+        let (stay, go) =
+            std::mem::take(&mut self.ears).into_iter().partition(|ear| plan.listeners.contains(&ear.planned));
+        self.ears = stay;
+        for ear in go {
+            ear.close().await;
+        }
+        let spaces = before.into_values().flat_map(|old| old.spaces.into_values());
+        let devices: Vec<_> = spaces.map(|space| space.device).collect();
+        // Only those that nothing offers any more have no other owner.
+        self.homes.close(devices.into_iter().filter_map(Rc::into_inner)).await
+    }
+
+    /// Changes what differs in a subsystem that stays.
+    fn change_subsystem(&self, nqn: &Nqn, old: &Offered, new: &Offered) -> Result<(), Failure> {
+        let failed = |error: SetupError| of_setup(&error).on(nqn);
+        for (nsid, space) in &old.spaces {
+            if !new.spaces.get(nsid).is_some_and(|new| new.is_same(space)) {
+                self.export.remove_namespace(nqn, *nsid).map_err(failed)?;
+            }
+        }
+        for (nsid, space) in &new.spaces {
+            if !old.spaces.get(nsid).is_some_and(|old| old.is_same(space)) {
+                self.export.add_namespace(nqn, *nsid, space.namespace()?).map_err(failed)?;
+            }
+        }
+        if old.plan.hosts != new.plan.hosts {
+            self.export.set_hosts(nqn, new.plan.hosts.clone()).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the controllers of subsystems that were taken away have answered what they had, or had time enough.
+    async fn wait_for(&self, ended: &[Nqn]) {
+        let deadline = now() + self.limits.drain * 2;
+        while now() < deadline && ended.iter().any(|nqn| self.export.controllers(nqn) > 0) {
+            sleep(LOOK).await;
+        }
+    }
+
+    /// What is served now.
+    pub fn serving(&self) -> Serving {
+        let listeners: Vec<SocketAddr> = self.ears.iter().map(|ear| ear.address).collect();
+        let mut subsystems: Vec<SubsystemFacts> = Vec::with_capacity(self.offered.len());
+        for nqn in self.export.subsystems() {
+            let Some(offered) = self.offered.get(&nqn) else { continue };
+            let facts = |space: &Space| NamespaceFacts::new(&space.plan, space.device.shared.geometry(), &space.uuid);
+            let spaces = offered.spaces.values().map(facts).collect();
+            subsystems.push(SubsystemFacts::new(&offered.plan, offered.serial.clone(), spaces));
+        }
+        Serving { listeners, subsystems }
+    }
+
+    /// Lets commands in flight end, and leaves every volume clean.
+    ///
+    /// # Errors
+    /// The first volume that could not be closed.
+    pub async fn end(mut self) -> Result<(), Failure> {
+        self.export.stop();
+        for ear in &self.ears {
+            while !ear.has_ended().await {
+                sleep(LOOK).await;
+            }
+        }
+        let spaces = self.offered.into_values().flat_map(|offered| offered.spaces.into_values());
+        let devices: Vec<_> = spaces.map(|space| space.device).collect();
+        self.homes.close(devices.into_iter().filter_map(Rc::into_inner)).await
+    }
+}
+
+impl Offered {
+    /// The subsystem for the export.
+    fn subsystem(&self) -> Result<Subsystem, Failure> {
+        let mut subsystem =
+            Subsystem::new(self.plan.nqn.clone(), self.serial.clone()).with_hosts(self.plan.hosts.clone());
+        if let Some(model) = &self.plan.model {
+            subsystem = subsystem.with_model(model.clone());
+        }
+        for (nsid, space) in &self.spaces {
+            let made = subsystem.with_namespace(*nsid, space.namespace()?);
+            subsystem = made.map_err(|error| of_setup(&error).on(&self.plan.nqn))?;
+        }
+        Ok(subsystem)
+    }
+}
+
+/// Refuses two namespaces of one identity: hosts take them for two ways to one.
+fn refuse_twins(wanted: &BTreeMap<Nqn, Offered>) -> Result<(), Failure> {
+    let mut seen = BTreeMap::new();
+    for space in wanted.values().flat_map(|offered| offered.spaces.values()) {
+        if let Some(other) = seen.insert(space.uuid, &space.plan.target) {
+            return Err(Failure::new(Cause::Unsuitable, "serving", format!("it has the identity of {other}"))
+                .on(&space.plan.target)
+                .advise("a uuid of its own, in the configuration"));
+        }
+    }
+    Ok(())
+}
+
+fn of_setup(error: &SetupError) -> Failure {
+    let failure = |cause| Failure::new(cause, "serving", error);
+    match error {
+        SetupError::NotProtected => failure(Cause::Unsuitable).advise("--protection plain, or a protected volume"),
+        SetupError::Nsid(_)
+        | SetupError::DuplicateNsid(_)
+        | SetupError::Reserved(_)
+        | SetupError::DuplicateNqn(_)
+        | SetupError::UnknownNqn(_)
+        | SetupError::UnknownNsid(_) => failure(Cause::Usage),
+    }
+}

@@ -1,0 +1,104 @@
+//! Namespaces over NVMe/TCP: who this host is, how it connects, and what it means when it cannot.
+
+use std::fs;
+use std::num::NonZeroU32;
+
+use sealblock_media_nvme_tcp::{Address as Peer, ConnectError, NvmeTcpDevice, Options, Protection};
+use sealblock_protocols_nvme::StatusCode;
+use sealblock_protocols_nvme::logs::DiscoveryEntry;
+use sealblock_protocols_nvme::nqn::{Nqn, UUID_PREFIX};
+
+use crate::cli::NVME_TCP_PORT;
+use crate::exit::{Cause, Failure};
+use crate::identity::{uuid_from, uuid_of};
+use crate::target::{Address, Host, RemoteOptions};
+
+/// Where Linux hosts keep who they are, for every program that connects.
+const HOST_NQN_FILE: &str = "/etc/nvme/hostnqn";
+const HOST_ID_FILE: &str = "/etc/nvme/hostid";
+/// Connections for I/O unless told.
+const QUEUES: u16 = 1;
+
+/// Connects to a namespace.
+pub async fn connect(
+    address: &Address,
+    nqn: &str,
+    nsid: Option<NonZeroU32>,
+    options: &RemoteOptions,
+) -> Result<NvmeTcpDevice, Failure> {
+    let usage = |error| Failure::new(Cause::Usage, "reading the name", error);
+    let subsystem: Nqn = nqn.parse().map_err(usage)?;
+    let host = options.host_nqn.as_ref().map(|nqn| nqn.parse()).transpose().map_err(usage)?;
+    let options = Options {
+        queues: options.queues.map_or(QUEUES, Into::into),
+        queue_depth: options.depth.map_or(Options::default().queue_depth, Into::into),
+        header_digest: options.header_digest,
+        data_digest: options.data_digest,
+        protection: match options.target_makes_tags {
+            None => Protection::Auto,
+            Some(false) => Protection::HostMade,
+            Some(true) => Protection::TargetMade,
+        },
+        ..as_host(host)
+    };
+    let connected = NvmeTcpDevice::connect(peer(address), subsystem, nsid.map(NonZeroU32::get), options).await;
+    connected.map_err(|error| of_connect("connecting", &error))
+}
+
+/// The subsystems that a server names.
+pub async fn discover(address: &Address, host: Option<Nqn>) -> Result<Vec<DiscoveryEntry>, Failure> {
+    let found = sealblock_media_nvme_tcp::discover(peer(address), as_host(host)).await;
+    found.map_err(|error| of_connect("discovering", &error).on(address))
+}
+
+fn peer(address: &Address) -> Peer {
+    let host = match &address.host {
+        Host::Name(name) => name.clone(),
+        Host::Ipv6(address) => address.to_string(),
+    };
+    Peer::new(host, address.port.map_or(NVME_TCP_PORT, Into::into))
+}
+
+/// The usual options of this host: as it is named, else as the machine is, else as nobody in particular.
+fn as_host(named: Option<Nqn>) -> Options {
+    let line = |path| fs::read_to_string(path).ok().map(|text: String| text.trim().to_owned());
+    let (nqn, id) = match named {
+        Some(nqn) => (Some(nqn), None),
+        None => (line(HOST_NQN_FILE).and_then(|line| line.parse().ok()), line(HOST_ID_FILE)),
+    };
+    let Some(host_nqn) = nqn else { return Options::default() };
+    // A name and an identifier go together: targets may refuse one name with two of them.
+    let id = id.as_deref().and_then(uuid_from);
+    let from_name = || host_nqn.as_str().strip_prefix(UUID_PREFIX).and_then(uuid_from);
+    let host_id = id.or_else(from_name).unwrap_or_else(|| uuid_of(&["host", host_nqn.as_str()]));
+    Options { host_nqn, host_id, ..Options::default() }
+}
+
+/// What a connection that was not made means to whoever runs a command.
+fn of_connect(doing: &str, error: &ConnectError) -> Failure {
+    const CHECK: &str = "check that the server runs, and its address and port";
+    let (cause, advice) = match error {
+        ConnectError::Resolve { .. } => (Cause::Unreachable, Some("the name or address of a host")),
+        ConnectError::Connect { .. } | ConnectError::Timeout { .. } | ConnectError::Lost { .. } => {
+            (Cause::Unreachable, Some(CHECK))
+        }
+        ConnectError::Refused { status, .. } if status.code() == StatusCode::CONNECT_INVALID_HOST => {
+            (Cause::Refused, Some("?hostnqn=NQN with a name that the server allows, or its --allow-host"))
+        }
+        ConnectError::Refused { .. } => (Cause::Refused, Some("`sealblock discover` names what there is")),
+        ConnectError::NoDigest(_) => (Cause::Absent, Some("leaving the digest out")),
+        ConnectError::AuthenticationRequired => (Cause::Refused, None),
+        ConnectError::NoNamespace { .. } | ConnectError::WhichNamespace { .. } => {
+            (Cause::Unsuitable, Some("nvme+tcp://HOST/NQN/NSID with one of them"))
+        }
+        ConnectError::Unexpected { .. }
+        | ConnectError::Format { .. }
+        | ConnectError::Unsupported { .. }
+        | ConnectError::Changed { .. } => (Cause::Unsuitable, None),
+    };
+    let failure = Failure::new(cause, doing, error);
+    match advice {
+        Some(advice) => failure.advise(advice),
+        None => failure,
+    }
+}

@@ -1,0 +1,138 @@
+//! What stands behind the `?` of an NVMe/TCP target: how the connection is made and used.
+//!
+//! ```text
+//! options = "?" option "&" option ...
+//! option  = "hdgst" | "ddgst" | "pract=" ("0" | "1") | "queues=" 1..65535 | "depth=" 1..65535 | "hostnqn=" nqn
+//! ```
+//!
+//! Each at most once, in any order.
+
+use std::fmt;
+use std::num::NonZeroU16;
+
+use super::error::Problem;
+use super::parse::{Fail, Piece};
+use super::uri::{decode, encode, is_nqn};
+
+/// How a namespace over NVMe/TCP is used. Nothing said leaves it to the device.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+pub struct RemoteOptions {
+    /// `hdgst`: PDU headers carry digests.
+    pub header_digest: bool,
+    /// `ddgst`: data carries digests.
+    pub data_digest: bool,
+    /// `pract`: whether the target makes and checks tags (1) or they travel with the data (0).
+    pub target_makes_tags: Option<bool>,
+    /// `queues`: connections for I/O.
+    pub queues: Option<NonZeroU16>,
+    /// `depth`: commands in flight on one of them.
+    pub depth: Option<NonZeroU16>,
+    /// `hostnqn`: the name of this host.
+    pub host_nqn: Option<String>,
+}
+
+/// Reads what is behind the `?`.
+pub(super) fn options(piece: Piece<'_>) -> Result<RemoteOptions, Fail> {
+    let mut options = RemoteOptions::default();
+    let mut rest = Some(piece);
+    while let Some(piece) = rest {
+        let (option, more) = match piece.split_once('&') {
+            Some((option, more)) => (option, Some(more)),
+            None => (piece, None),
+        };
+        read(option, &mut options)?;
+        rest = more;
+    }
+    Ok(options)
+}
+
+fn read(option: Piece<'_>, options: &mut RemoteOptions) -> Result<(), Fail> {
+    let unknown = || option.fail(Problem::Option(option.text.to_owned()));
+    let number = |value: &str| {
+        let digits = value.bytes().all(|byte| byte.is_ascii_digit());
+        value.parse::<NonZeroU16>().ok().filter(|_| digits)
+    };
+    let is_new = match option.text.split_once('=') {
+        None if option.text == "hdgst" => !std::mem::replace(&mut options.header_digest, true),
+        None if option.text == "ddgst" => !std::mem::replace(&mut options.data_digest, true),
+        Some(("pract", "0" | "1")) => options.target_makes_tags.replace(option.text.ends_with('1')).is_none(),
+        Some(("queues", value)) => match number(value) {
+            Some(number) => options.queues.replace(number).is_none(),
+            None => return unknown(),
+        },
+        Some(("depth", value)) => match number(value) {
+            Some(number) => options.depth.replace(number).is_none(),
+            None => return unknown(),
+        },
+        Some(("hostnqn", value)) => {
+            let name = decode(Piece { text: value, at: option.at + "hostnqn=".len() })?;
+            if !is_nqn(&name) {
+                return option.fail(Problem::Nqn(name));
+            }
+            options.host_nqn.replace(name).is_none()
+        }
+        _ => return unknown(),
+    };
+    if is_new { Ok(()) } else { option.fail(Problem::OptionTwice(option.text.to_owned())) }
+}
+
+impl fmt::Display for RemoteOptions {
+    /// With the `?` in front; nothing where nothing is said.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let options = [
+            self.header_digest.then(|| "hdgst".to_owned()),
+            self.data_digest.then(|| "ddgst".to_owned()),
+            self.target_makes_tags.map(|makes| format!("pract={}", u8::from(makes))),
+            self.queues.map(|queues| format!("queues={queues}")),
+            self.depth.map(|depth| format!("depth={depth}")),
+            self.host_nqn.as_ref().map(|nqn| format!("hostnqn={}", encode(nqn, ":"))),
+        ];
+        let options: Vec<_> = options.into_iter().flatten().collect();
+        if options.is_empty() { Ok(()) } else { write!(f, "?{}", options.join("&")) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::target::{Target, TargetError};
+
+    const AT: &str = "nvme+tcp://h/nqn.x/1?";
+
+    fn parse(text: &str) -> Result<Target, TargetError> {
+        format!("{AT}{text}").parse()
+    }
+
+    #[test]
+    fn options_are_read_and_printed() {
+        let Ok(Target::NvmeTcp { options, .. }) = parse("ddgst&hostnqn=nqn.a%3Fb&hdgst&pract=1&queues=4&depth=65535")
+        else {
+            panic!("another kind");
+        };
+        assert!(options.header_digest && options.data_digest);
+        assert_eq!((options.target_makes_tags, options.queues), (Some(true), NonZeroU16::new(4)));
+        assert_eq!((options.depth, options.host_nqn.as_deref()), (NonZeroU16::new(65535), Some("nqn.a?b")));
+        assert_eq!(options.to_string(), "?hdgst&ddgst&pract=1&queues=4&depth=65535&hostnqn=nqn.a%3Fb");
+        let again = parse(&options.to_string()[1..]).unwrap();
+        assert_eq!(again.to_string(), format!("{}{options}", AT.trim_end_matches('?')));
+    }
+
+    #[test]
+    fn what_is_no_option_is_refused() {
+        for (text, column, problem) in [
+            ("", 22, Problem::Option(String::new())),
+            ("tls", 22, Problem::Option("tls".to_owned())),
+            ("hdgst&", 28, Problem::Option(String::new())),
+            ("hdgst=1", 22, Problem::Option("hdgst=1".to_owned())),
+            ("pract=2", 22, Problem::Option("pract=2".to_owned())),
+            ("queues=0", 22, Problem::Option("queues=0".to_owned())),
+            ("queues=+1", 22, Problem::Option("queues=+1".to_owned())),
+            ("depth=65536", 22, Problem::Option("depth=65536".to_owned())),
+            ("ddgst&ddgst", 28, Problem::OptionTwice("ddgst".to_owned())),
+            ("hostnqn=x", 22, Problem::Nqn("x".to_owned())),
+            ("hostnqn=nqn.%f", 34, Problem::Percent),
+        ] {
+            assert_eq!(parse(text), Err(TargetError { column, problem }), "{text}");
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! `sealblock serve` as a test has it: started, told apart by its port, and gone in the end.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStdout, Stdio};
+
+use serde_json::Value;
+
+use super::Place;
+
+/// A server that accepts connections.
+pub struct Server {
+    child: Child,
+    output: BufReader<ChildStdout>,
+    /// What it said when it was ready.
+    pub ready: Value,
+}
+
+/// How a server ended.
+pub struct Ended {
+    pub status: Option<i32>,
+    /// What it said between being ready and its end.
+    pub events: Vec<Value>,
+    pub stderr: String,
+}
+
+impl Server {
+    /// Serves on a port that the system chooses.
+    #[track_caller]
+    pub fn start(place: &Place, arguments: &str) -> Server {
+        Server::start_at(place, &format!("--listen 127.0.0.1:0 {arguments}"))
+    }
+
+    /// Serves where the arguments say.
+    #[track_caller]
+    pub fn start_at(place: &Place, arguments: &str) -> Server {
+        let mut command = place.command(&format!("serve --json {arguments}"));
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        let Ok(ready) = serde_json::from_str::<Value>(&line) else {
+            let mut stderr = String::new();
+            child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+            panic!("serve {arguments} said '{line}':\n{stderr}");
+        };
+        assert_eq!(ready["event"], "ready");
+        Server { child, output, ready }
+    }
+
+    /// The next event.
+    #[track_caller]
+    pub fn event(&mut self) -> Value {
+        let mut line = String::new();
+        self.output.read_line(&mut line).unwrap();
+        serde_json::from_str(&line).unwrap_or_else(|error| panic!("'{line}': {error}"))
+    }
+
+    /// The address that it listens on.
+    pub fn address(&self) -> &str {
+        self.ready["listeners"][0].as_str().unwrap()
+    }
+
+    /// The target that is namespace 1 of the subsystem with this name.
+    pub fn target(&self, name: &str) -> String {
+        format!("nvme+tcp://{}/nqn.2026-11.io.sealblock:{name}", self.address())
+    }
+
+    /// The process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a signal by its name.
+    pub fn signal(&self, name: &str) {
+        let pid = self.pid().to_string();
+        let sent = std::process::Command::new("kill").args(["-s", name, &pid]).status().unwrap();
+        assert!(sent.success(), "kill -s {name} {pid}");
+    }
+
+    /// Ends it in good order.
+    #[track_caller]
+    pub fn stop(self) -> Ended {
+        self.signal("TERM");
+        self.wait()
+    }
+
+    /// Ends it in the middle of whatever it does.
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Waits until it has ended.
+    #[track_caller]
+    pub fn wait(mut self) -> Ended {
+        let mut rest = String::new();
+        self.output.read_to_string(&mut rest).unwrap();
+        let mut stderr = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+        let status = self.child.wait().unwrap().code();
+        assert!(!stderr.contains("panicked"), "the server panicked:\n{stderr}");
+        let events = rest.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        Ended { status, events, stderr }
+    }
+}
+
+impl Ended {
+    /// It drained, closed everything and said so.
+    #[track_caller]
+    pub fn is_clean(&self) -> &Ended {
+        assert_eq!(self.status, Some(0), "{}", self.stderr);
+        let names: Vec<_> = self.events.iter().map(|event| event["event"].as_str().unwrap()).collect();
+        assert!(names.ends_with(&["draining", "stopped"]), "{names:?}");
+        self
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // A server that ended by itself has nothing to be killed.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}

@@ -1,0 +1,117 @@
+//! SIGHUP: what changes, what stays, and what is refused.
+
+mod common;
+
+use common::Place;
+use common::server::Server;
+use serde_json::Value;
+
+fn subsystem(name: &str, more: &str, target: &str) -> String {
+    format!("[[subsystems]]\nname = \"{name}\"\n{more}[[subsystems.namespaces]]\ntarget = \"{target}\"\n")
+}
+
+/// Has a server read this configuration.
+#[track_caller]
+fn reload(place: &Place, server: &mut Server, text: &str) -> Value {
+    place.write("sealblock.toml", text.as_bytes());
+    server.signal("HUP");
+    server.event()
+}
+
+fn names(event: &Value) -> Vec<String> {
+    let subsystems = event["subsystems"].as_array().unwrap().iter();
+    subsystems.map(|subsystem| subsystem["nqn"].as_str().unwrap().rsplit(':').next().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn subsystems_and_namespaces_come_and_go_while_others_are_used() {
+    let place = Place::new();
+    for name in ["v", "w"] {
+        place.run(&format!("create {name} --size 8MiB")).succeeds();
+    }
+    place.write("data", &common::noise(1, 1 << 20));
+    let (v, mem) = (subsystem("a", "", "v"), subsystem("m", "", "mem:1MiB"));
+    place.write("sealblock.toml", format!("{v}{mem}").as_bytes());
+    let mut server = Server::start_at(&place, "--listen 127.0.0.1:0");
+    place.run(&format!("copy data {}", server.target("m"))).succeeds();
+
+    let w = subsystem("b", "", "w");
+    let event = reload(&place, &mut server, &format!("{mem}{w}"));
+    assert_eq!((&event["event"], names(&event)), (&"reloaded".into(), vec!["m".to_owned(), "b".to_owned()]));
+    assert_eq!(event["listeners"], server.ready["listeners"], "the listener stays");
+    place.run(&format!("verify {}", server.target("b"))).succeeds();
+    place.run(&format!("verify {}", server.target("a"))).fails(3, &["refused"]);
+    // What is served no more is closed, and free for others.
+    assert_eq!(place.run("info v --json").succeeds().json()["volume"]["clean"], true);
+    place.run("verify w").fails(3, &["in use"]);
+    assert!(place.blocks(&server.target("m"), 0, 255) == place.read("data"), "memory that stays keeps its content");
+
+    let more = "[[subsystems.namespaces]]\nnsid = 5\ntarget = \"v\"\n";
+    let event = reload(&place, &mut server, &format!("{mem}{w}{more}"));
+    assert_eq!(event["subsystems"][1]["namespaces"][1]["nsid"], 5);
+    place.run(&format!("verify {}/5", server.target("b"))).succeeds();
+    place.run(&format!("verify {}", server.target("b"))).fails(3, &["which namespace", "/NSID"]);
+    // A volume moves to another name without being closed in between.
+    let event = reload(&place, &mut server, &format!("{mem}{}", subsystem("c", "", "v")));
+    assert_eq!(names(&event), ["m", "c"]);
+    place.run(&format!("verify {}", server.target("c"))).succeeds();
+    place.run("verify w").succeeds();
+    server.stop().is_clean();
+    place.run("verify v").succeeds();
+}
+
+#[test]
+fn hosts_and_listeners_change() {
+    let place = Place::new();
+    let listener = "[[listeners]]\naddress = \"127.0.0.1:0\"\n";
+    place.write("sealblock.toml", format!("{listener}{}", subsystem("m", "", "mem:1MiB")).as_bytes());
+    let mut server = Server::start_at(&place, "");
+    let host = "nqn.2026-01.org.example:host";
+    let mem = server.target("m");
+    place.run(&format!("info {mem}?hostnqn=nqn.2026-01.org.example:other")).succeeds();
+    let one = subsystem("m", &format!("hosts = [\"{host}\"]\n"), "mem:1MiB");
+    let six = "[[listeners]]\naddress = \"[::1]:0\"\n";
+    let event = reload(&place, &mut server, &format!("{listener}{six}{one}"));
+    assert_eq!(event["listeners"].as_array().unwrap().len(), 2);
+    assert_eq!(event["listeners"][0], server.ready["listeners"][0]);
+    place.run(&format!("info {mem}?hostnqn={host}")).succeeds();
+    place.run(&format!("info {mem}?hostnqn=nqn.2026-01.org.example:other")).fails(3, &["refused"]);
+    let there = mem.replace(server.address(), event["listeners"][1].as_str().unwrap());
+    place.run(&format!("info {there}?hostnqn={host}")).succeeds();
+    let event = reload(&place, &mut server, &format!("{six}{one}"));
+    assert_eq!(event["listeners"].as_array().unwrap().len(), 1);
+    place.run(&format!("info {there}?hostnqn={host}")).succeeds();
+    place.run(&format!("info {mem}?hostnqn={host}")).fails(3, &["connecting"]);
+    server.stop().is_clean();
+}
+
+#[test]
+fn what_cannot_be_is_reported_and_everything_stays() {
+    let place = Place::new();
+    place.run("create v --size 1MiB").succeeds();
+    place.run("create w --size 1MiB").succeeds();
+    let v = subsystem("a", "", "v");
+    place.write("sealblock.toml", v.as_bytes());
+    let mut server = Server::start_at(&place, "--listen 127.0.0.1:0");
+    let bad = [
+        ("name =".to_owned(), "line 1"),
+        (subsystem("b", "colour = 1\n", "w"), "unknown field `colour`"),
+        (format!("{}{}", subsystem("b", "", "w"), subsystem("c", "", "nosuch")), "No such file"),
+        (subsystem("b", "", "mem:1MiB") + "protection = \"shown\"\n", "no protection information"),
+        (subsystem("a", "", "v") + "read_only = true\n", "the other way"),
+        (format!("{v}{}", subsystem("b", "", "v")), "named twice"),
+    ];
+    for (text, why) in bad {
+        let event = reload(&place, &mut server, &text);
+        assert_eq!(event["event"], "reload_failed", "{text}");
+        assert!(event["reason"].as_str().unwrap().contains(why), "{why}: {event}");
+        place.run(&format!("verify {}", server.target("a"))).succeeds();
+        place.run("verify w").succeeds();
+    }
+    let event = reload(&place, &mut server, &format!("[limits]\nconnections = 9\n{v}"));
+    assert_eq!(event["event"], "reloaded");
+    let ended = server.stop();
+    ended.is_clean();
+    assert!(ended.stderr.contains("everything stays as it was"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("from the next start on"), "{}", ended.stderr);
+}
