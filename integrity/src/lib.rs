@@ -19,6 +19,7 @@ mod interleave;
 mod rebase;
 mod seal;
 mod sealed;
+mod summed;
 mod tuple;
 mod verify;
 mod wire;

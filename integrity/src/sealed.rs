@@ -38,6 +38,17 @@ impl Sealed {
         Sealed { data, tags, size, format, guards_hold: true }
     }
 
+    /// Puts together what was made or checked in this crate.
+    pub(crate) fn checked(
+        data: Slice,
+        tags: Slice,
+        size: BlockSize,
+        format: Option<PiFormat>,
+        guards_hold: bool,
+    ) -> Sealed {
+        Sealed { data, tags, size, format, guards_hold }
+    }
+
     /// Whether every guard is known to match its data. Not so where a host asked for no check of guards, or where a tuple
     /// escapes checking.
     pub fn guards_hold(&self) -> bool {
@@ -161,12 +172,29 @@ impl Unverified {
         if let Some(format) = self.format {
             verify(format, self.size, &self.data, &self.tags, checks, &mut |mismatch| mismatches.push(mismatch));
         }
-        if mismatches.is_empty() {
-            let guards_hold = checks.guard && !self.escapes();
-            Ok(Sealed { data: self.data, tags: self.tags, size: self.size, format: self.format, guards_hold })
-        } else {
-            Err(mismatches)
-        }
+        if mismatches.is_empty() { Ok(self.into_sealed(checks)) } else { Err(mismatches) }
+    }
+
+    /// After nothing wrong was found by these checks.
+    pub(crate) fn into_sealed(self, checks: &Checks) -> Sealed {
+        let guards_hold = checks.guard && !self.escapes();
+        Sealed::checked(self.data, self.tags, self.size, self.format, guards_hold)
+    }
+
+    pub(crate) fn data(&self) -> &Slice {
+        &self.data
+    }
+
+    pub(crate) fn tags(&self) -> &Slice {
+        &self.tags
+    }
+
+    pub(crate) fn size(&self) -> BlockSize {
+        self.size
+    }
+
+    pub(crate) fn format(&self) -> Option<PiFormat> {
+        self.format
     }
 
     /// Whether any tuple says that its block is not to be checked.

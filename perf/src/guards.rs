@@ -54,7 +54,7 @@ pub struct Report {
 }
 
 /// Something that goes over the whole working set once and returns what it found, so that it cannot be left out.
-type Pass<'a> = Box<dyn FnMut() -> u64 + 'a>;
+pub type Pass<'a> = Box<dyn FnMut() -> u64 + 'a>;
 
 /// Measures everything; takes some fifteen seconds.
 pub fn run() -> anyhow::Result<Report> {
@@ -75,13 +75,14 @@ pub fn run() -> anyhow::Result<Report> {
 }
 
 /// A buffer that starts on a page, filled with bytes that differ.
-struct Memory {
+pub struct Memory {
     bytes: Vec<u8>,
     start: usize,
 }
 
 impl Memory {
-    fn new(bytes: usize) -> anyhow::Result<Memory> {
+    /// Takes and fills so many bytes.
+    pub fn new(bytes: usize) -> anyhow::Result<Memory> {
         let mut memory = Vec::new();
         memory.try_reserve_exact(bytes + PAGE_BYTES).context("no memory for a working set that no cache holds")?;
         memory.extend((0..bytes + PAGE_BYTES).map(|i| (i ^ i >> 9 ^ i >> 17) as u8));
@@ -89,13 +90,14 @@ impl Memory {
         Ok(Memory { bytes: memory, start })
     }
 
-    fn bytes(&self) -> &[u8] {
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
         &self.bytes[self.start..][..self.bytes.len() - PAGE_BYTES]
     }
 }
 
 /// Lets the contenders take turns over a set; GB/s of each.
-fn race(set_bytes: usize, contenders: &mut [Pass<'_>]) -> Vec<f64> {
+pub fn race(set_bytes: usize, contenders: &mut [Pass<'_>]) -> Vec<f64> {
     let mut best = vec![f64::INFINITY; contenders.len()];
     for _ in 0..ROUNDS {
         for (contender, best) in contenders.iter_mut().zip(&mut best) {

@@ -3,9 +3,14 @@
 mod amplification;
 mod counted;
 mod guards;
+mod latency;
 mod layouts;
 mod load;
+mod nvme_tcp;
+mod one_pass;
 mod options;
+mod remote;
+mod remote_verify;
 mod report;
 mod rig;
 mod touched;
@@ -23,6 +28,9 @@ fn main() -> anyhow::Result<()> {
         Claim::Amplification(options) => amplification::run(&options)?,
         Claim::Verify(options) => verify::run(&options)?,
         Claim::Layouts(options) => layouts::run(&options)?,
+        Claim::NvmeTcp(options) => nvme_tcp::run(options)?,
+        Claim::RemoteVerify(options) => remote_verify::run(options)?,
+        Claim::OnePass(options) => one_pass::run(options)?,
     }
     Ok(())
 }

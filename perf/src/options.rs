@@ -1,10 +1,11 @@
 //! What a benchmark may be told.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::{Args, Parser, Subcommand};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_units::{BlockSize, ByteCount};
@@ -31,6 +32,12 @@ pub enum Claim {
     Verify(FileOptions),
     /// Ways to lay out a volume, as patterns of real writes and syncs.
     Layouts(FileOptions),
+    /// Our target and our host over loopback, each on one core; with and without protection and digests.
+    NvmeTcp(RemoteOptions),
+    /// Verify where the data is, against Verify of data that comes here first.
+    RemoteVerify(RemoteOptions),
+    /// Protection and data digests from one pass over the data, against separate passes.
+    OnePass(RemoteOptions),
 }
 
 /// Where, how large and how long, for benchmarks on files.
@@ -68,6 +75,89 @@ pub struct AmplificationOptions {
     /// Memory for the tables of each volume; the volume's own default if left out.
     #[arg(long)]
     pub cache: Option<ByteCount>,
+}
+
+/// Two ends of a connection.
+#[derive(Args, Clone)]
+pub struct RemoteOptions {
+    /// Bytes of each device.
+    #[arg(long, default_value = "256MiB")]
+    pub size: ByteCount,
+    /// Seconds of one turn of one contender.
+    #[arg(long, default_value_t = 1.0)]
+    pub seconds: f64,
+    /// Rounds, in each of which every contender has one turn.
+    #[arg(long, default_value_t = 5)]
+    pub rounds: u32,
+    /// What the target serves: null, memory, and for remote-verify volume.
+    #[arg(long, value_delimiter = ',', default_value = "null,memory")]
+    pub devices: Vec<String>,
+    /// Whether header and data digests are used: off, on.
+    #[arg(long, value_delimiter = ',', default_value = "off,on")]
+    pub digests: Vec<String>,
+    /// Who makes tags: none (there are none), made (the target), host.
+    #[arg(long, value_delimiter = ',', default_value = "none,made,host")]
+    pub tags: Vec<String>,
+    /// Guards of the tags.
+    #[arg(long, value_delimiter = ',', default_value = "crc16,crc32c,crc64")]
+    pub guards: Vec<Protection>,
+    /// Only loads whose name contains this.
+    #[arg(long, default_value = "")]
+    pub only: String,
+    /// CPU of the target.
+    #[arg(long, default_value_t = 1)]
+    pub target_cpu: usize,
+    /// CPU of the host.
+    #[arg(long, default_value_t = 0)]
+    pub host_cpu: usize,
+    /// How long an idle end looks for work before it sleeps, in microseconds.
+    #[arg(long, default_value_t = 50)]
+    pub spin_us: u32,
+    /// Another target to be measured in the same rounds by the same host: ADDR:PORT/NQN.
+    #[arg(long)]
+    pub peer: Vec<Peer>,
+    /// What tables call the peers, in order.
+    #[arg(long)]
+    pub peer_name: Vec<String>,
+    /// Process of each peer, in order: stopped (SIGSTOP) while it is not its turn, since one that polls leaves the others no CPU.
+    #[arg(long)]
+    pub peer_pid: Vec<i32>,
+    /// Measures nothing, but serves for so many seconds and says where, for other hosts.
+    #[arg(long)]
+    pub serve: Option<u64>,
+    /// Directory of the volume's file, for remote-verify.
+    #[arg(long, default_value = ".")]
+    pub dir: PathBuf,
+}
+
+/// A namespace of somebody else's target, the only one of its subsystem.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Its subsystem.
+    pub nqn: String,
+}
+
+impl FromStr for Peer {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> anyhow::Result<Peer> {
+        let Some((address, nqn)) = text.split_once('/') else { bail!("'{text}' is not ADDR:PORT/NQN") };
+        Ok(Peer { address: address.parse().with_context(|| format!("'{address}'"))?, nqn: nqn.to_owned() })
+    }
+}
+
+impl RemoteOptions {
+    /// Length of a turn.
+    pub fn turn(&self) -> Duration {
+        Duration::from_secs_f64(self.seconds)
+    }
+
+    /// Blocks of 4 KiB of each device.
+    pub fn blocks(&self) -> u64 {
+        self.size.get() >> BlockSize::B4096.shift()
+    }
 }
 
 impl FileOptions {

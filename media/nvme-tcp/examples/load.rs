@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use sealblock_block::{Device, Durability, Gate, Operation, Stack};
 use sealblock_exports_nvme_tcp::{Limits, Namespace, Subsystem, Target};
 use sealblock_integrity::{Checks, Sealed, Tags};
+use sealblock_layers_remote_core::SharedDevice;
 use sealblock_media_null::NullDevice;
 use sealblock_media_nvme_tcp::{Address, NvmeTcpDevice, Options};
 use sealblock_runtime_memory::Buffer;
@@ -32,7 +33,7 @@ fn serve() -> SocketAddr {
         let reactor = Reactor::new(config()).expect("a reactor starts");
         reactor.block_on(async {
             let null = NullDevice::new(BlockSize::B4096, BLOCKS, None);
-            let namespace = Namespace::new(Rc::new(Gate::new("null", Stack::new(null))), [1; 16]);
+            let namespace = Namespace::new(SharedDevice::publish(Rc::new(Gate::new("null", Stack::new(null)))), [1; 16]);
             let subsystem = Subsystem::new(NQN.parse().expect("a valid name"), "LOAD");
             let subsystem = subsystem.with_namespace(1, namespace).expect("a valid namespace");
             let limits = Limits { commands: 256, ..Limits::default() };

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use sealblock_block::Fault;
-use sealblock_integrity::{Checks, Mismatch, PiFormat, ProtectionType, Sealed, Tags, Tuple, Unverified};
+use sealblock_integrity::{Checks, GuardKind, Mismatch, PiFormat, ProtectionType, Sealed, Tags, Tuple, Unverified};
 use sealblock_protocols_nvme::nvm::{Prchk, ProtectionInfo};
 use sealblock_protocols_nvme_tcp::host::ReadData;
 use sealblock_protocols_nvme_tcp::{BlockShape, BlockSums, Payload};
@@ -137,12 +137,11 @@ impl Wire {
             }
             Payload::from(whole.freeze())
         };
-        match &self.sums {
-            // Sums that were not checked must not vouch for the data.
-            Some(shape) if data.guards_hold() => {
-                let guards = data.tags().chunks_exact(tuple).map(|bytes| Tuple::read(format, bytes).guard as u32);
+        match (&self.sums, data.sums()) {
+            (Some(shape), Some(guards)) => {
                 payload.with_sums(BlockSums { shape: shape.clone(), guards: guards.collect() })
             }
+            // Guards that were not compared with the data must not vouch for it.
             _ => payload,
         }
     }
@@ -162,6 +161,10 @@ impl Wire {
         let (data, tags) = self.apart(format, read.buffer, pool);
         let len = data.len() as u64;
         let blocks = Unverified::new(data, tags, self.size, Some(format)).expect("one tuple was taken from each block");
+        // There are sums only if these bytes were summed for a data digest, and the digest was right.
+        if let Some(sums) = read.sums.filter(|_| format.guard() == GuardKind::Crc32c) {
+            return blocks.verify_summed(checks, &sums.guards);
+        }
         if checks.guard {
             add(guard_bytes_summed, len);
         }

@@ -79,6 +79,14 @@ pub struct Counters {
     pub reconnects: u64,
 }
 
+impl Counters {
+    /// Bytes that this device summed, for whatever purpose, to move [`Counters::received_bytes`] and
+    /// [`Counters::sent_bytes`]. Guards of data that is written are made before it gets here, and count there.
+    pub fn bytes_summed(&self) -> u64 {
+        self.received_bytes_summed + self.sent_bytes_summed + self.guard_bytes_summed
+    }
+}
+
 /// Cells behind [`Counters`] that the device itself counts.
 #[derive(Default)]
 pub(crate) struct Counting {

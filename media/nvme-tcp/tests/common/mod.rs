@@ -8,6 +8,7 @@ use std::time::Duration;
 use sealblock_block::{Answer, Device, Durability, Error, Gate, Operation, Stack};
 use sealblock_exports_nvme_tcp::{Limits, Namespace, Shows, Subsystem, Target};
 use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
+use sealblock_layers_remote_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_media_nvme_tcp::{Address, NvmeTcpDevice, Options, Reconnect};
 use sealblock_runtime_memory::Slice;
@@ -47,7 +48,7 @@ pub fn serve_at(address: SocketAddr, devices: &[(Rc<MemoryDevice>, Shows)]) -> S
     let mut subsystem = Subsystem::new(SUBNQN.parse().unwrap(), "SN1");
     for (i, (device, shows)) in devices.iter().enumerate() {
         let gate = Rc::new(Gate::new("mem", Stack::new(Rc::clone(device))));
-        let namespace = Namespace::new(gate, [i as u8 + 1; 16]).showing(*shows).unwrap();
+        let namespace = Namespace::new(SharedDevice::publish(gate), [i as u8 + 1; 16]).showing(*shows).unwrap();
         subsystem = subsystem.with_namespace(i as u32 + 1, namespace).unwrap();
     }
     let target = Target::new([subsystem], limits()).unwrap();

@@ -1,0 +1,281 @@
+//! Our target and our host over loopback, each on one core, and targets of others in the same rounds.
+//!
+//! Claims: tags made by the target cost at most 10 % of the requests a second without any; whatever the depth, our target
+//! answers as many requests as any other, and as soon. CPU time is that of the host's thread and of the target's; an end that
+//! looks for work before it sleeps spends time on looking, so with spare time these figures say little (`--spin-us 0` shows
+//! what work alone takes). Header and data digests go together.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::Context;
+use rustix::process::{Pid, Signal, kill_process};
+use sealblock_block::Gate;
+use sealblock_media_nvme_tcp::NvmeTcpDevice;
+use sealblock_runtime_reactor::{CoreHandle, sleep};
+
+use crate::load::{self, Load, Turn, Until};
+use crate::options::{Protection, RemoteOptions};
+use crate::remote::{self, NQN, Served, Serving, View, core_cpu, thread_cpu};
+use crate::report::{Spread, shuffled, verdict};
+
+/// Tags made by the target leave at least this part of the requests.
+const MADE: f64 = 0.9;
+/// What a peer gets to wake up before its turn.
+const WAKE: Duration = Duration::from_millis(20);
+
+const fn small(name: &'static str, write: bool, depth: u64) -> Load {
+    Load { name, write, blocks: 1, random: true, depth, flush_every: 0 }
+}
+
+const fn large(name: &'static str, write: bool, depth: u64) -> Load {
+    Load { name, write, blocks: 32, random: false, depth, flush_every: 0 }
+}
+
+const LOADS: &[Load] = &[
+    small("read 4 KiB, random, QD 1", false, 1),
+    small("read 4 KiB, random, QD 32", false, 32),
+    small("read 4 KiB, random, QD 128", false, 128),
+    small("write 4 KiB, random, QD 1", true, 1),
+    small("write 4 KiB, random, QD 32", true, 32),
+    small("write 4 KiB, random, QD 128", true, 128),
+    large("read 128 KiB, sequential, QD 8", false, 8),
+    large("read 128 KiB, sequential, QD 32", false, 32),
+    large("write 128 KiB, sequential, QD 8", true, 8),
+    large("write 128 KiB, sequential, QD 32", true, 32),
+];
+
+/// Whose CPU time is the target's.
+enum End {
+    Ours(CoreHandle),
+    Theirs(Option<Stopped>),
+}
+
+/// A process that stands still while this is not told to go on; it goes on at the latest when this is dropped.
+struct Stopped(Pid);
+
+impl Stopped {
+    fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        kill_process(self.0, signal).context("stopping and waking the peer")
+    }
+
+    /// Seconds that its threads have spent on CPUs.
+    fn cpu(&self) -> f64 {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.0.as_raw_nonzero())).into_iter().flatten().flatten();
+        let of_task = |task: std::fs::DirEntry| {
+            let stat = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+            stat.split(' ').next()?.parse::<f64>().ok()
+        };
+        tasks.filter_map(of_task).sum::<f64>() / 1e9
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        // Nobody is left to be told that it is gone.
+        let _ = self.signal(Signal::CONT);
+    }
+}
+
+/// One side of a comparison.
+pub struct Contender {
+    /// What tables call it.
+    pub name: String,
+    gate: Rc<Gate<NvmeTcpDevice>>,
+    end: End,
+}
+
+/// What a turn came to.
+#[derive(Clone, Copy)]
+pub struct Measured {
+    /// The requests.
+    pub turn: Turn,
+    /// CPU seconds of the host.
+    pub host_cpu: f64,
+    /// CPU seconds of the target, where they can be had.
+    pub target_cpu: Option<f64>,
+    /// Bytes that the host summed for each byte of data moved.
+    pub host_summed: f64,
+}
+
+impl Contender {
+    /// A namespace of our own target.
+    pub async fn ours(name: String, serving: (&CoreHandle, std::net::SocketAddr), nsid: u32, digests: bool) -> anyhow::Result<Contender> {
+        let device = remote::connect(serving.1, NQN, Some(nsid), digests).await?;
+        Ok(Contender { name, gate: Rc::new(Gate::new("remote", device)), end: End::Ours(serving.0.clone()) })
+    }
+
+    /// One turn.
+    pub async fn turn(&self, load: Load, until: Until, seed: u64) -> anyhow::Result<Measured> {
+        if let End::Theirs(Some(peer)) = &self.end {
+            peer.signal(Signal::CONT)?;
+            sleep(WAKE).await;
+        }
+        let before = (self.target_cpu().await?, thread_cpu(), self.gate.device().counters().bytes_summed());
+        let turn = load::drive(Rc::clone(&self.gate), load, until, seed).await?;
+        let after = (thread_cpu(), self.target_cpu().await?, self.gate.device().counters().bytes_summed());
+        if let End::Theirs(Some(peer)) = &self.end {
+            peer.signal(Signal::STOP)?;
+        }
+        let host_summed = (after.2 - before.2) as f64 / turn.bytes as f64;
+        let target_cpu = before.0.zip(after.1).map(|(before, after)| after - before);
+        Ok(Measured { turn, host_cpu: after.0 - before.1, target_cpu, host_summed })
+    }
+
+    async fn target_cpu(&self) -> anyhow::Result<Option<f64>> {
+        Ok(match &self.end {
+            End::Ours(core) => Some(core_cpu(core).await?),
+            End::Theirs(peer) => peer.as_ref().map(Stopped::cpu),
+        })
+    }
+}
+
+/// Measures everything and prints it.
+pub fn run(options: RemoteOptions) -> anyhow::Result<()> {
+    for device in options.devices.clone() {
+        let served = served(&options, &device)?;
+        let serving = remote::start(&options, options.spin_us, &served)?;
+        if let Some(seconds) = options.serve {
+            announce(&serving, &served, seconds)?;
+            continue;
+        }
+        let (_cores, host) = remote::core(options.host_cpu, options.spin_us)?;
+        for digests in remote::switches(&options.digests)? {
+            println!("{device}, digests {}", if digests { "on" } else { "off" });
+            let (options, core, address) = (options.clone(), serving.core.clone(), serving.address);
+            let bench = host.call(move || bench(options, core, address, digests));
+            remote::wait(bench)?.context("the host's core is gone")??;
+        }
+    }
+    Ok(())
+}
+
+/// The devices: one without tags, and one for each guard.
+pub fn served(options: &RemoteOptions, device: &str) -> anyhow::Result<Vec<Served>> {
+    let (store, blocks) = (remote::store(device)?, options.blocks());
+    let protections = [Protection(None)].into_iter().chain(options.guards.iter().copied());
+    Ok(protections.map(|protection| Served { store: store.clone(), protection, blocks }).collect())
+}
+
+fn announce(serving: &Serving, served: &[Served], seconds: u64) -> anyhow::Result<()> {
+    for (index, device) in served.iter().enumerate() {
+        let tagged = device.protection.0.map(|_| remote::nsid(index, View::Tagged));
+        let name = device.protection.name();
+        println!("{name}: {}/{NQN} namespace {}, with tags {tagged:?}", serving.address, remote::nsid(index, View::Plain));
+    }
+    remote::wait(async move { sleep(Duration::from_secs(seconds)).await })
+}
+
+/// All contenders of our own: the one without tags first.
+pub async fn ours(
+    options: &RemoteOptions,
+    core: &CoreHandle,
+    address: std::net::SocketAddr,
+    digests: bool,
+) -> anyhow::Result<Vec<Contender>> {
+    let mut contenders = Vec::new();
+    let wants = |tags: &str| options.tags.iter().any(|wanted| wanted == tags);
+    if wants("none") {
+        let nsid = remote::nsid(0, View::Plain);
+        contenders.push(Contender::ours("none".to_owned(), (core, address), nsid, digests).await?);
+    }
+    for (tags, view) in [("made", View::Plain), ("host", View::Tagged)] {
+        for (index, guard) in options.guards.iter().enumerate().filter(|_| wants(tags)) {
+            let name = format!("{tags} {}", guard.name());
+            contenders.push(Contender::ours(name, (core, address), remote::nsid(index + 1, view), digests).await?);
+        }
+    }
+    Ok(contenders)
+}
+
+async fn peers(options: &RemoteOptions, digests: bool) -> anyhow::Result<Vec<Contender>> {
+    let mut contenders = Vec::new();
+    for (index, peer) in options.peer.iter().enumerate() {
+        let name = options.peer_name.get(index).cloned().unwrap_or_else(|| format!("peer {index}"));
+        let process = match options.peer_pid.get(index) {
+            None => None,
+            Some(&pid) => Some(Stopped(Pid::from_raw(pid).with_context(|| format!("{pid} is no process"))?)),
+        };
+        if let Some(process) = &process {
+            process.signal(Signal::CONT)?;
+        }
+        let device = remote::connect(peer.address, &peer.nqn, None, digests).await?;
+        if let Some(process) = &process {
+            process.signal(Signal::STOP)?;
+        }
+        contenders.push(Contender { name, gate: Rc::new(Gate::new("peer", device)), end: End::Theirs(process) });
+    }
+    Ok(contenders)
+}
+
+async fn bench(
+    options: RemoteOptions,
+    core: CoreHandle,
+    address: std::net::SocketAddr,
+    digests: bool,
+) -> anyhow::Result<()> {
+    let mut contenders = ours(&options, &core, address, digests).await?;
+    contenders.extend(peers(&options, digests).await?);
+    let names: Vec<String> = contenders.iter().map(|contender| contender.name.clone()).collect();
+    for load in LOADS.iter().filter(|load| load.name.contains(&options.only)) {
+        let rounds = rounds(&options, &contenders, *load).await?;
+        print(load.name, &names, &rounds);
+    }
+    for contender in &contenders {
+        if let End::Theirs(Some(peer)) = &contender.end {
+            peer.signal(Signal::CONT)?;
+        }
+        contender.gate.device().close().await;
+    }
+    Ok(())
+}
+
+/// Every contender's turns, in a new order each round.
+pub async fn rounds(
+    options: &RemoteOptions,
+    contenders: &[Contender],
+    load: Load,
+) -> anyhow::Result<Vec<Vec<Measured>>> {
+    let mut rounds = Vec::new();
+    let mut state = 0x9e37_79b9_7f4a_7c15;
+    for round in 0..options.rounds {
+        let mut measured = vec![None; contenders.len()];
+        for index in shuffled(contenders.len(), &mut state) {
+            let turn = contenders[index].turn(load, Until::Passed(options.turn()), u64::from(round) + 1).await;
+            measured[index] = Some(turn.with_context(|| contenders[index].name.clone())?);
+        }
+        rounds.push(measured.into_iter().flatten().collect());
+    }
+    Ok(rounds)
+}
+
+/// The middle of something over the rounds.
+pub fn median(rounds: &[Vec<Measured>], index: usize, of: impl Fn(&Measured) -> f64) -> f64 {
+    Spread::of(rounds.iter().map(|round| of(&round[index]))).median
+}
+
+fn print(load: &str, names: &[String], rounds: &[Vec<Measured>]) {
+    println!("{load}");
+    for (index, name) in names.iter().enumerate() {
+        let ratio = Spread::of(rounds.iter().map(|round| round[index].turn.rate() / round[0].turn.rate()));
+        let per_request = |cpu: f64, turn: &Turn| cpu * 1e6 / turn.requests as f64;
+        let host = median(rounds, index, |m| per_request(m.host_cpu, &m.turn));
+        let target = median(rounds, index, |m| m.target_cpu.map_or(f64::NAN, |cpu| per_request(cpu, &m.turn)));
+        let (rate, mean, p99) = (
+            median(rounds, index, |m| m.turn.rate()),
+            median(rounds, index, |m| m.turn.latency_us.0),
+            median(rounds, index, |m| m.turn.latency_us.1),
+        );
+        print!("  {name:14} {rate:8.0} /s  latency {mean:7.1} us, p99 {p99:7.1}  CPU {host:5.1} + {target:5.1} us");
+        match index {
+            0 => println!("   (yardstick)"),
+            _ => println!(
+                "   {:5.1} % [{:5.1} .. {:5.1}]{}",
+                ratio.median * 100.0,
+                ratio.least * 100.0,
+                ratio.most * 100.0,
+                verdict(ratio.median, Some(MADE).filter(|_| name.starts_with("made")))
+            ),
+        }
+    }
+}

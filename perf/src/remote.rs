@@ -1,0 +1,207 @@
+//! Our target on one core, our host on another, over loopback.
+//!
+//! All namespaces of a run are there from the start, on one target: only what is asked of makes work. Each device is
+//! served twice, as plain blocks and, where it has protection information, with it.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use rustix::time::{ClockId, clock_gettime};
+use sealblock_block::{Device, Durability, Gate, Operation, Stack};
+use sealblock_exports_nvme_tcp::{Limits, Namespace, Shows, Subsystem, Target};
+use sealblock_integrity::{Sealed, Tags};
+use sealblock_layers_remote_core::SharedDevice;
+use sealblock_media_file::{FileMedium, Options as FileMediumOptions};
+use sealblock_media_memory::MemoryDevice;
+use sealblock_media_null::NullDevice;
+use sealblock_media_nvme_tcp::{Address, NvmeTcpDevice, Options, Protection as Makes};
+use sealblock_media_volume::{OpenOptions, open};
+use sealblock_protocols_nvme::nqn::Nqn;
+use sealblock_runtime_memory::Slice;
+use sealblock_runtime_reactor::net::Listener;
+use sealblock_runtime_reactor::{Config, CoreHandle, Cores, Placement, Reactor, pool, spawn};
+use sealblock_units::{BlockSize, Extent};
+
+use crate::load;
+use crate::options::{Protection, RemoteOptions};
+use crate::rig::TurnClock;
+
+/// The subsystem of our target.
+pub const NQN: &str = "nqn.2026-11.org.sealblock:perf";
+/// Commands in flight of a queue; one less than a queue of 256 entries holds.
+const DEPTH: u16 = 255;
+const FILL_BLOCKS: u64 = 256;
+
+/// What is behind a namespace.
+#[derive(Clone)]
+pub enum Store {
+    /// Nothing.
+    Null,
+    /// RAM, written all over.
+    Memory,
+    /// A protected volume in this file, read through the page cache.
+    Volume(PathBuf),
+}
+
+/// A device of the target.
+#[derive(Clone)]
+pub struct Served {
+    /// Where the blocks are.
+    pub store: Store,
+    /// Their tags.
+    pub protection: Protection,
+    /// How many there are.
+    pub blocks: u64,
+}
+
+/// How a host uses a device.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum View {
+    /// As plain blocks; tags, if there are any, are made and checked by the target.
+    Plain,
+    /// With tags, which the host makes and checks.
+    Tagged,
+}
+
+/// A target on a core of its own.
+pub struct Serving {
+    /// The core.
+    pub core: CoreHandle,
+    /// Where it listens.
+    pub address: SocketAddr,
+    _cores: Cores,
+}
+
+/// A core on this CPU.
+pub fn core(cpu: usize, spin_us: u32) -> anyhow::Result<(Cores, CoreHandle)> {
+    let cores = Cores::start(Placement::Cpus(vec![cpu]), Config { spin_us, ..Config::default() })?;
+    let handle = cores.handle(0).context("there is one core")?;
+    Ok((cores, handle))
+}
+
+/// Runs something on the main thread, which does nothing but wait.
+pub fn wait<T>(work: impl Future<Output = T>) -> anyhow::Result<T> {
+    Ok(Reactor::new(Config { pool_arena_bytes: 0, ..Config::default() })?.block_on(work))
+}
+
+/// Starts a target for these devices.
+pub fn start(options: &RemoteOptions, spin_us: u32, devices: &[Served]) -> anyhow::Result<Serving> {
+    let (cores, core) = core(options.target_cpu, spin_us)?;
+    let devices = devices.to_vec();
+    let address = wait(core.call(move || serve(devices)))?.context("the target's core is gone")??;
+    Ok(Serving { core, address, _cores: cores })
+}
+
+async fn serve(devices: Vec<Served>) -> anyhow::Result<SocketAddr> {
+    let mut subsystem = Subsystem::new(NQN.parse().context("our own name")?, "PERF");
+    for (index, served) in devices.iter().enumerate() {
+        let device = SharedDevice::publish(Rc::new(Gate::new("served", served.device().await?)));
+        for (view, shows) in [(View::Plain, Shows::Plain), (View::Tagged, Shows::Protected)] {
+            let nsid = nsid(index, view);
+            let mut uuid = [0; 16];
+            uuid[..4].copy_from_slice(&nsid.to_be_bytes());
+            if shows == Shows::Plain || served.protection.0.is_some() {
+                let namespace = Namespace::new(device.clone(), uuid).showing(shows)?;
+                subsystem = subsystem.with_namespace(nsid, namespace)?;
+            }
+        }
+    }
+    let target = Target::new([subsystem], Limits { commands: DEPTH + 1, ..Limits::default() })?;
+    let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into(), 128)?;
+    let address = listener.local_addr()?;
+    // It serves until its core is dropped.
+    drop(spawn(async move { target.serve(listener).await }));
+    Ok(address)
+}
+
+/// The namespace of a device, by its place in the list.
+pub fn nsid(index: usize, view: View) -> u32 {
+    index as u32 * 2 + if view == View::Plain { 1 } else { 2 }
+}
+
+impl Served {
+    async fn device(&self) -> anyhow::Result<Stack> {
+        let format = self.protection.0;
+        Ok(match &self.store {
+            Store::Null => Stack::new(NullDevice::new(BlockSize::B4096, self.blocks, format)),
+            Store::Memory => {
+                let device = MemoryDevice::new(BlockSize::B4096, self.blocks, format).with_pool(pool());
+                fill(&device).await?;
+                Stack::new(device)
+            }
+            Store::Volume(path) => {
+                let medium = FileMedium::open(path, FileMediumOptions { buffered: true, ..FileMediumOptions::READ })?;
+                let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+                Stack::new(open(medium, TurnClock::new(Rc::default()), &options).await?.volume)
+            }
+        })
+    }
+}
+
+/// Memory that was never written costs nothing to read.
+async fn fill(device: &MemoryDevice) -> anyhow::Result<()> {
+    let geometry = device.geometry();
+    let payload = Slice::copy_from(&load::payload());
+    for start in (0..geometry.capacity_blocks).step_by(FILL_BLOCKS as usize) {
+        let extent = Extent::from_raw(start, FILL_BLOCKS.min(geometry.capacity_blocks - start))?;
+        let tags = Tags { first_ref: start, ..Tags::default() };
+        let data = payload.slice(..extent.bytes(geometry.block_size) as usize);
+        let data = Sealed::seal(data, geometry.block_size, geometry.protection, &tags);
+        device.execute(Operation::Write { extent, data, durability: Durability::Volatile }).await?;
+    }
+    Ok(())
+}
+
+/// Opens a namespace from this core.
+pub async fn connect(
+    address: SocketAddr,
+    nqn: &str,
+    nsid: Option<u32>,
+    digests: bool,
+) -> anyhow::Result<NvmeTcpDevice> {
+    let name: Nqn = nqn.parse().with_context(|| format!("{nqn} is no name of a subsystem"))?;
+    let options = Options {
+        queue_depth: DEPTH,
+        header_digest: digests,
+        data_digest: digests,
+        protection: Makes::HostMade,
+        // A peer that is stopped between its turns answers nothing.
+        keep_alive: Duration::ZERO,
+        ..Options::default()
+    };
+    let device = NvmeTcpDevice::connect(Address::from(address), name, nsid, options).await;
+    device.with_context(|| format!("connecting to {nqn} at {address}"))
+}
+
+/// Time that this thread has spent on a CPU, in seconds.
+pub fn thread_cpu() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// The same for a core.
+pub async fn core_cpu(core: &CoreHandle) -> anyhow::Result<f64> {
+    core.call(|| async { thread_cpu() }).await.context("the target's core is gone")
+}
+
+/// What a list of `off` and `on` asks for.
+pub fn switches(names: &[String]) -> anyhow::Result<Vec<bool>> {
+    let switch = |name: &String| match name.as_str() {
+        "off" => Ok(false),
+        "on" => Ok(true),
+        other => bail!("'{other}' is neither off nor on"),
+    };
+    names.iter().map(switch).collect()
+}
+
+/// A device by its name on the command line.
+pub fn store(name: &str) -> anyhow::Result<Store> {
+    Ok(match name {
+        "null" => Store::Null,
+        "memory" => Store::Memory,
+        other => bail!("'{other}' is no device here; null and memory are"),
+    })
+}

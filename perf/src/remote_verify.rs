@@ -1,0 +1,150 @@
+//! Verify at the target that holds the data, against Verify of the same namespace by reading it.
+//!
+//! Claims: at least 6 times as fast on a null or memory device, and at least 1000 times fewer bytes moved. Both ways
+//! check the same tags of the same blocks, 8 requests at a time, without digests; the reader checks them here. Bytes moved are
+//! payload, and for each command the 96 bytes of its capsules.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use anyhow::Context;
+use futures_util::future::try_join_all;
+use sealblock_block::{Abilities, Ability, Device, Gate, Geometry, Operation, Outcome};
+use sealblock_integrity::Checks;
+use sealblock_media_nvme_tcp::NvmeTcpDevice;
+use sealblock_runtime_reactor::{Config, Reactor};
+use sealblock_units::Extent;
+
+use crate::load::Stopwatch;
+use crate::options::{Protection, RemoteOptions};
+use crate::remote::{self, NQN, Served, Store, View};
+use crate::report::Spread;
+use crate::rig::{self, Prepared, Scratch};
+
+/// How many times faster, and how many times fewer bytes.
+const FASTER: f64 = 6.0;
+const FEWER: f64 = 1000.0;
+const DEPTH: usize = 8;
+/// Blocks of 4 KiB that one request is about, if the device takes as many.
+const OFFLOADED_BLOCKS: u64 = 4096;
+const READ_BLOCKS: u64 = 256;
+/// A command's capsule of 72 bytes and its response of 24.
+const CAPSULES_BYTES: u64 = 96;
+
+/// A device that does not verify, so that the gate in front of it has to read.
+struct Emulated(NvmeTcpDevice);
+
+impl Device for Emulated {
+    fn geometry(&self) -> &Geometry {
+        self.0.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { verify: Ability::Absent, ..self.0.abilities() }
+    }
+
+    async fn execute(&self, operation: Operation) -> Outcome {
+        self.0.execute(operation).await
+    }
+}
+
+/// One Verify of everything.
+struct Pass {
+    seconds: f64,
+    bytes_moved: u64,
+    payload_bytes: u64,
+}
+
+/// Measures everything and prints it.
+pub fn run(options: RemoteOptions) -> anyhow::Result<()> {
+    for device in &options.devices {
+        for &guard in &options.guards {
+            let (store, _scratch) = store(&options, device, guard)?;
+            let served = Served { store, protection: guard, blocks: options.blocks() };
+            let serving = remote::start(&options, options.spin_us, &[served])?;
+            let (_cores, host) = remote::core(options.host_cpu, options.spin_us)?;
+            let (rounds, address) = (options.rounds, serving.address);
+            let bench = remote::wait(host.call(move || bench(rounds, address)))?;
+            let rounds = bench.context("the host's core is gone")??;
+            print(&format!("{device}, guard {}, {}", guard.name(), options.size), options.blocks() << 12, &rounds);
+        }
+    }
+    Ok(())
+}
+
+fn store(options: &RemoteOptions, device: &str, guard: Protection) -> anyhow::Result<(Store, Option<Scratch>)> {
+    if device != "volume" {
+        return Ok((remote::store(device)?, None));
+    }
+    let scratch = rig::new_path(&options.dir, &format!("remote verify {}", guard.name()))?;
+    Reactor::new(Config::default())?.block_on(async {
+        rig::new_volume(&scratch.0, options.blocks(), guard, Prepared::Reserved).await?;
+        rig::open_volume(&scratch.0).await?.fill_and_close(options.blocks()).await
+    })?;
+    Ok((Store::Volume(scratch.0.clone()), Some(scratch)))
+}
+
+async fn bench(rounds: u32, address: std::net::SocketAddr) -> anyhow::Result<Vec<(Pass, Pass)>> {
+    let device = remote::connect(address, NQN, Some(remote::nsid(0, View::Tagged)), false).await?;
+    let offloaded = Rc::new(Gate::new("offloaded", device.clone()));
+    let emulated = Rc::new(Gate::new("emulated", Emulated(device.clone())));
+    let mut measured = Vec::new();
+    // The first round brings a volume's file into memory.
+    for round in 0..=rounds {
+        let one = pass(&*offloaded, &device, OFFLOADED_BLOCKS).await?;
+        let other = pass(&*emulated, &device, READ_BLOCKS).await?;
+        if round > 0 {
+            measured.push((one, other));
+        }
+    }
+    device.close().await;
+    Ok(measured)
+}
+
+async fn pass<D: Device>(gate: &D, device: &NvmeTcpDevice, piece: u64) -> anyhow::Result<Pass> {
+    let geometry = gate.geometry();
+    let (capacity, format) = (geometry.capacity_blocks, geometry.protection.context("there are tags to verify")?);
+    let before = device.counters();
+    let next = Cell::new(0);
+    let watch = Stopwatch::start();
+    try_join_all((0..DEPTH).map(|_| async {
+        while next.get() < capacity {
+            let start = next.replace(next.get() + piece);
+            let extent = Extent::from_raw(start, piece.min(capacity - start))?;
+            let checks = Checks::full(format, extent.start());
+            gate.execute(Operation::Verify { extent, checks }).await?;
+        }
+        anyhow::Ok(())
+    }))
+    .await?;
+    let seconds = watch.stop(1, 0).seconds;
+    let after = device.counters();
+    let payload_bytes = after.received_bytes - before.received_bytes + after.sent_bytes - before.sent_bytes;
+    let bytes_moved = payload_bytes + (after.commands - before.commands) * CAPSULES_BYTES;
+    Ok(Pass { seconds, bytes_moved, payload_bytes })
+}
+
+fn print(what: &str, bytes: u64, rounds: &[(Pass, Pass)]) {
+    let speed = |pass: &Pass| bytes as f64 / pass.seconds / 1e9;
+    let offloaded = Spread::of(rounds.iter().map(|round| speed(&round.0))).median;
+    let emulated = Spread::of(rounds.iter().map(|round| speed(&round.1))).median;
+    let faster = Spread::of(rounds.iter().map(|round| round.1.seconds / round.0.seconds));
+    let fewer = Spread::of(rounds.iter().map(|round| round.1.bytes_moved as f64 / round.0.bytes_moved as f64)).median;
+    let payload = rounds.iter().map(|round| round.0.payload_bytes).max().unwrap_or(0);
+    println!("{what}");
+    println!(
+        "  at the target {offloaded:6.2} GB/s, by reading {emulated:6.2} GB/s: {:6.1} times as fast [{:.1} .. {:.1}]{}",
+        faster.median,
+        faster.least,
+        faster.most,
+        times(faster.median, FASTER)
+    );
+    println!("  {fewer:.0} times fewer bytes moved ({payload} bytes of payload){}", times(fewer, FEWER));
+}
+
+fn times(ratio: f64, bar: f64) -> String {
+    match ratio >= bar {
+        true => format!("  bar {bar:.0}: kept"),
+        false => format!("  bar {bar:.0}: MISSED by {:.1}", bar - ratio),
+    }
+}
