@@ -70,6 +70,11 @@ proptest! {
     }
 
     #[test]
+    fn scripts(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+        fuzz::pair(&bytes);
+    }
+
+    #[test]
     fn mutated_hosts(bytes in mutated(host_pdu())) {
         fuzz::target(&bytes);
     }
