@@ -3,6 +3,7 @@
 //! Only what is parsed lives here. A value that can be wrong is parsed into its own type, so that bad usage ends with exit
 //! status 2 before anything is opened. The doc comments of commands and options are their help.
 
+mod serve;
 mod values;
 
 use std::path::PathBuf;
@@ -11,6 +12,7 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use sealblock_units::{BlockSize, ByteCount, Lba};
 
+pub use serve::{NVME_TCP_PORT, Protection, Serve, listen_address};
 pub use values::{Endpoint, Guard, Harm, Mode, ProtectionType, Volume};
 
 use crate::range::BlockRange;
@@ -57,6 +59,8 @@ pub enum Command {
     Create(Create),
     /// Say what a target is: size, block size, protection, and what its device can do.
     Info(Info),
+    /// Export targets over NVMe/TCP, for any NVMe/TCP host.
+    Serve(Serve),
     /// Check every block against its seal, and name those that are damaged.
     Verify(Verify),
     /// Compare two targets block by block, or one with zeroes.

@@ -8,6 +8,7 @@ pub mod create;
 pub mod demo;
 pub mod info;
 pub mod man;
+pub mod serve;
 pub mod unmap;
 pub mod verify;
 
@@ -19,6 +20,7 @@ pub fn run(command: &Command) -> Result<Exit, Failure> {
     match command {
         Command::Create(arguments) => create::run(arguments),
         Command::Info(arguments) => info::run(arguments),
+        Command::Serve(arguments) => serve::run(arguments),
         Command::Verify(arguments) => verify::run(arguments),
         Command::Compare(arguments) => compare::run(arguments),
         Command::Zero(arguments) => unmap::zero(arguments),

@@ -6,6 +6,7 @@
 mod facts;
 mod failures;
 mod files;
+mod read_only;
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -29,6 +30,7 @@ use crate::target::{GroupKind, Target};
 pub use facts::Facts;
 pub use failures::{of_block, of_medium, of_open, of_volume};
 pub use files::{FileKind, OpenVolume, inspect, open_medium, open_volume};
+pub use read_only::ReadOnly;
 
 /// A volume in a file, on the reactor's clock.
 pub type FileVolume = Volume<FileMedium, ReactorClock>;
@@ -71,6 +73,11 @@ impl Opened {
         Opened::new(target, device, Facts::plain(kind), Vec::new())
     }
 
+    /// Splits it into a device that several may use, what it is made of, and what leaves it clean in the end.
+    pub fn share(self) -> (Rc<Gate<Stack>>, Facts, Closer) {
+        (Rc::new(self.gate), self.facts, Closer { volumes: self.volumes, target: self.target })
+    }
+
     /// The name it was opened by.
     pub fn target(&self) -> &Target {
         &self.target
@@ -78,12 +85,9 @@ impl Opened {
 
     /// Leaves volumes clean, and gives on `result` unless that fails where the work did not.
     pub async fn close<T>(self, result: Result<T, Failure>) -> Result<T, Failure> {
-        let mut closed = Ok(());
-        for volume in &self.volumes {
-            closed = closed.and(volume.close().await);
-        }
+        let closed = Closer { volumes: self.volumes, target: self.target }.close().await;
         let value = result?;
-        closed.map_err(|error| of_block("closing", &error).on(&self.target))?;
+        closed?;
         Ok(value)
     }
 
@@ -107,6 +111,26 @@ impl Opened {
     /// Makes everything durable.
     pub async fn flush(&self) -> Result<(), Failure> {
         self.gate.execute(Operation::Flush).await.map(drop).map_err(|error| of_block("flushing", &error))
+    }
+}
+
+/// What is to be closed when an open target is no longer used.
+pub struct Closer {
+    volumes: Vec<Rc<FileVolume>>,
+    target: Target,
+}
+
+impl Closer {
+    /// Leaves volumes clean. What is asked of the device afterwards fails.
+    ///
+    /// # Errors
+    /// The first volume that could not be closed; the others are closed all the same.
+    pub async fn close(self) -> Result<(), Failure> {
+        let mut closed = Ok(());
+        for volume in &self.volumes {
+            closed = closed.and(volume.close().await);
+        }
+        closed.map_err(|error| of_block("closing", &error).on(&self.target))
     }
 }
 

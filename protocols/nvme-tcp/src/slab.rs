@@ -64,9 +64,14 @@ impl<T> Slab<T> {
         self.tag_of(token as u16, (token >> 16) as u16)
     }
 
+    /// The place that a tag names, below the limit for every tag that was given out.
+    pub(crate) fn place(&self, tag: u16) -> usize {
+        usize::from((u32::from(tag) & ((1 << self.index_bits) - 1)) as u16)
+    }
+
     /// The token of the value with this tag.
     pub(crate) fn by_tag(&self, tag: u16) -> Option<u32> {
-        let index = (u32::from(tag) & ((1 << self.index_bits) - 1)) as u16;
+        let index = self.place(tag) as u16;
         let entry = self.entries.get(usize::from(index)).filter(|entry| entry.value.is_some())?;
         let token = u32::from(entry.generation) << 16 | u32::from(index);
         (self.tag_of(index, entry.generation) == tag).then_some(token)
@@ -106,6 +111,7 @@ mod tests {
             assert_eq!(slab.len(), usize::from(limit));
             for &token in &tokens {
                 assert_eq!(slab.by_tag(slab.tag(token)), Some(token));
+                assert!(slab.place(slab.tag(token)) < usize::from(limit));
             }
             assert_eq!(slab.remove(tokens[0]), Some(1));
             assert!(slab.insert(2).is_some());

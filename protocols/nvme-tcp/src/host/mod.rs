@@ -159,6 +159,12 @@ impl Host {
         self.state.config.max_in_capsule_bytes = bytes;
     }
 
+    /// The place of a command in flight: a number below [`HostConfig::max_commands`] that no other one has. Whoever keeps
+    /// something for each command in flight finds it without a search.
+    pub fn place(&self, cid: Cid) -> usize {
+        self.state.slots.place(cid.0)
+    }
+
     /// The commands in flight; none once the connection is closed.
     pub fn in_flight(&self) -> impl Iterator<Item = Cid> {
         self.state.slots.tokens().map(|token| Cid(self.state.slots.tag(token)))

@@ -3,6 +3,7 @@
 //! A page is whole bytes here; which part of it a command gets is [`crate::admin::GetLogPage::slice`].
 
 mod ana;
+mod damage;
 mod discovery;
 mod effects;
 mod error_information;
@@ -10,6 +11,7 @@ mod health;
 mod lba_status;
 
 pub use ana::{AnaGroup, AnaLog, AnaState};
+pub use damage::{DamageEntry, DamageEntryFlags, DamageFlags, DamageHeader, DamageLog, NotDamageLog, RawDamageEntry};
 pub use discovery::{
     AddressFamily, DiscoveryEntry, DiscoveryFlags, DiscoveryHeader, DiscoveryLog, SecurityType, SubsystemType,
     TransportType,
@@ -46,6 +48,8 @@ codes! {
         Discovery = 0x70,
         /// Reservation Notification.
         ReservationNotification = 0x80,
+        /// Damage: a page of sealblock, see [`DamageLog`].
+        Damage = 0xC0,
     }
 }
 

@@ -1,0 +1,176 @@
+//! Where a namespace is, and how it is used: every limit by its name.
+
+use std::collections::hash_map::RandomState;
+use std::fmt;
+use std::hash::BuildHasher;
+use std::time::Duration;
+
+use sealblock_protocols_nvme::nqn::Nqn;
+
+/// Where a target listens.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Address {
+    /// A name, an IPv4 address, or an IPv6 address (brackets are allowed). Names are looked up on a thread of their own.
+    pub host: String,
+    /// The TCP port; 4420 by custom, 8009 for discovery.
+    pub port: u16,
+}
+
+impl Address {
+    /// The address of this host and port.
+    pub fn new(host: impl Into<String>, port: u16) -> Address {
+        Address { host: host.into(), port }
+    }
+
+    /// The host without brackets.
+    pub(crate) fn bare_host(&self) -> &str {
+        self.host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(&self.host)
+    }
+}
+
+impl From<std::net::SocketAddr> for Address {
+    fn from(address: std::net::SocketAddr) -> Address {
+        Address { host: address.ip().to_string(), port: address.port() }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.bare_host() {
+            host if host.contains(':') => write!(f, "[{host}]:{}", self.port),
+            host => write!(f, "{host}:{}", self.port),
+        }
+    }
+}
+
+/// Who makes the tags of a namespace with protection information. On one without, it means nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Protection {
+    /// As [`Protection::HostMade`].
+    #[default]
+    Auto,
+    /// PRACT = 0: tags travel with the data, from the writer to the medium and back, and are checked at both ends.
+    HostMade,
+    /// PRACT = 1: the target makes the tags and checks them; the device shows no protection information, and between the
+    /// target and here only the data digest looks after the data.
+    TargetMade,
+}
+
+/// How a lost connection is set up again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Reconnect {
+    /// Attempts after which the device is given up for good; 0 gives it up with its first loss.
+    pub attempts: u32,
+    /// Time after which it is given up, counted from the loss.
+    pub total: Duration,
+    /// Pause before the second attempt; the first is made at once. Doubles with each further one.
+    pub first_delay: Duration,
+    /// The longest pause.
+    pub max_delay: Duration,
+}
+
+impl Default for Reconnect {
+    /// 100 attempts within 60 s, pauses from 100 ms to 5 s.
+    fn default() -> Reconnect {
+        Reconnect {
+            attempts: 100,
+            total: Duration::from_secs(60),
+            first_delay: Duration::from_millis(100),
+            max_delay: Duration::from_secs(5),
+        }
+    }
+}
+
+/// How a namespace is used.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// HOSTNQN: the name of this host, by which targets allow it in.
+    pub host_nqn: Nqn,
+    /// HOSTID: the identifier of this host, the same for all its connections.
+    pub host_id: [u8; 16],
+    /// I/O queues, each a connection of its own, all on this reactor; at least 1. The target may grant fewer.
+    pub queues: u16,
+    /// Commands in flight on one queue; at least 1. Further ones wait in order. Cut to what CAP.MQES and MAXCMD allow.
+    pub queue_depth: u16,
+    /// Whether PDU headers are to carry digests; a target that does not agree is refused.
+    pub header_digest: bool,
+    /// Whether data is to carry digests; a target that does not agree is refused.
+    pub data_digest: bool,
+    /// Who makes tags.
+    pub protection: Protection,
+    /// The most bytes of data in one transfer, if the target's MDTS does not say less; at least one block.
+    pub transfer_bytes: u32,
+    /// Time for names, connections and everything up to the first I/O, of one attempt.
+    pub connect_timeout: Duration,
+    /// Time for one command; then the connection is reset. Noticed up to an eighth of it late.
+    pub request_timeout: Duration,
+    /// KATO: the target drops this host after so long without a sign of life; one is sent twice as often. Zero for none.
+    pub keep_alive: Duration,
+    /// Time that [`crate::NvmeTcpDevice::close`] gives the target to shut the controller down.
+    pub shutdown_timeout: Duration,
+    /// Times that one request is sent again after a status that allows it, without counting lost connections.
+    pub retries: u8,
+    /// Connections that one request may lose before it fails, so that a request which kills its target stops doing so.
+    pub losses: u8,
+    /// What happens when a connection is lost.
+    pub reconnect: Reconnect,
+}
+
+impl Default for Options {
+    /// One queue of 128 commands, no digests, tags made here where the namespace has any, transfers of 1 MiB, 10 s to
+    /// connect, 30 s for a request, 30 s keep alive, 5 s to shut down, 3 retries, 4 losses. The host's name and identifier
+    /// are made at random once for each process; a host that is to be recognised sets its own.
+    fn default() -> Options {
+        let host_id = random_id();
+        Options {
+            host_nqn: Nqn::from_uuid(host_id),
+            host_id,
+            queues: 1,
+            queue_depth: 128,
+            header_digest: false,
+            data_digest: false,
+            protection: Protection::Auto,
+            transfer_bytes: 1 << 20,
+            connect_timeout: Duration::from_secs(10),
+            request_timeout: Duration::from_secs(30),
+            keep_alive: Duration::from_secs(30),
+            shutdown_timeout: Duration::from_secs(5),
+            retries: 3,
+            losses: 4,
+            reconnect: Reconnect::default(),
+        }
+    }
+}
+
+/// A version 4 UUID that is the same for the whole process.
+fn random_id() -> [u8; 16] {
+    static ID: std::sync::OnceLock<[u8; 16]> = std::sync::OnceLock::new();
+    *ID.get_or_init(|| {
+        let half = || RandomState::new().hash_one(std::process::id()).to_le_bytes();
+        let mut id = [0; 16];
+        id[..8].copy_from_slice(&half());
+        id[8..].copy_from_slice(&half());
+        id[6] = id[6] & 0x0F | 0x40;
+        id[8] = id[8] & 0x3F | 0x80;
+        id
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_show_as_uris_have_them() {
+        assert_eq!(Address::new("::1", 4420).to_string(), "[::1]:4420");
+        assert_eq!(Address::new("[::1]", 4420).to_string(), "[::1]:4420");
+        assert_eq!(Address::new("target.example", 8009).to_string(), "target.example:8009");
+    }
+
+    #[test]
+    fn a_process_is_one_host_with_a_valid_name() {
+        let options = Options::default();
+        assert_eq!(options, Options::default());
+        assert_eq!(options.host_nqn.as_str().parse::<Nqn>().unwrap(), options.host_nqn);
+    }
+}

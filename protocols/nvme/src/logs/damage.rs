@@ -1,0 +1,285 @@
+//! Damage: what is wrong with each block that a namespace knows to be bad. A vendor specific page of sealblock.
+//!
+//! Status codes name a field and the error log one block; neither has room for the values that differ, nor for the other
+//! blocks of a command that failed. This page has both. The bytes are drawn in `docs/formats/damage-log.md`. A signature
+//! stands in front because other vendors have other pages under the same identifier.
+
+use sealblock_integrity::Field as TagField;
+use sealblock_units::Lba;
+
+use crate::wire::{TooShort, flags, layout};
+
+flags! {
+    /// What is said about the page as a whole.
+    pub struct DamageFlags(u16) {
+        /// More blocks were found bad than the controller keeps; the list lacks some.
+        OVERFLOWED = 0,
+    }
+}
+
+flags! {
+    /// What is said about a block.
+    pub struct DamageEntryFlags(u8) {
+        /// The expected and the actual value are there.
+        VALUES = 0,
+        /// The block was written with Write Uncorrectable.
+        WRITE_UNCORRECTABLE = 1,
+    }
+}
+
+layout! {
+    /// Head of the page; entries follow.
+    pub struct DamageHeader[32] {
+        /// Signature, see [`DamageHeader::SIGNATURE`].
+        0 => signature: [u8; 8],
+        /// Version, see [`DamageHeader::VERSION`].
+        8 => version: u16,
+        /// About the page as a whole.
+        10 => flags: DamageFlags,
+        /// NSID: whose blocks.
+        12 => nsid: u32,
+        /// Number of entries.
+        16 => entries: u32,
+        /// Bytes of one entry, at least 32; what is behind the part known here is skipped.
+        20 => entry_bytes: u16,
+        /// Generation: another one after each change of the list.
+        24 => generation: u64,
+    }
+}
+
+layout! {
+    /// One damaged block, as it stands in the page.
+    pub struct RawDamageEntry[32] {
+        /// LBA: the block.
+        0 => lba: u64,
+        /// What the check computed or demanded, right-aligned.
+        8 => expected: u64,
+        /// What was stored, right-aligned.
+        16 => actual: u64,
+        /// Which field: 0 media, 1 guard, 2 application tag, 3 reference tag, 4 storage tag.
+        24 => field: u8,
+        /// About the block.
+        25 => flags: DamageEntryFlags,
+    }
+}
+
+/// One damaged block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DamageEntry {
+    /// The block.
+    pub lba: Lba,
+    /// The field that does not fit; `None` when the block could not be read at all.
+    pub field: Option<TagField>,
+    /// What the field should be and what it is, if that is known.
+    pub values: Option<(u64, u64)>,
+    /// Whether the block was written with Write Uncorrectable.
+    pub write_uncorrectable: bool,
+}
+
+/// The page.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DamageLog {
+    /// Whose blocks.
+    pub nsid: u32,
+    /// Another one after each change of the list. Who reads a page in parts compares it between the first and the last.
+    pub generation: u64,
+    /// Whether blocks were found bad for which there was no room.
+    pub overflowed: bool,
+    /// The damaged blocks, ascending.
+    pub entries: Vec<DamageEntry>,
+}
+
+/// Why bytes are not this page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum NotDamageLog {
+    /// It ends before its last entry.
+    #[error(transparent)]
+    TooShort(#[from] TooShort),
+    /// It is a page of another vendor.
+    #[error("the page does not have the signature of a damage log")]
+    Signature,
+    /// It is of a version that is not known, or its entries are too small for it.
+    #[error("version {version} of the damage log with entries of {entry_bytes} bytes is not known")]
+    Version {
+        /// The page's version.
+        version: u16,
+        /// The page's size of an entry.
+        entry_bytes: u16,
+    },
+    /// An entry names a field that is not known.
+    #[error("damaged field {code} is not known")]
+    Field {
+        /// The entry's code.
+        code: u8,
+    },
+}
+
+impl DamageHeader {
+    /// What the page begins with.
+    pub const SIGNATURE: [u8; 8] = *b"SBDAMAGE";
+    /// The version drawn here.
+    pub const VERSION: u16 = 1;
+
+    /// The head in the first 32 bytes of a page, once signature and version are known to fit.
+    pub fn read(page: &[u8]) -> Result<DamageHeader, NotDamageLog> {
+        let head = DamageHeader::decode(page)?;
+        if head.signature != DamageHeader::SIGNATURE {
+            return Err(NotDamageLog::Signature);
+        }
+        let (version, entry_bytes) = (head.version, head.entry_bytes);
+        if version != DamageHeader::VERSION || usize::from(entry_bytes) < RawDamageEntry::BYTES || entry_bytes % 4 != 0
+        {
+            return Err(NotDamageLog::Version { version, entry_bytes });
+        }
+        Ok(head)
+    }
+
+    /// Bytes of the whole page.
+    pub const fn length_bytes(&self) -> u64 {
+        DamageHeader::BYTES as u64 + self.entries as u64 * self.entry_bytes as u64
+    }
+}
+
+impl DamageEntry {
+    /// The 32 bytes of the entry.
+    pub fn encode(&self) -> [u8; RawDamageEntry::BYTES] {
+        let field = match self.field {
+            None => 0,
+            Some(TagField::Guard) => 1,
+            Some(TagField::AppTag) => 2,
+            Some(TagField::RefTag) => 3,
+            Some(TagField::StorageTag) => 4,
+        };
+        let (expected, actual) = self.values.unwrap_or_default();
+        let flag = |is_set, flag| if is_set { flag } else { DamageEntryFlags::NONE };
+        let flags = flag(self.values.is_some(), DamageEntryFlags::VALUES)
+            | flag(self.write_uncorrectable, DamageEntryFlags::WRITE_UNCORRECTABLE);
+        RawDamageEntry { lba: self.lba.get(), expected, actual, field, flags }.encode()
+    }
+
+    /// The entry in the first 32 bytes of `from`.
+    pub fn decode(from: &[u8]) -> Result<DamageEntry, NotDamageLog> {
+        let raw = RawDamageEntry::decode(from)?;
+        let field = match raw.field {
+            0 => None,
+            1 => Some(TagField::Guard),
+            2 => Some(TagField::AppTag),
+            3 => Some(TagField::RefTag),
+            4 => Some(TagField::StorageTag),
+            code => return Err(NotDamageLog::Field { code }),
+        };
+        Ok(DamageEntry {
+            lba: Lba::new(raw.lba),
+            field,
+            values: raw.flags.contains(DamageEntryFlags::VALUES).then_some((raw.expected, raw.actual)),
+            write_uncorrectable: raw.flags.contains(DamageEntryFlags::WRITE_UNCORRECTABLE),
+        })
+    }
+}
+
+impl DamageLog {
+    /// The page.
+    pub fn encode(&self) -> Vec<u8> {
+        let head = DamageHeader {
+            signature: DamageHeader::SIGNATURE,
+            version: DamageHeader::VERSION,
+            flags: if self.overflowed { DamageFlags::OVERFLOWED } else { DamageFlags::NONE },
+            nsid: self.nsid,
+            entries: u32::try_from(self.entries.len()).unwrap_or(u32::MAX),
+            entry_bytes: RawDamageEntry::BYTES as u16,
+            generation: self.generation,
+        };
+        let mut page = head.encode().to_vec();
+        page.extend(self.entries.iter().flat_map(DamageEntry::encode));
+        page
+    }
+
+    /// The page that was read, all of it; bytes behind its last entry are left alone.
+    ///
+    /// # Errors
+    /// [`NotDamageLog`] if it is another vendor's page, another version, cut short, or names an unknown field.
+    pub fn decode(page: &[u8]) -> Result<DamageLog, NotDamageLog> {
+        let head = DamageHeader::read(page)?;
+        let needed = usize::try_from(head.length_bytes()).unwrap_or(usize::MAX);
+        let short = TooShort { structure: "DamageLog", needed, got: page.len() };
+        let list = page.get(DamageHeader::BYTES..needed).ok_or(short)?;
+        let entries: Result<_, _> = list.chunks_exact(usize::from(head.entry_bytes)).map(DamageEntry::decode).collect();
+        Ok(DamageLog {
+            nsid: head.nsid,
+            generation: head.generation,
+            overflowed: head.flags.contains(DamageFlags::OVERFLOWED),
+            entries: entries?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn log() -> DamageLog {
+        let guard = DamageEntry {
+            lba: Lba::new(0x0102),
+            field: Some(TagField::Guard),
+            values: Some((0xABCD, 0x1234)),
+            write_uncorrectable: false,
+        };
+        let media = DamageEntry { lba: Lba::new(9), field: None, values: None, write_uncorrectable: true };
+        DamageLog { nsid: 3, generation: 5, overflowed: true, entries: vec![guard, media] }
+    }
+
+    #[test]
+    fn a_page_has_these_bytes_and_round_trips() {
+        let page = log().encode();
+        assert_eq!(page[..16], *b"SBDAMAGE\x01\0\x01\0\x03\0\0\0");
+        assert_eq!(page[16..32], [2, 0, 0, 0, 32, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0]);
+        let mut guard = [0; 32];
+        (guard[0], guard[1], guard[24], guard[25]) = (2, 1, 1, 1);
+        guard[8..10].copy_from_slice(&[0xCD, 0xAB]);
+        guard[16..18].copy_from_slice(&[0x34, 0x12]);
+        assert_eq!(page[32..64], guard);
+        assert_eq!((page[64], page[88], page[89], page.len()), (9, 0, 2, 96));
+        assert_eq!(DamageLog::decode(&page), Ok(log()));
+        assert_eq!(DamageHeader::read(&page).map(|head| head.length_bytes()), Ok(96));
+    }
+
+    #[test]
+    fn larger_entries_of_later_writers_are_read() {
+        let page = log().encode();
+        let mut wide = page[..32].to_vec();
+        wide[20] = 40;
+        for entry in page[32..].chunks(32) {
+            wide.extend(entry);
+            wide.extend([0xEE; 8]);
+        }
+        assert_eq!(DamageLog::decode(&wide), Ok(log()));
+    }
+
+    #[test]
+    fn other_pages_are_refused() {
+        let page = log().encode();
+        let changed = |at: usize, byte: u8| {
+            let mut page = page.clone();
+            page[at] = byte;
+            DamageLog::decode(&page)
+        };
+        assert_eq!(changed(0, b'X'), Err(NotDamageLog::Signature));
+        assert_eq!(changed(8, 2), Err(NotDamageLog::Version { version: 2, entry_bytes: 32 }));
+        assert_eq!(changed(20, 28), Err(NotDamageLog::Version { version: 1, entry_bytes: 28 }));
+        assert_eq!(changed(56, 5), Err(NotDamageLog::Field { code: 5 }));
+        assert!(matches!(changed(19, 0xFF), Err(NotDamageLog::TooShort(_))));
+        assert!(matches!(DamageLog::decode(&page[..95]), Err(NotDamageLog::TooShort(_))));
+    }
+
+    proptest! {
+        #[test]
+        fn any_page_is_read_or_refused(mut page in proptest::collection::vec(any::<u8>(), 0..300), ours: bool) {
+            if ours && page.len() >= 32 {
+                page[..10].copy_from_slice(b"SBDAMAGE\x01\0");
+                page[20..22].copy_from_slice(&[32, 0]);
+            }
+            let _ = DamageLog::decode(&page);
+        }
+    }
+}

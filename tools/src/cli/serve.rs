@@ -1,0 +1,75 @@
+//! The command line of `serve`.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use sealblock_protocols_nvme::nqn::Nqn;
+
+use crate::target::Target;
+
+/// The port that IANA gave to NVMe/TCP I/O controllers.
+pub const NVME_TCP_PORT: u16 = 4420;
+
+const SERVE_HELP: &str = "\
+Examples:
+  sealblock serve
+  sealblock serve v other.volume --listen 127.0.0.1:4420 --allow-host nqn.2014-08.org.nvmexpress:uuid:...
+
+Without any target, ./sealblock.toml says what to serve if it is there; else one volume, sealblock-data/default.volume, which
+is made if it is not there. Discovery is served at the same address and port as everything else.
+
+SIGHUP reads the configuration again and changes only what differs. SIGTERM and SIGINT let commands in flight end, close volumes and exit; the same signal once more ends at once.";
+
+/// Arguments of `serve`.
+#[derive(Args, Debug)]
+#[command(after_help = SERVE_HELP)]
+pub struct Serve {
+    /// What to serve: each target is namespace 1 of a subsystem of its own, nqn.2026-11.io.sealblock:NAME.
+    #[arg(value_name = "TARGET")]
+    pub targets: Vec<Target>,
+    /// What to serve, from a file in the form of docs/sealblock.toml instead of targets.
+    #[arg(long, value_name = "FILE", conflicts_with = "targets")]
+    pub config: Option<PathBuf>,
+    /// Where to listen; may be given several times. Port 0 lets the system choose one. 127.0.0.1:4420 unless something is said.
+    #[arg(long, value_name = "ADDR:PORT", value_parser = listen_address)]
+    pub listen: Vec<SocketAddr>,
+    /// Where to listen for NBD clients; not part of this version.
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub nbd: Option<SocketAddr>,
+    /// Let only this host connect; may be given several times. A name is a claim, not a proof.
+    #[arg(long, value_name = "NQN", value_parser = nqn)]
+    pub allow_host: Vec<Nqn>,
+    /// Whether hosts see the protection information of blocks. Linux gives namespaces that show it no capacity from 6.12 on;
+    /// plain unless something is said.
+    #[arg(long, value_name = "HOW", value_enum)]
+    pub protection: Option<Protection>,
+    /// Take no writes.
+    #[arg(long)]
+    pub read_only: bool,
+    /// Print one JSON object for each event.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What hosts see of protection information.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, ValueEnum)]
+pub enum Protection {
+    /// Plain blocks: seals are made and checked here.
+    #[default]
+    Plain,
+    /// Blocks with their tags: hosts choose by command who makes and who checks them.
+    Shown,
+}
+
+/// Reads `ADDR:PORT`, or an address alone for the usual port.
+pub fn listen_address(text: &str) -> Result<SocketAddr, String> {
+    let alone = text.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    text.parse()
+        .or_else(|_| alone.map(|address| SocketAddr::new(address, NVME_TCP_PORT)))
+        .map_err(|_| "an address and a port are needed, such as 127.0.0.1:4420, [::1]:4420 or 0.0.0.0:4420".to_owned())
+}
+
+fn nqn(text: &str) -> Result<Nqn, String> {
+    text.parse().map_err(|error| format!("{error}"))
+}

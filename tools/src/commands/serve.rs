@@ -1,0 +1,96 @@
+//! `sealblock serve`: targets for other hosts, over NVMe/TCP.
+//!
+//! A plan says what is to be served ([`plan`]); it is made from the command line or a
+//! configuration ([`config`]) before anything is opened. The server
+//! ([`server`]) opens all of it or nothing, serves until a signal comes, and leaves every volume clean.
+
+mod announce;
+mod config;
+mod embedded;
+mod identity;
+mod notify;
+mod plan;
+mod server;
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use sealblock_runtime_reactor::{Config, Reactor};
+
+use crate::cli::Serve;
+use crate::exit::{Cause, Exit, Failure};
+use crate::target::Target;
+use announce::Announcer;
+use plan::Plan;
+
+/// Serves.
+pub fn run(arguments: &Serve) -> Result<Exit, Failure> {
+    if let Some(address) = arguments.nbd {
+        return Err(Failure::new(Cause::Absent, "listening for NBD clients", "NBD is not part of this version")
+            .on(address)
+            .advise("--listen ADDR:PORT, for NVMe/TCP"));
+    }
+    let plan = Source::of(arguments)?.plan(arguments)?;
+    if plan.is_open() {
+        let warning = "sealblock: every host that reaches this address may connect, and nothing proves who it is; \
+             --allow-host names those that may, which keeps out mistakes but no attackers";
+        // Who closed standard error has chosen not to be warned.
+        writeln!(io::stderr(), "{warning}").ok();
+    }
+    let reactor = Reactor::new(Config::default())
+        .map_err(|error| Failure::new(Cause::Io, "starting", error).advise("SEALBLOCK_RUNTIME=syscalls"))?;
+    reactor.block_on(server::run(&plan, &Announcer::new(arguments.json)))
+}
+
+/// What says what is to be served.
+enum Source {
+    /// The command line.
+    Targets(Vec<Target>),
+    /// A file.
+    Config(PathBuf),
+}
+
+impl Source {
+    fn of(arguments: &Serve) -> Result<Source, Failure> {
+        if !arguments.targets.is_empty() {
+            return Ok(Source::Targets(arguments.targets.clone()));
+        }
+        let default = || Path::new(config::DEFAULT_NAME).exists().then(|| config::DEFAULT_NAME.into());
+        match arguments.config.clone().or_else(default) {
+            Some(path) => Source::config(arguments, path),
+            None => Ok(Source::Targets(vec![embedded::volume()?])),
+        }
+    }
+
+    /// A configuration says by subsystem what these options say for all targets; both at once would be a riddle.
+    fn config(arguments: &Serve, path: PathBuf) -> Result<Source, Failure> {
+        let options = [
+            ("--allow-host", !arguments.allow_host.is_empty()),
+            ("--protection", arguments.protection.is_some()),
+            ("--read-only", arguments.read_only),
+        ];
+        match options.iter().find(|(_, given)| *given) {
+            None => Ok(Source::Config(path)),
+            Some((option, _)) => {
+                let why = format!("{option} is for targets of the command line; the configuration has its own");
+                Err(Failure::new(Cause::Usage, "reading the command line", why).on(path.display()))
+            }
+        }
+    }
+
+    /// The plan; read anew each time.
+    fn plan(&self, arguments: &Serve) -> Result<Plan, Failure> {
+        let plan = match self {
+            Source::Targets(targets) => Plan::of_targets(arguments, targets),
+            Source::Config(path) => {
+                let plan = config::read(path)?;
+                match arguments.listen.as_slice() {
+                    [] => plan,
+                    listen => Plan { listeners: listen.to_vec(), ..plan },
+                }
+            }
+        };
+        plan.check()?;
+        Ok(plan)
+    }
+}

@@ -1,0 +1,184 @@
+//! What the server says: lines for people, or one JSON object for each event, each at once and whole.
+//!
+//! Nobody has to listen: a server goes on when its standard output is closed.
+
+use std::fmt::Write;
+use std::net::SocketAddr;
+
+use sealblock_block::Geometry;
+use sealblock_exports_nvme_tcp::Hosts;
+use sealblock_protocols_nvme::nqn::Nqn;
+use sealblock_units::ByteCount;
+use serde::Serialize;
+
+use super::plan::{NamespacePlan, SubsystemPlan};
+use crate::cli::Protection;
+use crate::commands::create::{protection_words, uuid_words};
+use crate::report::{print_json, say};
+
+/// Says what happens.
+pub struct Announcer {
+    json: bool,
+}
+
+/// What happens.
+#[derive(Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// Connections are accepted.
+    Ready(Serving),
+    /// A signal came: no more connections are accepted, and commands in flight are answered.
+    Draining {
+        /// Connections at that moment.
+        connections: usize,
+    },
+    /// Everything is closed.
+    Stopped,
+}
+
+/// What is served, and where.
+#[derive(Serialize)]
+pub struct Serving {
+    /// The addresses, with the ports that the system chose.
+    pub listeners: Vec<SocketAddr>,
+    /// The subsystems.
+    pub subsystems: Vec<SubsystemFacts>,
+}
+
+/// A subsystem that is served.
+#[derive(Serialize)]
+pub struct SubsystemFacts {
+    nqn: String,
+    serial: String,
+    /// Who may connect; everybody if there is nothing.
+    hosts: Option<Vec<String>>,
+    /// Its namespaces.
+    pub namespaces: Vec<NamespaceFacts>,
+}
+
+/// A namespace that is served.
+#[derive(Serialize)]
+pub struct NamespaceFacts {
+    nsid: u32,
+    /// What it is.
+    pub target: String,
+    /// Its identity.
+    pub uuid: String,
+    block_size: usize,
+    blocks: u64,
+    protection: String,
+    protection_shown: bool,
+    read_only: bool,
+}
+
+impl SubsystemFacts {
+    /// What there is to say of a subsystem.
+    pub fn new(plan: &SubsystemPlan, serial: String, namespaces: Vec<NamespaceFacts>) -> SubsystemFacts {
+        let hosts = match &plan.hosts {
+            Hosts::Any => None,
+            Hosts::Only(hosts) => Some(hosts.iter().map(Nqn::to_string).collect()),
+        };
+        SubsystemFacts { nqn: plan.nqn.to_string(), serial, hosts, namespaces }
+    }
+}
+
+impl NamespaceFacts {
+    /// What there is to say of a namespace.
+    pub fn new(plan: &NamespacePlan, geometry: &Geometry, uuid: &[u8; 16]) -> NamespaceFacts {
+        NamespaceFacts {
+            nsid: plan.nsid,
+            target: plan.target.to_string(),
+            uuid: uuid_words(uuid),
+            block_size: geometry.block_size.bytes(),
+            blocks: geometry.capacity_blocks,
+            protection: protection_words(geometry.protection),
+            protection_shown: plan.protection == Protection::Shown,
+            read_only: plan.read_only,
+        }
+    }
+}
+
+impl Announcer {
+    /// For people, or for machines.
+    pub fn new(json: bool) -> Announcer {
+        Announcer { json }
+    }
+
+    /// Says it.
+    pub fn tell(&self, event: &Event) {
+        let said = if self.json { print_json(event) } else { say(words(event).trim_end()) };
+        // Whoever listened is gone; those who are served are not.
+        said.ok();
+    }
+}
+
+fn words(event: &Event) -> String {
+    match event {
+        Event::Ready(serving) => ready_words(serving),
+        Event::Draining { connections } => format!("draining {connections} connections"),
+        Event::Stopped => "stopped".to_owned(),
+    }
+}
+
+fn ready_words(serving: &Serving) -> String {
+    let mut text = String::new();
+    for subsystem in &serving.subsystems {
+        put(&mut text, subsystem_words(subsystem));
+    }
+    for address in &serving.listeners {
+        put(&mut text, format_args!("listening on {address}"));
+    }
+    if let Some(address) = serving.listeners.first() {
+        put(&mut text, "a host types:");
+        for line in host_lines(*address, &serving.subsystems) {
+            put(&mut text, format_args!("  {line}"));
+        }
+    }
+    put(&mut text, "ready");
+    text
+}
+
+fn subsystem_words(subsystem: &SubsystemFacts) -> String {
+    let mut text = String::new();
+    put(&mut text, format_args!("subsystem {}", subsystem.nqn));
+    if let Some(hosts) = &subsystem.hosts {
+        put(&mut text, format_args!("  only for {}", hosts.join(", ")));
+    }
+    for namespace in &subsystem.namespaces {
+        let size = ByteCount::new(namespace.blocks.saturating_mul(namespace.block_size as u64));
+        let shown = if namespace.protection_shown { " (shown)" } else { "" };
+        let access = if namespace.read_only { ", read-only" } else { "" };
+        put(
+            &mut text,
+            format_args!(
+                "  namespace {}: {}, {size} in blocks of {} bytes, {}{shown}{access}",
+                namespace.nsid, namespace.target, namespace.block_size, namespace.protection
+            ),
+        );
+    }
+    text.trim_end().to_owned()
+}
+
+/// What a host must type to find, use and scrub the subsystems.
+fn host_lines(address: SocketAddr, subsystems: &[SubsystemFacts]) -> Vec<String> {
+    // Somebody else has to fill in which of this machine's addresses they can reach.
+    let host = if address.ip().is_unspecified() { "HOST".to_owned() } else { address.ip().to_string() };
+    let in_uri = if host.contains(':') { format!("[{host}]") } else { host.clone() };
+    let port = address.port();
+    let mut lines = vec![format!("nvme discover -t tcp -a {host} -s {port}")];
+    for subsystem in subsystems {
+        lines.push(format!("nvme connect -t tcp -a {host} -s {port} -n {}", subsystem.nqn));
+    }
+    for subsystem in subsystems {
+        let several = subsystem.namespaces.len() > 1;
+        for namespace in &subsystem.namespaces {
+            let nsid = if several { format!("/{}", namespace.nsid) } else { String::new() };
+            lines.push(format!("sealblock verify nvme+tcp://{in_uri}:{port}/{}{nsid}", subsystem.nqn));
+        }
+    }
+    lines
+}
+
+fn put(text: &mut String, line: impl std::fmt::Display) {
+    writeln!(text, "{line}").expect("a text takes what is written to it");
+}

@@ -1,0 +1,275 @@
+//! The configuration file: what TOML says becomes a [`Plan`].
+//!
+//! A key that is not known is an error, and every error names the file and the line. Nothing is opened here.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fs;
+use std::net::SocketAddr;
+use std::num::NonZeroU32;
+use std::path::Path;
+use std::str::FromStr;
+
+use sealblock_exports_nvme_tcp::{Hosts, Limits};
+use sealblock_protocols_nvme::nqn::Nqn;
+use sealblock_units::ByteCount;
+use serde::Deserialize;
+use serde::de::{self, Deserializer, Visitor};
+use toml::Spanned;
+
+use super::plan::{DEFAULT_LISTEN, NQN_PREFIX, NamespacePlan, Plan, SubsystemPlan};
+use crate::cli::{Protection, listen_address};
+use crate::duration::Time;
+use crate::exit::{Cause, Failure};
+use crate::target::Target;
+
+/// The file that is used when nothing else is said.
+pub const DEFAULT_NAME: &str = "sealblock.toml";
+/// Bytes of a configuration at most.
+const MOST_BYTES: u64 = 16 << 20;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    listeners: Vec<ListenerTable>,
+    #[serde(default)]
+    limits: LimitsTable,
+    #[serde(default)]
+    subsystems: Vec<Spanned<SubsystemTable>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ListenerTable {
+    #[serde(deserialize_with = "address")]
+    address: SocketAddr,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct LimitsTable {
+    connections: Option<usize>,
+    io_queues: Option<u16>,
+    commands: Option<u16>,
+    #[serde(deserialize_with = "size")]
+    bytes_in_flight: Option<ByteCount>,
+    #[serde(deserialize_with = "size")]
+    transfer_bytes: Option<ByteCount>,
+    #[serde(deserialize_with = "time")]
+    connect: Option<Time>,
+    #[serde(deserialize_with = "time")]
+    idle: Option<Time>,
+    #[serde(deserialize_with = "time")]
+    drain: Option<Time>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SubsystemTable {
+    #[serde(default, deserialize_with = "text")]
+    nqn: Option<Nqn>,
+    name: Option<String>,
+    hosts: Option<Vec<Written<Nqn>>>,
+    serial: Option<String>,
+    model: Option<String>,
+    #[serde(default)]
+    namespaces: Vec<Spanned<NamespaceTable>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NamespaceTable {
+    nsid: Option<NonZeroU32>,
+    target: Written<Target>,
+    #[serde(default)]
+    protection: Shown,
+    #[serde(default)]
+    read_only: bool,
+    #[serde(default, deserialize_with = "text")]
+    uuid: Option<Uuid>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "lowercase")]
+enum Shown {
+    #[default]
+    Plain,
+    Shown,
+}
+
+/// A value that is written as the command line has it.
+struct Written<T>(T);
+
+impl<'de, T: FromStr<Err: fmt::Display>> Deserialize<'de> for Written<T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Written<T>, D::Error> {
+        let text = String::deserialize(from)?;
+        text.parse().map(Written).map_err(de::Error::custom)
+    }
+}
+
+fn text<'de, D: Deserializer<'de>, T: FromStr<Err: fmt::Display>>(from: D) -> Result<Option<T>, D::Error> {
+    Written::deserialize(from).map(|written: Written<T>| Some(written.0))
+}
+
+fn address<'de, D: Deserializer<'de>>(from: D) -> Result<SocketAddr, D::Error> {
+    listen_address(&String::deserialize(from)?).map_err(de::Error::custom)
+}
+
+fn time<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Time>, D::Error> {
+    text(from)
+}
+
+/// A size: a number of bytes, or a text with a unit.
+fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<ByteCount>, D::Error> {
+    struct Size;
+    impl Visitor<'_> for Size {
+        type Value = ByteCount;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a size, such as 4096 or \"4KiB\"")
+        }
+
+        fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<ByteCount, E> {
+            u64::try_from(bytes).map(ByteCount::new).map_err(|_| E::custom("a size is not negative"))
+        }
+
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<ByteCount, E> {
+            text.parse().map_err(E::custom)
+        }
+    }
+    from.deserialize_any(Size).map(Some)
+}
+
+/// An identity in its usual form of 36 characters.
+struct Uuid([u8; 16]);
+
+impl FromStr for Uuid {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Uuid, String> {
+        let error = || format!("'{text}' is no UUID: write it as f81d4fae-7dec-11d0-a765-00a0c91e6bf6");
+        let dashes =
+            text.len() == 36 && text.bytes().enumerate().all(|(i, b)| (b == b'-') == [8, 13, 18, 23].contains(&i));
+        let digits: String = text.chars().filter(|c| *c != '-').collect();
+        if !dashes || !digits.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return Err(error());
+        }
+        u128::from_str_radix(&digits, 16).map(|number| Uuid(number.to_be_bytes())).map_err(|_| error())
+    }
+}
+
+/// Reads a configuration.
+///
+/// # Errors
+/// When the file cannot be read; bad usage with file and line when it cannot be meant.
+pub fn read(path: &Path) -> Result<Plan, Failure> {
+    const DOING: &str = "reading the configuration";
+    let failed = |error: std::io::Error| {
+        Failure::io(DOING, &error).on(path.display()).advise("--config with the path of a file that is there")
+    };
+    let bytes = fs::metadata(path).map_err(failed)?.len();
+    if bytes > MOST_BYTES {
+        return Err(Failure::new(Cause::Usage, DOING, format!("{bytes} bytes are too many")).on(path.display()));
+    }
+    let text = fs::read_to_string(path).map_err(failed)?;
+    parse(&text).map_err(|why| Failure::new(Cause::Usage, DOING, why).on(path.display()))
+}
+
+/// The plan that a text says.
+///
+/// # Errors
+/// What is wrong, and on which line.
+pub fn parse(text: &str) -> Result<Plan, String> {
+    let file: File = toml::from_str(text).map_err(|error| error.to_string().trim_end().to_owned())?;
+    let line = |at: usize| 1 + text.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count();
+    if file.subsystems.is_empty() {
+        return Err(
+            "there are no subsystems: write [[subsystems]] with a name and [[subsystems.namespaces]]".to_owned()
+        );
+    }
+    let mut nqns = BTreeSet::new();
+    let mut subsystems = Vec::with_capacity(file.subsystems.len());
+    for table in file.subsystems {
+        let at = line(table.span().start);
+        let subsystem = subsystem(table.into_inner(), &line).map_err(|why| match why.starts_with("line ") {
+            true => why,
+            false => format!("line {at}: {why}"),
+        })?;
+        if !nqns.insert(subsystem.nqn.clone()) {
+            return Err(format!("line {at}: there are two subsystems {}", subsystem.nqn));
+        }
+        subsystems.push(subsystem);
+    }
+    let listeners: Vec<_> = file.listeners.iter().map(|listener| listener.address).collect();
+    let listeners = if listeners.is_empty() { vec![DEFAULT_LISTEN] } else { listeners };
+    Ok(Plan { listeners, limits: limits(&file.limits)?, subsystems })
+}
+
+fn limits(table: &LimitsTable) -> Result<Limits, String> {
+    let fits = |size: ByteCount, name: &str| {
+        u32::try_from(size.get()).map_err(|_| format!("limits.{name}: {} bytes are too many", size.get()))
+    };
+    let or = Limits::default();
+    let transfer_bytes = table.transfer_bytes.map(|size| fits(size, "transfer_bytes")).transpose()?;
+    let bytes_in_flight = table.bytes_in_flight.map(|size| fits(size, "bytes_in_flight")).transpose()?;
+    Ok(Limits {
+        connections: table.connections.unwrap_or(or.connections),
+        io_queues: table.io_queues.unwrap_or(or.io_queues),
+        commands: table.commands.unwrap_or(or.commands),
+        bytes_in_flight: bytes_in_flight.map_or(or.bytes_in_flight, |bytes| bytes as usize),
+        transfer_bytes: transfer_bytes.unwrap_or(or.transfer_bytes),
+        connect: table.connect.map_or(or.connect, |time| time.0),
+        idle: table.idle.map_or(or.idle, |time| time.0),
+        drain: table.drain.map_or(or.drain, |time| time.0),
+    })
+}
+
+fn subsystem(table: SubsystemTable, line: &impl Fn(usize) -> usize) -> Result<SubsystemPlan, String> {
+    let nqn = match (table.nqn, table.name) {
+        (Some(nqn), None) => nqn,
+        (None, Some(name)) => {
+            let nqn = format!("{NQN_PREFIX}{name}");
+            nqn.parse().map_err(|error| format!("name = {name:?} makes no NQN: {error}"))?
+        }
+        (Some(_), Some(_)) => return Err("a subsystem has nqn or name, not both".to_owned()),
+        (None, None) => return Err("a subsystem needs nqn = \"nqn...\", or name = \"...\"".to_owned()),
+    };
+    if nqn.is_discovery() {
+        return Err(format!("{nqn} is the name of the discovery subsystem, which is there by itself"));
+    }
+    let hosts = match table.hosts {
+        None => Hosts::Any,
+        Some(hosts) => Hosts::Only(hosts.into_iter().map(|host| host.0).collect()),
+    };
+    if table.namespaces.is_empty() {
+        return Err(format!("{nqn} has no namespaces: write [[subsystems.namespaces]] with a target"));
+    }
+    let mut namespaces = Vec::with_capacity(table.namespaces.len());
+    let mut taken = BTreeSet::new();
+    for namespace in table.namespaces {
+        let at = line(namespace.span().start);
+        let namespace = namespace.into_inner();
+        let nsid = namespace.nsid.map_or(namespaces.len() as u32 + 1, NonZeroU32::get);
+        if nsid >= 0xFFFF_FFFE {
+            return Err(format!("line {at}: nsid = {nsid} means all namespaces; write 1 or a little more"));
+        }
+        if !taken.insert(nsid) {
+            return Err(format!("line {at}: {nqn} has two namespaces {nsid}"));
+        }
+        namespaces.push(NamespacePlan {
+            nsid,
+            target: namespace.target.0,
+            protection: match namespace.protection {
+                Shown::Plain => Protection::Plain,
+                Shown::Shown => Protection::Shown,
+            },
+            read_only: namespace.read_only,
+            uuid: namespace.uuid.map(|uuid| uuid.0),
+        });
+    }
+    Ok(SubsystemPlan { nqn, hosts, serial: table.serial, model: table.model, namespaces })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,92 @@
+//! Configurations that are good, with what they mean, and bad ones, with why.
+
+use std::time::Duration;
+
+use super::*;
+
+/// One subsystem, after these lines.
+fn with(lines: &str) -> String {
+    format!("{lines}\n[[subsystems]]\nname = \"a\"\n[[subsystems.namespaces]]\ntarget = \"mem:1MiB\"\n")
+}
+
+#[test]
+fn the_documented_example_is_read_and_shows_the_defaults() {
+    let plan = parse(include_str!("../../../../../docs/sealblock.toml")).unwrap();
+    assert_eq!(plan.limits, Limits::default());
+    assert_eq!(plan.listeners, ["127.0.0.1:4420".parse().unwrap(), "[::1]:4420".parse().unwrap()]);
+    let [photos, scratch] = plan.subsystems.as_slice() else { panic!("two subsystems") };
+    assert_eq!(photos.nqn.as_str(), "nqn.2026-11.io.sealblock:photos");
+    assert!(matches!(&photos.hosts, Hosts::Only(hosts) if hosts.len() == 1));
+    let [one, seven] = photos.namespaces.as_slice() else { panic!("two namespaces") };
+    assert_eq!((one.nsid, one.protection, one.read_only, one.uuid), (1, Protection::Plain, false, None));
+    assert_eq!((seven.nsid, seven.protection, seven.read_only), (7, Protection::Shown, true));
+    assert_eq!((scratch.serial.as_deref(), scratch.model.as_deref()), (Some("SCRATCH0001"), Some("scratch space")));
+    assert_eq!((scratch.hosts == Hosts::Any, scratch.namespaces[0].uuid.unwrap()[0]), (true, 0x6f));
+}
+
+#[test]
+fn little_is_needed() {
+    let plan = parse(&with("")).unwrap();
+    assert_eq!((plan.listeners, plan.limits), (vec![DEFAULT_LISTEN], Limits::default()));
+}
+
+#[test]
+fn limits_are_read_by_name() {
+    let limits = "[limits]\nconnections = 3\nio_queues = 2\ncommands = 64\nbytes_in_flight = 4096\ntransfer_bytes = \"64KiB\"\n\
+                  connect = \"1s\"\nidle = \"3min\"\ndrain = \"250ms\"";
+    assert_eq!(
+        parse(&with(limits)).unwrap().limits,
+        Limits {
+            connections: 3,
+            io_queues: 2,
+            commands: 64,
+            bytes_in_flight: 4096,
+            transfer_bytes: 64 << 10,
+            connect: Duration::from_secs(1),
+            idle: Duration::from_secs(180),
+            drain: Duration::from_millis(250),
+        }
+    );
+}
+
+#[test]
+fn bad_configurations_say_where_and_why() {
+    let twice = with("") + &with("");
+    let spaces = "\n[[subsystems.namespaces]]\ntarget = \"mem:1MiB\"\nnsid = 1\n";
+    for (text, words) in [
+        (with("lisener = 1"), ["line 1", "unknown field `lisener`"]),
+        (with("[limits]\nconnection = 1"), ["line 2", "unknown field `connection`"]),
+        (with("[limits]\nconnections = -1"), ["line 2", "connections"]),
+        (with("[limits]\nconnect = 10"), ["line 2", "connect"]),
+        (with("[limits]\nconnect = \"10\""), ["line 2", "is no time"]),
+        (with("[limits]\ntransfer_bytes = \"lots\""), ["line 2", "not a size"]),
+        (with("[limits]\ntransfer_bytes = \"4GiB\""), ["limits.transfer_bytes", "too many"]),
+        (with("[[listeners]]\naddress = \"localhost\""), ["line 2", "127.0.0.1:4420"]),
+        (with("[[listeners]]"), ["line 1", "missing field `address`"]),
+        (String::new(), ["no subsystems", "[[subsystems]]"]),
+        ("[[subsystems]]\nname = \"a\"".to_owned(), ["line 1", "has no namespaces"]),
+        ("[[subsystems]]\n[[subsystems.namespaces]]\ntarget=\"v\"".to_owned(), ["line 1", "needs nqn"]),
+        (with("").replace("name = \"a\"", "name = \"\""), ["line 2", "makes no NQN"]),
+        (with("").replace("name = \"a\"", "nqn = \"a\""), ["line 3", "nqn.yyyy-mm"]),
+        (with("").replace("mem:1MiB", "nosuch:1"), ["line 5", "is no kind of target"]),
+        (with("") + "protection = \"hidden\"", ["line 6", "hidden"]),
+        (with("") + "uuid = \"1\"", ["line 6", "is no UUID"]),
+        (with("") + "nsid = 0", ["line 6", "nsid"]),
+        (with("") + "nsid = 4294967295", ["line 4", "means all namespaces"]),
+        (with("") + spaces, ["line 7", "two namespaces 1"]),
+        (twice, ["line 7", "two subsystems"]),
+        ("[".to_owned(), ["line 1", "TOML"]),
+    ] {
+        let why = parse(&text).err().unwrap_or_else(|| panic!("{text} is taken"));
+        for word in words {
+            assert!(why.contains(word), "{text}\n'{word}' is missing in: {why}");
+        }
+    }
+}
+
+proptest::proptest! {
+    #[test]
+    fn any_text_is_read_or_refused(text in ".{0,200}") {
+        let _ = parse(&text);
+    }
+}

@@ -1,0 +1,186 @@
+//! What is to be served: pure values, made from the command line, checked before anything is opened.
+
+use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use sealblock_exports_nvme_tcp::{Hosts, Limits};
+use sealblock_protocols_nvme::nqn::Nqn;
+
+use crate::cli::{Protection, Serve};
+use crate::exit::{Cause, Failure};
+use crate::target::Target;
+
+/// What the names of subsystems that have none begin with.
+pub const NQN_PREFIX: &str = "nqn.2026-11.io.sealblock:";
+/// Longest name that is made from a target's, in bytes.
+const MOST_NAME_BYTES: usize = 64;
+/// Where to listen unless told: loopback, and the port of NVMe/TCP.
+pub const DEFAULT_LISTEN: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), crate::cli::NVME_TCP_PORT);
+
+/// Everything that is to be served.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Where to listen; never empty.
+    pub listeners: Vec<SocketAddr>,
+    /// What hosts may make the server hold.
+    pub limits: Limits,
+    /// The subsystems; never empty, and no two of one name.
+    pub subsystems: Vec<SubsystemPlan>,
+}
+
+/// A subsystem that is to be served.
+#[derive(Clone, Debug)]
+pub struct SubsystemPlan {
+    /// Its name.
+    pub nqn: Nqn,
+    /// Who may connect.
+    pub hosts: Hosts,
+    /// Its serial number; from the identity of its first namespace unless given.
+    pub serial: Option<String>,
+    /// Its model number; the program's name unless given.
+    pub model: Option<String>,
+    /// Its namespaces; never empty, and no two of one identifier.
+    pub namespaces: Vec<NamespacePlan>,
+}
+
+/// A namespace that is to be served.
+#[derive(Clone, Debug)]
+pub struct NamespacePlan {
+    /// Its identifier, from 1.
+    pub nsid: u32,
+    /// What it is.
+    pub target: Target,
+    /// What hosts see of its protection information.
+    pub protection: Protection,
+    /// Whether it takes no changes.
+    pub read_only: bool,
+    /// Its identity; the volume's own, or one from its name, unless given.
+    pub uuid: Option<[u8; 16]>,
+}
+
+impl Plan {
+    /// The plan of a command line: a subsystem for each target.
+    pub fn of_targets(arguments: &Serve, targets: &[Target]) -> Plan {
+        let hosts = match arguments.allow_host.as_slice() {
+            [] => Hosts::Any,
+            names => Hosts::Only(names.to_vec()),
+        };
+        let subsystem = |(nqn, target): (Nqn, &Target)| SubsystemPlan {
+            nqn,
+            hosts: hosts.clone(),
+            serial: None,
+            model: None,
+            namespaces: vec![NamespacePlan {
+                nsid: 1,
+                target: target.clone(),
+                protection: arguments.protection.unwrap_or_default(),
+                read_only: arguments.read_only,
+                uuid: None,
+            }],
+        };
+        Plan {
+            listeners: if arguments.listen.is_empty() { vec![DEFAULT_LISTEN] } else { arguments.listen.clone() },
+            limits: Limits::default(),
+            subsystems: names(targets).into_iter().zip(targets).map(subsystem).collect(),
+        }
+    }
+
+    /// Refuses what could only fail later with a worse reason.
+    ///
+    /// # Errors
+    /// Bad usage: a file that is served twice.
+    pub fn check(&self) -> Result<(), Failure> {
+        let mut seen = BTreeSet::<PathBuf>::new();
+        for target in self.targets() {
+            // A path that cannot be resolved is told when it is opened.
+            let Some(path) = target.path().and_then(|path| path.canonicalize().ok()) else { continue };
+            if !seen.insert(path) {
+                return Err(Failure::new(Cause::Usage, "serving", "it is named twice")
+                    .on(target)
+                    .advise("each file or device once"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Every target of every namespace.
+    pub fn targets(&self) -> impl Iterator<Item = &Target> {
+        self.subsystems.iter().flat_map(|subsystem| subsystem.namespaces.iter().map(|namespace| &namespace.target))
+    }
+
+    /// Whether anybody who reaches an address that others can reach may connect to something.
+    pub fn is_open(&self) -> bool {
+        let reachable = self.listeners.iter().any(|address| !address.ip().to_canonical().is_loopback());
+        reachable && self.subsystems.iter().any(|subsystem| subsystem.hosts == Hosts::Any)
+    }
+}
+
+/// A name for each target, no two alike.
+fn names(targets: &[Target]) -> Vec<Nqn> {
+    let mut taken = BTreeSet::new();
+    let mut nqns = Vec::with_capacity(targets.len());
+    for target in targets {
+        let name = name_of(target);
+        let tries = (2_u64..).map(|number| format!("{name}-{number}"));
+        let free = std::iter::once(name.clone()).chain(tries).find(|name| taken.insert(name.clone()));
+        let free = free.expect("there are more numbers than targets");
+        nqns.push(format!("{NQN_PREFIX}{free}").parse().expect("a prefix of the right form, and a short legal name"));
+    }
+    nqns
+}
+
+/// A name for a target: its file's, or its kind's, in characters that need no quotes anywhere.
+fn name_of(target: &Target) -> String {
+    let raw = match target {
+        Target::File(path) | Target::Linux(path) => {
+            path.file_stem().map_or(String::new(), |stem| stem.to_string_lossy().into_owned())
+        }
+        Target::Memory(_) => "mem".to_owned(),
+        Target::Null(_) => "null".to_owned(),
+        Target::NvmeTcp { nqn, .. } => nqn.rsplit(':').next().unwrap_or_default().to_owned(),
+        Target::Nbd { export, .. } => export.clone(),
+        Target::Group { kind, .. } => kind.name().to_owned(),
+        Target::Offset { target, .. } | Target::Fault { target, .. } => return name_of(target),
+    };
+    let legal = |c: char| if c.is_ascii_alphanumeric() || "-._".contains(c) { c } else { '-' };
+    let name: String = raw.chars().map(legal).take(MOST_NAME_BYTES).collect();
+    if name.chars().all(|c| c == '-') { "disk".to_owned() } else { name }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(targets: &[&str]) -> Vec<String> {
+        let targets: Vec<Target> = targets.iter().map(|text| text.parse().unwrap()).collect();
+        names(&targets).iter().map(|nqn| nqn.as_str().strip_prefix(NQN_PREFIX).unwrap().to_owned()).collect()
+    }
+
+    #[test]
+    fn targets_are_named_after_their_files_or_kinds() {
+        for (target, name) in [
+            ("dir/photos.img", "photos"),
+            ("/dev/nvme0n1", "nvme0n1"),
+            ("mem:1MiB", "mem"),
+            ("null:1MiB", "null"),
+            ("offset:0..1,dir/a b.img", "a-b"),
+            ("fault:[read-error@1],v", "v"),
+            ("nvme+tcp://h/nqn.2026-01.org.example:disk/1", "disk"),
+            ("nbd://h/", "disk"),
+            ("mirror:a,b", "mirror"),
+            ("file:\u{e9}\u{e9}", "disk"),
+            ("..", "disk"),
+        ] {
+            assert_eq!(named(&[target]), [name], "{target}");
+        }
+        assert_eq!(named(&[&"x".repeat(300)])[0].len(), MOST_NAME_BYTES);
+    }
+
+    #[test]
+    fn no_two_have_one_name() {
+        assert_eq!(named(&["a/v", "b/v", "v-2", "v"]), ["v", "v-2", "v-2-2", "v-3"]);
+        assert_eq!(named(&["mem:1KiB", "mem:1KiB"]), ["mem", "mem-2"]);
+    }
+}
