@@ -1,70 +1,135 @@
-//! The device: where operations become commands.
+//! The device: a namespace that is open.
 
 use std::rc::Rc;
 
-use sealblock_block::{Abilities, Device, Failure, Geometry, Operation, Outcome};
-use sealblock_protocols_nvme::logs::DiscoveryEntry;
+use sealblock_block::{Abilities, Device, Geometry, Operation, Outcome};
 use sealblock_protocols_nvme::nqn::Nqn;
 
-use crate::{Address, ConnectError, Counters, Facts, Options};
+use crate::blocks::Wire;
+use crate::io::Io;
+use crate::link::Link;
+use crate::session::Plan;
+use crate::shape::Tagging;
+use crate::{Address, ConnectError, Counters, Facts, Options, Protection};
 
-/// A namespace over NVMe/TCP. Clones share it.
+/// A namespace over NVMe/TCP. Clones are the same device. It belongs to the reactor on which it was opened.
+///
+/// Dropping the last clone closes the connections without a word to the target; see [`NvmeTcpDevice::close`].
 #[derive(Clone)]
 pub struct NvmeTcpDevice(Rc<Inner>);
 
 struct Inner {
-    geometry: Geometry,
+    io: Io,
+    /// What was found at first; the controller's identifier is that of the session of the moment.
     facts: Facts,
 }
 
 impl NvmeTcpDevice {
-    /// Opens a namespace.
+    /// Opens a namespace: the one with this identifier, or the only one there is.
     ///
     /// # Errors
-    /// As [`ConnectError`] says.
+    /// As [`ConnectError`] says; everything within [`Options::connect_timeout`].
+    ///
+    /// # Panics
+    /// Outside a reactor.
     pub async fn connect(
         address: Address,
         subsystem: Nqn,
         namespace: Option<u32>,
         options: Options,
     ) -> Result<NvmeTcpDevice, ConnectError> {
-        let _ = (address, subsystem, options);
-        Err(ConnectError::Unsupported { nsid: namespace.unwrap_or(0), why: "this is a skeleton".to_owned() })
+        let plan = Plan { address, subsystem, namespace, options };
+        let session = plan.open().await?;
+        let facts = facts(&plan, &session);
+        let wire = Wire::new(&session.shape, plan.options.data_digest);
+        let link = Link::new(plan, session);
+        Ok(NvmeTcpDevice(Rc::new(Inner { io: Io { link, wire }, facts })))
     }
 
-    /// Shuts the controller down and closes.
-    pub async fn close(&self) {}
+    /// Ends the device for all its clones: shuts the controller down, which lets it write its cache back, and closes the
+    /// connections. Requests in flight and later ones fail. Gives up after [`Options::shutdown_timeout`]. Writes that were
+    /// not flushed are the caller's to flush before.
+    pub async fn close(&self) {
+        let link = &self.0.io.link;
+        if let Some(session) = link.session_now() {
+            let limit = link.plan.options.shutdown_timeout;
+            match sealblock_runtime_reactor::timeout(limit, session.shut_down()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::warn!(target = %link.plan.address, %error, "shutdown failed"),
+                Err(elapsed) => tracing::warn!(target = %link.plan.address, %elapsed, "shutdown took too long"),
+            }
+        }
+        link.die("the device was closed");
+    }
 
-    /// What is known.
+    /// What the target says of itself and of the namespace.
     pub fn facts(&self) -> Facts {
-        self.0.facts.clone()
+        let controller_id = self.0.io.link.session_now().map(|session| session.controller.id);
+        Facts { controller_id: controller_id.unwrap_or(self.0.facts.controller_id), ..self.0.facts.clone() }
     }
 
-    /// What went through.
+    /// What went through since the device was opened.
     pub fn counters(&self) -> Counters {
-        Counters::default()
+        self.0.io.link.counters()
+    }
+}
+
+fn facts(plan: &Plan, session: &crate::session::Session) -> Facts {
+    let (shape, controller, version) = (&session.shape, &session.pages.controller, session.controller.version);
+    let printable = |text: String| text.chars().filter(|c| !c.is_control()).collect::<String>().trim().to_owned();
+    Facts {
+        subsystem: plan.subsystem.clone(),
+        model: printable(controller.mn.text()),
+        serial: printable(controller.sn.text()),
+        firmware: printable(controller.fr.text()),
+        version: (version.major, version.minor, version.tertiary),
+        controller_id: session.controller.id,
+        namespace: shape.nsid,
+        uuid: shape.identity.uuid,
+        nguid: shape.identity.nguid,
+        eui64: shape.identity.eui64,
+        protection: shape.tagging.kept(),
+        tags: match shape.tagging {
+            Tagging::None => Protection::Auto,
+            Tagging::Host(_) => Protection::HostMade,
+            Tagging::Target(_) => Protection::TargetMade,
+        },
+        queues: session.io.len() as u16,
+        queue_depth: session.queue_depth,
+        header_digest: plan.options.header_digest,
+        data_digest: plan.options.data_digest,
+        max_transfer_bytes: shape.max_transfer_bytes,
+        max_verify_bytes: shape.max_verify_bytes,
+        max_write_zeroes_bytes: shape.max_write_zeroes_bytes,
+        in_capsule_bytes: session.in_capsule_bytes,
+        volatile_write_cache: shape.volatile_write_cache,
+        get_lba_status: shape.get_lba_status,
+        shared: shape.shared,
     }
 }
 
 impl Device for NvmeTcpDevice {
     fn geometry(&self) -> &Geometry {
-        &self.0.geometry
+        &self.0.io.link.shape.geometry
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities::BASIC
+        let link = &self.0.io.link;
+        Abilities { writable: link.is_writable(), ..link.shape.abilities }
     }
 
-    async fn execute(&self, _operation: Operation) -> Outcome {
-        Err(Failure::Unreachable { reason: "this is a skeleton".to_owned() }.into())
+    async fn execute(&self, operation: Operation) -> Outcome {
+        let io = &self.0.io;
+        match operation {
+            Operation::Read { extent, checks } => io.read(extent, checks).await,
+            Operation::Write { extent, data, durability } => io.write(extent, &data, durability).await,
+            Operation::Flush => io.flush().await,
+            Operation::Discard { extents } => io.discard(&extents).await,
+            Operation::WriteZeroes { extent, may_unmap, durability } => {
+                io.write_zeroes(extent, may_unmap, durability).await
+            }
+            Operation::Verify { extent, checks } => io.verify(extent, checks).await,
+            Operation::Compare { extent, data } => io.compare(extent, &data).await,
+        }
     }
-}
-
-/// The subsystems that a discovery controller names.
-///
-/// # Errors
-/// As [`ConnectError`] says.
-pub async fn discover(address: Address, options: Options) -> Result<Vec<DiscoveryEntry>, ConnectError> {
-    let _ = (address, options);
-    Err(ConnectError::Unsupported { nsid: 0, why: "this is a skeleton".to_owned() })
 }

@@ -1,11 +1,45 @@
-//! A namespace over NVMe/TCP as a block device.
+//! A namespace over NVMe/TCP as a block device: the host's side of the protocol.
+//!
+//! [`NvmeTcpDevice`] turns operations into commands on the I/O queues of a controller, each queue a TCP connection on this
+//! reactor; [`discover`] asks a discovery controller what there is. What is one connection's business is in the core of
+//! `protocols/nvme-tcp`; sockets are the reactor's.
+//!
+//! Invariants:
+//! - Nothing that a target sends is used before it was checked; no target makes anything here panic, loop or grow.
+//! - Blocks are checked where they arrive: what is handed on as [`sealblock_integrity::Sealed`] was compared with its tags
+//!   here, whatever the target did before.
+//! - A request is answered once: with its outcome, or with an error that says what was asked, of whom, and what was
+//!   answered. All waiting has a limit in [`Options`].
+//! - A block is called damaged only after a command about it alone has failed, or its tags were compared here.
+//! - A Flush does not vouch for writes that were acknowledged before a connection was lost.
+//!
+//! Shape: one thread, so state is in cells. From below: `queue` is a connection, `session` all connections to a controller,
+//! `link` the sessions that follow one another, `io` the operations, `device` the outside.
 
+mod admin;
+mod blocks;
+mod call;
 mod device;
+mod discover;
 mod error;
+mod errors;
 mod facts;
+mod hunt;
+mod identify;
+mod io;
+mod ledger;
+mod link;
 mod options;
+mod queue;
+mod resolve;
+mod session;
+mod shape;
+mod status;
+mod waiting;
+mod watch;
 
-pub use device::{NvmeTcpDevice, discover};
+pub use device::NvmeTcpDevice;
+pub use discover::discover;
 pub use error::ConnectError;
 pub use facts::{Counters, Facts};
 pub use options::{Address, Options, Protection, Reconnect};

@@ -1,0 +1,227 @@
+//! Blocks on the wire: data and tags apart here, interleaved there; and which fields a command lets the target check.
+
+use std::cell::Cell;
+
+use sealblock_block::Fault;
+use sealblock_integrity::{Checks, Mismatch, PiFormat, ProtectionType, Sealed, Tags, Tuple, Unverified};
+use sealblock_protocols_nvme::nvm::{Prchk, ProtectionInfo};
+use sealblock_protocols_nvme_tcp::host::ReadData;
+use sealblock_protocols_nvme_tcp::{BlockShape, BlockSums, Payload};
+use sealblock_runtime_memory::{Buffer, Pool, Slice};
+use sealblock_units::{BlockSize, Extent, Lba};
+
+use crate::facts::add;
+use crate::shape::{Shape, Tagging};
+
+/// Blocks of at least this many bytes are sent from where they lie, with their tags between them; smaller ones are copied
+/// together, because a gather list of them would cost more than the copy.
+const GATHER_BYTES: usize = 4096;
+/// The application tag that switches checking off.
+const ESCAPE: u16 = 0xFFFF;
+
+/// What data of a namespace is like on the wire.
+#[derive(Clone, Debug)]
+pub(crate) struct Wire {
+    pub(crate) size: BlockSize,
+    pub(crate) tagging: Tagging,
+    storage_tag_mask: u64,
+    /// Where data digests and guards are the same sums.
+    pub(crate) sums: Option<BlockShape>,
+}
+
+impl Wire {
+    pub(crate) fn new(shape: &Shape, data_digest: bool) -> Wire {
+        let (size, tagging) = (shape.geometry.block_size, shape.tagging);
+        let shares_sums = data_digest && crate::shape::shares_sums(tagging);
+        let tuple_bytes = tagging.shown().map_or(0, PiFormat::tuple_bytes);
+        let sums = if shares_sums { BlockShape::new(size.bytes(), tuple_bytes) } else { None };
+        Wire { size, tagging, storage_tag_mask: shape.storage_tag_mask, sums }
+    }
+
+    /// Bytes that a Read of these blocks brings.
+    pub(crate) fn read_bytes(&self, extent: Extent) -> usize {
+        extent.len() as usize * (self.size.bytes() + self.tagging.shown().map_or(0, PiFormat::tuple_bytes))
+    }
+
+    /// The fields of a Read or Verify that has to check this, and whether they say all of it.
+    pub(crate) fn demand(&self, extent: Extent, checks: &Checks, is_verify: bool) -> (ProtectionInfo, bool) {
+        match self.tagging {
+            Tagging::None => (ProtectionInfo::NONE, true),
+            // Nobody here sees the tags, so the target checks all it can.
+            Tagging::Target(format) => {
+                let info = demand(format, extent.start(), &Checks::full(format, extent.start()), self.storage_tag_mask).0;
+                (ProtectionInfo { pract: !is_verify, ..info }, true)
+            }
+            Tagging::Host(format) => demand(format, extent.start(), checks, self.storage_tag_mask),
+        }
+    }
+
+    /// The fields of a Write of this data. Guards and reference tags are always checked; application and storage tags
+    /// when all blocks have the same, so that tags are not damaged on the way without notice.
+    pub(crate) fn offer(&self, extent: Extent, data: &Sealed) -> ProtectionInfo {
+        match self.tagging {
+            Tagging::None => ProtectionInfo::NONE,
+            Tagging::Target(format) => {
+                let first_ref = if format.protection().counts_blocks() { extent.start().get() } else { 0 };
+                ProtectionInfo { pract: true, prchk: Prchk::GUARD, ..ProtectionInfo::NONE }.with_tags(format, 0, first_ref)
+            }
+            Tagging::Host(format) => self.offer_tags(format, extent, data),
+        }
+    }
+
+    fn offer_tags(&self, format: PiFormat, extent: Extent, data: &Sealed) -> ProtectionInfo {
+        let mut tuples = data.tags().chunks_exact(format.tuple_bytes()).map(|bytes| Tuple::read(format, bytes));
+        let Some(first) = tuples.next() else { return ProtectionInfo::NONE };
+        let (mut same_app, mut same_storage) = (first.app_tag != ESCAPE, format.storage_tag_bits() > 0);
+        for tuple in tuples {
+            same_app &= tuple.app_tag == first.app_tag;
+            same_storage &= tuple.storage_tag == first.storage_tag;
+        }
+        let reference = match format.protection() {
+            ProtectionType::Type1 => extent.start().get(),
+            ProtectionType::Type2 | ProtectionType::Type3 => first.ref_tag,
+        };
+        let mut prchk = Prchk::GUARD;
+        if format.protection().counts_blocks() && format.reference_tag_bits() > 0 {
+            prchk = prchk | Prchk::REFERENCE_TAG;
+        }
+        let mut info = ProtectionInfo { prchk, stc: same_storage, ..ProtectionInfo::NONE };
+        if same_app {
+            info = ProtectionInfo { prchk: prchk | Prchk::APPLICATION_TAG, lbat: first.app_tag, lbatm: u16::MAX, ..info };
+        }
+        info.with_tags(format, first.storage_tag, reference)
+    }
+
+    /// The fields of Write Zeroes: the target makes the tags of zeroes.
+    pub(crate) fn zeroes(&self, extent: Extent) -> ProtectionInfo {
+        let Some(format) = self.tagging.kept() else { return ProtectionInfo::NONE };
+        let first_ref = if format.protection().counts_blocks() { extent.start().get() } else { 0 };
+        ProtectionInfo { pract: true, ..ProtectionInfo::NONE }.with_tags(format, 0, first_ref)
+    }
+
+    /// Data to be written, as it travels.
+    pub(crate) fn payload(&self, data: &Sealed, pool: &Pool) -> Payload {
+        match self.tagging.shown() {
+            Some(format) => self.with_tags(format, data, pool),
+            None => Payload::from(data.data().clone()),
+        }
+    }
+
+    /// Data to be compared, as it travels. The target compares tags too, so data without the namespace's tags gets those
+    /// that a target makes of it.
+    pub(crate) fn comparand(&self, extent: Extent, data: &Sealed, pool: &Pool) -> Payload {
+        let Some(format) = self.tagging.kept() else { return Payload::from(data.data().clone()) };
+        if data.format() == Some(format) {
+            return self.with_tags(format, data, pool);
+        }
+        let first_ref = if format.protection().counts_blocks() { extent.start().get() } else { 0 };
+        let tags = Tags { app_tag: 0, storage_tag: 0, first_ref };
+        self.with_tags(format, &Sealed::seal(data.data().clone(), self.size, Some(format), &tags), pool)
+    }
+
+    fn with_tags(&self, format: PiFormat, data: &Sealed, pool: &Pool) -> Payload {
+        let (size, tuple) = (self.size.bytes(), format.tuple_bytes());
+        let payload = if size >= GATHER_BYTES {
+            let pair = |i: usize| [data.data().slice(i * size..(i + 1) * size), data.tags().slice(i * tuple..(i + 1) * tuple)];
+            Payload::new((0..data.blocks()).flat_map(pair))
+        } else {
+            let mut whole = pool.take(data.blocks() * (size + tuple));
+            let pairs = data.data().chunks_exact(size).zip(data.tags().chunks_exact(tuple));
+            for (block, (data, tags)) in whole.chunks_exact_mut(size + tuple).zip(pairs) {
+                block[..size].copy_from_slice(data);
+                block[size..].copy_from_slice(tags);
+            }
+            Payload::from(whole.freeze())
+        };
+        match &self.sums {
+            // Sums that were not checked must not vouch for the data.
+            Some(shape) if data.guards_hold() => {
+                let guards = data.tags().chunks_exact(tuple).map(|bytes| Tuple::read(format, bytes).guard as u32);
+                payload.with_sums(BlockSums { shape: shape.clone(), guards: guards.collect() })
+            }
+            _ => payload,
+        }
+    }
+
+    /// Blocks that arrived, checked. `read` has the bytes of whole blocks.
+    pub(crate) fn arrive(
+        &self,
+        read: ReadData,
+        checks: &Checks,
+        pool: &Pool,
+        guard_bytes_summed: &Cell<u64>,
+    ) -> Result<Sealed, Vec<Mismatch>> {
+        let Some(format) = self.tagging.shown() else {
+            let plain = Unverified::new(read.buffer.freeze(), Slice::empty(), self.size, None);
+            return plain.expect("the length was checked").verify(&Checks::NONE);
+        };
+        let (data, tags) = self.apart(format, read.buffer, pool);
+        let len = data.len() as u64;
+        let blocks = Unverified::new(data, tags, self.size, Some(format)).expect("one tuple was taken from each block");
+        if checks.guard {
+            add(guard_bytes_summed, len);
+        }
+        blocks.verify(checks)
+    }
+
+    /// Data and tags, taken apart in place; one block is not even moved.
+    fn apart(&self, format: PiFormat, mut buffer: Buffer, pool: &Pool) -> (Slice, Slice) {
+        let (size, tuple) = (self.size.bytes(), format.tuple_bytes());
+        let (stride, blocks) = (size + tuple, buffer.len() / (size + tuple));
+        if blocks == 1 {
+            let both = buffer.freeze();
+            return (both.slice(..size), both.slice(size..));
+        }
+        let mut tags = pool.take(blocks * tuple);
+        for (i, tag) in tags.chunks_exact_mut(tuple).enumerate() {
+            tag.copy_from_slice(&buffer[i * stride + size..(i + 1) * stride]);
+            buffer.copy_within(i * stride..i * stride + size, i * size);
+        }
+        buffer.truncate(blocks * size);
+        (buffer.freeze(), tags.freeze())
+    }
+}
+
+/// The faults of mismatches in blocks from `start`.
+pub(crate) fn faults(start: Lba, mismatches: &[Mismatch]) -> Vec<Fault> {
+    mismatches.iter().map(|mismatch| Fault::of_mismatch(start, mismatch)).collect()
+}
+
+/// Checks as fields of a command, and whether these say all of it: not every mask of a storage tag has a field, and
+/// Type 1 has no reference tag but the address.
+fn demand(format: PiFormat, start: Lba, checks: &Checks, storage_tag_mask: u64) -> (ProtectionInfo, bool) {
+    let mut info = ProtectionInfo::NONE;
+    let mut is_all = true;
+    if checks.guard {
+        info.prchk = info.prchk | Prchk::GUARD;
+    }
+    if let Some(app) = checks.app_tag {
+        info.prchk = info.prchk | Prchk::APPLICATION_TAG;
+        (info.lbat, info.lbatm) = (app.expected, app.mask);
+    }
+    let mut storage_tag = 0;
+    if let Some(storage) = checks.storage_tag.filter(|storage| storage.mask & format.storage_tag_mask() != 0) {
+        let mask = format.storage_tag_mask();
+        if storage.mask & mask == storage_tag_mask & mask {
+            info.stc = true;
+            storage_tag = storage.expected;
+        } else {
+            is_all = false;
+        }
+    }
+    let mut reference = if format.protection().counts_blocks() { start.get() } else { 0 };
+    if let Some(first) = checks.first_ref.filter(|_| format.protection().counts_blocks() && format.reference_tag_bits() > 0)
+    {
+        let is_address = (first ^ start.get()) & format.reference_tag_mask() == 0;
+        if format.protection() == ProtectionType::Type1 && !is_address {
+            is_all = false;
+        } else {
+            info.prchk = info.prchk | Prchk::REFERENCE_TAG;
+            reference = first;
+        }
+    }
+    (info.with_tags(format, storage_tag, reference), is_all)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,303 @@
+//! Each operation as commands.
+
+use std::rc::Rc;
+
+use sealblock_block::{
+    Ability, Answer, Durability, Error, Failure, Fault, FaultField, Faults, OperationKind, Outcome, Verified};
+use sealblock_integrity::{Checks, Sealed};
+use sealblock_protocols_nvme::nvm::{BlockCommand, DatasetManagement, DsmRange, IoCommand, ProtectionInfo, WriteZeroes};
+use sealblock_protocols_nvme::{Command, Invalid, StatusCode};
+use sealblock_protocols_nvme_tcp::host::HostData;
+use sealblock_runtime_memory::Slice;
+use sealblock_units::{Extent, Lba};
+use zerocopy::IntoBytes;
+
+use crate::blocks::{self, Wire};
+use crate::errors::logged_block;
+use crate::hunt::{Hunt, Probe};
+use crate::link::{Answered, Link};
+use crate::session::Session;
+use crate::status::{Asked, failure, field};
+
+/// Carries operations out on one namespace.
+pub(crate) struct Io {
+    pub(crate) link: Rc<Link>,
+    pub(crate) wire: Wire,
+}
+
+impl Io {
+    fn nsid(&self) -> u32 {
+        self.link.shape.nsid
+    }
+
+    fn encode(&self, command: IoCommand) -> Result<Command, Error> {
+        let unfit = |invalid: Invalid| Failure::Media { reason: format!("no command says that: {invalid}") }.into();
+        command.encode(self.nsid()).map_err(unfit)
+    }
+
+    fn failed(&self, kind: OperationKind, extent: Option<Extent>, answered: &Answered) -> Error {
+        let asked = Asked { kind, extent, queue: answered.queue, nsid: self.nsid() };
+        failure(answered.status(), asked)
+    }
+
+    /// A Read, with whatever status.
+    pub(crate) async fn read_once(&self, extent: Extent, protection: ProtectionInfo) -> Result<Answered, Error> {
+        let len_bytes = self.wire.read_bytes(extent);
+        let command = self.encode(IoCommand::Read(BlockCommand { protection, ..BlockCommand::new(extent) }))?;
+        let build = |session: &Session| {
+            let (buffer, shape) = (session.pool().take(len_bytes), self.wire.sums.clone());
+            Ok((command, HostData::Read { buffer, shape }))
+        };
+        self.link.run(build).await
+    }
+
+    /// The data of a Read that succeeded, checked here.
+    fn arrived(&self, extent: Extent, checks: &Checks, answered: Answered) -> Outcome {
+        let needed = self.wire.read_bytes(extent);
+        let read = answered.finished.data.filter(|data| data.buffer.len() == needed && !data.damaged);
+        let Some(read) = read else {
+            let reason = format!("the target says that it has read {extent}, and sent less than the {needed} bytes of them");
+            return Err(Failure::Media { reason }.into());
+        };
+        let summed = &self.link.counting.guard_bytes_summed;
+        match self.wire.arrive(read, checks, answered.session.pool(), summed) {
+            Ok(sealed) => Ok(Answer::Data(sealed)),
+            Err(mismatches) => Err(integrity(blocks::faults(extent.start(), &mismatches))),
+        }
+    }
+
+    pub(crate) async fn read(&self, extent: Extent, checks: Checks) -> Outcome {
+        let (protection, _) = self.wire.demand(extent, &checks, false);
+        let answered = self.read_once(extent, protection).await?;
+        let status = answered.status();
+        if status.is_success() {
+            return self.arrived(extent, &checks, answered);
+        }
+        let Some(damage) = field(status) else { return Err(self.failed(OperationKind::Read, Some(extent), &answered)) };
+        let is_seen_here = self.wire.tagging.shown().is_some() && damage != FaultField::Media;
+        if is_seen_here {
+            // The target found wrong tags. Without its checks it hands the blocks over, and here every one that is wrong
+            // is found, with its values.
+            let unchecked = self.read_once(extent, ProtectionInfo::NONE).await?;
+            if unchecked.status().is_success() {
+                return self.arrived(extent, &checks, unchecked);
+            }
+        }
+        let probe = if self.link.shape.abilities.verify == Ability::Native { Probe::Verify } else { Probe::Read };
+        Err(match Faults::new(Hunt::new(self, checks, probe).of(extent, &answered).await?) {
+            Some(faults) => faults.into(),
+            None => self.failed(OperationKind::Read, Some(extent), &answered),
+        })
+    }
+
+    pub(crate) async fn write(&self, extent: Extent, data: &Sealed, durability: Durability) -> Outcome {
+        let force_unit_access = durability == Durability::ForceUnitAccess;
+        let protection = self.wire.offer(extent, data);
+        let blocks = BlockCommand { protection, force_unit_access, ..BlockCommand::new(extent) };
+        let command = self.encode(IoCommand::Write(blocks))?;
+        let build = |session: &Session| {
+            Ok((command, HostData::Write(self.wire.payload(data, session.pool()))))
+        };
+        let answered = self.link.run(build).await?;
+        if answered.status().is_success() {
+            self.wrote(&answered, durability);
+            return Ok(Answer::Done);
+        }
+        Err(match field(answered.status()) {
+            Some(damage) => self.refused(extent, data, damage, &answered).await,
+            None => self.failed(OperationKind::Write, Some(extent), &answered),
+        })
+    }
+
+    /// The target found tags that do not fit. If they are wrong here already, these are the blocks; otherwise they were
+    /// damaged on the way, or do not fit the command, and the target's error log names the first of them.
+    async fn refused(
+        &self,
+        extent: Extent,
+        data: &Sealed,
+        damage: FaultField,
+        answered: &Answered,
+    ) -> Error {
+        if let Some(format) = self.wire.tagging.shown() {
+            let mut wrong = Vec::new();
+            let checks = Checks::full(format, extent.start());
+            let on_wrong = &mut |mismatch| wrong.push(mismatch);
+            sealblock_integrity::verify(format, self.wire.size, data.data(), data.tags(), &checks, on_wrong);
+            if !wrong.is_empty() {
+                return integrity(blocks::faults(extent.start(), &wrong));
+            }
+        }
+        match logged_block(answered, extent).await {
+            Some(lba) => integrity(vec![Fault { lba, field: damage, expected: None, actual: None }]),
+            None => self.failed(OperationKind::Write, Some(extent), answered),
+        }
+    }
+
+    fn wrote(&self, answered: &Answered, durability: Durability) {
+        if durability == Durability::Volatile {
+            self.link.ledger.wrote(answered.epoch);
+        }
+    }
+
+    pub(crate) async fn flush(&self) -> Outcome {
+        let in_doubt = |doubt: crate::ledger::InDoubt| Error::from(Failure::Media { reason: doubt.to_string() });
+        let command = self.encode(IoCommand::Flush)?;
+        let mark = std::cell::Cell::new(0);
+        let build = |_: &Session| {
+            mark.set(self.link.ledger.begin().map_err(in_doubt)?);
+            Ok((command, HostData::None))
+        };
+        let answered = self.link.run(build).await?;
+        if !answered.status().is_success() {
+            return Err(self.failed(OperationKind::Flush, None, &answered));
+        }
+        self.link.ledger.flushed(answered.epoch, mark.get());
+        Ok(Answer::Done)
+    }
+
+    pub(crate) async fn write_zeroes(&self, extent: Extent, may_unmap: bool, durability: Durability) -> Outcome {
+        let force_unit_access = durability == Durability::ForceUnitAccess;
+        let blocks = BlockCommand { protection: self.wire.zeroes(extent), force_unit_access, ..BlockCommand::new(extent) };
+        let deallocate = may_unmap && self.link.shape.abilities.unmap_zeroes;
+        let zeroes = WriteZeroes { blocks, deallocate, whole_namespace: false };
+        let answered = self.without_data(self.encode(IoCommand::WriteZeroes(zeroes))?).await?;
+        if !answered.status().is_success() {
+            return Err(self.failed(OperationKind::WriteZeroes, Some(extent), &answered));
+        }
+        self.wrote(&answered, durability);
+        Ok(Answer::Done)
+    }
+
+    /// What a Discard loses is what it asked to lose, so it is in no ledger.
+    pub(crate) async fn discard(&self, extents: &[Extent]) -> Outcome {
+        let shape = &self.link.shape;
+        let mut rest = extents;
+        while !rest.is_empty() {
+            let mut blocks = 0_u64;
+            let fits = rest.iter().take(shape.discard_ranges).take_while(|extent| {
+                blocks = blocks.saturating_add(extent.len());
+                blocks <= shape.discard_blocks
+            });
+            let count = fits.count().max(1);
+            let (now, later) = rest.split_at(count);
+            self.deallocate(now).await?;
+            rest = later;
+        }
+        Ok(Answer::Done)
+    }
+
+    async fn deallocate(&self, extents: &[Extent]) -> Result<(), Error> {
+        let too_many = |invalid: Invalid| Error::from(Failure::Media { reason: invalid.to_string() });
+        let dsm = DatasetManagement::deallocate(extents.len()).map_err(too_many)?;
+        let command = self.encode(IoCommand::DatasetManagement(dsm))?;
+        let ranges: Vec<DsmRange> = extents.iter().map(|extent| DsmRange::new(*extent)).collect();
+        let list = Slice::copy_from(ranges.as_slice().as_bytes());
+        let answered = self.link.run(|_| Ok((command, HostData::Write(list.clone().into())))).await?;
+        match answered.status().is_success() {
+            true => Ok(()),
+            false => Err(self.failed(OperationKind::Discard, extents.first().copied(), &answered)),
+        }
+    }
+
+    async fn without_data(&self, command: Command) -> Result<Answered, Error> {
+        self.link.run(|_| Ok((command, HostData::None))).await
+    }
+
+    /// A Verify, with whatever status.
+    pub(crate) async fn verify_once(&self, extent: Extent, checks: &Checks) -> Result<Answered, Error> {
+        let (protection, _) = self.wire.demand(extent, checks, true);
+        let command = self.encode(IoCommand::Verify(BlockCommand { protection, ..BlockCommand::new(extent) }))?;
+        self.without_data(command).await
+    }
+
+    pub(crate) async fn verify(&self, extent: Extent, checks: Checks) -> Outcome {
+        let (_, says_all) = self.wire.demand(extent, &checks, true);
+        if !says_all {
+            return self.verify_here(extent, &checks).await;
+        }
+        let answered = self.verify_once(extent, &checks).await?;
+        if answered.status().is_success() {
+            return Ok(Answer::Verified(Verified::default()));
+        }
+        if field(answered.status()).is_none() {
+            return Err(self.failed(OperationKind::Verify, Some(extent), &answered));
+        }
+        match Faults::new(Hunt::new(self, checks, Probe::Verify).of(extent, &answered).await?) {
+            Some(faults) => Err(faults.into()),
+            // The hunt read every block again and found them good: the target has got over it.
+            None => Ok(Answer::Verified(Verified::default())),
+        }
+    }
+
+    /// Checks that no command can say are made here, of blocks that are read.
+    async fn verify_here(&self, extent: Extent, checks: &Checks) -> Outcome {
+        let (mut faults, mut bytes_transferred) = (Vec::new(), 0);
+        for piece in extent.split_aligned(self.link.shape.geometry.limits.transfer) {
+            let onward = piece.start().get() - extent.start().get();
+            let checks = self.wire.tagging.shown().map_or(*checks, |format| checks.advance(onward, format));
+            bytes_transferred += piece.bytes(self.wire.size);
+            match self.read(piece, checks).await {
+                Ok(_) => {}
+                Err(error) => match error.failure() {
+                    Failure::Integrity(found) => faults.extend_from_slice(found.as_slice()),
+                    _ => return Err(error),
+                },
+            }
+        }
+        match Faults::new(faults) {
+            Some(faults) => Err(faults.into()),
+            None => Ok(Answer::Verified(Verified { bytes_transferred })),
+        }
+    }
+
+    pub(crate) async fn compare(&self, extent: Extent, data: &Sealed) -> Outcome {
+        let command = self.encode(IoCommand::Compare(BlockCommand::new(extent)))?;
+        let build = |session: &Session| {
+            Ok((command, HostData::Write(self.wire.comparand(extent, data, session.pool()))))
+        };
+        let answered = self.link.run(build).await?;
+        let status = answered.status();
+        if status.is_success() {
+            return Ok(Answer::Done);
+        }
+        if status.code() != StatusCode::COMPARE_FAILURE {
+            return Err(match field(status) {
+                Some(_) => self.compare_read(extent, data, extent.start()).await.err().unwrap_or_else(|| {
+                    self.failed(OperationKind::Compare, Some(extent), &answered)
+                }),
+                None => self.failed(OperationKind::Compare, Some(extent), &answered),
+            });
+        }
+        let logged = logged_block(&answered, extent).await;
+        match (logged, self.wire.tagging.kept()) {
+            (Some(lba), None) => Err(Failure::Miscompare { lba }.into()),
+            // Tags are compared as well, and it is the data that is asked about.
+            (logged, _) => self.compare_read(extent, data, logged.unwrap_or(extent.start())).await,
+        }
+    }
+
+    /// The first block from `from` that differs, found by reading.
+    async fn compare_read(&self, extent: Extent, data: &Sealed, from: Lba) -> Outcome {
+        let size = self.wire.size.bytes();
+        let rest = Extent::from_raw(from.get(), extent.len() - (from.get() - extent.start().get()));
+        let rest = rest.expect("the block is one of the extent");
+        for piece in rest.split_aligned(self.link.shape.geometry.limits.transfer) {
+            let checks = self.wire.tagging.shown().map_or(Checks::NONE, |format| Checks::full(format, piece.start()));
+            let Answer::Data(stored) = self.read(piece, checks).await? else {
+                unreachable!("a Read is answered with data");
+            };
+            let first = (piece.start().get() - extent.start().get()) as usize;
+            let wanted = data.data().chunks_exact(size).skip(first);
+            let mut pairs = piece.iter().zip(stored.data().chunks_exact(size).zip(wanted));
+            if let Some((lba, _)) = pairs.find(|(_, (stored, wanted))| stored != wanted) {
+                return Err(Failure::Miscompare { lba }.into());
+            }
+        }
+        Ok(Answer::Done)
+    }
+}
+
+/// The error of these damaged blocks, of which there is at least one.
+fn integrity(faults: Vec<Fault>) -> Error {
+    Faults::new(faults).expect("a mismatch is about a block").into()
+}

@@ -1,0 +1,310 @@
+//! One connection, which is one queue: commands in, completions out.
+//!
+//! Two tasks move bytes, one each way. A command is a place in a table and a waker: no task and no box for each. Commands
+//! that are submitted in the same turn of the reactor leave in one gather send, and one receive may end many of them.
+//!
+//! Invariants: a command ends once, with its completion or with [`Lost`]; commands that find the queue full are submitted
+//! in the order in which they came; a future that is dropped leaves its command to the target, whose answer is thrown
+//! away; no borrow is held while a waker is called.
+
+use std::cell::{Cell, RefCell};
+use std::net::{Shutdown, SocketAddr};
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use sealblock_protocols_nvme::{Command, Completion};
+use sealblock_protocols_nvme_tcp::host::{Event, HostData, ReadData};
+use sealblock_protocols_nvme_tcp::{Closed, Host, HostConfig, Negotiated, TransmitLimit, target};
+use sealblock_runtime_reactor::net::Stream;
+use sealblock_runtime_reactor::{spawn, timeout};
+
+use crate::call::Call;
+use crate::error::Lost;
+use crate::waiting::{Line, Waiters};
+
+/// How long the last bytes of a connection that is over may take.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// How a command ended.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    /// Its identifier, under which the error log knows it.
+    pub(crate) cid: u16,
+    pub(crate) completion: Completion,
+    /// The data of a command that reads.
+    pub(crate) data: Option<ReadData>,
+}
+
+/// A connection.
+pub(crate) struct Queue {
+    /// QID, 0 for the admin queue.
+    pub(crate) id: u16,
+    stream: Stream,
+    host: RefCell<Host>,
+    waiters: RefCell<Waiters>,
+    line: RefCell<Line>,
+    /// Why the connection is over.
+    ended: RefCell<Option<Rc<str>>>,
+    /// Whether bytes are being sent at this moment.
+    is_sending: Cell<bool>,
+    /// The sender, while it has nothing to do.
+    idle_sender: RefCell<Option<Waker>>,
+    /// Who waits for the connection to be set up.
+    opener: RefCell<Option<Waker>>,
+    completed: Cell<u64>,
+}
+
+impl Queue {
+    /// Connects and agrees on digests; gives the queue and what was agreed.
+    pub(crate) async fn open(address: SocketAddr, id: u16, config: HostConfig) -> std::io::Result<Rc<Queue>> {
+        let stream = Stream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        let places = usize::from(config.max_commands.get());
+        let queue = Rc::new(Queue {
+            id,
+            stream,
+            host: RefCell::new(Host::new(config)),
+            waiters: RefCell::new(Waiters::new(places)),
+            line: RefCell::default(),
+            ended: RefCell::default(),
+            is_sending: Cell::new(false),
+            idle_sender: RefCell::default(),
+            opener: RefCell::default(),
+            completed: Cell::new(0),
+        });
+        spawn(receive(Rc::clone(&queue)));
+        spawn(send(Rc::clone(&queue)));
+        Ok(queue)
+    }
+
+    /// What was agreed on, as soon as it was.
+    pub(crate) async fn established(&self) -> Result<Negotiated, Lost> {
+        std::future::poll_fn(|cx| {
+            if let Some(agreed) = self.host.borrow().negotiated() {
+                return Poll::Ready(Ok(agreed));
+            }
+            if let Some(lost) = self.lost() {
+                return Poll::Ready(Err(lost));
+            }
+            let previous = self.opener.replace(Some(cx.waker().clone()));
+            drop(previous);
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Carries a command out, as soon as the queue has room for it.
+    pub(crate) fn call(&self, command: Command, data: HostData) -> Call<'_> {
+        Call::new(self, command, data, false)
+    }
+
+    /// The same for a command that may take for ever, as Asynchronous Event Request does.
+    pub(crate) fn call_patiently(&self, command: Command, data: HostData) -> Call<'_> {
+        Call::new(self, command, data, true)
+    }
+
+    /// Commands in flight and in line.
+    pub(crate) fn load(&self) -> usize {
+        self.host.borrow().commands_in_flight() + self.line.borrow().len()
+    }
+
+    /// Why the connection is over, if it is.
+    pub(crate) fn lost(&self) -> Option<Lost> {
+        self.ended.borrow().clone().map(Lost)
+    }
+
+    /// Ends the connection: all commands are lost.
+    pub(crate) fn end(&self, reason: &str) {
+        {
+            let mut ended = self.ended.borrow_mut();
+            if ended.is_some() {
+                return;
+            }
+            *ended = Some(reason.into());
+        }
+        self.host.borrow_mut().close();
+        let wakers = self.waiters.borrow_mut().lose_all();
+        wakers.into_iter().for_each(Waker::wake);
+        let wakers = self.line.borrow_mut().wakers();
+        wakers.into_iter().for_each(Waker::wake);
+        if let Some(waker) = self.opener.take() {
+            waker.wake();
+        }
+        if self.is_sending.get() {
+            // A peer that does not read would hold the sender for ever.
+            let _ = self.stream.shutdown(Shutdown::Both);
+        }
+        self.ring();
+    }
+
+    /// Counts a tick, and tells whether a command has been in flight for more than `most` of them.
+    pub(crate) fn tick(&self, most: u32) -> bool {
+        self.waiters.borrow_mut().tick(most)
+    }
+
+    /// Commands completed so far.
+    pub(crate) fn completed(&self) -> u64 {
+        self.completed.get()
+    }
+
+    /// What went through so far.
+    pub(crate) fn counters(&self) -> target::Counters {
+        self.host.borrow().counters()
+    }
+
+    /// Wakes the sender.
+    fn ring(&self) {
+        let sender = self.idle_sender.take();
+        if let Some(sender) = sender {
+            sender.wake();
+        }
+    }
+
+    /// Submits the command if it is its turn: the table's entry, or the command back.
+    pub(crate) fn try_submit(&self, command: Command, data: HostData, is_patient: bool) -> Result<usize, Lost> {
+        let place = {
+            let mut host = self.host.borrow_mut();
+            match host.submit(command, data) {
+                Ok(cid) => host.place(cid),
+                Err(error) => return Err(self.lost().unwrap_or_else(|| Lost(error.to_string().into()))),
+            }
+        };
+        let entry = self.waiters.borrow_mut().insert(place, is_patient);
+        self.ring();
+        Ok(entry)
+    }
+
+    /// Whether one more command may be submitted now.
+    pub(crate) fn has_room(&self) -> bool {
+        self.host.borrow().can_submit()
+    }
+
+    /// Commands that wait for room.
+    pub(crate) fn line(&self) -> &RefCell<Line> {
+        &self.line
+    }
+
+    /// Commands in flight.
+    pub(crate) fn waiters(&self) -> &RefCell<Waiters> {
+        &self.waiters
+    }
+
+    /// Calls the first in line if there is room for it.
+    pub(crate) fn call_next(&self) {
+        if self.has_room() {
+            let waker = self.line.borrow().first_waker();
+            if let Some(waker) = waker {
+                waker.wake();
+            }
+        }
+    }
+
+    /// Hands out what has happened.
+    fn dispatch(&self) {
+        loop {
+            let event = self.host.borrow_mut().next_event();
+            match event {
+                None => return,
+                Some(Event::Established(_)) => {
+                    if let Some(waker) = self.opener.take() {
+                        waker.wake();
+                    }
+                }
+                Some(Event::Completed { cid, completion, data }) => {
+                    self.completed.set(self.completed.get() + 1);
+                    let place = self.host.borrow().place(cid);
+                    let waker = self.waiters.borrow_mut().finish(place, Finished { cid: cid.0, completion, data });
+                    if let Some(waker) = waker {
+                        waker.wake();
+                    }
+                    self.call_next();
+                }
+                // The reason is told by the receiver, which finds no buffer to receive into.
+                Some(Event::Closed(_)) => self.ring(),
+            }
+        }
+    }
+
+    /// Why the core ended the connection.
+    fn reason(&self) -> String {
+        match self.host.borrow().closed() {
+            Some(Closed::Violated(violation)) => format!("the target broke the protocol: {violation}"),
+            Some(Closed::Terminated { fes, fei }) => {
+                format!("the target ended the connection for an error of this host (FES {fes:#x}, FEI {fei:#x})")
+            }
+            Some(Closed::MalformedTermination) => "the target ended the connection without a valid reason".to_owned(),
+            Some(Closed::Local) | None => "closed by this host".to_owned(),
+        }
+    }
+}
+
+/// Receives until the connection is over.
+async fn receive(queue: Rc<Queue>) {
+    let reason = loop {
+        let buffer = queue.host.borrow_mut().receive_buffer();
+        let Some(buffer) = buffer else { break queue.reason() };
+        let (result, buffer) = queue.stream.recv(buffer).await;
+        match result {
+            Ok(0) => break "the target closed the connection".to_owned(),
+            Ok(len) => queue.host.borrow_mut().received(buffer, len),
+            Err(error) => break format!("receiving failed: {error}"),
+        }
+        queue.dispatch();
+        // What was completed is to be asked for again before more is received, so that both sides stay busy.
+        queue.ring_if_output();
+    };
+    queue.end(&reason);
+}
+
+impl Queue {
+    fn ring_if_output(&self) {
+        if self.host.borrow().has_output() {
+            self.ring();
+        }
+    }
+}
+
+/// Sends until the connection is over and its last words are out.
+async fn send(queue: Rc<Queue>) {
+    let mut out = Vec::new();
+    loop {
+        let bytes = queue.host.borrow_mut().transmit(&mut out, TransmitLimit::default());
+        let is_over = queue.ended.borrow().is_some();
+        if bytes == 0 && is_over {
+            break;
+        }
+        if bytes == 0 {
+            queue.bell().await;
+            continue;
+        }
+        let sent = if is_over {
+            timeout(LAST_WORDS, queue.stream.send_all(out.drain(..))).await.unwrap_or(Ok(()))
+        } else {
+            queue.is_sending.set(true);
+            let sent = queue.stream.send_all(out.drain(..)).await;
+            queue.is_sending.set(false);
+            sent
+        };
+        if let Err(error) = sent {
+            queue.end(&format!("sending failed: {error}"));
+            break;
+        }
+    }
+    let _ = queue.stream.shutdown(Shutdown::Both);
+}
+
+impl Queue {
+    /// Waits until there is something to send, or the connection is over.
+    async fn bell(&self) {
+        std::future::poll_fn(|cx: &mut Context<'_>| {
+            if self.host.borrow().has_output() || self.ended.borrow().is_some() {
+                return Poll::Ready(());
+            }
+            let previous = self.idle_sender.replace(Some(cx.waker().clone()));
+            drop(previous);
+            Poll::Pending
+        })
+        .await
+    }
+}

@@ -1,0 +1,344 @@
+//! An association with a controller: its admin queue and its I/O queues, set up step by step.
+//!
+//! Everything that the target says on the way is checked before it is used, and all of it has one time limit.
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::num::NonZeroU16;
+use std::rc::Rc;
+use std::time::Duration;
+
+use sealblock_protocols_nvme::admin::SetFeatures;
+use sealblock_protocols_nvme::fabrics::{
+    CNTLID_DYNAMIC, Connect, ConnectAttributes, ConnectData, InvalidParameter, PropertyGet, PropertySet,
+};
+use sealblock_protocols_nvme::features::{EventConfiguration, FeatureId, NumberOfQueues};
+use sealblock_protocols_nvme::nqn::Nqn;
+use sealblock_protocols_nvme::registers::{
+    Capabilities, Configuration, ControllerStatus, Property, ShutdownNotification, ShutdownStatus, Version,
+};
+use sealblock_protocols_nvme::{Command, StatusCode, fabrics::FabricsCommand};
+use sealblock_protocols_nvme_tcp::HostConfig;
+use sealblock_protocols_nvme_tcp::host::HostData;
+use sealblock_runtime_memory::{Pool, Slice};
+use sealblock_runtime_reactor::{JoinHandle, pool, sleep, timeout};
+
+use crate::admin::Admin;
+use crate::error::Lost;
+use crate::identify;
+use crate::queue::Queue;
+use crate::resolve::resolve;
+use crate::shape::{Pages, Shape};
+use crate::{Address, ConnectError, Options};
+
+/// Entries of the admin queue: what every controller has to take.
+const ADMIN_ENTRIES: u16 = 32;
+/// The pauses between two looks at CSTS.
+const STATUS_PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
+
+/// Who talks to whom, and how.
+#[derive(Clone)]
+pub(crate) struct Plan {
+    pub(crate) address: Address,
+    pub(crate) subsystem: Nqn,
+    pub(crate) namespace: Option<u32>,
+    pub(crate) options: Options,
+}
+
+/// A controller whose admin queue works.
+pub(crate) struct Controller {
+    pub(crate) admin: Admin,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) version: Version,
+    pub(crate) id: u16,
+    socket: SocketAddr,
+    pool: Pool,
+}
+
+/// A controller whose I/O queues work.
+pub(crate) struct Session {
+    pub(crate) controller: Controller,
+    pub(crate) io: Vec<Rc<Queue>>,
+    pub(crate) queue_depth: u16,
+    pub(crate) in_capsule_bytes: u32,
+    pub(crate) shape: Shape,
+    pub(crate) pages: Pages,
+    /// Keep alive, watch and events; aborted when the session ends.
+    pub(crate) tasks: RefCell<Vec<JoinHandle<()>>>,
+}
+
+impl Plan {
+    /// Sets everything up, within the time limit.
+    pub(crate) async fn open(&self) -> Result<Session, ConnectError> {
+        self.in_time(self.open_session()).await
+    }
+
+    /// An answer within the time limit, or none.
+    pub(crate) async fn in_time<T>(&self, work: impl Future<Output = Result<T, ConnectError>>) -> Result<T, ConnectError> {
+        let limit = self.options.connect_timeout;
+        let late = |_| Err(ConnectError::Timeout { address: self.address.clone(), limit });
+        timeout(limit, work).await.unwrap_or_else(late)
+    }
+
+    async fn open_session(&self) -> Result<Session, ConnectError> {
+        let controller = self.open_controller().await?;
+        let (nsid, pages) = identify::pages(&controller.admin, controller.capabilities, self.namespace).await?;
+        let shape = Shape::of(nsid, &pages, &self.options)?;
+        let queues = self.number_of_queues(&controller).await?;
+        let entries = controller.capabilities.max_queue_entries;
+        let maxcmd = if pages.controller.maxcmd == 0 { u16::MAX } else { pages.controller.maxcmd };
+        // A queue of one entry more than commands, because a full ring could not be told from an empty one.
+        let depth = u32::from(self.options.queue_depth.max(1).min(maxcmd)).min(entries.saturating_sub(1)).max(1) as u16;
+        let in_capsule = if pages.controller.icdoff == 0 { pages.controller.in_capsule_bytes() } else { 0 };
+        let in_capsule_bytes = u32::try_from(in_capsule).unwrap_or(u32::MAX);
+        let mut session = Session {
+            controller,
+            io: Vec::new(),
+            queue_depth: depth,
+            in_capsule_bytes,
+            shape,
+            pages,
+            tasks: RefCell::default(),
+        };
+        for id in 1..=queues {
+            let queue = self.open_io(&session, id).await?;
+            session.io.push(queue);
+        }
+        Ok(session)
+    }
+
+    /// Sets up the admin queue and enables the controller.
+    pub(crate) async fn open_controller(&self) -> Result<Controller, ConnectError> {
+        let mut failure = None;
+        for socket in resolve(&self.address).await? {
+            match self.open_queue(socket, 0, self.config(ADMIN_ENTRIES - 1, None)).await {
+                Ok(queue) => return self.enable(socket, queue).await,
+                Err(error @ ConnectError::Connect { .. }) => failure = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(failure.expect("names that are looked up have at least one address"))
+    }
+
+    /// What a connection of so many commands is to be like.
+    fn config(&self, commands: u16, in_capsule_bytes: Option<u32>) -> HostConfig {
+        let mut config = HostConfig::new(pool());
+        config.max_commands = NonZeroU16::new(commands).unwrap_or(NonZeroU16::MIN);
+        config.header_digest = self.options.header_digest;
+        config.data_digest = self.options.data_digest;
+        if let Some(bytes) = in_capsule_bytes {
+            config.max_in_capsule_bytes = bytes;
+        }
+        config
+    }
+
+    /// Connects one queue and agrees on digests.
+    async fn open_queue(&self, socket: SocketAddr, id: u16, config: HostConfig) -> Result<Opened, ConnectError> {
+        let failed = |source| ConnectError::Connect { address: self.address.clone(), source };
+        let queue = Opened(Queue::open(socket, id, config).await.map_err(failed)?, false);
+        let agreed = queue.0.established().await.map_err(|lost| self.lost(&lost))?;
+        if self.options.header_digest && !agreed.header_digest {
+            return Err(ConnectError::NoDigest("header"));
+        }
+        if self.options.data_digest && !agreed.data_digest {
+            return Err(ConnectError::NoDigest("data"));
+        }
+        Ok(queue)
+    }
+
+    fn lost(&self, lost: &Lost) -> ConnectError {
+        ConnectError::Lost { address: self.address.clone(), reason: lost.to_string() }
+    }
+
+    /// Connect, CAP, CC.EN, CSTS.RDY, VS.
+    async fn enable(&self, socket: SocketAddr, queue: Opened) -> Result<Controller, ConnectError> {
+        let keep_alive_ms = u32::try_from(self.options.keep_alive.as_millis()).unwrap_or(u32::MAX);
+        let ask = Connect {
+            queue: 0,
+            entries: u32::from(ADMIN_ENTRIES),
+            attributes: ConnectAttributes::NONE,
+            keep_alive_ms: if self.subsystem.is_discovery() { 0 } else { keep_alive_ms },
+        };
+        let admin = Admin::new(Rc::clone(&queue.0), self.address.clone());
+        let id = self.connect(&admin, ask, CNTLID_DYNAMIC).await?;
+        let capabilities = Capabilities::from_bits(property(&admin, Property::Capabilities).await?);
+        let version = Version::from_bits(property(&admin, Property::Version).await? as u32);
+        let sets = capabilities.command_sets;
+        let command_set = match sets {
+            _ if sets & Capabilities::SEVERAL_COMMAND_SETS != 0 => 6,
+            _ if sets & Capabilities::NVM_COMMAND_SET != 0 => 0,
+            _ if sets & Capabilities::NO_COMMAND_SET != 0 => 7,
+            _ => 0,
+        };
+        let enabled = Configuration { enable: true, command_set, mps: capabilities.mpsmin, ..configuration() };
+        configure(&admin, enabled).await?;
+        wait_for(&admin, |status| status.ready).await?;
+        queue.keep();
+        Ok(Controller { admin, capabilities, version, id, socket, pool: pool() })
+    }
+
+    /// Sends Connect; gives the controller's identifier.
+    async fn connect(&self, admin: &Admin, ask: Connect, cntlid: u16) -> Result<u16, ConnectError> {
+        let (subnqn, hostnqn) = (self.subsystem.clone(), self.options.host_nqn.clone());
+        let data = ConnectData { hostid: self.options.host_id, cntlid, subnqn, hostnqn };
+        let data = HostData::Write(Slice::copy_from(&data.encode()).into());
+        let finished = admin.try_call(ask.encode(), data).await?;
+        let status = finished.completion.status();
+        if !status.is_success() {
+            let detail = match status.code() {
+                StatusCode::CONNECT_INVALID_PARAMETERS => {
+                    format!(" ({})", InvalidParameter::from_dword0(finished.completion.dword0()))
+                }
+                _ => String::new(),
+            };
+            return Err(ConnectError::Refused { what: "Connect", status, detail });
+        }
+        let (id, required) = Connect::from_result(finished.completion.result.get());
+        if required.bits() != 0 {
+            return Err(ConnectError::AuthenticationRequired);
+        }
+        Ok(id)
+    }
+
+    async fn number_of_queues(&self, controller: &Controller) -> Result<u16, ConnectError> {
+        let wanted = u32::from(self.options.queues.max(1));
+        let cdw11 = NumberOfQueues { submission: wanted, completion: wanted }.bits();
+        let ask = SetFeatures { fid: FeatureId::NumberOfQueues.code(), save: false, nsid: 0, cdw11 };
+        let finished = controller.admin.call("Set Features, Number of Queues", ask.encode(), HostData::None).await?;
+        let granted = NumberOfQueues::from_bits(finished.completion.dword0())
+            .map_err(|invalid| ConnectError::Unexpected { what: "Number of Queues", why: invalid.to_string() })?;
+        Ok(wanted.min(granted.submission).min(granted.completion) as u16)
+    }
+
+    async fn open_io(&self, session: &Session, id: u16) -> Result<Rc<Queue>, ConnectError> {
+        let config = self.config(session.queue_depth, Some(session.in_capsule_bytes));
+        let queue = self.open_queue(session.controller.socket, id, config).await?;
+        let line = Admin::new(Rc::clone(&queue.0), self.address.clone());
+        // Without flow control reads may end with their data, which saves a PDU. A controller that does not do without
+        // says so with an invalid parameter.
+        let entries = u32::from(session.queue_depth) + 1;
+        let attributes = ConnectAttributes::DISABLE_SQ_FLOW_CONTROL;
+        let ask = Connect { queue: id, entries, attributes, keep_alive_ms: 0 };
+        match self.connect(&line, ask, session.controller.id).await {
+            Err(ConnectError::Refused { status, .. }) if status.code() == StatusCode::CONNECT_INVALID_PARAMETERS => {
+                let ask = Connect { attributes: ConnectAttributes::NONE, ..ask };
+                self.connect(&line, ask, session.controller.id).await?
+            }
+            other => other?,
+        };
+        Ok(queue.keep())
+    }
+}
+
+/// A connection that ends when it is dropped, unless it is kept.
+struct Opened(Rc<Queue>, bool);
+
+impl Opened {
+    /// Whoever gets it ends it.
+    fn keep(mut self) -> Rc<Queue> {
+        self.1 = true;
+        Rc::clone(&self.0)
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if !self.1 {
+            self.0.end("given up while it was being set up");
+        }
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        self.admin.queue().end("closed by this host");
+    }
+}
+
+impl Session {
+    /// The I/O queue with the least to do.
+    pub(crate) fn pick(&self) -> &Rc<Queue> {
+        match self.io.as_slice() {
+            [only] => only,
+            several => several.iter().min_by_key(|queue| queue.load()).expect("a session has an I/O queue"),
+        }
+    }
+
+    /// Where buffers for reads come from.
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.controller.pool
+    }
+
+    /// All connections, the admin queue first.
+    pub(crate) fn queues(&self) -> impl Iterator<Item = &Rc<Queue>> {
+        std::iter::once(self.controller.admin.queue()).chain(&self.io)
+    }
+
+    /// Ends all connections.
+    pub(crate) fn end(&self, reason: &str) {
+        self.queues().for_each(|queue| queue.end(reason));
+        let tasks = self.tasks.take();
+        tasks.iter().for_each(JoinHandle::abort);
+    }
+
+    /// Asks for the events that tell changes of namespaces, where the controller has them.
+    pub(crate) async fn ask_for_events(&self) -> Result<(), Lost> {
+        let wanted = EventConfiguration::NAMESPACE_ATTRIBUTE.bits() & self.pages.controller.oaes.bits();
+        if wanted == 0 {
+            return Ok(());
+        }
+        let ask = SetFeatures { fid: FeatureId::AsynchronousEvents.code(), save: false, nsid: 0, cdw11: wanted };
+        // A controller that refuses tells fewer events; nothing else depends on it.
+        self.controller.admin.queue().call(ask.encode(), HostData::None).await.map(drop)
+    }
+
+    /// Shuts the controller down, as far as it answers.
+    pub(crate) async fn shut_down(&self) -> Result<(), ConnectError> {
+        let admin = &self.controller.admin;
+        let before = property(admin, Property::Configuration).await? as u32;
+        configure(admin, Configuration { shutdown: ShutdownNotification::Normal, ..Configuration::from_bits(before) }).await?;
+        wait_for(admin, |status| status.shutdown == ShutdownStatus::Complete).await
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.end("closed by this host");
+    }
+}
+
+/// CC as every host sets it.
+fn configuration() -> Configuration {
+    Configuration { iosqes: 6, iocqes: 4, ..Configuration::from_bits(0) }
+}
+
+async fn property(admin: &Admin, property: Property) -> Result<u64, ConnectError> {
+    let get = FabricsCommand::PropertyGet(PropertyGet { offset: property.code(), bytes: property.bytes() });
+    let finished = admin.call("Property Get", get.encode(), HostData::None).await?;
+    let value = finished.completion.result.get();
+    Ok(if property.bytes() == 4 { value & u64::from(u32::MAX) } else { value })
+}
+
+async fn configure(admin: &Admin, configuration: Configuration) -> Result<(), ConnectError> {
+    let (offset, bytes) = (Property::Configuration.code(), Property::Configuration.bytes());
+    let value = u64::from(configuration.bits());
+    let set: Command = FabricsCommand::PropertySet(PropertySet { offset, bytes, value }).encode();
+    admin.call("Property Set, CC", set, HostData::None).await.map(drop)
+}
+
+/// Looks at CSTS until it is as wanted. The time limit is the caller's.
+async fn wait_for(admin: &Admin, is_there: impl Fn(&ControllerStatus) -> bool) -> Result<(), ConnectError> {
+    let (mut pause, longest) = STATUS_PAUSES;
+    loop {
+        let status = ControllerStatus::from_bits(property(admin, Property::Status).await? as u32);
+        if status.fatal {
+            let why = "a controller with a fatal error (CFS)".to_owned();
+            return Err(ConnectError::Unexpected { what: "CSTS", why });
+        }
+        if is_there(&status) {
+            return Ok(());
+        }
+        sleep(pause).await;
+        pause = (pause * 2).min(longest);
+    }
+}
