@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
 use sealblock_hostile::attacks::{ATTACKS, Scene};
+use sealblock_hostile::host;
 use sealblock_hostile::process::{self, Process};
 use sealblock_hostile::suite;
 
@@ -26,6 +27,9 @@ struct Arguments {
     /// These attacks alone.
     #[arg(long = "attack")]
     attacks: Vec<String>,
+    /// So many sessions of our own host with a target that answers wrongly, in place of the attacks.
+    #[arg(long)]
+    sessions: Option<u64>,
     /// Says which attacks there are.
     #[arg(long)]
     list: bool,
@@ -57,6 +61,15 @@ fn main() -> Result<()> {
         Some(program) => Process::start_sealblock(program)?,
         None => Process::start(&std::env::current_exe().context("finding this program")?)?,
     };
+    if let Some(sessions) = arguments.sessions {
+        let summary = host::sessions(target.address, arguments.seed, sessions)?;
+        println!(
+            "{sessions} sessions from seed {}: {summary:?}; memory peak {} MiB",
+            arguments.seed,
+            host::peak_mib()?
+        );
+        return target.stop();
+    }
     let (start, mut seed) = (Instant::now(), arguments.seed);
     loop {
         println!("seed {seed}");
