@@ -78,6 +78,7 @@ fn main() -> Result<()> {
             let report = suite::run(&mut target, attack, &scene, Duration::from_millis(500));
             println!("{}", report.with_context(|| format!("attack {}, seed {seed}", attack.name))?);
         }
+        suite::kept(&target)?;
         seed += 1;
         if start.elapsed() >= Duration::from_secs(arguments.seconds) {
             break;

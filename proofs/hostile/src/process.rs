@@ -53,6 +53,11 @@ pub fn most_bytes(connections: usize) -> u64 {
     (connections.min(limits.connections) * each) as u64 + (24 << 20)
 }
 
+/// Memory that the devices take when every block of them was written.
+pub fn device_bytes() -> u64 {
+    3 * BLOCKS * (BLOCK_BYTES as u64 + 16)
+}
+
 /// Is the target, until standard input ends. Prints its address first.
 pub fn run() -> Result<()> {
     let reactor = Reactor::new(Config::default()).context("starting a reactor")?;
@@ -114,6 +119,8 @@ pub struct Process {
     stdin: Option<ChildStdin>,
     /// Where it listens.
     pub address: SocketAddr,
+    /// Memory that it had resident when it began to listen, in bytes.
+    pub start_bytes: u64,
 }
 
 /// What can be seen of a process.
@@ -137,7 +144,7 @@ impl Process {
         let mut line = String::new();
         BufReader::new(child.stdout.take().context("the target's output")?).read_line(&mut line)?;
         let address = line.trim().parse().with_context(|| format!("the target says {line:?}"))?;
-        Ok(Process { child, stdin, address })
+        Process { child, stdin, address, start_bytes: 0 }.started()
     }
 
     /// Starts `sealblock serve` with the same subsystem and limits.
@@ -153,7 +160,12 @@ impl Process {
         fs::remove_file(&path).context("removing the configuration")?;
         let address = line.split_once("\"listeners\":[\"").and_then(|(_, rest)| rest.split_once('"'));
         let address = address.with_context(|| format!("the target says {line:?}"))?.0.parse()?;
-        Ok(Process { child, stdin: None, address })
+        Process { child, stdin: None, address, start_bytes: 0 }.started()
+    }
+
+    fn started(mut self) -> Result<Process> {
+        self.start_bytes = self.look()?.resident_bytes;
+        Ok(self)
     }
 
     /// Fails if it has ended, which no attack may bring about.

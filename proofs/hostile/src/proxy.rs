@@ -119,12 +119,24 @@ fn silence(mut host: &TcpStream) {
     while matches!(host.read(&mut buffer), Ok(1..)) {}
 }
 
+/// Where pages have what a host computes with, in bytes from the start of their data: NSZE, NCAP, NLBAF, FLBAS, MC, DPS, the
+/// limits of copies and ranges, LBAF 0 and 1, ELBAF 0; of a controller MDTS, CNTLID, VER, OACS, LPA, ELPE, SQES, MAXCMD, NN,
+/// ONCS, VWC, SGLS, IOCCSZ, ICDOFF; of logs the number of entries, LBA and identifiers.
+const FIELDS: [usize; 36] = [
+    0, 4, 8, 12, 16, 20, 24, 25, 26, 27, 28, 29, 30, 33, 64, 72, 76, 77, 78, 80, 128, 130, 131, 132, 256, 261, 262,
+    512, 514, 516, 520, 525, 536, 1024, 1792, 1796,
+];
+
 fn change(pdu: &mut [u8], random: &mut Random) {
+    const C2H_DATA: u8 = 7;
     const ODD: [u32; 10] = [0, 1, 3, 4, 24, 4096, 0x7FFF_FFFF, 0x8000_0000, 0xFFFF_FFFC, u32::MAX];
     for _ in 0..1 + random.below(3) {
         // Fields of the header mostly, for that is where lengths and names are.
         let most = if random.below(3) == 0 { pdu.len() } else { pdu.len().min(128) } as u64;
-        let at = random.below(most) as usize;
+        let mut at = random.below(most) as usize;
+        if pdu[0] == C2H_DATA && random.below(2) == 0 {
+            at = (24 + FIELDS[random.below(FIELDS.len() as u64) as usize]).min(pdu.len() - 1);
+        }
         if random.below(2) == 0 {
             pdu[at] = random.next() as u8;
         } else if let Some(field) = pdu.get_mut(at & !3..(at & !3) + 4) {

@@ -19,6 +19,7 @@ fn no_attack_succeeds() {
         let report = suite::run(&mut target, attack, &scene, Duration::from_millis(50));
         println!("{}", report.unwrap_or_else(|error| panic!("{}: {error:#}", attack.name)));
     }
+    suite::kept(&target).unwrap();
     target.stop().unwrap();
 }
 

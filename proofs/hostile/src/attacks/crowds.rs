@@ -12,7 +12,7 @@ use crate::wire::{HANG, Peer, SUBNQN, icreq};
 /// Connections of a flood for each unit of effort.
 const FLOOD: usize = 2000;
 /// A flood ends after this time, however far it got.
-const FLOOD_TIME: Duration = Duration::from_secs(60);
+const FLOOD_TIME: Duration = Duration::from_secs(150);
 
 pub(super) fn crowd(scene: &Scene) -> Result<()> {
     let most = limits().connections;
