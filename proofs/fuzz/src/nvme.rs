@@ -18,7 +18,7 @@ use sealblock_protocols_nvme::logs::{
     LbaStatusLog, lists_log_page, parse_changed_namespaces,
 };
 use sealblock_protocols_nvme::nqn::{FIELD_BYTES, Nqn, PaddedText};
-use sealblock_protocols_nvme::nvm::{CopyLimits, GetLbaStatus, IoCommand, LbaStatusList};
+use sealblock_protocols_nvme::nvm::{CopyCommand, CopyLimits, GetLbaStatus, IoCommand, LbaStatusList};
 use sealblock_protocols_nvme::registers::{Capabilities, Configuration, ControllerStatus, Property};
 use sealblock_protocols_nvme::{Command, Completion, Count8, StatusCode};
 
@@ -53,27 +53,7 @@ fn commands(pieces: &mut Pieces) {
     if let Ok(pointer) = command.data() {
         assert_eq!(command.with_data(pointer).data(), Ok(pointer));
     }
-    if let Ok(admin) = AdminCommand::decode(&command) {
-        let again = match admin {
-            AdminCommand::Identify(ask) => Some(ask.encode()),
-            AdminCommand::GetLogPage(ask) => {
-                let page = pieces.bytes(200);
-                assert!(ask.slice(page).is_ok_and(|part| part.len() <= page.len()) || ask.slice(page).is_err());
-                Some(ask.encode())
-            }
-            AdminCommand::GetFeatures(ask) => Some(ask.encode()),
-            AdminCommand::SetFeatures(ask) => Some(ask.encode()),
-            AdminCommand::Abort(ask) => Some(ask.encode()),
-            AdminCommand::GetLbaStatus(ask) => {
-                lba_status(&ask, pieces.word());
-                Some(ask.encode(command.nsid.get()))
-            }
-            AdminCommand::AsynchronousEventRequest | AdminCommand::KeepAlive => None,
-        };
-        if let Some(again) = again {
-            assert_eq!(AdminCommand::decode(&again), Ok(admin));
-        }
-    }
+    admin(&command, pieces);
     if let Ok(connect) = Connect::decode(&command) {
         assert_eq!(Connect::decode(&connect.encode()), Ok(connect));
     }
@@ -85,6 +65,27 @@ fn commands(pieces: &mut Pieces) {
         assert_eq!(IoCommand::decode(&again), Ok(io));
         carry_out(&io, pieces);
     }
+}
+
+fn admin(command: &Command, pieces: &mut Pieces) {
+    let Ok(admin) = AdminCommand::decode(command) else { return };
+    let again = match admin {
+        AdminCommand::Identify(ask) => ask.encode(),
+        AdminCommand::GetLogPage(ask) => {
+            let page = pieces.bytes(200);
+            assert!(ask.slice(page).map_or(0, <[u8]>::len) <= page.len());
+            ask.encode()
+        }
+        AdminCommand::GetFeatures(ask) => ask.encode(),
+        AdminCommand::SetFeatures(ask) => ask.encode(),
+        AdminCommand::Abort(ask) => ask.encode(),
+        AdminCommand::GetLbaStatus(ask) => {
+            lba_status(&ask, pieces.word());
+            ask.encode(command.nsid.get())
+        }
+        AdminCommand::AsynchronousEventRequest | AdminCommand::KeepAlive => return,
+    };
+    assert_eq!(AdminCommand::decode(&again), Ok(admin));
 }
 
 fn lba_status(ask: &GetLbaStatus, capacity: u64) {
@@ -122,20 +123,20 @@ fn carry_out(io: &IoCommand, pieces: &mut Pieces) {
                 Err(_) => assert!(data.len() < dsm.data_bytes()),
             }
         }
-        IoCommand::Copy(copy) => {
-            let limits =
-                CopyLimits { range_blocks: pieces.short(), total_blocks: 1 << 20, ranges: Count8::saturating(128) };
-            if let Ok((destination, ranges)) = copy.parse(pieces.bytes(256 * 40), capacity, &limits) {
-                let total: u64 = ranges.iter().map(|range| range.extent.len()).sum();
-                assert!(destination.len() == total && destination.fits(capacity));
-                assert!(ranges.iter().all(|range| range.extent.fits(capacity)));
-                let again = copy.encode_ranges(&ranges).expect("what was read can be said");
-                assert_eq!(copy.parse(&again, capacity, &limits), Ok((destination, ranges)));
-            }
-        }
+        IoCommand::Copy(command) => copy(command, capacity, pieces),
         IoCommand::WriteUncorrectable(extent) => assert!(extent.fits(capacity)),
         IoCommand::Flush | IoCommand::WriteZeroes(_) => {}
     }
+}
+
+fn copy(copy: &CopyCommand, capacity: u64, pieces: &mut Pieces) {
+    let limits = CopyLimits { range_blocks: pieces.short(), total_blocks: 1 << 20, ranges: Count8::saturating(128) };
+    let Ok((destination, ranges)) = copy.parse(pieces.bytes(256 * 40), capacity, &limits) else { return };
+    let total: u64 = ranges.iter().map(|range| range.extent.len()).sum();
+    assert!(destination.len() == total && destination.fits(capacity));
+    assert!(ranges.iter().all(|range| range.extent.fits(capacity)));
+    let again = copy.encode_ranges(&ranges).expect("what was read can be said");
+    assert_eq!(copy.parse(&again, capacity, &limits), Ok((destination, ranges)));
 }
 
 fn identify(page: &[u8]) {

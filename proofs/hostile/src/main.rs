@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
-use sealblock_hostile::attacks::{ATTACKS, Scene};
+use sealblock_hostile::attacks::{ATTACKS, Attack, Scene};
 use sealblock_hostile::host;
 use sealblock_hostile::process::{self, Process};
 use sealblock_hostile::suite;
@@ -70,19 +70,24 @@ fn main() -> Result<()> {
         );
         return target.stop();
     }
+    rounds(&mut target, &chosen, &arguments)?;
+    target.stop()
+}
+
+fn rounds(target: &mut Process, chosen: &[&Attack], arguments: &Arguments) -> Result<()> {
     let (start, mut seed) = (Instant::now(), arguments.seed);
     loop {
         println!("seed {seed}");
         let scene = Scene { address: target.address, seed, effort: arguments.effort.max(1) };
-        for attack in &chosen {
-            let report = suite::run(&mut target, attack, &scene, Duration::from_millis(500));
+        for attack in chosen {
+            let report = suite::run(target, attack, &scene, Duration::from_millis(500));
             println!("{}", report.with_context(|| format!("attack {}, seed {seed}", attack.name))?);
         }
-        suite::kept(&target)?;
+        suite::kept(target)?;
         seed += 1;
         if start.elapsed() >= Duration::from_secs(arguments.seconds) {
             break;
         }
     }
-    target.stop()
+    Ok(())
 }

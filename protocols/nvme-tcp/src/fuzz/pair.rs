@@ -100,6 +100,12 @@ fn pattern(number: u32, at: usize, len: usize) -> Vec<u8> {
     (at..at + len).map(|i| (i as u32 / 4).wrapping_mul(2_654_435_761).wrapping_add(number * 97) as u8).collect()
 }
 
+fn join(slices: &[Slice]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    slices.iter().for_each(|slice| bytes.extend_from_slice(slice));
+    bytes
+}
+
 fn number(command: &Command) -> u32 {
     command.cdw12.get()
 }
@@ -159,10 +165,10 @@ impl Pair<'_> {
         let limit = TransmitLimit { bytes: bytes.max(1), slices: bytes.clamp(1, 256) };
         let mut out = Vec::new();
         self.host.transmit(&mut out, limit);
-        self.to_target.push(&out.iter().flat_map(|slice| slice.iter().copied()).collect::<Vec<u8>>());
+        self.to_target.push(&join(&out));
         out.clear();
         self.target.transmit(&mut out, limit);
-        self.to_host.push(&out.iter().flat_map(|slice| slice.iter().copied()).collect::<Vec<u8>>());
+        self.to_host.push(&join(&out));
     }
 
     fn deliver(&mut self, bytes: usize) {
@@ -253,7 +259,9 @@ impl Pair<'_> {
         if self.held.is_empty() {
             return;
         }
-        let (index, choice) = (self.script.below(self.held.len()), self.script.byte());
+        // Once the script is over all that is left is sent at once, not dword by dword.
+        let is_over = self.script.is_over();
+        let (index, choice) = (self.script.below(self.held.len()), if is_over { 1 } else { self.script.byte() });
         let held = &mut self.held[index];
         let result = u64::from(number(&held.command)) + 1;
         if held.fetching {
