@@ -97,7 +97,7 @@ fn sides(script: &mut Script<'_>) -> (Host, Target) {
 
 /// Data of the command with this number.
 fn pattern(number: u32, at: usize, len: usize) -> Vec<u8> {
-    (at..at + len).map(|i| (i as u32 / 4).wrapping_mul(2_654_435_761).wrapping_add(number * 97) as u8).collect()
+    (at..at + len).map(|i| (i as u32 / 4).wrapping_mul(2_654_435_761).wrapping_add(number.wrapping_mul(97)) as u8).collect()
 }
 
 fn join(slices: &[Slice]) -> Vec<u8> {
