@@ -97,7 +97,9 @@ fn sides(script: &mut Script<'_>) -> (Host, Target) {
 
 /// Data of the command with this number.
 fn pattern(number: u32, at: usize, len: usize) -> Vec<u8> {
-    (at..at + len).map(|i| (i as u32 / 4).wrapping_mul(2_654_435_761).wrapping_add(number.wrapping_mul(97)) as u8).collect()
+    (at..at + len)
+        .map(|i| (i as u32 / 4).wrapping_mul(2_654_435_761).wrapping_add(number.wrapping_mul(97)) as u8)
+        .collect()
 }
 
 fn join(slices: &[Slice]) -> Vec<u8> {
@@ -300,11 +302,11 @@ impl Pair<'_> {
         if bit(choice, 7) && self.script.byte() == 0x5A {
             self.spoilt = Spoilt::Yes;
             if bit(choice, 0) {
-                self.host.close()
+                self.host.close();
             } else {
-                self.target.close()
+                self.target.close();
+                self.held.clear();
             }
-            self.held.clear();
             return;
         }
         let Some(held) = self.held.get(usize::from(choice & 7)) else { return };
