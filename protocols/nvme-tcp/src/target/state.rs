@@ -8,6 +8,7 @@ use zerocopy::IntoBytes;
 
 use super::{Counters, Event};
 use crate::config::{Negotiated, TargetConfig, whole_dwords};
+use crate::gather::Headers;
 use crate::payload::Payload;
 use crate::pdu::{Direction, Frame, IcResp, PduType, Rules, TermReq};
 use crate::receive::{Fill, Side, Sink};
@@ -31,6 +32,7 @@ pub(super) struct State {
     /// Transfers on their way that are long enough to be received in place.
     pub(super) long_transfers: usize,
     pub(super) counters: Counters,
+    pub(super) headers: Headers,
 }
 
 /// A command in flight.
@@ -103,6 +105,7 @@ impl State {
             bytes_in_flight: 0,
             long_transfers: 0,
             counters: Counters::default(),
+            headers: Headers::default(),
             config,
         }
     }
