@@ -1,28 +1,38 @@
-//! A connection: one task receives, one sends, one watches the clock.
+//! A connection: one task receives, carries out and sends, another watches the clock.
 //!
 //! It ends when the peer goes, violates the protocol or is silent too long, when its controller goes, or when the target
 //! stops. Commands that are being carried out then go on, and their answers are dropped.
+//!
+//! Shape: a turn of the task carries out what was received together, answers it with one send, and only then asks for more,
+//! so that answers leave first and a batch costs one system call.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
 use std::net::Shutdown;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use sealblock_protocols_nvme_tcp::target::{Event, Target as Core, Token};
 use sealblock_protocols_nvme_tcp::{Payload, TargetConfig, TransmitLimit};
-use sealblock_runtime_memory::Buffer;
+use sealblock_runtime_memory::{Buffer, Pool};
 use sealblock_runtime_reactor::net::Stream;
 use sealblock_runtime_reactor::{JoinHandle, now, pool, sleep, sleep_until, spawn, timeout};
 
 use crate::bell::Bell;
+use crate::budget::Share;
 use crate::controller::Controller;
 use crate::limits::IN_CAPSULE_BYTES;
 use crate::queue::{Task, Waiting};
+use crate::slots::Slots;
 use crate::target::{Permit, Shared};
 
 /// How long a peer may take to close after it was told that nothing more comes.
 const LINGER: Duration = Duration::from_secs(1);
+/// What is received at once: the commands of a deep queue, with data in their capsules.
+const STAGING_BYTES: usize = 256 << 10;
 
 /// What a connection is.
 #[derive(Clone)]
@@ -52,30 +62,38 @@ pub(crate) struct Connection {
     pub(crate) role: RefCell<Role>,
     /// Something is to be sent, or sending is to end.
     pub(crate) output: Bell,
-    /// Commands whose data is being fetched.
-    pub(crate) fetching: RefCell<HashMap<Token, Task>>,
+    /// Commands whose data is being fetched, by the place of their token.
+    pub(crate) fetching: RefCell<Vec<Option<(Token, Task)>>>,
     /// Commands that wait for room.
     pub(crate) waiting: RefCell<VecDeque<Waiting>>,
     /// Bytes of reads that were started, failed ones taken off again.
     pub(crate) read_bytes: Cell<u64>,
+    /// What this connection holds of the bytes that all may have in flight.
+    pub(crate) share: Share,
     /// I/O commands being carried out.
-    pub(crate) running: Cell<usize>,
-    /// Rung when none is left.
-    pub(crate) idle: Bell,
+    pub(crate) slots: Slots,
+    pub(crate) pool: Pool,
     /// Submission queue head and entries; `None` with flow control off or before Connect.
     pub(crate) head: Cell<Option<(u32, u32)>>,
     finishing: Cell<bool>,
     draining: Cell<bool>,
+    /// The connection's own task is running, so it need not be woken.
+    in_turn: Cell<bool>,
+    /// What was received is to be answered before more is.
+    answering: Cell<bool>,
     watcher: RefCell<Option<JoinHandle<()>>>,
     _permit: Permit,
 }
 
 impl Connection {
     pub(crate) fn new(target: &Rc<Shared>, stream: Stream, permit: Permit) -> Rc<Connection> {
-        let mut config = TargetConfig::new(pool());
+        let pool = pool();
+        let mut config = TargetConfig::new(pool.clone());
+        config.staging_bytes = STAGING_BYTES;
         config.max_commands = target.limits.commands.try_into().unwrap_or(config.max_commands);
         config.max_bytes_in_flight = target.limits.bytes_in_flight;
         config.max_in_capsule_bytes = IN_CAPSULE_BYTES;
+        let most_commands = usize::from(config.max_commands.get());
         Rc::new(Connection {
             target: Rc::clone(target),
             core: RefCell::new(Core::new(config)),
@@ -85,11 +103,14 @@ impl Connection {
             fetching: RefCell::default(),
             waiting: RefCell::default(),
             read_bytes: Cell::new(0),
-            running: Cell::new(0),
-            idle: Bell::default(),
+            share: Share::new(&target.budget),
+            slots: Slots::new(most_commands),
+            pool,
             head: Cell::new(None),
             finishing: Cell::new(false),
             draining: Cell::new(false),
+            in_turn: Cell::new(false),
+            answering: Cell::new(false),
             watcher: RefCell::default(),
             _permit: permit,
         })
@@ -104,42 +125,101 @@ impl Connection {
         self.watch();
     }
 
-    /// Serves the connection until it is over.
+    /// Serves the connection until it is over and what its devices had begun has ended.
     pub(crate) async fn run(self: Rc<Self>) {
-        let sender = spawn(Rc::clone(&self).send());
+        let mut flow = pin!(self.flow());
+        let mut is_over = false;
+        poll_fn(|cx| {
+            self.slots.belong_to(cx.waker());
+            self.in_turn.set(true);
+            while let Some(ended) = self.slots.next() {
+                ended.into_iter().for_each(|ended| self.on_ended(ended));
+            }
+            is_over = is_over || flow.as_mut().poll(cx).is_ready();
+            self.in_turn.set(false);
+            if is_over && self.slots.busy() == 0 { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await
+    }
+
+    async fn flow(self: &Rc<Self>) {
+        let mut sender = Sender { future: pin!(self.send()), is_over: false };
         self.watch();
-        self.receive().await;
+        let mut receiver = pin!(self.receive());
+        poll_fn(|cx| {
+            loop {
+                let received = receiver.as_mut().poll(cx);
+                let _ = sender.poll(cx);
+                if received.is_ready() || !self.answering.take() {
+                    return received;
+                }
+            }
+        })
+        .await;
         self.stop_watching();
         if self.draining.get() {
-            self.drain().await;
+            sender.beside(self.drain()).await;
         } else if self.core.borrow().closed().is_none() {
             self.core.borrow_mut().close();
         }
         self.finishing.set(true);
-        self.output.ring();
-        let mut sender = sender;
-        if timeout(self.target.limits.drain, &mut sender).await.is_err() {
-            sender.abort();
-        }
+        self.ring();
+        let sent = timeout(self.target.limits.drain, poll_fn(|cx| sender.poll(cx))).await;
         self.leave();
-        self.linger().await;
+        if sent.is_ok() {
+            self.linger().await;
+        }
+    }
+
+    /// There is something to send, or to look at.
+    pub(crate) fn ring(&self) {
+        match self.in_turn.get() {
+            true => self.output.note(),
+            false => self.output.ring(),
+        }
     }
 
     async fn receive(self: &Rc<Self>) {
-        loop {
-            let lent = self.core.borrow_mut().receive_buffer();
-            let Some(buffer) = lent else { return };
+        while let Some(buffer) = self.receive_buffer().await {
             let (result, buffer) = self.stream.recv(buffer).await;
             let len = match result {
                 Ok(0) | Err(_) => return,
                 Ok(len) => len,
             };
             self.core.borrow_mut().received(buffer, len);
+            self.heard();
             while let Some(event) = self.next_event() {
                 self.on_event(event);
             }
-            self.output.ring();
+            self.output.note();
+            self.answer_first().await;
         }
+    }
+
+    /// A buffer to receive into, once there may be more data in capsules; `None` when the connection is closed.
+    async fn receive_buffer(&self) -> Option<Buffer> {
+        poll_fn(|_| {
+            let mut core = self.core.borrow_mut();
+            match core.receive_buffer() {
+                // Room comes when an answer is sent, that is, in a turn of this task.
+                None if core.closed().is_none() => Poll::Pending,
+                lent => Poll::Ready(lent),
+            }
+        })
+        .await
+    }
+
+    /// Lets the sender go first.
+    async fn answer_first(&self) {
+        let mut has_waited = false;
+        poll_fn(|_| {
+            if std::mem::replace(&mut has_waited, true) {
+                return Poll::Ready(());
+            }
+            self.answering.set(true);
+            Poll::Pending
+        })
+        .await
     }
 
     /// Apart, so that the core is not borrowed while the event is handled.
@@ -156,10 +236,12 @@ impl Connection {
         }
     }
 
-    async fn send(self: Rc<Self>) {
+    async fn send(self: &Rc<Self>) {
         let mut slices = Vec::new();
         loop {
             let bytes = self.core.borrow_mut().transmit(&mut slices, TransmitLimit::default());
+            self.settle();
+            self.admit_waiting();
             if bytes == 0 {
                 if self.finishing.get() {
                     return;
@@ -171,19 +253,15 @@ impl Connection {
                 self.kill();
                 return;
             }
-            self.admit_waiting();
         }
     }
 
     /// Lets the commands in flight come to their ends, for a while.
     async fn drain(&self) {
-        let done = async {
-            while self.running.get() > 0 {
-                self.idle.wait().await;
-            }
-        };
+        // Each end of a command is a turn of this task.
+        let done = poll_fn(|_| if self.slots.busy() == 0 { Poll::Ready(()) } else { Poll::Pending });
         if timeout(self.target.limits.drain, done).await.is_err() {
-            tracing::warn!(commands = self.running.get(), "commands were not done when the target stopped");
+            tracing::warn!(commands = self.slots.busy(), "commands were not done when the target stopped");
         }
     }
 
@@ -192,6 +270,7 @@ impl Connection {
         self.core.borrow_mut().close();
         // The peer may be gone already, and then there is nothing to shut down.
         let _ = self.stream.shutdown(Shutdown::Both);
+        self.ring();
     }
 
     /// Takes no more commands, answers those in flight, then ends the connection.
@@ -274,5 +353,29 @@ impl Connection {
         if let Some(watcher) = watcher {
             watcher.abort();
         }
+    }
+}
+
+/// The sending half of a connection's flow.
+struct Sender<'a, F> {
+    future: Pin<&'a mut F>,
+    is_over: bool,
+}
+
+impl<F: Future<Output = ()>> Sender<'_, F> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.is_over = self.is_over || self.future.as_mut().poll(cx).is_ready();
+        if self.is_over { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// Goes on sending until `other` is over.
+    async fn beside(&mut self, other: impl Future<Output = ()>) {
+        let mut other = pin!(other);
+        poll_fn(|cx| {
+            let polled = other.as_mut().poll(cx);
+            let _ = self.poll(cx);
+            polled
+        })
+        .await
     }
 }

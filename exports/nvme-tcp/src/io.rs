@@ -8,6 +8,7 @@ use sealblock_protocols_nvme::nvm::{BlockCommand, DatasetManagement, DsmAttribut
 use sealblock_protocols_nvme::{Command, Fuse, Invalid, NSID_ALL, StatusCode};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::Extent;
+use smallvec::{SmallVec, smallvec};
 
 use crate::connection::Reply;
 use crate::controller::Controller;
@@ -21,7 +22,7 @@ use crate::subsystem::add;
 pub(crate) struct Job {
     io: IoCommand,
     /// One namespace, or all of them for a Flush of all.
-    namespaces: Vec<Rc<Namespace>>,
+    namespaces: SmallVec<[Rc<Namespace>; 1]>,
     controller: Rc<Controller>,
 }
 
@@ -46,9 +47,9 @@ impl Job {
         }
         let io = IoCommand::decode(command)?;
         let all = &controller.subsystem.namespaces;
-        let namespaces = match (command.nsid.get(), io) {
+        let namespaces: SmallVec<[Rc<Namespace>; 1]> = match (command.nsid.get(), io) {
             (NSID_ALL, IoCommand::Flush) => all.values().cloned().collect(),
-            (nsid, _) => vec![Rc::clone(all.get(&nsid).ok_or(StatusCode::INVALID_NAMESPACE)?)],
+            (nsid, _) => smallvec![Rc::clone(all.get(&nsid).ok_or(StatusCode::INVALID_NAMESPACE)?)],
         };
         if let [namespace] = namespaces.as_slice() {
             check(namespace, limits, &io, command, room)?;

@@ -10,11 +10,13 @@
 //! - What a peer can make the target hold is bounded by [`Limits`].
 //! - A status is chosen in one place (`refusal.rs`), without a case for "everything else".
 //!
-//! Shape: everything belongs to one thread, so state is in cells; one task receives, one sends, and each I/O command is a
-//! task of its own, so a slow command delays no other.
+//! Shape: everything belongs to one thread, so state is in cells. A connection is one task: what was received together is
+//! carried out at once and answered together. A command whose device makes it wait keeps a slot of its own (`slots.rs`), so a
+//! slow command delays no other.
 
 mod admin;
 mod bell;
+mod budget;
 mod connect;
 mod connection;
 mod controller;
@@ -28,6 +30,7 @@ mod namespace;
 mod properties;
 mod queue;
 mod refusal;
+mod slots;
 mod subsystem;
 mod target;
 

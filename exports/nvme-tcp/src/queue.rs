@@ -7,12 +7,13 @@ use std::rc::Rc;
 use sealblock_protocols_nvme::{Command, Completion, Direction, FABRICS_OPCODE, Status, StatusCode};
 use sealblock_protocols_nvme_tcp::target::{CommandData, DataError, Received, Token};
 use sealblock_runtime_memory::Buffer;
-use sealblock_runtime_reactor::{now, pool, spawn};
+use sealblock_runtime_reactor::now;
 
 use crate::admin;
 use crate::connection::{Connection, Reply, Role};
 use crate::io::{Job, Room};
 use crate::refusal::Refusal;
+use crate::slots::Ended;
 
 /// The most data that a command which is no I/O command may bring, in bytes.
 const CONTROL_BYTES: u64 = 8192;
@@ -68,9 +69,17 @@ impl Connection {
         }
     }
 
+    /// Something came. Without a keep alive timer any command on any queue is a sign of life.
+    pub(crate) fn heard(&self) {
+        if let Role::Io(controller, _) = &*self.role.borrow()
+            && controller.keep_alive_ms.get() == 0
+        {
+            controller.seen.set(now());
+        }
+    }
+
     pub(crate) fn on_data(self: &Rc<Self>, token: Token, data: Result<Received, DataError>) {
-        let task = self.fetching.borrow_mut().remove(&token);
-        let Some(task) = task else { return };
+        let Some(task) = self.take_fetching(token) else { return };
         match data {
             Ok(received) => self.carry_out(token, task, Some(received.buffer), 0),
             Err(error) => self.finish(token, &task.command, Err(error.status_code().into())),
@@ -84,9 +93,6 @@ impl Connection {
                 if !controller.is_ready() {
                     return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into());
                 }
-                if controller.keep_alive_ms.get() == 0 {
-                    controller.seen.set(now());
-                }
                 Job::prepare(controller, &self.target.limits, command, room).map(Some)
             }
             _ if room.brings > CONTROL_BYTES || !room.brings.is_multiple_of(4) => {
@@ -97,8 +103,10 @@ impl Connection {
     }
 
     fn wait(self: &Rc<Self>, waiting: Waiting) {
+        if self.waiting.borrow().is_empty() && self.has_room(&waiting) {
+            return self.admit(waiting);
+        }
         self.waiting.borrow_mut().push_back(waiting);
-        self.admit_waiting();
     }
 
     /// Lets commands go on, in order, as far as there is room.
@@ -108,37 +116,63 @@ impl Connection {
             let next = if next { self.waiting.borrow_mut().pop_front() } else { None };
             match next {
                 None => return,
-                Some(Waiting::Fetch(token, task, len)) => self.fetch(token, task, len),
-                Some(Waiting::Read(token, task)) => {
-                    let bytes = task.job.as_ref().map_or(0, Job::read_bytes);
-                    self.read_bytes.set(self.read_bytes.get() + bytes);
-                    self.carry_out(token, task, None, 0);
-                }
+                Some(waiting) => self.admit(waiting),
+            }
+        }
+    }
+
+    fn admit(self: &Rc<Self>, waiting: Waiting) {
+        match waiting {
+            Waiting::Fetch(token, task, len) => self.fetch(token, task, len),
+            Waiting::Read(token, task) => {
+                let bytes = task.job.as_ref().map_or(0, Job::read_bytes);
+                self.read_bytes.set(self.read_bytes.get() + bytes);
+                self.carry_out(token, task, None, 0);
             }
         }
     }
 
     fn has_room(&self, waiting: &Waiting) -> bool {
-        let (core, most) = (self.core.borrow(), self.target.limits.bytes_in_flight);
-        match waiting {
-            Waiting::Fetch(_, _, len) => core.bytes_in_flight() + len <= most,
-            Waiting::Read(_, task) => {
-                let bytes = task.job.as_ref().map_or(0, Job::read_bytes);
-                let unsent = self.read_bytes.get().saturating_sub(core.counters().payload_bytes_sent);
-                unsent + bytes <= most as u64
-            }
-        }
+        let (write_bytes, read_bytes) = self.bytes_in_flight();
+        let (same_way, more) = match waiting {
+            Waiting::Fetch(_, _, len) => (write_bytes, *len),
+            Waiting::Read(_, task) => (read_bytes, task.job.as_ref().map_or(0, Job::read_bytes) as usize),
+        };
+        same_way + more <= self.target.limits.bytes_in_flight
+            && self.share.grow(write_bytes + read_bytes, more, self.slots.task())
+    }
+
+    /// Bytes of data that came or are fetched, and bytes of data that are read or not sent yet.
+    fn bytes_in_flight(&self) -> (usize, usize) {
+        let core = self.core.borrow();
+        let unsent = self.read_bytes.get().saturating_sub(core.payload_bytes_sent());
+        (core.bytes_in_flight(), unsent as usize)
+    }
+
+    /// Tells the other connections what this one has in flight now.
+    pub(crate) fn settle(&self) {
+        let (write_bytes, read_bytes) = self.bytes_in_flight();
+        self.share.settle(write_bytes + read_bytes);
     }
 
     fn fetch(self: &Rc<Self>, token: Token, task: Task, len: usize) {
-        let command = task.command;
-        self.fetching.borrow_mut().insert(token, task);
-        let accepted = self.core.borrow_mut().accept_data(token, pool().take(len), None);
+        let accepted = self.core.borrow_mut().accept_data(token, self.pool.take(len), None);
         if accepted.is_err() {
-            self.fetching.borrow_mut().remove(&token);
-            return self.finish(token, &command, Err(StatusCode::DATA_SGL_LENGTH_INVALID.into()));
+            return self.finish(token, &task.command, Err(StatusCode::DATA_SGL_LENGTH_INVALID.into()));
         }
-        self.output.ring();
+        let mut fetching = self.fetching.borrow_mut();
+        if fetching.len() <= token.place() {
+            fetching.resize_with(token.place() + 1, || None);
+        }
+        fetching[token.place()] = Some((token, task));
+        drop(fetching);
+        self.ring();
+    }
+
+    fn take_fetching(&self, token: Token) -> Option<Task> {
+        let mut fetching = self.fetching.borrow_mut();
+        let place = fetching.get_mut(token.place())?;
+        place.take_if(|(of, _)| *of == token).map(|(_, task)| task)
     }
 
     fn carry_out(self: &Rc<Self>, token: Token, task: Task, data: Option<Buffer>, room: u64) {
@@ -148,20 +182,19 @@ impl Connection {
             let outcome = admin::run(self, &command, &data, room as usize);
             return self.finish(token, &command, outcome);
         };
-        self.running.set(self.running.get() + 1);
-        let connection = Rc::clone(self);
-        spawn(async move {
-            let read_bytes = job.read_bytes();
-            let outcome = job.run(data).await;
-            if outcome.is_err() {
-                connection.read_bytes.set(connection.read_bytes.get().saturating_sub(read_bytes));
-            }
-            connection.finish(token, &command, outcome);
-            connection.running.set(connection.running.get() - 1);
-            if connection.running.get() == 0 {
-                connection.idle.ring();
-            }
-        });
+        match self.slots.begin((token, command), job, data) {
+            Ok(None) => {}
+            Ok(Some(ended)) => self.on_ended(ended),
+            // As many slots as commands in flight; when the core forgot those of a closed connection, nobody waits.
+            Err(_job) => self.finish(token, &command, Err(StatusCode::INTERNAL_ERROR.into())),
+        }
+    }
+
+    pub(crate) fn on_ended(&self, ended: Ended) {
+        if ended.outcome.is_err() {
+            self.read_bytes.set(self.read_bytes.get().saturating_sub(ended.read_bytes));
+        }
+        self.finish(ended.token, &ended.command, ended.outcome);
     }
 
     /// Answers a command. If the connection is over, nobody waits for the answer.
@@ -183,7 +216,7 @@ impl Connection {
         if let Err(error) = answered {
             tracing::debug!(%error, "a command was not answered");
         }
-        self.output.ring();
+        self.ring();
     }
 
     fn log(&self, command: &Command, refusal: &Refusal) -> Status {

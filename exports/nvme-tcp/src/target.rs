@@ -6,6 +6,7 @@ use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::pin;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use sealblock_runtime_reactor::net::{Listener, Stream};
 use sealblock_runtime_reactor::{now, sleep, spawn, stopping};
 
 use crate::bell::Bell;
+use crate::budget::Budget;
 use crate::connection::Connection;
 use crate::controller::Controller;
 use crate::limits::Limits;
@@ -32,6 +34,8 @@ pub(crate) struct Shared {
     pub(crate) subsystems: Vec<Rc<Subsystem>>,
     discovery: Rc<Subsystem>,
     pub(crate) limits: Limits,
+    /// Bytes in flight over all connections.
+    pub(crate) budget: Arc<Budget>,
     controllers: RefCell<BTreeMap<u16, Rc<Controller>>>,
     last_controller: Cell<u16>,
     connections: RefCell<BTreeMap<u64, Weak<Connection>>>,
@@ -64,10 +68,12 @@ impl Target {
                 return Err(SetupError::DuplicateNqn(subsystem.nqn.clone()));
             }
         }
+        let limits = limits.legal();
         Ok(Target(Rc::new(Shared {
             subsystems,
             discovery: Rc::new(Subsystem::new(Nqn::discovery(), "discovery")),
-            limits: limits.legal(),
+            budget: Budget::new(limits.total_bytes_in_flight),
+            limits,
             controllers: RefCell::default(),
             last_controller: Cell::new(0),
             connections: RefCell::default(),

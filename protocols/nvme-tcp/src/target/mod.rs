@@ -29,6 +29,13 @@ use state::State;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Token(u32);
 
+impl Token {
+    /// The command's place among those in flight: below [`TargetConfig::max_commands`], and no other's meanwhile.
+    pub fn place(self) -> usize {
+        usize::from(self.0 as u16)
+    }
+}
+
 /// What happened.
 #[derive(Debug)]
 pub enum Event {
@@ -228,6 +235,11 @@ impl Target {
     /// Write data of commands in flight, in bytes.
     pub fn bytes_in_flight(&self) -> usize {
         self.state.bytes_in_flight
+    }
+
+    /// Bytes of command data handed out to be sent so far.
+    pub fn payload_bytes_sent(&self) -> u64 {
+        self.state.counters.payload_bytes_sent
     }
 
     /// What went through so far.
