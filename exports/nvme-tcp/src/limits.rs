@@ -29,13 +29,13 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// 256 connections, 64 I/O queues of 128 entries, 8 MiB in flight each way and 256 MiB over all, transfers of 1 MiB, 10 s to connect, 2 min
+    /// 256 connections, 64 I/O queues of 256 entries, 8 MiB in flight each way and 256 MiB over all, transfers of 1 MiB, 10 s to connect, 2 min
     /// idle, 5 s to drain.
     fn default() -> Limits {
         Limits {
             connections: 256,
             io_queues: 64,
-            commands: 128,
+            commands: 256,
             bytes_in_flight: 8 << 20,
             total_bytes_in_flight: 256 << 20,
             transfer_bytes: 1 << 20,

@@ -202,7 +202,10 @@ impl Connection {
         let cid = command.cid.get();
         let complete = |status, result| Completion::new(cid, status, result).with_sqhd(self.sqhd());
         let answered = match outcome {
-            Ok(Reply::Held) => Ok(()),
+            Ok(Reply::Held) => {
+                self.core.borrow_mut().keep(token);
+                Ok(())
+            }
             Ok(Reply::Done(result)) => self.core.borrow_mut().respond(token, complete(Status::SUCCESS, result)),
             Ok(Reply::Data(data, result)) => {
                 let completion = complete(Status::SUCCESS, result);

@@ -42,6 +42,8 @@ pub(super) struct Slot {
     pub(super) len_bytes: u32,
     /// What this command holds of `bytes_in_flight`.
     pub(super) held_bytes: usize,
+    /// The export may never answer it.
+    pub(super) is_kept: bool,
     pub(super) stage: Stage,
     /// Data to send, in order; `queued_bytes` of it were given so far.
     pub(super) sends: SmallVec<[Outgoing; 1]>,
