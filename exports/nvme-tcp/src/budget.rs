@@ -86,6 +86,11 @@ impl Share {
         true
     }
 
+    /// Whether the shares together hold more than there is.
+    pub(crate) fn is_over(&self) -> bool {
+        self.budget.held_bytes.load(Ordering::Relaxed) > self.budget.most_bytes
+    }
+
     /// Notes that `now_bytes` are in flight: takes what is missing, whether or not it is there, and gives back what is not
     /// needed.
     pub(crate) fn settle(&self, now_bytes: usize) {

@@ -200,6 +200,9 @@ impl Connection {
     async fn receive_buffer(&self) -> Option<Buffer> {
         poll_fn(|_| {
             let mut core = self.core.borrow_mut();
+            if self.share.is_over() && core.may_pause() {
+                return Poll::Pending;
+            }
             match core.receive_buffer() {
                 // Room comes when an answer is sent, that is, in a turn of this task.
                 None if core.closed().is_none() => Poll::Pending,

@@ -53,9 +53,6 @@ impl State {
                 unusable(DataError::Length)
             }
             Ok(DataPointer::InCapsule { offset_bytes, .. }) if offset_bytes != 0 => unusable(DataError::Offset),
-            Ok(DataPointer::InCapsule { length_bytes, .. }) if !self.has_room(length_bytes as usize) => {
-                unusable(DataError::NoRoom)
-            }
             Ok(DataPointer::InCapsule { length_bytes, .. }) => {
                 let buffer = self.config.pool.take(length_bytes as usize);
                 Ok(CommandData::InCapsule(Received { buffer, sums: None }))
@@ -86,6 +83,7 @@ impl State {
                 slot.stage = Stage::Capsule;
                 slot.held_bytes = buffer.len();
                 self.bytes_in_flight += buffer.len();
+                self.capsule_bytes += buffer.len();
                 let shape =
                     self.config.shape_of.as_ref().filter(|_| frame.data_digest).and_then(|shape| shape.of(&command));
                 Sink { token, fill: Some(Fill::new(buffer, frame.data_digest, shape)) }

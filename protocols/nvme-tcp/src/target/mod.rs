@@ -93,9 +93,6 @@ pub enum DataError {
     /// A data digest is wrong (NVMe/TCP 3.5, "Digest Error handling").
     #[error("the data digest does not fit the data")]
     Digest,
-    /// [`TargetConfig::max_bytes_in_flight`] leaves no room for this in-capsule data.
-    #[error("the data exceeds the bytes allowed in flight")]
-    NoRoom,
     /// The data pointer is none of this transport.
     #[error(transparent)]
     Sgl(SglError),
@@ -111,7 +108,7 @@ impl DataError {
     /// The status that the command is to be failed with.
     pub const fn status_code(self) -> StatusCode {
         match self {
-            DataError::Digest | DataError::NoRoom => StatusCode::TRANSIENT_TRANSPORT_ERROR,
+            DataError::Digest => StatusCode::TRANSIENT_TRANSPORT_ERROR,
             DataError::Sgl(error) => error.status_code(),
             DataError::Offset => StatusCode::SGL_OFFSET_INVALID,
             DataError::Length => StatusCode::DATA_SGL_LENGTH_INVALID,
@@ -165,9 +162,18 @@ impl Target {
         Target { receiver, state: State::new(config) }
     }
 
-    /// The buffer for the next receive from the socket. `None` while one is out, and once the connection is closed.
+    /// The buffer for the next receive from the socket. `None` while one is out, once the connection is closed, and while
+    /// commands with in-capsule data hold [`TargetConfig::max_bytes_in_flight`]: ask again when [`Target::transmit`] has
+    /// handed out their responses.
     pub fn receive_buffer(&mut self) -> Option<Buffer> {
-        self.state.is_open().then(|| self.receiver.lend(&self.state)).flatten()
+        let is_full = self.state.capsule_bytes >= self.state.config.max_bytes_in_flight && self.may_pause();
+        (self.state.is_open() && !is_full).then(|| self.receiver.lend(&self.state)).flatten()
+    }
+
+    /// Whether receiving may pause until a response has left: some command has all its in-capsule data, and no data is
+    /// expected that another one waits for.
+    pub fn may_pause(&self) -> bool {
+        self.receiver.is_at_header() && self.state.capsule_bytes > 0
     }
 
     /// Takes back the buffer of [`Target::receive_buffer`], whose first `len` bytes are new (0 is allowed), and

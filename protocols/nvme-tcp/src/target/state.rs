@@ -29,6 +29,8 @@ pub(super) struct State {
     pub(super) events: VecDeque<Event>,
     pub(super) output: VecDeque<Output>,
     pub(super) bytes_in_flight: usize,
+    /// Of those, bytes that came in capsules.
+    pub(super) capsule_bytes: usize,
     /// Transfers on their way that are long enough to be received in place.
     pub(super) long_transfers: usize,
     pub(super) counters: Counters,
@@ -105,6 +107,7 @@ impl State {
             events: VecDeque::new(),
             output: VecDeque::new(),
             bytes_in_flight: 0,
+            capsule_bytes: 0,
             long_transfers: 0,
             counters: Counters::default(),
             headers: Headers::default(),
@@ -125,7 +128,7 @@ impl State {
         self.output.clear();
         self.slots.clear();
         self.cids = TagSet::default();
-        self.bytes_in_flight = 0;
+        (self.bytes_in_flight, self.capsule_bytes) = (0, 0);
         if let Closed::Violated(violation) = closed {
             let request = TermReq::new(Direction::ToHost, &violation, header.len());
             self.output.push_back(Output::Terminate([request.as_bytes(), header].concat().into()));
@@ -138,6 +141,8 @@ impl State {
         if let Some(slot) = self.slots.remove(token) {
             self.cids.remove(slot.command.cid.get());
             self.bytes_in_flight -= slot.held_bytes;
+            // Only data that is fetched has a buffer of the host behind it.
+            self.capsule_bytes -= if slot.len_bytes == 0 { slot.held_bytes } else { 0 };
         }
     }
 }
