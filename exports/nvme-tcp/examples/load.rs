@@ -124,13 +124,16 @@ impl Queue {
 async fn load(ask: &Ask, queue: &mut Queue, tally: &Tally, seed: u64) -> Result<(), Failure> {
     let payload = Slice::copy_from(&vec![0x5A; ask.bytes]);
     let mut started = vec![now(); 1 << 16];
-    let mut idle: Vec<Buffer> = (0..ask.depth).map(|_| Buffer::zeroed(if ask.writes { 0 } else { ask.bytes })).collect();
+    let mut idle: Vec<Buffer> =
+        (0..ask.depth).map(|_| Buffer::zeroed(if ask.writes { 0 } else { ask.bytes })).collect();
     let (count, mut random) = (ask.bytes as u64 / BLOCK_BYTES, seed);
     let end = now() + ask.time;
     let mut in_flight = 0;
     loop {
         let time = now();
-        while time < end && let Some(buffer) = idle.pop() {
+        while time < end
+            && let Some(buffer) = idle.pop()
+        {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let at = (random >> 33) % (SPAN_BLOCKS / count) * count;
             let mut blocks = BlockCommand::new(Extent::from_raw(at, count).map_err(|_| "an extent")?);
@@ -148,20 +151,16 @@ async fn load(ask: &Ask, queue: &mut Queue, tally: &Tally, seed: u64) -> Result<
             return Ok(());
         }
         queue.send().await?;
-        let mut steps = tally.steps.borrow().len();
-        let Queue { .. } = queue;
+        let last_step = tally.steps.borrow().len() - 1;
         let mut ended = Vec::new();
-        queue
-            .receive(|cid, completion, buffer| ended.push((cid, completion.status().is_success(), buffer)))
-            .await?;
+        queue.receive(|cid, completion, buffer| ended.push((cid, completion.status().is_success(), buffer))).await?;
         let time = now();
-        steps -= 1;
         for (cid, good, buffer) in ended {
             let took = (time - started[usize::from(cid)]).as_nanos() as u64;
             tally.done.set(tally.done.get() + 1);
             tally.failed.set(tally.failed.get() + u64::from(!good));
             tally.nanoseconds.set(tally.nanoseconds.get() + took);
-            tally.steps.borrow_mut()[((took / 100) as usize).min(steps)] += 1;
+            tally.steps.borrow_mut()[((took / 100) as usize).min(last_step)] += 1;
             idle.push(buffer.unwrap_or_default());
             in_flight -= 1;
         }

@@ -34,6 +34,10 @@ const LINGER: Duration = Duration::from_secs(1);
 /// What is received at once: the commands of a deep queue, with data in their capsules.
 const STAGING_BYTES: usize = 256 << 10;
 
+/// What a socket may hold each way: the answers to a deep queue of reads, so that a send does not stop half-way and wait for
+/// the peer. Sockets grow their buffers by themselves, but only after they were found too small.
+const SOCKET_BYTES: usize = 2 << 20;
+
 /// What a connection is.
 #[derive(Clone)]
 pub(crate) enum Role {
@@ -93,6 +97,9 @@ impl Connection {
         config.max_commands = target.limits.commands.try_into().unwrap_or(config.max_commands);
         config.max_bytes_in_flight = target.limits.bytes_in_flight;
         config.max_in_capsule_bytes = IN_CAPSULE_BYTES;
+        // Where the system refuses, its own idea of a buffer serves, only with more turns.
+        let _ = stream.set_send_buffer_bytes(SOCKET_BYTES);
+        let _ = stream.set_recv_buffer_bytes(SOCKET_BYTES);
         let most_commands = usize::from(config.max_commands.get());
         Rc::new(Connection {
             target: Rc::clone(target),

@@ -13,7 +13,7 @@ use crate::admin;
 use crate::connection::{Connection, Reply, Role};
 use crate::io::{Job, Room};
 use crate::refusal::Refusal;
-use crate::slots::Ended;
+use crate::slots::{Ended, NoSlot};
 
 /// The most data that a command which is no I/O command may bring, in bytes.
 const CONTROL_BYTES: u64 = 8192;
@@ -186,7 +186,7 @@ impl Connection {
             Ok(None) => {}
             Ok(Some(ended)) => self.on_ended(ended),
             // As many slots as commands in flight; when the core forgot those of a closed connection, nobody waits.
-            Err(_job) => self.finish(token, &command, Err(StatusCode::INTERNAL_ERROR.into())),
+            Err(NoSlot) => self.finish(token, &command, Err(StatusCode::INTERNAL_ERROR.into())),
         }
     }
 

@@ -106,6 +106,9 @@ impl Wake for SlotWaker {
     }
 }
 
+/// All slots are busy.
+pub(crate) struct NoSlot;
+
 /// The slots of a connection.
 pub(crate) struct Slots {
     /// `None` where a slot is being polled.
@@ -142,14 +145,14 @@ impl Slots {
     /// Begins a command, and returns its end if it comes at once.
     ///
     /// # Errors
-    /// Gives the command back when all slots are busy.
+    /// When all slots are busy.
     pub(crate) fn begin(
         &self,
         (token, command): (Token, Command),
         job: Job,
         data: Option<Buffer>,
-    ) -> Result<Option<Ended>, Job> {
-        let Some(mut slot) = self.take_free() else { return Err(job) };
+    ) -> Result<Option<Ended>, NoSlot> {
+        let Some(mut slot) = self.take_free() else { return Err(NoSlot) };
         slot.busy = Some((token, command, job.read_bytes()));
         slot.desk.work.set(Some((job, data)));
         self.busy.set(self.busy.get() + 1);

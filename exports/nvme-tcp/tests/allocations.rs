@@ -19,11 +19,12 @@ use common::{BARE, Data, PLAIN, Queue, SUBNQN, blocks};
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Serves a null device and one in memory, on the core that this runs on.
+/// Serves a null device and one in memory whose tags the target makes, on the core that this runs on.
 async fn serve() -> SocketAddr {
     let namespace = |stack, id| Namespace::new(Rc::new(Gate::new("device", stack)), [id; 16]);
     let null = Stack::new(NullDevice::new(BlockSize::B4096, 4096, None));
-    let memory = Stack::new(MemoryDevice::new(BlockSize::B4096, 4096, None).with_pool(pool()));
+    let format = Some(common::format());
+    let memory = Stack::new(MemoryDevice::new(BlockSize::B4096, 4096, format).with_pool(pool()));
     let subsystem = Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(PLAIN, namespace(null, 1));
     let subsystem = subsystem.and_then(|all| all.with_namespace(BARE, namespace(memory, 2))).unwrap();
     let target = Target::new([subsystem], Limits::default()).unwrap();

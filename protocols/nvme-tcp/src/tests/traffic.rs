@@ -196,7 +196,9 @@ fn in_capsule_data_beyond_the_bytes_in_flight_waits_for_responses() {
         let lent = pair.target.receive_buffer();
         assert_eq!(lent.is_some(), is_lent, "{to}");
         let mut buffer = lent.unwrap_or_else(|| {
-            let Some(target::Event::Command { token, .. }) = pair.target.next_event() else { panic!("the first command came") };
+            let Some(target::Event::Command { token, .. }) = pair.target.next_event() else {
+                panic!("the first command came")
+            };
             pair.target.respond(token, Completion::new(0, Status::SUCCESS, 0)).unwrap();
             assert!(pair.target.receive_buffer().is_none(), "the response has not left");
             pair.target.transmit(&mut Vec::new(), TransmitLimit::default());
