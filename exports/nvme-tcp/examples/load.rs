@@ -48,6 +48,37 @@ struct Tally {
     steps: RefCell<Vec<u32>>,
 }
 
+impl Tally {
+    fn new() -> Rc<Tally> {
+        let steps = RefCell::new(vec![0; 100_000]);
+        Rc::new(Tally { done: Cell::new(0), failed: Cell::new(0), nanoseconds: Cell::new(0), steps })
+    }
+
+    fn count(&self, good: bool, took_ns: u64) {
+        self.done.set(self.done.get() + 1);
+        self.failed.set(self.failed.get() + u64::from(!good));
+        self.nanoseconds.set(self.nanoseconds.get() + took_ns);
+        let mut steps = self.steps.borrow_mut();
+        let last_step = steps.len() - 1;
+        steps[((took_ns / 100) as usize).min(last_step)] += 1;
+    }
+
+    fn report(&self, seconds: f64) -> String {
+        let done = self.done.get();
+        let mut left = done / 100;
+        let steps = self.steps.borrow();
+        let slow = steps.iter().rposition(|&count| {
+            let reached = left <= u64::from(count);
+            left = left.saturating_sub(u64::from(count));
+            reached
+        });
+        let mean_us = self.nanoseconds.get() as f64 / done.max(1) as f64 / 1000.0;
+        let slow_us = slow.unwrap_or(0) as f64 / 10.0;
+        let (rate, failed) = (done as f64 / seconds, self.failed.get());
+        format!("{rate:.0} a second, mean {mean_us:.1} us, p99 {slow_us:.1} us, {failed} failed")
+    }
+}
+
 struct Queue {
     host: Host,
     stream: Stream,
@@ -120,6 +151,17 @@ impl Queue {
     }
 }
 
+fn command(ask: &Ask, at: u64, buffer: Buffer, payload: &Slice) -> Result<(Command, HostData), Failure> {
+    let count = ask.bytes as u64 / BLOCK_BYTES;
+    let mut blocks = BlockCommand::new(Extent::from_raw(at, count).map_err(|_| "an extent")?);
+    blocks.protection.pract = ask.pract;
+    let (command, data) = match ask.writes {
+        true => (IoCommand::Write(blocks), HostData::Write(payload.clone().into())),
+        false => (IoCommand::Read(blocks), HostData::Read { buffer, shape: None }),
+    };
+    Ok((command.encode(1).map_err(|_| "a command")?, data))
+}
+
 /// Keeps `depth` commands in flight until the end.
 async fn load(ask: &Ask, queue: &mut Queue, tally: &Tally, seed: u64) -> Result<(), Failure> {
     let payload = Slice::copy_from(&vec![0x5A; ask.bytes]);
@@ -136,13 +178,7 @@ async fn load(ask: &Ask, queue: &mut Queue, tally: &Tally, seed: u64) -> Result<
         {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let at = (random >> 33) % (SPAN_BLOCKS / count) * count;
-            let mut blocks = BlockCommand::new(Extent::from_raw(at, count).map_err(|_| "an extent")?);
-            blocks.protection.pract = ask.pract;
-            let (command, data) = match ask.writes {
-                true => (IoCommand::Write(blocks), HostData::Write(payload.clone().into())),
-                false => (IoCommand::Read(blocks), HostData::Read { buffer, shape: None }),
-            };
-            let command = command.encode(1).map_err(|_| "a command")?;
+            let (command, data) = command(ask, at, buffer, &payload)?;
             let cid = queue.host.submit(command, data)?;
             started[usize::from(cid.0)] = time;
             in_flight += 1;
@@ -151,16 +187,12 @@ async fn load(ask: &Ask, queue: &mut Queue, tally: &Tally, seed: u64) -> Result<
             return Ok(());
         }
         queue.send().await?;
-        let last_step = tally.steps.borrow().len() - 1;
         let mut ended = Vec::new();
         queue.receive(|cid, completion, buffer| ended.push((cid, completion.status().is_success(), buffer))).await?;
         let time = now();
         for (cid, good, buffer) in ended {
             let took = (time - started[usize::from(cid)]).as_nanos() as u64;
-            tally.done.set(tally.done.get() + 1);
-            tally.failed.set(tally.failed.get() + u64::from(!good));
-            tally.nanoseconds.set(tally.nanoseconds.get() + took);
-            tally.steps.borrow_mut()[((took / 100) as usize).min(last_step)] += 1;
+            tally.count(good, took);
             idle.push(buffer.unwrap_or_default());
             in_flight -= 1;
         }
@@ -182,13 +214,7 @@ async fn all(ask: Ask) -> Result<String, Failure> {
     features.cdw10.set(7);
     features.cdw11.set(queues << 16 | queues);
     admin.call(features, HostData::None).await?;
-    let tally = Tally {
-        done: Cell::new(0),
-        failed: Cell::new(0),
-        nanoseconds: Cell::new(0),
-        steps: RefCell::new(vec![0; 100_000]),
-    };
-    let tally = Rc::new(tally);
+    let tally = Tally::new();
     let start = Instant::now();
     let mut tasks = Vec::new();
     for number in 1..=ask.queues {
@@ -202,18 +228,7 @@ async fn all(ask: Ask) -> Result<String, Failure> {
     for task in tasks {
         task.await.map_err(|_| "a task ended early")??;
     }
-    let (seconds, done) = (start.elapsed().as_secs_f64(), tally.done.get());
-    let mut left = done / 100;
-    let steps = tally.steps.borrow();
-    let slow = steps.iter().rposition(|&count| {
-        let reached = left <= u64::from(count);
-        left = left.saturating_sub(u64::from(count));
-        reached
-    });
-    let mean_us = tally.nanoseconds.get() as f64 / done.max(1) as f64 / 1000.0;
-    let slow_us = slow.unwrap_or(0) as f64 / 10.0;
-    let (rate, failed) = (done as f64 / seconds, tally.failed.get());
-    Ok(format!("{rate:.0} a second, mean {mean_us:.1} us, p99 {slow_us:.1} us, {failed} failed"))
+    Ok(tally.report(start.elapsed().as_secs_f64()))
 }
 
 fn main() -> Result<(), Failure> {

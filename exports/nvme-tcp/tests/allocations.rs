@@ -9,7 +9,7 @@ use sealblock_layers_remote_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_media_null::NullDevice;
 use sealblock_protocols_nvme::nvm::IoCommand;
-use sealblock_runtime_counting::{Counting, allocations};
+use sealblock_runtime_memory::counting::{Counting, allocations};
 use sealblock_runtime_reactor::net::Listener;
 use sealblock_runtime_reactor::{Choice, Config, CoreHandle, Cores, Placement, pool, spawn};
 use sealblock_units::BlockSize;

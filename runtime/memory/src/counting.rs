@@ -1,9 +1,9 @@
 //! An allocator that counts the allocations of each thread apart, for tests that say what allocates nothing.
 //!
-//! Not on the path of a request: only tests depend on it.
+//! Not on the path of a request: only tests turn the feature `counting` on.
 //!
 //! ```
-//! use sealblock_runtime_counting::{Counting, allocations};
+//! use sealblock_runtime_memory::counting::{Counting, allocations};
 //!
 //! #[global_allocator]
 //! static ALLOCATOR: Counting = Counting;
@@ -12,8 +12,6 @@
 //! drop(std::hint::black_box(Box::new(1)));
 //! assert_eq!(allocations(), before + 1);
 //! ```
-
-#![allow(unsafe_code)]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
