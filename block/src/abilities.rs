@@ -29,6 +29,8 @@ pub struct Abilities {
     pub discard: Ability,
     /// Make blocks read as zeroes.
     pub write_zeroes: Ability,
+    /// Make blocks unreadable. Nothing can stand in for it.
+    pub write_uncorrectable: Ability,
     /// `WriteZeroes { may_unmap: true }` gives the space back and the blocks still read as zeroes.
     pub unmap_zeroes: bool,
     /// The device is away from this host: operations it does itself move no payload here.
@@ -43,6 +45,7 @@ impl Abilities {
         compare: Ability::Absent,
         discard: Ability::Absent,
         write_zeroes: Ability::Absent,
+        write_uncorrectable: Ability::Absent,
         unmap_zeroes: false,
         offloads: false,
     };
@@ -54,6 +57,7 @@ impl Abilities {
         compare: Ability::Native,
         discard: Ability::Native,
         write_zeroes: Ability::Native,
+        write_uncorrectable: Ability::Native,
         unmap_zeroes: true,
         offloads: false,
     };
@@ -66,6 +70,7 @@ impl Abilities {
             OperationKind::Write => when_writable(Ability::Native),
             OperationKind::Discard => when_writable(self.discard),
             OperationKind::WriteZeroes => when_writable(self.write_zeroes),
+            OperationKind::WriteUncorrectable => when_writable(self.write_uncorrectable),
             OperationKind::Verify => self.verify,
             OperationKind::Compare => self.compare,
         }

@@ -13,7 +13,7 @@ pub struct Limits {
     pub transfer: BlockCount,
     /// Blocks of a Verify, which moves no payload and can so be larger.
     pub verify: BlockCount,
-    /// Blocks of a WriteZeroes or of one extent of a Discard.
+    /// Blocks of a WriteZeroes, a WriteUncorrectable, or one extent of a Discard.
     pub zero: BlockCount,
 }
 

@@ -64,6 +64,13 @@ pub enum Operation {
         /// What they should hold.
         data: Sealed,
     },
+    /// Make blocks unreadable: until they are written, zeroed or discarded, they fail as [`crate::FaultField::Media`].
+    WriteUncorrectable {
+        /// The blocks.
+        extent: Extent,
+        /// Whether the change waits for the medium.
+        durability: Durability,
+    },
 }
 
 /// An operation's name without its arguments.
@@ -83,11 +90,13 @@ pub enum OperationKind {
     Verify,
     /// Compare blocks.
     Compare,
+    /// Make blocks unreadable.
+    WriteUncorrectable,
 }
 
 impl OperationKind {
     /// Every kind, in the order of [`OperationKind::index`].
-    pub const ALL: [OperationKind; 7] = [
+    pub const ALL: [OperationKind; 8] = [
         OperationKind::Read,
         OperationKind::Write,
         OperationKind::Flush,
@@ -95,6 +104,7 @@ impl OperationKind {
         OperationKind::WriteZeroes,
         OperationKind::Verify,
         OperationKind::Compare,
+        OperationKind::WriteUncorrectable,
     ];
 
     /// Position in tables of counters.
@@ -112,6 +122,7 @@ impl OperationKind {
             OperationKind::WriteZeroes => "write zeroes",
             OperationKind::Verify => "verify",
             OperationKind::Compare => "compare",
+            OperationKind::WriteUncorrectable => "write uncorrectable",
         }
     }
 }
@@ -127,6 +138,7 @@ impl Operation {
             Operation::WriteZeroes { .. } => OperationKind::WriteZeroes,
             Operation::Verify { .. } => OperationKind::Verify,
             Operation::Compare { .. } => OperationKind::Compare,
+            Operation::WriteUncorrectable { .. } => OperationKind::WriteUncorrectable,
         }
     }
 
@@ -137,7 +149,8 @@ impl Operation {
             | Operation::Write { extent, .. }
             | Operation::WriteZeroes { extent, .. }
             | Operation::Verify { extent, .. }
-            | Operation::Compare { extent, .. } => Some(*extent),
+            | Operation::Compare { extent, .. }
+            | Operation::WriteUncorrectable { extent, .. } => Some(*extent),
             Operation::Flush | Operation::Discard { .. } => None,
         }
     }
@@ -161,7 +174,7 @@ pub struct Verified {
 /// What a successful operation gives back.
 #[derive(Debug)]
 pub enum Answer {
-    /// Write, Flush, Discard, WriteZeroes, Compare.
+    /// Write, Flush, Discard, WriteZeroes, Compare, WriteUncorrectable.
     Done,
     /// Read: the blocks, checked as asked.
     Data(Sealed),

@@ -15,6 +15,8 @@ const CARGO_DENY: &str = "0.20.2";
 /// What cargo-deny looks at. Not advisories: their database is a Git repository elsewhere, and the check must give the
 /// same answer where only the package registry can be reached. `cargo deny check advisories` asks for them by hand.
 const DENY_CHECKS: [&str; 3] = ["licenses", "bans", "sources"];
+/// Stock Linux kernels as hosts of what `sealblock serve` shows.
+const CONFORMANCE: &str = "sealblock-proofs-conformance";
 const SIMULATOR: &str = "sealblock-simulator";
 /// Seeds of the short simulation.
 const SIMULATION_SEEDS: &str = "400";
@@ -40,6 +42,7 @@ pub fn run(fast: bool) -> Result<()> {
     steps.run("doctests", |log| counted(cargo(["test", "--workspace", "--doc"]), log));
     if !fast {
         steps.run("simulation", |log| simulation(&workspace, log));
+        steps.run("conformance", conformance);
     }
     steps.finish()
 }
@@ -121,6 +124,20 @@ fn simulation(workspace: &Workspace, log: &Path) -> Result<Done> {
     Ok(Done::Ok(format!("{SIMULATION_SEEDS} seeds")))
 }
 
+fn conformance(log: &Path) -> Result<Done> {
+    let output = step::run(&mut cargo(["run", "--quiet", "--package", CONFORMANCE]), log)?;
+    Ok(verdict_of_guests(&output))
+}
+
+/// The last line of the suite says how many tests passed, or why this machine cannot run guests.
+fn verdict_of_guests(output: &str) -> Done {
+    let last = output.lines().last().unwrap_or_default();
+    match last.strip_prefix("skipped: ") {
+        Some(why) => Done::Skipped(why.to_owned()),
+        None => Done::Ok(last.to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -133,5 +150,12 @@ mod tests {
             "test a ... ok\ntest result: ok. 3 passed; 0 failed; 0 ignored\n\ntest result: ok. 4 passed; 0 failed\n";
         assert_eq!(passed(libtest), 7);
         assert_eq!(passed("nothing here passed\n"), 0);
+    }
+
+    #[test]
+    fn a_suite_that_cannot_run_is_seen_as_skipped() {
+        assert_eq!(verdict_of_guests("skipped: no server\n"), Done::Skipped("no server".to_owned()));
+        let passed = "6.1   files ok\n17 tests passed in 99.0 s\n";
+        assert_eq!(verdict_of_guests(passed), Done::Ok("17 tests passed in 99.0 s".to_owned()));
     }
 }

@@ -60,9 +60,11 @@ impl<D: Device> Gate<D> {
             }
             Operation::Compare { extent, data } => check_shape(geometry, *extent, data),
             Operation::Discard { extents } => extents.iter().try_for_each(|extent| geometry.check(*extent)),
-            Operation::Read { .. } | Operation::Verify { .. } | Operation::Flush | Operation::WriteZeroes { .. } => {
-                Ok(())
-            }
+            Operation::Read { .. }
+            | Operation::Verify { .. }
+            | Operation::Flush
+            | Operation::WriteZeroes { .. }
+            | Operation::WriteUncorrectable { .. } => Ok(()),
         }
     }
 
@@ -77,7 +79,10 @@ impl<D: Device> Gate<D> {
                 Operation::WriteZeroes { extent, durability, .. } if self.device.abilities().writable => {
                     self.zeroes_by_write(extent, durability).await
                 }
-                Operation::Write { .. } | Operation::WriteZeroes { .. } | Operation::Discard { .. }
+                Operation::Write { .. }
+                | Operation::WriteZeroes { .. }
+                | Operation::Discard { .. }
+                | Operation::WriteUncorrectable { .. }
                     if !self.device.abilities().writable =>
                 {
                     Err(Failure::ReadOnly.into())

@@ -18,7 +18,7 @@ pub(super) fn limit(limits: &Limits, operation: &Operation) -> Option<BlockCount
     let most = match operation {
         Operation::Read { .. } | Operation::Write { .. } | Operation::Compare { .. } => limits.transfer,
         Operation::Verify { .. } => limits.verify,
-        Operation::WriteZeroes { .. } => limits.zero,
+        Operation::WriteZeroes { .. } | Operation::WriteUncorrectable { .. } => limits.zero,
         Operation::Discard { extents } => {
             return extents.iter().any(|extent| extent.blocks() > limits.zero).then_some(limits.zero);
         }
@@ -69,6 +69,9 @@ fn part(operation: &Operation, whole: Extent, extent: Extent, format: Option<PiF
         Operation::Compare { data, .. } => Operation::Compare { extent, data: cut(data) },
         Operation::WriteZeroes { may_unmap, durability, .. } => {
             Operation::WriteZeroes { extent, may_unmap: *may_unmap, durability: *durability }
+        }
+        Operation::WriteUncorrectable { durability, .. } => {
+            Operation::WriteUncorrectable { extent, durability: *durability }
         }
         Operation::Flush => Operation::Flush,
         Operation::Discard { .. } => Operation::Discard { extents: vec![extent] },

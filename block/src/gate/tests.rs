@@ -278,3 +278,19 @@ fn errors_keep_the_name_of_the_deepest_hop() {
     assert_eq!(error.hop(), Some("tiny"));
     assert_eq!(error.to_string(), "tiny: the medium failed: gone");
 }
+
+#[test]
+fn nothing_stands_in_for_write_uncorrectable_and_a_native_one_is_cut() {
+    let ask = || Operation::WriteUncorrectable { extent: extent(4, 12), durability: Durability::Volatile };
+    let gate = Tiny::limited(None, 8).gate();
+    assert_eq!(gate.abilities().write_uncorrectable, Ability::Absent);
+    assert_eq!(failure(run(gate.execute(ask()))), Failure::Absent(OperationKind::WriteUncorrectable));
+    let mut tiny = Tiny::limited(None, 8);
+    tiny.abilities.write_uncorrectable = Ability::Native;
+    let gate = tiny.gate();
+    done(run(gate.execute(ask())));
+    let starts: Vec<_> = gate.device().take_seen().iter().map(|seen| (seen.1, seen.2)).collect();
+    assert_eq!(starts, [(4, 4), (8, 8)]);
+    let past = Operation::WriteUncorrectable { extent: extent(CAPACITY, 1), durability: Durability::Volatile };
+    assert!(matches!(failure(run(gate.execute(past))), Failure::Range { .. }));
+}

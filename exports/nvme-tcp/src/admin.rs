@@ -4,11 +4,12 @@ use std::rc::Rc;
 
 use sealblock_protocols_nvme::admin::{AdminCommand, Identify};
 use sealblock_protocols_nvme::fabrics::FabricsCommand;
+use sealblock_protocols_nvme::logs::LogPage;
 use sealblock_protocols_nvme::{Command, FABRICS_OPCODE, FabricsType, StatusCode};
 use sealblock_runtime_memory::Slice;
 
+use crate::commands::abort;
 use crate::connection::{Connection, Reply, Role};
-use crate::controller::{Controller, EVENT_REQUESTS};
 use crate::refusal::Refusal;
 use crate::{connect, features, identify, logs, properties};
 
@@ -32,15 +33,22 @@ pub(crate) fn run(connection: &Rc<Connection>, command: &Command, data: &[u8], r
         }
         AdminCommand::GetLogPage(ask) => {
             let page = logs::page(connection, &controller, &ask)?;
-            cut(ask.slice(&page)?, room, ask.length_bytes)
+            let reply = cut(ask.slice(&page)?, room, ask.length_bytes)?;
+            if !ask.retain_event
+                && let Some(page) = LogPage::from_code(ask.lid)
+            {
+                controller.notices.page_was_read(page);
+            }
+            Ok(reply)
         }
         AdminCommand::GetFeatures(ask) => features::get(&controller, &ask, room),
         AdminCommand::SetFeatures(ask) => features::set(connection, &controller, &ask, data).map(Reply::Done),
-        // Bit 0: the command was not aborted. It is answered in its own time.
-        AdminCommand::Abort(_) => Ok(Reply::Done(1)),
-        AdminCommand::AsynchronousEventRequest => hold(&controller),
+        AdminCommand::Abort(ask) => Ok(Reply::Done(abort::abort(&controller, &ask))),
         AdminCommand::KeepAlive => Ok(Reply::Done(0)),
-        AdminCommand::GetLbaStatus(_) => Err(StatusCode::INVALID_OPCODE.into()),
+        // These are taken by `commands/later.rs`.
+        AdminCommand::AsynchronousEventRequest | AdminCommand::GetLbaStatus(_) => {
+            Err(StatusCode::INTERNAL_ERROR.into())
+        }
     }
 }
 
@@ -50,23 +58,20 @@ fn fabrics(connection: &Rc<Connection>, role: &Role, command: &Command, data: &[
         (Role::New, _) | (_, Some(FabricsType::Connect)) => return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into()),
         _ => {}
     }
-    let Role::Admin(controller) = role else { return Err(StatusCode::INVALID_OPCODE.into()) };
+    let Role::Admin(controller) = role else {
+        // The only Fabrics command of an I/O queue that is connected. What is under way is answered before the queue ends.
+        let FabricsCommand::Disconnect = FabricsCommand::decode(command)? else {
+            return Err(StatusCode::INVALID_OPCODE.into());
+        };
+        connection.stop();
+        return Ok(0);
+    };
     controller.heard();
     match FabricsCommand::decode(command)? {
         FabricsCommand::PropertyGet(get) => Ok(properties::get(controller, &connection.target.limits, &get)?),
         FabricsCommand::PropertySet(set) => Ok(properties::set(controller, &set)?),
         FabricsCommand::Connect(_) | FabricsCommand::Disconnect => Err(StatusCode::INVALID_OPCODE.into()),
     }
-}
-
-/// An Asynchronous Event Request is kept for good: no event happens yet.
-fn hold(controller: &Controller) -> Result<Reply, Refusal> {
-    let held = controller.event_requests.get();
-    if held >= EVENT_REQUESTS {
-        return Err(StatusCode::AER_LIMIT_EXCEEDED.into());
-    }
-    controller.event_requests.set(held + 1);
-    Ok(Reply::Held)
 }
 
 /// `asked` bytes for the host: `page`, and zeroes behind its end.

@@ -17,6 +17,7 @@ use sealblock_runtime_reactor::net::Stream;
 use sealblock_runtime_reactor::{now, pool, spawn, timeout};
 
 use crate::bell::Bell;
+use crate::commands::fused::Pairs;
 use crate::controller::Controller;
 use crate::limits::IN_CAPSULE_BYTES;
 use crate::line::Line;
@@ -44,8 +45,6 @@ pub(crate) enum Reply {
     Done(u64),
     /// With data for the host, and this result.
     Data(Payload, u64),
-    /// Later.
-    Held,
 }
 
 pub(crate) struct Connection {
@@ -59,6 +58,8 @@ pub(crate) struct Connection {
     pub(crate) output: Bell,
     /// Commands whose data is being fetched.
     pub(crate) fetching: RefCell<HashMap<Token, Task>>,
+    /// Fused pairs that are not whole yet.
+    pub(crate) pairs: Pairs,
     /// Commands that wait for room.
     pub(crate) waiting: RefCell<VecDeque<Waiting>>,
     /// Bytes of reads that were started, failed ones taken off again.
@@ -94,6 +95,7 @@ impl Connection {
             role: RefCell::new(Role::New),
             output: Bell::default(),
             fetching: RefCell::default(),
+            pairs: Pairs::default(),
             waiting: RefCell::default(),
             read_bytes: Cell::new(0),
             running: Cell::new(0),
@@ -212,6 +214,7 @@ impl Connection {
             Role::New => {}
             Role::Io(member, queue) => member.leave(queue, &self.line),
             Role::Admin(controller) => {
+                controller.notices.reset();
                 self.target.remove_controller(controller.id);
                 controller.end();
             }

@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 use sealblock_runtime_reactor::{now, sleep_until, stopping, timeout};
 
 use crate::connection::{Connection, Role};
-use crate::events;
 use crate::line::Orders;
 
 /// Why the task that controls a connection runs.
@@ -56,12 +55,6 @@ impl Connection {
         }
         if orders.has(Orders::STOP) {
             self.stop();
-        }
-        if orders.has(Orders::NEWS) {
-            let role = self.role.borrow().clone();
-            if let Role::Admin(controller) = role {
-                events::on_news(self, &controller);
-            }
         }
     }
 

@@ -13,23 +13,23 @@ use std::time::{Duration, Instant};
 
 use sealblock_block::{Device, Operation};
 use sealblock_protocols_nvme::fabrics::ConnectData;
-use sealblock_protocols_nvme::logs::{ErrorEntry, ErrorLog};
+use sealblock_protocols_nvme::logs::{ErrorEntry, ErrorLog, LogPage};
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_protocols_nvme::registers::{Configuration, ControllerStatus, ShutdownNotification, ShutdownStatus};
-use sealblock_protocols_nvme::{Command, Status};
+use sealblock_protocols_nvme::{Command, Status, StatusCode};
 use sealblock_runtime_reactor::{now, spawn};
 use sealblock_units::Lba;
 
-use crate::events::Changes;
+use crate::features::FeatureValues;
 use crate::kept::{Flag, Kept};
 use crate::line::{Line, Orders};
+use crate::namespace::Namespace;
+use crate::notices::Notices;
 use crate::refusal::Refusal;
 use crate::subsystem::Subsystem;
 
 /// Entries of the Error Information log (ELPE).
 pub(crate) const ERROR_ENTRIES: u16 = 64;
-/// Asynchronous Event Requests outstanding at a time (AERL).
-pub(crate) const EVENT_REQUESTS: u16 = 4;
 
 pub(crate) struct Controller {
     pub(crate) id: u16,
@@ -39,14 +39,12 @@ pub(crate) struct Controller {
     pub(crate) hostid: [u8; 16],
     pub(crate) keep_alive_ms: Kept<u32>,
     pub(crate) queues_granted: Kept<u32>,
-    pub(crate) event_config: Kept<u32>,
-    pub(crate) event_requests: Kept<u16>,
+    pub(crate) notices: Arc<Notices>,
+    pub(crate) values: FeatureValues,
     pub(crate) write_cache: Flag,
     pub(crate) timestamp: Kept<(u64, Instant)>,
     pub(crate) behavior: Kept<Vec<u8>>,
     pub(crate) errors: Kept<ErrorLog>,
-    /// What the host is to be told; see `events.rs`.
-    pub(crate) changes: Kept<Changes>,
     pub(crate) io_queues: Kept<BTreeMap<u16, Weak<Line>>>,
     state: Kept<State>,
     /// CSTS.RDY as commands see it: off at once when a reset begins.
@@ -83,6 +81,10 @@ impl Controller {
             subsystem_reset_occurred: false,
             processing_paused: false,
         };
+        let notices = Arc::<Notices>::default();
+        for (nsid, namespace) in subsystem.namespaces().iter() {
+            namespace.state.watch(*nsid, &notices);
+        }
         Controller {
             id,
             is_discovery: data.subnqn.is_discovery(),
@@ -91,13 +93,12 @@ impl Controller {
             hostid: data.hostid,
             keep_alive_ms: Kept::new(keep_alive_ms),
             queues_granted: Kept::new(1),
-            event_config: Kept::new(0),
-            event_requests: Kept::new(0),
+            notices,
+            values: FeatureValues::default(),
             write_cache: Flag::new(true),
             timestamp: Kept::new((0, now())),
             behavior: Kept::new(vec![0; 512]),
             errors: Kept::new(ErrorLog::new(usize::from(ERROR_ENTRIES))),
-            changes: Kept::default(),
             io_queues: Kept::default(),
             state: Kept::new(State { cc: 0, status, resetting: false }),
             ready: Flag::new(false),
@@ -129,6 +130,11 @@ impl Controller {
         self.seen.set(now());
     }
 
+    /// The namespace of this identifier, which is one namespace's.
+    pub(crate) fn namespace(&self, nsid: u32) -> Result<Arc<Namespace>, StatusCode> {
+        self.subsystem.namespaces().get(&nsid).cloned().ok_or(StatusCode::INVALID_NAMESPACE)
+    }
+
     /// When the host is given up, unless it is heard of before.
     pub(crate) fn deadline(&self, idle: Duration) -> Instant {
         let patience = match self.keep_alive_ms.get() {
@@ -158,7 +164,12 @@ impl Controller {
         let status = refusal.status.with_more(true);
         let lba = refusal.lba.unwrap_or(Lba::ZERO);
         let entry = ErrorEntry::at_block(queue, command.cid.get(), status, command.nsid.get(), lba);
-        self.errors.lock().push(entry.with_location(refusal.location));
+        let entry = entry.with_location(refusal.location);
+        // The damage log says more about blocks that are known to be bad.
+        let is_known = |lba| self.namespace(command.nsid.get()).is_ok_and(|namespace| namespace.state.known.has(lba));
+        let is_listed = queue != 0 && refusal.lba.is_some_and(is_known);
+        let vendor_information = if is_listed { LogPage::Damage.code() } else { 0 };
+        self.errors.lock().push(ErrorEntry { vendor_information, ..entry });
         status
     }
 
@@ -181,6 +192,8 @@ impl Controller {
             state.resetting = self.members.load(Ordering::SeqCst) > 0;
             (status.ready, status.fatal, status.shutdown) =
                 (state.resetting && status.ready, false, ShutdownStatus::Normal);
+            self.notices.reset();
+            self.values.reset();
         }
         let leaves = matches!(cc.shutdown, ShutdownNotification::Normal | ShutdownNotification::Abrupt);
         if leaves && status.shutdown == ShutdownStatus::Normal {

@@ -1,26 +1,87 @@
-//! Get and Set Features. Nothing is saved, so every selection of Get Features is the current value.
+//! Get and Set Features. Nothing is saved, so a saved value is the default one.
+//!
+//! Features that controllers must have and that mean nothing here (arbitration, power, temperature, error recovery) answer with
+//! values that say so, and take no others.
 
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use sealblock_protocols_nvme::admin::{GetFeatures, SetFeatures};
-use sealblock_protocols_nvme::features::{FeatureId, NumberOfQueues, Timestamp, write_cache_enabled};
+use sealblock_protocols_nvme::admin::{FeatureSelect, GetFeatures, SetFeatures};
+use sealblock_protocols_nvme::features::{
+    EventConfiguration, FeatureCapabilities, FeatureEffects, FeatureId, NumberOfQueues, TemperatureThreshold,
+    Timestamp, feature_effects, write_cache_enabled,
+};
 use sealblock_protocols_nvme::{Invalid, StatusCode};
 use sealblock_runtime_reactor::now;
 
 use crate::admin::cut;
 use crate::connection::{Connection, Reply};
 use crate::controller::Controller;
+use crate::notices::REPORTED;
 use crate::refusal::Refusal;
 
 /// Events of SMART / health, which any host may ask for; they never happen here.
 const HEALTH_EVENTS: u32 = 0xFF;
+/// Arbitration burst 7h: commands are taken as they come, without a limit.
+const NO_ARBITRATION: u32 = 7;
+
+/// Values that hosts can set and that change nothing.
+pub(crate) struct FeatureValues {
+    /// Thresholds of the composite temperature, over and under; there is no sensor that could cross them.
+    thresholds_kelvins: [AtomicU32; 2],
+    /// DN: the host does without the atomicity of Identify, and gets it all the same.
+    atomicity: AtomicU32,
+}
+
+/// Highest and lowest temperature that can be said, so that nothing is beyond.
+const THRESHOLDS_KELVINS: [u32; 2] = [0xFFFF, 0];
+
+impl Default for FeatureValues {
+    fn default() -> FeatureValues {
+        FeatureValues { thresholds_kelvins: THRESHOLDS_KELVINS.map(AtomicU32::new), atomicity: AtomicU32::new(0) }
+    }
+}
+
+impl FeatureValues {
+    /// As after a reset of the controller.
+    pub(crate) fn reset(&self) {
+        for (value, default) in self.thresholds_kelvins.iter().zip(THRESHOLDS_KELVINS) {
+            value.store(default, Ordering::Relaxed);
+        }
+        self.atomicity.store(0, Ordering::Relaxed);
+    }
+
+    /// The threshold that a dword 11 is about: that of the composite temperature, since there are no sensors.
+    fn threshold(&self, dword: u32, all_sensors: bool) -> Result<&AtomicU32, Refusal> {
+        let asked = TemperatureThreshold::from_bits(dword)?;
+        match asked.sensor {
+            0 => Ok(&self.thresholds_kelvins[usize::from(asked.under)]),
+            0xF if all_sensors => Ok(&self.thresholds_kelvins[usize::from(asked.under)]),
+            _ => Err(Invalid::field("TMPSEL", 11, 16).into()),
+        }
+    }
+}
 
 pub(crate) fn get(controller: &Controller, ask: &GetFeatures, room: usize) -> Result<Reply, Refusal> {
     let done = |value: u32| Ok(Reply::Done(u64::from(value)));
-    match known(controller, ask.fid)? {
+    let feature = known(controller, ask.fid)?;
+    if ask.select == FeatureSelect::Capabilities {
+        return done(capabilities(feature).bits());
+    }
+    if ask.select != FeatureSelect::Current
+        && let Some(value) = default(controller, feature, ask.cdw11)?
+    {
+        return done(value);
+    }
+    match feature {
+        FeatureId::Arbitration => done(NO_ARBITRATION),
+        FeatureId::PowerManagement | FeatureId::ErrorRecovery => done(0),
+        FeatureId::TemperatureThreshold => done(controller.values.threshold(ask.cdw11, false)?.load(Ordering::Relaxed)),
+        FeatureId::WriteAtomicity => done(controller.values.atomicity.load(Ordering::Relaxed)),
+        FeatureId::LbaStatusInterval => done(controller.notices.interval()),
         FeatureId::VolatileWriteCache => done(u32::from(controller.write_cache.get())),
         FeatureId::NumberOfQueues => done(queues(controller.queues_granted.get())),
-        FeatureId::AsynchronousEvents => done(controller.event_config.get()),
+        FeatureId::AsynchronousEvents => done(controller.notices.config()),
         FeatureId::KeepAliveTimer => done(controller.keep_alive_ms.get()),
         FeatureId::Timestamp => {
             let (ms, at) = controller.timestamp.get();
@@ -45,6 +106,7 @@ pub(crate) fn set(
     }
     let short = |needed: usize| Invalid::DataLength { needed_bytes: needed as u64, got_bytes: data.len() as u64 };
     match feature {
+        FeatureId::LbaStatusInterval => controller.notices.set_interval(ask.cdw11),
         FeatureId::VolatileWriteCache => controller.write_cache.set(write_cache_enabled(ask.cdw11)),
         FeatureId::NumberOfQueues => {
             let wanted = NumberOfQueues::from_bits(ask.cdw11)?;
@@ -52,7 +114,9 @@ pub(crate) fn set(
             controller.queues_granted.set(wanted.submission.min(wanted.completion).min(most));
             return Ok(u64::from(queues(controller.queues_granted.get())));
         }
-        FeatureId::AsynchronousEvents if ask.cdw11 & !HEALTH_EVENTS == 0 => controller.event_config.set(ask.cdw11),
+        FeatureId::AsynchronousEvents if ask.cdw11 & !reported(controller) == 0 => {
+            controller.notices.configure(ask.cdw11);
+        }
         FeatureId::AsynchronousEvents => return Err(Invalid::field("AEC", 11, 8).into()),
         FeatureId::KeepAliveTimer => {
             controller.keep_alive_ms.set(ask.cdw11);
@@ -66,16 +130,111 @@ pub(crate) fn set(
             controller.behavior.set(data.get(..512).ok_or(short(512))?.to_vec());
         }
         FeatureId::HostIdentifier => return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into()),
-        _ => return Err(Invalid::Feature(ask.fid).into()),
+        _ => set_neutral(&controller.values, feature, ask.cdw11)?,
     }
     Ok(0)
+}
+
+/// Features whose values change nothing.
+fn set_neutral(values: &FeatureValues, feature: FeatureId, value: u32) -> Result<(), Refusal> {
+    match feature {
+        FeatureId::Arbitration | FeatureId::PowerManagement | FeatureId::ErrorRecovery => {
+            return unchangeable(feature, value);
+        }
+        FeatureId::TemperatureThreshold => {
+            values.threshold(value, true)?.store(value & 0xFFFF, Ordering::Relaxed);
+        }
+        FeatureId::WriteAtomicity => values.atomicity.store(value & 1, Ordering::Relaxed),
+        _ => return Err(Invalid::Feature(feature.code()).into()),
+    }
+    Ok(())
 }
 
 /// A discovery controller has no I/O queues and no write cache.
 fn known(controller: &Controller, fid: u8) -> Result<FeatureId, Refusal> {
     let feature = FeatureId::from_code(fid).ok_or(Invalid::Feature(fid))?;
-    let needs_namespaces = matches!(feature, FeatureId::VolatileWriteCache | FeatureId::NumberOfQueues);
-    if controller.is_discovery && needs_namespaces { Err(Invalid::Feature(fid).into()) } else { Ok(feature) }
+    let pages: &[FeatureId] = if controller.is_discovery { &DISCOVERY_FEATURES } else { &FEATURES };
+    if pages.contains(&feature) { Ok(feature) } else { Err(Invalid::Feature(fid).into()) }
+}
+
+const DISCOVERY_FEATURES: [FeatureId; 5] = [
+    FeatureId::AsynchronousEvents,
+    FeatureId::Timestamp,
+    FeatureId::KeepAliveTimer,
+    FeatureId::HostBehavior,
+    FeatureId::HostIdentifier,
+];
+
+const FEATURES: [FeatureId; 13] = [
+    FeatureId::Arbitration,
+    FeatureId::PowerManagement,
+    FeatureId::TemperatureThreshold,
+    FeatureId::ErrorRecovery,
+    FeatureId::VolatileWriteCache,
+    FeatureId::NumberOfQueues,
+    FeatureId::WriteAtomicity,
+    FeatureId::AsynchronousEvents,
+    FeatureId::Timestamp,
+    FeatureId::KeepAliveTimer,
+    FeatureId::LbaStatusInterval,
+    FeatureId::HostBehavior,
+    FeatureId::HostIdentifier,
+];
+
+/// The page Feature Identifiers Supported and Effects (Base, clause of the same name).
+pub(crate) fn effects() -> [u8; 1024] {
+    let scope = |feature| match feature {
+        // Each namespace would have its own value.
+        FeatureId::ErrorRecovery => FeatureEffects::NAMESPACE_SCOPE,
+        _ => FeatureEffects::CONTROLLER_SCOPE,
+    };
+    feature_effects(FEATURES.into_iter().map(|feature| (feature, scope(feature))))
+}
+
+/// What can be done with a feature; none can be saved.
+fn capabilities(feature: FeatureId) -> FeatureCapabilities {
+    match feature {
+        FeatureId::Arbitration | FeatureId::PowerManagement | FeatureId::HostIdentifier => FeatureCapabilities::NONE,
+        FeatureId::ErrorRecovery => FeatureCapabilities::NAMESPACE_SPECIFIC,
+        _ => FeatureCapabilities::CHANGEABLE,
+    }
+}
+
+/// The value of a new controller, for features that fit in a dword and can be changed.
+fn default(controller: &Controller, feature: FeatureId, cdw11: u32) -> Result<Option<u32>, Refusal> {
+    Ok(match feature {
+        FeatureId::TemperatureThreshold => {
+            controller.values.threshold(cdw11, false)?;
+            Some(THRESHOLDS_KELVINS[usize::from(TemperatureThreshold::from_bits(cdw11)?.under)])
+        }
+        FeatureId::WriteAtomicity | FeatureId::AsynchronousEvents | FeatureId::LbaStatusInterval => Some(0),
+        FeatureId::VolatileWriteCache => Some(1),
+        _ => None,
+    })
+}
+
+/// Takes the value that a feature always has, and no other.
+fn unchangeable(feature: FeatureId, value: u32) -> Result<(), Refusal> {
+    let (field, is_it) = match feature {
+        FeatureId::Arbitration => ("AB", value == NO_ARBITRATION),
+        FeatureId::PowerManagement => ("PS", value & 0x1F == 0),
+        _ => ("TLER", value == 0),
+    };
+    match (feature, is_it) {
+        (_, true) => Ok(()),
+        // There is no other power state, and blocks that were given up are not told apart.
+        (FeatureId::PowerManagement | FeatureId::ErrorRecovery, false) => Err(Invalid::field(field, 11, 0).into()),
+        _ => Err(StatusCode::FEATURE_NOT_CHANGEABLE.into()),
+    }
+}
+
+/// The events that a host may switch on.
+fn reported(controller: &Controller) -> u32 {
+    if controller.is_discovery {
+        HEALTH_EVENTS | EventConfiguration::DISCOVERY_LOG_CHANGE.bits()
+    } else {
+        HEALTH_EVENTS | REPORTED.bits()
+    }
 }
 
 fn queues(granted: u32) -> u32 {

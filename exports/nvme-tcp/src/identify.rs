@@ -1,19 +1,23 @@
 //! Identify: what a controller and its namespaces say of themselves.
 
 use sealblock_block::Ability;
+use sealblock_integrity::{GuardKind, PiFormat};
 use sealblock_protocols_nvme::admin::{Cns, Identify};
+use sealblock_protocols_nvme::features::EventConfiguration;
 use sealblock_protocols_nvme::identify::{
-    Cmic, Controller as ControllerPage, ControllerType, Ctratt, Dlfeat, IndependentNamespace, Lpa,
-    Namespace as NamespacePage, NamespaceId, Nmic, Nstat, NvmController, NvmNamespace, Oncs, Sgls, Vwc, command_sets,
-    namespace_list,
+    Cmic, Controller as ControllerPage, ControllerType, Ctratt, Dlfeat, Fuses, IndependentNamespace, Lpa,
+    Namespace as NamespacePage, NamespaceId, Nmic, Nstat, NvmController, NvmNamespace, Oacs, Ofcs, Oncs, Pic, Sgls,
+    Vwc, command_sets, namespace_list,
 };
 use sealblock_protocols_nvme::nqn::PaddedText;
 use sealblock_protocols_nvme::registers::Version;
 use sealblock_protocols_nvme::{Ascii, Count8, Invalid, StatusCode};
 
-use crate::controller::{Controller, ERROR_ENTRIES, EVENT_REQUESTS};
+use crate::commands::{copy, fused};
+use crate::controller::{Controller, ERROR_ENTRIES};
 use crate::limits::{IN_CAPSULE_BYTES, Limits};
 use crate::namespace::Namespace;
+use crate::notices::{EVENT_REQUESTS, REPORTED};
 use crate::refusal::Refusal;
 
 /// WZSL: 32 MiB, which is what the 16-bit block count can say with the smallest blocks.
@@ -21,6 +25,13 @@ pub(crate) const WRITE_ZEROES_BYTES: u64 = 4096 << WZSL;
 const WZSL: u8 = 13;
 /// Version 1.1 of the NVM Command Set specification.
 const NVM_1_1: u32 = 0x0001_0100;
+/// What every namespace has, natively or by other commands.
+const ONCS: Oncs = Oncs::COMPARE
+    .with(Oncs::DATASET_MANAGEMENT)
+    .with(Oncs::WRITE_ZEROES)
+    .with(Oncs::TIMESTAMP)
+    .with(Oncs::VERIFY)
+    .with(Oncs::COPY);
 /// NSATTR bit 0: the namespace is write protected.
 const WRITE_PROTECTED: u8 = 1;
 
@@ -38,6 +49,7 @@ pub(crate) fn page(controller: &Controller, limits: &Limits, ask: &Identify) -> 
             Ok(namespace_list(controller.subsystem.namespaces().keys().copied(), ask.nsid)?)
         }
         Cns::CommandSetController => {
+            // Verify, Write Uncorrectable and Dataset Management have no limit but those of their fields.
             Ok(NvmController { wzsl: WZSL, ver: NVM_1_1, ..NvmController::default() }.encode())
         }
         Cns::CommandSets => Ok(command_sets()),
@@ -58,6 +70,7 @@ fn of_namespace(controller: &Controller, ask: &Identify) -> Result<[u8; 4096], R
     let Some(namespace) = controller.subsystem.namespaces().get(&ask.nsid).cloned() else { return Ok([0; 4096]) };
     let (mut page, mut nvm) = (identify_namespace(&namespace), NvmNamespace::default());
     namespace.wire_format().describe(&mut page, &mut nvm);
+    nvm.pic = namespace.format().map_or(Pic::NONE, pic);
     Ok(match ask.cns {
         Cns::Namespace => page.encode(),
         Cns::CommandSetNamespace => nvm.encode(),
@@ -71,6 +84,17 @@ fn of_namespace(controller: &Controller, ask: &Identify) -> Result<[u8; 4096], R
     })
 }
 
+/// What can be done with storage tags: Copy checks them while it reads, and a mask has all bits or none.
+fn pic(format: PiFormat) -> Pic {
+    match (format.storage_tag_bits(), format.guard()) {
+        (0, _) => Pic::NONE,
+        (_, GuardKind::Crc16 | GuardKind::IpChecksum) => {
+            Pic::STORAGE_TAG_16 | Pic::STORAGE_TAG_MASK_16 | Pic::STORAGE_TAG_CHECK_READ
+        }
+        (_, GuardKind::Crc32c | GuardKind::Crc64) => Pic::STORAGE_TAG_CHECK_READ,
+    }
+}
+
 fn identify_namespace(namespace: &Namespace) -> NamespacePage {
     let (geometry, abilities) = (namespace.device.geometry(), namespace.device.abilities());
     let blocks = geometry.capacity_blocks;
@@ -79,11 +103,15 @@ fn identify_namespace(namespace: &Namespace) -> NamespacePage {
         true => Dlfeat::READS_ZEROES | Dlfeat::WRITE_ZEROES_DEALLOCATE,
         false => Dlfeat::NONE,
     };
+    let copy = copy::limits(geometry.block_size);
     NamespacePage {
         nsze: blocks,
         ncap: blocks,
         nuse: blocks,
         nmic: Nmic::SHARED,
+        mssrl: copy.range_blocks,
+        mcl: copy.total_blocks,
+        msrc: copy.ranges,
         dlfeat,
         nvmcap: u128::from(geometry.capacity_bytes()),
         nsattr: if abilities.writable { 0 } else { WRITE_PROTECTED },
@@ -103,6 +131,7 @@ fn identify_controller(controller: &Controller, limits: &Limits) -> ControllerPa
         ctratt: Ctratt::HOST_IDENTIFIER_128 | Ctratt::TRAFFIC_BASED_KEEP_ALIVE,
         cntrltype: ControllerType::Discovery.code(),
         aerl: Count8::saturating(EVENT_REQUESTS),
+        oaes: EventConfiguration::DISCOVERY_LOG_CHANGE,
         lpa: Lpa::EXTENDED_DATA,
         elpe: Count8::saturating(ERROR_ENTRIES),
         kas: 1,
@@ -122,12 +151,19 @@ fn with_namespaces(controller: &Controller, common: ControllerPage) -> Controlle
         ctratt: common.ctratt | Ctratt::EXTENDED_LBA_FORMATS | Ctratt::LIMITS_EXCLUDE_METADATA,
         cntrltype: ControllerType::Io.code(),
         frmw: 0b11,
-        lpa: common.lpa | Lpa::COMMANDS_SUPPORTED_AND_EFFECTS,
+        lpa: common.lpa | Lpa::COMMANDS_SUPPORTED_AND_EFFECTS | Lpa::SUPPORTED_LOG_PAGES,
+        oaes: REPORTED,
+        oacs: Oacs::GET_LBA_STATUS,
         sqes: 0x66,
         cqes: 0x44,
         nn: subsystem.largest_nsid(),
         mnan: subsystem.largest_nsid(),
-        oncs: Oncs::COMPARE | Oncs::DATASET_MANAGEMENT | Oncs::WRITE_ZEROES | Oncs::TIMESTAMP | Oncs::VERIFY,
+        oncs: if subsystem.can_write_uncorrectable() { ONCS | Oncs::WRITE_UNCORRECTABLE } else { ONCS },
+        fuses: Fuses::COMPARE_AND_WRITE,
+        // A block is written whole or not at all, and more is not promised: AWUN, AWUPF and ACWU are one block.
+        acwu: (fused::ATOMIC_BLOCKS - 1) as u16,
+        cdfs: 0b11,
+        ofcs: Ofcs::DISCONNECT,
         vwc: Vwc::PRESENT | Vwc::FLUSH_ALL_LOW | Vwc::FLUSH_ALL_HIGH,
         ioccsz: (64 + IN_CAPSULE_BYTES) / 16,
         iorcsz: 1,

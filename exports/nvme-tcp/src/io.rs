@@ -1,6 +1,7 @@
 //! I/O commands: checked before their data is fetched, translated once, carried out by the namespace's device.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use sealblock_block::{Ability, Answer, Device, Durability, Failure, Operation, OperationKind};
 use sealblock_integrity::Sealed;
@@ -9,13 +10,19 @@ use sealblock_protocols_nvme::{Command, Fuse, Invalid, NSID_ALL, StatusCode};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::Extent;
 
+use crate::claims::Blocks;
+use crate::commands::copy;
 use crate::connection::Reply;
 use crate::identify::WRITE_ZEROES_BYTES;
+use crate::known::About;
 use crate::limits::Limits;
 use crate::member::{Member, Mounted};
 use crate::namespace::{NO_TAGS, Namespace};
 use crate::refusal::Refusal;
 use crate::subsystem::add;
+
+/// The longest list of ranges that a command may bring: 256 of the longest ones.
+const LIST_BYTES: u64 = 256 * 40;
 
 /// A command that was checked as far as its 64 bytes tell.
 pub(crate) struct Job {
@@ -41,10 +48,11 @@ impl Job {
         command: &Command,
         room: Room,
     ) -> Result<Job, Refusal> {
-        if command.fuse() != Fuse::Normal {
-            return Err(Invalid::field("FUSE", 0, 8).into());
-        }
         let io = IoCommand::decode(command)?;
+        match (command.fuse(), io) {
+            (Fuse::Normal, _) | (Fuse::First, IoCommand::Compare(_)) | (Fuse::Second, IoCommand::Write(_)) => {}
+            _ => return Err(Invalid::field("FUSE", 0, 8).into()),
+        }
         let opened = controller.namespaces();
         let all = &opened.namespaces;
         let namespaces = match (command.nsid.get(), io) {
@@ -65,8 +73,34 @@ impl Job {
         }
     }
 
+    /// The blocks of a Compare, and the namespace that has them.
+    pub(crate) fn compares(&self) -> Option<(&Rc<Mounted>, Extent)> {
+        match &self.io {
+            IoCommand::Compare(blocks) => Some((self.namespaces.first()?, blocks.extent)),
+            _ => None,
+        }
+    }
+
+    /// The blocks that a command writes, and the namespace that has them. Lists of ranges are not known yet.
+    pub(crate) fn writes(&self) -> Option<(&Rc<Mounted>, Extent)> {
+        match &self.io {
+            IoCommand::Write(blocks) => Some((self.namespaces.first()?, blocks.extent)),
+            IoCommand::WriteZeroes(zeroes) => Some((self.namespaces.first()?, zeroes.blocks.extent)),
+            IoCommand::WriteUncorrectable(extent) => Some((self.namespaces.first()?, *extent)),
+            _ => None,
+        }
+    }
+
     /// Carries the command out.
     pub(crate) async fn run(self, data: Option<Buffer>) -> Result<Reply, Refusal> {
+        let Some((namespace, extent)) = self.writes() else { return self.run_claimed(data).await };
+        let state = Arc::clone(&namespace.state);
+        let _claim = state.claim(around(&[extent])).await;
+        self.run_claimed(data).await
+    }
+
+    /// Carries the command out, for a caller who has a claim on the blocks that it writes.
+    pub(crate) async fn run_claimed(self, data: Option<Buffer>) -> Result<Reply, Refusal> {
         let Some(namespace) = self.namespaces.first() else { return Ok(Reply::Done(0)) };
         let data = data.unwrap_or_default();
         let outcome = match self.io {
@@ -80,7 +114,11 @@ impl Job {
                 let ask = Operation::Verify { extent: blocks.extent, checks: namespace.checks(&blocks) };
                 execute(namespace, ask).await.map(|_| Reply::Done(0))
             }
-            IoCommand::WriteUncorrectable(_) | IoCommand::Copy(_) => Err(StatusCode::INVALID_OPCODE.into()),
+            IoCommand::WriteUncorrectable(extent) => {
+                let spoil = Operation::WriteUncorrectable { extent, durability: self.durability(false) };
+                execute(namespace, spoil).await.map(|_| Reply::Done(0))
+            }
+            IoCommand::Copy(ask) => copy::copy(namespace, &ask, &data, self.durability(ask.force_unit_access)).await,
         };
         self.count(namespace, &outcome);
         match extent(&self.io) {
@@ -136,15 +174,10 @@ impl Job {
                 add(&traffic.writes, 1);
                 add(&traffic.written_bytes, bytes);
             }
-            (_, Err(refusal)) if is_damage(refusal) => add(&traffic.media_errors, 1),
+            (_, Err(refusal)) if refusal.is_damage() => add(&traffic.media_errors, 1),
             _ => {}
         }
     }
-}
-
-/// Whether the status is one of damaged blocks: checks that failed, and media errors, but not differences.
-fn is_damage(refusal: &Refusal) -> bool {
-    matches!(refusal.status.code().get(), 0x280..=0x284 | 0x288)
 }
 
 /// The blocks of a command that names one run of them.
@@ -180,8 +213,18 @@ fn check(namespace: &Namespace, limits: &Limits, io: &IoCommand, command: &Comma
             }
             _ => Ok(()),
         },
-        IoCommand::WriteUncorrectable(_) | IoCommand::Copy(_) => Err(Invalid::Opcode(command.opcode).into()),
-        IoCommand::Flush | IoCommand::Verify(_) | IoCommand::WriteZeroes(_) => Ok(()),
+        IoCommand::Copy(copy) => match room.brings {
+            got_bytes if got_bytes < copy.data_bytes() as u64 || got_bytes > LIST_BYTES => {
+                same(copy.data_bytes() as u64, got_bytes)
+            }
+            _ => Ok(()),
+        },
+        IoCommand::WriteUncorrectable(_) if namespace.device.abilities().write_uncorrectable == Ability::Absent => {
+            Err(Invalid::Opcode(command.opcode).into())
+        }
+        IoCommand::Flush | IoCommand::Verify(_) | IoCommand::WriteZeroes(_) | IoCommand::WriteUncorrectable(_) => {
+            Ok(())
+        }
     }
 }
 
@@ -189,9 +232,12 @@ fn same(needed_bytes: u64, got_bytes: u64) -> Result<(), Refusal> {
     if needed_bytes == got_bytes { Ok(()) } else { Err(Invalid::DataLength { needed_bytes, got_bytes }.into()) }
 }
 
-async fn execute(namespace: &Mounted, operation: Operation) -> Result<Answer, Refusal> {
-    let kind = operation.kind();
-    namespace.device.execute(operation).await.map_err(|error| Refusal::of_error(&error, kind))
+/// Asks the device, and remembers what that tells of bad blocks.
+pub(crate) async fn execute(namespace: &Mounted, operation: Operation) -> Result<Answer, Refusal> {
+    let about = About::of(&operation);
+    let outcome = namespace.device.execute(operation).await;
+    namespace.state.learn(&about, &outcome);
+    outcome.map_err(|error| Refusal::of_error(&error, about.kind))
 }
 
 /// Plain blocks are compared by the device. Protected ones are read, so that tags are compared as well.
@@ -203,20 +249,24 @@ async fn compare(namespace: &Mounted, blocks: BlockCommand, data: Buffer) -> Res
         return execute(namespace, Operation::Compare { extent, data }).await.map(|_| Reply::Done(0));
     };
     let checks = namespace.checks(&blocks);
-    let wanted = namespace.check_wire(&blocks, &data, &checks)?;
+    // With PRACT the data comes without tags, and is compared without.
+    let wanted = match blocks.protection.pract {
+        true => Sealed::seal(data.freeze(), size, None, &NO_TAGS),
+        false => namespace.check_wire(&blocks, &data, &checks)?,
+    };
     let Answer::Data(stored) = execute(namespace, Operation::Read { extent, checks }).await? else {
         return Err(StatusCode::INTERNAL_ERROR.into());
     };
     let units = |sealed: &Sealed| (sealed.data().clone(), sealed.tags().clone());
     let ((data, tags), (stored_data, stored_tags)) = (units(&wanted), units(&stored));
-    let same = data.chunks_exact(size.bytes()).eq(stored_data.chunks_exact(size.bytes())) && *tags == *stored_tags;
-    if same {
+    let compares_tags = !blocks.protection.pract;
+    if data[..] == stored_data[..] && (!compares_tags || tags[..] == stored_tags[..]) {
         return Ok(Reply::Done(0));
     }
     let (size, tuple) = (size.bytes(), format.tuple_bytes());
     let differs = |i: usize| {
         data[i * size..][..size] != stored_data[i * size..][..size]
-            || tags[i * tuple..][..tuple] != stored_tags[i * tuple..][..tuple]
+            || compares_tags && tags[i * tuple..][..tuple] != stored_tags[i * tuple..][..tuple]
     };
     let first = extent.iter().enumerate().find(|(i, _)| differs(*i));
     let lba = first.map_or(extent.start(), |(_, lba)| lba);
@@ -234,7 +284,16 @@ async fn deallocate(namespace: &Mounted, dsm: DatasetManagement, data: &[u8]) ->
     }
     let is_asked = dsm.attributes.contains(DsmAttributes::DEALLOCATE) && !extents.is_empty();
     if is_asked && namespace.device.abilities().discard != Ability::Absent {
-        execute(namespace, Operation::Discard { extents }).await?;
+        let _claim = namespace.state.claim(around(&extents)).await;
+        execute(namespace, Operation::Discard { extents: extents.clone() }).await?;
+        extents.into_iter().for_each(|extent| namespace.state.known.forget(extent));
     }
     Ok(Reply::Done(0))
+}
+
+/// All blocks from the first to the last of these.
+fn around(extents: &[Extent]) -> Blocks {
+    let first = extents.iter().map(|extent| extent.start().get()).min().unwrap_or(0);
+    let last = extents.iter().map(|extent| extent.last().get()).max().unwrap_or(0);
+    first..=last
 }

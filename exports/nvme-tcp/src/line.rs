@@ -17,10 +17,8 @@ impl Orders {
     pub(crate) const KILL: Orders = Orders(1);
     /// Take nothing more, answer what is being carried out, then end.
     pub(crate) const STOP: Orders = Orders(1 << 1);
-    /// The controller has something to tell the host.
-    pub(crate) const NEWS: Orders = Orders(1 << 2);
     /// What the clock is watched for has changed.
-    pub(crate) const CLOCK: Orders = Orders(1 << 3);
+    pub(crate) const CLOCK: Orders = Orders(1 << 2);
 
     pub(crate) fn has(self, order: Orders) -> bool {
         self.0 & order.0 != 0
@@ -77,10 +75,10 @@ mod tests {
         let (line, mut cx) = (Line::default(), Context::from_waker(Waker::noop()));
         assert!(line.poll_orders(&mut cx).is_pending());
         line.order(Orders::STOP);
-        line.order(Orders::NEWS);
+        line.order(Orders::CLOCK);
         line.order(Orders::STOP);
         let Poll::Ready(orders) = line.poll_orders(&mut cx) else { panic!("there are orders") };
-        assert!(orders.has(Orders::STOP) && orders.has(Orders::NEWS) && !orders.has(Orders::KILL));
+        assert!(orders.has(Orders::STOP) && orders.has(Orders::CLOCK) && !orders.has(Orders::KILL));
         assert!(line.poll_orders(&mut cx).is_pending(), "taken once");
     }
 

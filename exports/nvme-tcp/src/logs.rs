@@ -3,20 +3,28 @@
 use std::rc::Rc;
 
 use sealblock_protocols_nvme::admin::GetLogPage;
-use sealblock_protocols_nvme::logs::{CommandEffects, EffectsLog, FirmwareSlots, Health, LogPage, supported_log_pages};
+use sealblock_protocols_nvme::logs::{
+    CommandEffects, EffectsLog, FirmwareSlots, Health, LbaStatusElement, LbaStatusLog, LbaStatusRanges, LogPage,
+    supported_log_pages,
+};
+use sealblock_protocols_nvme::nvm::LbaStatusAction;
 use sealblock_protocols_nvme::{AdminOpcode, Ascii, Invalid, IoOpcode, NSID_ALL, StatusCode};
 
 use crate::connection::Connection;
 use crate::controller::Controller;
-use crate::discovery;
 use crate::refusal::Refusal;
+use crate::{discovery, features};
 
-const NVM_PAGES: [LogPage; 5] = [
+const NVM_PAGES: [LogPage; 9] = [
     LogPage::SupportedLogPages,
     LogPage::ErrorInformation,
     LogPage::Health,
     LogPage::FirmwareSlot,
+    LogPage::ChangedNamespaces,
     LogPage::CommandEffects,
+    LogPage::LbaStatus,
+    LogPage::FeatureEffects,
+    LogPage::Damage,
 ];
 const DISCOVERY_PAGES: [LogPage; 3] = [LogPage::SupportedLogPages, LogPage::ErrorInformation, LogPage::Discovery];
 
@@ -35,7 +43,14 @@ pub(crate) fn page(connection: &Rc<Connection>, controller: &Controller, ask: &G
             slots.frs[0] = Ascii::new(env!("CARGO_PKG_VERSION"));
             Ok(slots.encode().to_vec())
         }
-        LogPage::CommandEffects => Ok(effects().encode().to_vec()),
+        LogPage::ChangedNamespaces => Ok(controller.notices.take_changed().to_vec()),
+        LogPage::CommandEffects => Ok(effects(controller).encode().to_vec()),
+        LogPage::LbaStatus => Ok(lba_status(controller).encode()),
+        LogPage::FeatureEffects => Ok(features::effects().to_vec()),
+        LogPage::Damage => {
+            let namespace = controller.namespace(ask.nsid)?;
+            Ok(namespace.state.known.damage_log(ask.nsid).encode())
+        }
         LogPage::Discovery => {
             let at = connection.stream.local_addr().map_err(|_| StatusCode::INTERNAL_ERROR)?;
             Ok(discovery::log(&connection.target, &controller.host, at))
@@ -59,25 +74,58 @@ fn health(controller: &Controller) -> Health {
     }
 }
 
-fn effects() -> EffectsLog {
-    let admin = [
-        AdminOpcode::GetLogPage,
-        AdminOpcode::Identify,
-        AdminOpcode::Abort,
-        AdminOpcode::SetFeatures,
-        AdminOpcode::GetFeatures,
-        AdminOpcode::AsynchronousEventRequest,
-        AdminOpcode::KeepAlive,
-    ];
-    let io = [
-        IoOpcode::Flush,
-        IoOpcode::Write,
-        IoOpcode::Read,
-        IoOpcode::Compare,
-        IoOpcode::WriteZeroes,
-        IoOpcode::DatasetManagement,
-        IoOpcode::Verify,
-    ];
-    let log = admin.into_iter().fold(EffectsLog::none(), |log, opcode| log.with_admin(opcode, CommandEffects::NONE));
-    io.into_iter().fold(log, EffectsLog::with_io)
+/// Where in each namespace a host should ask. What did not fit into the set of bad blocks may be anywhere.
+fn lba_status(controller: &Controller) -> LbaStatusLog {
+    let (mut elements, mut blocks, mut generation, mut overflowed) = (Vec::new(), 0_usize, 0_u16, false);
+    for (nsid, namespace) in controller.subsystem.namespaces().iter() {
+        let known = namespace.state.known.summary();
+        blocks += known.blocks;
+        generation = generation.wrapping_add(known.additions);
+        overflowed |= known.overflowed;
+        let (action, ranges) = match (known.overflowed, known.blocks) {
+            (true, _) => (LbaStatusAction::ScanUntracked, LbaStatusRanges::WholeNamespace),
+            (false, 0) => continue,
+            (false, _) => {
+                let runs = known.runs.iter().map(|run| run.extent).collect();
+                (LbaStatusAction::Tracked, LbaStatusRanges::Ranges(runs))
+            }
+        };
+        elements.push(LbaStatusElement { nsid: *nsid, action, ranges });
+    }
+    let estimate_blocks = (!overflowed).then(|| u32::try_from(blocks).unwrap_or(u32::MAX - 1));
+    LbaStatusLog { estimate_blocks, generation, elements }
+}
+
+const ADMIN: [AdminOpcode; 8] = [
+    AdminOpcode::GetLogPage,
+    AdminOpcode::Identify,
+    AdminOpcode::Abort,
+    AdminOpcode::SetFeatures,
+    AdminOpcode::GetFeatures,
+    AdminOpcode::AsynchronousEventRequest,
+    AdminOpcode::KeepAlive,
+    AdminOpcode::GetLbaStatus,
+];
+
+const IO: [IoOpcode; 8] = [
+    IoOpcode::Flush,
+    IoOpcode::Write,
+    IoOpcode::Read,
+    IoOpcode::Compare,
+    IoOpcode::WriteZeroes,
+    IoOpcode::DatasetManagement,
+    IoOpcode::Verify,
+    IoOpcode::Copy,
+];
+
+fn effects(controller: &Controller) -> EffectsLog {
+    let spoils = controller.subsystem.can_write_uncorrectable().then_some(IoOpcode::WriteUncorrectable);
+    let log = ADMIN.into_iter().fold(EffectsLog::none(), |log, opcode| {
+        let scope = match opcode {
+            AdminOpcode::GetLbaStatus => CommandEffects::NAMESPACE_SCOPE,
+            _ => CommandEffects::CONTROLLER_SCOPE,
+        };
+        log.with_admin(opcode, scope)
+    });
+    IO.into_iter().chain(spoils).fold(log, EffectsLog::with_io)
 }

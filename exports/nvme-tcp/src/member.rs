@@ -37,6 +37,13 @@ pub(crate) struct Mounted {
     namespace: Arc<Namespace>,
 }
 
+impl Mounted {
+    /// The namespace, attached to this core.
+    pub(crate) fn new(namespace: &Arc<Namespace>) -> Mounted {
+        Mounted { device: namespace.device.attach(), namespace: Arc::clone(namespace) }
+    }
+}
+
 impl Deref for Mounted {
     type Target = Namespace;
 
@@ -60,7 +67,7 @@ impl Opened {
         let mount = |(nsid, namespace): (&u32, &Arc<Namespace>)| {
             let known = before.and_then(|opened| opened.namespaces.get(nsid));
             let known = known.filter(|mounted| Arc::ptr_eq(&mounted.namespace, namespace)).cloned();
-            let attach = || Rc::new(Mounted { device: namespace.device.attach(), namespace: Arc::clone(namespace) });
+            let attach = || Rc::new(Mounted::new(namespace));
             (*nsid, known.unwrap_or_else(attach))
         };
         Rc::new(Opened { changes, namespaces: namespaces.iter().map(mount).collect() })

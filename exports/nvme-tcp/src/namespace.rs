@@ -1,5 +1,7 @@
 //! A namespace: a device, how hosts see it, and what its blocks are on the wire.
 
+use std::sync::Arc;
+
 use sealblock_block::{Fault, Faults, OperationKind};
 use sealblock_integrity::{
     Checks, GuardKind, PiFormat, PiPosition, ProtectionType, Sealed, ShapeError, Tags, Unverified,
@@ -7,12 +9,13 @@ use sealblock_integrity::{
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_protocols_nvme::StatusCode;
 use sealblock_protocols_nvme::identify::NamespaceFormat;
-use sealblock_protocols_nvme::nvm::BlockCommand;
+use sealblock_protocols_nvme::nvm::{BlockCommand, ProtectionInfo};
 use sealblock_protocols_nvme_tcp::Payload;
 use sealblock_runtime_memory::Buffer;
-use sealblock_units::Extent;
+use sealblock_units::{Extent, Lba};
 
 use crate::refusal::Refusal;
+use crate::state::NamespaceState;
 use crate::subsystem::SetupError;
 
 /// What hosts see of a device's protection information.
@@ -30,13 +33,19 @@ pub enum Shows {
 pub struct Namespace {
     pub(crate) device: SharedDevice,
     pub(crate) uuid: [u8; 16],
+    pub(crate) state: Arc<NamespaceState>,
     shows: Shows,
 }
 
 impl Namespace {
     /// The namespace of `device`, plain. `uuid` is its identity, which hosts use to recognise it.
     pub fn new(device: SharedDevice, uuid: [u8; 16]) -> Namespace {
-        Namespace { device, uuid, shows: Shows::Plain }
+        Namespace { device, uuid, state: Arc::default(), shows: Shows::Plain }
+    }
+
+    /// What is shared of the namespace, for those who find or repair damage by other ways than its commands.
+    pub fn state(&self) -> Arc<NamespaceState> {
+        Arc::clone(&self.state)
     }
 
     /// The same namespace, shown so.
@@ -83,9 +92,14 @@ impl Namespace {
 
     /// What is checked where the blocks are stored.
     pub(crate) fn checks(&self, blocks: &BlockCommand) -> Checks {
+        self.checks_of(&blocks.protection, blocks.extent.start())
+    }
+
+    /// What is checked of the blocks from `start` on.
+    pub(crate) fn checks_of(&self, protection: &ProtectionInfo, start: Lba) -> Checks {
         match (self.format(), self.device.geometry().protection) {
-            (Some(format), _) => blocks.protection.checks(format, format.storage_tag_mask()),
-            (None, Some(format)) => Checks::full(format, blocks.extent.start()),
+            (Some(format), _) => protection.checks(format, format.storage_tag_mask()),
+            (None, Some(format)) => Checks::full(format, start),
             (None, None) => Checks::NONE,
         }
     }

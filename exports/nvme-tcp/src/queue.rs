@@ -10,6 +10,7 @@ use sealblock_runtime_memory::Buffer;
 use sealblock_runtime_reactor::{pool, spawn};
 
 use crate::admin;
+use crate::commands::later;
 use crate::connection::{Connection, Reply, Role};
 use crate::io::{Job, Room};
 use crate::refusal::Refusal;
@@ -32,13 +33,24 @@ pub(crate) enum Waiting {
     Read(Token, Task),
 }
 
+impl Waiting {
+    pub(crate) fn token(&self) -> Token {
+        match self {
+            Waiting::Fetch(token, ..) | Waiting::Read(token, _) => *token,
+        }
+    }
+}
+
 impl Connection {
     pub(crate) fn on_command(self: &Rc<Self>, token: Token, command: Command, data: CommandData) {
         self.advance_head();
+        if !self.fuse(token, &command) {
+            return;
+        }
         let is_to_controller = direction(&command) == Direction::ToController;
         let (room, received) = match data {
             CommandData::Unusable(error) => {
-                return self.finish(token, &command, Err(error.status_code().into()));
+                return self.refuse(token, &command, error.status_code().into());
             }
             CommandData::None => (Room { brings: 0, wants: 0 }, None),
             CommandData::InCapsule(received) => {
@@ -57,7 +69,7 @@ impl Connection {
         };
         let task = match self.prepare(&command, room) {
             Ok(job) => Task { command, job },
-            Err(refusal) => return self.finish(token, &command, Err(refusal)),
+            Err(refusal) => return self.refuse(token, &command, refusal),
         };
         if is_to_controller && received.is_none() && room.brings > 0 {
             return self.wait(Waiting::Fetch(token, task, room.brings as usize));
@@ -73,7 +85,7 @@ impl Connection {
         let Some(task) = task else { return };
         match data {
             Ok(received) => self.carry_out(token, task, Some(received.buffer), 0),
-            Err(error) => self.finish(token, &task.command, Err(error.status_code().into())),
+            Err(error) => self.refuse(token, &task.command, error.status_code().into()),
         }
     }
 
@@ -134,7 +146,7 @@ impl Connection {
         let accepted = self.core.borrow_mut().accept_data(token, pool().take(len), None);
         if accepted.is_err() {
             self.fetching.borrow_mut().remove(&token);
-            return self.finish(token, &command, Err(StatusCode::DATA_SGL_LENGTH_INVALID.into()));
+            return self.refuse(token, &command, StatusCode::DATA_SGL_LENGTH_INVALID.into());
         }
         self.output.ring();
     }
@@ -142,10 +154,16 @@ impl Connection {
     fn carry_out(self: &Rc<Self>, token: Token, task: Task, data: Option<Buffer>, room: u64) {
         let Task { command, job } = task;
         let Some(job) = job else {
+            if later::takes(self, token, &command, room as usize) {
+                return;
+            }
             let data = data.unwrap_or_default();
             let outcome = admin::run(self, &command, &data, room as usize);
             return self.finish(token, &command, outcome);
         };
+        if self.is_half(&command) {
+            return self.fused_ready(token, job, data.unwrap_or_default());
+        }
         self.running.set(self.running.get() + 1);
         let connection = Rc::clone(self);
         spawn(async move {
@@ -164,12 +182,19 @@ impl Connection {
         });
     }
 
+    /// Answers a command that is not carried out; half of a fused pair is answered with the other.
+    fn refuse(self: &Rc<Self>, token: Token, command: &Command, refusal: Refusal) {
+        match self.is_half(command) {
+            true => self.fused_refused(token, refusal),
+            false => self.finish(token, command, Err(refusal)),
+        }
+    }
+
     /// Answers a command. If the connection is over, nobody waits for the answer.
-    fn finish(&self, token: Token, command: &Command, outcome: Result<Reply, Refusal>) {
+    pub(crate) fn finish(&self, token: Token, command: &Command, outcome: Result<Reply, Refusal>) {
         let cid = command.cid.get();
         let complete = |status, result| Completion::new(cid, status, result).with_sqhd(self.sqhd());
         let answered = match outcome {
-            Ok(Reply::Held) => Ok(()),
             Ok(Reply::Done(result)) => self.core.borrow_mut().respond(token, complete(Status::SUCCESS, result)),
             Ok(Reply::Data(data, result)) => {
                 let completion = complete(Status::SUCCESS, result);

@@ -28,6 +28,11 @@ impl Refusal {
         Refusal { lba, ..Refusal::from(to_status(failure, kind)) }
     }
 
+    /// Whether it is about damaged blocks: checks that failed, and media errors, but not differences.
+    pub(crate) fn is_damage(&self) -> bool {
+        matches!(self.status.code().get(), 0x280..=0x284 | 0x288)
+    }
+
     /// The same, said to be about this block unless a block is known already.
     pub(crate) fn or_at(mut self, lba: Lba) -> Refusal {
         self.lba.get_or_insert(lba);
@@ -64,9 +69,11 @@ const fn of_field(field: FaultField) -> StatusCode {
 const fn of_medium(kind: OperationKind) -> StatusCode {
     match kind {
         OperationKind::Read | OperationKind::Verify | OperationKind::Compare => StatusCode::UNRECOVERED_READ_ERROR,
-        OperationKind::Write | OperationKind::Flush | OperationKind::Discard | OperationKind::WriteZeroes => {
-            StatusCode::WRITE_FAULT
-        }
+        OperationKind::Write
+        | OperationKind::Flush
+        | OperationKind::Discard
+        | OperationKind::WriteZeroes
+        | OperationKind::WriteUncorrectable => StatusCode::WRITE_FAULT,
     }
 }
 

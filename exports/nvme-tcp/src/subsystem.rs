@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use sealblock_block::{Ability, OperationKind};
 use sealblock_protocols_nvme::nqn::Nqn;
 
 use crate::kept::{Count, Flag, Kept};
@@ -200,6 +201,12 @@ impl Subsystem {
             Hosts::Any => true,
             Hosts::Only(hosts) => hosts.contains(host),
         }
+    }
+
+    /// Whether any namespace has blocks that can be made unreadable.
+    pub(crate) fn can_write_uncorrectable(&self) -> bool {
+        let can = |namespace: &Arc<Namespace>| namespace.device.abilities().of(OperationKind::WriteUncorrectable);
+        self.namespaces().values().any(|namespace| can(namespace) != Ability::Absent)
     }
 
     pub(crate) fn set_hosts(&self, hosts: Hosts) {

@@ -114,7 +114,12 @@ fn the_target_makes_and_strips_tags_on_request() {
         let read = io.io(PROTECTED, IoCommand::Read(tags), Data::Read(2 * 4104)).await.ok();
         assert!(read.data[..4096] == data[..4096] && read.data[4104..8200] == data[4096..]);
         io.io(PROTECTED, IoCommand::Verify(tags), Data::None).await.ok();
-        assert_eq!(io.io(PROTECTED, IoCommand::Verify(range), Data::None).await.status(), 0x181, "PRACT on Verify");
+        // Hosts that set PRACT everywhere mean data without tags.
+        io.io(PROTECTED, IoCommand::Verify(range), Data::None).await.ok();
+        io.io(PROTECTED, IoCommand::Compare(range), Data::Write(data.clone())).await.ok();
+        let mut other = data.clone();
+        other[4096] ^= 1;
+        assert_eq!(io.io(PROTECTED, IoCommand::Compare(range), Data::Write(other)).await.status(), 0x285);
         served.protected.damage(Lba::new(7), Damage::Data { at: 0, mask: 8 });
         assert_eq!(io.io(PROTECTED, IoCommand::Read(range), Data::Read(8192)).await.status(), 0x282);
         // Nothing asked, nothing checked.
@@ -162,8 +167,8 @@ fn what_cannot_be_is_refused_before_data_is_fetched() {
         assert_eq!(io.io(0, IoCommand::Flush, Data::None).await.status(), 0x00B);
         let wide = io.io(PLAIN, IoCommand::Write(blocks(0, 257)), Data::Write(vec![0; 257 << 12])).await;
         assert_eq!(wide.status(), 0x002, "more than MDTS");
-        let uncorrectable = IoCommand::WriteUncorrectable(Extent::one(Lba::ZERO));
-        assert_eq!(io.io(PLAIN, uncorrectable, Data::None).await.status(), 0x001);
+        let uncorrectable = IoCommand::WriteUncorrectable(Extent::one(Lba::new(BLOCKS)));
+        assert_eq!(io.io(PLAIN, uncorrectable, Data::None).await.status(), 0x080);
         assert_eq!(io.call(sealblock_protocols_nvme::Command::new(0x0D, 1), Data::None).await.status(), 0x001);
         // fio sets PRACT everywhere, and lengths on commands without data; without protection neither counts.
         let mut pract = blocks(0, 1);

@@ -162,6 +162,16 @@ impl<D: Device, C: Clock> FaultLayer<D, C> {
         Ok(Answer::Done)
     }
 
+    /// As a write without payload: it can be refused, torn and lost.
+    async fn write_uncorrectable(&self, extent: Extent, durability: Durability) -> Outcome {
+        self.refuse(extent)?;
+        let stored = self.fate(extent, false).map_or_else(|| vec![extent], |fate| fate.stored);
+        for extent in stored {
+            self.below.execute(Operation::WriteUncorrectable { extent, durability }).await?;
+        }
+        Ok(Answer::Done)
+    }
+
     async fn flush(&self) -> Outcome {
         if self.dice.hits_flush(Fault::FlushError) {
             return Err(Failure::Media { reason: "flush-error by rule".to_owned() }.into());
@@ -248,6 +258,7 @@ impl<D: Device, C: Clock> Device for FaultLayer<D, C> {
             Operation::WriteZeroes { extent, may_unmap, durability } => {
                 self.write_zeroes(extent, may_unmap, durability).await
             }
+            Operation::WriteUncorrectable { extent, durability } => self.write_uncorrectable(extent, durability).await,
             Operation::Flush => self.flush().await,
             // A discard promises nothing that could be broken.
             Operation::Discard { .. } | Operation::Verify { .. } | Operation::Compare { .. } => {

@@ -118,6 +118,9 @@ impl<D: Device> OffsetLayer<D> {
             Operation::WriteZeroes { extent, may_unmap, durability } => {
                 Operation::WriteZeroes { extent: self.down(extent), may_unmap, durability }
             }
+            Operation::WriteUncorrectable { extent, durability } => {
+                Operation::WriteUncorrectable { extent: self.down(extent), durability }
+            }
             Operation::Discard { extents } => {
                 Operation::Discard { extents: extents.into_iter().map(|extent| self.down(extent)).collect() }
             }

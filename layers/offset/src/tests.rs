@@ -163,3 +163,17 @@ fn compare_zero_and_discard_stay_within_the_run() {
         assert_reads(&below, extent(FIRST + BLOCKS, 50), 7);
     }
 }
+
+#[test]
+fn blocks_made_unreadable_are_those_of_the_run() {
+    let (gate, below) = run_of(Some(TYPE1));
+    write(&below, extent(0, 200), 7);
+    let spoil = Operation::WriteUncorrectable { extent: extent(3, 2), durability: Durability::Volatile };
+    assert!(matches!(run(&gate, spoil), Ok(Answer::Done)));
+    let lbas = |device: &dyn Fn() -> Outcome| -> Vec<u64> {
+        let error = device().unwrap_err();
+        error.faults().unwrap().as_slice().iter().map(|fault| fault.lba.get()).collect()
+    };
+    assert_eq!(lbas(&|| read(&gate, extent(0, 10))), [3, 4]);
+    assert_eq!(lbas(&|| read(&below, extent(0, 200))), [FIRST + 3, FIRST + 4]);
+}

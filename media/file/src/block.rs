@@ -154,7 +154,7 @@ impl<M: Medium> Device for FileBlock<M> {
             }
             Operation::Discard { extents } => self.discard(extents).await?,
             Operation::Flush => self.medium.sync().await?,
-            Operation::Verify { .. } | Operation::Compare { .. } => {
+            Operation::Verify { .. } | Operation::Compare { .. } | Operation::WriteUncorrectable { .. } => {
                 return Err(Failure::Absent(operation.kind()).into());
             }
         }

@@ -18,6 +18,9 @@ const TRANSFER_BYTES: usize = 4 << 20;
 /// Bytes that one Verify or WriteZeroes covers: a few hundred microseconds during which the core does nothing else.
 const IN_PLACE_BYTES: usize = 16 << 20;
 
+/// Bytes of a chunk of marks of unreadable blocks.
+const UNCORRECTABLE_BYTES: usize = 4096;
+
 /// A device in RAM, with or without protection information. See the crate's header.
 pub struct MemoryDevice {
     geometry: Geometry,
@@ -47,6 +50,8 @@ pub enum Damage {
 struct Stored {
     data: Sparse,
     tags: Sparse,
+    /// A byte for each block: 1 where it was made unreadable.
+    uncorrectable: Sparse,
 }
 
 impl MemoryDevice {
@@ -61,6 +66,7 @@ impl MemoryDevice {
             stored: RefCell::new(Stored {
                 data: Sparse::new(CHUNK_BYTES, 0),
                 tags: Sparse::new(tags_of_chunk * 16, 0xFF),
+                uncorrectable: Sparse::new(UNCORRECTABLE_BYTES, 0),
             }),
             pool: None,
         }
@@ -107,7 +113,19 @@ impl MemoryDevice {
         }
     }
 
+    /// The blocks of the extent that were made unreadable.
+    fn unreadable(&self, extent: Extent) -> Vec<Fault> {
+        let stored = self.stored.borrow();
+        if stored.uncorrectable.allocated_bytes() == 0 {
+            return Vec::new();
+        }
+        let mut marks = vec![0; extent.len() as usize];
+        stored.uncorrectable.read(extent.start().get(), &mut marks);
+        extent.iter().zip(marks).filter(|(_, mark)| *mark != 0).map(|(lba, _)| Fault::media(lba)).collect()
+    }
+
     fn read(&self, extent: Extent, checks: &Checks) -> Outcome {
+        let mut faults = self.unreadable(extent);
         let (start, tuple_bytes) = (extent.start().get(), self.tuple_bytes());
         let mut data = self.buffer(extent.bytes(self.geometry.block_size));
         let mut tags = self.buffer(extent.len() * tuple_bytes);
@@ -118,15 +136,18 @@ impl MemoryDevice {
         let read =
             Unverified::new(data.freeze(), tags.freeze(), size, format).expect("as many tuples as blocks were copied");
         match read.verify(checks) {
-            Ok(sealed) => Ok(Answer::Data(sealed)),
+            Ok(sealed) if faults.is_empty() => Ok(Answer::Data(sealed)),
+            Ok(_) => Err(damaged(faults)),
             Err(mismatches) => {
-                Err(damaged(mismatches.iter().map(|bad| Fault::of_mismatch(extent.start(), bad)).collect()))
+                faults.extend(mismatches.iter().map(|bad| Fault::of_mismatch(extent.start(), bad)));
+                Err(damaged(faults))
             }
         }
     }
 
     fn write(&self, extent: Extent, sealed: &Sealed) {
         let mut stored = self.stored.borrow_mut();
+        stored.uncorrectable.clear(extent.start().get(), extent.len());
         stored.data.write(extent.start().get() << self.geometry.block_size.shift(), sealed.data());
         stored.tags.write(extent.start().get() * self.tuple_bytes(), sealed.tags());
     }
@@ -135,8 +156,15 @@ impl MemoryDevice {
     fn unmap(&self, extent: Extent) {
         let (start, tuple_bytes) = (extent.start().get(), self.tuple_bytes());
         let mut stored = self.stored.borrow_mut();
+        stored.uncorrectable.clear(extent.start().get(), extent.len());
         stored.data.clear(start << self.geometry.block_size.shift(), extent.bytes(self.geometry.block_size));
         stored.tags.clear(start * tuple_bytes, extent.len() * tuple_bytes);
+    }
+
+    /// Makes blocks unreadable. What they held is of no use any more, so its memory is given back.
+    fn write_uncorrectable(&self, extent: Extent) {
+        self.unmap(extent);
+        self.stored.borrow_mut().uncorrectable.write(extent.start().get(), &vec![1; extent.len() as usize]);
     }
 
     /// Zeroes with tags that are checked like any other's, unlike those of an unmapped block.
@@ -153,9 +181,15 @@ impl MemoryDevice {
 
     /// Checks blocks where they lie. Memory that is not there holds nothing that could be damaged.
     fn verify(&self, extent: Extent, checks: &Checks) -> Outcome {
-        let Some(format) = self.geometry.protection else { return Ok(Answer::Verified(Verified::default())) };
+        let mut faults = self.unreadable(extent);
+        if let Some(format) = self.geometry.protection {
+            self.verify_tags(format, extent, checks, &mut faults);
+        }
+        if faults.is_empty() { Ok(Answer::Verified(Verified::default())) } else { Err(damaged(faults)) }
+    }
+
+    fn verify_tags(&self, format: PiFormat, extent: Extent, checks: &Checks, faults: &mut Vec<Fault>) {
         let (size, stored) = (self.geometry.block_size, self.stored.borrow());
-        let mut faults = Vec::new();
         for part in self.by_chunk(extent) {
             let start = part.start().get();
             let data = stored.data.peek(start << size.shift(), part.bytes(size) as usize);
@@ -169,7 +203,6 @@ impl MemoryDevice {
                 None => verify(format, size, &vec![0; part.bytes(size) as usize], tags, &checks, &mut note),
             };
         }
-        if faults.is_empty() { Ok(Answer::Verified(Verified::default())) } else { Err(damaged(faults)) }
     }
 
     fn compare(&self, extent: Extent, wanted: &Sealed) -> Outcome {
@@ -217,6 +250,7 @@ impl Device for MemoryDevice {
             Operation::WriteZeroes { extent, may_unmap: true, .. } => self.unmap(extent),
             Operation::WriteZeroes { extent, may_unmap: false, .. } => self.write_zeroes(extent),
             Operation::Discard { extents } => extents.into_iter().for_each(|extent| self.unmap(extent)),
+            Operation::WriteUncorrectable { extent, .. } => self.write_uncorrectable(extent),
             Operation::Flush => {}
         }
         Ok(Answer::Done)

@@ -7,7 +7,7 @@
 
 use std::cell::RefCell;
 
-use sealblock_block::{Abilities, Answer, Device, Failure, Geometry, Limits, Operation, Outcome, Verified};
+use sealblock_block::{Abilities, Ability, Answer, Device, Failure, Geometry, Limits, Operation, Outcome, Verified};
 use sealblock_integrity::{Checks, PiFormat, Sealed, Unverified};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::{BlockSize, Extent};
@@ -71,7 +71,8 @@ impl Device for NullDevice {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities::COMPLETE
+        // Blocks that nobody remembers cannot be remembered to be bad.
+        Abilities { write_uncorrectable: Ability::Absent, ..Abilities::COMPLETE }
     }
 
     async fn execute(&self, operation: Operation) -> Outcome {
@@ -82,6 +83,7 @@ impl Device for NullDevice {
             Operation::Write { .. } | Operation::Flush | Operation::Discard { .. } | Operation::WriteZeroes { .. } => {
                 Ok(Answer::Done)
             }
+            Operation::WriteUncorrectable { .. } => Err(Failure::Absent(operation.kind()).into()),
         }
     }
 }

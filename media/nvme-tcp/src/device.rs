@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use sealblock_block::{Abilities, Device, Geometry, Operation, Outcome};
+use sealblock_block::{Abilities, Device, Failure, Geometry, Operation, Outcome};
 use sealblock_protocols_nvme::nqn::Nqn;
 
 use crate::blocks::Wire;
@@ -130,6 +130,7 @@ impl Device for NvmeTcpDevice {
             }
             Operation::Verify { extent, checks } => io.verify(extent, checks).await,
             Operation::Compare { extent, data } => io.compare(extent, &data).await,
+            Operation::WriteUncorrectable { .. } => Err(Failure::Absent(operation.kind()).into()),
         }
     }
 }

@@ -265,6 +265,7 @@ fn abilities(pages: &Pages) -> Abilities {
         compare: when(Oncs::COMPARE),
         discard: when(Oncs::DATASET_MANAGEMENT),
         write_zeroes: when(Oncs::WRITE_ZEROES),
+        write_uncorrectable: Ability::Absent,
         unmap_zeroes: oncs.contains(Oncs::WRITE_ZEROES)
             && dlfeat.reads_zeroes()
             && dlfeat.contains(Dlfeat::WRITE_ZEROES_DEALLOCATE),

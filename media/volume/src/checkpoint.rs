@@ -32,6 +32,17 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
+    /// Says in the superblock that blocks may have been made unreadable, before the first record of such a block goes to the
+    /// log: programs that do not know these records then refuse the volume. Called by the worker alone, as checkpoints are.
+    pub(crate) async fn adopt_uncorrectable(&self) -> Result<(), Error> {
+        let before = self.superblock.get();
+        let superblock = Superblock { serial: before.serial + 1, clean: false, uncorrectable: true, ..before };
+        write_superblock(&self.medium, &superblock).await?;
+        self.sync_or_fail().await?;
+        self.superblock.set(superblock);
+        Ok(())
+    }
+
     /// Brings both superblocks up to date. Recovery leaves records behind that do not count, and a superblock from before it,
     /// should the newer copy be lost, would have them read again.
     pub(crate) async fn settle(&self, clean: bool) -> Result<(), Error> {

@@ -46,6 +46,8 @@ pub(crate) struct Commits {
     pub failure: RefCell<Option<String>>,
     /// Records in memory at which writers wait for a commit.
     pub most_open: usize,
+    /// There are, or may be, records of blocks that were made unreadable.
+    pub uncorrectable: Cell<bool>,
     /// The worker waits without a timer, because there is nothing to commit.
     pub dozing: Cell<bool>,
     ticket: RefCell<Rc<Ticket>>,
@@ -65,6 +67,7 @@ impl Commits {
             ended: Cell::new(0),
             failure: RefCell::default(),
             most_open: quarter.min(MOST_OPEN),
+            uncorrectable: Cell::new(false),
             dozing: Cell::new(false),
             ticket: RefCell::default(),
             flush_wanted: Cell::new(false),
@@ -144,6 +147,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     async fn commit_once(&self) -> Result<bool, Error> {
         let per_sector = LogSector::capacity(self.layout.sector_bytes());
         let most = self.layout.log_sectors() as usize / 4 * per_sector;
+        if self.commits.uncorrectable.get() && !self.superblock.get().uncorrectable {
+            self.adopt_uncorrectable().await?;
+        }
         let sectors_due = self.overlay.open_len().min(most).div_ceil(per_sector) as u64;
         if self.log.next.get() + sectors_due > self.log.tail.get() + self.layout.log_sectors() {
             self.checkpoint(false).await?;
@@ -222,7 +228,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             && old.kind == Kind::Stored
             && self.plausible(&old)
         {
-            let punch = record.kind == Kind::Deallocated;
+            let punch = record.kind != Kind::Stored;
             self.slots.retire(self.layout.zone_of(old.lba), old.slot, punch);
         }
         page.set_raw(index, *bytes, record.generation);

@@ -49,8 +49,15 @@ pub async fn create<M: Medium>(medium: &M, options: &CreateOptions) -> Result<()
     }
     medium.sync().await?;
     for serial in [0, 1] {
-        let superblock =
-            Superblock { uuid: options.uuid, serial, layout, protection: options.protection, clean: true, log_tail: 0 };
+        let superblock = Superblock {
+            uuid: options.uuid,
+            serial,
+            layout,
+            protection: options.protection,
+            clean: true,
+            uncorrectable: false,
+            log_tail: 0,
+        };
         write_superblock(medium, &superblock).await?;
     }
     medium.sync().await?;

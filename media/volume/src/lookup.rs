@@ -67,6 +67,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     fn of_record(&self, record: Record) -> Located {
         match record.kind {
             Kind::Deallocated => Located::Zeroes,
+            Kind::Uncorrectable => Located::Bad(Fault::media(record.lba)),
             Kind::Stored => Located::Stored { slot: record.slot, tuple: record.tuple },
         }
     }

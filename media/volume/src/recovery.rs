@@ -111,7 +111,7 @@ fn take_sector(scan: &mut Scan, superblock: &Superblock, position: u64, bytes: &
 fn fits(superblock: &Superblock, record: &Record) -> bool {
     let layout = &superblock.layout;
     let zone = (record.lba.get() < layout.capacity_blocks()).then(|| layout.zone(layout.zone_of(record.lba))).flatten();
-    zone.is_some_and(|zone| record.kind == Kind::Deallocated || record.slot < zone.slots)
+    zone.is_some_and(|zone| record.kind != Kind::Stored || record.slot < zone.slots)
 }
 
 /// Whether the data of a record are on the medium.
@@ -124,7 +124,7 @@ async fn arrived<M: Medium>(
     record: &Record,
     options: &OpenOptions,
 ) -> Result<bool, VolumeError> {
-    if record.kind == Kind::Deallocated || record.loose {
+    if record.kind != Kind::Stored || record.loose {
         return Ok(true);
     }
     let layout = &superblock.layout;

@@ -1,4 +1,4 @@
-//! Discard and WriteZeroes.
+//! Discard, WriteZeroes and WriteUncorrectable: changes without data.
 
 use sealblock_block::{Answer, Clock, Durability, Error, Medium, Outcome};
 use sealblock_integrity::{Sealed, Tags};
@@ -13,14 +13,14 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Gives up blocks. They read as zeroes afterwards, and their space goes back to the medium once that is durable.
     pub(crate) async fn discard(&self, extents: &[Extent]) -> Outcome {
         for extent in extents {
-            self.deallocate(*extent).await?;
+            self.mark(*extent, Kind::Deallocated).await?;
         }
         Ok(Answer::Done)
     }
 
     pub(crate) async fn write_zeroes(&self, extent: Extent, may_unmap: bool, durability: Durability) -> Outcome {
         if may_unmap {
-            self.deallocate(extent).await?;
+            self.mark(extent, Kind::Deallocated).await?;
         } else {
             self.store_zeroes(extent).await?;
         }
@@ -42,8 +42,20 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
+    /// Makes blocks unreadable. What they held is given up.
+    pub(crate) async fn write_uncorrectable(&self, extent: Extent, durability: Durability) -> Outcome {
+        self.commits.uncorrectable.set(true);
+        self.mark(extent, Kind::Uncorrectable).await?;
+        match durability {
+            Durability::Volatile => Ok(Answer::Done),
+            Durability::ForceUnitAccess => self.flush().await,
+        }
+    }
+
+    /// Gives every block of an extent a record without data, of this kind, where it has none yet.
+    ///
     /// Page by page, so that one long extent holds neither many pages nor the core for long.
-    async fn deallocate(&self, extent: Extent) -> Result<(), Error> {
+    async fn mark(&self, extent: Extent, kind: Kind) -> Result<(), Error> {
         let per_page = self.layout.page_blocks() as u32;
         let page_blocks = sealblock_units::BlockCount::new(per_page).expect("a page has blocks");
         for piece in extent.split_aligned(page_blocks) {
@@ -54,15 +66,15 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             let page = self.table.page(&self.medium, number).await?;
             for lba in piece.iter() {
                 let known = match self.overlay.get(lba) {
-                    Some(record) => record.kind == Kind::Deallocated,
+                    Some(record) => record.kind == kind,
                     None => match page.entry(self.table.locate(lba).1, lba, self.seed) {
-                        Entry::Blank => true,
-                        Entry::Record(record) => record.kind == Kind::Deallocated,
+                        Entry::Blank => kind == Kind::Deallocated,
+                        Entry::Record(record) => record.kind == kind,
                         Entry::Stale { .. } | Entry::Damaged(_) => false,
                     },
                 };
                 if !known {
-                    self.replace(zone, Record::deallocated(lba), true);
+                    self.replace(zone, Record { kind, ..Record::deallocated(lba) }, true);
                 }
             }
             self.commits.note_work();

@@ -126,7 +126,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// Whether a record can be about this block at all: its slot is one of the zone.
     pub(crate) fn plausible(&self, record: &Record) -> bool {
-        record.kind == Kind::Deallocated
+        record.kind != Kind::Stored
             || (record.lba.get() < self.layout.capacity_blocks() && record.slot < self.layout.slots_near(record.lba))
     }
 
@@ -218,6 +218,7 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
             compare: Ability::Absent,
             discard: Ability::Native,
             write_zeroes: Ability::Native,
+            write_uncorrectable: Ability::Native,
             unmap_zeroes: true,
             offloads: false,
         }
@@ -233,6 +234,7 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
             Operation::WriteZeroes { extent, may_unmap, durability } => {
                 self.write_zeroes(extent, may_unmap, durability).await
             }
+            Operation::WriteUncorrectable { extent, durability } => self.write_uncorrectable(extent, durability).await,
             Operation::Compare { .. } => Err(Failure::Absent(operation.kind()).into()),
         }
     }

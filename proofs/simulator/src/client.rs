@@ -3,7 +3,9 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use sealblock_block::{Answer, Device, Durability, Error, Failure, FaultField, Operation, Stack};
+use sealblock_block::{
+    Ability, Answer, Device, Durability, Error, Failure, Fault, FaultField, Operation, OperationKind, Stack,
+};
 use sealblock_integrity::{Checks, Sealed};
 use sealblock_units::{BlockCount, Extent, Lba};
 
@@ -113,6 +115,36 @@ impl Client {
         self.change(change, operation, &format!("zeroing of {extent}")).await
     }
 
+    /// Makes blocks unreadable, on a device that can; zeroes on another.
+    pub async fn spoil(&self, extent: Extent, force_unit_access: bool) -> Result<(), Stop> {
+        if self.stack.abilities().of(OperationKind::WriteUncorrectable) == Ability::Absent {
+            return self.zeroes(extent, true, force_unit_access).await;
+        }
+        let change =
+            self.ledger.checker.borrow_mut().begin_change(vec![extent], Content::Unreadable, false, force_unit_access);
+        let operation = Operation::WriteUncorrectable { extent, durability: durability(force_unit_access) };
+        self.change(change, operation, &format!("spoiling of {extent}")).await
+    }
+
+    /// Blocks of an extent that may be unreadable because they were made so.
+    fn spoiled(&self, extent: Extent) -> Vec<Lba> {
+        let checker = self.ledger.checker.borrow();
+        extent.iter().filter(|lba| checker.may_be_unreadable(*lba)).collect()
+    }
+
+    /// Whether an error names blocks as unreadable that may have been made so when the request was issued or since, and
+    /// no others.
+    fn is_spoiled(&self, error: &Error, before: &[Lba]) -> bool {
+        let checker = self.ledger.checker.borrow();
+        error.faults().is_some_and(|faults| {
+            let explained = |fault: &Fault| {
+                fault.field == FaultField::Media
+                    && (before.contains(&fault.lba) || checker.may_be_unreadable(fault.lba))
+            };
+            faults.as_slice().iter().all(explained)
+        })
+    }
+
     /// Gives blocks up.
     pub async fn discard(&self, extents: Vec<Extent>) -> Result<(), Stop> {
         let change = self.ledger.checker.borrow_mut().begin_change(extents.clone(), Content::Zero, true, false);
@@ -140,6 +172,7 @@ impl Client {
 
     /// Reads with every check and compares with what is permitted.
     pub async fn read(&self, extent: Extent) -> Result<(), Stop> {
+        let spoiled = self.spoiled(extent);
         let read = self.ledger.checker.borrow_mut().begin_read(extent);
         let checks = self.checks(extent.start());
         let what = format!("read of {extent}");
@@ -150,15 +183,44 @@ impl Client {
                 checked.map_err(|violation| self.ledger.find(format!("{what}: {violation}")))
             }
             Ok(other) => Err(self.ledger.find(format!("{what} was answered {other:?}"))),
+            Err(error) if self.is_spoiled(&error, &spoiled) && extent.len() == 1 => {
+                self.answered();
+                let checked = self.ledger.checker.borrow_mut().end_failed_read(read);
+                checked.map_err(|violation| self.ledger.find(format!("{what}: {violation}")))
+            }
+            // Which of the others are good shows when they are read alone.
+            Err(error) if self.is_spoiled(&error, &spoiled) => {
+                for lba in extent.iter() {
+                    Box::pin(self.read(Extent::one(lba))).await?;
+                }
+                Ok(())
+            }
             Err(error) => Err(self.failed(&what, &error)),
         }
     }
 
     /// Verifies blocks, which must be clean.
     pub async fn verify(&self, extent: Extent) -> Result<(), Stop> {
+        let spoiled = self.spoiled(extent);
         let checks = self.checks(extent.start());
+        let due: Vec<Lba> = {
+            let checker = self.ledger.checker.borrow();
+            extent.iter().filter(|lba| checker.certain(*lba) == Some(Content::Unreadable)).collect()
+        };
         match self.stack.execute(Operation::Verify { extent, checks }).await {
-            Ok(_) => self.answered(),
+            Ok(_) => {
+                self.answered();
+                let checker = self.ledger.checker.borrow();
+                if let Some(missed) = due.iter().find(|lba| checker.certain(**lba) == Some(Content::Unreadable)) {
+                    return Err(self.ledger.find(format!("verify of {extent} passed over unreadable block {missed}")));
+                }
+            }
+            Err(error) if self.is_spoiled(&error, &spoiled) => {
+                self.answered();
+                for fault in error.faults().into_iter().flat_map(|faults| faults.as_slice()) {
+                    self.read(Extent::one(fault.lba)).await?;
+                }
+            }
             Err(error) => return Err(self.failed(&format!("verify of {extent}"), &error)),
         }
         Ok(())
@@ -194,6 +256,7 @@ impl Client {
 
     /// Reads blocks after a crash; see [`Checker::audit`]. Gives the answer where it is an error.
     pub async fn audit(&self, extent: Extent, settled: bool) -> Result<(), Stop> {
+        let spoiled = self.spoiled(extent);
         let checks = self.checks(extent.start());
         match self.stack.execute(Operation::Read { extent, checks }).await {
             Ok(Answer::Data(found)) => {
@@ -201,6 +264,16 @@ impl Client {
                 checked.map_err(|violation| self.ledger.find(format!("after a crash, {violation}")))
             }
             Ok(other) => Err(self.ledger.find(format!("read of {extent} was answered {other:?}"))),
+            Err(error) if self.is_spoiled(&error, &spoiled) && extent.len() == 1 => {
+                let checked = self.ledger.checker.borrow_mut().audit_failed(extent.start(), settled);
+                checked.map_err(|violation| self.ledger.find(format!("after a crash, {violation}")))
+            }
+            Err(error) if self.is_spoiled(&error, &spoiled) => {
+                for lba in extent.iter() {
+                    Box::pin(self.audit(Extent::one(lba), settled)).await?;
+                }
+                Ok(())
+            }
             Err(error) => Err(self.failed(&format!("after a crash, read of {extent}"), &error)),
         }
     }
@@ -208,7 +281,10 @@ impl Client {
     /// Requires that Read and Verify of `extent` find exactly `damaged`, by guard or as unreadable.
     pub async fn expect_damage(&self, extent: Extent, damaged: Lba) -> Result<(), Stop> {
         let checks = self.checks(extent.start());
-        let due = if extent.contains(damaged) { vec![damaged] } else { Vec::new() };
+        let due: Vec<Lba> = {
+            let checker = self.ledger.checker.borrow();
+            extent.iter().filter(|lba| *lba == damaged || checker.is_unreadable(*lba)).collect()
+        };
         let operations = [Operation::Verify { extent, checks }, Operation::Read { extent, checks }];
         for operation in operations {
             let kind = operation.kind();

@@ -198,7 +198,9 @@ impl Device for Toy {
                 }
                 Ok(Answer::Done)
             }
-            Operation::Verify { .. } | Operation::Compare { .. } => Err(Failure::Absent(operation.kind()).into()),
+            Operation::Verify { .. } | Operation::Compare { .. } | Operation::WriteUncorrectable { .. } => {
+                Err(Failure::Absent(operation.kind()).into())
+            }
         }
     }
 }

@@ -31,6 +31,8 @@ pub enum Workload {
     Wide,
     /// Pauses, in which timers commit.
     Idle,
+    /// Blocks made unreadable, and healed by writes, discards and zeroes.
+    Spoil,
     /// Like mixed, on a disk whose writes and syncs fail now and then.
     Faulty,
 }
@@ -45,6 +47,7 @@ struct Mix {
     read: u64,
     verify: u64,
     compare: u64,
+    spoil: u64,
     idle: u64,
 }
 
@@ -65,7 +68,7 @@ struct Habits {
     region_blocks: u64,
 }
 
-const MIX: Mix = Mix { write: 60, flush: 6, discard: 2, zero: 2, read: 20, verify: 3, compare: 3, idle: 1 };
+const MIX: Mix = Mix { write: 60, flush: 6, discard: 2, zero: 2, read: 20, verify: 3, compare: 3, spoil: 0, idle: 1 };
 const HABITS: Habits = Habits {
     hosts: 3,
     readers: 1,
@@ -79,7 +82,7 @@ const HABITS: Habits = Habits {
 
 impl Workload {
     /// Every kind.
-    pub const ALL: [Workload; 10] = [
+    pub const ALL: [Workload; 11] = [
         Workload::Mixed,
         Workload::Forced,
         Workload::Laps,
@@ -89,6 +92,7 @@ impl Workload {
         Workload::Zones,
         Workload::Wide,
         Workload::Idle,
+        Workload::Spoil,
         Workload::Faulty,
     ];
 
@@ -104,6 +108,7 @@ impl Workload {
             Workload::Zones => "zones",
             Workload::Wide => "wide",
             Workload::Idle => "idle",
+            Workload::Spoil => "spoil",
             Workload::Faulty => "faulty",
         }
     }
@@ -125,6 +130,7 @@ impl Workload {
             }
             Workload::Hot => Habits { hosts: 10, readers: 2, steps: 25, region_blocks: 4, blocks_max: 4, ..HABITS },
             Workload::Trim => Habits { mix: Mix { write: 40, discard: 20, zero: 20, ..MIX }, ..HABITS },
+            Workload::Spoil => Habits { mix: Mix { write: 40, discard: 8, zero: 8, spoil: 16, ..MIX }, ..HABITS },
             Workload::Crowd => Habits { hosts: 32, readers: 4, steps: 12, ..HABITS },
             Workload::Idle => Habits { mix: Mix { idle: 20, flush: 1, ..MIX }, steps: 40, ..HABITS },
         }
@@ -228,7 +234,8 @@ impl Host {
     async fn step(&self) -> Result<(), Stop> {
         let mix = self.habits.mix;
         let forced = self.random.chance(self.habits.forced_percent);
-        let weights = [mix.write, mix.flush, mix.discard, mix.zero, mix.read, mix.verify, mix.compare, mix.idle];
+        let weights =
+            [mix.write, mix.flush, mix.discard, mix.zero, mix.read, mix.verify, mix.compare, mix.spoil, mix.idle];
         let mut drawn = self.random.below(weights.iter().sum());
         let choice = weights.iter().position(|weight| drawn.checked_sub(*weight).map(|left| drawn = left).is_none());
         match choice {
@@ -242,6 +249,7 @@ impl Host {
             Some(4) => self.client.read(self.extent()).await,
             Some(5) => self.client.verify(self.extent()).await,
             Some(6) => self.client.compare(self.extent().start()).await,
+            Some(7) => self.client.spoil(self.extent(), forced).await,
             _ => {
                 self.executor.delay(Duration::from_millis(self.random.between(1, 3_000))).await;
                 Ok(())

@@ -79,9 +79,6 @@ pub enum Invalid {
     /// Type 3 has no reference tag that could be checked.
     #[error("the reference tag of Type 3 cannot be checked")]
     ReferenceCheckInType3,
-    /// PRACT makes no sense in this command.
-    #[error("this command cannot insert or strip protection information")]
-    PractNotAllowed,
     /// The format of the command's list does not go with the format of the namespace.
     #[error("the descriptor format does not go with the namespace's protection information")]
     DescriptorFormat,
@@ -117,9 +114,7 @@ impl Invalid {
             Invalid::Field { .. } | Invalid::Feature(_) => StatusCode::INVALID_FIELD,
             Invalid::Range(_) | Invalid::PastEnd { .. } => StatusCode::LBA_OUT_OF_RANGE,
             Invalid::TooManyBlocks { .. } | Invalid::Entries { .. } => StatusCode::COMMAND_SIZE_LIMIT_EXCEEDED,
-            Invalid::ReferenceTag { .. } | Invalid::ReferenceCheckInType3 | Invalid::PractNotAllowed => {
-                StatusCode::INVALID_PROTECTION_INFORMATION
-            }
+            Invalid::ReferenceTag { .. } | Invalid::ReferenceCheckInType3 => StatusCode::INVALID_PROTECTION_INFORMATION,
             Invalid::DescriptorFormat => StatusCode::INVALID_NAMESPACE,
             Invalid::DataLength { .. } => StatusCode::DATA_SGL_LENGTH_INVALID,
             Invalid::Sgl(error) => error.status_code(),
@@ -141,7 +136,6 @@ impl Invalid {
             Invalid::Range(_) | Invalid::PastEnd { .. } => Some(FieldLocation::dword(10, 0)),
             Invalid::ReferenceTag { .. } => Some(FieldLocation::dword(14, 0)),
             Invalid::ReferenceCheckInType3 => Some(FieldLocation::dword(12, 26)),
-            Invalid::PractNotAllowed => Some(FieldLocation::dword(12, 29)),
             _ => None,
         }
     }
@@ -166,7 +160,7 @@ mod tests {
 
     #[test]
     fn what_is_malformed_says_do_not_retry_even_where_the_number_is_shared() {
-        let status = Invalid::PractNotAllowed.status();
+        let status = Invalid::ReferenceCheckInType3.status();
         assert_eq!(status.code(), StatusCode::INVALID_PROTECTION_INFORMATION);
         assert!(status.do_not_retry());
         assert!(!StatusCode::CONNECT_CONTROLLER_BUSY.status().do_not_retry());

@@ -86,6 +86,28 @@ flags! {
     }
 }
 
+flags! {
+    /// What changing a feature does: an entry of the page Feature Identifiers Supported and Effects.
+    pub struct FeatureEffects(u32) {
+        /// FSUPP: the feature is supported.
+        SUPPORTED = 0,
+        /// FSP: its value belongs to a namespace.
+        NAMESPACE_SCOPE = 20,
+        /// FSP: its value belongs to a controller.
+        CONTROLLER_SCOPE = 21,
+    }
+}
+
+/// The page Feature Identifiers Supported and Effects (Base, clause of the same name): a dword for each identifier.
+pub fn feature_effects(features: impl IntoIterator<Item = (FeatureId, FeatureEffects)>) -> [u8; 1024] {
+    let mut page = [0; 1024];
+    for (feature, effects) in features {
+        let at = usize::from(feature.code()) * 4;
+        page[at..at + 4].copy_from_slice(&(effects | FeatureEffects::SUPPORTED).bits().to_le_bytes());
+    }
+    page
+}
+
 /// Number of Queues: I/O queues without the admin queue, 1 to 65,535 each (0's based on the wire; Base, "Number of
 /// Queues").
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -312,6 +334,13 @@ mod tests {
         assert_eq!(AsynchronousEvent::LBA_STATUS.dword0(), 0x000E_0502);
         assert_eq!(AsynchronousEvent::DISCOVERY_CHANGED.dword0(), 0x0070_F002);
         assert_eq!(EventConfiguration::NAMESPACE_ATTRIBUTE.bits(), 0x100);
+    }
+
+    #[test]
+    fn each_feature_has_its_dword() {
+        let page = feature_effects([(FeatureId::ErrorRecovery, FeatureEffects::NAMESPACE_SCOPE)]);
+        assert_eq!(page[20..24], [1, 0, 0x10, 0]);
+        assert_eq!(page.iter().filter(|&&byte| byte != 0).count(), 2);
     }
 
     #[test]

@@ -142,6 +142,7 @@ impl Tiny {
                 self.load(extent, &checks).map(|_| Answer::Verified(Verified::default()))
             }
             Operation::Flush | Operation::Discard { .. } => Ok(Answer::Done),
+            Operation::WriteUncorrectable { .. } => Ok(Answer::Done),
             Operation::WriteZeroes { .. } | Operation::Compare { .. } => panic!("not native on this device"),
         }
     }

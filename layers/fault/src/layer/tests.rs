@@ -238,3 +238,20 @@ fn the_same_seed_meets_the_same_faults() {
     assert_eq!(story(&rules(1)), story(&rules(1)));
     assert_ne!(story(&rules(1)), story(&rules(2)));
 }
+
+#[test]
+fn blocks_are_made_unreadable_or_the_write_of_it_is_lost_or_refused() {
+    let spoil = |device: &Faulty| {
+        let extent = extent(2, 4);
+        run(device, Operation::WriteUncorrectable { extent, durability: Durability::Volatile })
+    };
+    let media = |lba| (lba, FaultField::Media);
+    let (device, below) = faulty(Some(TYPE1), "lost-write@3");
+    done(write(&below, extent(0, 8), 1));
+    done(spoil(&device));
+    assert_eq!(faults(verify(&device, extent(0, 8))), [media(2), media(4), media(5)]);
+    let (device, below) = faulty(Some(TYPE1), "write-error@3");
+    done(write(&below, extent(0, 8), 1));
+    assert!(matches!(spoil(&device).unwrap_err().into_failure(), Failure::Media { .. }));
+    assert!(verify(&device, extent(0, 8)).is_ok(), "nothing was changed");
+}

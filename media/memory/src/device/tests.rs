@@ -214,3 +214,36 @@ fn reads_are_answered_from_a_pool_if_there_is_one() {
     let Ok(Answer::Data(data)) = read(&gate, extent(0, 1)) else { panic!("clean blocks read") };
     assert!(data.data().arena_id().is_some());
 }
+
+#[test]
+fn unreadable_blocks_fail_until_they_are_written_zeroed_or_discarded() {
+    for format in formats().map(Some).chain([None]) {
+        let gate = gate(BlockSize::B4096, format);
+        let all = extent(10, 8);
+        write(&gate, all, 5);
+        let spoil = || Operation::WriteUncorrectable { extent: extent(12, 3), durability: Durability::Volatile };
+        let media = |outcome: Outcome| -> Vec<u64> {
+            let error = outcome.expect_err("the blocks are unreadable");
+            let faults = error.faults().expect("damage is named").as_slice();
+            assert!(faults.iter().all(|fault| fault.field == FaultField::Media && fault.expected.is_none()));
+            faults.iter().map(|fault| fault.lba.get()).collect()
+        };
+        let zero = |at, may_unmap| Operation::WriteZeroes { extent: at, may_unmap, durability: Durability::Volatile };
+        assert!(matches!(run(&gate, spoil()), Ok(Answer::Done)));
+        assert_eq!(media(read(&gate, all)), [12, 13, 14]);
+        assert_eq!(media(verify(&gate, all)), [12, 13, 14]);
+        let compare = Operation::Compare { extent: all, data: blocks(&gate, all, 5) };
+        assert_eq!(media(run(&gate, compare)), [12, 13, 14]);
+        assert_reads(&gate, extent(10, 2), 5);
+        assert_reads(&gate, extent(15, 3), 5);
+        write(&gate, extent(12, 1), 6);
+        assert!(matches!(run(&gate, zero(extent(13, 1), false)), Ok(Answer::Done)));
+        assert_eq!(media(verify(&gate, all)), [14]);
+        assert!(matches!(run(&gate, Operation::Discard { extents: vec![extent(14, 1)] }), Ok(Answer::Done)));
+        assert!(matches!(verify(&gate, all), Ok(Answer::Verified(_))));
+        assert_reads(&gate, extent(12, 1), 6);
+        assert!(matches!(run(&gate, spoil()), Ok(Answer::Done)));
+        assert!(matches!(run(&gate, zero(all, true)), Ok(Answer::Done)));
+        assert_reads(&gate, all, 0);
+    }
+}

@@ -32,6 +32,8 @@ pub enum Kind {
     Stored,
     /// The block was given up and reads as zeroes.
     Deallocated,
+    /// The block was made unreadable, and stays so until it is written or given up.
+    Uncorrectable,
 }
 
 /// A block's record. See `docs/formats/protected-volume.md`.
@@ -39,7 +41,7 @@ pub enum Kind {
 pub struct Record {
     /// The block.
     pub lba: Lba,
-    /// Stored or given up.
+    /// Stored, given up, or made unreadable.
     pub kind: Kind,
     /// The slot of the block's zone that holds the data.
     pub slot: u32,
@@ -72,6 +74,11 @@ impl Record {
         Record { lba, kind: Kind::Deallocated, slot: 0, generation: 0, tuple: [0; 16], loose: false }
     }
 
+    /// The record of a block that was made unreadable.
+    pub fn uncorrectable(lba: Lba) -> Record {
+        Record { kind: Kind::Uncorrectable, ..Record::deallocated(lba) }
+    }
+
     /// The bytes of the record.
     pub fn encode(&self, seed: Seed) -> [u8; RECORD_BYTES] {
         let mut bytes = [0; RECORD_BYTES];
@@ -82,6 +89,7 @@ impl Record {
         bytes[KIND] = match self.kind {
             Kind::Stored => 1,
             Kind::Deallocated => 2,
+            Kind::Uncorrectable => 3,
         };
         bytes[FLAGS] = if self.loose { FLAG_LOOSE } else { 0 };
         let checksum = seed.checksum(&bytes[..CHECKSUM]);
@@ -100,6 +108,7 @@ impl Record {
         let kind = match bytes[KIND] {
             1 => Kind::Stored,
             2 => Kind::Deallocated,
+            3 => Kind::Uncorrectable,
             _ => return Err(RecordError::Unknown),
         };
         if bytes[FLAGS] & !FLAG_LOOSE != 0 || get::<2>(bytes, GENERATION) == 0 {
@@ -110,7 +119,12 @@ impl Record {
 
     /// The fields as they stand, unchecked: to say what is wrong with a damaged record.
     pub fn decode_unchecked(bytes: &[u8; RECORD_BYTES]) -> Record {
-        Record::fields(bytes, if bytes[KIND] == 2 { Kind::Deallocated } else { Kind::Stored })
+        let kind = match bytes[KIND] {
+            2 => Kind::Deallocated,
+            3 => Kind::Uncorrectable,
+            _ => Kind::Stored,
+        };
+        Record::fields(bytes, kind)
     }
 
     fn fields(bytes: &[u8; RECORD_BYTES], kind: Kind) -> Record {
@@ -164,6 +178,10 @@ mod tests {
         assert_eq!(Record::decode(&record().encode(SEED), SEED), Ok(record()));
         let gone = Record { generation: 1, ..Record::deallocated(Lba::new(3)) };
         assert_eq!(Record::decode(&gone.encode(SEED), SEED), Ok(gone));
+        let spoiled = Record { generation: 1, ..Record::uncorrectable(Lba::new(3)) };
+        let bytes = spoiled.encode(SEED);
+        assert_eq!((Record::decode(&bytes, SEED), bytes[KIND]), (Ok(spoiled), 3));
+        assert_eq!(Record::decode_unchecked(&bytes).kind, Kind::Uncorrectable);
     }
 
     #[test]

@@ -15,6 +15,8 @@ pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 32 << 10];
 /// A byte above 127, letters, line ends and an end-of-file mark show most ways in which a copy can bend a file.
 const MAGIC: [u8; 8] = *b"\x89SEAL\r\n\x1a";
 const VERSION: u64 = 1;
+/// Features: records of blocks that were made unreadable (kind 3) may be there.
+const FEATURE_UNCORRECTABLE: u64 = 1;
 
 const AT_VERSION: usize = 8;
 const AT_FEATURES: usize = 12;
@@ -47,6 +49,8 @@ pub struct Superblock {
     pub protection: Option<PiFormat>,
     /// The volume was closed in good order: the log from `log_tail` on is empty.
     pub clean: bool,
+    /// Blocks may have been made unreadable (feature bit 0): set before the first record that says so, and never cleared.
+    pub uncorrectable: bool,
     /// Sequence number of the first log sector whose records are not all in the tables.
     pub log_tail: u64,
 }
@@ -98,7 +102,7 @@ impl Superblock {
         let mut bytes = [0; SUPERBLOCK_BYTES];
         bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
         put::<4>(&mut bytes, AT_VERSION, VERSION);
-        put::<4>(&mut bytes, AT_FEATURES, 0);
+        put::<4>(&mut bytes, AT_FEATURES, if self.uncorrectable { FEATURE_UNCORRECTABLE } else { 0 });
         bytes[AT_UUID..AT_UUID + 16].copy_from_slice(&self.uuid);
         put::<8>(&mut bytes, AT_SERIAL, self.serial);
         put::<4>(&mut bytes, AT_BLOCK_BYTES, self.layout.block_size().bytes() as u64);
@@ -128,11 +132,11 @@ impl Superblock {
         if get::<4>(bytes, AT_CHECKSUM) != u64::from(crc32c(&bytes[..AT_CHECKSUM])) {
             return Err(SuperblockError::Checksum);
         }
-        match (get::<4>(bytes, AT_VERSION), get::<4>(bytes, AT_FEATURES)) {
-            (VERSION, 0) => {}
-            (VERSION, features) => return Err(SuperblockError::Features(features)),
+        let uncorrectable = match (get::<4>(bytes, AT_VERSION), get::<4>(bytes, AT_FEATURES)) {
+            (VERSION, features @ (0 | FEATURE_UNCORRECTABLE)) => features == FEATURE_UNCORRECTABLE,
+            (VERSION, features) => return Err(SuperblockError::Features(features & !FEATURE_UNCORRECTABLE)),
             (version, _) => return Err(SuperblockError::Version(version)),
-        }
+        };
         let layout = decode_layout(bytes)?;
         let log_tail = get::<8>(bytes, AT_LOG_TAIL);
         // Sequence numbers count up by one a sector and so never get near the end in the life of a medium.
@@ -147,7 +151,8 @@ impl Superblock {
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&bytes[AT_UUID..AT_UUID + 16]);
         let protection = decode_protection(bytes)?;
-        Ok(Superblock { uuid, serial: get::<8>(bytes, AT_SERIAL), layout, protection, clean, log_tail })
+        let serial = get::<8>(bytes, AT_SERIAL);
+        Ok(Superblock { uuid, serial, layout, protection, clean, uncorrectable, log_tail })
     }
 
     /// The newer of two copies that are valid, and whether the other one would do as well: whether it begins the log at the
@@ -238,6 +243,7 @@ mod tests {
             layout: Layout::new(BlockSize::B4096, 512, 1000).unwrap(),
             protection: Some(PiFormat::with_default_storage_tag(GuardKind::Crc64, ProtectionType::Type1)),
             clean: true,
+            uncorrectable: false,
             log_tail: 12,
         }
     }
@@ -255,6 +261,8 @@ mod tests {
     fn a_superblock_comes_back_and_the_newer_copy_counts() {
         let (old, new) = (superblock(1), superblock(2));
         assert_eq!(Superblock::decode(&old.encode()), Ok(old));
+        let spoilt = Superblock { uncorrectable: true, ..old };
+        assert_eq!((Superblock::decode(&spoilt.encode()), spoilt.encode()[AT_FEATURES]), (Ok(spoilt), 1));
         assert_eq!(Superblock::choose([&old.encode(), &new.encode()]), Ok((new, true)));
         assert_eq!(Superblock::choose([&new.encode(), &old.encode()]), Ok((new, true)));
         assert_eq!(Superblock::choose([&[0; 512], &old.encode()]), Ok((old, false)));
@@ -276,7 +284,9 @@ mod tests {
     #[test]
     fn versions_features_and_impossible_fields_are_refused_by_name() {
         assert_eq!(Superblock::decode(&forged::<4>(AT_VERSION, 2)), Err(SuperblockError::Version(2)));
-        assert_eq!(Superblock::decode(&forged::<4>(AT_FEATURES, 4)), Err(SuperblockError::Features(4)));
+        for features in [4, 5] {
+            assert_eq!(Superblock::decode(&forged::<4>(AT_FEATURES, features)), Err(SuperblockError::Features(4)));
+        }
         for (at, field) in [
             (AT_GUARD, "guard"),
             (AT_TYPE, "protection type"),

@@ -1,7 +1,8 @@
 //! Requests, and what is left of them after the volume was closed and opened again.
 
-use sealblock_block::{Device, Durability, Failure, Operation};
-use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
+use sealblock_block::{Device, Durability, Failure, FaultField, Operation};
+use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Sealed, Tags};
+use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent};
 
 use super::setup::{Rig, TestMedium, created, pattern, protection};
@@ -175,4 +176,74 @@ fn a_damaged_log_sector_that_was_durable_is_an_error_and_not_a_loss() {
     let log = crate::format::Layout::new(BlockSize::B4096, 512, 256).unwrap().log_offset() as usize;
     medium.bytes.borrow_mut()[log + 512 + 40] ^= 1;
     assert!(matches!(Rig::open(&medium, true), Err(VolumeError::LogDamaged { sequence: 1 })));
+}
+
+fn spoil(rig: &Rig, start: u64, blocks: u64, durability: Durability) {
+    let extent = Extent::from_raw(start, blocks).unwrap();
+    rig.run(rig.gate.execute(Operation::WriteUncorrectable { extent, durability })).unwrap();
+}
+
+fn unreadable(outcome: Result<impl Sized, sealblock_block::Error>) -> Vec<u64> {
+    let error = outcome.err().expect("blocks are unreadable");
+    let faults = error.faults().expect("damage is named").as_slice();
+    assert!(faults.iter().all(|fault| fault.field == FaultField::Media));
+    faults.iter().map(|fault| fault.lba.get()).collect()
+}
+
+#[test]
+fn blocks_made_unreadable_stay_so_over_a_restart_until_they_are_changed() {
+    for guard in [GuardKind::Crc16, GuardKind::Crc32c, GuardKind::Crc64] {
+        let rig = Rig::new(BlockSize::B4096, 256, protection(guard, ProtectionType::Type1));
+        rig.write(0, &pattern(1, 8 * 4096)).unwrap();
+        assert!(!rig.gate.device().superblock().uncorrectable);
+        // One that was stored, one on its way to the log, and one that was never written.
+        spoil(&rig, 2, 2, Durability::Volatile);
+        rig.write(20, &pattern(2, 4096)).unwrap();
+        rig.flush().unwrap();
+        spoil(&rig, 20, 2, Durability::ForceUnitAccess);
+        assert!(rig.gate.device().superblock().uncorrectable, "said before the first record of the kind");
+        for rig in [&rig, &Rig::open(&rig.medium, true).unwrap()] {
+            assert_eq!(unreadable(rig.verify()), [2, 3, 20, 21]);
+            assert_eq!(unreadable(rig.read(0, 8)), [2, 3]);
+            assert_eq!(rig.read(4, 4).unwrap(), pattern(1, 8 * 4096)[4 * 4096..]);
+            let extent = Extent::from_raw(20, 2).unwrap();
+            let data = Sealed::seal(Slice::copy_from(&[0; 8192]), rig.size(), None, &Tags::default());
+            assert_eq!(unreadable(rig.run(rig.gate.execute(Operation::Compare { extent, data }))), [20, 21]);
+        }
+        let rig = Rig::open(&rig.close(), false).unwrap();
+        assert_eq!(unreadable(rig.verify()), [2, 3, 20, 21]);
+        rig.write(2, &pattern(3, 4096)).unwrap();
+        let at = |start| Extent::from_raw(start, 1).unwrap();
+        let zeroes = |start, may_unmap| Operation::WriteZeroes {
+            extent: at(start),
+            may_unmap,
+            durability: Durability::Volatile,
+        };
+        for change in [Operation::Discard { extents: vec![at(3)] }, zeroes(20, true), zeroes(21, false)] {
+            rig.run(rig.gate.execute(change)).unwrap();
+        }
+        let rig = Rig::open(&rig.close(), false).unwrap();
+        rig.verify().unwrap();
+        assert_eq!(rig.read(2, 1).unwrap(), pattern(3, 4096));
+        for block in [3, 20, 21] {
+            assert_eq!(rig.read(block, 1).unwrap(), [0; 4096]);
+        }
+        assert!(rig.gate.device().superblock().uncorrectable, "older programs stay out");
+    }
+}
+
+#[test]
+fn a_crash_leaves_blocks_unreadable_if_that_was_durable() {
+    let rig = Rig::new(BlockSize::B4096, 256, protection(GuardKind::Crc32c, ProtectionType::Type1));
+    rig.write(0, &pattern(1, 8 * 4096)).unwrap();
+    rig.flush().unwrap();
+    spoil(&rig, 2, 2, Durability::ForceUnitAccess);
+    spoil(&rig, 5, 1, Durability::Volatile);
+    let medium = rig.medium.clone();
+    drop(rig);
+    let rig = Rig::open(&medium, false).unwrap();
+    assert_eq!(unreadable(rig.verify()), [2, 3], "the last one never reached the log");
+    assert_eq!(rig.read(4, 4).unwrap(), pattern(1, 8 * 4096)[4 * 4096..]);
+    let punched = rig.medium.punched_bytes.get();
+    assert!(punched >= 2 * 4096, "what they held is given back: {punched}");
 }

@@ -182,6 +182,12 @@ impl Block {
         }
     }
 
+    /// Whether a write that counts, or one since the machine started, made it unreadable.
+    pub(super) fn was_spoiled(&self) -> bool {
+        self.candidates.iter().any(|one| one.content == Content::Unreadable)
+            || self.issued.iter().any(|(_, content)| *content == Content::Unreadable)
+    }
+
     /// Whether its content was durable before `moment`.
     pub(super) fn was_durable_before(&self, moment: Moment) -> bool {
         self.durable_at < moment

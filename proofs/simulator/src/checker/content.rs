@@ -11,6 +11,8 @@ use crate::random::mix;
 pub enum Content {
     /// Zeroes.
     Zero,
+    /// None: the block was made unreadable, and every read of it fails.
+    Unreadable,
     /// The pattern of this version. The same version on another block is other bytes.
     Version(u64),
 }
@@ -38,7 +40,7 @@ impl Patterns {
 
     fn fill(&self, lba: Lba, content: Content, into: &mut [u8]) {
         match content {
-            Content::Zero => into.fill(0),
+            Content::Zero | Content::Unreadable => into.fill(0),
             Content::Version(version) => {
                 let words = self.words(lba, version);
                 into.chunks_exact_mut(8)

@@ -177,6 +177,16 @@ impl Checker {
     /// The Read was answered with these blocks.
     pub fn end_read(&mut self, read: Read, found: &Sealed) -> Result<(), Violation> {
         let contents = self.patterns.contents(read.extent, found).map_err(Violation)?;
+        self.end_read_as(read, contents)
+    }
+
+    /// The Read of one block failed, and named it as one that cannot be read.
+    pub fn end_failed_read(&mut self, read: Read) -> Result<(), Violation> {
+        let contents = vec![Content::Unreadable; read.snapshots.len()];
+        self.end_read_as(read, contents)
+    }
+
+    fn end_read_as(&mut self, read: Read, contents: Vec<Content>) -> Result<(), Violation> {
         for ((lba, content), snapshot) in read.extent.iter().zip(contents).zip(&read.snapshots) {
             self.blocks_checked += 1;
             let block = self.block(lba);
@@ -199,6 +209,15 @@ impl Checker {
     /// After a crash these blocks were read. After a power cut (`settled`) what is there is durable.
     pub fn audit(&mut self, extent: Extent, found: &Sealed, settled: bool) -> Result<(), Violation> {
         let contents = self.patterns.contents(extent, found).map_err(Violation)?;
+        self.audit_as(extent, contents, settled)
+    }
+
+    /// After a crash the read of a block failed, and named it as one that cannot be read.
+    pub fn audit_failed(&mut self, lba: Lba, settled: bool) -> Result<(), Violation> {
+        self.audit_as(Extent::one(lba), vec![Content::Unreadable], settled)
+    }
+
+    fn audit_as(&mut self, extent: Extent, contents: Vec<Content>, settled: bool) -> Result<(), Violation> {
         let now = self.tick();
         for (lba, content) in extent.iter().zip(contents) {
             self.blocks_checked += 1;
@@ -233,6 +252,17 @@ impl Checker {
     pub fn long_durable(&self) -> Vec<Lba> {
         let old = |block: &Block| block.certain().is_some() && block.was_durable_before(self.newest_durable);
         self.blocks.iter().filter(|(_, block)| old(block)).map(|(lba, _)| *lba).collect()
+    }
+
+    /// Whether a block was made unreadable and cannot be anything else now.
+    pub fn is_unreadable(&self, lba: Lba) -> bool {
+        let permitted = self.blocks.get(&lba).map(Block::permitted).unwrap_or_default();
+        !permitted.is_empty() && permitted.iter().all(|content| *content == Content::Unreadable)
+    }
+
+    /// Whether a block may be unreadable because it was made so.
+    pub fn may_be_unreadable(&self, lba: Lba) -> bool {
+        self.blocks.get(&lba).is_some_and(Block::was_spoiled)
     }
 
     /// The content a block must have now and after any crash, if only one is permitted.

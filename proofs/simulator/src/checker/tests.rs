@@ -25,7 +25,7 @@ fn flush(checker: &mut Checker) {
 fn bytes(checker: &Checker, content: Content) -> Sealed {
     match content {
         Content::Version(version) => checker.patterns().sealed(extent(), version),
-        Content::Zero => {
+        Content::Zero | Content::Unreadable => {
             let zeroes = sealblock_runtime_memory::Buffer::zeroed(512).freeze();
             Sealed::seal(zeroes, BlockSize::B512, None, &Default::default())
         }

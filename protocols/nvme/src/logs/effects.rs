@@ -18,6 +18,10 @@ flags! {
         CONTROLLER_CAPABILITY_CHANGE = 4,
         /// USS: it takes a UUID.
         UUID_SELECTION = 19,
+        /// CSP: it acts on a namespace.
+        NAMESPACE_SCOPE = 20,
+        /// CSP: it acts on a controller.
+        CONTROLLER_SCOPE = 21,
     }
 }
 
@@ -43,7 +47,7 @@ impl EffectsLog {
         self
     }
 
-    /// The same page with this I/O command supported; those that write say so by themselves.
+    /// The same page with this I/O command supported, which acts on a namespace; those that write say so by themselves.
     pub fn with_io(mut self, opcode: IoOpcode) -> EffectsLog {
         let effects = match opcode {
             IoOpcode::Write
@@ -53,7 +57,7 @@ impl EffectsLog {
             | IoOpcode::Copy => CommandEffects::LOGICAL_BLOCK_CONTENT_CHANGE,
             _ => CommandEffects::NONE,
         };
-        self.io[usize::from(opcode.code())] = CommandEffects::SUPPORTED | effects;
+        self.io[usize::from(opcode.code())] = CommandEffects::SUPPORTED | CommandEffects::NAMESPACE_SCOPE | effects;
         self
     }
 
@@ -99,7 +103,8 @@ mod tests {
             .with_io(IoOpcode::Verify);
         let page = log.encode();
         assert_eq!((page[6 * 4], page[1024 + 4], page[1024 + 0x0C * 4]), (1, 3, 1));
-        assert_eq!(page.iter().filter(|&&byte| byte != 0).count(), 3);
+        assert_eq!((page[1024 + 4 + 2], page[1024 + 0x0C * 4 + 2]), (0x10, 0x10));
+        assert_eq!(page.iter().filter(|&&byte| byte != 0).count(), 5);
         assert_eq!(EffectsLog::decode(&page), Ok(log.clone()));
         assert!(log.io(0x0C).contains(CommandEffects::SUPPORTED) && log.admin(0x0C) == CommandEffects::NONE);
         assert!(EffectsLog::decode(&page[..2047]).is_err());

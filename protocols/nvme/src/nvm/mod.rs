@@ -153,15 +153,14 @@ impl IoCommand {
     pub fn validate(&self, capacity_blocks: u64, format: Option<PiFormat>) -> Result<(), Invalid> {
         match self {
             IoCommand::Flush | IoCommand::DatasetManagement(_) => Ok(()),
-            IoCommand::Read(blocks) | IoCommand::Write(blocks) => blocks.validate(capacity_blocks, format),
+            // PRACT of Compare and Verify inserts and strips nothing; hosts that set it everywhere mean data without tags.
+            IoCommand::Read(blocks)
+            | IoCommand::Write(blocks)
+            | IoCommand::Compare(blocks)
+            | IoCommand::Verify(blocks) => blocks.validate(capacity_blocks, format),
             IoCommand::WriteZeroes(zeroes) if zeroes.whole_namespace => Ok(()),
             IoCommand::WriteZeroes(zeroes) => zeroes.blocks.validate(capacity_blocks, format),
             IoCommand::WriteUncorrectable(extent) => fits(*extent, capacity_blocks),
-            IoCommand::Compare(blocks) | IoCommand::Verify(blocks) => {
-                blocks.validate(capacity_blocks, format)?;
-                // Nothing is transferred into or out of the namespace, so there is nothing to insert or to strip.
-                if blocks.protection.pract && format.is_some() { Err(Invalid::PractNotAllowed) } else { Ok(()) }
-            }
             IoCommand::Copy(copy) => copy.validate(format),
         }
     }

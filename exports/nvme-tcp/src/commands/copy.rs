@@ -1,0 +1,129 @@
+//! Copy: source ranges to one destination, within a namespace, as bounded reads and writes.
+//!
+//! What is read is checked as PRINFOR says (all of it on a plain namespace). Tags that the write does not make anew
+//! (PRACT of PRINFOW) travel along with the guard they have; only the reference tag becomes that of the destination. A guard is
+//! never computed from data that was read, so damage that nobody asked to check for stays visible.
+
+use sealblock_block::{Answer, Device, Durability, Fault, Faults, Operation, OperationKind};
+use sealblock_integrity::{Checks, Keep, PiFormat, ProtectionType, RebaseTags, Sealed, Tags, Unverified, rebase};
+use sealblock_protocols_nvme::nvm::{CopyCommand, CopyLimits, CopyRange};
+use sealblock_protocols_nvme::{Count8, StatusCode};
+use sealblock_runtime_memory::Buffer;
+use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
+
+use crate::connection::Reply;
+use crate::io::execute;
+use crate::member::Mounted;
+use crate::refusal::Refusal;
+
+/// Bytes of data that one Copy moves at most.
+const COPY_BYTES: u64 = 64 << 20;
+/// Bytes of data that it holds at a time.
+const PIECE_BYTES: u64 = 1 << 20;
+/// MSRC: source ranges of one Copy.
+const RANGES: u16 = 128;
+
+/// What one Copy may ask of a namespace with blocks of this size.
+pub(crate) fn limits(size: BlockSize) -> CopyLimits {
+    let total = COPY_BYTES >> size.shift();
+    CopyLimits {
+        range_blocks: total.min(u64::from(u16::MAX)) as u16,
+        total_blocks: total as u32,
+        ranges: Count8::saturating(RANGES),
+    }
+}
+
+/// Carries the command out. If it fails, the answer names the first source range that was not copied.
+pub(crate) async fn copy(
+    namespace: &Mounted,
+    ask: &CopyCommand,
+    list: &[u8],
+    durability: Durability,
+) -> Result<Reply, Refusal> {
+    let geometry = namespace.device.geometry();
+    let (destination, ranges) = ask.parse(list, geometry.capacity_blocks, &limits(geometry.block_size))?;
+    ask.write.validate(namespace.format(), destination.start())?;
+    for range in &ranges {
+        range.protection.validate(namespace.format(), range.extent.start())?;
+        if range.extent.overlaps(destination) {
+            return Err(StatusCode::OVERLAPPING_IO_RANGE.status().with_dnr(true).into());
+        }
+    }
+    let _claim = namespace.state.claim(destination.start().get()..=destination.last().get()).await;
+    let mut to = destination.start().get();
+    for (i, range) in ranges.iter().enumerate() {
+        let failed = |refusal: Refusal| Refusal { result: i as u64, ..refusal };
+        copy_range(namespace, ask, range, to, to - destination.start().get(), durability).await.map_err(failed)?;
+        to += range.extent.len();
+    }
+    Ok(Reply::Done(0))
+}
+
+/// Copies one source range to the blocks from `to` on, `done` blocks behind the start of the destination.
+async fn copy_range(
+    namespace: &Mounted,
+    ask: &CopyCommand,
+    range: &CopyRange,
+    to: u64,
+    done: u64,
+    durability: Durability,
+) -> Result<(), Refusal> {
+    let geometry = namespace.device.geometry();
+    let piece_blocks = BlockCount::new((PIECE_BYTES >> geometry.block_size.shift()) as u32).unwrap_or(BlockCount::ONE);
+    let source = range.extent;
+    let checks = namespace.checks_of(&range.protection, source.start());
+    for piece in source.split_aligned(piece_blocks) {
+        let first = piece.start().get() - source.start().get();
+        let checks = geometry.protection.map_or(checks, |format| checks.advance(first, format));
+        let Answer::Data(read) = execute(namespace, Operation::Read { extent: piece, checks }).await? else {
+            return Err(StatusCode::INTERNAL_ERROR.into());
+        };
+        let at = Extent::from_raw(to + first, piece.len()).map_err(|_| StatusCode::LBA_OUT_OF_RANGE)?;
+        let data = resealed(namespace, ask, &read, at, done + first, checks.guard)?;
+        execute(namespace, Operation::Write { extent: at, data, durability }).await?;
+    }
+    Ok(())
+}
+
+/// Blocks that were read, as they are written `behind` blocks after the start of the destination.
+fn resealed(
+    namespace: &Mounted,
+    ask: &CopyCommand,
+    read: &Sealed,
+    at: Extent,
+    behind: u64,
+    guard: bool,
+) -> Result<Sealed, Refusal> {
+    let Some(stored) = namespace.device.geometry().protection else { return Ok(read.clone()) };
+    let shown = namespace.format();
+    let first_ref = destination_ref(stored, shown.is_some().then_some(ask), at.start(), behind);
+    if let Some(format) = shown.filter(|_| ask.write.pract) {
+        let tags = ask.write.tags(format);
+        let first_ref = first_ref.unwrap_or(tags.first_ref);
+        return Ok(Sealed::seal(read.data().clone(), read.size(), Some(stored), &Tags { first_ref, ..tags }));
+    }
+    let tags = RebaseTags { first_ref: first_ref.map_or(Keep::Keep, Keep::Replace), ..RebaseTags::default() };
+    let mut moved = Buffer::zeroed(read.tags().len());
+    rebase(stored, stored, read.size(), read.data(), read.tags(), &mut moved, &Checks::NONE, &tags, &mut |_| {});
+    let moved = Unverified::new(read.data().clone(), moved.freeze(), read.size(), Some(stored))
+        .map_err(|_| StatusCode::INTERNAL_ERROR)?;
+    let checks = match shown {
+        Some(format) => ask.write.checks(format, format.storage_tag_mask()).advance(behind, format),
+        None => Checks { guard, ..Checks::NONE },
+    };
+    // The guard was checked, or left alone, when the block was read.
+    moved.verify(&Checks { guard: guard || checks.guard, ..checks }).map_err(|bad| {
+        let faults = bad.iter().map(|bad| Fault::of_mismatch(at.start(), bad)).collect();
+        Refusal::of_error(&Faults::new(faults).expect("a failed check names a block").into(), OperationKind::Write)
+    })
+}
+
+/// The reference tag of the first block of a piece: its address in Type 1, and on plain namespaces; what the command says in
+/// Type 2; that of the source in Type 3.
+fn destination_ref(stored: PiFormat, ask: Option<&CopyCommand>, at: Lba, behind: u64) -> Option<u64> {
+    match (stored.protection(), ask) {
+        (ProtectionType::Type3, _) => None,
+        (ProtectionType::Type2, Some(ask)) => Some(stored.reference_tag(ask.write.reference_tag(stored), behind)),
+        (ProtectionType::Type1 | ProtectionType::Type2, _) => Some(stored.reference_tag(at.get(), 0)),
+    }
+}

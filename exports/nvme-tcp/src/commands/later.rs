@@ -1,0 +1,73 @@
+//! Admin commands that are not answered at once: Asynchronous Event Request and Get LBA Status.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use sealblock_protocols_nvme::admin::AdminCommand;
+use sealblock_protocols_nvme::{AdminOpcode, Command, StatusCode};
+use sealblock_protocols_nvme_tcp::target::Token;
+use sealblock_runtime_reactor::{now, sleep_until, spawn};
+
+use crate::commands::lba_status;
+use crate::connection::{Connection, Reply, Role};
+use crate::controller::Controller;
+use crate::member::Mounted;
+use crate::notices::{Next, Notices};
+use crate::refusal::Refusal;
+
+/// Takes the command if it is one of these and its controller is ready to carry it out; then it is answered in its time.
+pub(crate) fn takes(connection: &Rc<Connection>, token: Token, command: &Command, room: usize) -> bool {
+    let Role::Admin(controller) = connection.role.borrow().clone() else { return false };
+    let opcode = AdminOpcode::from_code(command.opcode);
+    let is_later = matches!(opcode, Some(AdminOpcode::AsynchronousEventRequest | AdminOpcode::GetLbaStatus));
+    if !is_later || !controller.is_ready() {
+        return false;
+    }
+    controller.heard();
+    match begin(connection, &controller, token, command, room) {
+        Ok(()) => {}
+        Err(refusal) => connection.finish(token, command, Err(refusal)),
+    }
+    true
+}
+
+fn begin(
+    connection: &Rc<Connection>,
+    controller: &Arc<Controller>,
+    token: Token,
+    command: &Command,
+    room: usize,
+) -> Result<(), Refusal> {
+    match AdminCommand::decode(command)? {
+        AdminCommand::AsynchronousEventRequest => {
+            controller.notices.request(command.cid.get())?;
+            spawn(wait_for_event(Rc::downgrade(connection), Arc::clone(&controller.notices), token, *command));
+        }
+        AdminCommand::GetLbaStatus(ask) => {
+            let namespace = Mounted::new(&controller.namespace(command.nsid.get())?);
+            let (connection, command) = (Rc::downgrade(connection), *command);
+            spawn(async move {
+                let outcome = lba_status::get(&namespace, &ask, room, &|| connection.strong_count() == 0).await;
+                if let Some(connection) = connection.upgrade() {
+                    connection.finish(token, &command, outcome);
+                }
+            });
+        }
+        _ => return Err(StatusCode::INVALID_OPCODE.into()),
+    }
+    Ok(())
+}
+
+/// A request must not keep its connection, which may end before anything happens.
+async fn wait_for_event(connection: std::rc::Weak<Connection>, notices: Arc<Notices>, token: Token, command: Command) {
+    let outcome = loop {
+        match std::future::poll_fn(|cx| notices.poll(command.cid.get(), now(), cx)).await {
+            Next::Event(event) => break Ok(Reply::Done(u64::from(event.dword0()))),
+            Next::Aborted => break Err(StatusCode::ABORT_REQUESTED.into()),
+            Next::NotBefore(due) => sleep_until(due).await,
+        }
+    };
+    if let Some(connection) = connection.upgrade() {
+        connection.finish(token, &command, outcome);
+    }
+}

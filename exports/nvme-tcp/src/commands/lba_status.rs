@@ -1,0 +1,79 @@
+//! Get LBA Status: known bad blocks of a range, after a scan of it if that is asked for.
+
+use sealblock_block::{Device, Fault, Operation};
+use sealblock_integrity::Checks;
+use sealblock_protocols_nvme::Invalid;
+use sealblock_protocols_nvme::nvm::{GetLbaStatus, LbaStatusAction, LbaStatusList};
+use sealblock_units::{BlockCount, Extent};
+
+use crate::admin::cut;
+use crate::connection::Reply;
+use crate::io::execute;
+use crate::member::Mounted;
+use crate::refusal::Refusal;
+
+/// The longest answer, in bytes; there are 16 for each run of bad blocks.
+const ANSWER_BYTES: usize = 256 << 10;
+/// Bytes of data that one step of a scan covers, so that other commands get their turn.
+const STEP_BYTES: u64 = 8 << 20;
+
+/// Carries the command out. A scan ends early when the answer is full, or when `is_over` says that nobody waits for it.
+pub(crate) async fn get(
+    namespace: &Mounted,
+    ask: &GetLbaStatus,
+    room: usize,
+    is_over: &dyn Fn() -> bool,
+) -> Result<Reply, Refusal> {
+    let geometry = namespace.device.geometry();
+    let extent = ask.extent(geometry.capacity_blocks)?;
+    let bytes = ask.answer_bytes(ANSWER_BYTES).min(room);
+    let most = bytes.saturating_sub(8) / 16;
+    let known = &namespace.state.known;
+    let mut scanned = extent.last();
+    match ask.action {
+        LbaStatusAction::Tracked => {}
+        LbaStatusAction::ScanUntracked => {
+            let step = (STEP_BYTES >> geometry.block_size.shift()).clamp(1, u64::from(u32::MAX)) as u32;
+            for piece in extent.split_aligned(BlockCount::new(step).unwrap_or(BlockCount::ONE)) {
+                scan(namespace, piece).await?;
+                scanned = piece.last();
+                let so_far = Extent::from_raw(extent.start().get(), piece.last().get() - extent.start().get() + 1)
+                    .map_err(Invalid::from)?;
+                if is_over() || known.runs(so_far, most).0.len() > most.saturating_sub(1) {
+                    break;
+                }
+            }
+        }
+        // Devices do not tell which of their blocks are allocated.
+        LbaStatusAction::Allocated => return Err(Invalid::field("ATYPE", 13, 24).into()),
+    }
+    let (descriptors, complete) = known.runs(extent, most);
+    let page = LbaStatusList { descriptors, complete: complete && scanned == extent.last() }.encode(bytes);
+    cut(&page, room, bytes as u64)
+}
+
+/// Looks at blocks; what is bad is remembered on the way. A medium that does not say which block it cannot read is asked
+/// for ever smaller parts.
+async fn scan(namespace: &Mounted, extent: Extent) -> Result<(), Refusal> {
+    let format = namespace.device.geometry().protection;
+    let mut parts = vec![extent];
+    while let Some(extent) = parts.pop() {
+        let checks = format.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
+        match execute(namespace, Operation::Verify { extent, checks }).await {
+            Ok(_) => {}
+            Err(refusal) if !refusal.is_damage() => return Err(refusal),
+            Err(refusal) if refusal.lba.is_some() => {}
+            Err(_) if extent.len() == 1 => namespace.state.report_damage(&[Fault::media(extent.start())]),
+            Err(_) => {
+                let half = BlockCount::new(extent.blocks().get() / 2).unwrap_or(BlockCount::ONE);
+                let second = Extent::from_raw(
+                    extent.start().get() + u64::from(half.get()),
+                    extent.len() - u64::from(half.get()),
+                );
+                parts.push(second.map_err(Invalid::from)?);
+                parts.push(Extent::new(extent.start(), half).map_err(Invalid::from)?);
+            }
+        }
+    }
+    Ok(())
+}

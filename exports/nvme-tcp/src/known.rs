@@ -1,0 +1,287 @@
+//! Blocks that are known to be bad: what Get LBA Status and the logs of damage report.
+//!
+//! Invariants: at most [`KNOWN_BLOCKS`] blocks are kept, and what did not fit is confessed as an overflow; a block leaves the
+//! set when it is written, zeroed or discarded, and when a check of the field that was wrong finds it good; while the set is
+//! empty a successful command costs one relaxed load.
+//!
+//! Shape: one set for a namespace, shared by all controllers and cores, because damage belongs to the blocks and not to
+//! who met it. A read that races with a write of the same block may leave the block in the set although the write has
+//! healed it; the next check takes it out.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use sealblock_block::{Error, Failure, Fault, FaultField, Operation, OperationKind, Outcome};
+use sealblock_integrity::{Checks, Field};
+use sealblock_protocols_nvme::logs::{DamageEntry, DamageLog};
+use sealblock_protocols_nvme::nvm::{LbaStatusDescriptor, LbaStatusFlags};
+use sealblock_units::{Extent, Lba};
+
+/// Bad blocks that are remembered of one namespace.
+pub const KNOWN_BLOCKS: usize = 16_384;
+
+/// The blocks of one namespace that are known to be bad.
+#[derive(Default)]
+pub(crate) struct KnownBlocks {
+    /// As many as the set has; a hint for those who only want to know whether there is anything to do.
+    len: AtomicUsize,
+    set: Mutex<Set>,
+}
+
+/// What is wrong with a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Wrong {
+    field: FaultField,
+    values: Option<(u64, u64)>,
+    /// It was made so by Write Uncorrectable.
+    written: bool,
+}
+
+#[derive(Default)]
+struct Set {
+    blocks: BTreeMap<u64, Wrong>,
+    overflowed: bool,
+    /// Counts every change.
+    generation: u64,
+    /// Counts the times that blocks were added.
+    additions: u16,
+}
+
+/// What an operation was about, kept beside it until it ends.
+pub(crate) struct About {
+    pub(crate) kind: OperationKind,
+    pub(crate) extent: Option<Extent>,
+    pub(crate) checks: Checks,
+}
+
+/// The set in few words, for the LBA Status Information log.
+pub(crate) struct Summary {
+    pub(crate) blocks: usize,
+    pub(crate) overflowed: bool,
+    pub(crate) additions: u16,
+    pub(crate) runs: Vec<LbaStatusDescriptor>,
+}
+
+impl About {
+    /// What this operation is about.
+    pub(crate) fn of(operation: &Operation) -> About {
+        let checks = match operation {
+            Operation::Read { checks, .. } | Operation::Verify { checks, .. } => *checks,
+            _ => Checks::NONE,
+        };
+        About { kind: operation.kind(), extent: operation.extent(), checks }
+    }
+}
+
+impl KnownBlocks {
+    fn is_empty(&self) -> bool {
+        self.len.load(Ordering::Relaxed) == 0
+    }
+
+    /// A panic of another thread cannot leave a map half changed, so its lock is as good as any.
+    fn lock(&self) -> MutexGuard<'_, Set> {
+        self.set.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the set, and the hint with it.
+    fn change<T>(&self, change: impl FnOnce(&mut Set) -> T) -> T {
+        let mut set = self.lock();
+        let changed = change(&mut set);
+        self.len.store(set.blocks.len(), Ordering::Relaxed);
+        changed
+    }
+
+    /// Learns from the end of an operation; tells whether blocks were added that were not known.
+    pub(crate) fn learn(&self, about: &About, outcome: &Outcome) -> bool {
+        match outcome {
+            Ok(_) if about.kind == OperationKind::WriteUncorrectable => {
+                about.extent.is_some_and(|extent| self.written_uncorrectable(extent))
+            }
+            Ok(_) if self.is_empty() => false,
+            Ok(_) => {
+                if let Some(extent) = about.extent {
+                    self.heal(extent, about);
+                }
+                false
+            }
+            Err(error) => match error.faults() {
+                Some(faults) => {
+                    // Blocks that the same check did not find bad are good.
+                    if let Some(extent) = about.extent.filter(|_| !self.is_empty()) {
+                        self.change(|set| {
+                            set.take(extent, &|lba, wrong| {
+                                covers(about, wrong)
+                                    && faults.as_slice().binary_search_by_key(&lba, |bad| bad.lba.get()).is_err()
+                            })
+                        });
+                    }
+                    self.record(faults.as_slice())
+                }
+                None => self.learn_of_one(about, error),
+            },
+        }
+    }
+
+    /// A medium that failed does not say where, which is plain if one block was asked for.
+    fn learn_of_one(&self, about: &About, error: &Error) -> bool {
+        let reads = matches!(about.kind, OperationKind::Read | OperationKind::Verify | OperationKind::Compare);
+        match about.extent.filter(|extent| extent.len() == 1) {
+            Some(one) if reads && matches!(error.failure(), Failure::Media { .. }) => {
+                self.record(&[Fault::media(one.start())])
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether a block is known to be bad.
+    pub(crate) fn has(&self, lba: Lba) -> bool {
+        !self.is_empty() && self.lock().blocks.contains_key(&lba.get())
+    }
+
+    /// Adds damaged blocks; tells whether any was not known.
+    pub(crate) fn record(&self, faults: &[Fault]) -> bool {
+        self.change(|set| set.add(faults.iter().map(|fault| (fault.lba.get(), Wrong::of(fault)))))
+    }
+
+    fn written_uncorrectable(&self, extent: Extent) -> bool {
+        let wrong = Wrong { field: FaultField::Media, values: None, written: true };
+        // Hosts know what they have spoiled themselves, so no event is due.
+        self.change(|set| set.add(extent.iter().map(|lba| (lba.get(), wrong))));
+        false
+    }
+
+    /// Takes out what a successful operation has healed or found good.
+    fn heal(&self, extent: Extent, about: &About) {
+        match about.kind {
+            OperationKind::Write | OperationKind::WriteZeroes | OperationKind::Discard => self.forget(extent),
+            OperationKind::Read | OperationKind::Verify => {
+                self.change(|set| set.take(extent, &|_, wrong| covers(about, wrong)));
+            }
+            OperationKind::Compare | OperationKind::Flush | OperationKind::WriteUncorrectable => {}
+        }
+    }
+
+    /// Takes blocks out that were written, zeroed or discarded.
+    pub(crate) fn forget(&self, extent: Extent) {
+        if !self.is_empty() {
+            self.change(|set| set.take(extent, &|_, _| true));
+        }
+    }
+
+    /// The runs of bad blocks within an extent, at most `most` of them, and whether these are all.
+    pub(crate) fn runs(&self, extent: Extent, most: usize) -> (Vec<LbaStatusDescriptor>, bool) {
+        let set = self.lock();
+        let mut runs = runs_of(set.blocks.range(extent.start().get()..=extent.last().get()), most.saturating_add(1));
+        let complete = runs.len() <= most && !set.overflowed;
+        runs.truncate(most);
+        (runs, complete)
+    }
+
+    /// The set in few words.
+    pub(crate) fn summary(&self) -> Summary {
+        let set = self.lock();
+        let (blocks, overflowed, additions) = (set.blocks.len(), set.overflowed, set.additions);
+        Summary { blocks, overflowed, additions, runs: runs_of(set.blocks.iter(), usize::MAX) }
+    }
+
+    /// The damage log of namespace `nsid`.
+    pub(crate) fn damage_log(&self, nsid: u32) -> DamageLog {
+        let set = self.lock();
+        let entry = |(lba, wrong): (&u64, &Wrong)| DamageEntry {
+            lba: Lba::new(*lba),
+            field: match wrong.field {
+                FaultField::Tag(field) => Some(field),
+                FaultField::Media => None,
+            },
+            values: wrong.values,
+            write_uncorrectable: wrong.written,
+        };
+        let (generation, overflowed) = (set.generation, set.overflowed);
+        DamageLog { nsid, generation, overflowed, entries: set.blocks.iter().map(entry).collect() }
+    }
+}
+
+impl Set {
+    /// Adds or replaces blocks as far as there is room; tells whether any was not known.
+    fn add(&mut self, blocks: impl Iterator<Item = (u64, Wrong)>) -> bool {
+        let (before, mut changed) = (self.blocks.len(), false);
+        for (lba, wrong) in blocks {
+            let has_room = self.blocks.len() < KNOWN_BLOCKS;
+            match self.blocks.get_mut(&lba) {
+                // A block stays marked as written so for as long as it cannot be read.
+                Some(known) if known.written && wrong.field == FaultField::Media => {}
+                Some(known) => {
+                    changed |= *known != wrong;
+                    *known = wrong;
+                }
+                None if has_room => {
+                    self.blocks.insert(lba, wrong);
+                }
+                None => {
+                    changed |= !self.overflowed;
+                    self.overflowed = true;
+                    break;
+                }
+            }
+        }
+        let added = self.blocks.len() > before;
+        self.additions = self.additions.wrapping_add(u16::from(added));
+        self.generation += u64::from(added || changed);
+        added
+    }
+
+    /// Takes out the blocks of an extent for which `goes` holds.
+    fn take(&mut self, extent: Extent, goes: &dyn Fn(u64, &Wrong) -> bool) {
+        let range = self.blocks.range(extent.start().get()..=extent.last().get());
+        let gone: Vec<u64> = range.filter(|(lba, wrong)| goes(**lba, wrong)).map(|(lba, _)| *lba).collect();
+        for lba in &gone {
+            self.blocks.remove(lba);
+        }
+        self.generation += u64::from(!gone.is_empty());
+    }
+}
+
+impl Wrong {
+    fn of(fault: &Fault) -> Wrong {
+        Wrong { field: fault.field, values: fault.expected.zip(fault.actual), written: false }
+    }
+}
+
+/// Whether an operation would have met this again, so that its silence means that the block is good.
+fn covers(about: &About, wrong: &Wrong) -> bool {
+    if !matches!(about.kind, OperationKind::Read | OperationKind::Verify) {
+        return false;
+    }
+    match wrong.field {
+        FaultField::Media => true,
+        FaultField::Tag(Field::Guard) => about.checks.guard,
+        FaultField::Tag(Field::AppTag) => about.checks.app_tag.is_some(),
+        FaultField::Tag(Field::RefTag) => about.checks.first_ref.is_some(),
+        FaultField::Tag(Field::StorageTag) => about.checks.storage_tag.is_some(),
+    }
+}
+
+/// Blocks put together to runs of one kind.
+fn runs_of<'a>(blocks: impl Iterator<Item = (&'a u64, &'a Wrong)>, most: usize) -> Vec<LbaStatusDescriptor> {
+    let mut runs: Vec<(u64, u64, LbaStatusFlags)> = Vec::new();
+    for (&lba, wrong) in blocks {
+        let written = if wrong.written { LbaStatusFlags::WRITE_UNCORRECTABLE } else { LbaStatusFlags::NONE };
+        let flags = LbaStatusFlags::UNRECOVERED_READ | written;
+        let is_full = runs.len() == most;
+        match runs.last_mut() {
+            Some((start, len, known)) if *start + *len == lba && *known == flags => *len += 1,
+            _ if is_full => break,
+            _ => runs.push((lba, 1, flags)),
+        }
+    }
+    let descriptor = |(start, len, flags)| {
+        let extent = Extent::from_raw(start, len).expect("a run has few blocks, and each of them an address");
+        LbaStatusDescriptor { extent, flags }
+    };
+    runs.into_iter().map(descriptor).collect()
+}
+
+#[cfg(test)]
+#[path = "known_tests.rs"]
+mod tests;

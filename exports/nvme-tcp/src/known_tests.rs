@@ -1,0 +1,186 @@
+//! The set of bad blocks against a model of it, and its limits.
+
+use proptest::prelude::*;
+use sealblock_block::{Answer, Faults, Verified};
+
+use super::*;
+
+const FULL: Checks = Checks { guard: true, first_ref: Some(0), ..Checks::NONE };
+const FIELDS: [FaultField; 5] = [
+    FaultField::Media,
+    FaultField::Tag(Field::Guard),
+    FaultField::Tag(Field::AppTag),
+    FaultField::Tag(Field::RefTag),
+    FaultField::Tag(Field::StorageTag),
+];
+
+fn extent(start: u64, blocks: u64) -> Extent {
+    Extent::from_raw(start, blocks).unwrap()
+}
+
+fn about(kind: OperationKind, at: Extent) -> About {
+    About { kind, extent: Some(at), checks: FULL }
+}
+
+fn fault(lba: u64, field: FaultField) -> Fault {
+    let value = (field != FaultField::Media).then_some(lba);
+    Fault { lba: Lba::new(lba), field, expected: value, actual: value.map(|value| value + 1) }
+}
+
+fn failed(faults: Vec<Fault>) -> Outcome {
+    Err(Faults::new(faults).unwrap().into())
+}
+
+fn lbas(known: &KnownBlocks) -> Vec<u64> {
+    known.damage_log(1).entries.iter().map(|entry| entry.lba.get()).collect()
+}
+
+#[test]
+fn all_blocks_of_a_failed_verify_are_kept_with_what_is_wrong() {
+    let known = KnownBlocks::default();
+    let bad = vec![
+        fault(3, FaultField::Tag(Field::Guard)),
+        fault(4, FaultField::Tag(Field::RefTag)),
+        fault(9, FaultField::Media),
+    ];
+    assert!(known.learn(&about(OperationKind::Verify, extent(0, 16)), &failed(bad.clone())));
+    assert!(!known.learn(&about(OperationKind::Verify, extent(0, 16)), &failed(bad)), "nothing new");
+    let log = known.damage_log(7);
+    assert_eq!((log.nsid, log.entries.len(), log.overflowed), (7, 3, false));
+    assert_eq!((log.entries[0].field, log.entries[0].values), (Some(Field::Guard), Some((3, 4))));
+    assert_eq!((log.entries[2].field, log.entries[2].values), (None, None));
+    let (runs, complete) = known.runs(extent(0, 16), 8);
+    let runs: Vec<_> = runs.iter().map(|run| (run.extent.start().get(), run.extent.len())).collect();
+    assert_eq!((runs, complete), (vec![(3, 2), (9, 1)], true));
+    let (runs, complete) = known.runs(extent(4, 12), 1);
+    assert_eq!((runs[0].extent, complete), (extent(4, 1), false), "cut at the extent, and short of room");
+}
+
+#[test]
+fn a_check_takes_out_what_it_would_have_found_and_nothing_else() {
+    let known = KnownBlocks::default();
+    known.record(&[
+        fault(1, FaultField::Tag(Field::Guard)),
+        fault(2, FaultField::Tag(Field::AppTag)),
+        fault(3, FaultField::Media),
+    ]);
+    let unchecked = About { checks: Checks::NONE, ..about(OperationKind::Read, extent(0, 3)) };
+    known.learn(&unchecked, &Ok(Answer::Done));
+    assert_eq!(lbas(&known), [1, 2, 3]);
+    known.learn(&about(OperationKind::Verify, extent(0, 8)), &failed(vec![fault(3, FaultField::Media)]));
+    assert_eq!(lbas(&known), [2, 3], "the guard was found good, the application tag not looked at");
+    known.learn(&about(OperationKind::Verify, extent(0, 8)), &Ok(Answer::Verified(Verified::default())));
+    assert_eq!(lbas(&known), [2]);
+    for kind in [OperationKind::Compare, OperationKind::Flush] {
+        known.learn(&about(kind, extent(0, 8)), &Ok(Answer::Done));
+    }
+    assert_eq!(lbas(&known), [2]);
+}
+
+#[test]
+fn a_medium_that_does_not_say_where_it_failed_is_believed_about_one_block() {
+    let known = KnownBlocks::default();
+    let failed = || -> Outcome { Err(Failure::Media { reason: "no".to_owned() }.into()) };
+    assert!(!known.learn(&about(OperationKind::Read, extent(4, 2)), &failed()));
+    assert!(!known.learn(&about(OperationKind::Write, extent(4, 1)), &failed()));
+    assert!(known.learn(&about(OperationKind::Read, extent(4, 1)), &failed()));
+    assert!(known.has(Lba::new(4)) && !known.has(Lba::new(5)));
+    let away: Outcome = Err(Failure::Unreachable { reason: "gone".to_owned() }.into());
+    assert!(!known.learn(&about(OperationKind::Read, extent(5, 1)), &away));
+}
+
+#[test]
+fn an_overflow_is_confessed() {
+    let known = KnownBlocks::default();
+    let most = KNOWN_BLOCKS as u64;
+    let spoil = about(OperationKind::WriteUncorrectable, extent(0, most));
+    assert!(!known.learn(&spoil, &Ok(Answer::Done)), "no event for what a host did itself");
+    assert!(!known.summary().overflowed);
+    assert!(known.runs(extent(0, 8), 8).1);
+    assert!(!known.record(&[fault(most, FaultField::Media)]), "there is no room");
+    let summary = known.summary();
+    assert_eq!((summary.blocks, summary.overflowed, summary.runs.len()), (KNOWN_BLOCKS, true, 1));
+    assert!(!known.runs(extent(0, 8), 8).1, "nobody knows whether these are all");
+    assert!(known.damage_log(1).overflowed && known.damage_log(1).entries[0].write_uncorrectable);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Bad(u64, u64, u64, usize),
+    Good(u64, u64),
+    Healed(usize, u64, u64),
+    Spoiled(u64, u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let range = || (0..56_u64, 1..8_u64);
+    prop_oneof![
+        (range(), 0..8_u64, 0..5_usize).prop_map(|((start, len), at, field)| Step::Bad(start, len, at % len, field)),
+        range().prop_map(|(start, len)| Step::Good(start, len)),
+        (0..3_usize, range()).prop_map(|(kind, (start, len))| Step::Healed(kind, start, len)),
+        range().prop_map(|(start, len)| Step::Spoiled(start, len)),
+    ]
+}
+
+/// One step, taken by the set and by a table that says of each block what is wrong with it.
+fn take(known: &KnownBlocks, table: &mut [Option<FaultField>; 64], step: Step) {
+    let covered = |wrong: &Option<FaultField>| {
+        matches!(wrong, Some(FaultField::Media | FaultField::Tag(Field::Guard | Field::RefTag)))
+    };
+    let part = |start: u64, len: u64| start as usize..(start + len) as usize;
+    match step {
+        Step::Bad(start, len, at, field) => {
+            let bad = start + at;
+            let outcome = failed(vec![fault(bad, FIELDS[field])]);
+            let is_new = table[bad as usize].is_none();
+            assert_eq!(known.learn(&about(OperationKind::Read, extent(start, len)), &outcome), is_new);
+            table[part(start, len)].iter_mut().filter(|wrong| covered(wrong)).for_each(|wrong| *wrong = None);
+            table[bad as usize] = Some(FIELDS[field]);
+        }
+        Step::Good(start, len) => {
+            let good = Ok(Answer::Verified(Verified::default()));
+            known.learn(&about(OperationKind::Verify, extent(start, len)), &good);
+            table[part(start, len)].iter_mut().filter(|wrong| covered(wrong)).for_each(|wrong| *wrong = None);
+        }
+        Step::Healed(kind, start, len) => {
+            let kind = [OperationKind::Write, OperationKind::WriteZeroes, OperationKind::Discard][kind];
+            known.learn(&about(kind, extent(start, len)), &Ok(Answer::Done));
+            table[part(start, len)].fill(None);
+        }
+        Step::Spoiled(start, len) => {
+            known.learn(&about(OperationKind::WriteUncorrectable, extent(start, len)), &Ok(Answer::Done));
+            table[part(start, len)].fill(Some(FaultField::Media));
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_set_is_what_a_table_of_all_blocks_would_be(steps in proptest::collection::vec(step(), 1..60)) {
+        let known = KnownBlocks::default();
+        let mut table = [None; 64];
+        for step in steps {
+            take(&known, &mut table, step);
+            let expected: Vec<u64> = (0..64).filter(|lba| table[*lba as usize].is_some()).collect();
+            prop_assert_eq!(lbas(&known), expected);
+            prop_assert_eq!(known.is_empty(), table.iter().all(Option::is_none));
+            let (runs, complete) = known.runs(extent(0, 64), usize::MAX);
+            prop_assert!(complete);
+            let in_runs: Vec<u64> = runs.iter().flat_map(|run| run.extent.iter()).map(Lba::get).collect();
+            prop_assert_eq!(in_runs, lbas(&known));
+        }
+    }
+
+    #[test]
+    fn known_blocks_may_be_shared_between_threads(lbas in proptest::collection::vec(0..64_u64, 1..8)) {
+        fn shareable<T: Send + Sync>(value: T) -> T { value }
+        let known = shareable(KnownBlocks::default());
+        std::thread::scope(|scope| {
+            for lba in &lbas {
+                scope.spawn(|| known.record(&[fault(*lba, FaultField::Media)]));
+            }
+        });
+        let distinct: std::collections::BTreeSet<_> = lbas.iter().collect();
+        prop_assert_eq!(known.summary().blocks, distinct.len());
+    }
+}

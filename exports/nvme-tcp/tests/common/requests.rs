@@ -1,0 +1,45 @@
+//! Requests that several test files make.
+
+use sealblock_protocols_nvme::admin::GetLogPage;
+use sealblock_protocols_nvme::logs::DamageLog;
+use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand, Prchk, ProtectionInfo};
+use sealblock_units::Extent;
+
+use super::*;
+
+pub fn extent(start: u64, blocks: u64) -> Extent {
+    Extent::from_raw(start, blocks).unwrap()
+}
+
+pub fn checked(pract: bool) -> ProtectionInfo {
+    ProtectionInfo { pract, prchk: Prchk::GUARD | Prchk::REFERENCE_TAG, ..ProtectionInfo::NONE }
+}
+
+pub fn with_checks(mut blocks: BlockCommand) -> BlockCommand {
+    blocks.protection = checked(true).with_tags(format(), 0, blocks.extent.start().get());
+    blocks
+}
+
+pub async fn write(io: &mut Queue, nsid: u32, start: u64, count: u64, seed: u8) -> Vec<u8> {
+    let size = if nsid == BARE { 512 } else { 4096 };
+    let range = if nsid == PROTECTED { with_checks(blocks(start, count)) } else { blocks(start, count) };
+    let data = pattern(count as usize * size, seed);
+    io.io(nsid, IoCommand::Write(range), Data::Write(data.clone())).await.ok();
+    data
+}
+
+pub async fn read(io: &mut Queue, nsid: u32, start: u64, count: u64) -> Done {
+    let size = if nsid == BARE { 512 } else { 4096 };
+    let range = if nsid == PROTECTED { with_checks(blocks(start, count)) } else { blocks(start, count) };
+    io.io(nsid, IoCommand::Read(range), Data::Read(count as usize * size)).await
+}
+
+pub async fn damage_log(admin: &mut Queue, nsid: u32) -> DamageLog {
+    let ask = GetLogPage { nsid, ..GetLogPage::new(0xC0, 4096) };
+    DamageLog::decode(&admin.call(ask.encode(), Data::Read(4096)).await.ok().data).unwrap()
+}
+
+pub async fn write_and_read_as_ever(io: &mut Queue) {
+    let data = write(io, PLAIN, 9, 4, 7).await;
+    assert!(read(io, PLAIN, 9, 4).await.ok().data == data);
+}

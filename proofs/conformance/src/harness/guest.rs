@@ -1,0 +1,163 @@
+//! A running guest.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::cpio::Archive;
+use super::qemu::Machine;
+use super::wire::Frame;
+use super::{Kernel, Parts};
+
+const INIT: &str = include_str!("init.sh");
+/// What scripts can use: functions for what every one of them does.
+const PRELUDE: &str = include_str!("prelude.sh");
+/// From the start of QEMU until the agent says hello.
+const BOOT: Duration = Duration::from_secs(120);
+const MEMORY_MIB: u32 = 1024;
+const PROCESSORS: u32 = 2;
+
+/// The guest ended or fell silent by itself. That happens to emulated machines, so it is worth another try.
+#[derive(Debug, thiserror::Error)]
+#[error("the guest {0}")]
+pub struct GuestDied(String);
+
+/// A script's end.
+#[derive(Clone, Debug)]
+pub struct Said {
+    /// Its exit status.
+    pub status: i32,
+    /// Its output.
+    pub output: String,
+    /// The end of what it wrote to standard error: the last commands, and what they complained of.
+    pub errors: String,
+}
+
+/// A guest. It ends when this is dropped.
+pub struct Guest {
+    /// The kernel's release, as the guest itself says.
+    pub release: String,
+    qemu: Child,
+    input: ChildStdin,
+    frames: Receiver<io::Result<Frame>>,
+    console: PathBuf,
+}
+
+impl Guest {
+    /// Boots a kernel. `folder` gets what the kernel says (`console`).
+    ///
+    /// # Errors
+    /// [`GuestDied`] if it does not come up.
+    pub fn boot(parts: &Parts, kernel: &Kernel, folder: &Path) -> Result<Guest> {
+        fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+        let initrd = folder.join("initrd");
+        join_archives(parts, kernel, &initrd)?;
+        let console = folder.join("console");
+        fs::write(&console, "").context("making the console's file")?;
+        let machine = Machine {
+            kernel: &kernel.image,
+            initrd: &initrd,
+            console: &console,
+            processors: PROCESSORS,
+            memory_mib: MEMORY_MIB,
+        };
+        let errors = File::create(folder.join("qemu")).context("making QEMU's log")?;
+        let mut command = parts.qemu.command(&machine);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(errors);
+        let mut qemu = command.spawn().context("starting QEMU")?;
+        let input = qemu.stdin.take().context("QEMU has no standard input")?;
+        let output = qemu.stdout.take().context("QEMU has no standard output")?;
+        let (sender, frames) = channel();
+        thread::spawn(move || receive(output, &sender));
+        let mut guest = Guest { release: String::new(), qemu, input, frames, console };
+        match guest.next(Instant::now() + BOOT)? {
+            Frame::Hello(release) => guest.release = release,
+            other => bail!("the guest began with {other:?}"),
+        }
+        // The kernel has it in memory now.
+        fs::remove_file(&initrd).context("removing the guest's first file system")?;
+        Ok(guest)
+    }
+
+    /// Runs a script with the prelude's functions; answers with how it ended.
+    ///
+    /// # Errors
+    /// [`GuestDied`] if the guest ends, or if the script does not within `limit` (the guest is of no use then).
+    pub fn run(&mut self, script: &str, limit: Duration) -> Result<Said> {
+        let deadline = Instant::now() + limit;
+        let sent = Frame::Script(format!("{PRELUDE}\n{script}")).write(&mut self.input);
+        sent.map_err(|error| GuestDied(format!("does not listen: {error}")))?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let (mut output, mut errors) = (Vec::new(), Vec::new());
+        loop {
+            match self.next(deadline) {
+                Ok(Frame::Output(bytes)) => output.extend(bytes),
+                Ok(Frame::Errors(bytes)) => errors = bytes,
+                Ok(Frame::Status(status)) => {
+                    return Ok(Said { status, output: text(&output), errors: text(&errors) });
+                }
+                Ok(other) => bail!("the guest answers with {other:?}"),
+                Err(error) => {
+                    return Err(error.context(format!("a script of the guest, which had said:\n{}", text(&output))));
+                }
+            }
+        }
+    }
+
+    fn next(&mut self, deadline: Instant) -> Result<Frame> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match self.frames.recv_timeout(left) {
+            Ok(Ok(frame)) => Ok(frame),
+            Ok(Err(error)) => bail!(GuestDied(format!("died: {error}"))),
+            Err(RecvTimeoutError::Timeout) => bail!(GuestDied("was silent too long".to_owned())),
+            Err(RecvTimeoutError::Disconnected) => bail!(GuestDied("has died".to_owned())),
+        }
+    }
+
+    /// The last lines that the kernel wrote on its console: errors only, and its death.
+    pub fn console_tail(&self) -> String {
+        let text = fs::read(&self.console).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(40)..].join("\n")
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        // Nothing in a guest is worth an orderly end.
+        let _ = self.qemu.kill();
+        let _ = self.qemu.wait();
+    }
+}
+
+fn receive(mut output: ChildStdout, frames: &Sender<io::Result<Frame>>) {
+    loop {
+        let frame = Frame::read(&mut output);
+        let is_over = frame.is_err();
+        if frames.send(frame).is_err() || is_over {
+            return;
+        }
+    }
+}
+
+/// The guest's first file system: programs, modules, and this program as its agent.
+fn join_archives(parts: &Parts, kernel: &Kernel, initrd: &Path) -> Result<()> {
+    let program = std::env::current_exe().and_then(fs::read).context("reading this program")?;
+    let mut out = File::create(initrd).with_context(|| format!("making {}", initrd.display()))?;
+    for part in [&parts.programs.archive, &kernel.modules] {
+        let mut part = File::open(part).with_context(|| format!("opening {}", part.display()))?;
+        io::copy(&mut part, &mut out).context("copying an archive")?;
+    }
+    let mut archive = Archive::new(out);
+    archive.file("init", 0o755, INIT.as_bytes())?;
+    archive.file("bin/conformance", 0o755, &program)?;
+    archive.finish()?;
+    Ok(())
+}

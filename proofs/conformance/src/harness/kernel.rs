@@ -1,0 +1,222 @@
+//! A packaged kernel: its image, and the modules that a host of ours needs, in the order in which they can be loaded.
+//!
+//! What a module depends on is read from the module, since packages that are only unpacked carry no index of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use super::cpio::Archive;
+use super::packages::Suite;
+use super::parts;
+
+/// Loaded in every guest, before the others, by kernels that have them as modules: sums that file systems and digests ask for
+/// by what they do and not by module.
+const SUMS: [&str; 7] = [
+    "crc32c_generic",
+    "crc32c_intel",
+    "crct10dif_pclmul",
+    "crc64_rocksoft_generic",
+    "xxhash_generic",
+    "sha256_generic",
+    "blake2b_generic",
+];
+/// Loaded in every guest.
+const MODULES: [&str; 7] = ["virtio_pci", "virtio_console", "virtio_net", "nvme", "nvme-tcp", "ext4", "btrfs"];
+
+/// A kernel that guests can run.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    /// As the kernel calls itself, for example `6.1.0-50-amd64`.
+    pub release: String,
+    /// The image that QEMU starts.
+    pub image: PathBuf,
+    /// An archive with the modules and the list of them.
+    pub modules: PathBuf,
+}
+
+impl Kernel {
+    /// Major and minor version.
+    pub fn version(&self) -> (u32, u32) {
+        let mut numbers = self.release.split(['.', '-', '+']).map(|word| word.parse().unwrap_or(0));
+        (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+    }
+
+    /// The newest kernel of a suite, fetched if it is not among the parts.
+    ///
+    /// # Errors
+    /// [`super::Unavailable`] if it is not and cannot be.
+    pub fn of(suite: &'static str, home: &Path, programs: &Path) -> Result<Kernel> {
+        let part = parts::part(home, &format!("kernel-{suite}"), &[&SUMS[..], &MODULES].concat(), |folder| {
+            let suite = Suite::open(suite, home)?;
+            let root = folder.join("root");
+            suite.unpack(&packages(&suite)?, &root)?;
+            build(&root, folder, programs)?;
+            fs::remove_dir_all(&root).context("removing the unpacked kernel")
+        })?;
+        let release = fs::read_to_string(part.join("release")).context("reading the kernel's name")?;
+        Ok(Kernel { release, image: part.join("image"), modules: part.join("modules.cpio") })
+    }
+}
+
+/// The packages of the newest kernel: one for all, or (since 2026) a small one with others for image and modules.
+fn packages(suite: &Suite) -> Result<Vec<String>> {
+    let names = |depends: String| -> Vec<String> {
+        depends.split([',', '|']).filter_map(|word| word.split_whitespace().next()).map(str::to_owned).collect()
+    };
+    let newest = names(suite.field("linux-image-amd64", "Depends")?);
+    let image = newest.into_iter().find(|name| name.starts_with("linux-image-")).context("the kernel has no image")?;
+    let parts = names(suite.field(&image, "Depends")?);
+    let parts = parts
+        .into_iter()
+        .filter(|name| ["linux-base-", "linux-binary-", "linux-modules-"].iter().any(|p| name.starts_with(p)));
+    Ok(parts.chain([image.clone()]).collect())
+}
+
+fn build(root: &Path, folder: &Path, programs: &Path) -> Result<()> {
+    let homes = [root.join("lib/modules"), root.join("usr/lib/modules")];
+    let home = homes.iter().filter_map(|home| fs::read_dir(home).ok()).flatten().flatten().next();
+    let home = home.context("the packages have no modules")?.path();
+    let release = home.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let images = [root.join(format!("boot/vmlinuz-{release}")), home.join("vmlinuz")];
+    let image = images.iter().find(|path| path.is_file()).context("the packages have no image")?;
+    fs::copy(image, folder.join("image")).context("copying the image")?;
+    let mut tree = Tree { paths: BTreeMap::new(), busybox: programs.join("busybox") };
+    tree.index(&home.join("kernel"))?;
+    let builtin = fs::read_to_string(home.join("modules.builtin")).unwrap_or_default();
+    let builtin: BTreeSet<String> = builtin.lines().map(module_name).collect();
+    let mut loads = Loads::default();
+    let names = SUMS.map(|name| (name, false)).into_iter().chain(MODULES.map(|name| (name, true)));
+    for (name, is_needed) in names {
+        tree.add(name, is_needed, &mut loads, &builtin).with_context(|| format!("kernel {release}"))?;
+    }
+    let mut archive = Archive::new(fs::File::create(folder.join("modules.cpio")).context("making the archive")?);
+    for (name, content) in &loads.modules {
+        archive.file(&format!("modules/{name}.ko"), 0o644, content)?;
+    }
+    let order: String = loads.modules.iter().map(|(name, _)| format!("{name}\n")).collect();
+    archive.file("modules/order", 0o644, order.as_bytes())?;
+    archive.finish()?;
+    fs::write(folder.join("release"), release).context("writing the kernel's name")
+}
+
+/// Modules in the order of loading, with their contents.
+#[derive(Default)]
+struct Loads {
+    modules: Vec<(String, Vec<u8>)>,
+    seen: BTreeSet<String>,
+}
+
+struct Tree {
+    paths: BTreeMap<String, PathBuf>,
+    busybox: PathBuf,
+}
+
+impl Tree {
+    fn index(&mut self, folder: &Path) -> Result<()> {
+        for entry in fs::read_dir(folder).with_context(|| format!("listing {}", folder.display()))? {
+            let path = entry.context("listing modules")?.path();
+            if path.is_dir() {
+                self.index(&path)?;
+            } else {
+                self.paths.insert(module_name(&path.to_string_lossy()), path);
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a module behind those that it needs. One that is only of use to it may be absent.
+    fn add(&self, name: &str, is_needed: bool, loads: &mut Loads, builtin: &BTreeSet<String>) -> Result<()> {
+        let name = module_name(name);
+        if builtin.contains(&name) || !loads.seen.insert(name.clone()) {
+            return Ok(());
+        }
+        let Some(path) = self.paths.get(&name) else {
+            if is_needed {
+                bail!("there is no module {name}");
+            }
+            return Ok(());
+        };
+        let content = self.content(path)?;
+        for (field, is_needed) in [("depends", true), ("softdep", false)] {
+            for text in modinfo(&content, field) {
+                let names = text.split([',', ' ']).filter(|word| !word.is_empty() && !word.ends_with(':'));
+                for other in names {
+                    self.add(other, is_needed, loads, builtin)?;
+                }
+            }
+        }
+        loads.modules.push((name, content));
+        Ok(())
+    }
+
+    fn content(&self, path: &Path) -> Result<Vec<u8>> {
+        let unpack = match path.extension().and_then(|extension| extension.to_str()) {
+            Some("xz") => "unxz",
+            Some("gz") => "gunzip",
+            _ => return fs::read(path).with_context(|| format!("reading {}", path.display())),
+        };
+        let file = fs::File::open(path).with_context(|| format!("opening {}", path.display()))?;
+        let output = Command::new(&self.busybox).args([unpack, "-c"]).stdin(Stdio::from(file)).output();
+        let output = output.with_context(|| format!("unpacking {}", path.display()))?;
+        if !output.status.success() {
+            bail!("unpacking {} failed: {}", path.display(), String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(output.stdout)
+    }
+}
+
+/// The name that the kernel knows a module by: of `net/virtio-net.ko.xz` it is `virtio_net`.
+fn module_name(path: &str) -> String {
+    let file = path.rsplit('/').next().unwrap_or(path);
+    file.split(".ko").next().unwrap_or(file).replace('-', "_")
+}
+
+/// The values of a field in a module's own description, which is text between zero bytes.
+fn modinfo(module: &[u8], field: &str) -> Vec<String> {
+    let prefix = format!("{field}=");
+    let texts = module.split(|byte| *byte == 0);
+    let values = texts.filter_map(|text| text.strip_prefix(prefix.as_bytes()));
+    values.map(|value| String::from_utf8_lossy(value).into_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_modules_are_the_kernels() {
+        assert_eq!(module_name("kernel/drivers/net/virtio-net.ko.xz"), "virtio_net");
+        assert_eq!(module_name("nvme-tcp"), "nvme_tcp");
+    }
+
+    #[test]
+    fn a_module_says_what_it_depends_on() {
+        let module = b"\x7fELF\0license=GPL\0depends=nvme-core,nvme-fabrics\0softdep=pre: crc32c\0name=depends=x\0";
+        assert_eq!(modinfo(module, "depends"), ["nvme-core,nvme-fabrics"]);
+        assert_eq!(modinfo(module, "softdep"), ["pre: crc32c"]);
+        assert!(modinfo(module, "alias").is_empty());
+    }
+
+    #[test]
+    fn modules_come_behind_those_they_need_and_a_missing_one_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &[u8]| fs::write(folder.path().join(name), text).unwrap();
+        write("a.ko", b"\0depends=b-b,c\0softdep=pre: absent\0");
+        write("b-b.ko", b"\0depends=c,builtin\0");
+        write("c.ko", b"\0depends=\0");
+        write("d.ko", b"\0depends=nowhere\0");
+        let mut tree = Tree { paths: BTreeMap::new(), busybox: PathBuf::new() };
+        tree.index(folder.path()).unwrap();
+        let builtin = BTreeSet::from(["builtin".to_owned()]);
+        let mut loads = Loads::default();
+        tree.add("a", true, &mut loads, &builtin).unwrap();
+        let order: Vec<&str> = loads.modules.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(order, ["c", "b_b", "a"]);
+        let error = tree.add("d", true, &mut loads, &builtin).unwrap_err().to_string();
+        assert_eq!(error, "there is no module nowhere");
+    }
+}

@@ -1,0 +1,60 @@
+# Functions for scripts. PORT is where the server listens; 10.0.2.2 is the machine that runs the guest.
+NQN=nqn.2026-11.io.sealblock
+
+fail() {
+  echo "FAIL: $*"
+  exit 1
+}
+
+# subsystem NAME: the folder of a connected subsystem in sysfs.
+subsystem() {
+  for folder in /sys/class/nvme-subsystem/*; do
+    [ "$(cat "$folder/subsysnqn" 2>/dev/null)" = "$NQN:$1" ] && echo "$folder" && return 0
+  done
+  return 1
+}
+
+# attached NAME: waits for the block device of namespace 1 and prints its name, such as nvme0n1.
+attached() {
+  for try in $(seq 100); do
+    folder=$(subsystem "$1") && device=$(ls "$folder" | grep -E '^nvme[0-9]+n[0-9]+$' | head -n 1) &&
+      [ -n "$device" ] && [ -e "/dev/$device" ] && echo "$device" && return 0
+    sleep 0.1
+  done
+  fail "$1 has no device" >&2
+}
+
+# attach NAME [OPTION...]: connects and prints the name of the block device of namespace 1.
+attach() {
+  name=$1
+  shift
+  nvme connect --transport tcp --traddr 10.0.2.2 --trsvcid "$PORT" --nqn "$NQN:$name" "$@" >/tmp/connect 2>&1 ||
+    { cat /tmp/connect >&2; fail "connecting to $name" >&2; }
+  attached "$name"
+}
+
+# controller DEVICE: the first controller of a block device, such as nvme0.
+controller() {
+  basename "$(ls -d /sys/class/nvme-subsystem/*/"$1"/../nvme*[0-9] | grep -E '/nvme[0-9]+$' | head -n 1)"
+}
+
+# detach NAME: disconnects.
+detach() {
+  nvme disconnect --nqn "$NQN:$1" >/tmp/disconnect 2>&1 || { cat /tmp/disconnect; fail "disconnecting $1"; }
+}
+
+# flush DEVICE: a Flush command. The kernel's own sync sends none where nothing is dirty.
+flush() {
+  nvme flush "/dev/$1" --namespace-id=1 >/tmp/flush 2>&1 || { cat /tmp/flush; fail "flushing $1"; }
+}
+
+# refused WORD COMMAND...: the command has to fail and to say WORD.
+refused() {
+  word=$1
+  shift
+  if "$@" >/tmp/refused 2>&1; then
+    cat /tmp/refused
+    fail "'$*' succeeded"
+  fi
+  grep -qi -- "$word" /tmp/refused || { cat /tmp/refused; fail "'$*' failed without saying '$word'"; }
+}

@@ -1,0 +1,100 @@
+//! The emulator: the machine's own, or one unpacked from packages and run where it lies.
+//!
+//! Guests run without hardware help (TCG), because a machine of continuous integration often is a virtual one itself. A boot
+//! takes some seconds.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use super::packages::Suite;
+use super::{parts, programs};
+
+const PROGRAM: &str = "qemu-system-x86_64";
+const SUITE: &str = "bookworm";
+
+/// How to start QEMU.
+#[derive(Clone, Debug)]
+pub struct Qemu {
+    /// The root of an unpacked one; none if the machine has it installed.
+    root: Option<PathBuf>,
+}
+
+/// What a guest is made of.
+pub struct Machine<'a> {
+    /// The image of the kernel.
+    pub kernel: &'a Path,
+    /// Its first file system.
+    pub initrd: &'a Path,
+    /// Where what the kernel says goes.
+    pub console: &'a Path,
+    /// Processors.
+    pub processors: u32,
+    /// Memory in MiB.
+    pub memory_mib: u32,
+}
+
+impl Qemu {
+    /// The machine's own, or one unpacked into `home`.
+    ///
+    /// # Errors
+    /// [`super::Unavailable`] if it is not installed and cannot be fetched.
+    pub fn find(home: &Path) -> Result<Qemu> {
+        let paths = std::env::var_os("PATH").unwrap_or_default();
+        if std::env::split_paths(&paths).any(|folder| folder.join(PROGRAM).is_file()) {
+            return Ok(Qemu { root: None });
+        }
+        Qemu::unpacked(home)
+    }
+
+    /// One unpacked into `home`, whatever is installed.
+    ///
+    /// # Errors
+    /// [`super::Unavailable`] if it cannot be fetched.
+    pub fn unpacked(home: &Path) -> Result<Qemu> {
+        let packages = ["qemu-system-x86", "qemu-system-common", "qemu-system-data", "seabios"];
+        let part = parts::part(home, "qemu", &packages, |folder| {
+            let suite = Suite::open(SUITE, home)?;
+            suite.unpack(&suite.with_libraries(&packages)?, folder)?;
+            fs::metadata(folder.join("usr/bin").join(PROGRAM)).context("looking for QEMU in its package")?;
+            Ok(())
+        })?;
+        Ok(Qemu { root: Some(part) })
+    }
+
+    fn program(&self) -> Command {
+        let Some(root) = &self.root else { return Command::new(PROGRAM) };
+        let folders = programs::library_folders(root);
+        let loader =
+            ["usr/lib64", "lib64", "lib/x86_64-linux-gnu"].map(|folder| root.join(folder).join("ld-linux-x86-64.so.2"));
+        let loader = loader.iter().find(|path| path.is_file()).unwrap_or(&loader[0]);
+        let mut command = Command::new(loader);
+        let libraries = std::env::join_paths(folders).unwrap_or_default();
+        command.arg("--library-path").arg(libraries).arg(root.join("usr/bin").join(PROGRAM));
+        command.env("QEMU_MODULE_DIR", root.join("usr/lib/x86_64-linux-gnu/qemu"));
+        for folder in ["usr/share/qemu", "usr/share/seabios"] {
+            command.arg("-L").arg(root.join(folder));
+        }
+        command
+    }
+
+    /// The command that runs a machine. Its standard input and output are the port of the guest's agent.
+    pub fn command(&self, machine: &Machine<'_>) -> Command {
+        // What a kernel in an emulator need not do: find hardware, defend itself, test its own code, wait.
+        const KERNEL: &str = "console=ttyS0 loglevel=4 panic=-1 oops=panic mitigations=off nokaslr nopti no_timer_check \
+            tsc=unstable clocksource=acpi_pm random.trust_cpu=on cryptomgr.notests rcupdate.rcu_expedited=1 net.ifnames=0 \
+            raid=noautodetect rdinit=/init";
+        let mut command = self.program();
+        command.args(["-M", "q35,vmport=off,hpet=off", "-accel", "tcg,thread=multi,tb-size=256", "-cpu", "Westmere"]);
+        command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
+        command.args(["-m", &machine.memory_mib.to_string(), "-smp", &machine.processors.to_string()]);
+        command.arg("-kernel").arg(machine.kernel).arg("-initrd").arg(machine.initrd).args(["-append", KERNEL]);
+        command.arg("-serial").arg(format!("file:{}", machine.console.display()));
+        command.args(["-chardev", "stdio,id=agent,signal=off", "-device", "virtio-serial-pci"]);
+        command.args(["-device", "virtserialport,chardev=agent,name=agent,nr=1"]);
+        command.args(["-netdev", "user,id=net,ipv6=off", "-device", "virtio-net-pci,netdev=net,romfile="]);
+        command
+    }
+}

@@ -1,0 +1,98 @@
+//! The suite as a program: `cargo run -p sealblock-proofs-conformance -- --list`.
+
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail};
+use clap::{Parser, Subcommand};
+use sealblock_proofs_conformance::harness::{Parts, Unavailable};
+use sealblock_proofs_conformance::runner::{self, Plan};
+use sealblock_proofs_conformance::{guest, suite};
+
+/// Stock Linux kernels as hosts of `sealblock serve`.
+#[derive(Parser)]
+struct Arguments {
+    #[command(subcommand)]
+    role: Option<Role>,
+    /// Only these tests.
+    #[arg(value_name = "NAME", value_parser = suite::names())]
+    names: Vec<String>,
+    /// Print the tests.
+    #[arg(long)]
+    list: bool,
+    /// Only kernels whose release begins so, such as 6.1.
+    #[arg(long, value_name = "RELEASE", default_value = "")]
+    kernel: String,
+    /// Keep the folders of tests that passed, too.
+    #[arg(long)]
+    keep: bool,
+    /// The program to serve with; built unless given.
+    #[arg(long, value_name = "PATH")]
+    sealblock: Option<PathBuf>,
+    /// Where kernels, programs and logs are kept; target/conformance unless given.
+    #[arg(long, value_name = "DIR")]
+    home: Option<PathBuf>,
+}
+
+#[derive(Subcommand)]
+enum Role {
+    /// Work inside a guest.
+    #[command(hide = true, subcommand)]
+    Guest(guest::Work),
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            if let Some(unavailable) = error.downcast_ref::<Unavailable>() {
+                // One line, which `cargo xtask check` shows.
+                let why: Vec<String> = unavailable.0.lines().map(|line| line.trim().to_owned()).collect();
+                println!("skipped: {}", why.join("; "));
+                return ExitCode::SUCCESS;
+            }
+            eprintln!("conformance: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<()> {
+    if let Some(Role::Guest(work)) = &arguments.role {
+        return guest::run(work);
+    }
+    if arguments.list {
+        suite::CASES.iter().for_each(|case| println!("{:<12} {}", case.name, case.about));
+        return Ok(());
+    }
+    let program = std::env::current_exe().context("finding this program")?;
+    let folder = program.parent().context("finding the folder of this program")?;
+    let home = match &arguments.home {
+        Some(home) => home.clone(),
+        None => folder.parent().context("finding the target folder")?.join("conformance"),
+    };
+    let parts = Parts::prepare(&home)?;
+    let sealblock = match &arguments.sealblock {
+        Some(path) => path.canonicalize().with_context(|| format!("finding {}", path.display()))?,
+        None => built(folder)?,
+    };
+    let plan =
+        Plan { sealblock, names: arguments.names.clone(), kernel: arguments.kernel.clone(), keep: arguments.keep };
+    runner::run(&parts, &plan)
+}
+
+/// Builds `sealblock` beside this program.
+fn built(folder: &std::path::Path) -> Result<PathBuf> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut build = Command::new(cargo);
+    build.args(["build", "--quiet", "--package", "sealblock"]);
+    if folder.ends_with("release") {
+        build.arg("--release");
+    }
+    let status = build.status().context("starting cargo (--sealblock PATH names a program that is there)")?;
+    if !status.success() {
+        bail!("building sealblock failed ({status})");
+    }
+    Ok(folder.join("sealblock"))
+}

@@ -1,0 +1,132 @@
+//! Runs the tests: each kernel in a guest of its own, both at once, one test after the other.
+//!
+//! A test that fails is followed by a new guest, so that it leaves nothing to the next one. A test whose guest died is tried
+//! once more: emulated machines do that, rarely, and a fault of ours does it again.
+
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+
+use crate::bench::Bench;
+use crate::harness::{Guest, GuestDied, Kernel, Parts};
+use crate::served::Sealblock;
+use crate::suite::{CASES, Case};
+
+/// What to run, and how.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The program under test.
+    pub sealblock: PathBuf,
+    /// Names of tests; all if empty.
+    pub names: Vec<String>,
+    /// What the release of a kernel has to begin with.
+    pub kernel: String,
+    /// Whether folders of tests that passed stay.
+    pub keep: bool,
+}
+
+/// How a test ended on a kernel.
+struct Verdict {
+    kernel: String,
+    case: &'static str,
+    failed: bool,
+}
+
+/// Runs them all. Prints a line for each.
+///
+/// # Errors
+/// If one fails.
+pub fn run(parts: &Parts, plan: &Plan) -> Result<()> {
+    let cases: Vec<&Case> =
+        CASES.iter().filter(|case| plan.names.is_empty() || plan.names.iter().any(|name| name == case.name)).collect();
+    let verdicts = Mutex::new(Vec::new());
+    let started = Instant::now();
+    let outcome: Result<()> = thread::scope(|scope| {
+        let kernels = parts.kernels.iter().filter(|kernel| kernel.release.starts_with(&plan.kernel));
+        let threads: Vec<_> =
+            kernels.map(|kernel| scope.spawn(|| on(parts, plan, kernel, &cases, &verdicts))).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(|_| bail!("a test panicked")))
+    });
+    outcome?;
+    let verdicts = verdicts.into_inner().unwrap_or_default();
+    let failed: Vec<String> = verdicts
+        .iter()
+        .filter(|verdict| verdict.failed)
+        .map(|verdict| format!("{} on {}", verdict.case, verdict.kernel))
+        .collect();
+    if !failed.is_empty() {
+        bail!("failed: {}; logs are in {}", failed.join(", "), parts.home().join("runs").display());
+    }
+    if verdicts.is_empty() {
+        bail!("nothing of this name runs on a kernel of this name");
+    }
+    println!("{} tests passed in {:.1} s", verdicts.len(), started.elapsed().as_secs_f64());
+    Ok(())
+}
+
+fn on(parts: &Parts, plan: &Plan, kernel: &Kernel, cases: &[&Case], verdicts: &Mutex<Vec<Verdict>>) -> Result<()> {
+    let short = format!("{}.{}", kernel.version().0, kernel.version().1);
+    let home = parts.home().join("runs").join(&short);
+    fs::remove_dir_all(&home).or_else(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => Ok(()),
+        _ => Err(error),
+    })?;
+    let mut guest = None;
+    for case in cases.iter().filter(|case| case.runs_on(kernel.version())) {
+        let started = Instant::now();
+        let outcome = with_retry(parts, plan, kernel, case, &home, &mut guest);
+        let seconds = started.elapsed().as_secs_f64();
+        let verdict = Verdict { kernel: short.clone(), case: case.name, failed: outcome.is_err() };
+        match outcome {
+            Ok(()) => println!("{short:<5} {:<12} ok     {seconds:>6.1} s", case.name),
+            Err(error) => println!("{short:<5} {:<12} FAILED {seconds:>6.1} s\n{error:#}\n", case.name),
+        }
+        verdicts.lock().map(|mut all| all.push(verdict)).unwrap_or_default();
+    }
+    Ok(())
+}
+
+fn with_retry(
+    parts: &Parts,
+    plan: &Plan,
+    kernel: &Kernel,
+    case: &Case,
+    home: &std::path::Path,
+    guest: &mut Option<Guest>,
+) -> Result<()> {
+    let folder = home.join(case.name);
+    let mut once = || -> Result<()> {
+        if folder.exists() {
+            fs::remove_dir_all(&folder).context("removing what an earlier try left")?;
+        }
+        fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+        let mut own = match guest.take() {
+            Some(guest) => guest,
+            None => Guest::boot(parts, kernel, &home.join("guest"))?,
+        };
+        let sealblock = Sealblock { program: plan.sealblock.clone(), folder: folder.clone() };
+        let outcome = (case.run)(&mut Bench { guest: &mut own, sealblock, version: kernel.version() });
+        let tail = own.console_tail();
+        fs::write(folder.join("console"), &tail).context("keeping the console")?;
+        match outcome {
+            Ok(()) => *guest = Some(own),
+            Err(error) => return Err(error.context(format!("the guest's console ends:\n{tail}\n"))),
+        }
+        Ok(())
+    };
+    let outcome = match once() {
+        Err(error) if error.chain().any(|cause| cause.is::<GuestDied>()) => {
+            println!("{} lost its guest, once more:\n{error:#}", case.name);
+            once()
+        }
+        outcome => outcome,
+    };
+    if outcome.is_ok() && !plan.keep {
+        fs::remove_dir_all(&folder).context("removing the test's folder")?;
+    }
+    outcome
+}

@@ -1,0 +1,223 @@
+//! `sealblock` on this machine: volumes, and the server that shows them to guests.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// From the start of a server until it listens, and from the signal until it has ended.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The program under test, and a folder for its volumes and logs.
+#[derive(Clone, Debug)]
+pub struct Sealblock {
+    /// The program.
+    pub program: PathBuf,
+    /// The folder.
+    pub folder: PathBuf,
+}
+
+impl Sealblock {
+    /// Runs a command to its end.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn run(&self, words: &[&str]) -> Result<Output> {
+        let mut command = Command::new(&self.program);
+        command.args(words).current_dir(&self.folder).stdin(Stdio::null());
+        command.output().with_context(|| format!("starting {}", self.program.display()))
+    }
+
+    /// Runs a command that has to succeed.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub fn succeed(&self, words: &[&str]) -> Result<String> {
+        let output = self.run(words)?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            bail!("`sealblock {}` failed ({}): {}", words.join(" "), output.status, said.trim());
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Makes a volume.
+    ///
+    /// # Errors
+    /// If that fails.
+    pub fn create(&self, name: &str, size: &str, options: &[&str]) -> Result<()> {
+        self.succeed(&[&["create", name, "--size", size], options].concat()).map(drop)
+    }
+
+    /// Bytes that a volume's file takes on this machine.
+    ///
+    /// # Errors
+    /// If the file cannot be looked at.
+    pub fn allocated_bytes(&self, name: &str) -> Result<u64> {
+        let file = File::open(self.folder.join(name)).with_context(|| format!("opening {name}"))?;
+        file.sync_all().context("writing the volume's file back")?;
+        let stat = rustix::fs::fstat(&file).context("asking for the volume's blocks")?;
+        Ok(u64::try_from(stat.st_blocks).unwrap_or(0) * 512)
+    }
+
+    /// Serves volumes, each as a subsystem named after it.
+    ///
+    /// # Errors
+    /// If the server does not come up.
+    pub fn serve(&self, volumes: &[&str], options: &[&str]) -> Result<Server> {
+        let words = [&["serve"], volumes, options].concat();
+        let mut server = Server {
+            sealblock: self.clone(),
+            words: words.iter().map(|word| (*word).to_owned()).collect(),
+            port: 0,
+            child: None,
+        };
+        server.start()?;
+        Ok(server)
+    }
+}
+
+/// A server. It is killed when this is dropped.
+pub struct Server {
+    sealblock: Sealblock,
+    words: Vec<String>,
+    /// Where it listens, on loopback.
+    pub port: u16,
+    child: Option<Child>,
+}
+
+impl Server {
+    /// Starts the server: the first time at a port of the system's choice, later at the same one.
+    ///
+    /// # Errors
+    /// If it does not come up.
+    pub fn start(&mut self) -> Result<()> {
+        let log = File::options().create(true).append(true).open(self.sealblock.folder.join("serve.log"));
+        let mut command = Command::new(&self.sealblock.program);
+        command.args(&self.words).args(["--listen", &format!("127.0.0.1:{}", self.port), "--json"]);
+        command.current_dir(&self.sealblock.folder).stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(log.context("opening the server's log")?);
+        let mut child = command.spawn().with_context(|| format!("starting {}", self.sealblock.program.display()))?;
+        let output = child.stdout.take().context("the server has no standard output")?;
+        self.child = Some(child);
+        let (sender, lines) = channel();
+        let copy = self.sealblock.folder.join("serve.out");
+        thread::spawn(move || {
+            let mut said = String::new();
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                said = said + &line + "\n";
+                // The copy is for people; the test goes on without it.
+                let _ = fs::write(&copy, &said);
+                let _ = sender.send(line);
+            }
+        });
+        let deadline = Instant::now() + PATIENCE;
+        while let Ok(line) = lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            if let Some(port) = listening_port(&line) {
+                self.port = port;
+                return Ok(());
+            }
+        }
+        bail!("`sealblock {}` does not listen; {}", self.words.join(" "), self.log())
+    }
+
+    /// What the server wrote to standard error.
+    pub fn log(&self) -> String {
+        let log = fs::read_to_string(self.sealblock.folder.join("serve.log")).unwrap_or_default();
+        format!("its log: {}", log.trim())
+    }
+
+    /// Ends the server as a crash does.
+    ///
+    /// # Errors
+    /// If it has ended before.
+    pub fn kill(&mut self) -> Result<()> {
+        let Some(mut child) = self.child.take() else { bail!("there is no server to kill") };
+        if let Some(status) = child.try_wait().context("looking at the server")? {
+            bail!("the server has ended by itself ({status}); {}", self.log());
+        }
+        child.kill().context("killing the server")?;
+        child.wait().context("waiting for the server").map(drop)
+    }
+
+    /// Asks the server to end, and waits until it has.
+    ///
+    /// # Errors
+    /// If it has ended before, or ends with another status than 0.
+    pub fn stop(&mut self) -> Result<()> {
+        self.signal(Signal::TERM)?;
+        let Some(mut child) = self.child.take() else { bail!("there is no server to stop") };
+        let deadline = Instant::now() + PATIENCE;
+        while Instant::now() < deadline {
+            match child.try_wait().context("waiting for the server")? {
+                Some(status) if status.success() => return Ok(()),
+                Some(status) => bail!("the server ended with {status}; {}", self.log()),
+                None => thread::sleep(Duration::from_millis(10)),
+            }
+        }
+        self.child = Some(child);
+        bail!("the server does not end on SIGTERM; {}", self.log())
+    }
+
+    /// Sends a signal.
+    ///
+    /// # Errors
+    /// If there is no server.
+    pub fn signal(&mut self, signal: Signal) -> Result<()> {
+        let child = self.child.as_mut().context("there is no server")?;
+        if let Some(status) = child.try_wait().context("looking at the server")? {
+            bail!("the server has ended by itself ({status}); {}", self.log());
+        }
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("a process has an identifier")?;
+        kill_process(pid, signal).context("sending a signal")
+    }
+
+    /// The target's name of a volume that is served, for commands of `sealblock`.
+    pub fn target(&self, volume: &str) -> String {
+        format!("nvme+tcp://127.0.0.1:{}/{}/1", self.port, nqn(volume))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            // It may have ended already.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// The name of the subsystem that `serve` makes of a volume.
+pub fn nqn(volume: &str) -> String {
+    let name = Path::new(volume).file_name().unwrap_or_default().to_string_lossy().into_owned();
+    format!("nqn.2026-11.io.sealblock:{name}")
+}
+
+/// The port in the event that says that the server is ready.
+fn listening_port(line: &str) -> Option<u16> {
+    let event: serde_json::Value = serde_json::from_str(line).ok()?;
+    let address = event.get("listeners")?.get(0)?.as_str()?;
+    address.rsplit_once(':')?.1.parse().ok().filter(|port| *port != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_port_is_found_in_its_event_only() {
+        assert_eq!(listening_port(r#"{"event":"ready","listeners":["127.0.0.1:4420"]}"#), Some(4420));
+        assert_eq!(listening_port(r#"{"event":"ready","listeners":["[::1]:99"]}"#), Some(99));
+        for other in ["", "ready", r#"{"event":"stopped"}"#, r#"{"listeners":[]}"#, r#"{"listeners":["127.0.0.1:0"]}"#]
+        {
+            assert_eq!(listening_port(other), None, "{other}");
+        }
+    }
+}

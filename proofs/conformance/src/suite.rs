@@ -1,0 +1,96 @@
+//! The tests.
+
+mod commands;
+mod damage;
+mod files;
+mod identify;
+mod protection;
+mod restart;
+mod traffic;
+mod zeroes;
+
+use crate::bench::Bench;
+
+/// A test.
+pub struct Case {
+    /// Its name, for the command line.
+    pub name: &'static str,
+    /// What it shows, in a line.
+    pub about: &'static str,
+    /// The oldest kernel that can do it, and the one that no longer can, by major and minor version.
+    pub kernels: Kernels,
+    /// The test.
+    pub run: fn(&mut Bench<'_>) -> anyhow::Result<()>,
+}
+
+type Version = (u32, u32);
+type Kernels = (Version, Version);
+/// Every kernel.
+const ANY: Kernels = ((0, 0), (u32::MAX, 0));
+
+/// Those with passthrough by io_uring that fio's checks of tags work with.
+const PASSTHROUGH: Kernels = ((6, 12), (u32::MAX, 0));
+/// Those that give a namespace with metadata a capacity when it is behind TCP.
+const BLOCK_LAYER: Kernels = ((0, 0), (6, 12));
+
+const fn case(
+    name: &'static str,
+    about: &'static str,
+    kernels: Kernels,
+    run: fn(&mut Bench<'_>) -> anyhow::Result<()>,
+) -> Case {
+    Case { name, about, kernels, run }
+}
+
+impl Case {
+    /// Whether a kernel of this version can do it.
+    pub fn runs_on(&self, version: Version) -> bool {
+        self.kernels.0 <= version && version < self.kernels.1
+    }
+}
+
+/// All tests, in the order in which they run.
+pub const CASES: &[Case] = &[
+    case("identify", "discovery, what controllers and namespaces say, log pages, reset", ANY, identify::run),
+    case(
+        "commands",
+        "read, write, compare, verify, write zeroes, deallocate, flush, and what is refused",
+        ANY,
+        commands::run,
+    ),
+    case("files", "ext4 and btrfs, there and back", ANY, files::run),
+    case("traffic", "random and mixed traffic with every block checked, digests on and off", ANY, traffic::run),
+    case("zeroes", "fallocate, discard, and the space they give back", ANY, zeroes::run),
+    case("damage", "errors for exactly the damaged blocks; every way to verify names them", ANY, damage::run),
+    case(
+        "protection",
+        "tags made and checked on either side, through passthrough",
+        PASSTHROUGH,
+        protection::passthrough,
+    ),
+    case(
+        "block-layer",
+        "protection information as the kernel itself uses it over TCP",
+        BLOCK_LAYER,
+        protection::block_layer,
+    ),
+    case("restart", "a server that dies or stops, and a reset, under load", ANY, restart::run),
+];
+
+/// Their names.
+pub fn names() -> Vec<&'static str> {
+    CASES.iter().map(|case| case.name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_every_case_runs_on_some_kernel() {
+        for (i, case) in CASES.iter().enumerate() {
+            assert!(CASES[..i].iter().all(|other| other.name != case.name), "{}", case.name);
+            assert!([(6, 1), (7, 2)].iter().any(|version| case.runs_on(*version)), "{}", case.name);
+        }
+    }
+}

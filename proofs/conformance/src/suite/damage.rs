@@ -1,0 +1,107 @@
+//! Damage behind the target's back: the host gets errors for exactly the damaged blocks, and every way of verifying names
+//! them.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+
+use crate::bench::{Bench, expect};
+use crate::served::Server;
+
+/// What is done to which block, and the field that then fails its check.
+const HARMS: [(u64, &str, &str); 7] = [
+    (3, "data", "guard"),
+    (4, "guard", "guard"),
+    (100, "ref-tag", "ref_tag"),
+    (101, "data", "guard"),
+    (777, "app-tag", "app_tag"),
+    (1000, "misdirected", "ref_tag"),
+    (2047, "data", "guard"),
+];
+
+pub fn run(bench: &mut Bench<'_>) -> Result<()> {
+    bench.sealblock.create("small", "1MiB", &["--block-size", "512", "--guard", "crc16"])?;
+    bench.sealblock.create("large", "8MiB", &[])?;
+    let volumes = ["small", "large"];
+    let mut server = bench.sealblock.serve(&volumes, &[])?;
+    for volume in volumes {
+        bench.sh(&server, &format!("conformance guest fill /dev/$(attach {volume}) 3; detach {volume}"))?;
+    }
+    server.stop()?;
+    for volume in volumes {
+        for (lba, kind, _) in HARMS {
+            bench.sealblock.succeed(&["corrupt", volume, "--lba", &lba.to_string(), "--kind", kind])?;
+        }
+    }
+    server.start()?;
+    for volume in volumes {
+        by_the_host(bench, &server, volume).with_context(|| format!("volume {volume}"))?;
+        by_sealblock(bench, &server, volume).with_context(|| format!("volume {volume}"))?;
+    }
+    mended(bench, &server)?;
+    server.stop()
+}
+
+/// The kernel's reads fail for the damaged blocks and no others; nvme-cli's Verify says which check failed.
+fn by_the_host(bench: &mut Bench<'_>, server: &Server, volume: &str) -> Result<()> {
+    let script = format!(
+        r#"
+        dev=$(attach {volume})
+        conformance guest scan /dev/$dev $(cat /sys/block/$dev/queue/logical_block_size)
+        "#
+    );
+    let scanned = bench.sh(server, &script)?;
+    let lines: Vec<&str> = scanned.lines().collect();
+    expect("blocks", &lines.last().copied(), &Some("blocks 2048"))?;
+    let number = |line: &&str| line.split(' ').next().and_then(|word| word.parse().ok());
+    let failed: Vec<u64> = lines[..lines.len() - 1].iter().filter_map(number).collect();
+    expect("blocks that the host cannot read", &failed, &HARMS.map(|(lba, ..)| lba).to_vec())?;
+    for (lba, _, field) in HARMS {
+        let status = match field {
+            "guard" => "Guard Check Error",
+            "ref_tag" => "Reference Tag Check Error",
+            _ => "Application Tag Check Error",
+        };
+        let script = format!(
+            "refused '{status}' nvme verify /dev/$(attached {volume}) --namespace-id=1 --start-block={lba} --block-count=0"
+        );
+        bench.sh(server, &script)?;
+    }
+    let script = format!(
+        r#"
+        dev=$(attached {volume})
+        nvme verify /dev/$dev --namespace-id=1 --start-block=5 --block-count=94
+        refused "Guard Check Error" nvme verify /dev/$dev --namespace-id=1 --start-block=0 --block-count=63
+        nvme error-log /dev/$dev --log-entries=1 --output-format=json >/tmp/errors
+        grep -Eq '"lba" ?: ?3,' /tmp/errors || {{ cat /tmp/errors; fail "the error log does not name block 3"; }}
+        detach {volume}
+        "#
+    );
+    bench.sh(server, &script).map(drop)
+}
+
+/// `sealblock verify` over the network names all of them, and moves no data.
+fn by_sealblock(bench: &mut Bench<'_>, server: &Server, volume: &str) -> Result<()> {
+    let output = bench.sealblock.run(&["verify", &server.target(volume), "--mode", "offload", "--json"])?;
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    expect("exit status of verify", &(output.status.code(), errors.as_str()), &(Some(1), ""))?;
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).context("reading what verify said")?;
+    let list = said["errors"].as_array().context("verify lists no errors")?;
+    let named: BTreeMap<u64, &str> =
+        list.iter().filter_map(|error| Some((error["lba"].as_u64()?, error["field"].as_str()?))).collect();
+    expect("blocks that verify names", &named, &HARMS.map(|(lba, _, field)| (lba, field)).into_iter().collect())?;
+    expect("bytes transferred", &said["bytes_transferred"].as_u64(), &Some(0))?;
+    expect("offloaded", &said["offloaded"].as_bool(), &Some(true))
+}
+
+/// A write mends a block, and only that.
+fn mended(bench: &mut Bench<'_>, server: &Server) -> Result<()> {
+    let script = r#"
+        dev=$(attach large)
+        dd if=/dev/zero of=/dev/$dev bs=4096 seek=3 count=1 oflag=direct conv=notrunc status=none
+        nvme verify /dev/$dev --namespace-id=1 --start-block=3 --block-count=0
+        refused "Guard Check Error" nvme verify /dev/$dev --namespace-id=1 --start-block=4 --block-count=0
+        detach large
+        "#;
+    bench.sh(server, script).map(drop)
+}

@@ -1,0 +1,91 @@
+//! Discovery, and what the target says of itself, as nvme-cli asks for it.
+
+use anyhow::Result;
+
+use crate::bench::{Bench, expect};
+
+/// Every namespace has this size in bytes.
+const SIZE_BYTES: u64 = 64 << 20;
+
+pub fn run(bench: &mut Bench<'_>) -> Result<()> {
+    bench.sealblock.create("small", "64MiB", &["--block-size", "512"])?;
+    bench.sealblock.create("large", "64MiB", &[])?;
+    let mut server = bench.sealblock.serve(&["small", "large"], &[])?;
+    bench.sh(
+        &server,
+        r#"
+        nvme discover -t tcp -a 10.0.2.2 -s $PORT >/tmp/discovery
+        for name in small large; do grep -q "subnqn: *$NQN:$name" /tmp/discovery || fail "$name is not discovered"; done
+        refused "" nvme connect -t tcp -a 10.0.2.2 -s $PORT -n $NQN:absent
+        small=$(attach small)
+        large=$(attach large)
+        nvme list >/tmp/list; grep -q "$small" /tmp/list; grep -q "$large" /tmp/list
+        for dev in $small $large; do
+          nvme id-ctrl /dev/$dev -H; nvme id-ns /dev/$dev -H; nvme list-ns /dev/$dev; nvme ns-descs /dev/$dev
+          nvme nvm-id-ctrl /dev/$dev; nvme nvm-id-ns /dev/$dev
+          nvme list-ctrl /dev/$dev || true
+          nvme smart-log /dev/$dev; nvme error-log /dev/$dev; nvme fw-log /dev/$dev; nvme effects-log /dev/$(controller $dev)
+          nvme supported-log-pages /dev/$dev
+          nvme get-feature /dev/$dev -f 6 -H; nvme get-feature /dev/$dev -f 7 -H; nvme get-feature /dev/$dev -f 0xb -H
+          nvme show-regs /dev/$(controller $dev)
+        done >/tmp/asked
+        "#,
+    )?;
+    sizes(bench, &server)?;
+    queues(bench, &server)?;
+    bench.sh(&server, "nvme disconnect-all")?;
+    server.stop()?;
+    hosts(bench)
+}
+
+/// Only hosts that are named see anything.
+fn hosts(bench: &mut Bench<'_>) -> Result<()> {
+    let friend = "nqn.2026-11.org.example:friend";
+    let mut server = bench.sealblock.serve(&["small"], &["--allow-host", friend])?;
+    let script = r#"
+        options="-t tcp -a 10.0.2.2 -s $PORT"
+        refused "" nvme connect $options -n $NQN:small --hostnqn=nqn.2026-11.org.example:stranger
+        nvme discover $options --hostnqn=nqn.2026-11.org.example:stranger >/tmp/discovery || true
+        ! grep -q "$NQN:small" /tmp/discovery || fail "a stranger sees the subsystem"
+        dev=$(attach small --hostnqn=@FRIEND@)
+        conformance guest fill /dev/$dev 8
+        detach small
+        "#;
+    bench.sh(&server, &script.replace("@FRIEND@", friend))?;
+    server.stop()
+}
+
+/// The kernel sees the sizes that the volumes have.
+fn sizes(bench: &mut Bench<'_>, server: &crate::served::Server) -> Result<()> {
+    let said = bench.sh(
+        server,
+        r#"
+        for name in small large; do
+          queue=/sys/block/$(attached $name)
+          echo $name $(cat $queue/size) $(cat $queue/queue/logical_block_size)
+        done
+        "#,
+    )?;
+    let sectors = SIZE_BYTES / 512;
+    expect("sizes of devices", &said, &format!("small {sectors} 512\nlarge {sectors} 4096\n"))
+}
+
+/// Two processors get two I/O queues; what nobody should do is refused, and harms nothing.
+fn queues(bench: &mut Bench<'_>, server: &crate::served::Server) -> Result<()> {
+    bench.sh(
+        server,
+        r#"
+        dev=$(attached large)
+        count=$(cat /sys/class/nvme/$(controller $dev)/queue_count)
+        [ "$count" -ge 3 ] || fail "$count queues, that of administration among them"
+        conformance guest fill /dev/$dev 7
+        refused "" nvme format /dev/$dev --force --lbaf=0
+        nvme reset /dev/$(controller $dev)
+        conformance guest check /dev/$dev 7
+        refused "" nvme admin-passthru /dev/$(controller $dev) --opcode=0xc9
+        refused "" nvme io-passthru /dev/$dev --opcode=0x91 --namespace-id=1
+        conformance guest check /dev/$dev 7
+        "#,
+    )?;
+    Ok(())
+}

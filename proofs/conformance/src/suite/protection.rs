@@ -1,0 +1,149 @@
+//! Namespaces that show their protection information: through the block layer of kernels that use it over TCP, and through
+//! passthrough on all of them.
+
+use anyhow::{Context, Result};
+
+use crate::bench::{Bench, expect};
+use crate::served::Server;
+
+/// Volumes of 512 blocks' worth of tests: name, size of blocks, guard, type, and bytes of metadata.
+const FORMATS: [(&str, &str, &str, &str, u32); 6] = [
+    ("p512", "512", "crc16", "1", 8),
+    ("p4096", "4096", "crc16", "1", 8),
+    ("p4096-2", "4096", "crc16", "2", 8),
+    ("p4096-3", "4096", "crc16", "3", 8),
+    ("q4096", "4096", "crc64", "1", 16),
+    ("q512-3", "512", "crc64", "3", 16),
+];
+
+/// Commands of fio through the generic device: it makes the tags of what it writes and checks those of what it reads.
+pub fn passthrough(bench: &mut Bench<'_>) -> Result<()> {
+    let names = FORMATS.map(|(name, ..)| name);
+    let mut server = served(bench, &names)?;
+    for (name, block, _, kind, metadata) in FORMATS {
+        let checks = if kind == "3" { "GUARD,APPTAG" } else { "GUARD,REFTAG,APPTAG" };
+        let script = PASSTHROUGH
+            .replace("@NAME@", name)
+            .replace("@BLOCK@", block)
+            .replace("@METADATA@", &metadata.to_string())
+            .replace("@CHECKS@", checks);
+        bench.sh(&server, &script).with_context(|| format!("format {name}"))?;
+    }
+    server.stop()?;
+    names.iter().try_for_each(|name| bench.sealblock.succeed(&["verify", name]).map(drop))
+}
+
+fn served(bench: &Bench<'_>, names: &[&str]) -> Result<Server> {
+    for (name, block, guard, kind, _) in FORMATS.iter().filter(|format| names.contains(&format.0)) {
+        let options = ["--block-size", block, "--guard", guard, "--type", kind];
+        bench.sealblock.create(name, "16MiB", &options)?;
+    }
+    bench.sealblock.serve(names, &["--protection", "shown"])
+}
+
+/// With PRACT the target makes and strips tags; without it they travel, and a wrong one is refused. Chained: what one side
+/// tagged, the other checks.
+const PASSTHROUGH: &str = r#"
+dev=$(attach @NAME@)
+char=/dev/ng${dev#nvme}
+long=$((@BLOCK@ + @METADATA@))
+cat >/tmp/jobs <<END
+[global]
+filename=$char
+ioengine=io_uring_cmd
+cmd_type=nvme
+iodepth=8
+size=$((512 * @BLOCK@))
+md_per_io_size=0
+pi_chk=@CHECKS@
+apptag_mask=0xffff
+stonewall=1
+[tags of the host, written]
+rw=randwrite
+bs=$long
+size=$((512 * long))
+pi_act=0
+apptag=0x1234
+[tags of the host, read]
+rw=randread
+bs=$long
+size=$((512 * long))
+pi_act=0
+apptag=0x1234
+[tags of the host, checked by the target only]
+rw=read
+bs=@BLOCK@
+pi_act=1
+apptag=0x1234
+[tags of the target, written]
+rw=randwrite
+bs=@BLOCK@
+pi_act=1
+apptag=0x4321
+[tags of the target, read]
+rw=randread
+bs=@BLOCK@
+pi_act=1
+apptag=0x4321
+[tags of the target, checked by the host]
+rw=read
+bs=$long
+size=$((512 * long))
+pi_act=0
+apptag=0x4321
+END
+fio --output=/tmp/fio /tmp/jobs >/tmp/fio.said 2>&1 || { cat /tmp/fio.said /tmp/fio; fail "tags"; }
+if fio --name=wrong --filename=$char --ioengine=io_uring_cmd --cmd_type=nvme --size=$((512 * @BLOCK@)) --rw=read \
+  --bs=@BLOCK@ --pi_act=1 --pi_chk=APPTAG --apptag=0x1111 --apptag_mask=0xffff --output=/tmp/fio >/tmp/fio.said 2>&1; then
+  fail "a wrong application tag was not refused"
+fi
+dd if=/dev/zero of=/tmp/wrong bs=$long count=1 status=none
+printf X | dd of=/tmp/wrong conv=notrunc status=none
+refused "Guard Check Error" nvme write $char --namespace-id=1 --start-block=600 --block-count=0 --data-size=$long --data=/tmp/wrong --prinfo=4
+nvme verify $char --namespace-id=1 --start-block=0 --block-count=511 --prinfo=4
+detach @NAME@
+"#;
+
+/// The block layer of kernels that use such namespaces over TCP: it has the target make and check the tags.
+pub fn block_layer(bench: &mut Bench<'_>) -> Result<()> {
+    let names = ["p512", "p4096"];
+    let mut server = served(bench, &names)?;
+    for name in names {
+        bench.sh(&server, &BLOCK_LAYER.replace("@NAME@", name)).with_context(|| format!("format {name}"))?;
+    }
+    server.stop()?;
+    for name in names {
+        bench.sealblock.succeed(&["verify", name])?;
+        for (lba, kind) in [(5, "data"), (9, "guard"), (70, "ref-tag")] {
+            bench.sealblock.succeed(&["corrupt", name, "--lba", &lba.to_string(), "--kind", kind])?;
+        }
+    }
+    server.start()?;
+    for name in names {
+        let scan =
+            "dev=$(attach @NAME@); conformance guest scan /dev/$dev $(cat /sys/block/$dev/queue/logical_block_size)";
+        let said = bench.sh(&server, &scan.replace("@NAME@", name))?;
+        let bad: Vec<&str> = said.lines().filter(|line| !line.starts_with("blocks")).collect();
+        // EILSEQ: what the kernel makes of checks that fail.
+        expect("blocks that fail, and how", &bad, &vec!["5 84", "9 84", "70 84"])?;
+        bench.sh(&server, &format!("detach {name}"))?;
+    }
+    server.stop()
+}
+
+const BLOCK_LAYER: &str = r#"
+dev=$(attach @NAME@)
+[ "$(cat /sys/block/$dev/size)" = $((16 * 2048)) ] || fail "the size is $(cat /sys/block/$dev/size)"
+cat /sys/block/$dev/integrity/format
+/usr/bin/mke2fs -q -F -t ext4 /dev/$dev
+mkdir -p /mnt/@NAME@
+mount /dev/$dev /mnt/@NAME@
+cp /usr/bin/nvme /mnt/@NAME@
+umount /mnt/@NAME@
+e2fsck -f -n /dev/$dev
+fio --name=random --filename=/dev/$dev --direct=1 --ioengine=libaio --iodepth=32 --rw=randwrite --bs=4k --size=16m \
+  --verify=crc32c --verify_fatal=1 --output=/tmp/fio || { cat /tmp/fio; fail "random writes"; }
+conformance guest fill /dev/$dev 5
+conformance guest check /dev/$dev 5
+detach @NAME@
+"#;

@@ -1,0 +1,78 @@
+//! A server that dies or is stopped under load, and a controller that is reset: the host waits, comes back and goes on, and
+//! what it flushed is there.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::bench::Bench;
+use crate::served::Server;
+
+/// The host's patience: it tries again each second, for two minutes.
+const OPTIONS: &str = "--reconnect-delay=1 --ctrl-loss-tmo=120";
+
+/// What happens under load.
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// The server dies.
+    Kill,
+    /// The server is stopped in order.
+    Stop,
+    /// The host resets its controller.
+    Reset,
+}
+
+fn happen(event: Event, bench: &mut Bench<'_>, server: &mut Server) -> Result<()> {
+    match event {
+        Event::Kill => server.kill()?,
+        Event::Stop => server.stop()?,
+        Event::Reset => return bench.sh(server, "nvme reset /dev/$(controller $(attached v))").map(drop),
+    }
+    // Long enough for the host to notice, and to have tried again in vain.
+    thread::sleep(Duration::from_millis(1200));
+    server.start()
+}
+
+pub fn run(bench: &mut Bench<'_>) -> Result<()> {
+    bench.sealblock.create("v", "64MiB", &[])?;
+    let mut server = bench.sealblock.serve(&["v"], &[])?;
+    bench.sh(&server, &format!("attach v {OPTIONS}"))?;
+    for event in [Event::Kill, Event::Stop, Event::Reset] {
+        bench.sh(&server, START)?;
+        for _ in 0..2 {
+            thread::sleep(Duration::from_millis(1500));
+            happen(event, bench, &mut server)?;
+        }
+        bench.sh(&server, END).with_context(|| format!("after {event:?}"))?;
+    }
+    bench.sh(&server, "detach v")?;
+    server.stop()?;
+    bench.sealblock.succeed(&["verify", "v"]).map(drop)
+}
+
+/// Writes with checks go on behind the script; another file is flushed before anything happens.
+const START: &str = r#"
+dev=$(attached v)
+dd if=/dev/urandom of=/tmp/flushed bs=1M count=8 status=none
+dd if=/tmp/flushed of=/dev/$dev bs=1M seek=48 oflag=direct conv=fsync,notrunc status=none
+rm -f /tmp/fio.status
+(
+  fio --name=load --filename=/dev/$dev --direct=1 --ioengine=libaio --iodepth=16 --rw=randwrite --bs=4k --size=32m --fsync=64 \
+    --time_based --runtime=8 --output=/tmp/fio.load && fio --name=after --filename=/dev/$dev --direct=1 --ioengine=libaio \
+    --iodepth=16 --rw=randwrite --bs=16k --size=16m --verify=crc32c --verify_fatal=1 --output=/tmp/fio.load
+  echo $? >/tmp/fio.status
+) >/tmp/fio.said 2>&1 &
+"#;
+
+const END: &str = r#"
+for try in $(seq 100); do
+  [ -e /tmp/fio.status ] && break
+  sleep 1
+done
+[ "$(cat /tmp/fio.status)" = 0 ] || { cat /tmp/fio.said /tmp/fio.load; fail "the load did not survive"; }
+dev=$(attached v)
+[ "$(cat /sys/class/nvme/$(controller $dev)/state)" = live ] || fail "the controller is not live"
+dd if=/dev/$dev of=/tmp/back bs=1M skip=48 count=8 iflag=direct status=none
+cmp /tmp/flushed /tmp/back
+"#;
