@@ -1,5 +1,5 @@
 #!/bin/sh
-# Writes small first inputs for the targets that read text into corpus/. The other targets make their own good inputs.
+# Writes small first inputs into corpus/. Targets that are not here make their own good inputs.
 set -eu
 cd "$(dirname "$0")"
 
@@ -36,3 +36,36 @@ lost-write%0.01
 delay=10ms@0..99
 seed=1;torn;misdirected%5
 END
+
+seed nqn <<'END'
+nqn.2014-08.org.nvmexpress.discovery
+nqn.2014-08.org.nvmexpress:uuid:f81d4fae-7dec-11d0-a765-00a0c91e6bf6
+nqn.2026-11.org.example:volume/1?a#b%41
+END
+
+# Inputs with bytes that are no text, in the octal escapes of printf: the target's name, a name for the input, the format.
+seed_bytes() {
+    mkdir -p "corpus/$1"
+    # shellcheck disable=SC2059 # The escapes are the point.
+    printf "$3" >"corpus/$1/$2"
+}
+zeroes() {
+    number=$1
+    while [ "$number" -gt 0 ]; do
+        printf '\\000'
+        number=$((number - 1))
+    done
+}
+# A capsule with a Write of 4096 bytes, and data for it; a response, data and an R2T for the commands a host has.
+capsule='\004\000\110\000\110\000\000\000\001\100\001\000\001\000\000\000'"$(zeroes 16)"'\000\000\000\000\000\000\000\000\000\020\000\000\000\000\000\132'"$(zeroes 24)"
+seed_bytes nvme-tcp-target write "\\001\\377$capsule"'\006\004\030\030\030\020\000\000\001\000\000\000\000\000\000\000\000\020\000\000\000\000\000\000'
+seed_bytes nvme-tcp-host read '\001\377\007\014\030\030\030\040\000\000\000\000\000\000\000\000\000\000\000\040\000\000\000\000\000\000'
+seed_bytes nvme-tcp-host r2t '\001\377\011\000\030\000\030\000\000\000\001\000\000\000\000\000\000\000\000\040\000\000\000\000\000\000'
+seed_bytes nvme-tcp-host response '\001\377\005\000\030\000\030\000\000\000'"$(zeroes 12)"'\000\000\000\000'
+# Scripts: commands of each kind, moved along until all are answered.
+seed_bytes nvme-tcp-pair writes '\000\000\011\000\000\000\001\020\000\000\002\000\000\011\000\000\011\000\000\011\000\000'
+seed_bytes nvme-tcp-pair digests '\160\025\011\000\000\000\003\377\003\000\002\000\000\011\000\001\011\000\001\011\000\000\007\000\000\000'
+seed_bytes nvme-tcp-controller plain '\000\000\004\002\004\000\000\000\000\000\000\005\001\004\000\000\000\000\000\001'
+seed_bytes nvme write "\\000$(printf '%s' "$capsule" | cut -c33-)"
+seed_bytes nvme identify '\140'"$(zeroes 256)"
+seed_bytes nvme discovery '\240\000\000\000\000\000\000\000\000\001'"$(zeroes 8)"

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use crate::step::{self, Done, Steps};
 use crate::workspace::{self, Workspace};
-use crate::{arrows, sizes};
+use crate::{arrows, fuzz, sizes};
 
 /// The cargo-deny that the check builds for itself, once, into the target folder: two minutes on two cores.
 const CARGO_DENY: &str = "0.20.2";
@@ -37,6 +37,9 @@ pub fn run(fast: bool) -> Result<()> {
     if !fast {
         steps.run("deny", |log| deny(&workspace, log));
         steps.run("docs", docs);
+    }
+    if !fast {
+        steps.run("fuzz", |log| command(fuzz::compiles(&workspace.target), log));
     }
     steps.run("tests", tests);
     steps.run("doctests", |log| counted(cargo(["test", "--workspace", "--doc"]), log));

@@ -37,6 +37,17 @@ pub fn run(seconds: u64) -> Result<()> {
     Ok(())
 }
 
+/// The command that checks that the targets still compile, which needs neither nightly nor cargo-fuzz. They are a workspace of
+/// their own, so no other step would notice that an API they use has changed.
+pub fn compiles(target: &Path) -> Command {
+    let mut command = workspace::cargo();
+    command.args(["check", "--quiet", "--all-targets", "--manifest-path"]).arg(format!("{FOLDER}/Cargo.toml"));
+    command.arg("--target-dir").arg(target.join("fuzz-check"));
+    // Nothing is linked, so the fuzzer itself need not be built.
+    command.env("CUSTOM_LIBFUZZER_PATH", target.join("libnone.a"));
+    command
+}
+
 /// Why there is nothing to run, or nothing to run it with.
 fn absent(folder: &Path) -> Option<String> {
     if !folder.join("Cargo.toml").is_file() {

@@ -19,7 +19,7 @@ use anyhow::{Context, Result, bail};
 const HELP: &str = "\
 cargo xtask: the checks of this repository
 
-  cargo xtask check [--fast]       all that continuous integration runs; --fast leaves out deny, docs and
+  cargo xtask check [--fast]       all that continuous integration runs; --fast leaves out deny, docs, fuzz and
                                    what runs long (simulation, conformance)
   cargo xtask arrows               which folder may use which
   cargo xtask sizes [--update]     sizes of files and functions, and what must not stand in the source;

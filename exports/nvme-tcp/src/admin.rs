@@ -6,7 +6,8 @@ use sealblock_protocols_nvme::admin::{AdminCommand, Identify};
 use sealblock_protocols_nvme::fabrics::FabricsCommand;
 use sealblock_protocols_nvme::logs::LogPage;
 use sealblock_protocols_nvme::{Command, FABRICS_OPCODE, FabricsType, StatusCode};
-use sealblock_runtime_memory::Slice;
+use sealblock_protocols_nvme_tcp::Payload;
+use sealblock_runtime_memory::{Buffer, Slice};
 
 use crate::commands::abort;
 use crate::connection::{Connection, Reply, Role};
@@ -78,7 +79,46 @@ fn fabrics(connection: &Rc<Connection>, role: &Role, command: &Command, data: &[
 pub(crate) fn cut(page: &[u8], room: usize, asked: u64) -> Result<Reply, Refusal> {
     let asked = usize::try_from(asked).ok().filter(|&asked| asked <= room && asked <= MOST_DATA_BYTES);
     let asked = asked.ok_or(StatusCode::DATA_SGL_LENGTH_INVALID)?;
-    let mut data = page[..page.len().min(asked)].to_vec();
-    data.resize(asked, 0);
-    Ok(Reply::Data(Slice::copy_from(&data).into(), 0))
+    let page = &page[..page.len().min(asked)];
+    let mut slices = vec![Slice::copy_from(page)];
+    ZEROES.with(|zeroes| {
+        let mut left = asked - page.len();
+        while left > 0 {
+            let len = left.min(zeroes.len());
+            slices.push(zeroes.slice(..len));
+            left -= len;
+        }
+    });
+    Ok(Reply::Data(Payload::new(slices), 0))
+}
+
+thread_local! {
+    /// What is sent behind the ends of pages. All answers share it: a host that asks for long pages and takes none of them
+    /// must not make the target hold them.
+    static ZEROES: Slice = Buffer::zeroed(32 << 10).freeze();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(page: &[u8], room: usize, asked: u64) -> Option<Payload> {
+        match cut(page, room, asked) {
+            Ok(Reply::Data(data, 0)) => Some(data),
+            Ok(_) => panic!("a page is data"),
+            Err(_) => None,
+        }
+    }
+
+    #[test]
+    fn a_page_is_cut_or_followed_by_zeroes_that_all_answers_share() {
+        let bytes = |data: &Payload| data.slices().iter().flat_map(|slice| slice.to_vec()).collect::<Vec<u8>>();
+        assert_eq!(bytes(&answer(&[7; 12], 64, 8).unwrap()), [7; 8]);
+        let long = answer(&[7; 12], 1 << 20, 100_000).unwrap();
+        assert_eq!(bytes(&long), [vec![7; 12], vec![0; 99_988]].concat());
+        let other = answer(&[8; 4], 1 << 20, 64).unwrap();
+        assert_eq!(long.slices()[1].as_ptr(), other.slices()[1].as_ptr());
+        assert!(answer(&[7; 12], 4, 8).is_none(), "more than the host has room for");
+        assert!(answer(&[7; 12], usize::MAX, (1 << 20) + 4).is_none(), "more than is ever sent");
+    }
 }

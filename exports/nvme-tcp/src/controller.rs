@@ -66,6 +66,15 @@ struct State {
     resetting: bool,
 }
 
+/// Notices that hear of damage in every namespace.
+fn watching(subsystem: &Subsystem) -> Arc<Notices> {
+    let notices = Arc::<Notices>::default();
+    for (nsid, namespace) in subsystem.namespaces().iter() {
+        namespace.state.watch(*nsid, &notices);
+    }
+    notices
+}
+
 impl Controller {
     pub(crate) fn new(
         id: u16,
@@ -81,10 +90,7 @@ impl Controller {
             subsystem_reset_occurred: false,
             processing_paused: false,
         };
-        let notices = Arc::<Notices>::default();
-        for (nsid, namespace) in subsystem.namespaces().iter() {
-            namespace.state.watch(*nsid, &notices);
-        }
+        let notices = watching(&subsystem);
         Controller {
             id,
             is_discovery: data.subnqn.is_discovery(),

@@ -88,7 +88,7 @@ impl Target {
             match accepted.await {
                 None => return Ok(()),
                 Some(Ok((stream, _peer))) => self.admit(stream),
-                Some(Err(error)) if is_shortage(&error) => sleep(ACCEPT_REST).await,
+                Some(Err(error)) if passes(&error) => sleep(ACCEPT_REST).await,
                 Some(Err(error)) => return Err(error),
             }
         }
@@ -160,7 +160,31 @@ impl Target {
     }
 }
 
-/// Whether accepting failed for want of descriptors or memory, which passes (`accept(2)`: EMFILE, ENFILE, ENOBUFS, ENOMEM).
-fn is_shortage(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(12 | 23 | 24 | 105))
+/// Whether accepting failed for a reason that passes: a want of descriptors or memory (EMFILE, ENFILE, ENOBUFS, ENOMEM), a
+/// rule of the firewall (EPERM), or an error of one connection, which Linux tells in place of it (`accept(2)`, "Error
+/// handling"). None of these may end the service for everybody else.
+fn passes(error: &io::Error) -> bool {
+    const EPERM: i32 = 1;
+    const SHORTAGES: [i32; 4] = [12, 23, 24, 105];
+    /// ENONET, EPROTO, ENOPROTOOPT, EOPNOTSUPP, ENETDOWN, ENETUNREACH, ETIMEDOUT, EHOSTDOWN, EHOSTUNREACH.
+    const OF_A_CONNECTION: [i32; 9] = [64, 71, 92, 95, 100, 101, 110, 112, 113];
+    error
+        .raw_os_error()
+        .is_some_and(|code| code == EPERM || [&SHORTAGES[..], &OF_A_CONNECTION].concat().contains(&code))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_that_pass_do_not_end_the_service_and_others_do() {
+        for code in [1, 12, 23, 24, 64, 71, 92, 95, 100, 101, 105, 110, 112, 113] {
+            assert!(passes(&io::Error::from_raw_os_error(code)), "{code}");
+        }
+        // EBADF, EINVAL and ENOTSOCK are about the listener, ECANCELED about the reactor.
+        for code in [9, 22, 88, 125] {
+            assert!(!passes(&io::Error::from_raw_os_error(code)), "{code}");
+        }
+    }
 }

@@ -3,7 +3,9 @@
 //! A mutated byte in metadata fails the checksum and goes no further, so a target that only mutates tests the checksum.
 //! The forging functions make the checksum right again, and what lies behind it is tested too.
 
+pub mod controller;
 pub mod image;
+pub mod nvme;
 
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, guard};
 use sealblock_media_volume::format::RECORD_BYTES;

@@ -2,6 +2,12 @@
 //!
 //! The first byte chooses the configuration, the second the length of the pieces in which the rest arrives. What must
 //! hold whatever comes is asserted here: no limit is exceeded, and a closed connection stays closed and quiet.
+//! [`pair`] reads its input as a script instead, which leads deeper.
+
+mod pair;
+mod script;
+
+pub use pair::pair;
 
 use std::num::{NonZeroU16, NonZeroU32};
 
@@ -32,6 +38,7 @@ pub fn target(data: &[u8]) {
     config.max_r2t_bytes = if bit(choice, 1) { 4096 } else { u32::MAX };
     config.max_r2ts = NonZeroU32::new(3).expect("3 is not 0");
     config.direct_bytes = if bit(choice, 2) { 1 } else { 8192 };
+    config.staging_bytes = 4096;
     config.cpda = if bit(choice, 3) { 15 } else { 0 };
     config.shape_of = Some(ShapeOf::new(|_| BlockShape::new(512, 8)));
     let mut target = Target::new(config);
@@ -98,6 +105,7 @@ pub fn host(data: &[u8]) {
     config.max_commands = MAX_COMMANDS;
     config.max_in_capsule_bytes = 0;
     config.direct_bytes = if bit(choice, 2) { 1 } else { 8192 };
+    config.staging_bytes = 4096;
     config.hpda = if bit(choice, 3) { 15 } else { 0 };
     (config.header_digest, config.data_digest) = (bit(choice, 5), bit(choice, 6));
     let mut host = Host::new(config);

@@ -23,9 +23,10 @@ impl<D: Device> Device for ReadOnly<D> {
 
     async fn execute(&self, operation: Operation) -> Outcome {
         match operation {
-            Operation::Write { .. } | Operation::WriteZeroes { .. } | Operation::Discard { .. } => {
-                Err(Failure::ReadOnly.into())
-            }
+            Operation::Write { .. }
+            | Operation::WriteZeroes { .. }
+            | Operation::Discard { .. }
+            | Operation::WriteUncorrectable { .. } => Err(Failure::ReadOnly.into()),
             Operation::Read { .. } | Operation::Verify { .. } | Operation::Compare { .. } | Operation::Flush => {
                 self.0.execute(operation).await
             }

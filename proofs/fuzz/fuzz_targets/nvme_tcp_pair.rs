@@ -1,0 +1,6 @@
+//! Both sides of NVMe/TCP over a wire that the input cuts and spoils: what is not spoilt works, and what is spoilt ends.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|input: &[u8]| sealblock_protocols_nvme_tcp::fuzz::pair(input));

@@ -1,0 +1,131 @@
+//! The attacks. Each is a function that fails when the target answers other than it must.
+
+mod commands;
+mod connecting;
+mod crowds;
+mod noise;
+mod silence;
+mod violations;
+
+use std::net::SocketAddr;
+
+use anyhow::Result;
+use sealblock_protocols_nvme::Command;
+use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand};
+use sealblock_units::Extent;
+
+use crate::process::{PLAIN, limits};
+use crate::wire::{Peer, R2T, SUBNQN, capsule, transport};
+
+/// What an attack needs to know.
+pub struct Scene {
+    /// Where the target listens.
+    pub address: SocketAddr,
+    /// What random attacks are drawn from; the same seed draws the same.
+    pub seed: u64,
+    /// How often attacks that repeat themselves do so: 1 in tests.
+    pub effort: usize,
+}
+
+/// An attack.
+pub struct Attack {
+    /// Its name on the command line.
+    pub name: &'static str,
+    /// What it does.
+    pub what: &'static str,
+    /// How many connections it has at most at a time, for the bound on memory.
+    pub connections: usize,
+    /// Does it.
+    pub run: fn(&Scene) -> Result<()>,
+}
+
+const fn attack(name: &'static str, what: &'static str, connections: usize, run: fn(&Scene) -> Result<()>) -> Attack {
+    Attack { name, what, connections, run }
+}
+
+/// All attacks, in the order in which they run.
+pub const ATTACKS: &[Attack] = &[
+    attack("icreq", "ICReq with each field wrong, late, twice, and with each digest", 1, violations::icreq),
+    attack("headers", "common headers with wrong type, HLEN, PDO, PLEN and flags", 2, violations::headers),
+    attack(
+        "capsules",
+        "capsules with too much data, data of nobody, CIDs in use, more than the queue holds",
+        2,
+        violations::capsules,
+    ),
+    attack(
+        "h2cdata",
+        "H2CData with wrong TTAG, CCCID, offset, length, LAST_PDU; after the last; for nobody",
+        2,
+        violations::h2c_data,
+    ),
+    attack("digests", "wrong header digests and wrong data digests", 2, violations::digests),
+    attack("reordered", "the PDUs of a good session in other orders", 2, violations::reordered),
+    attack("truncated", "a good session cut off at each byte, by FIN or by RST", 2, noise::truncated),
+    attack("connect", "Connect with garbage in each field, before and after its time", 3, connecting::connect),
+    attack(
+        "properties",
+        "Property Get and Set of every offset and size, and CC with every bit",
+        1,
+        connecting::properties,
+    ),
+    attack(
+        "sgl",
+        "data pointers of every type, and lengths that disagree with the command",
+        2,
+        commands::data_pointers,
+    ),
+    attack("opcodes", "every opcode on either queue, with no data and with data either way", 2, commands::opcodes),
+    attack("blocks", "ranges past the end, too long, and of namespaces that are not there", 2, commands::ranges),
+    attack("events", "more event requests than the controller keeps", 1, commands::event_requests),
+    attack("resets", "controllers enabled, shut down and reset without waiting", 2, commands::resets),
+    attack("random", "random bytes, before and after the connection is set up", 1, noise::random),
+    attack("mutated", "a good session with bytes changed", 2, noise::mutated),
+    attack("unread", "reads whose data nobody takes, until the target takes no more", 2, silence::unread),
+    attack("hoard", "log pages of the largest size that nobody takes", 1, silence::hoard),
+    attack("unanswered", "R2Ts that are never answered", 2, silence::unanswered),
+    attack(
+        "half-closed",
+        "connections whose sending half is closed at once, and in the middle",
+        2,
+        silence::half_closed,
+    ),
+    attack("drips", "connections that send nothing, or a byte at a time", 16, silence::drips),
+    attack("keep-alive", "a host that falls silent with a keep alive timeout", 2, silence::keep_alive),
+    attack("crowd", "all connections that the limit allows, and more", usize::MAX, crowds::crowd),
+    attack("flood", "connections made and dropped as fast as they go", usize::MAX, crowds::flood),
+    attack("controllers", "controllers made and left as fast as they go", 4, crowds::controllers),
+];
+
+/// An admin queue and an I/O queue of a new controller.
+fn queues(scene: &Scene) -> Result<(Peer, Peer)> {
+    let (admin, cntlid) = Peer::admin(scene.address, SUBNQN, 0)?;
+    let io = Peer::io(scene.address, SUBNQN, 1, cntlid)?;
+    Ok((admin, io))
+}
+
+/// Blocks of a command.
+fn blocks(start: u64, count: u64) -> Result<BlockCommand> {
+    Ok(BlockCommand::new(Extent::from_raw(start, count)?))
+}
+
+/// A Write whose data the target asks for.
+fn write_command(bytes: usize) -> Result<Command> {
+    let count = bytes / crate::process::BLOCK_BYTES;
+    Ok(transport(IoCommand::Write(blocks(0, count as u64)?).encode(PLAIN)?, bytes))
+}
+
+/// An I/O queue with a Write in flight whose data was asked for: CID and TTAG.
+fn fetching(scene: &Scene, bytes: usize) -> Result<(Peer, Peer, u16, u16)> {
+    let (admin, mut io) = queues(scene)?;
+    let cid = io.cid();
+    io.send(&capsule(&write_command(bytes)?.with_cid(cid), &[]))?;
+    let pdu = io.receive()?;
+    anyhow::ensure!(pdu.kind == R2T && pdu.short(8) == cid, "a Write is answered by {pdu:?}");
+    Ok((admin, io, cid, pdu.short(10)))
+}
+
+/// Commands that a queue has at most in flight.
+fn most_commands() -> u16 {
+    limits().commands
+}

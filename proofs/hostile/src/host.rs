@@ -1,0 +1,159 @@
+//! The other direction: our host device against a target that answers wrongly.
+//!
+//! Whatever it is answered, each call of the host must come to an end within the times of its options, without a panic, and
+//! without more memory than its queues need. What it says is an error or an answer; that an answer is right can be asked
+//! only where nothing was spoilt.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use sealblock_block::{Device, Durability, Operation};
+use sealblock_integrity::{Checks, Sealed, Tags};
+use sealblock_media_nvme_tcp::{NvmeTcpDevice, Options, Reconnect, discover};
+use sealblock_runtime_memory::Slice;
+use sealblock_runtime_reactor::{Config, Reactor, timeout};
+use sealblock_units::Extent;
+
+use crate::process::{PLAIN, PROTECTED};
+use crate::proxy::Proxy;
+use crate::random::Random;
+use crate::wire::{HANG, SUBNQN};
+
+/// What became of a host's calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Namespaces that were opened.
+    pub opened: u64,
+    /// Namespaces that could not be opened.
+    pub refused: u64,
+    /// Operations that succeeded.
+    pub succeeded: u64,
+    /// Operations that failed.
+    pub failed: u64,
+    /// Answers that were spoilt.
+    pub spoilt: u64,
+    /// Discovery logs that were read.
+    pub discovered: u64,
+}
+
+/// Short times, so that a target which falls silent is given up soon.
+fn options(random: &mut Random) -> Options {
+    Options {
+        queues: 1 + random.below(2) as u16,
+        queue_depth: 8,
+        header_digest: random.below(4) == 0,
+        data_digest: random.below(4) == 0,
+        transfer_bytes: 64 << 10,
+        connect_timeout: Duration::from_millis(1000),
+        request_timeout: Duration::from_millis(1000),
+        keep_alive: Duration::from_millis(2000),
+        shutdown_timeout: Duration::from_millis(500),
+        retries: 1,
+        losses: 1,
+        reconnect: Reconnect {
+            attempts: 2,
+            total: Duration::from_millis(1500),
+            first_delay: Duration::from_millis(10),
+            max_delay: Duration::from_millis(50),
+        },
+        ..Options::default()
+    }
+}
+
+/// Sessions of these seeds, the first behind a proxy that spoils nothing.
+///
+/// # Errors
+/// As [`session`] does, with the seed.
+pub fn sessions(target: SocketAddr, seed: u64, count: u64) -> Result<Summary> {
+    let clean = session(target, seed, 0).context("nothing was spoilt")?;
+    ensure!(clean.opened == 1 && clean.failed == 0 && clean.spoilt == 0, "nothing was spoilt: {clean:?}");
+    let mut all = Summary::default();
+    for seed in seed..seed + count {
+        // Rarely spoilt answers lead deep, and often spoilt ones try the first steps.
+        let one_in = [3, 8, 20, 60][seed as usize % 4];
+        let one = session(target, seed, one_in).with_context(|| format!("seed {seed}"))?;
+        all.opened += one.opened;
+        all.refused += one.refused;
+        all.succeeded += one.succeeded;
+        all.failed += one.failed;
+        all.spoilt += one.spoilt;
+        all.discovered += one.discovered;
+    }
+    Ok(all)
+}
+
+/// The most memory that this process ever had resident, in MiB.
+///
+/// # Errors
+/// When the system does not tell.
+pub fn peak_mib() -> Result<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").context("reading the status of this process")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("VmHWM")?;
+    Ok(line.trim().trim_end_matches(" kB").parse::<u64>()? >> 10)
+}
+
+/// Opens a namespace behind a proxy that spoils one answer in `one_in` (0: none), and uses it.
+///
+/// # Errors
+/// When a call does not come to its end; and any failure when nothing is spoilt.
+pub fn session(target: SocketAddr, seed: u64, one_in: u64) -> Result<Summary> {
+    let proxy = Proxy::start(target, seed, if one_in == 0 { u64::MAX } else { one_in })?;
+    let mut random = Random::new(seed);
+    let reactor = Reactor::new(Config { pool_arena_bytes: 4 << 20, ..Config::default() })?;
+    let mut summary = reactor.block_on(host(proxy.address, &mut random, one_in == 0))?;
+    drop(reactor);
+    summary.spoilt = proxy.spoilt();
+    Ok(summary)
+}
+
+async fn host(address: SocketAddr, random: &mut Random, is_clean: bool) -> Result<Summary> {
+    let mut summary = Summary::default();
+    let options = options(random);
+    let log = timeout(HANG, discover(address.into(), options.clone())).await.context("a discovery that never ends")?;
+    ensure!(!is_clean || log.is_ok(), "a discovery of a good target: {log:?}");
+    summary.discovered += u64::from(log.is_ok());
+    let nsid = [PLAIN, PROTECTED][random.below(2) as usize];
+    let open = NvmeTcpDevice::connect(address.into(), SUBNQN.parse()?, Some(nsid), options);
+    let device = match timeout(HANG, open).await.context("opening that never ends")? {
+        Ok(device) => device,
+        Err(error) if is_clean => return Err(error).context("opening a namespace of a good target"),
+        Err(_) => return Ok(Summary { refused: 1, ..summary }),
+    };
+    summary.opened = 1;
+    for _ in 0..24 {
+        let operation = operation(&device, random)?;
+        let kind = operation.kind();
+        let outcome = timeout(HANG, device.execute(operation)).await;
+        let outcome = outcome.with_context(|| format!("{kind:?} never ends"))?;
+        match outcome {
+            Ok(_) => summary.succeeded += 1,
+            Err(error) if is_clean => return Err(error).with_context(|| format!("{kind:?} at a good target")),
+            Err(_) => summary.failed += 1,
+        }
+    }
+    timeout(HANG, device.close()).await.context("closing that never ends")?;
+    Ok(summary)
+}
+
+/// One of all that a host asks of a namespace. Compare is of what was just written, unless something is spoilt.
+fn operation(device: &NvmeTcpDevice, random: &mut Random) -> Result<Operation> {
+    let geometry = device.geometry();
+    let capacity = geometry.capacity_blocks;
+    let count = (1 + random.below(12)).min(capacity);
+    let extent = Extent::from_raw(random.below(capacity - count + 1), count)?;
+    let checks = Checks { guard: true, app_tag: None, storage_tag: None, first_ref: None };
+    let bytes = vec![random.next() as u8; count as usize * geometry.block_size.bytes()];
+    let tags = Tags { app_tag: 0, storage_tag: 0, first_ref: extent.start().get() };
+    let durability = Durability::Volatile;
+    Ok(match random.below(6) {
+        0 | 1 => Operation::Read { extent, checks },
+        2 => {
+            let data = Sealed::seal(Slice::copy_from(&bytes), geometry.block_size, geometry.protection, &tags);
+            Operation::Write { extent, data, durability }
+        }
+        3 => Operation::Verify { extent, checks },
+        4 => Operation::WriteZeroes { extent, may_unmap: true, durability },
+        _ => Operation::Flush,
+    })
+}

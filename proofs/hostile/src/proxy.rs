@@ -1,0 +1,156 @@
+//! A target that has gone mad: a good one, behind a proxy that spoils its answers.
+//!
+//! So each step of a host meets wrong answers, deep ones too: what the seed leaves alone is right. PDUs are changed whole: a
+//! field of the header, bytes of the data, or the PDU is dropped, doubled, cut, kept back behind the next one, or replaced by
+//! noise, and sometimes the connection ends or falls silent.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::random::Random;
+
+/// A proxy at work; ends when dropped.
+pub struct Proxy {
+    /// Where it listens.
+    pub address: SocketAddr,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    target: SocketAddr,
+    seed: u64,
+    /// One answer in this many is spoilt.
+    one_in: u64,
+    stops: AtomicBool,
+    spoilt: AtomicU64,
+}
+
+impl Proxy {
+    /// In front of `target`, spoiling one answer in `one_in`.
+    pub fn start(target: SocketAddr, seed: u64, one_in: u64) -> Result<Proxy> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("listening")?;
+        let address = listener.local_addr()?;
+        let (stops, spoilt) = (AtomicBool::new(false), AtomicU64::new(0));
+        let shared = Arc::new(Shared { target, seed, one_in, stops, spoilt });
+        let kept = Arc::clone(&shared);
+        let thread = thread::spawn(move || serve(&listener, &shared));
+        Ok(Proxy { address, shared: kept, thread: Some(thread) })
+    }
+
+    /// Answers that were spoilt so far.
+    pub fn spoilt(&self) -> u64 {
+        self.shared.spoilt.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.shared.stops.store(true, Ordering::Relaxed);
+        // Wakes the thread that accepts.
+        drop(TcpStream::connect(self.address));
+        if let Some(thread) = self.thread.take() {
+            // A panic in there has been printed, and the host under attack is what matters.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn serve(listener: &TcpListener, shared: &Arc<Shared>) {
+    for (number, host) in (0_u64..).zip(listener.incoming()) {
+        if shared.stops.load(Ordering::Relaxed) {
+            return;
+        }
+        let (Ok(host), Ok(target)) = (host, TcpStream::connect(shared.target)) else { continue };
+        let shared = Arc::clone(shared);
+        // Ends with either socket.
+        thread::spawn(move || {
+            let random = Random::new(shared.seed.wrapping_mul(1000).wrapping_add(number));
+            let (Ok(from_host), Ok(to_target)) = (host.try_clone(), target.try_clone()) else { return };
+            let there = thread::spawn(move || copy(from_host, to_target));
+            answers(&target, &host, random, &shared);
+            let _ = (host.shutdown(Shutdown::Both), target.shutdown(Shutdown::Both), there.join());
+        });
+    }
+}
+
+fn copy(mut from: TcpStream, mut to: TcpStream) {
+    let _ = (std::io::copy(&mut from, &mut to), to.shutdown(Shutdown::Both));
+}
+
+/// Passes answers on until something ends.
+fn answers(mut target: &TcpStream, mut host: &TcpStream, mut random: Random, shared: &Shared) {
+    let mut kept: Option<Vec<u8>> = None;
+    while let Some(mut pdu) = pdu(&mut target) {
+        let mut out = Vec::new();
+        if random.below(shared.one_in) == 0 {
+            shared.spoilt.fetch_add(1, Ordering::Relaxed);
+            match random.below(10) {
+                0 => return,
+                1 => pdu.clear(),
+                2 => pdu.extend_from_within(..),
+                3 => pdu.truncate(random.below(pdu.len() as u64) as usize),
+                4 => kept = Some(std::mem::take(&mut pdu)),
+                5 => pdu = (0..random.below(300)).map(|_| random.next() as u8).collect(),
+                6 => silence(host),
+                _ => change(&mut pdu, &mut random),
+            }
+        }
+        out.extend(pdu);
+        if !out.is_empty() {
+            out.extend(kept.take().unwrap_or_default());
+        }
+        if host.write_all(&out).is_err() {
+            return;
+        }
+    }
+}
+
+/// Takes from the host without an answer until it gives up.
+fn silence(mut host: &TcpStream) {
+    let _ = host.set_read_timeout(Some(Duration::from_secs(20)));
+    let mut buffer = [0; 512];
+    while matches!(host.read(&mut buffer), Ok(1..)) {}
+}
+
+/// Where pages have what a host computes with, in bytes from the start of their data: NSZE, NCAP, NLBAF, FLBAS, MC, DPS, the
+/// limits of copies and ranges, LBAF 0 and 1, ELBAF 0; of a controller MDTS, CNTLID, VER, OACS, LPA, ELPE, SQES, MAXCMD, NN,
+/// ONCS, VWC, SGLS, IOCCSZ, ICDOFF; of logs the number of entries, LBA and identifiers.
+const FIELDS: [usize; 36] = [
+    0, 4, 8, 12, 16, 20, 24, 25, 26, 27, 28, 29, 30, 33, 64, 72, 76, 77, 78, 80, 128, 130, 131, 132, 256, 261, 262,
+    512, 514, 516, 520, 525, 536, 1024, 1792, 1796,
+];
+
+fn change(pdu: &mut [u8], random: &mut Random) {
+    const C2H_DATA: u8 = 7;
+    const ODD: [u32; 10] = [0, 1, 3, 4, 24, 4096, 0x7FFF_FFFF, 0x8000_0000, 0xFFFF_FFFC, u32::MAX];
+    for _ in 0..1 + random.below(3) {
+        // Fields of the header mostly, for that is where lengths and names are.
+        let most = if random.below(3) == 0 { pdu.len() } else { pdu.len().min(128) } as u64;
+        let mut at = random.below(most) as usize;
+        if pdu[0] == C2H_DATA && random.below(2) == 0 {
+            at = (24 + FIELDS[random.below(FIELDS.len() as u64) as usize]).min(pdu.len() - 1);
+        }
+        if random.below(2) == 0 {
+            pdu[at] = random.next() as u8;
+        } else if let Some(field) = pdu.get_mut(at & !3..(at & !3) + 4) {
+            field.copy_from_slice(&ODD[random.below(10) as usize].to_le_bytes());
+        }
+    }
+}
+
+/// The next whole PDU of a target that is trusted.
+fn pdu(from: &mut impl Read) -> Option<Vec<u8>> {
+    let mut pdu = vec![0; 8];
+    from.read_exact(&mut pdu).ok()?;
+    let plen = u32::from_le_bytes([pdu[4], pdu[5], pdu[6], pdu[7]]) as usize;
+    pdu.resize(plen.max(8), 0);
+    from.read_exact(&mut pdu[8..]).ok()?;
+    Some(pdu)
+}

@@ -1,0 +1,354 @@
+//! A host made of a blocking socket, which sends what it is told, right or wrong.
+//!
+//! It shares with the target under attack the layouts of structures and nothing else: it frames PDUs by itself, keeps no
+//! state that could refuse a wrong step, and notices an answer that has the wrong form.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use sealblock_integrity::guard::crc32c;
+use sealblock_protocols_nvme::fabrics::{
+    CNTLID_DYNAMIC, Connect, ConnectAttributes, ConnectData, FabricsCommand, PropertyGet, PropertySet,
+};
+use sealblock_protocols_nvme::{Command, Completion, DataPointer};
+use zerocopy::IntoBytes;
+
+/// The subsystem that attacks look for, unless told otherwise.
+pub const SUBNQN: &str = "nqn.2026-11.org.example:hostile";
+/// Within this time whatever is due has come. Only a hang reaches it, however slow the machine is.
+pub const HANG: Duration = Duration::from_secs(30);
+
+pub const ICREQ: u8 = 0;
+pub const ICRESP: u8 = 1;
+pub const C2H_TERM: u8 = 3;
+pub const CAPSULE: u8 = 4;
+pub const RESPONSE: u8 = 5;
+pub const H2C_DATA: u8 = 6;
+pub const C2H_DATA: u8 = 7;
+pub const R2T: u8 = 9;
+const LAST: u8 = 4;
+const SUCCESS: u8 = 8;
+
+/// A PDU that came.
+#[derive(Debug)]
+pub struct Pdu {
+    pub kind: u8,
+    pub flags: u8,
+    pub header: Vec<u8>,
+    pub data: Vec<u8>,
+}
+
+impl Pdu {
+    pub fn short(&self, at: usize) -> u16 {
+        u16::from_le_bytes([self.header[at], self.header[at + 1]])
+    }
+
+    pub fn dword(&self, at: usize) -> u32 {
+        u32::from(self.short(at)) | u32::from(self.short(at + 2)) << 16
+    }
+}
+
+/// Data of a command.
+pub enum Data<'a> {
+    None,
+    Write(&'a [u8]),
+    Read(usize),
+}
+
+/// How a command ended.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub result: u64,
+    pub data: Vec<u8>,
+}
+
+/// A connection of the hostile host.
+pub struct Peer {
+    pub stream: TcpStream,
+    header_digest: bool,
+    data_digest: bool,
+    next_cid: u16,
+}
+
+/// An ICReq with these digests.
+pub fn icreq(digests: u8) -> Vec<u8> {
+    let mut pdu = vec![0; 128];
+    pdu[..8].copy_from_slice(&[ICREQ, 0, 128, 0, 128, 0, 0, 0]);
+    pdu[11] = digests;
+    pdu
+}
+
+/// A header of 24 bytes with four fields, as H2CData has it, and data; no digests.
+pub fn h2c(last: bool, cccid: u16, ttag: u16, offset: u32, data: &[u8]) -> Vec<u8> {
+    let mut pdu = vec![H2C_DATA, if last { LAST } else { 0 }, 24, 24];
+    pdu.extend((24 + data.len() as u32).to_le_bytes());
+    pdu.extend(cccid.to_le_bytes());
+    pdu.extend(ttag.to_le_bytes());
+    pdu.extend(offset.to_le_bytes());
+    pdu.extend((data.len() as u32).to_le_bytes());
+    pdu.extend([0; 4]);
+    pdu.extend(data);
+    pdu
+}
+
+/// A capsule without digests, with data behind the command.
+pub fn capsule(command: &Command, data: &[u8]) -> Vec<u8> {
+    let pdo = if data.is_empty() { 0 } else { 72 };
+    let mut pdu = vec![CAPSULE, 0, 72, pdo];
+    pdu.extend((72 + data.len() as u32).to_le_bytes());
+    pdu.extend(command.as_bytes());
+    pdu.extend(data);
+    pdu
+}
+
+/// Connect of a queue, and its data.
+pub fn connect(subnqn: &str, queue: u16, entries: u32, cntlid: u16, keep_alive_ms: u32) -> (Command, Vec<u8>) {
+    let command = Connect { queue, entries, attributes: ConnectAttributes::NONE, keep_alive_ms }.encode();
+    let data = ConnectData {
+        hostid: [7; 16],
+        cntlid,
+        subnqn: subnqn.parse().expect("the name in the call is a good one"),
+        hostnqn: "nqn.2026-11.org.example:attacker".parse().expect("this is a good name"),
+    };
+    (command, data.encode().to_vec())
+}
+
+/// A command that carries its data in the capsule.
+pub fn in_capsule(command: Command, data: &[u8]) -> Command {
+    command.with_data(DataPointer::InCapsule { offset_bytes: 0, length_bytes: data.len() as u32 })
+}
+
+/// A command whose data, of this length, is sent for or sent.
+pub fn transport(command: Command, length_bytes: usize) -> Command {
+    command.with_data(DataPointer::Transport { length_bytes: length_bytes as u32 })
+}
+
+impl Peer {
+    /// A connection on which nothing was sent.
+    pub fn open(address: SocketAddr) -> Result<Peer> {
+        let stream = TcpStream::connect_timeout(&address, HANG).context("connecting")?;
+        stream.set_read_timeout(Some(HANG))?;
+        stream.set_write_timeout(Some(HANG))?;
+        stream.set_nodelay(true)?;
+        Ok(Peer { stream, header_digest: false, data_digest: false, next_cid: 1 })
+    }
+
+    /// A connection that is set up.
+    pub fn ready(address: SocketAddr, digests: u8) -> Result<Peer> {
+        let mut peer = Peer::open(address)?;
+        peer.send(&icreq(digests))?;
+        let pdu = peer.receive()?;
+        ensure!(pdu.kind == ICRESP && pdu.header[11] == digests, "ICReq is answered by {pdu:?}");
+        (peer.header_digest, peer.data_digest) = (digests & 1 != 0, digests & 2 != 0);
+        Ok(peer)
+    }
+
+    /// An admin queue whose controller is ready, and the controller's identifier.
+    pub fn admin(address: SocketAddr, subnqn: &str, keep_alive_ms: u32) -> Result<(Peer, u16)> {
+        let mut peer = Peer::ready(address, 0)?;
+        let (command, data) = connect(subnqn, 0, 32, CNTLID_DYNAMIC, keep_alive_ms);
+        let answer = peer.call(command, Data::Write(&data))?;
+        ensure!(answer.status == 0, "Connect: {answer:?}");
+        peer.property(0x14, 4, 0x0046_0001)?;
+        Ok((peer, answer.result as u16))
+    }
+
+    /// An I/O queue of this controller.
+    pub fn io(address: SocketAddr, subnqn: &str, queue: u16, cntlid: u16) -> Result<Peer> {
+        let mut peer = Peer::ready(address, 0)?;
+        let (command, data) = connect(subnqn, queue, 32, cntlid, 0);
+        let answer = peer.call(command, Data::Write(&data))?;
+        ensure!(answer.status == 0, "Connect of queue {queue}: {answer:?}");
+        Ok(peer)
+    }
+
+    /// Property Set, which must succeed.
+    pub fn property(&mut self, offset: u32, bytes: usize, value: u64) -> Result<()> {
+        let set = FabricsCommand::PropertySet(PropertySet { offset, bytes, value });
+        let answer = self.call(set.encode(), Data::None)?;
+        ensure!(answer.status == 0, "Property Set {offset:#x}: {answer:?}");
+        Ok(())
+    }
+
+    /// Property Get, right or wrong.
+    pub fn property_get(&mut self, offset: u32, bytes: usize) -> Result<Answer> {
+        self.call(FabricsCommand::PropertyGet(PropertyGet { offset, bytes }).encode(), Data::None)
+    }
+
+    pub fn send(&mut self, bytes: &[u8]) -> Result<()> {
+        self.stream.write_all(bytes).context("sending")
+    }
+
+    /// Sends what may meet a connection that has ended meanwhile.
+    pub fn try_send(&mut self, bytes: &[u8]) -> bool {
+        self.stream.write_all(bytes).is_ok()
+    }
+
+    pub fn cid(&mut self) -> u16 {
+        self.next_cid = self.next_cid.wrapping_add(1);
+        self.next_cid
+    }
+
+    /// The next PDU; an error if the connection has ended, or if nothing comes.
+    pub fn receive(&mut self) -> Result<Pdu> {
+        self.next_pdu()?.context("the connection ended where a PDU was due")
+    }
+
+    /// The next PDU, or `None` when the connection has ended. A PDU that is itself wrong is an error.
+    pub fn next_pdu(&mut self) -> Result<Option<Pdu>> {
+        let mut common = [0; 8];
+        if !self.fill(&mut common)? {
+            return Ok(None);
+        }
+        let (kind, flags, hlen, pdo) = (common[0], common[1], usize::from(common[2]), usize::from(common[3]));
+        let plen = u32::from_le_bytes([common[4], common[5], common[6], common[7]]) as usize;
+        let want = match kind {
+            ICRESP => 128,
+            C2H_TERM | RESPONSE | C2H_DATA | R2T => 24,
+            _ => bail!("a target sent a PDU of type {kind}"),
+        };
+        ensure!(hlen == want && plen >= hlen && plen < 64 << 20, "HLEN {hlen} and PLEN {plen} of type {kind}");
+        let mut rest = vec![0; plen - 8];
+        if !self.fill(&mut rest)? {
+            return Ok(None);
+        }
+        let whole = [common.as_slice(), &rest].concat();
+        let header = whole[..hlen].to_vec();
+        let has_digests = kind != ICRESP && kind != C2H_TERM;
+        if has_digests && self.header_digest {
+            ensure!(crc32c(&header).to_le_bytes() == whole[hlen..hlen + 4], "a wrong header digest on type {kind}");
+        }
+        let start = if kind == C2H_DATA { pdo } else { hlen };
+        let mut data = whole[start.clamp(hlen, plen)..].to_vec();
+        if kind == C2H_DATA && self.data_digest {
+            let digest = data.split_off(data.len() - 4);
+            ensure!(crc32c(&data).to_le_bytes() == digest[..], "a wrong data digest");
+        }
+        Ok(Some(Pdu { kind, flags, header, data }))
+    }
+
+    /// Whether the buffer could be filled; `false` if the connection ended.
+    fn fill(&mut self, buffer: &mut [u8]) -> Result<bool> {
+        match self.stream.read_exact(buffer) {
+            Ok(()) => Ok(true),
+            Err(error) if is_end(error.kind()) => Ok(false),
+            Err(error) => Err(error).context("waiting for an answer or the end of the connection"),
+        }
+    }
+
+    /// The PDU as it goes out under the digests that were agreed on; `data_bytes` of its end are data.
+    pub fn digested(&self, pdu: &[u8], data_bytes: usize) -> Vec<u8> {
+        if !self.header_digest && !self.data_digest {
+            return pdu.to_vec();
+        }
+        let hlen = usize::from(pdu[2]);
+        let (mut header, data) = (pdu[..hlen].to_vec(), &pdu[pdu.len() - data_bytes..]);
+        let head = hlen + if self.header_digest { 4 } else { 0 };
+        let tail = if self.data_digest && data_bytes > 0 { 4 } else { 0 };
+        header[1] |= u8::from(self.header_digest) | if tail > 0 { 2 } else { 0 };
+        header[3] = if data_bytes > 0 { head as u8 } else { 0 };
+        header[4..8].copy_from_slice(&((head + data_bytes + tail) as u32).to_le_bytes());
+        let mut out = header.clone();
+        if self.header_digest {
+            out.extend(crc32c(&header).to_le_bytes());
+        }
+        out.extend(data);
+        if tail > 0 {
+            out.extend(crc32c(data).to_le_bytes());
+        }
+        out
+    }
+
+    /// Sends a command and sees it through to its end.
+    pub fn call(&mut self, command: Command, data: Data<'_>) -> Result<Answer> {
+        let cid = self.cid();
+        self.submit(command, cid, &data)?;
+        let mut answer = Answer { status: 0, result: 0, data: Vec::new() };
+        loop {
+            let pdu = self.receive()?;
+            match (pdu.kind, &data) {
+                (R2T, Data::Write(bytes)) => {
+                    let (from, len) = (pdu.dword(12) as usize, pdu.dword(16) as usize);
+                    ensure!(pdu.short(8) == cid && from + len <= bytes.len(), "an R2T for other data: {pdu:?}");
+                    let part = h2c(true, cid, pdu.short(10), from as u32, &bytes[from..from + len]);
+                    let part = self.digested(&part, len);
+                    self.send(&part)?;
+                }
+                (C2H_DATA, Data::Read(len)) => {
+                    let at = pdu.dword(12) as usize;
+                    ensure!(pdu.short(8) == cid && at == answer.data.len(), "data for something else");
+                    answer.data.extend(&pdu.data);
+                    ensure!(answer.data.len() <= *len, "more data than asked for");
+                    if pdu.flags & SUCCESS != 0 {
+                        return Ok(answer);
+                    }
+                }
+                (RESPONSE, _) => {
+                    let completion = Completion::from_prefix(&pdu.header[8..]).context("a response is short")?;
+                    ensure!(completion.cid.get() == cid, "a response to another command: {completion:?}");
+                    answer.status = completion.status().code().get();
+                    answer.result = completion.result.get();
+                    return Ok(answer);
+                }
+                _ => bail!("command {cid} is answered by {pdu:?}"),
+            }
+        }
+    }
+
+    /// Sends a command with this identifier; short writes go in the capsule.
+    pub fn submit(&mut self, command: Command, cid: u16, data: &Data<'_>) -> Result<()> {
+        let command = command.with_cid(cid);
+        let pdu = match data {
+            Data::None => capsule(&transport(command, 0), &[]),
+            Data::Write(bytes) if bytes.len() <= 4096 => capsule(&in_capsule(command, bytes), bytes),
+            Data::Write(bytes) => capsule(&transport(command, bytes.len()), &[]),
+            Data::Read(len) => capsule(&transport(command, *len), &[]),
+        };
+        let in_capsule_bytes = pdu.len() - 72;
+        let pdu = self.digested(&pdu, in_capsule_bytes);
+        self.send(&pdu)
+    }
+
+    /// The fatal error that the target tells of, after which it must end the connection. Other PDUs before it are passed over.
+    pub fn terminated(&mut self) -> Result<(u16, u32)> {
+        loop {
+            let pdu = self.receive().context("waiting for a termination request")?;
+            if pdu.kind == C2H_TERM {
+                let told = (pdu.short(8), u32::from(pdu.short(10)) | u32::from(pdu.short(12)) << 16);
+                self.finished()?;
+                return Ok(told);
+            }
+        }
+    }
+
+    /// Waits for the end of the connection, and gives what came before it.
+    pub fn finished(&mut self) -> Result<Vec<Pdu>> {
+        let mut pdus = Vec::new();
+        while let Some(pdu) = self.next_pdu()? {
+            pdus.push(pdu);
+        }
+        Ok(pdus)
+    }
+
+    /// Says that nothing more will be sent.
+    pub fn half_close(&self) {
+        // The target may have ended the connection by itself.
+        let _ = self.stream.shutdown(Shutdown::Write);
+    }
+
+    /// Ends the connection with a reset.
+    pub fn reset(self) {
+        // A socket that is gone already cannot be told so, and need not be.
+        let _ = rustix::net::sockopt::set_socket_linger(&self.stream, Some(Duration::ZERO));
+    }
+}
+
+fn is_end(kind: ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::ConnectionAborted
+    )
+}
