@@ -16,7 +16,6 @@ use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use sealblock_protocols_nvme_tcp::config::ShapeOf;
 use sealblock_protocols_nvme_tcp::target::{Event, Target as Core, Token};
 use sealblock_protocols_nvme_tcp::{Payload, TargetConfig, TransmitLimit};
 use sealblock_runtime_memory::{Buffer, Pool};
@@ -34,6 +33,7 @@ use crate::queue::{Task, Waiting};
 use crate::registry::{Permit, Shared};
 use crate::slots::Slots;
 use crate::subsystem::Subsystem;
+use crate::sums::shape_of;
 
 /// How long a peer may take to close after it was told that nothing more comes.
 const LINGER: Duration = Duration::from_secs(1);
@@ -115,9 +115,7 @@ impl Connection {
         config.max_bytes_in_flight = target.limits.bytes_in_flight;
         config.max_in_capsule_bytes = IN_CAPSULE_BYTES;
         let subsystem = Arc::new(OnceLock::<Arc<Subsystem>>::new());
-        let known = Arc::clone(&subsystem);
-        config.shape_of =
-            Some(ShapeOf::new(move |command| known.get()?.namespaces().get(&command.nsid.get())?.shape_of(command)));
+        config.shape_of = Some(shape_of(&subsystem));
         // Where the system refuses, its own idea of a buffer serves, only with more turns.
         let _ = stream.set_send_buffer_bytes(SOCKET_BYTES);
         let _ = stream.set_recv_buffer_bytes(SOCKET_BYTES);

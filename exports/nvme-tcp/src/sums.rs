@@ -7,15 +7,19 @@
 //! Invariant: a sum stands for data only where somebody has summed that data: what arrives, in the pass that checked its
 //! digest, and what is read, where every guard was compared ([`Sealed::sums`]). Everything else is summed anew.
 
+use std::sync::{Arc, OnceLock};
+
 use sealblock_block::Geometry;
 use sealblock_integrity::{GuardKind, Sealed};
 use sealblock_protocols_nvme::Command;
 use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand};
+use sealblock_protocols_nvme_tcp::config::ShapeOf;
 use sealblock_protocols_nvme_tcp::target::Counters;
 use sealblock_protocols_nvme_tcp::{BlockShape, BlockSums, Payload};
 
 use crate::kept::Count;
 use crate::namespace::Namespace;
+use crate::subsystem::Subsystem;
 
 /// How a namespace's blocks lie on the wire, where guard and digest share their sums.
 pub(crate) struct Shapes {
@@ -78,6 +82,12 @@ impl Namespace {
         let is_asked = self.device.geometry().protection.is_some() && self.checks(blocks).guard;
         if is_asked { self.data_bytes(blocks.extent) } else { 0 }
     }
+}
+
+/// How data in capsules is cut into blocks, as soon as it is known to which subsystem the commands go.
+pub(crate) fn shape_of(subsystem: &Arc<OnceLock<Arc<Subsystem>>>) -> ShapeOf {
+    let subsystem = Arc::clone(subsystem);
+    ShapeOf::new(move |command| subsystem.get()?.namespaces().get(&command.nsid.get())?.shape_of(command))
 }
 
 /// What the I/O queues of a subsystem have moved, and how much of it they have summed.
