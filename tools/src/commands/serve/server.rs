@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use sealblock_exports_nvme_tcp::{Limits, Namespace, SetupError, Shows, Subsystem, Target as Export};
@@ -61,8 +62,9 @@ impl Space {
             Protection::Plain => Shows::Plain,
             Protection::Shown => Shows::Protected,
         };
-        let namespace = Namespace::new(self.device.shared.clone(), self.uuid).showing(shows);
-        namespace.map_err(|error| of_setup(&error).on(&self.plan.target))
+        let namespace =
+            Namespace::new(self.device.shared.clone(), self.uuid).with_state(Arc::clone(&self.device.state));
+        namespace.showing(shows).map_err(|error| of_setup(&error).on(&self.plan.target))
     }
 }
 
