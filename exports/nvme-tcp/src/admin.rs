@@ -66,6 +66,8 @@ fn fabrics(connection: &Rc<Connection>, role: &Role, command: &Command, data: &[
             return Err(StatusCode::INVALID_OPCODE.into());
         };
         connection.stop();
+        // Its clock was not watched until now, and a host that sends no more of its data must not hold the end up.
+        connection.watch();
         return Ok(0);
     };
     controller.heard();

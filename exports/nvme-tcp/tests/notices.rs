@@ -5,16 +5,19 @@ mod common;
 use common::requests::*;
 use common::*;
 use sealblock_block::{Gate, Stack};
-use sealblock_exports_nvme_tcp::{Namespace, Subsystem};
+use sealblock_exports_nvme_tcp::{Limits, Namespace, Subsystem};
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_protocols_nvme::admin::{Abort, Cns, SetFeatures};
 use sealblock_protocols_nvme::features::AsynchronousEvent;
 use sealblock_protocols_nvme::identify::{Controller, Oacs, Ofcs};
 use sealblock_protocols_nvme::nvm::IoCommand;
-use sealblock_protocols_nvme::{AdminOpcode, Command, FabricsType};
+use sealblock_protocols_nvme::{AdminOpcode, Command, DataPointer, FabricsType};
+use sealblock_runtime_reactor::sleep;
 use sealblock_units::{BlockSize, Lba};
 use std::rc::Rc;
+use std::time::Duration;
+use zerocopy::IntoBytes;
 
 #[test]
 fn hosts_are_told_of_damage_and_changes_once_they_ask_for_it() {
@@ -76,6 +79,31 @@ fn an_io_queue_can_be_disconnected_and_connected_again() {
         assert_eq!(again.call(disconnect, Data::None).await.status(), 0x001, "not on this queue");
         disconnect.nsid = u32::from(FabricsType::Disconnect.code()).into();
         assert_ne!(admin.call(disconnect, Data::None).await.status(), 0, "not on that one");
+    });
+}
+
+/// A command without data as it goes over the wire, without digests.
+fn capsule(command: &Command) -> Vec<u8> {
+    [&[4, 0, 72, 0, 72, 0, 0, 0], command.as_bytes()].concat()
+}
+
+#[test]
+fn a_host_that_sends_no_data_holds_a_disconnect_up_for_the_drain_only() {
+    run(|| async {
+        let served = serve(Limits { drain: Duration::from_millis(100), ..Limits::default() });
+        let (_admin, mut io) = Queue::pair(served.address, false).await;
+        let write = IoCommand::Write(blocks(0, 64)).encode(PLAIN).unwrap();
+        io.submit_and_hold(write, pattern(64 << 12, 7)).await;
+        let mut disconnect = Command::new(0x7F, u32::from(FabricsType::Disconnect.code()));
+        // An SGL, as all commands over Fabrics have, of no bytes.
+        (disconnect.flags, disconnect.cid) = (0x40, 99.into());
+        disconnect.dptr = DataPointer::None.descriptor();
+        io.send_raw(&capsule(&disconnect)).await;
+        // The host keeps its end open.
+        while served.target.connections() > 1 {
+            sleep(Duration::from_millis(1)).await;
+        }
+        drop(io);
     });
 }
 
