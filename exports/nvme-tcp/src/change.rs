@@ -79,8 +79,10 @@ impl Target {
     /// [`SetupError::UnknownNqn`] and [`SetupError::UnknownNsid`].
     pub fn remove_namespace(&self, nqn: &Nqn, nsid: u32) -> Result<(), SetupError> {
         let subsystem = self.offered(nqn)?;
-        subsystem.remove(nsid)?;
-        self.namespace_changed(&subsystem, nsid);
+        let removed = subsystem.remove(nsid)?;
+        for controller in self.of(&subsystem) {
+            controller.namespace_removed(nsid, &removed);
+        }
         Ok(())
     }
 

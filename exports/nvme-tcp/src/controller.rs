@@ -64,15 +64,10 @@ struct State {
     status: ControllerStatus,
     /// A reset ends when the last member is gone.
     resetting: bool,
-}
-
-/// Notices that hear of damage in every namespace.
-fn watching(subsystem: &Subsystem) -> Arc<Notices> {
-    let notices = Arc::<Notices>::default();
-    for (nsid, namespace) in subsystem.namespaces().iter() {
-        namespace.state.watch(*nsid, &notices);
-    }
-    notices
+    /// Counts the shutdowns that the host asked for.
+    shutdowns: u64,
+    /// A task flushes for a shutdown; there is one at most.
+    flushing: bool,
 }
 
 impl Controller {
@@ -90,7 +85,6 @@ impl Controller {
             subsystem_reset_occurred: false,
             processing_paused: false,
         };
-        let notices = watching(&subsystem);
         Controller {
             id,
             is_discovery: data.subnqn.is_discovery(),
@@ -99,7 +93,7 @@ impl Controller {
             hostid: data.hostid,
             keep_alive_ms: Kept::new(keep_alive_ms),
             queues_granted: Kept::new(1),
-            notices,
+            notices: Arc::default(),
             values: FeatureValues::default(),
             write_cache: Flag::new(true),
             timestamp: Kept::new((0, now())),

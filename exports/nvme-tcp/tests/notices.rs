@@ -108,6 +108,39 @@ fn a_host_that_sends_no_data_holds_a_disconnect_up_for_the_drain_only() {
 }
 
 #[test]
+fn a_namespace_that_was_removed_has_no_events_any_more_and_the_others_have() {
+    run(|| async {
+        let mut states = Vec::new();
+        let served = serve_with(short(), |subsystem| {
+            let of = |id: u8| {
+                let device = Rc::new(MemoryDevice::new(BlockSize::B4096, BLOCKS, None));
+                Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(device)))), [id; 16])
+            };
+            let (goes, stays) = (of(7), of(8));
+            states.extend([goes.state(), stays.state()]);
+            subsystem.with_namespace(7, goes).and_then(|all| all.with_namespace(8, stays)).unwrap()
+        });
+        let mut admin = Queue::admin(served.address, SUBNQN, false).await;
+        let config = SetFeatures { fid: 0x0B, save: false, nsid: 0, cdw11: 0x2100 };
+        admin.call(config.encode(), Data::None).await.ok();
+        let ask = Command::new(AdminOpcode::AsynchronousEventRequest.code(), 0);
+        let removed = admin.submit(ask, Data::None).await;
+        served.target.remove_namespace(&SUBNQN.parse().unwrap(), 7).unwrap();
+        let event = admin.done(removed).await.ok().completion.dword0();
+        assert_eq!(AsynchronousEvent::from_dword0(event), AsynchronousEvent::NAMESPACE_CHANGED);
+        let next = admin.submit(ask, Data::None).await;
+        states[0].report_damage(&[sealblock_block::Fault::media(Lba::new(9))]);
+        // An event would be told before the answer to this.
+        admin.identify(Cns::Controller, 0).await.ok();
+        admin.identify(Cns::Controller, 0).await.ok();
+        assert!(!admin.is_done(next), "nobody here has these blocks any more");
+        states[1].report_damage(&[sealblock_block::Fault::media(Lba::new(9))]);
+        let event = admin.done(next).await.ok().completion.dword0();
+        assert_eq!(AsynchronousEvent::from_dword0(event), AsynchronousEvent::LBA_STATUS);
+    });
+}
+
+#[test]
 fn commands_of_io_queues_are_answered_and_not_aborted() {
     run(|| async {
         let served = serve(short());
