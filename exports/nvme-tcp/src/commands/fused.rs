@@ -56,6 +56,14 @@ impl Half {
     }
 }
 
+impl Pairs {
+    /// Forgets halves, and with them their share of the controller: a reset waits for that.
+    pub(crate) fn clear(&self) {
+        let pairs = self.0.take();
+        drop(pairs);
+    }
+}
+
 impl Connection {
     /// Sees every command as it comes. A second half without its first is answered here, and `false` returned.
     pub(crate) fn fuse(self: &Rc<Self>, token: Token, command: &Command) -> bool {
