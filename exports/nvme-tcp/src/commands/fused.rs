@@ -176,6 +176,8 @@ impl Connection {
                 self.begin();
                 spawn(async move {
                     let (compared, written) = run(*compare, old, *write, new).await;
+                    // An answer is a sign of life, as it is of other commands.
+                    connection.line.note_traffic();
                     connection.finish(one.0, &one.1, compared);
                     connection.finish(two.0, &two.1, written.unwrap_or_else(failed_pair));
                     connection.ended();
