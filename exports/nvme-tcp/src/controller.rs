@@ -100,7 +100,7 @@ impl Controller {
             behavior: Kept::new(vec![0; 512]),
             errors: Kept::new(ErrorLog::new(usize::from(ERROR_ENTRIES))),
             io_queues: Kept::default(),
-            state: Kept::new(State { cc: 0, status, resetting: false }),
+            state: Kept::new(State { cc: 0, status, resetting: false, shutdowns: 0, flushing: false }),
             ready: Flag::new(false),
             over: Flag::new(false),
             seen: Kept::new(now()),
@@ -198,7 +198,10 @@ impl Controller {
         let leaves = matches!(cc.shutdown, ShutdownNotification::Normal | ShutdownNotification::Abrupt);
         if leaves && status.shutdown == ShutdownStatus::Normal {
             status.shutdown = ShutdownStatus::InProgress;
-            spawn(Arc::clone(self).shut_down());
+            state.shutdowns += 1;
+            if !std::mem::replace(&mut state.flushing, true) {
+                spawn(Arc::clone(self).shut_down());
+            }
         }
         state.status = status;
         drop(state);
@@ -208,12 +211,25 @@ impl Controller {
         }
     }
 
-    /// What is in volatile caches goes to the media before the shutdown is said to be complete.
+    /// What is in volatile caches goes to the media before the shutdown is said to be complete. A shutdown that the host
+    /// asks for while an earlier one is flushed for has a flush of its own afterwards.
     async fn shut_down(self: Arc<Self>) {
-        let (_, namespaces) = self.subsystem.snapshot();
-        for namespace in namespaces.values() {
-            if let Err(error) = namespace.device.attach().execute(Operation::Flush).await {
-                tracing::warn!(%error, "flush on shutdown failed");
+        loop {
+            let flushed_for = self.state.lock().shutdowns;
+            let (_, namespaces) = self.subsystem.snapshot();
+            for namespace in namespaces.values() {
+                if let Err(error) = namespace.device.attach().execute(Operation::Flush).await {
+                    tracing::warn!(%error, "flush on shutdown failed");
+                }
+            }
+            let mut state = self.state.lock();
+            let is_waited_for = state.status.shutdown == ShutdownStatus::InProgress;
+            if !is_waited_for || state.shutdowns == flushed_for {
+                if is_waited_for {
+                    state.status.shutdown = ShutdownStatus::Complete;
+                }
+                state.flushing = false;
+                return;
             }
         }
         let mut state = self.state.lock();
