@@ -27,6 +27,7 @@ mod controller;
 mod discovery;
 mod events;
 mod features;
+mod flood;
 mod identify;
 mod io;
 mod kept;
@@ -43,6 +44,7 @@ mod refusal;
 mod registry;
 mod state;
 mod subsystem;
+
 mod target;
 
 pub use known::KNOWN_BLOCKS;

@@ -12,6 +12,7 @@ use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_reactor::Post;
 
 use crate::controller::Controller;
+use crate::flood::Flood;
 use crate::kept::{Flag, Kept};
 use crate::limits::Limits;
 use crate::line::{Line, Orders};
@@ -25,6 +26,8 @@ pub(crate) struct Shared {
     pub(crate) limits: Limits,
     pub(crate) is_stopped: Flag,
     pub(crate) listeners: Kept<Vec<Weak<Line>>>,
+    /// Connections above the limit.
+    pub(crate) refused: Flood,
     pub(crate) cores: Kept<Arc<Vec<Place>>>,
     subsystems: Kept<Offered>,
     discovery: Arc<Subsystem>,
@@ -96,6 +99,7 @@ impl Shared {
             limits: limits.legal(),
             is_stopped: Flag::new(false),
             listeners: Kept::default(),
+            refused: Flood::default(),
             cores: Kept::default(),
             subsystems: Kept::default(),
             discovery: Arc::new(Subsystem::new(Nqn::discovery(), "discovery")),
