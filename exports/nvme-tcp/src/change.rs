@@ -72,8 +72,9 @@ impl Target {
         Ok(())
     }
 
-    /// Takes a namespace from a subsystem. Commands that are being carried out on it are answered; its device is given up
-    /// with the last of them, and by each queue that was attached to it with its next command.
+    /// Takes a namespace from a subsystem. Commands that are being carried out on it are answered; the namespace, and with
+    /// it its share of the device and of [`Namespace::state`], is let go with the last of them: whoever keeps a clone of that
+    /// state sees by its count of owners when the device may be closed.
     ///
     /// # Errors
     /// [`SetupError::UnknownNqn`] and [`SetupError::UnknownNsid`].

@@ -232,10 +232,6 @@ impl Controller {
                 return;
             }
         }
-        let mut state = self.state.lock();
-        if state.status.shutdown == ShutdownStatus::InProgress {
-            state.status.shutdown = ShutdownStatus::Complete;
-        }
     }
 
     /// Enters an I/O queue, unless its number is taken or the controller takes none. On success there is a member more,
@@ -305,7 +301,7 @@ impl Controller {
         self.io_queues.lock().values().filter_map(Weak::upgrade).collect()
     }
 
-    fn order_io_queues(&self, order: Orders) {
+    pub(crate) fn order_io_queues(&self, order: Orders) {
         for line in self.lines() {
             line.order(order);
         }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::controller::Controller;
+use crate::line::Orders;
 use crate::namespace::Namespace;
 
 impl Controller {
@@ -25,10 +26,11 @@ impl Controller {
         }
     }
 
-    /// A namespace has gone; what becomes of its blocks is not this controller's business any more. May be called on any
-    /// core.
+    /// A namespace has gone; what becomes of its blocks is not this controller's business any more, and its queues let it
+    /// go, each on its core. May be called on any core.
     pub(crate) fn namespace_removed(&self, nsid: u32, namespace: &Arc<Namespace>) {
         namespace.state.unwatch(nsid, &self.notices);
+        self.order_io_queues(Orders::NAMESPACES);
         self.notices.namespace_changed(nsid);
     }
 

@@ -205,7 +205,22 @@ impl Server {
         let spaces = before.into_values().flat_map(|old| old.spaces.into_values());
         let devices: Vec<_> = spaces.map(|space| space.device).collect();
         // Only those that nothing offers any more have no other owner.
-        self.homes.close(devices.into_iter().filter_map(Rc::into_inner)).await
+        let going: Vec<Device> = devices.into_iter().filter_map(Rc::into_inner).collect();
+        self.wait_until_idle(&going).await;
+        self.homes.close(going).await
+    }
+
+    /// Waits until commands in flight on devices that are offered no more have ended, or had time enough: a volume that
+    /// closes under them would fail them.
+    async fn wait_until_idle(&self, devices: &[Device]) {
+        let deadline = now() + self.limits.drain;
+        while devices.iter().any(Device::is_used) {
+            if now() >= deadline {
+                tracing::warn!("commands were not done when their device was closed");
+                return;
+            }
+            sleep(LOOK).await;
+        }
     }
 
     /// Changes what differs in a subsystem that stays.
@@ -306,3 +321,6 @@ fn of_setup(error: &SetupError) -> Failure {
         | SetupError::UnknownNsid(_) => failure(Cause::Usage),
     }
 }
+
+#[cfg(test)]
+mod tests;
