@@ -173,11 +173,10 @@ fn a_server_that_is_told_to_end_under_load_leaves_a_clean_volume() {
     place.run("create v --size 64MiB").succeeds();
     place.write("data", &noise(4, 64 << 20));
     let server = Server::start(&place, "v");
-    let copy = place.start(&format!("copy data {}", server.target("v")));
+    let address = server.address().to_owned();
+    let mut copy = place.start(&format!("copy data {}", server.target("v")));
     // Until something is on its way.
-    while place.allocated_bytes("v") < 24 << 20 {
-        std::thread::yield_now();
-    }
+    place.wait_for_bytes("v", 24 << 20, &mut copy);
     server.signal("TERM");
     server.wait().is_clean();
     place.run("verify v").succeeds();
@@ -200,9 +199,7 @@ fn a_server_that_is_killed_under_load_loses_nothing_that_was_flushed() {
     place.run(&format!("copy first {}", server.target("v"))).succeeds();
     let before = place.allocated_bytes("v");
     let mut copy = place.start(&format!("copy second offset:4096..12287,{}", server.target("v")));
-    while place.allocated_bytes("v") < before + (4 << 20) {
-        std::thread::yield_now();
-    }
+    place.wait_for_bytes("v", before + (4 << 20), &mut copy);
     server.kill();
     copy.kill().ok();
     copy.wait().unwrap();
@@ -225,10 +222,8 @@ fn whoever_writes_while_a_server_dies_is_told_and_need_only_do_it_again() {
     place.write("data", &data);
     let server = Server::start(&place, "v");
     let (address, v) = (server.address().to_owned(), server.target("v"));
-    let copy = place.start(&format!("copy data {v}"));
-    while place.allocated_bytes("v") < 24 << 20 {
-        std::thread::yield_now();
-    }
+    let mut copy = place.start(&format!("copy data {v}"));
+    place.wait_for_bytes("v", 24 << 20, &mut copy);
     server.kill();
     let again = Server::start_at(&place, &format!("v --listen {address}"));
     let told = answer_of(copy);
