@@ -1,7 +1,10 @@
 //! A device, and devices made at run time from a target's name.
 
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::task::{Context, Poll};
 
 use crate::{Abilities, Geometry, Operation, Outcome};
 
@@ -20,40 +23,16 @@ pub trait Device {
     fn execute(&self, operation: Operation) -> impl Future<Output = Outcome>;
 }
 
-/// [`Device`] behind a pointer, for stacks that are put together at run time.
-pub trait DynDevice {
-    /// Its shape.
-    fn geometry(&self) -> &Geometry;
-
-    /// What it does itself.
-    fn abilities(&self) -> Abilities;
-
-    /// Carries out one request.
-    fn execute<'a>(&'a self, operation: Operation) -> Pin<Box<dyn Future<Output = Outcome> + 'a>>;
-}
-
-impl<D: Device> DynDevice for D {
-    fn geometry(&self) -> &Geometry {
-        Device::geometry(self)
-    }
-
-    fn abilities(&self) -> Abilities {
-        Device::abilities(self)
-    }
-
-    fn execute<'a>(&'a self, operation: Operation) -> Pin<Box<dyn Future<Output = Outcome> + 'a>> {
-        Box::pin(Device::execute(self, operation))
-    }
-}
-
 /// A device of a kind that is known only at run time. Clones are the same device.
+///
+/// The futures of its requests live on the heap and are used again, so that in the long run a request allocates nothing.
 #[derive(Clone)]
-pub struct Stack(Rc<dyn DynDevice>);
+pub struct Stack(Rc<dyn Hidden>);
 
 impl Stack {
     /// Hides the kind of `device`.
     pub fn new(device: impl Device + 'static) -> Stack {
-        Stack(Rc::new(device))
+        Stack(Rc::new(Kept { device: Rc::new(device), idle: RefCell::default() }))
     }
 }
 
@@ -67,7 +46,93 @@ impl Device for Stack {
     }
 
     fn execute(&self, operation: Operation) -> impl Future<Output = Outcome> {
-        self.0.execute(operation)
+        let runner = self.0.runner();
+        runner.desk.operation.set(Some(operation));
+        Running { home: &*self.0, runner: Some(runner) }
+    }
+}
+
+/// How many futures that are not in use a stack keeps.
+const IDLE_LIMIT: usize = 256;
+
+/// A device without its kind.
+trait Hidden {
+    fn geometry(&self) -> &Geometry;
+    fn abilities(&self) -> Abilities;
+    fn runner(&self) -> Runner;
+    fn put_back(&self, runner: Runner);
+}
+
+/// A device and the futures that wait for its next requests.
+struct Kept<D> {
+    device: Rc<D>,
+    idle: RefCell<Vec<Runner>>,
+}
+
+/// A future that carries out one request after the other, and the place where it finds and leaves them.
+struct Runner {
+    desk: Rc<Desk>,
+    future: Pin<Box<dyn Future<Output = ()>>>,
+}
+
+#[derive(Default)]
+struct Desk {
+    operation: Cell<Option<Operation>>,
+    outcome: Cell<Option<Outcome>>,
+}
+
+async fn serve(device: Rc<impl Device>, desk: Rc<Desk>) {
+    loop {
+        let operation = poll_fn(|_| desk.operation.take().map_or(Poll::Pending, Poll::Ready)).await;
+        let outcome = device.execute(operation).await;
+        desk.outcome.set(Some(outcome));
+    }
+}
+
+impl<D: Device + 'static> Hidden for Kept<D> {
+    fn geometry(&self) -> &Geometry {
+        self.device.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.device.abilities()
+    }
+
+    fn runner(&self) -> Runner {
+        let idle = self.idle.borrow_mut().pop();
+        idle.unwrap_or_else(|| {
+            let desk = Rc::new(Desk::default());
+            let future = Box::pin(serve(Rc::clone(&self.device), Rc::clone(&desk)));
+            Runner { desk, future }
+        })
+    }
+
+    fn put_back(&self, runner: Runner) {
+        let mut idle = self.idle.borrow_mut();
+        if idle.len() < IDLE_LIMIT {
+            idle.push(runner);
+        }
+    }
+}
+
+/// One request. Dropped early, it takes its future along, and so ends what the device had begun.
+struct Running<'a> {
+    home: &'a dyn Hidden,
+    runner: Option<Runner>,
+}
+
+impl Future for Running<'_> {
+    type Output = Outcome;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
+        let runner = self.runner.as_mut().expect("not polled after its end");
+        // The future itself has no end.
+        let _ = runner.future.as_mut().poll(cx);
+        let Some(outcome) = runner.desk.outcome.take() else { return Poll::Pending };
+        if let Some(runner) = self.runner.take() {
+            self.home.put_back(runner);
+        }
+        Poll::Ready(outcome)
     }
 }
 

@@ -18,7 +18,7 @@ mod operation;
 
 pub use abilities::{Abilities, Ability};
 pub use clock::Clock;
-pub use device::{Device, DynDevice, Stack};
+pub use device::{Device, Stack};
 pub use error::{Error, Failure, Fault, FaultField, Faults};
 pub use gate::{Counters, Gate};
 pub use geometry::{Geometry, Limits};

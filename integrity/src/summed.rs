@@ -153,7 +153,8 @@ mod tests {
         let full = Checks { guard: true, ..Checks::NONE };
         assert!(unverified(&data, sealed.tags(), crc32c).verify(&full).unwrap().sums().is_some());
         assert!(unverified(&data, sealed.tags(), crc32c).verify(&Checks::NONE).unwrap().sums().is_none(), "unchecked");
-        let crc16 = Sealed::seal(data.clone(), SIZE, Some(format(GuardKind::Crc16, ProtectionType::Type1)), &Tags::default());
+        let crc16 =
+            Sealed::seal(data.clone(), SIZE, Some(format(GuardKind::Crc16, ProtectionType::Type1)), &Tags::default());
         assert!(crc16.sums().is_none(), "another guard");
         assert!(Sealed::seal(data, SIZE, None, &Tags::default()).sums().is_none(), "no guard");
     }
@@ -174,7 +175,13 @@ mod tests {
     #[test]
     #[should_panic(expected = "stand for the guard")]
     fn sums_of_another_kind_are_refused() {
-        Sealed::seal_summed(noise(4), SIZE, format(GuardKind::Crc64, ProtectionType::Type1), &Tags::default(), &[0; BLOCKS]);
+        Sealed::seal_summed(
+            noise(4),
+            SIZE,
+            format(GuardKind::Crc64, ProtectionType::Type1),
+            &Tags::default(),
+            &[0; BLOCKS],
+        );
     }
 
     #[test]

@@ -61,7 +61,8 @@ impl Stopped {
 
     /// Seconds that its threads have spent on CPUs.
     fn cpu(&self) -> f64 {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.0.as_raw_nonzero())).into_iter().flatten().flatten();
+        let tasks =
+            std::fs::read_dir(format!("/proc/{}/task", self.0.as_raw_nonzero())).into_iter().flatten().flatten();
         let of_task = |task: std::fs::DirEntry| {
             let stat = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
             stat.split(' ').next()?.parse::<f64>().ok()
@@ -100,7 +101,12 @@ pub struct Measured {
 
 impl Contender {
     /// A namespace of our own target.
-    pub async fn ours(name: String, serving: (&CoreHandle, std::net::SocketAddr), nsid: u32, digests: bool) -> anyhow::Result<Contender> {
+    pub async fn ours(
+        name: String,
+        serving: (&CoreHandle, std::net::SocketAddr),
+        nsid: u32,
+        digests: bool,
+    ) -> anyhow::Result<Contender> {
         let device = remote::connect(serving.1, NQN, Some(nsid), digests).await?;
         Ok(Contender { name, gate: Rc::new(Gate::new("remote", device)), end: End::Ours(serving.0.clone()) })
     }
@@ -161,7 +167,11 @@ fn announce(serving: &Serving, served: &[Served], seconds: u64) -> anyhow::Resul
     for (index, device) in served.iter().enumerate() {
         let tagged = device.protection.0.map(|_| remote::nsid(index, View::Tagged));
         let name = device.protection.name();
-        println!("{name}: {}/{NQN} namespace {}, with tags {tagged:?}", serving.address, remote::nsid(index, View::Plain));
+        println!(
+            "{name}: {}/{NQN} namespace {}, with tags {tagged:?}",
+            serving.address,
+            remote::nsid(index, View::Plain)
+        );
     }
     remote::wait(async move { sleep(Duration::from_secs(seconds)).await })
 }

@@ -8,7 +8,7 @@ use std::hint::black_box;
 
 use anyhow::Context;
 use sealblock_integrity::combine::InterleavedDigest;
-use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Sealed, Tags, Unverified, Checks, guard};
+use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Sealed, Tags, Unverified, guard};
 use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::CoreHandle;
 use sealblock_units::{BlockSize, Lba};

@@ -20,6 +20,11 @@ impl Bell {
         }
     }
 
+    /// Rings while the waiting task itself is running, which will wait again before it rests.
+    pub(crate) fn note(&self) {
+        self.rung.set(true);
+    }
+
     /// Ends when the bell has been rung since the last wait.
     pub(crate) async fn wait(&self) {
         poll_fn(|cx| {

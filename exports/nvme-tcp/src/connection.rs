@@ -1,22 +1,29 @@
-//! A connection: one task receives, one sends, one (`control.rs`) watches the clock and listens to other cores.
+//! A connection: one task receives, carries out and sends, another (`control.rs`) watches the clock and listens to other cores.
 //!
 //! It ends when the peer goes, violates the protocol or is silent too long, when its controller goes, or when the target
 //! stops. Commands that are being carried out then go on, and unless the target stops their answers are dropped.
+//!
+//! Shape: a turn of the task carries out what was received together, answers it with one send, and only then asks for more,
+//! so that answers leave first and a batch costs one system call.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
 use std::net::Shutdown;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use sealblock_protocols_nvme_tcp::target::{Event, Target as Core, Token};
 use sealblock_protocols_nvme_tcp::{Payload, TargetConfig, TransmitLimit};
-use sealblock_runtime_memory::Buffer;
+use sealblock_runtime_memory::{Buffer, Pool};
 use sealblock_runtime_reactor::net::Stream;
 use sealblock_runtime_reactor::{now, pool, spawn, timeout};
 
 use crate::bell::Bell;
+use crate::budget::Share;
 use crate::commands::fused::Pairs;
 use crate::controller::Controller;
 use crate::limits::IN_CAPSULE_BYTES;
@@ -24,9 +31,16 @@ use crate::line::Line;
 use crate::member::Member;
 use crate::queue::{Task, Waiting};
 use crate::registry::{Permit, Shared};
+use crate::slots::Slots;
 
 /// How long a peer may take to close after it was told that nothing more comes.
 const LINGER: Duration = Duration::from_secs(1);
+/// What is received at once: the commands of a deep queue, with data in their capsules.
+const STAGING_BYTES: usize = 256 << 10;
+
+/// What a socket may hold each way: the answers to a deep queue of reads, so that a send does not stop half-way and wait for
+/// the peer. Sockets grow their buffers by themselves, but only after they were found too small.
+const SOCKET_BYTES: usize = 2 << 20;
 
 /// What a connection is.
 #[derive(Clone)]
@@ -56,18 +70,21 @@ pub(crate) struct Connection {
     pub(crate) role: RefCell<Role>,
     /// Something is to be sent, or sending is to end.
     pub(crate) output: Bell,
-    /// Commands whose data is being fetched.
-    pub(crate) fetching: RefCell<HashMap<Token, Task>>,
+    /// Commands whose data is being fetched, by the place of their token.
+    pub(crate) fetching: RefCell<Vec<Option<(Token, Task)>>>,
     /// Fused pairs that are not whole yet.
     pub(crate) pairs: Pairs,
     /// Commands that wait for room.
     pub(crate) waiting: RefCell<VecDeque<Waiting>>,
     /// Bytes of reads that were started, failed ones taken off again.
     pub(crate) read_bytes: Cell<u64>,
+    /// What this connection holds of the bytes that all may have in flight.
+    pub(crate) share: Share,
     /// I/O commands being carried out.
-    pub(crate) running: Cell<usize>,
-    /// Rung when none is left.
-    pub(crate) idle: Bell,
+    pub(crate) slots: Slots,
+    /// Fused pairs being carried out.
+    pub(crate) running_pairs: Cell<usize>,
+    pub(crate) pool: Pool,
     /// Submission queue head and entries; `None` with flow control off or before Connect.
     pub(crate) head: Cell<Option<(u32, u32)>>,
     finishing: Cell<bool>,
@@ -78,15 +95,25 @@ pub(crate) struct Connection {
     /// The connection was cut off, and the clock is watched no more.
     pub(crate) killed: Cell<bool>,
     pub(crate) accepted: Instant,
+    /// The connection's own task is running, so it need not be woken.
+    in_turn: Cell<bool>,
+    /// What was received is to be answered before more is.
+    answering: Cell<bool>,
     permit: Permit,
 }
 
 impl Connection {
     pub(crate) fn new(target: &Arc<Shared>, stream: Stream, line: Arc<Line>, permit: Permit) -> Rc<Connection> {
-        let mut config = TargetConfig::new(pool());
+        let pool = pool();
+        let mut config = TargetConfig::new(pool.clone());
+        config.staging_bytes = STAGING_BYTES;
         config.max_commands = target.limits.commands.try_into().unwrap_or(config.max_commands);
         config.max_bytes_in_flight = target.limits.bytes_in_flight;
         config.max_in_capsule_bytes = IN_CAPSULE_BYTES;
+        // Where the system refuses, its own idea of a buffer serves, only with more turns.
+        let _ = stream.set_send_buffer_bytes(SOCKET_BYTES);
+        let _ = stream.set_recv_buffer_bytes(SOCKET_BYTES);
+        let most_commands = usize::from(config.max_commands.get());
         Rc::new(Connection {
             target: Arc::clone(target),
             line,
@@ -98,14 +125,18 @@ impl Connection {
             pairs: Pairs::default(),
             waiting: RefCell::default(),
             read_bytes: Cell::new(0),
-            running: Cell::new(0),
-            idle: Bell::default(),
+            share: Share::new(&target.budget),
+            slots: Slots::new(most_commands),
+            running_pairs: Cell::new(0),
+            pool,
             head: Cell::new(None),
             finishing: Cell::new(false),
             drain_until: Cell::new(None),
             deaf: Cell::new(false),
             killed: Cell::new(false),
             accepted: now(),
+            in_turn: Cell::new(false),
+            answering: Cell::new(false),
             permit,
         })
     }
@@ -122,31 +153,67 @@ impl Connection {
         self.watch();
     }
 
-    /// Serves the connection until it is over.
+    /// Serves the connection until it is over and what its devices had begun has ended.
     pub(crate) async fn run(self: Rc<Self>) {
-        let sender = spawn(Rc::clone(&self).send());
         let control = spawn(Rc::clone(&self).control());
-        self.receive().await;
+        let mut flow = pin!(self.flow());
+        let mut is_over = false;
+        poll_fn(|cx| {
+            self.slots.belong_to(cx.waker());
+            self.in_turn.set(true);
+            while let Some(ended) = self.slots.next() {
+                ended.into_iter().for_each(|ended| self.on_ended(ended));
+            }
+            is_over = is_over || flow.as_mut().poll(cx).is_ready();
+            self.in_turn.set(false);
+            if is_over && self.busy() == 0 { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        control.abort();
+    }
+
+    /// I/O commands being carried out; a pair counts once. Each end of one is a turn of the connection's task.
+    pub(crate) fn busy(&self) -> usize {
+        self.slots.busy() + self.running_pairs.get()
+    }
+
+    async fn flow(self: &Rc<Self>) {
+        let mut sender = Sender { future: pin!(self.send()), is_over: false };
+        let mut receiver = pin!(self.receive());
+        poll_fn(|cx| {
+            loop {
+                let received = receiver.as_mut().poll(cx);
+                let _ = sender.poll(cx);
+                if received.is_ready() || !self.answering.take() {
+                    return received;
+                }
+            }
+        })
+        .await;
         if self.is_draining() {
-            self.drain().await;
+            sender.beside(self.drain()).await;
         } else if self.core.borrow().closed().is_none() {
             self.core.borrow_mut().close();
         }
         self.finishing.set(true);
-        self.output.ring();
-        let mut sender = sender;
-        if timeout(self.target.limits.drain, &mut sender).await.is_err() {
-            sender.abort();
-        }
+        self.ring();
+        let sent = timeout(self.target.limits.drain, poll_fn(|cx| sender.poll(cx))).await;
         self.leave();
-        self.linger().await;
-        control.abort();
+        if sent.is_ok() {
+            self.linger().await;
+        }
+    }
+
+    /// There is something to send, or to look at.
+    pub(crate) fn ring(&self) {
+        match self.in_turn.get() {
+            true => self.output.note(),
+            false => self.output.ring(),
+        }
     }
 
     async fn receive(self: &Rc<Self>) {
-        loop {
-            let lent = self.core.borrow_mut().receive_buffer();
-            let Some(buffer) = lent else { return };
+        while let Some(buffer) = self.receive_buffer().await {
             let (result, buffer) = self.stream.recv(buffer).await;
             let len = match result {
                 Ok(0) | Err(_) => return,
@@ -156,9 +223,39 @@ impl Connection {
             while let Some(event) = self.next_event() {
                 self.on_event(event);
             }
-            self.output.ring();
+            self.output.note();
             self.settle();
+            self.answer_first().await;
         }
+    }
+
+    /// A buffer to receive into, once there may be more data in capsules; `None` when the connection is closed.
+    async fn receive_buffer(&self) -> Option<Buffer> {
+        poll_fn(|_| {
+            let mut core = self.core.borrow_mut();
+            if self.share.is_over() && core.may_pause() {
+                return Poll::Pending;
+            }
+            match core.receive_buffer() {
+                // Room comes when an answer is sent, that is, in a turn of this task.
+                None if core.closed().is_none() => Poll::Pending,
+                lent => Poll::Ready(lent),
+            }
+        })
+        .await
+    }
+
+    /// Lets the sender go first.
+    async fn answer_first(&self) {
+        let mut has_waited = false;
+        poll_fn(|_| {
+            if std::mem::replace(&mut has_waited, true) {
+                return Poll::Ready(());
+            }
+            self.answering.set(true);
+            Poll::Pending
+        })
+        .await
     }
 
     /// Apart, so that the core is not borrowed while the event is handled.
@@ -177,10 +274,13 @@ impl Connection {
         }
     }
 
-    async fn send(self: Rc<Self>) {
+    async fn send(self: &Rc<Self>) {
         let mut slices = Vec::new();
         loop {
             let bytes = self.core.borrow_mut().transmit(&mut slices, TransmitLimit::default());
+            self.settle_share();
+            self.admit_waiting();
+            self.settle();
             if bytes == 0 {
                 if self.finishing.get() {
                     return;
@@ -192,8 +292,6 @@ impl Connection {
                 self.kill();
                 return;
             }
-            self.admit_waiting();
-            self.settle();
         }
     }
 
@@ -203,6 +301,7 @@ impl Connection {
         self.core.borrow_mut().close();
         // The peer may be gone already, and then there is nothing to shut down.
         let _ = self.stream.shutdown(Shutdown::Both);
+        self.ring();
     }
 
     /// Takes the connection off its controller; the admin queue takes its controller along.
@@ -239,5 +338,29 @@ impl Connection {
         };
         // A peer that does not close in time is reset.
         let _ = timeout(LINGER, drained).await;
+    }
+}
+
+/// The sending half of a connection's flow.
+struct Sender<'a, F> {
+    future: Pin<&'a mut F>,
+    is_over: bool,
+}
+
+impl<F: Future<Output = ()>> Sender<'_, F> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.is_over = self.is_over || self.future.as_mut().poll(cx).is_ready();
+        if self.is_over { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// Goes on sending until `other` is over.
+    async fn beside(&mut self, other: impl Future<Output = ()>) {
+        let mut other = pin!(other);
+        poll_fn(|cx| {
+            let polled = other.as_mut().poll(cx);
+            let _ = self.poll(cx);
+            polled
+        })
+        .await
     }
 }

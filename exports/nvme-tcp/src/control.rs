@@ -114,7 +114,8 @@ impl Connection {
 
     /// Stops receiving once a connection that is to end expects no more data.
     pub(crate) fn settle(&self) {
-        if self.is_draining() && self.fetching.borrow().is_empty() && self.waiting.borrow().is_empty() {
+        let fetches = || self.fetching.borrow().iter().any(Option::is_some);
+        if self.is_draining() && !fetches() && self.waiting.borrow().is_empty() {
             self.stop_receiving();
         }
     }
@@ -130,13 +131,9 @@ impl Connection {
     pub(crate) async fn drain(&self) {
         let left =
             |until: Option<Instant>| until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now()));
-        let done = async {
-            while self.running.get() > 0 {
-                self.idle.wait().await;
-            }
-        };
+        let done = poll_fn(|_| if self.busy() == 0 { Poll::Ready(()) } else { Poll::Pending });
         if timeout(left(self.drain_until.get()), done).await.is_err() {
-            tracing::warn!(commands = self.running.get(), "commands were not done when the target stopped");
+            tracing::warn!(commands = self.busy(), "commands were not done when the target stopped");
         }
         let role = self.role.borrow().clone();
         if let Role::Admin(controller) = role {

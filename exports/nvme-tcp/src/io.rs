@@ -8,6 +8,7 @@ use sealblock_protocols_nvme::nvm::{BlockCommand, DatasetManagement, DsmAttribut
 use sealblock_protocols_nvme::{Command, Fuse, Invalid, NSID_ALL, StatusCode};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::Extent;
+use smallvec::{SmallVec, smallvec};
 
 use crate::claims::Blocks;
 use crate::commands::copy;
@@ -27,7 +28,7 @@ const LIST_BYTES: u64 = 256 * 40;
 pub(crate) struct Job {
     io: IoCommand,
     /// One namespace, or all of them for a Flush of all.
-    namespaces: Vec<Rc<Mounted>>,
+    namespaces: SmallVec<[Rc<Mounted>; 1]>,
     controller: Rc<Member>,
 }
 
@@ -54,9 +55,9 @@ impl Job {
         }
         let opened = controller.namespaces();
         let all = &opened.namespaces;
-        let namespaces = match (command.nsid.get(), io) {
+        let namespaces: SmallVec<[Rc<Mounted>; 1]> = match (command.nsid.get(), io) {
             (NSID_ALL, IoCommand::Flush) => all.values().cloned().collect(),
-            (nsid, _) => vec![Rc::clone(all.get(&nsid).ok_or(StatusCode::INVALID_NAMESPACE)?)],
+            (nsid, _) => smallvec![Rc::clone(all.get(&nsid).ok_or(StatusCode::INVALID_NAMESPACE)?)],
         };
         if let [namespace] = namespaces.as_slice() {
             check(namespace, limits, &io, command, room)?;

@@ -10,13 +10,15 @@
 //! - What a peer can make the target hold is bounded by [`Limits`].
 //! - A status is chosen in one place (`refusal.rs`), without a case for "everything else".
 //!
-//! Shape: a connection belongs to one core, so its state is in cells; one task receives, one sends, and each I/O command is a
-//! task of its own, so a slow command delays no other. What queues of one controller share may be on other cores: flags
-//! that commands read, and locks that only admin commands and coming and going take. A device stays on the core that
-//! opened it, and each queue attaches to it once (`member.rs`).
+//! Shape: a connection belongs to one core, so its state is in cells, and it is one task: what was received together is
+//! carried out at once and answered together. A command whose device makes it wait keeps a slot of its own (`slots.rs`), so
+//! a slow command delays no other. What queues of one controller share may be on other cores: flags that commands read, and
+//! locks that only admin commands and coming and going take. A device stays on the core that opened it, and each queue
+//! attaches to it once (`member.rs`).
 
 mod admin;
 mod bell;
+mod budget;
 mod change;
 mod claims;
 mod commands;
@@ -42,6 +44,7 @@ mod properties;
 mod queue;
 mod refusal;
 mod registry;
+mod slots;
 mod state;
 mod subsystem;
 

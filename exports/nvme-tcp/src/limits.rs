@@ -15,6 +15,9 @@ pub struct Limits {
     /// Bytes of write data, and again of read data, in flight on one connection. Commands that exceed it wait. Raised to
     /// twice `transfer_bytes` if it is less.
     pub bytes_in_flight: usize,
+    /// The same bytes, write and read data together, over all connections. Commands that exceed it wait, but a connection
+    /// without any in flight may always have one. Raised to `bytes_in_flight` if it is less.
+    pub total_bytes_in_flight: usize,
     /// Largest data transfer (MDTS), metadata not counted, in bytes; rounded down to a power of two, 8192 to 1 GiB.
     pub transfer_bytes: u32,
     /// Time from accepting a connection until its Connect command is answered. Covers the first byte and slow drips.
@@ -26,14 +29,15 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// 256 connections, 64 I/O queues of 128 entries, 8 MiB in flight each way, transfers of 1 MiB, 10 s to connect, 2 min
+    /// 256 connections, 64 I/O queues of 256 entries, 8 MiB in flight each way and 256 MiB over all, transfers of 1 MiB, 10 s to connect, 2 min
     /// idle, 5 s to drain.
     fn default() -> Limits {
         Limits {
             connections: 256,
             io_queues: 64,
-            commands: 128,
+            commands: 256,
             bytes_in_flight: 8 << 20,
+            total_bytes_in_flight: 256 << 20,
             transfer_bytes: 1 << 20,
             connect: Duration::from_secs(10),
             idle: Duration::from_secs(120),
@@ -52,6 +56,7 @@ impl Limits {
         self.commands = self.commands.max(32);
         self.transfer_bytes = 1 << self.transfer_bytes.clamp(8192, 1 << 30).ilog2();
         self.bytes_in_flight = self.bytes_in_flight.max(2 * self.transfer_bytes as usize);
+        self.total_bytes_in_flight = self.total_bytes_in_flight.max(self.bytes_in_flight);
         self
     }
 

@@ -7,13 +7,13 @@ use std::rc::Rc;
 use sealblock_protocols_nvme::{Command, Completion, Direction, FABRICS_OPCODE, Status, StatusCode};
 use sealblock_protocols_nvme_tcp::target::{CommandData, DataError, Received, Token};
 use sealblock_runtime_memory::Buffer;
-use sealblock_runtime_reactor::{pool, spawn};
 
 use crate::admin;
 use crate::commands::later;
 use crate::connection::{Connection, Reply, Role};
 use crate::io::{Job, Room};
 use crate::refusal::Refusal;
+use crate::slots::{Ended, NoSlot};
 
 /// The most data that a command which is no I/O command may bring, in bytes.
 const CONTROL_BYTES: u64 = 8192;
@@ -81,8 +81,7 @@ impl Connection {
     }
 
     pub(crate) fn on_data(self: &Rc<Self>, token: Token, data: Result<Received, DataError>) {
-        let task = self.fetching.borrow_mut().remove(&token);
-        let Some(task) = task else { return };
+        let Some(task) = self.take_fetching(token) else { return };
         match data {
             Ok(received) => self.carry_out(token, task, Some(received.buffer), 0),
             Err(error) => self.refuse(token, &task.command, error.status_code().into()),
@@ -107,8 +106,10 @@ impl Connection {
     }
 
     fn wait(self: &Rc<Self>, waiting: Waiting) {
+        if self.waiting.borrow().is_empty() && self.has_room(&waiting) {
+            return self.admit(waiting);
+        }
         self.waiting.borrow_mut().push_back(waiting);
-        self.admit_waiting();
     }
 
     /// Lets commands go on, in order, as far as there is room.
@@ -118,37 +119,63 @@ impl Connection {
             let next = if next { self.waiting.borrow_mut().pop_front() } else { None };
             match next {
                 None => return,
-                Some(Waiting::Fetch(token, task, len)) => self.fetch(token, task, len),
-                Some(Waiting::Read(token, task)) => {
-                    let bytes = task.job.as_ref().map_or(0, Job::read_bytes);
-                    self.read_bytes.set(self.read_bytes.get() + bytes);
-                    self.carry_out(token, task, None, 0);
-                }
+                Some(waiting) => self.admit(waiting),
+            }
+        }
+    }
+
+    fn admit(self: &Rc<Self>, waiting: Waiting) {
+        match waiting {
+            Waiting::Fetch(token, task, len) => self.fetch(token, task, len),
+            Waiting::Read(token, task) => {
+                let bytes = task.job.as_ref().map_or(0, Job::read_bytes);
+                self.read_bytes.set(self.read_bytes.get() + bytes);
+                self.carry_out(token, task, None, 0);
             }
         }
     }
 
     fn has_room(&self, waiting: &Waiting) -> bool {
-        let (core, most) = (self.core.borrow(), self.target.limits.bytes_in_flight);
-        match waiting {
-            Waiting::Fetch(_, _, len) => core.bytes_in_flight() + len <= most,
-            Waiting::Read(_, task) => {
-                let bytes = task.job.as_ref().map_or(0, Job::read_bytes);
-                let unsent = self.read_bytes.get().saturating_sub(core.counters().payload_bytes_sent);
-                unsent + bytes <= most as u64
-            }
-        }
+        let (write_bytes, read_bytes) = self.bytes_in_flight();
+        let (same_way, more) = match waiting {
+            Waiting::Fetch(_, _, len) => (write_bytes, *len),
+            Waiting::Read(_, task) => (read_bytes, task.job.as_ref().map_or(0, Job::read_bytes) as usize),
+        };
+        same_way + more <= self.target.limits.bytes_in_flight
+            && self.share.grow(write_bytes + read_bytes, more, self.slots.task())
+    }
+
+    /// Bytes of data that came or are fetched, and bytes of data that are read or not sent yet.
+    fn bytes_in_flight(&self) -> (usize, usize) {
+        let core = self.core.borrow();
+        let unsent = self.read_bytes.get().saturating_sub(core.payload_bytes_sent());
+        (core.bytes_in_flight(), unsent as usize)
+    }
+
+    /// Tells the other connections what this one has in flight now.
+    pub(crate) fn settle_share(&self) {
+        let (write_bytes, read_bytes) = self.bytes_in_flight();
+        self.share.settle(write_bytes + read_bytes);
     }
 
     fn fetch(self: &Rc<Self>, token: Token, task: Task, len: usize) {
-        let command = task.command;
-        self.fetching.borrow_mut().insert(token, task);
-        let accepted = self.core.borrow_mut().accept_data(token, pool().take(len), None);
+        let accepted = self.core.borrow_mut().accept_data(token, self.pool.take(len), None);
         if accepted.is_err() {
-            self.fetching.borrow_mut().remove(&token);
-            return self.refuse(token, &command, StatusCode::DATA_SGL_LENGTH_INVALID.into());
+            return self.refuse(token, &task.command, StatusCode::DATA_SGL_LENGTH_INVALID.into());
         }
-        self.output.ring();
+        let mut fetching = self.fetching.borrow_mut();
+        if fetching.len() <= token.place() {
+            fetching.resize_with(token.place() + 1, || None);
+        }
+        fetching[token.place()] = Some((token, task));
+        drop(fetching);
+        self.ring();
+    }
+
+    pub(crate) fn take_fetching(&self, token: Token) -> Option<Task> {
+        let mut fetching = self.fetching.borrow_mut();
+        let place = fetching.get_mut(token.place())?;
+        place.take_if(|(of, _)| *of == token).map(|(_, task)| task)
     }
 
     fn carry_out(self: &Rc<Self>, token: Token, task: Task, data: Option<Buffer>, room: u64) {
@@ -164,22 +191,21 @@ impl Connection {
         if self.is_half(&command) {
             return self.fused_ready(token, job, data.unwrap_or_default());
         }
-        self.running.set(self.running.get() + 1);
-        let connection = Rc::clone(self);
-        spawn(async move {
-            let read_bytes = job.read_bytes();
-            let outcome = job.run(data).await;
-            if outcome.is_err() {
-                connection.read_bytes.set(connection.read_bytes.get().saturating_sub(read_bytes));
-            }
-            // A host counts answers as signs of life as well, so they must count here.
-            connection.line.note_traffic();
-            connection.finish(token, &command, outcome);
-            connection.running.set(connection.running.get() - 1);
-            if connection.running.get() == 0 {
-                connection.idle.ring();
-            }
-        });
+        match self.slots.begin((token, command), job, data) {
+            Ok(None) => {}
+            Ok(Some(ended)) => self.on_ended(ended),
+            // As many slots as commands in flight; when the core forgot those of a closed connection, nobody waits.
+            Err(NoSlot) => self.finish(token, &command, Err(StatusCode::INTERNAL_ERROR.into())),
+        }
+    }
+
+    pub(crate) fn on_ended(&self, ended: Ended) {
+        if ended.outcome.is_err() {
+            self.read_bytes.set(self.read_bytes.get().saturating_sub(ended.read_bytes));
+        }
+        // A host counts answers as signs of life as well, so they must count here.
+        self.line.note_traffic();
+        self.finish(ended.token, &ended.command, ended.outcome);
     }
 
     /// Answers a command that is not carried out; half of a fused pair is answered with the other.
@@ -208,7 +234,7 @@ impl Connection {
         if let Err(error) = answered {
             tracing::debug!(%error, "a command was not answered");
         }
-        self.output.ring();
+        self.ring();
     }
 
     fn log(&self, command: &Command, refusal: &Refusal) -> Status {

@@ -11,6 +11,7 @@ use std::sync::{Arc, Weak};
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_reactor::Post;
 
+use crate::budget::Budget;
 use crate::controller::Controller;
 use crate::flood::Flood;
 use crate::kept::{Flag, Kept};
@@ -24,6 +25,8 @@ const MOST_CONTROLLERS: u16 = 0xFFEF;
 /// The state of one target.
 pub(crate) struct Shared {
     pub(crate) limits: Limits,
+    /// Bytes in flight over all connections.
+    pub(crate) budget: Arc<Budget>,
     pub(crate) is_stopped: Flag,
     pub(crate) listeners: Kept<Vec<Weak<Line>>>,
     /// Connections above the limit.
@@ -95,8 +98,10 @@ impl Drop for Permit {
 
 impl Shared {
     pub(crate) fn new(limits: Limits) -> Shared {
+        let limits = limits.legal();
         Shared {
-            limits: limits.legal(),
+            budget: Budget::new(limits.total_bytes_in_flight),
+            limits,
             is_stopped: Flag::new(false),
             listeners: Kept::default(),
             refused: Flood::default(),

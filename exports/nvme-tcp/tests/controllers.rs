@@ -24,7 +24,7 @@ fn a_controller_identifies_itself_and_its_namespaces() {
         let served = serve(short());
         let mut admin = Queue::admin(served.address, SUBNQN, false).await;
         assert_eq!(admin.property(0x08, 4).await, 0x0002_0100);
-        assert_eq!(admin.property(0x00, 8).await & 0xFFFF, 127);
+        assert_eq!(admin.property(0x00, 8).await & 0xFFFF, 255);
         let page = Controller::decode(&admin.identify(Cns::Controller, 0).await.ok().data).unwrap();
         assert_eq!((page.cntlid, page.mdts, page.nn), (admin.cntlid, 8, BARE));
         assert_eq!((page.sn.text(), page.subnqn.text()), ("SN1".to_owned(), SUBNQN.to_owned()));

@@ -33,7 +33,8 @@ fn serve() -> SocketAddr {
         let reactor = Reactor::new(config()).expect("a reactor starts");
         reactor.block_on(async {
             let null = NullDevice::new(BlockSize::B4096, BLOCKS, None);
-            let namespace = Namespace::new(SharedDevice::publish(Rc::new(Gate::new("null", Stack::new(null)))), [1; 16]);
+            let namespace =
+                Namespace::new(SharedDevice::publish(Rc::new(Gate::new("null", Stack::new(null)))), [1; 16]);
             let subsystem = Subsystem::new(NQN.parse().expect("a valid name"), "LOAD");
             let subsystem = subsystem.with_namespace(1, namespace).expect("a valid namespace");
             let limits = Limits { commands: 256, ..Limits::default() };

@@ -39,6 +39,7 @@ pub fn limits() -> Limits {
         io_queues: 4,
         commands: 64,
         bytes_in_flight: 2 << 20,
+        total_bytes_in_flight: 16 << 20,
         transfer_bytes: 256 << 10,
         connect: Duration::from_secs(3),
         idle: Duration::from_secs(60),
@@ -50,8 +51,9 @@ pub fn limits() -> Limits {
 /// connection, and what an allocator keeps to itself.
 pub fn most_bytes(connections: usize) -> u64 {
     let limits = limits();
-    let each = 2 * limits.bytes_in_flight + (256 << 10) + usize::from(limits.commands) * 8192;
-    (connections.min(limits.connections) * each) as u64 + (24 << 20)
+    let each = (256 << 10) + usize::from(limits.commands) * 8192;
+    let data = limits.total_bytes_in_flight.min(connections * 2 * limits.bytes_in_flight);
+    (connections.min(limits.connections) * each + data) as u64 + (24 << 20)
 }
 
 /// Memory that the devices take when every block of them was written.
@@ -91,9 +93,14 @@ fn configuration() -> String {
     let size = BLOCKS * BLOCK_BYTES as u64;
     let mut text = format!(
         "[[listeners]]\naddress = \"127.0.0.1:0\"\n[limits]\nconnections = {}\nio_queues = {}\ncommands = {}\n\
-         bytes_in_flight = {}\ntransfer_bytes = {}\nconnect = \"{connect}s\"\nidle = \"{idle}s\"\ndrain = \"{drain}s\"\n\
+         bytes_in_flight = {}\ntotal_bytes_in_flight = {}\ntransfer_bytes = {}\nconnect = \"{connect}s\"\nidle = \"{idle}s\"\ndrain = \"{drain}s\"\n\
          [[subsystems]]\nnqn = \"{SUBNQN}\"\n",
-        limits.connections, limits.io_queues, limits.commands, limits.bytes_in_flight, limits.transfer_bytes,
+        limits.connections,
+        limits.io_queues,
+        limits.commands,
+        limits.bytes_in_flight,
+        limits.total_bytes_in_flight,
+        limits.transfer_bytes,
     );
     for nsid in [PLAIN, PROTECTED, NEIGHBOUR] {
         text += &format!("[[subsystems.namespaces]]\nnsid = {nsid}\ntarget = \"mem:{size}\"\n");

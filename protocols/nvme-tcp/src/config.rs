@@ -1,7 +1,7 @@
 //! What each side may be told, and the limits that bound its memory.
 //!
-//! A connection holds at most: one staging buffer, `max_commands` entries, `max_bytes_in_flight` of write data (target
-//! only), the buffers its caller gave it, and an output entry for each command and R2T. None of it grows with what a peer
+//! A connection holds at most: one staging buffer, `max_commands` entries, `max_bytes_in_flight` and another staging
+//! buffer's worth of write data (target only), the buffers its caller gave it, and an output entry for each command and R2T. None of it grows with what a peer
 //! sends.
 
 use std::fmt;
@@ -69,7 +69,8 @@ pub struct TargetConfig {
     /// Commands in flight, from the capsule's arrival until its response has been handed to `transmit`. Hosts have at
     /// most a queue's entries less one; a host with more violates the protocol.
     pub max_commands: NonZeroU16,
-    /// Write data of commands in flight, in bytes, in capsules and accepted.
+    /// Write data of commands in flight, in bytes, in capsules and accepted. Data in capsules may exceed it by what one
+    /// staging buffer brings; then no more is received until responses have left.
     pub max_bytes_in_flight: usize,
     /// For guards of in-capsule data from the pass that checks the data digest.
     pub shape_of: Option<ShapeOf>,

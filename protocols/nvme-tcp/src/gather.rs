@@ -1,6 +1,7 @@
-//! Output as a gather list: headers and digests in one small block of memory, data where it lies.
+//! Output as a gather list: headers and digests in a block of memory, data where it lies.
 //!
-//! Headers that follow one another without data between them, such as a run of responses, become one slice.
+//! Headers that follow one another without data between them, such as a run of responses, become one slice. A block serves
+//! until it is used up, so that in the long run a list costs neither an allocation nor a look into the pool.
 
 use sealblock_integrity::guard;
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
@@ -9,8 +10,8 @@ use zerocopy::{Immutable, IntoBytes};
 use crate::payload::Payload;
 use crate::pdu::{DIGEST_BYTES, MAX_HEADER_BYTES, PduType, Rules};
 
-/// Bytes for headers in one call; a call ends when it might not hold one more.
-const BLOCK_BYTES: usize = 4096;
+/// Bytes for headers taken at once; they serve several calls, so that a call seldom takes any.
+const BLOCK_BYTES: usize = 16 << 10;
 /// The most that one PDU takes of the block: a header padded to 128 bytes, or a header of 128, twice a digest, and the
 /// data of a termination request.
 const MOST_BYTES: usize = 2 * MAX_HEADER_BYTES + 2 * DIGEST_BYTES + 24;
@@ -33,33 +34,46 @@ impl Default for TransmitLimit {
     }
 }
 
-enum Piece {
-    Block { from: usize, to: usize },
-    Data(Slice),
-}
+/// Memory for headers, kept from call to call: what is used is cut off its front.
+#[derive(Default)]
+pub(crate) struct Headers(Buffer);
 
 /// The output of one call, as it grows.
 pub(crate) struct Gather<'a> {
-    pieces: Vec<Piece>,
-    block: Buffer,
+    out: &'a mut Vec<Slice>,
+    pool: &'a Pool,
+    headers: &'a mut Buffer,
+    /// Bytes at the front of `headers` that are written and not in `out` yet.
     used: usize,
     bytes: usize,
+    /// Slices in `out` that are not of this call.
+    before: usize,
     limit: TransmitLimit,
     /// Payload bytes that had to be summed for digests.
     pub(crate) summed: &'a mut u64,
 }
 
 impl<'a> Gather<'a> {
-    pub(crate) fn new(pool: &Pool, limit: TransmitLimit, summed: &'a mut u64) -> Gather<'a> {
-        let block = pool.take(BLOCK_BYTES);
-        Gather { pieces: Vec::with_capacity(16), block, used: 0, bytes: 0, limit, summed }
+    pub(crate) fn new(
+        out: &'a mut Vec<Slice>,
+        (pool, headers): (&'a Pool, &'a mut Headers),
+        limit: TransmitLimit,
+        summed: &'a mut u64,
+    ) -> Gather<'a> {
+        let before = out.len();
+        Gather { out, pool, headers: &mut headers.0, used: 0, bytes: 0, before, limit, summed }
     }
 
-    /// Whether one more PDU may be added.
-    pub(crate) fn has_room(&self) -> bool {
-        self.bytes < self.limit.bytes
-            && self.pieces.len() < self.limit.slices
-            && self.used + MOST_BYTES <= self.block.len()
+    /// Whether one more PDU may be added. If so, there is memory for its headers.
+    pub(crate) fn has_room(&mut self) -> bool {
+        if self.bytes >= self.limit.bytes || self.out.len() - self.before >= self.limit.slices {
+            return false;
+        }
+        if self.used + MOST_BYTES > self.headers.len() {
+            self.end_headers();
+            *self.headers = self.pool.take(BLOCK_BYTES);
+        }
+        true
     }
 
     /// Adds a PDU that is all header.
@@ -73,8 +87,9 @@ impl<'a> Gather<'a> {
     /// Adds bytes as they are.
     pub(crate) fn put(&mut self, bytes: &[u8]) {
         let to = self.used + bytes.len();
-        self.block[self.used..to].copy_from_slice(bytes);
-        self.extend_block(to);
+        self.headers[self.used..to].copy_from_slice(bytes);
+        self.used = to;
+        self.bytes += bytes.len();
     }
 
     /// Adds a PDU with bytes `from..to` of `payload`, which are those its header announces.
@@ -88,8 +103,9 @@ impl<'a> Gather<'a> {
         self.header(rules, kind, header);
         let pad = rules.data_offset(kind) - rules.header_with_digest(kind);
         self.put(&[0; MAX_HEADER_BYTES][..pad]);
-        let pieces = &mut self.pieces;
-        payload.each(from, to, |slice, a, b| pieces.push(Piece::Data(slice.slice(a..b))));
+        self.end_headers();
+        let out = &mut *self.out;
+        payload.each(from, to, |slice, a, b| out.push(slice.slice(a..b)));
         self.bytes += to - from;
         if rules.data_digest {
             let digest = payload.digest(from, to, self.summed);
@@ -97,24 +113,17 @@ impl<'a> Gather<'a> {
         }
     }
 
-    fn extend_block(&mut self, to: usize) {
-        self.bytes += to - self.used;
-        match self.pieces.last_mut() {
-            Some(Piece::Block { to: end, .. }) => *end = to,
-            _ if to > self.used => self.pieces.push(Piece::Block { from: self.used, to }),
-            _ => {}
+    /// Puts the headers written so far behind what is in the list.
+    fn end_headers(&mut self) {
+        if self.used > 0 {
+            self.out.push(self.headers.split_to(self.used).freeze());
+            self.used = 0;
         }
-        self.used = to;
     }
 
-    /// Appends the list to `out`, and says how many bytes it has.
-    pub(crate) fn finish(mut self, out: &mut Vec<Slice>) -> usize {
-        self.block.truncate(self.used);
-        let block = self.block.freeze();
-        out.extend(self.pieces.into_iter().map(|piece| match piece {
-            Piece::Block { from, to } => block.slice(from..to),
-            Piece::Data(slice) => slice,
-        }));
+    /// Completes the list, and says how many bytes it has got.
+    pub(crate) fn finish(mut self) -> usize {
+        self.end_headers();
         self.bytes
     }
 }

@@ -174,6 +174,11 @@ impl Receiver {
         &self.header[..self.have.min(whole)]
     }
 
+    /// Whether no data is expected before the next header.
+    pub(crate) fn is_at_header(&self) -> bool {
+        matches!(self.phase, Phase::Header)
+    }
+
     /// The buffer for the next receive; `None` while one is out.
     pub(crate) fn lend(&mut self, side: &impl Side) -> Option<Buffer> {
         if !matches!(self.lent, Lent::Nothing) {

@@ -45,6 +45,11 @@ impl<T> Slab<T> {
         Some(u32::from(entry.generation) << 16 | u32::from(index))
     }
 
+    pub(crate) fn get(&self, token: u32) -> Option<&T> {
+        let entry = self.entries.get(usize::from(token as u16))?;
+        entry.value.as_ref().filter(|_| entry.generation == (token >> 16) as u16)
+    }
+
     pub(crate) fn get_mut(&mut self, token: u32) -> Option<&mut T> {
         let entry = self.entries.get_mut(usize::from(token as u16))?;
         entry.value.as_mut().filter(|_| entry.generation == (token >> 16) as u16)

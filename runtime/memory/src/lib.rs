@@ -18,6 +18,8 @@
 mod arena;
 mod buddy;
 mod buffer;
+#[cfg(feature = "counting")]
+pub mod counting;
 mod heap;
 mod owner;
 mod pool;

@@ -150,7 +150,9 @@ impl Ring {
         }
         let idle = self.in_kernel + self.waiting == 0 && self.uring.submission().is_empty();
         if !finished.is_empty() || (wait == Wait::No && !idle) {
-            self.enter(0, None)?;
+            if self.has_business() {
+                self.enter(0, None)?;
+            }
         } else if wait != Wait::No {
             self.wait(wait, finished)?;
         }
@@ -160,10 +162,9 @@ impl Ring {
 
     fn wait(&mut self, wait: Wait, finished: &mut Vec<Finished>) -> io::Result<()> {
         if let Some(end) = self.spin.begin(self.in_kernel + self.waiting > 0 || self.remote.is_shared(), wait) {
-            self.enter(0, None)?;
-            while Instant::now() < end {
+            loop {
                 // The kernel says in shared memory when it has something, so that spinning makes no system calls.
-                if !self.uring.completion().is_empty() || self.uring.submission().taskrun() {
+                if self.has_business() {
                     self.enter(0, None)?;
                 }
                 self.reap(finished);
@@ -172,6 +173,9 @@ impl Ring {
                     return Ok(());
                 }
                 std::hint::spin_loop();
+                if Instant::now() >= end {
+                    break;
+                }
             }
         }
         let timeout = match wait {
@@ -183,6 +187,13 @@ impl Ring {
         self.remote.wake_up();
         self.spin.slept();
         entered
+    }
+
+    /// Whether a system call would do anything now: entries are to be handed over, or the kernel has work to do on this
+    /// thread or completions that found no room. Other completions are there without one.
+    fn has_business(&mut self) -> bool {
+        let submission = self.uring.submission();
+        !submission.is_empty() || submission.taskrun() || submission.cq_overflow()
     }
 
     /// Moves entries that wait into the submission queue, as far as room and limit allow.

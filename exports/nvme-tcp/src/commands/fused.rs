@@ -152,19 +152,18 @@ impl Connection {
 
     /// Its data is not waited for any more.
     fn forget_fetch(&self, token: Token) {
-        self.fetching.borrow_mut().remove(&token);
+        self.take_fetching(token);
         self.waiting.borrow_mut().retain(|waiting| waiting.token() != token);
     }
 
     fn begin(&self) {
-        self.running.set(self.running.get() + 1);
+        self.running_pairs.set(self.running_pairs.get() + 1);
     }
 
     fn ended(&self) {
-        self.running.set(self.running.get() - 1);
-        if self.running.get() == 0 {
-            self.idle.ring();
-        }
+        self.line.note_traffic();
+        self.running_pairs.set(self.running_pairs.get() - 1);
+        self.slots.task().wake_by_ref();
     }
 
     fn run_pair(self: &Rc<Self>, first: Half, second: Half) {

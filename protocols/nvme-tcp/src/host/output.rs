@@ -12,7 +12,9 @@ impl State {
             return 0;
         }
         let mut summed = 0;
-        let mut gather = Gather::new(&self.config.pool, limit, &mut summed);
+        let pool = self.config.pool.clone();
+        let mut headers = std::mem::take(&mut self.headers);
+        let mut gather = Gather::new(out, (&pool, &mut headers), limit, &mut summed);
         while gather.has_room() {
             match self.output.pop_front() {
                 None => break,
@@ -22,7 +24,8 @@ impl State {
                 Some(Output::Terminate(request)) => gather.put(&request),
             }
         }
-        let bytes = gather.finish(out);
+        let bytes = gather.finish();
+        self.headers = headers;
         self.counters.payload_bytes_sent_summed += summed;
         bytes
     }

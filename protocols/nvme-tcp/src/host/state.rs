@@ -8,6 +8,7 @@ use zerocopy::IntoBytes;
 
 use super::Event;
 use crate::config::{HostConfig, Negotiated, whole_dwords};
+use crate::gather::Headers;
 use crate::payload::Payload;
 use crate::pdu::{DIGEST_DATA, DIGEST_HEADER, Direction, Frame, IcReq, PduType, Rules, TermReq};
 use crate::receive::{Fill, Side, Sink};
@@ -27,6 +28,7 @@ pub(super) struct State {
     /// Reads on their way that are long enough to be received in place.
     pub(super) long_transfers: usize,
     pub(super) counters: Counters,
+    pub(super) headers: Headers,
 }
 
 /// A command in flight.
@@ -92,6 +94,7 @@ impl State {
             output: VecDeque::from([Output::IcReq]),
             long_transfers: 0,
             counters: Counters::default(),
+            headers: Headers::default(),
             config,
         }
     }

@@ -44,6 +44,15 @@ impl Target {
         self.state.send(token, data.into(), completion)
     }
 
+    /// Says that a command may stay unanswered as long as the connection, as an Asynchronous Event Request may. If the host
+    /// uses its identifier for another command meanwhile, it has forgotten this one, and so does the connection: SPDK's
+    /// hosts do that when they take leave.
+    pub fn keep(&mut self, token: Token) {
+        if let Some(slot) = self.state.slots.get_mut(token.0) {
+            slot.is_kept = matches!(slot.stage, Stage::Held { .. }) && slot.completion.is_none();
+        }
+    }
+
     /// Answers a command, at any stage. The completion's CID is set to that of the command. If data is being fetched,
     /// no more is asked for, what comes is thrown away, and the response follows it.
     ///
@@ -106,6 +115,7 @@ impl State {
             return Err(CallError::WrongState);
         }
         completion.cid = U16::new(slot.command.cid.get());
+        slot.is_kept = false;
         slot.completion = Some(completion);
         if let Stage::Fetching(_) = slot.stage {
             self.drain(token);

@@ -18,13 +18,14 @@ impl State {
         }
         let data = self.capsule_data_of(&command, frame)?;
         let cid = command.cid.get();
-        if self.cids.contains(cid) {
+        if self.cids.contains(cid) && !self.displace(cid) {
             return Err(Violation::field(CapsuleCmd::CID_AT, clause::CAPSULE_CMD, "the CID is in use"));
         }
         let slot = Slot {
             command,
             len_bytes: 0,
             held_bytes: 0,
+            is_kept: false,
             stage: Stage::Held { fetched: false },
             sends: SmallVec::new(),
             queued_bytes: 0,
@@ -52,14 +53,22 @@ impl State {
                 unusable(DataError::Length)
             }
             Ok(DataPointer::InCapsule { offset_bytes, .. }) if offset_bytes != 0 => unusable(DataError::Offset),
-            Ok(DataPointer::InCapsule { length_bytes, .. }) if !self.has_room(length_bytes as usize) => {
-                unusable(DataError::NoRoom)
-            }
             Ok(DataPointer::InCapsule { length_bytes, .. }) => {
                 let buffer = self.config.pool.take(length_bytes as usize);
                 Ok(CommandData::InCapsule(Received { buffer, sums: None }))
             }
         }
+    }
+
+    /// Forgets a kept command with this CID, if there is one.
+    fn displace(&mut self, cid: u16) -> bool {
+        let mut all = self.slots.tokens();
+        let kept = all.find(|&token| self.slots.get(token).is_some_and(|s| s.is_kept && s.command.cid.get() == cid));
+        drop(all);
+        kept.is_some_and(|token| {
+            self.release(token);
+            true
+        })
     }
 
     pub(super) fn has_room(&self, bytes: usize) -> bool {
@@ -74,6 +83,7 @@ impl State {
                 slot.stage = Stage::Capsule;
                 slot.held_bytes = buffer.len();
                 self.bytes_in_flight += buffer.len();
+                self.capsule_bytes += buffer.len();
                 let shape =
                     self.config.shape_of.as_ref().filter(|_| frame.data_digest).and_then(|shape| shape.of(&command));
                 Sink { token, fill: Some(Fill::new(buffer, frame.data_digest, shape)) }

@@ -29,6 +29,13 @@ use state::State;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Token(u32);
 
+impl Token {
+    /// The command's place among those in flight: below [`TargetConfig::max_commands`], and no other's meanwhile.
+    pub fn place(self) -> usize {
+        usize::from(self.0 as u16)
+    }
+}
+
 /// What happened.
 #[derive(Debug)]
 pub enum Event {
@@ -86,9 +93,6 @@ pub enum DataError {
     /// A data digest is wrong (NVMe/TCP 3.5, "Digest Error handling").
     #[error("the data digest does not fit the data")]
     Digest,
-    /// [`TargetConfig::max_bytes_in_flight`] leaves no room for this in-capsule data.
-    #[error("the data exceeds the bytes allowed in flight")]
-    NoRoom,
     /// The data pointer is none of this transport.
     #[error(transparent)]
     Sgl(SglError),
@@ -104,7 +108,7 @@ impl DataError {
     /// The status that the command is to be failed with.
     pub const fn status_code(self) -> StatusCode {
         match self {
-            DataError::Digest | DataError::NoRoom => StatusCode::TRANSIENT_TRANSPORT_ERROR,
+            DataError::Digest => StatusCode::TRANSIENT_TRANSPORT_ERROR,
             DataError::Sgl(error) => error.status_code(),
             DataError::Offset => StatusCode::SGL_OFFSET_INVALID,
             DataError::Length => StatusCode::DATA_SGL_LENGTH_INVALID,
@@ -158,9 +162,18 @@ impl Target {
         Target { receiver, state: State::new(config) }
     }
 
-    /// The buffer for the next receive from the socket. `None` while one is out, and once the connection is closed.
+    /// The buffer for the next receive from the socket. `None` while one is out, once the connection is closed, and while
+    /// commands with in-capsule data hold [`TargetConfig::max_bytes_in_flight`]: ask again when [`Target::transmit`] has
+    /// handed out their responses.
     pub fn receive_buffer(&mut self) -> Option<Buffer> {
-        self.state.is_open().then(|| self.receiver.lend(&self.state)).flatten()
+        let is_full = self.state.capsule_bytes >= self.state.config.max_bytes_in_flight && self.may_pause();
+        (self.state.is_open() && !is_full).then(|| self.receiver.lend(&self.state)).flatten()
+    }
+
+    /// Whether receiving may pause until a response has left: some command has all its in-capsule data, and no data is
+    /// expected that another one waits for.
+    pub fn may_pause(&self) -> bool {
+        self.receiver.is_at_header() && self.state.capsule_bytes > 0
     }
 
     /// Takes back the buffer of [`Target::receive_buffer`], whose first `len` bytes are new (0 is allowed), and
@@ -228,6 +241,11 @@ impl Target {
     /// Write data of commands in flight, in bytes.
     pub fn bytes_in_flight(&self) -> usize {
         self.state.bytes_in_flight
+    }
+
+    /// Bytes of command data handed out to be sent so far.
+    pub fn payload_bytes_sent(&self) -> u64 {
+        self.state.counters.payload_bytes_sent
     }
 
     /// What went through so far.

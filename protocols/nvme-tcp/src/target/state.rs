@@ -8,6 +8,7 @@ use zerocopy::IntoBytes;
 
 use super::{Counters, Event};
 use crate::config::{Negotiated, TargetConfig, whole_dwords};
+use crate::gather::Headers;
 use crate::payload::Payload;
 use crate::pdu::{Direction, Frame, IcResp, PduType, Rules, TermReq};
 use crate::receive::{Fill, Side, Sink};
@@ -28,9 +29,12 @@ pub(super) struct State {
     pub(super) events: VecDeque<Event>,
     pub(super) output: VecDeque<Output>,
     pub(super) bytes_in_flight: usize,
+    /// Of those, bytes that came in capsules.
+    pub(super) capsule_bytes: usize,
     /// Transfers on their way that are long enough to be received in place.
     pub(super) long_transfers: usize,
     pub(super) counters: Counters,
+    pub(super) headers: Headers,
 }
 
 /// A command in flight.
@@ -40,6 +44,8 @@ pub(super) struct Slot {
     pub(super) len_bytes: u32,
     /// What this command holds of `bytes_in_flight`.
     pub(super) held_bytes: usize,
+    /// The export may never answer it.
+    pub(super) is_kept: bool,
     pub(super) stage: Stage,
     /// Data to send, in order; `queued_bytes` of it were given so far.
     pub(super) sends: SmallVec<[Outgoing; 1]>,
@@ -101,8 +107,10 @@ impl State {
             events: VecDeque::new(),
             output: VecDeque::new(),
             bytes_in_flight: 0,
+            capsule_bytes: 0,
             long_transfers: 0,
             counters: Counters::default(),
+            headers: Headers::default(),
             config,
         }
     }
@@ -120,7 +128,7 @@ impl State {
         self.output.clear();
         self.slots.clear();
         self.cids = TagSet::default();
-        self.bytes_in_flight = 0;
+        (self.bytes_in_flight, self.capsule_bytes) = (0, 0);
         if let Closed::Violated(violation) = closed {
             let request = TermReq::new(Direction::ToHost, &violation, header.len());
             self.output.push_back(Output::Terminate([request.as_bytes(), header].concat().into()));
@@ -133,6 +141,8 @@ impl State {
         if let Some(slot) = self.slots.remove(token) {
             self.cids.remove(slot.command.cid.get());
             self.bytes_in_flight -= slot.held_bytes;
+            // Only data that is fetched has a buffer of the host behind it.
+            self.capsule_bytes -= if slot.len_bytes == 0 { slot.held_bytes } else { 0 };
         }
     }
 }

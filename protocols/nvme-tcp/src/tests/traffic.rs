@@ -3,12 +3,12 @@
 use std::num::NonZeroU32;
 
 use proptest::prelude::*;
-use sealblock_protocols_nvme::{Command, StatusCode};
+use sealblock_protocols_nvme::{Command, Completion, Status};
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
 
 use super::pair::{Pair, READ, WRITE};
 use crate::host::{Cid, Event, HostData};
-use crate::{BlockShape, HostConfig, Payload, TargetConfig, TransmitLimit};
+use crate::{BlockShape, HostConfig, Payload, TargetConfig, TransmitLimit, target};
 
 fn pool() -> Pool {
     Pool::new(0, usize::MAX)
@@ -178,17 +178,36 @@ fn lengths_that_are_no_dwords_are_not_submitted() {
 }
 
 #[test]
-fn in_capsule_data_beyond_the_bytes_in_flight_fails_its_command_alone() {
+fn in_capsule_data_beyond_the_bytes_in_flight_waits_for_responses() {
     let mut target = TargetConfig::new(pool());
     target.max_bytes_in_flight = 4096;
     let mut pair = Pair::new(HostConfig::new(pool()), target, &[1 << 20]);
-    let mut write = |at| {
+    let mut bytes = Vec::new();
+    for at in [0, 4096] {
         let data = HostData::Write(Slice::copy_from(&[7; 4096]).into());
-        pair.host.submit(command(WRITE, at), data).unwrap()
-    };
-    let (first, second) = (write(0), write(4096));
-    pair.run();
-    assert_eq!(completion_of(&mut pair, first).0, 0);
-    assert_eq!(completion_of(&mut pair, second).0, StatusCode::TRANSIENT_TRANSPORT_ERROR.get());
-    assert_eq!(pair.disk[4096], 0);
+        pair.host.submit(command(WRITE, at), data).unwrap();
+        let mut out = Vec::new();
+        pair.host.transmit(&mut out, TransmitLimit::default());
+        out.iter().for_each(|slice| bytes.extend_from_slice(slice));
+    }
+    // All of the first capsule and the header of the second, then its data in two pieces.
+    let mut sent = 0;
+    for (to, is_lent) in [(2000, true), (72 + 4096, true), (72 + 4096 + 72, false), (8000, true), (bytes.len(), true)] {
+        let lent = pair.target.receive_buffer();
+        assert_eq!(lent.is_some(), is_lent, "{to}");
+        let mut buffer = lent.unwrap_or_else(|| {
+            let Some(target::Event::Command { token, .. }) = pair.target.next_event() else {
+                panic!("the first command came")
+            };
+            pair.target.respond(token, Completion::new(0, Status::SUCCESS, 0)).unwrap();
+            assert!(pair.target.receive_buffer().is_none(), "the response has not left");
+            pair.target.transmit(&mut Vec::new(), TransmitLimit::default());
+            pair.target.receive_buffer().expect("there is room again")
+        });
+        buffer[..to - sent].copy_from_slice(&bytes[sent..to]);
+        pair.target.received(buffer, to - sent);
+        sent = to;
+    }
+    assert!(matches!(pair.target.next_event(), Some(target::Event::Command { .. })), "the second is there");
+    assert_eq!((pair.target.closed(), pair.target.bytes_in_flight()), (None, 4096));
 }

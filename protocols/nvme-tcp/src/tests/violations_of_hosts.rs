@@ -104,6 +104,29 @@ fn a_cid_may_be_used_again_when_its_response_has_left_and_not_before() {
 }
 
 #[test]
+fn the_cid_of_a_kept_command_may_be_used_again_and_no_other() {
+    let capsule = |cid| CapsuleCmd::new(&TO_CONTROLLER, command(0, cid, DataPointer::None), 0);
+    let mut victim = Victim::connected(config(), 0);
+    for cid in [7, 8] {
+        assert_eq!(victim.reaction(capsule(cid).as_bytes()), None);
+    }
+    let mut tokens = Vec::new();
+    while let Some(event) = victim.0.next_event() {
+        tokens.extend(if let Event::Command { token, .. } = event { Some(token) } else { None });
+    }
+    victim.0.keep(tokens[0]);
+    assert_eq!(victim.reaction(capsule(7).as_bytes()), None);
+    assert_eq!(victim.0.commands_in_flight(), 2);
+    assert!(victim.0.respond(tokens[0], Completion::new(0, Status::SUCCESS, 0)).is_err(), "it is forgotten");
+    for cid in [7, 8] {
+        let mut victim = Victim::connected(config(), 0);
+        assert_eq!(victim.reaction(capsule(cid).as_bytes()), None);
+        let again = capsule(cid);
+        assert_eq!(victim.reaction(again.as_bytes()), Some((FIELD, 10, again.as_bytes().to_vec())));
+    }
+}
+
+#[test]
 fn more_commands_than_entries() {
     let mut victim = Victim::connected(config(), 0);
     for cid in 0..=128 {

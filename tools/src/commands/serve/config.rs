@@ -57,6 +57,8 @@ struct LimitsTable {
     #[serde(deserialize_with = "size")]
     bytes_in_flight: Option<ByteCount>,
     #[serde(deserialize_with = "size")]
+    total_bytes_in_flight: Option<ByteCount>,
+    #[serde(deserialize_with = "size")]
     transfer_bytes: Option<ByteCount>,
     #[serde(deserialize_with = "time")]
     connect: Option<Time>,
@@ -209,11 +211,14 @@ fn limits(table: &LimitsTable) -> Result<Limits, String> {
     let or = Limits::default();
     let transfer_bytes = table.transfer_bytes.map(|size| fits(size, "transfer_bytes")).transpose()?;
     let bytes_in_flight = table.bytes_in_flight.map(|size| fits(size, "bytes_in_flight")).transpose()?;
+    let total = table.total_bytes_in_flight.map(|size| size.get().try_into());
+    let total = total.transpose().map_err(|_| "limits.total_bytes_in_flight: more than there can be".to_owned())?;
     Ok(Limits {
         connections: table.connections.unwrap_or(or.connections),
         io_queues: table.io_queues.unwrap_or(or.io_queues),
         commands: table.commands.unwrap_or(or.commands),
         bytes_in_flight: bytes_in_flight.map_or(or.bytes_in_flight, |bytes| bytes as usize),
+        total_bytes_in_flight: total.unwrap_or(or.total_bytes_in_flight),
         transfer_bytes: transfer_bytes.unwrap_or(or.transfer_bytes),
         connect: table.connect.map_or(or.connect, |time| time.0),
         idle: table.idle.map_or(or.idle, |time| time.0),

@@ -32,7 +32,7 @@ fn little_is_needed() {
 
 #[test]
 fn limits_are_read_by_name() {
-    let limits = "[limits]\nconnections = 3\nio_queues = 2\ncommands = 64\nbytes_in_flight = 4096\ntransfer_bytes = \"64KiB\"\n\
+    let limits = "[limits]\nconnections = 3\nio_queues = 2\ncommands = 64\nbytes_in_flight = 4096\ntotal_bytes_in_flight = \"1GiB\"\ntransfer_bytes = \"64KiB\"\n\
                   connect = \"1s\"\nidle = \"3min\"\ndrain = \"250ms\"";
     assert_eq!(
         parse(&with(limits)).unwrap().limits,
@@ -41,6 +41,7 @@ fn limits_are_read_by_name() {
             io_queues: 2,
             commands: 64,
             bytes_in_flight: 4096,
+            total_bytes_in_flight: 1 << 30,
             transfer_bytes: 64 << 10,
             connect: Duration::from_secs(1),
             idle: Duration::from_secs(180),

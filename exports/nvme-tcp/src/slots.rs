@@ -1,0 +1,224 @@
+//! Where commands are carried out: futures that are used again and again.
+//!
+//! A slot's future takes a command from its desk, carries it out, lays the outcome back, and waits for the next. A device
+//! that answers at once makes it come back with the outcome from its first poll; otherwise it stays busy, and the
+//! connection's task polls it when its waker was used.
+//!
+//! Invariants: a slot is free, or busy with one command; a busy one is dropped only together with the reactor, because
+//! what a device has begun is to come to its end; in the long run a command allocates nothing here.
+//!
+//! Shape: one waker for each slot, made once, which notes the slot in a bitmap and wakes the connection's task, so that a
+//! device that ends one of many commands costs one poll. No slot is borrowed while it is polled.
+
+use std::cell::{Cell, RefCell};
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Wake, Waker};
+
+use sealblock_protocols_nvme::Command;
+use sealblock_protocols_nvme_tcp::target::Token;
+use sealblock_runtime_memory::Buffer;
+
+use crate::connection::Reply;
+use crate::io::Job;
+use crate::refusal::Refusal;
+
+/// What became of a command.
+pub(crate) struct Ended {
+    pub(crate) token: Token,
+    pub(crate) command: Command,
+    /// Bytes that it was to hand to the host.
+    pub(crate) read_bytes: u64,
+    pub(crate) outcome: Result<Reply, Refusal>,
+}
+
+/// What a slot's future and its owner hand each other.
+#[derive(Default)]
+struct Desk {
+    work: Cell<Option<(Job, Option<Buffer>)>>,
+    outcome: Cell<Option<Result<Reply, Refusal>>>,
+}
+
+impl Desk {
+    async fn serve(self: Rc<Self>) {
+        loop {
+            let work = poll_fn(|_| self.work.take().map_or(Poll::Pending, Poll::Ready));
+            let (job, data) = work.await;
+            let outcome = job.run(data).await;
+            self.outcome.set(Some(outcome));
+        }
+    }
+}
+
+struct Slot {
+    place: usize,
+    desk: Rc<Desk>,
+    future: Pin<Box<dyn Future<Output = ()>>>,
+    waker: Waker,
+    busy: Option<(Token, Command, u64)>,
+}
+
+impl Slot {
+    fn new(place: usize, ready: &Arc<Ready>) -> Box<Slot> {
+        let desk = Rc::new(Desk::default());
+        let future = Box::pin(Rc::clone(&desk).serve());
+        let waker = Arc::new(SlotWaker { place, ready: Arc::clone(ready) }).into();
+        Box::new(Slot { place, desk, future, waker, busy: None })
+    }
+
+    /// Goes on with the command; its end, if this was it.
+    fn poll(&mut self) -> Option<Ended> {
+        // The future has no end.
+        let _ = self.future.as_mut().poll(&mut Context::from_waker(&self.waker));
+        let outcome = self.desk.outcome.take()?;
+        let (token, command, read_bytes) = self.busy.take()?;
+        Some(Ended { token, command, read_bytes, outcome })
+    }
+}
+
+/// Which slots are to be polled.
+struct Ready {
+    words: Box<[AtomicU64]>,
+    any: AtomicBool,
+    /// The connection's task; there from its first poll on.
+    task: OnceLock<Waker>,
+}
+
+struct SlotWaker {
+    place: usize,
+    ready: Arc<Ready>,
+}
+
+impl Wake for SlotWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.ready.words[self.place / 64].fetch_or(1 << (self.place % 64), Ordering::Release);
+        self.ready.any.store(true, Ordering::Release);
+        if let Some(task) = self.ready.task.get() {
+            task.wake_by_ref();
+        }
+    }
+}
+
+/// All slots are busy.
+pub(crate) struct NoSlot;
+
+/// The slots of a connection.
+pub(crate) struct Slots {
+    /// `None` where a slot is being polled.
+    all: RefCell<Vec<Option<Box<Slot>>>>,
+    free: RefCell<Vec<usize>>,
+    ready: Arc<Ready>,
+    limit: usize,
+    busy: Cell<usize>,
+}
+
+impl Slots {
+    /// At most `limit` slots, made as they are needed.
+    pub(crate) fn new(limit: usize) -> Slots {
+        let words = std::iter::repeat_with(AtomicU64::default).take(limit.div_ceil(64)).collect();
+        let ready = Arc::new(Ready { words, any: AtomicBool::new(false), task: OnceLock::new() });
+        Slots { all: RefCell::default(), free: RefCell::default(), ready, limit, busy: Cell::new(0) }
+    }
+
+    /// Tells which task polls the slots; always the same.
+    pub(crate) fn belong_to(&self, task: &Waker) {
+        self.ready.task.get_or_init(|| task.clone());
+    }
+
+    /// The waker of that task; one that does nothing before its first poll.
+    pub(crate) fn task(&self) -> &Waker {
+        self.ready.task.get().unwrap_or(Waker::noop())
+    }
+
+    /// Commands being carried out.
+    pub(crate) fn busy(&self) -> usize {
+        self.busy.get()
+    }
+
+    /// Begins a command, and returns its end if it comes at once.
+    ///
+    /// # Errors
+    /// When all slots are busy.
+    pub(crate) fn begin(
+        &self,
+        (token, command): (Token, Command),
+        job: Job,
+        data: Option<Buffer>,
+    ) -> Result<Option<Ended>, NoSlot> {
+        let Some(mut slot) = self.take_free() else { return Err(NoSlot) };
+        slot.busy = Some((token, command, job.read_bytes()));
+        slot.desk.work.set(Some((job, data)));
+        self.busy.set(self.busy.get() + 1);
+        Ok(self.go_on(slot))
+    }
+
+    /// Polls one slot whose waker was used; its end, if it came. `None` when no such slot is left.
+    pub(crate) fn next(&self) -> Option<Option<Ended>> {
+        if !self.ready.any.load(Ordering::Acquire) {
+            return None;
+        }
+        for (index, word) in self.ready.words.iter().enumerate() {
+            let bits = word.load(Ordering::Acquire);
+            if bits != 0 {
+                let bit = bits.trailing_zeros() as usize;
+                word.fetch_and(!(1 << bit), Ordering::AcqRel);
+                let slot = self.all.borrow_mut().get_mut(index * 64 + bit).and_then(Option::take);
+                return Some(slot.and_then(|slot| self.poll_busy(slot)));
+            }
+        }
+        // Bits that are set from here on come with a new sign.
+        if self.ready.any.swap(false, Ordering::AcqRel) && self.has_bits() {
+            self.ready.any.store(true, Ordering::Release);
+            return Some(None);
+        }
+        None
+    }
+
+    fn has_bits(&self) -> bool {
+        self.ready.words.iter().any(|word| word.load(Ordering::Acquire) != 0)
+    }
+
+    /// A waker that outlived its command finds a free slot, or one that is busy with another.
+    fn poll_busy(&self, slot: Box<Slot>) -> Option<Ended> {
+        if slot.busy.is_some() {
+            return self.go_on(slot);
+        }
+        self.put_back(slot);
+        None
+    }
+
+    fn go_on(&self, mut slot: Box<Slot>) -> Option<Ended> {
+        let ended = slot.poll();
+        if ended.is_some() {
+            self.busy.set(self.busy.get() - 1);
+            self.free.borrow_mut().push(slot.place);
+        }
+        self.put_back(slot);
+        ended
+    }
+
+    fn put_back(&self, slot: Box<Slot>) {
+        let place = slot.place;
+        self.all.borrow_mut()[place] = Some(slot);
+    }
+
+    fn take_free(&self) -> Option<Box<Slot>> {
+        if let Some(place) = self.free.borrow_mut().pop() {
+            return self.all.borrow_mut()[place].take();
+        }
+        let mut all = self.all.borrow_mut();
+        let place = all.len();
+        if place == self.limit {
+            return None;
+        }
+        all.push(None);
+        Some(Slot::new(place, &self.ready))
+    }
+}
