@@ -161,6 +161,7 @@ impl Connection {
     }
 
     fn ended(&self) {
+        // An answer is a sign of life, as it is of other commands.
         self.line.note_traffic();
         self.running_pairs.set(self.running_pairs.get() - 1);
         self.slots.task().wake_by_ref();
@@ -175,8 +176,6 @@ impl Connection {
                 self.begin();
                 spawn(async move {
                     let (compared, written) = run(*compare, old, *write, new).await;
-                    // An answer is a sign of life, as it is of other commands.
-                    connection.line.note_traffic();
                     connection.finish(one.0, &one.1, compared);
                     connection.finish(two.0, &two.1, written.unwrap_or_else(failed_pair));
                     connection.ended();
