@@ -3,6 +3,8 @@
 //! Each change is there when its function returns; controllers that it ends answer what they are carrying out and
 //! close within [`crate::Limits::drain`], on their own cores.
 
+use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use sealblock_protocols_nvme::nqn::Nqn;
@@ -70,6 +72,14 @@ impl Target {
         subsystem.add(nsid, namespace)?;
         self.namespace_changed(&subsystem, nsid);
         Ok(())
+    }
+
+    /// Has the discovery log name other addresses to hosts that came to these: pairs of a listener's address and of the one
+    /// by which hosts reach it from outside, as through address translation. Replaces what was said before.
+    pub fn advertise(&self, addresses: Vec<(SocketAddr, SocketAddr)>) {
+        self.0.advertised.set(addresses);
+        // Nothing is offered anew, but the page is another one.
+        let Ok(()) = self.0.offer(|_| Ok::<(), Infallible>(()));
     }
 
     /// Takes a namespace from a subsystem. Commands that are being carried out on it are answered; the namespace, and with

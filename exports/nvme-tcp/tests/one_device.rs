@@ -13,7 +13,7 @@ use sealblock_runtime_reactor::spawn;
 
 /// Counts with all queues at once, each in one of the namespaces; gives the sum that is to be there.
 async fn count_at_once(queues: Vec<Queue>, nsids: &[u32]) -> u64 {
-    const STEPS: usize = 15;
+    const STEPS: usize = 8;
     let sum = (queues.len() * STEPS) as u64;
     let count = |(i, io)| spawn(count_up(io, nsids[i % nsids.len()], STEPS));
     let counting: Vec<_> = queues.into_iter().enumerate().map(count).collect();

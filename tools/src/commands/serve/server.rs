@@ -32,6 +32,7 @@ pub struct Server {
     homes: Homes,
     offered: BTreeMap<Nqn, Offered>,
     ears: Vec<Ear>,
+    advertised: Vec<(SocketAddr, SocketAddr)>,
 }
 
 /// A subsystem that is offered.
@@ -79,6 +80,7 @@ impl Server {
             homes: Homes::new(cores),
             offered: BTreeMap::new(),
             ears: Vec::new(),
+            advertised: Vec::new(),
         })
     }
 
@@ -202,12 +204,24 @@ impl Server {
         for ear in go {
             ear.close().await;
         }
+        self.advertise(plan);
         let spaces = before.into_values().flat_map(|old| old.spaces.into_values());
         let devices: Vec<_> = spaces.map(|space| space.device).collect();
         // Only those that nothing offers any more have no other owner.
         let going: Vec<Device> = devices.into_iter().filter_map(Rc::into_inner).collect();
         self.wait_until_idle(&going).await;
         self.homes.close(going).await
+    }
+
+    /// Has discovery name the addresses that the plan has for listeners that others reach by another way.
+    fn advertise(&mut self, plan: &Plan) {
+        let of =
+            |ear: &Ear| Some((ear.address, plan.advertised.iter().find(|(planned, _)| *planned == ear.planned)?.1));
+        let advertised: Vec<_> = self.ears.iter().filter_map(of).collect();
+        if advertised != self.advertised {
+            self.export.advertise(advertised.clone());
+            self.advertised = advertised;
+        }
     }
 
     /// Waits until commands in flight on devices that are offered no more have ended, or had time enough: a volume that
