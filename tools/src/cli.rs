@@ -12,7 +12,7 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use sealblock_units::{BlockSize, ByteCount, Lba};
 
-pub use serve::{Discover, NVME_TCP_PORT, Protection, Serve, listen_address};
+pub use serve::{Discover, LogLevel, NVME_TCP_PORT, Protection, Serve, listen_address};
 pub use values::{Endpoint, Guard, Harm, Mode, ProtectionType, Volume};
 
 use crate::range::BlockRange;

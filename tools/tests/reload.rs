@@ -115,3 +115,27 @@ fn what_cannot_be_is_reported_and_everything_stays() {
     assert!(ended.stderr.contains("everything stays as it was"), "{}", ended.stderr);
     assert!(ended.stderr.contains("from the next start on"), "{}", ended.stderr);
 }
+
+#[test]
+fn discovery_names_the_address_that_is_advertised() {
+    let place = Place::new();
+    let m = subsystem("m", "", "mem:1MiB");
+    let listener = |more: &str| format!("[[listeners]]\naddress = \"127.0.0.1:0\"\n{more}{m}");
+    place.write("sealblock.toml", listener("advertise = \"192.0.2.7:9\"\n").as_bytes());
+    let mut server = Server::start_at(&place, "");
+    let named = |server: &Server| {
+        let report = place.run(&format!("discover {} --json", server.address())).succeeds().json();
+        let entries = report["entries"].as_array().unwrap().clone();
+        let named: Vec<_> =
+            entries.iter().map(|entry| format!("{}:{}", entry["address"].as_str().unwrap(), entry["port"])).collect();
+        assert_eq!(named.len(), 2);
+        assert_eq!(named[0], named[1]);
+        named[0].clone()
+    };
+    assert_eq!(named(&server), "192.0.2.7:9");
+    reload(&place, &mut server, &listener(""));
+    assert_eq!(named(&server), server.address());
+    reload(&place, &mut server, &listener("advertise = \"[2001:db8::7]:10\"\n"));
+    assert_eq!(named(&server), "2001:db8::7:10");
+    server.stop().is_clean();
+}

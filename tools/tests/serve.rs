@@ -175,3 +175,29 @@ fn servers_do_without_rings() {
     Server::start(&place, "v").stop().is_clean();
     place.run("verify v").succeeds();
 }
+
+#[test]
+fn warnings_go_to_standard_error_unless_they_are_not_wanted() {
+    let place = Place::new();
+    place.write(
+        "sealblock.toml",
+        b"[limits]\nconnections = 1\n[[subsystems]]\nname = \"m\"\n[[subsystems.namespaces]]\ntarget = \"mem:1MiB\"\n",
+    );
+    for (option, is_told) in [("", true), ("--log off", false), ("--log error", false), ("--log debug", true)] {
+        let server = Server::start(&place, option);
+        // The one connection that may be there, and more than that.
+        let held = std::net::TcpStream::connect(server.address()).unwrap();
+        for _ in 0..20 {
+            let mut above = std::net::TcpStream::connect(server.address()).unwrap();
+            // Closed at once.
+            assert!(!matches!(std::io::Read::read(&mut above, &mut [0; 16]), Ok(1..)));
+        }
+        drop(held);
+        let ended = server.stop();
+        ended.is_clean();
+        let told = ended.stderr.lines().filter(|line| line.contains("above the limit")).count();
+        assert_eq!(told, usize::from(is_told), "{option}: {}", ended.stderr);
+    }
+    let mut command = place.command("serve --listen 127.0.0.1:0");
+    common::answer(command.env("SEALBLOCK_LOG", "loud")).fails(2, &["SEALBLOCK_LOG=loud", "warn"]);
+}

@@ -33,12 +33,13 @@ pub(crate) fn run(connection: &Rc<Connection>, command: &Command, data: &[u8], r
             cut(&identify::page(&controller, &connection.target.limits, &ask)?, room, Identify::DATA_BYTES as u64)
         }
         AdminCommand::GetLogPage(ask) => {
+            let shown = controller.notices.happened();
             let page = logs::page(connection, &controller, &ask)?;
             let reply = cut(ask.slice(&page)?, room, ask.length_bytes)?;
             if !ask.retain_event
                 && let Some(page) = LogPage::from_code(ask.lid)
             {
-                controller.notices.page_was_read(page);
+                controller.notices.page_was_read(page, shown);
             }
             Ok(reply)
         }
@@ -65,6 +66,8 @@ fn fabrics(connection: &Rc<Connection>, role: &Role, command: &Command, data: &[
             return Err(StatusCode::INVALID_OPCODE.into());
         };
         connection.stop();
+        // Its clock was not watched until now, and a host that sends no more of its data must not hold the end up.
+        connection.watch();
         return Ok(0);
     };
     controller.heard();

@@ -3,6 +3,8 @@
 //! Each change is there when its function returns; controllers that it ends answer what they are carrying out and
 //! close within [`crate::Limits::drain`], on their own cores.
 
+use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use sealblock_protocols_nvme::nqn::Nqn;
@@ -72,15 +74,26 @@ impl Target {
         Ok(())
     }
 
-    /// Takes a namespace from a subsystem. Commands that are being carried out on it are answered; its device is given up
-    /// with the last of them, and by each queue that was attached to it with its next command.
+    /// Has the discovery log name other addresses to hosts that came to these: pairs of a listener's address and of the one
+    /// by which hosts reach it from outside, as through address translation. Replaces what was said before.
+    pub fn advertise(&self, addresses: Vec<(SocketAddr, SocketAddr)>) {
+        self.0.advertised.set(addresses);
+        // Nothing is offered anew, but the page is another one.
+        let Ok(()) = self.0.offer(|_| Ok::<(), Infallible>(()));
+    }
+
+    /// Takes a namespace from a subsystem. Commands that are being carried out on it are answered; the namespace, and with
+    /// it its share of the device and of [`Namespace::state`], is let go with the last of them: whoever keeps a clone of that
+    /// state sees by its count of owners when the device may be closed.
     ///
     /// # Errors
     /// [`SetupError::UnknownNqn`] and [`SetupError::UnknownNsid`].
     pub fn remove_namespace(&self, nqn: &Nqn, nsid: u32) -> Result<(), SetupError> {
         let subsystem = self.offered(nqn)?;
-        subsystem.remove(nsid)?;
-        self.namespace_changed(&subsystem, nsid);
+        let removed = subsystem.remove(nsid)?;
+        for controller in self.of(&subsystem) {
+            controller.namespace_removed(nsid, &removed);
+        }
         Ok(())
     }
 

@@ -53,6 +53,7 @@ fn admin(connection: &Connection, ask: &Connect, data: &ConnectData) -> Result<A
         target.remove_controller(controller.id);
         return Err(StatusCode::CONNECT_INVALID_HOST.into());
     }
+    controller.watch_namespaces();
     Ok(controller)
 }
 

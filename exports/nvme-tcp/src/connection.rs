@@ -327,6 +327,7 @@ impl Connection {
     fn leave(&self) {
         self.waiting.borrow_mut().clear();
         self.fetching.borrow_mut().clear();
+        self.pairs.clear();
         let role = self.role.replace(Role::New);
         match role {
             Role::New => {}

@@ -53,6 +53,12 @@ impl Connection {
         if orders.has(Orders::KILL) {
             return self.kill();
         }
+        if orders.has(Orders::NAMESPACES)
+            && let Role::Io(member, _) = &*self.role.borrow()
+        {
+            // Looking at what is there now lets go what is not.
+            drop(member.namespaces());
+        }
         if orders.has(Orders::STOP) {
             self.stop();
         }

@@ -64,15 +64,10 @@ struct State {
     status: ControllerStatus,
     /// A reset ends when the last member is gone.
     resetting: bool,
-}
-
-/// Notices that hear of damage in every namespace.
-fn watching(subsystem: &Subsystem) -> Arc<Notices> {
-    let notices = Arc::<Notices>::default();
-    for (nsid, namespace) in subsystem.namespaces().iter() {
-        namespace.state.watch(*nsid, &notices);
-    }
-    notices
+    /// Counts the shutdowns that the host asked for.
+    shutdowns: u64,
+    /// A task flushes for a shutdown; there is one at most.
+    flushing: bool,
 }
 
 impl Controller {
@@ -90,7 +85,6 @@ impl Controller {
             subsystem_reset_occurred: false,
             processing_paused: false,
         };
-        let notices = watching(&subsystem);
         Controller {
             id,
             is_discovery: data.subnqn.is_discovery(),
@@ -99,14 +93,14 @@ impl Controller {
             hostid: data.hostid,
             keep_alive_ms: Kept::new(keep_alive_ms),
             queues_granted: Kept::new(1),
-            notices,
+            notices: Arc::default(),
             values: FeatureValues::default(),
             write_cache: Flag::new(true),
             timestamp: Kept::new((0, now())),
             behavior: Kept::new(vec![0; 512]),
             errors: Kept::new(ErrorLog::new(usize::from(ERROR_ENTRIES))),
             io_queues: Kept::default(),
-            state: Kept::new(State { cc: 0, status, resetting: false }),
+            state: Kept::new(State { cc: 0, status, resetting: false, shutdowns: 0, flushing: false }),
             ready: Flag::new(false),
             over: Flag::new(false),
             seen: Kept::new(now()),
@@ -204,7 +198,10 @@ impl Controller {
         let leaves = matches!(cc.shutdown, ShutdownNotification::Normal | ShutdownNotification::Abrupt);
         if leaves && status.shutdown == ShutdownStatus::Normal {
             status.shutdown = ShutdownStatus::InProgress;
-            spawn(Arc::clone(self).shut_down());
+            state.shutdowns += 1;
+            if !std::mem::replace(&mut state.flushing, true) {
+                spawn(Arc::clone(self).shut_down());
+            }
         }
         state.status = status;
         drop(state);
@@ -214,17 +211,26 @@ impl Controller {
         }
     }
 
-    /// What is in volatile caches goes to the media before the shutdown is said to be complete.
+    /// What is in volatile caches goes to the media before the shutdown is said to be complete. A shutdown that the host
+    /// asks for while an earlier one is flushed for has a flush of its own afterwards.
     async fn shut_down(self: Arc<Self>) {
-        let (_, namespaces) = self.subsystem.snapshot();
-        for namespace in namespaces.values() {
-            if let Err(error) = namespace.device.attach().execute(Operation::Flush).await {
-                tracing::warn!(%error, "flush on shutdown failed");
+        loop {
+            let flushed_for = self.state.lock().shutdowns;
+            let (_, namespaces) = self.subsystem.snapshot();
+            for namespace in namespaces.values() {
+                if let Err(error) = namespace.device.attach().execute(Operation::Flush).await {
+                    tracing::warn!(%error, "flush on shutdown failed");
+                }
             }
-        }
-        let mut state = self.state.lock();
-        if state.status.shutdown == ShutdownStatus::InProgress {
-            state.status.shutdown = ShutdownStatus::Complete;
+            let mut state = self.state.lock();
+            let is_waited_for = state.status.shutdown == ShutdownStatus::InProgress;
+            if !is_waited_for || state.shutdowns == flushed_for {
+                if is_waited_for {
+                    state.status.shutdown = ShutdownStatus::Complete;
+                }
+                state.flushing = false;
+                return;
+            }
         }
     }
 
@@ -295,7 +301,7 @@ impl Controller {
         self.io_queues.lock().values().filter_map(Weak::upgrade).collect()
     }
 
-    fn order_io_queues(&self, order: Orders) {
+    pub(crate) fn order_io_queues(&self, order: Orders) {
         for line in self.lines() {
             line.order(order);
         }

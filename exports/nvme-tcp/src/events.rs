@@ -1,9 +1,40 @@
 //! What a controller has to tell its host, from whatever core it happens on.
 
+use std::sync::Arc;
+
 use crate::controller::Controller;
+use crate::line::Orders;
+use crate::namespace::Namespace;
 
 impl Controller {
-    /// A namespace came, went or changed. May be called on any core.
+    /// Hears of damage in every namespace from now on. Called when others can see the controller, so that of a namespace
+    /// that goes meanwhile either they see to it or this does.
+    pub(crate) fn watch_namespaces(&self) {
+        let mut watched = self.subsystem.snapshot();
+        loop {
+            for (nsid, namespace) in watched.1.iter() {
+                namespace.state.watch(*nsid, &self.notices);
+            }
+            let now = self.subsystem.snapshot();
+            if now.0 == watched.0 {
+                return;
+            }
+            for (nsid, namespace) in watched.1.iter() {
+                namespace.state.unwatch(*nsid, &self.notices);
+            }
+            watched = now;
+        }
+    }
+
+    /// A namespace has gone; what becomes of its blocks is not this controller's business any more, and its queues let it
+    /// go, each on its core. May be called on any core.
+    pub(crate) fn namespace_removed(&self, nsid: u32, namespace: &Arc<Namespace>) {
+        namespace.state.unwatch(nsid, &self.notices);
+        self.order_io_queues(Orders::NAMESPACES);
+        self.notices.namespace_changed(nsid);
+    }
+
+    /// A namespace came or changed. May be called on any core.
     pub(crate) fn namespaces_changed(&self, nsid: u32) {
         if let Ok(namespace) = self.namespace(nsid) {
             namespace.state.watch(nsid, &self.notices);

@@ -1,7 +1,6 @@
 //! I/O commands: checked before their data is fetched, translated once, carried out by the namespace's device.
 
 use std::rc::Rc;
-use std::sync::Arc;
 
 use sealblock_block::{Ability, Answer, Device, Durability, Failure, Operation, OperationKind};
 use sealblock_integrity::Sealed;
@@ -111,8 +110,9 @@ impl Job {
     /// Carries the command out.
     pub(crate) async fn run(self, data: Option<Buffer>) -> Result<Reply, Refusal> {
         let Some((namespace, extent)) = self.writes() else { return self.run_claimed(data).await };
-        let state = Arc::clone(&namespace.state);
-        let _claim = state.claim(around(&[extent])).await;
+        // This core's own count: one that cores share would be fought over by all writes.
+        let namespace = Rc::clone(namespace);
+        let _claim = namespace.state.claim(around(&[extent])).await;
         self.run_claimed(data).await
     }
 

@@ -29,6 +29,7 @@ mod controller;
 mod discovery;
 mod events;
 mod features;
+mod flood;
 mod identify;
 mod io;
 mod kept;

@@ -19,6 +19,8 @@ impl Orders {
     pub(crate) const STOP: Orders = Orders(1 << 1);
     /// What the clock is watched for has changed.
     pub(crate) const CLOCK: Orders = Orders(1 << 2);
+    /// Namespaces have gone, and are to be let go.
+    pub(crate) const NAMESPACES: Orders = Orders(1 << 3);
 
     pub(crate) fn has(self, order: Orders) -> bool {
         self.0 & order.0 != 0

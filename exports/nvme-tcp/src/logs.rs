@@ -53,7 +53,7 @@ pub(crate) fn page(connection: &Rc<Connection>, controller: &Controller, ask: &G
         }
         LogPage::Discovery => {
             let at = connection.stream.local_addr().map_err(|_| StatusCode::INTERNAL_ERROR)?;
-            Ok(discovery::log(&connection.target, &controller.host, at))
+            Ok(discovery::log(&connection.target, &controller.host, connection.target.advertised(at)))
         }
         _ => Err(Invalid::LogPage(ask.lid).into()),
     }

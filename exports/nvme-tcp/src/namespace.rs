@@ -41,10 +41,17 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// The namespace of `device`, plain. `uuid` is its identity, which hosts use to recognise it.
+    /// The namespace of `device`, plain, with a state of its own. `uuid` is its identity, which hosts use to recognise it.
     pub fn new(device: SharedDevice, uuid: [u8; 16]) -> Namespace {
         let shapes = Shapes::of(device.geometry());
         Namespace { device, uuid, state: Arc::default(), shows: Shows::Plain, shapes }
+    }
+
+    /// The same namespace with this state. Namespaces of one device, at the same time or one after the other, are to have
+    /// one state: it is where their fused pairs keep each other's writes away, and where their damage is known.
+    pub fn with_state(mut self, state: Arc<NamespaceState>) -> Namespace {
+        self.state = state;
+        self
     }
 
     /// What is shared of the namespace, for those who find or repair damage by other ways than its commands.

@@ -1,8 +1,9 @@
 //! Asynchronous events of a controller: what happened, and the requests of the host that wait for it.
 //!
 //! Invariants: an event is reported only if the host has switched it on; once reported it is not again until the host has
-//! read its log page (without Retain Asynchronous Event); events that happen before a request is there are not lost. At most
-//! [`EVENT_REQUESTS`] requests wait.
+//! read its log page (without Retain Asynchronous Event); events that happen before a request is there are not lost, nor are
+//! those that happen on another core while a page is made: reading it acknowledges only what had been counted before. At
+//! most [`EVENT_REQUESTS`] requests wait.
 //!
 //! Shape: events may be posted from any core, requests wait on that of the admin queue, so the state is behind a lock and
 //! who waits leaves a waker. Nothing here is on the way of an I/O command.
@@ -43,8 +44,10 @@ pub(crate) struct Notices {
 
 #[derive(Default)]
 struct State {
-    /// Happened and not reported, by index of `KINDS`.
-    pending: [bool; KINDS.len()],
+    /// How often each happened, by index of `KINDS`.
+    happened: Happened,
+    /// How much of that was reported, or shown by a page that the host has read.
+    told: [u64; KINDS.len()],
     /// Reported, and the page not read since.
     masked: [bool; KINDS.len()],
     changed: BTreeSet<u32>,
@@ -53,6 +56,10 @@ struct State {
     /// Requests by command identifier.
     requests: HashMap<u16, Option<Waker>>,
 }
+
+/// How often each event had happened at some time.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Happened([u64; KINDS.len()]);
 
 /// How a request goes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -95,13 +102,13 @@ impl Notices {
 
     /// Damaged blocks were found that were not known.
     pub(crate) fn damage_found(&self) {
-        self.lock().pending[1] = true;
+        self.lock().happened.0[1] += 1;
         self.wake();
     }
 
     /// The discovery log is another one.
     pub(crate) fn discovery_changed(&self) {
-        self.lock().pending[2] = true;
+        self.lock().happened.0[2] += 1;
         self.wake();
     }
 
@@ -109,7 +116,7 @@ impl Notices {
     pub(crate) fn namespace_changed(&self, nsid: u32) {
         {
             let mut state = self.lock();
-            state.pending[0] = true;
+            state.happened.0[0] += 1;
             if state.changed.len() <= MOST_CHANGED {
                 state.changed.insert(nsid);
             }
@@ -123,13 +130,19 @@ impl Notices {
         changed_namespaces(&changed)
     }
 
-    /// The host has read a page and does not want to retain its event.
-    pub(crate) fn page_was_read(&self, page: LogPage) {
+    /// What has happened until now. Taken before a page is made, which then shows all of it.
+    pub(crate) fn happened(&self) -> Happened {
+        self.lock().happened
+    }
+
+    /// The host has read a page that shows what happened until `shown`, and does not want to retain its event.
+    pub(crate) fn page_was_read(&self, page: LogPage, shown: Happened) {
         {
             let mut state = self.lock();
             for (i, (event, _)) in KINDS.iter().enumerate() {
                 if event.log_page == page.code() {
-                    (state.pending[i], state.masked[i]) = (false, false);
+                    state.told[i] = state.told[i].max(shown.0[i]);
+                    state.masked[i] = false;
                 }
             }
         }
@@ -176,7 +189,7 @@ impl Notices {
         }
         let config = EventConfiguration::from_bits(self.config());
         for (i, (event, bit)) in KINDS.into_iter().enumerate() {
-            if !state.pending[i] || state.masked[i] || !config.contains(bit) {
+            if state.happened.0[i] <= state.told[i] || state.masked[i] || !config.contains(bit) {
                 continue;
             }
             if event == AsynchronousEvent::LBA_STATUS {
@@ -187,7 +200,7 @@ impl Notices {
                 }
                 state.reported = Some(now);
             }
-            (state.pending[i], state.masked[i]) = (false, true);
+            (state.told[i], state.masked[i]) = (state.happened.0[i], true);
             state.requests.remove(&cid);
             return Poll::Ready(Next::Event(event));
         }
@@ -226,12 +239,39 @@ mod tests {
         notices.request(2).unwrap();
         notices.damage_found();
         assert!(poll(&notices, 2, now).is_pending(), "masked");
-        notices.page_was_read(LogPage::ErrorInformation);
+        notices.page_was_read(LogPage::ErrorInformation, notices.happened());
         assert!(poll(&notices, 2, now).is_pending(), "another page");
-        notices.page_was_read(LogPage::LbaStatus);
+        notices.page_was_read(LogPage::LbaStatus, notices.happened());
         assert!(poll(&notices, 2, now).is_pending(), "the page that was read showed it");
         notices.damage_found();
         assert_eq!(poll(&notices, 2, now), event(AsynchronousEvent::LBA_STATUS));
+    }
+
+    #[test]
+    fn what_happens_while_a_page_is_made_is_reported_and_what_it_shows_is_not() {
+        let (notices, now) = (Notices::default(), Instant::now());
+        notices.configure(REPORTED.bits());
+        notices.request(1).unwrap();
+        notices.damage_found();
+        // The page is made, and shows it.
+        let shown = notices.happened();
+        notices.page_was_read(LogPage::LbaStatus, shown);
+        assert!(poll(&notices, 1, now).is_pending());
+        notices.damage_found();
+        let shown = notices.happened();
+        notices.damage_found();
+        notices.page_was_read(LogPage::LbaStatus, shown);
+        assert_eq!(poll(&notices, 1, now), event(AsynchronousEvent::LBA_STATUS), "the page does not show the last");
+        // The host reads the page of an event, and another happens meanwhile.
+        notices.request(2).unwrap();
+        let shown = notices.happened();
+        notices.namespace_changed(3);
+        notices.damage_found();
+        notices.page_was_read(LogPage::LbaStatus, shown);
+        notices.page_was_read(LogPage::ChangedNamespaces, shown);
+        assert_eq!(poll(&notices, 2, now), event(AsynchronousEvent::NAMESPACE_CHANGED));
+        notices.request(3).unwrap();
+        assert_eq!(poll(&notices, 3, now), event(AsynchronousEvent::LBA_STATUS));
     }
 
     #[test]
@@ -257,7 +297,7 @@ mod tests {
         notices.request(1).unwrap();
         notices.damage_found();
         assert_eq!(poll(&notices, 1, now), event(AsynchronousEvent::LBA_STATUS));
-        notices.page_was_read(LogPage::LbaStatus);
+        notices.page_was_read(LogPage::LbaStatus, notices.happened());
         notices.request(1).unwrap();
         notices.damage_found();
         let due = now + Duration::from_millis(500);

@@ -5,6 +5,7 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -13,6 +14,7 @@ use sealblock_runtime_reactor::Post;
 
 use crate::budget::Budget;
 use crate::controller::Controller;
+use crate::flood::Flood;
 use crate::kept::{Flag, Kept};
 use crate::limits::Limits;
 use crate::line::{Line, Orders};
@@ -28,6 +30,10 @@ pub(crate) struct Shared {
     pub(crate) budget: Arc<Budget>,
     pub(crate) is_stopped: Flag,
     pub(crate) listeners: Kept<Vec<Weak<Line>>>,
+    /// What the discovery log names instead of addresses that connections come to.
+    pub(crate) advertised: Kept<Vec<(SocketAddr, SocketAddr)>>,
+    /// Connections above the limit.
+    pub(crate) refused: Flood,
     pub(crate) cores: Kept<Arc<Vec<Place>>>,
     subsystems: Kept<Offered>,
     discovery: Arc<Subsystem>,
@@ -101,6 +107,8 @@ impl Shared {
             limits,
             is_stopped: Flag::new(false),
             listeners: Kept::default(),
+            advertised: Kept::default(),
+            refused: Flood::default(),
             cores: Kept::default(),
             subsystems: Kept::default(),
             discovery: Arc::new(Subsystem::new(Nqn::discovery(), "discovery")),
@@ -129,6 +137,16 @@ impl Shared {
             controller.discovery_changed();
         }
         Ok(())
+    }
+
+    /// The address by which hosts that came to this one are told to come back.
+    pub(crate) fn advertised(&self, at: SocketAddr) -> SocketAddr {
+        let advertised = self.advertised.lock();
+        let named =
+            |like: &dyn Fn(&SocketAddr) -> bool| advertised.iter().find(|(local, _)| like(local)).map(|named| named.1);
+        // A listener on every address of this machine is meant by each of them.
+        let any = |local: &SocketAddr| local.ip().is_unspecified() && local.port() == at.port();
+        named(&|local| *local == at).or_else(|| named(&any)).unwrap_or(at)
     }
 
     /// The subsystem of this name, the discovery subsystem among them.

@@ -1,4 +1,6 @@
 //! What is shared of a namespace by all controllers and cores: its bad blocks, the claims on blocks, and who is told.
+//!
+//! It belongs to the device: namespaces of one device share it, whatever they are called and however they show it.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -9,7 +11,8 @@ use crate::claims::{Blocks, Claim, Claims};
 use crate::known::{About, KnownBlocks};
 use crate::notices::Notices;
 
-/// The shared state of one [`crate::Namespace`], for those who learn something about it by other ways than its commands.
+/// The shared state of all [`crate::Namespace`]s of one device, for those who learn something about it by other ways than
+/// their commands.
 #[derive(Default)]
 pub struct NamespaceState {
     pub(crate) known: KnownBlocks,
@@ -56,8 +59,14 @@ impl NamespaceState {
     pub(crate) fn watch(&self, nsid: u32, notices: &Arc<Notices>) {
         let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
         // The same controller asks again when namespaces have changed.
-        watchers.retain(|(_, other)| other.strong_count() > 0 && !std::ptr::eq(other.as_ptr(), Arc::as_ptr(notices)));
+        watchers.retain(|(id, other)| other.strong_count() > 0 && !(*id == nsid && is_of(other, notices)));
         watchers.push((nsid, Arc::downgrade(notices)));
+    }
+
+    /// Tells a controller, to whom the namespace was `nsid`, nothing more under this number.
+    pub(crate) fn unwatch(&self, nsid: u32, notices: &Arc<Notices>) {
+        let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
+        watchers.retain(|(id, other)| other.strong_count() > 0 && !(*id == nsid && is_of(other, notices)));
     }
 
     fn tell(&self, tell: impl Fn(u32, &Notices)) {
@@ -66,4 +75,8 @@ impl NamespaceState {
             tell(nsid, &notices);
         }
     }
+}
+
+fn is_of(watcher: &Weak<Notices>, notices: &Arc<Notices>) -> bool {
+    std::ptr::eq(watcher.as_ptr(), Arc::as_ptr(notices))
 }

@@ -168,19 +168,19 @@ impl Subsystem {
     }
 
     /// Takes a namespace away. Commands that have it already are carried out.
-    pub(crate) fn remove(&self, nsid: u32) -> Result<(), SetupError> {
-        self.change(|namespaces| namespaces.remove(&nsid).map(drop).ok_or(SetupError::UnknownNsid(nsid)))
+    pub(crate) fn remove(&self, nsid: u32) -> Result<Arc<Namespace>, SetupError> {
+        self.change(|namespaces| namespaces.remove(&nsid).ok_or(SetupError::UnknownNsid(nsid)))
     }
 
-    fn change(&self, how: impl FnOnce(&mut Namespaces) -> Result<(), SetupError>) -> Result<(), SetupError> {
+    fn change<T>(&self, how: impl FnOnce(&mut Namespaces) -> Result<T, SetupError>) -> Result<T, SetupError> {
         let mut kept = self.namespaces.lock();
         let mut namespaces = Namespaces::clone(&kept);
-        how(&mut namespaces)?;
+        let changed = how(&mut namespaces)?;
         let before = std::mem::replace(&mut *kept, Arc::new(namespaces));
         self.changes.fetch_add(1, Ordering::Release);
         drop(kept);
         drop(before);
-        Ok(())
+        Ok(changed)
     }
 
     /// The namespaces as they are now.
@@ -311,7 +311,7 @@ mod tests {
             one.add(2, namespace(None)).unwrap();
             assert_eq!(one.add(2, namespace(None)), Err(SetupError::DuplicateNsid(2)));
             one.remove(1).unwrap();
-            assert_eq!(one.remove(1), Err(SetupError::UnknownNsid(1)));
+            assert_eq!(one.remove(1).err(), Some(SetupError::UnknownNsid(1)));
             assert_eq!((one.changes(), one.largest_nsid()), (before + 2, 2), "what failed changed nothing");
             assert!(had.contains_key(&1) && !had.contains_key(&2), "whoever looked before keeps what it saw");
         });

@@ -97,7 +97,10 @@ impl Target {
 
     fn admit(&self, stream: Stream) {
         let Some((permit, line)) = self.0.admit() else {
-            tracing::warn!(limit = self.0.limits.connections, "a connection above the limit was closed");
+            if let Some(connections) = self.0.refused.note(now()) {
+                let limit = self.0.limits.connections;
+                tracing::warn!(limit, connections, "connections above the limit were closed");
+            }
             return;
         };
         // Without it small answers wait for acknowledgements; a socket that refuses is on its way out.

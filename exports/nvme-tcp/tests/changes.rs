@@ -3,14 +3,16 @@
 mod common;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use common::spread::*;
 use common::*;
-use sealblock_exports_nvme_tcp::{Hosts, Namespace, SetupError, Subsystem};
+use sealblock_exports_nvme_tcp::{Hosts, Namespace, NamespaceState, SetupError, Subsystem};
 use sealblock_protocols_nvme::admin::Cns;
 use sealblock_protocols_nvme::identify::parse_namespace_list;
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_protocols_nvme::nvm::IoCommand;
+use sealblock_runtime_reactor::sleep;
 
 #[test]
 fn namespaces_come_and_go_while_commands_run() {
@@ -36,6 +38,35 @@ fn namespaces_come_and_go_while_commands_run() {
         }
         let list = admin.identify(Cns::ActiveNamespaces, 0).await.ok().data;
         assert_eq!(parse_namespace_list(&list).collect::<Vec<_>>(), [2, 7]);
+    });
+}
+
+#[test]
+fn a_removed_namespace_is_held_by_commands_in_flight_and_by_no_idle_queue() {
+    run(|| async {
+        let spread = spread(short());
+        let state = Arc::<NamespaceState>::default();
+        let fresh = device(&spread.cores.handle(1).unwrap(), &spread.latch);
+        let namespace = Namespace::new(fresh, [7; 16]).with_state(Arc::clone(&state));
+        spread.target.add_namespace(&nqn(), 7, namespace).unwrap();
+        let (_admin, mut io) = host(spread.address, 4).await;
+        for queue in &mut io {
+            write(queue, 7, 0, 1, 1).await;
+        }
+        let slow = IoCommand::Write(blocks(SLOW, 1)).encode(7).unwrap();
+        let cid = io[0].submit(slow, Data::Write(pattern(4096, 2))).await;
+        spread.latch.holds(1).await;
+        spread.target.remove_namespace(&nqn(), 7).unwrap();
+        for _ in 0..50 {
+            assert!(Arc::strong_count(&state) > 1, "a command is being carried out");
+            sleep(Duration::from_millis(1)).await;
+        }
+        spread.latch.open();
+        io[0].done(cid).await.ok();
+        // Queues without a command give it up without being asked for anything, on whatever core.
+        while Arc::strong_count(&state) > 1 {
+            sleep(Duration::from_millis(1)).await;
+        }
     });
 }
 

@@ -5,21 +5,15 @@ mod common;
 use common::requests::*;
 use common::*;
 use sealblock_media_memory::Damage;
+use sealblock_protocols_nvme::Fuse;
 use sealblock_protocols_nvme::admin::Cns;
 use sealblock_protocols_nvme::identify::{Controller, Fuses};
 use sealblock_protocols_nvme::nvm::IoCommand;
-use sealblock_protocols_nvme::{Command, Fuse};
+use sealblock_runtime_reactor::spawn;
 use sealblock_units::Lba;
 
-fn fused(command: IoCommand, nsid: u32, fuse: Fuse) -> Command {
-    command.encode(nsid).unwrap().with_fuse(fuse)
-}
-
 async fn compare_and_write(io: &mut Queue, start: u64, count: u64, old: Vec<u8>, new: Vec<u8>) -> (u16, u16) {
-    let (compare, write) = (IoCommand::Compare(blocks(start, count)), IoCommand::Write(blocks(start, count)));
-    let first = io.submit(fused(compare, PLAIN, Fuse::First), Data::Write(old)).await;
-    let second = io.submit(fused(write, PLAIN, Fuse::Second), Data::Write(new)).await;
-    (io.done(first).await.status(), io.done(second).await.status())
+    compare_and_write_in(io, PLAIN, blocks(start, count), old, new).await
 }
 
 #[test]
@@ -90,23 +84,9 @@ fn half_a_pair_is_aborted() {
 fn counting_with_compare_and_write_loses_nothing() {
     run(|| async {
         let served = serve(short());
-        let count = |mut io: Queue| async move {
-            let mut done = 0;
-            while done < 40 {
-                let old = read(&mut io, PLAIN, 0, 1).await.ok().data;
-                let mut new = old.clone();
-                let value = u64::from_le_bytes(old[..8].try_into().unwrap()) + 1;
-                new[..8].copy_from_slice(&value.to_le_bytes());
-                match compare_and_write(&mut io, 0, 1, old, new).await {
-                    (0, 0) => done += 1,
-                    (0x285, 0x009) => {}
-                    other => panic!("{other:x?}"),
-                }
-            }
-        };
         let (_a, one) = Queue::pair(served.address, false).await;
         let (_b, two) = Queue::pair(served.address, false).await;
-        let (one, two) = (sealblock_runtime_reactor::spawn(count(one)), sealblock_runtime_reactor::spawn(count(two)));
+        let (one, two) = (spawn(count_up(one, PLAIN, 40)), spawn(count_up(two, PLAIN, 40)));
         one.await.unwrap();
         two.await.unwrap();
         let (_c, mut io) = Queue::pair(served.address, false).await;

@@ -5,16 +5,19 @@ mod common;
 use common::requests::*;
 use common::*;
 use sealblock_block::{Gate, Stack};
-use sealblock_exports_nvme_tcp::{Namespace, Subsystem};
+use sealblock_exports_nvme_tcp::{Limits, Namespace, Subsystem};
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_protocols_nvme::admin::{Abort, Cns, SetFeatures};
 use sealblock_protocols_nvme::features::AsynchronousEvent;
 use sealblock_protocols_nvme::identify::{Controller, Oacs, Ofcs};
 use sealblock_protocols_nvme::nvm::IoCommand;
-use sealblock_protocols_nvme::{AdminOpcode, Command, FabricsType};
+use sealblock_protocols_nvme::{AdminOpcode, Command, DataPointer, FabricsType};
+use sealblock_runtime_reactor::sleep;
 use sealblock_units::{BlockSize, Lba};
 use std::rc::Rc;
+use std::time::Duration;
+use zerocopy::IntoBytes;
 
 #[test]
 fn hosts_are_told_of_damage_and_changes_once_they_ask_for_it() {
@@ -76,6 +79,64 @@ fn an_io_queue_can_be_disconnected_and_connected_again() {
         assert_eq!(again.call(disconnect, Data::None).await.status(), 0x001, "not on this queue");
         disconnect.nsid = u32::from(FabricsType::Disconnect.code()).into();
         assert_ne!(admin.call(disconnect, Data::None).await.status(), 0, "not on that one");
+    });
+}
+
+/// A command without data as it goes over the wire, without digests.
+fn capsule(command: &Command) -> Vec<u8> {
+    [&[4, 0, 72, 0, 72, 0, 0, 0], command.as_bytes()].concat()
+}
+
+#[test]
+fn a_host_that_sends_no_data_holds_a_disconnect_up_for_the_drain_only() {
+    run(|| async {
+        let served = serve(Limits { drain: Duration::from_millis(100), ..Limits::default() });
+        let (_admin, mut io) = Queue::pair(served.address, false).await;
+        let write = IoCommand::Write(blocks(0, 64)).encode(PLAIN).unwrap();
+        io.submit_and_hold(write, pattern(64 << 12, 7)).await;
+        let mut disconnect = Command::new(0x7F, u32::from(FabricsType::Disconnect.code()));
+        // An SGL, as all commands over Fabrics have, of no bytes.
+        (disconnect.flags, disconnect.cid) = (0x40, 99.into());
+        disconnect.dptr = DataPointer::None.descriptor();
+        io.send_raw(&capsule(&disconnect)).await;
+        // The host keeps its end open.
+        while served.target.connections() > 1 {
+            sleep(Duration::from_millis(1)).await;
+        }
+        drop(io);
+    });
+}
+
+#[test]
+fn a_namespace_that_was_removed_has_no_events_any_more_and_the_others_have() {
+    run(|| async {
+        let mut states = Vec::new();
+        let served = serve_with(short(), |subsystem| {
+            let of = |id: u8| {
+                let device = Rc::new(MemoryDevice::new(BlockSize::B4096, BLOCKS, None));
+                Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(device)))), [id; 16])
+            };
+            let (goes, stays) = (of(7), of(8));
+            states.extend([goes.state(), stays.state()]);
+            subsystem.with_namespace(7, goes).and_then(|all| all.with_namespace(8, stays)).unwrap()
+        });
+        let mut admin = Queue::admin(served.address, SUBNQN, false).await;
+        let config = SetFeatures { fid: 0x0B, save: false, nsid: 0, cdw11: 0x2100 };
+        admin.call(config.encode(), Data::None).await.ok();
+        let ask = Command::new(AdminOpcode::AsynchronousEventRequest.code(), 0);
+        let removed = admin.submit(ask, Data::None).await;
+        served.target.remove_namespace(&SUBNQN.parse().unwrap(), 7).unwrap();
+        let event = admin.done(removed).await.ok().completion.dword0();
+        assert_eq!(AsynchronousEvent::from_dword0(event), AsynchronousEvent::NAMESPACE_CHANGED);
+        let next = admin.submit(ask, Data::None).await;
+        states[0].report_damage(&[sealblock_block::Fault::media(Lba::new(9))]);
+        // An event would be told before the answer to this.
+        admin.identify(Cns::Controller, 0).await.ok();
+        admin.identify(Cns::Controller, 0).await.ok();
+        assert!(!admin.is_done(next), "nobody here has these blocks any more");
+        states[1].report_damage(&[sealblock_block::Fault::media(Lba::new(9))]);
+        let event = admin.done(next).await.ok().completion.dword0();
+        assert_eq!(AsynchronousEvent::from_dword0(event), AsynchronousEvent::LBA_STATUS);
     });
 }
 

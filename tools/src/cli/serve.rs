@@ -52,9 +52,28 @@ pub struct Serve {
     /// Take no writes.
     #[arg(long)]
     pub read_only: bool,
+    /// What to write to standard error: warnings and worse unless this or SEALBLOCK_LOG says something else.
+    #[arg(long, value_name = "LEVEL", value_enum)]
+    pub log: Option<LogLevel>,
     /// Print one JSON object for each event.
     #[arg(long)]
     pub json: bool,
+}
+
+/// How much the server tells besides events.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
+pub enum LogLevel {
+    /// Nothing.
+    Off,
+    /// What went wrong for good.
+    Error,
+    /// What may need a look.
+    #[default]
+    Warn,
+    /// What happens.
+    Info,
+    /// Connections that end, and requests that fail, each with its reason.
+    Debug,
 }
 
 /// What hosts see of protection information.

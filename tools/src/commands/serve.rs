@@ -12,6 +12,7 @@ mod hangup;
 mod identity;
 mod lifetime;
 mod listeners;
+mod log;
 mod notify;
 mod plan;
 mod server;
@@ -34,6 +35,7 @@ pub fn run(arguments: &Serve) -> Result<Exit, Failure> {
             .on(address)
             .advise("--listen ADDR:PORT, for NVMe/TCP"));
     }
+    log::install(arguments.log)?;
     let source = Source::of(arguments)?;
     let plan = source.plan(arguments)?;
     if plan.is_open() {

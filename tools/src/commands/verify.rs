@@ -67,6 +67,7 @@ fn block_error(fault: &Fault, format: Option<PiFormat>) -> BlockError {
     let bits = match (fault.field, format) {
         (FaultField::Tag(TagField::Guard), Some(format)) => format.guard().bits(),
         (FaultField::Tag(TagField::RefTag), Some(format)) => u32::from(format.reference_tag_bits()),
+        (FaultField::Tag(TagField::Guard | TagField::RefTag), None) => fitting_bits(fault),
         _ => 16,
     };
     let hex = |value: Option<u64>| value.map(|value| Hex::new(u128::from(value), bits));
@@ -85,6 +86,13 @@ fn block_error(fault: &Fault, format: Option<PiFormat>) -> BlockError {
         leg: None,
         repaired: false,
     }
+}
+
+/// The width of a field whose format only another host's device knows: the least of those there are that holds its values.
+fn fitting_bits(fault: &Fault) -> u32 {
+    let used = u64::BITS - (fault.expected.unwrap_or(0) | fault.actual.unwrap_or(0)).leading_zeros();
+    let least = if fault.field == FaultField::Tag(TagField::RefTag) { 32 } else { 16 };
+    [16, 32, 48].into_iter().find(|bits| *bits >= used.max(least)).unwrap_or(64)
 }
 
 fn print_text(report: &VerifyReport, unlisted: u64, quiet: bool) -> Result<(), Failure> {
@@ -110,4 +118,21 @@ fn print_text(report: &VerifyReport, unlisted: u64, quiet: bool) -> Result<(), F
         "{}: {} blocks verified in {:.2} s ({rate:.0} MB/s): {state}",
         report.target, report.blocks_verified, report.elapsed_s
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sealblock_units::Lba;
+
+    #[test]
+    fn values_of_an_unknown_format_have_one_width_that_fits_both() {
+        let of = |field, expected, actual| {
+            let fault = Fault { lba: Lba::ZERO, field, expected: Some(expected), actual: Some(actual) };
+            fitting_bits(&fault)
+        };
+        let (guard, tag) = (FaultField::Tag(TagField::Guard), FaultField::Tag(TagField::RefTag));
+        assert_eq!((of(guard, 1, 0xffff), of(guard, 0x1_0000, 2), of(guard, 1 << 48, 2)), (16, 32, 64));
+        assert_eq!((of(tag, 1, 2), of(tag, 1 << 32, 2), of(guard, 0, 0)), (32, 48, 16));
+    }
 }

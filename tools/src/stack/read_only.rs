@@ -18,7 +18,7 @@ impl<D: Device> Device for ReadOnly<D> {
     }
 
     fn abilities(&self) -> Abilities {
-        self.0.abilities()
+        Abilities { writable: false, ..self.0.abilities() }
     }
 
     async fn execute(&self, operation: Operation) -> Outcome {

@@ -14,6 +14,8 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -114,6 +116,18 @@ impl Place {
     /// Bytes that a file takes of its file system.
     pub fn allocated_bytes(&self, name: &str) -> u64 {
         fs::metadata(self.path(name)).unwrap().blocks() * 512
+    }
+
+    /// Waits until a file takes so much of its file system, for as long as the command that fills it runs.
+    #[track_caller]
+    pub fn wait_for_bytes(&self, name: &str, bytes: u64, filler: &mut Child) {
+        let start = Instant::now();
+        while self.allocated_bytes(name) < bytes && filler.try_wait().unwrap().is_none() {
+            assert!(start.elapsed() < Duration::from_secs(300), "{name} does not grow");
+            thread::sleep(Duration::from_millis(1));
+        }
+        let allocated = self.allocated_bytes(name);
+        assert!(allocated >= bytes, "{name} takes {allocated} bytes, and the command has ended");
     }
 
     /// A volume `v` with these options, and `data` at its start.

@@ -56,6 +56,14 @@ impl Half {
     }
 }
 
+impl Pairs {
+    /// Forgets halves, and with them their share of the controller: a reset waits for that.
+    pub(crate) fn clear(&self) {
+        let pairs = self.0.take();
+        drop(pairs);
+    }
+}
+
 impl Connection {
     /// Sees every command as it comes. A second half without its first is answered here, and `false` returned.
     pub(crate) fn fuse(self: &Rc<Self>, token: Token, command: &Command) -> bool {
@@ -153,6 +161,7 @@ impl Connection {
     }
 
     fn ended(&self) {
+        // An answer is a sign of life, as it is of other commands.
         self.line.note_traffic();
         self.running_pairs.set(self.running_pairs.get() - 1);
         self.slots.task().wake_by_ref();

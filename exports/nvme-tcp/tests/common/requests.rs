@@ -1,5 +1,6 @@
 //! Requests that several test files make.
 
+use sealblock_protocols_nvme::Fuse;
 use sealblock_protocols_nvme::admin::GetLogPage;
 use sealblock_protocols_nvme::logs::DamageLog;
 use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand, Prchk, ProtectionInfo};
@@ -42,4 +43,42 @@ pub async fn damage_log(admin: &mut Queue, nsid: u32) -> DamageLog {
 pub async fn write_and_read_as_ever(io: &mut Queue) {
     let data = write(io, PLAIN, 9, 4, 7).await;
     assert!(read(io, PLAIN, 9, 4).await.ok().data == data);
+}
+
+pub fn fused(command: IoCommand, nsid: u32, fuse: Fuse) -> Command {
+    command.encode(nsid).unwrap().with_fuse(fuse)
+}
+
+/// A fused pair; its two statuses.
+pub async fn compare_and_write_in(
+    io: &mut Queue,
+    nsid: u32,
+    range: BlockCommand,
+    old: Vec<u8>,
+    new: Vec<u8>,
+) -> (u16, u16) {
+    let first = io.submit(fused(IoCommand::Compare(range), nsid, Fuse::First), Data::Write(old)).await;
+    let second = io.submit(fused(IoCommand::Write(range), nsid, Fuse::Second), Data::Write(new)).await;
+    (io.done(first).await.status(), io.done(second).await.status())
+}
+
+/// The count at the start of block 0 of a plain namespace.
+pub async fn count(io: &mut Queue, nsid: u32) -> u64 {
+    u64::from_le_bytes(read(io, nsid, 0, 1).await.ok().data[..8].try_into().unwrap())
+}
+
+/// Counts there with Compare and Write, as clusters do, until so many steps were its own.
+pub async fn count_up(mut io: Queue, nsid: u32, steps: usize) {
+    let mut done = 0;
+    while done < steps {
+        let old = read(&mut io, nsid, 0, 1).await.ok().data;
+        let mut new = old.clone();
+        let value = u64::from_le_bytes(old[..8].try_into().unwrap()) + 1;
+        new[..8].copy_from_slice(&value.to_le_bytes());
+        match compare_and_write_in(&mut io, nsid, blocks(0, 1), old, new).await {
+            (0, 0) => done += 1,
+            (0x285, 0x009) => {}
+            other => panic!("{other:x?}"),
+        }
+    }
 }

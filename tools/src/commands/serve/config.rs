@@ -46,6 +46,8 @@ struct File {
 struct ListenerTable {
     #[serde(deserialize_with = "address")]
     address: SocketAddr,
+    #[serde(default, deserialize_with = "some_address")]
+    advertise: Option<SocketAddr>,
 }
 
 #[derive(Deserialize, Default)]
@@ -118,6 +120,10 @@ fn text<'de, D: Deserializer<'de>, T: FromStr<Err: fmt::Display>>(from: D) -> Re
 
 fn address<'de, D: Deserializer<'de>>(from: D) -> Result<SocketAddr, D::Error> {
     listen_address(&String::deserialize(from)?).map_err(de::Error::custom)
+}
+
+fn some_address<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>, D::Error> {
+    address(from).map(Some)
 }
 
 fn time<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Time>, D::Error> {
@@ -200,8 +206,10 @@ pub fn parse(text: &str) -> Result<Plan, String> {
         subsystems.push(subsystem);
     }
     let listeners: Vec<_> = file.listeners.iter().map(|listener| listener.address).collect();
+    let advertised =
+        file.listeners.iter().filter_map(|listener| Some((listener.address, listener.advertise?))).collect();
     let listeners = if listeners.is_empty() { vec![DEFAULT_LISTEN] } else { listeners };
-    Ok(Plan { listeners, cores: file.cores, limits: limits(&file.limits)?, subsystems })
+    Ok(Plan { listeners, advertised, cores: file.cores, limits: limits(&file.limits)?, subsystems })
 }
 
 fn limits(table: &LimitsTable) -> Result<Limits, String> {

@@ -1,9 +1,11 @@
 //! Open devices, each on a core of its own choice, and what closes them there.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use futures_util::future::join_all;
 use sealblock_block::{Gate, Stack};
+use sealblock_exports_nvme_tcp::NamespaceState;
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_runtime_reactor::{CoreGone, CoreHandle, Homed};
 
@@ -20,6 +22,8 @@ pub struct Device {
     pub read_only: bool,
     /// The device for namespaces on every core.
     pub shared: SharedDevice,
+    /// What all namespaces of it share, however often they are taken away and offered anew.
+    pub state: Arc<NamespaceState>,
     /// The identity of the volume, where it is one.
     pub volume_uuid: Option<[u8; 16]>,
     core: usize,
@@ -27,6 +31,11 @@ pub struct Device {
 }
 
 impl Device {
+    /// Whether namespaces of it are still there, offered or held by commands in flight.
+    pub fn is_used(&self) -> bool {
+        Arc::strong_count(&self.state) > 1
+    }
+
     /// Whether a namespace of this plan would have this device.
     pub fn fits(&self, plan: &NamespacePlan) -> bool {
         self.target == plan.target && self.read_only == plan.read_only
@@ -56,7 +65,8 @@ impl Homes {
         let opened = self.handles[core].call(move || at_home(target, read_only)).await;
         let (shared, volume_uuid, closer) = opened.map_err(|gone| of_core("opening", gone).on(&plan.target))??;
         self.devices[core] += 1;
-        Ok(Device { target: plan.target.clone(), read_only, shared, volume_uuid, core, closer })
+        let (target, state) = (plan.target.clone(), Arc::default());
+        Ok(Device { target, read_only, shared, state, volume_uuid, core, closer })
     }
 
     /// Closes devices, all at once: volumes are clean then.

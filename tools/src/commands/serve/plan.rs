@@ -25,6 +25,8 @@ pub const DEFAULT_LISTEN: SocketAddr =
 pub struct Plan {
     /// Where to listen; never empty.
     pub listeners: Vec<SocketAddr>,
+    /// What discovery names instead, for some of these.
+    pub advertised: Vec<(SocketAddr, SocketAddr)>,
     /// Cores to serve on, where that is said.
     pub cores: Option<NonZeroUsize>,
     /// What hosts may make the server hold.
@@ -85,6 +87,7 @@ impl Plan {
         };
         Plan {
             listeners: if arguments.listen.is_empty() { vec![DEFAULT_LISTEN] } else { arguments.listen.clone() },
+            advertised: Vec::new(),
             cores: arguments.cores,
             limits: Limits::default(),
             subsystems: names(targets).into_iter().zip(targets).map(subsystem).collect(),

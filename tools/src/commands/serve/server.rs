@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use sealblock_exports_nvme_tcp::{Limits, Namespace, SetupError, Shows, Subsystem, Target as Export};
@@ -31,6 +32,7 @@ pub struct Server {
     homes: Homes,
     offered: BTreeMap<Nqn, Offered>,
     ears: Vec<Ear>,
+    advertised: Vec<(SocketAddr, SocketAddr)>,
 }
 
 /// A subsystem that is offered.
@@ -61,8 +63,9 @@ impl Space {
             Protection::Plain => Shows::Plain,
             Protection::Shown => Shows::Protected,
         };
-        let namespace = Namespace::new(self.device.shared.clone(), self.uuid).showing(shows);
-        namespace.map_err(|error| of_setup(&error).on(&self.plan.target))
+        let namespace =
+            Namespace::new(self.device.shared.clone(), self.uuid).with_state(Arc::clone(&self.device.state));
+        namespace.showing(shows).map_err(|error| of_setup(&error).on(&self.plan.target))
     }
 }
 
@@ -77,6 +80,7 @@ impl Server {
             homes: Homes::new(cores),
             offered: BTreeMap::new(),
             ears: Vec::new(),
+            advertised: Vec::new(),
         })
     }
 
@@ -200,10 +204,37 @@ impl Server {
         for ear in go {
             ear.close().await;
         }
+        self.advertise(plan);
         let spaces = before.into_values().flat_map(|old| old.spaces.into_values());
         let devices: Vec<_> = spaces.map(|space| space.device).collect();
         // Only those that nothing offers any more have no other owner.
-        self.homes.close(devices.into_iter().filter_map(Rc::into_inner)).await
+        let going: Vec<Device> = devices.into_iter().filter_map(Rc::into_inner).collect();
+        self.wait_until_idle(&going).await;
+        self.homes.close(going).await
+    }
+
+    /// Has discovery name the addresses that the plan has for listeners that others reach by another way.
+    fn advertise(&mut self, plan: &Plan) {
+        let of =
+            |ear: &Ear| Some((ear.address, plan.advertised.iter().find(|(planned, _)| *planned == ear.planned)?.1));
+        let advertised: Vec<_> = self.ears.iter().filter_map(of).collect();
+        if advertised != self.advertised {
+            self.export.advertise(advertised.clone());
+            self.advertised = advertised;
+        }
+    }
+
+    /// Waits until commands in flight on devices that are offered no more have ended, or had time enough: a volume that
+    /// closes under them would fail them.
+    async fn wait_until_idle(&self, devices: &[Device]) {
+        let deadline = now() + self.limits.drain;
+        while devices.iter().any(Device::is_used) {
+            if now() >= deadline {
+                tracing::warn!("commands were not done when their device was closed");
+                return;
+            }
+            sleep(LOOK).await;
+        }
     }
 
     /// Changes what differs in a subsystem that stays.
@@ -304,3 +335,6 @@ fn of_setup(error: &SetupError) -> Failure {
         | SetupError::UnknownNsid(_) => failure(Cause::Usage),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -31,6 +31,16 @@ fn little_is_needed() {
 }
 
 #[test]
+fn a_listener_is_advertised_by_another_address_where_that_is_said() {
+    let listeners =
+        "[[listeners]]\naddress = \"0.0.0.0:4420\"\nadvertise = \"192.0.2.7\"\n[[listeners]]\naddress = \"[::1]:4420\"";
+    let plan = parse(&with(listeners)).unwrap();
+    assert_eq!(plan.advertised, [("0.0.0.0:4420".parse().unwrap(), "192.0.2.7:4420".parse().unwrap())]);
+    let bad = parse(&with("[[listeners]]\naddress = \"[::1]:4420\"\nadvertise = \"here\"")).unwrap_err();
+    assert!(bad.contains("line 3") && bad.contains("127.0.0.1:4420"), "{bad}");
+}
+
+#[test]
 fn limits_are_read_by_name() {
     let limits = "[limits]\nconnections = 3\nio_queues = 2\ncommands = 64\nbytes_in_flight = 4096\ntotal_bytes_in_flight = \"1GiB\"\ntransfer_bytes = \"64KiB\"\n\
                   connect = \"1s\"\nidle = \"3min\"\ndrain = \"250ms\"";
