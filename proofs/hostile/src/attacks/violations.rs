@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use sealblock_integrity::guard::crc32c;
 use sealblock_protocols_nvme::nvm::IoCommand;
-use sealblock_protocols_nvme::{AdminOpcode, Command, DataPointer};
+use sealblock_protocols_nvme::{Command, DataPointer};
 
 use super::{Scene, blocks, fetching, most_commands, queues, write_command};
 use crate::process::PLAIN;
@@ -134,12 +134,9 @@ pub(super) fn capsules(scene: &Scene) -> Result<()> {
     )?;
     let unwanted = capsule(&transport(write, 4096), &data[..4096]);
     fatal_on(io_queue(scene)?, "data that the command keeps elsewhere", &unwanted, FIELD, 4)?;
-    // An event request stays, so its CID stays in use.
-    let (mut admin, _) = queues(scene)?;
-    let event = transport(Command::new(AdminOpcode::AsynchronousEventRequest.code(), 0), 0).with_cid(7);
-    admin.send(&capsule(&event, &[]))?;
-    let again = transport(Command::new(AdminOpcode::KeepAlive.code(), 0), 0).with_cid(7);
-    fatal(admin, "a CID that is in use", &capsule(&again, &[]), FIELD, 10)?;
+    let (admin, io, cid, _) = fetching(scene, 4096)?;
+    let again = transport(IoCommand::Flush.encode(PLAIN)?, 0).with_cid(cid);
+    fatal_on((Some(admin), io), "a CID that is in use", &capsule(&again, &[]), FIELD, 10)?;
     let mut crowd = Vec::new();
     for cid in 0..=most_commands() {
         crowd.extend(capsule(&write_command(4096)?.with_cid(cid), &[]));
