@@ -52,7 +52,7 @@ pub fn limits() -> Limits {
 pub fn most_bytes(connections: usize) -> u64 {
     let limits = limits();
     let each = (256 << 10) + usize::from(limits.commands) * 8192;
-    let data = limits.total_bytes_in_flight.min(connections * 2 * limits.bytes_in_flight);
+    let data = limits.total_bytes_in_flight.min(connections.saturating_mul(2 * limits.bytes_in_flight));
     (connections.min(limits.connections) * each + data) as u64 + (24 << 20)
 }
 
