@@ -6,13 +6,18 @@ use sealblock_block::{
     Abilities, Answer, Device, Error, Failure, Fault, Faults, Geometry, Limits, Operation, Outcome, Verified,
 };
 use sealblock_integrity::{Checks, PiFormat, ProtectionType, Sealed, Tags, Unverified, verify};
-use sealblock_runtime_memory::{Buffer, Pool};
+use sealblock_runtime_memory::{Buffer, Pool, Slice};
 use sealblock_units::{BlockSize, Extent, Lba};
 
 use crate::sparse::Sparse;
 
-/// Bytes of data in a chunk: small enough to give memory back, large enough to make few of them.
-const CHUNK_BYTES: usize = 64 << 10;
+/// Bytes of data in a chunk: small enough to give memory back and to be copied when a read holds it, large enough that most
+/// reads are within one.
+const CHUNK_BYTES: usize = 128 << 10;
+/// Bytes of tags in a chunk, where the tags of a chunk of data are no more.
+const TAG_CHUNK_BYTES: usize = 8 << 10;
+/// Tags up to this many bytes are copied: that costs less than to share them, and writes to their neighbours need not copy.
+const COPIED_TAG_BYTES: usize = 512;
 /// Bytes of data in one transfer; larger requests are cut by the gate.
 const TRANSFER_BYTES: usize = 4 << 20;
 /// Bytes that one Verify or WriteZeroes covers: a few hundred microseconds during which the core does nothing else.
@@ -65,20 +70,20 @@ impl MemoryDevice {
             geometry: Geometry { block_size, capacity_blocks, protection, limits },
             stored: RefCell::new(Stored {
                 data: Sparse::new(CHUNK_BYTES, 0),
-                tags: Sparse::new(tags_of_chunk * 16, 0xFF),
+                tags: Sparse::new(tags_of_chunk * TAG_CHUNK_BYTES.checked_div(tags_of_chunk).unwrap_or(0).max(1), 0xFF),
                 uncorrectable: Sparse::new(UNCORRECTABLE_BYTES, 0),
             }),
             pool: None,
         }
     }
 
-    /// The same device, whose reads are answered in buffers of `pool`.
+    /// The same device, whose reads are answered in buffers of `pool` where they must be copied.
     pub fn with_pool(mut self, pool: Pool) -> MemoryDevice {
         self.pool = Some(pool);
         self
     }
 
-    /// Bytes of memory taken by data and tags.
+    /// Bytes of memory taken by data and tags, and by what was replaced while answers to reads held it, as far as was noticed.
     pub fn allocated_bytes(&self) -> u64 {
         let stored = self.stored.borrow();
         stored.data.allocated_bytes() + stored.tags.allocated_bytes()
@@ -113,6 +118,26 @@ impl MemoryDevice {
         }
     }
 
+    /// Stored bytes themselves where they lie together, else a copy.
+    fn shared(&self, stored: &mut Sparse, offset: u64, length_bytes: u64) -> Slice {
+        stored.share(offset, length_bytes as usize).unwrap_or_else(|| {
+            let mut copy = self.buffer(length_bytes);
+            stored.read(offset, &mut copy);
+            copy.freeze()
+        })
+    }
+
+    /// Stored tags.
+    fn tags(&self, stored: &mut Sparse, offset: u64, length_bytes: u64) -> Slice {
+        if length_bytes > COPIED_TAG_BYTES as u64 {
+            return self.shared(stored, offset, length_bytes);
+        }
+        // Buffers of this length on the heap are used again without asking anybody, those of a pool under its lock.
+        let mut copy = Buffer::zeroed(length_bytes as usize);
+        stored.read(offset, &mut copy);
+        copy.freeze()
+    }
+
     /// The blocks of the extent that were made unreadable.
     fn unreadable(&self, extent: Extent) -> Vec<Fault> {
         let stored = self.stored.borrow();
@@ -127,14 +152,17 @@ impl MemoryDevice {
     fn read(&self, extent: Extent, checks: &Checks) -> Outcome {
         let mut faults = self.unreadable(extent);
         let (start, tuple_bytes) = (extent.start().get(), self.tuple_bytes());
-        let mut data = self.buffer(extent.bytes(self.geometry.block_size));
-        let mut tags = self.buffer(extent.len() * tuple_bytes);
-        let stored = self.stored.borrow();
-        stored.data.read(start << self.geometry.block_size.shift(), &mut data);
-        stored.tags.read(start * tuple_bytes, &mut tags);
+        let (data, tags) = {
+            let mut stored = self.stored.borrow_mut();
+            let data = self.shared(
+                &mut stored.data,
+                start << self.geometry.block_size.shift(),
+                extent.bytes(self.geometry.block_size),
+            );
+            (data, self.tags(&mut stored.tags, start * tuple_bytes, extent.len() * tuple_bytes))
+        };
         let (size, format) = (self.geometry.block_size, self.geometry.protection);
-        let read =
-            Unverified::new(data.freeze(), tags.freeze(), size, format).expect("as many tuples as blocks were copied");
+        let read = Unverified::new(data, tags, size, format).expect("as many tuples as blocks were copied");
         match read.verify(checks) {
             Ok(sealed) if faults.is_empty() => Ok(Answer::Data(sealed)),
             Ok(_) => Err(damaged(faults)),

@@ -2,15 +2,18 @@
 //!
 //! Invariants: memory is obtained when it is first written and given back when a whole chunk holds nothing any more, so a
 //! device costs what is stored on it, up to its size. A block that was never written reads as zeroes, and its tuple is
-//! all ones, which switches checking off (deallocated blocks of the NVM Command Set specification).
+//! all ones, which switches checking off (deallocated blocks of the NVM Command Set specification). What a read was answered
+//! with never changes.
 //!
 //! Shape: [`MemoryDevice`] is two sparse stretches of bytes, one for data and one for tuples, whose unwritten bytes are
 //! zeroes and ones. Every request is carried out without waiting for anything, so requests never overlap and no block is
-//! ever seen with another's tag. [`MemoryMedium`] is one such stretch.
+//! ever seen with another's tag. Reads are answered with the stored bytes themselves, and whoever writes copies what is held
+//! first. [`MemoryMedium`] is one such stretch.
 
 mod device;
 mod medium;
 mod sparse;
+mod table;
 
 pub use device::{Damage, MemoryDevice};
 pub use medium::MemoryMedium;

@@ -1,51 +1,91 @@
 //! A stretch of bytes of which only the written parts take memory.
 //!
-//! Invariant: a chunk that is not there holds the fill byte everywhere. Clearing looks for chunks that hold nothing else
-//! and gives them back, so that many small clears free as much as one large one.
+//! Invariants: a chunk that is not there holds the fill byte everywhere. Clearing looks for chunks that hold nothing else
+//! and gives them back, so that many small clears free as much as one large one. Bytes that were given out as a slice never
+//! change: who changes a chunk of which a slice is left puts a copy in its place.
+//!
+//! Shape: chunks that were replaced while they were shared are remembered until their last slice is gone, and are then used
+//! again or given back, a few with each change. While many of them are held, nothing more is shared. So whoever holds on to
+//! slices makes this take, beyond what is stored, as much again as was stored when he got them, and [`HELD_BYTES`].
 
-use std::collections::HashMap;
+use std::collections::VecDeque;
+
+use sealblock_runtime_memory::{Buffer, Slice};
+
+use crate::table::Table;
+
+/// Bytes of replaced chunks from which on nothing more is shared.
+const HELD_BYTES: usize = 16 << 20;
+/// How many replaced chunks a change looks at: more than it can add, so that those that are free become fewer.
+const LOOKS: usize = 2;
 
 /// Bytes at offsets, in chunks of one length.
 pub(crate) struct Sparse {
     chunk_bytes: usize,
     fill: u8,
-    chunks: HashMap<u64, Box<[u8]>>,
+    chunks: Table,
+    /// Chunks that others held when they were replaced.
+    held: VecDeque<Slice>,
+    /// Fill bytes to share, as many as were asked for so far.
+    blank: Slice,
 }
 
 impl Sparse {
     /// Bytes that are all `fill`, kept in chunks of `chunk_bytes`, which is not zero.
     pub(crate) fn new(chunk_bytes: usize, fill: u8) -> Sparse {
-        Sparse { chunk_bytes: chunk_bytes.max(1), fill, chunks: HashMap::new() }
+        let chunk_bytes = chunk_bytes.max(1);
+        Sparse { chunk_bytes, fill, chunks: Table::default(), held: VecDeque::new(), blank: Slice::empty() }
     }
 
     /// Copies the bytes at `offset` out.
     pub(crate) fn read(&self, offset: u64, into: &mut [u8]) {
         for (chunk, within, part) in self.parts(offset, into.len() as u64) {
             let from = part.start..part.end;
-            match self.chunks.get(&chunk) {
+            match self.chunks.get(chunk) {
                 Some(bytes) => into[from].copy_from_slice(&bytes[within]),
                 None => into[from].fill(self.fill),
             }
         }
     }
 
+    /// The bytes at `offset` without copying, if they are in one chunk or in none, and not too much is held already.
+    pub(crate) fn share(&mut self, offset: u64, length: usize) -> Option<Slice> {
+        self.look();
+        if self.held.len() * self.chunk_bytes >= HELD_BYTES {
+            return None;
+        }
+        let within = (offset % self.chunk_bytes as u64) as usize;
+        if within + length <= self.chunk_bytes
+            && let Some(chunk) = self.chunks.get(offset / self.chunk_bytes as u64)
+        {
+            return Some(chunk.slice(within..within + length));
+        }
+        let is_blank = self.parts(offset, length as u64).all(|(chunk, ..)| self.chunks.get(chunk).is_none());
+        is_blank.then(|| self.blank(length))
+    }
+
     /// Copies `from` in at `offset`.
     pub(crate) fn write(&mut self, offset: u64, from: &[u8]) {
-        let (chunk_bytes, fill) = (self.chunk_bytes, self.fill);
         for (chunk, within, part) in self.parts(offset, from.len() as u64) {
-            let bytes = self.chunks.entry(chunk).or_insert_with(|| vec![fill; chunk_bytes].into_boxed_slice());
-            bytes[within].copy_from_slice(&from[part]);
+            self.change(chunk, |bytes| bytes[within].copy_from_slice(&from[part]));
         }
     }
 
     /// Puts the fill byte everywhere in the range.
     pub(crate) fn clear(&mut self, offset: u64, length_bytes: u64) {
+        if self.chunks.live() == 0 {
+            return;
+        }
+        let fill = self.fill;
         for (chunk, within, _) in self.parts(offset, length_bytes) {
-            let Some(bytes) = self.chunks.get_mut(&chunk) else { continue };
-            let whole = within.len() == bytes.len();
-            bytes[within].fill(self.fill);
-            if whole || bytes.iter().all(|&byte| byte == self.fill) {
-                self.chunks.remove(&chunk);
+            let Some(bytes) = self.chunks.get(chunk) else { continue };
+            let blank = |bytes: &[u8]| bytes.iter().all(|&byte| byte == fill);
+            if blank(&bytes[..within.start]) && blank(&bytes[within.end..]) {
+                let gone = self.chunks.remove(chunk);
+                self.held.extend(gone.and_then(|gone| gone.try_unfreeze().err()));
+                self.look();
+            } else {
+                self.change(chunk, |bytes| bytes[within].fill(fill));
             }
         }
     }
@@ -53,23 +93,64 @@ impl Sparse {
     /// The range where it lies, if it lies within one chunk that is there.
     pub(crate) fn peek(&self, offset: u64, length: usize) -> Option<&[u8]> {
         let within = (offset % self.chunk_bytes as u64) as usize;
-        self.chunks.get(&(offset / self.chunk_bytes as u64))?.get(within..within.checked_add(length)?)
+        self.chunks.get(offset / self.chunk_bytes as u64)?.get(within..within.checked_add(length)?)
     }
 
     /// Changes one byte where it lies; tells whether its chunk is there.
     pub(crate) fn flip(&mut self, offset: u64, mask: u8) -> bool {
-        match self.chunks.get_mut(&(offset / self.chunk_bytes as u64)) {
-            Some(bytes) => {
-                bytes[(offset % self.chunk_bytes as u64) as usize] ^= mask;
-                true
-            }
-            None => false,
+        let (chunk, within) = (offset / self.chunk_bytes as u64, (offset % self.chunk_bytes as u64) as usize);
+        let is_there = self.chunks.get(chunk).is_some();
+        if is_there {
+            self.change(chunk, |bytes| bytes[within] ^= mask);
+        }
+        is_there
+    }
+
+    /// Bytes of memory taken by what is stored, and by what was replaced while others held it, as far as is known.
+    pub(crate) fn allocated_bytes(&self) -> u64 {
+        (self.chunks.live() + self.held.len() as u64) * self.chunk_bytes as u64
+    }
+
+    /// Changes a chunk, which is made if it is not there, and copied if others hold it.
+    fn change(&mut self, chunk: u64, change: impl FnOnce(&mut [u8])) {
+        let Sparse { chunk_bytes, fill, chunks, held, .. } = self;
+        chunks.replace(chunk, |old| {
+            let mut bytes = match old.map(Slice::try_unfreeze) {
+                Some(Ok(bytes)) => bytes,
+                Some(Err(shared)) => {
+                    let mut copy = free(held).unwrap_or_else(|| Buffer::zeroed(*chunk_bytes));
+                    copy.copy_from_slice(&shared);
+                    held.push_back(shared);
+                    copy
+                }
+                None => {
+                    let mut bytes = Buffer::zeroed(*chunk_bytes);
+                    if *fill != 0 {
+                        bytes.fill(*fill);
+                    }
+                    bytes
+                }
+            };
+            change(&mut bytes);
+            bytes.freeze()
+        });
+    }
+
+    /// Gives a replaced chunk back that nobody holds any more, if one is soon found.
+    fn look(&mut self) {
+        if !self.held.is_empty() {
+            drop(free(&mut self.held));
         }
     }
 
-    /// Bytes of memory taken.
-    pub(crate) fn allocated_bytes(&self) -> u64 {
-        self.chunks.len() as u64 * self.chunk_bytes as u64
+    /// `length` fill bytes, cut from a shared run that grows when it is too short.
+    fn blank(&mut self, length: usize) -> Slice {
+        if self.blank.len() < length {
+            let mut buffer = Buffer::zeroed(length.next_power_of_two());
+            buffer.fill(self.fill);
+            self.blank = buffer.freeze();
+        }
+        self.blank.slice(..length)
     }
 
     /// The range cut at the edges of chunks: the chunk, the range within it, and the range within the whole.
@@ -91,6 +172,17 @@ impl Sparse {
             Some((chunk, within as usize..(within + len) as usize, part))
         })
     }
+}
+
+/// A replaced chunk that nobody holds any more, if one of the first few is such; the others go to the back.
+fn free(held: &mut VecDeque<Slice>) -> Option<Buffer> {
+    for _ in 0..LOOKS.min(held.len()) {
+        match held.pop_front()?.try_unfreeze() {
+            Ok(buffer) => return Some(buffer),
+            Err(shared) => held.push_back(shared),
+        }
+    }
+    None
 }
 
 #[cfg(test)]
@@ -141,5 +233,84 @@ mod tests {
         assert!(!sparse.flip(16, 2));
         assert_eq!(sparse.peek(3, 2), Some(&[1, 2][..]));
         assert_eq!((sparse.peek(15, 2), sparse.peek(16, 1)), (None, None));
+    }
+
+    #[test]
+    fn what_was_shared_keeps_its_bytes_whatever_is_changed() {
+        let mut sparse = Sparse::new(16, 0);
+        let changes: [fn(&mut Sparse); 4] = [
+            |sparse| sparse.write(2, &[9; 4]),
+            |sparse| sparse.clear(0, 8),
+            |sparse| sparse.clear(0, 16),
+            |sparse| assert!(sparse.flip(3, 0xFF)),
+        ];
+        for change in changes {
+            sparse.write(0, &[7; 16]);
+            let shared = sparse.share(1, 10).expect("one chunk");
+            change(&mut sparse);
+            assert_eq!(&shared[..], [7; 10]);
+            let mut now = [0; 16];
+            sparse.read(0, &mut now);
+            assert_ne!(now[1..11], [7; 10], "the change was made");
+        }
+    }
+
+    #[test]
+    fn a_chunk_that_nobody_holds_is_changed_where_it_lies() {
+        let mut sparse = Sparse::new(16, 0);
+        sparse.write(0, &[1; 16]);
+        let before = sparse.peek(0, 1).unwrap().as_ptr();
+        drop(sparse.share(0, 16));
+        sparse.write(4, &[2; 4]);
+        assert_eq!(sparse.peek(0, 1).unwrap().as_ptr(), before);
+        let shared = sparse.share(0, 1).unwrap();
+        sparse.write(4, &[3; 4]);
+        assert_ne!(sparse.peek(0, 1).unwrap().as_ptr(), before);
+        assert_eq!(shared.as_ptr(), before);
+    }
+
+    #[test]
+    fn replaced_chunks_come_back_when_their_last_slice_is_gone() {
+        let mut sparse = Sparse::new(16, 0);
+        sparse.write(0, &[1; 32]);
+        let slices: Vec<Slice> = (0..2).map(|chunk| sparse.share(chunk * 16, 1).unwrap()).collect();
+        sparse.write(0, &[2; 32]);
+        assert_eq!(sparse.allocated_bytes(), 64, "two chunks, and two that others hold");
+        // Nobody holds the copies, so they are not copied again.
+        sparse.write(0, &[3; 32]);
+        assert_eq!(sparse.allocated_bytes(), 64);
+        drop(slices);
+        let _ = (sparse.share(0, 1), sparse.share(0, 1));
+        assert_eq!(sparse.allocated_bytes(), 32);
+        sparse.clear(0, 32);
+        assert_eq!(sparse.allocated_bytes(), 0);
+    }
+
+    #[test]
+    fn nothing_is_shared_while_too_much_is_held() {
+        let (chunk, mut sparse) = (1 << 20, Sparse::new(1 << 20, 0));
+        let mut slices = Vec::new();
+        for round in 0..HELD_BYTES / chunk {
+            sparse.write(0, &[round as u8]);
+            slices.push(sparse.share(0, 1).expect("not too much yet"));
+        }
+        sparse.write(0, &[0xFF]);
+        assert!(sparse.share(0, 1).is_none() && sparse.share(1 << 40, 1).is_none());
+        assert!(slices.iter().enumerate().all(|(round, slice)| slice[0] == round as u8));
+        slices.truncate(1);
+        sparse.write(0, &[0xFE]);
+        assert!((0..LOOKS).any(|_| sparse.share(0, 1).is_some()), "most of them are gone");
+    }
+
+    #[test]
+    fn only_what_is_in_one_chunk_or_in_none_is_shared() {
+        let mut sparse = Sparse::new(16, 0xFF);
+        sparse.write(16, &[1; 16]);
+        assert!(sparse.share(8, 16).is_none() && sparse.share(24, 16).is_none());
+        assert_eq!(sparse.share(16, 16).as_deref(), Some(&[1; 16][..]));
+        assert_eq!(sparse.share(32, 40).as_deref(), Some(&[0xFF; 40][..]));
+        assert_eq!(sparse.share(u64::MAX - 100, 40).as_deref(), Some(&[0xFF; 40][..]));
+        assert_eq!(sparse.share(5, 0).as_deref(), Some(&[][..]));
+        assert_eq!(sparse.allocated_bytes(), 16);
     }
 }

@@ -41,7 +41,7 @@ impl Buffer {
         if len == 0 {
             return Buffer::default();
         }
-        let (start, owner) = Heap::zeroed(len, None);
+        let (start, owner) = Heap::zeroed(len);
         Buffer { start, len, owner }
     }
 

@@ -24,6 +24,7 @@ mod heap;
 mod owner;
 mod pool;
 mod slice;
+mod spare;
 
 pub use arena::{Arena, ArenaId};
 pub use buffer::{Buffer, Registration};

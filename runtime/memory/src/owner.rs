@@ -83,11 +83,14 @@ impl Clone for Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         let Some(count) = self.count() else { return };
-        if count.fetch_sub(1, Ordering::Release) != 1 {
-            return;
+        // The only handle stays the only one, as none can be cloned from it any more: most are, and save the locked subtraction.
+        // Pairs with the release below in every other handle: their last accesses come before the memory is reused.
+        if count.load(Ordering::Acquire) != 1 {
+            if count.fetch_sub(1, Ordering::Release) != 1 {
+                return;
+            }
+            fence(Ordering::Acquire);
         }
-        // Pairs with the release above in every other handle: their last accesses come before the memory is reused.
-        fence(Ordering::Acquire);
         match self {
             Owner::Nothing => {}
             // SAFETY: the count fell to zero, so no handle is left that could reach the allocation.

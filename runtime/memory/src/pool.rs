@@ -12,8 +12,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::arena::{Arena, ArenaId, Region};
 use crate::buddy::{Buddy, LARGEST_BYTES, UNIT_BYTES, bytes_of, order_for};
 use crate::buffer::{Buffer, Registration};
-use crate::heap::Heap;
+use crate::heap::{Block, Heap};
 use crate::owner::Owner;
+use crate::spare::{Found, SpareBlocks};
 
 /// An arena with slots of 512 bytes to 1 MiB (powers of two), backed by the heap when it runs out. Clones share it.
 #[derive(Clone)]
@@ -28,6 +29,8 @@ pub struct Counters {
     pub in_use_bytes: usize,
     /// Bytes on the heap that buffers of this pool hold now.
     pub heap_bytes: usize,
+    /// Bytes on the heap that no buffer holds, kept for the next one; they do not count towards the limit.
+    pub spare_bytes: usize,
     /// Buffers handed out so far, from either place.
     pub taken: u64,
     /// Of those, how many the arena could not serve.
@@ -69,6 +72,7 @@ pub(crate) struct Shared {
 
 struct Books {
     buddy: Buddy,
+    spare: SpareBlocks,
     counters: Counters,
 }
 
@@ -85,7 +89,7 @@ impl Pool {
             limit_bytes,
             index: AtomicU32::new(UNREGISTERED),
             handles: std::iter::repeat_with(|| AtomicU32::new(0)).take(len / UNIT_BYTES).collect(),
-            books: Mutex::new(Books { buddy, counters }),
+            books: Mutex::new(Books { buddy, spare: SpareBlocks::default(), counters }),
         }))
     }
 
@@ -121,10 +125,15 @@ impl Pool {
             return Ok(self.slot(unit, len));
         }
         books.counters.fallbacks += 1;
-        books.counters.heap_bytes += len;
+        books.counters.heap_bytes += slot_bytes;
+        let found = order.map(|order| books.spare.take(order));
         drop(books);
-        let (start, owner) = Heap::zeroed(len, Some(Arc::clone(&self.0)));
-        // SAFETY: the allocation is `len` bytes long, zeroed, and this is its only handle.
+        let kept = match found {
+            Some(Found::Kept(block)) => Some(block),
+            _ => None,
+        };
+        let (start, owner) = Heap::charged(slot_bytes, kept, Arc::clone(&self.0));
+        // SAFETY: the allocation is at least `len` bytes long, initialised, and this is its only handle.
         Ok(unsafe { Buffer::from_parts(start, len, owner) })
     }
 
@@ -153,7 +162,8 @@ impl Pool {
 
     /// What the pool holds and has done so far.
     pub fn counters(&self) -> Counters {
-        self.0.lock().counters
+        let books = self.0.lock();
+        Counters { spare_bytes: books.spare.kept_bytes(), ..books.counters }
     }
 
     /// The limit, in bytes, that [`Pool::try_take`] keeps.
@@ -187,8 +197,14 @@ impl Shared {
         Some(Registration { arena: self.region.id, index })
     }
 
-    pub(crate) fn refund_heap(&self, len: usize) {
-        self.lock().counters.heap_bytes -= len;
+    /// Takes back what was charged to the pool.
+    pub(crate) fn refund_heap(&self, block: Block) {
+        let mut books = self.lock();
+        books.counters.heap_bytes -= block.len_bytes();
+        let kept = books.spare.keep(block);
+        // What is not kept is given back without the lock.
+        drop(books);
+        drop(kept);
     }
 
     /// Returns a slot, and then the slot's hold on the pool.

@@ -40,6 +40,36 @@ fn a_full_arena_falls_back_to_the_heap_and_recovers() {
 }
 
 #[test]
+fn heap_memory_is_kept_for_the_next_request_of_its_length() {
+    let pool = Pool::new(0, usize::MAX);
+    let mut first = pool.take(65536);
+    first.fill(7);
+    let address = first.as_ptr();
+    drop(first);
+    assert_eq!((pool.counters().heap_bytes, pool.counters().spare_bytes), (0, 65536));
+    let again = pool.take(40000);
+    assert_eq!((again.as_ptr(), again.len(), again[0]), (address, 40000, 7));
+    assert_eq!((pool.counters().heap_bytes, pool.counters().spare_bytes), (65536, 0));
+    drop(pool);
+    assert!(again.iter().all(|&byte| byte == 7), "it outlives its pool");
+}
+
+#[test]
+fn heap_memory_is_kept_up_to_a_bound_and_makes_room_for_other_lengths() {
+    let pool = Pool::new(0, usize::MAX);
+    let (many, kept) = if cfg!(miri) { (2, 2) } else { (66, 64) };
+    drop((0..many).map(|_| pool.take(MIB)).collect::<Vec<Buffer>>());
+    assert_eq!(pool.counters().spare_bytes, kept * MIB);
+    let other = pool.take(65536);
+    assert_eq!(pool.counters().spare_bytes, (kept - 1) * MIB, "one is given back for one of another length");
+    drop(other);
+    assert_eq!(pool.counters().spare_bytes, (kept - 1) * MIB + 65536);
+    drop((pool.take(512), pool.take(MIB + 1)));
+    assert_eq!(pool.counters().heap_bytes, 0);
+    assert!(pool.counters().spare_bytes <= kept * MIB, "neither short nor longer ones are kept");
+}
+
+#[test]
 fn a_request_above_the_largest_slot_comes_from_the_heap() {
     let pool = Pool::new(2 * MIB, usize::MAX);
     assert!(pool.take(MIB).arena_id().is_some());

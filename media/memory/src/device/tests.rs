@@ -201,18 +201,53 @@ fn there_is_nothing_to_damage_where_nothing_is_stored() {
 }
 
 #[test]
-fn reads_are_answered_from_a_pool_if_there_is_one() {
+fn what_must_be_copied_is_copied_into_a_pool_if_there_is_one() {
     let pool = Pool::new(1 << 20, 1 << 20);
     let device = MemoryDevice::new(BlockSize::B4096, 64, Some(TYPE1)).with_pool(pool);
     let gate = Gate::new("mem", device);
     // A pool's buffers hold old bytes, so an unwritten block behind a written one tells whether it is filled.
-    write(&gate, extent(0, 1), 0xEE);
+    write(&gate, extent(31, 1), 0xEE);
     for _ in 0..4 {
-        assert_reads(&gate, extent(0, 1), 0xEE);
-        assert_reads(&gate, extent(1, 1), 0);
+        let Ok(Answer::Data(data)) = read(&gate, extent(31, 2)) else { panic!("clean blocks read") };
+        assert!(data.data().arena_id().is_some(), "two chunks");
+        assert!(
+            data.data()[..4096].iter().all(|&byte| byte == 0xEE) && data.data()[4096..].iter().all(|&byte| byte == 0)
+        );
     }
-    let Ok(Answer::Data(data)) = read(&gate, extent(0, 1)) else { panic!("clean blocks read") };
-    assert!(data.data().arena_id().is_some());
+    let Ok(Answer::Data(data)) = read(&gate, extent(31, 1)) else { panic!("clean blocks read") };
+    assert!(data.data().arena_id().is_none(), "the stored bytes themselves");
+}
+
+#[test]
+fn answers_keep_their_bytes_and_tags_whatever_is_changed_later() {
+    for size in SIZES {
+        for format in formats().map(Some).chain([None]) {
+            let gate = gate(size, format);
+            let at = extent(0, (128 << 10) >> size.shift());
+            let first = extent(0, 1);
+            let uncorrectable = Operation::WriteUncorrectable { extent: at, durability: Durability::Volatile };
+            let changes: [&dyn Fn(); 6] = [
+                &|| write(&gate, first, 2),
+                &|| write(&gate, at, 3),
+                &|| zero(&gate, first, true),
+                &|| zero(&gate, at, false),
+                &|| drop(run(&gate, Operation::Discard { extents: vec![at] })),
+                &|| assert!(run(&gate, uncorrectable.clone()).is_ok()),
+            ];
+            for change in changes {
+                write(&gate, at, 1);
+                let wanted = blocks(&gate, at, 1);
+                let Ok(Answer::Data(answer)) = read(&gate, at) else { panic!("clean blocks read") };
+                change();
+                assert_eq!((&answer.data()[..], &answer.tags()[..]), (&wanted.data()[..], &wanted.tags()[..]));
+                drop(answer);
+            }
+            drop(run(&gate, Operation::Discard { extents: vec![at] }));
+            drop(read(&gate, at));
+            drop(read(&gate, at));
+            assert_eq!(gate.device().allocated_bytes(), 0, "memory comes back");
+        }
+    }
 }
 
 #[test]
