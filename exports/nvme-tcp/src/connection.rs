@@ -12,7 +12,7 @@ use std::future::{Future, poll_fn};
 use std::net::Shutdown;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -32,6 +32,8 @@ use crate::member::Member;
 use crate::queue::{Task, Waiting};
 use crate::registry::{Permit, Shared};
 use crate::slots::Slots;
+use crate::subsystem::Subsystem;
+use crate::sums::shape_of;
 
 /// How long a peer may take to close after it was told that nothing more comes.
 const LINGER: Duration = Duration::from_secs(1);
@@ -66,6 +68,8 @@ pub(crate) struct Connection {
     /// What other cores tell this connection.
     pub(crate) line: Arc<Line>,
     pub(crate) core: RefCell<Core>,
+    /// What an I/O queue belongs to, for whoever cuts data in capsules into blocks.
+    subsystem: Arc<OnceLock<Arc<Subsystem>>>,
     pub(crate) stream: Stream,
     pub(crate) role: RefCell<Role>,
     /// Something is to be sent, or sending is to end.
@@ -110,6 +114,8 @@ impl Connection {
         config.max_commands = target.limits.commands.try_into().unwrap_or(config.max_commands);
         config.max_bytes_in_flight = target.limits.bytes_in_flight;
         config.max_in_capsule_bytes = IN_CAPSULE_BYTES;
+        let subsystem = Arc::new(OnceLock::<Arc<Subsystem>>::new());
+        config.shape_of = Some(shape_of(&subsystem));
         // Where the system refuses, its own idea of a buffer serves, only with more turns.
         let _ = stream.set_send_buffer_bytes(SOCKET_BYTES);
         let _ = stream.set_recv_buffer_bytes(SOCKET_BYTES);
@@ -118,6 +124,7 @@ impl Connection {
             target: Arc::clone(target),
             line,
             core: RefCell::new(Core::new(config)),
+            subsystem,
             stream,
             role: RefCell::new(Role::New),
             output: Bell::default(),
@@ -148,6 +155,10 @@ impl Connection {
         self.core.borrow_mut().set_success_flag(no_flow_control);
         if matches!(role, Role::Admin(_)) {
             self.permit.lighten();
+        }
+        if let Role::Io(member, _) = &role {
+            // A connection is an I/O queue once.
+            let _ = self.subsystem.set(Arc::clone(&member.subsystem));
         }
         *self.role.borrow_mut() = role;
         self.watch();
@@ -278,6 +289,7 @@ impl Connection {
         let mut slices = Vec::new();
         loop {
             let bytes = self.core.borrow_mut().transmit(&mut slices, TransmitLimit::default());
+            self.note_sums();
             self.settle_share();
             self.admit_waiting();
             self.settle();
@@ -292,6 +304,13 @@ impl Connection {
                 self.kill();
                 return;
             }
+        }
+    }
+
+    /// Tells others what was summed so far.
+    fn note_sums(&self) {
+        if let Role::Io(member, _) = &*self.role.borrow() {
+            member.traffic.sums.note(&self.core.borrow().counters());
         }
     }
 

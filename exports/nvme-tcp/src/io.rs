@@ -7,6 +7,7 @@ use sealblock_block::{Ability, Answer, Device, Durability, Failure, Operation, O
 use sealblock_integrity::Sealed;
 use sealblock_protocols_nvme::nvm::{BlockCommand, DatasetManagement, DsmAttributes, IoCommand, WriteZeroes};
 use sealblock_protocols_nvme::{Command, Fuse, Invalid, NSID_ALL, StatusCode};
+use sealblock_protocols_nvme_tcp::{BlockShape, BlockSums};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::Extent;
 use smallvec::{SmallVec, smallvec};
@@ -31,6 +32,8 @@ pub(crate) struct Job {
     /// One namespace, or all of them for a Flush of all.
     namespaces: SmallVec<[Rc<Mounted>; 1]>,
     controller: Rc<Member>,
+    /// Of the data that it brings, where they were made for a data digest.
+    sums: Option<BlockSums>,
 }
 
 /// Data that a command brings or wants, in bytes.
@@ -63,7 +66,7 @@ impl Job {
         if let [namespace] = namespaces.as_slice() {
             check(namespace, limits, &io, command, room)?;
         }
-        Ok(Job { io, namespaces, controller: Rc::clone(controller) })
+        Ok(Job { io, namespaces, controller: Rc::clone(controller), sums: None })
     }
 
     /// Bytes that a Read hands to the host.
@@ -92,6 +95,19 @@ impl Job {
         }
     }
 
+    /// The same command, whose data was summed while it came.
+    pub(crate) fn with_sums(self, sums: Option<BlockSums>) -> Job {
+        Job { sums, ..self }
+    }
+
+    /// How the data that it brings is cut into blocks, if their sums are of use.
+    pub(crate) fn shape(&self) -> Option<BlockShape> {
+        match (&self.io, self.namespaces.first()) {
+            (IoCommand::Write(blocks) | IoCommand::Compare(blocks), Some(namespace)) => namespace.shape(blocks),
+            _ => None,
+        }
+    }
+
     /// Carries the command out.
     pub(crate) async fn run(self, data: Option<Buffer>) -> Result<Reply, Refusal> {
         let Some((namespace, extent)) = self.writes() else { return self.run_claimed(data).await };
@@ -108,7 +124,7 @@ impl Job {
             IoCommand::Flush => self.flush().await,
             IoCommand::Write(blocks) => self.write(namespace, blocks, data).await,
             IoCommand::Read(blocks) => self.read(namespace, blocks).await,
-            IoCommand::Compare(blocks) => compare(namespace, blocks, data).await,
+            IoCommand::Compare(blocks) => compare(namespace, blocks, data, self.sums.as_ref()).await,
             IoCommand::WriteZeroes(zeroes) => self.write_zeroes(namespace, zeroes).await,
             IoCommand::DatasetManagement(dsm) => deallocate(namespace, dsm, &data).await,
             IoCommand::Verify(blocks) => {
@@ -137,6 +153,7 @@ impl Job {
 
     async fn read(&self, namespace: &Mounted, blocks: BlockCommand) -> Result<Reply, Refusal> {
         let ask = Operation::Read { extent: blocks.extent, checks: namespace.checks(&blocks) };
+        add(&self.controller.traffic.sums.stored_bytes_checked, namespace.checked_bytes(&blocks));
         match execute(namespace, ask).await? {
             Answer::Data(read) => Ok(Reply::Data(namespace.payload(&blocks, &read), 0)),
             Answer::Done | Answer::Verified(_) => Err(StatusCode::INTERNAL_ERROR.into()),
@@ -144,7 +161,8 @@ impl Job {
     }
 
     async fn write(&self, namespace: &Mounted, blocks: BlockCommand, data: Buffer) -> Result<Reply, Refusal> {
-        let (extent, data) = (blocks.extent, namespace.seal(&blocks, data)?);
+        let (extent, data) = (blocks.extent, namespace.seal(&blocks, data, self.sums.as_ref())?);
+        add(&self.controller.traffic.sums.guard_bytes_summed, namespace.guard_bytes(&blocks, self.sums.as_ref()));
         let durability = self.durability(blocks.force_unit_access);
         execute(namespace, Operation::Write { extent, data, durability }).await.map(|_| Reply::Done(0))
     }
@@ -242,7 +260,12 @@ pub(crate) async fn execute(namespace: &Mounted, operation: Operation) -> Result
 }
 
 /// Plain blocks are compared by the device. Protected ones are read, so that tags are compared as well.
-async fn compare(namespace: &Mounted, blocks: BlockCommand, data: Buffer) -> Result<Reply, Refusal> {
+async fn compare(
+    namespace: &Mounted,
+    blocks: BlockCommand,
+    data: Buffer,
+    sums: Option<&BlockSums>,
+) -> Result<Reply, Refusal> {
     let extent = blocks.extent;
     let size = namespace.device.geometry().block_size;
     let Some(format) = namespace.format() else {
@@ -253,7 +276,7 @@ async fn compare(namespace: &Mounted, blocks: BlockCommand, data: Buffer) -> Res
     // With PRACT the data comes without tags, and is compared without.
     let wanted = match blocks.protection.pract {
         true => Sealed::seal(data.freeze(), size, None, &NO_TAGS),
-        false => namespace.check_wire(&blocks, &data, &checks)?,
+        false => namespace.check_wire(&blocks, &data, sums, &checks)?,
     };
     let Answer::Data(stored) = execute(namespace, Operation::Read { extent, checks }).await? else {
         return Err(StatusCode::INTERNAL_ERROR.into());

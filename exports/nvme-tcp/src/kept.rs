@@ -31,6 +31,11 @@ impl Count {
         self.0.store(self.get().saturating_add(amount), Ordering::Relaxed);
     }
 
+    /// Puts a new value in place of the old, on the one core that counts.
+    pub(crate) fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }

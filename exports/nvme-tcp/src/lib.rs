@@ -46,6 +46,7 @@ mod registry;
 mod slots;
 mod state;
 mod subsystem;
+mod sums;
 mod target;
 
 pub use known::KNOWN_BLOCKS;
@@ -53,4 +54,5 @@ pub use limits::Limits;
 pub use namespace::{Namespace, Shows};
 pub use state::NamespaceState;
 pub use subsystem::{Hosts, SetupError, Subsystem};
+pub use sums::Summed;
 pub use target::Target;

@@ -10,13 +10,14 @@ use sealblock_layers_remote_core::SharedDevice;
 use sealblock_protocols_nvme::StatusCode;
 use sealblock_protocols_nvme::identify::NamespaceFormat;
 use sealblock_protocols_nvme::nvm::{BlockCommand, ProtectionInfo};
-use sealblock_protocols_nvme_tcp::Payload;
+use sealblock_protocols_nvme_tcp::{BlockSums, Payload};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::{Extent, Lba};
 
 use crate::refusal::Refusal;
 use crate::state::NamespaceState;
 use crate::subsystem::SetupError;
+use crate::sums::Shapes;
 
 /// What hosts see of a device's protection information.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -35,12 +36,15 @@ pub struct Namespace {
     pub(crate) uuid: [u8; 16],
     pub(crate) state: Arc<NamespaceState>,
     shows: Shows,
+    /// Where guards and data digests share their sums.
+    pub(crate) shapes: Option<Shapes>,
 }
 
 impl Namespace {
     /// The namespace of `device`, plain. `uuid` is its identity, which hosts use to recognise it.
     pub fn new(device: SharedDevice, uuid: [u8; 16]) -> Namespace {
-        Namespace { device, uuid, state: Arc::default(), shows: Shows::Plain }
+        let shapes = Shapes::of(device.geometry());
+        Namespace { device, uuid, state: Arc::default(), shows: Shows::Plain, shapes }
     }
 
     /// What is shared of the namespace, for those who find or repair damage by other ways than its commands.
@@ -105,30 +109,49 @@ impl Namespace {
     }
 
     /// The blocks of a Write as the device wants them: sealed here, or checked here.
-    pub(crate) fn seal(&self, blocks: &BlockCommand, data: Buffer) -> Result<Sealed, Refusal> {
+    pub(crate) fn seal(
+        &self,
+        blocks: &BlockCommand,
+        data: Buffer,
+        sums: Option<&BlockSums>,
+    ) -> Result<Sealed, Refusal> {
         let geometry = self.device.geometry();
         let first_ref = blocks.extent.start().get();
         let tags = match self.format() {
             None => Tags { app_tag: 0, storage_tag: 0, first_ref },
-            Some(_) if !blocks.protection.pract => return self.check_wire(blocks, &data, &self.checks(blocks)),
+            Some(_) if !blocks.protection.pract => return self.check_wire(blocks, &data, sums, &self.checks(blocks)),
             // Type 1 is defined by this reference tag, and hosts that leave the check out also leave the field empty.
             Some(format) if format.protection() == ProtectionType::Type1 => {
                 Tags { first_ref, ..blocks.protection.tags(format) }
             }
             Some(format) => blocks.protection.tags(format),
         };
-        Ok(Sealed::seal(data.freeze(), geometry.block_size, geometry.protection, &tags))
+        let (data, size) = (data.freeze(), geometry.block_size);
+        Ok(match (geometry.protection, self.guards(sums)) {
+            (Some(format), Some(guards)) => Sealed::seal_summed(data, size, format, &tags, guards),
+            (protection, _) => Sealed::seal(data, size, protection, &tags),
+        })
     }
 
     /// Extended blocks from the wire, taken apart and checked.
-    pub(crate) fn check_wire(&self, blocks: &BlockCommand, data: &[u8], checks: &Checks) -> Result<Sealed, Refusal> {
+    pub(crate) fn check_wire(
+        &self,
+        blocks: &BlockCommand,
+        data: &[u8],
+        sums: Option<&BlockSums>,
+        checks: &Checks,
+    ) -> Result<Sealed, Refusal> {
         let size = self.device.geometry().block_size;
         let wrong_length = |_: ShapeError| Refusal::from(StatusCode::DATA_SGL_LENGTH_INVALID);
         let unverified = match self.format() {
             Some(format) => Unverified::from_interleaved(data, size, format).map_err(wrong_length)?,
             None => return Ok(Sealed::seal(Buffer::copy_from(data).freeze(), size, None, &NO_TAGS)),
         };
-        unverified.verify(checks).map_err(|bad| {
+        let checked = match self.guards(sums) {
+            Some(guards) => unverified.verify_summed(checks, guards),
+            None => unverified.verify(checks),
+        };
+        checked.map_err(|bad| {
             let faults = bad.iter().map(|bad| Fault::of_mismatch(blocks.extent.start(), bad)).collect();
             let faults = Faults::new(faults).expect("a failed check names a block");
             Refusal::of_error(&faults.into(), OperationKind::Write)
@@ -137,7 +160,7 @@ impl Namespace {
 
     /// Blocks that were read, as they go to the host: the device's slices, with their tags between them if the host asked.
     pub(crate) fn payload(&self, blocks: &BlockCommand, read: &Sealed) -> Payload {
-        match self.format() {
+        let payload = match self.format() {
             Some(format) if !blocks.protection.pract => {
                 let (size, tuple) = (read.size().bytes(), format.tuple_bytes());
                 Payload::new((0..read.blocks()).flat_map(|i| {
@@ -145,7 +168,8 @@ impl Namespace {
                 }))
             }
             _ => Payload::from(read.data().clone()),
-        }
+        };
+        self.with_sums(payload, blocks, read)
     }
 
     /// Bytes of data of these blocks, metadata not counted.

@@ -48,12 +48,14 @@ impl Connection {
             return;
         }
         let is_to_controller = direction(&command) == Direction::ToController;
+        let mut sums = None;
         let (room, received) = match data {
             CommandData::Unusable(error) => {
                 return self.refuse(token, &command, error.status_code().into());
             }
             CommandData::None => (Room { brings: 0, wants: 0 }, None),
             CommandData::InCapsule(received) => {
+                sums = received.sums;
                 (Room { brings: received.buffer.len() as u64, wants: 0 }, Some(received.buffer))
             }
             CommandData::Transport { len_bytes } => {
@@ -68,7 +70,7 @@ impl Connection {
             }
         };
         let task = match self.prepare(&command, room) {
-            Ok(job) => Task { command, job },
+            Ok(job) => Task { command, job: job.map(|job| job.with_sums(sums)) },
             Err(refusal) => return self.refuse(token, &command, refusal),
         };
         if is_to_controller && received.is_none() && room.brings > 0 {
@@ -83,7 +85,10 @@ impl Connection {
     pub(crate) fn on_data(self: &Rc<Self>, token: Token, data: Result<Received, DataError>) {
         let Some(task) = self.take_fetching(token) else { return };
         match data {
-            Ok(received) => self.carry_out(token, task, Some(received.buffer), 0),
+            Ok(received) => {
+                let task = Task { job: task.job.map(|job| job.with_sums(received.sums)), ..task };
+                self.carry_out(token, task, Some(received.buffer), 0);
+            }
             Err(error) => self.refuse(token, &task.command, error.status_code().into()),
         }
     }
@@ -159,7 +164,8 @@ impl Connection {
     }
 
     fn fetch(self: &Rc<Self>, token: Token, task: Task, len: usize) {
-        let accepted = self.core.borrow_mut().accept_data(token, self.pool.take(len), None);
+        let shape = task.job.as_ref().and_then(Job::shape);
+        let accepted = self.core.borrow_mut().accept_data(token, self.pool.take(len), shape);
         if accepted.is_err() {
             return self.refuse(token, &task.command, StatusCode::DATA_SGL_LENGTH_INVALID.into());
         }

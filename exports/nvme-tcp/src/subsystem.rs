@@ -9,6 +9,7 @@ use sealblock_protocols_nvme::nqn::Nqn;
 
 use crate::kept::{Count, Flag, Kept};
 use crate::namespace::Namespace;
+use crate::sums::{Summed, Summing};
 
 /// Which hosts may connect.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -72,6 +73,7 @@ pub(crate) struct Counters {
     pub(crate) reads: Count,
     pub(crate) writes: Count,
     pub(crate) media_errors: Count,
+    pub(crate) sums: Summing,
 }
 
 /// Sums over queues.
@@ -82,6 +84,7 @@ pub(crate) struct Traffic {
     pub(crate) reads: u64,
     pub(crate) writes: u64,
     pub(crate) media_errors: u64,
+    pub(crate) sums: Summed,
 }
 
 impl Traffic {
@@ -92,6 +95,7 @@ impl Traffic {
             reads: self.reads.saturating_add(counters.reads.get()),
             writes: self.writes.saturating_add(counters.writes.get()),
             media_errors: self.media_errors.saturating_add(counters.media_errors.get()),
+            sums: counters.sums.add_to(self.sums),
         }
     }
 }

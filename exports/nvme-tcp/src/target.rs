@@ -16,6 +16,7 @@ use crate::limits::Limits;
 use crate::line::{Line, Orders};
 use crate::registry::{Permit, Place, Shared};
 use crate::subsystem::{SetupError, Subsystem};
+use crate::sums::Summed;
 
 /// Rest after the system had no descriptor or memory for a connection.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
@@ -137,6 +138,12 @@ impl Target {
     /// Connections that are served now, on all cores, or whose last commands are being carried out.
     pub fn connections(&self) -> usize {
         self.0.connections()
+    }
+
+    /// What went through the I/O queues of a subsystem since it was added, and how much of it was summed. Bytes under way
+    /// may be missing.
+    pub fn summed(&self, nqn: &Nqn) -> Option<Summed> {
+        Some(self.0.subsystem(nqn)?.traffic().sums)
     }
 
     /// Controllers of this subsystem, which may be one that was removed and whose controllers have not all ended.

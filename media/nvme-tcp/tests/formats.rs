@@ -170,8 +170,8 @@ fn a_read_names_every_damaged_block() {
             let faults = error.faults().unwrap_or_else(|| panic!("{error}")).as_slice();
             assert_eq!(faults.iter().map(|fault| fault.lba.get()).collect::<Vec<_>>(), [110, 111, 163]);
             assert!(faults.iter().all(|fault| fault.field == FaultField::Tag(Field::Guard)));
-            // Where the tags come here, so do the values that differ.
-            assert_eq!(faults.iter().all(|fault| fault.expected.is_some()), shows == Shows::Protected);
+            // Where the tags do not come here, the target's damage log has the values that differ.
+            assert!(faults.iter().all(|fault| fault.expected.is_some()));
             assert!(read(&device, extent(112, 51)).await.is_ok());
             served.target.stop();
         }

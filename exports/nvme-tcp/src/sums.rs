@@ -1,0 +1,148 @@
+//! Guards and data digests from the same sums.
+//!
+//! On a device with the 32-bit guard the CRC-32C of each block is its guard and, joined with those of its neighbours and of the
+//! tags between them, the data digest. Sums that came with a digest make or check the guards of a Write; guards that the
+//! device compared with the data make the digest of a Read.
+//!
+//! Invariant: a sum stands for data only where somebody has summed that data: what arrives, in the pass that checked its
+//! digest, and what is read, where every guard was compared ([`Sealed::sums`]). Everything else is summed anew.
+
+use std::sync::{Arc, OnceLock};
+
+use sealblock_block::Geometry;
+use sealblock_integrity::{GuardKind, Sealed};
+use sealblock_protocols_nvme::Command;
+use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand};
+use sealblock_protocols_nvme_tcp::config::ShapeOf;
+use sealblock_protocols_nvme_tcp::target::Counters;
+use sealblock_protocols_nvme_tcp::{BlockShape, BlockSums, Payload};
+
+use crate::kept::Count;
+use crate::namespace::Namespace;
+use crate::subsystem::Subsystem;
+
+/// How a namespace's blocks lie on the wire, where guard and digest share their sums.
+pub(crate) struct Shapes {
+    /// Data alone.
+    bare: BlockShape,
+    /// Each block's data, then its tuple.
+    tagged: BlockShape,
+}
+
+impl Shapes {
+    /// None where the guard is another sum than the digest, or there is none.
+    pub(crate) fn of(geometry: &Geometry) -> Option<Shapes> {
+        let format = geometry.protection.filter(|format| format.guard() == GuardKind::Crc32c)?;
+        let data_bytes = geometry.block_size.bytes();
+        let tagged = BlockShape::new(data_bytes, format.tuple_bytes())?;
+        Some(Shapes { bare: BlockShape::new(data_bytes, 0)?, tagged })
+    }
+}
+
+impl Namespace {
+    /// How the data of a command is cut into blocks, if their sums are of use.
+    pub(crate) fn shape(&self, blocks: &BlockCommand) -> Option<BlockShape> {
+        let shapes = self.shapes.as_ref()?;
+        let has_tags = self.format().is_some() && !blocks.protection.pract;
+        Some(if has_tags { shapes.tagged.clone() } else { shapes.bare.clone() })
+    }
+
+    /// The same for a command that may be of any kind.
+    pub(crate) fn shape_of(&self, command: &Command) -> Option<BlockShape> {
+        self.shapes.as_ref()?;
+        match IoCommand::decode(command) {
+            Ok(IoCommand::Write(blocks) | IoCommand::Compare(blocks)) => self.shape(&blocks),
+            _ => None,
+        }
+    }
+
+    /// Data that was read, with the sums that its guards are.
+    pub(crate) fn with_sums(&self, payload: Payload, blocks: &BlockCommand, read: &Sealed) -> Payload {
+        match (self.shape(blocks), read.sums()) {
+            (Some(shape), Some(guards)) => payload.with_sums(BlockSums { shape, guards: guards.collect() }),
+            _ => payload,
+        }
+    }
+
+    /// The guards that these sums are.
+    pub(crate) fn guards<'a>(&self, sums: Option<&'a BlockSums>) -> Option<&'a [u32]> {
+        self.shapes.as_ref()?;
+        sums.map(|sums| &*sums.guards)
+    }
+
+    /// Bytes of data that are summed here for the guards of a Write, besides what its digest took.
+    pub(crate) fn guard_bytes(&self, blocks: &BlockCommand, sums: Option<&BlockSums>) -> u64 {
+        let is_made = self.format().is_none() || blocks.protection.pract;
+        let is_asked = self.device.geometry().protection.is_some() && (is_made || self.checks(blocks).guard);
+        if is_asked && self.guards(sums).is_none() { self.data_bytes(blocks.extent) } else { 0 }
+    }
+
+    /// Bytes of data whose guards the device is asked to compare with them for a Read.
+    pub(crate) fn checked_bytes(&self, blocks: &BlockCommand) -> u64 {
+        let is_asked = self.device.geometry().protection.is_some() && self.checks(blocks).guard;
+        if is_asked { self.data_bytes(blocks.extent) } else { 0 }
+    }
+}
+
+/// How data in capsules is cut into blocks, as soon as it is known to which subsystem the commands go.
+pub(crate) fn shape_of(subsystem: &Arc<OnceLock<Arc<Subsystem>>>) -> ShapeOf {
+    let subsystem = Arc::clone(subsystem);
+    ShapeOf::new(move |command| subsystem.get()?.namespaces().get(&command.nsid.get())?.shape_of(command))
+}
+
+/// What the I/O queues of a subsystem have moved, and how much of it they have summed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Summed {
+    /// Payload bytes that came: data, and tags that travel with it.
+    pub received_bytes: u64,
+    /// Of those, bytes summed for data digests; guards may come from the same pass.
+    pub received_bytes_summed: u64,
+    /// Payload bytes that were sent.
+    pub sent_bytes: u64,
+    /// Of those, bytes summed for data digests; not those whose guards were known.
+    pub sent_bytes_summed: u64,
+    /// Bytes of data that were summed for guards of Writes, apart from data digests.
+    pub guard_bytes_summed: u64,
+    /// Bytes of data whose guards devices were asked to compare for Reads, which takes a pass of theirs.
+    pub stored_bytes_checked: u64,
+}
+
+impl Summed {
+    /// Bytes summed for whatever purpose, at the target and by its devices for Reads.
+    pub fn bytes_summed(&self) -> u64 {
+        self.received_bytes_summed + self.sent_bytes_summed + self.guard_bytes_summed + self.stored_bytes_checked
+    }
+}
+
+/// Cells behind [`Summed`], for one queue.
+#[derive(Default)]
+pub(crate) struct Summing {
+    received_bytes: Count,
+    received_bytes_summed: Count,
+    sent_bytes: Count,
+    sent_bytes_summed: Count,
+    pub(crate) guard_bytes_summed: Count,
+    pub(crate) stored_bytes_checked: Count,
+}
+
+impl Summing {
+    /// Takes over what the connection has counted since it was accepted.
+    pub(crate) fn note(&self, counters: &Counters) {
+        self.received_bytes.set(counters.received.payload_bytes);
+        self.received_bytes_summed.set(counters.received.payload_bytes_summed);
+        self.sent_bytes.set(counters.payload_bytes_sent);
+        self.sent_bytes_summed.set(counters.payload_bytes_sent_summed);
+    }
+
+    /// What was counted until now, and before.
+    pub(crate) fn add_to(&self, before: Summed) -> Summed {
+        Summed {
+            received_bytes: before.received_bytes + self.received_bytes.get(),
+            received_bytes_summed: before.received_bytes_summed + self.received_bytes_summed.get(),
+            sent_bytes: before.sent_bytes + self.sent_bytes.get(),
+            sent_bytes_summed: before.sent_bytes_summed + self.sent_bytes_summed.get(),
+            guard_bytes_summed: before.guard_bytes_summed + self.guard_bytes_summed.get(),
+            stored_bytes_checked: before.stored_bytes_checked + self.stored_bytes_checked.get(),
+        }
+    }
+}
