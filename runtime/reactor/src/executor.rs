@@ -33,6 +33,8 @@ use crate::waker::{self, CoreId, ROOT, TaskId};
 
 /// How many tasks are polled before the backend gets its turn even though more are ready.
 const POLLS_PER_TURN: usize = 256;
+/// How many operations one poll of a task carries out at once; more go to the backend, so that others get their turn.
+const CALLS_PER_POLL: u32 = 8;
 
 thread_local! {
     /// The reactor that runs on this thread just now.
@@ -71,6 +73,8 @@ pub(crate) struct Core {
     /// Kept between turns for its capacity.
     finished: RefCell<Vec<Finished>>,
     closed: Cell<bool>,
+    /// Operations that the present poll may still carry out at once.
+    calls_left: Cell<u32>,
     stop_by: Cell<Option<Instant>>,
     pub(crate) stop_waiters: RefCell<Waiters>,
     drained_waiter: RefCell<Option<Waker>>,
@@ -84,6 +88,13 @@ pub(crate) struct Core {
 impl Core {
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.get()
+    }
+
+    /// Takes one of the operations that a poll may carry out at once.
+    pub(crate) fn may_call(&self) -> bool {
+        let left = self.calls_left.get().checked_sub(1);
+        self.calls_left.set(left.unwrap_or(0));
+        left.is_some()
     }
 
     fn wake(&self, task: TaskId) {
@@ -127,6 +138,7 @@ impl Core {
             let Some(task) = self.ready.borrow_mut().pop_front() else { return };
             let Some(mut body) = self.tasks.borrow_mut().begin(task) else { continue };
             let waker = waker::waker(self.id, task);
+            self.calls_left.set(CALLS_PER_POLL);
             let finished = body.as_mut().poll(&mut Context::from_waker(&waker)).is_ready();
             let ended = self.tasks.borrow_mut().end(task, body, finished);
             if ended.is_some() {
@@ -307,6 +319,7 @@ impl Reactor {
             driver: RefCell::new(Some(driver)),
             finished: RefCell::default(),
             closed: Cell::new(false),
+            calls_left: Cell::new(CALLS_PER_POLL),
             stop_by: Cell::new(None),
             stop_waiters: RefCell::new(Waiters::new()),
             drained_waiter: RefCell::default(),
@@ -330,6 +343,7 @@ impl Reactor {
         let waker = waker::waker(core.id, ROOT);
         core.root_woken.set(true);
         loop {
+            core.calls_left.set(CALLS_PER_POLL);
             if core.root_woken.take()
                 && let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker))
             {

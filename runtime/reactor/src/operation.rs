@@ -62,6 +62,11 @@ pub(crate) unsafe trait Kind: Sized + Send + Unpin + 'static {
         None
     }
 
+    /// Whether to carry it out where it is started, by [`Kind::call`], if it need not wait then. Only for those that wait.
+    fn is_prompt(&self) -> bool {
+        false
+    }
+
     /// Undoes what the operation came to after its future was dropped.
     fn discard(self, result: io::Result<u32>) {
         drop((self, result));
@@ -136,6 +141,17 @@ impl<K: Kind> Op<K> {
         }
     }
 
+    /// Carries out what is to be done at once and need not wait, as far as the task may; gives back what is to be started.
+    fn at_once(&self, mut kind: K) -> Result<K::Output, K> {
+        if self.waits.is_none() || !kind.is_prompt() || !self.core.may_call() {
+            return Err(kind);
+        }
+        match kind.call() {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => Err(kind),
+            result => Ok(kind.finish(result)),
+        }
+    }
+
     /// Whether the result says no more than "try again".
     fn is_momentary(&mut self, result: i32) -> bool {
         let momentary = result == -libc::EINTR || result == -libc::EAGAIN;
@@ -154,6 +170,10 @@ impl<K: Kind> Future for Op<K> {
                     if self.core.is_closed() {
                         return Poll::Ready(kind.finish(Err(io::Error::from_raw_os_error(libc::ECANCELED))));
                     }
+                    let kind = match self.at_once(kind) {
+                        Ok(output) => return Poll::Ready(output),
+                        Err(kind) => kind,
+                    };
                     let (key, kind) = self.core.start(kind, cx.waker().clone());
                     self.stage = Stage::Flying(key, kind);
                     return Poll::Pending;
