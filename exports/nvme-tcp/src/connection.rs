@@ -3,8 +3,9 @@
 //! It ends when the peer goes, violates the protocol or is silent too long, when its controller goes, or when the target
 //! stops. Commands that are being carried out then go on, and unless the target stops their answers are dropped.
 //!
-//! Shape: a turn of the task carries out what was received together, answers it with one send, and only then asks for more,
-//! so that answers leave first and a batch costs one system call.
+//! Shape: a turn of the task carries out what was received together, and only then asks for more, so that answers leave
+//! first. It answers in parts, each sent at once: if a deep queue were answered with one send, target and host would take turns
+//! rather than work at the same time. Smaller parts cost more system calls than they gain.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -39,6 +40,12 @@ use crate::sums::shape_of;
 const LINGER: Duration = Duration::from_secs(1);
 /// What is received at once: the commands of a deep queue, with data in their capsules.
 const STAGING_BYTES: usize = 256 << 10;
+
+/// How many commands are carried out at least, and how many bytes they read at most, before what there is of answers is sent.
+const PART_COMMANDS: usize = 16;
+const PART_BYTES: u64 = 256 << 10;
+/// What a command without data takes of what is received.
+const CAPSULE_BYTES: usize = 72;
 
 /// What a socket may hold each way: the answers to a deep queue of reads, so that a send does not stop half-way and wait for
 /// the peer. Sockets grow their buffers by themselves, but only after they were found too small.
@@ -119,6 +126,7 @@ impl Connection {
         // Where the system refuses, its own idea of a buffer serves, only with more turns.
         let _ = stream.set_send_buffer_bytes(SOCKET_BYTES);
         let _ = stream.set_recv_buffer_bytes(SOCKET_BYTES);
+        stream.set_prompt(true);
         let most_commands = usize::from(config.max_commands.get());
         Rc::new(Connection {
             target: Arc::clone(target),
@@ -231,13 +239,24 @@ impl Connection {
                 Ok(len) => len,
             };
             self.core.borrow_mut().received(buffer, len);
-            while let Some(event) = self.next_event() {
-                self.on_event(event);
-            }
-            self.output.note();
-            self.settle();
-            self.answer_first().await;
+            self.take_events(len).await;
         }
+    }
+
+    /// Carries out what was received, and answers it part by part: reads in two halves. Answers without data are short, so
+    /// that writes, whose commands bring more bytes, are answered together.
+    async fn take_events(self: &Rc<Self>, received_bytes: usize) {
+        let part = (received_bytes / CAPSULE_BYTES / 2).max(PART_COMMANDS);
+        let (mut commands, mut from_bytes) = (0, self.read_bytes.get());
+        while let Some(event) = self.next_event() {
+            self.on_event(event);
+            commands += 1;
+            if commands >= part || self.read_bytes.get().saturating_sub(from_bytes) >= PART_BYTES {
+                self.answer_first().await;
+                (commands, from_bytes) = (0, self.read_bytes.get());
+            }
+        }
+        self.answer_first().await;
     }
 
     /// A buffer to receive into, once there may be more data in capsules; `None` when the connection is closed.
@@ -257,7 +276,9 @@ impl Connection {
     }
 
     /// Lets the sender go first.
-    async fn answer_first(&self) {
+    async fn answer_first(self: &Rc<Self>) {
+        self.output.note();
+        self.settle();
         let mut has_waited = false;
         poll_fn(|_| {
             if std::mem::replace(&mut has_waited, true) {
