@@ -30,6 +30,7 @@ use crate::controller::Controller;
 use crate::limits::IN_CAPSULE_BYTES;
 use crate::line::Line;
 use crate::member::Member;
+use crate::parts;
 use crate::queue::{Task, Waiting};
 use crate::registry::{Permit, Shared};
 use crate::slots::Slots;
@@ -40,16 +41,6 @@ use crate::sums::shape_of;
 const LINGER: Duration = Duration::from_secs(1);
 /// What is received at once: the commands of a deep queue, with data in their capsules.
 const STAGING_BYTES: usize = 256 << 10;
-
-/// How many commands are carried out at least, and how many bytes they read at most, before what there is of answers is sent.
-const PART_COMMANDS: usize = 16;
-const PART_BYTES: u64 = 256 << 10;
-/// What a command without data takes of what is received.
-const CAPSULE_BYTES: usize = 72;
-
-/// What a socket may hold each way: the answers to a deep queue of reads, so that a send does not stop half-way and wait for
-/// the peer. Sockets grow their buffers by themselves, but only after they were found too small.
-const SOCKET_BYTES: usize = 2 << 20;
 
 /// What a connection is.
 #[derive(Clone)]
@@ -109,7 +100,7 @@ pub(crate) struct Connection {
     /// The connection's own task is running, so it need not be woken.
     in_turn: Cell<bool>,
     /// What was received is to be answered before more is.
-    answering: Cell<bool>,
+    pub(crate) answering: Cell<bool>,
     permit: Permit,
 }
 
@@ -123,10 +114,7 @@ impl Connection {
         config.max_in_capsule_bytes = IN_CAPSULE_BYTES;
         let subsystem = Arc::new(OnceLock::<Arc<Subsystem>>::new());
         config.shape_of = Some(shape_of(&subsystem));
-        // Where the system refuses, its own idea of a buffer serves, only with more turns.
-        let _ = stream.set_send_buffer_bytes(SOCKET_BYTES);
-        let _ = stream.set_recv_buffer_bytes(SOCKET_BYTES);
-        stream.set_prompt(true);
+        parts::prepare(&stream);
         let most_commands = usize::from(config.max_commands.get());
         Rc::new(Connection {
             target: Arc::clone(target),
@@ -243,22 +231,6 @@ impl Connection {
         }
     }
 
-    /// Carries out what was received, and answers it part by part: reads in two halves. Answers without data are short, so
-    /// that writes, whose commands bring more bytes, are answered together.
-    async fn take_events(self: &Rc<Self>, received_bytes: usize) {
-        let part = (received_bytes / CAPSULE_BYTES / 2).max(PART_COMMANDS);
-        let (mut commands, mut from_bytes) = (0, self.read_bytes.get());
-        while let Some(event) = self.next_event() {
-            self.on_event(event);
-            commands += 1;
-            if commands >= part || self.read_bytes.get().saturating_sub(from_bytes) >= PART_BYTES {
-                self.answer_first().await;
-                (commands, from_bytes) = (0, self.read_bytes.get());
-            }
-        }
-        self.answer_first().await;
-    }
-
     /// A buffer to receive into, once there may be more data in capsules; `None` when the connection is closed.
     async fn receive_buffer(&self) -> Option<Buffer> {
         poll_fn(|_| {
@@ -275,27 +247,12 @@ impl Connection {
         .await
     }
 
-    /// Lets the sender go first.
-    async fn answer_first(self: &Rc<Self>) {
-        self.output.note();
-        self.settle();
-        let mut has_waited = false;
-        poll_fn(|_| {
-            if std::mem::replace(&mut has_waited, true) {
-                return Poll::Ready(());
-            }
-            self.answering.set(true);
-            Poll::Pending
-        })
-        .await
-    }
-
     /// Apart, so that the core is not borrowed while the event is handled.
-    fn next_event(&self) -> Option<Event> {
+    pub(crate) fn next_event(&self) -> Option<Event> {
         self.core.borrow_mut().next_event()
     }
 
-    fn on_event(self: &Rc<Self>, event: Event) {
+    pub(crate) fn on_event(self: &Rc<Self>, event: Event) {
         match event {
             Event::Established(_) => {}
             // Not answered: the host asks again where it connects next, while a refusal would reach its users.

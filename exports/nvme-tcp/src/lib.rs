@@ -39,6 +39,7 @@ mod logs;
 mod member;
 mod namespace;
 mod notices;
+mod parts;
 mod properties;
 mod queue;
 mod refusal;

@@ -23,7 +23,7 @@ use crate::config::{Attempt, Config, StartError};
 use crate::driver::{Driver, Finished, Wait};
 use crate::gather::Gathers;
 use crate::homed::Residents;
-use crate::operation::{self, Interest, Kind};
+use crate::operation::{self, Calls, Interest, Kind};
 use crate::pending::{Aftermath, Key, Pending};
 use crate::remote::Remote;
 use crate::task::Tasks;
@@ -33,8 +33,6 @@ use crate::waker::{self, CoreId, ROOT, TaskId};
 
 /// How many tasks are polled before the backend gets its turn even though more are ready.
 const POLLS_PER_TURN: usize = 256;
-/// How many operations one poll of a task carries out at once; more go to the backend, so that others get their turn.
-const CALLS_PER_POLL: u32 = 8;
 
 thread_local! {
     /// The reactor that runs on this thread just now.
@@ -73,8 +71,7 @@ pub(crate) struct Core {
     /// Kept between turns for its capacity.
     finished: RefCell<Vec<Finished>>,
     closed: Cell<bool>,
-    /// Operations that the present poll may still carry out at once.
-    calls_left: Cell<u32>,
+    pub(crate) calls: Calls,
     stop_by: Cell<Option<Instant>>,
     pub(crate) stop_waiters: RefCell<Waiters>,
     drained_waiter: RefCell<Option<Waker>>,
@@ -88,13 +85,6 @@ pub(crate) struct Core {
 impl Core {
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.get()
-    }
-
-    /// Takes one of the operations that a poll may carry out at once.
-    pub(crate) fn may_call(&self) -> bool {
-        let left = self.calls_left.get().checked_sub(1);
-        self.calls_left.set(left.unwrap_or(0));
-        left.is_some()
     }
 
     fn wake(&self, task: TaskId) {
@@ -138,7 +128,7 @@ impl Core {
             let Some(task) = self.ready.borrow_mut().pop_front() else { return };
             let Some(mut body) = self.tasks.borrow_mut().begin(task) else { continue };
             let waker = waker::waker(self.id, task);
-            self.calls_left.set(CALLS_PER_POLL);
+            self.calls.renew();
             let finished = body.as_mut().poll(&mut Context::from_waker(&waker)).is_ready();
             let ended = self.tasks.borrow_mut().end(task, body, finished);
             if ended.is_some() {
@@ -319,7 +309,7 @@ impl Reactor {
             driver: RefCell::new(Some(driver)),
             finished: RefCell::default(),
             closed: Cell::new(false),
-            calls_left: Cell::new(CALLS_PER_POLL),
+            calls: Calls::default(),
             stop_by: Cell::new(None),
             stop_waiters: RefCell::new(Waiters::new()),
             drained_waiter: RefCell::default(),
@@ -343,7 +333,7 @@ impl Reactor {
         let waker = waker::waker(core.id, ROOT);
         core.root_woken.set(true);
         loop {
-            core.calls_left.set(CALLS_PER_POLL);
+            core.calls.renew();
             if core.root_woken.take()
                 && let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker))
             {

@@ -24,6 +24,27 @@ use crate::ring::Tables;
 /// How often an operation that was interrupted, or met a momentary lack of resources, is started again.
 const RETRY_LIMIT: u8 = 64;
 
+/// How many operations one poll of a task carries out at once; more go to the backend, so that others get their turn.
+const CALLS_PER_POLL: u32 = 8;
+
+/// Operations that the present poll of a task may still carry out at once.
+#[derive(Default)]
+pub(crate) struct Calls(Cell<u32>);
+
+impl Calls {
+    /// For the next poll.
+    pub(crate) fn renew(&self) {
+        self.0.set(CALLS_PER_POLL);
+    }
+
+    /// Takes one, if there is one left.
+    fn take(&self) -> bool {
+        let left = self.0.get().checked_sub(1);
+        self.0.set(left.unwrap_or(0));
+        left.is_some()
+    }
+}
+
 /// What an operation waits for that may never come: a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Interest {
@@ -143,7 +164,7 @@ impl<K: Kind> Op<K> {
 
     /// Carries out what is to be done at once and need not wait, as far as the task may; gives back what is to be started.
     fn at_once(&self, mut kind: K) -> Result<K::Output, K> {
-        if self.waits.is_none() || !kind.is_prompt() || !self.core.may_call() {
+        if self.waits.is_none() || !kind.is_prompt() || !self.core.calls.take() {
             return Err(kind);
         }
         match kind.call() {
