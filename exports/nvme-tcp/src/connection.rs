@@ -3,8 +3,9 @@
 //! It ends when the peer goes, violates the protocol or is silent too long, when its controller goes, or when the target
 //! stops. Commands that are being carried out then go on, and unless the target stops their answers are dropped.
 //!
-//! Shape: a turn of the task carries out what was received together, answers it with one send, and only then asks for more,
-//! so that answers leave first and a batch costs one system call.
+//! Shape: a turn of the task carries out what was received together, and only then asks for more, so that answers leave
+//! first. It answers in parts, each sent at once: if a deep queue were answered with one send, target and host would take turns
+//! rather than work at the same time. Smaller parts cost more system calls than they gain.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -29,6 +30,7 @@ use crate::controller::Controller;
 use crate::limits::IN_CAPSULE_BYTES;
 use crate::line::Line;
 use crate::member::Member;
+use crate::parts;
 use crate::queue::{Task, Waiting};
 use crate::registry::{Permit, Shared};
 use crate::slots::Slots;
@@ -39,10 +41,6 @@ use crate::sums::shape_of;
 const LINGER: Duration = Duration::from_secs(1);
 /// What is received at once: the commands of a deep queue, with data in their capsules.
 const STAGING_BYTES: usize = 256 << 10;
-
-/// What a socket may hold each way: the answers to a deep queue of reads, so that a send does not stop half-way and wait for
-/// the peer. Sockets grow their buffers by themselves, but only after they were found too small.
-const SOCKET_BYTES: usize = 2 << 20;
 
 /// What a connection is.
 #[derive(Clone)]
@@ -102,7 +100,7 @@ pub(crate) struct Connection {
     /// The connection's own task is running, so it need not be woken.
     in_turn: Cell<bool>,
     /// What was received is to be answered before more is.
-    answering: Cell<bool>,
+    pub(crate) answering: Cell<bool>,
     permit: Permit,
 }
 
@@ -116,9 +114,7 @@ impl Connection {
         config.max_in_capsule_bytes = IN_CAPSULE_BYTES;
         let subsystem = Arc::new(OnceLock::<Arc<Subsystem>>::new());
         config.shape_of = Some(shape_of(&subsystem));
-        // Where the system refuses, its own idea of a buffer serves, only with more turns.
-        let _ = stream.set_send_buffer_bytes(SOCKET_BYTES);
-        let _ = stream.set_recv_buffer_bytes(SOCKET_BYTES);
+        parts::prepare(&stream);
         let most_commands = usize::from(config.max_commands.get());
         Rc::new(Connection {
             target: Arc::clone(target),
@@ -231,12 +227,7 @@ impl Connection {
                 Ok(len) => len,
             };
             self.core.borrow_mut().received(buffer, len);
-            while let Some(event) = self.next_event() {
-                self.on_event(event);
-            }
-            self.output.note();
-            self.settle();
-            self.answer_first().await;
+            self.take_events(len).await;
         }
     }
 
@@ -256,25 +247,12 @@ impl Connection {
         .await
     }
 
-    /// Lets the sender go first.
-    async fn answer_first(&self) {
-        let mut has_waited = false;
-        poll_fn(|_| {
-            if std::mem::replace(&mut has_waited, true) {
-                return Poll::Ready(());
-            }
-            self.answering.set(true);
-            Poll::Pending
-        })
-        .await
-    }
-
     /// Apart, so that the core is not borrowed while the event is handled.
-    fn next_event(&self) -> Option<Event> {
+    pub(crate) fn next_event(&self) -> Option<Event> {
         self.core.borrow_mut().next_event()
     }
 
-    fn on_event(self: &Rc<Self>, event: Event) {
+    pub(crate) fn on_event(self: &Rc<Self>, event: Event) {
         match event {
             Event::Established(_) => {}
             // Not answered: the host asks again where it connects next, while a refusal would reach its users.

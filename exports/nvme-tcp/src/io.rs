@@ -108,7 +108,7 @@ impl Job {
     }
 
     /// Carries the command out.
-    pub(crate) async fn run(self, data: Option<Buffer>) -> Result<Reply, Refusal> {
+    pub(crate) async fn run(&self, data: Option<Buffer>) -> Result<Reply, Refusal> {
         let Some((namespace, extent)) = self.writes() else { return self.run_claimed(data).await };
         // This core's own count: one that cores share would be fought over by all writes.
         let namespace = Rc::clone(namespace);
@@ -117,7 +117,7 @@ impl Job {
     }
 
     /// Carries the command out, for a caller who has a claim on the blocks that it writes.
-    pub(crate) async fn run_claimed(self, data: Option<Buffer>) -> Result<Reply, Refusal> {
+    pub(crate) async fn run_claimed(&self, data: Option<Buffer>) -> Result<Reply, Refusal> {
         let Some(namespace) = self.namespaces.first() else { return Ok(Reply::Done(0)) };
         let data = data.unwrap_or_default();
         let outcome = match self.io {

@@ -40,6 +40,7 @@ mod logs;
 mod member;
 mod namespace;
 mod notices;
+mod parts;
 mod properties;
 mod queue;
 mod refusal;

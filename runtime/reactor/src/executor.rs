@@ -23,7 +23,7 @@ use crate::config::{Attempt, Config, StartError};
 use crate::driver::{Driver, Finished, Wait};
 use crate::gather::Gathers;
 use crate::homed::Residents;
-use crate::operation::{self, Interest, Kind};
+use crate::operation::{self, Calls, Interest, Kind};
 use crate::pending::{Aftermath, Key, Pending};
 use crate::remote::Remote;
 use crate::task::Tasks;
@@ -71,6 +71,7 @@ pub(crate) struct Core {
     /// Kept between turns for its capacity.
     finished: RefCell<Vec<Finished>>,
     closed: Cell<bool>,
+    pub(crate) calls: Calls,
     stop_by: Cell<Option<Instant>>,
     pub(crate) stop_waiters: RefCell<Waiters>,
     drained_waiter: RefCell<Option<Waker>>,
@@ -127,6 +128,7 @@ impl Core {
             let Some(task) = self.ready.borrow_mut().pop_front() else { return };
             let Some(mut body) = self.tasks.borrow_mut().begin(task) else { continue };
             let waker = waker::waker(self.id, task);
+            self.calls.renew();
             let finished = body.as_mut().poll(&mut Context::from_waker(&waker)).is_ready();
             let ended = self.tasks.borrow_mut().end(task, body, finished);
             if ended.is_some() {
@@ -307,6 +309,7 @@ impl Reactor {
             driver: RefCell::new(Some(driver)),
             finished: RefCell::default(),
             closed: Cell::new(false),
+            calls: Calls::default(),
             stop_by: Cell::new(None),
             stop_waiters: RefCell::new(Waiters::new()),
             drained_waiter: RefCell::default(),
@@ -330,6 +333,7 @@ impl Reactor {
         let waker = waker::waker(core.id, ROOT);
         core.root_woken.set(true);
         loop {
+            core.calls.renew();
             if core.root_woken.take()
                 && let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker))
             {

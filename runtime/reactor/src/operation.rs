@@ -24,6 +24,27 @@ use crate::ring::Tables;
 /// How often an operation that was interrupted, or met a momentary lack of resources, is started again.
 const RETRY_LIMIT: u8 = 64;
 
+/// How many operations one poll of a task carries out at once; more go to the backend, so that others get their turn.
+const CALLS_PER_POLL: u32 = 8;
+
+/// Operations that the present poll of a task may still carry out at once.
+#[derive(Default)]
+pub(crate) struct Calls(Cell<u32>);
+
+impl Calls {
+    /// For the next poll.
+    pub(crate) fn renew(&self) {
+        self.0.set(CALLS_PER_POLL);
+    }
+
+    /// Takes one, if there is one left.
+    fn take(&self) -> bool {
+        let left = self.0.get().checked_sub(1);
+        self.0.set(left.unwrap_or(0));
+        left.is_some()
+    }
+}
+
 /// What an operation waits for that may never come: a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Interest {
@@ -60,6 +81,11 @@ pub(crate) unsafe trait Kind: Sized + Send + Unpin + 'static {
     /// count against the limit of operations in flight, and never goes to a thread.
     fn waits(&self) -> Option<Interest> {
         None
+    }
+
+    /// Whether to carry it out where it is started, by [`Kind::call`], if it need not wait then. Only for those that wait.
+    fn is_prompt(&self) -> bool {
+        false
     }
 
     /// Undoes what the operation came to after its future was dropped.
@@ -136,6 +162,17 @@ impl<K: Kind> Op<K> {
         }
     }
 
+    /// Carries out what is to be done at once and need not wait, as far as the task may; gives back what is to be started.
+    fn at_once(&self, mut kind: K) -> Result<K::Output, K> {
+        if self.waits.is_none() || !kind.is_prompt() || !self.core.calls.take() {
+            return Err(kind);
+        }
+        match kind.call() {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR)) => Err(kind),
+            result => Ok(kind.finish(result)),
+        }
+    }
+
     /// Whether the result says no more than "try again".
     fn is_momentary(&mut self, result: i32) -> bool {
         let momentary = result == -libc::EINTR || result == -libc::EAGAIN;
@@ -154,6 +191,10 @@ impl<K: Kind> Future for Op<K> {
                     if self.core.is_closed() {
                         return Poll::Ready(kind.finish(Err(io::Error::from_raw_os_error(libc::ECANCELED))));
                     }
+                    let kind = match self.at_once(kind) {
+                        Ok(output) => return Poll::Ready(output),
+                        Err(kind) => kind,
+                    };
                     let (key, kind) = self.core.start(kind, cx.waker().clone());
                     self.stage = Stage::Flying(key, kind);
                     return Poll::Pending;

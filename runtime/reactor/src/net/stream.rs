@@ -1,6 +1,6 @@
 //! Connections.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::ops::Range;
@@ -38,6 +38,7 @@ pub struct Stream {
     parked: Parked<Receive>,
     /// What such a one had received, and the part of it that nobody has taken.
     leftover: RefCell<Option<(Buffer, Range<usize>)>>,
+    is_prompt: Cell<bool>,
 }
 
 impl Stream {
@@ -74,6 +75,7 @@ impl Stream {
             descriptor: Some(Arc::new(Descriptor::new(fd, known))),
             parked: Parked::default(),
             leftover: RefCell::default(),
+            is_prompt: Cell::new(false),
         })
     }
 
@@ -190,9 +192,16 @@ impl Stream {
         outcome
     }
 
+    /// Whether what is sent goes to the system where the future is polled, rather than with the reactor's next turn, so that
+    /// the peer has it while the task goes on. That costs a system call for each send; a task whose sends follow each other
+    /// closely gets a few of these, and then waits for its turn. Off in a new stream.
+    pub fn set_prompt(&self, prompt: bool) {
+        self.is_prompt.set(prompt);
+    }
+
     async fn send_gather(&self, gather: Box<Gather>, whole: bool) -> (io::Result<usize>, Box<Gather>) {
         let descriptor = Arc::clone(self.descriptor());
-        Op::new(Rc::clone(&self.core), Send { descriptor, gather, whole }).await
+        Op::new(Rc::clone(&self.core), Send { descriptor, gather, whole, is_prompt: self.is_prompt.get() }).await
     }
 
     /// Ends one direction or both (`shutdown(2)`): the peer sees the end after all bytes that were sent; a waiting

@@ -17,6 +17,8 @@ pub(crate) struct Send {
     pub(crate) gather: Box<Gather>,
     /// A ring is to go on until everything is sent, which saves it from coming back with a part.
     pub(crate) whole: bool,
+    /// Not to wait for the backend's turn.
+    pub(crate) is_prompt: bool,
 }
 
 // SAFETY: the entry names the descriptor, which the `Arc` keeps open, and the boxed gather, with the memory of the slices that
@@ -47,5 +49,9 @@ unsafe impl Kind for Send {
 
     fn waits(&self) -> Option<Interest> {
         Some(Interest { fd: self.descriptor.raw(), direction: Direction::Writable })
+    }
+
+    fn is_prompt(&self) -> bool {
+        self.is_prompt
     }
 }

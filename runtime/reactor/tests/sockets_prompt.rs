@@ -1,0 +1,95 @@
+//! Streams that send where the future is polled, on every backend.
+
+mod common;
+
+use std::future::{Future, poll_fn};
+use std::net::Shutdown;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::Poll;
+
+use common::{everywhere, pair, pattern, receive};
+use sealblock_runtime_memory::Slice;
+use sealblock_runtime_reactor::net::Stream;
+use sealblock_runtime_reactor::spawn;
+
+/// How many sends of one byte, of at most `most`, end within one poll.
+async fn sent_in_one_poll(stream: &Stream, most: usize) -> usize {
+    for done in 0..most {
+        let mut sending = pin!(stream.send_all([Slice::copy_from(&[done as u8])]));
+        let first = poll_fn(|cx| Poll::Ready(sending.as_mut().poll(cx))).await;
+        if first.is_pending() {
+            sending.await.expect("sends");
+            return done;
+        }
+    }
+    most
+}
+
+#[test]
+fn only_a_prompt_stream_sends_within_the_poll() {
+    everywhere(|reactor| {
+        reactor.block_on(async {
+            let (client, server) = pair().await;
+            assert_eq!(sent_in_one_poll(&client, 1).await, 0);
+            client.set_prompt(true);
+            assert_eq!(sent_in_one_poll(&client, 1).await, 1);
+            client.set_prompt(false);
+            assert_eq!(sent_in_one_poll(&client, 1).await, 0);
+            assert_eq!(receive(&server, 3, 8).await, [0, 0, 0]);
+        });
+    });
+}
+
+#[test]
+fn a_task_that_only_sends_lets_others_have_their_turn() {
+    everywhere(|reactor| {
+        reactor.block_on(async {
+            let (client, server) = pair().await;
+            client.set_prompt(true);
+            let first = sent_in_one_poll(&client, 1000).await;
+            assert!((1..100).contains(&first), "{first}");
+            let second = sent_in_one_poll(&client, 1000).await;
+            assert!((1..100).contains(&second), "the next poll has its own: {second}");
+            assert_eq!(receive(&server, first + second + 2, 4096).await.len(), first + second + 2);
+        });
+    });
+}
+
+#[test]
+fn a_prompt_send_waits_for_a_slow_peer_and_loses_nothing() {
+    everywhere(|reactor| {
+        reactor.block_on(async {
+            let (client, server) = pair().await;
+            let client = Rc::new(client);
+            client.set_prompt(true);
+            let data = pattern(8 << 20, 3);
+            let sending = spawn({
+                let (client, data) = (Rc::clone(&client), data.clone());
+                async move {
+                    for parts in data.chunks(300_000) {
+                        client.send_all(parts.chunks(4100).map(Slice::copy_from)).await.expect("sends");
+                    }
+                    client.shutdown(Shutdown::Write).expect("ends");
+                }
+            });
+            assert!(receive(&server, data.len(), 50_000).await == data);
+            sending.await.expect("is not aborted");
+        });
+        assert_eq!(reactor.pool().counters().in_use_bytes, 0);
+    });
+}
+
+#[test]
+fn a_prompt_send_to_a_peer_that_is_gone_is_an_error() {
+    everywhere(|reactor| {
+        reactor.block_on(async {
+            let (client, server) = pair().await;
+            client.set_prompt(true);
+            client.shutdown(Shutdown::Write).expect("ends");
+            let sent = client.send_all([Slice::copy_from(b"x")]).await;
+            assert_eq!(sent.map_err(|error| error.raw_os_error()), Err(Some(libc::EPIPE)));
+            drop(server);
+        });
+    });
+}
