@@ -9,7 +9,7 @@
 //! - Requests of one core are begun in the order in which they were handed over.
 //! - A home that stops, and work that panics, answer [`sealblock_block::Failure::Unreachable`]; nobody waits for ever.
 //!
-//! Shape: one [`link::Link`] for each core and device, shared by all attachments there. It has a mailbox for each direction.
+//! Shape: one `link::Link` for each core and device, shared by all attachments there. It has a mailbox for each direction.
 //! Whoever puts something into a mailbox whose reader has gone to sleep wakes it; while the reader is busy, things gather and
 //! are taken together. A reactor that is awake, or spins, is woken without a system call. A mailbox is locked for one
 //! push or swap, so two cores meet there for some nanoseconds at most. Beyond this the number of requests in flight is
