@@ -14,7 +14,8 @@ fuzz_target!(|input: &[u8]| {
     let sector_bytes = if pieces.byte() & 1 == 0 { 512 } else { 4096 };
     let Ok(layout) = Layout::new(size, sector_bytes, pieces.word() >> (pieces.byte() % 64)) else { return };
     let protection = format(&mut pieces);
-    let superblock = Superblock { uuid: [3; 16], serial: pieces.word(), layout, protection, clean: true, log_tail: 5 };
+    let (serial, uncorrectable) = (pieces.word(), pieces.byte() & 1 == 1);
+    let superblock = Superblock { uuid: [3; 16], serial, layout, protection, clean: true, uncorrectable, log_tail: 5 };
     let mut bytes = superblock.encode();
     assert_eq!(Superblock::decode(&bytes), Ok(superblock));
     while !pieces.is_empty() {

@@ -13,6 +13,7 @@ use std::time::Duration;
 use sealblock_block::{Gate, Stack};
 use sealblock_exports_nvme_tcp::{Limits, Namespace, Shows, Subsystem, Target};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
+use sealblock_layers_remote_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_protocols_nvme::fabrics::{
     CNTLID_DYNAMIC, Connect, ConnectAttributes, ConnectData, FabricsCommand, PropertySet,
@@ -78,7 +79,7 @@ fn subsystem() -> Subsystem {
     let namespace = |bytes, format, id: u8| {
         let size = BlockSize::from_bytes(bytes).expect("a block size");
         let device = MemoryDevice::new(size, 64, format);
-        Namespace::new(Rc::new(Gate::new("mem", Stack::new(device))), [id; 16])
+        Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(device)))), [id; 16])
     };
     let protected = |bytes, guard, protection, id| {
         let format = PiFormat::with_default_storage_tag(guard, protection);

@@ -63,7 +63,9 @@ fn template() -> &'static Vec<(u64, Vec<u8>)> {
                 let opening = Volumes::default().open(disk.clone(), executor.clone(), shape(), false);
                 let session = opening.await.expect("a new volume opens");
                 for lba in 0..BLOCKS / 2 {
-                    write(&session.stack, Lba::new(lba + if close { 0 } else { BLOCKS / 4 })).await.expect("there is room");
+                    write(&session.stack, Lba::new(lba + if close { 0 } else { BLOCKS / 4 }))
+                        .await
+                        .expect("there is room");
                 }
                 session.stack.execute(Operation::Flush).await.expect("the disk works");
                 if close {
