@@ -275,8 +275,10 @@ impl Pair<'_> {
             return;
         }
         if held.left_bytes > 0 && held.command.opcode == READ && !bit(choice, 7) {
-            let all = held.left_bytes / 4;
-            let len = if bit(choice, 0) { all } else { 1 + usize::from(self.script.short()) % all } * 4;
+            // A length that was spoilt on the way may be less than a dword.
+            let dwords = held.left_bytes / 4;
+            let takes_all = bit(choice, 0) || dwords == 0;
+            let len = if takes_all { held.left_bytes } else { (1 + usize::from(self.script.short()) % dwords) * 4 };
             let data = pattern(number(&held.command), held.sent_bytes, len);
             let is_last = len == held.left_bytes || bit(choice, 1);
             // Without a result the response may be left to the SUCCESS flag.
