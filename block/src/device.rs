@@ -21,6 +21,13 @@ pub trait Device {
 
     /// Carries out one request. Several may be under way at once; their order is open unless a Flush stands between.
     fn execute(&self, operation: Operation) -> impl Future<Output = Outcome>;
+
+    /// Carries a request out in place, for a device that has nothing to wait for; `None`, with nothing done, when it is to
+    /// go through [`Device::execute`]. Saves callers with many small requests the future of each.
+    fn at_once(&self, operation: &Operation) -> Option<Outcome> {
+        let _ = operation;
+        None
+    }
 }
 
 /// A device of a kind that is known only at run time. Clones are the same device.
@@ -50,6 +57,10 @@ impl Device for Stack {
         runner.desk.operation.set(Some(operation));
         Running { home: &*self.0, runner: Some(runner) }
     }
+
+    fn at_once(&self, operation: &Operation) -> Option<Outcome> {
+        self.0.at_once(operation)
+    }
 }
 
 /// How many futures that are not in use a stack keeps.
@@ -59,6 +70,7 @@ const IDLE_LIMIT: usize = 256;
 trait Hidden {
     fn geometry(&self) -> &Geometry;
     fn abilities(&self) -> Abilities;
+    fn at_once(&self, operation: &Operation) -> Option<Outcome>;
     fn runner(&self) -> Runner;
     fn put_back(&self, runner: Runner);
 }
@@ -96,6 +108,10 @@ impl<D: Device + 'static> Hidden for Kept<D> {
 
     fn abilities(&self) -> Abilities {
         self.device.abilities()
+    }
+
+    fn at_once(&self, operation: &Operation) -> Option<Outcome> {
+        self.device.at_once(operation)
     }
 
     fn runner(&self) -> Runner {
@@ -147,5 +163,9 @@ impl<D: Device> Device for Rc<D> {
 
     fn execute(&self, operation: Operation) -> impl Future<Output = Outcome> {
         Device::execute(&**self, operation)
+    }
+
+    fn at_once(&self, operation: &Operation) -> Option<Outcome> {
+        Device::at_once(&**self, operation)
     }
 }

@@ -65,6 +65,11 @@ impl Sealed {
         &self.tags
     }
 
+    /// The data and the tuples.
+    pub fn into_parts(self) -> (Slice, Slice) {
+        (self.data, self.tags)
+    }
+
     /// The size of a block.
     pub fn size(&self) -> BlockSize {
         self.size

@@ -119,6 +119,18 @@ impl<D: Device> Device for Gate<D> {
         self.counters.count(kind, blocks << self.geometry().block_size.shift(), &outcome);
         outcome.map_err(|error| self.named(kind, error))
     }
+
+    /// Only for what needs none of the gate's help.
+    fn at_once(&self, operation: &Operation) -> Option<Outcome> {
+        let (kind, geometry) = (operation.kind(), self.device.geometry());
+        let is_native = matches!(self.device.abilities().of(kind), Ability::Native);
+        if !is_native || split::limit(&geometry.limits, operation).is_some() || self.check(operation).is_err() {
+            return None;
+        }
+        let outcome = self.device.at_once(operation)?;
+        self.counters.count(kind, operation.blocks() << geometry.block_size.shift(), &outcome);
+        Some(outcome.map_err(|error| self.named(kind, error)))
+    }
 }
 
 impl<D: Device> Gate<D> {

@@ -67,13 +67,18 @@ impl Claims {
 
     /// Waits until the blocks may be written, among other writes.
     pub(crate) async fn write(&self, blocks: Blocks) -> Claim<'_> {
+        match self.try_write() {
+            Some(claim) => claim,
+            None => self.listed(blocks, false).await,
+        }
+    }
+
+    /// The right to write any blocks, among other writes, while nobody claims exclusively.
+    pub(crate) fn try_write(&self) -> Option<Claim<'_>> {
         let shard = shard();
         self.counted[shard].0.fetch_add(1, Ordering::SeqCst);
-        if self.exclusive.load(Ordering::SeqCst) == 0 {
-            return Claim { claims: self, kind: Kind::Counted(shard) };
-        }
-        drop(Claim { claims: self, kind: Kind::Counted(shard) });
-        self.listed(blocks, false).await
+        let claim = Claim { claims: self, kind: Kind::Counted(shard) };
+        (self.exclusive.load(Ordering::SeqCst) == 0).then_some(claim)
     }
 
     /// Waits until the blocks belong to the caller alone, as far as writes are concerned.

@@ -2,9 +2,9 @@
 
 use std::rc::Rc;
 
-use sealblock_block::{Ability, Answer, Device, Durability, Failure, Operation, OperationKind};
+use sealblock_block::{Ability, Answer, Device, Durability, Failure, Operation, OperationKind, Outcome};
 use sealblock_integrity::Sealed;
-use sealblock_protocols_nvme::nvm::{BlockCommand, DatasetManagement, DsmAttributes, IoCommand, WriteZeroes};
+use sealblock_protocols_nvme::nvm::{BlockCommand, DatasetManagement, DsmAttributes, IoCommand};
 use sealblock_protocols_nvme::{Command, Fuse, Invalid, NSID_ALL, StatusCode};
 use sealblock_protocols_nvme_tcp::{BlockShape, BlockSums};
 use sealblock_runtime_memory::Buffer;
@@ -33,6 +33,14 @@ pub(crate) struct Job {
     controller: Rc<Member>,
     /// Of the data that it brings, where they were made for a data digest.
     sums: Option<BlockSums>,
+}
+
+/// What is left to do of a command.
+pub(crate) enum Work {
+    /// Everything, with the data that it brought.
+    New(Buffer),
+    /// What was made of it is to be asked of the device.
+    Request(Operation),
 }
 
 /// Data that a command brings or wants, in bytes.
@@ -94,9 +102,9 @@ impl Job {
         }
     }
 
-    /// The same command, whose data was summed while it came.
-    pub(crate) fn with_sums(self, sums: Option<BlockSums>) -> Job {
-        Job { sums, ..self }
+    /// Takes the sums of its data, which were made while it came.
+    pub(crate) fn set_sums(&mut self, sums: Option<BlockSums>) {
+        self.sums = sums;
     }
 
     /// How the data that it brings is cut into blocks, if their sums are of use.
@@ -107,41 +115,128 @@ impl Job {
         }
     }
 
+    /// Carries the command out in place if its device has nothing to wait for, and otherwise says what is left to do.
+    pub(crate) fn at_once(&self, data: Buffer) -> Result<Result<Reply, Refusal>, Work> {
+        let Some(namespace) = self.namespaces.first().filter(|_| self.is_one_request()) else {
+            return Err(Work::New(data));
+        };
+        let operation = match self.request(namespace, data) {
+            Ok(operation) => operation,
+            Err(refusal) => return Ok(self.ended(namespace, Err(refusal))),
+        };
+        let claim = self.writes().map(|_| namespace.state.try_claim());
+        if let Some(None) = claim {
+            return Err(Work::Request(operation));
+        }
+        match namespace.device.at_once(&operation) {
+            None => Err(Work::Request(operation)),
+            Some(outcome) => {
+                let outcome = learn(namespace, &About::of(&operation), outcome);
+                Ok(self.ended(namespace, outcome.and_then(|answer| self.reply(namespace, answer))))
+            }
+        }
+    }
+
     /// Carries the command out.
-    pub(crate) async fn run(&self, data: Option<Buffer>) -> Result<Reply, Refusal> {
-        let Some((namespace, extent)) = self.writes() else { return self.run_claimed(data).await };
+    pub(crate) async fn run(&self, work: Work) -> Result<Reply, Refusal> {
+        let Some((namespace, extent)) = self.writes() else { return self.run_claimed(work).await };
         // This core's own count: one that cores share would be fought over by all writes.
         let namespace = Rc::clone(namespace);
         let _claim = namespace.state.claim(around(&[extent])).await;
-        self.run_claimed(data).await
+        self.run_claimed(work).await
     }
 
     /// Carries the command out, for a caller who has a claim on the blocks that it writes.
-    pub(crate) async fn run_claimed(&self, data: Option<Buffer>) -> Result<Reply, Refusal> {
+    pub(crate) async fn run_claimed(&self, work: Work) -> Result<Reply, Refusal> {
         let Some(namespace) = self.namespaces.first() else { return Ok(Reply::Done(0)) };
-        let data = data.unwrap_or_default();
-        let outcome = match self.io {
-            IoCommand::Flush => self.flush().await,
-            IoCommand::Write(blocks) => self.write(namespace, blocks, data).await,
-            IoCommand::Read(blocks) => self.read(namespace, blocks).await,
-            IoCommand::Compare(blocks) => compare(namespace, blocks, data, self.sums.as_ref()).await,
-            IoCommand::WriteZeroes(zeroes) => self.write_zeroes(namespace, zeroes).await,
-            IoCommand::DatasetManagement(dsm) => deallocate(namespace, dsm, &data).await,
+        let request = match work {
+            Work::New(data) if !self.is_one_request() => {
+                let outcome = self.in_steps(namespace, data).await;
+                return self.ended(namespace, outcome);
+            }
+            Work::New(data) => self.request(namespace, data),
+            Work::Request(operation) => Ok(operation),
+        };
+        let outcome = match request {
+            Ok(operation) => execute(namespace, operation).await.and_then(|answer| self.reply(namespace, answer)),
+            Err(refusal) => Err(refusal),
+        };
+        self.ended(namespace, outcome)
+    }
+
+    /// Whether the device is asked once, with what [`Job::request`] makes of the command.
+    fn is_one_request(&self) -> bool {
+        match self.io {
+            IoCommand::Read(_)
+            | IoCommand::Write(_)
+            | IoCommand::WriteZeroes(_)
+            | IoCommand::Verify(_)
+            | IoCommand::WriteUncorrectable(_) => true,
+            IoCommand::Flush | IoCommand::Compare(_) | IoCommand::DatasetManagement(_) | IoCommand::Copy(_) => false,
+        }
+    }
+
+    /// What the device is asked, with the data of a Write sealed or checked.
+    fn request(&self, namespace: &Mounted, data: Buffer) -> Result<Operation, Refusal> {
+        let sums = &self.controller.traffic.sums;
+        match self.io {
+            IoCommand::Read(blocks) => {
+                add(&sums.stored_bytes_checked, namespace.checked_bytes(&blocks));
+                Ok(Operation::Read { extent: blocks.extent, checks: namespace.checks(&blocks) })
+            }
+            IoCommand::Write(blocks) => {
+                let (extent, data) = (blocks.extent, namespace.seal(&blocks, data, self.sums.as_ref())?);
+                add(&sums.guard_bytes_summed, namespace.guard_bytes(&blocks, self.sums.as_ref()));
+                Ok(Operation::Write { extent, data, durability: self.durability(blocks.force_unit_access) })
+            }
+            IoCommand::WriteZeroes(zeroes) => Ok(Operation::WriteZeroes {
+                extent: zeroes.blocks.extent,
+                may_unmap: zeroes.deallocate,
+                durability: self.durability(zeroes.blocks.force_unit_access),
+            }),
             IoCommand::Verify(blocks) => {
-                let ask = Operation::Verify { extent: blocks.extent, checks: namespace.checks(&blocks) };
-                execute(namespace, ask).await.map(|_| Reply::Done(0))
+                Ok(Operation::Verify { extent: blocks.extent, checks: namespace.checks(&blocks) })
             }
             IoCommand::WriteUncorrectable(extent) => {
-                let spoil = Operation::WriteUncorrectable { extent, durability: self.durability(false) };
-                execute(namespace, spoil).await.map(|_| Reply::Done(0))
+                Ok(Operation::WriteUncorrectable { extent, durability: self.durability(false) })
             }
-            IoCommand::Copy(ask) => copy::copy(namespace, &ask, &data, self.durability(ask.force_unit_access)).await,
-        };
-        self.count(namespace, &outcome);
-        match extent(&self.io) {
-            Some(extent) => outcome.map_err(|refusal| refusal.or_at(extent.start())),
-            None => outcome,
+            IoCommand::Flush | IoCommand::Compare(_) | IoCommand::DatasetManagement(_) | IoCommand::Copy(_) => {
+                Err(StatusCode::INTERNAL_ERROR.into())
+            }
         }
+    }
+
+    /// What the host is told when the device has done as [`Job::request`] asked.
+    fn reply(&self, namespace: &Mounted, answer: Answer) -> Result<Reply, Refusal> {
+        match (&self.io, answer) {
+            (IoCommand::Read(blocks), Answer::Data(read)) => Ok(Reply::Data(namespace.payload(blocks, read), 0)),
+            (IoCommand::Read(_), Answer::Done | Answer::Verified(_)) => Err(StatusCode::INTERNAL_ERROR.into()),
+            _ => Ok(Reply::Done(0)),
+        }
+    }
+
+    /// Carries out a command that is more than one request.
+    async fn in_steps(&self, namespace: &Mounted, data: Buffer) -> Result<Reply, Refusal> {
+        match self.io {
+            IoCommand::Flush => self.flush().await,
+            IoCommand::Compare(blocks) => compare(namespace, blocks, data, self.sums.as_ref()).await,
+            IoCommand::DatasetManagement(dsm) => deallocate(namespace, dsm, &data).await,
+            IoCommand::Copy(ask) => copy::copy(namespace, &ask, &data, self.durability(ask.force_unit_access)).await,
+            IoCommand::Read(_)
+            | IoCommand::Write(_)
+            | IoCommand::WriteZeroes(_)
+            | IoCommand::Verify(_)
+            | IoCommand::WriteUncorrectable(_) => Err(StatusCode::INTERNAL_ERROR.into()),
+        }
+    }
+
+    /// Counts the command and says where it failed.
+    fn ended(&self, namespace: &Namespace, outcome: Result<Reply, Refusal>) -> Result<Reply, Refusal> {
+        self.count(namespace, &outcome);
+        outcome.map_err(|refusal| match extent(&self.io) {
+            Some(extent) => refusal.or_at(extent.start()),
+            None => refusal,
+        })
     }
 
     async fn flush(&self) -> Result<Reply, Refusal> {
@@ -149,28 +244,6 @@ impl Job {
             execute(namespace, Operation::Flush).await?;
         }
         Ok(Reply::Done(0))
-    }
-
-    async fn read(&self, namespace: &Mounted, blocks: BlockCommand) -> Result<Reply, Refusal> {
-        let ask = Operation::Read { extent: blocks.extent, checks: namespace.checks(&blocks) };
-        add(&self.controller.traffic.sums.stored_bytes_checked, namespace.checked_bytes(&blocks));
-        match execute(namespace, ask).await? {
-            Answer::Data(read) => Ok(Reply::Data(namespace.payload(&blocks, &read), 0)),
-            Answer::Done | Answer::Verified(_) => Err(StatusCode::INTERNAL_ERROR.into()),
-        }
-    }
-
-    async fn write(&self, namespace: &Mounted, blocks: BlockCommand, data: Buffer) -> Result<Reply, Refusal> {
-        let (extent, data) = (blocks.extent, namespace.seal(&blocks, data, self.sums.as_ref())?);
-        add(&self.controller.traffic.sums.guard_bytes_summed, namespace.guard_bytes(&blocks, self.sums.as_ref()));
-        let durability = self.durability(blocks.force_unit_access);
-        execute(namespace, Operation::Write { extent, data, durability }).await.map(|_| Reply::Done(0))
-    }
-
-    async fn write_zeroes(&self, namespace: &Mounted, zeroes: WriteZeroes) -> Result<Reply, Refusal> {
-        let (extent, may_unmap) = (zeroes.blocks.extent, zeroes.deallocate);
-        let durability = self.durability(zeroes.blocks.force_unit_access);
-        execute(namespace, Operation::WriteZeroes { extent, may_unmap, durability }).await.map(|_| Reply::Done(0))
     }
 
     /// With the write cache switched off every write is durable before it is answered.
@@ -255,7 +328,11 @@ fn same(needed_bytes: u64, got_bytes: u64) -> Result<(), Refusal> {
 pub(crate) async fn execute(namespace: &Mounted, operation: Operation) -> Result<Answer, Refusal> {
     let about = About::of(&operation);
     let outcome = namespace.device.execute(operation).await;
-    namespace.state.learn(&about, &outcome);
+    learn(namespace, &about, outcome)
+}
+
+fn learn(namespace: &Mounted, about: &About, outcome: Outcome) -> Result<Answer, Refusal> {
+    namespace.state.learn(about, &outcome);
     outcome.map_err(|error| Refusal::of_error(&error, about.kind))
 }
 

@@ -166,7 +166,8 @@ impl Namespace {
     }
 
     /// Blocks that were read, as they go to the host: the device's slices, with their tags between them if the host asked.
-    pub(crate) fn payload(&self, blocks: &BlockCommand, read: &Sealed) -> Payload {
+    pub(crate) fn payload(&self, blocks: &BlockCommand, read: Sealed) -> Payload {
+        let sums = self.sums_of(blocks, &read);
         let payload = match self.format() {
             Some(format) if !blocks.protection.pract => {
                 let (size, tuple) = (read.size().bytes(), format.tuple_bytes());
@@ -174,9 +175,12 @@ impl Namespace {
                     [read.data().slice(i * size..(i + 1) * size), read.tags().slice(i * tuple..(i + 1) * tuple)]
                 }))
             }
-            _ => Payload::from(read.data().clone()),
+            _ => Payload::from(read.into_parts().0),
         };
-        self.with_sums(payload, blocks, read)
+        match sums {
+            Some(sums) => payload.with_sums(sums),
+            None => payload,
+        }
     }
 
     /// Bytes of data of these blocks, metadata not counted.

@@ -5,6 +5,7 @@
 use std::rc::Rc;
 
 use sealblock_protocols_nvme::{Command, Completion, Direction, FABRICS_OPCODE, Status, StatusCode};
+use sealblock_protocols_nvme_tcp::BlockSums;
 use sealblock_protocols_nvme_tcp::target::{CommandData, DataError, Received, Token};
 use sealblock_runtime_memory::Buffer;
 
@@ -23,6 +24,18 @@ pub(crate) struct Task {
     command: Command,
     /// `None` for Fabrics and admin commands.
     job: Option<Job>,
+}
+
+impl Task {
+    fn set_sums(&mut self, sums: Option<BlockSums>) {
+        if let Some(job) = &mut self.job {
+            job.set_sums(sums);
+        }
+    }
+
+    fn read_bytes(&self) -> u64 {
+        self.job.as_ref().map_or(0, Job::read_bytes)
+    }
 }
 
 /// A command that waits for room.
@@ -69,24 +82,26 @@ impl Connection {
                 )
             }
         };
-        let task = match self.prepare(&command, room) {
-            Ok(job) => Task { command, job: job.map(|job| job.with_sums(sums)) },
+        let mut task = match self.prepare(&command, room) {
+            Ok(job) => Task { command, job },
             Err(refusal) => return self.refuse(token, &command, refusal),
         };
+        task.set_sums(sums);
         if is_to_controller && received.is_none() && room.brings > 0 {
             return self.wait(Waiting::Fetch(token, task, room.brings as usize));
         }
-        match &task.job {
-            Some(job) if job.read_bytes() > 0 => self.wait(Waiting::Read(token, task)),
-            _ => self.carry_out(token, task, received, room.wants),
+        match task.read_bytes() {
+            0 => self.carry_out(token, task, received, room.wants),
+            bytes if self.waiting.borrow().is_empty() && self.may_read(bytes) => self.begin_read(token, task, bytes),
+            _ => self.waiting.borrow_mut().push_back(Waiting::Read(token, task)),
         }
     }
 
     pub(crate) fn on_data(self: &Rc<Self>, token: Token, data: Result<Received, DataError>) {
-        let Some(task) = self.take_fetching(token) else { return };
+        let Some(mut task) = self.take_fetching(token) else { return };
         match data {
             Ok(received) => {
-                let task = Task { job: task.job.map(|job| job.with_sums(received.sums)), ..task };
+                task.set_sums(received.sums);
                 self.carry_out(token, task, Some(received.buffer), 0);
             }
             Err(error) => self.refuse(token, &task.command, error.status_code().into()),
@@ -133,21 +148,36 @@ impl Connection {
         match waiting {
             Waiting::Fetch(token, task, len) => self.fetch(token, task, len),
             Waiting::Read(token, task) => {
-                let bytes = task.job.as_ref().map_or(0, Job::read_bytes);
-                self.read_bytes.set(self.read_bytes.get() + bytes);
-                self.carry_out(token, task, None, 0);
+                let bytes = task.read_bytes();
+                self.begin_read(token, task, bytes);
             }
         }
     }
 
+    fn begin_read(self: &Rc<Self>, token: Token, task: Task, bytes: u64) {
+        self.read_bytes.set(self.read_bytes.get() + bytes);
+        self.carry_out(token, task, None, 0);
+    }
+
     fn has_room(&self, waiting: &Waiting) -> bool {
+        match waiting {
+            Waiting::Fetch(_, _, len) => self.may_fetch(*len),
+            Waiting::Read(_, task) => self.may_read(task.read_bytes()),
+        }
+    }
+
+    fn may_fetch(&self, more: usize) -> bool {
         let (write_bytes, read_bytes) = self.bytes_in_flight();
-        let (same_way, more) = match waiting {
-            Waiting::Fetch(_, _, len) => (write_bytes, *len),
-            Waiting::Read(_, task) => (read_bytes, task.job.as_ref().map_or(0, Job::read_bytes) as usize),
-        };
-        same_way + more <= self.target.limits.bytes_in_flight
-            && self.share.grow(write_bytes + read_bytes, more, self.slots.task())
+        self.may_grow(write_bytes, write_bytes + read_bytes, more)
+    }
+
+    fn may_read(&self, more: u64) -> bool {
+        let (write_bytes, read_bytes) = self.bytes_in_flight();
+        self.may_grow(read_bytes, write_bytes + read_bytes, more as usize)
+    }
+
+    fn may_grow(&self, same_way: usize, all: usize, more: usize) -> bool {
+        same_way + more <= self.target.limits.bytes_in_flight && self.share.grow(all, more, self.slots.task())
     }
 
     /// Bytes of data that came or are fetched, and bytes of data that are read or not sent yet.
@@ -197,7 +227,11 @@ impl Connection {
         if self.is_half(&command) {
             return self.fused_ready(token, job, data.unwrap_or_default());
         }
-        match self.slots.begin((token, command), job, data) {
+        let work = match job.at_once(data.unwrap_or_default()) {
+            Ok(outcome) => return self.conclude(token, &command, job.read_bytes(), outcome),
+            Err(work) => work,
+        };
+        match self.slots.begin((token, command), job, work) {
             Ok(None) => {}
             Ok(Some(ended)) => self.on_ended(ended),
             // As many slots as commands in flight; when the core forgot those of a closed connection, nobody waits.
@@ -206,12 +240,16 @@ impl Connection {
     }
 
     pub(crate) fn on_ended(&self, ended: Ended) {
-        if ended.outcome.is_err() {
-            self.read_bytes.set(self.read_bytes.get().saturating_sub(ended.read_bytes));
+        self.conclude(ended.token, &ended.command, ended.read_bytes, ended.outcome);
+    }
+
+    fn conclude(&self, token: Token, command: &Command, read_bytes: u64, outcome: Result<Reply, Refusal>) {
+        if outcome.is_err() {
+            self.read_bytes.set(self.read_bytes.get().saturating_sub(read_bytes));
         }
         // A host counts answers as signs of life as well, so they must count here.
         self.line.note_traffic();
-        self.finish(ended.token, &ended.command, ended.outcome);
+        self.finish(token, command, outcome);
     }
 
     /// Answers a command that is not carried out; half of a fused pair is answered with the other.

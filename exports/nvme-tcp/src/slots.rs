@@ -20,10 +20,9 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use sealblock_protocols_nvme::Command;
 use sealblock_protocols_nvme_tcp::target::Token;
-use sealblock_runtime_memory::Buffer;
 
 use crate::connection::Reply;
-use crate::io::Job;
+use crate::io::{Job, Work};
 use crate::refusal::Refusal;
 
 /// What became of a command.
@@ -38,7 +37,7 @@ pub(crate) struct Ended {
 /// What a slot's future and its owner hand each other.
 #[derive(Default)]
 struct Desk {
-    work: Cell<Option<(Job, Option<Buffer>)>>,
+    work: Cell<Option<(Job, Work)>>,
     outcome: Cell<Option<Result<Reply, Refusal>>>,
 }
 
@@ -46,8 +45,8 @@ impl Desk {
     async fn serve(self: Rc<Self>) {
         loop {
             let work = poll_fn(|_| self.work.take().map_or(Poll::Pending, Poll::Ready));
-            let (job, data) = work.await;
-            let outcome = job.run(data).await;
+            let (job, work) = work.await;
+            let outcome = job.run(work).await;
             self.outcome.set(Some(outcome));
         }
     }
@@ -150,11 +149,11 @@ impl Slots {
         &self,
         (token, command): (Token, Command),
         job: Job,
-        data: Option<Buffer>,
+        work: Work,
     ) -> Result<Option<Ended>, NoSlot> {
         let Some(mut slot) = self.take_free() else { return Err(NoSlot) };
         slot.busy = Some((token, command, job.read_bytes()));
-        slot.desk.work.set(Some((job, data)));
+        slot.desk.work.set(Some((job, work)));
         self.busy.set(self.busy.get() + 1);
         Ok(self.go_on(slot))
     }

@@ -50,6 +50,11 @@ impl NamespaceState {
         self.claims.write(blocks).await
     }
 
+    /// The right to write blocks, if there is nothing to wait for.
+    pub(crate) fn try_claim(&self) -> Option<Claim<'_>> {
+        self.claims.try_write()
+    }
+
     /// Waits until nobody else writes the blocks.
     pub(crate) async fn claim_alone(&self, blocks: Blocks) -> Claim<'_> {
         self.claims.exclusive(blocks).await

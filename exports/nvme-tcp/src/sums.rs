@@ -15,7 +15,7 @@ use sealblock_protocols_nvme::Command;
 use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand};
 use sealblock_protocols_nvme_tcp::config::ShapeOf;
 use sealblock_protocols_nvme_tcp::target::Counters;
-use sealblock_protocols_nvme_tcp::{BlockShape, BlockSums, Payload};
+use sealblock_protocols_nvme_tcp::{BlockShape, BlockSums};
 
 use crate::kept::Count;
 use crate::namespace::Namespace;
@@ -56,12 +56,9 @@ impl Namespace {
         }
     }
 
-    /// Data that was read, with the sums that its guards are.
-    pub(crate) fn with_sums(&self, payload: Payload, blocks: &BlockCommand, read: &Sealed) -> Payload {
-        match (self.shape(blocks), read.sums()) {
-            (Some(shape), Some(guards)) => payload.with_sums(BlockSums { shape, guards: guards.collect() }),
-            _ => payload,
-        }
+    /// The sums of data that was read, where its guards are sums that were compared with it.
+    pub(crate) fn sums_of(&self, blocks: &BlockCommand, read: &Sealed) -> Option<BlockSums> {
+        Some(BlockSums { shape: self.shape(blocks)?, guards: read.sums()?.collect() })
     }
 
     /// The guards that these sums are.

@@ -130,4 +130,11 @@ impl Device for Attached {
             Way::There(link) => link.call(operation).await,
         }
     }
+
+    fn at_once(&self, operation: &Operation) -> Option<Outcome> {
+        match &self.0 {
+            Way::Here(gate) => gate.at_once(operation),
+            Way::There(_) => None,
+        }
+    }
 }

@@ -249,6 +249,21 @@ impl MemoryDevice {
         Ok(Answer::Done)
     }
 
+    fn carry_out(&self, operation: &Operation) -> Outcome {
+        match operation {
+            Operation::Read { extent, checks } => return self.read(*extent, checks),
+            Operation::Verify { extent, checks } => return self.verify(*extent, checks),
+            Operation::Compare { extent, data } => return self.compare(*extent, data),
+            Operation::Write { extent, data, .. } => self.write(*extent, data),
+            Operation::WriteZeroes { extent, may_unmap: true, .. } => self.unmap(*extent),
+            Operation::WriteZeroes { extent, may_unmap: false, .. } => self.write_zeroes(*extent),
+            Operation::Discard { extents } => extents.iter().for_each(|extent| self.unmap(*extent)),
+            Operation::WriteUncorrectable { extent, .. } => self.write_uncorrectable(*extent),
+            Operation::Flush => {}
+        }
+        Ok(Answer::Done)
+    }
+
     /// The extent cut where chunks of data end, which is never within a chunk of tags' part.
     fn by_chunk(&self, extent: Extent) -> impl Iterator<Item = Extent> + use<> {
         extent.split_aligned(Limits::new(self.geometry.block_size, CHUNK_BYTES, 1).transfer)
@@ -270,18 +285,11 @@ impl Device for MemoryDevice {
     }
 
     async fn execute(&self, operation: Operation) -> Outcome {
-        match operation {
-            Operation::Read { extent, checks } => return self.read(extent, &checks),
-            Operation::Verify { extent, checks } => return self.verify(extent, &checks),
-            Operation::Compare { extent, data } => return self.compare(extent, &data),
-            Operation::Write { extent, data, .. } => self.write(extent, &data),
-            Operation::WriteZeroes { extent, may_unmap: true, .. } => self.unmap(extent),
-            Operation::WriteZeroes { extent, may_unmap: false, .. } => self.write_zeroes(extent),
-            Operation::Discard { extents } => extents.into_iter().for_each(|extent| self.unmap(extent)),
-            Operation::WriteUncorrectable { extent, .. } => self.write_uncorrectable(extent),
-            Operation::Flush => {}
-        }
-        Ok(Answer::Done)
+        self.carry_out(&operation)
+    }
+
+    fn at_once(&self, operation: &Operation) -> Option<Outcome> {
+        Some(self.carry_out(operation))
     }
 }
 

@@ -44,6 +44,18 @@ impl NullDevice {
         read.verify(&Checks::NONE).expect("nothing was asked to be checked")
     }
 
+    fn carry_out(&self, operation: &Operation) -> Outcome {
+        match operation {
+            Operation::Read { extent, .. } => Ok(Answer::Data(self.read(*extent))),
+            Operation::Verify { .. } => Ok(Answer::Verified(Verified::default())),
+            Operation::Compare { extent, data } => self.compare(*extent, data),
+            Operation::Write { .. } | Operation::Flush | Operation::Discard { .. } | Operation::WriteZeroes { .. } => {
+                Ok(Answer::Done)
+            }
+            Operation::WriteUncorrectable { .. } => Err(Failure::Absent(operation.kind()).into()),
+        }
+    }
+
     /// Compares with zeroes, which is what would be read.
     fn compare(&self, extent: Extent, wanted: &Sealed) -> Outcome {
         let blocks = wanted.data().chunks_exact(self.geometry.block_size.bytes());
@@ -76,15 +88,11 @@ impl Device for NullDevice {
     }
 
     async fn execute(&self, operation: Operation) -> Outcome {
-        match operation {
-            Operation::Read { extent, .. } => Ok(Answer::Data(self.read(extent))),
-            Operation::Verify { .. } => Ok(Answer::Verified(Verified::default())),
-            Operation::Compare { extent, data } => self.compare(extent, &data),
-            Operation::Write { .. } | Operation::Flush | Operation::Discard { .. } | Operation::WriteZeroes { .. } => {
-                Ok(Answer::Done)
-            }
-            Operation::WriteUncorrectable { .. } => Err(Failure::Absent(operation.kind()).into()),
-        }
+        self.carry_out(&operation)
+    }
+
+    fn at_once(&self, operation: &Operation) -> Option<Outcome> {
+        Some(self.carry_out(operation))
     }
 }
 

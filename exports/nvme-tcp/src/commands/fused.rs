@@ -15,7 +15,7 @@ use sealblock_runtime_reactor::spawn;
 use sealblock_units::Extent;
 
 use crate::connection::{Connection, Reply, Role};
-use crate::io::Job;
+use crate::io::{Job, Work};
 use crate::member::Mounted;
 use crate::refusal::Refusal;
 
@@ -210,11 +210,11 @@ async fn run(compare: Job, old: Buffer, write: Job, new: Buffer) -> Ends {
         Err(refusal) => return (Err(refusal), Some(Err(refusal))),
     };
     let _claim = namespace.state.claim_alone(extent.start().get()..=extent.last().get()).await;
-    let compared = compare.run_claimed(Some(old)).await;
+    let compared = compare.run_claimed(Work::New(old)).await;
     if compared.is_err() {
         return (compared, None);
     }
-    (compared, Some(write.run_claimed(Some(new)).await))
+    (compared, Some(write.run_claimed(Work::New(new)).await))
 }
 
 /// The blocks of a pair, if it is a Compare and a Write of the same ones, and of no more than are one.
