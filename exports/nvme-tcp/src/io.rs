@@ -53,6 +53,7 @@ pub(crate) struct Room {
 }
 
 impl Job {
+    #[inline]
     pub(crate) fn prepare(
         controller: &Rc<Member>,
         limits: &Limits,
@@ -103,8 +104,8 @@ impl Job {
     }
 
     /// Takes the sums of its data, which were made while it came.
-    pub(crate) fn set_sums(&mut self, sums: Option<BlockSums>) {
-        self.sums = sums;
+    pub(crate) fn set_sums(&mut self, sums: BlockSums) {
+        self.sums = Some(sums);
     }
 
     /// How the data that it brings is cut into blocks, if their sums are of use.
@@ -116,6 +117,7 @@ impl Job {
     }
 
     /// Carries the command out in place if its device has nothing to wait for, and otherwise says what is left to do.
+    #[inline]
     pub(crate) fn at_once(&self, data: Buffer) -> Result<Result<Reply, Refusal>, Work> {
         let Some(namespace) = self.namespaces.first().filter(|_| self.is_one_request()) else {
             return Err(Work::New(data));
@@ -177,6 +179,7 @@ impl Job {
     }
 
     /// What the device is asked, with the data of a Write sealed or checked.
+    #[inline]
     fn request(&self, namespace: &Mounted, data: Buffer) -> Result<Operation, Refusal> {
         let sums = &self.controller.traffic.sums;
         match self.io {
@@ -207,6 +210,7 @@ impl Job {
     }
 
     /// What the host is told when the device has done as [`Job::request`] asked.
+    #[inline]
     fn reply(&self, namespace: &Mounted, answer: Answer) -> Result<Reply, Refusal> {
         match (&self.io, answer) {
             (IoCommand::Read(blocks), Answer::Data(read)) => Ok(Reply::Data(namespace.payload(blocks, read), 0)),
@@ -231,6 +235,7 @@ impl Job {
     }
 
     /// Counts the command and says where it failed.
+    #[inline]
     fn ended(&self, namespace: &Namespace, outcome: Result<Reply, Refusal>) -> Result<Reply, Refusal> {
         self.count(namespace, &outcome);
         outcome.map_err(|refusal| match extent(&self.io) {
@@ -331,6 +336,7 @@ pub(crate) async fn execute(namespace: &Mounted, operation: Operation) -> Result
     learn(namespace, &about, outcome)
 }
 
+#[inline]
 fn learn(namespace: &Mounted, about: &About, outcome: Outcome) -> Result<Answer, Refusal> {
     namespace.state.learn(about, &outcome);
     outcome.map_err(|error| Refusal::of_error(&error, about.kind))

@@ -5,7 +5,6 @@
 use std::rc::Rc;
 
 use sealblock_protocols_nvme::{Command, Completion, Direction, FABRICS_OPCODE, Status, StatusCode};
-use sealblock_protocols_nvme_tcp::BlockSums;
 use sealblock_protocols_nvme_tcp::target::{CommandData, DataError, Received, Token};
 use sealblock_runtime_memory::Buffer;
 
@@ -26,16 +25,8 @@ pub(crate) struct Task {
     job: Option<Job>,
 }
 
-impl Task {
-    fn set_sums(&mut self, sums: Option<BlockSums>) {
-        if let Some(job) = &mut self.job {
-            job.set_sums(sums);
-        }
-    }
-
-    fn read_bytes(&self) -> u64 {
-        self.job.as_ref().map_or(0, Job::read_bytes)
-    }
+fn read_bytes(job: &Option<Job>) -> u64 {
+    job.as_ref().map_or(0, Job::read_bytes)
 }
 
 /// A command that waits for room.
@@ -82,33 +73,40 @@ impl Connection {
                 )
             }
         };
-        let mut task = match self.prepare(&command, room) {
-            Ok(job) => Task { command, job },
+        let mut job = match self.prepare(&command, room) {
+            Ok(job) => job,
             Err(refusal) => return self.refuse(token, &command, refusal),
         };
-        task.set_sums(sums);
-        if is_to_controller && received.is_none() && room.brings > 0 {
-            return self.wait(Waiting::Fetch(token, task, room.brings as usize));
+        if let (Some(job), Some(sums)) = (&mut job, sums) {
+            job.set_sums(sums);
         }
-        match task.read_bytes() {
-            0 => self.carry_out(token, task, received, room.wants),
-            bytes if self.waiting.borrow().is_empty() && self.may_read(bytes) => self.begin_read(token, task, bytes),
-            _ => self.waiting.borrow_mut().push_back(Waiting::Read(token, task)),
+        if is_to_controller && received.is_none() && room.brings > 0 {
+            return self.wait(Waiting::Fetch(token, Task { command, job }, room.brings as usize));
+        }
+        match read_bytes(&job) {
+            0 => self.carry_out(token, &command, job, received, room.wants),
+            bytes if self.waiting.borrow().is_empty() && self.may_read(bytes) => {
+                self.begin_read(token, &command, job, bytes);
+            }
+            _ => self.waiting.borrow_mut().push_back(Waiting::Read(token, Task { command, job })),
         }
     }
 
     pub(crate) fn on_data(self: &Rc<Self>, token: Token, data: Result<Received, DataError>) {
-        let Some(mut task) = self.take_fetching(token) else { return };
+        let Some(Task { command, mut job }) = self.take_fetching(token) else { return };
         match data {
-            Ok(received) => {
-                task.set_sums(received.sums);
-                self.carry_out(token, task, Some(received.buffer), 0);
+            Ok(Received { buffer, sums }) => {
+                if let (Some(job), Some(sums)) = (&mut job, sums) {
+                    job.set_sums(sums);
+                }
+                self.carry_out(token, &command, job, Some(buffer), 0);
             }
-            Err(error) => self.refuse(token, &task.command, error.status_code().into()),
+            Err(error) => self.refuse(token, &command, error.status_code().into()),
         }
     }
 
     /// Refuses what cannot be carried out, before any data is fetched.
+    #[inline]
     fn prepare(&self, command: &Command, room: Room) -> Result<Option<Job>, Refusal> {
         match &*self.role.borrow() {
             Role::Io(controller, _) if command.opcode != FABRICS_OPCODE => {
@@ -147,22 +145,23 @@ impl Connection {
     fn admit(self: &Rc<Self>, waiting: Waiting) {
         match waiting {
             Waiting::Fetch(token, task, len) => self.fetch(token, task, len),
-            Waiting::Read(token, task) => {
-                let bytes = task.read_bytes();
-                self.begin_read(token, task, bytes);
+            Waiting::Read(token, Task { command, job }) => {
+                let bytes = read_bytes(&job);
+                self.begin_read(token, &command, job, bytes);
             }
         }
     }
 
-    fn begin_read(self: &Rc<Self>, token: Token, task: Task, bytes: u64) {
+    #[inline]
+    fn begin_read(self: &Rc<Self>, token: Token, command: &Command, job: Option<Job>, bytes: u64) {
         self.read_bytes.set(self.read_bytes.get() + bytes);
-        self.carry_out(token, task, None, 0);
+        self.carry_out(token, command, job, None, 0);
     }
 
     fn has_room(&self, waiting: &Waiting) -> bool {
         match waiting {
             Waiting::Fetch(_, _, len) => self.may_fetch(*len),
-            Waiting::Read(_, task) => self.may_read(task.read_bytes()),
+            Waiting::Read(_, task) => self.may_read(read_bytes(&task.job)),
         }
     }
 
@@ -214,28 +213,35 @@ impl Connection {
         place.take_if(|(of, _)| *of == token).map(|(_, task)| task)
     }
 
-    fn carry_out(self: &Rc<Self>, token: Token, task: Task, data: Option<Buffer>, room: u64) {
-        let Task { command, job } = task;
+    #[inline]
+    fn carry_out(
+        self: &Rc<Self>,
+        token: Token,
+        command: &Command,
+        job: Option<Job>,
+        data: Option<Buffer>,
+        room: u64,
+    ) {
         let Some(job) = job else {
-            if later::takes(self, token, &command, room as usize) {
+            if later::takes(self, token, command, room as usize) {
                 return;
             }
             let data = data.unwrap_or_default();
-            let outcome = admin::run(self, &command, &data, room as usize);
-            return self.finish(token, &command, outcome);
+            let outcome = admin::run(self, command, &data, room as usize);
+            return self.finish(token, command, outcome);
         };
-        if self.is_half(&command) {
+        if self.is_half(command) {
             return self.fused_ready(token, job, data.unwrap_or_default());
         }
         let work = match job.at_once(data.unwrap_or_default()) {
-            Ok(outcome) => return self.conclude(token, &command, job.read_bytes(), outcome),
+            Ok(outcome) => return self.conclude(token, command, job.read_bytes(), outcome),
             Err(work) => work,
         };
-        match self.slots.begin((token, command), job, work) {
+        match self.slots.begin((token, *command), job, work) {
             Ok(None) => {}
             Ok(Some(ended)) => self.on_ended(ended),
             // As many slots as commands in flight; when the core forgot those of a closed connection, nobody waits.
-            Err(NoSlot) => self.finish(token, &command, Err(StatusCode::INTERNAL_ERROR.into())),
+            Err(NoSlot) => self.finish(token, command, Err(StatusCode::INTERNAL_ERROR.into())),
         }
     }
 
@@ -243,6 +249,7 @@ impl Connection {
         self.conclude(ended.token, &ended.command, ended.read_bytes, ended.outcome);
     }
 
+    #[inline]
     fn conclude(&self, token: Token, command: &Command, read_bytes: u64, outcome: Result<Reply, Refusal>) {
         if outcome.is_err() {
             self.read_bytes.set(self.read_bytes.get().saturating_sub(read_bytes));
@@ -261,6 +268,7 @@ impl Connection {
     }
 
     /// Answers a command. If the connection is over, nobody waits for the answer.
+    #[inline]
     pub(crate) fn finish(&self, token: Token, command: &Command, outcome: Result<Reply, Refusal>) {
         let cid = command.cid.get();
         let complete = |status, result| Completion::new(cid, status, result).with_sqhd(self.sqhd());

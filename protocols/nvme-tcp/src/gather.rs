@@ -92,23 +92,27 @@ impl<'a> Gather<'a> {
         self.bytes += bytes.len();
     }
 
-    /// Adds a PDU with bytes `from..to` of `payload`, which are those its header announces.
+    /// Adds a PDU with bytes `from..to` of `payload`, which are those its header announces. All bytes of a payload at once are
+    /// taken out of it, and leave it empty.
     pub(crate) fn with_data(
         &mut self,
         rules: &Rules,
         kind: PduType,
         header: &(impl IntoBytes + Immutable),
-        (payload, from, to): (&Payload, usize, usize),
+        (payload, from, to): (&mut Payload, usize, usize),
     ) {
         self.header(rules, kind, header);
         let pad = rules.data_offset(kind) - rules.header_with_digest(kind);
         self.put(&[0; MAX_HEADER_BYTES][..pad]);
         self.end_headers();
+        let digest = rules.data_digest.then(|| payload.digest(from, to, self.summed));
         let out = &mut *self.out;
-        payload.each(from, to, |slice, a, b| out.push(slice.slice(a..b)));
+        match to - from == payload.len_bytes() {
+            true => out.extend(payload.take()),
+            false => payload.each(from, to, |slice, a, b| out.push(slice.slice(a..b))),
+        }
         self.bytes += to - from;
-        if rules.data_digest {
-            let digest = payload.digest(from, to, self.summed);
+        if let Some(digest) = digest {
             self.put(&digest.to_le_bytes());
         }
     }

@@ -36,6 +36,12 @@ impl Payload {
         self.len_bytes
     }
 
+    /// All slices; the payload is empty then.
+    pub(crate) fn take(&mut self) -> impl Iterator<Item = Slice> + '_ {
+        self.len_bytes = 0;
+        self.slices.drain(..)
+    }
+
     /// The slices.
     pub fn slices(&self) -> &[Slice] {
         &self.slices

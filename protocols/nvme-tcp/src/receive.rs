@@ -87,8 +87,9 @@ impl Sink {
 pub(crate) trait Side {
     /// The rules that the next PDU has to keep.
     fn rules(&self) -> Rules;
-    /// A header came; answers where the data goes that `frame` announces.
-    fn header(&mut self, kind: PduType, header: &[u8], frame: &Frame) -> Result<Sink, Closed>;
+    /// A header came; says in `sink`, which discards, where the data goes that `frame` announces. In place, because a sink is
+    /// large and most headers announce no data.
+    fn header(&mut self, kind: PduType, header: &[u8], frame: &Frame, sink: &mut Sink) -> Result<(), Closed>;
     /// The data of that PDU came. Not called for PDUs without data.
     fn payload(&mut self, sink: Sink);
     /// Whether a long payload may follow the next header.
@@ -286,8 +287,9 @@ impl Receiver {
             }
         }
         self.frame = pdu::frame(common, kind, rules)?;
-        self.sink = side.header(kind, header, &self.frame)?;
+        side.header(kind, header, &self.frame, &mut self.sink)?;
         if self.frame.data_bytes == 0 {
+            self.sink.fill = None;
             self.next_pdu();
             return Ok(());
         }

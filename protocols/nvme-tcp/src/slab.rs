@@ -32,6 +32,12 @@ impl<T> Slab<T> {
 
     /// The token of the next value, or `None` at the limit.
     pub(crate) fn insert(&mut self, value: T) -> Option<u32> {
+        self.insert_with(|| value)
+    }
+
+    /// The same for a large value, made where it is kept.
+    #[inline]
+    pub(crate) fn insert_with(&mut self, make: impl FnOnce() -> T) -> Option<u32> {
         let index = match self.free.pop() {
             Some(index) => index,
             None if self.entries.len() < usize::from(self.limit.get()) => {
@@ -41,7 +47,7 @@ impl<T> Slab<T> {
             None => return None,
         };
         let entry = &mut self.entries[usize::from(index)];
-        entry.value = Some(value);
+        entry.value = Some(make());
         Some(u32::from(entry.generation) << 16 | u32::from(index))
     }
 
@@ -56,12 +62,28 @@ impl<T> Slab<T> {
     }
 
     pub(crate) fn remove(&mut self, token: u32) -> Option<T> {
-        let index = token as u16;
-        let entry = self.entries.get_mut(usize::from(index)).filter(|e| e.generation == (token >> 16) as u16)?;
-        let value = entry.value.take()?;
+        let value = self.occupied(token)?.value.take();
+        self.free.push(token as u16);
+        value
+    }
+
+    /// Drops a value where it lies, after a last look at it.
+    pub(crate) fn release<R>(&mut self, token: u32, look: impl FnOnce(&T) -> R) -> Option<R> {
+        let entry = self.occupied(token)?;
+        let seen = entry.value.as_ref().map(look);
+        entry.value = None;
+        self.free.push(token as u16);
+        seen
+    }
+
+    /// The entry of a value that is about to go.
+    fn occupied(&mut self, token: u32) -> Option<&mut Entry<T>> {
+        let entry = self.entries.get_mut(usize::from(token as u16))?;
+        if entry.value.is_none() || entry.generation != (token >> 16) as u16 {
+            return None;
+        }
         entry.generation = entry.generation.wrapping_add(1);
-        self.free.push(index);
-        Some(value)
+        Some(entry)
     }
 
     /// The tag of the value with this token.

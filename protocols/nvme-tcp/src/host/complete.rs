@@ -6,11 +6,10 @@ use zerocopy::FromBytes;
 use super::state::{Data, State};
 use super::{Cid, Event, ReadData};
 use crate::pdu::CapsuleResp;
-use crate::receive::Sink;
 use crate::violation::{Violation, clause};
 
 impl State {
-    pub(super) fn response(&mut self, header: &[u8]) -> Result<Sink, Violation> {
+    pub(super) fn response(&mut self, header: &[u8]) -> Result<(), Violation> {
         let pdu = CapsuleResp::ref_from_bytes(header).expect("the header of a response has its length");
         let unknown = Violation::field(CapsuleResp::CID_AT, clause::CAPSULE_RESP, "no command in flight has this CID");
         let token = self.slots.by_tag(pdu.completion.cid.get()).ok_or(unknown)?;
@@ -19,7 +18,7 @@ impl State {
             return Err(Violation::sequence(clause::CAPSULE_RESP, "a response to a command that was not sent yet"));
         }
         self.complete(token, pdu.completion);
-        Ok(Sink::discard(token))
+        Ok(())
     }
 
     /// Ends a command. Data that it was asked for and has not sent yet is not sent any more.

@@ -6,11 +6,10 @@ use super::Event;
 use super::state::{Output, State};
 use crate::config::Negotiated;
 use crate::pdu::{self, DIGEST_DATA, DIGEST_HEADER, IcResp, PduType};
-use crate::receive::Sink;
 use crate::violation::{Violation, clause};
 
 impl State {
-    pub(super) fn connect(&mut self, kind: PduType, header: &[u8]) -> Result<Sink, Violation> {
+    pub(super) fn connect(&mut self, kind: PduType, header: &[u8]) -> Result<(), Violation> {
         let is_requested = !self.output.iter().any(|output| matches!(output, Output::IcReq));
         if kind != PduType::IcResp || !is_requested {
             return Err(Violation::sequence(clause::SETUP, "a PDU before the connection is set up"));
@@ -34,6 +33,6 @@ impl State {
         self.config.max_h2c_data_bytes = self.config.max_h2c_data_bytes.min(negotiated.max_h2c_data_bytes);
         self.negotiated = Some(negotiated);
         self.events.push_back(Event::Established(negotiated));
-        Ok(Sink::discard(0))
+        Ok(())
     }
 }

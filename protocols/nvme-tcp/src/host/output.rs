@@ -34,7 +34,7 @@ impl State {
         let Some(slot) = self.slots.get_mut(token) else { return };
         slot.is_sent = true;
         let rules = &self.outgoing;
-        if let Data::InCapsule(payload) = &slot.data {
+        if let Data::InCapsule(payload) = &mut slot.data {
             let len = payload.len_bytes();
             let header = CapsuleCmd::new(rules, slot.command, len as u32);
             gather.with_data(rules, PduType::CapsuleCmd, &header, (payload, 0, len));
@@ -55,7 +55,7 @@ impl State {
         let is_last = len == left;
         let cid = slot.command.cid.get();
         let header = H2CData::new(&self.outgoing, is_last, cid, asked.ttag, asked.from, len as u32);
-        gather.with_data(&self.outgoing, PduType::H2CData, &header, (&write.payload, from, from + len));
+        gather.with_data(&self.outgoing, PduType::H2CData, &header, (&mut write.payload, from, from + len));
         asked.from += len as u32;
         if is_last {
             write.asked.remove(0);

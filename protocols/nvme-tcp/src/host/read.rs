@@ -9,7 +9,7 @@ use crate::receive::Sink;
 use crate::violation::{Violation, clause};
 
 impl State {
-    pub(super) fn c2h_data(&mut self, header: &[u8], frame: &Frame) -> Result<Sink, Violation> {
+    pub(super) fn c2h_data(&mut self, header: &[u8], frame: &Frame, sink: &mut Sink) -> Result<(), Violation> {
         let pdu = C2HData::ref_from_bytes(header).expect("the header of a C2HData has its length");
         pdu.check(frame)?;
         let unknown = Violation::field(CCCID_AT, clause::C2H, "no command in flight has this CCCID");
@@ -34,7 +34,8 @@ impl State {
         read.received += len;
         read.is_last = pdu.is_last();
         read.is_success = pdu.is_success();
-        Ok(Sink { token, fill: read.fill.take() })
+        *sink = Sink { token, fill: read.fill.take() };
+        Ok(())
     }
 
     /// The data of a PDU is there.

@@ -138,18 +138,18 @@ impl Side for State {
         self.long_transfers > 0
     }
 
-    fn header(&mut self, kind: PduType, header: &[u8], frame: &Frame) -> Result<Sink, Closed> {
+    fn header(&mut self, kind: PduType, header: &[u8], frame: &Frame, sink: &mut Sink) -> Result<(), Closed> {
         if kind == PduType::C2HTermReq {
             return Err(crate::terminated(header));
         }
-        let sink = match (self.negotiated, kind) {
+        let outcome = match (self.negotiated, kind) {
             (None, _) => self.connect(kind, header),
             (Some(_), PduType::CapsuleResp) => self.response(header),
-            (Some(_), PduType::C2HData) => self.c2h_data(header, frame),
+            (Some(_), PduType::C2HData) => self.c2h_data(header, frame, sink),
             (Some(_), PduType::R2T) => self.r2t(header),
             (Some(_), _) => Err(Violation::sequence(clause::SETUP, "a second response to set the connection up")),
         };
-        sink.map_err(Closed::Violated)
+        outcome.map_err(Closed::Violated)
     }
 
     fn payload(&mut self, sink: Sink) {

@@ -4,11 +4,10 @@ use zerocopy::FromBytes;
 
 use super::state::{Asked, Data, Output, State};
 use crate::pdu::{CCCID_AT, R2T};
-use crate::receive::Sink;
 use crate::violation::{Violation, clause};
 
 impl State {
-    pub(super) fn r2t(&mut self, header: &[u8]) -> Result<Sink, Violation> {
+    pub(super) fn r2t(&mut self, header: &[u8]) -> Result<(), Violation> {
         let pdu = R2T::ref_from_bytes(header).expect("the header of an R2T has its length");
         pdu.check()?;
         let unknown = Violation::field(CCCID_AT, clause::R2T, "no command in flight has this CCCID");
@@ -36,6 +35,6 @@ impl State {
         if write.asked.len() == 1 {
             self.output.push_back(Output::Data(token));
         }
-        Ok(Sink::discard(token))
+        Ok(())
     }
 }

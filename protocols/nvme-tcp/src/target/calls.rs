@@ -77,13 +77,18 @@ impl State {
     }
 
     fn accept(&mut self, Token(token): Token, buffer: Buffer, shape: Option<BlockShape>) {
+        let place = usize::from(token as u16);
+        if self.transfers.len() <= place {
+            self.transfers.resize_with(place + 1, Transfer::default);
+        }
         let Some(slot) = self.slots.get_mut(token) else { return };
         let is_long = buffer.len() >= self.config.direct_bytes.saturating_mul(2);
         slot.held_bytes = buffer.len();
         self.bytes_in_flight += buffer.len();
         self.long_transfers += usize::from(is_long);
         let fill = Some(Fill::new(buffer, self.incoming.data_digest, shape));
-        slot.stage = Stage::Fetching(Transfer { fill, received: 0, solicited: 0, queued: 0, is_long });
+        slot.stage = Stage::Fetching;
+        self.transfers[place] = Transfer { fill, received: 0, solicited: 0, queued: 0, is_long };
         self.ask(token);
     }
 
@@ -114,10 +119,10 @@ impl State {
         if slot.completion.is_some() {
             return Err(CallError::WrongState);
         }
-        completion.cid = U16::new(slot.command.cid.get());
+        completion.cid = U16::new(slot.cid);
         slot.is_kept = false;
         slot.completion = Some(completion);
-        if let Stage::Fetching(_) = slot.stage {
+        if let Stage::Fetching = slot.stage {
             self.drain(token);
         } else {
             slot.stage = Stage::Answered;

@@ -11,7 +11,7 @@ use crate::receive::{Fill, Sink};
 use crate::violation::{Violation, clause};
 
 impl State {
-    pub(super) fn capsule(&mut self, header: &[u8], frame: &Frame) -> Result<Sink, Violation> {
+    pub(super) fn capsule(&mut self, header: &[u8], frame: &Frame, sink: &mut Sink) -> Result<(), Violation> {
         let command = CapsuleCmd::ref_from_bytes(header).expect("the header of a capsule has its length").command;
         if frame.data_bytes > self.config.max_in_capsule_bytes {
             return Err(Violation::field(4, clause::CAPSULES, "more in-capsule data than the controller takes"));
@@ -21,8 +21,8 @@ impl State {
         if self.cids.contains(cid) && !self.displace(cid) {
             return Err(Violation::field(CapsuleCmd::CID_AT, clause::CAPSULE_CMD, "the CID is in use"));
         }
-        let slot = Slot {
-            command,
+        let slot = || Slot {
+            cid,
             len_bytes: 0,
             held_bytes: 0,
             is_kept: false,
@@ -32,11 +32,12 @@ impl State {
             sent_bytes: 0,
             completion: None,
         };
-        let Some(token) = self.slots.insert(slot) else {
+        let Some(token) = self.slots.insert_with(slot) else {
             return Err(Violation::sequence(clause::CAPSULES, "more commands than the queue has entries"));
         };
         self.cids.insert(cid);
-        Ok(self.deliver(token, command, data, frame))
+        self.deliver(token, command, data, (frame, sink));
+        Ok(())
     }
 
     /// What the data pointer says, held against what the capsule has.
@@ -63,7 +64,7 @@ impl State {
     /// Forgets a kept command with this CID, if there is one.
     fn displace(&mut self, cid: u16) -> bool {
         let mut all = self.slots.tokens();
-        let kept = all.find(|&token| self.slots.get(token).is_some_and(|s| s.is_kept && s.command.cid.get() == cid));
+        let kept = all.find(|&token| self.slots.get(token).is_some_and(|s| s.is_kept && s.cid == cid));
         drop(all);
         kept.is_some_and(|token| {
             self.release(token);
@@ -76,30 +77,29 @@ impl State {
     }
 
     /// Tells of the command, now or when its in-capsule data has come.
-    fn deliver(&mut self, token: u32, command: Command, data: CommandData, frame: &Frame) -> Sink {
+    fn deliver(&mut self, token: u32, command: Command, data: CommandData, (frame, sink): (&Frame, &mut Sink)) {
         let slot = self.slots.get_mut(token).expect("the caller has just made the entry");
         match data {
             CommandData::InCapsule(Received { buffer, .. }) => {
-                slot.stage = Stage::Capsule;
+                slot.stage = Stage::Capsule(command);
                 slot.held_bytes = buffer.len();
                 self.bytes_in_flight += buffer.len();
                 self.capsule_bytes += buffer.len();
                 let shape =
                     self.config.shape_of.as_ref().filter(|_| frame.data_digest).and_then(|shape| shape.of(&command));
-                Sink { token, fill: Some(Fill::new(buffer, frame.data_digest, shape)) }
+                *sink = Sink { token, fill: Some(Fill::new(buffer, frame.data_digest, shape)) };
             }
             data => {
                 if let CommandData::Transport { len_bytes } = data {
                     slot.len_bytes = len_bytes;
                 }
                 self.events.push_back(Event::Command { token: Token(token), command, data });
-                Sink::discard(token)
             }
         }
     }
 
     /// The in-capsule data is there.
-    pub(super) fn capsule_data(&mut self, sink: Sink) {
+    pub(super) fn capsule_data(&mut self, sink: Sink, command: Command) {
         let (Some(slot), Some(fill)) = (self.slots.get_mut(sink.token), sink.fill) else { return };
         slot.stage = Stage::Held { fetched: true };
         let data = if fill.is_damaged() {
@@ -108,6 +108,6 @@ impl State {
             let (buffer, sums) = fill.finish();
             CommandData::InCapsule(Received { buffer, sums })
         };
-        self.events.push_back(Event::Command { token: Token(sink.token), command: slot.command, data });
+        self.events.push_back(Event::Command { token: Token(sink.token), command, data });
     }
 }

@@ -6,11 +6,10 @@ use super::Event;
 use super::state::{Output, State};
 use crate::config::Negotiated;
 use crate::pdu::{self, DIGEST_DATA, DIGEST_HEADER, IcReq, IcResp, PduType};
-use crate::receive::Sink;
 use crate::violation::{Violation, clause};
 
 impl State {
-    pub(super) fn connect(&mut self, kind: PduType, header: &[u8]) -> Result<Sink, Violation> {
+    pub(super) fn connect(&mut self, kind: PduType, header: &[u8]) -> Result<(), Violation> {
         if kind != PduType::IcReq {
             return Err(Violation::sequence(clause::SETUP, "a PDU before the connection is set up"));
         }
@@ -38,6 +37,6 @@ impl State {
         self.negotiated = Some(negotiated);
         self.output.push_back(Output::IcResp(Box::new(response)));
         self.events.push_back(Event::Established(negotiated));
-        Ok(Sink::discard(0))
+        Ok(())
     }
 }

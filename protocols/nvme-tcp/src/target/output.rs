@@ -2,7 +2,7 @@
 
 use sealblock_runtime_memory::Slice;
 
-use super::state::{Output, Stage, State};
+use super::state::{Output, State};
 use crate::gather::{Gather, TransmitLimit};
 use crate::pdu::{C2HData, CapsuleResp, PduType, R2T, flags};
 
@@ -34,15 +34,16 @@ impl State {
     /// The R2T for the next range; none any more if the command was answered in the meantime.
     fn put_r2t(&mut self, token: u32, gather: &mut Gather<'_>) {
         let tag = self.slots.tag(token);
-        let Some(slot) = self.slots.get_mut(token) else { return };
-        let Stage::Fetching(transfer) = &mut slot.stage else { return };
+        let most_bytes = self.config.max_r2t_bytes;
+        let Some((slot, transfer)) = self.transfer(token) else { return };
         if slot.completion.is_some() || transfer.solicited >= slot.len_bytes {
             return;
         }
         let offset = transfer.solicited;
-        let len = self.config.max_r2t_bytes.min(slot.len_bytes - offset);
+        let len = most_bytes.min(slot.len_bytes - offset);
         transfer.solicited += len;
-        let request = R2T::new(&self.outgoing, slot.command.cid.get(), tag, offset, len);
+        let cid = slot.cid;
+        let request = R2T::new(&self.outgoing, cid, tag, offset, len);
         gather.header(&self.outgoing, PduType::R2T, &request);
     }
 
@@ -59,14 +60,17 @@ impl State {
         let plain = |c: &sealblock_protocols_nvme::Completion| c.status().is_success() && c.result.get() == 0;
         let is_success = is_last && self.success_flag && slot.completion.as_ref().is_some_and(plain);
         let more_flags = if is_last { flags::LAST } else { 0 } | if is_success { flags::SUCCESS } else { 0 };
-        let cid = slot.command.cid.get();
+        let cid = slot.cid;
         let header = C2HData::new(&self.outgoing, more_flags, cid, slot.sent_bytes, len as u32);
-        gather.with_data(&self.outgoing, PduType::C2HData, &header, (&send.payload, send.sent, send.sent + len));
+        let range = (&mut send.payload, send.sent, send.sent + len);
+        gather.with_data(&self.outgoing, PduType::C2HData, &header, range);
         send.sent += len;
         slot.sent_bytes += len as u32;
         self.counters.payload_bytes_sent += len as u64;
-        if len == left {
-            slot.sends.remove(0);
+        match (len == left, is_only) {
+            (false, _) => {}
+            (true, true) => slot.sends.clear(),
+            (true, false) => drop(slot.sends.remove(0)),
         }
         let is_answered = slot.completion.is_some();
         match (is_end, is_success, is_answered) {

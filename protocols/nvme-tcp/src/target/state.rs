@@ -24,6 +24,8 @@ pub(super) struct State {
     pub(super) closed: Option<Closed>,
     pub(super) success_flag: bool,
     pub(super) slots: Slab<Slot>,
+    /// By the place of their command, as far as there was one there.
+    pub(super) transfers: Vec<Transfer>,
     /// Command identifiers of the commands in flight.
     pub(super) cids: TagSet,
     pub(super) events: VecDeque<Event>,
@@ -37,9 +39,9 @@ pub(super) struct State {
     pub(super) headers: Headers,
 }
 
-/// A command in flight.
+/// A command in flight. What only few commands have lies elsewhere: a slot is written and dropped for each of them.
 pub(super) struct Slot {
-    pub(super) command: Command,
+    pub(super) cid: u16,
     /// Length of the host's Command Data Buffer, 0 if there is none.
     pub(super) len_bytes: u32,
     /// What this command holds of `bytes_in_flight`.
@@ -55,16 +57,18 @@ pub(super) struct Slot {
 }
 
 pub(super) enum Stage {
-    /// In-capsule data is arriving.
-    Capsule,
+    /// In-capsule data of this command is arriving.
+    Capsule(Command),
     /// The export has the command, and may fetch its data if `fetched` says it has not.
     Held { fetched: bool },
-    /// Data is being fetched.
-    Fetching(Transfer),
+    /// Data is being fetched; `State::transfers` has the transfer.
+    Fetching,
     /// The completion is known.
     Answered,
 }
 
+/// Data on its way from the host.
+#[derive(Default)]
 pub(super) struct Transfer {
     /// The memory; `None` while a PDU fills it.
     pub(super) fill: Option<Fill>,
@@ -103,6 +107,7 @@ impl State {
             closed: None,
             success_flag: false,
             slots: Slab::new(config.max_commands),
+            transfers: Vec::new(),
             cids: TagSet::default(),
             events: VecDeque::new(),
             output: VecDeque::new(),
@@ -127,6 +132,7 @@ impl State {
         self.closed = Some(closed);
         self.output.clear();
         self.slots.clear();
+        self.transfers.clear();
         self.cids = TagSet::default();
         (self.bytes_in_flight, self.capsule_bytes) = (0, 0);
         if let Closed::Violated(violation) = closed {
@@ -138,12 +144,19 @@ impl State {
 
     /// Forgets a command whose response is on its way.
     pub(super) fn release(&mut self, token: u32) {
-        if let Some(slot) = self.slots.remove(token) {
-            self.cids.remove(slot.command.cid.get());
-            self.bytes_in_flight -= slot.held_bytes;
+        let freed = self.slots.release(token, |slot| (slot.cid, slot.held_bytes, slot.len_bytes));
+        if let Some((cid, held_bytes, len_bytes)) = freed {
+            self.cids.remove(cid);
+            self.bytes_in_flight -= held_bytes;
             // Only data that is fetched has a buffer of the host behind it.
-            self.capsule_bytes -= if slot.len_bytes == 0 { slot.held_bytes } else { 0 };
+            self.capsule_bytes -= if len_bytes == 0 { held_bytes } else { 0 };
         }
+    }
+
+    /// The transfer of a command that is in [`Stage::Fetching`].
+    pub(super) fn transfer(&mut self, token: u32) -> Option<(&mut Slot, &mut Transfer)> {
+        let slot = self.slots.get_mut(token).filter(|slot| matches!(slot.stage, Stage::Fetching))?;
+        Some((slot, self.transfers.get_mut(usize::from(token as u16))?))
     }
 }
 
@@ -156,28 +169,30 @@ impl Side for State {
         self.long_transfers > 0
     }
 
-    fn header(&mut self, kind: PduType, header: &[u8], frame: &Frame) -> Result<Sink, Closed> {
+    fn header(&mut self, kind: PduType, header: &[u8], frame: &Frame, sink: &mut Sink) -> Result<(), Closed> {
         if kind == PduType::H2CTermReq {
             return Err(crate::terminated(header));
         }
-        let sink = match (self.negotiated, kind) {
+        let outcome = match (self.negotiated, kind) {
             (None, _) => self.connect(kind, header),
-            (Some(_), PduType::CapsuleCmd) => self.capsule(header, frame),
-            (Some(negotiated), PduType::H2CData) => self.h2c_data(header, frame, &negotiated),
+            (Some(_), PduType::CapsuleCmd) => self.capsule(header, frame, sink),
+            (Some(negotiated), PduType::H2CData) => self.h2c_data(header, frame, &negotiated, sink),
             (Some(_), _) => Err(crate::violation::Violation::sequence(
                 crate::violation::clause::SETUP,
                 "a second request to set the connection up",
             )),
         };
-        sink.map_err(Closed::Violated)
+        outcome.map_err(Closed::Violated)
     }
 
     fn payload(&mut self, sink: Sink) {
         let Some(slot) = self.slots.get_mut(sink.token) else { return };
-        match &mut slot.stage {
-            Stage::Capsule => self.capsule_data(sink),
-            Stage::Fetching(transfer) => {
-                transfer.fill = sink.fill;
+        match slot.stage {
+            Stage::Capsule(command) => self.capsule_data(sink, command),
+            Stage::Fetching => {
+                if let Some((_, transfer)) = self.transfer(sink.token) {
+                    transfer.fill = sink.fill;
+                }
                 self.transfer_data(sink.token);
             }
             Stage::Held { .. } | Stage::Answered => {}

@@ -19,16 +19,18 @@ impl State {
         header: &[u8],
         frame: &Frame,
         negotiated: &Negotiated,
-    ) -> Result<Sink, Violation> {
+        sink: &mut Sink,
+    ) -> Result<(), Violation> {
         let pdu = H2CData::ref_from_bytes(header).expect("the header of an H2CData has its length");
         pdu.check(frame)?;
         let unknown = Violation::field(TTAG_AT, clause::H2C, "no R2T has this TTAG");
         let token = self.slots.by_tag(pdu.ttag.get()).ok_or(unknown)?;
-        let slot = self.slots.get_mut(token).ok_or(unknown)?;
-        if slot.command.cid.get() != pdu.cccid.get() {
+        let range_bytes = self.config.max_r2t_bytes;
+        let slot = self.slots.get(token).ok_or(unknown)?;
+        if slot.cid != pdu.cccid.get() {
             return Err(Violation::field(CCCID_AT, clause::H2C_DATA, "CCCID is not the command of the TTAG"));
         }
-        let Stage::Fetching(transfer) = &mut slot.stage else {
+        let Some((_, transfer)) = self.transfer(token) else {
             return Err(Violation::sequence(clause::H2C, "data for a command that asks for none"));
         };
         if transfer.received == transfer.solicited {
@@ -38,7 +40,6 @@ impl State {
         if len > negotiated.max_h2c_data_bytes {
             return Err(Violation::limit(clause::H2C, "more data in a PDU than MAXH2CDATA"));
         }
-        let range_bytes = self.config.max_r2t_bytes;
         let range_start = transfer.received / range_bytes * range_bytes;
         let range_end = range_start.saturating_add(range_bytes).min(transfer.solicited);
         let end = u64::from(offset) + u64::from(len);
@@ -52,34 +53,35 @@ impl State {
             return Err(Violation::field(1, clause::H2C, "LAST_PDU is not set in the last PDU of an R2T alone"));
         }
         transfer.received += len;
-        Ok(Sink { token, fill: transfer.fill.take() })
+        *sink = Sink { token, fill: transfer.fill.take() };
+        Ok(())
     }
 
     /// Queues as many R2Ts as may be outstanding.
     pub(super) fn ask(&mut self, token: u32) {
         let most = self.negotiated.map_or(1, |negotiated| negotiated.max_r2ts);
-        let Some(slot) = self.slots.get_mut(token) else { return };
-        let Stage::Fetching(transfer) = &mut slot.stage else { return };
         let range_bytes = self.config.max_r2t_bytes;
+        let Some((slot, transfer)) = self.transfer(token) else { return };
         // A range that has partly come is still outstanding, so the count starts at the range's start.
         let done = transfer.received / range_bytes;
+        let mut asked = 0;
         while transfer.queued < slot.len_bytes && transfer.queued.div_ceil(range_bytes) - done < most {
             transfer.queued = transfer.queued.saturating_add(range_bytes).min(slot.len_bytes);
-            self.output.push_back(Output::R2t(token));
+            asked += 1;
         }
+        self.output.extend(std::iter::repeat_with(|| Output::R2t(token)).take(asked));
     }
 
     /// The data of a PDU is there.
     pub(super) fn transfer_data(&mut self, token: u32) {
-        let Some(slot) = self.slots.get_mut(token) else { return };
-        let Stage::Fetching(transfer) = &mut slot.stage else { return };
+        let Some((slot, transfer)) = self.transfer(token) else { return };
         if slot.completion.is_some() {
             self.drain(token);
         } else if transfer.received < slot.len_bytes {
             self.ask(token);
         } else if let Some(fill) = transfer.fill.take() {
-            self.long_transfers -= usize::from(transfer.is_long);
             slot.stage = Stage::Held { fetched: true };
+            self.long_transfers -= usize::from(transfer.is_long);
             let data = if fill.is_damaged() {
                 Err(DataError::Digest)
             } else {
@@ -93,11 +95,11 @@ impl State {
     /// Answers a command that was completed while its data was on the way, once all data has come that was asked for:
     /// the host may have sent it before it sees the response, and data for an unknown tag would be a fatal error.
     pub(super) fn drain(&mut self, token: u32) {
-        let Some(slot) = self.slots.get_mut(token) else { return };
-        let Stage::Fetching(transfer) = &mut slot.stage else { return };
+        let Some((slot, transfer)) = self.transfer(token) else { return };
         if transfer.received == transfer.solicited && transfer.fill.is_some() {
-            self.long_transfers -= usize::from(transfer.is_long);
             slot.stage = Stage::Answered;
+            transfer.fill = None;
+            self.long_transfers -= usize::from(transfer.is_long);
             self.output.push_back(Output::Response(token));
         }
     }

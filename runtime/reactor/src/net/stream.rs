@@ -130,7 +130,7 @@ impl Stream {
             return (Ok(count), buffer);
         }
         let descriptor = Arc::clone(self.descriptor());
-        let receive = Op::new(Rc::clone(&self.core), Receive { descriptor, buffer });
+        let receive = Op::new(Rc::clone(&self.core), Receive { descriptor, buffer, is_prompt: self.is_prompt.get() });
         Parking::new(&self.parked, receive).await
     }
 

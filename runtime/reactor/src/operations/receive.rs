@@ -18,6 +18,8 @@ use crate::ring::Tables;
 pub(crate) struct Receive {
     pub(crate) descriptor: Arc<Descriptor>,
     pub(crate) buffer: Buffer,
+    /// Not to wait for the backend's turn.
+    pub(crate) is_prompt: bool,
 }
 
 impl Receive {
@@ -52,5 +54,9 @@ unsafe impl Kind for Receive {
 
     fn waits(&self) -> Option<Interest> {
         Some(Interest { fd: self.descriptor.raw(), direction: Direction::Readable })
+    }
+
+    fn is_prompt(&self) -> bool {
+        self.is_prompt
     }
 }
