@@ -6,6 +6,7 @@ use std::time::Duration;
 use sealblock_hostile::attacks::{ATTACKS, Scene};
 use sealblock_hostile::process::{Process, Sight};
 use sealblock_hostile::suite;
+use sealblock_hostile::wire::HANG;
 
 fn target() -> Process {
     Process::start(Path::new(env!("CARGO_BIN_EXE_sealblock-hostile"))).unwrap()
@@ -14,9 +15,9 @@ fn target() -> Process {
 #[test]
 fn no_attack_succeeds() {
     let mut target = target();
-    let scene = Scene { address: target.address, seed: 1, effort: 1 };
+    let scene = Scene { address: target.address, seed: 1, effort: 1, time: HANG };
     for attack in ATTACKS {
-        let report = suite::run(&mut target, attack, &scene, Duration::from_millis(50));
+        let report = suite::run(&mut target, attack, &scene, Duration::from_millis(50), 1);
         println!("{}", report.unwrap_or_else(|error| panic!("{}: {error:#}", attack.name)));
     }
     suite::kept(&target).unwrap();
