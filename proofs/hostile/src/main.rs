@@ -59,7 +59,10 @@ struct Arguments {
 enum Role {
     /// Be the target that is attacked.
     #[command(hide = true)]
-    Target,
+    Target {
+        #[arg(long)]
+        patient: bool,
+    },
     /// Be `sealblock`, with a command line of its own.
     #[command(hide = true)]
     Sealblock {
@@ -71,7 +74,8 @@ enum Role {
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
     match arguments.role {
-        Some(Role::Target) => return process::run(),
+        Some(Role::Target { patient: true }) => return process::run(process::patient_limits()),
+        Some(Role::Target { patient: false }) => return process::run(process::limits()),
         Some(Role::Sealblock { arguments }) => return be_sealblock(arguments),
         None => {}
     }
@@ -89,6 +93,7 @@ fn main() -> Result<()> {
     ensure!(!chosen.is_empty(), "there is no such attack; --list names those there are");
     let mut target = match &arguments.sealblock {
         Some(program) => Process::start_sealblock(&Program::sealblock(program))?,
+        None if arguments.sessions.is_some() => Process::start_patient(&this)?,
         None => Process::start(&this)?,
     };
     if let Some(sessions) = arguments.sessions {

@@ -50,6 +50,11 @@ pub fn limits() -> Limits {
     }
 }
 
+/// The same with all the time that a good host may need to connect on a machine that is busy with other things.
+pub fn patient_limits() -> Limits {
+    Limits { connect: 2 * HANG, ..limits() }
+}
+
 /// Memory that the limits let peers make the target hold, in bytes: data both ways, staging and the kernel's answers for each
 /// connection, and what an allocator keeps to itself.
 pub fn most_bytes(connections: usize) -> u64 {
@@ -66,7 +71,7 @@ pub fn device_bytes() -> u64 {
 }
 
 /// Is the target, until standard input ends. Prints its address first.
-pub fn run() -> Result<()> {
+pub fn run(limits: Limits) -> Result<()> {
     let reactor = Reactor::new(Config::default()).context("starting a reactor")?;
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -75,7 +80,7 @@ pub fn run() -> Result<()> {
         let _ = sender.send(());
     });
     reactor.block_on(async {
-        let target = Target::new([subsystem()?, formats_subsystem()?], limits())?;
+        let target = Target::new([subsystem()?, formats_subsystem()?], limits)?;
         let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into(), 1024)?;
         println!("{}", listener.local_addr()?);
         std::io::stdout().flush()?;
@@ -142,8 +147,17 @@ pub struct Sight {
 impl Process {
     /// Starts `program`, which is this crate's binary.
     pub fn start(program: &Path) -> Result<Process> {
+        Process::start_as(program, &["target"])
+    }
+
+    /// The same with [`patient_limits`].
+    pub fn start_patient(program: &Path) -> Result<Process> {
+        Process::start_as(program, &["target", "--patient"])
+    }
+
+    fn start_as(program: &Path, role: &[&str]) -> Result<Process> {
         let mut command = Command::new(program);
-        command.arg("target").stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.args(role).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("starting {}", program.display()))?;
         let stdin = child.stdin.take();
         let mut line = String::new();
@@ -157,7 +171,7 @@ impl Process {
         let folder = tempfile::tempdir().context("making a folder")?;
         let kinds: Vec<_> = formats::all().into_iter().filter(|kind| kind.is_for_volumes).collect();
         kinds.iter().try_for_each(|kind| program.create(folder.path(), kind))?;
-        let mut process = program.serve(folder.path(), &kinds, (Ipv4Addr::LOCALHOST, 0).into())?;
+        let mut process = program.serve_with(folder.path(), &kinds, (Ipv4Addr::LOCALHOST, 0).into(), &limits())?;
         process.folder = Some(folder);
         Ok(process)
     }

@@ -9,9 +9,10 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use sealblock_exports_nvme_tcp::Limits;
 
 use crate::formats::{self, FORMATS_NQN, Kind};
-use crate::process::{BLOCK_BYTES, BLOCKS, NEIGHBOUR, PLAIN, PROTECTED, Process, limits};
+use crate::process::{BLOCK_BYTES, BLOCKS, NEIGHBOUR, PLAIN, PROTECTED, Process, patient_limits};
 use crate::wire::{HANG, SUBNQN};
 
 /// What the program says of a volume that another process has open.
@@ -68,8 +69,16 @@ impl Program {
     /// # Errors
     /// When the program does not come to accept connections.
     pub fn serve(&self, folder: &Path, kinds: &[Kind], listen: SocketAddr) -> Result<Process> {
+        self.serve_with(folder, kinds, listen, &patient_limits())
+    }
+
+    /// The same with these limits.
+    ///
+    /// # Errors
+    /// As [`Program::serve`].
+    pub fn serve_with(&self, folder: &Path, kinds: &[Kind], listen: SocketAddr, limits: &Limits) -> Result<Process> {
         let path = folder.join("sealblock.toml");
-        fs::write(&path, configuration(folder, kinds, listen)).context("writing a configuration")?;
+        fs::write(&path, configuration(folder, kinds, listen, limits)).context("writing a configuration")?;
         patiently(|| self.start(&path))
     }
 
@@ -118,8 +127,7 @@ fn succeeds(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-fn configuration(folder: &Path, kinds: &[Kind], listen: SocketAddr) -> String {
-    let limits = limits();
+fn configuration(folder: &Path, kinds: &[Kind], listen: SocketAddr, limits: &Limits) -> String {
     let (connect, idle, drain) = (limits.connect.as_secs(), limits.idle.as_secs(), limits.drain.as_secs());
     let size = BLOCKS * BLOCK_BYTES as u64;
     let mut text = format!(

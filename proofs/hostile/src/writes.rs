@@ -50,7 +50,7 @@ impl Way {
             return (Part::new(peer, &capsule(command, data), 0..data.len()), Vec::new());
         }
         // Two PDUs whose border lies within a block, for an odd number of blocks.
-        let middle = data.len() / 2 & !3;
+        let middle = (data.len() / 2) & !3;
         let (cid, ttag) = r2t;
         let halves = [0..middle, middle..data.len()].map(|range| {
             let pdu = h2c(range.end == data.len(), cid, ttag, range.start as u32, &data[range.clone()]);

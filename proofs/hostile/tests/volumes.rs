@@ -63,7 +63,7 @@ impl Killed<'_> {
     fn round(self, server: Process, way: Way, digests: u8, cut: Cut, is_complete: bool) -> (Self, Process) {
         let Killed { folder, kind, mut watcher } = self;
         let what = format!("{way:?}, digests {digests}, {cut:?}");
-        let (extent, version) = (way.extent(START, BLOCKS), watcher.next());
+        let (extent, version) = (way.extent(START, BLOCKS), watcher.next_version());
         let (_admin, mut io) = queue(&server, digests);
         let data = kind.sent(version, extent, way.maker);
         way.send(&mut io, kind.command(version, extent, way.maker), &data, Some(cut)).unwrap();

@@ -111,7 +111,7 @@ impl Place<'_> {
     /// The twin: what is not cut off is there.
     fn whole(&mut self, way: Way, digests: u8) -> Result<()> {
         let extent = way.extent(START, BLOCKS);
-        let version = self.watcher.next();
+        let version = self.watcher.next_version();
         let mut peer = self.queue(digests)?;
         let data = way.kind.sent(version, extent, way.maker);
         let status = way.write(&mut peer, way.kind.command(version, extent, way.maker), &data)?;
@@ -121,7 +121,7 @@ impl Place<'_> {
 
     fn one(&mut self, way: Way, digests: u8, cut: Cut, end: End, is_complete: bool) -> Result<()> {
         let extent = way.extent(START, BLOCKS);
-        let version = self.watcher.next();
+        let version = self.watcher.next_version();
         let mut peer = self.queue(digests)?;
         let data = way.kind.sent(version, extent, way.maker);
         let early = way.send(&mut peer, way.kind.command(version, extent, way.maker), &data, Some(cut))?;
@@ -163,7 +163,7 @@ impl Watcher {
         let io = Peer::io(scene.address, FORMATS_NQN, 1, cntlid)?;
         let mut watcher = Watcher { kind, _admin: admin, io, held: vec![0; BLOCKS as usize], version: 0 };
         let way = Way::all(kind)[1];
-        let (extent, version) = (way.extent(START, BLOCKS), watcher.next());
+        let (extent, version) = (way.extent(START, BLOCKS), watcher.next_version());
         let data = kind.sent(version, extent, way.maker);
         let status = way.write(&mut watcher.io, kind.command(version, extent, way.maker), &data)?;
         ensure!(status == 0, "the first write: {status:#x}");
@@ -186,7 +186,7 @@ impl Watcher {
     }
 
     /// A version that was not written yet.
-    pub fn next(&mut self) -> u64 {
+    pub fn next_version(&mut self) -> u64 {
         self.version += 1;
         self.version
     }
