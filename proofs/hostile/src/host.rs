@@ -37,9 +37,10 @@ pub struct Summary {
     pub discovered: u64,
 }
 
-/// Short times, so that a target which falls silent is given up soon.
-fn options(random: &mut Random) -> Options {
-    Options {
+/// Short times, so that a target which falls silent is given up soon. A good target behind a proxy that spoils nothing is
+/// only slow when the machine is, so it gets all the time that a call may take.
+fn options(random: &mut Random, is_clean: bool) -> Options {
+    let options = Options {
         queues: 1 + random.below(2) as u16,
         queue_depth: 8,
         header_digest: random.below(4) == 0,
@@ -58,7 +59,12 @@ fn options(random: &mut Random) -> Options {
             max_delay: Duration::from_millis(50),
         },
         ..Options::default()
+    };
+    if is_clean {
+        let (connect_timeout, request_timeout, keep_alive) = (HANG, HANG, 4 * HANG);
+        return Options { connect_timeout, request_timeout, keep_alive, shutdown_timeout: HANG, ..options };
     }
+    options
 }
 
 /// Sessions of these seeds, the first behind a proxy that spoils nothing.
@@ -109,7 +115,7 @@ pub fn session(target: SocketAddr, seed: u64, one_in: u64) -> Result<Summary> {
 
 async fn host(address: SocketAddr, random: &mut Random, is_clean: bool) -> Result<Summary> {
     let mut summary = Summary::default();
-    let options = options(random);
+    let options = options(random, is_clean);
     let log = timeout(HANG, discover(address.into(), options.clone())).await.context("a discovery that never ends")?;
     ensure!(!is_clean || log.is_ok(), "a discovery of a good target: {log:?}");
     summary.discovered += u64::from(log.is_ok());

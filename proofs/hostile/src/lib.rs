@@ -7,15 +7,23 @@
 //!
 //! The other direction is in [`host`]: our host device, in this process, behind a proxy that spoils a good target's answers.
 //!
-//! Nothing is asserted about speed: the neighbour's operations with and without the attack are printed as a ratio.
+//! [`restart`] has the host work at a real server that is killed again and again.
+//!
+//! Of speed it is asserted that the neighbour gets something done and never waits long; its operations with and without the
+//! attack are printed as a ratio.
 
 #![allow(missing_docs, reason = "the fields of raw PDUs and answers speak for themselves")]
 
+pub mod account;
 pub mod attacks;
+pub mod formats;
 pub mod host;
 pub mod neighbour;
 pub mod process;
 pub mod proxy;
 pub mod random;
+pub mod restart;
+pub mod served;
 pub mod suite;
 pub mod wire;
+pub mod writes;

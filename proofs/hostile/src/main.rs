@@ -1,14 +1,22 @@
 //! Attacks for as long as one likes; and the target that they attack.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use clap::{Parser, Subcommand};
+use sealblock::cli::Cli;
+use sealblock::exit::Exit;
 use sealblock_hostile::attacks::{ATTACKS, Attack, Scene};
+use sealblock_hostile::formats;
 use sealblock_hostile::host;
 use sealblock_hostile::process::{self, Process};
+use sealblock_hostile::restart::{self, Plan};
+use sealblock_hostile::served::Program;
 use sealblock_hostile::suite;
+use sealblock_integrity::{GuardKind, ProtectionType};
+use sealblock_units::BlockSize;
 
 /// Attacks an NVMe/TCP target from outside, with a well-behaved host beside each attack.
 #[derive(Parser)]
@@ -21,15 +29,24 @@ struct Arguments {
     /// Rounds of all attacks go on for this long; one round at least.
     #[arg(long, default_value_t = 0)]
     seconds: u64,
-    /// How often attacks that repeat themselves do so; 50 makes the flood one of 100,000 connections.
+    /// How often attacks that repeat themselves do so; 50 makes the flood one of 100,000 connections, 500 one of a million.
     #[arg(long, default_value_t = 5)]
     effort: usize,
+    /// Seconds after which a flood ends, however far it got.
+    #[arg(long, default_value_t = 150)]
+    flood_seconds: u64,
+    /// How often each attack is made in turns with quiet, for the neighbour's speed with it and without.
+    #[arg(long, default_value_t = 3)]
+    turns: usize,
     /// These attacks alone.
     #[arg(long = "attack")]
     attacks: Vec<String>,
     /// So many sessions of our own host with a target that answers wrongly, in place of the attacks.
     #[arg(long)]
     sessions: Option<u64>,
+    /// Kills `sealblock serve` so often under the load of our own host, in place of the attacks.
+    #[arg(long)]
+    kills: Option<u64>,
     /// Says which attacks there are.
     #[arg(long)]
     list: bool,
@@ -42,24 +59,42 @@ struct Arguments {
 enum Role {
     /// Be the target that is attacked.
     #[command(hide = true)]
-    Target,
+    Target {
+        #[arg(long)]
+        patient: bool,
+    },
+    /// Be `sealblock`, with a command line of its own.
+    #[command(hide = true)]
+    Sealblock {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
 }
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
-    if let Some(Role::Target) = arguments.role {
-        return process::run();
+    match arguments.role {
+        Some(Role::Target { patient: true }) => return process::run(process::patient_limits()),
+        Some(Role::Target { patient: false }) => return process::run(process::limits()),
+        Some(Role::Sealblock { arguments }) => return be_sealblock(arguments),
+        None => {}
     }
     if arguments.list {
         ATTACKS.iter().for_each(|attack| println!("{:<12} {}", attack.name, attack.what));
         return Ok(());
     }
+    let this = std::env::current_exe().context("finding this program")?;
+    if let Some(rounds) = arguments.kills {
+        let program = arguments.sealblock.map_or_else(|| Program::hostile(this), Program::sealblock);
+        return kills(program, rounds, arguments.seed);
+    }
     let wanted = |name: &str| arguments.attacks.is_empty() || arguments.attacks.iter().any(|wanted| wanted == name);
     let chosen: Vec<_> = ATTACKS.iter().filter(|attack| wanted(attack.name)).collect();
     ensure!(!chosen.is_empty(), "there is no such attack; --list names those there are");
     let mut target = match &arguments.sealblock {
-        Some(program) => Process::start_sealblock(program)?,
-        None => Process::start(&std::env::current_exe().context("finding this program")?)?,
+        Some(program) => Process::start_sealblock(&Program::sealblock(program))?,
+        None if arguments.sessions.is_some() => Process::start_patient(&this)?,
+        None => Process::start(&this)?,
     };
     if let Some(sessions) = arguments.sessions {
         let summary = host::sessions(target.address, arguments.seed, sessions)?;
@@ -74,13 +109,35 @@ fn main() -> Result<()> {
     target.stop()
 }
 
+/// Does what the command line asks, as `sealblock` does; anything but success is an error.
+fn be_sealblock(arguments: Vec<OsString>) -> Result<()> {
+    let words = std::iter::once("sealblock".into()).chain(arguments);
+    let exit = sealblock::commands::run(&Cli::parse_from(words).command).map_err(|failure| anyhow!("{failure}"))?;
+    ensure!(exit == Exit::Clean, "sealblock found damage or a difference");
+    Ok(())
+}
+
+/// Kills a server under load; the volume is of each guard once.
+fn kills(program: Program, rounds: u64, seed: u64) -> Result<()> {
+    for guard in [GuardKind::Crc16, GuardKind::Crc32c, GuardKind::Crc64] {
+        let folder = tempfile::tempdir().context("making a folder")?;
+        let kind = formats::of(guard, ProtectionType::Type1, BlockSize::B4096);
+        let program = program.clone();
+        let plan = Plan { program, folder: folder.path().into(), kind, forgets: false, rounds, seed };
+        let summary = restart::run(&plan).with_context(|| format!("guard {guard}, seed {seed}"))?;
+        println!("{rounds} kills, guard {guard}, seed {seed}: {summary:?}");
+    }
+    Ok(())
+}
+
 fn rounds(target: &mut Process, chosen: &[&Attack], arguments: &Arguments) -> Result<()> {
     let (start, mut seed) = (Instant::now(), arguments.seed);
     loop {
         println!("seed {seed}");
-        let scene = Scene { address: target.address, seed, effort: arguments.effort.max(1) };
+        let time = Duration::from_secs(arguments.flood_seconds);
+        let scene = Scene { address: target.address, seed, effort: arguments.effort.max(1), time };
         for attack in chosen {
-            let report = suite::run(target, attack, &scene, Duration::from_millis(500));
+            let report = suite::run(target, attack, &scene, Duration::from_millis(500), arguments.turns);
             println!("{}", report.with_context(|| format!("attack {}, seed {seed}", attack.name))?);
         }
         suite::kept(target)?;

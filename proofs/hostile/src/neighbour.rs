@@ -15,10 +15,17 @@ use crate::wire::{Data, Peer, SUBNQN};
 
 /// Blocks that it goes round in.
 const BLOCKS: u64 = 256;
+/// Operations that it must get done while an attack goes on, or while what that has left is dealt with.
+const LEAST: u64 = 5;
+/// The longest that it may wait for one operation. Far above what a machine that is busy with other things makes of it, and
+/// far below a target that serves the attackers first.
+const LONGEST: Duration = Duration::from_secs(15);
 
 /// A neighbour at work.
 pub struct Neighbour {
     operations: Arc<AtomicU64>,
+    /// The longest that an operation took, in microseconds.
+    longest: Arc<AtomicU64>,
     stops: Arc<AtomicBool>,
     thread: Option<JoinHandle<Result<()>>>,
 }
@@ -30,19 +37,22 @@ impl Neighbour {
         let mut io = Peer::io(address, SUBNQN, 1, cntlid)?;
         let operations = Arc::new(AtomicU64::new(0));
         let stops = Arc::new(AtomicBool::new(false));
-        let (count, stop) = (Arc::clone(&operations), Arc::clone(&stops));
+        let longest = Arc::new(AtomicU64::new(0));
+        let (count, stop, most) = (Arc::clone(&operations), Arc::clone(&stops), Arc::clone(&longest));
         let work = move || {
             let _admin = admin;
             for turn in 0.. {
                 if stop.load(Ordering::Relaxed) {
                     break;
                 }
+                let start = Instant::now();
                 one(&mut io, turn)?;
+                most.fetch_max(start.elapsed().as_micros() as u64, Ordering::Relaxed);
                 count.fetch_add(1, Ordering::Relaxed);
             }
             Ok(())
         };
-        Ok(Neighbour { operations, stops, thread: Some(thread::spawn(work)) })
+        Ok(Neighbour { operations, longest, stops, thread: Some(thread::spawn(work)) })
     }
 
     /// Operations so far: each a Write, a Read and a comparison.
@@ -57,10 +67,11 @@ impl Neighbour {
         (self.operations() - before) as f64 / start.elapsed().as_secs_f64()
     }
 
-    /// Ends it; fails if anything was not as it must be. At least one operation is due since `before`.
-    pub fn finish(mut self, before: u64) -> Result<()> {
+    /// Ends it; fails if anything was not as it must be. Some operations are due since `before`, and none may have waited
+    /// long. Tells how long the slowest took.
+    pub fn finish(mut self, before: u64) -> Result<Duration> {
         let deadline = Instant::now() + crate::wire::HANG;
-        while self.operations() == before && Instant::now() < deadline {
+        while self.operations() < before + LEAST && Instant::now() < deadline {
             if self.thread.as_ref().is_some_and(JoinHandle::is_finished) {
                 break;
             }
@@ -69,8 +80,11 @@ impl Neighbour {
         self.stops.store(true, Ordering::Relaxed);
         let thread = self.thread.take().expect("only this takes the thread");
         thread.join().map_err(|_| anyhow!("the neighbour panicked"))??;
-        ensure!(self.operations() > before, "the neighbour got nothing done");
-        Ok(())
+        let done = self.operations() - before;
+        ensure!(done >= LEAST, "the neighbour got only {done} operations done");
+        let longest = Duration::from_micros(self.longest.load(Ordering::Relaxed));
+        ensure!(longest <= LONGEST, "the neighbour waited {longest:?} for one operation");
+        Ok(longest)
     }
 }
 

@@ -18,7 +18,10 @@ use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_reactor::net::Listener;
 use sealblock_runtime_reactor::{Config, Reactor};
 use sealblock_units::BlockSize;
+use tempfile::TempDir;
 
+use crate::formats::{self, FORMATS_NQN, Kind};
+use crate::served::Program;
 use crate::wire::{HANG, SUBNQN};
 
 /// Bytes of a block of the namespaces.
@@ -47,6 +50,11 @@ pub fn limits() -> Limits {
     }
 }
 
+/// The same with all the time that a good host may need to connect on a machine that is busy with other things.
+pub fn patient_limits() -> Limits {
+    Limits { connect: 2 * HANG, ..limits() }
+}
+
 /// Memory that the limits let peers make the target hold, in bytes: data both ways, staging and the kernel's answers for each
 /// connection, and what an allocator keeps to itself.
 pub fn most_bytes(connections: usize) -> u64 {
@@ -58,11 +66,12 @@ pub fn most_bytes(connections: usize) -> u64 {
 
 /// Memory that the devices take when every block of them was written.
 pub fn device_bytes() -> u64 {
-    3 * BLOCKS * (BLOCK_BYTES as u64 + 16)
+    let formats = formats::all().len() as u64 * formats::BLOCKS;
+    (3 * BLOCKS + formats) * (BLOCK_BYTES as u64 + 16)
 }
 
 /// Is the target, until standard input ends. Prints its address first.
-pub fn run() -> Result<()> {
+pub fn run(limits: Limits) -> Result<()> {
     let reactor = Reactor::new(Config::default()).context("starting a reactor")?;
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -71,7 +80,7 @@ pub fn run() -> Result<()> {
         let _ = sender.send(());
     });
     reactor.block_on(async {
-        let target = Target::new([subsystem()?], limits())?;
+        let target = Target::new([subsystem()?, formats_subsystem()?], limits)?;
         let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into(), 1024)?;
         println!("{}", listener.local_addr()?);
         std::io::stdout().flush()?;
@@ -84,28 +93,6 @@ pub fn run() -> Result<()> {
         });
         target.serve(listener).await.context("serving")
     })
-}
-
-/// The same for `sealblock serve`.
-fn configuration() -> String {
-    let limits = limits();
-    let (connect, idle, drain) = (limits.connect.as_secs(), limits.idle.as_secs(), limits.drain.as_secs());
-    let size = BLOCKS * BLOCK_BYTES as u64;
-    let mut text = format!(
-        "[[listeners]]\naddress = \"127.0.0.1:0\"\n[limits]\nconnections = {}\nio_queues = {}\ncommands = {}\n\
-         bytes_in_flight = {}\ntotal_bytes_in_flight = {}\ntransfer_bytes = {}\nconnect = \"{connect}s\"\nidle = \"{idle}s\"\ndrain = \"{drain}s\"\n\
-         [[subsystems]]\nnqn = \"{SUBNQN}\"\n",
-        limits.connections,
-        limits.io_queues,
-        limits.commands,
-        limits.bytes_in_flight,
-        limits.total_bytes_in_flight,
-        limits.transfer_bytes,
-    );
-    for nsid in [PLAIN, PROTECTED, NEIGHBOUR] {
-        text += &format!("[[subsystems.namespaces]]\nnsid = {nsid}\ntarget = \"mem:{size}\"\n");
-    }
-    text
 }
 
 fn subsystem() -> Result<Subsystem> {
@@ -121,10 +108,25 @@ fn subsystem() -> Result<Subsystem> {
         .with_namespace(NEIGHBOUR, namespace(3))?)
 }
 
+/// A namespace in memory for each kind.
+fn formats_subsystem() -> Result<Subsystem> {
+    let mut subsystem = Subsystem::new(FORMATS_NQN.parse()?, "2");
+    for kind in formats::all() {
+        let Kind { nsid, size, format, .. } = kind;
+        let device = MemoryDevice::new(size, formats::BLOCKS, Some(format));
+        let device = SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(device))));
+        let namespace = Namespace::new(device, [100 + nsid as u8; 16]).showing(Shows::Protected)?;
+        subsystem = subsystem.with_namespace(nsid, namespace)?;
+    }
+    Ok(subsystem)
+}
+
 /// A process with a target. Ended when dropped.
 pub struct Process {
     child: Child,
     stdin: Option<ChildStdin>,
+    /// Where its volumes are, if they end with it.
+    folder: Option<TempDir>,
     /// Where it listens.
     pub address: SocketAddr,
     /// Memory that it had resident when it began to listen, in bytes.
@@ -145,35 +147,46 @@ pub struct Sight {
 impl Process {
     /// Starts `program`, which is this crate's binary.
     pub fn start(program: &Path) -> Result<Process> {
+        Process::start_as(program, &["target"])
+    }
+
+    /// The same with [`patient_limits`].
+    pub fn start_patient(program: &Path) -> Result<Process> {
+        Process::start_as(program, &["target", "--patient"])
+    }
+
+    fn start_as(program: &Path, role: &[&str]) -> Result<Process> {
         let mut command = Command::new(program);
-        command.arg("target").stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.args(role).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().with_context(|| format!("starting {}", program.display()))?;
         let stdin = child.stdin.take();
         let mut line = String::new();
         BufReader::new(child.stdout.take().context("the target's output")?).read_line(&mut line)?;
         let address = line.trim().parse().with_context(|| format!("the target says {line:?}"))?;
-        Process { child, stdin, address, start_bytes: 0 }.started()
+        Process::of(child, stdin, address)
     }
 
-    /// Starts `sealblock serve` with the same subsystem and limits.
-    pub fn start_sealblock(program: &Path) -> Result<Process> {
-        let path = std::env::temp_dir().join(format!("sealblock-hostile-{}.toml", std::process::id()));
-        fs::write(&path, configuration()).context("writing a configuration")?;
-        let mut command = Command::new(program);
-        command.arg("serve").arg("--config").arg(&path).arg("--json").stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().with_context(|| format!("starting {}", program.display()))?;
-        let mut line = String::new();
-        let output = child.stdout.take().context("the target's output")?;
-        BufReader::new(output).read_line(&mut line)?;
-        fs::remove_file(&path).context("removing the configuration")?;
-        let address = line.split_once("\"listeners\":[\"").and_then(|(_, rest)| rest.split_once('"'));
-        let address = address.with_context(|| format!("the target says {line:?}"))?.0.parse()?;
-        Process { child, stdin: None, address, start_bytes: 0 }.started()
+    /// Starts `sealblock serve` with the same limits and subsystems, and volumes that end with it.
+    pub fn start_sealblock(program: &Program) -> Result<Process> {
+        let folder = tempfile::tempdir().context("making a folder")?;
+        let kinds: Vec<_> = formats::all().into_iter().filter(|kind| kind.is_for_volumes).collect();
+        kinds.iter().try_for_each(|kind| program.create(folder.path(), kind))?;
+        let mut process = program.serve_with(folder.path(), &kinds, (Ipv4Addr::LOCALHOST, 0).into(), &limits())?;
+        process.folder = Some(folder);
+        Ok(process)
     }
 
-    fn started(mut self) -> Result<Process> {
-        self.start_bytes = self.look()?.resident_bytes;
-        Ok(self)
+    /// A process that accepts connections.
+    pub(crate) fn of(child: Child, stdin: Option<ChildStdin>, address: SocketAddr) -> Result<Process> {
+        let mut process = Process { child, stdin, folder: None, address, start_bytes: 0 };
+        process.start_bytes = process.look()?.resident_bytes;
+        Ok(process)
+    }
+
+    /// Ends it in the middle of whatever it does (SIGKILL).
+    pub fn kill(mut self) -> Result<()> {
+        self.child.kill().context("killing the target")?;
+        self.child.wait().map(drop).context("waiting for the end of the target")
     }
 
     /// Fails if it has ended, which no attack may bring about.

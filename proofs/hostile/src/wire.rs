@@ -4,10 +4,11 @@
 //! state that could refuse a wrong step, and notices an answer that has the wrong form.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::net::{AddressFamily, SocketType};
 use sealblock_integrity::guard::crc32c;
 use sealblock_protocols_nvme::fabrics::{
     CNTLID_DYNAMIC, Connect, ConnectAttributes, ConnectData, FabricsCommand, PropertyGet, PropertySet,
@@ -129,7 +130,18 @@ pub fn transport(command: Command, length_bytes: usize) -> Command {
 impl Peer {
     /// A connection on which nothing was sent.
     pub fn open(address: SocketAddr) -> Result<Peer> {
-        let stream = TcpStream::connect_timeout(&address, HANG).context("connecting")?;
+        Peer::over(TcpStream::connect_timeout(&address, HANG).context("connecting")?)
+    }
+
+    /// The same from this address of this machine, where the target is at an IPv4 address.
+    pub fn open_from(source: Ipv4Addr, address: SocketAddr) -> Result<Peer> {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).context("a socket")?;
+        rustix::net::bind(&socket, &SocketAddr::from((source, 0))).with_context(|| format!("a port of {source}"))?;
+        rustix::net::connect(&socket, &address).context("connecting")?;
+        Peer::over(socket.into())
+    }
+
+    fn over(stream: TcpStream) -> Result<Peer> {
         stream.set_read_timeout(Some(HANG))?;
         stream.set_write_timeout(Some(HANG))?;
         stream.set_nodelay(true)?;
@@ -146,11 +158,17 @@ impl Peer {
         Ok(peer)
     }
 
+    /// A queue for which Connect was sent, and the answer to that.
+    pub fn connecting(address: SocketAddr, digests: u8, (command, data): (Command, Vec<u8>)) -> Result<(Peer, Answer)> {
+        let mut peer = Peer::ready(address, digests)?;
+        let answer = peer.call(command, Data::Write(&data))?;
+        Ok((peer, answer))
+    }
+
     /// An admin queue whose controller is ready, and the controller's identifier.
     pub fn admin(address: SocketAddr, subnqn: &str, keep_alive_ms: u32) -> Result<(Peer, u16)> {
-        let mut peer = Peer::ready(address, 0)?;
-        let (command, data) = connect(subnqn, 0, 32, CNTLID_DYNAMIC, keep_alive_ms);
-        let answer = peer.call(command, Data::Write(&data))?;
+        let connect = connect(subnqn, 0, 32, CNTLID_DYNAMIC, keep_alive_ms);
+        let (mut peer, answer) = Peer::connecting(address, 0, connect)?;
         ensure!(answer.status == 0, "Connect: {answer:?}");
         peer.property(0x14, 4, 0x0046_0001)?;
         Ok((peer, answer.result as u16))
@@ -158,9 +176,7 @@ impl Peer {
 
     /// An I/O queue of this controller.
     pub fn io(address: SocketAddr, subnqn: &str, queue: u16, cntlid: u16) -> Result<Peer> {
-        let mut peer = Peer::ready(address, 0)?;
-        let (command, data) = connect(subnqn, queue, 32, cntlid, 0);
-        let answer = peer.call(command, Data::Write(&data))?;
+        let (peer, answer) = Peer::connecting(address, 0, connect(subnqn, queue, 32, cntlid, 0))?;
         ensure!(answer.status == 0, "Connect of queue {queue}: {answer:?}");
         Ok(peer)
     }
@@ -237,6 +253,11 @@ impl Peer {
             Err(error) if is_end(error.kind()) => Ok(false),
             Err(error) => Err(error).context("waiting for an answer or the end of the connection"),
         }
+    }
+
+    /// Bytes of the digests that were agreed on: of headers, and of data.
+    pub fn digest_bytes(&self) -> (usize, usize) {
+        (if self.header_digest { 4 } else { 0 }, if self.data_digest { 4 } else { 0 })
     }
 
     /// The PDU as it goes out under the digests that were agreed on; `data_bytes` of its end are data.

@@ -3,9 +3,16 @@
 use std::path::Path;
 use std::time::Duration;
 
+use sealblock_hostile::attacks::cut::{BLOCKS, START, Watcher};
 use sealblock_hostile::attacks::{ATTACKS, Scene};
+use sealblock_hostile::formats::{self, FORMATS_NQN, Maker};
 use sealblock_hostile::process::{Process, Sight};
 use sealblock_hostile::suite;
+use sealblock_hostile::wire::{HANG, Peer};
+use sealblock_hostile::writes::Way;
+use sealblock_integrity::{GuardKind, ProtectionType, guard};
+use sealblock_protocols_nvme::nvm::BlockCommand;
+use sealblock_units::BlockSize;
 
 fn target() -> Process {
     Process::start(Path::new(env!("CARGO_BIN_EXE_sealblock-hostile"))).unwrap()
@@ -14,9 +21,9 @@ fn target() -> Process {
 #[test]
 fn no_attack_succeeds() {
     let mut target = target();
-    let scene = Scene { address: target.address, seed: 1, effort: 1 };
+    let scene = Scene { address: target.address, seed: 1, effort: 1, time: HANG };
     for attack in ATTACKS {
-        let report = suite::run(&mut target, attack, &scene, Duration::from_millis(50));
+        let report = suite::run(&mut target, attack, &scene, Duration::from_millis(50), 1);
         println!("{}", report.unwrap_or_else(|error| panic!("{}: {error:#}", attack.name)));
     }
     suite::kept(&target).unwrap();
@@ -30,4 +37,42 @@ fn what_is_measured_is_seen() {
     assert!(before.descriptors > 3 && before.resident_bytes > 1 << 20 && before.peak_bytes >= before.resident_bytes);
     let held: Vec<_> = (0..8).map(|_| sealblock_hostile::wire::Peer::ready(target.address, 0).unwrap()).collect();
     assert_eq!(target.look().unwrap().descriptors, before.descriptors + held.len());
+}
+
+/// The twin of the attack `cut`: blocks that are half old and half new are noticed, whatever is torn about them.
+#[test]
+fn what_is_torn_is_noticed() {
+    let target = target();
+    let scene = Scene { address: target.address, seed: 1, effort: 1, time: HANG };
+    let kind = formats::of(GuardKind::Crc16, ProtectionType::Type1, BlockSize::B4096);
+    let way = Way::all(kind)[1];
+    let (_admin, cntlid) = Peer::admin(scene.address, FORMATS_NQN, 0).unwrap();
+    let mut io = Peer::io(scene.address, FORMATS_NQN, 1, cntlid).unwrap();
+    let whole = way.extent(START, BLOCKS);
+    let unchecked = |blocks| BlockCommand::new(way.extent(START, blocks));
+    let mut write = |data: &[u8], blocks| assert_eq!(way.write(&mut io, unchecked(blocks), data).unwrap(), 0);
+
+    let mut watcher = Watcher::new(&scene, kind).unwrap();
+    let (old, new) = (kind.sent(1, whole, Maker::Host), kind.sent(2, whole, Maker::Host));
+    let unit = kind.unit_bytes();
+    // A part of a write that is there where none of it may be, or where all of it must be.
+    write(&new[..2 * unit], 2);
+    let error = watcher.is_old().unwrap_err();
+    assert!(error.to_string().contains("neither"), "{error:#}");
+    let error = watcher.is_new(whole, 2).unwrap_err();
+    assert!(error.to_string().contains("is missing"), "{error:#}");
+    watcher.is_whole(whole, 2).unwrap();
+    // New data under old tags.
+    let torn = [&new[2 * unit..3 * unit - 8], &old[3 * unit - 8..3 * unit]].concat();
+    write(&[&new[..2 * unit], &torn].concat(), 3);
+    let error = watcher.is_whole(whole, 2).unwrap_err();
+    assert!(error.to_string().contains("0x282"), "{error:#}");
+    // A block that is half new, under tags that fit it.
+    let mut data = [&new[..2048], &old[2048..4096]].concat();
+    let guard = guard::crc16(&data);
+    data.extend(guard.to_be_bytes());
+    data.extend(&new[4098..unit]);
+    write(&[&data, &new[unit..3 * unit]].concat(), 3);
+    let error = watcher.is_whole(whole, 2).unwrap_err();
+    assert!(error.to_string().contains("neither"), "{error:#}");
 }

@@ -10,7 +10,7 @@ const MOST_MIB: u64 = 512;
 
 #[test]
 fn every_call_ends_whatever_is_answered() {
-    let target = Process::start(Path::new(env!("CARGO_BIN_EXE_sealblock-hostile"))).unwrap();
+    let target = Process::start_patient(Path::new(env!("CARGO_BIN_EXE_sealblock-hostile"))).unwrap();
     let summary = sessions(target.address, 1, 24).unwrap();
     assert!(summary.spoilt > 24 && summary.failed + summary.refused > 0, "{summary:?}");
     assert!(summary.opened > 0 && summary.succeeded > 0, "{summary:?}");
@@ -20,7 +20,7 @@ fn every_call_ends_whatever_is_answered() {
 
 #[test]
 fn behind_a_proxy_that_spoils_nothing_all_goes_well() {
-    let target = Process::start(Path::new(env!("CARGO_BIN_EXE_sealblock-hostile"))).unwrap();
+    let target = Process::start_patient(Path::new(env!("CARGO_BIN_EXE_sealblock-hostile"))).unwrap();
     for seed in 0..4 {
         let summary = session(target.address, seed, 0).unwrap();
         assert_eq!((summary.opened, summary.failed, summary.succeeded, summary.spoilt), (1, 0, 24, 0));

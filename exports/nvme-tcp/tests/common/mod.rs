@@ -130,10 +130,18 @@ impl Queue {
     }
 
     async fn send(&mut self) {
+        assert!(self.try_send().await, "the connection takes what is sent");
+    }
+
+    /// Sends what there is; tells whether the connection lives on.
+    async fn try_send(&mut self) -> bool {
         let mut out = Vec::new();
         while self.host.transmit(&mut out, TransmitLimit::default()) > 0 {
-            self.stream.send_all(out.drain(..)).await.unwrap();
+            if self.stream.send_all(out.drain(..)).await.is_err() {
+                return false;
+            }
         }
+        true
     }
 
     /// Receives once; tells whether the connection lives on.
@@ -161,6 +169,16 @@ impl Queue {
         let cid = self.host.submit(command, data).unwrap().0;
         self.send().await;
         cid
+    }
+
+    /// Whether a command without data is answered, by a target that may have ended the connection.
+    pub async fn tries(&mut self, command: Command) -> bool {
+        let Ok(cid) = self.host.submit(command, HostData::None) else { return false };
+        let mut lives = self.try_send().await;
+        while lives && !self.is_done(cid.0) {
+            lives = self.receive().await;
+        }
+        lives
     }
 
     /// Submits a Write and waits until the target asks for its data, which is sent with whatever is sent next.

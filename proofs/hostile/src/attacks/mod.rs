@@ -3,11 +3,14 @@
 mod commands;
 mod connecting;
 mod crowds;
+pub mod cut;
 mod noise;
 mod silence;
+mod tags;
 mod violations;
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use anyhow::Result;
 use sealblock_protocols_nvme::Command;
@@ -25,6 +28,15 @@ pub struct Scene {
     pub seed: u64,
     /// How often attacks that repeat themselves do so: 1 in tests.
     pub effort: usize,
+    /// A flood ends after this time, however far it got.
+    pub time: Duration,
+}
+
+impl Scene {
+    /// Digests that attacks go through: none and both, and with more effort each alone.
+    fn digests(&self) -> &'static [u8] {
+        if self.effort > 1 { &[0, 1, 2, 3] } else { &[0, 3] }
+    }
 }
 
 /// An attack.
@@ -62,6 +74,8 @@ pub const ATTACKS: &[Attack] = &[
     attack("digests", "wrong header digests and wrong data digests", 2, violations::digests),
     attack("reordered", "the PDUs of a good session in other orders", 2, violations::reordered),
     attack("truncated", "a good session cut off at each byte, by FIN or by RST", 2, noise::truncated),
+    attack("cut", "writes of several blocks cut off at every place, by FIN or by RST", 5, cut::cut),
+    attack("tags", "tags of the host's making with each field wrong, in every format", 2, tags::wrong_tags),
     attack("connect", "Connect with garbage in each field, before and after its time", 3, connecting::connect),
     attack(
         "properties",

@@ -5,7 +5,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use sealblock_protocols_nvme::admin::GetLogPage;
+use sealblock_protocols_nvme::admin::{GetLogPage, SetFeatures};
 use sealblock_protocols_nvme::nvm::IoCommand;
 use sealblock_protocols_nvme::{AdminOpcode, Command};
 
@@ -157,8 +157,14 @@ pub(super) fn drips(scene: &Scene) -> Result<()> {
 }
 
 pub(super) fn keep_alive(scene: &Scene) -> Result<()> {
-    let (mut admin, cntlid) = Peer::admin(scene.address, SUBNQN, 500)?;
-    let mut io = Peer::io(scene.address, SUBNQN, 1, cntlid)?;
+    let (mut admin, mut io, cntlid) = {
+        let (admin, cntlid) = Peer::admin(scene.address, SUBNQN, 0)?;
+        (admin, Peer::io(scene.address, SUBNQN, 1, cntlid)?, cntlid)
+    };
+    // Set only now, so that a slow machine gets to this point. It is answered before it counts.
+    let timer = SetFeatures { fid: 0x0F, save: false, nsid: 0, cdw11: 500 };
+    let set = admin.call(timer.encode(), Data::None)?;
+    ensure!(set.status == 0, "Keep Alive Timer: {set:?}");
     // Commands on I/O queues are no signs of life: those may go on for as long as they like.
     io.send(&capsule(&transport(Command::new(0, PLAIN).with_cid(1), 0), &[]))?;
     admin.finished()?;

@@ -1,0 +1,160 @@
+//! Namespaces that show their protection information, one for each guard, protection type and block size; and their blocks
+//! as a host that makes its own tags sends them.
+
+use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Tuple, guard};
+use sealblock_protocols_nvme::nvm::{BlockCommand, Prchk, ProtectionInfo};
+use sealblock_units::{BlockSize, Extent};
+
+use crate::random::Random;
+
+/// The subsystem that has them.
+pub const FORMATS_NQN: &str = "nqn.2026-11.org.example:formats";
+/// Blocks of each.
+pub const BLOCKS: u64 = 64;
+const GUARDS: [GuardKind; 3] = [GuardKind::Crc16, GuardKind::Crc32c, GuardKind::Crc64];
+
+/// One of these namespaces.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Kind {
+    /// Its number in the subsystem.
+    pub nsid: u32,
+    /// The size of its blocks.
+    pub size: BlockSize,
+    /// What its tuples are.
+    pub format: PiFormat,
+    /// Whether `sealblock create` can make it: its volumes have the smallest storage tag.
+    pub is_for_volumes: bool,
+}
+
+/// All of them, by number.
+pub fn all() -> Vec<Kind> {
+    let mut formats = Vec::new();
+    for guard in GUARDS {
+        for protection in ProtectionType::ALL {
+            formats.push((PiFormat::with_default_storage_tag(guard, protection), true));
+        }
+    }
+    for (guard, protection, bits) in [
+        (GuardKind::Crc16, ProtectionType::Type1, 8),
+        (GuardKind::Crc64, ProtectionType::Type2, 16),
+        (GuardKind::Crc64, ProtectionType::Type3, 48),
+    ] {
+        formats.push((PiFormat::new(guard, protection, bits).expect("a size that the guard allows"), false));
+    }
+    let sizes = [BlockSize::B4096, BlockSize::B512];
+    let kinds = sizes.into_iter().flat_map(|size| formats.iter().map(move |(format, made)| (size, *format, *made)));
+    (1..).zip(kinds).map(|(nsid, (size, format, is_for_volumes))| Kind { nsid, size, format, is_for_volumes }).collect()
+}
+
+/// The one with this guard, type and block size, and the smallest storage tag.
+pub fn of(guard: GuardKind, protection: ProtectionType, size: BlockSize) -> Kind {
+    let format = PiFormat::with_default_storage_tag(guard, protection);
+    let found = all().into_iter().find(|kind| kind.format == format && kind.size == size);
+    found.expect("all guards, types and sizes are there")
+}
+
+/// Who makes the tags of a write.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Maker {
+    /// The host: they travel with the data (PRACT = 0).
+    Host,
+    /// The target, of what the command says (PRACT = 1).
+    Target,
+}
+
+impl Kind {
+    /// Bytes of a block and its tuple.
+    pub fn unit_bytes(&self) -> usize {
+        self.size.bytes() + self.format.tuple_bytes()
+    }
+
+    /// Bytes on the wire of one block of a write.
+    pub fn sent_bytes(&self, maker: Maker) -> usize {
+        match maker {
+            Maker::Host => self.unit_bytes(),
+            Maker::Target => self.size.bytes(),
+        }
+    }
+
+    /// The tags of block `index` of a write of this version from `start` on. Every field tells the version, so that tags of
+    /// one write beside data of another are seen even where their guards are not asked.
+    pub fn tags(&self, version: u64, start: u64, index: u64) -> Tuple {
+        let first = if self.format.protection() == ProtectionType::Type1 { start } else { 1000 + version };
+        let ref_tag = if self.format.protection().counts_blocks() { first + index } else { first };
+        Tuple {
+            guard: 0,
+            app_tag: (version % 0xFFF0) as u16,
+            storage_tag: version & self.format.storage_tag_mask(),
+            ref_tag: ref_tag & self.format.reference_tag_mask(),
+        }
+    }
+
+    /// Block `index` of a write of this version from `start` on, with its tuple behind it.
+    pub fn unit(&self, version: u64, start: u64, index: u64) -> Vec<u8> {
+        let mut random = Random::new(version << 20 ^ (start + index));
+        let words = self.size.bytes() / 8;
+        let mut unit: Vec<u8> = (0..words).flat_map(|_| random.next().to_le_bytes()).collect();
+        let tuple = Tuple { guard: guard::compute(self.format.guard(), &unit), ..self.tags(version, start, index) };
+        unit.resize(self.unit_bytes(), 0);
+        tuple.write(self.format, &mut unit[self.size.bytes()..]);
+        unit
+    }
+
+    /// The data of a write as it goes over the wire.
+    pub fn sent(&self, version: u64, extent: Extent, maker: Maker) -> Vec<u8> {
+        let start = extent.start().get();
+        let unit = |index| {
+            let mut unit = self.unit(version, start, index);
+            unit.truncate(self.sent_bytes(maker));
+            unit
+        };
+        (0..extent.len()).flat_map(unit).collect()
+    }
+
+    /// What a command about these blocks says of their tags: everything is checked that the type has checked.
+    pub fn command(&self, version: u64, extent: Extent, maker: Maker) -> BlockCommand {
+        let first = self.tags(version, extent.start().get(), 0);
+        let protection = ProtectionInfo {
+            pract: maker == Maker::Target,
+            prchk: self.checks() | Prchk::APPLICATION_TAG,
+            stc: self.format.storage_tag_bits() > 0,
+            lbat: first.app_tag,
+            lbatm: 0xFFFF,
+            ..ProtectionInfo::NONE
+        };
+        let protection = protection.with_tags(self.format, first.storage_tag, first.ref_tag);
+        BlockCommand { protection, ..BlockCommand::new(extent) }
+    }
+
+    /// Guard, and reference tag but in Type 3, where asking for it is an error.
+    pub fn checks(&self) -> Prchk {
+        if self.format.protection().counts_blocks() { Prchk::GUARD | Prchk::REFERENCE_TAG } else { Prchk::GUARD }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_namespace_has_a_number_and_a_format_of_its_own() {
+        let kinds = all();
+        assert_eq!(kinds.len(), 24);
+        for (index, kind) in kinds.iter().enumerate() {
+            assert_eq!(kind.nsid as usize, index + 1);
+            let same = |other: &&Kind| (other.size, other.format) == (kind.size, kind.format);
+            assert_eq!(kinds.iter().filter(same).count(), 1, "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn versions_differ_in_data_and_in_tags() {
+        for kind in all() {
+            let (one, other) = (kind.unit(1, 8, 2), kind.unit(2, 8, 2));
+            let (data, tags) = one.split_at(kind.size.bytes());
+            assert!(data != &other[..data.len()] && tags != &other[data.len()..], "{kind:?}");
+            let tuple = Tuple::read(kind.format, tags);
+            assert_eq!(tuple.guard, guard::compute(kind.format.guard(), data));
+        }
+    }
+}

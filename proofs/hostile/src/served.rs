@@ -1,0 +1,153 @@
+//! `sealblock serve` in a process of its own, over volumes in a folder, which outlive it.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use sealblock_exports_nvme_tcp::Limits;
+
+use crate::formats::{self, FORMATS_NQN, Kind};
+use crate::process::{BLOCK_BYTES, BLOCKS, NEIGHBOUR, PLAIN, PROTECTED, Process, patient_limits};
+use crate::wire::{HANG, SUBNQN};
+
+/// What the program says of a volume that another process has open.
+const IN_USE: &str = "in use by another process";
+
+/// A program with the command line of `sealblock`.
+#[derive(Clone, Debug)]
+pub struct Program {
+    path: PathBuf,
+    /// What comes before the command.
+    before: &'static [&'static str],
+}
+
+impl Program {
+    /// `sealblock` itself.
+    pub fn sealblock(path: impl Into<PathBuf>) -> Program {
+        Program { path: path.into(), before: &[] }
+    }
+
+    /// This crate's binary, which has all of `sealblock` in it.
+    pub fn hostile(path: impl Into<PathBuf>) -> Program {
+        Program { path: path.into(), before: &["sealblock"] }
+    }
+
+    fn command(&self, name: &str) -> Command {
+        let mut command = Command::new(&self.path);
+        command.args(self.before).arg(name);
+        command
+    }
+
+    /// Makes the volume of this kind in a folder.
+    ///
+    /// # Errors
+    /// When the program fails.
+    pub fn create(&self, folder: &Path, kind: &Kind) -> Result<()> {
+        let mut command = self.command("create");
+        command.arg(volume(folder, kind)).arg("--size").arg((formats::BLOCKS << kind.size.shift()).to_string());
+        command.arg("--block-size").arg(kind.size.bytes().to_string());
+        command.arg("--guard").arg(kind.format.guard().as_str());
+        let number = kind.format.protection() as u8 + 1;
+        succeeds(command.arg("--type").arg(number.to_string()))
+    }
+
+    /// Has every block of the volume of this kind checked where it lies, with no server in between.
+    ///
+    /// # Errors
+    /// When a block is damaged, or the program cannot look.
+    pub fn verify(&self, folder: &Path, kind: &Kind) -> Result<()> {
+        patiently(|| succeeds(self.command("verify").arg(volume(folder, kind))))
+    }
+
+    /// Serves the volumes of these kinds, and what the library's target has in memory, until killed or told to stop.
+    ///
+    /// # Errors
+    /// When the program does not come to accept connections.
+    pub fn serve(&self, folder: &Path, kinds: &[Kind], listen: SocketAddr) -> Result<Process> {
+        self.serve_with(folder, kinds, listen, &patient_limits())
+    }
+
+    /// The same with these limits.
+    ///
+    /// # Errors
+    /// As [`Program::serve`].
+    pub fn serve_with(&self, folder: &Path, kinds: &[Kind], listen: SocketAddr, limits: &Limits) -> Result<Process> {
+        let path = folder.join("sealblock.toml");
+        fs::write(&path, configuration(folder, kinds, listen, limits)).context("writing a configuration")?;
+        patiently(|| self.start(&path))
+    }
+
+    fn start(&self, configuration: &Path) -> Result<Process> {
+        let mut command = self.command("serve");
+        command.arg("--config").arg(configuration).arg("--json").stdin(Stdio::null()).stdout(Stdio::piped());
+        // A file, since nobody reads while it serves.
+        let said = configuration.with_extension("stderr");
+        command.stderr(fs::File::create(&said).context("a file for standard error")?);
+        let mut child = command.spawn().with_context(|| format!("starting {}", self.path.display()))?;
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().context("the server's output")?).read_line(&mut line)?;
+        let address = line.split_once("\"listeners\":[\"").and_then(|(_, rest)| rest.split_once('"'));
+        let Some((address, _)) = address else {
+            child.wait().context("waiting for the server that does not serve")?;
+            bail!("the server says {line:?}: {}", fs::read_to_string(&said)?);
+        };
+        let address = address.parse()?;
+        Process::of(child, None, address)
+    }
+}
+
+/// Tries until it succeeds, or fails for another reason than this: files that a killed process had registered with its ring
+/// stay open, and locked, until the kernel has taken the ring apart, which it does some time after the end of the process.
+fn patiently<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+    let start = Instant::now();
+    loop {
+        match attempt() {
+            Err(error) if format!("{error:#}").contains(IN_USE) && start.elapsed() < HANG => {
+                sleep(Duration::from_millis(20));
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+/// Where the volume of a kind lies.
+fn volume(folder: &Path, kind: &Kind) -> PathBuf {
+    folder.join(format!("{}.volume", kind.nsid))
+}
+
+fn succeeds(command: &mut Command) -> Result<()> {
+    let output = command.output().with_context(|| format!("starting {command:?}"))?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    ensure!(output.status.success(), "{command:?}: {}{}", text(&output.stdout), text(&output.stderr));
+    Ok(())
+}
+
+fn configuration(folder: &Path, kinds: &[Kind], listen: SocketAddr, limits: &Limits) -> String {
+    let (connect, idle, drain) = (limits.connect.as_secs(), limits.idle.as_secs(), limits.drain.as_secs());
+    let size = BLOCKS * BLOCK_BYTES as u64;
+    let mut text = format!(
+        "[[listeners]]\naddress = \"{listen}\"\n[limits]\nconnections = {}\nio_queues = {}\ncommands = {}\n\
+         bytes_in_flight = {}\ntotal_bytes_in_flight = {}\ntransfer_bytes = {}\nconnect = \"{connect}s\"\nidle = \"{idle}s\"\ndrain = \"{drain}s\"\n\
+         [[subsystems]]\nnqn = \"{SUBNQN}\"\n",
+        limits.connections,
+        limits.io_queues,
+        limits.commands,
+        limits.bytes_in_flight,
+        limits.total_bytes_in_flight,
+        limits.transfer_bytes,
+    );
+    for nsid in [PLAIN, PROTECTED, NEIGHBOUR] {
+        text += &format!("[[subsystems.namespaces]]\nnsid = {nsid}\ntarget = \"mem:{size}\"\n");
+    }
+    text += &format!("[[subsystems]]\nnqn = \"{FORMATS_NQN}\"\n");
+    for kind in kinds {
+        let (nsid, path) = (kind.nsid, volume(folder, kind));
+        text += &format!("[[subsystems.namespaces]]\nnsid = {nsid}\ntarget = {path:?}\nprotection = \"shown\"\n");
+    }
+    text
+}

@@ -1,0 +1,182 @@
+//! Writes of several blocks, PDU by PDU, so that they can be broken off at any byte.
+
+use std::ops::Range;
+
+use anyhow::{Context, Result, ensure};
+use sealblock_integrity::ProtectionType;
+use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand, Prchk};
+use sealblock_protocols_nvme::{Command, Completion};
+use sealblock_units::Extent;
+
+use crate::formats::{Kind, Maker};
+use crate::wire::{Data, Pdu, Peer, R2T, RESPONSE, capsule, h2c, in_capsule, transport};
+
+/// Bytes of data that a capsule may bring.
+const CAPSULE_BYTES: usize = 8192;
+
+/// How a write goes over the wire.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Way {
+    /// The namespace.
+    pub kind: Kind,
+    /// Who makes the tags.
+    pub maker: Maker,
+    /// Whether the data comes with the command, or is asked for.
+    pub in_capsule: bool,
+}
+
+impl Way {
+    /// The four ways to a namespace.
+    pub fn all(kind: Kind) -> [Way; 4] {
+        [(Maker::Host, true), (Maker::Host, false), (Maker::Target, true), (Maker::Target, false)]
+            .map(|(maker, in_capsule)| Way { kind, maker, in_capsule })
+    }
+
+    /// Blocks from `start` on: `most`, or what a capsule holds of them.
+    pub fn extent(&self, start: u64, most: u64) -> Extent {
+        let room = CAPSULE_BYTES / self.kind.sent_bytes(self.maker);
+        let blocks = if self.in_capsule { most.min(room as u64) } else { most };
+        Extent::from_raw(start, blocks).expect("the namespace is longer")
+    }
+
+    fn command(&self, blocks: BlockCommand, cid: u16, data: &[u8]) -> Result<Command> {
+        let command = IoCommand::Write(blocks).encode(self.kind.nsid)?.with_cid(cid);
+        Ok(if self.in_capsule { in_capsule(command, data) } else { transport(command, data.len()) })
+    }
+
+    /// What goes out before the target says anything, and what after it has asked for the data.
+    fn parts(&self, peer: &Peer, command: &Command, r2t: (u16, u16), data: &[u8]) -> (Part, Vec<Part>) {
+        if self.in_capsule {
+            return (Part::new(peer, &capsule(command, data), 0..data.len()), Vec::new());
+        }
+        // Two PDUs whose border lies within a block, for an odd number of blocks.
+        let middle = (data.len() / 2) & !3;
+        let (cid, ttag) = r2t;
+        let halves = [0..middle, middle..data.len()].map(|range| {
+            let pdu = h2c(range.end == data.len(), cid, ttag, range.start as u32, &data[range.clone()]);
+            Part::new(peer, &pdu, range)
+        });
+        (Part::new(peer, &capsule(command, &[]), 0..0), halves.into())
+    }
+
+    /// Every point at which it is interesting to break such a write of this extent off, in order; the last one is behind all.
+    pub fn cuts(&self, peer: &Peer, extent: Extent) -> Result<Vec<Cut>> {
+        let data = vec![0; extent.len() as usize * self.kind.sent_bytes(self.maker)];
+        let command = self.command(BlockCommand::new(extent), 0, &data)?;
+        let (first, rest) = self.parts(peer, &command, (0, 0), &data);
+        let all = std::iter::once(first).chain(rest).enumerate();
+        Ok(all.flat_map(|(pdu, part)| part.points(self).into_iter().map(move |bytes| Cut { pdu, bytes })).collect())
+    }
+
+    /// Sends a write until it is to be broken off; all of it without a cut. Does not wait for the answer, but gives one that
+    /// comes where the target was to ask for the data.
+    pub fn send(&self, peer: &mut Peer, blocks: BlockCommand, data: &[u8], cut: Option<Cut>) -> Result<Option<Pdu>> {
+        let cid = peer.cid();
+        let command = self.command(blocks, cid, data)?;
+        let (first, _) = self.parts(peer, &command, (cid, 0), data);
+        if let Some(Cut { pdu: 0, bytes }) = cut {
+            peer.send(&first.bytes[..bytes])?;
+            return Ok(None);
+        }
+        peer.send(&first.bytes)?;
+        if self.in_capsule {
+            return Ok(None);
+        }
+        let pdu = peer.receive()?;
+        if pdu.kind == RESPONSE {
+            return Ok(Some(pdu));
+        }
+        let whole = (0, data.len() as u32);
+        ensure!(pdu.kind == R2T && (pdu.dword(12), pdu.dword(16)) == whole, "a Write is answered by {pdu:?}");
+        for (index, part) in (1..).zip(self.parts(peer, &command, (cid, pdu.short(10)), data).1) {
+            match cut {
+                Some(Cut { pdu, bytes }) if pdu == index => {
+                    peer.send(&part.bytes[..bytes])?;
+                    break;
+                }
+                _ => peer.send(&part.bytes)?,
+            }
+        }
+        Ok(None)
+    }
+
+    /// Carries a write out, and tells its status.
+    pub fn write(&self, peer: &mut Peer, blocks: BlockCommand, data: &[u8]) -> Result<u16> {
+        let answer = match self.send(peer, blocks, data, None)? {
+            Some(early) => early,
+            None => peer.receive()?,
+        };
+        answered(&answer)
+    }
+}
+
+/// The status that answers a write.
+pub fn answered(pdu: &Pdu) -> Result<u16> {
+    ensure!(pdu.kind == RESPONSE, "a Write is answered by {pdu:?}");
+    let completion = Completion::from_prefix(&pdu.header[8..]).context("a response is short")?;
+    Ok(completion.status().code().get())
+}
+
+/// Where a write is broken off: so many bytes into this PDU of it. No bytes of the first PDU after the capsule means that
+/// the target has asked for the data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cut {
+    /// The PDU: 0 is the capsule.
+    pub pdu: usize,
+    /// Bytes of it that are sent.
+    pub bytes: usize,
+}
+
+/// A PDU, and which part of the data it has where.
+struct Part {
+    bytes: Vec<u8>,
+    header_bytes: usize,
+    data_at: usize,
+    data: Range<usize>,
+}
+
+impl Part {
+    fn new(peer: &Peer, pdu: &[u8], data: Range<usize>) -> Part {
+        let header_bytes = usize::from(pdu[2]);
+        let bytes = peer.digested(pdu, data.len());
+        Part { bytes, header_bytes, data_at: header_bytes + peer.digest_bytes().0, data }
+    }
+
+    /// In the header, in its digest, at and between the borders of blocks and in their tuples, in the digest of the data.
+    fn points(&self, way: &Way) -> Vec<usize> {
+        let header = self.header_bytes;
+        let mut points = vec![0, 1, 4, 8, header / 2, header - 1, header, header + 2, self.data_at];
+        let (unit, block) = (way.kind.sent_bytes(way.maker), way.kind.size.bytes());
+        for start in (self.data.start / unit * unit..self.data.end).step_by(unit) {
+            let within = [start, start + block / 2, start + block - 1, start + block, start + (block + unit) / 2];
+            let inside = within.iter().filter(|at| self.data.contains(at));
+            points.extend(inside.map(|at| self.data_at + at - self.data.start));
+        }
+        let end = self.data_at + self.data.len();
+        points.extend([end, end + 2, self.bytes.len()]);
+        points.retain(|at| *at <= self.bytes.len());
+        points.sort_unstable();
+        points.dedup();
+        points
+    }
+}
+
+/// Reads blocks with their tuples, with nothing checked by the target.
+pub fn read(peer: &mut Peer, kind: &Kind, extent: Extent) -> Result<Vec<u8>> {
+    let command = IoCommand::Read(BlockCommand::new(extent)).encode(kind.nsid)?;
+    let answer = peer.call(command, Data::Read(extent.len() as usize * kind.unit_bytes()))?;
+    ensure!(answer.status == 0, "Read of {extent}: {:#x}", answer.status);
+    Ok(answer.data)
+}
+
+/// Has the target check a whole namespace: guards, and reference tags where they are addresses.
+pub fn verify(peer: &mut Peer, kind: &Kind) -> Result<()> {
+    let all = Extent::from_raw(0, crate::formats::BLOCKS).context("a namespace")?;
+    let mut blocks = kind.command(0, all, Maker::Host);
+    blocks.protection.prchk =
+        if kind.format.protection() == ProtectionType::Type1 { kind.checks() } else { Prchk::GUARD };
+    blocks.protection.stc = false;
+    let answer = peer.call(IoCommand::Verify(blocks).encode(kind.nsid)?, Data::None)?;
+    ensure!(answer.status == 0, "Verify of {kind:?}: {:#x}", answer.status);
+    Ok(())
+}
