@@ -64,6 +64,8 @@ struct State {
     status: ControllerStatus,
     /// A reset ends when the last member is gone.
     resetting: bool,
+    /// Enabled, and ready once commands of the host's earlier controllers have ended.
+    succeeding: bool,
     /// Counts the shutdowns that the host asked for.
     shutdowns: u64,
     /// A task flushes for a shutdown; there is one at most.
@@ -100,7 +102,14 @@ impl Controller {
             behavior: Kept::new(vec![0; 512]),
             errors: Kept::new(ErrorLog::new(usize::from(ERROR_ENTRIES))),
             io_queues: Kept::default(),
-            state: Kept::new(State { cc: 0, status, resetting: false, shutdowns: 0, flushing: false }),
+            state: Kept::new(State {
+                cc: 0,
+                status,
+                resetting: false,
+                succeeding: false,
+                shutdowns: 0,
+                flushing: false,
+            }),
             ready: Flag::new(false),
             over: Flag::new(false),
             seen: Kept::new(now()),
@@ -183,11 +192,14 @@ impl Controller {
         if cc.enable && !before.enable {
             let legal = cc.mps == 0 && cc.ams == 0 && matches!(cc.command_set, 0 | 6 | 7);
             let legal = legal && (self.is_discovery || cc.iosqes == 6 && cc.iocqes == 4);
-            (status.ready, status.fatal, status.shutdown) = (legal, !legal, ShutdownStatus::Normal);
+            state.succeeding = legal && self.subsystem.succession.must_wait(self);
+            let ready = legal && !state.succeeding;
+            (status.ready, status.fatal, status.shutdown) = (ready, !legal, ShutdownStatus::Normal);
             state.resetting = false;
-            self.ready.set(legal);
+            self.ready.set(ready);
         } else if resets {
             self.ready.set(false);
+            state.succeeding = false;
             // The host may write again to the same blocks once it sees RDY clear, so nothing older may be under way then.
             state.resetting = self.members.load(Ordering::SeqCst) > 0;
             (status.ready, status.fatal, status.shutdown) =
@@ -269,6 +281,24 @@ impl Controller {
         if let Some(waker) = waiting {
             waker.wake();
         }
+        if self.over.get() {
+            self.subsystem.succession.left();
+        }
+    }
+
+    /// Whether I/O queues are connected or have commands being carried out.
+    pub(crate) fn has_members(&self) -> bool {
+        self.members.load(Ordering::SeqCst) > 0
+    }
+
+    /// One of the host's earlier controllers has carried out its last command.
+    pub(crate) fn predecessor_left(self: &Arc<Self>) {
+        let mut state = self.state.lock();
+        if state.succeeding && !self.subsystem.succession.must_wait(self) {
+            state.succeeding = false;
+            state.status.ready = true;
+            self.ready.set(!self.over.get());
+        }
     }
 
     /// Waits until there is no member. One task waits: the admin queue's.
@@ -279,10 +309,11 @@ impl Controller {
     }
 
     /// The admin queue has gone, and so does everything else.
-    pub(crate) fn end(&self) {
+    pub(crate) fn end(self: &Arc<Self>) {
         self.over.set(true);
         self.ready.set(false);
         self.order_io_queues(Orders::KILL);
+        self.subsystem.succession.leaves(self);
     }
 
     /// Ends the controller once commands in flight are answered. Its host may connect again if it still may.

@@ -48,6 +48,7 @@ mod registry;
 mod slots;
 mod state;
 mod subsystem;
+mod succession;
 mod sums;
 mod target;
 

@@ -214,14 +214,7 @@ impl Connection {
     }
 
     #[inline]
-    fn carry_out(
-        self: &Rc<Self>,
-        token: Token,
-        command: &Command,
-        job: Option<Job>,
-        data: Option<Buffer>,
-        room: u64,
-    ) {
+    fn carry_out(self: &Rc<Self>, token: Token, command: &Command, job: Option<Job>, data: Option<Buffer>, room: u64) {
         let Some(job) = job else {
             if later::takes(self, token, command, room as usize) {
                 return;

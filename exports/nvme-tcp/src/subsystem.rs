@@ -9,6 +9,7 @@ use sealblock_protocols_nvme::nqn::Nqn;
 
 use crate::kept::{Count, Flag, Kept};
 use crate::namespace::Namespace;
+use crate::succession::Succession;
 use crate::sums::{Summed, Summing};
 
 /// Which hosts may connect.
@@ -54,6 +55,7 @@ pub struct Subsystem {
     pub(crate) model: String,
     /// It is offered no more.
     pub(crate) removed: Flag,
+    pub(crate) succession: Succession,
     namespaces: Kept<Arc<Namespaces>>,
     /// How often the namespaces changed; read with every command.
     changes: AtomicU64,
@@ -120,6 +122,7 @@ impl Subsystem {
             serial: serial.into(),
             model: "sealblock".to_owned(),
             removed: Flag::new(false),
+            succession: Succession::default(),
             namespaces: Kept::default(),
             changes: AtomicU64::new(0),
             hosts: Kept::new(Hosts::Any),

@@ -27,7 +27,7 @@ use sealblock_protocols_nvme_tcp::host::HostData;
 use sealblock_protocols_nvme_tcp::{Host, HostConfig, TransmitLimit};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::net::{Listener, Stream};
-use sealblock_runtime_reactor::{Config, JoinHandle, Reactor, pool, spawn};
+use sealblock_runtime_reactor::{Config, JoinHandle, Reactor, pool, sleep, spawn};
 use sealblock_units::{BlockSize, Extent};
 
 pub const SUBNQN: &str = "nqn.2026-11.org.example:volumes";
@@ -84,12 +84,16 @@ pub fn serve_with(limits: Limits, change: impl FnOnce(Subsystem) -> Subsystem) -
     Served { target, address, serving, plain, protected }
 }
 
+/// What hosts call themselves unless a test says otherwise.
+pub const HOSTNQN: &str = "nqn.2026-11.org.example:host";
+
 /// One queue, seen from the host.
 pub struct Queue {
     host: Host,
     stream: Stream,
     done: HashMap<u16, (Completion, Vec<u8>)>,
     pub cntlid: u16,
+    pub hostnqn: &'static str,
 }
 
 /// What became of a command.
@@ -120,7 +124,7 @@ impl Queue {
         let stream = Stream::connect(address).await.unwrap();
         let mut config = HostConfig::new(pool());
         (config.header_digest, config.data_digest) = (digests, digests);
-        let mut queue = Queue { host: Host::new(config), stream, done: HashMap::new(), cntlid: 0 };
+        let mut queue = Queue { host: Host::new(config), stream, done: HashMap::new(), cntlid: 0, hostnqn: HOSTNQN };
         queue.send().await;
         while queue.host.negotiated().is_none() {
             assert!(queue.receive().await, "the target sets the connection up");
@@ -212,7 +216,7 @@ impl Queue {
 
     pub async fn connect(&mut self, subnqn: &str, queue: u16, cntlid: u16, keep_alive_ms: u32) -> Done {
         let ask = Connect { queue, entries: 32, attributes: ConnectAttributes::NONE, keep_alive_ms };
-        let hostnqn: Nqn = "nqn.2026-11.org.example:host".parse().unwrap();
+        let hostnqn: Nqn = self.hostnqn.parse().unwrap();
         let data = ConnectData { hostid: [9; 16], cntlid, subnqn: subnqn.parse().unwrap(), hostnqn };
         let done = self.call(ask.encode(), Data::Write(data.encode().to_vec())).await;
         self.cntlid = Connect::from_result(done.completion.result.get()).0;
@@ -224,7 +228,9 @@ impl Queue {
         let mut queue = Queue::open(address, digests).await;
         queue.connect(subnqn, 0, CNTLID_DYNAMIC, 0).await.ok();
         queue.configure(0x0046_0001).await;
-        assert_eq!(queue.property(0x1C, 4).await, 1);
+        while queue.property(0x1C, 4).await != 1 {
+            sleep(Duration::from_millis(1)).await;
+        }
         queue
     }
 
