@@ -294,3 +294,38 @@ fn nothing_stands_in_for_write_uncorrectable_and_a_native_one_is_cut() {
     let past = Operation::WriteUncorrectable { extent: extent(CAPACITY, 1), durability: Durability::Volatile };
     assert!(matches!(failure(run(gate.execute(past))), Failure::Range { .. }));
 }
+
+/// An instant device that takes four blocks at a time and has no Compare and no Write Zeroes.
+fn instant() -> Gate<Tiny> {
+    let mut tiny = Tiny::limited(Some(TYPE1), 4);
+    tiny.instant = true;
+    tiny.gate()
+}
+
+#[test]
+fn what_needs_no_help_is_carried_out_in_place_and_counted() {
+    let gate = instant();
+    done(gate.at_once(&write(8, 4, Some(TYPE1))).expect("in place"));
+    assert_eq!(data(gate.at_once(&read(8, 4)).expect("in place")).data()[..], numbered(8, 4, Some(TYPE1)).data()[..]);
+    assert_eq!((gate.counters().requests(Write), gate.counters().bytes(Read)), (1, 4 * 512));
+    gate.device().spoil(9);
+    let error = gate.at_once(&read(8, 4)).expect("in place").unwrap_err();
+    assert_eq!((damaged(&error), gate.counters().errors(Read)), (vec![9], 1));
+    assert!(error.to_string().contains("tiny"), "{error}");
+    let stack = Gate::new("outer", Stack::new(instant()));
+    done(stack.at_once(&write(0, 1, Some(TYPE1))).expect("through every hop"));
+}
+
+#[test]
+fn what_needs_help_is_left_to_the_long_way_untouched() {
+    let gate = instant();
+    let too_long = read(0, 5);
+    let out_of_range = read(CAPACITY, 1);
+    let emulated = verify(0, 1);
+    for operation in [too_long, out_of_range, emulated, write(0, 1, None), zero(0, 1)] {
+        assert!(gate.at_once(&operation).is_none(), "{operation:?}");
+    }
+    assert!(Tiny::new(Some(TYPE1)).gate().at_once(&read(0, 1)).is_none(), "a device that waits");
+    assert_eq!(gate.device().take_seen(), []);
+    assert!(OperationKind::ALL.iter().all(|&kind| gate.counters().requests(kind) == 0));
+}

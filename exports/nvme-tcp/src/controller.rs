@@ -59,6 +59,7 @@ pub(crate) struct Controller {
     emptied: Kept<Option<Waker>>,
 }
 
+#[derive(Default)]
 struct State {
     cc: u32,
     status: ControllerStatus,
@@ -80,13 +81,6 @@ impl Controller {
         keep_alive_ms: u32,
         admin: &Arc<Line>,
     ) -> Controller {
-        let status = ControllerStatus {
-            ready: false,
-            fatal: false,
-            shutdown: ShutdownStatus::Normal,
-            subsystem_reset_occurred: false,
-            processing_paused: false,
-        };
         Controller {
             id,
             is_discovery: data.subnqn.is_discovery(),
@@ -102,14 +96,7 @@ impl Controller {
             behavior: Kept::new(vec![0; 512]),
             errors: Kept::new(ErrorLog::new(usize::from(ERROR_ENTRIES))),
             io_queues: Kept::default(),
-            state: Kept::new(State {
-                cc: 0,
-                status,
-                resetting: false,
-                succeeding: false,
-                shutdowns: 0,
-                flushing: false,
-            }),
+            state: Kept::default(),
             ready: Flag::new(false),
             over: Flag::new(false),
             seen: Kept::new(now()),

@@ -11,19 +11,16 @@ use sealblock_runtime_memory::Buffer;
 use sealblock_units::Extent;
 use smallvec::{SmallVec, smallvec};
 
+use crate::check::check;
 use crate::claims::Blocks;
 use crate::commands::copy;
 use crate::connection::Reply;
-use crate::identify::WRITE_ZEROES_BYTES;
 use crate::known::About;
 use crate::limits::Limits;
 use crate::member::{Member, Mounted};
 use crate::namespace::{NO_TAGS, Namespace};
 use crate::refusal::Refusal;
 use crate::subsystem::add;
-
-/// The longest list of ranges that a command may bring: 256 of the longest ones.
-const LIST_BYTES: u64 = 256 * 40;
 
 /// A command that was checked as far as its 64 bytes tell.
 pub(crate) struct Job {
@@ -287,46 +284,6 @@ fn extent(io: &IoCommand) -> Option<Extent> {
         IoCommand::WriteUncorrectable(extent) => Some(*extent),
         IoCommand::Flush | IoCommand::DatasetManagement(_) | IoCommand::Copy(_) => None,
     }
-}
-
-/// What a command must be before its data is fetched. Verify and the others without data may carry any length.
-fn check(namespace: &Namespace, limits: &Limits, io: &IoCommand, command: &Command, room: Room) -> Result<(), Refusal> {
-    io.validate(namespace.device.geometry().capacity_blocks, namespace.format())?;
-    let is_too_long = |extent, most| namespace.data_bytes(extent) > most;
-    let too_long = Invalid::field("NLB", 12, 0);
-    match io {
-        IoCommand::Read(blocks) | IoCommand::Write(blocks) | IoCommand::Compare(blocks) => {
-            if is_too_long(blocks.extent, u64::from(limits.transfer_bytes)) {
-                return Err(too_long.into());
-            }
-            let got_bytes = if matches!(io, IoCommand::Read(_)) { room.wants } else { room.brings };
-            same(namespace.wire_bytes(blocks), got_bytes)
-        }
-        IoCommand::WriteZeroes(zeroes) if zeroes.whole_namespace => Err(Invalid::field("NSZ", 12, 23).into()),
-        IoCommand::WriteZeroes(zeroes) if is_too_long(zeroes.blocks.extent, WRITE_ZEROES_BYTES) => Err(too_long.into()),
-        IoCommand::DatasetManagement(dsm) => match room.brings {
-            got_bytes if got_bytes < dsm.data_bytes() as u64 || got_bytes > 4096 => {
-                same(dsm.data_bytes() as u64, got_bytes)
-            }
-            _ => Ok(()),
-        },
-        IoCommand::Copy(copy) => match room.brings {
-            got_bytes if got_bytes < copy.data_bytes() as u64 || got_bytes > LIST_BYTES => {
-                same(copy.data_bytes() as u64, got_bytes)
-            }
-            _ => Ok(()),
-        },
-        IoCommand::WriteUncorrectable(_) if namespace.device.abilities().write_uncorrectable == Ability::Absent => {
-            Err(Invalid::Opcode(command.opcode).into())
-        }
-        IoCommand::Flush | IoCommand::Verify(_) | IoCommand::WriteZeroes(_) | IoCommand::WriteUncorrectable(_) => {
-            Ok(())
-        }
-    }
-}
-
-fn same(needed_bytes: u64, got_bytes: u64) -> Result<(), Refusal> {
-    if needed_bytes == got_bytes { Ok(()) } else { Err(Invalid::DataLength { needed_bytes, got_bytes }.into()) }
 }
 
 /// Asks the device, and remembers what that tells of bad blocks.

@@ -20,6 +20,7 @@ mod admin;
 mod bell;
 mod budget;
 mod change;
+mod check;
 mod claims;
 mod commands;
 mod connect;

@@ -5,6 +5,7 @@
 use std::rc::Rc;
 
 use sealblock_protocols_nvme::{Command, Completion, Direction, FABRICS_OPCODE, Status, StatusCode};
+use sealblock_protocols_nvme_tcp::BlockSums;
 use sealblock_protocols_nvme_tcp::target::{CommandData, DataError, Received, Token};
 use sealblock_runtime_memory::Buffer;
 
@@ -52,26 +53,9 @@ impl Connection {
             return;
         }
         let is_to_controller = direction(&command) == Direction::ToController;
-        let mut sums = None;
-        let (room, received) = match data {
-            CommandData::Unusable(error) => {
-                return self.refuse(token, &command, error.status_code().into());
-            }
-            CommandData::None => (Room { brings: 0, wants: 0 }, None),
-            CommandData::InCapsule(received) => {
-                sums = received.sums;
-                (Room { brings: received.buffer.len() as u64, wants: 0 }, Some(received.buffer))
-            }
-            CommandData::Transport { len_bytes } => {
-                let len = u64::from(len_bytes);
-                (
-                    Room {
-                        brings: if is_to_controller { len } else { 0 },
-                        wants: if is_to_controller { 0 } else { len },
-                    },
-                    None,
-                )
-            }
+        let (room, sums, received) = match brought(data, is_to_controller) {
+            Ok(brought) => brought,
+            Err(error) => return self.refuse(token, &command, error.status_code().into()),
         };
         let mut job = match self.prepare(&command, room) {
             Ok(job) => job,
@@ -300,6 +284,21 @@ impl Connection {
     fn sqhd(&self) -> u16 {
         self.head.get().map_or(0xFFFF, |(head, _)| head as u16)
     }
+}
+
+/// What a capsule says of its command's data: its length by way, and the data if it came along, with its sums.
+fn brought(data: CommandData, is_to_controller: bool) -> Result<(Room, Option<BlockSums>, Option<Buffer>), DataError> {
+    Ok(match data {
+        CommandData::Unusable(error) => return Err(error),
+        CommandData::None => (Room { brings: 0, wants: 0 }, None, None),
+        CommandData::InCapsule(Received { buffer, sums }) => {
+            (Room { brings: buffer.len() as u64, wants: 0 }, sums, Some(buffer))
+        }
+        CommandData::Transport { len_bytes } if is_to_controller => {
+            (Room { brings: len_bytes.into(), wants: 0 }, None, None)
+        }
+        CommandData::Transport { len_bytes } => (Room { brings: 0, wants: len_bytes.into() }, None, None),
+    })
 }
 
 /// Which way a command's data goes.

@@ -1,6 +1,7 @@
 //! A command of a connection that is gone must not be carried out after newer ones of the same host's next connection.
 mod common;
 
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -37,20 +38,24 @@ impl Device for FirstLate {
     }
 }
 
+fn serve_late(latch: &Arc<(AtomicUsize, AtomicBool)>) -> (Target, SocketAddr) {
+    let device = FirstLate(MemoryDevice::new(BlockSize::B4096, BLOCKS, None), Arc::clone(latch));
+    let shared = SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(device))));
+    let subsystem = Subsystem::new(SUBNQN.parse().unwrap(), "SN1");
+    let subsystem = subsystem.with_namespace(1, Namespace::new(shared, [1; 16])).unwrap();
+    let target = Target::new([subsystem], short()).unwrap();
+    let listener = Listener::bind((std::net::Ipv4Addr::LOCALHOST, 0).into(), 16).unwrap();
+    let address = listener.local_addr().unwrap();
+    let serving = target.clone();
+    drop(spawn(async move { serving.serve(listener).await }));
+    (target, address)
+}
+
 #[test]
 fn a_write_of_a_lost_connection_does_not_land_on_a_newer_one() {
     run(|| async {
         let latch = Arc::new((AtomicUsize::new(0), AtomicBool::new(false)));
-        let device = FirstLate(MemoryDevice::new(BlockSize::B4096, BLOCKS, None), Arc::clone(&latch));
-        let shared = SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(device))));
-        let subsystem = Subsystem::new(SUBNQN.parse().unwrap(), "SN1");
-        let subsystem = subsystem.with_namespace(1, Namespace::new(shared, [1; 16])).unwrap();
-        let target = Target::new([subsystem], short()).unwrap();
-        let listener = Listener::bind((std::net::Ipv4Addr::LOCALHOST, 0).into(), 16).unwrap();
-        let address = listener.local_addr().unwrap();
-        let serving = target.clone();
-        drop(spawn(async move { serving.serve(listener).await }));
-
+        let (target, address) = serve_late(&latch);
         let (admin, mut io) = Queue::pair(address, false).await;
         let write = |_: u8| IoCommand::Write(blocks(7, 1)).encode(1).unwrap();
         io.submit(write(1), Data::Write(vec![1; 4096])).await;

@@ -186,9 +186,10 @@ impl Configuration {
 }
 
 /// How far a shutdown is (Base, field CSTS.SHST).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum ShutdownStatus {
     /// 00b: none asked for.
+    #[default]
     Normal,
     /// 01b: under way.
     InProgress,
@@ -199,7 +200,7 @@ pub enum ShutdownStatus {
 }
 
 /// CSTS: the state of the controller (Base, "Controller Status").
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ControllerStatus {
     /// RDY: commands are processed.
     pub ready: bool,

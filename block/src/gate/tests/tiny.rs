@@ -31,6 +31,8 @@ pub struct Tiny {
     pub refuses_writes: Option<Failure>,
     pub seen: RefCell<Vec<Seen>>,
     pub durable: Cell<u32>,
+    /// Whether it carries requests out in place.
+    pub instant: bool,
     data: RefCell<Vec<u8>>,
     tags: RefCell<Vec<u8>>,
 }
@@ -53,6 +55,7 @@ impl Tiny {
             refuses_writes: None,
             seen: RefCell::default(),
             durable: Cell::new(0),
+            instant: false,
             data: RefCell::new(vec![0; CAPACITY as usize * 512]),
             tags: RefCell::new(vec![0; CAPACITY as usize * tuple_bytes]),
         };
@@ -159,6 +162,10 @@ impl Device for Tiny {
 
     async fn execute(&self, operation: Operation) -> Outcome {
         self.answer(operation)
+    }
+
+    fn at_once(&self, operation: &Operation) -> Option<Outcome> {
+        self.instant.then(|| self.answer(operation.clone()))
     }
 }
 

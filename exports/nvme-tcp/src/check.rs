@@ -1,0 +1,60 @@
+//! What an I/O command must be before its data is fetched.
+
+use sealblock_block::Ability;
+use sealblock_protocols_nvme::nvm::IoCommand;
+use sealblock_protocols_nvme::{Command, Invalid};
+
+use crate::identify::WRITE_ZEROES_BYTES;
+use crate::io::Room;
+use crate::limits::Limits;
+use crate::namespace::Namespace;
+use crate::refusal::Refusal;
+
+/// The longest list of ranges that a command may bring: 256 of the longest ones.
+const LIST_BYTES: u64 = 256 * 40;
+
+/// Refuses what cannot be carried out. Verify and the others without data may carry any length.
+pub(crate) fn check(
+    namespace: &Namespace,
+    limits: &Limits,
+    io: &IoCommand,
+    command: &Command,
+    room: Room,
+) -> Result<(), Refusal> {
+    io.validate(namespace.device.geometry().capacity_blocks, namespace.format())?;
+    let is_too_long = |extent, most| namespace.data_bytes(extent) > most;
+    let too_long = Invalid::field("NLB", 12, 0);
+    match io {
+        IoCommand::Read(blocks) | IoCommand::Write(blocks) | IoCommand::Compare(blocks) => {
+            if is_too_long(blocks.extent, u64::from(limits.transfer_bytes)) {
+                return Err(too_long.into());
+            }
+            let got_bytes = if matches!(io, IoCommand::Read(_)) { room.wants } else { room.brings };
+            same(namespace.wire_bytes(blocks), got_bytes)
+        }
+        IoCommand::WriteZeroes(zeroes) if zeroes.whole_namespace => Err(Invalid::field("NSZ", 12, 23).into()),
+        IoCommand::WriteZeroes(zeroes) if is_too_long(zeroes.blocks.extent, WRITE_ZEROES_BYTES) => Err(too_long.into()),
+        IoCommand::DatasetManagement(dsm) => match room.brings {
+            got_bytes if got_bytes < dsm.data_bytes() as u64 || got_bytes > 4096 => {
+                same(dsm.data_bytes() as u64, got_bytes)
+            }
+            _ => Ok(()),
+        },
+        IoCommand::Copy(copy) => match room.brings {
+            got_bytes if got_bytes < copy.data_bytes() as u64 || got_bytes > LIST_BYTES => {
+                same(copy.data_bytes() as u64, got_bytes)
+            }
+            _ => Ok(()),
+        },
+        IoCommand::WriteUncorrectable(_) if namespace.device.abilities().write_uncorrectable == Ability::Absent => {
+            Err(Invalid::Opcode(command.opcode).into())
+        }
+        IoCommand::Flush | IoCommand::Verify(_) | IoCommand::WriteZeroes(_) | IoCommand::WriteUncorrectable(_) => {
+            Ok(())
+        }
+    }
+}
+
+fn same(needed_bytes: u64, got_bytes: u64) -> Result<(), Refusal> {
+    if needed_bytes == got_bytes { Ok(()) } else { Err(Invalid::DataLength { needed_bytes, got_bytes }.into()) }
+}
