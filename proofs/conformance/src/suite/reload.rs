@@ -24,18 +24,18 @@ fn subsystem(name: &str, hosts: &str, namespaces: &[(u32, &str)]) -> String {
 
 pub fn run(bench: &mut Bench<'_>) -> Result<()> {
     for name in ["a", "b", "c"] {
-        bench.sealblock.create(name, "16MiB", &[])?;
+        bench.sealblock.create(name, "4MiB", &[])?;
     }
-    let memory = subsystem("memory", "", &[(1, "mem:16MiB")]);
+    let memory = subsystem("memory", "", &[(1, "mem:4MiB")]);
     let first = [
         subsystem("stays", "", &[(1, "a"), (2, "b")]),
-        subsystem("goes", "", &[(1, "mem:8MiB")]),
-        subsystem("closes", FRIENDS, &[(1, "mem:8MiB")]),
+        subsystem("goes", "", &[(1, "mem:4MiB")]),
+        subsystem("closes", FRIENDS, &[(1, "mem:4MiB")]),
         memory.clone(),
     ];
     let second = [
         subsystem("stays", "", &[(1, "a"), (3, "c")]),
-        subsystem("closes", OTHERS, &[(1, "mem:8MiB")]),
+        subsystem("closes", OTHERS, &[(1, "mem:4MiB")]),
         memory.clone(),
         subsystem("comes", "", &[(1, "b")]),
     ];
@@ -73,11 +73,13 @@ conformance guest fill /dev/$leaves 31
 conformance guest fill /dev/$(attached memory) 32
 echo $stays $leaves $goes $closes >/tmp/disks
 nvme discover -t tcp -a 10.0.2.2 -s $PORT --output-format=json | tr -d ' ' >/tmp/discovery.before
-rm -f /tmp/load.status /tmp/reads.*
+rm -f /tmp/load.* /tmp/reads.*
 (
-  fio --name=load --filename=/dev/$stays --direct=1 --ioengine=libaio --iodepth=8 --rw=randwrite --bs=4k --size=8m --verify=crc32c \
-    --verify_fatal=1 --loops=1000 --time_based --runtime=12 --output=/tmp/load
-  echo $? >/tmp/load.status
+  while [ ! -e /tmp/load.stop ]; do
+    fio --name=load --filename=/dev/$stays --direct=1 --ioengine=libaio --iodepth=8 --rw=randwrite --bs=4k --size=2m \
+      --verify=crc32c --verify_fatal=1 --output=/tmp/load || { echo badly >/tmp/load.status; exit; }
+  done
+  echo well >/tmp/load.status
 ) >/tmp/load.said 2>&1 &
 for disk in $leaves $goes $closes; do
   (
@@ -102,7 +104,7 @@ set -- $(cat /tmp/disks)
 leaves=$2 goes=$3 closes=$4
 # The host hears that namespace 3 came and that namespace 2 went.
 comes=$(block stays 3)
-[ "$(cat /sys/block/$comes/size)" = 32768 ] || fail "namespace 3 has $(cat /sys/block/$comes/size) sectors"
+[ "$(cat /sys/block/$comes/size)" = 8192 ] || fail "namespace 3 has $(cat /sys/block/$comes/size) sectors"
 conformance guest fill /dev/$comes 33
 gone /sys/block/$leaves
 # Whoever used what went away has got an error by now, or gets one when the host gives up.
@@ -132,11 +134,13 @@ generation() { sed -n 's/.*"genctr":\([0-9]*\).*/\1/p' $1; }
 # The volume that moved has its content.
 conformance guest check /dev/$(attach comes) 31
 conformance guest check /dev/$(attached memory) 32
-for try in $(seq 100); do
+[ ! -e /tmp/load.status ] || { cat /tmp/load.said /tmp/load; fail "the load on what stayed has ended"; }
+touch /tmp/load.stop
+for try in $(seq 300); do
   [ -e /tmp/load.status ] && break
-  sleep 1
+  sleep 0.2
 done
-[ "$(cat /tmp/load.status)" = 0 ] || { cat /tmp/load.said /tmp/load; fail "the load on what stayed did not survive"; }
+[ "$(cat /tmp/load.status)" = well ] || { cat /tmp/load.said /tmp/load; fail "the load on what stayed did not survive"; }
 "#;
 
 const BACK: &str = r#"

@@ -6,11 +6,11 @@ use crate::bench::{Bench, expect};
 
 /// Namespaces: subsystem, number, volume, size in MiB, size of blocks, guard.
 const NAMESPACES: [(&str, u32, &str, u64, &str, &str); 5] = [
-    ("mixed", 1, "a", 8, "4096", "crc32c"),
-    ("mixed", 2, "b", 12, "512", "crc16"),
-    ("mixed", 9, "c", 16, "4096", "crc64"),
-    ("other", 1, "d", 20, "512", "none"),
-    ("other", 2, "e", 24, "4096", "crc16"),
+    ("mixed", 1, "a", 2, "4096", "crc32c"),
+    ("mixed", 2, "b", 3, "512", "crc16"),
+    ("mixed", 9, "c", 4, "4096", "crc64"),
+    ("other", 1, "d", 5, "512", "none"),
+    ("other", 2, "e", 6, "4096", "crc16"),
 ];
 const CONFIGURATION: &str = r#"
 [[subsystems]]
