@@ -76,7 +76,7 @@ nvme discover -t tcp -a 10.0.2.2 -s $PORT --output-format=json | tr -d ' ' >/tmp
 rm -f /tmp/load.* /tmp/reads.*
 (
   while [ ! -e /tmp/load.stop ]; do
-    fio --name=load --filename=/dev/$stays --direct=1 --ioengine=libaio --iodepth=8 --rw=randwrite --bs=4k --size=2m \
+    fio --name=load --filename=/dev/$stays --direct=1 --ioengine=libaio --iodepth=8 --rw=randwrite --bs=4k --size=2m --rate_iops=400 \
       --verify=crc32c --verify_fatal=1 --output=/tmp/load || { echo badly >/tmp/load.status; exit; }
   done
   echo well >/tmp/load.status
