@@ -60,17 +60,7 @@ fn by_the_host(bench: &mut Bench<'_>, server: &Server, volume: &str) -> Result<(
         &lines[..lines.len() - 1].to_vec(),
         &wanted.each_ref().map(|line| line.as_str()).to_vec(),
     )?;
-    for (lba, _, field) in HARMS {
-        let status = match field {
-            "guard" => "Guard Check Error",
-            "ref_tag" => "Reference Tag Check Error",
-            _ => "Application Tag Check Error",
-        };
-        let script = format!(
-            "refused '{status}' nvme verify /dev/$(attached {volume}) --namespace-id=1 --start-block={lba} --block-count=0"
-        );
-        bench.sh(server, &script)?;
-    }
+    refused(bench, server, volume)?;
     let script = format!(
         r#"
         dev=$(attached {volume})
@@ -84,6 +74,22 @@ fn by_the_host(bench: &mut Bench<'_>, server: &Server, volume: &str) -> Result<(
     );
     bench.sh(server, &script)?;
     listed(bench, server, volume)
+}
+
+/// Verify of each damaged block fails with the status of the check that failed.
+fn refused(bench: &mut Bench<'_>, server: &Server, volume: &str) -> Result<()> {
+    for (lba, _, field) in HARMS {
+        let status = match field {
+            "guard" => "Guard Check Error",
+            "ref_tag" => "Reference Tag Check Error",
+            _ => "Application Tag Check Error",
+        };
+        let script = format!(
+            "refused '{status}' nvme verify /dev/$(attached {volume}) --namespace-id=1 --start-block={lba} --block-count=0"
+        );
+        bench.sh(server, &script)?;
+    }
+    Ok(())
 }
 
 /// Get LBA Status lists the damaged blocks and no others, whether they are looked for or only remembered.
