@@ -4,12 +4,13 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 
 /// From the start of a server until it listens, and from the signal until it has ended.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -66,6 +67,30 @@ impl Sealblock {
         Ok(u64::try_from(stat.st_blocks).unwrap_or(0) * 512)
     }
 
+    /// The bytes of a volume's file.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub fn content(&self, name: &str) -> Result<Vec<u8>> {
+        fs::read(self.folder.join(name)).with_context(|| format!("reading {name}"))
+    }
+
+    /// Writes a configuration for servers, `serve.toml`.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn configure(&self, text: &str) -> Result<()> {
+        fs::write(self.folder.join("serve.toml"), text).context("writing the configuration")
+    }
+
+    /// Serves what the configuration says.
+    ///
+    /// # Errors
+    /// If the server does not come up.
+    pub fn serve_configured(&self) -> Result<Server> {
+        self.serve(&[], &["--config", "serve.toml"])
+    }
+
     /// Serves volumes, each as a subsystem named after it.
     ///
     /// # Errors
@@ -77,6 +102,7 @@ impl Sealblock {
             words: words.iter().map(|word| (*word).to_owned()).collect(),
             port: 0,
             child: None,
+            events: None,
         };
         server.start()?;
         Ok(server)
@@ -90,6 +116,7 @@ pub struct Server {
     /// Where it listens, on loopback.
     pub port: u16,
     child: Option<Child>,
+    events: Option<Receiver<String>>,
 }
 
 impl Server {
@@ -117,14 +144,49 @@ impl Server {
                 let _ = sender.send(line);
             }
         });
+        self.events = Some(lines);
+        let ready = self.event(&["ready"])?;
+        self.port = listening_port(&ready).context("the server does not say where it listens")?;
+        Ok(())
+    }
+
+    /// Waits for an event of one of these names.
+    fn event(&self, names: &[&str]) -> Result<Value> {
+        let events = self.events.as_ref().context("the server was never started")?;
         let deadline = Instant::now() + PATIENCE;
-        while let Ok(line) = lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            if let Some(port) = listening_port(&line) {
-                self.port = port;
-                return Ok(());
+        while let Ok(line) = events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            let event: Value = serde_json::from_str(&line).with_context(|| format!("reading the event {line}"))?;
+            if event["event"].as_str().is_some_and(|name| names.contains(&name)) {
+                return Ok(event);
             }
         }
-        bail!("`sealblock {}` does not listen; {}", self.words.join(" "), self.log())
+        bail!("`sealblock {}` does not say {}; {}", self.words.join(" "), names.join(" or "), self.log())
+    }
+
+    /// Has the server read its configuration again, which has to succeed.
+    ///
+    /// # Errors
+    /// If the server stays as it was.
+    pub fn reload(&mut self) -> Result<()> {
+        self.signal(Signal::HUP)?;
+        let event = self.event(&["reloaded", "reload_failed"])?;
+        if event["event"] == "reload_failed" {
+            bail!("the configuration was refused: {}", event["reason"]);
+        }
+        Ok(())
+    }
+
+    /// Has the server read its configuration again, which it has to refuse; answers with the reason.
+    ///
+    /// # Errors
+    /// If the server takes it.
+    pub fn reload_refused(&mut self) -> Result<String> {
+        self.signal(Signal::HUP)?;
+        let event = self.event(&["reloaded", "reload_failed"])?;
+        match event["reason"].as_str() {
+            Some(reason) => Ok(reason.to_owned()),
+            None => bail!("a configuration was taken that cannot be served"),
+        }
     }
 
     /// What the server wrote to standard error.
@@ -201,8 +263,7 @@ pub fn nqn(volume: &str) -> String {
 }
 
 /// The port in the event that says that the server is ready.
-fn listening_port(line: &str) -> Option<u16> {
-    let event: serde_json::Value = serde_json::from_str(line).ok()?;
+fn listening_port(event: &Value) -> Option<u16> {
     let address = event.get("listeners")?.get(0)?.as_str()?;
     address.rsplit_once(':')?.1.parse().ok().filter(|port| *port != 0)
 }
@@ -213,11 +274,12 @@ mod tests {
 
     #[test]
     fn the_port_is_found_in_its_event_only() {
-        assert_eq!(listening_port(r#"{"event":"ready","listeners":["127.0.0.1:4420"]}"#), Some(4420));
-        assert_eq!(listening_port(r#"{"event":"ready","listeners":["[::1]:99"]}"#), Some(99));
-        for other in ["", "ready", r#"{"event":"stopped"}"#, r#"{"listeners":[]}"#, r#"{"listeners":["127.0.0.1:0"]}"#]
+        let port = |text: &str| listening_port(&serde_json::from_str(text).unwrap());
+        assert_eq!(port(r#"{"event":"ready","listeners":["127.0.0.1:4420"]}"#), Some(4420));
+        assert_eq!(port(r#"{"event":"ready","listeners":["[::1]:99"]}"#), Some(99));
+        for other in [r#""ready""#, r#"{"event":"stopped"}"#, r#"{"listeners":[]}"#, r#"{"listeners":["127.0.0.1:0"]}"#]
         {
-            assert_eq!(listening_port(other), None, "{other}");
+            assert_eq!(port(other), None, "{other}");
         }
     }
 }

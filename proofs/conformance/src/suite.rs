@@ -1,11 +1,16 @@
 //! The tests.
 
 mod commands;
+mod copy;
 mod damage;
 mod files;
 mod identify;
 mod protection;
+mod read_only;
+mod reload;
 mod restart;
+mod several;
+mod storage_tags;
 mod traffic;
 mod zeroes;
 
@@ -58,8 +63,11 @@ pub const CASES: &[Case] = &[
         ANY,
         commands::run,
     ),
+    case("copy", "copied ranges, what is refused, damage that is not copied, flags that Linux refuses", ANY, copy::run),
     case("files", "ext4 and btrfs, there and back", ANY, files::run),
     case("traffic", "random and mixed traffic with every block checked, digests on and off", ANY, traffic::run),
+    case("several", "several subsystems, namespaces and formats; who may connect to which", ANY, several::run),
+    case("read-only", "a file system that can be read and not changed", ANY, read_only::run),
     case("zeroes", "fallocate, discard, and the space they give back", ANY, zeroes::run),
     case("damage", "errors for exactly the damaged blocks; every way to verify names them", ANY, damage::run),
     case(
@@ -74,6 +82,8 @@ pub const CASES: &[Case] = &[
         BLOCK_LAYER,
         protection::block_layer,
     ),
+    case("storage-tags", "tuples with storage tags, made and checked on either side", ANY, storage_tags::run),
+    case("reload", "namespaces, subsystems and hosts that come and go under load", ANY, reload::run),
     case("restart", "a server that dies or stops, and a reset, under load", ANY, restart::run),
 ];
 

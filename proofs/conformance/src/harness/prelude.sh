@@ -33,6 +33,28 @@ attach() {
   attached "$name"
 }
 
+# block NAME NSID: waits for the block device of a namespace and prints its name.
+block() {
+  for try in $(seq 200); do
+    for folder in /sys/block/nvme*; do
+      [ "$(cat "$folder/nsid" 2>/dev/null)" = "$2" ] || continue
+      device=${folder##*/}
+      [ -e "$(subsystem "$1")/$device" ] && [ -e "/dev/$device" ] && echo "$device" && return 0
+    done
+    sleep 0.1
+  done
+  fail "$1 has no namespace $2" >&2
+}
+
+# gone PATH: waits until there is no such file.
+gone() {
+  for try in $(seq 200); do
+    [ -e "$1" ] || return 0
+    sleep 0.1
+  done
+  fail "$1 stays"
+}
+
 # controller DEVICE: the first controller of a block device, such as nvme0.
 controller() {
   basename "$(ls -d /sys/class/nvme-subsystem/*/"$1"/../nvme*[0-9] | grep -E '/nvme[0-9]+$' | head -n 1)"

@@ -47,9 +47,14 @@ last=$(($(cat /sys/block/$dev/size) * 512 / bs))
 refused "range" ask read --start-block=$last --block-count=0 --data-size=$bs --data=/tmp/back
 refused "range" ask verify --start-block=$((last - 1)) --block-count=1
 refused "range" ask write-zeroes --start-block=$last --block-count=0
-nvme error-log /dev/$dev --log-entries=4 >/tmp/errors
-grep -qi "lba" /tmp/errors || { cat /tmp/errors; fail "no error is in the log"; }
-nvme smart-log /dev/$dev >/tmp/smart
+# The last command that failed is the first entry, with its status and the address that it began at.
+nvme error-log /dev/$dev --log-entries=1 --output-format=json | tr -d ' \n' >/tmp/errors
+grep -q '"nsid":1,' /tmp/errors && grep -q "\"lba\":$last," /tmp/errors || { cat /tmp/errors; fail "the error log"; }
+nvme smart-log /dev/$dev --output-format=json | tr -d ' \n' >/tmp/smart
+count() { sed -n "s/.*\"$1\":\([0-9]*\).*/\1/p" /tmp/smart; }
+for name in host_read_commands host_write_commands data_units_read data_units_written num_err_log_entries; do
+  [ "$(count $name)" -gt 0 ] || { cat /tmp/smart; fail "$name is $(count $name)"; }
+done
 nvme id-ctrl /dev/$dev --output-format=json | tr -d ' ' >/tmp/id
 oncs=$(sed -n 's/.*"oncs":\([0-9]*\).*/\1/p' /tmp/id)
 oacs=$(sed -n 's/.*"oacs":\([0-9]*\).*/\1/p' /tmp/id)
@@ -66,7 +71,8 @@ fi
 if [ $((oacs & 512)) = 0 ]; then
   refused "opcode" ask get-lba-status --start-lba=0 --max-dw=64 --action=0x11 --range-len=64
 else
-  ask get-lba-status --start-lba=0 --max-dw=64 --action=0x11 --range-len=64
+  ask get-lba-status --start-lba=0 --max-dw=64 --action=0x11 --range-len=64 >/tmp/status
+  grep -q "(NLSD): 0" /tmp/status || { cat /tmp/status; fail "sound blocks are listed"; }
 fi
 detach @NAME@
 "#;

@@ -32,6 +32,7 @@ pub fn run(bench: &mut Bench<'_>) -> Result<()> {
         "#,
     )?;
     sizes(bench, &server)?;
+    pages(bench, &server)?;
     queues(bench, &server)?;
     bench.sh(&server, "nvme disconnect-all")?;
     server.stop()?;
@@ -69,6 +70,37 @@ fn sizes(bench: &mut Bench<'_>, server: &crate::served::Server) -> Result<()> {
     let sectors = SIZE_BYTES / 512;
     expect("sizes of devices", &said, &format!("small {sectors} 512\nlarge {sectors} 4096\n"))
 }
+
+/// What the pages say is what the volumes are and what the target can do.
+fn pages(bench: &mut Bench<'_>, server: &crate::served::Server) -> Result<()> {
+    for (name, block_bytes) in [("small", 512_u64), ("large", 4096)] {
+        let script = PAGES
+            .replace("@NAME@", name)
+            .replace("@BLOCKS@", &(SIZE_BYTES / block_bytes).to_string())
+            .replace("@SHIFT@", &block_bytes.trailing_zeros().to_string());
+        bench.sh(server, &script)?;
+    }
+    Ok(())
+}
+
+const PAGES: &str = r#"
+dev=$(attached @NAME@)
+ctrl=/dev/$(controller $dev)
+has() { grep -q "$1" /tmp/page || { cat /tmp/page; fail "@NAME@ does not say $1"; }; }
+nvme id-ns /dev/$dev --output-format=json | tr -d ' \n' >/tmp/page
+for word in '"nsze":@BLOCKS@,' '"ncap":@BLOCKS@,' '"dlfeat":9,' '"dps":0,' '"nsattr":0,' '"ms":0,"ds":@SHIFT@,'; do has "$word"; done
+nvme id-ctrl $ctrl --output-format=json | tr -d ' \n' >/tmp/page
+for word in "\"subnqn\":\"$NQN:@NAME@\"" '"cntrltype":1,' '"vwc":7,' '"fuses":1,' '"nn":1,'; do has "$word"; done
+oncs=$(sed -n 's/.*"oncs":\([0-9]*\).*/\1/p' /tmp/page)
+# Compare, Dataset Management, Write Zeroes, Verify, Copy.
+[ $((oncs & 397)) = 397 ] || fail "ONCS is $oncs"
+nvme effects-log $ctrl >/tmp/page
+for word in Flush Write Read Compare 'Write Zeroes' 'Dataset Management' Verify Copy; do has "$word"; done
+nvme supported-log-pages $ctrl >/tmp/page
+for word in 'LID 0x1 ' 'LID 0x2 ' 'LID 0x4 ' 'LID 0x5 ' 'LID 0xe '; do has "$word"; done
+nvme smart-log $ctrl --output-format=json | tr -d ' \n' >/tmp/page
+for word in '"critical_warning":0,' '"media_errors":0,'; do has "$word"; done
+"#;
 
 /// Two processors get two I/O queues; what nobody should do is refused, and harms nothing.
 fn queues(bench: &mut Bench<'_>, server: &crate::served::Server) -> Result<()> {

@@ -22,7 +22,11 @@ pub fn run(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 const SCRIPT: &str = r#"
-dev=$(attach @NAME@ @DIGESTS@)
+dev=$(attach @NAME@ --verbose --verbose @DIGESTS@)
+# What the kernel was asked for; it refuses a connection whose target does not agree.
+for digest in @DIGESTS@; do
+  grep -q "$(echo ${digest#--} | sed 's/header/hdr/; s/-/_/')" /tmp/connect || { cat /tmp/connect; fail "$digest was not asked for"; }
+done
 bs=$(cat /sys/block/$dev/queue/logical_block_size)
 fio --name=random --filename=/dev/$dev --direct=1 --ioengine=libaio --iodepth=32 --rw=randwrite --bs=4k --size=2m \
   --numjobs=2 --thread --offset_increment=2m --verify=crc32c --verify_fatal=1 --group_reporting --output=/tmp/fio ||
