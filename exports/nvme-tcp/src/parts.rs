@@ -35,14 +35,18 @@ impl Connection {
     pub(crate) async fn take_events(self: &Rc<Self>, received_bytes: usize) {
         let part = (received_bytes / CAPSULE_BYTES / 2).max(PART_COMMANDS);
         let (mut commands, mut from_bytes) = (0, self.read_bytes.get());
+        let mut events = 0;
         while let Some(event) = self.next_event() {
             self.on_event(event);
             commands += 1;
+            events += 1;
             if commands >= part || self.read_bytes.get().saturating_sub(from_bytes) >= PART_BYTES {
                 self.answer_first().await;
                 (commands, from_bytes) = (0, self.read_bytes.get());
             }
         }
+        // A host that waits for each answer asks again soon, and then waits for this one.
+        self.stream.set_lingering(events == 1);
         self.answer_first().await;
     }
 

@@ -23,6 +23,7 @@ use crate::config::{Attempt, Config, StartError};
 use crate::driver::{Driver, Finished, Wait};
 use crate::gather::Gathers;
 use crate::homed::Residents;
+use crate::linger::Lingering;
 use crate::operation::{self, Calls, Interest, Kind};
 use crate::pending::{Aftermath, Key, Pending};
 use crate::remote::Remote;
@@ -72,6 +73,7 @@ pub(crate) struct Core {
     finished: RefCell<Vec<Finished>>,
     closed: Cell<bool>,
     pub(crate) calls: Calls,
+    pub(crate) lingering: Lingering,
     stop_by: Cell<Option<Instant>>,
     pub(crate) stop_waiters: RefCell<Waiters>,
     drained_waiter: RefCell<Option<Waker>>,
@@ -310,6 +312,7 @@ impl Reactor {
             finished: RefCell::default(),
             closed: Cell::new(false),
             calls: Calls::default(),
+            lingering: Lingering::new(config.spin_us),
             stop_by: Cell::new(None),
             stop_waiters: RefCell::new(Waiters::new()),
             drained_waiter: RefCell::default(),

@@ -25,6 +25,7 @@ mod executor;
 mod file;
 mod gather;
 mod homed;
+mod linger;
 pub mod net;
 mod operation;
 mod operations;

@@ -18,6 +18,7 @@ use std::task::{Context, Poll};
 use io_uring::squeue;
 
 use crate::executor::Core;
+use crate::linger::Linger;
 use crate::pending::Key;
 use crate::ring::Tables;
 
@@ -88,6 +89,11 @@ pub(crate) unsafe trait Kind: Sized + Send + Unpin + 'static {
         false
     }
 
+    /// Whether to ask again for a while when it would have to wait, if it is prompt.
+    fn lingers(&self) -> bool {
+        false
+    }
+
     /// Undoes what the operation came to after its future was dropped.
     fn discard(self, result: io::Result<u32>) {
         drop((self, result));
@@ -142,12 +148,13 @@ pub(crate) struct Op<K: Kind> {
     stage: Stage<K>,
     waits: Option<Interest>,
     retries: u8,
+    linger: Linger,
 }
 
 impl<K: Kind> Op<K> {
     pub(crate) fn new(core: Rc<Core>, kind: K) -> Op<K> {
         let waits = kind.waits();
-        Op { core, stage: Stage::New(kind), waits, retries: 0 }
+        Op { core, stage: Stage::New(kind), waits, retries: 0, linger: Linger::default() }
     }
 
     /// Whether it was started and has not given its output yet.
@@ -173,6 +180,11 @@ impl<K: Kind> Op<K> {
         }
     }
 
+    /// Whether an operation that would have to wait is to ask again soon, rather than have the backend wait.
+    fn lingers(&mut self, kind: &K) -> bool {
+        self.waits.is_some() && kind.is_prompt() && kind.lingers() && self.linger.goes_on(&self.core.lingering)
+    }
+
     /// Whether the result says no more than "try again".
     fn is_momentary(&mut self, result: i32) -> bool {
         let momentary = result == -libc::EINTR || result == -libc::EAGAIN;
@@ -195,6 +207,11 @@ impl<K: Kind> Future for Op<K> {
                         Ok(output) => return Poll::Ready(output),
                         Err(kind) => kind,
                     };
+                    if self.lingers(&kind) {
+                        self.stage = Stage::New(kind);
+                        cx.waker().wake_by_ref();
+                        return Poll::Pending;
+                    }
                     let (key, kind) = self.core.start(kind, cx.waker().clone());
                     self.stage = Stage::Flying(key, kind);
                     return Poll::Pending;
@@ -225,6 +242,7 @@ impl<K: Kind> Future for Op<K> {
 impl<K: Kind> Drop for Op<K> {
     fn drop(&mut self) {
         self.cancel();
+        self.linger.end(&self.core.lingering);
         if let Stage::Flying(key, kind) = std::mem::replace(&mut self.stage, Stage::Over) {
             let kept = kind.map(|kind| Box::new(kind) as Box<dyn Work>);
             let (done, waker) = self.core.pending.borrow_mut().abandon(key, kept);

@@ -39,6 +39,7 @@ pub struct Stream {
     /// What such a one had received, and the part of it that nobody has taken.
     leftover: RefCell<Option<(Buffer, Range<usize>)>>,
     is_prompt: Cell<bool>,
+    lingers: Cell<bool>,
 }
 
 impl Stream {
@@ -76,6 +77,7 @@ impl Stream {
             parked: Parked::default(),
             leftover: RefCell::default(),
             is_prompt: Cell::new(false),
+            lingers: Cell::new(false),
         })
     }
 
@@ -130,7 +132,8 @@ impl Stream {
             return (Ok(count), buffer);
         }
         let descriptor = Arc::clone(self.descriptor());
-        let receive = Op::new(Rc::clone(&self.core), Receive { descriptor, buffer, is_prompt: self.is_prompt.get() });
+        let (is_prompt, lingers) = (self.is_prompt.get(), self.lingers.get());
+        let receive = Op::new(Rc::clone(&self.core), Receive { descriptor, buffer, is_prompt, lingers });
         Parking::new(&self.parked, receive).await
     }
 
@@ -194,9 +197,17 @@ impl Stream {
 
     /// Whether what is sent goes to the system where the future is polled, rather than with the reactor's next turn, so that
     /// the peer has it while the task goes on. That costs a system call for each send; a task whose sends follow each other
-    /// closely gets a few of these, and then waits for its turn. Off in a new stream.
+    /// closely gets a few of these, and then waits for its turn. A receive as well takes at once what is there. Off in a new
+    /// stream.
     pub fn set_prompt(&self, prompt: bool) {
         self.is_prompt.set(prompt);
+    }
+
+    /// Whether a receive of a prompt stream, on a reactor that spins, asks again and again for half of that time before it lets
+    /// the system wait; one stream of a reactor at a time. It meets a peer that answers soon a little sooner, and one with
+    /// several questions too soon, when it has written only the first. Off in a new stream.
+    pub fn set_lingering(&self, lingers: bool) {
+        self.lingers.set(lingers);
     }
 
     async fn send_gather(&self, gather: Box<Gather>, whole: bool) -> (io::Result<usize>, Box<Gather>) {

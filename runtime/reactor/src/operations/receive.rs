@@ -20,6 +20,8 @@ pub(crate) struct Receive {
     pub(crate) buffer: Buffer,
     /// Not to wait for the backend's turn.
     pub(crate) is_prompt: bool,
+    /// To ask again before it waits.
+    pub(crate) lingers: bool,
 }
 
 impl Receive {
@@ -58,5 +60,9 @@ unsafe impl Kind for Receive {
 
     fn is_prompt(&self) -> bool {
         self.is_prompt
+    }
+
+    fn lingers(&self) -> bool {
+        self.lingers
     }
 }
