@@ -50,7 +50,6 @@ pub(crate) struct Room {
 }
 
 impl Job {
-    #[inline]
     pub(crate) fn prepare(
         controller: &Rc<Member>,
         limits: &Limits,
@@ -114,7 +113,6 @@ impl Job {
     }
 
     /// Carries the command out in place if its device has nothing to wait for, and otherwise says what is left to do.
-    #[inline]
     pub(crate) fn at_once(&self, data: Buffer) -> Result<Result<Reply, Refusal>, Work> {
         let Some(namespace) = self.namespaces.first().filter(|_| self.is_one_request()) else {
             return Err(Work::New(data));
@@ -176,7 +174,6 @@ impl Job {
     }
 
     /// What the device is asked, with the data of a Write sealed or checked.
-    #[inline]
     fn request(&self, namespace: &Mounted, data: Buffer) -> Result<Operation, Refusal> {
         let sums = &self.controller.traffic.sums;
         match self.io {
@@ -207,7 +204,6 @@ impl Job {
     }
 
     /// What the host is told when the device has done as [`Job::request`] asked.
-    #[inline]
     fn reply(&self, namespace: &Mounted, answer: Answer) -> Result<Reply, Refusal> {
         match (&self.io, answer) {
             (IoCommand::Read(blocks), Answer::Data(read)) => Ok(Reply::Data(namespace.payload(blocks, read), 0)),
@@ -232,7 +228,6 @@ impl Job {
     }
 
     /// Counts the command and says where it failed.
-    #[inline]
     fn ended(&self, namespace: &Namespace, outcome: Result<Reply, Refusal>) -> Result<Reply, Refusal> {
         self.count(namespace, &outcome);
         outcome.map_err(|refusal| match extent(&self.io) {
@@ -293,7 +288,6 @@ pub(crate) async fn execute(namespace: &Mounted, operation: Operation) -> Result
     learn(namespace, &about, outcome)
 }
 
-#[inline]
 fn learn(namespace: &Mounted, about: &About, outcome: Outcome) -> Result<Answer, Refusal> {
     namespace.state.learn(about, &outcome);
     outcome.map_err(|error| Refusal::of_error(&error, about.kind))

@@ -90,7 +90,6 @@ impl Connection {
     }
 
     /// Refuses what cannot be carried out, before any data is fetched.
-    #[inline]
     fn prepare(&self, command: &Command, room: Room) -> Result<Option<Job>, Refusal> {
         match &*self.role.borrow() {
             Role::Io(controller, _) if command.opcode != FABRICS_OPCODE => {
@@ -136,7 +135,6 @@ impl Connection {
         }
     }
 
-    #[inline]
     fn begin_read(self: &Rc<Self>, token: Token, command: &Command, job: Option<Job>, bytes: u64) {
         self.read_bytes.set(self.read_bytes.get() + bytes);
         self.carry_out(token, command, job, None, 0);
@@ -197,7 +195,6 @@ impl Connection {
         place.take_if(|(of, _)| *of == token).map(|(_, task)| task)
     }
 
-    #[inline]
     fn carry_out(self: &Rc<Self>, token: Token, command: &Command, job: Option<Job>, data: Option<Buffer>, room: u64) {
         let Some(job) = job else {
             if later::takes(self, token, command, room as usize) {
@@ -226,7 +223,6 @@ impl Connection {
         self.conclude(ended.token, &ended.command, ended.read_bytes, ended.outcome);
     }
 
-    #[inline]
     fn conclude(&self, token: Token, command: &Command, read_bytes: u64, outcome: Result<Reply, Refusal>) {
         if outcome.is_err() {
             self.read_bytes.set(self.read_bytes.get().saturating_sub(read_bytes));
@@ -245,7 +241,6 @@ impl Connection {
     }
 
     /// Answers a command. If the connection is over, nobody waits for the answer.
-    #[inline]
     pub(crate) fn finish(&self, token: Token, command: &Command, outcome: Result<Reply, Refusal>) {
         let cid = command.cid.get();
         let complete = |status, result| Completion::new(cid, status, result).with_sqhd(self.sqhd());
