@@ -110,15 +110,20 @@ impl Mounted {
             Ok(Answer::Done | Answer::Verified(_)) => Err(ErrorCode::Io.into()),
             Err(error) => {
                 let failed = self.failed(&error);
-                let before = self.before(offset, failed.offset).await;
+                let before = self.before(extent, failed.offset).await;
                 Err(Trouble { failed, before })
             }
         }
     }
 
     /// The data of a failed read up to the first damaged block, read again. Best effort: the read has failed anyway.
-    async fn before(&self, offset: u64, damaged: Option<u64>) -> Option<Slice> {
-        let length = damaged?.checked_sub(offset).filter(|length| *length > 0 && self.gives_parts)?;
+    async fn before(&self, asked: Extent, damaged: Option<u64>) -> Option<Slice> {
+        let size = self.device.geometry().block_size;
+        let offset = asked.start().get() << size.shift();
+        let length = damaged?.checked_sub(offset).filter(|length| (1..asked.bytes(size)).contains(length))?;
+        if !self.gives_parts {
+            return None;
+        }
         let extent = self.extent(offset, length).ok()?;
         match self.device.execute(self.read_of(extent)).await {
             Ok(Answer::Data(sealed)) => Some(sealed.into_parts().0),
