@@ -1,0 +1,60 @@
+//! An export: a device, and what clients are told of it.
+
+use sealblock_block::{Ability, OperationKind};
+use sealblock_layers_remote_core::SharedDevice;
+use sealblock_protocols_nbd as core;
+
+/// A device under a name. Its protection information is made and checked here, so clients see plain blocks.
+#[derive(Clone)]
+pub struct Export {
+    pub(crate) name: String,
+    description: String,
+    pub(crate) device: SharedDevice,
+    is_read_only: bool,
+}
+
+/// Why a server cannot be set up.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SetupError {
+    /// Two exports have one name.
+    #[error("two exports are called {0:?}")]
+    Duplicate(String),
+    /// The protocol cannot tell clients of it: a name or description of more than 4096 bytes.
+    #[error("clients cannot be told of the export {0:?}: names and descriptions have at most 4096 bytes")]
+    Untellable(String),
+}
+
+impl Export {
+    /// `device` under this name. The empty name is for clients that ask for none.
+    pub fn new(name: impl Into<String>, device: SharedDevice) -> Export {
+        Export { name: name.into(), description: String::new(), device, is_read_only: false }
+    }
+
+    /// The same with text for people who list exports.
+    pub fn described(mut self, description: impl Into<String>) -> Export {
+        self.description = description.into();
+        self
+    }
+
+    /// The same, which clients cannot write to.
+    pub fn read_only(mut self) -> Export {
+        self.is_read_only = true;
+        self
+    }
+
+    /// What clients are told.
+    pub(crate) fn told(&self) -> core::Export {
+        let (geometry, abilities) = (self.device.geometry(), self.device.abilities());
+        let is_there = |kind| abilities.of(kind) != Ability::Absent;
+        core::Export {
+            name: self.name.clone(),
+            description: self.description.clone(),
+            size_bytes: geometry.capacity_bytes(),
+            // Blocks are far smaller than 4 GiB.
+            block_bytes: geometry.block_size.bytes() as u32,
+            writable: !self.is_read_only && abilities.writable,
+            trim: is_there(OperationKind::Discard),
+            write_zeroes: is_there(OperationKind::WriteZeroes),
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! The server: exports, and the connections of every listener it serves.
+
+use std::collections::BTreeSet;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use sealblock_runtime_reactor::net::{Keepalive, Listener, Stream};
+use sealblock_runtime_reactor::{CoreHandle, now, sleep, spawn, stopping};
+
+use crate::connection::Connection;
+use crate::export::{Export, SetupError};
+use crate::limits::Limits;
+use crate::shared::{Kind, Order, Place, Shared};
+
+/// Rest after accepting failed.
+const ACCEPT_REST: Duration = Duration::from_millis(100);
+/// How often a server that stops looks whether it is done.
+const DRAIN_REST: Duration = Duration::from_millis(2);
+/// How long connections get to go after they were cut off.
+const KILL_REST: Duration = Duration::from_secs(1);
+/// NBD has no keep alive of its own, and a client may be idle for as long as it likes.
+const KEEPALIVE: Keepalive = Keepalive { idle_s: 60, interval_s: 10, probes: 6 };
+
+/// An NBD server. Clones are the same server, on any core.
+#[derive(Clone)]
+pub struct Server(Arc<Shared>);
+
+impl Server {
+    /// A server for these exports. The first is the default, for clients that name none, unless one has the empty name.
+    ///
+    /// # Errors
+    /// [`SetupError::Duplicate`] and [`SetupError::Untellable`].
+    pub fn new(exports: impl IntoIterator<Item = Export>, limits: Limits) -> Result<Server, SetupError> {
+        let exports: Vec<Export> = exports.into_iter().collect();
+        let mut names = BTreeSet::new();
+        if let Some(twice) = exports.iter().find(|export| !names.insert(&export.name)) {
+            return Err(SetupError::Duplicate(twice.name.clone()));
+        }
+        let told: Arc<[_]> = exports.iter().map(Export::told).collect();
+        if let Some(bad) = told.iter().find(|told| !told.is_valid()) {
+            return Err(SetupError::Untellable(bad.name.chars().take(80).collect()));
+        }
+        Ok(Server(Arc::new(Shared::new(exports, told, limits))))
+    }
+
+    /// The same server, whose connections are from now on spread over these cores in turn, whichever core accepts them.
+    /// Without cores, connections stay where they are accepted.
+    pub fn with_cores(self, cores: impl IntoIterator<Item = CoreHandle>) -> Server {
+        self.0.set_cores(cores.into_iter().map(|core| core.post()).collect());
+        self
+    }
+
+    /// Serves the connections of a listener until [`Server::stop`] or until the reactor's core is told to stop, then lets
+    /// requests in flight end, for [`Limits::drain`], and closes. May run for several listeners at once, on one core or
+    /// on several. A core that is told to stop stops the whole server.
+    ///
+    /// # Errors
+    /// When the listener fails for good. Only this listener ends then; connections and other listeners go on.
+    pub async fn serve(&self, listener: Listener) -> io::Result<()> {
+        let Some(place) = self.0.enter(Kind::Listener) else { return Ok(()) };
+        let outcome = self.accept(&listener, &place).await;
+        drop(listener);
+        outcome?;
+        self.stop();
+        self.drained().await;
+        Ok(())
+    }
+
+    async fn accept(&self, listener: &Listener, place: &Place) -> io::Result<()> {
+        let mut stopping = stopping();
+        loop {
+            let mut next = pin!(listener.accept());
+            let accepted = poll_fn(|cx| {
+                let is_told = place.poll_order(Order::Stop, cx).is_ready();
+                if is_told || pin!(&mut stopping).poll(cx).is_ready() {
+                    return Poll::Ready(None);
+                }
+                next.as_mut().poll(cx).map(Some)
+            });
+            match accepted.await {
+                None => return Ok(()),
+                Some(Ok((stream, _peer))) => self.admit(stream),
+                Some(Err(error)) if passes(&error) => sleep(ACCEPT_REST).await,
+                Some(Err(error)) => return Err(error),
+            }
+        }
+    }
+
+    fn admit(&self, stream: Stream) {
+        let Some(place) = self.0.enter(Kind::Connection) else {
+            tracing::debug!(limit = self.0.limits.connections, "a connection above the limit was closed");
+            return;
+        };
+        // A socket that refuses these is on its way out.
+        let _ = stream.set_nodelay(true);
+        let _ = stream.set_keepalive(Some(KEEPALIVE));
+        match self.0.post(place.number).filter(|post| !post.is_here()) {
+            None => begin(stream, place),
+            Some(post) => {
+                let Ok(fd) = stream.into_fd() else {
+                    tracing::warn!("a connection was closed, since it could not be handed to its core");
+                    return;
+                };
+                // A core that stops takes none, and what it is not given is closed.
+                let _ = post.send(move || match Stream::from_fd(fd) {
+                    Ok(stream) => begin(stream, place),
+                    Err(error) => tracing::warn!(%error, "a connection was closed, since its core cannot take it"),
+                });
+            }
+        }
+    }
+
+    /// Takes no more connections and requests, on all cores; what [`Server::serve`] returns tells when it is over.
+    pub fn stop(&self) {
+        self.0.order(Order::Stop);
+    }
+
+    /// Connections that are served now, on all cores, or whose last requests are being carried out.
+    pub fn connections(&self) -> usize {
+        self.0.connections()
+    }
+
+    /// Waits until every connection is gone; those that take too long are cut off.
+    async fn drained(&self) {
+        let deadline = now() + self.0.limits.drain * 2;
+        while self.connections() > 0 && now() < deadline {
+            sleep(DRAIN_REST).await;
+        }
+        if self.connections() == 0 {
+            return;
+        }
+        self.0.order(Order::Kill);
+        while self.connections() > 0 && now() < deadline + KILL_REST {
+            sleep(DRAIN_REST).await;
+        }
+    }
+}
+
+/// Serves a connection on this core.
+fn begin(stream: Stream, place: Place) {
+    spawn(Connection::new(stream, place).run());
+}
+
+/// Whether accepting failed for a reason that passes (`accept(2)`, "Error handling"): a want of descriptors or memory, a
+/// rule of the firewall, or an error of one connection. None of these may end the service for everybody else.
+fn passes(error: &io::Error) -> bool {
+    /// EPERM; ENOMEM, ENFILE, EMFILE, ENOBUFS; then ENONET, EPROTO, ENOPROTOOPT, EOPNOTSUPP, ENETDOWN, ENETUNREACH,
+    /// ETIMEDOUT, EHOSTDOWN, EHOSTUNREACH.
+    const PASSING: [i32; 14] = [1, 12, 23, 24, 105, 64, 71, 92, 95, 100, 101, 110, 112, 113];
+    error.raw_os_error().is_some_and(|code| PASSING.contains(&code))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_that_pass_do_not_end_the_service_and_others_do() {
+        assert!([1, 12, 23, 24, 105, 113].into_iter().all(|code| passes(&io::Error::from_raw_os_error(code))));
+        // EBADF, EINVAL and ENOTSOCK are about the listener, ECANCELED about the reactor.
+        assert!(![9, 22, 88, 125].into_iter().any(|code| passes(&io::Error::from_raw_os_error(code))));
+    }
+}

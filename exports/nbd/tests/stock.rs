@@ -1,0 +1,136 @@
+//! Stock clients: libnbd's tools and those of QEMU. Without them these tests say that they are skipped.
+
+mod common;
+
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+
+use common::*;
+use sealblock_exports_nbd::Limits;
+
+/// Whether a program is there; says where everybody sees it when it is not.
+fn has(program: &str) -> bool {
+    let found = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
+    if !found {
+        // Passed tests keep their output to themselves; this way it is seen without `--nocapture`.
+        let _ = writeln!(std::io::stderr(), "skipped: there is no {program} here");
+    }
+    found
+}
+
+fn run(program: &str, arguments: &[&str]) -> Output {
+    Command::new(program).args(arguments).stdin(Stdio::null()).output().unwrap()
+}
+
+/// Runs a program that is to succeed, and gives what it says.
+fn good(program: &str, arguments: &[&str]) -> String {
+    let output = run(program, arguments);
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{program} {arguments:?}: {out}{err}");
+    out.into_owned()
+}
+
+/// A file that goes with the test.
+struct Scratch(std::path::PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Scratch {
+        Scratch(std::env::temp_dir().join(format!("sealblock-nbd-{}-{name}", std::process::id())))
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().expect("the path is text")
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn nbdinfo_reads_what_is_told() {
+    if !has("nbdinfo") {
+        return;
+    }
+    let served = serve(Limits::default());
+    let uri = format!("nbd://{}/protected", served.address);
+    assert_eq!(good("nbdinfo", &["--size", &uri]).trim(), (BLOCK * BLOCKS).to_string());
+    let about = good("nbdinfo", &["--json", &uri]);
+    for part in [
+        "\"structured\": true",
+        "\"description\": \"blocks with seals\"",
+        "\"base:allocation\"",
+        "\"is_read_only\": false",
+        "\"can_multi_conn\": true",
+        "\"can_fast_zero\": true",
+        "\"can_trim\": true",
+        "\"can_fua\": true",
+        "\"can_df\": true",
+        "\"block_size_minimum\": 4096",
+        "\"block_size_maximum\": 33554432",
+    ] {
+        assert!(about.contains(part), "{part} is not in {about}");
+    }
+    let list = good("nbdinfo", &["--list", &format!("nbd://{}", served.address)]);
+    assert!(["export=\"protected\"", "export=\"bare\"", "export=\"fixed\""].iter().all(|name| list.contains(name)));
+    let map = good("nbdinfo", &["--map", &uri]);
+    assert_eq!(map.split_whitespace().collect::<Vec<_>>(), ["0", "16777216", "0", "data"]);
+    assert!(run("nbdinfo", &["--is", "read-only", &format!("nbd://{}/fixed", served.address)]).status.success());
+    assert!(!run("nbdinfo", &[&format!("nbd://{}/nothing", served.address)]).status.success());
+}
+
+#[test]
+fn nbdcopy_brings_back_what_it_took_over_several_connections() {
+    if !has("nbdcopy") {
+        return;
+    }
+    let served = serve(Limits::default());
+    let (from, to) = (Scratch::new("from"), Scratch::new("to"));
+    let mut data = pattern(BLOCK * BLOCKS, 7);
+    data[1 << 20..3 << 20].fill(0);
+    std::fs::write(&from.0, &data).unwrap();
+    let uri = format!("nbd://{}/protected", served.address);
+    good("nbdcopy", &["--connections=4", "--flush", from.path(), &uri]);
+    good("nbdcopy", &["--connections=4", &uri, to.path()]);
+    assert!(std::fs::read(&to.0).unwrap() == data, "what was read is what was written");
+    served.damage(1000);
+    assert!(!run("nbdcopy", &[&uri, to.path()]).status.success(), "a damaged block is not copied");
+}
+
+#[test]
+fn qemu_writes_zeroes_discards_and_verifies() {
+    if !has("qemu-io") || !has("qemu-img") {
+        return;
+    }
+    let served = serve(Limits::default());
+    let uri = format!("nbd://{}/protected", served.address);
+    let steps = [
+        "write -P 0x5a 0 8M",
+        "write -f -P 0xa5 1M 64k",
+        "write -z 2M 1M",
+        "write -z -u 4M 1M",
+        "discard 6M 1M",
+        "flush",
+        "read -P 0x5a 0 1M",
+        "read -P 0xa5 1M 64k",
+        "read -P 0 2M 1M",
+        "read -P 0 4M 1M",
+        // Less than a block: QEMU reads, changes and writes a whole one.
+        "write -P 0x11 512 512",
+        "read -P 0x11 512 512",
+        "read -P 0x5a 1024 3072",
+    ];
+    let arguments: Vec<&str> = ["-f", "raw"].into_iter().chain(steps.iter().flat_map(|step| ["-c", *step])).collect();
+    let said = good("qemu-io", &[&arguments[..], &[&uri]].concat());
+    assert!(!said.contains("failed") && !said.contains("rror"), "{said}");
+    let copy = Scratch::new("copy");
+    good("qemu-img", &["convert", "-f", "raw", "-O", "raw", &uri, copy.path()]);
+    let same = good("qemu-img", &["compare", "-f", "raw", "-F", "raw", &uri, copy.path()]);
+    assert!(same.contains("identical"), "{same}");
+    served.damage(256);
+    let read = run("qemu-io", &["-f", "raw", "-r", "-c", "read 1M 4k", &uri]);
+    let said = [read.stdout, read.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
+    assert!(said.contains("Input/output error"), "{said}");
+}

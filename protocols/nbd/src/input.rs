@@ -1,0 +1,116 @@
+//! How bytes come in: into a staging buffer, or straight into the memory of a write.
+//!
+//! Invariants: at most one buffer is out; what was not read yet is at most the staging buffer.
+
+use sealblock_runtime_memory::{Buffer, Pool};
+
+enum Lent {
+    Nothing,
+    Staging,
+    Direct,
+}
+
+/// The memory of a write and how much of it is there. `buffer` is as long as the payload.
+#[derive(Debug)]
+pub(crate) struct Fill {
+    buffer: Buffer,
+    filled: usize,
+}
+
+impl Fill {
+    pub(crate) fn new(buffer: Buffer) -> Fill {
+        Fill { buffer, filled: 0 }
+    }
+
+    pub(crate) fn missing(&self) -> usize {
+        self.buffer.len() - self.filled
+    }
+
+    pub(crate) fn push(&mut self, bytes: &[u8]) {
+        self.buffer[self.filled..self.filled + bytes.len()].copy_from_slice(bytes);
+        self.filled += bytes.len();
+    }
+
+    pub(crate) fn finish(self) -> Buffer {
+        self.buffer
+    }
+}
+
+pub(crate) struct Input {
+    /// Unread bytes are `start..end` of it; while a part is out, it is the part before `end`.
+    staging: Buffer,
+    start: usize,
+    end: usize,
+    len: usize,
+    lent: Lent,
+}
+
+impl Input {
+    pub(crate) fn new(pool: &Pool, len: usize) -> Input {
+        Input { staging: pool.take(len), start: 0, end: 0, len, lent: Lent::Nothing }
+    }
+
+    /// Bytes that were received and not read.
+    pub(crate) fn unread(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// The next `len` bytes, once they are there. They stay unread.
+    pub(crate) fn peek(&self, len: usize) -> Option<&[u8]> {
+        (self.unread() >= len).then(|| &self.staging[self.start..self.start + len])
+    }
+
+    /// Reads at most `most` bytes away.
+    pub(crate) fn take(&mut self, most: usize) -> &[u8] {
+        let from = self.start;
+        self.start += most.min(self.unread());
+        &self.staging[from..self.start]
+    }
+
+    /// The rest of the staging buffer; `None` while one is out, or when there is no rest.
+    pub(crate) fn lend(&mut self) -> Option<Buffer> {
+        if !matches!(self.lent, Lent::Nothing) {
+            return None;
+        }
+        if self.start > 0 {
+            self.staging.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        if self.end == self.len {
+            return None;
+        }
+        self.lent = Lent::Staging;
+        Some(self.staging.split_off(self.end))
+    }
+
+    /// What is missing of a write; `None` while a buffer is out, or when received bytes come first.
+    pub(crate) fn lend_direct(&mut self, fill: &mut Fill) -> Option<Buffer> {
+        if !matches!(self.lent, Lent::Nothing) || self.unread() > 0 {
+            return None;
+        }
+        self.lent = Lent::Direct;
+        Some(fill.buffer.split_off(fill.filled))
+    }
+
+    /// Takes a buffer back, `len` bytes of which are new. `fill` is what is being filled, if anything.
+    ///
+    /// # Panics
+    /// When no buffer is out, when another comes back, and when it is shorter than `len`.
+    pub(crate) fn take_back(&mut self, buffer: Buffer, len: usize, fill: Option<&mut Fill>) {
+        const SAME: &str = "the buffer that was lent comes back";
+        assert!(len <= buffer.len(), "{len} bytes received in a buffer of {}", buffer.len());
+        match (std::mem::replace(&mut self.lent, Lent::Nothing), fill) {
+            (Lent::Nothing, _) => panic!("no receive buffer is out"),
+            (Lent::Staging, _) => {
+                self.staging = std::mem::take(&mut self.staging).try_join(buffer).expect(SAME);
+                self.end += len;
+            }
+            (Lent::Direct, Some(fill)) => {
+                fill.buffer = std::mem::take(&mut fill.buffer).try_join(buffer).expect(SAME);
+                fill.filled += len;
+            }
+            // The connection was closed meanwhile, and the write is gone.
+            (Lent::Direct, None) => {}
+        }
+    }
+}

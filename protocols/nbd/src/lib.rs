@@ -1,0 +1,45 @@
+//! The network block device (NBD) protocol without sockets: a server's side of a connection, bytes in and requests out.
+//!
+//! After `doc/proto.md` of the NBD project and its extension for extended headers. [`Server`] is one connection. It
+//! neither reads a clock nor does I/O: whoever drives it moves buffers to and from a socket.
+//!
+//! ```text
+//! receive_buffer() -> Buffer -> socket -> received(Buffer, n) -> next_event()
+//! done(), data(), fail(), ... -> transmit() -> socket
+//! ```
+//!
+//! Invariants:
+//! - No input panics, and none makes a connection hold more memory than its [`Limits`] allow.
+//! - How the input is cut into pieces changes nothing of what comes out.
+//! - What a request asks is in range, aligned, and allowed on its export before anybody sees it; all else is answered
+//!   here, with the error that the protocol names.
+//! - The data of a long write lands in its own memory without a copy, and data on its way out is never copied.
+//!
+//! Shape: one fixed newstyle negotiation ([`Limits`] bound it), then transmission. Headers are compact or extended, and
+//! replies are simple, structured or extended, by what was negotiated; whoever carries requests out sees no difference.
+
+mod bytes;
+mod config;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
+mod input;
+mod metadata;
+mod negotiate;
+mod output;
+mod reply;
+mod request;
+mod server;
+mod tls;
+mod violation;
+pub mod wire;
+
+pub use config::{Export, Limits, ServerConfig};
+pub use reply::{Failed, Run};
+pub use request::{Command, Request, Ticket};
+pub use server::{Event, Server};
+pub use tls::Tls;
+pub use violation::{Closed, Violation};
+pub use wire::ErrorCode;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,236 @@
+//! The fixed newstyle negotiation: client flags and options, until an export is chosen.
+
+use crate::bytes::Fields;
+use crate::config::Export;
+use crate::metadata::{self, Query};
+use crate::reply::Style;
+use crate::server::{Event, Phase, Server, Step};
+use crate::violation::{Closed, Violation};
+use crate::wire::{self, STRING_BYTES, handshake, info, option, rep};
+
+/// What was agreed on so far.
+#[derive(Debug)]
+pub(crate) struct Agreed {
+    is_fixed: bool,
+    no_zeroes: bool,
+    pub(crate) style: Style,
+    /// The export for which `base:allocation` was chosen.
+    pub(crate) context: Option<usize>,
+    options: u32,
+    option_bytes: u64,
+}
+
+impl Agreed {
+    pub(crate) const NOTHING: Agreed =
+        Agreed { is_fixed: false, no_zeroes: false, style: Style::Simple, context: None, options: 0, option_bytes: 0 };
+}
+
+impl Server {
+    pub(crate) fn greet(&mut self) {
+        self.output.put(&wire::INIT_MAGIC.to_be_bytes());
+        self.output.put(&wire::OPTION_MAGIC.to_be_bytes());
+        self.output.put(&(handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES).to_be_bytes());
+    }
+
+    pub(crate) fn client_flags(&mut self) -> Result<Step, Closed> {
+        let Some(mut fields) = self.input.peek(4).map(Fields) else { return Ok(Step::Wait) };
+        let flags = fields.u32().unwrap_or(0);
+        self.input.take(4);
+        if flags & !u32::from(handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES) != 0 {
+            return Err(Violation::ClientFlags(flags).into());
+        }
+        self.agreed.is_fixed = flags & u32::from(handshake::FIXED_NEWSTYLE) != 0;
+        self.agreed.no_zeroes = flags & u32::from(handshake::NO_ZEROES) != 0;
+        self.phase = Phase::OptionHeader;
+        Ok(Step::Again)
+    }
+
+    pub(crate) fn option_header(&mut self) -> Result<Step, Closed> {
+        let Some(mut fields) = self.input.peek(wire::OPTION_HEADER_BYTES).map(Fields) else { return Ok(Step::Wait) };
+        let magic = fields.u64().unwrap_or(0);
+        let (option, len) = (fields.u32().unwrap_or(0), fields.u32().unwrap_or(0));
+        self.input.take(wire::OPTION_HEADER_BYTES);
+        if magic != wire::OPTION_MAGIC {
+            return Err(Violation::OptionMagic(magic).into());
+        }
+        let limits = &self.config.limits;
+        self.agreed.options += 1;
+        self.agreed.option_bytes += u64::from(len);
+        if self.agreed.options > limits.options {
+            return Err(Violation::TooManyOptions(limits.options).into());
+        }
+        if self.agreed.option_bytes > limits.negotiation_bytes {
+            return Err(Violation::NegotiationBytes(limits.negotiation_bytes).into());
+        }
+        let len = len as usize;
+        let is_too_big = len > limits.option_bytes;
+        self.phase = if is_too_big { Phase::SkipOption { option, left: len } } else { Phase::Option { option, len } };
+        Ok(Step::Again)
+    }
+
+    pub(crate) fn skip_option(&mut self, option: u32, left: usize) -> Result<Step, Closed> {
+        let left = left - self.input.take(left).len();
+        if left > 0 {
+            self.phase = Phase::SkipOption { option, left };
+            return Ok(Step::Wait);
+        }
+        self.phase = Phase::OptionHeader;
+        match option {
+            option::ABORT => self.option(option, &[]),
+            option::EXPORT_NAME => Err(Violation::UnknownExport.into()),
+            _ => Ok(self.answer(option, rep::ERR_TOO_BIG)),
+        }
+    }
+
+    pub(crate) fn whole_option(&mut self, option: u32, len: usize) -> Result<Step, Closed> {
+        let Some(data) = self.input.peek(len).map(<[u8]>::to_vec) else { return Ok(Step::Wait) };
+        self.input.take(len);
+        self.phase = Phase::OptionHeader;
+        self.option(option, &data)
+    }
+
+    fn option(&mut self, option: u32, data: &[u8]) -> Result<Step, Closed> {
+        if !self.agreed.is_fixed && option != option::EXPORT_NAME {
+            return Err(Violation::Misplaced(option).into());
+        }
+        let has_data = !data.is_empty();
+        let is_extended = self.agreed.style == Style::Extended;
+        match option {
+            option::EXPORT_NAME => return self.export_name(data),
+            option::ABORT => {
+                self.answer(option, rep::ACK);
+                return Err(Closed::Aborted);
+            }
+            _ if self.is_stopping => return Ok(self.answer(option, rep::ERR_SHUTDOWN)),
+            option::INFO | option::GO => return Ok(self.describe(option, data)),
+            option::LIST_META_CONTEXT | option::SET_META_CONTEXT => return Ok(self.contexts(option, data)),
+            option::LIST | option::STARTTLS | option::STRUCTURED_REPLY | option::EXTENDED_HEADERS if has_data => {
+                return Ok(self.answer(option, rep::ERR_INVALID));
+            }
+            option::STARTTLS => return Ok(self.answer(option, self.config.tls.start())),
+            option::STRUCTURED_REPLY if is_extended => return Ok(self.answer(option, rep::ERR_EXT_HEADER_REQD)),
+            option::STRUCTURED_REPLY => self.agreed.style = Style::Structured,
+            option::EXTENDED_HEADERS => self.agreed.style = Style::Extended,
+            option::LIST => self.list(),
+            _ => return Ok(self.answer(option, rep::ERR_UNSUP)),
+        }
+        Ok(self.answer(option, rep::ACK))
+    }
+
+    /// A reply to an option without data.
+    fn answer(&mut self, option: u32, kind: u32) -> Step {
+        self.answer_with(option, kind, &[]);
+        Step::Again
+    }
+
+    fn answer_with(&mut self, option: u32, kind: u32, data: &[u8]) {
+        self.output.put(&wire::OPTION_REPLY_MAGIC.to_be_bytes());
+        self.output.put(&option.to_be_bytes());
+        self.output.put(&kind.to_be_bytes());
+        self.output.put(&(data.len() as u32).to_be_bytes());
+        self.output.put(data);
+        self.output.end_reply();
+    }
+
+    fn list(&mut self) {
+        let exports = std::sync::Arc::clone(&self.config.exports);
+        for Export { name, description, .. } in exports.iter() {
+            let len = (name.len() as u32).to_be_bytes();
+            let data = [&len[..], name.as_bytes(), description.as_bytes()].concat();
+            self.answer_with(option::LIST, rep::SERVER, &data);
+        }
+    }
+
+    /// The export of this name; the empty name means the first, unless one has no name.
+    fn find(&self, name: &[u8]) -> Option<usize> {
+        let exports = &self.config.exports;
+        let named = exports.iter().position(|export| export.name.as_bytes() == name);
+        named.or((name.is_empty() && !exports.is_empty()).then_some(0))
+    }
+
+    fn flags(&self, export: &Export) -> u16 {
+        export.flags(self.agreed.style != Style::Simple)
+    }
+
+    fn export_name(&mut self, name: &[u8]) -> Result<Step, Closed> {
+        if self.agreed.style == Style::Extended {
+            return Err(Violation::Misplaced(option::EXPORT_NAME).into());
+        }
+        let found = self.find(name).filter(|_| !self.is_stopping && name.len() <= STRING_BYTES);
+        let Some(index) = found else { return Err(Violation::UnknownExport.into()) };
+        let export = &self.config.exports[index];
+        let (size, flags) = (export.size_bytes.to_be_bytes(), self.flags(export).to_be_bytes());
+        self.output.put(&size);
+        self.output.put(&flags);
+        if !self.agreed.no_zeroes {
+            self.output.put(&[0; wire::EXPORT_NAME_ZEROES]);
+        }
+        Ok(self.choose(index))
+    }
+
+    fn choose(&mut self, index: usize) -> Step {
+        self.agreed.context = self.agreed.context.filter(|export| *export == index);
+        self.chosen = Some(index);
+        self.phase = Phase::Request;
+        Step::Event(Event::Chosen(index))
+    }
+
+    /// INFO and GO.
+    fn describe(&mut self, option: u32, data: &[u8]) -> Step {
+        let Some((name, wanted)) = read_info(data) else { return self.answer(option, rep::ERR_INVALID) };
+        let Some(index) = self.find(name) else { return self.answer(option, rep::ERR_UNKNOWN) };
+        let exports = std::sync::Arc::clone(&self.config.exports);
+        let export = &exports[index];
+        let mut tell = |kind: u16, fields: &[&[u8]]| {
+            self.answer_with(option, rep::INFO, &[&kind.to_be_bytes()[..], &fields.concat()].concat());
+        };
+        if wanted.contains(&info::NAME) {
+            tell(info::NAME, &[export.name.as_bytes()]);
+        }
+        if wanted.contains(&info::DESCRIPTION) && !export.description.is_empty() {
+            tell(info::DESCRIPTION, &[export.description.as_bytes()]);
+        }
+        // Unasked too, because requests that do not keep to it fail.
+        let most = self.config.limits.payload_bytes;
+        let best = export.block_bytes.max(4096).min(most.next_power_of_two());
+        self.tell_sizes(option, [export.block_bytes, best, most]);
+        let flags = self.flags(export).to_be_bytes();
+        let about = [&info::EXPORT.to_be_bytes()[..], &export.size_bytes.to_be_bytes(), &flags].concat();
+        self.answer_with(option, rep::INFO, &about);
+        self.answer(option, rep::ACK);
+        if option == option::GO { self.choose(index) } else { Step::Again }
+    }
+
+    fn tell_sizes(&mut self, option: u32, sizes: [u32; 3]) {
+        let mut data = info::BLOCK_SIZE.to_be_bytes().to_vec();
+        data.extend(sizes.into_iter().flat_map(u32::to_be_bytes));
+        self.answer_with(option, rep::INFO, &data);
+    }
+
+    /// LIST_META_CONTEXT and SET_META_CONTEXT.
+    fn contexts(&mut self, option: u32, data: &[u8]) -> Step {
+        let sets = option == option::SET_META_CONTEXT;
+        if sets {
+            self.agreed.context = None;
+        }
+        let query = Query::read(data).filter(|_| self.agreed.style != Style::Simple);
+        let Some(query) = query else { return self.answer(option, rep::ERR_INVALID) };
+        let Some(index) = self.find(query.export) else { return self.answer(option, rep::ERR_UNKNOWN) };
+        if sets && query.selects() {
+            self.agreed.context = Some(index);
+        }
+        if if sets { query.selects() } else { query.lists() } {
+            self.answer_with(option, rep::META_CONTEXT, &metadata::context(sets));
+        }
+        self.answer(option, rep::ACK)
+    }
+}
+
+/// The name and the information that INFO or GO asks for.
+fn read_info(data: &[u8]) -> Option<(&[u8], Vec<u16>)> {
+    let mut fields = Fields(data);
+    let name = fields.string().filter(|name| name.len() <= STRING_BYTES)?;
+    let wanted = (0..fields.u16()?).map(|_| fields.u16()).collect::<Option<Vec<u16>>>()?;
+    fields.end()?;
+    Some((name, wanted))
+}

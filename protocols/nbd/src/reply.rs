@@ -1,0 +1,150 @@
+//! Replies in each of their three forms.
+
+use sealblock_runtime_memory::Slice;
+
+use crate::output::Output;
+use crate::request::Ticket;
+use crate::wire::{self, ErrorCode, chunk, command};
+
+/// Longest text that goes with an error, in bytes; far below what the protocol allows.
+const MESSAGE_BYTES: usize = 512;
+
+/// How replies look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Style {
+    Simple,
+    Structured,
+    Extended,
+}
+
+/// Why a request failed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Failed {
+    /// The error.
+    pub code: ErrorCode,
+    /// Where on the export, in bytes, if that is known. Not told if it is outside of the request.
+    pub offset: Option<u64>,
+    /// Text for people; cut after 512 bytes.
+    pub message: String,
+}
+
+impl From<ErrorCode> for Failed {
+    fn from(code: ErrorCode) -> Failed {
+        Failed { code, offset: None, message: String::new() }
+    }
+}
+
+/// A run of bytes with one status.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Run {
+    /// How long it is; not 0.
+    pub length: u64,
+    /// Of `base:allocation`: bit 0 says that it is a hole, bit 1 that it reads as zeroes.
+    pub status: u32,
+}
+
+/// Writes replies of one style.
+pub(crate) struct Writer<'a> {
+    pub(crate) style: Style,
+    pub(crate) out: &'a mut Output,
+}
+
+impl Writer<'_> {
+    /// Success without data.
+    pub(crate) fn done(&mut self, ticket: &Ticket) {
+        match self.style {
+            Style::Simple => self.simple(ticket, 0),
+            _ => self.chunk(ticket, chunk::DONE, chunk::NONE, &[], 0),
+        }
+        self.out.end_reply();
+    }
+
+    /// All data of a read.
+    pub(crate) fn data(&mut self, ticket: &Ticket, slices: impl IntoIterator<Item = Slice>) {
+        match self.style {
+            Style::Simple => self.simple(ticket, 0),
+            _ => {
+                let at = ticket.offset.to_be_bytes();
+                self.chunk(ticket, chunk::DONE, chunk::OFFSET_DATA, &at, ticket.length as usize);
+            }
+        }
+        self.out.data(slices);
+        self.out.end_reply();
+    }
+
+    /// An error, after as much of the data of a read as there is.
+    pub(crate) fn fail(&mut self, ticket: &Ticket, before: Vec<Slice>, failed: &Failed) {
+        if self.style == Style::Simple {
+            self.simple(ticket, failed.code as u32);
+            return self.out.end_reply();
+        }
+        let len: usize = before.iter().map(|slice| slice.len()).sum();
+        if len > 0 {
+            self.chunk(ticket, 0, chunk::OFFSET_DATA, &ticket.offset.to_be_bytes(), len);
+            self.out.data(before);
+        }
+        let message = &failed.message[..failed.message.floor_char_boundary(MESSAGE_BYTES)];
+        let within = |at: &u64| at.checked_sub(ticket.offset).is_some_and(|into| into < ticket.length);
+        let at = failed.offset.filter(within);
+        let mut payload = (failed.code as u32).to_be_bytes().to_vec();
+        payload.extend((message.len() as u16).to_be_bytes());
+        payload.extend(message.bytes());
+        payload.extend(at.map(u64::to_be_bytes).into_iter().flatten());
+        let kind = if at.is_some() { chunk::ERROR_OFFSET } else { chunk::ERROR };
+        self.chunk(ticket, chunk::DONE, kind, &payload, 0);
+        self.out.end_reply();
+    }
+
+    /// Runs of status; at least one.
+    pub(crate) fn status(&mut self, ticket: &Ticket, runs: &[Run]) {
+        let runs = if ticket.one_run { &runs[..1] } else { runs };
+        let is_extended = self.style == Style::Extended;
+        let mut payload = wire::BASE_ALLOCATION_ID.to_be_bytes().to_vec();
+        if is_extended {
+            payload.extend((runs.len() as u32).to_be_bytes());
+        }
+        for run in runs {
+            let length = if ticket.one_run { run.length.min(ticket.length) } else { run.length };
+            if is_extended {
+                payload.extend(length.to_be_bytes());
+                payload.extend(u64::from(run.status).to_be_bytes());
+            } else {
+                payload.extend(u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes());
+                payload.extend(run.status.to_be_bytes());
+            }
+        }
+        let kind = if is_extended { chunk::BLOCK_STATUS_EXT } else { chunk::BLOCK_STATUS };
+        self.chunk(ticket, chunk::DONE, kind, &payload, 0);
+        self.out.end_reply();
+    }
+
+    fn simple(&mut self, ticket: &Ticket, error: u32) {
+        self.out.put(&wire::SIMPLE_REPLY_MAGIC.to_be_bytes());
+        self.out.put(&error.to_be_bytes());
+        self.out.put(&ticket.cookie.to_be_bytes());
+    }
+
+    /// The header of a chunk, its short payload, and the length of the data that is to follow.
+    fn chunk(&mut self, ticket: &Ticket, flags: u16, kind: u16, payload: &[u8], data_bytes: usize) {
+        let length = payload.len() + data_bytes;
+        let is_extended = self.style == Style::Extended;
+        let magic = if is_extended { wire::EXTENDED_REPLY_MAGIC } else { wire::STRUCTURED_REPLY_MAGIC };
+        self.out.put(&magic.to_be_bytes());
+        self.out.put(&flags.to_be_bytes());
+        self.out.put(&kind.to_be_bytes());
+        self.out.put(&ticket.cookie.to_be_bytes());
+        if is_extended {
+            self.out.put(&ticket.offset.to_be_bytes());
+            self.out.put(&(length as u64).to_be_bytes());
+        } else {
+            // A payload is at most 32 MiB.
+            self.out.put(&(length as u32).to_be_bytes());
+        }
+        self.out.put(payload);
+    }
+}
+
+/// Whether a request is answered with data or status when it succeeds.
+pub(crate) fn wants_payload(ticket: &Ticket) -> bool {
+    matches!(ticket.kind, command::READ | command::BLOCK_STATUS)
+}

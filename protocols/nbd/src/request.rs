@@ -1,0 +1,233 @@
+//! Requests: their headers, what makes them valid, and what whoever carries them out sees of them.
+
+use sealblock_runtime_memory::Buffer;
+
+use crate::bytes::Fields;
+use crate::config::Export;
+use crate::violation::Violation;
+use crate::wire::{self, ErrorCode, command, flag};
+
+/// A request that is in flight, to be given back with its answer. It is not to be dropped: its place would be lost.
+#[derive(PartialEq, Eq, Debug)]
+#[must_use = "a request is answered with its ticket"]
+pub struct Ticket {
+    pub(crate) cookie: u64,
+    pub(crate) offset: u64,
+    pub(crate) length: u64,
+    pub(crate) kind: u16,
+    pub(crate) one_run: bool,
+    /// Bytes that it counts against the limit.
+    pub(crate) held_bytes: usize,
+}
+
+/// What is asked. Offsets and lengths are in bytes, in range, multiples of the block, and no length is 0.
+#[derive(Debug)]
+pub enum Command {
+    /// Read; answered with [`crate::Server::data`].
+    Read {
+        /// Where.
+        offset: u64,
+        /// How much, at most the announced payload.
+        length: u32,
+    },
+    /// Write.
+    Write {
+        /// Where.
+        offset: u64,
+        /// What.
+        data: Buffer,
+        /// Durable before the answer.
+        fua: bool,
+    },
+    /// Make all writes durable that were answered so far, on whichever connection.
+    Flush,
+    /// Give space up; promises nothing about what is read then.
+    Trim {
+        /// Where.
+        offset: u64,
+        /// How much.
+        length: u64,
+        /// Durable before the answer.
+        fua: bool,
+    },
+    /// This will be read soon.
+    Cache {
+        /// Where.
+        offset: u64,
+        /// How much, at most the announced payload.
+        length: u32,
+    },
+    /// Make zeroes.
+    WriteZeroes {
+        /// Where.
+        offset: u64,
+        /// How much.
+        length: u64,
+        /// Durable before the answer.
+        fua: bool,
+        /// Keep the space.
+        no_hole: bool,
+        /// Fail at once with [`ErrorCode::NotSupported`] unless it is faster than writing.
+        fast: bool,
+    },
+    /// Tell what is allocated; answered with [`crate::Server::status`].
+    BlockStatus {
+        /// Where.
+        offset: u64,
+        /// How much; the answer may be about less, or more.
+        length: u64,
+    },
+}
+
+/// What is asked, and the ticket to answer it with.
+#[derive(Debug)]
+pub struct Request {
+    /// To be given back with the answer.
+    pub ticket: Ticket,
+    /// What is asked.
+    pub command: Command,
+}
+
+/// What was negotiated that requests depend on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    pub(crate) chunks: bool,
+    pub(crate) extended: bool,
+    pub(crate) status: bool,
+    pub(crate) payload_bytes: u32,
+}
+
+/// The fields of a request's header.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Header {
+    pub(crate) flags: u16,
+    pub(crate) kind: u16,
+    pub(crate) cookie: u64,
+    pub(crate) offset: u64,
+    pub(crate) length: u64,
+}
+
+impl Header {
+    pub(crate) const fn bytes(extended: bool) -> usize {
+        if extended { wire::EXTENDED_REQUEST_BYTES } else { wire::REQUEST_BYTES }
+    }
+
+    /// Reads a header that is there as a whole.
+    pub(crate) fn read(bytes: &[u8], extended: bool) -> Result<Header, Violation> {
+        let mut fields = Fields(bytes);
+        let magic = fields.u32().unwrap_or(0);
+        if magic != if extended { wire::EXTENDED_REQUEST_MAGIC } else { wire::REQUEST_MAGIC } {
+            return Err(Violation::RequestMagic(magic));
+        }
+        let (flags, kind) = (fields.u16().unwrap_or(0), fields.u16().unwrap_or(0));
+        let (cookie, offset) = (fields.u64().unwrap_or(0), fields.u64().unwrap_or(0));
+        let length = if extended { fields.u64() } else { fields.u32().map(u64::from) };
+        Ok(Header { flags, kind, cookie, offset, length: length.unwrap_or(0) })
+    }
+
+    fn has(&self, flag: u16) -> bool {
+        self.flags & flag != 0
+    }
+
+    /// Bytes that follow the header, wanted or not.
+    pub(crate) fn payload(&self, terms: &Terms) -> Result<usize, Violation> {
+        // Without extended headers a write always brings its data; with them, whatever the flag says.
+        let brings = if terms.extended { self.has(flag::PAYLOAD_LEN) } else { self.kind == command::WRITE };
+        match brings {
+            true if self.length > u64::from(terms.payload_bytes) => {
+                Err(Violation::PayloadTooLong { bytes: self.length, most: terms.payload_bytes })
+            }
+            true => Ok(self.length as usize),
+            false => Ok(0),
+        }
+    }
+
+    /// Whether the request may be carried out on this export.
+    pub(crate) fn check(&self, export: &Export, terms: &Terms) -> Result<(), ErrorCode> {
+        if self.flags & !self.allowed_flags(terms)? != 0 {
+            return Err(ErrorCode::Invalid);
+        }
+        let writes = matches!(self.kind, command::WRITE | command::TRIM | command::WRITE_ZEROES);
+        if writes && !export.writable {
+            return Err(ErrorCode::NotPermitted);
+        }
+        let is_there = match self.kind {
+            command::TRIM => export.trim,
+            command::WRITE_ZEROES => export.write_zeroes,
+            command::BLOCK_STATUS => terms.status,
+            command::WRITE => !terms.extended || self.has(flag::PAYLOAD_LEN),
+            command::FLUSH => {
+                return if self.offset == 0 && self.length == 0 { Ok(()) } else { Err(ErrorCode::Invalid) };
+            }
+            _ => true,
+        };
+        if !is_there || self.length == 0 {
+            return Err(ErrorCode::Invalid);
+        }
+        self.check_range(export)?;
+        let is_bounded = matches!(self.kind, command::READ | command::CACHE);
+        if is_bounded && self.length > u64::from(terms.payload_bytes) {
+            return Err(ErrorCode::Overflow);
+        }
+        Ok(())
+    }
+
+    fn allowed_flags(&self, terms: &Terms) -> Result<u16, ErrorCode> {
+        let own = match self.kind {
+            command::READ if terms.chunks => flag::DF,
+            command::WRITE if terms.extended => flag::PAYLOAD_LEN,
+            command::WRITE_ZEROES => flag::NO_HOLE | flag::FAST_ZERO,
+            command::BLOCK_STATUS => flag::REQ_ONE,
+            command::READ | command::WRITE | command::FLUSH | command::TRIM | command::CACHE => 0,
+            _ => return Err(ErrorCode::Invalid),
+        };
+        Ok(own | flag::FUA)
+    }
+
+    fn check_range(&self, export: &Export) -> Result<(), ErrorCode> {
+        let fits = self.offset.checked_add(self.length).is_some_and(|end| end <= export.size_bytes);
+        if !fits {
+            let fills = matches!(self.kind, command::WRITE | command::WRITE_ZEROES);
+            return Err(if fills { ErrorCode::NoSpace } else { ErrorCode::Invalid });
+        }
+        let mask = u64::from(export.block_bytes) - 1;
+        if (self.offset | self.length) & mask != 0 { Err(ErrorCode::Invalid) } else { Ok(()) }
+    }
+
+    /// Bytes that the request counts against the limit of bytes in flight.
+    pub(crate) fn held_bytes(&self, payload: usize) -> usize {
+        match self.kind {
+            command::READ => usize::try_from(self.length).unwrap_or(usize::MAX),
+            _ => payload,
+        }
+    }
+
+    pub(crate) fn ticket(&self, held_bytes: usize) -> Ticket {
+        Ticket {
+            cookie: self.cookie,
+            offset: self.offset,
+            length: self.length,
+            kind: self.kind,
+            one_run: self.has(flag::REQ_ONE),
+            held_bytes,
+        }
+    }
+
+    /// The request as it is carried out; only for what passed [`Header::check`].
+    pub(crate) fn command(&self, data: Buffer) -> Option<Command> {
+        let (offset, length, fua) = (self.offset, self.length, self.has(flag::FUA));
+        Some(match self.kind {
+            command::READ => Command::Read { offset, length: u32::try_from(length).ok()? },
+            command::WRITE => Command::Write { offset, data, fua },
+            command::FLUSH => Command::Flush,
+            command::TRIM => Command::Trim { offset, length, fua },
+            command::CACHE => Command::Cache { offset, length: u32::try_from(length).ok()? },
+            command::WRITE_ZEROES => {
+                let (no_hole, fast) = (self.has(flag::NO_HOLE), self.has(flag::FAST_ZERO));
+                Command::WriteZeroes { offset, length, fua, no_hole, fast }
+            }
+            command::BLOCK_STATUS => Command::BlockStatus { offset, length },
+            _ => return None,
+        })
+    }
+}

@@ -1,0 +1,338 @@
+//! The server's side of a connection.
+
+use sealblock_runtime_memory::{Buffer, Slice};
+
+use crate::config::ServerConfig;
+use crate::input::{Fill, Input};
+use crate::negotiate::Agreed;
+use crate::output::Output;
+use crate::reply::{Failed, Run, Style, Writer, wants_payload};
+use crate::request::{Header, Request, Terms, Ticket};
+use crate::violation::Closed;
+use crate::wire::{ErrorCode, command};
+
+/// What a client did.
+#[derive(Debug)]
+pub enum Event {
+    /// It chose this export, by its place in [`ServerConfig::exports`]. Requests follow.
+    Chosen(usize),
+    /// It asks something.
+    Request(Request),
+    /// The connection is over: nothing more is read. Requests in flight may still be answered.
+    Closed(Closed),
+}
+
+/// What became of a step.
+pub(crate) enum Step {
+    Event(Event),
+    Again,
+    /// More input is needed, or room.
+    Wait,
+}
+
+/// A write whose data is coming.
+pub(crate) struct Payload {
+    header: Header,
+    verdict: Result<(), ErrorCode>,
+    /// Where wanted data goes.
+    fill: Option<Fill>,
+    left: usize,
+    held_bytes: usize,
+}
+
+/// What comes next.
+pub(crate) enum Phase {
+    ClientFlags,
+    OptionHeader,
+    Option { option: u32, len: usize },
+    SkipOption { option: u32, left: usize },
+    Request,
+    Payload(Box<Payload>),
+}
+
+/// The server's side of one connection.
+///
+/// Whoever drives it takes events until there are none after each [`Server::received`], and again after each
+/// [`Server::transmit`], because requests that had to wait for room are read then.
+pub struct Server {
+    pub(crate) config: ServerConfig,
+    pub(crate) phase: Phase,
+    pub(crate) input: Input,
+    pub(crate) output: Output,
+    pub(crate) agreed: Agreed,
+    pub(crate) chosen: Option<usize>,
+    pub(crate) is_stopping: bool,
+    /// Requests in flight and their bytes.
+    requests: usize,
+    bytes: usize,
+    /// A request waits for room.
+    is_full: bool,
+    closed: Option<Closed>,
+    is_told: bool,
+}
+
+impl Server {
+    /// A connection that was just accepted.
+    pub fn new(config: ServerConfig) -> Server {
+        let config = config.legal();
+        let input = Input::new(&config.pool, config.staging_bytes);
+        let mut server = Server {
+            config,
+            phase: Phase::ClientFlags,
+            input,
+            output: Output::default(),
+            agreed: Agreed::NOTHING,
+            chosen: None,
+            is_stopping: false,
+            requests: 0,
+            bytes: 0,
+            is_full: false,
+            closed: None,
+            is_told: false,
+        };
+        server.greet();
+        server
+    }
+
+    /// The buffer for the next receive; `None` while one is out, while a request waits for room, and when it is over.
+    pub fn receive_buffer(&mut self) -> Option<Buffer> {
+        if self.closed.is_some() || self.is_full {
+            return None;
+        }
+        if let Phase::Payload(payload) = &mut self.phase
+            && let Some(fill) = &mut payload.fill
+            && payload.left >= self.config.direct_bytes
+            && self.input.unread() == 0
+        {
+            return self.input.lend_direct(fill);
+        }
+        self.input.lend()
+    }
+
+    /// Takes the buffer of [`Server::receive_buffer`] back, the first `len` bytes of which are new.
+    ///
+    /// # Panics
+    /// When it is another buffer, or shorter than `len`.
+    pub fn received(&mut self, buffer: Buffer, len: usize) {
+        let fill = match &mut self.phase {
+            Phase::Payload(payload) => payload.fill.as_mut(),
+            _ => None,
+        };
+        self.input.take_back(buffer, len, fill);
+        if let Phase::Payload(payload) = &mut self.phase
+            && let Some(fill) = &payload.fill
+        {
+            payload.left = fill.missing();
+        }
+    }
+
+    /// What the client did next; `None` when more has to be received, or taken for sending, first.
+    pub fn next_event(&mut self) -> Option<Event> {
+        loop {
+            if let Some(closed) = self.closed {
+                return (!std::mem::replace(&mut self.is_told, true)).then_some(Event::Closed(closed));
+            }
+            match self.step() {
+                Ok(Step::Event(event)) => return Some(event),
+                Ok(Step::Again) => {}
+                Ok(Step::Wait) => return None,
+                Err(closed) => self.end(closed),
+            }
+        }
+    }
+
+    fn step(&mut self) -> Result<Step, Closed> {
+        self.is_full = false;
+        match &mut self.phase {
+            Phase::ClientFlags => self.client_flags(),
+            Phase::OptionHeader => self.option_header(),
+            Phase::Option { option, len } => {
+                let (option, len) = (*option, *len);
+                self.whole_option(option, len)
+            }
+            Phase::SkipOption { option, left } => {
+                let (option, left) = (*option, *left);
+                self.skip_option(option, left)
+            }
+            Phase::Request => self.request(),
+            Phase::Payload(_) => Ok(self.payload()),
+        }
+    }
+
+    fn terms(&self) -> Terms {
+        let style = self.agreed.style;
+        Terms {
+            chunks: style != Style::Simple,
+            extended: style == Style::Extended,
+            status: self.agreed.context.is_some(),
+            payload_bytes: self.config.limits.payload_bytes,
+        }
+    }
+
+    fn request(&mut self) -> Result<Step, Closed> {
+        let terms = self.terms();
+        let len = Header::bytes(terms.extended);
+        let Some(bytes) = self.input.peek(len) else { return Ok(Step::Wait) };
+        let header = Header::read(bytes, terms.extended)?;
+        if header.kind == command::DISC {
+            self.input.take(len);
+            return Err(Closed::Disconnected);
+        }
+        let payload = header.payload(&terms)?;
+        let Some(export) = self.chosen.and_then(|index| self.config.exports.get(index)) else {
+            return Err(Closed::Here);
+        };
+        let verdict = match self.is_stopping {
+            true => Err(ErrorCode::Shutdown),
+            false => header.check(export, &terms),
+        };
+        let held_bytes = if verdict.is_ok() { header.held_bytes(payload) } else { 0 };
+        if !self.has_room(held_bytes) {
+            self.is_full = true;
+            return Ok(Step::Wait);
+        }
+        self.input.take(len);
+        self.requests += 1;
+        self.bytes += held_bytes;
+        let is_wanted = verdict.is_ok() && payload > 0;
+        let fill = is_wanted.then(|| Fill::new(self.config.pool.take(payload)));
+        self.phase = Phase::Payload(Box::new(Payload { header, verdict, fill, left: payload, held_bytes }));
+        Ok(Step::Again)
+    }
+
+    /// Whether one more request fits with these bytes.
+    fn has_room(&self, bytes: usize) -> bool {
+        let held = self.bytes + self.output.data_bytes();
+        self.requests + self.output.replies() < self.config.limits.commands
+            && (bytes == 0 || held == 0 || held.saturating_add(bytes) <= self.config.limits.bytes_in_flight)
+    }
+
+    /// Goes on with the data of a request, which may have none.
+    fn payload(&mut self) -> Step {
+        let Phase::Payload(payload) = &mut self.phase else { return Step::Again };
+        let now = self.input.take(payload.left);
+        payload.left -= now.len();
+        if let Some(fill) = &mut payload.fill {
+            fill.push(now);
+        }
+        if payload.left > 0 {
+            return Step::Wait;
+        }
+        let Phase::Payload(payload) = std::mem::replace(&mut self.phase, Phase::Request) else { return Step::Again };
+        let Payload { header, verdict, fill, held_bytes, .. } = *payload;
+        let data = fill.map(Fill::finish).unwrap_or_default();
+        if let Err(code) = verdict {
+            self.fail(header.ticket(held_bytes), Vec::new(), &code.into());
+            return Step::Again;
+        }
+        match header.command(data) {
+            Some(command) => Step::Event(Event::Request(Request { ticket: header.ticket(held_bytes), command })),
+            None => {
+                self.fail(header.ticket(held_bytes), Vec::new(), &ErrorCode::Invalid.into());
+                Step::Again
+            }
+        }
+    }
+
+    fn end(&mut self, closed: Closed) {
+        self.closed = Some(closed);
+        // What was begun is dropped, and its memory with it.
+        if let Phase::Payload(payload) = std::mem::replace(&mut self.phase, Phase::Request) {
+            self.settle(payload.held_bytes);
+        }
+    }
+
+    /// Answers a request other than a read or a block status: it succeeded.
+    ///
+    /// # Panics
+    /// When the request wants data or status.
+    pub fn done(&mut self, ticket: Ticket) {
+        assert!(!wants_payload(&ticket), "a request for data is answered with data");
+        self.settle(ticket.held_bytes);
+        self.writer().done(&ticket);
+    }
+
+    /// Answers a read: it succeeded.
+    ///
+    /// # Panics
+    /// When it is no read, and when the data has another length.
+    pub fn data(&mut self, ticket: Ticket, slices: Vec<Slice>) {
+        let len: usize = slices.iter().map(|slice| slice.len()).sum();
+        assert!(ticket.kind == command::READ && len as u64 == ticket.length, "a read is answered with all its data");
+        self.settle(ticket.held_bytes);
+        self.writer().data(&ticket, slices);
+    }
+
+    /// Answers a block status with runs from the request's offset on; the last may go beyond its end.
+    ///
+    /// # Panics
+    /// When it is no block status, and when there is no run.
+    pub fn status(&mut self, ticket: Ticket, runs: &[Run]) {
+        assert!(ticket.kind == command::BLOCK_STATUS && !runs.is_empty(), "a status is answered with runs");
+        self.settle(ticket.held_bytes);
+        self.writer().status(&ticket, runs);
+    }
+
+    /// Answers a request: it failed. `before` is what a read may give from its offset on, before what failed; it is left
+    /// out where replies have no chunks.
+    ///
+    /// # Panics
+    /// When there is data for another request than a read, or not less than it asked for.
+    pub fn fail(&mut self, ticket: Ticket, before: Vec<Slice>, failed: &Failed) {
+        let len: usize = before.iter().map(|slice| slice.len()).sum();
+        assert!(len == 0 || ticket.kind == command::READ && (len as u64) < ticket.length, "only a part is given");
+        self.settle(ticket.held_bytes);
+        self.writer().fail(&ticket, before, failed);
+    }
+
+    fn settle(&mut self, held_bytes: usize) {
+        self.requests = self.requests.saturating_sub(1);
+        self.bytes = self.bytes.saturating_sub(held_bytes);
+    }
+
+    fn writer(&mut self) -> Writer<'_> {
+        Writer { style: self.agreed.style, out: &mut self.output }
+    }
+
+    /// Whether replies come in chunks, so that a failed read may give what lies before.
+    pub fn has_chunks(&self) -> bool {
+        self.agreed.style != Style::Simple
+    }
+
+    /// Moves all that is to be sent to the end of `out`, and says how many bytes it is.
+    pub fn transmit(&mut self, out: &mut Vec<Slice>) -> usize {
+        self.output.take(out)
+    }
+
+    /// Whether something is to be sent.
+    pub fn has_output(&self) -> bool {
+        !self.output.is_empty()
+    }
+
+    /// From now on options and requests are refused because the server ends.
+    pub fn stop(&mut self) {
+        self.is_stopping = true;
+    }
+
+    /// Reads nothing more.
+    pub fn close(&mut self) {
+        if self.closed.is_none() {
+            self.end(Closed::Here);
+        }
+    }
+
+    /// How it ended, if it did.
+    pub fn closed(&self) -> Option<Closed> {
+        self.closed
+    }
+
+    /// Requests that were not answered, one whose data is coming among them.
+    pub fn requests_in_flight(&self) -> usize {
+        self.requests
+    }
+
+    /// Bytes of data of those, and of answers that were not taken for sending.
+    pub fn bytes_in_flight(&self) -> usize {
+        self.bytes + self.output.data_bytes()
+    }
+}

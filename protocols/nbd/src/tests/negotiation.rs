@@ -1,0 +1,158 @@
+//! Client flags and options.
+
+use super::*;
+use crate::wire::{option as o, rep};
+use crate::{Closed, Violation};
+
+const FIXED: [u8; 4] = [0, 0, 0, 3];
+
+/// The replies to options sent one after the other.
+fn ask(options: &[(u32, &[u8])]) -> Vec<(u32, u32, Vec<u8>)> {
+    let bytes: Vec<u8> = options.iter().flat_map(|(kind, data)| option(*kind, data)).collect();
+    let story = say(&[&FIXED[..], &bytes].concat());
+    assert_eq!(story.closed, None);
+    replies(&story.sent)
+}
+
+/// Types of the final replies.
+fn types(options: &[(u32, &[u8])]) -> Vec<u32> {
+    let is_final = |kind: &u32| *kind == rep::ACK || kind >> 31 == 1;
+    ask(options).into_iter().map(|reply| reply.1).filter(is_final).collect()
+}
+
+fn ends(bytes: &[u8]) -> Option<Closed> {
+    say(bytes).closed
+}
+
+fn go(name: &str, wanted: &[u16]) -> Vec<u8> {
+    let mut data = [fields![name.len() as u32], name.as_bytes().to_vec(), fields![wanted.len() as u16]].concat();
+    data.extend(wanted.iter().flat_map(|kind| kind.to_be_bytes()));
+    data
+}
+
+fn set(name: &str) -> Vec<u8> {
+    let head = [fields![name.len() as u32], name.as_bytes().to_vec()].concat();
+    [head, fields![1u32, 15u32], b"base:allocation".to_vec()].concat()
+}
+
+#[test]
+fn client_flags_that_were_not_offered_end_it() {
+    assert_eq!(ends(&FIXED), None);
+    assert_eq!(ends(&[0, 0, 0, 7]), Some(Violation::ClientFlags(7).into()));
+    assert_eq!(ends(&[1, 0, 0, 3]), Some(Violation::ClientFlags(0x0100_0003).into()));
+}
+
+#[test]
+fn export_name_gives_size_and_flags_and_zeroes_unless_turned_down() {
+    let sent = |flags: u8| say(&[&[0, 0, 0, flags][..], &option(o::EXPORT_NAME, b"fixed")].concat()).sent;
+    let bare = sent(3);
+    assert_eq!(bare.len(), 10);
+    assert_eq!(bare[..8], (1u64 << 40).to_be_bytes());
+    // Flags: has flags, read-only, flush, FUA, several connections, cache.
+    assert_eq!(bare[8..], 0x050fu16.to_be_bytes());
+    let padded = sent(0);
+    assert_eq!((padded.len(), &padded[..10]), (134, &bare[..]));
+    assert!(padded[10..].iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn export_name_has_no_answer_for_errors() {
+    let unknown = Some(Violation::UnknownExport.into());
+    assert_eq!(ends(&[&FIXED[..], &option(o::EXPORT_NAME, b"nothing")].concat()), unknown);
+    assert_eq!(ends(&[&FIXED[..], &option(o::EXPORT_NAME, &[b'x'; 600])].concat()), unknown, "longer than an option");
+    let extended = [&FIXED[..], &option(o::EXTENDED_HEADERS, &[]), &option(o::EXPORT_NAME, b"disk")].concat();
+    assert_eq!(ends(&extended), Some(Violation::Misplaced(o::EXPORT_NAME).into()));
+}
+
+#[test]
+fn without_fixed_newstyle_there_is_only_export_name() {
+    assert_eq!(ends(&[&[0; 4][..], &option(o::LIST, &[])].concat()), Some(Violation::Misplaced(o::LIST).into()));
+    assert_eq!(ends(&[&[0; 4][..], &option(o::EXPORT_NAME, &[])].concat()), None, "the empty name is the first export");
+}
+
+#[test]
+fn list_names_the_exports() {
+    let all = ask(&[(o::LIST, &[])]);
+    let server = |name: &str| [fields![name.len() as u32], name.as_bytes().to_vec(), b"for tests".to_vec()].concat();
+    let entry = |name| (o::LIST, rep::SERVER, server(name));
+    assert_eq!(all, [entry("disk"), entry("fixed"), (o::LIST, rep::ACK, vec![])]);
+    assert_eq!(types(&[(o::LIST, b"x")]), [rep::ERR_INVALID]);
+}
+
+#[test]
+fn info_describes_and_go_begins() {
+    let about = go("disk", &[1, 2, 3, 77]);
+    let all = ask(&[(o::STRUCTURED_REPLY, &[]), (o::INFO, &about)]);
+    let info = |data: Vec<u8>| (o::INFO, rep::INFO, data);
+    // Flags: has flags, flush, FUA, trim, zeroes, DF, several connections, cache, fast zeroes.
+    let expected = [
+        (o::STRUCTURED_REPLY, rep::ACK, vec![]),
+        info([&[0, 1][..], b"disk"].concat()),
+        info([&[0, 2][..], b"for tests"].concat()),
+        info(fields![3u16, 512u32, 4096u32, 8192u32]),
+        info(fields![0u16, 1u64 << 40, 0x0dedu16]),
+        (o::INFO, rep::ACK, vec![]),
+    ];
+    assert_eq!(all, expected);
+    let story = say(&[&FIXED[..], &option(o::GO, &go("fixed", &[]))].concat());
+    assert_eq!(story.events, ["Chosen(1)"]);
+}
+
+#[test]
+fn malformed_and_unknown_names_are_told_apart() {
+    let good = go("disk", &[3]);
+    assert_eq!(types(&[(o::INFO, &go("nothing", &[3]))]), [rep::ERR_UNKNOWN]);
+    for len in 0..good.len() {
+        assert_eq!(types(&[(o::INFO, &good[..len]), (o::INFO, &good)]), [rep::ERR_INVALID, rep::ACK], "{len} bytes");
+    }
+    assert_eq!(types(&[(o::INFO, &[&good[..], &[0]].concat())]), [rep::ERR_INVALID]);
+}
+
+#[test]
+fn options_that_are_unknown_refused_or_out_of_order_get_their_error() {
+    assert_eq!(types(&[(4, &[]), (99, b"data")]), [rep::ERR_UNSUP, rep::ERR_UNSUP]);
+    assert_eq!(types(&[(o::STARTTLS, &[]), (o::STARTTLS, b"x")]), [rep::ERR_UNSUP, rep::ERR_INVALID]);
+    assert_eq!(types(&[(o::STRUCTURED_REPLY, b"x"), (o::EXTENDED_HEADERS, b"x")]), [rep::ERR_INVALID; 2]);
+    let downgrade = types(&[(o::EXTENDED_HEADERS, &[]), (o::STRUCTURED_REPLY, &[])]);
+    assert_eq!(downgrade, [rep::ACK, rep::ERR_EXT_HEADER_REQD]);
+}
+
+#[test]
+fn contexts_want_chunks_first() {
+    assert_eq!(types(&[(o::SET_META_CONTEXT, &set("disk"))]), [rep::ERR_INVALID]);
+    for style in [o::STRUCTURED_REPLY, o::EXTENDED_HEADERS] {
+        let all = ask(&[(style, &[]), (o::LIST_META_CONTEXT, &set("disk")), (o::SET_META_CONTEXT, &set("disk"))]);
+        let named = |id: u32| [fields![id], b"base:allocation".to_vec()].concat();
+        assert_eq!(all[1], (o::LIST_META_CONTEXT, rep::META_CONTEXT, named(0)));
+        assert_eq!(all[3], (o::SET_META_CONTEXT, rep::META_CONTEXT, named(1)));
+        assert_eq!(types(&[(style, &[]), (o::SET_META_CONTEXT, &set("nothing"))]), [rep::ACK, rep::ERR_UNKNOWN]);
+    }
+}
+
+#[test]
+fn abort_is_acknowledged() {
+    let story = say(&[&FIXED[..], &option(o::ABORT, b"why")].concat());
+    assert_eq!(replies(&story.sent), [(o::ABORT, rep::ACK, vec![])]);
+    assert_eq!(story.closed, Some(Closed::Aborted));
+}
+
+#[test]
+fn limits_of_options_hold() {
+    let options = |count: usize| [FIXED.to_vec(), option(99, &[]).repeat(count)].concat();
+    assert_eq!(ends(&options(16)), None);
+    assert_eq!(ends(&options(17)), Some(Violation::TooManyOptions(16).into()));
+    assert_eq!(types(&[(o::LIST, &[0; 513]), (o::LIST, &[])]), [rep::ERR_TOO_BIG, rep::ACK], "skipped, and on");
+    let long = [FIXED.to_vec(), fields![wire::OPTION_MAGIC, 99u32, 4097u32]].concat();
+    assert_eq!(ends(&long), Some(Violation::NegotiationBytes(4096).into()));
+    assert_eq!(ends(&[&FIXED[..], &[b'x'; 16]].concat()), Some(Violation::OptionMagic(0x7878_7878_7878_7878).into()));
+}
+
+#[test]
+fn a_server_that_stops_says_so() {
+    let mut server = server(8192);
+    server.stop();
+    let bytes = [&FIXED[..], &option(o::GO, &go("disk", &[])), &option(o::ABORT, &[])].concat();
+    let story = play(&mut server, [&bytes[..]]);
+    let said = replies(&story.sent[18..]);
+    assert_eq!(said, [(o::GO, rep::ERR_SHUTDOWN, vec![]), (o::ABORT, rep::ACK, vec![])]);
+}

@@ -1,0 +1,202 @@
+//! The numbers of the protocol, by their names in `doc/proto.md` without `NBD_`. All are big-endian on the wire.
+
+/// First word of a server: "NBDMAGIC".
+pub const INIT_MAGIC: u64 = u64::from_be_bytes(*b"NBDMAGIC");
+/// Second word of a newstyle server, and the first of each option: "IHAVEOPT".
+pub const OPTION_MAGIC: u64 = u64::from_be_bytes(*b"IHAVEOPT");
+/// First word of a reply to an option.
+pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
+/// First word of a compact request.
+pub const REQUEST_MAGIC: u32 = 0x2560_9513;
+/// First word of an extended request.
+pub const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
+/// First word of a simple reply.
+pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
+/// First word of a chunk of a structured reply.
+pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
+/// First word of a chunk of an extended reply.
+pub const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
+
+/// Bytes of an option's header.
+pub const OPTION_HEADER_BYTES: usize = 16;
+/// Bytes of a compact request's header.
+pub const REQUEST_BYTES: usize = 28;
+/// Bytes of an extended request's header.
+pub const EXTENDED_REQUEST_BYTES: usize = 32;
+/// Longest string of the protocol, a name or a message, in bytes ("Values", "strings").
+pub const STRING_BYTES: usize = 4096;
+/// Zeroes behind the answer to EXPORT_NAME, for clients that did not turn them down.
+pub const EXPORT_NAME_ZEROES: usize = 124;
+
+/// Handshake flags, and the client's answer to them, which has the same bits.
+pub mod handshake {
+    /// Options are answered one by one.
+    pub const FIXED_NEWSTYLE: u16 = 1;
+    /// No zeroes behind the answer to EXPORT_NAME.
+    pub const NO_ZEROES: u16 = 1 << 1;
+}
+
+/// Options.
+pub mod option {
+    /// Choose an export without an answer for errors.
+    pub const EXPORT_NAME: u32 = 1;
+    /// End the negotiation.
+    pub const ABORT: u32 = 2;
+    /// Name the exports.
+    pub const LIST: u32 = 3;
+    /// Begin TLS.
+    pub const STARTTLS: u32 = 5;
+    /// Describe an export.
+    pub const INFO: u32 = 6;
+    /// Describe an export and begin transmission.
+    pub const GO: u32 = 7;
+    /// Use structured replies.
+    pub const STRUCTURED_REPLY: u32 = 8;
+    /// Name metadata contexts.
+    pub const LIST_META_CONTEXT: u32 = 9;
+    /// Choose metadata contexts.
+    pub const SET_META_CONTEXT: u32 = 10;
+    /// Use extended headers.
+    pub const EXTENDED_HEADERS: u32 = 11;
+}
+
+/// Types of replies to options.
+pub mod rep {
+    /// Done.
+    pub const ACK: u32 = 1;
+    /// An export.
+    pub const SERVER: u32 = 2;
+    /// Something about an export.
+    pub const INFO: u32 = 3;
+    /// A metadata context.
+    pub const META_CONTEXT: u32 = 4;
+    /// Not known here.
+    pub const ERR_UNSUP: u32 = 1 << 31 | 1;
+    /// Not allowed here.
+    pub const ERR_POLICY: u32 = 1 << 31 | 2;
+    /// Malformed, or out of place.
+    pub const ERR_INVALID: u32 = 1 << 31 | 3;
+    /// No such export.
+    pub const ERR_UNKNOWN: u32 = 1 << 31 | 6;
+    /// The server ends.
+    pub const ERR_SHUTDOWN: u32 = 1 << 31 | 7;
+    /// Too large.
+    pub const ERR_TOO_BIG: u32 = 1 << 31 | 9;
+    /// Extended headers were negotiated and stay.
+    pub const ERR_EXT_HEADER_REQD: u32 = 1 << 31 | 10;
+}
+
+/// What can be told about an export.
+pub mod info {
+    /// Size and transmission flags.
+    pub const EXPORT: u16 = 0;
+    /// Its name.
+    pub const NAME: u16 = 1;
+    /// Text for people.
+    pub const DESCRIPTION: u16 = 2;
+    /// Smallest, best and largest request.
+    pub const BLOCK_SIZE: u16 = 3;
+}
+
+/// Transmission flags.
+pub mod transmission {
+    /// Always set.
+    pub const HAS_FLAGS: u16 = 1;
+    /// Nothing can be written.
+    pub const READ_ONLY: u16 = 1 << 1;
+    /// FLUSH is there.
+    pub const SEND_FLUSH: u16 = 1 << 2;
+    /// The flag FUA is there.
+    pub const SEND_FUA: u16 = 1 << 3;
+    /// TRIM is there.
+    pub const SEND_TRIM: u16 = 1 << 5;
+    /// WRITE_ZEROES is there.
+    pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
+    /// The flag DF is there.
+    pub const SEND_DF: u16 = 1 << 7;
+    /// Several connections see each other's writes and flushes.
+    pub const CAN_MULTI_CONN: u16 = 1 << 8;
+    /// CACHE is there.
+    pub const SEND_CACHE: u16 = 1 << 10;
+    /// The flag FAST_ZERO is there.
+    pub const SEND_FAST_ZERO: u16 = 1 << 11;
+}
+
+/// Commands.
+pub mod command {
+    /// Read.
+    pub const READ: u16 = 0;
+    /// Write.
+    pub const WRITE: u16 = 1;
+    /// Disconnect.
+    pub const DISC: u16 = 2;
+    /// Make writes durable.
+    pub const FLUSH: u16 = 3;
+    /// Give space up.
+    pub const TRIM: u16 = 4;
+    /// Will be read soon.
+    pub const CACHE: u16 = 5;
+    /// Make zeroes.
+    pub const WRITE_ZEROES: u16 = 6;
+    /// Tell metadata.
+    pub const BLOCK_STATUS: u16 = 7;
+}
+
+/// Flags of commands.
+pub mod flag {
+    /// Durable before the answer.
+    pub const FUA: u16 = 1;
+    /// Keep the space.
+    pub const NO_HOLE: u16 = 1 << 1;
+    /// At most one chunk of data.
+    pub const DF: u16 = 1 << 2;
+    /// One run of status.
+    pub const REQ_ONE: u16 = 1 << 3;
+    /// Only if it is faster than writing.
+    pub const FAST_ZERO: u16 = 1 << 4;
+    /// The length is that of a payload.
+    pub const PAYLOAD_LEN: u16 = 1 << 5;
+}
+
+/// Types and flags of chunks.
+pub mod chunk {
+    /// Flag: the last chunk of its reply.
+    pub const DONE: u16 = 1;
+    /// Nothing but success.
+    pub const NONE: u16 = 0;
+    /// Data.
+    pub const OFFSET_DATA: u16 = 1;
+    /// Status in 32 bits.
+    pub const BLOCK_STATUS: u16 = 5;
+    /// Status in 64 bits.
+    pub const BLOCK_STATUS_EXT: u16 = 6;
+    /// An error.
+    pub const ERROR: u16 = 1 << 15 | 1;
+    /// An error at an offset.
+    pub const ERROR_OFFSET: u16 = 1 << 15 | 2;
+}
+
+/// The metadata context of allocation, the one that is known here.
+pub const BASE_ALLOCATION: &str = "base:allocation";
+/// How it is called on the wire once it was chosen.
+pub const BASE_ALLOCATION_ID: u32 = 1;
+
+/// Errors of replies ("Error values").
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum ErrorCode {
+    /// EPERM: the export is read-only.
+    NotPermitted = 1,
+    /// EIO: the medium failed, or blocks are damaged.
+    Io = 5,
+    /// EINVAL: malformed, out of range, misaligned or unknown.
+    Invalid = 22,
+    /// ENOSPC: a write past the end, or a full medium.
+    NoSpace = 28,
+    /// EOVERFLOW: longer than the announced payload.
+    Overflow = 75,
+    /// ENOTSUP: zeroes that would not be fast.
+    NotSupported = 95,
+    /// ESHUTDOWN: the server ends.
+    Shutdown = 108,
+}
