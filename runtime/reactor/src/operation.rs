@@ -13,7 +13,7 @@ use std::io;
 use std::os::fd::RawFd;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use io_uring::squeue;
 
@@ -185,6 +185,16 @@ impl<K: Kind> Op<K> {
         self.waits.is_some() && kind.is_prompt() && kind.lingers() && self.linger.goes_on(&self.core.lingering)
     }
 
+    /// Asks again in the task's next poll, or has the backend wait.
+    fn wait(&mut self, kind: K, waker: &Waker) -> Stage<K> {
+        if self.lingers(&kind) {
+            waker.wake_by_ref();
+            return Stage::New(kind);
+        }
+        let (key, kind) = self.core.start(kind, waker.clone());
+        Stage::Flying(key, kind)
+    }
+
     /// Whether the result says no more than "try again".
     fn is_momentary(&mut self, result: i32) -> bool {
         let momentary = result == -libc::EINTR || result == -libc::EAGAIN;
@@ -203,17 +213,10 @@ impl<K: Kind> Future for Op<K> {
                     if self.core.is_closed() {
                         return Poll::Ready(kind.finish(Err(io::Error::from_raw_os_error(libc::ECANCELED))));
                     }
-                    let kind = match self.at_once(kind) {
+                    match self.at_once(kind) {
                         Ok(output) => return Poll::Ready(output),
-                        Err(kind) => kind,
-                    };
-                    if self.lingers(&kind) {
-                        self.stage = Stage::New(kind);
-                        cx.waker().wake_by_ref();
-                        return Poll::Pending;
+                        Err(kind) => self.stage = self.wait(kind, cx.waker()),
                     }
-                    let (key, kind) = self.core.start(kind, cx.waker().clone());
-                    self.stage = Stage::Flying(key, kind);
                     return Poll::Pending;
                 }
                 Stage::Flying(key, kind) => {

@@ -35,7 +35,8 @@ pub fn run(
     let failed = |error| Failure::new(Cause::Io, "starting", error).advise("SEALBLOCK_RUNTIME=syscalls");
     // This thread only gives orders; blocks are the cores' business.
     let reactor = Reactor::new(Config { pool_arena_bytes: 0, ..Config::default() }).map_err(failed)?;
-    let cores = Cores::start(Placement::Count(cores), Config { spin_us: SPIN_US, ..Config::default() }).map_err(failed)?;
+    let cores =
+        Cores::start(Placement::Count(cores), Config { spin_us: SPIN_US, ..Config::default() }).map_err(failed)?;
     let served = reactor.block_on(live(plan, &cores, announcer, again));
     cores.shutdown(REST);
     served?;
