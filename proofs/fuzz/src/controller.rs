@@ -18,7 +18,7 @@ use sealblock_media_memory::MemoryDevice;
 use sealblock_protocols_nvme::fabrics::{
     CNTLID_DYNAMIC, Connect, ConnectAttributes, ConnectData, FabricsCommand, PropertySet,
 };
-use sealblock_protocols_nvme::{Command, Completion, FABRICS_OPCODE};
+use sealblock_protocols_nvme::{Command, Completion, FABRICS_OPCODE, Fuse};
 use sealblock_protocols_nvme_tcp::host::{Event, HostData};
 use sealblock_protocols_nvme_tcp::{BlockShape, Host, HostConfig, TransmitLimit};
 use sealblock_runtime_memory::{Buffer, Slice};
@@ -102,6 +102,8 @@ struct Queue {
     kept: usize,
     /// Bytes were sent that are no PDU, so the target may wait for more of what they began.
     noisy: bool,
+    /// The last command is the first of a fused pair, which is answered when the next one has come.
+    half: bool,
 }
 
 async fn session(address: SocketAddr, pieces: &mut Pieces<'_>) {
@@ -222,7 +224,7 @@ impl Queue {
         (config.header_digest, config.data_digest) = (choice & 1 != 0, choice & 2 != 0);
         config.staging_bytes = 4096;
         let mut queue =
-            Queue { host: Host::new(config), stream, open: HashMap::new(), last: None, kept: 0, noisy: false };
+            Queue { host: Host::new(config), stream, open: HashMap::new(), last: None, kept: 0, noisy: false, half: false };
         queue.send().await;
         while queue.host.negotiated().is_none() {
             assert!(queue.receive().await, "a valid request is granted: {:?}", queue.host.closed());
@@ -282,8 +284,13 @@ impl Queue {
         if !self.host.can_submit() {
             self.rest().await;
         }
+        self.put(command, data).await;
+    }
+
+    async fn put(&mut self, command: Command, data: HostData) {
         if let Ok(cid) = self.host.submit(command, data) {
             self.open.insert(cid.0, command.opcode);
+            self.half = command.fuse() == Fuse::First;
             self.send().await;
         }
     }
@@ -302,6 +309,9 @@ impl Queue {
         if self.noisy {
             // Nothing more may be wanted of it than the end of the connection.
             let _ = self.stream.shutdown(std::net::Shutdown::Write);
+        }
+        if self.half {
+            self.put(Command::new(0, 1), HostData::None).await;
         }
         loop {
             let kept = self.open.values().filter(|opcode| **opcode == ASYNCHRONOUS_EVENT_REQUEST).count();
