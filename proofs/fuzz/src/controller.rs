@@ -223,8 +223,15 @@ impl Queue {
         let mut config = HostConfig::new(pool());
         (config.header_digest, config.data_digest) = (choice & 1 != 0, choice & 2 != 0);
         config.staging_bytes = 4096;
-        let mut queue =
-            Queue { host: Host::new(config), stream, open: HashMap::new(), last: None, kept: 0, noisy: false, half: false };
+        let mut queue = Queue {
+            host: Host::new(config),
+            stream,
+            open: HashMap::new(),
+            last: None,
+            kept: 0,
+            noisy: false,
+            half: false,
+        };
         queue.send().await;
         while queue.host.negotiated().is_none() {
             assert!(queue.receive().await, "a valid request is granted: {:?}", queue.host.closed());
