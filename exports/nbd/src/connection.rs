@@ -15,14 +15,15 @@ use std::time::Duration;
 use sealblock_protocols_nbd::{Closed, Event, Request, Server as Core, ServerConfig};
 use sealblock_runtime_memory::Buffer;
 use sealblock_runtime_reactor::net::Stream;
-use sealblock_runtime_reactor::{now, pool, sleep_until, spawn, stopping, timeout};
+use sealblock_runtime_reactor::{Bell, now, pool, sleep_until, spawn, stopping, timeout};
 
-use crate::bell::Bell;
 use crate::carry::{Mounted, Reply};
 use crate::shared::{Order, Place};
 
 /// How long a client may take to close after it was told that nothing more comes.
 const LINGER: Duration = Duration::from_secs(1);
+/// What is thrown away at once meanwhile.
+const LINGER_BYTES: usize = 4096;
 /// What is received at once: many requests, or the data of a middling write.
 const STAGING_BYTES: usize = 256 << 10;
 
@@ -209,19 +210,8 @@ impl Connection {
 
     /// Waits for the client to close, so that it can read the last bytes: a socket closed with unread bytes resets.
     async fn linger(&self) {
-        if self.is_gone.get() || self.stream.shutdown(Shutdown::Write).is_err() {
-            return;
+        if !self.is_gone.get() {
+            self.until_told(Order::Kill, self.stream.linger(LINGER, LINGER_BYTES)).await;
         }
-        let drained = async {
-            let mut buffer = Buffer::zeroed(4096);
-            for _ in 0..256 {
-                let result;
-                (result, buffer) = self.stream.recv(buffer).await;
-                if !matches!(result, Ok(1..)) {
-                    break;
-                }
-            }
-        };
-        self.until_told(Order::Kill, timeout(LINGER, drained)).await;
     }
 }

@@ -13,7 +13,6 @@
 //! Shape: a connection is a task that receives, a task that sends, and a task for each request in flight, all on one core,
 //! so that its state is in cells. A device stays on the core that opened it, and each connection attaches to it once.
 
-mod bell;
 mod carry;
 mod connection;
 mod export;

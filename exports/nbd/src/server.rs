@@ -1,23 +1,18 @@
 //! The server: exports, and the connections of every listener it serves.
 
 use std::collections::BTreeSet;
-use std::future::{Future, poll_fn};
 use std::io;
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
 use sealblock_runtime_reactor::net::{Keepalive, Listener, Stream};
-use sealblock_runtime_reactor::{CoreHandle, now, sleep, spawn, stopping};
+use sealblock_runtime_reactor::{CoreHandle, now, sleep, spawn};
 
 use crate::connection::Connection;
 use crate::export::{Export, SetupError};
 use crate::limits::Limits;
 use crate::shared::{Kind, Order, Place, Shared};
 
-/// Rest after accepting failed.
-const ACCEPT_REST: Duration = Duration::from_millis(100);
 /// How often a server that stops looks whether it is done.
 const DRAIN_REST: Duration = Duration::from_millis(2);
 /// How long connections get to go after they were cut off.
@@ -71,23 +66,10 @@ impl Server {
     }
 
     async fn accept(&self, listener: &Listener, place: &Place) -> io::Result<()> {
-        let mut stopping = stopping();
-        loop {
-            let mut next = pin!(listener.accept());
-            let accepted = poll_fn(|cx| {
-                let is_told = place.poll_order(Order::Stop, cx).is_ready();
-                if is_told || pin!(&mut stopping).poll(cx).is_ready() {
-                    return Poll::Ready(None);
-                }
-                next.as_mut().poll(cx).map(Some)
-            });
-            match accepted.await {
-                None => return Ok(()),
-                Some(Ok((stream, _peer))) => self.admit(stream),
-                Some(Err(error)) if passes(&error) => sleep(ACCEPT_REST).await,
-                Some(Err(error)) => return Err(error),
-            }
+        while let Some(stream) = listener.accept_until(|cx| place.poll_order(Order::Stop, cx)).await? {
+            self.admit(stream);
         }
+        Ok(())
     }
 
     fn admit(&self, stream: Stream) {
@@ -143,25 +125,4 @@ impl Server {
 /// Serves a connection on this core.
 fn begin(stream: Stream, place: Place) {
     spawn(Connection::new(stream, place).run());
-}
-
-/// Whether accepting failed for a reason that passes (`accept(2)`, "Error handling"): a want of descriptors or memory, a
-/// rule of the firewall, or an error of one connection. None of these may end the service for everybody else.
-fn passes(error: &io::Error) -> bool {
-    /// EPERM; ENOMEM, ENFILE, EMFILE, ENOBUFS; then ENONET, EPROTO, ENOPROTOOPT, EOPNOTSUPP, ENETDOWN, ENETUNREACH,
-    /// ETIMEDOUT, EHOSTDOWN, EHOSTUNREACH.
-    const PASSING: [i32; 14] = [1, 12, 23, 24, 105, 64, 71, 92, 95, 100, 101, 110, 112, 113];
-    error.raw_os_error().is_some_and(|code| PASSING.contains(&code))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn errors_that_pass_do_not_end_the_service_and_others_do() {
-        assert!([1, 12, 23, 24, 105, 113].into_iter().all(|code| passes(&io::Error::from_raw_os_error(code))));
-        // EBADF, EINVAL and ENOTSOCK are about the listener, ECANCELED about the reactor.
-        assert!(![9, 22, 88, 125].into_iter().any(|code| passes(&io::Error::from_raw_os_error(code))));
-    }
 }

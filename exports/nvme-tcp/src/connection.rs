@@ -21,9 +21,8 @@ use sealblock_protocols_nvme_tcp::target::{Event, Target as Core, Token};
 use sealblock_protocols_nvme_tcp::{Payload, TargetConfig, TransmitLimit};
 use sealblock_runtime_memory::{Buffer, Pool};
 use sealblock_runtime_reactor::net::Stream;
-use sealblock_runtime_reactor::{now, pool, spawn, timeout};
+use sealblock_runtime_reactor::{Bell, now, pool, spawn, timeout};
 
-use crate::bell::Bell;
 use crate::budget::Share;
 use crate::commands::fused::Pairs;
 use crate::controller::Controller;
@@ -39,6 +38,8 @@ use crate::sums::shape_of;
 
 /// How long a peer may take to close after it was told that nothing more comes.
 const LINGER: Duration = Duration::from_secs(1);
+/// What is thrown away at once meanwhile.
+const LINGER_BYTES: usize = 4096;
 /// What is received at once: the commands of a deep queue, with data in their capsules.
 const STAGING_BYTES: usize = 256 << 10;
 
@@ -320,21 +321,13 @@ impl Connection {
 
     /// Waits for the peer to close, so that it can read the last bytes: a socket closed with unread bytes resets.
     async fn linger(&self) {
-        if self.stream.shutdown(Shutdown::Write).is_err() || self.is_draining() {
+        if self.is_draining() {
+            // The peer may be gone already, and then there is nothing to end.
+            let _ = self.stream.shutdown(Shutdown::Write);
             return;
         }
-        let drained = async {
-            let mut buffer = Buffer::zeroed(4096);
-            for _ in 0..256 {
-                let result;
-                (result, buffer) = self.stream.recv(buffer).await;
-                if !matches!(result, Ok(1..)) {
-                    break;
-                }
-            }
-        };
         // A peer that does not close in time is reset.
-        let _ = timeout(LINGER, drained).await;
+        let _ = self.stream.linger(LINGER, LINGER_BYTES).await;
     }
 }
 

@@ -34,7 +34,7 @@ pub(crate) struct Job {
 
 /// What is left to do of a command.
 pub(crate) enum Work {
-    /// Everything, with the data that it brought.
+    /// Everything, with the data that it brought. Commands that take several steps keep it until their own end.
     New(Buffer),
     /// What was made of it is to be asked of the device.
     Request(Operation),
@@ -114,11 +114,10 @@ impl Job {
 
     /// Carries the command out in place if its device has nothing to wait for, and otherwise says what is left to do.
     pub(crate) fn at_once(&self, data: Buffer) -> Result<Result<Reply, Refusal>, Work> {
-        let Some(namespace) = self.namespaces.first().filter(|_| self.is_one_request()) else {
-            return Err(Work::New(data));
-        };
-        let operation = match self.request(namespace, data) {
-            Ok(operation) => operation,
+        let Some(namespace) = self.namespaces.first() else { return Err(Work::New(data)) };
+        let operation = match self.begin(namespace, data) {
+            Ok(Work::Request(operation)) => operation,
+            Ok(steps) => return Err(steps),
             Err(refusal) => return Ok(self.ended(namespace, Err(refusal))),
         };
         let claim = self.writes().map(|_| namespace.state.try_claim());
@@ -146,64 +145,49 @@ impl Job {
     /// Carries the command out, for a caller who has a claim on the blocks that it writes.
     pub(crate) async fn run_claimed(&self, work: Work) -> Result<Reply, Refusal> {
         let Some(namespace) = self.namespaces.first() else { return Ok(Reply::Done(0)) };
-        let request = match work {
-            Work::New(data) if !self.is_one_request() => {
-                let outcome = self.in_steps(namespace, data).await;
-                return self.ended(namespace, outcome);
-            }
-            Work::New(data) => self.request(namespace, data),
-            Work::Request(operation) => Ok(operation),
+        let work = match work {
+            Work::New(data) => self.begin(namespace, data),
+            begun => Ok(begun),
         };
-        let outcome = match request {
-            Ok(operation) => execute(namespace, operation).await.and_then(|answer| self.reply(namespace, answer)),
+        let outcome = match work {
+            Ok(Work::Request(operation)) => {
+                execute(namespace, operation).await.and_then(|answer| self.reply(namespace, answer))
+            }
+            Ok(Work::New(data)) => self.in_steps(namespace, data).await,
             Err(refusal) => Err(refusal),
         };
         self.ended(namespace, outcome)
     }
 
-    /// Whether the device is asked once, with what [`Job::request`] makes of the command.
-    fn is_one_request(&self) -> bool {
-        match self.io {
-            IoCommand::Read(_)
-            | IoCommand::Write(_)
-            | IoCommand::WriteZeroes(_)
-            | IoCommand::Verify(_)
-            | IoCommand::WriteUncorrectable(_) => true,
-            IoCommand::Flush | IoCommand::Compare(_) | IoCommand::DatasetManagement(_) | IoCommand::Copy(_) => false,
-        }
-    }
-
-    /// What the device is asked, with the data of a Write sealed or checked.
-    fn request(&self, namespace: &Mounted, data: Buffer) -> Result<Operation, Refusal> {
+    /// What the device is asked, with the data of a Write sealed or checked. A command that takes several steps stays as it is.
+    fn begin(&self, namespace: &Mounted, data: Buffer) -> Result<Work, Refusal> {
         let sums = &self.controller.traffic.sums;
-        match self.io {
+        Ok(Work::Request(match self.io {
             IoCommand::Read(blocks) => {
                 add(&sums.stored_bytes_checked, namespace.checked_bytes(&blocks));
-                Ok(Operation::Read { extent: blocks.extent, checks: namespace.checks(&blocks) })
+                Operation::Read { extent: blocks.extent, checks: namespace.checks(&blocks) }
             }
             IoCommand::Write(blocks) => {
                 let (extent, data) = (blocks.extent, namespace.seal(&blocks, data, self.sums.as_ref())?);
                 add(&sums.guard_bytes_summed, namespace.guard_bytes(&blocks, self.sums.as_ref()));
-                Ok(Operation::Write { extent, data, durability: self.durability(blocks.force_unit_access) })
+                Operation::Write { extent, data, durability: self.durability(blocks.force_unit_access) }
             }
-            IoCommand::WriteZeroes(zeroes) => Ok(Operation::WriteZeroes {
+            IoCommand::WriteZeroes(zeroes) => Operation::WriteZeroes {
                 extent: zeroes.blocks.extent,
                 may_unmap: zeroes.deallocate,
                 durability: self.durability(zeroes.blocks.force_unit_access),
-            }),
-            IoCommand::Verify(blocks) => {
-                Ok(Operation::Verify { extent: blocks.extent, checks: namespace.checks(&blocks) })
-            }
+            },
+            IoCommand::Verify(blocks) => Operation::Verify { extent: blocks.extent, checks: namespace.checks(&blocks) },
             IoCommand::WriteUncorrectable(extent) => {
-                Ok(Operation::WriteUncorrectable { extent, durability: self.durability(false) })
+                Operation::WriteUncorrectable { extent, durability: self.durability(false) }
             }
             IoCommand::Flush | IoCommand::Compare(_) | IoCommand::DatasetManagement(_) | IoCommand::Copy(_) => {
-                Err(StatusCode::INTERNAL_ERROR.into())
+                return Ok(Work::New(data));
             }
-        }
+        }))
     }
 
-    /// What the host is told when the device has done as [`Job::request`] asked.
+    /// What the host is told when the device has done as [`Job::begin`] asked.
     fn reply(&self, namespace: &Mounted, answer: Answer) -> Result<Reply, Refusal> {
         match (&self.io, answer) {
             (IoCommand::Read(blocks), Answer::Data(read)) => Ok(Reply::Data(namespace.payload(blocks, read), 0)),

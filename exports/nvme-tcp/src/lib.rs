@@ -17,7 +17,6 @@
 //! attaches to it once (`member.rs`).
 
 mod admin;
-mod bell;
 mod budget;
 mod change;
 mod check;

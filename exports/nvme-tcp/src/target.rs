@@ -1,15 +1,13 @@
 //! The target: subsystems, and the connections of every listener it serves.
 
-use std::future::{Future, poll_fn};
 use std::io;
-use std::pin::pin;
 use std::sync::{Arc, Weak};
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_reactor::net::{Listener, Stream};
-use sealblock_runtime_reactor::{CoreHandle, now, sleep, spawn, stopping};
+use sealblock_runtime_reactor::{CoreHandle, now, sleep, spawn};
 
 use crate::connection::Connection;
 use crate::limits::Limits;
@@ -18,8 +16,6 @@ use crate::registry::{Permit, Place, Shared};
 use crate::subsystem::{SetupError, Subsystem};
 use crate::sums::Summed;
 
-/// Rest after the system had no descriptor or memory for a connection.
-const ACCEPT_REST: Duration = Duration::from_millis(100);
 /// How often a target that stops looks whether it is done.
 const DRAIN_REST: Duration = Duration::from_millis(2);
 /// How long connections get to go after they were cut off.
@@ -76,23 +72,14 @@ impl Target {
     }
 
     async fn accept(&self, listener: &Listener, line: &Line) -> io::Result<()> {
-        let mut stopping = stopping();
-        loop {
-            let mut next = pin!(listener.accept());
-            let accepted = poll_fn(|cx| {
-                let is_told = line.poll_orders(cx).is_ready() || self.0.is_stopped.get();
-                if is_told || pin!(&mut stopping).poll(cx).is_ready() {
-                    return Poll::Ready(None);
-                }
-                next.as_mut().poll(cx).map(Some)
-            });
-            match accepted.await {
-                None => return Ok(()),
-                Some(Ok((stream, _peer))) => self.admit(stream),
-                Some(Err(error)) if passes(&error) => sleep(ACCEPT_REST).await,
-                Some(Err(error)) => return Err(error),
-            }
+        let mut is_told = |cx: &mut Context<'_>| match line.poll_orders(cx).is_ready() || self.0.is_stopped.get() {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        };
+        while let Some(stream) = listener.accept_until(&mut is_told).await? {
+            self.admit(stream);
         }
+        Ok(())
     }
 
     fn admit(&self, stream: Stream) {
@@ -166,35 +153,6 @@ impl Target {
         self.0.order(Orders::KILL);
         while self.connections() > 0 && now() < deadline + KILL_REST {
             sleep(DRAIN_REST).await;
-        }
-    }
-}
-
-/// Whether accepting failed for a reason that passes: a want of descriptors or memory (EMFILE, ENFILE, ENOBUFS, ENOMEM), a
-/// rule of the firewall (EPERM), or an error of one connection, which Linux tells in place of it (`accept(2)`, "Error
-/// handling"). None of these may end the service for everybody else.
-fn passes(error: &io::Error) -> bool {
-    const EPERM: i32 = 1;
-    const SHORTAGES: [i32; 4] = [12, 23, 24, 105];
-    /// ENONET, EPROTO, ENOPROTOOPT, EOPNOTSUPP, ENETDOWN, ENETUNREACH, ETIMEDOUT, EHOSTDOWN, EHOSTUNREACH.
-    const OF_A_CONNECTION: [i32; 9] = [64, 71, 92, 95, 100, 101, 110, 112, 113];
-    error
-        .raw_os_error()
-        .is_some_and(|code| code == EPERM || [&SHORTAGES[..], &OF_A_CONNECTION].concat().contains(&code))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn errors_that_pass_do_not_end_the_service_and_others_do() {
-        for code in [1, 12, 23, 24, 64, 71, 92, 95, 100, 101, 105, 110, 112, 113] {
-            assert!(passes(&io::Error::from_raw_os_error(code)), "{code}");
-        }
-        // EBADF, EINVAL and ENOTSOCK are about the listener, ECANCELED about the reactor.
-        for code in [9, 22, 88, 125] {
-            assert!(!passes(&io::Error::from_raw_os_error(code)), "{code}");
         }
     }
 }

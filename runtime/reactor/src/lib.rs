@@ -16,6 +16,7 @@
 #![allow(unsafe_code)]
 
 mod backend;
+mod bell;
 mod call;
 mod config;
 mod cores;
@@ -45,6 +46,7 @@ mod waiters;
 mod waker;
 
 pub use backend::{Backend, Completion, Features, Refusal};
+pub use bell::Bell;
 pub use call::{CoreGone, CoreHandle};
 pub use config::{Attempt, Choice, Config, RUNTIME_VARIABLE, StartError};
 pub use cores::{Cores, Placement, Stopped};

@@ -1,16 +1,25 @@
 //! Accepting connections.
 
+use std::future::{Future, poll_fn};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
 
 use super::{RawAddress, Stream, options, socket};
 use crate::descriptor::Descriptor;
 use crate::executor::{self, Core};
 use crate::operation::{Op, Parked, Parking};
 use crate::operations::Accept;
+use crate::stopping::stopping;
+use crate::timer::sleep;
+
+/// Rest after accepting failed for a reason that passes.
+const REST: Duration = Duration::from_millis(100);
 
 /// A socket that accepts connections, used from the reactor that made it.
 ///
@@ -104,6 +113,33 @@ impl Listener {
         }
     }
 
+    /// Waits for a connection, as [`Listener::accept`], but rests and tries again after errors that pass. `None` once `is_told` is
+    /// ready, or the core is told to stop.
+    ///
+    /// # Errors
+    /// When the listener fails for good.
+    pub async fn accept_until(
+        &self,
+        mut is_told: impl FnMut(&mut Context<'_>) -> Poll<()>,
+    ) -> io::Result<Option<Stream>> {
+        let mut stopping = stopping();
+        loop {
+            let mut next = pin!(self.accept());
+            let accepted = poll_fn(|cx| {
+                if is_told(cx).is_ready() || pin!(&mut stopping).poll(cx).is_ready() {
+                    return Poll::Ready(None);
+                }
+                next.as_mut().poll(cx).map(Some)
+            });
+            match accepted.await {
+                None => return Ok(None),
+                Some(Ok((stream, _peer))) => return Ok(Some(stream)),
+                Some(Err(error)) if passes(&error) => sleep(REST).await,
+                Some(Err(error)) => return Err(error),
+            }
+        }
+    }
+
     fn descriptor(&self) -> &Arc<Descriptor> {
         self.descriptor.as_ref().expect("only drop takes the descriptor")
     }
@@ -134,5 +170,34 @@ impl AsFd for Listener {
 impl std::fmt::Debug for Listener {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Listener").field("fd", &self.as_fd().as_raw_fd()).finish()
+    }
+}
+
+/// Whether accepting failed for a reason that passes: a want of descriptors or memory (EMFILE, ENFILE, ENOBUFS, ENOMEM), a
+/// rule of the firewall (EPERM), or an error of one connection, which Linux tells in place of it (`accept(2)`, "Error
+/// handling"). None of these may end the service for everybody else.
+fn passes(error: &io::Error) -> bool {
+    const EPERM: i32 = 1;
+    const SHORTAGES: [i32; 4] = [12, 23, 24, 105];
+    /// ENONET, EPROTO, ENOPROTOOPT, EOPNOTSUPP, ENETDOWN, ENETUNREACH, ETIMEDOUT, EHOSTDOWN, EHOSTUNREACH.
+    const OF_A_CONNECTION: [i32; 9] = [64, 71, 92, 95, 100, 101, 110, 112, 113];
+    error
+        .raw_os_error()
+        .is_some_and(|code| code == EPERM || [&SHORTAGES[..], &OF_A_CONNECTION].concat().contains(&code))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_that_pass_do_not_end_the_service_and_others_do() {
+        for code in [1, 12, 23, 24, 64, 71, 92, 95, 100, 101, 105, 110, 112, 113] {
+            assert!(passes(&io::Error::from_raw_os_error(code)), "{code}");
+        }
+        // EBADF, EINVAL and ENOTSOCK are about the listener, ECANCELED about the reactor.
+        for code in [9, 22, 88, 125] {
+            assert!(!passes(&io::Error::from_raw_os_error(code)), "{code}");
+        }
     }
 }

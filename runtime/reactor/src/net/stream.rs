@@ -224,16 +224,25 @@ impl Stream {
         options::with_std(self.as_fd(), |stream| stream.shutdown(how))
     }
 
-    /// Closes so that the peer gets all that was sent: says that there is no more, then receives and throws away what still
-    /// comes until the peer closes too. Merely dropping a stream with unread bytes resets the connection, and the peer may
-    /// lose the last answer. After `limit`, or 16 MiB of unread bytes, it is dropped all the same.
+    /// Closes so that the peer gets all that was sent: [`Stream::linger`] with room for 16 MiB of unread bytes, and then the
+    /// stream is dropped in any case.
     ///
     /// # Errors
-    /// When the connection fails before the peer closes it, and `TimedOut` when the peer does not in time.
+    /// As [`Stream::linger`].
     pub async fn close(self, limit: Duration) -> io::Result<()> {
+        self.linger(limit, DRAIN_BYTES).await
+    }
+
+    /// Says that there is no more, then receives and throws away what still comes until the peer closes too. Merely dropping a
+    /// stream with unread bytes resets the connection, and the peer may lose the last answer. Receives at most 256 times, up to
+    /// `chunk_bytes` each.
+    ///
+    /// # Errors
+    /// When the connection fails before the peer closes it, and `TimedOut` when the peer does not within `limit`.
+    pub async fn linger(&self, limit: Duration, chunk_bytes: usize) -> io::Result<()> {
         self.shutdown(Shutdown::Write)?;
         let drained = async {
-            let mut buffer = Buffer::zeroed(DRAIN_BYTES);
+            let mut buffer = Buffer::zeroed(chunk_bytes);
             for _ in 0..DRAIN_ROUNDS {
                 let result;
                 (result, buffer) = self.recv(buffer).await;

@@ -6,13 +6,14 @@ use std::task::{Poll, Waker};
 
 /// A bell for one waiting task. Ringing before the wait is not lost.
 #[derive(Default)]
-pub(crate) struct Bell {
+pub struct Bell {
     rung: Cell<bool>,
     waiter: RefCell<Option<Waker>>,
 }
 
 impl Bell {
-    pub(crate) fn ring(&self) {
+    /// Wakes whoever waits, or the next one who will.
+    pub fn ring(&self) {
         self.rung.set(true);
         let waiter = self.waiter.borrow_mut().take();
         if let Some(waiter) = waiter {
@@ -20,8 +21,13 @@ impl Bell {
         }
     }
 
+    /// Rings while the waiting task itself is running, which will wait again before it rests.
+    pub fn note(&self) {
+        self.rung.set(true);
+    }
+
     /// Ends when the bell has been rung since the last wait.
-    pub(crate) async fn wait(&self) {
+    pub async fn wait(&self) {
         poll_fn(|cx| {
             if self.rung.take() {
                 return Poll::Ready(());
