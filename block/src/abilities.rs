@@ -31,6 +31,14 @@ pub struct Abilities {
     pub write_zeroes: Ability,
     /// Make blocks unreadable. Nothing can stand in for it.
     pub write_uncorrectable: Ability,
+    /// Check and sum stored data.
+    pub digest: Ability,
+    /// Write damaged blocks anew from another copy. Only a device that holds copies can.
+    pub repair: Ability,
+    /// Tell which blocks take space.
+    pub allocation: Ability,
+    /// Room beside the blocks, see [`crate::AnnexSlot`]. Nothing can stand in for it.
+    pub annex: Ability,
     /// `WriteZeroes { may_unmap: true }` gives the space back and the blocks still read as zeroes.
     pub unmap_zeroes: bool,
     /// The device is away from this host: operations it does itself move no payload here.
@@ -46,11 +54,15 @@ impl Abilities {
         discard: Ability::Absent,
         write_zeroes: Ability::Absent,
         write_uncorrectable: Ability::Absent,
+        digest: Ability::Absent,
+        repair: Ability::Absent,
+        allocation: Ability::Absent,
+        annex: Ability::Absent,
         unmap_zeroes: false,
         offloads: false,
     };
 
-    /// A device in this process that does everything itself.
+    /// A device in this process that does everything itself but what takes copies, holes and an annex.
     pub const COMPLETE: Abilities = Abilities {
         writable: true,
         verify: Ability::Native,
@@ -58,6 +70,10 @@ impl Abilities {
         discard: Ability::Native,
         write_zeroes: Ability::Native,
         write_uncorrectable: Ability::Native,
+        digest: Ability::Native,
+        repair: Ability::Absent,
+        allocation: Ability::Absent,
+        annex: Ability::Absent,
         unmap_zeroes: true,
         offloads: false,
     };
@@ -73,6 +89,11 @@ impl Abilities {
             OperationKind::WriteUncorrectable => when_writable(self.write_uncorrectable),
             OperationKind::Verify => self.verify,
             OperationKind::Compare => self.compare,
+            OperationKind::Digest => self.digest,
+            OperationKind::Repair => when_writable(self.repair),
+            OperationKind::Allocation => self.allocation,
+            OperationKind::ReadAnnex => self.annex,
+            OperationKind::WriteAnnex => when_writable(self.annex),
         }
     }
 
@@ -82,6 +103,8 @@ impl Abilities {
         self.verify = emulated(self.verify);
         self.compare = emulated(self.compare);
         self.write_zeroes = emulated(self.write_zeroes);
+        self.digest = emulated(self.digest);
+        self.allocation = emulated(self.allocation);
         self
     }
 }

@@ -14,6 +14,8 @@ pub enum FaultField {
     Tag(Field),
     /// The block, or the record that holds its tags, could not be read at all.
     Media,
+    /// Copies of the block differ, each of them is good by itself, and nothing tells which one is right.
+    Conflict,
 }
 
 impl FaultField {
@@ -22,6 +24,7 @@ impl FaultField {
         match self {
             FaultField::Tag(field) => field.as_str(),
             FaultField::Media => "media",
+            FaultField::Conflict => "conflict",
         }
     }
 }
@@ -43,22 +46,27 @@ pub struct Fault {
     pub expected: Option<u64>,
     /// What was stored; nothing for a medium's error.
     pub actual: Option<u64>,
+    /// Which leg of a group it is bad on.
+    pub leg: Leg,
+    /// Whether it was written anew from another copy.
+    pub repaired: bool,
 }
 
 impl Fault {
     /// The fault of a mismatch found `mismatch.block` blocks behind `start`.
     pub fn of_mismatch(start: Lba, mismatch: &Mismatch) -> Fault {
-        Fault {
-            lba: Lba::new(start.get().saturating_add(mismatch.block as u64)),
-            field: FaultField::Tag(mismatch.field),
-            expected: Some(mismatch.expected),
-            actual: Some(mismatch.actual),
-        }
+        let lba = Lba::new(start.get().saturating_add(mismatch.block as u64));
+        Fault::new(lba, FaultField::Tag(mismatch.field), Some(mismatch.expected), Some(mismatch.actual))
+    }
+
+    /// A fault of a device that is no group.
+    pub const fn new(lba: Lba, field: FaultField, expected: Option<u64>, actual: Option<u64>) -> Fault {
+        Fault { lba, field, expected, actual, leg: Leg::NONE, repaired: false }
     }
 
     /// A block that the medium does not give.
     pub const fn media(lba: Lba) -> Fault {
-        Fault { lba, field: FaultField::Media, expected: None, actual: None }
+        Fault::new(lba, FaultField::Media, None, None)
     }
 }
 
@@ -66,21 +74,50 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "block {}: {}", self.lba, self.field)?;
         match (self.expected, self.actual) {
-            (Some(expected), Some(actual)) => write!(f, " expected {expected:#x}, found {actual:#x}"),
-            _ => write!(f, " unreadable"),
+            (Some(expected), Some(actual)) => write!(f, " expected {expected:#x}, found {actual:#x}")?,
+            _ if self.field == FaultField::Conflict => write!(f, " between good copies")?,
+            _ => write!(f, " unreadable")?,
+        }
+        if self.repaired { f.write_str(", repaired") } else { Ok(()) }
+    }
+}
+
+/// Which leg of a group, and of groups within it: the numbers of the legs on the way down, from 0.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Leg(u64);
+
+impl Leg {
+    /// No group on the way.
+    pub const NONE: Leg = Leg(0);
+    /// Legs of one group that can be told apart.
+    pub const MOST_LEGS: usize = 127;
+    const BITS: u32 = 7;
+
+    /// The same place seen from a group of which it is leg `number`, or within it. What is deeper than nine groups, or
+    /// beyond [`Leg::MOST_LEGS`], is left out.
+    #[must_use]
+    pub const fn within(self, number: usize) -> Leg {
+        if number >= Leg::MOST_LEGS { Leg::NONE } else { Leg((self.0 << Leg::BITS) | (number as u64 + 1)) }
+    }
+
+    /// The number of the leg of the outermost group, and the place within that leg; nothing without a group.
+    pub const fn outermost(self) -> Option<(usize, Leg)> {
+        match (self.0 & ((1 << Leg::BITS) - 1)) as usize {
+            0 => None,
+            number => Some((number - 1, Leg(self.0 >> Leg::BITS))),
         }
     }
 }
 
-/// The damaged blocks that one request met: at least one, in rising order, each block once.
+/// The damaged blocks that one request met: at least one, in rising order, each once for a leg that it is bad on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Faults(Vec<Fault>);
 
 impl Faults {
     /// The faults in order of their blocks, or nothing when there are none.
     pub fn new(mut faults: Vec<Fault>) -> Option<Faults> {
-        faults.sort_by_key(|fault| fault.lba);
-        faults.dedup_by_key(|fault| fault.lba);
+        faults.sort_by_key(|fault| (fault.lba, fault.leg));
+        faults.dedup_by_key(|fault| (fault.lba, fault.leg));
         if faults.is_empty() { None } else { Some(Faults(faults)) }
     }
 

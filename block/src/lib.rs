@@ -8,6 +8,8 @@
 //! yields one outcome. Futures belong to one core and are not `Send`; crossing cores is the runtime's work.
 
 mod abilities;
+mod allocation;
+mod annex;
 mod clock;
 mod device;
 mod error;
@@ -17,10 +19,12 @@ mod medium;
 mod operation;
 
 pub use abilities::{Abilities, Ability};
+pub use allocation::{Run, RunState};
+pub use annex::AnnexSlot;
 pub use clock::Clock;
 pub use device::{Device, Stack};
-pub use error::{Error, Failure, Fault, FaultField, Faults};
+pub use error::{Error, Failure, Fault, FaultField, Faults, Leg};
 pub use gate::{Counters, Gate};
 pub use geometry::{Geometry, Limits};
 pub use medium::{Medium, MediumError, MediumErrorKind};
-pub use operation::{Answer, Durability, Operation, OperationKind, Outcome, Verified};
+pub use operation::{Answer, Digested, Durability, Operation, OperationKind, Outcome, Verified};

@@ -1,9 +1,10 @@
 //! What can be asked of a device, and what it answers.
 
 use sealblock_integrity::{Checks, Sealed};
+use sealblock_runtime_memory::Slice;
 use sealblock_units::Extent;
 
-use crate::Error;
+use crate::{AnnexSlot, Error, Run};
 
 /// Whether a write must be on the medium before it is answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -57,12 +58,43 @@ pub enum Operation {
         /// Which tags are checked, and against what.
         checks: Checks,
     },
+    /// Verify, and the CRC-64/NVME of the data, so that two devices can be compared where their data are.
+    Digest {
+        /// The blocks.
+        extent: Extent,
+        /// Which tags are checked, and against what.
+        checks: Checks,
+    },
+    /// Verify, and write what fails anew from another copy. The faults of its answer say which blocks were repaired.
+    Repair {
+        /// The blocks.
+        extent: Extent,
+        /// Which tags are checked, and against what.
+        checks: Checks,
+    },
+    /// Ask which blocks take space.
+    Allocation {
+        /// The blocks.
+        extent: Extent,
+    },
     /// Compare stored blocks with these.
     Compare {
         /// The blocks.
         extent: Extent,
         /// What they should hold.
         data: Sealed,
+    },
+    /// Read a slot of the room beside the blocks.
+    ReadAnnex {
+        /// Which.
+        slot: AnnexSlot,
+    },
+    /// Replace what a slot of the room beside the blocks holds: all of it or nothing, durable when it is answered.
+    WriteAnnex {
+        /// Which.
+        slot: AnnexSlot,
+        /// What it is to hold; at most [`AnnexSlot::most_bytes`].
+        bytes: Slice,
     },
     /// Make blocks unreadable: until they are written, zeroed or discarded, they fail as [`crate::FaultField::Media`].
     WriteUncorrectable {
@@ -92,11 +124,21 @@ pub enum OperationKind {
     Compare,
     /// Make blocks unreadable.
     WriteUncorrectable,
+    /// Check blocks in place and sum them.
+    Digest,
+    /// Check blocks in place and mend them.
+    Repair,
+    /// Ask which blocks take space.
+    Allocation,
+    /// Read from beside the blocks.
+    ReadAnnex,
+    /// Write beside the blocks.
+    WriteAnnex,
 }
 
 impl OperationKind {
     /// Every kind, in the order of [`OperationKind::index`].
-    pub const ALL: [OperationKind; 8] = [
+    pub const ALL: [OperationKind; 13] = [
         OperationKind::Read,
         OperationKind::Write,
         OperationKind::Flush,
@@ -105,6 +147,11 @@ impl OperationKind {
         OperationKind::Verify,
         OperationKind::Compare,
         OperationKind::WriteUncorrectable,
+        OperationKind::Digest,
+        OperationKind::Repair,
+        OperationKind::Allocation,
+        OperationKind::ReadAnnex,
+        OperationKind::WriteAnnex,
     ];
 
     /// Position in tables of counters.
@@ -123,6 +170,11 @@ impl OperationKind {
             OperationKind::Verify => "verify",
             OperationKind::Compare => "compare",
             OperationKind::WriteUncorrectable => "write uncorrectable",
+            OperationKind::Digest => "digest",
+            OperationKind::Repair => "repair",
+            OperationKind::Allocation => "allocation status",
+            OperationKind::ReadAnnex => "annex to read",
+            OperationKind::WriteAnnex => "annex to write",
         }
     }
 }
@@ -139,19 +191,30 @@ impl Operation {
             Operation::Verify { .. } => OperationKind::Verify,
             Operation::Compare { .. } => OperationKind::Compare,
             Operation::WriteUncorrectable { .. } => OperationKind::WriteUncorrectable,
+            Operation::Digest { .. } => OperationKind::Digest,
+            Operation::Repair { .. } => OperationKind::Repair,
+            Operation::Allocation { .. } => OperationKind::Allocation,
+            Operation::ReadAnnex { .. } => OperationKind::ReadAnnex,
+            Operation::WriteAnnex { .. } => OperationKind::WriteAnnex,
         }
     }
 
-    /// The one run of blocks it is about; none for Flush and Discard.
+    /// The one run of blocks it is about; none for Flush, Discard and the annex.
     pub const fn extent(&self) -> Option<Extent> {
         match self {
             Operation::Read { extent, .. }
             | Operation::Write { extent, .. }
             | Operation::WriteZeroes { extent, .. }
             | Operation::Verify { extent, .. }
+            | Operation::Digest { extent, .. }
+            | Operation::Repair { extent, .. }
+            | Operation::Allocation { extent }
             | Operation::Compare { extent, .. }
             | Operation::WriteUncorrectable { extent, .. } => Some(*extent),
-            Operation::Flush | Operation::Discard { .. } => None,
+            Operation::Flush
+            | Operation::Discard { .. }
+            | Operation::ReadAnnex { .. }
+            | Operation::WriteAnnex { .. } => None,
         }
     }
 
@@ -171,15 +234,30 @@ pub struct Verified {
     pub bytes_transferred: u64,
 }
 
+/// What a Digest found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Digested {
+    /// The CRC-64/NVME of the blocks' data, in order.
+    pub crc64: u64,
+    /// Bytes of payload that came from the device to this host for it.
+    pub bytes_transferred: u64,
+}
+
 /// What a successful operation gives back.
 #[derive(Debug)]
 pub enum Answer {
-    /// Write, Flush, Discard, WriteZeroes, Compare, WriteUncorrectable.
+    /// Write, Flush, Discard, WriteZeroes, Compare, WriteUncorrectable, WriteAnnex.
     Done,
     /// Read: the blocks, checked as asked.
     Data(Sealed),
-    /// Verify: all blocks are good.
+    /// Verify and Repair: all blocks are good.
     Verified(Verified),
+    /// Digest: all blocks are good.
+    Digest(Digested),
+    /// Allocation: runs that cover the extent, in order.
+    Allocation(Vec<Run>),
+    /// ReadAnnex: what was written last; empty when nothing was.
+    Annex(Slice),
 }
 
 /// How a request ends: exactly once.

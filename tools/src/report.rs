@@ -60,6 +60,8 @@ pub enum Field {
     StorageTag,
     /// The block could not be read at all.
     Media,
+    /// Copies of the block differ, and nothing tells which one is right.
+    Conflict,
 }
 
 impl Field {
@@ -71,6 +73,7 @@ impl Field {
             Field::RefTag => "reference tag",
             Field::StorageTag => "storage tag",
             Field::Media => "medium",
+            Field::Conflict => "conflict",
         }
     }
 }
@@ -161,9 +164,9 @@ mod tests {
 
     #[test]
     fn fields_have_the_documented_names() {
-        let names =
-            [Field::Guard, Field::AppTag, Field::RefTag, Field::StorageTag, Field::Media].map(|field| printed(&field));
-        assert_eq!(names.concat(), "\"guard\"\n\"app_tag\"\n\"ref_tag\"\n\"storage_tag\"\n\"media\"\n");
+        let names = [Field::Guard, Field::AppTag, Field::RefTag, Field::StorageTag, Field::Media, Field::Conflict]
+            .map(|field| printed(&field));
+        assert_eq!(names.concat(), "\"guard\"\n\"app_tag\"\n\"ref_tag\"\n\"storage_tag\"\n\"media\"\n\"conflict\"\n");
     }
 
     #[test]

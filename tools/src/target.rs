@@ -30,6 +30,7 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use sealblock_block::Leg;
 use sealblock_units::ByteCount;
 
 pub use error::{Problem, TargetError};
@@ -121,6 +122,24 @@ impl GroupKind {
 }
 
 impl Target {
+    /// The target of a leg of groups: the innermost one that is known. Nothing where there is no group.
+    pub fn leg(&self, leg: Leg) -> Option<&Target> {
+        match self {
+            Target::Group { legs, .. } => {
+                let (number, within) = leg.outermost()?;
+                let target = legs.get(number)?;
+                Some(target.leg(within).unwrap_or(target))
+            }
+            Target::Offset { target, .. } | Target::Fault { target, .. } => target.leg(leg),
+            Target::File(_)
+            | Target::Linux(_)
+            | Target::Memory(_)
+            | Target::Null(_)
+            | Target::NvmeTcp { .. }
+            | Target::Nbd { .. } => None,
+        }
+    }
+
     /// The path of a file, block device or Linux device; nothing for a target that has none.
     pub fn path(&self) -> Option<&Path> {
         match self {

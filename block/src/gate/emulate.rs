@@ -1,18 +1,34 @@
 //! Operations that a device lacks, made of others.
 
-use sealblock_integrity::{Checks, Sealed, Tags};
+use sealblock_integrity::{Checks, Sealed, Tags, guard};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::Extent;
 
 use super::Gate;
-use crate::{Answer, Device, Durability, Error, Failure, Faults, Operation, Outcome, Verified};
+use crate::{
+    Answer, Device, Digested, Durability, Error, Failure, Fault, Faults, Operation, Outcome, Run, RunState, Verified,
+};
 
 impl<D: Device> Gate<D> {
     /// Verify by Read: the device checks on read, and the data stay here.
     pub(super) async fn verify_by_read(&self, extent: Extent, checks: Checks) -> Outcome {
+        let bytes_transferred = self.read_all(extent, checks, |_| ()).await?;
+        Ok(Answer::Verified(Verified { bytes_transferred }))
+    }
+
+    /// Digest by Read.
+    pub(super) async fn digest_by_read(&self, extent: Extent, checks: Checks) -> Outcome {
+        let mut crc64 = guard::crc64(&[]);
+        let bytes_transferred =
+            self.read_all(extent, checks, |part| crc64 = guard::crc64_append(crc64, part.data())).await?;
+        Ok(Answer::Digest(Digested { crc64, bytes_transferred }))
+    }
+
+    /// Reads blocks piece by piece, in order; says how many bytes that took. Every piece is read, whatever is wrong with others.
+    async fn read_all(&self, extent: Extent, checks: Checks, mut each: impl FnMut(&Sealed)) -> Result<u64, Error> {
         let geometry = self.device.geometry();
-        let mut cost = Verified::default();
-        let mut faults = Vec::new();
+        let mut bytes = 0;
+        let mut faults: Vec<Fault> = Vec::new();
         // One piece at a time bounds the memory of a Verify, whose extent has no payload to bound it.
         for piece in extent.split_aligned(geometry.limits.transfer) {
             let checks = match geometry.protection {
@@ -20,16 +36,15 @@ impl<D: Device> Gate<D> {
                 None => checks,
             };
             match self.device.execute(Operation::Read { extent: piece, checks }).await {
-                Ok(_) => cost.bytes_transferred += piece.bytes(geometry.block_size),
-                Err(error) => {
-                    faults.extend(faults_of(error)?);
-                    cost.bytes_transferred += piece.bytes(geometry.block_size);
-                }
+                Ok(Answer::Data(part)) => each(&part),
+                Ok(_) => return Err(answered_wrongly()),
+                Err(error) => faults.extend(faults_of(error)?),
             }
+            bytes += piece.bytes(geometry.block_size);
         }
         match Faults::new(faults) {
             Some(faults) => Err(faults.into()),
-            None => Ok(Answer::Verified(cost)),
+            None => Ok(bytes),
         }
     }
 
@@ -66,6 +81,11 @@ impl<D: Device> Gate<D> {
         }
         Ok(Answer::Done)
     }
+}
+
+/// What a device says that cannot tell which blocks take space: that all may.
+pub(super) fn all_data(extent: Extent) -> Answer {
+    Answer::Allocation(vec![Run { blocks: extent.blocks(), state: RunState::Data }])
 }
 
 /// The faults of an integrity error; every other error stays one.

@@ -13,6 +13,8 @@ pub use counters::Counters;
 use sealblock_integrity::Sealed;
 use sealblock_units::Extent;
 
+use emulate::all_data;
+
 use crate::{Abilities, Ability, Device, Error, Failure, Geometry, Operation, OperationKind, Outcome};
 
 /// A device with its gate. See the module's header.
@@ -60,8 +62,16 @@ impl<D: Device> Gate<D> {
             }
             Operation::Compare { extent, data } => check_shape(geometry, *extent, data),
             Operation::Discard { extents } => extents.iter().try_for_each(|extent| geometry.check(*extent)),
+            Operation::WriteAnnex { slot, bytes } if bytes.len() > slot.most_bytes() => {
+                Err(shape("bytes for the annex", slot.most_bytes() as u64, bytes.len() as u64))
+            }
             Operation::Read { .. }
             | Operation::Verify { .. }
+            | Operation::Digest { .. }
+            | Operation::Repair { .. }
+            | Operation::Allocation { .. }
+            | Operation::ReadAnnex { .. }
+            | Operation::WriteAnnex { .. }
             | Operation::Flush
             | Operation::WriteZeroes { .. }
             | Operation::WriteUncorrectable { .. } => Ok(()),
@@ -75,6 +85,8 @@ impl<D: Device> Gate<D> {
             Ability::Native => self.native(operation).await,
             Ability::Emulated | Ability::Absent => match operation {
                 Operation::Verify { extent, checks } => self.verify_by_read(extent, checks).await,
+                Operation::Digest { extent, checks } => self.digest_by_read(extent, checks).await,
+                Operation::Allocation { extent } => Ok(all_data(extent)),
                 Operation::Compare { extent, data } => self.compare_by_read(extent, data).await,
                 Operation::WriteZeroes { extent, durability, .. } if self.device.abilities().writable => {
                     self.zeroes_by_write(extent, durability).await
@@ -83,6 +95,7 @@ impl<D: Device> Gate<D> {
                 | Operation::WriteZeroes { .. }
                 | Operation::Discard { .. }
                 | Operation::WriteUncorrectable { .. }
+                | Operation::WriteAnnex { .. }
                     if !self.device.abilities().writable =>
                 {
                     Err(Failure::ReadOnly.into())

@@ -4,11 +4,11 @@
 //! pieces are carried out, and their faults are joined into one error.
 
 use futures_util::stream::{self, StreamExt};
-use sealblock_integrity::{Checks, PiFormat, Sealed};
-use sealblock_units::{BlockCount, Extent};
+use sealblock_integrity::{Checks, PiFormat, Sealed, combine};
+use sealblock_units::{BlockCount, BlockSize, Extent};
 
 use super::Gate;
-use crate::{Answer, Device, Error, Failure, Faults, Limits, Operation, Outcome, Verified};
+use crate::{Answer, Device, Digested, Error, Failure, Faults, Limits, Operation, Outcome, Verified};
 
 /// Pieces of one request under way at once. Enough to keep a device busy, few enough to bound buffers.
 const PIECES_IN_FLIGHT: usize = 8;
@@ -17,12 +17,15 @@ const PIECES_IN_FLIGHT: usize = 8;
 pub(super) fn limit(limits: &Limits, operation: &Operation) -> Option<BlockCount> {
     let most = match operation {
         Operation::Read { .. } | Operation::Write { .. } | Operation::Compare { .. } => limits.transfer,
-        Operation::Verify { .. } => limits.verify,
+        Operation::Verify { .. }
+        | Operation::Digest { .. }
+        | Operation::Repair { .. }
+        | Operation::Allocation { .. } => limits.verify,
         Operation::WriteZeroes { .. } | Operation::WriteUncorrectable { .. } => limits.zero,
         Operation::Discard { extents } => {
             return extents.iter().any(|extent| extent.blocks() > limits.zero).then_some(limits.zero);
         }
-        Operation::Flush => return None,
+        Operation::Flush | Operation::ReadAnnex { .. } | Operation::WriteAnnex { .. } => return None,
     };
     operation.extent().filter(|extent| extent.blocks() > most).map(|_| most)
 }
@@ -30,11 +33,22 @@ pub(super) fn limit(limits: &Limits, operation: &Operation) -> Option<BlockCount
 impl<D: Device> Gate<D> {
     /// Carries a request out in pieces of at most `most` blocks.
     pub(super) async fn in_pieces(&self, operation: Operation, most: BlockCount) -> Outcome {
-        let read = matches!(operation, Operation::Read { .. });
+        let (read, digested) = (matches!(operation, Operation::Read { .. }), digested(&operation));
         let pieces = pieces(operation, most, self.device.geometry().protection);
         let outcomes: Vec<Outcome> =
             stream::iter(pieces).map(|piece| self.device.execute(piece)).buffered(PIECES_IN_FLIGHT).collect().await;
-        join(outcomes, read)
+        match digested {
+            Some(extent) => join_digests(extent.split_aligned(most), outcomes, self.device.geometry().block_size),
+            None => join(outcomes, read),
+        }
+    }
+}
+
+/// The blocks of a Digest.
+fn digested(operation: &Operation) -> Option<Extent> {
+    match operation {
+        Operation::Digest { extent, .. } => Some(*extent),
+        _ => None,
     }
 }
 
@@ -63,6 +77,9 @@ fn part(operation: &Operation, whole: Extent, extent: Extent, format: Option<PiF
     match operation {
         Operation::Read { checks, .. } => Operation::Read { extent, checks: onward(checks) },
         Operation::Verify { checks, .. } => Operation::Verify { extent, checks: onward(checks) },
+        Operation::Digest { checks, .. } => Operation::Digest { extent, checks: onward(checks) },
+        Operation::Repair { checks, .. } => Operation::Repair { extent, checks: onward(checks) },
+        Operation::Allocation { .. } => Operation::Allocation { extent },
         Operation::Write { data, durability, .. } => {
             Operation::Write { extent, data: cut(data), durability: *durability }
         }
@@ -73,7 +90,7 @@ fn part(operation: &Operation, whole: Extent, extent: Extent, format: Option<PiF
         Operation::WriteUncorrectable { durability, .. } => {
             Operation::WriteUncorrectable { extent, durability: *durability }
         }
-        Operation::Flush => Operation::Flush,
+        Operation::Flush | Operation::ReadAnnex { .. } | Operation::WriteAnnex { .. } => operation.clone(),
         Operation::Discard { .. } => Operation::Discard { extents: vec![extent] },
     }
 }
@@ -83,11 +100,13 @@ fn part(operation: &Operation, whole: Extent, extent: Extent, format: Option<PiF
 /// The first failure that is not about damaged blocks wins, because it says more than any list of blocks; then all
 /// damaged blocks of all pieces; for Compare, the first block that differs.
 fn join(outcomes: Vec<Outcome>, read: bool) -> Outcome {
-    let (mut parts, mut faults, mut verified) = (Vec::new(), Vec::new(), None);
+    let (mut parts, mut faults, mut verified, mut runs) = (Vec::new(), Vec::new(), None, Vec::new());
     let mut other: Option<Error> = None;
     for outcome in outcomes {
         match outcome {
-            Ok(Answer::Done) => {}
+            // Digests need their lengths; slots of the annex are never cut.
+            Ok(Answer::Done | Answer::Digest(_) | Answer::Annex(_)) => {}
+            Ok(Answer::Allocation(part)) => runs.extend(part),
             Ok(Answer::Data(part)) => parts.push(part),
             Ok(Answer::Verified(part)) => {
                 verified.get_or_insert(Verified::default()).bytes_transferred += part.bytes_transferred;
@@ -109,7 +128,24 @@ fn join(outcomes: Vec<Outcome>, read: bool) -> Outcome {
     }
     match (read, verified) {
         (true, _) => Ok(Answer::Data(Sealed::join(&parts))),
+        (false, None) if !runs.is_empty() => Ok(Answer::Allocation(runs)),
         (false, Some(verified)) => Ok(Answer::Verified(verified)),
         (false, None) => Ok(Answer::Done),
     }
+}
+
+/// One digest out of those of pieces, which have these extents.
+fn join_digests(extents: impl Iterator<Item = Extent>, outcomes: Vec<Outcome>, size: BlockSize) -> Outcome {
+    let mut whole = Digested::default();
+    let mut failed = Vec::new();
+    for (extent, outcome) in extents.zip(outcomes) {
+        match outcome {
+            Ok(Answer::Digest(part)) => {
+                whole.crc64 = combine::crc64(whole.crc64, part.crc64, extent.bytes(size));
+                whole.bytes_transferred += part.bytes_transferred;
+            }
+            other => failed.push(other),
+        }
+    }
+    if failed.is_empty() { Ok(Answer::Digest(whole)) } else { join(failed, false) }
 }

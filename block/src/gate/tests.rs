@@ -1,5 +1,6 @@
 //! Twin tests: what a gate lets through and what it refuses, cuts up or does itself.
 
+mod beside;
 mod tiny;
 
 use std::rc::Rc;

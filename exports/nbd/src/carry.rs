@@ -107,7 +107,7 @@ impl Mounted {
         let extent = self.extent(offset, length)?;
         match self.device.execute(self.read_of(extent)).await {
             Ok(Answer::Data(sealed)) => Ok(Reply::Data(sealed.into_parts().0)),
-            Ok(Answer::Done | Answer::Verified(_)) => Err(ErrorCode::Io.into()),
+            Ok(_) => Err(ErrorCode::Io.into()),
             Err(error) => {
                 let failed = self.failed(&error);
                 let before = self.before(extent, failed.offset).await;

@@ -125,7 +125,10 @@ impl KnownBlocks {
 
     /// A medium that failed does not say where, which is plain if one block was asked for.
     fn learn_of_one(&self, about: &About, error: &Error) -> bool {
-        let reads = matches!(about.kind, OperationKind::Read | OperationKind::Verify | OperationKind::Compare);
+        let reads = matches!(
+            about.kind,
+            OperationKind::Read | OperationKind::Verify | OperationKind::Digest | OperationKind::Compare
+        );
         match about.extent.filter(|extent| extent.len() == 1) {
             Some(one) if reads && matches!(error.failure(), Failure::Media { .. }) => {
                 self.record(&[Fault::media(one.start())])
@@ -141,7 +144,8 @@ impl KnownBlocks {
 
     /// Adds damaged blocks; tells whether any was not known.
     pub(crate) fn record(&self, faults: &[Fault]) -> bool {
-        self.change(|set| set.add(faults.iter().map(|fault| (fault.lba.get(), Wrong::of(fault)))))
+        let lasting = faults.iter().filter(|fault| !fault.repaired);
+        self.change(|set| set.add(lasting.map(|fault| (fault.lba.get(), Wrong::of(fault)))))
     }
 
     fn written_uncorrectable(&self, extent: Extent) -> bool {
@@ -155,10 +159,15 @@ impl KnownBlocks {
     fn heal(&self, extent: Extent, about: &About) {
         match about.kind {
             OperationKind::Write | OperationKind::WriteZeroes | OperationKind::Discard => self.forget(extent),
-            OperationKind::Read | OperationKind::Verify => {
+            OperationKind::Read | OperationKind::Verify | OperationKind::Digest | OperationKind::Repair => {
                 self.change(|set| set.take(extent, &|_, wrong| covers(about, wrong)));
             }
-            OperationKind::Compare | OperationKind::Flush | OperationKind::WriteUncorrectable => {}
+            OperationKind::Compare
+            | OperationKind::Flush
+            | OperationKind::WriteUncorrectable
+            | OperationKind::Allocation
+            | OperationKind::ReadAnnex
+            | OperationKind::WriteAnnex => {}
         }
     }
 
@@ -192,7 +201,7 @@ impl KnownBlocks {
             lba: Lba::new(*lba),
             field: match wrong.field {
                 FaultField::Tag(field) => Some(field),
-                FaultField::Media => None,
+                FaultField::Media | FaultField::Conflict => None,
             },
             values: wrong.values,
             write_uncorrectable: wrong.written,
@@ -250,11 +259,14 @@ impl Wrong {
 
 /// Whether an operation would have met this again, so that its silence means that the block is good.
 fn covers(about: &About, wrong: &Wrong) -> bool {
-    if !matches!(about.kind, OperationKind::Read | OperationKind::Verify) {
+    use OperationKind::{Digest, Read, Repair, Verify};
+    if !matches!(about.kind, Read | Verify | Digest | Repair) {
         return false;
     }
     match wrong.field {
         FaultField::Media => true,
+        // A read asks one of the copies.
+        FaultField::Conflict => about.kind != Read,
         FaultField::Tag(Field::Guard) => about.checks.guard,
         FaultField::Tag(Field::AppTag) => about.checks.app_tag.is_some(),
         FaultField::Tag(Field::RefTag) => about.checks.first_ref.is_some(),

@@ -24,7 +24,7 @@ fn about(kind: OperationKind, at: Extent) -> About {
 
 fn fault(lba: u64, field: FaultField) -> Fault {
     let value = (field != FaultField::Media).then_some(lba);
-    Fault { lba: Lba::new(lba), field, expected: value, actual: value.map(|value| value + 1) }
+    Fault::new(Lba::new(lba), field, value, value.map(|value| value + 1))
 }
 
 fn failed(faults: Vec<Fault>) -> Outcome {

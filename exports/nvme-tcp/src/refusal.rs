@@ -62,17 +62,24 @@ const fn of_field(field: FaultField) -> StatusCode {
         FaultField::Tag(Field::AppTag) => StatusCode::APPLICATION_TAG_CHECK_ERROR,
         FaultField::Tag(Field::RefTag) => StatusCode::REFERENCE_TAG_CHECK_ERROR,
         FaultField::Tag(Field::StorageTag) => StatusCode::STORAGE_TAG_CHECK_ERROR,
-        FaultField::Media => StatusCode::UNRECOVERED_READ_ERROR,
+        FaultField::Media | FaultField::Conflict => StatusCode::UNRECOVERED_READ_ERROR,
     }
 }
 
 const fn of_medium(kind: OperationKind) -> StatusCode {
     match kind {
-        OperationKind::Read | OperationKind::Verify | OperationKind::Compare => StatusCode::UNRECOVERED_READ_ERROR,
+        OperationKind::Read
+        | OperationKind::Verify
+        | OperationKind::Digest
+        | OperationKind::Repair
+        | OperationKind::Allocation
+        | OperationKind::ReadAnnex
+        | OperationKind::Compare => StatusCode::UNRECOVERED_READ_ERROR,
         OperationKind::Write
         | OperationKind::Flush
         | OperationKind::Discard
         | OperationKind::WriteZeroes
+        | OperationKind::WriteAnnex
         | OperationKind::WriteUncorrectable => StatusCode::WRITE_FAULT,
     }
 }
@@ -124,7 +131,7 @@ mod tests {
             (FaultField::Tag(Field::StorageTag), 0x288),
             (FaultField::Media, 0x281),
         ] {
-            let fault = Fault { lba: Lba::new(7), field, expected: None, actual: None };
+            let fault = Fault::new(Lba::new(7), field, None, None);
             let error = Error::from(Faults::new(vec![fault]).unwrap());
             let refusal = Refusal::of_error(&error, OperationKind::Read);
             assert_eq!((refusal.status.code().get(), refusal.lba), (status, Some(Lba::new(7))));

@@ -246,6 +246,7 @@ impl<D: Device, C: Clock> Device for FaultLayer<D, C> {
         if self.dice.knows(Fault::ReadError) || self.dice.knows(Fault::Flip) {
             abilities.verify = Ability::Absent;
             abilities.compare = Ability::Absent;
+            abilities.digest = Ability::Absent;
         }
         abilities
     }
@@ -261,9 +262,14 @@ impl<D: Device, C: Clock> Device for FaultLayer<D, C> {
             Operation::WriteUncorrectable { extent, durability } => self.write_uncorrectable(extent, durability).await,
             Operation::Flush => self.flush().await,
             // A discard promises nothing that could be broken.
-            Operation::Discard { .. } | Operation::Verify { .. } | Operation::Compare { .. } => {
-                self.below.execute(operation).await
-            }
+            Operation::Discard { .. }
+            | Operation::Verify { .. }
+            | Operation::Digest { .. }
+            | Operation::Repair { .. }
+            | Operation::Allocation { .. }
+            | Operation::ReadAnnex { .. }
+            | Operation::WriteAnnex { .. }
+            | Operation::Compare { .. } => self.below.execute(operation).await,
         }
     }
 }

@@ -12,7 +12,7 @@
 //! The guard covers the data alone and is handed through, so data is neither read nor copied here.
 
 use sealblock_block::{
-    Abilities, Answer, Device, Error, Failure, Fault, FaultField, Faults, Geometry, Operation, Outcome,
+    Abilities, Ability, Answer, Device, Error, Failure, Fault, FaultField, Faults, Geometry, Operation, Outcome,
 };
 use sealblock_integrity::{Checks, Field, PiFormat, Sealed, Tuple, Unverified};
 use sealblock_runtime_memory::Buffer;
@@ -109,6 +109,13 @@ impl<D: Device> OffsetLayer<D> {
             Operation::Verify { extent, checks } => {
                 Operation::Verify { extent: self.down(extent), checks: self.checks_down(checks) }
             }
+            Operation::Digest { extent, checks } => {
+                Operation::Digest { extent: self.down(extent), checks: self.checks_down(checks) }
+            }
+            Operation::Repair { extent, checks } => {
+                Operation::Repair { extent: self.down(extent), checks: self.checks_down(checks) }
+            }
+            Operation::Allocation { extent } => Operation::Allocation { extent: self.down(extent) },
             Operation::Write { extent, data, durability } => {
                 Operation::Write { extent: self.down(extent), data: self.data_down(data), durability }
             }
@@ -124,7 +131,7 @@ impl<D: Device> OffsetLayer<D> {
             Operation::Discard { extents } => {
                 Operation::Discard { extents: extents.into_iter().map(|extent| self.down(extent)).collect() }
             }
-            Operation::Flush => Operation::Flush,
+            Operation::Flush | Operation::ReadAnnex { .. } | Operation::WriteAnnex { .. } => operation,
         }
     }
 
@@ -147,7 +154,7 @@ impl<D: Device> OffsetLayer<D> {
             _ => tag,
         };
         let (expected, actual) = (tag_up(fault.expected), tag_up(fault.actual));
-        Fault { lba: self.lba_up(fault.lba), field: fault.field, expected, actual }
+        Fault { lba: self.lba_up(fault.lba), expected, actual, ..*fault }
     }
 
     /// An error with this device's addresses. One that names blocks is said to come from this hop, whose blocks it names.
@@ -194,7 +201,8 @@ impl<D: Device> Device for OffsetLayer<D> {
     }
 
     fn abilities(&self) -> Abilities {
-        self.below.abilities()
+        // What is noted beside all blocks is not this run's.
+        Abilities { annex: Ability::Absent, ..self.below.abilities() }
     }
 
     async fn execute(&self, operation: Operation) -> Outcome {

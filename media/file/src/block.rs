@@ -154,7 +154,14 @@ impl<M: Medium> Device for FileBlock<M> {
             }
             Operation::Discard { extents } => self.discard(extents).await?,
             Operation::Flush => self.medium.sync().await?,
-            Operation::Verify { .. } | Operation::Compare { .. } | Operation::WriteUncorrectable { .. } => {
+            Operation::Verify { .. }
+            | Operation::Compare { .. }
+            | Operation::WriteUncorrectable { .. }
+            | Operation::Digest { .. }
+            | Operation::Repair { .. }
+            | Operation::Allocation { .. }
+            | Operation::ReadAnnex { .. }
+            | Operation::WriteAnnex { .. } => {
                 return Err(Failure::Absent(operation.kind()).into());
             }
         }

@@ -3,9 +3,10 @@
 use std::cell::RefCell;
 
 use sealblock_block::{
-    Abilities, Answer, Device, Error, Failure, Fault, Faults, Geometry, Limits, Operation, Outcome, Verified,
+    Abilities, Ability, AnnexSlot, Answer, Device, Digested, Error, Failure, Fault, Faults, Geometry, Limits,
+    Operation, Outcome, Verified,
 };
-use sealblock_integrity::{Checks, PiFormat, ProtectionType, Sealed, Tags, Unverified, verify};
+use sealblock_integrity::{Checks, PiFormat, ProtectionType, Sealed, Tags, Unverified, guard, verify};
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
 use sealblock_units::{BlockSize, Extent, Lba};
 
@@ -57,6 +58,8 @@ struct Stored {
     tags: Sparse,
     /// A byte for each block: 1 where it was made unreadable.
     uncorrectable: Sparse,
+    /// Room beside the blocks.
+    annex: [Slice; AnnexSlot::ALL.len()],
 }
 
 impl MemoryDevice {
@@ -72,6 +75,7 @@ impl MemoryDevice {
                 data: Sparse::new(CHUNK_BYTES, 0),
                 tags: Sparse::new(tags_of_chunk * TAG_CHUNK_BYTES.checked_div(tags_of_chunk).unwrap_or(0).max(1), 0xFF),
                 uncorrectable: Sparse::new(UNCORRECTABLE_BYTES, 0),
+                annex: AnnexSlot::ALL.map(|_| Slice::empty()),
             }),
             pool: None,
         }
@@ -233,6 +237,19 @@ impl MemoryDevice {
         }
     }
 
+    /// Checks blocks and sums them where they lie.
+    fn digest(&self, extent: Extent, checks: &Checks) -> Outcome {
+        self.verify(extent, checks)?;
+        let (size, stored) = (self.geometry.block_size, self.stored.borrow());
+        let zeroes = vec![0; CHUNK_BYTES];
+        let crc64 = self.by_chunk(extent).fold(guard::crc64(&[]), |crc64, part| {
+            let bytes = part.bytes(size) as usize;
+            let data = stored.data.peek(part.start().get() << size.shift(), bytes);
+            guard::crc64_append(crc64, data.unwrap_or(&zeroes[..bytes]))
+        });
+        Ok(Answer::Digest(Digested { crc64, bytes_transferred: 0 }))
+    }
+
     fn compare(&self, extent: Extent, wanted: &Sealed) -> Outcome {
         // A damaged block is damage and not a difference. Reference tags of the application's choice cannot be checked here.
         let type1 = self.geometry.protection.is_some_and(|format| format.protection() == ProtectionType::Type1);
@@ -253,7 +270,17 @@ impl MemoryDevice {
         match operation {
             Operation::Read { extent, checks } => return self.read(*extent, checks),
             Operation::Verify { extent, checks } => return self.verify(*extent, checks),
+            Operation::Digest { extent, checks } => return self.digest(*extent, checks),
             Operation::Compare { extent, data } => return self.compare(*extent, data),
+            Operation::ReadAnnex { slot } => {
+                return Ok(Answer::Annex(self.stored.borrow().annex[slot.index()].clone()));
+            }
+            Operation::WriteAnnex { slot, bytes } => {
+                self.stored.borrow_mut().annex[slot.index()] = Slice::copy_from(bytes);
+            }
+            Operation::Repair { .. } | Operation::Allocation { .. } => {
+                return Err(Failure::Absent(operation.kind()).into());
+            }
             Operation::Write { extent, data, .. } => self.write(*extent, data),
             Operation::WriteZeroes { extent, may_unmap: true, .. } => self.unmap(*extent),
             Operation::WriteZeroes { extent, may_unmap: false, .. } => self.write_zeroes(*extent),
@@ -281,7 +308,7 @@ impl Device for MemoryDevice {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities::COMPLETE
+        Abilities { annex: Ability::Native, ..Abilities::COMPLETE }
     }
 
     async fn execute(&self, operation: Operation) -> Outcome {

@@ -52,7 +52,12 @@ impl NullDevice {
             Operation::Write { .. } | Operation::Flush | Operation::Discard { .. } | Operation::WriteZeroes { .. } => {
                 Ok(Answer::Done)
             }
-            Operation::WriteUncorrectable { .. } => Err(Failure::Absent(operation.kind()).into()),
+            Operation::WriteUncorrectable { .. }
+            | Operation::Digest { .. }
+            | Operation::Repair { .. }
+            | Operation::Allocation { .. }
+            | Operation::ReadAnnex { .. }
+            | Operation::WriteAnnex { .. } => Err(Failure::Absent(operation.kind()).into()),
         }
     }
 
@@ -84,7 +89,7 @@ impl Device for NullDevice {
 
     fn abilities(&self) -> Abilities {
         // Blocks that nobody remembers cannot be remembered to be bad.
-        Abilities { write_uncorrectable: Ability::Absent, ..Abilities::COMPLETE }
+        Abilities { write_uncorrectable: Ability::Absent, digest: Ability::Absent, ..Abilities::COMPLETE }
     }
 
     async fn execute(&self, operation: Operation) -> Outcome {

@@ -130,7 +130,12 @@ impl Device for NvmeTcpDevice {
             }
             Operation::Verify { extent, checks } => io.verify(extent, checks).await,
             Operation::Compare { extent, data } => io.compare(extent, &data).await,
-            Operation::WriteUncorrectable { .. } => Err(Failure::Absent(operation.kind()).into()),
+            Operation::WriteUncorrectable { .. }
+            | Operation::Digest { .. }
+            | Operation::Repair { .. }
+            | Operation::Allocation { .. }
+            | Operation::ReadAnnex { .. }
+            | Operation::WriteAnnex { .. } => Err(Failure::Absent(operation.kind()).into()),
         }
     }
 }

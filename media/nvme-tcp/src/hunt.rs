@@ -113,7 +113,7 @@ impl<'a> Hunt<'a> {
                 Task::Look(run) => todo.extend(self.look(run).await?.map(|failed| Task::Split(run, failed))),
                 Task::Split(run, failed) if run.len() == 1 => {
                     let field = field(failed.status()).expect("only statuses about blocks are split");
-                    faults.push(Fault { lba: run.start(), field, expected: None, actual: None });
+                    faults.push(Fault::new(run.start(), field, None, None));
                 }
                 Task::Split(run, failed) => {
                     let parts = self.parts(run, &failed).await;

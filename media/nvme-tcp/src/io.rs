@@ -124,7 +124,7 @@ impl Io {
             }
         }
         match logged_block(answered, extent).await {
-            Some(lba) => integrity(vec![Fault { lba, field: damage, expected: None, actual: None }]),
+            Some(lba) => integrity(vec![Fault::new(lba, damage, None, None)]),
             None => self.failed(OperationKind::Write, Some(extent), answered),
         }
     }

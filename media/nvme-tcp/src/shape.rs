@@ -270,6 +270,10 @@ fn abilities(pages: &Pages) -> Abilities {
             && dlfeat.reads_zeroes()
             && dlfeat.contains(Dlfeat::WRITE_ZEROES_DEALLOCATE),
         offloads: true,
+        digest: Ability::Absent,
+        repair: Ability::Absent,
+        allocation: Ability::Absent,
+        annex: Ability::Absent,
     }
 }
 

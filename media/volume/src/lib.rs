@@ -14,10 +14,12 @@
 //! Invariants: a page of the table holds only durable records; a slot is used again only when the record that gave it up
 //! is durable and nobody reads it; log space is used again only when the superblock that gives it up is durable.
 
+mod annex;
 mod checkpoint;
 mod commit;
 mod create;
 mod damage;
+mod digest;
 mod error;
 mod event;
 pub mod format;

@@ -129,7 +129,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
 /// The fault of a tag.
 pub(crate) fn tag_fault(lba: Lba, field: Field, expected: u64, actual: u64) -> Fault {
-    Fault { lba, field: FaultField::Tag(field), expected: Some(expected), actual: Some(actual) }
+    Fault::new(lba, FaultField::Tag(field), Some(expected), Some(actual))
 }
 
 /// Whether these data are the ones that a record was made for, as well as its checks can tell.

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use sealblock_block::{Clock, Geometry, Limits, Medium};
 use sealblock_units::BlockCount;
 
+use crate::annex::Annex;
 use crate::commit::{Commits, Log};
 use crate::error::VolumeError;
 use crate::event::Event;
@@ -177,6 +178,7 @@ fn assemble<M: Medium, C: Clock>(
         overlay: if options.read_only { Overlay::recovered(recovered.records) } else { Overlay::default() },
         log: Log { next: Cell::new(next), durable: Cell::new(next), tail: Cell::new(tail) },
         commits,
+        annex: Annex::default(),
         superblock: Cell::new(superblock),
         blank_zones: RefCell::default(),
         zones_loading: RefCell::default(),

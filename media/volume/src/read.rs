@@ -13,7 +13,7 @@ use crate::volume::Volume;
 /// Bytes of the pieces that a Verify is done in, and pieces under way at once: together they fit in a core's near cache, so
 /// that data are summed before they have left it.
 const VERIFY_BYTES: u32 = 256 << 10;
-const VERIFY_PIECES: usize = 2;
+pub(crate) const VERIFY_PIECES: usize = 2;
 
 /// Blocks of a request whose data lie in consecutive slots, or that read as zeroes.
 struct Piece {
@@ -29,14 +29,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// Reads and checks without handing the data on. A bad block does not hide another.
     pub(crate) async fn verify(&self, extent: Extent, checks: &Checks) -> Outcome {
-        let most = BlockCount::new(VERIFY_BYTES >> self.geometry.block_size.shift()).unwrap_or(BlockCount::ONE);
-        let pieces = extent.split_aligned(most).map(|piece| {
-            let checks = match self.geometry.protection {
-                Some(format) => checks.advance(piece.start().get() - extent.start().get(), format),
-                None => *checks,
-            };
-            async move { self.verify_piece(piece, &checks).await }
-        });
+        let pieces = self.verify_pieces(extent, checks);
+        let pieces = pieces.map(|(piece, checks)| async move { self.verify_piece(piece, &checks).await });
         let mut outcomes = stream::iter(pieces).buffered(VERIFY_PIECES);
         let (mut cost, mut faults) = (Verified::default(), Vec::new());
         while let Some((bytes, outcome)) = outcomes.next().await {
@@ -54,10 +48,24 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
+    /// The pieces that a Verify is done in, each with its checks.
+    pub(crate) fn verify_pieces(&self, extent: Extent, checks: &Checks) -> impl Iterator<Item = (Extent, Checks)> {
+        let most = BlockCount::new(VERIFY_BYTES >> self.geometry.block_size.shift()).unwrap_or(BlockCount::ONE);
+        extent.split_aligned(most).map(move |piece| {
+            let first = piece.start().get() - extent.start().get();
+            (piece, self.geometry.protection.map_or(*checks, |format| checks.advance(first, format)))
+        })
+    }
+
+    /// Whether nothing was ever written to the zones of these blocks, as far as that is known without looking.
+    pub(crate) fn is_blank(&self, extent: Extent) -> bool {
+        let mut zones = self.layout.zone_of(extent.start())..=self.layout.zone_of(extent.last());
+        zones.all(|zone| self.zone_is_blank(zone))
+    }
+
     /// Checks blocks; also says how many bytes were read for that.
     async fn verify_piece(&self, extent: Extent, checks: &Checks) -> (u64, Result<(), Error>) {
-        let zones = self.layout.zone_of(extent.start())..=self.layout.zone_of(extent.last());
-        if zones.into_iter().all(|zone| self.zone_is_blank(zone)) {
+        if self.is_blank(extent) {
             return (0, Ok(()));
         }
         match self.locate(extent).await {
@@ -69,7 +77,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     /// Reads blocks, of one or two zones, and checks them.
-    async fn fetch(&self, extent: Extent, checks: &Checks) -> Result<Sealed, Error> {
+    pub(crate) async fn fetch(&self, extent: Extent, checks: &Checks) -> Result<Sealed, Error> {
         // Pages first, so that nothing is awaited between the moment of the look-up and the guard on the slots.
         let (located, _reading) = loop {
             self.locate(extent).await?;

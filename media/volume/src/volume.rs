@@ -3,9 +3,12 @@
 use std::cell::{Cell, RefCell};
 
 use rustc_hash::FxHashMap;
-use sealblock_block::{Abilities, Ability, Clock, Device, Error, Failure, Geometry, Medium, Operation, Outcome};
+use sealblock_block::{
+    Abilities, Ability, Answer, Clock, Device, Error, Failure, Geometry, Medium, Operation, Outcome,
+};
 use sealblock_units::{BlockCount, Lba};
 
+use crate::annex::Annex;
 use crate::commit::{Commits, Log};
 use crate::event::Event;
 use crate::format::{Kind, Layout, RECORD_BYTES, Record, Seed, Superblock};
@@ -33,6 +36,7 @@ pub struct Volume<M, C> {
     pub(crate) overlay: Overlay,
     pub(crate) log: Log,
     pub(crate) commits: Commits,
+    pub(crate) annex: Annex,
     pub(crate) superblock: Cell<Superblock>,
     pub(crate) blank_zones: RefCell<FxHashMap<u64, bool>>,
     pub(crate) zones_loading: RefCell<Vec<u64>>,
@@ -219,6 +223,10 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
             discard: Ability::Native,
             write_zeroes: Ability::Native,
             write_uncorrectable: Ability::Native,
+            digest: Ability::Native,
+            repair: Ability::Absent,
+            allocation: Ability::Absent,
+            annex: Ability::Native,
             unmap_zeroes: true,
             offloads: false,
         }
@@ -235,7 +243,12 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
                 self.write_zeroes(extent, may_unmap, durability).await
             }
             Operation::WriteUncorrectable { extent, durability } => self.write_uncorrectable(extent, durability).await,
-            Operation::Compare { .. } => Err(Failure::Absent(operation.kind()).into()),
+            Operation::Digest { extent, checks } => self.digest(extent, &checks).await,
+            Operation::ReadAnnex { slot } => Ok(Answer::Annex(self.read_annex(slot).await?)),
+            Operation::WriteAnnex { slot, bytes } => self.write_annex(slot, &bytes).await.map(|()| Answer::Done),
+            Operation::Compare { .. } | Operation::Repair { .. } | Operation::Allocation { .. } => {
+                Err(Failure::Absent(operation.kind()).into())
+            }
         }
     }
 }

@@ -198,9 +198,14 @@ impl Device for Toy {
                 }
                 Ok(Answer::Done)
             }
-            Operation::Verify { .. } | Operation::Compare { .. } | Operation::WriteUncorrectable { .. } => {
-                Err(Failure::Absent(operation.kind()).into())
-            }
+            Operation::Verify { .. }
+            | Operation::Compare { .. }
+            | Operation::WriteUncorrectable { .. }
+            | Operation::Digest { .. }
+            | Operation::Repair { .. }
+            | Operation::Allocation { .. }
+            | Operation::ReadAnnex { .. }
+            | Operation::WriteAnnex { .. } => Err(Failure::Absent(operation.kind()).into()),
         }
     }
 }

@@ -14,6 +14,7 @@ use crate::exit::{Exit, Failure};
 use crate::progress::Show;
 use crate::report::{BlockError, Field, Hex, VerifyReport, print_json, say};
 use crate::stack::{Access, Opened, on_reactor, open};
+use crate::target::Target;
 
 pub use job::{Findings, Job};
 
@@ -58,12 +59,12 @@ async fn check(arguments: &Verify, opened: &Opened, show: Show) -> Result<(Verif
         bytes_transferred: received.unwrap_or(findings.bytes_transferred),
         offloaded: job.offloads(),
         elapsed_s: started.elapsed().as_secs_f64(),
-        errors: findings.faults.iter().map(|fault| block_error(fault, format)).collect(),
+        errors: findings.faults.iter().map(|fault| block_error(fault, format, &arguments.target)).collect(),
     };
     Ok((report, findings.unlisted))
 }
 
-fn block_error(fault: &Fault, format: Option<PiFormat>) -> BlockError {
+fn block_error(fault: &Fault, format: Option<PiFormat>, target: &Target) -> BlockError {
     let bits = match (fault.field, format) {
         (FaultField::Tag(TagField::Guard), Some(format)) => format.guard().bits(),
         (FaultField::Tag(TagField::RefTag), Some(format)) => u32::from(format.reference_tag_bits()),
@@ -77,14 +78,15 @@ fn block_error(fault: &Fault, format: Option<PiFormat>) -> BlockError {
         FaultField::Tag(TagField::RefTag) => Field::RefTag,
         FaultField::Tag(TagField::StorageTag) => Field::StorageTag,
         FaultField::Media => Field::Media,
+        FaultField::Conflict => Field::Conflict,
     };
     BlockError {
         lba: fault.lba.get(),
         field,
         expected: hex(fault.expected),
         actual: hex(fault.actual),
-        leg: None,
-        repaired: false,
+        leg: target.leg(fault.leg).map(Target::to_string),
+        repaired: fault.repaired,
     }
 }
 
@@ -128,7 +130,7 @@ mod tests {
     #[test]
     fn values_of_an_unknown_format_have_one_width_that_fits_both() {
         let of = |field, expected, actual| {
-            let fault = Fault { lba: Lba::ZERO, field, expected: Some(expected), actual: Some(actual) };
+            let fault = Fault::new(Lba::ZERO, field, Some(expected), Some(actual));
             fitting_bits(&fault)
         };
         let (guard, tag) = (FaultField::Tag(TagField::Guard), FaultField::Tag(TagField::RefTag));

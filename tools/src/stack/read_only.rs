@@ -26,10 +26,16 @@ impl<D: Device> Device for ReadOnly<D> {
             Operation::Write { .. }
             | Operation::WriteZeroes { .. }
             | Operation::Discard { .. }
-            | Operation::WriteUncorrectable { .. } => Err(Failure::ReadOnly.into()),
-            Operation::Read { .. } | Operation::Verify { .. } | Operation::Compare { .. } | Operation::Flush => {
-                self.0.execute(operation).await
-            }
+            | Operation::WriteUncorrectable { .. }
+            | Operation::Repair { .. }
+            | Operation::WriteAnnex { .. } => Err(Failure::ReadOnly.into()),
+            Operation::Read { .. }
+            | Operation::Verify { .. }
+            | Operation::Digest { .. }
+            | Operation::Allocation { .. }
+            | Operation::Compare { .. }
+            | Operation::ReadAnnex { .. }
+            | Operation::Flush => self.0.execute(operation).await,
         }
     }
 }

@@ -4,13 +4,13 @@ use std::cell::{Cell, RefCell};
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Sealed, Tags, Unverified};
+use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Sealed, Tags, Unverified, guard};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
 
 use crate::{
-    Abilities, Answer, Device, Durability, Error, Failure, Fault, Faults, Gate, Geometry, Limits, Operation,
-    OperationKind, Outcome, Verified,
+    Abilities, Answer, Device, Digested, Durability, Error, Failure, Fault, Faults, Gate, Geometry, Limits, Operation,
+    OperationKind, Outcome, Run, RunState, Verified,
 };
 
 /// One request as the device saw it: kind, first block, number of blocks, first reference tag checked.
@@ -118,7 +118,9 @@ impl Tiny {
 
     fn note(&self, operation: &Operation) {
         let first_ref = match operation {
-            Operation::Read { checks, .. } | Operation::Verify { checks, .. } => checks.first_ref,
+            Operation::Read { checks, .. } | Operation::Verify { checks, .. } | Operation::Digest { checks, .. } => {
+                checks.first_ref
+            }
             _ => None,
         };
         let extent = match operation {
@@ -144,9 +146,18 @@ impl Tiny {
             Operation::Verify { extent, checks } => {
                 self.load(extent, &checks).map(|_| Answer::Verified(Verified::default()))
             }
-            Operation::Flush | Operation::Discard { .. } => Ok(Answer::Done),
+            Operation::Digest { extent, checks } => self
+                .load(extent, &checks)
+                .map(|data| Answer::Digest(Digested { crc64: guard::crc64(data.data()), bytes_transferred: 0 })),
+            Operation::Allocation { extent } => {
+                Ok(Answer::Allocation(vec![Run { blocks: extent.blocks(), state: RunState::Hole }]))
+            }
+            Operation::ReadAnnex { .. } => Ok(Answer::Annex(Slice::copy_from(b"notes"))),
+            Operation::Flush | Operation::Discard { .. } | Operation::WriteAnnex { .. } => Ok(Answer::Done),
             Operation::WriteUncorrectable { .. } => Ok(Answer::Done),
-            Operation::WriteZeroes { .. } | Operation::Compare { .. } => panic!("not native on this device"),
+            Operation::WriteZeroes { .. } | Operation::Compare { .. } | Operation::Repair { .. } => {
+                panic!("not native on this device")
+            }
         }
     }
 }

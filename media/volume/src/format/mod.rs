@@ -3,11 +3,13 @@
 //! `docs/formats/protected-volume.md` draws every byte. Everything read here is hostile until its checksum and its ranges
 //! have been checked; nothing here panics on any input.
 
+mod annex;
 mod layout;
 mod log_sector;
 mod record;
 mod superblock;
 
+pub use annex::{ANNEX_HEAD_BYTES, AnnexCopy, annex_offset};
 pub use layout::{Layout, LayoutError, Zone};
 pub use log_sector::{LogHeader, LogSector, LogSectorError};
 pub use record::{Kind, RECORD_BYTES, Record, RecordError};

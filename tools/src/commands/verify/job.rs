@@ -155,7 +155,7 @@ impl Job {
         let mut findings = self.lock();
         match outcome {
             Ok(Answer::Verified(cost)) => findings.bytes_transferred += cost.bytes_transferred,
-            Ok(Answer::Data(_) | Answer::Done) => findings.bytes_transferred += bytes,
+            Ok(_) => findings.bytes_transferred += bytes,
             Err(error) => match error.failure() {
                 BlockFailure::Integrity(faults) => {
                     let faults = faults.as_slice();

@@ -1,0 +1,75 @@
+//! Digests: a verify that sums the data it has read.
+
+use futures_util::stream::{self, StreamExt};
+use sealblock_block::{Answer, Clock, Digested, Error, Failure, Faults, Medium, Outcome};
+use sealblock_integrity::{Checks, combine, guard};
+use sealblock_units::Extent;
+
+use crate::lookup::Located;
+use crate::read::VERIFY_PIECES;
+use crate::volume::Volume;
+
+impl<M: Medium, C: Clock> Volume<M, C> {
+    /// Checks blocks and sums their data. A bad block does not hide another.
+    pub(crate) async fn digest(&self, extent: Extent, checks: &Checks) -> Outcome {
+        let pieces = self.verify_pieces(extent, checks);
+        let pieces = pieces.map(|(piece, checks)| async move { (piece, self.digest_piece(piece, &checks).await) });
+        let mut outcomes = stream::iter(pieces).buffered(VERIFY_PIECES);
+        let (mut whole, mut faults) = (Digested::default(), Vec::new());
+        while let Some((piece, outcome)) = outcomes.next().await {
+            match outcome {
+                Ok(part) => {
+                    whole.crc64 = combine::crc64(whole.crc64, part.crc64, piece.bytes(self.geometry.block_size));
+                    whole.bytes_transferred += part.bytes_transferred;
+                }
+                Err(error) => match error.into_failure() {
+                    Failure::Integrity(found) => faults.extend(found.into_vec()),
+                    other => return Err(other.into()),
+                },
+            }
+        }
+        match Faults::new(faults) {
+            Some(faults) => Err(faults.into()),
+            None => Ok(Answer::Digest(whole)),
+        }
+    }
+
+    async fn digest_piece(&self, extent: Extent, checks: &Checks) -> Result<Digested, Error> {
+        let bytes_transferred = extent.bytes(self.geometry.block_size);
+        let zeroes = || Digested { crc64: crc64_of_zeroes(bytes_transferred), bytes_transferred: 0 };
+        if self.is_blank(extent) || self.locate(extent).await?.iter().all(|block| matches!(block, Located::Zeroes)) {
+            return Ok(zeroes());
+        }
+        let read = self.fetch(extent, checks).await?;
+        Ok(Digested { crc64: guard::crc64(read.data()), bytes_transferred })
+    }
+}
+
+/// The CRC-64/NVME of so many zero bytes, in a time that grows with the logarithm of their number.
+fn crc64_of_zeroes(bytes: u64) -> u64 {
+    let (mut whole, mut part, mut part_bytes) = (guard::crc64(&[]), guard::crc64(&[0]), 1);
+    let mut left = bytes;
+    while left > 0 {
+        if left & 1 == 1 {
+            whole = combine::crc64(whole, part, part_bytes);
+        }
+        left >>= 1;
+        if left > 0 {
+            part = combine::crc64(part, part, part_bytes);
+            part_bytes <<= 1;
+        }
+    }
+    whole
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeroes_are_summed_without_being_there() {
+        for bytes in [0, 1, 2, 3, 511, 512, 4096, 262_144, 1_000_003] {
+            assert_eq!(crc64_of_zeroes(bytes), guard::crc64(&vec![0; bytes as usize]), "{bytes}");
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! The copies of the annex's slots.
+
+use sealblock_block::AnnexSlot;
+
+use super::{SUPERBLOCK_OFFSETS, Seed, get, put};
+
+/// Bytes in front of what a slot holds.
+pub const ANNEX_HEAD_BYTES: usize = 64;
+
+const MAGIC: [u8; 4] = *b"SANX";
+const AT_CHECKSUM: usize = 4;
+const AT_SERIAL: usize = 8;
+const AT_LENGTH: usize = 16;
+const AT_SLOT: usize = 20;
+
+/// One of the two copies of a slot.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AnnexCopy {
+    /// Counts the writes of the slot; the higher of two valid copies counts.
+    pub serial: u64,
+    /// What the slot holds.
+    pub bytes: Vec<u8>,
+}
+
+/// Where a copy of a slot lies, in bytes: behind the superblock of the same number.
+pub fn annex_offset(slot: AnnexSlot, copy: u64) -> u64 {
+    let within = match slot {
+        AnnexSlot::Group => 4 << 10,
+        AnnexSlot::Scrub => 24 << 10,
+    };
+    SUPERBLOCK_OFFSETS[(copy % 2) as usize] + within
+}
+
+impl AnnexCopy {
+    /// The bytes of the copy.
+    pub fn encode(&self, slot: AnnexSlot, seed: Seed) -> Vec<u8> {
+        let mut bytes = vec![0; ANNEX_HEAD_BYTES];
+        bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
+        put::<8>(&mut bytes, AT_SERIAL, self.serial);
+        put::<4>(&mut bytes, AT_LENGTH, self.bytes.len() as u64);
+        put::<1>(&mut bytes, AT_SLOT, slot.index() as u64);
+        bytes.extend_from_slice(&self.bytes);
+        let checksum = seed.checksum(&bytes[AT_SERIAL..]);
+        put::<4>(&mut bytes, AT_CHECKSUM, u64::from(checksum));
+        bytes
+    }
+
+    /// Reads a copy; nothing where there is none that is whole.
+    pub fn decode(bytes: &[u8], slot: AnnexSlot, seed: Seed) -> Option<AnnexCopy> {
+        if bytes.len() < ANNEX_HEAD_BYTES || !bytes.starts_with(&MAGIC) {
+            return None;
+        }
+        let length = usize::try_from(get::<4>(bytes, AT_LENGTH)).ok().filter(|length| *length <= slot.most_bytes())?;
+        let whole = bytes.get(..ANNEX_HEAD_BYTES + length)?;
+        let is_whole = get::<4>(bytes, AT_CHECKSUM) == u64::from(seed.checksum(&whole[AT_SERIAL..]));
+        let fits = get::<1>(bytes, AT_SLOT) == slot.index() as u64;
+        (is_whole && fits)
+            .then(|| AnnexCopy { serial: get::<8>(bytes, AT_SERIAL), bytes: whole[ANNEX_HEAD_BYTES..].to_vec() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_comes_back_and_no_other_slot_volume_or_bit_passes() {
+        let (seed, other) = (Seed::of(b"an identity here"), Seed::of(b"another identity"));
+        let copy = AnnexCopy { serial: 7, bytes: b"notes".to_vec() };
+        let bytes = copy.encode(AnnexSlot::Group, seed);
+        assert_eq!(AnnexCopy::decode(&bytes, AnnexSlot::Group, seed), Some(copy));
+        assert_eq!(AnnexCopy::decode(&bytes, AnnexSlot::Scrub, seed), None);
+        assert_eq!(AnnexCopy::decode(&bytes, AnnexSlot::Group, other), None);
+        for bit in 0..bytes.len() * 8 {
+            let mut bad = bytes.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(AnnexCopy::decode(&bad, AnnexSlot::Group, seed), None, "bit {bit}");
+        }
+        for length in 0..bytes.len() {
+            assert_eq!(AnnexCopy::decode(&bytes[..length], AnnexSlot::Group, seed), None, "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn slots_do_not_meet_each_other_nor_the_superblocks() {
+        let end = |slot: AnnexSlot, copy| annex_offset(slot, copy) + (slot.most_bytes() + ANNEX_HEAD_BYTES) as u64;
+        for copy in [0, 1] {
+            assert!(annex_offset(AnnexSlot::Group, copy) >= SUPERBLOCK_OFFSETS[copy as usize] + 4096);
+            assert!(end(AnnexSlot::Group, copy) <= annex_offset(AnnexSlot::Scrub, copy));
+            assert!(end(AnnexSlot::Scrub, copy) <= SUPERBLOCK_OFFSETS[copy as usize] + (32 << 10));
+        }
+    }
+}
