@@ -4,10 +4,9 @@
 
 use std::cell::{Cell, RefCell};
 
-use sealblock_block::{AnnexSlot, Clock, Error, Medium};
+use sealblock_block::{AnnexSlot, Clock, Error, Event, Medium};
 use sealblock_runtime_memory::Slice;
 
-use crate::event::Event;
 use crate::format::{ANNEX_HEAD_BYTES, AnnexCopy, annex_offset};
 use crate::volume::Volume;
 

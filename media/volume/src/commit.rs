@@ -4,9 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use futures_util::future::try_join_all;
-use sealblock_block::{Answer, Clock, Error, Medium, MediumError, Outcome};
+use sealblock_block::{Answer, Clock, Error, Event, Medium, MediumError, Outcome};
 
-use crate::event::Event;
 use crate::format::{Kind, Layout, LogHeader, LogSector, RECORD_BYTES, Record};
 use crate::open::Mutation;
 use crate::table::{Entry, Page};

@@ -21,7 +21,6 @@ mod create;
 mod damage;
 mod digest;
 mod error;
-mod event;
 pub mod format;
 mod lookup;
 mod open;

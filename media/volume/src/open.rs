@@ -3,13 +3,12 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use sealblock_block::{Clock, Geometry, Limits, Medium};
+use sealblock_block::{Clock, Event, Geometry, Limits, Medium};
 use sealblock_units::BlockCount;
 
 use crate::annex::Annex;
 use crate::commit::{Commits, Log};
 use crate::error::VolumeError;
-use crate::event::Event;
 use crate::format::{SUPERBLOCK_OFFSETS, Superblock};
 use crate::overlay::Overlay;
 use crate::recovery::{self, Recovered};

@@ -8,9 +8,8 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
+use sealblock_block::Event;
 use smallvec::SmallVec;
-
-use crate::event::Event;
 
 /// A run of slots: the first one and how many.
 pub(crate) type Run = (u32, u32);

@@ -9,10 +9,9 @@ use std::rc::Rc;
 
 use futures_util::future::join;
 use rustc_hash::{FxHashMap, FxHashSet};
-use sealblock_block::{Medium, MediumError};
+use sealblock_block::{Event, Medium, MediumError};
 use sealblock_units::Lba;
 
-use crate::event::Event;
 use crate::format::{Layout, RECORD_BYTES, Record, RecordError, Seed};
 
 /// Sectors that hold a page's records, whatever the size of a sector.

@@ -4,13 +4,12 @@ use std::cell::{Cell, RefCell};
 
 use rustc_hash::FxHashMap;
 use sealblock_block::{
-    Abilities, Ability, Answer, Clock, Device, Error, Failure, Geometry, Medium, Operation, Outcome,
+    Abilities, Ability, Answer, Clock, Device, Error, Event, Failure, Geometry, Medium, Operation, Outcome,
 };
 use sealblock_units::{BlockCount, Lba};
 
 use crate::annex::Annex;
 use crate::commit::{Commits, Log};
-use crate::event::Event;
 use crate::format::{Kind, Layout, RECORD_BYTES, Record, Seed, Superblock};
 use crate::open::Mutation;
 use crate::overlay::Overlay;

@@ -6,7 +6,7 @@ use std::task::{Poll, Waker};
 
 /// Wakes tasks that wait for a condition. Belongs to one core; a waiter looks at its condition each time it is woken.
 #[derive(Default)]
-pub(crate) struct Event {
+pub struct Event {
     waiting: RefCell<Vec<Waker>>,
 }
 

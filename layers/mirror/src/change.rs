@@ -1,0 +1,114 @@
+//! Changes: to every leg, overlapping ones one after the other.
+
+use futures_util::future::join_all;
+use sealblock_block::{Answer, Clock, Durability, Error, Failure, Operation, Outcome};
+use sealblock_integrity::Sealed;
+use sealblock_units::{Extent, Lba};
+
+use crate::mirror::{Legs, Mirror};
+
+/// Leaves the legs suspect, should a change end half-way: it failed, or whoever asked has gone away.
+struct Unfinished<'a, C: Clock> {
+    mirror: &'a Mirror<C>,
+    extent: Option<Extent>,
+}
+
+impl<C: Clock> Drop for Unfinished<'_, C> {
+    fn drop(&mut self) {
+        if let Some(extent) = self.extent {
+            self.mirror.suspect(extent);
+        }
+    }
+}
+
+impl<C: Clock> Mirror<C> {
+    /// Carries out a Write, WriteZeroes or WriteUncorrectable on every leg.
+    pub(crate) async fn change(&self, extent: Extent, operation: Operation) -> Outcome {
+        if self.read_only {
+            return Err(Failure::ReadOnly.into());
+        }
+        // Two legs could otherwise carry out overlapping writes in different orders, and differ for good.
+        let _claim = self.claims.take(extent).await;
+        self.mark(extent).await?;
+        let legs = self.changeable();
+        let mut unfinished = Unfinished { mirror: self, extent: Some(extent) };
+        let changes = legs.iter().map(|leg| leg.ask(self.geometry.protection, operation.clone()));
+        let outcomes = join_all(changes).await;
+        self.settle_outcomes(&legs, outcomes, Some(&mut unfinished.extent)).await?;
+        unfinished.extent = None;
+        Ok(Answer::Done)
+    }
+
+    /// What blocks read as after a Discard must be the same on every leg, so they become zeroes.
+    pub(crate) async fn discard(&self, extents: &[Extent]) -> Outcome {
+        for &extent in extents {
+            let zero = Operation::WriteZeroes { extent, may_unmap: true, durability: Durability::Volatile };
+            self.change(extent, zero).await?;
+        }
+        Ok(Answer::Done)
+    }
+
+    /// Judges what became of a request that went to every leg. It is well if a current leg has carried it out; those that have
+    /// not are left behind, and that is noted before this returns. With `undone`, a request that only some have carried
+    /// out although it failed leaves them suspect.
+    pub(crate) async fn settle_outcomes(
+        &self,
+        legs: &Legs,
+        outcomes: Vec<Outcome>,
+        undone: Option<&mut Option<Extent>>,
+    ) -> Result<(), Error> {
+        if outcomes.iter().all(Result::is_ok) && !legs.is_empty() {
+            return Ok(());
+        }
+        let is_well = legs.iter().zip(&outcomes).any(|(leg, outcome)| outcome.is_ok() && leg.is_current());
+        // A request that cannot be met says nothing about the leg.
+        let refused = |error: &Error| {
+            matches!(error.failure(), Failure::Limit { .. } | Failure::Range { .. } | Failure::Absent(_))
+        };
+        let all_refused = outcomes.iter().all(|outcome| outcome.as_ref().is_err_and(refused));
+        let mut first = None;
+        for (leg, outcome) in legs.iter().zip(outcomes) {
+            let Err(error) = outcome else { continue };
+            let is_away = matches!(error.failure(), Failure::Unreachable { .. });
+            if is_well || is_away {
+                self.leave(leg, &error.to_string());
+            }
+            first.get_or_insert(error);
+        }
+        if is_well {
+            return self.note().await;
+        }
+        if let (true, Some(undone)) = (all_refused, undone) {
+            *undone = None;
+        }
+        Err(first.unwrap_or_else(|| self.nobody()))
+    }
+
+    /// Compares blocks where they are, on every current leg.
+    pub(crate) async fn compare(&self, extent: Extent, data: Sealed) -> Outcome {
+        self.settle_for_reading(extent).await?;
+        let legs = self.current();
+        let compares =
+            legs.iter().map(|leg| leg.ask(self.geometry.protection, Operation::Compare { extent, data: data.clone() }));
+        let outcomes = join_all(compares).await;
+        let (mut differs, mut is_well, mut failed): (Option<Lba>, bool, Option<Error>) = (None, false, None);
+        for (leg, outcome) in legs.iter().zip(outcomes) {
+            match outcome {
+                Ok(_) => is_well = true,
+                Err(error) => match error.failure() {
+                    Failure::Miscompare { lba } => differs = Some(differs.map_or(*lba, |known| known.min(*lba))),
+                    _ => {
+                        self.lament(leg, &error);
+                        failed = failed.or(Some(error));
+                    }
+                },
+            }
+        }
+        match (differs, is_well) {
+            (Some(lba), _) => Err(Failure::Miscompare { lba }.into()),
+            // Damage on a leg that another leg does not have: a read or a repair will find and mend it.
+            (None, true) => Ok(Answer::Done),
+            (None, false) => Err(failed.unwrap_or_else(|| self.nobody())),
+        }
+    }
+}

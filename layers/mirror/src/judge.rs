@@ -1,0 +1,334 @@
+//! Which legs may be trusted with what, told from their labels alone.
+//!
+//! A leg is *current* when nobody who went on without it has noted so. Of legs that think of themselves as current the one
+//! with the latest label tells about the others. Two that were each written without the other cannot both be right, and
+//! nothing can tell which one is: a split brain, which is refused.
+
+use crate::label::{Label, Member, Standing};
+use crate::regions::Regions;
+
+/// What was found where a leg should be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Found {
+    /// Nothing: the leg cannot be reached.
+    Absent,
+    /// A device without a label. Whether it could have one.
+    Unlabelled {
+        /// It has room for a label.
+        has_room: bool,
+    },
+    /// A device with a label.
+    Labelled(Box<Label>),
+}
+
+impl Found {
+    /// Whether there is room for a label.
+    pub fn has_room(&self) -> bool {
+        matches!(self, Found::Labelled(_) | Found::Unlabelled { has_room: true })
+    }
+}
+
+/// Why these legs do not make a mirror. Legs are numbered as they were given.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Refusal {
+    /// No leg is there.
+    #[error("none of its legs can be reached")]
+    NoLeg,
+    /// A new mirror needs all of its legs.
+    #[error("leg {leg} cannot be reached, and nothing tells yet that the legs belong together")]
+    NewWithoutLeg {
+        /// The leg that is not there.
+        leg: usize,
+    },
+    /// Legs of two mirrors.
+    #[error("leg {leg} belongs to another mirror")]
+    Foreign {
+        /// The leg that belongs elsewhere.
+        leg: usize,
+    },
+    /// A device that never was a leg.
+    #[error("leg {leg} never was a leg of this mirror")]
+    Stranger {
+        /// The device.
+        leg: usize,
+    },
+    /// One leg twice.
+    #[error("legs {first} and {second} have the label of the same leg: one is a copy of the other's medium")]
+    Twice {
+        /// One of them.
+        first: usize,
+        /// The other.
+        second: usize,
+    },
+    /// Two legs were each written without the other.
+    #[error("split brain: legs {first} and {second} were each written without the other")]
+    SplitBrain {
+        /// One of them.
+        first: usize,
+        /// The other.
+        second: usize,
+    },
+    /// All legs that are there were left behind.
+    #[error("the legs that are there were left behind; the leg that has everything is not among them")]
+    OnlyStale,
+}
+
+/// What the legs make.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// A mirror that was never noted anywhere. All legs are taken as alike.
+    New,
+    /// A mirror with a past.
+    Known(Known),
+}
+
+/// A mirror with a past.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Known {
+    /// The latest label, with what other labels add: members' standings, missed and dirty regions as they count now.
+    pub label: Label,
+    /// For each leg that was given, which member it is.
+    pub places: Vec<usize>,
+}
+
+/// Judges legs by what was found.
+///
+/// # Errors
+/// When they do not make a mirror that can be trusted.
+pub fn judge(found: &[Found]) -> Result<Verdict, Refusal> {
+    let labels: Vec<(usize, &Label)> = found
+        .iter()
+        .enumerate()
+        .filter_map(|(at, found)| if let Found::Labelled(label) = found { Some((at, &**label)) } else { None })
+        .collect();
+    let Some(&(_, any)) = labels.first() else { return judge_new(found) };
+    if let Some((leg, _)) = labels.iter().find(|(_, label)| label.uuid != any.uuid) {
+        return Err(Refusal::Foreign { leg: *leg });
+    }
+    refuse_split(&labels)?;
+    // A leg that does not think of itself as current was left behind knowingly and tells nothing about others.
+    let is_current = |label: &Label| label.members[label.own].standing == Standing::Current;
+    let current = labels.iter().filter(|(_, label)| is_current(label));
+    let Some((_, best)) = current.max_by_key(|(_, label)| label.generation) else { return Err(Refusal::OnlyStale) };
+    let mut label = (*best).clone();
+    for (_, other) in &labels {
+        merge(&mut label, other);
+    }
+    let places = place(found, &label, &labels)?;
+    Ok(Verdict::Known(Known { label, places }))
+}
+
+fn judge_new(found: &[Found]) -> Result<Verdict, Refusal> {
+    if found.iter().all(|found| *found == Found::Absent) {
+        return Err(Refusal::NoLeg);
+    }
+    match found.iter().position(|found| *found == Found::Absent) {
+        Some(leg) => Err(Refusal::NewWithoutLeg { leg }),
+        None => Ok(Verdict::New),
+    }
+}
+
+fn refuse_split(labels: &[(usize, &Label)]) -> Result<(), Refusal> {
+    for (index, &(first, a)) in labels.iter().enumerate() {
+        for &(second, b) in &labels[index + 1..] {
+            let same = a.members[a.own].id == b.members[b.own].id;
+            if same && a.own == b.own {
+                return Err(Refusal::Twice { first, second });
+            }
+            if went_on_without(a, b) && went_on_without(b, a) {
+                return Err(Refusal::SplitBrain { first, second });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether `a` is current and notes that the leg of `b` was left behind.
+fn went_on_without(a: &Label, b: &Label) -> bool {
+    let left_behind = |standing| matches!(standing, Standing::Missing | Standing::Removed);
+    a.members[a.own].standing == Standing::Current
+        && member_of(a, b).is_some_and(|at| left_behind(a.members[at].standing))
+}
+
+/// The place that `a` has for the leg of `b`.
+fn member_of(a: &Label, b: &Label) -> Option<usize> {
+    let id = b.members[b.own].id;
+    a.members.iter().position(|member| member.id == id)
+}
+
+/// Adds what another label knows. What may differ there may differ.
+fn merge(label: &mut Label, other: &Label) {
+    if other.dirty.most() != label.dirty.most() {
+        return;
+    }
+    let Some(at) = member_of(label, other) else { return };
+    let Member { standing, missed, .. } = &mut label.members[at];
+    match standing {
+        Standing::Current => label.dirty.add(&other.dirty),
+        // What was under way to it when it was left behind may be there or not.
+        Standing::Missing | Standing::Rebuilding => missed.add(&other.dirty),
+        Standing::Removed => {}
+    }
+}
+
+/// Finds the member that each leg is: by its label, and those without room for one by what is left, in order.
+fn place(found: &[Found], label: &Label, labels: &[(usize, &Label)]) -> Result<Vec<usize>, Refusal> {
+    let mut places: Vec<Option<usize>> = vec![None; found.len()];
+    for &(leg, own) in labels {
+        let at = member_of(label, own).filter(|at| label.members[*at].standing != Standing::Removed);
+        places[leg] = Some(at.ok_or(Refusal::Stranger { leg })?);
+    }
+    let taken = places.clone();
+    let mut free = (0..label.members.len())
+        .filter(|at| !taken.contains(&Some(*at)) && label.members[*at].standing != Standing::Removed);
+    for (leg, found) in found.iter().enumerate() {
+        match found {
+            Found::Labelled(_) => {}
+            // Something without a label where one would fit was never written as a leg.
+            Found::Unlabelled { has_room: true } => return Err(Refusal::Stranger { leg }),
+            Found::Unlabelled { has_room: false } | Found::Absent => {
+                places[leg] = Some(free.next().ok_or(Refusal::Stranger { leg })?);
+            }
+        }
+    }
+    let is_current = |(found, at): (&Found, &Option<usize>)| {
+        *found != Found::Absent && at.is_some_and(|at| label.members[at].standing == Standing::Current)
+    };
+    if !found.iter().zip(&places).any(is_current) {
+        return Err(Refusal::OnlyStale);
+    }
+    Ok(places.into_iter().flatten().collect())
+}
+
+/// The identity of a new leg: no other leg of the mirror ever has it.
+pub fn leg_id(uuid: &[u8; 16], generation: u64, place: usize) -> [u8; 16] {
+    let mut id = *uuid;
+    let salt = (generation << 8 | place as u64).to_le_bytes();
+    id[8..].iter_mut().zip(salt).for_each(|(byte, salt)| *byte ^= salt);
+    id
+}
+
+/// Marks a member as left behind: it lacks whatever may differ now.
+pub fn leave_behind(member: &mut Member, dirty: &Regions) {
+    member.standing = Standing::Missing;
+    member.missed.add(dirty);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::label::tests::label;
+
+    fn labelled(label: Label) -> Found {
+        Found::Labelled(Box::new(label))
+    }
+
+    fn known(found: &[Found]) -> Known {
+        match judge(found) {
+            Ok(Verdict::Known(known)) => known,
+            other => panic!("not a mirror with a past but {other:?}"),
+        }
+    }
+
+    /// The label of leg `own` of two that has left the other behind.
+    fn alone(own: usize, generation: u64) -> Label {
+        let mut label = label(2, own, generation);
+        let mut dirty = Regions::none(64);
+        dirty.insert(3);
+        leave_behind(&mut label.members[1 - own], &dirty);
+        label
+    }
+
+    #[test]
+    fn legs_without_labels_make_a_new_mirror_if_all_are_there() {
+        let bare = |has_room| Found::Unlabelled { has_room };
+        assert_eq!(judge(&[bare(true), bare(false)]), Ok(Verdict::New));
+        assert_eq!(judge(&[bare(true), Found::Absent]), Err(Refusal::NewWithoutLeg { leg: 1 }));
+        assert_eq!(judge(&[Found::Absent, Found::Absent]), Err(Refusal::NoLeg));
+    }
+
+    #[test]
+    fn legs_are_known_by_their_labels_in_any_order() {
+        let known = known(&[labelled(label(2, 1, 5)), labelled(label(2, 0, 5))]);
+        assert_eq!(known.places, [1, 0]);
+        assert!(known.label.members.iter().all(|member| member.standing == Standing::Current));
+    }
+
+    #[test]
+    fn a_leg_that_was_left_behind_is_known_as_such_with_what_it_lacks() {
+        let mut stale = label(2, 1, 5);
+        stale.dirty.insert(60);
+        for found in
+            [[labelled(alone(0, 9)), labelled(stale.clone())], [labelled(stale.clone()), labelled(alone(0, 9))]]
+        {
+            let known = known(&found);
+            let member = &known.label.members[1];
+            assert_eq!((member.standing, member.missed.iter().collect::<Vec<_>>()), (Standing::Missing, vec![3, 60]));
+            assert!(known.label.dirty.is_empty(), "what the stale leg had under way is its own doubt");
+        }
+    }
+
+    #[test]
+    fn two_that_went_on_without_each_other_are_refused() {
+        let split = [labelled(alone(0, 9)), labelled(alone(1, 7))];
+        assert_eq!(judge(&split), Err(Refusal::SplitBrain { first: 0, second: 1 }));
+        // One of three that went on alone, against two that did so together.
+        let mut one = label(3, 0, 20);
+        [1, 2].into_iter().for_each(|at| leave_behind(&mut one.members[at], &Regions::none(64)));
+        let mut two = label(3, 1, 9);
+        leave_behind(&mut two.members[0], &Regions::none(64));
+        assert!(matches!(judge(&[labelled(one), labelled(two)]), Err(Refusal::SplitBrain { .. })));
+    }
+
+    #[test]
+    fn a_rebuild_that_ended_at_a_crash_is_no_split() {
+        // The leg that came back has the last label, the other one not yet.
+        let ended = label(2, 1, 10);
+        let mut before = alone(0, 9);
+        before.members[1].standing = Standing::Rebuilding;
+        let known = known(&[labelled(before), labelled(ended)]);
+        assert_eq!(known.label.members[1].standing, Standing::Current);
+        assert_eq!(known.label.generation, 10);
+    }
+
+    #[test]
+    fn what_any_current_leg_has_as_dirty_is_dirty() {
+        let (mut a, mut b) = (label(2, 0, 5), label(2, 1, 6));
+        a.dirty.insert(1);
+        b.dirty.insert(2);
+        assert_eq!(known(&[labelled(a), labelled(b)]).label.dirty.iter().collect::<Vec<_>>(), [1, 2]);
+    }
+
+    #[test]
+    fn absent_legs_are_named_and_stale_ones_alone_refused() {
+        let one = known(&[labelled(label(2, 0, 5)), Found::Absent]);
+        assert_eq!(one.places, [0, 1]);
+        let fewer = known(&[labelled(label(3, 2, 5))]);
+        assert_eq!(fewer.places, [2]);
+        let mut behind = label(2, 1, 5);
+        behind.members[1].standing = Standing::Rebuilding;
+        assert_eq!(judge(&[Found::Absent, labelled(behind)]), Err(Refusal::OnlyStale));
+    }
+
+    #[test]
+    fn strangers_copies_and_legs_of_other_mirrors_are_refused() {
+        let own = || labelled(label(2, 0, 5));
+        assert_eq!(judge(&[own(), Found::Unlabelled { has_room: true }]), Err(Refusal::Stranger { leg: 1 }));
+        assert!(judge(&[own(), Found::Unlabelled { has_room: false }]).is_ok());
+        assert_eq!(judge(&[own(), own()]), Err(Refusal::Twice { first: 0, second: 1 }));
+        let foreign = Label { uuid: [8; 16], ..label(2, 1, 5) };
+        assert_eq!(judge(&[own(), labelled(foreign)]), Err(Refusal::Foreign { leg: 1 }));
+        let third = Found::Absent;
+        assert_eq!(judge(&[own(), labelled(label(2, 1, 5)), third]), Err(Refusal::Stranger { leg: 2 }));
+        let mut without = label(2, 0, 9);
+        without.members[1].standing = Standing::Removed;
+        let removed = labelled(label(2, 1, 5));
+        assert_eq!(judge(&[labelled(without), removed]), Err(Refusal::Stranger { leg: 1 }));
+    }
+
+    #[test]
+    fn identities_of_legs_differ() {
+        let ids = [leg_id(&[7; 16], 0, 0), leg_id(&[7; 16], 0, 1), leg_id(&[7; 16], 1, 0), leg_id(&[6; 16], 0, 0)];
+        assert!((0..4).all(|a| (0..a).all(|b| ids[a] != ids[b])));
+    }
+}

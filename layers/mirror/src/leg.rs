@@ -1,0 +1,207 @@
+//! A leg: one of the devices that a mirror is made of, as far as it is there.
+
+use std::cell::{Cell, RefCell};
+
+use futures_util::future::LocalBoxFuture;
+use sealblock_block::{Answer, Device, Error, Failure, Fault, Faults, Leg as LegPath, Operation, Outcome, Stack};
+use sealblock_integrity::{Checks, PiFormat, Sealed, Tags};
+use sealblock_units::{BlockSize, Extent};
+
+use crate::label::Standing;
+use crate::regions::Regions;
+
+/// Opens a leg's device anew, after it was lost.
+pub type Reopen = Box<dyn Fn() -> LocalBoxFuture<'static, Result<Stack, String>>>;
+
+/// What a mirror is to be made of.
+pub struct LegSource {
+    /// What people call it.
+    pub name: String,
+    /// The device, behind its gate; why not, where it cannot be opened.
+    pub device: Result<Stack, String>,
+    /// How to open it anew.
+    pub reopen: Option<Reopen>,
+}
+
+/// A leg. Its place among the members of the mirror is its place in the mirror's list.
+pub(crate) struct Leg {
+    pub name: String,
+    /// Its number among the legs as they were given.
+    pub number: usize,
+    pub id: [u8; 16],
+    pub standing: Cell<Standing>,
+    /// The regions it lacks, as the labels say.
+    pub missed: RefCell<Regions>,
+    /// The regions that are still to be brought to it.
+    pub left: RefCell<Regions>,
+    device: RefCell<Option<Stack>>,
+    /// Requests under way.
+    busy: Cell<u32>,
+    /// It has room for a label.
+    pub has_room: Cell<bool>,
+    pub healed: Cell<u64>,
+    pub failures: Cell<u64>,
+    pub copied_bytes: Cell<u64>,
+    pub why: RefCell<String>,
+    pub reopen: Option<Reopen>,
+}
+
+impl Leg {
+    pub fn new(source: LegSource, number: usize, id: [u8; 16], standing: Standing, missed: Regions) -> Leg {
+        let (device, why) = match source.device {
+            Ok(device) => (Some(device), String::new()),
+            Err(why) => (None, why),
+        };
+        let leg = Leg {
+            name: source.name,
+            number,
+            id,
+            standing: Cell::new(standing),
+            left: RefCell::new(missed.clone()),
+            missed: RefCell::new(missed),
+            device: RefCell::default(),
+            busy: Cell::new(0),
+            has_room: Cell::new(false),
+            healed: Cell::new(0),
+            failures: Cell::new(0),
+            copied_bytes: Cell::new(0),
+            why: RefCell::new(why),
+            reopen: source.reopen,
+        };
+        leg.set_device(device);
+        leg
+    }
+
+    pub fn set_device(&self, device: Option<Stack>) {
+        *self.device.borrow_mut() = device;
+    }
+
+    /// Whether it has room beside its blocks.
+    pub fn has_annex(&self) -> bool {
+        self.device.borrow().as_ref().is_some_and(has_annex)
+    }
+
+    /// Whether a device is there.
+    pub fn is_here(&self) -> bool {
+        self.device.borrow().is_some()
+    }
+
+    /// Whether reads may be asked of it.
+    pub fn is_current(&self) -> bool {
+        self.standing.get() == Standing::Current && self.is_here()
+    }
+
+    /// Whether changes go to it.
+    pub fn takes_changes(&self) -> bool {
+        matches!(self.standing.get(), Standing::Current | Standing::Rebuilding) && self.is_here()
+    }
+
+    /// Requests under way.
+    pub fn busy(&self) -> u32 {
+        self.busy.get()
+    }
+
+    /// The path of faults on it.
+    fn path(&self, within: LegPath) -> LegPath {
+        within.within(self.number)
+    }
+
+    /// The same fault as one of this leg.
+    pub fn fault(&self, fault: &Fault) -> Fault {
+        Fault { leg: self.path(fault.leg), ..*fault }
+    }
+
+    /// Asks the device. The operation and its answer are in the mirror's terms, which has protection information of format
+    /// `format`.
+    pub async fn ask(&self, format: Option<PiFormat>, operation: Operation) -> Outcome {
+        let Some(device) = self.device.borrow().clone() else { return Err(self.gone()) };
+        self.busy.set(self.busy.get() + 1);
+        let _busy = Busy(self);
+        let own = device.geometry().protection;
+        if own == format {
+            return device.execute(operation).await;
+        }
+        let size = device.geometry().block_size;
+        match device.execute(down(operation, own, size)).await? {
+            Answer::Data(data) => Ok(Answer::Data(Sealed::seal(data.data().clone(), size, format, &Tags::default()))),
+            other => Ok(other),
+        }
+    }
+
+    /// The data of blocks.
+    pub async fn read(&self, format: Option<PiFormat>, extent: Extent, checks: Checks) -> Result<Sealed, Error> {
+        match self.ask(format, Operation::Read { extent, checks }).await? {
+            Answer::Data(data) => Ok(data),
+            _ => Err(answered_wrongly()),
+        }
+    }
+
+    /// The digest of blocks, and the bytes that came here for it.
+    pub async fn digest(
+        &self,
+        format: Option<PiFormat>,
+        extent: Extent,
+        checks: Checks,
+    ) -> Result<sealblock_block::Digested, Error> {
+        match self.ask(format, Operation::Digest { extent, checks }).await? {
+            Answer::Digest(digested) => Ok(digested),
+            _ => Err(answered_wrongly()),
+        }
+    }
+
+    fn gone(&self) -> Error {
+        Failure::Unreachable { reason: format!("leg {} is not there: {}", self.name, self.why.borrow()) }.into()
+    }
+}
+
+/// Counts a request down, however it ends.
+struct Busy<'a>(&'a Leg);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.0.busy.set(self.0.busy.get() - 1);
+    }
+}
+
+/// Whether a device has room beside its blocks.
+pub(crate) fn has_annex(device: &Stack) -> bool {
+    device.abilities().annex == sealblock_block::Ability::Native
+}
+
+/// A request to a leg whose tags are not the mirror's: the mirror then has none, and the leg's are made and checked in full.
+fn down(operation: Operation, own: Option<PiFormat>, size: BlockSize) -> Operation {
+    let full = |extent: Extent| own.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
+    match operation {
+        Operation::Read { extent, .. } => Operation::Read { extent, checks: full(extent) },
+        Operation::Verify { extent, .. } => Operation::Verify { extent, checks: full(extent) },
+        Operation::Digest { extent, .. } => Operation::Digest { extent, checks: full(extent) },
+        Operation::Repair { extent, .. } => Operation::Repair { extent, checks: full(extent) },
+        Operation::Write { extent, data, durability } => {
+            let tags = Tags { first_ref: extent.start().get(), ..Tags::default() };
+            let data = Sealed::seal(data.data().clone(), size, own, &tags);
+            Operation::Write { extent, data, durability }
+        }
+        other => other,
+    }
+}
+
+/// The faults of an integrity error; every other error stays one.
+pub(crate) fn faults_of(error: Error) -> Result<Vec<Fault>, Error> {
+    match error.failure() {
+        Failure::Integrity(_) => match error.into_failure() {
+            Failure::Integrity(faults) => Ok(faults.into_vec()),
+            other => Err(other.into()),
+        },
+        _ => Err(error),
+    }
+}
+
+/// An error out of faults, or `otherwise` when there are none.
+pub(crate) fn failed(faults: Vec<Fault>, otherwise: Answer) -> Outcome {
+    Faults::new(faults).map_or(Ok(otherwise), |faults| Err(faults.into()))
+}
+
+#[cold]
+pub(crate) fn answered_wrongly() -> Error {
+    Failure::Media { reason: "a leg answered with something else than it was asked for".to_owned() }.into()
+}

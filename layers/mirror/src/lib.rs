@@ -1,0 +1,36 @@
+//! Several devices with the same content as one that heals.
+//!
+//! Every change goes to every leg; a read goes to one, and what is damaged there comes from another and is written anew.
+//! A leg that fails is left behind, which the labels of the others say before anything that it misses is answered, so that
+//! no stale content is ever read; when it comes back it gets only the regions that it has missed.
+//!
+//! - [`label`], [`judge`], [`regions`]: what is noted on legs, what it means, and the pieces it speaks of; pure.
+//! - `mirror`, `change`, `read`, `verify`: requests. `claims`: which of them wait for each other.
+//! - `notes`: what is known of the legs and how it gets to be durable. `rebuild`, `worker`: making legs alike again.
+//! - `open`, `members`: putting legs together, and giving and taking legs while the mirror is in use.
+//!
+//! Invariants: see `notes`. Overlapping changes never are under way at once, so legs carry them out in the same order.
+
+mod change;
+mod claims;
+pub mod judge;
+pub mod label;
+mod leg;
+mod members;
+mod mirror;
+mod notes;
+mod open;
+mod read;
+mod rebuild;
+pub mod regions;
+mod verify;
+mod worker;
+
+pub use leg::{LegSource, Reopen};
+pub use members::MemberError;
+pub use mirror::{Description, LegDescription, Mirror};
+pub use open::{MirrorError, OpenOptions, Opened, open};
+pub use worker::Worker;
+
+#[cfg(test)]
+mod tests;

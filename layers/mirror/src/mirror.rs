@@ -1,0 +1,267 @@
+//! The mirror: its parts, and its face as a device.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use futures_util::future::join_all;
+use sealblock_block::{
+    Abilities, Ability, AnnexSlot, Answer, Clock, Device, Error, Event, Failure, Geometry, Operation, Outcome,
+};
+use smallvec::SmallVec;
+
+use crate::claims::Claims;
+use crate::label::Standing;
+use crate::leg::Leg;
+use crate::notes::Notes;
+use crate::regions::RegionMap;
+
+/// Legs that a request goes to.
+pub(crate) type Legs = SmallVec<[Rc<Leg>; 2]>;
+
+/// Several devices with the same content as one. Make one with [`crate::open`], and run its [`crate::Worker`] beside it.
+pub struct Mirror<C> {
+    pub(crate) clock: C,
+    pub(crate) geometry: Geometry,
+    pub(crate) abilities: Abilities,
+    pub(crate) map: RegionMap,
+    pub(crate) uuid: [u8; 16],
+    pub(crate) read_only: bool,
+    /// By their places as members.
+    pub(crate) legs: RefCell<Vec<Rc<Leg>>>,
+    pub(crate) claims: Claims,
+    pub(crate) notes: Notes,
+    /// What the last leg had not flushed when it went away may be lost, and the next flush says so.
+    pub(crate) cache_lost: Cell<bool>,
+    pub(crate) lost_blocks: Cell<u64>,
+    turn: Cell<usize>,
+    pub(crate) work: Event,
+    pub(crate) closing: Cell<bool>,
+}
+
+/// What a mirror is put together from.
+pub(crate) struct Parts {
+    pub geometry: Geometry,
+    pub map: RegionMap,
+    pub uuid: [u8; 16],
+    pub legs: Vec<Rc<Leg>>,
+    pub notes: Notes,
+}
+
+/// What a mirror is made of, for people.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Description {
+    /// Its identity.
+    pub uuid: [u8; 16],
+    /// Bytes of a region, the unit of what a leg has missed.
+    pub region_bytes: u64,
+    /// Bytes of the regions in which legs may differ: something is under way there, or was at a crash.
+    pub unsettled_bytes: u64,
+    /// Blocks that were asked for and had no good copy.
+    pub lost_blocks: u64,
+    /// Its legs, in the order of their places.
+    pub legs: Vec<LegDescription>,
+}
+
+/// A leg, for people.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LegDescription {
+    /// What it is called.
+    pub name: String,
+    /// What it is to the mirror.
+    pub standing: Standing,
+    /// Whether it can be reached.
+    pub is_here: bool,
+    /// Why not, or why it was left behind.
+    pub why: String,
+    /// Bytes of the regions that it still lacks.
+    pub missed_bytes: u64,
+    /// Bytes that were copied to bring it up to date since the mirror was opened.
+    pub copied_bytes: u64,
+    /// Blocks on it that were written anew from another leg.
+    pub healed_blocks: u64,
+    /// How often it was left behind.
+    pub failures: u64,
+}
+
+impl<C: Clock> Mirror<C> {
+    pub(crate) fn new(clock: C, parts: Parts, abilities: Abilities, read_only: bool) -> Mirror<C> {
+        let Parts { geometry, map, uuid, legs, notes } = parts;
+        Mirror {
+            clock,
+            geometry,
+            abilities,
+            map,
+            uuid,
+            read_only,
+            legs: RefCell::new(legs),
+            claims: Claims::default(),
+            notes,
+            cache_lost: Cell::new(false),
+            lost_blocks: Cell::new(0),
+            turn: Cell::new(0),
+            work: Event::default(),
+            closing: Cell::new(false),
+        }
+    }
+
+    /// What it is made of now.
+    pub fn describe(&self) -> Description {
+        let shift = self.geometry.block_size.shift();
+        let describe = |leg: &Rc<Leg>| LegDescription {
+            name: leg.name.clone(),
+            standing: leg.standing.get(),
+            is_here: leg.is_here(),
+            why: leg.why.borrow().clone(),
+            missed_bytes: match leg.standing.get() {
+                Standing::Current | Standing::Removed => 0,
+                Standing::Missing => self.map.blocks(&leg.missed.borrow()) << shift,
+                Standing::Rebuilding => self.map.blocks(&leg.left.borrow()) << shift,
+            },
+            copied_bytes: leg.copied_bytes.get(),
+            healed_blocks: leg.healed.get(),
+            failures: leg.failures.get(),
+        };
+        Description {
+            uuid: self.uuid,
+            region_bytes: 1 << (self.map.shift() + shift),
+            unsettled_bytes: self.map.blocks(&self.notes.dirty.borrow()) << shift,
+            lost_blocks: self.lost_blocks.get(),
+            legs: self.legs.borrow().iter().map(describe).collect(),
+        }
+    }
+
+    /// The legs that reads may be asked of, in the order of their places.
+    pub(crate) fn current(&self) -> Legs {
+        self.legs.borrow().iter().filter(|leg| leg.is_current()).cloned().collect()
+    }
+
+    /// The legs that changes go to.
+    pub(crate) fn changeable(&self) -> Legs {
+        self.legs.borrow().iter().filter(|leg| leg.takes_changes()).cloned().collect()
+    }
+
+    /// The same legs with the one first that has least to do; the next one in turn among equals.
+    pub(crate) fn in_turn(&self, mut legs: Legs) -> Legs {
+        if legs.len() > 1 {
+            let turn = self.turn.get().wrapping_add(1);
+            self.turn.set(turn);
+            let count = legs.len();
+            legs.rotate_left(turn % count);
+            let least = (0..count).min_by_key(|at| legs[*at].busy()).unwrap_or(0);
+            legs.swap(0, least);
+        }
+        legs
+    }
+
+    /// What a request fails with when no leg is there.
+    pub(crate) fn nobody(&self) -> Error {
+        let reasons: Vec<String> =
+            self.legs.borrow().iter().map(|leg| format!("{}: {}", leg.name, leg.why.borrow())).collect();
+        Failure::Unreachable { reason: format!("no leg of the mirror is there ({})", reasons.join("; ")) }.into()
+    }
+
+    /// Makes everything written so far durable on every leg.
+    pub(crate) async fn flush(&self) -> Result<(), Error> {
+        if self.read_only {
+            return Ok(());
+        }
+        if self.cache_lost.replace(false) {
+            let reason = "the last leg went away with writes that were not flushed; they may be lost".to_owned();
+            return Err(Failure::Media { reason }.into());
+        }
+        let legs = self.changeable();
+        let flushes = legs.iter().map(|leg| leg.ask(self.geometry.protection, Operation::Flush));
+        let outcomes = join_all(flushes).await;
+        self.settle_outcomes(&legs, outcomes, None).await
+    }
+
+    /// Flushes, takes what is settled out of the labels, and ends the worker. The legs are to be closed behind it.
+    ///
+    /// # Errors
+    /// When no leg could be flushed. What was flushed before is safe all the same.
+    pub async fn close(&self) -> Result<(), Error> {
+        if self.closing.replace(true) || self.read_only {
+            return Ok(());
+        }
+        self.work.notify();
+        if self.notes.dirty.borrow().is_empty() && !self.notes.is_due() {
+            return Ok(());
+        }
+        // The first look takes the regions that were changed since the one before for busy.
+        self.tidy().await?;
+        self.tidy().await
+    }
+
+    async fn read_annex(&self, slot: AnnexSlot) -> Outcome {
+        let kind = Operation::ReadAnnex { slot }.kind();
+        for leg in self.current().into_iter().filter(|leg| leg.has_annex() && slot != AnnexSlot::Group) {
+            if let Ok(answer) = leg.ask(self.geometry.protection, Operation::ReadAnnex { slot }).await {
+                return Ok(answer);
+            }
+        }
+        Err(Failure::Absent(kind).into())
+    }
+
+    /// The label's slot is the mirror's own; the others belong to whoever stands on the mirror, and go to every leg.
+    async fn write_annex(&self, slot: AnnexSlot, bytes: sealblock_runtime_memory::Slice) -> Outcome {
+        let operation = Operation::WriteAnnex { slot, bytes };
+        let mut legs = self.changeable();
+        legs.retain(|leg| leg.has_annex() && slot != AnnexSlot::Group);
+        if legs.is_empty() {
+            return Err(Failure::Absent(operation.kind()).into());
+        }
+        let writes = legs.iter().map(|leg| leg.ask(self.geometry.protection, operation.clone()));
+        let outcomes = join_all(writes).await;
+        self.settle_outcomes(&legs, outcomes, None).await.map(|()| Answer::Done)
+    }
+}
+
+impl<C: Clock> Device for Mirror<C> {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.abilities
+    }
+
+    async fn execute(&self, operation: Operation) -> Outcome {
+        match operation {
+            Operation::Read { extent, checks } => self.read(extent, checks).await.map(Answer::Data),
+            Operation::Flush => self.flush().await.map(|()| Answer::Done),
+            Operation::Write { extent, .. }
+            | Operation::WriteZeroes { extent, .. }
+            | Operation::WriteUncorrectable { extent, .. } => self.change(extent, operation).await,
+            Operation::Discard { extents } => self.discard(&extents).await,
+            Operation::Verify { extent, checks } => self.verify(extent, checks).await,
+            Operation::Digest { extent, checks } => self.digest(extent, checks).await,
+            Operation::Repair { extent, checks } => self.repair(extent, checks).await,
+            Operation::Compare { extent, data } => self.compare(extent, data).await,
+            Operation::ReadAnnex { slot } => self.read_annex(slot).await,
+            Operation::WriteAnnex { slot, bytes } => self.write_annex(slot, bytes).await,
+            Operation::Allocation { .. } => Err(Failure::Absent(operation.kind()).into()),
+        }
+    }
+}
+
+/// What a mirror of these legs can do: what all of them can.
+pub(crate) fn abilities(devices: &[Abilities], read_only: bool) -> Abilities {
+    let all = |can: &dyn Fn(&Abilities) -> bool| devices.iter().all(can);
+    let when = |can: bool| if can { Ability::Native } else { Ability::Absent };
+    let unmap_zeroes = all(&|of| of.unmap_zeroes);
+    Abilities {
+        writable: !read_only && all(&|of| of.writable),
+        verify: Ability::Native,
+        compare: Ability::Native,
+        // What blocks read as after a Discard has to be the same on all legs, so they are zeroed.
+        discard: when(unmap_zeroes),
+        write_zeroes: Ability::Native,
+        write_uncorrectable: when(all(&|of| of.write_uncorrectable == Ability::Native)),
+        digest: Ability::Native,
+        repair: Ability::Native,
+        allocation: Ability::Absent,
+        annex: when(all(&|of| of.annex == Ability::Native)),
+        unmap_zeroes,
+        offloads: all(&|of| of.offloads),
+    }
+}

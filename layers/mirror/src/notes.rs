@@ -1,0 +1,230 @@
+//! What the mirror knows of its legs, and how that gets to be durable.
+//!
+//! Invariants. Before a change goes to any leg, the labels say that its regions may differ (`noted`). Before a change that a
+//! leg has missed is answered, the labels of the others say that it was left behind, and what it lacks. So whatever
+//! survives a crash tells what may not be trusted. A region leaves the labels only when nothing is under way there and
+//! every leg has flushed.
+
+use std::cell::{Cell, RefCell};
+
+use futures_util::future::join_all;
+use sealblock_block::{AnnexSlot, Clock, Error, Event, Failure, Operation};
+use sealblock_runtime_memory::Slice;
+use sealblock_units::Extent;
+
+use crate::label::{Label, Member, Standing};
+use crate::leg::Leg;
+use crate::mirror::Mirror;
+use crate::regions::Regions;
+
+/// What is known, and what is noted of it.
+pub(crate) struct Notes {
+    pub generation: Cell<u64>,
+    /// Regions in which the current legs may differ.
+    pub dirty: RefCell<Regions>,
+    /// Those of them that the labels are known to have.
+    noted: RefCell<Regions>,
+    /// Regions in which the current legs may differ although nothing is under way.
+    pub suspect: RefCell<Regions>,
+    /// Counts what was added to `suspect`.
+    pub suspected: Cell<u64>,
+    /// Regions that were changed since the last look.
+    recent: RefCell<Regions>,
+    wanted: Cell<u64>,
+    done: Cell<u64>,
+    failure: RefCell<Option<Error>>,
+    writing: Cell<bool>,
+    turned: Event,
+}
+
+impl Notes {
+    pub fn new(generation: u64, dirty: Regions) -> Notes {
+        let none = Regions::none(dirty.most());
+        Notes {
+            generation: Cell::new(generation),
+            suspect: RefCell::new(dirty.clone()),
+            suspected: Cell::new(0),
+            dirty: RefCell::new(dirty),
+            noted: RefCell::new(none.clone()),
+            recent: RefCell::new(none),
+            wanted: Cell::new(0),
+            done: Cell::new(0),
+            failure: RefCell::default(),
+            writing: Cell::new(false),
+            turned: Event::default(),
+        }
+    }
+
+    /// Something changed that should be noted some time.
+    pub fn want(&self) -> u64 {
+        self.wanted.set(self.wanted.get() + 1);
+        self.wanted.get()
+    }
+
+    /// Whether something is to be noted.
+    pub fn is_due(&self) -> bool {
+        self.done.get() < self.wanted.get()
+    }
+}
+
+/// Gives up the right to write labels, also when a request is dropped half-way.
+struct Writing<'a>(&'a Notes);
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        self.0.writing.set(false);
+        self.0.turned.notify();
+    }
+}
+
+impl<C: Clock> Mirror<C> {
+    /// Says that the regions of an extent may differ from now on; durable when it returns.
+    pub(crate) async fn mark(&self, extent: Extent) -> Result<(), Error> {
+        let regions = self.map.of(extent);
+        self.notes.recent.borrow_mut().extend(regions.clone());
+        if self.notes.noted.borrow().contains_all(regions.clone()) {
+            return Ok(());
+        }
+        self.notes.dirty.borrow_mut().extend(regions.clone());
+        for leg in self.legs.borrow().iter().filter(|leg| leg.standing.get() == Standing::Missing) {
+            leg.missed.borrow_mut().extend(regions.clone());
+        }
+        self.note().await
+    }
+
+    /// Leaves a leg behind: it is asked nothing any more and lacks whatever may differ now. To be noted before anything
+    /// that it lacks is answered.
+    pub(crate) fn leave(&self, leg: &Leg, why: &str) {
+        if !leg.takes_changes() {
+            return;
+        }
+        tracing::warn!(leg = %leg.name, %why, "the mirror goes on without a leg");
+        leg.failures.set(leg.failures.get() + 1);
+        *leg.why.borrow_mut() = why.to_owned();
+        leg.set_device(None);
+        if leg.standing.get() == Standing::Current && !self.legs.borrow().iter().any(|leg| leg.is_current()) {
+            // Nobody is left to go on without it: nothing is answered until it is back. What it had not flushed may be lost.
+            self.cache_lost.set(!self.notes.dirty.borrow().is_empty());
+            self.work.notify();
+            return;
+        }
+        leg.standing.set(Standing::Missing);
+        leg.missed.borrow_mut().add(&self.notes.dirty.borrow());
+        self.notes.want();
+        self.work.notify();
+    }
+
+    /// Says that current legs may differ in an extent, until that was looked after.
+    pub(crate) fn suspect(&self, extent: Extent) {
+        self.notes.suspect.borrow_mut().extend(self.map.of(extent));
+        self.notes.suspected.set(self.notes.suspected.get() + 1);
+        for leg in self.legs.borrow().iter().filter(|leg| leg.standing.get() == Standing::Rebuilding) {
+            leg.left.borrow_mut().extend(self.map.of(extent));
+        }
+        self.work.notify();
+    }
+
+    /// Makes everything that is known durable on every leg that has room, and on one at least.
+    pub(crate) async fn note(&self) -> Result<(), Error> {
+        if self.read_only {
+            return Ok(());
+        }
+        let ticket = self.notes.want();
+        while self.notes.done.get() < ticket {
+            if self.notes.writing.get() {
+                self.notes.turned.until(|| !self.notes.writing.get() || self.notes.done.get() >= ticket).await;
+                continue;
+            }
+            self.notes.writing.set(true);
+            let _writing = Writing(&self.notes);
+            let result = self.write_labels().await;
+            *self.notes.failure.borrow_mut() = result.err();
+        }
+        self.notes.failure.borrow().clone().map_or(Ok(()), Err)
+    }
+
+    /// Writes labels until nothing that they say has changed meanwhile because of them.
+    async fn write_labels(&self) -> Result<(), Error> {
+        loop {
+            let covers = self.notes.wanted.get();
+            self.notes.generation.set(self.notes.generation.get() + 1);
+            let dirty = self.notes.dirty.borrow().clone();
+            let legs: Vec<_> =
+                self.legs.borrow().iter().filter(|leg| leg.takes_changes() && leg.has_room.get()).cloned().collect();
+            let writes = legs.iter().map(|leg| {
+                let bytes = Slice::copy_from(&self.label(leg).encode());
+                leg.ask(self.geometry.protection, Operation::WriteAnnex { slot: AnnexSlot::Group, bytes })
+            });
+            let outcomes = join_all(writes).await;
+            let mut held = 0;
+            for (leg, outcome) in legs.iter().zip(outcomes) {
+                match outcome {
+                    Ok(_) => held += usize::from(leg.is_current()),
+                    Err(error) => self.leave(leg, &format!("its label could not be written: {error}")),
+                }
+            }
+            if legs.iter().any(|leg| !leg.takes_changes()) && self.legs.borrow().iter().any(|leg| leg.is_current()) {
+                continue;
+            }
+            // Nobody waits for more than what was known when the labels were made.
+            self.notes.done.set(covers);
+            self.notes.noted.borrow_mut().add(&dirty);
+            self.notes.noted.borrow_mut().keep(&self.notes.dirty.borrow());
+            return if held > 0 || self.needs_no_label() { Ok(()) } else { Err(nobody_notes()) };
+        }
+    }
+
+    /// Without any leg left behind labels only tell where a crash may have left differences; a mirror of devices that
+    /// have no room for them goes without.
+    fn needs_no_label(&self) -> bool {
+        self.legs.borrow().iter().all(|leg| matches!(leg.standing.get(), Standing::Current | Standing::Removed))
+    }
+
+    /// The label of a leg, as of now.
+    pub(crate) fn label(&self, of: &Leg) -> Label {
+        let legs = self.legs.borrow();
+        let member = |leg: &std::rc::Rc<Leg>| Member {
+            id: leg.id,
+            standing: leg.standing.get(),
+            missed: leg.missed.borrow().clone(),
+        };
+        Label {
+            uuid: self.uuid,
+            generation: self.notes.generation.get(),
+            map: self.map,
+            capacity_blocks: self.geometry.capacity_blocks,
+            block_size: self.geometry.block_size,
+            protection: self.geometry.protection,
+            own: legs.iter().position(|leg| leg.id == of.id).unwrap_or(0),
+            members: legs.iter().map(member).collect(),
+            dirty: self.notes.dirty.borrow().clone(),
+        }
+    }
+
+    /// Takes regions out of the labels in which nothing has happened since the last look and every leg has flushed.
+    pub(crate) async fn tidy(&self) -> Result<(), Error> {
+        let recent = self.notes.recent.replace(Regions::none(self.map.count()));
+        let is_quiet = |region: u32| {
+            !self.notes.recent.borrow().contains(region)
+                && !self.notes.suspect.borrow().contains(region)
+                && !self.claims.touches(self.map.extent(region))
+        };
+        let quiet: Vec<u32> =
+            self.notes.dirty.borrow().iter().filter(|region| !recent.contains(*region) && is_quiet(*region)).collect();
+        if quiet.is_empty() {
+            return if self.notes.is_due() { self.note().await } else { Ok(()) };
+        }
+        self.flush().await?;
+        for region in quiet.into_iter().filter(|region| is_quiet(*region)) {
+            self.notes.dirty.borrow_mut().remove(region);
+            self.notes.noted.borrow_mut().remove(region);
+        }
+        self.note().await
+    }
+}
+
+#[cold]
+fn nobody_notes() -> Error {
+    let reason = "no leg that is left has room to note that another one was left behind".to_owned();
+    Failure::Media { reason }.into()
+}

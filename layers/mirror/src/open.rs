@@ -1,0 +1,248 @@
+//! Putting a mirror together from its legs.
+
+use std::rc::Rc;
+
+use futures_util::future::join_all;
+use sealblock_block::{
+    Abilities, AnnexSlot, Answer, Clock, Device, Error, Failure, Geometry, Limits, Operation, Stack,
+};
+use sealblock_integrity::PiFormat;
+use sealblock_units::BlockSize;
+
+use crate::judge::{Found, Known, Refusal, Verdict, judge, leave_behind, leg_id};
+use crate::label::{Label, LabelError, MOST_LEGS, Standing};
+use crate::leg::{Leg, LegSource, has_annex};
+use crate::mirror::{Mirror, Parts, abilities};
+use crate::notes::Notes;
+use crate::regions::{RegionMap, Regions};
+use crate::worker::Worker;
+
+/// How a mirror is opened.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenOptions {
+    /// Nothing is changed: no healing, no labels, no bringing legs up to date.
+    pub read_only: bool,
+    /// The identity of the mirror, should it be a new one; drawn at random by the caller.
+    pub identity: [u8; 16],
+}
+
+/// A mirror and the worker that must run beside it.
+pub struct Opened<C> {
+    /// The mirror.
+    pub mirror: Rc<Mirror<C>>,
+    /// Its background work; spawn [`Worker::run`].
+    pub worker: Worker<C>,
+}
+
+/// Why legs cannot be opened as a mirror.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum MirrorError {
+    /// Too few or too many of them.
+    #[error("a mirror has 2 to {MOST_LEGS} legs, not {0}")]
+    Legs(usize),
+    /// They do not belong together; the names of the legs in question.
+    #[error("{refusal} ({})", .legs.join(", "))]
+    Refused {
+        /// Why.
+        refusal: Refusal,
+        /// What the legs that it names are called.
+        legs: Vec<String>,
+    },
+    /// The label of a leg cannot be used.
+    #[error("{leg}: {why}")]
+    Label {
+        /// The leg.
+        leg: String,
+        /// Why.
+        why: LabelError,
+    },
+    /// A leg could not be asked for its label.
+    #[error("{leg}: {why}")]
+    Leg {
+        /// The leg.
+        leg: String,
+        /// Why.
+        why: Error,
+    },
+    /// A new mirror could not be noted on its legs.
+    #[error("the legs could not be labelled: {0}")]
+    Note(Error),
+    /// A leg has another block size than the mirror.
+    #[error("{leg} has blocks of {actual} bytes, the mirror of {expected}")]
+    BlockSize {
+        /// The leg.
+        leg: String,
+        /// Of the mirror.
+        expected: BlockSize,
+        /// Of the leg.
+        actual: BlockSize,
+    },
+    /// A leg is smaller than the mirror.
+    #[error("{leg} has {actual} blocks, the mirror {expected}")]
+    Size {
+        /// The leg.
+        leg: String,
+        /// Of the mirror.
+        expected: u64,
+        /// Of the leg.
+        actual: u64,
+    },
+}
+
+/// Opens a mirror of these legs. Legs that cannot be opened are gone without if the others know of the mirror.
+///
+/// # Errors
+/// See [`MirrorError`]. Nothing is changed then.
+pub async fn open<C: Clock>(sources: Vec<LegSource>, clock: C, options: OpenOptions) -> Result<Opened<C>, MirrorError> {
+    if !(2..=MOST_LEGS).contains(&sources.len()) {
+        return Err(MirrorError::Legs(sources.len()));
+    }
+    let found = join_all(sources.iter().map(look)).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let verdict = judge(&found).map_err(|refusal| refused(refusal, &sources))?;
+    let devices: Vec<Stack> = sources.iter().filter_map(|source| source.device.as_ref().ok().cloned()).collect();
+    let is_new = verdict == Verdict::New;
+    let parts = match verdict {
+        Verdict::New => assemble_new(sources, &devices, &options)?,
+        Verdict::Known(known) => assemble_known(sources, &devices, known)?,
+    };
+    for leg in &parts.legs {
+        leg.has_room.set(found.get(leg.number).is_some_and(Found::has_room));
+    }
+    let of: Vec<Abilities> = devices.iter().map(Device::abilities).collect();
+    let abilities = abilities(&of, options.read_only);
+    let mirror = Rc::new(Mirror::new(clock, parts, abilities, options.read_only));
+    if is_new {
+        // From now on the legs belong together, and no other device can take the place of one.
+        mirror.note().await.map_err(MirrorError::Note)?;
+    }
+    Ok(Opened { worker: Worker::new(mirror.clone()), mirror })
+}
+
+/// What is where a leg should be.
+async fn look(source: &LegSource) -> Result<Found, MirrorError> {
+    let Ok(device) = &source.device else { return Ok(Found::Absent) };
+    found_on(device).await.map_err(|trouble| match trouble {
+        Trouble::Label(why) => MirrorError::Label { leg: source.name.clone(), why },
+        Trouble::Device(why) => MirrorError::Leg { leg: source.name.clone(), why },
+    })
+}
+
+pub(crate) enum Trouble {
+    Label(LabelError),
+    Device(Error),
+}
+
+/// What a device says of itself.
+pub(crate) async fn found_on(device: &Stack) -> Result<Found, Trouble> {
+    if !has_annex(device) {
+        return Ok(Found::Unlabelled { has_room: false });
+    }
+    match device.execute(Operation::ReadAnnex { slot: AnnexSlot::Group }).await {
+        Ok(Answer::Annex(bytes)) => match Label::decode(&bytes) {
+            Ok(Some(label)) => Ok(Found::Labelled(Box::new(label))),
+            Ok(None) => Ok(Found::Unlabelled { has_room: true }),
+            Err(why) => Err(Trouble::Label(why)),
+        },
+        // A mirror keeps this slot for itself, and so is a leg without room for the label of another.
+        Err(error) if matches!(error.failure(), Failure::Absent(_)) => Ok(Found::Unlabelled { has_room: false }),
+        Ok(_) => Err(Trouble::Device(crate::leg::answered_wrongly())),
+        Err(error) => Err(Trouble::Device(error)),
+    }
+}
+
+fn refused(refusal: Refusal, sources: &[LegSource]) -> MirrorError {
+    let names: &[usize] = match &refusal {
+        Refusal::NoLeg | Refusal::OnlyStale => &[],
+        Refusal::NewWithoutLeg { leg } | Refusal::Foreign { leg } | Refusal::Stranger { leg } => &[*leg],
+        Refusal::Twice { first, second } | Refusal::SplitBrain { first, second } => &[*first, *second],
+    };
+    let whole = |source: &LegSource| match &source.device {
+        Ok(_) => source.name.clone(),
+        Err(why) => format!("{}: {why}", source.name),
+    };
+    let legs = match names {
+        [] => sources.iter().map(whole).collect(),
+        names => names.iter().filter_map(|at| sources.get(*at)).map(whole).collect(),
+    };
+    MirrorError::Refused { refusal, legs }
+}
+
+fn assemble_new(sources: Vec<LegSource>, devices: &[Stack], options: &OpenOptions) -> Result<Parts, MirrorError> {
+    let block_size = devices[0].geometry().block_size;
+    let capacity_blocks = devices.iter().map(|device| device.geometry().capacity_blocks).min().unwrap_or(0);
+    let formats: Vec<Option<PiFormat>> = devices.iter().map(|device| device.geometry().protection).collect();
+    // Tags that one leg cannot keep cannot be the mirror's.
+    let protection = formats[0].filter(|_| formats.windows(2).all(|pair| pair[0] == pair[1]));
+    let map = RegionMap::new(block_size, capacity_blocks);
+    let mut legs = Vec::with_capacity(sources.len());
+    for (number, source) in sources.into_iter().enumerate() {
+        fits(&source, block_size, capacity_blocks)?;
+        let id = leg_id(&options.identity, 0, number);
+        legs.push(Rc::new(Leg::new(source, number, id, Standing::Current, Regions::none(map.count()))));
+    }
+    let geometry = Geometry { block_size, capacity_blocks, protection, limits: limits(devices) };
+    Ok(Parts { geometry, map, uuid: options.identity, legs, notes: Notes::new(0, Regions::none(map.count())) })
+}
+
+fn assemble_known(sources: Vec<LegSource>, devices: &[Stack], known: Known) -> Result<Parts, MirrorError> {
+    let Known { mut label, places } = known;
+    let dirty = label.dirty.clone();
+    let mut given: Vec<Option<(usize, LegSource)>> = label.members.iter().map(|_| None).collect();
+    let mut next_number = sources.len();
+    for (number, (place, source)) in places.into_iter().zip(sources).enumerate() {
+        fits(&source, label.block_size, label.capacity_blocks)?;
+        given[place] = Some((number, source));
+    }
+    let mut legs = Vec::with_capacity(given.len());
+    for (place, given) in given.into_iter().enumerate() {
+        let (number, source) = given.unwrap_or_else(|| {
+            next_number += 1;
+            (next_number - 1, nameless(place))
+        });
+        let member = &mut label.members[place];
+        match (member.standing, &source.device) {
+            (Standing::Removed | Standing::Missing, _) | (Standing::Current, Ok(_)) => {}
+            // Whoever is not here now lacks what comes next; and what may differ at the moment is in doubt on it.
+            (Standing::Current | Standing::Rebuilding, Err(_)) => leave_behind(member, &dirty),
+            (Standing::Rebuilding, Ok(_)) => member.standing = Standing::Missing,
+        }
+        if member.standing == Standing::Missing {
+            member.missed.add(&dirty);
+        }
+        legs.push(Rc::new(Leg::new(source, number, member.id, member.standing, member.missed.clone())));
+    }
+    let Label { map, capacity_blocks, block_size, protection, uuid, generation, .. } = label;
+    let geometry = Geometry { block_size, capacity_blocks, protection, limits: limits(devices) };
+    Ok(Parts { geometry, map, uuid, legs, notes: Notes::new(generation, dirty) })
+}
+
+/// A member that was not named.
+fn nameless(place: usize) -> LegSource {
+    LegSource { name: format!("leg {place}"), device: Err("it was not named".to_owned()), reopen: None }
+}
+
+/// Refuses a leg that cannot hold the mirror's blocks.
+pub(crate) fn fits(source: &LegSource, block_size: BlockSize, capacity_blocks: u64) -> Result<(), MirrorError> {
+    let Ok(device) = &source.device else { return Ok(()) };
+    let geometry = device.geometry();
+    if geometry.block_size != block_size {
+        let (expected, actual) = (block_size, geometry.block_size);
+        return Err(MirrorError::BlockSize { leg: source.name.clone(), expected, actual });
+    }
+    if geometry.capacity_blocks < capacity_blocks {
+        let (expected, actual) = (capacity_blocks, geometry.capacity_blocks);
+        return Err(MirrorError::Size { leg: source.name.clone(), expected, actual });
+    }
+    Ok(())
+}
+
+/// What every leg takes.
+fn limits(devices: &[Stack]) -> Limits {
+    let all = devices.iter().map(|device| device.geometry().limits);
+    all.reduce(|a, b| Limits {
+        transfer: a.transfer.min(b.transfer),
+        verify: a.verify.min(b.verify),
+        zero: a.zero.min(b.zero),
+    })
+    .expect("a mirror is opened with a leg that is there")
+}

@@ -1,0 +1,154 @@
+//! Reads: from one leg, and what it has damaged from another, which mends it.
+
+use sealblock_block::{Answer, Clock, Durability, Error, Failure, Fault, Faults, Operation};
+use sealblock_integrity::{Checks, Sealed};
+use sealblock_units::{Extent, Lba};
+
+use crate::leg::{Leg, faults_of};
+use crate::mirror::{Legs, Mirror};
+
+/// Damage that a read has met.
+type Met = Vec<(std::rc::Rc<Leg>, Vec<Fault>)>;
+
+/// Blocks in a row and where they were good.
+pub(crate) struct Found {
+    pub extent: Extent,
+    pub data: Sealed,
+    /// Position of the leg among those that were asked.
+    pub source: usize,
+}
+
+impl<C: Clock> Mirror<C> {
+    /// Reads blocks. Damage on one leg is answered from another and mended before the answer.
+    pub(crate) async fn read(&self, extent: Extent, checks: Checks) -> Result<Sealed, Error> {
+        self.settle_for_reading(extent).await?;
+        let legs = self.legs_to_read(extent);
+        let mut met: Met = Vec::new();
+        let mut failed = None;
+        for leg in &legs {
+            match leg.read(self.geometry.protection, extent, checks).await {
+                Ok(data) => {
+                    self.heal(&met, extent, checks).await;
+                    return Ok(data);
+                }
+                Err(error) => match faults_of(error) {
+                    Ok(faults) => met.push((leg.clone(), faults)),
+                    Err(error) => {
+                        self.lament(leg, &error);
+                        failed = Some(error);
+                    }
+                },
+            }
+        }
+        if met.is_empty() {
+            return Err(failed.unwrap_or_else(|| self.nobody()));
+        }
+        self.piece_together(&legs, &met, extent, checks).await
+    }
+
+    /// No leg has all of it: each block from where it is good.
+    async fn piece_together(&self, legs: &Legs, met: &Met, extent: Extent, checks: Checks) -> Result<Sealed, Error> {
+        let (found, lost) = self.gather(legs, extent, checks).await;
+        self.heal(met, extent, checks).await;
+        match Faults::new(lost) {
+            Some(lost) => {
+                self.lost_blocks.set(self.lost_blocks.get() + lost.as_slice().len() as u64);
+                Err(lost.into())
+            }
+            None => Ok(Sealed::join(&found.into_iter().map(|found| found.data).collect::<Vec<_>>())),
+        }
+    }
+
+    /// Where to read from, best first. While blocks are being changed all readers ask the same leg, or what one has seen
+    /// another would not see yet.
+    fn legs_to_read(&self, extent: Extent) -> Legs {
+        let legs = self.current();
+        let is_moving = self.claims.touches(extent) || self.is_suspect(extent);
+        if is_moving { legs } else { self.in_turn(legs) }
+    }
+
+    /// Gets blocks from these legs, in their order: all from one where it has them, else block by block. Also those that no leg
+    /// has, as the first one says.
+    pub(crate) async fn gather(&self, legs: &Legs, extent: Extent, checks: Checks) -> (Vec<Found>, Vec<Fault>) {
+        if legs.len() == 1 || extent.len() > 1 {
+            for (source, leg) in legs.iter().enumerate() {
+                if let Ok(data) = leg.read(self.geometry.protection, extent, checks).await {
+                    return (vec![Found { extent, data, source }], Vec::new());
+                }
+            }
+        }
+        let (mut found, mut lost) = (Vec::new(), Vec::new());
+        for lba in extent.iter() {
+            let one = Extent::one(lba);
+            let mut why = None;
+            let mut good = None;
+            for (source, leg) in legs.iter().enumerate() {
+                match leg.read(self.geometry.protection, one, self.onward(&checks, extent, lba)).await {
+                    Ok(data) => {
+                        good = Some(Found { extent: one, data, source });
+                        break;
+                    }
+                    Err(error) => why = why.or(faults_of(error).ok().and_then(|faults| faults.first().copied())),
+                }
+            }
+            match good {
+                Some(good) => found.push(good),
+                None => lost.push(why.unwrap_or(Fault::media(lba))),
+            }
+        }
+        (found, lost)
+    }
+
+    /// The checks of a request over `extent`, from a block of it on.
+    pub(crate) fn onward(&self, checks: &Checks, extent: Extent, lba: Lba) -> Checks {
+        let blocks = lba.get() - extent.start().get();
+        self.geometry.protection.map_or(*checks, |format| checks.advance(blocks, format))
+    }
+
+    /// Mends what a read over `extent` has met. What cannot be mended stays as it is.
+    async fn heal(&self, met: &Met, extent: Extent, checks: Checks) {
+        if self.read_only {
+            return;
+        }
+        for (leg, faults) in met {
+            for fault in faults {
+                self.mend(leg, fault, self.onward(&checks, extent, fault.lba)).await;
+            }
+        }
+    }
+
+    /// Writes a damaged block anew from another leg; whether it is good now.
+    pub(crate) async fn mend(&self, leg: &Leg, fault: &Fault, checks: Checks) -> bool {
+        let (one, format) = (Extent::one(fault.lba), self.geometry.protection);
+        let _claim = self.claims.take(one).await;
+        if leg.read(format, one, checks).await.is_ok() {
+            // Somebody has changed it since.
+            return true;
+        }
+        for other in self.current().iter().filter(|other| other.id != leg.id) {
+            let Ok(data) = other.read(format, one, checks).await else { continue };
+            let write = Operation::Write { extent: one, data, durability: Durability::Volatile };
+            if let Err(error) = leg.ask(format, write).await {
+                if self.current().len() > 1 {
+                    self.leave(leg, &format!("a damaged block could not be written anew: {error}"));
+                }
+                return false;
+            }
+            let is_good =
+                matches!(leg.ask(format, Operation::Verify { extent: one, checks }).await, Ok(Answer::Verified(_)));
+            if is_good {
+                leg.healed.set(leg.healed.get() + 1);
+                tracing::warn!(leg = %leg.name, %fault, "healed from another leg");
+            }
+            return is_good;
+        }
+        false
+    }
+
+    /// Notices what an error other than damage says about a leg.
+    pub(crate) fn lament(&self, leg: &Leg, error: &Error) {
+        if matches!(error.failure(), Failure::Unreachable { .. }) {
+            self.leave(leg, &error.to_string());
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Making legs alike again: after a crash, after a change that only some carried out, and when a leg comes back.
+
+use std::rc::Rc;
+
+use futures_util::future::join_all;
+use sealblock_block::{Clock, Durability, Error, Failure, Faults, Operation};
+use sealblock_integrity::{Checks, Sealed};
+use sealblock_units::Extent;
+
+use crate::label::Standing;
+use crate::leg::Leg;
+use crate::mirror::{Legs, Mirror};
+use crate::read::Found;
+
+/// Regions of a leg that are brought to it between two labels that say so.
+const REGIONS_A_LABEL: u32 = 64;
+
+impl<C: Clock> Mirror<C> {
+    /// Whether current legs may differ in some of these blocks although nothing is under way there.
+    pub(crate) fn is_suspect(&self, extent: Extent) -> bool {
+        self.notes.suspect.borrow().contains_any(self.map.of(extent))
+    }
+
+    /// Makes current legs alike where they are suspect, before anybody sees what only one of them may have.
+    pub(crate) async fn settle_for_reading(&self, extent: Extent) -> Result<(), Error> {
+        if self.read_only || !self.is_suspect(extent) {
+            return Ok(());
+        }
+        for piece in extent.split_aligned(self.geometry.limits.transfer) {
+            let _claim = self.claims.take(piece).await;
+            self.make_alike(piece).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes all suspect regions alike.
+    pub(crate) async fn settle(&self) -> Result<(), Error> {
+        loop {
+            let next = self.notes.suspect.borrow().iter().next();
+            let Some(region) = next else { return Ok(()) };
+            let before = self.notes.suspected.get();
+            for piece in self.map.extent(region).split_aligned(self.geometry.limits.transfer) {
+                if self.closing.get() {
+                    return Ok(());
+                }
+                let _claim = self.claims.take(piece).await;
+                self.make_alike(piece).await?;
+            }
+            // What became suspect meanwhile may be behind the piece that was just done.
+            if self.notes.suspected.get() == before {
+                self.notes.suspect.borrow_mut().remove(region);
+            }
+        }
+    }
+
+    /// Makes the current legs alike in blocks that the caller has claimed. The first leg's content counts where it is good.
+    async fn make_alike(&self, piece: Extent) -> Result<(), Error> {
+        let legs = self.current();
+        if legs.len() < 2 || self.are_alike(&legs, piece).await {
+            return Ok(());
+        }
+        let (found, _) = self.gather(&legs, piece, self.full(piece)).await;
+        for found in found {
+            let rest: Legs =
+                legs.iter().enumerate().filter(|(at, _)| *at != found.source).map(|(_, leg)| leg.clone()).collect();
+            let writes = rest.iter().map(|leg| {
+                leg.copied_bytes.set(leg.copied_bytes.get() + found.extent.bytes(self.geometry.block_size));
+                leg.ask(self.geometry.protection, write_of(found.extent, found.data.clone()))
+            });
+            let outcomes = join_all(writes).await;
+            for (leg, outcome) in rest.iter().zip(outcomes) {
+                if let Err(error) = outcome {
+                    self.leave(leg, &format!("it could not be made like the others: {error}"));
+                }
+            }
+        }
+        if self.notes.is_due() { self.note().await } else { Ok(()) }
+    }
+
+    /// All checks there are, from the start of an extent on. Reference tags of the application's choice are not known here.
+    pub(crate) fn full(&self, extent: Extent) -> Checks {
+        self.geometry.protection.map_or(Checks::NONE, |format| {
+            let full = Checks::full(format, extent.start());
+            match format.protection() {
+                sealblock_integrity::ProtectionType::Type1 => full,
+                _ => Checks { guard: full.guard, ..Checks::NONE },
+            }
+        })
+    }
+
+    /// Whether legs have the same data in a piece, all of it good.
+    async fn are_alike(&self, legs: &Legs, piece: Extent) -> bool {
+        let checks = self.full(piece);
+        let digests = legs.iter().map(|leg| leg.digest(self.geometry.protection, piece, checks));
+        let sums: Option<Vec<u64>> =
+            join_all(digests).await.into_iter().map(|digest| digest.ok().map(|digest| digest.crc64)).collect();
+        sums.is_some_and(|sums| sums.windows(2).all(|pair| pair[0] == pair[1]))
+    }
+
+    /// Brings a leg that has come back up to date.
+    pub(crate) async fn rebuild(&self, leg: &Rc<Leg>) -> Result<(), Error> {
+        tracing::info!(leg = %leg.name, regions = leg.left.borrow().count(), "bringing a leg up to date");
+        // Its own label must not go on saying that it has everything.
+        self.note().await?;
+        let mut since_label = 0;
+        loop {
+            let next = leg.left.borrow().iter().next();
+            let Some(region) = next.filter(|_| !self.closing.get()) else { break };
+            // Taken out first, so that a change that fails meanwhile puts it in again.
+            leg.left.borrow_mut().remove(region);
+            if let Err(error) = self.bring_region(leg, region).await {
+                leg.left.borrow_mut().insert(region);
+                return Err(error);
+            }
+            since_label += 1;
+            if since_label == REGIONS_A_LABEL {
+                since_label = 0;
+                self.note_progress(leg).await?;
+            }
+        }
+        self.note_progress(leg).await?;
+        if leg.standing.get() == Standing::Rebuilding && leg.left.borrow().is_empty() {
+            leg.standing.set(Standing::Current);
+            self.work.notify();
+            self.note().await?;
+            tracing::info!(leg = %leg.name, copied_bytes = leg.copied_bytes.get(), "a leg is up to date");
+        }
+        Ok(())
+    }
+
+    /// What was brought to a leg is durable, and the labels say so.
+    async fn note_progress(&self, leg: &Rc<Leg>) -> Result<(), Error> {
+        let brought = leg.left.borrow().clone();
+        leg.ask(self.geometry.protection, Operation::Flush).await.inspect_err(|error| self.lament(leg, error))?;
+        if leg.standing.get() == Standing::Rebuilding {
+            leg.missed.borrow_mut().keep(&brought);
+            self.note().await?;
+        }
+        Ok(())
+    }
+
+    async fn bring_region(&self, leg: &Rc<Leg>, region: u32) -> Result<(), Error> {
+        for piece in self.map.extent(region).split_aligned(self.geometry.limits.transfer) {
+            let _claim = self.claims.take(piece).await;
+            if leg.standing.get() != Standing::Rebuilding || self.closing.get() {
+                return Err(gave_up(leg));
+            }
+            let sources = self.current();
+            let Some(first) = sources.first() else { return Err(self.nobody()) };
+            if self.are_alike(&[first.clone(), leg.clone()].into_iter().collect(), piece).await {
+                continue;
+            }
+            let (found, lost) = self.gather(&sources, piece, self.full(piece)).await;
+            for Found { extent, data, .. } in found {
+                self.bring(leg, write_of(extent, data)).await?;
+                leg.copied_bytes.set(leg.copied_bytes.get() + extent.bytes(self.geometry.block_size));
+            }
+            if let Some(lost) = Faults::new(lost) {
+                // What no leg has must not be what this one happens to hold: that is old.
+                for fault in lost.as_slice() {
+                    let extent = Extent::one(fault.lba);
+                    let durability = Durability::Volatile;
+                    self.bring(leg, Operation::WriteUncorrectable { extent, durability }).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn bring(&self, leg: &Rc<Leg>, operation: Operation) -> Result<(), Error> {
+        match leg.ask(self.geometry.protection, operation).await {
+            Ok(_) => Ok(()),
+            Err(error) => {
+                self.leave(leg, &format!("it could not be brought up to date: {error}"));
+                self.note().await?;
+                Err(error)
+            }
+        }
+    }
+}
+
+fn write_of(extent: Extent, data: Sealed) -> Operation {
+    Operation::Write { extent, data, durability: Durability::Volatile }
+}
+
+#[cold]
+fn gave_up(leg: &Leg) -> Error {
+    Failure::Unreachable { reason: format!("leg {} is no longer brought up to date", leg.name) }.into()
+}

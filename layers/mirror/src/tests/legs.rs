@@ -1,0 +1,286 @@
+//! Legs that go away, come back, are added and taken out.
+
+use std::rc::Rc;
+
+use futures_util::FutureExt;
+use sealblock_block::{Failure, Operation};
+
+use super::rig::*;
+use crate::MirrorError;
+use crate::judge::Refusal;
+use crate::label::Standing;
+use crate::members::MemberError;
+
+/// Lets legs that have come back be brought up to date, as the worker would.
+fn rebuild(mirror: &Rig) {
+    mirror.settle().now_or_never().expect("RAM never waits").unwrap();
+    let legs: Vec<_> = mirror.legs.borrow().clone();
+    for leg in legs {
+        if leg.is_here() && leg.standing.get() == Standing::Missing {
+            mirror.begin_rebuild(&leg);
+        }
+        if leg.standing.get() == Standing::Rebuilding {
+            mirror.rebuild(&leg).now_or_never().expect("RAM never waits").unwrap();
+        }
+    }
+}
+
+fn take_back(mirror: &Rig, leg: &TestLeg) -> Result<(), String> {
+    let own = mirror.legs.borrow().iter().find(|own| own.name == leg.name).cloned().unwrap();
+    mirror.take_back(&own, leg.stack()).now_or_never().expect("RAM never waits")
+}
+
+fn standings(mirror: &Rig) -> Vec<Standing> {
+    mirror.describe().legs.iter().map(|leg| leg.standing).collect()
+}
+
+fn close(mirror: &Rig) {
+    mirror.close().now_or_never().expect("RAM never waits").unwrap();
+}
+
+fn refusal(legs: &[&TestLeg]) -> Refusal {
+    match try_open(legs, false) {
+        Err(MirrorError::Refused { refusal, .. }) => refusal,
+        Err(other) => panic!("refused for another reason: {other}"),
+        Ok(_) => panic!("not refused"),
+    }
+}
+
+#[test]
+fn a_leg_that_fails_is_left_behind_and_gets_only_what_it_missed() {
+    let (a, b, mirror) = pair(Some(TYPE1));
+    write(&mirror, extent(0, BLOCKS), 1).unwrap();
+    run(&mirror, Operation::Flush).unwrap();
+    tidy(&mirror);
+    b.gone.set(true);
+    // Regions 2 and 5.
+    write(&mirror, extent(600, 3), 2).unwrap();
+    write(&mirror, extent(1300, 1), 2).unwrap();
+    assert_eq!(standings(&mirror), [Standing::Current, Standing::Missing]);
+    assert_reads(&mirror, extent(600, 3), 2);
+    assert_eq!(mirror.describe().legs[1].missed_bytes, 2 << 20);
+    b.gone.set(false);
+    b.written_blocks.set(0);
+    take_back(&mirror, &b).unwrap();
+    write(&mirror, extent(10, 1), 3).unwrap();
+    rebuild(&mirror);
+    assert_eq!(standings(&mirror), [Standing::Current, Standing::Current]);
+    assert!(b.written_blocks.get() <= 2 * 256 + 1, "{} blocks were written", b.written_blocks.get());
+    for device in [&*a.memory, &*b.memory] {
+        assert_reads(device, extent(600, 3), 2);
+        assert_reads(device, extent(1300, 1), 2);
+        assert_reads(device, extent(10, 1), 3);
+    }
+    verify(&mirror).unwrap();
+}
+
+#[test]
+fn a_leg_that_was_left_behind_is_known_after_a_restart_and_never_read() {
+    for clean in [true, false] {
+        let (a, b, mirror) = pair(None);
+        write(&mirror, extent(0, 100), 1).unwrap();
+        b.gone.set(true);
+        write(&mirror, extent(5, 1), 2).unwrap();
+        if clean {
+            close(&mirror);
+        }
+        drop(mirror);
+        b.gone.set(false);
+        for read_only in [true, false] {
+            // In any order.
+            let again = try_open(&[&b, &a], read_only).unwrap();
+            for _ in 0..4 {
+                assert_reads(&again, extent(5, 1), 2);
+            }
+            assert_eq!(standings(&again), [Standing::Current, Standing::Missing]);
+        }
+        let again = opened(&[&b, &a]);
+        rebuild(&again);
+        assert_eq!(standings(&again), [Standing::Current, Standing::Current]);
+        assert_reads(&*b.memory, extent(5, 1), 2);
+        assert_reads(&*b.memory, extent(6, 94), 1);
+        verify(&again).unwrap();
+    }
+}
+
+#[test]
+fn a_stale_leg_alone_and_a_split_brain_are_refused() {
+    let (a, b, mirror) = pair(None);
+    write(&mirror, extent(0, 8), 1).unwrap();
+    close(&mirror);
+    b.gone.set(true);
+    let alone = opened(&[&a, &b]);
+    write(&alone, extent(0, 1), 2).unwrap();
+    drop(alone);
+    a.gone.set(true);
+    b.gone.set(false);
+    // This leg does not know that the other one went on.
+    let other = opened(&[&a, &b]);
+    write(&other, extent(0, 1), 3).unwrap();
+    drop(other);
+    a.gone.set(false);
+    assert_eq!(refusal(&[&a, &b]), Refusal::SplitBrain { first: 0, second: 1 });
+}
+
+#[test]
+fn a_leg_that_went_on_elsewhere_does_not_come_back() {
+    let (a, b, mirror) = pair(None);
+    write(&mirror, extent(0, 8), 1).unwrap();
+    b.gone.set(true);
+    write(&mirror, extent(0, 1), 2).unwrap();
+    // Meanwhile, on another machine, with a copy of nothing but this leg.
+    a.gone.set(true);
+    b.gone.set(false);
+    let elsewhere = opened(&[&a, &b]);
+    write(&elsewhere, extent(0, 1), 3).unwrap();
+    drop(elsewhere);
+    a.gone.set(false);
+    let why = take_back(&mirror, &b).unwrap_err();
+    assert!(why.contains("split brain"), "{why}");
+    assert_reads(&mirror, extent(0, 1), 2);
+}
+
+#[test]
+fn another_device_in_the_place_of_a_leg_is_refused() {
+    let (a, b, mirror) = pair(None);
+    write(&mirror, extent(0, 8), 1).unwrap();
+    b.gone.set(true);
+    write(&mirror, extent(0, 1), 2).unwrap();
+    let stranger = TestLeg { name: "b", ..TestLeg::new("b", None) };
+    assert!(take_back(&mirror, &stranger).unwrap_err().contains("no label"));
+    drop(mirror);
+    assert_eq!(refusal(&[&a, &stranger]), Refusal::Stranger { leg: 1 });
+    let (c, d) = (TestLeg::new("c", None), TestLeg::new("d", None));
+    let sources = vec![c.source(), d.source()];
+    let options = crate::OpenOptions { read_only: false, identity: [77; 16] };
+    crate::open(sources, Still, options).now_or_never().unwrap().unwrap();
+    assert_eq!(refusal(&[&a, &d]), Refusal::Foreign { leg: 1 });
+}
+
+#[test]
+fn a_new_mirror_needs_all_its_legs_and_an_old_one_does_not() {
+    let (a, b) = (TestLeg::new("a", None), TestLeg::new("b", None));
+    b.gone.set(true);
+    assert_eq!(refusal(&[&a, &b]), Refusal::NewWithoutLeg { leg: 1 });
+    b.gone.set(false);
+    drop(opened(&[&a, &b]));
+    b.gone.set(true);
+    assert!(try_open(&[&a, &b], false).is_ok());
+}
+
+#[test]
+fn the_last_leg_fails_requests_and_is_not_left_behind() {
+    let (a, b, mirror) = pair(None);
+    write(&mirror, extent(0, 8), 1).unwrap();
+    b.gone.set(true);
+    write(&mirror, extent(0, 1), 2).unwrap();
+    a.gone.set(true);
+    let failed = write(&mirror, extent(1, 1), 3).unwrap_err();
+    assert!(matches!(failed.failure(), Failure::Unreachable { .. }), "{failed}");
+    assert!(read(&mirror, extent(0, 1)).is_err());
+    assert_eq!(standings(&mirror), [Standing::Current, Standing::Missing]);
+    a.gone.set(false);
+    b.gone.set(false);
+    // The leg that was left behind long before does not help: it lacks what the other one has.
+    take_back(&mirror, &b).unwrap();
+    assert!(read(&mirror, extent(0, 1)).is_err());
+    take_back(&mirror, &a).unwrap();
+    assert_reads(&mirror, extent(0, 1), 2);
+    let flushed = run(&mirror, Operation::Flush);
+    assert!(flushed.is_err(), "what the last leg had not flushed may be lost");
+    assert!(run(&mirror, Operation::Flush).is_ok(), "which is said once");
+    rebuild(&mirror);
+    verify(&mirror).unwrap();
+    assert_reads(&*b.memory, extent(0, 1), 2);
+}
+
+#[test]
+fn a_full_leg_is_left_behind_and_two_full_legs_only_fail() {
+    let (a, b, mirror) = pair(None);
+    b.full.set(true);
+    write(&mirror, extent(0, 1), 1).unwrap();
+    assert_eq!(standings(&mirror), [Standing::Current, Standing::Missing]);
+    let (a2, b2, both) = pair(None);
+    a2.full.set(true);
+    b2.full.set(true);
+    assert!(matches!(write(&both, extent(0, 1), 1).unwrap_err().failure(), Failure::NoSpace { .. }));
+    assert_eq!(standings(&both), [Standing::Current, Standing::Current]);
+    a2.full.set(false);
+    b2.full.set(false);
+    write(&both, extent(0, 1), 1).unwrap();
+    drop(a);
+}
+
+#[test]
+fn without_anybody_to_note_it_nothing_goes_on_without_a_leg() {
+    let (mut a, b) = (TestLeg::new("a", None), TestLeg::new("b", None));
+    a.bare = true;
+    let mirror = opened(&[&a, &b]);
+    write(&mirror, extent(0, 1), 1).unwrap();
+    b.gone.set(true);
+    let refused = write(&mirror, extent(0, 1), 2).unwrap_err();
+    assert!(refused.to_string().contains("note"), "{refused}");
+    // The other way round somebody is left who notes it.
+    let (mut a, b) = (TestLeg::new("a", None), TestLeg::new("b", None));
+    a.bare = true;
+    let mirror = opened(&[&a, &b]);
+    a.gone.set(true);
+    write(&mirror, extent(0, 1), 2).unwrap();
+    drop(mirror);
+    a.gone.set(false);
+    let again = opened(&[&a, &b]);
+    assert_eq!(standings(&again), [Standing::Missing, Standing::Current]);
+    rebuild(&again);
+    assert_reads(&*a.memory, extent(0, 1), 2);
+}
+
+#[test]
+fn what_was_under_way_at_a_crash_is_made_alike() {
+    let (a, b, mirror) = pair(Some(TYPE1));
+    write(&mirror, extent(0, 600), 1).unwrap();
+    b.stuck.set(true);
+    let mut under_way = Box::pin(sealblock_block::Device::execute(&*mirror, write_of(&mirror, extent(300, 4), 2)));
+    assert!(under_way.as_mut().now_or_never().is_none());
+    // The process dies: nothing of it runs any more.
+    std::mem::forget(under_way);
+    let _dead = Rc::clone(&mirror);
+    b.stuck.set(false);
+    let again = opened(&[&a, &b]);
+    assert!(again.describe().unsettled_bytes > 0);
+    let reader = try_open(&[&a, &b], true).unwrap();
+    verify(&reader).unwrap();
+    assert_reads(&again, extent(300, 4), 2);
+    rebuild(&again);
+    for device in [&*a.memory, &*b.memory] {
+        assert_reads(device, extent(300, 4), 2);
+        assert_reads(device, extent(0, 300), 1);
+    }
+    verify(&again).unwrap();
+}
+
+#[test]
+fn legs_are_added_and_taken_out_in_use() {
+    let (a, b, mirror) = pair(Some(TYPE1));
+    write(&mirror, extent(0, BLOCKS), 1).unwrap();
+    let c = TestLeg::new("c", Some(TYPE1));
+    let add = |leg: &TestLeg| mirror.add(leg.source()).now_or_never().expect("RAM never waits");
+    let remove = |name| mirror.remove(name).now_or_never().expect("RAM never waits");
+    add(&c).unwrap();
+    write(&mirror, extent(7, 1), 2).unwrap();
+    rebuild(&mirror);
+    assert_eq!(standings(&mirror), [Standing::Current; 3]);
+    assert_reads(&*c.memory, extent(7, 1), 2);
+    assert_reads(&*c.memory, extent(8, BLOCKS - 8), 1);
+    assert!(matches!(add(&c), Err(MemberError::Labelled { .. })));
+    assert_eq!(remove("x"), Err(MemberError::Unknown("x".to_owned())));
+    remove("a").unwrap();
+    write(&mirror, extent(7, 1), 3).unwrap();
+    remove("b").unwrap();
+    assert_eq!(remove("c"), Err(MemberError::Last("c".to_owned())));
+    close(&mirror);
+    drop(mirror);
+    assert_eq!(refusal(&[&a, &c]), Refusal::Stranger { leg: 0 });
+    let d = TestLeg::new("d", Some(TYPE1));
+    assert_eq!(refusal(&[&c, &d]), Refusal::Stranger { leg: 1 });
+    drop(b);
+}

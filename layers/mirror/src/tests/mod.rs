@@ -1,0 +1,6 @@
+//! A mirror of devices in RAM that can be damaged, and can go away and come back.
+
+mod damage;
+mod legs;
+mod requests;
+mod rig;

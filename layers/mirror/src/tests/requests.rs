@@ -1,0 +1,132 @@
+//! Requests of all kinds, and mirrors of unlike legs.
+
+use futures_util::FutureExt;
+use sealblock_block::{AnnexSlot, Answer, Device, Durability, Failure, Operation};
+use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, guard};
+use sealblock_runtime_memory::Slice;
+use sealblock_units::{BlockSize, Lba};
+
+use super::rig::*;
+use crate::MirrorError;
+
+#[test]
+fn every_change_is_on_every_leg() {
+    for format in [Some(TYPE1), None] {
+        let (a, b, mirror) = pair(format);
+        write(&mirror, extent(0, 600), 1).unwrap();
+        let durability = Durability::ForceUnitAccess;
+        run(&mirror, Operation::WriteZeroes { extent: extent(3, 5), may_unmap: false, durability }).unwrap();
+        run(&mirror, Operation::Discard { extents: vec![extent(100, 2), extent(400, 1)] }).unwrap();
+        run(&mirror, Operation::WriteUncorrectable { extent: extent(50, 1), durability }).unwrap();
+        run(&mirror, Operation::Flush).unwrap();
+        for device in [&*a.memory, &*b.memory] {
+            assert_reads(device, extent(8, 42), 1);
+            for zero in [extent(3, 5), extent(100, 2), extent(400, 1)] {
+                assert!(read(device, zero).unwrap().iter().all(|byte| *byte == 0));
+            }
+            assert!(read(device, extent(50, 1)).is_err());
+        }
+        assert!(read(&mirror, extent(50, 1)).is_err(), "unreadable on purpose, and not to be mended");
+    }
+}
+
+#[test]
+fn compares_and_digests_speak_for_all_legs() {
+    let (_, b, mirror) = pair(Some(TYPE1));
+    let at = extent(0, 64);
+    write(&mirror, at, 1).unwrap();
+    let Operation::Write { data, .. } = write_of(&mirror, at, 1) else { unreachable!("a write") };
+    let compare = || run(&mirror, Operation::Compare { extent: at, data: data.clone() });
+    assert!(matches!(compare(), Ok(Answer::Done)));
+    let digest = || run(&mirror, Operation::Digest { extent: at, checks: checks(&mirror, at) });
+    let Ok(Answer::Digest(sum)) = digest() else { panic!("a digest") };
+    assert_eq!(sum.crc64, guard::crc64(&content(at, 1)));
+    write(&*b.memory, extent(9, 2), 2).unwrap();
+    assert_eq!(compare().unwrap_err().into_failure(), Failure::Miscompare { lba: Lba::new(9) });
+    assert_eq!(digest().unwrap_err().faults().unwrap().as_slice().len(), 2);
+}
+
+#[test]
+fn legs_of_unlike_protection_make_a_mirror_without_and_keep_their_own() {
+    let crc16 = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1);
+    let (a, b) = (TestLeg::new("a", Some(TYPE1)), TestLeg::new("b", Some(crc16)));
+    let c = TestLeg::new("c", None);
+    let mirror = opened(&[&a, &b, &c]);
+    assert_eq!(mirror.geometry().protection, None);
+    write(&mirror, extent(5, 30), 1).unwrap();
+    for leg in [&a, &b, &c] {
+        assert_reads(&*leg.memory, extent(5, 30), 1);
+        verify(&*leg.memory).unwrap();
+    }
+    verify(&mirror).unwrap();
+    assert!(a.memory.device().damage(Lba::new(6), sealblock_media_memory::Damage::Data { at: 0, mask: 1 }));
+    for _ in 0..3 {
+        assert_reads(&mirror, extent(5, 30), 1);
+    }
+    verify(&*a.memory).unwrap();
+}
+
+#[test]
+fn legs_must_fit() {
+    let (a, b) = (TestLeg::new("a", None), TestLeg::new("b", None));
+    assert!(matches!(try_open(&[&a], false), Err(MirrorError::Legs(1))));
+    let mut small = TestLeg::new("s", None);
+    small.memory = std::rc::Rc::new(sealblock_block::Gate::new(
+        "s",
+        sealblock_media_memory::MemoryDevice::new(BlockSize::B512, BLOCKS, None),
+    ));
+    assert!(matches!(try_open(&[&a, &small], false), Err(MirrorError::BlockSize { .. })));
+    assert!(try_open(&[&a, &b], false).is_ok());
+}
+
+#[test]
+fn the_scrubs_slot_is_on_every_leg_and_the_label_out_of_reach() {
+    let (a, b, mirror) = pair(None);
+    let note = |slot| run(&mirror, Operation::WriteAnnex { slot, bytes: Slice::copy_from(b"here") });
+    note(AnnexSlot::Scrub).unwrap();
+    for device in [&*a.memory, &*b.memory] {
+        let held = run(device, Operation::ReadAnnex { slot: AnnexSlot::Scrub });
+        assert!(matches!(held, Ok(Answer::Annex(bytes)) if bytes[..] == *b"here"));
+    }
+    assert!(matches!(run(&mirror, Operation::ReadAnnex { slot: AnnexSlot::Scrub }), Ok(Answer::Annex(_))));
+    assert!(matches!(note(AnnexSlot::Group).unwrap_err().into_failure(), Failure::Absent(_)));
+}
+
+#[test]
+fn overlapping_writes_reach_all_legs_in_one_order() {
+    let (a, b, mirror) = pair(None);
+    write(&mirror, extent(0, 4), 0).unwrap();
+    b.stuck.set(true);
+    let mut first = Box::pin(mirror.execute(write_of(&mirror, extent(0, 4), 1)));
+    assert!(first.as_mut().now_or_never().is_none());
+    b.stuck.set(false);
+    let mut second = Box::pin(mirror.execute(write_of(&mirror, extent(3, 4), 2)));
+    assert!(second.as_mut().now_or_never().is_none(), "it waits for the first");
+    // Readers see what the first leg has as long as it is open whether all will have it.
+    assert_reads(&mirror, extent(0, 3), 1);
+    drop((first, second));
+    assert!(mirror.describe().unsettled_bytes > 0);
+    assert_reads(&mirror, extent(0, 4), 1);
+    for device in [&*a.memory, &*b.memory] {
+        assert_reads(device, extent(0, 4), 1);
+    }
+}
+
+#[test]
+fn mirrors_nest() {
+    let legs = ["a", "b", "c"].map(|name| TestLeg::new(name, Some(TYPE1)));
+    let inner = opened(&[&legs[0], &legs[1]]);
+    let stack = || sealblock_block::Stack::new(sealblock_block::Gate::new("ab", inner.clone()));
+    let sources = vec![crate::LegSource { name: "ab".to_owned(), device: Ok(stack()), reopen: None }, legs[2].source()];
+    let options = crate::OpenOptions { read_only: false, identity: [4; 16] };
+    let outer = crate::open(sources, Still, options).now_or_never().unwrap().unwrap().mirror;
+    write(&outer, extent(0, 10), 1).unwrap();
+    assert!(legs[1].memory.device().damage(Lba::new(4), sealblock_media_memory::Damage::Tag { at: 1, mask: 1 }));
+    let at = extent(0, BLOCKS);
+    let error = run(&outer, Operation::Repair { extent: at, checks: checks(&outer, at) }).unwrap_err();
+    let fault = error.faults().unwrap().as_slice()[0];
+    let (outermost, within) = fault.leg.outermost().unwrap();
+    assert_eq!((outermost, within.outermost().unwrap().0, fault.repaired), (0, 1, true));
+    verify(&outer).unwrap();
+    assert!(matches!(run(&outer, Operation::Verify { extent: at, checks: Checks::NONE }), Ok(Answer::Verified(_))));
+}

@@ -1,0 +1,173 @@
+//! Legs in RAM, and mirrors of them.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::pending;
+use sealblock_block::{
+    Abilities, Answer, Clock, Device, Durability, Error, Failure, Gate, Geometry, Operation, Outcome, Stack,
+};
+use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
+use sealblock_media_memory::MemoryDevice;
+use sealblock_runtime_memory::Slice;
+use sealblock_units::{BlockSize, Extent};
+
+use crate::{LegSource, Mirror, MirrorError, OpenOptions, open};
+
+/// Blocks of a leg: eight regions of 1 MiB.
+pub const BLOCKS: u64 = 8 * 256;
+pub const TYPE1: PiFormat = PiFormat::with_default_storage_tag(GuardKind::Crc64, ProtectionType::Type1);
+
+/// A clock that never strikes: tests do the worker's work themselves.
+#[derive(Clone, Copy)]
+pub struct Still;
+
+impl Clock for Still {
+    async fn sleep(&self, _: Duration) {
+        pending().await
+    }
+}
+
+/// A leg whose content outlives mirrors of it.
+#[derive(Clone)]
+pub struct TestLeg {
+    pub name: &'static str,
+    pub memory: Rc<Gate<MemoryDevice>>,
+    /// Nothing can be asked of it.
+    pub gone: Rc<Cell<bool>>,
+    /// It fails writes.
+    pub full: Rc<Cell<bool>>,
+    /// Requests never end.
+    pub stuck: Rc<Cell<bool>>,
+    /// It has no room for a label.
+    pub bare: bool,
+    pub written_blocks: Rc<Cell<u64>>,
+}
+
+impl TestLeg {
+    pub fn new(name: &'static str, format: Option<PiFormat>) -> TestLeg {
+        let memory = MemoryDevice::new(BlockSize::B4096, BLOCKS, format);
+        TestLeg {
+            name,
+            memory: Rc::new(Gate::new(name, memory)),
+            gone: Rc::default(),
+            full: Rc::default(),
+            stuck: Rc::default(),
+            bare: false,
+            written_blocks: Rc::default(),
+        }
+    }
+
+    pub fn stack(&self) -> Stack {
+        Stack::new(Gate::new(self.name, self.clone()))
+    }
+
+    pub fn source(&self) -> LegSource {
+        let device = if self.gone.get() { Err("gone".to_owned()) } else { Ok(self.stack()) };
+        LegSource { name: self.name.to_owned(), device, reopen: None }
+    }
+}
+
+impl Device for TestLeg {
+    fn geometry(&self) -> &Geometry {
+        self.memory.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        let annex = if self.bare { sealblock_block::Ability::Absent } else { sealblock_block::Ability::Native };
+        Abilities { annex, ..self.memory.abilities() }
+    }
+
+    async fn execute(&self, operation: Operation) -> Outcome {
+        if self.stuck.get() {
+            return pending().await;
+        }
+        if self.gone.get() {
+            return Err(Failure::Unreachable { reason: "gone".to_owned() }.into());
+        }
+        if let Operation::Write { extent, .. } = &operation {
+            if self.full.get() {
+                return Err(Failure::NoSpace { reason: "full".to_owned() }.into());
+            }
+            self.written_blocks.set(self.written_blocks.get() + extent.len());
+        }
+        self.memory.execute(operation).await
+    }
+}
+
+pub type Rig = Rc<Mirror<Still>>;
+
+pub fn try_open(legs: &[&TestLeg], read_only: bool) -> Result<Rig, MirrorError> {
+    let sources = legs.iter().map(|leg| leg.source()).collect();
+    let options = OpenOptions { read_only, identity: [3; 16] };
+    open(sources, Still, options).now_or_never().expect("RAM never waits").map(|opened| opened.mirror)
+}
+
+pub fn opened(legs: &[&TestLeg]) -> Rig {
+    try_open(legs, false).unwrap()
+}
+
+/// Two legs with the same content, and their mirror.
+pub fn pair(format: Option<PiFormat>) -> (TestLeg, TestLeg, Rig) {
+    let (a, b) = (TestLeg::new("a", format), TestLeg::new("b", format));
+    let mirror = opened(&[&a, &b]);
+    (a, b, mirror)
+}
+
+pub fn run(device: &impl Device, operation: Operation) -> Outcome {
+    device.execute(operation).now_or_never().expect("RAM never waits")
+}
+
+pub fn extent(start: u64, blocks: u64) -> Extent {
+    Extent::from_raw(start, blocks).unwrap()
+}
+
+/// Blocks that hold `seed` and their own numbers.
+pub fn content(at: Extent, seed: u8) -> Vec<u8> {
+    at.iter().flat_map(|lba| [lba.get().to_le_bytes(), [seed; 8]].concat().repeat(256)).collect()
+}
+
+pub fn write_of(device: &impl Device, at: Extent, seed: u8) -> Operation {
+    let tags = Tags { app_tag: 5, storage_tag: 0, first_ref: at.start().get() };
+    let data = Slice::copy_from(&content(at, seed));
+    let data = Sealed::seal(data, BlockSize::B4096, device.geometry().protection, &tags);
+    Operation::Write { extent: at, data, durability: Durability::Volatile }
+}
+
+pub fn write(device: &impl Device, at: Extent, seed: u8) -> Result<(), Error> {
+    run(device, write_of(device, at, seed)).map(drop)
+}
+
+pub fn checks(device: &impl Device, at: Extent) -> Checks {
+    device.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, at.start()))
+}
+
+pub fn read(device: &impl Device, at: Extent) -> Result<Vec<u8>, Error> {
+    match run(device, Operation::Read { extent: at, checks: checks(device, at) })? {
+        Answer::Data(data) => Ok(data.data().to_vec()),
+        other => panic!("no data but {other:?}"),
+    }
+}
+
+pub fn assert_reads(device: &impl Device, at: Extent, seed: u8) {
+    assert!(read(device, at).unwrap() == content(at, seed), "{at} is not of seed {seed}");
+}
+
+pub fn verify(device: &impl Device) -> Outcome {
+    let at = extent(0, device.geometry().capacity_blocks);
+    run(device, Operation::Verify { extent: at, checks: checks(device, at) })
+}
+
+pub fn repair(device: &impl Device) -> Outcome {
+    let at = extent(0, device.geometry().capacity_blocks);
+    run(device, Operation::Repair { extent: at, checks: checks(device, at) })
+}
+
+/// What the worker does when nothing has happened for a while.
+pub fn tidy(mirror: &Rig) {
+    for _ in 0..2 {
+        mirror.tidy().now_or_never().expect("RAM never waits").unwrap();
+    }
+}

@@ -1,0 +1,217 @@
+//! Verifies: every leg checks its own blocks, all at once, and sums of the data tell whether they are the same.
+//!
+//! Damage is found by the legs. Two good copies that differ are a conflict: a write was lost on one of them, and it keeps
+//! no generations that would have told.
+
+use std::collections::BTreeSet;
+
+use futures_util::future::{LocalBoxFuture, join_all};
+use sealblock_block::{Answer, Clock, Digested, Error, Fault, FaultField, Operation, Outcome, Verified};
+use sealblock_integrity::Checks;
+use sealblock_units::{Extent, Lba};
+
+use crate::leg::{failed, faults_of};
+use crate::mirror::{Legs, Mirror};
+
+/// What an inspection has found.
+struct Inspection {
+    /// The sum of the data, where all legs have the same and nothing is damaged.
+    crc64: Option<u64>,
+    bytes_transferred: u64,
+    faults: Vec<Fault>,
+}
+
+impl<C: Clock> Mirror<C> {
+    pub(crate) async fn verify(&self, extent: Extent, checks: Checks) -> Outcome {
+        let found = self.inspect(extent, checks).await?;
+        failed(found.faults, Answer::Verified(Verified { bytes_transferred: found.bytes_transferred }))
+    }
+
+    pub(crate) async fn digest(&self, extent: Extent, checks: Checks) -> Outcome {
+        let found = self.inspect(extent, checks).await?;
+        // Differences in what is not settled yet are nobody's damage; the first leg's data count there.
+        let crc64 = match (found.crc64, found.faults.is_empty(), self.current().first()) {
+            (None, true, Some(leg)) => leg.digest(self.geometry.protection, extent, checks).await?.crc64,
+            (crc64, ..) => crc64.unwrap_or_default(),
+        };
+        failed(found.faults, Answer::Digest(Digested { crc64, bytes_transferred: found.bytes_transferred }))
+    }
+
+    /// Verifies, and writes anew what another leg has. Conflicts stay: nothing tells which copy is right.
+    pub(crate) async fn repair(&self, extent: Extent, checks: Checks) -> Outcome {
+        self.settle_for_reading(extent).await?;
+        let mut found = self.inspect(extent, checks).await?;
+        for fault in &mut found.faults {
+            let leg = fault
+                .leg
+                .outermost()
+                .and_then(|(number, _)| self.legs.borrow().iter().find(|leg| leg.number == number).cloned());
+            let Some(leg) = leg.filter(|_| fault.field != FaultField::Conflict && !fault.repaired) else { continue };
+            let checks = self.onward(&checks, extent, fault.lba);
+            // A leg that is itself a group may have another copy of its own.
+            fault.repaired = self.mend(&leg, fault, checks).await;
+        }
+        self.lost_blocks.set(self.lost_blocks.get() + lost(&found.faults, self.current().len()));
+        failed(found.faults, Answer::Verified(Verified { bytes_transferred: found.bytes_transferred }))
+    }
+
+    async fn inspect(&self, extent: Extent, checks: Checks) -> Result<Inspection, Error> {
+        let legs = self.current();
+        let mut found = Inspection { crc64: None, bytes_transferred: 0, faults: Vec::new() };
+        let mut bad: Vec<BTreeSet<Lba>> = Vec::with_capacity(legs.len());
+        let (mut sums, mut asked) = (Vec::with_capacity(legs.len()), Legs::new());
+        let mut failure = None;
+        for (leg, outcome) in legs.iter().zip(self.look(&legs, extent, checks).await) {
+            match outcome.map_err(faults_of) {
+                Ok(digested) => {
+                    found.bytes_transferred += digested.bytes_transferred;
+                    sums.push(digested.crc64);
+                    bad.push(BTreeSet::new());
+                }
+                Err(Ok(faults)) => {
+                    bad.push(faults.iter().map(|fault| fault.lba).collect());
+                    found.faults.extend(faults.iter().map(|fault| leg.fault(fault)));
+                }
+                Err(Err(error)) => {
+                    self.lament(leg, &error);
+                    failure = Some(error);
+                    continue;
+                }
+            }
+            asked.push(leg.clone());
+        }
+        if asked.is_empty() {
+            return Err(failure.unwrap_or_else(|| self.nobody()));
+        }
+        let is_same = sums.windows(2).all(|pair| pair[0] == pair[1]);
+        match sums.first() {
+            Some(sum) if is_same && found.faults.is_empty() => found.crc64 = Some(*sum),
+            _ if asked.len() > 1 => self.look_closer(&asked, &bad, extent, checks, &mut found.faults).await?,
+            _ => {}
+        }
+        Ok(found)
+    }
+
+    /// Asks every leg, all at once. A single leg has nothing to be compared with.
+    async fn look(&self, legs: &Legs, extent: Extent, checks: Checks) -> Vec<Result<Digested, Error>> {
+        let format = self.geometry.protection;
+        let looks = legs.iter().map(|leg| async move {
+            if legs.len() > 1 {
+                return leg.digest(format, extent, checks).await;
+            }
+            match leg.ask(format, Operation::Verify { extent, checks }).await? {
+                Answer::Verified(cost) => Ok(Digested { crc64: 0, bytes_transferred: cost.bytes_transferred }),
+                _ => Err(crate::leg::answered_wrongly()),
+            }
+        });
+        join_all(looks).await
+    }
+
+    /// Compares the blocks that several legs have in good order.
+    async fn look_closer(
+        &self,
+        legs: &Legs,
+        bad: &[BTreeSet<Lba>],
+        extent: Extent,
+        checks: Checks,
+        faults: &mut Vec<Fault>,
+    ) -> Result<(), Error> {
+        let all_bad: BTreeSet<Lba> = bad.iter().flatten().copied().collect();
+        for run in runs_between(extent, &all_bad) {
+            self.conflicts(legs, run, self.onward(&checks, extent, run.start()), faults).await?;
+        }
+        for &lba in &all_bad {
+            let good: Legs =
+                legs.iter().zip(bad).filter(|(_, bad)| !bad.contains(&lba)).map(|(leg, _)| leg.clone()).collect();
+            if good.len() > 1 {
+                self.conflicts(&good, Extent::one(lba), self.onward(&checks, extent, lba), faults).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds the blocks in which legs differ, by halves. What looks different is looked at again while nobody may change it.
+    fn conflicts<'a>(
+        &'a self,
+        legs: &'a Legs,
+        run: Extent,
+        checks: Checks,
+        faults: &'a mut Vec<Fault>,
+    ) -> LocalBoxFuture<'a, Result<(), Error>> {
+        Box::pin(async move {
+            if !self.differ(legs, run, checks).await? {
+                return Ok(());
+            }
+            if run.len() > 1 {
+                for half in halves(run) {
+                    self.conflicts(legs, half, self.onward(&checks, run, half.start()), faults).await?;
+                }
+                return Ok(());
+            }
+            let _claim = self.claims.take(run).await;
+            // After a crash copies may differ in what was under way. That is settled, not reported.
+            if !self.is_suspect(run) && self.differ(legs, run, checks).await? {
+                let fault = Fault::new(run.start(), FaultField::Conflict, None, None);
+                faults.extend(legs.last().map(|leg| leg.fault(&fault)));
+            }
+            Ok(())
+        })
+    }
+
+    async fn differ(&self, legs: &Legs, run: Extent, checks: Checks) -> Result<bool, Error> {
+        let mut sums = Vec::with_capacity(legs.len());
+        for outcome in self.look(legs, run, checks).await {
+            match outcome.map_err(faults_of) {
+                Ok(digested) => sums.push(digested.crc64),
+                // Damaged since: the next verify names it.
+                Err(Ok(_)) => {}
+                Err(Err(error)) => return Err(error),
+            }
+        }
+        Ok(sums.windows(2).any(|pair| pair[0] != pair[1]))
+    }
+}
+
+/// How many blocks are bad on all of so many legs and were not mended.
+fn lost(faults: &[Fault], legs: usize) -> u64 {
+    let lasting = |fault: &&Fault| !fault.repaired && fault.field != FaultField::Conflict;
+    let mut lbas: Vec<Lba> = faults.iter().filter(lasting).map(|fault| fault.lba).collect();
+    lbas.sort_unstable();
+    lbas.chunk_by(|a, b| a == b).filter(|same| same.len() >= legs).count() as u64
+}
+
+/// The runs of an extent without these blocks.
+fn runs_between(extent: Extent, without: &BTreeSet<Lba>) -> Vec<Extent> {
+    let (mut runs, mut from) = (Vec::new(), extent.start().get());
+    let end = extent.start().get() + extent.len();
+    for stop in without.iter().map(|lba| lba.get()).filter(|lba| extent.contains(Lba::new(*lba))).chain([end]) {
+        runs.extend(Extent::from_raw(from, stop.saturating_sub(from)).ok());
+        from = stop + 1;
+    }
+    runs
+}
+
+/// An extent of more than one block in two.
+fn halves(extent: Extent) -> impl Iterator<Item = Extent> {
+    let (start, first) = (extent.start().get(), extent.len() / 2);
+    [Extent::from_raw(start, first), Extent::from_raw(start + first, extent.len() - first)].into_iter().flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_and_halves_cover_what_is_left() {
+        let extent = Extent::from_raw(10, 10).unwrap();
+        let runs = |bad: &[u64]| -> Vec<(u64, u64)> {
+            let bad = bad.iter().map(|lba| Lba::new(*lba)).collect();
+            runs_between(extent, &bad).iter().map(|run| (run.start().get(), run.len())).collect()
+        };
+        assert_eq!(runs(&[]), [(10, 10)]);
+        assert_eq!(runs(&[10, 11, 15, 19]), [(12, 3), (16, 3)]);
+        assert_eq!(runs(&(10..20).collect::<Vec<_>>()), []);
+        assert_eq!(halves(extent).map(|half| half.len()).collect::<Vec<_>>(), [5, 5]);
+        assert_eq!(halves(Extent::from_raw(0, 3).unwrap()).map(|half| half.len()).collect::<Vec<_>>(), [1, 2]);
+    }
+}
