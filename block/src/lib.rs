@@ -17,6 +17,7 @@ mod gate;
 mod geometry;
 mod medium;
 mod operation;
+mod source;
 
 pub use abilities::{Abilities, Ability};
 pub use allocation::{Run, RunState};
@@ -28,3 +29,4 @@ pub use gate::{Counters, Gate};
 pub use geometry::{Geometry, Limits};
 pub use medium::{Medium, MediumError, MediumErrorKind};
 pub use operation::{Answer, Digested, Durability, Operation, OperationKind, Outcome, Verified};
+pub use source::Source;

@@ -18,7 +18,7 @@ mod tags;
 
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
-use sealblock_block::{Abilities, Ability, Answer, Device, Error, Geometry, Limits, Operation, Outcome};
+use sealblock_block::{Abilities, Answer, Device, Error, Geometry, Limits, Operation, Outcome};
 use sealblock_integrity::{Checks, PiFormat};
 use sealblock_units::{BlockCount, BlockSize, ByteCount, Extent};
 
@@ -269,30 +269,6 @@ fn geometry<D: Device>(
     Ok(Geometry { block_size, capacity_blocks, protection, limits })
 }
 
-/// How two devices together do what each does in its way.
-fn together(a: &Abilities, b: &Abilities) -> Abilities {
-    let both = |a, b| match (a, b) {
-        (Ability::Absent, _) | (_, Ability::Absent) => Ability::Absent,
-        (Ability::Native, Ability::Native) => Ability::Native,
-        (Ability::Emulated, _) | (_, Ability::Emulated) => Ability::Emulated,
-    };
-    Abilities {
-        writable: a.writable && b.writable,
-        verify: both(a.verify, b.verify),
-        compare: both(a.compare, b.compare),
-        discard: both(a.discard, b.discard),
-        write_zeroes: both(a.write_zeroes, b.write_zeroes),
-        write_uncorrectable: both(a.write_uncorrectable, b.write_uncorrectable),
-        digest: both(a.digest, b.digest),
-        repair: both(a.repair, b.repair),
-        allocation: both(a.allocation, b.allocation),
-        // One leg's room is enough, and only one write of it is all or nothing.
-        annex: a.annex,
-        unmap_zeroes: a.unmap_zeroes && b.unmap_zeroes,
-        offloads: a.offloads && b.offloads,
-    }
-}
-
 impl<D: Device> Device for StripeLayer<D> {
     fn geometry(&self) -> &Geometry {
         &self.geometry
@@ -300,7 +276,9 @@ impl<D: Device> Device for StripeLayer<D> {
 
     fn abilities(&self) -> Abilities {
         let each = self.legs.iter().map(Device::abilities);
-        each.reduce(|a, b| together(&a, &b)).expect("a stripe has a leg")
+        let all = each.reduce(|a, b| a.together(&b)).expect("a stripe has a leg");
+        // One leg's room is enough, and only one write of it is all or nothing.
+        Abilities { annex: self.legs[0].abilities().annex, ..all }
     }
 
     async fn execute(&self, operation: Operation) -> Outcome {

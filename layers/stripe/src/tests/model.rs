@@ -77,10 +77,10 @@ impl Pair {
     }
 
     fn operation(&self, step: &Step) -> Option<Operation> {
-        let format = self.flat.geometry().protection;
         Some(match *step {
             Step::Write { at, blocks, seed, first_ref } => {
                 let extent = self.extent(at, blocks);
+                let format = self.flat.geometry().protection;
                 let data = sealed(format, extent, seed, self.tag(extent, first_ref));
                 Operation::Write { extent, data, durability: Durability::Volatile }
             }
@@ -98,11 +98,7 @@ impl Pair {
                 Operation::Digest { extent, checks: full(&self.flat, extent) }
             }
             Step::Compare { at, blocks, seed, spoiled } => self.compare(self.extent(at, blocks), seed, spoiled),
-            Step::Zero { at, blocks, may_unmap } => {
-                // In Type 3 a device chooses the tags of zeroes that it writes, and the legs have addresses of their own.
-                let may_unmap = may_unmap || format.is_some_and(|format| format.protection() == ProtectionType::Type3);
-                Operation::WriteZeroes { extent: self.extent(at, blocks), may_unmap, durability: Durability::Volatile }
-            }
+            Step::Zero { at, blocks, may_unmap } => self.zero(self.extent(at, blocks), may_unmap),
             Step::Discard { at } => {
                 Operation::Discard { extents: at.iter().map(|(at, blocks)| self.extent(*at, *blocks)).collect() }
             }
@@ -116,6 +112,13 @@ impl Pair {
                 return None;
             }
         })
+    }
+
+    fn zero(&self, extent: Extent, may_unmap: bool) -> Operation {
+        // In Type 3 a device chooses the tags of zeroes that it writes, and the legs have addresses of their own.
+        let format = self.flat.geometry().protection;
+        let may_unmap = may_unmap || format.is_some_and(|format| format.protection() == ProtectionType::Type3);
+        Operation::WriteZeroes { extent, may_unmap, durability: Durability::Volatile }
     }
 
     fn compare(&self, extent: Extent, seed: u8, spoiled: Option<u64>) -> Operation {
