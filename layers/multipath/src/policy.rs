@@ -116,7 +116,7 @@ mod tests {
         let mut turns = Turns::new(3);
         assert_eq!(turns.pick(), None);
         let of: Vec<u64> = (0..3).map(|path| turns.restore(path)).collect();
-        let mut next = |turns: &mut Turns| turns.pick().map(|(path, _)| path);
+        let next = |turns: &mut Turns| turns.pick().map(|(path, _)| path);
         assert_eq!([(); 4].map(|()| next(&mut turns)), [Some(0), Some(1), Some(2), Some(0)]);
         assert!(turns.fail(1, of[1]) && !turns.fail(1, of[1]), "it fails once");
         assert_eq!([(); 4].map(|()| next(&mut turns)), [Some(2), Some(0), Some(2), Some(0)]);
