@@ -97,6 +97,30 @@ impl Abilities {
         }
     }
 
+    /// What this device and `other` can do where each request may need both: natively what both do natively, and only what
+    /// both can.
+    pub fn together(&self, other: &Abilities) -> Abilities {
+        let both = |a, b| match (a, b) {
+            (Ability::Absent, _) | (_, Ability::Absent) => Ability::Absent,
+            (Ability::Native, Ability::Native) => Ability::Native,
+            (Ability::Emulated, _) | (_, Ability::Emulated) => Ability::Emulated,
+        };
+        Abilities {
+            writable: self.writable && other.writable,
+            verify: both(self.verify, other.verify),
+            compare: both(self.compare, other.compare),
+            discard: both(self.discard, other.discard),
+            write_zeroes: both(self.write_zeroes, other.write_zeroes),
+            write_uncorrectable: both(self.write_uncorrectable, other.write_uncorrectable),
+            digest: both(self.digest, other.digest),
+            repair: both(self.repair, other.repair),
+            allocation: both(self.allocation, other.allocation),
+            annex: both(self.annex, other.annex),
+            unmap_zeroes: self.unmap_zeroes && other.unmap_zeroes,
+            offloads: self.offloads && other.offloads,
+        }
+    }
+
     /// The abilities as seen in front of a gate, which stands in for what the device lacks.
     pub(crate) fn behind_gate(mut self) -> Abilities {
         let emulated = |ability| if ability == Ability::Absent { Ability::Emulated } else { ability };

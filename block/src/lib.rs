@@ -18,6 +18,7 @@ mod gate;
 mod geometry;
 mod medium;
 mod operation;
+mod source;
 
 pub use abilities::{Abilities, Ability};
 pub use allocation::{Run, RunState};
@@ -30,3 +31,4 @@ pub use gate::{Counters, Gate};
 pub use geometry::{Geometry, Limits};
 pub use medium::{Medium, MediumError, MediumErrorKind};
 pub use operation::{Answer, Digested, Durability, Operation, OperationKind, Outcome, Verified};
+pub use source::Source;

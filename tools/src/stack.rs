@@ -6,6 +6,7 @@
 mod facts;
 mod failures;
 mod files;
+mod groups;
 mod read_only;
 mod remote;
 
@@ -13,7 +14,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::future::LocalBoxFuture;
-use sealblock_block::{Answer, Clock, Device, Gate, Medium, Operation, Outcome, Stack};
+use sealblock_block::{Answer, Clock, Device, Error, Gate, Medium, Operation, Outcome, Stack};
 use sealblock_integrity::Checks;
 use sealblock_layers_fault::{FaultLayer, Rules};
 use sealblock_layers_offset::OffsetLayer;
@@ -27,7 +28,7 @@ use sealblock_units::{BlockSize, ByteCount, Extent, Lba};
 
 use crate::exit::{Cause, Failure};
 use crate::range::{BlockRange, BlockSpan};
-use crate::target::{GroupKind, Target};
+use crate::target::Target;
 
 pub use facts::Facts;
 pub use failures::{of_block, of_medium, of_open, of_volume};
@@ -62,6 +63,7 @@ pub enum Access {
 enum Held {
     Volume(Rc<FileVolume>),
     Remote(NvmeTcpDevice),
+    Paths(Rc<groups::Paths>),
 }
 
 /// An open target.
@@ -90,11 +92,7 @@ impl Opened {
 
     /// Bytes of payload that came from other hosts until now; nothing for a target that is here.
     pub fn received_bytes(&self) -> Option<u64> {
-        let remotes = self.held.iter().filter_map(|held| match held {
-            Held::Volume(_) => None,
-            Held::Remote(device) => Some(device.counters().received_bytes),
-        });
-        remotes.reduce(u64::saturating_add)
+        received_bytes(&self.held)
     }
 
     /// The name it was opened by.
@@ -145,15 +143,32 @@ impl Closer {
     /// # Errors
     /// The first volume that could not be closed; the others are closed all the same.
     pub async fn close(&self) -> Result<(), Failure> {
+        close_all(&self.held).await.map_err(|error| of_block("closing", &error).on(&self.target))
+    }
+}
+
+/// Closes everything, one after the other. In a box, since paths have things to be closed in turn.
+fn close_all(held: &[Held]) -> LocalBoxFuture<'_, Result<(), Error>> {
+    Box::pin(async move {
         let mut closed = Ok(());
-        for held in &self.held {
+        for held in held {
             match held {
                 Held::Volume(volume) => closed = closed.and(volume.close().await),
                 Held::Remote(device) => device.close().await,
+                Held::Paths(paths) => closed = closed.and(paths.close().await),
             }
         }
-        closed.map_err(|error| of_block("closing", &error).on(&self.target))
-    }
+        closed
+    })
+}
+
+fn received_bytes(held: &[Held]) -> Option<u64> {
+    let remotes = held.iter().filter_map(|held| match held {
+        Held::Volume(_) => None,
+        Held::Remote(device) => Some(device.counters().received_bytes),
+        Held::Paths(paths) => paths.received_bytes(),
+    });
+    remotes.reduce(u64::saturating_add)
 }
 
 /// The settings of a command's reactors: less memory to register than a server's, since that is most of what a short
@@ -188,14 +203,7 @@ pub fn open(target: &Target, access: Access) -> LocalBoxFuture<'_, Result<Opened
             }
             Target::Offset { range, target: whole } => open_offset(target, *range, whole, access).await,
             Target::Fault { rules, target: inner } => open_fault(target, rules, inner, access).await,
-            Target::Group { kind, .. } => Err(absent(
-                target,
-                match kind {
-                    GroupKind::Mirror => "mirrors are",
-                    GroupKind::Stripe => "stripes are",
-                    GroupKind::Multipath => "multipath is",
-                },
-            )),
+            Target::Group { kind, legs } => groups::open(target, *kind, legs, access).await,
             Target::NvmeTcp { address, nqn, nsid, options } => {
                 let device = remote::connect(address, nqn, *nsid, options).await.map_err(|error| error.on(target))?;
                 let facts = Facts { remote: Some(device.facts()), ..Facts::plain("NVMe/TCP namespace") };
@@ -212,7 +220,7 @@ async fn open_offset(target: &Target, range: BlockRange, whole: &Target, access:
     let span = below.span(Some(range))?;
     let device = OffsetLayer::new(below.gate, span.first(), span.blocks())
         .map_err(|error| Failure::new(Cause::Usage, "opening", error).on(target))?;
-    Ok(Opened::new(target, device, Facts::over("offset", below.facts), below.held))
+    Ok(Opened::new(target, device, Facts::over("offset", [below.facts]), below.held))
 }
 
 /// Opens a target that fails on purpose.
@@ -221,7 +229,7 @@ async fn open_fault(target: &Target, rules: &str, inner: &Target, access: Access
         rules.parse().map_err(|error| Failure::new(Cause::Usage, "reading the rules", error).on(target))?;
     let below = open(inner, access).await?;
     let device = FaultLayer::new(below.gate, rules, ReactorClock);
-    Ok(Opened::new(target, device, Facts::over("fault", below.facts), below.held))
+    Ok(Opened::new(target, device, Facts::over("fault", [below.facts]), below.held))
 }
 
 /// A kind of target that has a name and no device yet.

@@ -5,7 +5,7 @@
 //! kind      = path | "file:" path | "mem:" size | "null:" size
 //!           | "nvme+tcp://" host [":" port] "/" nqn ["/" nsid] ["?" option "&" option ...]
 //!           | "nbd://" host [":" port] ["/" export]
-//!           | ("mirror:" | "stripe:" | "multipath:") target "," target ...
+//!           | ("mirror:" | "stripe:" | "stripe-" size ":" | "multipath:") target "," target ...
 //!           | "offset:" range "," target
 //!           | "fault:" "[" rules "]" "," target
 //! ```
@@ -105,7 +105,10 @@ pub enum GroupKind {
     /// Each leg holds everything.
     Mirror,
     /// The blocks go round the legs.
-    Stripe,
+    Stripe {
+        /// How many bytes lie on a leg before the next one's turn, where that is said. Never zero.
+        chunk: Option<ByteCount>,
+    },
     /// Each leg is a way to the same device.
     Multipath,
 }
@@ -115,7 +118,7 @@ impl GroupKind {
     pub const fn name(self) -> &'static str {
         match self {
             GroupKind::Mirror => "mirror",
-            GroupKind::Stripe => "stripe",
+            GroupKind::Stripe { .. } => "stripe",
             GroupKind::Multipath => "multipath",
         }
     }
@@ -125,6 +128,8 @@ impl Target {
     /// The target of a leg of groups: the innermost one that is known. Nothing where there is no group.
     pub fn leg(&self, leg: Leg) -> Option<&Target> {
         match self {
+            // All its paths lead to the same device, so none of them is a leg that is bad.
+            Target::Group { kind: GroupKind::Multipath, legs } => legs.first()?.leg(leg),
             Target::Group { legs, .. } => {
                 let (number, within) = leg.outermost()?;
                 let target = legs.get(number)?;
@@ -176,7 +181,10 @@ impl fmt::Display for Target {
             }
             Target::Nbd { address, export } => write!(f, "nbd://{address}/{}", uri::encode(export, ":/")),
             Target::Group { kind, legs } => {
-                write!(f, "{}:", kind.name())?;
+                match kind {
+                    GroupKind::Stripe { chunk: Some(chunk) } => write!(f, "{}-{}:", kind.name(), exact(*chunk))?,
+                    _ => write!(f, "{}:", kind.name())?,
+                }
                 legs.iter().enumerate().try_for_each(|(at, leg)| write_leg(f, at, leg))
             }
             Target::Offset { range, target } => write!(f, "offset:{range},{target}"),

@@ -5,7 +5,7 @@
 //!
 //! Invariants: a command ends once, with its completion or with [`Lost`]; commands that find the queue full are submitted
 //! in the order in which they came; a future that is dropped leaves its command to the target, whose answer is thrown
-//! away; no borrow is held while a waker is called.
+//! away; no borrow is held while a waker is called; what the system has not sent yet of commands that are lost is never sent.
 
 use std::cell::{Cell, RefCell};
 use std::net::{Shutdown, SocketAddr};
@@ -126,6 +126,11 @@ impl Queue {
                 return;
             }
             *ended = Some(reason.into());
+        }
+        // An admin queue always has something in flight, which changes no block.
+        if self.id != 0 && self.host.borrow().commands_in_flight() > 0 {
+            // They are repeated elsewhere. Left to itself the system would deliver them minutes later, over newer ones.
+            let _ = self.stream.set_abortive();
         }
         self.host.borrow_mut().close();
         let wakers = self.waiters.borrow_mut().lose_all();

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use sealblock_block::{Abilities, Ability, Device};
+use sealblock_layers_multipath::{Observer, PathStatus};
 use sealblock_media_nvme_tcp::{Facts as RemoteFacts, Protection};
 use sealblock_units::ByteCount;
 use serde_json::{Value, json};
@@ -101,7 +102,18 @@ fn facts_json(facts: &Facts) -> Value {
             "file_system": file.file_system,
         })),
         "remote": facts.remote.as_ref().map(remote_json),
-        "below": facts.below.as_ref().map(|below| facts_json(below)),
+        "paths": facts.paths.as_ref().map(|paths| paths.paths().iter().map(path_json).collect::<Vec<_>>()),
+        "below": facts.below.iter().map(facts_json).collect::<Vec<_>>(),
+    })
+}
+
+fn path_json(path: &PathStatus) -> Value {
+    json!({
+        "path": path.name,
+        "live": path.is_live,
+        "requests": path.requests,
+        "failures": path.failures,
+        "trouble": path.trouble,
     })
 }
 
@@ -195,7 +207,15 @@ fn facts_text(lines: &mut Lines, facts: &Facts) {
             lines.put("tags made by", format!("the {maker}"));
         }
     }
-    if let Some(below) = &facts.below {
+    for path in facts.paths.iter().flat_map(Observer::paths) {
+        let state = match &path.trouble {
+            _ if path.is_live => "live".to_owned(),
+            Some(trouble) => format!("not live: {trouble}"),
+            None => "not live".to_owned(),
+        };
+        lines.put("path", format!("{}: {state}, {} requests, {} failures", path.name, path.requests, path.failures));
+    }
+    for below in &facts.below {
         lines.put("over", "");
         facts_text(lines, below);
     }

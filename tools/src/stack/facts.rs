@@ -1,5 +1,6 @@
 //! What a target is made of, for `info`.
 
+use sealblock_layers_multipath::Observer;
 use sealblock_media_file::Description as FileDescription;
 use sealblock_media_nvme_tcp::Facts as RemoteFacts;
 use sealblock_media_volume::Description as VolumeDescription;
@@ -15,24 +16,31 @@ pub struct Facts {
     pub file: Option<FileDescription>,
     /// The namespace and its controller, where it is away.
     pub remote: Option<RemoteFacts>,
-    /// What lies below, where it is a layer.
-    pub below: Option<Box<Facts>>,
+    /// What its paths have done, where it has several.
+    pub paths: Option<Observer>,
+    /// What lies below, where it is a layer: one, or several in order. Paths that could not be opened are left out.
+    pub below: Vec<Facts>,
 }
 
 impl Facts {
     /// Nothing but a kind.
     pub fn plain(kind: &'static str) -> Facts {
-        Facts { kind, volume: None, file: None, remote: None, below: None }
+        Facts { kind, volume: None, file: None, remote: None, paths: None, below: Vec::new() }
     }
 
     /// A layer.
-    pub fn over(kind: &'static str, below: Facts) -> Facts {
-        Facts { below: Some(Box::new(below)), ..Facts::plain(kind) }
+    pub fn over(kind: &'static str, below: impl IntoIterator<Item = Facts>) -> Facts {
+        Facts { below: below.into_iter().collect(), ..Facts::plain(kind) }
+    }
+
+    /// This and all that lies below.
+    pub fn all(&self) -> Vec<&Facts> {
+        std::iter::once(self).chain(self.below.iter().flat_map(Facts::all)).collect()
     }
 
     /// Records that a crash had left in the logs of volumes and that were left out, because their data had not arrived.
     pub fn left_out(&self) -> u64 {
         let here = self.volume.as_ref().map_or(0, |volume| volume.discarded);
-        here + self.below.as_ref().map_or(0, |below| below.left_out())
+        here + self.below.iter().map(Facts::left_out).sum::<u64>()
     }
 }

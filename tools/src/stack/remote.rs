@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::num::NonZeroU32;
+use std::time::Duration;
 
-use sealblock_media_nvme_tcp::{Address as Peer, ConnectError, NvmeTcpDevice, Options, Protection};
+use sealblock_media_nvme_tcp::{Address as Peer, ConnectError, NvmeTcpDevice, Options, Protection, Reconnect};
 use sealblock_protocols_nvme::StatusCode;
 use sealblock_protocols_nvme::logs::DiscoveryEntry;
 use sealblock_protocols_nvme::nqn::{Nqn, UUID_PREFIX};
@@ -29,11 +30,25 @@ pub async fn connect(
     let usage = |error| Failure::new(Cause::Usage, "reading the name", error);
     let subsystem: Nqn = nqn.parse().map_err(usage)?;
     let host = options.host_nqn.as_ref().map(|nqn| nqn.parse()).transpose().map_err(usage)?;
+    let usual = Options::default();
+    let reconnect = Reconnect {
+        attempts: match (options.reconnect, options.attempts) {
+            (Some(Duration::ZERO), _) => 0,
+            (_, Some(attempts)) => attempts.get().into(),
+            (_, None) => usual.reconnect.attempts,
+        },
+        total: options.reconnect.unwrap_or(usual.reconnect.total),
+        ..usual.reconnect
+    };
     let options = Options {
         queues: options.queues.map_or(QUEUES, Into::into),
-        queue_depth: options.depth.map_or(Options::default().queue_depth, Into::into),
+        queue_depth: options.depth.map_or(usual.queue_depth, Into::into),
         header_digest: options.header_digest,
         data_digest: options.data_digest,
+        request_timeout: options.timeout.unwrap_or(usual.request_timeout),
+        connect_timeout: options.timeout.unwrap_or(usual.connect_timeout),
+        keep_alive: options.keep_alive.unwrap_or(usual.keep_alive),
+        reconnect,
         protection: match options.target_makes_tags {
             None => Protection::Auto,
             Some(false) => Protection::HostMade,

@@ -60,7 +60,7 @@ const KINDS: &[(&str, Reader)] = &[
     ("nbd://", |rest, _| uri::nbd(rest)),
     ("nbd:", |rest, _| rest.fail(Problem::Slashes("nbd:"))),
     ("mirror:", |rest, depth| group(GroupKind::Mirror, rest, depth)),
-    ("stripe:", |rest, depth| group(GroupKind::Stripe, rest, depth)),
+    ("stripe:", |rest, depth| group(GroupKind::Stripe { chunk: None }, rest, depth)),
     ("multipath:", |rest, depth| group(GroupKind::Multipath, rest, depth)),
     ("offset:", offset),
     ("fault:", fault),
@@ -92,6 +92,10 @@ fn target(piece: Piece<'_>, depth: usize) -> Result<Target, Fail> {
     let piece = unbracket(piece)?;
     if let Some((rest, read)) = KINDS.iter().find_map(|(prefix, read)| Some((piece.strip(prefix)?, read))) {
         return read(rest, depth);
+    }
+    // A path may begin with this word too, but not with a word and a colon.
+    if let (Some(rest), Some(_)) = (piece.strip("stripe-"), scheme(piece.text)) {
+        return stripe(rest, depth);
     }
     match piece.text {
         "-" => piece.fail(Problem::Standard),
@@ -160,6 +164,12 @@ fn group(kind: GroupKind, piece: Piece<'_>, depth: usize) -> Result<Target, Fail
     }
     let legs = pieces.into_iter().map(|leg| target(leg, depth + 1)).collect::<Result<_, _>>()?;
     Ok(Target::Group { kind, legs })
+}
+
+/// A stripe whose chunks have a size of their own.
+fn stripe(piece: Piece<'_>, depth: usize) -> Result<Target, Fail> {
+    let (chunk, legs) = piece.split_once(':').expect("what has a scheme has a colon");
+    group(GroupKind::Stripe { chunk: Some(size(chunk)?) }, legs, depth)
 }
 
 /// The legs of a group: what stands between commas that are in no brackets.

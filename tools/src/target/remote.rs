@@ -3,16 +3,19 @@
 //! ```text
 //! options = "?" option "&" option ...
 //! option  = "hdgst" | "ddgst" | "pract=" ("0" | "1") | "queues=" 1..65535 | "depth=" 1..65535 | "hostnqn=" nqn
+//!         | "timeout=" time | "keepalive=" time | "reconnect=" time | "attempts=" 1..65535
 //! ```
 //!
-//! Each at most once, in any order.
+//! Each at most once, in any order. A time is a whole number and `ms`, `s`, `min` or `h`, up to 2^32 - 1 ms.
 
 use std::fmt;
 use std::num::NonZeroU16;
+use std::time::Duration;
 
 use super::error::Problem;
 use super::parse::{Fail, Piece};
 use super::uri::{decode, encode, is_nqn};
+use crate::duration::Time;
 
 /// How a namespace over NVMe/TCP is used. Nothing said leaves it to the device.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
@@ -29,6 +32,14 @@ pub struct RemoteOptions {
     pub depth: Option<NonZeroU16>,
     /// `hostnqn`: the name of this host.
     pub host_nqn: Option<String>,
+    /// `timeout`: how long an answer may take, and setting up a connection. Never zero.
+    pub timeout: Option<Duration>,
+    /// `keepalive`: how long the target waits for a sign of life of this host. Never zero.
+    pub keep_alive: Option<Duration>,
+    /// `reconnect`: for how long a lost connection is set up again; zero for not at all.
+    pub reconnect: Option<Duration>,
+    /// `attempts`: how often that is tried.
+    pub attempts: Option<NonZeroU16>,
 }
 
 /// Reads what is behind the `?`.
@@ -52,6 +63,13 @@ fn read(option: Piece<'_>, options: &mut RemoteOptions) -> Result<(), Fail> {
         let digits = value.bytes().all(|byte| byte.is_ascii_digit());
         value.parse::<NonZeroU16>().ok().filter(|_| digits)
     };
+    // As long as the protocol's own timers count, in milliseconds.
+    let time = |value: &str| {
+        let time = value.parse::<Time>().ok().map(|time| time.0);
+        time.filter(|time| time.as_millis() <= u128::from(u32::MAX))
+    };
+    let some_time = |value: &str| time(value).filter(|time| !time.is_zero());
+    let set = |place: &mut Option<Duration>, value: Option<Duration>| value.map(|value| place.replace(value).is_none());
     let is_new = match option.text.split_once('=') {
         None if option.text == "hdgst" => !std::mem::replace(&mut options.header_digest, true),
         None if option.text == "ddgst" => !std::mem::replace(&mut options.data_digest, true),
@@ -64,12 +82,27 @@ fn read(option: Piece<'_>, options: &mut RemoteOptions) -> Result<(), Fail> {
             Some(number) => options.depth.replace(number).is_none(),
             None => return unknown(),
         },
+        Some(("attempts", value)) => match number(value) {
+            Some(number) => options.attempts.replace(number).is_none(),
+            None => return unknown(),
+        },
         Some(("hostnqn", value)) => {
             let name = decode(Piece { text: value, at: option.at + "hostnqn=".len() })?;
             if !is_nqn(&name) {
                 return option.fail(Problem::Nqn(name));
             }
             options.host_nqn.replace(name).is_none()
+        }
+        Some((word @ ("timeout" | "keepalive" | "reconnect"), value)) => {
+            let is_new = match word {
+                "timeout" => set(&mut options.timeout, some_time(value)),
+                "keepalive" => set(&mut options.keep_alive, some_time(value)),
+                _ => set(&mut options.reconnect, time(value)),
+            };
+            match is_new {
+                Some(is_new) => is_new,
+                None => return unknown(),
+            }
         }
         _ => return unknown(),
     };
@@ -86,6 +119,10 @@ impl fmt::Display for RemoteOptions {
             self.queues.map(|queues| format!("queues={queues}")),
             self.depth.map(|depth| format!("depth={depth}")),
             self.host_nqn.as_ref().map(|nqn| format!("hostnqn={}", encode(nqn, ":"))),
+            self.timeout.map(|time| format!("timeout={}", Time(time))),
+            self.keep_alive.map(|time| format!("keepalive={}", Time(time))),
+            self.reconnect.map(|time| format!("reconnect={}", Time(time))),
+            self.attempts.map(|attempts| format!("attempts={attempts}")),
         ];
         let options: Vec<_> = options.into_iter().flatten().collect();
         if options.is_empty() { Ok(()) } else { write!(f, "?{}", options.join("&")) }
@@ -118,6 +155,17 @@ mod tests {
     }
 
     #[test]
+    fn times_are_read_and_printed() {
+        let Ok(Target::NvmeTcp { options, .. }) = parse("reconnect=0s&timeout=1500ms&keepalive=60s&attempts=3") else {
+            panic!("another kind");
+        };
+        let times = (options.timeout, options.keep_alive, options.reconnect);
+        assert_eq!(times, (Some(Duration::from_millis(1500)), Some(Duration::from_secs(60)), Some(Duration::ZERO)));
+        assert_eq!(options.to_string(), "?timeout=1500ms&keepalive=1min&reconnect=0ms&attempts=3");
+        assert!(parse(&options.to_string()[1..]).is_ok());
+    }
+
+    #[test]
     fn what_is_no_option_is_refused() {
         for (text, column, problem) in [
             ("", 22, Problem::Option(String::new())),
@@ -127,6 +175,13 @@ mod tests {
             ("pract=2", 22, Problem::Option("pract=2".to_owned())),
             ("queues=0", 22, Problem::Option("queues=0".to_owned())),
             ("queues=+1", 22, Problem::Option("queues=+1".to_owned())),
+            ("timeout=0s", 22, Problem::Option("timeout=0s".to_owned())),
+            ("timeout=5", 22, Problem::Option("timeout=5".to_owned())),
+            ("keepalive=0ms", 22, Problem::Option("keepalive=0ms".to_owned())),
+            ("reconnect=50d", 22, Problem::Option("reconnect=50d".to_owned())),
+            ("reconnect=1200h", 22, Problem::Option("reconnect=1200h".to_owned())),
+            ("attempts=0", 22, Problem::Option("attempts=0".to_owned())),
+            ("timeout=1s&timeout=2s", 33, Problem::OptionTwice("timeout=2s".to_owned())),
             ("depth=65536", 22, Problem::Option("depth=65536".to_owned())),
             ("ddgst&ddgst", 28, Problem::OptionTwice("ddgst".to_owned())),
             ("hostnqn=x", 22, Problem::Nqn("x".to_owned())),

@@ -1,6 +1,7 @@
 //! Names that are targets, names that are none and why, and what holds for all of them.
 
 use std::num::NonZeroU16;
+use std::time::Duration;
 
 use proptest::prelude::*;
 
@@ -74,11 +75,16 @@ fn nbd_names() {
 
 #[test]
 fn groups_nest_in_brackets() {
-    let stripe = Target::Group { kind: GroupKind::Stripe, legs: vec![file("A"), file("B")] };
+    let stripe = Target::Group { kind: GroupKind::Stripe { chunk: None }, legs: vec![file("A"), file("B")] };
     let mirror = Target::Group { kind: GroupKind::Mirror, legs: vec![stripe, file("C")] };
     assert_eq!(parse("mirror:[stripe:A,B],C"), mirror);
     assert_eq!(parse("mirror:[stripe:A,[B]],C"), mirror);
     assert_eq!(mirror.to_string(), "mirror:[stripe:A,B],C");
+    let chunk = Some(ByteCount::new(16 << 10));
+    let sized = Target::Group { kind: GroupKind::Stripe { chunk }, legs: vec![file("A"), file("B")] };
+    assert_eq!(parse("stripe-16KiB:A,B"), sized);
+    assert_eq!(sized.to_string(), "stripe-16KiB:A,B");
+    assert_eq!(parse("stripe-16"), file("stripe-16"), "without a colon it is a path");
     let commas = Target::Group { kind: GroupKind::Multipath, legs: vec![file("a,b"), file("c[1,2]")] };
     assert_eq!(parse("multipath:[a,b],c[1,2]"), commas);
 }
@@ -198,14 +204,20 @@ fn addresses() -> impl Strategy<Value = Address> {
 }
 
 fn leaves() -> impl Strategy<Value = Target> {
-    let options = (any::<[bool; 2]>(), any::<Option<bool>>(), any::<[Option<NonZeroU16>; 2]>(), any::<bool>())
-        .prop_map(|([header_digest, data_digest], target_makes_tags, [queues, depth], named)| RemoteOptions {
+    let time = || proptest::option::of((1..=u64::from(u32::MAX)).prop_map(Duration::from_millis));
+    let times = (time(), time(), time(), any::<Option<NonZeroU16>>());
+    let options = (any::<[bool; 2]>(), any::<Option<bool>>(), any::<[Option<NonZeroU16>; 2]>(), any::<bool>(), times)
+        .prop_map(|([header_digest, data_digest], target_makes_tags, [queues, depth], named, times)| RemoteOptions {
             header_digest,
             data_digest,
             target_makes_tags,
             queues,
             depth,
             host_nqn: named.then(|| "nqn.?&=:\u{e4}".to_owned()),
+            timeout: times.0,
+            keep_alive: times.1,
+            reconnect: times.2,
+            attempts: times.3,
         });
     let nvme = (addresses(), "nqn\\.\\PC{0,20}", any::<Option<NonZeroU32>>(), options).prop_map(
         |(address, nqn, nsid, options)| {
@@ -227,7 +239,9 @@ fn leaves() -> impl Strategy<Value = Target> {
 
 fn targets() -> impl Strategy<Value = Target> {
     leaves().prop_recursive(4, 24, 3, |inner| {
-        let kinds = prop_oneof![Just(GroupKind::Mirror), Just(GroupKind::Stripe), Just(GroupKind::Multipath)];
+        let sized = (1..=u64::MAX).prop_map(|bytes| GroupKind::Stripe { chunk: Some(ByteCount::new(bytes)) });
+        let stripe = Just(GroupKind::Stripe { chunk: None });
+        let kinds = prop_oneof![Just(GroupKind::Mirror), stripe, sized, Just(GroupKind::Multipath)];
         let group = (kinds, prop::collection::vec(inner.clone(), 2..4));
         let range = (any::<u32>(), any::<Option<u32>>()).prop_map(|(first, more)| match more {
             Some(more) => format!("{first}..{}", u64::from(first) + u64::from(more)),
@@ -250,6 +264,7 @@ fn almost_targets() -> impl Strategy<Value = String> {
     let words = prop::sample::select(vec![
         "mirror:",
         "stripe:",
+        "stripe-",
         "offset:",
         "fault:",
         "file:",

@@ -261,6 +261,15 @@ impl Stream {
     /// # Errors
     /// Those of `setsockopt(2)`.
     pub fn abort(self) -> io::Result<()> {
+        self.set_abortive()
+    }
+
+    /// Makes the end of the stream, whenever it is dropped, a reset as by [`Stream::abort`]. Without it the system goes on for
+    /// minutes to send what it was given, whoever has given up the connection.
+    ///
+    /// # Errors
+    /// Those of `setsockopt(2)`.
+    pub fn set_abortive(&self) -> io::Result<()> {
         options::set_abortive(self.as_fd())
     }
 }

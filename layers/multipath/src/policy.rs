@@ -1,0 +1,149 @@
+//! Which path takes the next request, and what a failure says about its path. Pure.
+
+use std::time::Duration;
+
+use sealblock_block::Failure;
+
+/// How long and how often. Every wait of the layer has its limit here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Patience {
+    /// Time that a request waits while no path is live, or while its blocks may still be changed by a lost path.
+    pub wait: Duration,
+    /// Time for one answer, after which the path has failed. For devices without a limit of their own: it is to be longer than
+    /// that of those that have one. Noticed up to an eighth late.
+    pub answer: Duration,
+    /// Paths that one request may lose before it fails, so that a request which kills its target stops doing so.
+    pub losses: u32,
+    /// Pause before a path that failed is opened anew; doubles with each attempt that fails.
+    pub first_probe: Duration,
+    /// The longest such pause.
+    pub max_probe: Duration,
+    /// Time after which a target has certainly given up a host that it does not hear any more: over NVMe, twice the keep
+    /// alive timeout, and some.
+    pub quarantine: Duration,
+    /// Whether a write that was answered may be lost with the target until a Flush.
+    pub volatile: bool,
+}
+
+impl Default for Patience {
+    /// 30 s without a path, 60 s for an answer, 8 paths lost, probes after 1 s to 10 s, 15 s of quarantine, volatile.
+    fn default() -> Patience {
+        Patience {
+            wait: Duration::from_secs(30),
+            answer: Duration::from_secs(60),
+            losses: 8,
+            first_probe: Duration::from_secs(1),
+            max_probe: Duration::from_secs(10),
+            quarantine: Duration::from_secs(15),
+            volatile: true,
+        }
+    }
+}
+
+impl Patience {
+    /// The pause before a path is opened anew for the first time (0), the second, and so on.
+    pub(crate) fn pause(&self, attempt: u32) -> Duration {
+        self.first_probe.saturating_mul(1 << attempt.min(16)).min(self.max_probe)
+    }
+}
+
+/// Whose failure it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Verdict {
+    /// The path's: another one may do better.
+    Path,
+    /// The data's, the device's or the request's: the same on every path.
+    Final,
+}
+
+/// Judges a failure.
+pub(crate) fn judge(failure: &Failure) -> Verdict {
+    match failure {
+        Failure::Unreachable { .. } => Verdict::Path,
+        Failure::Integrity(_)
+        | Failure::Miscompare { .. }
+        | Failure::Media { .. }
+        | Failure::NoSpace { .. }
+        | Failure::ReadOnly
+        | Failure::Range { .. }
+        | Failure::Limit { .. }
+        | Failure::Absent(_) => Verdict::Final,
+    }
+}
+
+/// The paths that are live, taken in turns.
+#[derive(Debug)]
+pub(crate) struct Turns {
+    /// The incarnation of each live path.
+    live: Vec<Option<u64>>,
+    next: usize,
+    incarnations: u64,
+}
+
+impl Turns {
+    /// Of so many paths, none of them live.
+    pub(crate) fn new(paths: usize) -> Turns {
+        Turns { live: vec![None; paths], next: 0, incarnations: 0 }
+    }
+
+    /// The next path and its incarnation.
+    pub(crate) fn pick(&mut self) -> Option<(usize, u64)> {
+        let paths = self.live.len();
+        let found = (0..paths).map(|i| (self.next + i) % paths).find_map(|path| Some((path, self.live[path]?)))?;
+        self.next = found.0 + 1;
+        Some(found)
+    }
+
+    /// A path is there, or there again; gives its incarnation.
+    pub(crate) fn restore(&mut self, path: usize) -> u64 {
+        self.incarnations += 1;
+        self.live[path] = Some(self.incarnations);
+        self.incarnations
+    }
+
+    /// An incarnation of a path has failed; tells whether that is news.
+    pub(crate) fn fail(&mut self, path: usize, incarnation: u64) -> bool {
+        self.live[path].take_if(|live| *live == incarnation).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn live_paths_take_turns_and_failed_ones_are_left_out() {
+        let mut turns = Turns::new(3);
+        assert_eq!(turns.pick(), None);
+        let of: Vec<u64> = (0..3).map(|path| turns.restore(path)).collect();
+        let next = |turns: &mut Turns| turns.pick().map(|(path, _)| path);
+        assert_eq!([(); 4].map(|()| next(&mut turns)), [Some(0), Some(1), Some(2), Some(0)]);
+        assert!(turns.fail(1, of[1]) && !turns.fail(1, of[1]), "it fails once");
+        assert_eq!([(); 4].map(|()| next(&mut turns)), [Some(2), Some(0), Some(2), Some(0)]);
+        turns.restore(1);
+        assert!(!turns.fail(1, of[1]), "an earlier incarnation says nothing about this one");
+        assert_eq!([(); 3].map(|()| next(&mut turns)), [Some(1), Some(2), Some(0)]);
+    }
+
+    #[test]
+    fn only_the_paths_own_failures_are_tried_elsewhere() {
+        let reason = || "so".to_owned();
+        assert_eq!(judge(&Failure::Unreachable { reason: reason() }), Verdict::Path);
+        for failure in [
+            Failure::Media { reason: reason() },
+            Failure::NoSpace { reason: reason() },
+            Failure::ReadOnly,
+            Failure::Miscompare { lba: sealblock_units::Lba::ZERO },
+            Failure::Limit { what: "blocks", limit: 1, actual: 2 },
+        ] {
+            assert_eq!(judge(&failure), Verdict::Final, "{failure}");
+        }
+    }
+
+    #[test]
+    fn probes_pause_longer_and_longer() {
+        let patience = Patience::default();
+        let seconds = |attempt| patience.pause(attempt).as_secs();
+        assert_eq!([0, 1, 2, 3, 4, 99].map(seconds), [1, 2, 4, 8, 10, 10]);
+    }
+}

@@ -1,0 +1,100 @@
+//! What goes on beside the requests: paths that failed are opened anew, what they may still change is given free, late
+//! answers are noticed.
+
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::future::LocalBoxFuture;
+use futures_util::stream::FuturesUnordered;
+use sealblock_block::{Clock, Device};
+
+use crate::check_shape;
+use crate::shared::{Failed, Shared};
+
+/// Looks at what is under way in the time for one answer.
+const TICKS: u32 = 8;
+
+/// The layer's work besides requests, to be run as a task beside it. It ends when the layer is dropped.
+pub struct Worker<C>(pub(crate) Rc<Shared<C>>);
+
+impl<C: Clock + 'static> Worker<C> {
+    /// Runs until the layer is dropped.
+    pub async fn run(self) {
+        let mut tasks: FuturesUnordered<LocalBoxFuture<'static, ()>> = FuturesUnordered::new();
+        tasks.push(Box::pin(watch(Rc::clone(&self.0))));
+        poll_fn(|cx| {
+            loop {
+                let failed = {
+                    let mut core = self.0.core.borrow_mut();
+                    if core.is_closed {
+                        return Poll::Ready(());
+                    }
+                    core.worker = Some(cx.waker().clone());
+                    core.failed.pop_front()
+                };
+                let Some(failed) = failed else { break };
+                tasks.push(Box::pin(probe(Rc::clone(&self.0), failed.path)));
+                tasks.push(Box::pin(settle(Rc::clone(&self.0), failed)));
+            }
+            while let Poll::Ready(Some(())) = tasks.poll_next_unpin(cx) {}
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+/// Opens a path anew, again and again.
+async fn probe<C: Clock>(shared: Rc<Shared<C>>, path: usize) {
+    let of = &shared.paths[path];
+    for attempt in 0_u32.. {
+        shared.clock.sleep(shared.patience.pause(attempt)).await;
+        let trouble = match of.source.open().await {
+            Ok(device) => match check_shape(&shared.geometry, device.geometry()) {
+                Ok(()) => {
+                    tracing::info!(path = of.source.name(), "path is back");
+                    return shared.restore(path, device);
+                }
+                Err(what) => format!("what answers is another device: it has another {what}"),
+            },
+            Err(error) => error.to_string(),
+        };
+        of.trouble.replace(Some(trouble));
+    }
+}
+
+/// Waits until a lost path can deliver no more, and gives free what it may have changed.
+///
+/// First the target must have given the host up, which takes it the quarantine. Its commands may be under way even then;
+/// where a path knows how to ask, the target is asked to finish them.
+async fn settle<C: Clock>(shared: Rc<Shared<C>>, Failed { incarnation, .. }: Failed) {
+    if !shared.core.borrow().fences.stand(incarnation) {
+        return;
+    }
+    shared.clock.sleep(shared.patience.quarantine).await;
+    for attempt in 0_u32.. {
+        let (path, _) = shared.when(|core| core.turns.pick()).await;
+        let Some(settle) = &shared.paths[path].settle else { break };
+        match settle.open().await {
+            Ok(_) => break,
+            Err(error) => tracing::warn!(path = settle.name(), %error, "cannot make sure that no command is left"),
+        }
+        shared.clock.sleep(shared.patience.pause(attempt)).await;
+    }
+    shared.core.borrow_mut().fences.lift(incarnation);
+    shared.wake_waiting();
+}
+
+/// Fails paths that do not answer in time.
+async fn watch<C: Clock>(shared: Rc<Shared<C>>) {
+    let limit = shared.patience.answer;
+    loop {
+        shared.clock.sleep((limit / TICKS).max(Duration::from_millis(1))).await;
+        let late = shared.core.borrow_mut().flights.tick(TICKS);
+        for (path, incarnation) in late {
+            shared.fail(path, incarnation, &format!("a request was not answered within {limit:?}"));
+        }
+    }
+}

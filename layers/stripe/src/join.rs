@@ -1,0 +1,147 @@
+//! One outcome out of those of the legs.
+
+use sealblock_block::{
+    Answer, Digested, Error, Failure, Fault, FaultField, Faults, Outcome, Run as SpaceRun, RunState, Verified,
+};
+use sealblock_integrity::{Field, PiFormat, Sealed, combine};
+use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
+
+use crate::plan::{Part, Plan, Run};
+use crate::tags::scatter;
+
+/// What came of a request, of which all that is known is the plan.
+pub(crate) struct Join {
+    pub(crate) plan: Plan,
+    pub(crate) size: BlockSize,
+    pub(crate) format: Option<PiFormat>,
+}
+
+impl Join {
+    /// The first failure that is not about blocks, in the order of the legs' numbers on the way; then all damaged blocks of
+    /// all legs, because a damaged block is damage and not a difference; then the first block that differs.
+    pub(crate) fn failed(&self, errors: Vec<(usize, Error)>) -> Option<Error> {
+        let (mut faults, mut differs) = (Vec::new(), None::<Lba>);
+        for (leg, error) in errors {
+            match error.failure() {
+                Failure::Integrity(found) => {
+                    faults.extend(found.as_slice().iter().map(|fault| self.fault_up(leg, fault)));
+                }
+                Failure::Miscompare { lba } => {
+                    let lba = self.plan.up(leg, *lba);
+                    differs = Some(differs.map_or(lba, |first| first.min(lba)));
+                }
+                Failure::Media { .. }
+                | Failure::NoSpace { .. }
+                | Failure::ReadOnly
+                | Failure::Range { .. }
+                | Failure::Limit { .. }
+                | Failure::Absent(_)
+                | Failure::Unreachable { .. } => return Some(error),
+            }
+        }
+        let damaged = Faults::new(faults).map(Error::from);
+        damaged.or_else(|| differs.map(|lba| Failure::Miscompare { lba }.into()))
+    }
+
+    fn fault_up(&self, leg: usize, fault: &Fault) -> Fault {
+        let lba = self.plan.up(leg, fault.lba);
+        let gain = lba.get().wrapping_sub(fault.lba.get());
+        let tag_up = |tag: Option<u64>| match self.format {
+            Some(format) if fault.field == FaultField::Tag(Field::RefTag) => {
+                tag.map(|tag| format.reference_tag(tag, gain))
+            }
+            _ => tag,
+        };
+        let (expected, actual) = (tag_up(fault.expected), tag_up(fault.actual));
+        Fault { lba, expected, actual, leg: fault.leg.within(leg), ..*fault }
+    }
+
+    /// The answer of a request for these blocks out of those of its parts, none of which failed.
+    pub(crate) fn answers(&self, extent: Extent, answers: Vec<(Part, Answer)>) -> Outcome {
+        let (mut data, mut verified, mut space) = (Vec::new(), None, Vec::new());
+        for (part, answer) in answers {
+            match answer {
+                Answer::Done => {}
+                Answer::Data(sealed) => data.push((part, sealed)),
+                Answer::Verified(one) => {
+                    verified.get_or_insert(Verified::default()).bytes_transferred += one.bytes_transferred;
+                }
+                Answer::Allocation(runs) => space.push((part.leg, runs)),
+                Answer::Digest(_) | Answer::Annex(_) => return Err(answered_wrongly()),
+            }
+        }
+        let runs = || self.plan.runs(extent).collect::<Vec<Run>>();
+        Ok(match (data.is_empty(), verified, space.is_empty()) {
+            (false, ..) => Answer::Data(self.data(data, &runs())?),
+            (_, Some(verified), _) => Answer::Verified(verified),
+            (.., false) => Answer::Allocation(self.space(space, &runs())?),
+            _ => Answer::Done,
+        })
+    }
+
+    fn data(&self, parts: Vec<(Part, Sealed)>, runs: &[Run]) -> Result<Sealed, Error> {
+        if parts.iter().any(|(part, data)| data.blocks() as u64 != part.below.len() || data.format() != self.format) {
+            return Err(answered_wrongly());
+        }
+        Ok(scatter(parts, runs, self.format))
+    }
+
+    /// Which blocks take space: the legs' runs dealt out chunk by chunk, and equal neighbours joined.
+    fn space(&self, legs: Vec<(usize, Vec<SpaceRun>)>, runs: &[Run]) -> Result<Vec<SpaceRun>, Error> {
+        let mut legs: Vec<_> = legs.into_iter().map(|(leg, runs)| (leg, Deal::new(runs))).collect();
+        let mut whole: Vec<SpaceRun> = Vec::new();
+        for run in runs {
+            let deal = legs.iter_mut().find(|(leg, _)| *leg == run.leg);
+            let (_, deal) = deal.ok_or_else(answered_wrongly)?;
+            let mut left = run.below.len();
+            while left > 0 {
+                let (blocks, state) = deal.take(left).ok_or_else(answered_wrongly)?;
+                left -= blocks;
+                append(&mut whole, blocks, state);
+            }
+        }
+        Ok(whole)
+    }
+
+    /// One digest out of those of the runs, in order.
+    pub(crate) fn digests(&self, digests: Vec<(Run, Digested)>) -> Digested {
+        digests.into_iter().fold(Digested::default(), |whole, (run, one)| Digested {
+            crc64: combine::crc64(whole.crc64, one.crc64, run.below.bytes(self.size)),
+            bytes_transferred: whole.bytes_transferred + one.bytes_transferred,
+        })
+    }
+}
+
+/// A leg's runs, of which blocks are taken from the front.
+struct Deal(std::vec::IntoIter<SpaceRun>, Option<(u64, RunState)>);
+
+impl Deal {
+    fn new(runs: Vec<SpaceRun>) -> Deal {
+        Deal(runs.into_iter(), None)
+    }
+
+    /// At most `most` blocks that are alike; nothing when none are left.
+    fn take(&mut self, most: u64) -> Option<(u64, RunState)> {
+        let (blocks, state) = match self.1.take() {
+            Some(rest) => rest,
+            None => self.0.next().map(|run| (u64::from(run.blocks.get()), run.state))?,
+        };
+        let taken = blocks.min(most);
+        self.1 = (blocks > taken).then_some((blocks - taken, state));
+        Some((taken, state))
+    }
+}
+
+fn append(whole: &mut Vec<SpaceRun>, blocks: u64, state: RunState) {
+    let before = whole.last().filter(|last| last.state == state).map_or(0, |last| u64::from(last.blocks.get()));
+    if before > 0 {
+        whole.pop();
+    }
+    let blocks = u32::try_from(before + blocks).ok().and_then(BlockCount::new);
+    whole.push(SpaceRun { blocks: blocks.expect("no more blocks than the request has"), state });
+}
+
+#[cold]
+pub(crate) fn answered_wrongly() -> Error {
+    Failure::Media { reason: "a leg's answer does not belong to what it was asked".to_owned() }.into()
+}

@@ -1,0 +1,303 @@
+//! One device whose blocks go round several others, chunk by chunk.
+//!
+//! Invariants: each block lies on one leg; a request asks each leg at most once (a Digest once for each chunk), all legs
+//! side by side, and is answered when all have; every address that comes back, in faults, miscompares and reference tags, is one of
+//! this device's own.
+//!
+//! Reference tags move with the addresses, so that the stripe and each of its legs verify as whole devices, each by its own
+//! addresses. It is plain arithmetic on each tuple, so a wrong tag stays exactly as wrong as it was. It is done for Type 2
+//! as well, whose tags are the command's choice: what is written with any tag is read with the same one. Type 3 never counts
+//! and stays. Demands on the way down need one number for a leg, because both the demand and the leg's addresses count on
+//! by one across chunks that are neighbours there.
+//!
+//! A stripe has no label: its legs in another order, or chunks of another size, are another device.
+
+mod join;
+mod plan;
+mod tags;
+
+use futures_util::future::join_all;
+use futures_util::stream::{self, StreamExt};
+use sealblock_block::{Abilities, Answer, Device, Error, Geometry, Limits, Operation, Outcome};
+use sealblock_integrity::{Checks, PiFormat};
+use sealblock_units::{BlockCount, BlockSize, ByteCount, Extent};
+
+use join::{Join, answered_wrongly};
+use plan::{Part, Plan, Run};
+use tags::gather;
+
+/// The size of chunks unless told: 64 KiB.
+pub const CHUNK: ByteCount = ByteCount::new(64 << 10);
+
+/// Chunks of one Digest that are summed at once. Enough to keep legs busy.
+const DIGESTS_IN_FLIGHT: usize = 16;
+
+/// Why devices cannot be striped.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum StripeError {
+    /// There is none.
+    #[error("a stripe has at least one leg")]
+    NoLeg,
+    /// Blocks of different sizes.
+    #[error("leg {leg} has blocks of {actual} bytes, the first leg has blocks of {first}")]
+    BlockSize {
+        /// Which leg, from 0.
+        leg: usize,
+        /// Its block size.
+        actual: BlockSize,
+        /// That of the first leg.
+        first: BlockSize,
+    },
+    /// Protection information of different formats.
+    #[error("leg {leg} and the first leg have protection information of different formats")]
+    Protection {
+        /// Which leg, from 0.
+        leg: usize,
+    },
+    /// Chunks that are no power of two of blocks.
+    #[error("chunks of {} bytes are no power of two of blocks of {size} bytes", chunk.get())]
+    Chunk {
+        /// The size of a chunk.
+        chunk: ByteCount,
+        /// The size of a block.
+        size: BlockSize,
+    },
+    /// A leg without room for a chunk.
+    #[error("leg {leg} is smaller than a chunk")]
+    Small {
+        /// Which leg, from 0.
+        leg: usize,
+    },
+    /// More blocks than have addresses.
+    #[error("the legs together have more blocks than can be addressed")]
+    Large,
+}
+
+/// The legs as one device. See the crate's header.
+pub struct StripeLayer<D> {
+    legs: Vec<D>,
+    join: Join,
+    geometry: Geometry,
+}
+
+impl<D: Device> StripeLayer<D> {
+    /// The legs, in this order, as a device of chunks of this size. Legs are behind their gates. Each gives as many whole chunks as
+    /// the smallest has.
+    ///
+    /// # Errors
+    /// When the legs do not go together, or chunks of this size do not go with them.
+    pub fn new(legs: Vec<D>, chunk: ByteCount) -> Result<StripeLayer<D>, StripeError> {
+        let first = legs.first().ok_or(StripeError::NoLeg)?.geometry();
+        let (size, format) = (first.block_size, first.protection);
+        for (leg, device) in legs.iter().enumerate() {
+            let geometry = device.geometry();
+            if geometry.block_size != size {
+                return Err(StripeError::BlockSize { leg, actual: geometry.block_size, first: size });
+            }
+            if geometry.protection != format {
+                return Err(StripeError::Protection { leg });
+            }
+        }
+        let blocks = chunk.get() >> size.shift();
+        let is_whole = blocks << size.shift() == chunk.get();
+        if !is_whole || !blocks.is_power_of_two() || u32::try_from(blocks).is_err() {
+            return Err(StripeError::Chunk { chunk, size });
+        }
+        let plan = Plan::new(legs.len(), blocks.trailing_zeros());
+        let geometry = geometry(&legs, plan, size, format)?;
+        Ok(StripeLayer { legs, join: Join { plan, size, format }, geometry })
+    }
+
+    /// The legs, in order.
+    pub fn legs(&self) -> &[D] {
+        &self.legs
+    }
+
+    /// Blocks of a chunk.
+    pub fn chunk_blocks(&self) -> u64 {
+        self.join.plan.chunk()
+    }
+
+    /// What is to be checked in blocks that begin `above`, for the run that begins `below`.
+    fn checks_down(&self, checks: Checks, above: u64, below: u64) -> Checks {
+        match self.join.format {
+            Some(format) if format.protection().counts_blocks() => {
+                let gain = below.wrapping_sub(above);
+                Checks { first_ref: checks.first_ref.map(|tag| format.reference_tag(tag, gain)), ..checks }
+            }
+            _ => checks,
+        }
+    }
+
+    /// What the leg is asked of a request for `whole`. A demand that counts on from the request's first block is, at the
+    /// leg's first, the same demand less the request's address plus the leg's.
+    fn part_down(&self, operation: &Operation, whole: Extent, runs: &[Run], part: Part) -> Operation {
+        let extent = part.below;
+        let down = |checks: &Checks| self.checks_down(*checks, whole.start().get(), extent.start().get());
+        match operation {
+            Operation::Read { checks, .. } => Operation::Read { extent, checks: down(checks) },
+            Operation::Verify { checks, .. } => Operation::Verify { extent, checks: down(checks) },
+            Operation::Repair { checks, .. } => Operation::Repair { extent, checks: down(checks) },
+            Operation::Digest { checks, .. } => Operation::Digest { extent, checks: down(checks) },
+            Operation::Allocation { .. } => Operation::Allocation { extent },
+            Operation::Write { data, durability, .. } => Operation::Write {
+                extent,
+                data: gather(data, runs, part.leg, self.join.format),
+                durability: *durability,
+            },
+            Operation::Compare { data, .. } => {
+                Operation::Compare { extent, data: gather(data, runs, part.leg, self.join.format) }
+            }
+            Operation::WriteZeroes { may_unmap, durability, .. } => {
+                Operation::WriteZeroes { extent, may_unmap: *may_unmap, durability: *durability }
+            }
+            Operation::WriteUncorrectable { durability, .. } => {
+                Operation::WriteUncorrectable { extent, durability: *durability }
+            }
+            Operation::Flush
+            | Operation::Discard { .. }
+            | Operation::ReadAnnex { .. }
+            | Operation::WriteAnnex { .. } => operation.clone(),
+        }
+    }
+
+    /// A request for one run of blocks.
+    async fn blocks(&self, operation: Operation, whole: Extent) -> Outcome {
+        let plan = self.join.plan;
+        let needs_runs = matches!(operation, Operation::Write { .. } | Operation::Compare { .. });
+        let runs: Vec<Run> = if needs_runs { plan.runs(whole).collect() } else { Vec::new() };
+        let mut parts = plan.parts(whole);
+        let (first, second) = (parts.next().expect("an extent has a block"), parts.next());
+        let Some(second) = second else {
+            let below = self.part_down(&operation, whole, &runs, first);
+            drop(operation);
+            return match self.legs[first.leg].execute(below).await {
+                Ok(answer) => self.join.answers(whole, vec![(first, answer)]),
+                Err(error) => Err(self.failed(vec![(first.leg, error)])),
+            };
+        };
+        let all = [first, second].into_iter().chain(parts);
+        let asked: Vec<(Part, Operation)> =
+            all.map(|part| (part, self.part_down(&operation, whole, &runs, part))).collect();
+        drop(operation);
+        let outcomes = self.ask(asked.into_iter().map(|(part, operation)| (part, part.leg, operation))).await;
+        let answers = self.succeeded(outcomes, |part| part.leg)?;
+        self.join.answers(whole, answers)
+    }
+
+    /// Asks legs, side by side.
+    async fn ask<T>(&self, asked: impl Iterator<Item = (T, usize, Operation)>) -> Vec<(T, Outcome)> {
+        join_all(asked.map(|(of, leg, operation)| async move { (of, self.legs[leg].execute(operation).await) })).await
+    }
+
+    /// All answers, or the one error that says most.
+    fn succeeded<T>(&self, outcomes: Vec<(T, Outcome)>, leg: impl Fn(&T) -> usize) -> Result<Vec<(T, Answer)>, Error> {
+        let (mut answers, mut errors) = (Vec::new(), Vec::new());
+        for (of, outcome) in outcomes {
+            match outcome {
+                Ok(answer) => answers.push((of, answer)),
+                Err(error) => errors.push((leg(&of), error)),
+            }
+        }
+        if errors.is_empty() { Ok(answers) } else { Err(self.failed(errors)) }
+    }
+
+    #[cold]
+    fn failed(&self, errors: Vec<(usize, Error)>) -> Error {
+        self.join.failed(errors).expect("there is an error")
+    }
+
+    /// Sums are of bytes in order, so each chunk is summed by itself.
+    async fn digest(&self, whole: Extent, checks: Checks) -> Outcome {
+        let asked = self.join.plan.runs(whole).map(|run| {
+            let checks = self.checks_down(checks, whole.start().get(), run.below.start().get());
+            (run, Operation::Digest { extent: run.below, checks })
+        });
+        let outcomes: Vec<(Run, Outcome)> = stream::iter(asked)
+            .map(|(run, operation)| async move { (run, self.legs[run.leg].execute(operation).await) })
+            .buffered(DIGESTS_IN_FLIGHT)
+            .collect()
+            .await;
+        let answers = self.succeeded(outcomes, |run| run.leg)?;
+        let digest = |(run, answer)| match answer {
+            Answer::Digest(digest) => Ok((run, digest)),
+            _ => Err(answered_wrongly()),
+        };
+        let digests = answers.into_iter().map(digest).collect::<Result<Vec<_>, Error>>()?;
+        Ok(Answer::Digest(self.join.digests(digests)))
+    }
+
+    async fn discard(&self, extents: Vec<Extent>) -> Outcome {
+        let mut by_leg: Vec<Vec<Extent>> = vec![Vec::new(); self.legs.len()];
+        for part in extents.into_iter().flat_map(|extent| self.join.plan.parts(extent)) {
+            by_leg[part.leg].push(part.below);
+        }
+        let asked = by_leg.into_iter().enumerate().filter(|(_, extents)| !extents.is_empty());
+        self.done(asked.map(|(leg, extents)| (leg, Operation::Discard { extents }))).await
+    }
+
+    /// What all legs are asked and only answer that they did.
+    async fn done(&self, asked: impl Iterator<Item = (usize, Operation)>) -> Outcome {
+        let outcomes = self.ask(asked.map(|(leg, operation)| (leg, leg, operation))).await;
+        self.succeeded(outcomes, |leg| *leg).map(|_| Answer::Done)
+    }
+}
+
+/// What the stripe of these legs is.
+fn geometry<D: Device>(
+    legs: &[D],
+    plan: Plan,
+    block_size: BlockSize,
+    protection: Option<PiFormat>,
+) -> Result<Geometry, StripeError> {
+    let rows = |device: &D| device.geometry().capacity_blocks / plan.chunk();
+    let (leg, smallest) = legs.iter().map(rows).enumerate().min_by_key(|(_, rows)| *rows).expect("a stripe has a leg");
+    if smallest == 0 {
+        return Err(StripeError::Small { leg });
+    }
+    let blocks = smallest.checked_mul(legs.len() as u64).and_then(|chunks| chunks.checked_mul(plan.chunk()));
+    let capacity_blocks =
+        blocks.filter(|blocks| *blocks <= u64::MAX >> block_size.shift()).ok_or(StripeError::Large)?;
+    // A request of this size gives each leg one of the largest requests it takes in whole chunks, wherever it begins.
+    let limit = |of: fn(&Limits) -> BlockCount| {
+        let least = legs.iter().map(|device| u64::from(of(&device.geometry().limits).get())).min();
+        let whole = (least.expect("a stripe has a leg") / plan.chunk()).max(1) * plan.chunk();
+        let all = whole.saturating_mul(legs.len() as u64).min(u64::from(u32::MAX));
+        BlockCount::new(all as u32).expect("at least one block")
+    };
+    let limits = Limits { transfer: limit(|of| of.transfer), verify: limit(|of| of.verify), zero: limit(|of| of.zero) };
+    Ok(Geometry { block_size, capacity_blocks, protection, limits })
+}
+
+impl<D: Device> Device for StripeLayer<D> {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn abilities(&self) -> Abilities {
+        let each = self.legs.iter().map(Device::abilities);
+        let all = each.reduce(|a, b| a.together(&b)).expect("a stripe has a leg");
+        // One leg's room is enough, and only one write of it is all or nothing.
+        Abilities { annex: self.legs[0].abilities().annex, ..all }
+    }
+
+    async fn execute(&self, operation: Operation) -> Outcome {
+        match operation {
+            Operation::Flush => self.done((0..self.legs.len()).map(|leg| (leg, Operation::Flush))).await,
+            Operation::Discard { extents } => self.discard(extents).await,
+            Operation::Digest { extent, checks } => self.digest(extent, checks).await,
+            Operation::ReadAnnex { .. } | Operation::WriteAnnex { .. } => self.legs[0].execute(operation).await,
+            Operation::Read { extent, .. }
+            | Operation::Write { extent, .. }
+            | Operation::Verify { extent, .. }
+            | Operation::Repair { extent, .. }
+            | Operation::Allocation { extent }
+            | Operation::Compare { extent, .. }
+            | Operation::WriteZeroes { extent, .. }
+            | Operation::WriteUncorrectable { extent, .. } => self.blocks(operation, extent).await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

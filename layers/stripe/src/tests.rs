@@ -1,0 +1,262 @@
+//! Stripes of devices in RAM.
+
+mod model;
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::task::Poll;
+
+use futures_util::FutureExt;
+use sealblock_block::{
+    Abilities, Ability, Answer, Device, Durability, Error, Failure, Fault, FaultField, Faults, Gate, Geometry, Leg,
+    Limits, Operation, Outcome,
+};
+use sealblock_integrity::{Checks, Field, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
+use sealblock_media_memory::{Damage, MemoryDevice};
+use sealblock_runtime_memory::Slice;
+use sealblock_units::{BlockCount, BlockSize, ByteCount, Extent, Lba};
+
+use super::{StripeError, StripeLayer};
+
+const TYPE1: PiFormat = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1);
+
+type Below = Rc<Gate<MemoryDevice>>;
+
+fn leg(blocks: u64, format: Option<PiFormat>) -> Below {
+    Rc::new(Gate::new("leg", MemoryDevice::new(BlockSize::B512, blocks, format)))
+}
+
+/// A stripe of legs of 64 blocks each, in chunks of this many blocks.
+fn stripe(legs: usize, chunk_blocks: u64, format: Option<PiFormat>) -> (Gate<StripeLayer<Below>>, Vec<Below>) {
+    let legs: Vec<Below> = (0..legs).map(|_| leg(64, format)).collect();
+    let layer = StripeLayer::new(legs.clone(), ByteCount::new(chunk_blocks * 512)).unwrap();
+    (Gate::new("stripe", layer), legs)
+}
+
+fn run(device: &impl Device, operation: Operation) -> Outcome {
+    device.execute(operation).now_or_never().expect("RAM never waits")
+}
+
+fn extent(start: u64, blocks: u64) -> Extent {
+    Extent::from_raw(start, blocks).unwrap()
+}
+
+/// Blocks that each hold a byte of their own.
+fn sealed(format: Option<PiFormat>, at: Extent, seed: u8, first_ref: u64) -> Sealed {
+    let data: Vec<u8> = at.iter().flat_map(|lba| [seed.wrapping_add((lba.get() as u8).wrapping_mul(3)); 512]).collect();
+    let tags = Tags { app_tag: 3, storage_tag: 0, first_ref };
+    Sealed::seal(Slice::copy_from(&data), BlockSize::B512, format, &tags)
+}
+
+fn write(device: &impl Device, at: Extent, seed: u8) {
+    let data = sealed(device.geometry().protection, at, seed, at.start().get());
+    let outcome = run(device, Operation::Write { extent: at, data, durability: Durability::Volatile });
+    assert!(matches!(outcome, Ok(Answer::Done)), "{outcome:?}");
+}
+
+fn full(device: &impl Device, at: Extent) -> Checks {
+    device.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, at.start()))
+}
+
+fn read(device: &impl Device, at: Extent) -> Outcome {
+    run(device, Operation::Read { extent: at, checks: full(device, at) })
+}
+
+#[test]
+fn legs_must_go_together() {
+    let plain = |blocks| leg(blocks, None);
+    let of = |legs: Vec<Below>, chunk| StripeLayer::new(legs, ByteCount::new(chunk)).err();
+    assert_eq!(of(vec![plain(64), plain(64)], 4096), None);
+    assert_eq!(of(vec![plain(64)], 512), None);
+    assert_eq!(of(vec![], 4096), Some(StripeError::NoLeg));
+    let large = Rc::new(Gate::new("leg", MemoryDevice::new(BlockSize::B4096, 64, None)));
+    let sizes = StripeError::BlockSize { leg: 1, actual: BlockSize::B4096, first: BlockSize::B512 };
+    assert_eq!(of(vec![plain(64), large], 4096), Some(sizes));
+    assert_eq!(of(vec![plain(64), plain(64), leg(64, Some(TYPE1))], 4096), Some(StripeError::Protection { leg: 2 }));
+    for chunk in [0, 100, 513, 1536] {
+        let chunk = ByteCount::new(chunk);
+        assert_eq!(
+            of(vec![plain(64), plain(64)], chunk.get()),
+            Some(StripeError::Chunk { chunk, size: BlockSize::B512 })
+        );
+    }
+    assert_eq!(of(vec![plain(64), plain(7)], 4096), Some(StripeError::Small { leg: 1 }));
+    assert_eq!(of(vec![plain(u64::MAX >> 9), plain(u64::MAX >> 9)], 4096), Some(StripeError::Large));
+}
+
+#[test]
+fn the_smallest_leg_counts_in_whole_chunks() {
+    let layer = StripeLayer::new(vec![leg(64, None), leg(47, None), leg(100, None)], ByteCount::new(4096)).unwrap();
+    assert_eq!(layer.geometry().capacity_blocks, 3 * 40);
+    let gate = Gate::new("stripe", layer);
+    let past = read(&gate, extent(119, 2)).unwrap_err().into_failure();
+    assert_eq!(past, Failure::Range { extent: extent(119, 2), last: Lba::new(119) });
+}
+
+#[test]
+fn each_leg_verifies_by_itself() {
+    for format in [None, Some(TYPE1)] {
+        let (gate, legs) = stripe(3, 4, format);
+        write(&gate, extent(0, 192), 1);
+        for leg in &legs {
+            assert!(read(leg, extent(0, 64)).is_ok());
+            let checks = full(leg, extent(5, 50));
+            assert!(run(leg, Operation::Verify { extent: extent(5, 50), checks }).is_ok());
+        }
+        write(&legs[1], extent(4, 4), 9);
+        assert!(read(&gate, extent(0, 192)).is_ok(), "what a leg got is good above");
+    }
+}
+
+#[test]
+fn faults_of_all_legs_come_back_in_order_with_their_legs() {
+    let (gate, legs) = stripe(2, 4, Some(TYPE1));
+    write(&gate, extent(0, 128), 7);
+    assert!(legs[1].device().damage(Lba::new(1), Damage::Data { at: 0, mask: 1 }));
+    assert!(legs[0].device().damage(Lba::new(6), Damage::Tag { at: 7, mask: 0x80 }));
+    assert!(legs[0].device().damage(Lba::new(0), Damage::Data { at: 3, mask: 1 }));
+    let (checks, at) = (full(&gate, extent(0, 128)), extent(0, 128));
+    for operation in [Operation::Read { extent: at, checks }, Operation::Verify { extent: at, checks }] {
+        let error = run(&gate, operation).unwrap_err();
+        assert_eq!(error.hop(), Some("stripe"), "the hop whose blocks it names");
+        let faults = error.faults().unwrap().as_slice();
+        let found: Vec<_> = faults.iter().map(|fault| (fault.lba.get(), fault.field, fault.leg)).collect();
+        let (guard, tag) = (FaultField::Tag(Field::Guard), FaultField::Tag(Field::RefTag));
+        let on = |leg| Leg::NONE.within(leg);
+        assert_eq!(found, [(0, guard, on(0)), (5, guard, on(1)), (10, tag, on(0))]);
+        // Block 6 of the leg is block 10 here, and its tag is as wrong as it was.
+        assert_eq!((faults[2].expected, faults[2].actual), (Some(10), Some((6 ^ 0x80) + 4)));
+    }
+}
+
+#[test]
+fn a_compare_names_the_first_block_that_differs() {
+    let (gate, legs) = stripe(3, 2, Some(TYPE1));
+    write(&gate, extent(0, 192), 7);
+    let compare = || {
+        let data = sealed(Some(TYPE1), extent(0, 192), 7, 0);
+        run(&gate, Operation::Compare { extent: extent(0, 192), data })
+    };
+    assert!(matches!(compare(), Ok(Answer::Done)));
+    write(&gate, extent(100, 1), 8);
+    write(&gate, extent(52, 1), 8);
+    write(&gate, extent(151, 1), 8);
+    assert_eq!(compare().unwrap_err().into_failure(), Failure::Miscompare { lba: Lba::new(52) });
+    assert!(legs[1].device().damage(Lba::new(30), Damage::Data { at: 0, mask: 1 }));
+    assert!(matches!(compare().unwrap_err().into_failure(), Failure::Integrity(_)), "damage is no difference");
+}
+
+#[test]
+fn requests_of_the_limit_give_each_leg_its_own() {
+    let limits = |transfer| Limits {
+        transfer: BlockCount::new(transfer).unwrap(),
+        verify: BlockCount::new(1000).unwrap(),
+        zero: BlockCount::MAX,
+    };
+    let legs = vec![Scripted::new(limits(100)), Scripted::new(limits(64))];
+    let layer = StripeLayer::new(legs, ByteCount::new(16 * 512)).unwrap();
+    let of = layer.geometry().limits;
+    assert_eq!((of.transfer.get(), of.verify.get(), of.zero), (128, 2 * 992, BlockCount::MAX));
+    let small = vec![Scripted::new(limits(5)), Scripted::new(limits(64))];
+    let layer = StripeLayer::new(small, ByteCount::new(16 * 512)).unwrap();
+    assert_eq!(layer.geometry().limits.transfer.get(), 32, "a chunk of each leg, which its gate cuts");
+}
+
+/// A device that answers only when all others were asked, and as it is told.
+#[derive(Clone)]
+struct Scripted {
+    geometry: Geometry,
+    abilities: Abilities,
+    asked: Rc<Cell<usize>>,
+    wanted: usize,
+    fails: Option<Failure>,
+}
+
+impl Scripted {
+    fn new(limits: Limits) -> Scripted {
+        let geometry = Geometry { block_size: BlockSize::B512, capacity_blocks: 1024, protection: None, limits };
+        Scripted { geometry, abilities: Abilities::COMPLETE, asked: Rc::default(), wanted: 0, fails: None }
+    }
+
+    fn with(asked: &Rc<Cell<usize>>, wanted: usize, fails: Option<Failure>) -> Scripted {
+        let limits = Limits::new(BlockSize::B512, 1 << 20, 2048);
+        Scripted { asked: Rc::clone(asked), wanted, fails, ..Scripted::new(limits) }
+    }
+}
+
+impl Device for Scripted {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.abilities
+    }
+
+    async fn execute(&self, _operation: Operation) -> Outcome {
+        self.asked.set(self.asked.get() + 1);
+        std::future::poll_fn(|cx| {
+            cx.waker().wake_by_ref();
+            if self.asked.get() >= self.wanted { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        self.fails.clone().map_or(Ok(Answer::Done), |failure| Err(Error::from(failure)))
+    }
+}
+
+#[test]
+fn all_legs_are_asked_before_any_has_answered() {
+    for operation in [
+        Operation::Flush,
+        Operation::WriteZeroes { extent: extent(3, 40), may_unmap: true, durability: Durability::Volatile },
+        Operation::Discard { extents: vec![extent(0, 1), extent(8, 1), extent(16, 1), extent(24, 1)] },
+    ] {
+        let asked = Rc::new(Cell::new(0));
+        let legs = (0..4).map(|_| Scripted::with(&asked, 4, None)).collect();
+        let layer = StripeLayer::new(legs, ByteCount::new(8 * 512)).unwrap();
+        let mut future = std::pin::pin!(layer.execute(operation));
+        let outcome = (0..4).find_map(|_| future.as_mut().now_or_never());
+        assert!(matches!(outcome, Some(Ok(Answer::Done))), "{outcome:?}");
+        assert_eq!(asked.get(), 4, "each leg once");
+    }
+}
+
+#[test]
+fn what_is_not_about_blocks_outweighs_what_is() {
+    let asked = Rc::new(Cell::new(0));
+    let damaged = Failure::Integrity(Faults::new(vec![Fault::media(Lba::new(2))]).unwrap());
+    let gone = Failure::Unreachable { reason: "cut".to_owned() };
+    let of = |first: Option<Failure>, second: Option<Failure>| {
+        let legs = vec![Scripted::with(&asked, 0, first), Scripted::with(&asked, 0, second)];
+        let layer = StripeLayer::new(legs, ByteCount::new(8 * 512)).unwrap();
+        let verify = Operation::Verify { extent: extent(0, 100), checks: Checks::NONE };
+        run(&layer, verify).map(drop).map_err(Error::into_failure)
+    };
+    assert_eq!(of(None, None), Ok(()));
+    assert_eq!(of(Some(damaged.clone()), Some(gone.clone())), Err(gone));
+    let at = |lba, leg| Fault { leg: Leg::NONE.within(leg), ..Fault::media(Lba::new(lba)) };
+    let both = Failure::Integrity(Faults::new(vec![at(2, 0), at(10, 1)]).unwrap());
+    assert_eq!(of(Some(damaged.clone()), Some(damaged)), Err(both));
+}
+
+#[test]
+fn a_stripe_can_what_all_its_legs_can() {
+    let asked = Rc::default();
+    let of = |change: fn(&mut Abilities)| {
+        let mut legs = vec![Scripted::with(&asked, 0, None), Scripted::with(&asked, 0, None)];
+        change(&mut legs[1].abilities);
+        StripeLayer::new(legs, ByteCount::new(4096)).unwrap().abilities()
+    };
+    assert_eq!(of(|_| ()), Abilities::COMPLETE);
+    let without = of(|leg| {
+        leg.verify = Ability::Emulated;
+        leg.discard = Ability::Absent;
+        leg.writable = false;
+        leg.unmap_zeroes = false;
+    });
+    assert_eq!(
+        (without.verify, without.discard, without.compare),
+        (Ability::Emulated, Ability::Absent, Ability::Native)
+    );
+    assert!(!without.writable && !without.unmap_zeroes);
+}

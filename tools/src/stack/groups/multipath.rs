@@ -1,0 +1,269 @@
+//! Several ways to one device: whether they lead to the same one, how they are opened again, and how long they may take.
+
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use sealblock_block::{
+    Abilities, Device, Error, Failure as BlockFailure, Gate, Geometry, Operation, Outcome, Source, Stack,
+};
+use sealblock_layers_multipath::{MultipathLayer, Patience, Way};
+
+use super::super::{Access, Facts, Held, Opened, ReactorClock, close_all, received_bytes};
+use crate::commands::create::uuid_words;
+use crate::exit::{Cause, Failure};
+use crate::target::{GroupKind, Target};
+
+/// How long a path over NVMe/TCP may take to answer, and how long its target waits for a sign of life, unless told. Short,
+/// since there is another path.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The paths of one device.
+pub(in super::super) struct Paths(Vec<Rc<Path>>);
+
+/// A path that is opened as often as it is lost.
+struct Path {
+    target: Target,
+    access: Access,
+    /// What tells the device from others, the same for all paths; nothing before one was open.
+    identity: Rc<RefCell<Option<String>>>,
+    /// What is open, for as long as the layer keeps it.
+    open: RefCell<Weak<Live>>,
+    /// Bytes that came while it was open before.
+    received_bytes: Rc<Cell<u64>>,
+}
+
+/// An open path. Dropped, it ends its connections without a word.
+struct Live {
+    gate: Gate<Stack>,
+    held: Vec<Held>,
+    received_bytes: Rc<Cell<u64>>,
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        let more = received_bytes(&self.held).unwrap_or(0);
+        self.received_bytes.set(self.received_bytes.get() + more);
+    }
+}
+
+impl Device for Live {
+    fn geometry(&self) -> &Geometry {
+        self.gate.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.gate.abilities()
+    }
+
+    async fn execute(&self, operation: Operation) -> Outcome {
+        self.gate.execute(operation).await
+    }
+
+    fn at_once(&self, operation: &Operation) -> Option<Outcome> {
+        self.gate.at_once(operation)
+    }
+}
+
+impl Paths {
+    /// Closes what is open.
+    pub(in super::super) async fn close(&self) -> Result<(), Error> {
+        let open = self.0.iter().filter_map(|path| path.open.borrow().upgrade());
+        let closings = open.map(|live| async move { close_all(&live.held).await });
+        join_all(closings).await.into_iter().fold(Ok(()), Result::and)
+    }
+
+    /// Bytes of payload that came over all paths until now; nothing where none is away.
+    pub(in super::super) fn received_bytes(&self) -> Option<u64> {
+        let each = self.0.iter().map(|path| {
+            let now = path.open.borrow().upgrade().and_then(|live| received_bytes(&live.held));
+            is_away(&path.target).then(|| now.unwrap_or(0) + path.received_bytes.get())
+        });
+        each.flatten().reduce(u64::saturating_add)
+    }
+}
+
+impl Path {
+    /// Opens the path, if it leads to the device that the others lead to.
+    async fn open(&self) -> Result<(Rc<Live>, Facts), Failure> {
+        let opened = super::super::open(&self.target, self.access).await?;
+        if let Err(why) = self.check(&opened.facts) {
+            let _ = opened.close(Ok(())).await;
+            return Err(Failure::new(Cause::Unsuitable, "opening", why).on(&self.target));
+        }
+        let Opened { gate, facts, held, .. } = opened;
+        let live = Rc::new(Live { gate, held, received_bytes: Rc::clone(&self.received_bytes) });
+        self.open.replace(Rc::downgrade(&live));
+        Ok((live, facts))
+    }
+
+    fn check(&self, facts: &Facts) -> Result<(), String> {
+        let Some(identity) = identity(&self.target, facts) else {
+            return Err("nothing tells whether it is the same device as the other paths lead to".to_owned());
+        };
+        let mut known = self.identity.borrow_mut();
+        let expected = known.get_or_insert_with(|| identity.clone());
+        if *expected == identity {
+            return Ok(());
+        }
+        Err(format!("it leads to another device than the other paths: to {identity}, they to {expected}"))
+    }
+
+    fn source(self: &Rc<Self>) -> Source {
+        let path = Rc::clone(self);
+        Source::new(self.target.to_string(), move || {
+            let path = Rc::clone(&path);
+            async move { path.open().await.map(|(live, _)| Stack::new(live)).map_err(unreachable) }
+        })
+    }
+
+    /// Sets up the path once more beside the one that may be open. A target that is ours lets that wait until nothing of what
+    /// was lost before is under way.
+    fn settle(&self) -> Option<Source> {
+        let (target, access) = (self.target.clone(), self.access);
+        is_away(&target).then(|| {
+            Source::new(target.to_string(), move || {
+                let target = target.clone();
+                async move {
+                    let opened = super::super::open(&target, access).await.map_err(unreachable)?;
+                    let (gate, _, closer) = opened.share();
+                    let _ = closer.close().await;
+                    Ok(Stack::new(gate))
+                }
+            })
+        })
+    }
+}
+
+fn unreachable(failure: Failure) -> Error {
+    BlockFailure::Unreachable { reason: failure.to_string() }.into()
+}
+
+/// Opens the paths, all at once. One is enough.
+pub(super) async fn open(target: &Target, legs: &[Target], access: Access) -> Result<Opened, Failure> {
+    let identity = Rc::default();
+    let path = |leg: &Target| {
+        let target = hasty(leg);
+        let identity = Rc::clone(&identity);
+        Rc::new(Path { target, access, identity, open: RefCell::default(), received_bytes: Rc::default() })
+    };
+    let paths = Paths(legs.iter().map(path).collect());
+    let (mut ways, mut facts, mut failed) = (Vec::new(), Vec::new(), None);
+    for (path, opened) in paths.0.iter().zip(join_all(paths.0.iter().map(|path| path.open())).await) {
+        let device = match opened {
+            Ok((live, of)) => {
+                facts.push(of);
+                Some(Stack::new(live))
+            }
+            Err(failure) if failure.cause() == Cause::Unreachable => {
+                failed = failed.or(Some(failure));
+                None
+            }
+            Err(failure) => {
+                let _ = paths.close().await;
+                return Err(failure);
+            }
+        };
+        ways.push(Way { source: path.source(), settle: path.settle(), device });
+    }
+    if let (true, Some(failure)) = (facts.is_empty(), failed) {
+        return Err(failure);
+    }
+    match MultipathLayer::new(ways, ReactorClock, patience(&paths, &facts)) {
+        Ok((device, worker)) => {
+            drop(sealblock_runtime_reactor::spawn(worker.run()));
+            let facts = Facts { paths: Some(device.observer()), ..Facts::over("multipath", facts) };
+            Ok(Opened::new(target, device, facts, vec![Held::Paths(Rc::new(paths))]))
+        }
+        Err(error) => {
+            let _ = paths.close().await;
+            Err(Failure::new(Cause::Unsuitable, "opening", error).on(target))
+        }
+    }
+}
+
+/// How patient the layer is with these paths.
+fn patience(paths: &Paths, facts: &[Facts]) -> Patience {
+    let usual = Patience::default();
+    let longest = |of: fn(&crate::target::RemoteOptions) -> Option<Duration>| {
+        let remotes = paths.0.iter().flat_map(|path| remotes(&path.target));
+        remotes.filter_map(of).max().unwrap_or(PATIENCE)
+    };
+    let is_volatile = |facts: &&Facts| facts.remote.as_ref().is_none_or(|remote| remote.volatile_write_cache);
+    let leaves = facts.iter().flat_map(Facts::all).filter(|facts| facts.below.is_empty());
+    Patience {
+        // Longer than the devices' own, which know better what is late.
+        answer: usual.answer.max(longest(|options| options.timeout) * 3),
+        // A target that counts traffic as a sign of life needs up to twice the time to notice that there is none.
+        quarantine: longest(|options| options.keep_alive) * 2 + Duration::from_secs(1),
+        volatile: leaves.filter(is_volatile).count() > 0,
+        ..usual
+    }
+}
+
+/// The options of all namespaces over NVMe/TCP in a target.
+fn remotes(target: &Target) -> Vec<&crate::target::RemoteOptions> {
+    match target {
+        Target::NvmeTcp { options, .. } => vec![options],
+        Target::Group { legs, .. } => legs.iter().flat_map(remotes).collect(),
+        Target::Offset { target, .. } | Target::Fault { target, .. } => remotes(target),
+        Target::File(_) | Target::Linux(_) | Target::Memory(_) | Target::Null(_) | Target::Nbd { .. } => Vec::new(),
+    }
+}
+
+fn is_away(target: &Target) -> bool {
+    !remotes(target).is_empty()
+}
+
+/// The same target, which gives up sooner where it was not told how long to try.
+fn hasty(target: &Target) -> Target {
+    let mut target = target.clone();
+    hasten(&mut target);
+    target
+}
+
+fn hasten(target: &mut Target) {
+    match target {
+        Target::NvmeTcp { options, .. } => {
+            options.timeout.get_or_insert(PATIENCE);
+            options.keep_alive.get_or_insert(PATIENCE);
+            options.reconnect.get_or_insert(Duration::ZERO);
+        }
+        Target::Group { legs, .. } => legs.iter_mut().for_each(hasten),
+        Target::Offset { target, .. } | Target::Fault { target, .. } => hasten(target),
+        Target::File(_) | Target::Linux(_) | Target::Memory(_) | Target::Null(_) | Target::Nbd { .. } => {}
+    }
+}
+
+/// What tells a device from all others, where it says so itself.
+fn identity(target: &Target, facts: &Facts) -> Option<String> {
+    let below = || facts.below.first();
+    match target {
+        Target::Offset { range, target } => Some(format!("blocks {range} of {}", identity(target, below()?)?)),
+        Target::Fault { target, .. } => identity(target, below()?),
+        Target::Group { kind: GroupKind::Stripe { chunk }, legs } => {
+            let each: Option<Vec<String>> = legs.iter().zip(&facts.below).map(|(leg, of)| identity(leg, of)).collect();
+            let chunk = chunk.unwrap_or(sealblock_layers_stripe::CHUNK);
+            Some(format!("a stripe in chunks of {} bytes of {}", chunk.get(), each?.join(" and ")))
+        }
+        Target::Group { kind: GroupKind::Multipath, legs } => identity(legs.first()?, below()?),
+        Target::Group { kind: GroupKind::Mirror, .. } => None,
+        _ => leaf(facts),
+    }
+}
+
+fn leaf(facts: &Facts) -> Option<String> {
+    if let Some(volume) = &facts.volume {
+        return Some(format!("volume {}", uuid_words(&volume.uuid)));
+    }
+    let remote = facts.remote.as_ref()?;
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    Some(match (&remote.uuid, &remote.nguid, &remote.eui64) {
+        (Some(uuid), ..) => format!("namespace {}", uuid_words(uuid)),
+        (_, Some(nguid), _) => format!("namespace {}", hex(nguid)),
+        (.., Some(eui64)) => format!("namespace {}", hex(eui64)),
+        // Within a subsystem the number of a shared namespace is the same for all controllers.
+        (None, None, None) => format!("namespace {} of {}", remote.namespace, remote.subsystem),
+    })
+}

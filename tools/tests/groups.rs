@@ -1,0 +1,117 @@
+//! Targets made of several.
+
+mod common;
+
+use common::server::Server;
+use common::{Place, noise};
+
+/// A stripe of two volumes of 8 MiB with this content.
+fn striped(place: &Place, data: &[u8]) {
+    for leg in ["a", "b"] {
+        place.run(&format!("create {leg} --size 8MiB --guard crc16")).succeeds();
+    }
+    place.write("data", data);
+    place.run("copy data stripe:a,b").succeeds();
+}
+
+#[test]
+fn a_stripe_is_one_device_and_its_legs_are_devices() {
+    let (place, data) = (Place::new(), noise(3, 16 << 20));
+    striped(&place, &data);
+    assert!(place.blocks("stripe:a,b", 0, 4095) == data);
+    place.run("verify stripe:a,b").succeeds();
+    place.run("verify a").succeeds();
+    let chunk = 64 << 10;
+    assert!(place.blocks("b", 0, 15) == data[chunk..2 * chunk]);
+    place.run("compare stripe:a,b data").succeeds();
+    let info = place.run("info stripe:a,b --json").succeeds().json();
+    assert_eq!((&info["bytes"], &info["kind"]), (&(16 << 20).into(), &"stripe".into()));
+    assert_eq!(info["below"].as_array().unwrap().len(), 2);
+    assert_eq!((&info["below"][1]["kind"], &info["abilities"]["verify"]), (&"protected volume".into(), &"native".into()));
+    // Another order, or chunks of another size, are another device, which is sound all the same.
+    assert!(place.blocks("stripe:b,a", 0, 31) != data[..2 * chunk]);
+    assert!(place.blocks("stripe-4KiB:a,b", 0, 0) == data[..4096]);
+    assert!(place.blocks("stripe-4KiB:a,b", 1, 1) == data[chunk..chunk + 4096]);
+}
+
+#[test]
+fn damage_of_a_stripe_names_the_leg() {
+    let place = Place::new();
+    striped(&place, &noise(3, 16 << 20));
+    place.run("corrupt b --lba 2 --kind data").succeeds();
+    place.run("corrupt a --lba 17 --kind ref-tag").succeeds();
+    let report = place.run("verify stripe:a,b --json").ends_with(1).json();
+    let found: Vec<_> = report["errors"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|error| (error["lba"].as_u64().unwrap(), error["leg"].as_str().unwrap(), error["field"].as_str().unwrap()))
+        .collect();
+    assert_eq!(found, [(18, "b", "guard"), (33, "a", "ref_tag")]);
+    place.run("copy offset:18..18,stripe:a,b -").fails(3, &["damaged"]);
+}
+
+#[test]
+fn legs_that_do_not_go_together_are_refused() {
+    let place = Place::new();
+    place.run("create a --size 8MiB --guard crc16").succeeds();
+    place.run("create b --size 8MiB --guard crc64").succeeds();
+    place.run("info stripe:a,b").fails(3, &["stripe:a,b", "different formats"]);
+    place.run("info stripe-5KiB:a,a").fails(3, &["in use"]);
+    place.run("info stripe-5KiB:mem:1MiB,mem:1MiB").fails(3, &["no power of two"]);
+    place.run("info stripe:a,missing").fails(3, &["missing"]);
+    place.run("verify a").succeeds();
+}
+
+#[test]
+fn a_stripe_is_served_and_stripes_nest() {
+    let (place, data) = (Place::new(), noise(5, 4 << 20));
+    place.write("data", &data);
+    let server = Server::start(&place, "stripe:mem:4MiB,[stripe-8KiB:mem:2MiB,mem:2MiB]");
+    let name = server.ready["subsystems"][0]["nqn"].as_str().unwrap().to_owned();
+    let target = format!("nvme+tcp://{}/{name}", server.address());
+    place.run(&format!("copy data {target}")).succeeds();
+    assert!(place.blocks(&target, 0, 1023) == data);
+    place.run(&format!("copy data stripe:[offset:0..511,{target}],[offset:512..1023,{target}]")).succeeds();
+    place.run(&format!("compare stripe:[offset:0..511,{target}],[offset:512..1023,{target}] data")).succeeds();
+    server.stop().is_clean();
+}
+
+#[test]
+fn paths_to_one_namespace_are_one_device() {
+    let (place, data) = (Place::new(), noise(7, 4 << 20));
+    place.run("create v --size 4MiB --guard crc32c").succeeds();
+    place.write("data", &data);
+    let server = Server::start(&place, "v --protection shown");
+    let (v, port) = (server.target("v"), server.address().split_once(':').unwrap().1.to_owned());
+    let other = v.replace("127.0.0.1", "127.0.0.2");
+    let there = format!("multipath:{v},{v}?ddgst&timeout=3s");
+    place.run(&format!("copy data {there}")).succeeds();
+    assert!(place.blocks(&there, 0, 1023) == data);
+    let info = place.run(&format!("info {there} --json")).succeeds().json();
+    let paths: Vec<_> = info["paths"].as_array().unwrap().iter().map(|path| path["live"].clone()).collect();
+    assert_eq!((paths, info["below"].as_array().unwrap().len()), (vec![true.into(), true.into()], 2));
+    assert_eq!(info["protection"]["guard"], "crc32c");
+    // Nobody listens on the other address: one path is enough.
+    let half = format!("multipath:{other},{v}");
+    let verified = place.run(&format!("verify {half} --json")).succeeds().json();
+    assert_eq!((&verified["offloaded"], &verified["bytes_transferred"]), (&true.into(), &0.into()));
+    let text = place.run(&format!("info {half}"));
+    text.succeeds().says(&[&format!("{other}?timeout=5s&keepalive=5s&reconnect=0ms: not live: "), &format!(":{port}/")]);
+    place.run(&format!("info multipath:{other},{other}")).fails(3, &["connecting"]);
+    server.stop().is_clean();
+    place.run("verify v").succeeds();
+    assert!(place.blocks("v", 0, 1023) == data);
+}
+
+#[test]
+fn paths_to_different_devices_are_refused() {
+    let place = Place::new();
+    let server = Server::start(&place, "mem:1MiB null:1MiB");
+    let (mem, null) = (server.target("mem"), server.target("null"));
+    place.run(&format!("info multipath:{mem},{mem}")).succeeds();
+    place.run(&format!("info multipath:{mem},{null}")).fails(3, &["another device"]);
+    place.run(&format!("info multipath:[offset:0..9,{mem}],[offset:10..19,{mem}]")).fails(3, &["another device"]);
+    place.run("info multipath:mem:1MiB,mem:1MiB").fails(3, &["nothing tells"]);
+    server.stop().is_clean();
+}
