@@ -64,6 +64,7 @@ enum Held {
     Volume(Rc<FileVolume>),
     Remote(NvmeTcpDevice),
     Paths(Rc<groups::Paths>),
+    Mirror(Rc<groups::OpenMirror>),
 }
 
 /// An open target.
@@ -156,6 +157,7 @@ fn close_all(held: &[Held]) -> LocalBoxFuture<'_, Result<(), Error>> {
                 Held::Volume(volume) => closed = closed.and(volume.close().await),
                 Held::Remote(device) => device.close().await,
                 Held::Paths(paths) => closed = closed.and(paths.close().await),
+                Held::Mirror(mirror) => closed = closed.and(mirror.close().await),
             }
         }
         closed
@@ -167,6 +169,7 @@ fn received_bytes(held: &[Held]) -> Option<u64> {
         Held::Volume(_) => None,
         Held::Remote(device) => Some(device.counters().received_bytes),
         Held::Paths(paths) => paths.received_bytes(),
+        Held::Mirror(mirror) => mirror.received_bytes(),
     });
     remotes.reduce(u64::saturating_add)
 }

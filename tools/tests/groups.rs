@@ -27,7 +27,10 @@ fn a_stripe_is_one_device_and_its_legs_are_devices() {
     let info = place.run("info stripe:a,b --json").succeeds().json();
     assert_eq!((&info["bytes"], &info["kind"]), (&(16 << 20).into(), &"stripe".into()));
     assert_eq!(info["below"].as_array().unwrap().len(), 2);
-    assert_eq!((&info["below"][1]["kind"], &info["abilities"]["verify"]), (&"protected volume".into(), &"native".into()));
+    assert_eq!(
+        (&info["below"][1]["kind"], &info["abilities"]["verify"]),
+        (&"protected volume".into(), &"native".into())
+    );
     // Another order, or chunks of another size, are another device, which is sound all the same.
     assert!(place.blocks("stripe:b,a", 0, 31) != data[..2 * chunk]);
     assert!(place.blocks("stripe-4KiB:a,b", 0, 0) == data[..4096]);
@@ -97,7 +100,8 @@ fn paths_to_one_namespace_are_one_device() {
     let verified = place.run(&format!("verify {half} --json")).succeeds().json();
     assert_eq!((&verified["offloaded"], &verified["bytes_transferred"]), (&true.into(), &0.into()));
     let text = place.run(&format!("info {half}"));
-    text.succeeds().says(&[&format!("{other}?timeout=5s&keepalive=5s&reconnect=0ms: not live: "), &format!(":{port}/")]);
+    text.succeeds()
+        .says(&[&format!("{other}?timeout=5s&keepalive=5s&reconnect=0ms: not live: "), &format!(":{port}/")]);
     place.run(&format!("info multipath:{other},{other}")).fails(3, &["connecting"]);
     server.stop().is_clean();
     place.run("verify v").succeeds();

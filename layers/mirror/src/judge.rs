@@ -178,16 +178,19 @@ fn place(found: &[Found], label: &Label, labels: &[(usize, &Label)]) -> Result<V
         let at = member_of(label, own).filter(|at| label.members[*at].standing != Standing::Removed);
         places[leg] = Some(at.ok_or(Refusal::Stranger { leg })?);
     }
-    let taken = places.clone();
-    let mut free = (0..label.members.len())
-        .filter(|at| !taken.contains(&Some(*at)) && label.members[*at].standing != Standing::Removed);
+    let mut free: Vec<usize> = (0..label.members.len())
+        .filter(|at| !places.contains(&Some(*at)) && label.members[*at].standing != Standing::Removed)
+        .collect();
     for (leg, found) in found.iter().enumerate() {
         match found {
             Found::Labelled(_) => {}
             // Something without a label where one would fit was never written as a leg.
             Found::Unlabelled { has_room: true } => return Err(Refusal::Stranger { leg }),
             Found::Unlabelled { has_room: false } | Found::Absent => {
-                places[leg] = Some(free.next().ok_or(Refusal::Stranger { leg })?);
+                // What has no room cannot be a leg that had, such as what is left of a volume without its superblocks.
+                let fits = |at: &usize| *found == Found::Absent || !label.members[*at].has_room;
+                let at = free.iter().position(fits).ok_or(Refusal::Stranger { leg })?;
+                places[leg] = Some(free.remove(at));
             }
         }
     }
@@ -314,7 +317,10 @@ mod tests {
     fn strangers_copies_and_legs_of_other_mirrors_are_refused() {
         let own = || labelled(label(2, 0, 5));
         assert_eq!(judge(&[own(), Found::Unlabelled { has_room: true }]), Err(Refusal::Stranger { leg: 1 }));
-        assert!(judge(&[own(), Found::Unlabelled { has_room: false }]).is_ok());
+        assert_eq!(judge(&[own(), Found::Unlabelled { has_room: false }]), Err(Refusal::Stranger { leg: 1 }));
+        let mut beside_bare = label(2, 0, 5);
+        beside_bare.members[1].has_room = false;
+        assert!(judge(&[labelled(beside_bare), Found::Unlabelled { has_room: false }]).is_ok());
         assert_eq!(judge(&[own(), own()]), Err(Refusal::Twice { first: 0, second: 1 }));
         let foreign = Label { uuid: [8; 16], ..label(2, 1, 5) };
         assert_eq!(judge(&[own(), labelled(foreign)]), Err(Refusal::Foreign { leg: 1 }));

@@ -7,7 +7,7 @@ use sealblock_block::{Answer, Device, Error, Failure, Fault, Faults, Leg as LegP
 use sealblock_integrity::{Checks, PiFormat, Sealed, Tags};
 use sealblock_units::{BlockSize, Extent};
 
-use crate::label::Standing;
+use crate::label::{Member, Standing};
 use crate::regions::Regions;
 
 /// Opens a leg's device anew, after it was lost.
@@ -37,8 +37,8 @@ pub(crate) struct Leg {
     device: RefCell<Option<Stack>>,
     /// Requests under way.
     busy: Cell<u32>,
-    /// It has room for a label.
-    pub has_room: Cell<bool>,
+    /// It has room for a label, now and ever.
+    pub has_room: bool,
     pub healed: Cell<u64>,
     pub failures: Cell<u64>,
     pub copied_bytes: Cell<u64>,
@@ -47,7 +47,7 @@ pub(crate) struct Leg {
 }
 
 impl Leg {
-    pub fn new(source: LegSource, number: usize, id: [u8; 16], standing: Standing, missed: Regions) -> Leg {
+    pub fn new(source: LegSource, number: usize, member: &Member) -> Leg {
         let (device, why) = match source.device {
             Ok(device) => (Some(device), String::new()),
             Err(why) => (None, why),
@@ -55,13 +55,13 @@ impl Leg {
         let leg = Leg {
             name: source.name,
             number,
-            id,
-            standing: Cell::new(standing),
-            left: RefCell::new(missed.clone()),
-            missed: RefCell::new(missed),
+            id: member.id,
+            standing: Cell::new(member.standing),
+            left: RefCell::new(member.missed.clone()),
+            missed: RefCell::new(member.missed.clone()),
             device: RefCell::default(),
             busy: Cell::new(0),
-            has_room: Cell::new(false),
+            has_room: member.has_room,
             healed: Cell::new(0),
             failures: Cell::new(0),
             copied_bytes: Cell::new(0),

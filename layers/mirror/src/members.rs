@@ -5,7 +5,7 @@ use std::rc::Rc;
 use sealblock_block::{Clock, Error};
 
 use crate::judge::{Found, leg_id};
-use crate::label::{MOST_LEGS, Standing};
+use crate::label::{MOST_LEGS, Member, Standing};
 use crate::leg::{Leg, LegSource};
 use crate::mirror::Mirror;
 use crate::open::{MirrorError, Trouble, fits, found_on};
@@ -72,8 +72,8 @@ impl<C: Clock> Mirror<C> {
         let place = self.free_place().ok_or(MemberError::Full)?;
         let number = self.legs.borrow().iter().map(|leg| leg.number + 1).max().unwrap_or(0);
         let id = leg_id(&self.uuid, self.notes.generation.get() + 1, place);
-        let leg = Rc::new(Leg::new(source, number, id, Standing::Missing, Regions::all(self.map.count())));
-        leg.has_room.set(has_room);
+        let member = Member { id, standing: Standing::Missing, has_room, missed: Regions::all(self.map.count()) };
+        let leg = Rc::new(Leg::new(source, number, &member));
         {
             let mut legs = self.legs.borrow_mut();
             if place < legs.len() { legs[place] = leg.clone() } else { legs.push(leg.clone()) }

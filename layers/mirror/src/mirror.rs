@@ -265,3 +265,9 @@ pub(crate) fn abilities(devices: &[Abilities], read_only: bool) -> Abilities {
         offloads: all(&|of| of.offloads),
     }
 }
+
+impl<C: Clock> std::fmt::Debug for Mirror<C> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Mirror").field(&self.describe()).finish()
+    }
+}

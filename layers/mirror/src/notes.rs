@@ -150,7 +150,7 @@ impl<C: Clock> Mirror<C> {
             self.notes.generation.set(self.notes.generation.get() + 1);
             let dirty = self.notes.dirty.borrow().clone();
             let legs: Vec<_> =
-                self.legs.borrow().iter().filter(|leg| leg.takes_changes() && leg.has_room.get()).cloned().collect();
+                self.legs.borrow().iter().filter(|leg| leg.takes_changes() && leg.has_room).cloned().collect();
             let writes = legs.iter().map(|leg| {
                 let bytes = Slice::copy_from(&self.label(leg).encode());
                 leg.ask(self.geometry.protection, Operation::WriteAnnex { slot: AnnexSlot::Group, bytes })
@@ -186,6 +186,7 @@ impl<C: Clock> Mirror<C> {
         let member = |leg: &std::rc::Rc<Leg>| Member {
             id: leg.id,
             standing: leg.standing.get(),
+            has_room: leg.has_room,
             missed: leg.missed.borrow().clone(),
         };
         Label {

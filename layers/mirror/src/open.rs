@@ -10,7 +10,7 @@ use sealblock_integrity::PiFormat;
 use sealblock_units::BlockSize;
 
 use crate::judge::{Found, Known, Refusal, Verdict, judge, leave_behind, leg_id};
-use crate::label::{Label, LabelError, MOST_LEGS, Standing};
+use crate::label::{Label, LabelError, MOST_LEGS, Member, Standing};
 use crate::leg::{Leg, LegSource, has_annex};
 use crate::mirror::{Mirror, Parts, abilities};
 use crate::notes::Notes;
@@ -102,12 +102,9 @@ pub async fn open<C: Clock>(sources: Vec<LegSource>, clock: C, options: OpenOpti
     let devices: Vec<Stack> = sources.iter().filter_map(|source| source.device.as_ref().ok().cloned()).collect();
     let is_new = verdict == Verdict::New;
     let parts = match verdict {
-        Verdict::New => assemble_new(sources, &devices, &options)?,
+        Verdict::New => assemble_new(sources, &found, &devices, &options)?,
         Verdict::Known(known) => assemble_known(sources, &devices, known)?,
     };
-    for leg in &parts.legs {
-        leg.has_room.set(found.get(leg.number).is_some_and(Found::has_room));
-    }
     let of: Vec<Abilities> = devices.iter().map(Device::abilities).collect();
     let abilities = abilities(&of, options.read_only);
     let mirror = Rc::new(Mirror::new(clock, parts, abilities, options.read_only));
@@ -167,7 +164,12 @@ fn refused(refusal: Refusal, sources: &[LegSource]) -> MirrorError {
     MirrorError::Refused { refusal, legs }
 }
 
-fn assemble_new(sources: Vec<LegSource>, devices: &[Stack], options: &OpenOptions) -> Result<Parts, MirrorError> {
+fn assemble_new(
+    sources: Vec<LegSource>,
+    found: &[Found],
+    devices: &[Stack],
+    options: &OpenOptions,
+) -> Result<Parts, MirrorError> {
     let block_size = devices[0].geometry().block_size;
     let capacity_blocks = devices.iter().map(|device| device.geometry().capacity_blocks).min().unwrap_or(0);
     let formats: Vec<Option<PiFormat>> = devices.iter().map(|device| device.geometry().protection).collect();
@@ -178,7 +180,9 @@ fn assemble_new(sources: Vec<LegSource>, devices: &[Stack], options: &OpenOption
     for (number, source) in sources.into_iter().enumerate() {
         fits(&source, block_size, capacity_blocks)?;
         let id = leg_id(&options.identity, 0, number);
-        legs.push(Rc::new(Leg::new(source, number, id, Standing::Current, Regions::none(map.count()))));
+        let (has_room, missed) = (found[number].has_room(), Regions::none(map.count()));
+        let member = Member { id, standing: Standing::Current, has_room, missed };
+        legs.push(Rc::new(Leg::new(source, number, &member)));
     }
     let geometry = Geometry { block_size, capacity_blocks, protection, limits: limits(devices) };
     Ok(Parts { geometry, map, uuid: options.identity, legs, notes: Notes::new(0, Regions::none(map.count())) })
@@ -209,7 +213,7 @@ fn assemble_known(sources: Vec<LegSource>, devices: &[Stack], known: Known) -> R
         if member.standing == Standing::Missing {
             member.missed.add(&dirty);
         }
-        legs.push(Rc::new(Leg::new(source, number, member.id, member.standing, member.missed.clone())));
+        legs.push(Rc::new(Leg::new(source, number, member)));
     }
     let Label { map, capacity_blocks, block_size, protection, uuid, generation, .. } = label;
     let geometry = Geometry { block_size, capacity_blocks, protection, limits: limits(devices) };

@@ -122,10 +122,9 @@ impl<C: Clock> Mirror<C> {
         if let Found::Labelled(label) = &found {
             self.check_label(leg, label).map_err(|refusal| refusal.to_string())?;
             leg.missed.borrow_mut().add(&label.dirty);
-        } else if matches!(found, Found::Unlabelled { has_room: true }) {
+        } else if leg.has_room || found.has_room() {
             return Err("it has no label any more; it is not the device that it was".to_owned());
         }
-        leg.has_room.set(found.has_room());
         leg.set_device(Some(device));
         leg.why.borrow_mut().clear();
         if leg.standing.get() == Standing::Missing {

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use sealblock_block::{Abilities, Ability, Device};
+use sealblock_layers_mirror::{Description as MirrorDescription, LegDescription};
 use sealblock_layers_multipath::{Observer, PathStatus};
 use sealblock_media_nvme_tcp::{Facts as RemoteFacts, Protection};
 use sealblock_units::ByteCount;
@@ -103,8 +104,47 @@ fn facts_json(facts: &Facts) -> Value {
         })),
         "remote": facts.remote.as_ref().map(remote_json),
         "paths": facts.paths.as_ref().map(|paths| paths.paths().iter().map(path_json).collect::<Vec<_>>()),
+        "mirror": facts.mirror.as_ref().map(|mirror| mirror_json(&mirror.describe())),
         "below": facts.below.iter().map(facts_json).collect::<Vec<_>>(),
     })
+}
+
+fn mirror_json(mirror: &MirrorDescription) -> Value {
+    let leg = |leg: &LegDescription| {
+        json!({
+            "leg": leg.name,
+            "standing": leg.standing.as_str(),
+            "here": leg.is_here,
+            "trouble": Some(&leg.why).filter(|why| !why.is_empty()),
+            "missed_bytes": leg.missed_bytes,
+            "copied_bytes": leg.copied_bytes,
+            "healed_blocks": leg.healed_blocks,
+            "failures": leg.failures,
+        })
+    };
+    json!({
+        "uuid": uuid_words(&mirror.uuid),
+        "region_bytes": mirror.region_bytes,
+        "unsettled_bytes": mirror.unsettled_bytes,
+        "lost_blocks": mirror.lost_blocks,
+        "legs": mirror.legs.iter().map(leg).collect::<Vec<_>>(),
+    })
+}
+
+fn mirror_text(lines: &mut Lines, mirror: &MirrorDescription) {
+    lines.put("uuid", uuid_words(&mirror.uuid));
+    for leg in &mirror.legs {
+        let missed = match leg.missed_bytes {
+            0 => String::new(),
+            bytes => format!(", lacks {} at most", ByteCount::new(bytes)),
+        };
+        let why = if leg.why.is_empty() { String::new() } else { format!(": {}", leg.why) };
+        let here = if leg.is_here { "" } else { ", not here" };
+        lines.put("leg", format!("{}: {}{here}{missed}{why}", leg.name, leg.standing.as_str()));
+    }
+    if mirror.unsettled_bytes > 0 {
+        lines.put("unsettled", format!("{}, made alike when it is in use", ByteCount::new(mirror.unsettled_bytes)));
+    }
 }
 
 fn path_json(path: &PathStatus) -> Value {
@@ -206,6 +246,9 @@ fn facts_text(lines: &mut Lines, facts: &Facts) {
         if let Some(maker) = tag_maker(remote) {
             lines.put("tags made by", format!("the {maker}"));
         }
+    }
+    if let Some(mirror) = &facts.mirror {
+        mirror_text(lines, &mirror.describe());
     }
     for path in facts.paths.iter().flat_map(Observer::paths) {
         let state = match &path.trouble {

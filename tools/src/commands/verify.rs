@@ -6,7 +6,7 @@ mod lanes;
 use std::sync::Arc;
 use std::time::Instant;
 
-use sealblock_block::{Device, Fault, FaultField};
+use sealblock_block::{Ability, Device, Fault, FaultField};
 use sealblock_integrity::{Field as TagField, PiFormat};
 
 use crate::cli::Verify;
@@ -21,23 +21,25 @@ pub use job::{Findings, Job};
 /// Checks the target.
 pub fn run(arguments: &Verify) -> Result<Exit, Failure> {
     let show = if arguments.json || arguments.quiet { Show::Never } else { Show::OnTerminal };
-    let (report, unlisted) = on_reactor(async {
-        let opened = open(&arguments.target, Access::Read).await?;
+    let (report, unlisted, can_repair) = on_reactor(async {
+        let access = if arguments.repair { Access::Write } else { Access::Read };
+        let opened = open(&arguments.target, access).await?;
         let left_out = opened.facts.left_out();
         if left_out > 0 && !arguments.quiet {
             // Clean all the same: such blocks are as they were before. Whoever had not flushed them may want to know.
             eprintln!("sealblock: {left_out} writes that were under way at a crash had not arrived and were left out");
         }
+        let can_repair = opened.gate.abilities().repair == Ability::Native;
         let verified = check(arguments, &opened, show).await;
-        opened.close(verified).await
+        opened.close(verified.map(|(report, unlisted)| (report, unlisted, can_repair))).await
     })?;
     if arguments.json {
         print_json(&report)?;
     } else {
         print_text(&report, unlisted, arguments.quiet)?;
     }
-    if arguments.repair && !report.errors.is_empty() {
-        eprintln!("sealblock: nothing was repaired: {} has no other copy of its blocks", report.target);
+    if arguments.repair {
+        tell_of_repairs(&report, can_repair);
     }
     Ok(if report.errors.is_empty() { Exit::Clean } else { Exit::Found })
 }
@@ -62,6 +64,19 @@ async fn check(arguments: &Verify, opened: &Opened, show: Show) -> Result<(Verif
         errors: findings.faults.iter().map(|fault| block_error(fault, format, &arguments.target)).collect(),
     };
     Ok((report, findings.unlisted))
+}
+
+/// Says what became of what was found.
+fn tell_of_repairs(report: &VerifyReport, can_repair: bool) {
+    let lasting = report.errors.iter().filter(|error| !error.repaired).count();
+    if lasting == 0 {
+        return;
+    }
+    if can_repair {
+        eprintln!("sealblock: {lasting} of {} could not be repaired: no good copy is left", report.errors.len());
+    } else {
+        eprintln!("sealblock: nothing was repaired: {} has no other copy of its blocks", report.target);
+    }
 }
 
 fn block_error(fault: &Fault, format: Option<PiFormat>, target: &Target) -> BlockError {
@@ -102,10 +117,13 @@ fn print_text(report: &VerifyReport, unlisted: u64, quiet: bool) -> Result<(), F
         let what = match (error.expected, error.actual) {
             (Some(expected), Some(actual)) => format!("expected {expected}, found {actual}"),
             // Another host's device says which field it is, and not always what it holds.
-            _ if error.field != Field::Media => "does not fit".to_owned(),
+            _ if !matches!(error.field, Field::Media | Field::Conflict) => "does not fit".to_owned(),
+            _ if error.field == Field::Conflict => "good copies differ".to_owned(),
             _ => "cannot be read".to_owned(),
         };
-        say(&format!("block {}: {}: {what}", error.lba, error.field.words()))?;
+        let leg = error.leg.as_ref().map_or(String::new(), |leg| format!(" on {leg}"));
+        let repaired = if error.repaired { ", repaired" } else { "" };
+        say(&format!("block {}{leg}: {}: {what}{repaired}", error.lba, error.field.words()))?;
     }
     if unlisted > 0 {
         say(&format!("and {unlisted} more damaged blocks"))?;
@@ -115,7 +133,12 @@ fn print_text(report: &VerifyReport, unlisted: u64, quiet: bool) -> Result<(), F
         return Ok(());
     }
     let rate = report.bytes_verified as f64 / report.elapsed_s.max(1e-9) / 1e6;
-    let state = if bad == 0 { "clean".to_owned() } else { format!("{bad} damaged") };
+    let repaired = report.errors.iter().filter(|error| error.repaired).count();
+    let state = match (bad, repaired) {
+        (0, _) => "clean".to_owned(),
+        (bad, 0) => format!("{bad} damaged"),
+        (bad, repaired) => format!("{bad} damaged, {repaired} repaired"),
+    };
     say(&format!(
         "{}: {} blocks verified in {:.2} s ({rate:.0} MB/s): {state}",
         report.target, report.blocks_verified, report.elapsed_s

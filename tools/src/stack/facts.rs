@@ -1,9 +1,13 @@
 //! What a target is made of, for `info`.
 
+use std::rc::Rc;
+
 use sealblock_layers_multipath::Observer;
 use sealblock_media_file::Description as FileDescription;
 use sealblock_media_nvme_tcp::Facts as RemoteFacts;
 use sealblock_media_volume::Description as VolumeDescription;
+
+use super::groups::ReactorMirror;
 
 /// What a target is made of.
 #[derive(Clone, Debug)]
@@ -18,6 +22,8 @@ pub struct Facts {
     pub remote: Option<RemoteFacts>,
     /// What its paths have done, where it has several.
     pub paths: Option<Observer>,
+    /// The mirror, where it is one.
+    pub mirror: Option<Rc<ReactorMirror>>,
     /// What lies below, where it is a layer: one, or several in order. Paths that could not be opened are left out.
     pub below: Vec<Facts>,
 }
@@ -25,7 +31,7 @@ pub struct Facts {
 impl Facts {
     /// Nothing but a kind.
     pub fn plain(kind: &'static str) -> Facts {
-        Facts { kind, volume: None, file: None, remote: None, paths: None, below: Vec::new() }
+        Facts { kind, volume: None, file: None, remote: None, paths: None, mirror: None, below: Vec::new() }
     }
 
     /// A layer.

@@ -1,21 +1,29 @@
 //! Several targets as one device: one function for each kind.
 
+mod mirror;
 mod multipath;
+
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use sealblock_layers_stripe::{CHUNK, StripeLayer};
 use sealblock_units::ByteCount;
 
-use super::{Access, Facts, Opened, absent};
+use super::{Access, Facts, Opened};
 use crate::exit::{Cause, Failure};
 use crate::target::{GroupKind, Target};
 
+pub(super) use mirror::{OpenMirror, ReactorMirror};
 pub(super) use multipath::Paths;
+
+/// How long a path or leg over NVMe/TCP may take to answer, and how long its target waits for a sign of life, unless told. Short,
+/// since there is another one.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Opens a group.
 pub(super) async fn open(target: &Target, kind: GroupKind, legs: &[Target], access: Access) -> Result<Opened, Failure> {
     match kind {
-        GroupKind::Mirror => Err(absent(target, "mirrors are")),
+        GroupKind::Mirror => mirror::open(target, legs, access).await,
         GroupKind::Stripe { chunk } => stripe(target, chunk.unwrap_or(CHUNK), legs, access).await,
         GroupKind::Multipath => multipath::open(target, legs, access).await,
     }
@@ -54,4 +62,24 @@ async fn all_or_none(legs: Vec<Result<Opened, Failure>>) -> Result<Vec<Opened>, 
         let _ = leg.close(Ok(())).await;
     }
     Err(failure)
+}
+
+/// The same target, which gives up sooner where it was not told how long to try.
+fn hasty(target: &Target) -> Target {
+    let mut target = target.clone();
+    hasten(&mut target);
+    target
+}
+
+fn hasten(target: &mut Target) {
+    match target {
+        Target::NvmeTcp { options, .. } => {
+            options.timeout.get_or_insert(PATIENCE);
+            options.keep_alive.get_or_insert(PATIENCE);
+            options.reconnect.get_or_insert(Duration::ZERO);
+        }
+        Target::Group { legs, .. } => legs.iter_mut().for_each(hasten),
+        Target::Offset { target, .. } | Target::Fault { target, .. } => hasten(target),
+        Target::File(_) | Target::Linux(_) | Target::Memory(_) | Target::Null(_) | Target::Nbd { .. } => {}
+    }
 }

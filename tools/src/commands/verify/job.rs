@@ -38,6 +38,8 @@ enum How {
     Here,
     /// This process, out of what it reads.
     Read,
+    /// The device, which holds copies and mends what it finds.
+    Mend,
 }
 
 /// What a verify has found.
@@ -73,7 +75,9 @@ impl Job {
         let geometry = opened.gate.geometry();
         let abilities = opened.gate.abilities();
         let native = abilities.verify == Ability::Native;
+        let mends = arguments.repair && abilities.repair == Ability::Native;
         let how = match (arguments.mode, native) {
+            _ if mends => How::Mend,
             (Mode::Emulate, _) | (Mode::Auto, false) => How::Read,
             (Mode::Auto | Mode::Offload, true) => {
                 if abilities.offloads {
@@ -114,6 +118,11 @@ impl Job {
         self.how == How::Away
     }
 
+    /// Whether what is found is mended, which only one may do.
+    pub fn mends(&self) -> bool {
+        self.how == How::Mend
+    }
+
     /// Whether the work is worth another core.
     pub fn is_long(&self) -> bool {
         self.span.blocks() > self.piece_blocks * 4
@@ -150,6 +159,7 @@ impl Job {
         let checks = opened.checks(extent);
         let outcome = match self.how {
             How::Read => opened.gate.execute(Operation::Read { extent, checks }).await,
+            How::Mend => opened.gate.execute(Operation::Repair { extent, checks }).await,
             How::Away | How::Here => opened.gate.execute(Operation::Verify { extent, checks }).await,
         };
         let mut findings = self.lock();

@@ -25,7 +25,9 @@ const LANES_AWAY: usize = 16;
 pub(super) async fn run(job: &Arc<Job>, opened: &Opened) -> Result<Findings, Failure> {
     let cores = available_parallelism().map_or(1, usize::from);
     match opened.target() {
-        target if cores > 1 && shareable(target) && job.is_long() => on_cores(job, target, cores).await?,
+        target if cores > 1 && shareable(target) && job.is_long() && !job.mends() => {
+            on_cores(job, target, cores).await?
+        }
         _ => on_this_core(job, opened).await?,
     }
     Ok(job.findings())
@@ -61,6 +63,7 @@ fn shareable(target: &Target) -> bool {
     match target {
         Target::File(_) | Target::Linux(_) => true,
         Target::Offset { target, .. } => shareable(target),
+        Target::Group { legs, .. } => legs.iter().all(shareable),
         _ => false,
     }
 }

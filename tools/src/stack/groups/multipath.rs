@@ -11,13 +11,10 @@ use sealblock_block::{
 use sealblock_layers_multipath::{MultipathLayer, Patience, Way};
 
 use super::super::{Access, Facts, Held, Opened, ReactorClock, close_all, received_bytes};
+use super::{PATIENCE, hasty};
 use crate::commands::create::uuid_words;
 use crate::exit::{Cause, Failure};
 use crate::target::{GroupKind, Target};
-
-/// How long a path over NVMe/TCP may take to answer, and how long its target waits for a sign of life, unless told. Short,
-/// since there is another path.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The paths of one device.
 pub(in super::super) struct Paths(Vec<Rc<Path>>);
@@ -214,26 +211,6 @@ fn remotes(target: &Target) -> Vec<&crate::target::RemoteOptions> {
 
 fn is_away(target: &Target) -> bool {
     !remotes(target).is_empty()
-}
-
-/// The same target, which gives up sooner where it was not told how long to try.
-fn hasty(target: &Target) -> Target {
-    let mut target = target.clone();
-    hasten(&mut target);
-    target
-}
-
-fn hasten(target: &mut Target) {
-    match target {
-        Target::NvmeTcp { options, .. } => {
-            options.timeout.get_or_insert(PATIENCE);
-            options.keep_alive.get_or_insert(PATIENCE);
-            options.reconnect.get_or_insert(Duration::ZERO);
-        }
-        Target::Group { legs, .. } => legs.iter_mut().for_each(hasten),
-        Target::Offset { target, .. } | Target::Fault { target, .. } => hasten(target),
-        Target::File(_) | Target::Linux(_) | Target::Memory(_) | Target::Null(_) | Target::Nbd { .. } => {}
-    }
 }
 
 /// What tells a device from all others, where it says so itself.

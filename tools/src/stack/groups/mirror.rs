@@ -1,0 +1,181 @@
+//! Mirrors: legs that are gone without, and opened again when they are back.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::sync::Mutex;
+
+use futures_util::future::{LocalBoxFuture, join_all};
+use sealblock_block::{Device, Error, Stack};
+use sealblock_layers_mirror::label::Standing;
+use sealblock_layers_mirror::{LegSource, Mirror, MirrorError, OpenOptions, Reopen};
+
+use super::super::{Access, Facts, Held, Opened, ReactorClock, close_all, received_bytes};
+use super::hasty;
+use crate::commands::create::new_uuid;
+use crate::exit::{Cause, Failure};
+use crate::target::Target;
+
+/// A mirror in a file system of devices, on the reactor's clock.
+pub type ReactorMirror = Mirror<ReactorClock>;
+
+/// A mirror that is open, and its legs.
+pub(in super::super) struct OpenMirror {
+    mirror: Rc<ReactorMirror>,
+    legs: Vec<Rc<Leg>>,
+}
+
+/// A leg that is opened as often as it is lost.
+struct Leg {
+    target: Target,
+    access: Access,
+    held: RefCell<Vec<Held>>,
+    /// Bytes that came before it was opened the last time.
+    received_bytes: Cell<u64>,
+}
+
+impl OpenMirror {
+    /// Notes what is settled, then closes the legs.
+    pub(in super::super) async fn close(&self) -> Result<(), Error> {
+        let noted = self.mirror.close().await;
+        let closed = join_all(self.legs.iter().map(|leg| leg.close())).await;
+        closed.into_iter().fold(noted, Result::and)
+    }
+
+    /// Bytes of payload that came from legs on other hosts until now; nothing where none is away.
+    pub(in super::super) fn received_bytes(&self) -> Option<u64> {
+        let each =
+            self.legs.iter().map(|leg| received_bytes(&leg.held.borrow()).map(|now| now + leg.received_bytes.get()));
+        each.flatten().reduce(u64::saturating_add)
+    }
+}
+
+impl Leg {
+    async fn open(&self) -> Result<(Stack, Facts), Failure> {
+        // What is left of the last time holds the file, or the connection.
+        let _ = self.close().await;
+        let Opened { gate, facts, held, .. } = super::super::open(&self.target, self.access).await?;
+        self.held.replace(held);
+        Ok((Stack::new(gate), facts))
+    }
+
+    async fn close(&self) -> Result<(), Error> {
+        let held = self.held.take();
+        let received = received_bytes(&held).unwrap_or(0);
+        self.received_bytes.set(self.received_bytes.get() + received);
+        close_all(&held).await
+    }
+
+    fn reopen(self: &Rc<Self>) -> Reopen {
+        let leg = Rc::clone(self);
+        Box::new(move || -> LocalBoxFuture<'static, Result<Stack, String>> {
+            let leg = Rc::clone(&leg);
+            Box::pin(async move {
+                let (stack, _) = leg.open().await.map_err(|failure| failure.to_string())?;
+                if leg.access == Access::Write && !stack.abilities().writable {
+                    let _ = leg.close().await;
+                    return Err("it is read only".to_owned());
+                }
+                Ok(stack)
+            })
+        })
+    }
+}
+
+/// Opens the legs, all at once. Those that cannot be reached are gone without, as far as the others allow.
+pub(super) async fn open(target: &Target, legs: &[Target], access: Access) -> Result<Opened, Failure> {
+    let leg = |leg: &Target| {
+        let (target, held) = (hasty(leg), RefCell::default());
+        Rc::new(Leg { target, access, held, received_bytes: Cell::new(0) })
+    };
+    let legs: Vec<Rc<Leg>> = legs.iter().map(leg).collect();
+    let opened = join_all(legs.iter().map(|leg| leg.open())).await;
+    match put_together(target, &legs, opened, access).await {
+        Ok(opened) => Ok(opened),
+        Err(failure) => {
+            // What is wrong with the legs is to be said, not what is wrong with closing them.
+            join_all(legs.iter().map(|leg| leg.close())).await;
+            Err(failure)
+        }
+    }
+}
+
+async fn put_together(
+    target: &Target,
+    legs: &[Rc<Leg>],
+    opened: Vec<Result<(Stack, Facts), Failure>>,
+    access: Access,
+) -> Result<Opened, Failure> {
+    let (mut sources, mut facts) = (Vec::new(), Vec::new());
+    for (leg, opened) in legs.iter().zip(opened) {
+        let device = match opened {
+            Ok((stack, of)) => {
+                facts.push(of);
+                Ok(stack)
+            }
+            Err(failure) if is_gone(&failure) => Err(failure.to_string()),
+            // What cannot be meant, or is in use by somebody else, is no leg that is merely missing.
+            Err(failure) => return Err(failure),
+        };
+        sources.push(LegSource { name: leg.target.to_string(), device, reopen: Some(leg.reopen()) });
+    }
+    let options = OpenOptions { read_only: access == Access::Read, identity: new_uuid()? };
+    let opened = sealblock_layers_mirror::open(sources, ReactorClock, options).await;
+    let opened = opened.map_err(|error| of_mirror(&error).on(target))?;
+    tell_of_gone(target, &opened.mirror);
+    drop(sealblock_runtime_reactor::spawn(opened.worker.run()));
+    let facts = Facts { mirror: Some(opened.mirror.clone()), ..Facts::over("mirror", facts) };
+    let held = OpenMirror { mirror: opened.mirror.clone(), legs: legs.to_vec() };
+    Ok(Opened::new(target, opened.mirror, facts, vec![Held::Mirror(Rc::new(held))]))
+}
+
+/// Says which legs are not there: once for each mirror of this process, however many cores open it.
+fn tell_of_gone(target: &Target, mirror: &ReactorMirror) {
+    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    for leg in mirror.describe().legs.iter().filter(|leg| !leg.is_here && leg.standing != Standing::Removed) {
+        let what = format!("{target} goes without {}: {}", leg.name, leg.why);
+        let mut told = TOLD.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if told.insert(what.clone()) {
+            eprintln!("sealblock: {what}");
+        }
+    }
+}
+
+/// Whether a leg that could not be opened is one that may come back.
+fn is_gone(failure: &Failure) -> bool {
+    matches!(failure.cause(), Cause::Unreachable | Cause::Io | Cause::Damaged | Cause::Unsuitable)
+}
+
+fn of_mirror(error: &MirrorError) -> Failure {
+    let (cause, advice) = match error {
+        MirrorError::Legs(_) => (Cause::Usage, None),
+        MirrorError::Refused { refusal, .. } => advice(refusal),
+        MirrorError::Label { .. } => (Cause::Damaged, Some("naming `missing` legs out, or `sealblock create --force`")),
+        MirrorError::Leg { .. } | MirrorError::Note(_) => (Cause::Io, None),
+        MirrorError::BlockSize { .. } | MirrorError::Size { .. } => (Cause::Unsuitable, None),
+    };
+    let failure = Failure::new(cause, "opening", error);
+    match advice {
+        Some(advice) => failure.advise(advice),
+        None => failure,
+    }
+}
+
+fn advice(refusal: &sealblock_layers_mirror::judge::Refusal) -> (Cause, Option<&'static str>) {
+    use sealblock_layers_mirror::judge::Refusal;
+    match refusal {
+        Refusal::NoLeg | Refusal::NewWithoutLeg { .. } | Refusal::OnlyStale => {
+            (Cause::Unreachable, Some("again when the legs are there"))
+        }
+        Refusal::Stranger { .. } => {
+            (Cause::Refused, Some("`sealblock mirror add TARGET LEG` brings a new leg up to date"))
+        }
+        Refusal::Foreign { .. } | Refusal::Twice { .. } => (Cause::Refused, Some("the legs of one mirror")),
+        Refusal::SplitBrain { .. } => (
+            Cause::Refused,
+            Some(
+                "look at each leg by itself, make the one to be given up new with `sealblock create --force`, add it again",
+            ),
+        ),
+    }
+}
