@@ -145,6 +145,15 @@ impl Target {
         }
     }
 
+    /// The paths of all files and devices that it is made of.
+    pub fn paths(&self) -> Vec<&Path> {
+        match self {
+            Target::Group { legs, .. } => legs.iter().flat_map(Target::paths).collect(),
+            Target::Offset { target, .. } | Target::Fault { target, .. } => target.paths(),
+            _ => self.path().into_iter().collect(),
+        }
+    }
+
     /// The path of a file, block device or Linux device; nothing for a target that has none.
     pub fn path(&self) -> Option<&Path> {
         match self {

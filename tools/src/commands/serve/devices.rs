@@ -24,7 +24,7 @@ pub struct Device {
     pub shared: SharedDevice,
     /// What all namespaces of it share, however often they are taken away and offered anew.
     pub state: Arc<NamespaceState>,
-    /// The identity of the volume, where it is one.
+    /// The identity of the volume or mirror, where it is one.
     pub volume_uuid: Option<[u8; 16]>,
     core: usize,
     closer: Homed<Closer>,
@@ -101,7 +101,8 @@ async fn at_home(target: Target, read_only: bool) -> Result<Opened, Failure> {
     if read_only {
         gate = Rc::new(Gate::new(target.to_string(), Stack::new(ReadOnly::new(gate))));
     }
-    let uuid = facts.volume.as_ref().map(|volume| volume.uuid);
+    let mirror = facts.mirror.as_ref().map(|mirror| mirror.describe().uuid);
+    let uuid = facts.volume.as_ref().map(|volume| volume.uuid).or(mirror);
     Ok((SharedDevice::publish(gate), uuid, Homed::new(Rc::new(closer))))
 }
 

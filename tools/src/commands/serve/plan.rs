@@ -102,11 +102,12 @@ impl Plan {
         let mut seen = BTreeSet::<PathBuf>::new();
         for target in self.targets() {
             // A path that cannot be resolved is told when it is opened.
-            let Some(path) = target.path().and_then(|path| path.canonicalize().ok()) else { continue };
-            if !seen.insert(path) {
-                return Err(Failure::new(Cause::Usage, "serving", "it is named twice")
-                    .on(target)
-                    .advise("each file or device once"));
+            for path in target.paths().into_iter().filter_map(|path| path.canonicalize().ok()) {
+                if !seen.insert(path) {
+                    return Err(Failure::new(Cause::Usage, "serving", "a file of it is named twice")
+                        .on(target)
+                        .advise("each file or device once"));
+                }
             }
         }
         Ok(())
