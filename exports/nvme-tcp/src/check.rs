@@ -49,9 +49,14 @@ pub(crate) fn check(
         IoCommand::WriteUncorrectable(_) if namespace.device.abilities().write_uncorrectable == Ability::Absent => {
             Err(Invalid::Opcode(command.opcode).into())
         }
-        IoCommand::Flush | IoCommand::Verify(_) | IoCommand::WriteZeroes(_) | IoCommand::WriteUncorrectable(_) => {
-            Ok(())
+        IoCommand::Digest(_) if namespace.device.abilities().digest == Ability::Absent => {
+            Err(Invalid::Opcode(command.opcode).into())
         }
+        IoCommand::Flush
+        | IoCommand::Verify(_)
+        | IoCommand::Digest(_)
+        | IoCommand::WriteZeroes(_)
+        | IoCommand::WriteUncorrectable(_) => Ok(()),
     }
 }
 
