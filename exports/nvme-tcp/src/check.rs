@@ -22,6 +22,7 @@ pub(crate) fn check(
     room: Room,
 ) -> Result<(), Refusal> {
     io.validate(namespace.device.geometry().capacity_blocks, namespace.format())?;
+    has_operation(namespace, io, command)?;
     let is_too_long = |extent, most| namespace.data_bytes(extent) > most;
     let too_long = Invalid::field("NLB", 12, 0);
     match io {
@@ -46,13 +47,22 @@ pub(crate) fn check(
             }
             _ => Ok(()),
         },
-        IoCommand::WriteUncorrectable(_) if namespace.device.abilities().write_uncorrectable == Ability::Absent => {
-            Err(Invalid::Opcode(command.opcode).into())
-        }
-        IoCommand::Flush | IoCommand::Verify(_) | IoCommand::WriteZeroes(_) | IoCommand::WriteUncorrectable(_) => {
-            Ok(())
-        }
+        IoCommand::Flush
+        | IoCommand::Verify(_)
+        | IoCommand::Digest(_)
+        | IoCommand::WriteZeroes(_)
+        | IoCommand::WriteUncorrectable(_) => Ok(()),
     }
+}
+
+/// Refuses commands that the device has no operation for.
+fn has_operation(namespace: &Namespace, io: &IoCommand, command: &Command) -> Result<(), Refusal> {
+    let ability = match io {
+        IoCommand::WriteUncorrectable(_) => namespace.device.abilities().write_uncorrectable,
+        IoCommand::Digest(_) => namespace.device.abilities().digest,
+        _ => return Ok(()),
+    };
+    if ability == Ability::Absent { Err(Invalid::Opcode(command.opcode).into()) } else { Ok(()) }
 }
 
 fn same(needed_bytes: u64, got_bytes: u64) -> Result<(), Refusal> {

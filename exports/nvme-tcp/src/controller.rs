@@ -53,10 +53,20 @@ pub(crate) struct Controller {
     over: Flag,
     seen: Kept<Instant>,
     admin: Weak<Line>,
-    /// Members: I/O queues that are connected or have commands being carried out.
+    /// Members: I/O queues that are connected or have commands being carried out, and changes by admin commands.
     members: AtomicUsize,
     /// Waits until there is no member.
     emptied: Kept<Option<Waker>>,
+}
+
+/// An admin command that changes something on a device. While there is one, a reset does not end, and the host's next
+/// controller is not ready: what it writes there must not be undone by this one.
+pub(crate) struct Change(Arc<Controller>);
+
+impl Drop for Change {
+    fn drop(&mut self) {
+        self.0.member_left();
+    }
 }
 
 #[derive(Default)]
@@ -276,6 +286,16 @@ impl Controller {
     /// Whether I/O queues are connected or have commands being carried out.
     pub(crate) fn has_members(&self) -> bool {
         self.members.load(Ordering::SeqCst) > 0
+    }
+
+    /// A member that is no queue: what an admin command changes on a device. `None` if the controller takes no more.
+    pub(crate) fn begin_change(self: &Arc<Self>) -> Option<Change> {
+        let _queues = self.io_queues.lock();
+        if !self.is_ready() || self.over.get() {
+            return None;
+        }
+        self.members.fetch_add(1, Ordering::SeqCst);
+        Some(Change(Arc::clone(self)))
     }
 
     /// One of the host's earlier controllers has carried out its last command.

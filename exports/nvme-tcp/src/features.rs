@@ -15,6 +15,7 @@ use sealblock_protocols_nvme::{Invalid, StatusCode};
 use sealblock_runtime_reactor::now;
 
 use crate::admin::cut;
+use crate::commands::annex;
 use crate::connection::{Connection, Reply};
 use crate::controller::Controller;
 use crate::notices::REPORTED;
@@ -90,6 +91,10 @@ pub(crate) fn get(controller: &Controller, ask: &GetFeatures, room: usize) -> Re
         }
         FeatureId::HostBehavior => cut(&controller.behavior.get(), room, 512),
         FeatureId::HostIdentifier => cut(&controller.hostid, room, 16),
+        // What a slot holds is read by `commands/annex.rs`; a new one holds nothing.
+        FeatureId::AnnexGroup | FeatureId::AnnexScrub if ask.select != FeatureSelect::Current => {
+            annex::nothing(controller, feature, ask.nsid, room)
+        }
         _ => Err(Invalid::Feature(ask.fid).into()),
     }
 }
@@ -165,7 +170,7 @@ const DISCOVERY_FEATURES: [FeatureId; 5] = [
     FeatureId::HostIdentifier,
 ];
 
-const FEATURES: [FeatureId; 13] = [
+const FEATURES: [FeatureId; 15] = [
     FeatureId::Arbitration,
     FeatureId::PowerManagement,
     FeatureId::TemperatureThreshold,
@@ -179,6 +184,8 @@ const FEATURES: [FeatureId; 13] = [
     FeatureId::LbaStatusInterval,
     FeatureId::HostBehavior,
     FeatureId::HostIdentifier,
+    FeatureId::AnnexGroup,
+    FeatureId::AnnexScrub,
 ];
 
 /// The page Feature Identifiers Supported and Effects (Base, clause of the same name).
@@ -186,6 +193,7 @@ pub(crate) fn effects() -> [u8; 1024] {
     let scope = |feature| match feature {
         // Each namespace would have its own value.
         FeatureId::ErrorRecovery => FeatureEffects::NAMESPACE_SCOPE,
+        FeatureId::AnnexGroup | FeatureId::AnnexScrub => FeatureEffects::NAMESPACE_SCOPE,
         _ => FeatureEffects::CONTROLLER_SCOPE,
     };
     feature_effects(FEATURES.into_iter().map(|feature| (feature, scope(feature))))
@@ -196,6 +204,9 @@ fn capabilities(feature: FeatureId) -> FeatureCapabilities {
     match feature {
         FeatureId::Arbitration | FeatureId::PowerManagement | FeatureId::HostIdentifier => FeatureCapabilities::NONE,
         FeatureId::ErrorRecovery => FeatureCapabilities::NAMESPACE_SPECIFIC,
+        FeatureId::AnnexGroup | FeatureId::AnnexScrub => {
+            FeatureCapabilities::NAMESPACE_SPECIFIC | FeatureCapabilities::CHANGEABLE
+        }
         _ => FeatureCapabilities::CHANGEABLE,
     }
 }

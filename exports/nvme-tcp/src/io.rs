@@ -178,6 +178,7 @@ impl Job {
                 durability: self.durability(zeroes.blocks.force_unit_access),
             },
             IoCommand::Verify(blocks) => Operation::Verify { extent: blocks.extent, checks: namespace.checks(&blocks) },
+            IoCommand::Digest(blocks) => Operation::Digest { extent: blocks.extent, checks: namespace.checks(&blocks) },
             IoCommand::WriteUncorrectable(extent) => {
                 Operation::WriteUncorrectable { extent, durability: self.durability(false) }
             }
@@ -191,7 +192,8 @@ impl Job {
     fn reply(&self, namespace: &Mounted, answer: Answer) -> Result<Reply, Refusal> {
         match (&self.io, answer) {
             (IoCommand::Read(blocks), Answer::Data(read)) => Ok(Reply::Data(namespace.payload(blocks, read), 0)),
-            (IoCommand::Read(_), Answer::Done | Answer::Verified(_)) => Err(StatusCode::INTERNAL_ERROR.into()),
+            (IoCommand::Digest(_), Answer::Digest(digested)) => Ok(Reply::Done(digested.crc64)),
+            (IoCommand::Read(_) | IoCommand::Digest(_), _) => Err(StatusCode::INTERNAL_ERROR.into()),
             _ => Ok(Reply::Done(0)),
         }
     }
@@ -207,6 +209,7 @@ impl Job {
             | IoCommand::Write(_)
             | IoCommand::WriteZeroes(_)
             | IoCommand::Verify(_)
+            | IoCommand::Digest(_)
             | IoCommand::WriteUncorrectable(_) => Err(StatusCode::INTERNAL_ERROR.into()),
         }
     }
@@ -239,7 +242,7 @@ impl Job {
         let traffic = &self.controller.traffic;
         let bytes = extent(&self.io).map_or(0, |extent| namespace.data_bytes(extent));
         match (&self.io, outcome) {
-            (IoCommand::Read(_) | IoCommand::Compare(_) | IoCommand::Verify(_), Ok(_)) => {
+            (IoCommand::Read(_) | IoCommand::Compare(_) | IoCommand::Verify(_) | IoCommand::Digest(_), Ok(_)) => {
                 add(&traffic.reads, 1);
                 add(&traffic.read_bytes, bytes);
             }
@@ -256,9 +259,11 @@ impl Job {
 /// The blocks of a command that names one run of them.
 fn extent(io: &IoCommand) -> Option<Extent> {
     match io {
-        IoCommand::Write(blocks) | IoCommand::Read(blocks) | IoCommand::Compare(blocks) | IoCommand::Verify(blocks) => {
-            Some(blocks.extent)
-        }
+        IoCommand::Write(blocks)
+        | IoCommand::Read(blocks)
+        | IoCommand::Compare(blocks)
+        | IoCommand::Verify(blocks)
+        | IoCommand::Digest(blocks) => Some(blocks.extent),
         IoCommand::WriteZeroes(zeroes) => Some(zeroes.blocks.extent),
         IoCommand::WriteUncorrectable(extent) => Some(*extent),
         IoCommand::Flush | IoCommand::DatasetManagement(_) | IoCommand::Copy(_) => None,

@@ -67,7 +67,10 @@ impl About {
     /// What this operation is about.
     pub(crate) fn of(operation: &Operation) -> About {
         let checks = match operation {
-            Operation::Read { checks, .. } | Operation::Verify { checks, .. } => *checks,
+            Operation::Read { checks, .. }
+            | Operation::Verify { checks, .. }
+            | Operation::Digest { checks, .. }
+            | Operation::Repair { checks, .. } => *checks,
             _ => Checks::NONE,
         };
         About { kind: operation.kind(), extent: operation.extent(), checks }

@@ -2,7 +2,9 @@
 
 use std::rc::Rc;
 
+use sealblock_block::Ability;
 use sealblock_protocols_nvme::admin::GetLogPage;
+use sealblock_protocols_nvme::extensions::{Extensions, ExtensionsLog};
 use sealblock_protocols_nvme::logs::{
     CommandEffects, EffectsLog, FirmwareSlots, Health, LbaStatusElement, LbaStatusLog, LbaStatusRanges, LogPage,
     supported_log_pages,
@@ -12,10 +14,11 @@ use sealblock_protocols_nvme::{AdminOpcode, Ascii, Invalid, IoOpcode, NSID_ALL, 
 
 use crate::connection::Connection;
 use crate::controller::Controller;
+use crate::namespace::Namespace;
 use crate::refusal::Refusal;
 use crate::{discovery, features};
 
-const NVM_PAGES: [LogPage; 9] = [
+const NVM_PAGES: [LogPage; 10] = [
     LogPage::SupportedLogPages,
     LogPage::ErrorInformation,
     LogPage::Health,
@@ -25,6 +28,7 @@ const NVM_PAGES: [LogPage; 9] = [
     LogPage::LbaStatus,
     LogPage::FeatureEffects,
     LogPage::Damage,
+    LogPage::Extensions,
 ];
 const DISCOVERY_PAGES: [LogPage; 3] = [LogPage::SupportedLogPages, LogPage::ErrorInformation, LogPage::Discovery];
 
@@ -51,12 +55,23 @@ pub(crate) fn page(connection: &Rc<Connection>, controller: &Controller, ask: &G
             let namespace = controller.namespace(ask.nsid)?;
             Ok(namespace.state.known.damage_log(ask.nsid).encode())
         }
+        LogPage::Extensions => {
+            let namespace = controller.namespace(ask.nsid)?;
+            Ok(ExtensionsLog::new(ask.nsid, extensions(&namespace)).encode().to_vec())
+        }
         LogPage::Discovery => {
             let at = connection.stream.local_addr().map_err(|_| StatusCode::INTERNAL_ERROR)?;
             Ok(discovery::log(&connection.target, &controller.host, connection.target.advertised(at)))
         }
         _ => Err(Invalid::LogPage(ask.lid).into()),
     }
+}
+
+/// What the namespace's device has beyond the specification.
+fn extensions(namespace: &Namespace) -> Extensions {
+    let abilities = namespace.device.abilities();
+    let when = |ability, extension| if ability == Ability::Absent { Extensions::NONE } else { extension };
+    when(abilities.digest, Extensions::DIGEST) | when(abilities.annex, Extensions::ANNEX)
 }
 
 /// Counters of the subsystem since the target started. There is no sensor and no spare; fields without a source are 0.
@@ -107,7 +122,7 @@ const ADMIN: [AdminOpcode; 8] = [
     AdminOpcode::GetLbaStatus,
 ];
 
-const IO: [IoOpcode; 8] = [
+const IO: [IoOpcode; 9] = [
     IoOpcode::Flush,
     IoOpcode::Write,
     IoOpcode::Read,
@@ -116,6 +131,7 @@ const IO: [IoOpcode; 8] = [
     IoOpcode::DatasetManagement,
     IoOpcode::Verify,
     IoOpcode::Copy,
+    IoOpcode::Digest,
 ];
 
 fn effects(controller: &Controller) -> EffectsLog {

@@ -10,7 +10,7 @@ use sealblock_protocols_nvme_tcp::target::{CommandData, DataError, Received, Tok
 use sealblock_runtime_memory::Buffer;
 
 use crate::admin;
-use crate::commands::later;
+use crate::commands::{annex, later};
 use crate::connection::{Connection, Reply, Role};
 use crate::io::{Job, Room};
 use crate::refusal::Refusal;
@@ -98,6 +98,9 @@ impl Connection {
                 }
                 self.line.note_traffic();
                 Job::prepare(controller, &self.target.limits, command, room).map(Some)
+            }
+            Role::Admin(controller) if annex::brings(controller, command).is_some_and(|bytes| bytes == room.brings) => {
+                Ok(None)
             }
             _ if room.brings > CONTROL_BYTES || !room.brings.is_multiple_of(4) => {
                 Err(StatusCode::DATA_SGL_LENGTH_INVALID.into())
@@ -197,10 +200,10 @@ impl Connection {
 
     fn carry_out(self: &Rc<Self>, token: Token, command: &Command, job: Option<Job>, data: Option<Buffer>, room: u64) {
         let Some(job) = job else {
-            if later::takes(self, token, command, room as usize) {
+            let data = data.unwrap_or_default();
+            if later::takes(self, token, command, &data, room as usize) {
                 return;
             }
-            let data = data.unwrap_or_default();
             let outcome = admin::run(self, command, &data, room as usize);
             return self.finish(token, command, outcome);
         };

@@ -12,6 +12,8 @@ use sealblock_block::{Abilities, Device, Gate, Geometry, Operation, Outcome, Sta
 use sealblock_exports_nvme_tcp::{Namespace, Subsystem, Target};
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
+use sealblock_protocols_nvme::admin::{FeatureSelect, GetFeatures, SetFeatures};
+use sealblock_protocols_nvme::extensions::AnnexSlot;
 use sealblock_protocols_nvme::fabrics::CNTLID_DYNAMIC;
 use sealblock_protocols_nvme::nvm::IoCommand;
 use sealblock_runtime_reactor::net::Listener;
@@ -29,7 +31,8 @@ impl Device for FirstLate {
         self.0.abilities()
     }
     async fn execute(&self, operation: Operation) -> Outcome {
-        if matches!(operation, Operation::Write { .. }) && self.1.0.fetch_add(1, Ordering::SeqCst) == 0 {
+        let writes = matches!(operation, Operation::Write { .. } | Operation::WriteAnnex { .. });
+        if writes && self.1.0.fetch_add(1, Ordering::SeqCst) == 0 {
             while !self.1.1.load(Ordering::SeqCst) {
                 sleep(Duration::from_millis(1)).await;
             }
@@ -81,6 +84,35 @@ fn a_write_of_a_lost_connection_does_not_land_on_a_newer_one() {
         let read = IoCommand::Read(blocks(7, 1)).encode(1).unwrap();
         let data = again.call(read, Data::Read(4096)).await.ok().data;
         assert_eq!(data[0], 2, "an acknowledged write is lost to a late one");
+        target.stop();
+    });
+}
+
+#[test]
+fn a_slot_of_the_annex_is_not_written_by_a_lost_connection_either() {
+    run(|| async {
+        let latch = Arc::new((AtomicUsize::new(0), AtomicBool::new(false)));
+        let (target, address) = serve_late(&latch);
+        let slot = AnnexSlot::Group;
+        let fid = slot.feature().code();
+        let set = SetFeatures { fid, save: false, nsid: 1, cdw11: 0 }.encode();
+        let mut admin = Queue::admin(address, SUBNQN, false).await;
+        admin.submit(set, Data::Write(slot.encode(b"old").unwrap())).await;
+        // Longer than a capsule has room for, so the target asks for it.
+        while latch.0.load(Ordering::SeqCst) == 0 {
+            assert!(admin.receive().await, "the target asks for the data");
+            sleep(Duration::from_millis(1)).await;
+        }
+        drop(admin);
+        let next = spawn(async move { Queue::admin(address, SUBNQN, false).await });
+        sleep(Duration::from_millis(100)).await;
+        assert!(!next.is_finished(), "the old label is still to land");
+        latch.1.store(true, Ordering::SeqCst);
+        let mut again = next.await.unwrap();
+        again.call(set, Data::Write(slot.encode(b"new").unwrap())).await.ok();
+        let get = GetFeatures { fid, select: FeatureSelect::Current, nsid: 1, cdw11: 0 }.encode();
+        let data = again.call(get, Data::Read(slot.frame_bytes())).await.ok().data;
+        assert_eq!(slot.decode(&data), Ok(b"new".as_slice()));
         target.stop();
     });
 }

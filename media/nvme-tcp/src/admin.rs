@@ -94,4 +94,17 @@ impl Admin {
     pub(crate) async fn log(&self, what: &'static str, ask: GetLogPage) -> Result<Buffer, ConnectError> {
         self.read(what, ask.encode(), ask.length_bytes as usize).await
     }
+
+    /// The same; `None` where the controller refuses it or sends less.
+    pub(crate) async fn log_if_known(
+        &self,
+        what: &'static str,
+        ask: GetLogPage,
+    ) -> Result<Option<Buffer>, ConnectError> {
+        match self.log(what, ask).await {
+            Ok(page) => Ok(Some(page)),
+            Err(ConnectError::Refused { .. } | ConnectError::Unexpected { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
 }

@@ -130,12 +130,12 @@ impl Device for NvmeTcpDevice {
             }
             Operation::Verify { extent, checks } => io.verify(extent, checks).await,
             Operation::Compare { extent, data } => io.compare(extent, &data).await,
-            Operation::WriteUncorrectable { .. }
-            | Operation::Digest { .. }
-            | Operation::Repair { .. }
-            | Operation::Allocation { .. }
-            | Operation::ReadAnnex { .. }
-            | Operation::WriteAnnex { .. } => Err(Failure::Absent(operation.kind()).into()),
+            Operation::Digest { extent, checks } => io.digest(extent, checks).await,
+            Operation::ReadAnnex { slot } => io.read_annex(slot).await,
+            Operation::WriteAnnex { slot, bytes } => io.write_annex(slot, &bytes).await,
+            Operation::WriteUncorrectable { .. } | Operation::Repair { .. } | Operation::Allocation { .. } => {
+                Err(Failure::Absent(operation.kind()).into())
+            }
         }
     }
 }

@@ -1,10 +1,13 @@
 //! Which namespace, and its Identify pages.
 
-use sealblock_protocols_nvme::admin::Cns;
+use sealblock_protocols_nvme::NSID_ALL;
+use sealblock_protocols_nvme::admin::{Cns, GetLogPage};
+use sealblock_protocols_nvme::extensions::{Extensions, ExtensionsLog};
 use sealblock_protocols_nvme::identify::{
-    Controller, ControllerType, IndependentNamespace, Namespace, NvmController, NvmNamespace, namespace_ids,
+    Controller, ControllerType, IndependentNamespace, Lpa, Namespace, NvmController, NvmNamespace, namespace_ids,
     parse_namespace_list,
 };
+use sealblock_protocols_nvme::logs::{LogPage, lists_log_page};
 use sealblock_protocols_nvme::registers::Capabilities;
 
 use crate::ConnectError;
@@ -15,6 +18,8 @@ use crate::shape::Pages;
 const MAX_LISTS: usize = 16;
 /// Namespaces that one list has room for.
 const LIST_ENTRIES: usize = 1024;
+/// Bytes of the page Supported Log Pages.
+const LOG_PAGES_BYTES: u64 = 1024;
 
 /// The pages of the namespace asked for, or of the only one there is.
 pub(crate) async fn pages(
@@ -74,7 +79,29 @@ pub(crate) async fn of_namespace(
         None => None,
     };
     let ids = ids.map(|page| namespace_ids(&page)).unwrap_or_default();
-    Ok(Pages { capabilities, controller, nvm_controller, namespace, nvm_namespace, independent, ids })
+    let extensions = extensions(admin, &controller, nsid).await?;
+    Ok(Pages { capabilities, controller, nvm_controller, namespace, nvm_namespace, independent, ids, extensions })
+}
+
+/// What the namespace has besides the specification. The page that tells is asked for only where the controller lists it, so
+/// that others need not refuse it and log that.
+async fn extensions(admin: &Admin, controller: &Controller, nsid: u32) -> Result<Extensions, ConnectError> {
+    if !controller.lpa.contains(Lpa::SUPPORTED_LOG_PAGES) {
+        return Ok(Extensions::NONE);
+    }
+    let ask = |page: LogPage, nsid, length_bytes| GetLogPage {
+        nsid,
+        retain_event: true,
+        ..GetLogPage::new(page.code(), length_bytes)
+    };
+    let all =
+        admin.log_if_known("Supported Log Pages", ask(LogPage::SupportedLogPages, NSID_ALL, LOG_PAGES_BYTES)).await?;
+    if !all.is_some_and(|all| lists_log_page(&all, LogPage::Extensions.code())) {
+        return Ok(Extensions::NONE);
+    }
+    let page = ask(LogPage::Extensions, nsid, ExtensionsLog::BYTES as u64);
+    let page = admin.log_if_known("Get Log Page, Extensions", page).await?;
+    Ok(page.map_or(Extensions::NONE, |page| ExtensionsLog::read(&page, nsid)))
 }
 
 fn decode<T>(page: Result<T, sealblock_protocols_nvme::TooShort>, what: &'static str) -> Result<T, ConnectError> {

@@ -29,16 +29,16 @@ pub(crate) struct Io {
 }
 
 impl Io {
-    fn nsid(&self) -> u32 {
+    pub(crate) fn nsid(&self) -> u32 {
         self.link.shape.nsid
     }
 
-    fn encode(&self, command: IoCommand) -> Result<Command, Error> {
+    pub(crate) fn encode(&self, command: IoCommand) -> Result<Command, Error> {
         let unfit = |invalid: Invalid| Failure::Media { reason: format!("no command says that: {invalid}") }.into();
         command.encode(self.nsid()).map_err(unfit)
     }
 
-    fn failed(&self, kind: OperationKind, extent: Option<Extent>, answered: &Answered) -> Error {
+    pub(crate) fn failed(&self, kind: OperationKind, extent: Option<Extent>, answered: &Answered) -> Error {
         let asked = Asked { kind, extent, queue: answered.queue, nsid: self.nsid() };
         failure(answered.status(), asked)
     }
@@ -87,11 +87,15 @@ impl Io {
                 return self.arrived(extent, &checks, unchecked);
             }
         }
-        let probe = if self.link.shape.abilities.verify == Ability::Native { Probe::Verify } else { Probe::Read };
-        Err(match Faults::new(Hunt::new(self, checks, probe).of(extent, &answered).await?) {
+        Err(match Faults::new(Hunt::new(self, checks, self.probe()).of(extent, &answered).await?) {
             Some(faults) => faults.into(),
             None => self.failed(OperationKind::Read, Some(extent), &answered),
         })
+    }
+
+    /// How damaged blocks are looked for.
+    pub(crate) fn probe(&self) -> Probe {
+        if self.link.shape.abilities.verify == Ability::Native { Probe::Verify } else { Probe::Read }
     }
 
     pub(crate) async fn write(&self, extent: Extent, data: &Sealed, durability: Durability) -> Outcome {
@@ -210,7 +214,8 @@ impl Io {
     pub(crate) async fn verify(&self, extent: Extent, checks: Checks) -> Outcome {
         let (_, says_all) = self.wire.demand(extent, &checks, true);
         if !says_all {
-            return self.verify_here(extent, &checks).await;
+            let bytes_transferred = self.read_all(extent, &checks, |_| ()).await?;
+            return Ok(Answer::Verified(Verified { bytes_transferred }));
         }
         let answered = self.verify_once(extent, &checks).await?;
         if answered.status().is_success() {
@@ -226,15 +231,21 @@ impl Io {
         }
     }
 
-    /// Checks that no command can say are made here, of blocks that are read.
-    async fn verify_here(&self, extent: Extent, checks: &Checks) -> Outcome {
+    /// Checks that no command can say are made here, of blocks that are read, in order; says how many bytes that took.
+    pub(crate) async fn read_all(
+        &self,
+        extent: Extent,
+        checks: &Checks,
+        mut each: impl FnMut(&Sealed),
+    ) -> Result<u64, Error> {
         let (mut faults, mut bytes_transferred) = (Vec::new(), 0);
         for piece in extent.split_aligned(self.link.shape.geometry.limits.transfer) {
             let onward = piece.start().get() - extent.start().get();
             let checks = self.wire.tagging.shown().map_or(*checks, |format| checks.advance(onward, format));
             bytes_transferred += piece.bytes(self.wire.size);
             match self.read(piece, checks).await {
-                Ok(_) => {}
+                Ok(Answer::Data(part)) => each(&part),
+                Ok(_) => unreachable!("a Read is answered with data"),
                 Err(error) => match error.failure() {
                     Failure::Integrity(found) => faults.extend_from_slice(found.as_slice()),
                     _ => return Err(error),
@@ -243,7 +254,7 @@ impl Io {
         }
         match Faults::new(faults) {
             Some(faults) => Err(faults.into()),
-            None => Ok(Answer::Verified(Verified { bytes_transferred })),
+            None => Ok(bytes_transferred),
         }
     }
 

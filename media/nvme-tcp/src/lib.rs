@@ -23,6 +23,7 @@ mod device;
 mod discover;
 mod error;
 mod errors;
+mod extensions;
 mod facts;
 mod hunt;
 mod identify;

@@ -17,7 +17,7 @@ use crate::ConnectError;
 use crate::error::Lost;
 use crate::facts::{Counters, Counting, add};
 use crate::ledger::Ledger;
-use crate::queue::Finished;
+use crate::queue::{Finished, Queue};
 use crate::session::{Plan, Session};
 use crate::shape::Shape;
 use crate::status::may_be_sent_again;
@@ -121,12 +121,28 @@ impl Link {
         self: &Rc<Self>,
         build: impl Fn(&Session) -> Result<(Command, HostData), Error>,
     ) -> Result<Answered, Error> {
+        self.run_through(Session::pick, build).await
+    }
+
+    /// The same with an admin command.
+    pub(crate) async fn run_admin(
+        self: &Rc<Self>,
+        build: impl Fn(&Session) -> Result<(Command, HostData), Error>,
+    ) -> Result<Answered, Error> {
+        self.run_through(|session| session.controller.admin.queue(), build).await
+    }
+
+    async fn run_through(
+        self: &Rc<Self>,
+        pick: fn(&Session) -> &Rc<Queue>,
+        build: impl Fn(&Session) -> Result<(Command, HostData), Error>,
+    ) -> Result<Answered, Error> {
         let (mut losses, mut retries) = (0, 0);
         loop {
             let session = self.session().await?;
             let epoch = self.ledger.epoch();
             let (command, data) = build(&session)?;
-            let queue = Rc::clone(session.pick());
+            let queue = Rc::clone(pick(&session));
             match queue.call(command, data).await {
                 Ok(finished) => {
                     let status = finished.completion.status();

@@ -4,6 +4,7 @@
 
 use sealblock_block::{Abilities, Ability, Geometry, Limits};
 use sealblock_integrity::{GuardKind, PiFormat};
+use sealblock_protocols_nvme::extensions::{AnnexSlot, Extensions};
 use sealblock_protocols_nvme::identify::{
     Controller, Ctratt, Dlfeat, IndependentNamespace, Namespace, NamespaceFormat, NamespaceId, Nmic, NvmController,
     NvmNamespace, Oacs, Oncs, Vwc, limit_bytes,
@@ -29,6 +30,7 @@ pub(crate) struct Pages {
     pub(crate) nvm_namespace: Option<NvmNamespace>,
     pub(crate) independent: Option<IndependentNamespace>,
     pub(crate) ids: Vec<NamespaceId>,
+    pub(crate) extensions: Extensions,
 }
 
 /// Who makes the tags that the namespace keeps.
@@ -257,6 +259,9 @@ fn count(blocks: u64) -> BlockCount {
 fn abilities(pages: &Pages) -> Abilities {
     let oncs = pages.controller.oncs;
     let when = |bit| if oncs.contains(bit) { Ability::Native } else { Ability::Absent };
+    let has = |bit| if pages.extensions.contains(bit) { Ability::Native } else { Ability::Absent };
+    let most = pages.controller.max_transfer_bytes(pages.capabilities.min_page_bytes());
+    let fits = AnnexSlot::ALL.iter().all(|slot| most.is_none_or(|most| slot.frame_bytes() as u64 <= most));
     let dlfeat = pages.namespace.dlfeat;
     let nsattr = pages.namespace.nsattr | pages.independent.map_or(0, |page| page.nsattr);
     Abilities {
@@ -270,10 +275,10 @@ fn abilities(pages: &Pages) -> Abilities {
             && dlfeat.reads_zeroes()
             && dlfeat.contains(Dlfeat::WRITE_ZEROES_DEALLOCATE),
         offloads: true,
-        digest: Ability::Absent,
+        digest: has(Extensions::DIGEST),
         repair: Ability::Absent,
         allocation: Ability::Absent,
-        annex: Ability::Absent,
+        annex: if fits { has(Extensions::ANNEX) } else { Ability::Absent },
     }
 }
 

@@ -15,6 +15,7 @@ use sealblock_exports_nvme_tcp::{Limits, Namespace, Shows, Subsystem, Target};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
+use sealblock_protocols_nvme::extensions::AnnexSlot;
 use sealblock_protocols_nvme::fabrics::{
     CNTLID_DYNAMIC, Connect, ConnectAttributes, ConnectData, FabricsCommand, PropertySet,
 };
@@ -174,7 +175,7 @@ fn write(bytes: &[u8]) -> HostData {
 
 /// A command that makes some sense, with fields that may not.
 fn command(pieces: &mut Pieces) -> Command {
-    const OPCODES: [u8; 16] = [0, 1, 2, 4, 5, 8, 9, 0x0C, 0x0D, 0x19, 0x06, 0x0A, 0x18, 0x86, FABRICS_OPCODE, 0x80];
+    const OPCODES: [u8; 16] = [0, 1, 2, 4, 5, 8, 9, 0x0C, 0x0D, 0x19, 0x06, 0x0A, 0x18, 0x86, FABRICS_OPCODE, 0xC0];
     let choice = pieces.byte();
     if choice & 0x80 != 0 {
         let mut bytes = [0; 64];
@@ -189,6 +190,10 @@ fn command(pieces: &mut Pieces) -> Command {
         command.nsid = (u32::from(small & 7)).into();
     }
     command.cdw10 = (u32::from(small >> 2) | u32::from(pieces.byte()) << 16).into();
+    // Features and log pages of vendors, which the six bits above cannot name.
+    if flags & 7 == 7 {
+        command.cdw10 = (command.cdw10.get() | 0xC0).into();
+    }
     command.cdw11 = (if choice & 0x20 != 0 { u32::from(pieces.byte()) } else { 0 }).into();
     command.cdw12 = (u32::from(pieces.byte() & 0x8F) | u32::from(flags) << 16).into();
     if choice & 0x40 != 0 {
@@ -206,6 +211,10 @@ fn data(pieces: &mut Pieces, command: &Command) -> HostData {
     let len = if choice & 8 != 0 { fitting.min(1 << 20) } else { LENGTHS[usize::from(choice & 7)] };
     let direction = if choice & 0xC0 == 0xC0 { pieces.byte() } else { command.opcode };
     match direction & 3 {
+        1 if choice & 0x20 != 0 => {
+            let slot = AnnexSlot::ALL[usize::from(choice & 1)];
+            write(&slot.encode(pieces.bytes(len.min(64))).expect("a slot has room for this"))
+        }
         1 => {
             let mut bytes = vec![0; len];
             let given = pieces.bytes(len.min(64));

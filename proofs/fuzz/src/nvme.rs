@@ -4,6 +4,7 @@
 //! is asked for as well, because that is what its reader does.
 
 use sealblock_protocols_nvme::admin::AdminCommand;
+use sealblock_protocols_nvme::extensions::{AnnexHeader, AnnexSlot, Extensions, ExtensionsLog};
 use sealblock_protocols_nvme::fabrics::{Connect, ConnectData, FabricsCommand};
 use sealblock_protocols_nvme::features::{
     AsynchronousEvent, ErrorRecovery, HostBehavior, LbaStatusInterval, NumberOfQueues, TemperatureThreshold, Timestamp,
@@ -102,7 +103,11 @@ fn carry_out(io: &IoCommand, pieces: &mut Pieces) {
         return;
     }
     match io {
-        IoCommand::Read(blocks) | IoCommand::Write(blocks) | IoCommand::Compare(blocks) | IoCommand::Verify(blocks) => {
+        IoCommand::Read(blocks)
+        | IoCommand::Write(blocks)
+        | IoCommand::Compare(blocks)
+        | IoCommand::Verify(blocks)
+        | IoCommand::Digest(blocks) => {
             assert!(blocks.extent.fits(capacity));
             if let Some(format) = format {
                 let checks = blocks.protection.checks(format, u64::MAX);
@@ -167,7 +172,8 @@ fn identify(page: &[u8]) {
 }
 
 fn logs(page: &[u8]) {
-    fixed!(page; Health, FirmwareSlots, ErrorEntry, DiscoveryEntry, DiscoveryHeader, HostBehavior, Timestamp);
+    fixed!(page; Health, FirmwareSlots, ErrorEntry, DiscoveryEntry, DiscoveryHeader, HostBehavior, Timestamp, ExtensionsLog, AnnexHeader);
+    extensions(page);
     for entry in ErrorLog::decode(page) {
         entry.status();
     }
@@ -193,6 +199,22 @@ fn logs(page: &[u8]) {
     }
     parse_changed_namespaces(page);
     lists_log_page(page, page.first().copied().unwrap_or(0));
+}
+
+/// What is promised is what the page says, and what a slot holds can be written again.
+fn extensions(page: &[u8]) {
+    let (nsid, both) = (ExtensionsLog::decode(page).map_or(1, |log| log.nsid), Extensions::DIGEST | Extensions::ANNEX);
+    assert_eq!(ExtensionsLog::read(page, nsid).bits() & !both.bits(), 0);
+    for slot in AnnexSlot::ALL {
+        let mut frame = page.to_vec();
+        frame.resize(slot.frame_bytes(), 0);
+        if let Ok(bytes) = slot.decode(&frame) {
+            let again = slot.encode(bytes).expect("what a slot holds has room in it");
+            assert_eq!(slot.decode(&again), Ok(bytes));
+        }
+        let held = &page[..page.len().min(slot.most_bytes())];
+        assert_eq!(slot.decode(&slot.encode(held).expect("there is room")), Ok(held));
+    }
 }
 
 fn small(pieces: &mut Pieces) {

@@ -45,6 +45,10 @@ codes! {
         ReservationPersistence = 0x83,
         /// Namespace Write Protection Configuration.
         NamespaceWriteProtection = 0x84,
+        /// Annex of a group: a vendor specific feature of sealblock, see [`crate::extensions::AnnexSlot`].
+        AnnexGroup = 0xC0,
+        /// Annex of a scrub: a vendor specific feature of sealblock, see [`crate::extensions::AnnexSlot`].
+        AnnexScrub = 0xC1,
     }
 }
 

@@ -11,6 +11,7 @@ pub mod admin;
 pub mod command;
 pub mod completion;
 pub mod error;
+pub mod extensions;
 pub mod fabrics;
 pub mod features;
 pub mod identify;

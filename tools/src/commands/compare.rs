@@ -1,6 +1,12 @@
 //! `sealblock compare`: two targets block by block, or one with zeroes.
+//!
+//! Where a target is away and can sum its blocks itself, sums are compared first, see [`digests`].
+
+mod digests;
 
 use std::time::Instant;
+
+use std::cell::Cell;
 
 use futures_util::future::join;
 use futures_util::stream::{self, StreamExt};
@@ -77,40 +83,51 @@ pub fn run(arguments: &Compare) -> Result<Exit, Failure> {
     Ok(if report.equal { Exit::Clean } else { Exit::Found })
 }
 
+/// What is compared with what, in blocks of which size.
+struct Sides<'a> {
+    a: &'a Opened,
+    /// Zeroes without it.
+    b: Option<&'a Opened>,
+    block: BlockSize,
+    /// Bytes that were read of both.
+    read_bytes: Cell<u64>,
+}
+
 async fn compare(a: &Opened, b: Option<&Opened>, show: Show) -> Result<Report, Failure> {
     let started = Instant::now();
     let (mut report, block) = empty_report(a, b);
     let common = report.bytes_compared;
+    let sides = Sides { a, b, block, read_bytes: Cell::new(0) };
+    report.offloaded = sides.have_digests();
     let received = || [Some(a), b].into_iter().flatten().filter_map(Opened::received_bytes).reduce(u64::saturating_add);
     let received_before = received();
     let progress = Progress::new("comparing", Some(ByteCount::new(common)), show);
-    let chunks =
-        (0..common.div_ceil(CHUNK_BYTES)).map(|i| (i * CHUNK_BYTES, CHUNK_BYTES.min(common - i * CHUNK_BYTES)));
-    let mut read = stream::iter(chunks)
+    let step = if report.offloaded { digests::REGION_BYTES } else { CHUNK_BYTES };
+    let regions = (0..common.div_ceil(step)).map(|i| (i * step, step.min(common - i * step)));
+    let (sides, by_digest) = (&sides, report.offloaded);
+    let mut compared = stream::iter(regions)
         .map(|(offset, length)| async move {
-            let other = async {
-                match b {
-                    Some(b) => read(b, offset, length).await.map(Some),
-                    None => Ok(None),
-                }
+            let runs = match by_digest {
+                true => sides.search(offset, length).await?,
+                false => sides.read_runs(offset, length).await?,
             };
-            let (a, b) = join(read(a, offset, length), other).await;
-            Ok::<_, Failure>((offset, a?, b?))
+            Ok::<_, Failure>((length, runs))
         })
         .buffered(IN_FLIGHT);
-    while let Some(chunk) = read.next().await {
-        let (offset, a, b) = chunk?;
+    while let Some(region) = compared.next().await {
+        let (length, runs) = region?;
         let before = report.blocks_different;
-        differences(&mut report, block, offset, &a, b.as_deref());
-        progress.advance(a.len() as u64);
+        runs.into_iter().for_each(|run| note(&mut report, run));
+        progress.advance(length);
         if report.blocks_different > before {
             progress.bad(report.blocks_different - before);
         }
     }
     // What is away counts what came over the network; a device that is here sent nothing that way.
-    if let (Some(now), Some(before)) = (received(), received_before) {
-        report.bytes_transferred = now - before;
-    }
+    report.bytes_transferred = match (received(), received_before) {
+        (Some(now), Some(before)) => now - before,
+        _ => sides.read_bytes.get(),
+    };
     report.equal &= report.blocks_different == 0;
     report.elapsed_s = started.elapsed().as_secs_f64();
     Ok(report)
@@ -131,7 +148,7 @@ fn empty_report(a: &Opened, b: Option<&Opened>) -> (Report, BlockSize) {
         equal: bytes_a == bytes_b,
         block_size: block.bytes(),
         bytes_compared: common,
-        bytes_transferred: if b.is_some() { common * 2 } else { common },
+        bytes_transferred: 0,
         bytes_a,
         bytes_b,
         offloaded: false,
@@ -149,28 +166,64 @@ async fn read(opened: &Opened, offset: u64, length: u64) -> Result<Slice, Failur
     opened.read(extent).await.map(data_of).map_err(|error| of_block("comparing", &error))
 }
 
-/// Notes the blocks of a chunk that differ; equal chunks are told by one comparison.
-fn differences(report: &mut Report, block: BlockSize, offset: u64, a: &[u8], b: Option<&[u8]>) {
-    let equal = |a: &[u8], b: Option<&[u8]>| match b {
-        Some(b) => a == b,
-        None => a.iter().fold(0, |seen, byte| seen | byte) == 0,
-    };
-    if equal(a, b) {
-        return;
+impl Sides<'_> {
+    /// The blocks that differ, found by reading both sides.
+    async fn read_runs(&self, offset: u64, length: u64) -> Result<Vec<Run>, Failure> {
+        let mut runs = Vec::new();
+        for from in (0..length).step_by(CHUNK_BYTES as usize) {
+            let (at, length) = (offset + from, CHUNK_BYTES.min(length - from));
+            let other = async {
+                match self.b {
+                    Some(b) => read(b, at, length).await.map(Some),
+                    None => Ok(None),
+                }
+            };
+            let (a, b) = join(read(self.a, at, length), other).await;
+            let (a, b) = (a?, b?);
+            self.read_bytes.set(self.read_bytes.get() + a.len() as u64 + b.as_ref().map_or(0, |b| b.len() as u64));
+            self.differences(at, &a, b.as_deref(), &mut runs);
+        }
+        Ok(runs)
     }
-    for (index, a) in a.chunks(block.bytes()).enumerate() {
-        let at = index * block.bytes();
-        if equal(a, b.map(|b| &b[at..at + a.len()])) {
-            continue;
+
+    /// Adds the blocks of a chunk that differ; equal chunks are told by one comparison.
+    fn differences(&self, offset: u64, a: &[u8], b: Option<&[u8]>, runs: &mut Vec<Run>) {
+        let equal = |a: &[u8], b: Option<&[u8]>| match b {
+            Some(b) => a == b,
+            None => a.iter().fold(0, |seen, byte| seen | byte) == 0,
+        };
+        if equal(a, b) {
+            return;
         }
-        report.blocks_different += 1;
-        let lba = (offset >> block.shift()) + index as u64;
-        let room = report.differences.len() < MOST_LISTED;
-        match report.differences.last_mut() {
-            Some(run) if run.lba + run.blocks == lba => run.blocks += 1,
-            _ if room => report.differences.push(Run { lba, blocks: 1 }),
-            _ => {}
+        for (index, a) in a.chunks(self.block.bytes()).enumerate() {
+            let at = index * self.block.bytes();
+            if !equal(a, b.map(|b| &b[at..at + a.len()])) {
+                let lba = (offset >> self.block.shift()) + index as u64;
+                join_run(runs, Run { lba, blocks: 1 });
+            }
         }
+    }
+}
+
+/// Adds blocks behind those that are there; makes one run of what follows one another. Answers whether a run was added.
+fn join_run(runs: &mut Vec<Run>, more: Run) -> bool {
+    match runs.last_mut() {
+        Some(run) if run.lba + run.blocks == more.lba => {
+            run.blocks += more.blocks;
+            false
+        }
+        _ => {
+            runs.push(more);
+            true
+        }
+    }
+}
+
+/// Adds blocks that differ to the report.
+fn note(report: &mut Report, run: Run) {
+    report.blocks_different += run.blocks;
+    if join_run(&mut report.differences, run) && report.differences.len() > MOST_LISTED {
+        report.differences.pop();
     }
 }
 

@@ -1,4 +1,4 @@
-//! Admin commands that are not answered at once: Asynchronous Event Request and Get LBA Status.
+//! Admin commands that are not answered at once: Asynchronous Event Request, Get LBA Status, and those of the annex.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use sealblock_protocols_nvme::{AdminOpcode, Command, StatusCode};
 use sealblock_protocols_nvme_tcp::target::Token;
 use sealblock_runtime_reactor::{now, sleep_until, spawn};
 
-use crate::commands::lba_status;
+use crate::commands::{annex, lba_status};
 use crate::connection::{Connection, Reply, Role};
 use crate::controller::Controller;
 use crate::member::Mounted;
@@ -16,15 +16,15 @@ use crate::notices::{Next, Notices};
 use crate::refusal::Refusal;
 
 /// Takes the command if it is one of these and its controller is ready to carry it out; then it is answered in its time.
-pub(crate) fn takes(connection: &Rc<Connection>, token: Token, command: &Command, room: usize) -> bool {
+pub(crate) fn takes(connection: &Rc<Connection>, token: Token, command: &Command, data: &[u8], room: usize) -> bool {
     let Role::Admin(controller) = connection.role.borrow().clone() else { return false };
     let opcode = AdminOpcode::from_code(command.opcode);
     let is_later = matches!(opcode, Some(AdminOpcode::AsynchronousEventRequest | AdminOpcode::GetLbaStatus));
-    if !is_later || !controller.is_ready() {
+    if !(is_later || annex::is_asked(&controller, command)) || !controller.is_ready() {
         return false;
     }
     controller.heard();
-    match begin(connection, &controller, token, command, room) {
+    match begin(connection, &controller, token, command, data, room) {
         Ok(()) => {}
         Err(refusal) => connection.finish(token, command, Err(refusal)),
     }
@@ -36,6 +36,7 @@ fn begin(
     controller: &Arc<Controller>,
     token: Token,
     command: &Command,
+    data: &[u8],
     room: usize,
 ) -> Result<(), Refusal> {
     match AdminCommand::decode(command)? {
@@ -49,6 +50,16 @@ fn begin(
             let (connection, command) = (Rc::downgrade(connection), *command);
             spawn(async move {
                 let outcome = lba_status::get(&namespace, &ask, room, &|| connection.strong_count() == 0).await;
+                if let Some(connection) = connection.upgrade() {
+                    connection.finish(token, &command, outcome);
+                }
+            });
+        }
+        AdminCommand::GetFeatures(_) | AdminCommand::SetFeatures(_) => {
+            let work = annex::begin(controller, command, data, room)?;
+            let (connection, command) = (Rc::downgrade(connection), *command);
+            spawn(async move {
+                let outcome = work.run().await;
                 if let Some(connection) = connection.upgrade() {
                     connection.finish(token, &command, outcome);
                 }

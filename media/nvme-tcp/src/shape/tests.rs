@@ -24,6 +24,7 @@ fn pages() -> Pages {
         nvm_namespace: Some(nvm),
         independent: None,
         ids: vec![NamespaceId::Uuid([3; 16])],
+        extensions: Extensions::NONE,
     }
 }
 
@@ -144,5 +145,21 @@ proptest::proptest! {
             proptest::prop_assert!(geometry.capacity_blocks.checked_shl(geometry.block_size.shift()).is_some());
             proptest::prop_assert!(geometry.limits.verify.get() <= MAX_BLOCKS);
         }
+    }
+}
+
+#[test]
+fn digests_and_an_annex_are_there_when_the_target_says_so() {
+    let abilities = |extensions, mdts| {
+        let shape = shape(|pages| (pages.extensions, pages.controller.mdts) = (extensions, mdts)).unwrap();
+        (shape.abilities.digest, shape.abilities.annex)
+    };
+    let both = Extensions::DIGEST | Extensions::ANNEX;
+    assert_eq!(abilities(Extensions::NONE, 5), (Ability::Absent, Ability::Absent));
+    assert_eq!(abilities(Extensions::DIGEST, 5), (Ability::Native, Ability::Absent));
+    assert_eq!(abilities(Extensions::ANNEX, 5), (Ability::Absent, Ability::Native));
+    // A slot is one transfer: 16 KiB are too few for the larger one.
+    for (mdts, annex) in [(0, Ability::Native), (3, Ability::Native), (2, Ability::Absent)] {
+        assert_eq!(abilities(both, mdts), (Ability::Native, annex), "MDTS {mdts}");
     }
 }

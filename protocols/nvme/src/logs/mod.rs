@@ -50,6 +50,8 @@ codes! {
         ReservationNotification = 0x80,
         /// Damage: a page of sealblock, see [`DamageLog`].
         Damage = 0xC0,
+        /// Extensions: a page of sealblock, see [`crate::extensions::ExtensionsLog`].
+        Extensions = 0xC1,
     }
 }
 

@@ -27,7 +27,7 @@ use crate::wire::bit;
 /// The largest number of blocks that the 16-bit 0's based field NLB can name.
 pub const MAX_BLOCKS: u32 = 1 << 16;
 
-/// The fields that Read, Write, Compare, Verify and Write Zeroes share (NVM, "I/O Commands").
+/// The fields that Read, Write, Compare, Verify, Digest and Write Zeroes share (NVM, "I/O Commands").
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockCommand {
     /// SLBA and NLB: the blocks. Host side: at most [`MAX_BLOCKS`] of them.
@@ -72,6 +72,8 @@ pub enum IoCommand {
     Verify(BlockCommand),
     /// Copy: a list of source ranges from the host.
     Copy(CopyCommand),
+    /// Digest: as Verify, and the answer is the CRC-64/NVME of the blocks' data. See [`crate::extensions`].
+    Digest(BlockCommand),
 }
 
 impl BlockCommand {
@@ -122,6 +124,7 @@ impl IoCommand {
             IoOpcode::DatasetManagement => Ok(IoCommand::DatasetManagement(DatasetManagement::decode(command))),
             IoOpcode::Verify => BlockCommand::decode(command).map(IoCommand::Verify),
             IoOpcode::Copy => CopyCommand::decode(command).map(IoCommand::Copy),
+            IoOpcode::Digest => BlockCommand::decode(command).map(IoCommand::Digest),
             IoOpcode::ReservationRegister
             | IoOpcode::ReservationReport
             | IoOpcode::ReservationAcquire
@@ -145,6 +148,7 @@ impl IoCommand {
             IoCommand::DatasetManagement(dsm) => dsm.encode(nsid),
             IoCommand::Verify(blocks) => blocks.encode(IoOpcode::Verify, nsid),
             IoCommand::Copy(copy) => copy.encode(nsid),
+            IoCommand::Digest(blocks) => blocks.encode(IoOpcode::Digest, nsid),
         }
     }
 
@@ -153,11 +157,12 @@ impl IoCommand {
     pub fn validate(&self, capacity_blocks: u64, format: Option<PiFormat>) -> Result<(), Invalid> {
         match self {
             IoCommand::Flush | IoCommand::DatasetManagement(_) => Ok(()),
-            // PRACT of Compare and Verify inserts and strips nothing; hosts that set it everywhere mean data without tags.
+            // PRACT of Compare, Verify and Digest inserts and strips nothing; hosts that set it everywhere mean data without tags.
             IoCommand::Read(blocks)
             | IoCommand::Write(blocks)
             | IoCommand::Compare(blocks)
-            | IoCommand::Verify(blocks) => blocks.validate(capacity_blocks, format),
+            | IoCommand::Verify(blocks)
+            | IoCommand::Digest(blocks) => blocks.validate(capacity_blocks, format),
             IoCommand::WriteZeroes(zeroes) if zeroes.whole_namespace => Ok(()),
             IoCommand::WriteZeroes(zeroes) => zeroes.blocks.validate(capacity_blocks, format),
             IoCommand::WriteUncorrectable(extent) => fits(*extent, capacity_blocks),

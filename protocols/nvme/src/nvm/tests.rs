@@ -62,6 +62,21 @@ fn the_number_of_blocks_goes_from_1_to_65536() {
 }
 
 #[test]
+fn a_digest_has_the_fields_of_a_verify() {
+    let format = PiFormat::new(GuardKind::Crc16, ProtectionType::Type1, 0).unwrap();
+    let mut range = blocks(0x0102_0304_0506, 16);
+    range.protection = ProtectionInfo { prchk: Prchk::GUARD | Prchk::REFERENCE_TAG, ..range.protection }.with_tags(
+        format,
+        0,
+        0x0304_0506,
+    );
+    let (digest, verify) = (IoCommand::Digest(range).encode(3).unwrap(), IoCommand::Verify(range).encode(3).unwrap());
+    assert_eq!(digest.opcode, 0xC0);
+    assert_eq!(digest.as_bytes()[1..], verify.as_bytes()[1..]);
+    assert_eq!(IoCommand::decode(&digest), Ok(IoCommand::Digest(range)));
+}
+
+#[test]
 fn unknown_opcodes_wrapping_ranges_and_other_copy_formats_are_refused() {
     for opcode in [0x03, 0x0D, 0x7F, 0xFF] {
         let error = IoCommand::decode(&Command::new(opcode, 1)).unwrap_err();
@@ -89,7 +104,7 @@ fn the_range_of_a_whole_namespace_is_not_looked_at() {
 
 #[test]
 fn ranges_end_with_the_namespace() {
-    for make in [IoCommand::Read, IoCommand::Write, IoCommand::Compare, IoCommand::Verify] {
+    for make in [IoCommand::Read, IoCommand::Write, IoCommand::Compare, IoCommand::Verify, IoCommand::Digest] {
         assert_eq!(make(blocks(90, 10)).validate(100, None), Ok(()));
         let error = make(blocks(91, 10)).validate(100, None).unwrap_err();
         assert_eq!(error.status_code(), StatusCode::LBA_OUT_OF_RANGE);
@@ -104,7 +119,7 @@ fn pract_goes_with_every_command_that_moves_or_checks_blocks() {
     let format = Some(PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1));
     let mut with_pract = blocks(0, 1);
     with_pract.protection.pract = true;
-    for make in [IoCommand::Read, IoCommand::Write, IoCommand::Compare, IoCommand::Verify] {
+    for make in [IoCommand::Read, IoCommand::Write, IoCommand::Compare, IoCommand::Verify, IoCommand::Digest] {
         assert_eq!(make(with_pract).validate(1, format), Ok(()));
         assert_eq!(make(with_pract).validate(1, None), Ok(()), "without PI the bit means nothing, and fio sets it");
         assert!(make(with_pract).validate(0, format).is_err());

@@ -1,0 +1,136 @@
+//! Operations that take extensions of sealblock: Digest, and the annex.
+//!
+//! Invariant: a command of an extension goes only to a session whose target has said that the namespace has it. A target
+//! that took the place of another may be of another kind, and the same number may mean anything there.
+
+use sealblock_block::{AnnexSlot, Answer, Digested, Error, Failure, Faults, OperationKind, Outcome};
+use sealblock_integrity::{Checks, guard};
+use sealblock_protocols_nvme::Command;
+use sealblock_protocols_nvme::admin::{FeatureSelect, GetFeatures, SetFeatures};
+use sealblock_protocols_nvme::extensions::{AnnexSlot as Frame, Extensions};
+use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand};
+use sealblock_protocols_nvme_tcp::host::HostData;
+use sealblock_runtime_memory::{Buffer, Slice};
+use sealblock_units::Extent;
+
+use crate::hunt::Hunt;
+use crate::io::Io;
+use crate::link::Answered;
+use crate::session::Session;
+use crate::status::field;
+
+impl Io {
+    /// A Digest, with whatever status.
+    async fn digest_once(&self, extent: Extent, checks: &Checks) -> Result<Answered, Error> {
+        let (protection, _) = self.wire.demand(extent, checks, true);
+        let command = self.encode(IoCommand::Digest(BlockCommand { protection, ..BlockCommand::new(extent) }))?;
+        let build = |session: &Session| {
+            offered(session, Extensions::DIGEST, OperationKind::Digest)?;
+            Ok((command, HostData::None))
+        };
+        self.link.run(build).await
+    }
+
+    pub(crate) async fn digest(&self, extent: Extent, checks: Checks) -> Outcome {
+        let (_, says_all) = self.wire.demand(extent, &checks, true);
+        if !says_all {
+            let mut crc64 = guard::crc64(&[]);
+            let each = |part: &sealblock_integrity::Sealed| crc64 = guard::crc64_append(crc64, part.data());
+            let bytes_transferred = self.read_all(extent, &checks, each).await?;
+            return Ok(Answer::Digest(Digested { crc64, bytes_transferred }));
+        }
+        let answered = self.digest_once(extent, &checks).await?;
+        if answered.status().is_success() {
+            return Ok(digested(&answered));
+        }
+        if field(answered.status()).is_none() {
+            return Err(self.failed(OperationKind::Digest, Some(extent), &answered));
+        }
+        if let Some(faults) = Faults::new(Hunt::new(self, checks, self.probe()).of(extent, &answered).await?) {
+            return Err(faults.into());
+        }
+        // The hunt read every block again and found them good: the target has got over it, and can be asked once more.
+        let again = self.digest_once(extent, &checks).await?;
+        match again.status().is_success() {
+            true => Ok(digested(&again)),
+            false => Err(self.failed(OperationKind::Digest, Some(extent), &again)),
+        }
+    }
+
+    pub(crate) async fn read_annex(&self, slot: AnnexSlot) -> Outcome {
+        let frame = frame(slot);
+        let (fid, nsid) = (frame.feature().code(), self.nsid());
+        let ask = GetFeatures { fid, select: FeatureSelect::Current, nsid, cdw11: 0 }.encode();
+        let data = || HostData::Read { buffer: Buffer::zeroed(frame.frame_bytes()), shape: None };
+        let answered = self.annex(OperationKind::ReadAnnex, ask, data).await?;
+        let came = answered.finished.data.filter(|data| !data.damaged);
+        let came = came.map(|data| data.buffer).unwrap_or_default();
+        match frame.decode(&came) {
+            Ok(bytes) => Ok(Answer::Annex(Slice::copy_from(bytes))),
+            Err(why) => {
+                let reason = format!("what the target sent of the annex of namespace {nsid} cannot be used: {why}");
+                Err(Failure::Media { reason }.into())
+            }
+        }
+    }
+
+    /// Durable when it is answered, so it is in no ledger; repeated, it writes the same.
+    pub(crate) async fn write_annex(&self, slot: AnnexSlot, bytes: &[u8]) -> Outcome {
+        let frame = frame(slot);
+        let (limit, actual) = (frame.most_bytes() as u64, bytes.len() as u64);
+        let too_long = Failure::Limit { what: "bytes for the annex", limit, actual };
+        let data = Slice::copy_from(&frame.encode(bytes).ok_or(too_long)?);
+        let set = SetFeatures { fid: frame.feature().code(), save: false, nsid: self.nsid(), cdw11: 0 }.encode();
+        self.annex(OperationKind::WriteAnnex, set, || HostData::Write(data.clone().into())).await?;
+        Ok(Answer::Done)
+    }
+
+    /// A command about the annex, which succeeded.
+    async fn annex(
+        &self,
+        kind: OperationKind,
+        command: Command,
+        data: impl Fn() -> HostData,
+    ) -> Result<Answered, Error> {
+        let build = |session: &Session| {
+            offered(session, Extensions::ANNEX, kind)?;
+            Ok((command, data()))
+        };
+        let answered = self.link.run_admin(build).await?;
+        match answered.status().is_success() {
+            true => Ok(answered),
+            false => Err(self.failed(kind, None, &answered)),
+        }
+    }
+}
+
+/// Refuses what the session's target has not offered.
+fn offered(session: &Session, extension: Extensions, kind: OperationKind) -> Result<(), Error> {
+    match session.pages.extensions.contains(extension) {
+        true => Ok(()),
+        false => Err(Failure::Absent(kind).into()),
+    }
+}
+
+fn digested(answered: &Answered) -> Answer {
+    Answer::Digest(Digested { crc64: answered.finished.completion.result.get(), bytes_transferred: 0 })
+}
+
+const fn frame(slot: AnnexSlot) -> Frame {
+    match slot {
+        AnnexSlot::Group => Frame::Group,
+        AnnexSlot::Scrub => Frame::Scrub,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_has_room_for_all_that_a_slot_holds() {
+        for slot in AnnexSlot::ALL {
+            assert_eq!(frame(slot).most_bytes(), slot.most_bytes());
+        }
+    }
+}

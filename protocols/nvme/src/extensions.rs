@@ -1,0 +1,317 @@
+//! What sealblock has besides the specification: the command Digest, room beside the blocks of a namespace (the annex), and
+//! the log page that tells of both. The bytes and the reasons are in `docs/formats/vendor-extensions.md`.
+//!
+//! Opcodes and identifiers from C0h up are any vendor's. So a host sends them only to a namespace whose log page C1h has the
+//! signature and the bits, and to read that page does nothing, whatever it means elsewhere.
+
+use sealblock_integrity::guard;
+
+use crate::error::Invalid;
+use crate::features::FeatureId;
+use crate::wire::{TooShort, flags, layout};
+
+flags! {
+    /// What a namespace has.
+    pub struct Extensions(u32) {
+        /// The I/O command Digest.
+        DIGEST = 0,
+        /// The features of both slots of its annex.
+        ANNEX = 1,
+    }
+}
+
+layout! {
+    /// The page Extensions of one namespace.
+    pub struct ExtensionsLog[64] {
+        /// Signature, see [`ExtensionsLog::SIGNATURE`].
+        0 => signature: [u8; 8],
+        /// Version, see [`ExtensionsLog::VERSION`].
+        8 => version: u16,
+        /// NSID: whose.
+        12 => nsid: u32,
+        /// What the namespace has.
+        16 => extensions: Extensions,
+        /// Bytes of each slot's frame, in the order of [`AnnexSlot::ALL`]; 0 without ANNEX.
+        20 => annex_bytes: [u32; 2],
+    }
+}
+
+impl ExtensionsLog {
+    /// What the page begins with.
+    pub const SIGNATURE: [u8; 8] = *b"SBEXTEND";
+    /// The version drawn here.
+    pub const VERSION: u16 = 1;
+
+    /// The page of a namespace that has these.
+    pub fn new(nsid: u32, extensions: Extensions) -> ExtensionsLog {
+        let has_annex = extensions.contains(Extensions::ANNEX);
+        let annex_bytes = AnnexSlot::ALL.map(|slot| if has_annex { slot.frame_bytes() as u32 } else { 0 });
+        let (signature, version) = (ExtensionsLog::SIGNATURE, ExtensionsLog::VERSION);
+        ExtensionsLog { signature, version, nsid, extensions, annex_bytes }
+    }
+
+    /// What a page says that namespace `nsid` has and that is used as it is drawn here: nothing if it is another vendor's
+    /// page, another version, cut short, or about another namespace; and no annex of other sizes.
+    pub fn read(page: &[u8], nsid: u32) -> Extensions {
+        let known = ExtensionsLog::decode(page).ok().filter(|log| {
+            (log.signature, log.version, log.nsid) == (ExtensionsLog::SIGNATURE, ExtensionsLog::VERSION, nsid)
+        });
+        let Some(log) = known else { return Extensions::NONE };
+        let usable = if log.annex_bytes == AnnexSlot::ALL.map(|slot| slot.frame_bytes() as u32) {
+            Extensions::DIGEST | Extensions::ANNEX
+        } else {
+            Extensions::DIGEST
+        };
+        Extensions::from_bits(log.extensions.bits() & usable.bits())
+    }
+}
+
+/// A slot of a namespace's annex: a feature with data.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum AnnexSlot {
+    /// The label of the group whose leg the namespace is.
+    Group,
+    /// The state of its scrub.
+    Scrub,
+}
+
+layout! {
+    /// What stands before the bytes of a slot.
+    pub struct AnnexHeader[64] {
+        /// Signature, see [`AnnexHeader::SIGNATURE`].
+        0 => signature: [u8; 8],
+        /// Version, see [`AnnexHeader::VERSION`].
+        8 => version: u16,
+        /// FID of the slot.
+        10 => feature: u8,
+        /// How many bytes the slot holds; 0 when nothing was written.
+        12 => length_bytes: u32,
+        /// CRC-64/NVME of these bytes.
+        16 => crc64: u64,
+    }
+}
+
+/// Why the data of an annex feature are none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum NotAnnex {
+    /// There is less, or more, of it than a slot's frame has.
+    #[error("a slot's frame has {needed_bytes} bytes, and there are {got_bytes}")]
+    Length {
+        /// Bytes of the frame.
+        needed_bytes: u64,
+        /// Bytes there were.
+        got_bytes: u64,
+    },
+    /// It begins in another way.
+    #[error("the data do not have the signature of an annex")]
+    Signature,
+    /// It is of a version that is not known.
+    #[error("version {0} of the annex is not known")]
+    Version(u16),
+    /// It is of another slot.
+    #[error("the data are of feature {0:#04x}")]
+    Feature(u8),
+    /// It announces more than a slot holds.
+    #[error("{0} bytes are announced, which is more than the slot holds")]
+    TooLong(u32),
+    /// The checksum is not that of the bytes.
+    #[error("the checksum is {stored:#018x} and that of the bytes is {computed:#018x}")]
+    Checksum {
+        /// What the head says.
+        stored: u64,
+        /// What the bytes have.
+        computed: u64,
+    },
+}
+
+impl AnnexHeader {
+    /// What a frame begins with.
+    pub const SIGNATURE: [u8; 8] = *b"SBANNEX\0";
+    /// The version drawn here.
+    pub const VERSION: u16 = 1;
+}
+
+impl AnnexSlot {
+    /// Both slots.
+    pub const ALL: [AnnexSlot; 2] = [AnnexSlot::Group, AnnexSlot::Scrub];
+
+    /// The slot that a feature is, if it is one.
+    pub const fn of_feature(feature: FeatureId) -> Option<AnnexSlot> {
+        match feature {
+            FeatureId::AnnexGroup => Some(AnnexSlot::Group),
+            FeatureId::AnnexScrub => Some(AnnexSlot::Scrub),
+            _ => None,
+        }
+    }
+
+    /// The feature that it is.
+    pub const fn feature(self) -> FeatureId {
+        match self {
+            AnnexSlot::Group => FeatureId::AnnexGroup,
+            AnnexSlot::Scrub => FeatureId::AnnexScrub,
+        }
+    }
+
+    /// Bytes of a transfer: the head and all the room there is, whatever the slot holds.
+    pub const fn frame_bytes(self) -> usize {
+        match self {
+            AnnexSlot::Group => 20 << 10,
+            AnnexSlot::Scrub => 8 << 10,
+        }
+    }
+
+    /// The most that the slot holds, in bytes.
+    pub const fn most_bytes(self) -> usize {
+        self.frame_bytes() - AnnexHeader::BYTES
+    }
+
+    /// The data of the feature when the slot holds `bytes`; `None` if there are more than it holds.
+    pub fn encode(self, bytes: &[u8]) -> Option<Vec<u8>> {
+        if bytes.len() > self.most_bytes() {
+            return None;
+        }
+        let head = AnnexHeader {
+            signature: AnnexHeader::SIGNATURE,
+            version: AnnexHeader::VERSION,
+            feature: self.feature().code(),
+            length_bytes: bytes.len() as u32,
+            crc64: guard::crc64(bytes),
+        };
+        let mut frame = head.encode().to_vec();
+        frame.extend_from_slice(bytes);
+        frame.resize(self.frame_bytes(), 0);
+        Some(frame)
+    }
+
+    /// What the slot holds, or is to hold, by the data of its feature. What lies behind it is not looked at.
+    pub fn decode(self, frame: &[u8]) -> Result<&[u8], NotAnnex> {
+        let (needed_bytes, got_bytes) = (self.frame_bytes() as u64, frame.len() as u64);
+        let wrong_length = NotAnnex::Length { needed_bytes, got_bytes };
+        if needed_bytes != got_bytes {
+            return Err(wrong_length);
+        }
+        let head = AnnexHeader::decode(frame).map_err(|_: TooShort| wrong_length)?;
+        if head.signature != AnnexHeader::SIGNATURE {
+            return Err(NotAnnex::Signature);
+        }
+        if head.version != AnnexHeader::VERSION {
+            return Err(NotAnnex::Version(head.version));
+        }
+        if head.feature != self.feature().code() {
+            return Err(NotAnnex::Feature(head.feature));
+        }
+        let length = usize::try_from(head.length_bytes).ok().filter(|length| *length <= self.most_bytes());
+        let length = length.ok_or(NotAnnex::TooLong(head.length_bytes))?;
+        let bytes = &frame[AnnexHeader::BYTES..][..length];
+        match guard::crc64(bytes) {
+            computed if computed == head.crc64 => Ok(bytes),
+            computed => Err(NotAnnex::Checksum { stored: head.crc64, computed }),
+        }
+    }
+}
+
+impl From<NotAnnex> for Invalid {
+    /// The data are named by the data pointer, which begins in dword 6 of the command.
+    fn from(why: NotAnnex) -> Invalid {
+        match why {
+            NotAnnex::Length { needed_bytes, got_bytes } => Invalid::DataLength { needed_bytes, got_bytes },
+            _ => Invalid::field("DPTR", 6, 0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn the_page_has_these_bytes_and_is_read_back() {
+        let both = Extensions::DIGEST | Extensions::ANNEX;
+        let page = ExtensionsLog::new(3, both).encode();
+        let mut expected = [0_u8; 64];
+        expected[..20].copy_from_slice(b"SBEXTEND\x01\0\0\0\x03\0\0\0\x03\0\0\0");
+        expected[20..28].copy_from_slice(&[0, 0x50, 0, 0, 0, 0x20, 0, 0]);
+        assert_eq!(page, expected);
+        assert_eq!(ExtensionsLog::read(&page, 3), both);
+        let digest = ExtensionsLog::new(3, Extensions::DIGEST).encode();
+        assert_eq!(digest[16..64], [[1].as_slice(), &[0; 47]].concat());
+        assert_eq!(ExtensionsLog::read(&digest, 3), Extensions::DIGEST);
+    }
+
+    #[test]
+    fn other_pages_promise_nothing() {
+        let page = ExtensionsLog::new(3, Extensions::DIGEST | Extensions::ANNEX).encode();
+        let changed = |at: usize, byte: u8| {
+            let mut page = page;
+            page[at] = byte;
+            ExtensionsLog::read(&page, 3)
+        };
+        for (at, byte) in [(0, b'X'), (7, 0), (8, 2), (9, 1), (12, 4), (15, 1)] {
+            assert_eq!(changed(at, byte), Extensions::NONE, "byte {at}");
+        }
+        assert_eq!(ExtensionsLog::read(&page[..63], 3), Extensions::NONE);
+        assert_eq!(ExtensionsLog::read(&page, 4), Extensions::NONE, "of another namespace");
+        for at in 20..28 {
+            assert_eq!(changed(at, 0xFF), Extensions::DIGEST, "an annex of another size, byte {at}");
+        }
+        assert_eq!(changed(16, 0xFF), Extensions::DIGEST | Extensions::ANNEX, "later bits mean nothing yet");
+    }
+
+    #[test]
+    fn a_frame_has_these_bytes() {
+        let frame = AnnexSlot::Scrub.encode(b"123456789").unwrap();
+        assert_eq!(frame[..16], *b"SBANNEX\0\x01\0\xC1\0\x09\0\0\0");
+        // The check value of CRC-64/NVME.
+        assert_eq!(frame[16..24], 0xAE8B_1486_0A79_9888_u64.to_le_bytes());
+        assert_eq!((&frame[64..73], frame.len()), (b"123456789".as_slice(), 8192));
+        assert!(frame[24..64].iter().chain(&frame[73..]).all(|&byte| byte == 0));
+    }
+
+    #[test]
+    fn a_slot_holds_as_much_as_it_says() {
+        for slot in AnnexSlot::ALL {
+            let bytes = vec![7; slot.most_bytes()];
+            let frame = slot.encode(&bytes).unwrap();
+            assert_eq!((slot.decode(&frame), frame.len()), (Ok(bytes.as_slice()), slot.frame_bytes()));
+            assert_eq!(slot.encode(&vec![7; slot.most_bytes() + 1]), None);
+            assert_eq!(slot.decode(&slot.encode(&[]).unwrap()), Ok([].as_slice()));
+            assert_eq!(AnnexSlot::of_feature(slot.feature()), Some(slot));
+        }
+        assert_eq!(AnnexSlot::of_feature(FeatureId::HostIdentifier), None);
+    }
+
+    #[test]
+    fn other_data_are_refused() {
+        let slot = AnnexSlot::Group;
+        let frame = slot.encode(b"label").unwrap();
+        let changed = |at: usize, byte: u8| {
+            let mut frame = frame.clone();
+            frame[at] = byte;
+            slot.decode(&frame).map(<[u8]>::len)
+        };
+        assert_eq!(changed(5, 0), Err(NotAnnex::Signature));
+        assert_eq!(changed(8, 2), Err(NotAnnex::Version(2)));
+        assert_eq!(changed(10, 0xC1), Err(NotAnnex::Feature(0xC1)));
+        assert_eq!(changed(15, 0xFF), Err(NotAnnex::TooLong(0xFF00_0005)));
+        assert_eq!(changed(13, 0x50), Err(NotAnnex::TooLong(0x5005)));
+        assert!(matches!(changed(12, 6), Err(NotAnnex::Checksum { .. })));
+        assert!(matches!(changed(64, b'L'), Err(NotAnnex::Checksum { .. })));
+        assert_eq!(changed(70, 1), Ok(5), "behind the bytes");
+        let short = slot.decode(&frame[..frame.len() - 4]).map_err(Invalid::from);
+        assert_eq!(short, Err(Invalid::DataLength { needed_bytes: 20_480, got_bytes: 20_476 }));
+        assert!(AnnexSlot::Scrub.decode(&frame).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_or_refused(mut bytes in proptest::collection::vec(any::<u8>(), 0..128), ours: bool) {
+            if ours && bytes.len() >= 24 {
+                bytes[..12].copy_from_slice(b"SBANNEX\0\x01\0\xC1\0");
+            }
+            let _ = ExtensionsLog::read(&bytes, 1);
+            bytes.resize(AnnexSlot::Scrub.frame_bytes(), 0);
+            let _ = AnnexSlot::Scrub.decode(&bytes);
+        }
+    }
+}

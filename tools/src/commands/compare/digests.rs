@@ -1,0 +1,108 @@
+//! Comparing by digests: what is equal is told by sums that are made where the blocks are, and only what is left is read.
+//!
+//! A region whose sums differ is halved until its blocks are known one by one. Where both halves differ, digests would soon
+//! cost more than the data, so short regions of that kind are read.
+
+use futures_util::future::join;
+use sealblock_block::{Ability, Answer, Device, Operation};
+use sealblock_integrity::guard;
+use sealblock_units::Extent;
+
+use super::{Run, Sides, join_run};
+use crate::exit::{Cause, Failure};
+use crate::stack::{Opened, of_block};
+
+/// Bytes of the largest region that is summed at once.
+pub(super) const REGION_BYTES: u64 = 4 << 20;
+/// A region of at most so many bytes is read if both of its halves differ.
+const READ_BYTES: u64 = 1 << 20;
+/// Zeroes that are summed at once.
+const ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+
+impl Sides<'_> {
+    /// Whether sums save anything: a side is away, and each such side makes them itself.
+    pub(super) fn have_digests(&self) -> bool {
+        let abilities = || [Some(self.a), self.b].into_iter().flatten().map(|side| side.gate.abilities());
+        abilities().any(|side| side.offloads)
+            && abilities().all(|side| !side.offloads || side.digest == Ability::Native)
+    }
+
+    /// The blocks of a region that differ.
+    pub(super) async fn search(&self, offset: u64, length: u64) -> Result<Vec<Run>, Failure> {
+        let mut runs = Vec::new();
+        let mut different = Vec::new();
+        if !self.are_equal(offset, length).await? {
+            different.push((offset, length));
+        }
+        while let Some((offset, length)) = different.pop() {
+            let blocks = length >> self.block.shift();
+            if blocks == 1 {
+                join_run(&mut runs, Run { lba: offset >> self.block.shift(), blocks });
+                continue;
+            }
+            let half = (blocks / 2) << self.block.shift();
+            let (first, second) = ((offset, half), (offset + half, length - half));
+            let equal = join(self.are_equal(first.0, first.1), self.are_equal(second.0, second.1)).await;
+            match (equal.0?, equal.1?) {
+                (false, false) if blocks > 2 && length <= READ_BYTES => {
+                    self.read_runs(offset, length).await?.into_iter().for_each(|run| {
+                        join_run(&mut runs, run);
+                    });
+                }
+                // Somebody writes there just now, or a sum is wrong: what is read decides.
+                (true, true) => self.read_runs(offset, length).await?.into_iter().for_each(|run| {
+                    join_run(&mut runs, run);
+                }),
+                (is_first_equal, is_second_equal) => {
+                    // Last in, first out: the runs are to be in order.
+                    different.extend((!is_second_equal).then_some(second));
+                    different.extend((!is_first_equal).then_some(first));
+                }
+            }
+        }
+        Ok(runs)
+    }
+
+    /// Whether the sums of both sides are the same.
+    async fn are_equal(&self, offset: u64, length: u64) -> Result<bool, Failure> {
+        let other = async {
+            match self.b {
+                Some(b) => digest(b, offset, length).await,
+                None => Ok(sum_of_zeroes(length)),
+            }
+        };
+        let (a, b) = join(digest(self.a, offset, length), other).await;
+        Ok(a? == b?)
+    }
+}
+
+/// The CRC-64/NVME of bytes of a target, whose tags are checked on the way.
+async fn digest(opened: &Opened, offset: u64, length: u64) -> Result<u64, Failure> {
+    let shift = opened.gate.geometry().block_size.shift();
+    let extent = Extent::from_raw(offset >> shift, length >> shift)
+        .map_err(|error| Failure::new(Cause::Usage, "comparing", error))?;
+    let checks = opened.checks(extent);
+    match opened.gate.execute(Operation::Digest { extent, checks }).await {
+        Ok(Answer::Digest(digested)) => Ok(digested.crc64),
+        Ok(_) => unreachable!("a digest is answered with one"),
+        Err(error) => Err(of_block("comparing", &error)),
+    }
+}
+
+fn sum_of_zeroes(length: u64) -> u64 {
+    let (whole, rest) = (length / ZEROES.len() as u64, length % ZEROES.len() as u64);
+    let sum = (0..whole).fold(guard::crc64(&[]), |sum, _| guard::crc64_append(sum, &ZEROES));
+    guard::crc64_append(sum, &ZEROES[..rest as usize])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zeroes_have_the_sum_of_zeroes() {
+        for length in [512, 4096, 65_536, 70_144, 4 << 20] {
+            assert_eq!(sum_of_zeroes(length), guard::crc64(&vec![0; length as usize]));
+        }
+    }
+}
