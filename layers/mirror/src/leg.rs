@@ -122,8 +122,9 @@ impl Leg {
             return device.execute(operation).await;
         }
         let size = device.geometry().block_size;
+        let tags = tags_of(&operation);
         match device.execute(down(operation, own, size)).await? {
-            Answer::Data(data) => Ok(Answer::Data(Sealed::seal(data.data().clone(), size, format, &Tags::default()))),
+            Answer::Data(data) => Ok(Answer::Data(Sealed::seal(data.data().clone(), size, format, &tags))),
             other => Ok(other),
         }
     }
@@ -168,16 +169,22 @@ pub(crate) fn has_annex(device: &Stack) -> bool {
     device.abilities().annex == sealblock_block::Ability::Native
 }
 
-/// A request to a leg whose tags are not the mirror's: the mirror then has none, and the leg's are made and checked in full.
+/// The tags that blocks of a request get where nobody has others for them.
+fn tags_of(operation: &Operation) -> Tags {
+    let first_ref = operation.extent().map_or(0, |extent| extent.start().get());
+    Tags { first_ref, ..Tags::default() }
+}
+
+/// A request to a leg whose tags are not the mirror's: the leg's are made and checked in full.
 fn down(operation: Operation, own: Option<PiFormat>, size: BlockSize) -> Operation {
     let full = |extent: Extent| own.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
+    let tags = tags_of(&operation);
     match operation {
         Operation::Read { extent, .. } => Operation::Read { extent, checks: full(extent) },
         Operation::Verify { extent, .. } => Operation::Verify { extent, checks: full(extent) },
         Operation::Digest { extent, .. } => Operation::Digest { extent, checks: full(extent) },
         Operation::Repair { extent, .. } => Operation::Repair { extent, checks: full(extent) },
         Operation::Write { extent, data, durability } => {
-            let tags = Tags { first_ref: extent.start().get(), ..Tags::default() };
             let data = Sealed::seal(data.data().clone(), size, own, &tags);
             Operation::Write { extent, data, durability }
         }

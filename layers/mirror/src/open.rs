@@ -172,9 +172,7 @@ fn assemble_new(
 ) -> Result<Parts, MirrorError> {
     let block_size = devices[0].geometry().block_size;
     let capacity_blocks = devices.iter().map(|device| device.geometry().capacity_blocks).min().unwrap_or(0);
-    let formats: Vec<Option<PiFormat>> = devices.iter().map(|device| device.geometry().protection).collect();
-    // Tags that one leg cannot keep cannot be the mirror's.
-    let protection = formats[0].filter(|_| formats.windows(2).all(|pair| pair[0] == pair[1]));
+    let protection = common(devices);
     let map = RegionMap::new(block_size, capacity_blocks);
     let mut legs = Vec::with_capacity(sources.len());
     for (number, source) in sources.into_iter().enumerate() {
@@ -216,6 +214,9 @@ fn assemble_known(sources: Vec<LegSource>, devices: &[Stack], known: Known) -> R
         legs.push(Rc::new(Leg::new(source, number, member)));
     }
     let Label { map, capacity_blocks, block_size, protection, uuid, generation, .. } = label;
+    // A leg that is not here is taken to be as it was when the labels were written.
+    let is_whole = legs.iter().all(|leg| leg.is_here() || leg.standing.get() == Standing::Removed);
+    let protection = common(devices).filter(|format| is_whole || protection == Some(*format));
     let geometry = Geometry { block_size, capacity_blocks, protection, limits: limits(devices) };
     Ok(Parts { geometry, map, uuid, legs, notes: Notes::new(generation, dirty) })
 }
@@ -238,6 +239,13 @@ pub(crate) fn fits(source: &LegSource, block_size: BlockSize, capacity_blocks: u
         return Err(MirrorError::Size { leg: source.name.clone(), expected, actual });
     }
     Ok(())
+}
+
+/// The protection information that all legs have alike. Tags that one of them cannot keep cannot be the mirror's.
+fn common(devices: &[Stack]) -> Option<PiFormat> {
+    let mut formats = devices.iter().map(|device| device.geometry().protection);
+    let first = formats.next().flatten();
+    first.filter(|first| formats.all(|format| format == Some(*first)))
 }
 
 /// What every leg takes.

@@ -213,6 +213,19 @@ fn as_text(target: &Target, opened: &Opened) -> String {
     lines.0
 }
 
+fn remote_text(lines: &mut Lines, remote: &RemoteFacts) {
+    let (major, minor, tertiary) = remote.version;
+    lines.put("subsystem", format!("{} namespace {}", remote.subsystem, remote.namespace));
+    lines.put(
+        "controller",
+        format!("{} {} {}, NVMe {major}.{minor}.{tertiary}", remote.model, remote.serial, remote.firmware),
+    );
+    lines.put("connections", format!("{} of {} commands, {}", remote.queues, remote.queue_depth, digests(remote)));
+    if let Some(maker) = tag_maker(remote) {
+        lines.put("tags made by", format!("the {maker}"));
+    }
+}
+
 fn facts_text(lines: &mut Lines, facts: &Facts) {
     lines.put("kind", facts.kind);
     if let Some(volume) = &facts.volume {
@@ -236,16 +249,7 @@ fn facts_text(lines: &mut Lines, facts: &Facts) {
         }
     }
     if let Some(remote) = &facts.remote {
-        let (major, minor, tertiary) = remote.version;
-        lines.put("subsystem", format!("{} namespace {}", remote.subsystem, remote.namespace));
-        lines.put(
-            "controller",
-            format!("{} {} {}, NVMe {major}.{minor}.{tertiary}", remote.model, remote.serial, remote.firmware),
-        );
-        lines.put("connections", format!("{} of {} commands, {}", remote.queues, remote.queue_depth, digests(remote)));
-        if let Some(maker) = tag_maker(remote) {
-            lines.put("tags made by", format!("the {maker}"));
-        }
+        remote_text(lines, remote);
     }
     if let Some(mirror) = &facts.mirror {
         mirror_text(lines, &mirror.describe());

@@ -146,7 +146,7 @@ fn another_device_in_the_place_of_a_leg_is_refused() {
     write(&mirror, extent(0, 8), 1).unwrap();
     b.gone.set(true);
     write(&mirror, extent(0, 1), 2).unwrap();
-    let stranger = TestLeg { name: "b", ..TestLeg::new("b", None) };
+    let stranger = TestLeg::new("b", None);
     assert!(take_back(&mirror, &stranger).unwrap_err().contains("no label"));
     drop(mirror);
     assert_eq!(refusal(&[&a, &stranger]), Refusal::Stranger { leg: 1 });

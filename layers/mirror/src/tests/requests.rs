@@ -67,6 +67,30 @@ fn legs_of_unlike_protection_make_a_mirror_without_and_keep_their_own() {
 }
 
 #[test]
+fn a_leg_that_is_shown_without_its_tags_the_next_time_is_still_that_leg() {
+    let (a, mut b, mirror) = pair(Some(TYPE1));
+    write(&mirror, extent(5, 30), 1).unwrap();
+    mirror.close().now_or_never().unwrap().unwrap();
+    b.plain = true;
+    let mirror = opened(&[&a, &b]);
+    assert_eq!(mirror.geometry().protection, None);
+    for _ in 0..2 {
+        assert_reads(&mirror, extent(5, 30), 1);
+    }
+    assert!(a.memory.device().damage(Lba::new(6), sealblock_media_memory::Damage::Data { at: 0, mask: 1 }));
+    repair(&mirror).unwrap_err();
+    verify(&*a.memory).unwrap();
+    write(&mirror, extent(6, 1), 2).unwrap();
+    verify(&*b.memory).unwrap();
+    assert_reads(&*b.memory, extent(6, 1), 2);
+    // Back as it was when the mirror is in use with tags: its own are made anew.
+    b.plain = false;
+    let mirror = opened(&[&a, &b]);
+    assert_eq!(mirror.geometry().protection, Some(TYPE1));
+    verify(&mirror).unwrap();
+}
+
+#[test]
 fn legs_must_fit() {
     let (a, b) = (TestLeg::new("a", None), TestLeg::new("b", None));
     assert!(matches!(try_open(&[&a], false), Err(MirrorError::Legs(1))));

@@ -43,25 +43,59 @@ pub struct TestLeg {
     pub stuck: Rc<Cell<bool>>,
     /// It has no room for a label.
     pub bare: bool,
+    /// It shows no protection information and makes and checks its own, as a target does for plain hosts.
+    pub plain: bool,
+    shown: Geometry,
     pub written_blocks: Rc<Cell<u64>>,
 }
 
 impl TestLeg {
     pub fn new(name: &'static str, format: Option<PiFormat>) -> TestLeg {
-        let memory = MemoryDevice::new(BlockSize::B4096, BLOCKS, format);
+        let memory = Gate::new(name, MemoryDevice::new(BlockSize::B4096, BLOCKS, format));
+        let shown = Geometry { protection: None, ..memory.geometry().clone() };
         TestLeg {
             name,
-            memory: Rc::new(Gate::new(name, memory)),
+            memory: Rc::new(memory),
             gone: Rc::default(),
             full: Rc::default(),
             stuck: Rc::default(),
             bare: false,
+            plain: false,
+            shown,
             written_blocks: Rc::default(),
         }
     }
 
     pub fn stack(&self) -> Stack {
         Stack::new(Gate::new(self.name, self.clone()))
+    }
+
+    async fn serve_plain(&self, operation: Operation) -> Outcome {
+        let own = self.memory.geometry().protection;
+        let full = |at: Extent| own.map_or(Checks::NONE, |format| Checks::full(format, at.start()));
+        let seal = |data: &Sealed, format, at: Extent| {
+            let tags = Tags { first_ref: at.start().get(), ..Tags::default() };
+            Sealed::seal(data.data().clone(), BlockSize::B4096, format, &tags)
+        };
+        match operation {
+            Operation::Read { extent, .. } => {
+                match self.memory.execute(Operation::Read { extent, checks: full(extent) }).await? {
+                    Answer::Data(data) => Ok(Answer::Data(seal(&data, None, extent))),
+                    other => Ok(other),
+                }
+            }
+            Operation::Write { extent, data, durability } => {
+                let data = seal(&data, own, extent);
+                self.memory.execute(Operation::Write { extent, data, durability }).await
+            }
+            Operation::Digest { extent, .. } => {
+                self.memory.execute(Operation::Digest { extent, checks: full(extent) }).await
+            }
+            Operation::Verify { extent, .. } => {
+                self.memory.execute(Operation::Verify { extent, checks: full(extent) }).await
+            }
+            other => self.memory.execute(other).await,
+        }
     }
 
     pub fn source(&self) -> LegSource {
@@ -72,7 +106,7 @@ impl TestLeg {
 
 impl Device for TestLeg {
     fn geometry(&self) -> &Geometry {
-        self.memory.geometry()
+        if self.plain { &self.shown } else { self.memory.geometry() }
     }
 
     fn abilities(&self) -> Abilities {
@@ -93,7 +127,7 @@ impl Device for TestLeg {
             }
             self.written_blocks.set(self.written_blocks.get() + extent.len());
         }
-        self.memory.execute(operation).await
+        if self.plain { self.serve_plain(operation).await } else { self.memory.execute(operation).await }
     }
 }
 

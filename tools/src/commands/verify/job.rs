@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use sealblock_block::{Ability, Answer, Device, Failure as BlockFailure, Fault, Operation};
+use sealblock_block::{Abilities, Ability, Answer, Device, Failure as BlockFailure, Fault, Operation};
 use sealblock_units::{BlockCount, ByteCount, Extent, Lba};
 
 use crate::cli::{Mode, Verify};
@@ -42,6 +42,25 @@ enum How {
     Mend,
 }
 
+impl How {
+    /// Who checks a device with these abilities.
+    fn of(arguments: &Verify, abilities: &Abilities) -> Result<How, Failure> {
+        if arguments.repair && abilities.repair == Ability::Native {
+            return Ok(How::Mend);
+        }
+        match (arguments.mode, abilities.verify == Ability::Native) {
+            (Mode::Emulate, _) | (Mode::Auto, false) => Ok(How::Read),
+            (Mode::Auto | Mode::Offload, true) if abilities.offloads => Ok(How::Away),
+            (Mode::Auto | Mode::Offload, true) => Ok(How::Here),
+            (Mode::Offload, false) => {
+                Err(Failure::new(Cause::Absent, "verifying", "the device cannot verify by itself")
+                    .on(&arguments.target)
+                    .advise("--mode auto or --mode emulate"))
+            }
+        }
+    }
+}
+
 /// What a verify has found.
 #[derive(Default)]
 pub struct Findings {
@@ -74,24 +93,7 @@ impl Job {
     pub fn new(arguments: &Verify, opened: &Opened, span: BlockSpan, show: Show) -> Result<Job, Failure> {
         let geometry = opened.gate.geometry();
         let abilities = opened.gate.abilities();
-        let native = abilities.verify == Ability::Native;
-        let mends = arguments.repair && abilities.repair == Ability::Native;
-        let how = match (arguments.mode, native) {
-            _ if mends => How::Mend,
-            (Mode::Emulate, _) | (Mode::Auto, false) => How::Read,
-            (Mode::Auto | Mode::Offload, true) => {
-                if abilities.offloads {
-                    How::Away
-                } else {
-                    How::Here
-                }
-            }
-            (Mode::Offload, false) => {
-                return Err(Failure::new(Cause::Absent, "verifying", "the device cannot verify by itself")
-                    .on(&arguments.target)
-                    .advise("--mode auto or --mode emulate"));
-            }
-        };
+        let how = How::of(arguments, &abilities)?;
         let whole = if how == How::Read { geometry.limits.transfer } else { geometry.limits.verify };
         let pace = arguments.rate.map(|rate| Pace {
             started: Instant::now(),

@@ -64,6 +64,16 @@ impl Device for Live {
 }
 
 impl Paths {
+    /// The paths that these targets are, none of them open yet.
+    fn of(legs: &[Target], access: Access) -> Paths {
+        let identity = Rc::default();
+        let path = |leg: &Target| {
+            let (target, identity) = (hasty(leg), Rc::clone(&identity));
+            Rc::new(Path { target, access, identity, open: RefCell::default(), received_bytes: Rc::default() })
+        };
+        Paths(legs.iter().map(path).collect())
+    }
+
     /// Closes what is open.
     pub(in super::super) async fn close(&self) -> Result<(), Error> {
         let open = self.0.iter().filter_map(|path| path.open.borrow().upgrade());
@@ -139,13 +149,7 @@ fn unreachable(failure: Failure) -> Error {
 
 /// Opens the paths, all at once. One is enough.
 pub(super) async fn open(target: &Target, legs: &[Target], access: Access) -> Result<Opened, Failure> {
-    let identity = Rc::default();
-    let path = |leg: &Target| {
-        let target = hasty(leg);
-        let identity = Rc::clone(&identity);
-        Rc::new(Path { target, access, identity, open: RefCell::default(), received_bytes: Rc::default() })
-    };
-    let paths = Paths(legs.iter().map(path).collect());
+    let paths = Paths::of(legs, access);
     let (mut ways, mut facts, mut failed) = (Vec::new(), Vec::new(), None);
     for (path, opened) in paths.0.iter().zip(join_all(paths.0.iter().map(|path| path.open())).await) {
         let device = match opened {

@@ -1,0 +1,279 @@
+//! Mirrors: damage that heals, legs that go away and come back, and what is refused.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::os::unix::process::CommandExt;
+use std::process::Child;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::server::Server;
+use common::{Answer, Place, answer_of, noise};
+use serde_json::Value;
+
+const BLOCK: usize = 4096;
+const KINDS: [&str; 6] = ["data", "guard", "ref-tag", "app-tag", "lost-write", "misdirected"];
+
+/// Two volumes of this many blocks that a mirror has filled.
+fn filled(place: &Place, blocks: usize) -> Vec<u8> {
+    let data = noise(11, blocks * BLOCK);
+    for name in ["a", "b"] {
+        place.run(&format!("create {name} --size {}", blocks * BLOCK)).succeeds();
+    }
+    // Twice, so that each block has an older content that can come back.
+    place.write("data", &noise(10, blocks * BLOCK));
+    place.run("copy data mirror:a,b").succeeds();
+    place.write("data", &data);
+    place.run("copy data mirror:a,b").succeeds();
+    data
+}
+
+/// Different numbers below `blocks`.
+fn draw(seed: u64, count: usize, blocks: u64) -> Vec<u64> {
+    let (mut drawn, mut state) = (BTreeSet::new(), seed);
+    while drawn.len() < count {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        drawn.insert((state >> 33) % blocks);
+    }
+    drawn.into_iter().collect()
+}
+
+fn corrupt(place: &Place, volume: &str, lbas: impl IntoIterator<Item = u64>) {
+    for (lba, kind) in lbas.into_iter().zip(KINDS.into_iter().cycle()) {
+        place.run(&format!("corrupt {volume} --lba {lba} --kind {kind}")).succeeds();
+    }
+}
+
+/// Block, leg and whether it was repaired.
+fn errors(report: &Value) -> Vec<(u64, String, bool)> {
+    let errors = report["errors"].as_array().unwrap().iter();
+    errors
+        .map(|error| {
+            let leg = error["leg"].as_str().unwrap_or_default().to_owned();
+            (error["lba"].as_u64().unwrap(), leg, error["repaired"].as_bool().unwrap())
+        })
+        .collect()
+}
+
+fn lbas(report: &Value) -> BTreeSet<u64> {
+    errors(report).into_iter().map(|(lba, ..)| lba).collect()
+}
+
+#[track_caller]
+fn verify(place: &Place, target: &str, status: i32) -> Value {
+    place.run(&format!("verify {target} --json")).ends_with(status).json()
+}
+
+#[test]
+fn a_thousand_damaged_blocks_on_each_leg_one_of_them_away_are_answered_and_healed() {
+    let place = Place::with_runtime("syscalls");
+    let data = filled(&place, 8192);
+    let damaged = draw(5, 2000, 8192);
+    let (on_a, on_b) = damaged.split_at(1000);
+    thread::scope(|scope| {
+        scope.spawn(|| corrupt(&place, "a", on_a.iter().copied()));
+        scope.spawn(|| corrupt(&place, "b", on_b.iter().copied()));
+    });
+    assert_eq!(lbas(&verify(&place, "a", 1)), on_a.iter().copied().collect());
+    let server = Server::start(&place, "b");
+    let b = server.target("b");
+    let mirror = format!("mirror:a,{b}");
+    assert_eq!(lbas(&verify(&place, &b, 1)), on_b.iter().copied().collect());
+
+    // Nothing is healed by somebody who only reads; every block is right all the same.
+    place.run(&format!("copy {mirror} out")).succeeds();
+    assert!(place.read("out") == data);
+
+    let repaired = place.run(&format!("verify {mirror} --repair --json")).ends_with(1).json();
+    let found = errors(&repaired);
+    assert_eq!(found.len(), 2000);
+    assert!(found.iter().all(|(_, _, repaired)| *repaired));
+    let legs: BTreeSet<u64> = found.iter().filter(|(_, leg, _)| leg == "a").map(|(lba, ..)| *lba).collect();
+    assert_eq!(legs, on_a.iter().copied().collect());
+    verify(&place, "a", 0);
+    verify(&place, &b, 0);
+    let clean = verify(&place, &mirror, 0);
+    assert_eq!(clean["bytes_transferred"], 0, "both legs look and sum where their data are");
+    server.stop().is_clean();
+    place.run("compare a b").succeeds();
+}
+
+#[test]
+fn blocks_damaged_on_both_legs_are_lost_and_stay_so() {
+    let place = Place::with_runtime("syscalls");
+    let data = filled(&place, 512);
+    corrupt(&place, "a", [3, 100, 200]);
+    corrupt(&place, "b", [4, 100]);
+    for _ in 0..2 {
+        let report = place.run("verify mirror:a,b --repair --json").ends_with(1).json();
+        let lost: Vec<_> = errors(&report).into_iter().filter(|(_, _, repaired)| !repaired).collect();
+        assert_eq!(lost, [(100, "a".to_owned(), false), (100, "b".to_owned(), false)]);
+    }
+    let told = place.run("verify mirror:a,b --repair");
+    assert!(told.ends_with(1).stderr.contains("2 of 2 could not be repaired"), "{}", told.stderr);
+    place.run("copy mirror:a,b out").fails(3, &["block 100"]);
+    assert!(place.blocks("mirror:a,b", 0, 99) == data[..100 * BLOCK]);
+    place.run("zero mirror:a,b --range 100..100").succeeds();
+    verify(&place, "mirror:a,b", 0);
+}
+
+#[test]
+fn a_lost_write_is_healed_where_generations_are_known_and_a_conflict_where_not() {
+    let place = Place::with_runtime("syscalls");
+    let data = filled(&place, 512);
+    place.run("corrupt b --lba 7 --kind lost-write").succeeds();
+    let report = place.run("verify mirror:a,b --repair --json").ends_with(1).json();
+    assert_eq!(errors(&report), [(7, "b".to_owned(), true)]);
+    assert_eq!(report["errors"][0]["field"], "storage_tag");
+    assert!(place.blocks("b", 7, 7) == data[7 * BLOCK..8 * BLOCK]);
+    verify(&place, "mirror:a,b", 0);
+
+    for name in ["r", "s"] {
+        place.write(name, &vec![0; 64 * BLOCK]);
+    }
+    place.write("data", &noise(3, 64 * BLOCK));
+    place.run("copy data mirror:r,s").succeeds();
+    verify(&place, "mirror:r,s", 0);
+    place.poke("s", 512 * 33, &[0; 512]);
+    let report = place.run("verify mirror:r,s --repair --json").ends_with(1).json();
+    assert_eq!(
+        (errors(&report), &report["errors"][0]["field"]),
+        (vec![(33, "s".to_owned(), false)], &"conflict".into())
+    );
+    place.run("verify mirror:r,s").ends_with(1).says(&["block 33 on s: conflict: good copies differ"]);
+}
+
+#[test]
+fn a_leg_that_was_gone_gets_what_it_missed_and_is_not_read_before() {
+    let place = Place::with_runtime("syscalls");
+    let mut data = filled(&place, 4096);
+    let away = |name: &str, back: bool| {
+        let hidden = place.path(format!("{name}.away"));
+        let (from, to) = if back { (hidden, place.path(name)) } else { (place.path(name), hidden) };
+        std::fs::rename(from, to).unwrap();
+    };
+    away("b", false);
+    let piece = noise(77, 600 * BLOCK);
+    place.write("piece", &piece);
+    let written = place.run("copy piece offset:1000..1599,mirror:a,b");
+    assert!(written.succeeds().stderr.contains("goes without b"), "{}", written.stderr);
+    data[1000 * BLOCK..1600 * BLOCK].copy_from_slice(&piece);
+    away("b", true);
+    let info = place.run("info mirror:a,b --json").succeeds().json();
+    assert_eq!(info["mirror"]["legs"][1]["standing"], "missing");
+    assert_eq!(info["mirror"]["legs"][1]["missed_bytes"], 4 << 20, "the regions of 1 MiB that were written to");
+    place.run("copy mirror:b,a out").succeeds();
+    assert!(place.read("out") == data, "a stale leg was read");
+
+    // Whoever opens it to write brings the leg up to date; a server stays long enough.
+    let server = Server::start(&place, "--log info mirror:a,b");
+    let since = Instant::now();
+    thread::sleep(Duration::from_secs(1));
+    let stderr = server.stop().stderr;
+    assert!(stderr.contains("a leg is up to date"), "{stderr} after {:?}", since.elapsed());
+    let copied = stderr.split("copied_bytes=").nth(1).and_then(|rest| rest.split_whitespace().next()).unwrap();
+    let copied: u64 = copied.parse().unwrap();
+    assert!((600 * BLOCK as u64..=4 << 20).contains(&copied), "{copied} bytes were copied");
+    place.run("compare a b").succeeds();
+    assert!(place.blocks("b", 0, 4095) == data);
+}
+
+#[test]
+fn legs_that_were_written_apart_are_refused() {
+    let place = Place::with_runtime("syscalls");
+    filled(&place, 512);
+    let rename = |from: &str, to: &str| std::fs::rename(place.path(from), place.path(to)).unwrap();
+    rename("b", "b.away");
+    place.run("zero mirror:a,b --range 0..0").succeeds();
+    rename("a", "a.away");
+    rename("b.away", "b");
+    place.run("zero mirror:a,b --range 1..1").succeeds();
+    rename("a.away", "a");
+    place.run("copy mirror:a,b out").fails(3, &["split brain", "look at each leg by itself"]);
+    place.run("verify mirror:a,b").fails(3, &["split brain"]);
+    // A new volume, or no volume at all, in the place of a leg is no leg.
+    place.run("create b --size 2MiB --force").succeeds();
+    place.run("verify mirror:a,b").fails(3, &["never was a leg"]);
+    place.write("b", &vec![0; 4 << 20]);
+    assert_ne!(place.run("verify mirror:a,b").status, 0);
+}
+
+/// Copies this into a target, over and over, until told to stop; what became of the copies does not matter.
+fn load(place: &Place, target: &str, file: &str) -> Child {
+    let script = format!("while \"$0\" copy {file} {target} 2>/dev/null; do :; done");
+    // A group of its own, so that the copy under way ends with the shell.
+    let mut shell = std::process::Command::new("sh");
+    shell.process_group(0);
+    shell.args(["-c", &script, env!("CARGO_BIN_EXE_sealblock")]).current_dir(place.path(""));
+    shell.env("SEALBLOCK_RUNTIME", "syscalls").stdin(std::process::Stdio::null()).spawn().unwrap()
+}
+
+fn end(mut child: Child) {
+    let group = format!("-{}", child.id());
+    assert!(std::process::Command::new("kill").args(["-s", "KILL", "--", &group]).status().unwrap().success());
+    child.wait().unwrap();
+}
+
+#[test]
+fn a_leg_away_that_is_killed_under_load_comes_back_with_what_it_missed() {
+    let place = Place::new();
+    filled(&place, 4096);
+    let back = Server::start(&place, "b");
+    let (address, b) = (back.address().to_owned(), back.target("b"));
+    let front = Server::start(&place, &format!("--log info mirror:a,{b}?timeout=2s"));
+    let mirror = front.target("mirror");
+    place.write("piece", &noise(5, 64 * BLOCK));
+    let writer = load(&place, &format!("offset:300..363,{mirror}"), "piece");
+    thread::sleep(Duration::from_millis(700));
+    back.kill();
+    // Writes go on without it; nothing else is written to, so that what it misses is known.
+    thread::sleep(Duration::from_secs(2));
+    place.write("last", &noise(6, 64 * BLOCK));
+    place.run(&format!("copy last offset:2000..2063,{mirror}")).succeeds();
+    end(writer);
+    let back = Server::start_at(&place, &format!("--listen {address} b"));
+    let until = Instant::now() + Duration::from_secs(60);
+    let is_equal = |answer: &Answer| answer.status == 0;
+    while !is_equal(&place.run(&format!("compare {b} {mirror}"))) {
+        assert!(Instant::now() < until, "the leg does not come back");
+        thread::sleep(Duration::from_millis(300));
+    }
+    let stderr = front.stop().stderr;
+    back.stop().is_clean();
+    assert!(stderr.contains("goes on without a leg") && stderr.contains("a leg is up to date"), "{stderr}");
+    let copied = stderr.split("copied_bytes=").nth(1).and_then(|rest| rest.split_whitespace().next()).unwrap();
+    assert!(copied.parse::<u64>().unwrap() <= 6 << 20, "{copied} bytes were copied");
+    place.run("compare a b").succeeds();
+    verify(&place, "mirror:a,b", 0);
+}
+
+#[test]
+fn a_mirror_that_is_killed_at_any_moment_has_legs_alike_afterwards() {
+    let place = Place::new();
+    filled(&place, 2048);
+    for round in 0..6 {
+        let server = Server::start(&place, "mirror:a,b");
+        place.write("piece", &noise(round, 512 * BLOCK));
+        let writer = load(
+            &place,
+            &format!("offset:{}..{},{}", round * 200, round * 200 + 511, server.target("mirror")),
+            "piece",
+        );
+        thread::sleep(Duration::from_millis(150 + 37 * round));
+        server.kill();
+        end(writer);
+        // What may differ is not damage, and whoever writes next makes it alike.
+        verify(&place, "mirror:a,b", 0);
+        place.run("verify mirror:a,b --repair").succeeds();
+        place.run("compare a b").succeeds();
+    }
+}
+
+#[test]
+fn serving_a_leg_beside_its_mirror_is_refused() {
+    let place = Place::with_runtime("syscalls");
+    filled(&place, 512);
+    let refused = answer_of(place.start("serve --listen 127.0.0.1:0 mirror:a,b a"));
+    refused.fails(2, &["named twice"]);
+}
