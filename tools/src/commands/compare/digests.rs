@@ -17,7 +17,7 @@ pub(super) const REGION_BYTES: u64 = 4 << 20;
 /// A region of at most so many bytes is read if both of its halves differ.
 const READ_BYTES: u64 = 1 << 20;
 /// Zeroes that are summed at once.
-const ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 impl Sides<'_> {
     /// Whether sums save anything: a side is away, and each such side makes them itself.
