@@ -6,6 +6,7 @@ use sealblock_block::{Abilities, Ability, Device};
 use sealblock_layers_mirror::{Description as MirrorDescription, LegDescription};
 use sealblock_layers_multipath::{Observer, PathStatus};
 use sealblock_media_nvme_tcp::{Facts as RemoteFacts, Protection};
+use sealblock_media_volume::Description as VolumeDescription;
 use sealblock_units::ByteCount;
 use serde_json::{Value, json};
 
@@ -213,6 +214,19 @@ fn as_text(target: &Target, opened: &Opened) -> String {
     lines.0
 }
 
+fn volume_text(lines: &mut Lines, volume: &VolumeDescription) {
+    lines.put("uuid", uuid_words(&volume.uuid));
+    lines.put(
+        "state",
+        match (volume.clean, volume.recovered, volume.discarded) {
+            (true, ..) => "clean".to_owned(),
+            (false, taken, left) => {
+                format!("not closed; {taken} records in the log, {left} of writes that did not arrive")
+            }
+        },
+    );
+}
+
 fn remote_text(lines: &mut Lines, remote: &RemoteFacts) {
     let (major, minor, tertiary) = remote.version;
     lines.put("subsystem", format!("{} namespace {}", remote.subsystem, remote.namespace));
@@ -229,16 +243,7 @@ fn remote_text(lines: &mut Lines, remote: &RemoteFacts) {
 fn facts_text(lines: &mut Lines, facts: &Facts) {
     lines.put("kind", facts.kind);
     if let Some(volume) = &facts.volume {
-        lines.put("uuid", uuid_words(&volume.uuid));
-        lines.put(
-            "state",
-            match (volume.clean, volume.recovered, volume.discarded) {
-                (true, ..) => "clean".to_owned(),
-                (false, taken, left) => {
-                    format!("not closed; {taken} records in the log, {left} of writes that did not arrive")
-                }
-            },
-        );
+        volume_text(lines, volume);
     }
     if let Some(file) = &facts.file {
         let way = if file.direct { "direct" } else { "through the page cache" };
