@@ -236,16 +236,7 @@ fn facts_text(lines: &mut Lines, facts: &Facts) {
         }
     }
     if let Some(remote) = &facts.remote {
-        let (major, minor, tertiary) = remote.version;
-        lines.put("subsystem", format!("{} namespace {}", remote.subsystem, remote.namespace));
-        lines.put(
-            "controller",
-            format!("{} {} {}, NVMe {major}.{minor}.{tertiary}", remote.model, remote.serial, remote.firmware),
-        );
-        lines.put("connections", format!("{} of {} commands, {}", remote.queues, remote.queue_depth, digests(remote)));
-        if let Some(maker) = tag_maker(remote) {
-            lines.put("tags made by", format!("the {maker}"));
-        }
+        remote_text(lines, remote);
     }
     if let Some(mirror) = &facts.mirror {
         mirror_text(lines, &mirror.describe());
@@ -261,6 +252,19 @@ fn facts_text(lines: &mut Lines, facts: &Facts) {
     for below in &facts.below {
         lines.put("over", "");
         facts_text(lines, below);
+    }
+}
+
+fn remote_text(lines: &mut Lines, remote: &RemoteFacts) {
+    let (major, minor, tertiary) = remote.version;
+    lines.put("subsystem", format!("{} namespace {}", remote.subsystem, remote.namespace));
+    lines.put(
+        "controller",
+        format!("{} {} {}, NVMe {major}.{minor}.{tertiary}", remote.model, remote.serial, remote.firmware),
+    );
+    lines.put("connections", format!("{} of {} commands, {}", remote.queues, remote.queue_depth, digests(remote)));
+    if let Some(maker) = tag_maker(remote) {
+        lines.put("tags made by", format!("the {maker}"));
     }
 }
 
