@@ -13,6 +13,7 @@ mod remote;
 mod remote_verify;
 mod report;
 mod rig;
+mod stripe;
 mod touched;
 mod verify;
 mod volume;
@@ -28,6 +29,7 @@ fn main() -> anyhow::Result<()> {
         Claim::Amplification(options) => amplification::run(&options)?,
         Claim::Verify(options) => verify::run(&options)?,
         Claim::Layouts(options) => layouts::run(&options)?,
+        Claim::Stripe(options) => stripe::run(&options)?,
         Claim::NvmeTcp(options) => nvme_tcp::run(options)?,
         Claim::RemoteVerify(options) => remote_verify::run(options)?,
         Claim::OnePass(options) => one_pass::run(options)?,

@@ -32,6 +32,8 @@ pub enum Claim {
     Verify(FileOptions),
     /// Ways to lay out a volume, as patterns of real writes and syncs.
     Layouts(FileOptions),
+    /// A stripe of two legs against both legs by themselves.
+    Stripe(FileOptions),
     /// Our target and our host over loopback, each on one core; with and without protection and digests.
     NvmeTcp(RemoteOptions),
     /// Verify where the data is, against Verify of data that comes here first.

@@ -31,9 +31,10 @@ Targets:
   mem:SIZE, null:SIZE                 memory; a device that stores nothing
   offset:FIRST..LAST,TARGET           a slice of another target
   fault:[RULES],TARGET                another target that fails on purpose
-  mirror:A,B stripe:A,B multipath:A,B one device made of others
+  mirror:A,B stripe:A,B multipath:A,B one device made of others; stripe-16KiB:A,B for chunks of another size
   mirror:[stripe:A,B],C               brackets nest
-  nvme+tcp://HOST[:PORT]/NQN[/NSID]   a namespace over NVMe/TCP; ?hdgst&ddgst&pract=1&queues=4&depth=64&hostnqn=NQN
+  nvme+tcp://HOST[:PORT]/NQN[/NSID]   a namespace over NVMe/TCP; ?hdgst&ddgst&pract=1&queues=4&depth=64&hostnqn=NQN,
+                                      ?timeout=5s&keepalive=5s&reconnect=0s&attempts=3
   nbd://HOST[:PORT]/EXPORT            a network block device
   /dev/nvmeXnY /dev/ngXnY /dev/sdX    a Linux device
 

@@ -273,6 +273,19 @@ fn facts_text(lines: &mut Lines, facts: &Facts) {
     }
 }
 
+fn remote_text(lines: &mut Lines, remote: &RemoteFacts) {
+    let (major, minor, tertiary) = remote.version;
+    lines.put("subsystem", format!("{} namespace {}", remote.subsystem, remote.namespace));
+    lines.put(
+        "controller",
+        format!("{} {} {}, NVMe {major}.{minor}.{tertiary}", remote.model, remote.serial, remote.firmware),
+    );
+    lines.put("connections", format!("{} of {} commands, {}", remote.queues, remote.queue_depth, digests(remote)));
+    if let Some(maker) = tag_maker(remote) {
+        lines.put("tags made by", format!("the {maker}"));
+    }
+}
+
 /// Lines of a name and a value.
 #[derive(Default)]
 struct Lines(String);

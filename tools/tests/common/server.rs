@@ -1,7 +1,7 @@
 //! `sealblock serve` as a test has it: started, told apart by its port, and gone in the end.
 
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, ChildStdout, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 use serde_json::Value;
 
@@ -33,7 +33,12 @@ impl Server {
     /// Serves where the arguments say.
     #[track_caller]
     pub fn start_at(place: &Place, arguments: &str) -> Server {
-        let mut command = place.command(&format!("serve --json {arguments}"));
+        Server::spawn(place.command(&format!("serve --json {arguments}")))
+    }
+
+    /// Serves as this command does, which prints JSON.
+    #[track_caller]
+    pub fn spawn(mut command: Command) -> Server {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut output = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
@@ -41,7 +46,7 @@ impl Server {
         let Ok(ready) = serde_json::from_str::<Value>(&line) else {
             let mut stderr = String::new();
             child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
-            panic!("serve {arguments} said '{line}':\n{stderr}");
+            panic!("{command:?} said '{line}':\n{stderr}");
         };
         assert_eq!(ready["event"], "ready");
         Server { child, output, ready }
@@ -73,7 +78,7 @@ impl Server {
     /// Sends a signal by its name.
     pub fn signal(&self, name: &str) {
         let pid = self.pid().to_string();
-        let sent = std::process::Command::new("kill").args(["-s", name, &pid]).status().unwrap();
+        let sent = Command::new("kill").args(["-s", name, &pid]).status().unwrap();
         assert!(sent.success(), "kill -s {name} {pid}");
     }
 

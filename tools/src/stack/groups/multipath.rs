@@ -171,6 +171,11 @@ pub(super) async fn open(target: &Target, legs: &[Target], access: Access) -> Re
     if let (true, Some(failure)) = (facts.is_empty(), failed) {
         return Err(failure);
     }
+    join(target, paths, ways, facts).await
+}
+
+/// The open paths as one device.
+async fn join(target: &Target, paths: Paths, ways: Vec<Way>, facts: Vec<Facts>) -> Result<Opened, Failure> {
     match MultipathLayer::new(ways, ReactorClock, patience(&paths, &facts)) {
         Ok((device, worker)) => {
             drop(sealblock_runtime_reactor::spawn(worker.run()));
