@@ -3,6 +3,8 @@
 //! What must hold whatever comes is asserted here: no limit is exceeded, what is asked is in range, and a closed connection
 //! stays closed and quiet.
 
+pub mod client;
+
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
 
 use crate::wire::{self, option};
