@@ -14,6 +14,8 @@ use crate::{Address, ConnectError, Options};
 
 /// Looks at requests in flight in one request timeout.
 const TICKS: u32 = 8;
+/// Whatever the options say, one block can be read and written.
+const LARGEST_BLOCK_BYTES: u32 = 4096;
 /// Longest name of an export in bytes (`doc/proto.md`, "Values").
 const NAME_BYTES: usize = 4096;
 
@@ -99,7 +101,7 @@ impl Plan {
             let mut config = Config::new(pool(), goal.clone());
             config.limits = Limits {
                 commands: usize::from(self.options.queue_depth.max(1)),
-                payload_bytes: self.options.transfer_bytes,
+                payload_bytes: self.options.transfer_bytes.max(LARGEST_BLOCK_BYTES),
                 ..Limits::default()
             };
             match Connection::open(address, config).await {

@@ -143,7 +143,7 @@ fn answer(server: &mut Server, Request { ticket, command }: Request) {
                 _ => server.data(ticket, data(length as usize)),
             }
         }
-        Command::BlockStatus { offset, length } => {
+        Command::BlockStatus { offset, length, .. } => {
             in_range(offset, length);
             server.status(ticket, &[Run { length, status: 0 }, Run { length: 512, status: 3 }]);
         }

@@ -118,7 +118,7 @@ impl Pair {
                 self.stored[range(offset, length)].fill(0);
                 self.server.done(ticket);
             }
-            Command::BlockStatus { offset, length } => {
+            Command::BlockStatus { offset, length, .. } => {
                 let half = (length / 2).next_multiple_of(BLOCK as u64);
                 let rest = length - half;
                 let runs = [Run { length: half, status: (offset >> 9) as u32 & 3 }, Run { length: rest, status: 0 }];
