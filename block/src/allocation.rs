@@ -19,3 +19,51 @@ pub enum RunState {
     /// They take no space and read as zeroes.
     Hole,
 }
+
+/// Runs in the making: neighbours that are alike become one.
+#[derive(Clone, Debug, Default)]
+pub struct Runs(Vec<Run>);
+
+impl Runs {
+    /// Appends blocks.
+    pub fn push(&mut self, blocks: BlockCount, state: RunState) {
+        let joined = self.0.last().filter(|last| last.state == state);
+        // Runs whose sum no count can hold stay two.
+        let joined = joined.and_then(|last| BlockCount::new(last.blocks.get().checked_add(blocks.get())?));
+        match (self.0.last_mut(), joined) {
+            (Some(last), Some(blocks)) => last.blocks = blocks,
+            _ => self.0.push(Run { blocks, state }),
+        }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// All of them, in order.
+    pub fn into_vec(self) -> Vec<Run> {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_that_are_alike_become_one_run() {
+        let mut runs = Runs::default();
+        let parts = [(1, RunState::Hole), (2, RunState::Hole), (3, RunState::Data), (u32::MAX, RunState::Data)];
+        for (blocks, state) in parts {
+            runs.push(BlockCount::new(blocks).unwrap(), state);
+        }
+        let told: Vec<_> = runs.into_vec().iter().map(|run| (run.blocks.get(), run.state)).collect();
+        assert_eq!(told, [(3, RunState::Hole), (3, RunState::Data), (u32::MAX, RunState::Data)]);
+    }
+}

@@ -21,7 +21,7 @@ mod operation;
 mod source;
 
 pub use abilities::{Abilities, Ability};
-pub use allocation::{Run, RunState};
+pub use allocation::{Run, RunState, Runs};
 pub use annex::AnnexSlot;
 pub use clock::Clock;
 pub use device::{Device, Stack};

@@ -120,6 +120,12 @@ pub trait Medium {
         false
     }
 
+    /// How `length_bytes` at `offset_bytes` begin: how many of the first bytes, at least one, are alike, and whether they are
+    /// known to be zeroes that take no space.
+    fn run_at(&self, offset_bytes: u64, length_bytes: u64) -> (u64, bool) {
+        (length_bytes, self.is_hole(offset_bytes, length_bytes))
+    }
+
     /// Makes `length_bytes` at `offset_bytes` read as zeroes, keeping the space.
     fn zero(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>>;
 }

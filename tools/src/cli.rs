@@ -13,7 +13,7 @@ use clap_complete::Shell;
 use sealblock_units::{BlockSize, ByteCount, Lba};
 
 pub use serve::{Discover, LogLevel, NVME_TCP_PORT, Protection, Serve, listen_address};
-pub use values::{Endpoint, Guard, Harm, Mode, ProtectionType, Volume};
+pub use values::{Endpoint, Guard, Harm, Mode, ProtectionType, RemoteServer, Volume};
 
 use crate::range::BlockRange;
 use crate::rate::Rate;
@@ -35,7 +35,7 @@ Targets:
   mirror:[stripe:A,B],C               brackets nest
   nvme+tcp://HOST[:PORT]/NQN[/NSID]   a namespace over NVMe/TCP; ?hdgst&ddgst&pract=1&queues=4&depth=64&hostnqn=NQN,
                                       ?timeout=5s&keepalive=5s&reconnect=0s&attempts=3
-  nbd://HOST[:PORT]/EXPORT            a network block device
+  nbd://HOST[:PORT]/EXPORT            a network block device; ?connections=4
   /dev/nvmeXnY /dev/ngXnY /dev/sdX    a Linux device
 
 Sizes are 4096, 4KiB, 1GiB or 1GB.
@@ -62,7 +62,7 @@ pub enum Command {
     Info(Info),
     /// Export targets over NVMe/TCP, for any NVMe/TCP host.
     Serve(Serve),
-    /// Name the subsystems that an NVMe/TCP server lets this host see.
+    /// Name what a server lets this host see: the subsystems over NVMe/TCP, or the exports over NBD.
     Discover(Discover),
     /// Check every block against its seal, and name those that are damaged.
     Verify(Verify),

@@ -7,6 +7,7 @@ mod facts;
 mod failures;
 mod files;
 mod groups;
+mod nbd;
 mod read_only;
 mod remote;
 
@@ -20,6 +21,7 @@ use sealblock_layers_fault::{FaultLayer, Rules};
 use sealblock_layers_offset::OffsetLayer;
 use sealblock_media_file::FileMedium;
 use sealblock_media_memory::MemoryDevice;
+use sealblock_media_nbd::NbdDevice;
 use sealblock_media_null::NullDevice;
 use sealblock_media_nvme_tcp::NvmeTcpDevice;
 use sealblock_media_volume::Volume;
@@ -33,6 +35,7 @@ use crate::target::Target;
 pub use facts::Facts;
 pub use failures::{of_block, of_medium, of_open, of_volume};
 pub use files::{FileKind, OpenVolume, inspect, open_medium, open_volume};
+pub use nbd::exports;
 pub use read_only::ReadOnly;
 pub use remote::discover;
 
@@ -65,6 +68,7 @@ enum Held {
     Remote(NvmeTcpDevice),
     Paths(Rc<groups::Paths>),
     Mirror(Rc<groups::OpenMirror>),
+    Nbd(NbdDevice),
 }
 
 /// An open target.
@@ -158,6 +162,7 @@ fn close_all(held: &[Held]) -> LocalBoxFuture<'_, Result<(), Error>> {
                 Held::Remote(device) => device.close().await,
                 Held::Paths(paths) => closed = closed.and(paths.close().await),
                 Held::Mirror(mirror) => closed = closed.and(mirror.close().await),
+                Held::Nbd(device) => device.close().await,
             }
         }
         closed
@@ -168,6 +173,7 @@ fn received_bytes(held: &[Held]) -> Option<u64> {
     let remotes = held.iter().filter_map(|held| match held {
         Held::Volume(_) => None,
         Held::Remote(device) => Some(device.counters().received_bytes),
+        Held::Nbd(device) => Some(device.counters().received_bytes),
         Held::Paths(paths) => paths.received_bytes(),
         Held::Mirror(mirror) => mirror.received_bytes(),
     });
@@ -212,7 +218,11 @@ pub fn open(target: &Target, access: Access) -> LocalBoxFuture<'_, Result<Opened
                 let facts = Facts { remote: Some(device.facts()), ..Facts::plain("NVMe/TCP namespace") };
                 Ok(Opened::new(target, device.clone(), facts, vec![Held::Remote(device)]))
             }
-            Target::Nbd { .. } => Err(absent(target, "NBD is")),
+            Target::Nbd { address, export, connections } => {
+                let device = nbd::connect(address, export, *connections).await.map_err(|error| error.on(target))?;
+                let facts = Facts { export: Some(device.facts().clone()), ..Facts::plain("NBD export") };
+                Ok(Opened::new(target, device.clone(), facts, vec![Held::Nbd(device)]))
+            }
         }
     })
 }

@@ -4,7 +4,7 @@
 //! target    = "[" target "]" | kind
 //! kind      = path | "file:" path | "mem:" size | "null:" size
 //!           | "nvme+tcp://" host [":" port] "/" nqn ["/" nsid] ["?" option "&" option ...]
-//!           | "nbd://" host [":" port] ["/" export]
+//!           | "nbd://" host [":" port] ["/" export] ["?connections=" number]
 //!           | ("mirror:" | "stripe:" | "stripe-" size ":" | "multipath:") target "," target ...
 //!           | "offset:" range "," target
 //!           | "fault:" "[" rules "]" "," target
@@ -26,7 +26,7 @@ mod tests;
 mod uri;
 
 use std::fmt;
-use std::num::NonZeroU32;
+use std::num::{NonZeroU16, NonZeroU32};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -75,6 +75,8 @@ pub enum Target {
         address: Address,
         /// Name of the export, possibly empty: the server's default. At most 4096 bytes.
         export: String,
+        /// `connections`: how many to use where the server allows several; one unless given.
+        connections: Option<NonZeroU16>,
     },
     /// One device made of several.
     Group {
@@ -188,7 +190,10 @@ impl fmt::Display for Target {
                 nsid.map_or(Ok(()), |nsid| write!(f, "/{nsid}"))?;
                 options.fmt(f)
             }
-            Target::Nbd { address, export } => write!(f, "nbd://{address}/{}", uri::encode(export, ":/")),
+            Target::Nbd { address, export, connections } => {
+                write!(f, "nbd://{address}/{}", uri::encode(export, ":/"))?;
+                connections.map_or(Ok(()), |connections| write!(f, "?connections={connections}"))
+            }
             Target::Group { kind, legs } => {
                 match kind {
                     GroupKind::Stripe { chunk: Some(chunk) } => write!(f, "{}-{}:", kind.name(), exact(*chunk))?,

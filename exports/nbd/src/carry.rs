@@ -20,7 +20,7 @@ const CACHE_BYTES: u64 = 1 << 20;
 pub(crate) enum Reply {
     Done,
     Data(Slice),
-    Status(Run),
+    Status(Vec<Run>),
 }
 
 /// A request that failed, and what a read may give of the data before.
@@ -73,8 +73,7 @@ impl Mounted {
                 let zero = |extent| Operation::WriteZeroes { extent, may_unmap, durability };
                 self.in_pieces(offset, length, PIECE_BYTES, is_gone, zero).await
             }
-            // Devices do not tell what is allocated, and everything may be said to be.
-            Command::BlockStatus { length, .. } => Ok(Reply::Status(Run { length, status: 0 })),
+            Command::BlockStatus { offset, length, one } => self.status(offset, length, one, is_gone).await,
         }
     }
 
@@ -84,16 +83,20 @@ impl Mounted {
         abilities.write_zeroes == Ability::Native && abilities.unmap_zeroes
     }
 
-    fn extent(&self, offset: u64, length: u64) -> Result<Extent, Trouble> {
-        let shift = self.device.geometry().block_size.shift();
+    pub(crate) fn extent(&self, offset: u64, length: u64) -> Result<Extent, Trouble> {
+        let shift = self.block_shift();
         Extent::from_raw(offset >> shift, length >> shift).map_err(|_| ErrorCode::Invalid.into())
+    }
+
+    pub(crate) fn block_shift(&self) -> u32 {
+        self.device.geometry().block_size.shift()
     }
 
     fn failed(&self, error: &Error) -> Failed {
         of_error(error, self.device.geometry().block_size)
     }
 
-    async fn run(&self, operation: Operation) -> Result<Answer, Trouble> {
+    pub(crate) async fn run(&self, operation: Operation) -> Result<Answer, Trouble> {
         self.device.execute(operation).await.map_err(|error| self.failed(&error).into())
     }
 

@@ -166,7 +166,7 @@ impl Connection {
         match outcome {
             Ok(Reply::Done) => core.done(ticket),
             Ok(Reply::Data(data)) => core.data(ticket, vec![data]),
-            Ok(Reply::Status(run)) => core.status(ticket, &[run]),
+            Ok(Reply::Status(runs)) => core.status(ticket, &runs),
             Err(trouble) => core.fail(ticket, Vec::from_iter(trouble.before), &trouble.failed),
         }
         drop(core);

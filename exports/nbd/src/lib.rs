@@ -20,6 +20,7 @@ mod limits;
 mod refusal;
 mod server;
 mod shared;
+mod status;
 
 pub use export::{Export, SetupError};
 pub use limits::Limits;

@@ -51,14 +51,42 @@ fn zeroes_and_trims_change_what_they_are_about_and_nothing_else() {
 }
 
 #[test]
-fn everything_is_said_to_be_allocated() {
+fn holes_are_told_from_data() {
     let served = serve(Limits::default());
     let mut compact = Client::open(served.address, "bare", false);
-    let status = [1u32, 8192, 0].map(u32::to_be_bytes).concat();
-    assert_eq!(compact.ask(flag::REQ_ONE, c::BLOCK_STATUS, 512, 8192, &[]), [(chunk::BLOCK_STATUS, status)]);
+    let narrow = |runs: &[(u32, u32)]| {
+        let runs: Vec<u8> =
+            runs.iter().flat_map(|(length, status)| [*length, *status].map(u32::to_be_bytes).concat()).collect();
+        vec![(chunk::BLOCK_STATUS, [&1u32.to_be_bytes()[..], &runs].concat())]
+    };
+    assert_eq!(compact.ask(flag::REQ_ONE, c::BLOCK_STATUS, 512, 8192, &[]), narrow(&[(8192, 3)]));
+    // Memory comes in chunks of 128 KiB.
+    const CHUNK: u32 = 128 << 10;
+    compact.write(u64::from(2 * CHUNK) + 512, &pattern(512, 1));
+    compact.write(u64::from(5 * CHUNK), &pattern(512, 1));
+    let told = compact.ask(0, c::BLOCK_STATUS, 512, 1 << 20, &[]);
+    let rest = (1 << 20) + 512 - 6 * CHUNK;
+    assert_eq!(told, narrow(&[(2 * CHUNK - 512, 3), (CHUNK, 0), (2 * CHUNK, 3), (CHUNK, 0), (rest, 3)]));
+    let told = compact.ask(flag::REQ_ONE, c::BLOCK_STATUS, 0, 1 << 20, &[]);
+    assert_eq!(told, narrow(&[(2 * CHUNK, 3)]));
+    let told = compact.ask(flag::REQ_ONE, c::BLOCK_STATUS, u64::from(2 * CHUNK) + 1024, 1024, &[]);
+    assert_eq!(told, narrow(&[(1024, 0)]), "no longer than what was asked about");
     let mut extended = Client::open(served.address, "bare", true);
-    let status = [&[1u32, 1].map(u32::to_be_bytes).concat()[..], &[8192u64, 0].map(u64::to_be_bytes).concat()].concat();
-    assert_eq!(extended.ask(0, c::BLOCK_STATUS, 512, 8192, &[]), [(chunk::BLOCK_STATUS_EXT, status)]);
+    let wide = |runs: &[(u64, u64)]| {
+        let count = [1u32, runs.len() as u32].map(u32::to_be_bytes).concat();
+        let runs: Vec<u8> =
+            runs.iter().flat_map(|(length, status)| [*length, *status].map(u64::to_be_bytes).concat()).collect();
+        vec![(chunk::BLOCK_STATUS_EXT, [count, runs].concat())]
+    };
+    let chunk = u64::from(CHUNK);
+    let told = extended.ask(0, c::BLOCK_STATUS, 2 * chunk, 2 * chunk, &[]);
+    assert_eq!(told, wide(&[(chunk, 0), (chunk, 3)]));
+    assert_eq!(extended.errno(0, c::TRIM, 2 * chunk, chunk, &[]), 0);
+    assert_eq!(
+        extended.ask(0, c::BLOCK_STATUS, 0, 4 * chunk, &[]),
+        wide(&[(4 * chunk, 3)]),
+        "what was trimmed is a hole"
+    );
 }
 
 #[test]

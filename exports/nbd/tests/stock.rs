@@ -76,7 +76,7 @@ fn nbdinfo_reads_what_is_told() {
     let list = good("nbdinfo", &["--list", &format!("nbd://{}", served.address)]);
     assert!(["export=\"protected\"", "export=\"bare\"", "export=\"fixed\""].iter().all(|name| list.contains(name)));
     let map = good("nbdinfo", &["--map", &uri]);
-    assert_eq!(map.split_whitespace().collect::<Vec<_>>(), ["0", "16777216", "0", "data"]);
+    assert_eq!(map.split_whitespace().collect::<Vec<_>>(), ["0", "16777216", "3", "hole,zero"]);
     assert!(run("nbdinfo", &["--is", "read-only", &format!("nbd://{}/fixed", served.address)]).status.success());
     assert!(!run("nbdinfo", &[&format!("nbd://{}/nothing", served.address)]).status.success());
 }
@@ -97,6 +97,38 @@ fn nbdcopy_brings_back_what_it_took_over_several_connections() {
     assert!(std::fs::read(&to.0).unwrap() == data, "what was read is what was written");
     served.damage(1000);
     assert!(!run("nbdcopy", &[&uri, to.path()]).status.success(), "a damaged block is not copied");
+}
+
+#[test]
+fn nbdinfo_and_qemu_map_holes_as_they_are() {
+    if !has("nbdinfo") || !has("qemu-img") || !has("qemu-io") {
+        return;
+    }
+    let served = serve(Limits::default());
+    let uri = format!("nbd://{}/protected", served.address);
+    let write = ["-f", "raw", "-c", "write 1M 256k", "-c", "write 4M 128k", "-c", "discard 1M 128k", &uri];
+    good("qemu-io", &write);
+    let map = good("nbdinfo", &["--map", &uri]);
+    let lines: Vec<Vec<&str>> = map.lines().map(|line| line.split_whitespace().take(3).collect()).collect();
+    let expected = [
+        ["0", "1179648", "3"],
+        ["1179648", "131072", "0"],
+        ["1310720", "2883584", "3"],
+        ["4194304", "131072", "0"],
+        ["4325376", "12451840", "3"],
+    ];
+    assert_eq!(lines, expected);
+    let map = good("qemu-img", &["map", "--output=json", "-f", "raw", &uri]);
+    let data = map.lines().filter(|line| line.contains("\"data\": true"));
+    let starts: Vec<bool> = data
+        .zip(["\"start\": 1179648, \"length\": 131072", "\"start\": 4194304, \"length\": 131072"])
+        .map(|(line, expected)| line.contains(expected))
+        .collect();
+    assert_eq!(starts, [true, true], "{map}");
+    assert!(
+        map.lines().filter(|line| !line.contains("true, \"offset\"")).all(|line| line.contains("\"zero\": true")),
+        "{map}"
+    );
 }
 
 #[test]

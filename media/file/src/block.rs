@@ -2,10 +2,10 @@
 
 use sealblock_block::{
     Abilities, Ability, Answer, Device, Durability, Error, Failure, Fault, Faults, Geometry, Limits, Medium,
-    MediumError, MediumErrorKind, Operation, Outcome,
+    MediumError, MediumErrorKind, Operation, Outcome, RunState, Runs,
 };
 use sealblock_integrity::{Sealed, Tags};
-use sealblock_units::{BlockSize, Extent};
+use sealblock_units::{BlockCount, BlockSize, Extent};
 
 use crate::FileMedium;
 
@@ -116,6 +116,26 @@ impl<M: Medium> FileBlock<M> {
         Ok(())
     }
 
+    /// Which blocks are holes, as far as the medium tells. A block is one only if all of it is.
+    fn allocation(&self, extent: Extent) -> Answer {
+        let shift = self.geometry.block_size.shift();
+        let (mut block, end) = (extent.start().get(), extent.start().get() + extent.len());
+        let mut runs = Runs::default();
+        while block < end {
+            let (bytes, is_hole) = self.medium.run_at(block << shift, (end - block) << shift);
+            let (whole, begun) = (bytes >> shift, bytes.div_ceil(1 << shift));
+            let (blocks, state) = match is_hole {
+                true if whole > 0 => (whole, RunState::Hole),
+                _ => (begun.max(1), RunState::Data),
+            };
+            let blocks =
+                u32::try_from(blocks.min(end - block)).ok().and_then(BlockCount::new).unwrap_or(BlockCount::ONE);
+            runs.push(blocks, state);
+            block += u64::from(blocks.get());
+        }
+        Answer::Allocation(runs.into_vec())
+    }
+
     /// Waits for the medium where the request asks for it.
     async fn settle(&self, durability: Durability) -> Result<(), Error> {
         match durability {
@@ -136,6 +156,7 @@ impl<M: Medium> Device for FileBlock<M> {
             writable: !self.medium.read_only(),
             discard: if punches { Ability::Native } else { Ability::Absent },
             write_zeroes: Ability::Native,
+            allocation: Ability::Native,
             unmap_zeroes: punches,
             ..Abilities::BASIC
         }
@@ -144,6 +165,7 @@ impl<M: Medium> Device for FileBlock<M> {
     async fn execute(&self, operation: Operation) -> Outcome {
         match operation {
             Operation::Read { extent, .. } => return self.read(extent).await,
+            Operation::Allocation { extent } => return Ok(self.allocation(extent)),
             Operation::Write { extent, data, durability } => {
                 self.medium.write(self.offset_bytes(extent), data.data().clone()).await?;
                 self.settle(durability).await?;
@@ -159,7 +181,6 @@ impl<M: Medium> Device for FileBlock<M> {
             | Operation::WriteUncorrectable { .. }
             | Operation::Digest { .. }
             | Operation::Repair { .. }
-            | Operation::Allocation { .. }
             | Operation::ReadAnnex { .. }
             | Operation::WriteAnnex { .. } => {
                 return Err(Failure::Absent(operation.kind()).into());

@@ -46,6 +46,22 @@ pub(crate) fn is_hole(file: impl rustix::fd::AsFd, offset_bytes: u64, length_byt
     }
 }
 
+/// How a range of a file begins: how many bytes are alike, and whether the file system calls them a hole. Where it does not
+/// tell, all of it is data.
+pub(crate) fn run_at(file: impl rustix::fd::AsFd, offset_bytes: u64, length_bytes: u64) -> (u64, bool) {
+    use rustix::fs::{SeekFrom, seek};
+    match seek(&file, SeekFrom::Data(offset_bytes)) {
+        Err(error) if error == rustix::io::Errno::NXIO => return (length_bytes, true),
+        Ok(data) if data > offset_bytes => return (length_bytes.min(data - offset_bytes), true),
+        Ok(_) | Err(_) => {}
+    }
+    match seek(&file, SeekFrom::Hole(offset_bytes)) {
+        Ok(hole) if hole > offset_bytes => (length_bytes.min(hole - offset_bytes), false),
+        // Punched in between, or not told.
+        Ok(_) | Err(_) => (length_bytes, false),
+    }
+}
+
 /// What `statx` says about an open file.
 pub(crate) fn statx(file: impl rustix::fd::AsFd) -> io::Result<Statx> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::DIOALIGN;

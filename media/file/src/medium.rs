@@ -281,6 +281,13 @@ impl Medium for FileMedium {
         !self.block_device && kernel::is_hole(&self.file, offset_bytes, length_bytes)
     }
 
+    fn run_at(&self, offset_bytes: u64, length_bytes: u64) -> (u64, bool) {
+        match self.block_device {
+            true => (length_bytes, false),
+            false => kernel::run_at(&self.file, offset_bytes, length_bytes),
+        }
+    }
+
     async fn zero(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
         const DOING: &str = "write zeroes";
         self.check_writable(DOING, offset_bytes)?;

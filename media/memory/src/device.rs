@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use sealblock_block::{
     Abilities, Ability, AnnexSlot, Answer, Device, Digested, Error, Failure, Fault, Faults, Geometry, Limits,
-    Operation, Outcome, Verified,
+    Operation, Outcome, RunState, Runs, Verified,
 };
 use sealblock_integrity::{Checks, PiFormat, ProtectionType, Sealed, Tags, Unverified, guard, verify};
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
@@ -266,6 +266,25 @@ impl MemoryDevice {
         Ok(Answer::Done)
     }
 
+    /// What memory is not there for is a hole, unless it has tags that are checked, or is to be unreadable.
+    fn allocation(&self, extent: Extent) -> Outcome {
+        let size = self.geometry.block_size;
+        let mut runs = Runs::default();
+        for part in self.by_chunk(extent) {
+            let (start, tuple_bytes) = (part.start().get(), self.tuple_bytes());
+            let is_empty = {
+                let stored = self.stored.borrow();
+                // Chunks of tags are for more blocks than those of data; the tags of unmapped blocks are all ones.
+                let tags = stored.tags.peek(start * tuple_bytes, (part.len() * tuple_bytes) as usize);
+                let data = stored.data.peek(start << size.shift(), part.bytes(size) as usize);
+                data.is_none() && tags.is_none_or(|tags| tags.iter().all(|byte| *byte == 0xFF))
+            };
+            let is_hole = is_empty && self.unreadable(part).is_empty();
+            runs.push(part.blocks(), if is_hole { RunState::Hole } else { RunState::Data });
+        }
+        Ok(Answer::Allocation(runs.into_vec()))
+    }
+
     fn carry_out(&self, operation: &Operation) -> Outcome {
         match operation {
             Operation::Read { extent, checks } => return self.read(*extent, checks),
@@ -278,9 +297,8 @@ impl MemoryDevice {
             Operation::WriteAnnex { slot, bytes } => {
                 self.stored.borrow_mut().annex[slot.index()] = Slice::copy_from(bytes);
             }
-            Operation::Repair { .. } | Operation::Allocation { .. } => {
-                return Err(Failure::Absent(operation.kind()).into());
-            }
+            Operation::Allocation { extent } => return self.allocation(*extent),
+            Operation::Repair { .. } => return Err(Failure::Absent(operation.kind()).into()),
             Operation::Write { extent, data, .. } => self.write(*extent, data),
             Operation::WriteZeroes { extent, may_unmap: true, .. } => self.unmap(*extent),
             Operation::WriteZeroes { extent, may_unmap: false, .. } => self.write_zeroes(*extent),
@@ -308,7 +326,7 @@ impl Device for MemoryDevice {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { annex: Ability::Native, ..Abilities::COMPLETE }
+        Abilities { annex: Ability::Native, allocation: Ability::Native, ..Abilities::COMPLETE }
     }
 
     async fn execute(&self, operation: Operation) -> Outcome {

@@ -7,7 +7,9 @@
 
 use std::cell::RefCell;
 
-use sealblock_block::{Abilities, Ability, Answer, Device, Failure, Geometry, Limits, Operation, Outcome, Verified};
+use sealblock_block::{
+    Abilities, Ability, Answer, Device, Failure, Geometry, Limits, Operation, Outcome, Run, RunState, Verified,
+};
 use sealblock_integrity::{Checks, PiFormat, Sealed, Unverified};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::{BlockSize, Extent};
@@ -49,13 +51,15 @@ impl NullDevice {
             Operation::Read { extent, .. } => Ok(Answer::Data(self.read(*extent))),
             Operation::Verify { .. } => Ok(Answer::Verified(Verified::default())),
             Operation::Compare { extent, data } => self.compare(*extent, data),
+            Operation::Allocation { extent } => {
+                Ok(Answer::Allocation(vec![Run { blocks: extent.blocks(), state: RunState::Hole }]))
+            }
             Operation::Write { .. } | Operation::Flush | Operation::Discard { .. } | Operation::WriteZeroes { .. } => {
                 Ok(Answer::Done)
             }
             Operation::WriteUncorrectable { .. }
             | Operation::Digest { .. }
             | Operation::Repair { .. }
-            | Operation::Allocation { .. }
             | Operation::ReadAnnex { .. }
             | Operation::WriteAnnex { .. } => Err(Failure::Absent(operation.kind()).into()),
         }
@@ -89,7 +93,12 @@ impl Device for NullDevice {
 
     fn abilities(&self) -> Abilities {
         // Blocks that nobody remembers cannot be remembered to be bad.
-        Abilities { write_uncorrectable: Ability::Absent, digest: Ability::Absent, ..Abilities::COMPLETE }
+        Abilities {
+            write_uncorrectable: Ability::Absent,
+            digest: Ability::Absent,
+            allocation: Ability::Native,
+            ..Abilities::COMPLETE
+        }
     }
 
     async fn execute(&self, operation: Operation) -> Outcome {
@@ -125,6 +134,16 @@ mod tests {
     fn sealed(format: Option<PiFormat>, at: Extent, byte: u8) -> Sealed {
         let data = Slice::copy_from(&vec![byte; at.bytes(BlockSize::B4096) as usize]);
         Sealed::seal(data, BlockSize::B4096, format, &Tags { first_ref: at.start().get(), ..Tags::default() })
+    }
+
+    #[test]
+    fn everything_is_one_hole() {
+        let Ok(Answer::Allocation(runs)) = run(&gate(None), Operation::Allocation { extent: extent(7, 1 << 20) })
+        else {
+            panic!("no runs")
+        };
+        let told: Vec<_> = runs.iter().map(|run| (run.blocks.get(), run.state)).collect();
+        assert_eq!(told, [(1 << 20, RunState::Hole)]);
     }
 
     #[test]

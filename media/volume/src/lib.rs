@@ -14,6 +14,7 @@
 //! Invariants: a page of the table holds only durable records; a slot is used again only when the record that gave it up
 //! is durable and nobody reads it; log space is used again only when the superblock that gives it up is durable.
 
+mod allocation;
 mod annex;
 mod checkpoint;
 mod commit;

@@ -224,7 +224,7 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
             write_uncorrectable: Ability::Native,
             digest: Ability::Native,
             repair: Ability::Absent,
-            allocation: Ability::Absent,
+            allocation: Ability::Native,
             annex: Ability::Native,
             unmap_zeroes: true,
             offloads: false,
@@ -245,9 +245,8 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
             Operation::Digest { extent, checks } => self.digest(extent, &checks).await,
             Operation::ReadAnnex { slot } => Ok(Answer::Annex(self.read_annex(slot).await?)),
             Operation::WriteAnnex { slot, bytes } => self.write_annex(slot, &bytes).await.map(|()| Answer::Done),
-            Operation::Compare { .. } | Operation::Repair { .. } | Operation::Allocation { .. } => {
-                Err(Failure::Absent(operation.kind()).into())
-            }
+            Operation::Allocation { extent } => self.allocation(extent).await,
+            Operation::Compare { .. } | Operation::Repair { .. } => Err(Failure::Absent(operation.kind()).into()),
         }
     }
 }

@@ -3,6 +3,8 @@
 //! What must hold whatever comes is asserted here: no limit is exceeded, what is asked is in range, and a closed connection
 //! stays closed and quiet.
 
+pub mod client;
+
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
 
 use crate::wire::{self, option};
@@ -141,7 +143,7 @@ fn answer(server: &mut Server, Request { ticket, command }: Request) {
                 _ => server.data(ticket, data(length as usize)),
             }
         }
-        Command::BlockStatus { offset, length } => {
+        Command::BlockStatus { offset, length, .. } => {
             in_range(offset, length);
             server.status(ticket, &[Run { length, status: 0 }, Run { length: 512, status: 3 }]);
         }

@@ -1,4 +1,4 @@
-//! How bytes come in: into a staging buffer, or straight into the memory of a write.
+//! How bytes come in: into a staging buffer, or straight into the memory of a write, or at a client of a read.
 //!
 //! Invariants: at most one buffer is out; what was not read yet is at most the staging buffer.
 
@@ -10,7 +10,7 @@ enum Lent {
     Direct,
 }
 
-/// The memory of a write and how much of it is there. `buffer` is as long as the payload.
+/// The memory of a payload and how much of it is there. `buffer` is as long as the payload.
 #[derive(Debug)]
 pub(crate) struct Fill {
     buffer: Buffer,

@@ -19,6 +19,7 @@
 //! replies are simple, structured or extended, by what was negotiated; whoever carries requests out sees no difference.
 
 mod bytes;
+pub mod client;
 mod config;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;

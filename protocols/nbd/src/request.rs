@@ -76,6 +76,8 @@ pub enum Command {
         offset: u64,
         /// How much; the answer may be about less, or more.
         length: u64,
+        /// One run is wanted; of more the first is told.
+        one: bool,
     },
 }
 
@@ -226,7 +228,7 @@ impl Header {
                 let (no_hole, fast) = (self.has(flag::NO_HOLE), self.has(flag::FAST_ZERO));
                 Command::WriteZeroes { offset, length, fua, no_hole, fast }
             }
-            command::BLOCK_STATUS => Command::BlockStatus { offset, length },
+            command::BLOCK_STATUS => Command::BlockStatus { offset, length, one: self.has(flag::REQ_ONE) },
             _ => return None,
         })
     }

@@ -3,6 +3,7 @@
 //! There is none here ("NOTLS mode"). Whoever adds it answers [`Tls::start`] with an acknowledgement, hands the stream to
 //! a TLS library below this core, and has the core forget what was negotiated before.
 
+use crate::client::Refused;
 use crate::wire::rep;
 
 /// What a client is told that sends STARTTLS.
@@ -23,4 +24,10 @@ impl Tls {
             Tls::Forbidden => rep::ERR_POLICY,
         }
     }
+}
+
+/// The client's half of the seam: what becomes of a server that demands TLS before anything else. Whoever adds TLS sends
+/// STARTTLS here, and begins the options anew once the stream below is a secure one.
+pub(crate) fn demanded() -> Refused {
+    Refused::TlsRequired
 }

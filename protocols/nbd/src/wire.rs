@@ -17,12 +17,25 @@ pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
 /// First word of a chunk of an extended reply.
 pub const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
 
+/// Second word of an oldstyle server, which has no options.
+pub const OLDSTYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
+
 /// Bytes of an option's header.
 pub const OPTION_HEADER_BYTES: usize = 16;
+/// Bytes of the header of a reply to an option.
+pub const OPTION_REPLY_BYTES: usize = 20;
+/// Bytes of a server's first words.
+pub const GREETING_BYTES: usize = 18;
 /// Bytes of a compact request's header.
 pub const REQUEST_BYTES: usize = 28;
 /// Bytes of an extended request's header.
 pub const EXTENDED_REQUEST_BYTES: usize = 32;
+/// Bytes of a simple reply's header.
+pub const SIMPLE_REPLY_BYTES: usize = 16;
+/// Bytes of the header of a chunk of a structured reply.
+pub const STRUCTURED_REPLY_BYTES: usize = 20;
+/// Bytes of the header of a chunk of an extended reply.
+pub const EXTENDED_REPLY_BYTES: usize = 32;
 /// Longest string of the protocol, a name or a message, in bytes ("Values", "strings").
 pub const STRING_BYTES: usize = 4096;
 /// Zeroes behind the answer to EXPORT_NAME, for clients that did not turn them down.
@@ -76,10 +89,14 @@ pub mod rep {
     pub const ERR_POLICY: u32 = 1 << 31 | 2;
     /// Malformed, or out of place.
     pub const ERR_INVALID: u32 = 1 << 31 | 3;
+    /// TLS comes first.
+    pub const ERR_TLS_REQD: u32 = 1 << 31 | 5;
     /// No such export.
     pub const ERR_UNKNOWN: u32 = 1 << 31 | 6;
     /// The server ends.
     pub const ERR_SHUTDOWN: u32 = 1 << 31 | 7;
+    /// Block sizes are to be asked for.
+    pub const ERR_BLOCK_SIZE_REQD: u32 = 1 << 31 | 8;
     /// Too large.
     pub const ERR_TOO_BIG: u32 = 1 << 31 | 9;
     /// Extended headers were negotiated and stay.
@@ -166,6 +183,8 @@ pub mod chunk {
     pub const NONE: u16 = 0;
     /// Data.
     pub const OFFSET_DATA: u16 = 1;
+    /// Zeroes, without their bytes.
+    pub const OFFSET_HOLE: u16 = 2;
     /// Status in 32 bits.
     pub const BLOCK_STATUS: u16 = 5;
     /// Status in 64 bits.
@@ -189,6 +208,8 @@ pub enum ErrorCode {
     NotPermitted = 1,
     /// EIO: the medium failed, or blocks are damaged.
     Io = 5,
+    /// ENOMEM: no memory at the server.
+    NoMemory = 12,
     /// EINVAL: malformed, out of range, misaligned or unknown.
     Invalid = 22,
     /// ENOSPC: a write past the end, or a full medium.
@@ -199,4 +220,36 @@ pub enum ErrorCode {
     NotSupported = 95,
     /// ESHUTDOWN: the server ends.
     Shutdown = 108,
+}
+
+impl ErrorCode {
+    /// The error of this number. One that the protocol does not name means EINVAL ("Error values").
+    pub fn of(number: u32) -> ErrorCode {
+        match number {
+            1 => ErrorCode::NotPermitted,
+            5 => ErrorCode::Io,
+            12 => ErrorCode::NoMemory,
+            28 => ErrorCode::NoSpace,
+            75 => ErrorCode::Overflow,
+            95 => ErrorCode::NotSupported,
+            108 => ErrorCode::Shutdown,
+            _ => ErrorCode::Invalid,
+        }
+    }
+}
+
+impl std::fmt::Display for ErrorCode {
+    /// The name that the protocol has for it.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            ErrorCode::NotPermitted => "EPERM",
+            ErrorCode::Io => "EIO",
+            ErrorCode::NoMemory => "ENOMEM",
+            ErrorCode::Invalid => "EINVAL",
+            ErrorCode::NoSpace => "ENOSPC",
+            ErrorCode::Overflow => "EOVERFLOW",
+            ErrorCode::NotSupported => "ENOTSUP",
+            ErrorCode::Shutdown => "ESHUTDOWN",
+        })
+    }
 }

@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use sealblock_protocols_nvme::nqn::Nqn;
 
-use crate::target::{Address, Target};
+use super::values::RemoteServer;
+use crate::target::Target;
 
 /// The port that IANA gave to NVMe/TCP I/O controllers.
 pub const NVME_TCP_PORT: u16 = 4420;
@@ -102,6 +103,7 @@ const DISCOVER_HELP: &str = "\
 Examples:
   sealblock discover localhost
   sealblock discover 192.0.2.7:8009 --host-nqn nqn.2014-08.org.nvmexpress:uuid:... --json
+  sealblock discover nbd://localhost
 
 `sealblock serve` answers at the port of everything else, 4420 unless it is told otherwise; other servers often at 8009.";
 
@@ -109,9 +111,9 @@ Examples:
 #[derive(Args, Debug)]
 #[command(after_help = DISCOVER_HELP)]
 pub struct Discover {
-    /// The server; port 4420 unless one is given.
-    #[arg(value_name = "HOST[:PORT]")]
-    pub address: Address,
+    /// The server: over NVMe/TCP at port 4420 unless one is given, or over NBD at 10809.
+    #[arg(value_name = "HOST[:PORT]|nbd://HOST[:PORT]")]
+    pub server: RemoteServer,
     /// The name of this host, by which servers let it in: /etc/nvme/hostnqn where that is there, else a random one.
     #[arg(long, value_name = "NQN", value_parser = nqn)]
     pub host_nqn: Option<Nqn>,

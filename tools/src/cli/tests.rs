@@ -99,7 +99,9 @@ fn serve_and_discover_read_their_arguments() {
     assert_eq!((serve.allow_host[0].as_str(), serve.protection), (host, Some(Protection::Shown)));
     assert_eq!((serve.cores.map(usize::from), serve.read_only), (Some(2), true));
     let Command::Discover(discover) = good("discover [::1]:8009 --json") else { panic!("another command") };
-    assert_eq!((discover.address.to_string(), discover.json), ("[::1]:8009".to_owned(), true));
+    assert_eq!((discover.server.to_string(), discover.json), ("[::1]:8009".to_owned(), true));
+    let Command::Discover(discover) = good("discover nbd://localhost/") else { panic!("another command") };
+    assert_eq!(discover.server.to_string(), "nbd://localhost");
 }
 
 #[test]
@@ -127,6 +129,7 @@ fn bad_usage_has_exit_status_2_and_says_why() {
         ("serve v --config c", "cannot be used with"),
         ("discover", "HOST"),
         ("discover host/path", "'/'"),
+        ("discover nbd://host/export", "'/'"),
         ("frobnicate", "unrecognized subcommand"),
     ] {
         let error = parse(line).unwrap_err();

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use clap::ValueEnum;
 use sealblock_units::{BlockSize, Lba};
 
-use crate::target::{Target, TargetError};
+use crate::target::{Address, Target, TargetError};
 
 /// The checksum in a block's seal.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, ValueEnum)]
@@ -34,6 +34,36 @@ pub enum ProtectionType {
     /// Nothing that is checked.
     #[value(name = "3")]
     Type3,
+}
+
+/// A server that can be asked what it has.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum RemoteServer {
+    /// Over NVMe/TCP.
+    NvmeTcp(Address),
+    /// Over NBD.
+    Nbd(Address),
+}
+
+impl FromStr for RemoteServer {
+    type Err = TargetError;
+
+    /// Reads `HOST[:PORT]` or `nbd://HOST[:PORT]`; a slash behind the latter does no harm.
+    fn from_str(text: &str) -> Result<RemoteServer, TargetError> {
+        match text.strip_prefix("nbd://") {
+            Some(rest) => rest.strip_suffix('/').unwrap_or(rest).parse().map(RemoteServer::Nbd),
+            None => text.parse().map(RemoteServer::NvmeTcp),
+        }
+    }
+}
+
+impl fmt::Display for RemoteServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RemoteServer::NvmeTcp(address) => write!(f, "{address}"),
+            RemoteServer::Nbd(address) => write!(f, "nbd://{address}"),
+        }
+    }
 }
 
 /// Who does the checking of `verify`.

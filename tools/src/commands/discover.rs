@@ -1,12 +1,13 @@
-//! `sealblock discover`: what an NVMe/TCP server lets this host see.
+//! `sealblock discover`: what a server lets this host see, over NVMe/TCP or NBD.
 
 use sealblock_protocols_nvme::logs::{DiscoveryEntry, SubsystemType, TransportType};
 use serde::Serialize;
 
-use crate::cli::Discover;
+use crate::cli::{Discover, RemoteServer};
 use crate::exit::{Exit, Failure};
 use crate::report::{print_json, say};
-use crate::stack::{discover, on_reactor};
+use crate::stack::{discover, exports, on_reactor};
+use crate::target::Address;
 
 /// The answer of `discover`.
 #[derive(Serialize)]
@@ -26,12 +27,45 @@ struct Entry {
     port: Option<u16>,
 }
 
+/// The answer of `discover` for an NBD server.
+#[derive(Serialize)]
+struct NbdReport {
+    target: String,
+    exports: Vec<NbdExport>,
+}
+
+/// Something that an NBD server exports.
+#[derive(Serialize)]
+struct NbdExport {
+    name: String,
+    description: String,
+}
+
 /// Asks the server.
 pub fn run(arguments: &Discover) -> Result<Exit, Failure> {
-    let found = on_reactor(discover(&arguments.address, arguments.host_nqn.clone()))?;
+    match &arguments.server {
+        RemoteServer::NvmeTcp(address) => subsystems(arguments, address),
+        RemoteServer::Nbd(address) => nbd(arguments, address),
+    }
+}
+
+fn nbd(arguments: &Discover, address: &Address) -> Result<Exit, Failure> {
+    let found = on_reactor(exports(address))?;
+    let told = |(name, description): (String, String)| NbdExport { name: printable(&name), description };
+    let exports: Vec<NbdExport> = found.into_iter().map(told).collect();
+    if arguments.json {
+        print_json(&NbdReport { target: arguments.server.to_string(), exports })?;
+    } else {
+        exports.iter().try_for_each(|export| say(&export.name))?;
+    }
+    Ok(Exit::Clean)
+}
+
+fn subsystems(arguments: &Discover, address: &Address) -> Result<Exit, Failure> {
+    let found = on_reactor(discover(address, arguments.host_nqn.clone()))?;
     if arguments.json {
         let entries = found.iter().map(entry).collect();
-        print_json(&Report { target: arguments.address.to_string(), entries })?;
+        print_json(&Report { target: address.to_string(), entries })?;
         return Ok(Exit::Clean);
     }
     let mut names: Vec<String> = found.iter().filter(|entry| is_subsystem(entry)).map(name).collect();

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use sealblock_block::{Abilities, Ability, Device};
 use sealblock_layers_mirror::{Description as MirrorDescription, LegDescription};
 use sealblock_layers_multipath::{Observer, PathStatus};
+use sealblock_media_nbd::Facts as NbdFacts;
 use sealblock_media_nvme_tcp::{Facts as RemoteFacts, Protection};
 use sealblock_media_volume::Description as VolumeDescription;
 use sealblock_units::ByteCount;
@@ -104,6 +105,7 @@ fn facts_json(facts: &Facts) -> Value {
             "file_system": file.file_system,
         })),
         "remote": facts.remote.as_ref().map(remote_json),
+        "export": facts.export.as_ref().map(export_json),
         "paths": facts.paths.as_ref().map(|paths| paths.paths().iter().map(path_json).collect::<Vec<_>>()),
         "mirror": facts.mirror.as_ref().map(|mirror| mirror_json(&mirror.describe())),
         "below": facts.below.iter().map(facts_json).collect::<Vec<_>>(),
@@ -177,6 +179,19 @@ fn remote_json(remote: &RemoteFacts) -> Value {
         "max_transfer_bytes": remote.max_transfer_bytes,
         "max_verify_bytes": remote.max_verify_bytes,
         "max_write_zeroes_bytes": remote.max_write_zeroes_bytes,
+    })
+}
+
+fn export_json(export: &NbdFacts) -> Value {
+    json!({
+        "name": export.export,
+        "description": export.description,
+        "block_bytes": { "smallest": export.sizes.smallest, "best": export.sizes.best, "largest": export.sizes.largest },
+        "connections": export.connections,
+        "queue_depth": export.queue_depth,
+        "flush": export.flush,
+        "fua": export.fua,
+        "holes": export.allocation,
     })
 }
 
@@ -255,6 +270,12 @@ fn facts_text(lines: &mut Lines, facts: &Facts) {
     }
     if let Some(remote) = &facts.remote {
         remote_text(lines, remote);
+    }
+    if let Some(export) = &facts.export {
+        lines.put("export", format!("{:?} {}", export.export, export.description).trim_end());
+        let sizes = export.sizes;
+        lines.put("server's blocks", format!("{} to {} bytes, best {}", sizes.smallest, sizes.largest, sizes.best));
+        lines.put("connections", format!("{} of {} requests", export.connections, export.queue_depth));
     }
     if let Some(mirror) = &facts.mirror {
         mirror_text(lines, &mirror.describe());

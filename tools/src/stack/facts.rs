@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use sealblock_layers_multipath::Observer;
 use sealblock_media_file::Description as FileDescription;
+use sealblock_media_nbd::Facts as NbdFacts;
 use sealblock_media_nvme_tcp::Facts as RemoteFacts;
 use sealblock_media_volume::Description as VolumeDescription;
 
@@ -20,6 +21,8 @@ pub struct Facts {
     pub file: Option<FileDescription>,
     /// The namespace and its controller, where it is away.
     pub remote: Option<RemoteFacts>,
+    /// The export, where it is one over NBD.
+    pub export: Option<NbdFacts>,
     /// What its paths have done, where it has several.
     pub paths: Option<Observer>,
     /// The mirror, where it is one.
@@ -31,7 +34,8 @@ pub struct Facts {
 impl Facts {
     /// Nothing but a kind.
     pub fn plain(kind: &'static str) -> Facts {
-        Facts { kind, volume: None, file: None, remote: None, paths: None, mirror: None, below: Vec::new() }
+        let (paths, mirror, below) = (None, None, Vec::new());
+        Facts { kind, volume: None, file: None, remote: None, export: None, paths, mirror, below }
     }
 
     /// A layer.

@@ -67,11 +67,15 @@ pub async fn discover(address: &Address, host: Option<Nqn>) -> Result<Vec<Discov
 }
 
 fn peer(address: &Address) -> Peer {
-    let host = match &address.host {
+    Peer::new(host_of(address), address.port.map_or(NVME_TCP_PORT, Into::into))
+}
+
+/// The host of an address, as it is looked up.
+pub fn host_of(address: &Address) -> String {
+    match &address.host {
         Host::Name(name) => name.clone(),
         Host::Ipv6(address) => address.to_string(),
-    };
-    Peer::new(host, address.port.map_or(NVME_TCP_PORT, Into::into))
+    }
 }
 
 /// The usual options of this host: as it is named, else as the machine is, else as nobody in particular.

@@ -66,6 +66,9 @@ pub enum Problem {
     /// An option of an NVMe/TCP target that there is not.
     #[error("'{0}' is no option of an NVMe/TCP target")]
     Option(String),
+    /// What is behind the `?` of an NBD name is no option.
+    #[error("'{0}' is no option of NBD")]
+    NbdOption(String),
     /// An option that was given before.
     #[error("'{0}' is given twice")]
     OptionTwice(String),
@@ -132,6 +135,7 @@ impl Problem {
             Problem::Option(_) => {
                 "hdgst, ddgst, pract=0, pract=1, queues=4, depth=128 or hostnqn=NQN, with & between them"
             }
+            Problem::NbdOption(_) => "connections=4",
             Problem::OptionTwice(_) => "each option once",
             Problem::Nsid(_) => "leaving the namespace out when there is only one",
             Problem::Export => "the name that the server lists",

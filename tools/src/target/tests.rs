@@ -68,6 +68,7 @@ fn nbd_names() {
         ("nbd://127.0.0.1/", ""),
         ("nbd://127.0.0.1:10809/a/b%20c", "a/b c"),
         ("nbd://127.0.0.1/%C3%A4%2C", "\u{e4},"),
+        ("nbd://127.0.0.1/a%3Fb?connections=4", "a?b"),
     ] {
         assert!(matches!(parse(text), Target::Nbd { export, .. } if export == name), "{text}");
     }
@@ -157,7 +158,10 @@ fn what_is_no_uri_says_what_and_where() {
         ("nvme+tcp://[::1/nqn.x", 12, Problem::Unclosed),
         ("nbd://a b/x", 7, text(Problem::Host, "a b")),
         ("nbd://u@h/x", 8, Problem::UriPart('@')),
-        ("nbd://h/x?tls", 10, Problem::UriPart('?')),
+        ("nbd://h/x?tls", 11, text(Problem::NbdOption, "tls")),
+        ("nbd://h/x?connections=0", 11, text(Problem::NbdOption, "connections=0")),
+        ("nbd://h/x?connections=+1", 11, text(Problem::NbdOption, "connections=+1")),
+        ("nbd://h/x?connections=2&a", 11, text(Problem::NbdOption, "connections=2&a")),
         ("nbd://h/a%2", 10, Problem::Percent),
         ("nbd://h/a%zz", 10, Problem::Percent),
         ("nbd://h/%FF", 9, Problem::Percent),
@@ -231,9 +235,12 @@ fn leaves() -> impl Strategy<Value = Target> {
         (1..=u64::MAX).prop_map(memory),
         (1..=u64::MAX).prop_map(|bytes| Target::Null(ByteCount::new(bytes))),
         nvme,
-        (addresses(), ".{0,12}").prop_filter_map("no zero byte", |(address, export)| {
-            (!export.contains('\0')).then_some(Target::Nbd { address, export })
-        }),
+        (addresses(), ".{0,12}", any::<Option<NonZeroU16>>()).prop_filter_map(
+            "no zero byte",
+            |(address, export, connections)| {
+                (!export.contains('\0')).then_some(Target::Nbd { address, export, connections })
+            }
+        ),
     ]
 }
 

@@ -1,6 +1,6 @@
 //! The two URI forms: NVMe/TCP and NBD.
 //!
-//! Only the parts that these have: a host, a port and a path, and NVMe/TCP a query. User names, fragments and NBD's queries are
+//! Only the parts that these have: a host, a port, a path and a query. User names, fragments and options that are not known are
 //! refused, not skipped: they would ask for something that does not happen.
 
 use std::fmt;
@@ -101,14 +101,23 @@ fn namespace(piece: Piece<'_>) -> Result<NonZeroU32, Fail> {
     }
 }
 
-/// Reads `HOST[:PORT][/EXPORT]`. All behind the first slash is the name.
+/// Reads `HOST[:PORT][/EXPORT][?connections=N]`. All between the first slash and the question mark is the name.
 pub(super) fn nbd(piece: Piece<'_>) -> Result<Target, Fail> {
+    let (piece, connections) = match piece.split_once('?') {
+        Some((piece, option)) => (piece, Some(connections(option)?)),
+        None => (piece, None),
+    };
     let (address, path) = address(piece)?;
     let export = decode(path)?;
     if export.len() > MAX_EXPORT_BYTES || export.contains('\0') {
         return path.fail(Problem::Export);
     }
-    Ok(Target::Nbd { address, export })
+    Ok(Target::Nbd { address, export, connections })
+}
+
+fn connections(option: Piece<'_>) -> Result<NonZeroU16, Fail> {
+    let number = option.text.strip_prefix("connections=").and_then(digits).and_then(|number| number.parse().ok());
+    number.map_or_else(|| option.fail(Problem::NbdOption(option.text.to_owned())), Ok)
 }
 
 /// Splits off host and port. The rest is what follows the slash behind them, and empty when there is none.

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use futures_util::FutureExt;
 use sealblock_block::{
     Ability, Answer, Device, Durability, Failure, FaultField, Gate, Medium, MediumError, MediumErrorKind, Operation,
-    Outcome,
+    Outcome, RunState,
 };
 use sealblock_integrity::{Checks, Sealed, Tags};
 use sealblock_media_memory::MemoryMedium;
@@ -212,4 +212,95 @@ fn blocks_of_a_file_are_read_back() {
         let read = bytes(gate.execute(read(extent(0, 702))).await);
         assert_eq!(read, [vec![0; 4096], vec![5; 700 * 4096], vec![0; 4096]].concat());
     });
+}
+
+fn runs(outcome: Outcome) -> Vec<(u32, bool)> {
+    let Ok(Answer::Allocation(runs)) = outcome else { panic!("no runs but {outcome:?}") };
+    runs.iter().map(|run| (run.blocks.get(), run.state == RunState::Hole)).collect()
+}
+
+#[test]
+fn holes_of_a_file_are_told_by_blocks() {
+    let directory = tempfile::tempdir().unwrap();
+    Reactor::new(Config::default()).unwrap().block_on(async {
+        let medium = FileMedium::open(directory.path().join("sparse"), Options::CREATE).unwrap();
+        medium.set_len_bytes(16 << 20).unwrap();
+        let device = FileBlock::new(medium, BlockSize::B4096).unwrap();
+        assert_eq!(device.abilities().allocation, Ability::Native);
+        let ask = |start, blocks| device.execute(Operation::Allocation { extent: extent(start, blocks) });
+        assert_eq!(runs(ask(0, 256).await), [(256, true)]);
+        for start in [16, 128] {
+            done(device.execute(write(extent(start, 16), 7, Durability::ForceUnitAccess)).await);
+        }
+        let told = runs(ask(0, 256).await);
+        assert_eq!(told, [(16, true), (16, false), (96, true), (16, false), (112, true)]);
+        assert_eq!(runs(ask(20, 4).await), [(4, false)]);
+        let durability = Durability::ForceUnitAccess;
+        let zero = Operation::WriteZeroes { extent: extent(16, 16), may_unmap: true, durability };
+        done(device.execute(zero).await);
+        if device.medium().punches() {
+            assert_eq!(runs(ask(0, 64).await), [(64, true)]);
+        }
+    });
+}
+
+/// A medium whose holes lie between blocks.
+struct Odd(Flaky);
+
+impl Medium for Odd {
+    fn len_bytes(&self) -> u64 {
+        self.0.len_bytes()
+    }
+
+    fn sector_bytes(&self) -> u32 {
+        512
+    }
+
+    fn read_only(&self) -> bool {
+        true
+    }
+
+    fn punches(&self) -> bool {
+        false
+    }
+
+    async fn read(&self, offset_bytes: u64, into: Buffer) -> (Result<(), MediumError>, Buffer) {
+        self.0.read(offset_bytes, into).await
+    }
+
+    async fn write(&self, offset_bytes: u64, from: Slice) -> Result<(), MediumError> {
+        self.0.write(offset_bytes, from).await
+    }
+
+    async fn sync(&self) -> Result<(), MediumError> {
+        Ok(())
+    }
+
+    async fn punch(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
+        self.0.punch(offset_bytes, length_bytes).await
+    }
+
+    async fn zero(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
+        self.0.zero(offset_bytes, length_bytes).await
+    }
+
+    /// A hole from byte 1024 to 10240, and data otherwise.
+    fn run_at(&self, offset_bytes: u64, length_bytes: u64) -> (u64, bool) {
+        match offset_bytes {
+            0..1024 => (length_bytes.min(1024 - offset_bytes), false),
+            1024..10240 => (length_bytes.min(10240 - offset_bytes), true),
+            _ => (length_bytes, false),
+        }
+    }
+}
+
+#[test]
+fn a_block_is_a_hole_only_if_all_of_it_is() {
+    let ask = |size| {
+        let device = FileBlock::new(Odd(Flaky::new()), size).unwrap();
+        let blocks = (16384 >> size.shift()) as u64;
+        runs(run(&device, Operation::Allocation { extent: extent(0, blocks) }))
+    };
+    assert_eq!(ask(BlockSize::B512), [(2, false), (18, true), (12, false)]);
+    assert_eq!(ask(BlockSize::B4096), [(1, false), (1, true), (2, false)]);
 }

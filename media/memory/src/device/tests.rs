@@ -1,7 +1,7 @@
 //! Twin tests of the device in RAM, through its gate as in a stack.
 
 use futures_util::FutureExt;
-use sealblock_block::{Answer, Device, Durability, Failure, FaultField, Gate, Operation, Outcome};
+use sealblock_block::{Answer, Device, Durability, Failure, FaultField, Gate, Operation, Outcome, RunState};
 use sealblock_integrity::{Checks, Field, GuardKind, Masked, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_runtime_memory::{Pool, Slice};
 use sealblock_units::{BlockSize, Extent, Lba};
@@ -280,5 +280,26 @@ fn unreadable_blocks_fail_until_they_are_written_zeroed_or_discarded() {
         assert!(matches!(run(&gate, spoil()), Ok(Answer::Done)));
         assert!(matches!(run(&gate, zero(all, true)), Ok(Answer::Done)));
         assert_reads(&gate, all, 0);
+    }
+}
+
+fn runs(gate: &Gate<MemoryDevice>, at: Extent) -> Vec<(u32, RunState)> {
+    let Ok(Answer::Allocation(runs)) = run(gate, Operation::Allocation { extent: at }) else { panic!("no runs") };
+    runs.iter().map(|run| (run.blocks.get(), run.state)).collect()
+}
+
+#[test]
+fn what_memory_is_not_there_for_is_a_hole_unless_it_is_unreadable() {
+    use RunState::{Data, Hole};
+    for format in [Some(TYPE1), None] {
+        // Memory comes in chunks of 32 such blocks.
+        let gate = gate(BlockSize::B4096, format);
+        assert_eq!(runs(&gate, extent(0, 4096)), [(4096, Hole)]);
+        write(&gate, extent(40, 1), 7);
+        assert_eq!(runs(&gate, extent(0, 128)), [(32, Hole), (32, Data), (64, Hole)]);
+        let durability = Durability::Volatile;
+        let unreadable = Operation::WriteUncorrectable { extent: extent(100, 1), durability };
+        assert!(run(&gate, unreadable).is_ok());
+        assert_eq!(runs(&gate, extent(64, 64)), [(32, Hole), (32, Data)]);
     }
 }

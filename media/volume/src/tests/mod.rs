@@ -1,5 +1,6 @@
 //! The volume on a medium in memory. Crashes are the simulator's business; here is what holds without them.
 
+mod allocation;
 mod beside;
 mod damage;
 mod recovery;

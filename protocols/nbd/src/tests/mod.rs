@@ -1,7 +1,10 @@
 //! A server against bytes that are written out here.
 
+mod client_negotiation;
+mod client_replies;
 mod negotiation;
 mod noise;
+mod pair;
 mod transmission;
 
 use crate::fuzz::{Story, play, server};

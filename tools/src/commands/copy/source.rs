@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, Read};
 
 use futures_util::stream::{self, LocalBoxStream, StreamExt};
-use sealblock_block::Device;
+use sealblock_block::{Ability, Answer, Device, Operation, RunState};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::Extent;
 
@@ -93,13 +93,29 @@ fn device_chunks(opened: &Opened) -> impl futures_util::Stream<Item = Chunk> {
     let total = geometry.capacity_bytes();
     let step = CHUNK_BYTES as u64;
     let chunks = (0..total.div_ceil(step)).map(move |i| (i * step, step.min(total - i * step)));
+    let tells_holes = opened.gate.abilities().allocation == Ability::Native;
+    let zeroes = if tells_holes { Buffer::zeroed(CHUNK_BYTES).freeze() } else { Slice::empty() };
     stream::iter(chunks)
-        .map(move |(offset, length)| async move {
-            let extent = Extent::from_raw(offset >> shift, length >> shift).expect("chunks lie within the device");
-            let answer = opened.read(extent).await.map_err(|error| of_block("reading", &error))?;
-            Ok((offset, data_of(answer)))
+        .map(move |(offset, length)| {
+            let zeroes = zeroes.clone();
+            async move {
+                let extent = Extent::from_raw(offset >> shift, length >> shift).expect("chunks lie within the device");
+                if tells_holes && is_hole(opened, extent).await {
+                    return Ok((offset, zeroes.slice(..length as usize)));
+                }
+                let answer = opened.read(extent).await.map_err(|error| of_block("reading", &error))?;
+                Ok((offset, data_of(answer)))
+            }
         })
         .buffered(IN_FLIGHT)
+}
+
+/// Whether the device says that there is nothing but zeroes. What it cannot say is read.
+async fn is_hole(opened: &Opened, extent: Extent) -> bool {
+    match opened.gate.execute(Operation::Allocation { extent }).await {
+        Ok(Answer::Allocation(runs)) => runs.iter().all(|run| run.state == RunState::Hole),
+        _ => false,
+    }
 }
 
 /// The next bytes: a full chunk, unless the input ends.

@@ -1,0 +1,64 @@
+//! Block status: what a device says takes space, as runs of `base:allocation`.
+
+use std::cell::Cell;
+
+use sealblock_block::{Answer, Operation, RunState};
+use sealblock_protocols_nbd::{ErrorCode, Run};
+
+use crate::carry::{Mounted, Reply, Trouble};
+
+/// How much of a device is asked about at once, in bytes.
+const WINDOW_BYTES: u64 = 64 << 20;
+/// How many times for one request. Clients ask on behind what they were told.
+const WINDOWS: usize = 64;
+/// Runs of one reply; further ones are left to the next.
+const RUNS: usize = 1024;
+/// NBD_STATE_HOLE and NBD_STATE_ZERO. Devices know no hole that is not zeroes, and no zeroes that are none.
+const HOLE: u32 = 3;
+
+impl Mounted {
+    /// The status of bytes from `offset` on: all that was asked for, or a part of it that is enough for one reply.
+    pub(crate) async fn status(
+        &self,
+        offset: u64,
+        length: u64,
+        one: bool,
+        is_gone: &Cell<bool>,
+    ) -> Result<Reply, Trouble> {
+        let most = if one { 1 } else { RUNS };
+        let (mut at, end) = (offset, offset + length);
+        let mut runs: Vec<Run> = Vec::new();
+        for _ in 0..WINDOWS {
+            // What is one run too many says that the last one is complete.
+            if at == end || runs.len() > most || is_gone.get() {
+                break;
+            }
+            let window = WINDOW_BYTES.min(end - at);
+            self.window(at, window, &mut runs).await?;
+            at += window;
+        }
+        runs.truncate(most);
+        if runs.is_empty() { Err(ErrorCode::Shutdown.into()) } else { Ok(Reply::Status(runs)) }
+    }
+
+    /// Appends the runs of a part.
+    async fn window(&self, offset: u64, length: u64, runs: &mut Vec<Run>) -> Result<(), Trouble> {
+        let extent = self.extent(offset, length)?;
+        let Answer::Allocation(found) = self.run(Operation::Allocation { extent }).await? else {
+            return Err(ErrorCode::Io.into());
+        };
+        let shift = self.block_shift();
+        for run in found {
+            let length = u64::from(run.blocks.get()) << shift;
+            let status = match run.state {
+                RunState::Data => 0,
+                RunState::Hole => HOLE,
+            };
+            match runs.last_mut() {
+                Some(last) if last.status == status => last.length += length,
+                _ => runs.push(Run { length, status }),
+            }
+        }
+        Ok(())
+    }
+}

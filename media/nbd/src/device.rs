@@ -1,0 +1,89 @@
+//! The device: an export that is open.
+
+use std::rc::Rc;
+
+use sealblock_block::{Abilities, Device, Failure, Geometry, Operation, Outcome};
+
+use crate::io::Io;
+use crate::link::Link;
+use crate::session::Plan;
+use crate::{Address, ConnectError, Counters, Facts, Options};
+
+/// An export of an NBD server. Clones are the same device. It belongs to the reactor on which it was opened.
+///
+/// Dropping the last clone closes the connections without a word to the server; see [`NbdDevice::close`].
+#[derive(Clone)]
+pub struct NbdDevice(Rc<Inner>);
+
+struct Inner {
+    io: Io,
+    facts: Facts,
+}
+
+impl NbdDevice {
+    /// Opens an export; the empty name is the server's default.
+    ///
+    /// # Errors
+    /// As [`ConnectError`] says; everything within [`Options::connect_timeout`].
+    ///
+    /// # Panics
+    /// Outside a reactor.
+    pub async fn connect(address: Address, export: &str, options: Options) -> Result<NbdDevice, ConnectError> {
+        let plan = Plan { address, export: export.to_owned(), options };
+        let session = plan.open().await?;
+        let depth = plan.options.queue_depth;
+        let facts = Facts::of(export, &session.described, session.connections.len(), depth);
+        Ok(NbdDevice(Rc::new(Inner { io: Io { link: Link::new(plan, session) }, facts })))
+    }
+
+    /// Ends the device for all its clones: tells the server so, and closes the connections. Requests in flight and later
+    /// ones fail. Writes that were not flushed are the caller's to flush before.
+    pub async fn close(&self) {
+        let link = &self.0.io.link;
+        if let Some(session) = link.session_now() {
+            session.disconnect();
+        }
+        link.die("the device was closed");
+    }
+
+    /// What the server says of the export.
+    pub fn facts(&self) -> &Facts {
+        &self.0.facts
+    }
+
+    /// What went through since the device was opened.
+    pub fn counters(&self) -> Counters {
+        self.0.io.link.counters()
+    }
+}
+
+impl Device for NbdDevice {
+    fn geometry(&self) -> &Geometry {
+        &self.0.io.link.shape.geometry
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.0.io.link.shape.abilities
+    }
+
+    async fn execute(&self, operation: Operation) -> Outcome {
+        let io = &self.0.io;
+        match operation {
+            Operation::Read { extent, .. } => io.read(extent).await,
+            Operation::Write { extent, data, durability } => io.write(extent, data, durability).await,
+            Operation::Flush => io.flush().await,
+            Operation::Discard { extents } => io.discard(&extents).await,
+            Operation::WriteZeroes { extent, may_unmap, durability } => {
+                io.write_zeroes(extent, may_unmap, durability).await
+            }
+            Operation::Allocation { extent } => io.allocation(extent).await,
+            Operation::Verify { .. }
+            | Operation::Digest { .. }
+            | Operation::Repair { .. }
+            | Operation::Compare { .. }
+            | Operation::ReadAnnex { .. }
+            | Operation::WriteAnnex { .. }
+            | Operation::WriteUncorrectable { .. } => Err(Failure::Absent(operation.kind()).into()),
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Which blocks are damaged, once a read of many has failed.
+//!
+//! A server may name an offset with its error. That block is bad; what lies before and behind it is read again by itself, so
+//! that one bad block never hides another. Where no offset is named, a failing run is halved. Each step makes runs shorter,
+//! so a read of n blocks costs less than 2n further ones, whatever the server says.
+
+use sealblock_block::{Error, Fault, OperationKind};
+use sealblock_protocols_nbd::client::Trouble;
+use sealblock_units::{Extent, Lba};
+
+use crate::io::Io;
+use crate::status::{failure, is_about_blocks};
+
+/// The damaged blocks of a run whose read has failed with EIO; none if all of them could be read one by one.
+///
+/// # Errors
+/// Failures that are not about blocks.
+pub(crate) async fn damaged(io: &Io, extent: Extent, troubles: Vec<Trouble>) -> Result<Vec<Fault>, Error> {
+    let mut faults = Vec::new();
+    let mut failing = vec![(extent, troubles)];
+    while let Some((run, troubles)) = failing.pop() {
+        if run.len() == 1 {
+            faults.push(Fault::media(run.start()));
+            continue;
+        }
+        let named = named(run, &troubles, io.block_shift());
+        faults.extend(named.iter().map(|lba| Fault::media(*lba)));
+        let parts = if named.is_empty() { halves(run) } else { between(run, &named) };
+        for part in parts {
+            match io.read_once(part).await?.outcome {
+                Ok(_) => {}
+                Err(troubles) if is_about_blocks(&troubles) => failing.push((part, troubles)),
+                Err(troubles) => return Err(failure(OperationKind::Read, Some(part), &troubles)),
+            }
+        }
+    }
+    Ok(faults)
+}
+
+/// The blocks of `run` that errors name, in order, each once.
+fn named(run: Extent, troubles: &[Trouble], shift: u32) -> Vec<Lba> {
+    let offsets = troubles.iter().filter_map(|trouble| trouble.offset);
+    let end = run.start().get() + run.len();
+    let mut blocks: Vec<u64> =
+        offsets.map(|offset| offset >> shift).filter(|lba| (run.start().get()..end).contains(lba)).collect();
+    blocks.sort_unstable();
+    blocks.dedup();
+    blocks.into_iter().map(Lba::new).collect()
+}
+
+/// What of `run` lies between these blocks.
+fn between(run: Extent, blocks: &[Lba]) -> Vec<Extent> {
+    let end = run.start().get() + run.len();
+    let mut from = run.start().get();
+    let mut parts = Vec::new();
+    for at in blocks.iter().map(|lba| lba.get()).chain([end]) {
+        parts.extend(Extent::from_raw(from, at - from));
+        from = at + 1;
+    }
+    parts
+}
+
+/// Both halves of a run of at least two blocks.
+fn halves(run: Extent) -> Vec<Extent> {
+    let (start, half) = (run.start().get(), run.len() / 2);
+    [Extent::from_raw(start, half), Extent::from_raw(start + half, run.len() - half)].into_iter().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sealblock_protocols_nbd::ErrorCode;
+
+    fn extent(start: u64, blocks: u64) -> Extent {
+        Extent::from_raw(start, blocks).unwrap()
+    }
+
+    #[test]
+    fn named_blocks_are_those_of_the_run_each_once() {
+        let at = |offset| Trouble { code: ErrorCode::Io, offset, message: String::new() };
+        let troubles = [at(Some(5 << 12)), at(None), at(Some((4 << 12) + 9)), at(Some(5 << 12)), at(Some(9 << 12))];
+        assert_eq!(named(extent(3, 4), &troubles, 12), [Lba::new(4), Lba::new(5)]);
+    }
+
+    #[test]
+    fn parts_leave_out_the_named_blocks_and_nothing_else() {
+        let lbas = |blocks: &[u64]| blocks.iter().copied().map(Lba::new).collect::<Vec<_>>();
+        assert_eq!(between(extent(3, 5), &lbas(&[5])), [extent(3, 2), extent(6, 2)]);
+        assert_eq!(between(extent(3, 5), &lbas(&[3, 7])), [extent(4, 3)]);
+        assert_eq!(between(extent(3, 2), &lbas(&[3, 4])), []);
+        assert_eq!(halves(extent(3, 3)), [extent(3, 1), extent(4, 2)]);
+    }
+}

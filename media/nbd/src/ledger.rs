@@ -1,0 +1,112 @@
+//! Which writes a Flush can still vouch for.
+//!
+//! A server that has FLUSH may have lost, together with a connection, writes that it had acknowledged: from here a crash and
+//! a broken cable look the same. A later Flush on a new connection would succeed and vouch for what is gone. So the first
+//! Flush after such a loss fails and says so; what is written from there on is vouched for again. Writes are not kept to be
+//! repeated: another client may have written the same blocks since.
+
+use std::cell::Cell;
+
+/// Writes by count, and whether any of them are in doubt.
+#[derive(Default)]
+pub(crate) struct Ledger {
+    /// The session that counts now.
+    epoch: Cell<u64>,
+    /// Writes without FUA that were acknowledged in this session.
+    written: Cell<u64>,
+    /// Of these, how many a Flush has made durable.
+    flushed: Cell<u64>,
+    in_doubt: Cell<bool>,
+}
+
+impl Ledger {
+    /// The session that counts now.
+    pub(crate) fn epoch(&self) -> u64 {
+        self.epoch.get()
+    }
+
+    /// A write without FUA was acknowledged in this session.
+    pub(crate) fn wrote(&self, epoch: u64) {
+        match epoch == self.epoch.get() {
+            true => self.written.set(self.written.get() + 1),
+            // Its answer came with the last bytes of a connection that is gone.
+            false => self.in_doubt.set(true),
+        }
+    }
+
+    /// A Flush starts: which writes it will vouch for. Writes in doubt make it fail, once.
+    pub(crate) fn begin(&self) -> Result<u64, InDoubt> {
+        if self.in_doubt.take() { Err(InDoubt) } else { Ok(self.written.get()) }
+    }
+
+    /// A Flush of that mark succeeded in this session.
+    pub(crate) fn flushed(&self, epoch: u64, mark: u64) {
+        if epoch == self.epoch.get() {
+            self.flushed.set(self.flushed.get().max(mark));
+        }
+    }
+
+    /// The session is over. Where writes are volatile, those that were not flushed are in doubt.
+    pub(crate) fn lost(&self, is_volatile: bool) {
+        if is_volatile && self.written.get() > self.flushed.get() {
+            self.in_doubt.set(true);
+        }
+        self.epoch.set(self.epoch.get() + 1);
+        self.written.set(0);
+        self.flushed.set(0);
+    }
+}
+
+/// Writes that were acknowledged may be gone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error(
+    "the connection was lost after writes that were acknowledged and not flushed: these writes may be lost and are to be \
+     written again"
+)]
+pub(crate) struct InDoubt;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flush_vouches_for_the_writes_before_it() {
+        let ledger = Ledger::default();
+        ledger.wrote(0);
+        let mark = ledger.begin().unwrap();
+        ledger.flushed(0, mark);
+        ledger.lost(true);
+        assert_eq!(ledger.begin(), Ok(0));
+    }
+
+    #[test]
+    fn a_write_that_was_not_flushed_makes_the_next_flush_fail_and_only_that() {
+        let ledger = Ledger::default();
+        let mark = ledger.begin().unwrap();
+        ledger.wrote(0);
+        ledger.flushed(0, mark);
+        ledger.lost(true);
+        assert_eq!(ledger.begin(), Err(InDoubt));
+        assert_eq!(ledger.begin(), Ok(0));
+    }
+
+    #[test]
+    fn where_writes_are_durable_at_once_nothing_is_in_doubt() {
+        let ledger = Ledger::default();
+        ledger.wrote(0);
+        ledger.lost(false);
+        assert_eq!(ledger.begin(), Ok(0));
+    }
+
+    #[test]
+    fn an_answer_that_is_read_after_its_session_is_in_doubt() {
+        let ledger = Ledger::default();
+        ledger.lost(true);
+        ledger.wrote(0);
+        assert_eq!(ledger.begin(), Err(InDoubt));
+        ledger.wrote(1);
+        ledger.flushed(0, 1);
+        ledger.lost(true);
+        assert_eq!(ledger.begin(), Err(InDoubt), "a flush of an earlier session does not vouch for this one");
+    }
+}

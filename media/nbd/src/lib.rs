@@ -1,0 +1,37 @@
+//! An export of an NBD server as a block device: the client's side of the protocol.
+//!
+//! [`NbdDevice`] turns operations into requests on one or more TCP connections of this reactor; [`discover`] asks a server
+//! what it exports. What is one connection's business is in the client's core of `protocols/nbd`; sockets are the reactor's.
+//!
+//! Invariants:
+//! - Nothing that a server sends is used before it was checked; no server makes anything here panic, loop or grow.
+//! - A request is answered once: with its outcome, or with an error that says what was asked and what was answered. All
+//!   waiting has a limit in [`Options`].
+//! - A block is called damaged only after the server has named it, or has failed a read of it alone.
+//! - A Flush does not vouch for writes that were acknowledged before a connection was lost.
+//!
+//! Shape: one thread, so state is in cells. From below: `connection` is a connection, `session` all connections to an export,
+//! `link` the sessions that follow one another, `io` the operations, `device` the outside.
+
+mod connection;
+mod device;
+mod discover;
+mod error;
+mod facts;
+mod hunt;
+mod io;
+mod ledger;
+mod line;
+mod link;
+mod map;
+mod options;
+mod resolve;
+mod session;
+mod shape;
+mod status;
+
+pub use device::NbdDevice;
+pub use discover::{Listed, discover};
+pub use error::ConnectError;
+pub use facts::{Counters, Facts};
+pub use options::{Address, Options, Reconnect};

@@ -1,0 +1,108 @@
+//! Holes as servers tell them, by bytes, and as devices do, by blocks.
+
+use sealblock_block::{Run, RunState};
+use sealblock_units::BlockCount;
+
+/// Runs of bytes as runs of blocks: a block is a hole only if all of it is.
+pub(crate) struct Map {
+    shift: u32,
+    /// Up to here, in bytes, it is known.
+    at: u64,
+    /// Up to here it is in the runs, by whole blocks; the block from here on has been all hole as far as it is known.
+    settled: u64,
+    runs: Vec<(u64, bool)>,
+    /// Whether the block at `settled`, of which a part is known, has data.
+    has_data: bool,
+}
+
+impl Map {
+    /// Nothing is known from this byte on, the first of a block.
+    pub(crate) fn new(at: u64, shift: u32) -> Map {
+        Map { shift, at, settled: at, runs: Vec::new(), has_data: false }
+    }
+
+    /// The start of the first block, in bytes, that is not known as a whole.
+    pub(crate) fn next_block(&self) -> u64 {
+        self.settled
+    }
+
+    /// What the next bytes are.
+    pub(crate) fn push(&mut self, length: u64, is_hole: bool) {
+        let (block, end) = (1_u64 << self.shift, self.at + length);
+        // The rest of a block that began with other runs.
+        if self.at > self.settled {
+            self.has_data |= !is_hole;
+            if end < self.settled + block {
+                self.at = end;
+                return;
+            }
+            self.add(block, !self.has_data);
+        }
+        let whole = (end - self.settled) >> self.shift << self.shift;
+        if whole > 0 {
+            self.add(whole, is_hole);
+        }
+        (self.at, self.has_data) = (end, !is_hole);
+    }
+
+    fn add(&mut self, length: u64, is_hole: bool) {
+        self.settled += length;
+        match self.runs.last_mut() {
+            Some((last, same)) if *same == is_hole => *last += length,
+            _ => self.runs.push((length, is_hole)),
+        }
+    }
+
+    /// The next question begins with a whole block, so one of which the answer has told a part only counts as data. That
+    /// also lets every answer lead on.
+    pub(crate) fn end_of_answer(&mut self) {
+        if self.at > self.settled {
+            self.add(1 << self.shift, false);
+        }
+        (self.at, self.has_data) = (self.settled, false);
+    }
+
+    /// All runs up to `end`. What is not known is data.
+    pub(crate) fn finish(mut self, end: u64) -> Vec<Run> {
+        if self.settled < end {
+            self.add(end - self.settled, false);
+        }
+        let run = |(bytes, is_hole): (u64, bool)| {
+            let blocks = BlockCount::new(u32::try_from(bytes >> self.shift).ok()?)?;
+            Some(Run { blocks, state: if is_hole { RunState::Hole } else { RunState::Data } })
+        };
+        std::mem::take(&mut self.runs).into_iter().filter_map(run).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The runs of answers, each a list of lengths in bytes and whether they are holes.
+    fn map(answers: &[&[(u64, bool)]], end: u64) -> Vec<(u32, bool)> {
+        let mut map = Map::new(0, 12);
+        for answer in answers {
+            answer.iter().for_each(|(length, is_hole)| map.push(*length, *is_hole));
+            map.end_of_answer();
+        }
+        map.finish(end).into_iter().map(|run| (run.blocks.get(), run.state == RunState::Hole)).collect()
+    }
+
+    #[test]
+    fn a_block_is_a_hole_only_if_all_of_it_is() {
+        assert_eq!(map(&[&[(8192, true), (4096, false)]], 12288), [(2, true), (1, false)]);
+        assert_eq!(map(&[&[(512, true), (512, false), (3072, true), (4096, true)]], 8192), [(1, false), (1, true)]);
+        assert_eq!(map(&[&[(6144, true), (2048, true)]], 8192), [(2, true)], "parts that are alike make a whole");
+        assert_eq!(map(&[&[(6144, true), (2048, false), (4096, true)]], 12288), [(1, true), (1, false), (1, true)]);
+        assert_eq!(map(&[&[(6144, false), (6144, true)]], 12288), [(2, false), (1, true)]);
+    }
+
+    #[test]
+    fn what_was_not_answered_is_data_and_each_answer_leads_on() {
+        assert_eq!(map(&[&[(4096, true)]], 16384), [(1, true), (3, false)]);
+        assert_eq!(map(&[&[(512, true)], &[(4096, true)]], 8192), [(1, false), (1, true)]);
+        assert_eq!(map(&[&[(4096, true)], &[(4096, true)]], 8192), [(2, true)]);
+        assert_eq!(map(&[], 8192), [(2, false)]);
+    }
+}

@@ -1,0 +1,180 @@
+//! All connections to an export, set up one after the other.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use sealblock_protocols_nbd::client::{Closed, Config, Described, Event, Goal, Limits};
+use sealblock_runtime_reactor::{JoinHandle, pool, sleep, spawn, timeout};
+
+use crate::connection::Connection;
+use crate::resolve::resolve;
+use crate::shape::Shape;
+use crate::{Address, ConnectError, Options};
+
+/// Looks at requests in flight in one request timeout.
+const TICKS: u32 = 8;
+/// Whatever the options say, one block can be read and written.
+const LARGEST_BLOCK_BYTES: u32 = 4096;
+/// Longest name of an export in bytes (`doc/proto.md`, "Values").
+const NAME_BYTES: usize = 4096;
+
+/// Who talks to whom, and how.
+#[derive(Clone)]
+pub(crate) struct Plan {
+    pub(crate) address: Address,
+    pub(crate) export: String,
+    pub(crate) options: Options,
+}
+
+/// Connections that take requests.
+pub(crate) struct Session {
+    pub(crate) connections: Vec<Rc<Connection>>,
+    pub(crate) described: Described,
+    pub(crate) shape: Shape,
+    /// The look at late requests; aborted when the session ends.
+    watch: RefCell<Option<JoinHandle<()>>>,
+}
+
+impl Plan {
+    /// Sets everything up, in time.
+    pub(crate) async fn open(&self) -> Result<Session, ConnectError> {
+        if self.export.len() > NAME_BYTES {
+            return Err(ConnectError::Name);
+        }
+        self.in_time(self.open_all()).await
+    }
+
+    pub(crate) async fn in_time<T>(
+        &self,
+        work: impl Future<Output = Result<T, ConnectError>>,
+    ) -> Result<T, ConnectError> {
+        let limit = self.options.connect_timeout;
+        let late = |_| ConnectError::Timeout { address: self.address.clone(), limit };
+        timeout(limit, work).await.map_err(late)?
+    }
+
+    async fn open_all(&self) -> Result<Session, ConnectError> {
+        let (first, described) = self.open_one().await?;
+        let shape = Shape::of(&described, &self.options)?;
+        let mut session = Session::new(first.keep(), described, shape);
+        let wanted = if session.shape.several { self.options.connections.max(1) } else { 1 };
+        while session.connections.len() < usize::from(wanted) {
+            let (next, described) = self.open_one().await?;
+            session.connections.push(next.keep());
+            Shape::of(&described, &self.options)?.same_as(&session.shape)?;
+        }
+        let watch = spawn(late(session.connections.clone(), self.options.request_timeout));
+        session.watch.replace(Some(watch));
+        Ok(session)
+    }
+
+    async fn open_one(&self) -> Result<(Trial, Described), ConnectError> {
+        match self.negotiate(Goal::Go(self.export.clone())).await? {
+            (trial, Event::Ready(described)) => Ok((trial, described)),
+            _ => Err(self.lost("the negotiation came to something else")),
+        }
+    }
+
+    /// A connection whose negotiation is over, and what it came to.
+    pub(crate) async fn negotiate(&self, goal: Goal) -> Result<(Trial, Event), ConnectError> {
+        let trial = Trial(Some(self.connect(goal).await?));
+        let Some(connection) = &trial.0 else { return Err(self.lost("there is no connection")) };
+        match connection.negotiated().await {
+            Ok(event) => Ok((trial, event)),
+            Err(Closed::Refused(refused)) => Err(ConnectError::Refused(refused)),
+            Err(Closed::Violation(violation)) => Err(ConnectError::Violation(violation)),
+            Err(Closed::Here | Closed::Ended) => {
+                let reason = connection.lost().map(|lost| lost.to_string());
+                Err(self.lost(reason.as_deref().unwrap_or("no reason is known")))
+            }
+        }
+    }
+
+    pub(crate) fn lost(&self, reason: &str) -> ConnectError {
+        ConnectError::Lost { address: self.address.clone(), reason: reason.to_owned() }
+    }
+
+    async fn connect(&self, goal: Goal) -> Result<Rc<Connection>, ConnectError> {
+        let mut last = None;
+        for address in resolve(&self.address).await? {
+            let mut config = Config::new(pool(), goal.clone());
+            config.limits = Limits {
+                commands: usize::from(self.options.queue_depth.max(1)),
+                payload_bytes: self.options.transfer_bytes.max(LARGEST_BLOCK_BYTES),
+                ..Limits::default()
+            };
+            match Connection::open(address, config).await {
+                Ok(connection) => return Ok(connection),
+                Err(source) => last = Some(source),
+            }
+        }
+        let source = last.unwrap_or_else(|| std::io::ErrorKind::NotFound.into());
+        Err(ConnectError::Connect { address: self.address.clone(), source })
+    }
+}
+
+impl Session {
+    fn new(first: Rc<Connection>, described: Described, shape: Shape) -> Session {
+        Session { connections: vec![first], described, shape, watch: RefCell::default() }
+    }
+
+    /// The connection with the least to do.
+    pub(crate) fn pick(&self) -> &Rc<Connection> {
+        self.connections.iter().min_by_key(|connection| connection.load()).expect("a session has a connection")
+    }
+
+    /// Says goodbye on every connection.
+    pub(crate) fn disconnect(&self) {
+        self.connections.iter().for_each(|connection| connection.disconnect());
+    }
+
+    /// Ends every connection.
+    pub(crate) fn end(&self, reason: &str) {
+        self.connections.iter().for_each(|connection| connection.end(reason));
+        if let Some(watch) = self.watch.take() {
+            watch.abort();
+        }
+    }
+
+    /// Requests that were answered.
+    pub(crate) fn answered(&self) -> u64 {
+        self.connections.iter().map(|connection| connection.answered()).sum()
+    }
+}
+
+impl Drop for Session {
+    /// The tasks of a connection hold it, so it has to be told.
+    fn drop(&mut self) {
+        self.end("nobody uses the connection any more");
+    }
+}
+
+/// A connection that ends unless it is kept.
+pub(crate) struct Trial(Option<Rc<Connection>>);
+
+impl Trial {
+    fn keep(mut self) -> Rc<Connection> {
+        self.0.take().expect("it is kept once")
+    }
+}
+
+impl Drop for Trial {
+    fn drop(&mut self) {
+        if let Some(connection) = &self.0 {
+            connection.end("the connection was not set up");
+        }
+    }
+}
+
+/// Ends the connection of a request that is not answered in time. Its users find out.
+async fn late(connections: Vec<Rc<Connection>>, limit: Duration) {
+    loop {
+        sleep((limit / TICKS).max(Duration::from_millis(1))).await;
+        for connection in &connections {
+            if connection.tick(TICKS) {
+                connection.end(&format!("a request was not answered within {limit:?}"));
+            }
+        }
+    }
+}

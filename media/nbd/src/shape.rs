@@ -1,0 +1,164 @@
+//! What a server says of an export, as geometry, limits and abilities.
+//!
+//! Pure, so that every lie a server can tell here is a test.
+
+use sealblock_block::{Abilities, Ability, Geometry, Limits};
+use sealblock_protocols_nbd::client::Described;
+use sealblock_protocols_nbd::wire::transmission;
+use sealblock_units::{BlockCount, BlockSize};
+
+use crate::{ConnectError, Options};
+
+/// The most bytes that one question about holes covers; the gate asks further ones at the same time.
+const ALLOCATION_BYTES: u64 = 64 << 20;
+
+/// An export as a device.
+#[derive(Clone, Debug)]
+pub(crate) struct Shape {
+    pub(crate) geometry: Geometry,
+    pub(crate) abilities: Abilities,
+    /// FLUSH is there, so writes are volatile.
+    pub(crate) flush: bool,
+    /// FUA is there.
+    pub(crate) fua: bool,
+    /// Several connections see each other's writes and flushes.
+    pub(crate) several: bool,
+}
+
+impl Shape {
+    /// The shape of what was described.
+    ///
+    /// # Errors
+    /// [`ConnectError::Unsupported`] for blocks or a size that no device here has.
+    pub(crate) fn of(described: &Described, options: &Options) -> Result<Shape, ConnectError> {
+        use transmission as t;
+        let block_size = block_size(described)?;
+        let block = block_size.bytes() as u64;
+        let most = u64::from(options.transfer_bytes.min(described.sizes.largest)).max(block);
+        let limits = Limits {
+            verify: blocks(ALLOCATION_BYTES, block),
+            ..Limits::new(block_size, most as usize, blocks(options.zero_bytes.into(), block).get())
+        };
+        let has = |flag| described.has(flag);
+        let native = |there: bool| if there { Ability::Native } else { Ability::Absent };
+        let abilities = Abilities {
+            writable: !has(t::READ_ONLY),
+            discard: native(has(t::SEND_TRIM)),
+            write_zeroes: native(has(t::SEND_WRITE_ZEROES)),
+            allocation: native(described.context.is_some()),
+            // A server may make holes of zeroes, and may not: nothing says that it does.
+            unmap_zeroes: false,
+            offloads: true,
+            ..Abilities::BASIC
+        };
+        let capacity_blocks = described.size_bytes >> block_size.shift();
+        let geometry = Geometry { block_size, capacity_blocks, protection: None, limits };
+        Ok(Shape {
+            geometry,
+            abilities,
+            flush: has(t::SEND_FLUSH),
+            fua: has(t::SEND_FUA),
+            several: has(t::CAN_MULTI_CONN),
+        })
+    }
+
+    /// Whether this is what was there before: a device does not change while it is open.
+    pub(crate) fn same_as(&self, before: &Shape) -> Result<(), ConnectError> {
+        let changed = |what: String| Err(ConnectError::Changed { what });
+        if self.geometry.capacity_bytes() != before.geometry.capacity_bytes() {
+            let (now, then) = (self.geometry.capacity_bytes(), before.geometry.capacity_bytes());
+            return changed(format!("{now} bytes, not {then}"));
+        }
+        if self.geometry != before.geometry {
+            return changed("other block sizes".to_owned());
+        }
+        if self.abilities != before.abilities || (self.flush, self.fua) != (before.flush, before.fua) {
+            return changed("other abilities".to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// Blocks of 4096 bytes where the size is a multiple of them, else of 512.
+fn block_size(described: &Described) -> Result<BlockSize, ConnectError> {
+    let (size, smallest) = (described.size_bytes, u64::from(described.sizes.smallest));
+    let unsupported = |why: String| Err(ConnectError::Unsupported(why));
+    let largest = BlockSize::B4096.bytes() as u64;
+    if smallest > largest {
+        return unsupported(format!(
+            "the server takes blocks of {smallest} bytes and more, and {largest} are the most here"
+        ));
+    }
+    let sizes = [BlockSize::B4096, BlockSize::B512];
+    let fitting = sizes.into_iter().find(|block| size.is_multiple_of(block.bytes() as u64));
+    match fitting.filter(|block| block.bytes() as u64 >= smallest) {
+        Some(block) if block.bytes() as u64 <= u64::from(described.sizes.largest) => Ok(block),
+        Some(block) => unsupported(format!(
+            "the server takes {} bytes at once, less than a block of {}",
+            described.sizes.largest,
+            block.bytes()
+        )),
+        None => {
+            unsupported(format!("its {size} bytes are no whole blocks of 512 bytes, or of the server's {smallest}"))
+        }
+    }
+}
+
+/// As many blocks as these bytes have, and at least one.
+fn blocks(bytes: u64, block: u64) -> BlockCount {
+    u32::try_from(bytes / block).ok().and_then(BlockCount::new).unwrap_or(BlockCount::ONE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sealblock_protocols_nbd::client::{ReplyStyle, Sizes};
+
+    fn described(size_bytes: u64, sizes: Sizes, flags: u16) -> Described {
+        let (name, description) = (None, String::new());
+        Described { name, description, size_bytes, flags, sizes, style: ReplyStyle::Structured, context: Some(1) }
+    }
+
+    fn shape(size_bytes: u64, sizes: Sizes, flags: u16) -> Result<Shape, String> {
+        Shape::of(&described(size_bytes, sizes, flags), &Options::default()).map_err(|error| error.to_string())
+    }
+
+    fn sizes(smallest: u32, largest: u32) -> Sizes {
+        Sizes { smallest, best: smallest.max(4096), largest }
+    }
+
+    #[test]
+    fn blocks_are_as_large_as_the_size_allows() {
+        let of =
+            |size, smallest| shape(size, sizes(smallest, 32 << 20), 1).map(|shape| shape.geometry.block_size.bytes());
+        assert_eq!(of(1 << 20, 1), Ok(4096));
+        assert_eq!(of((1 << 20) + 512, 1), Ok(512));
+        assert_eq!(of(0, 512), Ok(4096), "an export may be empty");
+        assert!(of((1 << 20) + 512, 4096).unwrap_err().contains("no whole blocks"));
+        assert!(of(1000, 1).unwrap_err().contains("no whole blocks of 512"));
+        assert!(of(1 << 20, 8192).unwrap_err().contains("8192 bytes and more"));
+    }
+
+    #[test]
+    fn requests_are_as_long_as_both_sides_take() {
+        let of = |largest| shape(1 << 20, sizes(1, largest), 1).map(|shape| shape.geometry.limits.transfer.get());
+        assert_eq!((of(32 << 20), of(u32::MAX), of(64 << 10)), (Ok(256), Ok(256), Ok(16)));
+        assert!(of(2048).unwrap_err().contains("less than a block"));
+    }
+
+    #[test]
+    fn abilities_are_those_of_the_flags() {
+        use transmission as t;
+        let none = shape(1 << 20, Sizes::default(), t::HAS_FLAGS | t::READ_ONLY).unwrap();
+        assert!(!none.abilities.writable && !none.flush && !none.fua && !none.several);
+        assert_eq!((none.abilities.discard, none.abilities.write_zeroes), (Ability::Absent, Ability::Absent));
+        let flags = t::SEND_FLUSH | t::SEND_FUA | t::SEND_TRIM | t::SEND_WRITE_ZEROES | t::CAN_MULTI_CONN;
+        let all = shape(1 << 20, Sizes::default(), flags).unwrap();
+        assert!(all.abilities.writable && all.flush && all.fua && all.several && !all.abilities.unmap_zeroes);
+        assert_eq!((all.abilities.discard, all.abilities.write_zeroes), (Ability::Native, Ability::Native));
+        assert!(matches!(all.same_as(&none), Err(ConnectError::Changed { .. })));
+        assert!(all.same_as(&all).is_ok());
+        let larger = shape(2 << 20, Sizes::default(), flags).unwrap();
+        assert!(larger.same_as(&all).unwrap_err().to_string().contains("2097152 bytes, not 1048576"));
+    }
+}

@@ -1,0 +1,96 @@
+//! A server that answers what a script says, over our own core so that the lies are about requests and not about bytes.
+
+use std::cell::Cell;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::rc::Rc;
+
+use sealblock_protocols_nbd::{Command, Event, Export, Failed, Request, Run, Server, ServerConfig};
+use sealblock_runtime_memory::{Buffer, Slice};
+use sealblock_runtime_reactor::net::{Listener, Stream};
+use sealblock_runtime_reactor::{pool, spawn};
+
+/// What a request is answered with.
+pub enum Reply {
+    /// This error.
+    Fail(Failed),
+    /// Runs of status.
+    Status(Vec<Run>),
+    /// Nothing.
+    Silence,
+    /// The end of the connection.
+    Close,
+    /// These bytes, and nothing after them.
+    Bytes(Vec<u8>),
+}
+
+type Script = dyn Fn(&Command) -> Option<Reply>;
+
+/// A fake that is being served, and what it was asked.
+pub struct Fake {
+    pub address: SocketAddr,
+    pub requests: Rc<Cell<usize>>,
+    pub connections: Rc<Cell<usize>>,
+}
+
+/// 4096 blocks of 4096 bytes.
+pub fn export() -> Export {
+    Export {
+        name: "disk".into(),
+        description: String::new(),
+        size_bytes: 16 << 20,
+        block_bytes: 512,
+        writable: true,
+        trim: true,
+        write_zeroes: true,
+    }
+}
+
+/// Serves an export on which everything succeeds and reads as zeroes, but for what `script` answers.
+pub fn serve(export: Export, script: impl Fn(&Command) -> Option<Reply> + 'static) -> Fake {
+    let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into(), 16).unwrap();
+    let address = listener.local_addr().unwrap();
+    let fake = Fake { address, requests: Rc::default(), connections: Rc::default() };
+    let (requests, connections) = (Rc::clone(&fake.requests), Rc::clone(&fake.connections));
+    let script: Rc<Script> = Rc::new(script);
+    spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            connections.set(connections.get() + 1);
+            let core = Server::new(ServerConfig::new(pool(), [export.clone()]));
+            spawn(answer_all(core, stream, Rc::clone(&script), Rc::clone(&requests)));
+        }
+    });
+    fake
+}
+
+async fn answer_all(mut core: Server, stream: Stream, script: Rc<Script>, requests: Rc<Cell<usize>>) {
+    let mut out = Vec::new();
+    loop {
+        if core.transmit(&mut out) > 0 && stream.send_all(out.drain(..)).await.is_err() {
+            return;
+        }
+        let Some(buffer) = core.receive_buffer() else { return };
+        let (Ok(len @ 1..), buffer) = stream.recv(buffer).await else { return };
+        core.received(buffer, len);
+        while let Some(event) = core.next_event() {
+            let Event::Request(Request { ticket, command }) = event else { continue };
+            requests.set(requests.get() + 1);
+            match script(&command) {
+                Some(Reply::Fail(failed)) => core.fail(ticket, Vec::new(), &failed),
+                Some(Reply::Status(runs)) => core.status(ticket, &runs),
+                Some(Reply::Silence) => drop(ticket),
+                Some(Reply::Close) => return,
+                Some(Reply::Bytes(bytes)) => {
+                    let _ = stream.send_all([Slice::copy_from(&bytes)]).await;
+                    return;
+                }
+                None => match command {
+                    Command::Read { length, .. } => {
+                        core.data(ticket, vec![Buffer::zeroed(length as usize).freeze()]);
+                    }
+                    Command::BlockStatus { length, .. } => core.status(ticket, &[Run { length, status: 0 }]),
+                    _ => core.done(ticket),
+                },
+            }
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! Chunks of replies: what each type holds, and how it becomes part of an answer.
+
+use sealblock_runtime_memory::Buffer;
+
+use crate::bytes::Fields as Bytes;
+use crate::client::ask::Fields;
+use crate::client::pending::{Pending, Trouble};
+use crate::client::reply::ChunkHeader;
+use crate::client::session::{Client, Phase, Step};
+use crate::client::violation::{Violation, printable};
+use crate::input::Fill;
+use crate::reply::Run;
+use crate::wire::{ErrorCode, STRING_BYTES, chunk, command, flag};
+
+/// Longest payload of an error: number, length of the text, text, offset.
+const ERROR_BYTES: u64 = 4 + 2 + STRING_BYTES as u64 + 8;
+/// Bit 15 of a chunk's type: it is an error, even of a type that is not known.
+const IS_ERROR: u16 = 1 << 15;
+
+/// A chunk whose payload is coming.
+pub(super) struct Chunk {
+    place: usize,
+    is_last: bool,
+    kind: u16,
+    /// Bytes of the payload that were not read.
+    left: u64,
+    is_extended: bool,
+    data: Option<Data>,
+    status: Option<Status>,
+}
+
+/// Data on its way to its place: the memory of the read, in three parts.
+struct Data {
+    before: Buffer,
+    fill: Fill,
+    behind: Buffer,
+    left: usize,
+}
+
+/// Runs so far, and how far they reach.
+struct Status {
+    runs: Vec<Run>,
+    /// Runs that are still to come.
+    runs_left: u64,
+    reached: u64,
+}
+
+impl Chunk {
+    /// The chunk of this header, if its request has such.
+    pub(super) fn begin(
+        place: usize,
+        asked: Fields,
+        header: ChunkHeader,
+        is_extended: bool,
+    ) -> Result<Chunk, Violation> {
+        let ChunkHeader { is_last, kind, length } = header;
+        let wants = |good: bool| if good { Ok(()) } else { Err(Violation::Chunk { kind, command: asked.kind }) };
+        let is_long = match kind {
+            chunk::NONE => {
+                wants(is_last)?;
+                length == 0
+            }
+            chunk::OFFSET_DATA => {
+                wants(asked.kind == command::READ)?;
+                length > 8 && length - 8 <= asked.length
+            }
+            chunk::OFFSET_HOLE => {
+                wants(asked.kind == command::READ)?;
+                length == 12
+            }
+            chunk::BLOCK_STATUS | chunk::BLOCK_STATUS_EXT => {
+                wants(asked.kind == command::BLOCK_STATUS && (kind == chunk::BLOCK_STATUS_EXT) == is_extended)?;
+                let (head, run) = if is_extended { (8, 16) } else { (4, 8) };
+                length > head && (length - head).is_multiple_of(run)
+            }
+            error if error & IS_ERROR != 0 => (6..=ERROR_BYTES).contains(&length),
+            _ => return Err(Violation::Chunk { kind, command: asked.kind }),
+        };
+        if !is_long {
+            return Err(Violation::ChunkLength { kind, length });
+        }
+        Ok(Chunk { place, is_last, kind, left: length, is_extended, data: None, status: None })
+    }
+
+    /// All data of a read behind a simple reply.
+    pub(super) fn whole_data(place: usize, pending: &mut Pending, len: usize) -> Chunk {
+        let data = Some(Data::of(pending, 0, len));
+        let (kind, left) = (chunk::OFFSET_DATA, 0);
+        Chunk { place, is_last: true, kind, left, is_extended: false, data, status: None }
+    }
+
+    /// Where data goes, and how much of it is missing.
+    pub(super) fn fill(&mut self) -> Option<(&mut Fill, &mut usize)> {
+        self.data.as_mut().map(|data| (&mut data.fill, &mut data.left))
+    }
+}
+
+impl Data {
+    /// Takes the memory of these bytes out of the read.
+    fn of(pending: &mut Pending, at: usize, len: usize) -> Data {
+        let mut before = std::mem::take(&mut pending.data);
+        let behind = before.split_off(at + len);
+        let fill = Fill::new(before.split_off(at));
+        Data { before, fill, behind, left: len }
+    }
+
+    /// The memory of the read, in one piece again.
+    fn join(self) -> Buffer {
+        const SAME: &str = "these are parts of one buffer, in order";
+        self.before.try_join(self.fill.finish()).expect(SAME).try_join(self.behind).expect(SAME)
+    }
+}
+
+impl Client {
+    /// Goes on with the payload of a chunk.
+    pub(super) fn chunk(&mut self) -> Result<Step, Violation> {
+        let Phase::Chunk(chunk) = &self.phase else { return Ok(Step::Again) };
+        match chunk.kind {
+            chunk::NONE => self.end_chunk(None),
+            chunk::OFFSET_DATA if chunk.data.is_some() => self.data(),
+            chunk::OFFSET_DATA => self.begin_data(),
+            chunk::OFFSET_HOLE => self.hole(),
+            chunk::BLOCK_STATUS | chunk::BLOCK_STATUS_EXT if chunk.status.is_some() => self.runs(),
+            chunk::BLOCK_STATUS | chunk::BLOCK_STATUS_EXT => self.begin_runs(),
+            _ => self.error(),
+        }
+    }
+
+    /// The chunk and its request.
+    fn current(&mut self) -> Option<(&mut Chunk, &mut Pending)> {
+        let Phase::Chunk(chunk) = &mut self.phase else { return None };
+        let pending = self.pending.get_mut(chunk.place)?.as_mut()?;
+        Some((chunk, pending))
+    }
+
+    /// The payload was read.
+    fn end_chunk(&mut self, trouble: Option<Trouble>) -> Result<Step, Violation> {
+        let most = self.config.limits.errors.max(1);
+        let Some((chunk, pending)) = self.current() else { return Ok(Step::Again) };
+        let (place, is_last) = (chunk.place, chunk.is_last);
+        if pending.troubles.len() < most {
+            pending.troubles.extend(trouble);
+        }
+        if is_last {
+            return self.finish(place, None);
+        }
+        self.phase = Phase::Reply;
+        Ok(Step::Again)
+    }
+
+    fn begin_data(&mut self) -> Result<Step, Violation> {
+        let Some(offset) = self.input.peek(8).and_then(|bytes| Bytes(bytes).u64()) else { return Ok(Step::Wait) };
+        self.input.take(8);
+        let most = self.config.limits.pieces;
+        let Some((chunk, pending)) = self.current() else { return Ok(Step::Again) };
+        let (at, len) = pending.within(offset, chunk.left - 8)?;
+        pending.claim(at, len, most)?;
+        chunk.data = Some(Data::of(pending, at, len));
+        Ok(Step::Again)
+    }
+
+    fn data(&mut self) -> Result<Step, Violation> {
+        let Phase::Chunk(chunk) = &mut self.phase else { return Ok(Step::Again) };
+        let Some(data) = &mut chunk.data else { return Ok(Step::Again) };
+        let now = self.input.take(data.left);
+        data.left -= now.len();
+        data.fill.push(now);
+        if data.left > 0 {
+            return Ok(Step::Wait);
+        }
+        let whole = chunk.data.take().map(Data::join).unwrap_or_default();
+        let Some((_, pending)) = self.current() else { return Ok(Step::Again) };
+        pending.data = whole;
+        self.end_chunk(None)
+    }
+
+    fn hole(&mut self) -> Result<Step, Violation> {
+        let Some(mut fields) = self.input.peek(12).map(Bytes) else { return Ok(Step::Wait) };
+        let (offset, length) = (fields.u64().unwrap_or(0), fields.u32().unwrap_or(0));
+        self.input.take(12);
+        let most = self.config.limits.pieces;
+        let Some((_, pending)) = self.current() else { return Ok(Step::Again) };
+        let (at, len) = pending.within(offset, length.into())?;
+        pending.claim(at, len, most)?;
+        pending.data[at..at + len].fill(0);
+        self.end_chunk(None)
+    }
+
+    fn begin_runs(&mut self) -> Result<Step, Violation> {
+        let context = self.agreed.context;
+        let most = self.config.limits.runs as u64;
+        let Phase::Chunk(chunk) = &mut self.phase else { return Ok(Step::Again) };
+        let (head, run) = if chunk.is_extended { (8, 16) } else { (4, 8) };
+        let Some(mut fields) = self.input.peek(head).map(Bytes) else { return Ok(Step::Wait) };
+        let id = fields.u32().unwrap_or(0);
+        let runs_left = (chunk.left - head as u64) / run;
+        let told = fields.u32().map_or(runs_left, u64::from);
+        self.input.take(head);
+        if Some(id) != context {
+            return Err(Violation::Context(id));
+        }
+        if told != runs_left || runs_left > most {
+            return Err(Violation::ChunkLength { kind: chunk.kind, length: chunk.left });
+        }
+        chunk.status = Some(Status { runs: Vec::new(), runs_left, reached: 0 });
+        let is_second = self.current().is_some_and(|(_, pending)| pending.runs.is_some());
+        if is_second { Err(Violation::Runs) } else { Ok(Step::Again) }
+    }
+
+    fn runs(&mut self) -> Result<Step, Violation> {
+        let Phase::Chunk(chunk) = &mut self.phase else { return Ok(Step::Again) };
+        let Some(pending) = self.pending.get_mut(chunk.place).and_then(Option::as_mut) else { return Ok(Step::Again) };
+        let Some(status) = &mut chunk.status else { return Ok(Step::Again) };
+        while status.runs_left > 0 {
+            let len = if chunk.is_extended { 16 } else { 8 };
+            let Some(mut fields) = self.input.peek(len).map(Bytes) else { return Ok(Step::Wait) };
+            let (length, flags) = match chunk.is_extended {
+                true => (fields.u64(), fields.u64()),
+                false => (fields.u32().map(u64::from), fields.u32().map(u64::from)),
+            };
+            self.input.take(len);
+            status.runs_left -= 1;
+            status.take(pending.asked, length.unwrap_or(0), flags.unwrap_or(0))?;
+        }
+        pending.runs = chunk.status.take().map(|status| status.runs);
+        self.end_chunk(None)
+    }
+
+    fn error(&mut self) -> Result<Step, Violation> {
+        let Phase::Chunk(chunk) = &self.phase else { return Ok(Step::Again) };
+        let (kind, length) = (chunk.kind, chunk.left);
+        // Not more than `ERROR_BYTES`, for which the staging buffer has room.
+        let Some(payload) = self.input.peek(length as usize) else { return Ok(Step::Wait) };
+        let mut fields = Bytes(payload);
+        let (number, text_len) = (fields.u32().unwrap_or(0), fields.u16().unwrap_or(0));
+        let wrong = Violation::ChunkLength { kind, length };
+        let message = printable(fields.bytes(text_len.into()).filter(|text| text.len() <= STRING_BYTES).ok_or(wrong)?);
+        let offset = if kind == chunk::ERROR_OFFSET { Some(fields.u64().ok_or(wrong)?) } else { None };
+        // What an error of a type that is not known has behind its text is nobody's business here.
+        if matches!(kind, chunk::ERROR | chunk::ERROR_OFFSET) && fields.end().is_none() {
+            return Err(wrong);
+        }
+        self.input.take(length as usize);
+        if number == 0 {
+            return Err(Violation::NoError);
+        }
+        let Some((_, pending)) = self.current() else { return Ok(Step::Again) };
+        if let Some(offset) = offset {
+            pending.within(offset, 1)?;
+        }
+        self.end_chunk(Some(Trouble { code: ErrorCode::of(number), offset, message }))
+    }
+}
+
+impl Status {
+    /// Takes the next run. Only the last may go beyond the request, where it is cut, and not if one was asked for.
+    fn take(&mut self, asked: Fields, length: u64, flags: u64) -> Result<(), Violation> {
+        let is_one = asked.flags & flag::REQ_ONE != 0;
+        let left = asked.length - self.reached;
+        let is_single = self.runs.is_empty() && self.runs_left == 0;
+        if length == 0 || left == 0 || is_one && (!is_single || length > left) {
+            return Err(Violation::Runs);
+        }
+        let length = length.min(left);
+        self.reached += length;
+        // Bits above those that are known mean nothing here.
+        self.runs.push(Run { length, status: flags as u32 });
+        Ok(())
+    }
+}

@@ -1,0 +1,156 @@
+//! Requests in flight, and what of their answers is there.
+
+use sealblock_runtime_memory::Buffer;
+
+use crate::client::ask::Fields;
+use crate::client::violation::Violation;
+use crate::reply::Run;
+use crate::wire::ErrorCode;
+
+/// An error that a server answered.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{code}{}{}", .offset.map(|at| format!(" at byte {at}")).unwrap_or_default(), Text(.message))]
+pub struct Trouble {
+    /// What it means.
+    pub code: ErrorCode,
+    /// Where on the export, in bytes, if it says so: within the request.
+    pub offset: Option<u64>,
+    /// Its own words, possibly none; only what can be printed.
+    pub message: String,
+}
+
+/// A message behind a colon, if there is one.
+struct Text<'a>(&'a str);
+
+impl std::fmt::Display for Text<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.0.is_empty() { Ok(()) } else { write!(f, ": {}", self.0) }
+    }
+}
+
+/// What a request that succeeded is answered with.
+#[derive(Debug)]
+pub enum Answer {
+    /// Nothing but success.
+    Done,
+    /// All data of a read.
+    Data(Buffer),
+    /// Runs of status from the request's offset on; none goes beyond its end, and they may end before. At least one.
+    Status(Vec<Run>),
+}
+
+/// The end of a request.
+#[derive(Debug)]
+pub struct Answered {
+    /// What [`crate::client::Client::submit`] gave.
+    pub place: usize,
+    /// The answer, or errors in the order in which they came: at least one.
+    pub outcome: Result<Answer, Vec<Trouble>>,
+}
+
+/// A request in flight.
+#[derive(Debug)]
+pub(super) struct Pending {
+    pub(super) cookie: u64,
+    pub(super) asked: Fields,
+    /// Data of a read, and what of it is there: runs of bytes from its start on, in order, with gaps between them.
+    pub(super) data: Buffer,
+    pieces: Vec<(usize, usize)>,
+    data_chunks: usize,
+    pub(super) runs: Option<Vec<Run>>,
+    pub(super) troubles: Vec<Trouble>,
+}
+
+impl Pending {
+    pub(super) fn new(cookie: u64, asked: Fields, data: Buffer) -> Pending {
+        let (pieces, troubles) = (Vec::new(), Vec::new());
+        Pending { cookie, asked, data, pieces, data_chunks: 0, runs: None, troubles }
+    }
+
+    /// Where in the data these bytes go, if they are part of the request.
+    pub(super) fn within(&self, offset: u64, length: u64) -> Result<(usize, usize), Violation> {
+        let into = offset.checked_sub(self.asked.offset);
+        let fits = |into: &u64| into.checked_add(length).is_some_and(|end| length > 0 && end <= self.asked.length);
+        // The data is in memory, so positions in it are positions in memory.
+        let into =
+            into.filter(fits).and_then(|into| Some((usize::try_from(into).ok()?, usize::try_from(length).ok()?)));
+        into.ok_or(Violation::OutOfRange { offset, length })
+    }
+
+    /// Notes that these bytes of the data are coming, which none have before.
+    pub(super) fn claim(&mut self, at: usize, len: usize, most: usize) -> Result<(), Violation> {
+        self.data_chunks += 1;
+        if self.data_chunks > 1 && self.asked.flags & crate::wire::flag::DF != 0 {
+            return Err(Violation::Fragmented);
+        }
+        let end = at + len;
+        let index = self.pieces.partition_point(|piece| piece.0 < at);
+        let overlap = Violation::Overlap { offset: self.asked.offset + at as u64, length: len as u64 };
+        let before = index.checked_sub(1);
+        if before.is_some_and(|i| self.pieces[i].1 > at) || self.pieces.get(index).is_some_and(|next| next.0 < end) {
+            return Err(overlap);
+        }
+        let joins_before = before.is_some_and(|i| self.pieces[i].1 == at);
+        let joins_next = self.pieces.get(index).is_some_and(|next| next.0 == end);
+        match (joins_before, joins_next) {
+            (true, true) => self.pieces[index - 1].1 = self.pieces.remove(index).1,
+            (true, false) => self.pieces[index - 1].1 = end,
+            (false, true) => self.pieces[index].0 = at,
+            (false, false) if self.pieces.len() >= most => return Err(Violation::Pieces(most)),
+            (false, false) => self.pieces.insert(index, (at, end)),
+        }
+        Ok(())
+    }
+
+    /// The end of the request: its last chunk was read.
+    pub(super) fn finish(self, place: usize) -> Result<Answered, Violation> {
+        if !self.troubles.is_empty() {
+            return Ok(Answered { place, outcome: Err(self.troubles) });
+        }
+        let answer = match self.asked.kind {
+            crate::wire::command::READ if self.pieces[..] == [(0, self.data.len())] => Answer::Data(self.data),
+            crate::wire::command::READ => return Err(Violation::Incomplete),
+            crate::wire::command::BLOCK_STATUS => Answer::Status(self.runs.ok_or(Violation::Incomplete)?),
+            _ => Answer::Done,
+        };
+        Ok(Answered { place, outcome: Ok(answer) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::command;
+
+    fn pending(length: u64) -> Pending {
+        let asked = Fields { kind: command::READ, flags: 0, offset: 4096, length };
+        Pending::new(1, asked, Buffer::zeroed(length as usize))
+    }
+
+    #[test]
+    fn pieces_join_in_any_order_and_never_overlap() {
+        let mut read = pending(100);
+        for (at, len) in [(40, 10), (0, 10), (90, 10), (10, 30), (50, 40)] {
+            assert_eq!(read.claim(at, len, 8), Ok(()), "{at}");
+        }
+        assert_eq!(read.pieces, [(0, 100)]);
+        for (at, len) in [(0, 1), (99, 1), (30, 20), (0, 100)] {
+            let overlap = Violation::Overlap { offset: 4096 + at as u64, length: len as u64 };
+            assert_eq!(read.claim(at, len, 8), Err(overlap));
+        }
+        let mut read = pending(100);
+        assert_eq!((read.claim(0, 1, 2), read.claim(10, 1, 2)), (Ok(()), Ok(())));
+        assert_eq!(read.claim(20, 1, 2), Err(Violation::Pieces(2)));
+        assert_eq!(read.claim(11, 1, 2), Ok(()), "what joins a piece is no piece more");
+    }
+
+    #[test]
+    fn what_is_outside_of_a_request_is_not_within() {
+        let read = pending(100);
+        assert_eq!(read.within(4096, 100), Ok((0, 100)));
+        assert_eq!(read.within(4195, 1), Ok((99, 1)));
+        for (offset, length) in [(4095, 1), (4096, 101), (4196, 1), (4100, 0), (4097, u64::MAX), (u64::MAX, 2)] {
+            assert_eq!(read.within(offset, length), Err(Violation::OutOfRange { offset, length }));
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! The client's side of a connection: buffers, events, and requests on their way out.
+
+use sealblock_runtime_memory::{Buffer, Slice};
+
+use crate::client::ask::{Ask, AskError, Fields};
+use crate::client::chunk::Chunk;
+use crate::client::config::{Config, Goal};
+use crate::client::negotiate::{Agreed, OptionReply};
+use crate::client::options::{Described, Listed};
+use crate::client::pending::{Answered, Pending};
+use crate::client::violation::Closed;
+use crate::input::Input;
+use crate::output::Output;
+use crate::wire::{self, STRING_BYTES, command};
+
+/// What a server did.
+#[derive(Debug)]
+pub enum Event {
+    /// The exports that it names; for [`Goal::List`].
+    Listed(Vec<Listed>),
+    /// What the export is; for [`Goal::Info`].
+    Described(Described),
+    /// What the export is; requests may be sent now. For [`Goal::Go`].
+    Ready(Described),
+    /// A request ended.
+    Answered(Answered),
+    /// The connection is over: nothing more is read, and requests in flight are lost.
+    Closed(Closed),
+}
+
+/// What became of a step.
+pub(super) enum Step {
+    Event(Event),
+    Again,
+    /// More input is needed.
+    Wait,
+}
+
+/// What comes next.
+pub(super) enum Phase {
+    Greeting,
+    OptionHeader { option: u32 },
+    OptionData(OptionReply),
+    Reply,
+    Chunk(Box<Chunk>),
+}
+
+/// The client's side of one connection.
+///
+/// Whoever drives it takes events until there are none after each [`Client::received`], and sends what
+/// [`Client::transmit`] gives after that and after each [`Client::submit`].
+pub struct Client {
+    pub(super) config: Config,
+    pub(super) phase: Phase,
+    pub(super) input: Input,
+    pub(super) output: Output,
+    pub(super) agreed: Agreed,
+    pub(super) described: Option<Described>,
+    /// Requests in flight by place, places that are free, and how many requests there were.
+    pub(super) pending: Vec<Option<Pending>>,
+    free: Vec<usize>,
+    sent: u32,
+    /// How it is about to end.
+    pub(super) done: Option<Closed>,
+    closed: Option<Closed>,
+    is_told: bool,
+}
+
+impl Client {
+    /// A connection that was just made.
+    ///
+    /// # Panics
+    /// When the export's name is longer than 4096 bytes.
+    pub fn new(config: Config) -> Client {
+        let config = config.legal();
+        assert!(config.export().len() <= STRING_BYTES, "names have at most {STRING_BYTES} bytes");
+        let input = Input::new(&config.pool, config.staging_bytes);
+        Client {
+            config,
+            phase: Phase::Greeting,
+            input,
+            output: Output::default(),
+            agreed: Agreed::default(),
+            described: None,
+            pending: Vec::new(),
+            free: Vec::new(),
+            sent: 0,
+            done: None,
+            closed: None,
+            is_told: false,
+        }
+    }
+
+    /// The buffer for the next receive; `None` while one is out, and when it is over.
+    pub fn receive_buffer(&mut self) -> Option<Buffer> {
+        if self.closed.is_some() {
+            return None;
+        }
+        if let Phase::Chunk(chunk) = &mut self.phase
+            && let Some((fill, left)) = chunk.fill()
+            && *left >= self.config.direct_bytes
+            && self.input.unread() == 0
+        {
+            return self.input.lend_direct(fill);
+        }
+        self.input.lend()
+    }
+
+    /// Takes the buffer of [`Client::receive_buffer`] back, the first `len` bytes of which are new.
+    ///
+    /// # Panics
+    /// When it is another buffer, or shorter than `len`.
+    pub fn received(&mut self, buffer: Buffer, len: usize) {
+        let fill = match &mut self.phase {
+            Phase::Chunk(chunk) => chunk.fill(),
+            _ => None,
+        };
+        match fill {
+            Some((fill, left)) => {
+                self.input.take_back(buffer, len, Some(fill));
+                *left = fill.missing();
+            }
+            None => self.input.take_back(buffer, len, None),
+        }
+    }
+
+    /// What the server did next; `None` when more has to be received first.
+    pub fn next_event(&mut self) -> Option<Event> {
+        loop {
+            if let Some(closed) = self.done.take() {
+                self.end(closed);
+            }
+            if let Some(closed) = &self.closed {
+                let is_told = std::mem::replace(&mut self.is_told, true);
+                return (!is_told).then(|| Event::Closed(closed.clone()));
+            }
+            match self.step() {
+                Ok(Step::Event(event)) => return Some(event),
+                Ok(Step::Again) => {}
+                Ok(Step::Wait) => return None,
+                Err(closed) => self.end(closed),
+            }
+        }
+    }
+
+    fn step(&mut self) -> Result<Step, Closed> {
+        match &mut self.phase {
+            Phase::Greeting => self.greeting(),
+            Phase::OptionHeader { option } => {
+                let option = *option;
+                self.option_header(option)
+            }
+            Phase::OptionData(reply) => {
+                let reply = *reply;
+                self.option_data(reply)
+            }
+            Phase::Reply => Ok(self.reply()?),
+            Phase::Chunk(_) => Ok(self.chunk()?),
+        }
+    }
+
+    fn end(&mut self, closed: Closed) {
+        self.closed = Some(closed);
+        // What was in flight is dropped, and its memory with it.
+        self.phase = Phase::Greeting;
+        self.pending.clear();
+        self.free.clear();
+    }
+
+    /// Sends a request; gives the place under which it is answered, which is not used again before that.
+    ///
+    /// # Errors
+    /// [`AskError`]; nothing is sent then.
+    pub fn submit(&mut self, ask: Ask) -> Result<usize, AskError> {
+        let described = self.described.as_ref().filter(|_| self.closed.is_none() && self.done.is_none());
+        let described = described.ok_or(AskError::NotReady)?;
+        ask.check(described, self.config.limits.payload_bytes)?;
+        let is_extended = described.is_extended();
+        if !self.can_submit() {
+            return Err(AskError::Full);
+        }
+        let asked = ask.fields(is_extended);
+        // Reads are at most 32 MiB.
+        let len = if asked.kind == command::READ { asked.length as usize } else { 0 };
+        let data = self.config.pool.take(len);
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.pending.push(None);
+            self.pending.len() - 1
+        });
+        self.sent = self.sent.wrapping_add(1);
+        // A late reply to a request before at the same place is told apart by the count.
+        let cookie = u64::from(self.sent) << 32 | place as u64;
+        self.pending[place] = Some(Pending::new(cookie, asked, data));
+        self.put_header(asked, cookie, is_extended);
+        if let Ask::Write { data, .. } = ask {
+            self.output.data([data]);
+        }
+        Ok(place)
+    }
+
+    fn put_header(&mut self, asked: Fields, cookie: u64, is_extended: bool) {
+        let magic = if is_extended { wire::EXTENDED_REQUEST_MAGIC } else { wire::REQUEST_MAGIC };
+        self.output.put(&magic.to_be_bytes());
+        self.output.put(&asked.flags.to_be_bytes());
+        self.output.put(&asked.kind.to_be_bytes());
+        self.output.put(&cookie.to_be_bytes());
+        self.output.put(&asked.offset.to_be_bytes());
+        match is_extended {
+            true => self.output.put(&asked.length.to_be_bytes()),
+            // `Ask::check` has seen that it fits.
+            false => self.output.put(&(asked.length as u32).to_be_bytes()),
+        }
+    }
+
+    /// The request at `place` has ended.
+    pub(super) fn settle(&mut self, place: usize) -> Option<Pending> {
+        let pending = self.pending.get_mut(place)?.take();
+        if pending.is_some() {
+            self.free.push(place);
+        }
+        pending
+    }
+
+    /// Whether one more request may be submitted now.
+    pub fn can_submit(&self) -> bool {
+        self.described.is_some() && self.closed.is_none() && self.in_flight() < self.config.limits.commands
+    }
+
+    /// Requests in flight.
+    pub fn in_flight(&self) -> usize {
+        self.pending.len() - self.free.len()
+    }
+
+    /// Says goodbye and ends the connection: after GO with DISC, so that the server finishes what is in flight, whose
+    /// answers are not read any more.
+    pub fn disconnect(&mut self) {
+        let is_ready = self.described.is_some() && matches!(self.config.goal, Goal::Go(_));
+        if self.closed.is_none() && is_ready {
+            let asked = Fields { kind: command::DISC, flags: 0, offset: 0, length: 0 };
+            let is_extended = self.described.as_ref().is_some_and(Described::is_extended);
+            self.put_header(asked, 0, is_extended);
+            self.end(Closed::Ended);
+        }
+        self.close();
+    }
+
+    /// Ends the connection without a word.
+    pub fn close(&mut self) {
+        if self.closed.is_none() {
+            self.end(Closed::Here);
+        }
+    }
+
+    /// Moves all that is to be sent to the end of `out`, and says how many bytes it is.
+    pub fn transmit(&mut self, out: &mut Vec<Slice>) -> usize {
+        self.output.take(out)
+    }
+
+    /// Whether something is to be sent.
+    pub fn has_output(&self) -> bool {
+        !self.output.is_empty()
+    }
+
+    /// What is known of the export, once it was chosen.
+    pub fn described(&self) -> Option<&Described> {
+        self.described.as_ref()
+    }
+
+    /// How it ended, if it did.
+    pub fn closed(&self) -> Option<&Closed> {
+        self.closed.as_ref()
+    }
+}

@@ -1,0 +1,216 @@
+//! Why a client's connection ended.
+
+use crate::wire::rep;
+
+/// What a server did that it must not. Sections are those of `doc/proto.md`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Violation {
+    /// It does not begin with its magic ("Newstyle negotiation").
+    #[error("it begins with {0:#018x}, which is not NBD")]
+    Greeting(u64),
+    /// What follows the magic is not known.
+    #[error("it goes on with {0:#018x}, which is no style of negotiation")]
+    Style(u64),
+    /// A reply to an option does not begin with its magic.
+    #[error("a reply to an option begins with {0:#018x}")]
+    OptionMagic(u64),
+    /// A reply to another option than the one that was asked.
+    #[error("a reply to option {actual} where {expected} was asked")]
+    OptionAnswered {
+        /// What was asked.
+        expected: u32,
+        /// What the reply is to.
+        actual: u32,
+    },
+    /// A reply of a type that the option does not have ("Option reply types").
+    #[error("a reply of type {kind:#x} to option {option}")]
+    OptionReply {
+        /// The option.
+        option: u32,
+        /// The type.
+        kind: u32,
+    },
+    /// Data of a reply to an option that is malformed or has no legal length.
+    #[error("{length} bytes of malformed data in a reply to option {option}")]
+    OptionData {
+        /// The option.
+        option: u32,
+        /// The data's length.
+        length: u32,
+    },
+    /// More replies than [`crate::client::Limits::option_replies`].
+    #[error("more than {0} replies to one option")]
+    OptionReplies(usize),
+    /// More data than [`crate::client::Limits::negotiation_bytes`].
+    #[error("replies to options with more than {0} bytes")]
+    NegotiationBytes(u64),
+    /// GO or INFO ended without telling the export's size.
+    #[error("it describes an export without its size")]
+    NoSize,
+    /// Block sizes that the protocol rules out ("Size constraints").
+    #[error("impossible block sizes: {0}, {1} and {2}")]
+    BlockSizes(u32, u32, u32),
+    /// A reply does not begin with the magic of what was negotiated.
+    #[error("a reply begins with {0:#010x}")]
+    ReplyMagic(u32),
+    /// A reply to no request that is in flight.
+    #[error("a reply to cookie {0:#x}, under which nothing is in flight")]
+    Cookie(u64),
+    /// A simple reply to what is answered in chunks only.
+    #[error("a simple reply to a request of type {0} although replies come in chunks")]
+    SimpleReply(u16),
+    /// A chunk of an extended reply that names another offset than its request.
+    #[error("a reply that names offset {actual} to a request at {expected}")]
+    ReplyOffset {
+        /// The request's.
+        expected: u64,
+        /// The reply's.
+        actual: u64,
+    },
+    /// A chunk of a type that is unknown, or that its request has not.
+    #[error("a chunk of type {kind:#x} to a request of type {command}")]
+    Chunk {
+        /// The chunk's type.
+        kind: u16,
+        /// The request's type.
+        command: u16,
+    },
+    /// A chunk with a length that its type does not have.
+    #[error("a chunk of type {kind:#x} with {length} bytes")]
+    ChunkLength {
+        /// The chunk's type.
+        kind: u16,
+        /// The length of its payload in bytes.
+        length: u64,
+    },
+    /// Data or an error outside of its request.
+    #[error("{length} bytes at {offset} are not what was asked for")]
+    OutOfRange {
+        /// Where.
+        offset: u64,
+        /// How much.
+        length: u64,
+    },
+    /// Data that was sent before.
+    #[error("{length} bytes at {offset} came twice")]
+    Overlap {
+        /// Where.
+        offset: u64,
+        /// How much.
+        length: u64,
+    },
+    /// Data in several chunks although it was asked for in one (NBD_CMD_FLAG_DF).
+    #[error("several chunks of data although one was asked for")]
+    Fragmented,
+    /// More pieces than [`crate::client::Limits::pieces`].
+    #[error("a read in more than {0} pieces that do not touch")]
+    Pieces(usize),
+    /// A read that succeeded without all of its data, or a status without a run.
+    #[error("a request that succeeded without all that was asked for")]
+    Incomplete,
+    /// Status of a context that was not chosen.
+    #[error("status of context {0}, which was not chosen")]
+    Context(u32),
+    /// Status told twice, in runs of length 0, or beyond what was asked for.
+    #[error("runs of status that do not fit the request")]
+    Runs,
+    /// An error of number 0.
+    #[error("an error that says success")]
+    NoError,
+}
+
+/// Why a server does not go on.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Refused {
+    /// It speaks oldstyle, which has no options.
+    #[error("the server speaks oldstyle NBD, which has no options")]
+    Oldstyle,
+    /// It speaks newstyle without the fixes that let options be answered.
+    #[error("the server does not speak fixed newstyle NBD")]
+    NotFixed,
+    /// It demands TLS, which this client has not (NBD_REP_ERR_TLS_REQD).
+    #[error("the server demands TLS, which is not part of this client")]
+    TlsRequired,
+    /// No such export (NBD_REP_ERR_UNKNOWN).
+    #[error("the server has no such export{0}")]
+    Unknown(Said),
+    /// Not for this client (NBD_REP_ERR_POLICY).
+    #[error("the server does not allow it{0}")]
+    Policy(Said),
+    /// It ends (NBD_REP_ERR_SHUTDOWN).
+    #[error("the server is shutting down{0}")]
+    Shutdown(Said),
+    /// It does not know an option that is needed (NBD_REP_ERR_UNSUP).
+    #[error("the server does not know option {option}{said}")]
+    Unsupported {
+        /// The option.
+        option: u32,
+        /// What it says besides.
+        said: Said,
+    },
+    /// Any other error.
+    #[error("the server refuses option {option} with error {kind:#x}{said}")]
+    Other {
+        /// The option.
+        option: u32,
+        /// The type of the reply.
+        kind: u32,
+        /// What it says besides.
+        said: Said,
+    },
+}
+
+/// A server's own words, possibly none. Only what can be printed, and not more than 256 characters.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Said(pub(super) String);
+
+impl Said {
+    pub(super) fn new(bytes: &[u8]) -> Said {
+        Said(printable(bytes))
+    }
+}
+
+impl std::fmt::Display for Said {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.0.is_empty() { Ok(()) } else { write!(f, ": {}", self.0) }
+    }
+}
+
+/// What of a server's text can be shown to people.
+pub(super) fn printable(bytes: &[u8]) -> String {
+    /// The most characters that are kept.
+    const SHOWN: usize = 256;
+    String::from_utf8_lossy(bytes).chars().filter(|c| !c.is_control()).take(SHOWN).collect::<String>().trim().to_owned()
+}
+
+impl Refused {
+    /// What an error in reply to an option means.
+    pub(super) fn of(option: u32, kind: u32, text: &[u8]) -> Refused {
+        let said = Said::new(text);
+        match kind {
+            rep::ERR_TLS_REQD => crate::tls::demanded(),
+            rep::ERR_UNKNOWN => Refused::Unknown(said),
+            rep::ERR_POLICY => Refused::Policy(said),
+            rep::ERR_SHUTDOWN => Refused::Shutdown(said),
+            rep::ERR_UNSUP => Refused::Unsupported { option, said },
+            _ => Refused::Other { option, kind, said },
+        }
+    }
+}
+
+/// How a client's connection ended.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Closed {
+    /// All that was asked for is there.
+    #[error("the connection has done what it was for")]
+    Ended,
+    /// The server does not go on.
+    #[error("{0}")]
+    Refused(#[from] Refused),
+    /// The server broke the protocol.
+    #[error("the server broke the protocol: {0}")]
+    Violation(#[from] Violation),
+    /// This side closed it.
+    #[error("closed by this client")]
+    Here,
+}

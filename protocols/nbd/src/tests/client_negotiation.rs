@@ -1,0 +1,179 @@
+//! A client's negotiation against bytes that are written out here.
+
+use super::*;
+use crate::client::{Closed, Described, Goal, Refused, ReplyStyle, Sizes, Violation};
+use crate::fuzz::client::{Story, client, greeting, option_reply, play, preamble};
+use crate::wire::{option as o, rep};
+
+fn go() -> Goal {
+    Goal::Go("disk".into())
+}
+
+fn hear(goal: Goal, bytes: &[u8]) -> Story {
+    play(&mut client(goal, 8192), [bytes])
+}
+
+/// How a client for an export ends after the greeting and these replies.
+fn ends(replies: &[Vec<u8>]) -> Option<Closed> {
+    hear(go(), &[greeting(), replies.concat()].concat()).closed
+}
+
+fn described(style: u8, replies: &[Vec<u8>]) -> Described {
+    let mut core = client(go(), 8192);
+    let whole = preamble(style);
+    // All but the acknowledgement of GO.
+    let start = &whole[..whole.len() - 20];
+    play(&mut core, [start, &replies.concat(), &option_reply(o::GO, rep::ACK, &[])]);
+    core.described().cloned().expect("the export is taken")
+}
+
+#[test]
+fn the_words_of_a_client_are_those_of_the_protocol() {
+    let story = hear(go(), &preamble(1));
+    let name = [fields![4u32], b"disk".to_vec()].concat();
+    let context = [name.clone(), fields![1u32, 15u32], b"base:allocation".to_vec()].concat();
+    let wanted = [name, fields![3u16, 1u16, 2u16, 3u16]].concat();
+    let said = [
+        fields![3u32],
+        option(o::EXTENDED_HEADERS, &[]),
+        option(o::STRUCTURED_REPLY, &[]),
+        option(o::SET_META_CONTEXT, &context),
+        option(o::GO, &wanted),
+    ];
+    let said = said.concat();
+    assert_eq!(story.sent[..said.len()], said);
+    // A read of 4096 bytes at 4096 follows: magic, no flags, type, cookie, offset, length.
+    assert_eq!(story.sent[said.len()..][..28], fields![0x2560_9513u32, 0u16, 0u16, 1u64 << 32, 4096u64, 4096u32]);
+}
+
+#[test]
+fn extended_headers_are_asked_for_first_and_used() {
+    let story = hear(go(), &preamble(2));
+    let read = fields![0x21e4_1c71u32, 0u16, 0u16, 1u64 << 32, 4096u64, 4096u64];
+    assert!(story.sent.windows(read.len()).any(|window| window == read));
+    // A write brings its data by the flag PAYLOAD_LEN, and is FUA here.
+    let write = fields![0x21e4_1c71u32, 0x21u16, 1u16, 3u64 << 32 | 2, 4096u64, 512u64];
+    assert!(story.sent.windows(write.len()).any(|window| window == write));
+    assert_eq!(described(2, &[]).style, ReplyStyle::Extended);
+}
+
+#[test]
+fn what_is_no_server_of_this_protocol_is_refused() {
+    let flags = |flags: u16| [b"NBDMAGICIHAVEOPT".to_vec(), fields![flags]].concat();
+    assert_eq!(hear(go(), &flags(3)).closed, None);
+    assert_eq!(hear(go(), &flags(2)).closed, Some(Refused::NotFixed.into()));
+    let http = u64::from_be_bytes(*b"HTTP/1.1");
+    assert_eq!(hear(go(), b"HTTP/1.1 400 Bad").closed, Some(Violation::Greeting(http).into()));
+    let old = [b"NBDMAGIC".to_vec(), fields![0x0000_4202_8186_1253u64]].concat();
+    assert_eq!(hear(go(), &old).closed, Some(Refused::Oldstyle.into()));
+    let odd = [b"NBDMAGIC".to_vec(), fields![7u64]].concat();
+    assert_eq!(hear(go(), &odd).closed, Some(Violation::Style(7).into()));
+}
+
+#[test]
+fn flags_that_were_not_offered_are_not_used() {
+    let story = hear(go(), &[b"NBDMAGICIHAVEOPT".to_vec(), fields![0x8001u16]].concat());
+    assert_eq!(story.sent[..4], fields![1u32], "without NO_ZEROES, and without what is not known");
+}
+
+#[test]
+fn a_server_that_demands_tls_is_refused_at_once() {
+    let story = hear(go(), &[greeting(), option_reply(o::EXTENDED_HEADERS, rep::ERR_TLS_REQD, b"use TLS")].concat());
+    assert_eq!(story.closed, Some(Refused::TlsRequired.into()));
+    let list = [greeting(), option_reply(o::LIST, rep::ERR_TLS_REQD, &[])].concat();
+    assert_eq!(hear(Goal::List, &list).closed, Some(Refused::TlsRequired.into()));
+}
+
+#[test]
+fn an_export_that_is_not_there_is_refused_in_the_servers_words() {
+    let mut bytes = preamble(1);
+    bytes.truncate(bytes.len() - 20 - 32);
+    bytes.extend(option_reply(o::GO, rep::ERR_UNKNOWN, b"no \x1bdisk here"));
+    let Some(Closed::Refused(refused @ Refused::Unknown(_))) = hear(go(), &bytes).closed else { panic!("not refused") };
+    assert_eq!(refused.to_string(), "the server has no such export: no disk here");
+}
+
+#[test]
+fn exports_are_listed_and_the_negotiation_is_given_up() {
+    let entry = |name: &str, text: &str| [fields![name.len() as u32], name.into(), text.into()].concat();
+    let replies = [
+        greeting(),
+        option_reply(o::LIST, rep::SERVER, &entry("a", "one")),
+        option_reply(o::LIST, rep::SERVER, &entry("", "")),
+        option_reply(o::LIST, rep::ACK, &[]),
+    ];
+    let story = hear(Goal::List, &replies.concat());
+    assert_eq!(
+        story.events[0],
+        r#"Listed([Listed { name: "a", description: "one" }, Listed { name: "", description: "" }])"#
+    );
+    assert_eq!(story.sent, [fields![3u32], option(o::LIST, &[]), option(o::ABORT, &[])].concat());
+    assert_eq!(story.closed, Some(Closed::Ended));
+    let short = option_reply(o::LIST, rep::SERVER, &fields![2u32, 0u8]);
+    let closed = hear(Goal::List, &[greeting(), short].concat()).closed;
+    assert_eq!(closed, Some(Violation::OptionData { option: o::LIST, length: 5 }.into()));
+}
+
+#[test]
+fn info_describes_without_transmission() {
+    let mut bytes = preamble(1);
+    bytes.truncate(bytes.len() - 20 - 32);
+    bytes.extend(option_reply(o::INFO, rep::INFO, &fields![0u16, 4096u64, 1u16]));
+    bytes.extend(option_reply(o::INFO, rep::ACK, &[]));
+    let story = hear(Goal::Info("disk".into()), &bytes);
+    assert!(story.events[0].starts_with("Described("), "{:?}", story.events);
+    assert_eq!(story.closed, Some(Closed::Ended));
+    assert!(story.sent.ends_with(&option(o::ABORT, &[])));
+}
+
+#[test]
+fn block_sizes_are_taken_and_impossible_ones_are_not() {
+    let sizes = |a: u32, b: u32, c: u32| option_reply(o::GO, rep::INFO, &fields![3u16, a, b, c]);
+    assert_eq!(described(1, &[]).sizes, Sizes { smallest: 1, best: 4096, largest: 32 << 20 });
+    let told = Sizes { smallest: 512, best: 4096, largest: 1 << 20 };
+    assert_eq!(described(1, &[sizes(512, 4096, 1 << 20)]).sizes, told);
+    assert_eq!(described(1, &[sizes(512, 4096, u32::MAX)]).sizes.largest, u32::MAX);
+    for (a, b, c) in [(0, 4096, 4096), (3, 4096, 4096), (512, 256, 4096), (512, 4096, 256), (512, 4096, 5000)] {
+        let mut bytes = preamble(1);
+        bytes.truncate(bytes.len() - 20);
+        bytes.extend(sizes(a, b, c));
+        assert_eq!(hear(go(), &bytes).closed, Some(Violation::BlockSizes(a, b, c).into()));
+    }
+}
+
+#[test]
+fn replies_out_of_place_end_it() {
+    let wrong_magic = [fields![7u64], vec![0; 12]].concat();
+    assert_eq!(ends(&[wrong_magic]), Some(Violation::OptionMagic(7).into()));
+    let other = Violation::OptionAnswered { expected: o::EXTENDED_HEADERS, actual: o::LIST };
+    assert_eq!(ends(&[option_reply(o::LIST, rep::ACK, &[])]), Some(other.into()));
+    let kind = Violation::OptionReply { option: o::EXTENDED_HEADERS, kind: rep::SERVER };
+    assert_eq!(ends(&[option_reply(o::EXTENDED_HEADERS, rep::SERVER, &[])]), Some(kind.into()));
+    let data = Violation::OptionData { option: o::EXTENDED_HEADERS, length: 1 };
+    assert_eq!(ends(&[option_reply(o::EXTENDED_HEADERS, rep::ACK, b"x")]), Some(data.into()));
+    let mut no_size = preamble(1);
+    no_size.truncate(no_size.len() - 20 - 32);
+    no_size.extend(option_reply(o::GO, rep::ACK, &[]));
+    assert_eq!(hear(go(), &no_size).closed, Some(Violation::NoSize.into()));
+}
+
+#[test]
+fn contexts_that_were_not_asked_for_end_it() {
+    let answer = |name: &[u8]| option_reply(o::SET_META_CONTEXT, rep::META_CONTEXT, &[&fields![1u32], name].concat());
+    let ack = option_reply(o::EXTENDED_HEADERS, rep::ACK, &[]);
+    assert_eq!(ends(&[ack.clone(), answer(b"base:allocation")]), None);
+    for bad in [vec![answer(b"qemu:dirty")], vec![answer(b"base:allocation"), answer(b"base:allocation")]] {
+        let closed = ends(&[ack.clone(), bad.concat()]);
+        assert!(matches!(closed, Some(Closed::Violation(Violation::OptionData { .. }))), "{closed:?}");
+    }
+}
+
+#[test]
+fn a_server_that_talks_on_and_on_is_left() {
+    let entry = option_reply(o::LIST, rep::SERVER, &fields![1u32, b'x']);
+    let list = |count: usize| hear(Goal::List, &[greeting(), entry.repeat(count)].concat()).closed;
+    assert_eq!((list(8), list(9)), (None, Some(Violation::OptionReplies(8).into())));
+    let long = option_reply(o::LIST, rep::SERVER, &[fields![1u32], vec![b'x'; 1500]].concat());
+    let closed = hear(Goal::List, &[greeting(), long.repeat(3)].concat()).closed;
+    assert_eq!(closed, Some(Violation::NegotiationBytes(4096).into()));
+}
