@@ -245,12 +245,6 @@ async fn open_fault(target: &Target, rules: &str, inner: &Target, access: Access
     Ok(Opened::new(target, device, Facts::over("fault", [below.facts]), below.held))
 }
 
-/// A kind of target that has a name and no device yet.
-fn absent(target: &Target, what: &str) -> Failure {
-    let why = format!("{what} not part of this version");
-    Failure::new(Cause::Absent, "opening", why).on(target).advise("a file, a block device, mem:SIZE or null:SIZE")
-}
-
 /// The blocks of a device that only a size is known of: the larger ones where they fit.
 fn blocks_of(target: &Target, size: ByteCount) -> Result<(BlockSize, u64), Failure> {
     let fitting = [BlockSize::B4096, BlockSize::B512]

@@ -255,6 +255,13 @@ fn remote_text(lines: &mut Lines, remote: &RemoteFacts) {
     }
 }
 
+fn export_text(lines: &mut Lines, export: &NbdFacts) {
+    lines.put("export", format!("{:?} {}", export.export, export.description).trim_end());
+    let sizes = export.sizes;
+    lines.put("server's blocks", format!("{} to {} bytes, best {}", sizes.smallest, sizes.largest, sizes.best));
+    lines.put("connections", format!("{} of {} requests", export.connections, export.queue_depth));
+}
+
 fn facts_text(lines: &mut Lines, facts: &Facts) {
     lines.put("kind", facts.kind);
     if let Some(volume) = &facts.volume {
@@ -272,10 +279,7 @@ fn facts_text(lines: &mut Lines, facts: &Facts) {
         remote_text(lines, remote);
     }
     if let Some(export) = &facts.export {
-        lines.put("export", format!("{:?} {}", export.export, export.description).trim_end());
-        let sizes = export.sizes;
-        lines.put("server's blocks", format!("{} to {} bytes, best {}", sizes.smallest, sizes.largest, sizes.best));
-        lines.put("connections", format!("{} of {} requests", export.connections, export.queue_depth));
+        export_text(lines, export);
     }
     if let Some(mirror) = &facts.mirror {
         mirror_text(lines, &mirror.describe());
@@ -291,19 +295,6 @@ fn facts_text(lines: &mut Lines, facts: &Facts) {
     for below in &facts.below {
         lines.put("over", "");
         facts_text(lines, below);
-    }
-}
-
-fn remote_text(lines: &mut Lines, remote: &RemoteFacts) {
-    let (major, minor, tertiary) = remote.version;
-    lines.put("subsystem", format!("{} namespace {}", remote.subsystem, remote.namespace));
-    lines.put(
-        "controller",
-        format!("{} {} {}, NVMe {major}.{minor}.{tertiary}", remote.model, remote.serial, remote.firmware),
-    );
-    lines.put("connections", format!("{} of {} commands, {}", remote.queues, remote.queue_depth, digests(remote)));
-    if let Some(maker) = tag_maker(remote) {
-        lines.put("tags made by", format!("the {maker}"));
     }
 }
 
