@@ -3,6 +3,7 @@
 //! Only what is parsed lives here. A value that can be wrong is parsed into its own type, so that bad usage ends with exit
 //! status 2 before anything is opened. The doc comments of commands and options are their help.
 
+mod mirror;
 mod serve;
 mod values;
 
@@ -12,6 +13,7 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use sealblock_units::{BlockSize, ByteCount, Lba};
 
+pub use mirror::{Mirror, MirrorAdd, MirrorCommand, MirrorRemove, MirrorReplace, MirrorStatus};
 pub use serve::{Discover, LogLevel, NVME_TCP_PORT, Protection, Serve, listen_address};
 pub use values::{Endpoint, Guard, Harm, Mode, ProtectionType, RemoteServer, Volume};
 
@@ -74,6 +76,8 @@ pub enum Command {
     Discard(Discard),
     /// Copy blocks from one target to another, or from standard input, or to standard output.
     Copy(Copy),
+    /// Say how the legs of a mirror are, and add, take out or replace one.
+    Mirror(Mirror),
     /// Damage one block of a volume on purpose, behind its seal's back.
     Corrupt(Corrupt),
     /// Show the main job: make a volume, fill it, verify it, damage it, find the damage.

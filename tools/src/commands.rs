@@ -9,6 +9,7 @@ pub mod demo;
 pub mod discover;
 pub mod info;
 pub mod man;
+pub mod mirror;
 pub mod serve;
 pub mod unmap;
 pub mod verify;
@@ -28,6 +29,7 @@ pub fn run(command: &Command) -> Result<Exit, Failure> {
         Command::Zero(arguments) => unmap::zero(arguments),
         Command::Discard(arguments) => unmap::discard(arguments),
         Command::Copy(arguments) => copy::run(arguments),
+        Command::Mirror(arguments) => mirror::run(arguments),
         Command::Corrupt(arguments) => corrupt::run(arguments),
         Command::Demo(arguments) => demo::run(arguments),
         Command::Completions(arguments) => completions::run(arguments),

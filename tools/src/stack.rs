@@ -35,6 +35,7 @@ use crate::target::Target;
 pub use facts::Facts;
 pub use failures::{of_block, of_medium, of_open, of_volume};
 pub use files::{FileKind, OpenVolume, inspect, open_medium, open_volume};
+pub use groups::OpenMirror;
 pub use nbd::exports;
 pub use read_only::ReadOnly;
 pub use remote::discover;

@@ -199,6 +199,33 @@ fn legs_that_were_written_apart_are_refused() {
     assert_ne!(place.run("verify mirror:a,b").status, 0);
 }
 
+#[test]
+fn legs_are_added_replaced_and_taken_out() {
+    let place = Place::with_runtime("syscalls");
+    let data = filled(&place, 1024);
+    for name in ["c", "d", "small"] {
+        let blocks = if name == "small" { 1023 } else { 1024 };
+        place.run(&format!("create {name} --size {}", blocks * BLOCK)).succeeds();
+    }
+    place.run("mirror add mirror:a,b small").fails(3, &["1023 blocks"]);
+    place.run("mirror add mirror:a,b a").fails(3, &["in use"]);
+    place.run("mirror add a c").fails(2, &["no mirror"]);
+    place.run("mirror add mirror:a,b c").succeeds().says(&["c: current"]);
+    place.run("compare a c").succeeds();
+    place.run("copy mirror:a,c out").succeeds();
+    place.run("verify mirror:a,b,c").succeeds();
+    place.run("mirror replace mirror:a,b,c x d").fails(2, &["no leg x"]);
+    place.run("mirror replace mirror:a,b,c b d").succeeds().says(&["d: current"]);
+    place.run("copy mirror:a,b out").fails(3, &["never was a leg"]);
+    let status = place.run("mirror status mirror:d,a,c --json").succeeds().json();
+    let legs = status["legs"].as_array().unwrap().iter().filter(|leg| leg["standing"] == "current");
+    assert_eq!(legs.count(), 3);
+    place.run("mirror remove mirror:a,c,d a").succeeds();
+    place.run("mirror remove mirror:c,d c").succeeds();
+    place.run("copy mirror:c,d out").fails(3, &["never was a leg"]);
+    assert!(place.blocks("d", 0, 1023) == data);
+}
+
 /// Copies this into a target, over and over, until told to stop; what became of the copies does not matter.
 fn load(place: &Place, target: &str, file: &str) -> Child {
     let script = format!("while \"$0\" copy {file} {target} 2>/dev/null; do :; done");

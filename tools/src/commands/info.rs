@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use sealblock_block::{Abilities, Ability, Device};
+use sealblock_layers_mirror::label::Standing;
 use sealblock_layers_mirror::{Description as MirrorDescription, LegDescription};
 use sealblock_layers_multipath::{Observer, PathStatus};
 use sealblock_media_nbd::Facts as NbdFacts;
@@ -112,7 +113,8 @@ fn facts_json(facts: &Facts) -> Value {
     })
 }
 
-fn mirror_json(mirror: &MirrorDescription) -> Value {
+/// A mirror, for programs.
+pub fn mirror_json(mirror: &MirrorDescription) -> Value {
     let leg = |leg: &LegDescription| {
         json!({
             "leg": leg.name,
@@ -134,9 +136,11 @@ fn mirror_json(mirror: &MirrorDescription) -> Value {
     })
 }
 
-fn mirror_text(lines: &mut Lines, mirror: &MirrorDescription) {
+/// A mirror, for people.
+pub fn mirror_text(mirror: &MirrorDescription) -> String {
+    let mut lines = Lines::default();
     lines.put("uuid", uuid_words(&mirror.uuid));
-    for leg in &mirror.legs {
+    for leg in mirror.legs.iter().filter(|leg| leg.standing != Standing::Removed) {
         let missed = match leg.missed_bytes {
             0 => String::new(),
             bytes => format!(", lacks {} at most", ByteCount::new(bytes)),
@@ -148,6 +152,7 @@ fn mirror_text(lines: &mut Lines, mirror: &MirrorDescription) {
     if mirror.unsettled_bytes > 0 {
         lines.put("unsettled", format!("{}, made alike when it is in use", ByteCount::new(mirror.unsettled_bytes)));
     }
+    lines.0
 }
 
 fn path_json(path: &PathStatus) -> Value {
@@ -282,7 +287,7 @@ fn facts_text(lines: &mut Lines, facts: &Facts) {
         export_text(lines, export);
     }
     if let Some(mirror) = &facts.mirror {
-        mirror_text(lines, &mirror.describe());
+        lines.0.push_str(&mirror_text(&mirror.describe()));
     }
     for path in facts.paths.iter().flat_map(Observer::paths) {
         let state = match &path.trouble {

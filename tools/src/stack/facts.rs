@@ -8,7 +8,7 @@ use sealblock_media_nbd::Facts as NbdFacts;
 use sealblock_media_nvme_tcp::Facts as RemoteFacts;
 use sealblock_media_volume::Description as VolumeDescription;
 
-use super::groups::ReactorMirror;
+use super::groups::OpenMirror;
 
 /// What a target is made of.
 #[derive(Clone, Debug)]
@@ -26,7 +26,7 @@ pub struct Facts {
     /// What its paths have done, where it has several.
     pub paths: Option<Observer>,
     /// The mirror, where it is one.
-    pub mirror: Option<Rc<ReactorMirror>>,
+    pub mirror: Option<Rc<OpenMirror>>,
     /// What lies below, where it is a layer: one, or several in order. Paths that could not be opened are left out.
     pub below: Vec<Facts>,
 }

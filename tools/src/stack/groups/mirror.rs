@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use futures_util::future::{LocalBoxFuture, join_all};
 use sealblock_block::{Device, Error, Stack};
 use sealblock_layers_mirror::label::Standing;
-use sealblock_layers_mirror::{LegSource, Mirror, MirrorError, OpenOptions, Reopen};
+use sealblock_layers_mirror::{Description, LegSource, MemberError, Mirror, MirrorError, OpenOptions, Reopen};
 
 use super::super::{Access, Facts, Held, Opened, ReactorClock, close_all, received_bytes};
 use super::hasty;
@@ -16,17 +16,18 @@ use crate::commands::create::new_uuid;
 use crate::exit::{Cause, Failure};
 use crate::target::Target;
 
-/// A mirror in a file system of devices, on the reactor's clock.
-pub type ReactorMirror = Mirror<ReactorClock>;
-
 /// A mirror that is open, and its legs.
-pub(in super::super) struct OpenMirror {
-    mirror: Rc<ReactorMirror>,
-    legs: Vec<Rc<Leg>>,
+pub struct OpenMirror {
+    mirror: Rc<Mirror<ReactorClock>>,
+    legs: RefCell<Vec<Rc<Leg>>>,
+    /// What it was opened by.
+    target: Target,
 }
 
 /// A leg that is opened as often as it is lost.
 struct Leg {
+    /// What it is called.
+    name: String,
     target: Target,
     access: Access,
     held: RefCell<Vec<Held>>,
@@ -35,22 +36,76 @@ struct Leg {
 }
 
 impl OpenMirror {
+    /// What it is made of now.
+    pub fn describe(&self) -> Description {
+        self.mirror.describe()
+    }
+
+    /// Adds a leg, whose content is replaced in the background.
+    ///
+    /// # Errors
+    /// Why it cannot be one; it is closed then.
+    pub async fn add(&self, target: &Target) -> Result<(), Failure> {
+        let leg = Leg::new(target, Access::Write);
+        let (stack, _) = leg.open().await?;
+        match self.mirror.add(leg.source(Ok(stack))).await {
+            Ok(()) => {
+                self.legs.borrow_mut().push(leg);
+                Ok(())
+            }
+            Err(error) => {
+                let _ = leg.close().await;
+                Err(of_member(&error).on(&self.target))
+            }
+        }
+    }
+
+    /// Takes a leg out for good.
+    ///
+    /// # Errors
+    /// Why it has to stay.
+    pub async fn remove(&self, target: &Target) -> Result<(), Failure> {
+        let name = target.to_string();
+        self.mirror.remove(&name).await.map_err(|error| of_member(&error).on(&self.target))?;
+        let gone: Vec<Rc<Leg>> = self.legs.borrow_mut().extract_if(.., |leg| leg.name == name).collect();
+        for leg in gone {
+            let _ = leg.close().await;
+        }
+        Ok(())
+    }
+
+    /// Waits until no leg is being brought up to date; whether all that were are.
+    pub async fn settled(&self) -> bool {
+        self.mirror.settled().await
+    }
+
     /// Notes what is settled, then closes the legs.
     pub(in super::super) async fn close(&self) -> Result<(), Error> {
         let noted = self.mirror.close().await;
-        let closed = join_all(self.legs.iter().map(|leg| leg.close())).await;
+        let legs = self.legs.take();
+        let closed = join_all(legs.iter().map(|leg| leg.close())).await;
         closed.into_iter().fold(noted, Result::and)
     }
 
     /// Bytes of payload that came from legs on other hosts until now; nothing where none is away.
     pub(in super::super) fn received_bytes(&self) -> Option<u64> {
-        let each =
-            self.legs.iter().map(|leg| received_bytes(&leg.held.borrow()).map(|now| now + leg.received_bytes.get()));
+        let legs = self.legs.borrow();
+        let each = legs.iter().map(|leg| received_bytes(&leg.held.borrow()).map(|now| now + leg.received_bytes.get()));
         each.flatten().reduce(u64::saturating_add)
     }
 }
 
 impl Leg {
+    fn new(target: &Target, access: Access) -> Rc<Leg> {
+        let (name, target) = (target.to_string(), hasty(target));
+        Rc::new(Leg { name, target, access, held: RefCell::default(), received_bytes: Cell::new(0) })
+    }
+
+    /// The leg for the mirror.
+    fn source(self: &Rc<Self>, device: Result<Stack, String>) -> LegSource {
+        LegSource { name: self.name.clone(), device, reopen: Some(self.reopen()) }
+    }
+
     async fn open(&self) -> Result<(Stack, Facts), Failure> {
         // What is left of the last time holds the file, or the connection.
         let _ = self.close().await;
@@ -84,11 +139,7 @@ impl Leg {
 
 /// Opens the legs, all at once. Those that cannot be reached are gone without, as far as the others allow.
 pub(super) async fn open(target: &Target, legs: &[Target], access: Access) -> Result<Opened, Failure> {
-    let leg = |leg: &Target| {
-        let (target, held) = (hasty(leg), RefCell::default());
-        Rc::new(Leg { target, access, held, received_bytes: Cell::new(0) })
-    };
-    let legs: Vec<Rc<Leg>> = legs.iter().map(leg).collect();
+    let legs: Vec<Rc<Leg>> = legs.iter().map(|leg| Leg::new(leg, access)).collect();
     let opened = join_all(legs.iter().map(|leg| leg.open())).await;
     match put_together(target, &legs, opened, access).await {
         Ok(opened) => Ok(opened),
@@ -117,22 +168,23 @@ async fn put_together(
             // What cannot be meant, or is in use by somebody else, is no leg that is merely missing.
             Err(failure) => return Err(failure),
         };
-        sources.push(LegSource { name: leg.target.to_string(), device, reopen: Some(leg.reopen()) });
+        sources.push(leg.source(device));
     }
     let options = OpenOptions { read_only: access == Access::Read, identity: new_uuid()? };
     let opened = sealblock_layers_mirror::open(sources, ReactorClock, options).await;
     let opened = opened.map_err(|error| of_mirror(&error).on(target))?;
-    tell_of_gone(target, &opened.mirror);
+    tell_of_gone(target, &opened.mirror.describe());
     drop(sealblock_runtime_reactor::spawn(opened.worker.run()));
-    let facts = Facts { mirror: Some(opened.mirror.clone()), ..Facts::over("mirror", facts) };
-    let held = OpenMirror { mirror: opened.mirror.clone(), legs: legs.to_vec() };
-    Ok(Opened::new(target, opened.mirror, facts, vec![Held::Mirror(Rc::new(held))]))
+    let legs = RefCell::new(legs.to_vec());
+    let open = Rc::new(OpenMirror { mirror: opened.mirror.clone(), legs, target: target.clone() });
+    let facts = Facts { mirror: Some(open.clone()), ..Facts::over("mirror", facts) };
+    Ok(Opened::new(target, opened.mirror, facts, vec![Held::Mirror(open)]))
 }
 
 /// Says which legs are not there: once for each mirror of this process, however many cores open it.
-fn tell_of_gone(target: &Target, mirror: &ReactorMirror) {
+fn tell_of_gone(target: &Target, mirror: &Description) {
     static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    for leg in mirror.describe().legs.iter().filter(|leg| !leg.is_here && leg.standing != Standing::Removed) {
+    for leg in mirror.legs.iter().filter(|leg| !leg.is_here && leg.standing != Standing::Removed) {
         let what = format!("{target} goes without {}: {}", leg.name, leg.why);
         let mut told = TOLD.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if told.insert(what.clone()) {
@@ -161,6 +213,21 @@ fn of_mirror(error: &MirrorError) -> Failure {
     }
 }
 
+fn of_member(error: &MemberError) -> Failure {
+    let failure = |cause| Failure::new(cause, "changing the legs", error);
+    match error {
+        MemberError::Full | MemberError::Last(_) => failure(Cause::Refused),
+        MemberError::ReadOnly => failure(Cause::Refused).advise("a mirror that is open for writing"),
+        MemberError::Absent { .. } => failure(Cause::Unreachable),
+        MemberError::Labelled { .. } => failure(Cause::Refused),
+        MemberError::Unfit(_) => {
+            failure(Cause::Unsuitable).advise("a leg of the same block size and at least this size")
+        }
+        MemberError::Unknown(_) => failure(Cause::Usage).advise("`sealblock mirror status` names the legs"),
+        MemberError::Note(_) => failure(Cause::Io),
+    }
+}
+
 fn advice(refusal: &sealblock_layers_mirror::judge::Refusal) -> (Cause, Option<&'static str>) {
     use sealblock_layers_mirror::judge::Refusal;
     match refusal {
@@ -177,5 +244,11 @@ fn advice(refusal: &sealblock_layers_mirror::judge::Refusal) -> (Cause, Option<&
                 "look at each leg by itself, make the one to be given up new with `sealblock create --force`, add it again",
             ),
         ),
+    }
+}
+
+impl std::fmt::Debug for OpenMirror {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.mirror.fmt(f)
     }
 }
