@@ -6,6 +6,7 @@ mod guards;
 mod latency;
 mod layouts;
 mod load;
+mod mirror;
 mod nvme_tcp;
 mod one_pass;
 mod options;
@@ -30,6 +31,7 @@ fn main() -> anyhow::Result<()> {
         Claim::Verify(options) => verify::run(&options)?,
         Claim::Layouts(options) => layouts::run(&options)?,
         Claim::Stripe(options) => stripe::run(&options)?,
+        Claim::Mirror(options) => mirror::run(&options)?,
         Claim::NvmeTcp(options) => nvme_tcp::run(options)?,
         Claim::RemoteVerify(options) => remote_verify::run(options)?,
         Claim::OnePass(options) => one_pass::run(options)?,

@@ -34,6 +34,8 @@ pub enum Claim {
     Layouts(FileOptions),
     /// A stripe of two legs against both legs by themselves.
     Stripe(FileOptions),
+    /// A mirror of two legs against the same legs by themselves, both at once.
+    Mirror(FileOptions),
     /// Our target and our host over loopback, each on one core; with and without protection and digests.
     NvmeTcp(RemoteOptions),
     /// Verify where the data is, against Verify of data that comes here first.

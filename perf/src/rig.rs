@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::Context;
-use sealblock_block::{Clock, Gate, Medium};
+use sealblock_block::{Clock, Gate, Medium, Stack};
 use sealblock_media_file::{FileBlock, FileMedium, Options};
 use sealblock_media_volume::{CreateOptions, OpenOptions, Volume, create, format::Layout, open, probe};
 use sealblock_runtime_reactor::{JoinHandle, pool, sleep, spawn};
@@ -224,12 +224,23 @@ pub async fn open_volume(path: &Path) -> anyhow::Result<OpenVolume> {
 }
 
 impl OpenVolume {
+    /// The volume as a leg of something, from now on at work all the time.
+    pub fn stack(&self) -> Stack {
+        self.on_turn.set(true);
+        Stack::new(Rc::clone(&self.gate))
+    }
+
+    /// Closes the volume.
+    pub async fn close(self) -> anyhow::Result<()> {
+        self.gate.device().close().await?;
+        self.worker.await?;
+        Ok(())
+    }
+
     /// Writes every block and closes the volume.
     pub async fn fill_and_close(self, blocks: u64) -> anyhow::Result<()> {
         self.on_turn.set(true);
         load::drive(Rc::clone(&self.gate), FILL, Until::Asked(blocks / FILL.blocks), 1).await?;
-        self.gate.device().close().await?;
-        self.worker.await?;
-        Ok(())
+        self.close().await
     }
 }

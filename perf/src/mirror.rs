@@ -1,0 +1,182 @@
+//! A mirror of two legs against the same legs by themselves, both asked at once.
+//!
+//! Claims: writing to the mirror keeps 90 % of what the slower of both legs does while both are written to, since a mirror
+//! has to do just that; and a Verify of the mirror has both legs verify at once, so that it takes less time than one leg after the
+//! other. Legs are protected volumes in files, which share a disk here, and memory, which has no time of its own: everything is
+//! on one core, so there the layer itself shows.
+
+use std::rc::Rc;
+
+use futures_util::future::try_join;
+use sealblock_block::{Clock, Device, Gate, Operation, Stack};
+use sealblock_integrity::Checks;
+use sealblock_layers_mirror::{LegSource, Mirror, OpenOptions};
+use sealblock_media_memory::MemoryDevice;
+use sealblock_runtime_reactor::{Config, Reactor, sleep, spawn};
+use sealblock_units::{BlockSize, Extent};
+
+use crate::load::{Load, Stopwatch, Turn, Until, drive};
+use crate::options::{FileOptions, Protection};
+use crate::report::{Rounds, shuffled};
+use crate::rig::{FILL, OpenVolume, Prepared, Scratch, new_path, new_volume, open_volume};
+
+const BAR: f64 = 0.90;
+const IDENTITY: [u8; 16] = *b"a mirror in perf";
+
+const fn load(name: &'static str, write: bool, blocks: u64, depth: u64) -> Load {
+    Load { name, write, blocks, random: blocks == 1, depth, flush_every: 0 }
+}
+
+const LOADS: &[Load] = &[
+    load("write 4 KiB, random, QD 32", true, 1, 32),
+    load("write 4 KiB, random, QD 1", true, 1, 1),
+    load("write 128 KiB, sequential, QD 8", true, 32, 8),
+    load("read 4 KiB, random, QD 32", false, 1, 32),
+];
+
+type Leg = Rc<Gate<Stack>>;
+
+/// The time of the reactor.
+#[derive(Clone, Copy)]
+struct Real;
+
+impl Clock for Real {
+    async fn sleep(&self, delay: std::time::Duration) {
+        sleep(delay).await;
+    }
+}
+
+/// Two legs, and the mirror of them.
+struct Rig {
+    legs: [Leg; 2],
+    mirror: Rc<Gate<Rc<Mirror<Real>>>>,
+    volumes: Vec<OpenVolume>,
+    _scratch: Vec<Scratch>,
+}
+
+impl Rig {
+    async fn new(legs: [Stack; 2], volumes: Vec<OpenVolume>, scratch: Vec<Scratch>) -> anyhow::Result<Rig> {
+        let source = |leg: &Stack| LegSource { name: "leg".to_owned(), device: Ok(leg.clone()), reopen: None };
+        let options = OpenOptions { read_only: false, identity: IDENTITY };
+        let opened = sealblock_layers_mirror::open(legs.iter().map(source).collect(), Real, options).await?;
+        drop(spawn(opened.worker.run()));
+        let mirror = Rc::new(Gate::new("mirror", opened.mirror));
+        let blocks = mirror.geometry().capacity_blocks;
+        drive(Rc::clone(&mirror), FILL, Until::Asked(blocks / FILL.blocks), 1).await?;
+        let legs = legs.map(|leg| Rc::new(Gate::new("leg", leg)));
+        Ok(Rig { legs, mirror, volumes, _scratch: scratch })
+    }
+
+    async fn memory(options: &FileOptions, guard: Protection) -> anyhow::Result<Rig> {
+        let leg =
+            || Stack::new(Gate::new("memory", MemoryDevice::new(BlockSize::B4096, options.blocks() / 2, guard.0)));
+        Rig::new([leg(), leg()], Vec::new(), Vec::new()).await
+    }
+
+    async fn volumes(options: &FileOptions, guard: Protection) -> anyhow::Result<Rig> {
+        let (mut legs, mut volumes, mut scratch) = (Vec::new(), Vec::new(), Vec::new());
+        for name in ["leg a", "leg b"] {
+            let path = new_path(&options.dir, name)?;
+            new_volume(&path.0, options.blocks() / 2, guard, Prepared::Written).await?;
+            let volume = open_volume(&path.0).await?;
+            legs.push(volume.stack());
+            volumes.push(volume);
+            scratch.push(path);
+        }
+        let [a, b] = <[Stack; 2]>::try_from(legs).ok().expect("two legs");
+        Rig::new([a, b], volumes, scratch).await
+    }
+
+    /// One turn of a contender, by its place in [`NAMES`].
+    async fn turn(&self, contender: usize, load: Load, until: Until, seed: u64) -> anyhow::Result<Turn> {
+        match contender {
+            0 => {
+                let watch = Stopwatch::start();
+                let leg = |at: usize| drive(Rc::clone(&self.legs[at]), load, until, seed + at as u64);
+                let (a, b) = try_join(leg(0), leg(1)).await?;
+                Ok(watch.stop(a.requests.min(b.requests), load.blocks << BlockSize::B4096.shift()))
+            }
+            1 => drive(Rc::clone(&self.legs[0]), load, until, seed).await,
+            _ => drive(Rc::clone(&self.mirror), load, until, seed).await,
+        }
+    }
+
+    /// Verifies legs one after the other, or the mirror.
+    async fn verify(&self, mirror: bool) -> anyhow::Result<Turn> {
+        let watch = Stopwatch::start();
+        if mirror {
+            verify(&*self.mirror).await?;
+        } else {
+            for leg in &self.legs {
+                verify(&**leg).await?;
+            }
+        }
+        let blocks = self.mirror.geometry().capacity_blocks;
+        Ok(watch.stop(blocks, BlockSize::B4096.bytes() as u64))
+    }
+
+    async fn close(self) -> anyhow::Result<()> {
+        self.mirror.device().close().await?;
+        drop((self.mirror, self.legs));
+        for volume in self.volumes {
+            volume.close().await?;
+        }
+        Ok(())
+    }
+}
+
+async fn verify(device: &impl Device) -> anyhow::Result<()> {
+    let geometry = device.geometry();
+    let pieces: Vec<Extent> = geometry.whole(geometry.limits.verify).collect();
+    for extent in pieces {
+        let checks = geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
+        device.execute(Operation::Verify { extent, checks }).await?;
+    }
+    Ok(())
+}
+
+const NAMES: [&str; 3] = ["slower of both", "one leg alone", "mirror"];
+
+/// Measures everything and prints it.
+pub fn run(options: &FileOptions) -> anyhow::Result<()> {
+    let reactor = Reactor::new(Config::default())?;
+    println!("{}", reactor.backend());
+    reactor.block_on(async {
+        for &guard in &options.guards {
+            println!("\nvolumes, {}, {} in all", guard.name(), options.size);
+            measure(options, Rig::volumes(options, guard).await?, Some(BAR)).await?;
+            println!("\nmemory, {}, {} in all", guard.name(), options.size);
+            measure(options, Rig::memory(options, guard).await?, None).await?;
+        }
+        Ok(())
+    })
+}
+
+async fn measure(options: &FileOptions, rig: Rig, bar: Option<f64>) -> anyhow::Result<()> {
+    for load in LOADS.iter().filter(|load| load.name.contains(&options.only)) {
+        let mut rounds = Rounds::default();
+        for number in 0..options.rounds {
+            let mut turns = vec![Turn::default(); NAMES.len()];
+            let mut state = u64::from(number).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            for next in shuffled(NAMES.len(), &mut state) {
+                turns[next] = rig.turn(next, *load, Until::Passed(options.turn()), u64::from(number) + 1).await?;
+            }
+            rounds.0.push(turns);
+        }
+        rounds.print(load.name, &NAMES.map(str::to_owned), None);
+        let bar = bar.filter(|_| load.write);
+        println!("  mirror of both legs{}", crate::report::verdict(rounds.ratio(2).median, bar));
+    }
+    // Legs that were written to by themselves differ, so all is written once more.
+    let blocks = rig.mirror.geometry().capacity_blocks;
+    drive(Rc::clone(&rig.mirror), FILL, Until::Asked(blocks / FILL.blocks), 2).await?;
+    rig.mirror.execute(Operation::Flush).await?;
+    if "verify".contains(&options.only) {
+        let mut rounds = Rounds::default();
+        for _ in 0..options.rounds {
+            rounds.0.push(vec![rig.verify(false).await?, rig.verify(true).await?]);
+        }
+        rounds.print("verify, all blocks", &["one leg after the other", "mirror"].map(str::to_owned), None);
+    }
+    rig.close().await
+}
