@@ -3,6 +3,7 @@
 //! Only what is parsed lives here. A value that can be wrong is parsed into its own type, so that bad usage ends with exit
 //! status 2 before anything is opened. The doc comments of commands and options are their help.
 
+mod scrub;
 mod serve;
 mod values;
 
@@ -12,7 +13,8 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use sealblock_units::{BlockSize, ByteCount, Lba};
 
-pub use serve::{Discover, LogLevel, NVME_TCP_PORT, Protection, Serve, listen_address};
+pub use scrub::{Scrub, ScrubCommand, ScrubStart, ScrubStatus, Scrubbed, ServedName};
+pub use serve::{ControlPlace, Discover, LogLevel, NVME_TCP_PORT, Protection, Serve, listen_address};
 pub use values::{Endpoint, Guard, Harm, Mode, ProtectionType, Volume};
 
 use crate::range::BlockRange;
@@ -61,6 +63,8 @@ pub enum Command {
     Info(Info),
     /// Export targets over NVMe/TCP, for any NVMe/TCP host.
     Serve(Serve),
+    /// Check a served target in the background: begin, hold and end it, and say what it has met.
+    Scrub(Scrub),
     /// Name the subsystems that an NVMe/TCP server lets this host see.
     Discover(Discover),
     /// Check every block against its seal, and name those that are damaged.
