@@ -4,6 +4,7 @@
 //! status 2 before anything is opened. The doc comments of commands and options are their help.
 
 mod mirror;
+mod scrub;
 mod serve;
 mod values;
 
@@ -14,7 +15,8 @@ use clap_complete::Shell;
 use sealblock_units::{BlockSize, ByteCount, Lba};
 
 pub use mirror::{Mirror, MirrorAdd, MirrorCommand, MirrorRemove, MirrorReplace, MirrorStatus};
-pub use serve::{Discover, LogLevel, NVME_TCP_PORT, Protection, Serve, listen_address};
+pub use scrub::{Scrub, ScrubCommand, ScrubStart, ScrubStatus, Scrubbed, ServedName};
+pub use serve::{ControlPlace, Discover, LogLevel, NVME_TCP_PORT, Protection, Serve, listen_address};
 pub use values::{Endpoint, Guard, Harm, Mode, ProtectionType, RemoteServer, Volume};
 
 use crate::range::BlockRange;
@@ -64,6 +66,8 @@ pub enum Command {
     Info(Info),
     /// Export targets over NVMe/TCP, for any NVMe/TCP host.
     Serve(Serve),
+    /// Check a served target in the background: begin, hold and end it, and say what it has met.
+    Scrub(Scrub),
     /// Name what a server lets this host see: the subsystems over NVMe/TCP, or the exports over NBD.
     Discover(Discover),
     /// Check every block against its seal, and name those that are damaged.

@@ -10,6 +10,7 @@ pub mod discover;
 pub mod info;
 pub mod man;
 pub mod mirror;
+pub mod scrub;
 pub mod serve;
 pub mod unmap;
 pub mod verify;
@@ -23,6 +24,7 @@ pub fn run(command: &Command) -> Result<Exit, Failure> {
         Command::Create(arguments) => create::run(arguments),
         Command::Info(arguments) => info::run(arguments),
         Command::Serve(arguments) => serve::run(arguments),
+        Command::Scrub(arguments) => scrub::run(arguments),
         Command::Discover(arguments) => discover::run(arguments),
         Command::Verify(arguments) => verify::run(arguments),
         Command::Compare(arguments) => compare::run(arguments),

@@ -1,4 +1,4 @@
-//! Times as people write them: a whole number and a unit, such as `500ms`, `10s`, `2min` or `1h`.
+//! Times as people write them: a whole number and a unit, such as `500ms`, `10s`, `2min`, `1h` or `7d`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,10 +10,10 @@ pub struct Time(pub Duration);
 
 /// Why a text is no time.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("'{0}' is no time: write a whole number and ms, s, min or h, such as 500ms or 10s")]
+#[error("'{0}' is no time: write a whole number and ms, s, min, h or d, such as 500ms or 7d")]
 pub struct TimeError(String);
 
-const UNITS: [(&str, u64); 4] = [("ms", 1), ("s", 1000), ("min", 60_000), ("h", 3_600_000)];
+const UNITS: [(&str, u64); 5] = [("ms", 1), ("s", 1000), ("min", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
 
 impl FromStr for Time {
     type Err = TimeError;
@@ -53,6 +53,8 @@ mod tests {
             ("10s", 10_000, "10s"),
             ("120 s", 120_000, "2min"),
             ("2h", 7_200_000, "2h"),
+            ("7d", 604_800_000, "7d"),
+            ("48h", 172_800_000, "2d"),
             ("0s", 0, "0ms"),
         ] {
             let time: Time = text.parse().unwrap();

@@ -5,6 +5,7 @@
 
 pub mod cli;
 pub mod commands;
+pub mod control;
 pub mod duration;
 pub mod exit;
 mod identity;

@@ -39,6 +39,8 @@ const RULES: &[Rule] = &[
     rule("runtime/reactor", &["runtime/memory"]),
     rule("integrity", &["units", "runtime/memory"]),
     rule("block", &["units", "integrity", "runtime/memory"]),
+    // When what is checked, and what is remembered of it: no device, no clock.
+    rule("scrub", &["units", "integrity"]),
     // A transport carries the commands of the specification it belongs to.
     Rule {
         folder: "protocols/nvme-tcp",

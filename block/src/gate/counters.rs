@@ -17,9 +17,25 @@ struct Count {
 pub struct Counters {
     by_kind: [Count; OperationKind::ALL.len()],
     damaged_blocks: Cell<u64>,
+    in_flight: Cell<u64>,
+}
+
+/// A request that is under way; it is no more once this is dropped, however that comes.
+pub(super) struct Flight<'a>(&'a Counters);
+
+impl Drop for Flight<'_> {
+    fn drop(&mut self) {
+        self.0.in_flight.set(self.0.in_flight.get() - 1);
+    }
 }
 
 impl Counters {
+    /// A request begins.
+    pub(super) fn begin(&self) -> Flight<'_> {
+        self.in_flight.set(self.in_flight.get() + 1);
+        Flight(self)
+    }
+
     pub(super) fn count(&self, kind: OperationKind, bytes: u64, outcome: &Outcome) {
         let count = &self.by_kind[kind.index()];
         count.requests.set(count.requests.get() + 1);
@@ -32,6 +48,16 @@ impl Counters {
                 }
             }
         }
+    }
+
+    /// Requests under way: begun, and neither answered nor given up. Those that are carried out in place never are.
+    pub fn in_flight(&self) -> u64 {
+        self.in_flight.get()
+    }
+
+    /// Requests of all kinds answered so far, errors among them.
+    pub fn answered(&self) -> u64 {
+        self.by_kind.iter().map(|count| count.requests.get()).sum()
     }
 
     /// Requests of this kind answered so far, errors among them.

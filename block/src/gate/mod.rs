@@ -124,6 +124,7 @@ impl<D: Device> Device for Gate<D> {
     }
 
     async fn execute(&self, operation: Operation) -> Outcome {
+        let _flight = self.counters.begin();
         let (kind, blocks) = (operation.kind(), operation.blocks());
         let outcome = match self.check(&operation) {
             Ok(()) => self.route(operation).await,

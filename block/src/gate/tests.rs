@@ -252,6 +252,39 @@ fn an_absent_discard_is_refused_and_a_native_one_is_cut() {
 }
 
 #[test]
+fn requests_under_way_are_counted_until_they_are_answered_or_given_up() {
+    let gate = Gate::new("endless", Endless(Tiny::new(Some(TYPE1))));
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    let mut requests = [Box::pin(gate.execute(read(0, 1))), Box::pin(gate.execute(read(1, 1)))];
+    assert_eq!(gate.counters().in_flight(), 0, "what was never polled has not begun");
+    for (number, request) in requests.iter_mut().enumerate() {
+        assert!(request.as_mut().poll(&mut context).is_pending());
+        assert_eq!(gate.counters().in_flight(), number as u64 + 1);
+    }
+    drop(requests);
+    assert_eq!((gate.counters().in_flight(), gate.counters().answered()), (0, 0));
+    assert!(run(gate.execute(read(CAPACITY, 1))).is_err());
+    assert_eq!((gate.counters().in_flight(), gate.counters().answered()), (0, 1));
+}
+
+/// A device that never answers.
+struct Endless(Tiny);
+
+impl Device for Endless {
+    fn geometry(&self) -> &Geometry {
+        self.0.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.0.abilities()
+    }
+
+    async fn execute(&self, _: Operation) -> Outcome {
+        std::future::pending().await
+    }
+}
+
+#[test]
 fn counters_tell_requests_bytes_errors_and_damage_apart() {
     let gate = Tiny::limited(Some(TYPE1), 4).gate();
     done(run(gate.execute(write(0, 16, Some(TYPE1)))));

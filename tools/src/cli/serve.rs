@@ -3,11 +3,14 @@
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use sealblock_protocols_nvme::nqn::Nqn;
 
 use super::values::RemoteServer;
+use crate::duration::Time;
+use crate::rate::Rate;
 use crate::target::Target;
 
 /// The port that IANA gave to NVMe/TCP I/O controllers.
@@ -53,12 +56,39 @@ pub struct Serve {
     /// Take no writes.
     #[arg(long)]
     pub read_only: bool,
+    /// Scrub each target so long after the last scrub of it; never unless something is said.
+    #[arg(long, value_name = "TIME", value_parser = scrub_time)]
+    pub scrub_every: Option<Time>,
+    /// Scrub no faster than this.
+    #[arg(long, value_name = "SIZE/s")]
+    pub scrub_rate: Option<Rate>,
+    /// The socket by which `sealblock scrub` reaches this server, or none; in this user's runtime folder unless something is
+    /// said, where that command finds it by itself.
+    #[arg(long, value_name = "PATH|none")]
+    pub control: Option<ControlPlace>,
     /// What to write to standard error: warnings and worse unless this or SEALBLOCK_LOG says something else.
     #[arg(long, value_name = "LEVEL", value_enum)]
     pub log: Option<LogLevel>,
     /// Print one JSON object for each event.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Where the control socket is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ControlPlace {
+    /// Nowhere: there is none.
+    None,
+    /// At this path.
+    Path(PathBuf),
+}
+
+impl FromStr for ControlPlace {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<ControlPlace, Self::Err> {
+        Ok(if text == "none" { ControlPlace::None } else { ControlPlace::Path(text.into()) })
+    }
 }
 
 /// How much the server tells besides events.
@@ -93,6 +123,12 @@ pub fn listen_address(text: &str) -> Result<SocketAddr, String> {
     text.parse()
         .or_else(|_| alone.map(|address| SocketAddr::new(address, NVME_TCP_PORT)))
         .map_err(|_| "an address and a port are needed, such as 127.0.0.1:4420, [::1]:4420 or 0.0.0.0:4420".to_owned())
+}
+
+/// Reads how often to scrub.
+fn scrub_time(text: &str) -> Result<Time, String> {
+    let time: Time = text.parse().map_err(|error| format!("{error}"))?;
+    if time.0.as_secs() > 0 { Ok(time) } else { Err("less than a second would never end: write 1s or more".to_owned()) }
 }
 
 fn nqn(text: &str) -> Result<Nqn, String> {

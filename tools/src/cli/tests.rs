@@ -105,6 +105,22 @@ fn serve_and_discover_read_their_arguments() {
 }
 
 #[test]
+fn scrub_reads_its_arguments() {
+    let Command::Scrub(scrub) = good("scrub start v --rate 1MiB/s --from 7 --control c") else {
+        panic!("another command")
+    };
+    let ScrubCommand::Start(start) = scrub.command else { panic!("another order") };
+    assert_eq!((start.rate.unwrap().bytes_per_second().get(), start.from), (1 << 20, Some(Lba::new(7))));
+    assert_eq!((start.what.target.to_string(), start.what.control), ("v".to_owned(), Some(PathBuf::from("c"))));
+    let Command::Serve(serve) = good("serve v --scrub-every 7d --scrub-rate 1MiB/s --control none") else {
+        panic!("another command")
+    };
+    assert_eq!((serve.scrub_every.unwrap().0.as_secs(), serve.control), (604_800, Some(ControlPlace::None)));
+    let Command::Serve(serve) = good("serve v --control none/c") else { panic!("another command") };
+    assert_eq!((serve.scrub_rate, serve.control), (None, Some(ControlPlace::Path("none/c".into()))));
+}
+
+#[test]
 fn bad_usage_has_exit_status_2_and_says_why() {
     for (line, why) in [
         ("create v", "--size"),
@@ -127,6 +143,14 @@ fn bad_usage_has_exit_status_2_and_says_why() {
         ("serve --cores 0", "--cores"),
         ("serve --allow-host me", "nqn.yyyy-mm"),
         ("serve v --config c", "cannot be used with"),
+        ("serve v --scrub-every soon", "500ms or 7d"),
+        ("serve v --scrub-every 999ms", "1s or more"),
+        ("serve v --scrub-rate 50MiB", "100MiB/s"),
+        ("scrub v", "unrecognized subcommand"),
+        ("scrub start", "TARGET"),
+        ("scrub start v --from x", "from 0 to 2^64 - 1"),
+        ("scrub stop v --rate 1MiB/s", "unexpected argument"),
+        ("scrub status nqn.bad", "file:nqn.bad"),
         ("discover", "HOST"),
         ("discover host/path", "'/'"),
         ("discover nbd://host/export", "'/'"),

@@ -6,6 +6,7 @@
 
 mod announce;
 mod config;
+mod control;
 mod devices;
 mod embedded;
 mod hangup;
@@ -15,6 +16,7 @@ mod listeners;
 mod log;
 mod notify;
 mod plan;
+mod scrub;
 mod server;
 
 use std::io::{self, Write};
@@ -44,7 +46,8 @@ pub fn run(arguments: &Serve) -> Result<Exit, Failure> {
         // Who closed standard error has chosen not to be warned.
         writeln!(io::stderr(), "{warning}").ok();
     }
-    lifetime::run(&plan, cores(plan.cores), &Announcer::new(arguments.json), || source.plan(arguments))
+    let (announcer, control) = (Announcer::new(arguments.json), arguments.control.as_ref());
+    lifetime::run(&plan, cores(plan.cores), announcer, control, || source.plan(arguments))
 }
 
 /// How many cores to serve on: what is said, but no more than there are CPUs, since two threads on one only get in each
@@ -82,6 +85,8 @@ impl Source {
             ("--allow-host", !arguments.allow_host.is_empty()),
             ("--protection", arguments.protection.is_some()),
             ("--read-only", arguments.read_only),
+            ("--scrub-every", arguments.scrub_every.is_some()),
+            ("--scrub-rate", arguments.scrub_rate.is_some()),
         ];
         match options.iter().find(|(_, given)| *given) {
             None => Ok(Source::Config(path)),

@@ -6,6 +6,7 @@
 // Each file of tests is a crate of its own and uses its own part of this.
 #![allow(dead_code)]
 
+pub mod host;
 pub mod server;
 
 use std::ffi::OsStr;
@@ -24,6 +25,9 @@ use tempfile::TempDir;
 pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 32 << 10];
 /// Bytes of one superblock.
 pub const SUPERBLOCK_BYTES: u64 = 512;
+
+/// Where control sockets of a place's servers are, apart from those of everybody else.
+pub const RUNTIME_FOLDER: &str = "runtime-folder";
 
 /// A folder to work in. Names of files in it are used as targets, since every command is run there.
 pub struct Place {
@@ -47,7 +51,9 @@ impl Place {
 
     /// A place where the binary runs on this runtime. `syscalls` starts sooner, since it sets up no ring.
     pub fn with_runtime(runtime: &'static str) -> Place {
-        Place { folder: tempfile::tempdir().expect("a temporary folder"), runtime }
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        fs::create_dir(folder.path().join(RUNTIME_FOLDER)).unwrap();
+        Place { folder, runtime }
     }
 
     pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
@@ -58,6 +64,7 @@ impl Place {
     pub fn command(&self, arguments: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_sealblock"));
         command.args(arguments.split_whitespace()).current_dir(self.folder.path());
+        command.env("XDG_RUNTIME_DIR", self.path(RUNTIME_FOLDER));
         command.env("SEALBLOCK_RUNTIME", self.runtime).stdin(Stdio::null());
         command
     }

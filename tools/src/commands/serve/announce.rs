@@ -12,11 +12,13 @@ use sealblock_units::ByteCount;
 use serde::Serialize;
 
 use super::plan::{NamespacePlan, SubsystemPlan};
+use super::scrub::{ScrubFinished, ScrubStarted};
 use crate::cli::Protection;
 use crate::commands::create::{protection_words, uuid_words};
 use crate::report::{print_json, say};
 
 /// Says what happens.
+#[derive(Clone, Copy)]
 pub struct Announcer {
     json: bool,
 }
@@ -34,6 +36,10 @@ pub enum Event {
         /// Why.
         reason: String,
     },
+    /// A scrub begins, or goes on after a restart.
+    ScrubStarted(ScrubStarted),
+    /// A scrub has ended.
+    ScrubFinished(ScrubFinished),
     /// A signal came: no more connections are accepted, and commands in flight are answered.
     Draining {
         /// Connections at that moment.
@@ -124,6 +130,8 @@ fn words(event: &Event) -> String {
         Event::Ready(serving) => ready_words(serving),
         Event::Reloaded(serving) => format!("the configuration was read again\n{}", ready_words(serving)),
         Event::ReloadFailed { .. } => "the configuration was read again, and everything stays as it was".to_owned(),
+        Event::ScrubStarted(started) => started.words(),
+        Event::ScrubFinished(finished) => finished.words(),
         Event::Draining { connections } => format!("draining {connections} connections"),
         Event::Stopped => "stopped".to_owned(),
     }

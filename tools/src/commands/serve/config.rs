@@ -17,12 +17,15 @@ use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 use toml::Spanned;
 
+use self::scrub::ScrubTable;
 use super::plan::{DEFAULT_LISTEN, NQN_PREFIX, NamespacePlan, Plan, SubsystemPlan};
 use crate::cli::{Protection, listen_address};
 use crate::duration::Time;
 use crate::exit::{Cause, Failure};
 use crate::identity::uuid_from;
 use crate::target::Target;
+
+mod scrub;
 
 /// The file that is used when nothing else is said.
 pub const DEFAULT_NAME: &str = "sealblock.toml";
@@ -37,6 +40,8 @@ struct File {
     listeners: Vec<ListenerTable>,
     #[serde(default)]
     limits: LimitsTable,
+    #[serde(default)]
+    scrub: ScrubTable,
     #[serde(default)]
     subsystems: Vec<Spanned<SubsystemTable>>,
 }
@@ -94,6 +99,8 @@ struct NamespaceTable {
     read_only: bool,
     #[serde(default, deserialize_with = "text")]
     uuid: Option<Uuid>,
+    #[serde(default)]
+    scrub: ScrubTable,
 }
 
 #[derive(Deserialize, Default)]
@@ -196,10 +203,11 @@ pub fn parse(text: &str) -> Result<Plan, String> {
     let mut subsystems = Vec::with_capacity(file.subsystems.len());
     for table in file.subsystems {
         let at = line(table.span().start);
-        let subsystem = subsystem(table.into_inner(), &line).map_err(|why| match why.starts_with("line ") {
-            true => why,
-            false => format!("line {at}: {why}"),
-        })?;
+        let subsystem =
+            subsystem(table.into_inner(), &file.scrub, &line).map_err(|why| match why.starts_with("line ") {
+                true => why,
+                false => format!("line {at}: {why}"),
+            })?;
         if !nqns.insert(subsystem.nqn.clone()) {
             return Err(format!("line {at}: there are two subsystems {}", subsystem.nqn));
         }
@@ -234,7 +242,11 @@ fn limits(table: &LimitsTable) -> Result<Limits, String> {
     })
 }
 
-fn subsystem(table: SubsystemTable, line: &impl Fn(usize) -> usize) -> Result<SubsystemPlan, String> {
+fn subsystem(
+    table: SubsystemTable,
+    scrub: &ScrubTable,
+    line: &impl Fn(usize) -> usize,
+) -> Result<SubsystemPlan, String> {
     let nqn = match (table.nqn, table.name) {
         (Some(nqn), None) => nqn,
         (None, Some(name)) => {
@@ -254,13 +266,14 @@ fn subsystem(table: SubsystemTable, line: &impl Fn(usize) -> usize) -> Result<Su
     if table.namespaces.is_empty() {
         return Err(format!("{nqn} has no namespaces: write [[subsystems.namespaces]] with a target"));
     }
-    let namespaces = namespaces(&nqn, table.namespaces, line)?;
+    let namespaces = namespaces(&nqn, table.namespaces, scrub, line)?;
     Ok(SubsystemPlan { nqn, hosts, serial: table.serial, model: table.model, namespaces })
 }
 
 fn namespaces(
     nqn: &Nqn,
     tables: Vec<Spanned<NamespaceTable>>,
+    scrub: &ScrubTable,
     line: &impl Fn(usize) -> usize,
 ) -> Result<Vec<NamespacePlan>, String> {
     let mut namespaces = Vec::with_capacity(tables.len());
@@ -284,6 +297,7 @@ fn namespaces(
             },
             read_only: table.read_only,
             uuid: table.uuid.map(|uuid| uuid.0),
+            scrub: table.scrub.over(scrub),
         });
     }
     Ok(namespaces)

@@ -1,7 +1,7 @@
 //! Open devices, each on a core of its own choice, and what closes them there.
 
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use futures_util::future::join_all;
 use sealblock_block::{Gate, Stack};
@@ -10,6 +10,7 @@ use sealblock_layers_remote_core::SharedDevice;
 use sealblock_runtime_reactor::{CoreGone, CoreHandle, Homed};
 
 use super::plan::NamespacePlan;
+use super::scrub::{Keeper, ScrubHandle, Teller};
 use crate::exit::{Cause, Failure};
 use crate::stack::{Access, Closer, ReadOnly, open};
 use crate::target::Target;
@@ -26,6 +27,8 @@ pub struct Device {
     pub state: Arc<NamespaceState>,
     /// The identity of the volume or mirror, where it is one.
     pub volume_uuid: Option<[u8; 16]>,
+    /// Its scrub, which begins nothing until it has settings.
+    pub scrub: ScrubHandle,
     core: usize,
     closer: Homed<Closer>,
 }
@@ -46,13 +49,14 @@ impl Device {
 pub struct Homes {
     handles: Vec<CoreHandle>,
     devices: Vec<usize>,
+    teller: Teller,
 }
 
 impl Homes {
     /// No devices on these cores, of which there is at least one.
-    pub fn new(handles: Vec<CoreHandle>) -> Homes {
+    pub fn new(handles: Vec<CoreHandle>, teller: Teller) -> Homes {
         let devices = vec![0; handles.len()];
-        Homes { handles, devices }
+        Homes { handles, devices, teller }
     }
 
     /// Opens a device on the core that has the fewest.
@@ -62,11 +66,14 @@ impl Homes {
     pub async fn open(&mut self, plan: &NamespacePlan) -> Result<Device, Failure> {
         let core = (0..self.devices.len()).min_by_key(|core| self.devices[*core]).unwrap_or(0);
         let (target, read_only) = (plan.target.clone(), plan.read_only);
-        let opened = self.handles[core].call(move || at_home(target, read_only)).await;
-        let (shared, volume_uuid, closer) = opened.map_err(|gone| of_core("opening", gone).on(&plan.target))??;
+        let state = Arc::<NamespaceState>::default();
+        let (theirs, teller) = (Arc::downgrade(&state), self.teller.clone());
+        let opened = self.handles[core].call(move || at_home(target, read_only, theirs, teller)).await;
+        let opened = opened.map_err(|gone| of_core("opening", gone).on(&plan.target))??;
         self.devices[core] += 1;
-        let (target, state) = (plan.target.clone(), Arc::default());
-        Ok(Device { target, read_only, shared, state, volume_uuid, core, closer })
+        let scrub = ScrubHandle::new(self.handles[core].clone(), opened.keeper);
+        let (shared, volume_uuid, closer) = (opened.shared, opened.volume_uuid, opened.closer);
+        Ok(Device { target: plan.target.clone(), read_only, shared, state, volume_uuid, scrub, core, closer })
     }
 
     /// Closes devices, all at once: volumes are clean then.
@@ -78,6 +85,8 @@ impl Homes {
             self.devices[device.core] -= 1;
             let handle = self.handles[device.core].clone();
             async move {
+                // What the scrub keeps, it keeps on the device.
+                device.scrub.close().await;
                 let closer = device.closer;
                 let closed = handle.call(move || async move {
                     match closer.get() {
@@ -93,17 +102,32 @@ impl Homes {
 }
 
 /// What a core says of a device that it has opened.
-type Opened = (SharedDevice, Option<[u8; 16]>, Homed<Closer>);
+struct Opened {
+    shared: SharedDevice,
+    volume_uuid: Option<[u8; 16]>,
+    closer: Homed<Closer>,
+    keeper: Homed<Keeper>,
+}
 
-async fn at_home(target: Target, read_only: bool) -> Result<Opened, Failure> {
+async fn at_home(
+    target: Target,
+    read_only: bool,
+    state: Weak<NamespaceState>,
+    teller: Teller,
+) -> Result<Opened, Failure> {
     let access = if read_only { Access::Read } else { Access::Write };
     let (mut gate, facts, closer) = open(&target, access).await?.share();
     if read_only {
         gate = Rc::new(Gate::new(target.to_string(), Stack::new(ReadOnly::new(gate))));
     }
     let mirror = facts.mirror.as_ref().map(|mirror| mirror.describe().uuid);
-    let uuid = facts.volume.as_ref().map(|volume| volume.uuid).or(mirror);
-    Ok((SharedDevice::publish(gate), uuid, Homed::new(Rc::new(closer))))
+    let keeper = Keeper::open(&target, Rc::clone(&gate), state, teller).await;
+    Ok(Opened {
+        shared: SharedDevice::publish(gate),
+        volume_uuid: facts.volume.as_ref().map(|volume| volume.uuid).or(mirror),
+        closer: Homed::new(Rc::new(closer)),
+        keeper: Homed::new(keeper),
+    })
 }
 
 fn of_core(doing: &str, gone: CoreGone) -> Failure {

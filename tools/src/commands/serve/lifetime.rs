@@ -10,10 +10,13 @@ use futures_util::future::{Either, select};
 use sealblock_runtime_reactor::{Config, Cores, Placement, Reactor, ShutdownSignal, shutdown_signal};
 
 use super::announce::{Announcer, Event};
+use super::control::Control;
 use super::hangup::Hangups;
 use super::notify::notify;
 use super::plan::Plan;
+use super::scrub::Teller;
 use super::server::Server;
+use crate::cli::ControlPlace;
 use crate::exit::{Cause, Exit, Failure};
 
 /// How long a core that was busy looks for work before it sleeps, in microseconds: longer than a host on a fast network takes to
@@ -29,7 +32,8 @@ const REST: Duration = Duration::from_secs(1);
 pub fn run(
     plan: &Plan,
     cores: usize,
-    announcer: &Announcer,
+    announcer: Announcer,
+    control: Option<&ControlPlace>,
     again: impl Fn() -> Result<Plan, Failure>,
 ) -> Result<Exit, Failure> {
     let failed = |error| Failure::new(Cause::Io, "starting", error).advise("SEALBLOCK_RUNTIME=syscalls");
@@ -37,7 +41,7 @@ pub fn run(
     let reactor = Reactor::new(Config { pool_arena_bytes: 0, ..Config::default() }).map_err(failed)?;
     let cores =
         Cores::start(Placement::Count(cores), Config { spin_us: SPIN_US, ..Config::default() }).map_err(failed)?;
-    let served = reactor.block_on(live(plan, &cores, announcer, again));
+    let served = reactor.block_on(live(plan, &cores, announcer, control, again));
     cores.shutdown(REST);
     served?;
     announcer.tell(&Event::Stopped);
@@ -47,22 +51,26 @@ pub fn run(
 async fn live(
     plan: &Plan,
     cores: &Cores,
-    announcer: &Announcer,
+    announcer: Announcer,
+    control: Option<&ControlPlace>,
     again: impl Fn() -> Result<Plan, Failure>,
 ) -> Result<(), Failure> {
     // From here on a signal is an order to end in good order, even while volumes are being opened.
     let mut signal = shutdown_signal();
     install(&mut signal).await;
     let hangups = Hangups::watch().map_err(|error| Failure::io("waiting for signals", &error))?;
-    let mut server = Server::new(cores.handles(), &plan.limits)?;
+    let control = Control::open(control)?;
+    let mut server = Server::new(cores.handles(), &plan.limits, Teller::here(announcer))?;
     let served = match server.change(plan).await {
         Ok(()) => {
+            control.offer(server.served());
             announcer.tell(&Event::Ready(server.serving()));
             notify("READY=1");
-            until_ended(&mut server, &mut signal, &hangups, announcer, again).await
+            until_ended(&mut server, &mut signal, &hangups, announcer, &control, again).await
         }
         Err(failure) => Err(failure),
     };
+    drop(control);
     let ended = server.end().await;
     served.and(ended)
 }
@@ -80,7 +88,8 @@ async fn until_ended(
     server: &mut Server,
     signal: &mut ShutdownSignal,
     hangups: &Hangups,
-    announcer: &Announcer,
+    announcer: Announcer,
+    control: &Control,
     again: impl Fn() -> Result<Plan, Failure>,
 ) -> Result<(), Failure> {
     loop {
@@ -94,7 +103,10 @@ async fn until_ended(
             Either::Right(((), _)) => {
                 notify("RELOADING=1");
                 match reload(server, &again).await {
-                    Ok(()) => announcer.tell(&Event::Reloaded(server.serving())),
+                    Ok(()) => {
+                        control.offer(server.served());
+                        announcer.tell(&Event::Reloaded(server.serving()));
+                    }
                     Err(failure) => {
                         // Standard error may be closed; then the event has to do.
                         writeln!(io::stderr(), "{failure}\nsealblock: everything stays as it was").ok();

@@ -7,7 +7,9 @@ use std::path::PathBuf;
 
 use sealblock_exports_nvme_tcp::{Hosts, Limits};
 use sealblock_protocols_nvme::nqn::Nqn;
+use sealblock_scrub::Settings;
 
+use super::scrub;
 use crate::cli::{Protection, Serve};
 use crate::exit::{Cause, Failure};
 use crate::target::Target;
@@ -63,6 +65,8 @@ pub struct NamespacePlan {
     pub read_only: bool,
     /// Its identity; the volume's own, or one from its name, unless given.
     pub uuid: Option<[u8; 16]>,
+    /// When and how it is scrubbed.
+    pub scrub: Settings,
 }
 
 impl Plan {
@@ -72,6 +76,7 @@ impl Plan {
             [] => Hosts::Any,
             names => Hosts::Only(names.to_vec()),
         };
+        let scrub = scrub::settings_of(arguments);
         let subsystem = |(nqn, target): (Nqn, &Target)| SubsystemPlan {
             nqn,
             hosts: hosts.clone(),
@@ -83,6 +88,7 @@ impl Plan {
                 protection: arguments.protection.unwrap_or_default(),
                 read_only: arguments.read_only,
                 uuid: None,
+                scrub,
             }],
         };
         Plan {

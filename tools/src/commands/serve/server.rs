@@ -18,8 +18,11 @@ use super::devices::{Device, Homes};
 use super::identity::{derived, serial_of};
 use super::listeners::{Bound, Ear};
 use super::plan::{NamespacePlan, Plan, SubsystemPlan};
+use super::scrub::Teller;
 use crate::cli::Protection;
 use crate::exit::{Cause, Failure};
+
+mod served;
 
 /// How often somebody who waits looks again.
 const LOOK: Duration = Duration::from_millis(5);
@@ -71,13 +74,13 @@ impl Space {
 
 impl Server {
     /// A server that offers nothing yet, on these cores, of which there is at least one.
-    pub fn new(cores: Vec<CoreHandle>, limits: &Limits) -> Result<Server, Failure> {
+    pub fn new(cores: Vec<CoreHandle>, limits: &Limits, teller: Teller) -> Result<Server, Failure> {
         let export = Export::new([], limits.clone()).map_err(|error| of_setup(&error))?;
         Ok(Server {
             export: export.with_cores(cores.clone()),
             limits: limits.clone(),
             core: cores[0].clone(),
-            homes: Homes::new(cores),
+            homes: Homes::new(cores, teller),
             offered: BTreeMap::new(),
             ears: Vec::new(),
             advertised: Vec::new(),
@@ -205,6 +208,7 @@ impl Server {
             ear.close().await;
         }
         self.advertise(plan);
+        self.configure_scrubs().await;
         let spaces = before.into_values().flat_map(|old| old.spaces.into_values());
         let devices: Vec<_> = spaces.map(|space| space.device).collect();
         // Only those that nothing offers any more have no other owner.

@@ -101,3 +101,31 @@ proptest::proptest! {
         let _ = parse(&text);
     }
 }
+
+#[test]
+fn scrubs_are_for_all_and_each_namespace_may_have_it_otherwise() {
+    let settings = |all: &str, own: &str| {
+        let text = format!("{}{own}", with(all));
+        parse(&text).map(|plan| plan.subsystems[0].namespaces[0].scrub)
+    };
+    assert_eq!(settings("", ""), Ok(sealblock_scrub::Settings::default()));
+    let all = "[scrub]\nevery = \"7d\"\nrate = \"50MiB/s\"\npause_when_busy = false\n";
+    let scrub = settings(all, "").unwrap();
+    assert_eq!((scrub.every, scrub.rate.unwrap().get()), (Some(Duration::from_secs(604_800)), 50 << 20));
+    assert!(!scrub.pause_when_busy);
+    let own = settings(all, "scrub = { every = \"never\", rate = \"none\", pause_when_busy = true }\n").unwrap();
+    assert_eq!(own, sealblock_scrub::Settings::default());
+    let own = settings(all, "scrub = { rate = \"1KiB/s\" }\n").unwrap();
+    assert_eq!((own.every, own.rate.unwrap().get()), (scrub.every, 1024));
+    for (all, own, why) in [
+        ("[scrub]\nspeed = 1\n", "", "line 2"),
+        ("[scrub]\nevery = \"0s\"\n", "", "1s or more"),
+        ("[scrub]\nevery = 7\n", "", "line 2"),
+        ("[scrub]\nevery = \"often\"\n", "", "or never"),
+        ("[scrub]\nrate = \"50MiB\"\n", "", "or none"),
+        ("", "scrub = { speed = 1 }\n", "line 6"),
+    ] {
+        let error = settings(all, own).unwrap_err();
+        assert!(error.contains(why), "{all}{own}: {error}");
+    }
+}

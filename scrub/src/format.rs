@@ -1,0 +1,179 @@
+//! The bytes of a [`Record`], as drawn in `docs/formats/scrub-state.md`.
+//!
+//! They lie beside the blocks, where damage and strangers reach them, so nothing of them counts until all of it is checked.
+
+use std::num::NonZeroU64;
+
+use sealblock_integrity::guard::crc32c;
+
+use crate::record::{Counts, Ended, MOST_RUNS, Phase, Record, Run};
+
+/// The version that is written, and the only one that is read.
+pub const VERSION: u16 = 1;
+/// Bytes of a record at most.
+pub const MOST_BYTES: usize = HEAD_BYTES + MOST_RUNS * RUN_BYTES;
+
+const MAGIC: [u8; 4] = *b"SCRB";
+const AT_CHECKSUM: usize = 4;
+const AT_VERSION: usize = 8;
+const HEAD_BYTES: usize = 104;
+const RUN_BYTES: usize = 64;
+
+/// Why bytes are no record.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum FormatError {
+    /// Some of them are missing, or there are too many.
+    #[error("{0} bytes cannot be")]
+    Length(usize),
+    /// They are something else.
+    #[error("it begins like something else")]
+    Magic,
+    /// They are not what was written.
+    #[error("its checksum does not fit")]
+    Checksum,
+    /// They are whole, and of a version that is not known here.
+    #[error("it has version {0}, and only version {VERSION} is known")]
+    Version(u16),
+    /// A field has a value that it cannot have.
+    #[error("{0} has a value that it cannot have")]
+    Field(&'static str),
+    /// It is about a device of another size.
+    #[error("it is about a device of {0} blocks")]
+    Capacity(u64),
+}
+
+/// The bytes of a record, about a device of so many blocks.
+pub(crate) fn encode(record: &Record, capacity_blocks: u64) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(HEAD_BYTES + record.runs.len() * RUN_BYTES);
+    bytes.extend_from_slice(&MAGIC);
+    bytes.extend_from_slice(&[0; 4]);
+    bytes.extend_from_slice(&VERSION.to_le_bytes());
+    let phase = match record.phase {
+        Phase::Idle => 0,
+        Phase::Running => 1,
+        Phase::Paused => 2,
+    };
+    bytes.extend_from_slice(&[phase, record.runs.len() as u8, 0, 0, 0, 0]);
+    let Counts { blocks, bad, repaired, lost } = record.counts;
+    let or_zero = |value: Option<u64>| value.unwrap_or(0);
+    let numbers = [
+        capacity_blocks,
+        record.position,
+        record.from,
+        record.started_unix_s,
+        blocks,
+        bad,
+        repaired,
+        lost,
+        record.rate.map_or(0, NonZeroU64::get),
+        or_zero(record.completed_unix_s),
+        or_zero(record.schedule_from_unix_s),
+    ];
+    put(&mut bytes, &numbers);
+    for run in &record.runs {
+        let Counts { blocks, bad, repaired, lost } = run.counts;
+        let ended = match run.ended {
+            Ended::Finished => 1,
+            Ended::Stopped => 2,
+        };
+        put(&mut bytes, &[run.started_unix_s, run.ended_unix_s, run.from, blocks, bad, repaired, lost, ended]);
+    }
+    let checksum = crc32c(&bytes[AT_VERSION..]);
+    bytes[AT_CHECKSUM..AT_VERSION].copy_from_slice(&checksum.to_le_bytes());
+    bytes
+}
+
+fn put(bytes: &mut Vec<u8>, numbers: &[u64]) {
+    for number in numbers {
+        bytes.extend_from_slice(&number.to_le_bytes());
+    }
+}
+
+/// Reads a record about a device of so many blocks.
+pub(crate) fn decode(bytes: &[u8], capacity_blocks: u64) -> Result<Record, FormatError> {
+    let version = check(bytes)?;
+    if version != VERSION {
+        return Err(FormatError::Version(version));
+    }
+    let (head, runs) = bytes.split_at_checked(HEAD_BYTES).ok_or(FormatError::Length(bytes.len()))?;
+    let phase = match head[10] {
+        0 => Phase::Idle,
+        1 => Phase::Running,
+        2 => Phase::Paused,
+        _ => return Err(FormatError::Field("the state")),
+    };
+    let count = usize::from(head[11]);
+    if count > MOST_RUNS || runs.len() != count * RUN_BYTES {
+        return Err(FormatError::Length(bytes.len()));
+    }
+    if head[12..16] != [0; 4] {
+        return Err(FormatError::Field("a reserved field"));
+    }
+    let number = |index: usize| number(head, 16 + 8 * index);
+    let some = |index: usize| Some(number(index)).filter(|value| *value != 0);
+    let record = Record {
+        phase,
+        position: number(1),
+        from: number(2),
+        started_unix_s: number(3),
+        counts: Counts { blocks: number(4), bad: number(5), repaired: number(6), lost: number(7) },
+        rate: NonZeroU64::new(number(8)),
+        completed_unix_s: some(9),
+        schedule_from_unix_s: some(10),
+        runs: runs.chunks_exact(RUN_BYTES).map(decode_run).collect::<Result<_, _>>()?,
+    };
+    match number(0) {
+        blocks if blocks == capacity_blocks => sound(record, capacity_blocks),
+        blocks => Err(FormatError::Capacity(blocks)),
+    }
+}
+
+/// What all versions have in common: the start, the checksum, the version.
+fn check(bytes: &[u8]) -> Result<u16, FormatError> {
+    let Some((start, rest)) = bytes.split_at_checked(AT_VERSION) else { return Err(FormatError::Length(bytes.len())) };
+    let Some(version) = rest.first_chunk::<2>() else { return Err(FormatError::Length(bytes.len())) };
+    if start[..AT_CHECKSUM] != MAGIC {
+        return Err(FormatError::Magic);
+    }
+    if start[AT_CHECKSUM..] != crc32c(rest).to_le_bytes() {
+        return Err(FormatError::Checksum);
+    }
+    Ok(u16::from_le_bytes(*version))
+}
+
+fn decode_run(bytes: &[u8]) -> Result<Run, FormatError> {
+    let number = |index: usize| number(bytes, 8 * index);
+    let run = Run {
+        started_unix_s: number(0),
+        ended_unix_s: number(1),
+        from: number(2),
+        counts: Counts { blocks: number(3), bad: number(4), repaired: number(5), lost: number(6) },
+        ended: match number(7) {
+            1 => Ended::Finished,
+            2 => Ended::Stopped,
+            _ => return Err(FormatError::Field("the end of a run")),
+        },
+    };
+    if run.counts.is_sound() { Ok(run) } else { Err(FormatError::Field("the counts of a run")) }
+}
+
+/// Refuses what no scrub has ever written.
+fn sound(record: Record, capacity_blocks: u64) -> Result<Record, FormatError> {
+    let is_idle = record.phase == Phase::Idle;
+    let nothing = (0, 0, 0, Counts::default(), None);
+    let held = (record.position, record.from, record.started_unix_s, record.counts, record.rate);
+    if is_idle && held != nothing {
+        return Err(FormatError::Field("the run under way, without one,"));
+    }
+    let is_within = record.from <= record.position && (is_idle || record.position < capacity_blocks);
+    if !is_within || record.counts.blocks != record.position - record.from {
+        return Err(FormatError::Field("the position"));
+    }
+    if record.counts.is_sound() { Ok(record) } else { Err(FormatError::Field("the counts")) }
+}
+
+fn number(bytes: &[u8], at: usize) -> u64 {
+    let mut number = [0; 8];
+    number.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(number)
+}

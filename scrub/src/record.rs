@@ -1,0 +1,125 @@
+//! What is remembered of a scrub, also over a restart.
+
+use std::num::NonZeroU64;
+
+/// Runs that are remembered.
+pub const MOST_RUNS: usize = 16;
+
+/// What a run has met.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counts {
+    /// Blocks that were checked, bad ones included.
+    pub blocks: u64,
+    /// Blocks that were bad.
+    pub bad: u64,
+    /// Of these, blocks that were written anew from another copy.
+    pub repaired: u64,
+    /// Of these, blocks that were not: there is no good copy, or it could not be written.
+    pub lost: u64,
+}
+
+impl Counts {
+    /// Adds a piece.
+    pub(crate) fn add(&mut self, blocks: u64, bad: u64, repaired: u64) {
+        let bad = bad.min(blocks);
+        let repaired = repaired.min(bad);
+        self.blocks += blocks;
+        self.bad += bad;
+        self.repaired += repaired;
+        self.lost += bad - repaired;
+    }
+
+    /// Whether such counts can be.
+    pub(crate) fn is_sound(&self) -> bool {
+        self.bad <= self.blocks && self.repaired.checked_add(self.lost) == Some(self.bad)
+    }
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ended {
+    /// It came to the last block.
+    Finished,
+    /// It was ended by hand.
+    Stopped,
+}
+
+/// A run that has ended. Times are seconds since 1970.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Run {
+    /// When it was started.
+    pub started_unix_s: u64,
+    /// When it ended.
+    pub ended_unix_s: u64,
+    /// Its first block.
+    pub from: u64,
+    /// What it met.
+    pub counts: Counts,
+    /// How it ended.
+    pub ended: Ended,
+}
+
+/// Whether a run is under way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Phase {
+    /// None is.
+    #[default]
+    Idle,
+    /// One is.
+    Running,
+    /// One is held by hand.
+    Paused,
+}
+
+/// Everything that is remembered. Times are seconds since 1970.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Record {
+    /// Whether a run is under way.
+    pub phase: Phase,
+    /// The next block of the run under way; 0 without one.
+    pub position: u64,
+    /// The first block of the run under way; 0 without one.
+    pub from: u64,
+    /// When the run under way was started; 0 without one.
+    pub started_unix_s: u64,
+    /// What the run under way has met; nothing without one.
+    pub counts: Counts,
+    /// Bytes a second that the run under way was started with.
+    pub rate: Option<NonZeroU64>,
+    /// When a run over all blocks was finished last.
+    pub completed_unix_s: Option<u64>,
+    /// What the schedule counts from: when a run over all blocks was finished, or any was stopped by hand.
+    pub schedule_from_unix_s: Option<u64>,
+    /// The last runs, oldest first; at most [`MOST_RUNS`].
+    pub runs: Vec<Run>,
+}
+
+impl Record {
+    /// A run begins.
+    pub(crate) fn begin(&mut self, now_unix_s: u64, from: u64, rate: Option<NonZeroU64>) {
+        self.phase = Phase::Running;
+        (self.position, self.from) = (from, from);
+        (self.started_unix_s, self.counts, self.rate) = (now_unix_s, Counts::default(), rate);
+    }
+
+    /// The run under way ends.
+    pub(crate) fn end(&mut self, now_unix_s: u64, ended: Ended) -> Run {
+        let (started_unix_s, from, counts) = (self.started_unix_s, self.from, self.counts);
+        let run = Run { started_unix_s, ended_unix_s: now_unix_s, from, counts, ended };
+        if self.runs.len() == MOST_RUNS {
+            self.runs.remove(0);
+        }
+        self.runs.push(run);
+        let is_complete = ended == Ended::Finished && from == 0;
+        if is_complete {
+            self.completed_unix_s = Some(now_unix_s);
+        }
+        if is_complete || ended == Ended::Stopped {
+            self.schedule_from_unix_s = Some(now_unix_s);
+        }
+        self.phase = Phase::Idle;
+        (self.position, self.from, self.started_unix_s) = (0, 0, 0);
+        (self.counts, self.rate) = (Counts::default(), None);
+        run
+    }
+}

@@ -1,0 +1,125 @@
+use std::num::NonZeroU64;
+
+use proptest::prelude::*;
+use sealblock_block::AnnexSlot;
+use sealblock_integrity::guard::crc32c;
+
+use crate::format::{decode, encode};
+use crate::record::{Counts, Ended, MOST_RUNS, Phase, Record, Run};
+use crate::{FormatError, MOST_BYTES};
+
+const CAPACITY: u64 = 1_000_000;
+
+fn counts() -> Counts {
+    Counts { blocks: 300, bad: 5, repaired: 3, lost: 2 }
+}
+
+fn record() -> Record {
+    let run = |at| Run { started_unix_s: at, ended_unix_s: at + 9, from: 4, counts: counts(), ended: Ended::Stopped };
+    Record {
+        phase: Phase::Running,
+        position: 310,
+        from: 10,
+        started_unix_s: 1_790_000_000,
+        counts: counts(),
+        rate: NonZeroU64::new(7 << 20),
+        completed_unix_s: Some(1_780_000_000),
+        schedule_from_unix_s: Some(1_785_000_000),
+        runs: vec![run(5), Run { ended: Ended::Finished, ..run(20) }],
+    }
+}
+
+/// The bytes of the record with some of them replaced, and a checksum that fits.
+fn with(at: usize, bytes: &[u8]) -> Vec<u8> {
+    let mut all = encode(&record(), CAPACITY);
+    all[at..at + bytes.len()].copy_from_slice(bytes);
+    let checksum = crc32c(&all[8..]);
+    all[4..8].copy_from_slice(&checksum.to_le_bytes());
+    all
+}
+
+#[test]
+fn a_record_comes_back() {
+    for record in [record(), Record::default(), Record { phase: Phase::Paused, ..record() }] {
+        assert_eq!(decode(&encode(&record, CAPACITY), CAPACITY), Ok(record));
+    }
+}
+
+#[test]
+fn the_bytes_are_those_of_the_drawing() {
+    let bytes = encode(&record(), CAPACITY);
+    assert_eq!(bytes.len(), 104 + 2 * 64);
+    assert_eq!((&bytes[..4], &bytes[8..12]), (&b"SCRB"[..], &[1, 0, 1, 2][..]));
+    let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
+    let numbers = [16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96].map(number);
+    assert_eq!(numbers[..4], [CAPACITY, 310, 10, 1_790_000_000]);
+    assert_eq!(numbers[4..], [300, 5, 3, 2, 7 << 20, 1_780_000_000, 1_785_000_000]);
+    assert_eq!([104, 112, 120, 128, 136, 144, 152, 160].map(number), [5, 14, 4, 300, 5, 3, 2, 2]);
+    assert_eq!(number(168 + 56), 1);
+    // Written down: other bytes would be another format.
+    assert_eq!(bytes[4..8], crc32c(&bytes[8..]).to_le_bytes());
+}
+
+#[test]
+fn no_bit_may_differ_and_no_byte_be_missing_or_too_many() {
+    let bytes = encode(&record(), CAPACITY);
+    for bit in 0..bytes.len() * 8 {
+        let mut bad = bytes.clone();
+        bad[bit / 8] ^= 1 << (bit % 8);
+        let expected = if bit < 32 { FormatError::Magic } else { FormatError::Checksum };
+        assert_eq!(decode(&bad, CAPACITY), Err(expected), "bit {bit}");
+    }
+    for length in 0..bytes.len() {
+        assert!(decode(&bytes[..length], CAPACITY).is_err(), "{length} bytes");
+    }
+    assert_eq!(decode(&[&bytes[..], &[0]].concat(), CAPACITY), Err(FormatError::Checksum));
+}
+
+#[test]
+fn what_is_whole_and_cannot_be_is_refused_for_its_reason() {
+    let run = |field: usize| 104 + 8 * field;
+    for (bytes, why) in [
+        (with(8, &[2]), FormatError::Version(2)),
+        (with(8, &[0]), FormatError::Version(0)),
+        (with(8, &[1, 1]), FormatError::Version(257)),
+        (with(10, &[3]), FormatError::Field("the state")),
+        (with(11, &[1]), FormatError::Length(232)),
+        (with(11, &[17]), FormatError::Length(232)),
+        (with(15, &[1]), FormatError::Field("a reserved field")),
+        (with(16, &[1]), FormatError::Capacity(CAPACITY & !0xff | 1)),
+        (with(24, &[0x37]), FormatError::Field("the position")),
+        (with(24, &CAPACITY.to_le_bytes()), FormatError::Field("the position")),
+        (with(32, &[0xff; 8]), FormatError::Field("the position")),
+        (with(56, &[6]), FormatError::Field("the counts")),
+        (with(72, &[0xff; 8]), FormatError::Field("the counts")),
+        (with(10, &[0]), FormatError::Field("the run under way, without one,")),
+        (with(run(7), &[3]), FormatError::Field("the end of a run")),
+        (with(run(4), &[4]), FormatError::Field("the counts of a run")),
+    ] {
+        assert_eq!(decode(&bytes, CAPACITY), Err(why));
+    }
+    assert_eq!(decode(&encode(&record(), CAPACITY), CAPACITY + 1), Err(FormatError::Capacity(CAPACITY)));
+}
+
+#[test]
+fn the_largest_record_fits_its_slot() {
+    let runs = vec![record().runs[0]; MOST_RUNS];
+    let bytes = encode(&Record { runs, ..record() }, CAPACITY);
+    assert_eq!(bytes.len(), MOST_BYTES);
+    const { assert!(MOST_BYTES <= AnnexSlot::Scrub.most_bytes()) };
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_make_it_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..1400), fix: bool) {
+        if fix && bytes.len() >= 12 {
+            bytes[..4].copy_from_slice(b"SCRB");
+            bytes[8..10].copy_from_slice(&[1, 0]);
+            let checksum = crc32c(&bytes[8..]);
+            bytes[4..8].copy_from_slice(&checksum.to_le_bytes());
+        }
+        if let Ok(record) = decode(&bytes, CAPACITY) {
+            prop_assert_eq!(encode(&record, CAPACITY), bytes);
+        }
+    }
+}

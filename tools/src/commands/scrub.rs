@@ -1,0 +1,137 @@
+//! `sealblock scrub`: how the background scrub of a target is, and what it is to do.
+//!
+//! The server that serves the target does the work. Without one, a target with a path still tells what was kept of its scrubs.
+
+mod show;
+
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
+use std::path::Path;
+
+use sealblock_block::{Ability, AnnexSlot, Answer, Device, Operation, OperationKind};
+use sealblock_scrub::{Record, Scrub as Machine};
+
+use crate::cli::{NVME_TCP_PORT, Scrub, ScrubCommand, Scrubbed, ServedName};
+use crate::control::client::{Found, find};
+use crate::control::protocol::{Name, Order};
+use crate::control::status::ScrubStatus;
+use crate::exit::{Cause, Exit, Failure};
+use crate::report::{print_json, say};
+use crate::stack::{Access, Opened, of_block, on_reactor, open};
+use crate::target::{Address, Host, Target};
+
+/// Does it.
+pub fn run(arguments: &Scrub) -> Result<Exit, Failure> {
+    match &arguments.command {
+        ScrubCommand::Status(status) => tell(&status.what, status.json),
+        ScrubCommand::Start(start) => {
+            let from = start.from.map(|lba| lba.get());
+            let rate = start.rate.map(|rate| rate.bytes_per_second());
+            order(&start.what, "starting the scrub", Order::ScrubStart { from, rate })
+        }
+        ScrubCommand::Pause(what) => order(what, "pausing the scrub", Order::ScrubPause),
+        ScrubCommand::Stop(what) => order(what, "stopping the scrub", Order::ScrubStop),
+    }
+}
+
+fn tell(what: &Scrubbed, json: bool) -> Result<Exit, Failure> {
+    let status = match find_server(what)? {
+        Some(found) => found.status,
+        None => kept(what)?,
+    };
+    if json {
+        print_json(&status)?;
+    } else {
+        say(show::words(&status).trim_end())?;
+    }
+    Ok(if status.has_damage() { Exit::Found } else { Exit::Clean })
+}
+
+fn order(what: &Scrubbed, doing: &str, order: Order) -> Result<Exit, Failure> {
+    let found = find_server(what)?.ok_or_else(|| unserved(doing, &what.target))?;
+    let status = found.order(doing, order)?;
+    say(&show::line(&status))?;
+    Ok(Exit::Clean)
+}
+
+fn find_server(what: &Scrubbed) -> Result<Option<Found>, Failure> {
+    find(&name_of(&what.target)?, what.control.as_deref())
+}
+
+fn unserved(doing: &str, target: &ServedName) -> Failure {
+    Failure::new(Cause::Unreachable, doing, "no server of this user on this machine serves it")
+        .on(target)
+        .advise(format!("sealblock serve {target}; `sealblock verify` needs no server; --control PATH for a server that has its own socket"))
+}
+
+/// What servers know a target by.
+fn name_of(target: &ServedName) -> Result<Name, Failure> {
+    let name = Name { text: target.to_string(), ..Name::default() };
+    Ok(match target {
+        ServedName::Subsystem(nqn, nsid) => {
+            Name { nqn: Some(nqn.to_string()), nsid: nsid.map(|nsid| nsid.get()), ..name }
+        }
+        ServedName::Target(Target::NvmeTcp { address, nqn, nsid, .. }) => {
+            let resolved = resolve(address);
+            let resolved = resolved.map_err(|error| Failure::io("looking for its server", &error).on(target))?;
+            let addresses: Vec<SocketAddr> = resolved.into_iter().filter(|address| is_here(address.ip())).collect();
+            if addresses.is_empty() {
+                let failure = Failure::new(Cause::Refused, "looking for its server", "it is another machine's");
+                return Err(failure.on(target).advise("the command on that machine; or `sealblock verify`, from here"));
+            }
+            Name { nqn: Some(nqn.clone()), nsid: nsid.map(|nsid| nsid.get()), addresses, ..name }
+        }
+        ServedName::Target(other) => Name { path: other.path().and_then(canonical), ..name },
+    })
+}
+
+fn resolve(address: &Address) -> std::io::Result<Vec<SocketAddr>> {
+    let host = match &address.host {
+        Host::Name(name) => name.clone(),
+        Host::Ipv6(address) => address.to_string(),
+    };
+    let port = address.port.map_or(NVME_TCP_PORT, Into::into);
+    (host.as_str(), port).to_socket_addrs().map(Iterator::collect)
+}
+
+/// The path as servers compare it.
+pub fn canonical(path: &Path) -> Option<String> {
+    path.canonicalize().ok().map(|path| path.to_string_lossy().into_owned())
+}
+
+/// Whether an address is this machine's: only then something can be bound to it.
+fn is_here(address: IpAddr) -> bool {
+    UdpSocket::bind((address, 0)).is_ok()
+}
+
+/// What a target that nobody serves has kept.
+fn kept(what: &Scrubbed) -> Result<ScrubStatus, Failure> {
+    const DOING: &str = "asking for the scrub";
+    let target = match &what.target {
+        ServedName::Target(target) if target.path().is_some() && what.control.is_none() => target,
+        other => return Err(unserved(DOING, other)),
+    };
+    on_reactor(async {
+        let opened = open(target, Access::Read).await?;
+        let status = status_of(target, &opened).await;
+        opened.close(status).await
+    })
+}
+
+async fn status_of(target: &Target, opened: &Opened) -> Result<ScrubStatus, Failure> {
+    let (geometry, abilities) = (opened.gate.geometry(), opened.gate.abilities());
+    if abilities.of(OperationKind::ReadAnnex) != Ability::Native {
+        let why = "it has no room to keep anything of its scrubs, and nobody serves it";
+        return Err(Failure::new(Cause::Absent, "asking for the scrub", why).on(target));
+    }
+    let doing = "reading what is kept of the scrub";
+    let answer = opened.gate.execute(Operation::ReadAnnex { slot: AnnexSlot::Scrub }).await;
+    let record = match answer.map_err(|error| of_block(doing, &error))? {
+        Answer::Annex(bytes) if bytes.is_empty() => Record::default(),
+        Answer::Annex(bytes) => Machine::read(&bytes, geometry.capacity_blocks).map_err(|error| {
+            let failure = Failure::new(Cause::Unsuitable, doing, error).on(target);
+            failure.advise("serving it: a state that is damaged is begun anew, one of a later version is left alone")
+        })?,
+        _ => Record::default(),
+    };
+    Ok(ScrubStatus::kept(target.to_string(), geometry, &record))
+}

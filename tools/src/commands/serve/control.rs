@@ -1,0 +1,298 @@
+//! The server's side of the control socket.
+//!
+//! A thread accepts, since a Unix socket's connections are rare and the reactor's listener is for TCP; each connection is then a
+//! task of the first reactor, which gives orders and serves no blocks. Whatever comes over one is bounded, in bytes, in time and
+//! in number, and can do no more than be refused.
+
+use std::cell::RefCell;
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use sealblock_runtime_memory::{Buffer, Slice};
+use sealblock_runtime_reactor::net::Stream;
+use sealblock_runtime_reactor::{Homed, Post, spawn, timeout};
+
+use super::scrub::ScrubHandle;
+use crate::cli::ControlPlace;
+use crate::control::place::Socket;
+use crate::control::protocol::{
+    Answer, MOST_REQUEST_BYTES, Name, Outcome, Problem, ProblemKind, Request, VERSION, line_of,
+};
+use crate::control::status::ScrubStatus;
+use crate::exit::{Cause, Failure};
+
+/// Connections at once; further ones are closed as they come.
+const MOST_CONNECTIONS: usize = 16;
+/// From one request, or the beginning, until the next is complete.
+const IDLE: Duration = Duration::from_secs(10);
+/// For an answer to be taken.
+const ANSWER: Duration = Duration::from_secs(10);
+/// Bytes received at once.
+const CHUNK_BYTES: usize = 4096;
+/// Rest after accepting failed for a reason that passes, such as a want of descriptors.
+const REST: Duration = Duration::from_millis(100);
+
+/// A namespace that is served, by all names it has.
+#[derive(Clone)]
+pub struct Offer {
+    /// The target's text.
+    pub text: String,
+    /// Its canonical path, where it has one.
+    pub path: Option<String>,
+    /// The NQN of its subsystem.
+    pub nqn: String,
+    /// Which namespace of it.
+    pub nsid: u32,
+    /// Where the server listens.
+    pub listeners: Vec<SocketAddr>,
+    /// Its scrub.
+    pub scrub: ScrubHandle,
+}
+
+/// What is offered now.
+type Offers = RefCell<Vec<Offer>>;
+
+/// The control socket of this server. Dropped, it is gone.
+pub struct Control {
+    offers: Rc<Offers>,
+    closing: Arc<AtomicBool>,
+    path: Option<PathBuf>,
+    /// Removes the file.
+    socket: Option<Socket>,
+}
+
+impl Control {
+    /// Listens at a place, or at the usual one, or nowhere. The usual one is a convenience: a server goes without it, with a
+    /// warning, where it cannot be had.
+    ///
+    /// # Errors
+    /// When a place that was named cannot be had.
+    pub fn open(place: Option<&ControlPlace>) -> Result<Control, Failure> {
+        let socket = match place {
+            Some(ControlPlace::None) => None,
+            Some(ControlPlace::Path(path)) => {
+                let failed = |error| Failure::io("listening for control", &error).on(path.display());
+                Some(Socket::at(path).map_err(|error| {
+                    match error.kind() {
+                        io::ErrorKind::AddrInUse => {
+                            Failure::new(Cause::Refused, "listening for control", "another server listens there")
+                                .on(path.display())
+                                .advise("another --control PATH")
+                        }
+                        _ => failed(error),
+                    }
+                })?)
+            }
+            None => Socket::in_folder().map_err(warn).ok(),
+        };
+        let control = Control {
+            offers: Rc::default(),
+            closing: Arc::default(),
+            path: socket.as_ref().map(|socket| socket.path().to_owned()),
+            socket,
+        };
+        control.listen().map_err(|error| Failure::io("listening for control", &error))?;
+        Ok(control)
+    }
+
+    /// Has this be what is offered.
+    pub fn offer(&self, offers: Vec<Offer>) {
+        self.offers.replace(offers);
+    }
+
+    fn listen(&self) -> io::Result<()> {
+        let Some(socket) = &self.socket else { return Ok(()) };
+        let listener = socket.listener.try_clone()?;
+        let door = Door {
+            offers: Homed::new(Rc::clone(&self.offers)),
+            home: Post::here(),
+            connections: Arc::default(),
+            closing: Arc::clone(&self.closing),
+        };
+        thread::Builder::new().name("control".to_owned()).spawn(move || door.accept(&listener)).map(drop)
+    }
+}
+
+fn warn(error: io::Error) {
+    let advice = "--control PATH, or --control none";
+    writeln!(
+        io::stderr(),
+        "sealblock: there is no control socket, so `sealblock scrub` cannot reach this server: {error}\ntry: {advice}"
+    )
+    .ok();
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        self.offers.take();
+        self.closing.store(true, Ordering::Release);
+        if let Some(path) = &self.path {
+            // The thread wakes up for a connection, and sees that it was the last.
+            drop(UnixStream::connect(path));
+        }
+    }
+}
+
+/// What the accepting thread has.
+struct Door {
+    offers: Homed<Offers>,
+    home: Post,
+    connections: Arc<AtomicUsize>,
+    closing: Arc<AtomicBool>,
+}
+
+/// A place among the connections.
+struct Guest(Arc<AtomicUsize>);
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Door {
+    fn accept(self, listener: &UnixListener) {
+        loop {
+            let accepted = listener.accept();
+            if self.closing.load(Ordering::Acquire) {
+                return;
+            }
+            let Ok((stream, _)) = accepted else {
+                thread::sleep(REST);
+                continue;
+            };
+            let guest = Guest(Arc::clone(&self.connections));
+            if self.connections.fetch_add(1, Ordering::Relaxed) >= MOST_CONNECTIONS {
+                continue;
+            }
+            let (offers, fd) = (self.offers.clone(), OwnedFd::from(stream));
+            let sent = self.home.send(move || {
+                let Some(offers) = offers.get() else { return };
+                drop(spawn(async move {
+                    let guest = guest;
+                    serve(fd, &offers).await;
+                    drop(guest);
+                }));
+            });
+            if sent.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Answers the requests of a connection, one after the other, until it ends or breaks a rule.
+async fn serve(fd: OwnedFd, offers: &Offers) {
+    let Ok(stream) = Stream::from_fd(fd) else { return };
+    let mut received = Vec::new();
+    loop {
+        let line = match timeout(IDLE, next_line(&stream, &mut received)).await {
+            Ok(Some(line)) => line,
+            Ok(None) | Err(_) => return,
+        };
+        let (outcome, goes_on) = match line {
+            Ok(line) => (answer(&line, offers).await, true),
+            Err(problem) => (Err(problem), false),
+        };
+        let outcome = match outcome {
+            Ok(status) => Outcome::Scrub(Box::new(status)),
+            Err(problem) => Outcome::Error(problem),
+        };
+        let line = line_of(&Answer { version: VERSION, outcome });
+        let sent = timeout(ANSWER, stream.send_all([Slice::copy_from(&line)])).await;
+        if !goes_on || !matches!(sent, Ok(Ok(()))) {
+            return;
+        }
+    }
+}
+
+/// The next line without its end; nothing when no more come.
+async fn next_line(stream: &Stream, received: &mut Vec<u8>) -> Option<Result<Vec<u8>, Problem>> {
+    let mut buffer = Buffer::zeroed(CHUNK_BYTES);
+    let mut looked_at = 0;
+    loop {
+        if let Some(end) = received[looked_at..].iter().position(|byte| *byte == b'\n') {
+            let rest = received.split_off(looked_at + end + 1);
+            let mut line = std::mem::replace(received, rest);
+            line.pop();
+            return Some(Ok(line));
+        }
+        looked_at = received.len();
+        if looked_at >= MOST_REQUEST_BYTES {
+            let why = format!("a request has at most {MOST_REQUEST_BYTES} bytes");
+            return Some(Err(Problem::new(ProblemKind::BadRequest, why)));
+        }
+        let result;
+        (result, buffer) = stream.recv(buffer).await;
+        let count = result.ok().filter(|count| *count > 0)?;
+        received.extend_from_slice(&buffer[..count]);
+    }
+}
+
+async fn answer(line: &[u8], offers: &Offers) -> Result<ScrubStatus, Problem> {
+    let request = Request::read(line)?;
+    let scrub = {
+        let offers = offers.borrow();
+        let mut fitting = offers.iter().filter(|offer| offer.is(&request.target));
+        let text = &request.target.text;
+        let unknown = || Problem::new(ProblemKind::UnknownTarget, format!("{text} is not served here"));
+        let offer = fitting.next().ok_or_else(unknown)?;
+        if fitting.next().is_some() {
+            return Err(Problem::new(ProblemKind::AmbiguousTarget, "several namespaces have this name"));
+        }
+        offer.scrub.clone()
+    };
+    scrub.order(request.order).await
+}
+
+impl Offer {
+    /// Whether a name means this.
+    fn is(&self, name: &Name) -> bool {
+        if let Some(nqn) = &name.nqn {
+            let is_here = |address: &SocketAddr| self.listeners.iter().any(|listener| reaches(*listener, *address));
+            return *nqn == self.nqn
+                && name.nsid.is_none_or(|nsid| nsid == self.nsid)
+                && (name.addresses.is_empty() || name.addresses.iter().any(is_here));
+        }
+        match (&name.path, &self.path) {
+            (Some(asked), Some(path)) => asked == path,
+            (Some(_), None) => false,
+            (None, _) => name.text == self.text,
+        }
+    }
+}
+
+/// Whether who connects to an address of this machine comes to the listener.
+fn reaches(listener: SocketAddr, address: SocketAddr) -> bool {
+    let (own, asked) = (listener.ip().to_canonical(), address.ip().to_canonical());
+    let takes_all = own.is_unspecified() && (listener.is_ipv6() || asked.is_ipv4());
+    listener.port() == address.port() && (takes_all || own == asked)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_is_reached_by_its_address_or_by_any() {
+        for (listener, address, reached) in [
+            ("127.0.0.1:4420", "127.0.0.1:4420", true),
+            ("127.0.0.1:4420", "127.0.0.1:4421", false),
+            ("127.0.0.1:4420", "192.0.2.1:4420", false),
+            ("0.0.0.0:4420", "192.0.2.1:4420", true),
+            ("0.0.0.0:4420", "[::1]:4420", false),
+            ("[::]:4420", "[::1]:4420", true),
+            ("[::]:4420", "192.0.2.1:4420", true),
+        ] {
+            assert_eq!(reaches(listener.parse().unwrap(), address.parse().unwrap()), reached, "{listener} {address}");
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! The scrub of one served device: a `sealblock_scrub::Scrub` with a clock, a device, and a place for what it remembers.
+//!
+//! A [`Keeper`] lives on the core of its device and works beside the requests of hosts, one piece at a time. A [`ScrubHandle`]
+//! reaches it from elsewhere. What it finds is known to the namespaces at once (`check.rs`); what it remembers lies in the annex
+//! of the device, where it has one (`memory.rs`).
+
+mod check;
+mod handle;
+mod memory;
+mod news;
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Weak;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use sealblock_block::{Device, Gate, Operation, Outcome, Stack};
+use sealblock_exports_nvme_tcp::NamespaceState;
+use sealblock_runtime_reactor::{Bell, JoinHandle, now, spawn, timeout, yield_now};
+use sealblock_scrub::{Activity, Moment, Scrub, Settings, Shape, Step};
+
+use crate::cli::Serve;
+use crate::control::status::{KeptWord, ScrubStatus};
+use crate::target::Target;
+use memory::Memory;
+
+pub use handle::ScrubHandle;
+pub use news::{ScrubFinished, ScrubStarted, Teller};
+
+/// How long the piece under way gets when the device is closed.
+const LAST_PIECE: Duration = Duration::from_secs(5);
+
+/// The settings of a command line.
+pub fn settings_of(arguments: &Serve) -> Settings {
+    Settings {
+        every: arguments.scrub_every.map(|time| time.0),
+        rate: arguments.scrub_rate.map(|rate| rate.bytes_per_second()),
+        ..Settings::default()
+    }
+}
+
+/// The scrub of a device, on the device's core.
+pub struct Keeper {
+    target: Target,
+    gate: Rc<Gate<Stack>>,
+    /// Where hosts learn of damage. The device has it, and looks whether namespaces do.
+    state: Weak<NamespaceState>,
+    teller: Teller,
+    scrub: RefCell<Scrub>,
+    settings: Cell<Settings>,
+    memory: Memory,
+    /// Requests of the scrub that the gate has counted among everybody's.
+    own_requests: Cell<u64>,
+    /// Lines of damage of the run under way that were told.
+    told: Cell<u32>,
+    trouble: RefCell<Option<String>>,
+    bell: Bell,
+    closing: Cell<bool>,
+    task: RefCell<Option<JoinHandle<()>>>,
+    epoch: Instant,
+}
+
+impl Keeper {
+    /// The scrub of a device of this core, as it was left.
+    pub async fn open(
+        target: &Target,
+        gate: Rc<Gate<Stack>>,
+        state: Weak<NamespaceState>,
+        teller: Teller,
+    ) -> Rc<Keeper> {
+        let geometry = gate.geometry();
+        let (block_size, capacity_blocks) = (geometry.block_size, geometry.capacity_blocks);
+        let shape = Shape { block_size, capacity_blocks, most_blocks: geometry.limits.verify.get() };
+        let keeper = Keeper {
+            target: target.clone(),
+            memory: Memory::of(&gate.abilities()),
+            gate,
+            state,
+            teller,
+            scrub: RefCell::new(Scrub::new(shape, Settings::default())),
+            settings: Cell::default(),
+            own_requests: Cell::new(0),
+            told: Cell::new(0),
+            trouble: RefCell::default(),
+            bell: Bell::default(),
+            closing: Cell::new(false),
+            task: RefCell::default(),
+            epoch: now(),
+        };
+        keeper.remember().await;
+        Rc::new(keeper)
+    }
+
+    /// Has these settings count; from the first on, the scrub does what it is to do.
+    fn configure(self: &Rc<Keeper>, settings: Settings) {
+        self.settings.set(settings);
+        self.scrub.borrow_mut().configure(settings);
+        let mut task = self.task.borrow_mut();
+        if task.is_none() && !self.closing.get() {
+            *task = Some(spawn(Rc::clone(self).run()));
+        }
+        drop(task);
+        self.bell.ring();
+    }
+
+    /// Changes the scrub, and has it look what there is to do now.
+    fn order<T>(&self, order: impl FnOnce(&mut Scrub, Moment) -> T) -> T {
+        let done = order(&mut self.scrub.borrow_mut(), self.moment());
+        self.bell.ring();
+        done
+    }
+
+    fn status(&self) -> ScrubStatus {
+        let view = self.scrub.borrow().view(self.moment());
+        let every = self.settings.get().every;
+        let status = ScrubStatus::served(self.target.to_string(), self.gate.geometry(), &view, every);
+        let kept_why = self.memory.why_not();
+        let kept = if kept_why.is_some() { KeptWord::InMemory } else { KeptWord::OnDisk };
+        ScrubStatus { kept, kept_why, trouble: self.trouble.borrow().clone(), ..status }
+    }
+
+    /// Ends it, and has what it remembers written.
+    async fn close(&self) {
+        self.closing.set(true);
+        self.bell.ring();
+        let task = self.task.borrow_mut().take();
+        if let Some(mut task) = task
+            && timeout(LAST_PIECE, &mut task).await.is_err()
+        {
+            tracing::warn!("scrub of {}: its last piece was not done in time", self.target);
+            task.abort();
+        }
+        let unsaved = self.scrub.borrow_mut().last_to_save(self.moment());
+        if let Some(bytes) = unsaved {
+            self.save(bytes).await;
+        }
+    }
+
+    async fn run(self: Rc<Keeper>) {
+        while !self.closing.get() {
+            let step = self.scrub.borrow_mut().step(self.moment(), self.activity());
+            self.tell_news();
+            let due = self.scrub.borrow_mut().to_save(self.moment());
+            if let Some(bytes) = due {
+                self.save(bytes).await;
+            }
+            match step {
+                Step::Check(extent) => {
+                    self.check(extent).await;
+                    // A device in memory has nothing to wait for, and others want their turn.
+                    yield_now().await;
+                }
+                Step::Wait(time) => drop(timeout(time, self.bell.wait()).await),
+                Step::Rest => self.bell.wait().await,
+            }
+        }
+        self.tell_news();
+    }
+
+    /// A request of the scrub's own.
+    async fn ask(&self, operation: Operation) -> Outcome {
+        let outcome = self.gate.execute(operation).await;
+        self.own_requests.set(self.own_requests.get() + 1);
+        outcome
+    }
+
+    /// What others do; asked when the scrub itself has nothing in flight.
+    fn activity(&self) -> Activity {
+        let counters = self.gate.counters();
+        let answered = counters.answered().saturating_sub(self.own_requests.get());
+        Activity { in_flight: counters.in_flight(), answered }
+    }
+
+    fn moment(&self) -> Moment {
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH);
+        let steady = now().saturating_duration_since(self.epoch);
+        Moment { steady, unix_s: unix.map_or(0, |since| since.as_secs()) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

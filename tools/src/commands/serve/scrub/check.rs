@@ -1,0 +1,162 @@
+//! One piece: checked, mended where the device can, and what is bad of it made known.
+
+use sealblock_block::{Ability, Device, Error, Failure, Fault, Operation, OperationKind};
+use sealblock_integrity::Checks;
+use sealblock_units::{Extent, Lba};
+
+use super::Keeper;
+
+/// Lines of damage that are told of one run.
+const MOST_LINES: u32 = 16;
+
+/// Blocks that follow each other and have one fate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Harmed {
+    first: u64,
+    last: u64,
+    fault: Fault,
+    repaired: bool,
+}
+
+impl Keeper {
+    /// Checks a piece and tells the scrub, the namespaces and the operator.
+    pub(super) async fn check(&self, extent: Extent) {
+        let faults = match self.faults(extent).await {
+            Ok(faults) => faults,
+            Err(error) => return self.cannot_go_on(&error),
+        };
+        if let Some(trouble) = self.trouble.take() {
+            tracing::warn!("scrub of {}: it goes on after {trouble}", self.target);
+        }
+        let harmed = harmed(&faults);
+        let blocks = |of: &dyn Fn(&Harmed) -> bool| -> u64 {
+            harmed.iter().filter(|run| of(run)).map(|run| run.last - run.first + 1).sum()
+        };
+        let (bad, repaired) = (blocks(&|_| true), blocks(&|run| run.repaired));
+        self.make_known(&faults, &harmed);
+        self.tell_damage(&harmed);
+        self.scrub.borrow_mut().checked(self.moment(), extent, bad, repaired);
+    }
+
+    /// Tells hosts what is bad now, and what is so no more.
+    fn make_known(&self, faults: &[Fault], harmed: &[Harmed]) {
+        let Some(state) = self.state.upgrade().filter(|_| !faults.is_empty()) else { return };
+        state.report_damage(faults);
+        for run in harmed.iter().filter(|run| run.repaired) {
+            if let Ok(extent) = Extent::from_raw(run.first, run.last - run.first + 1) {
+                state.report_repaired(extent);
+            }
+        }
+    }
+
+    fn cannot_go_on(&self, error: &Error) {
+        self.scrub.borrow_mut().failed(self.moment());
+        if self.trouble.replace(Some(error.to_string())).is_none() {
+            tracing::warn!("scrub of {}: it cannot go on, and tries again: {error}", self.target);
+        }
+    }
+
+    /// What is bad of the extent. A medium that fails does not say where, so it is asked for parts, down to single blocks.
+    async fn faults(&self, extent: Extent) -> Result<Vec<Fault>, Error> {
+        let mut faults = Vec::new();
+        let mut parts = vec![extent];
+        while let Some(part) = parts.pop() {
+            let Err(error) = self.ask(self.operation(part)).await else { continue };
+            match (error.failure(), part.len()) {
+                (Failure::Integrity(found), _) => faults.extend_from_slice(found.as_slice()),
+                (Failure::Media { .. }, 1) => faults.push(Fault::media(part.start())),
+                (Failure::Media { .. }, blocks) => {
+                    let half = blocks / 2;
+                    let halves = [(part.start().get(), half), (part.start().get() + half, blocks - half)];
+                    parts.extend(halves.into_iter().rev().filter_map(|(at, len)| Extent::from_raw(at, len).ok()));
+                }
+                _ => return Err(error),
+            }
+        }
+        faults.sort_by_key(|fault| fault.lba);
+        Ok(faults)
+    }
+
+    fn operation(&self, extent: Extent) -> Operation {
+        let format = self.gate.geometry().protection;
+        let checks = format.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
+        match self.gate.abilities().of(OperationKind::Repair) {
+            Ability::Native => Operation::Repair { extent, checks },
+            Ability::Emulated | Ability::Absent => Operation::Verify { extent, checks },
+        }
+    }
+
+    fn tell_damage(&self, harmed: &[Harmed]) {
+        for run in harmed {
+            let told = self.told.get();
+            self.told.set(told.saturating_add(1));
+            let target = &self.target;
+            match told {
+                ..MOST_LINES => tracing::warn!("scrub of {target}: {}", words(run)),
+                MOST_LINES => tracing::warn!(
+                    "scrub of {target}: more blocks are bad; `sealblock scrub status` counts them, `sealblock verify` names them"
+                ),
+                _ => return,
+            }
+        }
+    }
+}
+
+/// Faults, in order, as runs of blocks. A block is repaired when all that is wrong with it is.
+fn harmed(faults: &[Fault]) -> Vec<Harmed> {
+    let mut runs: Vec<Harmed> = Vec::new();
+    for of_block in faults.chunk_by(|a, b| a.lba == b.lba) {
+        let (fault, at) = (of_block[0], of_block[0].lba.get());
+        let repaired = of_block.iter().all(|fault| fault.repaired);
+        match runs.last_mut() {
+            Some(run) if run.last + 1 == at && run.repaired == repaired && run.fault.field == fault.field => {
+                run.last = at
+            }
+            _ => runs.push(Harmed { first: at, last: at, fault, repaired }),
+        }
+    }
+    runs
+}
+
+fn words(run: &Harmed) -> String {
+    let fate = if run.repaired { "repaired" } else { "not repaired" };
+    if run.first == run.last {
+        let fault = Fault { repaired: false, lba: Lba::new(run.first), ..run.fault };
+        return format!("{fault}, {fate}");
+    }
+    format!("blocks {} to {}: {}, {fate}", run.first, run.last, run.fault.field)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sealblock_block::FaultField;
+    use sealblock_integrity::Field;
+
+    fn fault(lba: u64, repaired: bool) -> Fault {
+        Fault { repaired, ..Fault::new(Lba::new(lba), FaultField::Tag(Field::Guard), Some(1), Some(2)) }
+    }
+
+    #[test]
+    fn blocks_of_one_fate_are_one_run() {
+        let faults = [
+            fault(3, false),
+            fault(4, false),
+            fault(5, true),
+            fault(7, true),
+            fault(7, false),
+            Fault::media(Lba::new(8)),
+        ];
+        let runs: Vec<_> = harmed(&faults).iter().map(|run| (run.first, run.last, run.repaired)).collect();
+        assert_eq!(runs, [(3, 4, false), (5, 5, true), (7, 7, false), (8, 8, false)]);
+        assert_eq!(harmed(&[]), []);
+    }
+
+    #[test]
+    fn damage_is_told_with_its_blocks_and_what_became_of_them() {
+        let told: Vec<_> = harmed(&[fault(3, false), fault(4, false), fault(9, true)]).iter().map(words).collect();
+        assert_eq!(told[0], "blocks 3 to 4: guard, not repaired");
+        assert!(told[1].starts_with("block 9: guard") && told[1].ends_with("found 0x2, repaired"), "{}", told[1]);
+        assert!(words(&harmed(&[Fault::media(Lba::new(1))])[0]).ends_with("unreadable, not repaired"));
+    }
+}

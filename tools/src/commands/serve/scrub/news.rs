@@ -1,0 +1,86 @@
+//! What a scrub has to tell: events, which leave the process from the first thread, so that a reader who is slow or gone holds
+//! up no device.
+
+use sealblock_runtime_reactor::Post;
+use sealblock_scrub::{News, Run};
+use serde::Serialize;
+
+use super::Keeper;
+use crate::commands::serve::announce::{Announcer, Event};
+use crate::control::status::RunStatus;
+
+/// Tells events from wherever it is.
+#[derive(Clone)]
+pub struct Teller {
+    post: Post,
+    announcer: Announcer,
+}
+
+impl Teller {
+    /// Has them told by the reactor that this is called on.
+    pub fn here(announcer: Announcer) -> Teller {
+        Teller { post: Post::here(), announcer }
+    }
+
+    fn tell(&self, event: Event) {
+        let announcer = self.announcer;
+        // A server that ends has said all that matters.
+        let _ = self.post.send(move || announcer.tell(&event));
+    }
+}
+
+/// A scrub begins, or goes on after a restart.
+#[derive(Serialize)]
+pub struct ScrubStarted {
+    target: String,
+    position: u64,
+    resumed: bool,
+}
+
+/// A scrub has ended.
+#[derive(Serialize)]
+pub struct ScrubFinished {
+    target: String,
+    #[serde(flatten)]
+    run: RunStatus,
+}
+
+impl ScrubStarted {
+    /// For people.
+    pub fn words(&self) -> String {
+        let how = if self.resumed { "goes on" } else { "begins" };
+        format!("scrub of {}: {how} at block {}", self.target, self.position)
+    }
+}
+
+impl ScrubFinished {
+    /// For people.
+    pub fn words(&self) -> String {
+        let RunStatus { blocks, bad, repaired, lost, .. } = self.run;
+        let target = &self.target;
+        format!("scrub of {target}: ended, {blocks} blocks checked, {bad} bad, {repaired} repaired, {lost} lost")
+    }
+}
+
+impl Keeper {
+    /// Tells what has happened since the last time.
+    pub(super) fn tell_news(&self) {
+        loop {
+            let news = self.scrub.borrow_mut().take_news();
+            match news {
+                None => return,
+                Some(News::Started { at, resumed }) => {
+                    self.told.set(0);
+                    let target = self.target.to_string();
+                    self.teller.tell(Event::ScrubStarted(ScrubStarted { target, position: at, resumed }));
+                }
+                Some(News::Ended(run)) => self.tell_end(&run),
+            }
+        }
+    }
+
+    fn tell_end(&self, run: &Run) {
+        let target = self.target.to_string();
+        self.teller.tell(Event::ScrubFinished(ScrubFinished { target, run: RunStatus::ended(run) }));
+    }
+}

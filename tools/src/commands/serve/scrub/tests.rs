@@ -1,0 +1,144 @@
+//! The scrub of devices that mend, fail and come back.
+
+use sealblock_block::{
+    Abilities, Ability, Answer, Error, Failure, Fault, Faults, Geometry, Limits, OperationKind, Verified,
+};
+use sealblock_runtime_reactor::{Config, Reactor, sleep};
+use sealblock_units::{BlockSize, Extent, Lba};
+
+use super::super::announce::Announcer;
+use super::*;
+use crate::control::status::StateWord;
+
+const BLOCKS: u64 = 1000;
+
+/// What becomes of the blocks of a device.
+struct Ailing {
+    geometry: Geometry,
+    mends: bool,
+    /// Blocks that its medium does not give, which it says without saying which.
+    dead: Vec<u64>,
+    /// Blocks that are bad, which it names.
+    bad: RefCell<Vec<u64>>,
+    is_away: Cell<bool>,
+    asked: RefCell<Vec<(OperationKind, Extent)>>,
+}
+
+impl Ailing {
+    fn new(mends: bool) -> Ailing {
+        let block_size = BlockSize::B4096;
+        let limits = Limits::new(block_size, 1 << 20, 1 << 10);
+        Ailing {
+            geometry: Geometry { block_size, capacity_blocks: BLOCKS, protection: None, limits },
+            mends,
+            dead: Vec::new(),
+            bad: RefCell::default(),
+            is_away: Cell::new(false),
+            asked: RefCell::default(),
+        }
+    }
+
+    fn check(&self, extent: Extent) -> Result<(), Error> {
+        let inside = |lba: &&u64| (extent.start().get()..=extent.last().get()).contains(*lba);
+        if self.is_away.get() {
+            return Err(Failure::Unreachable { reason: "it is away".to_owned() }.into());
+        }
+        if self.dead.iter().any(|lba| inside(&lba)) {
+            return Err(Failure::Media { reason: "it says no more".to_owned() }.into());
+        }
+        let repaired = self.mends;
+        let fault = |lba: &u64| Fault { repaired, ..Fault::media(Lba::new(*lba)) };
+        let faults = self.bad.borrow().iter().filter(inside).map(fault).collect();
+        if self.mends {
+            self.bad.borrow_mut().retain(|lba| !inside(&lba));
+        }
+        Faults::new(faults).map_or(Ok(()), |faults| Err(faults.into()))
+    }
+}
+
+impl Device for Ailing {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn abilities(&self) -> Abilities {
+        let repair = if self.mends { Ability::Native } else { Ability::Absent };
+        Abilities { verify: Ability::Native, repair, ..Abilities::BASIC }
+    }
+
+    async fn execute(&self, operation: Operation) -> Outcome {
+        let extent = operation.extent().expect("a scrub asks for blocks only");
+        self.asked.borrow_mut().push((operation.kind(), extent));
+        self.check(extent).map(|()| Answer::Verified(Verified::default()))
+    }
+}
+
+/// Runs a test with the scrub of a device that has begun.
+fn with_scrub<F: Future<Output = ()>>(device: Ailing, test: impl FnOnce(Rc<Keeper>, Rc<Ailing>) -> F) {
+    let reactor = Reactor::new(Config { pool_arena_bytes: 0, ..Config::default() }).unwrap();
+    reactor.block_on(async {
+        let device = Rc::new(device);
+        let gate = Rc::new(Gate::new("ailing", Stack::new(Rc::clone(&device))));
+        let target = "ailing".parse().unwrap();
+        let keeper = Keeper::open(&target, gate, Weak::new(), Teller::here(Announcer::new(true))).await;
+        keeper.configure(Settings::default());
+        keeper.order(|scrub, now| scrub.start(now, None, None)).unwrap();
+        test(Rc::clone(&keeper), device).await;
+        keeper.close().await;
+    });
+}
+
+async fn until(keeper: &Keeper, is_so: impl Fn(&ScrubStatus) -> bool) -> ScrubStatus {
+    let start = now();
+    loop {
+        let status = keeper.status();
+        if is_so(&status) {
+            return status;
+        }
+        assert!(now() - start < Duration::from_secs(60), "{status:?}");
+        sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[test]
+fn a_device_that_holds_copies_mends_what_is_bad() {
+    let device = Ailing { bad: RefCell::new(vec![0, 300, 999]), ..Ailing::new(true) };
+    with_scrub(device, |keeper, device| async move {
+        let status = until(&keeper, |status| status.state == StateWord::Idle).await;
+        let run = &status.runs[0];
+        assert_eq!((run.blocks, run.bad, run.repaired, run.lost), (BLOCKS, 3, 3, 0));
+        assert!(!status.has_damage());
+        assert!(device.asked.borrow().iter().all(|(kind, _)| *kind == OperationKind::Repair));
+    });
+}
+
+#[test]
+fn a_medium_that_names_no_block_is_asked_until_each_is_known() {
+    let device = Ailing { dead: vec![5, 6, 257, 999], ..Ailing::new(false) };
+    with_scrub(device, |keeper, device| async move {
+        let status = until(&keeper, |status| status.state == StateWord::Idle).await;
+        let run = &status.runs[0];
+        assert_eq!((run.blocks, run.bad, run.repaired, run.lost), (BLOCKS, 4, 0, 4));
+        assert!(status.has_damage());
+        let asked = device.asked.borrow();
+        assert!(asked.iter().all(|(kind, _)| *kind == OperationKind::Verify));
+        assert!(asked.len() < 200, "{} requests for four blocks", asked.len());
+    });
+}
+
+#[test]
+fn a_device_that_is_away_is_no_damage() {
+    let device = Ailing::new(false);
+    device.is_away.set(true);
+    with_scrub(device, |keeper, device| async move {
+        let status = until(&keeper, |status| status.trouble.is_some()).await;
+        assert_eq!((status.state, status.position, status.has_damage()), (StateWord::Running, 0, false));
+        assert!(status.trouble.unwrap().contains("it is away"));
+        assert_eq!(device.asked.borrow().len(), 1, "it is left alone for a while");
+        device.is_away.set(false);
+        // Somebody who knows that it is back need not wait.
+        keeper.order(|scrub, now| scrub.start(now, None, None)).unwrap();
+        let status = until(&keeper, |status| status.state == StateWord::Idle).await;
+        assert_eq!((status.runs[0].blocks, status.trouble), (BLOCKS, None));
+    });
+}

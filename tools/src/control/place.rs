@@ -1,0 +1,211 @@
+//! Where control sockets are: one rule for servers, which make them, and commands, which look for them.
+//!
+//! The folder is `$XDG_RUNTIME_DIR/sealblock`, or `/run/user/UID/sealblock`, or `/tmp/sealblock-UID`: the first whose parent is
+//! there and, but for `/tmp`, belongs to this user. It has mode 0700. In it each server has `PID.sock` with mode 0600. A folder
+//! that belongs to anybody else, or that others can enter, is not used.
+//!
+//! Invariants: a socket gets its name when it listens already and has its mode, so one that refuses connections is that of a
+//! server which is gone, and may be removed by whoever meets it.
+
+use std::env;
+use std::ffi::OsStr;
+use std::fs::{self, DirBuilder, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+/// A listening socket whose file goes away with it.
+#[derive(Debug)]
+pub struct Socket {
+    /// The socket.
+    pub listener: UnixListener,
+    path: PathBuf,
+    inode: (u64, u64),
+}
+
+impl Socket {
+    /// Listens in this user's folder, and removes sockets of servers that are gone.
+    ///
+    /// # Errors
+    /// When there is no folder that can be used, or no socket can be made in it.
+    pub fn in_folder() -> io::Result<Socket> {
+        let folder = candidates(user()?).next().ok_or_else(|| other("there is no folder for it"))?;
+        make_private(&folder)?;
+        for path in sockets_in(&folder) {
+            remove_if_dead(&path);
+        }
+        let path = folder.join(format!("{}.sock", std::process::id()));
+        // A process of this number can only have been another one.
+        let _ = fs::remove_file(&path);
+        Socket::make(&path)
+    }
+
+    /// Listens at a path, where a socket of a server that is gone may be.
+    ///
+    /// # Errors
+    /// When something else is there, or a server listens on it.
+    pub fn at(path: &Path) -> io::Result<Socket> {
+        match fs::symlink_metadata(path) {
+            Ok(there) if !there.file_type().is_socket() => return Err(other("something else is there")),
+            Ok(_) if !remove_if_dead(path) => return Err(io::ErrorKind::AddrInUse.into()),
+            _ => {}
+        }
+        Socket::make(path)
+    }
+
+    /// Makes it where only this user can look, and moves it to its place when it is complete.
+    fn make(path: &Path) -> io::Result<Socket> {
+        let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+        let draft = parent.join(format!(".sealblock-{}", std::process::id()));
+        DirBuilder::new().mode(0o700).create(&draft)?;
+        let made = make_in(&draft.join("s"), path);
+        // Nothing is left in it, or what failed is the thing to tell.
+        let _ = fs::remove_file(draft.join("s"));
+        let _ = fs::remove_dir(&draft);
+        made
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+fn make_in(draft: &Path, path: &Path) -> io::Result<Socket> {
+    let listener = UnixListener::bind(draft)?;
+    fs::set_permissions(draft, Permissions::from_mode(0o600))?;
+    let made = fs::symlink_metadata(draft)?;
+    fs::rename(draft, path)?;
+    Ok(Socket { listener, path: path.to_owned(), inode: (made.dev(), made.ino()) })
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        // Somebody else may have taken the name since.
+        let is_ours = fs::symlink_metadata(&self.path).is_ok_and(|there| (there.dev(), there.ino()) == self.inode);
+        if is_ours {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// The sockets of this user's servers, some of which may be gone.
+pub fn sockets() -> Vec<PathBuf> {
+    let Ok(user) = user() else { return Vec::new() };
+    let folders: Vec<_> = candidates(user).filter(|folder| is_private(folder, user)).collect();
+    folders.iter().flat_map(|folder| sockets_in(folder)).collect()
+}
+
+fn sockets_in(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    let mut paths: Vec<_> = entries.filter(|path| path.extension() == Some(OsStr::new("sock"))).collect();
+    paths.sort();
+    paths
+}
+
+/// Folders that may be used, best first, whether or not they are there.
+fn candidates(user: u32) -> impl Iterator<Item = PathBuf> {
+    let from_environment = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
+    let usual = PathBuf::from(format!("/run/user/{user}"));
+    let is_own = move |path: &PathBuf| fs::metadata(path).is_ok_and(|there| there.is_dir() && there.uid() == user);
+    let own = from_environment.into_iter().chain([usual]).filter(is_own).map(|path| path.join("sealblock"));
+    own.chain([PathBuf::from(format!("/tmp/sealblock-{user}"))])
+}
+
+/// Makes the folder if it is not there, and refuses one that others could have a hand in.
+fn make_private(folder: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    if is_private(folder, user()?) {
+        return Ok(());
+    }
+    Err(other(&format!("{} is not a folder of this user alone (mode 0700)", folder.display())))
+}
+
+fn is_private(folder: &Path, user: u32) -> bool {
+    let is_private = |there: fs::Metadata| there.is_dir() && there.uid() == user && there.mode() & 0o077 == 0;
+    fs::symlink_metadata(folder).is_ok_and(is_private)
+}
+
+/// Removes a socket that refuses connections. Whether nothing is left of it.
+fn remove_if_dead(path: &Path) -> bool {
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path).is_ok(),
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+        Ok(_) => false,
+    }
+}
+
+/// This process' effective user: the owner of its own entry.
+fn user() -> io::Result<u32> {
+    Ok(fs::metadata("/proc/self")?.uid())
+}
+
+fn other(why: &str) -> io::Error {
+    io::Error::other(why.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::symlink_metadata(path).unwrap().mode() & 0o777
+    }
+
+    #[test]
+    fn a_socket_is_its_users_alone_and_goes_away() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("c");
+        let socket = Socket::at(&path).unwrap();
+        assert_eq!((mode(&path), socket.path()), (0o600, path.as_path()));
+        assert!(UnixStream::connect(&path).is_ok());
+        assert_eq!(Socket::at(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no draft is left");
+        drop(socket);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_dead_socket_is_replaced_and_anything_else_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("c");
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(path.exists());
+        drop(Socket::at(&path).unwrap());
+        fs::write(&path, "a diary").unwrap();
+        assert!(Socket::at(&path).unwrap_err().to_string().contains("something else"));
+        assert_eq!(fs::read(&path).unwrap(), b"a diary");
+    }
+
+    #[test]
+    fn a_name_that_somebody_else_has_taken_is_not_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("c");
+        let socket = Socket::at(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "another").unwrap();
+        drop(socket);
+        assert_eq!(fs::read(&path).unwrap(), b"another");
+    }
+
+    #[test]
+    fn a_folder_that_others_can_enter_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sealblock");
+        make_private(&path).unwrap();
+        assert_eq!(mode(&path), 0o700);
+        make_private(&path).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+        assert!(make_private(&path).unwrap_err().to_string().contains("mode 0700"));
+        let elsewhere = folder.path().join("elsewhere");
+        fs::create_dir(&elsewhere).unwrap();
+        fs::set_permissions(&elsewhere, Permissions::from_mode(0o700)).unwrap();
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(&elsewhere, &link).unwrap();
+        assert!(make_private(&link).is_err(), "a link is somebody's idea");
+    }
+}

@@ -1,0 +1,209 @@
+//! What goes over a control socket: a request and an answer, each one JSON object on one line.
+//!
+//! Lines come from whoever may open the socket: they are bounded, and what they say is checked before anything is done. A
+//! request of another version is refused with this one's number; fields that are not known are skipped, commands are not.
+
+use std::net::SocketAddr;
+use std::num::NonZeroU64;
+
+use serde::{Deserialize, Serialize};
+
+use super::status::ScrubStatus;
+
+/// The version of both.
+pub const VERSION: u32 = 1;
+/// Bytes of a request at most, its end of line included: more than the longest target needs.
+pub const MOST_REQUEST_BYTES: usize = 256 << 10;
+/// Bytes of an answer at most.
+pub const MOST_ANSWER_BYTES: usize = 1 << 20;
+
+/// What is asked of a server.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Request {
+    /// [`VERSION`].
+    pub version: u32,
+    /// What it is about.
+    pub target: Name,
+    /// What is to be done.
+    #[serde(flatten)]
+    pub order: Order,
+}
+
+/// What is to be done with a target.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "snake_case")]
+pub enum Order {
+    /// Tell how its scrub is.
+    ScrubStatus,
+    /// Begin a run, or have one that is held go on.
+    ScrubStart {
+        /// The first block, if it is not 0.
+        from: Option<u64>,
+        /// Bytes a second, if not the usual.
+        rate: Option<NonZeroU64>,
+    },
+    /// Hold the run.
+    ScrubPause,
+    /// End the run.
+    ScrubStop,
+}
+
+/// A target as a command has it: by what it is called, by where its file is, or by what it is called over NVMe/TCP.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Name {
+    /// Its canonical text.
+    pub text: String,
+    /// The canonical path, of a file or a block device.
+    pub path: Option<String>,
+    /// The NQN of the subsystem.
+    pub nqn: Option<String>,
+    /// Which namespace of it.
+    pub nsid: Option<u32>,
+    /// Where it is served, for a target that says so; only addresses of this machine.
+    #[serde(default)]
+    pub addresses: Vec<SocketAddr>,
+}
+
+/// What a server answers.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Answer {
+    /// [`VERSION`].
+    pub version: u32,
+    /// What came of it.
+    #[serde(flatten)]
+    pub outcome: Outcome,
+}
+
+/// What came of a request.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    /// It was done; this is how the scrub is now.
+    Scrub(Box<ScrubStatus>),
+    /// It was not done.
+    Error(Problem),
+}
+
+/// Why a request was not carried out.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Problem {
+    /// For programs.
+    pub kind: ProblemKind,
+    /// For people.
+    pub why: String,
+}
+
+/// What kind of a problem it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProblemKind {
+    /// Nothing of that name is served here.
+    UnknownTarget,
+    /// Several things of that name are.
+    AmbiguousTarget,
+    /// The request cannot be read.
+    BadRequest,
+    /// It is of another version.
+    Version,
+    /// It cannot be meant: a block past the end.
+    Usage,
+    /// It cannot be done now.
+    Refused,
+    /// It failed.
+    Failed,
+    /// One that a later version has.
+    #[serde(other)]
+    Other,
+}
+
+impl Problem {
+    /// A problem with its reason.
+    pub fn new(kind: ProblemKind, why: impl std::fmt::Display) -> Problem {
+        Problem { kind, why: why.to_string() }
+    }
+}
+
+impl Request {
+    /// Reads a line without its end.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn read(line: &[u8]) -> Result<Request, Problem> {
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: u32,
+        }
+        let bad = |error: serde_json::Error| Problem::new(ProblemKind::BadRequest, error);
+        let Versioned { version } = serde_json::from_slice(line).map_err(bad)?;
+        if version != VERSION {
+            let why = format!("the request has version {version}, and this server knows version {VERSION}");
+            return Err(Problem::new(ProblemKind::Version, why));
+        }
+        serde_json::from_slice(line).map_err(bad)
+    }
+}
+
+/// The line of a request or an answer, with its end.
+pub fn line_of(message: &impl Serialize) -> Vec<u8> {
+    let mut line = serde_json::to_vec(message).expect("there is nothing in it that JSON does not have");
+    line.push(b'\n');
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(order: Order) -> Request {
+        let target = Name { text: "v".to_owned(), path: Some("/v".to_owned()), ..Name::default() };
+        Request { version: VERSION, target, order }
+    }
+
+    #[test]
+    fn requests_come_back() {
+        for order in [
+            Order::ScrubStatus,
+            Order::ScrubStart { from: Some(7), rate: NonZeroU64::new(9) },
+            Order::ScrubStart { from: None, rate: None },
+            Order::ScrubPause,
+            Order::ScrubStop,
+        ] {
+            let line = line_of(&request(order.clone()));
+            assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
+            assert_eq!(Request::read(&line[..line.len() - 1]), Ok(request(order)));
+        }
+    }
+
+    #[test]
+    fn a_request_is_what_is_documented() {
+        let line = br#"{"version":1,"command":"scrub_start","target":{"text":"v"},"rate":1048576,"new":true}"#;
+        let read = Request::read(line).unwrap();
+        assert_eq!(read.order, Order::ScrubStart { from: None, rate: NonZeroU64::new(1 << 20) });
+        assert_eq!(read.target, Name { text: "v".to_owned(), ..Name::default() });
+    }
+
+    #[test]
+    fn what_is_no_request_is_refused_for_its_reason() {
+        for (line, kind) in [
+            ("", ProblemKind::BadRequest),
+            ("{", ProblemKind::BadRequest),
+            ("[1]", ProblemKind::BadRequest),
+            (r#"{"version":2,"anything":1}"#, ProblemKind::Version),
+            (r#"{"version":1}"#, ProblemKind::BadRequest),
+            (r#"{"version":1,"command":"reboot","target":{"text":"v"}}"#, ProblemKind::BadRequest),
+            (r#"{"version":1,"command":"scrub_stop"}"#, ProblemKind::BadRequest),
+            (r#"{"version":1,"command":"scrub_start","target":{"text":"v"},"rate":0}"#, ProblemKind::BadRequest),
+            (r#"{"version":1,"command":"scrub_start","target":{"text":"v"},"from":-1}"#, ProblemKind::BadRequest),
+        ] {
+            assert_eq!(Request::read(line.as_bytes()).unwrap_err().kind, kind, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_problem_of_a_later_version_is_still_one() {
+        let line = r#"{"version":1,"error":{"kind":"moon_phase","why":"full"}}"#;
+        let answer: Answer = serde_json::from_str(line).unwrap();
+        let Outcome::Error(problem) = answer.outcome else { panic!("an error") };
+        assert_eq!((problem.kind, problem.why.as_str()), (ProblemKind::Other, "full"));
+    }
+}

@@ -1,0 +1,191 @@
+//! How a scrub is, as it is told: what `scrub status --json` prints, and what a server answers.
+
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+use sealblock_block::Geometry;
+use sealblock_scrub::{Counts, Ended, Phase, Record, Run, State, View};
+use serde::{Deserialize, Serialize};
+
+/// How the scrub of a target is. `docs/formats/json.md` is the contract. Times are seconds since 1970.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ScrubStatus {
+    /// The target, as it is served, or as it was asked for.
+    pub target: String,
+    /// The process that serves it; nothing when none does.
+    pub server_pid: Option<u32>,
+    /// What the scrub does.
+    pub state: StateWord,
+    /// Whether it gives way to other requests just now.
+    pub yielding: bool,
+    /// The next block that is checked.
+    pub position: u64,
+    /// Blocks of the target.
+    pub blocks: u64,
+    /// Bytes in a block.
+    pub block_size: usize,
+    /// How far the run is, from 0 to 100.
+    pub percent: f64,
+    /// The limit, in bytes a second.
+    pub rate: Option<NonZeroU64>,
+    /// Bytes a second of the run until now.
+    pub speed: Option<u64>,
+    /// Seconds that are left at that speed.
+    pub left_s: Option<u64>,
+    /// Seconds between runs.
+    pub every_s: Option<u64>,
+    /// When the next one begins by itself.
+    pub next_unix_s: Option<u64>,
+    /// When one over all blocks was finished last.
+    pub completed_unix_s: Option<u64>,
+    /// The run under way.
+    pub run: Option<RunStatus>,
+    /// The last runs, oldest first.
+    pub runs: Vec<RunStatus>,
+    /// Where all this is kept.
+    pub kept: KeptWord,
+    /// Why it is kept nowhere.
+    pub kept_why: Option<String>,
+    /// What keeps the scrub from going on.
+    pub trouble: Option<String>,
+}
+
+/// What a scrub does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StateWord {
+    /// Nothing.
+    Idle,
+    /// It checks blocks.
+    Running,
+    /// It is held by hand.
+    Paused,
+    /// It waits for its schedule.
+    Waiting,
+    /// It has a run under way, which goes on when the target is served.
+    Interrupted,
+}
+
+/// Where the state is kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KeptWord {
+    /// Beside the blocks.
+    OnDisk,
+    /// In the server, until it ends.
+    InMemory,
+}
+
+/// A run.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct RunStatus {
+    /// When it was started.
+    pub started_unix_s: u64,
+    /// When it ended.
+    pub ended_unix_s: Option<u64>,
+    /// Its first block.
+    pub from: u64,
+    /// Blocks that were checked.
+    pub blocks: u64,
+    /// Blocks that were bad.
+    pub bad: u64,
+    /// Of these, those that were written anew from another copy.
+    pub repaired: u64,
+    /// Of these, those that were not.
+    pub lost: u64,
+    /// How it ended.
+    pub result: Option<ResultWord>,
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ResultWord {
+    /// At the last block.
+    Finished,
+    /// By hand.
+    Stopped,
+}
+
+impl ScrubStatus {
+    /// The status of a target that is not served, from what is kept.
+    pub fn kept(target: String, geometry: &Geometry, record: &Record) -> ScrubStatus {
+        let state = match record.phase {
+            Phase::Idle => StateWord::Idle,
+            Phase::Running => StateWord::Interrupted,
+            Phase::Paused => StateWord::Paused,
+        };
+        let blocks = geometry.capacity_blocks;
+        ScrubStatus {
+            target,
+            server_pid: None,
+            state,
+            yielding: false,
+            position: record.position,
+            blocks,
+            block_size: geometry.block_size.bytes(),
+            percent: if blocks == 0 { 0.0 } else { record.position as f64 * 100.0 / blocks as f64 },
+            rate: record.rate,
+            speed: None,
+            left_s: None,
+            every_s: None,
+            next_unix_s: None,
+            completed_unix_s: record.completed_unix_s,
+            run: (record.phase != Phase::Idle).then(|| RunStatus::under_way(record)),
+            runs: record.runs.iter().map(RunStatus::ended).collect(),
+            kept: KeptWord::OnDisk,
+            kept_why: None,
+            trouble: None,
+        }
+    }
+
+    /// The status of a target that this process serves.
+    pub fn served(target: String, geometry: &Geometry, view: &View, every: Option<Duration>) -> ScrubStatus {
+        let state = match view.state {
+            State::Idle => StateWord::Idle,
+            State::Running => StateWord::Running,
+            State::Paused => StateWord::Paused,
+            State::Waiting => StateWord::Waiting,
+        };
+        ScrubStatus {
+            server_pid: Some(std::process::id()),
+            state,
+            yielding: view.is_yielding,
+            rate: view.rate,
+            speed: view.speed.map(|speed| speed as u64),
+            left_s: view.left_s,
+            every_s: every.map(|every| every.as_secs()),
+            next_unix_s: view.next_unix_s,
+            ..ScrubStatus::kept(target, geometry, &view.record)
+        }
+    }
+
+    /// Whether the run under way, or without one the last, has met blocks that are bad still.
+    pub fn has_damage(&self) -> bool {
+        self.run.as_ref().or(self.runs.last()).is_some_and(|run| run.lost > 0)
+    }
+}
+
+impl RunStatus {
+    /// A run that has ended.
+    pub fn ended(run: &Run) -> RunStatus {
+        let result = match run.ended {
+            Ended::Finished => ResultWord::Finished,
+            Ended::Stopped => ResultWord::Stopped,
+        };
+        RunStatus {
+            ended_unix_s: Some(run.ended_unix_s),
+            result: Some(result),
+            ..RunStatus::of(run.started_unix_s, run.from, run.counts)
+        }
+    }
+
+    fn under_way(record: &Record) -> RunStatus {
+        RunStatus::of(record.started_unix_s, record.from, record.counts)
+    }
+
+    fn of(started_unix_s: u64, from: u64, counts: Counts) -> RunStatus {
+        let Counts { blocks, bad, repaired, lost } = counts;
+        RunStatus { started_unix_s, ended_unix_s: None, from, blocks, bad, repaired, lost, result: None }
+    }
+}
