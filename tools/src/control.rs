@@ -4,6 +4,7 @@
 //! for the target it means (`client.rs`), in lines of JSON (`protocol.rs`), as drawn in `docs/formats/json.md`.
 
 pub mod client;
+pub mod legs;
 pub mod place;
 pub mod protocol;
 pub mod status;

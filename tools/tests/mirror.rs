@@ -226,6 +226,24 @@ fn legs_are_added_replaced_and_taken_out() {
     assert!(place.blocks("d", 0, 1023) == data);
 }
 
+#[test]
+fn a_leg_is_replaced_while_the_mirror_is_in_use() {
+    let place = Place::new();
+    filled(&place, 2048);
+    place.run(&format!("create c --size {}", 2048 * BLOCK)).succeeds();
+    let server = Server::start(&place, "mirror:a,b");
+    place.write("piece", &noise(9, 512 * BLOCK));
+    let writer = load(&place, &format!("offset:100..611,{}", server.target("mirror")), "piece");
+    place.run("mirror status mirror:a,b").succeeds().says(&["a: current", "b: current"]);
+    place.run("mirror replace mirror:a,b b c").succeeds().says(&["a: current", "c: current"]);
+    place.run("mirror remove mirror:a,b x").fails(2, &["no leg x"]);
+    end(writer);
+    server.stop().is_clean();
+    place.run("compare a c").succeeds();
+    place.run("verify mirror:a,c").succeeds();
+    place.run("verify mirror:a,b").fails(3, &["never was a leg"]);
+}
+
 /// Copies this into a target, over and over, until told to stop; what became of the copies does not matter.
 fn load(place: &Place, target: &str, file: &str) -> Child {
     let script = format!("while \"$0\" copy {file} {target} 2>/dev/null; do :; done");

@@ -12,7 +12,8 @@ use sealblock_units::{BlockSize, Lba};
 use super::Gate;
 use crate::OperationKind::{Read, Verify, Write};
 use crate::{
-    Ability, Answer, Device, Durability, Error, Failure, FaultField, Operation, OperationKind, Outcome, Stack,
+    Abilities, Ability, Answer, Device, Durability, Error, Failure, FaultField, Geometry, Operation, OperationKind,
+    Outcome, Stack,
 };
 use tiny::{CAPACITY, TYPE1, Tiny, extent, full, numbered, run, write};
 

@@ -3,8 +3,6 @@
 use std::fmt::Write;
 
 use sealblock_block::{Abilities, Ability, Device};
-use sealblock_layers_mirror::label::Standing;
-use sealblock_layers_mirror::{Description as MirrorDescription, LegDescription};
 use sealblock_layers_multipath::{Observer, PathStatus};
 use sealblock_media_nbd::Facts as NbdFacts;
 use sealblock_media_nvme_tcp::{Facts as RemoteFacts, Protection};
@@ -14,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::create::{protection_words, uuid_words};
 use crate::cli::Info;
+use crate::control::legs::MirrorStatus;
 use crate::exit::{Exit, Failure};
 use crate::report::{print_json, say};
 use crate::stack::{Access, Facts, Opened, on_reactor, open};
@@ -108,51 +107,9 @@ fn facts_json(facts: &Facts) -> Value {
         "remote": facts.remote.as_ref().map(remote_json),
         "export": facts.export.as_ref().map(export_json),
         "paths": facts.paths.as_ref().map(|paths| paths.paths().iter().map(path_json).collect::<Vec<_>>()),
-        "mirror": facts.mirror.as_ref().map(|mirror| mirror_json(&mirror.describe())),
+        "mirror": facts.mirror.as_ref().map(|mirror| MirrorStatus::of(&mirror.describe())),
         "below": facts.below.iter().map(facts_json).collect::<Vec<_>>(),
     })
-}
-
-/// A mirror, for programs.
-pub fn mirror_json(mirror: &MirrorDescription) -> Value {
-    let leg = |leg: &LegDescription| {
-        json!({
-            "leg": leg.name,
-            "standing": leg.standing.as_str(),
-            "here": leg.is_here,
-            "trouble": Some(&leg.why).filter(|why| !why.is_empty()),
-            "missed_bytes": leg.missed_bytes,
-            "copied_bytes": leg.copied_bytes,
-            "healed_blocks": leg.healed_blocks,
-            "failures": leg.failures,
-        })
-    };
-    json!({
-        "uuid": uuid_words(&mirror.uuid),
-        "region_bytes": mirror.region_bytes,
-        "unsettled_bytes": mirror.unsettled_bytes,
-        "lost_blocks": mirror.lost_blocks,
-        "legs": mirror.legs.iter().map(leg).collect::<Vec<_>>(),
-    })
-}
-
-/// A mirror, for people.
-pub fn mirror_text(mirror: &MirrorDescription) -> String {
-    let mut lines = Lines::default();
-    lines.put("uuid", uuid_words(&mirror.uuid));
-    for leg in mirror.legs.iter().filter(|leg| leg.standing != Standing::Removed) {
-        let missed = match leg.missed_bytes {
-            0 => String::new(),
-            bytes => format!(", lacks {} at most", ByteCount::new(bytes)),
-        };
-        let why = if leg.why.is_empty() { String::new() } else { format!(": {}", leg.why) };
-        let here = if leg.is_here { "" } else { ", not here" };
-        lines.put("leg", format!("{}: {}{here}{missed}{why}", leg.name, leg.standing.as_str()));
-    }
-    if mirror.unsettled_bytes > 0 {
-        lines.put("unsettled", format!("{}, made alike when it is in use", ByteCount::new(mirror.unsettled_bytes)));
-    }
-    lines.0
 }
 
 fn path_json(path: &PathStatus) -> Value {
@@ -287,7 +244,7 @@ fn facts_text(lines: &mut Lines, facts: &Facts) {
         export_text(lines, export);
     }
     if let Some(mirror) = &facts.mirror {
-        lines.0.push_str(&mirror_text(&mirror.describe()));
+        lines.0.push_str(&MirrorStatus::of(&mirror.describe()).words());
     }
     for path in facts.paths.iter().flat_map(Observer::paths) {
         let state = match &path.trouble {

@@ -64,7 +64,7 @@ fn unserved(doing: &str, target: &ServedName) -> Failure {
 }
 
 /// What servers know a target by.
-fn name_of(target: &ServedName) -> Result<Name, Failure> {
+pub fn name_of(target: &ServedName) -> Result<Name, Failure> {
     let name = Name { text: target.to_string(), ..Name::default() };
     Ok(match target {
         ServedName::Subsystem(nqn, nsid) => {

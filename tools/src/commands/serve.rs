@@ -11,6 +11,7 @@ mod devices;
 mod embedded;
 mod hangup;
 mod identity;
+mod legs;
 mod lifetime;
 mod listeners;
 mod log;

@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::legs::MirrorStatus;
 use super::place;
 use super::protocol::{
     Answer, MOST_ANSWER_BYTES, Name, Order, Outcome, Problem, ProblemKind, Request, VERSION, line_of,
@@ -61,9 +62,34 @@ impl Found {
             Err(error) => Err(of_socket(&error).on(self.socket.display())),
         }
     }
+
+    /// Has the server do something with the legs of a mirror; gives how they are then.
+    ///
+    /// # Errors
+    /// Why it was not done.
+    pub fn order_legs(&self, doing: &str, order: Order) -> Result<MirrorStatus, Failure> {
+        match ask_anything(&self.socket, &self.name, order) {
+            Ok(Outcome::Mirror(status)) => Ok(*status),
+            Ok(Outcome::Error(problem)) => Err(of_problem(doing, &problem).on(&self.name.text)),
+            Ok(Outcome::Scrub(_)) => Err(of_problem(doing, &answered_otherwise()).on(&self.name.text)),
+            Err(error) => Err(of_socket(&error).on(self.socket.display())),
+        }
+    }
 }
 
 fn ask(socket: &Path, name: &Name, order: Order) -> io::Result<Result<ScrubStatus, Problem>> {
+    Ok(match ask_anything(socket, name, order)? {
+        Outcome::Scrub(status) => Ok(*status),
+        Outcome::Mirror(_) => Err(answered_otherwise()),
+        Outcome::Error(problem) => Err(problem),
+    })
+}
+
+fn answered_otherwise() -> Problem {
+    Problem::new(ProblemKind::Failed, "the server answers something else than it was asked for")
+}
+
+fn ask_anything(socket: &Path, name: &Name, order: Order) -> io::Result<Outcome> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
@@ -74,13 +100,11 @@ fn ask(socket: &Path, name: &Name, order: Order) -> io::Result<Result<ScrubStatu
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server's answer ends too soon"));
     }
     let answer: Answer = serde_json::from_slice(&line).map_err(io::Error::from)?;
-    match answer.outcome {
-        _ if answer.version != VERSION => {
-            Ok(Err(Problem::new(ProblemKind::Version, format!("the server answers in version {}", answer.version))))
-        }
-        Outcome::Scrub(status) => Ok(Ok(*status)),
-        Outcome::Error(problem) => Ok(Err(problem)),
+    if answer.version != VERSION {
+        let why = format!("the server answers in version {}", answer.version);
+        return Ok(Outcome::Error(Problem::new(ProblemKind::Version, why)));
     }
+    Ok(answer.outcome)
 }
 
 fn of_problem(doing: &str, problem: &Problem) -> Failure {

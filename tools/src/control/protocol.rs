@@ -8,6 +8,7 @@ use std::num::NonZeroU64;
 
 use serde::{Deserialize, Serialize};
 
+use super::legs::MirrorStatus;
 use super::status::ScrubStatus;
 
 /// The version of both.
@@ -46,6 +47,18 @@ pub enum Order {
     ScrubPause,
     /// End the run.
     ScrubStop,
+    /// Tell how the legs of a mirror are.
+    MirrorStatus,
+    /// Add a leg to a mirror.
+    MirrorAdd {
+        /// The target that becomes a leg.
+        leg: String,
+    },
+    /// Take a leg out of a mirror.
+    MirrorRemove {
+        /// The leg, as it is called.
+        leg: String,
+    },
 }
 
 /// A target as a command has it: by what it is called, by where its file is, or by what it is called over NVMe/TCP.
@@ -80,6 +93,8 @@ pub struct Answer {
 pub enum Outcome {
     /// It was done; this is how the scrub is now.
     Scrub(Box<ScrubStatus>),
+    /// It was done; this is how the legs are now.
+    Mirror(Box<MirrorStatus>),
     /// It was not done.
     Error(Problem),
 }
@@ -167,6 +182,9 @@ mod tests {
             Order::ScrubStart { from: None, rate: None },
             Order::ScrubPause,
             Order::ScrubStop,
+            Order::MirrorStatus,
+            Order::MirrorAdd { leg: "v".to_owned() },
+            Order::MirrorRemove { leg: "mirror:a,b".to_owned() },
         ] {
             let line = line_of(&request(order.clone()));
             assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);

@@ -20,13 +20,13 @@ use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::net::Stream;
 use sealblock_runtime_reactor::{Homed, Post, spawn, timeout};
 
+use super::legs::MirrorHandle;
 use super::scrub::ScrubHandle;
 use crate::cli::ControlPlace;
 use crate::control::place::Socket;
 use crate::control::protocol::{
-    Answer, MOST_REQUEST_BYTES, Name, Outcome, Problem, ProblemKind, Request, VERSION, line_of,
+    Answer, MOST_REQUEST_BYTES, Name, Order, Outcome, Problem, ProblemKind, Request, VERSION, line_of,
 };
-use crate::control::status::ScrubStatus;
 use crate::exit::{Cause, Failure};
 
 /// Connections at once; further ones are closed as they come.
@@ -55,6 +55,8 @@ pub struct Offer {
     pub listeners: Vec<SocketAddr>,
     /// Its scrub.
     pub scrub: ScrubHandle,
+    /// Its legs, where it is a mirror.
+    pub mirror: Option<MirrorHandle>,
 }
 
 /// What is offered now.
@@ -202,10 +204,7 @@ async fn serve(fd: OwnedFd, offers: &Offers) {
             Ok(line) => (answer(&line, offers).await, true),
             Err(problem) => (Err(problem), false),
         };
-        let outcome = match outcome {
-            Ok(status) => Outcome::Scrub(Box::new(status)),
-            Err(problem) => Outcome::Error(problem),
-        };
+        let outcome = outcome.unwrap_or_else(Outcome::Error);
         let line = line_of(&Answer { version: VERSION, outcome });
         let sent = timeout(ANSWER, stream.send_all([Slice::copy_from(&line)])).await;
         if !goes_on || !matches!(sent, Ok(Ok(()))) {
@@ -237,9 +236,9 @@ async fn next_line(stream: &Stream, received: &mut Vec<u8>) -> Option<Result<Vec
     }
 }
 
-async fn answer(line: &[u8], offers: &Offers) -> Result<ScrubStatus, Problem> {
+async fn answer(line: &[u8], offers: &Offers) -> Result<Outcome, Problem> {
     let request = Request::read(line)?;
-    let scrub = {
+    let offer = {
         let offers = offers.borrow();
         let mut fitting = offers.iter().filter(|offer| offer.is(&request.target));
         let text = &request.target.text;
@@ -248,9 +247,16 @@ async fn answer(line: &[u8], offers: &Offers) -> Result<ScrubStatus, Problem> {
         if fitting.next().is_some() {
             return Err(Problem::new(ProblemKind::AmbiguousTarget, "several namespaces have this name"));
         }
-        offer.scrub.clone()
+        offer.clone()
     };
-    scrub.order(request.order).await
+    match request.order {
+        Order::MirrorStatus | Order::MirrorAdd { .. } | Order::MirrorRemove { .. } => {
+            let no_mirror = || Problem::new(ProblemKind::Usage, format!("{} is no mirror", offer.text));
+            let mirror = offer.mirror.as_ref().ok_or_else(no_mirror)?;
+            mirror.order(request.order).await.map(|status| Outcome::Mirror(Box::new(status)))
+        }
+        scrub => offer.scrub.order(scrub).await.map(|status| Outcome::Scrub(Box::new(status))),
+    }
 }
 
 impl Offer {

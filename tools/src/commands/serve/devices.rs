@@ -9,10 +9,11 @@ use sealblock_exports_nvme_tcp::NamespaceState;
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_runtime_reactor::{CoreGone, CoreHandle, Homed};
 
+use super::legs::MirrorHandle;
 use super::plan::NamespacePlan;
 use super::scrub::{Keeper, ScrubHandle, Teller};
 use crate::exit::{Cause, Failure};
-use crate::stack::{Access, Closer, ReadOnly, open};
+use crate::stack::{Access, Closer, OpenMirror, ReadOnly, open};
 use crate::target::Target;
 
 /// An open device.
@@ -29,6 +30,8 @@ pub struct Device {
     pub volume_uuid: Option<[u8; 16]>,
     /// Its scrub, which begins nothing until it has settings.
     pub scrub: ScrubHandle,
+    /// Its legs, where it is a mirror.
+    pub mirror: Option<MirrorHandle>,
     core: usize,
     closer: Homed<Closer>,
 }
@@ -72,8 +75,9 @@ impl Homes {
         let opened = opened.map_err(|gone| of_core("opening", gone).on(&plan.target))??;
         self.devices[core] += 1;
         let scrub = ScrubHandle::new(self.handles[core].clone(), opened.keeper);
+        let mirror = opened.mirror.map(|mirror| MirrorHandle::new(self.handles[core].clone(), mirror));
         let (shared, volume_uuid, closer) = (opened.shared, opened.volume_uuid, opened.closer);
-        Ok(Device { target: plan.target.clone(), read_only, shared, state, volume_uuid, scrub, core, closer })
+        Ok(Device { target: plan.target.clone(), read_only, shared, state, volume_uuid, scrub, mirror, core, closer })
     }
 
     /// Closes devices, all at once: volumes are clean then.
@@ -105,6 +109,7 @@ impl Homes {
 struct Opened {
     shared: SharedDevice,
     volume_uuid: Option<[u8; 16]>,
+    mirror: Option<Homed<OpenMirror>>,
     closer: Homed<Closer>,
     keeper: Homed<Keeper>,
 }
@@ -120,11 +125,12 @@ async fn at_home(
     if read_only {
         gate = Rc::new(Gate::new(target.to_string(), Stack::new(ReadOnly::new(gate))));
     }
-    let mirror = facts.mirror.as_ref().map(|mirror| mirror.describe().uuid);
+    let mirror_uuid = facts.mirror.as_ref().map(|mirror| mirror.describe().uuid);
     let keeper = Keeper::open(&target, Rc::clone(&gate), state, teller).await;
     Ok(Opened {
         shared: SharedDevice::publish(gate),
-        volume_uuid: facts.volume.as_ref().map(|volume| volume.uuid).or(mirror),
+        volume_uuid: facts.volume.as_ref().map(|volume| volume.uuid).or(mirror_uuid),
+        mirror: facts.mirror.map(Homed::new),
         closer: Homed::new(Rc::new(closer)),
         keeper: Homed::new(keeper),
     })

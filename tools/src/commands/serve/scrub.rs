@@ -73,7 +73,7 @@ impl Keeper {
         let shape = Shape { block_size, capacity_blocks, most_blocks: geometry.limits.verify.get() };
         let keeper = Keeper {
             target: target.clone(),
-            memory: Memory::of(&gate.abilities()),
+            memory: Memory::of(target, &gate.abilities()),
             gate,
             state,
             teller,

@@ -7,6 +7,7 @@ use sealblock_runtime_memory::Slice;
 use sealblock_scrub::FormatError;
 
 use super::Keeper;
+use crate::target::Target;
 
 /// Whether a state is kept on the device, and why not.
 pub(super) struct Memory {
@@ -17,11 +18,12 @@ pub(super) struct Memory {
 
 impl Memory {
     /// What a device with these abilities can keep.
-    pub(super) fn of(abilities: &Abilities) -> Memory {
+    pub(super) fn of(target: &Target, abilities: &Abilities) -> Memory {
         let can = |kind| abilities.of(kind) == Ability::Native;
         let why_not = match (can(OperationKind::ReadAnnex), can(OperationKind::WriteAnnex)) {
             // Its server has a scrub of its own, which keeps its state there.
             (true, _) if abilities.offloads => Some("the device is another host's".to_owned()),
+            (true, true) if is_forgetful(target) => Some("what is in memory ends with the server".to_owned()),
             (true, true) => None,
             (true, false) => Some("the device takes no changes".to_owned()),
             (false, _) => Some("the device has no room beside its blocks".to_owned()),
@@ -36,6 +38,16 @@ impl Memory {
 
     fn give_up(&self, why: String) {
         self.why_not.replace(Some(why));
+    }
+}
+
+/// Whether nothing of a target outlives the server.
+fn is_forgetful(target: &Target) -> bool {
+    match target {
+        Target::Memory(_) | Target::Null(_) => true,
+        Target::Group { legs, .. } => legs.iter().all(is_forgetful),
+        Target::Offset { target, .. } | Target::Fault { target, .. } => is_forgetful(target),
+        Target::File(_) | Target::Linux(_) | Target::NvmeTcp { .. } | Target::Nbd { .. } => false,
     }
 }
 

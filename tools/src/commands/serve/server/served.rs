@@ -19,6 +19,7 @@ impl Server {
             nsid: space.plan.nsid,
             listeners: listeners.clone(),
             scrub: space.device.scrub.clone(),
+            mirror: space.device.mirror.clone(),
         };
         spaces.map(offer).collect()
     }

@@ -1,0 +1,62 @@
+//! The legs of a mirror that is served, as others reach them, from any core.
+
+use std::rc::Rc;
+
+use sealblock_runtime_reactor::{CoreHandle, Homed};
+
+use crate::control::legs::MirrorStatus;
+use crate::control::protocol::{Order, Problem, ProblemKind};
+use crate::exit::{Cause, Failure};
+use crate::stack::OpenMirror;
+use crate::target::Target;
+
+/// A way to a mirror.
+#[derive(Clone)]
+pub struct MirrorHandle {
+    core: CoreHandle,
+    mirror: Homed<OpenMirror>,
+}
+
+impl MirrorHandle {
+    /// The way to a mirror on this core.
+    pub fn new(core: CoreHandle, mirror: Homed<OpenMirror>) -> MirrorHandle {
+        MirrorHandle { core, mirror }
+    }
+
+    /// Does what was ordered; tells how the legs are then.
+    ///
+    /// # Errors
+    /// Why it was not done.
+    pub async fn order(&self, order: Order) -> Result<MirrorStatus, Problem> {
+        let mirror = self.mirror.clone();
+        let done = self.core.call(move || async move {
+            match mirror.get() {
+                Some(mirror) => carry_out(&mirror, order).await,
+                None => Err(Problem::new(ProblemKind::Refused, "it is being closed")),
+            }
+        });
+        done.await.unwrap_or_else(|gone| Err(Problem::new(ProblemKind::Failed, gone)))
+    }
+}
+
+async fn carry_out(mirror: &Rc<OpenMirror>, order: Order) -> Result<MirrorStatus, Problem> {
+    match order {
+        Order::MirrorAdd { leg } => mirror.add(&target(&leg)?).await.map_err(|failure| problem(&failure))?,
+        Order::MirrorRemove { leg } => mirror.remove(&target(&leg)?).await.map_err(|failure| problem(&failure))?,
+        Order::MirrorStatus | Order::ScrubStatus | Order::ScrubStart { .. } | Order::ScrubPause | Order::ScrubStop => {}
+    }
+    Ok(MirrorStatus::of(&mirror.describe()))
+}
+
+fn target(leg: &str) -> Result<Target, Problem> {
+    leg.parse().map_err(|error| Problem::new(ProblemKind::Usage, error))
+}
+
+fn problem(failure: &Failure) -> Problem {
+    let kind = match failure.cause() {
+        Cause::Usage => ProblemKind::Usage,
+        Cause::Io | Cause::Full | Cause::Damaged | Cause::Unread => ProblemKind::Failed,
+        Cause::Unsuitable | Cause::Absent | Cause::Unreachable | Cause::Refused => ProblemKind::Refused,
+    };
+    Problem::new(kind, failure)
+}

@@ -1,0 +1,100 @@
+//! How the legs of a mirror are, as it is told: what `mirror status --json` prints, and what a server answers.
+
+use std::fmt::Write;
+
+use sealblock_layers_mirror::{Description, LegDescription};
+use sealblock_units::ByteCount;
+use serde::{Deserialize, Serialize};
+
+use crate::commands::create::uuid_words;
+
+/// How a mirror is. `docs/formats/json.md` is the contract.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct MirrorStatus {
+    /// Its identity.
+    pub uuid: String,
+    /// Bytes of a region, the unit of what a leg has missed.
+    pub region_bytes: u64,
+    /// Bytes of the regions in which legs may differ just now.
+    pub unsettled_bytes: u64,
+    /// Blocks that were asked for and had no good copy.
+    pub lost_blocks: u64,
+    /// Its legs; those that were taken out are `removed` until their place is given away.
+    pub legs: Vec<LegStatus>,
+}
+
+/// How a leg is.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LegStatus {
+    /// What it is called.
+    pub leg: String,
+    /// `current`, `missing`, `rebuilding` or `removed`.
+    pub standing: String,
+    /// Whether it can be reached.
+    pub here: bool,
+    /// Why not, or why it was left behind.
+    pub trouble: Option<String>,
+    /// Bytes of the regions that it still lacks.
+    pub missed_bytes: u64,
+    /// Bytes copied to bring it up to date since the mirror was opened.
+    pub copied_bytes: u64,
+    /// Blocks on it that were written anew from another leg since then.
+    pub healed_blocks: u64,
+    /// How often it was left behind since then.
+    pub failures: u64,
+}
+
+impl MirrorStatus {
+    /// A mirror as it is now.
+    pub fn of(mirror: &Description) -> MirrorStatus {
+        MirrorStatus {
+            uuid: uuid_words(&mirror.uuid),
+            region_bytes: mirror.region_bytes,
+            unsettled_bytes: mirror.unsettled_bytes,
+            lost_blocks: mirror.lost_blocks,
+            legs: mirror.legs.iter().map(LegStatus::of).collect(),
+        }
+    }
+
+    /// The leg of this name: the newest, should an earlier one have had it.
+    pub fn leg(&self, name: &str) -> Option<&LegStatus> {
+        self.legs.iter().rev().find(|leg| leg.leg == name && leg.standing != "removed")
+    }
+
+    /// A mirror for people: a line for its identity and each leg.
+    pub fn words(&self) -> String {
+        let mut words = format!("{:<16}{}\n", "uuid", self.uuid);
+        for leg in self.legs.iter().filter(|leg| leg.standing != "removed") {
+            let missed = match leg.missed_bytes {
+                0 => String::new(),
+                bytes => format!(", lacks {} at most", ByteCount::new(bytes)),
+            };
+            let healed = if leg.healed_blocks == 0 { String::new() } else { format!(", {} healed", leg.healed_blocks) };
+            let trouble = leg.trouble.as_ref().map_or(String::new(), |why| format!(": {why}"));
+            let here = if leg.here { "" } else { ", not here" };
+            writeln!(words, "{:<16}{}: {}{here}{missed}{healed}{trouble}", "leg", leg.leg, leg.standing)
+                .expect("a text takes what is written to it");
+        }
+        if self.unsettled_bytes > 0 {
+            let bytes = ByteCount::new(self.unsettled_bytes);
+            writeln!(words, "{:<16}{bytes}, where legs may differ just now", "unsettled")
+                .expect("a text takes what is written to it");
+        }
+        words
+    }
+}
+
+impl LegStatus {
+    fn of(leg: &LegDescription) -> LegStatus {
+        LegStatus {
+            leg: leg.name.clone(),
+            standing: leg.standing.as_str().to_owned(),
+            here: leg.is_here,
+            trouble: Some(leg.why.clone()).filter(|why| !why.is_empty()),
+            missed_bytes: leg.missed_bytes,
+            copied_bytes: leg.copied_bytes,
+            healed_blocks: leg.healed_blocks,
+            failures: leg.failures,
+        }
+    }
+}
