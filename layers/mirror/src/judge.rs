@@ -135,7 +135,7 @@ fn refuse_split(labels: &[(usize, &Label)]) -> Result<(), Refusal> {
             if same && a.own == b.own {
                 return Err(Refusal::Twice { first, second });
             }
-            if went_on_without(a, b) && went_on_without(b, a) {
+            if went_on_without(a, b) && went_on_without(b, a) && !is_old(a, b) && !is_old(b, a) {
                 return Err(Refusal::SplitBrain { first, second });
             }
         }
@@ -150,6 +150,11 @@ fn went_on_without(a: &Label, b: &Label) -> bool {
         && member_of(a, b).is_some_and(|at| left_behind(a.members[at].standing))
 }
 
+/// Whether the leg of `b` is an old image of itself: `a` knows of a later label on it.
+pub(crate) fn is_old(a: &Label, b: &Label) -> bool {
+    member_of(a, b).is_some_and(|at| b.generation < a.members[at].seen)
+}
+
 /// The place that `a` has for the leg of `b`.
 fn member_of(a: &Label, b: &Label) -> Option<usize> {
     let id = b.members[b.own].id;
@@ -162,6 +167,11 @@ fn merge(label: &mut Label, other: &Label) {
         return;
     }
     let Some(at) = member_of(label, other) else { return };
+    if is_old(label, other) && label.members[at].standing != Standing::Removed {
+        // What it has missed since was noted for what it was then.
+        leave_behind(&mut label.members[at], &Regions::all(other.dirty.most()));
+        return;
+    }
     let Member { standing, missed, .. } = &mut label.members[at];
     match standing {
         Standing::Current => label.dirty.add(&other.dirty),

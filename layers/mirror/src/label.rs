@@ -29,6 +29,7 @@ const AT_MEMBERS: usize = 56;
 const AT_OWN: usize = 57;
 const AT_STATE: usize = 16;
 const AT_HAS_MISSED: usize = 17;
+const AT_SEEN: usize = 24;
 
 /// What a leg is to the mirror.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -66,6 +67,8 @@ pub struct Member {
     pub standing: Standing,
     /// The regions it may lack; empty where it is current.
     pub missed: Regions,
+    /// The generation of the last label that is known to be on it. With an earlier one it is an old image of itself.
+    pub seen: u64,
 }
 
 /// What is noted on a leg.
@@ -138,6 +141,7 @@ impl Label {
             entry[..16].copy_from_slice(&member.id);
             put::<1>(&mut entry, AT_STATE, member.standing as u64);
             put::<1>(&mut entry, AT_HAS_MISSED, u64::from(!member.missed.is_empty()));
+            put::<8>(&mut entry, AT_SEEN, member.seen);
             bytes.extend_from_slice(&entry);
         }
         bytes.extend_from_slice(&self.dirty.to_bytes());
@@ -212,7 +216,7 @@ fn decode_members(bytes: &[u8], map: &RegionMap) -> Result<(Vec<Member>, Regions
         id.copy_from_slice(&entry[..16]);
         let standing = Standing::ALL.get(usize::from(entry[AT_STATE])).ok_or(LabelError::Field("state of a leg"))?;
         let missed = if entry[AT_HAS_MISSED] == 0 { Regions::none(map.count()) } else { take()? };
-        members.push(Member { id, standing: *standing, missed });
+        members.push(Member { id, standing: *standing, missed, seen: get::<8>(entry, AT_SEEN) });
     }
     Ok((members, dirty))
 }
@@ -249,7 +253,7 @@ pub(crate) mod tests {
     pub(crate) fn label(legs: usize, own: usize, generation: u64) -> Label {
         let map = RegionMap::new(BlockSize::B4096, 64 * 256);
         let none = Regions::none(map.count());
-        let member = |at| Member { id: [at as u8 + 1; 16], standing: Standing::Current, missed: none.clone() };
+        let member = |at| Member { id: [at as u8 + 1; 16], standing: Standing::Current, missed: none.clone(), seen: 0 };
         Label {
             uuid: [9; 16],
             generation,
@@ -269,6 +273,7 @@ pub(crate) mod tests {
         good.dirty.insert(63);
         good.members[2].standing = Standing::Missing;
         good.members[2].missed.insert(5);
+        good.members[1].seen = 76;
         let bytes = good.encode();
         assert_eq!(Label::decode(&bytes), Ok(Some(good)));
         assert_eq!(Label::decode(&[]), Ok(None));

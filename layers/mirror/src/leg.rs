@@ -30,6 +30,8 @@ pub(crate) struct Leg {
     pub number: usize,
     pub id: [u8; 16],
     pub standing: Cell<Standing>,
+    /// The generation of the last label that is known to be on it.
+    pub seen: Cell<u64>,
     /// The regions it lacks, as the labels say.
     pub missed: RefCell<Regions>,
     /// The regions that are still to be brought to it.
@@ -57,6 +59,7 @@ impl Leg {
             number,
             id,
             standing: Cell::new(standing),
+            seen: Cell::new(0),
             left: RefCell::new(missed.clone()),
             missed: RefCell::new(missed),
             device: RefCell::default(),

@@ -79,13 +79,18 @@ impl<C: Clock> Mirror<C> {
             if place < legs.len() { legs[place] = leg.clone() } else { legs.push(leg.clone()) }
         }
         self.begin_rebuild(&leg);
-        self.note().await.map_err(MemberError::Note)
+        let noted = self.note().await;
+        if noted.is_err() {
+            leg.standing.set(Standing::Removed);
+            leg.set_device(None);
+        }
+        noted.map_err(MemberError::Note)
     }
 
     /// Takes a leg out for good. Its content stays as it is.
     ///
     /// # Errors
-    /// When there is no such leg, or no other one that has everything.
+    /// When there is no such leg, no other one that has everything, or it could not be noted; the leg stays then.
     pub async fn remove(&self, name: &str) -> Result<(), MemberError> {
         if self.read_only {
             return Err(MemberError::ReadOnly);
@@ -99,7 +104,13 @@ impl<C: Clock> Mirror<C> {
         leg.standing.set(Standing::Removed);
         leg.set_device(None);
         *leg.missed.borrow_mut() = Regions::none(self.map.count());
-        self.note().await.map_err(MemberError::Note)
+        let noted = self.note().await;
+        if noted.is_err() {
+            // It stays, and has missed what was changed meanwhile.
+            leg.standing.set(Standing::Missing);
+            *leg.missed.borrow_mut() = Regions::all(self.map.count());
+        }
+        noted.map_err(MemberError::Note)
     }
 
     /// Waits until no leg is being brought up to date; whether all that were are.

@@ -9,6 +9,7 @@ use sealblock_block::{
 use sealblock_integrity::PiFormat;
 use sealblock_units::BlockSize;
 
+use crate::drill::Drill;
 use crate::judge::{Found, Known, Refusal, Verdict, judge, leave_behind, leg_id};
 use crate::label::{Label, LabelError, MOST_LEGS, Standing};
 use crate::leg::{Leg, LegSource, has_annex};
@@ -94,6 +95,19 @@ pub enum MirrorError {
 /// # Errors
 /// See [`MirrorError`]. Nothing is changed then.
 pub async fn open<C: Clock>(sources: Vec<LegSource>, clock: C, options: OpenOptions) -> Result<Opened<C>, MirrorError> {
+    open_drill(sources, clock, options, Drill::default()).await
+}
+
+/// Opens a mirror that is not as those that people use; see [`Drill`].
+///
+/// # Errors
+/// As [`open`].
+pub async fn open_drill<C: Clock>(
+    sources: Vec<LegSource>,
+    clock: C,
+    options: OpenOptions,
+    drill: Drill,
+) -> Result<Opened<C>, MirrorError> {
     if !(2..=MOST_LEGS).contains(&sources.len()) {
         return Err(MirrorError::Legs(sources.len()));
     }
@@ -102,8 +116,8 @@ pub async fn open<C: Clock>(sources: Vec<LegSource>, clock: C, options: OpenOpti
     let devices: Vec<Stack> = sources.iter().filter_map(|source| source.device.as_ref().ok().cloned()).collect();
     let is_new = verdict == Verdict::New;
     let parts = match verdict {
-        Verdict::New => assemble_new(sources, &devices, &options)?,
-        Verdict::Known(known) => assemble_known(sources, &devices, known)?,
+        Verdict::New => assemble_new(sources, &devices, &options, &drill)?,
+        Verdict::Known(known) => assemble_known(sources, &devices, known, &drill)?,
     };
     for leg in &parts.legs {
         leg.has_room.set(found.get(leg.number).is_some_and(Found::has_room));
@@ -167,13 +181,19 @@ fn refused(refusal: Refusal, sources: &[LegSource]) -> MirrorError {
     MirrorError::Refused { refusal, legs }
 }
 
-fn assemble_new(sources: Vec<LegSource>, devices: &[Stack], options: &OpenOptions) -> Result<Parts, MirrorError> {
+fn assemble_new(
+    sources: Vec<LegSource>,
+    devices: &[Stack],
+    options: &OpenOptions,
+    drill: &Drill,
+) -> Result<Parts, MirrorError> {
     let block_size = devices[0].geometry().block_size;
     let capacity_blocks = devices.iter().map(|device| device.geometry().capacity_blocks).min().unwrap_or(0);
     let formats: Vec<Option<PiFormat>> = devices.iter().map(|device| device.geometry().protection).collect();
     // Tags that one leg cannot keep cannot be the mirror's.
     let protection = formats[0].filter(|_| formats.windows(2).all(|pair| pair[0] == pair[1]));
-    let map = RegionMap::new(block_size, capacity_blocks);
+    let drilled = drill.region_shift.and_then(|shift| RegionMap::with_shift(capacity_blocks, shift));
+    let map = drilled.unwrap_or_else(|| RegionMap::new(block_size, capacity_blocks));
     let mut legs = Vec::with_capacity(sources.len());
     for (number, source) in sources.into_iter().enumerate() {
         fits(&source, block_size, capacity_blocks)?;
@@ -181,10 +201,16 @@ fn assemble_new(sources: Vec<LegSource>, devices: &[Stack], options: &OpenOption
         legs.push(Rc::new(Leg::new(source, number, id, Standing::Current, Regions::none(map.count()))));
     }
     let geometry = Geometry { block_size, capacity_blocks, protection, limits: limits(devices) };
-    Ok(Parts { geometry, map, uuid: options.identity, legs, notes: Notes::new(0, Regions::none(map.count())) })
+    let notes = Notes::new(0, Regions::none(map.count()));
+    Ok(Parts { geometry, map, uuid: options.identity, legs, notes, mutation: drill.mutation })
 }
 
-fn assemble_known(sources: Vec<LegSource>, devices: &[Stack], known: Known) -> Result<Parts, MirrorError> {
+fn assemble_known(
+    sources: Vec<LegSource>,
+    devices: &[Stack],
+    known: Known,
+    drill: &Drill,
+) -> Result<Parts, MirrorError> {
     let Known { mut label, places } = known;
     let dirty = label.dirty.clone();
     let mut given: Vec<Option<(usize, LegSource)>> = label.members.iter().map(|_| None).collect();
@@ -209,11 +235,18 @@ fn assemble_known(sources: Vec<LegSource>, devices: &[Stack], known: Known) -> R
         if member.standing == Standing::Missing {
             member.missed.add(&dirty);
         }
-        legs.push(Rc::new(Leg::new(source, number, member.id, member.standing, member.missed.clone())));
+        let leg = Leg::new(source, number, member.id, member.standing, member.missed.clone());
+        leg.seen.set(member.seen);
+        legs.push(Rc::new(leg));
     }
     let Label { map, capacity_blocks, block_size, protection, uuid, generation, .. } = label;
     let geometry = Geometry { block_size, capacity_blocks, protection, limits: limits(devices) };
-    Ok(Parts { geometry, map, uuid, legs, notes: Notes::new(generation, dirty) })
+    let notes = Notes::new(generation, dirty);
+    if legs.iter().any(|leg| leg.standing.get() == Standing::Missing) {
+        // Before anybody sees what only the others may have; not at once, for perhaps nobody changes anything.
+        notes.want_left();
+    }
+    Ok(Parts { geometry, map, uuid, legs, notes, mutation: drill.mutation })
 }
 
 /// A member that was not named.

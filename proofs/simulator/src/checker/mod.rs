@@ -206,6 +206,27 @@ impl Checker {
         self.unflushed.clear();
     }
 
+    /// What was not durable may or may not be there from now on, while the machine goes on.
+    pub fn lose(&mut self) {
+        self.blocks.values_mut().for_each(Block::lose);
+        self.unflushed.clear();
+    }
+
+    /// The checker of a device whose versions so far had numbers up to `requests`.
+    pub fn after(patterns: Patterns, requests: u64) -> Checker {
+        Checker { requests, ..Checker::new(patterns) }
+    }
+
+    /// A block holds this, and nothing is known that would be against it.
+    pub fn learn(&mut self, lba: Lba, content: Content) {
+        self.blocks.insert(lba, Block::holding(content));
+    }
+
+    /// Requests so far, each of which has a version of its own.
+    pub fn requests(&self) -> u64 {
+        self.requests
+    }
+
     /// After a crash these blocks were read. After a power cut (`settled`) what is there is durable.
     pub fn audit(&mut self, extent: Extent, found: &Sealed, settled: bool) -> Result<(), Violation> {
         let contents = self.patterns.contents(extent, found).map_err(Violation)?;
