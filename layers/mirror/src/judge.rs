@@ -135,7 +135,7 @@ fn refuse_split(labels: &[(usize, &Label)]) -> Result<(), Refusal> {
             if same && a.own == b.own {
                 return Err(Refusal::Twice { first, second });
             }
-            if went_on_without(a, b) && went_on_without(b, a) && !is_old(a, b) && !is_old(b, a) {
+            if went_on_without(a, b) && went_on_without(b, a) {
                 return Err(Refusal::SplitBrain { first, second });
             }
         }
@@ -143,15 +143,17 @@ fn refuse_split(labels: &[(usize, &Label)]) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Whether `a` is current and notes that the leg of `b` was left behind.
+/// Whether `a` is current and notes that the leg of `b` was left behind, in a label that those who wrote `b` did not know of.
+/// They may not have heard of the last label that they sent.
 fn went_on_without(a: &Label, b: &Label) -> bool {
     let left_behind = |standing| matches!(standing, Standing::Missing | Standing::Removed);
     a.members[a.own].standing == Standing::Current
         && member_of(a, b).is_some_and(|at| left_behind(a.members[at].standing))
+        && member_of(b, a).is_none_or(|at| a.generation > b.members[at].seen + 1)
 }
 
 /// Whether the leg of `b` is an old image of itself: `a` knows of a later label on it.
-pub(crate) fn is_old(a: &Label, b: &Label) -> bool {
+fn is_old(a: &Label, b: &Label) -> bool {
     member_of(a, b).is_some_and(|at| b.generation < a.members[at].seen)
 }
 

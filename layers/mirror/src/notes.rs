@@ -144,6 +144,17 @@ impl<C: Clock> Mirror<C> {
         self.work.notify();
     }
 
+    /// Says that current legs, and those that are being brought up to date, may differ wherever something was not flushed.
+    pub(crate) fn suspect_dirty(&self) {
+        let dirty = self.notes.dirty.borrow();
+        self.notes.suspect.borrow_mut().add(&dirty);
+        self.notes.suspected.set(self.notes.suspected.get() + 1);
+        for leg in self.legs.borrow().iter().filter(|leg| leg.standing.get() == Standing::Rebuilding) {
+            leg.left.borrow_mut().add(&dirty);
+        }
+        self.work.notify();
+    }
+
     /// Makes everything that is known durable on every leg that has room, and on one at least.
     pub(crate) async fn note(&self) -> Result<(), Error> {
         if self.read_only {

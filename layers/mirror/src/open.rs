@@ -18,6 +18,9 @@ use crate::notes::Notes;
 use crate::regions::{RegionMap, Regions};
 use crate::worker::Worker;
 
+/// How far the generations of one opening are from those of the one before, at least.
+const LABELS_APART: u64 = 16;
+
 /// How a mirror is opened.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenOptions {
@@ -241,7 +244,8 @@ fn assemble_known(
     }
     let Label { map, capacity_blocks, block_size, protection, uuid, generation, .. } = label;
     let geometry = Geometry { block_size, capacity_blocks, protection, limits: limits(devices) };
-    let notes = Notes::new(generation, dirty);
+    // Labels that legs write apart must not look like one that was under way when they were parted.
+    let notes = Notes::new(generation + LABELS_APART, dirty);
     if legs.iter().any(|leg| leg.standing.get() == Standing::Missing) {
         // Before anybody sees what only the others may have; not at once, for perhaps nobody changes anything.
         notes.want_left();

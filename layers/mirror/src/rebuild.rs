@@ -26,7 +26,12 @@ impl<C: Clock> Mirror<C> {
         if self.read_only || !self.is_suspect(extent) {
             return Ok(());
         }
-        for piece in extent.split_aligned(self.geometry.limits.transfer) {
+        let suspect: Vec<Extent> = {
+            let suspect = self.notes.suspect.borrow();
+            let regions = self.map.of(extent).filter(|region| suspect.contains(*region));
+            regions.filter_map(|region| common(extent, self.map.extent(region))).collect()
+        };
+        for piece in suspect.into_iter().flat_map(|part| part.split_aligned(self.geometry.limits.transfer)) {
             let _claim = self.claims.take(piece).await;
             if self.make_alike(piece).await? {
                 // What is seen from now on must not depend on the leg that had it.
@@ -190,6 +195,13 @@ impl<C: Clock> Mirror<C> {
             }
         }
     }
+}
+
+/// The blocks that are in both.
+fn common(a: Extent, b: Extent) -> Option<Extent> {
+    let first = a.start().max(b.start()).get();
+    let last = a.last().min(b.last()).get();
+    Extent::from_raw(first, (last + 1).saturating_sub(first)).ok()
 }
 
 fn write_of(extent: Extent, data: Sealed) -> Operation {

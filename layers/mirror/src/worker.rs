@@ -136,8 +136,11 @@ impl<C: Clock> Mirror<C> {
         leg.has_room.set(found.has_room());
         leg.set_device(Some(device));
         leg.why.borrow_mut().clear();
-        if leg.standing.get() == Standing::Missing {
-            self.begin_rebuild(leg);
+        match leg.standing.get() {
+            Standing::Missing => self.begin_rebuild(leg),
+            // What it has lost, others may have.
+            Standing::Current => self.suspect_dirty(),
+            _ => {}
         }
         Ok(())
     }

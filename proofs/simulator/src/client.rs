@@ -322,7 +322,9 @@ impl Client {
         }
         let (one, checks) = (Extent::one(lost), self.checks(lost));
         match self.stack.execute(Operation::Read { extent: one, checks }).await {
-            Err(error) if error.faults().is_some_and(|faults| faults.as_slice().iter().all(|f| f.lba == lost)) => Ok(()),
+            Err(error) if error.faults().is_some_and(|faults| faults.as_slice().iter().all(|f| f.lba == lost)) => {
+                Ok(())
+            }
             other => Err(self.ledger.find(format!("the read of lost block {lost} was answered {other:?}"))),
         }
     }

@@ -34,7 +34,8 @@ impl Trial {
     }
 
     fn excursion(&mut self, present: Vec<bool>) -> Result<(), String> {
-        let known = |leg: &super::legs::Leg, present: bool| !present || !leg.is_in_use() || leg.went_without;
+        let known =
+            |leg: &super::legs::Leg, present: bool| !present || !leg.is_in_use() || (leg.went_without && !leg.is_old);
         let must_split = self.legs.iter().zip(&present).all(|(leg, present)| known(leg, *present));
         self.legs.iter_mut().for_each(|leg| leg.allowed = (0..1 << 12).collect());
         let (patterns, requests) = (self.checker.borrow().patterns(), self.checker.borrow().requests());

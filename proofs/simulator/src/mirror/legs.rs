@@ -33,6 +33,8 @@ pub(super) struct Leg {
     pub is_current: bool,
     /// Something was answered while it was not in use, and the others have noted so.
     pub went_without: bool,
+    /// An older image of it was put in its place, which it may not know.
+    pub is_old: bool,
     pub allowed: BTreeSet<u64>,
 }
 
@@ -66,6 +68,7 @@ impl Leg {
             is_spare: false,
             is_current: true,
             went_without: false,
+            is_old: false,
             allowed: BTreeSet::new(),
         })
     }
@@ -137,7 +140,7 @@ impl Leg {
             self.is_current = false;
         }
         if site.world.rests.get() > 0 {
-            self.went_without = false;
+            (self.went_without, self.is_old) = (false, false);
         }
         self.went_without |= site.world.went_without.borrow()[site.number];
     }

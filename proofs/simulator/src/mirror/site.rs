@@ -85,7 +85,8 @@ impl Site {
             *site.volume.borrow_mut() = Some(session.stack.clone());
             *site.close.borrow_mut() = Some(session.close);
             site.line.set(Line::Up);
-            let plug = Plug { geometry: session.stack.geometry().clone(), inner: session.stack, epoch, site: site.clone() };
+            let plug =
+                Plug { geometry: session.stack.geometry().clone(), inner: session.stack, epoch, site: site.clone() };
             Ok(Stack::new(Gate::new("leg", plug)))
         })
     }

@@ -112,6 +112,9 @@ impl Trial {
             shape.uuid[8] = number as u8 + 1;
             let mut leg = Leg::create(shape, &self.random, &self.trace)?;
             leg.bare = has_bare && number == 1;
+            if leg.bare {
+                self.story.push("leg 1 keeps no label".to_owned());
+            }
             if number == count {
                 (leg.is_spare, leg.is_member, leg.is_current) = (true, false, false);
             }
@@ -165,7 +168,8 @@ impl Trial {
         if is_due && !is_last && before > 0 && before + 2 <= after {
             self.story.push(format!("leg {at} is put back to what it was at label {before}; it had label {after}"));
             (leg.is_current, leg.image) = (false, Some(older));
-            leg.allowed = (0..1 << 20).collect();
+            leg.is_old = true;
+            leg.allowed = (0..1 << 12).collect();
         } else {
             (leg.older, leg.image) = (Some(older), Some(now));
         }

@@ -91,9 +91,8 @@ impl World {
     /// A leg's disk loses what it may. Where no other leg is up to date that is the mirror's loss.
     pub fn restarted(&self, site: &Site) {
         let Some(description) = self.describe() else { return };
-        let is_current = |name: &str| {
-            description.legs.iter().any(|leg| leg.name == name && leg.standing == Standing::Current)
-        };
+        let is_current =
+            |name: &str| description.legs.iter().any(|leg| leg.name == name && leg.standing == Standing::Current);
         let others = description.legs.iter().any(|leg| leg.standing == Standing::Current && leg.name != site.name);
         if is_current(&site.name) && !others {
             self.losses.set(self.losses.get() + 1);
@@ -105,7 +104,8 @@ impl World {
     fn well(&self) -> Vec<(usize, u64)> {
         let Some(description) = self.describe() else { return Vec::new() };
         let is_well = |site: &&Rc<Site>| {
-            let is_it = |leg: &LegDescription| leg.name == site.name && leg.is_here && leg.standing == Standing::Current;
+            let is_it =
+                |leg: &LegDescription| leg.name == site.name && leg.is_here && leg.standing == Standing::Current;
             site.line.get() == Line::Up && !site.bare && description.legs.iter().any(is_it)
         };
         self.sites.borrow().iter().filter(is_well).map(|site| (site.number, site.epoch.get())).collect()
