@@ -5,6 +5,7 @@ use sealblock_block::{Answer, Clock, Durability, Error, Failure, Operation, Outc
 use sealblock_integrity::Sealed;
 use sealblock_units::{Extent, Lba};
 
+use crate::drill::Mutation;
 use crate::mirror::{Legs, Mirror};
 
 /// Leaves the legs suspect, should a change end half-way: it failed, or whoever asked has gone away.
@@ -28,7 +29,10 @@ impl<C: Clock> Mirror<C> {
             return Err(Failure::ReadOnly.into());
         }
         // Two legs could otherwise carry out overlapping writes in different orders, and differ for good.
-        let _claim = self.claims.take(extent).await;
+        let _claim = match self.mutation {
+            Mutation::Unordered => None,
+            _ => Some(self.claims.take(extent).await),
+        };
         self.mark(extent).await?;
         let legs = self.changeable();
         let mut unfinished = Unfinished { mirror: self, extent: Some(extent) };
@@ -57,8 +61,10 @@ impl<C: Clock> Mirror<C> {
         outcomes: Vec<Outcome>,
         undone: Option<&mut Option<Extent>>,
     ) -> Result<(), Error> {
-        if outcomes.iter().all(Result::is_ok) && !legs.is_empty() {
-            return Ok(());
+        if outcomes.iter().all(Result::is_ok) && legs.iter().any(|leg| leg.is_current()) {
+            // A leg that somebody else has left behind was not asked, and lacks this.
+            let is_noted = !self.notes.lacks_left() || self.mutation == Mutation::AnswerEarly;
+            return if is_noted { Ok(()) } else { self.note().await };
         }
         let is_well = legs.iter().zip(&outcomes).any(|(leg, outcome)| outcome.is_ok() && leg.is_current());
         // A request that cannot be met says nothing about the leg.
@@ -74,6 +80,9 @@ impl<C: Clock> Mirror<C> {
                 self.leave(leg, &error.to_string());
             }
             first.get_or_insert(error);
+        }
+        if is_well && self.mutation == Mutation::AnswerEarly {
+            return Ok(());
         }
         if is_well {
             return self.note().await;

@@ -36,6 +36,16 @@ impl Claims {
         claim
     }
 
+    /// Waits until nobody who came before works on, or waits for, any of these blocks.
+    pub async fn pass(&self, extent: Extent) {
+        let ticket = self.next.get();
+        if !self.is_due(ticket, extent) {
+            self.waiting.set(self.waiting.get() + 1);
+            let _waiting = Waiting(self);
+            self.freed.until(|| self.is_due(ticket, extent)).await;
+        }
+    }
+
     fn is_due(&self, ticket: u64, extent: Extent) -> bool {
         !self.queue.borrow().iter().any(|(other, held)| *other < ticket && held.overlaps(extent))
     }

@@ -143,11 +143,18 @@ fn refuse_split(labels: &[(usize, &Label)]) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Whether `a` is current and notes that the leg of `b` was left behind.
+/// Whether `a` is current and notes that the leg of `b` was left behind, in a label that those who wrote `b` did not know of.
+/// They may not have heard of the last label that they sent.
 fn went_on_without(a: &Label, b: &Label) -> bool {
     let left_behind = |standing| matches!(standing, Standing::Missing | Standing::Removed);
     a.members[a.own].standing == Standing::Current
         && member_of(a, b).is_some_and(|at| left_behind(a.members[at].standing))
+        && member_of(b, a).is_none_or(|at| a.generation > b.members[at].seen + 1)
+}
+
+/// Whether the leg of `b` is an old image of itself: `a` knows of a later label on it.
+fn is_old(a: &Label, b: &Label) -> bool {
+    member_of(a, b).is_some_and(|at| b.generation < a.members[at].seen)
 }
 
 /// The place that `a` has for the leg of `b`.
@@ -162,6 +169,11 @@ fn merge(label: &mut Label, other: &Label) {
         return;
     }
     let Some(at) = member_of(label, other) else { return };
+    if is_old(label, other) && label.members[at].standing != Standing::Removed {
+        // What it has missed since was noted for what it was then.
+        leave_behind(&mut label.members[at], &Regions::all(other.dirty.most()));
+        return;
+    }
     let Member { standing, missed, .. } = &mut label.members[at];
     match standing {
         Standing::Current => label.dirty.add(&other.dirty),

@@ -30,6 +30,7 @@ const AT_OWN: usize = 57;
 const AT_STATE: usize = 16;
 const AT_HAS_MISSED: usize = 17;
 const AT_HAS_ROOM: usize = 18;
+const AT_SEEN: usize = 24;
 
 /// What a leg is to the mirror.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -69,6 +70,8 @@ pub struct Member {
     pub has_room: bool,
     /// The regions it may lack; empty where it is current.
     pub missed: Regions,
+    /// The generation of the last label that is known to be on it. With an earlier one it is an old image of itself.
+    pub seen: u64,
 }
 
 /// What is noted on a leg.
@@ -142,6 +145,7 @@ impl Label {
             put::<1>(&mut entry, AT_STATE, member.standing as u64);
             put::<1>(&mut entry, AT_HAS_MISSED, u64::from(!member.missed.is_empty()));
             put::<1>(&mut entry, AT_HAS_ROOM, u64::from(member.has_room));
+            put::<8>(&mut entry, AT_SEEN, member.seen);
             bytes.extend_from_slice(&entry);
         }
         bytes.extend_from_slice(&self.dirty.to_bytes());
@@ -216,7 +220,8 @@ fn decode_members(bytes: &[u8], map: &RegionMap) -> Result<(Vec<Member>, Regions
         id.copy_from_slice(&entry[..16]);
         let standing = Standing::ALL.get(usize::from(entry[AT_STATE])).ok_or(LabelError::Field("state of a leg"))?;
         let missed = if entry[AT_HAS_MISSED] == 0 { Regions::none(map.count()) } else { take()? };
-        members.push(Member { id, standing: *standing, has_room: entry[AT_HAS_ROOM] != 0, missed });
+        let (has_room, seen) = (entry[AT_HAS_ROOM] != 0, get::<8>(entry, AT_SEEN));
+        members.push(Member { id, standing: *standing, has_room, missed, seen });
     }
     Ok((members, dirty))
 }
@@ -253,8 +258,13 @@ pub(crate) mod tests {
     pub(crate) fn label(legs: usize, own: usize, generation: u64) -> Label {
         let map = RegionMap::new(BlockSize::B4096, 64 * 256);
         let none = Regions::none(map.count());
-        let member =
-            |at| Member { id: [at as u8 + 1; 16], standing: Standing::Current, has_room: true, missed: none.clone() };
+        let member = |at| Member {
+            id: [at as u8 + 1; 16],
+            standing: Standing::Current,
+            has_room: true,
+            missed: none.clone(),
+            seen: 0,
+        };
         Label {
             uuid: [9; 16],
             generation,
@@ -274,6 +284,7 @@ pub(crate) mod tests {
         good.dirty.insert(63);
         good.members[2].standing = Standing::Missing;
         good.members[2].missed.insert(5);
+        good.members[1].seen = 76;
         let bytes = good.encode();
         assert_eq!(Label::decode(&bytes), Ok(Some(good)));
         assert_eq!(Label::decode(&[]), Ok(None));

@@ -30,6 +30,8 @@ pub(crate) struct Leg {
     pub number: usize,
     pub id: [u8; 16],
     pub standing: Cell<Standing>,
+    /// The generation of the last label that is known to be on it.
+    pub seen: Cell<u64>,
     /// The regions it lacks, as the labels say.
     pub missed: RefCell<Regions>,
     /// The regions that are still to be brought to it.
@@ -59,6 +61,7 @@ impl Leg {
             standing: Cell::new(member.standing),
             left: RefCell::new(member.missed.clone()),
             missed: RefCell::new(member.missed.clone()),
+            seen: Cell::new(member.seen),
             device: RefCell::default(),
             busy: Cell::new(0),
             has_room: member.has_room,

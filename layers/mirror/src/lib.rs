@@ -13,6 +13,7 @@
 
 mod change;
 mod claims;
+mod drill;
 pub mod judge;
 pub mod label;
 mod leg;
@@ -26,10 +27,11 @@ pub mod regions;
 mod verify;
 mod worker;
 
+pub use drill::{Drill, Mutation};
 pub use leg::{LegSource, Reopen};
 pub use members::MemberError;
 pub use mirror::{Description, LegDescription, Mirror};
-pub use open::{MirrorError, OpenOptions, Opened, open};
+pub use open::{MirrorError, OpenOptions, Opened, open, open_drill};
 pub use worker::Worker;
 
 #[cfg(test)]

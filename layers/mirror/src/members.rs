@@ -72,20 +72,26 @@ impl<C: Clock> Mirror<C> {
         let place = self.free_place().ok_or(MemberError::Full)?;
         let number = self.legs.borrow().iter().map(|leg| leg.number + 1).max().unwrap_or(0);
         let id = leg_id(&self.uuid, self.notes.generation.get() + 1, place);
-        let member = Member { id, standing: Standing::Missing, has_room, missed: Regions::all(self.map.count()) };
+        let missed = Regions::all(self.map.count());
+        let member = Member { id, standing: Standing::Missing, has_room, missed, seen: 0 };
         let leg = Rc::new(Leg::new(source, number, &member));
         {
             let mut legs = self.legs.borrow_mut();
             if place < legs.len() { legs[place] = leg.clone() } else { legs.push(leg.clone()) }
         }
         self.begin_rebuild(&leg);
-        self.note().await.map_err(MemberError::Note)
+        let noted = self.note().await;
+        if noted.is_err() {
+            leg.standing.set(Standing::Removed);
+            leg.set_device(None);
+        }
+        noted.map_err(MemberError::Note)
     }
 
     /// Takes a leg out for good. Its content stays as it is.
     ///
     /// # Errors
-    /// When there is no such leg, or no other one that has everything.
+    /// When there is no such leg, no other one that has everything, or it could not be noted; the leg stays then.
     pub async fn remove(&self, name: &str) -> Result<(), MemberError> {
         if self.read_only {
             return Err(MemberError::ReadOnly);
@@ -99,7 +105,13 @@ impl<C: Clock> Mirror<C> {
         leg.standing.set(Standing::Removed);
         leg.set_device(None);
         *leg.missed.borrow_mut() = Regions::none(self.map.count());
-        self.note().await.map_err(MemberError::Note)
+        let noted = self.note().await;
+        if noted.is_err() {
+            // It stays, and has missed what was changed meanwhile.
+            leg.standing.set(Standing::Missing);
+            *leg.missed.borrow_mut() = Regions::all(self.map.count());
+        }
+        noted.map_err(MemberError::Note)
     }
 
     /// Waits until no leg is being brought up to date; whether all that were are.

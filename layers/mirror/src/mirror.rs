@@ -10,6 +10,7 @@ use sealblock_block::{
 use smallvec::SmallVec;
 
 use crate::claims::Claims;
+use crate::drill::Mutation;
 use crate::label::Standing;
 use crate::leg::Leg;
 use crate::notes::Notes;
@@ -26,6 +27,7 @@ pub struct Mirror<C> {
     pub(crate) map: RegionMap,
     pub(crate) uuid: [u8; 16],
     pub(crate) read_only: bool,
+    pub(crate) mutation: Mutation,
     /// By their places as members.
     pub(crate) legs: RefCell<Vec<Rc<Leg>>>,
     pub(crate) claims: Claims,
@@ -45,6 +47,7 @@ pub(crate) struct Parts {
     pub uuid: [u8; 16],
     pub legs: Vec<Rc<Leg>>,
     pub notes: Notes,
+    pub mutation: Mutation,
 }
 
 /// What a mirror is made of, for people.
@@ -85,7 +88,7 @@ pub struct LegDescription {
 
 impl<C: Clock> Mirror<C> {
     pub(crate) fn new(clock: C, parts: Parts, abilities: Abilities, read_only: bool) -> Mirror<C> {
-        let Parts { geometry, map, uuid, legs, notes } = parts;
+        let Parts { geometry, map, uuid, legs, notes, mutation } = parts;
         Mirror {
             clock,
             geometry,
@@ -93,6 +96,7 @@ impl<C: Clock> Mirror<C> {
             map,
             uuid,
             read_only,
+            mutation,
             legs: RefCell::new(legs),
             claims: Claims::default(),
             notes,
@@ -169,6 +173,11 @@ impl<C: Clock> Mirror<C> {
             let reason = "the last leg went away with writes that were not flushed; they may be lost".to_owned();
             return Err(Failure::Media { reason }.into());
         }
+        self.flush_legs().await
+    }
+
+    /// The same, without saying what was lost before.
+    pub(crate) async fn flush_legs(&self) -> Result<(), Error> {
         let legs = self.changeable();
         let flushes = legs.iter().map(|leg| leg.ask(self.geometry.protection, Operation::Flush));
         let outcomes = join_all(flushes).await;

@@ -12,6 +12,7 @@ use sealblock_block::{AnnexSlot, Clock, Error, Event, Failure, Operation};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::Extent;
 
+use crate::drill::Mutation;
 use crate::label::{Label, Member, Standing};
 use crate::leg::Leg;
 use crate::mirror::Mirror;
@@ -31,7 +32,11 @@ pub(crate) struct Notes {
     /// Regions that were changed since the last look.
     recent: RefCell<Regions>,
     wanted: Cell<u64>,
-    done: Cell<u64>,
+    /// What somebody has tried to note, and what some leg's label is known to say.
+    tried: Cell<u64>,
+    held: Cell<u64>,
+    /// When a leg was last left behind.
+    left: Cell<u64>,
     failure: RefCell<Option<Error>>,
     writing: Cell<bool>,
     turned: Event,
@@ -48,7 +53,9 @@ impl Notes {
             noted: RefCell::new(none.clone()),
             recent: RefCell::new(none),
             wanted: Cell::new(0),
-            done: Cell::new(0),
+            tried: Cell::new(0),
+            held: Cell::new(0),
+            left: Cell::new(0),
             failure: RefCell::default(),
             writing: Cell::new(false),
             turned: Event::default(),
@@ -63,7 +70,17 @@ impl Notes {
 
     /// Whether something is to be noted.
     pub fn is_due(&self) -> bool {
-        self.done.get() < self.wanted.get()
+        self.held.get() < self.wanted.get()
+    }
+
+    /// A leg was left behind, which is to be noted before anything that it lacks is answered.
+    pub fn want_left(&self) {
+        self.left.set(self.want());
+    }
+
+    /// Whether the labels do not say yet that a leg was left behind.
+    pub fn lacks_left(&self) -> bool {
+        self.held.get() < self.left.get()
     }
 }
 
@@ -89,6 +106,9 @@ impl<C: Clock> Mirror<C> {
         for leg in self.legs.borrow().iter().filter(|leg| leg.standing.get() == Standing::Missing) {
             leg.missed.borrow_mut().extend(regions.clone());
         }
+        if self.mutation == Mutation::SkipMark {
+            return Ok(());
+        }
         self.note().await
     }
 
@@ -104,13 +124,13 @@ impl<C: Clock> Mirror<C> {
         leg.set_device(None);
         if leg.standing.get() == Standing::Current && !self.legs.borrow().iter().any(|leg| leg.is_current()) {
             // Nobody is left to go on without it: nothing is answered until it is back. What it had not flushed may be lost.
-            self.cache_lost.set(!self.notes.dirty.borrow().is_empty());
+            self.cache_lost.set(self.cache_lost.get() || !self.notes.dirty.borrow().is_empty());
             self.work.notify();
             return;
         }
         leg.standing.set(Standing::Missing);
         leg.missed.borrow_mut().add(&self.notes.dirty.borrow());
-        self.notes.want();
+        self.notes.want_left();
         self.work.notify();
     }
 
@@ -124,15 +144,26 @@ impl<C: Clock> Mirror<C> {
         self.work.notify();
     }
 
+    /// Says that current legs, and those that are being brought up to date, may differ wherever something was not flushed.
+    pub(crate) fn suspect_dirty(&self) {
+        let dirty = self.notes.dirty.borrow();
+        self.notes.suspect.borrow_mut().add(&dirty);
+        self.notes.suspected.set(self.notes.suspected.get() + 1);
+        for leg in self.legs.borrow().iter().filter(|leg| leg.standing.get() == Standing::Rebuilding) {
+            leg.left.borrow_mut().add(&dirty);
+        }
+        self.work.notify();
+    }
+
     /// Makes everything that is known durable on every leg that has room, and on one at least.
     pub(crate) async fn note(&self) -> Result<(), Error> {
         if self.read_only {
             return Ok(());
         }
         let ticket = self.notes.want();
-        while self.notes.done.get() < ticket {
+        while self.notes.tried.get() < ticket {
             if self.notes.writing.get() {
-                self.notes.turned.until(|| !self.notes.writing.get() || self.notes.done.get() >= ticket).await;
+                self.notes.turned.until(|| !self.notes.writing.get() || self.notes.tried.get() >= ticket).await;
                 continue;
             }
             self.notes.writing.set(true);
@@ -147,7 +178,8 @@ impl<C: Clock> Mirror<C> {
     async fn write_labels(&self) -> Result<(), Error> {
         loop {
             let covers = self.notes.wanted.get();
-            self.notes.generation.set(self.notes.generation.get() + 1);
+            let generation = self.notes.generation.get() + 1;
+            self.notes.generation.set(generation);
             let dirty = self.notes.dirty.borrow().clone();
             let legs: Vec<_> =
                 self.legs.borrow().iter().filter(|leg| leg.takes_changes() && leg.has_room).cloned().collect();
@@ -159,7 +191,10 @@ impl<C: Clock> Mirror<C> {
             let mut held = 0;
             for (leg, outcome) in legs.iter().zip(outcomes) {
                 match outcome {
-                    Ok(_) => held += usize::from(leg.is_current()),
+                    Ok(_) => {
+                        leg.seen.set(generation);
+                        held += usize::from(leg.is_current());
+                    }
                     Err(error) => self.leave(leg, &format!("its label could not be written: {error}")),
                 }
             }
@@ -167,10 +202,14 @@ impl<C: Clock> Mirror<C> {
                 continue;
             }
             // Nobody waits for more than what was known when the labels were made.
-            self.notes.done.set(covers);
+            self.notes.tried.set(covers);
+            if held == 0 && !self.needs_no_label() {
+                return Err(nobody_notes());
+            }
+            self.notes.held.set(covers);
             self.notes.noted.borrow_mut().add(&dirty);
             self.notes.noted.borrow_mut().keep(&self.notes.dirty.borrow());
-            return if held > 0 || self.needs_no_label() { Ok(()) } else { Err(nobody_notes()) };
+            return Ok(());
         }
     }
 
@@ -188,6 +227,7 @@ impl<C: Clock> Mirror<C> {
             standing: leg.standing.get(),
             has_room: leg.has_room,
             missed: leg.missed.borrow().clone(),
+            seen: leg.seen.get(),
         };
         Label {
             uuid: self.uuid,
@@ -215,7 +255,9 @@ impl<C: Clock> Mirror<C> {
         if quiet.is_empty() {
             return if self.notes.is_due() { self.note().await } else { Ok(()) };
         }
-        self.flush().await?;
+        if self.mutation != Mutation::ClearUnflushed {
+            self.flush_legs().await?;
+        }
         for region in quiet.into_iter().filter(|region| is_quiet(*region)) {
             self.notes.dirty.borrow_mut().remove(region);
             self.notes.noted.borrow_mut().remove(region);

@@ -9,6 +9,7 @@ use sealblock_block::{
 use sealblock_integrity::PiFormat;
 use sealblock_units::BlockSize;
 
+use crate::drill::Drill;
 use crate::judge::{Found, Known, Refusal, Verdict, judge, leave_behind, leg_id};
 use crate::label::{Label, LabelError, MOST_LEGS, Member, Standing};
 use crate::leg::{Leg, LegSource, has_annex};
@@ -16,6 +17,9 @@ use crate::mirror::{Mirror, Parts, abilities};
 use crate::notes::Notes;
 use crate::regions::{RegionMap, Regions};
 use crate::worker::Worker;
+
+/// How far the generations of one opening are from those of the one before, at least.
+const LABELS_APART: u64 = 16;
 
 /// How a mirror is opened.
 #[derive(Clone, Copy, Debug)]
@@ -94,6 +98,19 @@ pub enum MirrorError {
 /// # Errors
 /// See [`MirrorError`]. Nothing is changed then.
 pub async fn open<C: Clock>(sources: Vec<LegSource>, clock: C, options: OpenOptions) -> Result<Opened<C>, MirrorError> {
+    open_drill(sources, clock, options, Drill::default()).await
+}
+
+/// Opens a mirror that is not as those that people use; see [`Drill`].
+///
+/// # Errors
+/// As [`open`].
+pub async fn open_drill<C: Clock>(
+    sources: Vec<LegSource>,
+    clock: C,
+    options: OpenOptions,
+    drill: Drill,
+) -> Result<Opened<C>, MirrorError> {
     if !(2..=MOST_LEGS).contains(&sources.len()) {
         return Err(MirrorError::Legs(sources.len()));
     }
@@ -102,8 +119,8 @@ pub async fn open<C: Clock>(sources: Vec<LegSource>, clock: C, options: OpenOpti
     let devices: Vec<Stack> = sources.iter().filter_map(|source| source.device.as_ref().ok().cloned()).collect();
     let is_new = verdict == Verdict::New;
     let parts = match verdict {
-        Verdict::New => assemble_new(sources, &found, &devices, &options)?,
-        Verdict::Known(known) => assemble_known(sources, &devices, known)?,
+        Verdict::New => assemble_new(sources, &found, &devices, &options, &drill)?,
+        Verdict::Known(known) => assemble_known(sources, &devices, known, &drill)?,
     };
     let of: Vec<Abilities> = devices.iter().map(Device::abilities).collect();
     let abilities = abilities(&of, options.read_only);
@@ -169,24 +186,32 @@ fn assemble_new(
     found: &[Found],
     devices: &[Stack],
     options: &OpenOptions,
+    drill: &Drill,
 ) -> Result<Parts, MirrorError> {
     let block_size = devices[0].geometry().block_size;
     let capacity_blocks = devices.iter().map(|device| device.geometry().capacity_blocks).min().unwrap_or(0);
     let protection = common(devices);
-    let map = RegionMap::new(block_size, capacity_blocks);
+    let drilled = drill.region_shift.and_then(|shift| RegionMap::with_shift(capacity_blocks, shift));
+    let map = drilled.unwrap_or_else(|| RegionMap::new(block_size, capacity_blocks));
     let mut legs = Vec::with_capacity(sources.len());
     for (number, source) in sources.into_iter().enumerate() {
         fits(&source, block_size, capacity_blocks)?;
         let id = leg_id(&options.identity, 0, number);
         let (has_room, missed) = (found[number].has_room(), Regions::none(map.count()));
-        let member = Member { id, standing: Standing::Current, has_room, missed };
+        let member = Member { id, standing: Standing::Current, has_room, missed, seen: 0 };
         legs.push(Rc::new(Leg::new(source, number, &member)));
     }
     let geometry = Geometry { block_size, capacity_blocks, protection, limits: limits(devices) };
-    Ok(Parts { geometry, map, uuid: options.identity, legs, notes: Notes::new(0, Regions::none(map.count())) })
+    let notes = Notes::new(0, Regions::none(map.count()));
+    Ok(Parts { geometry, map, uuid: options.identity, legs, notes, mutation: drill.mutation })
 }
 
-fn assemble_known(sources: Vec<LegSource>, devices: &[Stack], known: Known) -> Result<Parts, MirrorError> {
+fn assemble_known(
+    sources: Vec<LegSource>,
+    devices: &[Stack],
+    known: Known,
+    drill: &Drill,
+) -> Result<Parts, MirrorError> {
     let Known { mut label, places } = known;
     let dirty = label.dirty.clone();
     let mut given: Vec<Option<(usize, LegSource)>> = label.members.iter().map(|_| None).collect();
@@ -218,7 +243,13 @@ fn assemble_known(sources: Vec<LegSource>, devices: &[Stack], known: Known) -> R
     let is_whole = legs.iter().all(|leg| leg.is_here() || leg.standing.get() == Standing::Removed);
     let protection = common(devices).filter(|format| is_whole || protection == Some(*format));
     let geometry = Geometry { block_size, capacity_blocks, protection, limits: limits(devices) };
-    Ok(Parts { geometry, map, uuid, legs, notes: Notes::new(generation, dirty) })
+    // Labels that legs write apart must not look like one that was under way when they were parted.
+    let notes = Notes::new(generation + LABELS_APART, dirty);
+    if legs.iter().any(|leg| leg.standing.get() == Standing::Missing) {
+        // Before anybody sees what only the others may have; not at once, for perhaps nobody changes anything.
+        notes.want_left();
+    }
+    Ok(Parts { geometry, map, uuid, legs, notes, mutation: drill.mutation })
 }
 
 /// A member that was not named.

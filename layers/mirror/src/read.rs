@@ -4,6 +4,7 @@ use sealblock_block::{Answer, Clock, Durability, Error, Failure, Fault, Faults, 
 use sealblock_integrity::{Checks, Sealed};
 use sealblock_units::{Extent, Lba};
 
+use crate::drill::Mutation;
 use crate::leg::{Leg, faults_of};
 use crate::mirror::{Legs, Mirror};
 
@@ -21,6 +22,8 @@ pub(crate) struct Found {
 impl<C: Clock> Mirror<C> {
     /// Reads blocks. Damage on one leg is answered from another and mended before the answer.
     pub(crate) async fn read(&self, extent: Extent, checks: Checks) -> Result<Sealed, Error> {
+        // One reader could see a change on a leg that has it, and a later one not yet on another.
+        self.claims.pass(extent).await;
         self.settle_for_reading(extent).await?;
         let legs = self.legs_to_read(extent);
         let mut met: Met = Vec::new();
@@ -48,7 +51,7 @@ impl<C: Clock> Mirror<C> {
 
     /// No leg has all of it: each block from where it is good.
     async fn piece_together(&self, legs: &Legs, met: &Met, extent: Extent, checks: Checks) -> Result<Sealed, Error> {
-        let (found, lost) = self.gather(legs, extent, checks).await;
+        let (found, lost) = self.gather(legs, extent, checks).await?;
         self.heal(met, extent, checks).await;
         match Faults::new(lost) {
             Some(lost) => {
@@ -62,41 +65,56 @@ impl<C: Clock> Mirror<C> {
     /// Where to read from, best first. While blocks are being changed all readers ask the same leg, or what one has seen
     /// another would not see yet.
     fn legs_to_read(&self, extent: Extent) -> Legs {
-        let legs = self.current();
+        let legs = match self.mutation {
+            Mutation::ReadRebuilding => self.changeable(),
+            _ => self.current(),
+        };
         let is_moving = self.claims.touches(extent) || self.is_suspect(extent);
         if is_moving { legs } else { self.in_turn(legs) }
     }
 
     /// Gets blocks from these legs, in their order: all from one where it has them, else block by block. Also those that no leg
     /// has, as the first one says.
-    pub(crate) async fn gather(&self, legs: &Legs, extent: Extent, checks: Checks) -> (Vec<Found>, Vec<Fault>) {
+    ///
+    /// # Errors
+    /// When a leg could not be asked and no other one has the block: it may well be good there.
+    pub(crate) async fn gather(
+        &self,
+        legs: &Legs,
+        extent: Extent,
+        checks: Checks,
+    ) -> Result<(Vec<Found>, Vec<Fault>), Error> {
         if legs.len() == 1 || extent.len() > 1 {
             for (source, leg) in legs.iter().enumerate() {
                 if let Ok(data) = leg.read(self.geometry.protection, extent, checks).await {
-                    return (vec![Found { extent, data, source }], Vec::new());
+                    return Ok((vec![Found { extent, data, source }], Vec::new()));
                 }
             }
         }
         let (mut found, mut lost) = (Vec::new(), Vec::new());
         for lba in extent.iter() {
             let one = Extent::one(lba);
-            let mut why = None;
-            let mut good = None;
-            for (source, leg) in legs.iter().enumerate() {
-                match leg.read(self.geometry.protection, one, self.onward(&checks, extent, lba)).await {
-                    Ok(data) => {
-                        good = Some(Found { extent: one, data, source });
-                        break;
-                    }
-                    Err(error) => why = why.or(faults_of(error).ok().and_then(|faults| faults.first().copied())),
-                }
-            }
-            match good {
-                Some(good) => found.push(good),
-                None => lost.push(why.unwrap_or(Fault::media(lba))),
+            match self.gather_one(legs, one, self.onward(&checks, extent, lba)).await? {
+                Ok(good) => found.push(good),
+                Err(why) => lost.push(why),
             }
         }
-        (found, lost)
+        Ok((found, lost))
+    }
+
+    async fn gather_one(&self, legs: &Legs, one: Extent, checks: Checks) -> Result<Result<Found, Fault>, Error> {
+        let (mut why, mut failed) = (None, None);
+        for (source, leg) in legs.iter().enumerate() {
+            match leg.read(self.geometry.protection, one, checks).await.map_err(faults_of) {
+                Ok(data) => return Ok(Ok(Found { extent: one, data, source })),
+                Err(Ok(faults)) => why = why.or(faults.first().copied()),
+                Err(Err(error)) => {
+                    self.lament(leg, &error);
+                    failed = Some(error);
+                }
+            }
+        }
+        failed.map_or_else(|| Ok(Err(why.unwrap_or(Fault::media(one.start())))), Err)
     }
 
     /// The checks of a request over `extent`, from a block of it on.

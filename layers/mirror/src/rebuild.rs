@@ -26,9 +26,17 @@ impl<C: Clock> Mirror<C> {
         if self.read_only || !self.is_suspect(extent) {
             return Ok(());
         }
-        for piece in extent.split_aligned(self.geometry.limits.transfer) {
+        let suspect: Vec<Extent> = {
+            let suspect = self.notes.suspect.borrow();
+            let regions = self.map.of(extent).filter(|region| suspect.contains(*region));
+            regions.filter_map(|region| common(extent, self.map.extent(region))).collect()
+        };
+        for piece in suspect.into_iter().flat_map(|part| part.split_aligned(self.geometry.limits.transfer)) {
             let _claim = self.claims.take(piece).await;
-            self.make_alike(piece).await?;
+            if self.make_alike(piece).await? {
+                // What is seen from now on must not depend on the leg that had it.
+                self.flush_legs().await?;
+            }
         }
         Ok(())
     }
@@ -53,13 +61,17 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// Makes the current legs alike in blocks that the caller has claimed. The first leg's content counts where it is good.
-    async fn make_alike(&self, piece: Extent) -> Result<(), Error> {
+    /// Makes the current legs alike in blocks that the caller has claimed; whether anything had to be written. The first
+    /// leg's content counts where it is good, so those that are not asked are to be noted as left behind.
+    async fn make_alike(&self, piece: Extent) -> Result<bool, Error> {
+        if self.notes.lacks_left() {
+            self.note().await?;
+        }
         let legs = self.current();
         if legs.len() < 2 || self.are_alike(&legs, piece).await {
-            return Ok(());
+            return Ok(false);
         }
-        let (found, _) = self.gather(&legs, piece, self.full(piece)).await;
+        let (found, _) = self.gather(&legs, piece, self.full(piece)).await?;
         for found in found {
             let rest: Legs =
                 legs.iter().enumerate().filter(|(at, _)| *at != found.source).map(|(_, leg)| leg.clone()).collect();
@@ -74,7 +86,10 @@ impl<C: Clock> Mirror<C> {
                 }
             }
         }
-        if self.notes.is_due() { self.note().await } else { Ok(()) }
+        if self.notes.lacks_left() {
+            self.note().await?;
+        }
+        Ok(true)
     }
 
     /// All checks there are, from the start of an extent on. Reference tags of the application's choice are not known here.
@@ -131,7 +146,10 @@ impl<C: Clock> Mirror<C> {
     /// What was brought to a leg is durable, and the labels say so.
     async fn note_progress(&self, leg: &Rc<Leg>) -> Result<(), Error> {
         let brought = leg.left.borrow().clone();
-        leg.ask(self.geometry.protection, Operation::Flush).await.inspect_err(|error| self.lament(leg, error))?;
+        if let Err(error) = leg.ask(self.geometry.protection, Operation::Flush).await {
+            self.leave(leg, &format!("it could not be brought up to date: {error}"));
+            return Err(error);
+        }
         if leg.standing.get() == Standing::Rebuilding {
             leg.missed.borrow_mut().keep(&brought);
             self.note().await?;
@@ -150,7 +168,7 @@ impl<C: Clock> Mirror<C> {
             if self.are_alike(&[first.clone(), leg.clone()].into_iter().collect(), piece).await {
                 continue;
             }
-            let (found, lost) = self.gather(&sources, piece, self.full(piece)).await;
+            let (found, lost) = self.gather(&sources, piece, self.full(piece)).await?;
             for Found { extent, data, .. } in found {
                 self.bring(leg, write_of(extent, data)).await?;
                 leg.copied_bytes.set(leg.copied_bytes.get() + extent.bytes(self.geometry.block_size));
@@ -177,6 +195,13 @@ impl<C: Clock> Mirror<C> {
             }
         }
     }
+}
+
+/// The blocks that are in both.
+fn common(a: Extent, b: Extent) -> Option<Extent> {
+    let first = a.start().max(b.start()).get();
+    let last = a.last().min(b.last()).get();
+    Extent::from_raw(first, (last + 1).saturating_sub(first)).ok()
 }
 
 fn write_of(extent: Extent, data: Sealed) -> Operation {

@@ -10,7 +10,7 @@ use sealblock_block::{Answer, Clock, Digested, Error, Fault, FaultField, Operati
 use sealblock_integrity::Checks;
 use sealblock_units::{Extent, Lba};
 
-use crate::leg::{failed, faults_of};
+use crate::leg::{Leg, failed, faults_of};
 use crate::mirror::{Legs, Mirror};
 
 /// What an inspection has found.
@@ -31,10 +31,23 @@ impl<C: Clock> Mirror<C> {
         let found = self.inspect(extent, checks).await?;
         // Differences in what is not settled yet are nobody's damage; the first leg's data count there.
         let crc64 = match (found.crc64, found.faults.is_empty(), self.current().first()) {
-            (None, true, Some(leg)) => leg.digest(self.geometry.protection, extent, checks).await?.crc64,
+            (None, true, Some(leg)) => self.digest_of_one(leg, extent, checks).await?,
             (crc64, ..) => crc64.unwrap_or_default(),
         };
         failed(found.faults, Answer::Digest(Digested { crc64, bytes_transferred: found.bytes_transferred }))
+    }
+
+    /// The sum of what one leg has, the others having something else for the moment.
+    async fn digest_of_one(&self, leg: &Leg, extent: Extent, checks: Checks) -> Result<u64, Error> {
+        match leg.digest(self.geometry.protection, extent, checks).await {
+            Ok(digested) => Ok(digested.crc64),
+            Err(error) => {
+                self.lament(leg, &error);
+                let legs = self.current();
+                let Some(other) = legs.iter().find(|other| other.id != leg.id) else { return Err(error) };
+                other.digest(self.geometry.protection, extent, checks).await.map(|digested| digested.crc64)
+            }
+        }
     }
 
     /// Verifies, and writes anew what another leg has. Conflicts stay: nothing tells which copy is right.
@@ -139,7 +152,7 @@ impl<C: Clock> Mirror<C> {
         faults: &'a mut Vec<Fault>,
     ) -> LocalBoxFuture<'a, Result<(), Error>> {
         Box::pin(async move {
-            if !self.differ(legs, run, checks).await? {
+            if !self.differ(legs, run, checks).await {
                 return Ok(());
             }
             if run.len() > 1 {
@@ -150,7 +163,7 @@ impl<C: Clock> Mirror<C> {
             }
             let _claim = self.claims.take(run).await;
             // After a crash copies may differ in what was under way. That is settled, not reported.
-            if !self.is_suspect(run) && self.differ(legs, run, checks).await? {
+            if !self.is_suspect(run) && self.differ(legs, run, checks).await {
                 let fault = Fault::new(run.start(), FaultField::Conflict, None, None);
                 faults.extend(legs.last().map(|leg| leg.fault(&fault)));
             }
@@ -158,17 +171,18 @@ impl<C: Clock> Mirror<C> {
         })
     }
 
-    async fn differ(&self, legs: &Legs, run: Extent, checks: Checks) -> Result<bool, Error> {
+    async fn differ(&self, legs: &Legs, run: Extent, checks: Checks) -> bool {
         let mut sums = Vec::with_capacity(legs.len());
-        for outcome in self.look(legs, run, checks).await {
+        for (leg, outcome) in legs.iter().zip(self.look(legs, run, checks).await) {
             match outcome.map_err(faults_of) {
                 Ok(digested) => sums.push(digested.crc64),
                 // Damaged since: the next verify names it.
                 Err(Ok(_)) => {}
-                Err(Err(error)) => return Err(error),
+                // Gone since: the others are not to be blamed.
+                Err(Err(error)) => self.lament(leg, &error),
             }
         }
-        Ok(sums.windows(2).any(|pair| pair[0] != pair[1]))
+        sums.windows(2).any(|pair| pair[0] != pair[1])
     }
 }
 

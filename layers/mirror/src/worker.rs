@@ -12,6 +12,7 @@ use crate::label::{Label, Standing};
 use crate::leg::{Leg, LegSource};
 use crate::mirror::Mirror;
 use crate::open::{Trouble, fits, found_on};
+use crate::regions::Regions;
 
 /// A region in which nothing was changed for one to two of these leaves the labels.
 const LOOK: Duration = Duration::from_secs(5);
@@ -122,13 +123,23 @@ impl<C: Clock> Mirror<C> {
         if let Found::Labelled(label) = &found {
             self.check_label(leg, label).map_err(|refusal| refusal.to_string())?;
             leg.missed.borrow_mut().add(&label.dirty);
+            if label.generation < leg.seen.get() {
+                // An old image of itself. What it lacks was noted for what it was when it left.
+                *leg.missed.borrow_mut() = Regions::all(self.map.count());
+                if leg.standing.get() == Standing::Current {
+                    return Err("it is an old image of the last leg".to_owned());
+                }
+            }
         } else if leg.has_room || found.has_room() {
             return Err("it has no label any more; it is not the device that it was".to_owned());
         }
         leg.set_device(Some(device));
         leg.why.borrow_mut().clear();
-        if leg.standing.get() == Standing::Missing {
-            self.begin_rebuild(leg);
+        match leg.standing.get() {
+            Standing::Missing => self.begin_rebuild(leg),
+            // What it has lost, others may have.
+            Standing::Current => self.suspect_dirty(),
+            _ => {}
         }
         Ok(())
     }

@@ -62,6 +62,11 @@ impl Client {
         self.stack.geometry().capacity_blocks
     }
 
+    /// The device.
+    pub fn stack(&self) -> &Stack {
+        &self.stack
+    }
+
     /// What the hosts share.
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
@@ -226,6 +231,17 @@ impl Client {
         Ok(())
     }
 
+    /// Repairs blocks of a device that holds copies: nothing is damaged but what was made unreadable.
+    pub async fn repair(&self, extent: Extent) -> Result<(), Stop> {
+        let (spoiled, checks) = (self.spoiled(extent), self.checks(extent.start()));
+        match self.stack.execute(Operation::Repair { extent, checks }).await {
+            Ok(_) => self.answered(),
+            Err(error) if self.is_spoiled(&error, &spoiled) => self.answered(),
+            Err(error) => return Err(self.failed(&format!("repair of {extent}"), &error)),
+        }
+        Ok(())
+    }
+
     /// Compares a block with what it must hold, if that is certain, and with what it cannot hold.
     pub async fn compare(&self, lba: Lba) -> Result<(), Stop> {
         let extent = Extent::one(lba);
@@ -275,6 +291,41 @@ impl Client {
                 Ok(())
             }
             Err(error) => Err(self.failed(&format!("after a crash, read of {extent}"), &error)),
+        }
+    }
+
+    /// Takes what blocks hold for right, if it is content at all.
+    pub async fn learn(&self, extent: Extent) -> Result<(), Stop> {
+        for lba in extent.iter() {
+            let (extent, checks) = (Extent::one(lba), self.checks(lba));
+            let content = match self.stack.execute(Operation::Read { extent, checks }).await {
+                Ok(Answer::Data(found)) => {
+                    let contents = self.ledger.checker.borrow().patterns().contents(extent, &found);
+                    contents.map_err(|violation| self.ledger.find(violation))?[0]
+                }
+                Ok(other) => return Err(self.ledger.find(format!("read of {extent} was answered {other:?}"))),
+                Err(error) if error.faults().is_some() => Content::Unreadable,
+                Err(error) => return Err(self.failed(&format!("read of {extent}"), &error)),
+            };
+            self.ledger.checker.borrow_mut().learn(lba, content);
+        }
+        Ok(())
+    }
+
+    /// Requires that reads fail at just the block that no copy has, and at those that were made unreadable.
+    pub async fn expect_loss(&self, extent: Extent, lost: Lba) -> Result<(), Stop> {
+        for lba in extent.iter().filter(|lba| *lba != lost) {
+            self.read(Extent::one(lba)).await?;
+        }
+        if !extent.contains(lost) {
+            return Ok(());
+        }
+        let (one, checks) = (Extent::one(lost), self.checks(lost));
+        match self.stack.execute(Operation::Read { extent: one, checks }).await {
+            Err(error) if error.faults().is_some_and(|faults| faults.as_slice().iter().all(|f| f.lba == lost)) => {
+                Ok(())
+            }
+            other => Err(self.ledger.find(format!("the read of lost block {lost} was answered {other:?}"))),
         }
     }
 

@@ -13,7 +13,9 @@ pub mod damage;
 pub mod disk;
 pub mod executor;
 pub mod machine;
+pub mod mirror;
 pub mod random;
+pub mod subject;
 pub mod system;
 #[cfg(test)]
 mod tests;

@@ -7,12 +7,12 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use clap::Parser;
-use sealblock_media_volume::Mutation;
-use sealblock_simulator::system::Volumes;
-use sealblock_simulator::trial::{self, Defeat, Order, Report};
+use sealblock_simulator::subject::Subject;
+use sealblock_simulator::trial::{Defeat, Order, Report};
 use sealblock_simulator::workload::Workload;
 
-/// Runs protected volumes on a simulated disk that loses, tears and reorders, and checks what is left after crashes.
+/// Runs protected volumes, or mirrors of them, on simulated disks that lose, tear and reorder, and checks what is left after
+/// crashes.
 #[derive(Parser)]
 #[command(after_help = "Example: sealblock-simulator --seeds 100 --workload laps\n\n\
     Exit status: 0 nothing found, 1 something found, 2 bad usage.")]
@@ -26,9 +26,13 @@ struct Arguments {
     /// One load only; all of them unless given.
     #[arg(long, value_parser = workload)]
     workload: Option<Workload>,
-    /// A fault to put into the volume: none, skip-sync, late-tags, reuse-early, trust-log.
-    #[arg(long, default_value = "none", value_parser = mutation)]
-    mutation: Mutation,
+    /// What is put to the test: volume or mirror.
+    #[arg(long, default_value = "volume")]
+    system: String,
+    /// A fault to put into it. Volumes: none, skip-sync, late-tags, reuse-early, trust-log. Mirrors: none, skip-mark,
+    /// answer-early, read-rebuilding, clear-unflushed, unordered.
+    #[arg(long, default_value = "none")]
+    mutation: String,
     /// Stop the first loaded machine at its n-th start or end of an I/O.
     #[arg(long, conflicts_with = "every_boundary")]
     crash_at: Option<u64>,
@@ -48,27 +52,19 @@ fn workload(name: &str) -> Result<Workload, String> {
     Workload::from_name(name).ok_or_else(|| format!("the loads are {}", names()))
 }
 
-const MUTATIONS: [(&str, Mutation); 5] = [
-    ("none", Mutation::None),
-    ("skip-sync", Mutation::SkipSync),
-    ("late-tags", Mutation::LateTags),
-    ("reuse-early", Mutation::ReuseEarly),
-    ("trust-log", Mutation::TrustLog),
-];
-
-fn mutation(name: &str) -> Result<Mutation, String> {
-    let found = MUTATIONS.iter().find(|(known, _)| *known == name);
-    found
-        .map(|(_, mutation)| *mutation)
-        .ok_or_else(|| format!("the faults are {}", MUTATIONS.map(|(name, _)| name).join(", ")))
-}
-
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let loads = arguments.workload.map_or(Workload::ALL.to_vec(), |one| vec![one]);
+    let subject = match Subject::new(&arguments.system, &arguments.mutation) {
+        Ok(subject) => subject,
+        Err(why) => {
+            eprintln!("error: {why}");
+            return ExitCode::from(2);
+        }
+    };
+    let loads = arguments.workload.map_or(subject.loads().to_vec(), |one| vec![one]);
     let mut clean = true;
     for workload in loads {
-        clean &= run_load(&arguments, workload);
+        clean &= run_load(&arguments, subject, workload);
         if !clean && !arguments.keep_going {
             break;
         }
@@ -77,7 +73,7 @@ fn main() -> ExitCode {
 }
 
 /// Runs all seeds of one load and prints its line; whether nothing was found.
-fn run_load(arguments: &Arguments, workload: Workload) -> bool {
+fn run_load(arguments: &Arguments, subject: Subject, workload: Workload) -> bool {
     let (next, stop, started) = (AtomicU64::new(arguments.seed), AtomicBool::new(false), Instant::now());
     let (total, defeats) = (Mutex::new((0, Report::default())), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
@@ -88,7 +84,7 @@ fn run_load(arguments: &Arguments, workload: Workload) -> bool {
                     if seed >= arguments.seed.saturating_add(arguments.seeds) {
                         break;
                     }
-                    run_seed(arguments, workload, seed, &total, &mut |defeat| {
+                    run_seed(arguments, subject, workload, seed, &total, &mut |defeat| {
                         stop.store(!arguments.keep_going, Ordering::Relaxed);
                         defeats.lock().unwrap_or_else(PoisonError::into_inner).push(defeat);
                     });
@@ -122,6 +118,7 @@ fn line(workload: Workload, runs: u64, report: &Report, elapsed_s: f64, defeats:
 /// Runs a seed, at all its boundaries if asked.
 fn run_seed(
     arguments: &Arguments,
+    subject: Subject,
     workload: Workload,
     seed: u64,
     total: &Mutex<(u64, Report)>,
@@ -130,7 +127,7 @@ fn run_seed(
     let mut crash_at = if arguments.every_boundary { Some(1) } else { arguments.crash_at };
     loop {
         let order = Order { seed, workload, crash_at };
-        match run_caught(arguments.mutation, order) {
+        match run_caught(subject, order) {
             Ok(report) => {
                 let mut total = total.lock().unwrap_or_else(PoisonError::into_inner);
                 total.0 += 1;
@@ -152,8 +149,8 @@ fn run_seed(
 }
 
 /// A panic of the device under test is a finding like any other.
-fn run_caught(mutation: Mutation, order: Order) -> Result<Report, Box<Defeat>> {
-    catch_unwind(AssertUnwindSafe(|| trial::run(&Volumes { mutation }, order))).unwrap_or_else(|panic| {
+fn run_caught(subject: Subject, order: Order) -> Result<Report, Box<Defeat>> {
+    catch_unwind(AssertUnwindSafe(|| subject.run(order))).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
         let finding = format!("panic: {}", text.unwrap_or_default());
@@ -162,14 +159,14 @@ fn run_caught(mutation: Mutation, order: Order) -> Result<Report, Box<Defeat>> {
 }
 
 fn again(arguments: &Arguments, order: &Order) -> String {
-    let (name, _) = MUTATIONS.iter().find(|(_, known)| *known == arguments.mutation).unwrap_or(&MUTATIONS[0]);
     let mut command = format!(
-        "cargo run --release -p sealblock-simulator -- --seeds 1 --seed {} --workload {}",
+        "cargo run --release -p sealblock-simulator -- --system {} --seeds 1 --seed {} --workload {}",
+        arguments.system,
         order.seed,
         order.workload.name()
     );
-    if arguments.mutation != Mutation::None {
-        command += &format!(" --mutation {name}");
+    if arguments.mutation != "none" {
+        command += &format!(" --mutation {}", arguments.mutation);
     }
     if let Some(at) = order.crash_at {
         command += &format!(" --crash-at {at}");

@@ -73,6 +73,13 @@ impl Block {
         block
     }
 
+    /// A block with this content, which is durable.
+    pub(super) fn holding(content: Content) -> Block {
+        let mut block = Block::blank();
+        block.settle(content, 0);
+        block
+    }
+
     pub(super) fn issue(&mut self, request: u64, content: Content, now: Moment, optional: bool) {
         let overtaken_by = Vec::new();
         let (ended, done, durable) = (None, false, false);
@@ -146,6 +153,13 @@ impl Block {
             candidate.done = candidate.durable;
         }
         self.issued.clear();
+    }
+
+    /// What was not durable may or may not be there from now on, while requests go on.
+    pub(super) fn lose(&mut self) {
+        for candidate in &mut self.candidates {
+            candidate.done = candidate.durable;
+        }
     }
 
     /// After a kill, `content` was found: it is what is there now, but it may be lost later if no Flush comes. Gives the

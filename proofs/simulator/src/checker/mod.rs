@@ -75,13 +75,15 @@ pub struct Checker {
     /// When the newest of the durable writes was issued.
     newest_durable: Moment,
     blocks_checked: u64,
+    /// When something that was not durable was last lost.
+    lost_at: Moment,
 }
 
 impl Checker {
     /// The checker of a volume that was just created: all blocks read as zeroes.
     pub fn new(patterns: Patterns) -> Checker {
         let (blocks, unflushed) = (BTreeMap::new(), Vec::new());
-        Checker { patterns, blocks, now: 1, requests: 0, unflushed, newest_durable: 0, blocks_checked: 0 }
+        Checker { patterns, blocks, now: 1, requests: 0, unflushed, newest_durable: 0, blocks_checked: 0, lost_at: 0 }
     }
 
     /// What makes and recognises contents.
@@ -189,8 +191,10 @@ impl Checker {
     fn end_read_as(&mut self, read: Read, contents: Vec<Content>) -> Result<(), Violation> {
         for ((lba, content), snapshot) in read.extent.iter().zip(contents).zip(&read.snapshots) {
             self.blocks_checked += 1;
+            let lost_since = self.lost_at > read.issued;
             let block = self.block(lba);
-            if !block.permits(content, snapshot, read.issued) {
+            let is_old = lost_since && block.permitted().contains(&content);
+            if !is_old && !block.permits(content, snapshot, read.issued) {
                 let permitted = block.permitted();
                 return Err(Violation(format!("block {lba}: read {content:?}; permitted now: {permitted:?}")));
             }
@@ -204,6 +208,28 @@ impl Checker {
         let now = self.tick();
         self.blocks.values_mut().for_each(|block| block.crash(now));
         self.unflushed.clear();
+    }
+
+    /// What was not durable may or may not be there from now on, while the machine goes on.
+    pub fn lose(&mut self) {
+        self.lost_at = self.tick();
+        self.blocks.values_mut().for_each(Block::lose);
+        self.unflushed.clear();
+    }
+
+    /// The checker of a device whose versions so far had numbers up to `requests`.
+    pub fn after(patterns: Patterns, requests: u64) -> Checker {
+        Checker { requests, ..Checker::new(patterns) }
+    }
+
+    /// A block holds this, and nothing is known that would be against it.
+    pub fn learn(&mut self, lba: Lba, content: Content) {
+        self.blocks.insert(lba, Block::holding(content));
+    }
+
+    /// Requests so far, each of which has a version of its own.
+    pub fn requests(&self) -> u64 {
+        self.requests
     }
 
     /// After a crash these blocks were read. After a power cut (`settled`) what is there is durable.

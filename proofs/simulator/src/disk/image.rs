@@ -67,7 +67,7 @@ impl Sector {
 }
 
 /// Everything on one disk. Outlives the machines that use it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Image {
     sector_bytes: u32,
     len_bytes: u64,

@@ -209,6 +209,7 @@ impl SimDisk {
     }
 
     async fn change(self, kind: IoKind, offset: u64, length: u64, payload: Payload) -> Result<(), MediumError> {
+        self.wait_if_off().await;
         let (first, end) = self.check(kind, offset, length)?;
         if self.0.behaviour.forbid_writes {
             self.find(format!("{} of {length} bytes at byte {offset} by a reader", kind.name()));

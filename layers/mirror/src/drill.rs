@@ -1,0 +1,28 @@
+//! For proofs of the proofs: a mirror with one rule broken, and smaller regions than any disk needs.
+
+/// A rule that is broken, to show that a simulation notices.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Mutation {
+    /// None.
+    #[default]
+    None,
+    /// Changes go to the legs before the labels say that their regions may differ.
+    SkipMark,
+    /// Changes are answered before the labels say which leg has missed them.
+    AnswerEarly,
+    /// Legs that are not up to date are read.
+    ReadRebuilding,
+    /// Regions leave the labels although legs were not flushed.
+    ClearUnflushed,
+    /// Overlapping changes do not wait for each other.
+    Unordered,
+}
+
+/// How a mirror differs from those that people use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Drill {
+    /// The broken rule.
+    pub mutation: Mutation,
+    /// A new mirror's regions have two to the power of this many blocks; nothing for the usual size.
+    pub region_shift: Option<u32>,
+}

@@ -1,0 +1,163 @@
+//! The legs of a trial between machines.
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use sealblock_block::{AnnexSlot, Answer, Device, Operation};
+use sealblock_layers_mirror::label::{Label, Standing};
+
+use super::site::{Line, Site};
+use super::world::World;
+use crate::disk::{Behaviour, Image, SimDisk, Survival};
+use crate::executor::{Executor, RunLimits};
+use crate::random::Random;
+use crate::system::{Shape, System, Volumes};
+use crate::trace::Trace;
+
+const LIMITS: RunLimits = RunLimits { steps: 100_000, seconds: 3600 };
+
+/// A leg between machines.
+pub(super) struct Leg {
+    pub shape: Shape,
+    /// It keeps no label.
+    pub bare: bool,
+    pub image: Option<Image>,
+    /// As it was when it was made.
+    blank: Image,
+    /// As it was at some stop before.
+    pub older: Option<Image>,
+    pub is_member: bool,
+    pub is_removed: bool,
+    pub is_spare: bool,
+    /// It has everything that was answered.
+    pub is_current: bool,
+    /// Something was answered while it was not in use, and the others have noted so.
+    pub went_without: bool,
+    /// An older image of it was put in its place, which it may not know.
+    pub is_old: bool,
+    pub allowed: BTreeSet<u64>,
+}
+
+/// A leg before an excursion.
+pub(super) struct Kept {
+    flags: [bool; 5],
+    allowed: BTreeSet<u64>,
+    older: Option<Image>,
+}
+
+impl Leg {
+    /// A new volume on a disk of its own.
+    pub fn create(shape: Shape, random: &Random, trace: &Trace) -> Result<Leg, String> {
+        let image = Image::blank(shape.sector_bytes, Volumes::default().disk_bytes(&shape));
+        let executor = Executor::new(random.fork("creation"), trace.clone());
+        let disk = SimDisk::new(image, Behaviour::default(), &executor, random.fork("disk"), trace.clone());
+        let ended = executor.run(LIMITS, Volumes::default().create(disk.clone(), shape));
+        match ended {
+            crate::executor::Ended::Finished(done) => done?,
+            other => return Err(format!("a volume could not be made: {other:?}")),
+        }
+        let image = disk.power_off(Survival::Nothing, random);
+        Ok(Leg {
+            shape,
+            bare: false,
+            blank: image.clone(),
+            image: Some(image),
+            older: None,
+            is_member: true,
+            is_removed: false,
+            is_spare: false,
+            is_current: true,
+            went_without: false,
+            is_old: false,
+            allowed: BTreeSet::new(),
+        })
+    }
+
+    /// What a stop changes and an excursion must not.
+    pub fn standing(&self) -> Kept {
+        let flags = [self.is_member, self.is_removed, self.is_spare, self.is_current, self.went_without];
+        Kept { flags, allowed: self.allowed.clone(), older: self.older.clone() }
+    }
+
+    /// As it was before an excursion.
+    pub fn restore(&mut self, kept: Kept) {
+        [self.is_member, self.is_removed, self.is_spare, self.is_current, self.went_without] = kept.flags;
+        (self.allowed, self.older) = (kept.allowed, kept.older);
+    }
+
+    pub fn is_in_use(&self) -> bool {
+        self.is_member && !self.is_removed
+    }
+
+    /// Whether a power cut would change nothing.
+    pub fn is_settled(&self) -> bool {
+        self.image.as_ref().is_some_and(|image| image.dirty_sectors() == 0)
+    }
+
+    /// Its place in a machine.
+    pub fn site(&mut self, number: usize, world: &Rc<World>, executor: &Executor, random: &Random) -> Rc<Site> {
+        Rc::new(Site {
+            name: format!("leg-{number}"),
+            number,
+            shape: self.shape,
+            bare: self.bare,
+            executor: executor.clone(),
+            random: random.fork("site"),
+            trace: world.trace.clone(),
+            world: world.clone(),
+            disk: Default::default(),
+            image: self.image.take().into(),
+            behaviour: Default::default(),
+            line: Line::Gone.into(),
+            held: false.into(),
+            epoch: 0.into(),
+            changed: Default::default(),
+            volume: Default::default(),
+            close: Default::default(),
+            allowed: std::mem::take(&mut self.allowed).into(),
+            is_spare: self.is_spare.into(),
+            is_member: self.is_member.into(),
+            is_removed: self.is_removed.into(),
+        })
+    }
+
+    /// Takes over what a machine has left.
+    pub fn take_over(&mut self, site: &Site, survival: Survival) {
+        self.image = Some(site.take_image(survival));
+        self.allowed = site.allowed.take();
+        self.is_member = site.is_member.get();
+        self.is_removed = site.is_removed.get();
+        self.is_spare = site.is_spare.get();
+        if !self.is_member {
+            // Never a leg, or stopped half-way to be one: it is made anew.
+            self.image = Some(self.blank.clone());
+            self.is_spare = true;
+        }
+        if let Some((standing, _)) = site.world.standing(site) {
+            self.is_current = self.is_in_use() && standing == Standing::Current;
+            self.is_removed |= standing == Standing::Removed;
+        } else if !self.is_member {
+            self.is_current = false;
+        }
+        if site.world.rests.get() > 0 {
+            (self.went_without, self.is_old) = (false, false);
+        }
+        self.went_without |= site.world.went_without.borrow()[site.number];
+    }
+
+    /// Which label an image has.
+    pub fn generation(&self, image: &Image, random: &Random) -> u64 {
+        let trace = Trace::default();
+        let executor = Executor::new(random.fork("label"), trace.clone());
+        let disk = SimDisk::new(image.clone(), Behaviour::default(), &executor, random.fork("disk"), trace);
+        let opening = Volumes::default().open(disk, executor.clone(), self.shape, true);
+        let ended = executor.run(LIMITS, async move {
+            let session = opening.await.ok()?;
+            match session.stack.execute(Operation::ReadAnnex { slot: AnnexSlot::Group }).await {
+                Ok(Answer::Annex(bytes)) => Label::decode(&bytes).ok().flatten().map(|label| label.generation),
+                _ => None,
+            }
+        });
+        if let crate::executor::Ended::Finished(Some(generation)) = ended { generation } else { 0 }
+    }
+}

@@ -1,0 +1,185 @@
+//! What is known of a machine with a mirror from outside: which legs are well, what hosts changed, what may fail.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use sealblock_block::{Abilities, Device, Error, Failure, Geometry, Operation, OperationKind, Outcome};
+use sealblock_layers_mirror::label::Standing;
+use sealblock_layers_mirror::{Description, LegDescription, Mirror};
+use sealblock_units::Extent;
+
+use super::clock::Hurried;
+use super::site::{Line, Site};
+use crate::client::Ledger;
+use crate::trace::Trace;
+
+/// The mirror of one machine.
+pub(super) type Up = Rc<Mirror<Hurried>>;
+
+/// What the parts of one machine share.
+pub(super) struct World {
+    pub ledger: Rc<Ledger>,
+    pub sites: RefCell<Vec<Rc<Site>>>,
+    pub mirror: RefCell<Option<Up>>,
+    pub region_shift: u32,
+    pub trace: Trace,
+    pub story: RefCell<Vec<String>>,
+    /// A disk was damaged on purpose.
+    pub is_damaged: Cell<bool>,
+    /// How often the only leg with everything was opened anew, which may lose what was not flushed.
+    pub losses: Cell<u64>,
+    /// Legs that were not in use when a change was answered.
+    pub went_without: RefCell<Vec<bool>>,
+    /// Changes under way.
+    pub changing: Cell<u64>,
+    pub answered_changes: Cell<u64>,
+    /// How often the legs were compared at rest.
+    pub rests: Cell<u64>,
+}
+
+impl World {
+    /// A machine with so many legs, which are placed in it later.
+    pub fn new(ledger: Rc<Ledger>, region_shift: u32, legs: usize, trace: Trace) -> World {
+        World {
+            ledger,
+            region_shift,
+            trace,
+            sites: RefCell::default(),
+            mirror: RefCell::default(),
+            story: RefCell::default(),
+            is_damaged: Cell::default(),
+            losses: Cell::default(),
+            went_without: vec![false; legs].into(),
+            changing: Cell::default(),
+            answered_changes: Cell::default(),
+            rests: Cell::default(),
+        }
+    }
+
+    pub fn find(&self, finding: String) {
+        self.ledger.find(finding);
+    }
+
+    pub fn say(&self, line: String) {
+        self.story.borrow_mut().push(line);
+    }
+
+    /// The legs that are meant to be in use.
+    pub fn members(&self) -> Vec<Rc<Site>> {
+        let is_member = |site: &&Rc<Site>| site.is_member.get() && !site.is_removed.get();
+        self.sites.borrow().iter().filter(is_member).cloned().collect()
+    }
+
+    pub fn has_bare_leg(&self) -> bool {
+        self.sites.borrow().iter().any(|site| site.bare)
+    }
+
+    pub fn regions(&self, extent: Extent) -> std::ops::RangeInclusive<u64> {
+        extent.start().get() >> self.region_shift..=extent.last().get() >> self.region_shift
+    }
+
+    pub fn describe(&self) -> Option<Description> {
+        self.mirror.borrow().as_ref().map(|mirror| mirror.describe())
+    }
+
+    /// What the mirror says that this leg is.
+    pub fn standing(&self, site: &Site) -> Option<(Standing, bool)> {
+        let description = self.describe()?;
+        description.legs.iter().find(|leg| leg.name == site.name).map(|leg| (leg.standing, leg.is_here))
+    }
+
+    /// A leg's disk loses what it may. Where no other leg is up to date that is the mirror's loss.
+    pub fn restarted(&self, site: &Site) {
+        let Some(description) = self.describe() else { return };
+        let is_current =
+            |name: &str| description.legs.iter().any(|leg| leg.name == name && leg.standing == Standing::Current);
+        let others = description.legs.iter().any(|leg| leg.standing == Standing::Current && leg.name != site.name);
+        if is_current(&site.name) && !others {
+            self.losses.set(self.losses.get() + 1);
+            self.ledger.checker.borrow_mut().lose();
+        }
+    }
+
+    /// Legs that can answer everything now, and since when. Those without a label do not count: they cannot note anything.
+    fn well(&self) -> Vec<(usize, u64)> {
+        let Some(description) = self.describe() else { return Vec::new() };
+        let is_well = |site: &&Rc<Site>| {
+            let is_it =
+                |leg: &LegDescription| leg.name == site.name && leg.is_here && leg.standing == Standing::Current;
+            site.line.get() == Line::Up && !site.bare && description.legs.iter().any(is_it)
+        };
+        self.sites.borrow().iter().filter(is_well).map(|site| (site.number, site.epoch.get())).collect()
+    }
+
+    /// Hosts are about to change blocks.
+    fn begin_change(&self, extent: Extent) {
+        for site in self.sites.borrow().iter() {
+            site.allowed.borrow_mut().extend(self.regions(extent));
+        }
+        self.changing.set(self.changing.get() + 1);
+    }
+
+    fn end_change(&self, is_done: bool) {
+        self.changing.set(self.changing.get() - 1);
+        if !is_done {
+            return;
+        }
+        self.answered_changes.set(self.answered_changes.get() + 1);
+        let Some(description) = self.describe() else { return };
+        for site in self.sites.borrow().iter() {
+            let takes = |standing| matches!(standing, Standing::Current | Standing::Rebuilding);
+            let is_in_use = description.legs.iter().any(|leg| leg.name == site.name && takes(leg.standing));
+            if !is_in_use {
+                self.went_without.borrow_mut()[site.number] = true;
+            }
+        }
+    }
+
+    /// Whether a request may fail like this although these legs were well when it was asked.
+    fn judge(&self, kind: OperationKind, error: &Error, before: &[(usize, u64)], losses: u64) {
+        let is_planned = match error.failure() {
+            // The client knows which blocks may be unreadable or different.
+            Failure::Integrity(_) | Failure::Miscompare { .. } => return,
+            Failure::Media { .. } if kind == OperationKind::Flush => losses > 0,
+            _ => false,
+        };
+        let now = self.well();
+        if let Some((leg, _)) = before.iter().find(|leg| !is_planned && now.contains(leg)) {
+            self.find(format!("{} failed although leg {leg} was well all the time: {error}", kind.name()));
+        }
+    }
+}
+
+/// What hosts see: the mirror, watched.
+pub(super) struct Watch {
+    pub world: Rc<World>,
+    pub mirror: Up,
+}
+
+impl Device for Watch {
+    fn geometry(&self) -> &Geometry {
+        self.mirror.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.mirror.abilities()
+    }
+
+    async fn execute(&self, operation: Operation) -> Outcome {
+        let (kind, before) = (operation.kind(), self.world.well());
+        let extents: Vec<Extent> = match &operation {
+            Operation::Write { extent, .. }
+            | Operation::WriteZeroes { extent, .. }
+            | Operation::WriteUncorrectable { extent, .. } => vec![*extent],
+            Operation::Discard { extents } => extents.to_vec(),
+            _ => Vec::new(),
+        };
+        extents.iter().for_each(|extent| self.world.begin_change(*extent));
+        let outcome = self.mirror.execute(operation).await;
+        extents.iter().for_each(|_| self.world.end_change(outcome.is_ok()));
+        if let Err(error) = &outcome {
+            self.world.judge(kind, error, &before, self.world.losses.get());
+        }
+        outcome
+    }
+}
