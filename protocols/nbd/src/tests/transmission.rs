@@ -97,6 +97,7 @@ fn offsets_outside_of_the_request_are_not_told() {
     server.received(buffer, bytes.len());
     assert!(matches!(server.next_event(), Some(Event::Chosen(0))));
     server.transmit(&mut Vec::new());
+    server.sent();
     let Some(Event::Request(request)) = server.next_event() else { panic!("a request waits") };
     let failed = Failed { code: crate::ErrorCode::Io, offset: Some(1024), message: "é".repeat(300) };
     server.fail(request.ticket, Vec::new(), &failed);
