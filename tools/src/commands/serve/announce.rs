@@ -167,7 +167,9 @@ fn ready_words(serving: &Serving) -> String {
         }
     }
     if let Some(nbd) = &serving.nbd {
-        put(&mut text, nbd_words(nbd));
+        let spaces = serving.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
+        let exports = spaces.filter_map(|space| Some((space.nbd.as_deref()?, space.block_size)));
+        put(&mut text, nbd_words(&nbd.listeners, exports));
     }
     put(&mut text, "ready");
     text
@@ -195,20 +197,20 @@ fn subsystem_words(subsystem: &SubsystemFacts) -> String {
     text.trim_end().to_owned()
 }
 
-/// Where NBD clients connect, and what they type.
-fn nbd_words(nbd: &NbdFacts) -> String {
+/// Where NBD clients connect, and what they type for each name and size of blocks.
+fn nbd_words<'a>(listeners: &[SocketAddr], exports: impl Iterator<Item = (&'a str, usize)>) -> String {
     let mut text = String::new();
-    for address in &nbd.listeners {
+    for address in listeners {
         put(&mut text, format_args!("listening for NBD on {address}"));
     }
-    let Some(address) = nbd.listeners.first() else { return text };
+    let Some(address) = listeners.first() else { return text };
     let (host, in_uri) = host_words(*address);
     let port = address.port();
     put(&mut text, "an NBD client types:");
-    for name in &nbd.exports {
+    for (name, block_size) in exports {
         put(&mut text, format_args!("  nbdinfo nbd://{in_uri}:{port}/{}", encode(name, ":/")));
         let name = shell_word(name);
-        put(&mut text, format_args!("  nbd-client {host} {port} -N {name} /dev/nbd0"));
+        put(&mut text, format_args!("  nbd-client {host} {port} -N {name} -b {block_size} /dev/nbd0"));
     }
     text.trim_end().to_owned()
 }
@@ -258,16 +260,17 @@ mod tests {
 
     #[test]
     fn clients_are_told_names_that_shells_and_uris_take() {
-        let exports = ["v", "photos/7", "it's a b"].map(str::to_owned).to_vec();
-        let listeners = vec!["[::]:10809".parse().unwrap(), "[::1]:7".parse().unwrap()];
-        let words = nbd_words(&NbdFacts { listeners, exports });
+        let exports = [("v", 512), ("photos/7", 4096), ("it's a b", 4096)];
+        let listeners = ["[::]:10809".parse().unwrap(), "[::1]:7".parse().unwrap()];
+        let words = nbd_words(&listeners, exports.into_iter());
         for line in [
             "listening for NBD on [::]:10809\n",
             "listening for NBD on [::1]:7\n",
             "  nbdinfo nbd://HOST:10809/v\n",
             "  nbdinfo nbd://HOST:10809/photos/7\n",
             "  nbdinfo nbd://HOST:10809/it%27s%20a%20b\n",
-            r"  nbd-client HOST 10809 -N 'it'\''s a b' /dev/nbd0",
+            "  nbd-client HOST 10809 -N v -b 512 /dev/nbd0\n",
+            r"  nbd-client HOST 10809 -N 'it'\''s a b' -b 4096 /dev/nbd0",
         ] {
             assert!(words.contains(line), "'{line}' is not in:\n{words}");
         }
