@@ -162,6 +162,20 @@ fn qemu_writes_zeroes_discards_and_verifies() {
     let arguments: Vec<&str> = ["-f", "raw"].into_iter().chain(steps.iter().flat_map(|step| ["-c", *step])).collect();
     let said = good("qemu-io", &[&arguments[..], &[&uri]].concat());
     assert!(!said.contains("failed") && !said.contains("rror"), "{said}");
+    served.damage(256);
+    let read = run("qemu-io", &["-f", "raw", "-r", "-c", "read 1M 4k", &uri]);
+    let said = [read.stdout, read.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
+    assert!(said.contains("Input/output error"), "{said}");
+}
+
+#[test]
+fn qemu_copies_there_and_back() {
+    if !has("qemu-io") || !has("qemu-img") {
+        return;
+    }
+    let served = serve(Limits::default());
+    let uri = format!("nbd://{}/protected", served.address);
+    good("qemu-io", &["-f", "raw", "-c", "write -P 0x5a 1M 8M", &uri]);
     let about = good("qemu-img", &["info", "--output=json", &uri]);
     assert!(about.contains(&format!("\"virtual-size\": {}", BLOCK * BLOCKS)), "{about}");
     let map = good("qemu-img", &["map", "-f", "raw", "--output=json", &uri]);
@@ -176,10 +190,6 @@ fn qemu_writes_zeroes_discards_and_verifies() {
     good("qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", copy.path(), &uri]);
     let same = good("qemu-img", &["compare", "-f", "raw", "-F", "raw", &uri, copy.path()]);
     assert!(same.contains("identical"), "{same}");
-    served.damage(256);
-    let read = run("qemu-io", &["-f", "raw", "-r", "-c", "read 1M 4k", &uri]);
-    let said = [read.stdout, read.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
-    assert!(said.contains("Input/output error"), "{said}");
 }
 
 /// Whether fio is there and has an engine for NBD.

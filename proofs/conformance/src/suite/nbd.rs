@@ -68,7 +68,7 @@ const ZEROES: &str = r#"
 nbd_attach small nbd1 512
 dd if=/dev/urandom of=/dev/nbd1 bs=64k count=16 oflag=direct status=none
 dd if=/dev/nbd1 of=/tmp/before bs=64k iflag=direct status=none
-blkdiscard -z -o 131072 -l 65536 /dev/nbd1
+conformance guest fallocate /dev/nbd1 zero-range 131072 65536
 blkdiscard -o 262144 -l 65536 /dev/nbd1
 dd if=/dev/nbd1 of=/tmp/after bs=64k iflag=direct status=none
 for part in 0 1 3 5 15; do
