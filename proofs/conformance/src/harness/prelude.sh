@@ -81,18 +81,17 @@ refused() {
   grep -qi -- "$word" /tmp/refused || { cat /tmp/refused; fail "'$*' failed without saying '$word'"; }
 }
 
-# nbd_attach NAME DEVICE BLOCK_BYTES [OPTION...]: has an NBD device, such as nbd0, be an export.
+# nbd_attach NAME DEVICE BLOCK_BYTES: has an NBD device, such as nbd0, be an export. The client is busybox's, which does the
+# handshake and leaves the rest to the kernel.
 nbd_attach() {
-  name=$1 device=$2 block=$3
-  shift 3
-  nbd-client 10.0.2.2 "$NBD_PORT" "/dev/$device" -N "$name" -b "$block" "$@" >/tmp/nbd-client 2>&1 ||
-    { cat /tmp/nbd-client; fail "connecting to the export $name"; }
+  nbd-client -b "$3" -N "$1" 10.0.2.2 "$NBD_PORT" "/dev/$2" >/tmp/nbd-client 2>&1 ||
+    { cat /tmp/nbd-client; fail "connecting to the export $1"; }
   for try in $(seq 100); do
-    [ "$(cat /sys/block/$device/size)" != 0 ] && return 0
+    [ "$(cat /sys/block/$2/size)" != 0 ] && return 0
     sleep 0.1
   done
   cat /tmp/nbd-client
-  fail "$device stays empty"
+  fail "$2 stays empty"
 }
 
 # nbd_detach DEVICE: disconnects.

@@ -33,14 +33,13 @@ pub fn run(bench: &mut Bench<'_>) -> Result<()> {
     server.stop()
 }
 
-/// Two connections of one device, as the server says that it may be done.
 const FILES: &str = r#"
 tree=/tmp/nbd-tree
 mkdir -p $tree/deep/er
 cp /usr/bin/nvme /usr/bin/mke2fs /bin/busybox $tree
 for i in $(seq 60); do dd if=/dev/urandom of=$tree/deep/er/$i bs=1023 count=$i status=none; done
 (cd $tree && find . -type f | sort | xargs md5sum) >/tmp/sums
-nbd_attach large nbd0 4096 -C 2
+nbd_attach large nbd0 4096
 [ "$(cat /sys/block/nbd0/size)" = 786432 ] || fail "nbd0 has $(cat /sys/block/nbd0/size) sectors"
 [ "$(cat /sys/block/nbd0/ro)" = 0 ] || fail "nbd0 is read-only"
 /usr/bin/mke2fs -q -F -t ext4 /dev/nbd0
