@@ -213,8 +213,7 @@ impl Server {
         self.nbd.listen(nbd_bound, &plan.nbd).await?;
         self.advertise(plan);
         self.configure_scrubs().await;
-        let spaces = before.into_values().flat_map(|old| old.spaces.into_values());
-        let devices: Vec<_> = spaces.map(|space| space.device).collect();
+        let devices: Vec<_> = before.into_values().flat_map(|old| old.spaces.into_values()).map(|s| s.device).collect();
         // Only those that nothing offers any more have no other owner.
         let going: Vec<Device> = devices.into_iter().filter_map(Rc::into_inner).collect();
         self.wait_until_idle(&going).await;
