@@ -7,6 +7,7 @@ mod latency;
 mod layouts;
 mod load;
 mod mirror;
+mod nbd;
 mod nvme_tcp;
 mod one_pass;
 mod options;
@@ -33,6 +34,7 @@ fn main() -> anyhow::Result<()> {
         Claim::Stripe(options) => stripe::run(&options)?,
         Claim::Mirror(options) => mirror::run(&options)?,
         Claim::NvmeTcp(options) => nvme_tcp::run(options)?,
+        Claim::Nbd(options) => nbd::run(&options)?,
         Claim::RemoteVerify(options) => remote_verify::run(options)?,
         Claim::OnePass(options) => one_pass::run(options)?,
     }

@@ -61,13 +61,7 @@ impl Stopped {
 
     /// Seconds that its threads have spent on CPUs.
     fn cpu(&self) -> f64 {
-        let tasks =
-            std::fs::read_dir(format!("/proc/{}/task", self.0.as_raw_nonzero())).into_iter().flatten().flatten();
-        let of_task = |task: std::fs::DirEntry| {
-            let stat = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
-            stat.split(' ').next()?.parse::<f64>().ok()
-        };
-        tasks.filter_map(of_task).sum::<f64>() / 1e9
+        remote::process_cpu(self.0.as_raw_nonzero().get().unsigned_abs())
     }
 }
 

@@ -38,6 +38,8 @@ pub enum Claim {
     Mirror(FileOptions),
     /// Our target and our host over loopback, each on one core; with and without protection and digests.
     NvmeTcp(RemoteOptions),
+    /// Our NBD server over memory, against nbdkit and qemu-nbd.
+    Nbd(NbdOptions),
     /// Verify where the data is, against Verify of data that comes here first.
     RemoteVerify(RemoteOptions),
     /// Protection and data digests from one pass over the data, against separate passes.
@@ -132,6 +134,35 @@ pub struct RemoteOptions {
     /// Directory of the volume's file, for remote-verify.
     #[arg(long, default_value = ".")]
     pub dir: PathBuf,
+}
+
+/// Where, how large and how long, for NBD.
+#[derive(Args, Clone)]
+pub struct NbdOptions {
+    /// Bytes of each device.
+    #[arg(long, default_value = "256MiB")]
+    pub size: ByteCount,
+    /// Seconds of one turn of one server.
+    #[arg(long, default_value_t = 1.0)]
+    pub seconds: f64,
+    /// Rounds, in each of which every server has one turn.
+    #[arg(long, default_value_t = 5)]
+    pub rounds: u32,
+    /// Tags of our device: none, crc16, crc32c, crc64.
+    #[arg(long, default_value = "none")]
+    pub guard: Protection,
+    /// Only loads whose name contains this.
+    #[arg(long, default_value = "")]
+    pub only: String,
+    /// CPU of the servers.
+    #[arg(long, default_value_t = 1)]
+    pub server_cpu: usize,
+    /// CPU of the client.
+    #[arg(long, default_value_t = 0)]
+    pub client_cpu: usize,
+    /// How long our server looks for work before it sleeps, in microseconds; `sealblock serve` has 50.
+    #[arg(long, default_value_t = 50)]
+    pub spin_us: u32,
 }
 
 /// A namespace of somebody else's target, the only one of its subsystem.

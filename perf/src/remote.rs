@@ -205,3 +205,13 @@ pub fn store(name: &str) -> anyhow::Result<Store> {
         other => bail!("'{other}' is no device here; null and memory are"),
     })
 }
+
+/// Seconds that the threads of a process have spent on CPUs.
+pub fn process_cpu(pid: u32) -> f64 {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let of_task = |task: std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+        stat.split(' ').next()?.parse::<f64>().ok()
+    };
+    tasks.filter_map(of_task).sum::<f64>() / 1e9
+}

@@ -35,7 +35,7 @@ use sealblock_units::ByteCount;
 
 pub use error::{Problem, TargetError};
 pub use remote::RemoteOptions;
-pub use uri::{Address, Host};
+pub use uri::{Address, Host, encode};
 
 use crate::range::BlockRange;
 use crate::size::exact;

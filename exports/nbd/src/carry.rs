@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use sealblock_block::{Ability, Answer, Device, Durability, Error, Operation};
+use sealblock_block::{Ability, Answer, Device, Durability, Error, Operation, OperationKind, Outcome};
 use sealblock_integrity::{Checks, Sealed, Tags};
 use sealblock_layers_remote_core::Attached;
 use sealblock_protocols_nbd::{Command, ErrorCode, Failed, Run};
@@ -48,12 +48,74 @@ pub(crate) struct Mounted {
     pub(crate) gives_parts: bool,
 }
 
+/// What is left to do of a request that was not carried out in place.
+pub(crate) enum Work {
+    /// All of it.
+    Command(Command),
+    /// This, which answers it.
+    Operation(Operation),
+}
+
 impl Mounted {
-    /// Carries a request out. A long one ends early once `is_gone`.
-    pub(crate) async fn carry_out(&self, command: Command, is_gone: &Cell<bool>) -> Result<Reply, Trouble> {
+    /// Carries a request out in place if its device has nothing to wait for, and otherwise says what is left to do.
+    pub(crate) fn at_once(&self, command: Command) -> Result<Result<Reply, Trouble>, Work> {
+        let operation = match self.begin(command) {
+            Ok(operation) => operation,
+            Err(command) => return Err(Work::Command(command)),
+        };
+        match self.device.at_once(&operation) {
+            None => Err(Work::Operation(operation)),
+            // What lies before the damage is read again, which may take a while.
+            Some(Err(_)) if self.gives_parts && matches!(operation, Operation::Read { .. }) => {
+                Err(Work::Operation(operation))
+            }
+            Some(outcome) => Ok(self.reply(operation.kind(), outcome)),
+        }
+    }
+
+    /// The one operation that carries a request out, if it is one and valid.
+    fn begin(&self, command: Command) -> Result<Operation, Command> {
+        let extent = |offset, length| self.extent(offset, length).ok();
+        Ok(match command {
+            Command::Flush => Operation::Flush,
+            Command::Read { offset, length } => match extent(offset, length.into()) {
+                Some(extent) => self.read_of(extent),
+                None => return Err(command),
+            },
+            Command::Write { offset, data, fua } => match extent(offset, data.len() as u64) {
+                Some(extent) => self.write_of(extent, data, fua),
+                None => return Err(Command::Write { offset, data, fua }),
+            },
+            _ => return Err(command),
+        })
+    }
+
+    fn reply(&self, kind: OperationKind, outcome: Outcome) -> Result<Reply, Trouble> {
+        match outcome {
+            Ok(Answer::Data(sealed)) => Ok(Reply::Data(sealed.into_parts().0)),
+            // A device that answers a read with anything else is broken.
+            Ok(_) if kind == OperationKind::Read => Err(ErrorCode::Io.into()),
+            Ok(_) => Ok(Reply::Done),
+            Err(error) => Err(self.failed(&error).into()),
+        }
+    }
+
+    /// Carries out what is left of a request. A long one ends early once `is_gone`.
+    pub(crate) async fn carry_out(&self, work: Work, is_gone: &Cell<bool>) -> Result<Reply, Trouble> {
+        match work {
+            Work::Operation(Operation::Read { extent, .. }) => self.read(extent).await,
+            Work::Operation(operation) => {
+                let kind = operation.kind();
+                self.reply(kind, self.device.execute(operation).await)
+            }
+            Work::Command(command) => self.in_steps(command, is_gone).await,
+        }
+    }
+
+    async fn in_steps(&self, command: Command, is_gone: &Cell<bool>) -> Result<Reply, Trouble> {
         match command {
-            Command::Read { offset, length } => self.read(offset, length.into()).await,
-            Command::Write { offset, data, fua } => self.write(offset, data, fua).await,
+            // Only what has no extent comes here.
+            Command::Read { .. } | Command::Write { .. } => Err(ErrorCode::Invalid.into()),
             Command::Flush => self.run(Operation::Flush).await.map(|_| Reply::Done),
             Command::Trim { offset, length, fua } => {
                 let discard = |extent| Operation::Discard { extents: vec![extent] };
@@ -106,16 +168,14 @@ impl Mounted {
         Operation::Read { extent, checks: format.map_or(Checks::NONE, |format| Checks::full(format, extent.start())) }
     }
 
-    async fn read(&self, offset: u64, length: u64) -> Result<Reply, Trouble> {
-        let extent = self.extent(offset, length)?;
+    async fn read(&self, extent: Extent) -> Result<Reply, Trouble> {
         match self.device.execute(self.read_of(extent)).await {
-            Ok(Answer::Data(sealed)) => Ok(Reply::Data(sealed.into_parts().0)),
-            Ok(_) => Err(ErrorCode::Io.into()),
             Err(error) => {
                 let failed = self.failed(&error);
                 let before = self.before(extent, failed.offset).await;
                 Err(Trouble { failed, before })
             }
+            outcome => self.reply(OperationKind::Read, outcome),
         }
     }
 
@@ -134,12 +194,11 @@ impl Mounted {
         }
     }
 
-    async fn write(&self, offset: u64, data: Buffer, fua: bool) -> Result<Reply, Trouble> {
-        let extent = self.extent(offset, data.len() as u64)?;
+    fn write_of(&self, extent: Extent, data: Buffer, fua: bool) -> Operation {
         let geometry = self.device.geometry();
         let tags = Tags { app_tag: 0, storage_tag: 0, first_ref: extent.start().get() };
         let data = Sealed::seal(data.freeze(), geometry.block_size, geometry.protection, &tags);
-        self.run(Operation::Write { extent, data, durability: durability(fua) }).await.map(|_| Reply::Done)
+        Operation::Write { extent, data, durability: durability(fua) }
     }
 
     async fn in_pieces(

@@ -1,24 +1,29 @@
-//! A connection: one task receives, another sends, and each request in flight has its own.
+//! A connection: one task that receives, carries requests out where that needs no waiting, and sends.
 //!
-//! It ends when the client goes or breaks the protocol, when it is too slow to choose an export, or when the server stops.
-//! Requests in flight get some time then, and their answers are sent as far as the client still reads.
+//! It ends when the client goes or breaks the protocol, when it is too slow to choose an export, when its export is taken away,
+//! or when the server stops. Requests in flight get some time then, and their answers are sent as far as the client still
+//! reads.
+//!
+//! Shape: each turn of the task looks again at what may have changed: answers were sent, requests ended, bytes that other
+//! connections had in flight came back.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::net::Shutdown;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use sealblock_protocols_nbd::{Closed, Event, Request, Server as Core, ServerConfig};
+use sealblock_protocols_nbd::{Export as Told, Server as Core, ServerConfig};
 use sealblock_runtime_memory::Buffer;
 use sealblock_runtime_reactor::net::Stream;
-use sealblock_runtime_reactor::{Bell, now, pool, sleep_until, spawn, stopping, timeout};
+use sealblock_runtime_reactor::{Bell, Share, now, pool, sleep_until, spawn, stopping, timeout};
 
-use crate::carry::{Mounted, Reply};
-use crate::shared::{Order, Place};
+use crate::carry::Mounted;
+use crate::line::Order;
+use crate::shared::Place;
 
 /// How long a client may take to close after it was told that nothing more comes.
 const LINGER: Duration = Duration::from_secs(1);
@@ -26,70 +31,133 @@ const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 4096;
 /// What is received at once: many requests, or the data of a middling write.
 const STAGING_BYTES: usize = 256 << 10;
+/// What a socket may hold each way: the answers to a deep queue of reads, so that a send does not stop half-way and wait for
+/// the client. Sockets grow their buffers by themselves, but only after they were found too small.
+const SOCKET_BYTES: usize = 2 << 20;
 
 pub(crate) struct Connection {
-    place: Place,
-    core: RefCell<Core>,
-    stream: Stream,
+    pub(crate) place: Place,
+    pub(crate) core: RefCell<Core>,
+    pub(crate) stream: Stream,
+    /// What can be chosen.
+    pub(crate) told: Arc<[Told]>,
     /// The device of the export that was chosen.
-    mounted: RefCell<Option<Rc<Mounted>>>,
+    pub(crate) mounted: RefCell<Option<Rc<Mounted>>>,
+    /// What this connection holds of the bytes that all may have in flight.
+    pub(crate) share: Share,
+    /// The connection's task.
+    pub(crate) task: RefCell<Waker>,
     /// Something is to be sent, or sending is to end.
     output: Bell,
-    /// A request ended, or answers were sent.
-    room: Bell,
-    /// What is left to be sent is the last.
+    /// The connection's own task is running, so it need not be woken.
+    in_turn: Cell<bool>,
+    /// What was received is to be answered, or looked at again, before more is.
+    pub(crate) answering: Cell<bool>,
+    /// Answers were sent since a request had to wait for room.
+    has_room: Cell<bool>,
+    /// What is left to be sent is the last; that has been sent, or cannot be.
     is_finishing: Cell<bool>,
+    is_finished: Cell<bool>,
     /// Nobody reads answers any more.
-    is_gone: Cell<bool>,
+    pub(crate) is_gone: Cell<bool>,
 }
 
 impl Connection {
     pub(crate) fn new(stream: Stream, place: Place) -> Rc<Connection> {
+        let told = place.shared.told();
         let mut config = ServerConfig::new(pool(), []);
-        config.exports = Arc::clone(&place.shared.told);
+        config.exports = Arc::clone(&told);
         config.limits = place.shared.limits.connection.clone();
         config.staging_bytes = STAGING_BYTES;
+        let mut core = Core::new(config);
+        // What there is to have is asked for as it is needed.
+        core.grant(0);
+        // Where the system refuses, its own idea of a buffer serves, only with more turns.
+        let _ = stream.set_send_buffer_bytes(SOCKET_BYTES);
+        let _ = stream.set_recv_buffer_bytes(SOCKET_BYTES);
+        stream.set_prompt(true);
         Rc::new(Connection {
+            share: Share::new(&place.shared.budget),
             place,
-            core: RefCell::new(Core::new(config)),
+            core: RefCell::new(core),
             stream,
+            told,
             mounted: RefCell::default(),
+            task: RefCell::new(Waker::noop().clone()),
             output: Bell::default(),
-            room: Bell::default(),
+            in_turn: Cell::new(false),
+            answering: Cell::new(false),
+            has_room: Cell::new(false),
             is_finishing: Cell::new(false),
+            is_finished: Cell::new(false),
             is_gone: Cell::new(false),
         })
     }
 
     /// Serves the connection until it is over.
     pub(crate) async fn run(self: Rc<Self>) {
-        let drain = self.place.shared.limits.drain;
-        let sender = spawn(Rc::clone(&self).send());
-        self.until_told(Order::Stop, self.receive()).await;
-        // What was received already is refused, and what was begun is answered.
-        self.core.borrow_mut().stop();
-        self.take_events();
-        self.core.borrow_mut().close();
-        self.until_told(Order::Kill, timeout(drain, self.quiet())).await;
-        self.is_finishing.set(true);
-        self.output.ring();
-        let mut sender = pin!(timeout(drain, sender));
-        self.until_told(Order::Kill, sender.as_mut()).await;
-        self.linger().await;
+        let line = Arc::clone(&self.place.line);
+        let watch = spawn(async move {
+            stopping().await;
+            line.order(Order::Stop);
+        });
+        self.serve().await;
         self.leave();
+        watch.abort();
     }
 
-    /// Runs `work` to its end, or until the server is told so, or the core to stop.
-    async fn until_told(&self, order: Order, work: impl Future) {
-        let (mut work, mut stopping) = (pin!(work), stopping());
+    async fn serve(self: &Rc<Self>) {
+        let drain = self.place.shared.limits.drain;
+        let mut sender = Sender { future: pin!(self.send_all()), is_over: false };
+        self.beside(&mut sender, Order::Stop, self.receive()).await;
+        // What was received already is refused, and what was begun is answered.
+        self.core.borrow_mut().stop();
+        self.beside(&mut sender, Order::Kill, timeout(drain, self.take_events(0))).await;
+        self.core.borrow_mut().close();
+        self.beside(&mut sender, Order::Kill, timeout(drain, self.quiet())).await;
+        self.is_finishing.set(true);
+        self.ring();
+        self.beside(&mut sender, Order::Kill, timeout(drain, self.is_sent())).await;
+        if !self.is_gone.get() {
+            // A client that does not close in time is reset.
+            let linger = self.stream.linger(LINGER, LINGER_BYTES);
+            self.beside(&mut sender, Order::Kill, linger).await;
+        }
+    }
+
+    /// Runs `work` to its end and sends what there is meanwhile, until this connection is told so.
+    async fn beside<F: Future<Output = ()>>(&self, sender: &mut Sender<'_, F>, order: Order, work: impl Future) {
+        let mut work = pin!(work);
+        let mut is_known = false;
         poll_fn(|cx| {
-            let is_stopping = order == Order::Stop && pin!(&mut stopping).poll(cx).is_ready();
-            if is_stopping || self.place.poll_order(order, cx).is_ready() {
+            if !std::mem::replace(&mut is_known, true) {
+                // A task's waker stays the same.
+                *self.task.borrow_mut() = cx.waker().clone();
+                self.place.line.listen(cx.waker());
+            }
+            if self.place.line.is(order) {
                 return Poll::Ready(());
             }
-            work.as_mut().poll(cx).map(drop)
+            self.in_turn.set(true);
+            let polled = loop {
+                let polled = work.as_mut().poll(cx).map(drop);
+                sender.poll(cx);
+                if polled.is_ready() || !self.answering.take() {
+                    break polled;
+                }
+            };
+            self.in_turn.set(false);
+            polled
         })
         .await
+    }
+
+    /// There is something to send, or to look at.
+    pub(crate) fn ring(&self) {
+        self.output.note();
+        if !self.in_turn.get() {
+            self.task.borrow().wake_by_ref();
+        }
     }
 
     async fn receive(self: &Rc<Self>) {
@@ -115,7 +183,7 @@ impl Connection {
                 Ok(len) => len,
             };
             self.core.borrow_mut().received(buffer, len);
-            self.take_events();
+            self.take_events(len).await;
         }
     }
 
@@ -129,52 +197,21 @@ impl Connection {
             if lent.is_some() || is_over {
                 return lent;
             }
-            self.room.wait().await;
-            self.take_events();
-        }
-    }
-
-    fn take_events(self: &Rc<Self>) {
-        loop {
-            // Apart, so that the core is not borrowed while the event is handled.
-            let event = self.core.borrow_mut().next_event();
-            match event {
-                None => break,
-                Some(Event::Chosen(index)) => self.mount(index),
-                Some(Event::Request(request)) => drop(spawn(Rc::clone(self).carry_out(request))),
-                Some(Event::Closed(Closed::Violation(violation))) => {
-                    tracing::debug!(%violation, "connection closed");
-                }
-                Some(Event::Closed(_)) => {}
+            // Room that came while the last requests were answered is not waited for.
+            if !self.has_room.take() {
+                next_turn().await;
             }
+            self.take_events(0).await;
         }
-        self.output.ring();
     }
 
-    fn mount(&self, index: usize) {
-        let Some(export) = self.place.shared.exports.get(index) else { return };
-        let gives_parts = self.core.borrow().has_chunks();
-        *self.mounted.borrow_mut() = Some(Rc::new(Mounted { device: export.device.attach(), gives_parts }));
+    async fn send_all(self: &Rc<Self>) {
+        self.send().await;
+        self.is_finished.set(true);
+        self.answering.set(true);
     }
 
-    async fn carry_out(self: Rc<Self>, request: Request) {
-        let Request { ticket, command } = request;
-        let mounted = self.mounted.borrow().clone();
-        let Some(mounted) = mounted else { return };
-        let outcome = mounted.carry_out(command, &self.is_gone).await;
-        let mut core = self.core.borrow_mut();
-        match outcome {
-            Ok(Reply::Done) => core.done(ticket),
-            Ok(Reply::Data(data)) => core.data(ticket, vec![data]),
-            Ok(Reply::Status(runs)) => core.status(ticket, &runs),
-            Err(trouble) => core.fail(ticket, Vec::from_iter(trouble.before), &trouble.failed),
-        }
-        drop(core);
-        self.output.ring();
-        self.room.ring();
-    }
-
-    async fn send(self: Rc<Self>) {
+    async fn send(self: &Rc<Self>) {
         let mut slices = Vec::new();
         loop {
             let bytes = self.core.borrow_mut().transmit(&mut slices);
@@ -188,30 +225,60 @@ impl Connection {
             if self.stream.send_all(slices.drain(..)).await.is_err() {
                 return self.leave();
             }
-            self.room.ring();
+            self.core.borrow_mut().sent();
+            self.settle();
+        }
+    }
+
+    /// Answers were sent: gives bytes back, and lets requests go on that waited for room.
+    fn settle(&self) {
+        let mut core = self.core.borrow_mut();
+        self.share.settle(core.bytes_in_flight());
+        core.grant(self.share.held_bytes());
+        if core.is_full() {
+            self.has_room.set(true);
+            self.answering.set(true);
         }
     }
 
     /// Waits until no request is in flight.
     async fn quiet(self: &Rc<Self>) {
         while self.core.borrow().requests_in_flight() > 0 && !self.is_gone.get() {
-            self.room.wait().await;
+            next_turn().await;
+        }
+    }
+
+    /// Waits until all was sent.
+    async fn is_sent(self: &Rc<Self>) {
+        while !self.is_finished.get() {
+            next_turn().await;
         }
     }
 
     /// Nothing is received, sent or begun any more.
-    fn leave(&self) {
+    pub(crate) fn leave(&self) {
         self.is_gone.set(true);
         self.core.borrow_mut().close();
         // The client may be gone already, and then there is nothing to shut down.
         let _ = self.stream.shutdown(Shutdown::Both);
-        self.room.ring();
+        self.answering.set(true);
     }
+}
 
-    /// Waits for the client to close, so that it can read the last bytes: a socket closed with unread bytes resets.
-    async fn linger(&self) {
-        if !self.is_gone.get() {
-            self.until_told(Order::Kill, self.stream.linger(LINGER, LINGER_BYTES)).await;
-        }
+/// Ends with the next turn of the task.
+async fn next_turn() {
+    let mut has_waited = false;
+    poll_fn(|_| if std::mem::replace(&mut has_waited, true) { Poll::Ready(()) } else { Poll::Pending }).await
+}
+
+/// The sending half of a connection.
+struct Sender<'a, F> {
+    future: Pin<&'a mut F>,
+    is_over: bool,
+}
+
+impl<F: Future<Output = ()>> Sender<'_, F> {
+    fn poll(&mut self, cx: &mut Context<'_>) {
+        self.is_over = self.is_over || self.future.as_mut().poll(cx).is_ready();
     }
 }

@@ -1,5 +1,9 @@
 //! An export: a device, and what clients are told of it.
 
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
 use sealblock_block::{Ability, OperationKind};
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_protocols_nbd as core;
@@ -11,9 +15,17 @@ pub struct Export {
     description: String,
     pub(crate) device: SharedDevice,
     is_read_only: bool,
+    /// Kept for as long as a connection may use the device.
+    _kept: Option<Arc<dyn Any + Send + Sync>>,
 }
 
-/// Why a server cannot be set up.
+impl fmt::Debug for Export {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Export").field("name", &self.name).field("device", &self.device).finish_non_exhaustive()
+    }
+}
+
+/// Why an export cannot be offered, or taken away.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SetupError {
     /// Two exports have one name.
@@ -22,12 +34,27 @@ pub enum SetupError {
     /// The protocol cannot tell clients of it: a name or description of more than 4096 bytes.
     #[error("clients cannot be told of the export {0:?}: names and descriptions have at most 4096 bytes")]
     Untellable(String),
+    /// No export has this name.
+    #[error("there is no export {0:?}")]
+    Unknown(String),
 }
 
 impl Export {
     /// `device` under this name. The empty name is for clients that ask for none.
     pub fn new(name: impl Into<String>, device: SharedDevice) -> Export {
-        Export { name: name.into(), description: String::new(), device, is_read_only: false }
+        Export { name: name.into(), description: String::new(), device, is_read_only: false, _kept: None }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The same, which keeps `kept` until it was taken away and its last connection has ended: whoever has a clone sees by its
+    /// count of owners when the device may be closed.
+    pub fn keeping(mut self, kept: Arc<dyn Any + Send + Sync>) -> Export {
+        self._kept = Some(kept);
+        self
     }
 
     /// The same with text for people who list exports.

@@ -10,14 +10,16 @@
 //! - Blocks that do not match their tags are never sent.
 //! - An error is chosen in one place (`refusal.rs`), without a case for "everything else".
 //!
-//! Shape: a connection is a task that receives, a task that sends, and a task for each request in flight, all on one core,
-//! so that its state is in cells. A device stays on the core that opened it, and each connection attaches to it once.
+//! Shape: a connection is one task on one core, so that its state is in cells. It carries requests out in place where the
+//! device has nothing to wait for; others have a task each. A device stays on the core that opened it, and each connection attaches to it once.
 
 mod carry;
 mod connection;
 mod export;
 mod limits;
+mod line;
 mod refusal;
+mod requests;
 mod server;
 mod shared;
 mod status;

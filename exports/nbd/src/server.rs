@@ -1,8 +1,8 @@
 //! The server: exports, and the connections of every listener it serves.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
+use std::task::Context;
 use std::time::Duration;
 
 use sealblock_runtime_reactor::net::{Keepalive, Listener, Stream};
@@ -11,7 +11,8 @@ use sealblock_runtime_reactor::{CoreHandle, now, sleep, spawn};
 use crate::connection::Connection;
 use crate::export::{Export, SetupError};
 use crate::limits::Limits;
-use crate::shared::{Kind, Order, Place, Shared};
+use crate::line::Order;
+use crate::shared::{Kind, Place, Shared};
 
 /// How often a server that stops looks whether it is done.
 const DRAIN_REST: Duration = Duration::from_millis(2);
@@ -30,16 +31,31 @@ impl Server {
     /// # Errors
     /// [`SetupError::Duplicate`] and [`SetupError::Untellable`].
     pub fn new(exports: impl IntoIterator<Item = Export>, limits: Limits) -> Result<Server, SetupError> {
-        let exports: Vec<Export> = exports.into_iter().collect();
-        let mut names = BTreeSet::new();
-        if let Some(twice) = exports.iter().find(|export| !names.insert(&export.name)) {
-            return Err(SetupError::Duplicate(twice.name.clone()));
-        }
-        let told: Arc<[_]> = exports.iter().map(Export::told).collect();
-        if let Some(bad) = told.iter().find(|told| !told.is_valid()) {
-            return Err(SetupError::Untellable(bad.name.chars().take(80).collect()));
-        }
-        Ok(Server(Arc::new(Shared::new(exports, told, limits))))
+        let server = Server(Arc::new(Shared::new(limits.legal())));
+        exports.into_iter().try_for_each(|export| server.add_export(export))?;
+        Ok(server)
+    }
+
+    /// Offers one more export, behind the others, to clients that connect from now on.
+    ///
+    /// # Errors
+    /// [`SetupError::Duplicate`] and [`SetupError::Untellable`].
+    pub fn add_export(&self, export: Export) -> Result<(), SetupError> {
+        self.0.add(export)
+    }
+
+    /// Offers an export no more. Its connections answer what they are carrying out and close, within [`Limits::drain`];
+    /// what is asked meanwhile is refused with ESHUTDOWN. Another export may take its name at once.
+    ///
+    /// # Errors
+    /// [`SetupError::Unknown`].
+    pub fn remove_export(&self, name: &str) -> Result<(), SetupError> {
+        self.0.remove(name)
+    }
+
+    /// The names of the exports, in the order of adding. The first is the default.
+    pub fn exports(&self) -> Vec<String> {
+        self.0.told().iter().map(|told| told.name.clone()).collect()
     }
 
     /// The same server, whose connections are from now on spread over these cores in turn, whichever core accepts them.
@@ -66,7 +82,8 @@ impl Server {
     }
 
     async fn accept(&self, listener: &Listener, place: &Place) -> io::Result<()> {
-        while let Some(stream) = listener.accept_until(|cx| place.poll_order(Order::Stop, cx)).await? {
+        let mut is_told = |cx: &mut Context<'_>| place.line.poll(Order::Stop, cx);
+        while let Some(stream) = listener.accept_until(&mut is_told).await? {
             self.admit(stream);
         }
         Ok(())

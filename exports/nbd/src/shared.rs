@@ -1,36 +1,46 @@
-//! What the cores of a server share: its connections, and the order to end.
+//! What the cores of a server share: what it offers, its connections, and the order to end.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
 
 use sealblock_protocols_nbd as core;
-use sealblock_runtime_reactor::Post;
+use sealblock_runtime_reactor::{Budget, Post};
 
-use crate::export::Export;
+use crate::export::{Export, SetupError};
 use crate::limits::Limits;
+use crate::line::{Line, Order};
 
-/// What connections and listeners are told. Later ones include earlier ones.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-#[repr(u8)]
-pub(crate) enum Order {
-    /// Take nothing more, answer what is being carried out, then end.
-    Stop = 1,
-    /// End at once.
-    Kill = 2,
+/// What is offered.
+#[derive(Default)]
+struct Offered {
+    /// Each is there for as long as it is offered or connections use it.
+    exports: Vec<Arc<Export>>,
+    /// What clients are told of each.
+    told: Arc<[core::Export]>,
 }
 
 pub(crate) struct Shared {
     pub(crate) limits: Limits,
-    pub(crate) exports: Vec<Export>,
-    /// What clients are told of each.
-    pub(crate) told: Arc<[core::Export]>,
-    pub(crate) cores: Mutex<Vec<Post>>,
-    order: AtomicU8,
+    pub(crate) budget: Arc<Budget>,
+    offered: Mutex<Offered>,
+    cores: Mutex<Vec<Post>>,
     next: AtomicUsize,
     /// Whoever is to hear of an order, by number. Connections are in it for as long as they live.
-    waiters: Mutex<BTreeMap<usize, (Kind, Option<Waker>)>>,
+    members: Mutex<Members>,
+}
+
+#[derive(Default)]
+struct Members {
+    order: Option<Order>,
+    all: BTreeMap<usize, Member>,
+}
+
+struct Member {
+    kind: Kind,
+    line: Arc<Line>,
+    /// What a connection chose.
+    chosen: Option<Arc<Export>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -43,6 +53,7 @@ pub(crate) enum Kind {
 pub(crate) struct Place {
     pub(crate) shared: Arc<Shared>,
     pub(crate) number: usize,
+    pub(crate) line: Arc<Line>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -50,32 +61,80 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    pub(crate) fn new(exports: Vec<Export>, told: Arc<[core::Export]>, limits: Limits) -> Shared {
-        let (order, next) = (AtomicU8::new(0), AtomicUsize::new(0));
-        Shared { limits, exports, told, cores: Mutex::default(), order, next, waiters: Mutex::default() }
+    pub(crate) fn new(limits: Limits) -> Shared {
+        Shared {
+            budget: Budget::new(limits.total_bytes_in_flight),
+            limits,
+            offered: Mutex::default(),
+            cores: Mutex::default(),
+            next: AtomicUsize::new(0),
+            members: Mutex::default(),
+        }
+    }
+
+    /// What clients are told that connect now.
+    pub(crate) fn told(&self) -> Arc<[core::Export]> {
+        Arc::clone(&lock(&self.offered).told)
+    }
+
+    /// Offers one more export, behind the others.
+    pub(crate) fn add(&self, export: Export) -> Result<(), SetupError> {
+        let told = export.told();
+        if !told.is_valid() {
+            return Err(SetupError::Untellable(told.name.chars().take(80).collect()));
+        }
+        let mut offered = lock(&self.offered);
+        if offered.told.iter().any(|other| other.name == told.name) {
+            return Err(SetupError::Duplicate(told.name));
+        }
+        offered.exports.push(Arc::new(export));
+        offered.told = offered.told.iter().cloned().chain([told]).collect();
+        Ok(())
+    }
+
+    /// Offers an export no more, and has its connections end.
+    pub(crate) fn remove(&self, name: &str) -> Result<(), SetupError> {
+        let removed = {
+            let mut offered = lock(&self.offered);
+            let at = offered.told.iter().position(|told| told.name == name);
+            let at = at.ok_or_else(|| SetupError::Unknown(name.to_owned()))?;
+            let others = offered.told.iter().enumerate().filter(|(index, _)| *index != at);
+            offered.told = others.map(|(_, other)| other.clone()).collect();
+            offered.exports.remove(at)
+        };
+        let uses = |member: &&Member| member.chosen.as_ref().is_some_and(|chosen| Arc::ptr_eq(chosen, &removed));
+        let lines: Vec<_> = lock(&self.members).all.values().filter(uses).map(|user| Arc::clone(&user.line)).collect();
+        lines.iter().for_each(|line| line.order(Order::Stop));
+        Ok(())
     }
 
     /// A place for one more; `None` for a connection above the limit.
     pub(crate) fn enter(self: &Arc<Self>, kind: Kind) -> Option<Place> {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut waiters = lock(&self.waiters);
-        let connections = waiters.values().filter(|waiter| waiter.0 == Kind::Connection).count();
-        if kind == Kind::Connection && connections >= self.limits.connections {
+        let mut members = lock(&self.members);
+        if kind == Kind::Connection && members.connections() >= self.limits.connections {
             return None;
         }
-        waiters.insert(number, (kind, None));
-        Some(Place { shared: Arc::clone(self), number })
+        let line = Arc::new(Line::default());
+        if let Some(order) = members.order {
+            line.order(order);
+        }
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        members.all.insert(number, Member { kind, line: Arc::clone(&line), chosen: None });
+        Some(Place { shared: Arc::clone(self), number, line })
     }
 
     pub(crate) fn connections(&self) -> usize {
-        lock(&self.waiters).values().filter(|waiter| waiter.0 == Kind::Connection).count()
+        lock(&self.members).connections()
     }
 
     /// Tells everybody. An order is never taken back.
     pub(crate) fn order(&self, order: Order) {
-        self.order.fetch_max(order as u8, Ordering::SeqCst);
-        let wakers: Vec<Waker> = lock(&self.waiters).values_mut().filter_map(|waiter| waiter.1.take()).collect();
-        wakers.into_iter().for_each(Waker::wake);
+        let lines: Vec<Arc<Line>> = {
+            let mut members = lock(&self.members);
+            members.order = members.order.max(Some(order));
+            members.all.values().map(|member| Arc::clone(&member.line)).collect()
+        };
+        lines.iter().for_each(|line| line.order(order));
     }
 
     /// The core for a connection of this number, in turn; `None` for the one that accepted it.
@@ -90,23 +149,30 @@ impl Shared {
     }
 }
 
+impl Members {
+    fn connections(&self) -> usize {
+        self.all.values().filter(|member| member.kind == Kind::Connection).count()
+    }
+}
+
 impl Place {
-    /// Ready once the order is at least this one.
-    pub(crate) fn poll_order(&self, at_least: Order, cx: &mut Context<'_>) -> Poll<()> {
-        let before =
-            lock(&self.shared.waiters).get_mut(&self.number).and_then(|waiter| waiter.1.replace(cx.waker().clone()));
-        drop(before);
-        match self.shared.order.load(Ordering::SeqCst) >= at_least as u8 {
-            true => Poll::Ready(()),
-            false => Poll::Pending,
+    /// Notes that this connection chose what it was told so, if that is still offered.
+    pub(crate) fn choose(&self, told: &core::Export) -> Option<Arc<Export>> {
+        // Held until the choice is noted, so that whoever takes the export away after that finds its user.
+        let offered = lock(&self.shared.offered);
+        let at = offered.told.iter().position(|other| other == told)?;
+        let chosen = Arc::clone(&offered.exports[at]);
+        if let Some(member) = lock(&self.shared.members).all.get_mut(&self.number) {
+            member.chosen = Some(Arc::clone(&chosen));
         }
+        Some(chosen)
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let waiter = lock(&self.shared.waiters).remove(&self.number);
-        drop(waiter);
+        let member = lock(&self.shared.members).all.remove(&self.number);
+        drop(member);
     }
 }
 
@@ -115,7 +181,7 @@ mod tests {
     use super::*;
 
     fn shared(connections: usize) -> Arc<Shared> {
-        Arc::new(Shared::new(Vec::new(), Arc::new([]), Limits { connections, ..Limits::default() }))
+        Arc::new(Shared::new(Limits { connections, ..Limits::default() }))
     }
 
     #[test]
@@ -130,16 +196,15 @@ mod tests {
     }
 
     #[test]
-    fn orders_reach_all_and_stay() {
+    fn orders_reach_all_and_those_who_come_later() {
         let shared = shared(2);
-        let (one, mut cx) = (shared.enter(Kind::Connection).unwrap(), Context::from_waker(Waker::noop()));
-        assert!(one.poll_order(Order::Stop, &mut cx).is_pending());
+        let one = shared.enter(Kind::Connection).unwrap();
+        assert!(!one.line.is(Order::Stop));
         shared.order(Order::Stop);
         let late = shared.enter(Kind::Listener).unwrap();
-        assert!(one.poll_order(Order::Stop, &mut cx).is_ready() && late.poll_order(Order::Stop, &mut cx).is_ready());
-        assert!(one.poll_order(Order::Kill, &mut cx).is_pending());
+        assert!(one.line.is(Order::Stop) && late.line.is(Order::Stop) && !one.line.is(Order::Kill));
         shared.order(Order::Kill);
         shared.order(Order::Stop);
-        assert!(one.poll_order(Order::Kill, &mut cx).is_ready());
+        assert!(one.line.is(Order::Kill) && shared.enter(Kind::Listener).unwrap().line.is(Order::Kill));
     }
 }

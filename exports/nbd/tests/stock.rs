@@ -143,12 +143,17 @@ fn qemu_writes_zeroes_discards_and_verifies() {
         "write -f -P 0xa5 1M 64k",
         "write -z 2M 1M",
         "write -z -u 4M 1M",
+        "write -f -z 5M 64k",
+        "aio_write -P 0x77 7M 64k",
+        "aio_flush",
         "discard 6M 1M",
         "flush",
         "read -P 0x5a 0 1M",
         "read -P 0xa5 1M 64k",
         "read -P 0 2M 1M",
         "read -P 0 4M 1M",
+        "read -P 0 5M 64k",
+        "read -P 0x77 7M 64k",
         // Less than a block: QEMU reads, changes and writes a whole one.
         "write -P 0x11 512 512",
         "read -P 0x11 512 512",
@@ -157,12 +162,64 @@ fn qemu_writes_zeroes_discards_and_verifies() {
     let arguments: Vec<&str> = ["-f", "raw"].into_iter().chain(steps.iter().flat_map(|step| ["-c", *step])).collect();
     let said = good("qemu-io", &[&arguments[..], &[&uri]].concat());
     assert!(!said.contains("failed") && !said.contains("rror"), "{said}");
-    let copy = Scratch::new("copy");
-    good("qemu-img", &["convert", "-f", "raw", "-O", "raw", &uri, copy.path()]);
-    let same = good("qemu-img", &["compare", "-f", "raw", "-F", "raw", &uri, copy.path()]);
-    assert!(same.contains("identical"), "{same}");
     served.damage(256);
     let read = run("qemu-io", &["-f", "raw", "-r", "-c", "read 1M 4k", &uri]);
     let said = [read.stdout, read.stderr].map(|said| String::from_utf8_lossy(&said).into_owned()).concat();
     assert!(said.contains("Input/output error"), "{said}");
+}
+
+#[test]
+fn qemu_copies_there_and_back() {
+    if !has("qemu-io") || !has("qemu-img") {
+        return;
+    }
+    let served = serve(Limits::default());
+    let uri = format!("nbd://{}/protected", served.address);
+    good("qemu-io", &["-f", "raw", "-c", "write -P 0x5a 1M 8M", &uri]);
+    let about = good("qemu-img", &["info", "--output=json", &uri]);
+    assert!(about.contains(&format!("\"virtual-size\": {}", BLOCK * BLOCKS)), "{about}");
+    let map = good("qemu-img", &["map", "-f", "raw", "--output=json", &uri]);
+    assert!(map.contains("\"start\": 0") && map.contains("\"data\": true"), "{map}");
+    let copy = Scratch::new("copy");
+    good("qemu-img", &["convert", "-f", "raw", "-O", "raw", &uri, copy.path()]);
+    let same = good("qemu-img", &["compare", "-f", "raw", "-F", "raw", &uri, copy.path()]);
+    assert!(same.contains("identical"), "{same}");
+    // And back, into zeroes.
+    good("qemu-io", &["-f", "raw", "-c", "write -z 0 16M", &uri]);
+    assert!(!run("qemu-img", &["compare", "-f", "raw", "-F", "raw", &uri, copy.path()]).status.success());
+    good("qemu-img", &["convert", "-n", "-f", "raw", "-O", "raw", copy.path(), &uri]);
+    let same = good("qemu-img", &["compare", "-f", "raw", "-F", "raw", &uri, copy.path()]);
+    assert!(same.contains("identical"), "{same}");
+}
+
+/// Whether fio is there and has an engine for NBD.
+fn has_engine() -> bool {
+    has("fio") && {
+        let found = run("fio", &["--enghelp=nbd"]).status.success();
+        if !found {
+            let _ = writeln!(std::io::stderr(), "skipped: the fio that is here has no engine for NBD");
+        }
+        found
+    }
+}
+
+#[test]
+fn fio_writes_and_checks_what_it_wrote() {
+    if !has_engine() {
+        return;
+    }
+    let served = serve(Limits::default());
+    for (export, block, depth) in [("protected", "4k", 32), ("protected", "4k-128k", 8), ("bare", "512", 32)] {
+        let (uri, depth) = (format!("--uri=nbd://{}/{export}", served.address), format!("--iodepth={depth}"));
+        let block = if block.contains('-') { format!("--bsrange={block}") } else { format!("--bs={block}") };
+        let words =
+            ["--name=nbd", "--ioengine=nbd", &uri, "--rw=randwrite", &block, &depth, "--size=2M", "--verify=crc32c"];
+        let state = ["--verify_state_save=0", "--verify_fatal=1", "--do_verify=1"];
+        let said = good("fio", &[&words[..], &state].concat());
+        assert!(said.contains("err= 0"), "{said}");
+    }
+    // What lies there is not what the next job wrote.
+    let uri = format!("--uri=nbd://{}/protected", served.address);
+    let words = ["--name=nbd", "--ioengine=nbd", &uri, "--rw=read", "--bs=4k", "--size=2M", "--verify=md5"];
+    assert!(!run("fio", &[&words[..], &["--verify_state_save=0", "--verify_fatal=1"]].concat()).status.success());
 }

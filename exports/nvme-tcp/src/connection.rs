@@ -21,9 +21,8 @@ use sealblock_protocols_nvme_tcp::target::{Event, Target as Core, Token};
 use sealblock_protocols_nvme_tcp::{Payload, TargetConfig, TransmitLimit};
 use sealblock_runtime_memory::{Buffer, Pool};
 use sealblock_runtime_reactor::net::Stream;
-use sealblock_runtime_reactor::{Bell, now, pool, spawn, timeout};
+use sealblock_runtime_reactor::{Bell, Share, now, pool, spawn, timeout};
 
-use crate::budget::Share;
 use crate::commands::fused::Pairs;
 use crate::controller::Controller;
 use crate::limits::IN_CAPSULE_BYTES;

@@ -17,7 +17,6 @@
 //! attaches to it once (`member.rs`).
 
 mod admin;
-mod budget;
 mod change;
 mod check;
 mod claims;

@@ -10,9 +10,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use sealblock_protocols_nvme::nqn::Nqn;
-use sealblock_runtime_reactor::Post;
+use sealblock_runtime_reactor::{Budget, Post};
 
-use crate::budget::Budget;
 use crate::controller::Controller;
 use crate::flood::Flood;
 use crate::kept::{Flag, Kept};

@@ -21,7 +21,7 @@ pub struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    /// Runs a script in the guest, with `PORT` set to the server's. Answers with its output.
+    /// Runs a script in the guest, with `PORT` and `NBD_PORT` set to the server's. Answers with its output.
     ///
     /// # Errors
     /// If its status is not 0, with its output and the kernel's last messages.
@@ -46,7 +46,7 @@ impl Bench<'_> {
     /// # Errors
     /// If the guest dies.
     pub fn said(&mut self, server: &Server, script: &str) -> Result<Said> {
-        self.guest.run(&format!("PORT={}\nset -e\n{script}", server.port), LIMIT)
+        self.guest.run(&format!("PORT={}\nNBD_PORT={}\nset -e\n{script}", server.port, server.nbd_port), LIMIT)
     }
 }
 

@@ -101,6 +101,7 @@ impl Sealblock {
             sealblock: self.clone(),
             words: words.iter().map(|word| (*word).to_owned()).collect(),
             port: 0,
+            nbd_port: 0,
             child: None,
             events: None,
         };
@@ -115,12 +116,15 @@ pub struct Server {
     words: Vec<String>,
     /// Where it listens, on loopback.
     pub port: u16,
+    /// Where it listens for NBD clients, on loopback; 0 if it does not.
+    pub nbd_port: u16,
     child: Option<Child>,
     events: Option<Receiver<String>>,
 }
 
 impl Server {
-    /// Starts the server: the first time at a port of the system's choice, later at the same one.
+    /// Starts the server: the first time at a port of the system's choice, later at the same one. For NBD it is another one
+    /// each time.
     ///
     /// # Errors
     /// If it does not come up.
@@ -147,6 +151,7 @@ impl Server {
         self.events = Some(lines);
         let ready = self.event(&["ready"])?;
         self.port = listening_port(&ready).context("the server does not say where it listens")?;
+        self.nbd_port = listening_port(&ready["nbd"]).unwrap_or(0);
         Ok(())
     }
 
@@ -262,7 +267,7 @@ pub fn nqn(volume: &str) -> String {
     format!("nqn.2026-11.io.sealblock:{name}")
 }
 
-/// The port in the event that says that the server is ready.
+/// The port in the event that says that the server is ready, or in what it says of NBD.
 fn listening_port(event: &Value) -> Option<u16> {
     let address = event.get("listeners")?.get(0)?.as_str()?;
     address.rsplit_once(':')?.1.parse().ok().filter(|port| *port != 0)

@@ -5,6 +5,7 @@ mod copy;
 mod damage;
 mod files;
 mod identify;
+mod nbd;
 mod protection;
 mod read_only;
 mod reload;
@@ -66,6 +67,12 @@ pub const CASES: &[Case] = &[
     case("copy", "copied ranges, what is refused, damage that is not copied, flags that Linux refuses", ANY, copy::run),
     case("files", "ext4 and btrfs, there and back", ANY, files::run),
     case("traffic", "random and mixed traffic with every block checked, digests on and off", ANY, traffic::run),
+    case(
+        "nbd",
+        "the kernel's NBD client: ext4 there and back, zeroes, errors for exactly the damaged blocks",
+        ANY,
+        nbd::run,
+    ),
     case("several", "several subsystems, namespaces and formats; who may connect to which", ANY, several::run),
     case("read-only", "a file system that can be read and not changed", ANY, read_only::run),
     case("zeroes", "fallocate, discard, and the space they give back", ANY, zeroes::run),

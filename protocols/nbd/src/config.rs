@@ -66,7 +66,7 @@ pub struct Limits {
     pub negotiation_bytes: u64,
     /// Longest data of a read or write, in bytes: announced to clients. At most 32 MiB.
     pub payload_bytes: u32,
-    /// Requests in flight. Further ones wait, unread. Answers that were not taken for sending count too.
+    /// Requests in flight. Further ones wait, unread. Answers that were not sent count too.
     pub commands: usize,
     /// Bytes of reads and writes in flight. Further ones wait, unread, but one alone may always go.
     pub bytes_in_flight: usize,

@@ -107,6 +107,7 @@ fn settle(server: &mut Server, story: &mut Story) {
         }
         let mut out = Vec::new();
         was_quiet &= server.transmit(&mut out) == 0;
+        server.sent();
         out.iter().for_each(|slice| story.sent.extend_from_slice(slice));
         if was_quiet {
             return;

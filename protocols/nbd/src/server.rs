@@ -47,13 +47,13 @@ pub(crate) enum Phase {
     Option { option: u32, len: usize },
     SkipOption { option: u32, left: usize },
     Request,
-    Payload(Box<Payload>),
+    Payload(Payload),
 }
 
 /// The server's side of one connection.
 ///
 /// Whoever drives it takes events until there are none after each [`Server::received`], and again after each
-/// [`Server::transmit`], because requests that had to wait for room are read then.
+/// [`Server::sent`] and [`Server::grant`], because requests that had to wait for room are read then.
 pub struct Server {
     pub(crate) config: ServerConfig,
     pub(crate) phase: Phase,
@@ -67,6 +67,9 @@ pub struct Server {
     bytes: usize,
     /// A request waits for room.
     is_full: bool,
+    /// Bytes that may be in flight besides what [`crate::Limits`] says, and how many a request waits for that go beyond.
+    granted: usize,
+    wanted: Option<usize>,
     closed: Option<Closed>,
     is_told: bool,
 }
@@ -75,18 +78,20 @@ impl Server {
     /// A connection that was just accepted.
     pub fn new(config: ServerConfig) -> Server {
         let config = config.legal();
-        let input = Input::new(&config.pool, config.staging_bytes);
+        let (input, output) = (Input::new(&config.pool, config.staging_bytes), Output::new(&config.pool));
         let mut server = Server {
             config,
             phase: Phase::ClientFlags,
             input,
-            output: Output::default(),
+            output,
             agreed: Agreed::NOTHING,
             chosen: None,
             is_stopping: false,
             requests: 0,
             bytes: 0,
             is_full: false,
+            granted: usize::MAX,
+            wanted: None,
             closed: None,
             is_told: false,
         };
@@ -142,7 +147,7 @@ impl Server {
     }
 
     fn step(&mut self) -> Result<Step, Closed> {
-        self.is_full = false;
+        (self.is_full, self.wanted) = (false, None);
         match &mut self.phase {
             Phase::ClientFlags => self.client_flags(),
             Phase::OptionHeader => self.option_header(),
@@ -196,15 +201,38 @@ impl Server {
         self.bytes += held_bytes;
         let is_wanted = verdict.is_ok() && payload > 0;
         let fill = is_wanted.then(|| Fill::new(self.config.pool.take(payload)));
-        self.phase = Phase::Payload(Box::new(Payload { header, verdict, fill, left: payload, held_bytes }));
+        self.phase = Phase::Payload(Payload { header, verdict, fill, left: payload, held_bytes });
         Ok(Step::Again)
     }
 
     /// Whether one more request fits with these bytes.
-    fn has_room(&self, bytes: usize) -> bool {
-        let held = self.bytes + self.output.data_bytes();
-        self.requests + self.output.replies() < self.config.limits.commands
-            && (bytes == 0 || held == 0 || held.saturating_add(bytes) <= self.config.limits.bytes_in_flight)
+    fn has_room(&mut self, bytes: usize) -> bool {
+        let held = self.bytes_in_flight();
+        let limits = &self.config.limits;
+        let need = held.saturating_add(bytes);
+        let fits = self.requests + self.output.replies() < limits.commands
+            && (bytes == 0 || held == 0 || need <= limits.bytes_in_flight);
+        if fits && bytes > 0 && need > self.granted {
+            self.wanted = Some(need);
+            return false;
+        }
+        fits
+    }
+
+    /// Bounds the bytes in flight from now on, besides what [`crate::Limits`] says: for a limit over several connections. What
+    /// is in flight already stays.
+    pub fn grant(&mut self, bytes: usize) {
+        self.granted = bytes;
+    }
+
+    /// The bytes in flight that have to be granted for the next request, if it waits for that.
+    pub fn wanted_bytes(&self) -> Option<usize> {
+        self.wanted
+    }
+
+    /// Whether a request waits for room, of whatever kind.
+    pub fn is_full(&self) -> bool {
+        self.is_full
     }
 
     /// Goes on with the data of a request, which may have none.
@@ -219,7 +247,7 @@ impl Server {
             return Step::Wait;
         }
         let Phase::Payload(payload) = std::mem::replace(&mut self.phase, Phase::Request) else { return Step::Again };
-        let Payload { header, verdict, fill, held_bytes, .. } = *payload;
+        let Payload { header, verdict, fill, held_bytes, .. } = payload;
         let data = fill.map(Fill::finish).unwrap_or_default();
         if let Err(code) = verdict {
             self.fail(header.ticket(held_bytes), Vec::new(), &code.into());
@@ -256,8 +284,8 @@ impl Server {
     ///
     /// # Panics
     /// When it is no read, and when the data has another length.
-    pub fn data(&mut self, ticket: Ticket, slices: Vec<Slice>) {
-        let len: usize = slices.iter().map(|slice| slice.len()).sum();
+    pub fn data(&mut self, ticket: Ticket, slices: impl AsRef<[Slice]> + IntoIterator<Item = Slice>) {
+        let len: usize = slices.as_ref().iter().map(|slice| slice.len()).sum();
         assert!(ticket.kind == command::READ && len as u64 == ticket.length, "a read is answered with all its data");
         self.settle(ticket.held_bytes);
         self.writer().data(&ticket, slices);
@@ -299,9 +327,15 @@ impl Server {
         self.agreed.style != Style::Simple
     }
 
-    /// Moves all that is to be sent to the end of `out`, and says how many bytes it is.
+    /// Moves all that is to be sent to the end of `out`, and says how many bytes it is. It counts against the limits until
+    /// [`Server::sent`] is called.
     pub fn transmit(&mut self, out: &mut Vec<Slice>) -> usize {
         self.output.take(out)
+    }
+
+    /// Notes that all that was taken was sent.
+    pub fn sent(&mut self) {
+        self.output.sent();
     }
 
     /// Whether something is to be sent.
@@ -331,7 +365,7 @@ impl Server {
         self.requests
     }
 
-    /// Bytes of data of those, and of answers that were not taken for sending.
+    /// Bytes of data of those, and of answers that were not sent.
     pub fn bytes_in_flight(&self) -> usize {
         self.bytes + self.output.data_bytes()
     }

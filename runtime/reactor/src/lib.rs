@@ -17,6 +17,7 @@
 
 mod backend;
 mod bell;
+mod budget;
 mod call;
 mod config;
 mod cores;
@@ -47,6 +48,7 @@ mod waker;
 
 pub use backend::{Backend, Completion, Features, Refusal};
 pub use bell::Bell;
+pub use budget::{Budget, Share};
 pub use call::{CoreGone, CoreHandle};
 pub use config::{Attempt, Choice, Config, RUNTIME_VARIABLE, StartError};
 pub use cores::{Cores, Placement, Stopped};

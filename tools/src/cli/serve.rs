@@ -15,10 +15,13 @@ use crate::target::Target;
 
 /// The port that IANA gave to NVMe/TCP I/O controllers.
 pub const NVME_TCP_PORT: u16 = 4420;
+/// The port that IANA gave to NBD.
+pub const NBD_PORT: u16 = 10809;
 
 const SERVE_HELP: &str = "\
 Examples:
   sealblock serve
+  sealblock serve v --nbd 127.0.0.1:10809
   sealblock serve v other.volume --listen 127.0.0.1:4420 --allow-host nqn.2014-08.org.nvmexpress:uuid:...
 
 Without any target, ./sealblock.toml says what to serve if it is there; else one volume, sealblock-data/default.volume, which
@@ -39,9 +42,9 @@ pub struct Serve {
     /// Where to listen; may be given several times. Port 0 lets the system choose one. 127.0.0.1:4420 unless something is said.
     #[arg(long, value_name = "ADDR:PORT", value_parser = listen_address)]
     pub listen: Vec<SocketAddr>,
-    /// Where to listen for NBD clients; not part of this version.
-    #[arg(long, value_name = "ADDR:PORT")]
-    pub nbd: Option<SocketAddr>,
+    /// Where to listen for NBD clients as well, each target an export NAME; may be given several times. Port 10809 unless given.
+    #[arg(long, value_name = "ADDR:PORT", value_parser = nbd_address)]
+    pub nbd: Vec<SocketAddr>,
     /// Cores to serve on, each a thread on a CPU of its own; as many as there are CPUs, but not more than 8, unless something is
     /// said. A volume stays on one core; connections spread over all.
     #[arg(long, value_name = "N")]
@@ -117,12 +120,21 @@ pub enum Protection {
     Shown,
 }
 
-/// Reads `ADDR:PORT`, or an address alone for the usual port.
+/// Reads `ADDR:PORT`, or an address alone for the usual port of NVMe/TCP.
 pub fn listen_address(text: &str) -> Result<SocketAddr, String> {
+    address(text, NVME_TCP_PORT)
+}
+
+/// Reads `ADDR:PORT`, or an address alone for the usual port of NBD.
+pub fn nbd_address(text: &str) -> Result<SocketAddr, String> {
+    address(text, NBD_PORT)
+}
+
+fn address(text: &str, port: u16) -> Result<SocketAddr, String> {
     let alone = text.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
-    text.parse()
-        .or_else(|_| alone.map(|address| SocketAddr::new(address, NVME_TCP_PORT)))
-        .map_err(|_| "an address and a port are needed, such as 127.0.0.1:4420, [::1]:4420 or 0.0.0.0:4420".to_owned())
+    text.parse().or_else(|_| alone.map(|address| SocketAddr::new(address, port))).map_err(|_| {
+        format!("an address and a port are needed, such as 127.0.0.1:{port}, [::1]:{port} or 0.0.0.0:{port}")
+    })
 }
 
 /// Reads how often to scrub.

@@ -87,7 +87,7 @@ fn the_other_commands_read_their_arguments() {
 #[test]
 fn serve_and_discover_read_their_arguments() {
     let Command::Serve(serve) = good("serve") else { panic!("another command") };
-    assert!(serve.targets.is_empty() && serve.listen.is_empty() && serve.config.is_none() && serve.nbd.is_none());
+    assert!(serve.targets.is_empty() && serve.listen.is_empty() && serve.config.is_none() && serve.nbd.is_empty());
     assert_eq!((serve.protection, serve.cores, serve.read_only, serve.json), (None, None, false, false));
     let host = "nqn.2026-01.org.example:host";
     let line = format!(

@@ -1,4 +1,4 @@
-//! `sealblock serve`: targets for other hosts, over NVMe/TCP.
+//! `sealblock serve`: targets for other hosts, over NVMe/TCP and NBD.
 //!
 //! A plan says what is to be served (`plan.rs`); it is made from the command line or a
 //! configuration (`config.rs`) before anything is opened. The server
@@ -33,19 +33,12 @@ use plan::Plan;
 
 /// Serves.
 pub fn run(arguments: &Serve) -> Result<Exit, Failure> {
-    if let Some(address) = arguments.nbd {
-        return Err(Failure::new(Cause::Absent, "listening for NBD clients", "NBD is not part of this version")
-            .on(address)
-            .advise("--listen ADDR:PORT, for NVMe/TCP"));
-    }
     log::install(arguments.log)?;
     let source = Source::of(arguments)?;
     let plan = source.plan(arguments)?;
-    if plan.is_open() {
-        let warning = "sealblock: every host that reaches this address may connect, and nothing proves who it is; \
-             --allow-host names those that may, which keeps out mistakes but no attackers";
+    for warning in plan.warnings() {
         // Who closed standard error has chosen not to be warned.
-        writeln!(io::stderr(), "{warning}").ok();
+        writeln!(io::stderr(), "sealblock: {warning}").ok();
     }
     let (announcer, control) = (Announcer::new(arguments.json), arguments.control.as_ref());
     lifetime::run(&plan, cores(plan.cores), announcer, control, || source.plan(arguments))
@@ -105,10 +98,8 @@ impl Source {
             Source::Config(path) => {
                 let plan = config::read(path)?;
                 let plan = Plan { cores: arguments.cores.or(plan.cores), ..plan };
-                match arguments.listen.as_slice() {
-                    [] => plan,
-                    listen => Plan { listeners: listen.to_vec(), ..plan },
-                }
+                let or = |said: &[_], planned: Vec<_>| if said.is_empty() { planned } else { said.to_vec() };
+                Plan { listeners: or(&arguments.listen, plan.listeners), nbd: or(&arguments.nbd, plan.nbd), ..plan }
             }
         };
         plan.check()?;

@@ -198,7 +198,7 @@ fn percent<T>(piece: Piece<'_>, before_end_bytes: usize) -> Result<T, Fail> {
 }
 
 /// The text with everything escaped but letters, digits, `-`, `.`, `_`, `~` and what `keep` names.
-pub(super) fn encode(text: &str, keep: &str) -> String {
+pub fn encode(text: &str, keep: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || keep.as_bytes().contains(&byte) {

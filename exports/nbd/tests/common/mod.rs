@@ -29,6 +29,8 @@ pub struct Served {
     pub address: SocketAddr,
     pub served: mpsc::Receiver<std::io::Result<()>>,
     protected: Homed<MemoryDevice>,
+    /// The device of `protected`.
+    pub shared: SharedDevice,
     cores: Cores,
 }
 
@@ -56,7 +58,7 @@ pub fn serve(limits: Limits) -> Served {
     let exports = [
         Export::new("protected", shared.clone()).described("blocks with seals"),
         Export::new("bare", bare),
-        Export::new("fixed", shared).read_only(),
+        Export::new("fixed", shared.clone()).read_only(),
     ];
     let server = Server::new(exports, limits).unwrap().with_cores(cores.handles());
     let ((send, served), serving) = (mpsc::channel(), server.clone());
@@ -67,7 +69,7 @@ pub fn serve(limits: Limits) -> Served {
         drop(spawn(async move { drop(send.send(serving.serve(listener).await)) }));
         address
     });
-    Served { server, address, served, protected, cores }
+    Served { server, address, served, protected, shared, cores }
 }
 
 impl Served {
@@ -128,6 +130,17 @@ impl Client {
             }
         }
         client
+    }
+
+    /// Whether the server has such an export.
+    pub fn can_open(address: SocketAddr, export: &str) -> bool {
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(LATE)).unwrap();
+        let mut client = Client { stream, is_extended: false, cookie: 7, size: 0, flags: 0, sizes: [0; 3] };
+        client.bytes(18);
+        client.stream.write_all(&[0, 0, 0, 3]).unwrap();
+        let name = [&(export.len() as u32).to_be_bytes()[..], export.as_bytes(), &[0, 0]].concat();
+        client.option(option::INFO, &name).last().unwrap().0 == rep::ACK
     }
 
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {

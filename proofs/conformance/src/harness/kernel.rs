@@ -25,7 +25,7 @@ const SUMS: [&str; 7] = [
     "blake2b_generic",
 ];
 /// Loaded in every guest.
-const MODULES: [&str; 7] = ["virtio_pci", "virtio_console", "virtio_net", "nvme", "nvme-tcp", "ext4", "btrfs"];
+const MODULES: [&str; 8] = ["virtio_pci", "virtio_console", "virtio_net", "nvme", "nvme-tcp", "nbd", "ext4", "btrfs"];
 
 /// A kernel that guests can run.
 #[derive(Clone, Debug)]

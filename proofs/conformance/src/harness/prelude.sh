@@ -1,4 +1,4 @@
-# Functions for scripts. PORT is where the server listens; 10.0.2.2 is the machine that runs the guest.
+# Functions for scripts. PORT is where the server listens, NBD_PORT where for NBD; 10.0.2.2 is the machine that runs the guest.
 NQN=nqn.2026-11.io.sealblock
 
 fail() {
@@ -79,4 +79,27 @@ refused() {
     fail "'$*' succeeded"
   fi
   grep -qi -- "$word" /tmp/refused || { cat /tmp/refused; fail "'$*' failed without saying '$word'"; }
+}
+
+# nbd_attach NAME DEVICE BLOCK_BYTES: has an NBD device, such as nbd0, be an export. The client is busybox's, which does the
+# handshake and leaves the rest to the kernel.
+nbd_attach() {
+  nbd-client -b "$3" -N "$1" 10.0.2.2 "$NBD_PORT" "/dev/$2" >/tmp/nbd-client 2>&1 ||
+    { cat /tmp/nbd-client; fail "connecting to the export $1"; }
+  for try in $(seq 100); do
+    [ "$(cat /sys/block/$2/size)" != 0 ] && return 0
+    sleep 0.1
+  done
+  cat /tmp/nbd-client
+  fail "$2 stays empty"
+}
+
+# nbd_detach DEVICE: disconnects.
+nbd_detach() {
+  nbd-client -d "/dev/$1" >/tmp/nbd-client 2>&1 || { cat /tmp/nbd-client; fail "disconnecting $1"; }
+  for try in $(seq 100); do
+    [ -e /sys/block/$1/pid ] || return 0
+    sleep 0.1
+  done
+  fail "$1 stays connected"
 }

@@ -74,12 +74,12 @@ impl Client {
     pub fn new(config: Config) -> Client {
         let config = config.legal();
         assert!(config.export().len() <= STRING_BYTES, "names have at most {STRING_BYTES} bytes");
-        let input = Input::new(&config.pool, config.staging_bytes);
+        let (input, output) = (Input::new(&config.pool, config.staging_bytes), Output::new(&config.pool));
         Client {
             config,
             phase: Phase::Greeting,
             input,
-            output: Output::default(),
+            output,
             agreed: Agreed::default(),
             described: None,
             pending: Vec::new(),

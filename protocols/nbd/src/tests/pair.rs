@@ -84,6 +84,7 @@ impl Pair {
             self.answer(request);
         }
         self.server.transmit(&mut out);
+        self.server.sent();
         self.to_client.put(out);
         if let Some(mut buffer) = self.client.receive_buffer() {
             let bytes = self.to_client.take(most.min(buffer.len()));

@@ -1,5 +1,7 @@
 //! Requests and their replies in each style.
 
+use sealblock_runtime_memory::{Buffer, Slice};
+
 use super::*;
 use crate::fuzz::preamble;
 use crate::wire::{command as c, flag};
@@ -95,6 +97,7 @@ fn offsets_outside_of_the_request_are_not_told() {
     server.received(buffer, bytes.len());
     assert!(matches!(server.next_event(), Some(Event::Chosen(0))));
     server.transmit(&mut Vec::new());
+    server.sent();
     let Some(Event::Request(request)) = server.next_event() else { panic!("a request waits") };
     let failed = Failed { code: crate::ErrorCode::Io, offset: Some(1024), message: "é".repeat(300) };
     server.fail(request.ticket, Vec::new(), &failed);
@@ -214,4 +217,32 @@ fn a_server_that_stops_refuses_requests() {
     server.stop();
     let after = play(&mut server, [&request(0, 0, c::READ, 0, 512)[..]]);
     assert_eq!((after.sent, after.events.len()), (simple(108), 0));
+}
+
+#[test]
+fn requests_beyond_what_was_granted_wait_until_more_is() {
+    let mut server = server(8192);
+    let read = request(1, 0, c::READ, 512, 512);
+    let bytes = [&preamble(1)[..], &read, &read, &read].concat();
+    let mut buffer = server.receive_buffer().unwrap();
+    buffer[..bytes.len()].copy_from_slice(&bytes);
+    server.received(buffer, bytes.len());
+    server.grant(512);
+    assert!(matches!(server.next_event(), Some(Event::Chosen(0))));
+    server.transmit(&mut Vec::new());
+    server.sent();
+    let Some(Event::Request(first)) = server.next_event() else { panic!("the first is granted") };
+    assert!(server.next_event().is_none());
+    assert_eq!((server.wanted_bytes(), server.is_full()), (Some(1024), true));
+    assert!(server.receive_buffer().is_none(), "nothing is read meanwhile");
+    server.grant(1024);
+    let Some(Event::Request(second)) = server.next_event() else { panic!("the second is granted") };
+    server.data(first.ticket, [Slice::from(Buffer::zeroed(512))]);
+    server.data(second.ticket, [Slice::from(Buffer::zeroed(512))]);
+    server.transmit(&mut Vec::new());
+    assert!(server.next_event().is_none(), "answers that are being sent count");
+    assert_eq!((server.wanted_bytes(), server.bytes_in_flight()), (Some(1536), 1024));
+    server.sent();
+    assert!(matches!(server.next_event(), Some(Event::Request(_))));
+    assert_eq!((server.wanted_bytes(), server.bytes_in_flight()), (None, 512));
 }

@@ -16,6 +16,7 @@ use super::scrub::{ScrubFinished, ScrubStarted};
 use crate::cli::Protection;
 use crate::commands::create::{protection_words, uuid_words};
 use crate::report::{print_json, say};
+use crate::target::encode;
 
 /// Says what happens.
 #[derive(Clone, Copy)]
@@ -56,6 +57,17 @@ pub struct Serving {
     pub listeners: Vec<SocketAddr>,
     /// The subsystems.
     pub subsystems: Vec<SubsystemFacts>,
+    /// What NBD clients have, if anything.
+    pub nbd: Option<NbdFacts>,
+}
+
+/// What is served over NBD.
+#[derive(Serialize)]
+pub struct NbdFacts {
+    /// The addresses, with the ports that the system chose.
+    pub listeners: Vec<SocketAddr>,
+    /// The names of the exports; the first is for clients that name none.
+    pub exports: Vec<String>,
 }
 
 /// A subsystem that is served.
@@ -82,6 +94,8 @@ pub struct NamespaceFacts {
     protection: String,
     protection_shown: bool,
     read_only: bool,
+    /// The name of its NBD export, if there is one.
+    nbd: Option<String>,
 }
 
 impl SubsystemFacts {
@@ -97,7 +111,7 @@ impl SubsystemFacts {
 
 impl NamespaceFacts {
     /// What there is to say of a namespace.
-    pub fn new(plan: &NamespacePlan, geometry: &Geometry, uuid: &[u8; 16]) -> NamespaceFacts {
+    pub fn new(plan: &NamespacePlan, geometry: &Geometry, uuid: &[u8; 16], nbd: Option<String>) -> NamespaceFacts {
         NamespaceFacts {
             nsid: plan.nsid,
             target: plan.target.to_string(),
@@ -107,6 +121,7 @@ impl NamespaceFacts {
             protection: protection_words(geometry.protection),
             protection_shown: plan.protection == Protection::Shown,
             read_only: plan.read_only,
+            nbd,
         }
     }
 }
@@ -151,6 +166,11 @@ fn ready_words(serving: &Serving) -> String {
             put(&mut text, format_args!("  {line}"));
         }
     }
+    if let Some(nbd) = &serving.nbd {
+        let spaces = serving.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
+        let exports = spaces.filter_map(|space| Some((space.nbd.as_deref()?, space.block_size)));
+        put(&mut text, nbd_words(&nbd.listeners, exports));
+    }
     put(&mut text, "ready");
     text
 }
@@ -165,10 +185,11 @@ fn subsystem_words(subsystem: &SubsystemFacts) -> String {
         let size = ByteCount::new(namespace.blocks.saturating_mul(namespace.block_size as u64));
         let shown = if namespace.protection_shown { " (shown)" } else { "" };
         let access = if namespace.read_only { ", read-only" } else { "" };
+        let nbd = namespace.nbd.as_ref().map_or(String::new(), |name| format!(", NBD export {name}"));
         put(
             &mut text,
             format_args!(
-                "  namespace {}: {}, {size} in blocks of {} bytes, {}{shown}{access}",
+                "  namespace {}: {}, {size} in blocks of {} bytes, {}{shown}{access}{nbd}",
                 namespace.nsid, namespace.target, namespace.block_size, namespace.protection
             ),
         );
@@ -176,11 +197,44 @@ fn subsystem_words(subsystem: &SubsystemFacts) -> String {
     text.trim_end().to_owned()
 }
 
-/// What a host must type to find, use and scrub the subsystems.
-fn host_lines(address: SocketAddr, subsystems: &[SubsystemFacts]) -> Vec<String> {
+/// Where NBD clients connect, and what they type for each name and size of blocks.
+fn nbd_words<'a>(listeners: &[SocketAddr], exports: impl Iterator<Item = (&'a str, usize)>) -> String {
+    let mut text = String::new();
+    for address in listeners {
+        put(&mut text, format_args!("listening for NBD on {address}"));
+    }
+    let Some(address) = listeners.first() else { return text };
+    let (host, in_uri) = host_words(*address);
+    let port = address.port();
+    put(&mut text, "an NBD client types:");
+    for (name, block_size) in exports {
+        put(&mut text, format_args!("  nbdinfo nbd://{in_uri}:{port}/{}", encode(name, ":/")));
+        let name = shell_word(name);
+        put(&mut text, format_args!("  nbd-client {host} {port} -N {name} -b {block_size} /dev/nbd0"));
+    }
+    text.trim_end().to_owned()
+}
+
+/// A name as one word of a shell.
+fn shell_word(name: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-._/:@".contains(c);
+    match !name.is_empty() && name.chars().all(is_plain) {
+        true => name.to_owned(),
+        false => format!("'{}'", name.replace('\'', r"'\''")),
+    }
+}
+
+/// How clients write an address, alone and in a URI.
+fn host_words(address: SocketAddr) -> (String, String) {
     // Somebody else has to fill in which of this machine's addresses they can reach.
     let host = if address.ip().is_unspecified() { "HOST".to_owned() } else { address.ip().to_string() };
     let in_uri = if host.contains(':') { format!("[{host}]") } else { host.clone() };
+    (host, in_uri)
+}
+
+/// What a host must type to find, use and scrub the subsystems.
+fn host_lines(address: SocketAddr, subsystems: &[SubsystemFacts]) -> Vec<String> {
+    let (host, in_uri) = host_words(address);
     let port = address.port();
     let mut lines = vec![format!("nvme discover -t tcp -a {host} -s {port}")];
     for subsystem in subsystems {
@@ -198,4 +252,27 @@ fn host_lines(address: SocketAddr, subsystems: &[SubsystemFacts]) -> Vec<String>
 
 fn put(text: &mut String, line: impl std::fmt::Display) {
     writeln!(text, "{line}").expect("a text takes what is written to it");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_are_told_names_that_shells_and_uris_take() {
+        let exports = [("v", 512), ("photos/7", 4096), ("it's a b", 4096)];
+        let listeners = ["[::]:10809".parse().unwrap(), "[::1]:7".parse().unwrap()];
+        let words = nbd_words(&listeners, exports.into_iter());
+        for line in [
+            "listening for NBD on [::]:10809\n",
+            "listening for NBD on [::1]:7\n",
+            "  nbdinfo nbd://HOST:10809/v\n",
+            "  nbdinfo nbd://HOST:10809/photos/7\n",
+            "  nbdinfo nbd://HOST:10809/it%27s%20a%20b\n",
+            "  nbd-client HOST 10809 -N v -b 512 /dev/nbd0\n",
+            r"  nbd-client HOST 10809 -N 'it'\''s a b' -b 4096 /dev/nbd0",
+        ] {
+            assert!(words.contains(line), "'{line}' is not in:\n{words}");
+        }
+    }
 }

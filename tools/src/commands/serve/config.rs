@@ -19,7 +19,7 @@ use toml::Spanned;
 
 use self::scrub::ScrubTable;
 use super::plan::{DEFAULT_LISTEN, NQN_PREFIX, NamespacePlan, Plan, SubsystemPlan};
-use crate::cli::{Protection, listen_address};
+use crate::cli::{Protection, listen_address, nbd_address};
 use crate::duration::Time;
 use crate::exit::{Cause, Failure};
 use crate::identity::uuid_from;
@@ -39,6 +39,8 @@ struct File {
     #[serde(default)]
     listeners: Vec<ListenerTable>,
     #[serde(default)]
+    nbd: Vec<NbdTable>,
+    #[serde(default)]
     limits: LimitsTable,
     #[serde(default)]
     scrub: ScrubTable,
@@ -53,6 +55,13 @@ struct ListenerTable {
     address: SocketAddr,
     #[serde(default, deserialize_with = "some_address")]
     advertise: Option<SocketAddr>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NbdTable {
+    #[serde(deserialize_with = "nbd_listener")]
+    address: SocketAddr,
 }
 
 #[derive(Deserialize, Default)]
@@ -101,6 +110,7 @@ struct NamespaceTable {
     uuid: Option<Uuid>,
     #[serde(default)]
     scrub: ScrubTable,
+    nbd: Option<String>,
 }
 
 #[derive(Deserialize, Default)]
@@ -127,6 +137,10 @@ fn text<'de, D: Deserializer<'de>, T: FromStr<Err: fmt::Display>>(from: D) -> Re
 
 fn address<'de, D: Deserializer<'de>>(from: D) -> Result<SocketAddr, D::Error> {
     listen_address(&String::deserialize(from)?).map_err(de::Error::custom)
+}
+
+fn nbd_listener<'de, D: Deserializer<'de>>(from: D) -> Result<SocketAddr, D::Error> {
+    nbd_address(&String::deserialize(from)?).map_err(de::Error::custom)
 }
 
 fn some_address<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>, D::Error> {
@@ -217,7 +231,8 @@ pub fn parse(text: &str) -> Result<Plan, String> {
     let advertised =
         file.listeners.iter().filter_map(|listener| Some((listener.address, listener.advertise?))).collect();
     let listeners = if listeners.is_empty() { vec![DEFAULT_LISTEN] } else { listeners };
-    Ok(Plan { listeners, advertised, cores: file.cores, limits: limits(&file.limits)?, subsystems })
+    let nbd = file.nbd.iter().map(|listener| listener.address).collect();
+    Ok(Plan { listeners, advertised, nbd, cores: file.cores, limits: limits(&file.limits)?, subsystems })
 }
 
 fn limits(table: &LimitsTable) -> Result<Limits, String> {
@@ -298,6 +313,7 @@ fn namespaces(
             read_only: table.read_only,
             uuid: table.uuid.map(|uuid| uuid.0),
             scrub: table.scrub.over(scrub),
+            nbd: table.nbd,
         });
     }
     Ok(namespaces)

@@ -1,10 +1,9 @@
-//! Listeners: all on the first core, which hands what it accepts to the core with the fewest queues.
+//! Listeners: all on the first core, which hands what it accepts to the others.
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use sealblock_exports_nvme_tcp::Target as Server;
 use sealblock_runtime_reactor::net::Listener;
 use sealblock_runtime_reactor::{CoreHandle, Homed, JoinHandle, spawn};
 
@@ -48,17 +47,20 @@ impl Bound {
         Ok(Bound { planned, address, core: core.clone(), listener })
     }
 
-    /// Accepts connections from now on.
+    /// Has `serve` accept connections from now on, on the listener's core.
     ///
     /// # Errors
     /// When the core has stopped.
-    pub async fn accept(self, server: &Server) -> Result<Ear, Failure> {
-        let (server, listener, address) = (server.clone(), self.listener, self.address);
+    pub async fn accept<F>(self, serve: impl FnOnce(Listener) -> F + Send + 'static) -> Result<Ear, Failure>
+    where
+        F: Future<Output = io::Result<()>>,
+    {
+        let (listener, address) = (self.listener, self.address);
         let task = self.core.call(move || async move {
             let listener = listener.get().and_then(|listener| listener.take());
             Homed::new(Rc::new(spawn(async move {
                 let Some(listener) = listener else { return };
-                if let Err(error) = server.serve(listener).await {
+                if let Err(error) = serve(listener).await {
                     // The connections that are there and the other listeners go on.
                     writeln!(io::stderr(), "sealblock: no more connections are accepted on {address}: {error}").ok();
                 }
@@ -66,6 +68,29 @@ impl Bound {
         });
         let task = task.await.map_err(|gone| Failure::new(Cause::Io, "listening", gone).on(address))?;
         Ok(Ear { planned: self.planned, address, core: self.core, task })
+    }
+}
+
+/// Binds those addresses that no ear is at yet.
+///
+/// # Errors
+/// The first that cannot be bound.
+pub async fn bind_new(core: &CoreHandle, planned: &[SocketAddr], ears: &[Ear]) -> Result<Vec<Bound>, Failure> {
+    let mut bound = Vec::new();
+    for address in planned {
+        if !ears.iter().any(|ear| ear.planned == *address) {
+            bound.push(Bound::bind(core, *address).await?);
+        }
+    }
+    Ok(bound)
+}
+
+/// Closes the ears that are planned no more.
+pub async fn close_old(ears: &mut Vec<Ear>, planned: &[SocketAddr]) {
+    let (stay, go) = std::mem::take(ears).into_iter().partition(|ear| planned.contains(&ear.planned));
+    *ears = stay;
+    for ear in go {
+        ear.close().await;
     }
 }
 
@@ -87,10 +112,10 @@ impl Ear {
 
 fn of_bind(error: &io::Error, address: SocketAddr) -> Failure {
     let (cause, advice) = match error.kind() {
-        io::ErrorKind::AddrInUse => (Cause::Refused, "another --listen ADDR:PORT; port 0 chooses a free one"),
-        io::ErrorKind::PermissionDenied => (Cause::Refused, "a port from 1024 on, such as 4420"),
+        io::ErrorKind::AddrInUse => (Cause::Refused, "another address and port; port 0 chooses a free one"),
+        io::ErrorKind::PermissionDenied => (Cause::Refused, "a port from 1024 on, such as 4420 or 10809"),
         io::ErrorKind::AddrNotAvailable => (Cause::Unreachable, "an address of this machine, such as 127.0.0.1"),
-        _ => (Cause::Io, "another --listen ADDR:PORT"),
+        _ => (Cause::Io, "another address and port"),
     };
     Failure::new(cause, "listening", error).on(address).advise(advice)
 }

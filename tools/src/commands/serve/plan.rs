@@ -1,5 +1,7 @@
 //! What is to be served: pure values, made from the command line, checked before anything is opened.
 
+pub mod nbd;
+
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
@@ -29,6 +31,8 @@ pub struct Plan {
     pub listeners: Vec<SocketAddr>,
     /// What discovery names instead, for some of these.
     pub advertised: Vec<(SocketAddr, SocketAddr)>,
+    /// Where to listen for NBD clients; may be empty.
+    pub nbd: Vec<SocketAddr>,
     /// Cores to serve on, where that is said.
     pub cores: Option<NonZeroUsize>,
     /// What hosts may make the server hold.
@@ -67,6 +71,8 @@ pub struct NamespacePlan {
     pub uuid: Option<[u8; 16]>,
     /// When and how it is scrubbed.
     pub scrub: Settings,
+    /// The name of its NBD export, where that is said.
+    pub nbd: Option<String>,
 }
 
 impl Plan {
@@ -89,11 +95,13 @@ impl Plan {
                 read_only: arguments.read_only,
                 uuid: None,
                 scrub,
+                nbd: None,
             }],
         };
         Plan {
             listeners: if arguments.listen.is_empty() { vec![DEFAULT_LISTEN] } else { arguments.listen.clone() },
             advertised: Vec::new(),
+            nbd: arguments.nbd.clone(),
             cores: arguments.cores,
             limits: Limits::default(),
             subsystems: names(targets).into_iter().zip(targets).map(subsystem).collect(),
@@ -103,7 +111,7 @@ impl Plan {
     /// Refuses what could only fail later with a worse reason.
     ///
     /// # Errors
-    /// Bad usage: a file that is served twice.
+    /// Bad usage: a file that is served twice, two NBD exports of one name, a listener for NBD that has nothing to offer.
     pub fn check(&self) -> Result<(), Failure> {
         let mut seen = BTreeSet::<PathBuf>::new();
         for target in self.targets() {
@@ -116,7 +124,7 @@ impl Plan {
                 }
             }
         }
-        Ok(())
+        if self.nbd.is_empty() { Ok(()) } else { nbd::check(&self.subsystems) }
     }
 
     /// Every target of every namespace.
@@ -124,11 +132,21 @@ impl Plan {
         self.subsystems.iter().flat_map(|subsystem| subsystem.namespaces.iter().map(|namespace| &namespace.target))
     }
 
-    /// Whether anybody who reaches an address that others can reach may connect to something.
-    pub fn is_open(&self) -> bool {
-        let reachable = self.listeners.iter().any(|address| !address.ip().to_canonical().is_loopback());
-        reachable && self.subsystems.iter().any(|subsystem| subsystem.hosts == Hosts::Any)
+    /// What somebody should know who did not mean it.
+    pub fn warnings(&self) -> impl Iterator<Item = &'static str> {
+        const OPEN: &str = "every host that reaches this address may connect, and nothing proves who it is; \
+             --allow-host names those that may, which keeps out mistakes but no attackers";
+        const NBD: &str = "every NBD client that reaches this address may connect to every export; \
+             NBD knows no names of hosts, so only the network can keep anybody out";
+        let open =
+            is_reachable(&self.listeners) && self.subsystems.iter().any(|subsystem| subsystem.hosts == Hosts::Any);
+        [open.then_some(OPEN), is_reachable(&self.nbd).then_some(NBD)].into_iter().flatten()
     }
+}
+
+/// Whether others than this machine may reach one of these.
+fn is_reachable(addresses: &[SocketAddr]) -> bool {
+    addresses.iter().any(|address| !address.ip().to_canonical().is_loopback())
 }
 
 /// A name for each target, no two alike.

@@ -16,11 +16,13 @@ use sealblock_runtime_reactor::{CoreHandle, now, sleep};
 use super::announce::{NamespaceFacts, Serving, SubsystemFacts};
 use super::devices::{Device, Homes};
 use super::identity::{derived, serial_of};
-use super::listeners::{Bound, Ear};
+use super::listeners::{Bound, Ear, bind_new, close_old};
+use super::plan::nbd::export_name;
 use super::plan::{NamespacePlan, Plan, SubsystemPlan};
 use super::scrub::Teller;
 use crate::cli::Protection;
 use crate::exit::{Cause, Failure};
+use nbd::{NbdSide, Wanted};
 
 mod served;
 
@@ -30,12 +32,20 @@ const LOOK: Duration = Duration::from_millis(5);
 /// A server.
 pub struct Server {
     export: Export,
+    nbd: NbdSide,
     limits: Limits,
     core: CoreHandle,
     homes: Homes,
     offered: BTreeMap<Nqn, Offered>,
     ears: Vec<Ear>,
     advertised: Vec<(SocketAddr, SocketAddr)>,
+}
+
+/// What is ready to be offered.
+struct Prepared {
+    wanted: BTreeMap<Nqn, Offered>,
+    bound: Vec<Bound>,
+    nbd_bound: Vec<Bound>,
 }
 
 /// A subsystem that is offered.
@@ -78,6 +88,7 @@ impl Server {
         let export = Export::new([], limits.clone()).map_err(|error| of_setup(&error))?;
         Ok(Server {
             export: export.with_cores(cores.clone()),
+            nbd: NbdSide::new(cores.clone(), limits)?,
             limits: limits.clone(),
             core: cores[0].clone(),
             homes: Homes::new(cores, teller),
@@ -89,7 +100,7 @@ impl Server {
 
     /// Connections now.
     pub fn connections(&self) -> usize {
-        self.export.connections()
+        self.export.connections() + self.nbd.connections()
     }
 
     /// Whether a plan has limits that only the next start can bring.
@@ -104,7 +115,7 @@ impl Server {
     pub async fn change(&mut self, plan: &Plan) -> Result<(), Failure> {
         let mut fresh = Vec::new();
         let prepared = self.prepare(plan, &mut fresh).await;
-        let (wanted, bound) = match prepared {
+        let prepared = match prepared {
             Ok(prepared) => prepared,
             Err(failure) => {
                 let devices = fresh.into_iter().filter_map(Rc::into_inner);
@@ -114,15 +125,11 @@ impl Server {
             }
         };
         drop(fresh);
-        self.apply(plan, wanted, bound).await
+        self.apply(plan, prepared).await
     }
 
     /// Opens and binds what is new. What it opened is in `fresh` whatever happens.
-    async fn prepare(
-        &mut self,
-        plan: &Plan,
-        fresh: &mut Vec<Rc<Device>>,
-    ) -> Result<(BTreeMap<Nqn, Offered>, Vec<Bound>), Failure> {
+    async fn prepare(&mut self, plan: &Plan, fresh: &mut Vec<Rc<Device>>) -> Result<Prepared, Failure> {
         let mut wanted = BTreeMap::new();
         for subsystem in &plan.subsystems {
             let mut spaces = BTreeMap::new();
@@ -147,13 +154,9 @@ impl Server {
             wanted.insert(subsystem.nqn.clone(), Offered { plan: subsystem.clone(), serial, spaces });
         }
         refuse_twins(&wanted)?;
-        let mut bound = Vec::new();
-        for address in &plan.listeners {
-            if !self.ears.iter().any(|ear| ear.planned == *address) {
-                bound.push(Bound::bind(&self.core, *address).await?);
-            }
-        }
-        Ok((wanted, bound))
+        let bound = bind_new(&self.core, &plan.listeners, &self.ears).await?;
+        let nbd_bound = bind_new(&self.core, &plan.nbd, &self.nbd.ears).await?;
+        Ok(Prepared { wanted, bound, nbd_bound })
     }
 
     /// The device that is open already for this namespace.
@@ -176,7 +179,10 @@ impl Server {
     }
 
     /// Offers what is wanted. What fails here fails because of a fault in this program or a core that is gone.
-    async fn apply(&mut self, plan: &Plan, wanted: BTreeMap<Nqn, Offered>, bound: Vec<Bound>) -> Result<(), Failure> {
+    async fn apply(&mut self, plan: &Plan, prepared: Prepared) -> Result<(), Failure> {
+        let Prepared { wanted, bound, nbd_bound } = prepared;
+        let exports = exports(plan, &wanted);
+        self.nbd.remove_others(&exports)?;
         let before = std::mem::take(&mut self.offered);
         let mut ended = Vec::new();
         for (nqn, old) in &before {
@@ -197,20 +203,17 @@ impl Server {
                 self.export.add_subsystem(new.subsystem()?).map_err(|error| of_setup(&error))?;
             }
         }
+        self.nbd.add_new(exports)?;
         self.offered = wanted;
         for bound in bound {
-            self.ears.push(bound.accept(&self.export).await?);
+            let export = self.export.clone();
+            self.ears.push(bound.accept(|listener| async move { export.serve(listener).await }).await?);
         }
-        let (stay, go) =
-            std::mem::take(&mut self.ears).into_iter().partition(|ear| plan.listeners.contains(&ear.planned));
-        self.ears = stay;
-        for ear in go {
-            ear.close().await;
-        }
+        close_old(&mut self.ears, &plan.listeners).await;
+        self.nbd.listen(nbd_bound, &plan.nbd).await?;
         self.advertise(plan);
         self.configure_scrubs().await;
-        let spaces = before.into_values().flat_map(|old| old.spaces.into_values());
-        let devices: Vec<_> = spaces.map(|space| space.device).collect();
+        let devices: Vec<_> = before.into_values().flat_map(|old| old.spaces.into_values()).map(|s| s.device).collect();
         // Only those that nothing offers any more have no other owner.
         let going: Vec<Device> = devices.into_iter().filter_map(Rc::into_inner).collect();
         self.wait_until_idle(&going).await;
@@ -274,11 +277,15 @@ impl Server {
         let mut subsystems: Vec<SubsystemFacts> = Vec::with_capacity(self.offered.len());
         for nqn in self.export.subsystems() {
             let Some(offered) = self.offered.get(&nqn) else { continue };
-            let facts = |space: &Space| NamespaceFacts::new(&space.plan, space.device.shared.geometry(), &space.uuid);
+            let facts = |space: &Space| {
+                let geometry = space.device.shared.geometry();
+                let nbd = self.nbd.name_of(&offered.plan, &space.plan);
+                NamespaceFacts::new(&space.plan, geometry, &space.uuid, nbd)
+            };
             let spaces = offered.spaces.values().map(facts).collect();
             subsystems.push(SubsystemFacts::new(&offered.plan, offered.serial.clone(), spaces));
         }
-        Serving { listeners, subsystems }
+        Serving { listeners, subsystems, nbd: self.nbd.serving() }
     }
 
     /// Lets commands in flight end, and leaves every volume clean.
@@ -287,7 +294,8 @@ impl Server {
     /// The first volume that could not be closed.
     pub async fn end(mut self) -> Result<(), Failure> {
         self.export.stop();
-        for ear in &self.ears {
+        self.nbd.stop();
+        for ear in self.ears.iter().chain(&self.nbd.ears) {
             while !ear.has_ended().await {
                 sleep(LOOK).await;
             }
@@ -312,6 +320,19 @@ impl Offered {
         }
         Ok(subsystem)
     }
+}
+
+/// What NBD clients are to have, in the order of the plan.
+fn exports(plan: &Plan, wanted: &BTreeMap<Nqn, Offered>) -> Vec<Wanted> {
+    let mut exports = Vec::new();
+    for subsystem in plan.subsystems.iter().filter(|_| !plan.nbd.is_empty()) {
+        for namespace in &subsystem.namespaces {
+            let space = wanted.get(&subsystem.nqn).and_then(|offered| offered.spaces.get(&namespace.nsid));
+            let name = export_name(subsystem, namespace);
+            exports.extend(space.zip(name).map(|(space, name)| Wanted { name, device: Rc::clone(&space.device) }));
+        }
+    }
+    exports
 }
 
 /// Refuses two namespaces of one identity: hosts take them for two ways to one.
@@ -340,5 +361,6 @@ fn of_setup(error: &SetupError) -> Failure {
     }
 }
 
+mod nbd;
 #[cfg(test)]
 mod tests;

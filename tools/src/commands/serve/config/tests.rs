@@ -14,12 +14,14 @@ fn the_documented_example_is_read_and_shows_the_defaults() {
     let plan = parse(include_str!("../../../../../docs/sealblock.toml")).unwrap();
     assert_eq!(plan.limits, Limits::default());
     assert_eq!(plan.listeners, ["127.0.0.1:4420".parse().unwrap(), "[::1]:4420".parse().unwrap()]);
+    assert_eq!(plan.nbd, ["127.0.0.1:10809".parse().unwrap()]);
     let [photos, scratch] = plan.subsystems.as_slice() else { panic!("two subsystems") };
     assert_eq!(photos.nqn.as_str(), "nqn.2026-11.io.sealblock:photos");
     assert!(matches!(&photos.hosts, Hosts::Only(hosts) if hosts.len() == 1));
     let [one, seven] = photos.namespaces.as_slice() else { panic!("two namespaces") };
     assert_eq!((one.nsid, one.protection, one.read_only, one.uuid), (1, Protection::Plain, false, None));
     assert_eq!((seven.nsid, seven.protection, seven.read_only), (7, Protection::Shown, true));
+    assert_eq!((one.nbd.as_deref(), seven.nbd.as_deref()), (None, Some("archive")));
     assert_eq!((scratch.serial.as_deref(), scratch.model.as_deref()), (Some("SCRATCH0001"), Some("scratch space")));
     assert_eq!((scratch.hosts == Hosts::Any, scratch.namespaces[0].uuid.unwrap()[0]), (true, 0x6f));
 }
@@ -28,6 +30,7 @@ fn the_documented_example_is_read_and_shows_the_defaults() {
 fn little_is_needed() {
     let plan = parse(&with("")).unwrap();
     assert_eq!((plan.listeners, plan.limits), (vec![DEFAULT_LISTEN], Limits::default()));
+    assert!(plan.nbd.is_empty());
 }
 
 #[test]

@@ -1,10 +1,10 @@
-//! Bytes in flight that all connections of a target share.
+//! Bytes in flight that all connections of a server share.
 //!
-//! Invariants: what the shares hold together exceeds the budget by no more than one command and what is in capsules for
+//! Invariants: what the shares hold together exceeds the budget by no more than one request and what came unasked for
 //! each connection; a share that holds nothing is never refused, so that peers who do not take their answers cannot stop
 //! the others; bytes that come back wake whoever was refused.
 //!
-//! Shape: a share takes and gives whole grains, so that small commands seldom touch what the connections share. It may be
+//! Shape: a share takes and gives whole grains, so that small requests seldom touch what the connections share. It may be
 //! shared by reactors.
 
 use std::cell::Cell;
@@ -17,8 +17,8 @@ const GRAIN_BYTES: usize = 64 << 10;
 /// What a share that is in use keeps beyond its need, in bytes.
 const SLACK_BYTES: usize = 256 << 10;
 
-/// The budget of a target.
-pub(crate) struct Budget {
+/// The budget of a server.
+pub struct Budget {
     most_bytes: usize,
     held_bytes: AtomicUsize,
     is_waited_for: AtomicBool,
@@ -26,7 +26,8 @@ pub(crate) struct Budget {
 }
 
 impl Budget {
-    pub(crate) fn new(most_bytes: usize) -> Arc<Budget> {
+    /// One of this many bytes.
+    pub fn new(most_bytes: usize) -> Arc<Budget> {
         let (held_bytes, is_waited_for) = (AtomicUsize::new(0), AtomicBool::new(false));
         Arc::new(Budget { most_bytes, held_bytes, is_waited_for, waiting: Mutex::default() })
     }
@@ -53,20 +54,21 @@ impl Budget {
     }
 }
 
-/// What one connection holds of the budget.
-pub(crate) struct Share {
+/// What one connection holds of a [`Budget`].
+pub struct Share {
     budget: Arc<Budget>,
     held_bytes: Cell<usize>,
 }
 
 impl Share {
-    pub(crate) fn new(budget: &Arc<Budget>) -> Share {
+    /// A share that holds nothing yet.
+    pub fn new(budget: &Arc<Budget>) -> Share {
         Share { budget: Arc::clone(budget), held_bytes: Cell::new(0) }
     }
 
     /// Whether the connection may go from `now_bytes` in flight to `more_bytes` more. If not, `waker` is used when it is
     /// worth asking again.
-    pub(crate) fn grow(&self, now_bytes: usize, more_bytes: usize, waker: &Waker) -> bool {
+    pub fn grow(&self, now_bytes: usize, more_bytes: usize, waker: &Waker) -> bool {
         let need = now_bytes.saturating_add(more_bytes);
         let held = self.held_bytes.get();
         if need <= held {
@@ -86,14 +88,19 @@ impl Share {
         true
     }
 
+    /// What the connection holds, in bytes.
+    pub fn held_bytes(&self) -> usize {
+        self.held_bytes.get()
+    }
+
     /// Whether the shares together hold more than there is.
-    pub(crate) fn is_over(&self) -> bool {
+    pub fn is_over(&self) -> bool {
         self.budget.held_bytes.load(Ordering::Relaxed) > self.budget.most_bytes
     }
 
     /// Notes that `now_bytes` are in flight: takes what is missing, whether or not it is there, and gives back what is not
     /// needed.
-    pub(crate) fn settle(&self, now_bytes: usize) {
+    pub fn settle(&self, now_bytes: usize) {
         let held = self.held_bytes.get();
         if now_bytes > held {
             let more = now_bytes.next_multiple_of(GRAIN_BYTES) - held;

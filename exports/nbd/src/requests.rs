@@ -1,0 +1,120 @@
+//! The way of a request: taken from what was received, carried out, answered.
+
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::Poll;
+
+use sealblock_protocols_nbd::{Closed, Command, Event, Request, Ticket};
+use sealblock_runtime_reactor::spawn;
+
+use crate::carry::{Mounted, Reply, Trouble, Work};
+use crate::connection::Connection;
+
+/// How many requests are carried out at least, and how many bytes they read at most, before what there is of answers is sent:
+/// if a deep queue were answered with one send, client and server would take turns rather than work at the same time.
+/// Smaller parts cost more system calls than they gain.
+const PART_REQUESTS: usize = 16;
+const PART_BYTES: u64 = 256 << 10;
+/// What a request without data takes of what is received.
+const REQUEST_BYTES: usize = 28;
+
+impl Connection {
+    /// Carries out what was received, and answers it part by part.
+    pub(crate) async fn take_events(self: &Rc<Self>, received_bytes: usize) {
+        let part = (received_bytes / REQUEST_BYTES / 2).max(PART_REQUESTS);
+        let (mut events, mut in_part, mut read_bytes) = (0, 0, 0);
+        while let Some(event) = self.next_event() {
+            read_bytes += read_bytes_of(&event);
+            self.on_event(event);
+            (events, in_part) = (events + 1, in_part + 1);
+            if in_part >= part || read_bytes >= PART_BYTES {
+                self.answer_first().await;
+                (in_part, read_bytes) = (0, 0);
+            }
+        }
+        // A client that waits for each answer asks again soon, and then waits for this one.
+        self.stream.set_lingering(events == 1);
+        self.answer_first().await;
+    }
+
+    /// Lets the sender go first.
+    async fn answer_first(self: &Rc<Self>) {
+        self.ring();
+        let mut has_waited = false;
+        poll_fn(|_| {
+            if std::mem::replace(&mut has_waited, true) {
+                return Poll::Ready(());
+            }
+            self.answering.set(true);
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// The next event. A request that needs more of the bytes that all connections share waits until they are there.
+    fn next_event(&self) -> Option<Event> {
+        let mut core = self.core.borrow_mut();
+        loop {
+            if let Some(event) = core.next_event() {
+                return Some(event);
+            }
+            let (need, now) = (core.wanted_bytes()?, core.bytes_in_flight());
+            if !self.share.grow(now, need.saturating_sub(now), &self.task.borrow()) {
+                return None;
+            }
+            core.grant(self.share.held_bytes());
+        }
+    }
+
+    fn on_event(self: &Rc<Self>, event: Event) {
+        match event {
+            Event::Chosen(index) => self.mount(index),
+            Event::Request(request) => self.begin(request),
+            Event::Closed(Closed::Violation(violation)) => tracing::debug!(%violation, "connection closed"),
+            Event::Closed(_) => {}
+        }
+    }
+
+    fn mount(&self, index: usize) {
+        let Some(told) = self.told.get(index) else { return };
+        let Some(export) = self.place.choose(told) else {
+            tracing::debug!(export = told.name, "a client chose an export that was just taken away");
+            return self.core.borrow_mut().close();
+        };
+        let gives_parts = self.core.borrow().has_chunks();
+        *self.mounted.borrow_mut() = Some(Rc::new(Mounted { device: export.device.attach(), gives_parts }));
+    }
+
+    fn begin(self: &Rc<Self>, Request { ticket, command }: Request) {
+        let mounted = self.mounted.borrow().clone();
+        // There are no requests before an export was chosen.
+        let Some(mounted) = mounted else { return };
+        match mounted.at_once(command) {
+            Ok(outcome) => self.answer(ticket, outcome),
+            Err(work) => drop(spawn(Rc::clone(self).carry_out(mounted, ticket, work))),
+        }
+    }
+
+    async fn carry_out(self: Rc<Self>, mounted: Rc<Mounted>, ticket: Ticket, work: Work) {
+        let outcome = mounted.carry_out(work, &self.is_gone).await;
+        self.answer(ticket, outcome);
+        self.ring();
+    }
+
+    fn answer(&self, ticket: Ticket, outcome: Result<Reply, Trouble>) {
+        let mut core = self.core.borrow_mut();
+        match outcome {
+            Ok(Reply::Done) => core.done(ticket),
+            Ok(Reply::Data(data)) => core.data(ticket, [data]),
+            Ok(Reply::Status(runs)) => core.status(ticket, &runs),
+            Err(trouble) => core.fail(ticket, Vec::from_iter(trouble.before), &trouble.failed),
+        }
+    }
+}
+
+fn read_bytes_of(event: &Event) -> u64 {
+    match event {
+        Event::Request(Request { command: Command::Read { length, .. }, .. }) => u64::from(*length),
+        _ => 0,
+    }
+}

@@ -1,0 +1,109 @@
+//! Our NBD server over memory on one CPU, a small client on another, and nbdkit and qemu-nbd in the same rounds.
+//!
+//! Claim: whatever is asked, our server answers at least as many requests as either. All three are asked by the same client
+//! (`nbd/client.rs`): one thread, one connection, simple replies. nbdkit serves its memory plugin, qemu-nbd a raw file on
+//! `/dev/shm`; all of them are written all over before. A server that idles sleeps, so none stands in another's way.
+
+mod client;
+mod servers;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use crate::load::random;
+use crate::options::NbdOptions;
+use crate::report::{Spread, shuffled, verdict};
+use client::{Client, Load};
+use servers::Served;
+
+/// Our rate is at least this part of each other's.
+const BAR: f64 = 1.0;
+
+const fn small(name: &'static str, write: bool, depth: u32) -> Load {
+    Load { name, write, bytes: 4096, is_random: true, depth }
+}
+
+const fn large(name: &'static str, write: bool, depth: u32) -> Load {
+    Load { name, write, bytes: 128 << 10, is_random: false, depth }
+}
+
+const LOADS: &[Load] = &[
+    small("read 4 KiB, random, QD 1", false, 1),
+    small("read 4 KiB, random, QD 32", false, 32),
+    small("write 4 KiB, random, QD 1", true, 1),
+    small("write 4 KiB, random, QD 32", true, 32),
+    large("read 128 KiB, sequential, QD 1", false, 1),
+    large("read 128 KiB, sequential, QD 8", false, 8),
+    large("write 128 KiB, sequential, QD 1", true, 1),
+    large("write 128 KiB, sequential, QD 8", true, 8),
+];
+
+/// One turn of one server.
+#[derive(Clone, Copy)]
+struct Turn {
+    rate: f64,
+    /// Microseconds of CPU time of the server a request.
+    server_us: f64,
+}
+
+/// Measures everything and prints it.
+pub fn run(options: &NbdOptions) -> Result<()> {
+    let servers = servers::start(options)?;
+    // Whatever this thread starts from here on stays on the client's CPU as well.
+    let mut cpus = CpuSet::new();
+    cpus.set(options.client_cpu);
+    sched_setaffinity(None, &cpus).context("staying on the client's CPU")?;
+    let mut contenders = Vec::new();
+    for served in &servers {
+        let mut client = Client::connect(served.address, &served.export).with_context(|| served.name.clone())?;
+        client.fill()?;
+        contenders.push((served, client));
+    }
+    let mut state = 0x9e37_79b9_7f4a_7c15;
+    for load in LOADS.iter().filter(|load| load.name.contains(&options.only)) {
+        let mut rounds: Vec<Vec<Turn>> = Vec::new();
+        for _ in 0..options.rounds {
+            let mut turns = vec![None; contenders.len()];
+            for index in shuffled(contenders.len(), &mut state) {
+                let (served, client) = &mut contenders[index];
+                let seed = random(&mut state);
+                turns[index] = Some(turn(served, client, *load, options.seconds, seed)?);
+            }
+            rounds.push(turns.into_iter().flatten().collect());
+        }
+        print(load.name, &servers, &rounds);
+    }
+    Ok(())
+}
+
+fn turn(served: &Served, client: &mut Client, load: Load, seconds: f64, seed: u64) -> Result<Turn> {
+    let before = served.cpu_seconds()?;
+    let (requests, elapsed) =
+        client.drive(load, Duration::from_secs_f64(seconds), seed).with_context(|| served.name.clone())?;
+    let cpu = served.cpu_seconds()? - before;
+    Ok(Turn { rate: requests as f64 / elapsed.as_secs_f64(), server_us: cpu * 1e6 / requests as f64 })
+}
+
+/// Rates, and what part of each other's ours is.
+fn print(load: &str, servers: &[Served], rounds: &[Vec<Turn>]) {
+    println!("{load}");
+    for (index, served) in servers.iter().enumerate() {
+        let of = |figure: fn(&Turn) -> f64| Spread::of(rounds.iter().map(|round| figure(&round[index]))).median;
+        let (rate, cpu) = (of(|turn| turn.rate), of(|turn| turn.server_us));
+        print!("  {:10} {rate:9.0} /s  CPU {cpu:6.1} us", served.name);
+        if index == 0 {
+            println!();
+            continue;
+        }
+        let ratio = Spread::of(rounds.iter().map(|round| round[0].rate / round[index].rate));
+        println!(
+            "   ours: {:5.1} % of it [{:5.1} .. {:5.1}]{}",
+            ratio.median * 100.0,
+            ratio.least * 100.0,
+            ratio.most * 100.0,
+            verdict(ratio.median, Some(BAR))
+        );
+    }
+}

@@ -1,0 +1,128 @@
+//! The servers: ours in this process, the others as processes of their own, all on one CPU.
+
+use std::fs::File;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::rc::Rc;
+
+use anyhow::{Context, Result, bail};
+use sealblock_block::{Gate, Stack};
+use sealblock_exports_nbd::{Export, Limits, Server};
+use sealblock_layers_remote_core::SharedDevice;
+use sealblock_media_memory::MemoryDevice;
+use sealblock_runtime_reactor::net::Listener;
+use sealblock_runtime_reactor::{CoreHandle, Cores, pool, spawn};
+use sealblock_units::BlockSize;
+
+use crate::options::NbdOptions;
+use crate::remote;
+
+/// A server that listens.
+pub struct Served {
+    /// What tables call it.
+    pub name: String,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// The export to choose.
+    pub export: String,
+    end: End,
+}
+
+enum End {
+    Ours {
+        core: CoreHandle,
+        _cores: Cores,
+    },
+    /// A process, and the file that it serves.
+    Theirs(Child, Option<PathBuf>),
+}
+
+impl Served {
+    /// Seconds of CPU time that it has spent.
+    pub fn cpu_seconds(&self) -> Result<f64> {
+        match &self.end {
+            End::Ours { core, .. } => {
+                let core = core.clone();
+                remote::wait(async move { remote::core_cpu(&core).await })?
+            }
+            End::Theirs(child, _) => Ok(remote::process_cpu(child.id())),
+        }
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        if let End::Theirs(child, file) = &mut self.end {
+            // It may have ended already, and nobody is left to be told.
+            let _ = child.kill();
+            let _ = child.wait();
+            let _ = file.take().map(std::fs::remove_file);
+        }
+    }
+}
+
+/// Starts ours first, then those of the others that are there; says which are not.
+pub fn start(options: &NbdOptions) -> Result<Vec<Served>> {
+    let mut servers = vec![ours(options)?];
+    let size = options.size.get();
+    if is_there("nbdkit") {
+        let port = free_port()?;
+        let words = ["--foreground", "--exit-with-parent", "--ipaddr=127.0.0.1"].map(str::to_owned);
+        let more = [format!("--port={port}"), "memory".to_owned(), size.to_string()];
+        servers.push(theirs("nbdkit", port, options, &[&words[..], &more].concat(), None)?);
+    }
+    if is_there("qemu-nbd") {
+        let port = free_port()?;
+        let path = PathBuf::from(format!("/dev/shm/sealblock-perf-{}", std::process::id()));
+        let file = File::create_new(&path).with_context(|| format!("making {}", path.display()))?;
+        file.set_len(size)?;
+        let words = ["--persistent", "--format=raw", "--cache=writeback", "--bind=127.0.0.1"].map(str::to_owned);
+        let more = [format!("--port={port}"), path.to_string_lossy().into_owned()];
+        servers.push(theirs("qemu-nbd", port, options, &[&words[..], &more].concat(), Some(path))?);
+    }
+    Ok(servers)
+}
+
+fn ours(options: &NbdOptions) -> Result<Served> {
+    let (cores, core) = remote::core(options.server_cpu, options.spin_us)?;
+    let blocks = options.size.get() / 4096;
+    let (guard, with) = (options.guard.0, options.guard.name());
+    let serve = move || async move {
+        let device = MemoryDevice::new(BlockSize::B4096, blocks, guard).with_pool(pool());
+        let device = SharedDevice::publish(Rc::new(Gate::new("memory", Stack::new(device))));
+        let server = Server::new([Export::new("", device)], Limits::default())?;
+        let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into(), 16)?;
+        let address = listener.local_addr()?;
+        // It serves until its core is dropped.
+        drop(spawn(async move { server.serve(listener).await }));
+        anyhow::Ok(address)
+    };
+    let address = remote::wait(core.call(serve))?.context("the server's core is gone")??;
+    let name = if with == "none" { "ours".to_owned() } else { format!("ours {with}") };
+    Ok(Served { name, address, export: String::new(), end: End::Ours { core, _cores: cores } })
+}
+
+fn theirs(name: &str, port: u16, options: &NbdOptions, words: &[String], file: Option<PathBuf>) -> Result<Served> {
+    let mut command = Command::new("taskset");
+    command.args(["--cpu-list", &options.server_cpu.to_string(), name]).args(words).stdin(Stdio::null());
+    let child = command.spawn().with_context(|| format!("starting {name}"))?;
+    let address = (Ipv4Addr::LOCALHOST, port).into();
+    Ok(Served { name: name.to_owned(), address, export: String::new(), end: End::Theirs(child, file) })
+}
+
+fn is_there(name: &str) -> bool {
+    let found = Command::new(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
+    if !found {
+        println!("{name} is not installed and not measured");
+    }
+    found
+}
+
+/// A port that nobody uses now. Whoever takes it first has it.
+fn free_port() -> Result<u16> {
+    match TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port() {
+        0 => bail!("the system gives no port"),
+        port => Ok(port),
+    }
+}

@@ -1,0 +1,81 @@
+//! The kernel's NBD client: a file system is there after the client has gone and come back, zeroes are zeroes, and damage is an
+//! error for exactly its blocks. What NBD wrote is what NVMe/TCP reads.
+
+use anyhow::Result;
+
+use crate::bench::{Bench, expect};
+
+/// What is done to which block.
+const HARMS: [(u64, &str); 5] = [(3, "data"), (4, "guard"), (100, "ref-tag"), (1000, "misdirected"), (2047, "data")];
+
+pub fn run(bench: &mut Bench<'_>) -> Result<()> {
+    bench.sealblock.create("large", "384MiB", &[])?;
+    bench.sealblock.create("small", "1MiB", &["--block-size", "512"])?;
+    bench.sealblock.create("d", "8MiB", &[])?;
+    let mut server = bench.sealblock.serve(&["large", "small", "d"], &["--nbd", "127.0.0.1:0"])?;
+    bench.sh(&server, FILES)?;
+    bench.sh(&server, ZEROES)?;
+    bench.sh(&server, "nbd_attach d nbd0 4096; conformance guest fill /dev/nbd0 3; nbd_detach nbd0")?;
+    server.stop()?;
+    for volume in ["large", "small", "d"] {
+        bench.sealblock.succeed(&["verify", volume])?;
+    }
+    for (lba, kind) in HARMS {
+        bench.sealblock.succeed(&["corrupt", "d", "--lba", &lba.to_string(), "--kind", kind])?;
+    }
+    server.start()?;
+    let scanned =
+        bench.sh(&server, "nbd_attach d nbd0 4096 >&2; conformance guest scan /dev/nbd0 4096; nbd_detach nbd0 >&2")?;
+    // NBD knows no other error for a block that is damaged.
+    let mut wanted: Vec<String> = HARMS.iter().map(|(lba, _)| format!("{lba} 5")).collect();
+    wanted.push("blocks 2048".to_owned());
+    expect("blocks that the client cannot read", &scanned.lines().map(str::to_owned).collect(), &wanted)?;
+    server.stop()
+}
+
+const FILES: &str = r#"
+tree=/tmp/nbd-tree
+mkdir -p $tree/deep/er
+cp /usr/bin/nvme /usr/bin/mke2fs /bin/busybox $tree
+for i in $(seq 60); do dd if=/dev/urandom of=$tree/deep/er/$i bs=1023 count=$i status=none; done
+(cd $tree && find . -type f | sort | xargs md5sum) >/tmp/sums
+nbd_attach large nbd0 4096
+[ "$(cat /sys/block/nbd0/size)" = 786432 ] || fail "nbd0 has $(cat /sys/block/nbd0/size) sectors"
+[ "$(cat /sys/block/nbd0/ro)" = 0 ] || fail "nbd0 is read-only"
+/usr/bin/mke2fs -q -F -t ext4 /dev/nbd0
+mkdir -p /mnt/nbd
+mount -t ext4 /dev/nbd0 /mnt/nbd
+cp -r $tree/. /mnt/nbd/
+sync
+umount /mnt/nbd
+nbd_detach nbd0
+nbd_attach large nbd0 4096
+e2fsck -f -n /dev/nbd0 >/tmp/fsck 2>&1 || { cat /tmp/fsck; fail "ext4 is damaged"; }
+mount -t ext4 -o ro /dev/nbd0 /mnt/nbd
+(cd /mnt/nbd && md5sum -c /tmp/sums >/tmp/compared) || { grep -v OK$ /tmp/compared; fail "files were lost"; }
+umount /mnt/nbd
+nbd_detach nbd0
+# The same blocks over NVMe/TCP.
+dev=$(attach large)
+mount -t ext4 -o ro /dev/$dev /mnt/nbd
+(cd /mnt/nbd && md5sum -c /tmp/sums >/tmp/compared) || { grep -v OK$ /tmp/compared; fail "NVMe/TCP reads something else"; }
+umount /mnt/nbd
+detach large
+"#;
+
+const ZEROES: &str = r#"
+nbd_attach small nbd1 512
+dd if=/dev/urandom of=/dev/nbd1 bs=64k count=16 oflag=direct status=none
+dd if=/dev/nbd1 of=/tmp/before bs=64k iflag=direct status=none
+conformance guest fallocate /dev/nbd1 zero-range 131072 65536
+blkdiscard -o 262144 -l 65536 /dev/nbd1
+dd if=/dev/nbd1 of=/tmp/after bs=64k iflag=direct status=none
+for part in 0 1 3 5 15; do
+  for file in before after; do dd if=/tmp/$file of=/tmp/$file.part bs=64k skip=$part count=1 status=none; done
+  cmp /tmp/before.part /tmp/after.part || fail "part $part changed"
+done
+dd if=/tmp/after of=/tmp/part bs=64k skip=2 count=1 status=none
+dd if=/dev/zero of=/tmp/zero bs=64k count=1 status=none
+cmp /tmp/part /tmp/zero || fail "zeroed blocks are not zeroes"
+nbd_detach nbd1
+"#;

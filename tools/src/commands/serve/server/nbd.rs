@@ -1,0 +1,110 @@
+//! The NBD side of the server: exports and listeners besides those of NVMe/TCP, of the same devices.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use sealblock_exports_nbd::{Export, Server as Nbd, SetupError};
+use sealblock_exports_nvme_tcp::Limits;
+use sealblock_runtime_reactor::CoreHandle;
+
+use super::super::announce::NbdFacts;
+use super::super::devices::Device;
+use super::super::listeners::{Bound, Ear, close_old};
+use super::super::plan::nbd::{export_name, limits};
+use super::super::plan::{NamespacePlan, SubsystemPlan};
+use crate::exit::{Cause, Failure};
+
+/// Longest text about an export, in bytes ("String encoding" of the protocol).
+const MOST_DESCRIPTION_BYTES: usize = 4096;
+
+/// An export that is to be offered.
+pub struct Wanted {
+    pub name: String,
+    pub device: Rc<Device>,
+}
+
+/// What is served over NBD.
+pub struct NbdSide {
+    server: Nbd,
+    /// The devices by the names of their exports; others own them.
+    offered: BTreeMap<String, Weak<Device>>,
+    pub ears: Vec<Ear>,
+}
+
+impl NbdSide {
+    /// Nothing yet, on these cores.
+    pub fn new(cores: Vec<CoreHandle>, nvme_limits: &Limits) -> Result<NbdSide, Failure> {
+        let server = Nbd::new([], limits(nvme_limits)).map_err(|error| of_setup(&error))?;
+        Ok(NbdSide { server: server.with_cores(cores), offered: BTreeMap::new(), ears: Vec::new() })
+    }
+
+    /// Connections now.
+    pub fn connections(&self) -> usize {
+        self.server.connections()
+    }
+
+    /// Takes away what is not wanted, or is another device now.
+    pub fn remove_others(&mut self, wanted: &[Wanted]) -> Result<(), Failure> {
+        let stays = |name: &String, device: &Weak<Device>| {
+            let is_same = |wanted: &Wanted| wanted.name == *name && Weak::as_ptr(device) == Rc::as_ptr(&wanted.device);
+            wanted.iter().any(is_same)
+        };
+        let go: Vec<String> =
+            self.offered.iter().filter(|(name, device)| !stays(name, device)).map(|(name, _)| name.clone()).collect();
+        for name in go {
+            self.offered.remove(&name);
+            self.server.remove_export(&name).map_err(|error| of_setup(&error))?;
+        }
+        Ok(())
+    }
+
+    /// Offers what is not offered yet.
+    pub fn add_new(&mut self, wanted: Vec<Wanted>) -> Result<(), Failure> {
+        for Wanted { name, device } in wanted {
+            if self.offered.contains_key(&name) {
+                continue;
+            }
+            let mut description = device.target.to_string();
+            description.truncate(description.floor_char_boundary(MOST_DESCRIPTION_BYTES));
+            let export = Export::new(name.clone(), device.shared.clone())
+                .described(description)
+                .keeping(Arc::clone(&device.state) as _);
+            self.server.add_export(export).map_err(|error| of_setup(&error).on(&device.target))?;
+            self.offered.insert(name, Rc::downgrade(&device));
+        }
+        Ok(())
+    }
+
+    /// Accepts at these addresses too, and no more at those that are not planned.
+    pub async fn listen(&mut self, bound: Vec<Bound>, planned: &[SocketAddr]) -> Result<(), Failure> {
+        for bound in bound {
+            let server = self.server.clone();
+            self.ears.push(bound.accept(|listener| async move { server.serve(listener).await }).await?);
+        }
+        close_old(&mut self.ears, planned).await;
+        Ok(())
+    }
+
+    /// The name under which a namespace is offered, if it is.
+    pub fn name_of(&self, subsystem: &SubsystemPlan, namespace: &NamespacePlan) -> Option<String> {
+        export_name(subsystem, namespace).filter(|name| self.offered.contains_key(name))
+    }
+
+    /// What is served now, if anything.
+    pub fn serving(&self) -> Option<NbdFacts> {
+        let listeners: Vec<SocketAddr> = self.ears.iter().map(|ear| ear.address).collect();
+        (!listeners.is_empty()).then(|| NbdFacts { listeners, exports: self.server.exports() })
+    }
+
+    /// Takes no more connections and requests.
+    pub fn stop(&self) {
+        self.server.stop();
+    }
+}
+
+fn of_setup(error: &SetupError) -> Failure {
+    // Names were checked with the plan, and exports are taken away by the names they have.
+    Failure::new(Cause::Usage, "serving over NBD", error)
+}
