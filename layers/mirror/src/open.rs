@@ -227,15 +227,7 @@ fn assemble_known(
             (next_number - 1, nameless(place))
         });
         let member = &mut label.members[place];
-        match (member.standing, &source.device) {
-            (Standing::Removed | Standing::Missing, _) | (Standing::Current, Ok(_)) => {}
-            // Whoever is not here now lacks what comes next; and what may differ at the moment is in doubt on it.
-            (Standing::Current | Standing::Rebuilding, Err(_)) => leave_behind(member, &dirty),
-            (Standing::Rebuilding, Ok(_)) => member.standing = Standing::Missing,
-        }
-        if member.standing == Standing::Missing {
-            member.missed.add(&dirty);
-        }
+        begin(member, source.device.is_ok(), &dirty);
         legs.push(Rc::new(Leg::new(source, number, member)));
     }
     let Label { map, capacity_blocks, block_size, protection, uuid, generation, .. } = label;
@@ -250,6 +242,19 @@ fn assemble_known(
         notes.want_left();
     }
     Ok(Parts { geometry, map, uuid, legs, notes, mutation: drill.mutation })
+}
+
+/// What a member is to begin with.
+fn begin(member: &mut Member, is_here: bool, dirty: &Regions) {
+    match (member.standing, is_here) {
+        (Standing::Removed | Standing::Missing, _) | (Standing::Current, true) => {}
+        // Whoever is not here now lacks what comes next; and what may differ at the moment is in doubt on it.
+        (Standing::Current | Standing::Rebuilding, false) => leave_behind(member, dirty),
+        (Standing::Rebuilding, true) => member.standing = Standing::Missing,
+    }
+    if member.standing == Standing::Missing {
+        member.missed.add(dirty);
+    }
 }
 
 /// A member that was not named.
