@@ -87,6 +87,30 @@ fn damage_is_found_told_known_to_hosts_and_remembered() {
 }
 
 #[test]
+fn what_is_bad_on_one_leg_of_a_mirror_is_repaired_and_known_no_more() {
+    let (place, data) = (Place::new(), noise(2, 4 << 20));
+    for leg in ["a", "b"] {
+        place.run(&format!("create {leg} --size 16MiB")).succeeds();
+    }
+    place.write("data", &data);
+    place.run("copy data mirror:a,b").succeeds();
+    for (leg, lba, kind) in [("a", 7, "data"), ("b", 7, "guard"), ("a", 30, "data"), ("b", 900, "guard")] {
+        place.run(&format!("corrupt {leg} --lba {lba} --kind {kind}")).succeeds();
+    }
+    let mut server = Server::start(&place, "mirror:a,b");
+    place.run("scrub start mirror:a,b").succeeds();
+    assert_eq!(server.event()["event"], "scrub_started");
+    // Block 7 is bad on both legs.
+    assert_eq!(counts(&server.event()), [4096, 3, 2, 1]);
+    assert_eq!(known_bad(server.address(), "mirror"), [(7, 1)]);
+    server.stop().is_clean();
+    for leg in ["a", "b"] {
+        let report = place.run(&format!("verify {leg} --json")).ends_with(1).json();
+        assert_eq!((report["errors"].as_array().unwrap().len(), &report["errors"][0]["lba"]), (1, &7.into()), "{leg}");
+    }
+}
+
+#[test]
 fn a_run_is_paused_goes_on_and_is_stopped_also_across_a_restart() {
     let place = Place::new();
     place.run("create v --size 256MiB").succeeds();
