@@ -192,6 +192,13 @@ fn legs_that_were_written_apart_are_refused() {
     rename("a.away", "a");
     place.run("copy mirror:a,b out").fails(3, &["split brain", "look at each leg by itself"]);
     place.run("verify mirror:a,b").fails(3, &["split brain"]);
+    // One of them is given up, and a new leg takes its place.
+    rename("b", "b.away");
+    place.run("create n --size 2MiB").succeeds();
+    place.run("mirror replace mirror:a,b b n").succeeds().says(&["n: current"]);
+    place.run("compare a n").succeeds();
+    rename("n", "b");
+    place.run("verify mirror:a,b").succeeds();
     // A new volume, or no volume at all, in the place of a leg is no leg.
     place.run("create b --size 2MiB --force").succeeds();
     place.run("verify mirror:a,b").fails(3, &["never was a leg"]);

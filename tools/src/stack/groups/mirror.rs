@@ -241,7 +241,7 @@ fn advice(refusal: &sealblock_layers_mirror::judge::Refusal) -> (Cause, Option<&
         Refusal::SplitBrain { .. } => (
             Cause::Refused,
             Some(
-                "look at each leg by itself, make the one to be given up new with `sealblock create --force`, add it again",
+                "look at each leg by itself, move the one to be given up away, then `sealblock mirror replace TARGET OLD NEW`",
             ),
         ),
     }
