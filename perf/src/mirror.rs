@@ -2,14 +2,16 @@
 //!
 //! Claims: writing to the mirror keeps 90 % of what the slower of both legs does while both are written to, since a mirror
 //! has to do just that; and a Verify of the mirror has both legs verify at once, so that it takes less time than one leg after the
-//! other. Legs are protected volumes in files, which share a disk here, and memory, which has no time of its own: everything is
-//! on one core, so there the layer itself shows.
+//! other. Legs are protected volumes in files, which share a disk here; memory in which every request takes 2 ms, as it does
+//! away or on a slow disk; and memory itself, where everything is the CPU's work on one core: a write to the mirror is two
+//! there, so that half of one leg is the most that could be.
 
 use std::rc::Rc;
 
 use futures_util::future::try_join;
 use sealblock_block::{Clock, Device, Gate, Operation, Stack};
 use sealblock_integrity::Checks;
+use sealblock_layers_fault::FaultLayer;
 use sealblock_layers_mirror::{LegSource, Mirror, OpenOptions};
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_reactor::{Config, Reactor, sleep, spawn};
@@ -87,16 +89,25 @@ impl Rig {
         Rig::new([a, b], volumes, scratch).await
     }
 
+    /// Legs each request of which takes a while.
+    async fn slow(options: &FileOptions, guard: Protection) -> anyhow::Result<Rig> {
+        let leg = || -> anyhow::Result<Stack> {
+            let memory = Gate::new("memory", MemoryDevice::new(BlockSize::B4096, options.blocks() / 2, guard.0));
+            Ok(Stack::new(Gate::new("slow", FaultLayer::new(memory, "delay=2ms".parse()?, Real))))
+        };
+        Rig::new([leg()?, leg()?], Vec::new(), Vec::new()).await
+    }
+
     /// One turn of a contender, by its place in [`NAMES`].
     async fn turn(&self, contender: usize, load: Load, until: Until, seed: u64) -> anyhow::Result<Turn> {
         match contender {
-            0 => {
+            BOTH => {
                 let watch = Stopwatch::start();
                 let leg = |at: usize| drive(Rc::clone(&self.legs[at]), load, until, seed + at as u64);
                 let (a, b) = try_join(leg(0), leg(1)).await?;
                 Ok(watch.stop(a.requests.min(b.requests), load.blocks << BlockSize::B4096.shift()))
             }
-            1 => drive(Rc::clone(&self.legs[0]), load, until, seed).await,
+            ALONE => drive(Rc::clone(&self.legs[0]), load, until, seed).await,
             _ => drive(Rc::clone(&self.mirror), load, until, seed).await,
         }
     }
@@ -135,6 +146,9 @@ async fn verify(device: &impl Device) -> anyhow::Result<()> {
     Ok(())
 }
 
+const BOTH: usize = 0;
+const ALONE: usize = 1;
+const MIRROR: usize = 2;
 const NAMES: [&str; 3] = ["slower of both", "one leg alone", "mirror"];
 
 /// Measures everything and prints it.
@@ -144,28 +158,34 @@ pub fn run(options: &FileOptions) -> anyhow::Result<()> {
     reactor.block_on(async {
         for &guard in &options.guards {
             println!("\nvolumes, {}, {} in all", guard.name(), options.size);
-            measure(options, Rig::volumes(options, guard).await?, Some(BAR)).await?;
+            measure(options, Rig::volumes(options, guard).await?, BOTH, Some(BAR)).await?;
+            println!("\nmemory, 2 ms a request, {}, {} in all", guard.name(), options.size);
+            measure(options, Rig::slow(options, guard).await?, BOTH, Some(BAR)).await?;
             println!("\nmemory, {}, {} in all", guard.name(), options.size);
-            measure(options, Rig::memory(options, guard).await?, None).await?;
+            measure(options, Rig::memory(options, guard).await?, ALONE, None).await?;
         }
         Ok(())
     })
 }
 
-async fn measure(options: &FileOptions, rig: Rig, bar: Option<f64>) -> anyhow::Result<()> {
+/// Measures against a yardstick. What never waits cannot be asked twice at once: the first asked would have all the time.
+async fn measure(options: &FileOptions, rig: Rig, yardstick: usize, bar: Option<f64>) -> anyhow::Result<()> {
+    let contenders = if yardstick == BOTH { vec![BOTH, ALONE, MIRROR] } else { vec![ALONE, MIRROR] };
+    let names: Vec<String> = contenders.iter().map(|contender| NAMES[*contender].to_owned()).collect();
     for load in LOADS.iter().filter(|load| load.name.contains(&options.only)) {
         let mut rounds = Rounds::default();
         for number in 0..options.rounds {
-            let mut turns = vec![Turn::default(); NAMES.len()];
+            let mut turns = vec![Turn::default(); contenders.len()];
             let mut state = u64::from(number).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            for next in shuffled(NAMES.len(), &mut state) {
-                turns[next] = rig.turn(next, *load, Until::Passed(options.turn()), u64::from(number) + 1).await?;
+            for next in shuffled(contenders.len(), &mut state) {
+                let until = Until::Passed(options.turn());
+                turns[next] = rig.turn(contenders[next], *load, until, u64::from(number) + 1).await?;
             }
             rounds.0.push(turns);
         }
-        rounds.print(load.name, &NAMES.map(str::to_owned), None);
+        rounds.print(load.name, &names, None);
         let bar = bar.filter(|_| load.write);
-        println!("  mirror of both legs{}", crate::report::verdict(rounds.ratio(2).median, bar));
+        println!("  mirror of both legs{}", crate::report::verdict(rounds.ratio(contenders.len() - 1).median, bar));
     }
     // Legs that were written to by themselves differ, so all is written once more.
     let blocks = rig.mirror.geometry().capacity_blocks;
