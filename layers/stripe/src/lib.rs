@@ -1,8 +1,8 @@
 //! One device whose blocks go round several others, chunk by chunk.
 //!
-//! Invariants: each block lies on one leg; a request asks each leg at most once (a Digest once for each chunk), all legs
-//! side by side, and is answered when all have; every address that comes back, in faults, miscompares and reference tags, is one of
-//! this device's own.
+//! Invariants: each block lies on one leg; a request asks each leg at most once (a Digest, and a write of large chunks, once
+//! for each chunk), all legs side by side, and is answered when all have; every address that comes back, in faults,
+//! miscompares and reference tags, is one of this device's own.
 //!
 //! Reference tags move with the addresses, so that the stripe and each of its legs verify as whole devices, each by its own
 //! addresses. It is plain arithmetic on each tuple, so a wrong tag stays exactly as wrong as it was. It is done for Type 2
@@ -18,8 +18,8 @@ mod tags;
 
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
-use sealblock_block::{Abilities, Answer, Device, Error, Geometry, Limits, Operation, Outcome};
-use sealblock_integrity::{Checks, PiFormat};
+use sealblock_block::{Abilities, Answer, Device, Durability, Error, Geometry, Limits, Operation, Outcome};
+use sealblock_integrity::{Checks, PiFormat, Sealed};
 use sealblock_units::{BlockCount, BlockSize, ByteCount, Extent};
 
 use join::{Join, answered_wrongly};
@@ -31,6 +31,9 @@ pub const CHUNK: ByteCount = ByteCount::new(64 << 10);
 
 /// Chunks of one Digest that are summed at once. Enough to keep legs busy.
 const DIGESTS_IN_FLIGHT: usize = 16;
+
+/// From this size of chunks on, writes go chunk by chunk: a further request costs a leg less than copying that many bytes.
+const WRITTEN_ALONE: ByteCount = ByteCount::new(32 << 10);
 
 /// Why devices cannot be striped.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -185,6 +188,20 @@ impl<D: Device> StripeLayer<D> {
         self.join.answers(whole, answers)
     }
 
+    /// A write of several chunks, each of which is handed through as it is.
+    async fn write_chunks(&self, whole: Extent, data: &Sealed, durability: Durability) -> Outcome {
+        let runs: Vec<Run> = self.join.plan.runs(whole).collect();
+        let asked = runs.iter().map(|run| {
+            let data = gather(data, std::slice::from_ref(run), run.leg, self.join.format);
+            (run.leg, run.leg, Operation::Write { extent: run.below, data, durability })
+        });
+        self.succeeded(self.ask(asked).await, |leg| *leg).map(|_| Answer::Done)
+    }
+
+    fn writes_chunks(&self) -> bool {
+        self.join.plan.chunk() << self.join.size.shift() >= WRITTEN_ALONE.get()
+    }
+
     /// Asks legs, side by side.
     async fn ask<T>(&self, asked: impl Iterator<Item = (T, usize, Operation)>) -> Vec<(T, Outcome)> {
         join_all(asked.map(|(of, leg, operation)| async move { (of, self.legs[leg].execute(operation).await) })).await
@@ -287,6 +304,9 @@ impl<D: Device> Device for StripeLayer<D> {
             Operation::Discard { extents } => self.discard(extents).await,
             Operation::Digest { extent, checks } => self.digest(extent, checks).await,
             Operation::ReadAnnex { .. } | Operation::WriteAnnex { .. } => self.legs[0].execute(operation).await,
+            Operation::Write { extent, data, durability } if self.writes_chunks() => {
+                self.write_chunks(extent, &data, durability).await
+            }
             Operation::Read { extent, .. }
             | Operation::Write { extent, .. }
             | Operation::Verify { extent, .. }

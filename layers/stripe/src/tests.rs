@@ -109,6 +109,19 @@ fn each_leg_verifies_by_itself() {
 }
 
 #[test]
+fn writes_of_large_chunks_go_chunk_by_chunk_and_are_like_others() {
+    let legs: Vec<Below> = (0..2).map(|_| leg(256, Some(TYPE1))).collect();
+    let large = Gate::new("stripe", StripeLayer::new(legs.clone(), ByteCount::new(32 << 10)).unwrap());
+    write(&large, extent(10, 400), 5);
+    let Ok(Answer::Data(data)) = read(&large, extent(10, 400)) else { panic!("what was written is good") };
+    let wanted = sealed(Some(TYPE1), extent(10, 400), 5, 10);
+    assert!(data.data()[..] == wanted.data()[..] && data.tags()[..] == wanted.tags()[..]);
+    let requests: u64 = legs.iter().map(|leg| leg.counters().requests(sealblock_block::OperationKind::Write)).sum();
+    assert_eq!(requests, 7, "blocks 10 to 409 lie in seven chunks of 64");
+    assert!(legs.iter().all(|leg| read(leg, extent(0, 256)).is_ok()));
+}
+
+#[test]
 fn faults_of_all_legs_come_back_in_order_with_their_legs() {
     let (gate, legs) = stripe(2, 4, Some(TYPE1));
     write(&gate, extent(0, 128), 7);
