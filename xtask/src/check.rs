@@ -20,6 +20,8 @@ const CONFORMANCE: &str = "sealblock-proofs-conformance";
 const SIMULATOR: &str = "sealblock-simulator";
 /// Seeds of the short simulation.
 const SIMULATION_SEEDS: &str = "400";
+/// Seeds of mirrors, which take longer each.
+const MIRROR_SEEDS: &str = "12";
 /// Whether the check fails when the simulator has no binary. Set it as soon as there is one.
 const SIMULATION_REQUIRED: bool = true;
 
@@ -124,7 +126,10 @@ fn simulation(workspace: &Workspace, log: &Path) -> Result<Done> {
     }
     let words = ["run", "--quiet", "--release", "--package", SIMULATOR, "--", "--seeds", SIMULATION_SEEDS];
     step::run(&mut cargo(words), log)?;
-    Ok(Done::Ok(format!("{SIMULATION_SEEDS} seeds")))
+    let mirrors = ["--system", "mirror", "--seeds", MIRROR_SEEDS];
+    let words = ["run", "--quiet", "--release", "--package", SIMULATOR, "--"];
+    step::run(cargo(words).args(mirrors), log)?;
+    Ok(Done::Ok(format!("{SIMULATION_SEEDS} seeds of volumes, {MIRROR_SEEDS} of mirrors")))
 }
 
 fn conformance(log: &Path) -> Result<Done> {

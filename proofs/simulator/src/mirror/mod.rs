@@ -12,6 +12,8 @@ mod legs;
 mod machine;
 mod rest;
 mod site;
+#[cfg(test)]
+mod tests;
 mod trial;
 mod world;
 

@@ -1,0 +1,60 @@
+//! Mirrors pass, and broken ones are caught. Long runs are the binary's work.
+
+use sealblock_layers_mirror::Mutation;
+
+use super::{LOADS, run};
+use crate::trial::{Order, Report};
+use crate::workload::Workload;
+
+fn order(seed: u64, workload: Workload) -> Order {
+    Order { seed, workload, crash_at: None }
+}
+
+fn assert_caught(mutation: Mutation, workload: Workload, seeds: u64) {
+    let finding = (1..=seeds).find_map(|seed| run(mutation, order(seed, workload)).err());
+    assert!(finding.is_some(), "{mutation:?} passes {seeds} seeds");
+}
+
+#[test]
+fn mirrors_pass_under_every_load() {
+    let mut total = Report::default();
+    for workload in LOADS {
+        for seed in 1..=5 {
+            total += run(Mutation::None, order(seed, workload)).unwrap_or_else(|defeat| panic!("{defeat}"));
+        }
+    }
+    assert!(total.crashes > 10 && total.damages_found > 5 && total.blocks_checked > 50_000, "{total:?}");
+}
+
+#[test]
+fn a_mirror_that_does_not_note_where_it_writes_is_caught() {
+    assert_caught(Mutation::SkipMark, Workload::Mixed, 20);
+}
+
+#[test]
+fn a_mirror_that_answers_before_it_notes_who_is_missing_is_caught() {
+    assert_caught(Mutation::AnswerEarly, Workload::Mixed, 40);
+}
+
+#[test]
+fn a_mirror_that_reads_legs_that_are_not_up_to_date_is_caught() {
+    assert_caught(Mutation::ReadRebuilding, Workload::Mixed, 20);
+}
+
+#[test]
+fn a_mirror_that_forgets_regions_before_they_are_flushed_is_caught() {
+    assert_caught(Mutation::ClearUnflushed, Workload::Trim, 40);
+}
+
+#[test]
+fn a_mirror_that_lets_overlapping_changes_race_is_caught() {
+    assert_caught(Mutation::Unordered, Workload::Hot, 20);
+}
+
+#[test]
+fn a_seed_is_a_run() {
+    let one = run(Mutation::None, order(11, Workload::Hot));
+    assert_eq!(one, run(Mutation::None, order(11, Workload::Hot)));
+    let other = run(Mutation::None, order(12, Workload::Hot));
+    assert_ne!(one.map(|report| report.trace), other.map(|report| report.trace));
+}
