@@ -26,9 +26,9 @@ fn a_stripe_is_one_device_and_its_legs_are_devices() {
     place.run("compare stripe:a,b data").succeeds();
     let info = place.run("info stripe:a,b --json").succeeds().json();
     assert_eq!((&info["bytes"], &info["kind"]), (&(16 << 20).into(), &"stripe".into()));
-    assert_eq!(info["below"].as_array().unwrap().len(), 2);
+    assert_eq!(info["legs"].as_array().unwrap().len(), 2);
     assert_eq!(
-        (&info["below"][1]["kind"], &info["abilities"]["verify"]),
+        (&info["legs"][1]["kind"], &info["abilities"]["verify"]),
         (&"protected volume".into(), &"native".into())
     );
     // Another order, or chunks of another size, are another device, which is sound all the same.
@@ -93,7 +93,7 @@ fn paths_to_one_namespace_are_one_device() {
     assert!(place.blocks(&there, 0, 1023) == data);
     let info = place.run(&format!("info {there} --json")).succeeds().json();
     let paths: Vec<_> = info["paths"].as_array().unwrap().iter().map(|path| path["live"].clone()).collect();
-    assert_eq!((paths, info["below"].as_array().unwrap().len()), (vec![true.into(), true.into()], 2));
+    assert_eq!((paths, info["legs"].as_array().unwrap().len()), (vec![true.into(), true.into()], 2));
     assert_eq!(info["protection"]["guard"], "crc32c");
     // Nobody listens on the other address: one path is enough.
     let half = format!("multipath:{other},{v}");

@@ -108,7 +108,8 @@ fn facts_json(facts: &Facts) -> Value {
         "export": facts.export.as_ref().map(export_json),
         "paths": facts.paths.as_ref().map(|paths| paths.paths().iter().map(path_json).collect::<Vec<_>>()),
         "mirror": facts.mirror.as_ref().map(|mirror| MirrorStatus::of(&mirror.describe())),
-        "below": facts.below.iter().map(facts_json).collect::<Vec<_>>(),
+        "below": facts.below.first().filter(|_| !facts.is_group()).map(facts_json),
+        "legs": facts.is_group().then(|| facts.below.iter().map(facts_json).collect::<Vec<_>>()),
     })
 }
 

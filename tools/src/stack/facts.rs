@@ -43,6 +43,11 @@ impl Facts {
         Facts { below: below.into_iter().collect(), ..Facts::plain(kind) }
     }
 
+    /// Whether it is made of legs or paths, however many of them are there.
+    pub fn is_group(&self) -> bool {
+        self.below.len() > 1 || self.paths.is_some() || self.mirror.is_some()
+    }
+
     /// This and all that lies below.
     pub fn all(&self) -> Vec<&Facts> {
         std::iter::once(self).chain(self.below.iter().flat_map(Facts::all)).collect()
