@@ -146,10 +146,11 @@ fn refuse_split(labels: &[(usize, &Label)]) -> Result<(), Refusal> {
 /// Whether `a` is current and notes that the leg of `b` was left behind, in a label that those who wrote `b` did not know of.
 /// They may not have heard of the last label that they sent.
 fn went_on_without(a: &Label, b: &Label) -> bool {
-    let left_behind = |standing| matches!(standing, Standing::Missing | Standing::Removed);
+    // One that is being brought up to date lacks something, whether its own label says so yet or not.
+    let left_behind = |standing| standing != Standing::Current;
     a.members[a.own].standing == Standing::Current
         && member_of(a, b).is_some_and(|at| left_behind(a.members[at].standing))
-        && member_of(b, a).is_none_or(|at| a.generation > b.members[at].seen + 1)
+        && member_of(b, a).is_none_or(|at| a.generation > b.members[at].sent)
 }
 
 /// Whether the leg of `b` is an old image of itself: `a` knows of a later label on it.

@@ -30,6 +30,7 @@ const AT_OWN: usize = 57;
 const AT_STATE: usize = 16;
 const AT_HAS_MISSED: usize = 17;
 const AT_HAS_ROOM: usize = 18;
+const AT_UNHEARD: usize = 19;
 const AT_SEEN: usize = 24;
 
 /// What a leg is to the mirror.
@@ -72,6 +73,8 @@ pub struct Member {
     pub missed: Regions,
     /// The generation of the last label that is known to be on it. With an earlier one it is an old image of itself.
     pub seen: u64,
+    /// The generation of the last label that was sent to it, which may have reached it unheard.
+    pub sent: u64,
 }
 
 /// What is noted on a leg.
@@ -145,6 +148,7 @@ impl Label {
             put::<1>(&mut entry, AT_STATE, member.standing as u64);
             put::<1>(&mut entry, AT_HAS_MISSED, u64::from(!member.missed.is_empty()));
             put::<1>(&mut entry, AT_HAS_ROOM, u64::from(member.has_room));
+            put::<1>(&mut entry, AT_UNHEARD, member.sent.saturating_sub(member.seen).min(u64::from(u8::MAX)));
             put::<8>(&mut entry, AT_SEEN, member.seen);
             bytes.extend_from_slice(&entry);
         }
@@ -221,7 +225,8 @@ fn decode_members(bytes: &[u8], map: &RegionMap) -> Result<(Vec<Member>, Regions
         let standing = Standing::ALL.get(usize::from(entry[AT_STATE])).ok_or(LabelError::Field("state of a leg"))?;
         let missed = if entry[AT_HAS_MISSED] == 0 { Regions::none(map.count()) } else { take()? };
         let (has_room, seen) = (entry[AT_HAS_ROOM] != 0, get::<8>(entry, AT_SEEN));
-        members.push(Member { id, standing: *standing, has_room, missed, seen });
+        let sent = seen.saturating_add(u64::from(entry[AT_UNHEARD]));
+        members.push(Member { id, standing: *standing, has_room, missed, seen, sent });
     }
     Ok((members, dirty))
 }
@@ -264,6 +269,7 @@ pub(crate) mod tests {
             has_room: true,
             missed: none.clone(),
             seen: 0,
+            sent: 0,
         };
         Label {
             uuid: [9; 16],
@@ -284,7 +290,7 @@ pub(crate) mod tests {
         good.dirty.insert(63);
         good.members[2].standing = Standing::Missing;
         good.members[2].missed.insert(5);
-        good.members[1].seen = 76;
+        (good.members[1].seen, good.members[1].sent) = (76, 77);
         let bytes = good.encode();
         assert_eq!(Label::decode(&bytes), Ok(Some(good)));
         assert_eq!(Label::decode(&[]), Ok(None));

@@ -32,6 +32,8 @@ pub(crate) struct Leg {
     pub standing: Cell<Standing>,
     /// The generation of the last label that is known to be on it.
     pub seen: Cell<u64>,
+    /// The generation of the last label that was sent to it.
+    pub sent: Cell<u64>,
     /// The regions it lacks, as the labels say.
     pub missed: RefCell<Regions>,
     /// The regions that are still to be brought to it.
@@ -62,6 +64,7 @@ impl Leg {
             left: RefCell::new(member.missed.clone()),
             missed: RefCell::new(member.missed.clone()),
             seen: Cell::new(member.seen),
+            sent: Cell::new(member.sent),
             device: RefCell::default(),
             busy: Cell::new(0),
             has_room: member.has_room,

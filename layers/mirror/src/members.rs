@@ -72,8 +72,8 @@ impl<C: Clock> Mirror<C> {
         let place = self.free_place().ok_or(MemberError::Full)?;
         let number = self.legs.borrow().iter().map(|leg| leg.number + 1).max().unwrap_or(0);
         let id = leg_id(&self.uuid, self.notes.generation.get() + 1, place);
-        let missed = Regions::all(self.map.count());
-        let member = Member { id, standing: Standing::Missing, has_room, missed, seen: 0 };
+        let (missed, generation) = (Regions::all(self.map.count()), self.notes.generation.get());
+        let member = Member { id, standing: Standing::Missing, has_room, missed, seen: generation, sent: generation };
         let leg = Rc::new(Leg::new(source, number, &member));
         {
             let mut legs = self.legs.borrow_mut();
@@ -123,7 +123,8 @@ impl<C: Clock> Mirror<C> {
 
     fn free_place(&self) -> Option<usize> {
         let legs = self.legs.borrow();
-        let given_up = legs.iter().position(|leg| leg.standing.get() == Standing::Removed);
-        given_up.or(Some(legs.len()).filter(|count| *count < MOST_LEGS))
+        // At the end while there is room: legs that are away are known by their order.
+        let given_up = || legs.iter().position(|leg| leg.standing.get() == Standing::Removed);
+        Some(legs.len()).filter(|count| *count < MOST_LEGS).or_else(given_up)
     }
 }

@@ -183,6 +183,7 @@ impl<C: Clock> Mirror<C> {
             let dirty = self.notes.dirty.borrow().clone();
             let legs: Vec<_> =
                 self.legs.borrow().iter().filter(|leg| leg.takes_changes() && leg.has_room).cloned().collect();
+            legs.iter().for_each(|leg| leg.sent.set(generation));
             let writes = legs.iter().map(|leg| {
                 let bytes = Slice::copy_from(&self.label(leg).encode());
                 leg.ask(self.geometry.protection, Operation::WriteAnnex { slot: AnnexSlot::Group, bytes })
@@ -228,6 +229,7 @@ impl<C: Clock> Mirror<C> {
             has_room: leg.has_room,
             missed: leg.missed.borrow().clone(),
             seen: leg.seen.get(),
+            sent: leg.sent.get(),
         };
         Label {
             uuid: self.uuid,

@@ -198,7 +198,7 @@ fn assemble_new(
         fits(&source, block_size, capacity_blocks)?;
         let id = leg_id(&options.identity, 0, number);
         let (has_room, missed) = (found[number].has_room(), Regions::none(map.count()));
-        let member = Member { id, standing: Standing::Current, has_room, missed, seen: 0 };
+        let member = Member { id, standing: Standing::Current, has_room, missed, seen: 0, sent: 0 };
         legs.push(Rc::new(Leg::new(source, number, &member)));
     }
     let geometry = Geometry { block_size, capacity_blocks, protection, limits: limits(devices) };

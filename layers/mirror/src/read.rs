@@ -29,6 +29,10 @@ impl<C: Clock> Mirror<C> {
         let mut met: Met = Vec::new();
         let mut failed = None;
         for leg in &legs {
+            // It may have left since, and be back without being up to date.
+            if !self.may_read(leg) {
+                continue;
+            }
             match leg.read(self.geometry.protection, extent, checks).await {
                 Ok(data) => {
                     self.heal(&met, extent, checks).await;
@@ -62,6 +66,11 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
+    /// Whether a leg that was chosen before may still be read.
+    fn may_read(&self, leg: &Leg) -> bool {
+        leg.is_current() || self.mutation == Mutation::ReadRebuilding
+    }
+
     /// Where to read from, best first. While blocks are being changed all readers ask the same leg, or what one has seen
     /// another would not see yet.
     fn legs_to_read(&self, extent: Extent) -> Legs {
@@ -85,7 +94,7 @@ impl<C: Clock> Mirror<C> {
         checks: Checks,
     ) -> Result<(Vec<Found>, Vec<Fault>), Error> {
         if legs.len() == 1 || extent.len() > 1 {
-            for (source, leg) in legs.iter().enumerate() {
+            for (source, leg) in legs.iter().enumerate().filter(|(_, leg)| self.may_read(leg)) {
                 if let Ok(data) = leg.read(self.geometry.protection, extent, checks).await {
                     return Ok((vec![Found { extent, data, source }], Vec::new()));
                 }
@@ -105,6 +114,10 @@ impl<C: Clock> Mirror<C> {
     async fn gather_one(&self, legs: &Legs, one: Extent, checks: Checks) -> Result<Result<Found, Fault>, Error> {
         let (mut why, mut failed) = (None, None);
         for (source, leg) in legs.iter().enumerate() {
+            if !self.may_read(leg) {
+                failed.get_or_insert_with(|| self.nobody());
+                continue;
+            }
             match leg.read(self.geometry.protection, one, checks).await.map_err(faults_of) {
                 Ok(data) => return Ok(Ok(Found { extent: one, data, source })),
                 Err(Ok(faults)) => why = why.or(faults.first().copied()),
@@ -144,6 +157,9 @@ impl<C: Clock> Mirror<C> {
             return true;
         }
         for other in self.current().iter().filter(|other| other.id != leg.id) {
+            if !other.is_current() {
+                continue;
+            }
             let Ok(data) = other.read(format, one, checks).await else { continue };
             let write = Operation::Write { extent: one, data, durability: Durability::Volatile };
             if let Err(error) = leg.ask(format, write).await {

@@ -173,7 +173,9 @@ impl<C: Clock> Mirror<C> {
 
     async fn differ(&self, legs: &Legs, run: Extent, checks: Checks) -> bool {
         let mut sums = Vec::with_capacity(legs.len());
-        for (leg, outcome) in legs.iter().zip(self.look(legs, run, checks).await) {
+        // One that has left since may be back, and not up to date.
+        let legs: Legs = legs.iter().filter(|leg| leg.is_current()).cloned().collect();
+        for (leg, outcome) in legs.iter().zip(self.look(&legs, run, checks).await) {
             match outcome.map_err(faults_of) {
                 Ok(digested) => sums.push(digested.crc64),
                 // Damaged since: the next verify names it.

@@ -92,12 +92,12 @@ fn a_leg_that_left_while_another_was_missing_can_come_back() {
     let (mut first, mut second) = (label(3, 0, 40), label(3, 1, 90));
     first.members[1].standing = Standing::Missing;
     second.members[0].standing = Standing::Missing;
-    second.members[0].seen = 39;
-    first.members[1].seen = 12;
+    (second.members[0].seen, second.members[0].sent) = (39, 40);
+    (first.members[1].seen, first.members[1].sent) = (12, 12);
     let labelled = |label: &crate::label::Label| Found::Labelled(Box::new(label.clone()));
     assert_eq!(known(&[labelled(&first), labelled(&second)]).label.members[0].standing, Standing::Missing);
     // Had it gone on alone, its label would be later than what the others knew.
-    first.generation = 56;
+    first.generation = 41;
     let refused = judge(&[labelled(&first), labelled(&second)]);
     assert_eq!(refused, Err(Refusal::SplitBrain { first: 0, second: 1 }));
 }

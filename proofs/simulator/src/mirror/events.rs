@@ -104,6 +104,7 @@ async fn add(up: &Up) {
     let spare = up.world.sites.borrow().iter().find(|site| site.is_spare.get()).cloned();
     let (Some(spare), Some(mirror)) = (spare, up.world.mirror.borrow().clone()) else { return };
     spare.is_spare.set(false);
+    *spare.allowed.borrow_mut() = (0..1 << 12).collect();
     let device = spare.open().await;
     let source = LegSource { name: spare.name.clone(), device, reopen: Some(reopen(&spare)) };
     let added = mirror.add(source).await;

@@ -111,6 +111,7 @@ impl Leg {
             line: Line::Gone.into(),
             held: false.into(),
             epoch: 0.into(),
+            breaks: 0.into(),
             changed: Default::default(),
             volume: Default::default(),
             close: Default::default(),
@@ -140,9 +141,9 @@ impl Leg {
             self.is_current = false;
         }
         if site.world.rests.get() > 0 {
-            (self.went_without, self.is_old) = (false, false);
+            self.is_old = false;
         }
-        self.went_without |= site.world.went_without.borrow()[site.number];
+        self.went_without = site.world.went_without.borrow()[site.number];
     }
 
     /// Which label an image has.

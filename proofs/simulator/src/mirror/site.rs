@@ -48,6 +48,8 @@ pub(super) struct Site {
     pub held: Cell<bool>,
     /// Counts openings and breaks of the line.
     pub epoch: Cell<u64>,
+    /// Counts whatever happened to the line.
+    pub breaks: Cell<u64>,
     pub changed: Event,
     /// The volume itself, behind its own gate.
     pub volume: RefCell<Option<Stack>>,
@@ -110,6 +112,7 @@ impl Site {
     /// Changes what the line does. Requests under way notice.
     pub fn break_line(&self, line: Line) {
         self.line.set(line);
+        self.breaks.set(self.breaks.get() + 1);
         if line == Line::Gone {
             self.epoch.set(self.epoch.get() + 1);
         }

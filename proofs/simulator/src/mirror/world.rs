@@ -108,7 +108,7 @@ impl World {
                 |leg: &LegDescription| leg.name == site.name && leg.is_here && leg.standing == Standing::Current;
             site.line.get() == Line::Up && !site.bare && description.legs.iter().any(is_it)
         };
-        self.sites.borrow().iter().filter(is_well).map(|site| (site.number, site.epoch.get())).collect()
+        self.sites.borrow().iter().filter(is_well).map(|site| (site.number, site.breaks.get())).collect()
     }
 
     /// Hosts are about to change blocks.
@@ -127,10 +127,11 @@ impl World {
         self.answered_changes.set(self.answered_changes.get() + 1);
         let Some(description) = self.describe() else { return };
         for site in self.sites.borrow().iter() {
-            let takes = |standing| matches!(standing, Standing::Current | Standing::Rebuilding);
-            let is_in_use = description.legs.iter().any(|leg| leg.name == site.name && takes(leg.standing));
-            if !is_in_use {
-                self.went_without.borrow_mut()[site.number] = true;
+            let leg = description.legs.iter().find(|leg| leg.name == site.name);
+            match leg.map(|leg| leg.standing) {
+                Some(Standing::Current) => self.went_without.borrow_mut()[site.number] = false,
+                Some(Standing::Rebuilding) => {}
+                _ => self.went_without.borrow_mut()[site.number] = true,
             }
         }
     }
