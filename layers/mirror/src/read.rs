@@ -127,7 +127,11 @@ impl<C: Clock> Mirror<C> {
                 }
             }
         }
-        failed.map_or_else(|| Ok(Err(why.unwrap_or(Fault::media(one.start())))), Err)
+        // A leg that is gone is left behind: what the others say counts.
+        match (why, failed) {
+            (None, Some(error)) => Err(error),
+            (why, _) => Ok(Err(why.unwrap_or(Fault::media(one.start())))),
+        }
     }
 
     /// The checks of a request over `extent`, from a block of it on.

@@ -43,7 +43,8 @@ impl Trial {
         let plan = Plan { checker: blank(), ..self.plan("a machine without what is current", present) };
         let came = self.machine(plan, move |up| async move { go_on_alone(&up).await })?;
         match came.refused {
-            Some(MirrorError::Refused { refusal: Refusal::OnlyStale, .. }) => return Ok(()),
+            // They may not know of a leg that was added since.
+            Some(MirrorError::Refused { refusal: Refusal::OnlyStale | Refusal::Stranger { .. }, .. }) => return Ok(()),
             Some(error) => return Err(format!("legs that were left behind: {error}")),
             None if came.answered_changes == 0 => return Ok(()),
             None => {}
