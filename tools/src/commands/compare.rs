@@ -1,6 +1,6 @@
 //! `sealblock compare`: two targets block by block, or one with zeroes.
 //!
-//! Where a target is away and can sum its blocks itself, sums are compared first, see [`digests`].
+//! Where a target is away and can sum its blocks itself, sums are compared first, see `digests.rs`.
 
 mod digests;
 
