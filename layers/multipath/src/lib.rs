@@ -5,9 +5,9 @@
 //! every path and final.
 //!
 //! Invariants:
-//! - A write that was answered is not undone by an earlier one that a lost path delivers late ([`mod@fence`]).
+//! - A write that was answered is not undone by an earlier one that a lost path delivers late (`fence`).
 //! - A Flush is answered only when all writes answered before are durable, whichever way they went, or says that some may be
-//!   lost ([`mod@ledger`]).
+//!   lost (`ledger`).
 //! - Every wait has its limit in [`Patience`].
 //!
 //! Shape: the decisions are pure (`policy`, `fence`, `ledger`, `flights`); `shared` and `worker` carry them out. Time and
