@@ -1,11 +1,14 @@
 //! Changes: to every leg, overlapping ones one after the other.
 
+use std::rc::Rc;
+
 use futures_util::future::join_all;
 use sealblock_block::{Answer, Clock, Durability, Error, Failure, Operation, Outcome};
 use sealblock_integrity::Sealed;
 use sealblock_units::{Extent, Lba};
 
 use crate::drill::Mutation;
+use crate::leg::Leg;
 use crate::mirror::{Legs, Mirror};
 
 /// Leaves the legs suspect, should a change end half-way: it failed, or whoever asked has gone away.
@@ -22,7 +25,27 @@ impl<C: Clock> Drop for Unfinished<'_, C> {
     }
 }
 
+/// What became of a request on a leg.
+pub(crate) struct Asked {
+    leg: Rc<Leg>,
+    /// Which of its devices was asked.
+    epoch: u64,
+    outcome: Outcome,
+}
+
 impl<C: Clock> Mirror<C> {
+    /// Asks legs, all at once.
+    pub(crate) async fn ask_all(&self, legs: &Legs, operation: &Operation) -> Vec<Asked> {
+        let ask = |leg: &Rc<Leg>| {
+            let (leg, epoch) = (Rc::clone(leg), leg.epoch());
+            async move {
+                let outcome = leg.ask(self.geometry.protection, operation.clone()).await;
+                Asked { leg, epoch, outcome }
+            }
+        };
+        join_all(legs.iter().map(ask)).await
+    }
+
     /// Carries out a Write, WriteZeroes or WriteUncorrectable on every leg.
     pub(crate) async fn change(&self, extent: Extent, operation: Operation) -> Outcome {
         if self.read_only {
@@ -36,9 +59,8 @@ impl<C: Clock> Mirror<C> {
         self.mark(extent).await?;
         let legs = self.changeable();
         let mut unfinished = Unfinished { mirror: self, extent: Some(extent) };
-        let changes = legs.iter().map(|leg| leg.ask(self.geometry.protection, operation.clone()));
-        let outcomes = join_all(changes).await;
-        self.settle_outcomes(&legs, outcomes, Some(&mut unfinished.extent)).await?;
+        let asked = self.ask_all(&legs, &operation).await;
+        self.settle_outcomes(asked, Some(&mut unfinished.extent)).await?;
         unfinished.extent = None;
         Ok(Answer::Done)
     }
@@ -57,27 +79,27 @@ impl<C: Clock> Mirror<C> {
     /// out although it failed leaves them suspect.
     pub(crate) async fn settle_outcomes(
         &self,
-        legs: &Legs,
-        outcomes: Vec<Outcome>,
+        asked: Vec<Asked>,
         undone: Option<&mut Option<Extent>>,
     ) -> Result<(), Error> {
-        if outcomes.iter().all(Result::is_ok) && legs.iter().any(|leg| leg.is_current()) {
+        let is_well = asked.iter().any(|asked| asked.outcome.is_ok() && asked.leg.is_current());
+        if is_well && asked.iter().all(|asked| asked.outcome.is_ok()) {
             // A leg that somebody else has left behind was not asked, and lacks this.
             let is_noted = !self.notes.lacks_left() || self.mutation == Mutation::AnswerEarly;
             return if is_noted { Ok(()) } else { self.note().await };
         }
-        let is_well = legs.iter().zip(&outcomes).any(|(leg, outcome)| outcome.is_ok() && leg.is_current());
         // A request that cannot be met says nothing about the leg.
         let refused = |error: &Error| {
             matches!(error.failure(), Failure::Limit { .. } | Failure::Range { .. } | Failure::Absent(_))
         };
-        let all_refused = outcomes.iter().all(|outcome| outcome.as_ref().is_err_and(refused));
+        let all_refused = asked.iter().all(|asked| asked.outcome.as_ref().is_err_and(refused));
         let mut first = None;
-        for (leg, outcome) in legs.iter().zip(outcomes) {
+        for Asked { leg, epoch, outcome } in asked {
             let Err(error) = outcome else { continue };
             let is_away = matches!(error.failure(), Failure::Unreachable { .. });
-            if is_well || is_away {
-                self.leave(leg, &error.to_string());
+            // What was asked may be gone, and another device there that was never asked.
+            if (is_well || is_away) && leg.epoch() == epoch {
+                self.leave(&leg, &error.to_string());
             }
             first.get_or_insert(error);
         }

@@ -39,6 +39,8 @@ pub(crate) struct Leg {
     /// The regions that are still to be brought to it.
     pub left: RefCell<Regions>,
     device: RefCell<Option<Stack>>,
+    /// Counts the devices that were put here and taken away.
+    epoch: Cell<u64>,
     /// Requests under way.
     busy: Cell<u32>,
     /// It has room for a label, now and ever.
@@ -66,6 +68,7 @@ impl Leg {
             seen: Cell::new(member.seen),
             sent: Cell::new(member.sent),
             device: RefCell::default(),
+            epoch: Cell::new(0),
             busy: Cell::new(0),
             has_room: member.has_room,
             healed: Cell::new(0),
@@ -80,6 +83,12 @@ impl Leg {
 
     pub fn set_device(&self, device: Option<Stack>) {
         *self.device.borrow_mut() = device;
+        self.epoch.set(self.epoch.get() + 1);
+    }
+
+    /// Which of its devices is there: another number after it was lost or came back.
+    pub fn epoch(&self) -> u64 {
+        self.epoch.get()
     }
 
     /// Whether it has room beside its blocks.
@@ -123,16 +132,10 @@ impl Leg {
         let Some(device) = self.device.borrow().clone() else { return Err(self.gone()) };
         self.busy.set(self.busy.get() + 1);
         let _busy = Busy(self);
-        let own = device.geometry().protection;
-        if own == format {
-            return device.execute(operation).await;
-        }
-        let size = device.geometry().block_size;
-        let tags = tags_of(&operation);
-        match device.execute(down(operation, own, size)).await? {
-            Answer::Data(data) => Ok(Answer::Data(Sealed::seal(data.data().clone(), size, format, &tags))),
-            other => Ok(other),
-        }
+        let epoch = self.epoch.get();
+        let outcome = ask_device(&device, format, operation).await;
+        // What a device did that is gone since may be gone with it; the one that is back may not have it.
+        if self.epoch.get() == epoch { outcome } else { outcome.and_then(|_| Err(self.lost_meanwhile())) }
     }
 
     /// The data of blocks.
@@ -156,8 +159,27 @@ impl Leg {
         }
     }
 
+    #[cold]
+    fn lost_meanwhile(&self) -> Error {
+        Failure::Media { reason: format!("leg {} was lost while it was asked", self.name) }.into()
+    }
+
     fn gone(&self) -> Error {
         Failure::Unreachable { reason: format!("leg {} is not there: {}", self.name, self.why.borrow()) }.into()
+    }
+}
+
+/// Asks a device, in the terms of a mirror with protection information of format `format`.
+async fn ask_device(device: &Stack, format: Option<PiFormat>, operation: Operation) -> Outcome {
+    let own = device.geometry().protection;
+    if own == format {
+        return device.execute(operation).await;
+    }
+    let size = device.geometry().block_size;
+    let tags = tags_of(&operation);
+    match device.execute(down(operation, own, size)).await? {
+        Answer::Data(data) => Ok(Answer::Data(Sealed::seal(data.data().clone(), size, format, &tags))),
+        other => Ok(other),
     }
 }
 

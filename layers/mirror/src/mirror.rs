@@ -3,7 +3,6 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use futures_util::future::join_all;
 use sealblock_block::{
     Abilities, Ability, AnnexSlot, Answer, Clock, Device, Error, Event, Failure, Geometry, Operation, Outcome,
 };
@@ -179,9 +178,8 @@ impl<C: Clock> Mirror<C> {
     /// The same, without saying what was lost before.
     pub(crate) async fn flush_legs(&self) -> Result<(), Error> {
         let legs = self.changeable();
-        let flushes = legs.iter().map(|leg| leg.ask(self.geometry.protection, Operation::Flush));
-        let outcomes = join_all(flushes).await;
-        self.settle_outcomes(&legs, outcomes, None).await
+        let asked = self.ask_all(&legs, &Operation::Flush).await;
+        self.settle_outcomes(asked, None).await
     }
 
     /// Flushes, takes what is settled out of the labels, and ends the worker. The legs are to be closed behind it.
@@ -219,9 +217,8 @@ impl<C: Clock> Mirror<C> {
         if legs.is_empty() {
             return Err(Failure::Absent(operation.kind()).into());
         }
-        let writes = legs.iter().map(|leg| leg.ask(self.geometry.protection, operation.clone()));
-        let outcomes = join_all(writes).await;
-        self.settle_outcomes(&legs, outcomes, None).await.map(|()| Answer::Done)
+        let asked = self.ask_all(&legs, &operation).await;
+        self.settle_outcomes(asked, None).await.map(|()| Answer::Done)
     }
 }
 

@@ -184,18 +184,21 @@ impl<C: Clock> Mirror<C> {
             let legs: Vec<_> =
                 self.legs.borrow().iter().filter(|leg| leg.takes_changes() && leg.has_room).cloned().collect();
             legs.iter().for_each(|leg| leg.sent.set(generation));
+            let epochs: Vec<u64> = legs.iter().map(|leg| leg.epoch()).collect();
             let writes = legs.iter().map(|leg| {
                 let bytes = Slice::copy_from(&self.label(leg).encode());
                 leg.ask(self.geometry.protection, Operation::WriteAnnex { slot: AnnexSlot::Group, bytes })
             });
             let outcomes = join_all(writes).await;
             let mut held = 0;
-            for (leg, outcome) in legs.iter().zip(outcomes) {
+            for ((leg, epoch), outcome) in legs.iter().zip(epochs).zip(outcomes) {
                 match outcome {
                     Ok(_) => {
                         leg.seen.set(generation);
                         held += usize::from(leg.is_current());
                     }
+                    // The device that is there now gets its label when it is brought up to date.
+                    Err(_) if leg.epoch() != epoch => {}
                     Err(error) => self.leave(leg, &format!("its label could not be written: {error}")),
                 }
             }
