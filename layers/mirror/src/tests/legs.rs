@@ -195,6 +195,31 @@ fn the_last_leg_fails_requests_and_is_not_left_behind() {
 }
 
 #[test]
+fn what_a_lost_device_answers_late_counts_for_nothing() {
+    let (a, b, mirror) = pair(None);
+    a.gone.set(true);
+    write(&mirror, extent(0, 1), 1).unwrap();
+    for comes_back in [false, true] {
+        b.held.set(true);
+        let mut late = Box::pin(sealblock_block::Device::execute(&*mirror, write_of(&mirror, extent(0, 1), 2)));
+        assert!(late.as_mut().now_or_never().is_none());
+        b.held.set(false);
+        if comes_back {
+            // Lost and back meanwhile, perhaps without what it was asked before.
+            b.gone.set(true);
+            assert!(read(&mirror, extent(5, 1)).is_err());
+            b.gone.set(false);
+            take_back(&mirror, &b).unwrap();
+        }
+        let answered = late.now_or_never().expect("it is held no more");
+        assert_eq!(answered.is_err(), comes_back, "{answered:?}");
+        assert_eq!(standings(&mirror), [Standing::Missing, Standing::Current]);
+    }
+    write(&mirror, extent(0, 1), 3).unwrap();
+    assert_reads(&mirror, extent(0, 1), 3);
+}
+
+#[test]
 fn a_full_leg_is_left_behind_and_two_full_legs_only_fail() {
     let (a, b, mirror) = pair(None);
     b.full.set(true);

@@ -1,7 +1,9 @@
 //! Legs in RAM, and mirrors of them.
 
 use std::cell::Cell;
+use std::future::poll_fn;
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -41,6 +43,8 @@ pub struct TestLeg {
     pub full: Rc<Cell<bool>>,
     /// Requests never end.
     pub stuck: Rc<Cell<bool>>,
+    /// Requests wait.
+    pub held: Rc<Cell<bool>>,
     /// It has no room for a label.
     pub bare: bool,
     /// It shows no protection information and makes and checks its own, as a target does for plain hosts.
@@ -59,6 +63,7 @@ impl TestLeg {
             gone: Rc::default(),
             full: Rc::default(),
             stuck: Rc::default(),
+            held: Rc::default(),
             bare: false,
             plain: false,
             shown,
@@ -118,6 +123,7 @@ impl Device for TestLeg {
         if self.stuck.get() {
             return pending().await;
         }
+        poll_fn(|_| if self.held.get() { Poll::Pending } else { Poll::Ready(()) }).await;
         if self.gone.get() {
             return Err(Failure::Unreachable { reason: "gone".to_owned() }.into());
         }
