@@ -178,23 +178,22 @@ impl<C: Clock> Mirror<C> {
     async fn write_labels(&self) -> Result<(), Error> {
         loop {
             let covers = self.notes.wanted.get();
-            let generation = self.notes.generation.get() + 1;
-            self.notes.generation.set(generation);
+            self.notes.generation.set(self.notes.generation.get() + 1);
             let dirty = self.notes.dirty.borrow().clone();
             let legs: Vec<_> =
                 self.legs.borrow().iter().filter(|leg| leg.takes_changes() && leg.has_room).cloned().collect();
-            legs.iter().for_each(|leg| leg.sent.set(generation));
-            let epochs: Vec<u64> = legs.iter().map(|leg| leg.epoch()).collect();
-            let writes = legs.iter().map(|leg| {
-                let bytes = Slice::copy_from(&self.label(leg).encode());
-                leg.ask(self.geometry.protection, Operation::WriteAnnex { slot: AnnexSlot::Group, bytes })
+            legs.iter().for_each(|leg| leg.sent.set(self.notes.generation.get()));
+            let writes = legs.iter().map(|leg| async move {
+                let (epoch, bytes) = (leg.epoch(), Slice::copy_from(&self.label(leg).encode()));
+                let write = Operation::WriteAnnex { slot: AnnexSlot::Group, bytes };
+                (epoch, leg.ask(self.geometry.protection, write).await)
             });
             let outcomes = join_all(writes).await;
             let mut held = 0;
-            for ((leg, epoch), outcome) in legs.iter().zip(epochs).zip(outcomes) {
+            for (leg, (epoch, outcome)) in legs.iter().zip(outcomes) {
                 match outcome {
                     Ok(_) => {
-                        leg.seen.set(generation);
+                        leg.seen.set(leg.sent.get());
                         held += usize::from(leg.is_current());
                     }
                     // The device that is there now gets its label when it is brought up to date.
