@@ -121,6 +121,14 @@ impl Faults {
         if faults.is_empty() { None } else { Some(Faults(faults)) }
     }
 
+    /// Fails with these faults, if there are any.
+    ///
+    /// # Errors
+    /// The faults, as an error.
+    pub fn refuse(faults: Vec<Fault>) -> Result<(), Error> {
+        Faults::new(faults).map_or(Ok(()), |faults| Err(faults.into()))
+    }
+
     /// The first damaged block.
     pub fn first(&self) -> &Fault {
         &self.0[0]
@@ -237,6 +245,17 @@ impl Error {
         match &*self.failure {
             Failure::Integrity(faults) => Some(faults),
             _ => None,
+        }
+    }
+
+    /// The damaged blocks, owned, if that is what the error is about; every other error stays one.
+    ///
+    /// # Errors
+    /// The error itself.
+    pub fn into_faults(self) -> Result<Vec<Fault>, Error> {
+        match *self.failure {
+            Failure::Integrity(faults) => Ok(faults.into_vec()),
+            failure => Err(Error { failure: Box::new(failure), hop: self.hop }),
         }
     }
 }

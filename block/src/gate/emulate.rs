@@ -38,14 +38,12 @@ impl<D: Device> Gate<D> {
             match self.device.execute(Operation::Read { extent: piece, checks }).await {
                 Ok(Answer::Data(part)) => each(&part),
                 Ok(_) => return Err(answered_wrongly()),
-                Err(error) => faults.extend(faults_of(error)?),
+                Err(error) => faults.extend(error.into_faults()?),
             }
             bytes += piece.bytes(geometry.block_size);
         }
-        match Faults::new(faults) {
-            Some(faults) => Err(faults.into()),
-            None => Ok(bytes),
-        }
+        Faults::refuse(faults)?;
+        Ok(bytes)
     }
 
     /// Compare by Read.
@@ -86,14 +84,6 @@ impl<D: Device> Gate<D> {
 /// What a device says that cannot tell which blocks take space: that all may.
 pub(super) fn all_data(extent: Extent) -> Answer {
     Answer::Allocation(vec![Run { blocks: extent.blocks(), state: RunState::Data }])
-}
-
-/// The faults of an integrity error; every other error stays one.
-fn faults_of(error: Error) -> Result<Vec<crate::Fault>, Error> {
-    match error.failure() {
-        Failure::Integrity(faults) => Ok(faults.as_slice().to_vec()),
-        _ => Err(error),
-    }
 }
 
 #[cold]

@@ -8,7 +8,7 @@ use sealblock_integrity::{Checks, PiFormat, Sealed, combine};
 use sealblock_units::{BlockCount, BlockSize, Extent};
 
 use super::Gate;
-use crate::{Answer, Device, Digested, Error, Failure, Faults, Limits, Operation, Outcome, Verified};
+use crate::{Answer, Device, Digested, Error, Faults, Limits, Operation, Outcome, Verified};
 
 /// Pieces of one request under way at once. Enough to keep a device busy, few enough to bound buffers.
 const PIECES_IN_FLIGHT: usize = 8;
@@ -111,21 +111,16 @@ fn join(outcomes: Vec<Outcome>, read: bool) -> Outcome {
             Ok(Answer::Verified(part)) => {
                 verified.get_or_insert(Verified::default()).bytes_transferred += part.bytes_transferred;
             }
-            Err(error) => match error.failure() {
-                Failure::Integrity(_) => match error.into_failure() {
-                    Failure::Integrity(more) => faults.extend(more.into_vec()),
-                    failure => other = Some(failure.into()),
-                },
-                _ => other = other.or(Some(error)),
+            Err(error) => match error.into_faults() {
+                Ok(more) => faults.extend(more),
+                Err(error) => other = other.or(Some(error)),
             },
         }
     }
     if let Some(error) = other {
         return Err(error);
     }
-    if let Some(faults) = Faults::new(faults) {
-        return Err(faults.into());
-    }
+    Faults::refuse(faults)?;
     match (read, verified) {
         (true, _) => Ok(Answer::Data(Sealed::join(&parts))),
         (false, None) if !runs.is_empty() => Ok(Answer::Allocation(runs)),

@@ -78,8 +78,7 @@ impl<D: Device, C: Clock> FaultLayer<D, C> {
             },
             Ok(other) => return Ok(other),
             Err(error) => {
-                let Failure::Integrity(found) = error.failure() else { return Err(error) };
-                faults.extend_from_slice(found.as_slice());
+                faults.extend(error.into_faults()?);
                 // Damage below says nothing about other blocks, so the flipped ones are looked at alone.
                 for block in flipped {
                     faults.extend(self.read_flipped(extent, Lba::new(block), &checks).await);

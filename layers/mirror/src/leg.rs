@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 
 use futures_util::future::LocalBoxFuture;
-use sealblock_block::{Answer, Device, Error, Failure, Fault, Faults, Leg as LegPath, Operation, Outcome, Stack};
+use sealblock_block::{Answer, Device, Error, Failure, Fault, Leg as LegPath, Operation, Outcome, Stack};
 use sealblock_integrity::{Checks, PiFormat, Sealed, Tags};
 use sealblock_units::{BlockSize, Extent};
 
@@ -218,22 +218,6 @@ fn down(operation: Operation, own: Option<PiFormat>, size: BlockSize) -> Operati
         }
         other => other,
     }
-}
-
-/// The faults of an integrity error; every other error stays one.
-pub(crate) fn faults_of(error: Error) -> Result<Vec<Fault>, Error> {
-    match error.failure() {
-        Failure::Integrity(_) => match error.into_failure() {
-            Failure::Integrity(faults) => Ok(faults.into_vec()),
-            other => Err(other.into()),
-        },
-        _ => Err(error),
-    }
-}
-
-/// An error out of faults, or `otherwise` when there are none.
-pub(crate) fn failed(faults: Vec<Fault>, otherwise: Answer) -> Outcome {
-    Faults::new(faults).map_or(Ok(otherwise), |faults| Err(faults.into()))
 }
 
 #[cold]

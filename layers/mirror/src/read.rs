@@ -5,7 +5,7 @@ use sealblock_integrity::{Checks, Sealed};
 use sealblock_units::{Extent, Lba};
 
 use crate::drill::Mutation;
-use crate::leg::{Leg, faults_of};
+use crate::leg::Leg;
 use crate::mirror::{Legs, Mirror};
 
 /// Damage that a read has met.
@@ -38,7 +38,7 @@ impl<C: Clock> Mirror<C> {
                     self.heal(&met, extent, checks).await;
                     return Ok(data);
                 }
-                Err(error) => match faults_of(error) {
+                Err(error) => match error.into_faults() {
                     Ok(faults) => met.push((leg.clone(), faults)),
                     Err(error) => {
                         self.lament(leg, &error);
@@ -118,7 +118,7 @@ impl<C: Clock> Mirror<C> {
                 failed.get_or_insert_with(|| self.nobody());
                 continue;
             }
-            match leg.read(self.geometry.protection, one, checks).await.map_err(faults_of) {
+            match leg.read(self.geometry.protection, one, checks).await.map_err(Error::into_faults) {
                 Ok(data) => return Ok(Ok(Found { extent: one, data, source })),
                 Err(Ok(faults)) => why = why.or(faults.first().copied()),
                 Err(Err(error)) => {

@@ -6,11 +6,11 @@
 use std::collections::BTreeSet;
 
 use futures_util::future::{LocalBoxFuture, join_all};
-use sealblock_block::{Answer, Clock, Digested, Error, Fault, FaultField, Operation, Outcome, Verified};
+use sealblock_block::{Answer, Clock, Digested, Error, Fault, FaultField, Faults, Operation, Outcome, Verified};
 use sealblock_integrity::Checks;
 use sealblock_units::{Extent, Lba};
 
-use crate::leg::{Leg, failed, faults_of};
+use crate::leg::Leg;
 use crate::mirror::{Legs, Mirror};
 
 /// What an inspection has found.
@@ -24,7 +24,8 @@ struct Inspection {
 impl<C: Clock> Mirror<C> {
     pub(crate) async fn verify(&self, extent: Extent, checks: Checks) -> Outcome {
         let found = self.inspect(extent, checks).await?;
-        failed(found.faults, Answer::Verified(Verified { bytes_transferred: found.bytes_transferred }))
+        Faults::refuse(found.faults)?;
+        Ok(Answer::Verified(Verified { bytes_transferred: found.bytes_transferred }))
     }
 
     pub(crate) async fn digest(&self, extent: Extent, checks: Checks) -> Outcome {
@@ -34,7 +35,8 @@ impl<C: Clock> Mirror<C> {
             (None, true, Some(leg)) => self.digest_of_one(leg, extent, checks).await?,
             (crc64, ..) => crc64.unwrap_or_default(),
         };
-        failed(found.faults, Answer::Digest(Digested { crc64, bytes_transferred: found.bytes_transferred }))
+        Faults::refuse(found.faults)?;
+        Ok(Answer::Digest(Digested { crc64, bytes_transferred: found.bytes_transferred }))
     }
 
     /// The sum of what one leg has, the others having something else for the moment.
@@ -65,7 +67,8 @@ impl<C: Clock> Mirror<C> {
             fault.repaired = self.mend(&leg, fault, checks).await;
         }
         self.lost_blocks.set(self.lost_blocks.get() + lost(&found.faults, self.current().len()));
-        failed(found.faults, Answer::Verified(Verified { bytes_transferred: found.bytes_transferred }))
+        Faults::refuse(found.faults)?;
+        Ok(Answer::Verified(Verified { bytes_transferred: found.bytes_transferred }))
     }
 
     async fn inspect(&self, extent: Extent, checks: Checks) -> Result<Inspection, Error> {
@@ -75,7 +78,7 @@ impl<C: Clock> Mirror<C> {
         let (mut sums, mut asked) = (Vec::with_capacity(legs.len()), Legs::new());
         let mut failure = None;
         for (leg, outcome) in legs.iter().zip(self.look(&legs, extent, checks).await) {
-            match outcome.map_err(faults_of) {
+            match outcome.map_err(Error::into_faults) {
                 Ok(digested) => {
                     found.bytes_transferred += digested.bytes_transferred;
                     sums.push(digested.crc64);
@@ -176,7 +179,7 @@ impl<C: Clock> Mirror<C> {
         // One that has left since may be back, and not up to date.
         let legs: Legs = legs.iter().filter(|leg| leg.is_current()).cloned().collect();
         for (leg, outcome) in legs.iter().zip(self.look(&legs, run, checks).await) {
-            match outcome.map_err(faults_of) {
+            match outcome.map_err(Error::into_faults) {
                 Ok(digested) => sums.push(digested.crc64),
                 // Damaged since: the next verify names it.
                 Err(Ok(_)) => {}

@@ -246,16 +246,11 @@ impl Io {
             match self.read(piece, checks).await {
                 Ok(Answer::Data(part)) => each(&part),
                 Ok(_) => unreachable!("a Read is answered with data"),
-                Err(error) => match error.failure() {
-                    Failure::Integrity(found) => faults.extend_from_slice(found.as_slice()),
-                    _ => return Err(error),
-                },
+                Err(error) => faults.extend(error.into_faults()?),
             }
         }
-        match Faults::new(faults) {
-            Some(faults) => Err(faults.into()),
-            None => Ok(bytes_transferred),
-        }
+        Faults::refuse(faults)?;
+        Ok(bytes_transferred)
     }
 
     pub(crate) async fn compare(&self, extent: Extent, data: &Sealed) -> Outcome {

@@ -1,7 +1,7 @@
 //! Digests: a verify that sums the data it has read.
 
 use futures_util::stream::{self, StreamExt};
-use sealblock_block::{Answer, Clock, Digested, Error, Failure, Faults, Medium, Outcome};
+use sealblock_block::{Answer, Clock, Digested, Error, Faults, Medium, Outcome};
 use sealblock_integrity::{Checks, combine, guard};
 use sealblock_units::Extent;
 
@@ -22,16 +22,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                     whole.crc64 = combine::crc64(whole.crc64, part.crc64, piece.bytes(self.geometry.block_size));
                     whole.bytes_transferred += part.bytes_transferred;
                 }
-                Err(error) => match error.into_failure() {
-                    Failure::Integrity(found) => faults.extend(found.into_vec()),
-                    other => return Err(other.into()),
-                },
+                Err(error) => faults.extend(error.into_faults()?),
             }
         }
-        match Faults::new(faults) {
-            Some(faults) => Err(faults.into()),
-            None => Ok(Answer::Digest(whole)),
-        }
+        Faults::refuse(faults)?;
+        Ok(Answer::Digest(whole))
     }
 
     async fn digest_piece(&self, extent: Extent, checks: &Checks) -> Result<Digested, Error> {

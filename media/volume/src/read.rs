@@ -2,7 +2,7 @@
 
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
-use sealblock_block::{Answer, Clock, Error, Failure, Fault, Faults, Medium, Outcome, Verified};
+use sealblock_block::{Answer, Clock, Error, Fault, Faults, Medium, Outcome, Verified};
 use sealblock_integrity::{Checks, Sealed, Unverified};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::{BlockCount, Extent};
@@ -36,16 +36,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         while let Some((bytes, outcome)) = outcomes.next().await {
             cost.bytes_transferred += bytes;
             if let Err(error) = outcome {
-                match error.into_failure() {
-                    Failure::Integrity(found) => faults.extend(found.into_vec()),
-                    other => return Err(other.into()),
-                }
+                faults.extend(error.into_faults()?);
             }
         }
-        match Faults::new(faults) {
-            Some(faults) => Err(faults.into()),
-            None => Ok(Answer::Verified(cost)),
-        }
+        Faults::refuse(faults)?;
+        Ok(Answer::Verified(cost))
     }
 
     /// The pieces that a Verify is done in, each with its checks.
