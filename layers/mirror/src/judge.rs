@@ -89,6 +89,8 @@ pub struct Known {
     pub label: Label,
     /// For each leg that was given, which member it is.
     pub places: Vec<usize>,
+    /// Not all labels are of the same writing: one was cut short, or a leg is an image from before the last one.
+    pub is_uneven: bool,
 }
 
 /// Judges legs by what was found.
@@ -106,16 +108,20 @@ pub fn judge(found: &[Found]) -> Result<Verdict, Refusal> {
         return Err(Refusal::Foreign { leg: *leg });
     }
     refuse_split(&labels)?;
-    // A leg that does not think of itself as current was left behind knowingly and tells nothing about others.
-    let is_current = |label: &Label| label.members[label.own].standing == Standing::Current;
+    // A leg that does not think of itself as current was left behind knowingly, and one that others know a later label of
+    // has forgotten what came after.
+    let is_old = |label: &Label| labels.iter().any(|(_, other)| knows_later(other, label));
+    let is_current = |label: &Label| label.members[label.own].standing == Standing::Current && !is_old(label);
     let current = labels.iter().filter(|(_, label)| is_current(label));
-    let Some((_, best)) = current.max_by_key(|(_, label)| label.generation) else { return Err(Refusal::OnlyStale) };
+    let best = current.min_by_key(|(_, label)| std::cmp::Reverse(label.generation));
+    let Some((_, best)) = best else { return Err(Refusal::OnlyStale) };
     let mut label = (*best).clone();
     for (_, other) in &labels {
-        merge(&mut label, other);
+        merge(&mut label, other, is_old(other));
     }
     let places = place(found, &label, &labels)?;
-    Ok(Verdict::Known(Known { label, places }))
+    let is_uneven = labels.iter().any(|(_, other)| other.generation != label.generation);
+    Ok(Verdict::Known(Known { label, places, is_uneven }))
 }
 
 fn judge_new(found: &[Found]) -> Result<Verdict, Refusal> {
@@ -153,8 +159,8 @@ fn went_on_without(a: &Label, b: &Label) -> bool {
         && member_of(b, a).is_none_or(|at| a.generation > b.members[at].sent)
 }
 
-/// Whether the leg of `b` is an old image of itself: `a` knows of a later label on it.
-fn is_old(a: &Label, b: &Label) -> bool {
+/// Whether `a` knows of a later label on the leg of `b`, which is an old image of itself then.
+fn knows_later(a: &Label, b: &Label) -> bool {
     member_of(a, b).is_some_and(|at| b.generation < a.members[at].seen)
 }
 
@@ -165,23 +171,34 @@ fn member_of(a: &Label, b: &Label) -> Option<usize> {
 }
 
 /// Adds what another label knows. What may differ there may differ.
-fn merge(label: &mut Label, other: &Label) {
+fn merge(label: &mut Label, other: &Label, is_old: bool) {
     if other.dirty.most() != label.dirty.most() {
         return;
     }
     let Some(at) = member_of(label, other) else { return };
-    if is_old(label, other) && label.members[at].standing != Standing::Removed {
-        // What it has missed since was noted for what it was then.
-        leave_behind(&mut label.members[at], &Regions::all(other.dirty.most()));
-        return;
+    let Member { standing, missed, seen, .. } = &mut label.members[at];
+    *seen = (*seen).max(other.generation);
+    if is_old && *standing != Standing::Removed {
+        *standing = Standing::Missing;
     }
-    let Member { standing, missed, .. } = &mut label.members[at];
     match standing {
         Standing::Current => label.dirty.add(&other.dirty),
-        // What was under way to it when it was left behind may be there or not.
-        Standing::Missing | Standing::Rebuilding => missed.add(&other.dirty),
+        Standing::Missing | Standing::Rebuilding => add_lacking(missed, other, is_old),
         Standing::Removed => {}
     }
+}
+
+/// Adds what a leg that was left behind lacks by its own label.
+pub(crate) fn add_lacking(missed: &mut Regions, own: &Label, is_old: bool) {
+    if is_old {
+        // What it has missed since was noted for what it was then.
+        *missed = Regions::all(missed.most());
+    }
+    // What was under way to it when it was left behind may be there or not.
+    missed.add(&own.dirty);
+    // The others may not have heard of all that it lacks: it can have been taken back as an old image while they were out
+    // of reach.
+    missed.add(&own.members[own.own].missed);
 }
 
 /// Finds the member that each leg is: by its label, and those without room for one by what is left, in order.
@@ -305,6 +322,29 @@ mod tests {
         let known = known(&[labelled(before), labelled(ended)]);
         assert_eq!(known.label.members[1].standing, Standing::Current);
         assert_eq!(known.label.generation, 10);
+    }
+
+    #[test]
+    fn an_old_image_tells_nothing_and_lacks_everything() {
+        let (mut now, old) = (label(2, 0, 9), label(2, 1, 3));
+        now.members[1].seen = 8;
+        let known = known(&[labelled(now.clone()), labelled(old.clone())]);
+        assert_eq!((known.label.generation, known.label.members[1].standing), (9, Standing::Missing));
+        assert_eq!(known.label.members[1].missed.iter().count(), 64);
+        // One that knows better and is not up to date itself cannot stand in for it.
+        now.members[0].standing = Standing::Rebuilding;
+        assert_eq!(judge(&[labelled(now.clone()), labelled(old.clone())]), Err(Refusal::OnlyStale));
+        now.members[1].seen = 3;
+        assert!(judge(&[labelled(now), labelled(old)]).is_ok());
+    }
+
+    #[test]
+    fn what_a_leg_knows_to_lack_counts() {
+        let mut behind = label(2, 1, 12);
+        behind.members[1].standing = Standing::Rebuilding;
+        behind.members[1].missed.insert(40);
+        let known = known(&[labelled(alone(0, 9)), labelled(behind)]);
+        assert_eq!(known.label.members[1].missed.iter().collect::<Vec<_>>(), [3, 40]);
     }
 
     #[test]

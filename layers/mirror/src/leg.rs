@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 
 use futures_util::future::LocalBoxFuture;
-use sealblock_block::{Answer, Device, Error, Failure, Fault, Leg as LegPath, Operation, Outcome, Stack};
+use sealblock_block::{Answer, Device, Durability, Error, Failure, Fault, Leg as LegPath, Operation, Outcome, Stack};
 use sealblock_integrity::{Checks, PiFormat, Sealed, Tags};
 use sealblock_units::{BlockSize, Extent};
 
@@ -159,6 +159,22 @@ impl Leg {
         }
     }
 
+    /// Puts blocks on it as another leg has them.
+    pub async fn put(&self, format: Option<PiFormat>, extent: Extent, data: &Sealed) -> Result<(), Error> {
+        let durability = Durability::Volatile;
+        for (is_blank, first, blocks) in runs(data) {
+            let extent = Extent::from_raw(extent.start().get() + first as u64, blocks as u64)
+                .expect("a run of an extent's blocks is an extent");
+            // A copy of the tags of a block that was never written would switch off all checks of the copy.
+            let operation = match is_blank {
+                true => Operation::WriteZeroes { extent, may_unmap: true, durability },
+                false => Operation::Write { extent, data: data.slice(first, blocks), durability },
+            };
+            self.ask(format, operation).await?;
+        }
+        Ok(())
+    }
+
     #[cold]
     fn lost_meanwhile(&self) -> Error {
         Failure::Media { reason: format!("leg {} was lost while it was asked", self.name) }.into()
@@ -167,6 +183,25 @@ impl Leg {
     fn gone(&self) -> Error {
         Failure::Unreachable { reason: format!("leg {} is not there: {}", self.name, self.why.borrow()) }.into()
     }
+}
+
+/// Runs of blocks that were never written, as their tags say, and of others: whether they are, the first one, how many.
+fn runs(data: &Sealed) -> Vec<(bool, usize, usize)> {
+    let tuple = data.tags().len() / data.blocks().max(1);
+    let is_blank = |block: usize| {
+        let tags = &data.tags()[block * tuple..][..tuple];
+        !tags.is_empty() && tags.iter().all(|byte| *byte == 0xFF) && {
+            data.slice(block, 1).data().iter().all(|byte| *byte == 0)
+        }
+    };
+    let mut runs: Vec<(bool, usize, usize)> = Vec::new();
+    for block in 0..data.blocks() {
+        match (runs.last_mut(), is_blank(block)) {
+            (Some(last), blank) if last.0 == blank => last.2 += 1,
+            (_, blank) => runs.push((blank, block, 1)),
+        }
+    }
+    runs
 }
 
 /// Asks a device, in the terms of a mirror with protection information of format `format`.

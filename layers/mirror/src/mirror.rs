@@ -29,6 +29,9 @@ pub struct Mirror<C> {
     pub(crate) mutation: Mutation,
     /// By their places as members.
     pub(crate) legs: RefCell<Vec<Rc<Leg>>>,
+    /// The place of the leg whose label told about the others. Where legs differ its content counts: another one may be an
+    /// image from before that label.
+    teller: usize,
     pub(crate) claims: Claims,
     pub(crate) notes: Notes,
     /// What the last leg had not flushed when it went away may be lost, and the next flush says so.
@@ -45,6 +48,7 @@ pub(crate) struct Parts {
     pub map: RegionMap,
     pub uuid: [u8; 16],
     pub legs: Vec<Rc<Leg>>,
+    pub teller: usize,
     pub notes: Notes,
     pub mutation: Mutation,
 }
@@ -87,7 +91,7 @@ pub struct LegDescription {
 
 impl<C: Clock> Mirror<C> {
     pub(crate) fn new(clock: C, parts: Parts, abilities: Abilities, read_only: bool) -> Mirror<C> {
-        let Parts { geometry, map, uuid, legs, notes, mutation } = parts;
+        let Parts { geometry, map, uuid, legs, teller, notes, mutation } = parts;
         Mirror {
             clock,
             geometry,
@@ -97,6 +101,7 @@ impl<C: Clock> Mirror<C> {
             read_only,
             mutation,
             legs: RefCell::new(legs),
+            teller,
             claims: Claims::default(),
             notes,
             cache_lost: Cell::new(false),
@@ -133,9 +138,11 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// The legs that reads may be asked of, in the order of their places.
+    /// The legs that reads may be asked of, those first whose content counts where legs differ.
     pub(crate) fn current(&self) -> Legs {
-        self.legs.borrow().iter().filter(|leg| leg.is_current()).cloned().collect()
+        let legs = self.legs.borrow();
+        let (before, from) = legs.split_at(self.teller.min(legs.len()));
+        from.iter().chain(before).filter(|leg| leg.is_current()).cloned().collect()
     }
 
     /// The legs that changes go to.

@@ -136,21 +136,23 @@ impl<C: Clock> Mirror<C> {
 
     /// Says that current legs may differ in an extent, until that was looked after.
     pub(crate) fn suspect(&self, extent: Extent) {
-        self.notes.suspect.borrow_mut().extend(self.map.of(extent));
-        self.notes.suspected.set(self.notes.suspected.get() + 1);
-        for leg in self.legs.borrow().iter().filter(|leg| leg.standing.get() == Standing::Rebuilding) {
-            leg.left.borrow_mut().extend(self.map.of(extent));
-        }
-        self.work.notify();
+        let mut regions = Regions::none(self.map.count());
+        regions.extend(self.map.of(extent));
+        self.suspect_regions(&regions);
     }
 
     /// Says that current legs, and those that are being brought up to date, may differ wherever something was not flushed.
     pub(crate) fn suspect_dirty(&self) {
-        let dirty = self.notes.dirty.borrow();
-        self.notes.suspect.borrow_mut().add(&dirty);
+        self.suspect_regions(&self.notes.dirty.borrow());
+    }
+
+    fn suspect_regions(&self, regions: &Regions) {
+        self.notes.suspect.borrow_mut().add(regions);
         self.notes.suspected.set(self.notes.suspected.get() + 1);
         for leg in self.legs.borrow().iter().filter(|leg| leg.standing.get() == Standing::Rebuilding) {
-            leg.left.borrow_mut().add(&dirty);
+            // Missed, too: should it leave again before they are brought to it, they may be out of the labels by then.
+            leg.missed.borrow_mut().add(regions);
+            leg.left.borrow_mut().add(regions);
         }
         self.work.notify();
     }

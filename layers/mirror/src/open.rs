@@ -118,6 +118,7 @@ pub async fn open_drill<C: Clock>(
     let verdict = judge(&found).map_err(|refusal| refused(refusal, &sources))?;
     let devices: Vec<Stack> = sources.iter().filter_map(|source| source.device.as_ref().ok().cloned()).collect();
     let is_new = verdict == Verdict::New;
+    let is_uneven = matches!(&verdict, Verdict::Known(known) if known.is_uneven);
     let parts = match verdict {
         Verdict::New => assemble_new(sources, &found, &devices, &options, &drill)?,
         Verdict::Known(known) => assemble_known(sources, &devices, known, &drill)?,
@@ -128,6 +129,10 @@ pub async fn open_drill<C: Clock>(
     if is_new {
         // From now on the legs belong together, and no other device can take the place of one.
         mirror.note().await.map_err(MirrorError::Note)?;
+    }
+    if is_uneven && let Err(error) = mirror.note().await {
+        // It helps to know old images of legs by; without it whatever needs a label fails for itself.
+        tracing::debug!(%error, "the labels stay uneven");
     }
     Ok(Opened { worker: Worker::new(mirror.clone()), mirror })
 }
@@ -203,7 +208,7 @@ fn assemble_new(
     }
     let geometry = Geometry { block_size, capacity_blocks, protection, limits: limits(devices) };
     let notes = Notes::new(0, Regions::none(map.count()));
-    Ok(Parts { geometry, map, uuid: options.identity, legs, notes, mutation: drill.mutation })
+    Ok(Parts { geometry, map, uuid: options.identity, legs, teller: 0, notes, mutation: drill.mutation })
 }
 
 fn assemble_known(
@@ -212,7 +217,7 @@ fn assemble_known(
     known: Known,
     drill: &Drill,
 ) -> Result<Parts, MirrorError> {
-    let Known { mut label, places } = known;
+    let Known { mut label, places, .. } = known;
     let dirty = label.dirty.clone();
     let mut given: Vec<Option<(usize, LegSource)>> = label.members.iter().map(|_| None).collect();
     let mut next_number = sources.len();
@@ -230,7 +235,7 @@ fn assemble_known(
         begin(member, source.device.is_ok(), &dirty);
         legs.push(Rc::new(Leg::new(source, number, member)));
     }
-    let Label { map, capacity_blocks, block_size, protection, uuid, generation, .. } = label;
+    let Label { map, capacity_blocks, block_size, protection, uuid, generation, own: teller, .. } = label;
     // A leg that is not here is taken to be as it was when the labels were written.
     let is_whole = legs.iter().all(|leg| leg.is_here() || leg.standing.get() == Standing::Removed);
     let protection = common(devices).filter(|format| is_whole || protection == Some(*format));
@@ -241,7 +246,7 @@ fn assemble_known(
         // Before anybody sees what only the others may have; not at once, for perhaps nobody changes anything.
         notes.want_left();
     }
-    Ok(Parts { geometry, map, uuid, legs, notes, mutation: drill.mutation })
+    Ok(Parts { geometry, map, uuid, legs, teller, notes, mutation: drill.mutation })
 }
 
 /// What a member is to begin with.

@@ -1,6 +1,6 @@
 //! Reads: from one leg, and what it has damaged from another, which mends it.
 
-use sealblock_block::{Answer, Clock, Durability, Error, Failure, Fault, Faults, Operation};
+use sealblock_block::{Answer, Clock, Error, Failure, Fault, Faults, Operation};
 use sealblock_integrity::{Checks, Sealed};
 use sealblock_units::{Extent, Lba};
 
@@ -165,8 +165,7 @@ impl<C: Clock> Mirror<C> {
                 continue;
             }
             let Ok(data) = other.read(format, one, checks).await else { continue };
-            let write = Operation::Write { extent: one, data, durability: Durability::Volatile };
-            if let Err(error) = leg.ask(format, write).await {
+            if let Err(error) = leg.put(format, one, &data).await {
                 if self.current().len() > 1 {
                     self.leave(leg, &format!("a damaged block could not be written anew: {error}"));
                 }

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use futures_util::future::join_all;
 use sealblock_block::{Clock, Durability, Error, Failure, Faults, Operation};
-use sealblock_integrity::{Checks, Sealed};
+use sealblock_integrity::Checks;
 use sealblock_units::Extent;
 
 use crate::label::Standing;
@@ -77,7 +77,7 @@ impl<C: Clock> Mirror<C> {
                 legs.iter().enumerate().filter(|(at, _)| *at != found.source).map(|(_, leg)| leg.clone()).collect();
             let writes = rest.iter().map(|leg| {
                 leg.copied_bytes.set(leg.copied_bytes.get() + found.extent.bytes(self.geometry.block_size));
-                leg.ask(self.geometry.protection, write_of(found.extent, found.data.clone()))
+                leg.put(self.geometry.protection, found.extent, &found.data)
             });
             let outcomes = join_all(writes).await;
             for (leg, outcome) in rest.iter().zip(outcomes) {
@@ -170,7 +170,7 @@ impl<C: Clock> Mirror<C> {
             }
             let (found, lost) = self.gather(&sources, piece, self.full(piece)).await?;
             for Found { extent, data, .. } in found {
-                self.bring(leg, write_of(extent, data)).await?;
+                self.brought(leg, leg.put(self.geometry.protection, extent, &data).await).await?;
                 leg.copied_bytes.set(leg.copied_bytes.get() + extent.bytes(self.geometry.block_size));
             }
             if let Some(lost) = Faults::new(lost) {
@@ -178,22 +178,22 @@ impl<C: Clock> Mirror<C> {
                 for fault in lost.as_slice() {
                     let extent = Extent::one(fault.lba);
                     let durability = Durability::Volatile;
-                    self.bring(leg, Operation::WriteUncorrectable { extent, durability }).await?;
+                    let spoil = Operation::WriteUncorrectable { extent, durability };
+                    let spoilt = leg.ask(self.geometry.protection, spoil).await.map(drop);
+                    self.brought(leg, spoilt).await?;
                 }
             }
         }
         Ok(())
     }
 
-    async fn bring(&self, leg: &Rc<Leg>, operation: Operation) -> Result<(), Error> {
-        match leg.ask(self.geometry.protection, operation).await {
-            Ok(_) => Ok(()),
-            Err(error) => {
-                self.leave(leg, &format!("it could not be brought up to date: {error}"));
-                self.note().await?;
-                Err(error)
-            }
+    /// A leg that something cannot be brought to is left behind.
+    async fn brought(&self, leg: &Rc<Leg>, outcome: Result<(), Error>) -> Result<(), Error> {
+        if let Err(error) = &outcome {
+            self.leave(leg, &format!("it could not be brought up to date: {error}"));
+            self.note().await?;
         }
+        outcome
     }
 }
 
@@ -202,10 +202,6 @@ fn common(a: Extent, b: Extent) -> Option<Extent> {
     let first = a.start().max(b.start()).get();
     let last = a.last().min(b.last()).get();
     Extent::from_raw(first, (last + 1).saturating_sub(first)).ok()
-}
-
-fn write_of(extent: Extent, data: Sealed) -> Operation {
-    Operation::Write { extent, data, durability: Durability::Volatile }
 }
 
 #[cold]

@@ -7,12 +7,11 @@ use std::time::Duration;
 use futures_util::future::{join3, select};
 use sealblock_block::{Clock, Stack};
 
-use crate::judge::{Found, Refusal, judge};
+use crate::judge::{Found, Refusal, add_lacking, judge};
 use crate::label::{Label, Standing};
 use crate::leg::{Leg, LegSource};
 use crate::mirror::Mirror;
 use crate::open::{Trouble, fits, found_on};
-use crate::regions::Regions;
 
 /// A region in which nothing was changed for one to two of these leaves the labels.
 const LOOK: Duration = Duration::from_secs(5);
@@ -122,13 +121,12 @@ impl<C: Clock> Mirror<C> {
         })?;
         if let Found::Labelled(label) = &found {
             self.check_label(leg, label).map_err(|refusal| refusal.to_string())?;
-            leg.missed.borrow_mut().add(&label.dirty);
-            if label.generation < leg.seen.get() {
-                // An old image of itself. What it lacks was noted for what it was when it left.
-                *leg.missed.borrow_mut() = Regions::all(self.map.count());
-                if leg.standing.get() == Standing::Current {
-                    return Err("it is an old image of the last leg".to_owned());
-                }
+            let is_old = label.generation < leg.seen.get();
+            if is_old && leg.standing.get() == Standing::Current {
+                return Err("it is an old image of the last leg".to_owned());
+            }
+            if leg.standing.get() == Standing::Missing {
+                add_lacking(&mut leg.missed.borrow_mut(), label, is_old);
             }
         } else if leg.has_room || found.has_room() {
             return Err("it has no label any more; it is not the device that it was".to_owned());

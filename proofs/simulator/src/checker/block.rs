@@ -53,7 +53,7 @@ struct Place {
 #[derive(Clone, Debug)]
 pub(super) struct Block {
     candidates: Vec<Candidate>,
-    /// Contents issued since the machine started, for reads that were under way then.
+    /// Contents issued or come back since the machine started, for reads that were under way then.
     issued: Vec<(Moment, Content)>,
     /// When its newest durable content became durable.
     durable_at: Moment,
@@ -155,11 +155,14 @@ impl Block {
         self.issued.clear();
     }
 
-    /// What was not durable may or may not be there from now on, while requests go on.
-    pub(super) fn lose(&mut self) {
+    /// What was not durable may or may not be there from now on, while requests go on. A read that is under way may meet
+    /// what comes back, whatever is written over it meanwhile.
+    pub(super) fn lose(&mut self, now: Moment) {
         for candidate in &mut self.candidates {
             candidate.done = candidate.durable;
         }
+        let back: Vec<Content> = self.live().map(|candidate| candidate.content).collect();
+        self.issued.extend(back.into_iter().map(|content| (now, content)));
     }
 
     /// After a kill, `content` was found: it is what is there now, but it may be lost later if no Flush comes. Gives the

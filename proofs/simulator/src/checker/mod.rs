@@ -75,15 +75,13 @@ pub struct Checker {
     /// When the newest of the durable writes was issued.
     newest_durable: Moment,
     blocks_checked: u64,
-    /// When something that was not durable was last lost.
-    lost_at: Moment,
 }
 
 impl Checker {
     /// The checker of a volume that was just created: all blocks read as zeroes.
     pub fn new(patterns: Patterns) -> Checker {
         let (blocks, unflushed) = (BTreeMap::new(), Vec::new());
-        Checker { patterns, blocks, now: 1, requests: 0, unflushed, newest_durable: 0, blocks_checked: 0, lost_at: 0 }
+        Checker { patterns, blocks, now: 1, requests: 0, unflushed, newest_durable: 0, blocks_checked: 0 }
     }
 
     /// What makes and recognises contents.
@@ -191,10 +189,8 @@ impl Checker {
     fn end_read_as(&mut self, read: Read, contents: Vec<Content>) -> Result<(), Violation> {
         for ((lba, content), snapshot) in read.extent.iter().zip(contents).zip(&read.snapshots) {
             self.blocks_checked += 1;
-            let lost_since = self.lost_at > read.issued;
             let block = self.block(lba);
-            let is_old = lost_since && block.permitted().contains(&content);
-            if !is_old && !block.permits(content, snapshot, read.issued) {
+            if !block.permits(content, snapshot, read.issued) {
                 let permitted = block.permitted();
                 return Err(Violation(format!("block {lba}: read {content:?}; permitted now: {permitted:?}")));
             }
@@ -212,8 +208,8 @@ impl Checker {
 
     /// What was not durable may or may not be there from now on, while the machine goes on.
     pub fn lose(&mut self) {
-        self.lost_at = self.tick();
-        self.blocks.values_mut().for_each(Block::lose);
+        let now = self.tick();
+        self.blocks.values_mut().for_each(|block| block.lose(now));
         self.unflushed.clear();
     }
 

@@ -172,3 +172,14 @@ fn a_block_never_written_reads_as_zeroes() {
     assert!(survives(&mut checker, Content::Zero, true));
     assert!(!survives(&mut checker, V1, true));
 }
+
+#[test]
+fn a_read_under_way_may_meet_what_a_loss_brings_back_and_a_later_one_only_what_was_written_since() {
+    let mut checker = two_versions();
+    let under_way = checker.begin_read(extent());
+    checker.lose();
+    write(&mut checker, 3, true);
+    let found = bytes(&checker, V1);
+    assert_eq!(checker.end_read(under_way, &found), Ok(()));
+    assert!(!reads(&mut checker, V1) && reads(&mut checker, V3));
+}

@@ -8,7 +8,9 @@ use std::rc::Rc;
 
 use sealblock_layers_mirror::MirrorError;
 use sealblock_layers_mirror::judge::Refusal;
+use sealblock_layers_mirror::label::{Label, Standing};
 
+use super::legs::Leg;
 use super::machine::Up;
 use super::trial::{Plan, Trial};
 use crate::checker::Checker;
@@ -18,11 +20,11 @@ use crate::workload::{self, Workload};
 impl Trial {
     /// A machine without any leg that has everything.
     pub fn fork(&mut self, present: Vec<bool>) -> Result<(), String> {
-        if !self.legs.iter().all(super::legs::Leg::is_settled) {
+        if !self.legs.iter().all(Leg::is_settled) {
             return Ok(());
         }
         let images: Vec<Option<Image>> = self.legs.iter().map(|leg| leg.image.clone()).collect();
-        let kept: Vec<_> = self.legs.iter().map(super::legs::Leg::standing).collect();
+        let kept: Vec<_> = self.legs.iter().map(Leg::standing).collect();
         let settled = self.settled;
         let done = self.excursion(present);
         for ((leg, image), kept) in self.legs.iter_mut().zip(images).zip(kept) {
@@ -33,10 +35,22 @@ impl Trial {
         done
     }
 
+    /// Whether the label of another leg, which calls itself current, says that this one is not. It may have come back since
+    /// it was last gone without, and left again when nobody could note that.
+    fn is_noted_as_left(&self, leg: &Leg) -> bool {
+        let Some(own) = leg.own_label() else { return false };
+        let id = own.members[own.own].id;
+        let notes = |label: Label| {
+            label.members[label.own].standing == Standing::Current
+                && label.members.iter().any(|member| member.id == id && member.standing != Standing::Current)
+        };
+        self.legs.iter().filter(|other| other.is_in_use()).filter_map(Leg::own_label).any(notes)
+    }
+
     fn excursion(&mut self, present: Vec<bool>) -> Result<(), String> {
-        let known =
-            |leg: &super::legs::Leg, present: bool| !present || !leg.is_in_use() || (leg.went_without && !leg.is_old);
-        let must_split = self.legs.iter().zip(&present).all(|(leg, present)| known(leg, *present));
+        let is_noted = |leg: &Leg| leg.went_without && !leg.is_old && self.is_noted_as_left(leg);
+        let must_split =
+            self.legs.iter().zip(&present).all(|(leg, present)| !present || !leg.is_in_use() || is_noted(leg));
         self.legs.iter_mut().for_each(|leg| leg.allowed = (0..1 << 12).collect());
         let (patterns, requests) = (self.checker.borrow().patterns(), self.checker.borrow().requests());
         let blank = || Rc::new(RefCell::new(Checker::after(patterns, requests)));

@@ -146,8 +146,8 @@ impl Leg {
         self.went_without = site.world.went_without.borrow()[site.number];
     }
 
-    /// Which label an image has.
-    pub fn generation(&self, image: &Image, random: &Random) -> u64 {
+    /// The label of an image.
+    pub fn label(&self, image: &Image, random: &Random) -> Option<Label> {
         let trace = Trace::default();
         let executor = Executor::new(random.fork("label"), trace.clone());
         let disk = SimDisk::new(image.clone(), Behaviour::default(), &executor, random.fork("disk"), trace);
@@ -155,10 +155,20 @@ impl Leg {
         let ended = executor.run(LIMITS, async move {
             let session = opening.await.ok()?;
             match session.stack.execute(Operation::ReadAnnex { slot: AnnexSlot::Group }).await {
-                Ok(Answer::Annex(bytes)) => Label::decode(&bytes).ok().flatten().map(|label| label.generation),
+                Ok(Answer::Annex(bytes)) => Label::decode(&bytes).ok().flatten(),
                 _ => None,
             }
         });
-        if let crate::executor::Ended::Finished(Some(generation)) = ended { generation } else { 0 }
+        if let crate::executor::Ended::Finished(label) = ended { label } else { None }
+    }
+
+    /// The label that it has now.
+    pub fn own_label(&self) -> Option<Label> {
+        self.image.as_ref().and_then(|image| self.label(image, &Random::new(0)))
+    }
+
+    /// Whether its own label says that it has everything.
+    pub fn calls_itself_current(&self) -> bool {
+        self.own_label().is_some_and(|label| label.members[label.own].standing == Standing::Current)
     }
 }

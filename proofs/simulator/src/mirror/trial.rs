@@ -154,7 +154,9 @@ impl Trial {
     /// Puts an older image in the place of a leg, where at least two labels were written since.
     fn swap_old(&mut self) {
         let at = self.random.below(self.legs.len() as u64) as usize;
-        let is_last = !self.legs.iter().enumerate().any(|(other, leg)| other != at && leg.is_current && !leg.bare);
+        // A leg that was just brought up to date may not have been told so yet, and cannot speak for itself.
+        let speaks = |leg: &Leg| leg.is_current && !leg.bare && leg.calls_itself_current();
+        let is_last = !self.legs.iter().enumerate().any(|(other, leg)| other != at && speaks(leg));
         let is_due = self.random.chance(30);
         let leg = &mut self.legs[at];
         if !leg.is_in_use() || leg.bare || !leg.is_settled() {
@@ -164,7 +166,8 @@ impl Trial {
             return;
         }
         let (Some(older), Some(now)) = (leg.older.take(), leg.image.take()) else { return };
-        let (before, after) = (leg.generation(&older, &self.random), leg.generation(&now, &self.random));
+        let generation = |image| leg.label(image, &self.random).map_or(0, |label| label.generation);
+        let (before, after) = (generation(&older), generation(&now));
         if is_due && !is_last && before > 0 && before + 2 <= after {
             self.story.push(format!("leg {at} is put back to what it was at label {before}; it had label {after}"));
             (leg.is_current, leg.image) = (false, Some(older));

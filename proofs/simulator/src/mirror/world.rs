@@ -28,7 +28,7 @@ pub(super) struct World {
     pub is_damaged: Cell<bool>,
     /// How often the only leg with everything was opened anew, which may lose what was not flushed.
     pub losses: Cell<u64>,
-    /// Legs that were not in use when a change was answered.
+    /// Legs that were not in use from before a change was asked for until it was answered.
     pub went_without: RefCell<Vec<bool>>,
     /// Changes under way.
     pub changing: Cell<u64>,
@@ -112,28 +112,35 @@ impl World {
     }
 
     /// Hosts are about to change blocks.
-    fn begin_change(&self, extent: Extent) {
+    fn begin_change(&self, extents: &[Extent]) {
         for site in self.sites.borrow().iter() {
-            site.allowed.borrow_mut().extend(self.regions(extent));
+            site.allowed.borrow_mut().extend(extents.iter().flat_map(|extent| self.regions(*extent)));
         }
         self.changing.set(self.changing.get() + 1);
     }
 
-    fn end_change(&self, is_done: bool) {
+    /// They have changed them, or failed to. `left` are the legs that were left behind before.
+    fn end_change(&self, is_done: bool, left: &[usize]) {
         self.changing.set(self.changing.get() - 1);
         if !is_done {
             return;
         }
         self.answered_changes.set(self.answered_changes.get() + 1);
-        let Some(description) = self.describe() else { return };
+        let now = self.left_behind();
+        // One that was left only meanwhile may have this change, and the others not have noted that it went.
+        left.iter().filter(|leg| now.contains(leg)).for_each(|leg| self.went_without.borrow_mut()[*leg] = true);
         for site in self.sites.borrow().iter() {
-            let leg = description.legs.iter().find(|leg| leg.name == site.name);
-            match leg.map(|leg| leg.standing) {
-                Some(Standing::Current) => self.went_without.borrow_mut()[site.number] = false,
-                Some(Standing::Rebuilding) => {}
-                _ => self.went_without.borrow_mut()[site.number] = true,
+            if matches!(self.standing(site), Some((Standing::Current, _))) {
+                self.went_without.borrow_mut()[site.number] = false;
             }
         }
+    }
+
+    /// Legs that are left behind now, or not members.
+    fn left_behind(&self) -> Vec<usize> {
+        let is_left =
+            |site: &&Rc<Site>| !matches!(self.standing(site), Some((Standing::Current | Standing::Rebuilding, _)));
+        self.sites.borrow().iter().filter(is_left).map(|site| site.number).collect()
     }
 
     /// Whether a request may fail like this although these legs were well when it was asked.
@@ -175,11 +182,23 @@ impl Device for Watch {
             Operation::Discard { extents } => extents.to_vec(),
             _ => Vec::new(),
         };
-        extents.iter().for_each(|extent| self.world.begin_change(*extent));
+        if extents.is_empty() {
+            return self.watch(operation, kind, &before).await;
+        }
+        let left = self.world.left_behind();
+        self.world.begin_change(&extents);
+        let outcome = self.watch(operation, kind, &before).await;
+        self.world.end_change(outcome.is_ok(), &left);
+        outcome
+    }
+}
+
+impl Watch {
+    /// Has an operation carried out, and judges whether it may fail as it does.
+    async fn watch(&self, operation: Operation, kind: OperationKind, before: &[(usize, u64)]) -> Outcome {
         let outcome = self.mirror.execute(operation).await;
-        extents.iter().for_each(|_| self.world.end_change(outcome.is_ok()));
         if let Err(error) = &outcome {
-            self.world.judge(kind, error, &before, self.world.losses.get());
+            self.world.judge(kind, error, before, self.world.losses.get());
         }
         outcome
     }
