@@ -82,7 +82,9 @@ impl<C: Clock> Mirror<C> {
         asked: Vec<Asked>,
         undone: Option<&mut Option<Extent>>,
     ) -> Result<(), Error> {
-        let is_well = asked.iter().any(|asked| asked.outcome.is_ok() && asked.leg.is_current());
+        // What a device did that is gone since may be gone with it, also where the leg is back and current.
+        let has_it = |asked: &Asked| asked.outcome.is_ok() && asked.leg.is_current() && asked.leg.epoch() == asked.epoch;
+        let is_well = asked.iter().any(has_it);
         if is_well && asked.iter().all(|asked| asked.outcome.is_ok()) {
             // A leg that somebody else has left behind was not asked, and lacks this.
             let is_noted = !self.notes.lacks_left() || self.mutation == Mutation::AnswerEarly;

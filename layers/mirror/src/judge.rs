@@ -108,10 +108,12 @@ pub fn judge(found: &[Found]) -> Result<Verdict, Refusal> {
         return Err(Refusal::Foreign { leg: *leg });
     }
     refuse_split(&labels)?;
-    // A leg that does not think of itself as current was left behind knowingly, and one that others know a later label of
-    // has forgotten what came after.
+    // A leg that does not think of itself as current was left behind knowingly. One that others know a later label of has
+    // forgotten what came after, and one that others left behind cannot know, whether these have everything or not.
     let is_old = |label: &Label| labels.iter().any(|(_, other)| knows_later(other, label));
-    let is_current = |label: &Label| label.members[label.own].standing == Standing::Current && !is_old(label);
+    let is_left = |label: &Label| labels.iter().any(|(_, other)| left_behind(other, label));
+    let is_current =
+        |label: &Label| label.members[label.own].standing == Standing::Current && !is_old(label) && !is_left(label);
     let current = labels.iter().filter(|(_, label)| is_current(label));
     let best = current.min_by_key(|(_, label)| std::cmp::Reverse(label.generation));
     let Some((_, best)) = best else { return Err(Refusal::OnlyStale) };
@@ -149,14 +151,24 @@ fn refuse_split(labels: &[(usize, &Label)]) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Whether `a` is current and notes that the leg of `b` was left behind, in a label that those who wrote `b` did not know of.
-/// They may not have heard of the last label that they sent.
-fn went_on_without(a: &Label, b: &Label) -> bool {
+/// Whether `a` notes that the leg of `b` was left behind, in a label that those who wrote `b` did not know of.
+fn left_behind(a: &Label, b: &Label) -> bool {
     // One that is being brought up to date lacks something, whether its own label says so yet or not.
-    let left_behind = |standing| standing != Standing::Current;
-    a.members[a.own].standing == Standing::Current
-        && member_of(a, b).is_some_and(|at| left_behind(a.members[at].standing))
-        && member_of(b, a).is_none_or(|at| a.generation > b.members[at].sent)
+    member_of(a, b).is_some_and(|at| a.members[at].standing != Standing::Current) && !knows(b, a)
+}
+
+/// Whether those who wrote `a` wrote `b`, too, or saw it. They may not have heard of the last label that they sent; one
+/// between that and the last one they know of is somebody else's.
+fn knows(a: &Label, b: &Label) -> bool {
+    member_of(a, b).is_some_and(|at| {
+        let Member { seen, sent, .. } = a.members[at];
+        b.generation <= seen || b.generation == sent
+    })
+}
+
+/// The same, where the leg of `a` has what was changed since.
+fn went_on_without(a: &Label, b: &Label) -> bool {
+    a.members[a.own].standing == Standing::Current && left_behind(a, b)
 }
 
 /// Whether `a` knows of a later label on the leg of `b`, which is an old image of itself then.
@@ -314,9 +326,22 @@ mod tests {
     }
 
     #[test]
+    fn a_label_that_was_sent_and_not_heard_of_is_no_split_and_one_written_apart_since_is() {
+        let mut one = alone(0, 90);
+        (one.members[1].seen, one.members[1].sent) = (5, 70);
+        // The other one went on alone from its label 5: it cannot have had label 70.
+        let apart = alone(1, 22);
+        assert!(matches!(judge(&[labelled(one.clone()), labelled(apart)]), Err(Refusal::SplitBrain { .. })));
+        let mut unheard = alone(1, 70);
+        (unheard.members[0].seen, unheard.members[0].sent) = (69, 70);
+        assert_eq!(known(&[labelled(one), labelled(unheard)]).label.own, 0);
+    }
+
+    #[test]
     fn a_rebuild_that_ended_at_a_crash_is_no_split() {
         // The leg that came back has the last label, the other one not yet.
-        let ended = label(2, 1, 10);
+        let mut ended = label(2, 1, 10);
+        ended.members.iter_mut().for_each(|member| (member.seen, member.sent) = (9, 10));
         let mut before = alone(0, 9);
         before.members[1].standing = Standing::Rebuilding;
         let known = known(&[labelled(before), labelled(ended)]);
@@ -336,6 +361,23 @@ mod tests {
         assert_eq!(judge(&[labelled(now.clone()), labelled(old.clone())]), Err(Refusal::OnlyStale));
         now.members[1].seen = 3;
         assert!(judge(&[labelled(now), labelled(old)]).is_ok());
+    }
+
+    #[test]
+    fn a_leg_that_was_left_behind_unknowingly_does_not_stand_in_for_the_one_that_has_everything() {
+        // The third leg went on without the first, and was bringing the second up to date when it was lost.
+        let first = label(3, 0, 5);
+        let mut second = label(3, 1, 40);
+        second.members[0].standing = Standing::Missing;
+        second.members[1].standing = Standing::Rebuilding;
+        assert_eq!(
+            judge(&[labelled(first.clone()), labelled(second.clone()), Found::Absent]),
+            Err(Refusal::OnlyStale)
+        );
+        let mut third = Label { own: 2, ..second.clone() };
+        third.members[1].missed.insert(7);
+        let known = known(&[labelled(first), labelled(second), labelled(third)]);
+        assert_eq!(known.label.own, 2);
     }
 
     #[test]

@@ -30,7 +30,7 @@ const AT_OWN: usize = 57;
 const AT_STATE: usize = 16;
 const AT_HAS_MISSED: usize = 17;
 const AT_HAS_ROOM: usize = 18;
-const AT_UNHEARD: usize = 19;
+const AT_UNHEARD: usize = 20;
 const AT_SEEN: usize = 24;
 
 /// What a leg is to the mirror.
@@ -148,7 +148,7 @@ impl Label {
             put::<1>(&mut entry, AT_STATE, member.standing as u64);
             put::<1>(&mut entry, AT_HAS_MISSED, u64::from(!member.missed.is_empty()));
             put::<1>(&mut entry, AT_HAS_ROOM, u64::from(member.has_room));
-            put::<1>(&mut entry, AT_UNHEARD, member.sent.saturating_sub(member.seen).min(u64::from(u8::MAX)));
+            put::<4>(&mut entry, AT_UNHEARD, member.sent.saturating_sub(member.seen).min(u64::from(u32::MAX)));
             put::<8>(&mut entry, AT_SEEN, member.seen);
             bytes.extend_from_slice(&entry);
         }
@@ -225,7 +225,7 @@ fn decode_members(bytes: &[u8], map: &RegionMap) -> Result<(Vec<Member>, Regions
         let standing = Standing::ALL.get(usize::from(entry[AT_STATE])).ok_or(LabelError::Field("state of a leg"))?;
         let missed = if entry[AT_HAS_MISSED] == 0 { Regions::none(map.count()) } else { take()? };
         let (has_room, seen) = (entry[AT_HAS_ROOM] != 0, get::<8>(entry, AT_SEEN));
-        let sent = seen.saturating_add(u64::from(entry[AT_UNHEARD]));
+        let sent = seen.saturating_add(get::<4>(entry, AT_UNHEARD));
         members.push(Member { id, standing: *standing, has_room, missed, seen, sent });
     }
     Ok((members, dirty))

@@ -125,6 +125,7 @@ impl<C: Clock> Mirror<C> {
             if is_old && leg.standing.get() == Standing::Current {
                 return Err("it is an old image of the last leg".to_owned());
             }
+            leg.seen.set(leg.seen.get().max(label.generation));
             if leg.standing.get() == Standing::Missing {
                 add_lacking(&mut leg.missed.borrow_mut(), label, is_old);
             }
