@@ -118,8 +118,10 @@ async fn remove(up: &Up, site: &Rc<Site>) {
         return;
     }
     site.is_removed.set(true);
+    site.is_leaving.set(true);
     let removed = mirror.remove(&site.name).await;
     up.world.say(format!("at {:?} leg {} is removed: {removed:?}", up.executor.now(), site.number));
+    site.is_leaving.set(false);
     if removed.is_err() {
         site.is_removed.set(false);
     }

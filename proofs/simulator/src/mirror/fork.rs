@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use sealblock_layers_mirror::MirrorError;
 use sealblock_layers_mirror::judge::Refusal;
-use sealblock_layers_mirror::label::{Label, Standing};
+use sealblock_layers_mirror::label::Standing;
 
 use super::legs::Leg;
 use super::machine::Up;
@@ -35,20 +35,8 @@ impl Trial {
         done
     }
 
-    /// Whether the label of another leg, which calls itself current, says that this one is not. It may have come back since
-    /// it was last gone without, and left again when nobody could note that.
-    fn is_noted_as_left(&self, leg: &Leg) -> bool {
-        let Some(own) = leg.own_label() else { return false };
-        let id = own.members[own.own].id;
-        let notes = |label: Label| {
-            label.members[label.own].standing == Standing::Current
-                && label.members.iter().any(|member| member.id == id && member.standing != Standing::Current)
-        };
-        self.legs.iter().filter(|other| other.is_in_use()).filter_map(Leg::own_label).any(notes)
-    }
-
     fn excursion(&mut self, present: Vec<bool>) -> Result<(), String> {
-        let is_noted = |leg: &Leg| leg.went_without && !leg.is_old && self.is_noted_as_left(leg);
+        let is_noted = |leg: &Leg| leg.went_without && !leg.is_old && leg.is_noted_as(&self.legs, |standing| standing != Standing::Current);
         let must_split =
             self.legs.iter().zip(&present).all(|(leg, present)| !present || !leg.is_in_use() || is_noted(leg));
         self.legs.iter_mut().for_each(|leg| leg.allowed = (0..1 << 12).collect());

@@ -119,6 +119,7 @@ impl Leg {
             is_spare: self.is_spare.into(),
             is_member: self.is_member.into(),
             is_removed: self.is_removed.into(),
+            is_leaving: false.into(),
         })
     }
 
@@ -136,7 +137,8 @@ impl Leg {
         }
         if let Some((standing, _)) = site.world.standing(site) {
             self.is_current = self.is_in_use() && standing == Standing::Current;
-            self.is_removed |= standing == Standing::Removed;
+            // One that could not be added is called removed, too.
+            self.is_removed |= self.is_member && standing == Standing::Removed;
         } else if !self.is_member {
             self.is_current = false;
         }
@@ -165,6 +167,18 @@ impl Leg {
     /// The label that it has now.
     pub fn own_label(&self) -> Option<Label> {
         self.image.as_ref().and_then(|image| self.label(image, &Random::new(0)))
+    }
+
+    /// Whether the label of another leg, which calls itself current, says this of it. What the mirror did last may not have
+    /// got there.
+    pub fn is_noted_as(&self, legs: &[Leg], what: impl Fn(Standing) -> bool) -> bool {
+        let Some(own) = self.own_label() else { return false };
+        let id = own.members[own.own].id;
+        let notes = |label: Label| {
+            label.members[label.own].standing == Standing::Current
+                && label.members.iter().any(|member| member.id == id && what(member.standing))
+        };
+        legs.iter().filter(|other| other.is_in_use()).filter_map(Leg::own_label).any(notes)
     }
 
     /// Whether its own label says that it has everything.

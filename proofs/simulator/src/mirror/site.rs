@@ -60,6 +60,8 @@ pub(super) struct Site {
     pub is_spare: Cell<bool>,
     pub is_member: Cell<bool>,
     pub is_removed: Cell<bool>,
+    /// It is being taken out.
+    pub is_leaving: Cell<bool>,
 }
 
 impl Site {

@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use sealblock_layers_mirror::judge::Refusal;
+use sealblock_layers_mirror::label::Standing;
 use sealblock_layers_mirror::{MirrorError, Mutation};
 use sealblock_runtime_memory::Slice;
 
@@ -283,6 +284,10 @@ impl Trial {
                 leg.older.clone_from(&leg.image);
             }
         }
+        let leaving = world.sites.borrow().iter().filter(|site| site.is_leaving.get()).map(|site| site.number).next();
+        if let Some(leg) = leaving {
+            self.decide_removal(leg);
+        }
         plan.checker.borrow_mut().crash();
         if world.rests.get() > 0 {
             self.report.recovery_crashes += u64::from(crashed);
@@ -290,6 +295,13 @@ impl Trial {
         // Ends the circle of what knows of each other.
         world.sites.borrow_mut().clear();
         world.mirror.borrow_mut().take();
+    }
+
+    /// A leg was being taken out when the machine stopped: whether it is out depends on what was noted.
+    fn decide_removal(&mut self, leg: usize) {
+        self.legs[leg].is_removed = self.legs[leg].is_noted_as(&self.legs, |standing| standing == Standing::Removed);
+        let is_left = self.legs[leg].is_noted_as(&self.legs, |standing| standing != Standing::Current);
+        self.legs[leg].is_current = self.legs[leg].calls_itself_current() && !is_left;
     }
 
     /// What a leg held at some earlier stop, by the sector.

@@ -85,7 +85,9 @@ impl World {
     /// What the mirror says that this leg is.
     pub fn standing(&self, site: &Site) -> Option<(Standing, bool)> {
         let description = self.describe()?;
-        description.legs.iter().find(|leg| leg.name == site.name).map(|leg| (leg.standing, leg.is_here))
+        // One that could not be added has left its place and its name behind.
+        let named = description.legs.iter().filter(|leg| leg.name == site.name);
+        named.min_by_key(|leg| leg.standing == Standing::Removed).map(|leg| (leg.standing, leg.is_here))
     }
 
     /// A leg's disk loses what it may. Where no other leg is up to date that is the mirror's loss.
