@@ -6,7 +6,7 @@ use std::time::Duration;
 use sealblock_block::{Answer, Device, Operation};
 use sealblock_integrity::{Checks, Sealed};
 use sealblock_layers_mirror::label::Standing;
-use sealblock_units::Extent;
+use sealblock_units::{Extent, Lba};
 
 use super::machine::Up;
 use super::site::{Line, Site};
@@ -30,6 +30,10 @@ pub(super) async fn settle(up: &Up) -> Result<(), Stop> {
             up.report_rest();
             return compare(up).await;
         }
+        if up.in_use().iter().any(|site| site.line.get() == Line::Gone) {
+            // The mirror notices that a leg has gone when it asks it for something.
+            let _ = up.client.verify(Extent::one(Lba::new(0))).await;
+        }
         up.executor.delay(Duration::from_millis(1).max(Duration::from_millis(200) / up.factor)).await;
     }
     up.world.find(format!("the mirror does not come to rest: {:?}", up.world.describe()));
@@ -37,7 +41,9 @@ pub(super) async fn settle(up: &Up) -> Result<(), Stop> {
 }
 
 fn is_at_rest(up: &Up) -> bool {
-    let is_current = |site: &Rc<Site>| up.world.standing(site) == Some((Standing::Current, true));
+    let is_current = |site: &Rc<Site>| {
+        site.line.get() == Line::Up && up.world.standing(site) == Some((Standing::Current, true))
+    };
     up.in_use().iter().all(is_current) && up.world.describe().is_some_and(|now| now.unsettled_bytes == 0)
 }
 
