@@ -83,7 +83,8 @@ impl<C: Clock> Mirror<C> {
         undone: Option<&mut Option<Extent>>,
     ) -> Result<(), Error> {
         // What a device did that is gone since may be gone with it, also where the leg is back and current.
-        let has_it = |asked: &Asked| asked.outcome.is_ok() && asked.leg.is_current() && asked.leg.epoch() == asked.epoch;
+        let has_it =
+            |asked: &Asked| asked.outcome.is_ok() && asked.leg.is_current() && asked.leg.epoch() == asked.epoch;
         let is_well = asked.iter().any(has_it);
         if is_well && asked.iter().all(|asked| asked.outcome.is_ok()) {
             // A leg that somebody else has left behind was not asked, and lacks this.

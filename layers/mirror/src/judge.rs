@@ -370,10 +370,7 @@ mod tests {
         let mut second = label(3, 1, 40);
         second.members[0].standing = Standing::Missing;
         second.members[1].standing = Standing::Rebuilding;
-        assert_eq!(
-            judge(&[labelled(first.clone()), labelled(second.clone()), Found::Absent]),
-            Err(Refusal::OnlyStale)
-        );
+        assert_eq!(judge(&[labelled(first.clone()), labelled(second.clone()), Found::Absent]), Err(Refusal::OnlyStale));
         let mut third = Label { own: 2, ..second.clone() };
         third.members[1].missed.insert(7);
         let known = known(&[labelled(first), labelled(second), labelled(third)]);

@@ -1,7 +1,8 @@
 //! What must not be forgotten about legs: that they were left behind, what they lost, and since when.
 
 use futures_util::FutureExt;
-use sealblock_block::{Failure, Operation};
+use sealblock_block::{AnnexSlot, Answer, Durability, Failure, Operation};
+use sealblock_runtime_memory::Slice;
 
 use super::rig::*;
 use crate::judge::{Found, Refusal, Verdict, judge};
@@ -100,4 +101,100 @@ fn a_leg_that_left_while_another_was_missing_can_come_back() {
     first.generation = 41;
     let refused = judge(&[labelled(&first), labelled(&second)]);
     assert_eq!(refused, Err(Refusal::SplitBrain { first: 0, second: 1 }));
+}
+
+#[test]
+fn what_a_leg_lacks_since_the_last_one_was_lost_it_still_lacks_when_it_leaves_again() {
+    let (a, b, mirror) = pair(None);
+    write(&mirror, extent(0, 8), 1).unwrap();
+    b.gone.set(true);
+    write(&mirror, extent(0, 1), 2).unwrap();
+    b.gone.set(false);
+    take_back(&mirror, &b).unwrap();
+    // To both, and then the only one that has everything loses it, perhaps.
+    write(&mirror, extent(600, 1), 3).unwrap();
+    a.gone.set(true);
+    read(&mirror, extent(0, 1)).unwrap_err();
+    a.gone.set(false);
+    take_back(&mirror, &a).unwrap();
+    mirror.settle().now_or_never().unwrap().unwrap();
+    run(&mirror, Operation::Flush).unwrap_err();
+    tidy(&mirror);
+    b.gone.set(true);
+    write(&mirror, extent(1300, 1), 4).unwrap();
+    assert_eq!(standings(&mirror), [Standing::Current, Standing::Missing]);
+    assert_eq!(mirror.describe().legs[1].missed_bytes, 3 << 20, "regions 0, 2 and 5");
+}
+
+#[test]
+fn a_change_that_only_a_device_has_that_is_gone_since_has_failed() {
+    for is_lost in [false, true] {
+        let (a, b, mirror) = pair(None);
+        b.gone.set(true);
+        write(&mirror, extent(0, 1), 1).unwrap();
+        b.gone.set(false);
+        take_back(&mirror, &b).unwrap();
+        b.held.set(true);
+        let mut slow = Box::pin(sealblock_block::Device::execute(&*mirror, write_of(&mirror, extent(0, 1), 2)));
+        assert!(slow.as_mut().now_or_never().is_none(), "the first leg has answered, the second has not");
+        if is_lost {
+            a.gone.set(true);
+            read(&mirror, extent(5, 1)).unwrap_err();
+            a.gone.set(false);
+            take_back(&mirror, &a).unwrap();
+        }
+        b.held.set(false);
+        let answered = slow.now_or_never().expect("it is held no more");
+        assert_eq!(answered.is_err(), is_lost, "{answered:?}");
+    }
+}
+
+/// The label that is on a leg.
+fn label_bytes(leg: &TestLeg) -> Slice {
+    match run(&*leg.memory, Operation::ReadAnnex { slot: AnnexSlot::Group }).unwrap() {
+        Answer::Annex(bytes) => bytes,
+        other => panic!("no label but {other:?}"),
+    }
+}
+
+#[test]
+fn where_legs_differ_the_one_with_the_later_label_is_right() {
+    let (a, b, mirror) = pair(None);
+    let older = [label_bytes(&a), label_bytes(&b)];
+    drop(mirror);
+    let mirror = opened(&[&a, &b]);
+    write(&mirror, extent(0, 1), 2).unwrap();
+    run(&mirror, Operation::Flush).unwrap();
+    drop(mirror);
+    // The first leg as it was before: nobody has noted yet that it got a later label.
+    write(&*a.memory, extent(0, 1), 1).unwrap();
+    run(&*a.memory, Operation::WriteAnnex { slot: AnnexSlot::Group, bytes: older[0].clone() }).unwrap();
+    let mirror = opened(&[&a, &b]);
+    assert_reads(&mirror, extent(0, 1), 2);
+    drop(mirror);
+    // Now the first one, which was made like the second, knows what the second had.
+    write(&*b.memory, extent(0, 1), 1).unwrap();
+    run(&*b.memory, Operation::WriteAnnex { slot: AnnexSlot::Group, bytes: older[1].clone() }).unwrap();
+    let mirror = opened(&[&a, &b]);
+    assert_eq!(standings(&mirror), [Standing::Current, Standing::Missing]);
+    assert_eq!(mirror.describe().legs[1].missed_bytes, 8 << 20);
+    assert_reads(&mirror, extent(0, 1), 2);
+}
+
+#[test]
+fn blocks_that_were_never_written_stay_so_on_a_leg_that_is_brought_up_to_date() {
+    let (a, b, mirror) = pair(Some(TYPE1));
+    write(&mirror, extent(0, BLOCKS), 1).unwrap();
+    b.gone.set(true);
+    let zeroes = Operation::WriteZeroes { extent: extent(256, 768), may_unmap: true, durability: Durability::Volatile };
+    run(&mirror, zeroes).unwrap();
+    b.gone.set(false);
+    take_back(&mirror, &b).unwrap();
+    rebuild(&mirror);
+    let runs = |leg: &TestLeg| {
+        format!("{:?}", run(&*leg.memory, Operation::Allocation { extent: extent(0, BLOCKS) }).unwrap())
+    };
+    assert_eq!(runs(&b), runs(&a), "with a copy of their tags nothing would check them");
+    assert_reads(&*b.memory, extent(1024, 3), 1);
+    verify(&mirror).unwrap();
 }

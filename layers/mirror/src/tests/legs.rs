@@ -11,29 +11,6 @@ use crate::judge::Refusal;
 use crate::label::Standing;
 use crate::members::MemberError;
 
-/// Lets legs that have come back be brought up to date, as the worker would.
-fn rebuild(mirror: &Rig) {
-    mirror.settle().now_or_never().expect("RAM never waits").unwrap();
-    let legs: Vec<_> = mirror.legs.borrow().clone();
-    for leg in legs {
-        if leg.is_here() && leg.standing.get() == Standing::Missing {
-            mirror.begin_rebuild(&leg);
-        }
-        if leg.standing.get() == Standing::Rebuilding {
-            mirror.rebuild(&leg).now_or_never().expect("RAM never waits").unwrap();
-        }
-    }
-}
-
-fn take_back(mirror: &Rig, leg: &TestLeg) -> Result<(), String> {
-    let own = mirror.legs.borrow().iter().find(|own| own.name == leg.name).cloned().unwrap();
-    mirror.take_back(&own, leg.stack()).now_or_never().expect("RAM never waits")
-}
-
-fn standings(mirror: &Rig) -> Vec<Standing> {
-    mirror.describe().legs.iter().map(|leg| leg.standing).collect()
-}
-
 fn close(mirror: &Rig) {
     mirror.close().now_or_never().expect("RAM never waits").unwrap();
 }

@@ -16,6 +16,7 @@ use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent};
 
+use crate::label::Standing;
 use crate::{LegSource, Mirror, MirrorError, OpenOptions, open};
 
 /// Blocks of a leg: eight regions of 1 MiB.
@@ -210,4 +211,27 @@ pub fn tidy(mirror: &Rig) {
     for _ in 0..2 {
         mirror.tidy().now_or_never().expect("RAM never waits").unwrap();
     }
+}
+
+/// Lets legs that have come back be brought up to date, as the worker would.
+pub fn rebuild(mirror: &Rig) {
+    mirror.settle().now_or_never().expect("RAM never waits").unwrap();
+    let legs: Vec<_> = mirror.legs.borrow().clone();
+    for leg in legs {
+        if leg.is_here() && leg.standing.get() == Standing::Missing {
+            mirror.begin_rebuild(&leg);
+        }
+        if leg.standing.get() == Standing::Rebuilding {
+            mirror.rebuild(&leg).now_or_never().expect("RAM never waits").unwrap();
+        }
+    }
+}
+
+pub fn take_back(mirror: &Rig, leg: &TestLeg) -> Result<(), String> {
+    let own = mirror.legs.borrow().iter().find(|own| own.name == leg.name).cloned().unwrap();
+    mirror.take_back(&own, leg.stack()).now_or_never().expect("RAM never waits")
+}
+
+pub fn standings(mirror: &Rig) -> Vec<Standing> {
+    mirror.describe().legs.iter().map(|leg| leg.standing).collect()
 }

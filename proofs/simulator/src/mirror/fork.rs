@@ -36,7 +36,9 @@ impl Trial {
     }
 
     fn excursion(&mut self, present: Vec<bool>) -> Result<(), String> {
-        let is_noted = |leg: &Leg| leg.went_without && !leg.is_old && leg.is_noted_as(&self.legs, |standing| standing != Standing::Current);
+        let is_noted = |leg: &Leg| {
+            leg.went_without && !leg.is_old && leg.is_noted_as(&self.legs, |standing| standing != Standing::Current)
+        };
         let must_split =
             self.legs.iter().zip(&present).all(|(leg, present)| !present || !leg.is_in_use() || is_noted(leg));
         self.legs.iter_mut().for_each(|leg| leg.allowed = (0..1 << 12).collect());

@@ -41,9 +41,8 @@ pub(super) async fn settle(up: &Up) -> Result<(), Stop> {
 }
 
 fn is_at_rest(up: &Up) -> bool {
-    let is_current = |site: &Rc<Site>| {
-        site.line.get() == Line::Up && up.world.standing(site) == Some((Standing::Current, true))
-    };
+    let is_current =
+        |site: &Rc<Site>| site.line.get() == Line::Up && up.world.standing(site) == Some((Standing::Current, true));
     up.in_use().iter().all(is_current) && up.world.describe().is_some_and(|now| now.unsettled_bytes == 0)
 }
 
