@@ -85,7 +85,8 @@ pub enum Verdict {
 /// A mirror with a past.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Known {
-    /// The latest label, with what other labels add: members' standings, missed and dirty regions as they count now.
+    /// The label that tells, with what other labels add: members' standings, missed and dirty regions as they count now,
+    /// and the highest generation of all.
     pub label: Label,
     /// For each leg that was given, which member it is.
     pub places: Vec<usize>,
@@ -123,6 +124,8 @@ pub fn judge(found: &[Found]) -> Result<Verdict, Refusal> {
     }
     let places = place(found, &label, &labels)?;
     let is_uneven = labels.iter().any(|(_, other)| other.generation != label.generation);
+    // What comes next is later than anything there is.
+    label.generation = labels.iter().map(|(_, other)| other.generation).max().unwrap_or(0);
     Ok(Verdict::Known(Known { label, places, is_uneven }))
 }
 
@@ -154,7 +157,15 @@ fn refuse_split(labels: &[(usize, &Label)]) -> Result<(), Refusal> {
 /// Whether `a` notes that the leg of `b` was left behind, in a label that those who wrote `b` did not know of.
 fn left_behind(a: &Label, b: &Label) -> bool {
     // One that is being brought up to date lacks something, whether its own label says so yet or not.
-    member_of(a, b).is_some_and(|at| a.members[at].standing != Standing::Current) && !knows(b, a)
+    member_of(a, b).is_some_and(|at| a.members[at].standing != Standing::Current) && !knows(b, a) && !is_absolved(a, b)
+}
+
+/// Whether those who wrote `b` saw a later label than those who wrote `a` on a leg that these had left behind as little as
+/// their own. From there on they knew what the leg of `b` lacked.
+fn is_absolved(a: &Label, b: &Label) -> bool {
+    let others = a.members.iter().enumerate().filter(|(at, _)| *at != a.own).map(|(_, member)| member);
+    let mut witnesses = others.filter(|member| member.standing == Standing::Current && member.has_room);
+    witnesses.any(|witness| b.members.iter().any(|member| member.id == witness.id && member.seen > witness.seen))
 }
 
 /// Whether those who wrote `a` wrote `b`, too, or saw it. They may not have heard of the last label that they sent; one
@@ -375,6 +386,24 @@ mod tests {
         third.members[1].missed.insert(7);
         let known = known(&[labelled(first), labelled(second), labelled(third)]);
         assert_eq!(known.label.own, 2);
+    }
+
+    #[test]
+    fn what_a_leg_says_that_was_itself_left_behind_does_not_hold_for_ever() {
+        // The first leg last heard that the third one went on without the second. That was so.
+        let mut first = label(3, 0, 31);
+        first.members[0].standing = Standing::Rebuilding;
+        first.members[1].standing = Standing::Missing;
+        (first.members[2].seen, first.members[2].sent) = (30, 30);
+        // Since then, and without the first, the third one has brought the second up to date.
+        let mut second = label(3, 1, 60);
+        second.members[0].standing = Standing::Missing;
+        (second.members[2].seen, second.members[2].sent) = (59, 60);
+        let found = [labelled(first.clone()), labelled(second.clone()), Found::Absent];
+        assert_eq!(known(&found).label.own, 1);
+        // But not if all that it knows of the third is older.
+        (second.members[2].seen, second.members[2].sent) = (18, 18);
+        assert_eq!(judge(&[labelled(first), labelled(second), Found::Absent]), Err(Refusal::OnlyStale));
     }
 
     #[test]

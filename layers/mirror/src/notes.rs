@@ -39,6 +39,8 @@ pub(crate) struct Notes {
     left: Cell<u64>,
     failure: RefCell<Option<Error>>,
     writing: Cell<bool>,
+    /// Labels were written since the mirror was opened.
+    has_begun: Cell<bool>,
     turned: Event,
 }
 
@@ -58,6 +60,7 @@ impl Notes {
             left: Cell::new(0),
             failure: RefCell::default(),
             writing: Cell::new(false),
+            has_begun: Cell::new(false),
             turned: Event::default(),
         }
     }
@@ -204,6 +207,11 @@ impl<C: Clock> Mirror<C> {
                 }
             }
             if legs.iter().any(|leg| !leg.takes_changes()) && self.legs.borrow().iter().any(|leg| leg.is_current()) {
+                continue;
+            }
+            if held > 0 && !self.notes.has_begun.replace(true) {
+                // The first label that is answered for must say which labels the others have since this opening: by that it is
+                // told from what others write without them.
                 continue;
             }
             // Nobody waits for more than what was known when the labels were made.

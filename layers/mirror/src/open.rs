@@ -18,7 +18,8 @@ use crate::notes::Notes;
 use crate::regions::{RegionMap, Regions};
 use crate::worker::Worker;
 
-/// How far the generations of one opening are from those of the one before, at least.
+/// How far the generations of one opening are from those of the one before, at least. How much farther is drawn, so that two
+/// openings that do not know of each other do not write labels of the same generation.
 const LABELS_APART: u64 = 16;
 
 /// How a mirror is opened.
@@ -26,8 +27,9 @@ const LABELS_APART: u64 = 16;
 pub struct OpenOptions {
     /// Nothing is changed: no healing, no labels, no bringing legs up to date.
     pub read_only: bool,
-    /// The identity of the mirror, should it be a new one; drawn at random by the caller.
-    pub identity: [u8; 16],
+    /// Drawn at random by the caller, anew for each opening: the identity of the mirror, should it be a new one, and what
+    /// tells its labels from those that are written elsewhere.
+    pub random: [u8; 16],
 }
 
 /// A mirror and the worker that must run beside it.
@@ -121,7 +123,7 @@ pub async fn open_drill<C: Clock>(
     let is_uneven = matches!(&verdict, Verdict::Known(known) if known.is_uneven);
     let parts = match verdict {
         Verdict::New => assemble_new(sources, &found, &devices, &options, &drill)?,
-        Verdict::Known(known) => assemble_known(sources, &devices, known, &drill)?,
+        Verdict::Known(known) => assemble_known(sources, &devices, known, &options.random, &drill)?,
     };
     let of: Vec<Abilities> = devices.iter().map(Device::abilities).collect();
     let abilities = abilities(&of, options.read_only);
@@ -201,20 +203,21 @@ fn assemble_new(
     let mut legs = Vec::with_capacity(sources.len());
     for (number, source) in sources.into_iter().enumerate() {
         fits(&source, block_size, capacity_blocks)?;
-        let id = leg_id(&options.identity, 0, number);
+        let id = leg_id(&options.random, 0, number);
         let (has_room, missed) = (found[number].has_room(), Regions::none(map.count()));
         let member = Member { id, standing: Standing::Current, has_room, missed, seen: 0, sent: 0 };
         legs.push(Rc::new(Leg::new(source, number, &member)));
     }
     let geometry = Geometry { block_size, capacity_blocks, protection, limits: limits(devices) };
     let notes = Notes::new(0, Regions::none(map.count()));
-    Ok(Parts { geometry, map, uuid: options.identity, legs, teller: 0, notes, mutation: drill.mutation })
+    Ok(Parts { geometry, map, uuid: options.random, legs, teller: 0, notes, mutation: drill.mutation })
 }
 
 fn assemble_known(
     sources: Vec<LegSource>,
     devices: &[Stack],
     known: Known,
+    random: &[u8; 16],
     drill: &Drill,
 ) -> Result<Parts, MirrorError> {
     let Known { mut label, places, .. } = known;
@@ -241,7 +244,8 @@ fn assemble_known(
     let protection = common(devices).filter(|format| is_whole || protection == Some(*format));
     let geometry = Geometry { block_size, capacity_blocks, protection, limits: limits(devices) };
     // Labels that legs write apart must not look like one that was under way when they were parted.
-    let notes = Notes::new(generation + LABELS_APART, dirty);
+    let drawn = u64::from(u16::from_le_bytes([random[0], random[1]]));
+    let notes = Notes::new(generation + LABELS_APART + drawn, dirty);
     if legs.iter().any(|leg| leg.standing.get() == Standing::Missing) {
         // Before anybody sees what only the others may have; not at once, for perhaps nobody changes anything.
         notes.want_left();

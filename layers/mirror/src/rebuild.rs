@@ -32,11 +32,16 @@ impl<C: Clock> Mirror<C> {
             regions.filter_map(|region| common(extent, self.map.extent(region))).collect()
         };
         for piece in suspect.into_iter().flat_map(|part| part.split_aligned(self.geometry.limits.transfer)) {
-            let _claim = self.claims.take(piece).await;
-            if self.make_alike(piece).await? {
-                // What is seen from now on must not depend on the leg that had it.
-                self.flush_legs().await?;
-            }
+            self.settle_piece(piece).await?;
+        }
+        Ok(())
+    }
+
+    async fn settle_piece(&self, piece: Extent) -> Result<(), Error> {
+        let _claim = self.claims.take(piece).await;
+        if self.make_alike(piece).await? {
+            // What is seen from now on must not depend on the leg that had it.
+            self.flush_legs().await?;
         }
         Ok(())
     }
@@ -51,8 +56,7 @@ impl<C: Clock> Mirror<C> {
                 if self.closing.get() {
                     return Ok(());
                 }
-                let _claim = self.claims.take(piece).await;
-                self.make_alike(piece).await?;
+                self.settle_piece(piece).await?;
             }
             // What became suspect meanwhile may be behind the piece that was just done.
             if self.notes.suspected.get() == before {

@@ -160,25 +160,27 @@ fn label_bytes(leg: &TestLeg) -> Slice {
 #[test]
 fn where_legs_differ_the_one_with_the_later_label_is_right() {
     let (a, b, mirror) = pair(None);
+    write(&mirror, extent(600, 1), 1).unwrap();
+    tidy(&mirror);
     let older = [label_bytes(&a), label_bytes(&b)];
-    drop(mirror);
-    let mirror = opened(&[&a, &b]);
-    write(&mirror, extent(0, 1), 2).unwrap();
+    write(&mirror, extent(600, 1), 2).unwrap();
     run(&mirror, Operation::Flush).unwrap();
     drop(mirror);
-    // The first leg as it was before: nobody has noted yet that it got a later label.
-    write(&*a.memory, extent(0, 1), 1).unwrap();
-    run(&*a.memory, Operation::WriteAnnex { slot: AnnexSlot::Group, bytes: older[0].clone() }).unwrap();
+    // The first leg as it was one label before: nobody has noted yet that it got that one.
+    let restore = |leg: &TestLeg, label: &Slice| {
+        write(&*leg.memory, extent(600, 1), 1).unwrap();
+        run(&*leg.memory, Operation::WriteAnnex { slot: AnnexSlot::Group, bytes: label.clone() }).unwrap();
+    };
+    restore(&a, &older[0]);
     let mirror = opened(&[&a, &b]);
-    assert_reads(&mirror, extent(0, 1), 2);
+    assert_reads(&mirror, extent(600, 1), 2);
     drop(mirror);
     // Now the first one, which was made like the second, knows what the second had.
-    write(&*b.memory, extent(0, 1), 1).unwrap();
-    run(&*b.memory, Operation::WriteAnnex { slot: AnnexSlot::Group, bytes: older[1].clone() }).unwrap();
+    restore(&b, &older[1]);
     let mirror = opened(&[&a, &b]);
     assert_eq!(standings(&mirror), [Standing::Current, Standing::Missing]);
     assert_eq!(mirror.describe().legs[1].missed_bytes, 8 << 20);
-    assert_reads(&mirror, extent(0, 1), 2);
+    assert_reads(&mirror, extent(600, 1), 2);
 }
 
 #[test]

@@ -129,7 +129,7 @@ fn another_device_in_the_place_of_a_leg_is_refused() {
     assert_eq!(refusal(&[&a, &stranger]), Refusal::Stranger { leg: 1 });
     let (c, d) = (TestLeg::new("c", None), TestLeg::new("d", None));
     let sources = vec![c.source(), d.source()];
-    let options = crate::OpenOptions { read_only: false, identity: [77; 16] };
+    let options = crate::OpenOptions { read_only: false, random: [77; 16] };
     crate::open(sources, Still, options).now_or_never().unwrap().unwrap();
     assert_eq!(refusal(&[&a, &d]), Refusal::Foreign { leg: 1 });
 }

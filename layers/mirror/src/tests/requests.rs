@@ -144,7 +144,7 @@ fn mirrors_nest() {
     let inner = opened(&[&legs[0], &legs[1]]);
     let stack = || sealblock_block::Stack::new(sealblock_block::Gate::new("ab", inner.clone()));
     let sources = vec![crate::LegSource { name: "ab".to_owned(), device: Ok(stack()), reopen: None }, legs[2].source()];
-    let options = crate::OpenOptions { read_only: false, identity: [4; 16] };
+    let options = crate::OpenOptions { read_only: false, random: [4; 16] };
     let outer = crate::open(sources, Still, options).now_or_never().unwrap().unwrap().mirror;
     write(&outer, extent(0, 10), 1).unwrap();
     assert!(legs[1].memory.device().damage(Lba::new(4), sealblock_media_memory::Damage::Tag { at: 1, mask: 1 }));

@@ -142,7 +142,7 @@ pub type Rig = Rc<Mirror<Still>>;
 
 pub fn try_open(legs: &[&TestLeg], read_only: bool) -> Result<Rig, MirrorError> {
     let sources = legs.iter().map(|leg| leg.source()).collect();
-    let options = OpenOptions { read_only, identity: [3; 16] };
+    let options = OpenOptions { read_only, random: [3; 16] };
     open(sources, Still, options).now_or_never().expect("RAM never waits").map(|opened| opened.mirror)
 }
 

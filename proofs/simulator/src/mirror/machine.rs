@@ -62,7 +62,7 @@ impl Up {
 pub(super) struct Opening {
     pub mutation: Mutation,
     pub region_shift: u32,
-    pub identity: [u8; 16],
+    pub random: [u8; 16],
     pub factor: u32,
 }
 
@@ -78,7 +78,7 @@ pub(super) async fn open(
         let device = site.open().await;
         sources.push(LegSource { name: site.name.clone(), device, reopen: Some(reopen(&site)) });
     }
-    let options = OpenOptions { read_only: false, identity: opening.identity };
+    let options = OpenOptions { read_only: false, random: opening.random };
     let clock = Hurried { executor: executor.clone(), factor: opening.factor };
     let drill = Drill { mutation: opening.mutation, region_shift: Some(opening.region_shift) };
     let opened = open_drill(sources, clock, options, drill).await?;

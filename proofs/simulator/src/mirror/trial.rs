@@ -46,10 +46,8 @@ pub fn run(mutation: Mutation, order: Order) -> Result<Report, Box<Defeat>> {
     let mut shape = Shape::draw(order.workload, &random);
     shape.capacity_blocks = shape.capacity_blocks.min(300);
     let patterns = Patterns::new(random.word(), shape.block_size, shape.protection);
-    let mut identity = [7; 16];
-    identity[..8].copy_from_slice(&random.word().to_le_bytes());
     let factor = *random.pick(&[1, 30, 300, 3_000]);
-    let opening = Opening { mutation, region_shift: random.between(1, 6) as u32, identity, factor };
+    let opening = Opening { mutation, region_shift: random.between(1, 6) as u32, random: [7; 16], factor };
     let mut trial = Trial {
         order,
         shape,
@@ -226,7 +224,8 @@ impl Trial {
         let refused: Rc<Cell<Option<MirrorError>>> = Rc::default();
         let main = {
             let (world, executor, refused) = (world.clone(), executor.clone(), refused.clone());
-            let (random, opening) = (self.random.fork("hosts"), self.opening);
+            let (random, mut opening) = (self.random.fork("hosts"), self.opening);
+            opening.random[..8].copy_from_slice(&random.word().to_le_bytes());
             async move {
                 match open(&world, &executor, random, opening).await {
                     Ok(up) => hosts(up).await,

@@ -170,7 +170,7 @@ async fn put_together(
         };
         sources.push(leg.source(device));
     }
-    let options = OpenOptions { read_only: access == Access::Read, identity: new_uuid()? };
+    let options = OpenOptions { read_only: access == Access::Read, random: new_uuid()? };
     let opened = sealblock_layers_mirror::open(sources, ReactorClock, options).await;
     let opened = opened.map_err(|error| of_mirror(&error).on(target))?;
     tell_of_gone(target, &opened.mirror.describe());
