@@ -107,13 +107,21 @@ impl<C: Clock> Mirror<C> {
         })
     }
 
-    /// Whether legs have the same data in a piece, all of it good.
+    /// Whether legs have the same data and tags in a piece, all of it good.
     async fn are_alike(&self, legs: &Legs, piece: Extent) -> bool {
-        let checks = self.full(piece);
-        let digests = legs.iter().map(|leg| leg.digest(self.geometry.protection, piece, checks));
-        let sums: Option<Vec<u64>> =
-            join_all(digests).await.into_iter().map(|digest| digest.ok().map(|digest| digest.crc64)).collect();
-        sums.is_some_and(|sums| sums.windows(2).all(|pair| pair[0] == pair[1]))
+        let (format, checks) = (self.geometry.protection, self.full(piece));
+        let sums = join_all(legs.iter().map(|leg| leg.digest(format, piece, checks))).await;
+        let Ok(sums) = sums.into_iter().collect::<Result<Vec<_>, _>>() else { return false };
+        if sums.windows(2).any(|pair| pair[0].crc64 != pair[1].crc64) {
+            return false;
+        }
+        if format.is_none() {
+            return true;
+        }
+        // A digest says nothing about tags, and a host may have written the same data with others.
+        let read = join_all(legs.iter().map(|leg| leg.read(format, piece, checks))).await;
+        let Ok(read) = read.into_iter().collect::<Result<Vec<_>, _>>() else { return false };
+        read.windows(2).all(|pair| pair[0].tags()[..] == pair[1].tags()[..])
     }
 
     /// Brings a leg that has come back up to date.

@@ -2,7 +2,9 @@
 
 use futures_util::FutureExt;
 use sealblock_block::{AnnexSlot, Answer, Durability, Failure, Operation};
+use sealblock_integrity::{Checks, Sealed, Tags};
 use sealblock_runtime_memory::Slice;
+use sealblock_units::BlockSize;
 
 use super::rig::*;
 use crate::judge::{Found, Refusal, Verdict, judge};
@@ -199,4 +201,28 @@ fn blocks_that_were_never_written_stay_so_on_a_leg_that_is_brought_up_to_date() 
     assert_eq!(runs(&b), runs(&a), "with a copy of their tags nothing would check them");
     assert_reads(&*b.memory, extent(1024, 3), 1);
     verify(&mirror).unwrap();
+}
+
+#[test]
+fn the_same_data_with_other_tags_is_brought_to_a_leg_that_missed_it() {
+    let (a, b, mirror) = pair(Some(TYPE1));
+    let with_tag = |app_tag| {
+        let data = Slice::copy_from(&content(extent(9, 1), 1));
+        let tags = Tags { app_tag, storage_tag: 0, first_ref: 9 };
+        let data = Sealed::seal(data, BlockSize::B4096, Some(TYPE1), &tags);
+        Operation::Write { extent: extent(9, 1), data, durability: Durability::Volatile }
+    };
+    let tags_on =
+        |leg: &TestLeg| match run(&*leg.memory, Operation::Read { extent: extent(9, 1), checks: Checks::NONE }) {
+            Ok(Answer::Data(data)) => data.tags().to_vec(),
+            other => panic!("no data but {other:?}"),
+        };
+    run(&mirror, with_tag(5)).unwrap();
+    b.gone.set(true);
+    run(&mirror, with_tag(6)).unwrap();
+    b.gone.set(false);
+    assert_ne!(tags_on(&a), tags_on(&b));
+    take_back(&mirror, &b).unwrap();
+    rebuild(&mirror);
+    assert_eq!(tags_on(&a), tags_on(&b));
 }

@@ -73,19 +73,15 @@ async fn alike(up: &Up, extent: Extent) -> bool {
     let mut first: Option<Sealed> = None;
     for site in up.in_use() {
         let Some(data) = read(&site, extent).await else { return false };
-        if first.as_ref().is_some_and(|first| differ(first, &data)) {
+        if first
+            .as_ref()
+            .is_some_and(|first| first.data()[..] != data.data()[..] || first.tags()[..] != data.tags()[..])
+        {
             return false;
         }
         first.get_or_insert(data);
     }
     true
-}
-
-/// The tags of zeroes say how the block came to be empty, which legs need not agree about.
-fn differ(one: &Sealed, other: &Sealed) -> bool {
-    let zeroes = |i| one.slice(i, 1).data().iter().all(|byte| *byte == 0);
-    let tags = |i| one.slice(i, 1).tags()[..] != other.slice(i, 1).tags()[..];
-    one.data()[..] != other.data()[..] || (0..one.blocks()).any(|i| tags(i) && !zeroes(i))
 }
 
 async fn all_unreadable(up: &Up, extent: Extent) -> bool {
