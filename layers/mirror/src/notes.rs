@@ -6,6 +6,7 @@
 //! every leg has flushed.
 
 use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 
 use futures_util::future::join_all;
 use sealblock_block::{AnnexSlot, Clock, Error, Event, Failure, Operation};
@@ -188,24 +189,7 @@ impl<C: Clock> Mirror<C> {
             let legs: Vec<_> =
                 self.legs.borrow().iter().filter(|leg| leg.takes_changes() && leg.has_room).cloned().collect();
             legs.iter().for_each(|leg| leg.sent.set(self.notes.generation.get()));
-            let writes = legs.iter().map(|leg| async move {
-                let (epoch, bytes) = (leg.epoch(), Slice::copy_from(&self.label(leg).encode()));
-                let write = Operation::WriteAnnex { slot: AnnexSlot::Group, bytes };
-                (epoch, leg.ask(self.geometry.protection, write).await)
-            });
-            let outcomes = join_all(writes).await;
-            let mut held = 0;
-            for (leg, (epoch, outcome)) in legs.iter().zip(outcomes) {
-                match outcome {
-                    Ok(_) => {
-                        leg.seen.set(leg.sent.get());
-                        held += usize::from(leg.is_current());
-                    }
-                    // The device that is there now gets its label when it is brought up to date.
-                    Err(_) if leg.epoch() != epoch => {}
-                    Err(error) => self.leave(leg, &format!("its label could not be written: {error}")),
-                }
-            }
+            let held = self.send_labels(&legs).await;
             if legs.iter().any(|leg| !leg.takes_changes()) && self.legs.borrow().iter().any(|leg| leg.is_current()) {
                 continue;
             }
@@ -226,6 +210,29 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
+    /// Sends legs their labels; how many that have everything are known to have theirs now.
+    async fn send_labels(&self, legs: &[Rc<Leg>]) -> usize {
+        let writes = legs.iter().map(|leg| async move {
+            let (epoch, bytes) = (leg.epoch(), Slice::copy_from(&self.label(leg).encode()));
+            let write = Operation::WriteAnnex { slot: AnnexSlot::Group, bytes };
+            (epoch, leg.ask(self.geometry.protection, write).await)
+        });
+        let outcomes = join_all(writes).await;
+        let mut held = 0;
+        for (leg, (epoch, outcome)) in legs.iter().zip(outcomes) {
+            match outcome {
+                Ok(_) => {
+                    leg.seen.set(leg.sent.get());
+                    held += usize::from(leg.is_current());
+                }
+                // The device that is there now gets its label when it is brought up to date.
+                Err(_) if leg.epoch() != epoch => {}
+                Err(error) => self.leave(leg, &format!("its label could not be written: {error}")),
+            }
+        }
+        held
+    }
+
     /// Without any leg left behind labels only tell where a crash may have left differences; a mirror of devices that
     /// have no room for them goes without.
     fn needs_no_label(&self) -> bool {
@@ -235,7 +242,7 @@ impl<C: Clock> Mirror<C> {
     /// The label of a leg, as of now.
     pub(crate) fn label(&self, of: &Leg) -> Label {
         let legs = self.legs.borrow();
-        let member = |leg: &std::rc::Rc<Leg>| Member {
+        let member = |leg: &Rc<Leg>| Member {
             id: leg.id,
             standing: leg.standing.get(),
             has_room: leg.has_room,

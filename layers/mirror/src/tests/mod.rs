@@ -2,6 +2,7 @@
 
 mod damage;
 mod forgotten;
+mod judge;
 mod legs;
 mod requests;
 mod rig;

@@ -1,0 +1,188 @@
+//! What labels say together: who is trusted, who was left behind, who is refused.
+
+use crate::judge::*;
+use crate::label::tests::label;
+use crate::label::{Label, Standing};
+use crate::regions::Regions;
+
+fn labelled(label: Label) -> Found {
+    Found::Labelled(Box::new(label))
+}
+
+fn known(found: &[Found]) -> Known {
+    match judge(found) {
+        Ok(Verdict::Known(known)) => known,
+        other => panic!("not a mirror with a past but {other:?}"),
+    }
+}
+
+/// The label of leg `own` of two that has left the other behind.
+fn alone(own: usize, generation: u64) -> Label {
+    let mut label = label(2, own, generation);
+    let mut dirty = Regions::none(64);
+    dirty.insert(3);
+    leave_behind(&mut label.members[1 - own], &dirty);
+    label
+}
+
+#[test]
+fn legs_without_labels_make_a_new_mirror_if_all_are_there() {
+    let bare = |has_room| Found::Unlabelled { has_room };
+    assert_eq!(judge(&[bare(true), bare(false)]), Ok(Verdict::New));
+    assert_eq!(judge(&[bare(true), Found::Absent]), Err(Refusal::NewWithoutLeg { leg: 1 }));
+    assert_eq!(judge(&[Found::Absent, Found::Absent]), Err(Refusal::NoLeg));
+}
+
+#[test]
+fn legs_are_known_by_their_labels_in_any_order() {
+    let known = known(&[labelled(label(2, 1, 5)), labelled(label(2, 0, 5))]);
+    assert_eq!(known.places, [1, 0]);
+    assert!(known.label.members.iter().all(|member| member.standing == Standing::Current));
+}
+
+#[test]
+fn a_leg_that_was_left_behind_is_known_as_such_with_what_it_lacks() {
+    let mut stale = label(2, 1, 5);
+    stale.dirty.insert(60);
+    for found in [[labelled(alone(0, 9)), labelled(stale.clone())], [labelled(stale.clone()), labelled(alone(0, 9))]] {
+        let known = known(&found);
+        let member = &known.label.members[1];
+        assert_eq!((member.standing, member.missed.iter().collect::<Vec<_>>()), (Standing::Missing, vec![3, 60]));
+        assert!(known.label.dirty.is_empty(), "what the stale leg had under way is its own doubt");
+    }
+}
+
+#[test]
+fn two_that_went_on_without_each_other_are_refused() {
+    let split = [labelled(alone(0, 9)), labelled(alone(1, 7))];
+    assert_eq!(judge(&split), Err(Refusal::SplitBrain { first: 0, second: 1 }));
+    // One of three that went on alone, against two that did so together.
+    let mut one = label(3, 0, 20);
+    [1, 2].into_iter().for_each(|at| leave_behind(&mut one.members[at], &Regions::none(64)));
+    let mut two = label(3, 1, 9);
+    leave_behind(&mut two.members[0], &Regions::none(64));
+    assert!(matches!(judge(&[labelled(one), labelled(two)]), Err(Refusal::SplitBrain { .. })));
+}
+
+#[test]
+fn a_label_that_was_sent_and_not_heard_of_is_no_split_and_one_written_apart_since_is() {
+    let mut one = alone(0, 90);
+    (one.members[1].seen, one.members[1].sent) = (5, 70);
+    // The other one went on alone from its label 5: it cannot have had label 70.
+    let apart = alone(1, 22);
+    assert!(matches!(judge(&[labelled(one.clone()), labelled(apart)]), Err(Refusal::SplitBrain { .. })));
+    let mut unheard = alone(1, 70);
+    (unheard.members[0].seen, unheard.members[0].sent) = (69, 70);
+    assert_eq!(known(&[labelled(one), labelled(unheard)]).label.own, 0);
+}
+
+#[test]
+fn a_rebuild_that_ended_at_a_crash_is_no_split() {
+    // The leg that came back has the last label, the other one not yet.
+    let mut ended = label(2, 1, 10);
+    ended.members.iter_mut().for_each(|member| (member.seen, member.sent) = (9, 10));
+    let mut before = alone(0, 9);
+    before.members[1].standing = Standing::Rebuilding;
+    let known = known(&[labelled(before), labelled(ended)]);
+    assert_eq!(known.label.members[1].standing, Standing::Current);
+    assert_eq!(known.label.generation, 10);
+}
+
+#[test]
+fn an_old_image_tells_nothing_and_lacks_everything() {
+    let (mut now, old) = (label(2, 0, 9), label(2, 1, 3));
+    now.members[1].seen = 8;
+    let known = known(&[labelled(now.clone()), labelled(old.clone())]);
+    assert_eq!((known.label.generation, known.label.members[1].standing), (9, Standing::Missing));
+    assert_eq!(known.label.members[1].missed.iter().count(), 64);
+    // One that knows better and is not up to date itself cannot stand in for it.
+    now.members[0].standing = Standing::Rebuilding;
+    assert_eq!(judge(&[labelled(now.clone()), labelled(old.clone())]), Err(Refusal::OnlyStale));
+    now.members[1].seen = 3;
+    assert!(judge(&[labelled(now), labelled(old)]).is_ok());
+}
+
+#[test]
+fn a_leg_that_was_left_behind_unknowingly_does_not_stand_in_for_the_one_that_has_everything() {
+    // The third leg went on without the first, and was bringing the second up to date when it was lost.
+    let first = label(3, 0, 5);
+    let mut second = label(3, 1, 40);
+    second.members[0].standing = Standing::Missing;
+    second.members[1].standing = Standing::Rebuilding;
+    assert_eq!(judge(&[labelled(first.clone()), labelled(second.clone()), Found::Absent]), Err(Refusal::OnlyStale));
+    let mut third = Label { own: 2, ..second.clone() };
+    third.members[1].missed.insert(7);
+    let known = known(&[labelled(first), labelled(second), labelled(third)]);
+    assert_eq!(known.label.own, 2);
+}
+
+#[test]
+fn what_a_leg_says_that_was_itself_left_behind_does_not_hold_for_ever() {
+    // The first leg last heard that the third one went on without the second. That was so.
+    let mut first = label(3, 0, 31);
+    first.members[0].standing = Standing::Rebuilding;
+    first.members[1].standing = Standing::Missing;
+    (first.members[2].seen, first.members[2].sent) = (30, 30);
+    // Since then, and without the first, the third one has brought the second up to date.
+    let mut second = label(3, 1, 60);
+    second.members[0].standing = Standing::Missing;
+    (second.members[2].seen, second.members[2].sent) = (59, 60);
+    let found = [labelled(first.clone()), labelled(second.clone()), Found::Absent];
+    assert_eq!(known(&found).label.own, 1);
+    // But not if all that it knows of the third is older.
+    (second.members[2].seen, second.members[2].sent) = (18, 18);
+    assert_eq!(judge(&[labelled(first), labelled(second), Found::Absent]), Err(Refusal::OnlyStale));
+}
+
+#[test]
+fn what_a_leg_knows_to_lack_counts() {
+    let mut behind = label(2, 1, 12);
+    behind.members[1].standing = Standing::Rebuilding;
+    behind.members[1].missed.insert(40);
+    let known = known(&[labelled(alone(0, 9)), labelled(behind)]);
+    assert_eq!(known.label.members[1].missed.iter().collect::<Vec<_>>(), [3, 40]);
+}
+
+#[test]
+fn what_any_current_leg_has_as_dirty_is_dirty() {
+    let (mut a, mut b) = (label(2, 0, 5), label(2, 1, 6));
+    a.dirty.insert(1);
+    b.dirty.insert(2);
+    assert_eq!(known(&[labelled(a), labelled(b)]).label.dirty.iter().collect::<Vec<_>>(), [1, 2]);
+}
+
+#[test]
+fn absent_legs_are_named_and_stale_ones_alone_refused() {
+    let one = known(&[labelled(label(2, 0, 5)), Found::Absent]);
+    assert_eq!(one.places, [0, 1]);
+    let fewer = known(&[labelled(label(3, 2, 5))]);
+    assert_eq!(fewer.places, [2]);
+    let mut behind = label(2, 1, 5);
+    behind.members[1].standing = Standing::Rebuilding;
+    assert_eq!(judge(&[Found::Absent, labelled(behind)]), Err(Refusal::OnlyStale));
+}
+
+#[test]
+fn strangers_copies_and_legs_of_other_mirrors_are_refused() {
+    let own = || labelled(label(2, 0, 5));
+    assert_eq!(judge(&[own(), Found::Unlabelled { has_room: true }]), Err(Refusal::Stranger { leg: 1 }));
+    assert_eq!(judge(&[own(), Found::Unlabelled { has_room: false }]), Err(Refusal::Stranger { leg: 1 }));
+    let mut beside_bare = label(2, 0, 5);
+    beside_bare.members[1].has_room = false;
+    assert!(judge(&[labelled(beside_bare), Found::Unlabelled { has_room: false }]).is_ok());
+    assert_eq!(judge(&[own(), own()]), Err(Refusal::Twice { first: 0, second: 1 }));
+    let foreign = Label { uuid: [8; 16], ..label(2, 1, 5) };
+    assert_eq!(judge(&[own(), labelled(foreign)]), Err(Refusal::Foreign { leg: 1 }));
+    let third = Found::Absent;
+    assert_eq!(judge(&[own(), labelled(label(2, 1, 5)), third]), Err(Refusal::Stranger { leg: 2 }));
+    let mut without = label(2, 0, 9);
+    without.members[1].standing = Standing::Removed;
+    let removed = labelled(label(2, 1, 5));
+    assert_eq!(judge(&[labelled(without), removed]), Err(Refusal::Stranger { leg: 1 }));
+}
+
+#[test]
+fn identities_of_legs_differ() {
+    let ids = [leg_id(&[7; 16], 0, 0), leg_id(&[7; 16], 0, 1), leg_id(&[7; 16], 1, 0), leg_id(&[6; 16], 0, 0)];
+    assert!((0..4).all(|a| (0..a).all(|b| ids[a] != ids[b])));
+}
