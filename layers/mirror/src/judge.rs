@@ -118,9 +118,10 @@ pub fn judge(found: &[Found]) -> Result<Verdict, Refusal> {
     let current = labels.iter().filter(|(_, label)| is_current(label));
     let best = current.min_by_key(|(_, label)| std::cmp::Reverse(label.generation));
     let Some((_, best)) = best else { return Err(Refusal::OnlyStale) };
+    refuse_apart(best, &labels)?;
     let mut label = (*best).clone();
     for (_, other) in &labels {
-        merge(&mut label, other, is_old(other));
+        merge(&mut label, other, is_old(other) || lacks_everything(best, other));
     }
     let places = place(found, &label, &labels)?;
     let is_uneven = labels.iter().any(|(_, other)| other.generation != label.generation);
@@ -154,6 +155,19 @@ fn refuse_split(labels: &[(usize, &Label)]) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Refuses legs that think of themselves as current and were written by others than those who wrote `best`, whether they have
+/// noted anything of its leg or not: that may be an old image, gone on alone.
+fn refuse_apart(best: &Label, labels: &[(usize, &Label)]) -> Result<(), Refusal> {
+    let own_leg = |label: &Label| label.members[label.own].id;
+    let Some(&(first, _)) = labels.iter().find(|(_, label)| own_leg(label) == own_leg(best)) else { return Ok(()) };
+    let is_other =
+        |label: &Label| label.members[label.own].standing == Standing::Current && was_written_apart(best, label);
+    match labels.iter().find(|(_, label)| is_other(label)) {
+        Some(&(second, _)) => Err(Refusal::SplitBrain { first, second }),
+        None => Ok(()),
+    }
+}
+
 /// Whether `a` notes that the leg of `b` was left behind, in a label that those who wrote `b` did not know of.
 fn left_behind(a: &Label, b: &Label) -> bool {
     // One that is being brought up to date lacks something, whether its own label says so yet or not.
@@ -171,10 +185,24 @@ fn is_absolved(a: &Label, b: &Label) -> bool {
 /// Whether those who wrote `a` wrote `b`, too, or saw it. They may not have heard of the last label that they sent; one
 /// between that and the last one they know of is somebody else's.
 fn knows(a: &Label, b: &Label) -> bool {
-    member_of(a, b).is_some_and(|at| {
-        let Member { seen, sent, .. } = a.members[at];
-        b.generation <= seen || b.generation == sent
-    })
+    member_of(a, b).is_some_and(|at| knows_of(&a.members[at], b.generation))
+}
+
+fn knows_of(leg: &Member, generation: u64) -> bool {
+    generation <= leg.seen || generation == leg.sent
+}
+
+/// Whether more than one label was written to the leg of `b` that those who wrote `a` do not know of. One alone can have been
+/// under way when all stopped, and nothing was answered for it then.
+fn was_written_apart(a: &Label, b: &Label) -> bool {
+    let before = b.members[b.own].seen;
+    member_of(a, b).is_some_and(|at| !knows_of(&a.members[at], b.generation) && !knows_of(&a.members[at], before))
+}
+
+/// Whether what those who wrote `known` have noted of the leg of `own` does not hold for what is there: an old image, or
+/// something that was written elsewhere.
+pub(crate) fn lacks_everything(known: &Label, own: &Label) -> bool {
+    knows_later(known, own) || was_written_apart(known, own)
 }
 
 /// The same, where the leg of `a` has what was changed since.
@@ -194,26 +222,26 @@ fn member_of(a: &Label, b: &Label) -> Option<usize> {
 }
 
 /// Adds what another label knows. What may differ there may differ.
-fn merge(label: &mut Label, other: &Label, is_old: bool) {
+fn merge(label: &mut Label, other: &Label, lacks_everything: bool) {
     if other.dirty.most() != label.dirty.most() {
         return;
     }
     let Some(at) = member_of(label, other) else { return };
     let Member { standing, missed, seen, .. } = &mut label.members[at];
     *seen = (*seen).max(other.generation);
-    if is_old && *standing != Standing::Removed {
+    if lacks_everything && *standing != Standing::Removed {
         *standing = Standing::Missing;
     }
     match standing {
         Standing::Current => label.dirty.add(&other.dirty),
-        Standing::Missing | Standing::Rebuilding => add_lacking(missed, other, is_old),
+        Standing::Missing | Standing::Rebuilding => add_lacking(missed, other, lacks_everything),
         Standing::Removed => {}
     }
 }
 
 /// Adds what a leg that was left behind lacks by its own label.
-pub(crate) fn add_lacking(missed: &mut Regions, own: &Label, is_old: bool) {
-    if is_old {
+pub(crate) fn add_lacking(missed: &mut Regions, own: &Label, lacks_everything: bool) {
+    if lacks_everything {
         // What it has missed since was noted for what it was then.
         *missed = Regions::all(missed.most());
     }

@@ -68,13 +68,18 @@ impl<C: Clock> Mirror<C> {
     /// Makes the current legs alike in blocks that the caller has claimed; whether anything had to be written. The first
     /// leg's content counts where it is good, so those that are not asked are to be noted as left behind.
     async fn make_alike(&self, piece: Extent) -> Result<bool, Error> {
-        if self.notes.lacks_left() {
-            self.note().await?;
-        }
-        let legs = self.current();
-        if legs.len() < 2 || self.are_alike(&legs, piece).await {
-            return Ok(false);
-        }
+        let legs = loop {
+            if self.notes.lacks_left() {
+                self.note().await?;
+            }
+            let legs = self.current();
+            match self.are_alike(&legs, piece).await {
+                Ok(true) => return Ok(false),
+                Ok(false) => break legs,
+                // One has gone, which says nothing about the others, and nothing is to be written to it.
+                Err(_) => {}
+            }
+        };
         let (found, _) = self.gather(&legs, piece, self.full(piece)).await?;
         for found in found {
             let rest: Legs =
@@ -108,20 +113,50 @@ impl<C: Clock> Mirror<C> {
     }
 
     /// Whether legs have the same data and tags in a piece, all of it good.
-    async fn are_alike(&self, legs: &Legs, piece: Extent) -> bool {
+    ///
+    /// # Errors
+    /// When one of them is gone.
+    async fn are_alike(&self, legs: &Legs, piece: Extent) -> Result<bool, Error> {
         let (format, checks) = (self.geometry.protection, self.full(piece));
-        let sums = join_all(legs.iter().map(|leg| leg.digest(format, piece, checks))).await;
-        let Ok(sums) = sums.into_iter().collect::<Result<Vec<_>, _>>() else { return false };
-        if sums.windows(2).any(|pair| pair[0].crc64 != pair[1].crc64) {
-            return false;
+        if legs.len() < 2 {
+            return Ok(true);
         }
-        if format.is_none() {
-            return true;
+        let sums = self.ask_each(legs, |leg| leg.digest(format, piece, checks)).await?;
+        let same_data = sums.is_some_and(|sums| sums.windows(2).all(|pair| pair[0].crc64 == pair[1].crc64));
+        if !same_data || format.is_none() {
+            return Ok(same_data);
         }
         // A digest says nothing about tags, and a host may have written the same data with others.
-        let read = join_all(legs.iter().map(|leg| leg.read(format, piece, checks))).await;
-        let Ok(read) = read.into_iter().collect::<Result<Vec<_>, _>>() else { return false };
-        read.windows(2).all(|pair| pair[0].tags()[..] == pair[1].tags()[..])
+        let read = self.ask_each(legs, |leg| leg.read(format, piece, checks)).await?;
+        Ok(read.is_some_and(|read| read.windows(2).all(|pair| pair[0].tags()[..] == pair[1].tags()[..])))
+    }
+
+    /// What each leg answers, all at once; nothing where one of them fails.
+    ///
+    /// # Errors
+    /// When one of them is gone.
+    async fn ask_each<'a, T, F: Future<Output = Result<T, Error>>>(
+        &self,
+        legs: &'a Legs,
+        ask: impl Fn(&'a Rc<Leg>) -> F,
+    ) -> Result<Option<Vec<T>>, Error> {
+        let epochs: Vec<u64> = legs.iter().map(|leg| leg.epoch()).collect();
+        let mut answers = Some(Vec::with_capacity(legs.len()));
+        for ((leg, epoch), outcome) in legs.iter().zip(epochs).zip(join_all(legs.iter().map(ask)).await) {
+            match outcome {
+                Ok(answer) => {
+                    if let Some(answers) = &mut answers {
+                        answers.push(answer);
+                    }
+                }
+                Err(error) if leg.epoch() != epoch || matches!(error.failure(), Failure::Unreachable { .. }) => {
+                    self.lament(leg, &error);
+                    return Err(error);
+                }
+                Err(_) => answers = None,
+            }
+        }
+        Ok(answers)
     }
 
     /// Brings a leg that has come back up to date.
@@ -177,7 +212,7 @@ impl<C: Clock> Mirror<C> {
             }
             let sources = self.current();
             let Some(first) = sources.first() else { return Err(self.nobody()) };
-            if self.are_alike(&[first.clone(), leg.clone()].into_iter().collect(), piece).await {
+            if self.are_alike(&[first.clone(), leg.clone()].into_iter().collect(), piece).await? {
                 continue;
             }
             let (found, lost) = self.gather(&sources, piece, self.full(piece)).await?;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::{join3, select};
 use sealblock_block::{Clock, Stack};
 
-use crate::judge::{Found, Refusal, add_lacking, judge};
+use crate::judge::{Found, Refusal, add_lacking, judge, lacks_everything};
 use crate::label::{Label, Standing};
 use crate::leg::{Leg, LegSource};
 use crate::mirror::Mirror;
@@ -121,13 +121,13 @@ impl<C: Clock> Mirror<C> {
         })?;
         if let Found::Labelled(label) = &found {
             self.check_label(leg, label).map_err(|refusal| refusal.to_string())?;
-            let is_old = label.generation < leg.seen.get();
-            if is_old && leg.standing.get() == Standing::Current {
-                return Err("it is an old image of the last leg".to_owned());
+            let lacks_everything = lacks_everything(&self.label(leg), label);
+            if lacks_everything && leg.standing.get() == Standing::Current {
+                return Err("it is an old image of the last leg, or was written elsewhere meanwhile".to_owned());
             }
             leg.seen.set(leg.seen.get().max(label.generation));
             if leg.standing.get() == Standing::Missing {
-                add_lacking(&mut leg.missed.borrow_mut(), label, is_old);
+                add_lacking(&mut leg.missed.borrow_mut(), label, lacks_everything);
             }
         } else if leg.has_room || found.has_room() {
             return Err("it has no label any more; it is not the device that it was".to_owned());

@@ -77,6 +77,25 @@ fn a_label_that_was_sent_and_not_heard_of_is_no_split_and_one_written_apart_sinc
 }
 
 #[test]
+fn an_old_image_that_went_on_alone_is_refused_beside_what_the_others_wrote_since() {
+    // The first leg, put back to label 5, went on alone; the second has been written together with it up to label 60.
+    let mut image = alone(0, 90);
+    (image.members[1].seen, image.members[1].sent) = (4, 5);
+    let mut together = label(2, 1, 60);
+    together.members.iter_mut().for_each(|member| (member.seen, member.sent) = (59, 60));
+    let split = Err(Refusal::SplitBrain { first: 0, second: 1 });
+    assert_eq!(judge(&[labelled(image.clone()), labelled(together.clone())]), split);
+    // One label more than the first leg has heard of was under way when both stopped: nothing was answered for it.
+    together.members[1].seen = 5;
+    assert_eq!(known(&[labelled(image.clone()), labelled(together.clone())]).label.own, 0);
+    // What is no leg with everything gets everything anew, wherever it was written.
+    together.members[1].standing = Standing::Rebuilding;
+    together.members[1].seen = 59;
+    let known = known(&[labelled(image), labelled(together)]);
+    assert_eq!((known.label.own, known.label.members[1].missed.iter().count()), (0, 64));
+}
+
+#[test]
 fn a_rebuild_that_ended_at_a_crash_is_no_split() {
     // The leg that came back has the last label, the other one not yet.
     let mut ended = label(2, 1, 10);
