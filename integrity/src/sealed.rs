@@ -120,6 +120,30 @@ impl Sealed {
         let guards_hold = parts.iter().all(Sealed::guards_hold);
         Sealed { data: concat(Sealed::data), tags: concat(Sealed::tags), guards_hold, ..*first }
     }
+
+    /// The same data where its blocks have other addresses: with something added to each reference tag, modulo its width.
+    /// `gains` has one addend for each block, in order. A wrong tag stays exactly as wrong as it was. Tuples that switch
+    /// checking off stay, and so does everything where reference tags do not count blocks (Type 3) or there are no tags.
+    ///
+    /// Data is shared and not read, so guards are as right as before; but new tuples count as unchecked
+    /// ([`Sealed::guards_hold`]).
+    ///
+    /// # Panics
+    /// When there are fewer addends than blocks.
+    pub fn shifted(self, gains: impl Iterator<Item = u64> + Clone) -> Sealed {
+        let Some(format) = self.format.filter(|format| format.protection().counts_blocks()) else { return self };
+        if gains.clone().take(self.blocks()).all(|gain| gain == 0) {
+            return self;
+        }
+        let (mut tags, mut gains) = (Buffer::copy_from(&self.tags), gains);
+        for bytes in tags.chunks_exact_mut(format.tuple_bytes()) {
+            let (tuple, gain) = (Tuple::read(format, bytes), gains.next().expect("one addend for each block"));
+            if !tuple.is_escaped(format) {
+                Tuple { ref_tag: format.reference_tag(tuple.ref_tag, gain), ..tuple }.write(format, bytes);
+            }
+        }
+        Sealed { tags: tags.freeze(), guards_hold: false, ..self }
+    }
 }
 
 /// Blocks with tags that nobody has checked yet.

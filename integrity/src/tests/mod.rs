@@ -2,6 +2,7 @@
 
 mod properties;
 mod rebasing;
+mod shifting;
 mod stability;
 mod vectors;
 

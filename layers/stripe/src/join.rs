@@ -83,7 +83,7 @@ impl Join {
         if parts.iter().any(|(part, data)| data.blocks() as u64 != part.below.len() || data.format() != self.format) {
             return Err(answered_wrongly());
         }
-        Ok(scatter(parts, runs, self.format))
+        Ok(scatter(parts, runs))
     }
 
     /// Which blocks take space: the legs' runs dealt out chunk by chunk, and equal neighbours joined.
