@@ -20,7 +20,6 @@ mod error;
 mod facts;
 mod hunt;
 mod io;
-mod ledger;
 mod line;
 mod link;
 mod map;

@@ -28,7 +28,6 @@ mod facts;
 mod hunt;
 mod identify;
 mod io;
-mod ledger;
 mod link;
 mod options;
 mod queue;
