@@ -24,7 +24,6 @@ mod line;
 mod link;
 mod map;
 mod options;
-mod resolve;
 mod session;
 mod shape;
 mod status;
@@ -33,4 +32,7 @@ pub use device::NbdDevice;
 pub use discover::{Listed, discover};
 pub use error::ConnectError;
 pub use facts::{Counters, Facts};
-pub use options::{Address, Options, Reconnect};
+pub use options::Options;
+/// Where a server listens. The port is 10809 by custom.
+pub use sealblock_runtime_reactor::net::Address;
+pub use sealblock_runtime_reactor::net::Reconnect;

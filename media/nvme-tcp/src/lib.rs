@@ -31,7 +31,6 @@ mod io;
 mod link;
 mod options;
 mod queue;
-mod resolve;
 mod session;
 mod shape;
 mod status;
@@ -42,4 +41,7 @@ pub use device::NvmeTcpDevice;
 pub use discover::discover;
 pub use error::ConnectError;
 pub use facts::{Counters, Facts};
-pub use options::{Address, Options, Protection, Reconnect};
+pub use options::{Options, Protection};
+/// Where a target listens. The port is 4420 by custom, 8009 for discovery.
+pub use sealblock_runtime_reactor::net::Address;
+pub use sealblock_runtime_reactor::net::Reconnect;
