@@ -1,5 +1,6 @@
 //! Properties that hold for every format, stable bytes, and vectors of foreign implementations.
 
+mod joining;
 mod properties;
 mod rebasing;
 mod shifting;

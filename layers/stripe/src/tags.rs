@@ -1,23 +1,24 @@
 //! Data and tags on their way to the legs and back.
 //!
 //! Only what spans several chunks is copied, once: a leg takes and gives its blocks in one piece, and they are not in one
-//! piece above. Reference tags move with the addresses, by another amount in each run.
+//! piece above. It is copied into memory that was used for that before, because fresh pages cost several times the copy. Reference tags move with the addresses, by another amount in each run.
 
 use sealblock_integrity::{PiFormat, Sealed};
+use sealblock_runtime_memory::Pool;
 
 use crate::plan::{Part, Run};
 
 /// The data of one leg's part out of those of the request, with tags as the leg has them. `runs` are all of the request.
-pub(crate) fn gather(data: &Sealed, runs: &[Run], leg: usize, format: Option<PiFormat>) -> Sealed {
+pub(crate) fn gather(data: &Sealed, runs: &[Run], leg: usize, format: Option<PiFormat>, pool: &Pool) -> Sealed {
     let own = || runs.iter().filter(|run| run.leg == leg);
     let pieces: Vec<Sealed> = own().map(|run| data.slice(run.first, run.below.len() as usize)).collect();
-    let pieces = Sealed::join(&pieces);
+    let pieces = Sealed::join_in(&pieces, |len| pool.take(len));
     // Compared data may have tags of no or another format, which nobody compares.
     if data.format() != format { pieces } else { pieces.shifted(each(own().map(|run| (run.below.len(), run.gain())))) }
 }
 
 /// The data of a request out of those of its parts, with tags as they are above.
-pub(crate) fn scatter(parts: Vec<(Part, Sealed)>, runs: &[Run]) -> Sealed {
+pub(crate) fn scatter(parts: Vec<(Part, Sealed)>, runs: &[Run], pool: &Pool) -> Sealed {
     let piece = |run: &Run| {
         let (part, data) = parts.iter().find(|(part, _)| part.leg == run.leg).expect("each run is of a part");
         let first = run.below.start().get() - part.below.start().get();
@@ -25,7 +26,8 @@ pub(crate) fn scatter(parts: Vec<(Part, Sealed)>, runs: &[Run]) -> Sealed {
     };
     let pieces: Vec<Sealed> = runs.iter().map(piece).collect();
     drop(parts);
-    Sealed::join(&pieces).shifted(each(runs.iter().map(|run| (run.below.len(), run.gain().wrapping_neg()))))
+    Sealed::join_in(&pieces, |len| pool.take(len))
+        .shifted(each(runs.iter().map(|run| (run.below.len(), run.gain().wrapping_neg()))))
 }
 
 /// What each block's reference tag gains, out of the lengths of runs and what it gains in them.
