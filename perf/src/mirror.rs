@@ -227,7 +227,9 @@ async fn measure(options: &FileOptions, rig: Rig, yardstick: usize, bar: Option<
         }
         rounds.print(load.name, &names, None);
         let bar = bar.filter(|_| load.write);
-        println!("  mirror of both legs{}", crate::report::verdict(rounds.ratio(contenders.len() - 1).median, bar));
+        let mirror = contenders.len() - 1;
+        println!("  mirror of both legs{}", crate::report::verdict(rounds.ratio(mirror).median, bar));
+        println!("  mirror of in step   {:.1} %", rounds.ratio_to(mirror, mirror - 1).median * 100.0);
     }
     // Legs that were written to by themselves differ, so all is written once more.
     let blocks = rig.mirror.geometry().capacity_blocks;
