@@ -103,22 +103,56 @@ impl Sealed {
     /// # Panics
     /// When there is no part, or the parts differ in block size or format.
     pub fn join(parts: &[Sealed]) -> Sealed {
+        Sealed::join_in(parts, Buffer::zeroed)
+    }
+
+    /// The same in memory that `take` gives, which is asked for as many bytes as it has to give. Fresh memory costs more than
+    /// the copy, so whoever joins often gives memory that was used before.
+    ///
+    /// # Panics
+    /// When there is no part, the parts differ in block size or format, or `take` gives another length.
+    pub fn join_in(parts: &[Sealed], take: impl Fn(usize) -> Buffer) -> Sealed {
         let first = parts.first().expect("callers join at least one part");
         assert!(parts.iter().all(|part| part.size == first.size && part.format == first.format), "parts of one shape");
         if parts.len() == 1 {
             return first.clone();
         }
         let concat = |bytes: fn(&Sealed) -> &Slice| {
-            let mut whole = Buffer::zeroed(parts.iter().map(|part| bytes(part).len()).sum());
+            let mut whole = take(parts.iter().map(|part| bytes(part).len()).sum());
             let mut at = 0;
             for part in parts {
                 whole[at..at + bytes(part).len()].copy_from_slice(bytes(part));
                 at += bytes(part).len();
             }
+            assert_eq!(at, whole.len(), "memory of the length asked for");
             whole.freeze()
         };
         let guards_hold = parts.iter().all(Sealed::guards_hold);
         Sealed { data: concat(Sealed::data), tags: concat(Sealed::tags), guards_hold, ..*first }
+    }
+
+    /// The same data where its blocks have other addresses: with something added to each reference tag, modulo its width.
+    /// `gains` has one addend for each block, in order. A wrong tag stays exactly as wrong as it was. Tuples that switch
+    /// checking off stay, and so does everything where reference tags do not count blocks (Type 3) or there are no tags.
+    ///
+    /// Data is shared and not read, so guards are as right as before; but new tuples count as unchecked
+    /// ([`Sealed::guards_hold`]).
+    ///
+    /// # Panics
+    /// When there are fewer addends than blocks.
+    pub fn shifted(self, gains: impl Iterator<Item = u64> + Clone) -> Sealed {
+        let Some(format) = self.format.filter(|format| format.protection().counts_blocks()) else { return self };
+        if gains.clone().take(self.blocks()).all(|gain| gain == 0) {
+            return self;
+        }
+        let (mut tags, mut gains) = (Buffer::copy_from(&self.tags), gains);
+        for bytes in tags.chunks_exact_mut(format.tuple_bytes()) {
+            let (tuple, gain) = (Tuple::read(format, bytes), gains.next().expect("one addend for each block"));
+            if !tuple.is_escaped(format) {
+                Tuple { ref_tag: format.reference_tag(tuple.ref_tag, gain), ..tuple }.write(format, bytes);
+            }
+        }
+        Sealed { tags: tags.freeze(), guards_hold: false, ..self }
     }
 }
 

@@ -11,6 +11,7 @@ mod nbd;
 mod nvme_tcp;
 mod one_pass;
 mod options;
+mod paced;
 mod remote;
 mod remote_verify;
 mod report;

@@ -1,21 +1,23 @@
 //! A mirror of two legs against the same legs by themselves, both asked at once.
 //!
 //! Claims: writing to the mirror keeps 90 % of what the slower of both legs does while both are written to, since a mirror
-//! has to do just that; and a Verify of the mirror has both legs verify at once, so that it takes less time than one leg after the
-//! other. Legs are protected volumes in files, which share a disk here; memory in which every request takes 2 ms, as it does
+//! has to do just that (`in step` asks both legs with nothing in between, and shows what it costs alone that each request waits
+//! for its slower leg); and a Verify of the mirror has both legs verify at once, so that where legs have time of their own it takes
+//! no longer than one leg by itself takes for the same blocks, and half as long as one leg after the other. Legs are protected
+//! volumes in files, which share a disk here; memory in which every request takes 2 ms, as it does
 //! away or on a slow disk; and memory itself, where everything is the CPU's work on one core: a write to the mirror is two
 //! there, so that half of one leg is the most that could be.
 
 use std::rc::Rc;
 
 use futures_util::future::try_join;
-use sealblock_block::{Clock, Device, Gate, Operation, Stack};
+use sealblock_block::{Abilities, Clock, Device, Gate, Geometry, Operation, Outcome, Stack};
 use sealblock_integrity::Checks;
 use sealblock_layers_fault::FaultLayer;
 use sealblock_layers_mirror::{LegSource, Mirror, OpenOptions};
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_reactor::{Config, Reactor, sleep, spawn};
-use sealblock_units::{BlockSize, Extent};
+use sealblock_units::{BlockCount, BlockSize, Extent};
 
 use crate::load::{Load, Stopwatch, Turn, Until, drive};
 use crate::options::{FileOptions, Protection};
@@ -52,6 +54,8 @@ impl Clock for Real {
 struct Rig {
     legs: [Leg; 2],
     mirror: Rc<Gate<Rc<Mirror<Real>>>>,
+    /// Blocks of one Verify.
+    piece: BlockCount,
     volumes: Vec<OpenVolume>,
     _scratch: Vec<Scratch>,
 }
@@ -66,7 +70,8 @@ impl Rig {
         let blocks = mirror.geometry().capacity_blocks;
         drive(Rc::clone(&mirror), FILL, Until::Asked(blocks / FILL.blocks), 1).await?;
         let legs = legs.map(|leg| Rc::new(Gate::new("leg", leg)));
-        Ok(Rig { legs, mirror, volumes, _scratch: scratch })
+        let piece = mirror.geometry().limits.verify;
+        Ok(Rig { legs, mirror, piece, volumes, _scratch: scratch })
     }
 
     async fn memory(options: &FileOptions, guard: Protection) -> anyhow::Result<Rig> {
@@ -95,7 +100,9 @@ impl Rig {
             let memory = Gate::new("memory", MemoryDevice::new(BlockSize::B4096, options.blocks() / 2, guard.0));
             Ok(Stack::new(Gate::new("slow", FaultLayer::new(memory, "delay=2ms".parse()?, Real))))
         };
-        Rig::new([leg()?, leg()?], Vec::new(), Vec::new()).await
+        let rig = Rig::new([leg()?, leg()?], Vec::new(), Vec::new()).await?;
+        // Few enough that what the CPU does for them counts little beside the wait.
+        Ok(Rig { piece: BlockCount::new(32).expect("not zero"), ..rig })
     }
 
     /// One turn of a contender, by its place in [`NAMES`].
@@ -108,21 +115,30 @@ impl Rig {
                 Ok(watch.stop(a.requests.min(b.requests), load.blocks << BlockSize::B4096.shift()))
             }
             ALONE => drive(Rc::clone(&self.legs[0]), load, until, seed).await,
+            IN_STEP => drive(Rc::new(InStep(self.legs.clone())), load, until, seed).await,
             _ => drive(Rc::clone(&self.mirror), load, until, seed).await,
         }
     }
 
-    /// Verifies legs one after the other, or the mirror.
-    async fn verify(&self, mirror: bool) -> anyhow::Result<Turn> {
+    /// Blocks that are verified, from the first on.
+    fn verified(&self) -> u64 {
+        self.mirror.geometry().capacity_blocks.min(VERIFIES * u64::from(self.piece.get()))
+    }
+
+    /// Verifies blocks of the mirror, or the same blocks of legs, by the contender's place in [`VERIFY_NAMES`].
+    async fn verify(&self, contender: usize) -> anyhow::Result<Turn> {
+        let blocks = self.verified();
+        let leg = |at: usize| verify(&*self.legs[at], blocks, self.piece);
         let watch = Stopwatch::start();
-        if mirror {
-            verify(&*self.mirror).await?;
-        } else {
-            for leg in &self.legs {
-                verify(&**leg).await?;
+        match contender {
+            0 => leg(0).await?,
+            1 => {
+                leg(0).await?;
+                leg(1).await?;
             }
+            2 => drop(try_join(leg(0), leg(1)).await?),
+            _ => verify(&*self.mirror, blocks, self.piece).await?,
         }
-        let blocks = self.mirror.geometry().capacity_blocks;
         Ok(watch.stop(blocks, BlockSize::B4096.bytes() as u64))
     }
 
@@ -136,10 +152,11 @@ impl Rig {
     }
 }
 
-async fn verify(device: &impl Device) -> anyhow::Result<()> {
+/// Verifies the first `blocks` of a device, one piece after the other.
+async fn verify(device: &impl Device, blocks: u64, piece: BlockCount) -> anyhow::Result<()> {
     let geometry = device.geometry();
-    let pieces: Vec<Extent> = geometry.whole(geometry.limits.verify).collect();
-    for extent in pieces {
+    for start in (0..blocks).step_by(piece.get() as usize) {
+        let extent = Extent::from_raw(start, (blocks - start).min(u64::from(piece.get())))?;
         let checks = geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
         device.execute(Operation::Verify { extent, checks }).await?;
     }
@@ -148,8 +165,33 @@ async fn verify(device: &impl Device) -> anyhow::Result<()> {
 
 const BOTH: usize = 0;
 const ALONE: usize = 1;
-const MIRROR: usize = 2;
-const NAMES: [&str; 3] = ["slower of both", "one leg alone", "mirror"];
+const IN_STEP: usize = 2;
+const MIRROR: usize = 3;
+const NAMES: [&str; 4] = ["slower of both", "one leg alone", "in step", "mirror"];
+const VERIFY_NAMES: [&str; 4] = ["one leg", "one by one", "both at once", "mirror"];
+/// The most Verify requests of a turn.
+const VERIFIES: u64 = 512;
+
+/// Both legs asked at once and nothing else: what no mirror can do without.
+struct InStep([Leg; 2]);
+
+impl Device for InStep {
+    fn geometry(&self) -> &Geometry {
+        self.0[0].geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.0[0].abilities()
+    }
+
+    async fn execute(&self, operation: Operation) -> Outcome {
+        let [a, b] = &self.0;
+        if matches!(operation, Operation::Read { .. }) {
+            return a.execute(operation).await;
+        }
+        try_join(a.execute(operation.clone()), b.execute(operation)).await.map(|(answer, _)| answer)
+    }
+}
 
 /// Measures everything and prints it.
 pub fn run(options: &FileOptions) -> anyhow::Result<()> {
@@ -170,7 +212,7 @@ pub fn run(options: &FileOptions) -> anyhow::Result<()> {
 
 /// Measures against a yardstick. What never waits cannot be asked twice at once: the first asked would have all the time.
 async fn measure(options: &FileOptions, rig: Rig, yardstick: usize, bar: Option<f64>) -> anyhow::Result<()> {
-    let contenders = if yardstick == BOTH { vec![BOTH, ALONE, MIRROR] } else { vec![ALONE, MIRROR] };
+    let contenders = if yardstick == BOTH { vec![BOTH, ALONE, IN_STEP, MIRROR] } else { vec![ALONE, IN_STEP, MIRROR] };
     let names: Vec<String> = contenders.iter().map(|contender| NAMES[*contender].to_owned()).collect();
     for load in LOADS.iter().filter(|load| load.name.contains(&options.only)) {
         let mut rounds = Rounds::default();
@@ -185,18 +227,31 @@ async fn measure(options: &FileOptions, rig: Rig, yardstick: usize, bar: Option<
         }
         rounds.print(load.name, &names, None);
         let bar = bar.filter(|_| load.write);
-        println!("  mirror of both legs{}", crate::report::verdict(rounds.ratio(contenders.len() - 1).median, bar));
+        let mirror = contenders.len() - 1;
+        println!("  mirror of both legs{}", crate::report::verdict(rounds.ratio(mirror).median, bar));
+        println!("  mirror of in step   {:.1} %", rounds.ratio_to(mirror, mirror - 1).median * 100.0);
     }
     // Legs that were written to by themselves differ, so all is written once more.
     let blocks = rig.mirror.geometry().capacity_blocks;
     drive(Rc::clone(&rig.mirror), FILL, Until::Asked(blocks / FILL.blocks), 2).await?;
     rig.mirror.execute(Operation::Flush).await?;
     if "verify".contains(&options.only) {
-        let mut rounds = Rounds::default();
-        for _ in 0..options.rounds {
-            rounds.0.push(vec![rig.verify(false).await?, rig.verify(true).await?]);
-        }
-        rounds.print("verify, all blocks", &["one leg after the other", "mirror"].map(str::to_owned), None);
+        verifies(options, &rig).await?;
     }
     rig.close().await
+}
+
+async fn verifies(options: &FileOptions, rig: &Rig) -> anyhow::Result<()> {
+    let mut rounds = Rounds::default();
+    for number in 0..options.rounds {
+        let mut turns = vec![Turn::default(); VERIFY_NAMES.len()];
+        let mut state = u64::from(number).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        for next in shuffled(VERIFY_NAMES.len(), &mut state) {
+            turns[next] = rig.verify(next).await?;
+        }
+        rounds.0.push(turns);
+    }
+    let what = format!("verify, {} blocks, {} in one request", rig.verified(), rig.piece.get());
+    rounds.print(&what, &VERIFY_NAMES.map(str::to_owned), None);
+    Ok(())
 }

@@ -40,7 +40,12 @@ impl Rounds {
 
     /// The rate as a part of the yardstick's in the same round.
     pub fn ratio(&self, contender: usize) -> Spread {
-        Spread::of(self.0.iter().map(|round| round[contender].rate() / round[0].rate()))
+        self.ratio_to(contender, 0)
+    }
+
+    /// The rate as a part of another contender's in the same round.
+    pub fn ratio_to(&self, contender: usize, other: usize) -> Spread {
+        Spread::of(self.0.iter().map(|round| round[contender].rate() / round[other].rate()))
     }
 
     /// MB (10^6 bytes) a second.

@@ -1,8 +1,9 @@
 //! A stripe of two legs against both legs by themselves, at the same time.
 //!
-//! Claim: the stripe keeps 90 % of what its legs do together, on files. The yardstick asks both legs side by side, each with half
-//! of the depth; the stripe is asked with all of it. Everything is on one core, so legs in memory, which have no time of
-//! their own, show what the layer itself costs: no bar is held there.
+//! Claim: the stripe keeps 90 % of what its legs do together, on files, which share a disk here, and on two devices that each
+//! have a speed of their own. The yardstick asks both legs side by side, each with half of the depth; the stripe is asked with
+//! all of it. Everything is on one core, so legs in memory, which have no time of their own, show what the layer itself
+//! costs: no bar is held there.
 
 use std::rc::Rc;
 
@@ -16,10 +17,13 @@ use sealblock_units::BlockSize;
 
 use crate::load::{Load, Stopwatch, Turn, Until, drive};
 use crate::options::{FileOptions, Protection};
+use crate::paced::Paced;
 use crate::report::{Rounds, shuffled};
 use crate::rig::{FILL, Prepared, Scratch, new_file, new_path};
 
 const BAR: f64 = 0.90;
+/// Speed of a device with a speed of its own: 256 MiB/s.
+const PACE: u64 = 256 << 20;
 
 const fn load(name: &'static str, write: bool, blocks: u64, depth: u64) -> Load {
     Load { name, write, blocks, random: blocks == 1, depth, flush_every: 0 }
@@ -55,6 +59,14 @@ impl Rig {
 
     async fn memory(options: &FileOptions, guard: Protection) -> anyhow::Result<Rig> {
         let leg = || Stack::new(MemoryDevice::new(BlockSize::B4096, options.blocks() / 2, guard.0));
+        Rig::new([leg(), leg()], Vec::new()).await
+    }
+
+    async fn paced(options: &FileOptions, guard: Protection) -> anyhow::Result<Rig> {
+        let leg = || {
+            let memory = Gate::new("memory", MemoryDevice::new(BlockSize::B4096, options.blocks() / 2, guard.0));
+            Stack::new(Paced::new(memory, PACE))
+        };
         Rig::new([leg(), leg()], Vec::new()).await
     }
 
@@ -96,6 +108,8 @@ pub fn run(options: &FileOptions) -> anyhow::Result<()> {
         println!("\nraw files, {} in all", options.size);
         measure(options, &Rig::files(options).await?, Some(BAR)).await?;
         for &guard in &options.guards {
+            println!("\nmemory at 256 MiB/s a leg, {}, {} in all", guard.name(), options.size);
+            measure(options, &Rig::paced(options, guard).await?, Some(BAR)).await?;
             println!("\nmemory, {}, {} in all", guard.name(), options.size);
             measure(options, &Rig::memory(options, guard).await?, None).await?;
         }

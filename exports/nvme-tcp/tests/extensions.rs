@@ -4,13 +4,14 @@ mod common;
 
 use std::rc::Rc;
 
+use common::fixed::Fixed;
 use common::requests::*;
 use common::*;
-use sealblock_block::{Abilities, Ability, Device, Gate, Geometry, Operation, Outcome, Stack};
+use sealblock_block::{Ability, Device, Gate, Stack};
 use sealblock_exports_nvme_tcp::Namespace;
 use sealblock_integrity::{Field, guard};
 use sealblock_layers_remote_core::SharedDevice;
-use sealblock_media_memory::{Damage, MemoryDevice};
+use sealblock_media_memory::Damage;
 use sealblock_media_null::NullDevice;
 use sealblock_protocols_nvme::Command;
 use sealblock_protocols_nvme::admin::{FeatureSelect, GetFeatures, GetLogPage, SetFeatures};
@@ -25,22 +26,6 @@ const SMALL: u32 = 6;
 /// One that takes no writes.
 const FIXED: u32 = 7;
 
-struct Fixed(MemoryDevice);
-
-impl Device for Fixed {
-    fn geometry(&self) -> &Geometry {
-        self.0.geometry()
-    }
-
-    fn abilities(&self) -> Abilities {
-        Abilities { writable: false, ..self.0.abilities() }
-    }
-
-    async fn execute(&self, operation: Operation) -> Outcome {
-        self.0.execute(operation).await
-    }
-}
-
 fn published(device: impl Device + 'static) -> SharedDevice {
     SharedDevice::publish(Rc::new(Gate::new("device", Stack::new(device))))
 }
@@ -49,7 +34,7 @@ fn serve_all() -> Served {
     serve_with(short(), |subsystem| {
         let small = NullDevice::new(BlockSize::B4096, 64, None);
         assert_eq!((small.abilities().digest, small.abilities().annex), (Ability::Absent, Ability::Absent));
-        let fixed = Fixed(MemoryDevice::new(BlockSize::B4096, BLOCKS, None));
+        let fixed = Fixed::new();
         subsystem
             .with_namespace(SMALL, Namespace::new(published(small), [6; 16]))
             .and_then(|all| all.with_namespace(FIXED, Namespace::new(published(fixed), [7; 16])))

@@ -4,41 +4,24 @@ mod common;
 
 use std::rc::Rc;
 
+use common::fixed::Fixed;
 use common::requests::*;
 use common::*;
-use sealblock_block::{Abilities, Device, Gate, Geometry, Operation, Outcome, Stack};
+use sealblock_block::{Gate, Stack};
 use sealblock_exports_nvme_tcp::Namespace;
 use sealblock_layers_remote_core::SharedDevice;
-use sealblock_media_memory::MemoryDevice;
 use sealblock_protocols_nvme::admin::Cns;
 use sealblock_protocols_nvme::nvm::{DatasetManagement, DsmRange, IoCommand, WriteZeroes};
-use sealblock_units::BlockSize;
 use zerocopy::IntoBytes;
 
 const FIXED: u32 = 6;
 const WRITE_PROTECTED: u16 = 0x020;
 
-struct Fixed(MemoryDevice);
-
-impl Device for Fixed {
-    fn geometry(&self) -> &Geometry {
-        self.0.geometry()
-    }
-
-    fn abilities(&self) -> Abilities {
-        Abilities { writable: false, ..self.0.abilities() }
-    }
-
-    async fn execute(&self, operation: Operation) -> Outcome {
-        self.0.execute(operation).await
-    }
-}
-
 #[test]
 fn hosts_see_which_namespace_takes_no_writes_and_have_them_refused_there() {
     run(|| async {
         let served = serve_with(short(), |subsystem| {
-            let device = Fixed(MemoryDevice::new(BlockSize::B4096, BLOCKS, None));
+            let device = Fixed::new();
             let shared = SharedDevice::publish(Rc::new(Gate::new("fixed", Stack::new(device))));
             subsystem.with_namespace(FIXED, Namespace::new(shared, [6; 16])).unwrap()
         });

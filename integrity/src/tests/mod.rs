@@ -1,7 +1,9 @@
 //! Properties that hold for every format, stable bytes, and vectors of foreign implementations.
 
+mod joining;
 mod properties;
 mod rebasing;
+mod shifting;
 mod stability;
 mod vectors;
 

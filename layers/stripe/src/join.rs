@@ -4,6 +4,7 @@ use sealblock_block::{
     Answer, Digested, Error, Failure, Fault, FaultField, Faults, Outcome, Run as SpaceRun, RunState, Verified,
 };
 use sealblock_integrity::{Field, PiFormat, Sealed, combine};
+use sealblock_runtime_memory::Pool;
 use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
 
 use crate::plan::{Part, Plan, Run};
@@ -14,6 +15,8 @@ pub(crate) struct Join {
     pub(crate) plan: Plan,
     pub(crate) size: BlockSize,
     pub(crate) format: Option<PiFormat>,
+    /// Where what spans several chunks is copied together.
+    pub(crate) pool: Pool,
 }
 
 impl Join {
@@ -83,7 +86,7 @@ impl Join {
         if parts.iter().any(|(part, data)| data.blocks() as u64 != part.below.len() || data.format() != self.format) {
             return Err(answered_wrongly());
         }
-        Ok(scatter(parts, runs, self.format))
+        Ok(scatter(parts, runs, &self.pool))
     }
 
     /// Which blocks take space: the legs' runs dealt out chunk by chunk, and equal neighbours joined.

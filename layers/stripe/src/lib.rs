@@ -20,6 +20,7 @@ use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
 use sealblock_block::{Abilities, Answer, Device, Durability, Error, Geometry, Limits, Operation, Outcome};
 use sealblock_integrity::{Checks, PiFormat, Sealed};
+use sealblock_runtime_memory::Pool;
 use sealblock_units::{BlockCount, BlockSize, ByteCount, Extent};
 
 use join::{Join, answered_wrongly};
@@ -108,7 +109,9 @@ impl<D: Device> StripeLayer<D> {
         }
         let plan = Plan::new(legs.len(), blocks.trailing_zeros());
         let geometry = geometry(&legs, plan, size, format)?;
-        Ok(StripeLayer { legs, join: Join { plan, size, format }, geometry })
+        // Only what a pool keeps of the heap is wanted; how much is in use is bounded by the requests under way.
+        let pool = Pool::new(0, usize::MAX);
+        Ok(StripeLayer { legs, join: Join { plan, size, format, pool }, geometry })
     }
 
     /// The legs, in order.
@@ -145,11 +148,11 @@ impl<D: Device> StripeLayer<D> {
             Operation::Allocation { .. } => Operation::Allocation { extent },
             Operation::Write { data, durability, .. } => Operation::Write {
                 extent,
-                data: gather(data, runs, part.leg, self.join.format),
+                data: gather(data, runs, part.leg, self.join.format, &self.join.pool),
                 durability: *durability,
             },
             Operation::Compare { data, .. } => {
-                Operation::Compare { extent, data: gather(data, runs, part.leg, self.join.format) }
+                Operation::Compare { extent, data: gather(data, runs, part.leg, self.join.format, &self.join.pool) }
             }
             Operation::WriteZeroes { may_unmap, durability, .. } => {
                 Operation::WriteZeroes { extent, may_unmap: *may_unmap, durability: *durability }
@@ -192,7 +195,7 @@ impl<D: Device> StripeLayer<D> {
     async fn write_chunks(&self, whole: Extent, data: &Sealed, durability: Durability) -> Outcome {
         let runs: Vec<Run> = self.join.plan.runs(whole).collect();
         let asked = runs.iter().map(|run| {
-            let data = gather(data, std::slice::from_ref(run), run.leg, self.join.format);
+            let data = gather(data, std::slice::from_ref(run), run.leg, self.join.format, &self.join.pool);
             (run.leg, run.leg, Operation::Write { extent: run.below, data, durability })
         });
         self.succeeded(self.ask(asked).await, |leg| *leg).map(|_| Answer::Done)

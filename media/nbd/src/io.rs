@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use sealblock_block::{Answer, Durability, Error, Failure, Faults, OperationKind, Outcome};
+use sealblock_block::{Answer, Durability, Error, Faults, OperationKind, Outcome};
 use sealblock_integrity::{Checks, Sealed, Unverified};
 use sealblock_protocols_nbd::client::{Answer as Reply, Ask};
 use sealblock_runtime_memory::{Buffer, Slice};
@@ -11,7 +11,6 @@ use sealblock_units::Extent;
 
 use crate::facts::add;
 use crate::hunt;
-use crate::ledger::InDoubt;
 use crate::link::{Answered, Link};
 use crate::map::Map;
 use crate::status::{failure, is_about_blocks};
@@ -126,10 +125,9 @@ impl Io {
         if !self.link.shape.flush {
             return Ok(Answer::Done);
         }
-        let in_doubt = |doubt: InDoubt| Error::from(Failure::Media { reason: doubt.to_string() });
         let mark = Cell::new(0);
         let build = || {
-            mark.set(self.link.ledger.begin().map_err(in_doubt)?);
+            mark.set(self.link.ledger.begin()?);
             Ok(Ask::Flush)
         };
         let answered = self.link.run(build).await?;

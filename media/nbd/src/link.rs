@@ -8,13 +8,12 @@ use std::rc::{Rc, Weak};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use sealblock_block::{Error, Failure};
+use sealblock_block::{Error, Failure, Ledger};
 use sealblock_protocols_nbd::client::{Answer, Ask, Trouble};
 use sealblock_runtime_reactor::{now, sleep, spawn, timeout};
 
 use crate::error::{Lost, NoAnswer};
 use crate::facts::{Counters, Counting, add};
-use crate::ledger::Ledger;
 use crate::session::{Plan, Session};
 use crate::shape::Shape;
 use crate::status::is_shutdown;

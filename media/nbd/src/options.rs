@@ -1,68 +1,8 @@
-//! Where an export is, and how it is used: every limit by its name.
+//! How an export is used: every limit by its name.
 
-use std::fmt;
 use std::time::Duration;
 
-/// Where a server listens.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Address {
-    /// A name, an IPv4 address, or an IPv6 address (brackets are allowed). Names are looked up on a thread of their own.
-    pub host: String,
-    /// The TCP port; 10809 by custom.
-    pub port: u16,
-}
-
-impl Address {
-    /// The address of this host and port.
-    pub fn new(host: impl Into<String>, port: u16) -> Address {
-        Address { host: host.into(), port }
-    }
-
-    /// The host without brackets.
-    pub(crate) fn bare_host(&self) -> &str {
-        self.host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(&self.host)
-    }
-}
-
-impl From<std::net::SocketAddr> for Address {
-    fn from(address: std::net::SocketAddr) -> Address {
-        Address { host: address.ip().to_string(), port: address.port() }
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.bare_host() {
-            host if host.contains(':') => write!(f, "[{host}]:{}", self.port),
-            host => write!(f, "{host}:{}", self.port),
-        }
-    }
-}
-
-/// How a lost connection is set up again.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Reconnect {
-    /// Attempts after which the device is given up for good; 0 gives it up with its first loss.
-    pub attempts: u32,
-    /// Time after which it is given up, counted from the loss.
-    pub total: Duration,
-    /// Pause before the second attempt; the first is made at once. Doubles with each further one.
-    pub first_delay: Duration,
-    /// The longest pause.
-    pub max_delay: Duration,
-}
-
-impl Default for Reconnect {
-    /// 100 attempts within 60 s, pauses from 100 ms to 5 s.
-    fn default() -> Reconnect {
-        Reconnect {
-            attempts: 100,
-            total: Duration::from_secs(60),
-            first_delay: Duration::from_millis(100),
-            max_delay: Duration::from_secs(5),
-        }
-    }
-}
+use sealblock_runtime_reactor::net::Reconnect;
 
 /// How an export is used.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -101,17 +41,5 @@ impl Default for Options {
             losses: 4,
             reconnect: Reconnect::default(),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_show_as_uris_have_them() {
-        assert_eq!(Address::new("::1", 10809).to_string(), "[::1]:10809");
-        assert_eq!(Address::new("[::1]", 10809).to_string(), "[::1]:10809");
-        assert_eq!(Address::new("server.example", 1).to_string(), "server.example:1");
     }
 }

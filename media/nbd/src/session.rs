@@ -8,7 +8,6 @@ use sealblock_protocols_nbd::client::{Closed, Config, Described, Event, Goal, Li
 use sealblock_runtime_reactor::{JoinHandle, pool, sleep, spawn, timeout};
 
 use crate::connection::Connection;
-use crate::resolve::resolve;
 use crate::shape::Shape;
 use crate::{Address, ConnectError, Options};
 
@@ -97,7 +96,8 @@ impl Plan {
 
     async fn connect(&self, goal: Goal) -> Result<Rc<Connection>, ConnectError> {
         let mut last = None;
-        for address in resolve(&self.address).await? {
+        let unknown = |source| ConnectError::Resolve { host: self.address.bare_host().to_owned(), source };
+        for address in self.address.resolve().await.map_err(unknown)? {
             let mut config = Config::new(pool(), goal.clone());
             config.limits = Limits {
                 commands: usize::from(self.options.queue_depth.max(1)),

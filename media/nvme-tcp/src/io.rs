@@ -140,11 +140,10 @@ impl Io {
     }
 
     pub(crate) async fn flush(&self) -> Outcome {
-        let in_doubt = |doubt: crate::ledger::InDoubt| Error::from(Failure::Media { reason: doubt.to_string() });
         let command = self.encode(IoCommand::Flush)?;
         let mark = std::cell::Cell::new(0);
         let build = |_: &Session| {
-            mark.set(self.link.ledger.begin().map_err(in_doubt)?);
+            mark.set(self.link.ledger.begin()?);
             Ok((command, HostData::None))
         };
         let answered = self.link.run(build).await?;

@@ -8,7 +8,7 @@ use std::rc::{Rc, Weak};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use sealblock_block::{Error, Failure};
+use sealblock_block::{Error, Failure, Ledger};
 use sealblock_protocols_nvme::{Command, Status, StatusCode};
 use sealblock_protocols_nvme_tcp::host::HostData;
 use sealblock_runtime_reactor::{now, sleep, spawn, timeout};
@@ -16,7 +16,6 @@ use sealblock_runtime_reactor::{now, sleep, spawn, timeout};
 use crate::ConnectError;
 use crate::error::Lost;
 use crate::facts::{Counters, Counting, add};
-use crate::ledger::Ledger;
 use crate::queue::{Finished, Queue};
 use crate::session::{Plan, Session};
 use crate::shape::Shape;

@@ -1,47 +1,11 @@
-//! Where a namespace is, and how it is used: every limit by its name.
+//! How a namespace is used: every limit by its name.
 
 use std::collections::hash_map::RandomState;
-use std::fmt;
 use std::hash::BuildHasher;
 use std::time::Duration;
 
 use sealblock_protocols_nvme::nqn::Nqn;
-
-/// Where a target listens.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Address {
-    /// A name, an IPv4 address, or an IPv6 address (brackets are allowed). Names are looked up on a thread of their own.
-    pub host: String,
-    /// The TCP port; 4420 by custom, 8009 for discovery.
-    pub port: u16,
-}
-
-impl Address {
-    /// The address of this host and port.
-    pub fn new(host: impl Into<String>, port: u16) -> Address {
-        Address { host: host.into(), port }
-    }
-
-    /// The host without brackets.
-    pub(crate) fn bare_host(&self) -> &str {
-        self.host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(&self.host)
-    }
-}
-
-impl From<std::net::SocketAddr> for Address {
-    fn from(address: std::net::SocketAddr) -> Address {
-        Address { host: address.ip().to_string(), port: address.port() }
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.bare_host() {
-            host if host.contains(':') => write!(f, "[{host}]:{}", self.port),
-            host => write!(f, "{host}:{}", self.port),
-        }
-    }
-}
+use sealblock_runtime_reactor::net::Reconnect;
 
 /// Who makes the tags of a namespace with protection information. On one without, it means nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -54,31 +18,6 @@ pub enum Protection {
     /// PRACT = 1: the target makes the tags and checks them; the device shows no protection information, and between the
     /// target and here only the data digest looks after the data.
     TargetMade,
-}
-
-/// How a lost connection is set up again.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Reconnect {
-    /// Attempts after which the device is given up for good; 0 gives it up with its first loss.
-    pub attempts: u32,
-    /// Time after which it is given up, counted from the loss.
-    pub total: Duration,
-    /// Pause before the second attempt; the first is made at once. Doubles with each further one.
-    pub first_delay: Duration,
-    /// The longest pause.
-    pub max_delay: Duration,
-}
-
-impl Default for Reconnect {
-    /// 100 attempts within 60 s, pauses from 100 ms to 5 s.
-    fn default() -> Reconnect {
-        Reconnect {
-            attempts: 100,
-            total: Duration::from_secs(60),
-            first_delay: Duration::from_millis(100),
-            max_delay: Duration::from_secs(5),
-        }
-    }
 }
 
 /// How a namespace is used.
@@ -159,13 +98,6 @@ fn random_id() -> [u8; 16] {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn addresses_show_as_uris_have_them() {
-        assert_eq!(Address::new("::1", 4420).to_string(), "[::1]:4420");
-        assert_eq!(Address::new("[::1]", 4420).to_string(), "[::1]:4420");
-        assert_eq!(Address::new("target.example", 8009).to_string(), "target.example:8009");
-    }
 
     #[test]
     fn a_process_is_one_host_with_a_valid_name() {

@@ -27,7 +27,6 @@ use crate::admin::Admin;
 use crate::error::Lost;
 use crate::identify;
 use crate::queue::Queue;
-use crate::resolve::resolve;
 use crate::shape::{Pages, Shape};
 use crate::{Address, ConnectError, Options};
 
@@ -113,7 +112,8 @@ impl Plan {
     /// Sets up the admin queue and enables the controller.
     pub(crate) async fn open_controller(&self) -> Result<Controller, ConnectError> {
         let mut failure = None;
-        for socket in resolve(&self.address).await? {
+        let unknown = |source| ConnectError::Resolve { host: self.address.bare_host().to_owned(), source };
+        for socket in self.address.resolve().await.map_err(unknown)? {
             match self.open_queue(socket, 0, self.config(ADMIN_ENTRIES - 1, None)).await {
                 Ok(queue) => return self.enable(socket, queue).await,
                 Err(error @ ConnectError::Connect { .. }) => failure = Some(error),

@@ -1,6 +1,7 @@
 //! A small host over our own core, and a target with three namespaces.
 #![allow(dead_code, reason = "each test file uses a part of this")]
 
+pub mod fixed;
 pub mod requests;
 pub mod spread;
 

@@ -12,13 +12,17 @@
 //! ([`Stream::into_fd`], [`Stream::from_fd`]), because the two may not even wait in the same way.
 
 mod address;
+mod host;
 mod listener;
 mod options;
+mod reconnect;
 mod stream;
 
 pub use crate::gather::GATHER_LIMIT;
+pub use host::Address;
 pub use listener::Listener;
 pub use options::Keepalive;
+pub use reconnect::Reconnect;
 pub use stream::Stream;
 
 pub(crate) use address::RawAddress;

@@ -1,18 +1,24 @@
 //! Which writes a Flush can still vouch for.
 //!
-//! A server that has FLUSH may have lost, together with a connection, writes that it had acknowledged: from here a crash and
-//! a broken cable look the same. A later Flush on a new connection would succeed and vouch for what is gone. So the first
-//! Flush after such a loss fails and says so; what is written from there on is vouched for again. Writes are not kept to be
-//! repeated: another client may have written the same blocks since.
+//! A server with a volatile write cache may have lost, together with a connection, writes that it had acknowledged: from
+//! here a crash and a broken cable look the same. A later Flush on a new connection would succeed and vouch for what is
+//! gone. So the first Flush after such a loss fails and says so; then whoever flushes knows, and what is written from there
+//! on is vouched for again. Writes are not kept to be repeated: another client may have written the same blocks since,
+//! and the memory of a writer's buffers is not the device's to hold.
+//!
+//! Invariant: a Flush vouches for a write only if both were acknowledged in the same session.
 
 use std::cell::Cell;
 
-/// Writes by count, and whether any of them are in doubt.
+use crate::{Error, Failure};
+
+/// The writes of a device behind a connection, by count, and whether any of them are in doubt. A *session* is the time for
+/// which the server is sure to be the same. Belongs to one core.
 #[derive(Default)]
-pub(crate) struct Ledger {
+pub struct Ledger {
     /// The session that counts now.
     epoch: Cell<u64>,
-    /// Writes without FUA that were acknowledged in this session.
+    /// Volatile writes that were acknowledged in this session.
     written: Cell<u64>,
     /// Of these, how many a Flush has made durable.
     flushed: Cell<u64>,
@@ -20,13 +26,13 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// The session that counts now.
-    pub(crate) fn epoch(&self) -> u64 {
+    /// The session that counts now. Whoever sends a request notes it first, and tells it with the answer.
+    pub fn epoch(&self) -> u64 {
         self.epoch.get()
     }
 
-    /// A write without FUA was acknowledged in this session.
-    pub(crate) fn wrote(&self, epoch: u64) {
+    /// A volatile write was acknowledged in this session.
+    pub fn wrote(&self, epoch: u64) {
         match epoch == self.epoch.get() {
             true => self.written.set(self.written.get() + 1),
             // Its answer came with the last bytes of a connection that is gone.
@@ -34,20 +40,23 @@ impl Ledger {
         }
     }
 
-    /// A Flush starts: which writes it will vouch for. Writes in doubt make it fail, once.
-    pub(crate) fn begin(&self) -> Result<u64, InDoubt> {
+    /// A Flush starts: the mark of the writes it will vouch for, for [`Ledger::flushed`].
+    ///
+    /// # Errors
+    /// Writes in doubt make it fail, once.
+    pub fn begin(&self) -> Result<u64, InDoubt> {
         if self.in_doubt.take() { Err(InDoubt) } else { Ok(self.written.get()) }
     }
 
     /// A Flush of that mark succeeded in this session.
-    pub(crate) fn flushed(&self, epoch: u64, mark: u64) {
+    pub fn flushed(&self, epoch: u64, mark: u64) {
         if epoch == self.epoch.get() {
             self.flushed.set(self.flushed.get().max(mark));
         }
     }
 
     /// The session is over. Where writes are volatile, those that were not flushed are in doubt.
-    pub(crate) fn lost(&self, is_volatile: bool) {
+    pub fn lost(&self, is_volatile: bool) {
         if is_volatile && self.written.get() > self.flushed.get() {
             self.in_doubt.set(true);
         }
@@ -63,7 +72,13 @@ impl Ledger {
     "the connection was lost after writes that were acknowledged and not flushed: these writes may be lost and are to be \
      written again"
 )]
-pub(crate) struct InDoubt;
+pub struct InDoubt;
+
+impl From<InDoubt> for Error {
+    fn from(doubt: InDoubt) -> Error {
+        Failure::Media { reason: doubt.to_string() }.into()
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -108,5 +123,11 @@ mod tests {
         ledger.flushed(0, 1);
         ledger.lost(true);
         assert_eq!(ledger.begin(), Err(InDoubt), "a flush of an earlier session does not vouch for this one");
+    }
+
+    #[test]
+    fn a_failed_flush_says_that_writes_may_be_lost() {
+        let failure = Error::from(InDoubt).into_failure();
+        assert!(matches!(&failure, Failure::Media { reason } if reason.contains("may be lost")), "{failure}");
     }
 }

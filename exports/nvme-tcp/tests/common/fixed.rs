@@ -1,0 +1,29 @@
+//! A device that takes no changes.
+
+use sealblock_block::{Abilities, Device, Geometry, Operation, Outcome};
+use sealblock_media_memory::MemoryDevice;
+use sealblock_units::BlockSize;
+
+/// Memory that says it is read only. It refuses nothing itself: that is for its gate and for whoever exports it.
+pub struct Fixed(MemoryDevice);
+
+impl Fixed {
+    /// As large as the plain namespaces.
+    pub fn new() -> Fixed {
+        Fixed(MemoryDevice::new(BlockSize::B4096, super::BLOCKS, None))
+    }
+}
+
+impl Device for Fixed {
+    fn geometry(&self) -> &Geometry {
+        self.0.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { writable: false, ..self.0.abilities() }
+    }
+
+    async fn execute(&self, operation: Operation) -> Outcome {
+        self.0.execute(operation).await
+    }
+}
