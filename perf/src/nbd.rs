@@ -3,6 +3,9 @@
 //! Claim: whatever is asked, our server answers at least as many requests as either. All three are asked by the same client
 //! (`nbd/client.rs`): one thread, one connection, simple replies. nbdkit serves its memory plugin, qemu-nbd a raw file on
 //! `/dev/shm`; all of them are written all over before. A server that idles sleeps, so none stands in another's way.
+//!
+//! Who else used the servers' CPU meanwhile is told too: with somebody who always wants it, a server gets the more of it the
+//! more threads it has. What each spends on a request says then which is cheaper, and the rates do not.
 
 mod client;
 mod servers;
@@ -46,6 +49,8 @@ struct Turn {
     rate: f64,
     /// Microseconds of CPU time of the server a request.
     server_us: f64,
+    /// Part of the servers' CPU that others took.
+    others: f64,
 }
 
 /// Measures everything and prints it.
@@ -69,7 +74,7 @@ pub fn run(options: &NbdOptions) -> Result<()> {
             for index in shuffled(contenders.len(), &mut state) {
                 let (served, client) = &mut contenders[index];
                 let seed = random(&mut state);
-                turns[index] = Some(turn(served, client, *load, options.seconds, seed)?);
+                turns[index] = Some(turn(served, client, *load, options, seed)?);
             }
             rounds.push(turns.into_iter().flatten().collect());
         }
@@ -78,12 +83,14 @@ pub fn run(options: &NbdOptions) -> Result<()> {
     Ok(())
 }
 
-fn turn(served: &Served, client: &mut Client, load: Load, seconds: f64, seed: u64) -> Result<Turn> {
-    let before = served.cpu_seconds()?;
+fn turn(served: &Served, client: &mut Client, load: Load, options: &NbdOptions, seed: u64) -> Result<Turn> {
+    let (before, busy) = (served.cpu_seconds()?, servers::busy_seconds(options.server_cpu)?);
     let (requests, elapsed) =
-        client.drive(load, Duration::from_secs_f64(seconds), seed).with_context(|| served.name.clone())?;
+        client.drive(load, Duration::from_secs_f64(options.seconds), seed).with_context(|| served.name.clone())?;
     let cpu = served.cpu_seconds()? - before;
-    Ok(Turn { rate: requests as f64 / elapsed.as_secs_f64(), server_us: cpu * 1e6 / requests as f64 })
+    let others_s = (servers::busy_seconds(options.server_cpu)? - busy - cpu).max(0.0);
+    let seconds = elapsed.as_secs_f64();
+    Ok(Turn { rate: requests as f64 / seconds, server_us: cpu * 1e6 / requests as f64, others: others_s / seconds })
 }
 
 /// Rates, and what part of each other's ours is.
@@ -91,8 +98,8 @@ fn print(load: &str, servers: &[Served], rounds: &[Vec<Turn>]) {
     println!("{load}");
     for (index, served) in servers.iter().enumerate() {
         let of = |figure: fn(&Turn) -> f64| Spread::of(rounds.iter().map(|round| figure(&round[index]))).median;
-        let (rate, cpu) = (of(|turn| turn.rate), of(|turn| turn.server_us));
-        print!("  {:10} {rate:9.0} /s  CPU {cpu:6.1} us", served.name);
+        let (rate, cpu, others) = (of(|turn| turn.rate), of(|turn| turn.server_us), of(|turn| turn.others) * 100.0);
+        print!("  {:10} {rate:9.0} /s  CPU {cpu:6.1} us  others {others:2.0} %", served.name);
         if index == 0 {
             println!();
             continue;

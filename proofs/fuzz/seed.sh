@@ -69,3 +69,41 @@ seed_bytes nvme-tcp-controller plain '\000\000\004\002\004\000\000\000\000\000\0
 seed_bytes nvme write "\\000$(printf '%s' "$capsule" | cut -c33-)"
 seed_bytes nvme identify '\140'"$(zeroes 256)"
 seed_bytes nvme discovery '\240\000\000\000\000\000\000\000\000\001'"$(zeroes 8)"
+# Requests to a server in each style, a write of 512 bytes among them; and what answers some of a client's requests.
+request() { # style, flags, command, bytes: each in octal escapes
+    case $1 in
+    extended) printf '%s' '\041\344\034\161'"$2$3$(zeroes 16)"'\000\000\000\000'"$4" ;;
+    *) printf '%s' '\045\140\225\023'"$2$3$(zeroes 16)$4" ;;
+    esac
+}
+none='\000\000' block='\000\000\002\000' nothing='\000\000\000\000'
+for style in '001 plain' '003 structured' '005 extended'; do
+    first=${style% *} style=${style#* } payload=$none
+    [ "$style" = extended ] && payload='\000\040'
+    seed_bytes nbd-server "$style" "\\$first\\377$(request "$style" "$none" '\000\000' "$block")$(
+        request "$style" "$payload" '\000\001' "$block"
+    )$(zeroes 512)$(request "$style" "$none" '\000\003' "$nothing")$(
+        request "$style" '\000\001' '\000\004' "$block"
+    )$(request "$style" '\000\022' '\000\006' "$block")$(request "$style" '\000\010' '\000\007' "$block")"
+done
+simple() { # errno, how manieth, place
+    printf '%s' '\147\104\146\230\000\000\000'"$1"'\000\000\000'"$2"'\000\000\000'"$3"
+}
+chunk() { # style, flags and type, how manieth and place, offset, bytes that follow
+    case $1 in
+    extended) printf '%s' '\156\212\047\214'"$2"'\000\000\000'"$3$4"'\000\000\000\000'"$5" ;;
+    *) printf '%s' '\146\216\063\357'"$2"'\000\000\000'"$3$5" ;;
+    esac
+}
+second='\002\000\000\000\001' seventh='\007\000\000\000\006' start=$(zeroes 8) at='\000\000\000\000\000\000\020\000'
+seed_bytes nbd-client plain "\\040\\377$(simple '\000' '\002' '\001')$(zeroes 512)$(
+    simple '\000' '\004' '\003'
+)$(simple '\034' '\003' '\002')$(simple '\137' '\006' '\005')"
+seed_bytes nbd-client structured "\\041\\377$(
+    chunk structured '\000\000\000\001' "$second" "$start" '\000\000\001\010'
+)$start$(zeroes 256)$(chunk structured '\000\001\200\002' "$second" "$start" '\000\000\000\016')$(
+    printf '%s' '\000\000\000\005\000\000\000\000\000\000\000\000\001\000'
+)$(chunk structured '\000\001\000\005' "$seventh" "$at" '\000\000\000\014')"'\000\000\000\007\000\000\020\000\000\000\000\003'
+seed_bytes nbd-client extended "\\042\\377$(
+    chunk extended '\000\001\000\001' "$second" "$start" '\000\000\002\010'
+)$start$(zeroes 512)$(chunk extended '\000\001\000\006' "$seventh" "$at" '\000\000\000\030')"'\000\000\000\007\000\000\000\001\000\000\000\000\000\000\020\000\000\000\000\000\000\000\000\003'

@@ -1,6 +1,6 @@
 //! The servers: ours in this process, the others as processes of their own, all on one CPU.
 
-use std::fs::File;
+use std::fs::{File, read_to_string};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -60,6 +60,16 @@ impl Drop for Served {
             let _ = file.take().map(std::fs::remove_file);
         }
     }
+}
+
+/// Seconds that a CPU was not idle, for whomever, since the system started; to a hundredth, in which Linux tells it.
+pub fn busy_seconds(cpu: usize) -> Result<f64> {
+    let (stat, name) = (read_to_string("/proc/stat")?, format!("cpu{cpu} "));
+    let line =
+        stat.lines().find_map(|line| line.strip_prefix(&name)).with_context(|| format!("there is no CPU {cpu}"))?;
+    // User, nice, system, idle, waiting for disks, interrupts (two kinds), stolen; what follows is in these already.
+    let times = line.split_whitespace().take(8).map(str::parse::<f64>).collect::<Result<Vec<_>, _>>()?;
+    Ok(times.iter().enumerate().filter(|(index, _)| ![3, 4].contains(index)).map(|(_, time)| time / 100.0).sum())
 }
 
 /// Starts ours first, then those of the others that are there; says which are not.

@@ -14,7 +14,7 @@ use sealblock_layers_remote_core::SharedDevice;
 use sealblock_media_memory::{Damage, MemoryDevice};
 use sealblock_protocols_nbd::wire::{self, chunk, flag, option, rep};
 use sealblock_runtime_reactor::net::Listener;
-use sealblock_runtime_reactor::{Config, CoreHandle, Cores, Homed, Placement, spawn};
+use sealblock_runtime_reactor::{Config, CoreHandle, Cores, Homed, Placement, Stopped, spawn};
 use sealblock_units::{BlockSize, Lba};
 
 pub const BLOCK: u64 = 4096;
@@ -61,15 +61,21 @@ pub fn serve(limits: Limits) -> Served {
         Export::new("fixed", shared.clone()).read_only(),
     ];
     let server = Server::new(exports, limits).unwrap().with_cores(cores.handles());
-    let ((send, served), serving) = (mpsc::channel(), server.clone());
-    let address = on(&home, move || {
+    let (served, address) = listen(&home, server.clone());
+    Served { server, address, served, protected, shared, cores }
+}
+
+/// Has a core serve; gives how that ends, and the address.
+fn listen(core: &CoreHandle, server: Server) -> (mpsc::Receiver<std::io::Result<()>>, SocketAddr) {
+    let (send, served) = mpsc::channel();
+    let address = on(core, move || {
         let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into(), 64).unwrap();
         let address = listener.local_addr().unwrap();
         // The test may have ended before.
-        drop(spawn(async move { drop(send.send(serving.serve(listener).await)) }));
+        drop(spawn(async move { drop(send.send(server.serve(listener).await)) }));
         address
     });
-    Served { server, address, served, protected, shared, cores }
+    (served, address)
 }
 
 impl Served {
@@ -80,6 +86,17 @@ impl Served {
             protected.get().unwrap().damage(Lba::new(lba), Damage::Data { at: 100, mask: 4 })
         });
         assert!(damaged, "there is something to damage");
+    }
+
+    /// Serves the device of `protected` once more, as `again`.
+    pub fn serve_again(&self) -> SocketAddr {
+        let server = Server::new([Export::new("again", self.shared.clone())], Limits::default()).unwrap();
+        listen(&self.cores.handle(0).unwrap(), server).1
+    }
+
+    /// Stops the cores, as a process does that is told to end.
+    pub fn shutdown(self, drain: Duration) -> Stopped {
+        self.cores.shutdown(drain)
     }
 
     pub fn wait_for_connections(&self, wanted: usize) {

@@ -2,6 +2,7 @@
 
 mod client_negotiation;
 mod client_replies;
+mod long_writes;
 mod negotiation;
 mod noise;
 mod pair;
