@@ -174,6 +174,11 @@ fn left_behind(a: &Label, b: &Label) -> bool {
     member_of(a, b).is_some_and(|at| a.members[at].standing != Standing::Current) && !knows(b, a) && !is_absolved(a, b)
 }
 
+/// The same, where the leg of `a` has what was changed since.
+fn went_on_without(a: &Label, b: &Label) -> bool {
+    a.members[a.own].standing == Standing::Current && left_behind(a, b)
+}
+
 /// Whether those who wrote `b` saw a later label than those who wrote `a` on a leg that these had left behind as little as
 /// their own. From there on they knew what the leg of `b` lacked.
 fn is_absolved(a: &Label, b: &Label) -> bool {
@@ -203,11 +208,6 @@ fn was_written_apart(a: &Label, b: &Label) -> bool {
 /// something that was written elsewhere.
 pub(crate) fn lacks_everything(known: &Label, own: &Label) -> bool {
     knows_later(known, own) || was_written_apart(known, own)
-}
-
-/// The same, where the leg of `a` has what was changed since.
-fn went_on_without(a: &Label, b: &Label) -> bool {
-    a.members[a.own].standing == Standing::Current && left_behind(a, b)
 }
 
 /// Whether `a` knows of a later label on the leg of `b`, which is an old image of itself then.

@@ -27,6 +27,8 @@ const AT_TYPE: usize = 54;
 const AT_STORAGE_TAG: usize = 55;
 const AT_MEMBERS: usize = 56;
 const AT_OWN: usize = 57;
+/// No label has a higher generation.
+const MOST_GENERATION: u64 = 1 << 62;
 const AT_STATE: usize = 16;
 const AT_HAS_MISSED: usize = 17;
 const AT_HAS_ROOM: usize = 18;
@@ -178,6 +180,7 @@ impl Label {
         if get::<4>(bytes, AT_CHECKSUM) != u64::from(guard::crc32c(&bytes[AT_UUID..])) {
             return Err(LabelError::Damaged);
         }
+        let generation = generation_at(bytes, AT_GENERATION)?;
         let capacity_blocks = get::<8>(bytes, AT_CAPACITY);
         let map = RegionMap::with_shift(capacity_blocks, get::<1>(bytes, AT_REGION_SHIFT) as u32)
             .filter(|map| capacity_blocks <= 1 << 52 && map.count() > 0)
@@ -191,7 +194,7 @@ impl Label {
         }
         Ok(Some(Label {
             uuid,
-            generation: get::<8>(bytes, AT_GENERATION),
+            generation,
             map,
             capacity_blocks,
             block_size: BlockSize::from_bytes(get::<4>(bytes, AT_BLOCK_BYTES))
@@ -202,6 +205,11 @@ impl Label {
             dirty,
         }))
     }
+}
+
+/// A generation; far from where counting on would begin anew.
+fn generation_at(bytes: &[u8], at: usize) -> Result<u64, LabelError> {
+    Some(get::<8>(bytes, at)).filter(|generation| *generation <= MOST_GENERATION).ok_or(LabelError::Field("generation"))
 }
 
 /// The legs and the regions in which they may differ.
@@ -224,8 +232,8 @@ fn decode_members(bytes: &[u8], map: &RegionMap) -> Result<(Vec<Member>, Regions
         id.copy_from_slice(&entry[..16]);
         let standing = Standing::ALL.get(usize::from(entry[AT_STATE])).ok_or(LabelError::Field("state of a leg"))?;
         let missed = if entry[AT_HAS_MISSED] == 0 { Regions::none(map.count()) } else { take()? };
-        let (has_room, seen) = (entry[AT_HAS_ROOM] != 0, get::<8>(entry, AT_SEEN));
-        let sent = seen.saturating_add(get::<4>(entry, AT_UNHEARD));
+        let (has_room, seen) = (entry[AT_HAS_ROOM] != 0, generation_at(entry, AT_SEEN)?);
+        let sent = seen + get::<4>(entry, AT_UNHEARD);
         members.push(Member { id, standing: *standing, has_room, missed, seen, sent });
     }
     Ok((members, dirty))
@@ -302,6 +310,18 @@ pub(crate) mod tests {
         }
         for length in 1..bytes.len() {
             assert!(Label::decode(&bytes[..length]).is_err(), "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn generations_that_leave_no_room_to_count_on_are_refused() {
+        let highest = label(2, 0, MOST_GENERATION);
+        assert_eq!(Label::decode(&highest.encode()), Ok(Some(highest.clone())));
+        let beyond = Label { generation: MOST_GENERATION + 1, ..highest.clone() };
+        let mut seen = highest;
+        (seen.members[1].seen, seen.members[1].sent) = (u64::MAX, u64::MAX);
+        for bad in [beyond, seen] {
+            assert_eq!(Label::decode(&bad.encode()), Err(LabelError::Field("generation")));
         }
     }
 

@@ -77,6 +77,14 @@ pub fn forge_superblock(bytes: &mut [u8]) {
     put_checksum(bytes, 508, checksum);
 }
 
+/// Makes the checksum of a mirror's label right, if it is long enough to have one.
+pub fn forge_label(bytes: &mut [u8]) {
+    if bytes.len() >= 16 {
+        let checksum = guard::crc32c(&bytes[16..]);
+        put_checksum(bytes, 12, checksum);
+    }
+}
+
 /// Makes the checksum of a record of the volume `uuid` right.
 pub fn forge_record(bytes: &mut [u8], uuid: &[u8; 16]) {
     let checksum = guard::crc32c(&bytes[..28]) ^ guard::crc32c(uuid);

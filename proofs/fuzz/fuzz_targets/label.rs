@@ -1,0 +1,68 @@
+//! Labels of mirrors: any bytes are refused or mean what writing them again would mean, and any labels together are judged.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use sealblock_fuzz::{Pieces, forge_label};
+use sealblock_layers_mirror::judge::{Found, Verdict, judge};
+use sealblock_layers_mirror::label::{Label, Member, Standing};
+use sealblock_layers_mirror::regions::{RegionMap, Regions};
+use sealblock_units::BlockSize;
+
+fuzz_target!(|input: &[u8]| {
+    check(input);
+    let mut pieces = Pieces::new(input);
+    let count = usize::from(pieces.byte() % 4) + 1;
+    let labels = (0..count).filter_map(|own| {
+        let bytes = changed(&mut pieces, own);
+        check(&bytes)
+    });
+    let mut found: Vec<Found> = labels.map(|label| Found::Labelled(Box::new(label))).collect();
+    match pieces.byte() % 4 {
+        0 => found.push(Found::Absent),
+        1 => found.push(Found::Unlabelled { has_room: pieces.byte() & 1 == 1 }),
+        _ => {}
+    }
+    if let Ok(Verdict::Known(known)) = judge(&found) {
+        assert_eq!(known.places.len(), found.len());
+        let current = |at: &usize| known.label.members[*at].standing == Standing::Current;
+        assert!(known.places.iter().any(current), "a mirror has a leg that has everything");
+    }
+});
+
+/// A good label of three legs with some bytes changed, its checksum right.
+fn changed(pieces: &mut Pieces, own: usize) -> Vec<u8> {
+    let map = RegionMap::new(BlockSize::B4096, 64 * 256);
+    let member = |at: usize, pieces: &mut Pieces| Member {
+        id: [at as u8 + 1; 16],
+        standing: [Standing::Current, Standing::Current, Standing::Missing, Standing::Rebuilding]
+            [usize::from(pieces.byte() % 4)],
+        has_room: true,
+        missed: Regions::none(map.count()),
+        seen: u64::from(pieces.byte()),
+        sent: u64::from(pieces.byte()),
+    };
+    let label = Label {
+        uuid: [9; 16],
+        generation: u64::from(pieces.byte()),
+        map,
+        capacity_blocks: 64 * 256,
+        block_size: BlockSize::B4096,
+        protection: None,
+        own: own % 3,
+        members: (0..3).map(|at| member(at, pieces)).collect(),
+        dirty: Regions::none(map.count()),
+    };
+    let mut bytes = label.encode();
+    for _ in 0..pieces.byte() % 4 {
+        let at = usize::from(pieces.short()) % bytes.len();
+        bytes[at] = pieces.byte();
+    }
+    forge_label(&mut bytes);
+    bytes
+}
+
+fn check(bytes: &[u8]) -> Option<Label> {
+    let label = Label::decode(bytes).ok().flatten()?;
+    assert_eq!(Label::decode(&label.encode()), Ok(Some(label.clone())));
+    Some(label)
+}
