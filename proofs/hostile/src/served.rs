@@ -15,8 +15,8 @@ use crate::formats::{self, FORMATS_NQN, Kind};
 use crate::process::{BLOCK_BYTES, BLOCKS, NEIGHBOUR, PLAIN, PROTECTED, Process, patient_limits};
 use crate::wire::{HANG, SUBNQN};
 
-/// What the program says of a volume that another process has open.
-const IN_USE: &str = "in use by another process";
+/// What the program says of a volume that another process has open, and of an address where one still listens.
+const IN_USE: [&str; 2] = ["in use by another process", "Address already in use"];
 
 /// A program with the command line of `sealblock`.
 #[derive(Clone, Debug)]
@@ -101,13 +101,13 @@ impl Program {
     }
 }
 
-/// Tries until it succeeds, or fails for another reason than this: files that a killed process had registered with its ring
-/// stay open, and locked, until the kernel has taken the ring apart, which it does some time after the end of the process.
+/// Tries until it succeeds, or fails for another reason than this: files and sockets that a killed process had registered with
+/// its ring stay open, and locked, until the kernel has taken the ring apart, which it does some time after the end of the process.
 fn patiently<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
     let start = Instant::now();
     loop {
         match attempt() {
-            Err(error) if format!("{error:#}").contains(IN_USE) && start.elapsed() < HANG => {
+            Err(error) if IN_USE.iter().any(|why| format!("{error:#}").contains(why)) && start.elapsed() < HANG => {
                 sleep(Duration::from_millis(20));
             }
             outcome => return outcome,

@@ -33,7 +33,7 @@ fn a_mirror_that_does_not_note_where_it_writes_is_caught() {
 
 #[test]
 fn a_mirror_that_answers_before_it_notes_who_is_missing_is_caught() {
-    assert_caught(Mutation::AnswerEarly, Workload::Mixed, 40);
+    assert_caught(Mutation::AnswerEarly, Workload::Laps, 60);
 }
 
 #[test]
