@@ -82,6 +82,9 @@ impl<C: Clock> Mirror<C> {
         };
         let (found, _) = self.gather(&legs, piece, self.full(piece)).await?;
         for found in found {
+            if self.is_had(&legs, &found, piece).await {
+                continue;
+            }
             let rest: Legs =
                 legs.iter().enumerate().filter(|(at, _)| *at != found.source).map(|(_, leg)| leg.clone()).collect();
             let writes = rest.iter().map(|leg| {
@@ -129,6 +132,11 @@ impl<C: Clock> Mirror<C> {
         // A digest says nothing about tags, and a host may have written the same data with others.
         let read = self.ask_each(legs, |leg| leg.read(format, piece, checks)).await?;
         Ok(read.is_some_and(|read| read.windows(2).all(|pair| pair[0].tags()[..] == pair[1].tags()[..])))
+    }
+
+    /// Whether legs have a block alike that was found by itself: an unreadable one beside it makes no sum of the whole piece.
+    async fn is_had(&self, legs: &Legs, found: &Found, piece: Extent) -> bool {
+        found.extent != piece && matches!(self.are_alike(legs, found.extent).await, Ok(true))
     }
 
     /// What each leg answers, all at once; nothing where one of them fails.
@@ -212,13 +220,18 @@ impl<C: Clock> Mirror<C> {
             }
             let sources = self.current();
             let Some(first) = sources.first() else { return Err(self.nobody()) };
-            if self.are_alike(&[first.clone(), leg.clone()].into_iter().collect(), piece).await? {
+            let both: Legs = [first.clone(), leg.clone()].into_iter().collect();
+            if self.are_alike(&both, piece).await? {
                 continue;
             }
             let (found, lost) = self.gather(&sources, piece, self.full(piece)).await?;
-            for Found { extent, data, .. } in found {
-                self.brought(leg, leg.put(self.geometry.protection, extent, &data).await).await?;
-                leg.copied_bytes.set(leg.copied_bytes.get() + extent.bytes(self.geometry.block_size));
+            for found in found {
+                if self.is_had(&both, &found, piece).await {
+                    continue;
+                }
+                let put = leg.put(self.geometry.protection, found.extent, &found.data).await;
+                self.brought(leg, put).await?;
+                leg.copied_bytes.set(leg.copied_bytes.get() + found.extent.bytes(self.geometry.block_size));
             }
             if let Some(lost) = Faults::new(lost) {
                 // What no leg has must not be what this one happens to hold: that is old.

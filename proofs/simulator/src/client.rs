@@ -22,6 +22,8 @@ pub struct Ledger {
     pub checker: Rc<RefCell<Checker>>,
     /// Whether faults are planned, so that requests may fail.
     pub faults_planned: bool,
+    /// A disk has decayed on purpose: what is unreadable anyway may be called damaged otherwise.
+    pub decayed: Cell<bool>,
     /// The first thing that must not be.
     pub finding: RefCell<Option<String>>,
     /// Requests answered well.
@@ -33,8 +35,8 @@ pub struct Ledger {
 impl Ledger {
     /// A ledger for one machine.
     pub fn new(checker: Rc<RefCell<Checker>>, faults_planned: bool) -> Ledger {
-        let finding = RefCell::default();
-        Ledger { checker, faults_planned, finding, answered: Cell::new(0), failed: Cell::new(0) }
+        let (decayed, finding, answered, failed) = Default::default();
+        Ledger { checker, faults_planned, decayed, finding, answered, failed }
     }
 
     /// Keeps the first finding.
@@ -143,7 +145,7 @@ impl Client {
         let checker = self.ledger.checker.borrow();
         error.faults().is_some_and(|faults| {
             let explained = |fault: &Fault| {
-                fault.field == FaultField::Media
+                (fault.field == FaultField::Media || self.ledger.decayed.get())
                     && (before.contains(&fault.lba) || checker.may_be_unreadable(fault.lba))
             };
             faults.as_slice().iter().all(explained)

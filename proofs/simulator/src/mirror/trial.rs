@@ -219,6 +219,7 @@ impl Trial {
         let legs = self.legs.len();
         let world = Rc::new(World::new(ledger.clone(), self.opening.region_shift, legs, self.trace.clone()));
         world.is_damaged.set(plan.is_damaged);
+        ledger.decayed.set(plan.is_damaged);
         *world.went_without.borrow_mut() = self.legs.iter().map(|leg| leg.went_without).collect();
         self.place(&plan, &world, &executor);
         let refused: Rc<Cell<Option<MirrorError>>> = Rc::default();
