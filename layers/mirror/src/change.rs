@@ -8,7 +8,7 @@ use sealblock_integrity::Sealed;
 use sealblock_units::{Extent, Lba};
 
 use crate::drill::Mutation;
-use crate::leg::Leg;
+use crate::leg::{Leg, is_away};
 use crate::mirror::{Legs, Mirror};
 
 /// Leaves the legs suspect, should a change end half-way: it failed, or whoever asked has gone away.
@@ -99,9 +99,8 @@ impl<C: Clock> Mirror<C> {
         let mut first = None;
         for Asked { leg, epoch, outcome } in asked {
             let Err(error) = outcome else { continue };
-            let is_away = matches!(error.failure(), Failure::Unreachable { .. });
             // What was asked may be gone, and another device there that was never asked.
-            if (is_well || is_away) && leg.epoch() == epoch {
+            if (is_well || is_away(&error)) && leg.epoch() == epoch {
                 self.leave(&leg, &error.to_string());
             }
             first.get_or_insert(error);

@@ -10,6 +10,9 @@ use crate::regions::{RegionMap, Regions, bytes_of};
 /// Legs of a mirror at most, those that are gone and not forgotten included.
 pub const MOST_LEGS: usize = 8;
 
+/// No label has a higher generation.
+const MOST_GENERATION: u64 = 1 << 62;
+
 const MAGIC: [u8; 8] = *b"SBMIRROR";
 const VERSION: u64 = 1;
 const HEAD_BYTES: usize = 96;
@@ -27,8 +30,6 @@ const AT_TYPE: usize = 54;
 const AT_STORAGE_TAG: usize = 55;
 const AT_MEMBERS: usize = 56;
 const AT_OWN: usize = 57;
-/// No label has a higher generation.
-const MOST_GENERATION: u64 = 1 << 62;
 const AT_STATE: usize = 16;
 const AT_HAS_MISSED: usize = 17;
 const AT_HAS_ROOM: usize = 18;

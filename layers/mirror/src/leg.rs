@@ -3,9 +3,11 @@
 use std::cell::{Cell, RefCell};
 
 use futures_util::future::LocalBoxFuture;
-use sealblock_block::{Answer, Device, Durability, Error, Failure, Fault, Leg as LegPath, Operation, Outcome, Stack};
+use sealblock_block::{
+    Answer, Device, Durability, Error, Failure, Fault, Leg as LegPath, Operation, Outcome, Run, RunState, Runs, Stack,
+};
 use sealblock_integrity::{Checks, PiFormat, Sealed, Tags};
-use sealblock_units::{BlockSize, Extent};
+use sealblock_units::{BlockCount, BlockSize, Extent};
 
 use crate::label::{Member, Standing};
 use crate::regions::Regions;
@@ -41,6 +43,8 @@ pub(crate) struct Leg {
     device: RefCell<Option<Stack>>,
     /// Counts the devices that were put here and taken away.
     epoch: Cell<u64>,
+    /// The device that is here cannot be reached.
+    is_lost: Cell<bool>,
     /// Requests under way.
     busy: Cell<u32>,
     /// It has room for a label, now and ever.
@@ -69,6 +73,7 @@ impl Leg {
             sent: Cell::new(member.sent),
             device: RefCell::default(),
             epoch: Cell::new(0),
+            is_lost: Cell::new(false),
             busy: Cell::new(0),
             has_room: member.has_room,
             healed: Cell::new(0),
@@ -84,6 +89,12 @@ impl Leg {
     pub fn set_device(&self, device: Option<Stack>) {
         *self.device.borrow_mut() = device;
         self.epoch.set(self.epoch.get() + 1);
+        self.is_lost.set(false);
+    }
+
+    /// Whether the device that is here has answered that it cannot be reached.
+    pub fn is_lost(&self) -> bool {
+        self.is_lost.get()
     }
 
     /// Which of its devices is there: another number after it was lost or came back.
@@ -134,8 +145,11 @@ impl Leg {
         let _busy = Busy(self);
         let epoch = self.epoch.get();
         let outcome = ask_device(&device, format, operation).await;
-        // What a device did that is gone since may be gone with it; the one that is back may not have it.
-        if self.epoch.get() == epoch { outcome } else { outcome.and_then(|_| Err(self.lost_meanwhile())) }
+        // What a device did that is gone since may be gone with it, and what it says tells nothing about the one that is back.
+        if self.epoch.get() != epoch {
+            return Err(self.lost_meanwhile());
+        }
+        outcome.inspect_err(|error| self.is_lost.set(self.is_lost.get() || is_away(error)))
     }
 
     /// The data of blocks.
@@ -162,22 +176,25 @@ impl Leg {
     /// Puts blocks on it as another leg has them.
     pub async fn put(&self, format: Option<PiFormat>, extent: Extent, data: &Sealed) -> Result<(), Error> {
         let durability = Durability::Volatile;
-        for (is_blank, first, blocks) in runs(data) {
+        let mut first = 0;
+        for run in runs(data) {
+            let blocks = run.blocks.get() as usize;
             let extent = Extent::from_raw(extent.start().get() + first as u64, blocks as u64)
                 .expect("a run of an extent's blocks is an extent");
             // A copy of the tags of a block that was never written would switch off all checks of the copy.
-            let operation = match is_blank {
-                true => Operation::WriteZeroes { extent, may_unmap: true, durability },
-                false => Operation::Write { extent, data: data.slice(first, blocks), durability },
+            let operation = match run.state {
+                RunState::Hole => Operation::WriteZeroes { extent, may_unmap: true, durability },
+                RunState::Data => Operation::Write { extent, data: data.slice(first, blocks), durability },
             };
             self.ask(format, operation).await?;
+            first += blocks;
         }
         Ok(())
     }
 
     #[cold]
     fn lost_meanwhile(&self) -> Error {
-        Failure::Media { reason: format!("leg {} was lost while it was asked", self.name) }.into()
+        Failure::Unreachable { reason: format!("leg {} was lost while it was asked", self.name) }.into()
     }
 
     fn gone(&self) -> Error {
@@ -185,23 +202,20 @@ impl Leg {
     }
 }
 
-/// Runs of blocks that were never written, as their tags say, and of others: whether they are, the first one, how many.
-fn runs(data: &Sealed) -> Vec<(bool, usize, usize)> {
+/// Which of these blocks are holes: they were never written, as their tags say.
+fn runs(data: &Sealed) -> Vec<Run> {
     let tuple = data.tags().len() / data.blocks().max(1);
-    let is_blank = |block: usize| {
+    let is_hole = |block: usize| {
         let tags = &data.tags()[block * tuple..][..tuple];
         !tags.is_empty() && tags.iter().all(|byte| *byte == 0xFF) && {
             data.slice(block, 1).data().iter().all(|byte| *byte == 0)
         }
     };
-    let mut runs: Vec<(bool, usize, usize)> = Vec::new();
+    let mut runs = Runs::default();
     for block in 0..data.blocks() {
-        match (runs.last_mut(), is_blank(block)) {
-            (Some(last), blank) if last.0 == blank => last.2 += 1,
-            (_, blank) => runs.push((blank, block, 1)),
-        }
+        runs.push(BlockCount::ONE, if is_hole(block) { RunState::Hole } else { RunState::Data });
     }
-    runs
+    runs.into_vec()
 }
 
 /// Asks a device, in the terms of a mirror with protection information of format `format`.
@@ -216,6 +230,11 @@ async fn ask_device(device: &Stack, format: Option<PiFormat>, operation: Operati
         Answer::Data(data) => Ok(Answer::Data(Sealed::seal(data.data().clone(), size, format, &tags))),
         other => Ok(other),
     }
+}
+
+/// Whether an error says that a device cannot be reached.
+pub(crate) fn is_away(error: &Error) -> bool {
+    matches!(error.failure(), Failure::Unreachable { .. })
 }
 
 /// Counts a request down, however it ends.

@@ -1,6 +1,6 @@
 //! Reads: from one leg, and what it has damaged from another, which mends it.
 
-use sealblock_block::{Answer, Clock, Error, Failure, Fault, Faults, Operation};
+use sealblock_block::{Answer, Clock, Error, Fault, Faults, Operation};
 use sealblock_integrity::{Checks, Sealed};
 use sealblock_units::{Extent, Lba};
 
@@ -182,9 +182,9 @@ impl<C: Clock> Mirror<C> {
         false
     }
 
-    /// Notices what an error other than damage says about a leg.
+    /// Leaves a leg behind that an error other than damage tells to be lost.
     pub(crate) fn lament(&self, leg: &Leg, error: &Error) {
-        if matches!(error.failure(), Failure::Unreachable { .. }) {
+        if leg.is_lost() {
             self.leave(leg, &error.to_string());
         }
     }

@@ -8,7 +8,7 @@ use sealblock_integrity::Checks;
 use sealblock_units::Extent;
 
 use crate::label::Standing;
-use crate::leg::Leg;
+use crate::leg::{Leg, is_away};
 use crate::mirror::{Legs, Mirror};
 use crate::read::Found;
 
@@ -157,7 +157,7 @@ impl<C: Clock> Mirror<C> {
                         answers.push(answer);
                     }
                 }
-                Err(error) if leg.epoch() != epoch || matches!(error.failure(), Failure::Unreachable { .. }) => {
+                Err(error) if leg.epoch() != epoch || is_away(&error) => {
                     self.lament(leg, &error);
                     return Err(error);
                 }

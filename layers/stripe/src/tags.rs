@@ -1,7 +1,8 @@
 //! Data and tags on their way to the legs and back.
 //!
 //! Only what spans several chunks is copied, once: a leg takes and gives its blocks in one piece, and they are not in one
-//! piece above. It is copied into memory that was used for that before, because fresh pages cost several times the copy. Reference tags move with the addresses, by another amount in each run.
+//! piece above. It is copied into memory that was used for that before, because fresh pages cost several times the copy.
+//! Reference tags move with the addresses, by another amount in each run.
 
 use sealblock_integrity::{PiFormat, Sealed};
 use sealblock_runtime_memory::Pool;

@@ -197,6 +197,26 @@ fn what_a_lost_device_answers_late_counts_for_nothing() {
 }
 
 #[test]
+fn what_a_lost_device_says_late_is_no_reason_to_leave_the_one_that_is_back() {
+    let (a, b, mirror) = pair(None);
+    write(&mirror, extent(0, 8), 1).unwrap();
+    b.gone.set(true);
+    write(&mirror, extent(0, 1), 2).unwrap();
+    a.held.set(true);
+    let read_first = Operation::Read { extent: extent(0, 1), checks: checks(&mirror, extent(0, 1)) };
+    let mut late = Box::pin(sealblock_block::Device::execute(&*mirror, read_first));
+    assert!(late.as_mut().now_or_never().is_none());
+    a.held.set(false);
+    a.gone.set(true);
+    assert!(read(&mirror, extent(5, 1)).is_err());
+    let back = TestLeg { gone: Rc::default(), ..a.clone() };
+    take_back(&mirror, &back).unwrap();
+    let said = late.now_or_never().expect("it is held no more").unwrap_err();
+    assert!(matches!(said.failure(), Failure::Unreachable { .. }), "{said}");
+    assert_reads(&mirror, extent(0, 1), 2);
+}
+
+#[test]
 fn a_full_leg_is_left_behind_and_two_full_legs_only_fail() {
     let (a, b, mirror) = pair(None);
     b.full.set(true);

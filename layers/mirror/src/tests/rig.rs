@@ -50,7 +50,7 @@ pub struct TestLeg {
     pub bare: bool,
     /// It shows no protection information and makes and checks its own, as a target does for plain hosts.
     pub plain: bool,
-    shown: Geometry,
+    pub shown: Geometry,
     pub written_blocks: Rc<Cell<u64>>,
 }
 
