@@ -81,10 +81,10 @@ refused() {
   grep -qi -- "$word" /tmp/refused || { cat /tmp/refused; fail "'$*' failed without saying '$word'"; }
 }
 
-# nbd_attach NAME DEVICE BLOCK_BYTES: has an NBD device, such as nbd0, be an export. The client is busybox's, which does the
-# handshake and leaves the rest to the kernel.
+# nbd_attach NAME DEVICE BLOCK_BYTES [CONNECTIONS]: has an NBD device, such as nbd0, be an export. nbd-client does the handshake
+# and leaves the rest to the kernel. (It crashes on `-C`, the short name of `--connections`.)
 nbd_attach() {
-  nbd-client -b "$3" -N "$1" 10.0.2.2 "$NBD_PORT" "/dev/$2" >/tmp/nbd-client 2>&1 ||
+  /usr/bin/nbd-client --connections "${4:-1}" -b "$3" -N "$1" 10.0.2.2 "$NBD_PORT" "/dev/$2" >/tmp/nbd-client 2>&1 ||
     { cat /tmp/nbd-client; fail "connecting to the export $1"; }
   for try in $(seq 100); do
     [ "$(cat /sys/block/$2/size)" != 0 ] && return 0
@@ -96,7 +96,7 @@ nbd_attach() {
 
 # nbd_detach DEVICE: disconnects.
 nbd_detach() {
-  nbd-client -d "/dev/$1" >/tmp/nbd-client 2>&1 || { cat /tmp/nbd-client; fail "disconnecting $1"; }
+  /usr/bin/nbd-client -d "/dev/$1" >/tmp/nbd-client 2>&1 || { cat /tmp/nbd-client; fail "disconnecting $1"; }
   for try in $(seq 100); do
     [ -e /sys/block/$1/pid ] || return 0
     sleep 0.1

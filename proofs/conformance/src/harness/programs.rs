@@ -1,4 +1,4 @@
-//! The programs of guests: a shell, nvme-cli, fio, and what makes file systems, all of one suite with its own C library, so
+//! The programs of guests: a shell, nvme-cli, nbd-client, fio, and what makes file systems, all of one suite with its own C library, so
 //! that a guest is the same whatever the machine has installed.
 
 use std::fs;
@@ -12,9 +12,16 @@ use super::packages::Suite;
 use super::parts;
 
 const SUITE: &str = "sid";
-const PACKAGES: [&str; 5] = ["busybox-static", "nvme-cli", "fio", "e2fsprogs", "btrfs-progs"];
-const PROGRAMS: [&str; 6] =
-    ["usr/sbin/nvme", "usr/bin/fio", "usr/sbin/mke2fs", "usr/sbin/e2fsck", "usr/sbin/mkfs.btrfs", "usr/bin/btrfs"];
+const PACKAGES: [&str; 6] = ["busybox-static", "nvme-cli", "nbd-client", "fio", "e2fsprogs", "btrfs-progs"];
+const PROGRAMS: [&str; 7] = [
+    "usr/sbin/nvme",
+    "usr/sbin/nbd-client",
+    "usr/bin/fio",
+    "usr/sbin/mke2fs",
+    "usr/sbin/e2fsck",
+    "usr/sbin/mkfs.btrfs",
+    "usr/bin/btrfs",
+];
 /// What Rust programs of this machine need besides.
 const LIBRARIES: [&str; 3] = ["libc.so.6", "libgcc_s.so.1", "libm.so.6"];
 

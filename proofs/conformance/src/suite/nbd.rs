@@ -1,5 +1,5 @@
-//! The kernel's NBD client: a file system is there after the client has gone and come back, zeroes are zeroes, and damage is an
-//! error for exactly its blocks. What NBD wrote is what NVMe/TCP reads.
+//! The kernel's NBD client: a file system written over four connections is there after the client has gone and come back, zeroes
+//! are zeroes, and damage is an error for exactly its blocks. What NBD wrote is what NVMe/TCP reads.
 
 use anyhow::Result;
 
@@ -39,7 +39,9 @@ mkdir -p $tree/deep/er
 cp /usr/bin/nvme /usr/bin/mke2fs /bin/busybox $tree
 for i in $(seq 60); do dd if=/dev/urandom of=$tree/deep/er/$i bs=1023 count=$i status=none; done
 (cd $tree && find . -type f | sort | xargs md5sum) >/tmp/sums
-nbd_attach large nbd0 4096
+nbd_attach large nbd0 4096 4
+lines=$(netstat -tn | grep -c "10.0.2.2:$NBD_PORT .*ESTABLISHED")
+[ "$lines" = 4 ] || { netstat -tn; fail "$lines connections instead of 4"; }
 [ "$(cat /sys/block/nbd0/size)" = 786432 ] || fail "nbd0 has $(cat /sys/block/nbd0/size) sectors"
 [ "$(cat /sys/block/nbd0/ro)" = 0 ] || fail "nbd0 is read-only"
 /usr/bin/mke2fs -q -F -t ext4 /dev/nbd0
