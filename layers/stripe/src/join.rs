@@ -8,7 +8,7 @@ use sealblock_runtime_memory::Pool;
 use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
 
 use crate::plan::{Part, Plan, Run};
-use crate::tags::scatter;
+use crate::tags::{lift, scatter};
 
 /// What came of a request, of which all that is known is the plan.
 pub(crate) struct Join {
@@ -59,6 +59,20 @@ impl Join {
         Fault { lba, expected, actual, leg: fault.leg.within(leg), ..*fault }
     }
 
+    /// The answer of a request that was one run, out of the leg's.
+    pub(crate) fn answer(&self, run: &Run, answer: Answer) -> Outcome {
+        match answer {
+            Answer::Data(data) if self.is_of(&data, run.below) => Ok(Answer::Data(lift(data, run))),
+            Answer::Data(_) | Answer::Digest(_) | Answer::Annex(_) => Err(answered_wrongly()),
+            Answer::Done | Answer::Verified(_) | Answer::Allocation(_) => Ok(answer),
+        }
+    }
+
+    /// Whether this can be the data of a leg's blocks.
+    fn is_of(&self, data: &Sealed, below: Extent) -> bool {
+        data.blocks() as u64 == below.len() && data.format() == self.format
+    }
+
     /// The answer of a request for these blocks out of those of its parts, none of which failed.
     pub(crate) fn answers(&self, extent: Extent, answers: Vec<(Part, Answer)>) -> Outcome {
         let (mut data, mut verified, mut space) = (Vec::new(), None, Vec::new());
@@ -83,7 +97,7 @@ impl Join {
     }
 
     fn data(&self, parts: Vec<(Part, Sealed)>, runs: &[Run]) -> Result<Sealed, Error> {
-        if parts.iter().any(|(part, data)| data.blocks() as u64 != part.below.len() || data.format() != self.format) {
+        if parts.iter().any(|(part, data)| !self.is_of(data, part.below)) {
             return Err(answered_wrongly());
         }
         Ok(scatter(parts, runs, &self.pool))

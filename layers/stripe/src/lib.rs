@@ -167,24 +167,23 @@ impl<D: Device> StripeLayer<D> {
         }
     }
 
-    /// A request for one run of blocks.
+    /// A request for blocks of one chunk: all that is asked and answered is in one piece.
+    async fn one_run(&self, operation: Operation, whole: Extent, run: Run) -> Outcome {
+        let below = self.part_down(&operation, whole, &[run], Part { leg: run.leg, below: run.below });
+        drop(operation);
+        match self.legs[run.leg].execute(below).await {
+            Ok(answer) => self.join.answer(&run, answer),
+            Err(error) => Err(self.failed(vec![(run.leg, error)])),
+        }
+    }
+
+    /// A request for blocks of several chunks.
     async fn blocks(&self, operation: Operation, whole: Extent) -> Outcome {
         let plan = self.join.plan;
         let needs_runs = matches!(operation, Operation::Write { .. } | Operation::Compare { .. });
         let runs: Vec<Run> = if needs_runs { plan.runs(whole).collect() } else { Vec::new() };
-        let mut parts = plan.parts(whole);
-        let (first, second) = (parts.next().expect("an extent has a block"), parts.next());
-        let Some(second) = second else {
-            let below = self.part_down(&operation, whole, &runs, first);
-            drop(operation);
-            return match self.legs[first.leg].execute(below).await {
-                Ok(answer) => self.join.answers(whole, vec![(first, answer)]),
-                Err(error) => Err(self.failed(vec![(first.leg, error)])),
-            };
-        };
-        let all = [first, second].into_iter().chain(parts);
         let asked: Vec<(Part, Operation)> =
-            all.map(|part| (part, self.part_down(&operation, whole, &runs, part))).collect();
+            plan.parts(whole).map(|part| (part, self.part_down(&operation, whole, &runs, part))).collect();
         drop(operation);
         let outcomes = self.ask(asked.into_iter().map(|(part, operation)| (part, part.leg, operation))).await;
         let answers = self.succeeded(outcomes, |part| part.leg)?;
@@ -193,9 +192,8 @@ impl<D: Device> StripeLayer<D> {
 
     /// A write of several chunks, each of which is handed through as it is.
     async fn write_chunks(&self, whole: Extent, data: &Sealed, durability: Durability) -> Outcome {
-        let runs: Vec<Run> = self.join.plan.runs(whole).collect();
-        let asked = runs.iter().map(|run| {
-            let data = gather(data, std::slice::from_ref(run), run.leg, self.join.format, &self.join.pool);
+        let asked = self.join.plan.runs(whole).map(|run| {
+            let data = gather(data, &[run], run.leg, self.join.format, &self.join.pool);
             (run.leg, run.leg, Operation::Write { extent: run.below, data, durability })
         });
         self.succeeded(self.ask(asked).await, |leg| *leg).map(|_| Answer::Done)
@@ -307,9 +305,6 @@ impl<D: Device> Device for StripeLayer<D> {
             Operation::Discard { extents } => self.discard(extents).await,
             Operation::Digest { extent, checks } => self.digest(extent, checks).await,
             Operation::ReadAnnex { .. } | Operation::WriteAnnex { .. } => self.legs[0].execute(operation).await,
-            Operation::Write { extent, data, durability } if self.writes_chunks() => {
-                self.write_chunks(extent, &data, durability).await
-            }
             Operation::Read { extent, .. }
             | Operation::Write { extent, .. }
             | Operation::Verify { extent, .. }
@@ -317,7 +312,13 @@ impl<D: Device> Device for StripeLayer<D> {
             | Operation::Allocation { extent }
             | Operation::Compare { extent, .. }
             | Operation::WriteZeroes { extent, .. }
-            | Operation::WriteUncorrectable { extent, .. } => self.blocks(operation, extent).await,
+            | Operation::WriteUncorrectable { extent, .. } => match (self.join.plan.only_run(extent), operation) {
+                (Some(run), operation) => self.one_run(operation, extent, run).await,
+                (None, Operation::Write { data, durability, .. }) if self.writes_chunks() => {
+                    self.write_chunks(extent, &data, durability).await
+                }
+                (None, operation) => self.blocks(operation, extent).await,
+            },
         }
     }
 }

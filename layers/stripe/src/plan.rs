@@ -71,6 +71,11 @@ impl Plan {
         })
     }
 
+    /// The run that a request's blocks are, where they lie within one chunk.
+    pub(crate) fn only_run(self, extent: Extent) -> Option<Run> {
+        self.runs(extent).next().filter(|run| run.below.len() == extent.len())
+    }
+
     /// A request's blocks cut where chunks end, in order.
     pub(crate) fn runs(self, extent: Extent) -> impl Iterator<Item = Run> {
         let start = extent.start().get();

@@ -12,8 +12,11 @@ use crate::plan::{Part, Run};
 /// The data of one leg's part out of those of the request, with tags as the leg has them. `runs` are all of the request.
 pub(crate) fn gather(data: &Sealed, runs: &[Run], leg: usize, format: Option<PiFormat>, pool: &Pool) -> Sealed {
     let own = || runs.iter().filter(|run| run.leg == leg);
-    let pieces: Vec<Sealed> = own().map(|run| data.slice(run.first, run.below.len() as usize)).collect();
-    let pieces = Sealed::join_in(&pieces, |len| pool.take(len));
+    let piece = |run: &Run| data.slice(run.first, run.below.len() as usize);
+    let pieces = match runs {
+        [run] => piece(run),
+        _ => Sealed::join_in(&own().map(piece).collect::<Vec<_>>(), |len| pool.take(len)),
+    };
     // Compared data may have tags of no or another format, which nobody compares.
     if data.format() != format { pieces } else { pieces.shifted(each(own().map(|run| (run.below.len(), run.gain())))) }
 }
@@ -29,6 +32,11 @@ pub(crate) fn scatter(parts: Vec<(Part, Sealed)>, runs: &[Run], pool: &Pool) -> 
     drop(parts);
     Sealed::join_in(&pieces, |len| pool.take(len))
         .shifted(each(runs.iter().map(|run| (run.below.len(), run.gain().wrapping_neg()))))
+}
+
+/// The data of a run, with tags as they are above.
+pub(crate) fn lift(data: Sealed, run: &Run) -> Sealed {
+    data.shifted(std::iter::repeat_n(run.gain().wrapping_neg(), run.below.len() as usize))
 }
 
 /// What each block's reference tag gains, out of the lengths of runs and what it gains in them.

@@ -273,3 +273,53 @@ fn a_stripe_can_what_all_its_legs_can() {
     );
     assert!(!without.writable && !without.unmap_zeroes);
 }
+
+/// What is made of an answer.
+type Twist = fn(Answer) -> Answer;
+
+/// A leg that answers what it was not asked for.
+struct Liar {
+    leg: Below,
+    says: Twist,
+}
+
+impl Device for Liar {
+    fn geometry(&self) -> &Geometry {
+        self.leg.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.leg.abilities()
+    }
+
+    async fn execute(&self, operation: Operation) -> Outcome {
+        self.leg.execute(operation).await.map(self.says)
+    }
+}
+
+#[test]
+fn answers_that_do_not_belong_to_the_request_are_refused() {
+    let lies: [(Twist, bool); 4] = [
+        (|answer| answer, true),
+        (
+            |answer| {
+                if let Answer::Data(data) = answer { Answer::Data(data.slice(0, data.blocks() - 1)) } else { answer }
+            },
+            false,
+        ),
+        (|_| Answer::Data(sealed(None, extent(0, 2), 0, 0)), false),
+        (|_| Answer::Digest(sealblock_block::Digested::default()), false),
+    ];
+    for (says, is_true) in lies {
+        let legs = (0..2).map(|_| Liar { leg: leg(64, Some(TYPE1)), says }).collect();
+        let stripe = StripeLayer::new(legs, ByteCount::new(4 * 512)).unwrap();
+        // Within a chunk, and over two.
+        for at in [extent(1, 2), extent(0, 8)] {
+            let outcome = run(&stripe, Operation::Read { extent: at, checks: Checks::NONE });
+            assert_eq!(outcome.is_ok(), is_true, "{at}: {outcome:?}");
+            if let Err(error) = outcome {
+                assert!(error.to_string().contains("does not belong"), "{error}");
+            }
+        }
+    }
+}
