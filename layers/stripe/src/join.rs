@@ -64,7 +64,8 @@ impl Join {
         match answer {
             Answer::Data(data) if self.is_of(&data, run.below) => Ok(Answer::Data(lift(data, run))),
             Answer::Data(_) | Answer::Digest(_) | Answer::Annex(_) => Err(answered_wrongly()),
-            Answer::Done | Answer::Verified(_) | Answer::Allocation(_) => Ok(answer),
+            Answer::Allocation(space) => Ok(Answer::Allocation(self.space(vec![(run.leg, space)], &[*run])?)),
+            Answer::Done | Answer::Verified(_) => Ok(answer),
         }
     }
 

@@ -299,26 +299,32 @@ impl Device for Liar {
 
 #[test]
 fn answers_that_do_not_belong_to_the_request_are_refused() {
-    let lies: [(Twist, bool); 4] = [
-        (|answer| answer, true),
+    // What is made of the answer, and whether it still is one to a Read, and to an Allocation.
+    let lies: [(Twist, [bool; 2]); 5] = [
+        (|answer| answer, [true, true]),
         (
-            |answer| {
-                if let Answer::Data(data) = answer { Answer::Data(data.slice(0, data.blocks() - 1)) } else { answer }
+            |answer| match answer {
+                Answer::Data(data) => Answer::Data(data.slice(0, data.blocks() - 1)),
+                other => other,
             },
-            false,
+            [false, true],
         ),
-        (|_| Answer::Data(sealed(None, extent(0, 2), 0, 0)), false),
-        (|_| Answer::Digest(sealblock_block::Digested::default()), false),
+        (|_| Answer::Data(sealed(None, extent(0, 2), 0, 0)), [false, false]),
+        (|_| Answer::Digest(sealblock_block::Digested::default()), [false, false]),
+        (|_| Answer::Allocation(Vec::new()), [false, false]),
     ];
     for (says, is_true) in lies {
         let legs = (0..2).map(|_| Liar { leg: leg(64, Some(TYPE1)), says }).collect();
         let stripe = StripeLayer::new(legs, ByteCount::new(4 * 512)).unwrap();
         // Within a chunk, and over two.
-        for at in [extent(1, 2), extent(0, 8)] {
-            let outcome = run(&stripe, Operation::Read { extent: at, checks: Checks::NONE });
-            assert_eq!(outcome.is_ok(), is_true, "{at}: {outcome:?}");
-            if let Err(error) = outcome {
-                assert!(error.to_string().contains("does not belong"), "{error}");
+        for extent in [extent(1, 2), extent(0, 8)] {
+            let asked = [Operation::Read { extent, checks: Checks::NONE }, Operation::Allocation { extent }];
+            for (operation, is_true) in asked.into_iter().zip(is_true) {
+                let outcome = run(&stripe, operation);
+                assert_eq!(outcome.is_ok(), is_true, "{extent}: {outcome:?}");
+                if let Err(error) = outcome {
+                    assert!(error.to_string().contains("does not belong"), "{error}");
+                }
             }
         }
     }
