@@ -38,6 +38,10 @@ pub(crate) struct Leg {
     pub sent: Cell<u64>,
     /// The regions it lacks, as the labels say.
     pub missed: RefCell<Regions>,
+    /// It was never in sync since it was made a leg.
+    pub is_new: Cell<bool>,
+    /// Blocks of which it holds only an older copy.
+    pub stale: RefCell<Vec<u64>>,
     /// The regions that are still to be brought to it.
     pub left: RefCell<Regions>,
     device: RefCell<Option<Stack>>,
@@ -69,6 +73,8 @@ impl Leg {
             standing: Cell::new(member.standing),
             left: RefCell::new(member.missed.clone()),
             missed: RefCell::new(member.missed.clone()),
+            is_new: Cell::new(member.is_new),
+            stale: RefCell::new(member.stale.clone()),
             seen: Cell::new(member.seen),
             sent: Cell::new(member.sent),
             device: RefCell::default(),

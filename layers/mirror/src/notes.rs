@@ -16,12 +16,17 @@ use sealblock_units::Extent;
 use crate::drill::Mutation;
 use crate::label::{Label, Member, Standing};
 use crate::leg::Leg;
+use crate::lineage::Lineage;
 use crate::mirror::Mirror;
 use crate::regions::Regions;
 
 /// What is known, and what is noted of it.
 pub(crate) struct Notes {
     pub generation: Cell<u64>,
+    /// The generation of the last label that was written in a confirmed session.
+    pub changed: Cell<u64>,
+    /// The openings that have changed the mirror.
+    pub lineage: RefCell<Lineage>,
     /// Regions in which the current legs may differ.
     pub dirty: RefCell<Regions>,
     /// Those of them that the labels are known to have.
@@ -46,10 +51,12 @@ pub(crate) struct Notes {
 }
 
 impl Notes {
-    pub fn new(generation: u64, dirty: Regions) -> Notes {
+    pub fn new(generation: u64, changed: u64, lineage: Lineage, dirty: Regions) -> Notes {
         let none = Regions::none(dirty.most());
         Notes {
             generation: Cell::new(generation),
+            changed: Cell::new(changed),
+            lineage: RefCell::new(lineage),
             suspect: RefCell::new(dirty.clone()),
             suspected: Cell::new(0),
             dirty: RefCell::new(dirty),
@@ -246,6 +253,8 @@ impl<C: Clock> Mirror<C> {
             id: leg.id,
             standing: leg.standing.get(),
             has_room: leg.has_room,
+            is_new: leg.is_new.get(),
+            stale: leg.stale.borrow().clone(),
             missed: leg.missed.borrow().clone(),
             seen: leg.seen.get(),
             sent: leg.sent.get(),
@@ -253,6 +262,8 @@ impl<C: Clock> Mirror<C> {
         Label {
             uuid: self.uuid,
             generation: self.notes.generation.get(),
+            changed: self.notes.changed.get(),
+            lineage: self.notes.lineage.borrow().clone(),
             map: self.map,
             capacity_blocks: self.geometry.capacity_blocks,
             block_size: self.geometry.block_size,
