@@ -6,8 +6,9 @@ use std::rc::Rc;
 use sealblock_layers_mirror::MirrorError;
 use sealblock_layers_mirror::label::Standing;
 
-use super::model::{NodeId, State};
+use super::model::{Id, NodeId, State};
 use super::replica::{BLOCKS, Replica};
+use super::session::Plan;
 use super::world::{Session, Up, World};
 
 /// The good copies that there were before something happened.
@@ -85,9 +86,10 @@ pub fn check_in_sync(world: &World) {
 }
 
 /// Says which history a mirror that has opened represents.
-pub fn adopt(world: &World, mirror: Up, given: Vec<usize>) {
+pub fn adopt(world: &World, mirror: Up, plan: &Plan) {
+    let given = &plan.present;
     *world.session.borrow_mut() =
-        Some(Session { mirror, node: 0, state: world.model.borrow().state(0).clone(), given: given.clone() });
+        Some(Session { mirror, node: 0, state: world.model.borrow().state(0).clone(), given: plan.named.clone() });
     let model = world.model.borrow();
     let known = |replica: &Replica| replica.image.borrow().known.clone();
     let in_sync = world.in_sync();
@@ -125,6 +127,11 @@ pub fn check_refusal(world: &World, named: &[usize], present: &[usize], why: &Mi
     world.say(format!("    refused: {why}"));
     let given: Option<Vec<_>> = present.iter().map(|number| world.labelled(*number)).collect();
     let Some(given) = given else { return };
+    let ids: BTreeSet<Id> = given.iter().map(|(_, label)| label.members[label.own].id).collect();
+    if ids.len() < given.len() {
+        // Of two images of one replica nothing tells which is meant.
+        return;
+    }
     for (at, (known, label)) in given.iter().enumerate() {
         let others = given.iter().enumerate().filter(|(other, _)| *other != at);
         let others: Vec<_> = others.map(|(_, (known, label))| (known, label)).collect();

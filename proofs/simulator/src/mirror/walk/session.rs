@@ -104,7 +104,7 @@ pub async fn run(
         Err(why) => return check_refusal(&world, &plan.named, &plan.present, &why),
     };
     came.borrow_mut().opened = true;
-    adopt(&world, opened.mirror.clone(), plan.named.clone());
+    adopt(&world, opened.mirror.clone(), &plan);
     drop(executor.spawn("the mirror's worker", opened.worker.run()));
     let stack = Stack::new(Gate::new("mirror", Shared(opened.mirror.clone())));
     let host = Host { world, executor, stack, mirror: opened.mirror, plan, touched: Default::default(), older };
