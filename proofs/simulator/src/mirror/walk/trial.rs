@@ -198,8 +198,12 @@ impl Walk {
             return;
         }
         self.world.say(format!("    it {}", if is_power_cut { "loses power" } else { "ends" }));
-        if is_stopped {
-            self.world.advance(|model, node, state| model.stop(node, state, is_power_cut));
+        // What was only looked at leaves no trace: with other replicas there something else may be seen.
+        let untouched = self.world.session.borrow().as_ref().map(|session| session.opened.clone());
+        if let Some(untouched) = untouched.filter(|_| is_stopped) {
+            self.world.advance(|model, node, state| {
+                model.stop(node, if plan.read_only { untouched } else { state }, is_power_cut)
+            });
         }
         for replica in &self.world.replicas {
             let standing = self.world.standing(replica);
