@@ -126,13 +126,6 @@ pub fn adopt(world: &World, mirror: Up, plan: &Plan) {
 /// A mirror whose replicas have one history must open.
 pub fn check_refusal(world: &World, named: &[usize], present: &[usize], why: &MirrorError) {
     world.say(format!("    refused: {why}"));
-    for number in present {
-        if let Some((known, label)) = world.labelled(*number) {
-            world.say(format!("      {}: {known:?}", world.replicas[*number].name));
-            let members: Vec<_> = label.members.iter().map(|m| (m.id[8..].to_vec(), m.standing, m.seen, m.sent)).collect();
-            world.say(format!("      own {} gen {} changed {} {members:?}", label.own, label.generation, label.changed));
-        }
-    }
     let given: Option<Vec<_>> = present.iter().map(|number| world.labelled(*number)).collect();
     let Some(given) = given else { return };
     let ids: BTreeSet<Id> = given.iter().map(|(_, label)| label.members[label.own].id).collect();

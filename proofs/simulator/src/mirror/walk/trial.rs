@@ -213,7 +213,8 @@ impl Walk {
             }
             if is_power_cut {
                 image.lose_power(&self.random);
-                if let Some(node) = image.known.node.filter(|_| !matches!(standing, Some((Standing::Current, _)))) {
+                let has_all = replica.is_reached() && matches!(standing, Some((Standing::Current, _)));
+                if let Some(node) = image.known.node.filter(|_| !has_all) {
                     let mut model = self.world.model.borrow_mut();
                     let state = model.state(node).clone();
                     let cut = model.stop(node, state, true);
