@@ -53,6 +53,8 @@ pub(crate) struct Leg {
     is_lost: Cell<bool>,
     /// Requests under way.
     busy: Cell<u32>,
+    /// Its label was written since it began to be brought up to date.
+    pub is_told: Cell<bool>,
     /// It has room for a label, now and ever.
     pub has_room: bool,
     pub healed: Cell<u64>,
@@ -84,6 +86,7 @@ impl Leg {
             epoch: Cell::new(0),
             is_lost: Cell::new(false),
             busy: Cell::new(0),
+            is_told: Cell::new(false),
             has_room: member.has_room,
             healed: Cell::new(0),
             failures: Cell::new(0),
@@ -147,9 +150,20 @@ impl Leg {
         self.standing.get() == Standing::Current && self.is_here()
     }
 
-    /// Whether changes go to it.
-    pub fn takes_changes(&self) -> bool {
+    /// Whether it is in use: labels go to it.
+    pub fn takes_labels(&self) -> bool {
         matches!(self.standing.get(), Standing::Current | Standing::Rebuilding) && self.is_here()
+    }
+
+    /// Whether changes go to it. Not before its own label says that it lacks others: opened alone it would be taken for
+    /// one that has everything.
+    pub fn takes_changes(&self) -> bool {
+        self.takes_labels() && !self.is_untold()
+    }
+
+    /// Whether it is brought up to date and its own label does not say so yet.
+    pub fn is_untold(&self) -> bool {
+        self.standing.get() == Standing::Rebuilding && self.has_room && !self.is_told.get()
     }
 
     /// Requests under way.

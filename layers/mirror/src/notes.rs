@@ -208,8 +208,13 @@ impl<C: Clock> Mirror<C> {
             return Ok(());
         }
         self.notes.dirty.borrow_mut().extend(regions.clone());
-        for leg in self.legs.borrow().iter().filter(|leg| leg.standing.get() == Standing::Missing) {
-            leg.missed.borrow_mut().extend(regions.clone());
+        for leg in self.legs.borrow().iter() {
+            if leg.standing.get() == Standing::Missing || leg.is_untold() {
+                leg.missed.borrow_mut().extend(regions.clone());
+            }
+            if leg.is_untold() {
+                leg.left.borrow_mut().extend(regions.clone());
+            }
         }
         if self.mutation == Mutation::SkipMark {
             return Ok(());
@@ -254,7 +259,7 @@ impl<C: Clock> Mirror<C> {
     /// Leaves a leg behind: it is asked nothing any more and lacks whatever may differ now. To be noted before anything
     /// that it lacks is answered.
     pub(crate) fn leave(&self, leg: &Leg, why: &str) {
-        if !leg.takes_changes() {
+        if !leg.takes_labels() {
             return;
         }
         tracing::warn!(leg = %leg.name, %why, "the mirror goes on without a leg");
@@ -332,10 +337,10 @@ impl<C: Clock> Mirror<C> {
             let covers = self.notes.wanted.get();
             let dirty = self.notes.dirty.borrow().clone();
             let legs: Vec<_> =
-                self.legs.borrow().iter().filter(|leg| leg.takes_changes() && leg.has_room).cloned().collect();
+                self.legs.borrow().iter().filter(|leg| leg.takes_labels() && leg.has_room).cloned().collect();
             legs.iter().for_each(|leg| leg.sent.set(self.notes.generation.get()));
             let held = self.send_labels(&legs).await;
-            if legs.iter().any(|leg| !leg.takes_changes()) && self.legs.borrow().iter().any(|leg| leg.is_current()) {
+            if legs.iter().any(|leg| !leg.takes_labels()) && self.legs.borrow().iter().any(|leg| leg.is_current()) {
                 continue;
             }
             let is_held = held > 0 || self.needs_no_label();
@@ -381,6 +386,7 @@ impl<C: Clock> Mirror<C> {
             match outcome {
                 Ok(_) => {
                     leg.seen.set(leg.sent.get());
+                    leg.is_told.set(true);
                     held += usize::from(leg.is_current());
                 }
                 // The device that is there now gets its label when it is brought up to date.
