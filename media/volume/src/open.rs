@@ -183,6 +183,7 @@ fn assemble<M: Medium, C: Clock>(
         zones_loading: RefCell::default(),
         zone_loaded: Event::default(),
         state: Cell::new(State::Open),
+        changes: Cell::new(0),
         changed: Event::default(),
     }
 }
