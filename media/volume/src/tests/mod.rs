@@ -3,6 +3,7 @@
 mod allocation;
 mod beside;
 mod damage;
+mod recognition;
 mod recovery;
 mod requests;
 mod setup;
