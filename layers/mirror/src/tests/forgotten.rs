@@ -140,6 +140,8 @@ fn a_change_that_only_a_device_has_that_is_gone_since_has_failed() {
         write(&mirror, extent(0, 1), 1).unwrap();
         b.gone.set(false);
         take_back(&mirror, &b).unwrap();
+        // Its own label says that it is brought up to date, so changes go to it.
+        mirror.note().now_or_never().expect("RAM never waits").unwrap();
         b.held.set(true);
         let mut slow = Box::pin(sealblock_block::Device::execute(&*mirror, write_of(&mirror, extent(0, 1), 2)));
         assert!(slow.as_mut().now_or_never().is_none(), "the first leg has answered, the second has not");
