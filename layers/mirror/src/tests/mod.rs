@@ -4,5 +4,7 @@ mod damage;
 mod forgotten;
 mod judge;
 mod legs;
+mod lineage;
+mod made;
 mod requests;
 mod rig;
