@@ -81,6 +81,8 @@ pub enum Command {
     Discard(Discard),
     /// Copy blocks from one target to another, or from standard input, or to standard output.
     Copy(Copy),
+    /// Copy what still verifies out of a damaged volume, and list the rest.
+    Rescue(Rescue),
     /// Say how the legs of a mirror are, and add, take out or replace one.
     Mirror(Mirror),
     /// Damage one block of a volume on purpose, behind its seal's back.
@@ -244,6 +246,33 @@ pub struct Copy {
     /// Overwrite what is left of a damaged volume.
     #[arg(long)]
     pub force: bool,
+}
+
+const RESCUE_HELP: &str = "\
+Examples:
+  sealblock rescue v saved.img
+  sealblock rescue v new.volume --json
+
+VOLUME is only read. Any of the three copies of its superblock will do; where none is left, nothing can be rescued yet.
+Blocks that are lost are unreadable in a TO that can say so, such as a protected volume, and zeroes in any other.
+Exit status 1 says that some are; standard output names them.";
+
+/// Arguments of `rescue`.
+#[derive(Args, Debug)]
+#[command(after_help = RESCUE_HELP)]
+pub struct Rescue {
+    /// The damaged volume.
+    #[arg(value_name = "VOLUME")]
+    pub volume: Volume,
+    /// Where to; a path where nothing is becomes a plain file; - is standard output.
+    #[arg(value_name = "TO")]
+    pub to: Endpoint,
+    /// Overwrite what is left of another damaged volume.
+    #[arg(long)]
+    pub force: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Arguments of `corrupt`.

@@ -29,6 +29,10 @@ pub fn run(arguments: &Verify) -> Result<Exit, Failure> {
             // Clean all the same: such blocks are as they were before. Whoever had not flushed them may want to know.
             eprintln!("sealblock: {left_out} writes that were under way at a crash had not arrived and were left out");
         }
+        for lost in opened.facts.lost_superblocks() {
+            let then = if arguments.repair { "it was written anew" } else { "--repair writes it anew" };
+            eprintln!("sealblock: {lost}; {then}");
+        }
         let can_repair = opened.gate.abilities().repair == Ability::Native;
         let verified = check(arguments, &opened, show).await;
         opened.close(verified.map(|(report, unlisted)| (report, unlisted, can_repair))).await

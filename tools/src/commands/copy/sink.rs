@@ -78,17 +78,18 @@ impl Sink {
         }
     }
 
-    /// Gives up `length` bytes that are known to be lost, so that nothing which was there before passes for them: a device
-    /// that can make blocks unreadable does so, anything else has zeroes.
-    pub async fn lose(&self, offset: u64, length: usize) -> Result<(), Failure> {
-        match self {
-            Sink::Device(opened) if opened.gate.abilities().write_uncorrectable == Ability::Native => {
-                let extent = extent_of(opened, offset, length)?;
-                let operation = Operation::WriteUncorrectable { extent, durability: Durability::Volatile };
-                opened.gate.execute(operation).await.map(drop).map_err(|error| of_block("writing", &error))
-            }
-            _ => self.write(offset, &Buffer::zeroed(length).freeze()).await,
+    /// Makes bytes that were written as zeroes because they are lost unreadable, where these are whole blocks of a device
+    /// that can. Elsewhere the zeroes stay.
+    pub async fn lose(&self, offset: u64, length: u64) -> Result<(), Failure> {
+        let Sink::Device(opened) = self else { return Ok(()) };
+        let block = opened.gate.geometry().block_size.bytes() as u64;
+        let can = opened.gate.abilities().write_uncorrectable == Ability::Native;
+        if !can || !offset.is_multiple_of(block) || !length.is_multiple_of(block) {
+            return Ok(());
         }
+        let extent = extent_of(opened, offset, length as usize)?;
+        let operation = Operation::WriteUncorrectable { extent, durability: Durability::Volatile };
+        opened.gate.execute(operation).await.map(drop).map_err(|error| of_block("writing", &error))
     }
 
     /// Makes everything durable, and a plain file end behind `bytes`.
