@@ -182,13 +182,6 @@ impl<C: Clock> Mirror<C> {
         self.flush_legs().await
     }
 
-    /// The same, without saying what was lost before.
-    pub(crate) async fn flush_legs(&self) -> Result<(), Error> {
-        let legs = self.changeable();
-        let asked = self.ask_all(&legs, &Operation::Flush).await;
-        self.settle_outcomes(asked, None).await
-    }
-
     /// Flushes, takes what is settled out of the labels, and ends the worker. The legs are to be closed behind it.
     ///
     /// # Errors

@@ -266,6 +266,10 @@ impl Medium for FileMedium {
         self.file.sync_data().await.map_err(|error| MediumError::from_io("sync", 0, &error))
     }
 
+    async fn drain(&self) {
+        self.file.drain().await;
+    }
+
     async fn punch(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
         const DOING: &str = "punch a hole";
         self.check_writable(DOING, offset_bytes)?;

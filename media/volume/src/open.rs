@@ -169,6 +169,7 @@ fn assemble<M: Medium, C: Clock>(
         zones_loading: RefCell::default(),
         zone_loaded: Event::default(),
         state: Cell::new(State::Open),
+        changes: Cell::new(0),
         changed: Event::default(),
     }
 }

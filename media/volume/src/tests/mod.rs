@@ -2,6 +2,7 @@
 
 mod allocation;
 mod beside;
+mod closing;
 mod damage;
 mod recognition;
 mod recovery;
