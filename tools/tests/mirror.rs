@@ -141,7 +141,7 @@ fn a_lost_write_is_healed_where_generations_are_known_and_a_conflict_where_not()
         (errors(&report), &report["errors"][0]["field"]),
         (vec![(33, "s".to_owned(), false)], &"conflict".into())
     );
-    place.run("verify mirror:raw:r,raw:s").ends_with(1).says(&["block 33 on s: conflict: good copies differ"]);
+    place.run("verify mirror:raw:r,raw:s").ends_with(1).says(&["block 33 on raw:s: conflict: good copies differ"]);
 }
 
 #[test]

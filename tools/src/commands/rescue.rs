@@ -63,7 +63,7 @@ pub fn run(arguments: &Rescue) -> Result<Exit, Failure> {
     }
     let report = on_reactor(async {
         let volume = volume(arguments).await?;
-        let copied = match Sink::open(&arguments.to, arguments.force).await {
+        let copied = match Sink::open(&arguments.to, arguments.force, arguments.members.usage()).await {
             Ok(sink) => {
                 let copied = copy(arguments, &volume, &sink).await;
                 sink.close(copied).await

@@ -12,7 +12,7 @@ use sealblock_units::Extent;
 
 use crate::cli::Endpoint;
 use crate::exit::{Cause, Failure};
-use crate::stack::{Access, Opened, Overwritten, of_block, of_medium, open, overwrite};
+use crate::stack::{Access, Opened, Overwritten, Usage, of_block, of_medium, open_for, overwrite};
 use crate::target::Target;
 
 /// Zeroes of so many bytes, in their place, are left out of a plain file: a page of common file systems.
@@ -32,21 +32,21 @@ impl Sink {
     /// Opens the place; a path where nothing is becomes a plain file.
     ///
     /// # Errors
-    /// Why it cannot be opened; what is left of a volume is overwritten only with `force`.
-    pub async fn open(endpoint: &Endpoint, force: bool) -> Result<Sink, Failure> {
+    /// Why it cannot be opened; what is left of a volume is overwritten only with `force`, a member of a group as `usage` says.
+    pub async fn open(endpoint: &Endpoint, force: bool, usage: Usage) -> Result<Sink, Failure> {
         let target = match endpoint {
             Endpoint::Standard => return Ok(Sink::Output(RefCell::new(io::stdout()))),
             Endpoint::Target(target) => target,
         };
         let path = match target {
             Target::File(path) | Target::Raw(path) | Target::Linux(path) => path,
-            _ => return Ok(Sink::Device(Box::new(open(target, Access::Write).await?))),
+            _ => return Ok(Sink::Device(Box::new(open_for(target, Access::Write, usage).await?))),
         };
         if matches!(target, Target::File(_) | Target::Raw(_)) && !path.exists() {
             let made = File::options().write(true).create(true).truncate(false).open(path);
             made.map_err(|error| Failure::io("creating", &error).on(target))?;
         }
-        match overwrite(target, path, force).await? {
+        match overwrite(target, path, force, usage).await? {
             Overwritten::Device(opened) => Ok(Sink::Device(opened)),
             Overwritten::Plain(medium) => {
                 let name = target.to_string();
