@@ -13,7 +13,7 @@ use crate::cli::Verify;
 use crate::exit::{Exit, Failure};
 use crate::progress::Show;
 use crate::report::{BlockError, Field, Hex, VerifyReport, print_json, say};
-use crate::stack::{Access, Opened, on_reactor, open};
+use crate::stack::{Access, Opened, Usage, on_reactor, open_for};
 use crate::target::Target;
 
 pub use job::{Findings, Job};
@@ -23,11 +23,16 @@ pub fn run(arguments: &Verify) -> Result<Exit, Failure> {
     let show = if arguments.json || arguments.quiet { Show::Never } else { Show::OnTerminal };
     let (report, unlisted, can_repair) = on_reactor(async {
         let access = if arguments.repair { Access::Write } else { Access::Read };
-        let opened = open(&arguments.target, access).await?;
+        // Repairs come from other copies, so a member by itself has none.
+        let opened = open_for(&arguments.target, access, Usage::Unchanged).await?;
         let left_out = opened.facts.left_out();
         if left_out > 0 && !arguments.quiet {
             // Clean all the same: such blocks are as they were before. Whoever had not flushed them may want to know.
             eprintln!("sealblock: {left_out} writes that were under way at a crash had not arrived and were left out");
+        }
+        for lost in opened.facts.lost_superblocks() {
+            let then = if arguments.repair { "it was written anew" } else { "--repair writes it anew" };
+            eprintln!("sealblock: {lost}; {then}");
         }
         let can_repair = opened.gate.abilities().repair == Ability::Native;
         let verified = check(arguments, &opened, show).await;

@@ -12,7 +12,7 @@ use sealblock_layers_mirror::{
     CreateOptions, Description, LegSource, MemberError, Mirror, MirrorError, OpenOptions, Reopen,
 };
 
-use super::super::{Access, Facts, Held, Opened, ReactorClock, close_all, received_bytes};
+use super::super::{Access, Facts, Held, Opened, ReactorClock, Usage, close_all, received_bytes};
 use super::hasty;
 use crate::commands::create::new_uuid;
 use crate::control::protocol::Order;
@@ -171,7 +171,7 @@ impl Leg {
     async fn open(&self) -> Result<(Stack, Facts), Failure> {
         // What is left of the last time holds the file, or the connection.
         let _ = self.close().await;
-        let Opened { gate, facts, held, .. } = super::super::open(&self.target, self.access).await?;
+        let Opened { gate, facts, held, .. } = super::super::open_for(&self.target, self.access, Usage::Member).await?;
         self.held.replace(held);
         Ok((Stack::new(gate), facts))
     }
