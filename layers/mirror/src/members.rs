@@ -105,6 +105,7 @@ impl<C: Clock> Mirror<C> {
         leg.standing.set(Standing::Removed);
         leg.set_device(None);
         *leg.missed.borrow_mut() = Regions::none(self.map.count());
+        self.work.notify();
         let noted = self.note().await;
         if noted.is_err() {
             // It stays, and has missed what was changed meanwhile.
