@@ -39,6 +39,10 @@ pub(crate) struct Leg {
     pub sent: Cell<u64>,
     /// The regions it lacks, as the labels say.
     pub missed: RefCell<Regions>,
+    /// It was never in sync since it was made a leg.
+    pub is_new: Cell<bool>,
+    /// Blocks of which it holds only an older copy.
+    pub stale: RefCell<Vec<u64>>,
     /// The regions that are still to be brought to it.
     pub left: RefCell<Regions>,
     device: RefCell<Option<Stack>>,
@@ -48,6 +52,8 @@ pub(crate) struct Leg {
     is_lost: Cell<bool>,
     /// Requests under way.
     busy: Cell<u32>,
+    /// Its label was written since it began to be brought up to date.
+    pub is_told: Cell<bool>,
     /// It has room for a label, now and ever.
     pub has_room: bool,
     pub healed: Cell<u64>,
@@ -70,12 +76,15 @@ impl Leg {
             standing: Cell::new(member.standing),
             left: RefCell::new(member.missed.clone()),
             missed: RefCell::new(member.missed.clone()),
+            is_new: Cell::new(member.is_new),
+            stale: RefCell::new(member.stale.clone()),
             seen: Cell::new(member.seen),
             sent: Cell::new(member.sent),
             device: RefCell::default(),
             epoch: Cell::new(0),
             is_lost: Cell::new(false),
             busy: Cell::new(0),
+            is_told: Cell::new(false),
             has_room: member.has_room,
             healed: Cell::new(0),
             failures: Cell::new(0),
@@ -118,9 +127,20 @@ impl Leg {
         self.standing.get() == Standing::Current && self.is_here()
     }
 
-    /// Whether changes go to it.
-    pub fn takes_changes(&self) -> bool {
+    /// Whether it is in use: labels go to it.
+    pub fn takes_labels(&self) -> bool {
         matches!(self.standing.get(), Standing::Current | Standing::Rebuilding) && self.is_here()
+    }
+
+    /// Whether changes go to it. Not before its own label says that it lacks others: opened alone it would be taken for
+    /// one that has everything.
+    pub fn takes_changes(&self) -> bool {
+        self.takes_labels() && !self.is_untold()
+    }
+
+    /// Whether it is brought up to date and its own label does not say so yet.
+    pub fn is_untold(&self) -> bool {
+        self.standing.get() == Standing::Rebuilding && self.has_room && !self.is_told.get()
     }
 
     /// Requests under way.

@@ -4,7 +4,7 @@
 //! A leg that fails is left behind, which the labels of the others say before anything that it misses is answered, so that
 //! no stale content is ever read; when it comes back it gets only the regions that it has missed.
 //!
-//! - [`label`], [`judge`], [`regions`]: what is noted on legs, what it means, and the pieces it speaks of; pure.
+//! - [`label`], [`lineage`], [`judge`], [`regions`]: what is noted on legs, what it means, and the pieces it speaks of; pure.
 //! - `mirror`, `change`, `read`, `verify`: requests. `claims`: which of them wait for each other.
 //! - `notes`: what is known of the legs and how it gets to be durable. `rebuild`, `worker`: making legs alike again.
 //! - `open`, `members`: putting legs together, and giving and taking legs while the mirror is in use.
@@ -17,6 +17,7 @@ mod drill;
 pub mod judge;
 pub mod label;
 mod leg;
+pub mod lineage;
 mod members;
 mod mirror;
 mod notes;

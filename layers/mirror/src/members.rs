@@ -73,7 +73,16 @@ impl<C: Clock> Mirror<C> {
         let number = self.legs.borrow().iter().map(|leg| leg.number + 1).max().unwrap_or(0);
         let id = leg_id(&self.uuid, self.notes.generation.get() + 1, place);
         let (missed, generation) = (Regions::all(self.map.count()), self.notes.generation.get());
-        let member = Member { id, standing: Standing::Missing, has_room, missed, seen: generation, sent: generation };
+        let member = Member {
+            id,
+            standing: Standing::Missing,
+            has_room,
+            is_new: true,
+            missed,
+            stale: Vec::new(),
+            seen: generation,
+            sent: generation,
+        };
         let leg = Rc::new(Leg::new(source, number, &member));
         {
             let mut legs = self.legs.borrow_mut();

@@ -16,12 +16,17 @@ use sealblock_units::Extent;
 use crate::drill::Mutation;
 use crate::label::{Label, Member, Standing};
 use crate::leg::Leg;
+use crate::lineage::Lineage;
 use crate::mirror::Mirror;
 use crate::regions::Regions;
 
 /// What is known, and what is noted of it.
 pub(crate) struct Notes {
     pub generation: Cell<u64>,
+    /// The generation of the last label that was written in a confirmed session.
+    pub changed: Cell<u64>,
+    /// The openings that have changed the mirror.
+    pub lineage: RefCell<Lineage>,
     /// Regions in which the current legs may differ.
     pub dirty: RefCell<Regions>,
     /// Those of them that the labels are known to have.
@@ -46,10 +51,12 @@ pub(crate) struct Notes {
 }
 
 impl Notes {
-    pub fn new(generation: u64, dirty: Regions) -> Notes {
+    pub fn new(generation: u64, changed: u64, lineage: Lineage, dirty: Regions) -> Notes {
         let none = Regions::none(dirty.most());
         Notes {
             generation: Cell::new(generation),
+            changed: Cell::new(changed),
+            lineage: RefCell::new(lineage),
             suspect: RefCell::new(dirty.clone()),
             suspected: Cell::new(0),
             dirty: RefCell::new(dirty),
@@ -107,8 +114,13 @@ impl<C: Clock> Mirror<C> {
             return Ok(());
         }
         self.notes.dirty.borrow_mut().extend(regions.clone());
-        for leg in self.legs.borrow().iter().filter(|leg| leg.standing.get() == Standing::Missing) {
-            leg.missed.borrow_mut().extend(regions.clone());
+        for leg in self.legs.borrow().iter() {
+            if leg.standing.get() == Standing::Missing || leg.is_untold() {
+                leg.missed.borrow_mut().extend(regions.clone());
+            }
+            if leg.is_untold() {
+                leg.left.borrow_mut().extend(regions.clone());
+            }
         }
         if self.mutation == Mutation::SkipMark {
             return Ok(());
@@ -119,7 +131,7 @@ impl<C: Clock> Mirror<C> {
     /// Leaves a leg behind: it is asked nothing any more and lacks whatever may differ now. To be noted before anything
     /// that it lacks is answered.
     pub(crate) fn leave(&self, leg: &Leg, why: &str) {
-        if !leg.takes_changes() {
+        if !leg.takes_labels() {
             return;
         }
         tracing::warn!(leg = %leg.name, %why, "the mirror goes on without a leg");
@@ -187,10 +199,10 @@ impl<C: Clock> Mirror<C> {
             self.notes.generation.set(self.notes.generation.get() + 1);
             let dirty = self.notes.dirty.borrow().clone();
             let legs: Vec<_> =
-                self.legs.borrow().iter().filter(|leg| leg.takes_changes() && leg.has_room).cloned().collect();
+                self.legs.borrow().iter().filter(|leg| leg.takes_labels() && leg.has_room).cloned().collect();
             legs.iter().for_each(|leg| leg.sent.set(self.notes.generation.get()));
             let held = self.send_labels(&legs).await;
-            if legs.iter().any(|leg| !leg.takes_changes()) && self.legs.borrow().iter().any(|leg| leg.is_current()) {
+            if legs.iter().any(|leg| !leg.takes_labels()) && self.legs.borrow().iter().any(|leg| leg.is_current()) {
                 continue;
             }
             if held > 0 && !self.notes.has_begun.replace(true) {
@@ -223,6 +235,7 @@ impl<C: Clock> Mirror<C> {
             match outcome {
                 Ok(_) => {
                     leg.seen.set(leg.sent.get());
+                    leg.is_told.set(true);
                     held += usize::from(leg.is_current());
                 }
                 // The device that is there now gets its label when it is brought up to date.
@@ -246,6 +259,8 @@ impl<C: Clock> Mirror<C> {
             id: leg.id,
             standing: leg.standing.get(),
             has_room: leg.has_room,
+            is_new: leg.is_new.get(),
+            stale: leg.stale.borrow().clone(),
             missed: leg.missed.borrow().clone(),
             seen: leg.seen.get(),
             sent: leg.sent.get(),
@@ -253,6 +268,8 @@ impl<C: Clock> Mirror<C> {
         Label {
             uuid: self.uuid,
             generation: self.notes.generation.get(),
+            changed: self.notes.changed.get(),
+            lineage: self.notes.lineage.borrow().clone(),
             map: self.map,
             capacity_blocks: self.geometry.capacity_blocks,
             block_size: self.geometry.block_size,

@@ -13,6 +13,7 @@ use crate::drill::Drill;
 use crate::judge::{Found, Known, Refusal, Verdict, judge, leave_behind, leg_id};
 use crate::label::{Label, LabelError, MOST_LEGS, Member, Standing};
 use crate::leg::{Leg, LegSource, has_annex};
+use crate::lineage::Lineage;
 use crate::mirror::{Mirror, Parts, abilities};
 use crate::notes::Notes;
 use crate::regions::{RegionMap, Regions};
@@ -205,11 +206,20 @@ fn assemble_new(
         fits(&source, block_size, capacity_blocks)?;
         let id = leg_id(&options.random, 0, number);
         let (has_room, missed) = (found[number].has_room(), Regions::none(map.count()));
-        let member = Member { id, standing: Standing::Current, has_room, missed, seen: 0, sent: 0 };
+        let member = Member {
+            id,
+            standing: Standing::Current,
+            has_room,
+            is_new: false,
+            missed,
+            stale: Vec::new(),
+            seen: 0,
+            sent: 0,
+        };
         legs.push(Rc::new(Leg::new(source, number, &member)));
     }
     let geometry = Geometry { block_size, capacity_blocks, protection, limits: limits(devices) };
-    let notes = Notes::new(0, Regions::none(map.count()));
+    let notes = Notes::new(0, 0, Lineage::default(), Regions::none(map.count()));
     Ok(Parts { geometry, map, uuid: options.random, legs, teller: 0, notes, mutation: drill.mutation })
 }
 
@@ -238,14 +248,15 @@ fn assemble_known(
         begin(member, source.device.is_ok(), &dirty);
         legs.push(Rc::new(Leg::new(source, number, member)));
     }
-    let Label { map, capacity_blocks, block_size, protection, uuid, generation, own: teller, .. } = label;
+    let Label { map, capacity_blocks, block_size, protection, uuid, generation, changed, lineage, own: teller, .. } =
+        label;
     // A leg that is not here is taken to be as it was when the labels were written.
     let is_whole = legs.iter().all(|leg| leg.is_here() || leg.standing.get() == Standing::Removed);
     let protection = common(devices).filter(|format| is_whole || protection == Some(*format));
     let geometry = Geometry { block_size, capacity_blocks, protection, limits: limits(devices) };
     // Labels that legs write apart must not look like one that was under way when they were parted.
     let drawn = u64::from(u16::from_le_bytes([random[0], random[1]]));
-    let notes = Notes::new(generation + LABELS_APART + drawn, dirty);
+    let notes = Notes::new(generation + LABELS_APART + drawn, changed, lineage, dirty);
     if legs.iter().any(|leg| leg.standing.get() == Standing::Missing) {
         // Before anybody sees what only the others may have; not at once, for perhaps nobody changes anything.
         notes.want_left();

@@ -189,6 +189,7 @@ impl<C: Clock> Mirror<C> {
         self.note_progress(leg).await?;
         if leg.standing.get() == Standing::Rebuilding && leg.left.borrow().is_empty() {
             leg.standing.set(Standing::Current);
+            leg.is_new.set(false);
             self.work.notify();
             self.note().await?;
             tracing::info!(leg = %leg.name, copied_bytes = leg.copied_bytes.get(), "a leg is up to date");

@@ -161,6 +161,7 @@ impl<C: Clock> Mirror<C> {
     pub(crate) fn begin_rebuild(&self, leg: &Leg) {
         *leg.left.borrow_mut() = leg.missed.borrow().clone();
         leg.left.borrow_mut().add(&self.notes.dirty.borrow());
+        leg.is_told.set(false);
         leg.standing.set(Standing::Rebuilding);
         self.work.notify();
     }

@@ -68,8 +68,10 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// Replaces what a slot holds; durable in the end.
     pub(crate) async fn write_annex(&self, slot: AnnexSlot, bytes: &Slice) -> Result<(), Error> {
-        self.check_writable()?;
+        let _change = self.begin_change()?;
         let _alone = self.annex.lock().await;
+        // A write that was dropped goes on, and would land on the same copy.
+        self.medium.drain().await;
         if self.annex.serials[slot.index()].get().is_none() {
             self.load_annex(slot).await?;
         }
