@@ -9,10 +9,10 @@ use futures_util::future::{LocalBoxFuture, join_all};
 use sealblock_block::{Device, Error, Stack};
 use sealblock_layers_mirror::label::Standing;
 use sealblock_layers_mirror::{
-    CreateOptions, Description, LegSource, MemberError, Mirror, MirrorError, OpenOptions, Reopen,
+    CreateOptions, Description, LegSource, MemberError, Mirror, MirrorError, OpenOptions, Reopen, State,
 };
 
-use super::super::{Access, Facts, Held, Opened, ReactorClock, close_all, received_bytes};
+use super::super::{Access, Facts, Held, Opened, ReactorClock, Usage, close_all, received_bytes};
 use super::hasty;
 use crate::commands::create::new_uuid;
 use crate::control::protocol::Order;
@@ -130,6 +130,17 @@ impl OpenMirror {
         Ok(())
     }
 
+    /// What it was opened by.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// How it is once that is something else than `known`; nothing when it was closed.
+    pub async fn other_state(&self, known: State) -> Option<State> {
+        let state = self.mirror.other_state(known).await;
+        (!self.mirror.is_closed()).then_some(state)
+    }
+
     /// Waits until no leg is being brought up to date; whether all that were are.
     pub async fn settled(&self) -> bool {
         self.mirror.settled().await
@@ -172,7 +183,7 @@ impl Leg {
     async fn open(&self) -> Result<(Stack, Facts), Failure> {
         // What is left of the last time holds the file, or the connection.
         let _ = self.close().await;
-        let Opened { gate, facts, held, .. } = super::super::open(&self.target, self.access).await?;
+        let Opened { gate, facts, held, .. } = super::super::open_for(&self.target, self.access, Usage::Member).await?;
         self.held.replace(held);
         Ok((Stack::new(gate), facts))
     }
