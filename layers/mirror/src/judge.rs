@@ -312,8 +312,7 @@ fn place(
         .filter(|at| !places.contains(&Some(*at)) && label.members[*at].standing != Standing::Removed)
         .collect();
     for (leg, found) in found.iter().enumerate().filter(|(_, found)| !matches!(found, Found::Labelled(_))) {
-        // What has room and no label was never written as a leg, and what has none cannot be a leg that had: another device
-        // is in the place of one.
+        // What has room and no label never was a leg, and what has none is none that had: another device in its place.
         let is_leg = |at: &usize| *found == Found::Absent || (!found.has_room() && !label.members[*at].has_room);
         let fit = free.iter().position(is_leg);
         if fit.is_none() {
