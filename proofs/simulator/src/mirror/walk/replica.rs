@@ -251,6 +251,8 @@ pub struct Replica {
     pub line: Cell<Line>,
     /// Counts breaks of the line: what was opened before a break answers nothing after it.
     pub epoch: Cell<u64>,
+    /// The epoch of the last opening.
+    opened: Cell<u64>,
 }
 
 impl Replica {
@@ -261,7 +263,13 @@ impl Replica {
             image: RefCell::new(Image::blank(Known::default())),
             line: Cell::new(Line::Up),
             epoch: Cell::new(0),
+            opened: Cell::new(0),
         }
+    }
+
+    /// Whether the line of the last opening still stands.
+    pub fn is_reached(&self) -> bool {
+        self.epoch.get() == self.opened.get()
     }
 
     pub fn break_line(&self, line: Line) {
@@ -290,6 +298,7 @@ impl Plug {
             limits: Limits::new(SIZE, TRANSFER_BLOCKS * SIZE.bytes(), BLOCKS as u32),
         };
         let epoch = replica.epoch.get();
+        replica.opened.set(epoch);
         Plug { replica: replica.clone(), world: world.clone(), executor: executor.clone(), geometry, epoch }
     }
 

@@ -88,8 +88,9 @@ pub fn check_in_sync(world: &World) {
 /// Says which history a mirror that has opened represents.
 pub fn adopt(world: &World, mirror: Up, plan: &Plan) {
     let given = &plan.present;
+    let blank = world.model.borrow().state(0).clone();
     *world.session.borrow_mut() =
-        Some(Session { mirror, node: 0, state: world.model.borrow().state(0).clone(), given: plan.named.clone() });
+        Some(Session { mirror, node: 0, state: blank.clone(), opened: blank, given: plan.named.clone() });
     let model = world.model.borrow();
     let known = |replica: &Replica| replica.image.borrow().known.clone();
     let in_sync = world.in_sync();
@@ -118,7 +119,7 @@ pub fn adopt(world: &World, mirror: Up, plan: &Plan) {
     let states = tips.iter().map(|tip| model.state(*tip).clone());
     let state = states.reduce(|a: State, b| a.or(&b));
     if let (Some(session), Some(node), Some(state)) = (world.session.borrow_mut().as_mut(), node, state) {
-        (session.node, session.state) = (node, state);
+        (session.node, session.state, session.opened) = (node, state.clone(), state);
     }
 }
 

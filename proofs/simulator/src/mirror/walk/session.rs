@@ -252,7 +252,7 @@ impl Host {
     }
 
     pub async fn read(&self, extent: Extent) {
-        let before = self.world.well();
+        let (before, had) = (self.world.well(), self.good_copies());
         let checks = full(self.world.format, extent);
         match self.stack.execute(Operation::Read { extent, checks }).await {
             Ok(Answer::Data(data)) => extent.iter().enumerate().for_each(|(index, lba)| {
@@ -260,7 +260,7 @@ impl Host {
             }),
             Ok(other) => self.world.find(format!("a read was answered with {other:?}")),
             Err(error) => match error.faults() {
-                Some(faults) => faults.as_slice().iter().for_each(|fault| self.check_loss(fault.lba)),
+                Some(faults) => faults.as_slice().iter().for_each(|fault| self.check_loss(fault.lba, &had)),
                 None => self.judge("read", &error, &before),
             },
         }
@@ -282,13 +282,22 @@ impl Host {
         }
     }
 
-    /// A block is said to be lost: no replica that is in sync may have it.
-    fn check_loss(&self, lba: Lba) {
-        for (number, _) in self.world.well() {
-            let replica = &self.world.replicas[number];
-            if self.world.copy(replica, lba.get() as usize).is_some() {
-                self.world.find(format!("block {lba} does not read although {} has it", replica.name));
-            }
+    /// Which blocks are good on which replicas that are well, and of which opening.
+    fn good_copies(&self) -> Vec<((usize, u64), usize)> {
+        let has = |replica: &(usize, u64), block| self.world.copy(&self.world.replicas[replica.0], block).is_some();
+        let of = |replica: (usize, u64)| {
+            (0..BLOCKS as usize).filter(move |block| has(&replica, *block)).map(move |block| (replica, block))
+        };
+        self.world.well().into_iter().flat_map(of).collect()
+    }
+
+    /// A block is said to be lost: no replica that was well all the time may have had it.
+    fn check_loss(&self, lba: Lba, had: &[((usize, u64), usize)]) {
+        let now = self.world.well();
+        let is_it = |(replica, block): &&((usize, u64), usize)| *block == lba.get() as usize && now.contains(replica);
+        if let Some(((number, _), _)) = had.iter().find(is_it) {
+            let name = &self.world.replicas[*number].name;
+            self.world.find(format!("block {lba} does not read although {name} has it"));
         }
     }
 
@@ -377,11 +386,8 @@ impl Host {
     async fn repair(&self) {
         let (extent, before) = (self.whole(), self.world.well());
         let checks = full(self.world.format, extent);
-        let has = |block: usize| {
-            let copies = before.iter().map(|(number, _)| self.world.copy(&self.world.replicas[*number], block));
-            copies.flatten().next().is_some()
-        };
-        let had: Vec<bool> = (0..BLOCKS as usize).map(has).collect();
+        let good = self.good_copies();
+        let had: Vec<bool> = (0..BLOCKS as usize).map(|block| good.iter().any(|(_, other)| *other == block)).collect();
         let outcome = self.stack.execute(Operation::Repair { extent, checks }).await;
         self.say(format!("repair: {:?}", outcome.as_ref().map(|_| "clean").map_err(ToString::to_string)));
         if let Err(error) = outcome.as_ref().map(drop).map_err(Clone::clone) {
@@ -390,7 +396,9 @@ impl Host {
             }
         }
         let now = self.world.well();
-        for (number, _) in now.iter().filter(|replica| before.contains(replica) && before.iter().all(|was| now.contains(was))) {
+        for (number, _) in
+            now.iter().filter(|replica| before.contains(replica) && before.iter().all(|was| now.contains(was)))
+        {
             let replica = &self.world.replicas[*number];
             let is_bad = |block: &usize| had[*block] && self.world.copy(replica, *block).is_none();
             if let Some(block) = (0..BLOCKS as usize).find(is_bad) {
@@ -407,6 +415,7 @@ impl Host {
         replica.line.set(Line::Up);
         self.world.put(replica.number, Image::blank(Known { is_new: true, ..Known::default() }));
         came.borrow_mut().added.push(replica.number);
+        self.say(format!("{} is being added", replica.name));
         let added = self.mirror.add(source(&self.world, &replica, &self.executor)).await;
         self.say(format!("{} is added: {:?}", replica.name, added.map_err(|error| error.to_string())));
     }
@@ -417,6 +426,7 @@ impl Host {
         if members < 3 || came.borrow().removed.contains(&replica.number) {
             return;
         }
+        self.say(format!("{} is being removed", replica.name));
         let removed = self.mirror.remove(&replica.name).await;
         self.say(format!("{} is removed: {:?}", replica.name, removed.as_ref().map_err(ToString::to_string)));
         if removed.is_ok() {

@@ -77,7 +77,11 @@ struct Walk {
 
 impl Walk {
     fn whole(&mut self) -> Result<(), String> {
-        self.world.say(format!("{:?}, regions of {} blocks", self.world.format, 1 << self.drill.region_shift.unwrap_or(0)));
+        self.world.say(format!(
+            "{:?}, regions of {} blocks",
+            self.world.format,
+            1 << self.drill.region_shift.unwrap_or(0)
+        ));
         self.members = (0..*self.random.pick(&[2, 2, 3])).collect();
         for number in &self.members {
             let known = Known { node: Some(0), holds: Some(0), ..Known::default() };
@@ -119,8 +123,11 @@ impl Walk {
             0 => (0..REPLICAS).filter(|number| self.has_label(*number)).collect(),
             _ => self.members.iter().copied().collect(),
         };
-        let mut names: Vec<usize> =
-            if self.random.chance(75) { all.clone() } else { all.iter().copied().filter(|_| self.random.chance(60)).collect() };
+        let mut names: Vec<usize> = if self.random.chance(75) {
+            all.clone()
+        } else {
+            all.iter().copied().filter(|_| self.random.chance(60)).collect()
+        };
         if names.len() < 2 {
             names = all;
         }
@@ -198,8 +205,12 @@ impl Walk {
             return;
         }
         self.world.say(format!("    it {}", if is_power_cut { "loses power" } else { "ends" }));
-        if is_stopped {
-            self.world.advance(|model, node, state| model.stop(node, state, is_power_cut));
+        // What was only looked at leaves no trace: with other replicas there something else may be seen.
+        let untouched = self.world.session.borrow().as_ref().map(|session| session.opened.clone());
+        if let Some(untouched) = untouched.filter(|_| is_stopped) {
+            self.world.advance(|model, node, state| {
+                model.stop(node, if plan.read_only { untouched } else { state }, is_power_cut)
+            });
         }
         for replica in &self.world.replicas {
             let standing = self.world.standing(replica);
@@ -209,7 +220,8 @@ impl Walk {
             }
             if is_power_cut {
                 image.lose_power(&self.random);
-                if let Some(node) = image.known.node.filter(|_| !matches!(standing, Some((Standing::Current, _)))) {
+                let has_all = replica.is_reached() && matches!(standing, Some((Standing::Current, _)));
+                if let Some(node) = image.known.node.filter(|_| !has_all) {
                     let mut model = self.world.model.borrow_mut();
                     let state = model.state(node).clone();
                     let cut = model.stop(node, state, true);
@@ -275,7 +287,14 @@ impl Walk {
         if all.len() < 2 || !all.iter().any(|number| self.has_label(*number)) {
             return Ok(());
         }
-        let plan = Plan { present: all.clone(), read_only: false, steps: 12, closes: true, damage_percent: 0, ..self.plan(all) };
+        let plan = Plan {
+            present: all.clone(),
+            read_only: false,
+            steps: 12,
+            closes: true,
+            damage_percent: 0,
+            ..self.plan(all)
+        };
         self.session(plan, None).map(drop)
     }
 }
