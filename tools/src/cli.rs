@@ -30,6 +30,7 @@ Exit status:
   1  the command worked and found damage or a difference
   2  bad usage
   3  the work could not be done
+  4  nothing bad was found, but not everything could be checked, or a copy is missing or out of sync
 
 Targets:
   PATH, file:PATH                     a protected volume, or a block device; for copy and compare also a plain file
@@ -198,7 +199,8 @@ pub struct Info {
 /// Arguments of `verify`.
 #[derive(Args, Debug)]
 #[command(after_help = "Example:\n  sealblock verify v --range 0..9999 --rate 100MiB/s --json\n\n\
-    Exit status 1 says that blocks are damaged; standard output names them.")]
+    Exit status 1 says that blocks are damaged; standard output names them. Exit status 4 says that nothing bad was found, but that not \
+    every copy of every block could be checked: one is away or out of sync. Only what was checked against seals is called clean.")]
 pub struct Verify {
     /// What to check.
     #[arg(value_name = "TARGET")]

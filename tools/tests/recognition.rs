@@ -90,11 +90,13 @@ fn the_third_superblock_opens_a_volume_whose_start_was_wiped() {
     place.run("copy v back").succeeds();
     assert!(place.read("back") == data);
     let copies = |place: &Place| place.run("info v --json").succeeds().json()["volume"]["superblock_copies"].clone();
-    let states = |place: &Place| copies(place).as_array().unwrap().iter().map(|c| c["state"] == "good").collect::<Vec<_>>();
+    let states =
+        |place: &Place| copies(place).as_array().unwrap().iter().map(|c| c["state"] == "good").collect::<Vec<_>>();
     assert_eq!(states(&place), [false, false, true]);
     assert_eq!(copies(&place)[2]["offset"], third(&place));
     place.run("info v").succeeds().says(&["1 of 3 good", "lost at byte 0", "lost at byte 32768"]);
     let verified = place.run("verify v");
+    verified.ends_with(4);
     for words in ["the superblock of v at byte 0 is lost", "at byte 32768 is lost", "--repair writes it anew"] {
         assert!(verified.stderr.contains(words), "{}", verified.stderr);
     }
@@ -119,7 +121,9 @@ fn a_lost_superblock_is_told_by_a_server_and_written_anew() {
 fn a_plain_file_is_blocks_only_where_the_target_says_so() {
     let (place, data) = place();
     place.write("f", &noise(1, 64 << 10));
-    for command in ["info f", "verify f", "zero f", "discard f", "info offset:0..1,f", "info stripe:f,f", "scrub status f"] {
+    for command in
+        ["info f", "verify f", "zero f", "discard f", "info offset:0..1,f", "info stripe:f,f", "scrub status f"]
+    {
         let answer = place.run(command);
         answer.ends_with(3);
         let is_told = answer.stderr.contains("raw:f") && answer.stderr.contains("sealblock create");

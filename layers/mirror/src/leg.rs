@@ -4,7 +4,8 @@ use std::cell::{Cell, RefCell};
 
 use futures_util::future::LocalBoxFuture;
 use sealblock_block::{
-    Answer, Device, Durability, Error, Failure, Fault, Leg as LegPath, Operation, Outcome, Run, RunState, Runs, Stack,
+    Answer, Coverage, Device, Durability, Error, Failure, Fault, Leg as LegPath, Operation, Outcome, Run, RunState,
+    Runs, Stack, Unchecked,
 };
 use sealblock_integrity::{Checks, PiFormat, Sealed};
 use sealblock_units::{BlockCount, Extent};
@@ -179,6 +180,16 @@ impl Leg {
     /// The same fault as one of this leg.
     pub fn fault(&self, fault: &Fault) -> Fault {
         Fault { leg: self.path(fault.leg), ..*fault }
+    }
+
+    /// How far its check of blocks went, told as this leg's.
+    pub fn coverage(&self, coverage: Coverage) -> Coverage {
+        coverage.map(|run| self.unchecked(run))
+    }
+
+    /// The same run as one of this leg.
+    pub fn unchecked(&self, run: Unchecked) -> Unchecked {
+        Unchecked { leg: self.path(run.leg), ..run }
     }
 
     /// Asks the device, which has protection information of format `format`, as all legs have.

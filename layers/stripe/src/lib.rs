@@ -30,8 +30,8 @@ use sealblock_units::{BlockCount, BlockSize, ByteCount, Extent};
 
 use join::{Join, answered_wrongly};
 use label::Label;
-pub use members::Refusal;
 use members::Assembly;
+pub use members::Refusal;
 use plan::{Part, Plan, Run};
 use tags::gather;
 

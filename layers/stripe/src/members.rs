@@ -18,7 +18,9 @@ pub enum Refusal {
     #[error("a labelled stripe has at most {MOST_MEMBERS} members")]
     Many,
     /// A device without room for a label.
-    #[error("member {0} has no room for the label of a stripe, which keeps the order of the members and the size of chunks")]
+    #[error(
+        "member {0} has no room for the label of a stripe, which keeps the order of the members and the size of chunks"
+    )]
     NoRoom(usize),
     /// A device whose label is damaged.
     #[error("member {member}: {why}")]
@@ -172,12 +174,7 @@ pub(crate) async fn write<D: Device>(device: &D, label: &Label) -> Result<(), Er
 }
 
 /// Whether the labels that are there fit each other, their places, and what is asked for.
-fn judge(
-    found: &[Option<Label>],
-    first: usize,
-    assembly: &Assembly,
-    block_size: BlockSize,
-) -> Result<(), Refusal> {
+fn judge(found: &[Option<Label>], first: usize, assembly: &Assembly, block_size: BlockSize) -> Result<(), Refusal> {
     let Some(known) = &found[first] else { return Ok(()) };
     let labels = || found.iter().enumerate().filter_map(|(member, label)| Some((member, label.as_ref()?)));
     if let Some((member, _)) = labels().find(|(_, label)| !label.agrees(known)) {

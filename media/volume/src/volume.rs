@@ -265,6 +265,8 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
             annex: Ability::Native,
             unmap_zeroes: true,
             offloads: false,
+            seals: self.geometry.protection.is_some(),
+            copies: false,
         }
     }
 

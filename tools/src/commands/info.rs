@@ -216,7 +216,8 @@ fn volume_text(lines: &mut Lines, volume: &VolumeDescription) {
     lines.put("superblocks", format!("{} of {all} good", all - lost.len()));
     for copy in lost {
         let why = copy.lost.as_deref().unwrap_or_default();
-        lines.put("", format!("lost at byte {}: {why}; the next opening for writing writes it anew", copy.offset_bytes));
+        lines
+            .put("", format!("lost at byte {}: {why}; the next opening for writing writes it anew", copy.offset_bytes));
     }
 }
 

@@ -95,8 +95,10 @@ async fn volume(arguments: &Rescue) -> Result<Opened, Failure> {
             );
             Err(Failure::new(Cause::Damaged, DOING, why).on(path.display()).advise("another copy of the data"))
         }
-        FileKind::Raw => Err(Failure::new(Cause::Unsuitable, DOING, "it is no protected volume, nor what is left of one")
-            .on(path.display())),
+        FileKind::Raw => {
+            Err(Failure::new(Cause::Unsuitable, DOING, "it is no protected volume, nor what is left of one")
+                .on(path.display()))
+        }
     }
 }
 

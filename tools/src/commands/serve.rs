@@ -19,6 +19,7 @@ mod notify;
 mod plan;
 mod scrub;
 mod server;
+mod watch;
 
 use std::io::{self, Write};
 use std::num::NonZeroUsize;

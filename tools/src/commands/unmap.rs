@@ -31,7 +31,9 @@ pub fn zero(arguments: &Zero) -> Result<Exit, Failure> {
 /// Gives up blocks.
 pub fn discard(arguments: &Discard) -> Result<Exit, Failure> {
     let usage = arguments.members.usage();
-    cover("discarding", (&arguments.target, usage), arguments.range, |extent| Operation::Discard { extents: vec![extent] })
+    cover("discarding", (&arguments.target, usage), arguments.range, |extent| Operation::Discard {
+        extents: vec![extent],
+    })
 }
 
 /// Carries an operation out over a whole range, then flushes.

@@ -12,7 +12,9 @@ use sealblock_block::Medium;
 use sealblock_media_file::{FileBlock, FileMedium, OpenError, Options};
 use sealblock_media_volume::{Description, OpenOptions, Recognised, recognise};
 
-use super::{Access, Facts, FileVolume, Held, Opened, ReactorClock, Usage, of_medium, of_open, of_volume, raw_block_size};
+use super::{
+    Access, Facts, FileVolume, Held, Opened, ReactorClock, Usage, of_medium, of_open, of_volume, raw_block_size,
+};
 use crate::exit::{Cause, Failure};
 use crate::target::Target;
 

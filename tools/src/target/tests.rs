@@ -84,7 +84,8 @@ fn nbd_names() {
 
 #[test]
 fn groups_nest_in_brackets() {
-    let stripe = Target::Group { kind: GroupKind::Stripe { chunk: None, labelled: true }, legs: vec![file("A"), file("B")] };
+    let stripe =
+        Target::Group { kind: GroupKind::Stripe { chunk: None, labelled: true }, legs: vec![file("A"), file("B")] };
     let mirror = Target::Group { kind: GroupKind::Mirror, legs: vec![stripe, file("C")] };
     assert_eq!(parse("mirror:[stripe:A,B],C"), mirror);
     assert_eq!(parse("mirror:[stripe:A,[B]],C"), mirror);

@@ -40,6 +40,8 @@ pub struct TestLeg {
     pub memory: Rc<Gate<MemoryDevice>>,
     /// Nothing can be asked of it.
     pub gone: Rc<Cell<bool>>,
+    /// It fails checks and does not say where.
+    pub mute: Rc<Cell<bool>>,
     /// It fails writes.
     pub full: Rc<Cell<bool>>,
     /// Requests never end.
@@ -62,6 +64,7 @@ impl TestLeg {
             name,
             memory: Rc::new(memory),
             gone: Rc::default(),
+            mute: Rc::default(),
             full: Rc::default(),
             stuck: Rc::default(),
             held: Rc::default(),
@@ -127,6 +130,9 @@ impl Device for TestLeg {
         poll_fn(|_| if self.held.get() { Poll::Pending } else { Poll::Ready(()) }).await;
         if self.gone.get() {
             return Err(Failure::Unreachable { reason: "gone".to_owned() }.into());
+        }
+        if self.mute.get() && matches!(operation, Operation::Verify { .. } | Operation::Digest { .. }) {
+            return Err(Failure::Media { reason: "it says no more".to_owned() }.into());
         }
         if let Operation::Write { extent, .. } = &operation {
             if self.full.get() {

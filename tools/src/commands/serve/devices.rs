@@ -12,6 +12,7 @@ use sealblock_runtime_reactor::{CoreGone, CoreHandle, Homed};
 use super::legs::MirrorHandle;
 use super::plan::NamespacePlan;
 use super::scrub::{Keeper, ScrubHandle, Teller};
+use super::watch::watch;
 use crate::exit::{Cause, Failure};
 use crate::stack::{Access, Closer, OpenMirror, ReadOnly, Usage, open_for};
 use crate::target::Target;
@@ -128,6 +129,7 @@ async fn at_home(
     if read_only {
         gate = Rc::new(Gate::new(target.to_string(), Stack::new(ReadOnly::new(gate))));
     }
+    watch(&facts, &state);
     let mirror_uuid = facts.mirror.as_ref().map(|mirror| mirror.describe().uuid);
     let keeper = Keeper::open(&target, Rc::clone(&gate), state, teller).await;
     Ok(Opened {

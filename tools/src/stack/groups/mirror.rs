@@ -9,7 +9,7 @@ use futures_util::future::{LocalBoxFuture, join_all};
 use sealblock_block::{Device, Error, Stack};
 use sealblock_layers_mirror::label::Standing;
 use sealblock_layers_mirror::{
-    CreateOptions, Description, LegSource, MemberError, Mirror, MirrorError, OpenOptions, Reopen,
+    CreateOptions, Description, LegSource, MemberError, Mirror, MirrorError, OpenOptions, Reopen, State,
 };
 
 use super::super::{Access, Facts, Held, Opened, ReactorClock, Usage, close_all, received_bytes};
@@ -128,6 +128,17 @@ impl OpenMirror {
             let _ = leg.close().await;
         }
         Ok(())
+    }
+
+    /// What it was opened by.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// How it is once that is something else than `known`; nothing when it was closed.
+    pub async fn other_state(&self, known: State) -> Option<State> {
+        let state = self.mirror.other_state(known).await;
+        (!self.mirror.is_closed()).then_some(state)
     }
 
     /// Waits until no leg is being brought up to date; whether all that were are.

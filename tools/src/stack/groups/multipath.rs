@@ -149,12 +149,7 @@ fn unreachable(failure: Failure) -> Error {
 }
 
 /// Opens the paths, all at once. One is enough.
-pub(super) async fn open(
-    target: &Target,
-    legs: &[Target],
-    access: Access,
-    usage: Usage,
-) -> Result<Opened, Failure> {
+pub(super) async fn open(target: &Target, legs: &[Target], access: Access, usage: Usage) -> Result<Opened, Failure> {
     // Which path the label is on does not matter, but it is not seen through the layer.
     let paths = Paths::of(legs, access, usage.hidden());
     let (mut ways, mut facts, mut failed) = (Vec::new(), Vec::new(), None);

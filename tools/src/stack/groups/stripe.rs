@@ -30,7 +30,9 @@ pub(super) async fn open(
         .map_err(|error| Failure::new(Cause::Unsuitable, "opening", error).on(target));
     let made = match made {
         Ok(device) if labelled => match new_uuid() {
-            Ok(uuid) => device.labelled(uuid, access == Access::Write).await.map_err(|error| of_refusal(&error, target)),
+            Ok(uuid) => {
+                device.labelled(uuid, access == Access::Write).await.map_err(|error| of_refusal(&error, target))
+            }
             Err(failure) => Err(failure),
         },
         made => made,
@@ -67,7 +69,8 @@ fn of_refusal(refusal: &Refusal, target: &Target) -> Failure {
         return Failure::new(Cause::Unsuitable, "opening", refusal).on(target);
     };
     let group = |chunk, labelled, legs| Target::Group { kind: GroupKind::Stripe { chunk, labelled }, legs };
-    let unlabelled = || format!("{} to go by this order and this size of chunks unasked", group(*chunk, false, legs.clone()));
+    let unlabelled =
+        || format!("{} to go by this order and this size of chunks unasked", group(*chunk, false, legs.clone()));
     let (cause, advice) = match refusal {
         Refusal::Many | Refusal::NoRoom(_) | Refusal::Unlabelled(_) => (Cause::Refused, unlabelled()),
         Refusal::Order(own) => match in_order(legs, own) {
@@ -83,7 +86,8 @@ fn of_refusal(refusal: &Refusal, target: &Target) -> Failure {
         Refusal::Label { .. } => (Cause::Damaged, unlabelled()),
         Refusal::Device { .. } => (Cause::Io, "again when the members are there".to_owned()),
     };
-    let named = legs.iter().enumerate().map(|(member, leg)| format!("{member} is {leg}")).collect::<Vec<_>>().join(", ");
+    let named =
+        legs.iter().enumerate().map(|(member, leg)| format!("{member} is {leg}")).collect::<Vec<_>>().join(", ");
     Failure::new(cause, "opening", format!("{refusal} ({named})")).on(target).advise(advice)
 }
 
