@@ -218,6 +218,43 @@ impl Operation {
         }
     }
 
+    /// Whether what it changes is lost without a later Flush.
+    pub const fn is_volatile(&self) -> bool {
+        match self {
+            Operation::Write { durability, .. }
+            | Operation::WriteZeroes { durability, .. }
+            | Operation::WriteUncorrectable { durability, .. } => matches!(durability, Durability::Volatile),
+            Operation::Discard { .. } | Operation::Repair { .. } => true,
+            Operation::Read { .. }
+            | Operation::Flush
+            | Operation::Verify { .. }
+            | Operation::Digest { .. }
+            | Operation::Allocation { .. }
+            | Operation::Compare { .. }
+            | Operation::ReadAnnex { .. }
+            | Operation::WriteAnnex { .. } => false,
+        }
+    }
+
+    /// Whether its success says that something is durable, so that its failure may be that of a flush: after that nobody knows
+    /// what else is.
+    pub const fn is_durable(&self) -> bool {
+        match self {
+            Operation::Write { durability, .. }
+            | Operation::WriteZeroes { durability, .. }
+            | Operation::WriteUncorrectable { durability, .. } => matches!(durability, Durability::ForceUnitAccess),
+            Operation::Flush | Operation::WriteAnnex { .. } => true,
+            Operation::Discard { .. }
+            | Operation::Repair { .. }
+            | Operation::Read { .. }
+            | Operation::Verify { .. }
+            | Operation::Digest { .. }
+            | Operation::Allocation { .. }
+            | Operation::Compare { .. }
+            | Operation::ReadAnnex { .. } => false,
+        }
+    }
+
     /// How many blocks it is about, all extents together.
     pub fn blocks(&self) -> u64 {
         match self {

@@ -17,6 +17,7 @@
 //!
 //! The gate stands at home, in front of the device, so an attachment needs none of its own.
 
+mod durable;
 mod home;
 mod link;
 mod mailbox;

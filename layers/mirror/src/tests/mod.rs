@@ -1,6 +1,7 @@
 //! A mirror of devices in RAM that can be damaged, and can go away and come back.
 
 mod damage;
+mod flushes;
 mod forgotten;
 mod judge;
 mod legs;

@@ -42,6 +42,8 @@ pub struct TestLeg {
     pub gone: Rc<Cell<bool>>,
     /// It fails writes.
     pub full: Rc<Cell<bool>>,
+    /// The next flush fails, and only that: what was written before is lost or not.
+    pub fails_flush: Rc<Cell<bool>>,
     /// Requests never end.
     pub stuck: Rc<Cell<bool>>,
     /// Requests wait.
@@ -63,6 +65,7 @@ impl TestLeg {
             memory: Rc::new(memory),
             gone: Rc::default(),
             full: Rc::default(),
+            fails_flush: Rc::default(),
             stuck: Rc::default(),
             held: Rc::default(),
             bare: false,
@@ -127,6 +130,9 @@ impl Device for TestLeg {
         poll_fn(|_| if self.held.get() { Poll::Pending } else { Poll::Ready(()) }).await;
         if self.gone.get() {
             return Err(Failure::Unreachable { reason: "gone".to_owned() }.into());
+        }
+        if matches!(operation, Operation::Flush) && self.fails_flush.take() {
+            return Err(Failure::Media { reason: "these writes may be lost".to_owned() }.into());
         }
         if let Operation::Write { extent, .. } = &operation {
             if self.full.get() {
