@@ -20,6 +20,7 @@ mod geometry;
 mod ledger;
 mod medium;
 mod operation;
+mod range_lock;
 mod source;
 
 pub use abilities::{Abilities, Ability};
@@ -35,4 +36,5 @@ pub use geometry::{Geometry, Limits};
 pub use ledger::{InDoubt, Ledger};
 pub use medium::{Medium, MediumError, MediumErrorKind};
 pub use operation::{Answer, Digested, Durability, Operation, OperationKind, Outcome, Verified};
+pub use range_lock::{RangeGuard, RangeLock};
 pub use source::Source;

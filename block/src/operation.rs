@@ -1,5 +1,7 @@
 //! What can be asked of a device, and what it answers.
 
+use std::ops::RangeInclusive;
+
 use sealblock_integrity::{Checks, Sealed};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::Extent;
@@ -213,6 +215,30 @@ impl Operation {
             | Operation::WriteUncorrectable { extent, .. } => Some(*extent),
             Operation::Flush
             | Operation::Discard { .. }
+            | Operation::ReadAnnex { .. }
+            | Operation::WriteAnnex { .. } => None,
+        }
+    }
+
+    /// The blocks that it changes, from the first to the last; none if it changes no blocks. A Repair writes what it finds on one
+    /// copy to another, so it counts.
+    pub fn changed(&self) -> Option<RangeInclusive<u64>> {
+        let first_to_last = |extents: &[Extent]| {
+            let first = extents.iter().map(|extent| extent.start().get()).min()?;
+            Some(first..=extents.iter().map(|extent| extent.last().get()).max()?)
+        };
+        match self {
+            Operation::Write { extent, .. }
+            | Operation::WriteZeroes { extent, .. }
+            | Operation::WriteUncorrectable { extent, .. }
+            | Operation::Repair { extent, .. } => first_to_last(&[*extent]),
+            Operation::Discard { extents } => first_to_last(extents),
+            Operation::Read { .. }
+            | Operation::Flush
+            | Operation::Verify { .. }
+            | Operation::Digest { .. }
+            | Operation::Allocation { .. }
+            | Operation::Compare { .. }
             | Operation::ReadAnnex { .. }
             | Operation::WriteAnnex { .. } => None,
         }

@@ -291,7 +291,8 @@ pub(crate) fn abilities(devices: &[Abilities], read_only: bool) -> Abilities {
 
 #[cold]
 fn writes_lost() -> Error {
-    let reason = "the last leg went away, or could not be flushed, with writes that were not flushed; they may be lost".to_owned();
+    let reason = "the last leg went away, or could not be flushed, with writes that were not flushed; they may be lost"
+        .to_owned();
     Failure::Media { reason }.into()
 }
 

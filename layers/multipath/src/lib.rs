@@ -28,8 +28,7 @@ use std::task::Waker;
 
 use futures_util::future::join_all;
 use sealblock_block::{
-    Abilities, Ability, Answer, Clock, Device, Error, Failure, Geometry, Limits, Operation, Outcome,
-    Source, Stack,
+    Abilities, Ability, Answer, Clock, Device, Error, Failure, Geometry, Limits, Operation, Outcome, Source, Stack,
 };
 
 use fence::Touched;

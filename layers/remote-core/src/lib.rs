@@ -24,4 +24,4 @@ mod mailbox;
 mod shared;
 mod slots;
 
-pub use shared::{Attached, SharedDevice};
+pub use shared::{Attached, Locked, SharedDevice};

@@ -1,11 +1,15 @@
 //! Devices as handles that travel, and what they become on a core.
 
 use std::cell::RefCell;
+use std::ops::RangeInclusive;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use sealblock_block::{Abilities, Device, FlushCursor, FlushErrors, Gate, Geometry, Operation, Outcome, Stack};
+use sealblock_block::{
+    Abilities, Device, FlushCursor, FlushErrors, Gate, Geometry, Operation, Outcome, RangeGuard, RangeLock, Stack,
+};
 use sealblock_runtime_reactor::Homed;
+use sealblock_units::Extent;
 
 use crate::durable::Durable;
 use crate::link::Link;
@@ -27,6 +31,7 @@ struct Inner {
     abilities: Abilities,
     flush_errors: Arc<FlushErrors>,
     durable: Durable,
+    ranges: RangeLock,
 }
 
 impl SharedDevice {
@@ -37,7 +42,8 @@ impl SharedDevice {
     pub fn publish(device: Rc<Gate<Stack>>) -> SharedDevice {
         let (name, geometry, abilities) = (device.name().into(), device.geometry().clone(), device.abilities());
         let (homed, flush_errors, durable) = (Homed::new(device), Arc::default(), Durable::default());
-        SharedDevice(Arc::new(Inner { homed, name, geometry, abilities, flush_errors, durable }))
+        let ranges = RangeLock::default();
+        SharedDevice(Arc::new(Inner { homed, name, geometry, abilities, flush_errors, durable, ranges }))
     }
 
     /// The device as one of the current core: the device itself at home, a way there elsewhere. Never waits; a home
@@ -73,8 +79,13 @@ impl SharedDevice {
         asker.is_of(&self.0.flush_errors)
     }
 
-    /// Carries a request out at home. A failure that others are to be told of is known before this returns.
-    pub(crate) async fn carry_out(&self, gate: &Gate<Stack>, operation: Operation) -> Outcome {
+    /// Carries a request out at home, when nobody has the blocks locked that it changes; whoever asks may have done so itself. A
+    /// failure that others are to be told of is known before this returns.
+    pub(crate) async fn carry_out(&self, gate: &Gate<Stack>, operation: Operation, is_locked: bool) -> Outcome {
+        let _range = match operation.changed().filter(|_| !is_locked) {
+            Some(blocks) => Some(self.0.ranges.lock_shared(blocks).await),
+            None => None,
+        };
         if !operation.is_durable() {
             return gate.execute(operation).await;
         }
@@ -90,6 +101,10 @@ impl SharedDevice {
 
     /// The same, if there is nothing to wait for.
     fn carry_out_at_once(&self, gate: &Gate<Stack>, operation: &Operation) -> Option<Outcome> {
+        let _range = match operation.changed() {
+            Some(_) => Some(self.0.ranges.try_lock_shared()?),
+            None => None,
+        };
         if !operation.is_durable() {
             return gate.at_once(operation);
         }
@@ -165,11 +180,51 @@ impl Attached {
         matches!(self.way, Way::Here(_))
     }
 
-    async fn ask(&self, operation: Operation) -> Outcome {
+    /// Waits until nobody else changes these blocks, whoever it is and on whichever core, and keeps others from it for as long as
+    /// what comes back lives. Reads go on.
+    pub async fn lock(&self, extent: Extent) -> Locked<'_> {
+        let range = self.device.0.ranges.lock(extent.start().get()..=extent.last().get()).await;
+        Locked { attached: self, extent, _range: range }
+    }
+
+    async fn ask(&self, operation: Operation, is_locked: bool) -> Outcome {
         match &self.way {
-            Way::Here(gate) => self.device.carry_out(gate, operation).await,
-            Way::There(link) => link.call(operation).await,
+            Way::Here(gate) => self.device.carry_out(gate, operation, is_locked).await,
+            Way::There(link) => link.call(operation, is_locked).await,
         }
+    }
+
+    async fn carry_out(&self, operation: Operation, is_locked: bool) -> Outcome {
+        if matches!(operation, Operation::Flush) {
+            let flush = self.asker.begin_flush();
+            return flush.end(self.ask(operation, is_locked).await);
+        }
+        if !operation.is_volatile() {
+            return self.ask(operation, is_locked).await;
+        }
+        let mark = self.asker.begin_write();
+        let outcome = self.ask(operation, is_locked).await;
+        if outcome.is_ok() {
+            self.asker.wrote(mark);
+        }
+        outcome
+    }
+}
+
+/// Blocks that nobody else changes; see [`Attached::lock`].
+pub struct Locked<'a> {
+    attached: &'a Attached,
+    extent: Extent,
+    _range: RangeGuard<'a>,
+}
+
+impl Locked<'_> {
+    /// Carries a request out that changes no other blocks. To be waited for: one that is given up goes on without the lock.
+    pub async fn execute(&self, operation: Operation) -> Outcome {
+        let locked = self.extent.start().get()..=self.extent.last().get();
+        let is_within = |blocks: &RangeInclusive<u64>| locked.contains(blocks.start()) && locked.contains(blocks.end());
+        debug_assert!(operation.changed().as_ref().is_none_or(is_within), "others are not locked");
+        self.attached.carry_out(operation, true).await
     }
 }
 
@@ -189,19 +244,7 @@ impl Device for Attached {
     }
 
     async fn execute(&self, operation: Operation) -> Outcome {
-        if matches!(operation, Operation::Flush) {
-            let flush = self.asker.begin_flush();
-            return flush.end(self.ask(operation).await);
-        }
-        if !operation.is_volatile() {
-            return self.ask(operation).await;
-        }
-        let mark = self.asker.begin_write();
-        let outcome = self.ask(operation).await;
-        if outcome.is_ok() {
-            self.asker.wrote(mark);
-        }
-        outcome
+        self.carry_out(operation, false).await
     }
 
     fn at_once(&self, operation: &Operation) -> Option<Outcome> {
