@@ -43,6 +43,10 @@ pub struct Abilities {
     pub unmap_zeroes: bool,
     /// The device is away from this host: operations it does itself move no payload here.
     pub offloads: bool,
+    /// Every block has a seal, and a Read or Verify that asks for the guard checks it, here or where the blocks are.
+    pub seals: bool,
+    /// It holds copies, of which a Read looks at one and a Verify at all.
+    pub copies: bool,
 }
 
 impl Abilities {
@@ -60,6 +64,8 @@ impl Abilities {
         annex: Ability::Absent,
         unmap_zeroes: false,
         offloads: false,
+        seals: false,
+        copies: false,
     };
 
     /// A device in this process that does everything itself but what takes copies, holes and an annex.
@@ -76,6 +82,8 @@ impl Abilities {
         annex: Ability::Absent,
         unmap_zeroes: true,
         offloads: false,
+        seals: false,
+        copies: false,
     };
 
     /// How this kind of operation is carried out.
@@ -118,6 +126,8 @@ impl Abilities {
             annex: both(self.annex, other.annex),
             unmap_zeroes: self.unmap_zeroes && other.unmap_zeroes,
             offloads: self.offloads && other.offloads,
+            seals: self.seals && other.seals,
+            copies: self.copies || other.copies,
         }
     }
 

@@ -6,7 +6,7 @@ use sealblock_integrity::{Checks, Sealed};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::Extent;
 
-use crate::{AnnexSlot, Error, Run};
+use crate::{AnnexSlot, Coverage, Error, Run};
 
 /// Whether a write must be on the medium before it is answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -290,20 +290,24 @@ impl Operation {
     }
 }
 
-/// What a Verify cost.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+/// What a Verify cost, and how far it went.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Verified {
     /// Bytes of payload that came from the device to this host to be checked.
     pub bytes_transferred: u64,
+    /// What it could not check.
+    pub coverage: Coverage,
 }
 
 /// What a Digest found.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Digested {
     /// The CRC-64/NVME of the blocks' data, in order.
     pub crc64: u64,
     /// Bytes of payload that came from the device to this host for it.
     pub bytes_transferred: u64,
+    /// What it could not check.
+    pub coverage: Coverage,
 }
 
 /// What a successful operation gives back.
@@ -313,9 +317,9 @@ pub enum Answer {
     Done,
     /// Read: the blocks, checked as asked.
     Data(Sealed),
-    /// Verify and Repair: all blocks are good.
+    /// Verify and Repair: all blocks that were checked are good.
     Verified(Verified),
-    /// Digest: all blocks are good.
+    /// Digest: all blocks that were checked are good.
     Digest(Digested),
     /// Allocation: runs that cover the extent, in order.
     Allocation(Vec<Run>),

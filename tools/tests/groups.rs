@@ -48,7 +48,9 @@ fn damage_of_a_stripe_names_the_leg() {
         .as_array()
         .unwrap()
         .iter()
-        .map(|error| (error["lba"].as_u64().unwrap(), error["leg"].as_str().unwrap(), error["field"].as_str().unwrap()))
+        .map(|error| {
+            (error["lba"].as_u64().unwrap(), error["member"].as_str().unwrap(), error["field"].as_str().unwrap())
+        })
         .collect();
     assert_eq!(found, [(18, "b", "guard"), (33, "a", "ref_tag")]);
     place.run("copy offset:18..18,stripe:a,b -").fails(3, &["damaged"]);

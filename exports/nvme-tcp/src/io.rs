@@ -123,7 +123,12 @@ impl Job {
         match namespace.device.at_once(&operation) {
             None => Err(Work::Request(operation)),
             Some(outcome) => {
-                let outcome = learn(namespace, &About::of(&operation), outcome);
+                let about = About::of(&operation, namespace.device.geometry());
+                if about.is_doubtful(&outcome) {
+                    // Asked again, it fails again, and then there is time to find out for whose fault.
+                    return Err(Work::Request(operation));
+                }
+                let outcome = learn(namespace, &about, outcome);
                 Ok(self.ended(namespace, outcome.and_then(|answer| self.reply(namespace, answer))))
             }
         }
@@ -143,7 +148,7 @@ impl Job {
         };
         let outcome = match work {
             Ok(Work::Request(operation)) => {
-                let about = About::of(&operation);
+                let about = About::of(&operation, namespace.device.geometry());
                 let outcome = match locked {
                     Some(locked) => locked.execute(operation).await,
                     None => namespace.device.execute(operation).await,
@@ -190,6 +195,8 @@ impl Job {
         match (&self.io, answer) {
             (IoCommand::Read(blocks), Answer::Data(read)) => Ok(Reply::Data(namespace.payload(blocks, read), 0)),
             (IoCommand::Digest(_), Answer::Digest(digested)) => Ok(Reply::Done(digested.crc64)),
+            // Hosts that do not know what it means ignore it.
+            (IoCommand::Verify(_), Answer::Verified(verified)) => Ok(Reply::Done(verified.coverage.bits().into())),
             (IoCommand::Read(_) | IoCommand::Digest(_), _) => Err(StatusCode::INTERNAL_ERROR.into()),
             _ => Ok(Reply::Done(0)),
         }
@@ -269,9 +276,18 @@ fn extent(io: &IoCommand) -> Option<Extent> {
 
 /// Asks the device, and remembers what that tells of bad blocks.
 pub(crate) async fn execute(namespace: &Mounted, operation: Operation) -> Result<Answer, Refusal> {
-    let about = About::of(&operation);
+    let geometry = namespace.device.geometry();
+    let about = About::of(&operation, geometry);
     let outcome = namespace.device.execute(operation).await;
-    learn(namespace, &about, outcome)
+    match about.extent.filter(|_| about.is_doubtful(&outcome)) {
+        Some(extent) => {
+            let (own, check) = About::of_check(extent, geometry);
+            let found = namespace.device.execute(check).await;
+            namespace.state.learn(&own, &found);
+            outcome.map_err(|error| Refusal::of_error(&error, about.kind))
+        }
+        None => learn(namespace, &about, outcome),
+    }
 }
 
 fn learn(namespace: &Mounted, about: &About, outcome: Outcome) -> Result<Answer, Refusal> {

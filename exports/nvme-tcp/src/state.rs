@@ -2,9 +2,10 @@
 //!
 //! It belongs to the device: namespaces of one device share it, whatever they are called and however they show it.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use sealblock_block::{Fault, Outcome};
+use sealblock_block::{Fault, Geometry, Outcome};
 use sealblock_units::Extent;
 
 use crate::known::{About, KnownBlocks};
@@ -15,6 +16,7 @@ use crate::notices::Notices;
 #[derive(Default)]
 pub struct NamespaceState {
     pub(crate) known: KnownBlocks,
+    degraded: AtomicBool,
     watchers: Mutex<Vec<(u32, Weak<Notices>)>>,
 }
 
@@ -26,9 +28,29 @@ impl NamespaceState {
         }
     }
 
-    /// Takes out blocks that were repaired.
-    pub fn report_repaired(&self, extent: Extent) {
-        self.known.forget(extent);
+    /// Takes in what a check of all copies of an extent has found, of a device of this shape: blocks that it has not found bad are
+    /// so no more. The faults are in the order of their blocks.
+    pub fn report_check(&self, geometry: &Geometry, extent: Extent, faults: &[Fault], is_complete: bool) {
+        let (about, _) = About::of_check(extent, geometry);
+        if self.known.checked(extent, &about, faults) {
+            self.tell(|_, notices| notices.damage_found());
+        }
+        if is_complete {
+            self.known.scanned(extent, &about);
+        }
+    }
+
+    /// Says whether copies of the device are away or out of sync. Hosts see it in SMART / Health Information.
+    pub fn report_degraded(&self, is_degraded: bool) {
+        let was = self.degraded.swap(is_degraded, Ordering::Relaxed);
+        if is_degraded && !was {
+            self.tell(|_, notices| notices.reliability_degraded());
+        }
+    }
+
+    /// Whether copies of the device are away or out of sync.
+    pub(crate) fn is_degraded(&self) -> bool {
+        self.degraded.load(Ordering::Relaxed)
     }
 
     /// Tells hosts that something changed that Identify says of the namespace.

@@ -5,18 +5,26 @@
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, guard};
 use sealblock_units::BlockSize;
 
+use crate::lineage::{Lineage, MOST_SESSIONS, SESSION_BYTES};
 use crate::regions::{RegionMap, Regions, bytes_of};
 
 /// Legs of a mirror at most, those that are gone and not forgotten included.
 pub const MOST_LEGS: usize = 8;
 
+/// Stale blocks of all legs of a mirror, at most.
+pub const MOST_STALE: usize = 2048;
+
+/// Bytes that the stale blocks of all legs take in a label, at most. Blocks that lie close together take one to three
+/// bytes each.
+pub const MOST_STALE_BYTES: usize = 6 << 10;
+
 /// No label has a higher generation.
 const MOST_GENERATION: u64 = 1 << 62;
 
 const MAGIC: [u8; 8] = *b"SBMIRROR";
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 const HEAD_BYTES: usize = 96;
-const MEMBER_BYTES: usize = 32;
+const MEMBER_BYTES: usize = 48;
 
 const AT_VERSION: usize = 8;
 const AT_CHECKSUM: usize = 12;
@@ -30,11 +38,16 @@ const AT_TYPE: usize = 54;
 const AT_STORAGE_TAG: usize = 55;
 const AT_MEMBERS: usize = 56;
 const AT_OWN: usize = 57;
+const AT_SESSIONS: usize = 58;
+const AT_TENTATIVE: usize = 60;
+const AT_CHANGED: usize = 64;
 const AT_STATE: usize = 16;
 const AT_HAS_MISSED: usize = 17;
 const AT_HAS_ROOM: usize = 18;
-const AT_UNHEARD: usize = 20;
+const AT_IS_NEW: usize = 19;
+const AT_STALE: usize = 20;
 const AT_SEEN: usize = 24;
+const AT_SENT: usize = 32;
 
 /// What a leg is to the mirror.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -72,12 +85,27 @@ pub struct Member {
     pub standing: Standing,
     /// It has room for a label, so a device without one is not this leg.
     pub has_room: bool,
+    /// It was never in sync since it was made a leg: outside what was brought to it its content is not this mirror's.
+    pub is_new: bool,
     /// The regions it may lack; empty where it is current.
     pub missed: Regions,
+    /// Blocks (LBAs, rising) of which it holds only an older copy although it is current: every other current leg had lost
+    /// its copy when it was brought up to date. All legs together have at most [`MOST_STALE`]; see [`stale_fits`].
+    pub stale: Vec<u64>,
     /// The generation of the last label that is known to be on it. With an earlier one it is an old image of itself.
     pub seen: u64,
     /// The generation of the last label that was sent to it, which may have reached it unheard.
     pub sent: u64,
+}
+
+/// Whether a label has room for these stale blocks of its legs.
+pub fn stale_fits<'a>(lists: impl IntoIterator<Item = &'a [u64]>) -> bool {
+    let (mut blocks, mut bytes) = (0, 0);
+    for list in lists {
+        blocks += list.len();
+        bytes += stale_bytes(list).len();
+    }
+    blocks <= MOST_STALE && bytes <= MOST_STALE_BYTES
 }
 
 /// What is noted on a leg.
@@ -87,6 +115,13 @@ pub struct Label {
     pub uuid: [u8; 16],
     /// Counts the labels of the mirror; a label with a higher one was written later.
     pub generation: u64,
+    /// Where the label is `tentative`, how far its newest session was known to be before it.
+    pub changed: u64,
+    /// The last label that came before a change may have been under way when all stopped: nothing was changed after it
+    /// unless all legs that it calls current have got it, too.
+    pub is_tentative: bool,
+    /// The openings that have changed the mirror.
+    pub lineage: Lineage,
     /// Blocks of the mirror, and with them its regions.
     pub map: RegionMap,
     /// Blocks of the mirror.
@@ -110,7 +145,7 @@ pub enum LabelError {
     #[error("the mirror's label is damaged")]
     Damaged,
     /// Another version of the format.
-    #[error("the mirror's label has version {0}; this program knows version 1")]
+    #[error("the mirror's label has version {0}; this program knows version {VERSION}")]
     Version(u64),
     /// A field has an impossible value.
     #[error("the {0} in the mirror's label cannot be")]
@@ -145,16 +180,23 @@ impl Label {
         }
         put::<1>(&mut bytes, AT_MEMBERS, self.members.len() as u64);
         put::<1>(&mut bytes, AT_OWN, self.own as u64);
+        put::<2>(&mut bytes, AT_SESSIONS, self.lineage.sessions().len() as u64);
+        put::<1>(&mut bytes, AT_TENTATIVE, u64::from(self.is_tentative));
+        put::<8>(&mut bytes, AT_CHANGED, self.changed);
         for member in &self.members {
             let mut entry = [0; MEMBER_BYTES];
             entry[..16].copy_from_slice(&member.id);
             put::<1>(&mut entry, AT_STATE, member.standing as u64);
             put::<1>(&mut entry, AT_HAS_MISSED, u64::from(!member.missed.is_empty()));
             put::<1>(&mut entry, AT_HAS_ROOM, u64::from(member.has_room));
-            put::<4>(&mut entry, AT_UNHEARD, member.sent.saturating_sub(member.seen).min(u64::from(u32::MAX)));
+            put::<1>(&mut entry, AT_IS_NEW, u64::from(member.is_new));
+            put::<2>(&mut entry, AT_STALE, member.stale.len() as u64);
             put::<8>(&mut entry, AT_SEEN, member.seen);
+            put::<8>(&mut entry, AT_SENT, member.sent.max(member.seen));
             bytes.extend_from_slice(&entry);
         }
+        bytes.extend_from_slice(&self.lineage.to_bytes());
+        self.members.iter().for_each(|member| bytes.extend_from_slice(&stale_bytes(&member.stale)));
         bytes.extend_from_slice(&self.dirty.to_bytes());
         for member in self.members.iter().filter(|member| !member.missed.is_empty()) {
             bytes.extend_from_slice(&member.missed.to_bytes());
@@ -188,7 +230,7 @@ impl Label {
             .ok_or(LabelError::Field("capacity"))?;
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&bytes[AT_UUID..AT_UUID + 16]);
-        let (members, dirty) = decode_members(bytes, &map)?;
+        let (lineage, members, dirty) = decode_body(bytes, &map, capacity_blocks)?;
         let own = get::<1>(bytes, AT_OWN) as usize;
         if own >= members.len() {
             return Err(LabelError::Field("number of the leg"));
@@ -196,6 +238,9 @@ impl Label {
         Ok(Some(Label {
             uuid,
             generation,
+            changed: generation_at(bytes, AT_CHANGED)?,
+            is_tentative: get::<1>(bytes, AT_TENTATIVE) != 0,
+            lineage,
             map,
             capacity_blocks,
             block_size: BlockSize::from_bytes(get::<4>(bytes, AT_BLOCK_BYTES))
@@ -213,31 +258,126 @@ fn generation_at(bytes: &[u8], at: usize) -> Result<u64, LabelError> {
     Some(get::<8>(bytes, at)).filter(|generation| *generation <= MOST_GENERATION).ok_or(LabelError::Field("generation"))
 }
 
-/// The legs and the regions in which they may differ.
-fn decode_members(bytes: &[u8], map: &RegionMap) -> Result<(Vec<Member>, Regions), LabelError> {
+/// What follows the head, taken piece by piece.
+struct Rest<'a>(&'a [u8]);
+
+impl<'a> Rest<'a> {
+    fn bytes(&mut self, count: usize) -> Result<&'a [u8], LabelError> {
+        let (taken, rest) = self.0.split_at_checked(count).ok_or(LabelError::Damaged)?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn regions(&mut self, map: &RegionMap) -> Result<Regions, LabelError> {
+        let bytes = self.bytes(bytes_of(map.count()))?;
+        Regions::from_bytes(bytes, map.count()).ok_or(LabelError::Field("regions"))
+    }
+
+    /// Blocks in rising order, each as its distance from the one before, seven bits a byte.
+    fn stale(&mut self, count: usize, capacity_blocks: u64) -> Result<Vec<u64>, LabelError> {
+        let mut stale = Vec::with_capacity(count);
+        let mut next = 0_u64;
+        for _ in 0..count {
+            let (mut distance, mut shift) = (0, 0);
+            loop {
+                let byte = self.bytes(1)?[0];
+                distance |= u64::from(byte & 0x7F) << shift;
+                shift += 7;
+                // A last byte of zero could be left out, and no distance has more than 56 bits.
+                match byte {
+                    0 if shift > 7 => return Err(LabelError::Field("stale blocks")),
+                    0..0x80 => break,
+                    _ if shift >= 56 => return Err(LabelError::Field("stale blocks")),
+                    _ => {}
+                }
+            }
+            let lba = next + distance;
+            if lba >= capacity_blocks {
+                return Err(LabelError::Field("stale blocks"));
+            }
+            stale.push(lba);
+            next = lba + 1;
+        }
+        Ok(stale)
+    }
+}
+
+/// The stale blocks of a leg as a label has them.
+fn stale_bytes(stale: &[u64]) -> Vec<u8> {
+    let (mut bytes, mut next) = (Vec::new(), 0);
+    for lba in stale {
+        let mut distance = lba.saturating_sub(next);
+        while distance >= 0x80 {
+            bytes.push(distance as u8 | 0x80);
+            distance >>= 7;
+        }
+        bytes.push(distance as u8);
+        next = lba + 1;
+    }
+    bytes
+}
+
+/// The lineage, the legs, and the regions in which they may differ.
+fn decode_body(
+    bytes: &[u8],
+    map: &RegionMap,
+    capacity_blocks: u64,
+) -> Result<(Lineage, Vec<Member>, Regions), LabelError> {
     let count = get::<1>(bytes, AT_MEMBERS) as usize;
     if count == 0 || count > MOST_LEGS {
         return Err(LabelError::Field("number of legs"));
     }
-    let entries = bytes.get(HEAD_BYTES..HEAD_BYTES + count * MEMBER_BYTES).ok_or(LabelError::Damaged)?;
-    let mut rest = &bytes[HEAD_BYTES + entries.len()..];
-    let mut take = || {
-        let set = Regions::from_bytes(rest, map.count()).ok_or(LabelError::Field("regions"))?;
-        rest = &rest[bytes_of(map.count())..];
-        Ok(set)
-    };
-    let dirty = take()?;
+    let sessions = get::<2>(bytes, AT_SESSIONS) as usize;
+    if sessions > MOST_SESSIONS {
+        return Err(LabelError::Field("number of sessions"));
+    }
+    let mut rest = Rest(&bytes[HEAD_BYTES..]);
+    let entries = rest.bytes(count * MEMBER_BYTES)?;
+    let lineage = Lineage::from_bytes(rest.bytes(sessions * SESSION_BYTES)?).ok_or(LabelError::Field("lineage"))?;
     let mut members = Vec::with_capacity(count);
     for entry in entries.chunks_exact(MEMBER_BYTES) {
-        let mut id = [0; 16];
-        id.copy_from_slice(&entry[..16]);
-        let standing = Standing::ALL.get(usize::from(entry[AT_STATE])).ok_or(LabelError::Field("state of a leg"))?;
-        let missed = if entry[AT_HAS_MISSED] == 0 { Regions::none(map.count()) } else { take()? };
-        let (has_room, seen) = (entry[AT_HAS_ROOM] != 0, generation_at(entry, AT_SEEN)?);
-        let sent = seen + get::<4>(entry, AT_UNHEARD);
-        members.push(Member { id, standing: *standing, has_room, missed, seen, sent });
+        members.push(decode_member(entry, &mut rest, map, capacity_blocks)?);
     }
-    Ok((members, dirty))
+    if !stale_fits(members.iter().map(|member| &member.stale[..])) {
+        return Err(LabelError::Field("number of stale blocks"));
+    }
+    let dirty = rest.regions(map)?;
+    for (entry, member) in entries.chunks_exact(MEMBER_BYTES).zip(&mut members) {
+        if entry[AT_HAS_MISSED] != 0 {
+            member.missed = rest.regions(map)?;
+        }
+    }
+    Ok((lineage, members, dirty))
+}
+
+/// A leg, without the regions it has missed.
+fn decode_member(
+    entry: &[u8],
+    rest: &mut Rest<'_>,
+    map: &RegionMap,
+    capacity_blocks: u64,
+) -> Result<Member, LabelError> {
+    let mut id = [0; 16];
+    id.copy_from_slice(&entry[..16]);
+    let standing = *Standing::ALL.get(usize::from(entry[AT_STATE])).ok_or(LabelError::Field("state of a leg"))?;
+    let is_new = entry[AT_IS_NEW] != 0;
+    if is_new && standing == Standing::Current {
+        return Err(LabelError::Field("state of a leg"));
+    }
+    let (seen, sent) = (generation_at(entry, AT_SEEN)?, generation_at(entry, AT_SENT)?);
+    if sent < seen {
+        return Err(LabelError::Field("generation"));
+    }
+    Ok(Member {
+        id,
+        standing,
+        has_room: entry[AT_HAS_ROOM] != 0,
+        is_new,
+        missed: Regions::none(map.count()),
+        stale: rest.stale(get::<2>(entry, AT_STALE) as usize, capacity_blocks)?,
+        seen,
+        sent,
+    })
 }
 
 fn guard_code(kind: GuardKind) -> u64 {
@@ -276,13 +416,18 @@ pub(crate) mod tests {
             id: [at as u8 + 1; 16],
             standing: Standing::Current,
             has_room: true,
+            is_new: false,
             missed: none.clone(),
+            stale: Vec::new(),
             seen: 0,
             sent: 0,
         };
         Label {
             uuid: [9; 16],
             generation,
+            changed: 0,
+            is_tentative: false,
+            lineage: Lineage::default(),
             map,
             capacity_blocks: 64 * 256,
             block_size: BlockSize::B4096,
@@ -299,7 +444,14 @@ pub(crate) mod tests {
         good.dirty.insert(63);
         good.members[2].standing = Standing::Missing;
         good.members[2].missed.insert(5);
+        good.members[2].is_new = true;
+        good.members[0].stale = vec![0, 1, 127, 256, 16_383];
+        good.members[1].stale = vec![9000];
         (good.members[1].seen, good.members[1].sent) = (76, 77);
+        good.lineage.begin(5, 70);
+        good.lineage.confirm(71);
+        good.lineage.begin(6, 77);
+        (good.changed, good.is_tentative) = (60, true);
         let bytes = good.encode();
         assert_eq!(Label::decode(&bytes), Ok(Some(good)));
         assert_eq!(Label::decode(&[]), Ok(None));
@@ -333,11 +485,55 @@ pub(crate) mod tests {
             Label { map, capacity_blocks: 1 << 40, block_size: BlockSize::B512, ..label(MOST_LEGS, 0, 1) };
         longest.dirty = Regions::all(map.count());
         longest.members.iter_mut().for_each(|member| member.missed = Regions::all(map.count()));
+        (0..300).for_each(|id| longest.lineage.begin(id, id));
+        // As far apart as blocks of a large device can be.
+        longest.members[7].stale = (0..1024).map(|at| at << 30).collect();
+        assert!(stale_fits([&longest.members[7].stale[..]]));
         assert!(longest.encode().len() <= AnnexSlot::Group.most_bytes());
         assert_eq!(Label::decode(&longest.encode()), Ok(Some(longest)));
     }
 
+    #[test]
+    fn more_stale_blocks_than_fit_are_refused() {
+        let mut label = Label { capacity_blocks: 1 << 22, ..label(2, 0, 1) };
+        label.map = RegionMap::new(BlockSize::B4096, 1 << 22);
+        label.dirty = Regions::none(label.map.count());
+        label.members.iter_mut().for_each(|member| member.missed = label.dirty.clone());
+        label.members[0].stale = (0..MOST_STALE as u64).collect();
+        assert_eq!(Label::decode(&label.encode()), Ok(Some(label.clone())));
+        label.members[1].stale = vec![9];
+        assert_eq!(Label::decode(&label.encode()), Err(LabelError::Field("number of stale blocks")));
+        label.members[0].stale.clear();
+        label.members[1].stale = vec![1 << 22];
+        assert_eq!(Label::decode(&label.encode()), Err(LabelError::Field("stale blocks")));
+        let sparse: Vec<u64> = (0..1000).map(|at| at << 43).collect();
+        assert!(!stale_fits([&sparse[..]]), "they would take 7,000 bytes");
+    }
+
+    #[test]
+    fn a_leg_that_is_current_is_not_new() {
+        let mut label = label(2, 0, 1);
+        label.members[1].is_new = true;
+        assert_eq!(Label::decode(&label.encode()), Err(LabelError::Field("state of a leg")));
+    }
+
     proptest! {
+        #[test]
+        fn stale_blocks_and_sessions_come_back(
+            stale in proptest::collection::btree_set(0_u64..64 * 256, 0..200),
+            sessions in proptest::collection::vec((any::<u64>(), any::<bool>()), 0..300),
+        ) {
+            let mut label = label(3, 2, 9);
+            label.members[1].stale = stale.into_iter().collect();
+            for (id, is_confirmed) in sessions {
+                label.lineage.begin(id, 5);
+                if is_confirmed {
+                    label.lineage.confirm(6);
+                }
+            }
+            prop_assert_eq!(Label::decode(&label.encode()), Ok(Some(label)));
+        }
+
         #[test]
         fn no_bytes_make_it_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..600), mend in any::<bool>()) {
             if mend && bytes.len() >= HEAD_BYTES {

@@ -4,19 +4,21 @@
 //! A leg that fails is left behind, which the labels of the others say before anything that it misses is answered, so that
 //! no stale content is ever read; when it comes back it gets only the regions that it has missed.
 //!
-//! - [`label`], [`judge`], [`regions`]: what is noted on legs, what it means, and the pieces it speaks of; pure.
+//! - [`label`], [`lineage`], [`judge`], [`regions`]: what is noted on legs, what it means, and the pieces it speaks of; pure.
 //! - `mirror`, `change`, `read`, `verify`: requests. `claims`: which of them wait for each other.
 //! - `notes`: what is known of the legs and how it gets to be durable. `rebuild`, `worker`: making legs alike again.
-//! - `open`, `members`: putting legs together, and giving and taking legs while the mirror is in use.
+//! - `create`, `open`, `members`: making a mirror, putting its legs together, and giving and taking legs while it is in use.
 //!
 //! Invariants: see `notes`. Overlapping changes never are under way at once, so legs carry them out in the same order.
 
 mod change;
 mod claims;
+mod create;
 mod drill;
 pub mod judge;
 pub mod label;
 mod leg;
+pub mod lineage;
 mod members;
 mod mirror;
 mod notes;
@@ -27,10 +29,11 @@ pub mod regions;
 mod verify;
 mod worker;
 
+pub use create::{CreateOptions, create, create_drill, mark_written_alone};
 pub use drill::{Drill, Mutation};
 pub use leg::{LegSource, Reopen};
 pub use members::MemberError;
-pub use mirror::{Description, LegDescription, Mirror};
+pub use mirror::{Description, LegDescription, Mirror, State};
 pub use open::{MirrorError, OpenOptions, Opened, open, open_drill};
 pub use worker::Worker;
 

@@ -21,16 +21,19 @@ impl<C: Clock> Mirror<C> {
         self.notes.suspect.borrow().contains_any(self.map.of(extent))
     }
 
+    /// The parts of an extent in which current legs may differ although nothing is under way there.
+    pub(crate) fn suspects_in(&self, extent: Extent) -> Vec<Extent> {
+        let suspect = self.notes.suspect.borrow();
+        let regions = self.map.of(extent).filter(|region| suspect.contains(*region));
+        regions.filter_map(|region| common(extent, self.map.extent(region))).collect()
+    }
+
     /// Makes current legs alike where they are suspect, before anybody sees what only one of them may have.
     pub(crate) async fn settle_for_reading(&self, extent: Extent) -> Result<(), Error> {
         if self.read_only || !self.is_suspect(extent) {
             return Ok(());
         }
-        let suspect: Vec<Extent> = {
-            let suspect = self.notes.suspect.borrow();
-            let regions = self.map.of(extent).filter(|region| suspect.contains(*region));
-            regions.filter_map(|region| common(extent, self.map.extent(region))).collect()
-        };
+        let suspect = self.suspects_in(extent);
         for piece in suspect.into_iter().flat_map(|part| part.split_aligned(self.geometry.limits.transfer)) {
             self.settle_piece(piece).await?;
         }
@@ -46,9 +49,12 @@ impl<C: Clock> Mirror<C> {
         Ok(())
     }
 
-    /// Makes all suspect regions alike.
+    /// Makes all suspect regions alike; not while a leg is gone that nobody has gone on without yet.
     pub(crate) async fn settle(&self) -> Result<(), Error> {
         loop {
+            if self.has_unmissed() {
+                return Ok(());
+            }
             let next = self.notes.suspect.borrow().iter().next();
             let Some(region) = next else { return Ok(()) };
             let before = self.notes.suspected.get();
@@ -61,6 +67,7 @@ impl<C: Clock> Mirror<C> {
             // What became suspect meanwhile may be behind the piece that was just done.
             if self.notes.suspected.get() == before {
                 self.notes.suspect.borrow_mut().remove(region);
+                self.work.notify();
             }
         }
     }
@@ -69,9 +76,7 @@ impl<C: Clock> Mirror<C> {
     /// leg's content counts where it is good, so those that are not asked are to be noted as left behind.
     async fn make_alike(&self, piece: Extent) -> Result<bool, Error> {
         let legs = loop {
-            if self.notes.lacks_left() {
-                self.note().await?;
-            }
+            self.note_left().await?;
             let legs = self.current();
             match self.are_alike(&legs, piece).await {
                 Ok(true) => return Ok(false),
@@ -98,21 +103,13 @@ impl<C: Clock> Mirror<C> {
                 }
             }
         }
-        if self.notes.lacks_left() {
-            self.note().await?;
-        }
+        self.note_left().await?;
         Ok(true)
     }
 
-    /// All checks there are, from the start of an extent on. Reference tags of the application's choice are not known here.
+    /// All checks there are, from the start of an extent on.
     pub(crate) fn full(&self, extent: Extent) -> Checks {
-        self.geometry.protection.map_or(Checks::NONE, |format| {
-            let full = Checks::full(format, extent.start());
-            match format.protection() {
-                sealblock_integrity::ProtectionType::Type1 => full,
-                _ => Checks { guard: full.guard, ..Checks::NONE },
-            }
-        })
+        self.geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()))
     }
 
     /// Whether legs have the same data and tags in a piece, all of it good.
@@ -191,6 +188,8 @@ impl<C: Clock> Mirror<C> {
         self.note_progress(leg).await?;
         if leg.standing.get() == Standing::Rebuilding && leg.left.borrow().is_empty() {
             leg.standing.set(Standing::Current);
+            leg.is_new.set(false);
+            leg.is_unmissed.set(false);
             self.work.notify();
             self.note().await?;
             tracing::info!(leg = %leg.name, copied_bytes = leg.copied_bytes.get(), "a leg is up to date");

@@ -105,7 +105,10 @@ impl Shape {
         Ok(Shape {
             nsid,
             geometry: Geometry { block_size: size, capacity_blocks, protection: tagging.shown(), limits },
-            abilities: abilities(pages),
+            abilities: Abilities {
+                seals: tagging.kept().is_some() || pages.extensions.contains(Extensions::SEALS),
+                ..abilities(pages)
+            },
             tagging,
             storage_tag_mask: format.storage_tag_mask,
             volatile_write_cache: has_volatile_cache(pages),
@@ -279,6 +282,8 @@ fn abilities(pages: &Pages) -> Abilities {
         repair: Ability::Absent,
         allocation: Ability::Absent,
         annex: if fits { has(Extensions::ANNEX) } else { Ability::Absent },
+        seals: false,
+        copies: pages.extensions.contains(Extensions::COPIES),
     }
 }
 

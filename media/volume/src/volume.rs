@@ -14,6 +14,7 @@ use crate::format::{Kind, Layout, RECORD_BYTES, Record, Seed, Superblock};
 use crate::open::Mutation;
 use crate::overlay::Overlay;
 use crate::slots::Slots;
+use crate::superblocks::{COPIES, SuperblockCopy};
 use crate::table::Table;
 
 /// A protected volume on a medium. Make one with [`crate::open`].
@@ -71,6 +72,8 @@ pub struct Description {
     pub recovered: u64,
     /// Records in the log that were not taken over because their data had not reached the medium.
     pub discarded: u64,
+    /// The copies of the superblock, as they were found. A volume opened for writing has written lost ones anew.
+    pub superblocks: [SuperblockCopy; COPIES],
 }
 
 impl<M: Medium, C: Clock> Volume<M, C> {
@@ -262,6 +265,8 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
             annex: Ability::Native,
             unmap_zeroes: true,
             offloads: false,
+            seals: self.geometry.protection.is_some(),
+            copies: false,
         }
     }
 

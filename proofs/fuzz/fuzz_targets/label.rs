@@ -5,6 +5,7 @@ use libfuzzer_sys::fuzz_target;
 use sealblock_fuzz::{Pieces, forge_label};
 use sealblock_layers_mirror::judge::{Found, Verdict, judge};
 use sealblock_layers_mirror::label::{Label, Member, Standing};
+use sealblock_layers_mirror::lineage::Lineage;
 use sealblock_layers_mirror::regions::{RegionMap, Regions};
 use sealblock_units::BlockSize;
 
@@ -37,13 +38,26 @@ fn changed(pieces: &mut Pieces, own: usize) -> Vec<u8> {
         standing: [Standing::Current, Standing::Current, Standing::Missing, Standing::Rebuilding]
             [usize::from(pieces.byte() % 4)],
         has_room: true,
+        is_new: false,
+        stale: (0..u64::from(pieces.byte() % 4)).map(|at| at * 300).collect(),
         missed: Regions::none(map.count()),
         seen: u64::from(pieces.byte()),
         sent: u64::from(pieces.byte()),
     };
+    let mut lineage = Lineage::default();
+    for _ in 0..pieces.byte() % 4 {
+        let generation = u64::from(pieces.byte());
+        lineage.begin(u64::from(pieces.byte() % 8), generation);
+        if pieces.byte() % 4 > 0 {
+            lineage.confirm(generation + 1);
+        }
+    }
     let label = Label {
         uuid: [9; 16],
         generation: u64::from(pieces.byte()),
+        changed: u64::from(pieces.byte()),
+        is_tentative: pieces.byte() & 1 == 1,
+        lineage,
         map,
         capacity_blocks: 64 * 256,
         block_size: BlockSize::B4096,

@@ -17,6 +17,12 @@ flags! {
         DIGEST = 0,
         /// The features of both slots of its annex.
         ANNEX = 1,
+        /// Dword 0 of the completion of a Verify says what was not checked.
+        COVERAGE = 2,
+        /// A Verify, or a Read, of the namespace checks every block against a seal, also where it is shown without.
+        SEALS = 3,
+        /// The namespace holds copies; a Digest does not say which of them it has not looked at.
+        COPIES = 4,
     }
 }
 
@@ -57,11 +63,9 @@ impl ExtensionsLog {
             (log.signature, log.version, log.nsid) == (ExtensionsLog::SIGNATURE, ExtensionsLog::VERSION, nsid)
         });
         let Some(log) = known else { return Extensions::NONE };
-        let usable = if log.annex_bytes == AnnexSlot::ALL.map(|slot| slot.frame_bytes() as u32) {
-            Extensions::DIGEST | Extensions::ANNEX
-        } else {
-            Extensions::DIGEST
-        };
+        let checks = Extensions::DIGEST | Extensions::COVERAGE | Extensions::SEALS | Extensions::COPIES;
+        let has_our_annex = log.annex_bytes == AnnexSlot::ALL.map(|slot| slot.frame_bytes() as u32);
+        let usable = if has_our_annex { checks | Extensions::ANNEX } else { checks };
         Extensions::from_bits(log.extensions.bits() & usable.bits())
     }
 }
@@ -255,7 +259,8 @@ mod tests {
         for at in 20..28 {
             assert_eq!(changed(at, 0xFF), Extensions::DIGEST, "an annex of another size, byte {at}");
         }
-        assert_eq!(changed(16, 0xFF), Extensions::DIGEST | Extensions::ANNEX, "later bits mean nothing yet");
+        let all = Extensions::from_bits(0x1F);
+        assert_eq!(changed(16, 0xFF), all, "later bits mean nothing yet");
     }
 
     #[test]

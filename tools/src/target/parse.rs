@@ -52,7 +52,8 @@ impl<'a> Piece<'a> {
 type Reader = fn(Piece<'_>, usize) -> Result<Target, Fail>;
 
 const KINDS: &[(&str, Reader)] = &[
-    ("file:", |rest, _| path(rest)),
+    ("file:", |rest, _| path(rest).map(Target::File)),
+    ("raw:", |rest, _| path(rest).map(Target::Raw)),
     ("mem:", |rest, _| size(rest).map(Target::Memory)),
     ("null:", |rest, _| size(rest).map(Target::Null)),
     ("nvme+tcp://", |rest, _| uri::nvme_tcp(rest)),
@@ -60,7 +61,7 @@ const KINDS: &[(&str, Reader)] = &[
     ("nbd://", |rest, _| uri::nbd(rest)),
     ("nbd:", |rest, _| rest.fail(Problem::Slashes("nbd:"))),
     ("mirror:", |rest, depth| group(GroupKind::Mirror, rest, depth)),
-    ("stripe:", |rest, depth| group(GroupKind::Stripe { chunk: None }, rest, depth)),
+    ("stripe:", |rest, depth| group(GroupKind::Stripe { chunk: None, labelled: true }, rest, depth)),
     ("multipath:", |rest, depth| group(GroupKind::Multipath, rest, depth)),
     ("offset:", offset),
     ("fault:", fault),
@@ -102,7 +103,7 @@ fn target(piece: Piece<'_>, depth: usize) -> Result<Target, Fail> {
         text if linux::is_device(text) => Ok(Target::Linux(PathBuf::from(text))),
         text => match scheme(text) {
             Some(scheme) => piece.fail(Problem::Unknown(scheme.to_owned())),
-            None => path(piece),
+            None => path(piece).map(Target::File),
         },
     }
 }
@@ -139,13 +140,13 @@ fn scheme(text: &str) -> Option<&str> {
     (word.starts_with(|c: char| c.is_ascii_alphabetic()) && word.chars().all(fits)).then(|| &text[..=word.len()])
 }
 
-fn path(piece: Piece<'_>) -> Result<Target, Fail> {
+fn path(piece: Piece<'_>) -> Result<PathBuf, Fail> {
     if piece.text.is_empty() {
         return piece.fail(Problem::Missing);
     }
     match piece.text.find('\0') {
         Some(at) => piece.fail_at(at, Problem::ZeroByte),
-        None => Ok(Target::File(PathBuf::from(piece.text))),
+        None => Ok(PathBuf::from(piece.text)),
     }
 }
 
@@ -166,10 +167,19 @@ fn group(kind: GroupKind, piece: Piece<'_>, depth: usize) -> Result<Target, Fail
     Ok(Target::Group { kind, legs })
 }
 
-/// A stripe whose chunks have a size of their own.
+/// A stripe whose chunks have a size of their own, or whose legs have no labels.
 fn stripe(piece: Piece<'_>, depth: usize) -> Result<Target, Fail> {
-    let (chunk, legs) = piece.split_once(':').expect("what has a scheme has a colon");
-    group(GroupKind::Stripe { chunk: Some(size(chunk)?) }, legs, depth)
+    const UNLABELLED: &str = "nolabel";
+    let (options, legs) = piece.split_once(':').expect("what has a scheme has a colon");
+    let (chunk, labelled) = match options.text.strip_suffix(UNLABELLED) {
+        Some("") => (None, false),
+        Some(sized) => match sized.strip_suffix('-') {
+            Some(sized) => (Some(size(Piece { text: sized, at: options.at })?), false),
+            None => (Some(size(options)?), true),
+        },
+        None => (Some(size(options)?), true),
+    };
+    group(GroupKind::Stripe { chunk, labelled }, legs, depth)
 }
 
 /// The legs of a group: what stands between commas that are in no brackets.

@@ -50,6 +50,7 @@ fn legs_that_fail_a_flush_together_are_told_of() {
     b.fails_flush.set(true);
     assert!(!tidies(&mirror));
     assert!(!flush(&mirror) && flush(&mirror));
+    assert!(!mirror.notes.suspect.borrow().is_empty(), "each may have lost something else");
     assert_eq!(standings(&mirror), [Standing::Current, Standing::Current]);
 }
 

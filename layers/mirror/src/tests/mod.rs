@@ -1,5 +1,6 @@
 //! A mirror of devices in RAM that can be damaged, and can go away and come back.
 
+mod coverage;
 mod damage;
 mod flushes;
 mod forgotten;

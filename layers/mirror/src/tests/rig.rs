@@ -40,6 +40,8 @@ pub struct TestLeg {
     pub memory: Rc<Gate<MemoryDevice>>,
     /// Nothing can be asked of it.
     pub gone: Rc<Cell<bool>>,
+    /// It fails checks and does not say where.
+    pub mute: Rc<Cell<bool>>,
     /// It fails writes.
     pub full: Rc<Cell<bool>>,
     /// The next flush fails, and only that: what was written before is lost or not.
@@ -64,6 +66,7 @@ impl TestLeg {
             name,
             memory: Rc::new(memory),
             gone: Rc::default(),
+            mute: Rc::default(),
             full: Rc::default(),
             fails_flush: Rc::default(),
             stuck: Rc::default(),
@@ -134,6 +137,9 @@ impl Device for TestLeg {
         if matches!(operation, Operation::Flush) && self.fails_flush.take() {
             return Err(Failure::Media { reason: "these writes may be lost".to_owned() }.into());
         }
+        if self.mute.get() && matches!(operation, Operation::Verify { .. } | Operation::Digest { .. }) {
+            return Err(Failure::Media { reason: "it says no more".to_owned() }.into());
+        }
         if let Operation::Write { extent, .. } = &operation {
             if self.full.get() {
                 return Err(Failure::NoSpace { reason: "full".to_owned() }.into());
@@ -144,11 +150,21 @@ impl Device for TestLeg {
     }
 }
 
+/// What is drawn for an opening: never the same twice.
+pub fn random() -> [u8; 16] {
+    thread_local!(static DRAWN: Cell<u64> = const { Cell::new(0) });
+    DRAWN.set(DRAWN.get() + 1);
+    let mut random = [3; 16];
+    random[..8].copy_from_slice(&(DRAWN.get() * 77).to_le_bytes());
+    random[8..].copy_from_slice(&DRAWN.get().wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes());
+    random
+}
+
 pub type Rig = Rc<Mirror<Still>>;
 
 pub fn try_open(legs: &[&TestLeg], read_only: bool) -> Result<Rig, MirrorError> {
     let sources = legs.iter().map(|leg| leg.source()).collect();
-    let options = OpenOptions { read_only, random: [3; 16] };
+    let options = OpenOptions { read_only, random: random() };
     open(sources, Still, options).now_or_never().expect("RAM never waits").map(|opened| opened.mirror)
 }
 

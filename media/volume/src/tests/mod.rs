@@ -4,6 +4,7 @@ mod allocation;
 mod beside;
 mod closing;
 mod damage;
+mod recognition;
 mod recovery;
 mod requests;
 mod setup;

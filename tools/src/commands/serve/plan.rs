@@ -14,6 +14,7 @@ use sealblock_scrub::Settings;
 use super::scrub;
 use crate::cli::{Protection, Serve};
 use crate::exit::{Cause, Failure};
+use crate::stack::Usage;
 use crate::target::Target;
 
 /// What the names of subsystems that have none begin with.
@@ -67,6 +68,8 @@ pub struct NamespacePlan {
     pub protection: Protection,
     /// Whether it takes no changes.
     pub read_only: bool,
+    /// What it is opened for, should it be a member of a group.
+    pub usage: Usage,
     /// Its identity; the volume's own, or one from its name, unless given.
     pub uuid: Option<[u8; 16]>,
     /// When and how it is scrubbed.
@@ -93,6 +96,7 @@ impl Plan {
                 target: target.clone(),
                 protection: arguments.protection.unwrap_or_default(),
                 read_only: arguments.read_only,
+                usage: if arguments.as_member { Usage::AsMember } else { arguments.members.usage() },
                 uuid: None,
                 scrub,
                 nbd: None,
@@ -166,7 +170,7 @@ fn names(targets: &[Target]) -> Vec<Nqn> {
 /// A name for a target: its file's, or its kind's, in characters that need no quotes anywhere.
 fn name_of(target: &Target) -> String {
     let raw = match target {
-        Target::File(path) | Target::Linux(path) => {
+        Target::File(path) | Target::Raw(path) | Target::Linux(path) => {
             path.file_stem().map_or(String::new(), |stem| stem.to_string_lossy().into_owned())
         }
         Target::Memory(_) => "mem".to_owned(),

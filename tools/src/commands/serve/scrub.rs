@@ -56,6 +56,8 @@ pub struct Keeper {
     own_requests: Cell<u64>,
     /// Lines of damage of the run under way that were told.
     told: Cell<u32>,
+    /// Whether it was told of that run that not everything of it can be checked.
+    told_unchecked: Cell<bool>,
     trouble: RefCell<Option<String>>,
     bell: Bell,
     closing: Cell<bool>,
@@ -86,6 +88,7 @@ impl Keeper {
             settings: Cell::default(),
             own_requests: Cell::new(0),
             told: Cell::new(0),
+            told_unchecked: Cell::new(false),
             trouble: RefCell::default(),
             bell: Bell::default(),
             closing: Cell::new(false),
@@ -118,7 +121,7 @@ impl Keeper {
     fn status(&self) -> ScrubStatus {
         let view = self.scrub.borrow().view(self.moment());
         let every = self.settings.get().every;
-        let status = ScrubStatus::served(self.target.to_string(), self.gate.geometry(), &view, every);
+        let status = ScrubStatus::served(self.target.to_string(), &*self.gate, &view, every);
         let kept_why = self.memory.why_not();
         let kept = if kept_why.is_some() { KeptWord::InMemory } else { KeptWord::OnDisk };
         ScrubStatus { kept, kept_why, trouble: self.trouble.borrow().clone(), ..status }

@@ -30,6 +30,7 @@ pub(super) async fn run(job: &Arc<Job>, opened: &Opened) -> Result<Findings, Fai
         }
         _ => on_this_core(job, opened).await?,
     }
+    job.look_again(opened).await?;
     Ok(job.findings())
 }
 
@@ -61,7 +62,7 @@ async fn on_cores(job: &Arc<Job>, target: &Target, cores: usize) -> Result<(), F
 /// Whether another core can open the target and see the same blocks.
 fn shareable(target: &Target) -> bool {
     match target {
-        Target::File(_) | Target::Linux(_) => true,
+        Target::File(_) | Target::Raw(_) | Target::Linux(_) => true,
         Target::Offset { target, .. } => shareable(target),
         Target::Group { legs, .. } => legs.iter().all(shareable),
         _ => false,
