@@ -76,7 +76,7 @@ fn a_thousand_damaged_blocks_on_each_leg_one_of_them_away_are_answered_and_heale
         scope.spawn(|| corrupt(&place, "b", on_b.iter().copied()));
     });
     assert_eq!(lbas(&verify(&place, "a", 1)), on_a.iter().copied().collect());
-    let server = Server::start(&place, "--protection shown b");
+    let server = Server::start(&place, "--protection shown --as-member b");
     let b = server.target("b");
     let mirror = format!("mirror:a,{b}");
     assert_eq!(lbas(&verify(&place, &b, 1)), on_b.iter().copied().collect());
@@ -276,7 +276,7 @@ fn end(mut child: Child) {
 fn a_leg_away_that_is_killed_under_load_comes_back_with_what_it_missed() {
     let place = Place::new();
     filled(&place, 4096);
-    let back = Server::start(&place, "--protection shown b");
+    let back = Server::start(&place, "--protection shown --as-member b");
     let (address, b) = (back.address().to_owned(), back.target("b"));
     let front = Server::start(&place, &format!("--log info mirror:a,{b}?timeout=2s"));
     let mirror = front.target("mirror");
@@ -289,7 +289,7 @@ fn a_leg_away_that_is_killed_under_load_comes_back_with_what_it_missed() {
     place.write("last", &noise(6, 64 * BLOCK));
     place.run(&format!("copy last offset:2000..2063,{mirror}")).succeeds();
     end(writer);
-    let back = Server::start_at(&place, &format!("--listen {address} --protection shown b"));
+    let back = Server::start_at(&place, &format!("--listen {address} --protection shown --as-member b"));
     let until = Instant::now() + Duration::from_secs(60);
     let is_equal = |answer: &Answer| answer.status == 0;
     while !is_equal(&place.run(&format!("compare {b} {mirror}"))) {

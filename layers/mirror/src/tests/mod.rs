@@ -2,6 +2,7 @@
 
 mod coverage;
 mod damage;
+mod flushes;
 mod forgotten;
 mod judge;
 mod legs;

@@ -44,6 +44,8 @@ pub struct TestLeg {
     pub mute: Rc<Cell<bool>>,
     /// It fails writes.
     pub full: Rc<Cell<bool>>,
+    /// The next flush fails, and only that: what was written before is lost or not.
+    pub fails_flush: Rc<Cell<bool>>,
     /// Requests never end.
     pub stuck: Rc<Cell<bool>>,
     /// Requests wait.
@@ -70,6 +72,7 @@ impl TestLeg {
             gone: Rc::default(),
             mute: Rc::default(),
             full: Rc::default(),
+            fails_flush: Rc::default(),
             stuck: Rc::default(),
             held: Rc::default(),
             bare: false,
@@ -174,6 +177,9 @@ impl Device for TestLeg {
                 return pending().await;
             }
             self.labels_left.set(Some(left - 1));
+        }
+        if matches!(operation, Operation::Flush) && self.fails_flush.take() {
+            return Err(Failure::Media { reason: "these writes may be lost".to_owned() }.into());
         }
         if self.mute.get() && matches!(operation, Operation::Verify { .. } | Operation::Digest { .. }) {
             return Err(Failure::Media { reason: "it says no more".to_owned() }.into());
