@@ -95,7 +95,7 @@ pub enum Verdict {
     /// A mirror that was never noted anywhere. If all legs are blank they are alike.
     New,
     /// A mirror with a past.
-    Known(Known),
+    Known(Box<Known>),
 }
 
 /// A mirror with a past.
@@ -147,7 +147,7 @@ pub fn judge(found: &[Found]) -> Result<Verdict, Refusal> {
     let is_uneven = labels.iter().any(|(_, other)| other.generation != label.generation);
     // What comes next is later than anything there is.
     label.generation = labels.iter().map(|(_, other)| other.generation).max().unwrap_or(0);
-    Ok(Verdict::Known(Known { label, places, unused, is_uneven }))
+    Ok(Verdict::Known(Box::new(Known { label, places, unused, is_uneven })))
 }
 
 fn judge_new(found: &[Found]) -> Result<Verdict, Refusal> {

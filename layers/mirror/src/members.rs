@@ -132,7 +132,7 @@ impl<C: Clock> Mirror<C> {
                 Some(leg)
             }
         };
-        for leg in gone {
+        if let Some(leg) = gone {
             leg.standing.set(Standing::Removed);
             leg.set_device(None);
         }

@@ -149,7 +149,7 @@ pub async fn open_drill<C: Clock>(
             }
             assemble_new(sources, &found, None, &options.random, &drill)
         }
-        Verdict::Known(known) => assemble_known(sources, known, &options.random, &drill)?,
+        Verdict::Known(known) => assemble_known(sources, *known, &options.random, &drill)?,
     };
     let opened = start(clock, parts, options.read_only);
     if is_new {
