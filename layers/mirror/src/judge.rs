@@ -136,7 +136,8 @@ pub fn judge(found: &[Found]) -> Result<Verdict, Refusal> {
     let current = labels.iter().filter(|(_, label)| is_current(label));
     let best = current.min_by_key(|(_, label)| std::cmp::Reverse(label.generation));
     let Some(&(first, best)) = best else { return Err(Refusal::OnlyStale) };
-    if let Some(&(second, _)) = labels.iter().find(|(_, label)| is_own_current(label) && !has_all_of(best, label)) {
+    // Also a leg that is not up to date: it may be all that is left of what was written on the other side.
+    if let Some(&(second, _)) = labels.iter().find(|(_, label)| !has_all_of(best, label)) {
         return Err(Refusal::SplitBrain { first, second });
     }
     let mut label = best.clone();
