@@ -10,6 +10,7 @@
 mod abilities;
 mod allocation;
 mod annex;
+mod blank;
 mod clock;
 mod coverage;
 mod device;
@@ -25,6 +26,7 @@ mod source;
 pub use abilities::{Abilities, Ability};
 pub use allocation::{Run, RunState, Runs};
 pub use annex::AnnexSlot;
+pub use blank::is_blank;
 pub use clock::Clock;
 pub use coverage::{Coverage, Tally, Unchecked, WhyUnchecked};
 pub use device::{Device, Stack};

@@ -33,6 +33,8 @@ pub struct VerifyReport {
     pub errors_unlisted: u64,
     /// What was not checked, in the order of the blocks; empty when every copy of every block was.
     pub unchecked: Vec<NotChecked>,
+    /// Copies of metadata that are lost and were not written anew, in words; empty when all are there.
+    pub lost_metadata: Vec<String>,
 }
 
 /// What blocks were checked against.
@@ -68,11 +70,16 @@ pub struct NotChecked {
 impl VerifyReport {
     /// How the command ends: damage counts more than what was not looked at.
     pub fn exit(&self) -> Exit {
-        match (self.damaged(), self.unchecked.is_empty()) {
+        match (self.damaged(), self.is_complete()) {
             (0, true) => Exit::Clean,
             (0, false) => Exit::Incomplete,
             _ => Exit::Found,
         }
+    }
+
+    /// True if every copy of every block was checked and no copy of the metadata is missing.
+    fn is_complete(&self) -> bool {
+        self.unchecked.is_empty() && self.lost_metadata.is_empty()
     }
 
     /// What is wrong with blocks, unlisted ones included.
@@ -88,7 +95,7 @@ impl VerifyReport {
             (bad, 0) => Some(format!("{bad} damaged")),
             (bad, repaired) => Some(format!("{bad} damaged, {repaired} repaired")),
         };
-        let incomplete = (!self.unchecked.is_empty()).then(|| "incomplete".to_owned());
+        let incomplete = (!self.is_complete()).then(|| "incomplete".to_owned());
         let words: Vec<String> = damage.into_iter().chain(incomplete).collect();
         match (words.is_empty(), self.checked) {
             (false, _) => words.join(", "),
@@ -221,6 +228,7 @@ mod tests {
             errors: vec![error(Field::Guard, Some(guards)), media],
             errors_unlisted: 0,
             unchecked: vec![NotChecked { member: Some("c".to_owned()), first: 0, last: 15, why }],
+            lost_metadata: Vec::new(),
         }
     }
 
@@ -235,6 +243,9 @@ mod tests {
         let unsealed = VerifyReport { checked: Checked::Readability, ..incomplete };
         assert_eq!((unsealed.verdict().as_str(), unsealed.exit()), ("incomplete", Exit::Incomplete));
         assert_eq!((report().verdict().as_str(), report().exit()), ("2 damaged, 1 repaired, incomplete", Exit::Found));
+        let lost_metadata = vec!["a superblock".to_owned()];
+        let metadata = VerifyReport { lost_metadata, ..clean.clone() };
+        assert_eq!((metadata.verdict().as_str(), metadata.exit()), ("incomplete", Exit::Incomplete));
         let unlisted = VerifyReport { errors_unlisted: 3, ..clean };
         assert_eq!((unlisted.verdict().as_str(), unlisted.exit()), ("3 damaged", Exit::Found));
     }
@@ -250,7 +261,7 @@ mod tests {
                 r#"{"lba":7,"field":"guard","expected":"0x00001d0f","actual":"0xffffffff","member":null,"repaired":false},"#,
                 r#"{"lba":7,"field":"media","expected":null,"actual":null,"member":"b","repaired":true}],"#,
                 r#""errors_unlisted":0,"#,
-                r#""unchecked":[{"member":"c","first":0,"last":15,"why":"the member is not there"}]}"#,
+                r#""unchecked":[{"member":"c","first":0,"last":15,"why":"the member is not there"}],"lost_metadata":[]}"#,
                 "\n"
             )
         );

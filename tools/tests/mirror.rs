@@ -133,15 +133,15 @@ fn a_lost_write_is_healed_where_generations_are_known_and_a_conflict_where_not()
         place.write(name, &vec![0; 64 * BLOCK]);
     }
     place.write("data", &noise(3, 64 * BLOCK));
-    place.run("copy data mirror:r,s").succeeds();
-    verify(&place, "mirror:r,s", 0);
+    place.run("copy data mirror:raw:r,raw:s").succeeds();
+    verify(&place, "mirror:raw:r,raw:s", 0);
     place.poke("s", 512 * 33, &[0; 512]);
-    let report = place.run("verify mirror:r,s --repair --json").ends_with(1).json();
+    let report = place.run("verify mirror:raw:r,raw:s --repair --json").ends_with(1).json();
     assert_eq!(
         (errors(&report), &report["errors"][0]["field"]),
         (vec![(33, "s".to_owned(), false)], &"conflict".into())
     );
-    place.run("verify mirror:r,s").ends_with(1).says(&["block 33 on s: conflict: good copies differ"]);
+    place.run("verify mirror:raw:r,raw:s").ends_with(1).says(&["block 33 on raw:s: conflict: good copies differ"]);
 }
 
 #[test]

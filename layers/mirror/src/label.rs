@@ -5,7 +5,7 @@
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, guard};
 use sealblock_units::BlockSize;
 
-use crate::lineage::{Lineage, MOST_SESSIONS};
+use crate::lineage::{Lineage, MOST_SESSIONS, SESSION_BYTES};
 use crate::regions::{RegionMap, Regions, bytes_of};
 
 /// Legs of a mirror at most, those that are gone and not forgotten included.
@@ -39,6 +39,7 @@ const AT_STORAGE_TAG: usize = 55;
 const AT_MEMBERS: usize = 56;
 const AT_OWN: usize = 57;
 const AT_SESSIONS: usize = 58;
+const AT_TENTATIVE: usize = 60;
 const AT_CHANGED: usize = 64;
 const AT_STATE: usize = 16;
 const AT_HAS_MISSED: usize = 17;
@@ -114,8 +115,11 @@ pub struct Label {
     pub uuid: [u8; 16],
     /// Counts the labels of the mirror; a label with a higher one was written later.
     pub generation: u64,
-    /// The generation of the last label that was written in a confirmed session: later ones tell of nothing that was changed.
+    /// Where the label is `tentative`, how far its newest session was known to be before it.
     pub changed: u64,
+    /// The last label that came before a change may have been under way when all stopped: nothing was changed after it
+    /// unless all legs that it calls current have got it, too.
+    pub is_tentative: bool,
     /// The openings that have changed the mirror.
     pub lineage: Lineage,
     /// Blocks of the mirror, and with them its regions.
@@ -177,6 +181,7 @@ impl Label {
         put::<1>(&mut bytes, AT_MEMBERS, self.members.len() as u64);
         put::<1>(&mut bytes, AT_OWN, self.own as u64);
         put::<2>(&mut bytes, AT_SESSIONS, self.lineage.sessions().len() as u64);
+        put::<1>(&mut bytes, AT_TENTATIVE, u64::from(self.is_tentative));
         put::<8>(&mut bytes, AT_CHANGED, self.changed);
         for member in &self.members {
             let mut entry = [0; MEMBER_BYTES];
@@ -234,6 +239,7 @@ impl Label {
             uuid,
             generation,
             changed: generation_at(bytes, AT_CHANGED)?,
+            is_tentative: get::<1>(bytes, AT_TENTATIVE) != 0,
             lineage,
             map,
             capacity_blocks,
@@ -327,7 +333,7 @@ fn decode_body(
     }
     let mut rest = Rest(&bytes[HEAD_BYTES..]);
     let entries = rest.bytes(count * MEMBER_BYTES)?;
-    let lineage = Lineage::from_bytes(rest.bytes(sessions * 8)?).ok_or(LabelError::Field("lineage"))?;
+    let lineage = Lineage::from_bytes(rest.bytes(sessions * SESSION_BYTES)?).ok_or(LabelError::Field("lineage"))?;
     let mut members = Vec::with_capacity(count);
     for entry in entries.chunks_exact(MEMBER_BYTES) {
         members.push(decode_member(entry, &mut rest, map, capacity_blocks)?);
@@ -419,7 +425,8 @@ pub(crate) mod tests {
         Label {
             uuid: [9; 16],
             generation,
-            changed: generation,
+            changed: 0,
+            is_tentative: false,
             lineage: Lineage::default(),
             map,
             capacity_blocks: 64 * 256,
@@ -441,9 +448,10 @@ pub(crate) mod tests {
         good.members[0].stale = vec![0, 1, 127, 256, 16_383];
         good.members[1].stale = vec![9000];
         (good.members[1].seen, good.members[1].sent) = (76, 77);
-        good.lineage.begin(5);
-        good.lineage.confirm();
-        good.lineage.begin(6);
+        good.lineage.begin(5, 70);
+        good.lineage.confirm(71);
+        good.lineage.begin(6, 77);
+        (good.changed, good.is_tentative) = (60, true);
         let bytes = good.encode();
         assert_eq!(Label::decode(&bytes), Ok(Some(good)));
         assert_eq!(Label::decode(&[]), Ok(None));
@@ -477,7 +485,7 @@ pub(crate) mod tests {
             Label { map, capacity_blocks: 1 << 40, block_size: BlockSize::B512, ..label(MOST_LEGS, 0, 1) };
         longest.dirty = Regions::all(map.count());
         longest.members.iter_mut().for_each(|member| member.missed = Regions::all(map.count()));
-        (0..300).for_each(|id| longest.lineage.begin(id));
+        (0..300).for_each(|id| longest.lineage.begin(id, id));
         // As far apart as blocks of a large device can be.
         longest.members[7].stale = (0..1024).map(|at| at << 30).collect();
         assert!(stale_fits([&longest.members[7].stale[..]]));
@@ -518,9 +526,9 @@ pub(crate) mod tests {
             let mut label = label(3, 2, 9);
             label.members[1].stale = stale.into_iter().collect();
             for (id, is_confirmed) in sessions {
-                label.lineage.begin(id);
+                label.lineage.begin(id, 5);
                 if is_confirmed {
-                    label.lineage.confirm();
+                    label.lineage.confirm(6);
                 }
             }
             prop_assert_eq!(Label::decode(&label.encode()), Ok(Some(label)));

@@ -7,8 +7,8 @@ use sealblock_block::{
     Answer, Coverage, Device, Durability, Error, Failure, Fault, Leg as LegPath, Operation, Outcome, Run, RunState,
     Runs, Stack, Unchecked,
 };
-use sealblock_integrity::{Checks, PiFormat, Sealed, Tags};
-use sealblock_units::{BlockCount, BlockSize, Extent};
+use sealblock_integrity::{Checks, PiFormat, Sealed};
+use sealblock_units::{BlockCount, Extent};
 
 use crate::label::{Member, Standing};
 use crate::regions::Regions;
@@ -41,6 +41,8 @@ pub(crate) struct Leg {
     pub missed: RefCell<Regions>,
     /// It was never in sync since it was made a leg.
     pub is_new: Cell<bool>,
+    /// It is gone, or not up to date yet, and labels call it current: nothing was changed since it had everything.
+    pub is_unmissed: Cell<bool>,
     /// Blocks of which it holds only an older copy.
     pub stale: RefCell<Vec<u64>>,
     /// The regions that are still to be brought to it.
@@ -77,6 +79,7 @@ impl Leg {
             left: RefCell::new(member.missed.clone()),
             missed: RefCell::new(member.missed.clone()),
             is_new: Cell::new(member.is_new),
+            is_unmissed: Cell::new(false),
             stale: RefCell::new(member.stale.clone()),
             seen: Cell::new(member.seen),
             sent: Cell::new(member.sent),
@@ -96,6 +99,22 @@ impl Leg {
         leg
     }
 
+    /// What labels say of it now.
+    pub fn member(&self) -> Member {
+        let is_unmissed = self.is_unmissed.get();
+        let missed = self.missed.borrow();
+        Member {
+            id: self.id,
+            standing: if is_unmissed { Standing::Current } else { self.standing.get() },
+            has_room: self.has_room,
+            is_new: self.is_new.get(),
+            missed: if is_unmissed { Regions::none(missed.most()) } else { missed.clone() },
+            stale: self.stale.borrow().clone(),
+            seen: self.seen.get(),
+            sent: self.sent.get(),
+        }
+    }
+
     pub fn set_device(&self, device: Option<Stack>) {
         *self.device.borrow_mut() = device;
         self.epoch.set(self.epoch.get() + 1);
@@ -105,6 +124,11 @@ impl Leg {
     /// Whether the device that is here has answered that it cannot be reached.
     pub fn is_lost(&self) -> bool {
         self.is_lost.get()
+    }
+
+    /// The device that is there.
+    pub fn device(&self) -> Option<Stack> {
+        self.device.borrow().clone()
     }
 
     /// Which of its devices is there: another number after it was lost or came back.
@@ -168,14 +192,14 @@ impl Leg {
         Unchecked { leg: self.path(run.leg), ..run }
     }
 
-    /// Asks the device. The operation and its answer are in the mirror's terms, which has protection information of format
-    /// `format`.
+    /// Asks the device, which has protection information of format `format`, as all legs have.
     pub async fn ask(&self, format: Option<PiFormat>, operation: Operation) -> Outcome {
-        let Some(device) = self.device.borrow().clone() else { return Err(self.gone()) };
+        let Some(device) = self.device() else { return Err(self.gone()) };
         self.busy.set(self.busy.get() + 1);
         let _busy = Busy(self);
         let epoch = self.epoch.get();
-        let outcome = ask_device(&device, format, operation).await;
+        debug_assert_eq!(device.geometry().protection, format);
+        let outcome = device.execute(operation).await;
         // What a device did that is gone since may be gone with it, and what it says tells nothing about the one that is back.
         if self.epoch.get() != epoch {
             return Err(self.lost_meanwhile());
@@ -249,20 +273,6 @@ fn runs(data: &Sealed) -> Vec<Run> {
     runs.into_vec()
 }
 
-/// Asks a device, in the terms of a mirror with protection information of format `format`.
-async fn ask_device(device: &Stack, format: Option<PiFormat>, operation: Operation) -> Outcome {
-    let own = device.geometry().protection;
-    if own == format {
-        return device.execute(operation).await;
-    }
-    let size = device.geometry().block_size;
-    let tags = tags_of(&operation);
-    match device.execute(down(operation, own, size)).await? {
-        Answer::Data(data) => Ok(Answer::Data(Sealed::seal(data.data().clone(), size, format, &tags))),
-        other => Ok(other),
-    }
-}
-
 /// Whether an error says that a device cannot be reached.
 pub(crate) fn is_away(error: &Error) -> bool {
     matches!(error.failure(), Failure::Unreachable { .. })
@@ -280,29 +290,6 @@ impl Drop for Busy<'_> {
 /// Whether a device has room beside its blocks.
 pub(crate) fn has_annex(device: &Stack) -> bool {
     device.abilities().annex == sealblock_block::Ability::Native
-}
-
-/// The tags that blocks of a request get where nobody has others for them.
-fn tags_of(operation: &Operation) -> Tags {
-    let first_ref = operation.extent().map_or(0, |extent| extent.start().get());
-    Tags { first_ref, ..Tags::default() }
-}
-
-/// A request to a leg whose tags are not the mirror's: the leg's are made and checked in full.
-fn down(operation: Operation, own: Option<PiFormat>, size: BlockSize) -> Operation {
-    let full = |extent: Extent| own.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
-    let tags = tags_of(&operation);
-    match operation {
-        Operation::Read { extent, .. } => Operation::Read { extent, checks: full(extent) },
-        Operation::Verify { extent, .. } => Operation::Verify { extent, checks: full(extent) },
-        Operation::Digest { extent, .. } => Operation::Digest { extent, checks: full(extent) },
-        Operation::Repair { extent, .. } => Operation::Repair { extent, checks: full(extent) },
-        Operation::Write { extent, data, durability } => {
-            let data = Sealed::seal(data.data().clone(), size, own, &tags);
-            Operation::Write { extent, data, durability }
-        }
-        other => other,
-    }
 }
 
 #[cold]

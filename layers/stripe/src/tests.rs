@@ -1,5 +1,6 @@
 //! Stripes of devices in RAM.
 
+mod labels;
 mod model;
 
 use std::cell::Cell;

@@ -27,7 +27,7 @@ const IN_FLIGHT: usize = 8;
 pub fn run(arguments: &Copy) -> Result<Exit, Failure> {
     on_reactor(async {
         let source = Source::open(&arguments.from).await?;
-        let sink = Sink::open(&arguments.to, arguments.force).await?;
+        let sink = Sink::open(&arguments.to, arguments.force, arguments.members.usage()).await?;
         let room = sink.room_bytes();
         let copied = copy(arguments, &source, &sink).await;
         let copied = sink.close(copied).await;
@@ -35,7 +35,10 @@ pub fn run(arguments: &Copy) -> Result<Exit, Failure> {
         // Standard output may be where the data went.
         eprintln!("{} copied from {} to {}", ByteCount::new(bytes), arguments.from, arguments.to);
         if let Some(behind) = room.and_then(|room| room.checked_sub(bytes)).filter(|behind| *behind > 0) {
-            eprintln!("{behind} bytes of {} lie behind them: zeroes to the block's end, then what was there", arguments.to);
+            eprintln!(
+                "{behind} bytes of {} lie behind them: zeroes to the block's end, then what was there",
+                arguments.to
+            );
         }
         Ok(Exit::Clean)
     })

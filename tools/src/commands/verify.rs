@@ -14,7 +14,7 @@ use crate::cli::Verify;
 use crate::exit::{Exit, Failure};
 use crate::progress::Show;
 use crate::report::{BlockError, Checked, Field, Hex, NotChecked, VerifyReport, print_json, say};
-use crate::stack::{Access, Opened, on_reactor, open};
+use crate::stack::{Access, Opened, Usage, on_reactor, open_for};
 use crate::target::Target;
 
 pub use job::{Findings, Job};
@@ -24,12 +24,20 @@ pub fn run(arguments: &Verify) -> Result<Exit, Failure> {
     let show = if arguments.json || arguments.quiet { Show::Never } else { Show::OnTerminal };
     let (report, repairs) = on_reactor(async {
         let access = if arguments.repair { Access::Write } else { Access::Read };
-        let opened = open(&arguments.target, access).await?;
+        // Repairs come from other copies, so a member by itself has none.
+        let opened = open_for(&arguments.target, access, Usage::Unchanged).await?;
         let left_out = opened.facts.left_out();
         if left_out > 0 && !arguments.quiet {
             // Clean all the same: such blocks are as they were before. Whoever had not flushed them may want to know.
             eprintln!("sealblock: {left_out} writes that were under way at a crash had not arrived and were left out");
         }
+        let lost = opened.facts.lost_superblocks();
+        for lost in &lost {
+            let then = if arguments.repair { "it was written anew" } else { "--repair writes it anew" };
+            eprintln!("sealblock: {lost}; {then}");
+        }
+        // An opening for writing has written them anew.
+        let lost_metadata = if arguments.repair { Vec::new() } else { lost };
         let abilities = opened.gate.abilities();
         let repairs = match (abilities.repair == Ability::Native, abilities.copies && abilities.offloads) {
             (true, _) => Repairs::Here,
@@ -40,7 +48,7 @@ pub fn run(arguments: &Verify) -> Result<Exit, Failure> {
             catch_up::wait(&opened, show).await?;
         }
         let verified = check(arguments, &opened, show).await;
-        opened.close(verified.map(|report| (report, repairs))).await
+        opened.close(verified.map(|report| (VerifyReport { lost_metadata, ..report }, repairs))).await
     })?;
     if arguments.json {
         print_json(&report)?;
@@ -83,6 +91,7 @@ async fn check(arguments: &Verify, opened: &Opened, show: Show) -> Result<Verify
         checked: Checked::of(findings.coverage.is_sealed()),
         errors: findings.faults.iter().map(|fault| block_error(fault, format, &arguments.target)).collect(),
         errors_unlisted: findings.unlisted,
+        lost_metadata: Vec::new(),
         unchecked: findings.coverage.unchecked().iter().map(|run| not_checked(run, &arguments.target)).collect(),
     })
 }
@@ -186,6 +195,7 @@ mod tests {
     use sealblock_units::{Extent, Lba};
 
     use crate::cli::{Cli, Command};
+    use crate::stack::open;
 
     fn verified(path: &str) -> Exit {
         let cli = Cli::try_parse_from(["sealblock", "verify", path, "--quiet"]).unwrap();

@@ -126,6 +126,13 @@ impl Model {
         Model { nodes: vec![Node { parent: 0, depth: 0, kind: Kind::Root, state: State::blank(blocks) }] }
     }
 
+    /// What there was before the mirror was made.
+    pub fn begin_with(&mut self, blocks: &[usize], stamp: Stamp) {
+        let state = &mut self.nodes[0].state;
+        blocks.iter().for_each(|block| state.pin(*block, stamp));
+        state.flush();
+    }
+
     pub fn state(&self, node: NodeId) -> &State {
         &self.nodes[node].state
     }
@@ -206,19 +213,27 @@ impl Model {
             return false;
         }
         let id = label.members[label.own].id;
+        let in_use: Vec<&Id> =
+            label.members.iter().filter(|of| of.standing != Standing::Removed).map(|of| &of.id).collect();
+        let has_standing = |label: &Label, id: &Id, standing: Standing| {
+            label.members.iter().any(|member| member.id == *id && member.standing == standing)
+        };
+        // Who is called in sync there, too, was left behind by nobody who may have gone on.
+        let calls_current = |theirs: &Label| {
+            let current = in_use.iter().filter(|id| has_standing(label, id, Standing::Current));
+            let own = &theirs.members[theirs.own].id;
+            current.copied().all(|id| id == own || has_standing(theirs, id, Standing::Current))
+        };
         others.iter().all(|(other, theirs)| {
             let own = theirs.members[theirs.own].id;
-            let is_known = known.heard.get(&own).is_some_and(|heard| *heard >= other.own);
-            let is_member =
-                label.members.iter().any(|member| member.id == own && member.standing != Standing::Removed);
-            let calls_current =
-                theirs.members.iter().any(|member| member.id == id && member.standing == Standing::Current);
+            let is_known = other.own <= known.heard.get(&own).copied().unwrap_or(0);
             own != id
-                && is_member
+                && in_use.contains(&&own)
+                && !in_use.iter().any(|id| has_standing(theirs, id, Standing::Removed))
                 && other.holds.is_none_or(|holds| !self.has_more(holds, node))
                 // What they know of it must not be later than what is there.
                 && other.heard.get(&id).is_none_or(|heard| *heard <= known.own)
-                && (is_known || calls_current)
+                && (is_known || calls_current(theirs))
         })
     }
 }

@@ -87,6 +87,17 @@ impl Image {
         self.before.entry(Image::at(lba)).or_default().push(old);
     }
 
+    /// Fills some blocks with content of this stamp; which ones.
+    pub fn fill(&mut self, random: &Random, format: Option<PiFormat>, stamp: Stamp) -> Vec<usize> {
+        let blocks: Vec<u64> = (0..BLOCKS).filter(|_| random.chance(30)).collect();
+        for lba in blocks.iter().map(|block| Lba::new(*block)) {
+            let (one, data) = (Extent::one(lba), Slice::copy_from(&content(lba, stamp)));
+            self.write(one, &Sealed::seal(data, SIZE, format, &tags(one)));
+        }
+        self.flush();
+        blocks.into_iter().map(|block| block as usize).collect()
+    }
+
     /// Spoils a stored block; whether there was anything to spoil.
     pub fn damage(&mut self, lba: Lba, random: &Random) -> bool {
         let block = &mut self.blocks[Image::at(lba)];
@@ -251,6 +262,8 @@ pub struct Replica {
     pub line: Cell<Line>,
     /// Counts breaks of the line: what was opened before a break answers nothing after it.
     pub epoch: Cell<u64>,
+    /// The epoch of the last opening.
+    opened: Cell<u64>,
 }
 
 impl Replica {
@@ -261,7 +274,13 @@ impl Replica {
             image: RefCell::new(Image::blank(Known::default())),
             line: Cell::new(Line::Up),
             epoch: Cell::new(0),
+            opened: Cell::new(0),
         }
+    }
+
+    /// Whether the line of the last opening still stands.
+    pub fn is_reached(&self) -> bool {
+        self.epoch.get() == self.opened.get()
     }
 
     pub fn break_line(&self, line: Line) {
@@ -290,6 +309,7 @@ impl Plug {
             limits: Limits::new(SIZE, TRANSFER_BLOCKS * SIZE.bytes(), BLOCKS as u32),
         };
         let epoch = replica.epoch.get();
+        replica.opened.set(epoch);
         Plug { replica: replica.clone(), world: world.clone(), executor: executor.clone(), geometry, epoch }
     }
 

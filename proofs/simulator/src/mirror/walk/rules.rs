@@ -88,8 +88,9 @@ pub fn check_in_sync(world: &World) {
 /// Says which history a mirror that has opened represents.
 pub fn adopt(world: &World, mirror: Up, plan: &Plan) {
     let given = &plan.present;
+    let blank = world.model.borrow().state(0).clone();
     *world.session.borrow_mut() =
-        Some(Session { mirror, node: 0, state: world.model.borrow().state(0).clone(), given: plan.named.clone() });
+        Some(Session { mirror, node: 0, state: blank.clone(), opened: blank, given: plan.named.clone() });
     let model = world.model.borrow();
     let known = |replica: &Replica| replica.image.borrow().known.clone();
     let in_sync = world.in_sync();
@@ -118,15 +119,15 @@ pub fn adopt(world: &World, mirror: Up, plan: &Plan) {
     let states = tips.iter().map(|tip| model.state(*tip).clone());
     let state = states.reduce(|a: State, b| a.or(&b));
     if let (Some(session), Some(node), Some(state)) = (world.session.borrow_mut().as_mut(), node, state) {
-        (session.node, session.state) = (node, state);
+        (session.node, session.state, session.opened) = (node, state.clone(), state);
     }
 }
 
 /// A mirror whose replicas have one history must open.
 pub fn check_refusal(world: &World, named: &[usize], present: &[usize], why: &MirrorError) {
     world.say(format!("    refused: {why}"));
-    let given: Option<Vec<_>> = present.iter().map(|number| world.labelled(*number)).collect();
-    let Some(given) = given else { return };
+    // Others are blank or wiped, and no obstacle.
+    let given: Vec<_> = present.iter().filter_map(|number| world.labelled(*number)).collect();
     let ids: BTreeSet<Id> = given.iter().map(|(_, label)| label.members[label.own].id).collect();
     if ids.len() < given.len() {
         // Of two images of one replica nothing tells which is meant.
@@ -137,8 +138,7 @@ pub fn check_refusal(world: &World, named: &[usize], present: &[usize], why: &Mi
         let others: Vec<_> = others.map(|(_, (known, label))| (known, label)).collect();
         let members = label.members.iter().filter(|member| member.standing != Standing::Removed).count();
         if named.len() <= members && world.model.borrow().must_open((known, label), &others) {
-            let name = &world.replicas[present[at]].name;
-            world.find(format!("it is refused although there is only one history, which {name} has whole: {why}"));
+            world.find(format!("it is refused although label {at} has the only history: {why}"));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! One walk from beginning to end.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
@@ -11,7 +11,7 @@ use sealblock_units::Lba;
 
 use super::model::Known;
 use super::replica::{BLOCKS, Image, Line};
-use super::session::{Came, Plan, run as run_session};
+use super::session::{Came, Plan, mark_alone, run as run_session};
 use super::world::{REPLICAS, World};
 use crate::executor::{Ended, Executor, RunLimits};
 use crate::random::Random;
@@ -77,24 +77,80 @@ struct Walk {
 
 impl Walk {
     fn whole(&mut self) -> Result<(), String> {
-        self.world.say(format!("{:?}, regions of {} blocks", self.world.format, 1 << self.drill.region_shift.unwrap_or(0)));
+        self.world.say(format!(
+            "{:?}, regions of {} blocks",
+            self.world.format,
+            1 << self.drill.region_shift.unwrap_or(0)
+        ));
         self.members = (0..*self.random.pick(&[2, 2, 3])).collect();
-        for number in &self.members {
-            let known = Known { node: Some(0), holds: Some(0), ..Known::default() };
-            self.world.put(*number, Image::blank(known));
-        }
-        let all: Vec<usize> = self.members.iter().copied().collect();
-        self.session(Plan { present: all.clone(), closes: true, ..self.plan(all) }, None)?;
+        self.make()?;
         for _ in 0..self.random.between(4, 14) {
             match self.random.below(100) {
                 0..55 => self.any_session()?,
                 55..70 => self.keep_image(),
                 70..88 => self.put_back(),
-                88..94 => self.spoil(),
+                88..92 => self.spoil(),
+                92..96 => self.write_alone()?,
                 _ => self.blank(),
             }
         }
         self.rest()
+    }
+
+    /// The mirror is made, of blank devices or of one with content; the machine may stop meanwhile.
+    fn make(&mut self) -> Result<(), String> {
+        let all: Vec<usize> = self.members.iter().copied().collect();
+        let (is_blank, stamp) = (self.random.chance(40), self.world.fresh());
+        for number in &all {
+            let is_source = is_blank || *number == 0;
+            let known = Known { node: is_source.then_some(0), holds: is_source.then_some(0), ..Known::default() };
+            let mut image = Image::blank(Known { is_new: !is_source, ..known });
+            if !is_blank && (is_source || self.random.chance(50)) {
+                let blocks = image.fill(&self.random, self.world.format, stamp + *number as u64);
+                if is_source {
+                    self.world.model.borrow_mut().begin_with(&blocks, stamp);
+                }
+            }
+            self.world.put(*number, image);
+        }
+        for _ in &all {
+            self.world.fresh();
+        }
+        for tries in 0.. {
+            let plan = Plan { present: all.clone(), read_only: false, creates: true, ..self.plan(all.clone()) };
+            let stops = tries < 3 && self.random.chance(40);
+            self.session(plan, stops.then(|| self.random.between(1, 20)))?;
+            if self.has_label(0) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Somebody writes to a replica by itself, and says so before.
+    fn write_alone(&mut self) -> Result<(), String> {
+        let number = self.random.below(REPLICAS as u64) as usize;
+        let replica = self.world.replicas[number].clone();
+        if !self.has_label(number) {
+            return Ok(());
+        }
+        self.world.say(format!("{} is written by itself", replica.name));
+        replica.line.set(Line::Up);
+        let executor = Executor::new(self.random.fork("schedule"), self.trace.clone());
+        let done = Rc::new(Cell::new(false));
+        self.world.heard.borrow_mut().clone_from(&replica.image.borrow().known.heard);
+        self.world.stop_in(self.random.chance(30).then(|| self.random.between(1, 3)));
+        drop(executor.run(LIMITS, mark_alone(self.world.clone(), executor.clone(), number, done.clone())));
+        self.world.stop_in(None);
+        if done.get() {
+            let mut image = replica.image.borrow_mut();
+            let is_removed = image.label().is_some_and(|label| label.members[label.own].standing == Standing::Removed);
+            if !is_removed {
+                (image.known.node, image.known.holds) = (None, None);
+            }
+            image.fill(&self.random, self.world.format, self.world.fresh());
+        }
+        self.world.found().map_or(Ok(()), Err)
     }
 
     fn plan(&self, named: Vec<usize>) -> Plan {
@@ -102,6 +158,7 @@ impl Walk {
             named,
             present: Vec::new(),
             read_only: self.random.chance(8),
+            creates: false,
             drill: self.drill,
             steps: self.random.between(1, 12),
             closes: self.random.chance(50),
@@ -119,8 +176,11 @@ impl Walk {
             0 => (0..REPLICAS).filter(|number| self.has_label(*number)).collect(),
             _ => self.members.iter().copied().collect(),
         };
-        let mut names: Vec<usize> =
-            if self.random.chance(75) { all.clone() } else { all.iter().copied().filter(|_| self.random.chance(60)).collect() };
+        let mut names: Vec<usize> = if self.random.chance(75) {
+            all.clone()
+        } else {
+            all.iter().copied().filter(|_| self.random.chance(60)).collect()
+        };
         if names.len() < 2 {
             names = all;
         }
@@ -198,8 +258,12 @@ impl Walk {
             return;
         }
         self.world.say(format!("    it {}", if is_power_cut { "loses power" } else { "ends" }));
-        if is_stopped {
-            self.world.advance(|model, node, state| model.stop(node, state, is_power_cut));
+        // What was only looked at leaves no trace: with other replicas there something else may be seen.
+        let untouched = self.world.session.borrow().as_ref().map(|session| session.opened.clone());
+        if let Some(untouched) = untouched.filter(|_| is_stopped) {
+            self.world.advance(|model, node, state| {
+                model.stop(node, if plan.read_only { untouched } else { state }, is_power_cut)
+            });
         }
         for replica in &self.world.replicas {
             let standing = self.world.standing(replica);
@@ -209,7 +273,8 @@ impl Walk {
             }
             if is_power_cut {
                 image.lose_power(&self.random);
-                if let Some(node) = image.known.node.filter(|_| !matches!(standing, Some((Standing::Current, _)))) {
+                let has_all = replica.is_reached() && matches!(standing, Some((Standing::Current, _)));
+                if let Some(node) = image.known.node.filter(|_| !has_all) {
                     let mut model = self.world.model.borrow_mut();
                     let state = model.state(node).clone();
                     let cut = model.stop(node, state, true);
@@ -275,7 +340,14 @@ impl Walk {
         if all.len() < 2 || !all.iter().any(|number| self.has_label(*number)) {
             return Ok(());
         }
-        let plan = Plan { present: all.clone(), read_only: false, steps: 12, closes: true, damage_percent: 0, ..self.plan(all) };
+        let plan = Plan {
+            present: all.clone(),
+            read_only: false,
+            steps: 12,
+            closes: true,
+            damage_percent: 0,
+            ..self.plan(all)
+        };
         self.session(plan, None).map(drop)
     }
 }

@@ -25,6 +25,8 @@ pub struct Session {
     /// Where its history is now, and what its blocks may hold.
     pub node: NodeId,
     pub state: State,
+    /// What they might hold when it opened.
+    pub opened: State,
     /// The replicas that were named.
     pub given: Vec<usize>,
 }
@@ -119,8 +121,9 @@ impl World {
 
     /// The replicas that the mirror says are in sync.
     pub fn in_sync(&self) -> Vec<Rc<Replica>> {
-        let is_current =
-            |replica: &&Rc<Replica>| matches!(self.standing(replica), Some((Standing::Current, true)));
+        let is_current = |replica: &&Rc<Replica>| {
+            replica.is_reached() && matches!(self.standing(replica), Some((Standing::Current, true)))
+        };
         self.replicas.iter().filter(is_current).cloned().collect()
     }
 
@@ -169,7 +172,7 @@ impl World {
         let in_sync: Vec<bool> = self
             .replicas
             .iter()
-            .map(|replica| matches!(self.standing(replica), Some((Standing::Current, _))))
+            .map(|replica| replica.is_reached() && matches!(self.standing(replica), Some((Standing::Current, _))))
             .collect();
         let session = self.session.borrow();
         let Some(session) = session.as_ref() else { return };
