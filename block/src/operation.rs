@@ -1,5 +1,7 @@
 //! What can be asked of a device, and what it answers.
 
+use std::ops::RangeInclusive;
+
 use sealblock_integrity::{Checks, Sealed};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::Extent;
@@ -215,6 +217,67 @@ impl Operation {
             | Operation::Discard { .. }
             | Operation::ReadAnnex { .. }
             | Operation::WriteAnnex { .. } => None,
+        }
+    }
+
+    /// The blocks that it changes, from the first to the last; none if it changes no blocks. A Repair writes what it finds on one
+    /// copy to another, so it counts.
+    pub fn changed(&self) -> Option<RangeInclusive<u64>> {
+        let first_to_last = |extents: &[Extent]| {
+            let first = extents.iter().map(|extent| extent.start().get()).min()?;
+            Some(first..=extents.iter().map(|extent| extent.last().get()).max()?)
+        };
+        match self {
+            Operation::Write { extent, .. }
+            | Operation::WriteZeroes { extent, .. }
+            | Operation::WriteUncorrectable { extent, .. }
+            | Operation::Repair { extent, .. } => first_to_last(&[*extent]),
+            Operation::Discard { extents } => first_to_last(extents),
+            Operation::Read { .. }
+            | Operation::Flush
+            | Operation::Verify { .. }
+            | Operation::Digest { .. }
+            | Operation::Allocation { .. }
+            | Operation::Compare { .. }
+            | Operation::ReadAnnex { .. }
+            | Operation::WriteAnnex { .. } => None,
+        }
+    }
+
+    /// Whether what it changes is lost without a later Flush.
+    pub const fn is_volatile(&self) -> bool {
+        match self {
+            Operation::Write { durability, .. }
+            | Operation::WriteZeroes { durability, .. }
+            | Operation::WriteUncorrectable { durability, .. } => matches!(durability, Durability::Volatile),
+            Operation::Discard { .. } | Operation::Repair { .. } => true,
+            Operation::Read { .. }
+            | Operation::Flush
+            | Operation::Verify { .. }
+            | Operation::Digest { .. }
+            | Operation::Allocation { .. }
+            | Operation::Compare { .. }
+            | Operation::ReadAnnex { .. }
+            | Operation::WriteAnnex { .. } => false,
+        }
+    }
+
+    /// Whether its success says that something is durable, so that its failure may be that of a flush: after that nobody knows
+    /// what else is.
+    pub const fn is_durable(&self) -> bool {
+        match self {
+            Operation::Write { durability, .. }
+            | Operation::WriteZeroes { durability, .. }
+            | Operation::WriteUncorrectable { durability, .. } => matches!(durability, Durability::ForceUnitAccess),
+            Operation::Flush | Operation::WriteAnnex { .. } => true,
+            Operation::Discard { .. }
+            | Operation::Repair { .. }
+            | Operation::Read { .. }
+            | Operation::Verify { .. }
+            | Operation::Digest { .. }
+            | Operation::Allocation { .. }
+            | Operation::Compare { .. }
+            | Operation::ReadAnnex { .. } => false,
         }
     }
 

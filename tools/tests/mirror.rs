@@ -418,7 +418,7 @@ fn a_copy_that_was_interrupted_goes_on_where_the_mirror_is_next_used() {
     }
     let server = Server::start(&place, "mirror:a,b");
     let until = Instant::now() + Duration::from_secs(60);
-    while place.run("mirror status mirror:a,b --json").succeeds().json()["legs"][1]["standing"] != "current" {
+    while place.run("mirror status mirror:a,b --json").json()["legs"][1]["standing"] != "current" {
         assert!(Instant::now() < until, "the legs are not made alike");
         thread::sleep(Duration::from_millis(50));
     }
@@ -498,5 +498,5 @@ fn a_leg_that_was_taken_out_opens_neither_alone_nor_with_an_outdated_one() {
     place.run("copy mirror:b,c out").fails(3, &["left behind"]);
     rename("a.away", "a");
     place.run("copy mirror:a,c out").fails(3, &["was taken out"]);
-    place.run("mirror status mirror:a,b").succeeds();
+    place.run("mirror status mirror:a,b").ends_with(4);
 }

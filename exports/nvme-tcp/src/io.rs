@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use sealblock_block::{Ability, Answer, Device, Durability, Failure, Operation, OperationKind, Outcome};
 use sealblock_integrity::Sealed;
+use sealblock_layers_remote_core::Locked;
 use sealblock_protocols_nvme::nvm::{BlockCommand, DatasetManagement, DsmAttributes, IoCommand};
 use sealblock_protocols_nvme::{Command, Fuse, Invalid, NSID_ALL, StatusCode};
 use sealblock_protocols_nvme_tcp::{BlockShape, BlockSums};
@@ -12,7 +13,6 @@ use sealblock_units::Extent;
 use smallvec::{SmallVec, smallvec};
 
 use crate::check::check;
-use crate::claims::Blocks;
 use crate::commands::copy;
 use crate::connection::Reply;
 use crate::known::About;
@@ -120,10 +120,6 @@ impl Job {
             Ok(steps) => return Err(steps),
             Err(refusal) => return Ok(self.ended(namespace, Err(refusal))),
         };
-        let claim = self.writes().map(|_| namespace.state.try_claim());
-        if let Some(None) = claim {
-            return Err(Work::Request(operation));
-        }
         match namespace.device.at_once(&operation) {
             None => Err(Work::Request(operation)),
             Some(outcome) => {
@@ -140,15 +136,11 @@ impl Job {
 
     /// Carries the command out.
     pub(crate) async fn run(&self, work: Work) -> Result<Reply, Refusal> {
-        let Some((namespace, extent)) = self.writes() else { return self.run_claimed(work).await };
-        // This core's own count: one that cores share would be fought over by all writes.
-        let namespace = Rc::clone(namespace);
-        let _claim = namespace.state.claim(around(&[extent])).await;
-        self.run_claimed(work).await
+        self.run_on(work, None).await
     }
 
-    /// Carries the command out, for a caller who has a claim on the blocks that it writes.
-    pub(crate) async fn run_claimed(&self, work: Work) -> Result<Reply, Refusal> {
+    /// Carries the command out, where it is one operation for a caller who may have locked the blocks that it changes.
+    pub(crate) async fn run_on(&self, work: Work, locked: Option<&Locked<'_>>) -> Result<Reply, Refusal> {
         let Some(namespace) = self.namespaces.first() else { return Ok(Reply::Done(0)) };
         let work = match work {
             Work::New(data) => self.begin(namespace, data),
@@ -156,7 +148,12 @@ impl Job {
         };
         let outcome = match work {
             Ok(Work::Request(operation)) => {
-                execute(namespace, operation).await.and_then(|answer| self.reply(namespace, answer))
+                let about = About::of(&operation, namespace.device.geometry());
+                let outcome = match locked {
+                    Some(locked) => locked.execute(operation).await,
+                    None => namespace.device.execute(operation).await,
+                };
+                learn(namespace, &about, outcome).and_then(|answer| self.reply(namespace, answer))
             }
             Ok(Work::New(data)) => self.in_steps(namespace, data).await,
             Err(refusal) => Err(refusal),
@@ -347,16 +344,8 @@ async fn deallocate(namespace: &Mounted, dsm: DatasetManagement, data: &[u8]) ->
     }
     let is_asked = dsm.attributes.contains(DsmAttributes::DEALLOCATE) && !extents.is_empty();
     if is_asked && namespace.device.abilities().discard != Ability::Absent {
-        let _claim = namespace.state.claim(around(&extents)).await;
         execute(namespace, Operation::Discard { extents: extents.clone() }).await?;
         extents.into_iter().for_each(|extent| namespace.state.known.forget(extent));
     }
     Ok(Reply::Done(0))
-}
-
-/// All blocks from the first to the last of these.
-fn around(extents: &[Extent]) -> Blocks {
-    let first = extents.iter().map(|extent| extent.start().get()).min().unwrap_or(0);
-    let last = extents.iter().map(|extent| extent.last().get()).max().unwrap_or(0);
-    first..=last
 }

@@ -1,4 +1,4 @@
-//! What is shared of a namespace by all controllers and cores: its bad blocks, the claims on blocks, and who is told.
+//! What is shared of a namespace by all controllers and cores: its bad blocks, and who is told.
 //!
 //! It belongs to the device: namespaces of one device share it, whatever they are called and however they show it.
 
@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use sealblock_block::{Fault, Geometry, Outcome};
 use sealblock_units::Extent;
 
-use crate::claims::{Blocks, Claim, Claims};
 use crate::known::{About, KnownBlocks};
 use crate::notices::Notices;
 
@@ -18,7 +17,6 @@ use crate::notices::Notices;
 pub struct NamespaceState {
     pub(crate) known: KnownBlocks,
     degraded: AtomicBool,
-    claims: Claims,
     watchers: Mutex<Vec<(u32, Weak<Notices>)>>,
 }
 
@@ -65,21 +63,6 @@ impl NamespaceState {
         if self.known.learn(about, outcome) {
             self.tell(|_, notices| notices.damage_found());
         }
-    }
-
-    /// Waits until the blocks may be written, among other writes.
-    pub(crate) async fn claim(&self, blocks: Blocks) -> Claim<'_> {
-        self.claims.write(blocks).await
-    }
-
-    /// The right to write blocks, if there is nothing to wait for.
-    pub(crate) fn try_claim(&self) -> Option<Claim<'_>> {
-        self.claims.try_write()
-    }
-
-    /// Waits until nobody else writes the blocks.
-    pub(crate) async fn claim_alone(&self, blocks: Blocks) -> Claim<'_> {
-        self.claims.exclusive(blocks).await
     }
 
     /// Tells a controller, to whom the namespace is `nsid`, what happens from now on.

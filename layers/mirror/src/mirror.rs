@@ -34,7 +34,8 @@ pub struct Mirror<C> {
     teller: usize,
     pub(crate) claims: Claims,
     pub(crate) notes: Notes,
-    /// What the last leg had not flushed when it went away may be lost, and the next flush says so.
+    /// What was not flushed may be lost, because the last leg went away or a flush of the mirror's own failed; the next flush
+    /// says so.
     pub(crate) cache_lost: Cell<bool>,
     pub(crate) lost_blocks: Cell<u64>,
     turn: Cell<usize>,
@@ -229,31 +230,42 @@ impl<C: Clock> Mirror<C> {
             return Ok(());
         }
         if self.cache_lost.replace(false) {
-            let reason = "the last leg went away with writes that were not flushed; they may be lost".to_owned();
-            return Err(Failure::Media { reason }.into());
+            return Err(writes_lost());
         }
-        self.flush_legs().await
+        self.ask_flush().await
+    }
+
+    /// The same for the mirror's own purposes, without saying what was lost before. Nobody who has written hears of a failure
+    /// here, and a leg tells of it once, so it is kept for the next flush from above.
+    pub(crate) async fn flush_legs(&self) -> Result<(), Error> {
+        self.ask_flush().await.inspect_err(|error| {
+            if !self.notes.dirty.borrow().is_empty() && !self.cache_lost.replace(true) {
+                tracing::warn!(%error, "the mirror could not be flushed; the next flush of whoever writes to it fails");
+            }
+        })
     }
 
     /// Flushes, takes what is settled out of the labels, and ends the worker. The legs are to be closed behind it.
     ///
     /// # Errors
-    /// When no leg could be flushed. What was flushed before is safe all the same.
+    /// When no leg could be flushed, or writes may be lost that nobody was told of yet. What was flushed before is safe all the
+    /// same.
     pub async fn close(&self) -> Result<(), Error> {
         let was_closing = self.closing.replace(true);
         self.work.notify();
         if was_closing || self.read_only {
             return Ok(());
         }
-        if self.notes.dirty.borrow().is_empty() && !self.notes.is_due() {
-            return Ok(());
+        if !self.notes.dirty.borrow().is_empty() || self.notes.is_due() {
+            // The first look takes the regions that were changed since the one before for busy.
+            self.tidy().await?;
+            self.tidy().await?;
+            if !self.notes.dirty.borrow().is_empty() {
+                // Regions that legs may still differ in stay noted. What was acknowledged there is to be durable all the same.
+                self.flush_legs().await?;
+            }
         }
-        // The first look takes the regions that were changed since the one before for busy.
-        self.tidy().await?;
-        self.tidy().await?;
-        // Regions that legs may still differ in stay noted. What was acknowledged there is to be durable all the same.
-        let is_tidy = self.notes.dirty.borrow().is_empty();
-        if is_tidy { Ok(()) } else { self.flush().await }
+        if self.cache_lost.get() { Err(writes_lost()) } else { Ok(()) }
     }
 
     async fn read_annex(&self, slot: AnnexSlot) -> Outcome {
@@ -329,6 +341,13 @@ pub(crate) fn abilities(devices: &[Abilities], read_only: bool) -> Abilities {
         seals: all(&|of| of.seals),
         copies: true,
     }
+}
+
+#[cold]
+fn writes_lost() -> Error {
+    let reason = "the last leg went away, or could not be flushed, with writes that were not flushed; they may be lost"
+        .to_owned();
+    Failure::Media { reason }.into()
 }
 
 impl<C: Clock> std::fmt::Debug for Mirror<C> {

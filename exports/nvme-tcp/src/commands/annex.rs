@@ -109,7 +109,7 @@ fn frame(controller: &Controller, fid: u8) -> Option<Frame> {
 
 /// The namespace, if its device has room beside its blocks.
 fn with_annex(controller: &Controller, frame: Frame, nsid: u32) -> Result<Mounted, Refusal> {
-    let namespace = Mounted::new(&controller.namespace(nsid)?);
+    let namespace = Mounted::new(&controller.namespace(nsid)?, controller);
     match namespace.device.abilities().annex {
         Ability::Absent => Err(Invalid::Feature(frame.feature().code()).into()),
         Ability::Native | Ability::Emulated => Ok(namespace),

@@ -2,8 +2,11 @@
 
 mod coverage;
 mod damage;
+mod flushes;
 mod forgotten;
 mod judge;
 mod legs;
+mod lineage;
+mod made;
 mod requests;
 mod rig;

@@ -131,9 +131,10 @@ async fn at_home(
     }
     watch(&facts, &state);
     let mirror_uuid = facts.mirror.as_ref().map(|mirror| mirror.describe().uuid);
-    let keeper = Keeper::open(&target, Rc::clone(&gate), state, teller).await;
+    let shared = SharedDevice::publish(Rc::clone(&gate));
+    let keeper = Keeper::open(&target, gate, shared.attach(), state, teller).await;
     Ok(Opened {
-        shared: SharedDevice::publish(gate),
+        shared,
         volume_uuid: facts.volume.as_ref().map(|volume| volume.uuid).or(mirror_uuid),
         mirror: facts.mirror.map(Homed::new),
         closer: Homed::new(Rc::new(closer)),

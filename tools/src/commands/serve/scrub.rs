@@ -16,6 +16,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use sealblock_block::{Device, Gate, Operation, Outcome, Stack};
 use sealblock_exports_nvme_tcp::NamespaceState;
+use sealblock_layers_remote_core::Attached;
 use sealblock_runtime_reactor::{Bell, JoinHandle, now, spawn, timeout, yield_now};
 use sealblock_scrub::{Activity, Moment, Scrub, Settings, Shape, Step};
 
@@ -43,6 +44,8 @@ pub fn settings_of(arguments: &Serve) -> Settings {
 pub struct Keeper {
     target: Target,
     gate: Rc<Gate<Stack>>,
+    /// The same as hosts reach it: what the scrub mends keeps away from what they have locked.
+    device: Attached,
     /// Where hosts learn of damage. The device has it, and looks whether namespaces do.
     state: Weak<NamespaceState>,
     teller: Teller,
@@ -67,6 +70,7 @@ impl Keeper {
     pub async fn open(
         target: &Target,
         gate: Rc<Gate<Stack>>,
+        device: Attached,
         state: Weak<NamespaceState>,
         teller: Teller,
     ) -> Rc<Keeper> {
@@ -77,6 +81,7 @@ impl Keeper {
             target: target.clone(),
             memory: Memory::of(target, &gate.abilities()),
             gate,
+            device,
             state,
             teller,
             scrub: RefCell::new(Scrub::new(shape, Settings::default())),
@@ -162,7 +167,7 @@ impl Keeper {
 
     /// A request of the scrub's own.
     async fn ask(&self, operation: Operation) -> Outcome {
-        let outcome = self.gate.execute(operation).await;
+        let outcome = self.device.execute(operation).await;
         self.own_requests.set(self.own_requests.get() + 1);
         outcome
     }

@@ -4,6 +4,7 @@ use sealblock_block::{
     Abilities, Ability, Answer, Error, Failure, Fault, Faults, Geometry, Limits, OperationKind, Unchecked, Verified,
     WhyUnchecked,
 };
+use sealblock_layers_remote_core::SharedDevice;
 use sealblock_runtime_reactor::{Config, Reactor, sleep};
 use sealblock_units::{BlockSize, Extent, Lba};
 
@@ -92,7 +93,8 @@ fn with_scrub<F: Future<Output = ()>>(device: Ailing, test: impl FnOnce(Rc<Keepe
         let device = Rc::new(device);
         let gate = Rc::new(Gate::new("ailing", Stack::new(Rc::clone(&device))));
         let target = "ailing".parse().unwrap();
-        let keeper = Keeper::open(&target, gate, Weak::new(), Teller::here(Announcer::new(true))).await;
+        let attached = SharedDevice::publish(Rc::clone(&gate)).attach();
+        let keeper = Keeper::open(&target, gate, attached, Weak::new(), Teller::here(Announcer::new(true))).await;
         keeper.configure(Settings::default());
         keeper.order(|scrub, now| scrub.start(now, None, None)).unwrap();
         test(Rc::clone(&keeper), device).await;
@@ -121,6 +123,34 @@ fn a_device_that_holds_copies_mends_what_is_bad() {
         assert_eq!((run.blocks, run.bad, run.repaired, run.lost), (BLOCKS, 3, 3, 0));
         assert_eq!(status.exit(), Exit::Clean);
         assert!(device.asked.borrow().iter().all(|(kind, _)| *kind == OperationKind::Repair));
+    });
+}
+
+#[test]
+fn what_is_mended_waits_for_who_has_locked_its_blocks() {
+    let device = Ailing { bad: RefCell::new(vec![300]), ..Ailing::new(true) };
+    let reactor = Reactor::new(Config { pool_arena_bytes: 0, ..Config::default() }).unwrap();
+    reactor.block_on(async {
+        let device = Rc::new(device);
+        let gate = Rc::new(Gate::new("ailing", Stack::new(Rc::clone(&device))));
+        let shared = SharedDevice::publish(Rc::clone(&gate));
+        let (target, teller) = ("ailing".parse().unwrap(), Teller::here(Announcer::new(true)));
+        let keeper = Keeper::open(&target, gate, shared.attach(), Weak::new(), teller).await;
+        let host = shared.attach();
+        let locked = host.lock(Extent::from_raw(300, 1).unwrap()).await;
+        keeper.configure(Settings::default());
+        keeper.order(|scrub, now| scrub.start(now, None, None)).unwrap();
+        while device.asked.borrow().is_empty() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        sleep(Duration::from_millis(20)).await;
+        let reached =
+            |lba: &u64| device.asked.borrow().iter().any(|(_, extent)| extent.iter().any(|at| at.get() == *lba));
+        assert!(reached(&0) && !reached(&300), "between a compare and its write nothing is mended");
+        drop(locked);
+        until(&keeper, |status| status.state == StateWord::Idle).await;
+        assert!(reached(&300) && device.bad.borrow().is_empty());
+        keeper.close().await;
     });
 }
 
