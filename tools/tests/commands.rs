@@ -219,7 +219,7 @@ fn verify_modes() {
         assert_eq!((&report["errors"][0]["lba"], &report["errors"][0]["field"]), (&200.into(), &"app_tag".into()));
     }
     place.run("verify v --quiet").ends_with(1).says(&["block 200"]);
-    assert!(place.run("verify raw --quiet").succeeds().stdout.is_empty());
+    assert!(place.run("verify raw:raw --quiet").succeeds().stdout.is_empty());
     place.run("verify v --quiet --json").fails(2, &["--json"]);
 }
 

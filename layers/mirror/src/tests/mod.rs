@@ -6,5 +6,7 @@ mod flushes;
 mod forgotten;
 mod judge;
 mod legs;
+mod lineage;
+mod made;
 mod requests;
 mod rig;

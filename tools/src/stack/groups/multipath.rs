@@ -225,7 +225,8 @@ fn remotes(target: &Target) -> Vec<&crate::target::RemoteOptions> {
     }
 }
 
-fn is_away(target: &Target) -> bool {
+/// Whether any of it is on another host.
+pub(super) fn is_away(target: &Target) -> bool {
     !remotes(target).is_empty()
 }
 
