@@ -166,7 +166,7 @@ impl Label {
     /// The bytes of the label.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![0; HEAD_BYTES];
-        bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
+        bytes[..8].copy_from_slice(&MAGIC);
         put::<2>(&mut bytes, AT_VERSION, VERSION);
         bytes[AT_UUID..AT_UUID + 16].copy_from_slice(&self.uuid);
         put::<8>(&mut bytes, AT_GENERATION, self.generation);
@@ -231,10 +231,7 @@ impl Label {
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&bytes[AT_UUID..AT_UUID + 16]);
         let (lineage, members, dirty) = decode_body(bytes, &map, capacity_blocks)?;
-        let own = get::<1>(bytes, AT_OWN) as usize;
-        if own >= members.len() {
-            return Err(LabelError::Field("number of the leg"));
-        }
+        let own = Some(get::<1>(bytes, AT_OWN) as usize).filter(|own| *own < members.len());
         Ok(Some(Label {
             uuid,
             generation,
@@ -246,7 +243,7 @@ impl Label {
             block_size: BlockSize::from_bytes(get::<4>(bytes, AT_BLOCK_BYTES))
                 .ok_or(LabelError::Field("block size"))?,
             protection: decode_protection(bytes)?,
-            own,
+            own: own.ok_or(LabelError::Field("number of the leg"))?,
             members,
             dirty,
         }))
