@@ -8,7 +8,7 @@ use crate::judge::{Found, leg_id};
 use crate::label::{MOST_LEGS, Member, Standing};
 use crate::leg::{Leg, LegSource};
 use crate::mirror::Mirror;
-use crate::open::{MirrorError, Trouble, fits, found_on};
+use crate::open::{MirrorError, Trouble, check_pages, fits, found_on};
 use crate::regions::Regions;
 
 /// Why a leg cannot be given or taken.
@@ -43,6 +43,9 @@ pub enum MemberError {
     /// Without this leg there would be none that has everything.
     #[error("no other leg than {0} has everything")]
     Last(String),
+    /// What a member keeps could not be written to the others.
+    #[error("the older copies could not be written: {0}")]
+    Change(Error),
     /// It could not be noted.
     #[error("it could not be noted: {0}")]
     Note(Error),
@@ -69,6 +72,9 @@ impl<C: Clock> Mirror<C> {
                 return Err(MemberError::Absent { leg: source.name, why: why.to_string() });
             }
         };
+        if has_room {
+            check_pages(&source.name, device, &self.map)?;
+        }
         let place = self.free_place().ok_or(MemberError::Full)?;
         let number = self.legs.borrow().iter().map(|leg| leg.number + 1).max().unwrap_or(0);
         let id = leg_id(&self.uuid, self.notes.generation.get() + 1, place);

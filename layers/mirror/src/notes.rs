@@ -6,6 +6,7 @@
 //! every leg has flushed.
 
 use std::cell::{Cell, RefCell};
+use std::ops::RangeInclusive;
 use std::rc::Rc;
 
 use futures_util::future::join_all;
@@ -18,6 +19,7 @@ use crate::label::{Label, Member, Standing};
 use crate::leg::Leg;
 use crate::lineage::Lineage;
 use crate::mirror::Mirror;
+use crate::paging::Paging;
 use crate::regions::Regions;
 
 /// What is known, and what is noted of it.
@@ -29,8 +31,11 @@ pub(crate) struct Notes {
     pub lineage: RefCell<Lineage>,
     /// Regions in which the current legs may differ.
     pub dirty: RefCell<Regions>,
-    /// Those of them that the labels are known to have.
-    noted: RefCell<Regions>,
+    /// Those of them that the labels are not known to have.
+    fresh: RefCell<Regions>,
+    /// Just the regions that were written since the group around them was clean and flushed; after a crash, which forgets
+    /// them, all that is dirty.
+    pub written: RefCell<Regions>,
     /// Regions in which the current legs may differ although nothing is under way.
     pub suspect: RefCell<Regions>,
     /// Counts what was added to `suspect`.
@@ -48,6 +53,10 @@ pub(crate) struct Notes {
     /// Labels were written since the mirror was opened.
     has_begun: Cell<bool>,
     turned: Event,
+    /// What is in the bitmap pages of the legs.
+    pub paging: RefCell<Paging>,
+    /// A block that is withheld may have a good copy somewhere by now.
+    pub examine: Cell<bool>,
 }
 
 impl Notes {
@@ -59,8 +68,9 @@ impl Notes {
             lineage: RefCell::new(lineage),
             suspect: RefCell::new(dirty.clone()),
             suspected: Cell::new(0),
+            fresh: RefCell::new(dirty.clone()),
+            written: RefCell::new(dirty.clone()),
             dirty: RefCell::new(dirty),
-            noted: RefCell::new(none.clone()),
             recent: RefCell::new(none),
             wanted: Cell::new(0),
             tried: Cell::new(0),
@@ -70,7 +80,14 @@ impl Notes {
             writing: Cell::new(false),
             has_begun: Cell::new(false),
             turned: Event::default(),
+            paging: RefCell::default(),
+            examine: Cell::new(true),
         }
+    }
+
+    /// Whether the labels are known to have all of these regions.
+    fn has_noted(&self, regions: &RangeInclusive<u32>) -> bool {
+        self.dirty.borrow().contains_all(regions.clone()) && !self.fresh.borrow().contains_any(regions.clone())
     }
 
     /// Something changed that should be noted some time.
@@ -106,17 +123,25 @@ impl Drop for Writing<'_> {
 }
 
 impl<C: Clock> Mirror<C> {
-    /// Says that the regions of an extent may differ from now on; durable when it returns.
+    /// Says that the regions of an extent may differ from now on; durable when it returns. Whole groups are said, so that
+    /// writing on costs no further label, and what exactly is written is remembered here.
     pub(crate) async fn mark(&self, extent: Extent) -> Result<(), Error> {
         let regions = self.map.of(extent);
-        self.notes.recent.borrow_mut().extend(regions.clone());
-        if self.notes.noted.borrow().contains_all(regions.clone()) {
+        self.notes.recent.borrow_mut().insert_all(regions.clone());
+        self.notes.written.borrow_mut().insert_all(regions.clone());
+        let groups = self.map.groups(&regions);
+        let is_noted = self.notes.has_noted(&groups);
+        if !is_noted || self.mutation != Mutation::ForgetMissed {
+            // After a crash it lacks whatever is dirty besides.
+            for leg in self.legs.borrow().iter().filter(|leg| leg.standing.get() == Standing::Missing) {
+                leg.missed.borrow_mut().insert_all(regions.clone());
+            }
+        }
+        if is_noted {
             return Ok(());
         }
-        self.notes.dirty.borrow_mut().extend(regions.clone());
-        for leg in self.legs.borrow().iter().filter(|leg| leg.standing.get() == Standing::Missing) {
-            leg.missed.borrow_mut().extend(regions.clone());
-        }
+        self.notes.fresh.borrow_mut().insert_all(groups.clone());
+        self.notes.dirty.borrow_mut().insert_all(groups);
         if self.mutation == Mutation::SkipMark {
             return Ok(());
         }
@@ -140,7 +165,7 @@ impl<C: Clock> Mirror<C> {
             return;
         }
         leg.standing.set(Standing::Missing);
-        leg.missed.borrow_mut().add(&self.notes.dirty.borrow());
+        leg.missed.borrow_mut().add(&self.notes.written.borrow());
         self.notes.want_left();
         self.work.notify();
     }
@@ -148,13 +173,13 @@ impl<C: Clock> Mirror<C> {
     /// Says that current legs may differ in an extent, until that was looked after.
     pub(crate) fn suspect(&self, extent: Extent) {
         let mut regions = Regions::none(self.map.count());
-        regions.extend(self.map.of(extent));
+        regions.insert_all(self.map.of(extent));
         self.suspect_regions(&regions);
     }
 
     /// Says that current legs, and those that are being brought up to date, may differ wherever something was not flushed.
     pub(crate) fn suspect_dirty(&self) {
-        self.suspect_regions(&self.notes.dirty.borrow());
+        self.suspect_regions(&self.notes.written.borrow());
     }
 
     fn suspect_regions(&self, regions: &Regions) {
@@ -190,13 +215,18 @@ impl<C: Clock> Mirror<C> {
     /// Writes labels until nothing that they say has changed meanwhile because of them.
     async fn write_labels(&self) -> Result<(), Error> {
         loop {
+            self.write_pages().await;
+            // From here until the labels are made nothing may wait, or the pages would not be what they refer to.
             let covers = self.notes.wanted.get();
             self.notes.generation.set(self.notes.generation.get() + 1);
-            let dirty = self.notes.dirty.borrow().clone();
+            let (fresh, sets) = (self.notes.fresh.borrow().clone(), self.sets());
             let legs: Vec<_> =
                 self.legs.borrow().iter().filter(|leg| leg.takes_changes() && leg.has_room).cloned().collect();
             legs.iter().for_each(|leg| leg.sent.set(self.notes.generation.get()));
             let held = self.send_labels(&legs).await;
+            if held > 0 {
+                self.notes.paging.borrow_mut().said(&sets);
+            }
             if legs.iter().any(|leg| !leg.takes_changes()) && self.legs.borrow().iter().any(|leg| leg.is_current()) {
                 continue;
             }
@@ -211,8 +241,7 @@ impl<C: Clock> Mirror<C> {
                 return Err(nobody_notes());
             }
             self.notes.held.set(covers);
-            self.notes.noted.borrow_mut().add(&dirty);
-            self.notes.noted.borrow_mut().keep(&self.notes.dirty.borrow());
+            self.notes.fresh.borrow_mut().subtract(&fresh);
             return Ok(());
         }
     }
@@ -220,7 +249,7 @@ impl<C: Clock> Mirror<C> {
     /// Sends legs their labels; how many that have everything are known to have theirs now.
     async fn send_labels(&self, legs: &[Rc<Leg>]) -> usize {
         let writes = legs.iter().map(|leg| async move {
-            let (epoch, bytes) = (leg.epoch(), Slice::copy_from(&self.label(leg).encode()));
+            let (epoch, bytes) = (leg.epoch(), Slice::copy_from(&self.label_bytes(leg)));
             let write = Operation::WriteAnnex { slot: AnnexSlot::Group, bytes };
             (epoch, leg.ask(self.geometry.protection, write).await)
         });
@@ -254,7 +283,7 @@ impl<C: Clock> Mirror<C> {
             standing: leg.standing.get(),
             has_room: leg.has_room,
             is_new: leg.is_new.get(),
-            stale: leg.stale.borrow().clone(),
+            stale: leg.stale.borrow().listed(),
             missed: leg.missed.borrow().clone(),
             seen: leg.seen.get(),
             sent: leg.sent.get(),
@@ -274,27 +303,39 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// Takes regions out of the labels in which nothing has happened since the last look and every leg has flushed.
+    /// Takes groups of regions out of the labels in which nothing has happened since the last look and every leg has flushed.
     pub(crate) async fn tidy(&self) -> Result<(), Error> {
         let recent = self.notes.recent.replace(Regions::none(self.map.count()));
-        let is_quiet = |region: u32| {
-            !self.notes.recent.borrow().contains(region)
-                && !self.notes.suspect.borrow().contains(region)
-                && !self.claims.touches(self.map.extent(region))
+        let is_quiet = |group: &RangeInclusive<u32>| {
+            !self.notes.recent.borrow().contains_any(group.clone())
+                && !self.notes.suspect.borrow().contains_any(group.clone())
+                && !self.claims.touches(self.map.group_extent(group))
         };
-        let quiet: Vec<u32> =
-            self.notes.dirty.borrow().iter().filter(|region| !recent.contains(*region) && is_quiet(*region)).collect();
-        if quiet.is_empty() {
+        let mut quiet = self.dirty_groups();
+        quiet.retain(|group| !recent.contains_any(group.clone()) && is_quiet(group));
+        if quiet.is_empty() && !self.has_renewed() {
             return if self.notes.is_due() { self.note().await } else { Ok(()) };
         }
         if self.mutation != Mutation::ClearUnflushed {
-            self.flush_legs().await?;
+            self.settle_renewed().await?;
         }
-        for region in quiet.into_iter().filter(|region| is_quiet(*region)) {
-            self.notes.dirty.borrow_mut().remove(region);
-            self.notes.noted.borrow_mut().remove(region);
+        for group in quiet.into_iter().filter(is_quiet) {
+            // What a leg that is away has missed of it is said by the same labels.
+            self.notes.dirty.borrow_mut().remove_all(group.clone());
+            self.notes.fresh.borrow_mut().remove_all(group.clone());
+            self.notes.written.borrow_mut().remove_all(group);
         }
         self.note().await
+    }
+
+    fn dirty_groups(&self) -> Vec<RangeInclusive<u32>> {
+        let (dirty, mut groups, mut from) = (self.notes.dirty.borrow(), Vec::new(), 0);
+        while let Some(region) = dirty.next(from) {
+            let group = self.map.group(region);
+            from = group.end() + 1;
+            groups.push(group);
+        }
+        groups
     }
 }
 

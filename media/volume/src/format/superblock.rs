@@ -14,7 +14,7 @@ pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 32 << 10];
 
 /// A byte above 127, letters, line ends and an end-of-file mark show most ways in which a copy can bend a file.
 const MAGIC: [u8; 8] = *b"\x89SEAL\r\n\x1a";
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 /// Features: records of blocks that were made unreadable (kind 3) may be there.
 const FEATURE_UNCORRECTABLE: u64 = 1;
 
@@ -68,7 +68,7 @@ pub enum SuperblockError {
     #[error("the superblock's checksum does not match")]
     Checksum,
     /// Another version of the format.
-    #[error("the volume has format version {0}; this program knows version 1")]
+    #[error("the volume has format version {0}; this program knows version 2")]
     Version(u64),
     /// Features this program does not know.
     #[error("the volume has features {0:#x}, which this program does not know")]
@@ -283,7 +283,7 @@ mod tests {
 
     #[test]
     fn versions_features_and_impossible_fields_are_refused_by_name() {
-        assert_eq!(Superblock::decode(&forged::<4>(AT_VERSION, 2)), Err(SuperblockError::Version(2)));
+        assert_eq!(Superblock::decode(&forged::<4>(AT_VERSION, 1)), Err(SuperblockError::Version(1)));
         for features in [4, 5] {
             assert_eq!(Superblock::decode(&forged::<4>(AT_FEATURES, features)), Err(SuperblockError::Features(4)));
         }

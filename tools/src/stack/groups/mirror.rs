@@ -204,7 +204,10 @@ fn of_mirror(error: &MirrorError) -> Failure {
         MirrorError::Refused { refusal, .. } => advice(refusal),
         MirrorError::Label { .. } => (Cause::Damaged, Some("naming `missing` legs out, or `sealblock create --force`")),
         MirrorError::Leg { .. } | MirrorError::Note(_) => (Cause::Io, None),
-        MirrorError::BlockSize { .. } | MirrorError::Size { .. } => (Cause::Unsuitable, None),
+        MirrorError::BlockSize { .. }
+        | MirrorError::Size { .. }
+        | MirrorError::Capacity { .. }
+        | MirrorError::Pages { .. } => (Cause::Unsuitable, None),
     };
     let failure = Failure::new(cause, "opening", error);
     match advice {
@@ -224,7 +227,7 @@ fn of_member(error: &MemberError) -> Failure {
             failure(Cause::Unsuitable).advise("a leg of the same block size and at least this size")
         }
         MemberError::Unknown(_) => failure(Cause::Usage).advise("`sealblock mirror status` names the legs"),
-        MemberError::Note(_) => failure(Cause::Io),
+        MemberError::Note(_) | MemberError::Change(_) => failure(Cause::Io),
     }
 }
 
