@@ -10,6 +10,7 @@
 mod abilities;
 mod allocation;
 mod annex;
+mod blank;
 mod clock;
 mod device;
 mod error;
@@ -24,6 +25,7 @@ mod source;
 pub use abilities::{Abilities, Ability};
 pub use allocation::{Run, RunState, Runs};
 pub use annex::AnnexSlot;
+pub use blank::is_blank;
 pub use clock::Clock;
 pub use device::{Device, Stack};
 pub use error::{Error, Failure, Fault, FaultField, Faults, Leg};

@@ -104,6 +104,10 @@ pub trait Medium {
     /// Makes every write that has returned durable.
     fn sync(&self) -> impl Future<Output = Result<(), MediumError>>;
 
+    /// Waits until no write, punch or zeroing goes on whose future was dropped. Until then what it changes may change once more,
+    /// so its bytes are not to be used for anything else.
+    fn drain(&self) -> impl Future<Output = ()>;
+
     /// Makes `length_bytes` at `offset_bytes` read as zeroes and gives their space back where that is possible.
     fn punch(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>>;
 

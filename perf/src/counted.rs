@@ -142,6 +142,10 @@ impl<M: Medium> Medium for Counted<M> {
         result
     }
 
+    async fn drain(&self) {
+        self.medium.drain().await;
+    }
+
     async fn punch(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
         self.medium.punch(offset_bytes, length_bytes).await
     }

@@ -31,7 +31,8 @@ Exit status:
   3  the work could not be done
 
 Targets:
-  PATH, file:PATH                     a protected volume, or a raw file or block device
+  PATH, file:PATH                     a protected volume, or a block device; for copy and compare also a plain file
+  raw:PATH                            a plain file's bytes as blocks, without seals
   mem:SIZE, null:SIZE                 memory; a device that stores nothing
   offset:FIRST..LAST,TARGET           a slice of another target
   fault:[RULES],TARGET                another target that fails on purpose
@@ -222,9 +223,17 @@ pub struct Discard {
     pub range: Option<BlockRange>,
 }
 
+const COPY_HELP: &str = "\
+Examples:
+  sealblock copy photos.tar v
+  sealblock copy v - | sha256sum
+
+FROM and TO may be plain files, to the last byte: a file that is written to is made, cut or grown to the length of what is
+copied, and has holes where that is zeroes. A volume or another device keeps its size, and what it has behind the data.";
+
 /// Arguments of `copy`.
 #[derive(Args, Debug)]
-#[command(after_help = "Examples:\n  sealblock copy photos.tar v\n  sealblock copy v - | sha256sum")]
+#[command(after_help = COPY_HELP)]
 pub struct Copy {
     /// Where from; - is standard input.
     #[arg(value_name = "FROM")]
@@ -232,6 +241,9 @@ pub struct Copy {
     /// Where to; - is standard output.
     #[arg(value_name = "TO")]
     pub to: Endpoint,
+    /// Overwrite what is left of a damaged volume.
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// Arguments of `corrupt`.

@@ -10,6 +10,7 @@ mod groups;
 mod nbd;
 mod read_only;
 mod remote;
+mod whole;
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -31,14 +32,16 @@ use sealblock_units::{BlockSize, ByteCount, Extent, Lba};
 use crate::exit::{Cause, Failure};
 use crate::range::{BlockRange, BlockSpan};
 use crate::target::Target;
+use files::Plain;
 
 pub use facts::Facts;
 pub use failures::{of_block, of_medium, of_open, of_volume};
-pub use files::{FileKind, OpenVolume, inspect, open_medium, open_volume};
+pub use files::{FileKind, OpenVolume, Overwritten, inspect, of_remains, open_medium, open_volume, overwrite};
 pub use groups::OpenMirror;
 pub use nbd::exports;
 pub use read_only::ReadOnly;
 pub use remote::discover;
+pub use whole::Whole;
 
 /// A volume in a file, on the reactor's clock.
 pub type FileVolume = Volume<FileMedium, ReactorClock>;
@@ -202,7 +205,8 @@ pub fn on_reactor<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T
 pub fn open(target: &Target, access: Access) -> LocalBoxFuture<'_, Result<Opened, Failure>> {
     Box::pin(async move {
         match target {
-            Target::File(path) | Target::Linux(path) => files::open(target, path, access).await,
+            Target::File(path) | Target::Linux(path) => files::open(target, path, access, Plain::Refused).await,
+            Target::Raw(path) => files::open_raw(target, path, access).await,
             Target::Memory(size) => {
                 let (block_size, blocks) = blocks_of(target, *size)?;
                 Ok(Opened::plain(target, MemoryDevice::new(block_size, blocks, None), "memory"))

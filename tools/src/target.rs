@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! target    = "[" target "]" | kind
-//! kind      = path | "file:" path | "mem:" size | "null:" size
+//! kind      = path | "file:" path | "raw:" path | "mem:" size | "null:" size
 //!           | "nvme+tcp://" host [":" port] "/" nqn ["/" nsid] ["?" option "&" option ...]
 //!           | "nbd://" host [":" port] ["/" export] ["?connections=" number]
 //!           | ("mirror:" | "stripe:" | "stripe-" size ":" | "multipath:") target "," target ...
@@ -12,7 +12,7 @@
 //!
 //! The commas of a group count outside of brackets only, so a leg that has commas of its own stands in brackets. What an
 //! offset or a fault works on is all that follows its comma. A bare path may not look like another kind, begin with a
-//! bracket, or be `-`; `file:` takes any. In the two URI forms, `%` and two digits stand for a byte.
+//! bracket, or be `-`; `file:` and `raw:` take any. In the two URI forms, `%` and two digits stand for a byte.
 //!
 //! Names are data from strangers: parsing bounds length, depth and legs, touches nothing outside, and does not panic. A
 //! target prints in a form that reads back as the same target.
@@ -50,8 +50,10 @@ pub const MAX_LEGS: usize = 64;
 /// What a command works on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Target {
-    /// A protected volume, or a raw file or block device: its superblock tells.
+    /// A protected volume, or a block device. A plain file only where bytes are copied or compared.
     File(PathBuf),
+    /// The bytes of a plain file or block device as blocks, without seals. Never a volume, nor what is left of one.
+    Raw(PathBuf),
     /// A device of the operating system that may take offloaded work: `/dev/nvmeXnY`, `/dev/ngXnY`, `/dev/sdX`.
     Linux(PathBuf),
     /// Memory of this size, in bytes. Never zero.
@@ -139,6 +141,7 @@ impl Target {
             }
             Target::Offset { target, .. } | Target::Fault { target, .. } => target.leg(leg),
             Target::File(_)
+            | Target::Raw(_)
             | Target::Linux(_)
             | Target::Memory(_)
             | Target::Null(_)
@@ -159,7 +162,7 @@ impl Target {
     /// The path of a file, block device or Linux device; nothing for a target that has none.
     pub fn path(&self) -> Option<&Path> {
         match self {
-            Target::File(path) | Target::Linux(path) => Some(path),
+            Target::File(path) | Target::Raw(path) | Target::Linux(path) => Some(path),
             _ => None,
         }
     }
@@ -182,6 +185,7 @@ impl fmt::Display for Target {
                 let prefix = if parse::is_bare_path(&path) { "" } else { "file:" };
                 write!(f, "{prefix}{path}")
             }
+            Target::Raw(path) => write!(f, "raw:{}", path.display()),
             Target::Linux(path) => write!(f, "{}", path.display()),
             Target::Memory(size) => write!(f, "mem:{}", exact(*size)),
             Target::Null(size) => write!(f, "null:{}", exact(*size)),

@@ -210,6 +210,10 @@ impl<M: Medium, C: Clock> Medium for FaultMedium<M, C> {
         self.below.sync().await
     }
 
+    async fn drain(&self) {
+        self.below.drain().await;
+    }
+
     async fn punch(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
         self.before_change("punch a hole", offset_bytes, length_bytes).await?;
         self.below.punch(offset_bytes, length_bytes).await

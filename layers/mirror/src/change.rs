@@ -114,7 +114,7 @@ impl<C: Clock> Mirror<C> {
             return Ok(());
         }
         if is_well {
-            return self.note().await;
+            return if self.notes.lacks_left() { self.note().await } else { Ok(()) };
         }
         if let (true, Some(undone)) = (all_refused, undone) {
             *undone = None;

@@ -50,6 +50,11 @@ impl Claims {
         !self.queue.borrow().iter().any(|(other, held)| *other < ticket && held.overlaps(extent))
     }
 
+    /// Whether nobody works on any blocks.
+    pub fn is_idle(&self) -> bool {
+        self.queue.borrow().is_empty()
+    }
+
     /// Whether somebody works on, or waits for, any of these blocks.
     pub fn touches(&self, extent: Extent) -> bool {
         self.queue.borrow().iter().any(|(_, held)| held.overlaps(extent))

@@ -2,7 +2,8 @@
 //!
 //! A leg is *current* when nobody who went on without it has noted so. Of legs that think of themselves as current the one
 //! with the latest label tells about the others. Two that were each written without the other cannot both be right, and
-//! nothing can tell which one is: a split brain, which is refused.
+//! nothing can tell which one is: a split brain, which is refused. What was written without what is told by the lineages of
+//! their labels alone; generations tell which regions a leg lacks, and which of two images of a leg is the older one.
 
 use crate::label::{Label, Member, Standing};
 use crate::regions::Regions;
@@ -52,6 +53,21 @@ pub enum Refusal {
         /// The device.
         leg: usize,
     },
+    /// A device that was taken out.
+    #[error("leg {leg} was taken out of this mirror")]
+    TakenOut {
+        /// The device.
+        leg: usize,
+    },
+    /// Devices that nobody has made a mirror of.
+    #[error("nothing says that these are legs of one mirror: no label is on them, and leg {leg} may hold data")]
+    NotMade {
+        /// The first that may hold data.
+        leg: usize,
+    },
+    /// No device has room for a label.
+    #[error("no leg has room for a label, so nothing could tell that they belong together")]
+    NoRoom,
     /// One leg twice.
     #[error("legs {first} and {second} have the label of the same leg: one is a copy of the other's medium")]
     Twice {
@@ -76,7 +92,7 @@ pub enum Refusal {
 /// What the legs make.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// A mirror that was never noted anywhere. All legs are taken as alike.
+    /// A mirror that was never noted anywhere. If all legs are blank they are alike.
     New,
     /// A mirror with a past.
     Known(Known),
@@ -90,6 +106,9 @@ pub struct Known {
     pub label: Label,
     /// For each leg that was given, which member it is.
     pub places: Vec<usize>,
+    /// Of those, the devices that are not used: without a label where one should be, or taken out by a removal that a crash
+    /// cut short.
+    pub unused: Vec<usize>,
     /// Not all labels are of the same writing: one was cut short, or a leg is an image from before the last one.
     pub is_uneven: bool,
 }
@@ -112,22 +131,23 @@ pub fn judge(found: &[Found]) -> Result<Verdict, Refusal> {
     // A leg that does not think of itself as current was left behind knowingly. One that others know a later label of has
     // forgotten what came after, and one that others left behind cannot know, whether these have everything or not.
     let is_old = |label: &Label| labels.iter().any(|(_, other)| knows_later(other, label));
-    let is_left = |label: &Label| labels.iter().any(|(_, other)| left_behind(other, label));
-    let is_current =
-        |label: &Label| label.members[label.own].standing == Standing::Current && !is_old(label) && !is_left(label);
+    let is_left = |label: &Label| labels.iter().any(|(_, other)| left_behind(other, label) || is_ahead(other, label));
+    let is_current = |label: &Label| is_own_current(label) && !is_old(label) && !is_left(label);
     let current = labels.iter().filter(|(_, label)| is_current(label));
     let best = current.min_by_key(|(_, label)| std::cmp::Reverse(label.generation));
-    let Some((_, best)) = best else { return Err(Refusal::OnlyStale) };
-    refuse_apart(best, &labels)?;
-    let mut label = (*best).clone();
+    let Some(&(first, best)) = best else { return Err(Refusal::OnlyStale) };
+    if let Some(&(second, _)) = labels.iter().find(|(_, label)| is_own_current(label) && !has_all_of(best, label)) {
+        return Err(Refusal::SplitBrain { first, second });
+    }
+    let mut label = best.clone();
     for (_, other) in &labels {
         merge(&mut label, other, is_old(other) || lacks_everything(best, other));
     }
-    let places = place(found, &label, &labels)?;
+    let (places, unused) = place(found, best, &label, &labels)?;
     let is_uneven = labels.iter().any(|(_, other)| other.generation != label.generation);
     // What comes next is later than anything there is.
     label.generation = labels.iter().map(|(_, other)| other.generation).max().unwrap_or(0);
-    Ok(Verdict::Known(Known { label, places, is_uneven }))
+    Ok(Verdict::Known(Known { label, places, unused, is_uneven }))
 }
 
 fn judge_new(found: &[Found]) -> Result<Verdict, Refusal> {
@@ -136,6 +156,7 @@ fn judge_new(found: &[Found]) -> Result<Verdict, Refusal> {
     }
     match found.iter().position(|found| *found == Found::Absent) {
         Some(leg) => Err(Refusal::NewWithoutLeg { leg }),
+        None if !found.iter().any(Found::has_room) => Err(Refusal::NoRoom),
         None => Ok(Verdict::New),
     }
 }
@@ -147,7 +168,8 @@ fn refuse_split(labels: &[(usize, &Label)]) -> Result<(), Refusal> {
             if same && a.own == b.own {
                 return Err(Refusal::Twice { first, second });
             }
-            if went_on_without(a, b) && went_on_without(b, a) {
+            let both_current = is_own_current(a) && is_own_current(b);
+            if both_current && !has_all_of(a, b) && !has_all_of(b, a) {
                 return Err(Refusal::SplitBrain { first, second });
             }
         }
@@ -155,28 +177,32 @@ fn refuse_split(labels: &[(usize, &Label)]) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Refuses legs that think of themselves as current and were written by others than those who wrote `best`, whether they have
-/// noted anything of its leg or not: that may be an old image, gone on alone.
-fn refuse_apart(best: &Label, labels: &[(usize, &Label)]) -> Result<(), Refusal> {
-    let own_leg = |label: &Label| label.members[label.own].id;
-    let Some(&(first, _)) = labels.iter().find(|(_, label)| own_leg(label) == own_leg(best)) else { return Ok(()) };
-    let is_other =
-        |label: &Label| label.members[label.own].standing == Standing::Current && was_written_apart(best, label);
-    match labels.iter().find(|(_, label)| is_other(label)) {
-        Some(&(second, _)) => Err(Refusal::SplitBrain { first, second }),
-        None => Ok(()),
-    }
+fn is_own_current(label: &Label) -> bool {
+    label.members[label.own].standing == Standing::Current
+}
+
+/// Whether those who wrote `a` had everything that was changed before `b` was written.
+pub(crate) fn has_all_of(a: &Label, b: &Label) -> bool {
+    let Some(newest) = b.lineage.newest() else { return true };
+    let place = member_of(a, b).map(|at| &a.members[at]);
+    let Some(known) = a.lineage.find(newest.id) else {
+        // Where older sessions may have been forgotten, only the very label that was last seen there is none of a fork.
+        return a.lineage.is_full() && place.is_some_and(|leg| [leg.seen, leg.sent].contains(&b.generation));
+    };
+    // Had the last label before a change been all that came to this leg, the one that it calls current, too, lacks nothing.
+    let is_with = member_of(b, a).is_some_and(|at| b.members[at].standing == Standing::Current);
+    known.until >= if b.is_tentative && is_with { b.changed } else { newest.until }
+}
+
+/// Whether the leg of `a` is current and has more than that of `b`.
+fn is_ahead(a: &Label, b: &Label) -> bool {
+    is_own_current(a) && has_all_of(a, b) && !has_all_of(b, a)
 }
 
 /// Whether `a` notes that the leg of `b` was left behind, in a label that those who wrote `b` did not know of.
 fn left_behind(a: &Label, b: &Label) -> bool {
     // One that is being brought up to date lacks something, whether its own label says so yet or not.
     member_of(a, b).is_some_and(|at| a.members[at].standing != Standing::Current) && !knows(b, a) && !is_absolved(a, b)
-}
-
-/// The same, where the leg of `a` has what was changed since.
-fn went_on_without(a: &Label, b: &Label) -> bool {
-    a.members[a.own].standing == Standing::Current && left_behind(a, b)
 }
 
 /// Whether those who wrote `b` saw a later label than those who wrote `a` on a leg that these had left behind as little as
@@ -197,17 +223,22 @@ fn knows_of(leg: &Member, generation: u64) -> bool {
     generation <= leg.seen || generation == leg.sent
 }
 
-/// Whether more than one label was written to the leg of `b` that those who wrote `a` do not know of. One alone can have been
-/// under way when all stopped, and nothing was answered for it then.
+/// Whether more than one label was written to the leg of `b` that those who wrote `a` do not know of, or one on an older image
+/// of it. One alone can have been under way when all stopped, and nothing was answered for it then.
 fn was_written_apart(a: &Label, b: &Label) -> bool {
     let before = b.members[b.own].seen;
-    member_of(a, b).is_some_and(|at| !knows_of(&a.members[at], b.generation) && !knows_of(&a.members[at], before))
+    let is_next = |leg: &Member| before >= leg.seen && knows_of(leg, before);
+    member_of(a, b).is_some_and(|at| !knows_of(&a.members[at], b.generation) && !is_next(&a.members[at]))
 }
 
 /// Whether what those who wrote `known` have noted of the leg of `own` does not hold for what is there: an old image, or
 /// something that was written elsewhere.
 pub(crate) fn lacks_everything(known: &Label, own: &Label) -> bool {
-    knows_later(known, own) || was_written_apart(known, own)
+    let is_called_current = member_of(known, own).is_some_and(|at| known.members[at].standing == Standing::Current);
+    knows_later(known, own)
+        || was_written_apart(known, own)
+        || !has_all_of(known, own)
+        || (is_called_current && !has_all_of(own, known))
 }
 
 /// Whether `a` knows of a later label on the leg of `b`, which is an old image of itself then.
@@ -227,8 +258,13 @@ fn merge(label: &mut Label, other: &Label, lacks_everything: bool) {
         return;
     }
     let Some(at) = member_of(label, other) else { return };
-    let Member { standing, missed, seen, .. } = &mut label.members[at];
+    let Member { standing, missed, seen, sent, .. } = &mut label.members[at];
+    *sent = (*sent).max(other.generation);
     *seen = (*seen).max(other.generation);
+    if other.members[other.own].standing == Standing::Removed {
+        // It was taken out, and the others were not told any more.
+        *standing = Standing::Removed;
+    }
     if lacks_everything && *standing != Standing::Removed {
         *standing = Standing::Missing;
     }
@@ -252,36 +288,48 @@ pub(crate) fn add_lacking(missed: &mut Regions, own: &Label, lacks_everything: b
     missed.add(&own.members[own.own].missed);
 }
 
-/// Finds the member that each leg is: by its label, and those without room for one by what is left, in order.
-fn place(found: &[Found], label: &Label, labels: &[(usize, &Label)]) -> Result<Vec<usize>, Refusal> {
+/// Finds the member that each leg is: by its label, and those without one by what is left, in order. Also which devices are
+/// not used.
+fn place(
+    found: &[Found],
+    best: &Label,
+    label: &Label,
+    labels: &[(usize, &Label)],
+) -> Result<(Vec<usize>, Vec<usize>), Refusal> {
     let mut places: Vec<Option<usize>> = vec![None; found.len()];
+    let mut unused = Vec::new();
     for &(leg, own) in labels {
-        let at = member_of(label, own).filter(|at| label.members[*at].standing != Standing::Removed);
-        places[leg] = Some(at.ok_or(Refusal::Stranger { leg })?);
+        let at = member_of(label, own).ok_or(Refusal::Stranger { leg })?;
+        if best.members[at].standing == Standing::Removed {
+            return Err(Refusal::TakenOut { leg });
+        }
+        places[leg] = Some(at);
+        if label.members[at].standing == Standing::Removed {
+            unused.push(leg);
+        }
     }
     let mut free: Vec<usize> = (0..label.members.len())
         .filter(|at| !places.contains(&Some(*at)) && label.members[*at].standing != Standing::Removed)
         .collect();
-    for (leg, found) in found.iter().enumerate() {
-        match found {
-            Found::Labelled(_) => {}
-            // Something without a label where one would fit was never written as a leg.
-            Found::Unlabelled { has_room: true } => return Err(Refusal::Stranger { leg }),
-            Found::Unlabelled { has_room: false } | Found::Absent => {
-                // What has no room cannot be a leg that had, such as what is left of a volume without its superblocks.
-                let fits = |at: &usize| *found == Found::Absent || !label.members[*at].has_room;
-                let at = free.iter().position(fits).ok_or(Refusal::Stranger { leg })?;
-                places[leg] = Some(free.remove(at));
-            }
+    for (leg, found) in found.iter().enumerate().filter(|(_, found)| !matches!(found, Found::Labelled(_))) {
+        // What has room and no label was never written as a leg, and what has none cannot be a leg that had: another device
+        // is in the place of one.
+        let is_leg = |at: &usize| *found == Found::Absent || (!found.has_room() && !label.members[*at].has_room);
+        let fit = free.iter().position(is_leg);
+        if fit.is_none() {
+            unused.push(leg);
         }
+        let at = fit.or((!free.is_empty()).then_some(0)).ok_or(Refusal::Stranger { leg })?;
+        places[leg] = Some(free.remove(at));
     }
-    let is_current = |(found, at): (&Found, &Option<usize>)| {
-        *found != Found::Absent && at.is_some_and(|at| label.members[at].standing == Standing::Current)
+    let is_used = |leg: usize| found[leg] != Found::Absent && !unused.contains(&leg);
+    let is_current = |(leg, at): (usize, &Option<usize>)| {
+        is_used(leg) && at.is_some_and(|at| label.members[at].standing == Standing::Current)
     };
-    if !found.iter().zip(&places).any(is_current) {
+    if !places.iter().enumerate().any(is_current) {
         return Err(Refusal::OnlyStale);
     }
-    Ok(places.into_iter().flatten().collect())
+    Ok((places.into_iter().flatten().collect(), unused))
 }
 
 /// The identity of a new leg: no other leg of the mirror ever has it.

@@ -6,7 +6,7 @@ use sealblock_block::AnnexSlot;
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, guard};
 use sealblock_units::BlockSize;
 
-use crate::lineage::{Lineage, MOST_SESSIONS};
+use crate::lineage::{Lineage, MOST_SESSIONS, SESSION_BYTES};
 use crate::regions::{RegionMap, Regions};
 use crate::sets::{NoPages, Pages, Rest, encode_plain, put_varint};
 
@@ -41,6 +41,7 @@ const AT_STORAGE_TAG: usize = 55;
 const AT_MEMBERS: usize = 56;
 const AT_OWN: usize = 57;
 const AT_SESSIONS: usize = 58;
+const AT_TENTATIVE: usize = 60;
 const AT_CHANGED: usize = 64;
 const AT_STATE: usize = 16;
 const AT_HAS_ROOM: usize = 18;
@@ -115,8 +116,11 @@ pub struct Label {
     pub uuid: [u8; 16],
     /// Counts the labels of the mirror; a label with a higher one was written later.
     pub generation: u64,
-    /// The generation of the last label that was written in a confirmed session: later ones tell of nothing that was changed.
+    /// Where the label is `tentative`, how far its newest session was known to be before it.
     pub changed: u64,
+    /// The last label that came before a change may have been under way when all stopped: nothing was changed after it
+    /// unless all legs that it calls current have got it, too.
+    pub is_tentative: bool,
     /// The openings that have changed the mirror.
     pub lineage: Lineage,
     /// Blocks of the mirror, and with them its regions.
@@ -162,7 +166,7 @@ pub(crate) fn put<const N: usize>(bytes: &mut [u8], at: usize, value: u64) {
 /// The most that each set of regions takes in the label of a mirror with so many members, in bytes. A bit for each of
 /// [`crate::regions::MOST_REGIONS_IN_LABEL`] always fits.
 pub const fn most_set_bytes(members: usize) -> usize {
-    let rest = HEAD_BYTES + members * MEMBER_BYTES + MOST_SESSIONS * 8 + MOST_STALE_BYTES;
+    let rest = HEAD_BYTES + members * MEMBER_BYTES + MOST_SESSIONS * SESSION_BYTES + MOST_STALE_BYTES;
     (AnnexSlot::Group.most_bytes() - rest) / (1 + members)
 }
 
@@ -171,6 +175,16 @@ impl Label {
     pub fn encode(&self) -> Vec<u8> {
         let whole = |set| encode_plain(set, usize::MAX).expect("any set can be written without pages");
         self.encode_with(&self.sets().map(whole).collect::<Vec<_>>())
+    }
+
+    /// The bytes of the label without any pages, for a device whose pages nobody writes. A set that does not fit becomes all
+    /// regions: more is compared then.
+    pub fn encode_alone(&self) -> Vec<u8> {
+        let most_bytes = most_set_bytes(self.members.len());
+        let fit = |set: &Regions| {
+            encode_plain(set, most_bytes).or_else(|| encode_plain(&Regions::all(set.most()), most_bytes))
+        };
+        self.encode_with(&self.sets().map(|set| fit(set).expect("all regions are one run")).collect::<Vec<_>>())
     }
 
     /// The sets of regions in the order in which they are written: what is dirty, and what each member has missed.
@@ -196,6 +210,7 @@ impl Label {
         put::<1>(&mut bytes, AT_MEMBERS, self.members.len() as u64);
         put::<1>(&mut bytes, AT_OWN, self.own as u64);
         put::<2>(&mut bytes, AT_SESSIONS, self.lineage.sessions().len() as u64);
+        put::<1>(&mut bytes, AT_TENTATIVE, u64::from(self.is_tentative));
         put::<8>(&mut bytes, AT_CHANGED, self.changed);
         for member in &self.members {
             let mut entry = [0; MEMBER_BYTES];
@@ -258,6 +273,7 @@ impl Label {
             uuid,
             generation,
             changed: generation_at(bytes, AT_CHANGED)?,
+            is_tentative: get::<1>(bytes, AT_TENTATIVE) != 0,
             lineage,
             map,
             capacity_blocks,
@@ -317,7 +333,7 @@ fn decode_body(
     }
     let mut rest = Rest(&bytes[HEAD_BYTES..]);
     let entries = rest.bytes(count * MEMBER_BYTES)?;
-    let lineage = Lineage::from_bytes(rest.bytes(sessions * 8)?).ok_or(LabelError::Field("lineage"))?;
+    let lineage = Lineage::from_bytes(rest.bytes(sessions * SESSION_BYTES)?).ok_or(LabelError::Field("lineage"))?;
     let mut members = Vec::with_capacity(count);
     for entry in entries.chunks_exact(MEMBER_BYTES) {
         members.push(decode_member(entry, &mut rest, map, capacity_blocks)?);
@@ -409,7 +425,8 @@ pub(crate) mod tests {
         Label {
             uuid: [9; 16],
             generation,
-            changed: generation,
+            changed: 0,
+            is_tentative: false,
             lineage: Lineage::default(),
             map,
             capacity_blocks: 64 * 256,
@@ -431,9 +448,10 @@ pub(crate) mod tests {
         good.members[0].stale = vec![0, 1, 127, 256, 16_383];
         good.members[1].stale = vec![9000];
         (good.members[1].seen, good.members[1].sent) = (76, 77);
-        good.lineage.begin(5);
-        good.lineage.confirm();
-        good.lineage.begin(6);
+        good.lineage.begin(5, 70);
+        good.lineage.confirm(71);
+        good.lineage.begin(6, 77);
+        (good.changed, good.is_tentative) = (60, true);
         let bytes = good.encode();
         assert_eq!(Label::decode(&bytes), Ok(Some(good)));
         assert_eq!(Label::decode(&[]), Ok(None));
@@ -470,7 +488,7 @@ pub(crate) mod tests {
         (0..map.count()).step_by(2).for_each(|region| assert!(longest.dirty.insert(region)));
         let dirty = longest.dirty.clone();
         longest.members.iter_mut().for_each(|member| member.missed = dirty.clone());
-        (0..300).for_each(|id| longest.lineage.begin(id));
+        (0..300).for_each(|id| longest.lineage.begin(id, id));
         // As far apart as blocks of a large device can be.
         longest.members[7].stale = (0..1024).map(|at| at << 30).collect();
         assert!(stale_fits([&longest.members[7].stale[..]]));
@@ -512,9 +530,9 @@ pub(crate) mod tests {
             let mut label = label(3, 2, 9);
             label.members[1].stale = stale.into_iter().collect();
             for (id, is_confirmed) in sessions {
-                label.lineage.begin(id);
+                label.lineage.begin(id, 5);
                 if is_confirmed {
-                    label.lineage.confirm();
+                    label.lineage.confirm(6);
                 }
             }
             prop_assert_eq!(Label::decode(&label.encode()), Ok(Some(label)));

@@ -6,8 +6,8 @@ use futures_util::future::LocalBoxFuture;
 use sealblock_block::{
     Answer, Device, Durability, Error, Failure, Fault, Leg as LegPath, Operation, Outcome, Run, RunState, Runs, Stack,
 };
-use sealblock_integrity::{Checks, PiFormat, Sealed, Tags};
-use sealblock_units::{BlockCount, BlockSize, Extent};
+use sealblock_integrity::{Checks, PiFormat, Sealed};
+use sealblock_units::{BlockCount, Extent};
 
 use crate::label::{Member, Standing};
 use crate::paging::LegPages;
@@ -42,6 +42,8 @@ pub(crate) struct Leg {
     pub missed: RefCell<Regions>,
     /// It was never in sync since it was made a leg.
     pub is_new: Cell<bool>,
+    /// It is gone, or not up to date yet, and labels call it current: nothing was changed since it had everything.
+    pub is_unmissed: Cell<bool>,
     /// Blocks of which it holds only an older copy.
     pub stale: RefCell<Stale>,
     /// What is in the bitmap pages of its device.
@@ -55,6 +57,8 @@ pub(crate) struct Leg {
     is_lost: Cell<bool>,
     /// Requests under way.
     busy: Cell<u32>,
+    /// Its label was written since it began to be brought up to date.
+    pub is_told: Cell<bool>,
     /// It has room for a label, now and ever.
     pub has_room: bool,
     pub healed: Cell<u64>,
@@ -78,6 +82,7 @@ impl Leg {
             left: RefCell::new(member.missed.clone()),
             missed: RefCell::new(member.missed.clone()),
             is_new: Cell::new(member.is_new),
+            is_unmissed: Cell::new(false),
             stale: RefCell::new(Stale::new(&member.stale)),
             seen: Cell::new(member.seen),
             sent: Cell::new(member.sent),
@@ -86,6 +91,7 @@ impl Leg {
             epoch: Cell::new(0),
             is_lost: Cell::new(false),
             busy: Cell::new(0),
+            is_told: Cell::new(false),
             has_room: member.has_room,
             healed: Cell::new(0),
             failures: Cell::new(0),
@@ -95,6 +101,22 @@ impl Leg {
         };
         leg.set_device(device);
         leg
+    }
+
+    /// What labels say of it now.
+    pub fn member(&self) -> Member {
+        let is_unmissed = self.is_unmissed.get();
+        let missed = self.missed.borrow();
+        Member {
+            id: self.id,
+            standing: if is_unmissed { Standing::Current } else { self.standing.get() },
+            has_room: self.has_room,
+            is_new: self.is_new.get(),
+            missed: if is_unmissed { Regions::none(missed.most()) } else { missed.clone() },
+            stale: self.stale.borrow().listed(),
+            seen: self.seen.get(),
+            sent: self.sent.get(),
+        }
     }
 
     pub fn set_device(&self, device: Option<Stack>) {
@@ -107,6 +129,11 @@ impl Leg {
     /// Whether the device that is here has answered that it cannot be reached.
     pub fn is_lost(&self) -> bool {
         self.is_lost.get()
+    }
+
+    /// The device that is there.
+    pub fn device(&self) -> Option<Stack> {
+        self.device.borrow().clone()
     }
 
     /// Which of its devices is there: another number after it was lost or came back.
@@ -129,9 +156,20 @@ impl Leg {
         self.standing.get() == Standing::Current && self.is_here()
     }
 
-    /// Whether changes go to it.
-    pub fn takes_changes(&self) -> bool {
+    /// Whether it is in use: labels go to it.
+    pub fn takes_labels(&self) -> bool {
         matches!(self.standing.get(), Standing::Current | Standing::Rebuilding) && self.is_here()
+    }
+
+    /// Whether changes go to it. Not before its own label says that it lacks others: opened alone it would be taken for
+    /// one that has everything.
+    pub fn takes_changes(&self) -> bool {
+        self.takes_labels() && !self.is_untold()
+    }
+
+    /// Whether it is brought up to date and its own label does not say so yet.
+    pub fn is_untold(&self) -> bool {
+        self.standing.get() == Standing::Rebuilding && self.has_room && !self.is_told.get()
     }
 
     /// Requests under way.
@@ -149,8 +187,7 @@ impl Leg {
         Fault { leg: self.path(fault.leg), ..*fault }
     }
 
-    /// Asks the device. The operation and its answer are in the mirror's terms, which has protection information of format
-    /// `format`. Blocks of which it holds only an older copy are faults until they are written.
+    /// Asks the device, which has protection information of format `format`, as all legs have. Blocks of which it holds only an older copy are faults until they are written.
     pub async fn ask(&self, format: Option<PiFormat>, operation: Operation) -> Outcome {
         if self.stale.borrow().is_empty() {
             return self.ask_as_it_is(format, operation).await;
@@ -179,11 +216,12 @@ impl Leg {
 
     /// The same for whatever it holds, older copies included.
     pub(crate) async fn ask_as_it_is(&self, format: Option<PiFormat>, operation: Operation) -> Outcome {
-        let Some(device) = self.device.borrow().clone() else { return Err(self.gone()) };
+        let Some(device) = self.device() else { return Err(self.gone()) };
         self.busy.set(self.busy.get() + 1);
         let _busy = Busy(self);
         let epoch = self.epoch.get();
-        let outcome = ask_device(&device, format, operation).await;
+        debug_assert_eq!(device.geometry().protection, format);
+        let outcome = device.execute(operation).await;
         // What a device did that is gone since may be gone with it, and what it says tells nothing about the one that is back.
         if self.epoch.get() != epoch {
             return Err(self.lost_meanwhile());
@@ -264,20 +302,6 @@ fn runs(data: &Sealed) -> Vec<Run> {
     runs.into_vec()
 }
 
-/// Asks a device, in the terms of a mirror with protection information of format `format`.
-async fn ask_device(device: &Stack, format: Option<PiFormat>, operation: Operation) -> Outcome {
-    let own = device.geometry().protection;
-    if own == format {
-        return device.execute(operation).await;
-    }
-    let size = device.geometry().block_size;
-    let tags = tags_of(&operation);
-    match device.execute(down(operation, own, size)).await? {
-        Answer::Data(data) => Ok(Answer::Data(Sealed::seal(data.data().clone(), size, format, &tags))),
-        other => Ok(other),
-    }
-}
-
 /// Whether an error says that a device cannot be reached.
 pub(crate) fn is_away(error: &Error) -> bool {
     matches!(error.failure(), Failure::Unreachable { .. })
@@ -295,29 +319,6 @@ impl Drop for Busy<'_> {
 /// Whether a device has room beside its blocks.
 pub(crate) fn has_annex(device: &Stack) -> bool {
     device.abilities().annex == sealblock_block::Ability::Native
-}
-
-/// The tags that blocks of a request get where nobody has others for them.
-fn tags_of(operation: &Operation) -> Tags {
-    let first_ref = operation.extent().map_or(0, |extent| extent.start().get());
-    Tags { first_ref, ..Tags::default() }
-}
-
-/// A request to a leg whose tags are not the mirror's: the leg's are made and checked in full.
-fn down(operation: Operation, own: Option<PiFormat>, size: BlockSize) -> Operation {
-    let full = |extent: Extent| own.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
-    let tags = tags_of(&operation);
-    match operation {
-        Operation::Read { extent, .. } => Operation::Read { extent, checks: full(extent) },
-        Operation::Verify { extent, .. } => Operation::Verify { extent, checks: full(extent) },
-        Operation::Digest { extent, .. } => Operation::Digest { extent, checks: full(extent) },
-        Operation::Repair { extent, .. } => Operation::Repair { extent, checks: full(extent) },
-        Operation::Write { extent, data, durability } => {
-            let data = Sealed::seal(data.data().clone(), size, own, &tags);
-            Operation::Write { extent, data, durability }
-        }
-        other => other,
-    }
 }
 
 #[cold]

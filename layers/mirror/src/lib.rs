@@ -7,12 +7,13 @@
 //! - [`label`], [`lineage`], [`judge`], [`regions`]: what is noted on legs, what it means, and the pieces it speaks of; pure.
 //! - `mirror`, `change`, `read`, `verify`: requests. `claims`: which of them wait for each other.
 //! - `notes`: what is known of the legs and how it gets to be durable. `rebuild`, `worker`: making legs alike again.
-//! - `open`, `members`: putting legs together, and giving and taking legs while the mirror is in use.
+//! - `create`, `open`, `members`: making a mirror, putting its legs together, and giving and taking legs while it is in use.
 //!
 //! Invariants: see `notes`. Overlapping changes never are under way at once, so legs carry them out in the same order.
 
 mod change;
 mod claims;
+mod create;
 mod drill;
 pub mod judge;
 pub mod label;
@@ -31,6 +32,7 @@ mod stale;
 mod verify;
 mod worker;
 
+pub use create::{CreateOptions, create, create_drill, mark_written_alone};
 pub use drill::{Drill, Mutation};
 pub use leg::{LegSource, Reopen};
 pub use members::MemberError;

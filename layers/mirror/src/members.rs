@@ -4,11 +4,12 @@ use std::rc::Rc;
 
 use sealblock_block::{Clock, Error};
 
+use crate::create::look;
 use crate::judge::{Found, leg_id};
 use crate::label::{MOST_LEGS, Member, Standing};
-use crate::leg::{Leg, LegSource};
+use crate::leg::{Leg, LegSource, has_annex};
 use crate::mirror::Mirror;
-use crate::open::{MirrorError, Trouble, check_pages, fits, found_on};
+use crate::open::{MirrorError, check_pages, fits};
 use crate::regions::Regions;
 
 /// Why a leg cannot be given or taken.
@@ -28,12 +29,35 @@ pub enum MemberError {
         /// Why.
         why: String,
     },
-    /// The device is a leg already, of this mirror or another one.
-    #[error("{leg} has the label of a mirror; `sealblock create --force` makes it new")]
+    /// The device has the label of a mirror, or of another group.
+    #[error("{leg} has the label {what}")]
     Labelled {
         /// The leg.
         leg: String,
+        /// Of what.
+        what: String,
     },
+    /// The device is in use in this mirror.
+    #[error("{leg} is a leg of this mirror")]
+    InUse {
+        /// The leg.
+        leg: String,
+    },
+    /// The device is not blank.
+    #[error("{leg} holds data, which would be replaced")]
+    Holds {
+        /// The leg.
+        leg: String,
+    },
+    /// Several devices for a new mirror hold data.
+    #[error("several hold data ({legs}), and nothing says whose counts")]
+    Undecided {
+        /// What they are called.
+        legs: String,
+    },
+    /// The leg whose content counts cannot have a label.
+    #[error("{0} has no room for a label")]
+    NoRoom(String),
     /// The device does not fit.
     #[error(transparent)]
     Unfit(#[from] MirrorError),
@@ -52,58 +76,99 @@ pub enum MemberError {
 }
 
 impl<C: Clock> Mirror<C> {
-    /// Adds a leg, which is brought up to date in the background. Whatever is on it is replaced.
+    /// Adds a leg, which is brought up to date in the background. With `force` whatever is on it is replaced; else it must be
+    /// blank and without a label.
     ///
     /// # Errors
     /// When the device cannot be a leg, or the change could not be noted; the leg is not used then.
-    pub async fn add(&self, source: LegSource) -> Result<(), MemberError> {
+    pub async fn add(&self, source: LegSource, force: bool) -> Result<(), MemberError> {
+        self.vet(&source, force).await?;
+        let place = self.free_place().ok_or(MemberError::Full)?;
+        self.put_in(source, place).await
+    }
+
+    /// Puts another device in the place of a leg that is not up to date, at once: labels say both or neither. Beside one that
+    /// is current it is added, and the caller removes that one when the new one has everything.
+    ///
+    /// # Errors
+    /// When there is no such leg, or as [`Mirror::add`]; everything is as it was then.
+    pub async fn replace(&self, old: &str, source: LegSource, force: bool) -> Result<(), MemberError> {
+        self.vet(&source, force).await?;
+        let leg = self.named(old)?;
+        let place = match leg.is_current() {
+            true => self.free_place().ok_or(MemberError::Full)?,
+            false => self.legs.borrow().iter().position(|other| other.id == leg.id).unwrap_or(0),
+        };
+        self.put_in(source, place).await
+    }
+
+    /// Refuses what cannot be a leg, and takes an old label away.
+    async fn vet(&self, source: &LegSource, force: bool) -> Result<(), MemberError> {
         if self.read_only {
             return Err(MemberError::ReadOnly);
         }
-        fits(&source, self.geometry.block_size, self.geometry.capacity_blocks)?;
-        let device =
-            source.device.as_ref().map_err(|why| MemberError::Absent { leg: source.name.clone(), why: why.clone() })?;
-        let has_room = match found_on(device).await {
-            Ok(Found::Labelled(_)) | Err(Trouble::Label(_)) => {
-                return Err(MemberError::Labelled { leg: source.name });
+        fits(source, self.geometry.block_size, self.geometry.capacity_blocks, self.geometry.protection)?;
+        let candidate = look(source).await?;
+        if let Found::Labelled(label) = &candidate.found {
+            let id = label.members[label.own].id;
+            if self.legs.borrow().iter().any(|leg| leg.id == id && leg.is_here()) {
+                return Err(MemberError::InUse { leg: source.name.clone() });
             }
-            Ok(found) => found.has_room(),
-            Err(Trouble::Device(why)) => {
-                return Err(MemberError::Absent { leg: source.name, why: why.to_string() });
-            }
-        };
-        if has_room {
+        }
+        if let (Ok(device), true) = (&source.device, candidate.found.has_room()) {
             check_pages(&source.name, device, &self.map)?;
         }
-        let place = self.free_place().ok_or(MemberError::Full)?;
+        candidate.refuse(&source.name, force, true)?;
+        candidate.forget(source).await
+    }
+
+    /// Makes a device the leg of a place; whoever had it before is none any more.
+    async fn put_in(&self, source: LegSource, place: usize) -> Result<(), MemberError> {
+        let has_room = source.device.as_ref().is_ok_and(has_annex);
         let number = self.legs.borrow().iter().map(|leg| leg.number + 1).max().unwrap_or(0);
-        let id = leg_id(&self.uuid, self.notes.generation.get() + 1, place);
-        let (missed, generation) = (Regions::all(self.map.count()), self.notes.generation.get());
+        let generation = self.notes.generation.get();
         let member = Member {
-            id,
+            id: leg_id(&self.uuid, generation + 1, place),
             standing: Standing::Missing,
             has_room,
             is_new: true,
-            missed,
+            missed: Regions::all(self.map.count()),
             stale: Vec::new(),
             seen: generation,
             sent: generation,
         };
         let leg = Rc::new(Leg::new(source, number, &member));
-        {
+        let before = {
             let mut legs = self.legs.borrow_mut();
-            if place < legs.len() { legs[place] = leg.clone() } else { legs.push(leg.clone()) }
-        }
+            match legs.get_mut(place) {
+                Some(held) => Some(std::mem::replace(held, leg.clone())),
+                None => {
+                    legs.push(leg.clone());
+                    None
+                }
+            }
+        };
         self.begin_rebuild(&leg);
+        self.notes.begin_change();
         let noted = self.note().await;
-        if noted.is_err() {
-            leg.standing.set(Standing::Removed);
-            leg.set_device(None);
+        match (&noted, before) {
+            (Ok(()), Some(before)) => {
+                before.standing.set(Standing::Removed);
+                before.set_device(None);
+            }
+            (Ok(()), None) => {}
+            (Err(_), before) => {
+                leg.standing.set(Standing::Removed);
+                leg.set_device(None);
+                if let Some(before) = before {
+                    self.legs.borrow_mut()[place] = before;
+                }
+            }
         }
         noted.map_err(MemberError::Note)
     }
 
-    /// Takes a leg out for good. Its content stays as it is.
+    /// Takes a leg out for good. Its content stays as it is. Its own label says so first, so that it makes no mirror by itself.
     ///
     /// # Errors
     /// When there is no such leg, no other one that has everything, or it could not be noted; the leg stays then.
@@ -111,15 +176,20 @@ impl<C: Clock> Mirror<C> {
         if self.read_only {
             return Err(MemberError::ReadOnly);
         }
-        let named = |leg: &&Rc<Leg>| leg.name == name && leg.standing.get() != Standing::Removed;
-        let leg = self.legs.borrow().iter().find(named).cloned();
-        let leg = leg.ok_or_else(|| MemberError::Unknown(name.to_owned()))?;
+        let leg = self.named(name)?;
         if !self.current().iter().any(|other| other.id != leg.id) {
             return Err(MemberError::Last(name.to_owned()));
         }
+        self.notes.begin_change();
+        self.note().await.map_err(MemberError::Note)?;
+        self.tell_removed(&leg).await;
         leg.standing.set(Standing::Removed);
+        leg.is_unmissed.set(false);
         leg.set_device(None);
         *leg.missed.borrow_mut() = Regions::none(self.map.count());
+        // Nothing that it lacks is answered before the others say so.
+        self.notes.begin_change();
+        self.notes.want_left();
         let noted = self.note().await;
         if noted.is_err() {
             // It stays, and has missed what was changed meanwhile.
@@ -127,6 +197,13 @@ impl<C: Clock> Mirror<C> {
             *leg.missed.borrow_mut() = Regions::all(self.map.count());
         }
         noted.map_err(MemberError::Note)
+    }
+
+    /// The leg of this name: the newest, should one that is not up to date have it, too.
+    fn named(&self, name: &str) -> Result<Rc<Leg>, MemberError> {
+        let legs = self.legs.borrow();
+        let named = legs.iter().filter(|leg| leg.name == name && leg.standing.get() != Standing::Removed);
+        named.max_by_key(|leg| leg.number).cloned().ok_or_else(|| MemberError::Unknown(name.to_owned()))
     }
 
     /// Waits until no leg is being brought up to date; whether all that were are.

@@ -185,13 +185,6 @@ impl<C: Clock> Mirror<C> {
         self.flush_legs().await
     }
 
-    /// The same, without saying what was lost before.
-    pub(crate) async fn flush_legs(&self) -> Result<(), Error> {
-        let legs = self.changeable();
-        let asked = self.ask_all(&legs, &Operation::Flush).await;
-        self.settle_outcomes(asked, None).await
-    }
-
     /// Flushes, takes what is settled out of the labels, and ends the worker. The legs are to be closed behind it.
     ///
     /// # Errors
@@ -206,7 +199,10 @@ impl<C: Clock> Mirror<C> {
         }
         // The first look takes the regions that were changed since the one before for busy.
         self.tidy().await?;
-        self.tidy().await
+        self.tidy().await?;
+        // Regions that legs may still differ in stay noted. What was acknowledged there is to be durable all the same.
+        let is_tidy = self.notes.dirty.borrow().is_empty();
+        if is_tidy { Ok(()) } else { self.flush().await }
     }
 
     async fn read_annex(&self, slot: AnnexSlot) -> Outcome {

@@ -4,6 +4,10 @@
 //! leg has missed is answered, the labels of the others say that it was left behind, and what it lacks. So whatever
 //! survives a crash tells what may not be trusted. A region leaves the labels only when nothing is under way there and
 //! every leg has flushed.
+//!
+//! A leg that is gone and had everything when it went is *unmissed* until something is changed: labels go on calling it
+//! current, so that an opening that changed nothing leaves nothing behind that would speak against a leg. The first change of
+//! an opening, and every one that a leg starts to miss, is in the lineage before it is carried out.
 
 use std::cell::{Cell, RefCell};
 use std::ops::RangeInclusive;
@@ -22,13 +26,39 @@ use crate::mirror::Mirror;
 use crate::paging::Paging;
 use crate::regions::Regions;
 
+/// How far the session of this opening is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Phase {
+    /// Nothing was changed since the mirror was opened.
+    Idle,
+    /// Something is to be changed.
+    Wanted,
+    /// Labels were sent that announce the session.
+    Announced,
+    /// They are where they should be.
+    Heard,
+    /// Labels were sent that confirm it.
+    Confirmed,
+    /// They are where they should be: changes may be carried out.
+    Durable,
+}
+
 /// What is known, and what is noted of it.
 pub(crate) struct Notes {
     pub generation: Cell<u64>,
-    /// The generation of the last label that was written in a confirmed session.
-    pub changed: Cell<u64>,
     /// The openings that have changed the mirror.
-    pub lineage: RefCell<Lineage>,
+    lineage: RefCell<Lineage>,
+    /// As in labels.
+    changed: Cell<u64>,
+    is_tentative: Cell<bool>,
+    /// Drawn for the session of this opening.
+    drawn: u64,
+    phase: Cell<Phase>,
+    /// The next label comes before a change of a new kind.
+    is_changing: Cell<bool>,
+    /// Counts changes; and how many there were when all current legs had last flushed and nothing was under way.
+    changes: Cell<u64>,
+    even: Cell<u64>,
     /// Regions in which the current legs may differ.
     pub dirty: RefCell<Regions>,
     /// Those of them that the labels are not known to have.
@@ -59,13 +89,30 @@ pub(crate) struct Notes {
     pub examine: Cell<bool>,
 }
 
+/// What a mirror begins with, from the label that tells.
+pub(crate) struct Past {
+    pub generation: u64,
+    pub lineage: Lineage,
+    pub changed: u64,
+    pub is_tentative: bool,
+    pub dirty: Regions,
+}
+
 impl Notes {
-    pub fn new(generation: u64, changed: u64, lineage: Lineage, dirty: Regions) -> Notes {
+    /// The notes of an opening for which a session was drawn.
+    pub fn new(past: Past, drawn: u64) -> Notes {
+        let Past { generation, lineage, changed, is_tentative, dirty } = past;
         let none = Regions::none(dirty.most());
         Notes {
             generation: Cell::new(generation),
-            changed: Cell::new(changed),
             lineage: RefCell::new(lineage),
+            changed: Cell::new(changed),
+            is_tentative: Cell::new(is_tentative),
+            drawn,
+            phase: Cell::new(Phase::Idle),
+            is_changing: Cell::new(false),
+            changes: Cell::new(0),
+            even: Cell::new(0),
             suspect: RefCell::new(dirty.clone()),
             suspected: Cell::new(0),
             fresh: RefCell::new(dirty.clone()),
@@ -88,6 +135,51 @@ impl Notes {
     /// Whether the labels are known to have all of these regions.
     fn has_noted(&self, regions: &RangeInclusive<u32>) -> bool {
         self.dirty.borrow().contains_all(regions.clone()) && !self.fresh.borrow().contains_any(regions.clone())
+    }
+
+    /// Something is to be changed that the next label has to come before.
+    pub fn begin_change(&self) {
+        self.is_changing.set(true);
+        if self.phase.get() == Phase::Idle {
+            self.phase.set(Phase::Wanted);
+        }
+    }
+
+    /// Takes the session a step further, in the label of this generation; whether legs that were unmissed are missed from it on.
+    fn advance(&self, generation: u64) -> bool {
+        let mut lineage = self.lineage.borrow_mut();
+        match self.phase.get() {
+            Phase::Wanted => {
+                lineage.begin(self.drawn, generation);
+                self.phase.set(Phase::Announced);
+            }
+            Phase::Heard => {
+                self.phase.set(Phase::Confirmed);
+                self.is_changing.set(true);
+            }
+            _ => {}
+        }
+        let may_change = self.phase.get() >= Phase::Confirmed;
+        if may_change && self.is_changing.replace(false) {
+            self.changed.set(lineage.sessions().first().map_or(0, |session| session.until));
+            self.is_tentative.set(true);
+            lineage.confirm(generation);
+            return true;
+        }
+        if self.phase.get() == Phase::Durable {
+            self.is_tentative.set(false);
+        }
+        false
+    }
+
+    /// The last labels are where they should be; whether others have to follow.
+    fn heard(&self) -> bool {
+        match self.phase.get() {
+            Phase::Announced => self.phase.set(Phase::Heard),
+            Phase::Confirmed => self.phase.set(Phase::Durable),
+            _ => {}
+        }
+        self.phase.get() == Phase::Heard
     }
 
     /// Something changed that should be noted some time.
@@ -127,14 +219,20 @@ impl<C: Clock> Mirror<C> {
     /// writing on costs no further label, and what exactly is written is remembered here.
     pub(crate) async fn mark(&self, extent: Extent) -> Result<(), Error> {
         let regions = self.map.of(extent);
+        self.notes.changes.set(self.notes.changes.get() + 1);
         self.notes.recent.borrow_mut().insert_all(regions.clone());
         self.notes.written.borrow_mut().insert_all(regions.clone());
         let groups = self.map.groups(&regions);
-        let is_noted = self.notes.has_noted(&groups);
-        if !is_noted || self.mutation != Mutation::ForgetMissed {
+        let is_noted =
+            self.notes.has_noted(&groups) && self.notes.phase.get() == Phase::Durable && !self.has_unmissed();
+        for leg in self.legs.borrow().iter() {
             // After a crash it lacks whatever is dirty besides.
-            for leg in self.legs.borrow().iter().filter(|leg| leg.standing.get() == Standing::Missing) {
+            let is_missing = leg.standing.get() == Standing::Missing;
+            if leg.is_untold() || (is_missing && !(is_noted && self.mutation == Mutation::ForgetMissed)) {
                 leg.missed.borrow_mut().insert_all(regions.clone());
+            }
+            if leg.is_untold() {
+                leg.left.borrow_mut().insert_all(regions.clone());
             }
         }
         if is_noted {
@@ -145,20 +243,55 @@ impl<C: Clock> Mirror<C> {
         if self.mutation == Mutation::SkipMark {
             return Ok(());
         }
+        self.notes.begin_change();
         self.note().await
+    }
+
+    /// Whether a leg is gone that labels call current, nothing having been changed since.
+    pub(crate) fn has_unmissed(&self) -> bool {
+        self.legs.borrow().iter().any(|leg| leg.is_unmissed.get())
+    }
+
+    /// Makes durable who is gone, before somebody sees or changes what they may lack.
+    pub(crate) async fn note_left(&self) -> Result<(), Error> {
+        if self.has_unmissed() {
+            self.notes.begin_change();
+        } else if !self.notes.lacks_left() {
+            return Ok(());
+        }
+        self.note().await
+    }
+
+    /// Whether every current leg has everything, durably, and nothing is under way.
+    fn is_even(&self) -> bool {
+        let has_changed = self.notes.phase.get() >= Phase::Confirmed;
+        let is_quiet = || self.claims.is_idle() && self.notes.suspect.borrow().is_empty();
+        !has_changed || (self.notes.even.get() == self.notes.changes.get() && is_quiet())
+    }
+
+    /// Makes everything written so far durable on every leg, without saying what was lost before.
+    pub(crate) async fn flush_legs(&self) -> Result<(), Error> {
+        let (changes, is_idle) = (self.notes.changes.get(), self.claims.is_idle());
+        let asked = self.ask_all(&self.changeable(), &Operation::Flush).await;
+        self.settle_outcomes(asked, None).await?;
+        if is_idle {
+            self.notes.even.set(changes);
+        }
+        Ok(())
     }
 
     /// Leaves a leg behind: it is asked nothing any more and lacks whatever may differ now. To be noted before anything
     /// that it lacks is answered.
     pub(crate) fn leave(&self, leg: &Leg, why: &str) {
-        if !leg.takes_changes() {
+        if !leg.takes_labels() {
             return;
         }
         tracing::warn!(leg = %leg.name, %why, "the mirror goes on without a leg");
         leg.failures.set(leg.failures.get() + 1);
         *leg.why.borrow_mut() = why.to_owned();
         leg.set_device(None);
-        if leg.standing.get() == Standing::Current && !self.legs.borrow().iter().any(|leg| leg.is_current()) {
+        let was_current = leg.standing.get() == Standing::Current;
+        if was_current && !self.legs.borrow().iter().any(|leg| leg.is_current()) {
             // Nobody is left to go on without it: nothing is answered until it is back. What it had not flushed may be lost.
             self.cache_lost.set(self.cache_lost.get() || !self.notes.dirty.borrow().is_empty());
             self.work.notify();
@@ -166,7 +299,13 @@ impl<C: Clock> Mirror<C> {
         }
         leg.standing.set(Standing::Missing);
         leg.missed.borrow_mut().add(&self.notes.written.borrow());
-        self.notes.want_left();
+        if was_current && self.is_even() {
+            leg.is_unmissed.set(true);
+        }
+        if !leg.is_unmissed.get() {
+            self.notes.is_changing.set(self.notes.is_changing.get() || was_current);
+            self.notes.want_left();
+        }
         self.work.notify();
     }
 
@@ -215,34 +354,50 @@ impl<C: Clock> Mirror<C> {
     /// Writes labels until nothing that they say has changed meanwhile because of them.
     async fn write_labels(&self) -> Result<(), Error> {
         loop {
+            self.notes.generation.set(self.notes.generation.get() + 1);
+            if self.notes.advance(self.notes.generation.get()) {
+                self.miss();
+            }
+            let covers = self.notes.wanted.get();
             self.write_pages().await;
             // From here until the labels are made nothing may wait, or the pages would not be what they refer to.
-            let covers = self.notes.wanted.get();
-            self.notes.generation.set(self.notes.generation.get() + 1);
             let (fresh, sets) = (self.notes.fresh.borrow().clone(), self.sets());
             let legs: Vec<_> =
-                self.legs.borrow().iter().filter(|leg| leg.takes_changes() && leg.has_room).cloned().collect();
+                self.legs.borrow().iter().filter(|leg| leg.takes_labels() && leg.has_room).cloned().collect();
             legs.iter().for_each(|leg| leg.sent.set(self.notes.generation.get()));
             let held = self.send_labels(&legs).await;
             if held > 0 {
                 self.notes.paging.borrow_mut().said(&sets);
             }
-            if legs.iter().any(|leg| !leg.takes_changes()) && self.legs.borrow().iter().any(|leg| leg.is_current()) {
+            if legs.iter().any(|leg| !leg.takes_labels()) && self.legs.borrow().iter().any(|leg| leg.is_current()) {
                 continue;
             }
-            if held > 0 && !self.notes.has_begun.replace(true) {
-                // The first label that is answered for must say which labels the others have since this opening: by that it is
-                // told from what others write without them.
+            let is_held = held > 0 || self.needs_no_label();
+            // The first label that is answered for must say which labels the others have since this opening: by that it is
+            // told from what others write without them. And a session is announced before it is confirmed.
+            let is_first = held > 0 && !self.notes.has_begun.replace(true);
+            if is_held && (self.notes.heard() || is_first) {
                 continue;
             }
             // Nobody waits for more than what was known when the labels were made.
             self.notes.tried.set(covers);
-            if held == 0 && !self.needs_no_label() {
+            if !is_held {
                 return Err(nobody_notes());
             }
+            // Those that are suspect are made alike once who lacks them is noted.
+            self.work.notify();
             self.notes.held.set(covers);
             self.notes.fresh.borrow_mut().subtract(&fresh);
             return Ok(());
+        }
+    }
+
+    /// From the label that is made now on, legs that are gone are called so.
+    fn miss(&self) {
+        for leg in self.legs.borrow().iter().filter(|leg| leg.is_unmissed.replace(false)) {
+            if leg.standing.get() != Standing::Current {
+                self.notes.want_left();
+            }
         }
     }
 
@@ -259,6 +414,7 @@ impl<C: Clock> Mirror<C> {
             match outcome {
                 Ok(_) => {
                     leg.seen.set(leg.sent.get());
+                    leg.is_told.set(true);
                     held += usize::from(leg.is_current());
                 }
                 // The device that is there now gets its label when it is brought up to date.
@@ -267,6 +423,28 @@ impl<C: Clock> Mirror<C> {
             }
         }
         held
+    }
+
+    /// Has a leg's own label say that it was taken out, if it can be reached.
+    pub(crate) async fn tell_removed(&self, leg: &Rc<Leg>) {
+        if !leg.is_here() || !leg.has_room {
+            return;
+        }
+        while self.notes.writing.get() {
+            self.notes.turned.until(|| !self.notes.writing.get()).await;
+        }
+        self.notes.writing.set(true);
+        let _writing = Writing(&self.notes);
+        self.notes.generation.set(self.notes.generation.get() + 1);
+        leg.sent.set(self.notes.generation.get());
+        let mut label = self.label(leg);
+        let own = label.own;
+        label.members[own] = Member { standing: Standing::Removed, is_new: false, ..leg.member() };
+        let bytes = Slice::copy_from(&label.encode_alone());
+        let told = leg.ask(self.geometry.protection, Operation::WriteAnnex { slot: AnnexSlot::Group, bytes }).await;
+        if let Err(error) = told {
+            tracing::warn!(leg = %leg.name, %error, "a leg that is taken out could not be told so");
+        }
     }
 
     /// Without any leg left behind labels only tell where a crash may have left differences; a mirror of devices that
@@ -278,27 +456,18 @@ impl<C: Clock> Mirror<C> {
     /// The label of a leg, as of now.
     pub(crate) fn label(&self, of: &Leg) -> Label {
         let legs = self.legs.borrow();
-        let member = |leg: &Rc<Leg>| Member {
-            id: leg.id,
-            standing: leg.standing.get(),
-            has_room: leg.has_room,
-            is_new: leg.is_new.get(),
-            stale: leg.stale.borrow().listed(),
-            missed: leg.missed.borrow().clone(),
-            seen: leg.seen.get(),
-            sent: leg.sent.get(),
-        };
         Label {
             uuid: self.uuid,
             generation: self.notes.generation.get(),
             changed: self.notes.changed.get(),
+            is_tentative: self.notes.is_tentative.get(),
             lineage: self.notes.lineage.borrow().clone(),
             map: self.map,
             capacity_blocks: self.geometry.capacity_blocks,
             block_size: self.geometry.block_size,
             protection: self.geometry.protection,
             own: legs.iter().position(|leg| leg.id == of.id).unwrap_or(0),
-            members: legs.iter().map(member).collect(),
+            members: legs.iter().map(|leg| leg.member()).collect(),
             dirty: self.notes.dirty.borrow().clone(),
         }
     }

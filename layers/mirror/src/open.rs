@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use futures_util::future::join_all;
 use sealblock_block::{
-    Abilities, AnnexSlot, Answer, Clock, Device, Error, Failure, Geometry, Limits, Operation, Stack,
+    Abilities, AnnexSlot, Answer, Clock, Device, Error, Failure, Geometry, Limits, Operation, Stack, is_blank,
 };
 use sealblock_integrity::PiFormat;
 use sealblock_runtime_memory::Slice;
@@ -17,7 +17,7 @@ use crate::label::{Label, LabelError, MOST_LEGS, Member, Standing};
 use crate::leg::{Leg, LegSource, has_annex};
 use crate::lineage::Lineage;
 use crate::mirror::{Mirror, Parts, abilities};
-use crate::notes::Notes;
+use crate::notes::{Notes, Past};
 use crate::regions::{MOST_BLOCKS, MOST_REGIONS, MOST_REGIONS_IN_LABEL, RegionMap, Regions};
 use crate::sets::{MOST_SETS, PageId, Pages, pages_of_set};
 use crate::worker::Worker;
@@ -105,7 +105,7 @@ pub enum MirrorError {
         /// Pages of the leg.
         actual: u32,
     },
-    /// A leg is smaller than the mirror.
+    /// A leg is smaller than the mirror, or of another size than the legs of a new one.
     #[error("{leg} has {actual} blocks, the mirror {expected}")]
     Size {
         /// The leg.
@@ -115,9 +115,29 @@ pub enum MirrorError {
         /// Of the leg.
         actual: u64,
     },
+    /// A leg has other protection information than the mirror. What comes from a leg without seals could be sealed unchecked.
+    #[error("{leg} has protection information {}, the mirror {}", pi_words(*.actual), pi_words(*.expected))]
+    Protection {
+        /// The leg.
+        leg: String,
+        /// Of the mirror.
+        expected: Option<PiFormat>,
+        /// Of the leg.
+        actual: Option<PiFormat>,
+    },
 }
 
-/// Opens a mirror of these legs. Legs that cannot be opened are gone without if the others know of the mirror.
+/// A format of protection information in words.
+fn pi_words(format: Option<PiFormat>) -> String {
+    format.map_or("none".to_owned(), |format| {
+        let (guard, kind, bits) = (format.guard(), format.protection() as u8 + 1, format.storage_tag_bits());
+        format!("{guard} Type {kind} with {bits} bits of storage tag")
+    })
+}
+
+/// Opens a mirror of these legs: what their labels call one mirror, or, where no label is on any of them, blank devices,
+/// which are labelled. Legs that cannot be opened are gone without if the others know of the mirror, and so are devices
+/// without a label in the place of a leg that should have one.
 ///
 /// # Errors
 /// See [`MirrorError`]. Nothing is changed then.
@@ -140,29 +160,55 @@ pub async fn open_drill<C: Clock>(
     }
     let found = join_all(sources.iter().map(look)).await.into_iter().collect::<Result<Vec<_>, _>>()?;
     let verdict = judge(&found).map_err(|refusal| refused(refusal, &sources))?;
-    let devices: Vec<Stack> = sources.iter().filter_map(|source| source.device.as_ref().ok().cloned()).collect();
-    let is_new = verdict == Verdict::New;
     let is_uneven = matches!(&verdict, Verdict::Known(known) if known.is_uneven);
+    let is_new = verdict == Verdict::New;
     let parts = match verdict {
-        Verdict::New => assemble_new(sources, &found, &devices, &options, &drill)?,
-        Verdict::Known(known) => assemble_known(sources, &devices, known, &options.random, &drill)?,
+        Verdict::New => {
+            are_alike(&sources)?;
+            if let Some(leg) = first_written(&sources).await? {
+                return Err(refused(Refusal::NotMade { leg }, &sources));
+            }
+            assemble_new(sources, &found, None, &options.random, &drill)?
+        }
+        Verdict::Known(known) => assemble_known(sources, known, &options.random, &drill)?,
     };
-    let of: Vec<Abilities> = devices.iter().map(Device::abilities).collect();
-    let abilities = abilities(&of, options.read_only);
-    let mirror = Rc::new(Mirror::new(clock, parts, abilities, options.read_only));
+    let opened = start(clock, parts, options.read_only);
     if is_new {
         // From now on the legs belong together, and no other device can take the place of one.
-        mirror.note().await.map_err(MirrorError::Note)?;
+        opened.mirror.note().await.map_err(MirrorError::Note)?;
     }
-    if is_uneven && let Err(error) = mirror.note().await {
+    if is_uneven && let Err(error) = opened.mirror.note().await {
         // It helps to know old images of legs by; without it whatever needs a label fails for itself.
         tracing::debug!(%error, "the labels stay uneven");
     }
-    Ok(Opened { worker: Worker::new(mirror.clone()), mirror })
+    Ok(opened)
+}
+
+/// A mirror of these parts, and its worker.
+pub(crate) fn start<C: Clock>(clock: C, parts: Parts, read_only: bool) -> Opened<C> {
+    let of: Vec<Abilities> = devices(&parts.legs).iter().map(Device::abilities).collect();
+    let mirror = Rc::new(Mirror::new(clock, parts, abilities(&of, read_only), read_only));
+    Opened { worker: Worker::new(mirror.clone()), mirror }
+}
+
+fn devices(legs: &[Rc<Leg>]) -> Vec<Stack> {
+    legs.iter().filter_map(|leg| leg.device()).collect()
+}
+
+/// The first device that may hold something.
+async fn first_written(sources: &[LegSource]) -> Result<Option<usize>, MirrorError> {
+    for (at, source) in sources.iter().enumerate() {
+        let Ok(device) = &source.device else { continue };
+        let is_blank = is_blank(device).await;
+        if !is_blank.map_err(|why| MirrorError::Leg { leg: source.name.clone(), why })? {
+            return Ok(Some(at));
+        }
+    }
+    Ok(None)
 }
 
 /// What is where a leg should be.
-async fn look(source: &LegSource) -> Result<Found, MirrorError> {
+pub(crate) async fn look(source: &LegSource) -> Result<Found, MirrorError> {
     let Ok(device) = &source.device else { return Ok(Found::Absent) };
     found_on(device).await.map_err(|trouble| match trouble {
         Trouble::Label(why) => MirrorError::Label { leg: source.name.clone(), why },
@@ -230,10 +276,14 @@ impl Pages for Read {
     }
 }
 
-fn refused(refusal: Refusal, sources: &[LegSource]) -> MirrorError {
+pub(crate) fn refused(refusal: Refusal, sources: &[LegSource]) -> MirrorError {
     let names: &[usize] = match &refusal {
-        Refusal::NoLeg | Refusal::OnlyStale => &[],
-        Refusal::NewWithoutLeg { leg } | Refusal::Foreign { leg } | Refusal::Stranger { leg } => &[*leg],
+        Refusal::NoLeg | Refusal::OnlyStale | Refusal::NoRoom => &[],
+        Refusal::NewWithoutLeg { leg }
+        | Refusal::Foreign { leg }
+        | Refusal::Stranger { leg }
+        | Refusal::TakenOut { leg }
+        | Refusal::NotMade { leg } => &[*leg],
         Refusal::Twice { first, second } | Refusal::SplitBrain { first, second } => &[*first, *second],
     };
     let whole = |source: &LegSource| match &source.device {
@@ -247,44 +297,41 @@ fn refused(refusal: Refusal, sources: &[LegSource]) -> MirrorError {
     MirrorError::Refused { refusal, legs }
 }
 
-fn assemble_new(
+/// The parts of a mirror that is noted nowhere yet: of devices that are all alike, or of one whose content counts and others
+/// that are to get everything from it.
+pub(crate) fn assemble_new(
     sources: Vec<LegSource>,
     found: &[Found],
-    devices: &[Stack],
-    options: &OpenOptions,
+    from: Option<usize>,
+    random: &[u8; 16],
     drill: &Drill,
 ) -> Result<Parts, MirrorError> {
-    let block_size = devices[0].geometry().block_size;
-    let capacity_blocks = devices.iter().map(|device| device.geometry().capacity_blocks).min().unwrap_or(0);
-    let protection = common(devices);
-    let map = map_for(block_size, capacity_blocks, devices, drill)?;
+    let geometry = shape(&sources);
+    let (block_size, capacity_blocks) = (geometry.block_size, geometry.capacity_blocks);
+    let map = map_for(block_size, capacity_blocks, &sources, drill)?;
     let mut legs = Vec::with_capacity(sources.len());
     for (number, source) in sources.into_iter().enumerate() {
-        fits(&source, block_size, capacity_blocks)?;
-        let id = leg_id(&options.random, 0, number);
-        let (has_room, missed) = (found[number].has_room(), Regions::none(map.count()));
-        let member = Member {
-            id,
-            standing: Standing::Current,
-            has_room,
-            is_new: false,
-            missed,
-            stale: Vec::new(),
-            seen: 0,
-            sent: 0,
+        let id = leg_id(random, 0, number);
+        let is_new = from.is_some_and(|from| from != number);
+        let (standing, missed) = match is_new {
+            true => (Standing::Missing, Regions::all(map.count())),
+            false => (Standing::Current, Regions::none(map.count())),
         };
+        let has_room = found[number].has_room();
+        let member = Member { id, standing, has_room, is_new, missed, stale: Vec::new(), seen: 0, sent: 0 };
         legs.push(Rc::new(Leg::new(source, number, &member)));
     }
-    let geometry = Geometry { block_size, capacity_blocks, protection, limits: limits(devices) };
-    let notes = Notes::new(0, 0, Lineage::default(), Regions::none(map.count()));
-    Ok(Parts { geometry, map, uuid: options.random, legs, teller: 0, notes, mutation: drill.mutation })
+    let dirty = Regions::none(map.count());
+    let past = Past { generation: 0, lineage: Lineage::default(), changed: 0, is_tentative: false, dirty };
+    let notes = Notes::new(past, drawn(random));
+    Ok(Parts { geometry, map, uuid: *random, legs, teller: from.unwrap_or(0), notes, mutation: drill.mutation })
 }
 
 /// The finest regions that the labels of all these devices have room for, or those that a drill wants.
 fn map_for(
     block_size: BlockSize,
     capacity_blocks: u64,
-    devices: &[Stack],
+    sources: &[LegSource],
     drill: &Drill,
 ) -> Result<RegionMap, MirrorError> {
     if let Some(shift) = drill.region_shift {
@@ -293,7 +340,8 @@ fn map_for(
     }
     let fine = RegionMap::new(block_size, capacity_blocks, MOST_REGIONS);
     let has_pages = |map: &RegionMap| {
-        devices.iter().filter(|device| has_annex(device)).all(|device| check_pages("", device, map).is_ok())
+        let devices = sources.iter().filter_map(|source| source.device.as_ref().ok());
+        devices.filter(|device| has_annex(device)).all(|device| check_pages("", device, map).is_ok())
     };
     let map = fine.filter(has_pages).or_else(|| RegionMap::new(block_size, capacity_blocks, MOST_REGIONS_IN_LABEL));
     map.ok_or(MirrorError::Capacity { blocks: capacity_blocks })
@@ -309,18 +357,26 @@ pub(crate) fn check_pages(name: &str, device: &Stack, map: &RegionMap) -> Result
 }
 
 fn assemble_known(
-    sources: Vec<LegSource>,
-    devices: &[Stack],
+    mut sources: Vec<LegSource>,
     known: Known,
     random: &[u8; 16],
     drill: &Drill,
 ) -> Result<Parts, MirrorError> {
-    let Known { mut label, places, .. } = known;
+    let Known { mut label, places, unused, .. } = known;
+    for leg in unused {
+        let is_removed = label.members[places[leg]].standing == Standing::Removed;
+        let why = if is_removed { "it was taken out of the mirror" } else { WITHOUT_LABEL };
+        sources[leg].device = Err(why.to_owned());
+        sources[leg].reopen = None;
+    }
+    for source in &sources {
+        fits(source, label.block_size, label.capacity_blocks, label.protection)?;
+    }
+    let limits = shape(&sources).limits;
     let dirty = label.dirty.clone();
     let mut given: Vec<Option<(usize, LegSource)>> = label.members.iter().map(|_| None).collect();
     let mut next_number = sources.len();
     for (number, (place, source)) in places.into_iter().zip(sources).enumerate() {
-        fits(&source, label.block_size, label.capacity_blocks)?;
         given[place] = Some((number, source));
     }
     let mut legs = Vec::with_capacity(given.len());
@@ -330,23 +386,33 @@ fn assemble_known(
             (next_number - 1, nameless(place))
         });
         let member = &mut label.members[place];
+        let was_current = member.standing == Standing::Current;
         begin(member, source.device.is_ok(), &dirty);
-        legs.push(Rc::new(Leg::new(source, number, member)));
+        let leg = Leg::new(source, number, member);
+        leg.is_unmissed.set(was_current && member.standing != Standing::Current);
+        legs.push(Rc::new(leg));
     }
-    let Label { map, capacity_blocks, block_size, protection, uuid, generation, changed, lineage, own: teller, .. } =
-        label;
-    // A leg that is not here is taken to be as it was when the labels were written.
-    let is_whole = legs.iter().all(|leg| leg.is_here() || leg.standing.get() == Standing::Removed);
-    let protection = common(devices).filter(|format| is_whole || protection == Some(*format));
-    let geometry = Geometry { block_size, capacity_blocks, protection, limits: limits(devices) };
+    let Label { map, capacity_blocks, block_size, protection, uuid, own: teller, .. } = label;
+    let geometry = Geometry { block_size, capacity_blocks, protection, limits };
     // Labels that legs write apart must not look like one that was under way when they were parted.
-    let drawn = u64::from(u16::from_le_bytes([random[0], random[1]]));
-    let notes = Notes::new(generation + LABELS_APART + drawn, changed, lineage, dirty);
-    if legs.iter().any(|leg| leg.standing.get() == Standing::Missing) {
-        // Before anybody sees what only the others may have; not at once, for perhaps nobody changes anything.
-        notes.want_left();
-    }
+    let skipped = u64::from(u32::from_le_bytes([random[0], random[1], random[2], random[3]]));
+    let past = Past {
+        generation: label.generation + LABELS_APART + skipped,
+        lineage: label.lineage,
+        changed: label.changed,
+        is_tentative: label.is_tentative,
+        dirty,
+    };
+    let notes = Notes::new(past, drawn(random));
     Ok(Parts { geometry, map, uuid, legs, teller, notes, mutation: drill.mutation })
+}
+
+/// Why a device is not used in whose place a leg with a label is expected.
+const WITHOUT_LABEL: &str = "no label of the mirror is on it; `sealblock mirror replace` makes it a leg";
+
+/// What identifies the session of an opening.
+fn drawn(random: &[u8; 16]) -> u64 {
+    u64::from_le_bytes(*random.last_chunk().expect("sixteen bytes have eight"))
 }
 
 /// What a member is to begin with.
@@ -367,35 +433,51 @@ fn nameless(place: usize) -> LegSource {
     LegSource { name: format!("leg {place}"), device: Err("it was not named".to_owned()), reopen: None }
 }
 
-/// Refuses a leg that cannot hold the mirror's blocks.
-pub(crate) fn fits(source: &LegSource, block_size: BlockSize, capacity_blocks: u64) -> Result<(), MirrorError> {
+/// Refuses a leg that cannot hold the mirror's blocks, or not with the mirror's tags.
+pub(crate) fn fits(
+    source: &LegSource,
+    block_size: BlockSize,
+    capacity_blocks: u64,
+    protection: Option<PiFormat>,
+) -> Result<(), MirrorError> {
     let Ok(device) = &source.device else { return Ok(()) };
     let geometry = device.geometry();
+    let leg = source.name.clone();
     if geometry.block_size != block_size {
-        let (expected, actual) = (block_size, geometry.block_size);
-        return Err(MirrorError::BlockSize { leg: source.name.clone(), expected, actual });
+        return Err(MirrorError::BlockSize { leg, expected: block_size, actual: geometry.block_size });
+    }
+    if geometry.protection != protection {
+        return Err(MirrorError::Protection { leg, expected: protection, actual: geometry.protection });
     }
     if geometry.capacity_blocks < capacity_blocks {
-        let (expected, actual) = (capacity_blocks, geometry.capacity_blocks);
-        return Err(MirrorError::Size { leg: source.name.clone(), expected, actual });
+        return Err(MirrorError::Size { leg, expected: capacity_blocks, actual: geometry.capacity_blocks });
     }
     Ok(())
 }
 
-/// The protection information that all legs have alike. Tags that one of them cannot keep cannot be the mirror's.
-fn common(devices: &[Stack]) -> Option<PiFormat> {
-    let mut formats = devices.iter().map(|device| device.geometry().protection);
-    let first = formats.next().flatten();
-    first.filter(|first| formats.all(|format| format == Some(*first)))
+/// Refuses devices for a new mirror that are not of one shape: what the first one is counts.
+pub(crate) fn are_alike(sources: &[LegSource]) -> Result<(), MirrorError> {
+    let Some(first) = sources.iter().find_map(|source| source.device.as_ref().ok()) else { return Ok(()) };
+    let Geometry { block_size, capacity_blocks, protection, .. } = first.geometry().clone();
+    for source in sources {
+        fits(source, block_size, capacity_blocks, protection)?;
+        let Ok(device) = &source.device else { continue };
+        let actual = device.geometry().capacity_blocks;
+        if actual != capacity_blocks {
+            return Err(MirrorError::Size { leg: source.name.clone(), expected: capacity_blocks, actual });
+        }
+    }
+    Ok(())
 }
 
-/// What every leg takes.
-fn limits(devices: &[Stack]) -> Limits {
-    let all = devices.iter().map(|device| device.geometry().limits);
-    all.reduce(|a, b| Limits {
-        transfer: a.transfer.min(b.transfer),
-        verify: a.verify.min(b.verify),
-        zero: a.zero.min(b.zero),
-    })
-    .expect("a mirror is opened with a leg that is there")
+/// The shape of the first of these, and what every one takes.
+fn shape(sources: &[LegSource]) -> Geometry {
+    let mut all = sources.iter().filter_map(|source| source.device.as_ref().ok()).map(|device| device.geometry());
+    let first = all.next().expect("a mirror is opened with a leg that is there").clone();
+    let limits = all.fold(first.limits, |least, Geometry { limits, .. }| Limits {
+        transfer: least.transfer.min(limits.transfer),
+        verify: least.verify.min(limits.verify),
+        zero: least.zero.min(limits.zero),
+    });
+    Geometry { limits, ..first }
 }

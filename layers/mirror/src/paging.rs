@@ -97,7 +97,7 @@ impl Paging {
 impl<C: Clock> Mirror<C> {
     /// The sets that labels say: what is dirty, and what each member has missed.
     pub(crate) fn sets(&self) -> Vec<Regions> {
-        let missed = |leg: &Rc<Leg>| leg.missed.borrow().clone();
+        let missed = |leg: &Rc<Leg>| leg.member().missed;
         [self.notes.dirty.borrow().clone()].into_iter().chain(self.legs.borrow().iter().map(missed)).collect()
     }
 
@@ -123,7 +123,7 @@ impl<C: Clock> Mirror<C> {
         loop {
             let changed = self.notes.paging.borrow_mut().plan(&self.sets());
             let legs: Vec<_> =
-                self.legs.borrow().iter().filter(|leg| leg.takes_changes() && leg.has_room).cloned().collect();
+                self.legs.borrow().iter().filter(|leg| leg.takes_labels() && leg.has_room).cloned().collect();
             let mut is_done = true;
             let mut writes = Vec::new();
             for leg in &legs {
@@ -161,7 +161,7 @@ impl<C: Clock> Mirror<C> {
             pages.has[number] = 0;
         }
         if pages.epoch == 0 && !due.is_empty() {
-            pages.epoch = self.notes.generation.get() + 1;
+            pages.epoch = self.notes.generation.get();
         }
         due
     }

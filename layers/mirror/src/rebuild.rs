@@ -48,9 +48,12 @@ impl<C: Clock> Mirror<C> {
         Ok(())
     }
 
-    /// Makes all suspect regions alike.
+    /// Makes all suspect regions alike; not while a leg is gone that nobody has gone on without yet.
     pub(crate) async fn settle(&self) -> Result<(), Error> {
         loop {
+            if self.has_unmissed() {
+                return Ok(());
+            }
             let next = self.notes.suspect.borrow().iter().next();
             let Some(region) = next else { return Ok(()) };
             let before = self.notes.suspected.get();
@@ -71,9 +74,7 @@ impl<C: Clock> Mirror<C> {
     /// leg's content counts where it is good, so those that are not asked are to be noted as left behind.
     async fn make_alike(&self, piece: Extent) -> Result<bool, Error> {
         let legs = loop {
-            if self.notes.lacks_left() {
-                self.note().await?;
-            }
+            self.note_left().await?;
             let legs = self.current();
             match self.are_alike(&legs, piece).await {
                 Ok(true) => return Ok(false),
@@ -100,9 +101,7 @@ impl<C: Clock> Mirror<C> {
                 }
             }
         }
-        if self.notes.lacks_left() {
-            self.note().await?;
-        }
+        self.note_left().await?;
         Ok(true)
     }
 
@@ -182,6 +181,7 @@ impl<C: Clock> Mirror<C> {
             leg.why.borrow_mut().clear();
             // It may have what others keep only an older copy of.
             self.notes.examine.set(true);
+            leg.is_unmissed.set(false);
             self.work.notify();
             self.note().await?;
             tracing::info!(leg = %leg.name, copied_bytes = leg.copied_bytes.get(), "a leg is up to date");

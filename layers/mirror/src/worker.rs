@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::{join3, select};
 use sealblock_block::{Clock, Stack};
 
-use crate::judge::{Found, Refusal, add_lacking, judge, lacks_everything};
+use crate::judge::{Found, Refusal, Verdict, add_lacking, judge, lacks_everything};
 use crate::label::{Label, Standing};
 use crate::leg::{Leg, LegSource};
 use crate::mirror::Mirror;
@@ -60,8 +60,9 @@ async fn settling<C: Clock>(mirror: &Mirror<C>) {
         let returned = || -> Vec<Rc<Leg>> {
             mirror.legs.borrow().iter().filter(|leg| leg.standing.get() == Standing::Rebuilding).cloned().collect()
         };
+        let is_suspect = || !mirror.notes.suspect.borrow().is_empty() && !mirror.has_unmissed();
         let is_due = || {
-            let has_work = !mirror.notes.suspect.borrow().is_empty() || mirror.notes.examine.get();
+            let has_work = is_suspect() || mirror.notes.examine.get();
             mirror.closing.get() || has_work || !returned().is_empty()
         };
         mirror.work.until(is_due).await;
@@ -125,23 +126,29 @@ impl<C: Clock> Mirror<C> {
     /// Why it cannot be taken back.
     pub(crate) async fn take_back(&self, leg: &Rc<Leg>, device: Stack) -> Result<(), String> {
         let source = LegSource { name: leg.name.clone(), device: Ok(device.clone()), reopen: None };
-        fits(&source, self.geometry.block_size, self.geometry.capacity_blocks).map_err(|error| error.to_string())?;
+        fits(&source, self.geometry.block_size, self.geometry.capacity_blocks, self.geometry.protection)
+            .map_err(|error| error.to_string())?;
         let found = found_on(&device).await.map_err(|trouble| match trouble {
             Trouble::Label(why) => why.to_string(),
             Trouble::Device(why) => why.to_string(),
         })?;
         if let Found::Labelled(label) = &found {
-            self.check_label(leg, label).map_err(|refusal| refusal.to_string())?;
+            self.check_label(leg, label)?;
             let lacks_everything = lacks_everything(&self.label(leg), label);
             if lacks_everything && leg.standing.get() == Standing::Current {
                 return Err("it is an old image of the last leg, or was written elsewhere meanwhile".to_owned());
             }
             leg.seen.set(leg.seen.get().max(label.generation));
             if leg.standing.get() == Standing::Missing {
+                let was_current = label.members[label.own].standing == Standing::Current;
+                leg.is_unmissed.set(leg.is_unmissed.get() && was_current && !lacks_everything);
                 add_lacking(&mut leg.missed.borrow_mut(), label, lacks_everything);
             }
         } else if leg.has_room || found.has_room() {
-            return Err("it has no label any more; it is not the device that it was".to_owned());
+            return Err(
+                "it has no label any more; it is not the device that it was; `sealblock mirror replace` makes it a leg"
+                    .to_owned(),
+            );
         }
         leg.set_device(Some(device));
         leg.why.borrow_mut().clear();
@@ -155,22 +162,29 @@ impl<C: Clock> Mirror<C> {
     }
 
     /// Whether this label is that of the leg, and the leg was not changed without the others.
-    fn check_label(&self, leg: &Leg, label: &Label) -> Result<(), Refusal> {
+    fn check_label(&self, leg: &Leg, label: &Label) -> Result<(), String> {
         let at = leg.number;
         if label.uuid != self.uuid {
-            return Err(Refusal::Foreign { leg: at });
+            return Err(Refusal::Foreign { leg: at }.to_string());
         }
         if label.members[label.own].id != leg.id {
-            return Err(Refusal::Stranger { leg: at });
+            return Err(Refusal::Stranger { leg: at }.to_string());
         }
-        let legs = self.current();
-        let Some(other) = legs.first().filter(|other| other.id != leg.id) else { return Ok(()) };
-        judge(&[Found::Labelled(Box::new(self.label(other))), Found::Labelled(Box::new(label.clone()))]).map(drop)
+        // Also one that is away for the moment knows, in what its label would be, what the others lack.
+        let legs = self.legs.borrow();
+        let mut others = legs.iter().filter(|other| other.standing.get() == Standing::Current && other.id != leg.id);
+        let Some(other) = others.next() else { return Ok(()) };
+        let found = [self.label(other), label.clone()].map(|label| Found::Labelled(Box::new(label)));
+        match judge(&found).map_err(|refusal| refusal.to_string())? {
+            Verdict::Known(known) if known.label.members[known.places[0]].standing == Standing::Current => Ok(()),
+            _ => Err("it was changed elsewhere, and has what this mirror lacks; open the mirror anew".to_owned()),
+        }
     }
 
     /// Has a leg that is here brought up to date.
     pub(crate) fn begin_rebuild(&self, leg: &Leg) {
         *leg.left.borrow_mut() = leg.missed.borrow().clone();
+        leg.is_told.set(false);
         leg.standing.set(Standing::Rebuilding);
         self.work.notify();
     }

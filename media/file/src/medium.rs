@@ -132,6 +132,24 @@ impl FileMedium {
         Ok(())
     }
 
+    /// Makes the file end at `length_bytes`, in the middle of a sector too, whose rest can then no longer be reached. Durable
+    /// after the next `sync`.
+    ///
+    /// # Errors
+    /// As [`FileMedium::set_len_bytes`]; a block device ends where it ends and is refused as `Unsupported`.
+    pub fn end_at(&self, length_bytes: u64) -> Result<(), MediumError> {
+        const DOING: &str = "set the length";
+        self.check_writable(DOING, length_bytes)?;
+        if self.block_device {
+            let reason = "a block device keeps its length".to_owned();
+            let kind = MediumErrorKind::Unsupported;
+            return Err(MediumError { kind, doing: DOING, offset_bytes: length_bytes, reason });
+        }
+        self.file.set_len_bytes(length_bytes).map_err(|error| MediumError::from_io(DOING, length_bytes, &error))?;
+        self.length_bytes.set(length_bytes);
+        Ok(())
+    }
+
     fn check_writable(&self, doing: &'static str, offset_bytes: u64) -> Result<(), MediumError> {
         if !self.read_only {
             return Ok(());
@@ -246,6 +264,10 @@ impl Medium for FileMedium {
 
     async fn sync(&self) -> Result<(), MediumError> {
         self.file.sync_data().await.map_err(|error| MediumError::from_io("sync", 0, &error))
+    }
+
+    async fn drain(&self) {
+        self.file.drain().await;
     }
 
     async fn punch(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {

@@ -117,6 +117,9 @@ impl Medium for MemoryMedium {
         Ok(())
     }
 
+    /// A write is over before its future can be dropped.
+    async fn drain(&self) {}
+
     async fn punch(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
         self.check_change("punch", offset_bytes, length_bytes)?;
         self.bytes.borrow_mut().clear(offset_bytes, length_bytes);

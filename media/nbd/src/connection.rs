@@ -159,6 +159,11 @@ impl Connection {
             }
             *ended = Some(reason.into());
         }
+        if self.core.borrow().in_flight() > 0 {
+            // They are repeated elsewhere. Left to itself the system would deliver them minutes later, over newer ones. Where
+            // the connection cannot be reset at once it is as soon as its tasks let go.
+            let _ = self.stream.reset();
+        }
         self.core.borrow_mut().close();
         let waits = self.waits.take();
         waits.iter().flatten().for_each(|wait| wait.bell.ring());

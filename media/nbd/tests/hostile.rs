@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::net::Ipv4Addr;
 use std::rc::Rc;
 use std::time::Duration;
@@ -122,6 +122,55 @@ fn a_flush_does_not_vouch_for_writes_of_a_connection_that_was_lost() {
         read(&device, extent(0, 1)).await.unwrap();
         flush(&device).await.expect("nothing was written since the last flush");
         third.server.stop();
+    });
+}
+
+/// A server that stops to read one of two connections, and later reads on: what it finds there must be no write that was
+/// repeated over the next connection, because newer ones of the same blocks may have come since.
+#[test]
+fn writes_of_a_lost_connection_do_not_come_after_newer_ones() {
+    const WRITES: u64 = 8;
+    run(|| async {
+        let (goes_on, holds, breaks) = (Rc::new(Cell::new(false)), Cell::new(true), Cell::new(true));
+        // The first byte of every write, by its offset, in the order in which the server sees them.
+        let seen = Rc::new(RefCell::new(Vec::new()));
+        let (until, notes) = (Rc::clone(&goes_on), Rc::clone(&seen));
+        let fake = serve_fake(export(), move |command| match command {
+            Command::Write { offset, data, .. } => {
+                notes.borrow_mut().push((*offset, data[0]));
+                holds.take().then(|| Reply::Hold(Rc::clone(&until)))
+            }
+            Command::Read { .. } if breaks.take() => Some(Reply::Close),
+            _ => None,
+        });
+        let device = Rc::new(open(fake.address, "disk", Options { connections: 2, ..options() }).await);
+        let write_all = |seed| {
+            let device = Rc::clone(&device);
+            let one = move |i| {
+                let device = Rc::clone(&device);
+                spawn(async move { write(&*device, extent(i * 256, 256), seed).await })
+            };
+            (0..WRITES).map(one).collect::<Vec<_>>()
+        };
+        let old = write_all(0x10);
+        // One connection is full; the other one, with less to do, takes this and fails.
+        while seen.borrow().is_empty() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        read(&*device, extent(0, 1)).await.unwrap();
+        for write in old {
+            write.await.unwrap().unwrap();
+        }
+        for write in write_all(0x20) {
+            write.await.unwrap().unwrap();
+        }
+        let before = seen.borrow().len();
+        goes_on.set(true);
+        while fake.ended.get() < 2 {
+            sleep(Duration::from_millis(1)).await;
+        }
+        assert_eq!(seen.borrow()[before..], [], "old writes came after newer ones of the same blocks");
+        assert_eq!(device.device().counters().reconnects, 1);
     });
 }
 

@@ -130,7 +130,8 @@ impl Queue {
         // An admin queue always has something in flight, which changes no block.
         if self.id != 0 && self.host.borrow().commands_in_flight() > 0 {
             // They are repeated elsewhere. Left to itself the system would deliver them minutes later, over newer ones.
-            let _ = self.stream.set_abortive();
+            // Where it cannot be reset at once it is as soon as its tasks let go.
+            let _ = self.stream.reset();
         }
         self.host.borrow_mut().close();
         let wakers = self.waiters.borrow_mut().lose_all();

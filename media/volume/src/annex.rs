@@ -84,15 +84,22 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// Replaces what a slot holds; durable in the end.
     pub(crate) async fn write_annex(&self, slot: AnnexSlot, bytes: &Slice) -> Result<(), Error> {
-        self.check_writable()?;
+        let _change = self.begin_change()?;
         if let AnnexSlot::Bitmap { page } = slot {
             let mut buffer = self.medium.buffer(BITMAP_PAGE_BYTES as usize);
             buffer.fill(0);
             buffer[..bytes.len()].copy_from_slice(bytes);
-            self.medium.write(self.bitmap_page(page)?, buffer.freeze()).await?;
+            {
+                let _in_order = self.annex.lock().await;
+                // As below: what was dropped goes on, and would land on what comes now.
+                self.medium.drain().await;
+                self.medium.write(self.bitmap_page(page)?, buffer.freeze()).await?;
+            }
             return self.medium.sync().await.map_err(|error| self.fail(&error));
         }
         let _alone = self.annex.lock().await;
+        // A write that was dropped goes on, and would land on the same copy.
+        self.medium.drain().await;
         if self.annex.serials[slot.index()].get().is_none() {
             self.load_annex(slot).await?;
         }

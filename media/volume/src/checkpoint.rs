@@ -3,7 +3,8 @@
 use futures_util::future::join_all;
 use sealblock_block::{Clock, Error, Medium, MediumError};
 
-use crate::format::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
+use crate::format::Superblock;
+use crate::superblocks;
 use crate::volume::Volume;
 
 /// Pages written at once.
@@ -25,7 +26,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.sync_or_fail().await?;
         let superblock =
             Superblock { serial: self.superblock.get().serial + 1, clean, log_tail: target, ..self.superblock.get() };
-        write_superblock(&self.medium, &superblock).await?;
+        superblocks::write(&self.medium, &superblock).await?;
         self.sync_or_fail().await?;
         self.superblock.set(superblock);
         self.log.tail.set(target);
@@ -37,13 +38,13 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     pub(crate) async fn adopt_uncorrectable(&self) -> Result<(), Error> {
         let before = self.superblock.get();
         let superblock = Superblock { serial: before.serial + 1, clean: false, uncorrectable: true, ..before };
-        write_superblock(&self.medium, &superblock).await?;
+        superblocks::write(&self.medium, &superblock).await?;
         self.sync_or_fail().await?;
         self.superblock.set(superblock);
         Ok(())
     }
 
-    /// Brings both superblocks up to date. Recovery leaves records behind that do not count, and a superblock from before it,
+    /// Brings all superblocks up to date. Recovery leaves records behind that do not count, and a superblock from before it,
     /// should the newer copy be lost, would have them read again.
     pub(crate) async fn settle(&self, clean: bool) -> Result<(), Error> {
         self.checkpoint(clean).await?;
@@ -58,14 +59,4 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     pub(crate) fn checkpoint_due(&self) -> bool {
         (self.log.next.get() - self.log.tail.get()) * 2 > self.layout.log_sectors() || self.table.crowded()
     }
-}
-
-/// Writes a superblock to the place of the older copy.
-pub(crate) async fn write_superblock<M: Medium>(medium: &M, superblock: &Superblock) -> Result<(), MediumError> {
-    let sector = (superblock.layout.sector_bytes() as usize).max(medium.sector_bytes() as usize);
-    let mut buffer = medium.buffer(sector);
-    buffer.fill(0);
-    buffer[..SUPERBLOCK_BYTES].copy_from_slice(&superblock.encode());
-    let offset = SUPERBLOCK_OFFSETS[(superblock.serial % 2) as usize];
-    medium.write(offset, buffer.freeze()).await
 }

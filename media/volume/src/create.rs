@@ -5,9 +5,9 @@ use sealblock_integrity::PiFormat;
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::BlockSize;
 
-use crate::checkpoint::write_superblock;
 use crate::error::VolumeError;
-use crate::format::{Layout, SUPERBLOCK_OFFSETS, Superblock};
+use crate::format::{Layout, Superblock};
+use crate::superblocks;
 
 /// Bytes written at once where zeroes are written.
 const CHUNK_BYTES: u64 = 1 << 20;
@@ -35,9 +35,7 @@ pub async fn create<M: Medium>(medium: &M, options: &CreateOptions) -> Result<()
         return Err(VolumeError::Truncated { medium_bytes: medium.len_bytes(), needed_bytes: layout.medium_bytes() });
     }
     // The old superblocks go first: a volume that was half made must not look like the one that was there before.
-    for offset in SUPERBLOCK_OFFSETS {
-        medium.write(offset, Buffer::zeroed(layout.sector_bytes() as usize).freeze()).await?;
-    }
+    superblocks::wipe(medium, &layout).await?;
     medium.sync().await?;
     // The log is written, not only reserved: flushes must not wait for a file system to convert extents, nor find it full.
     write_zeroes(medium, layout.log_offset(), layout.log_bytes()).await?;
@@ -58,7 +56,7 @@ pub async fn create<M: Medium>(medium: &M, options: &CreateOptions) -> Result<()
             uncorrectable: false,
             log_tail: 0,
         };
-        write_superblock(medium, &superblock).await?;
+        superblocks::write(medium, &superblock).await?;
     }
     medium.sync().await?;
     Ok(())

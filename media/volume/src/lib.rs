@@ -8,6 +8,7 @@
 //!
 //! - [`mod@format`]: the bytes, pure.
 //! - `slots`: which slots are free. `table`: records on the medium. `overlay`: records not there yet.
+//! - `superblocks`: the three copies. `recognise`: whether a volume, or what is left of one, is there at all.
 //! - `read`, `write`, `unmap`: requests. `commit`, `checkpoint`: the background worker. `recovery`: after a crash.
 //! - `damage`: making damage on purpose.
 //!
@@ -27,8 +28,10 @@ mod lookup;
 mod open;
 mod overlay;
 mod read;
+mod recognise;
 mod recovery;
 mod slots;
+mod superblocks;
 mod table;
 mod unmap;
 mod volume;
@@ -39,6 +42,8 @@ pub use create::{CreateOptions, create};
 pub use damage::{DamageError, DamageKind};
 pub use error::VolumeError;
 pub use open::{Mutation, OpenOptions, Opened, open, probe};
+pub use recognise::{Recognised, Trace, recognise};
+pub use superblocks::SuperblockCopy;
 pub use volume::{Description, Volume};
 pub use worker::Worker;
 

@@ -9,10 +9,11 @@ use sealblock_units::BlockCount;
 use crate::annex::Annex;
 use crate::commit::{Commits, Log};
 use crate::error::VolumeError;
-use crate::format::{SUPERBLOCK_OFFSETS, Superblock};
+use crate::format::Superblock;
 use crate::overlay::Overlay;
 use crate::recovery::{self, Recovered};
 use crate::slots::Slots;
+use crate::superblocks::{self, Found};
 use crate::table::Table;
 use crate::volume::{Description, State, Volume, transfer_blocks};
 use crate::worker::Worker;
@@ -70,23 +71,7 @@ pub struct Opened<M, C> {
 /// # Errors
 /// When there is no volume, or none that can be used.
 pub async fn probe<M: Medium>(medium: &M) -> Result<Superblock, VolumeError> {
-    Ok(read_superblocks(medium).await?.0)
-}
-
-/// The superblock that counts, and whether the other copy would do as well.
-async fn read_superblocks<M: Medium>(medium: &M) -> Result<(Superblock, bool), VolumeError> {
-    let sector = medium.sector_bytes() as usize;
-    let mut copies = [Vec::new(), Vec::new()];
-    for (copy, offset) in copies.iter_mut().zip(SUPERBLOCK_OFFSETS) {
-        if offset + sector as u64 <= medium.len_bytes() {
-            let (read, bytes) = medium.read(offset, medium.buffer(sector)).await;
-            // One unreadable copy is no more than one damaged copy.
-            if read.is_ok() {
-                *copy = bytes.to_vec();
-            }
-        }
-    }
-    Ok(Superblock::choose([&copies[0], &copies[1]])?)
+    Ok(superblocks::read(medium).await?.superblock)
 }
 
 /// Opens a volume, taking over what a crash left in its log.
@@ -98,7 +83,7 @@ pub async fn open<M: Medium, C: Clock>(
     clock: C,
     options: &OpenOptions,
 ) -> Result<Opened<M, C>, VolumeError> {
-    let (superblock, both_serve) = read_superblocks(&medium).await?;
+    let Found { superblock, copies, all_serve } = superblocks::read(&medium).await?;
     let layout = superblock.layout;
     if medium.sector_bytes() > layout.sector_bytes() {
         return Err(VolumeError::Sector { volume_bytes: layout.sector_bytes(), medium_bytes: medium.sector_bytes() });
@@ -121,9 +106,10 @@ pub async fn open<M: Medium, C: Clock>(
         layout,
         recovered: recovered.records.len() as u64,
         discarded: recovered.discarded,
+        superblocks: copies,
     };
     let records = recovered.records.in_order();
-    let settled = both_serve && recovered.next == superblock.log_tail;
+    let settled = all_serve && recovered.next == superblock.log_tail;
     let volume = Rc::new(assemble(medium, clock, superblock, options, recovered));
     if !options.read_only && !settled {
         // What recovery decided must be durable before anything builds on it: a second crash must decide the same.
@@ -183,6 +169,7 @@ fn assemble<M: Medium, C: Clock>(
         zones_loading: RefCell::default(),
         zone_loaded: Event::default(),
         state: Cell::new(State::Open),
+        changes: Cell::new(0),
         changed: Event::default(),
     }
 }

@@ -152,6 +152,39 @@ impl SlotMap {
     }
 }
 
+/// Slots that a write has taken and that no record names yet. Dropped with the write, they come back once the medium is sure
+/// not to write to them any more.
+pub(crate) struct Taken<'a> {
+    slots: &'a Slots,
+    zone: u64,
+    runs: Runs,
+}
+
+impl Taken<'_> {
+    /// The runs.
+    pub fn runs(&self) -> &[Run] {
+        &self.runs
+    }
+
+    /// Records name them from now on.
+    pub fn keep(mut self) {
+        self.runs.clear();
+    }
+
+    /// Gives them back: every write to them has ended.
+    pub fn give_back(mut self) {
+        self.slots.give_back(self.zone, &std::mem::take(&mut self.runs));
+    }
+}
+
+impl Drop for Taken<'_> {
+    fn drop(&mut self) {
+        if !self.runs.is_empty() {
+            self.slots.abandon(self.zone, std::mem::take(&mut self.runs));
+        }
+    }
+}
+
 /// A slot that no record names any more.
 #[derive(Clone, Copy)]
 struct Retired {
@@ -168,8 +201,10 @@ pub(crate) struct Slots {
     readers: Readers,
     retired: RefCell<VecDeque<Retired>>,
     to_punch: RefCell<Vec<(u64, u32)>>,
-    /// Notified when the space of slots is to be given back.
-    punch_wanted: Rc<Event>,
+    /// Slots of writes that were dropped half-way: the medium may still be writing to them.
+    dropped: RefCell<Vec<(u64, Runs)>>,
+    /// Notified when there is something to do for the worker.
+    wanted: Rc<Event>,
     /// Notified when slots have become free.
     pub freed: Event,
 }
@@ -231,9 +266,9 @@ impl Readers {
 }
 
 impl Slots {
-    /// The slots of a volume; `punch_wanted` is notified when some wait for [`Slots::take_punches`].
-    pub fn new(punch_wanted: Rc<Event>) -> Slots {
-        Slots { punch_wanted, ..Slots::default() }
+    /// The slots of a volume; `wanted` is notified when [`Slots::work_due`].
+    pub fn new(wanted: Rc<Event>) -> Slots {
+        Slots { wanted, ..Slots::default() }
     }
 
     /// Whether the zone's map is there.
@@ -247,8 +282,9 @@ impl Slots {
     }
 
     /// Takes `count` slots of a zone whose map is there, or none when there are not enough.
-    pub fn take(&self, zone: u64, home: u32, count: u32) -> Option<Runs> {
-        self.zones.borrow_mut().get_mut(&zone)?.take(home, count)
+    pub fn take(&self, zone: u64, home: u32, count: u32) -> Option<Taken<'_>> {
+        let runs = self.zones.borrow_mut().get_mut(&zone)?.take(home, count)?;
+        Some(Taken { slots: self, zone, runs })
     }
 
     /// Free slots of a zone.
@@ -292,15 +328,27 @@ impl Slots {
     fn end(&self, retired: Retired) {
         if retired.punch {
             self.to_punch.borrow_mut().push((retired.zone, retired.slot));
-            self.punch_wanted.notify();
+            self.wanted.notify();
         } else if let Some(map) = self.zones.borrow_mut().get_mut(&retired.zone) {
             map.release(retired.slot);
         }
     }
 
-    /// Whether slots wait for their space to be given back.
-    pub fn punches_due(&self) -> bool {
-        !self.to_punch.borrow().is_empty()
+    /// Leaves slots to the worker whose write was dropped half-way.
+    fn abandon(&self, zone: u64, runs: Runs) {
+        self.dropped.borrow_mut().push((zone, runs));
+        self.wanted.notify();
+    }
+
+    /// Whether slots wait for [`Slots::take_punches`] or [`Slots::take_dropped`].
+    pub fn work_due(&self) -> bool {
+        !self.to_punch.borrow().is_empty() || !self.dropped.borrow().is_empty()
+    }
+
+    /// Slots of writes that were dropped half-way; the caller gives each back with [`Slots::give_back`] once the medium is done
+    /// with them.
+    pub fn take_dropped(&self) -> Vec<(u64, Runs)> {
+        self.dropped.take()
     }
 
     /// Slots whose space is to be given back, in runs by zone; the caller gives each back with [`Slots::give_back`].
@@ -364,7 +412,7 @@ mod tests {
     fn a_slot_is_free_only_after_the_reads_that_may_see_it() {
         let slots = Slots::default();
         slots.load(0, SlotMap::new(16));
-        slots.take(0, 0, 16).unwrap();
+        slots.take(0, 0, 16).unwrap().keep();
         let early = slots.read();
         slots.retire(0, 3, false);
         let late = slots.read();
@@ -378,10 +426,26 @@ mod tests {
     }
 
     #[test]
+    fn slots_that_are_dropped_wait_for_the_medium() {
+        let slots = Slots::default();
+        slots.load(0, SlotMap::new(16));
+        let taken = slots.take(0, 2, 4).unwrap();
+        slots.take(0, 8, 2).unwrap().give_back();
+        assert!(!slots.work_due());
+        drop(taken);
+        assert_eq!((slots.free(0), slots.work_due()), (12, true));
+        let dropped = slots.take_dropped();
+        assert_eq!(dropped.iter().map(|(zone, runs)| (*zone, &runs[..])).collect::<Vec<_>>(), [(0, &[(2, 4)][..])]);
+        assert!(!slots.work_due());
+        slots.give_back(0, &dropped[0].1);
+        assert_eq!(slots.free(0), 16);
+    }
+
+    #[test]
     fn punched_slots_come_in_runs() {
         let slots = Slots::default();
         slots.load(0, SlotMap::new(16));
-        slots.take(0, 0, 16).unwrap();
+        slots.take(0, 0, 16).unwrap().keep();
         [5, 3, 4, 9].into_iter().for_each(|slot| slots.retire(0, slot, true));
         assert_eq!(slots.take_punches(), [(0, (3, 3)), (0, (9, 1))]);
         assert_eq!(slots.free(0), 0);

@@ -56,6 +56,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     ///
     /// Page by page, so that one long extent holds neither many pages nor the core for long.
     async fn mark(&self, extent: Extent, kind: Kind) -> Result<(), Error> {
+        let _change = self.begin_change()?;
         let per_page = self.layout.page_blocks() as u32;
         let page_blocks = sealblock_units::BlockCount::new(per_page).expect("a page has blocks");
         for piece in extent.split_aligned(page_blocks) {

@@ -14,6 +14,7 @@ use crate::format::{Kind, Layout, RECORD_BYTES, Record, Seed, Superblock};
 use crate::open::Mutation;
 use crate::overlay::Overlay;
 use crate::slots::Slots;
+use crate::superblocks::{COPIES, SuperblockCopy};
 use crate::table::Table;
 
 /// A protected volume on a medium. Make one with [`crate::open`].
@@ -41,6 +42,8 @@ pub struct Volume<M, C> {
     pub(crate) zones_loading: RefCell<Vec<u64>>,
     pub(crate) zone_loaded: Event,
     pub(crate) state: Cell<State>,
+    /// Changes under way: [`Change`]s.
+    pub(crate) changes: Cell<usize>,
     pub(crate) changed: Event,
 }
 
@@ -48,7 +51,7 @@ pub struct Volume<M, C> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum State {
     Open,
-    /// Closing: the worker is to commit everything and end.
+    /// Closing: no change begins any more, and the worker is to commit everything, once the last one has ended, and end.
     Closing,
     /// Closed in good order.
     Closed,
@@ -69,6 +72,8 @@ pub struct Description {
     pub recovered: u64,
     /// Records in the log that were not taken over because their data had not reached the medium.
     pub discarded: u64,
+    /// The copies of the superblock, as they were found. A volume opened for writing has written lost ones anew.
+    pub superblocks: [SuperblockCopy; COPIES],
 }
 
 impl<M: Medium, C: Clock> Volume<M, C> {
@@ -82,10 +87,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.superblock.get()
     }
 
-    /// Makes everything durable, brings the tables up to date, marks the volume clean and ends the worker.
+    /// Makes everything durable, brings the tables up to date, marks the volume clean and ends the worker. From here on changes
+    /// are refused; those under way end before it does, either refused as well or durable, and flushes are answered.
     ///
     /// # Errors
-    /// When the medium fails, or had failed before. What was flushed is safe all the same.
+    /// When the medium fails, or had failed before: then the volume is not marked clean. What was flushed is safe all the same.
     pub async fn close(&self) -> Result<(), Error> {
         if self.read_only || self.state.get() == State::Closed {
             return Ok(());
@@ -93,6 +99,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         if self.state.get() == State::Open {
             self.state.set(State::Closing);
             self.commits.wanted.notify();
+            // Whoever waits for room is refused.
+            self.slots.freed.notify();
         }
         self.changed.until(|| matches!(self.state.get(), State::Closed | State::Failed)).await;
         match self.state.get() {
@@ -111,6 +119,19 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             }
             State::Failed => Err(self.failed()),
         }
+    }
+
+    /// Begins a change, unless the volume takes none. It is told of its end by the guard.
+    pub(crate) fn begin_change(&self) -> Result<Change<'_>, Error> {
+        self.check_writable()?;
+        self.changes.set(self.changes.get() + 1);
+        Ok(Change { changes: &self.changes, state: &self.state, ended: &self.commits.wanted })
+    }
+
+    /// Whether nothing is left to do before it is closed: from here on nothing changes, and flushes are answered at once.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        let is_idle = self.changes.get() == 0 && !self.commits.due() && !self.slots.work_due();
+        self.state.get() == State::Closing && is_idle && self.overlay.is_empty()
     }
 
     pub(crate) fn failed(&self) -> Error {
@@ -194,6 +215,22 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// The slot where a block lies when nothing speaks against it: the one with its own number.
     pub(crate) fn home(&self, lba: Lba) -> u32 {
         (lba.get() % self.layout.zone_blocks()) as u32
+    }
+}
+
+/// A change under way, until it is dropped: with its records in the overlay, refused, or given up half-way.
+pub(crate) struct Change<'a> {
+    changes: &'a Cell<usize>,
+    state: &'a Cell<State>,
+    ended: &'a Event,
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        self.changes.set(self.changes.get() - 1);
+        if self.changes.get() == 0 && self.state.get() == State::Closing {
+            self.ended.notify();
+        }
     }
 }
 

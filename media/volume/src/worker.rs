@@ -36,15 +36,20 @@ impl<M: Medium, C: Clock> Worker<M, C> {
         }
         while volume.state.get() != State::Failed {
             let wake = self.wait().await;
-            let closing = volume.state.get() == State::Closing;
-            self.commit().await;
+            let committed = self.commit().await;
             if volume.state.get() == State::Failed {
                 break;
             }
             self.punch().await;
-            if closing {
+            self.reclaim().await;
+            if let (Err(error), State::Closing) = (&committed, volume.state.get()) {
+                // What could not be committed would be lost, so the volume cannot be called clean.
+                self.give_up(error);
+                break;
+            }
+            if volume.is_at_rest() {
                 self.close().await;
-                return;
+                break;
             }
             if (volume.checkpoint_due() || wake == Wake::Idle)
                 && let Err(error) = volume.checkpoint(false).await
@@ -52,25 +57,36 @@ impl<M: Medium, C: Clock> Worker<M, C> {
                 tracing::warn!(%error, "checkpoint failed; the log keeps what it was to write");
             }
         }
-        volume.commits.begin()(Err(volume.failed()));
-        volume.changed.notify();
-        volume.slots.freed.notify();
+        self.end();
     }
 
     /// Commits, and answers those who waited for it.
-    async fn commit(&self) {
+    async fn commit(&self) -> Result<(), Error> {
         let volume = &*self.volume;
         let answer = volume.commits.begin();
-        if volume.mutation == Mutation::LateTags {
+        let committed = if volume.mutation == Mutation::LateTags {
             // A fault put in on purpose: the data are durable, the tags are not yet, and the flush is answered.
             let synced = volume.medium.sync().await.map_err(Error::from);
             answer(synced);
             volume.clock.sleep(Duration::from_millis(20)).await;
-            let _ = volume.commit().await;
+            volume.commit().await
         } else {
-            answer(volume.commit().await);
-        }
+            let committed = volume.commit().await;
+            answer(committed.clone());
+            committed
+        };
         volume.slots.freed.notify();
+        committed
+    }
+
+    /// Gives slots of dropped writes back, once the medium is done with them.
+    async fn reclaim(&self) {
+        let volume = &*self.volume;
+        let dropped = volume.slots.take_dropped();
+        if !dropped.is_empty() {
+            volume.medium.drain().await;
+            dropped.iter().for_each(|(zone, runs)| volume.slots.give_back(*zone, runs));
+        }
     }
 
     /// Gives the space of slots that were unmapped back to the medium.
@@ -88,15 +104,27 @@ impl<M: Medium, C: Clock> Worker<M, C> {
         }
     }
 
+    /// Marks the volume clean. Nothing changes any more, and nothing is left in memory.
     async fn close(&self) {
         let volume = &*self.volume;
+        volume.medium.drain().await;
         match volume.settle(true).await {
             Ok(()) => volume.state.set(State::Closed),
-            Err(error) => {
-                *volume.commits.failure.borrow_mut() = Some(error.to_string());
-                volume.state.set(State::Failed);
-            }
+            Err(error) => self.give_up(&error),
         }
+    }
+
+    /// The volume cannot be closed in good order.
+    fn give_up(&self, error: &Error) {
+        *self.volume.commits.failure.borrow_mut() = Some(error.to_string());
+        self.volume.state.set(State::Failed);
+    }
+
+    /// Answers whoever waits.
+    fn end(&self) {
+        let volume = &*self.volume;
+        let outcome = if volume.state.get() == State::Failed { Err(volume.failed()) } else { Ok(()) };
+        volume.commits.begin()(outcome);
         volume.changed.notify();
         volume.slots.freed.notify();
     }
@@ -104,7 +132,12 @@ impl<M: Medium, C: Clock> Worker<M, C> {
     /// Waits until there is something to do.
     async fn wait(&self) -> Wake {
         let volume = &*self.volume;
-        let due = || volume.commits.due() || volume.slots.punches_due() || volume.state.get() != State::Open;
+        let ends = || match volume.state.get() {
+            State::Open => false,
+            State::Closing => volume.changes.get() == 0,
+            State::Closed | State::Failed => true,
+        };
+        let due = || volume.commits.due() || volume.slots.work_due() || ends();
         loop {
             let (delay, wake) = if volume.overlay.open_len() > 0 {
                 (COMMIT_AFTER, Wake::Asked)

@@ -7,7 +7,7 @@ use sealblock_units::Extent;
 
 use crate::format::{Kind, Record};
 use crate::open::Mutation;
-use crate::slots::Runs;
+use crate::slots::{Run, Taken};
 use crate::volume::{State, Volume};
 
 impl<M: Medium, C: Clock> Volume<M, C> {
@@ -21,7 +21,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// Writes blocks to free slots and puts their records into the overlay.
     pub(crate) async fn store(&self, extent: Extent, data: &Sealed) -> Result<(), Error> {
-        self.check_writable()?;
+        let _change = self.begin_change()?;
         let per_zone = self.layout.zone_blocks();
         let first_zone = self.layout.zone_of(extent.start());
         if first_zone == self.layout.zone_of(extent.last()) {
@@ -36,9 +36,10 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     async fn store_in_zone(&self, zone: u64, extent: Extent, data: &Sealed) -> Result<(), Error> {
-        let runs = self.allocate(zone, extent).await?;
+        let taken = self.allocate(zone, extent).await?;
+        let runs = taken.runs();
         let shift = self.geometry.block_size.shift();
-        let written = match &runs[..] {
+        let written = match runs {
             [(slot, _)] => self.medium.write(self.slot_offset(zone, *slot), data.data().clone()).await,
             _ => {
                 let mut at = 0;
@@ -52,24 +53,25 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         };
         if let Err(error) = written {
             // Every write has ended, and no record names the slots.
-            self.slots.give_back(zone, &runs);
+            taken.give_back();
             return Err(error.into());
         }
-        self.record(zone, extent, data, &runs);
+        self.record(zone, extent, data, runs);
+        taken.keep();
         Ok(())
     }
 
     /// Takes slots for an extent of a zone; waits for commits to free some when there are too few.
-    async fn allocate(&self, zone: u64, extent: Extent) -> Result<Runs, Error> {
+    async fn allocate(&self, zone: u64, extent: Extent) -> Result<Taken<'_>, Error> {
         self.load_zone(zone).await?;
         let (home, count) = (self.home(extent.start()), extent.len() as u32);
         loop {
             self.check_writable()?;
             if self.overlay.open_len() < self.commits.most_open
-                && let Some(runs) = self.slots.take(zone, home, count)
+                && let Some(taken) = self.slots.take(zone, home, count)
             {
                 self.ease(zone);
-                return Ok(runs);
+                return Ok(taken);
             }
             let since = self.commits.ended.get();
             self.commits.want_space();
@@ -95,7 +97,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     /// Puts the records of written blocks into the overlay, giving up the slots of records they replace there.
-    fn record(&self, zone: u64, extent: Extent, data: &Sealed, runs: &Runs) {
+    fn record(&self, zone: u64, extent: Extent, data: &Sealed, runs: &[Run]) {
         let slots = runs.iter().flat_map(|&(start, len)| start..start + len);
         for ((index, lba), slot) in extent.iter().enumerate().zip(slots) {
             let mut record = Record { lba, kind: Kind::Stored, slot, generation: 0, tuple: [0; 16], loose: false };

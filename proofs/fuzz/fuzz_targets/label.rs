@@ -32,7 +32,7 @@ fuzz_target!(|input: &[u8]| {
 
 /// A good label of three legs with some bytes changed, its checksum right.
 fn changed(pieces: &mut Pieces, own: usize) -> Vec<u8> {
-    let map = RegionMap::new(BlockSize::B4096, 64 * 256);
+    let map = RegionMap::with_shift(BlockSize::B4096, 64 * 256, 8).expect("64 regions");
     let member = |at: usize, pieces: &mut Pieces| Member {
         id: [at as u8 + 1; 16],
         standing: [Standing::Current, Standing::Current, Standing::Missing, Standing::Rebuilding]
@@ -46,15 +46,17 @@ fn changed(pieces: &mut Pieces, own: usize) -> Vec<u8> {
     };
     let mut lineage = Lineage::default();
     for _ in 0..pieces.byte() % 4 {
-        lineage.begin(u64::from(pieces.byte() % 8));
+        let generation = u64::from(pieces.byte());
+        lineage.begin(u64::from(pieces.byte() % 8), generation);
         if pieces.byte() % 4 > 0 {
-            lineage.confirm();
+            lineage.confirm(generation + 1);
         }
     }
     let label = Label {
         uuid: [9; 16],
         generation: u64::from(pieces.byte()),
         changed: u64::from(pieces.byte()),
+        is_tentative: pieces.byte() & 1 == 1,
         lineage,
         map,
         capacity_blocks: 64 * 256,

@@ -26,7 +26,7 @@ struct Arguments {
     /// One load only; all of them unless given.
     #[arg(long, value_parser = workload)]
     workload: Option<Workload>,
-    /// What is put to the test: volume or mirror.
+    /// What is put to the test: volume, mirror, or walk (mirrors through histories of their replicas).
     #[arg(long, default_value = "volume")]
     system: String,
     /// A fault to put into it. Volumes: none, skip-sync, late-tags, reuse-early, trust-log. Mirrors: none, skip-mark,

@@ -15,6 +15,8 @@ pub enum Subject {
     Volume(VolumeMutation),
     /// Mirrors of protected volumes.
     Mirror(MirrorMutation),
+    /// Walks of mirrors through histories.
+    Walk(MirrorMutation),
 }
 
 const OF_VOLUMES: [(&str, VolumeMutation); 5] = [
@@ -49,7 +51,8 @@ impl Subject {
         match system {
             "volume" => find(&OF_VOLUMES, mutation).map(Subject::Volume),
             "mirror" => find(&OF_MIRRORS, mutation).map(Subject::Mirror),
-            _ => Err("the systems are volume, mirror".to_owned()),
+            "walk" => find(&OF_MIRRORS, mutation).map(Subject::Walk),
+            _ => Err("the systems are volume, mirror, walk".to_owned()),
         }
     }
 
@@ -58,6 +61,7 @@ impl Subject {
         match self {
             Subject::Volume(_) => &Workload::ALL,
             Subject::Mirror(_) => &mirror::LOADS,
+            Subject::Walk(_) => &mirror::walk::LOADS,
         }
     }
 
@@ -69,6 +73,7 @@ impl Subject {
         match self {
             Subject::Volume(mutation) => trial::run(&Volumes { mutation }, order),
             Subject::Mirror(mutation) => mirror::run(mutation, order),
+            Subject::Walk(mutation) => mirror::walk::run(mutation, order),
         }
     }
 }

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::driver::Driver;
 use crate::executor::Core;
+use crate::late::Late;
 use crate::net::set_nonblocking;
 use crate::sockets::Epoll;
 
@@ -85,11 +86,12 @@ pub(crate) struct Descriptor {
     /// `None` only after `into_fd`.
     fd: Option<OwnedFd>,
     known: Known,
+    late: Late,
 }
 
 impl Descriptor {
     pub(crate) fn new(fd: OwnedFd, known: Known) -> Descriptor {
-        Descriptor { fd: Some(fd), known }
+        Descriptor { fd: Some(fd), known, late: Late::default() }
     }
 
     fn fd(&self) -> &OwnedFd {
@@ -102,6 +104,11 @@ impl Descriptor {
 
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd().as_fd()
+    }
+
+    /// What goes on although nobody waits for it.
+    pub(crate) fn late(&self) -> &Late {
+        &self.late
     }
 
     pub(crate) fn slot(&self) -> Option<&Slot> {

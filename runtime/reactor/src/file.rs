@@ -11,6 +11,7 @@ use sealblock_runtime_memory::{Buffer, Slice};
 
 use crate::descriptor::Descriptor;
 use crate::executor::{self, Core};
+use crate::late::Change;
 use crate::operation::Op;
 use crate::operations::{Allocate, Read, Sync, Write};
 
@@ -121,7 +122,8 @@ impl File {
     pub async fn write_at(&self, data: Slice, offset_bytes: u64) -> io::Result<usize> {
         let offset_bytes = checked(offset_bytes)?;
         let descriptor = Arc::clone(self.descriptor());
-        Op::new(Rc::clone(&self.core), Write { descriptor, data, offset_bytes }).await
+        let write = Op::new(Rc::clone(&self.core), Write { descriptor, data, offset_bytes });
+        Change::new(self.descriptor(), write).await
     }
 
     /// Writes the whole slice.
@@ -169,7 +171,14 @@ impl File {
     pub async fn fallocate(&self, mode: i32, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
         let (offset_bytes, len_bytes) = (checked(offset_bytes)?, checked(len_bytes)?);
         let descriptor = Arc::clone(self.descriptor());
-        Op::new(Rc::clone(&self.core), Allocate { descriptor, mode, offset_bytes, len_bytes }).await
+        let allocate = Op::new(Rc::clone(&self.core), Allocate { descriptor, mode, offset_bytes, len_bytes });
+        Change::new(self.descriptor(), allocate).await
+    }
+
+    /// Waits until no write and no [`File::fallocate`] is under way whose future was dropped: such an operation goes on, and
+    /// until it ends it may still change what it was to change.
+    pub async fn drain(&self) {
+        self.descriptor().late().drain().await;
     }
 
     /// Length in bytes of a file or of a block device. An ordinary, short call.

@@ -27,6 +27,7 @@ mod executor;
 mod file;
 mod gather;
 mod homed;
+mod late;
 mod linger;
 pub mod net;
 mod operation;

@@ -158,7 +158,7 @@ impl<K: Kind> Op<K> {
     }
 
     /// Whether it was started and has not given its output yet.
-    fn is_flying(&self) -> bool {
+    pub(crate) fn is_flying(&self) -> bool {
         matches!(self.stage, Stage::Flying(..))
     }
 

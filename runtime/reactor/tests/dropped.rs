@@ -120,6 +120,69 @@ fn buffers_taken_after_drops_are_never_written_to() {
     });
 }
 
+/// A write into a full pipe does not end before something is read; as above, only a ring can wait like that.
+#[test]
+fn a_drain_waits_for_a_dropped_write_and_for_no_other() {
+    everywhere(|reactor| {
+        if !is_uring(reactor) {
+            return;
+        }
+        let (mut read, write) = std::io::pipe().expect("a pipe");
+        reactor.block_on(async {
+            let file = File::from_fd(OwnedFd::from(write));
+            let bytes = || Slice::copy_from(&[0; 64 << 10]);
+            let mut room = vec![0; 64 << 10];
+            file.write_all_at(bytes(), 0).await.expect("the pipe has room");
+            let mut kept = pin!(file.write_at(bytes(), 0));
+            assert!(start(kept.as_mut()).await, "nothing was read yet");
+            file.drain().await;
+            std::io::Read::read_exact(&mut read, &mut room).expect("reads");
+            assert_eq!(kept.await.expect("writes"), room.len());
+            {
+                let mut dropped = pin!(file.write_at(bytes(), 0));
+                assert!(start(dropped.as_mut()).await, "nothing was read yet");
+                yield_now().await;
+            }
+            let mut drain = pin!(file.drain());
+            for _ in 0..100 {
+                assert!(start(drain.as_mut()).await, "the dropped write has not ended");
+                yield_now().await;
+            }
+            std::io::Read::read_exact(&mut read, &mut room).expect("reads");
+            drain.await;
+            file.drain().await;
+        });
+    });
+}
+
+#[test]
+fn after_a_drain_dropped_writes_change_nothing() {
+    everywhere(|reactor| {
+        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("the target folder can be written");
+        reactor.block_on(async {
+            let options = Options { read: true, write: true, create: true, ..Options::default() };
+            let file = File::open(dir.path().join("f"), options).expect("opens");
+            let mut state = 0x9e37_79b9_7f4a_7c15;
+            for round in 0..200u64 {
+                for _ in 0..1 + random(&mut state) % 8 {
+                    let mut writing = pin!(file.write_at(Slice::copy_from(&[0xaa; 4096]), 0));
+                    let _going_on = start(writing.as_mut()).await;
+                    if random(&mut state).is_multiple_of(2) {
+                        yield_now().await;
+                    }
+                }
+                file.drain().await;
+                let newer = [round as u8 & 0x7f; 4096];
+                file.write_all_at(Slice::copy_from(&newer), 0).await.expect("writes");
+                yield_now().await;
+                let (result, found) = file.read_exact_at(Buffer::zeroed(4096), 0).await;
+                result.expect("reads");
+                assert_eq!(found[..], newer[..]);
+            }
+        });
+    });
+}
+
 /// Dropping a reactor with operations in flight, including some that were never submitted, returns every buffer.
 #[test]
 fn a_reactor_waits_for_its_operations() {

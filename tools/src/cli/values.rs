@@ -131,7 +131,10 @@ impl FromStr for Volume {
     type Err = VolumeError;
 
     fn from_str(text: &str) -> Result<Volume, VolumeError> {
-        text.parse::<Target>()?.path().map(|path| Volume(path.to_owned())).ok_or(VolumeError::Kind)
+        match text.parse()? {
+            Target::File(path) | Target::Linux(path) => Ok(Volume(path)),
+            _ => Err(VolumeError::Kind),
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! `sealblock compare`: two targets block by block, or one with zeroes.
 //!
+//! Every byte counts: a plain file may end within a block, which is compared as far as both sides have it.
 //! Where a target is away and can sum its blocks itself, sums are compared first, see `digests.rs`.
 
 mod digests;
@@ -12,14 +13,14 @@ use futures_util::future::join;
 use futures_util::stream::{self, StreamExt};
 use sealblock_block::Device;
 use sealblock_runtime_memory::Slice;
-use sealblock_units::{BlockSize, ByteCount, Extent};
+use sealblock_units::{BlockSize, ByteCount};
 use serde::Serialize;
 
 use crate::cli::{Compare, Comparison};
 use crate::exit::{Cause, Exit, Failure};
 use crate::progress::{Progress, Show};
 use crate::report::{print_json, say};
-use crate::stack::{Access, Opened, data_of, of_block, on_reactor, open};
+use crate::stack::{Whole, on_reactor};
 
 /// Bytes read from each side at once.
 const CHUNK_BYTES: u64 = 1 << 20;
@@ -42,6 +43,8 @@ struct Report {
     offloaded: bool,
     elapsed_s: f64,
     blocks_different: u64,
+    /// The first byte that differs; nothing where none does, or where only sums told that its block does.
+    first_different_byte: Option<u64>,
     differences: Vec<Run>,
 }
 
@@ -63,9 +66,9 @@ pub fn run(arguments: &Compare) -> Result<Exit, Failure> {
             Comparison::Pair(a, b) => (a, Some(b)),
             Comparison::Zeroes(a) => (a, None),
         };
-        let opened_a = open(a, Access::Read).await?;
+        let opened_a = Whole::open(a).await?;
         let opened_b = match b {
-            Some(b) => Some(open(b, Access::Read).await?),
+            Some(b) => Some(Whole::open(b).await?),
             None => None,
         };
         let report = compare(&opened_a, opened_b.as_ref(), show).await;
@@ -85,21 +88,24 @@ pub fn run(arguments: &Compare) -> Result<Exit, Failure> {
 
 /// What is compared with what, in blocks of which size.
 struct Sides<'a> {
-    a: &'a Opened,
+    a: &'a Whole,
     /// Zeroes without it.
-    b: Option<&'a Opened>,
+    b: Option<&'a Whole>,
     block: BlockSize,
+    /// The first byte that was read and differs.
+    first: Cell<Option<u64>>,
     /// Bytes that were read of both.
     read_bytes: Cell<u64>,
 }
 
-async fn compare(a: &Opened, b: Option<&Opened>, show: Show) -> Result<Report, Failure> {
+async fn compare(a: &Whole, b: Option<&Whole>, show: Show) -> Result<Report, Failure> {
     let started = Instant::now();
     let (mut report, block) = empty_report(a, b);
     let common = report.bytes_compared;
-    let sides = Sides { a, b, block, read_bytes: Cell::new(0) };
+    let sides = Sides { a, b, block, first: Cell::new(None), read_bytes: Cell::new(0) };
     report.offloaded = sides.have_digests();
-    let received = || [Some(a), b].into_iter().flatten().filter_map(Opened::received_bytes).reduce(u64::saturating_add);
+    let each = || [Some(a), b].into_iter().flatten();
+    let received = || each().filter_map(|side| side.opened.received_bytes()).reduce(u64::saturating_add);
     let received_before = received();
     let progress = Progress::new("comparing", Some(ByteCount::new(common)), show);
     let step = if report.offloaded { digests::REGION_BYTES } else { CHUNK_BYTES };
@@ -129,41 +135,36 @@ async fn compare(a: &Opened, b: Option<&Opened>, show: Show) -> Result<Report, F
         _ => sides.read_bytes.get(),
     };
     report.equal &= report.blocks_different == 0;
+    // Sums may have told of a block before the first one that was read.
+    let first = report.differences.first().map(|run| run.lba << sides.block.shift());
+    let is_first = |byte: &u64| first.is_some_and(|first| (first..first + sides.block.bytes() as u64).contains(byte));
+    report.first_different_byte = sides.first.get().filter(is_first);
     report.elapsed_s = started.elapsed().as_secs_f64();
     Ok(report)
 }
 
 /// The report before anything was compared, and the block size of the comparison: the larger of the two, in which both
 /// sides can be read.
-fn empty_report(a: &Opened, b: Option<&Opened>) -> (Report, BlockSize) {
-    let size = |opened: &Opened| opened.gate.geometry().block_size;
-    let bytes = |opened: &Opened| opened.gate.geometry().capacity_bytes();
+fn empty_report(a: &Whole, b: Option<&Whole>) -> (Report, BlockSize) {
+    let size = |side: &Whole| side.opened.gate.geometry().block_size;
     let block = b.map_or(size(a), |b| size(a).max(size(b)));
-    let (bytes_a, bytes_b) = (bytes(a), b.map_or(bytes(a), bytes));
-    let common = bytes_a.min(bytes_b);
-    let common = common - common % block.bytes() as u64;
+    let (bytes_a, bytes_b) = (a.len_bytes(), b.map_or(a.len_bytes(), Whole::len_bytes));
     let report = Report {
-        target_a: a.target().to_string(),
-        target_b: b.map_or_else(|| "zeroes".to_owned(), |b| b.target().to_string()),
+        target_a: a.opened.target().to_string(),
+        target_b: b.map_or_else(|| "zeroes".to_owned(), |b| b.opened.target().to_string()),
         equal: bytes_a == bytes_b,
         block_size: block.bytes(),
-        bytes_compared: common,
+        bytes_compared: bytes_a.min(bytes_b),
         bytes_transferred: 0,
         bytes_a,
         bytes_b,
         offloaded: false,
         elapsed_s: 0.0,
         blocks_different: 0,
+        first_different_byte: None,
         differences: Vec::new(),
     };
     (report, block)
-}
-
-async fn read(opened: &Opened, offset: u64, length: u64) -> Result<Slice, Failure> {
-    let shift = opened.gate.geometry().block_size.shift();
-    let extent = Extent::from_raw(offset >> shift, length >> shift)
-        .map_err(|error| Failure::new(Cause::Usage, "comparing", error))?;
-    opened.read(extent).await.map(data_of).map_err(|error| of_block("comparing", &error))
 }
 
 impl Sides<'_> {
@@ -174,11 +175,11 @@ impl Sides<'_> {
             let (at, length) = (offset + from, CHUNK_BYTES.min(length - from));
             let other = async {
                 match self.b {
-                    Some(b) => read(b, at, length).await.map(Some),
+                    Some(b) => b.read("comparing", at, length).await.map(Some),
                     None => Ok(None),
                 }
             };
-            let (a, b) = join(read(self.a, at, length), other).await;
+            let (a, b) = join(self.a.read("comparing", at, length), other).await;
             let (a, b) = (a?, b?);
             self.read_bytes.set(self.read_bytes.get() + a.len() as u64 + b.as_ref().map_or(0, |b| b.len() as u64));
             self.differences(at, &a, b.as_deref(), &mut runs);
@@ -195,6 +196,9 @@ impl Sides<'_> {
         if equal(a, b) {
             return;
         }
+        let differs = |at: &usize| a[*at] != b.map_or(0, |b| b[*at]);
+        let first = (0..a.len()).find(differs).map(|at| offset + at as u64);
+        self.first.set([self.first.get(), first].into_iter().flatten().min());
         for (index, a) in a.chunks(self.block.bytes()).enumerate() {
             let at = index * self.block.bytes();
             if !equal(a, b.map(|b| &b[at..at + a.len()])) {
@@ -234,11 +238,14 @@ fn print_text(report: &Report) -> Result<(), Failure> {
             blocks => say(&format!("blocks {}..{} differ", run.lba, run.lba + blocks - 1))?,
         }
     }
+    if let Some(byte) = report.first_different_byte {
+        say(&format!("the first byte that differs is byte {byte}"))?;
+    }
     if report.bytes_a != report.bytes_b {
         say(&format!("the sizes differ: {} bytes and {} bytes", report.bytes_a, report.bytes_b))?;
     }
     let words = if report.equal { "equal" } else { "different" };
-    let of = report.bytes_compared / report.block_size as u64;
+    let of = report.bytes_compared.div_ceil(report.block_size as u64);
     say(&format!(
         "{} and {}: {words} ({} of {of} blocks differ)",
         report.target_a, report.target_b, report.blocks_different

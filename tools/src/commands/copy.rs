@@ -1,8 +1,8 @@
-//! `sealblock copy`: blocks from one place to another.
+//! `sealblock copy`: bytes from one place to another.
 //!
-//! A place is a device, or a run of bytes: standard input or output, or an ordinary file that is no volume. Runs of bytes
-//! need not end at a block's end; the rest of the last block is zeroes. Chunks that are zeroes are not written where the
-//! device can unmap instead.
+//! A place is a device, standard input or output, or a plain file. Bytes need not end at a block's end: a file that is written
+//! has as many as there were, and the rest of a device's last block is zeroes. Zeroes are not written where the device can
+//! unmap instead, or the file has a hole.
 
 mod sink;
 mod source;
@@ -15,7 +15,7 @@ use crate::exit::{Cause, Exit, Failure};
 use crate::progress::{Progress, Show};
 use crate::stack::on_reactor;
 
-use sink::Sink;
+pub(super) use sink::Sink;
 use source::Source;
 
 /// Bytes read and written at once.
@@ -27,12 +27,19 @@ const IN_FLIGHT: usize = 8;
 pub fn run(arguments: &Copy) -> Result<Exit, Failure> {
     on_reactor(async {
         let source = Source::open(&arguments.from).await?;
-        let sink = Sink::open(&arguments.to).await?;
+        let sink = Sink::open(&arguments.to, arguments.force).await?;
+        let room = sink.room_bytes();
         let copied = copy(arguments, &source, &sink).await;
         let copied = sink.close(copied).await;
         let bytes = source.close(copied).await?;
         // Standard output may be where the data went.
         eprintln!("{} copied from {} to {}", ByteCount::new(bytes), arguments.from, arguments.to);
+        if let Some(behind) = room.and_then(|room| room.checked_sub(bytes)).filter(|behind| *behind > 0) {
+            eprintln!(
+                "{behind} bytes of {} lie behind them: zeroes to the block's end, then what was there",
+                arguments.to
+            );
+        }
         Ok(Exit::Clean)
     })
 }
@@ -61,6 +68,6 @@ async fn copy(arguments: &Copy, source: &Source, sink: &Sink) -> Result<u64, Fai
         .buffered(lanes)
         .try_fold(0, |sum, bytes| async move { Ok(sum + bytes) })
         .await?;
-    sink.finish().await?;
+    sink.finish(total).await?;
     Ok(total)
 }

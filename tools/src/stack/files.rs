@@ -1,4 +1,8 @@
-//! Files and block devices: protected volumes, recognised by their superblock, and everything else, raw.
+//! Files and block devices: protected volumes, recognised by their superblock, and bytes without seals.
+//!
+//! What is left of a volume is neither: nothing reads, writes or replaces it by accident. A plain file's bytes are blocks only
+//! where the target says so, as `raw:PATH`, so that a volume that is no longer recognised is never served or verified as if it
+//! had never been one.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -6,20 +10,33 @@ use std::time::{Duration, Instant};
 
 use sealblock_block::Medium;
 use sealblock_media_file::{FileBlock, FileMedium, OpenError, Options};
-use sealblock_media_volume::format::SuperblockError;
-use sealblock_media_volume::{Description, OpenOptions, VolumeError, probe};
+use sealblock_media_volume::{Description, OpenOptions, Recognised, recognise};
 
-use super::{Access, Facts, FileVolume, Held, Opened, ReactorClock, of_open, of_volume, raw_block_size};
+use super::{Access, Facts, FileVolume, Held, Opened, ReactorClock, of_medium, of_open, of_volume, raw_block_size};
 use crate::exit::{Cause, Failure};
 use crate::target::Target;
 
+/// The kind of a plain file's bytes.
+pub(super) const RAW_FILE: &str = "raw file";
+
 /// What lies at a path.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum FileKind {
     /// A protected volume, perhaps one that cannot be used.
     Volume,
+    /// What is left of one, and which parts.
+    Remains(String),
     /// Anything else.
     Raw,
+}
+
+/// Whether the bytes of a plain file may be the blocks of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Plain {
+    /// They may not: the path was to name a volume.
+    Refused,
+    /// They may, since bytes are all that is asked for.
+    Taken,
 }
 
 /// An open volume, and what was found when it was opened.
@@ -32,11 +49,30 @@ pub struct OpenVolume {
     pub file: Option<sealblock_media_file::Description>,
 }
 
+/// A path that is to be written over.
+pub enum Overwritten {
+    /// A volume or a block device, which keeps its size.
+    Device(Box<Opened>),
+    /// A plain file, which takes any.
+    Plain(FileMedium),
+}
+
 /// Says what a medium holds.
-pub async fn inspect(medium: &FileMedium) -> FileKind {
-    match probe(medium).await {
-        Err(VolumeError::Superblock(SuperblockError::Magic)) => FileKind::Raw,
-        _ => FileKind::Volume,
+///
+/// # Errors
+/// When it fails where it would be recognised.
+pub async fn inspect(medium: &FileMedium) -> Result<FileKind, Failure> {
+    /// Parts that are named.
+    const NAMED: usize = 3;
+    match recognise(medium).await {
+        Ok(Recognised::Volume) => Ok(FileKind::Volume),
+        Ok(Recognised::Nothing) => Ok(FileKind::Raw),
+        Ok(Recognised::Remains(traces)) => {
+            let named: Vec<String> = traces.iter().take(NAMED).map(ToString::to_string).collect();
+            let more = if traces.len() > NAMED { ", and more" } else { "" };
+            Ok(FileKind::Remains(format!("{}{more}", named.join(", "))))
+        }
+        Err(error) => Err(of_medium("looking at what is there", &error).on(medium.path().display())),
     }
 }
 
@@ -68,24 +104,85 @@ async fn medium_of(path: &Path, access: Access) -> Result<FileMedium, Failure> {
 }
 
 /// Opens a path as a device.
-pub(super) async fn open(target: &Target, path: &Path, access: Access) -> Result<Opened, Failure> {
+pub(super) async fn open(target: &Target, path: &Path, access: Access, plain: Plain) -> Result<Opened, Failure> {
     let medium = medium_of(path, access).await?;
-    if inspect(&medium).await == FileKind::Volume {
-        let open = volume_on(medium, path, access).await?;
-        let facts = Facts { volume: Some(open.description), file: open.file, ..Facts::plain("protected volume") };
-        return Ok(Opened::new(target, open.volume.clone(), facts, vec![Held::Volume(open.volume)]));
+    match inspect(&medium).await? {
+        FileKind::Volume => {
+            let open = volume_on(medium, path, access).await?;
+            let facts = Facts { volume: Some(open.description), file: open.file, ..Facts::plain("protected volume") };
+            Ok(Opened::new(target, open.volume.clone(), facts, vec![Held::Volume(open.volume)]))
+        }
+        FileKind::Raw if medium.is_block_device() || plain == Plain::Taken => raw(target, path, medium),
+        FileKind::Raw => Err(plain_file(path)),
+        FileKind::Remains(parts) => Err(of_remains("opening", path, &parts)),
     }
+}
+
+/// Opens the bytes at a path as a device, if they are no volume's.
+pub(super) async fn open_raw(target: &Target, path: &Path, access: Access) -> Result<Opened, Failure> {
+    let medium = medium_of(path, access).await?;
+    match inspect(&medium).await? {
+        FileKind::Raw => raw(target, path, medium),
+        FileKind::Remains(parts) => Err(of_remains("opening", path, &parts)),
+        FileKind::Volume => {
+            Err(Failure::new(Cause::Refused, "opening", "it is a protected volume, whose blocks have seals")
+                .on(target)
+                .advise(Target::File(path.to_owned()).to_string()))
+        }
+    }
+}
+
+/// Opens a path to be written over, whatever is there but a volume, which is opened as one.
+///
+/// # Errors
+/// When there is what is left of a volume, unless that is to go (`force`).
+pub async fn overwrite(target: &Target, path: &Path, force: bool) -> Result<Overwritten, Failure> {
+    let medium = medium_of(path, Access::Write).await?;
+    match inspect(&medium).await? {
+        FileKind::Remains(parts) if !force => {
+            Err(of_remains("writing", path, &parts).advise("another path; or --force to give up what is left of it"))
+        }
+        FileKind::Volume => {
+            drop(medium);
+            super::open(target, Access::Write).await.map(|opened| Overwritten::Device(Box::new(opened)))
+        }
+        FileKind::Remains(_) | FileKind::Raw if medium.is_block_device() => {
+            raw(target, path, medium).map(|opened| Overwritten::Device(Box::new(opened)))
+        }
+        FileKind::Remains(_) | FileKind::Raw => Ok(Overwritten::Plain(medium)),
+    }
+}
+
+fn raw(target: &Target, path: &Path, medium: FileMedium) -> Result<Opened, Failure> {
     let block_size = raw_block_size(&medium);
-    let kind = if medium.is_block_device() { "raw block device" } else { "raw file" };
+    let kind = if medium.is_block_device() { "raw block device" } else { RAW_FILE };
     let facts = Facts { file: medium.describe().ok(), ..Facts::plain(kind) };
     let device = FileBlock::new(medium, block_size)
         .map_err(|error| Failure::new(Cause::Unsuitable, "opening", error).on(path.display()))?;
     Ok(Opened::new(target, device, facts, Vec::new()))
 }
 
+fn plain_file(path: &Path) -> Failure {
+    Failure::new(Cause::Unsuitable, "opening", "it is a plain file and no protected volume").on(path.display()).advise(
+        format!("raw:{} for its bytes as blocks without seals, or `sealblock create` for a new volume", path.display()),
+    )
+}
+
+/// What is left of a volume, with no superblock that opens it.
+pub fn of_remains(doing: &str, path: &Path, parts: &str) -> Failure {
+    let why = format!("it is what is left of a protected volume, none of whose superblocks can be used: {parts}");
+    Failure::new(Cause::Damaged, doing, why)
+        .on(path.display())
+        .advise(format!("`sealblock rescue {} TO`, or another copy of the data", path.display()))
+}
+
 /// Opens the volume at a path; anything else there is refused.
 pub async fn open_volume(path: &Path, access: Access) -> Result<OpenVolume, Failure> {
-    volume_on(medium_of(path, access).await?, path, access).await
+    let medium = medium_of(path, access).await?;
+    match inspect(&medium).await? {
+        FileKind::Remains(parts) => Err(of_remains("opening", path, &parts)),
+        FileKind::Volume | FileKind::Raw => volume_on(medium, path, access).await,
+    }
 }
 
 async fn volume_on(medium: FileMedium, path: &Path, access: Access) -> Result<OpenVolume, Failure> {
@@ -94,6 +191,14 @@ async fn volume_on(medium: FileMedium, path: &Path, access: Access) -> Result<Op
     let opened = sealblock_media_volume::open(medium, ReactorClock, &options)
         .await
         .map_err(|error| of_volume("opening", &error).on(path.display()))?;
+    for copy in &opened.description.superblocks {
+        if let Some(why) = &copy.lost {
+            let (path, at) = (path.display(), copy.offset_bytes);
+            let then =
+                if options.read_only { "the next opening for writing writes it anew" } else { "it was written anew" };
+            tracing::warn!("{path}: the superblock at byte {at} was lost ({why}); {then}");
+        }
+    }
     drop(sealblock_runtime_reactor::spawn(opened.worker.run()));
     Ok(OpenVolume { volume: opened.volume, description: opened.description, file })
 }

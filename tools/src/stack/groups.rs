@@ -80,6 +80,11 @@ fn hasten(target: &mut Target) {
         }
         Target::Group { legs, .. } => legs.iter_mut().for_each(hasten),
         Target::Offset { target, .. } | Target::Fault { target, .. } => hasten(target),
-        Target::File(_) | Target::Linux(_) | Target::Memory(_) | Target::Null(_) | Target::Nbd { .. } => {}
+        Target::File(_)
+        | Target::Raw(_)
+        | Target::Linux(_)
+        | Target::Memory(_)
+        | Target::Null(_)
+        | Target::Nbd { .. } => {}
     }
 }

@@ -119,7 +119,7 @@ impl Problem {
             Problem::Missing => "a path, such as disk.img, or mem:1GiB",
             Problem::Standard => "./- for a file of that name",
             Problem::Unknown(_) => {
-                "file:NAME for a file with a colon in its name, or one of file:, mem:, null:, nvme+tcp://, nbd://, mirror:, \
+                "file:NAME for a file with a colon in its name, or one of file:, raw:, mem:, null:, nvme+tcp://, nbd://, mirror:, \
                  stripe:, multipath:, offset: and fault:"
             }
             Problem::Slashes("nbd:") => "nbd://HOST/EXPORT",

@@ -52,7 +52,8 @@ impl<'a> Piece<'a> {
 type Reader = fn(Piece<'_>, usize) -> Result<Target, Fail>;
 
 const KINDS: &[(&str, Reader)] = &[
-    ("file:", |rest, _| path(rest)),
+    ("file:", |rest, _| path(rest).map(Target::File)),
+    ("raw:", |rest, _| path(rest).map(Target::Raw)),
     ("mem:", |rest, _| size(rest).map(Target::Memory)),
     ("null:", |rest, _| size(rest).map(Target::Null)),
     ("nvme+tcp://", |rest, _| uri::nvme_tcp(rest)),
@@ -102,7 +103,7 @@ fn target(piece: Piece<'_>, depth: usize) -> Result<Target, Fail> {
         text if linux::is_device(text) => Ok(Target::Linux(PathBuf::from(text))),
         text => match scheme(text) {
             Some(scheme) => piece.fail(Problem::Unknown(scheme.to_owned())),
-            None => path(piece),
+            None => path(piece).map(Target::File),
         },
     }
 }
@@ -139,13 +140,13 @@ fn scheme(text: &str) -> Option<&str> {
     (word.starts_with(|c: char| c.is_ascii_alphabetic()) && word.chars().all(fits)).then(|| &text[..=word.len()])
 }
 
-fn path(piece: Piece<'_>) -> Result<Target, Fail> {
+fn path(piece: Piece<'_>) -> Result<PathBuf, Fail> {
     if piece.text.is_empty() {
         return piece.fail(Problem::Missing);
     }
     match piece.text.find('\0') {
         Some(at) => piece.fail_at(at, Problem::ZeroByte),
-        None => Ok(Target::File(PathBuf::from(piece.text))),
+        None => Ok(PathBuf::from(piece.text)),
     }
 }
 

@@ -15,6 +15,10 @@ fn file(path: &str) -> Target {
     Target::File(PathBuf::from(path))
 }
 
+fn raw(path: &str) -> Target {
+    Target::Raw(PathBuf::from(path))
+}
+
 fn memory(bytes: u64) -> Target {
     Target::Memory(ByteCount::new(bytes))
 }
@@ -32,6 +36,10 @@ fn paths_and_devices() {
         ("/var/lib/a:b,c]", file("/var/lib/a:b,c]")),
         ("./-", file("./-")),
         ("file:-", file("-")),
+        ("raw:disk.img", raw("disk.img")),
+        ("raw:/dev/sda", raw("/dev/sda")),
+        ("raw:raw:a", raw("raw:a")),
+        ("[raw:a,b]", raw("a,b")),
         ("file:[a]", file("[a]")),
         ("[disk.img]", file("disk.img")),
         ("/dev/shm/v", file("/dev/shm/v")),
@@ -108,6 +116,8 @@ fn what_is_no_target_says_what_and_where() {
     for (text, column, problem) in [
         ("", 1, Problem::Missing),
         ("file:", 6, Problem::Missing),
+        ("raw:", 5, Problem::Missing),
+        ("raw:a\0b", 6, Problem::ZeroByte),
         ("-", 1, Problem::Standard),
         ("memm:1GiB", 1, Problem::Unknown("memm:".to_owned())),
         ("http://a/b", 1, Problem::Unknown("http:".to_owned())),
@@ -199,7 +209,7 @@ fn an_error_reads_as_a_sentence_with_something_to_try() {
 /// Paths whose brackets are in pairs, as they must be in a group.
 fn paths() -> impl Strategy<Value = Target> {
     prop_oneof!["[a-z/:,. +\u{e4}-]{0,12}(\\[[a-z,]{0,4}\\])?[a-z:]{1,4}", "/dev/sd[a-z]", "mem:[a-z]", "\\[x\\]"]
-        .prop_map(|path| file(&path))
+        .prop_flat_map(|path| prop_oneof![Just(file(&path)), Just(raw(&path))])
 }
 
 fn addresses() -> impl Strategy<Value = Address> {
@@ -275,6 +285,7 @@ fn almost_targets() -> impl Strategy<Value = String> {
         "offset:",
         "fault:",
         "file:",
+        "raw:",
         "mem:",
         "nbd://",
         "nvme+tcp://",

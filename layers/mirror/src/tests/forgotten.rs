@@ -6,6 +6,7 @@ use sealblock_integrity::{Checks, Sealed, Tags};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::BlockSize;
 
+use super::judge::history;
 use super::rig::*;
 use crate::judge::{Found, Refusal, Verdict, judge};
 use crate::label::Standing;
@@ -97,10 +98,13 @@ fn a_leg_that_left_while_another_was_missing_can_come_back() {
     second.members[0].standing = Standing::Missing;
     (second.members[0].seen, second.members[0].sent) = (39, 40);
     (first.members[1].seen, first.members[1].sent) = (12, 12);
+    first.lineage = history(&[(1, 40)]);
+    second.lineage = history(&[(1, 40), (2, 90)]);
     let labelled = |label: &crate::label::Label| Found::Labelled(Box::new(label.clone()));
     assert_eq!(known(&[labelled(&first), labelled(&second)]).label.members[0].standing, Standing::Missing);
-    // Had it gone on alone, its label would be later than what the others knew.
+    // Had it gone on alone, it would have a change that the others do not know of.
     first.generation = 41;
+    first.lineage = history(&[(1, 41)]);
     let refused = judge(&[labelled(&first), labelled(&second)]);
     assert_eq!(refused, Err(Refusal::SplitBrain { first: 0, second: 1 }));
 }
@@ -141,6 +145,8 @@ fn a_change_that_only_a_device_has_that_is_gone_since_has_failed() {
         write(&mirror, extent(0, 1), 1).unwrap();
         b.gone.set(false);
         take_back(&mirror, &b).unwrap();
+        // Its own label says that it is brought up to date, so changes go to it.
+        mirror.note().now_or_never().expect("RAM never waits").unwrap();
         b.held.set(true);
         let mut slow = Box::pin(sealblock_block::Device::execute(&*mirror, write_of(&mirror, extent(0, 1), 2)));
         assert!(slow.as_mut().now_or_never().is_none(), "the first leg has answered, the second has not");

@@ -3,6 +3,7 @@
 use crate::judge::*;
 use crate::label::tests::label;
 use crate::label::{Label, Standing};
+use crate::lineage::Lineage;
 use crate::regions::Regions;
 
 fn labelled(label: Label) -> Found {
@@ -16,9 +17,20 @@ fn known(found: &[Found]) -> Known {
     }
 }
 
-/// The label of leg `own` of two that has left the other behind.
+/// A lineage of confirmed sessions, the oldest first: identity and how far it is known.
+pub(super) fn history(sessions: &[(u64, u64)]) -> Lineage {
+    let mut lineage = Lineage::default();
+    for (id, until) in sessions {
+        lineage.begin(*id, 0);
+        lineage.confirm(*until);
+    }
+    lineage
+}
+
+/// The label of leg `own` of two that has left the other behind and went on in a session of its own.
 fn alone(own: usize, generation: u64) -> Label {
     let mut label = label(2, own, generation);
+    label.lineage = history(&[(100 + own as u64, generation)]);
     let mut dirty = Regions::none(64);
     dirty.insert(3);
     leave_behind(&mut label.members[1 - own], &dirty);
@@ -29,6 +41,7 @@ fn alone(own: usize, generation: u64) -> Label {
 fn legs_without_labels_make_a_new_mirror_if_all_are_there() {
     let bare = |has_room| Found::Unlabelled { has_room };
     assert_eq!(judge(&[bare(true), bare(false)]), Ok(Verdict::New));
+    assert_eq!(judge(&[bare(false), bare(false)]), Err(Refusal::NoRoom));
     assert_eq!(judge(&[bare(true), Found::Absent]), Err(Refusal::NewWithoutLeg { leg: 1 }));
     assert_eq!(judge(&[Found::Absent, Found::Absent]), Err(Refusal::NoLeg));
 }
@@ -57,9 +70,9 @@ fn two_that_went_on_without_each_other_are_refused() {
     let split = [labelled(alone(0, 9)), labelled(alone(1, 7))];
     assert_eq!(judge(&split), Err(Refusal::SplitBrain { first: 0, second: 1 }));
     // One of three that went on alone, against two that did so together.
-    let mut one = label(3, 0, 20);
+    let mut one = Label { lineage: history(&[(1, 5), (2, 20)]), ..label(3, 0, 20) };
     [1, 2].into_iter().for_each(|at| leave_behind(&mut one.members[at], &Regions::none(64)));
-    let mut two = label(3, 1, 9);
+    let mut two = Label { lineage: history(&[(1, 5), (3, 9)]), ..label(3, 1, 9) };
     leave_behind(&mut two.members[0], &Regions::none(64));
     assert!(matches!(judge(&[labelled(one), labelled(two)]), Err(Refusal::SplitBrain { .. })));
 }
@@ -71,7 +84,7 @@ fn a_label_that_was_sent_and_not_heard_of_is_no_split_and_one_written_apart_sinc
     // The other one went on alone from its label 5: it cannot have had label 70.
     let apart = alone(1, 22);
     assert!(matches!(judge(&[labelled(one.clone()), labelled(apart)]), Err(Refusal::SplitBrain { .. })));
-    let mut unheard = alone(1, 70);
+    let mut unheard = Label { lineage: history(&[(100, 70)]), ..alone(1, 70) };
     (unheard.members[0].seen, unheard.members[0].sent) = (69, 70);
     assert_eq!(known(&[labelled(one), labelled(unheard)]).label.own, 0);
 }
@@ -80,13 +93,18 @@ fn a_label_that_was_sent_and_not_heard_of_is_no_split_and_one_written_apart_sinc
 fn an_old_image_that_went_on_alone_is_refused_beside_what_the_others_wrote_since() {
     // The first leg, put back to label 5, went on alone; the second has been written together with it up to label 60.
     let mut image = alone(0, 90);
+    image.lineage = history(&[(1, 5), (2, 90)]);
     (image.members[1].seen, image.members[1].sent) = (4, 5);
-    let mut together = label(2, 1, 60);
+    let mut together = Label { lineage: history(&[(1, 60)]), ..label(2, 1, 60) };
     together.members.iter_mut().for_each(|member| (member.seen, member.sent) = (59, 60));
     let split = Err(Refusal::SplitBrain { first: 0, second: 1 });
     assert_eq!(judge(&[labelled(image.clone()), labelled(together.clone())]), split);
+    // Nor does it help that its label is taken for an older one: what it wrote would be lost without a word.
+    let early = Label { generation: 40, lineage: history(&[(1, 5), (2, 40)]), ..image.clone() };
+    assert_eq!(judge(&[labelled(early), labelled(together.clone())]), split);
     // One label more than the first leg has heard of was under way when both stopped: nothing was answered for it.
     together.members[1].seen = 5;
+    (together.changed, together.is_tentative) = (5, true);
     assert_eq!(known(&[labelled(image.clone()), labelled(together.clone())]).label.own, 0);
     // What is no leg with everything gets everything anew, wherever it was written.
     together.members[1].standing = Standing::Rebuilding;
@@ -102,6 +120,7 @@ fn a_rebuild_that_ended_at_a_crash_is_no_split() {
     ended.members.iter_mut().for_each(|member| (member.seen, member.sent) = (9, 10));
     let mut before = alone(0, 9);
     before.members[1].standing = Standing::Rebuilding;
+    ended.lineage = before.lineage.clone();
     let known = known(&[labelled(before), labelled(ended)]);
     assert_eq!(known.label.members[1].standing, Standing::Current);
     assert_eq!(known.label.generation, 10);
@@ -184,11 +203,14 @@ fn absent_legs_are_named_and_stale_ones_alone_refused() {
 #[test]
 fn strangers_copies_and_legs_of_other_mirrors_are_refused() {
     let own = || labelled(label(2, 0, 5));
-    assert_eq!(judge(&[own(), Found::Unlabelled { has_room: true }]), Err(Refusal::Stranger { leg: 1 }));
-    assert_eq!(judge(&[own(), Found::Unlabelled { has_room: false }]), Err(Refusal::Stranger { leg: 1 }));
+    for has_room in [true, false] {
+        let blank = Found::Unlabelled { has_room };
+        assert_eq!(known(&[own(), blank.clone()]).unused, [1], "another device in the place of a leg");
+        assert_eq!(judge(&[own(), labelled(label(2, 1, 5)), blank]), Err(Refusal::Stranger { leg: 2 }));
+    }
     let mut beside_bare = label(2, 0, 5);
     beside_bare.members[1].has_room = false;
-    assert!(judge(&[labelled(beside_bare), Found::Unlabelled { has_room: false }]).is_ok());
+    assert!(known(&[labelled(beside_bare), Found::Unlabelled { has_room: false }]).unused.is_empty());
     assert_eq!(judge(&[own(), own()]), Err(Refusal::Twice { first: 0, second: 1 }));
     let foreign = Label { uuid: [8; 16], ..label(2, 1, 5) };
     assert_eq!(judge(&[own(), labelled(foreign)]), Err(Refusal::Foreign { leg: 1 }));
@@ -197,7 +219,74 @@ fn strangers_copies_and_legs_of_other_mirrors_are_refused() {
     let mut without = label(2, 0, 9);
     without.members[1].standing = Standing::Removed;
     let removed = labelled(label(2, 1, 5));
-    assert_eq!(judge(&[labelled(without), removed]), Err(Refusal::Stranger { leg: 1 }));
+    assert_eq!(judge(&[labelled(without), removed]), Err(Refusal::TakenOut { leg: 1 }));
+}
+
+#[test]
+fn a_leg_that_was_taken_out_makes_no_mirror_and_what_it_says_counts() {
+    // It went on with the first leg and without the second, and was then taken out.
+    let mut out = label(3, 2, 50);
+    out.lineage = history(&[(1, 20), (2, 49)]);
+    out.members[1].standing = Standing::Missing;
+    out.members[2].standing = Standing::Removed;
+    assert_eq!(judge(&[labelled(out.clone()), Found::Absent]), Err(Refusal::OnlyStale));
+    let outdated = Label { lineage: history(&[(1, 20)]), ..label(3, 1, 20) };
+    assert!(judge(&[labelled(outdated.clone()), Found::Absent]).is_ok(), "it cannot know");
+    assert_eq!(judge(&[labelled(outdated), labelled(out.clone())]), Err(Refusal::OnlyStale));
+    // The others were not told any more: the removal is finished.
+    let mut first = Label { lineage: history(&[(1, 20), (2, 49)]), ..label(3, 0, 49) };
+    first.members[1].standing = Standing::Missing;
+    let finished = known(&[labelled(first), labelled(out), Found::Absent]);
+    assert_eq!((finished.label.members[2].standing, finished.unused), (Standing::Removed, vec![1]));
+}
+
+#[test]
+fn labels_of_openings_that_changed_nothing_speak_against_nobody() {
+    // Both were in one session; then each was opened without the other, and only the second was changed.
+    let mut first = Label { lineage: history(&[(1, 20)]), ..label(2, 0, 900) };
+    (first.members[0].seen, first.members[0].sent) = (899, 900);
+    (first.members[1].seen, first.members[1].sent) = (20, 20);
+    let mut second = Label { lineage: history(&[(1, 20), (2, 600)]), ..label(2, 1, 600) };
+    (second.members[0].seen, second.members[0].sent) = (20, 20);
+    leave_behind(&mut second.members[0], &Regions::none(64));
+    let found = known(&[labelled(first.clone()), labelled(second.clone())]);
+    assert_eq!((found.label.own, found.label.members[0].standing), (1, Standing::Missing));
+    // Announced, and stopped before it was confirmed.
+    first.lineage.begin(3, 900);
+    assert_eq!(known(&[labelled(first.clone()), labelled(second.clone())]).label.own, 1);
+    first.lineage.confirm(901);
+    assert!(matches!(judge(&[labelled(first), labelled(second)]), Err(Refusal::SplitBrain { .. })));
+}
+
+#[test]
+fn the_last_label_before_a_change_may_have_been_under_way() {
+    let mut ahead = Label { lineage: history(&[(1, 21)]), changed: 20, is_tentative: true, ..label(2, 0, 21) };
+    let behind = Label { lineage: history(&[(1, 20)]), ..label(2, 1, 20) };
+    let found = known(&[labelled(ahead.clone()), labelled(behind.clone())]);
+    assert!(found.label.members.iter().all(|member| member.standing == Standing::Current));
+    // Without the other leg there was nobody to wait for.
+    ahead.members[1].standing = Standing::Missing;
+    let found = known(&[labelled(ahead.clone()), labelled(behind.clone())]);
+    assert_eq!(found.label.members[1].standing, Standing::Missing);
+    // The one that did not get it went on alone: a split only where something may have been changed before.
+    let mut alone = Label { lineage: history(&[(1, 20), (2, 700)]), ..label(2, 1, 700) };
+    alone.members[0].standing = Standing::Missing;
+    let refused = judge(&[labelled(ahead.clone()), labelled(alone.clone())]);
+    assert_eq!(refused, Err(Refusal::SplitBrain { first: 0, second: 1 }));
+    ahead.members[1].standing = Standing::Current;
+    assert_eq!(known(&[labelled(ahead), labelled(alone)]).label.own, 1);
+}
+
+#[test]
+fn an_image_older_than_what_the_lineage_remembers_is_refused_unless_it_is_the_very_one_last_seen() {
+    let sessions: Vec<(u64, u64)> = (0..300).map(|id| (id, 10 * id + 5)).collect();
+    let mut now = Label { lineage: history(&sessions), ..label(2, 0, 2995) };
+    (now.members[1].seen, now.members[1].sent) = (15, 15);
+    now.members[1].standing = Standing::Missing;
+    let old = |until| Label { lineage: history(&[(0, 5), (1, until)]), ..label(2, 1, until) };
+    assert_eq!(known(&[labelled(now.clone()), labelled(old(15))]).label.members[1].standing, Standing::Missing);
+    let refused = judge(&[labelled(now), labelled(old(14))]);
+    assert_eq!(refused, Err(Refusal::SplitBrain { first: 0, second: 1 }));
 }
 
 #[test]

@@ -122,10 +122,15 @@ fn another_device_in_the_place_of_a_leg_is_refused() {
     let stranger = TestLeg::new("b", None);
     assert!(take_back(&mirror, &stranger).unwrap_err().contains("no label"));
     drop(mirror);
-    assert_eq!(refusal(&[&a, &stranger]), Refusal::Stranger { leg: 1 });
+    let without = opened(&[&a, &stranger]);
+    assert_eq!(standings(&without), [Standing::Current, Standing::Missing]);
+    assert!(!without.describe().legs[1].is_here, "it is not used");
+    assert!(without.describe().legs[1].why.contains("mirror replace"));
+    assert_reads(&without, extent(0, 1), 2);
+    drop(without);
     let (c, d) = (TestLeg::new("c", None), TestLeg::new("d", None));
     let sources = vec![c.source(), d.source()];
-    let options = crate::OpenOptions { read_only: false, random: [77; 16] };
+    let options = crate::OpenOptions { read_only: false, random: random() };
     crate::open(sources, Still, options).now_or_never().unwrap().unwrap();
     assert_eq!(refusal(&[&a, &d]), Refusal::Foreign { leg: 1 });
 }
@@ -281,7 +286,7 @@ fn legs_are_added_and_taken_out_in_use() {
     let (a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, BLOCKS), 1).unwrap();
     let c = TestLeg::new("c", Some(TYPE1));
-    let add = |leg: &TestLeg| mirror.add(leg.source()).now_or_never().expect("RAM never waits");
+    let add = |leg: &TestLeg| mirror.add(leg.source(), false).now_or_never().expect("RAM never waits");
     let remove = |name| mirror.remove(name).now_or_never().expect("RAM never waits");
     add(&c).unwrap();
     write(&mirror, extent(7, 1), 2).unwrap();
@@ -289,7 +294,7 @@ fn legs_are_added_and_taken_out_in_use() {
     assert_eq!(standings(&mirror), [Standing::Current; 3]);
     assert_reads(&*c.memory, extent(7, 1), 2);
     assert_reads(&*c.memory, extent(8, BLOCKS - 8), 1);
-    assert!(matches!(add(&c), Err(MemberError::Labelled { .. })));
+    assert_eq!(add(&c), Err(MemberError::InUse { leg: "c".to_owned() }));
     assert_eq!(remove("x"), Err(MemberError::Unknown("x".to_owned())));
     remove("a").unwrap();
     write(&mirror, extent(7, 1), 3).unwrap();
@@ -297,7 +302,7 @@ fn legs_are_added_and_taken_out_in_use() {
     assert_eq!(remove("c"), Err(MemberError::Last("c".to_owned())));
     close(&mirror);
     drop(mirror);
-    assert_eq!(refusal(&[&a, &c]), Refusal::Stranger { leg: 0 });
+    assert_eq!(refusal(&[&a, &c]), Refusal::TakenOut { leg: 0 });
     let d = TestLeg::new("d", Some(TYPE1));
     assert_eq!(refusal(&[&c, &d]), Refusal::Stranger { leg: 1 });
     drop(b);

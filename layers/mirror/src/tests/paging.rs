@@ -78,17 +78,19 @@ fn a_damaged_page_makes_more_be_compared_and_nothing_be_missed() {
     }
 }
 
-/// Writes until a label or page is cut short, the power fails, and nobody knows more than what lies there.
-fn cut_after(fuse: u64) -> bool {
+/// Writes until a label or page is cut short, the power fails, and nobody knows more than what lies there. Answers at which
+/// writes beside the blocks pages were written.
+fn cut_after(fuse: u64) -> Vec<u64> {
     let (a, b, mirror) = large_pair();
-    scatter(&mirror, 0, 4096, 16);
+    scatter(&mirror, 0, 256, 16);
     b.gone.set(true);
     let mut lacking = scatter(&mirror, 0, 16, 1);
+    let before = a.labels.get() + a.pages.get();
     a.fuse.set(fuse);
     let mut work = Box::pin(async {
-        // Groups get dirty, more than fit a label; then what was missed; then both again elsewhere.
-        for part in 0..4_u64 {
-            for region in (part * 16_000..(part + 1) * 16_000).step_by(23) {
+        // Groups get dirty, more than fit a label; then what was missed is said instead; then both once more elsewhere.
+        for (part, step) in [(300..65_000_u64, 29), (5..30_000, 47)] {
+            for region in part.step_by(step) {
                 let at = extent(region * REGION, 1);
                 sealblock_block::Device::execute(&*mirror, write_of(&mirror, at, 7)).await.unwrap();
                 lacking.push(region as u32);
@@ -99,6 +101,7 @@ fn cut_after(fuse: u64) -> bool {
     });
     let is_cut = work.as_mut().now_or_never().is_none();
     drop(work);
+    assert_eq!(is_cut, fuse < u64::MAX);
     drop(mirror);
     a.stuck.set(false);
     a.fuse.set(u64::MAX);
@@ -109,19 +112,20 @@ fn cut_after(fuse: u64) -> bool {
     for region in lacking {
         assert!(missed.contains(region), "cut after {fuse}: region {region} was answered for");
     }
-    is_cut
+    let at = a.page_writes.borrow();
+    at.iter().map(|at| at.saturating_sub(before)).collect()
 }
 
 #[test]
 fn a_crash_between_any_two_labels_and_pages_forgets_nothing() {
-    let mut fuse = 0;
-    let mut cuts = 0;
-    // Every point around the first pages, and then some of the many.
-    while cut_after(fuse) {
-        fuse += if fuse < 24 { 1 } else { 97 };
-        cuts += 1;
+    let at = cut_after(u64::MAX);
+    assert!(at.len() > 12, "{at:?}");
+    // In each page and behind each, of the first and the last ones.
+    let few = at.iter().take(7).chain(at.iter().rev().take(7));
+    let cuts: std::collections::BTreeSet<u64> = few.flat_map(|at| [*at, at + 1]).chain(0..3).collect();
+    for fuse in cuts {
+        cut_after(fuse);
     }
-    assert!(cuts > 30, "{cuts}");
 }
 
 #[test]

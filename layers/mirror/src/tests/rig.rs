@@ -1,6 +1,6 @@
 //! Legs in RAM, and mirrors of them.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::Poll;
@@ -51,6 +51,8 @@ pub struct TestLeg {
     /// How many labels were written to it, and bitmap pages.
     pub labels: Rc<Cell<u64>>,
     pub pages: Rc<Cell<u64>>,
+    /// How many writes beside the blocks there were before each of a page.
+    pub page_writes: Rc<RefCell<Vec<u64>>>,
     /// After so many writes beside the blocks all stops, the next one half done.
     pub fuse: Rc<Cell<u64>>,
     /// It has no room for a label.
@@ -79,6 +81,7 @@ impl TestLeg {
             held_flush: Rc::default(),
             labels: Rc::default(),
             pages: Rc::default(),
+            page_writes: Rc::default(),
             fuse: Rc::new(Cell::new(u64::MAX)),
             bare: false,
             plain: false,
@@ -93,6 +96,9 @@ impl TestLeg {
 
     async fn count_annex(&self, slot: AnnexSlot, bytes: &Slice) {
         let counter = if slot == AnnexSlot::Group { &self.labels } else { &self.pages };
+        if slot != AnnexSlot::Group {
+            self.page_writes.borrow_mut().push(self.labels.get() + self.pages.get());
+        }
         counter.set(counter.get() + 1);
         if self.fuse.get() == 0 {
             self.stuck.set(true);
@@ -174,11 +180,21 @@ impl Device for TestLeg {
     }
 }
 
+/// What is drawn for an opening: never the same twice.
+pub fn random() -> [u8; 16] {
+    thread_local!(static DRAWN: Cell<u64> = const { Cell::new(0) });
+    DRAWN.set(DRAWN.get() + 1);
+    let mut random = [3; 16];
+    random[..8].copy_from_slice(&(DRAWN.get() * 77).to_le_bytes());
+    random[8..].copy_from_slice(&DRAWN.get().wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes());
+    random
+}
+
 pub type Rig = Rc<Mirror<Still>>;
 
 pub fn try_open(legs: &[&TestLeg], read_only: bool) -> Result<Rig, MirrorError> {
     let sources = legs.iter().map(|leg| leg.source()).collect();
-    let options = OpenOptions { read_only, random: [3; 16] };
+    let options = OpenOptions { read_only, random: random() };
     open(sources, Still, options).now_or_never().expect("RAM never waits").map(|opened| opened.mirror)
 }
 

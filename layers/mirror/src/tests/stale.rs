@@ -210,7 +210,7 @@ fn a_member_that_is_new_gets_nothing_that_never_was_the_mirrors() {
     for leg in [&a, &b] {
         rot(leg, 5);
     }
-    mirror.add(c.source()).now_or_never().unwrap().unwrap();
+    mirror.add(c.source(), true).now_or_never().unwrap().unwrap();
     rebuild(&mirror);
     assert_eq!(stale_blocks(&mirror), [0, 0, 0]);
     assert!(read(&*c.memory, extent(5, 1)).is_err());

@@ -79,6 +79,10 @@ impl Medium for Flaky {
         Ok(())
     }
 
+    async fn drain(&self) {
+        self.inner.drain().await;
+    }
+
     async fn punch(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
         self.holes.set(self.holes.get() + 1);
         self.inner.punch(offset_bytes, length_bytes).await
@@ -274,6 +278,10 @@ impl Medium for Odd {
 
     async fn sync(&self) -> Result<(), MediumError> {
         Ok(())
+    }
+
+    async fn drain(&self) {
+        self.0.drain().await;
     }
 
     async fn punch(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {

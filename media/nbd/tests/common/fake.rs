@@ -3,11 +3,12 @@
 use std::cell::Cell;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
+use std::time::Duration;
 
 use sealblock_protocols_nbd::{Command, Event, Export, Failed, Request, Run, Server, ServerConfig};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::net::{Listener, Stream};
-use sealblock_runtime_reactor::{pool, spawn};
+use sealblock_runtime_reactor::{pool, sleep, spawn};
 
 /// What a request is answered with.
 pub enum Reply {
@@ -21,7 +22,12 @@ pub enum Reply {
     Close,
     /// These bytes, and nothing after them.
     Bytes(Vec<u8>),
+    /// Nothing, and nothing more is read of this connection until this is set.
+    Hold(Rc<Cell<bool>>),
 }
+
+/// What the system receives beyond what was read: less than a large write.
+const SOCKET_BYTES: usize = 64 << 10;
 
 type Script = dyn Fn(&Command) -> Option<Reply>;
 
@@ -30,6 +36,8 @@ pub struct Fake {
     pub address: SocketAddr,
     pub requests: Rc<Cell<usize>>,
     pub connections: Rc<Cell<usize>>,
+    /// Connections that have ended.
+    pub ended: Rc<Cell<usize>>,
 }
 
 /// 4096 blocks of 4096 bytes.
@@ -49,14 +57,21 @@ pub fn export() -> Export {
 pub fn serve(export: Export, script: impl Fn(&Command) -> Option<Reply> + 'static) -> Fake {
     let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into(), 16).unwrap();
     let address = listener.local_addr().unwrap();
-    let fake = Fake { address, requests: Rc::default(), connections: Rc::default() };
+    let fake = Fake { address, requests: Rc::default(), connections: Rc::default(), ended: Rc::default() };
     let (requests, connections) = (Rc::clone(&fake.requests), Rc::clone(&fake.connections));
+    let ended = Rc::clone(&fake.ended);
     let script: Rc<Script> = Rc::new(script);
     spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             connections.set(connections.get() + 1);
+            stream.set_recv_buffer_bytes(SOCKET_BYTES).expect("a small buffer");
             let core = Server::new(ServerConfig::new(pool(), [export.clone()]));
-            spawn(answer_all(core, stream, Rc::clone(&script), Rc::clone(&requests)));
+            let answers = answer_all(core, stream, Rc::clone(&script), Rc::clone(&requests));
+            let ended = Rc::clone(&ended);
+            spawn(async move {
+                answers.await;
+                ended.set(ended.get() + 1);
+            });
         }
     });
     fake
@@ -79,6 +94,12 @@ async fn answer_all(mut core: Server, stream: Stream, script: Rc<Script>, reques
                 Some(Reply::Status(runs)) => core.status(ticket, &runs),
                 Some(Reply::Silence) => drop(ticket),
                 Some(Reply::Close) => return,
+                Some(Reply::Hold(until)) => {
+                    while !until.get() {
+                        sleep(Duration::from_millis(1)).await;
+                    }
+                    drop(ticket);
+                }
                 Some(Reply::Bytes(bytes)) => {
                     let _ = stream.send_all([Slice::copy_from(&bytes)]).await;
                     return;

@@ -47,6 +47,16 @@ impl AnnexCopy {
         bytes
     }
 
+    /// Whether `bytes` begin with the head of this copy of this slot, of whatever volume. What follows is not looked at.
+    pub fn is_trace(bytes: &[u8], slot: AnnexSlot, copy: u64) -> bool {
+        let Some(head) = bytes.get(..ANNEX_HEAD_BYTES) else { return false };
+        head.starts_with(&MAGIC)
+            && get::<4>(head, AT_LENGTH) <= slot.most_bytes() as u64
+            && get::<1>(head, AT_SLOT) == slot.index() as u64
+            && get::<8>(head, AT_SERIAL) % 2 == copy
+            && head[AT_SLOT + 1..].iter().all(|&byte| byte == 0)
+    }
+
     /// Reads a copy; nothing where there is none that is whole.
     pub fn decode(bytes: &[u8], slot: AnnexSlot, seed: Seed) -> Option<AnnexCopy> {
         if bytes.len() < ANNEX_HEAD_BYTES || !bytes.starts_with(&MAGIC) {
@@ -73,6 +83,9 @@ mod tests {
         assert_eq!(AnnexCopy::decode(&bytes, AnnexSlot::Group, seed), Some(copy));
         assert_eq!(AnnexCopy::decode(&bytes, AnnexSlot::Scrub, seed), None);
         assert_eq!(AnnexCopy::decode(&bytes, AnnexSlot::Group, other), None);
+        assert!(AnnexCopy::is_trace(&bytes, AnnexSlot::Group, 1) && !AnnexCopy::is_trace(&bytes, AnnexSlot::Group, 0));
+        assert!(!AnnexCopy::is_trace(&bytes, AnnexSlot::Scrub, 1));
+        assert!(!AnnexCopy::is_trace(&bytes[..63], AnnexSlot::Group, 1));
         for bit in 0..bytes.len() * 8 {
             let mut bad = bytes.clone();
             bad[bit / 8] ^= 1 << (bit % 8);

@@ -1,4 +1,4 @@
-//! Where everything lies: superblocks, log, and zones of records, generations and slots.
+//! Where everything lies: superblocks, log, zones of records, generations and slots, and the third superblock behind them.
 //!
 //! A volume is cut into zones so that tags lie near their data and a block's record can name its slot in three bytes.
 //! A zone has more slots than blocks; the spare ones are what lets a write go to a free slot while the old data stay
@@ -23,12 +23,16 @@ const BLOCKS_PER_SPARE: u64 = 16;
 const DATA_PER_LOG: u64 = 64;
 const LOG_BYTES_MIN: u64 = 64 << 10;
 const LOG_BYTES_MAX: u64 = 64 << 20;
-/// Both superblocks lie before this offset.
+/// The first two superblocks lie before this offset.
 const LOG_OFFSET: u64 = 64 << 10;
 /// Zones and the parts of a zone start at multiples of this, the page and stripe unit of common media.
 const ALIGNMENT: u64 = 64 << 10;
 /// Bytes of a bitmap page.
 pub const BITMAP_PAGE_BYTES: u64 = AnnexSlot::Bitmap { page: 0 }.most_bytes() as u64;
+/// Room behind the last zone, for the third superblock: at the other end than what usually overwrites the first two.
+const TAIL_BYTES: u64 = ALIGNMENT;
+/// The third superblock lies this far before the end, so that it is found where nothing but the length is known.
+pub const THIRD_FROM_END_BYTES: u64 = 4 << 10;
 /// Most blocks a volume can have: a record keeps the address in 40 bits.
 const CAPACITY_BLOCKS_MAX: u64 = 1 << 40;
 
@@ -188,7 +192,12 @@ impl Layout {
 
     /// Length of a medium that holds the volume, in bytes.
     pub fn medium_bytes(&self) -> u64 {
-        self.zone(self.zones() - 1).map_or(0, |last| last.end_offset)
+        self.zone(self.zones() - 1).map_or(0, |last| last.end_offset) + TAIL_BYTES
+    }
+
+    /// Where the third superblock lies: in the last [`THIRD_FROM_END_BYTES`] of the volume.
+    pub fn third_offset(&self) -> u64 {
+        self.medium_bytes() - THIRD_FROM_END_BYTES
     }
 
     /// Spare slots of a zone of this many blocks.
@@ -253,7 +262,8 @@ mod tests {
                 assert!([zone.generations_offset, zone.slots_offset, at].iter().all(|o| o % ALIGNMENT == 0));
                 (at, counted) = (zone.end_offset, counted + zone.blocks);
             }
-            assert_eq!((at, counted), (layout.medium_bytes(), blocks));
+            assert_eq!((at + TAIL_BYTES, counted), (layout.medium_bytes(), blocks));
+            assert!(layout.third_offset() >= at && layout.third_offset().is_multiple_of(4096));
             assert_eq!(layout.zone(layout.zones()), None);
         }
     }

@@ -85,6 +85,19 @@ impl<'a> LogSector<'a> {
         Ok(LogSector { header, records })
     }
 
+    /// The sequence number of a log sector of whatever volume, whose salt is not known: the checksum is not looked at, but
+    /// every field has to be possible.
+    pub fn trace(sector: &[u8]) -> Option<u64> {
+        let header = sector.get(..HEADER_BYTES).filter(|header| get::<4>(header, 0) == MAGIC)?;
+        let (sequence, durable) = (get::<8>(header, AT_SEQUENCE), get::<8>(header, AT_DURABLE));
+        let count = get::<2>(header, AT_COUNT) as usize;
+        let is_possible = durable <= sequence
+            && sequence <= u64::MAX / 2
+            && count <= LogSector::capacity(sector.len() as u32)
+            && header[AT_COUNT + 2..].iter().all(|&byte| byte == 0);
+        is_possible.then_some(sequence)
+    }
+
     /// The records, unchecked.
     pub fn records(&self) -> impl Iterator<Item = &'a [u8; RECORD_BYTES]> + use<'a> {
         self.records.as_chunks::<RECORD_BYTES>().0.iter()
@@ -106,6 +119,12 @@ mod tests {
         let read = LogSector::decode(&sector, SEED).unwrap();
         assert_eq!(read.header, HEADER);
         assert!(read.records().eq(&records));
+        assert_eq!(LogSector::trace(&sector), Some(9));
+        for at in [0, 16, 24, 26] {
+            let mut other = sector;
+            other[at] = 0xff;
+            assert_eq!(LogSector::trace(&other), None, "byte {at}");
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use sealblock_integrity::PiFormat;
 use sealblock_units::Lba;
 
-use super::{Seed, get, put};
+use super::{Seed, crc32c, get, put};
 
 /// Bytes of a record.
 pub const RECORD_BYTES: usize = 32;
@@ -117,6 +117,15 @@ impl Record {
         Ok(Record::fields(bytes, kind))
     }
 
+    /// The salt with which `bytes` would be the record of this block, where they can be one at all.
+    pub fn trace(bytes: &[u8; RECORD_BYTES], lba: Lba) -> Option<u32> {
+        let is_possible = matches!(bytes[KIND], 1..=3)
+            && bytes[FLAGS] & !FLAG_LOOSE == 0
+            && get::<2>(bytes, GENERATION) != 0
+            && get::<5>(bytes, LBA) == lba.get() % LBA_LIMIT;
+        is_possible.then(|| get::<4>(bytes, CHECKSUM) as u32 ^ crc32c(&bytes[..CHECKSUM]))
+    }
+
     /// The fields as they stand, unchecked: to say what is wrong with a damaged record.
     pub fn decode_unchecked(bytes: &[u8; RECORD_BYTES]) -> Record {
         let kind = match bytes[KIND] {
@@ -182,6 +191,14 @@ mod tests {
         let bytes = spoiled.encode(SEED);
         assert_eq!((Record::decode(&bytes, SEED), bytes[KIND]), (Ok(spoiled), 3));
         assert_eq!(Record::decode_unchecked(&bytes).kind, Kind::Uncorrectable);
+    }
+
+    #[test]
+    fn a_trace_has_the_salt_of_its_volume() {
+        let bytes = record().encode(SEED);
+        assert_eq!(Record::trace(&bytes, record().lba), Some(SEED.0));
+        assert_eq!(Record::trace(&bytes, Lba::new(1)), None);
+        assert_eq!(Record::trace(&[0; RECORD_BYTES], Lba::ZERO), None);
     }
 
     #[test]

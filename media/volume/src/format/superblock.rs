@@ -1,6 +1,7 @@
 //! The superblock: what volume this is, and where its log begins.
 //!
-//! Two copies are written in turn, each within one sector, so one of them is always whole. The newer valid one counts.
+//! Two copies at the start are written in turn, each within one sector, so one of them is always whole; a third at the end is
+//! written with each of them. The newest valid one counts.
 
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_units::BlockSize;
@@ -9,12 +10,14 @@ use super::{Layout, LayoutError, Seed, crc32c, get, put};
 
 /// Bytes of a superblock: the smallest sector, which is written whole or not at all.
 pub const SUPERBLOCK_BYTES: usize = 512;
-/// Where the two copies lie, in bytes.
+/// Where the first two copies lie, in bytes; [`Layout::third_offset`] says where the third one does.
 pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 32 << 10];
 
 /// A byte above 127, letters, line ends and an end-of-file mark show most ways in which a copy can bend a file.
 const MAGIC: [u8; 8] = *b"\x89SEAL\r\n\x1a";
 const VERSION: u64 = 2;
+/// Bytes of the magic that may be wrong in what still is the trace of a superblock.
+const MAGIC_BYTES_WRONG: usize = 3;
 /// Features: records of blocks that were made unreadable (kind 3) may be there.
 const FEATURE_UNCORRECTABLE: u64 = 1;
 
@@ -67,6 +70,9 @@ pub enum SuperblockError {
     /// The checksum does not match.
     #[error("the superblock's checksum does not match")]
     Checksum,
+    /// It is a copy for another place: what lies here is part of something else.
+    #[error("the superblock belongs at another place")]
+    Place,
     /// Another version of the format.
     #[error("the volume has format version {0}; this program knows version 2")]
     Version(u64),
@@ -95,6 +101,23 @@ impl Superblock {
     /// Whether `bytes` begin like a protected volume, whatever its state.
     pub fn recognise(bytes: &[u8]) -> bool {
         bytes.starts_with(&MAGIC)
+    }
+
+    /// Whether `bytes` are what is left of a superblock: most of the magic is there, or the fields of the shape, which say
+    /// everything twice, agree with each other. Neither happens by chance, nor in a file of another format.
+    pub fn is_trace(bytes: &[u8]) -> bool {
+        let Some(bytes) = bytes.get(..SUPERBLOCK_BYTES) else { return false };
+        let wrong = MAGIC.iter().zip(bytes).filter(|(due, there)| due != there).count();
+        wrong <= MAGIC_BYTES_WRONG || decode_layout(bytes).is_ok()
+    }
+
+    /// Whether `bytes` are what is left of the third superblock of a volume that ends with the [`THIRD_FROM_END_BYTES`] at
+    /// `offset`: a trace whose shape, where it still says one, belongs there and not elsewhere.
+    ///
+    /// [`THIRD_FROM_END_BYTES`]: super::THIRD_FROM_END_BYTES
+    pub fn is_trace_at(bytes: &[u8], offset: u64) -> bool {
+        let shape = bytes.get(..SUPERBLOCK_BYTES).and_then(|bytes| decode_layout(bytes).ok());
+        Superblock::is_trace(bytes) && shape.is_none_or(|layout| layout.third_offset() == offset)
     }
 
     /// The bytes of the superblock.
@@ -153,22 +176,6 @@ impl Superblock {
         let protection = decode_protection(bytes)?;
         let serial = get::<8>(bytes, AT_SERIAL);
         Ok(Superblock { uuid, serial, layout, protection, clean, uncorrectable, log_tail })
-    }
-
-    /// The newer of two copies that are valid, and whether the other one would do as well: whether it begins the log at the
-    /// same place.
-    ///
-    /// # Errors
-    /// When neither copy can be used: the first copy's reason, unless only the second one begins like a volume.
-    pub fn choose(copies: [&[u8]; 2]) -> Result<(Superblock, bool), SuperblockError> {
-        match copies.map(Superblock::decode) {
-            [Ok(a), Ok(b)] => {
-                Ok((if b.serial > a.serial { b } else { a }, a.log_tail == b.log_tail && a.uuid == b.uuid))
-            }
-            [Ok(one), Err(_)] | [Err(_), Ok(one)] => Ok((one, false)),
-            [Err(SuperblockError::Magic), Err(second)] => Err(second),
-            [Err(first), Err(_)] => Err(first),
-        }
     }
 }
 
@@ -258,16 +265,31 @@ mod tests {
     }
 
     #[test]
-    fn a_superblock_comes_back_and_the_newer_copy_counts() {
-        let (old, new) = (superblock(1), superblock(2));
+    fn a_superblock_comes_back() {
+        let old = superblock(1);
         assert_eq!(Superblock::decode(&old.encode()), Ok(old));
         let spoilt = Superblock { uncorrectable: true, ..old };
         assert_eq!((Superblock::decode(&spoilt.encode()), spoilt.encode()[AT_FEATURES]), (Ok(spoilt), 1));
-        assert_eq!(Superblock::choose([&old.encode(), &new.encode()]), Ok((new, true)));
-        assert_eq!(Superblock::choose([&new.encode(), &old.encode()]), Ok((new, true)));
-        assert_eq!(Superblock::choose([&[0; 512], &old.encode()]), Ok((old, false)));
-        let behind = Superblock { log_tail: 11, ..old };
-        assert_eq!(Superblock::choose([&behind.encode(), &new.encode()]), Ok((new, false)));
+    }
+
+    #[test]
+    fn traces_are_told_from_other_formats() {
+        let good = superblock(1).encode();
+        let (mut near, mut far, mut shapeless) = (good, good, [0; SUPERBLOCK_BYTES]);
+        near[1..4].fill(b'X');
+        near[AT_LOG_SECTORS] ^= 1;
+        far[..8].fill(0);
+        shapeless[..5].copy_from_slice(&MAGIC[..5]);
+        for trace in [good, near, far, shapeless] {
+            assert!(Superblock::is_trace(&trace));
+        }
+        far[AT_ZONE_STRIDE] ^= 1;
+        let mut picture = [0; SUPERBLOCK_BYTES];
+        picture[..8].copy_from_slice(b"\x89PNG\r\n\x1a\n");
+        for other in [far, picture, [0; SUPERBLOCK_BYTES], [0xff; SUPERBLOCK_BYTES]] {
+            assert!(!Superblock::is_trace(&other));
+        }
+        assert!(!Superblock::is_trace(&good[..511]));
     }
 
     #[test]
@@ -305,6 +327,5 @@ mod tests {
     fn short_and_foreign_bytes_are_refused() {
         assert_eq!(Superblock::decode(&[]), Err(SuperblockError::Magic));
         assert_eq!(Superblock::decode(&superblock(1).encode()[..100]), Err(SuperblockError::Truncated));
-        assert_eq!(Superblock::choose([&[0; 512], &[0; 512]]), Err(SuperblockError::Magic));
     }
 }

@@ -2,7 +2,9 @@
 
 mod allocation;
 mod beside;
+mod closing;
 mod damage;
+mod recognition;
 mod recovery;
 mod requests;
 mod setup;

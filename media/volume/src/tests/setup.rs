@@ -1,8 +1,9 @@
 //! A medium in memory, a clock that stands still, and a volume on them.
 
 use std::cell::{Cell, RefCell};
-use std::future::pending;
+use std::future::{pending, poll_fn};
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
 
 use futures_executor::LocalPool;
@@ -30,7 +31,23 @@ pub struct TestMedium {
     pub syncs_left: Rc<Cell<u64>>,
     /// Bytes from and to which reads fail.
     pub unreadable: Rc<Cell<(u64, u64)>>,
+    /// How often an operation is polled before it is carried out.
+    pub turns: Rc<Cell<u32>>,
+    /// Writes whose futures were dropped; they go on until [`Medium::drain`].
+    pub late: Rc<RefCell<Vec<(u64, Slice)>>>,
     pub sector_bytes: u32,
+}
+
+/// A write that has not ended. Dropped before, it goes on.
+struct Flight<'a> {
+    medium: &'a TestMedium,
+    write: Option<(u64, Slice)>,
+}
+
+impl Drop for Flight<'_> {
+    fn drop(&mut self) {
+        self.medium.late.borrow_mut().extend(self.write.take());
+    }
 }
 
 impl TestMedium {
@@ -44,8 +61,33 @@ impl TestMedium {
             read_only: Rc::default(),
             syncs_left: Rc::new(Cell::new(u64::MAX)),
             unreadable: Rc::default(),
+            turns: Rc::default(),
+            late: Rc::default(),
             sector_bytes,
         }
+    }
+
+    /// Some of the time that an operation takes.
+    async fn pass(&self) {
+        let mut left = self.turns.get();
+        poll_fn(|context| {
+            if left == 0 {
+                return Poll::Ready(());
+            }
+            left -= 1;
+            context.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
+    }
+
+    fn put(&self, offset_bytes: u64, from: &[u8]) {
+        self.bytes.borrow_mut()[offset_bytes as usize..][..from.len()].copy_from_slice(from);
+    }
+
+    /// Lets dropped writes end.
+    pub fn land(&self) {
+        self.late.take().iter().for_each(|(offset, bytes)| self.put(*offset, bytes));
     }
 
     fn check(&self, doing: &'static str, offset_bytes: u64, length: u64) -> Result<(), MediumError> {
@@ -90,6 +132,7 @@ impl Medium for TestMedium {
         if let Err(error) = self.check("read", offset_bytes, into.len() as u64) {
             return (Err(error), into);
         }
+        self.pass().await;
         let len = into.len();
         into.copy_from_slice(&self.bytes.borrow()[offset_bytes as usize..][..len]);
         (Ok(()), into)
@@ -98,11 +141,16 @@ impl Medium for TestMedium {
     async fn write(&self, offset_bytes: u64, from: Slice) -> Result<(), MediumError> {
         self.check("write", offset_bytes, from.len() as u64)?;
         self.written_bytes.set(self.written_bytes.get() + from.len() as u64);
-        self.bytes.borrow_mut()[offset_bytes as usize..][..from.len()].copy_from_slice(&from);
+        let mut flight = Flight { medium: self, write: Some((offset_bytes, from)) };
+        self.pass().await;
+        if let Some((offset, from)) = flight.write.take() {
+            self.put(offset, &from);
+        }
         Ok(())
     }
 
     async fn sync(&self) -> Result<(), MediumError> {
+        self.pass().await;
         self.syncs.set(self.syncs.get() + 1);
         match self.syncs_left.get().checked_sub(1) {
             Some(left) => self.syncs_left.set(left),
@@ -112,6 +160,11 @@ impl Medium for TestMedium {
             }
         }
         Ok(())
+    }
+
+    async fn drain(&self) {
+        self.pass().await;
+        self.land();
     }
 
     async fn punch(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
@@ -173,6 +226,11 @@ impl Rig {
 
     pub fn run<T>(&self, future: impl Future<Output = T>) -> T {
         self.pool.borrow_mut().run_until(future)
+    }
+
+    /// Lets the worker do what there is to do.
+    pub fn idle(&self) {
+        self.pool.borrow_mut().run_until_stalled();
     }
 
     pub fn size(&self) -> BlockSize {

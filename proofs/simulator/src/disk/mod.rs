@@ -18,6 +18,7 @@ pub use faults::{FaultRule, IoKind};
 pub use image::Image;
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -68,6 +69,9 @@ struct State {
     random: Random,
     trace: Trace,
     in_flight: RefCell<Vec<InFlight>>,
+    /// Changes that were asked for and have not ended, by number.
+    under_way: RefCell<BTreeSet<u64>>,
+    asked: Cell<u64>,
     counts: Cell<IoCounts>,
     off: Cell<bool>,
     finding: RefCell<Option<String>>,
@@ -126,6 +130,8 @@ impl SimDisk {
             random,
             trace,
             in_flight: RefCell::default(),
+            under_way: RefCell::default(),
+            asked: Cell::new(0),
             counts: Cell::default(),
             off: Cell::new(false),
             finding: RefCell::default(),
@@ -321,6 +327,20 @@ impl SimDisk {
         Ok(())
     }
 
+    /// Runs a change as a task of its own, which [`Medium::drain`] knows of.
+    async fn change_apart(&self, kind: IoKind, offset: u64, length: u64, payload: Payload) -> Result<(), MediumError> {
+        let number = self.0.asked.get();
+        self.0.asked.set(number + 1);
+        self.0.under_way.borrow_mut().insert(number);
+        let (disk, change) = (self.clone(), self.clone().change(kind, offset, length, payload));
+        let counted = async move {
+            let result = change.await;
+            disk.0.under_way.borrow_mut().remove(&number);
+            result
+        };
+        self.apart(kind, (offset, length), counted).await
+    }
+
     /// Runs an I/O as a task of its own.
     async fn apart(
         &self,
@@ -357,8 +377,7 @@ impl Medium for SimDisk {
 
     async fn write(&self, offset_bytes: u64, from: Slice) -> Result<(), MediumError> {
         let length = from.len() as u64;
-        let change = self.clone().change(IoKind::Write, offset_bytes, length, Payload::Bytes(from));
-        self.apart(IoKind::Write, (offset_bytes, length), change).await
+        self.change_apart(IoKind::Write, offset_bytes, length, Payload::Bytes(from)).await
     }
 
     async fn sync(&self) -> Result<(), MediumError> {
@@ -367,13 +386,19 @@ impl Medium for SimDisk {
         self.apart(IoKind::Sync, (0, 0), self.clone().sync_all(mark)).await
     }
 
+    async fn drain(&self) {
+        const LOOK_AGAIN: Duration = Duration::from_micros(5);
+        let until = self.0.asked.get();
+        while self.0.under_way.borrow().first().is_some_and(|first| *first < until) {
+            self.0.executor.delay(LOOK_AGAIN).await;
+        }
+    }
+
     async fn punch(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
-        let change = self.clone().change(IoKind::Punch, offset_bytes, length_bytes, Payload::Zeroes);
-        self.apart(IoKind::Punch, (offset_bytes, length_bytes), change).await
+        self.change_apart(IoKind::Punch, offset_bytes, length_bytes, Payload::Zeroes).await
     }
 
     async fn zero(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
-        let change = self.clone().change(IoKind::Zero, offset_bytes, length_bytes, Payload::Zeroes);
-        self.apart(IoKind::Zero, (offset_bytes, length_bytes), change).await
+        self.change_apart(IoKind::Zero, offset_bytes, length_bytes, Payload::Zeroes).await
     }
 }

@@ -107,7 +107,7 @@ async fn add(up: &Up) {
     *spare.allowed.borrow_mut() = (0..1 << 12).collect();
     let device = spare.open().await;
     let source = LegSource { name: spare.name.clone(), device, reopen: Some(reopen(&spare)) };
-    let added = mirror.add(source).await;
+    let added = mirror.add(source, true).await;
     up.world.say(format!("at {:?} leg {} is added: {added:?}", up.executor.now(), spare.number));
     spare.is_member.set(added.is_ok());
 }

@@ -48,7 +48,10 @@ impl Trial {
         let came = self.machine(plan, move |up| async move { go_on_alone(&up).await })?;
         match came.refused {
             // They may not know of a leg that was added since.
-            Some(MirrorError::Refused { refusal: Refusal::OnlyStale | Refusal::Stranger { .. }, .. }) => return Ok(()),
+            Some(MirrorError::Refused {
+                refusal: Refusal::OnlyStale | Refusal::Stranger { .. } | Refusal::TakenOut { .. },
+                ..
+            }) => return Ok(()),
             Some(error) => return Err(format!("legs that were left behind: {error}")),
             None if came.answered_changes == 0 => return Ok(()),
             None => {}
@@ -58,7 +61,8 @@ impl Trial {
         match came.refused {
             // One side may not know of a leg that the other has added, or that it was left behind by one that lacks something.
             Some(MirrorError::Refused {
-                refusal: Refusal::SplitBrain { .. } | Refusal::Stranger { .. } | Refusal::OnlyStale,
+                refusal:
+                    Refusal::SplitBrain { .. } | Refusal::Stranger { .. } | Refusal::TakenOut { .. } | Refusal::OnlyStale,
                 ..
             }) => Ok(()),
             Some(error) => Err(format!("two sides that were written alone: {error}")),

@@ -15,6 +15,7 @@ mod site;
 #[cfg(test)]
 mod tests;
 mod trial;
+pub mod walk;
 mod world;
 
 pub use trial::{LOADS, run};

@@ -55,6 +55,19 @@ pub(super) fn set_abortive(fd: BorrowedFd<'_>) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Resets the connection now, whoever still holds the socket: what was not sent yet is thrown away.
+pub(super) fn reset(fd: BorrowedFd<'_>) -> io::Result<()> {
+    // Should the system refuse the disconnection, closing the socket resets it.
+    set_abortive(fd)?;
+    let address = libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
+    let len = size_of::<libc::sockaddr>() as libc::socklen_t;
+    // SAFETY: the call reads the address, whose size it is given.
+    match unsafe { libc::connect(fd.as_raw_fd(), &raw const address, len) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// Whether calls on the socket say `EAGAIN` rather than wait, for everybody who shares it.
 pub(crate) fn set_nonblocking(fd: BorrowedFd<'_>, nonblocking: bool) -> io::Result<()> {
     with_std(fd, |stream| stream.set_nonblocking(nonblocking))

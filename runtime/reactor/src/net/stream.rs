@@ -261,16 +261,17 @@ impl Stream {
     /// # Errors
     /// Those of `setsockopt(2)`.
     pub fn abort(self) -> io::Result<()> {
-        self.set_abortive()
+        options::set_abortive(self.as_fd())
     }
 
-    /// Makes the end of the stream, whenever it is dropped, a reset as by [`Stream::abort`]. Without it the system goes on for
-    /// minutes to send what it was given, whoever has given up the connection.
+    /// Resets the connection now, as [`Stream::abort`] does once the last operation has ended: operations in flight fail, and
+    /// what the system was given and has not sent is thrown away. Otherwise it goes on for minutes to send that, whoever has
+    /// given up the connection. What the peer's system has received, its program may still read.
     ///
     /// # Errors
-    /// Those of `setsockopt(2)`.
-    pub fn set_abortive(&self) -> io::Result<()> {
-        options::set_abortive(self.as_fd())
+    /// Those of `setsockopt(2)` and `connect(2)`. The connection is reset when the stream is dropped, if not before.
+    pub fn reset(&self) -> io::Result<()> {
+        options::reset(self.as_fd())
     }
 }
 

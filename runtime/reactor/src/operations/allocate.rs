@@ -39,4 +39,8 @@ unsafe impl Kind for Allocate {
     fn finish(self, result: io::Result<u32>) -> io::Result<()> {
         result.map(|_| ())
     }
+
+    fn discard(self, _: io::Result<u32>) {
+        self.descriptor.late().end();
+    }
 }

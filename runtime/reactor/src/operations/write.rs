@@ -43,4 +43,8 @@ unsafe impl Kind for Write {
     fn finish(self, result: io::Result<u32>) -> io::Result<usize> {
         result.map(|count| count as usize)
     }
+
+    fn discard(self, _: io::Result<u32>) {
+        self.descriptor.late().end();
+    }
 }

@@ -22,7 +22,7 @@ static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 impl Sides<'_> {
     /// Whether sums save anything: a side is away, and each such side makes them itself.
     pub(super) fn have_digests(&self) -> bool {
-        let abilities = || [Some(self.a), self.b].into_iter().flatten().map(|side| side.gate.abilities());
+        let abilities = || [Some(self.a), self.b].into_iter().flatten().map(|side| side.opened.gate.abilities());
         abilities().any(|side| side.offloads)
             && abilities().all(|side| !side.offloads || side.digest == Ability::Native)
     }
@@ -31,7 +31,10 @@ impl Sides<'_> {
     pub(super) async fn search(&self, offset: u64, length: u64) -> Result<Vec<Run>, Failure> {
         let mut runs = Vec::new();
         let mut different = Vec::new();
-        if !self.are_equal(offset, length).await? {
+        // Sums are of whole blocks; what ends within one is read.
+        let rest = length % self.block.bytes() as u64;
+        let length = length - rest;
+        if length > 0 && !self.are_equal(offset, length).await? {
             different.push((offset, length));
         }
         while let Some((offset, length)) = different.pop() {
@@ -60,6 +63,11 @@ impl Sides<'_> {
                 }
             }
         }
+        if rest > 0 {
+            self.read_runs(offset + length, rest).await?.into_iter().for_each(|run| {
+                join_run(&mut runs, run);
+            });
+        }
         Ok(runs)
     }
 
@@ -67,11 +75,11 @@ impl Sides<'_> {
     async fn are_equal(&self, offset: u64, length: u64) -> Result<bool, Failure> {
         let other = async {
             match self.b {
-                Some(b) => digest(b, offset, length).await,
+                Some(b) => digest(&b.opened, offset, length).await,
                 None => Ok(sum_of_zeroes(length)),
             }
         };
-        let (a, b) = join(digest(self.a, offset, length), other).await;
+        let (a, b) = join(digest(&self.a.opened, offset, length), other).await;
         Ok(a? == b?)
     }
 }

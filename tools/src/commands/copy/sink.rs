@@ -3,43 +3,56 @@
 use std::cell::RefCell;
 use std::fs::File;
 use std::io::{self, Write};
-use std::path::Path;
 
-use sealblock_block::{Device, Durability, Operation};
+use sealblock_block::{Ability, Device, Durability, Medium, Operation};
 use sealblock_integrity::{Sealed, Tags};
+use sealblock_media_file::FileMedium;
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::Extent;
 
 use crate::cli::Endpoint;
 use crate::exit::{Cause, Failure};
-use crate::stack::{Access, Opened, of_block, open};
+use crate::stack::{Access, Opened, Overwritten, of_block, of_medium, open, overwrite};
+use crate::target::Target;
+
+/// Zeroes of so many bytes, in their place, are left out of a plain file: a page of common file systems.
+const HOLE_BYTES: usize = 4096;
 
 /// Where a copy goes.
-pub(super) enum Sink {
-    /// A device.
+pub(in crate::commands) enum Sink {
+    /// A device, which keeps its size.
     Device(Box<Opened>),
-    /// Bytes one after another, and the file to be made durable at the end.
-    Bytes { name: String, output: RefCell<Box<dyn Write>>, file: Option<File> },
+    /// A plain file, which gets the length of what is copied. It is empty in the beginning, so zeroes need not be written.
+    Plain { name: String, medium: FileMedium },
+    /// Standard output.
+    Output(RefCell<io::Stdout>),
 }
 
 impl Sink {
-    /// Opens the place; a path where nothing is, or an empty file, becomes an ordinary file with the bytes.
-    pub async fn open(endpoint: &Endpoint) -> Result<Sink, Failure> {
-        match endpoint {
-            Endpoint::Standard => Ok(Sink::Bytes {
-                name: "standard output".to_owned(),
-                output: RefCell::new(Box::new(io::stdout())),
-                file: None,
-            }),
-            Endpoint::Target(target) => match target.path().filter(|path| is_new(path)) {
-                Some(path) => {
-                    let failed = |error| Failure::io("creating", &error).on(target);
-                    let file = File::create(path).map_err(failed)?;
-                    let output: Box<dyn Write> = Box::new(file.try_clone().map_err(failed)?);
-                    Ok(Sink::Bytes { name: target.to_string(), output: RefCell::new(output), file: Some(file) })
-                }
-                None => Ok(Sink::Device(Box::new(open(target, Access::Write).await?))),
-            },
+    /// Opens the place; a path where nothing is becomes a plain file.
+    ///
+    /// # Errors
+    /// Why it cannot be opened; what is left of a volume is overwritten only with `force`.
+    pub async fn open(endpoint: &Endpoint, force: bool) -> Result<Sink, Failure> {
+        let target = match endpoint {
+            Endpoint::Standard => return Ok(Sink::Output(RefCell::new(io::stdout()))),
+            Endpoint::Target(target) => target,
+        };
+        let path = match target {
+            Target::File(path) | Target::Raw(path) | Target::Linux(path) => path,
+            _ => return Ok(Sink::Device(Box::new(open(target, Access::Write).await?))),
+        };
+        if matches!(target, Target::File(_) | Target::Raw(_)) && !path.exists() {
+            let made = File::options().write(true).create(true).truncate(false).open(path);
+            made.map_err(|error| Failure::io("creating", &error).on(target))?;
+        }
+        match overwrite(target, path, force).await? {
+            Overwritten::Device(opened) => Ok(Sink::Device(opened)),
+            Overwritten::Plain(medium) => {
+                let name = target.to_string();
+                medium.end_at(0).map_err(|error| of_medium("writing", &error).on(&name))?;
+                Ok(Sink::Plain { name, medium })
+            }
         }
     }
 
@@ -47,33 +60,47 @@ impl Sink {
     pub fn room_bytes(&self) -> Option<u64> {
         match self {
             Sink::Device(opened) => Some(opened.gate.geometry().capacity_bytes()),
-            Sink::Bytes { .. } => None,
+            Sink::Plain { .. } | Sink::Output(_) => None,
         }
     }
 
     /// Whether chunks must come one after another.
     pub fn in_order(&self) -> bool {
-        matches!(self, Sink::Bytes { .. })
+        matches!(self, Sink::Output(_))
     }
 
-    /// Writes a chunk.
+    /// Writes a chunk. Its offset begins a block of any size, and only that of the last one may end within a block.
     pub async fn write(&self, offset: u64, data: &Slice) -> Result<(), Failure> {
         match self {
             Sink::Device(opened) => write_blocks(opened, offset, data).await,
-            Sink::Bytes { name, output, .. } => {
-                output.borrow_mut().write_all(data).map_err(|error| Failure::io("writing", &error).on(name))
-            }
+            Sink::Plain { name, medium } => write_plain(medium, offset, data).await.map_err(|error| error.on(name)),
+            Sink::Output(output) => output.borrow_mut().write_all(data).map_err(|error| of_output(&error)),
         }
     }
 
-    /// Makes everything durable.
-    pub async fn finish(&self) -> Result<(), Failure> {
+    /// Gives up `length` bytes that are known to be lost, so that nothing which was there before passes for them: a device
+    /// that can make blocks unreadable does so, anything else has zeroes.
+    pub async fn lose(&self, offset: u64, length: usize) -> Result<(), Failure> {
+        match self {
+            Sink::Device(opened) if opened.gate.abilities().write_uncorrectable == Ability::Native => {
+                let extent = extent_of(opened, offset, length)?;
+                let operation = Operation::WriteUncorrectable { extent, durability: Durability::Volatile };
+                opened.gate.execute(operation).await.map(drop).map_err(|error| of_block("writing", &error))
+            }
+            _ => self.write(offset, &Buffer::zeroed(length).freeze()).await,
+        }
+    }
+
+    /// Makes everything durable, and a plain file end behind `bytes`.
+    pub async fn finish(&self, bytes: u64) -> Result<(), Failure> {
         match self {
             Sink::Device(opened) => opened.flush().await,
-            Sink::Bytes { name, output, file } => {
-                let synced = output.borrow_mut().flush().and_then(|()| file.as_ref().map_or(Ok(()), File::sync_all));
-                synced.map_err(|error| Failure::io("writing", &error).on(name))
+            Sink::Plain { name, medium } => {
+                let failed = |error| of_medium("writing", &error).on(name);
+                medium.end_at(bytes).map_err(failed)?;
+                medium.sync().await.map_err(failed)
             }
+            Sink::Output(output) => output.borrow_mut().flush().map_err(|error| of_output(&error)),
         }
     }
 
@@ -81,34 +108,58 @@ impl Sink {
     pub async fn close<T>(self, result: Result<T, Failure>) -> Result<T, Failure> {
         match self {
             Sink::Device(opened) => opened.close(result).await,
-            Sink::Bytes { .. } => result,
+            Sink::Plain { .. } | Sink::Output(_) => result,
         }
     }
 }
 
-/// Whether nothing is at a path yet.
-fn is_new(path: &Path) -> bool {
-    match std::fs::metadata(path) {
-        Ok(known) => known.is_file() && known.len() == 0,
-        Err(error) => error.kind() == io::ErrorKind::NotFound,
+fn of_output(error: &io::Error) -> Failure {
+    Failure::io("writing", error).on("standard output")
+}
+
+/// Writes what is not zeroes; the rest of the last sector is, until the file's end is set.
+async fn write_plain(medium: &FileMedium, offset: u64, data: &Slice) -> Result<(), Failure> {
+    let failed = |error| of_medium("writing", &error);
+    let data = padded(data, data.len().next_multiple_of(medium.sector_bytes() as usize));
+    let end = offset + data.len() as u64;
+    if end > medium.len_bytes() {
+        medium.set_len_bytes(end).map_err(failed)?;
     }
+    let mut pages = data.chunks(HOLE_BYTES).enumerate().peekable();
+    while let Some((first, page)) = pages.next() {
+        if is_zero(page) {
+            continue;
+        }
+        let (from, mut to) = (first * HOLE_BYTES, first * HOLE_BYTES + page.len());
+        while let Some((_, page)) = pages.next_if(|(_, page)| !is_zero(page)) {
+            to += page.len();
+        }
+        medium.write(offset + from as u64, data.slice(from..to)).await.map_err(failed)?;
+    }
+    Ok(())
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.iter().fold(0, |seen, byte| seen | byte) == 0
+}
+
+/// The blocks of a device that these bytes are, the last one as a whole.
+fn extent_of(opened: &Opened, offset: u64, length: usize) -> Result<Extent, Failure> {
+    let geometry = opened.gate.geometry();
+    let blocks = length.div_ceil(geometry.block_size.bytes()) as u64;
+    let extent = Extent::from_raw(offset >> geometry.block_size.shift(), blocks).ok();
+    extent.filter(|extent| extent.fits(geometry.capacity_blocks)).ok_or_else(|| full(opened))
 }
 
 async fn write_blocks(opened: &Opened, offset: u64, data: &Slice) -> Result<(), Failure> {
     let geometry = opened.gate.geometry();
-    let size = geometry.block_size;
-    let whole = data.len().next_multiple_of(size.bytes());
-    let blocks = (whole >> size.shift()) as u64;
-    let start = offset >> size.shift();
-    let extent = Extent::from_raw(start, blocks)
-        .ok()
-        .filter(|extent| extent.fits(geometry.capacity_blocks))
-        .ok_or_else(|| full(opened))?;
-    let operation = if opened.gate.abilities().unmap_zeroes && data.iter().fold(0, |seen, byte| seen | byte) == 0 {
+    let extent = extent_of(opened, offset, data.len())?;
+    let operation = if opened.gate.abilities().unmap_zeroes && is_zero(data) {
         Operation::WriteZeroes { extent, may_unmap: true, durability: Durability::Volatile }
     } else {
-        let tags = Tags { app_tag: 0, storage_tag: 0, first_ref: start };
-        let data = Sealed::seal(padded(data, whole), size, geometry.protection, &tags);
+        let tags = Tags { app_tag: 0, storage_tag: 0, first_ref: extent.start().get() };
+        let whole = data.len().next_multiple_of(geometry.block_size.bytes());
+        let data = Sealed::seal(padded(data, whole), geometry.block_size, geometry.protection, &tags);
         Operation::Write { extent, data, durability: Durability::Volatile }
     };
     opened.gate.execute(operation).await.map(drop).map_err(|error| of_block("writing", &error))

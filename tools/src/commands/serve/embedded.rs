@@ -7,7 +7,7 @@ use sealblock_units::ByteCount;
 
 use crate::commands::create;
 use crate::exit::{Cause, Failure};
-use crate::stack::{FileKind, inspect, of_open, on_reactor, open_medium};
+use crate::stack::{FileKind, inspect, of_open, of_remains, on_reactor, open_medium};
 use crate::target::Target;
 
 /// The folder, in the working directory; shared with the demonstration.
@@ -50,8 +50,9 @@ fn check(path: &Path) -> Result<(), Failure> {
         let medium = open_medium(path, sealblock_media_file::Options::READ)
             .await
             .map_err(|error| of_open("opening the default volume", &error))?;
-        match inspect(&medium).await {
+        match inspect(&medium).await? {
             FileKind::Volume => Ok(()),
+            FileKind::Remains(parts) => Err(of_remains("opening the default volume", path, &parts)),
             FileKind::Raw => Err(Failure::new(Cause::Unsuitable, "opening the default volume", "it is no volume")
                 .on(path.display())
                 .advise("moving it away, or naming the targets to serve")),

@@ -166,7 +166,7 @@ fn names(targets: &[Target]) -> Vec<Nqn> {
 /// A name for a target: its file's, or its kind's, in characters that need no quotes anywhere.
 fn name_of(target: &Target) -> String {
     let raw = match target {
-        Target::File(path) | Target::Linux(path) => {
+        Target::File(path) | Target::Raw(path) | Target::Linux(path) => {
             path.file_stem().map_or(String::new(), |stem| stem.to_string_lossy().into_owned())
         }
         Target::Memory(_) => "mem".to_owned(),

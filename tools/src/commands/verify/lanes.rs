@@ -61,7 +61,7 @@ async fn on_cores(job: &Arc<Job>, target: &Target, cores: usize) -> Result<(), F
 /// Whether another core can open the target and see the same blocks.
 fn shareable(target: &Target) -> bool {
     match target {
-        Target::File(_) | Target::Linux(_) => true,
+        Target::File(_) | Target::Raw(_) | Target::Linux(_) => true,
         Target::Offset { target, .. } => shareable(target),
         Target::Group { legs, .. } => legs.iter().all(shareable),
         _ => false,

@@ -48,7 +48,7 @@ impl OpenMirror {
     pub async fn add(&self, target: &Target) -> Result<(), Failure> {
         let leg = Leg::new(target, Access::Write);
         let (stack, _) = leg.open().await?;
-        match self.mirror.add(leg.source(Ok(stack))).await {
+        match self.mirror.add(leg.source(Ok(stack)), false).await {
             Ok(()) => {
                 self.legs.borrow_mut().push(leg);
                 Ok(())
@@ -206,6 +206,7 @@ fn of_mirror(error: &MirrorError) -> Failure {
         MirrorError::Leg { .. } | MirrorError::Note(_) => (Cause::Io, None),
         MirrorError::BlockSize { .. }
         | MirrorError::Size { .. }
+        | MirrorError::Protection { .. }
         | MirrorError::Capacity { .. }
         | MirrorError::Pages { .. } => (Cause::Unsuitable, None),
     };
@@ -222,7 +223,15 @@ fn of_member(error: &MemberError) -> Failure {
         MemberError::Full | MemberError::Last(_) => failure(Cause::Refused),
         MemberError::ReadOnly => failure(Cause::Refused).advise("a mirror that is open for writing"),
         MemberError::Absent { .. } => failure(Cause::Unreachable),
-        MemberError::Labelled { .. } => failure(Cause::Refused),
+        MemberError::Labelled { .. } | MemberError::Holds { .. } => {
+            failure(Cause::Refused).advise("another device, or --force to replace what is on it")
+        }
+        MemberError::InUse { .. } => failure(Cause::Refused),
+        MemberError::Undecided { .. } => {
+            failure(Cause::Refused).advise("--from DEVICE, whose content counts, and --force")
+        }
+        MemberError::NoRoom(_) => failure(Cause::Unsuitable)
+            .advise("a protected volume (`sealblock create`) or a namespace of sealblock as the first leg"),
         MemberError::Unfit(_) => {
             failure(Cause::Unsuitable).advise("a leg of the same block size and at least this size")
         }
@@ -240,6 +249,15 @@ fn advice(refusal: &sealblock_layers_mirror::judge::Refusal) -> (Cause, Option<&
         Refusal::Stranger { .. } => {
             (Cause::Refused, Some("`sealblock mirror add TARGET LEG` brings a new leg up to date"))
         }
+        Refusal::TakenOut { .. } => (
+            Cause::Refused,
+            Some("the mirror without it; `sealblock mirror add TARGET LEG --force` makes it a leg again"),
+        ),
+        Refusal::NotMade { .. } => (
+            Cause::Refused,
+            Some("`sealblock mirror create A B .. --from A` to make a mirror that has the content of A"),
+        ),
+        Refusal::NoRoom => (Cause::Refused, Some("a protected volume (`sealblock create`) among the legs")),
         Refusal::Foreign { .. } | Refusal::Twice { .. } => (Cause::Refused, Some("the legs of one mirror")),
         Refusal::SplitBrain { .. } => (
             Cause::Refused,

@@ -47,7 +47,7 @@ fn is_forgetful(target: &Target) -> bool {
         Target::Memory(_) | Target::Null(_) => true,
         Target::Group { legs, .. } => legs.iter().all(is_forgetful),
         Target::Offset { target, .. } | Target::Fault { target, .. } => is_forgetful(target),
-        Target::File(_) | Target::Linux(_) | Target::NvmeTcp { .. } | Target::Nbd { .. } => false,
+        Target::File(_) | Target::Raw(_) | Target::Linux(_) | Target::NvmeTcp { .. } | Target::Nbd { .. } => false,
     }
 }
 

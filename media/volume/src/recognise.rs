@@ -1,0 +1,171 @@
+//! Whether a volume lies on a medium, or what is left of one.
+//!
+//! A volume whose superblocks are damaged is a damaged volume, and never a medium with nothing on it: what is taken for blank
+//! is overwritten, and what is taken for raw bytes is served without a check. So besides the superblocks everything is looked
+//! for that stands at a known place: the annex behind them, the start of the log, the records of the first blocks, and the
+//! third superblock at the end. Each has its fields checked against one another and against its place, so that neither chance
+//! nor a volume that lies as a whole inside of something else passes for it. The cost is bounded: 320 KiB of the start and
+//! of where the tables can begin, and one sector at the end.
+
+use std::fmt;
+
+use sealblock_block::{AnnexSlot, Medium, MediumError};
+use sealblock_units::{BlockSize, Lba};
+
+use crate::error::VolumeError;
+use crate::format::{
+    AnnexCopy, Layout, LogSector, RECORD_BYTES, Record, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, annex_offset,
+};
+use crate::superblocks;
+
+/// Bytes looked at in one place.
+const LOOK_BYTES: u64 = 64 << 10;
+/// Where every log begins.
+const LOG_OFFSET: u64 = 64 << 10;
+/// Where the tables begin behind the shortest and behind the longest log.
+const USUAL_TABLES: [u64; 2] = [128 << 10, (64 << 20) + (64 << 10)];
+/// Records of one salt that make a table: one could be chance.
+const RECORDS_OF_A_TABLE: usize = 2;
+/// The shapes that volumes have: sizes of blocks and sectors.
+const SHAPES: [(BlockSize, u32); 3] = [(BlockSize::B4096, 512), (BlockSize::B4096, 4096), (BlockSize::B512, 512)];
+
+/// What lies on a medium.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Recognised {
+    /// A volume with a superblock: one that opens, or whose opening says why not.
+    Volume,
+    /// Parts of a volume, without a superblock that can be used. Never empty.
+    Remains(Vec<Trace>),
+    /// Nothing of a volume.
+    Nothing,
+}
+
+/// A part of a volume that was recognised.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Trace {
+    /// A damaged superblock.
+    Superblock(u64),
+    /// Notes of the annex.
+    Annex(u64),
+    /// A sector of the log.
+    Log(u64),
+    /// Records of blocks.
+    Records(u64),
+}
+
+impl fmt::Display for Trace {
+    /// What and where, in bytes.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Trace::Superblock(at) => write!(f, "a damaged superblock at byte {at}"),
+            Trace::Annex(at) => write!(f, "notes beside the blocks at byte {at}"),
+            Trace::Log(at) => write!(f, "a sector of the log at byte {at}"),
+            Trace::Records(at) => write!(f, "records of blocks at byte {at}"),
+        }
+    }
+}
+
+/// Says what lies on a medium.
+///
+/// # Errors
+/// When the medium fails where a superblock would be, and nothing else is found: it cannot be said then.
+pub async fn recognise<M: Medium>(medium: &M) -> Result<Recognised, MediumError> {
+    let unreadable = match superblocks::read(medium).await {
+        Ok(_) => return Ok(Recognised::Volume),
+        Err(VolumeError::Superblock(
+            SuperblockError::Magic | SuperblockError::Truncated | SuperblockError::Checksum | SuperblockError::Place,
+        )) => None,
+        Err(VolumeError::Medium(error)) => Some(error),
+        Err(_) => return Ok(Recognised::Volume),
+    };
+    let mut traces = at_start(&look(medium, 0).await);
+    traces.extend(in_log(&look(medium, LOG_OFFSET).await));
+    for offset in tables(medium.len_bytes()) {
+        traces.extend(in_table(offset, &look(medium, offset).await));
+    }
+    if let Some(offset) = superblocks::tail_offset(medium).filter(|&offset| offset >= LOG_OFFSET) {
+        let sector = &look(medium, offset).await;
+        traces.extend(Superblock::is_trace_at(sector, offset).then_some(Trace::Superblock(offset)));
+    }
+    match (traces.is_empty(), unreadable) {
+        (false, _) => Ok(Recognised::Remains(traces)),
+        (true, Some(error)) => Err(error),
+        (true, None) => Ok(Recognised::Nothing),
+    }
+}
+
+/// Up to [`LOOK_BYTES`] from `offset` on; zeroes for sectors that cannot be read.
+async fn look<M: Medium>(medium: &M, offset: u64) -> Vec<u8> {
+    let sector = u64::from(medium.sector_bytes());
+    let length = medium.len_bytes().saturating_sub(offset).min(LOOK_BYTES);
+    let (read, bytes) = medium.read(offset, medium.buffer(length as usize)).await;
+    if read.is_ok() {
+        return bytes.to_vec();
+    }
+    let mut found = Vec::with_capacity(length as usize);
+    for at in (0..length).step_by(sector as usize) {
+        let (read, bytes) = medium.read(offset + at, medium.buffer(sector as usize)).await;
+        found.extend_from_slice(&if read.is_ok() { bytes.to_vec() } else { vec![0; sector as usize] });
+    }
+    found
+}
+
+/// Damaged superblocks, and the annex behind each.
+fn at_start(bytes: &[u8]) -> Vec<Trace> {
+    let from = |offset: u64| bytes.get(offset as usize..).unwrap_or_default();
+    // One that is whole and in the other's place belongs to something that begins elsewhere.
+    let is_damaged = |at: u64| Superblock::is_trace(from(at)) && Superblock::decode(from(at)).is_err();
+    let superblocks = SUPERBLOCK_OFFSETS.into_iter().filter(|&at| is_damaged(at)).map(Trace::Superblock);
+    let places = [AnnexSlot::Group, AnnexSlot::Scrub].into_iter().flat_map(|slot| [0, 1].map(|copy| (slot, copy)));
+    let annex = places.filter_map(|(slot, copy)| {
+        let at = annex_offset(slot, copy);
+        AnnexCopy::is_trace(from(at), slot, copy).then_some(Trace::Annex(at))
+    });
+    superblocks.chain(annex).collect()
+}
+
+/// The first sector of the log that lies where its number says.
+fn in_log(bytes: &[u8]) -> Option<Trace> {
+    [512, 4096].into_iter().find_map(|sector| {
+        let places = LOOK_BYTES / sector as u64;
+        let mut sectors = (0_u64..).zip(bytes.chunks_exact(sector));
+        // Every log has a multiple of so many sectors.
+        let found = sectors.find(|(place, bytes)| LogSector::trace(bytes).is_some_and(|at| at % places == *place));
+        found.map(|(place, _)| Trace::Log(LOG_OFFSET + place * sector as u64))
+    })
+}
+
+/// Records of the first blocks, if so many have one salt that they are no chance.
+fn in_table(offset: u64, bytes: &[u8]) -> Option<Trace> {
+    let records = (0_u64..).zip(bytes.as_chunks::<RECORD_BYTES>().0);
+    let mut salts: Vec<u32> = records.filter_map(|(lba, bytes)| Record::trace(bytes, Lba::new(lba))).collect();
+    salts.sort_unstable();
+    let is_table = salts.chunk_by(|a, b| a == b).any(|same| same.len() >= RECORDS_OF_A_TABLE);
+    is_table.then_some(Trace::Records(offset))
+}
+
+/// Where the tables can begin: behind the logs of the usual lengths, and of a volume that fills a medium of this length.
+fn tables(len_bytes: u64) -> Vec<u64> {
+    let mut offsets = USUAL_TABLES.to_vec();
+    offsets.extend(SHAPES.into_iter().filter_map(|(block_size, sector)| filling(block_size, sector, len_bytes)));
+    offsets.sort_unstable();
+    offsets.dedup();
+    offsets.retain(|offset| *offset < len_bytes);
+    offsets
+}
+
+/// Where the tables of the volume begin that has this shape and this length.
+fn filling(block_size: BlockSize, sector: u32, len_bytes: u64) -> Option<u64> {
+    let of = |blocks: u64| Layout::new(block_size, sector, blocks).ok();
+    let (mut few, mut many) = (1, (len_bytes >> block_size.shift()).max(1));
+    // Longer volumes have more blocks, and those of one length have logs of one length.
+    while few < many {
+        let middle = few + (many - few) / 2;
+        if of(middle)?.medium_bytes() < len_bytes {
+            few = middle + 1;
+        } else {
+            many = middle;
+        }
+    }
+    of(few).filter(|layout| layout.medium_bytes() == len_bytes).map(|layout| layout.zones_offset())
+}

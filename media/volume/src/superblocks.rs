@@ -1,0 +1,187 @@
+//! The three copies of the superblock on a medium.
+//!
+//! Two lie at the start and are written in turn; the third lies at the end and is written with each of them, before the sync
+//! that gives up log space. So the third is never older than what the log still has records for, and a volume whose first
+//! two were overwritten opens from it as it is.
+
+use sealblock_block::{Medium, MediumError};
+use sealblock_runtime_memory::Buffer;
+
+use crate::error::VolumeError;
+use crate::format::{Layout, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, THIRD_FROM_END_BYTES};
+
+/// Copies of a superblock.
+pub(crate) const COPIES: usize = 3;
+
+/// A copy of the superblock, as it was found.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SuperblockCopy {
+    /// Where it lies, in bytes.
+    pub offset_bytes: u64,
+    /// Why it cannot be used, where it cannot.
+    pub lost: Option<String>,
+}
+
+/// What the copies say together.
+pub(crate) struct Found {
+    /// The one that counts: the newest.
+    pub superblock: Superblock,
+    /// Each of them.
+    pub copies: [SuperblockCopy; COPIES],
+    /// All are there and begin the log at the same place.
+    pub all_serve: bool,
+}
+
+/// Why a copy cannot be used.
+enum Loss {
+    Medium(MediumError),
+    Superblock(SuperblockError),
+}
+
+impl Loss {
+    fn words(&self) -> String {
+        match self {
+            Loss::Medium(error) => error.to_string(),
+            Loss::Superblock(error) => error.to_string(),
+        }
+    }
+
+    /// Whether it is a superblock all the same: one that is not understood. No other copy may be used in its stead.
+    fn is_foreign(&self) -> bool {
+        use SuperblockError::{Checksum, Features, Field, Layout, Magic, Place, Truncated, Version};
+        match self {
+            Loss::Medium(_) | Loss::Superblock(Magic | Truncated | Checksum | Place) => false,
+            Loss::Superblock(Version(_) | Features(_) | Field { .. } | Layout(_)) => true,
+        }
+    }
+}
+
+impl From<Loss> for VolumeError {
+    fn from(loss: Loss) -> VolumeError {
+        match loss {
+            Loss::Medium(error) => VolumeError::Medium(error),
+            Loss::Superblock(error) => VolumeError::Superblock(error),
+        }
+    }
+}
+
+/// Where the third copy is if a volume fills the medium.
+pub(crate) fn tail_offset<M: Medium>(medium: &M) -> Option<u64> {
+    (medium.len_bytes() / THIRD_FROM_END_BYTES).checked_sub(1).map(|tail| tail * THIRD_FROM_END_BYTES)
+}
+
+/// Reads the copies of a volume's superblock.
+///
+/// # Errors
+/// When there is none that can be used: what is wrong with the first one, unless only another begins like a superblock.
+pub(crate) async fn read<M: Medium>(medium: &M) -> Result<Found, VolumeError> {
+    let first = read_at_start(medium, 0).await;
+    let second = read_at_start(medium, 1).await;
+    let third = |superblock: Superblock| async move {
+        let offset = superblock.layout.third_offset();
+        (offset, read_third(medium, offset, &superblock).await)
+    };
+    let newest = match (&first, &second) {
+        (Ok(a), Ok(b)) => Some(if b.serial > a.serial { *b } else { *a }),
+        (Ok(one), Err(_)) | (Err(_), Ok(one)) => Some(*one),
+        (Err(a), Err(b)) if a.is_foreign() || b.is_foreign() => None,
+        (Err(_), Err(_)) => read_tail(medium).await,
+    };
+    let Some(newest) = newest else { return Err(reason(first, second)) };
+    let (offset, third) = third(newest).await;
+    let superblock = third.as_ref().ok().filter(|third| third.serial > newest.serial).copied().unwrap_or(newest);
+    let serves = |copy: &Result<Superblock, Loss>| {
+        copy.as_ref().is_ok_and(|copy| copy.log_tail == superblock.log_tail && copy.uuid == superblock.uuid)
+    };
+    let all_serve = [&first, &second, &third].into_iter().all(serves);
+    let copy = |offset_bytes, copy: Result<Superblock, Loss>| {
+        let lost = match copy {
+            Ok(copy) if copy.uuid == superblock.uuid => None,
+            Ok(_) => Some("the superblock of another volume is there".to_owned()),
+            Err(loss) => Some(loss.words()),
+        };
+        SuperblockCopy { offset_bytes, lost }
+    };
+    let [a, b] = SUPERBLOCK_OFFSETS;
+    Ok(Found { superblock, copies: [copy(a, first), copy(b, second), copy(offset, third)], all_serve })
+}
+
+/// What to say where no copy can be used.
+fn reason(first: Result<Superblock, Loss>, second: Result<Superblock, Loss>) -> VolumeError {
+    match (first, second) {
+        (Err(Loss::Superblock(SuperblockError::Magic)), Err(second)) => second.into(),
+        (Err(first), Err(second)) if second.is_foreign() && !first.is_foreign() => second.into(),
+        (Err(first), _) => first.into(),
+        (Ok(_), Err(second)) => second.into(),
+        (Ok(_), Ok(_)) => SuperblockError::Magic.into(),
+    }
+}
+
+async fn read_copy<M: Medium>(medium: &M, offset: u64) -> Result<Superblock, Loss> {
+    let sector = medium.sector_bytes() as usize;
+    if offset + sector as u64 > medium.len_bytes() {
+        return Err(Loss::Superblock(SuperblockError::Magic));
+    }
+    let (read, bytes) = medium.read(offset, medium.buffer(sector)).await;
+    read.map_err(Loss::Medium)?;
+    Superblock::decode(&bytes).map_err(Loss::Superblock)
+}
+
+/// One of the first two. They take turns, so one in the other's place is part of something else, such as of a volume that
+/// lies as a whole further on.
+async fn read_at_start<M: Medium>(medium: &M, copy: usize) -> Result<Superblock, Loss> {
+    let found = read_copy(medium, SUPERBLOCK_OFFSETS[copy]).await?;
+    if found.serial % 2 != copy as u64 {
+        return Err(Loss::Superblock(SuperblockError::Place));
+    }
+    Ok(found)
+}
+
+/// The third one of a volume that another copy tells of. One that missed writes is as good as lost.
+async fn read_third<M: Medium>(medium: &M, offset: u64, of: &Superblock) -> Result<Superblock, Loss> {
+    let found = read_copy(medium, offset).await?;
+    if found.uuid != of.uuid || found.layout != of.layout || found.serial + 1 < of.serial {
+        return Err(Loss::Superblock(SuperblockError::Place));
+    }
+    Ok(found)
+}
+
+/// The third one where nothing else is known: at the end of the medium, if it says itself that it belongs there.
+async fn read_tail<M: Medium>(medium: &M) -> Option<Superblock> {
+    let offset = tail_offset(medium)?;
+    read_copy(medium, offset).await.ok().filter(|found| found.layout.third_offset() == offset)
+}
+
+/// Writes a superblock to the place of the older of the first two copies, and to that of the third.
+///
+/// # Errors
+/// When the former fails. Without the third the volume goes on: it would be of use only if the others were lost.
+pub(crate) async fn write<M: Medium>(medium: &M, superblock: &Superblock) -> Result<(), MediumError> {
+    let sector = (superblock.layout.sector_bytes() as usize).max(medium.sector_bytes() as usize);
+    let mut buffer = medium.buffer(sector);
+    buffer.fill(0);
+    buffer[..SUPERBLOCK_BYTES].copy_from_slice(&superblock.encode());
+    let bytes = buffer.freeze();
+    let offset = SUPERBLOCK_OFFSETS[(superblock.serial % 2) as usize];
+    medium.write(offset, bytes.clone()).await?;
+    if let Err(error) = medium.write(superblock.layout.third_offset(), bytes).await {
+        tracing::warn!(%error, "the third copy of the superblock could not be written");
+    }
+    Ok(())
+}
+
+/// Makes every copy that an earlier volume may have left on the medium unreadable, before a new one is laid out like this.
+///
+/// # Errors
+/// When the medium fails.
+pub(crate) async fn wipe<M: Medium>(medium: &M, layout: &Layout) -> Result<(), MediumError> {
+    let old = read(medium).await.ok().map(|found| found.superblock.layout.third_offset());
+    let thirds = [old, tail_offset(medium), Some(layout.third_offset())];
+    let sector = u64::from(layout.sector_bytes().max(medium.sector_bytes()));
+    for offset in SUPERBLOCK_OFFSETS.into_iter().chain(thirds.into_iter().flatten()) {
+        if offset + sector <= medium.len_bytes() {
+            medium.write(offset, Buffer::zeroed(sector as usize).freeze()).await?;
+        }
+    }
+    Ok(())
+}

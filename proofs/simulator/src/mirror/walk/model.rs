@@ -1,0 +1,254 @@
+//! What every history of the mirror has acknowledged, and which of them each image belongs to.
+//!
+//! A *node* is a moment of one history: each change that begins, each that is acknowledged, each flush and each stop of a
+//! machine makes a child. An image that has everything up to a node is *at* that node. Two images whose nodes are on one way
+//! from the root have one history, of which the lower node is the newer; where the ways part, each side has acknowledged
+//! something without the other.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use sealblock_layers_mirror::label::{Label, Standing};
+
+/// What a write put into its blocks; 0 is zeroes. No two writes have the same.
+pub type Stamp = u64;
+/// The identity of a member, as labels have it.
+pub type Id = [u8; 16];
+/// A moment of a history.
+pub type NodeId = usize;
+
+/// What a block may hold.
+type Set = Rc<[Stamp]>;
+
+/// What came about at a node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// The mirror was new.
+    Root,
+    /// A change began, and may be there or not from now on.
+    Begun,
+    /// It was acknowledged.
+    Written,
+    /// A flush was acknowledged.
+    Flushed,
+    /// The machine stopped, and with power cut, what was not flushed may be lost.
+    Stopped,
+}
+
+/// What blocks may hold in a history.
+#[derive(Clone, Debug)]
+pub struct State {
+    now: Vec<Set>,
+    /// The same after a power cut.
+    after_cut: Vec<Set>,
+}
+
+fn with(set: &Set, stamp: Stamp) -> Set {
+    if set.contains(&stamp) { set.clone() } else { set.iter().copied().chain([stamp]).collect() }
+}
+
+fn union(a: &[Set], b: &[Set]) -> Vec<Set> {
+    a.iter().zip(b).map(|(a, b)| b.iter().fold(a.clone(), |set, stamp| with(&set, *stamp))).collect()
+}
+
+impl State {
+    /// All zeroes.
+    fn blank(blocks: usize) -> State {
+        let zero: Set = [0].into();
+        State { now: vec![zero.clone(); blocks], after_cut: vec![zero; blocks] }
+    }
+
+    /// What a block may hold.
+    pub fn may_hold(&self, block: usize) -> &[Stamp] {
+        &self.now[block]
+    }
+
+    /// The one content that a block can have; nothing where it may have several.
+    pub fn only(&self, block: usize) -> Option<Stamp> {
+        if let [stamp] = self.now[block][..] { Some(stamp) } else { None }
+    }
+
+    /// It was seen, and stays what it is.
+    pub fn pin(&mut self, block: usize, stamp: Stamp) {
+        self.now[block] = [stamp].into();
+    }
+
+    /// What either may hold.
+    pub fn or(&self, other: &State) -> State {
+        State { now: union(&self.now, &other.now), after_cut: union(&self.after_cut, &other.after_cut) }
+    }
+
+    fn begin(&mut self, block: usize, stamp: Stamp) {
+        self.now[block] = with(&self.now[block], stamp);
+        self.after_cut[block] = with(&self.after_cut[block], stamp);
+    }
+
+    fn flush(&mut self) {
+        self.after_cut = self.now.clone();
+    }
+
+    fn cut(&mut self) {
+        self.now = self.after_cut.clone();
+    }
+}
+
+struct Node {
+    parent: NodeId,
+    depth: usize,
+    kind: Kind,
+    state: State,
+}
+
+/// What the walk knows of an image. Copies of the image have copies of it.
+#[derive(Clone, Debug, Default)]
+pub struct Known {
+    /// Up to where it has everything. Nothing where it never had, or was given up.
+    pub node: Option<NodeId>,
+    /// The latest moment of which something got to it.
+    pub holds: Option<NodeId>,
+    /// It was being brought up to date: what it has is of no one moment.
+    pub is_mixed: bool,
+    /// It was never yet in sync since it was added: what it holds is nothing of the mirror's.
+    pub is_new: bool,
+    /// The last label that was written to it.
+    pub own: u64,
+    /// The last labels of other members that those who wrote it knew of.
+    pub heard: BTreeMap<Id, u64>,
+}
+
+/// All histories of a walk.
+pub struct Model {
+    nodes: Vec<Node>,
+}
+
+impl Model {
+    pub fn new(blocks: usize) -> Model {
+        Model { nodes: vec![Node { parent: 0, depth: 0, kind: Kind::Root, state: State::blank(blocks) }] }
+    }
+
+    pub fn state(&self, node: NodeId) -> &State {
+        &self.nodes[node].state
+    }
+
+    /// Goes on from `node`, of which `state` is known by now.
+    fn child(&mut self, node: NodeId, kind: Kind, state: State) -> NodeId {
+        let depth = self.nodes[node].depth + 1;
+        self.nodes.push(Node { parent: node, depth, kind, state });
+        self.nodes.len() - 1
+    }
+
+    /// A change of blocks begins.
+    pub fn begin(&mut self, node: NodeId, mut state: State, change: &[(usize, Stamp)]) -> NodeId {
+        change.iter().for_each(|(block, stamp)| state.begin(*block, *stamp));
+        self.child(node, Kind::Begun, state)
+    }
+
+    /// It is acknowledged.
+    pub fn acknowledge(&mut self, node: NodeId, mut state: State, change: &[(usize, Stamp)]) -> NodeId {
+        change.iter().for_each(|(block, stamp)| state.pin(*block, *stamp));
+        self.child(node, Kind::Written, state)
+    }
+
+    /// A flush is acknowledged.
+    pub fn flush(&mut self, node: NodeId, mut state: State) -> NodeId {
+        state.flush();
+        self.child(node, Kind::Flushed, state)
+    }
+
+    /// The machine stops.
+    pub fn stop(&mut self, node: NodeId, mut state: State, is_power_cut: bool) -> NodeId {
+        if is_power_cut {
+            state.cut();
+        }
+        self.child(node, Kind::Stopped, state)
+    }
+
+    /// The last moment that both histories have.
+    fn parting(&self, mut a: NodeId, mut b: NodeId) -> NodeId {
+        while a != b {
+            if self.nodes[a].depth >= self.nodes[b].depth { a = self.nodes[a].parent } else { b = self.nodes[b].parent }
+        }
+        a
+    }
+
+    pub fn is_ancestor(&self, old: NodeId, new: NodeId) -> bool {
+        self.parting(old, new) == old
+    }
+
+    /// What happened from the parting of the two ways on until `node`, latest first.
+    fn apart(&self, node: NodeId, other: NodeId) -> impl Iterator<Item = Kind> + '_ {
+        let end = self.parting(node, other);
+        std::iter::successors(Some(node), |at| Some(self.nodes[*at].parent))
+            .take_while(move |at| *at != end)
+            .map(|at| self.nodes[at].kind)
+    }
+
+    /// Whether something acknowledged and flushed until `node` is not in the history of `other`.
+    pub fn has_flushed_more(&self, node: NodeId, other: NodeId) -> bool {
+        let mut is_flushed = false;
+        self.apart(node, other).any(|kind| {
+            is_flushed |= kind == Kind::Flushed;
+            is_flushed && kind == Kind::Written
+        })
+    }
+
+    /// Whether something acknowledged until `node` is not in the history of `other`.
+    fn has_more(&self, node: NodeId, other: NodeId) -> bool {
+        self.apart(node, other).any(|kind| kind == Kind::Written)
+    }
+
+    /// Whether these images have one history, whose newest moment is that of `tip`, as far as labels can tell: then a
+    /// mirror of them must open.
+    pub fn must_open(&self, tip: (&Known, &Label), others: &[(&Known, &Label)]) -> bool {
+        let (known, label) = tip;
+        let Some(node) = known.node.filter(|_| !known.is_mixed && !known.is_new) else { return false };
+        if label.members[label.own].standing != Standing::Current {
+            return false;
+        }
+        let id = label.members[label.own].id;
+        let in_use: Vec<&Id> =
+            label.members.iter().filter(|of| of.standing != Standing::Removed).map(|of| &of.id).collect();
+        let has_standing = |label: &Label, id: &Id, standing: Standing| {
+            label.members.iter().any(|member| member.id == *id && member.standing == standing)
+        };
+        // Who is called in sync there, too, was left behind by nobody who may have gone on.
+        let calls_current = |theirs: &Label| {
+            let current = in_use.iter().filter(|id| has_standing(label, id, Standing::Current));
+            current.copied().all(|id| has_standing(theirs, id, Standing::Current))
+        };
+        others.iter().all(|(other, theirs)| {
+            let own = theirs.members[theirs.own].id;
+            let is_known = other.own <= known.heard.get(&own).copied().unwrap_or(0);
+            own != id
+                && in_use.contains(&&own)
+                && !in_use.iter().any(|id| has_standing(theirs, id, Standing::Removed))
+                && other.holds.is_none_or(|holds| !self.has_more(holds, node))
+                // What they know of it must not be later than what is there.
+                && other.heard.get(&id).is_none_or(|heard| *heard <= known.own)
+                && (is_known || calls_current(theirs))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn histories_part_and_what_was_flushed_on_one_side_is_more() {
+        let mut model = Model::new(2);
+        let blank = model.state(0).clone();
+        let begun = model.begin(0, blank, &[(1, 7)]);
+        assert_eq!(model.state(begun).may_hold(1), [0, 7]);
+        let written = model.acknowledge(begun, model.state(begun).clone(), &[(1, 7)]);
+        assert_eq!(model.state(written).only(1), Some(7));
+        let cut = model.stop(written, model.state(written).clone(), true);
+        assert_eq!((model.state(cut).may_hold(1), model.state(cut).only(0)), (&[0, 7][..], Some(0)));
+        let flushed = model.flush(written, model.state(written).clone());
+        let kept = model.stop(flushed, model.state(flushed).clone(), true);
+        assert_eq!(model.state(kept).only(1), Some(7));
+        assert!(model.is_ancestor(written, kept) && !model.is_ancestor(kept, cut));
+        assert!(model.has_flushed_more(kept, 0) && !model.has_flushed_more(written, 0) && model.has_more(written, 0));
+        assert!(!model.has_flushed_more(kept, cut), "both have the write");
+    }
+}

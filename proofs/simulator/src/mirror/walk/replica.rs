@@ -1,0 +1,363 @@
+//! A replica in RAM whose content can be copied, put back, damaged, cut off and stopped in the middle of a request.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::future::pending;
+use std::rc::Rc;
+
+use sealblock_block::{
+    Abilities, Ability, AnnexSlot, Answer, Device, Digested, Error, Failure, Fault, Faults, Geometry, Limits,
+    Operation, Outcome, RunState, Runs, Verified,
+};
+use sealblock_integrity::{Checks, PiFormat, Sealed, Tags, Unverified, guard};
+use sealblock_layers_mirror::label::Label;
+use sealblock_runtime_memory::Slice;
+use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
+
+use super::model::{Known, Stamp};
+use super::world::World;
+use crate::executor::Executor;
+use crate::random::Random;
+
+/// Bytes of a block.
+pub const SIZE: BlockSize = BlockSize::B512;
+/// Blocks of a replica.
+pub const BLOCKS: u64 = 48;
+/// Blocks of one transfer, so that regions are brought in several pieces.
+const TRANSFER_BLOCKS: usize = 4;
+
+/// What a block holds.
+#[derive(Clone, Debug)]
+pub enum Stored {
+    /// Nothing: it reads as zeroes.
+    Hole,
+    /// Data and its tags, which may not fit each other.
+    Data(Slice, Slice),
+    /// The medium does not give it.
+    Unreadable,
+}
+
+/// All that is on a replica, and what the walk knows of it.
+#[derive(Clone)]
+pub struct Image {
+    blocks: Vec<Stored>,
+    annex: Vec<(AnnexSlot, Slice)>,
+    /// What blocks held that were changed since the last flush, oldest first.
+    before: BTreeMap<usize, Vec<Stored>>,
+    pub known: Known,
+}
+
+/// The data of a block that holds a stamp: it tells its own number, too.
+pub fn content(lba: Lba, stamp: Stamp) -> Vec<u8> {
+    [stamp.to_le_bytes(), lba.get().to_le_bytes()].concat().repeat(SIZE.bytes() / 16)
+}
+
+/// The stamp that the data of a block tells; zeroes are stamp 0. Nothing where it is no content of this block.
+pub fn stamp_of(lba: Lba, data: &[u8]) -> Option<Stamp> {
+    if data.iter().all(|byte| *byte == 0) {
+        return Some(0);
+    }
+    let stamp = Stamp::from_le_bytes(data.first_chunk().copied()?);
+    (data == content(lba, stamp)).then_some(stamp)
+}
+
+/// The tags that blocks get.
+pub fn tags(extent: Extent) -> Tags {
+    Tags { app_tag: 5, storage_tag: 0, first_ref: extent.start().get() }
+}
+
+impl Image {
+    /// A device that was never written, and what is known of it.
+    pub fn blank(known: Known) -> Image {
+        Image { blocks: vec![Stored::Hole; BLOCKS as usize], annex: Vec::new(), before: BTreeMap::new(), known }
+    }
+
+    /// The label on it.
+    pub fn label(&self) -> Option<Label> {
+        let (_, bytes) = self.annex.iter().find(|(slot, _)| *slot == AnnexSlot::Group)?;
+        Label::decode(bytes).ok().flatten()
+    }
+
+    fn at(lba: Lba) -> usize {
+        lba.get() as usize
+    }
+
+    fn change(&mut self, lba: Lba, stored: Stored) {
+        let old = std::mem::replace(&mut self.blocks[Image::at(lba)], stored);
+        self.before.entry(Image::at(lba)).or_default().push(old);
+    }
+
+    /// Spoils a stored block; whether there was anything to spoil.
+    pub fn damage(&mut self, lba: Lba, random: &Random) -> bool {
+        let block = &mut self.blocks[Image::at(lba)];
+        match block {
+            Stored::Data(data, tags) if !tags.is_empty() && random.chance(80) => {
+                let mut spoilt = data.to_vec();
+                spoilt[random.below(SIZE.bytes() as u64) as usize] ^= 1 << random.below(8);
+                *data = Slice::copy_from(&spoilt);
+                true
+            }
+            Stored::Data(..) => {
+                *block = Stored::Unreadable;
+                true
+            }
+            Stored::Hole | Stored::Unreadable => false,
+        }
+    }
+
+    /// The power goes: each block that was not flushed holds what it held at some time since.
+    pub fn lose_power(&mut self, random: &Random) {
+        for (at, mut older) in std::mem::take(&mut self.before) {
+            let which = random.below(older.len() as u64 + 1) as usize;
+            if which < older.len() {
+                self.blocks[at] = older.swap_remove(which);
+            }
+        }
+    }
+
+    /// Nothing can be lost any more.
+    pub fn flush(&mut self) {
+        self.before.clear();
+    }
+
+    /// The good content of a block; nothing where it cannot be read.
+    pub fn good(&self, lba: Lba, format: Option<PiFormat>) -> Option<Stamp> {
+        let one = Extent::one(lba);
+        let sealed = self.read(one, &full(format, one), format).ok()?;
+        // What is no content of this block is a stamp that nothing has.
+        Some(stamp_of(lba, sealed.data()).unwrap_or(Stamp::MAX))
+    }
+
+    fn read(&self, extent: Extent, checks: &Checks, format: Option<PiFormat>) -> Result<Sealed, Error> {
+        let tuple = format.map_or(0, PiFormat::tuple_bytes);
+        let (mut data, mut tags, mut faults) = (Vec::new(), Vec::new(), Vec::new());
+        for lba in extent.iter() {
+            match &self.blocks[Image::at(lba)] {
+                Stored::Data(block, tag) => {
+                    data.extend_from_slice(block);
+                    tags.extend_from_slice(tag);
+                    continue;
+                }
+                Stored::Hole => {}
+                Stored::Unreadable => faults.push(Fault::media(lba)),
+            }
+            data.resize(data.len() + SIZE.bytes(), 0);
+            tags.resize(tags.len() + tuple, 0xFF);
+        }
+        let read = Unverified::new(Slice::copy_from(&data), Slice::copy_from(&tags), SIZE, format);
+        let read = read.expect("a tuple was copied for each block");
+        match read.verify(checks) {
+            Ok(sealed) if faults.is_empty() => return Ok(sealed),
+            Ok(_) => {}
+            Err(bad) => faults.extend(bad.iter().map(|bad| Fault::of_mismatch(extent.start(), bad))),
+        }
+        Err(Faults::new(faults).expect("a failed read names a block").into())
+    }
+
+    fn write(&mut self, extent: Extent, data: &Sealed) {
+        for (index, lba) in extent.iter().enumerate() {
+            let one = data.slice(index, 1);
+            let stored = Stored::Data(Slice::copy_from(one.data()), Slice::copy_from(one.tags()));
+            self.change(lba, stored);
+        }
+    }
+
+    fn allocation(&self, extent: Extent) -> Outcome {
+        let mut runs = Runs::default();
+        for lba in extent.iter() {
+            let is_hole = matches!(self.blocks[Image::at(lba)], Stored::Hole);
+            runs.push(BlockCount::ONE, if is_hole { RunState::Hole } else { RunState::Data });
+        }
+        Ok(Answer::Allocation(runs.into_vec()))
+    }
+
+    fn write_annex(&mut self, slot: AnnexSlot, bytes: Slice) {
+        self.annex.retain(|(other, _)| *other != slot);
+        self.annex.push((slot, Slice::copy_from(&bytes)));
+    }
+
+    /// Carries out a request whole.
+    fn carry_out(&mut self, operation: Operation, format: Option<PiFormat>) -> Outcome {
+        match operation {
+            Operation::Read { extent, checks } => return self.read(extent, &checks, format).map(Answer::Data),
+            Operation::Verify { extent, checks } => {
+                return self.read(extent, &checks, format).map(|_| Answer::Verified(Verified::default()));
+            }
+            Operation::Digest { extent, checks } => {
+                let crc64 = guard::crc64(self.read(extent, &checks, format)?.data());
+                return Ok(Answer::Digest(Digested { crc64, bytes_transferred: 0 }));
+            }
+            Operation::ReadAnnex { slot } => {
+                let found = self.annex.iter().find(|(other, _)| *other == slot);
+                return Ok(Answer::Annex(found.map_or_else(Slice::empty, |(_, bytes)| bytes.clone())));
+            }
+            Operation::Allocation { extent } => return self.allocation(extent),
+            Operation::WriteAnnex { slot, bytes } => self.write_annex(slot, bytes),
+            Operation::Write { extent, data, .. } => self.write(extent, &data),
+            Operation::WriteZeroes { extent, may_unmap: true, .. } => {
+                extent.iter().for_each(|lba| self.change(lba, Stored::Hole));
+            }
+            Operation::WriteZeroes { extent, .. } => {
+                let zeroes = Slice::copy_from(&vec![0; extent.bytes(SIZE) as usize]);
+                self.write(extent, &Sealed::seal(zeroes, SIZE, format, &tags(extent)));
+            }
+            Operation::WriteUncorrectable { extent, .. } => {
+                extent.iter().for_each(|lba| self.change(lba, Stored::Unreadable));
+            }
+            Operation::Flush => self.flush(),
+            other => return Err(Failure::Absent(other.kind()).into()),
+        }
+        Ok(Answer::Done)
+    }
+
+    /// Carries out the part of a request that was done when the machine stopped: any of its blocks, all of it or nothing
+    /// where it is a label. Whether it was done whole.
+    fn begin(&mut self, operation: Operation, format: Option<PiFormat>, random: &Random) -> bool {
+        let is_whole = random.chance(50);
+        match operation {
+            Operation::Write { extent, data, .. } if !is_whole => {
+                for (index, lba) in extent.iter().enumerate().filter(|_| random.chance(50)) {
+                    self.write(Extent::one(lba), &data.slice(index, 1));
+                }
+            }
+            other if is_whole => drop(self.carry_out(other, format)),
+            _ => {}
+        }
+        is_whole
+    }
+}
+
+/// All checks there are of an extent.
+pub fn full(format: Option<PiFormat>, extent: Extent) -> Checks {
+    format.map_or(Checks::NONE, |format| Checks::full(format, extent.start()))
+}
+
+/// What the line to a replica does with requests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Line {
+    /// It carries them.
+    Up,
+    /// Reads get through, changes fail.
+    Full,
+    /// Every request fails.
+    Gone,
+}
+
+/// A place for a replica. What is in it outlives machines.
+pub struct Replica {
+    pub name: String,
+    pub number: usize,
+    pub image: RefCell<Image>,
+    pub line: Cell<Line>,
+    /// Counts breaks of the line: what was opened before a break answers nothing after it.
+    pub epoch: Cell<u64>,
+    /// The epoch of the last opening.
+    opened: Cell<u64>,
+}
+
+impl Replica {
+    pub fn new(number: usize) -> Replica {
+        Replica {
+            name: format!("{}", (b'a' + number as u8) as char),
+            number,
+            image: RefCell::new(Image::blank(Known::default())),
+            line: Cell::new(Line::Up),
+            epoch: Cell::new(0),
+            opened: Cell::new(0),
+        }
+    }
+
+    /// Whether the line of the last opening still stands.
+    pub fn is_reached(&self) -> bool {
+        self.epoch.get() == self.opened.get()
+    }
+
+    pub fn break_line(&self, line: Line) {
+        self.line.set(line);
+        if line == Line::Gone {
+            self.epoch.set(self.epoch.get() + 1);
+        }
+    }
+}
+
+/// A replica as of one opening.
+pub struct Plug {
+    pub replica: Rc<Replica>,
+    pub world: Rc<World>,
+    pub executor: Executor,
+    geometry: Geometry,
+    epoch: u64,
+}
+
+impl Plug {
+    pub fn new(replica: &Rc<Replica>, world: &Rc<World>, executor: &Executor) -> Plug {
+        let geometry = Geometry {
+            block_size: SIZE,
+            capacity_blocks: BLOCKS,
+            protection: world.format,
+            limits: Limits::new(SIZE, TRANSFER_BLOCKS * SIZE.bytes(), BLOCKS as u32),
+        };
+        let epoch = replica.epoch.get();
+        replica.opened.set(epoch);
+        Plug { replica: replica.clone(), world: world.clone(), executor: executor.clone(), geometry, epoch }
+    }
+
+    fn check(&self, is_change: bool) -> Result<(), Error> {
+        if self.replica.epoch.get() != self.epoch || self.replica.line.get() == Line::Gone {
+            return Err(Failure::Unreachable { reason: "the line broke".to_owned() }.into());
+        }
+        if is_change && self.replica.line.get() == Line::Full {
+            return Err(Failure::NoSpace { reason: "it is full".to_owned() }.into());
+        }
+        Ok(())
+    }
+}
+
+impl Device for Plug {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn abilities(&self) -> Abilities {
+        let compare = Ability::Absent;
+        let (annex, allocation) = (Ability::Native, Ability::Native);
+        Abilities { annex, allocation, compare, discard: Ability::Absent, ..Abilities::COMPLETE }
+    }
+
+    async fn execute(&self, operation: Operation) -> Outcome {
+        if self.world.random.chance(25) {
+            self.executor.turn().await;
+        }
+        let is_label = matches!(operation, Operation::WriteAnnex { slot: AnnexSlot::Group, .. });
+        let is_change = is_label
+            || matches!(
+                operation,
+                Operation::Write { .. }
+                    | Operation::WriteZeroes { .. }
+                    | Operation::WriteUncorrectable { .. }
+                    | Operation::WriteAnnex { .. }
+            );
+        self.check(is_change)?;
+        let stops = self.world.is_last_operation();
+        if is_change && !is_label {
+            self.world.is_written(&self.replica);
+        }
+        let format = self.world.format;
+        let (is_whole, outcome) = if stops {
+            (self.replica.image.borrow_mut().begin(operation, format, &self.world.random), Ok(Answer::Done))
+        } else {
+            (true, self.replica.image.borrow_mut().carry_out(operation, format))
+        };
+        if is_label && is_whole {
+            self.world.is_labelled(&self.replica);
+        }
+        if stops {
+            self.world.stop(&self.executor);
+            return pending().await;
+        }
+        if self.world.random.chance(25) {
+            self.executor.turn().await;
+        }
+        self.check(false).and(outcome)
+    }
+}

@@ -1,0 +1,145 @@
+//! What must hold whatever happens: of openings, of copies, of what is called in sync.
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use sealblock_layers_mirror::MirrorError;
+use sealblock_layers_mirror::label::Standing;
+
+use super::model::{Id, NodeId, State};
+use super::replica::{BLOCKS, Replica};
+use super::session::Plan;
+use super::world::{Session, Up, World};
+
+/// The good copies that there were before something happened.
+pub struct Copies {
+    /// Blocks of which some replica had the current content.
+    current: Vec<bool>,
+    /// Blocks of which some replica had a good copy, old or not.
+    readable: Vec<bool>,
+}
+
+/// The replicas whose copies count: those named that are members and were in sync some time.
+fn counting(world: &World) -> Vec<Rc<Replica>> {
+    let given = world.session.borrow().as_ref().map_or_else(Vec::new, |session| session.given.clone());
+    let counts = |replica: &&Rc<Replica>| {
+        let known = &replica.image.borrow().known;
+        given.contains(&replica.number) && known.holds.is_some() && !known.is_new
+    };
+    world.replicas.iter().filter(counts).cloned().collect()
+}
+
+impl Copies {
+    /// Those there are.
+    pub fn there(world: &World) -> Copies {
+        let (replicas, state) = (counting(world), world.state());
+        let has = |block: usize, what: &dyn Fn(u64) -> bool| {
+            replicas.iter().any(|replica| world.copy(replica, block).is_some_and(what))
+        };
+        let only = |block: usize| state.as_ref().and_then(|state| state.only(block));
+        let is_current = |block| only(block).is_some_and(|only| has(block, &|stamp| stamp == only));
+        Copies {
+            current: (0..BLOCKS as usize).map(is_current).collect(),
+            readable: (0..BLOCKS as usize).map(|block| has(block, &|_| true)).collect(),
+        }
+    }
+
+    /// Nothing that was good on the last replica that had it may be gone, unless somebody changed it.
+    pub fn are_kept(&self, world: &World, changed: &BTreeSet<usize>) {
+        let now = Copies::there(world);
+        let state = world.state();
+        for block in (0..BLOCKS as usize).filter(|block| !changed.contains(block)) {
+            let is_certain = state.as_ref().is_some_and(|state| state.only(block).is_some());
+            if self.current[block] && is_certain && !now.current[block] {
+                world.find(format!("the last good copy of block {block} is destroyed"));
+            }
+            if self.readable[block] && !now.readable[block] {
+                world.find(format!("the last readable copy of block {block}, an old one, is destroyed"));
+            }
+        }
+    }
+}
+
+/// Replicas that are in sync while nothing is unsettled have the same, and what they may have.
+pub fn check_in_sync(world: &World) {
+    let Some(state) = world.state() else { return };
+    let is_settled =
+        world.session.borrow().as_ref().is_some_and(|session| session.mirror.describe().unsettled_bytes == 0);
+    if !is_settled {
+        return;
+    }
+    let replicas = world.in_sync();
+    for block in 0..BLOCKS as usize {
+        let mut first = None;
+        for replica in &replicas {
+            let Some(stamp) = world.copy(replica, block) else { continue };
+            world.checked.set(world.checked.get() + 1);
+            if !state.may_hold(block).contains(&stamp) {
+                let may = state.may_hold(block);
+                world.find(format!("{} is in sync with {stamp} in block {block}, not {may:?}", replica.name));
+            }
+            if *first.get_or_insert(stamp) != stamp {
+                world.find(format!("replicas in sync differ in block {block}"));
+            }
+        }
+    }
+}
+
+/// Says which history a mirror that has opened represents.
+pub fn adopt(world: &World, mirror: Up, plan: &Plan) {
+    let given = &plan.present;
+    let blank = world.model.borrow().state(0).clone();
+    *world.session.borrow_mut() =
+        Some(Session { mirror, node: 0, state: blank.clone(), opened: blank, given: plan.named.clone() });
+    let model = world.model.borrow();
+    let known = |replica: &Replica| replica.image.borrow().known.clone();
+    let in_sync = world.in_sync();
+    for replica in &in_sync {
+        if known(replica).node.is_none() || known(replica).is_mixed {
+            world.find(format!("{} is called in sync and never was, or is being brought up to date", replica.name));
+        }
+    }
+    let nodes: BTreeSet<NodeId> = in_sync.iter().filter_map(|replica| known(replica).node).collect();
+    let is_newest = |node: &&NodeId| !nodes.iter().any(|other| *other != **node && model.is_ancestor(**node, *other));
+    let tips: Vec<NodeId> = nodes.iter().filter(is_newest).copied().collect();
+    let loses = |tip: &&NodeId| {
+        given.iter().any(|number| {
+            let holds = known(&world.replicas[*number]).holds;
+            holds.is_some_and(|holds| model.has_flushed_more(holds, **tip))
+        })
+    };
+    let node = tips.iter().find(|tip| !loses(tip)).or(tips.first()).copied();
+    if let Some(tip) = tips.first().filter(|_| tips.iter().all(|tip| loses(&tip))) {
+        let who = given.iter().filter(|number| {
+            known(&world.replicas[**number]).holds.is_some_and(|holds| model.has_flushed_more(holds, *tip))
+        });
+        let names: Vec<&str> = who.map(|number| &*world.replicas[*number].name).collect();
+        world.find(format!("it opens without the flushed writes that {} has", names.join(", ")));
+    }
+    let states = tips.iter().map(|tip| model.state(*tip).clone());
+    let state = states.reduce(|a: State, b| a.or(&b));
+    if let (Some(session), Some(node), Some(state)) = (world.session.borrow_mut().as_mut(), node, state) {
+        (session.node, session.state, session.opened) = (node, state.clone(), state);
+    }
+}
+
+/// A mirror whose replicas have one history must open.
+pub fn check_refusal(world: &World, named: &[usize], present: &[usize], why: &MirrorError) {
+    world.say(format!("    refused: {why}"));
+    let given: Option<Vec<_>> = present.iter().map(|number| world.labelled(*number)).collect();
+    let Some(given) = given else { return };
+    let ids: BTreeSet<Id> = given.iter().map(|(_, label)| label.members[label.own].id).collect();
+    if ids.len() < given.len() {
+        // Of two images of one replica nothing tells which is meant.
+        return;
+    }
+    for (at, (known, label)) in given.iter().enumerate() {
+        let others = given.iter().enumerate().filter(|(other, _)| *other != at);
+        let others: Vec<_> = others.map(|(_, (known, label))| (known, label)).collect();
+        let members = label.members.iter().filter(|member| member.standing != Standing::Removed).count();
+        if named.len() <= members && world.model.borrow().must_open((known, label), &others) {
+            let name = &world.replicas[present[at]].name;
+            world.find(format!("it is refused although there is only one history, which {name} has whole: {why}"));
+        }
+    }
+}

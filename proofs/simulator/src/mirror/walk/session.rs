@@ -1,0 +1,458 @@
+//! One opening of the mirror, what hosts do with it, and what happens to its replicas meanwhile.
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::time::Duration;
+
+use sealblock_block::{Answer, Device, Durability, Error, Failure, Gate, Operation, Outcome, Stack};
+use sealblock_integrity::Sealed;
+use sealblock_layers_mirror::label::Standing;
+use sealblock_layers_mirror::{Drill, LegSource, OpenOptions, Reopen, open_drill};
+use sealblock_runtime_memory::Slice;
+use sealblock_units::{Extent, Lba};
+
+use super::model::{Known, Stamp};
+use super::replica::{BLOCKS, Image, Line, Plug, Replica, SIZE, content, full, stamp_of, tags};
+use super::rules::{Copies, adopt, check_in_sync, check_refusal};
+use super::world::{Up, World};
+use crate::executor::Executor;
+
+/// How the mirror is opened.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The replicas that are named, in this order.
+    pub named: Vec<usize>,
+    /// Those of them that are there.
+    pub present: Vec<usize>,
+    pub read_only: bool,
+    pub drill: Drill,
+    /// How much is done with it.
+    pub steps: u64,
+    /// It is closed in the end, and not just left.
+    pub closes: bool,
+    /// How many of a hundred steps damage something.
+    pub damage_percent: u64,
+}
+
+/// A mirror that is open.
+pub struct Host {
+    pub world: Rc<World>,
+    pub executor: Executor,
+    pub stack: Stack,
+    pub mirror: Up,
+    pub plan: Plan,
+    /// Blocks that were changed or damaged in this step.
+    touched: std::cell::RefCell<BTreeSet<usize>>,
+    /// Images that replicas had before.
+    pub older: Vec<(usize, Image)>,
+}
+
+/// What came of a session.
+#[derive(Default)]
+pub struct Came {
+    pub opened: bool,
+    /// Replicas that were added and taken out.
+    pub added: Vec<usize>,
+    pub removed: Vec<usize>,
+}
+
+fn reopen(world: &Rc<World>, replica: &Rc<Replica>, executor: &Executor) -> Reopen {
+    let (world, replica, executor) = (world.clone(), replica.clone(), executor.clone());
+    Box::new(move || {
+        let found = if replica.line.get() == Line::Gone {
+            Err("it is away".to_owned())
+        } else {
+            Ok(plug(&world, &replica, &executor))
+        };
+        Box::pin(std::future::ready(found))
+    })
+}
+
+fn plug(world: &Rc<World>, replica: &Rc<Replica>, executor: &Executor) -> Stack {
+    Stack::new(Gate::new(replica.name.as_str(), Plug::new(replica, world, executor)))
+}
+
+fn source(world: &Rc<World>, replica: &Rc<Replica>, executor: &Executor) -> LegSource {
+    let again = reopen(world, replica, executor);
+    let device = if replica.line.get() == Line::Gone {
+        Err("it is away".to_owned())
+    } else {
+        Ok(plug(world, replica, executor))
+    };
+    LegSource { name: replica.name.clone(), device, reopen: Some(again) }
+}
+
+/// Opens the mirror as planned and uses it. What came of it is noted in `came` as it comes, for the machine may stop.
+pub async fn run(
+    world: Rc<World>,
+    executor: Executor,
+    plan: Plan,
+    older: Vec<(usize, Image)>,
+    came: Rc<std::cell::RefCell<Came>>,
+) {
+    let named = || plan.named.iter().map(|number| &world.replicas[*number]);
+    for replica in named() {
+        replica.line.set(if plan.present.contains(&replica.number) { Line::Up } else { Line::Gone });
+    }
+    let sources = named().map(|replica| source(&world, replica, &executor)).collect();
+    let mut random = [0; 16];
+    random[..8].copy_from_slice(&world.random.word().to_le_bytes());
+    random[8..].copy_from_slice(&world.random.word().to_le_bytes());
+    let options = OpenOptions { read_only: plan.read_only, random };
+    let opened = match open_drill(sources, executor.clone(), options, plan.drill).await {
+        Ok(opened) => opened,
+        Err(why) => return check_refusal(&world, &plan.named, &plan.present, &why),
+    };
+    came.borrow_mut().opened = true;
+    adopt(&world, opened.mirror.clone(), &plan);
+    drop(executor.spawn("the mirror's worker", opened.worker.run()));
+    let stack = Stack::new(Gate::new("mirror", Shared(opened.mirror.clone())));
+    let host = Host { world, executor, stack, mirror: opened.mirror, plan, touched: Default::default(), older };
+    host.say_standings();
+    check_in_sync(&host.world);
+    host.steps(&came).await;
+    host.end().await;
+}
+
+/// The mirror as a device that its host shares with the walk.
+struct Shared(Up);
+
+impl Device for Shared {
+    fn geometry(&self) -> &sealblock_block::Geometry {
+        self.0.geometry()
+    }
+
+    fn abilities(&self) -> sealblock_block::Abilities {
+        self.0.abilities()
+    }
+
+    async fn execute(&self, operation: Operation) -> Outcome {
+        self.0.execute(operation).await
+    }
+}
+
+impl Host {
+    fn say(&self, line: String) {
+        self.world.say(format!("    {line}"));
+    }
+
+    fn say_standings(&self) {
+        let description = self.mirror.describe();
+        let legs: Vec<String> = description
+            .legs
+            .iter()
+            .map(|leg| format!("{} {}{}", leg.name, leg.standing.as_str(), if leg.is_here { "" } else { " (away)" }))
+            .collect();
+        self.say(format!("{}; unsettled {} bytes", legs.join(", "), description.unsettled_bytes));
+    }
+
+    async fn steps(&self, came: &Rc<std::cell::RefCell<Came>>) {
+        for _ in 0..self.plan.steps {
+            if self.world.found().is_some() {
+                return;
+            }
+            self.touched.borrow_mut().clear();
+            let before = Copies::there(&self.world);
+            self.step(came).await;
+            self.world.book();
+            before.are_kept(&self.world, &self.touched.borrow());
+            check_in_sync(&self.world);
+        }
+    }
+
+    async fn step(&self, came: &Rc<std::cell::RefCell<Came>>) {
+        let random = &self.world.random;
+        if random.chance(self.plan.damage_percent) {
+            return self.damage();
+        }
+        let read_only = self.plan.read_only;
+        match random.below(100) {
+            0..28 if !read_only => self.write().await,
+            28..32 if !read_only => self.zero().await,
+            32..42 if !read_only => drop(self.flush().await),
+            42..62 => self.time().await,
+            62..70 => self.leave(),
+            70..78 => self.come_back(),
+            78..81 if !read_only => self.fill(),
+            81..84 => self.verify().await,
+            84..88 if !read_only => self.repair().await,
+            88..90 if !read_only => self.add(came).await,
+            90..92 if !read_only => self.remove(came).await,
+            _ => self.read(self.extent()).await,
+        }
+    }
+
+    fn extent(&self) -> Extent {
+        let random = &self.world.random;
+        let blocks = *random.pick(&[1, 1, 2, 5]);
+        let first = random.below(BLOCKS - blocks + 1);
+        Extent::from_raw(first, blocks).expect("a few of the replica's blocks are an extent")
+    }
+
+    /// Whether a request may fail like this. `before` are the replicas that were well when it was asked.
+    fn judge(&self, what: &str, error: &Error, before: &[(usize, u64)]) {
+        self.world.failed.set(self.world.failed.get() + 1);
+        let now = self.world.well();
+        if let Some((number, _)) = before.iter().find(|replica| now.contains(replica)) {
+            let name = &self.world.replicas[*number].name;
+            self.world.find(format!("{what} fails although {name} was well all the time: {error}"));
+        }
+    }
+
+    async fn change(&self, what: &str, extent: Extent, stamp: Stamp, operation: Operation) {
+        let blocks: Vec<(usize, Stamp)> = extent.iter().map(|lba| (lba.get() as usize, stamp)).collect();
+        self.touched.borrow_mut().extend(blocks.iter().map(|(block, _)| *block));
+        let before = self.world.well();
+        self.world.advance(|model, node, state| model.begin(node, state, &blocks));
+        match self.stack.execute(operation).await {
+            Ok(_) => {
+                self.say(format!("{what} {stamp} to {extent}"));
+                self.world.answered.set(self.world.answered.get() + 1);
+                self.world.advance(|model, node, state| model.acknowledge(node, state, &blocks));
+            }
+            Err(error) => {
+                self.say(format!("{what} {stamp} to {extent} fails: {error}"));
+                self.judge(what, &error, &before);
+            }
+        }
+    }
+
+    async fn write(&self) {
+        let (extent, stamp) = (self.extent(), self.world.fresh());
+        let bytes: Vec<u8> = extent.iter().flat_map(|lba| content(lba, stamp)).collect();
+        let data = Sealed::seal(Slice::copy_from(&bytes), SIZE, self.world.format, &tags(extent));
+        let write = Operation::Write { extent, data, durability: Durability::Volatile };
+        self.change("write", extent, stamp, write).await;
+    }
+
+    async fn zero(&self) {
+        let (extent, may_unmap) = (self.extent(), self.world.random.chance(50));
+        let zero = Operation::WriteZeroes { extent, may_unmap, durability: Durability::Volatile };
+        self.change("zero", extent, 0, zero).await;
+    }
+
+    /// Whether it was acknowledged.
+    async fn flush(&self) -> bool {
+        let before = self.world.well();
+        match self.stack.execute(Operation::Flush).await {
+            Ok(_) => {
+                self.say("flush".to_owned());
+                self.world.advance(|model, node, state| model.flush(node, state));
+                true
+            }
+            Err(error) => {
+                self.say(format!("flush fails: {error}"));
+                // That what was not flushed may be lost is said once.
+                if !matches!(error.failure(), Failure::Media { .. }) {
+                    self.judge("flush", &error, &before);
+                }
+                false
+            }
+        }
+    }
+
+    pub async fn read(&self, extent: Extent) {
+        let (before, had) = (self.world.well(), self.good_copies());
+        let checks = full(self.world.format, extent);
+        match self.stack.execute(Operation::Read { extent, checks }).await {
+            Ok(Answer::Data(data)) => extent.iter().enumerate().for_each(|(index, lba)| {
+                self.see(lba, data.slice(index, 1).data());
+            }),
+            Ok(other) => self.world.find(format!("a read was answered with {other:?}")),
+            Err(error) => match error.faults() {
+                Some(faults) => faults.as_slice().iter().for_each(|fault| self.check_loss(fault.lba, &had)),
+                None => self.judge("read", &error, &before),
+            },
+        }
+    }
+
+    /// A host sees a block.
+    fn see(&self, lba: Lba, data: &[u8]) {
+        let block = lba.get() as usize;
+        let Some(stamp) = stamp_of(lba, data) else {
+            return self.world.find(format!("block {lba} reads as what nobody wrote there"));
+        };
+        if let Some(session) = self.world.session.borrow_mut().as_mut() {
+            self.world.checked.set(self.world.checked.get() + 1);
+            if !session.state.may_hold(block).contains(&stamp) {
+                let may = session.state.may_hold(block);
+                self.world.find(format!("block {block} reads as {stamp}, not {may:?}"));
+            }
+            session.state.pin(block, stamp);
+        }
+    }
+
+    /// Which blocks are good on which replicas that are well, and of which opening.
+    fn good_copies(&self) -> Vec<((usize, u64), usize)> {
+        let has = |replica: &(usize, u64), block| self.world.copy(&self.world.replicas[replica.0], block).is_some();
+        let of = |replica: (usize, u64)| {
+            (0..BLOCKS as usize).filter(move |block| has(&replica, *block)).map(move |block| (replica, block))
+        };
+        self.world.well().into_iter().flat_map(of).collect()
+    }
+
+    /// A block is said to be lost: no replica that was well all the time may have had it.
+    fn check_loss(&self, lba: Lba, had: &[((usize, u64), usize)]) {
+        let now = self.world.well();
+        let is_it = |(replica, block): &&((usize, u64), usize)| *block == lba.get() as usize && now.contains(replica);
+        if let Some(((number, _), _)) = had.iter().find(is_it) {
+            let name = &self.world.replicas[*number].name;
+            self.world.find(format!("block {lba} does not read although {name} has it"));
+        }
+    }
+
+    /// The mirror's background work goes on.
+    pub async fn time(&self) {
+        let seconds = *self.world.random.pick(&[1, 3, 6, 20]);
+        self.executor.delay(Duration::from_secs(seconds)).await;
+        self.say(format!("{seconds} s later:"));
+        self.say_standings();
+    }
+
+    fn named(&self) -> Rc<Replica> {
+        self.world.replicas[*self.world.random.pick(&self.plan.named)].clone()
+    }
+
+    fn leave(&self) {
+        let replica = self.named();
+        if replica.line.get() == Line::Gone {
+            return;
+        }
+        self.say(format!("{} goes away", replica.name));
+        replica.break_line(Line::Gone);
+    }
+
+    fn come_back(&self) {
+        let replica = self.named();
+        if replica.line.get() == Line::Up {
+            return;
+        }
+        let random = &self.world.random;
+        let images: Vec<&Image> =
+            self.older.iter().filter(|(number, _)| *number == replica.number).map(|(_, image)| image).collect();
+        if replica.line.get() == Line::Gone && !images.is_empty() && random.chance(20) {
+            self.say(format!("{} is put back to an older image", replica.name));
+            self.world.put(replica.number, (*random.pick(&images)).clone());
+        }
+        self.say(format!("{} is there again", replica.name));
+        replica.line.set(Line::Up);
+    }
+
+    fn fill(&self) {
+        let replica = self.named();
+        if replica.line.get() == Line::Up {
+            self.say(format!("{} fails changes", replica.name));
+            replica.break_line(Line::Full);
+        }
+    }
+
+    fn damage(&self) {
+        let (replica, extent) = (self.named(), self.extent());
+        for lba in extent.iter() {
+            if replica.image.borrow_mut().damage(lba, &self.world.random) {
+                self.touched.borrow_mut().insert(lba.get() as usize);
+                self.say(format!("block {lba} of {} is damaged", replica.name));
+            }
+        }
+    }
+
+    fn whole(&self) -> Extent {
+        Extent::from_raw(0, BLOCKS).expect("the replica's blocks are an extent")
+    }
+
+    async fn verify(&self) {
+        let (extent, before) = (self.whole(), self.world.well());
+        let checks = full(self.world.format, extent);
+        match self.stack.execute(Operation::Verify { extent, checks }).await {
+            Ok(_) => {
+                self.say("verify: clean".to_owned());
+                for (number, _) in self.world.well() {
+                    let replica = &self.world.replicas[number];
+                    let bad = (0..BLOCKS as usize).find(|block| self.world.copy(replica, *block).is_none());
+                    if let Some(block) = bad.filter(|_| before.contains(&(number, replica.epoch.get()))) {
+                        self.world.find(format!("verify is clean and block {block} of {} is bad", replica.name));
+                    }
+                }
+            }
+            Err(error) => {
+                self.say(format!("verify: {error}"));
+                if error.faults().is_none() {
+                    self.judge("verify", &error, &before);
+                }
+            }
+        }
+    }
+
+    async fn repair(&self) {
+        let (extent, before) = (self.whole(), self.world.well());
+        let checks = full(self.world.format, extent);
+        let good = self.good_copies();
+        let had: Vec<bool> = (0..BLOCKS as usize).map(|block| good.iter().any(|(_, other)| *other == block)).collect();
+        let outcome = self.stack.execute(Operation::Repair { extent, checks }).await;
+        self.say(format!("repair: {:?}", outcome.as_ref().map(|_| "clean").map_err(ToString::to_string)));
+        if let Err(error) = outcome.as_ref().map(drop).map_err(Clone::clone) {
+            if error.faults().is_none() {
+                return self.judge("repair", &error, &before);
+            }
+        }
+        let now = self.world.well();
+        for (number, _) in
+            now.iter().filter(|replica| before.contains(replica) && before.iter().all(|was| now.contains(was)))
+        {
+            let replica = &self.world.replicas[*number];
+            let is_bad = |block: &usize| had[*block] && self.world.copy(replica, *block).is_none();
+            if let Some(block) = (0..BLOCKS as usize).find(is_bad) {
+                self.world.find(format!("block {block} of {} is not repaired", replica.name));
+            }
+        }
+    }
+
+    async fn add(&self, came: &Rc<std::cell::RefCell<Came>>) {
+        let is_free = |replica: &&Rc<Replica>| {
+            !self.plan.named.contains(&replica.number) && !came.borrow().added.contains(&replica.number)
+        };
+        let Some(replica) = self.world.replicas.iter().find(is_free).cloned() else { return };
+        replica.line.set(Line::Up);
+        self.world.put(replica.number, Image::blank(Known { is_new: true, ..Known::default() }));
+        came.borrow_mut().added.push(replica.number);
+        self.say(format!("{} is being added", replica.name));
+        let added = self.mirror.add(source(&self.world, &replica, &self.executor)).await;
+        self.say(format!("{} is added: {:?}", replica.name, added.map_err(|error| error.to_string())));
+    }
+
+    async fn remove(&self, came: &Rc<std::cell::RefCell<Came>>) {
+        let members = self.mirror.describe().legs.iter().filter(|leg| leg.standing != Standing::Removed).count();
+        let replica = self.named();
+        if members < 3 || came.borrow().removed.contains(&replica.number) {
+            return;
+        }
+        self.say(format!("{} is being removed", replica.name));
+        let removed = self.mirror.remove(&replica.name).await;
+        self.say(format!("{} is removed: {:?}", replica.name, removed.as_ref().map_err(ToString::to_string)));
+        if removed.is_ok() {
+            came.borrow_mut().removed.push(replica.number);
+        }
+    }
+
+    /// Leaves the mirror, closed or not.
+    async fn end(&self) {
+        if self.world.random.chance(30) {
+            for piece in self.whole().split_aligned(self.mirror.geometry().limits.transfer) {
+                self.read(piece).await;
+            }
+        }
+        if !self.plan.closes {
+            self.say("it is left as it is".to_owned());
+            return self.executor.halt();
+        }
+        match self.mirror.close().await {
+            Ok(()) => {
+                self.say("it is closed".to_owned());
+                if !self.plan.read_only {
+                    self.world.advance(|model, node, state| model.flush(node, state));
+                }
+            }
+            Err(error) => self.say(format!("it does not close: {error}")),
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! One walk from beginning to end.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
+use sealblock_layers_mirror::label::Standing;
+use sealblock_layers_mirror::{Drill, Mutation};
+use sealblock_units::Lba;
+
+use super::model::Known;
+use super::replica::{BLOCKS, Image, Line};
+use super::session::{Came, Plan, run as run_session};
+use super::world::{REPLICAS, World};
+use crate::executor::{Ended, Executor, RunLimits};
+use crate::random::Random;
+use crate::trace::Trace;
+use crate::trial::{Defeat, Order, Report};
+use crate::workload::Workload;
+
+const LIMITS: RunLimits = RunLimits { steps: 2_000_000, seconds: 24 * 3600 };
+
+/// The loads that walks are drawn from: with little damage, and with much.
+pub const LOADS: [Workload; 2] = [Workload::Mixed, Workload::Spoil];
+
+/// Old images that are kept at most.
+const MOST_IMAGES: usize = 16;
+
+/// Runs one seed.
+///
+/// # Errors
+/// The first thing that must not be.
+pub fn run(mutation: Mutation, order: Order) -> Result<Report, Box<Defeat>> {
+    let random = Random::new(order.seed ^ ((order.workload as u64) << 56) ^ (1 << 49));
+    let format = *random.pick(&[
+        Some(PiFormat::with_default_storage_tag(GuardKind::Crc64, ProtectionType::Type1)),
+        Some(PiFormat::with_default_storage_tag(GuardKind::Crc32c, ProtectionType::Type1)),
+        Some(PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1)),
+        None,
+    ]);
+    let drill = Drill { mutation, region_shift: Some(random.between(0, 4) as u32) };
+    let mut walk = Walk {
+        order,
+        drill,
+        world: Rc::new(World::new(format, random.fork("world"))),
+        random,
+        trace: Trace::default(),
+        members: BTreeSet::new(),
+        images: Vec::new(),
+        report: Report::default(),
+    };
+    let done = walk.whole();
+    walk.report.ios = walk.world.operations.get();
+    walk.report.answered = walk.world.answered.get();
+    walk.report.failed = walk.world.failed.get();
+    walk.report.blocks_checked = walk.world.checked.get();
+    walk.report.trace = walk.trace.hash();
+    match done {
+        Ok(()) => Ok(walk.report),
+        Err(finding) => Err(Box::new(Defeat { order, finding, story: walk.world.story.take() })),
+    }
+}
+
+struct Walk {
+    order: Order,
+    drill: Drill,
+    world: Rc<World>,
+    random: Random,
+    trace: Trace,
+    /// The replicas that whoever runs the mirror takes for its members.
+    members: BTreeSet<usize>,
+    /// Images from before, and whose.
+    images: Vec<(usize, Image)>,
+    report: Report,
+}
+
+impl Walk {
+    fn whole(&mut self) -> Result<(), String> {
+        self.world.say(format!(
+            "{:?}, regions of {} blocks",
+            self.world.format,
+            1 << self.drill.region_shift.unwrap_or(0)
+        ));
+        self.members = (0..*self.random.pick(&[2, 2, 3])).collect();
+        for number in &self.members {
+            let known = Known { node: Some(0), holds: Some(0), ..Known::default() };
+            self.world.put(*number, Image::blank(known));
+        }
+        let all: Vec<usize> = self.members.iter().copied().collect();
+        self.session(Plan { present: all.clone(), closes: true, ..self.plan(all) }, None)?;
+        for _ in 0..self.random.between(4, 14) {
+            match self.random.below(100) {
+                0..55 => self.any_session()?,
+                55..70 => self.keep_image(),
+                70..88 => self.put_back(),
+                88..94 => self.spoil(),
+                _ => self.blank(),
+            }
+        }
+        self.rest()
+    }
+
+    fn plan(&self, named: Vec<usize>) -> Plan {
+        Plan {
+            named,
+            present: Vec::new(),
+            read_only: self.random.chance(8),
+            drill: self.drill,
+            steps: self.random.between(1, 12),
+            closes: self.random.chance(50),
+            damage_percent: if self.order.workload == Workload::Spoil { 15 } else { 1 },
+        }
+    }
+
+    fn has_label(&self, number: usize) -> bool {
+        self.world.labelled(number).is_some()
+    }
+
+    /// Names that somebody might try, in any order.
+    fn draw_names(&self) -> Vec<usize> {
+        let all: Vec<usize> = match self.random.below(10) {
+            0 => (0..REPLICAS).filter(|number| self.has_label(*number)).collect(),
+            _ => self.members.iter().copied().collect(),
+        };
+        let mut names: Vec<usize> = if self.random.chance(75) {
+            all.clone()
+        } else {
+            all.iter().copied().filter(|_| self.random.chance(60)).collect()
+        };
+        if names.len() < 2 {
+            names = all;
+        }
+        for at in (1..names.len()).rev() {
+            names.swap(at, self.random.below(at as u64 + 1) as usize);
+        }
+        names
+    }
+
+    fn any_session(&mut self) -> Result<(), String> {
+        let named = self.draw_names();
+        let is_all = self.random.chance(45);
+        let mut present: Vec<usize> = named.iter().copied().filter(|_| is_all || self.random.chance(60)).collect();
+        // Nothing that was never a member makes a mirror.
+        if named.len() < 2 || !present.iter().any(|number| self.has_label(*number)) {
+            return Ok(());
+        }
+        present.sort_unstable();
+        let stops_in = self.random.chance(40).then(|| self.random.between(1, *self.random.pick(&[10, 40, 300])));
+        let plan = Plan { present, ..self.plan(named) };
+        if !self.session(plan.clone(), stops_in)? && self.random.chance(40) {
+            self.give_up_others(&plan.present);
+        }
+        Ok(())
+    }
+
+    /// One is chosen to go on with; the others are wiped.
+    fn give_up_others(&mut self, present: &[usize]) {
+        let winner = *self.random.pick(present);
+        for number in present.iter().filter(|number| **number != winner) {
+            self.world.say(format!("{} is given up and wiped", self.world.replicas[*number].name));
+            self.world.put(*number, Image::blank(Known::default()));
+        }
+    }
+
+    /// Runs a session; whether the mirror opened.
+    fn session(&mut self, plan: Plan, stops_in: Option<u64>) -> Result<bool, String> {
+        let names = |numbers: &[usize]| -> String {
+            numbers.iter().map(|number| self.world.replicas[*number].name.as_str()).collect::<Vec<_>>().join(",")
+        };
+        let how = if plan.read_only { ", for reading only" } else { "" };
+        self.world.say(format!("mirror:{} with {} there{how}", names(&plan.named), names(&plan.present)));
+        let executor = Executor::new(self.random.fork("schedule"), self.trace.clone());
+        let mut heard = self.world.heard.borrow_mut();
+        heard.clear();
+        for (known, label) in plan.present.iter().filter_map(|number| self.world.labelled(*number)) {
+            let own = (label.members[label.own].id, known.own);
+            for (id, label) in known.heard.into_iter().chain([own]) {
+                let last = heard.entry(id).or_default();
+                *last = (*last).max(label);
+            }
+        }
+        drop(heard);
+        self.world.stop_in(stops_in);
+        let came = Rc::new(RefCell::new(Came::default()));
+        let main = run_session(self.world.clone(), executor.clone(), plan.clone(), self.images.clone(), came.clone());
+        let ended = executor.run(LIMITS, main);
+        self.world.stop_in(None);
+        self.stop(&plan, &ended);
+        let came = came.take();
+        self.members.extend(&came.added);
+        self.members.retain(|number| !came.removed.contains(number));
+        if let Ended::Stuck(stuck) = ended {
+            return Err(stuck.to_string());
+        }
+        self.world.found().map_or(Ok(came.opened), Err)
+    }
+
+    /// The machine is gone, with what it leaves.
+    fn stop(&mut self, plan: &Plan, ended: &Ended<()>) {
+        let is_stopped = matches!(ended, Ended::Halted);
+        self.report.crashes += u64::from(is_stopped);
+        let is_power_cut = is_stopped && self.random.chance(50);
+        if self.world.session.borrow().is_none() {
+            return;
+        }
+        self.world.say(format!("    it {}", if is_power_cut { "loses power" } else { "ends" }));
+        // What was only looked at leaves no trace: with other replicas there something else may be seen.
+        let untouched = self.world.session.borrow().as_ref().map(|session| session.opened.clone());
+        if let Some(untouched) = untouched.filter(|_| is_stopped) {
+            self.world.advance(|model, node, state| {
+                model.stop(node, if plan.read_only { untouched } else { state }, is_power_cut)
+            });
+        }
+        for replica in &self.world.replicas {
+            let standing = self.world.standing(replica);
+            let mut image = replica.image.borrow_mut();
+            if standing.is_none() || replica.line.get() == Line::Gone {
+                continue;
+            }
+            if is_power_cut {
+                image.lose_power(&self.random);
+                let has_all = replica.is_reached() && matches!(standing, Some((Standing::Current, _)));
+                if let Some(node) = image.known.node.filter(|_| !has_all) {
+                    let mut model = self.world.model.borrow_mut();
+                    let state = model.state(node).clone();
+                    let cut = model.stop(node, state, true);
+                    image.known.node = Some(cut);
+                    if image.known.holds == Some(node) {
+                        image.known.holds = Some(cut);
+                    }
+                }
+            } else if !is_stopped && plan.closes {
+                image.flush();
+            }
+        }
+        self.world.session.borrow_mut().take();
+    }
+
+    /// Somebody keeps an image of a replica.
+    fn keep_image(&mut self) {
+        let number = self.random.below(REPLICAS as u64) as usize;
+        if !self.has_label(number) {
+            return;
+        }
+        let mut image = self.world.replicas[number].image.borrow().clone();
+        image.flush();
+        self.world.say(format!("an image of {} is kept", self.world.replicas[number].name));
+        self.images.push((number, image));
+        if self.images.len() > MOST_IMAGES {
+            self.images.remove(0);
+        }
+    }
+
+    /// Somebody puts an old image back, mostly where it was.
+    fn put_back(&mut self) {
+        if self.images.is_empty() {
+            return self.keep_image();
+        }
+        let (from, image) = self.random.pick(&self.images).clone();
+        let to = if self.random.chance(90) { from } else { self.random.below(REPLICAS as u64) as usize };
+        let name = |number: usize| &self.world.replicas[number].name;
+        self.world.say(format!("an old image of {} is put in the place of {}", name(from), name(to)));
+        self.world.put(to, image);
+    }
+
+    fn spoil(&mut self) {
+        let number = self.random.below(REPLICAS as u64) as usize;
+        let replica = self.world.replicas[number].clone();
+        let (first, blocks) = (self.random.below(BLOCKS), self.random.between(1, 8));
+        for block in first..(first + blocks).min(BLOCKS) {
+            if replica.image.borrow_mut().damage(Lba::new(block), &self.random) {
+                self.world.say(format!("block {block} of {} is damaged", replica.name));
+            }
+        }
+    }
+
+    fn blank(&mut self) {
+        let number = self.random.below(REPLICAS as u64) as usize;
+        self.world.say(format!("{} is wiped", self.world.replicas[number].name));
+        self.world.put(number, Image::blank(Known::default()));
+    }
+
+    /// All members come together, and to rest.
+    fn rest(&mut self) -> Result<(), String> {
+        let all: Vec<usize> = self.members.iter().copied().collect();
+        if all.len() < 2 || !all.iter().any(|number| self.has_label(*number)) {
+            return Ok(());
+        }
+        let plan = Plan {
+            present: all.clone(),
+            read_only: false,
+            steps: 12,
+            closes: true,
+            damage_percent: 0,
+            ..self.plan(all)
+        };
+        self.session(plan, None).map(drop)
+    }
+}

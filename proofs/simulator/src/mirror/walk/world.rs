@@ -1,0 +1,218 @@
+//! What the parts of a walk share: replicas, histories, and the session that is under way.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use sealblock_integrity::PiFormat;
+use sealblock_layers_mirror::Mirror;
+use sealblock_layers_mirror::label::{Label, Standing};
+use sealblock_units::Lba;
+
+use super::model::{Id, Known, Model, NodeId, Stamp, State};
+use super::replica::{BLOCKS, Image, Line, Replica};
+use crate::executor::Executor;
+use crate::random::Random;
+
+pub type Up = Rc<Mirror<Executor>>;
+
+/// Members at most, and devices to choose from.
+pub const REPLICAS: usize = 5;
+
+/// One opening of the mirror.
+pub struct Session {
+    pub mirror: Up,
+    /// Where its history is now, and what its blocks may hold.
+    pub node: NodeId,
+    pub state: State,
+    /// What they might hold when it opened.
+    pub opened: State,
+    /// The replicas that were named.
+    pub given: Vec<usize>,
+}
+
+/// The world of one walk.
+pub struct World {
+    pub format: Option<PiFormat>,
+    pub random: Random,
+    pub replicas: Vec<Rc<Replica>>,
+    pub model: RefCell<Model>,
+    pub session: RefCell<Option<Session>>,
+    /// The last labels that were written to members, as far as those know who write now.
+    pub heard: RefCell<BTreeMap<Id, u64>>,
+    /// Operations until the machine stops.
+    stops_in: Cell<Option<u64>>,
+    made: Cell<u64>,
+    finding: RefCell<Option<String>>,
+    pub story: RefCell<Vec<String>>,
+    pub operations: Cell<u64>,
+    pub answered: Cell<u64>,
+    pub failed: Cell<u64>,
+    pub checked: Cell<u64>,
+}
+
+impl World {
+    pub fn new(format: Option<PiFormat>, random: Random) -> World {
+        World {
+            format,
+            random,
+            replicas: (0..REPLICAS).map(|number| Rc::new(Replica::new(number))).collect(),
+            model: RefCell::new(Model::new(BLOCKS as usize)),
+            session: RefCell::default(),
+            heard: RefCell::default(),
+            stops_in: Cell::default(),
+            made: Cell::new(1),
+            finding: RefCell::default(),
+            story: RefCell::default(),
+            operations: Cell::default(),
+            answered: Cell::default(),
+            failed: Cell::default(),
+            checked: Cell::default(),
+        }
+    }
+
+    /// A number that nothing else has.
+    pub fn fresh(&self) -> Stamp {
+        self.made.set(self.made.get() + 1);
+        self.made.get()
+    }
+
+    /// Notes what must not be; the first counts.
+    pub fn find(&self, finding: String) {
+        self.finding.borrow_mut().get_or_insert(finding);
+    }
+
+    pub fn found(&self) -> Option<String> {
+        self.finding.borrow().clone()
+    }
+
+    pub fn say(&self, line: String) {
+        self.story.borrow_mut().push(line);
+    }
+
+    /// Has the machine stop in the middle of its n-th operation on a replica from now on.
+    pub fn stop_in(&self, operations: Option<u64>) {
+        self.stops_in.set(operations);
+    }
+
+    /// Counts an operation on a replica; whether the machine stops in the middle of it.
+    pub fn is_last_operation(&self) -> bool {
+        self.operations.set(self.operations.get() + 1);
+        let left = self.stops_in.get().map(|left| left.saturating_sub(1));
+        self.stops_in.set(left);
+        left == Some(0)
+    }
+
+    /// The machine stops.
+    pub fn stop(&self, executor: &Executor) {
+        self.stops_in.set(None);
+        self.say("    the machine stops in the middle of something".to_owned());
+        executor.halt();
+    }
+
+    /// What the mirror says that this replica is, and whether it is there.
+    pub fn standing(&self, replica: &Replica) -> Option<(Standing, bool)> {
+        let session = self.session.borrow();
+        let description = session.as_ref()?.mirror.describe();
+        // One that could not be added has left its place and its name behind.
+        let named = description.legs.iter().filter(|leg| leg.name == replica.name);
+        named.min_by_key(|leg| leg.standing == Standing::Removed).map(|leg| (leg.standing, leg.is_here))
+    }
+
+    /// The replicas that the mirror says are in sync.
+    pub fn in_sync(&self) -> Vec<Rc<Replica>> {
+        let is_current = |replica: &&Rc<Replica>| {
+            replica.is_reached() && matches!(self.standing(replica), Some((Standing::Current, true)))
+        };
+        self.replicas.iter().filter(is_current).cloned().collect()
+    }
+
+    /// The replicas that can answer everything now, and the opening of their lines.
+    pub fn well(&self) -> Vec<(usize, u64)> {
+        let is_up = |replica: &&Rc<Replica>| replica.line.get() == Line::Up;
+        self.in_sync().iter().filter(is_up).map(|replica| (replica.number, replica.epoch.get())).collect()
+    }
+
+    /// The mirror is about to write to a replica.
+    pub fn is_written(&self, replica: &Replica) {
+        if !matches!(self.standing(replica), Some((Standing::Rebuilding, _))) {
+            return;
+        }
+        self.refuse_overwriting(replica);
+        let session = self.session.borrow();
+        let known = &mut replica.image.borrow_mut().known;
+        known.is_mixed = true;
+        known.holds = session.as_ref().map(|session| session.node);
+    }
+
+    /// What a replica holds alone must not be overwritten, nor must it be made to forget that it holds it.
+    fn refuse_overwriting(&self, replica: &Replica) {
+        let session = self.session.borrow();
+        let Some(session) = session.as_ref() else { return };
+        let holds = replica.image.borrow().known.holds;
+        if holds.is_some_and(|holds| self.model.borrow().has_flushed_more(holds, session.node)) {
+            self.find(format!("{} is taken in although it alone holds flushed writes", replica.name));
+        }
+    }
+
+    /// A label was written to a replica.
+    pub fn is_labelled(&self, replica: &Replica) {
+        if matches!(self.standing(replica), Some((Standing::Rebuilding | Standing::Current, _))) {
+            self.refuse_overwriting(replica);
+        }
+        let (id, heard) = (self.fresh(), self.heard.borrow().clone());
+        let mut image = replica.image.borrow_mut();
+        let Some(label) = image.label() else { return };
+        (image.known.own, image.known.heard) = (id, heard);
+        self.heard.borrow_mut().insert(label.members[label.own].id, id);
+    }
+
+    /// Books which replicas have everything by now.
+    pub fn book(&self) {
+        let in_sync: Vec<bool> = self
+            .replicas
+            .iter()
+            .map(|replica| replica.is_reached() && matches!(self.standing(replica), Some((Standing::Current, _))))
+            .collect();
+        let session = self.session.borrow();
+        let Some(session) = session.as_ref() else { return };
+        for (replica, _) in self.replicas.iter().zip(in_sync).filter(|(_, in_sync)| *in_sync) {
+            let known = &mut replica.image.borrow_mut().known;
+            (known.node, known.holds) = (Some(session.node), Some(session.node));
+            (known.is_mixed, known.is_new) = (false, false);
+        }
+    }
+
+    /// Changes what is known of the session's history.
+    pub fn advance(&self, step: impl FnOnce(&mut Model, NodeId, State) -> NodeId) {
+        // Who has left meanwhile does not have what comes.
+        self.book();
+        if let Some(session) = self.session.borrow_mut().as_mut() {
+            let mut model = self.model.borrow_mut();
+            session.node = step(&mut model, session.node, session.state.clone());
+            session.state = model.state(session.node).clone();
+        }
+        self.book();
+    }
+
+    /// What the session's blocks may hold.
+    pub fn state(&self) -> Option<State> {
+        self.session.borrow().as_ref().map(|session| session.state.clone())
+    }
+
+    /// A replica's good copy of a block.
+    pub fn copy(&self, replica: &Replica, block: usize) -> Option<Stamp> {
+        replica.image.borrow().good(Lba::new(block as u64), self.format)
+    }
+
+    /// The label of a replica and what is known of it.
+    pub fn labelled(&self, number: usize) -> Option<(Known, Label)> {
+        let image = self.replicas[number].image.borrow();
+        image.label().map(|label| (image.known.clone(), label))
+    }
+
+    /// Another image in the place of a replica.
+    pub fn put(&self, number: usize, image: Image) {
+        *self.replicas[number].image.borrow_mut() = image;
+    }
+}

@@ -1,0 +1,90 @@
+//! All bytes of a target, where its end may lie within a block: what `copy` and `compare` read.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use sealblock_block::Device;
+use sealblock_runtime_memory::{Buffer, Slice};
+use sealblock_units::Extent;
+
+use super::files::{self, Plain};
+use super::{Access, Opened, data_of, of_block, open};
+use crate::exit::{Cause, Failure};
+use crate::target::Target;
+
+/// Less than a block of any size lies behind the last whole one; what a file grows by while it is read is not read.
+const MOST_REST_BYTES: u64 = 4095;
+
+/// An open target, and what lies behind its last whole block where it is a plain file.
+pub struct Whole {
+    /// The whole blocks.
+    pub opened: Opened,
+    rest: Slice,
+}
+
+impl Whole {
+    /// Opens a target for reading. A plain file is one here by its bare path, too.
+    ///
+    /// # Errors
+    /// Says what could not be opened and why.
+    pub async fn open(target: &Target) -> Result<Whole, Failure> {
+        let opened = match target {
+            Target::File(path) => files::open(target, path, Access::Read, Plain::Taken).await?,
+            _ => open(target, Access::Read).await?,
+        };
+        let rest = match target.path().filter(|_| opened.facts.kind == files::RAW_FILE) {
+            Some(path) => rest_of(path, opened.gate.geometry().capacity_bytes())
+                .map_err(|error| Failure::io("reading", &error).on(target))?,
+            None => Slice::empty(),
+        };
+        Ok(Whole { opened, rest })
+    }
+
+    /// How many bytes there are.
+    pub fn len_bytes(&self) -> u64 {
+        self.opened.gate.geometry().capacity_bytes() + self.rest.len() as u64
+    }
+
+    /// Reads `length` bytes from `offset` on, fully checked. The offset begins a block; the end lies anywhere up to
+    /// [`Whole::len_bytes`].
+    ///
+    /// # Errors
+    /// What the device says, while `doing` something.
+    pub async fn read(&self, doing: &str, offset: u64, length: u64) -> Result<Slice, Failure> {
+        let geometry = self.opened.gate.geometry();
+        let (shift, end) = (geometry.block_size.shift(), geometry.capacity_bytes());
+        let blocks = length.min(end.saturating_sub(offset)).div_ceil(geometry.block_size.bytes() as u64);
+        let mut data = Slice::empty();
+        if blocks > 0 {
+            let extent = Extent::from_raw(offset >> shift, blocks);
+            let extent = extent.map_err(|error| Failure::new(Cause::Usage, doing, error))?;
+            data = self.opened.read(extent).await.map(data_of).map_err(|error| of_block(doing, &error))?;
+        }
+        let length = length as usize;
+        if data.len() >= length {
+            return Ok(data.slice(..length));
+        }
+        let mut whole = Buffer::zeroed(length);
+        whole[..data.len()].copy_from_slice(&data);
+        let from = (offset + data.len() as u64 - end) as usize;
+        whole[data.len()..].copy_from_slice(&self.rest[from..from + length - data.len()]);
+        Ok(whole.freeze())
+    }
+
+    /// Closes the target.
+    ///
+    /// # Errors
+    /// `result`'s, or why it could not be closed.
+    pub async fn close<T>(self, result: Result<T, Failure>) -> Result<T, Failure> {
+        self.opened.close(result).await
+    }
+}
+
+/// What a file has behind its last whole block, which ends at `from`.
+fn rest_of(path: &Path, from: u64) -> std::io::Result<Slice> {
+    let file = File::open(path)?;
+    let mut rest = Buffer::zeroed(file.metadata()?.len().saturating_sub(from).min(MOST_REST_BYTES) as usize);
+    file.read_exact_at(&mut rest, from)?;
+    Ok(rest.freeze())
+}
