@@ -119,7 +119,7 @@ fn cut_after(fuse: u64) -> Vec<u64> {
 #[test]
 fn a_crash_between_any_two_labels_and_pages_forgets_nothing() {
     let at = cut_after(u64::MAX);
-    assert!(at.len() > 12, "{at:?}");
+    assert!(at.len() > 4, "{at:?}");
     // In each page and behind each, of the first and the last ones.
     let few = at.iter().take(7).chain(at.iter().rev().take(7));
     let cuts: std::collections::BTreeSet<u64> = few.flat_map(|at| [*at, at + 1]).chain(0..3).collect();
