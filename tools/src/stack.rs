@@ -37,7 +37,7 @@ use files::Plain;
 pub use facts::Facts;
 pub use failures::{of_block, of_medium, of_open, of_volume};
 pub use files::{FileKind, OpenVolume, Overwritten, inspect, of_remains, open_medium, open_volume, overwrite};
-pub use groups::OpenMirror;
+pub use groups::{OpenMirror, create_mirror};
 pub use nbd::exports;
 pub use read_only::ReadOnly;
 pub use remote::discover;

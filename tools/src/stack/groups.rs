@@ -13,7 +13,7 @@ use super::{Access, Facts, Opened};
 use crate::exit::{Cause, Failure};
 use crate::target::{GroupKind, Target};
 
-pub use mirror::OpenMirror;
+pub use mirror::{OpenMirror, create as create_mirror};
 pub(super) use multipath::Paths;
 
 /// How long a path or leg over NVMe/TCP may take to answer, and how long its target waits for a sign of life, unless told. Short,
