@@ -10,7 +10,8 @@ use sealblock_block::{Ability, Device, Fault, FaultField};
 use sealblock_integrity::{Field as TagField, PiFormat};
 
 use crate::cli::Verify;
-use crate::exit::{Exit, Failure};
+use crate::control::protocol::Order;
+use crate::exit::{Cause, Exit, Failure};
 use crate::progress::Show;
 use crate::report::{BlockError, Field, Hex, VerifyReport, print_json, say};
 use crate::stack::{Access, Opened, on_reactor, open};
@@ -29,6 +30,9 @@ pub fn run(arguments: &Verify) -> Result<Exit, Failure> {
             // Clean all the same: such blocks are as they were before. Whoever had not flushed them may want to know.
             eprintln!("sealblock: {left_out} writes that were under way at a crash had not arrived and were left out");
         }
+        if let Some(leg) = &arguments.accept_stale {
+            accept_stale(&opened, leg).await?;
+        }
         let can_repair = opened.gate.abilities().repair == Ability::Native;
         let verified = check(arguments, &opened, show).await;
         opened.close(verified.map(|(report, unlisted)| (report, unlisted, can_repair))).await
@@ -42,6 +46,15 @@ pub fn run(arguments: &Verify) -> Result<Exit, Failure> {
         tell_of_repairs(&report, can_repair);
     }
     Ok(if report.errors.is_empty() { Exit::Clean } else { Exit::Found })
+}
+
+/// Takes the older copies that a leg keeps for the content of their blocks, before anything is checked.
+async fn accept_stale(opened: &Opened, leg: &Target) -> Result<(), Failure> {
+    let Some(mirror) = &opened.facts.mirror else {
+        let why = Failure::new(Cause::Usage, "taking older copies", "it is no mirror that is open here");
+        return Err(why.on(opened.target()).advise("mirror:A,B, or `sealblock mirror accept-stale` if it is served"));
+    };
+    mirror.order(&Order::MirrorAcceptStale { leg: leg.to_string() }).await
 }
 
 /// The report, and how many damaged blocks it does not list.

@@ -58,6 +58,7 @@ impl OpenMirror {
             Order::MirrorAdd { leg, force } => self.add(&target(leg)?, *force).await,
             Order::MirrorReplace { old, new, force } => self.replace(&target(old)?, &target(new)?, *force).await,
             Order::MirrorRemove { leg } => self.remove(&target(leg)?).await,
+            Order::MirrorAcceptStale { leg } => self.accept_stale(&target(leg)?).await,
             Order::MirrorStatus
             | Order::ScrubStatus
             | Order::ScrubStart { .. }
@@ -116,6 +117,14 @@ impl OpenMirror {
                 Err(of_member(&error).on(&self.target))
             }
         }
+    }
+
+    /// Takes the older copies that a leg keeps for the blocks' content.
+    async fn accept_stale(&self, target: &Target) -> Result<(), Failure> {
+        let taken = self.mirror.accept_stale(&target.to_string()).await;
+        let blocks = taken.map_err(|error| of_member(&error).on(&self.target))?;
+        tracing::info!(leg = %target, blocks, "older copies were taken for the content of their blocks");
+        Ok(())
     }
 
     /// Takes a leg out for good.
