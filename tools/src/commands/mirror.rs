@@ -141,7 +141,7 @@ fn tell(arguments: &Arguments) -> Result<Exit, Failure> {
     } else {
         say(status.words().trim_end())?;
     }
-    Ok(Exit::Clean)
+    Ok(status.exit())
 }
 
 fn server_of(target: &Target) -> Result<Option<Found>, Failure> {

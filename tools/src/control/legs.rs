@@ -2,17 +2,20 @@
 
 use std::fmt::Write;
 
-use sealblock_layers_mirror::{Description, LegDescription};
+use sealblock_layers_mirror::{Description, LegDescription, State};
 use sealblock_units::ByteCount;
 use serde::{Deserialize, Serialize};
 
 use crate::commands::create::uuid_words;
+use crate::exit::Exit;
 
 /// How a mirror is. `docs/formats/json.md` is the contract.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct MirrorStatus {
     /// Its identity.
     pub uuid: String,
+    /// `optimal`, `degraded` or `failed`.
+    pub state: String,
     /// Bytes of a region, the unit of what a leg has missed.
     pub region_bytes: u64,
     /// Bytes of the regions in which legs may differ just now.
@@ -52,11 +55,17 @@ impl MirrorStatus {
     pub fn of(mirror: &Description) -> MirrorStatus {
         MirrorStatus {
             uuid: uuid_words(&mirror.uuid),
+            state: mirror.state.as_str().to_owned(),
             region_bytes: mirror.region_bytes,
             unsettled_bytes: mirror.unsettled_bytes,
             lost_blocks: mirror.lost_blocks,
             legs: mirror.legs.iter().map(LegStatus::of).collect(),
         }
+    }
+
+    /// How a command ends that tells this: only a mirror whose copies are all there and in sync is as it should be.
+    pub fn exit(&self) -> Exit {
+        if self.state == State::Optimal.as_str() { Exit::Clean } else { Exit::Incomplete }
     }
 
     /// The leg of this name: the newest, should an earlier one have had it.
@@ -66,7 +75,7 @@ impl MirrorStatus {
 
     /// A mirror for people: a line for its identity and each leg.
     pub fn words(&self) -> String {
-        let mut words = format!("{:<16}{}\n", "uuid", self.uuid);
+        let mut words = format!("{:<16}{}\n{:<16}{}\n", "uuid", self.uuid, "state", self.state);
         for leg in self.legs.iter().filter(|leg| leg.standing != "removed") {
             let missed = match leg.missed_bytes {
                 0 => String::new(),

@@ -6,19 +6,21 @@ use std::rc::Rc;
 use std::sync::Mutex;
 
 use futures_util::future::{LocalBoxFuture, join_all};
-use sealblock_block::{Device, Error, Stack};
+use sealblock_block::{Ability, AnnexSlot, Answer, Device, Error, Operation, Stack};
 use sealblock_layers_mirror::label::Standing;
 use sealblock_layers_mirror::{
-    CreateOptions, Description, LegSource, MemberError, Mirror, MirrorError, OpenOptions, Reopen,
+    CreateOptions, Description, LegSource, MemberError, Mirror, MirrorError, OpenOptions, Reopen, State,
 };
 
-use super::super::{Access, Facts, Held, Opened, ReactorClock, close_all, received_bytes};
+use super::super::{Access, Facts, Held, Opened, ReactorClock, Usage, close_all, received_bytes};
 use super::hasty;
+use super::multipath::is_away;
 use crate::commands::create::new_uuid;
 use crate::control::protocol::Order;
 use crate::exit::{Cause, Failure};
 use crate::target::Target;
 
+const SHOWN: &str = "devices of one kind; a leg on another host is served with `--protection shown`";
 const CHANGING: &str = "changing the legs";
 
 /// A mirror that is open, and its legs.
@@ -138,6 +140,17 @@ impl OpenMirror {
         Ok(())
     }
 
+    /// What it was opened by.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// How it is once that is something else than `known`; nothing when it was closed.
+    pub async fn other_state(&self, known: State) -> Option<State> {
+        let state = self.mirror.other_state(known).await;
+        (!self.mirror.is_closed()).then_some(state)
+    }
+
     /// Waits until no leg is being brought up to date; whether all that were are.
     pub async fn settled(&self) -> bool {
         self.mirror.settled().await
@@ -180,9 +193,25 @@ impl Leg {
     async fn open(&self) -> Result<(Stack, Facts), Failure> {
         // What is left of the last time holds the file, or the connection.
         let _ = self.close().await;
-        let Opened { gate, facts, held, .. } = super::super::open(&self.target, self.access).await?;
+        let Opened { gate, facts, held, .. } = super::super::open_for(&self.target, self.access, Usage::Member).await?;
         self.held.replace(held);
         Ok((Stack::new(gate), facts))
+    }
+
+    /// Writes the label of a leg that is away once more, as it is. A host that serves it as a member takes that for the sign
+    /// that its mirror has come; repairs, which need no other label, would be refused without.
+    async fn claim(&self, stack: &Stack) -> Result<(), Error> {
+        let of = stack.abilities();
+        if self.access != Access::Write || !is_away(&self.target) || !of.writable || of.annex != Ability::Native {
+            return Ok(());
+        }
+        let slot = AnnexSlot::Group;
+        match stack.execute(Operation::ReadAnnex { slot }).await? {
+            Answer::Annex(bytes) if !bytes.is_empty() => {
+                stack.execute(Operation::WriteAnnex { slot, bytes }).await.map(drop)
+            }
+            _ => Ok(()),
+        }
     }
 
     async fn close(&self) -> Result<(), Error> {
@@ -205,6 +234,7 @@ impl Leg {
                     let _ = leg.close().await;
                     return Err("it is read only".to_owned());
                 }
+                leg.claim(&stack).await.map_err(|error| error.to_string())?;
                 Ok(stack)
             })
         })
@@ -231,11 +261,12 @@ async fn put_together(
     opened: Vec<Result<(Stack, Facts), Failure>>,
     access: Access,
 ) -> Result<Opened, Failure> {
-    let (mut sources, mut facts) = (Vec::new(), Vec::new());
+    let (mut sources, mut facts, mut here) = (Vec::new(), Vec::new(), Vec::new());
     for (leg, opened) in legs.iter().zip(opened) {
         let device = match opened {
             Ok((stack, of)) => {
                 facts.push(of);
+                here.push((leg, stack.clone()));
                 Ok(stack)
             }
             Err(failure) if is_gone(&failure) => Err(failure.to_string()),
@@ -249,6 +280,12 @@ async fn put_together(
     let opened = opened.map_err(|error| of_mirror(&error).on(target))?;
     let described = opened.mirror.describe();
     tell_of_gone(target, &described);
+    for (leg, stack) in here {
+        // A leg that fails now is left behind by the first change that it does not take.
+        if let Err(error) = leg.claim(&stack).await {
+            tracing::warn!(leg = leg.name, %error, "the label could not be written");
+        }
+    }
     for leg in legs.iter().filter(|leg| described.legs.iter().any(|other| other.name == leg.name && !other.is_here)) {
         // Whoever makes it a leg must be able to open it.
         let _ = leg.close().await;
@@ -321,9 +358,9 @@ fn of_mirror(error: &MirrorError) -> Failure {
         MirrorError::Leg { .. } | MirrorError::Note(_) => (Cause::Io, None),
         MirrorError::BlockSize { .. }
         | MirrorError::Size { .. }
-        | MirrorError::Protection { .. }
         | MirrorError::Capacity { .. }
         | MirrorError::Pages { .. } => (Cause::Unsuitable, None),
+        MirrorError::Protection { .. } => (Cause::Unsuitable, Some(SHOWN)),
     };
     let failure = Failure::new(cause, "opening", error);
     match advice {
@@ -348,6 +385,7 @@ fn of_member(error: &MemberError) -> Failure {
         MemberError::NoRoom(_) => failure(Cause::Unsuitable)
             .advise("a protected volume (`sealblock create`) or a namespace of sealblock as the first leg"),
         MemberError::Unfit(MirrorError::Legs(_)) => failure(Cause::Usage),
+        MemberError::Unfit(MirrorError::Protection { .. }) => failure(Cause::Unsuitable).advise(SHOWN),
         MemberError::Unfit(_) => failure(Cause::Unsuitable)
             .advise("devices of the same block size, protection information and size; one that is added may be larger"),
         MemberError::Unknown(_) => failure(Cause::Usage).advise("`sealblock mirror status` names the legs"),

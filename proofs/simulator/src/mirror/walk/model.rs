@@ -126,6 +126,13 @@ impl Model {
         Model { nodes: vec![Node { parent: 0, depth: 0, kind: Kind::Root, state: State::blank(blocks) }] }
     }
 
+    /// What there was before the mirror was made.
+    pub fn begin_with(&mut self, blocks: &[usize], stamp: Stamp) {
+        let state = &mut self.nodes[0].state;
+        blocks.iter().for_each(|block| state.pin(*block, stamp));
+        state.flush();
+    }
+
     pub fn state(&self, node: NodeId) -> &State {
         &self.nodes[node].state
     }
@@ -214,7 +221,8 @@ impl Model {
         // Who is called in sync there, too, was left behind by nobody who may have gone on.
         let calls_current = |theirs: &Label| {
             let current = in_use.iter().filter(|id| has_standing(label, id, Standing::Current));
-            current.copied().all(|id| has_standing(theirs, id, Standing::Current))
+            let own = &theirs.members[theirs.own].id;
+            current.copied().all(|id| id == own || has_standing(theirs, id, Standing::Current))
         };
         others.iter().all(|(other, theirs)| {
             let own = theirs.members[theirs.own].id;

@@ -87,6 +87,17 @@ impl Image {
         self.before.entry(Image::at(lba)).or_default().push(old);
     }
 
+    /// Fills some blocks with content of this stamp; which ones.
+    pub fn fill(&mut self, random: &Random, format: Option<PiFormat>, stamp: Stamp) -> Vec<usize> {
+        let blocks: Vec<u64> = (0..BLOCKS).filter(|_| random.chance(30)).collect();
+        for lba in blocks.iter().map(|block| Lba::new(*block)) {
+            let (one, data) = (Extent::one(lba), Slice::copy_from(&content(lba, stamp)));
+            self.write(one, &Sealed::seal(data, SIZE, format, &tags(one)));
+        }
+        self.flush();
+        blocks.into_iter().map(|block| block as usize).collect()
+    }
+
     /// Spoils a stored block; whether there was anything to spoil.
     pub fn damage(&mut self, lba: Lba, random: &Random) -> bool {
         let block = &mut self.blocks[Image::at(lba)];
@@ -185,7 +196,7 @@ impl Image {
             }
             Operation::Digest { extent, checks } => {
                 let crc64 = guard::crc64(self.read(extent, &checks, format)?.data());
-                return Ok(Answer::Digest(Digested { crc64, bytes_transferred: 0 }));
+                return Ok(Answer::Digest(Digested { crc64, ..Digested::default() }));
             }
             Operation::ReadAnnex { slot } => {
                 let found = self.annex.iter().find(|(other, _)| *other == slot);

@@ -126,8 +126,8 @@ pub fn adopt(world: &World, mirror: Up, plan: &Plan) {
 /// A mirror whose replicas have one history must open.
 pub fn check_refusal(world: &World, named: &[usize], present: &[usize], why: &MirrorError) {
     world.say(format!("    refused: {why}"));
-    let given: Option<Vec<_>> = present.iter().map(|number| world.labelled(*number)).collect();
-    let Some(given) = given else { return };
+    // Others are blank or wiped, and no obstacle.
+    let given: Vec<_> = present.iter().filter_map(|number| world.labelled(*number)).collect();
     let ids: BTreeSet<Id> = given.iter().map(|(_, label)| label.members[label.own].id).collect();
     if ids.len() < given.len() {
         // Of two images of one replica nothing tells which is meant.
@@ -138,8 +138,7 @@ pub fn check_refusal(world: &World, named: &[usize], present: &[usize], why: &Mi
         let others: Vec<_> = others.map(|(_, (known, label))| (known, label)).collect();
         let members = label.members.iter().filter(|member| member.standing != Standing::Removed).count();
         if named.len() <= members && world.model.borrow().must_open((known, label), &others) {
-            let name = &world.replicas[present[at]].name;
-            world.find(format!("it is refused although there is only one history, which {name} has whole: {why}"));
+            world.find(format!("it is refused although label {at} has the only history: {why}"));
         }
     }
 }

@@ -7,7 +7,9 @@ use std::time::Duration;
 use sealblock_block::{Answer, Device, Durability, Error, Failure, Gate, Operation, Outcome, Stack};
 use sealblock_integrity::Sealed;
 use sealblock_layers_mirror::label::Standing;
-use sealblock_layers_mirror::{Drill, LegSource, OpenOptions, Reopen, open_drill};
+use sealblock_layers_mirror::{
+    CreateOptions, Drill, LegSource, OpenOptions, Opened, Reopen, create_drill, mark_written_alone, open_drill,
+};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{Extent, Lba};
 
@@ -25,6 +27,8 @@ pub struct Plan {
     /// Those of them that are there.
     pub present: Vec<usize>,
     pub read_only: bool,
+    /// It is made, of the content of the first.
+    pub creates: bool,
     pub drill: Drill,
     /// How much is done with it.
     pub steps: u64,
@@ -94,15 +98,7 @@ pub async fn run(
     for replica in named() {
         replica.line.set(if plan.present.contains(&replica.number) { Line::Up } else { Line::Gone });
     }
-    let sources = named().map(|replica| source(&world, replica, &executor)).collect();
-    let mut random = [0; 16];
-    random[..8].copy_from_slice(&world.random.word().to_le_bytes());
-    random[8..].copy_from_slice(&world.random.word().to_le_bytes());
-    let options = OpenOptions { read_only: plan.read_only, random };
-    let opened = match open_drill(sources, executor.clone(), options, plan.drill).await {
-        Ok(opened) => opened,
-        Err(why) => return check_refusal(&world, &plan.named, &plan.present, &why),
-    };
+    let Some(opened) = open(&world, &executor, &plan).await else { return };
     came.borrow_mut().opened = true;
     adopt(&world, opened.mirror.clone(), &plan);
     drop(executor.spawn("the mirror's worker", opened.worker.run()));
@@ -112,6 +108,32 @@ pub async fn run(
     check_in_sync(&host.world);
     host.steps(&came).await;
     host.end().await;
+}
+
+/// Opens or makes the mirror. If it is refused, it must be right that it is.
+async fn open(world: &Rc<World>, executor: &Executor, plan: &Plan) -> Option<Opened<Executor>> {
+    let named = plan.named.iter().map(|number| &world.replicas[*number]);
+    let sources = named.map(|replica| source(world, replica, executor)).collect();
+    let mut random = [0; 16];
+    random[..8].copy_from_slice(&world.random.word().to_le_bytes());
+    random[8..].copy_from_slice(&world.random.word().to_le_bytes());
+    if plan.creates {
+        let options = CreateOptions { random, from: Some(0), force: true };
+        let made = create_drill(sources, executor.clone(), options, plan.drill).await;
+        return made.map_err(|why| world.find(format!("a mirror cannot be made: {why}"))).ok();
+    }
+    let options = OpenOptions { read_only: plan.read_only, random };
+    let opened = open_drill(sources, executor.clone(), options, plan.drill).await;
+    opened.map_err(|why| check_refusal(world, &plan.named, &plan.present, &why)).ok()
+}
+
+/// Has a replica's label say that it was written by itself; `done` is set where that was answered.
+pub async fn mark_alone(world: Rc<World>, executor: Executor, number: usize, done: Rc<std::cell::Cell<bool>>) {
+    let device = plug(&world, &world.replicas[number], &executor);
+    match mark_written_alone(&device).await {
+        Ok(()) => done.set(true),
+        Err(why) => world.find(format!("a replica cannot be marked as written alone: {why}")),
+    }
 }
 
 /// The mirror as a device that its host shares with the walk.
@@ -177,7 +199,8 @@ impl Host {
             81..84 => self.verify().await,
             84..88 if !read_only => self.repair().await,
             88..90 if !read_only => self.add(came).await,
-            90..92 if !read_only => self.remove(came).await,
+            90..92 if !read_only => self.replace(came).await,
+            92..94 if !read_only => self.remove(came).await,
             _ => self.read(self.extent()).await,
         }
     }
@@ -407,17 +430,49 @@ impl Host {
         }
     }
 
-    async fn add(&self, came: &Rc<std::cell::RefCell<Came>>) {
+    /// A device that is no member: blank, or with something on it that nobody wants any more.
+    fn newcomer(&self, came: &Rc<std::cell::RefCell<Came>>) -> Option<Rc<Replica>> {
         let is_free = |replica: &&Rc<Replica>| {
             !self.plan.named.contains(&replica.number) && !came.borrow().added.contains(&replica.number)
         };
-        let Some(replica) = self.world.replicas.iter().find(is_free).cloned() else { return };
+        let replica = self.world.replicas.iter().find(is_free).cloned()?;
+        self.prepare(&replica, came);
+        Some(replica)
+    }
+
+    fn prepare(&self, replica: &Rc<Replica>, came: &Rc<std::cell::RefCell<Came>>) {
+        let mut image = Image::blank(Known { is_new: true, ..Known::default() });
+        if self.world.random.chance(40) {
+            image.fill(&self.world.random, self.world.format, self.world.fresh());
+        }
         replica.line.set(Line::Up);
-        self.world.put(replica.number, Image::blank(Known { is_new: true, ..Known::default() }));
+        self.world.put(replica.number, image);
         came.borrow_mut().added.push(replica.number);
+    }
+
+    async fn add(&self, came: &Rc<std::cell::RefCell<Came>>) {
+        let Some(replica) = self.newcomer(came) else { return };
         self.say(format!("{} is being added", replica.name));
-        let added = self.mirror.add(source(&self.world, &replica, &self.executor)).await;
+        let added = self.mirror.add(source(&self.world, &replica, &self.executor), true).await;
         self.say(format!("{} is added: {:?}", replica.name, added.map_err(|error| error.to_string())));
+    }
+
+    /// Another device in the place of a replica, or that replica's own where it was wiped.
+    async fn replace(&self, came: &Rc<std::cell::RefCell<Came>>) {
+        let old = self.named();
+        let is_wiped = old.line.get() != Line::Gone && self.world.labelled(old.number).is_none();
+        let new = if is_wiped { Some(old.clone()) } else { self.newcomer(came) };
+        let Some(new) = new.filter(|_| !came.borrow().removed.contains(&old.number)) else { return };
+        if is_wiped {
+            self.prepare(&new, came);
+        }
+        let was_current = matches!(self.world.standing(&old), Some((Standing::Current, true)));
+        self.say(format!("{} is being replaced by {}", old.name, new.name));
+        let done = self.mirror.replace(&old.name, source(&self.world, &new, &self.executor), true).await;
+        self.say(format!("{} is replaced: {:?}", old.name, done.as_ref().map_err(ToString::to_string)));
+        if done.is_ok() && !was_current && !is_wiped {
+            came.borrow_mut().removed.push(old.number);
+        }
     }
 
     async fn remove(&self, came: &Rc<std::cell::RefCell<Came>>) {

@@ -1,6 +1,6 @@
 //! One walk from beginning to end.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
@@ -11,7 +11,7 @@ use sealblock_units::Lba;
 
 use super::model::Known;
 use super::replica::{BLOCKS, Image, Line};
-use super::session::{Came, Plan, run as run_session};
+use super::session::{Came, Plan, mark_alone, run as run_session};
 use super::world::{REPLICAS, World};
 use crate::executor::{Ended, Executor, RunLimits};
 use crate::random::Random;
@@ -83,22 +83,74 @@ impl Walk {
             1 << self.drill.region_shift.unwrap_or(0)
         ));
         self.members = (0..*self.random.pick(&[2, 2, 3])).collect();
-        for number in &self.members {
-            let known = Known { node: Some(0), holds: Some(0), ..Known::default() };
-            self.world.put(*number, Image::blank(known));
-        }
-        let all: Vec<usize> = self.members.iter().copied().collect();
-        self.session(Plan { present: all.clone(), closes: true, ..self.plan(all) }, None)?;
+        self.make()?;
         for _ in 0..self.random.between(4, 14) {
             match self.random.below(100) {
                 0..55 => self.any_session()?,
                 55..70 => self.keep_image(),
                 70..88 => self.put_back(),
-                88..94 => self.spoil(),
+                88..92 => self.spoil(),
+                92..96 => self.write_alone()?,
                 _ => self.blank(),
             }
         }
         self.rest()
+    }
+
+    /// The mirror is made, of blank devices or of one with content; the machine may stop meanwhile.
+    fn make(&mut self) -> Result<(), String> {
+        let all: Vec<usize> = self.members.iter().copied().collect();
+        let (is_blank, stamp) = (self.random.chance(40), self.world.fresh());
+        for number in &all {
+            let is_source = is_blank || *number == 0;
+            let known = Known { node: is_source.then_some(0), holds: is_source.then_some(0), ..Known::default() };
+            let mut image = Image::blank(Known { is_new: !is_source, ..known });
+            if !is_blank && (is_source || self.random.chance(50)) {
+                let blocks = image.fill(&self.random, self.world.format, stamp + *number as u64);
+                if is_source {
+                    self.world.model.borrow_mut().begin_with(&blocks, stamp);
+                }
+            }
+            self.world.put(*number, image);
+        }
+        for _ in &all {
+            self.world.fresh();
+        }
+        for tries in 0.. {
+            let plan = Plan { present: all.clone(), read_only: false, creates: true, ..self.plan(all.clone()) };
+            let stops = tries < 3 && self.random.chance(40);
+            self.session(plan, stops.then(|| self.random.between(1, 20)))?;
+            if self.has_label(0) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Somebody writes to a replica by itself, and says so before.
+    fn write_alone(&mut self) -> Result<(), String> {
+        let number = self.random.below(REPLICAS as u64) as usize;
+        let replica = self.world.replicas[number].clone();
+        if !self.has_label(number) {
+            return Ok(());
+        }
+        self.world.say(format!("{} is written by itself", replica.name));
+        replica.line.set(Line::Up);
+        let executor = Executor::new(self.random.fork("schedule"), self.trace.clone());
+        let done = Rc::new(Cell::new(false));
+        self.world.heard.borrow_mut().clone_from(&replica.image.borrow().known.heard);
+        self.world.stop_in(self.random.chance(30).then(|| self.random.between(1, 3)));
+        drop(executor.run(LIMITS, mark_alone(self.world.clone(), executor.clone(), number, done.clone())));
+        self.world.stop_in(None);
+        if done.get() {
+            let mut image = replica.image.borrow_mut();
+            let is_removed = image.label().is_some_and(|label| label.members[label.own].standing == Standing::Removed);
+            if !is_removed {
+                (image.known.node, image.known.holds) = (None, None);
+            }
+            image.fill(&self.random, self.world.format, self.world.fresh());
+        }
+        self.world.found().map_or(Ok(()), Err)
     }
 
     fn plan(&self, named: Vec<usize>) -> Plan {
@@ -106,6 +158,7 @@ impl Walk {
             named,
             present: Vec::new(),
             read_only: self.random.chance(8),
+            creates: false,
             drill: self.drill,
             steps: self.random.between(1, 12),
             closes: self.random.chance(50),
