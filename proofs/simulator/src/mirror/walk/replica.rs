@@ -264,6 +264,8 @@ pub struct Replica {
     pub epoch: Cell<u64>,
     /// The epoch of the last opening.
     opened: Cell<u64>,
+    /// Another image was put here since.
+    pub is_swapped: Cell<bool>,
 }
 
 impl Replica {
@@ -275,6 +277,7 @@ impl Replica {
             line: Cell::new(Line::Up),
             epoch: Cell::new(0),
             opened: Cell::new(0),
+            is_swapped: Cell::new(false),
         }
     }
 
@@ -310,6 +313,7 @@ impl Plug {
         };
         let epoch = replica.epoch.get();
         replica.opened.set(epoch);
+        replica.is_swapped.set(false);
         Plug { replica: replica.clone(), world: world.clone(), executor: executor.clone(), geometry, epoch }
     }
 

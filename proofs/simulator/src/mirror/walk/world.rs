@@ -140,9 +140,18 @@ impl World {
         }
         self.refuse_overwriting(replica);
         let session = self.session.borrow();
-        let known = &mut replica.image.borrow_mut().known;
-        known.is_mixed = true;
-        known.holds = session.as_ref().map(|session| session.node);
+        let Some(session) = session.as_ref() else { return };
+        let mut image = replica.image.borrow_mut();
+        let is_told = image.label().is_none_or(|label| label.members[label.own].standing != Standing::Current);
+        let known = &mut image.known;
+        // One that lacks nothing that was acknowledged need not be told: it only gets what was in doubt.
+        let lacks = known.node.is_none_or(|node| self.model.borrow().has_more(session.node, node));
+        if !is_told && !lacks && !known.is_mixed {
+            known.node = Some(session.node);
+        } else {
+            known.is_mixed = true;
+        }
+        known.holds = Some(session.node);
     }
 
     /// What a replica holds alone must not be overwritten, nor must it be made to forget that it holds it.
@@ -160,9 +169,12 @@ impl World {
         if matches!(self.standing(replica), Some((Standing::Rebuilding | Standing::Current, _))) {
             self.refuse_overwriting(replica);
         }
+        // Who has everything since the label before is told by this one.
+        self.book();
         let (id, heard) = (self.fresh(), self.heard.borrow().clone());
         let mut image = replica.image.borrow_mut();
         let Some(label) = image.label() else { return };
+        self.model.borrow_mut().label(id, image.known.own);
         (image.known.own, image.known.heard) = (id, heard);
         self.heard.borrow_mut().insert(label.members[label.own].id, id);
     }
@@ -172,7 +184,7 @@ impl World {
         let in_sync: Vec<bool> = self
             .replicas
             .iter()
-            .map(|replica| replica.is_reached() && matches!(self.standing(replica), Some((Standing::Current, _))))
+            .map(|replica| !replica.is_swapped.get() && matches!(self.standing(replica), Some((Standing::Current, _))))
             .collect();
         let session = self.session.borrow();
         let Some(session) = session.as_ref() else { return };
@@ -211,8 +223,22 @@ impl World {
         image.label().map(|label| (image.known.clone(), label))
     }
 
+    /// Says what the labels of these replicas are.
+    pub fn say_labels(&self, numbers: &[usize]) {
+        for (number, (_, label)) in numbers.iter().filter_map(|number| Some((number, self.labelled(*number)?))) {
+            let members = label.members.iter().enumerate().map(|(at, member)| {
+                let own = if at == label.own { "itself " } else { "" };
+                format!("{own}{} seen {} sent {}", member.standing.as_str(), member.seen, member.sent)
+            });
+            let members: Vec<String> = members.collect();
+            let (name, generation) = (&self.replicas[*number].name, label.generation);
+            self.say(format!("      label {generation} of {name}: {}", members.join(", ")));
+        }
+    }
+
     /// Another image in the place of a replica.
     pub fn put(&self, number: usize, image: Image) {
+        self.replicas[number].is_swapped.set(true);
         *self.replicas[number].image.borrow_mut() = image;
     }
 }
