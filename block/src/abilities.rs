@@ -39,6 +39,8 @@ pub struct Abilities {
     pub allocation: Ability,
     /// Room beside the blocks, see [`crate::AnnexSlot`]. Nothing can stand in for it.
     pub annex: Ability,
+    /// Bitmap pages of that room, see [`crate::AnnexSlot::Bitmap`].
+    pub annex_pages: u32,
     /// `WriteZeroes { may_unmap: true }` gives the space back and the blocks still read as zeroes.
     pub unmap_zeroes: bool,
     /// The device is away from this host: operations it does itself move no payload here.
@@ -58,6 +60,7 @@ impl Abilities {
         repair: Ability::Absent,
         allocation: Ability::Absent,
         annex: Ability::Absent,
+        annex_pages: 0,
         unmap_zeroes: false,
         offloads: false,
     };
@@ -74,6 +77,7 @@ impl Abilities {
         repair: Ability::Absent,
         allocation: Ability::Absent,
         annex: Ability::Absent,
+        annex_pages: 0,
         unmap_zeroes: true,
         offloads: false,
     };
@@ -116,6 +120,7 @@ impl Abilities {
             repair: both(self.repair, other.repair),
             allocation: both(self.allocation, other.allocation),
             annex: both(self.annex, other.annex),
+            annex_pages: self.annex_pages.min(other.annex_pages),
             unmap_zeroes: self.unmap_zeroes && other.unmap_zeroes,
             offloads: self.offloads && other.offloads,
         }

@@ -14,7 +14,7 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use sealblock_units::{BlockSize, ByteCount, Lba};
 
-pub use mirror::{Mirror, MirrorAdd, MirrorCommand, MirrorRemove, MirrorReplace, MirrorStatus};
+pub use mirror::{Mirror, MirrorAdd, MirrorCommand, MirrorCreate, MirrorRemove, MirrorReplace, MirrorStatus};
 pub use scrub::{Scrub, ScrubCommand, ScrubStart, ScrubStatus, Scrubbed, ServedName};
 pub use serve::{ControlPlace, Discover, LogLevel, NVME_TCP_PORT, Protection, Serve, listen_address, nbd_address};
 pub use values::{Endpoint, Guard, Harm, Mode, ProtectionType, RemoteServer, Volume};

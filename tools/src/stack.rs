@@ -37,11 +37,11 @@ use files::Plain;
 pub use facts::Facts;
 pub use failures::{of_block, of_medium, of_open, of_volume};
 pub use files::{FileKind, OpenVolume, Overwritten, inspect, of_remains, open_medium, open_volume, overwrite};
-pub use whole::Whole;
-pub use groups::OpenMirror;
+pub use groups::{OpenMirror, create_mirror};
 pub use nbd::exports;
 pub use read_only::ReadOnly;
 pub use remote::discover;
+pub use whole::Whole;
 
 /// A volume in a file, on the reactor's clock.
 pub type FileVolume = Volume<FileMedium, ReactorClock>;

@@ -31,6 +31,7 @@ pub(crate) struct Pages {
     pub(crate) independent: Option<IndependentNamespace>,
     pub(crate) ids: Vec<NamespaceId>,
     pub(crate) extensions: Extensions,
+    pub(crate) annex_pages: u32,
 }
 
 /// Who makes the tags that the namespace keeps.
@@ -279,6 +280,7 @@ fn abilities(pages: &Pages) -> Abilities {
         repair: Ability::Absent,
         allocation: Ability::Absent,
         annex: if fits { has(Extensions::ANNEX) } else { Ability::Absent },
+        annex_pages: if fits { pages.annex_pages } else { 0 },
     }
 }
 

@@ -7,7 +7,7 @@ use crate::target::Target;
 /// Arguments of `mirror`.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Example:\n  sealblock mirror replace mirror:a,b b /srv/new && sealblock mirror status mirror:a,/srv/new"
+    after_help = "Examples:\n  sealblock mirror create a b                        # then use mirror:a,b\n  sealblock mirror replace mirror:a,b b /srv/new && sealblock mirror status mirror:a,/srv/new"
 )]
 pub struct Mirror {
     /// What to do.
@@ -20,12 +20,34 @@ pub struct Mirror {
 pub enum MirrorCommand {
     /// Say how each leg is: current, missing, being brought up to date, and what it lacks.
     Status(MirrorStatus),
-    /// Add a leg. What is on it is replaced; it is waited for until it has everything.
+    /// Make a mirror of devices: one keeps its content, the others get it.
+    Create(MirrorCreate),
+    /// Add a leg, and wait until it has everything; with a plain volume as TARGET, make a mirror of it.
     Add(MirrorAdd),
     /// Take a leg out for good. Its content stays as it is.
     Remove(MirrorRemove),
-    /// Add a leg, and take another one out once the new one has everything.
+    /// Put a new device in the place of a leg; one that is current is taken out once the new one has everything.
     Replace(MirrorReplace),
+}
+
+/// Arguments of `mirror create`.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Examples:\n  sealblock mirror create a b              # the one that holds data keeps it; blank ones are alike\n  sealblock mirror create a b --from a --force --no-wait\n\nAn interrupted copy goes on when the mirror is next opened for writing or served."
+)]
+pub struct MirrorCreate {
+    /// The devices: two to eight of one size, block size and protection information.
+    #[arg(value_name = "DEVICE", num_args = 2.., required = true)]
+    pub legs: Vec<Target>,
+    /// The device whose content counts; needed where several hold data.
+    #[arg(long, value_name = "DEVICE")]
+    pub from: Option<Target>,
+    /// Replace what the other devices hold, also the label of another mirror.
+    #[arg(long)]
+    pub force: bool,
+    /// Return once the devices are labelled; they are made alike when the mirror is next opened for writing or served.
+    #[arg(long)]
+    pub no_wait: bool,
 }
 
 /// Arguments of `mirror status`.
@@ -42,12 +64,15 @@ pub struct MirrorStatus {
 /// Arguments of `mirror add`.
 #[derive(Args, Debug)]
 pub struct MirrorAdd {
-    /// The mirror, as mirror:A,B.
+    /// The mirror, as mirror:A,B; or a volume that is to become the first leg of one.
     #[arg(value_name = "TARGET")]
     pub target: Target,
-    /// The new leg.
+    /// The new leg: blank, at least as large, with the same protection information.
     #[arg(value_name = "LEG")]
     pub leg: Target,
+    /// Replace what is on it.
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// Arguments of `mirror remove`.
@@ -70,7 +95,10 @@ pub struct MirrorReplace {
     /// The leg to be taken out, as it is called in TARGET.
     #[arg(value_name = "OLD")]
     pub old: Target,
-    /// The leg that takes its place.
+    /// The device that takes its place; without it another device that is now under the name of OLD.
     #[arg(value_name = "NEW")]
-    pub new: Target,
+    pub new: Option<Target>,
+    /// Replace what is on it.
+    #[arg(long)]
+    pub force: bool,
 }

@@ -35,7 +35,10 @@ pub fn run(arguments: &Copy) -> Result<Exit, Failure> {
         // Standard output may be where the data went.
         eprintln!("{} copied from {} to {}", ByteCount::new(bytes), arguments.from, arguments.to);
         if let Some(behind) = room.and_then(|room| room.checked_sub(bytes)).filter(|behind| *behind > 0) {
-            eprintln!("{behind} bytes of {} lie behind them: zeroes to the block's end, then what was there", arguments.to);
+            eprintln!(
+                "{behind} bytes of {} lie behind them: zeroes to the block's end, then what was there",
+                arguments.to
+            );
         }
         Ok(Exit::Clean)
     })

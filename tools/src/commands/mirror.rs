@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use sealblock_units::ByteCount;
 
-use crate::cli::{Mirror, MirrorCommand, MirrorStatus as Arguments, ServedName};
+use crate::cli::{Mirror, MirrorCommand, MirrorCreate, MirrorStatus as Arguments, ServedName};
 use crate::commands::scrub::name_of;
 use crate::control::client::{Found, find};
 use crate::control::legs::MirrorStatus;
@@ -15,8 +15,8 @@ use crate::control::protocol::Order;
 use crate::exit::{Cause, Exit, Failure};
 use crate::progress::{Progress, Show};
 use crate::report::{print_json, say};
-use crate::stack::{Access, OpenMirror, Opened, on_reactor, open};
-use crate::target::Target;
+use crate::stack::{Access, OpenMirror, Opened, create_mirror, on_reactor, open};
+use crate::target::{GroupKind, Target};
 
 /// How often progress is looked at.
 const LOOK: Duration = Duration::from_millis(100);
@@ -26,19 +26,40 @@ const CHANGING: &str = "changing the legs";
 pub fn run(arguments: &Mirror) -> Result<Exit, Failure> {
     match &arguments.command {
         MirrorCommand::Status(status) => tell(status),
-        MirrorCommand::Add(add) => change(&add.target, Change { add: Some(&add.leg), remove: None }),
-        MirrorCommand::Remove(remove) => change(&remove.target, Change { add: None, remove: Some(&remove.leg) }),
+        MirrorCommand::Create(create) => make(create),
+        MirrorCommand::Add(add) => {
+            let is_mirror = matches!(add.target, Target::Group { .. }) || server_of(&add.target)?.is_some();
+            if !is_mirror {
+                let legs = vec![add.target.clone(), add.leg.clone()];
+                let (from, force) = (Some(add.target.clone()), add.force);
+                return make(&MirrorCreate { legs, from, force, no_wait: false });
+            }
+            let order = Order::MirrorAdd { leg: add.leg.to_string(), force: add.force };
+            change(&add.target, Change { order, new: Some(add.leg.to_string()), old: None })
+        }
+        MirrorCommand::Remove(remove) => {
+            let leg = remove.leg.to_string();
+            change(
+                &remove.target,
+                Change { order: Order::MirrorRemove { leg: leg.clone() }, new: None, old: Some(leg) },
+            )
+        }
         MirrorCommand::Replace(replace) => {
-            change(&replace.target, Change { add: Some(&replace.new), remove: Some(&replace.old) })
+            let old = replace.old.to_string();
+            let new = replace.new.as_ref().map_or(old.clone(), Target::to_string);
+            let order = Order::MirrorReplace { old: old.clone(), new: new.clone(), force: replace.force };
+            change(&replace.target, Change { order, new: Some(new), old: Some(old) })
         }
     }
 }
 
-/// Legs to be added and taken out.
-#[derive(Clone, Copy)]
-struct Change<'a> {
-    add: Option<&'a Target>,
-    remove: Option<&'a Target>,
+/// What is to be done with legs.
+struct Change {
+    order: Order,
+    /// The leg that is waited for.
+    new: Option<String>,
+    /// The leg that is no more when it is done.
+    old: Option<String>,
 }
 
 /// Whoever has the mirror open.
@@ -50,15 +71,14 @@ enum Holder {
 }
 
 impl Holder {
-    async fn order(&self, order: Order) -> Result<MirrorStatus, Failure> {
-        let parsed = |leg: &str| leg.parse::<Target>().map_err(|error| Failure::new(Cause::Usage, CHANGING, error));
-        match (self, order) {
-            (Holder::Server(server), order) => return server.order_legs(CHANGING, order),
-            (Holder::Here(mirror), Order::MirrorAdd { leg }) => mirror.add(&parsed(&leg)?).await?,
-            (Holder::Here(mirror), Order::MirrorRemove { leg }) => mirror.remove(&parsed(&leg)?).await?,
-            (Holder::Here(_), _) => {}
+    async fn order(&self, order: &Order) -> Result<MirrorStatus, Failure> {
+        match self {
+            Holder::Server(server) => server.order_legs(CHANGING, order.clone()),
+            Holder::Here(mirror) => {
+                mirror.order(order).await?;
+                self.status().await
+            }
         }
-        self.status().await
     }
 
     async fn status(&self) -> Result<MirrorStatus, Failure> {
@@ -67,6 +87,43 @@ impl Holder {
             Holder::Here(mirror) => Ok(MirrorStatus::of(&mirror.describe())),
         }
     }
+}
+
+/// Makes a mirror, and waits until its legs are alike.
+fn make(arguments: &MirrorCreate) -> Result<Exit, Failure> {
+    let target = Target::Group { kind: GroupKind::Mirror, legs: arguments.legs.clone() };
+    let from = match &arguments.from {
+        Some(from) => Some(arguments.legs.iter().position(|leg| leg == from).ok_or_else(|| {
+            Failure::new(Cause::Usage, "making a mirror", format!("{from} is none of its devices")).on(&target)
+        })?),
+        None => None,
+    };
+    let status = on_reactor(async {
+        let opened = create_mirror(&target, &arguments.legs, from, arguments.force).await?;
+        let made = match mirror_of(&opened) {
+            Ok(mirror) => synchronise(&Holder::Here(mirror), &target, arguments).await,
+            Err(failure) => Err(failure),
+        };
+        opened.close(made).await
+    })?;
+    say(status.words().trim_end())?;
+    say(&format!("{:<16}{target}", "use it as"))?;
+    Ok(Exit::Clean)
+}
+
+async fn synchronise(mirror: &Holder, target: &Target, arguments: &MirrorCreate) -> Result<MirrorStatus, Failure> {
+    let mut status = mirror.status().await?;
+    let lacking: Vec<String> =
+        status.legs.iter().filter(|leg| leg.missed_bytes > 0).map(|leg| leg.leg.clone()).collect();
+    if arguments.no_wait || lacking.is_empty() {
+        return Ok(status);
+    }
+    let later = format!("when {target} is next opened for writing or served it goes on where it was");
+    eprintln!("sealblock: the devices are labelled and are made alike now; it may be interrupted: {later}");
+    for leg in &lacking {
+        status = wait(mirror, leg, status).await?;
+    }
+    Ok(status)
 }
 
 fn tell(arguments: &Arguments) -> Result<Exit, Failure> {
@@ -96,7 +153,7 @@ fn mirror_of(opened: &Opened) -> Result<Rc<OpenMirror>, Failure> {
     })
 }
 
-fn change(target: &Target, change: Change<'_>) -> Result<Exit, Failure> {
+fn change(target: &Target, change: Change) -> Result<Exit, Failure> {
     let server = server_of(target)?;
     let is_served = server.is_some();
     let status = on_reactor(async {
@@ -117,19 +174,21 @@ fn change(target: &Target, change: Change<'_>) -> Result<Exit, Failure> {
     Ok(Exit::Clean)
 }
 
-async fn carry_out(mirror: &Holder, target: &Target, change: Change<'_>) -> Result<MirrorStatus, Failure> {
-    let mut status = mirror.status().await?;
-    if let Some(old) = change.remove.map(Target::to_string).filter(|old| status.leg(old).is_none()) {
+async fn carry_out(mirror: &Holder, target: &Target, change: Change) -> Result<MirrorStatus, Failure> {
+    let before = mirror.status().await?;
+    let Change { order, new, old } = change;
+    if let Some(old) = old.as_ref().filter(|old| before.leg(old).is_none()) {
         return Err(Failure::new(Cause::Usage, CHANGING, format!("the mirror has no leg {old}"))
             .on(target)
             .advise("`sealblock mirror status` names the legs"));
     }
-    if let Some(new) = change.add {
-        status = mirror.order(Order::MirrorAdd { leg: new.to_string() }).await?;
-        status = wait(mirror, &new.to_string(), status).await?;
+    let mut status = mirror.order(&order).await?;
+    if let Some(new) = &new {
+        status = wait(mirror, new, status).await?;
     }
-    match change.remove {
-        Some(old) => mirror.order(Order::MirrorRemove { leg: old.to_string() }).await,
+    // One that was current stayed until the new one had everything.
+    match old.filter(|old| new.is_some() && new.as_ref() != Some(old) && status.leg(old).is_some()) {
+        Some(leg) => mirror.order(&Order::MirrorRemove { leg }).await,
         None => Ok(status),
     }
 }

@@ -94,6 +94,7 @@ fn block_error(fault: &Fault, format: Option<PiFormat>, target: &Target) -> Bloc
         FaultField::Tag(TagField::StorageTag) => Field::StorageTag,
         FaultField::Media => Field::Media,
         FaultField::Conflict => Field::Conflict,
+        FaultField::Stale => Field::Stale,
     };
     BlockError {
         lba: fault.lba.get(),
@@ -117,8 +118,9 @@ fn print_text(report: &VerifyReport, unlisted: u64, quiet: bool) -> Result<(), F
         let what = match (error.expected, error.actual) {
             (Some(expected), Some(actual)) => format!("expected {expected}, found {actual}"),
             // Another host's device says which field it is, and not always what it holds.
-            _ if !matches!(error.field, Field::Media | Field::Conflict) => "does not fit".to_owned(),
+            _ if !matches!(error.field, Field::Media | Field::Conflict | Field::Stale) => "does not fit".to_owned(),
             _ if error.field == Field::Conflict => "good copies differ".to_owned(),
+            _ if error.field == Field::Stale => "an older copy is kept here; --accept-stale takes it".to_owned(),
             _ => "cannot be read".to_owned(),
         };
         let leg = error.leg.as_ref().map_or(String::new(), |leg| format!(" on {leg}"));

@@ -53,6 +53,19 @@ pub enum Order {
     MirrorAdd {
         /// The target that becomes a leg.
         leg: String,
+        /// Whether what is on it may be replaced.
+        #[serde(default)]
+        force: bool,
+    },
+    /// Put another device in the place of a leg; beside one that is current until that is taken out.
+    MirrorReplace {
+        /// The leg, as it is called.
+        old: String,
+        /// The target that becomes a leg.
+        new: String,
+        /// Whether what is on it may be replaced.
+        #[serde(default)]
+        force: bool,
     },
     /// Take a leg out of a mirror.
     MirrorRemove {
@@ -183,7 +196,8 @@ mod tests {
             Order::ScrubPause,
             Order::ScrubStop,
             Order::MirrorStatus,
-            Order::MirrorAdd { leg: "v".to_owned() },
+            Order::MirrorAdd { leg: "v".to_owned(), force: false },
+            Order::MirrorReplace { old: "v".to_owned(), new: "w".to_owned(), force: true },
             Order::MirrorRemove { leg: "mirror:a,b".to_owned() },
         ] {
             let line = line_of(&request(order.clone()));

@@ -124,9 +124,11 @@ pub(super) async fn open_raw(target: &Target, path: &Path, access: Access) -> Re
     match inspect(&medium).await? {
         FileKind::Raw => raw(target, path, medium),
         FileKind::Remains(parts) => Err(of_remains("opening", path, &parts)),
-        FileKind::Volume => Err(Failure::new(Cause::Refused, "opening", "it is a protected volume, whose blocks have seals")
-            .on(target)
-            .advise(Target::File(path.to_owned()).to_string())),
+        FileKind::Volume => {
+            Err(Failure::new(Cause::Refused, "opening", "it is a protected volume, whose blocks have seals")
+                .on(target)
+                .advise(Target::File(path.to_owned()).to_string()))
+        }
     }
 }
 
@@ -192,7 +194,8 @@ async fn volume_on(medium: FileMedium, path: &Path, access: Access) -> Result<Op
     for copy in &opened.description.superblocks {
         if let Some(why) = &copy.lost {
             let (path, at) = (path.display(), copy.offset_bytes);
-            let then = if options.read_only { "the next opening for writing writes it anew" } else { "it was written anew" };
+            let then =
+                if options.read_only { "the next opening for writing writes it anew" } else { "it was written anew" };
             tracing::warn!("{path}: the superblock at byte {at} was lost ({why}); {then}");
         }
     }

@@ -13,7 +13,7 @@ use super::{Access, Facts, Opened};
 use crate::exit::{Cause, Failure};
 use crate::target::{GroupKind, Target};
 
-pub use mirror::OpenMirror;
+pub use mirror::{OpenMirror, create as create_mirror};
 pub(super) use multipath::Paths;
 
 /// How long a path or leg over NVMe/TCP may take to answer, and how long its target waits for a sign of life, unless told. Short,
@@ -80,6 +80,11 @@ fn hasten(target: &mut Target) {
         }
         Target::Group { legs, .. } => legs.iter_mut().for_each(hasten),
         Target::Offset { target, .. } | Target::Fault { target, .. } => hasten(target),
-        Target::File(_) | Target::Raw(_) | Target::Linux(_) | Target::Memory(_) | Target::Null(_) | Target::Nbd { .. } => {}
+        Target::File(_)
+        | Target::Raw(_)
+        | Target::Linux(_)
+        | Target::Memory(_)
+        | Target::Null(_)
+        | Target::Nbd { .. } => {}
     }
 }

@@ -4,5 +4,8 @@ mod damage;
 mod forgotten;
 mod judge;
 mod legs;
+mod paging;
 mod requests;
 mod rig;
+mod sets;
+mod stale;

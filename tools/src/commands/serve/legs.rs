@@ -8,7 +8,6 @@ use crate::control::legs::MirrorStatus;
 use crate::control::protocol::{Order, Problem, ProblemKind};
 use crate::exit::{Cause, Failure};
 use crate::stack::OpenMirror;
-use crate::target::Target;
 
 /// A way to a mirror.
 #[derive(Clone)]
@@ -40,16 +39,8 @@ impl MirrorHandle {
 }
 
 async fn carry_out(mirror: &Rc<OpenMirror>, order: Order) -> Result<MirrorStatus, Problem> {
-    match order {
-        Order::MirrorAdd { leg } => mirror.add(&target(&leg)?).await.map_err(|failure| problem(&failure))?,
-        Order::MirrorRemove { leg } => mirror.remove(&target(&leg)?).await.map_err(|failure| problem(&failure))?,
-        Order::MirrorStatus | Order::ScrubStatus | Order::ScrubStart { .. } | Order::ScrubPause | Order::ScrubStop => {}
-    }
+    mirror.order(&order).await.map_err(|failure| problem(&failure))?;
     Ok(MirrorStatus::of(&mirror.describe()))
-}
-
-fn target(leg: &str) -> Result<Target, Problem> {
-    leg.parse().map_err(|error| Problem::new(ProblemKind::Usage, error))
 }
 
 fn problem(failure: &Failure) -> Problem {

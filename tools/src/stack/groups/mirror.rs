@@ -8,13 +8,18 @@ use std::sync::Mutex;
 use futures_util::future::{LocalBoxFuture, join_all};
 use sealblock_block::{Device, Error, Stack};
 use sealblock_layers_mirror::label::Standing;
-use sealblock_layers_mirror::{Description, LegSource, MemberError, Mirror, MirrorError, OpenOptions, Reopen};
+use sealblock_layers_mirror::{
+    CreateOptions, Description, LegSource, MemberError, Mirror, MirrorError, OpenOptions, Reopen,
+};
 
 use super::super::{Access, Facts, Held, Opened, ReactorClock, close_all, received_bytes};
 use super::hasty;
 use crate::commands::create::new_uuid;
+use crate::control::protocol::Order;
 use crate::exit::{Cause, Failure};
 use crate::target::Target;
+
+const CHANGING: &str = "changing the legs";
 
 /// A mirror that is open, and its legs.
 pub struct OpenMirror {
@@ -33,6 +38,8 @@ struct Leg {
     held: RefCell<Vec<Held>>,
     /// Bytes that came before it was opened the last time.
     received_bytes: Cell<u64>,
+    /// Another device is taking its place: it is not to be opened anew.
+    is_retired: Cell<bool>,
 }
 
 impl OpenMirror {
@@ -41,14 +48,65 @@ impl OpenMirror {
         self.mirror.describe()
     }
 
-    /// Adds a leg, whose content is replaced in the background.
+    /// Carries out what somebody has ordered of its legs.
     ///
     /// # Errors
-    /// Why it cannot be one; it is closed then.
-    pub async fn add(&self, target: &Target) -> Result<(), Failure> {
+    /// Why it was not done.
+    pub async fn order(&self, order: &Order) -> Result<(), Failure> {
+        let target = |leg: &str| leg.parse::<Target>().map_err(|error| Failure::new(Cause::Usage, CHANGING, error));
+        match order {
+            Order::MirrorAdd { leg, force } => self.add(&target(leg)?, *force).await,
+            Order::MirrorReplace { old, new, force } => self.replace(&target(old)?, &target(new)?, *force).await,
+            Order::MirrorRemove { leg } => self.remove(&target(leg)?).await,
+            Order::MirrorStatus
+            | Order::ScrubStatus
+            | Order::ScrubStart { .. }
+            | Order::ScrubPause
+            | Order::ScrubStop => Ok(()),
+        }
+    }
+
+    /// Adds a leg, whose content is replaced in the background.
+    async fn add(&self, target: &Target, force: bool) -> Result<(), Failure> {
         let leg = Leg::new(target, Access::Write);
         let (stack, _) = leg.open().await?;
-        match self.mirror.add(leg.source(Ok(stack)), false).await {
+        let added = self.mirror.add(leg.source(Ok(stack)), force).await;
+        self.take_in(leg, added).await
+    }
+
+    /// Puts another device in the place of a leg, or beside it as long as it is current.
+    async fn replace(&self, old: &Target, new: &Target, force: bool) -> Result<(), Failure> {
+        let name = old.to_string();
+        let legs = self.describe().legs;
+        let is_current = legs.iter().any(|leg| leg.name == name && leg.is_here && leg.standing == Standing::Current);
+        if is_current && old == new {
+            return Err(Failure::new(Cause::Refused, CHANGING, format!("{name} is current")).on(&self.target));
+        }
+        let retired: Vec<Rc<Leg>> =
+            self.legs.borrow().iter().filter(|leg| leg.name == name && !is_current).cloned().collect();
+        for leg in &retired {
+            // It holds the file, or the connection, that the new device may be under.
+            leg.is_retired.set(true);
+            let _ = leg.close().await;
+        }
+        let leg = Leg::new(new, Access::Write);
+        let replaced = match leg.open().await {
+            Ok((stack, _)) => {
+                let replaced = self.mirror.replace(&name, leg.source(Ok(stack)), force).await;
+                self.take_in(leg, replaced).await
+            }
+            Err(failure) => Err(failure),
+        };
+        match &replaced {
+            Ok(()) => self.legs.borrow_mut().retain(|leg| !leg.is_retired.get()),
+            Err(_) => retired.iter().for_each(|leg| leg.is_retired.set(false)),
+        }
+        replaced
+    }
+
+    /// Keeps a leg that the mirror has taken, and closes one that it has not.
+    async fn take_in(&self, leg: Rc<Leg>, taken: Result<(), MemberError>) -> Result<(), Failure> {
+        match taken {
             Ok(()) => {
                 self.legs.borrow_mut().push(leg);
                 Ok(())
@@ -61,10 +119,7 @@ impl OpenMirror {
     }
 
     /// Takes a leg out for good.
-    ///
-    /// # Errors
-    /// Why it has to stay.
-    pub async fn remove(&self, target: &Target) -> Result<(), Failure> {
+    async fn remove(&self, target: &Target) -> Result<(), Failure> {
         let name = target.to_string();
         self.mirror.remove(&name).await.map_err(|error| of_member(&error).on(&self.target))?;
         let gone: Vec<Rc<Leg>> = self.legs.borrow_mut().extract_if(.., |leg| leg.name == name).collect();
@@ -98,7 +153,14 @@ impl OpenMirror {
 impl Leg {
     fn new(target: &Target, access: Access) -> Rc<Leg> {
         let (name, target) = (target.to_string(), hasty(target));
-        Rc::new(Leg { name, target, access, held: RefCell::default(), received_bytes: Cell::new(0) })
+        Rc::new(Leg {
+            name,
+            target,
+            access,
+            held: RefCell::default(),
+            received_bytes: Cell::new(0),
+            is_retired: Cell::new(false),
+        })
     }
 
     /// The leg for the mirror.
@@ -126,6 +188,9 @@ impl Leg {
         Box::new(move || -> LocalBoxFuture<'static, Result<Stack, String>> {
             let leg = Rc::clone(&leg);
             Box::pin(async move {
+                if leg.is_retired.get() {
+                    return Err("another device is taking its place".to_owned());
+                }
                 let (stack, _) = leg.open().await.map_err(|failure| failure.to_string())?;
                 if leg.access == Access::Write && !stack.abilities().writable {
                     let _ = leg.close().await;
@@ -173,12 +238,53 @@ async fn put_together(
     let options = OpenOptions { read_only: access == Access::Read, random: new_uuid()? };
     let opened = sealblock_layers_mirror::open(sources, ReactorClock, options).await;
     let opened = opened.map_err(|error| of_mirror(&error).on(target))?;
-    tell_of_gone(target, &opened.mirror.describe());
+    let described = opened.mirror.describe();
+    tell_of_gone(target, &described);
+    for leg in legs.iter().filter(|leg| described.legs.iter().any(|other| other.name == leg.name && !other.is_here)) {
+        // Whoever makes it a leg must be able to open it.
+        let _ = leg.close().await;
+    }
+    Ok(held(target, legs, facts, opened))
+}
+
+/// Makes a mirror of these devices; see [`sealblock_layers_mirror::create`].
+///
+/// # Errors
+/// Why they cannot be one.
+pub async fn create(target: &Target, legs: &[Target], from: Option<usize>, force: bool) -> Result<Opened, Failure> {
+    let legs: Vec<Rc<Leg>> = legs.iter().map(|leg| Leg::new(leg, Access::Write)).collect();
+    let created = create_of(target, &legs, from, force).await;
+    if created.is_err() {
+        join_all(legs.iter().map(|leg| leg.close())).await;
+    }
+    created
+}
+
+async fn create_of(target: &Target, legs: &[Rc<Leg>], from: Option<usize>, force: bool) -> Result<Opened, Failure> {
+    let (mut sources, mut facts) = (Vec::new(), Vec::new());
+    for leg in legs {
+        let (stack, of) = leg.open().await?;
+        facts.push(of);
+        sources.push(leg.source(Ok(stack)));
+    }
+    let options = CreateOptions { random: new_uuid()?, from, force };
+    let opened = sealblock_layers_mirror::create(sources, ReactorClock, options).await;
+    let opened = opened.map_err(|error| of_member(&error).on(target))?;
+    Ok(held(target, legs, facts, opened))
+}
+
+/// A mirror as one that is open, its worker running.
+fn held(
+    target: &Target,
+    legs: &[Rc<Leg>],
+    facts: Vec<Facts>,
+    opened: sealblock_layers_mirror::Opened<ReactorClock>,
+) -> Opened {
     drop(sealblock_runtime_reactor::spawn(opened.worker.run()));
     let legs = RefCell::new(legs.to_vec());
     let open = Rc::new(OpenMirror { mirror: opened.mirror.clone(), legs, target: target.clone() });
     let facts = Facts { mirror: Some(open.clone()), ..Facts::over("mirror", facts) };
-    Ok(Opened::new(target, opened.mirror, facts, vec![Held::Mirror(open)]))
+    Opened::new(target, opened.mirror, facts, vec![Held::Mirror(open)])
 }
 
 /// Says which legs are not there: once for each mirror of this process, however many cores open it.
@@ -204,9 +310,11 @@ fn of_mirror(error: &MirrorError) -> Failure {
         MirrorError::Refused { refusal, .. } => advice(refusal),
         MirrorError::Label { .. } => (Cause::Damaged, Some("naming `missing` legs out, or `sealblock create --force`")),
         MirrorError::Leg { .. } | MirrorError::Note(_) => (Cause::Io, None),
-        MirrorError::BlockSize { .. } | MirrorError::Size { .. } | MirrorError::Protection { .. } => {
-            (Cause::Unsuitable, None)
-        }
+        MirrorError::BlockSize { .. }
+        | MirrorError::Size { .. }
+        | MirrorError::Protection { .. }
+        | MirrorError::Capacity { .. }
+        | MirrorError::Pages { .. } => (Cause::Unsuitable, None),
     };
     let failure = Failure::new(cause, "opening", error);
     match advice {
@@ -216,7 +324,7 @@ fn of_mirror(error: &MirrorError) -> Failure {
 }
 
 fn of_member(error: &MemberError) -> Failure {
-    let failure = |cause| Failure::new(cause, "changing the legs", error);
+    let failure = |cause| Failure::new(cause, CHANGING, error);
     match error {
         MemberError::Full | MemberError::Last(_) => failure(Cause::Refused),
         MemberError::ReadOnly => failure(Cause::Refused).advise("a mirror that is open for writing"),
@@ -230,11 +338,11 @@ fn of_member(error: &MemberError) -> Failure {
         }
         MemberError::NoRoom(_) => failure(Cause::Unsuitable)
             .advise("a protected volume (`sealblock create`) or a namespace of sealblock as the first leg"),
-        MemberError::Unfit(_) => {
-            failure(Cause::Unsuitable).advise("a leg of the same block size and at least this size")
-        }
+        MemberError::Unfit(MirrorError::Legs(_)) => failure(Cause::Usage),
+        MemberError::Unfit(_) => failure(Cause::Unsuitable)
+            .advise("devices of the same block size, protection information and size; one that is added may be larger"),
         MemberError::Unknown(_) => failure(Cause::Usage).advise("`sealblock mirror status` names the legs"),
-        MemberError::Note(_) => failure(Cause::Io),
+        MemberError::Note(_) | MemberError::Change(_) => failure(Cause::Io),
     }
 }
 

@@ -214,7 +214,12 @@ fn remotes(target: &Target) -> Vec<&crate::target::RemoteOptions> {
         Target::NvmeTcp { options, .. } => vec![options],
         Target::Group { legs, .. } => legs.iter().flat_map(remotes).collect(),
         Target::Offset { target, .. } | Target::Fault { target, .. } => remotes(target),
-        Target::File(_) | Target::Raw(_) | Target::Linux(_) | Target::Memory(_) | Target::Null(_) | Target::Nbd { .. } => Vec::new(),
+        Target::File(_)
+        | Target::Raw(_)
+        | Target::Linux(_)
+        | Target::Memory(_)
+        | Target::Null(_)
+        | Target::Nbd { .. } => Vec::new(),
     }
 }
 

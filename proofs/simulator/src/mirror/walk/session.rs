@@ -419,7 +419,9 @@ impl Host {
             }
         }
         let now = self.world.well();
-        for (number, _) in now.iter().filter(|replica| before.contains(replica) && before.iter().all(|was| now.contains(was))) {
+        for (number, _) in
+            now.iter().filter(|replica| before.contains(replica) && before.iter().all(|was| now.contains(was)))
+        {
             let replica = &self.world.replicas[*number];
             let is_bad = |block: &usize| had[*block] && self.world.copy(replica, *block).is_none();
             if let Some(block) = (0..BLOCKS as usize).find(is_bad) {

@@ -77,7 +77,11 @@ struct Walk {
 
 impl Walk {
     fn whole(&mut self) -> Result<(), String> {
-        self.world.say(format!("{:?}, regions of {} blocks", self.world.format, 1 << self.drill.region_shift.unwrap_or(0)));
+        self.world.say(format!(
+            "{:?}, regions of {} blocks",
+            self.world.format,
+            1 << self.drill.region_shift.unwrap_or(0)
+        ));
         self.members = (0..*self.random.pick(&[2, 2, 3])).collect();
         self.make()?;
         for _ in 0..self.random.between(4, 14) {
@@ -172,8 +176,11 @@ impl Walk {
             0 => (0..REPLICAS).filter(|number| self.has_label(*number)).collect(),
             _ => self.members.iter().copied().collect(),
         };
-        let mut names: Vec<usize> =
-            if self.random.chance(75) { all.clone() } else { all.iter().copied().filter(|_| self.random.chance(60)).collect() };
+        let mut names: Vec<usize> = if self.random.chance(75) {
+            all.clone()
+        } else {
+            all.iter().copied().filter(|_| self.random.chance(60)).collect()
+        };
         if names.len() < 2 {
             names = all;
         }
@@ -334,7 +341,14 @@ impl Walk {
         if all.len() < 2 || !all.iter().any(|number| self.has_label(*number)) {
             return Ok(());
         }
-        let plan = Plan { present: all.clone(), read_only: false, steps: 12, closes: true, damage_percent: 0, ..self.plan(all) };
+        let plan = Plan {
+            present: all.clone(),
+            read_only: false,
+            steps: 12,
+            closes: true,
+            damage_percent: 0,
+            ..self.plan(all)
+        };
         self.session(plan, None).map(drop)
     }
 }

@@ -68,7 +68,11 @@ fn carry_out(keeper: &Keeper, order: &Order) -> Result<ScrubStatus, Problem> {
     }
     let start = |from: Option<u64>, rate: Option<NonZeroU64>| keeper.order(|scrub, now| scrub.start(now, from, rate));
     let done = match order {
-        Order::ScrubStatus | Order::MirrorStatus | Order::MirrorAdd { .. } | Order::MirrorRemove { .. } => Ok(()),
+        Order::ScrubStatus
+        | Order::MirrorStatus
+        | Order::MirrorAdd { .. }
+        | Order::MirrorReplace { .. }
+        | Order::MirrorRemove { .. } => Ok(()),
         Order::ScrubStart { from, rate } => start(*from, *rate),
         Order::ScrubPause => keeper.order(|scrub, _| scrub.pause()),
         Order::ScrubStop => keeper.order(|scrub, now| scrub.stop(now)),
