@@ -76,7 +76,7 @@ fn a_thousand_damaged_blocks_on_each_leg_one_of_them_away_are_answered_and_heale
         scope.spawn(|| corrupt(&place, "b", on_b.iter().copied()));
     });
     assert_eq!(lbas(&verify(&place, "a", 1)), on_a.iter().copied().collect());
-    let server = Server::start(&place, "b");
+    let server = Server::start(&place, "--protection shown b");
     let b = server.target("b");
     let mirror = format!("mirror:a,{b}");
     assert_eq!(lbas(&verify(&place, &b, 1)), on_b.iter().copied().collect());
@@ -129,19 +129,19 @@ fn a_lost_write_is_healed_where_generations_are_known_and_a_conflict_where_not()
     assert!(place.blocks("b", 7, 7) == data[7 * BLOCK..8 * BLOCK]);
     verify(&place, "mirror:a,b", 0);
 
-    for name in ["r", "s"] {
-        place.write(name, &vec![0; 64 * BLOCK]);
-    }
+    // A raw file keeps no generations.
+    place.run(&format!("create r --size {} --block-size 512 --guard none", 64 * BLOCK)).succeeds();
+    std::fs::File::create(place.path("s")).unwrap().set_len(64 * BLOCK as u64).unwrap();
     place.write("data", &noise(3, 64 * BLOCK));
-    place.run("copy data mirror:r,s").succeeds();
-    verify(&place, "mirror:r,s", 0);
+    place.run("copy data mirror:r,raw:s").succeeds();
+    verify(&place, "mirror:r,raw:s", 0);
     place.poke("s", 512 * 33, &[0; 512]);
-    let report = place.run("verify mirror:r,s --repair --json").ends_with(1).json();
+    let report = place.run("verify mirror:r,raw:s --repair --json").ends_with(1).json();
     assert_eq!(
         (errors(&report), &report["errors"][0]["field"]),
-        (vec![(33, "s".to_owned(), false)], &"conflict".into())
+        (vec![(33, "raw:s".to_owned(), false)], &"conflict".into())
     );
-    place.run("verify mirror:r,s").ends_with(1).says(&["block 33 on s: conflict: good copies differ"]);
+    place.run("verify mirror:r,raw:s").ends_with(1).says(&["block 33 on raw:s: conflict: good copies differ"]);
 }
 
 #[test]
@@ -199,11 +199,16 @@ fn legs_that_were_written_apart_are_refused() {
     place.run("compare a n").succeeds();
     rename("n", "b");
     place.run("verify mirror:a,b").succeeds();
-    // A new volume, or no volume at all, in the place of a leg is no leg.
+    // A new volume in the place of a leg is not used until it is made one.
     place.run("create b --size 2MiB --force").succeeds();
-    place.run("verify mirror:a,b").fails(3, &["never was a leg"]);
-    place.write("b", &vec![0; 4 << 20]);
-    assert_ne!(place.run("verify mirror:a,b").status, 0);
+    place.run("copy data b").succeeds();
+    let without = place.run("copy mirror:a,b out");
+    assert!(without.succeeds().stderr.contains("goes without b: no label"), "{}", without.stderr);
+    assert!(place.read("out") == place.blocks("a", 0, 511));
+    place.run("mirror replace mirror:a,b b").fails(3, &["b holds data", "--force"]);
+    place.run("mirror replace mirror:a,b b --force").succeeds().says(&["b: current"]);
+    place.run("compare a b").succeeds();
+    verify(&place, "mirror:b,a", 0);
 }
 
 #[test]
@@ -216,20 +221,20 @@ fn legs_are_added_replaced_and_taken_out() {
     }
     place.run("mirror add mirror:a,b small").fails(3, &["1023 blocks"]);
     place.run("mirror add mirror:a,b a").fails(3, &["in use"]);
-    place.run("mirror add a c").fails(2, &["no mirror"]);
+    place.run("mirror add a c").fails(3, &["label of leg 0", "--force"]);
     place.run("mirror add mirror:a,b c").succeeds().says(&["c: current"]);
     place.run("compare a c").succeeds();
     place.run("copy mirror:a,c out").succeeds();
     place.run("verify mirror:a,b,c").succeeds();
     place.run("mirror replace mirror:a,b,c x d").fails(2, &["no leg x"]);
     place.run("mirror replace mirror:a,b,c b d").succeeds().says(&["d: current"]);
-    place.run("copy mirror:a,b out").fails(3, &["never was a leg"]);
+    place.run("copy mirror:a,b out").fails(3, &["was taken out"]);
     let status = place.run("mirror status mirror:d,a,c --json").succeeds().json();
     let legs = status["legs"].as_array().unwrap().iter().filter(|leg| leg["standing"] == "current");
     assert_eq!(legs.count(), 3);
     place.run("mirror remove mirror:a,c,d a").succeeds();
     place.run("mirror remove mirror:c,d c").succeeds();
-    place.run("copy mirror:c,d out").fails(3, &["never was a leg"]);
+    place.run("copy mirror:c,d out").fails(3, &["was taken out"]);
     assert!(place.blocks("d", 0, 1023) == data);
 }
 
@@ -248,7 +253,7 @@ fn a_leg_is_replaced_while_the_mirror_is_in_use() {
     server.stop().is_clean();
     place.run("compare a c").succeeds();
     place.run("verify mirror:a,c").succeeds();
-    place.run("verify mirror:a,b").fails(3, &["never was a leg"]);
+    place.run("verify mirror:a,b").fails(3, &["was taken out"]);
 }
 
 /// Copies this into a target, over and over, until told to stop; what became of the copies does not matter.
@@ -271,7 +276,7 @@ fn end(mut child: Child) {
 fn a_leg_away_that_is_killed_under_load_comes_back_with_what_it_missed() {
     let place = Place::new();
     filled(&place, 4096);
-    let back = Server::start(&place, "b");
+    let back = Server::start(&place, "--protection shown b");
     let (address, b) = (back.address().to_owned(), back.target("b"));
     let front = Server::start(&place, &format!("--log info mirror:a,{b}?timeout=2s"));
     let mirror = front.target("mirror");
@@ -284,7 +289,7 @@ fn a_leg_away_that_is_killed_under_load_comes_back_with_what_it_missed() {
     place.write("last", &noise(6, 64 * BLOCK));
     place.run(&format!("copy last offset:2000..2063,{mirror}")).succeeds();
     end(writer);
-    let back = Server::start_at(&place, &format!("--listen {address} b"));
+    let back = Server::start_at(&place, &format!("--listen {address} --protection shown b"));
     let until = Instant::now() + Duration::from_secs(60);
     let is_equal = |answer: &Answer| answer.status == 0;
     while !is_equal(&place.run(&format!("compare {b} {mirror}"))) {
@@ -328,4 +333,169 @@ fn serving_a_leg_beside_its_mirror_is_refused() {
     filled(&place, 512);
     let refused = answer_of(place.start("serve --listen 127.0.0.1:0 mirror:a,b a"));
     refused.fails(2, &["named twice"]);
+}
+
+#[test]
+fn devices_that_hold_data_are_made_a_mirror_only_on_purpose() {
+    let place = Place::with_runtime("syscalls");
+    let data = noise(21, 256 * BLOCK);
+    place.write("d", &data);
+    for name in ["f1", "f2", "f3"] {
+        place.run("create NAME --size 1MiB".replace("NAME", name).as_str()).succeeds();
+    }
+    place.run("copy d f1").succeeds();
+    let refused = answer_of(place.start("serve --listen 127.0.0.1:0 mirror:f1,f2"));
+    refused.fails(3, &["no label", "f1", "sealblock mirror create"]);
+    for command in ["verify mirror:f1,f2", "copy d mirror:f1,f2", "copy mirror:f2,f1 out", "mirror status mirror:f1,f2"]
+    {
+        place.run(command).fails(3, &["sealblock mirror create"]);
+    }
+    // The one that holds data is the one whose content counts.
+    place.run("mirror create f2 f1").succeeds().says(&["f1: current", "f2: current", "mirror:f2,f1"]);
+    assert!(place.blocks("f2", 0, 255) == data && place.blocks("mirror:f1,f2", 0, 255) == data);
+    verify(&place, "mirror:f1,f2", 0);
+    place.run("mirror create f1 f3").fails(3, &["label of leg", "--force"]);
+    // Several that hold data: somebody has to say which one counts, and that the other one may be replaced.
+    place.write("e", &noise(22, 256 * BLOCK));
+    for name in ["g1", "g2"] {
+        place.run("create NAME --size 1MiB".replace("NAME", name).as_str()).succeeds();
+        place.run("copy e NAME".replace("NAME", name).as_str()).succeeds();
+    }
+    place.run("copy d g1").succeeds();
+    place.run("mirror create g1 g2").fails(3, &["g1, g2", "--from"]);
+    place.run("mirror create g1 g2 --from g3").fails(2, &["none of its devices"]);
+    place.run("mirror create g1 g2 --from g2").fails(3, &["g1 holds data", "--force"]);
+    place.run("mirror create g1 g2 --from g1 --force").succeeds();
+    assert!(place.blocks("g2", 0, 255) == data);
+    // A plain volume becomes the first leg of a mirror.
+    place.run("create h --size 1MiB").succeeds();
+    place.run("copy d h").succeeds();
+    place.run("mirror add h f3").succeeds().says(&["mirror:h,f3"]);
+    assert!(place.blocks("f3", 0, 255) == data);
+}
+
+#[test]
+fn devices_that_are_not_alike_are_refused_with_what_differs() {
+    let place = Place::with_runtime("syscalls");
+    place.run("create a --size 1MiB").succeeds();
+    for (options, what) in [
+        ("--size 2MiB", ["256 blocks", "512"]),
+        ("--size 1MiB --block-size 512", ["blocks of 512 bytes", "4096"]),
+        ("--size 1MiB --guard crc16", ["crc16 Type 1", "crc32c Type 1"]),
+    ] {
+        place.run(&format!("create b {options} --force")).succeeds();
+        for command in ["mirror create b a", "mirror create a b", "copy a mirror:a,b"] {
+            place.run(command).ends_with(3);
+        }
+        let refused = place.run("mirror create a b");
+        assert!(what.iter().any(|what| refused.stderr.contains(what)), "{}", refused.stderr);
+        assert!(place.run("info a --json").succeeds().json()["mirror"].is_null());
+    }
+    place.run("create b --size 1MiB --force").succeeds();
+    place.run("mirror create a b").succeeds();
+}
+
+#[test]
+fn a_copy_that_was_interrupted_goes_on_where_the_mirror_is_next_used() {
+    let place = Place::new();
+    let data = noise(23, 4096 * BLOCK);
+    place.write("d", &data);
+    for name in ["a", "b"] {
+        place.run(&format!("create {name} --size {}", data.len())).succeeds();
+    }
+    place.run("copy d a").succeeds();
+    place.run("mirror create a b --no-wait").succeeds();
+    place.run("copy mirror:b,a out").succeeds();
+    assert!(place.read("out") == data, "what is not alike yet is not read");
+    // Killed at several moments, it is never read before it is done, and goes on.
+    for round in 0..4 {
+        let server = Server::start(&place, "mirror:a,b");
+        thread::sleep(Duration::from_millis(7 * round));
+        server.kill();
+        place.run("copy mirror:b,a out").succeeds();
+        assert!(place.read("out") == data);
+    }
+    let server = Server::start(&place, "mirror:a,b");
+    let until = Instant::now() + Duration::from_secs(60);
+    while place.run("mirror status mirror:a,b --json").succeeds().json()["legs"][1]["standing"] != "current" {
+        assert!(Instant::now() < until, "the legs are not made alike");
+        thread::sleep(Duration::from_millis(50));
+    }
+    server.stop().is_clean();
+    place.run("compare a b").succeeds();
+    verify(&place, "mirror:a,b", 0);
+}
+
+#[test]
+fn an_older_image_that_was_written_alone_is_refused_and_nothing_of_either_side_is_lost() {
+    for first in ["a", "b"] {
+        let place = Place::with_runtime("syscalls");
+        filled(&place, 512);
+        let second = if first == "a" { "b" } else { "a" };
+        let file = |name: &str| place.path(name);
+        // An image of one leg, put back after both were written to again.
+        std::fs::copy(file(first), file("older")).unwrap();
+        for round in 0..5 {
+            place.write("piece", &noise(30 + round, 8 * BLOCK));
+            place.run(&format!("copy piece offset:{}..{},mirror:a,b", 8 * round, 8 * round + 7)).succeeds();
+        }
+        std::fs::rename(file("older"), file(first)).unwrap();
+        std::fs::rename(file(second), file("away")).unwrap();
+        place.write("piece", &noise(40, 8 * BLOCK));
+        place.run("copy piece offset:100..107,mirror:a,b").succeeds();
+        // And then the other one without it.
+        std::fs::rename(file(first), file("away.too")).unwrap();
+        std::fs::rename(file("away"), file(second)).unwrap();
+        place.write("other", &noise(41, 8 * BLOCK));
+        place.run("copy other offset:200..207,mirror:a,b").succeeds();
+        std::fs::rename(file("away.too"), file(first)).unwrap();
+        for command in ["verify mirror:a,b", "copy mirror:b,a out", "zero mirror:a,b --range 0..0"] {
+            place.run(command).fails(3, &["split brain", "look at each leg by itself"]);
+        }
+        assert!(place.blocks(first, 100, 107) == noise(40, 8 * BLOCK));
+        assert!(place.blocks(second, 200, 207) == noise(41, 8 * BLOCK));
+        // The one to be given up is replaced on purpose.
+        std::fs::rename(file(second), file("given.up")).unwrap();
+        place.run(&format!("create {second} --size 2MiB")).succeeds();
+        place.run(&format!("mirror replace mirror:a,b {second}")).succeeds();
+        place.run("compare a b").succeeds();
+    }
+}
+
+#[test]
+fn an_older_image_that_was_not_written_to_is_only_brought_up_to_date() {
+    let place = Place::with_runtime("syscalls");
+    filled(&place, 512);
+    std::fs::copy(place.path("a"), place.path("older")).unwrap();
+    place.write("piece", &noise(50, 8 * BLOCK));
+    place.run("copy piece offset:0..7,mirror:a,b").succeeds();
+    std::fs::rename(place.path("older"), place.path("a")).unwrap();
+    // Opened alone, but nothing was changed: there is one history.
+    std::fs::rename(place.path("b"), place.path("away")).unwrap();
+    place.run("verify mirror:a,b --repair");
+    std::fs::rename(place.path("away"), place.path("b")).unwrap();
+    assert!(place.blocks("mirror:a,b", 0, 7) == noise(50, 8 * BLOCK));
+    place.run("mirror replace mirror:a,b a a --force").succeeds();
+    place.run("compare a b").succeeds();
+}
+
+#[test]
+fn a_leg_that_was_taken_out_opens_neither_alone_nor_with_an_outdated_one() {
+    let place = Place::with_runtime("syscalls");
+    filled(&place, 512);
+    place.run("create c --size 2MiB").succeeds();
+    place.run("mirror add mirror:a,b c").succeeds();
+    let rename = |from: &str, to: &str| std::fs::rename(place.path(from), place.path(to)).unwrap();
+    // The second leg does not know what comes next.
+    rename("b", "b.away");
+    place.run("zero mirror:a,b,c --range 0..7").succeeds();
+    place.run("mirror remove mirror:a,b,c c").succeeds();
+    place.run("zero mirror:a,b --range 8..15").succeeds();
+    rename("a", "a.away");
+    rename("b.away", "b");
+    place.run("copy mirror:a,c out").fails(3, &["left behind"]);
+    place.run("copy mirror:b,c out").fails(3, &["left behind"]);
+    rename("a.away", "a");
+    place.run("copy mirror:a,c out").fails(3, &["was taken out"]);
+    place.run("mirror status mirror:a,b").succeeds();
 }

@@ -19,6 +19,7 @@ use crate::control::protocol::Order;
 use crate::exit::{Cause, Failure};
 use crate::target::Target;
 
+const SHOWN: &str = "devices of one kind; a leg on another host is served with `--protection shown`";
 const CHANGING: &str = "changing the legs";
 
 /// A mirror that is open, and its legs.
@@ -312,9 +313,9 @@ fn of_mirror(error: &MirrorError) -> Failure {
         MirrorError::Leg { .. } | MirrorError::Note(_) => (Cause::Io, None),
         MirrorError::BlockSize { .. }
         | MirrorError::Size { .. }
-        | MirrorError::Protection { .. }
         | MirrorError::Capacity { .. }
         | MirrorError::Pages { .. } => (Cause::Unsuitable, None),
+        MirrorError::Protection { .. } => (Cause::Unsuitable, Some(SHOWN)),
     };
     let failure = Failure::new(cause, "opening", error);
     match advice {
@@ -339,6 +340,7 @@ fn of_member(error: &MemberError) -> Failure {
         MemberError::NoRoom(_) => failure(Cause::Unsuitable)
             .advise("a protected volume (`sealblock create`) or a namespace of sealblock as the first leg"),
         MemberError::Unfit(MirrorError::Legs(_)) => failure(Cause::Usage),
+        MemberError::Unfit(MirrorError::Protection { .. }) => failure(Cause::Unsuitable).advise(SHOWN),
         MemberError::Unfit(_) => failure(Cause::Unsuitable)
             .advise("devices of the same block size, protection information and size; one that is added may be larger"),
         MemberError::Unknown(_) => failure(Cause::Usage).advise("`sealblock mirror status` names the legs"),
