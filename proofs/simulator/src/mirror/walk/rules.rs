@@ -68,11 +68,11 @@ pub fn check_in_sync(world: &World) {
     if !is_settled {
         return;
     }
-    let replicas = world.in_sync();
+    let replicas: Vec<_> = world.in_sync().into_iter().map(|replica| (world.copies(&replica), replica)).collect();
     for block in 0..BLOCKS as usize {
         let mut first = None;
-        for replica in &replicas {
-            let Some(stamp) = world.copy(replica, block) else { continue };
+        for (copies, replica) in &replicas {
+            let Some(stamp) = copies[block] else { continue };
             world.checked.set(world.checked.get() + 1);
             if !state.may_hold(block).contains(&stamp) {
                 let may = state.may_hold(block);

@@ -201,6 +201,7 @@ impl Host {
             88..90 if !read_only => self.add(came).await,
             90..92 if !read_only => self.replace(came).await,
             92..94 if !read_only => self.remove(came).await,
+            94..96 if !read_only => self.accept().await,
             _ => self.read(self.extent()).await,
         }
     }
@@ -307,9 +308,9 @@ impl Host {
 
     /// Which blocks are good on which replicas that are well, and of which opening.
     fn good_copies(&self) -> Vec<((usize, u64), usize)> {
-        let has = |replica: &(usize, u64), block| self.world.copy(&self.world.replicas[replica.0], block).is_some();
         let of = |replica: (usize, u64)| {
-            (0..BLOCKS as usize).filter(move |block| has(&replica, *block)).map(move |block| (replica, block))
+            let copies = self.world.copies(&self.world.replicas[replica.0]).into_iter().enumerate();
+            copies.filter(|(_, copy)| copy.is_some()).map(move |(block, _)| (replica, block))
         };
         self.world.well().into_iter().flat_map(of).collect()
     }
@@ -472,6 +473,26 @@ impl Host {
         self.say(format!("{} is replaced: {:?}", old.name, done.as_ref().map_err(ToString::to_string)));
         if done.is_ok() && !was_current && !is_wiped {
             came.borrow_mut().removed.push(old.number);
+        }
+    }
+
+    /// What a replica kept of lost blocks is taken for what they hold.
+    async fn accept(&self) {
+        let replica = self.named();
+        let kept = self.world.withheld(&replica);
+        let taken: Vec<(usize, Stamp)> = kept
+            .iter()
+            .filter_map(|block| Some((*block as usize, self.world.copy(&replica, *block as usize)?)))
+            .collect();
+        self.touched.borrow_mut().extend(taken.iter().map(|(block, _)| *block));
+        self.world.advance(|model, node, state| model.begin(node, state, &taken));
+        let done = self.mirror.accept_stale(&replica.name).await;
+        if !kept.is_empty() || done.as_ref().is_ok_and(|blocks| *blocks > 0) {
+            let done = done.as_ref().map_err(ToString::to_string);
+            self.say(format!("older copies of {kept:?} on {} are taken: {done:?}", replica.name));
+        }
+        if done.is_ok_and(|blocks| blocks == taken.len() as u64 && blocks > 0) {
+            self.world.advance(|model, node, state| model.acknowledge(node, state, &taken));
         }
     }
 

@@ -217,6 +217,25 @@ impl World {
         replica.image.borrow().good(Lba::new(block as u64), self.format)
     }
 
+    /// The blocks of which some label says that this replica keeps only an older copy, which nobody reads.
+    pub fn withheld(&self, replica: &Replica) -> Vec<u64> {
+        let Some((_, own)) = self.labelled(replica.number) else { return Vec::new() };
+        let id = own.members[own.own].id;
+        let labels = (0..REPLICAS).filter_map(|number| self.labelled(number));
+        let members = labels.flat_map(|(_, label)| label.members).filter(|member| member.id == id);
+        members.flat_map(|member| member.stale).collect()
+    }
+
+    /// A replica's good copies that may be read, by their blocks.
+    pub fn copies(&self, replica: &Replica) -> Vec<Option<Stamp>> {
+        let withheld = self.withheld(replica);
+        let copy = |block: u64| {
+            let is_read = !withheld.contains(&block);
+            is_read.then(|| self.copy(replica, block as usize)).flatten()
+        };
+        (0..BLOCKS).map(copy).collect()
+    }
+
     /// The label of a replica and what is known of it.
     pub fn labelled(&self, number: usize) -> Option<(Known, Label)> {
         let image = self.replicas[number].image.borrow();
