@@ -110,6 +110,8 @@ pub struct Known {
     pub is_mixed: bool,
     /// It was never yet in sync since it was added: what it holds is nothing of the mirror's.
     pub is_new: bool,
+    /// It was taken out of the mirror, and was there to be told.
+    pub is_removed: bool,
     /// The last label that was written to it.
     pub own: u64,
     /// The last labels of other members that those who wrote it knew of.

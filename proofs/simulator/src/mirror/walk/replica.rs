@@ -313,7 +313,6 @@ impl Plug {
         };
         let epoch = replica.epoch.get();
         replica.opened.set(epoch);
-        replica.is_swapped.set(false);
         Plug { replica: replica.clone(), world: world.clone(), executor: executor.clone(), geometry, epoch }
     }
 

@@ -96,6 +96,7 @@ pub async fn run(
 ) {
     let named = || plan.named.iter().map(|number| &world.replicas[*number]);
     for replica in named() {
+        replica.is_swapped.set(false);
         replica.line.set(if plan.present.contains(&replica.number) { Line::Up } else { Line::Gone });
     }
     let Some(opened) = open(&world, &executor, &plan).await else { return };
@@ -356,6 +357,7 @@ impl Host {
             self.older.iter().filter(|(number, _)| *number == replica.number).map(|(_, image)| image).collect();
         if replica.line.get() == Line::Gone && !images.is_empty() && random.chance(20) {
             self.say(format!("{} is put back to an older image", replica.name));
+            self.touched.borrow_mut().extend(0..BLOCKS as usize);
             self.world.put(replica.number, (*random.pick(&images)).clone());
         }
         self.say(format!("{} is there again", replica.name));
@@ -503,9 +505,14 @@ impl Host {
             return;
         }
         self.say(format!("{} is being removed", replica.name));
+        let standing = self.world.standing(&replica);
+        let is_told = replica.line.get() == Line::Up
+            && replica.is_reached()
+            && matches!(standing, Some((Standing::Current | Standing::Rebuilding, true)));
         let removed = self.mirror.remove(&replica.name).await;
         self.say(format!("{} is removed: {:?}", replica.name, removed.as_ref().map_err(ToString::to_string)));
         if removed.is_ok() {
+            replica.image.borrow_mut().known.is_removed |= is_told;
             came.borrow_mut().removed.push(replica.number);
         }
     }

@@ -158,7 +158,8 @@ impl World {
     fn refuse_overwriting(&self, replica: &Replica) {
         let session = self.session.borrow();
         let Some(session) = session.as_ref() else { return };
-        let holds = replica.image.borrow().known.holds;
+        let known = replica.image.borrow().known.clone();
+        let holds = known.holds.filter(|_| !known.is_mixed);
         if holds.is_some_and(|holds| self.model.borrow().has_flushed_more(holds, session.node)) {
             self.find(format!("{} is taken in although it alone holds flushed writes", replica.name));
         }
@@ -181,11 +182,15 @@ impl World {
 
     /// Books which replicas have everything by now.
     pub fn book(&self) {
-        let in_sync: Vec<bool> = self
-            .replicas
-            .iter()
-            .map(|replica| !replica.is_swapped.get() && matches!(self.standing(replica), Some((Standing::Current, _))))
-            .collect();
+        let is_in_sync = |replica: &Rc<Replica>| {
+            let standing = self.standing(replica);
+            if replica.is_reached() && standing.is_some_and(|(_, is_here)| is_here) {
+                // The mirror has taken what is there now.
+                replica.is_swapped.set(false);
+            }
+            !replica.is_swapped.get() && matches!(standing, Some((Standing::Current, _)))
+        };
+        let in_sync: Vec<bool> = self.replicas.iter().map(is_in_sync).collect();
         let session = self.session.borrow();
         let Some(session) = session.as_ref() else { return };
         for (replica, _) in self.replicas.iter().zip(in_sync).filter(|(_, in_sync)| *in_sync) {
