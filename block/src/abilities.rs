@@ -45,6 +45,10 @@ pub struct Abilities {
     pub unmap_zeroes: bool,
     /// The device is away from this host: operations it does itself move no payload here.
     pub offloads: bool,
+    /// Every block has a seal, and a Read or Verify that asks for the guard checks it, here or where the blocks are.
+    pub seals: bool,
+    /// It holds copies, of which a Read looks at one and a Verify at all.
+    pub copies: bool,
 }
 
 impl Abilities {
@@ -63,6 +67,8 @@ impl Abilities {
         annex_pages: 0,
         unmap_zeroes: false,
         offloads: false,
+        seals: false,
+        copies: false,
     };
 
     /// A device in this process that does everything itself but what takes copies, holes and an annex.
@@ -80,6 +86,8 @@ impl Abilities {
         annex_pages: 0,
         unmap_zeroes: true,
         offloads: false,
+        seals: false,
+        copies: false,
     };
 
     /// How this kind of operation is carried out.
@@ -123,6 +131,8 @@ impl Abilities {
             annex_pages: self.annex_pages.min(other.annex_pages),
             unmap_zeroes: self.unmap_zeroes && other.unmap_zeroes,
             offloads: self.offloads && other.offloads,
+            seals: self.seals && other.seals,
+            copies: self.copies || other.copies,
         }
     }
 

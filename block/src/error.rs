@@ -5,7 +5,7 @@ use std::fmt;
 use sealblock_integrity::{Field, Mismatch};
 use sealblock_units::{Extent, Lba};
 
-use crate::OperationKind;
+use crate::{Coverage, OperationKind};
 
 /// The part of a block that failed its check.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -115,14 +115,17 @@ impl Leg {
 
 /// The damaged blocks that one request met: at least one, in rising order, each once for a leg that it is bad on.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Faults(Vec<Fault>);
+pub struct Faults {
+    list: Vec<Fault>,
+    coverage: Coverage,
+}
 
 impl Faults {
     /// The faults in order of their blocks, or nothing when there are none.
     pub fn new(mut faults: Vec<Fault>) -> Option<Faults> {
         faults.sort_by_key(|fault| (fault.lba, fault.leg));
         faults.dedup_by_key(|fault| (fault.lba, fault.leg));
-        if faults.is_empty() { None } else { Some(Faults(faults)) }
+        if faults.is_empty() { None } else { Some(Faults { list: faults, coverage: Coverage::default() }) }
     }
 
     /// Fails with these faults, if there are any.
@@ -133,26 +136,37 @@ impl Faults {
         Faults::new(faults).map_or(Ok(()), |faults| Err(faults.into()))
     }
 
+    /// The same faults, found by a check that went so far.
+    #[must_use]
+    pub fn covering(self, coverage: Coverage) -> Faults {
+        Faults { coverage, ..self }
+    }
+
+    /// How far the check went that found them; of reads nothing is told.
+    pub fn coverage(&self) -> &Coverage {
+        &self.coverage
+    }
+
     /// The first damaged block.
     pub fn first(&self) -> &Fault {
-        &self.0[0]
+        &self.list[0]
     }
 
     /// Every damaged block.
     pub fn as_slice(&self) -> &[Fault] {
-        &self.0
+        &self.list
     }
 
-    /// Every damaged block, owned.
-    pub fn into_vec(self) -> Vec<Fault> {
-        self.0
+    /// Every damaged block, and how far the check went.
+    pub fn into_parts(self) -> (Vec<Fault>, Coverage) {
+        (self.list, self.coverage)
     }
 }
 
 impl fmt::Display for Faults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.first())?;
-        match self.0.len() {
+        match self.list.len() {
             1 => Ok(()),
             n => write!(f, " (and {} more damaged blocks)", n - 1),
         }
@@ -257,8 +271,16 @@ impl Error {
     /// # Errors
     /// The error itself.
     pub fn into_faults(self) -> Result<Vec<Fault>, Error> {
+        self.into_damage().map(|(faults, _)| faults)
+    }
+
+    /// The damaged blocks and how far the check went that found them; every other error stays one.
+    ///
+    /// # Errors
+    /// The error itself.
+    pub fn into_damage(self) -> Result<(Vec<Fault>, Coverage), Error> {
         match *self.failure {
-            Failure::Integrity(faults) => Ok(faults.into_vec()),
+            Failure::Integrity(faults) => Ok(faults.into_parts()),
             failure => Err(Error { failure: Box::new(failure), hop: self.hop }),
         }
     }

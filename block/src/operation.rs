@@ -1,10 +1,12 @@
 //! What can be asked of a device, and what it answers.
 
+use std::ops::RangeInclusive;
+
 use sealblock_integrity::{Checks, Sealed};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::Extent;
 
-use crate::{AnnexSlot, Error, Run};
+use crate::{AnnexSlot, Coverage, Error, Run};
 
 /// Whether a write must be on the medium before it is answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -218,6 +220,67 @@ impl Operation {
         }
     }
 
+    /// The blocks that it changes, from the first to the last; none if it changes no blocks. A Repair writes what it finds on one
+    /// copy to another, so it counts.
+    pub fn changed(&self) -> Option<RangeInclusive<u64>> {
+        let first_to_last = |extents: &[Extent]| {
+            let first = extents.iter().map(|extent| extent.start().get()).min()?;
+            Some(first..=extents.iter().map(|extent| extent.last().get()).max()?)
+        };
+        match self {
+            Operation::Write { extent, .. }
+            | Operation::WriteZeroes { extent, .. }
+            | Operation::WriteUncorrectable { extent, .. }
+            | Operation::Repair { extent, .. } => first_to_last(&[*extent]),
+            Operation::Discard { extents } => first_to_last(extents),
+            Operation::Read { .. }
+            | Operation::Flush
+            | Operation::Verify { .. }
+            | Operation::Digest { .. }
+            | Operation::Allocation { .. }
+            | Operation::Compare { .. }
+            | Operation::ReadAnnex { .. }
+            | Operation::WriteAnnex { .. } => None,
+        }
+    }
+
+    /// Whether what it changes is lost without a later Flush.
+    pub const fn is_volatile(&self) -> bool {
+        match self {
+            Operation::Write { durability, .. }
+            | Operation::WriteZeroes { durability, .. }
+            | Operation::WriteUncorrectable { durability, .. } => matches!(durability, Durability::Volatile),
+            Operation::Discard { .. } | Operation::Repair { .. } => true,
+            Operation::Read { .. }
+            | Operation::Flush
+            | Operation::Verify { .. }
+            | Operation::Digest { .. }
+            | Operation::Allocation { .. }
+            | Operation::Compare { .. }
+            | Operation::ReadAnnex { .. }
+            | Operation::WriteAnnex { .. } => false,
+        }
+    }
+
+    /// Whether its success says that something is durable, so that its failure may be that of a flush: after that nobody knows
+    /// what else is.
+    pub const fn is_durable(&self) -> bool {
+        match self {
+            Operation::Write { durability, .. }
+            | Operation::WriteZeroes { durability, .. }
+            | Operation::WriteUncorrectable { durability, .. } => matches!(durability, Durability::ForceUnitAccess),
+            Operation::Flush | Operation::WriteAnnex { .. } => true,
+            Operation::Discard { .. }
+            | Operation::Repair { .. }
+            | Operation::Read { .. }
+            | Operation::Verify { .. }
+            | Operation::Digest { .. }
+            | Operation::Allocation { .. }
+            | Operation::Compare { .. }
+            | Operation::ReadAnnex { .. } => false,
+        }
+    }
+
     /// How many blocks it is about, all extents together.
     pub fn blocks(&self) -> u64 {
         match self {
@@ -227,20 +290,24 @@ impl Operation {
     }
 }
 
-/// What a Verify cost.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+/// What a Verify cost, and how far it went.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Verified {
     /// Bytes of payload that came from the device to this host to be checked.
     pub bytes_transferred: u64,
+    /// What it could not check.
+    pub coverage: Coverage,
 }
 
 /// What a Digest found.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Digested {
     /// The CRC-64/NVME of the blocks' data, in order.
     pub crc64: u64,
     /// Bytes of payload that came from the device to this host for it.
     pub bytes_transferred: u64,
+    /// What it could not check.
+    pub coverage: Coverage,
 }
 
 /// What a successful operation gives back.
@@ -250,9 +317,9 @@ pub enum Answer {
     Done,
     /// Read: the blocks, checked as asked.
     Data(Sealed),
-    /// Verify and Repair: all blocks are good.
+    /// Verify and Repair: all blocks that were checked are good.
     Verified(Verified),
-    /// Digest: all blocks are good.
+    /// Digest: all blocks that were checked are good.
     Digest(Digested),
     /// Allocation: runs that cover the extent, in order.
     Allocation(Vec<Run>),

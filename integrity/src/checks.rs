@@ -4,8 +4,8 @@ use std::fmt;
 
 use sealblock_units::Lba;
 
-use crate::PiFormat;
 use crate::wire;
+use crate::{PiFormat, ProtectionType};
 
 /// A value that is compared under a mask: only the bits set in `mask` count.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -34,10 +34,11 @@ impl Checks {
     /// Checks nothing.
     pub const NONE: Checks = Checks { guard: false, app_tag: None, storage_tag: None, first_ref: None };
 
-    /// Checks the guard and, in Types 1 and 2, that reference tags are the low bits of the address, for a run that
-    /// starts at `start`.
+    /// Checks what is known of any stored block, whoever wrote it, for a run that starts at `start`: the guard and, in Type 1,
+    /// that reference tags are the low bits of the address. In Types 2 and 3 they are the writer's own choice.
     pub fn full(format: PiFormat, start: Lba) -> Checks {
-        let first_ref = format.protection().counts_blocks().then(|| format.reference_tag(start.get(), 0));
+        let is_address = format.protection() == ProtectionType::Type1;
+        let first_ref = is_address.then(|| format.reference_tag(start.get(), 0));
         Checks { guard: true, first_ref, ..Checks::NONE }
     }
 

@@ -8,16 +8,18 @@ use sealblock_integrity::guard::crc32c;
 
 use crate::record::{Counts, Ended, MOST_RUNS, Phase, Record, Run};
 
-/// The version that is written, and the only one that is read.
-pub const VERSION: u16 = 1;
+/// The version that is written. The one before is read, too: its runs did not count what they could not check.
+pub const VERSION: u16 = 2;
 /// Bytes of a record at most.
 pub const MOST_BYTES: usize = HEAD_BYTES + MOST_RUNS * RUN_BYTES;
 
 const MAGIC: [u8; 4] = *b"SCRB";
 const AT_CHECKSUM: usize = 4;
 const AT_VERSION: usize = 8;
-const HEAD_BYTES: usize = 104;
-const RUN_BYTES: usize = 64;
+const HEAD_BYTES: usize = 112;
+const RUN_BYTES: usize = 72;
+/// Bytes of the head and of a run in version 1, which end before what was not checked.
+const FIRST_VERSION_BYTES: (usize, usize) = (HEAD_BYTES - 8, RUN_BYTES - 8);
 
 /// Why bytes are no record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -32,7 +34,7 @@ pub enum FormatError {
     #[error("its checksum does not fit")]
     Checksum,
     /// They are whole, and of a version that is not known here.
-    #[error("it has version {0}, and only version {VERSION} is known")]
+    #[error("it has version {0}, and versions up to {VERSION} are known")]
     Version(u16),
     /// A field has a value that it cannot have.
     #[error("{0} has a value that it cannot have")]
@@ -54,7 +56,7 @@ pub(crate) fn encode(record: &Record, capacity_blocks: u64) -> Vec<u8> {
         Phase::Paused => 2,
     };
     bytes.extend_from_slice(&[phase, record.runs.len() as u8, 0, 0, 0, 0]);
-    let Counts { blocks, bad, repaired, lost } = record.counts;
+    let Counts { blocks, bad, repaired, lost, unchecked } = record.counts;
     let or_zero = |value: Option<u64>| value.unwrap_or(0);
     let numbers = [
         capacity_blocks,
@@ -68,15 +70,18 @@ pub(crate) fn encode(record: &Record, capacity_blocks: u64) -> Vec<u8> {
         record.rate.map_or(0, NonZeroU64::get),
         or_zero(record.completed_unix_s),
         or_zero(record.schedule_from_unix_s),
+        unchecked,
     ];
     put(&mut bytes, &numbers);
     for run in &record.runs {
-        let Counts { blocks, bad, repaired, lost } = run.counts;
+        let Counts { blocks, bad, repaired, lost, unchecked } = run.counts;
         let ended = match run.ended {
             Ended::Finished => 1,
             Ended::Stopped => 2,
         };
-        put(&mut bytes, &[run.started_unix_s, run.ended_unix_s, run.from, blocks, bad, repaired, lost, ended]);
+        let times = [run.started_unix_s, run.ended_unix_s];
+        put(&mut bytes, &times);
+        put(&mut bytes, &[run.from, blocks, bad, repaired, lost, ended, unchecked]);
     }
     let checksum = crc32c(&bytes[AT_VERSION..]);
     bytes[AT_CHECKSUM..AT_VERSION].copy_from_slice(&checksum.to_le_bytes());
@@ -92,10 +97,12 @@ fn put(bytes: &mut Vec<u8>, numbers: &[u64]) {
 /// Reads a record about a device of so many blocks.
 pub(crate) fn decode(bytes: &[u8], capacity_blocks: u64) -> Result<Record, FormatError> {
     let version = check(bytes)?;
-    if version != VERSION {
-        return Err(FormatError::Version(version));
-    }
-    let (head, runs) = bytes.split_at_checked(HEAD_BYTES).ok_or(FormatError::Length(bytes.len()))?;
+    let (head_bytes, run_bytes) = match version {
+        1 => FIRST_VERSION_BYTES,
+        VERSION => (HEAD_BYTES, RUN_BYTES),
+        _ => return Err(FormatError::Version(version)),
+    };
+    let (head, runs) = bytes.split_at_checked(head_bytes).ok_or(FormatError::Length(bytes.len()))?;
     let phase = match head[10] {
         0 => Phase::Idle,
         1 => Phase::Running,
@@ -103,7 +110,7 @@ pub(crate) fn decode(bytes: &[u8], capacity_blocks: u64) -> Result<Record, Forma
         _ => return Err(FormatError::Field("the state")),
     };
     let count = usize::from(head[11]);
-    if count > MOST_RUNS || runs.len() != count * RUN_BYTES {
+    if count > MOST_RUNS || runs.len() != count * run_bytes {
         return Err(FormatError::Length(bytes.len()));
     }
     if head[12..16] != [0; 4] {
@@ -116,11 +123,17 @@ pub(crate) fn decode(bytes: &[u8], capacity_blocks: u64) -> Result<Record, Forma
         position: number(1),
         from: number(2),
         started_unix_s: number(3),
-        counts: Counts { blocks: number(4), bad: number(5), repaired: number(6), lost: number(7) },
+        counts: Counts {
+            blocks: number(4),
+            bad: number(5),
+            repaired: number(6),
+            lost: number(7),
+            unchecked: if version == 1 { 0 } else { number(11) },
+        },
         rate: NonZeroU64::new(number(8)),
         completed_unix_s: some(9),
         schedule_from_unix_s: some(10),
-        runs: runs.chunks_exact(RUN_BYTES).map(decode_run).collect::<Result<_, _>>()?,
+        runs: runs.chunks_exact(run_bytes).map(decode_run).collect::<Result<_, _>>()?,
     };
     match number(0) {
         blocks if blocks == capacity_blocks => sound(record, capacity_blocks),
@@ -147,7 +160,13 @@ fn decode_run(bytes: &[u8]) -> Result<Run, FormatError> {
         started_unix_s: number(0),
         ended_unix_s: number(1),
         from: number(2),
-        counts: Counts { blocks: number(3), bad: number(4), repaired: number(5), lost: number(6) },
+        counts: Counts {
+            blocks: number(3),
+            bad: number(4),
+            repaired: number(5),
+            lost: number(6),
+            unchecked: if bytes.len() < RUN_BYTES { 0 } else { number(8) },
+        },
         ended: match number(7) {
             1 => Ended::Finished,
             2 => Ended::Stopped,

@@ -23,7 +23,7 @@ use sealblock_units::BlockSize;
 pub use format::{FormatError, MOST_BYTES, VERSION};
 pub use machine::{News, Refusal, Scrub, State, Step, View};
 pub use pace::Activity;
-pub use record::{Counts, Ended, MOST_RUNS, Phase, Record, Run};
+pub use record::{Checked, Counts, Ended, MOST_RUNS, Phase, Record, Run};
 pub use saving::SAVE_EVERY;
 
 /// A point in time.

@@ -8,7 +8,7 @@ use sealblock_units::Extent;
 
 use crate::format::{self, FormatError};
 use crate::pace::{Activity, Pace, piece_blocks};
-use crate::record::{Ended, Phase, Record, Run};
+use crate::record::{Checked, Ended, Phase, Record, Run};
 use crate::saving::Saving;
 use crate::{Moment, Settings, Shape};
 
@@ -157,14 +157,14 @@ impl Scrub {
         }
     }
 
-    /// These blocks were checked: so many were bad, and so many of those were repaired.
-    pub fn checked(&mut self, now: Moment, extent: Extent, bad: u64, repaired: u64) {
+    /// These blocks were checked, and this was found.
+    pub fn checked(&mut self, now: Moment, extent: Extent, found: Checked) {
         // While they were checked, the run may have been ended, or another one begun.
         let is_due = self.record.phase != Phase::Idle && extent.start().get() == self.record.position;
         if !is_due {
             return;
         }
-        self.record.counts.add(extent.len(), bad, repaired);
+        self.record.counts.add(extent.len(), found);
         self.record.position += extent.len();
         if let Some(session) = &mut self.session {
             session.blocks += extent.len();

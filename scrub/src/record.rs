@@ -16,13 +16,27 @@ pub struct Counts {
     pub repaired: u64,
     /// Of these, blocks that were not: there is no good copy, or it could not be written.
     pub lost: u64,
+    /// Blocks of which a copy was not checked: its member was away or out of sync, or failed without naming blocks.
+    pub unchecked: u64,
+}
+
+/// What a check of a piece has met.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Checked {
+    /// Blocks that were bad.
+    pub bad: u64,
+    /// Of these, blocks that were written anew from another copy.
+    pub repaired: u64,
+    /// Blocks of which a copy was not checked.
+    pub unchecked: u64,
 }
 
 impl Counts {
     /// Adds a piece.
-    pub(crate) fn add(&mut self, blocks: u64, bad: u64, repaired: u64) {
-        let bad = bad.min(blocks);
-        let repaired = repaired.min(bad);
+    pub(crate) fn add(&mut self, blocks: u64, found: Checked) {
+        let bad = found.bad.min(blocks);
+        let repaired = found.repaired.min(bad);
+        self.unchecked += found.unchecked.min(blocks);
         self.blocks += blocks;
         self.bad += bad;
         self.repaired += repaired;
@@ -31,7 +45,9 @@ impl Counts {
 
     /// Whether such counts can be.
     pub(crate) fn is_sound(&self) -> bool {
-        self.bad <= self.blocks && self.repaired.checked_add(self.lost) == Some(self.bad)
+        self.bad <= self.blocks
+            && self.unchecked <= self.blocks
+            && self.repaired.checked_add(self.lost) == Some(self.bad)
     }
 }
 

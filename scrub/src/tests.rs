@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use sealblock_units::{BlockSize, Extent};
 
-use crate::{Activity, Moment, Scrub, Settings, Shape, Step};
+use crate::{Activity, Checked, Moment, Scrub, Settings, Shape, Step};
 
 const DAY: u64 = 86_400;
 
@@ -63,7 +63,8 @@ impl World {
         let inside = |lba: u64| (extent.start().get()..=extent.last().get()).contains(&lba);
         let met: Vec<_> = self.bad.iter().filter(|(lba, _)| inside(*lba)).collect();
         let repaired = met.iter().filter(|(_, repaired)| *repaired).count();
-        self.scrub.checked(self.now, extent, met.len() as u64, repaired as u64);
+        let found = Checked { bad: met.len() as u64, repaired: repaired as u64, unchecked: 0 };
+        self.scrub.checked(self.now, extent, found);
     }
 
     /// Lets time pass for so long, during which it does what it wants.

@@ -21,6 +21,7 @@ pub use values::{Endpoint, Guard, Harm, Mode, ProtectionType, RemoteServer, Volu
 
 use crate::range::BlockRange;
 use crate::rate::Rate;
+use crate::stack::Usage;
 use crate::target::Target;
 
 const EXIT_STATUS: &str = "\
@@ -29,6 +30,7 @@ Exit status:
   1  the command worked and found damage or a difference
   2  bad usage
   3  the work could not be done
+  4  nothing bad was found, but not everything could be checked, or a copy is missing or out of sync
 
 Targets:
   PATH, file:PATH                     a protected volume, or a block device; for copy and compare also a plain file
@@ -36,7 +38,8 @@ Targets:
   mem:SIZE, null:SIZE                 memory; a device that stores nothing
   offset:FIRST..LAST,TARGET           a slice of another target
   fault:[RULES],TARGET                another target that fails on purpose
-  mirror:A,B stripe:A,B multipath:A,B one device made of others; stripe-16KiB:A,B for chunks of another size
+  mirror:A,B stripe:A,B multipath:A,B one device made of others; stripe-16KiB:A,B for chunks of another size,
+                                      stripe-nolabel:A,B for legs that have no labels
   mirror:[stripe:A,B],C               brackets nest
   nvme+tcp://HOST[:PORT]/NQN[/NSID]   a namespace over NVMe/TCP; ?hdgst&ddgst&pract=1&queues=4&depth=64&hostnqn=NQN,
                                       ?timeout=5s&keepalive=5s&reconnect=0s&attempts=3
@@ -56,6 +59,64 @@ pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// Whether labels of groups are heeded.
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub struct Labels {
+    /// Go by the order of a stripe's legs and the size of its chunks as they are given, where the legs have no labels; the same
+    /// as stripe-nolabel:.
+    #[arg(long)]
+    pub no_label: bool,
+}
+
+/// Whether a member of a mirror or stripe is written to by itself.
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub struct Members {
+    /// Write to a member of a mirror or stripe by itself. The other members of a mirror have it brought up to date after that.
+    #[arg(long)]
+    pub force_leg: bool,
+}
+
+impl Members {
+    /// What a target is opened for.
+    pub fn usage(self) -> Usage {
+        if self.force_leg { Usage::Forced } else { Usage::Alone }
+    }
+}
+
+impl Labels {
+    fn settle(self, target: &mut Target) {
+        if self.no_label {
+            *target = target.clone().without_label();
+        }
+    }
+}
+
+impl Cli {
+    /// The command, with options that say of targets what their names could say as well put into the names.
+    pub fn settled(mut self) -> Command {
+        match &mut self.command {
+            Command::Info(info) => info.labels.settle(&mut info.target),
+            Command::Verify(verify) => verify.labels.settle(&mut verify.target),
+            Command::Zero(zero) => zero.labels.settle(&mut zero.target),
+            Command::Discard(discard) => discard.labels.settle(&mut discard.target),
+            Command::Serve(serve) => serve.targets.iter_mut().for_each(|target| serve.labels.settle(target)),
+            Command::Compare(compare) => {
+                let targets = [&mut compare.a, &mut compare.b, &mut compare.zero];
+                targets.into_iter().flatten().for_each(|target| compare.labels.settle(target));
+            }
+            Command::Copy(copy) => {
+                for end in [&mut copy.from, &mut copy.to] {
+                    if let Endpoint::Target(target) = end {
+                        copy.labels.settle(target);
+                    }
+                }
+            }
+            _ => {}
+        }
+        self.command
+    }
 }
 
 /// The commands.
@@ -81,6 +142,8 @@ pub enum Command {
     Discard(Discard),
     /// Copy blocks from one target to another, or from standard input, or to standard output.
     Copy(Copy),
+    /// Copy what still verifies out of a damaged volume, and list the rest.
+    Rescue(Rescue),
     /// Say how the legs of a mirror are, and add, take out or replace one.
     Mirror(Mirror),
     /// Damage one block of a volume on purpose, behind its seal's back.
@@ -128,12 +191,16 @@ pub struct Info {
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
+    /// How its label is heeded.
+    #[command(flatten)]
+    pub labels: Labels,
 }
 
 /// Arguments of `verify`.
 #[derive(Args, Debug)]
 #[command(after_help = "Example:\n  sealblock verify v --range 0..9999 --rate 100MiB/s --json\n\n\
-    Exit status 1 says that blocks are damaged; standard output names them.")]
+    Exit status 1 says that blocks are damaged; standard output names them. Exit status 4 says that nothing bad was found, but that not \
+    every copy of every block could be checked: one is away or out of sync. Only what was checked against seals is called clean.")]
 pub struct Verify {
     /// What to check.
     #[arg(value_name = "TARGET")]
@@ -147,6 +214,9 @@ pub struct Verify {
     /// Rewrite a damaged block from another copy, where the target has one.
     #[arg(long)]
     pub repair: bool,
+    /// Of a mirror: take the older copies that this leg keeps of blocks which every other leg has lost for their content.
+    #[arg(long, value_name = "LEG", requires = "repair")]
+    pub accept_stale: Option<Target>,
     /// Check no faster than this.
     #[arg(long, value_name = "SIZE/s")]
     pub rate: Option<Rate>,
@@ -156,6 +226,9 @@ pub struct Verify {
     /// Print nothing when all is clean, and show no progress.
     #[arg(long, short, conflicts_with = "json")]
     pub quiet: bool,
+    /// How its label is heeded.
+    #[command(flatten)]
+    pub labels: Labels,
 }
 
 /// Arguments of `compare`.
@@ -174,6 +247,9 @@ pub struct Compare {
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
+    /// How its label is heeded.
+    #[command(flatten)]
+    pub labels: Labels,
 }
 
 /// What `compare` holds against each other.
@@ -209,6 +285,12 @@ pub struct Zero {
     /// Keep the space of the blocks instead of giving it back.
     #[arg(long)]
     pub no_unmap: bool,
+    /// How its label is heeded.
+    #[command(flatten)]
+    pub labels: Labels,
+    /// Whether a member is written to by itself.
+    #[command(flatten)]
+    pub members: Members,
 }
 
 /// Arguments of `discard`.
@@ -221,6 +303,12 @@ pub struct Discard {
     /// Which blocks; all of them unless given.
     #[arg(long, value_name = "FIRST..LAST")]
     pub range: Option<BlockRange>,
+    /// How its label is heeded.
+    #[command(flatten)]
+    pub labels: Labels,
+    /// Whether a member is written to by itself.
+    #[command(flatten)]
+    pub members: Members,
 }
 
 const COPY_HELP: &str = "\
@@ -244,6 +332,42 @@ pub struct Copy {
     /// Overwrite what is left of a damaged volume.
     #[arg(long)]
     pub force: bool,
+    /// How its label is heeded.
+    #[command(flatten)]
+    pub labels: Labels,
+    /// Whether a member is written to by itself.
+    #[command(flatten)]
+    pub members: Members,
+}
+
+const RESCUE_HELP: &str = "\
+Examples:
+  sealblock rescue v saved.img
+  sealblock rescue v new.volume --json
+
+VOLUME is only read. Any of the three copies of its superblock will do; where none is left, nothing can be rescued yet.
+Blocks that are lost are unreadable in a TO that can say so, such as a protected volume, and zeroes in any other.
+Exit status 1 says that some are; standard output names them.";
+
+/// Arguments of `rescue`.
+#[derive(Args, Debug)]
+#[command(after_help = RESCUE_HELP)]
+pub struct Rescue {
+    /// The damaged volume.
+    #[arg(value_name = "VOLUME")]
+    pub volume: Volume,
+    /// Where to; a path where nothing is becomes a plain file; - is standard output.
+    #[arg(value_name = "TO")]
+    pub to: Endpoint,
+    /// Overwrite what is left of another damaged volume.
+    #[arg(long)]
+    pub force: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+    /// Whether a member is written to by itself.
+    #[command(flatten)]
+    pub members: Members,
 }
 
 /// Arguments of `corrupt`.

@@ -10,6 +10,7 @@ pub mod discover;
 pub mod info;
 pub mod man;
 pub mod mirror;
+pub mod rescue;
 pub mod scrub;
 pub mod serve;
 pub mod unmap;
@@ -31,6 +32,7 @@ pub fn run(command: &Command) -> Result<Exit, Failure> {
         Command::Zero(arguments) => unmap::zero(arguments),
         Command::Discard(arguments) => unmap::discard(arguments),
         Command::Copy(arguments) => copy::run(arguments),
+        Command::Rescue(arguments) => rescue::run(arguments),
         Command::Mirror(arguments) => mirror::run(arguments),
         Command::Corrupt(arguments) => corrupt::run(arguments),
         Command::Demo(arguments) => demo::run(arguments),

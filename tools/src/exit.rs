@@ -14,6 +14,8 @@ pub enum Exit {
     Clean,
     /// Exit status 1: it found damage or a difference.
     Found,
+    /// Exit status 4: it found nothing bad, and could not check everything, or a copy is missing or out of sync.
+    Incomplete,
 }
 
 impl From<Exit> for ExitCode {
@@ -21,6 +23,7 @@ impl From<Exit> for ExitCode {
         ExitCode::from(match exit {
             Exit::Clean => 0,
             Exit::Found => 1,
+            Exit::Incomplete => 4,
         })
     }
 }

@@ -11,7 +11,7 @@ use sealblock::exit::Cause;
 fn main() -> ExitCode {
     // Bad usage ends here, with exit status 2.
     let cli = Cli::parse();
-    match commands::run(&cli.command) {
+    match commands::run(&cli.settled()) {
         Ok(exit) => exit.into(),
         Err(failure) => {
             // Who closed a pipe knows it, and expects no words about it. Where standard error is closed, the exit status

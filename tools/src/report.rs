@@ -6,9 +6,9 @@
 use std::fmt;
 use std::io::{self, Write};
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 
-use crate::exit::Failure;
+use crate::exit::{Exit, Failure};
 
 /// The answer of `verify`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -25,8 +25,84 @@ pub struct VerifyReport {
     pub offloaded: bool,
     /// How long it took, in seconds.
     pub elapsed_s: f64,
+    /// What blocks were checked against.
+    pub checked: Checked,
     /// What is wrong, in the order of the blocks; empty when nothing is.
     pub errors: Vec<BlockError>,
+    /// How many more blocks are wrong than `errors` lists.
+    pub errors_unlisted: u64,
+    /// What was not checked, in the order of the blocks; empty when every copy of every block was.
+    pub unchecked: Vec<NotChecked>,
+    /// Copies of metadata that are lost and were not written anew, in words; empty when all are there.
+    pub lost_metadata: Vec<String>,
+}
+
+/// What blocks were checked against.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Checked {
+    /// Every block against its seal.
+    Seals,
+    /// Blocks, or some of them, have no seals: they could be read.
+    Readability,
+}
+
+impl Checked {
+    /// What a device is checked against whose blocks have seals, or have not.
+    pub const fn of(seals: bool) -> Checked {
+        if seals { Checked::Seals } else { Checked::Readability }
+    }
+}
+
+/// A run of blocks of which a copy was not checked.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct NotChecked {
+    /// The member of a group whose copy it is, where that is known.
+    pub member: Option<String>,
+    /// The first block.
+    pub first: u64,
+    /// The last block.
+    pub last: u64,
+    /// Why not.
+    pub why: &'static str,
+}
+
+impl VerifyReport {
+    /// How the command ends: damage counts more than what was not looked at.
+    pub fn exit(&self) -> Exit {
+        match (self.damaged(), self.is_complete()) {
+            (0, true) => Exit::Clean,
+            (0, false) => Exit::Incomplete,
+            _ => Exit::Found,
+        }
+    }
+
+    /// True if every copy of every block was checked and no copy of the metadata is missing.
+    fn is_complete(&self) -> bool {
+        self.unchecked.is_empty() && self.lost_metadata.is_empty()
+    }
+
+    /// What is wrong with blocks, unlisted ones included.
+    pub fn damaged(&self) -> u64 {
+        self.errors.len() as u64 + self.errors_unlisted
+    }
+
+    /// The outcome in words. Only what was checked against seals, every copy of it, is clean.
+    pub fn verdict(&self) -> String {
+        let repaired = self.errors.iter().filter(|error| error.repaired).count();
+        let damage = match (self.damaged(), repaired) {
+            (0, _) => None,
+            (bad, 0) => Some(format!("{bad} damaged")),
+            (bad, repaired) => Some(format!("{bad} damaged, {repaired} repaired")),
+        };
+        let incomplete = (!self.is_complete()).then(|| "incomplete".to_owned());
+        let words: Vec<String> = damage.into_iter().chain(incomplete).collect();
+        match (words.is_empty(), self.checked) {
+            (false, _) => words.join(", "),
+            (true, Checked::Seals) => "clean".to_owned(),
+            (true, Checked::Readability) => "readable; nothing to check against".to_owned(),
+        }
+    }
 }
 
 /// One thing that is wrong with one block.
@@ -40,8 +116,8 @@ pub struct BlockError {
     pub expected: Option<Hex>,
     /// What the field is; nothing for [`Field::Media`].
     pub actual: Option<Hex>,
-    /// The target that is the bad leg of a group, where it was one.
-    pub leg: Option<String>,
+    /// The target that is the bad member of a group, where it was one.
+    pub member: Option<String>,
     /// Whether the block was rewritten from another copy.
     pub repaired: bool,
 }
@@ -137,29 +213,58 @@ mod tests {
 
     fn error(field: Field, values: Option<(Hex, Hex)>) -> BlockError {
         let (expected, actual) = values.unzip();
-        BlockError { lba: 7, field, expected, actual, leg: None, repaired: false }
+        BlockError { lba: 7, field, expected, actual, member: None, repaired: false }
     }
 
-    #[test]
-    fn a_report_is_printed_as_it_is_documented() {
+    fn report() -> VerifyReport {
         let guards = (Hex::new(0x1d0f, 32), Hex::new(u128::from(u32::MAX), 32));
-        let media = BlockError { leg: Some("b".to_owned()), repaired: true, ..error(Field::Media, None) };
-        let report = VerifyReport {
+        let media = BlockError { member: Some("b".to_owned()), repaired: true, ..error(Field::Media, None) };
+        let why = "the member is not there";
+        VerifyReport {
             target: "mirror:a,b".to_owned(),
             blocks_verified: 16,
             bytes_verified: 65536,
             bytes_transferred: 0,
             offloaded: true,
             elapsed_s: 0.25,
+            checked: Checked::Seals,
             errors: vec![error(Field::Guard, Some(guards)), media],
-        };
+            errors_unlisted: 0,
+            unchecked: vec![NotChecked { member: Some("c".to_owned()), first: 0, last: 15, why }],
+            lost_metadata: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn clean_is_said_and_0_returned_only_when_every_copy_was_checked_against_a_seal() {
+        let clean = VerifyReport { errors: Vec::new(), unchecked: Vec::new(), ..report() };
+        assert_eq!((clean.verdict().as_str(), clean.exit()), ("clean", Exit::Clean));
+        let readable = VerifyReport { checked: Checked::Readability, ..clean.clone() };
+        assert_eq!((readable.verdict().as_str(), readable.exit()), ("readable; nothing to check against", Exit::Clean));
+        let incomplete = VerifyReport { errors: Vec::new(), ..report() };
+        assert_eq!((incomplete.verdict().as_str(), incomplete.exit()), ("incomplete", Exit::Incomplete));
+        let unsealed = VerifyReport { checked: Checked::Readability, ..incomplete };
+        assert_eq!((unsealed.verdict().as_str(), unsealed.exit()), ("incomplete", Exit::Incomplete));
+        assert_eq!((report().verdict().as_str(), report().exit()), ("2 damaged, 1 repaired, incomplete", Exit::Found));
+        let lost_metadata = vec!["a superblock".to_owned()];
+        let metadata = VerifyReport { lost_metadata, ..clean.clone() };
+        assert_eq!((metadata.verdict().as_str(), metadata.exit()), ("incomplete", Exit::Incomplete));
+        let unlisted = VerifyReport { errors_unlisted: 3, ..clean };
+        assert_eq!((unlisted.verdict().as_str(), unlisted.exit()), ("3 damaged", Exit::Found));
+    }
+
+    #[test]
+    fn a_report_is_printed_as_it_is_documented() {
+        let report = report();
         assert_eq!(
             printed(&report),
             concat!(
                 r#"{"target":"mirror:a,b","blocks_verified":16,"bytes_verified":65536,"bytes_transferred":0,"#,
-                r#""offloaded":true,"elapsed_s":0.25,"errors":["#,
-                r#"{"lba":7,"field":"guard","expected":"0x00001d0f","actual":"0xffffffff","leg":null,"repaired":false},"#,
-                r#"{"lba":7,"field":"media","expected":null,"actual":null,"leg":"b","repaired":true}]}"#,
+                r#""offloaded":true,"elapsed_s":0.25,"checked":"seals","errors":["#,
+                r#"{"lba":7,"field":"guard","expected":"0x00001d0f","actual":"0xffffffff","member":null,"repaired":false},"#,
+                r#"{"lba":7,"field":"media","expected":null,"actual":null,"member":"b","repaired":true}],"#,
+                r#""errors_unlisted":0,"#,
+                r#""unchecked":[{"member":"c","first":0,"last":15,"why":"the member is not there"}],"lost_metadata":[]}"#,
                 "\n"
             )
         );

@@ -3,6 +3,7 @@
 //! Everything here runs on a reactor. What is opened for writing has to be closed, so that a volume is left clean; a
 //! process that dies before leaves what a crash would, and loses nothing that was flushed.
 
+mod alone;
 mod facts;
 mod failures;
 mod files;
@@ -34,6 +35,7 @@ use crate::range::{BlockRange, BlockSpan};
 use crate::target::Target;
 use files::Plain;
 
+pub use alone::Usage;
 pub use facts::Facts;
 pub use failures::{of_block, of_medium, of_open, of_volume};
 pub use files::{FileKind, OpenVolume, Overwritten, inspect, of_remains, open_medium, open_volume, overwrite};
@@ -198,11 +200,30 @@ pub fn on_reactor<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T
     reactor.block_on(work)
 }
 
-/// Opens a target.
+/// Opens a target by itself.
 ///
 /// # Errors
-/// Says what could not be opened and why; bad usage where the target's own numbers cannot be.
+/// Says what could not be opened and why; bad usage where the target's own numbers cannot be. A member of a mirror or stripe
+/// is not opened for writing.
 pub fn open(target: &Target, access: Access) -> LocalBoxFuture<'_, Result<Opened, Failure>> {
+    open_for(target, access, Usage::Alone)
+}
+
+/// Opens a target for a certain use.
+///
+/// # Errors
+/// As [`open`], but for what `usage` allows.
+pub fn open_for(target: &Target, access: Access, usage: Usage) -> LocalBoxFuture<'_, Result<Opened, Failure>> {
+    Box::pin(async move {
+        let opened = open_device(target, access, usage).await?;
+        match access {
+            Access::Read => Ok(opened),
+            Access::Write => alone::guard(opened, usage).await,
+        }
+    })
+}
+
+fn open_device(target: &Target, access: Access, usage: Usage) -> LocalBoxFuture<'_, Result<Opened, Failure>> {
     Box::pin(async move {
         match target {
             Target::File(path) | Target::Linux(path) => files::open(target, path, access, Plain::Refused).await,
@@ -215,9 +236,9 @@ pub fn open(target: &Target, access: Access) -> LocalBoxFuture<'_, Result<Opened
                 let (block_size, blocks) = blocks_of(target, *size)?;
                 Ok(Opened::plain(target, NullDevice::new(block_size, blocks, None), "null"))
             }
-            Target::Offset { range, target: whole } => open_offset(target, *range, whole, access).await,
-            Target::Fault { rules, target: inner } => open_fault(target, rules, inner, access).await,
-            Target::Group { kind, legs } => groups::open(target, *kind, legs, access).await,
+            Target::Offset { range, target: whole } => open_offset(target, *range, whole, access, usage).await,
+            Target::Fault { rules, target: inner } => open_fault(target, rules, inner, access, usage).await,
+            Target::Group { kind, legs } => groups::open(target, *kind, legs, access, usage).await,
             Target::NvmeTcp { address, nqn, nsid, options } => {
                 let device = remote::connect(address, nqn, *nsid, options).await.map_err(|error| error.on(target))?;
                 let facts = Facts { remote: Some(device.facts()), ..Facts::plain("NVMe/TCP namespace") };
@@ -233,8 +254,14 @@ pub fn open(target: &Target, access: Access) -> LocalBoxFuture<'_, Result<Opened
 }
 
 /// Opens a slice of another target.
-async fn open_offset(target: &Target, range: BlockRange, whole: &Target, access: Access) -> Result<Opened, Failure> {
-    let below = open(whole, access).await?;
+async fn open_offset(
+    target: &Target,
+    range: BlockRange,
+    whole: &Target,
+    access: Access,
+    usage: Usage,
+) -> Result<Opened, Failure> {
+    let below = open_for(whole, access, usage.hidden()).await?;
     let span = below.span(Some(range))?;
     let device = OffsetLayer::new(below.gate, span.first(), span.blocks())
         .map_err(|error| Failure::new(Cause::Usage, "opening", error).on(target))?;
@@ -242,10 +269,16 @@ async fn open_offset(target: &Target, range: BlockRange, whole: &Target, access:
 }
 
 /// Opens a target that fails on purpose.
-async fn open_fault(target: &Target, rules: &str, inner: &Target, access: Access) -> Result<Opened, Failure> {
+async fn open_fault(
+    target: &Target,
+    rules: &str,
+    inner: &Target,
+    access: Access,
+    usage: Usage,
+) -> Result<Opened, Failure> {
     let rules: Rules =
         rules.parse().map_err(|error| Failure::new(Cause::Usage, "reading the rules", error).on(target))?;
-    let below = open(inner, access).await?;
+    let below = open_for(inner, access, usage).await?;
     let device = FaultLayer::new(below.gate, rules, ReactorClock);
     Ok(Opened::new(target, device, Facts::over("fault", [below.facts]), below.held))
 }

@@ -5,7 +5,7 @@
 //! kind      = path | "file:" path | "raw:" path | "mem:" size | "null:" size
 //!           | "nvme+tcp://" host [":" port] "/" nqn ["/" nsid] ["?" option "&" option ...]
 //!           | "nbd://" host [":" port] ["/" export] ["?connections=" number]
-//!           | ("mirror:" | "stripe:" | "stripe-" size ":" | "multipath:") target "," target ...
+//!           | ("mirror:" | "stripe" ["-" size] ["-nolabel"] ":" | "multipath:") target "," target ...
 //!           | "offset:" range "," target
 //!           | "fault:" "[" rules "]" "," target
 //! ```
@@ -112,6 +112,8 @@ pub enum GroupKind {
     Stripe {
         /// How many bytes lie on a leg before the next one's turn, where that is said. Never zero.
         chunk: Option<ByteCount>,
+        /// Whether the legs have labels that say in which order and in chunks of which size they were made.
+        labelled: bool,
     },
     /// Each leg is a way to the same device.
     Multipath,
@@ -147,6 +149,16 @@ impl Target {
             | Target::Null(_)
             | Target::NvmeTcp { .. }
             | Target::Nbd { .. } => None,
+        }
+    }
+
+    /// The same target, which goes without labels where it is a stripe.
+    pub fn without_label(self) -> Target {
+        match self {
+            Target::Group { kind: GroupKind::Stripe { chunk, .. }, legs } => {
+                Target::Group { kind: GroupKind::Stripe { chunk, labelled: false }, legs }
+            }
+            other => other,
         }
     }
 
@@ -200,7 +212,11 @@ impl fmt::Display for Target {
             }
             Target::Group { kind, legs } => {
                 match kind {
-                    GroupKind::Stripe { chunk: Some(chunk) } => write!(f, "{}-{}:", kind.name(), exact(*chunk))?,
+                    GroupKind::Stripe { chunk, labelled } => {
+                        chunk.map_or(Ok(()), |chunk| write!(f, "stripe-{}", exact(chunk)))?;
+                        write!(f, "{}", if chunk.is_none() { "stripe" } else { "" })?;
+                        write!(f, "{}:", if *labelled { "" } else { "-nolabel" })?;
+                    }
                     _ => write!(f, "{}:", kind.name())?,
                 }
                 legs.iter().enumerate().try_for_each(|(at, leg)| write_leg(f, at, leg))

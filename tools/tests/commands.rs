@@ -42,10 +42,10 @@ fn info_says_the_same_in_text_and_json_on_both_runtimes() {
 fn info_knows_what_is_no_volume() {
     let place = Place::new();
     place.write("raw", &noise(1, 8192));
-    assert_eq!(place.run("info raw --json").succeeds().json()["kind"], "raw file");
+    assert_eq!(place.run("info raw:raw --json").succeeds().json()["kind"], "raw file");
     assert_eq!(place.run("info mem:1MiB --json").succeeds().json()["kind"], "memory");
     assert_eq!(place.run("info null:1TiB --json").succeeds().json()["bytes"], 1u64 << 40);
-    let slice = place.run("info offset:1..2,raw --json").succeeds().json();
+    let slice = place.run("info offset:1..2,raw:raw --json").succeeds().json();
     assert_eq!((&slice["below"]["kind"], &slice["blocks"]), (&"raw file".into(), &2.into()));
 }
 
@@ -159,11 +159,11 @@ fn raw_files_are_zeroed_and_discarded_too() {
     let place = Place::new();
     let data = noise(8, 1 << 20);
     place.write("raw", &data);
-    place.run("zero raw --range 8..15").succeeds();
+    place.run("zero raw:raw --range 8..15").succeeds();
     let read = place.read("raw");
     assert_eq!((&read[..4096], &read[8192..]), (&data[..4096], &data[8192..]));
     assert_eq!(read[4096..8192], [0; 4096]);
-    place.run("discard raw --range 16..").succeeds();
+    place.run("discard raw:raw --range 16..").succeeds();
     assert_eq!(place.len("raw"), 1 << 20, "discarding gives up content, not length");
 }
 
@@ -209,9 +209,9 @@ fn verify_modes() {
     place.volume("--size 1MiB", &noise(11, 1 << 20));
     place.write("raw", &noise(11, 1 << 20));
     for mode in ["auto", "emulate"] {
-        place.run(&format!("verify raw --mode {mode}")).succeeds();
+        place.run(&format!("verify raw:raw --mode {mode}")).succeeds();
     }
-    place.run("verify raw --mode offload").fails(3, &["raw", "cannot verify by itself", "--mode"]);
+    place.run("verify raw:raw --mode offload").fails(3, &["raw", "cannot verify by itself", "--mode"]);
     place.run("corrupt v --lba 200 --kind app-tag").succeeds();
     for mode in ["auto", "emulate", "offload"] {
         let report = place.run(&format!("verify v --json --mode {mode}")).ends_with(1).json();
@@ -219,7 +219,7 @@ fn verify_modes() {
         assert_eq!((&report["errors"][0]["lba"], &report["errors"][0]["field"]), (&200.into(), &"app_tag".into()));
     }
     place.run("verify v --quiet").ends_with(1).says(&["block 200"]);
-    assert!(place.run("verify raw --quiet").succeeds().stdout.is_empty());
+    assert!(place.run("verify raw:raw --quiet").succeeds().stdout.is_empty());
     place.run("verify v --quiet --json").fails(2, &["--json"]);
 }
 

@@ -31,10 +31,87 @@ fn a_stripe_is_one_device_and_its_legs_are_devices() {
         (&info["legs"][1]["kind"], &info["abilities"]["verify"]),
         (&"protected volume".into(), &"native".into())
     );
-    // Another order, or chunks of another size, are another device, which is sound all the same.
-    assert!(place.blocks("stripe:b,a", 0, 31) != data[..2 * chunk]);
-    assert!(place.blocks("stripe-4KiB:a,b", 0, 0) == data[..4096]);
-    assert!(place.blocks("stripe-4KiB:a,b", 1, 1) == data[chunk..chunk + 4096]);
+}
+
+#[test]
+fn a_stripe_opens_only_as_it_was_made_and_says_how_that_was() {
+    let (place, data) = (Place::new(), noise(3, 16 << 20));
+    striped(&place, &data);
+    place.run("create c --size 8MiB --guard crc16").succeeds();
+    for command in ["verify", "info", "zero", "copy data"] {
+        place.run(&format!("{command} stripe:b,a")).fails(3, &["another order", "try: stripe:a,b"]);
+        place.run(&format!("{command} stripe-4KiB:a,b")).fails(3, &["chunks of 64 KiB", "try: stripe-64KiB:a,b"]);
+        place.run(&format!("{command} stripe:a,c")).fails(3, &["member 1 has no label", "1 is c"]);
+        place.run(&format!("{command} stripe:a,b,c")).fails(3, &["has 2 members, and 3 are given"]);
+    }
+    place.run("verify stripe-64KiB:a,b").succeeds();
+    assert!(place.blocks("stripe:a,b", 0, 4095) == data);
+    // Another stripe's member, and a mirror's.
+    for name in ["x", "y", "m", "n"] {
+        place.run(&format!("create {name} --size 8MiB --guard crc16")).succeeds();
+    }
+    place.run("zero stripe:x,y --range 0").succeeds();
+    place.run("verify stripe:a,y").fails(3, &["another stripe"]);
+    place.run("zero mirror:m,n --range 0").succeeds();
+    place.run("verify stripe:m,n").fails(3, &["member 0 has the label of another group"]);
+    assert_ne!(place.run("verify mirror:a,b").status, 0);
+    assert!(place.blocks("stripe:a,b", 0, 4095) == data);
+}
+
+#[test]
+fn legs_without_labels_are_a_stripe_only_where_that_is_said() {
+    let (place, data) = (Place::new(), noise(4, 1 << 20));
+    for name in ["a", "b"] {
+        place.run(&format!("create {name} --size 1MiB")).succeeds();
+    }
+    place.write("data", &data);
+    place.run("copy data b").succeeds();
+    place.run("verify stripe:a,b").fails(3, &["no label", "hold data", "stripe-nolabel:a,b"]);
+    place.run("copy data stripe:a,b").fails(3, &["stripe-nolabel:a,b"]);
+    assert!(place.blocks("b", 0, 255) == data);
+    place.run("copy data stripe:a,b --no-label").succeeds();
+    assert!(place.blocks("stripe-nolabel:a,b", 0, 255) == data);
+    place.run("verify stripe:a,b --no-label").succeeds();
+    place.write("f", &[0; 65536]);
+    place.write("g", &[0; 65536]);
+    place.run("info stripe:raw:f,raw:g").fails(3, &["no room for the label", "stripe-nolabel:raw:f,raw:g"]);
+    place.run("info stripe-4KiB-nolabel:raw:f,raw:g").succeeds();
+}
+
+#[test]
+fn a_first_labelling_that_was_cut_short_is_finished() {
+    let place = Place::new();
+    for name in ["a", "b"] {
+        place.run(&format!("create {name} --size 1MiB")).succeeds();
+    }
+    let blank = place.read("b");
+    place.run("zero stripe:a,b --range 0").succeeds();
+    place.write("b", &blank);
+    place.run("verify stripe:a,b").succeeds();
+    place.run("zero stripe:a,b --range 0").succeeds();
+    place.run("verify stripe:b,a").fails(3, &["another order"]);
+    // Once it holds something, a blank device is another one.
+    place.write("data", &noise(1, 2 << 20));
+    place.run("copy data stripe:a,b").succeeds();
+    place.write("b", &blank);
+    place.run("verify stripe:a,b").fails(3, &["member 1 has no label"]);
+}
+
+#[test]
+fn a_mirror_of_stripes_keeps_both_kinds_of_labels() {
+    let (place, data) = (Place::new(), noise(6, 2 << 20));
+    for name in ["a", "b", "c"] {
+        let size = if name == "c" { 2 } else { 1 };
+        place.run(&format!("create {name} --size {size}MiB")).succeeds();
+    }
+    place.write("data", &data);
+    place.run("copy data mirror:[stripe:a,b],c").succeeds();
+    place.run("verify mirror:[stripe:a,b],c").succeeds();
+    place.run("compare stripe:a,b c").succeeds();
+    place.run("verify mirror:[stripe:b,a],c").ends_with(3);
+    place.run("zero stripe:a,b").fails(3, &["member 1 of 2 of mirror"]);
+    place.run("zero a").fails(3, &["member 1 of 2 of stripe"]);
+    assert!(place.blocks("mirror:[stripe:a,b],c", 0, 511) == data);
 }
 
 #[test]
@@ -48,7 +125,9 @@ fn damage_of_a_stripe_names_the_leg() {
         .as_array()
         .unwrap()
         .iter()
-        .map(|error| (error["lba"].as_u64().unwrap(), error["leg"].as_str().unwrap(), error["field"].as_str().unwrap()))
+        .map(|error| {
+            (error["lba"].as_u64().unwrap(), error["member"].as_str().unwrap(), error["field"].as_str().unwrap())
+        })
         .collect();
     assert_eq!(found, [(18, "b", "guard"), (33, "a", "ref_tag")]);
     place.run("copy offset:18..18,stripe:a,b -").fails(3, &["damaged"]);
@@ -75,8 +154,8 @@ fn a_stripe_is_served_and_stripes_nest() {
     let target = format!("nvme+tcp://{}/{name}", server.address());
     place.run(&format!("copy data {target}")).succeeds();
     assert!(place.blocks(&target, 0, 1023) == data);
-    place.run(&format!("copy data stripe:[offset:0..511,{target}],[offset:512..1023,{target}]")).succeeds();
-    place.run(&format!("compare stripe:[offset:0..511,{target}],[offset:512..1023,{target}] data")).succeeds();
+    place.run(&format!("copy data stripe-nolabel:[offset:0..511,{target}],[offset:512..1023,{target}]")).succeeds();
+    place.run(&format!("compare stripe-nolabel:[offset:0..511,{target}],[offset:512..1023,{target}] data")).succeeds();
     server.stop().is_clean();
 }
 

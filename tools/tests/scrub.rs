@@ -75,7 +75,7 @@ fn damage_is_found_told_known_to_hosts_and_remembered() {
     place.run("scrub start v").succeeds();
     server.event();
     assert_eq!(counts(&server.event()), [4096, 0, 0, 0]);
-    place.run("scrub status v").succeeds().says(&["all good"]);
+    place.run("scrub status v").succeeds().says(&["4096 blocks, clean"]);
     let ended = server.stop();
     ended.is_clean();
     let told: Vec<_> = ended.stderr.lines().filter(|line| line.contains("scrub of v")).collect();

@@ -10,7 +10,7 @@ const MIB: u64 = 1 << 20;
 fn full(options: &str) -> Option<(Place, u64)> {
     let place = Place::new();
     place.write("holes", &noise(1, 1 << 20));
-    place.run("zero holes").succeeds();
+    place.run("zero raw:holes").succeeds();
     if place.allocated_bytes("holes") > 0 {
         skipped("the file system punches no holes");
         return None;

@@ -6,29 +6,35 @@ use sealblock_units::Extent;
 
 use super::Gate;
 use crate::{
-    Answer, Device, Digested, Durability, Error, Failure, Fault, Faults, Operation, Outcome, Run, RunState, Verified,
+    Answer, Coverage, Device, Digested, Durability, Error, Failure, Operation, Outcome, Run, RunState, Tally,
+    Unchecked, Verified, WhyUnchecked,
 };
 
 impl<D: Device> Gate<D> {
     /// Verify by Read: the device checks on read, and the data stay here.
     pub(super) async fn verify_by_read(&self, extent: Extent, checks: Checks) -> Outcome {
-        let bytes_transferred = self.read_all(extent, checks, |_| ()).await?;
-        Ok(Answer::Verified(Verified { bytes_transferred }))
+        let (bytes_transferred, coverage) = self.read_all(extent, checks, |_| ()).await?;
+        Ok(Answer::Verified(Verified { bytes_transferred, coverage }))
     }
 
     /// Digest by Read.
     pub(super) async fn digest_by_read(&self, extent: Extent, checks: Checks) -> Outcome {
         let mut crc64 = guard::crc64(&[]);
-        let bytes_transferred =
+        let (bytes_transferred, coverage) =
             self.read_all(extent, checks, |part| crc64 = guard::crc64_append(crc64, part.data())).await?;
-        Ok(Answer::Digest(Digested { crc64, bytes_transferred }))
+        Ok(Answer::Digest(Digested { crc64, bytes_transferred, coverage }))
     }
 
-    /// Reads blocks piece by piece, in order; says how many bytes that took. Every piece is read, whatever is wrong with others.
-    async fn read_all(&self, extent: Extent, checks: Checks, mut each: impl FnMut(&Sealed)) -> Result<u64, Error> {
+    /// Reads blocks piece by piece, in order; says how many bytes that took, and how far it went. Every piece is read, whatever is
+    /// wrong with others.
+    async fn read_all(
+        &self,
+        extent: Extent,
+        checks: Checks,
+        mut each: impl FnMut(&Sealed),
+    ) -> Result<(u64, Coverage), Error> {
         let geometry = self.device.geometry();
-        let mut bytes = 0;
-        let mut faults: Vec<Fault> = Vec::new();
+        let (mut bytes, mut tally) = (0, Tally { coverage: self.reach_of_reads(extent, &checks), ..Tally::default() });
         // One piece at a time bounds the memory of a Verify, whose extent has no payload to bound it.
         for piece in extent.split_aligned(geometry.limits.transfer) {
             let checks = match geometry.protection {
@@ -38,12 +44,21 @@ impl<D: Device> Gate<D> {
             match self.device.execute(Operation::Read { extent: piece, checks }).await {
                 Ok(Answer::Data(part)) => each(&part),
                 Ok(_) => return Err(answered_wrongly()),
-                Err(error) => faults.extend(error.into_faults()?),
+                Err(error) => tally.take(error)?,
             }
             bytes += piece.bytes(geometry.block_size);
         }
-        Faults::refuse(faults)?;
-        Ok(bytes)
+        tally.finish().map(|coverage| (bytes, coverage))
+    }
+
+    /// How far a check by reading goes.
+    fn reach_of_reads(&self, extent: Extent, checks: &Checks) -> Coverage {
+        let (abilities, format) = (self.device.abilities(), self.device.geometry().protection);
+        let mut reach = Coverage::of(abilities.seals && (format.is_none() || checks.guard));
+        if abilities.copies {
+            reach.add(Unchecked::new(extent, WhyUnchecked::OneCopy));
+        }
+        reach
     }
 
     /// Compare by Read.
@@ -87,6 +102,6 @@ pub(super) fn all_data(extent: Extent) -> Answer {
 }
 
 #[cold]
-fn answered_wrongly() -> Error {
-    Failure::Media { reason: "the device answered a read without data".to_owned() }.into()
+pub(super) fn answered_wrongly() -> Error {
+    Failure::Media { reason: "the device answered with something else than it was asked for".to_owned() }.into()
 }

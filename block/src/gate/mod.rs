@@ -10,7 +10,7 @@ mod split;
 
 pub use counters::Counters;
 
-use sealblock_integrity::Sealed;
+use sealblock_integrity::{Checks, Sealed};
 use sealblock_units::Extent;
 
 use emulate::all_data;
@@ -154,6 +154,20 @@ impl<D: Device> Device for Gate<D> {
 }
 
 impl<D: Device> Gate<D> {
+    /// Verifies by reads, also where the device would do it itself: for who wants to see the data come.
+    ///
+    /// # Errors
+    /// As a Verify.
+    pub async fn verify_by_reading(&self, extent: Extent, checks: Checks) -> Outcome {
+        let _flight = self.counters.begin();
+        let outcome = match self.check(&Operation::Verify { extent, checks }) {
+            Ok(()) => self.verify_by_read(extent, checks).await,
+            Err(refused) => Err(refused),
+        };
+        self.counters.count(OperationKind::Verify, extent.bytes(self.geometry().block_size), &outcome);
+        outcome.map_err(|error| self.named(OperationKind::Verify, error))
+    }
+
     /// Puts the hop's name on an error and traces it; the path without errors does neither.
     #[cold]
     fn named(&self, kind: OperationKind, error: Error) -> Error {

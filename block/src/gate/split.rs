@@ -8,7 +8,8 @@ use sealblock_integrity::{Checks, PiFormat, Sealed, combine};
 use sealblock_units::{BlockCount, BlockSize, Extent};
 
 use super::Gate;
-use crate::{Answer, Device, Digested, Error, Faults, Limits, Operation, Outcome, Verified};
+use super::emulate::answered_wrongly;
+use crate::{Answer, Device, Digested, Error, Limits, Operation, Outcome, Tally, Verified};
 
 /// Pieces of one request under way at once. Enough to keep a device busy, few enough to bound buffers.
 const PIECES_IN_FLIGHT: usize = 8;
@@ -100,47 +101,49 @@ fn part(operation: &Operation, whole: Extent, extent: Extent, format: Option<PiF
 /// The first failure that is not about damaged blocks wins, because it says more than any list of blocks; then all
 /// damaged blocks of all pieces; for Compare, the first block that differs.
 fn join(outcomes: Vec<Outcome>, read: bool) -> Outcome {
-    let (mut parts, mut faults, mut verified, mut runs) = (Vec::new(), Vec::new(), None, Vec::new());
+    let (mut parts, mut tally, mut verified, mut runs) = (Vec::new(), Tally::default(), None, Vec::new());
     let mut other: Option<Error> = None;
     for outcome in outcomes {
         match outcome {
             // Digests need their lengths; slots of the annex are never cut.
-            Ok(Answer::Done | Answer::Digest(_) | Answer::Annex(_)) => {}
+            Ok(Answer::Done | Answer::Annex(_)) => {}
+            Ok(Answer::Digest(part)) => tally.coverage.merge(part.coverage),
             Ok(Answer::Allocation(part)) => runs.extend(part),
             Ok(Answer::Data(part)) => parts.push(part),
             Ok(Answer::Verified(part)) => {
-                verified.get_or_insert(Verified::default()).bytes_transferred += part.bytes_transferred;
+                verified = Some(verified.unwrap_or(0) + part.bytes_transferred);
+                tally.coverage.merge(part.coverage);
             }
-            Err(error) => match error.into_faults() {
-                Ok(more) => faults.extend(more),
-                Err(error) => other = other.or(Some(error)),
-            },
+            Err(error) => {
+                if let Err(error) = tally.take(error) {
+                    other = other.or(Some(error));
+                }
+            }
         }
     }
     if let Some(error) = other {
         return Err(error);
     }
-    Faults::refuse(faults)?;
+    let coverage = tally.finish()?;
     match (read, verified) {
         (true, _) => Ok(Answer::Data(Sealed::join(&parts))),
         (false, None) if !runs.is_empty() => Ok(Answer::Allocation(runs)),
-        (false, Some(verified)) => Ok(Answer::Verified(verified)),
+        (false, Some(bytes_transferred)) => Ok(Answer::Verified(Verified { bytes_transferred, coverage })),
         (false, None) => Ok(Answer::Done),
     }
 }
 
 /// One digest out of those of pieces, which have these extents.
 fn join_digests(extents: impl Iterator<Item = Extent>, outcomes: Vec<Outcome>, size: BlockSize) -> Outcome {
-    let mut whole = Digested::default();
-    let mut failed = Vec::new();
-    for (extent, outcome) in extents.zip(outcomes) {
-        match outcome {
-            Ok(Answer::Digest(part)) => {
-                whole.crc64 = combine::crc64(whole.crc64, part.crc64, extent.bytes(size));
-                whole.bytes_transferred += part.bytes_transferred;
-            }
-            other => failed.push(other),
-        }
+    if outcomes.iter().any(Result::is_err) {
+        return join(outcomes, false);
     }
-    if failed.is_empty() { Ok(Answer::Digest(whole)) } else { join(failed, false) }
+    let mut whole = Digested::default();
+    for (extent, outcome) in extents.zip(outcomes) {
+        let Ok(Answer::Digest(part)) = outcome else { return Err(answered_wrongly()) };
+        whole.crc64 = combine::crc64(whole.crc64, part.crc64, extent.bytes(size));
+        whole.bytes_transferred += part.bytes_transferred;
+        whole.coverage.merge(part.coverage);
+    }
+    Ok(Answer::Digest(whole))
 }

@@ -2,6 +2,7 @@
 
 use std::future::poll_fn;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::Poll;
 
 use sealblock_protocols_nbd::{Closed, Command, Event, Request, Ticket};
@@ -82,7 +83,10 @@ impl Connection {
             return self.core.borrow_mut().close();
         };
         let gives_parts = self.core.borrow().has_chunks();
-        *self.mounted.borrow_mut() = Some(Rc::new(Mounted { device: export.device.attach(), gives_parts }));
+        // Which connections are one client's is not known, and a flush on any of those covers what was written on all
+        // (CAN_MULTI_CONN): so all connections of an export are.
+        let asker = Arc::new(export.device.asker(&format!("nbd {}", export.name())));
+        *self.mounted.borrow_mut() = Some(Rc::new(Mounted { device: export.device.attach_as(&asker), gives_parts }));
     }
 
     fn begin(self: &Rc<Self>, Request { ticket, command }: Request) {

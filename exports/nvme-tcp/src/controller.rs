@@ -11,7 +11,8 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use sealblock_block::{Device, Operation};
+use sealblock_block::{Device, FlushCursor, Operation};
+use sealblock_layers_remote_core::SharedDevice;
 use sealblock_protocols_nvme::fabrics::ConnectData;
 use sealblock_protocols_nvme::logs::{ErrorEntry, ErrorLog, LogPage};
 use sealblock_protocols_nvme::nqn::Nqn;
@@ -46,6 +47,8 @@ pub(crate) struct Controller {
     pub(crate) behavior: Kept<Vec<u8>>,
     pub(crate) errors: Kept<ErrorLog>,
     pub(crate) io_queues: Kept<BTreeMap<u16, Weak<Line>>>,
+    /// What this controller is to each device that its queues use: one asker, whichever queue a command came on.
+    askers: Kept<Vec<Arc<FlushCursor>>>,
     state: Kept<State>,
     /// CSTS.RDY as commands see it: off at once when a reset begins.
     ready: Flag,
@@ -106,6 +109,7 @@ impl Controller {
             behavior: Kept::new(vec![0; 512]),
             errors: Kept::new(ErrorLog::new(usize::from(ERROR_ENTRIES))),
             io_queues: Kept::default(),
+            askers: Kept::default(),
             state: Kept::default(),
             ready: Flag::new(false),
             over: Flag::new(false),
@@ -139,6 +143,21 @@ impl Controller {
     /// The namespace of this identifier, which is one namespace's.
     pub(crate) fn namespace(&self, nsid: u32) -> Result<Arc<Namespace>, StatusCode> {
         self.subsystem.namespaces().get(&nsid).cloned().ok_or(StatusCode::INVALID_NAMESPACE)
+    }
+
+    /// The asker that this controller is to a device. The host's controllers are one client: what one has written another may
+    /// be asked to flush, and a controller that is made after one was lost learns what befell the writes of that.
+    pub(crate) fn asker(&self, device: &SharedDevice) -> Arc<FlushCursor> {
+        let mut askers = self.askers.lock();
+        if let Some(known) = askers.iter().find(|asker| device.knows(asker)) {
+            return Arc::clone(known);
+        }
+        // Those of namespaces that were taken away.
+        askers.retain(|asker| Arc::strong_count(asker) > 1);
+        let hostid = u128::from_be_bytes(self.hostid);
+        let asker = Arc::new(device.asker(&format!("nvme {} {hostid:032x}", self.host)));
+        askers.push(Arc::clone(&asker));
+        asker
     }
 
     /// When the host is given up, unless it is heard of before.
@@ -227,6 +246,7 @@ impl Controller {
             let flushed_for = self.state.lock().shutdowns;
             let (_, namespaces) = self.subsystem.snapshot();
             for namespace in namespaces.values() {
+                // Nobody reads the outcome, so it is asked for nobody: the host's next flush still tells of a failure.
                 if let Err(error) = namespace.device.attach().execute(Operation::Flush).await {
                     tracing::warn!(%error, "flush on shutdown failed");
                 }

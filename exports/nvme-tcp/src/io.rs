@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use sealblock_block::{Ability, Answer, Device, Durability, Failure, Operation, OperationKind, Outcome};
 use sealblock_integrity::Sealed;
+use sealblock_layers_remote_core::Locked;
 use sealblock_protocols_nvme::nvm::{BlockCommand, DatasetManagement, DsmAttributes, IoCommand};
 use sealblock_protocols_nvme::{Command, Fuse, Invalid, NSID_ALL, StatusCode};
 use sealblock_protocols_nvme_tcp::{BlockShape, BlockSums};
@@ -12,7 +13,6 @@ use sealblock_units::Extent;
 use smallvec::{SmallVec, smallvec};
 
 use crate::check::check;
-use crate::claims::Blocks;
 use crate::commands::copy;
 use crate::connection::Reply;
 use crate::known::About;
@@ -120,14 +120,15 @@ impl Job {
             Ok(steps) => return Err(steps),
             Err(refusal) => return Ok(self.ended(namespace, Err(refusal))),
         };
-        let claim = self.writes().map(|_| namespace.state.try_claim());
-        if let Some(None) = claim {
-            return Err(Work::Request(operation));
-        }
         match namespace.device.at_once(&operation) {
             None => Err(Work::Request(operation)),
             Some(outcome) => {
-                let outcome = learn(namespace, &About::of(&operation), outcome);
+                let about = About::of(&operation, namespace.device.geometry());
+                if about.is_doubtful(&outcome) {
+                    // Asked again, it fails again, and then there is time to find out for whose fault.
+                    return Err(Work::Request(operation));
+                }
+                let outcome = learn(namespace, &about, outcome);
                 Ok(self.ended(namespace, outcome.and_then(|answer| self.reply(namespace, answer))))
             }
         }
@@ -135,15 +136,11 @@ impl Job {
 
     /// Carries the command out.
     pub(crate) async fn run(&self, work: Work) -> Result<Reply, Refusal> {
-        let Some((namespace, extent)) = self.writes() else { return self.run_claimed(work).await };
-        // This core's own count: one that cores share would be fought over by all writes.
-        let namespace = Rc::clone(namespace);
-        let _claim = namespace.state.claim(around(&[extent])).await;
-        self.run_claimed(work).await
+        self.run_on(work, None).await
     }
 
-    /// Carries the command out, for a caller who has a claim on the blocks that it writes.
-    pub(crate) async fn run_claimed(&self, work: Work) -> Result<Reply, Refusal> {
+    /// Carries the command out, where it is one operation for a caller who may have locked the blocks that it changes.
+    pub(crate) async fn run_on(&self, work: Work, locked: Option<&Locked<'_>>) -> Result<Reply, Refusal> {
         let Some(namespace) = self.namespaces.first() else { return Ok(Reply::Done(0)) };
         let work = match work {
             Work::New(data) => self.begin(namespace, data),
@@ -151,7 +148,12 @@ impl Job {
         };
         let outcome = match work {
             Ok(Work::Request(operation)) => {
-                execute(namespace, operation).await.and_then(|answer| self.reply(namespace, answer))
+                let about = About::of(&operation, namespace.device.geometry());
+                let outcome = match locked {
+                    Some(locked) => locked.execute(operation).await,
+                    None => namespace.device.execute(operation).await,
+                };
+                learn(namespace, &about, outcome).and_then(|answer| self.reply(namespace, answer))
             }
             Ok(Work::New(data)) => self.in_steps(namespace, data).await,
             Err(refusal) => Err(refusal),
@@ -193,6 +195,8 @@ impl Job {
         match (&self.io, answer) {
             (IoCommand::Read(blocks), Answer::Data(read)) => Ok(Reply::Data(namespace.payload(blocks, read), 0)),
             (IoCommand::Digest(_), Answer::Digest(digested)) => Ok(Reply::Done(digested.crc64)),
+            // Hosts that do not know what it means ignore it.
+            (IoCommand::Verify(_), Answer::Verified(verified)) => Ok(Reply::Done(verified.coverage.bits().into())),
             (IoCommand::Read(_) | IoCommand::Digest(_), _) => Err(StatusCode::INTERNAL_ERROR.into()),
             _ => Ok(Reply::Done(0)),
         }
@@ -272,9 +276,18 @@ fn extent(io: &IoCommand) -> Option<Extent> {
 
 /// Asks the device, and remembers what that tells of bad blocks.
 pub(crate) async fn execute(namespace: &Mounted, operation: Operation) -> Result<Answer, Refusal> {
-    let about = About::of(&operation);
+    let geometry = namespace.device.geometry();
+    let about = About::of(&operation, geometry);
     let outcome = namespace.device.execute(operation).await;
-    learn(namespace, &about, outcome)
+    match about.extent.filter(|_| about.is_doubtful(&outcome)) {
+        Some(extent) => {
+            let (own, check) = About::of_check(extent, geometry);
+            let found = namespace.device.execute(check).await;
+            namespace.state.learn(&own, &found);
+            outcome.map_err(|error| Refusal::of_error(&error, about.kind))
+        }
+        None => learn(namespace, &about, outcome),
+    }
 }
 
 fn learn(namespace: &Mounted, about: &About, outcome: Outcome) -> Result<Answer, Refusal> {
@@ -331,16 +344,8 @@ async fn deallocate(namespace: &Mounted, dsm: DatasetManagement, data: &[u8]) ->
     }
     let is_asked = dsm.attributes.contains(DsmAttributes::DEALLOCATE) && !extents.is_empty();
     if is_asked && namespace.device.abilities().discard != Ability::Absent {
-        let _claim = namespace.state.claim(around(&extents)).await;
         execute(namespace, Operation::Discard { extents: extents.clone() }).await?;
         extents.into_iter().for_each(|extent| namespace.state.known.forget(extent));
     }
     Ok(Reply::Done(0))
-}
-
-/// All blocks from the first to the last of these.
-fn around(extents: &[Extent]) -> Blocks {
-    let first = extents.iter().map(|extent| extent.start().get()).min().unwrap_or(0);
-    let last = extents.iter().map(|extent| extent.last().get()).max().unwrap_or(0);
-    first..=last
 }

@@ -1,8 +1,9 @@
 //! Blocks that are known to be bad: what Get LBA Status and the logs of damage report.
 //!
-//! Invariants: at most [`KNOWN_BLOCKS`] blocks are kept, and what did not fit is confessed as an overflow; a block leaves the
-//! set when it is written, zeroed or discarded, and when a check of the field that was wrong finds it good; while the set is
-//! empty a successful command costs one relaxed load.
+//! Invariants: only what fails against the store's own seals gets in, and nothing that a host merely expected; at most
+//! [`KNOWN_BLOCKS`] blocks are kept, and what did not fit is confessed as an overflow until checks of all blocks have met no
+//! more than there is room for; a block leaves the set when it is written, zeroed or discarded, and when a check of the field
+//! that was wrong finds it good; while the set is empty a successful command costs one relaxed load.
 //!
 //! Shape: one set for a namespace, shared by all controllers and cores, because damage belongs to the blocks and not to
 //! who met it. A read that races with a write of the same block may leave the block in the set although the write has
@@ -12,7 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use sealblock_block::{Error, Failure, Fault, FaultField, Operation, OperationKind, Outcome};
+use sealblock_block::{Answer, Error, Failure, Fault, FaultField, Geometry, Operation, OperationKind, Outcome};
 use sealblock_integrity::{Checks, Field};
 use sealblock_protocols_nvme::logs::{DamageEntry, DamageLog};
 use sealblock_protocols_nvme::nvm::{LbaStatusDescriptor, LbaStatusFlags};
@@ -20,11 +21,14 @@ use sealblock_units::{Extent, Lba};
 
 /// Bad blocks that are remembered of one namespace.
 pub const KNOWN_BLOCKS: usize = 16_384;
+/// Runs of checked blocks that are remembered since the set overflowed. Further ones are forgotten, and to be checked again.
+const MOST_SCANNED: usize = 64;
 
 /// The blocks of one namespace that are known to be bad.
 #[derive(Default)]
 pub(crate) struct KnownBlocks {
-    /// As many as the set has; a hint for those who only want to know whether there is anything to do.
+    /// As many as the set has, and one more while it is not all; a hint for those who only want to know whether there is
+    /// anything to do.
     len: AtomicUsize,
     set: Mutex<Set>,
 }
@@ -42,6 +46,8 @@ struct Wrong {
 struct Set {
     blocks: BTreeMap<u64, Wrong>,
     overflowed: bool,
+    /// The blocks that were checked since it overflowed: first and last of runs, in order, none next to another.
+    scanned: Vec<(u64, u64)>,
     /// Counts every change.
     generation: u64,
     /// Counts the times that blocks were added.
@@ -53,6 +59,10 @@ pub(crate) struct About {
     pub(crate) kind: OperationKind,
     pub(crate) extent: Option<Extent>,
     pub(crate) checks: Checks,
+    /// What is known of the tags of all blocks, whoever asks: the checks of the store itself.
+    pub(crate) own: Checks,
+    /// Blocks of the device.
+    pub(crate) capacity_blocks: u64,
 }
 
 /// The set in few words, for the LBA Status Information log.
@@ -64,8 +74,8 @@ pub(crate) struct Summary {
 }
 
 impl About {
-    /// What this operation is about.
-    pub(crate) fn of(operation: &Operation) -> About {
+    /// What this operation on a device of this shape is about.
+    pub(crate) fn of(operation: &Operation, geometry: &Geometry) -> About {
         let checks = match operation {
             Operation::Read { checks, .. }
             | Operation::Verify { checks, .. }
@@ -73,7 +83,42 @@ impl About {
             | Operation::Repair { checks, .. } => *checks,
             _ => Checks::NONE,
         };
-        About { kind: operation.kind(), extent: operation.extent(), checks }
+        let own = match (geometry.protection, operation.extent()) {
+            (Some(format), Some(extent)) => Checks::full(format, extent.start()),
+            _ => Checks::NONE,
+        };
+        let (kind, extent) = (operation.kind(), operation.extent());
+        About { kind, extent, checks, own, capacity_blocks: geometry.capacity_blocks }
+    }
+
+    /// The store's own check of these blocks.
+    pub(crate) fn of_check(extent: Extent, geometry: &Geometry) -> (About, Operation) {
+        let checks = geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
+        let verify = Operation::Verify { extent, checks };
+        (About::of(&verify, geometry), verify)
+    }
+
+    /// Whether the operation may have failed for what the host expected of tags, and not for what is stored: blocks are known to
+    /// be bad then only if they fail the store's own check.
+    pub(crate) fn is_doubtful(&self, outcome: &Outcome) -> bool {
+        let demanded = |fault: &Fault| match fault.field {
+            FaultField::Tag(Field::AppTag) => self.checks.app_tag.is_some(),
+            FaultField::Tag(Field::StorageTag) => self.checks.storage_tag.is_some(),
+            FaultField::Tag(Field::RefTag) => {
+                self.checks.first_ref.is_some_and(|first| self.own.first_ref != Some(first))
+            }
+            _ => false,
+        };
+        let faults = outcome.as_ref().err().and_then(Error::faults);
+        faults.is_some_and(|faults| faults.as_slice().iter().any(demanded))
+    }
+
+    /// Whether the operation checks every copy of its blocks as the store does.
+    fn is_scan(&self) -> bool {
+        use OperationKind::{Digest, Repair, Verify};
+        matches!(self.kind, Verify | Digest | Repair)
+            && (self.checks.guard || !self.own.guard)
+            && (self.checks.first_ref == self.own.first_ref || self.own.first_ref.is_none())
     }
 }
 
@@ -91,7 +136,7 @@ impl KnownBlocks {
     fn change<T>(&self, change: impl FnOnce(&mut Set) -> T) -> T {
         let mut set = self.lock();
         let changed = change(&mut set);
-        self.len.store(set.blocks.len(), Ordering::Relaxed);
+        self.len.store(set.blocks.len() + usize::from(set.overflowed), Ordering::Relaxed);
         changed
     }
 
@@ -102,27 +147,47 @@ impl KnownBlocks {
                 about.extent.is_some_and(|extent| self.written_uncorrectable(extent))
             }
             Ok(_) if self.is_empty() => false,
-            Ok(_) => {
+            Ok(answer) => {
                 if let Some(extent) = about.extent {
                     self.heal(extent, about);
+                    if is_complete(answer) {
+                        self.scanned(extent, about);
+                    }
                 }
                 false
             }
-            Err(error) => match error.faults() {
-                Some(faults) => {
-                    // Blocks that the same check did not find bad are good.
-                    if let Some(extent) = about.extent.filter(|_| !self.is_empty()) {
-                        self.change(|set| {
-                            set.take(extent, &|lba, wrong| {
-                                covers(about, wrong)
-                                    && faults.as_slice().binary_search_by_key(&lba, |bad| bad.lba.get()).is_err()
-                            })
-                        });
+            Err(error) => match (error.faults(), about.extent) {
+                (Some(faults), Some(extent)) => {
+                    let is_new = self.checked(extent, about, faults.as_slice());
+                    if faults.coverage().is_complete() {
+                        self.scanned(extent, about);
                     }
-                    self.record(faults.as_slice())
+                    is_new
                 }
-                None => self.learn_of_one(about, error),
+                (Some(faults), None) => self.record(faults.as_slice()),
+                (None, _) => self.learn_of_one(about, error),
             },
+        }
+    }
+
+    /// Learns what a check of an extent has found, in order: those blocks are bad, and the others are good. Tells whether any was
+    /// not known.
+    pub(crate) fn checked(&self, extent: Extent, about: &About, faults: &[Fault]) -> bool {
+        let lasting: Vec<Fault> = faults.iter().filter(|fault| !fault.repaired).copied().collect();
+        if !self.is_empty() {
+            self.change(|set| {
+                set.take(extent, &|lba, wrong| {
+                    covers(about, wrong) && lasting.binary_search_by_key(&lba, |bad| bad.lba.get()).is_err()
+                })
+            });
+        }
+        self.record(&lasting)
+    }
+
+    /// Remembers that all copies of blocks were checked, since the set overflowed.
+    pub(crate) fn scanned(&self, extent: Extent, about: &About) {
+        if !self.is_empty() && about.is_scan() {
+            self.change(|set| set.scan(extent, about.capacity_blocks));
         }
     }
 
@@ -233,6 +298,8 @@ impl Set {
                 None => {
                     changed |= !self.overflowed;
                     self.overflowed = true;
+                    // What was checked before has met blocks that are not remembered.
+                    self.scanned.clear();
                     break;
                 }
             }
@@ -254,9 +321,44 @@ impl Set {
     }
 }
 
+impl Set {
+    /// Takes in that blocks were checked. Once all were, and none was left out, the set is all there is.
+    fn scan(&mut self, extent: Extent, capacity_blocks: u64) {
+        if !self.overflowed {
+            return;
+        }
+        let (mut first, mut last) = (extent.start().get(), extent.last().get());
+        self.scanned.retain(|&(from, to)| {
+            let touches = from <= last.saturating_add(1) && first <= to.saturating_add(1);
+            if touches {
+                (first, last) = (first.min(from), last.max(to));
+            }
+            !touches
+        });
+        if self.scanned.len() < MOST_SCANNED {
+            self.scanned.push((first, last));
+            self.scanned.sort_unstable();
+        }
+        if self.scanned == [(0, capacity_blocks.saturating_sub(1))] {
+            self.overflowed = false;
+            self.scanned.clear();
+            self.generation += 1;
+        }
+    }
+}
+
 impl Wrong {
     fn of(fault: &Fault) -> Wrong {
         Wrong { field: fault.field, values: fault.expected.zip(fault.actual), written: false }
+    }
+}
+
+/// Whether a check has looked at every copy.
+fn is_complete(answer: &Answer) -> bool {
+    match answer {
+        Answer::Verified(verified) => verified.coverage.is_complete(),
+        Answer::Digest(digested) => digested.coverage.is_complete(),
+        _ => true,
     }
 }
 
@@ -271,9 +373,9 @@ fn covers(about: &About, wrong: &Wrong) -> bool {
         // A read asks one of the copies.
         FaultField::Conflict => about.kind != Read,
         FaultField::Tag(Field::Guard) => about.checks.guard,
-        FaultField::Tag(Field::AppTag) => about.checks.app_tag.is_some(),
-        FaultField::Tag(Field::RefTag) => about.checks.first_ref.is_some(),
-        FaultField::Tag(Field::StorageTag) => about.checks.storage_tag.is_some(),
+        FaultField::Tag(Field::RefTag) => about.own.first_ref.is_none() || about.checks.first_ref.is_some(),
+        // What the store itself finds wrong with these it finds whatever is demanded of them.
+        FaultField::Tag(Field::AppTag | Field::StorageTag) => true,
     }
 }
 

@@ -19,7 +19,6 @@
 mod admin;
 mod change;
 mod check;
-mod claims;
 mod commands;
 mod connect;
 mod connection;

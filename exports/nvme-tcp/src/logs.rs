@@ -6,8 +6,8 @@ use sealblock_block::Ability;
 use sealblock_protocols_nvme::admin::GetLogPage;
 use sealblock_protocols_nvme::extensions::{Extensions, ExtensionsLog};
 use sealblock_protocols_nvme::logs::{
-    CommandEffects, EffectsLog, FirmwareSlots, Health, LbaStatusElement, LbaStatusLog, LbaStatusRanges, LogPage,
-    supported_log_pages,
+    CommandEffects, CriticalWarning, EffectsLog, FirmwareSlots, Health, LbaStatusElement, LbaStatusLog,
+    LbaStatusRanges, LogPage, supported_log_pages,
 };
 use sealblock_protocols_nvme::nvm::LbaStatusAction;
 use sealblock_protocols_nvme::{AdminOpcode, Ascii, Invalid, IoOpcode, NSID_ALL, StatusCode};
@@ -72,13 +72,20 @@ pub(crate) fn page(connection: &Rc<Connection>, controller: &Controller, ask: &G
 fn extensions(namespace: &Namespace) -> Extensions {
     let abilities = namespace.device.abilities();
     let when = |ability, extension| if ability == Ability::Absent { Extensions::NONE } else { extension };
-    when(abilities.digest, Extensions::DIGEST) | when(abilities.annex, Extensions::ANNEX)
+    let if_so = |is_so, extension| if is_so { extension } else { Extensions::NONE };
+    when(abilities.digest, Extensions::DIGEST)
+        | when(abilities.annex, Extensions::ANNEX)
+        | Extensions::COVERAGE
+        | if_so(abilities.seals, Extensions::SEALS)
+        | if_so(abilities.copies, Extensions::COPIES)
 }
 
 /// Counters of the subsystem since the target started. There is no sensor and no spare; fields without a source are 0.
 fn health(controller: &Controller) -> Health {
     let traffic = controller.subsystem.traffic();
+    let is_degraded = controller.subsystem.namespaces().values().any(|namespace| namespace.state.is_degraded());
     Health {
+        critical_warning: if is_degraded { CriticalWarning::RELIABILITY } else { CriticalWarning::NONE },
         available_spare_percent: 100,
         data_units_read: Health::data_units(traffic.read_bytes.into()),
         data_units_written: Health::data_units(traffic.written_bytes.into()),

@@ -38,9 +38,10 @@ pub(crate) struct Mounted {
 }
 
 impl Mounted {
-    /// The namespace, attached to this core.
-    pub(crate) fn new(namespace: &Arc<Namespace>) -> Mounted {
-        Mounted { device: namespace.device.attach(), namespace: Arc::clone(namespace) }
+    /// The namespace, attached to this core for a controller.
+    pub(crate) fn new(namespace: &Arc<Namespace>, controller: &Controller) -> Mounted {
+        let asker = controller.asker(&namespace.device);
+        Mounted { device: namespace.device.attach_as(&asker), namespace: Arc::clone(namespace) }
     }
 }
 
@@ -67,7 +68,7 @@ impl Opened {
         let mount = |(nsid, namespace): (&u32, &Arc<Namespace>)| {
             let known = before.and_then(|opened| opened.namespaces.get(nsid));
             let known = known.filter(|mounted| Arc::ptr_eq(&mounted.namespace, namespace)).cloned();
-            let attach = || Rc::new(Mounted::new(namespace));
+            let attach = || Rc::new(Mounted::new(namespace, controller));
             (*nsid, known.unwrap_or_else(attach))
         };
         Rc::new(Opened { changes, namespaces: namespaces.iter().map(mount).collect() })

@@ -48,7 +48,7 @@ impl Namespace {
     }
 
     /// The same namespace with this state. Namespaces of one device, at the same time or one after the other, are to have
-    /// one state: it is where their fused pairs keep each other's writes away, and where their damage is known.
+    /// one state: it is where their damage is known.
     pub fn with_state(mut self, state: Arc<NamespaceState>) -> Namespace {
         self.state = state;
         self

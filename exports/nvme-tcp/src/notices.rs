@@ -23,10 +23,11 @@ pub(crate) const EVENT_REQUESTS: u16 = 4;
 /// Changed namespaces that the Changed Attached Namespace List has room for; one more means all of them.
 const MOST_CHANGED: usize = 1024;
 /// What can happen, with the bit that switches it on.
-const KINDS: [(AsynchronousEvent, EventConfiguration); 3] = [
+const KINDS: [(AsynchronousEvent, EventConfiguration); 4] = [
     (AsynchronousEvent::NAMESPACE_CHANGED, EventConfiguration::NAMESPACE_ATTRIBUTE),
     (AsynchronousEvent::LBA_STATUS, EventConfiguration::LBA_STATUS),
     (AsynchronousEvent::DISCOVERY_CHANGED, EventConfiguration::DISCOVERY_LOG_CHANGE),
+    (AsynchronousEvent::RELIABILITY, EventConfiguration::RELIABILITY),
 ];
 
 /// OAES: what a controller with namespaces can be asked to report.
@@ -109,6 +110,12 @@ impl Notices {
     /// The discovery log is another one.
     pub(crate) fn discovery_changed(&self) {
         self.lock().happened.0[2] += 1;
+        self.wake();
+    }
+
+    /// Copies of a namespace's blocks are away or out of sync.
+    pub(crate) fn reliability_degraded(&self) {
+        self.lock().happened.0[3] += 1;
         self.wake();
     }
 

@@ -25,7 +25,11 @@ impl Refusal {
             Failure::Range { extent, .. } => Some(extent.start()),
             _ => None,
         };
-        Refusal { lba, ..Refusal::from(to_status(failure, kind)) }
+        let result = match failure {
+            Failure::Integrity(faults) if kind == OperationKind::Verify => faults.coverage().bits().into(),
+            _ => 0,
+        };
+        Refusal { lba, result, ..Refusal::from(to_status(failure, kind)) }
     }
 
     /// Whether it is about damaged blocks: checks that failed, and media errors, but not differences.

@@ -1,13 +1,13 @@
-//! What is shared of a namespace by all controllers and cores: its bad blocks, the claims on blocks, and who is told.
+//! What is shared of a namespace by all controllers and cores: its bad blocks, and who is told.
 //!
 //! It belongs to the device: namespaces of one device share it, whatever they are called and however they show it.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use sealblock_block::{Fault, Outcome};
+use sealblock_block::{Fault, Geometry, Outcome};
 use sealblock_units::Extent;
 
-use crate::claims::{Blocks, Claim, Claims};
 use crate::known::{About, KnownBlocks};
 use crate::notices::Notices;
 
@@ -16,7 +16,7 @@ use crate::notices::Notices;
 #[derive(Default)]
 pub struct NamespaceState {
     pub(crate) known: KnownBlocks,
-    claims: Claims,
+    degraded: AtomicBool,
     watchers: Mutex<Vec<(u32, Weak<Notices>)>>,
 }
 
@@ -28,9 +28,29 @@ impl NamespaceState {
         }
     }
 
-    /// Takes out blocks that were repaired.
-    pub fn report_repaired(&self, extent: Extent) {
-        self.known.forget(extent);
+    /// Takes in what a check of all copies of an extent has found, of a device of this shape: blocks that it has not found bad are
+    /// so no more. The faults are in the order of their blocks.
+    pub fn report_check(&self, geometry: &Geometry, extent: Extent, faults: &[Fault], is_complete: bool) {
+        let (about, _) = About::of_check(extent, geometry);
+        if self.known.checked(extent, &about, faults) {
+            self.tell(|_, notices| notices.damage_found());
+        }
+        if is_complete {
+            self.known.scanned(extent, &about);
+        }
+    }
+
+    /// Says whether copies of the device are away or out of sync. Hosts see it in SMART / Health Information.
+    pub fn report_degraded(&self, is_degraded: bool) {
+        let was = self.degraded.swap(is_degraded, Ordering::Relaxed);
+        if is_degraded && !was {
+            self.tell(|_, notices| notices.reliability_degraded());
+        }
+    }
+
+    /// Whether copies of the device are away or out of sync.
+    pub(crate) fn is_degraded(&self) -> bool {
+        self.degraded.load(Ordering::Relaxed)
     }
 
     /// Tells hosts that something changed that Identify says of the namespace.
@@ -43,21 +63,6 @@ impl NamespaceState {
         if self.known.learn(about, outcome) {
             self.tell(|_, notices| notices.damage_found());
         }
-    }
-
-    /// Waits until the blocks may be written, among other writes.
-    pub(crate) async fn claim(&self, blocks: Blocks) -> Claim<'_> {
-        self.claims.write(blocks).await
-    }
-
-    /// The right to write blocks, if there is nothing to wait for.
-    pub(crate) fn try_claim(&self) -> Option<Claim<'_>> {
-        self.claims.try_write()
-    }
-
-    /// Waits until nobody else writes the blocks.
-    pub(crate) async fn claim_alone(&self, blocks: Blocks) -> Claim<'_> {
-        self.claims.exclusive(blocks).await
     }
 
     /// Tells a controller, to whom the namespace is `nsid`, what happens from now on.

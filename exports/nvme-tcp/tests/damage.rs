@@ -14,7 +14,8 @@ use sealblock_protocols_nvme::admin::{Cns, GetLogPage};
 use sealblock_protocols_nvme::identify::{Controller, Oncs};
 use sealblock_protocols_nvme::logs::{DamageLog, EffectsLog, LbaStatusLog, LbaStatusRanges};
 use sealblock_protocols_nvme::nvm::{
-    DatasetManagement, DsmRange, GetLbaStatus, IoCommand, LbaStatusAction, LbaStatusFlags, LbaStatusList, WriteZeroes,
+    BlockCommand, DatasetManagement, DsmRange, GetLbaStatus, IoCommand, LbaStatusAction, LbaStatusFlags, LbaStatusList,
+    Prchk, ProtectionInfo, WriteZeroes,
 };
 use sealblock_units::{BlockSize, Lba};
 use std::rc::Rc;
@@ -61,6 +62,40 @@ fn unreadable_blocks_stay_so_until_they_are_written_zeroed_or_discarded() {
                 (vec![(5, 1)], true)
             );
         }
+    });
+}
+
+/// A command over eight blocks whose host expects these tags of them.
+fn expecting(app_tag: u16, first_ref: u64) -> BlockCommand {
+    let prchk = Prchk::GUARD | Prchk::APPLICATION_TAG | Prchk::REFERENCE_TAG;
+    let protection = ProtectionInfo { pract: true, prchk, lbat: app_tag, lbatm: u16::MAX, ..ProtectionInfo::NONE };
+    BlockCommand { protection: protection.with_tags(format(), 0, first_ref), ..blocks(0, 8) }
+}
+
+#[test]
+fn what_a_host_merely_expected_is_no_damage_and_what_fails_the_stores_own_seal_is() {
+    run(|| async {
+        let served = serve(short());
+        let (mut admin, mut io) = Queue::pair(served.address, false).await;
+        write(&mut io, PROTECTED, 0, 8, 1).await;
+        io.io(PROTECTED, IoCommand::Read(expecting(0, 0)), Data::Read(8 * 4096)).await.ok();
+        for make in [IoCommand::Verify, IoCommand::Digest, IoCommand::Read] {
+            let data =
+                || if matches!(make(blocks(0, 8)), IoCommand::Read(_)) { Data::Read(8 * 4096) } else { Data::None };
+            assert_eq!(io.io(PROTECTED, make(expecting(7, 0)), data()).await.status(), 0x283);
+            assert_eq!(admin.newest_error().await.lba, 0, "the host learns where its expectation failed");
+            assert!(damage_log(&mut admin, PROTECTED).await.entries.is_empty());
+            let tracked = status(&mut admin, PROTECTED, LbaStatusAction::Tracked, 0, 0, 4096).await;
+            assert_eq!(runs(tracked), (vec![], true));
+        }
+        // The same expectation, and damage besides: a guard, and a reference tag of Type 1, which is the address.
+        let tuple = format().tuple_bytes();
+        assert!(served.protected.damage(Lba::new(3), Damage::Data { at: 7, mask: 1 }));
+        assert!(served.protected.damage(Lba::new(5), Damage::Tag { at: tuple - 1, mask: 1 }));
+        assert_eq!(io.io(PROTECTED, IoCommand::Verify(expecting(7, 0)), Data::None).await.status(), 0x283);
+        let found: Vec<_> =
+            damage_log(&mut admin, PROTECTED).await.entries.iter().map(|of| (of.lba.get(), of.field)).collect();
+        assert_eq!(found, [(3, Some(Field::Guard)), (5, Some(Field::RefTag))]);
     });
 }
 

@@ -125,9 +125,10 @@ fn the_page_tells_what_each_namespace_has_and_the_effects_list_the_command() {
     run(|| async {
         let served = serve_all();
         let mut admin = Queue::admin(served.address, SUBNQN, false).await;
-        let both = Extensions::DIGEST | Extensions::ANNEX;
-        for (nsid, has) in [(PLAIN, both), (PROTECTED, both), (BARE, both), (SMALL, Extensions::DIGEST), (FIXED, both)]
-        {
+        let bare = Extensions::DIGEST | Extensions::ANNEX | Extensions::COVERAGE;
+        let small = Extensions::DIGEST | Extensions::COVERAGE;
+        let sealed = bare | Extensions::SEALS;
+        for (nsid, has) in [(PLAIN, sealed), (PROTECTED, sealed), (BARE, bare), (SMALL, small), (FIXED, bare)] {
             let ask = GetLogPage { nsid, ..GetLogPage::new(0xC1, 64) };
             let page = admin.call(ask.encode(), Data::Read(64)).await.ok().data;
             assert_eq!(ExtensionsLog::read(&page, nsid), has, "namespace {nsid}");

@@ -2,15 +2,24 @@
 
 mod common;
 
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
 use common::requests::*;
 use common::*;
-use sealblock_media_memory::Damage;
+use sealblock_block::{Abilities, Device, Durability, Gate, Geometry, Operation, Outcome, Stack};
+use sealblock_exports_nvme_tcp::Namespace;
+use sealblock_integrity::{Sealed, Tags};
+use sealblock_layers_remote_core::SharedDevice;
+use sealblock_media_memory::{Damage, MemoryDevice};
 use sealblock_protocols_nvme::Fuse;
 use sealblock_protocols_nvme::admin::Cns;
 use sealblock_protocols_nvme::identify::{Controller, Fuses};
 use sealblock_protocols_nvme::nvm::IoCommand;
-use sealblock_runtime_reactor::spawn;
-use sealblock_units::Lba;
+use sealblock_runtime_memory::Slice;
+use sealblock_runtime_reactor::{sleep, spawn};
+use sealblock_units::{BlockSize, Extent, Lba};
 
 async fn compare_and_write(io: &mut Queue, start: u64, count: u64, old: Vec<u8>, new: Vec<u8>) -> (u16, u16) {
     compare_and_write_in(io, PLAIN, blocks(start, count), old, new).await
@@ -76,6 +85,75 @@ fn half_a_pair_is_aborted() {
             assert_eq!(io.done(first).await.status(), expected);
         }
         write_and_read_as_ever(&mut io).await;
+    });
+}
+
+/// RAM whose reads wait, and which remembers the first byte of every write.
+struct Held {
+    memory: MemoryDevice,
+    is_held: Cell<bool>,
+    reads: Cell<usize>,
+    written: RefCell<Vec<u8>>,
+}
+
+impl Device for Held {
+    fn geometry(&self) -> &Geometry {
+        self.memory.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.memory.abilities()
+    }
+
+    async fn execute(&self, operation: Operation) -> Outcome {
+        match &operation {
+            Operation::Write { data, .. } => self.written.borrow_mut().push(data.data()[0]),
+            Operation::Read { .. } | Operation::Compare { .. } => {
+                self.reads.set(self.reads.get() + 1);
+                while self.is_held.get() {
+                    sleep(Duration::from_millis(1)).await;
+                }
+            }
+            _ => {}
+        }
+        self.memory.execute(operation).await
+    }
+}
+
+/// Whoever else uses the device, over another protocol or for a repair, waits for the pair as well.
+#[test]
+fn between_a_compare_and_its_write_nobody_writes_whatever_way_he_comes() {
+    run(|| async {
+        let held = Rc::new(Held {
+            memory: MemoryDevice::new(BlockSize::B4096, BLOCKS, None),
+            is_held: Cell::new(true),
+            reads: Cell::new(0),
+            written: RefCell::default(),
+        });
+        let shared = SharedDevice::publish(Rc::new(Gate::new("held", Stack::new(Rc::clone(&held)))));
+        let namespace = Namespace::new(shared.clone(), [7; 16]);
+        let served = serve_with(short(), |subsystem| subsystem.with_namespace(7, namespace).unwrap());
+        let (_admin, mut io) = Queue::pair(served.address, false).await;
+        let pair =
+            spawn(async move { compare_and_write_in(&mut io, 7, blocks(3, 1), vec![0; 4096], vec![1; 4096]).await });
+        while held.reads.get() == 0 {
+            sleep(Duration::from_millis(1)).await;
+        }
+        let write = |at: u64, byte: u8| {
+            let device = shared.attach();
+            let data = Sealed::seal(Slice::copy_from(&[byte; 4096]), BlockSize::B4096, None, &Tags::default());
+            let extent = Extent::from_raw(at, 1).unwrap();
+            spawn(async move {
+                device.execute(Operation::Write { extent, data, durability: Durability::Volatile }).await.unwrap();
+            })
+        };
+        let (over, beside) = (write(3, 2), write(4, 3));
+        beside.await.unwrap();
+        assert_eq!((over.is_finished(), &held.written.borrow()[..]), (false, &[3][..]));
+        held.is_held.set(false);
+        assert_eq!(pair.await.unwrap(), (0, 0));
+        over.await.unwrap();
+        assert_eq!(held.written.borrow()[..], [3, 1, 2], "the write of the pair was first");
     });
 }
 

@@ -37,6 +37,12 @@ fn hosts_are_told_of_damage_and_changes_once_they_ask_for_it() {
         state.report_damage(&[sealblock_block::Fault::media(Lba::new(9))]);
         let page = Controller::decode(&admin.identify(Cns::Controller, 0).await.ok().data).unwrap();
         assert_eq!(page.oaes.bits(), 0x2100);
+        // Copies that are away are no damage, and hosts are told all the same.
+        assert_eq!(admin.log(2, 512).await.ok().data[0], 0);
+        state.report_degraded(true);
+        assert_eq!(admin.log(2, 512).await.ok().data[0], 1 << 2, "reliability degraded");
+        state.report_degraded(false);
+        assert_eq!(admin.log(2, 512).await.ok().data[0], 0);
         let config = SetFeatures { fid: 0x0B, save: false, nsid: 0, cdw11: 0x2100 };
         admin.call(config.encode(), Data::None).await.ok();
         let event = admin.done(waiting).await.ok().completion.dword0();
@@ -50,7 +56,8 @@ fn hosts_are_told_of_damage_and_changes_once_they_ask_for_it() {
         // Damage that a command meets is reported once the page was read.
         let waiting = admin.submit(ask, Data::None).await;
         admin.log(0x0E, 64).await.ok();
-        state.report_repaired(extent(9, 1));
+        let device = MemoryDevice::new(BlockSize::B4096, BLOCKS, Some(format()));
+        state.report_check(sealblock_block::Device::geometry(&device), extent(9, 1), &[], true);
         io.io(PLAIN, IoCommand::WriteUncorrectable(extent(20, 1)), Data::None).await.ok();
         state.report_damage(&[sealblock_block::Fault::media(Lba::new(30))]);
         let event = admin.done(waiting).await.ok().completion.dword0();

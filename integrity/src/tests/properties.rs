@@ -175,10 +175,12 @@ fn the_first_failing_field_is_reported_with_what_it_should_be() {
 }
 
 #[test]
-fn full_checks_are_guard_and_address_but_in_type_3() {
+fn full_checks_are_the_guard_and_in_type_1_the_address() {
     let start = Lba::new(0x1_0000_0002);
     assert_eq!(Checks::full(TYPE1, start), Checks { guard: true, first_ref: Some(2), ..Checks::NONE });
     assert_eq!(Checks::full(TYPE1, start).advance(3, TYPE1).first_ref, Some(5));
+    let type2 = PiFormat::with_default_storage_tag(GuardKind::Crc64, ProtectionType::Type2);
+    assert_eq!(Checks::full(type2, start), Checks { guard: true, ..Checks::NONE }, "the writer's own choice");
     let type3 = PiFormat::with_default_storage_tag(GuardKind::Crc64, ProtectionType::Type3);
     assert_eq!(Checks::full(type3, start), Checks { guard: true, ..Checks::NONE });
     // A check of the reference tag is ignored there, even when it is asked for.

@@ -246,6 +246,8 @@ impl<D: Device, C: Clock> Device for FaultLayer<D, C> {
             abilities.verify = Ability::Absent;
             abilities.compare = Ability::Absent;
             abilities.digest = Ability::Absent;
+            // Only what is sealed here is checked behind a bit that flips on the way up.
+            abilities.seals &= self.geometry.protection.is_some();
         }
         abilities
     }

@@ -4,7 +4,8 @@ use std::cell::{Cell, RefCell};
 
 use futures_util::future::LocalBoxFuture;
 use sealblock_block::{
-    Answer, Device, Durability, Error, Failure, Fault, Leg as LegPath, Operation, Outcome, Run, RunState, Runs, Stack,
+    Answer, Coverage, Device, Durability, Error, Failure, Fault, Leg as LegPath, Operation, Outcome, Run, RunState,
+    Runs, Stack, Unchecked,
 };
 use sealblock_integrity::{Checks, PiFormat, Sealed};
 use sealblock_units::{BlockCount, Extent};
@@ -187,7 +188,18 @@ impl Leg {
         Fault { leg: self.path(fault.leg), ..*fault }
     }
 
-    /// Asks the device, which has protection information of format `format`, as all legs have. Blocks of which it holds only an older copy are faults until they are written.
+    /// How far its check of blocks went, told as this leg's.
+    pub fn coverage(&self, coverage: Coverage) -> Coverage {
+        coverage.map(|run| self.unchecked(run))
+    }
+
+    /// The same run as one of this leg.
+    pub fn unchecked(&self, run: Unchecked) -> Unchecked {
+        Unchecked { leg: self.path(run.leg), ..run }
+    }
+
+    /// Asks the device, which has protection information of format `format`, as all legs have. Blocks of
+    /// which it holds only an older copy are faults until they are written.
     pub async fn ask(&self, format: Option<PiFormat>, operation: Operation) -> Outcome {
         if self.stale.borrow().is_empty() {
             return self.ask_as_it_is(format, operation).await;

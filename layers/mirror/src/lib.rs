@@ -36,7 +36,7 @@ pub use create::{CreateOptions, create, create_drill, mark_written_alone};
 pub use drill::{Drill, Mutation};
 pub use leg::{LegSource, Reopen};
 pub use members::MemberError;
-pub use mirror::{Description, LegDescription, Mirror};
+pub use mirror::{Description, LegDescription, Mirror, State};
 pub use open::{MirrorError, OpenOptions, Opened, open, open_drill};
 pub use worker::Worker;
 

@@ -193,6 +193,7 @@ impl<C: Clock> Mirror<C> {
         // Nothing that it lacks is answered before the others say so.
         self.notes.begin_change();
         self.notes.want_left();
+        self.work.notify();
         let noted = self.note().await;
         if noted.is_err() {
             // It stays, and has missed what was changed meanwhile.

@@ -34,7 +34,8 @@ pub struct Mirror<C> {
     teller: usize,
     pub(crate) claims: Claims,
     pub(crate) notes: Notes,
-    /// What the last leg had not flushed when it went away may be lost, and the next flush says so.
+    /// What was not flushed may be lost, because the last leg went away or a flush of the mirror's own failed; the next flush
+    /// says so.
     pub(crate) cache_lost: Cell<bool>,
     pub(crate) lost_blocks: Cell<u64>,
     turn: Cell<usize>,
@@ -53,6 +54,28 @@ pub(crate) struct Parts {
     pub mutation: Mutation,
 }
 
+/// How a mirror is, in a word.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum State {
+    /// All members are there and in sync.
+    Optimal,
+    /// A member is away or out of sync, or a crash may have left members different.
+    Degraded,
+    /// No member that is in sync is there.
+    Failed,
+}
+
+impl State {
+    /// The word.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            State::Optimal => "optimal",
+            State::Degraded => "degraded",
+            State::Failed => "failed",
+        }
+    }
+}
+
 /// What a mirror is made of, for people.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Description {
@@ -60,8 +83,12 @@ pub struct Description {
     pub uuid: [u8; 16],
     /// Bytes of a region, the unit of what a leg has missed.
     pub region_bytes: u64,
+    /// Whether all copies are there and in sync.
+    pub state: State,
     /// Bytes of the regions in which legs may differ: something is under way there, or was at a crash.
     pub unsettled_bytes: u64,
+    /// Bytes of those of them in which nothing is under way: they wait to be made alike.
+    pub suspect_bytes: u64,
     /// Blocks that were asked for and had no good copy.
     pub lost_blocks: u64,
     /// Its legs, in the order of their places.
@@ -135,10 +162,37 @@ impl<C: Clock> Mirror<C> {
         Description {
             uuid: self.uuid,
             region_bytes: 1 << (self.map.shift() + shift),
+            state: self.state(),
             unsettled_bytes: self.map.blocks(&self.notes.dirty.borrow()) << shift,
+            suspect_bytes: self.map.blocks(&self.notes.suspect.borrow()) << shift,
             lost_blocks: self.lost_blocks.get(),
             legs: self.legs.borrow().iter().map(describe).collect(),
         }
+    }
+
+    /// How it is now.
+    pub fn state(&self) -> State {
+        let legs = self.legs.borrow();
+        let mut members = legs.iter().filter(|leg| leg.standing.get() != Standing::Removed);
+        if !legs.iter().any(|leg| leg.is_current()) {
+            return State::Failed;
+        }
+        // What is under way is settled by whoever asked for it; only what was left behind makes copies doubtful.
+        match members.all(|leg| leg.is_current()) && self.notes.suspect.borrow().is_empty() {
+            true => State::Optimal,
+            false => State::Degraded,
+        }
+    }
+
+    /// How it is once that is something else than `known`; at once if it is already, and when it is closed.
+    pub async fn other_state(&self, known: State) -> State {
+        self.work.until(|| self.state() != known || self.closing.get()).await;
+        self.state()
+    }
+
+    /// Whether it was closed.
+    pub fn is_closed(&self) -> bool {
+        self.closing.get()
     }
 
     /// The legs that reads may be asked of, those first whose content counts where legs differ.
@@ -181,30 +235,42 @@ impl<C: Clock> Mirror<C> {
             return Ok(());
         }
         if self.cache_lost.replace(false) {
-            let reason = "the last leg went away with writes that were not flushed; they may be lost".to_owned();
-            return Err(Failure::Media { reason }.into());
+            return Err(writes_lost());
         }
-        self.flush_legs().await
+        self.ask_flush().await
+    }
+
+    /// The same for the mirror's own purposes, without saying what was lost before. Nobody who has written hears of a failure
+    /// here, and a leg tells of it once, so it is kept for the next flush from above.
+    pub(crate) async fn flush_legs(&self) -> Result<(), Error> {
+        self.ask_flush().await.inspect_err(|error| {
+            if !self.notes.dirty.borrow().is_empty() && !self.cache_lost.replace(true) {
+                tracing::warn!(%error, "the mirror could not be flushed; the next flush of whoever writes to it fails");
+            }
+        })
     }
 
     /// Flushes, takes what is settled out of the labels, and ends the worker. The legs are to be closed behind it.
     ///
     /// # Errors
-    /// When no leg could be flushed. What was flushed before is safe all the same.
+    /// When no leg could be flushed, or writes may be lost that nobody was told of yet. What was flushed before is safe all the
+    /// same.
     pub async fn close(&self) -> Result<(), Error> {
-        if self.closing.replace(true) || self.read_only {
-            return Ok(());
-        }
+        let was_closing = self.closing.replace(true);
         self.work.notify();
-        if self.notes.dirty.borrow().is_empty() && !self.notes.is_due() {
+        if was_closing || self.read_only {
             return Ok(());
         }
-        // The first look takes the regions that were changed since the one before for busy.
-        self.tidy().await?;
-        self.tidy().await?;
-        // Regions that legs may still differ in stay noted. What was acknowledged there is to be durable all the same.
-        let is_tidy = self.notes.dirty.borrow().is_empty();
-        if is_tidy { Ok(()) } else { self.flush().await }
+        if !self.notes.dirty.borrow().is_empty() || self.notes.is_due() {
+            // The first look takes the regions that were changed since the one before for busy.
+            self.tidy().await?;
+            self.tidy().await?;
+            if !self.notes.dirty.borrow().is_empty() {
+                // Regions that legs may still differ in stay noted. What was acknowledged there is to be durable all the same.
+                self.flush_legs().await?;
+            }
+        }
+        if self.cache_lost.get() { Err(writes_lost()) } else { Ok(()) }
     }
 
     async fn read_annex(&self, slot: AnnexSlot) -> Outcome {
@@ -279,7 +345,16 @@ pub(crate) fn abilities(devices: &[Abilities], read_only: bool) -> Abilities {
         annex_pages: 0,
         unmap_zeroes,
         offloads: all(&|of| of.offloads),
+        seals: all(&|of| of.seals),
+        copies: true,
     }
+}
+
+#[cold]
+fn writes_lost() -> Error {
+    let reason = "the last leg went away, or could not be flushed, with writes that were not flushed; they may be lost"
+        .to_owned();
+    Failure::Media { reason }.into()
 }
 
 impl<C: Clock> std::fmt::Debug for Mirror<C> {

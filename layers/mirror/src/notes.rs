@@ -270,10 +270,15 @@ impl<C: Clock> Mirror<C> {
     }
 
     /// Makes everything written so far durable on every leg, without saying what was lost before.
-    pub(crate) async fn flush_legs(&self) -> Result<(), Error> {
+    pub(crate) async fn ask_flush(&self) -> Result<(), Error> {
         let (changes, is_idle) = (self.notes.changes.get(), self.claims.is_idle());
         let asked = self.ask_all(&self.changeable(), &Operation::Flush).await;
-        self.settle_outcomes(asked, None).await?;
+        let flushed = self.settle_outcomes(asked, None).await;
+        if flushed.is_err() && self.current().len() > 1 {
+            // Each may have lost something else.
+            self.suspect_dirty();
+        }
+        flushed?;
         if is_idle {
             self.notes.even.set(changes);
         }

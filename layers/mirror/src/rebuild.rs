@@ -23,16 +23,19 @@ impl<C: Clock> Mirror<C> {
         self.notes.suspect.borrow().contains_any(self.map.of(extent))
     }
 
+    /// The parts of an extent in which current legs may differ although nothing is under way there.
+    pub(crate) fn suspects_in(&self, extent: Extent) -> Vec<Extent> {
+        let suspect = self.notes.suspect.borrow();
+        let regions = self.map.of(extent).filter(|region| suspect.contains(*region));
+        regions.filter_map(|region| common(extent, self.map.extent(region))).collect()
+    }
+
     /// Makes current legs alike where they are suspect, before anybody sees what only one of them may have.
     pub(crate) async fn settle_for_reading(&self, extent: Extent) -> Result<(), Error> {
         if self.read_only || !self.is_suspect(extent) {
             return Ok(());
         }
-        let suspect: Vec<Extent> = {
-            let suspect = self.notes.suspect.borrow();
-            let regions = self.map.of(extent).filter(|region| suspect.contains(*region));
-            regions.filter_map(|region| common(extent, self.map.extent(region))).collect()
-        };
+        let suspect = self.suspects_in(extent);
         for piece in suspect.into_iter().flat_map(|part| part.split_aligned(self.geometry.limits.transfer)) {
             self.settle_piece(piece).await?;
         }
@@ -66,6 +69,7 @@ impl<C: Clock> Mirror<C> {
             // What became suspect meanwhile may be behind the piece that was just done.
             if self.notes.suspected.get() == before {
                 self.notes.suspect.borrow_mut().remove(region);
+                self.work.notify();
             }
         }
     }
@@ -280,15 +284,9 @@ impl<C: Clock> Mirror<C> {
     }
 }
 
-/// All checks there are, from the start of an extent on. Reference tags of the application's choice are not known here.
+/// All checks there are, from the start of an extent on.
 pub(crate) fn full(format: Option<PiFormat>, extent: Extent) -> Checks {
-    format.map_or(Checks::NONE, |format| {
-        let full = Checks::full(format, extent.start());
-        match format.protection() {
-            sealblock_integrity::ProtectionType::Type1 => full,
-            _ => Checks { guard: full.guard, ..Checks::NONE },
-        }
-    })
+    format.map_or(Checks::NONE, |format| Checks::full(format, extent.start()))
 }
 
 /// The blocks that are in both.

@@ -1,15 +1,19 @@
 //! Verifies: every leg checks its own blocks, all at once, and sums of the data tell whether they are the same.
 //!
 //! Damage is found by the legs. Two good copies that differ are a conflict: a write was lost on one of them, and it keeps
-//! no generations that would have told.
+//! no generations that would have told. A copy that could not be looked at, or that may be out of sync, is told as unchecked:
+//! nobody may take the mirror for clean then.
 
 use std::collections::BTreeSet;
 
 use futures_util::future::{LocalBoxFuture, join_all};
-use sealblock_block::{Answer, Clock, Digested, Error, Fault, FaultField, Faults, Operation, Outcome, Verified};
+use sealblock_block::{
+    Answer, Clock, Digested, Error, Fault, FaultField, Operation, Outcome, Tally, Unchecked, Verified, WhyUnchecked,
+};
 use sealblock_integrity::Checks;
 use sealblock_units::{Extent, Lba};
 
+use crate::label::Standing;
 use crate::leg::Leg;
 use crate::mirror::{Legs, Mirror};
 
@@ -18,25 +22,26 @@ struct Inspection {
     /// The sum of the data, where all legs have the same and nothing is damaged.
     crc64: Option<u64>,
     bytes_transferred: u64,
-    faults: Vec<Fault>,
+    /// What is wrong with copies, and which were not looked at.
+    tally: Tally,
 }
 
 impl<C: Clock> Mirror<C> {
     pub(crate) async fn verify(&self, extent: Extent, checks: Checks) -> Outcome {
-        let found = self.inspect(extent, checks).await?;
-        Faults::refuse(found.faults)?;
-        Ok(Answer::Verified(Verified { bytes_transferred: found.bytes_transferred }))
+        let found = self.inspect(extent, checks, None).await?;
+        let bytes_transferred = found.bytes_transferred;
+        Ok(Answer::Verified(Verified { bytes_transferred, coverage: found.tally.finish()? }))
     }
 
     pub(crate) async fn digest(&self, extent: Extent, checks: Checks) -> Outcome {
-        let found = self.inspect(extent, checks).await?;
+        let found = self.inspect(extent, checks, None).await?;
         // Differences in what is not settled yet are nobody's damage; the first leg's data count there.
-        let crc64 = match (found.crc64, found.faults.is_empty(), self.current().first()) {
+        let crc64 = match (found.crc64, found.tally.faults.is_empty(), self.current().first()) {
             (None, true, Some(leg)) => self.digest_of_one(leg, extent, checks).await?,
             (crc64, ..) => crc64.unwrap_or_default(),
         };
-        Faults::refuse(found.faults)?;
-        Ok(Answer::Digest(Digested { crc64, bytes_transferred: found.bytes_transferred }))
+        let bytes_transferred = found.bytes_transferred;
+        Ok(Answer::Digest(Digested { crc64, bytes_transferred, coverage: found.tally.finish()? }))
     }
 
     /// The sum of what one leg has, the others having something else for the moment.
@@ -55,8 +60,9 @@ impl<C: Clock> Mirror<C> {
     /// Verifies, and writes anew what another leg has. Conflicts stay: nothing tells which copy is right.
     pub(crate) async fn repair(&self, extent: Extent, checks: Checks) -> Outcome {
         self.settle_for_reading(extent).await?;
-        let mut found = self.inspect(extent, checks).await?;
-        for fault in &mut found.faults {
+        let settled = self.notes.suspected.get();
+        let mut found = self.inspect(extent, checks, Some(settled)).await?;
+        for fault in &mut found.tally.faults {
             let leg = fault
                 .leg
                 .outermost()
@@ -66,29 +72,34 @@ impl<C: Clock> Mirror<C> {
             // A leg that is itself a group may have another copy of its own.
             fault.repaired = self.mend(&leg, fault, checks).await;
         }
-        self.lost_blocks.set(self.lost_blocks.get() + lost(&found.faults, self.current().len()));
-        Faults::refuse(found.faults)?;
-        Ok(Answer::Verified(Verified { bytes_transferred: found.bytes_transferred }))
+        self.lost_blocks.set(self.lost_blocks.get() + lost(&found.tally.faults, self.current().len()));
+        let bytes_transferred = found.bytes_transferred;
+        Ok(Answer::Verified(Verified { bytes_transferred, coverage: found.tally.finish()? }))
     }
 
-    async fn inspect(&self, extent: Extent, checks: Checks) -> Result<Inspection, Error> {
+    /// Has every leg check and sum the blocks. They were made alike just now, if `settled` says after which suspicion.
+    async fn inspect(&self, extent: Extent, checks: Checks, settled: Option<u64>) -> Result<Inspection, Error> {
         let legs = self.current();
-        let mut found = Inspection { crc64: None, bytes_transferred: 0, faults: Vec::new() };
+        let mut found = Inspection { crc64: None, bytes_transferred: 0, tally: Tally::default() };
         let mut bad: Vec<BTreeSet<Lba>> = Vec::with_capacity(legs.len());
         let (mut sums, mut asked) = (Vec::with_capacity(legs.len()), Legs::new());
+        let mut unsettled = self.suspects_in(extent);
         let mut failure = None;
         for (leg, outcome) in legs.iter().zip(self.look(&legs, extent, checks).await) {
-            match outcome.map_err(Error::into_faults) {
+            match outcome.map_err(Error::into_damage) {
                 Ok(digested) => {
                     found.bytes_transferred += digested.bytes_transferred;
+                    found.tally.coverage.merge(leg.coverage(digested.coverage));
                     sums.push(digested.crc64);
                     bad.push(BTreeSet::new());
                 }
-                Err(Ok(faults)) => {
+                Err(Ok((faults, coverage))) => {
                     bad.push(faults.iter().map(|fault| fault.lba).collect());
-                    found.faults.extend(faults.iter().map(|fault| leg.fault(fault)));
+                    found.tally.faults.extend(faults.iter().map(|fault| leg.fault(fault)));
+                    found.tally.coverage.merge(leg.coverage(coverage));
                 }
                 Err(Err(error)) => {
+                    tracing::warn!(leg = %leg.name, %extent, %error, "a leg could not be checked");
                     self.lament(leg, &error);
                     failure = Some(error);
                     continue;
@@ -101,11 +112,36 @@ impl<C: Clock> Mirror<C> {
         }
         let is_same = sums.windows(2).all(|pair| pair[0] == pair[1]);
         match sums.first() {
-            Some(sum) if is_same && found.faults.is_empty() => found.crc64 = Some(*sum),
-            _ if asked.len() > 1 => self.look_closer(&asked, &bad, extent, checks, &mut found.faults).await?,
+            Some(sum) if is_same && found.tally.faults.is_empty() => found.crc64 = Some(*sum),
+            _ if asked.len() > 1 => self.look_closer(&asked, &bad, extent, checks, &mut found.tally.faults).await?,
             _ => {}
         }
+        self.tell_unchecked(&legs, &asked, extent, &mut found.tally);
+        if settled != Some(self.notes.suspected.get()) {
+            unsettled.extend(self.suspects_in(extent));
+            unsettled.into_iter().for_each(|part| {
+                found.tally.coverage.add(Unchecked::new(part, WhyUnchecked::Unsettled));
+            });
+        }
         Ok(found)
+    }
+
+    /// Tells which copies were not looked at: those of members that were not asked or did not answer, and of those that were
+    /// left behind before all was done.
+    fn tell_unchecked(&self, asked: &Legs, answered: &Legs, extent: Extent, tally: &mut Tally) {
+        let is_in = |legs: &Legs, leg: &Leg| legs.iter().any(|other| other.id == leg.id);
+        for leg in self.legs.borrow().iter() {
+            let why = match leg.standing.get() {
+                Standing::Removed => continue,
+                Standing::Current if is_in(answered, leg) && leg.is_here() => continue,
+                _ if is_in(asked, leg) => WhyUnchecked::Failed,
+                _ if !leg.is_here() => WhyUnchecked::Absent,
+                Standing::Missing => WhyUnchecked::OutOfSync,
+                // It may be up to date by now, and was not when the others were asked.
+                Standing::Rebuilding | Standing::Current => WhyUnchecked::Resyncing,
+            };
+            tally.coverage.add(leg.unchecked(Unchecked::new(extent, why)));
+        }
     }
 
     /// Asks every leg, all at once. A single leg has nothing to be compared with.
@@ -116,7 +152,9 @@ impl<C: Clock> Mirror<C> {
                 return leg.digest(format, extent, checks).await;
             }
             match leg.ask(format, Operation::Verify { extent, checks }).await? {
-                Answer::Verified(cost) => Ok(Digested { crc64: 0, bytes_transferred: cost.bytes_transferred }),
+                Answer::Verified(Verified { bytes_transferred, coverage }) => {
+                    Ok(Digested { crc64: 0, bytes_transferred, coverage })
+                }
                 _ => Err(crate::leg::answered_wrongly()),
             }
         });
@@ -155,7 +193,7 @@ impl<C: Clock> Mirror<C> {
         faults: &'a mut Vec<Fault>,
     ) -> LocalBoxFuture<'a, Result<(), Error>> {
         Box::pin(async move {
-            if !self.differ(legs, run, checks).await {
+            if !self.differ(legs, run, checks, faults).await {
                 return Ok(());
             }
             if run.len() > 1 {
@@ -166,7 +204,7 @@ impl<C: Clock> Mirror<C> {
             }
             let _claim = self.claims.take(run).await;
             // After a crash copies may differ in what was under way. That is settled, not reported.
-            if !self.is_suspect(run) && self.differ(legs, run, checks).await {
+            if !self.is_suspect(run) && self.differ(legs, run, checks, faults).await {
                 let fault = Fault::new(run.start(), FaultField::Conflict, None, None);
                 faults.extend(legs.last().map(|leg| leg.fault(&fault)));
             }
@@ -174,16 +212,16 @@ impl<C: Clock> Mirror<C> {
         })
     }
 
-    async fn differ(&self, legs: &Legs, run: Extent, checks: Checks) -> bool {
+    /// Whether legs have different data. Damage that has come since the first look is added to the faults.
+    async fn differ(&self, legs: &Legs, run: Extent, checks: Checks, faults: &mut Vec<Fault>) -> bool {
         let mut sums = Vec::with_capacity(legs.len());
         // One that has left since may be back, and not up to date.
         let legs: Legs = legs.iter().filter(|leg| leg.is_current()).cloned().collect();
         for (leg, outcome) in legs.iter().zip(self.look(&legs, run, checks).await) {
             match outcome.map_err(Error::into_faults) {
                 Ok(digested) => sums.push(digested.crc64),
-                // Damaged since: the next verify names it.
-                Err(Ok(_)) => {}
-                // Gone since: the others are not to be blamed.
+                Err(Ok(found)) => faults.extend(found.iter().map(|fault| leg.fault(fault))),
+                // Gone since: the others are not to be blamed, and what it has is told as unchecked.
                 Err(Err(error)) => self.lament(leg, &error),
             }
         }

@@ -28,8 +28,7 @@ use std::task::Waker;
 
 use futures_util::future::join_all;
 use sealblock_block::{
-    Abilities, Ability, Answer, Clock, Device, Durability, Error, Failure, Geometry, Limits, Operation, Outcome,
-    Source, Stack,
+    Abilities, Ability, Answer, Clock, Device, Error, Failure, Geometry, Limits, Operation, Outcome, Source, Stack,
 };
 
 use fence::Touched;
@@ -151,7 +150,7 @@ impl<C: Clock + 'static> MultipathLayer<C> {
         for _ in 0..self.0.patience.losses.max(1) {
             let path = self.0.admitted(request, &touched).await?;
             let Ok(outcome) = self.0.over(path, request, &touched, operation.clone()).await else { continue };
-            if outcome.is_ok() && is_volatile(&operation) {
+            if outcome.is_ok() && operation.is_volatile() {
                 self.0.core.borrow_mut().ledger.wrote(path.0, path.1);
             }
             return outcome;
@@ -221,24 +220,6 @@ pub(crate) fn check_shape(expected: &Geometry, actual: &Geometry) -> Result<(), 
         return Err("format of protection information");
     }
     if actual.capacity_blocks != expected.capacity_blocks { Err("number of blocks") } else { Ok(()) }
-}
-
-/// Whether what the operation did is lost without a Flush.
-fn is_volatile(operation: &Operation) -> bool {
-    match operation {
-        Operation::Write { durability, .. }
-        | Operation::WriteZeroes { durability, .. }
-        | Operation::WriteUncorrectable { durability, .. } => *durability == Durability::Volatile,
-        Operation::Discard { .. } | Operation::Repair { .. } => true,
-        Operation::Read { .. }
-        | Operation::Flush
-        | Operation::Verify { .. }
-        | Operation::Digest { .. }
-        | Operation::Allocation { .. }
-        | Operation::Compare { .. }
-        | Operation::ReadAnnex { .. }
-        | Operation::WriteAnnex { .. } => false,
-    }
 }
 
 impl<C: Clock + 'static> Device for MultipathLayer<C> {

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};
-use sealblock_block::{Answer, Device, Failure, Gate, Operation, Source, Stack};
+use sealblock_block::{Answer, Device, Durability, Failure, Gate, Operation, Source, Stack};
 use sealblock_media_memory::MemoryDevice;
 use sealblock_units::{BlockSize, Extent};
 

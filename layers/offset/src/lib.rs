@@ -14,7 +14,8 @@
 use std::iter::repeat;
 
 use sealblock_block::{
-    Abilities, Ability, Answer, Device, Error, Failure, Fault, FaultField, Faults, Geometry, Operation, Outcome,
+    Abilities, Ability, Answer, Coverage, Device, Digested, Error, Failure, Fault, FaultField, Faults, Geometry,
+    Operation, Outcome, Unchecked, Verified,
 };
 use sealblock_integrity::{Checks, Field, PiFormat, Sealed};
 use sealblock_units::{Extent, Lba};
@@ -139,8 +140,14 @@ impl<D: Device> OffsetLayer<D> {
     fn answer_up(&self, answer: Answer) -> Answer {
         match answer {
             Answer::Data(data) => Answer::Data(data.shifted(repeat(self.first.wrapping_neg()))),
+            Answer::Verified(of) => Answer::Verified(Verified { coverage: self.coverage_up(of.coverage), ..of }),
+            Answer::Digest(of) => Answer::Digest(Digested { coverage: self.coverage_up(of.coverage), ..of }),
             answer => answer,
         }
+    }
+
+    fn coverage_up(&self, coverage: Coverage) -> Coverage {
+        coverage.map(|run| Unchecked { first: self.lba_up(run.first), last: self.lba_up(run.last), ..run })
     }
 
     fn lba_up(&self, lba: Lba) -> Lba {
@@ -163,8 +170,9 @@ impl<D: Device> OffsetLayer<D> {
     fn error_up(&self, error: Error) -> Error {
         match error.failure() {
             Failure::Integrity(faults) => {
+                let coverage = self.coverage_up(faults.coverage().clone());
                 let faults = faults.as_slice().iter().map(|fault| self.fault_up(fault)).collect();
-                Faults::new(faults).expect("there were faults before").into()
+                Faults::new(faults).expect("there were faults before").covering(coverage).into()
             }
             Failure::Miscompare { lba } => Failure::Miscompare { lba: self.lba_up(*lba) }.into(),
             Failure::Range { extent, last } => match Extent::new(self.lba_up(extent.start()), extent.blocks()) {

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use sealblock_block::{Device, Gate, Operation, Outcome, Stack};
+use sealblock_block::{Gate, Operation, Outcome, Stack};
 use sealblock_runtime_reactor::spawn;
 
 use crate::link::{Answer, Request, Ways, unreachable};
@@ -39,7 +39,7 @@ impl End {
 
 impl Drop for End {
     fn drop(&mut self) {
-        for Request { slot, operation } in self.ways.requests.close() {
+        for Request { slot, operation, .. } in self.ways.requests.close() {
             drop(operation);
             drop(self.promise(slot));
         }
@@ -83,8 +83,8 @@ async fn serve(end: End, gate: Rc<Gate<Stack>>) {
         Poll::Pending => Poll::Pending,
         Poll::Ready(false) => Poll::Ready(()),
         Poll::Ready(true) => {
-            for Request { slot, operation } in batch.drain(..) {
-                begin(&gate, end.promise(slot), operation, cx);
+            for Request { slot, operation, is_locked } in batch.drain(..) {
+                begin(&gate, end.promise(slot), (operation, is_locked), cx);
             }
             cx.waker().wake_by_ref();
             Poll::Pending
@@ -94,9 +94,12 @@ async fn serve(end: End, gate: Rc<Gate<Stack>>) {
 }
 
 /// Begins a request. One that is done at once, as in memory, needs no task; others go on in one of their own.
-fn begin(gate: &Rc<Gate<Stack>>, promise: Promise, operation: Operation, cx: &mut Context<'_>) {
+fn begin(gate: &Rc<Gate<Stack>>, promise: Promise, (operation, is_locked): (Operation, bool), cx: &mut Context<'_>) {
     let gate = Rc::clone(gate);
-    let mut work = Box::pin(async move { promise.keep(gate.execute(operation).await) });
+    let mut work = Box::pin(async move {
+        let outcome = promise.device.carry_out(&gate, operation, is_locked).await;
+        promise.keep(outcome);
+    });
     // A panic ends this request alone: what it held is dropped with `work`, the promise among it.
     if let Ok(Poll::Pending) = catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(cx))) {
         drop(spawn(work));

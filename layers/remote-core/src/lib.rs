@@ -17,10 +17,11 @@
 //!
 //! The gate stands at home, in front of the device, so an attachment needs none of its own.
 
+mod durable;
 mod home;
 mod link;
 mod mailbox;
 mod shared;
 mod slots;
 
-pub use shared::{Attached, SharedDevice};
+pub use shared::{Attached, Locked, SharedDevice};

@@ -18,6 +18,8 @@ use crate::slots::{Slots, Wait, deliver};
 pub(crate) struct Request {
     pub(crate) slot: u32,
     pub(crate) operation: Operation,
+    /// Whoever asks has locked the blocks that it changes.
+    pub(crate) is_locked: bool,
 }
 
 /// The outcome of the request in this slot.
@@ -51,10 +53,10 @@ impl Link {
         Link { device: device.clone(), here: Post::here(), ways, slots, reader }
     }
 
-    pub(crate) async fn call(&self, operation: Operation) -> Outcome {
+    pub(crate) async fn call(&self, operation: Operation, is_locked: bool) -> Outcome {
         let slot = self.slots.borrow_mut().take();
         let answer = Wait::new(&self.slots, slot);
-        if self.ways.requests.push(Request { slot, operation }).is_err() {
+        if self.ways.requests.push(Request { slot, operation, is_locked }).is_err() {
             deliver(&self.slots, slot, Err(unreachable(self.device.name())));
         }
         answer.await

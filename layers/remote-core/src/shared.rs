@@ -1,12 +1,17 @@
 //! Devices as handles that travel, and what they become on a core.
 
 use std::cell::RefCell;
+use std::ops::RangeInclusive;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use sealblock_block::{Abilities, Device, Gate, Geometry, Operation, Outcome, Stack};
+use sealblock_block::{
+    Abilities, Device, FlushCursor, FlushErrors, Gate, Geometry, Operation, Outcome, RangeGuard, RangeLock, Stack,
+};
 use sealblock_runtime_reactor::Homed;
+use sealblock_units::Extent;
 
+use crate::durable::Durable;
 use crate::link::Link;
 
 thread_local! {
@@ -24,6 +29,9 @@ struct Inner {
     name: Box<str>,
     geometry: Geometry,
     abilities: Abilities,
+    flush_errors: Arc<FlushErrors>,
+    durable: Durable,
+    ranges: RangeLock,
 }
 
 impl SharedDevice {
@@ -33,19 +41,79 @@ impl SharedDevice {
     /// Outside a reactor.
     pub fn publish(device: Rc<Gate<Stack>>) -> SharedDevice {
         let (name, geometry, abilities) = (device.name().into(), device.geometry().clone(), device.abilities());
-        SharedDevice(Arc::new(Inner { homed: Homed::new(device), name, geometry, abilities }))
+        let (homed, flush_errors, durable) = (Homed::new(device), Arc::default(), Durable::default());
+        let ranges = RangeLock::default();
+        SharedDevice(Arc::new(Inner { homed, name, geometry, abilities, flush_errors, durable, ranges }))
     }
 
     /// The device as one of the current core: the device itself at home, a way there elsewhere. Never waits; a home
-    /// that has stopped shows in the outcome of requests ([`sealblock_block::Failure::Unreachable`]).
+    /// that has stopped shows in the outcome of requests ([`sealblock_block::Failure::Unreachable`]). Whoever uses it is
+    /// an asker of its own: it is told, once, of flushes of others that failed after it had written.
     ///
     /// # Panics
     /// Outside a reactor.
     pub fn attach(&self) -> Attached {
-        match self.0.homed.get() {
-            Some(device) => Attached(Way::Here(device)),
-            None => Attached(Way::There(self.link())),
+        self.attach_as(&Arc::new(self.0.flush_errors.alone()))
+    }
+
+    /// The same for an asker that may have several attachments, on several cores: [`SharedDevice::asker`].
+    ///
+    /// # Panics
+    /// Outside a reactor.
+    pub fn attach_as(&self, asker: &Arc<FlushCursor>) -> Attached {
+        debug_assert!(self.knows(asker), "an asker of this device");
+        let way = match self.0.homed.get() {
+            Some(device) => Way::Here(device),
+            None => Way::There(self.link()),
+        };
+        Attached { device: self.clone(), way, asker: Arc::clone(asker) }
+    }
+
+    /// A new asker among those of `client`, who take each other's writes and flushes for their own.
+    pub fn asker(&self, client: &str) -> FlushCursor {
+        self.0.flush_errors.join(client)
+    }
+
+    /// Whether this is an asker of this device.
+    pub fn knows(&self, asker: &FlushCursor) -> bool {
+        asker.is_of(&self.0.flush_errors)
+    }
+
+    /// Carries a request out at home, when nobody has the blocks locked that it changes; whoever asks may have done so itself. A
+    /// failure that others are to be told of is known before this returns.
+    pub(crate) async fn carry_out(&self, gate: &Gate<Stack>, operation: Operation, is_locked: bool) -> Outcome {
+        let _range = match operation.changed().filter(|_| !is_locked) {
+            Some(blocks) => Some(self.0.ranges.lock_shared(blocks).await),
+            None => None,
+        };
+        if !operation.is_durable() {
+            return gate.execute(operation).await;
         }
+        let is_flush = matches!(operation, Operation::Flush);
+        let flight = self.0.durable.begin(&self.0.flush_errors);
+        let outcome = gate.execute(operation).await;
+        flight.end(&outcome);
+        if is_flush && outcome.is_ok() {
+            self.0.durable.settle().await;
+        }
+        outcome
+    }
+
+    /// The same, if there is nothing to wait for.
+    fn carry_out_at_once(&self, gate: &Gate<Stack>, operation: &Operation) -> Option<Outcome> {
+        let _range = match operation.changed() {
+            Some(_) => Some(self.0.ranges.try_lock_shared()?),
+            None => None,
+        };
+        if !operation.is_durable() {
+            return gate.at_once(operation);
+        }
+        if !self.0.durable.is_idle() {
+            return None;
+        }
+        let outcome = gate.at_once(operation)?;
+        self.0.durable.begin(&self.0.flush_errors).end(&outcome);
+        Some(outcome)
     }
 
     /// The link from this core, shared with whoever is attached already.
@@ -94,7 +162,11 @@ impl std::fmt::Debug for SharedDevice {
 /// first poll. A request whose future is dropped is carried out at home all the same, or, at home itself, ends as the
 /// device has it.
 #[derive(Clone)]
-pub struct Attached(Way);
+pub struct Attached {
+    device: SharedDevice,
+    way: Way,
+    asker: Arc<FlushCursor>,
+}
 
 #[derive(Clone)]
 enum Way {
@@ -105,36 +177,91 @@ enum Way {
 impl Attached {
     /// Whether the device lives on this core, so that requests cross nothing.
     pub fn is_home(&self) -> bool {
-        matches!(self.0, Way::Here(_))
+        matches!(self.way, Way::Here(_))
+    }
+
+    /// Waits until nobody else changes these blocks, whoever it is and on whichever core, and keeps others from it for as long as
+    /// what comes back lives. Reads go on.
+    pub async fn lock(&self, extent: Extent) -> Locked<'_> {
+        let range = self.device.0.ranges.lock(extent.start().get()..=extent.last().get()).await;
+        Locked { attached: self, extent, _range: range }
+    }
+
+    async fn ask(&self, operation: Operation, is_locked: bool) -> Outcome {
+        match &self.way {
+            Way::Here(gate) => self.device.carry_out(gate, operation, is_locked).await,
+            Way::There(link) => link.call(operation, is_locked).await,
+        }
+    }
+
+    async fn carry_out(&self, operation: Operation, is_locked: bool) -> Outcome {
+        if matches!(operation, Operation::Flush) {
+            let flush = self.asker.begin_flush();
+            return flush.end(self.ask(operation, is_locked).await);
+        }
+        if !operation.is_volatile() {
+            return self.ask(operation, is_locked).await;
+        }
+        let mark = self.asker.begin_write();
+        let outcome = self.ask(operation, is_locked).await;
+        if outcome.is_ok() {
+            self.asker.wrote(mark);
+        }
+        outcome
+    }
+}
+
+/// Blocks that nobody else changes; see [`Attached::lock`].
+pub struct Locked<'a> {
+    attached: &'a Attached,
+    extent: Extent,
+    _range: RangeGuard<'a>,
+}
+
+impl Locked<'_> {
+    /// Carries a request out that changes no other blocks. To be waited for: one that is given up goes on without the lock.
+    pub async fn execute(&self, operation: Operation) -> Outcome {
+        let locked = self.extent.start().get()..=self.extent.last().get();
+        let is_within = |blocks: &RangeInclusive<u64>| locked.contains(blocks.start()) && locked.contains(blocks.end());
+        debug_assert!(operation.changed().as_ref().is_none_or(is_within), "others are not locked");
+        self.attached.carry_out(operation, true).await
     }
 }
 
 impl Device for Attached {
     fn geometry(&self) -> &Geometry {
-        match &self.0 {
+        match &self.way {
             Way::Here(gate) => gate.geometry(),
-            Way::There(link) => link.device.geometry(),
+            Way::There(_) => self.device.geometry(),
         }
     }
 
     fn abilities(&self) -> Abilities {
-        match &self.0 {
+        match &self.way {
             Way::Here(gate) => gate.abilities(),
-            Way::There(link) => link.device.abilities(),
+            Way::There(_) => self.device.abilities(),
         }
     }
 
     async fn execute(&self, operation: Operation) -> Outcome {
-        match &self.0 {
-            Way::Here(gate) => gate.execute(operation).await,
-            Way::There(link) => link.call(operation).await,
-        }
+        self.carry_out(operation, false).await
     }
 
     fn at_once(&self, operation: &Operation) -> Option<Outcome> {
-        match &self.0 {
-            Way::Here(gate) => gate.at_once(operation),
-            Way::There(_) => None,
+        let Way::Here(gate) = &self.way else { return None };
+        let ask = || self.device.carry_out_at_once(gate, operation);
+        if matches!(operation, Operation::Flush) {
+            let flush = self.asker.begin_flush();
+            return ask().map(|outcome| flush.end(outcome));
         }
+        if !operation.is_volatile() {
+            return ask();
+        }
+        let mark = self.asker.begin_write();
+        ask().inspect(|outcome| {
+            if outcome.is_ok() {
+                self.asker.wrote(mark);
+            }
+        })
     }
 }

@@ -153,6 +153,37 @@ fn at_home_there_is_no_hop_and_elsewhere_data_crosses() {
 }
 
 #[test]
+fn blocks_that_are_locked_are_changed_by_nobody_else_on_any_core() {
+    each(|cores| {
+        let (home, away) = (cores.handle(0).unwrap(), cores.handle(1).unwrap());
+        let shared = on(&home, || async { publish(memory()) });
+        let count = |core: &CoreHandle| {
+            let device = shared.clone();
+            let (send, receive) = std::sync::mpsc::channel();
+            let task = async move |device: SharedDevice| {
+                let device = device.attach();
+                for _ in 0..50 {
+                    let locked = device.lock(extent(1, 1)).await;
+                    let before = byte(device.execute(read(1)).await);
+                    yield_now().await;
+                    locked.execute(write(1, before + 1)).await.unwrap();
+                }
+                for _ in 0..50 {
+                    device.execute(write(2, 1)).await.unwrap();
+                }
+                let _ = send.send(());
+            };
+            core.post().send(move || drop(spawn(async move { task(device).await }))).expect("the core runs");
+            receive
+        };
+        for counting in [count(&home), count(&away), count(&away)] {
+            counting.recv_timeout(LATE).expect("nobody waits for ever");
+        }
+        assert_eq!(on(&away, move || async move { byte(shared.attach().execute(read(1)).await) }), 150);
+    });
+}
+
+#[test]
 fn many_are_in_flight_and_each_gets_its_own_answer() {
     each(|cores| {
         let (home, away) = (cores.handle(0).unwrap(), cores.handle(1).unwrap());

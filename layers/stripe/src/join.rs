@@ -1,7 +1,8 @@
 //! One outcome out of those of the legs.
 
 use sealblock_block::{
-    Answer, Digested, Error, Failure, Fault, FaultField, Faults, Outcome, Run as SpaceRun, RunState, Verified,
+    Answer, Coverage, Digested, Error, Failure, Fault, FaultField, Faults, Outcome, Run as SpaceRun, RunState,
+    Unchecked, Verified,
 };
 use sealblock_integrity::{Field, PiFormat, Sealed, combine};
 use sealblock_runtime_memory::Pool;
@@ -23,11 +24,12 @@ impl Join {
     /// The first failure that is not about blocks, in the order of the legs' numbers on the way; then all damaged blocks of
     /// all legs, because a damaged block is damage and not a difference; then the first block that differs.
     pub(crate) fn failed(&self, errors: Vec<(usize, Error)>) -> Option<Error> {
-        let (mut faults, mut differs) = (Vec::new(), None::<Lba>);
+        let (mut faults, mut coverage, mut differs) = (Vec::new(), Coverage::default(), None::<Lba>);
         for (leg, error) in errors {
             match error.failure() {
                 Failure::Integrity(found) => {
                     faults.extend(found.as_slice().iter().map(|fault| self.fault_up(leg, fault)));
+                    coverage.merge(self.coverage_up(leg, found.coverage().clone()));
                 }
                 Failure::Miscompare { lba } => {
                     let lba = self.plan.up(leg, *lba);
@@ -42,7 +44,7 @@ impl Join {
                 | Failure::Unreachable { .. } => return Some(error),
             }
         }
-        let damaged = Faults::new(faults).map(Error::from);
+        let damaged = Faults::new(faults).map(|faults| faults.covering(coverage).into());
         damaged.or_else(|| differs.map(|lba| Failure::Miscompare { lba }.into()))
     }
 
@@ -59,13 +61,28 @@ impl Join {
         Fault { lba, expected, actual, leg: fault.leg.within(leg), ..*fault }
     }
 
+    /// How far a leg's check went. A run there is told from its first block's address to its last one's; of what lies between,
+    /// only what is on this leg is meant.
+    fn coverage_up(&self, leg: usize, coverage: Coverage) -> Coverage {
+        coverage.map(|run| Unchecked {
+            first: self.plan.up(leg, run.first),
+            last: self.plan.up(leg, run.last),
+            leg: run.leg.within(leg),
+            ..run
+        })
+    }
+
     /// The answer of a request that was one run, out of the leg's.
     pub(crate) fn answer(&self, run: &Run, answer: Answer) -> Outcome {
         match answer {
             Answer::Data(data) if self.is_of(&data, run.below) => Ok(Answer::Data(lift(data, run))),
             Answer::Data(_) | Answer::Digest(_) | Answer::Annex(_) => Err(answered_wrongly()),
             Answer::Allocation(space) => Ok(Answer::Allocation(self.space(vec![(run.leg, space)], &[*run])?)),
-            Answer::Done | Answer::Verified(_) => Ok(answer),
+            Answer::Verified(one) => {
+                let coverage = self.coverage_up(run.leg, one.coverage);
+                Ok(Answer::Verified(Verified { coverage, ..one }))
+            }
+            Answer::Done => Ok(answer),
         }
     }
 
@@ -76,13 +93,15 @@ impl Join {
 
     /// The answer of a request for these blocks out of those of its parts, none of which failed.
     pub(crate) fn answers(&self, extent: Extent, answers: Vec<(Part, Answer)>) -> Outcome {
-        let (mut data, mut verified, mut space) = (Vec::new(), None, Vec::new());
+        let (mut data, mut verified, mut space) = (Vec::new(), None::<Verified>, Vec::new());
         for (part, answer) in answers {
             match answer {
                 Answer::Done => {}
                 Answer::Data(sealed) => data.push((part, sealed)),
                 Answer::Verified(one) => {
-                    verified.get_or_insert(Verified::default()).bytes_transferred += one.bytes_transferred;
+                    let whole = verified.get_or_insert_default();
+                    whole.bytes_transferred += one.bytes_transferred;
+                    whole.coverage.merge(self.coverage_up(part.leg, one.coverage));
                 }
                 Answer::Allocation(runs) => space.push((part.leg, runs)),
                 Answer::Digest(_) | Answer::Annex(_) => return Err(answered_wrongly()),
@@ -123,9 +142,11 @@ impl Join {
 
     /// One digest out of those of the runs, in order.
     pub(crate) fn digests(&self, digests: Vec<(Run, Digested)>) -> Digested {
-        digests.into_iter().fold(Digested::default(), |whole, (run, one)| Digested {
-            crc64: combine::crc64(whole.crc64, one.crc64, run.below.bytes(self.size)),
-            bytes_transferred: whole.bytes_transferred + one.bytes_transferred,
+        digests.into_iter().fold(Digested::default(), |mut whole, (run, one)| {
+            whole.crc64 = combine::crc64(whole.crc64, one.crc64, run.below.bytes(self.size));
+            whole.bytes_transferred += one.bytes_transferred;
+            whole.coverage.merge(self.coverage_up(run.leg, one.coverage));
+            whole
         })
     }
 }

@@ -10,20 +10,28 @@
 //! and stays. Demands on the way down need one number for a leg, because both the demand and the leg's addresses count on
 //! by one across chunks that are neighbours there.
 //!
-//! A stripe has no label: its legs in another order, or chunks of another size, are another device.
+//! Its legs in another order, or chunks of another size, are another device, which reads wrong data and verifies clean. So the
+//! legs have labels (`label`), and `members` checks them against what was asked for before anything is read or written.
 
 mod join;
+pub mod label;
+mod members;
 mod plan;
 mod tags;
 
+use std::cell::RefCell;
+
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
-use sealblock_block::{Abilities, Answer, Device, Durability, Error, Geometry, Limits, Operation, Outcome};
+use sealblock_block::{Abilities, AnnexSlot, Answer, Device, Durability, Error, Geometry, Limits, Operation, Outcome};
 use sealblock_integrity::{Checks, PiFormat, Sealed};
-use sealblock_runtime_memory::Pool;
+use sealblock_runtime_memory::{Pool, Slice};
 use sealblock_units::{BlockCount, BlockSize, ByteCount, Extent};
 
 use join::{Join, answered_wrongly};
+use label::Label;
+use members::Assembly;
+pub use members::Refusal;
 use plan::{Part, Plan, Run};
 use tags::gather;
 
@@ -82,6 +90,8 @@ pub struct StripeLayer<D> {
     legs: Vec<D>,
     join: Join,
     geometry: Geometry,
+    /// The first leg's label, where the legs have labels.
+    label: Option<RefCell<Label>>,
 }
 
 impl<D: Device> StripeLayer<D> {
@@ -111,7 +121,33 @@ impl<D: Device> StripeLayer<D> {
         let geometry = geometry(&legs, plan, size, format)?;
         // Only what a pool keeps of the heap is wanted; how much is in use is bounded by the requests under way.
         let pool = Pool::new(0, usize::MAX);
-        Ok(StripeLayer { legs, join: Join { plan, size, format, pool }, geometry })
+        Ok(StripeLayer { legs, join: Join { plan, size, format, pool }, geometry, label: None })
+    }
+
+    /// The same device, once its legs' labels say that they are one stripe in this order, in chunks of this size. Those of a
+    /// new stripe, on which nothing is yet, are labelled with the identity `uuid` if they may be written.
+    ///
+    /// # Errors
+    /// Why they are none; nothing was written then.
+    pub async fn labelled(mut self, uuid: [u8; 16], writable: bool) -> Result<StripeLayer<D>, Refusal> {
+        let chunk = ByteCount::new(self.join.plan.chunk() << self.join.size.shift());
+        let assembly = Assembly { chunk, capacity_blocks: self.geometry.capacity_blocks, uuid, writable };
+        self.label = members::assemble(&self.legs, &assembly).await?.map(RefCell::new);
+        Ok(self)
+    }
+
+    /// What a group that this stripe is a member of notes on it. It is kept in the first leg's label, where there is one.
+    async fn group_notes(&self, operation: Operation) -> Outcome {
+        let Some(label) = &self.label else { return self.legs[0].execute(operation).await };
+        match operation {
+            Operation::WriteAnnex { bytes, .. } => {
+                let new = Label { above: bytes.to_vec(), ..label.borrow().clone() };
+                members::write(&self.legs[0], &new).await?;
+                label.replace(new);
+                Ok(Answer::Done)
+            }
+            _ => Ok(Answer::Annex(Slice::copy_from(&label.borrow().above))),
+        }
     }
 
     /// The legs, in order.
@@ -304,6 +340,9 @@ impl<D: Device> Device for StripeLayer<D> {
             Operation::Flush => self.done((0..self.legs.len()).map(|leg| (leg, Operation::Flush))).await,
             Operation::Discard { extents } => self.discard(extents).await,
             Operation::Digest { extent, checks } => self.digest(extent, checks).await,
+            Operation::ReadAnnex { slot } | Operation::WriteAnnex { slot, .. } if slot == AnnexSlot::Group => {
+                self.group_notes(operation).await
+            }
             Operation::ReadAnnex { .. } | Operation::WriteAnnex { .. } => self.legs[0].execute(operation).await,
             Operation::Read { extent, .. }
             | Operation::Write { extent, .. }

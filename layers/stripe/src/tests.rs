@@ -1,5 +1,6 @@
 //! Stripes of devices in RAM.
 
+mod labels;
 mod model;
 
 use std::cell::Cell;
@@ -328,4 +329,35 @@ fn answers_that_do_not_belong_to_the_request_are_refused() {
             }
         }
     }
+}
+
+#[test]
+fn what_a_leg_could_not_check_is_told_with_the_leg_and_the_stripes_own_blocks() {
+    use sealblock_block::{Digested, Leg, Unchecked, Verified, WhyUnchecked};
+    // The second block of the leg is the second of its first chunk.
+    const BELOW: Unchecked =
+        Unchecked { first: Lba::new(1), last: Lba::new(4), leg: Leg::NONE, why: WhyUnchecked::Absent };
+    let says: Twist = |mut answer| {
+        if let Answer::Verified(Verified { coverage, .. }) | Answer::Digest(Digested { coverage, .. }) = &mut answer {
+            coverage.add(BELOW);
+        }
+        answer
+    };
+    let legs =
+        vec![Liar { leg: leg(64, Some(TYPE1)), says: |answer| answer }, Liar { leg: leg(64, Some(TYPE1)), says }];
+    let stripe = StripeLayer::new(legs, ByteCount::new(4 * 512)).unwrap();
+    let told = |operation| match run(&stripe, operation) {
+        Ok(Answer::Verified(Verified { coverage, .. }) | Answer::Digest(Digested { coverage, .. })) => coverage,
+        other => panic!("no check but {other:?}"),
+    };
+    // Chunks of four blocks: blocks 1 to 4 of the second leg are blocks 5 to 7 and 12.
+    let due = Unchecked { first: Lba::new(5), last: Lba::new(12), leg: Leg::NONE.within(1), ..BELOW };
+    for at in [extent(0, 32), extent(4, 4)] {
+        let checks = Checks::full(TYPE1, at.start());
+        assert_eq!(told(Operation::Verify { extent: at, checks }).unchecked(), [due], "{at}");
+        assert_eq!(told(Operation::Digest { extent: at, checks }).unchecked(), [due], "{at}");
+    }
+    let within = extent(0, 4);
+    let checks = Checks::full(TYPE1, within.start());
+    assert!(told(Operation::Verify { extent: within, checks }).is_complete(), "the first leg knows of nothing");
 }

@@ -4,10 +4,10 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use sealblock_block::{
-    Abilities, Ability, AnnexSlot, Answer, Device, Digested, Error, Failure, Fault, Faults, Geometry, Limits,
+    Abilities, Ability, AnnexSlot, Answer, Coverage, Device, Digested, Error, Failure, Fault, Faults, Geometry, Limits,
     Operation, Outcome, RunState, Runs, Verified,
 };
-use sealblock_integrity::{Checks, PiFormat, ProtectionType, Sealed, Tags, Unverified, guard, verify};
+use sealblock_integrity::{Checks, PiFormat, Sealed, Tags, Unverified, guard, verify};
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
 use sealblock_units::{BlockSize, Extent, Lba};
 
@@ -218,7 +218,15 @@ impl MemoryDevice {
         if let Some(format) = self.geometry.protection {
             self.verify_tags(format, extent, checks, &mut faults);
         }
-        if faults.is_empty() { Ok(Answer::Verified(Verified::default())) } else { Err(damaged(faults)) }
+        if !faults.is_empty() {
+            return Err(Faults::new(faults).expect("there are some").covering(self.reach(checks)).into());
+        }
+        Ok(Answer::Verified(Verified { bytes_transferred: 0, coverage: self.reach(checks) }))
+    }
+
+    /// How far such checks go.
+    fn reach(&self, checks: &Checks) -> Coverage {
+        Coverage::of(self.geometry.protection.is_some() && checks.guard)
     }
 
     fn verify_tags(&self, format: PiFormat, extent: Extent, checks: &Checks, faults: &mut Vec<Fault>) {
@@ -248,13 +256,12 @@ impl MemoryDevice {
             let data = stored.data.peek(part.start().get() << size.shift(), bytes);
             guard::crc64_append(crc64, data.unwrap_or(&zeroes[..bytes]))
         });
-        Ok(Answer::Digest(Digested { crc64, bytes_transferred: 0 }))
+        Ok(Answer::Digest(Digested { crc64, bytes_transferred: 0, coverage: self.reach(checks) }))
     }
 
     fn compare(&self, extent: Extent, wanted: &Sealed) -> Outcome {
-        // A damaged block is damage and not a difference. Reference tags of the application's choice cannot be checked here.
-        let type1 = self.geometry.protection.is_some_and(|format| format.protection() == ProtectionType::Type1);
-        let checks = Checks { guard: true, first_ref: type1.then_some(extent.start().get()), ..Checks::NONE };
+        // A damaged block is damage and not a difference.
+        let checks = self.geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
         self.verify(extent, &checks)?;
         let (size, stored) = (self.geometry.block_size, self.stored.borrow());
         let mut block = vec![0; size.bytes()];
@@ -333,6 +340,7 @@ impl Device for MemoryDevice {
             annex: Ability::Native,
             annex_pages: AnnexSlot::bitmap_pages(bytes),
             allocation: Ability::Native,
+            seals: self.geometry.protection.is_some(),
             ..Abilities::COMPLETE
         }
     }

@@ -8,7 +8,8 @@
 use std::cell::RefCell;
 
 use sealblock_block::{
-    Abilities, Ability, Answer, Device, Failure, Geometry, Limits, Operation, Outcome, Run, RunState, Verified,
+    Abilities, Ability, Answer, Coverage, Device, Failure, Geometry, Limits, Operation, Outcome, Run, RunState,
+    Verified,
 };
 use sealblock_integrity::{Checks, PiFormat, Sealed, Unverified};
 use sealblock_runtime_memory::{Buffer, Slice};
@@ -49,7 +50,10 @@ impl NullDevice {
     fn carry_out(&self, operation: &Operation) -> Outcome {
         match operation {
             Operation::Read { extent, .. } => Ok(Answer::Data(self.read(*extent))),
-            Operation::Verify { .. } => Ok(Answer::Verified(Verified::default())),
+            // Nothing is stored, so there is no seal.
+            Operation::Verify { .. } => {
+                Ok(Answer::Verified(Verified { bytes_transferred: 0, coverage: Coverage::of(false) }))
+            }
             Operation::Compare { extent, data } => self.compare(*extent, data),
             Operation::Allocation { extent } => {
                 Ok(Answer::Allocation(vec![Run { blocks: extent.blocks(), state: RunState::Hole }]))

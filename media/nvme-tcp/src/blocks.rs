@@ -57,6 +57,15 @@ impl Wire {
         }
     }
 
+    /// Whether a Verify or Read that has to check this has the guard of every block checked.
+    pub(crate) fn checks_seals(&self, checks: &Checks) -> bool {
+        match self.tagging {
+            Tagging::None => false,
+            Tagging::Target(_) => true,
+            Tagging::Host(_) => checks.guard,
+        }
+    }
+
     /// The fields of a Write of this data. Guards and reference tags are always checked; application and storage tags
     /// when all blocks have the same, so that tags are not damaged on the way without notice.
     pub(crate) fn offer(&self, extent: Extent, data: &Sealed) -> ProtectionInfo {

@@ -36,12 +36,12 @@ impl Io {
         if !says_all {
             let mut crc64 = guard::crc64(&[]);
             let each = |part: &sealblock_integrity::Sealed| crc64 = guard::crc64_append(crc64, part.data());
-            let bytes_transferred = self.read_all(extent, &checks, each).await?;
-            return Ok(Answer::Digest(Digested { crc64, bytes_transferred }));
+            let (bytes_transferred, coverage) = self.read_all(extent, &checks, each).await?;
+            return Ok(Answer::Digest(Digested { crc64, bytes_transferred, coverage }));
         }
         let answered = self.digest_once(extent, &checks).await?;
         if answered.status().is_success() {
-            return Ok(digested(&answered));
+            return self.digested(extent, checks, &answered).await;
         }
         if field(answered.status()).is_none() {
             return Err(self.failed(OperationKind::Digest, Some(extent), &answered));
@@ -52,9 +52,24 @@ impl Io {
         // The hunt read every block again and found them good: the target has got over it, and can be asked once more.
         let again = self.digest_once(extent, &checks).await?;
         match again.status().is_success() {
-            true => Ok(digested(&again)),
+            true => self.digested(extent, checks, &again).await,
             false => Err(self.failed(OperationKind::Digest, Some(extent), &again)),
         }
+    }
+
+    /// The answer of a Digest that succeeded. Both dwords of its completion are the sum, so which copies it has not looked at is
+    /// asked with a Verify, where there are any.
+    async fn digested(&self, extent: Extent, checks: Checks, answered: &Answered) -> Outcome {
+        let extensions = answered.session.pages.extensions;
+        let coverage = match extensions.contains(Extensions::COPIES) {
+            true => match self.verify(extent, checks).await? {
+                Answer::Verified(verified) => verified.coverage,
+                _ => unreachable!("a Verify is answered with what it cost"),
+            },
+            false => self.reach(&checks, extensions),
+        };
+        let crc64 = answered.finished.completion.result.get();
+        Ok(Answer::Digest(Digested { crc64, bytes_transferred: 0, coverage }))
     }
 
     pub(crate) async fn read_annex(&self, slot: AnnexSlot) -> Outcome {
@@ -110,10 +125,6 @@ fn offered(session: &Session, extension: Extensions, kind: OperationKind) -> Res
         true => Ok(()),
         false => Err(Failure::Absent(kind).into()),
     }
-}
-
-fn digested(answered: &Answered) -> Answer {
-    Answer::Digest(Digested { crc64: answered.finished.completion.result.get(), bytes_transferred: 0 })
 }
 
 /// The feature of a slot, and its dword 11.

@@ -3,9 +3,11 @@
 use std::rc::Rc;
 
 use sealblock_block::{
-    Ability, Answer, Durability, Error, Failure, Fault, FaultField, Faults, OperationKind, Outcome, Verified,
+    Ability, Answer, Coverage, Durability, Error, Failure, Fault, FaultField, Faults, OperationKind, Outcome, Tally,
+    Unchecked, Verified, WhyUnchecked,
 };
 use sealblock_integrity::{Checks, Sealed};
+use sealblock_protocols_nvme::extensions::Extensions;
 use sealblock_protocols_nvme::nvm::{
     BlockCommand, DatasetManagement, DsmRange, IoCommand, ProtectionInfo, WriteZeroes,
 };
@@ -213,21 +215,46 @@ impl Io {
     pub(crate) async fn verify(&self, extent: Extent, checks: Checks) -> Outcome {
         let (_, says_all) = self.wire.demand(extent, &checks, true);
         if !says_all {
-            let bytes_transferred = self.read_all(extent, &checks, |_| ()).await?;
-            return Ok(Answer::Verified(Verified { bytes_transferred }));
+            let (bytes_transferred, coverage) = self.read_all(extent, &checks, |_| ()).await?;
+            return Ok(Answer::Verified(Verified { bytes_transferred, coverage }));
         }
         let answered = self.verify_once(extent, &checks).await?;
+        let coverage = self.coverage(extent, &checks, &answered);
         if answered.status().is_success() {
-            return Ok(Answer::Verified(Verified::default()));
+            return Ok(Answer::Verified(Verified { bytes_transferred: 0, coverage }));
         }
         if field(answered.status()).is_none() {
             return Err(self.failed(OperationKind::Verify, Some(extent), &answered));
         }
         match Faults::new(Hunt::new(self, checks, Probe::Verify).of(extent, &answered).await?) {
-            Some(faults) => Err(faults.into()),
+            Some(faults) => Err(faults.covering(coverage).into()),
             // The hunt read every block again and found them good: the target has got over it.
-            None => Ok(Answer::Verified(Verified::default())),
+            None => Ok(Answer::Verified(Verified { bytes_transferred: 0, coverage })),
         }
+    }
+
+    /// How far a Verify went that was answered so. It counts what the target of that very session says: another one may have
+    /// taken its place since.
+    fn coverage(&self, extent: Extent, checks: &Checks, answered: &Answered) -> Coverage {
+        match answered.session.pages.extensions.contains(Extensions::COVERAGE) {
+            true => Coverage::from_bits(answered.finished.completion.dword0(), extent),
+            false => Coverage::of(self.wire.checks_seals(checks)),
+        }
+    }
+
+    /// How far Reads go, which look at one copy.
+    fn reach_of_reads(&self, extent: Extent, checks: &Checks, extensions: Extensions) -> Coverage {
+        let mut coverage = self.reach(checks, extensions);
+        if extensions.contains(Extensions::COPIES) {
+            coverage.add(Unchecked::new(extent, WhyUnchecked::OneCopy));
+        }
+        coverage
+    }
+
+    /// Whether such checks, of a target that has these, look at seals.
+    pub(crate) fn reach(&self, checks: &Checks, extensions: Extensions) -> Coverage {
+        let is_plain = self.wire.tagging.kept().is_none();
+        Coverage::of(self.wire.checks_seals(checks) || is_plain && extensions.contains(Extensions::SEALS))
     }
 
     /// Checks that no command can say are made here, of blocks that are read, in order; says how many bytes that took.
@@ -236,8 +263,10 @@ impl Io {
         extent: Extent,
         checks: &Checks,
         mut each: impl FnMut(&Sealed),
-    ) -> Result<u64, Error> {
-        let (mut faults, mut bytes_transferred) = (Vec::new(), 0);
+    ) -> Result<(u64, Coverage), Error> {
+        let mut bytes_transferred = 0;
+        let extensions = self.link.session_now().map_or(Extensions::NONE, |session| session.pages.extensions);
+        let mut tally = Tally { coverage: self.reach_of_reads(extent, checks, extensions), ..Tally::default() };
         for piece in extent.split_aligned(self.link.shape.geometry.limits.transfer) {
             let onward = piece.start().get() - extent.start().get();
             let checks = self.wire.tagging.shown().map_or(*checks, |format| checks.advance(onward, format));
@@ -245,11 +274,10 @@ impl Io {
             match self.read(piece, checks).await {
                 Ok(Answer::Data(part)) => each(&part),
                 Ok(_) => unreachable!("a Read is answered with data"),
-                Err(error) => faults.extend(error.into_faults()?),
+                Err(error) => tally.take(error)?,
             }
         }
-        Faults::refuse(faults)?;
-        Ok(bytes_transferred)
+        Ok((bytes_transferred, tally.finish()?))
     }
 
     pub(crate) async fn compare(&self, extent: Extent, data: &Sealed) -> Outcome {

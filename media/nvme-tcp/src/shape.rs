@@ -106,7 +106,10 @@ impl Shape {
         Ok(Shape {
             nsid,
             geometry: Geometry { block_size: size, capacity_blocks, protection: tagging.shown(), limits },
-            abilities: abilities(pages),
+            abilities: Abilities {
+                seals: tagging.kept().is_some() || pages.extensions.contains(Extensions::SEALS),
+                ..abilities(pages)
+            },
             tagging,
             storage_tag_mask: format.storage_tag_mask,
             volatile_write_cache: has_volatile_cache(pages),
@@ -281,6 +284,8 @@ fn abilities(pages: &Pages) -> Abilities {
         allocation: Ability::Absent,
         annex: if fits { has(Extensions::ANNEX) } else { Ability::Absent },
         annex_pages: if fits { pages.annex_pages } else { 0 },
+        seals: false,
+        copies: pages.extensions.contains(Extensions::COPIES),
     }
 }
 

@@ -29,7 +29,7 @@ async fn exercise(size: BlockSize, format: Option<PiFormat>, options: Options) {
         assert_eq!(back.data()[..], wrote.data()[..], "{what}");
         assert_eq!(back.tags()[..], wrote.tags()[..], "{what}");
         let verified = verify(&device, extent).await.unwrap_or_else(|error| panic!("{what}: {error}"));
-        assert!(matches!(verified, Answer::Verified(Verified { bytes_transferred: 0 })), "{what}");
+        assert!(matches!(verified, Answer::Verified(Verified { bytes_transferred: 0, .. })), "{what}");
         let same = Operation::Compare { extent, data: wrote.clone() };
         device.execute(same).await.unwrap_or_else(|error| panic!("{what}: {error}"));
         let mut other = wrote.data().to_vec();

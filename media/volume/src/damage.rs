@@ -98,7 +98,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         match page.entry(index, lba, self.seed) {
             Entry::Record(record) if record.kind == Kind::Stored && self.plausible(&record) => Ok(record),
             Entry::Record(_) | Entry::Blank => Err(DamageError::Empty(lba)),
-            Entry::Stale { .. } | Entry::Damaged(_) => Err(DamageError::Damaged(lba)),
+            Entry::Stale { .. } | Entry::Damaged(_) | Entry::Unreadable => Err(DamageError::Damaged(lba)),
         }
     }
 

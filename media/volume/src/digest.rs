@@ -1,7 +1,7 @@
 //! Digests: a verify that sums the data it has read.
 
 use futures_util::stream::{self, StreamExt};
-use sealblock_block::{Answer, Clock, Digested, Error, Faults, Medium, Outcome};
+use sealblock_block::{Answer, Clock, Digested, Error, Medium, Outcome};
 use sealblock_integrity::{Checks, combine, guard};
 use sealblock_units::Extent;
 
@@ -15,28 +15,32 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let pieces = self.verify_pieces(extent, checks);
         let pieces = pieces.map(|(piece, checks)| async move { (piece, self.digest_piece(piece, &checks).await) });
         let mut outcomes = stream::iter(pieces).buffered(VERIFY_PIECES);
-        let (mut whole, mut faults) = (Digested::default(), Vec::new());
+        let (mut whole, mut tally) = (Digested::default(), self.tally(checks));
         while let Some((piece, outcome)) = outcomes.next().await {
             match outcome {
                 Ok(part) => {
                     whole.crc64 = combine::crc64(whole.crc64, part.crc64, piece.bytes(self.geometry.block_size));
                     whole.bytes_transferred += part.bytes_transferred;
                 }
-                Err(error) => faults.extend(error.into_faults()?),
+                Err(error) => tally.take(error)?,
             }
         }
-        Faults::refuse(faults)?;
+        whole.coverage = tally.finish()?;
         Ok(Answer::Digest(whole))
     }
 
     async fn digest_piece(&self, extent: Extent, checks: &Checks) -> Result<Digested, Error> {
         let bytes_transferred = extent.bytes(self.geometry.block_size);
-        let zeroes = || Digested { crc64: crc64_of_zeroes(bytes_transferred), bytes_transferred: 0 };
-        if self.is_blank(extent) || self.locate(extent).await?.iter().all(|block| matches!(block, Located::Zeroes)) {
+        let zeroes = || Digested { crc64: crc64_of_zeroes(bytes_transferred), ..Digested::default() };
+        if self.is_blank(extent) {
+            return Ok(zeroes());
+        }
+        self.retry_tables(extent);
+        if self.locate(extent).await?.iter().all(|block| matches!(block, Located::Zeroes)) {
             return Ok(zeroes());
         }
         let read = self.fetch(extent, checks).await?;
-        Ok(Digested { crc64: guard::crc64(read.data()), bytes_transferred })
+        Ok(Digested { crc64: guard::crc64(read.data()), bytes_transferred, ..Digested::default() })
     }
 }
 

@@ -1,7 +1,7 @@
 //! Where a block's data are now, and what its tags are.
 
 use sealblock_block::{Clock, Error, Fault, FaultField, Medium};
-use sealblock_integrity::{Field, GuardKind, PiFormat, Tuple, guard};
+use sealblock_integrity::{Field, GuardKind, PiFormat, ProtectionType, Tuple, guard};
 use sealblock_units::{Extent, Lba};
 use smallvec::SmallVec;
 
@@ -9,7 +9,7 @@ use crate::format::{Kind, RECORD_BYTES, Record};
 use crate::table::Entry;
 use crate::volume::Volume;
 
-/// Reference tags tried, back from the block's address, when a record's checksum is off.
+/// Reference tags tried, back from the block's address and around the stored one, when a record's checksum is off.
 const TAGS_TRIED: u64 = u16::MAX as u64;
 
 /// What is known of one block.
@@ -35,7 +35,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         loop {
             for page in first..=last {
                 if self.table.cached(page).is_none() {
-                    self.table.page(&self.medium, page).await?;
+                    self.table.page_to_read(&self.medium, page).await?;
                 }
             }
             // A page may have been dropped while a later one was read; extents are small, so this ends soon.
@@ -43,6 +43,12 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 return Ok(located);
             }
         }
+    }
+
+    /// Has the medium asked once more for what it did not give of the tables of these blocks.
+    pub(crate) fn retry_tables(&self, extent: Extent) {
+        let (first, last) = (self.table.locate(extent.start()).0, self.table.locate(extent.last()).0);
+        (first..=last).for_each(|page| self.table.retry(page));
     }
 
     /// The same from memory alone; nothing when a page is not there.
@@ -80,6 +86,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             Entry::Stale { record, expected } => {
                 Located::Bad(tag_fault(lba, Field::StorageTag, u64::from(expected), u64::from(record.generation)))
             }
+            Entry::Unreadable => Located::Bad(Fault::media(lba)),
             Entry::Damaged(raw) => match Record::decode(&raw, self.seed) {
                 // Whole and good, and of another block: it was written to the wrong place.
                 Ok(other) => Located::Bad(tag_fault(lba, Field::RefTag, lba.get(), other.lba.get())),
@@ -104,12 +111,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         if tuple.guard != due {
             return tag_fault(lba, Field::Guard, due, tuple.guard);
         }
-        // Types 1 and 2 count reference tags on from block to block, so a block's is its address; Type 3 gives every block
-        // of a write the tag of its first.
-        let furthest = if format.protection().counts_blocks() { 0 } else { lba.get().min(TAGS_TRIED) };
-        let references = (0..=furthest).map(|back| (lba.get() - back) & format.reference_tag_mask());
-        if let Some(due) = references.into_iter().find(|&ref_tag| self.holds(raw, format, &Tuple { ref_tag, ..tuple }))
-        {
+        let mut references = likely_references(format, lba, tuple.ref_tag);
+        if let Some(due) = references.find(|&ref_tag| self.holds(raw, format, &Tuple { ref_tag, ..tuple })) {
             return tag_fault(lba, Field::RefTag, due, tuple.ref_tag);
         }
         let mut app_tags = 0..=u16::MAX;
@@ -125,6 +128,21 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         tuple.write(format, &mut bytes[..format.tuple_bytes()]);
         Record::decode(&bytes, self.seed).is_ok()
     }
+}
+
+/// What the reference tag of a block may have been. In Type 1 it is the address. In Types 2 and 3 it is the writer's choice:
+/// often the address of the block, or of the first one of its write; else one that is not far from what is stored, or
+/// differs from it in a bit.
+fn likely_references(format: PiFormat, lba: Lba, stored: u64) -> impl Iterator<Item = u64> {
+    let (mask, is_chosen) = (format.reference_tag_mask(), format.protection() != ProtectionType::Type1);
+    let before = if is_chosen { lba.get().min(TAGS_TRIED) } else { 0 };
+    let near = if is_chosen { 1..=TAGS_TRIED / 2 } else { 1..=0 };
+    let bits = if is_chosen { 0..u64::BITS } else { 0..0 };
+    (0..=before)
+        .map(move |back| lba.get() - back)
+        .chain(bits.map(move |bit| stored ^ 1 << bit))
+        .chain(near.flat_map(move |by| [stored.wrapping_sub(by), stored.wrapping_add(by)]))
+        .map(move |tag| tag & mask)
 }
 
 /// The fault of a tag.

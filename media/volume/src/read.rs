@@ -2,7 +2,7 @@
 
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
-use sealblock_block::{Answer, Clock, Error, Fault, Faults, Medium, Outcome, Verified};
+use sealblock_block::{Answer, Clock, Coverage, Error, Fault, Faults, Medium, Outcome, Tally, Verified};
 use sealblock_integrity::{Checks, Sealed, Unverified};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::{BlockCount, Extent};
@@ -32,15 +32,20 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let pieces = self.verify_pieces(extent, checks);
         let pieces = pieces.map(|(piece, checks)| async move { self.verify_piece(piece, &checks).await });
         let mut outcomes = stream::iter(pieces).buffered(VERIFY_PIECES);
-        let (mut cost, mut faults) = (Verified::default(), Vec::new());
+        let (mut bytes_transferred, mut tally) = (0, self.tally(checks));
         while let Some((bytes, outcome)) = outcomes.next().await {
-            cost.bytes_transferred += bytes;
+            bytes_transferred += bytes;
             if let Err(error) = outcome {
-                faults.extend(error.into_faults()?);
+                tally.take(error)?;
             }
         }
-        Faults::refuse(faults)?;
-        Ok(Answer::Verified(cost))
+        Ok(Answer::Verified(Verified { bytes_transferred, coverage: tally.finish()? }))
+    }
+
+    /// Where a check begins: it goes as far as there are seals that it is to look at.
+    pub(crate) fn tally(&self, checks: &Checks) -> Tally {
+        let coverage = Coverage::of(self.geometry.protection.is_some() && checks.guard);
+        Tally { coverage, ..Tally::default() }
     }
 
     /// The pieces that a Verify is done in, each with its checks.
@@ -63,6 +68,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         if self.is_blank(extent) {
             return (0, Ok(()));
         }
+        self.retry_tables(extent);
         match self.locate(extent).await {
             // Nothing is stored, so nothing has to be read: most of a large volume may be like this.
             Ok(located) if located.iter().all(|block| matches!(block, Located::Zeroes)) => (0, Ok(())),

@@ -137,6 +137,10 @@ fn in_log(bytes: &[u8]) -> Option<Trace> {
 
 /// Records of the first blocks, if so many have one salt that they are no chance.
 fn in_table(offset: u64, bytes: &[u8]) -> Option<Trace> {
+    // A log has records, too; that of a volume further in may lie here.
+    if bytes.chunks_exact(512).any(|sector| LogSector::trace(sector).is_some()) {
+        return None;
+    }
     let records = (0_u64..).zip(bytes.as_chunks::<RECORD_BYTES>().0);
     let mut salts: Vec<u32> = records.filter_map(|(lba, bytes)| Record::trace(bytes, Lba::new(lba))).collect();
     salts.sort_unstable();

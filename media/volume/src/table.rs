@@ -2,6 +2,9 @@
 //!
 //! A page holds only what is durable in the log or was read from the medium, so it may be written back at any time. The
 //! number of pages kept is bounded; pages that differ from the medium stay until a checkpoint has written them.
+//!
+//! A page of which the medium does not give every sector is for readers alone, who meet damage on the blocks whose records
+//! were there. It is never changed and never written back: the sector may well be readable the next time.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -9,7 +12,8 @@ use std::rc::Rc;
 
 use futures_util::future::join;
 use rustc_hash::{FxHashMap, FxHashSet};
-use sealblock_block::{Event, Medium, MediumError};
+use sealblock_block::{Event, Medium, MediumError, MediumErrorKind};
+use sealblock_runtime_memory::Buffer;
 use sealblock_units::Lba;
 
 use crate::format::{Layout, RECORD_BYTES, Record, RecordError, Seed};
@@ -27,6 +31,8 @@ pub(crate) struct Page {
     records: RefCell<Vec<[u8; RECORD_BYTES]>>,
     generations: RefCell<Vec<u16>>,
     dirty: Cell<u32>,
+    /// The sectors that could not be read, by their dirty bits.
+    unreadable: u32,
     touched: Cell<bool>,
 }
 
@@ -45,12 +51,17 @@ pub(crate) enum Entry {
     },
     /// The record does not check, or is about another block.
     Damaged([u8; RECORD_BYTES]),
+    /// The sector with the record, or the one with the generations, cannot be read.
+    Unreadable,
 }
 
 impl Page {
     /// What the page says of the block with this index in it, whose address is `lba`.
     pub fn entry(&self, index: usize, lba: Lba, seed: Seed) -> Entry {
         self.touched.set(true);
+        if self.unreadable != 0 && self.unreadable & self.sectors_of(index) != 0 {
+            return Entry::Unreadable;
+        }
         let bytes = &self.records.borrow()[index];
         let generation = self.generations.borrow()[index];
         match Record::decode(bytes, seed) {
@@ -64,11 +75,15 @@ impl Page {
 
     /// Puts these bytes and this generation into the page, right or wrong.
     pub fn set_raw(&self, index: usize, bytes: [u8; RECORD_BYTES], generation: u16) {
-        let mut records = self.records.borrow_mut();
-        let per_sector = records.len() / RECORD_SECTORS as usize;
-        records[index] = bytes;
+        self.records.borrow_mut()[index] = bytes;
         self.generations.borrow_mut()[index] = generation;
-        self.dirty.set(self.dirty.get() | 1 << (index / per_sector) | GENERATIONS_DIRTY);
+        self.dirty.set(self.dirty.get() | self.sectors_of(index));
+    }
+
+    /// The dirty bits of the sectors with the record and the generation of a block.
+    fn sectors_of(&self, index: usize) -> u32 {
+        let per_sector = self.records.borrow().len() / RECORD_SECTORS as usize;
+        1 << (index / per_sector) | GENERATIONS_DIRTY
     }
 
     /// The stored bytes and generation of a block.
@@ -130,8 +145,29 @@ impl Table {
         self.pages.borrow().get(&number).cloned()
     }
 
-    /// A page, read from the medium if need be; two that want the same page read it once.
+    /// A page of which every sector is there, read from the medium if need be.
+    ///
+    /// # Errors
+    /// What the medium said of a sector that it does not give.
     pub async fn page<M: Medium>(&self, medium: &M, number: u64) -> Result<Rc<Page>, MediumError> {
+        self.retry(number);
+        let page = self.page_to_read(medium, number).await?;
+        match page.unreadable {
+            0 => Ok(page),
+            _ => Err(self.unreadable(number)),
+        }
+    }
+
+    /// Has the medium asked once more for a page of which it did not give every sector.
+    pub fn retry(&self, number: u64) {
+        let mut pages = self.pages.borrow_mut();
+        if pages.get(&number).is_some_and(|page| page.unreadable != 0) {
+            pages.remove(&number);
+        }
+    }
+
+    /// A page as far as the medium gives it; two that want the same page read it once.
+    pub async fn page_to_read<M: Medium>(&self, medium: &M, number: u64) -> Result<Rc<Page>, MediumError> {
         loop {
             if let Some(page) = self.cached(number) {
                 return Ok(page);
@@ -163,16 +199,66 @@ impl Table {
             medium.read(place.generations_offset, medium.buffer(self.layout.sector_bytes() as usize)),
         )
         .await;
-        let ((read_records, records), (read_generations, generations)) = (records, generations);
-        read_records?;
-        read_generations?;
+        let ((read_records, mut records), (read_generations, mut generations)) = (records, generations);
+        let mut unreadable = 0;
+        if let Err(error) = read_records {
+            unreadable |= self.read_sectors(medium, place.records_offset, &mut records, error).await?;
+        }
+        if let Err(error) = read_generations {
+            let missing = self.read_sectors(medium, place.generations_offset, &mut generations, error).await?;
+            unreadable |= if missing == 0 { 0 } else { GENERATIONS_DIRTY };
+        }
+        if unreadable != 0 {
+            tracing::warn!(
+                page = number,
+                "sectors of the tables cannot be read; the blocks whose records lie there are lost"
+            );
+        }
         let pairs = generations.as_chunks::<2>().0;
         Ok(Page {
+            unreadable,
             records: RefCell::new(records.as_chunks::<RECORD_BYTES>().0.to_vec()),
             generations: RefCell::new(pairs.iter().map(|pair| u16::from_le_bytes(*pair)).collect()),
             dirty: Cell::new(0),
             touched: Cell::new(true),
         })
+    }
+
+    /// Reads sector by sector what could not be read as a whole; a bit for each that is not there.
+    #[cold]
+    async fn read_sectors<M: Medium>(
+        &self,
+        medium: &M,
+        offset: u64,
+        into: &mut Buffer,
+        error: MediumError,
+    ) -> Result<u32, MediumError> {
+        let passes = |error: &MediumError| matches!(error.kind, MediumErrorKind::Failed | MediumErrorKind::PastEnd);
+        if !passes(&error) {
+            return Err(error);
+        }
+        let sector = self.layout.sector_bytes() as usize;
+        let mut missing = 0;
+        for (at, part) in into.chunks_exact_mut(sector).enumerate() {
+            let (result, bytes) = medium.read(offset + (at * sector) as u64, medium.buffer(sector)).await;
+            match result {
+                Ok(()) => part.copy_from_slice(&bytes),
+                Err(error) if passes(&error) => {
+                    part.fill(0);
+                    missing |= 1 << at;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(missing)
+    }
+
+    /// Why a page cannot be changed.
+    #[cold]
+    fn unreadable(&self, number: u64) -> MediumError {
+        let reason = "a sector of the tables cannot be read".to_owned();
+        let offset_bytes = self.place(number).records_offset;
+        MediumError { kind: MediumErrorKind::Failed, doing: "read", offset_bytes, reason }
     }
 
     fn keep(&self, number: u64, page: &Rc<Page>) {

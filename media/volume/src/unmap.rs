@@ -71,7 +71,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                     None => match page.entry(self.table.locate(lba).1, lba, self.seed) {
                         Entry::Blank => kind == Kind::Deallocated,
                         Entry::Record(record) => record.kind == kind,
-                        Entry::Stale { .. } | Entry::Damaged(_) => false,
+                        Entry::Stale { .. } | Entry::Damaged(_) | Entry::Unreadable => false,
                     },
                 };
                 if !known {

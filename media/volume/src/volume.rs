@@ -266,6 +266,8 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
             annex_pages: self.layout.bitmap_pages(),
             unmap_zeroes: true,
             offloads: false,
+            seals: self.geometry.protection.is_some(),
+            copies: false,
         }
     }
 

@@ -17,6 +17,12 @@ flags! {
         DIGEST = 0,
         /// The features of both slots of its annex.
         ANNEX = 1,
+        /// Dword 0 of the completion of a Verify says what was not checked.
+        COVERAGE = 2,
+        /// A Verify, or a Read, of the namespace checks every block against a seal, also where it is shown without.
+        SEALS = 3,
+        /// The namespace holds copies; a Digest does not say which of them it has not looked at.
+        COPIES = 4,
     }
 }
 
@@ -59,11 +65,9 @@ impl ExtensionsLog {
     /// page, another version, cut short, or about another namespace; and no annex of other sizes.
     pub fn read(page: &[u8], nsid: u32) -> Extensions {
         let Some(log) = ExtensionsLog::known(page, nsid) else { return Extensions::NONE };
-        let usable = if log.annex_bytes == AnnexSlot::ALL.map(|slot| slot.frame_bytes() as u32) {
-            Extensions::DIGEST | Extensions::ANNEX
-        } else {
-            Extensions::DIGEST
-        };
+        let checks = Extensions::DIGEST | Extensions::COVERAGE | Extensions::SEALS | Extensions::COPIES;
+        let has_our_annex = log.annex_bytes == AnnexSlot::ALL.map(|slot| slot.frame_bytes() as u32);
+        let usable = if has_our_annex { checks | Extensions::ANNEX } else { checks };
         Extensions::from_bits(log.extensions.bits() & usable.bits())
     }
 
@@ -283,7 +287,8 @@ mod tests {
             page[at] ^= 1;
             assert_eq!(ExtensionsLog::pages_of(&page, 3), 0, "pages of another size, byte {at}");
         }
-        assert_eq!(changed(16, 0xFF), Extensions::DIGEST | Extensions::ANNEX, "later bits mean nothing yet");
+        let all = Extensions::from_bits(0x1F);
+        assert_eq!(changed(16, 0xFF), all, "later bits mean nothing yet");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::{FormatError, MOST_BYTES};
 const CAPACITY: u64 = 1_000_000;
 
 fn counts() -> Counts {
-    Counts { blocks: 300, bad: 5, repaired: 3, lost: 2 }
+    Counts { blocks: 300, bad: 5, repaired: 3, lost: 2, unchecked: 17 }
 }
 
 fn record() -> Record {
@@ -48,16 +48,29 @@ fn a_record_comes_back() {
 #[test]
 fn the_bytes_are_those_of_the_drawing() {
     let bytes = encode(&record(), CAPACITY);
-    assert_eq!(bytes.len(), 104 + 2 * 64);
-    assert_eq!((&bytes[..4], &bytes[8..12]), (&b"SCRB"[..], &[1, 0, 1, 2][..]));
+    assert_eq!(bytes.len(), 112 + 2 * 72);
+    assert_eq!((&bytes[..4], &bytes[8..12]), (&b"SCRB"[..], &[2, 0, 1, 2][..]));
     let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
-    let numbers = [16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96].map(number);
+    let numbers = [16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104].map(number);
     assert_eq!(numbers[..4], [CAPACITY, 310, 10, 1_790_000_000]);
-    assert_eq!(numbers[4..], [300, 5, 3, 2, 7 << 20, 1_780_000_000, 1_785_000_000]);
-    assert_eq!([104, 112, 120, 128, 136, 144, 152, 160].map(number), [5, 14, 4, 300, 5, 3, 2, 2]);
-    assert_eq!(number(168 + 56), 1);
+    assert_eq!(numbers[4..], [300, 5, 3, 2, 7 << 20, 1_780_000_000, 1_785_000_000, 17]);
+    assert_eq!([112, 120, 128, 136, 144, 152, 160, 168, 176].map(number), [5, 14, 4, 300, 5, 3, 2, 2, 17]);
+    assert_eq!(number(184 + 56), 1);
     // Written down: other bytes would be another format.
     assert_eq!(bytes[4..8], crc32c(&bytes[8..]).to_le_bytes());
+}
+
+#[test]
+fn a_record_of_the_first_version_is_read_and_says_nothing_of_what_was_not_checked() {
+    let whole = encode(&record(), CAPACITY);
+    let runs = whole[112..].chunks(72).flat_map(|run| run[..64].to_vec());
+    let mut first: Vec<u8> = whole[..104].iter().copied().chain(runs).collect();
+    first[8] = 1;
+    let checksum = crc32c(&first[8..]);
+    first[4..8].copy_from_slice(&checksum.to_le_bytes());
+    let nothing = |counts| Counts { unchecked: 0, ..counts };
+    let runs = record().runs.into_iter().map(|run| Run { counts: nothing(run.counts), ..run }).collect();
+    assert_eq!(decode(&first, CAPACITY), Ok(Record { counts: nothing(counts()), runs, ..record() }));
 }
 
 #[test]
@@ -77,14 +90,15 @@ fn no_bit_may_differ_and_no_byte_be_missing_or_too_many() {
 
 #[test]
 fn what_is_whole_and_cannot_be_is_refused_for_its_reason() {
-    let run = |field: usize| 104 + 8 * field;
+    let run = |field: usize| 112 + 8 * field;
     for (bytes, why) in [
-        (with(8, &[2]), FormatError::Version(2)),
+        (with(8, &[3]), FormatError::Version(3)),
+        (with(8, &[1]), FormatError::Length(256)),
         (with(8, &[0]), FormatError::Version(0)),
         (with(8, &[1, 1]), FormatError::Version(257)),
         (with(10, &[3]), FormatError::Field("the state")),
-        (with(11, &[1]), FormatError::Length(232)),
-        (with(11, &[17]), FormatError::Length(232)),
+        (with(11, &[1]), FormatError::Length(256)),
+        (with(11, &[17]), FormatError::Length(256)),
         (with(15, &[1]), FormatError::Field("a reserved field")),
         (with(16, &[1]), FormatError::Capacity(CAPACITY & !0xff | 1)),
         (with(24, &[0x37]), FormatError::Field("the position")),
@@ -92,9 +106,11 @@ fn what_is_whole_and_cannot_be_is_refused_for_its_reason() {
         (with(32, &[0xff; 8]), FormatError::Field("the position")),
         (with(56, &[6]), FormatError::Field("the counts")),
         (with(72, &[0xff; 8]), FormatError::Field("the counts")),
+        (with(104, &[0xff; 8]), FormatError::Field("the counts")),
         (with(10, &[0]), FormatError::Field("the run under way, without one,")),
         (with(run(7), &[3]), FormatError::Field("the end of a run")),
         (with(run(4), &[4]), FormatError::Field("the counts of a run")),
+        (with(run(8), &[0xff; 8]), FormatError::Field("the counts of a run")),
     ] {
         assert_eq!(decode(&bytes, CAPACITY), Err(why));
     }
@@ -114,7 +130,7 @@ proptest! {
     fn no_bytes_make_it_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..1400), fix: bool) {
         if fix && bytes.len() >= 12 {
             bytes[..4].copy_from_slice(b"SCRB");
-            bytes[8..10].copy_from_slice(&[1, 0]);
+            bytes[8..10].copy_from_slice(&[2, 0]);
             let checksum = crc32c(&bytes[8..]);
             bytes[4..8].copy_from_slice(&checksum.to_le_bytes());
         }

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use super::{World, rate, shape};
-use crate::{Counts, Ended, MOST_RUNS, News, Phase, Refusal, Scrub, Settings, State, Step};
+use crate::{Checked, Counts, Ended, MOST_RUNS, News, Phase, Refusal, Scrub, Settings, State, Step};
 
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -23,7 +23,7 @@ fn a_run_checks_every_block_once_and_goes_on_behind_bad_ones() {
     assert_eq!(world.checked_blocks(), Some((0, 999)));
     let view = world.scrub.view(world.now);
     let run = view.record.runs[0];
-    assert_eq!(run.counts, Counts { blocks: 1000, bad: 4, repaired: 2, lost: 2 });
+    assert_eq!(run.counts, Counts { blocks: 1000, bad: 4, repaired: 2, lost: 2, unchecked: 0 });
     assert_eq!((run.ended, view.state, view.record.position), (Ended::Finished, State::Idle, 0));
     assert_eq!(world.scrub.take_news(), Some(News::Started { at: 0, resumed: false }));
     assert_eq!(world.scrub.take_news(), Some(News::Ended(run)));
@@ -72,7 +72,7 @@ fn beginning_elsewhere_ends_the_run_under_way() {
     let Step::Check(late) = world.scrub.step(world.now, world.activity) else { panic!("it checks") };
     world.scrub.start(world.now, Some(500), None).unwrap();
     // The answer to the former run's question comes only now.
-    world.scrub.checked(world.now, late, 1, 0);
+    world.scrub.checked(world.now, late, Checked { bad: 1, ..Checked::default() });
     let record = world.scrub.view(world.now).record;
     assert_eq!((record.position, record.counts, record.rate), (500, Counts::default(), None));
     assert_eq!((record.runs.len(), record.runs[0].ended), (1, Ended::Stopped));

@@ -35,7 +35,8 @@ pub struct Scrub {
 pub enum ScrubCommand {
     /// Say how far it is, what it has met, and how the last ones ended.
     #[command(after_help = "Example:\n  sealblock scrub status v\n\n\
-        Exit status 1 says that the run under way, or else the last one, met blocks that are bad still. A volume that is not \
+        Exit status 1 says that the run under way, or else the last one, met blocks that are bad still; 4, that it \
+        could not check every copy of every block. A volume that is not \
         served says itself what the last scrubs met.")]
     Status(ScrubStatus),
     /// Begin at the first block, or go on where it was paused.

@@ -9,6 +9,7 @@ use clap::{Args, ValueEnum};
 use sealblock_protocols_nvme::nqn::Nqn;
 
 use super::values::RemoteServer;
+use super::{Labels, Members};
 use crate::duration::Time;
 use crate::rate::Rate;
 use crate::target::Target;
@@ -59,6 +60,16 @@ pub struct Serve {
     /// Take no writes.
     #[arg(long)]
     pub read_only: bool,
+    /// Serve members of a mirror or stripe that another host puts together: they take no change before that host has written
+    /// their label.
+    #[arg(long, conflicts_with_all = ["read_only", "force_leg"])]
+    pub as_member: bool,
+    /// How labels of stripes are heeded.
+    #[command(flatten)]
+    pub labels: Labels,
+    /// Whether members are written to by themselves.
+    #[command(flatten)]
+    pub members: Members,
     /// Scrub each target so long after the last scrub of it; never unless something is said.
     #[arg(long, value_name = "TIME", value_parser = scrub_time)]
     pub scrub_every: Option<Time>,

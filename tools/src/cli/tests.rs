@@ -6,7 +6,7 @@ use clap::error::ErrorKind;
 use super::*;
 
 fn parse(line: &str) -> Result<Command, clap::Error> {
-    Cli::try_parse_from(std::iter::once("sealblock").chain(line.split_whitespace())).map(|cli| cli.command)
+    Cli::try_parse_from(std::iter::once("sealblock").chain(line.split_whitespace())).map(Cli::settled)
 }
 
 fn good(line: &str) -> Command {
@@ -49,6 +49,20 @@ fn verify_has_its_defaults() {
     assert_eq!(verify.range, Some("5..".parse().unwrap()));
     assert_eq!(verify.rate.unwrap().bytes_per_second().get(), 1 << 20);
     assert!(verify.mode == Mode::Offload && verify.repair && verify.json);
+}
+
+#[test]
+fn labels_of_stripes_are_left_out_where_that_is_said() {
+    let unlabelled: Target = "stripe-nolabel:a,b".parse().unwrap();
+    let Command::Zero(zero) = good("zero stripe:a,b --no-label") else { panic!("another command") };
+    assert_eq!(zero.target, unlabelled);
+    let Command::Copy(copy) = good("copy f stripe:a,b --no-label --force-leg") else { panic!("another command") };
+    assert!(copy.to == Endpoint::Target(unlabelled.clone()) && copy.members.usage() == Usage::Forced);
+    let Command::Serve(serve) = good("serve a stripe:a,b --no-label") else { panic!("another command") };
+    assert_eq!(serve.targets, ["a".parse().unwrap(), unlabelled]);
+    for line in ["serve a --as-member --read-only", "serve a --as-member --force-leg"] {
+        assert_eq!(parse(line).unwrap_err().kind(), ErrorKind::ArgumentConflict, "{line}");
+    }
 }
 
 #[test]

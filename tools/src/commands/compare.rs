@@ -12,7 +12,6 @@ use std::cell::Cell;
 use futures_util::future::join;
 use futures_util::stream::{self, StreamExt};
 use sealblock_block::Device;
-use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, ByteCount};
 use serde::Serialize;
 

@@ -27,7 +27,7 @@ const IN_FLIGHT: usize = 8;
 pub fn run(arguments: &Copy) -> Result<Exit, Failure> {
     on_reactor(async {
         let source = Source::open(&arguments.from).await?;
-        let sink = Sink::open(&arguments.to, arguments.force).await?;
+        let sink = Sink::open(&arguments.to, arguments.force, arguments.members.usage()).await?;
         let room = sink.room_bytes();
         let copied = copy(arguments, &source, &sink).await;
         let copied = sink.close(copied).await;

@@ -14,7 +14,7 @@ use sealblock_units::{BlockSize, ByteCount};
 use crate::cli::{Create, Guard, ProtectionType as Type};
 use crate::exit::{Cause, Exit, Failure};
 use crate::report::say;
-use crate::stack::{of_medium, of_open, of_volume, on_reactor, open_medium};
+use crate::stack::{FileKind, inspect, of_medium, of_open, of_volume, on_reactor, open_medium};
 
 /// Makes the volume.
 pub fn run(arguments: &Create) -> Result<Exit, Failure> {
@@ -135,12 +135,18 @@ async fn open(path: &Path, fresh: bool, force: bool) -> Result<FileMedium, Failu
             _ => failure,
         }
     })?;
-    if !fresh && !force && !blank(&medium).await? {
-        return Err(Failure::new(Cause::Refused, "creating the volume", "there is something already")
-            .on(path.display())
-            .advise("another path, or --force to overwrite it"));
+    if fresh || force {
+        return Ok(medium);
     }
-    Ok(medium)
+    let there = match inspect(&medium).await? {
+        FileKind::Volume => "there is a protected volume already".to_owned(),
+        FileKind::Remains(parts) => format!("there is what is left of a protected volume: {parts}"),
+        FileKind::Raw if blank(&medium).await? => return Ok(medium),
+        FileKind::Raw => "there is something already".to_owned(),
+    };
+    Err(Failure::new(Cause::Refused, "creating the volume", there)
+        .on(path.display())
+        .advise("another path, or --force to overwrite it"))
 }
 
 /// Whether nothing is there: an empty file, or a block device that begins with zeroes.

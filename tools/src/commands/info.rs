@@ -6,7 +6,7 @@ use sealblock_block::{Abilities, Ability, Device};
 use sealblock_layers_multipath::{Observer, PathStatus};
 use sealblock_media_nbd::Facts as NbdFacts;
 use sealblock_media_nvme_tcp::{Facts as RemoteFacts, Protection};
-use sealblock_media_volume::Description as VolumeDescription;
+use sealblock_media_volume::{Description as VolumeDescription, SuperblockCopy};
 use sealblock_units::ByteCount;
 use serde_json::{Value, json};
 
@@ -93,6 +93,7 @@ fn facts_json(facts: &Facts) -> Value {
             "log_bytes": volume.layout.log_bytes(),
             "zones": volume.layout.zones(),
             "medium_bytes": volume.layout.medium_bytes(),
+            "superblock_copies": superblocks_json(&volume.superblocks),
         })),
         "file": facts.file.as_ref().map(|file| json!({
             "path": file.path.to_string_lossy(),
@@ -111,6 +112,13 @@ fn facts_json(facts: &Facts) -> Value {
         "below": facts.below.first().filter(|_| !facts.is_group()).map(facts_json),
         "legs": facts.is_group().then(|| facts.below.iter().map(facts_json).collect::<Vec<_>>()),
     })
+}
+
+/// The copies of a superblock: where each is, and why one is lost.
+pub(super) fn superblocks_json(copies: &[SuperblockCopy]) -> Value {
+    let state = |copy: &SuperblockCopy| if copy.lost.is_some() { "lost" } else { "good" };
+    let each = copies.iter().map(|copy| json!({ "offset": copy.offset_bytes, "state": state(copy), "why": copy.lost }));
+    each.collect()
 }
 
 fn path_json(path: &PathStatus) -> Value {
@@ -203,6 +211,14 @@ fn volume_text(lines: &mut Lines, volume: &VolumeDescription) {
             }
         },
     );
+    let lost: Vec<&SuperblockCopy> = volume.superblocks.iter().filter(|copy| copy.lost.is_some()).collect();
+    let all = volume.superblocks.len();
+    lines.put("superblocks", format!("{} of {all} good", all - lost.len()));
+    for copy in lost {
+        let why = copy.lost.as_deref().unwrap_or_default();
+        lines
+            .put("", format!("lost at byte {}: {why}; the next opening for writing writes it anew", copy.offset_bytes));
+    }
 }
 
 fn remote_text(lines: &mut Lines, remote: &RemoteFacts) {

@@ -43,7 +43,7 @@ fn tell(what: &Scrubbed, json: bool) -> Result<Exit, Failure> {
     } else {
         say(show::words(&status).trim_end())?;
     }
-    Ok(if status.has_damage() { Exit::Found } else { Exit::Clean })
+    Ok(status.exit())
 }
 
 fn order(what: &Scrubbed, doing: &str, order: Order) -> Result<Exit, Failure> {
@@ -133,5 +133,5 @@ async fn status_of(target: &Target, opened: &Opened) -> Result<ScrubStatus, Fail
         })?,
         _ => Record::default(),
     };
-    Ok(ScrubStatus::kept(target.to_string(), geometry, &record))
+    Ok(ScrubStatus::kept(target.to_string(), &opened.gate, &record))
 }

@@ -19,6 +19,7 @@ mod notify;
 mod plan;
 mod scrub;
 mod server;
+mod watch;
 
 use std::io::{self, Write};
 use std::num::NonZeroUsize;
@@ -79,6 +80,9 @@ impl Source {
             ("--allow-host", !arguments.allow_host.is_empty()),
             ("--protection", arguments.protection.is_some()),
             ("--read-only", arguments.read_only),
+            ("--as-member", arguments.as_member),
+            ("--force-leg", arguments.members.force_leg),
+            ("--no-label", arguments.labels.no_label),
             ("--scrub-every", arguments.scrub_every.is_some()),
             ("--scrub-rate", arguments.scrub_rate.is_some()),
         ];

@@ -9,7 +9,7 @@ use crate::exit::{Exit, Failure};
 use crate::progress::{Progress, Show};
 use crate::range::BlockRange;
 use crate::report::say;
-use crate::stack::{Access, Opened, of_block, on_reactor, open};
+use crate::stack::{Access, Opened, Usage, of_block, on_reactor, open_for};
 use crate::target::Target;
 
 /// Bytes covered by one request at most, so that progress moves.
@@ -20,7 +20,8 @@ const IN_FLIGHT: usize = 4;
 /// Makes blocks read as zeroes.
 pub fn zero(arguments: &Zero) -> Result<Exit, Failure> {
     let may_unmap = !arguments.no_unmap;
-    cover("zeroing", &arguments.target, arguments.range, move |extent| Operation::WriteZeroes {
+    let usage = arguments.members.usage();
+    cover("zeroing", (&arguments.target, usage), arguments.range, move |extent| Operation::WriteZeroes {
         extent,
         may_unmap,
         durability: Durability::Volatile,
@@ -29,18 +30,21 @@ pub fn zero(arguments: &Zero) -> Result<Exit, Failure> {
 
 /// Gives up blocks.
 pub fn discard(arguments: &Discard) -> Result<Exit, Failure> {
-    cover("discarding", &arguments.target, arguments.range, |extent| Operation::Discard { extents: vec![extent] })
+    let usage = arguments.members.usage();
+    cover("discarding", (&arguments.target, usage), arguments.range, |extent| Operation::Discard {
+        extents: vec![extent],
+    })
 }
 
 /// Carries an operation out over a whole range, then flushes.
 fn cover(
     doing: &'static str,
-    target: &Target,
+    (target, usage): (&Target, Usage),
     range: Option<BlockRange>,
     operation: impl Fn(Extent) -> Operation,
 ) -> Result<Exit, Failure> {
     on_reactor(async {
-        let opened = open(target, Access::Write).await?;
+        let opened = open_for(target, Access::Write, usage).await?;
         let done = pieces(doing, &opened, target, range, operation).await;
         let blocks = opened.close(done).await?;
         say(&format!("{target}: {blocks} blocks {}", if doing == "zeroing" { "zeroed" } else { "discarded" }))?;

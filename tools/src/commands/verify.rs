@@ -1,19 +1,21 @@
 //! `sealblock verify`: check every block, name those that are damaged.
 
+mod catch_up;
 mod job;
 mod lanes;
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use sealblock_block::{Ability, Device, Fault, FaultField};
+use sealblock_block::{Ability, Device, Fault, FaultField, Unchecked};
 use sealblock_integrity::{Field as TagField, PiFormat};
 
 use crate::cli::Verify;
-use crate::exit::{Exit, Failure};
+use crate::control::protocol::Order;
+use crate::exit::{Cause, Exit, Failure};
 use crate::progress::Show;
-use crate::report::{BlockError, Field, Hex, VerifyReport, print_json, say};
-use crate::stack::{Access, Opened, on_reactor, open};
+use crate::report::{BlockError, Checked, Field, Hex, NotChecked, VerifyReport, print_json, say};
+use crate::stack::{Access, Opened, Usage, on_reactor, open_for};
 use crate::target::Target;
 
 pub use job::{Findings, Job};
@@ -21,31 +23,69 @@ pub use job::{Findings, Job};
 /// Checks the target.
 pub fn run(arguments: &Verify) -> Result<Exit, Failure> {
     let show = if arguments.json || arguments.quiet { Show::Never } else { Show::OnTerminal };
-    let (report, unlisted, can_repair) = on_reactor(async {
+    let (report, repairs) = on_reactor(async {
         let access = if arguments.repair { Access::Write } else { Access::Read };
-        let opened = open(&arguments.target, access).await?;
+        // Repairs come from other copies, so a member by itself has none.
+        let opened = open_for(&arguments.target, access, Usage::Unchanged).await?;
         let left_out = opened.facts.left_out();
         if left_out > 0 && !arguments.quiet {
             // Clean all the same: such blocks are as they were before. Whoever had not flushed them may want to know.
             eprintln!("sealblock: {left_out} writes that were under way at a crash had not arrived and were left out");
         }
-        let can_repair = opened.gate.abilities().repair == Ability::Native;
+        let lost = opened.facts.lost_superblocks();
+        for lost in &lost {
+            let then = if arguments.repair { "it was written anew" } else { "--repair writes it anew" };
+            eprintln!("sealblock: {lost}; {then}");
+        }
+        // An opening for writing has written them anew.
+        let lost_metadata = if arguments.repair { Vec::new() } else { lost };
+        let abilities = opened.gate.abilities();
+        let repairs = match (abilities.repair == Ability::Native, abilities.copies && abilities.offloads) {
+            (true, _) => Repairs::Here,
+            (false, true) => Repairs::ByServer,
+            (false, false) => Repairs::Nowhere,
+        };
+        if arguments.repair {
+            catch_up::wait(&opened, show).await?;
+        }
+        if let Some(leg) = &arguments.accept_stale {
+            accept_stale(&opened, leg).await?;
+        }
         let verified = check(arguments, &opened, show).await;
-        opened.close(verified.map(|(report, unlisted)| (report, unlisted, can_repair))).await
+        opened.close(verified.map(|report| (VerifyReport { lost_metadata, ..report }, repairs))).await
     })?;
     if arguments.json {
         print_json(&report)?;
     } else {
-        print_text(&report, unlisted, arguments.quiet)?;
+        print_text(&report, arguments.quiet)?;
     }
     if arguments.repair {
-        tell_of_repairs(&report, can_repair);
+        tell_of_repairs(&report, repairs);
     }
-    Ok(if report.errors.is_empty() { Exit::Clean } else { Exit::Found })
+    Ok(report.exit())
 }
 
-/// The report, and how many damaged blocks it does not list.
-async fn check(arguments: &Verify, opened: &Opened, show: Show) -> Result<(VerifyReport, u64), Failure> {
+/// Takes the older copies that a leg keeps for the content of their blocks, before anything is checked.
+async fn accept_stale(opened: &Opened, leg: &Target) -> Result<(), Failure> {
+    let Some(mirror) = &opened.facts.mirror else {
+        let why = Failure::new(Cause::Usage, "taking older copies", "it is no mirror that is open here");
+        return Err(why.on(opened.target()).advise("mirror:A,B, or `sealblock mirror accept-stale` if it is served"));
+    };
+    mirror.order(&Order::MirrorAcceptStale { leg: leg.to_string() }).await
+}
+
+/// Who mends what is bad.
+#[derive(Clone, Copy)]
+enum Repairs {
+    /// This process, which has the copies open.
+    Here,
+    /// The server that has them.
+    ByServer,
+    /// Nobody: there are no copies.
+    Nowhere,
+}
+
+async fn check(arguments: &Verify, opened: &Opened, show: Show) -> Result<VerifyReport, Failure> {
     let span = opened.span(arguments.range)?;
     let started = Instant::now();
     let job = Arc::new(Job::new(arguments, opened, span, show)?);
@@ -54,28 +94,41 @@ async fn check(arguments: &Verify, opened: &Opened, show: Show) -> Result<(Verif
     // Another host's bytes are counted where they arrive, whoever asked for them.
     let received = opened.received_bytes().zip(received_before).map(|(now, before)| now - before);
     let format = opened.gate.geometry().protection;
-    let report = VerifyReport {
+    Ok(VerifyReport {
         target: arguments.target.to_string(),
         blocks_verified: span.blocks(),
         bytes_verified: span.blocks() << opened.gate.geometry().block_size.shift(),
         bytes_transferred: received.unwrap_or(findings.bytes_transferred),
         offloaded: job.offloads(),
         elapsed_s: started.elapsed().as_secs_f64(),
+        checked: Checked::of(findings.coverage.is_sealed()),
         errors: findings.faults.iter().map(|fault| block_error(fault, format, &arguments.target)).collect(),
-    };
-    Ok((report, findings.unlisted))
+        errors_unlisted: findings.unlisted,
+        lost_metadata: Vec::new(),
+        unchecked: findings.coverage.unchecked().iter().map(|run| not_checked(run, &arguments.target)).collect(),
+    })
+}
+
+fn not_checked(run: &Unchecked, target: &Target) -> NotChecked {
+    let member = target.leg(run.leg).map(Target::to_string);
+    NotChecked { member, first: run.first.get(), last: run.last.get(), why: run.why.words() }
 }
 
 /// Says what became of what was found.
-fn tell_of_repairs(report: &VerifyReport, can_repair: bool) {
+fn tell_of_repairs(report: &VerifyReport, repairs: Repairs) {
     let lasting = report.errors.iter().filter(|error| !error.repaired).count();
     if lasting == 0 {
         return;
     }
-    if can_repair {
-        eprintln!("sealblock: {lasting} of {} could not be repaired: no good copy is left", report.errors.len());
-    } else {
-        eprintln!("sealblock: nothing was repaired: {} has no other copy of its blocks", report.target);
+    let target = &report.target;
+    match repairs {
+        Repairs::Here => {
+            eprintln!("sealblock: {lasting} of {} could not be repaired: no good copy is left", report.errors.len());
+        }
+        Repairs::ByServer => eprintln!(
+            "sealblock: nothing was repaired from here: the copies are its server's\ntry: sealblock scrub start {target}, on that machine"
+        ),
+        Repairs::Nowhere => eprintln!("sealblock: nothing was repaired: {target} has no other copy of its blocks"),
     }
 }
 
@@ -101,7 +154,7 @@ fn block_error(fault: &Fault, format: Option<PiFormat>, target: &Target) -> Bloc
         field,
         expected: hex(fault.expected),
         actual: hex(fault.actual),
-        leg: target.leg(fault.leg).map(Target::to_string),
+        member: target.leg(fault.leg).map(Target::to_string),
         repaired: fault.repaired,
     }
 }
@@ -113,7 +166,7 @@ fn fitting_bits(fault: &Fault) -> u32 {
     [16, 32, 48].into_iter().find(|bits| *bits >= used.max(least)).unwrap_or(64)
 }
 
-fn print_text(report: &VerifyReport, unlisted: u64, quiet: bool) -> Result<(), Failure> {
+fn print_text(report: &VerifyReport, quiet: bool) -> Result<(), Failure> {
     for error in &report.errors {
         let what = match (error.expected, error.actual) {
             (Some(expected), Some(actual)) => format!("expected {expected}, found {actual}"),
@@ -123,34 +176,80 @@ fn print_text(report: &VerifyReport, unlisted: u64, quiet: bool) -> Result<(), F
             _ if error.field == Field::Stale => "an older copy is kept here; --accept-stale takes it".to_owned(),
             _ => "cannot be read".to_owned(),
         };
-        let leg = error.leg.as_ref().map_or(String::new(), |leg| format!(" on {leg}"));
+        let member = error.member.as_ref().map_or(String::new(), |member| format!(" on {member}"));
         let repaired = if error.repaired { ", repaired" } else { "" };
-        say(&format!("block {}{leg}: {}: {what}{repaired}", error.lba, error.field.words()))?;
+        say(&format!("block {}{member}: {}: {what}{repaired}", error.lba, error.field.words()))?;
     }
-    if unlisted > 0 {
-        say(&format!("and {unlisted} more damaged blocks"))?;
+    if report.errors_unlisted > 0 {
+        say(&format!("and {} more damaged blocks", report.errors_unlisted))?;
     }
-    let bad = report.errors.len() as u64 + unlisted;
-    if quiet && bad == 0 {
+    for run in &report.unchecked {
+        let member = run.member.as_ref().map_or(String::new(), |member| format!(" on {member}"));
+        say(&format!("blocks {} to {}{member}: not checked: {}", run.first, run.last, run.why))?;
+    }
+    if quiet && report.exit() == Exit::Clean {
         return Ok(());
     }
     let rate = report.bytes_verified as f64 / report.elapsed_s.max(1e-9) / 1e6;
-    let repaired = report.errors.iter().filter(|error| error.repaired).count();
-    let state = match (bad, repaired) {
-        (0, _) => "clean".to_owned(),
-        (bad, 0) => format!("{bad} damaged"),
-        (bad, repaired) => format!("{bad} damaged, {repaired} repaired"),
-    };
     say(&format!(
-        "{}: {} blocks verified in {:.2} s ({rate:.0} MB/s): {state}",
-        report.target, report.blocks_verified, report.elapsed_s
+        "{}: {} blocks verified in {:.2} s ({rate:.0} MB/s): {}",
+        report.target,
+        report.blocks_verified,
+        report.elapsed_s,
+        report.verdict()
     ))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sealblock_units::Lba;
+    use clap::Parser;
+    use sealblock_block::{Durability, Operation};
+    use sealblock_integrity::{Sealed, Tags};
+    use sealblock_runtime_memory::Slice;
+    use sealblock_units::{Extent, Lba};
+
+    use crate::cli::{Cli, Command};
+    use crate::stack::open;
+
+    fn verified(path: &str) -> Exit {
+        let cli = Cli::try_parse_from(["sealblock", "verify", path, "--quiet"]).unwrap();
+        let Command::Verify(arguments) = cli.command else { panic!("it is a verify") };
+        run(&arguments).unwrap()
+    }
+
+    #[test]
+    fn reference_tags_that_a_host_chose_are_clean_and_one_that_was_spoilt_is_damage() {
+        for kind in ["1", "2", "3"] {
+            let folder = tempfile::tempdir().unwrap();
+            let path = folder.path().join("v").to_str().unwrap().to_owned();
+            let run_of = |line: &str| {
+                let cli = Cli::try_parse_from(line.split(' ')).unwrap();
+                match cli.command {
+                    Command::Create(create) => crate::commands::create::run(&create),
+                    Command::Corrupt(corrupt) => crate::commands::corrupt::run(&corrupt),
+                    _ => panic!("{line}"),
+                }
+                .unwrap()
+            };
+            run_of(&format!("sealblock create {path} --size 1MiB --type {kind}"));
+            on_reactor(async {
+                let opened = open(&path.parse().unwrap(), Access::Write).await?;
+                let (size, format) = (opened.gate.geometry().block_size, opened.gate.geometry().protection);
+                let extent = Extent::from_raw(8, 4).unwrap();
+                // As an ILBRT of the host's own; Type 1 has none but the address.
+                let tags = Tags { first_ref: if kind == "1" { 8 } else { 0x7777 }, ..Tags::default() };
+                let data = Sealed::seal(Slice::copy_from(&[7; 4 * 4096]), size, format, &tags);
+                let durability = Durability::ForceUnitAccess;
+                opened.gate.execute(Operation::Write { extent, data, durability }).await.unwrap();
+                opened.close(Ok(())).await
+            })
+            .unwrap();
+            assert_eq!(verified(&path), Exit::Clean, "Type {kind}");
+            run_of(&format!("sealblock corrupt {path} --lba 9 --kind ref-tag"));
+            assert_eq!(verified(&path), Exit::Found, "Type {kind}");
+        }
+    }
 
     #[test]
     fn values_of_an_unknown_format_have_one_width_that_fits_both() {

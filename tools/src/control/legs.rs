@@ -2,17 +2,20 @@
 
 use std::fmt::Write;
 
-use sealblock_layers_mirror::{Description, LegDescription};
+use sealblock_layers_mirror::{Description, LegDescription, State};
 use sealblock_units::ByteCount;
 use serde::{Deserialize, Serialize};
 
 use crate::commands::create::uuid_words;
+use crate::exit::Exit;
 
 /// How a mirror is. `docs/formats/json.md` is the contract.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct MirrorStatus {
     /// Its identity.
     pub uuid: String,
+    /// `optimal`, `degraded` or `failed`.
+    pub state: String,
     /// Bytes of a region, the unit of what a leg has missed.
     pub region_bytes: u64,
     /// Bytes of the regions in which legs may differ just now.
@@ -40,6 +43,9 @@ pub struct LegStatus {
     pub copied_bytes: u64,
     /// Blocks on it that were written anew from another leg since then.
     pub healed_blocks: u64,
+    /// Blocks of which it keeps an older copy and nobody has a newer one; `mirror accept-stale` takes them.
+    #[serde(default)]
+    pub stale_blocks: u64,
     /// How often it was left behind since then.
     pub failures: u64,
 }
@@ -49,11 +55,17 @@ impl MirrorStatus {
     pub fn of(mirror: &Description) -> MirrorStatus {
         MirrorStatus {
             uuid: uuid_words(&mirror.uuid),
+            state: mirror.state.as_str().to_owned(),
             region_bytes: mirror.region_bytes,
             unsettled_bytes: mirror.unsettled_bytes,
             lost_blocks: mirror.lost_blocks,
             legs: mirror.legs.iter().map(LegStatus::of).collect(),
         }
+    }
+
+    /// How a command ends that tells this: only a mirror whose copies are all there and in sync is as it should be.
+    pub fn exit(&self) -> Exit {
+        if self.state == State::Optimal.as_str() { Exit::Clean } else { Exit::Incomplete }
     }
 
     /// The leg of this name: the newest, should an earlier one have had it.
@@ -63,16 +75,20 @@ impl MirrorStatus {
 
     /// A mirror for people: a line for its identity and each leg.
     pub fn words(&self) -> String {
-        let mut words = format!("{:<16}{}\n", "uuid", self.uuid);
+        let mut words = format!("{:<16}{}\n{:<16}{}\n", "uuid", self.uuid, "state", self.state);
         for leg in self.legs.iter().filter(|leg| leg.standing != "removed") {
             let missed = match leg.missed_bytes {
                 0 => String::new(),
                 bytes => format!(", lacks {} at most", ByteCount::new(bytes)),
             };
             let healed = if leg.healed_blocks == 0 { String::new() } else { format!(", {} healed", leg.healed_blocks) };
+            let stale = match leg.stale_blocks {
+                0 => String::new(),
+                blocks => format!(", {blocks} older copies kept"),
+            };
             let trouble = leg.trouble.as_ref().map_or(String::new(), |why| format!(": {why}"));
             let here = if leg.here { "" } else { ", not here" };
-            writeln!(words, "{:<16}{}: {}{here}{missed}{healed}{trouble}", "leg", leg.leg, leg.standing)
+            writeln!(words, "{:<16}{}: {}{here}{missed}{healed}{stale}{trouble}", "leg", leg.leg, leg.standing)
                 .expect("a text takes what is written to it");
         }
         if self.unsettled_bytes > 0 {
@@ -94,6 +110,7 @@ impl LegStatus {
             missed_bytes: leg.missed_bytes,
             copied_bytes: leg.copied_bytes,
             healed_blocks: leg.healed_blocks,
+            stale_blocks: leg.stale_blocks,
             failures: leg.failures,
         }
     }

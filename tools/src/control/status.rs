@@ -3,9 +3,12 @@
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-use sealblock_block::Geometry;
+use sealblock_block::Device;
 use sealblock_scrub::{Counts, Ended, Phase, Record, Run, State, View};
 use serde::{Deserialize, Serialize};
+
+use crate::exit::Exit;
+use crate::report::Checked;
 
 /// How the scrub of a target is. `docs/formats/json.md` is the contract. Times are seconds since 1970.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -38,6 +41,8 @@ pub struct ScrubStatus {
     pub next_unix_s: Option<u64>,
     /// When one over all blocks was finished last.
     pub completed_unix_s: Option<u64>,
+    /// What its blocks are checked against.
+    pub checked: Checked,
     /// The run under way.
     pub run: Option<RunStatus>,
     /// The last runs, oldest first.
@@ -93,6 +98,8 @@ pub struct RunStatus {
     pub repaired: u64,
     /// Of these, those that were not.
     pub lost: u64,
+    /// Blocks of which a copy was not checked: its member was away or out of sync, or failed without naming blocks.
+    pub unchecked: u64,
     /// How it ended.
     pub result: Option<ResultWord>,
 }
@@ -101,15 +108,18 @@ pub struct RunStatus {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ResultWord {
-    /// At the last block.
+    /// At the last block, with every copy of every block checked.
     Finished,
+    /// At the last block, and not everything could be checked.
+    Incomplete,
     /// By hand.
     Stopped,
 }
 
 impl ScrubStatus {
     /// The status of a target that is not served, from what is kept.
-    pub fn kept(target: String, geometry: &Geometry, record: &Record) -> ScrubStatus {
+    pub fn kept(target: String, device: &impl Device, record: &Record) -> ScrubStatus {
+        let geometry = device.geometry();
         let state = match record.phase {
             Phase::Idle => StateWord::Idle,
             Phase::Running => StateWord::Interrupted,
@@ -131,6 +141,7 @@ impl ScrubStatus {
             every_s: None,
             next_unix_s: None,
             completed_unix_s: record.completed_unix_s,
+            checked: Checked::of(device.abilities().seals),
             run: (record.phase != Phase::Idle).then(|| RunStatus::under_way(record)),
             runs: record.runs.iter().map(RunStatus::ended).collect(),
             kept: KeptWord::OnDisk,
@@ -140,7 +151,7 @@ impl ScrubStatus {
     }
 
     /// The status of a target that this process serves.
-    pub fn served(target: String, geometry: &Geometry, view: &View, every: Option<Duration>) -> ScrubStatus {
+    pub fn served(target: String, device: &impl Device, view: &View, every: Option<Duration>) -> ScrubStatus {
         let state = match view.state {
             State::Idle => StateWord::Idle,
             State::Running => StateWord::Running,
@@ -156,13 +167,18 @@ impl ScrubStatus {
             left_s: view.left_s,
             every_s: every.map(|every| every.as_secs()),
             next_unix_s: view.next_unix_s,
-            ..ScrubStatus::kept(target, geometry, &view.record)
+            ..ScrubStatus::kept(target, device, &view.record)
         }
     }
 
-    /// Whether the run under way, or without one the last, has met blocks that are bad still.
-    pub fn has_damage(&self) -> bool {
-        self.run.as_ref().or(self.runs.last()).is_some_and(|run| run.lost > 0)
+    /// What the run under way, or without one the last, says of the target: blocks that are bad still count more than what
+    /// was not checked.
+    pub fn exit(&self) -> Exit {
+        match self.run.as_ref().or(self.runs.last()) {
+            Some(run) if run.lost > 0 => Exit::Found,
+            Some(run) if run.unchecked > 0 => Exit::Incomplete,
+            _ => Exit::Clean,
+        }
     }
 }
 
@@ -170,6 +186,7 @@ impl RunStatus {
     /// A run that has ended.
     pub fn ended(run: &Run) -> RunStatus {
         let result = match run.ended {
+            Ended::Finished if run.counts.unchecked > 0 => ResultWord::Incomplete,
             Ended::Finished => ResultWord::Finished,
             Ended::Stopped => ResultWord::Stopped,
         };
@@ -185,7 +202,7 @@ impl RunStatus {
     }
 
     fn of(started_unix_s: u64, from: u64, counts: Counts) -> RunStatus {
-        let Counts { blocks, bad, repaired, lost } = counts;
-        RunStatus { started_unix_s, ended_unix_s: None, from, blocks, bad, repaired, lost, result: None }
+        let Counts { blocks, bad, repaired, lost, unchecked } = counts;
+        RunStatus { started_unix_s, ended_unix_s: None, from, blocks, bad, repaired, lost, unchecked, result: None }
     }
 }

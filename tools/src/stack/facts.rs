@@ -53,6 +53,19 @@ impl Facts {
         std::iter::once(self).chain(self.below.iter().flat_map(Facts::all)).collect()
     }
 
+    /// Copies of superblocks that were found lost, each with its volume's place, in words.
+    pub fn lost_superblocks(&self) -> Vec<String> {
+        let each = self.all().into_iter().filter_map(|facts| Some((facts, facts.volume.as_ref()?)));
+        let lost = each.flat_map(|(facts, volume)| {
+            let path = facts.file.as_ref().map_or(String::new(), |file| format!(" of {}", file.path.display()));
+            volume.superblocks.iter().filter_map(move |copy| {
+                let why = copy.lost.as_ref()?;
+                Some(format!("the superblock{path} at byte {} is lost: {why}", copy.offset_bytes))
+            })
+        });
+        lost.collect()
+    }
+
     /// Records that a crash had left in the logs of volumes and that were left out, because their data had not arrived.
     pub fn left_out(&self) -> u64 {
         let here = self.volume.as_ref().map_or(0, |volume| volume.discarded);

@@ -12,7 +12,9 @@ use sealblock_block::Medium;
 use sealblock_media_file::{FileBlock, FileMedium, OpenError, Options};
 use sealblock_media_volume::{Description, OpenOptions, Recognised, recognise};
 
-use super::{Access, Facts, FileVolume, Held, Opened, ReactorClock, of_medium, of_open, of_volume, raw_block_size};
+use super::{
+    Access, Facts, FileVolume, Held, Opened, ReactorClock, Usage, of_medium, of_open, of_volume, raw_block_size,
+};
 use crate::exit::{Cause, Failure};
 use crate::target::Target;
 
@@ -136,7 +138,7 @@ pub(super) async fn open_raw(target: &Target, path: &Path, access: Access) -> Re
 ///
 /// # Errors
 /// When there is what is left of a volume, unless that is to go (`force`).
-pub async fn overwrite(target: &Target, path: &Path, force: bool) -> Result<Overwritten, Failure> {
+pub async fn overwrite(target: &Target, path: &Path, force: bool, usage: Usage) -> Result<Overwritten, Failure> {
     let medium = medium_of(path, Access::Write).await?;
     match inspect(&medium).await? {
         FileKind::Remains(parts) if !force => {
@@ -144,7 +146,7 @@ pub async fn overwrite(target: &Target, path: &Path, force: bool) -> Result<Over
         }
         FileKind::Volume => {
             drop(medium);
-            super::open(target, Access::Write).await.map(|opened| Overwritten::Device(Box::new(opened)))
+            super::open_for(target, Access::Write, usage).await.map(|opened| Overwritten::Device(Box::new(opened)))
         }
         FileKind::Remains(_) | FileKind::Raw if medium.is_block_device() => {
             raw(target, path, medium).map(|opened| Overwritten::Device(Box::new(opened)))

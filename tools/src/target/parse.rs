@@ -61,7 +61,7 @@ const KINDS: &[(&str, Reader)] = &[
     ("nbd://", |rest, _| uri::nbd(rest)),
     ("nbd:", |rest, _| rest.fail(Problem::Slashes("nbd:"))),
     ("mirror:", |rest, depth| group(GroupKind::Mirror, rest, depth)),
-    ("stripe:", |rest, depth| group(GroupKind::Stripe { chunk: None }, rest, depth)),
+    ("stripe:", |rest, depth| group(GroupKind::Stripe { chunk: None, labelled: true }, rest, depth)),
     ("multipath:", |rest, depth| group(GroupKind::Multipath, rest, depth)),
     ("offset:", offset),
     ("fault:", fault),
@@ -167,10 +167,19 @@ fn group(kind: GroupKind, piece: Piece<'_>, depth: usize) -> Result<Target, Fail
     Ok(Target::Group { kind, legs })
 }
 
-/// A stripe whose chunks have a size of their own.
+/// A stripe whose chunks have a size of their own, or whose legs have no labels.
 fn stripe(piece: Piece<'_>, depth: usize) -> Result<Target, Fail> {
-    let (chunk, legs) = piece.split_once(':').expect("what has a scheme has a colon");
-    group(GroupKind::Stripe { chunk: Some(size(chunk)?) }, legs, depth)
+    const UNLABELLED: &str = "nolabel";
+    let (options, legs) = piece.split_once(':').expect("what has a scheme has a colon");
+    let (chunk, labelled) = match options.text.strip_suffix(UNLABELLED) {
+        Some("") => (None, false),
+        Some(sized) => match sized.strip_suffix('-') {
+            Some(sized) => (Some(size(Piece { text: sized, at: options.at })?), false),
+            None => (Some(size(options)?), true),
+        },
+        None => (Some(size(options)?), true),
+    };
+    group(GroupKind::Stripe { chunk, labelled }, legs, depth)
 }
 
 /// The legs of a group: what stands between commas that are in no brackets.

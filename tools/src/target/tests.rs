@@ -84,15 +84,26 @@ fn nbd_names() {
 
 #[test]
 fn groups_nest_in_brackets() {
-    let stripe = Target::Group { kind: GroupKind::Stripe { chunk: None }, legs: vec![file("A"), file("B")] };
+    let stripe =
+        Target::Group { kind: GroupKind::Stripe { chunk: None, labelled: true }, legs: vec![file("A"), file("B")] };
     let mirror = Target::Group { kind: GroupKind::Mirror, legs: vec![stripe, file("C")] };
     assert_eq!(parse("mirror:[stripe:A,B],C"), mirror);
     assert_eq!(parse("mirror:[stripe:A,[B]],C"), mirror);
     assert_eq!(mirror.to_string(), "mirror:[stripe:A,B],C");
     let chunk = Some(ByteCount::new(16 << 10));
-    let sized = Target::Group { kind: GroupKind::Stripe { chunk }, legs: vec![file("A"), file("B")] };
+    let sized = Target::Group { kind: GroupKind::Stripe { chunk, labelled: true }, legs: vec![file("A"), file("B")] };
     assert_eq!(parse("stripe-16KiB:A,B"), sized);
     assert_eq!(sized.to_string(), "stripe-16KiB:A,B");
+    for (text, chunk) in [("stripe-nolabel:A,B", None), ("stripe-16KiB-nolabel:A,B", chunk)] {
+        let legs = vec![file("A"), file("B")];
+        let unlabelled = Target::Group { kind: GroupKind::Stripe { chunk, labelled: false }, legs };
+        assert_eq!((parse(text), unlabelled.to_string().as_str()), (unlabelled, text));
+    }
+    assert_eq!(parse("stripe-16KiB:A,B").without_label(), parse("stripe-16KiB-nolabel:A,B"));
+    assert_eq!(parse("mirror:A,B").without_label(), parse("mirror:A,B"));
+    for text in ["stripe-16KiBnolabel:A,B", "stripe-nolabel-nolabel:A,B", "stripe--nolabel:A,B"] {
+        assert!(matches!(refused(text).1, Problem::Size(_)), "{text}");
+    }
     assert_eq!(parse("stripe-16"), file("stripe-16"), "without a colon it is a path");
     let commas = Target::Group { kind: GroupKind::Multipath, legs: vec![file("a,b"), file("c[1,2]")] };
     assert_eq!(parse("multipath:[a,b],c[1,2]"), commas);
@@ -256,8 +267,9 @@ fn leaves() -> impl Strategy<Value = Target> {
 
 fn targets() -> impl Strategy<Value = Target> {
     leaves().prop_recursive(4, 24, 3, |inner| {
-        let sized = (1..=u64::MAX).prop_map(|bytes| GroupKind::Stripe { chunk: Some(ByteCount::new(bytes)) });
-        let stripe = Just(GroupKind::Stripe { chunk: None });
+        let sized = (1..=u64::MAX, any::<bool>())
+            .prop_map(|(bytes, labelled)| GroupKind::Stripe { chunk: Some(ByteCount::new(bytes)), labelled });
+        let stripe = any::<bool>().prop_map(|labelled| GroupKind::Stripe { chunk: None, labelled });
         let kinds = prop_oneof![Just(GroupKind::Mirror), stripe, sized, Just(GroupKind::Multipath)];
         let group = (kinds, prop::collection::vec(inner.clone(), 2..4));
         let range = (any::<u32>(), any::<Option<u32>>()).prop_map(|(first, more)| match more {
@@ -282,6 +294,7 @@ fn almost_targets() -> impl Strategy<Value = String> {
         "mirror:",
         "stripe:",
         "stripe-",
+        "nolabel",
         "offset:",
         "fault:",
         "file:",

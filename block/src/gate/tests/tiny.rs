@@ -148,7 +148,7 @@ impl Tiny {
             }
             Operation::Digest { extent, checks } => self
                 .load(extent, &checks)
-                .map(|data| Answer::Digest(Digested { crc64: guard::crc64(data.data()), bytes_transferred: 0 })),
+                .map(|data| Answer::Digest(Digested { crc64: guard::crc64(data.data()), ..Digested::default() })),
             Operation::Allocation { extent } => {
                 Ok(Answer::Allocation(vec![Run { blocks: extent.blocks(), state: RunState::Hole }]))
             }

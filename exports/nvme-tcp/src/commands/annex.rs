@@ -115,7 +115,7 @@ fn frame(controller: &Controller, fid: u8) -> Option<Frame> {
 
 /// The namespace, if its device has room beside its blocks, and the slot or bitmap page that is meant.
 fn with_annex(controller: &Controller, frame: Frame, nsid: u32, page: u32) -> Result<(Mounted, AnnexSlot), Refusal> {
-    let namespace = Mounted::new(&controller.namespace(nsid)?);
+    let namespace = Mounted::new(&controller.namespace(nsid)?, controller);
     let (abilities, slot) = (namespace.device.abilities(), slot(frame, page));
     if abilities.annex == Ability::Absent {
         return Err(Invalid::Feature(frame.feature().code()).into());

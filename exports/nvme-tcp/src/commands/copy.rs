@@ -49,7 +49,6 @@ pub(crate) async fn copy(
             return Err(StatusCode::OVERLAPPING_IO_RANGE.status().with_dnr(true).into());
         }
     }
-    let _claim = namespace.state.claim(destination.start().get()..=destination.last().get()).await;
     let mut to = destination.start().get();
     for (i, range) in ranges.iter().enumerate() {
         let failed = |refusal: Refusal| Refusal { result: i as u64, ..refusal };

@@ -1,7 +1,8 @@
 //! Fused Compare and Write: two commands that are one (Base, "Fused Operations"; NVM, "Compare and Write").
 //!
 //! Invariants: the second command of a pair is the one right behind the first on its queue, and both are answered; the write
-//! is carried out only if the compare found its blocks equal, and between the two no other write of these blocks is.
+//! is carried out only if the compare found its blocks equal, and between the two no other change of these blocks is, whoever asks
+//! for it by whichever export.
 //!
 //! Shape: the data of each half comes in its own time, so halves are put side by side here until both are ready.
 
@@ -209,12 +210,12 @@ async fn run(compare: Job, old: Buffer, write: Job, new: Buffer) -> Ends {
         Ok(fits) => fits,
         Err(refusal) => return (Err(refusal), Some(Err(refusal))),
     };
-    let _claim = namespace.state.claim_alone(extent.start().get()..=extent.last().get()).await;
-    let compared = compare.run_claimed(Work::New(old)).await;
+    let locked = namespace.device.lock(extent).await;
+    let compared = compare.run(Work::New(old)).await;
     if compared.is_err() {
         return (compared, None);
     }
-    (compared, Some(write.run_claimed(Work::New(new)).await))
+    (compared, Some(write.run_on(Work::New(new), Some(&locked)).await))
 }
 
 /// The blocks of a pair, if it is a Compare and a Write of the same ones, and of no more than are one.

@@ -46,7 +46,7 @@ fn begin(
             spawn(wait_for_event(Rc::downgrade(connection), Arc::clone(&controller.notices), token, *command));
         }
         AdminCommand::GetLbaStatus(ask) => {
-            let namespace = Mounted::new(&controller.namespace(command.nsid.get())?);
+            let namespace = Mounted::new(&controller.namespace(command.nsid.get())?, controller);
             let (connection, command) = (Rc::downgrade(connection), *command);
             spawn(async move {
                 let outcome = lba_status::get(&namespace, &ask, room, &|| connection.strong_count() == 0).await;

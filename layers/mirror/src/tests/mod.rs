@@ -1,9 +1,13 @@
 //! A mirror of devices in RAM that can be damaged, and can go away and come back.
 
+mod coverage;
 mod damage;
+mod flushes;
 mod forgotten;
 mod judge;
 mod legs;
+mod lineage;
+mod made;
 mod paging;
 mod requests;
 mod rig;

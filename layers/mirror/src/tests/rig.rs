@@ -40,8 +40,12 @@ pub struct TestLeg {
     pub memory: Rc<Gate<MemoryDevice>>,
     /// Nothing can be asked of it.
     pub gone: Rc<Cell<bool>>,
+    /// It fails checks and does not say where.
+    pub mute: Rc<Cell<bool>>,
     /// It fails writes.
     pub full: Rc<Cell<bool>>,
+    /// The next flush fails, and only that: what was written before is lost or not.
+    pub fails_flush: Rc<Cell<bool>>,
     /// Requests never end.
     pub stuck: Rc<Cell<bool>>,
     /// Requests wait.
@@ -61,6 +65,8 @@ pub struct TestLeg {
     pub plain: bool,
     pub shown: Geometry,
     pub written_blocks: Rc<Cell<u64>>,
+    /// How many more labels get through before all stops; shared by the legs of a machine.
+    pub labels_left: Rc<Cell<Option<u32>>>,
 }
 
 impl TestLeg {
@@ -75,7 +81,9 @@ impl TestLeg {
             name,
             memory: Rc::new(memory),
             gone: Rc::default(),
+            mute: Rc::default(),
             full: Rc::default(),
+            fails_flush: Rc::default(),
             stuck: Rc::default(),
             held: Rc::default(),
             held_flush: Rc::default(),
@@ -87,7 +95,37 @@ impl TestLeg {
             plain: false,
             shown,
             written_blocks: Rc::default(),
+            labels_left: Rc::default(),
         }
+    }
+
+    /// A device with what is on this one now.
+    pub fn image(&self) -> TestLeg {
+        let image = TestLeg {
+            labels_left: self.labels_left.clone(),
+            ..TestLeg::new(self.name, self.memory.geometry().protection)
+        };
+        let Ok(Answer::Allocation(runs)) = run(&*self.memory, Operation::Allocation { extent: extent(0, BLOCKS) })
+        else {
+            panic!("a device in RAM tells which blocks it holds")
+        };
+        let mut next = 0;
+        for found in runs {
+            let blocks = u64::from(found.blocks.get());
+            if found.state == sealblock_block::RunState::Data {
+                let at = extent(next, blocks);
+                let Ok(Answer::Data(data)) = run(&*self.memory, Operation::Read { extent: at, checks: Checks::NONE })
+                else {
+                    panic!("no data")
+                };
+                run(&*image.memory, Operation::Write { extent: at, data, durability: Durability::Volatile }).unwrap();
+            }
+            next += blocks;
+        }
+        let slot = sealblock_block::AnnexSlot::Group;
+        let Ok(Answer::Annex(bytes)) = run(&*self.memory, Operation::ReadAnnex { slot }) else { panic!("no label") };
+        run(&*image.memory, Operation::WriteAnnex { slot, bytes }).unwrap();
+        image
     }
 
     pub fn stack(&self) -> Stack {
@@ -169,6 +207,18 @@ impl Device for TestLeg {
         }
         if self.gone.get() {
             return Err(Failure::Unreachable { reason: "gone".to_owned() }.into());
+        }
+        if let (Operation::WriteAnnex { .. }, Some(left)) = (&operation, self.labels_left.get()) {
+            if left == 0 {
+                return pending().await;
+            }
+            self.labels_left.set(Some(left - 1));
+        }
+        if matches!(operation, Operation::Flush) && self.fails_flush.take() {
+            return Err(Failure::Media { reason: "these writes may be lost".to_owned() }.into());
+        }
+        if self.mute.get() && matches!(operation, Operation::Verify { .. } | Operation::Digest { .. }) {
+            return Err(Failure::Media { reason: "it says no more".to_owned() }.into());
         }
         if let Operation::Write { extent, .. } = &operation {
             if self.full.get() {

@@ -269,3 +269,55 @@ fn what_becomes_suspect_while_progress_is_flushed_is_still_lacking() {
     assert_eq!(standings(&mirror), [Standing::Current; 2]);
     drop(a);
 }
+
+#[test]
+fn damage_on_both_members_beside_a_resync_costs_only_what_nobody_has() {
+    const LARGE: u64 = 8192;
+    let [a, b] = ["a", "b"].map(|name| TestLeg::sized(name, Some(TYPE1), LARGE));
+    let mirror = opened(&[&a, &b]);
+    write(&mirror, extent(0, LARGE), 1).unwrap();
+    tidy(&mirror);
+    b.gone.set(true);
+    // One block in each of 100 of 512 regions.
+    let rewritten: Vec<u64> = (0..100).map(|at| at * 5 * 16 + 3).collect();
+    rewritten.iter().for_each(|lba| write(&mirror, extent(*lba, 1), 2).unwrap());
+    tidy(&mirror);
+    assert_eq!(mirror.describe().legs[1].missed_bytes, 100 << 16);
+    // 1,000 on each, 50 on both; of those that were written meanwhile ten on `a`, whose copies on `b` are old.
+    let mut drawn: Vec<u64> = (0..LARGE).filter(|lba| !rewritten.contains(lba)).collect();
+    drawn.sort_by_key(|lba| lba.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(20) & 0xFFFF_FFFF);
+    let (both, on_a, on_b) = (&drawn[..50], [&drawn[50..1040], &rewritten[..10]].concat(), &drawn[1040..2040]);
+    both.iter().chain(&on_a).for_each(|lba| rot(&a, *lba));
+    both.iter().chain(on_b).for_each(|lba| rot(&b, *lba));
+    b.gone.set(false);
+    take_back(&mirror, &b).unwrap();
+    let expected = |lba: u64| if rewritten.contains(&lba) { 2 } else { 1 };
+    let is_lost = |lba: u64| both.contains(&lba) || rewritten[..10].contains(&lba);
+    let all_right_or_lost = |when: &str| {
+        for lba in 0..LARGE {
+            match read(&mirror, extent(lba, 1)) {
+                Ok(data) => assert!(data == content(extent(lba, 1), expected(lba)), "{when}: block {lba}"),
+                Err(_) if when == "before" => {}
+                Err(error) => assert!(is_lost(lba), "{when}: {error}"),
+            }
+        }
+    };
+    all_right_or_lost("before");
+    rebuild(&mirror);
+    assert_eq!(standings(&mirror), [Standing::Current; 2]);
+    all_right_or_lost("after");
+    let lasting = |outcome| -> std::collections::BTreeSet<u64> {
+        let found: Vec<Fault> = faults(outcome);
+        found.iter().filter(|fault| !fault.repaired).map(|fault| fault.lba.get()).collect()
+    };
+    let lost: std::collections::BTreeSet<u64> = (0..LARGE).filter(|lba| is_lost(*lba)).collect();
+    assert_eq!(lost.len(), 60);
+    assert_eq!(lasting(repair(&mirror)), lost, "all but what nobody has");
+    assert_eq!(lasting(verify(&mirror)), lost);
+    // Older copies are still there, and no other content got anywhere.
+    for lba in &rewritten[..10] {
+        assert_reads(&*b.memory, extent(*lba, 1), 1);
+    }
+    assert_eq!(accept(&mirror, "b"), 10);
+    assert_eq!(lasting(verify(&mirror)), both.iter().copied().collect());
+}

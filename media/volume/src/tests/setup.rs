@@ -242,9 +242,18 @@ impl Rig {
     }
 
     pub fn write_durably(&self, start: u64, data: &[u8], durability: Durability) -> Result<(), Error> {
+        self.write_tagged(start, data, durability, start)
+    }
+
+    /// Writes with reference tags of the writer's choice.
+    pub fn write_with_first_ref(&self, start: u64, data: &[u8], first_ref: u64) -> Result<(), Error> {
+        self.write_tagged(start, data, Durability::Volatile, first_ref)
+    }
+
+    fn write_tagged(&self, start: u64, data: &[u8], durability: Durability, first_ref: u64) -> Result<(), Error> {
         let (size, format) = (self.size(), self.gate.geometry().protection);
         let extent = Extent::from_raw(start, (data.len() >> size.shift()) as u64).unwrap();
-        let tags = Tags { app_tag: 0, storage_tag: 0, first_ref: start };
+        let tags = Tags { app_tag: 0, storage_tag: 0, first_ref };
         let data = Sealed::seal(Slice::copy_from(data), size, format, &tags);
         self.run(self.gate.execute(Operation::Write { extent, data, durability })).map(drop)
     }

@@ -12,7 +12,7 @@ use sealblock_units::Extent;
 
 use crate::cli::Endpoint;
 use crate::exit::{Cause, Failure};
-use crate::stack::{Access, Opened, Overwritten, of_block, of_medium, open, overwrite};
+use crate::stack::{Access, Opened, Overwritten, Usage, of_block, of_medium, open_for, overwrite};
 use crate::target::Target;
 
 /// Zeroes of so many bytes, in their place, are left out of a plain file: a page of common file systems.
@@ -32,21 +32,21 @@ impl Sink {
     /// Opens the place; a path where nothing is becomes a plain file.
     ///
     /// # Errors
-    /// Why it cannot be opened; what is left of a volume is overwritten only with `force`.
-    pub async fn open(endpoint: &Endpoint, force: bool) -> Result<Sink, Failure> {
+    /// Why it cannot be opened; what is left of a volume is overwritten only with `force`, a member of a group as `usage` says.
+    pub async fn open(endpoint: &Endpoint, force: bool, usage: Usage) -> Result<Sink, Failure> {
         let target = match endpoint {
             Endpoint::Standard => return Ok(Sink::Output(RefCell::new(io::stdout()))),
             Endpoint::Target(target) => target,
         };
         let path = match target {
             Target::File(path) | Target::Raw(path) | Target::Linux(path) => path,
-            _ => return Ok(Sink::Device(Box::new(open(target, Access::Write).await?))),
+            _ => return Ok(Sink::Device(Box::new(open_for(target, Access::Write, usage).await?))),
         };
         if matches!(target, Target::File(_) | Target::Raw(_)) && !path.exists() {
             let made = File::options().write(true).create(true).truncate(false).open(path);
             made.map_err(|error| Failure::io("creating", &error).on(target))?;
         }
-        match overwrite(target, path, force).await? {
+        match overwrite(target, path, force, usage).await? {
             Overwritten::Device(opened) => Ok(Sink::Device(opened)),
             Overwritten::Plain(medium) => {
                 let name = target.to_string();
@@ -78,17 +78,18 @@ impl Sink {
         }
     }
 
-    /// Gives up `length` bytes that are known to be lost, so that nothing which was there before passes for them: a device
-    /// that can make blocks unreadable does so, anything else has zeroes.
-    pub async fn lose(&self, offset: u64, length: usize) -> Result<(), Failure> {
-        match self {
-            Sink::Device(opened) if opened.gate.abilities().write_uncorrectable == Ability::Native => {
-                let extent = extent_of(opened, offset, length)?;
-                let operation = Operation::WriteUncorrectable { extent, durability: Durability::Volatile };
-                opened.gate.execute(operation).await.map(drop).map_err(|error| of_block("writing", &error))
-            }
-            _ => self.write(offset, &Buffer::zeroed(length).freeze()).await,
+    /// Makes bytes that were written as zeroes because they are lost unreadable, where these are whole blocks of a device
+    /// that can. Elsewhere the zeroes stay.
+    pub async fn lose(&self, offset: u64, length: u64) -> Result<(), Failure> {
+        let Sink::Device(opened) = self else { return Ok(()) };
+        let block = opened.gate.geometry().block_size.bytes() as u64;
+        let can = opened.gate.abilities().write_uncorrectable == Ability::Native;
+        if !can || !offset.is_multiple_of(block) || !length.is_multiple_of(block) {
+            return Ok(());
         }
+        let extent = extent_of(opened, offset, length as usize)?;
+        let operation = Operation::WriteUncorrectable { extent, durability: Durability::Volatile };
+        opened.gate.execute(operation).await.map(drop).map_err(|error| of_block("writing", &error))
     }
 
     /// Makes everything durable, and a plain file end behind `bytes`.

@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use sealblock_units::ByteCount;
 
 use crate::control::status::{KeptWord, ResultWord, RunStatus, ScrubStatus, StateWord};
+use crate::report::Checked;
 
 /// Everything there is to say.
 pub fn words(status: &ScrubStatus) -> String {
@@ -15,7 +16,7 @@ pub fn words(status: &ScrubStatus) -> String {
         put(&mut text, format!("  it cannot go on: {trouble}"));
     }
     if let Some(run) = &status.run {
-        put(&mut text, format!("  under way since {}: {}", date(run.started_unix_s), counts(run)));
+        put(&mut text, format!("  under way since {}: {}", date(run.started_unix_s), counts(run, status.checked)));
     }
     let rate = status.rate.map(|rate| format!("at most {}/s", ByteCount::new(rate.get())));
     let every = status.every_s.map(|every| format!("every {}", span(every)));
@@ -31,7 +32,7 @@ pub fn words(status: &ScrubStatus) -> String {
         None => put(&mut text, "  all blocks were never checked".to_owned()),
     }
     for run in status.runs.iter().rev() {
-        put(&mut text, format!("  {}", past(run)));
+        put(&mut text, format!("  {}", past(run, status.checked)));
     }
     if status.kept == KeptWord::InMemory {
         let why = status.kept_why.as_deref().unwrap_or("there is no room for it on the device");
@@ -65,21 +66,29 @@ pub fn line(status: &ScrubStatus) -> String {
 }
 
 /// A run that has ended.
-fn past(run: &RunStatus) -> String {
+fn past(run: &RunStatus, checked: Checked) -> String {
     let result = match run.result {
         Some(ResultWord::Finished) => "finished",
+        Some(ResultWord::Incomplete) => "incomplete",
         Some(ResultWord::Stopped) => "stopped",
         None => "ended",
     };
     let took = run.ended_unix_s.map_or(0, |ended| ended.saturating_sub(run.started_unix_s));
     let from = if run.from == 0 { String::new() } else { format!(" from block {}", run.from) };
-    format!("{}: {result} after {}{from}: {}", date(run.started_unix_s), span(took), counts(run))
+    format!("{}: {result} after {}{from}: {}", date(run.started_unix_s), span(took), counts(run, checked))
 }
 
-fn counts(run: &RunStatus) -> String {
-    match run.bad {
-        0 => format!("{} blocks, all good", run.blocks),
-        bad => format!("{} blocks, {bad} bad, {} repaired, {} lost", run.blocks, run.repaired, run.lost),
+/// What a run has met, in the words of `verify`.
+fn counts(run: &RunStatus, checked: Checked) -> String {
+    let found = match (run.bad, run.unchecked, checked) {
+        (0, 0, Checked::Seals) => format!("{} blocks, clean", run.blocks),
+        (0, 0, Checked::Readability) => format!("{} blocks, readable; nothing to check against", run.blocks),
+        (0, ..) => format!("{} blocks", run.blocks),
+        (bad, ..) => format!("{} blocks, {bad} bad, {} repaired, {} lost", run.blocks, run.repaired, run.lost),
+    };
+    match run.unchecked {
+        0 => found,
+        blocks => format!("{found}, {blocks} with a copy that was not checked"),
     }
 }
 

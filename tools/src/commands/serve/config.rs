@@ -23,6 +23,7 @@ use crate::cli::{Protection, listen_address, nbd_address};
 use crate::duration::Time;
 use crate::exit::{Cause, Failure};
 use crate::identity::uuid_from;
+use crate::stack::Usage;
 use crate::target::Target;
 
 mod scrub;
@@ -106,6 +107,8 @@ struct NamespaceTable {
     protection: Shown,
     #[serde(default)]
     read_only: bool,
+    #[serde(default)]
+    as_member: bool,
     #[serde(default, deserialize_with = "text")]
     uuid: Option<Uuid>,
     #[serde(default)]
@@ -303,6 +306,9 @@ fn namespaces(
         if !taken.insert(nsid) {
             return Err(format!("line {at}: {nqn} has two namespaces {nsid}"));
         }
+        if table.read_only && table.as_member {
+            return Err(format!("line {at}: a member that takes no changes needs no as_member: write one of the two"));
+        }
         namespaces.push(NamespacePlan {
             nsid,
             target: table.target.0,
@@ -311,6 +317,7 @@ fn namespaces(
                 Shown::Shown => Protection::Shown,
             },
             read_only: table.read_only,
+            usage: if table.as_member { Usage::AsMember } else { Usage::Alone },
             uuid: table.uuid.map(|uuid| uuid.0),
             scrub: table.scrub.over(scrub),
             nbd: table.nbd,

@@ -12,8 +12,9 @@ use sealblock_runtime_reactor::{CoreGone, CoreHandle, Homed};
 use super::legs::MirrorHandle;
 use super::plan::NamespacePlan;
 use super::scrub::{Keeper, ScrubHandle, Teller};
+use super::watch::watch;
 use crate::exit::{Cause, Failure};
-use crate::stack::{Access, Closer, OpenMirror, ReadOnly, open};
+use crate::stack::{Access, Closer, OpenMirror, ReadOnly, Usage, open_for};
 use crate::target::Target;
 
 /// An open device.
@@ -22,6 +23,8 @@ pub struct Device {
     pub target: Target,
     /// Whether it was opened for reading only.
     pub read_only: bool,
+    /// What it was opened for.
+    pub usage: Usage,
     /// The device for namespaces on every core.
     pub shared: SharedDevice,
     /// What all namespaces of it share, however often they are taken away and offered anew.
@@ -44,7 +47,7 @@ impl Device {
 
     /// Whether a namespace of this plan would have this device.
     pub fn fits(&self, plan: &NamespacePlan) -> bool {
-        self.target == plan.target && self.read_only == plan.read_only
+        self.target == plan.target && self.read_only == plan.read_only && self.usage == plan.usage
     }
 }
 
@@ -68,16 +71,17 @@ impl Homes {
     /// Why it cannot be opened.
     pub async fn open(&mut self, plan: &NamespacePlan) -> Result<Device, Failure> {
         let core = (0..self.devices.len()).min_by_key(|core| self.devices[*core]).unwrap_or(0);
-        let (target, read_only) = (plan.target.clone(), plan.read_only);
+        let (target, read_only, usage) = (plan.target.clone(), plan.read_only, plan.usage);
         let state = Arc::<NamespaceState>::default();
         let (theirs, teller) = (Arc::downgrade(&state), self.teller.clone());
-        let opened = self.handles[core].call(move || at_home(target, read_only, theirs, teller)).await;
+        let opened = self.handles[core].call(move || at_home(target, (read_only, usage), theirs, teller)).await;
         let opened = opened.map_err(|gone| of_core("opening", gone).on(&plan.target))??;
         self.devices[core] += 1;
         let scrub = ScrubHandle::new(self.handles[core].clone(), opened.keeper);
         let mirror = opened.mirror.map(|mirror| MirrorHandle::new(self.handles[core].clone(), mirror));
         let (shared, volume_uuid, closer) = (opened.shared, opened.volume_uuid, opened.closer);
-        Ok(Device { target: plan.target.clone(), read_only, shared, state, volume_uuid, scrub, mirror, core, closer })
+        let target = plan.target.clone();
+        Ok(Device { target, read_only, usage, shared, state, volume_uuid, scrub, mirror, core, closer })
     }
 
     /// Closes devices, all at once: volumes are clean then.
@@ -116,19 +120,21 @@ struct Opened {
 
 async fn at_home(
     target: Target,
-    read_only: bool,
+    (read_only, usage): (bool, Usage),
     state: Weak<NamespaceState>,
     teller: Teller,
 ) -> Result<Opened, Failure> {
     let access = if read_only { Access::Read } else { Access::Write };
-    let (mut gate, facts, closer) = open(&target, access).await?.share();
+    let (mut gate, facts, closer) = open_for(&target, access, usage).await?.share();
     if read_only {
         gate = Rc::new(Gate::new(target.to_string(), Stack::new(ReadOnly::new(gate))));
     }
+    watch(&facts, &state);
     let mirror_uuid = facts.mirror.as_ref().map(|mirror| mirror.describe().uuid);
-    let keeper = Keeper::open(&target, Rc::clone(&gate), state, teller).await;
+    let shared = SharedDevice::publish(Rc::clone(&gate));
+    let keeper = Keeper::open(&target, gate, shared.attach(), state, teller).await;
     Ok(Opened {
-        shared: SharedDevice::publish(gate),
+        shared,
         volume_uuid: facts.volume.as_ref().map(|volume| volume.uuid).or(mirror_uuid),
         mirror: facts.mirror.map(Homed::new),
         closer: Homed::new(Rc::new(closer)),

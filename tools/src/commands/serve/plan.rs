@@ -14,6 +14,7 @@ use sealblock_scrub::Settings;
 use super::scrub;
 use crate::cli::{Protection, Serve};
 use crate::exit::{Cause, Failure};
+use crate::stack::Usage;
 use crate::target::Target;
 
 /// What the names of subsystems that have none begin with.
@@ -67,6 +68,8 @@ pub struct NamespacePlan {
     pub protection: Protection,
     /// Whether it takes no changes.
     pub read_only: bool,
+    /// What it is opened for, should it be a member of a group.
+    pub usage: Usage,
     /// Its identity; the volume's own, or one from its name, unless given.
     pub uuid: Option<[u8; 16]>,
     /// When and how it is scrubbed.
@@ -93,6 +96,7 @@ impl Plan {
                 target: target.clone(),
                 protection: arguments.protection.unwrap_or_default(),
                 read_only: arguments.read_only,
+                usage: if arguments.as_member { Usage::AsMember } else { arguments.members.usage() },
                 uuid: None,
                 scrub,
                 nbd: None,

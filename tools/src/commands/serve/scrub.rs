@@ -16,6 +16,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use sealblock_block::{Device, Gate, Operation, Outcome, Stack};
 use sealblock_exports_nvme_tcp::NamespaceState;
+use sealblock_layers_remote_core::Attached;
 use sealblock_runtime_reactor::{Bell, JoinHandle, now, spawn, timeout, yield_now};
 use sealblock_scrub::{Activity, Moment, Scrub, Settings, Shape, Step};
 
@@ -43,6 +44,8 @@ pub fn settings_of(arguments: &Serve) -> Settings {
 pub struct Keeper {
     target: Target,
     gate: Rc<Gate<Stack>>,
+    /// The same as hosts reach it: what the scrub mends keeps away from what they have locked.
+    device: Attached,
     /// Where hosts learn of damage. The device has it, and looks whether namespaces do.
     state: Weak<NamespaceState>,
     teller: Teller,
@@ -53,6 +56,8 @@ pub struct Keeper {
     own_requests: Cell<u64>,
     /// Lines of damage of the run under way that were told.
     told: Cell<u32>,
+    /// Whether it was told of that run that not everything of it can be checked.
+    told_unchecked: Cell<bool>,
     trouble: RefCell<Option<String>>,
     bell: Bell,
     closing: Cell<bool>,
@@ -65,6 +70,7 @@ impl Keeper {
     pub async fn open(
         target: &Target,
         gate: Rc<Gate<Stack>>,
+        device: Attached,
         state: Weak<NamespaceState>,
         teller: Teller,
     ) -> Rc<Keeper> {
@@ -75,12 +81,14 @@ impl Keeper {
             target: target.clone(),
             memory: Memory::of(target, &gate.abilities()),
             gate,
+            device,
             state,
             teller,
             scrub: RefCell::new(Scrub::new(shape, Settings::default())),
             settings: Cell::default(),
             own_requests: Cell::new(0),
             told: Cell::new(0),
+            told_unchecked: Cell::new(false),
             trouble: RefCell::default(),
             bell: Bell::default(),
             closing: Cell::new(false),
@@ -113,7 +121,7 @@ impl Keeper {
     fn status(&self) -> ScrubStatus {
         let view = self.scrub.borrow().view(self.moment());
         let every = self.settings.get().every;
-        let status = ScrubStatus::served(self.target.to_string(), self.gate.geometry(), &view, every);
+        let status = ScrubStatus::served(self.target.to_string(), &*self.gate, &view, every);
         let kept_why = self.memory.why_not();
         let kept = if kept_why.is_some() { KeptWord::InMemory } else { KeptWord::OnDisk };
         ScrubStatus { kept, kept_why, trouble: self.trouble.borrow().clone(), ..status }
@@ -159,7 +167,7 @@ impl Keeper {
 
     /// A request of the scrub's own.
     async fn ask(&self, operation: Operation) -> Outcome {
-        let outcome = self.gate.execute(operation).await;
+        let outcome = self.device.execute(operation).await;
         self.own_requests.set(self.own_requests.get() + 1);
         outcome
     }

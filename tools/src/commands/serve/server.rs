@@ -172,9 +172,11 @@ impl Server {
         let same = |space: &&Space| plan.target.path().is_some() && space.device.target == plan.target;
         match spaces().find(same) {
             None => Ok(None),
-            Some(_) => Err(Failure::new(Cause::Refused, "changing read_only", "it is being served the other way")
-                .on(&plan.target)
-                .advise("taking it out first, or starting the server anew")),
+            Some(_) => {
+                Err(Failure::new(Cause::Refused, "changing read_only or as_member", "it is being served the other way")
+                    .on(&plan.target)
+                    .advise("taking it out first, or starting the server anew"))
+            }
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use sealblock_block::{Abilities, Ability, Answer, Device, Failure as BlockFailure, Fault, Operation};
+use sealblock_block::{Abilities, Ability, Answer, Coverage, Device, Fault, Operation, Unchecked};
 use sealblock_units::{BlockCount, ByteCount, Extent, Lba};
 
 use crate::cli::{Mode, Verify};
@@ -15,8 +15,24 @@ use crate::stack::{Opened, of_block};
 
 /// Damaged blocks that are listed one by one; further ones are counted. Bounds memory where everything is damaged.
 const MOST_LISTED: usize = 1 << 20;
+/// Blocks that are looked at once more in the end, to see whether copies are in sync still: of a stripe of mirrors some of
+/// every mirror.
+const LAST_LOOK_BLOCKS: u64 = 4096;
 /// Pieces a second at least, where the rate is limited.
 const PIECES_PER_SECOND: u64 = 10;
+
+/// How far a check of these blocks goes just now, whatever it finds.
+pub async fn coverage_of(opened: &Opened, extent: Extent) -> Result<Coverage, Failure> {
+    let verify = Operation::Verify { extent, checks: opened.checks(extent) };
+    match opened.gate.execute(verify).await {
+        Ok(Answer::Verified(verified)) => Ok(verified.coverage),
+        Ok(_) => Ok(Coverage::default()),
+        Err(error) => match error.into_damage() {
+            Ok((_, coverage)) => Ok(coverage),
+            Err(error) => Err(of_block(format!("verifying {extent}"), &error)),
+        },
+    }
+}
 
 /// One verify: what is left of it, and what it has found.
 pub struct Job {
@@ -68,6 +84,8 @@ pub struct Findings {
     pub faults: Vec<Fault>,
     /// Damaged blocks that are not listed.
     pub unlisted: u64,
+    /// How far the checks went.
+    pub coverage: Coverage,
     /// Bytes of payload that crossed from the device to this host.
     pub bytes_transferred: u64,
 }
@@ -147,7 +165,23 @@ impl Job {
     pub fn findings(&self) -> Findings {
         let mut findings = std::mem::take(&mut *self.lock());
         findings.faults.sort_by_key(|fault| fault.lba);
+        findings.coverage.sort();
         findings
+    }
+
+    /// Looks once more whether all copies are there and in sync: what was checked of a member is out of date if it was left
+    /// behind since. Only devices with copies need it.
+    pub async fn look_again(&self, opened: &Opened) -> Result<(), Failure> {
+        let blocks = self.span.blocks().min(self.piece_blocks).min(LAST_LOOK_BLOCKS);
+        let first = Extent::from_raw(self.span.first().get(), blocks).ok();
+        let Some(first) = first.filter(|_| opened.gate.abilities().copies && self.how != How::Read) else {
+            return Ok(());
+        };
+        let coverage = coverage_of(opened, first).await?;
+        let last = Lba::new(self.span.first().get() + self.span.blocks() - 1);
+        let everything = |run: Unchecked| Unchecked { first: self.span.first(), last, ..run };
+        self.lock().coverage.merge(coverage.map(everything));
+        Ok(())
     }
 
     fn take(&self) -> Option<Extent> {
@@ -160,24 +194,27 @@ impl Job {
     async fn check(&self, opened: &Opened, extent: Extent, bytes: u64) -> Result<(), Failure> {
         let checks = opened.checks(extent);
         let outcome = match self.how {
-            How::Read => opened.gate.execute(Operation::Read { extent, checks }).await,
+            How::Read => opened.gate.verify_by_reading(extent, checks).await,
             How::Mend => opened.gate.execute(Operation::Repair { extent, checks }).await,
             How::Away | How::Here => opened.gate.execute(Operation::Verify { extent, checks }).await,
         };
         let mut findings = self.lock();
         match outcome {
-            Ok(Answer::Verified(cost)) => findings.bytes_transferred += cost.bytes_transferred,
-            Ok(_) => findings.bytes_transferred += bytes,
-            Err(error) => match error.failure() {
-                BlockFailure::Integrity(faults) => {
-                    let faults = faults.as_slice();
+            Ok(Answer::Verified(verified)) => {
+                findings.bytes_transferred += verified.bytes_transferred;
+                findings.coverage.merge(verified.coverage);
+            }
+            Ok(_) => unreachable!("gates answer a check with what it cost"),
+            Err(error) => match error.into_damage() {
+                Ok((faults, coverage)) => {
+                    findings.coverage.merge(coverage);
                     findings.bytes_transferred += if self.how == How::Away { 0 } else { bytes };
                     let room = MOST_LISTED - findings.faults.len();
-                    findings.faults.extend(faults.iter().take(room));
                     findings.unlisted += faults.len().saturating_sub(room) as u64;
                     self.progress.bad(faults.len() as u64);
+                    findings.faults.extend(faults.into_iter().take(room));
                 }
-                _ => return Err(of_block(format!("verifying {extent}"), &error)),
+                Err(error) => return Err(of_block(format!("verifying {extent}"), &error)),
             },
         }
         Ok(())

@@ -30,6 +30,7 @@ pub(super) async fn run(job: &Arc<Job>, opened: &Opened) -> Result<Findings, Fai
         }
         _ => on_this_core(job, opened).await?,
     }
+    job.look_again(opened).await?;
     Ok(job.findings())
 }
 

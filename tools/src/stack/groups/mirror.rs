@@ -6,14 +6,15 @@ use std::rc::Rc;
 use std::sync::Mutex;
 
 use futures_util::future::{LocalBoxFuture, join_all};
-use sealblock_block::{Device, Error, Stack};
+use sealblock_block::{Ability, AnnexSlot, Answer, Device, Error, Operation, Stack};
 use sealblock_layers_mirror::label::Standing;
 use sealblock_layers_mirror::{
-    CreateOptions, Description, LegSource, MemberError, Mirror, MirrorError, OpenOptions, Reopen,
+    CreateOptions, Description, LegSource, MemberError, Mirror, MirrorError, OpenOptions, Reopen, State,
 };
 
-use super::super::{Access, Facts, Held, Opened, ReactorClock, close_all, received_bytes};
+use super::super::{Access, Facts, Held, Opened, ReactorClock, Usage, close_all, received_bytes};
 use super::hasty;
+use super::multipath::is_away;
 use crate::commands::create::new_uuid;
 use crate::control::protocol::Order;
 use crate::exit::{Cause, Failure};
@@ -59,6 +60,7 @@ impl OpenMirror {
             Order::MirrorAdd { leg, force } => self.add(&target(leg)?, *force).await,
             Order::MirrorReplace { old, new, force } => self.replace(&target(old)?, &target(new)?, *force).await,
             Order::MirrorRemove { leg } => self.remove(&target(leg)?).await,
+            Order::MirrorAcceptStale { leg } => self.accept_stale(&target(leg)?).await,
             Order::MirrorStatus
             | Order::ScrubStatus
             | Order::ScrubStart { .. }
@@ -119,6 +121,14 @@ impl OpenMirror {
         }
     }
 
+    /// Takes the older copies that a leg keeps for the blocks' content.
+    async fn accept_stale(&self, target: &Target) -> Result<(), Failure> {
+        let taken = self.mirror.accept_stale(&target.to_string()).await;
+        let blocks = taken.map_err(|error| of_member(&error).on(&self.target))?;
+        tracing::info!(leg = %target, blocks, "older copies were taken for the content of their blocks");
+        Ok(())
+    }
+
     /// Takes a leg out for good.
     async fn remove(&self, target: &Target) -> Result<(), Failure> {
         let name = target.to_string();
@@ -128,6 +138,17 @@ impl OpenMirror {
             let _ = leg.close().await;
         }
         Ok(())
+    }
+
+    /// What it was opened by.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// How it is once that is something else than `known`; nothing when it was closed.
+    pub async fn other_state(&self, known: State) -> Option<State> {
+        let state = self.mirror.other_state(known).await;
+        (!self.mirror.is_closed()).then_some(state)
     }
 
     /// Waits until no leg is being brought up to date; whether all that were are.
@@ -172,9 +193,25 @@ impl Leg {
     async fn open(&self) -> Result<(Stack, Facts), Failure> {
         // What is left of the last time holds the file, or the connection.
         let _ = self.close().await;
-        let Opened { gate, facts, held, .. } = super::super::open(&self.target, self.access).await?;
+        let Opened { gate, facts, held, .. } = super::super::open_for(&self.target, self.access, Usage::Member).await?;
         self.held.replace(held);
         Ok((Stack::new(gate), facts))
+    }
+
+    /// Writes the label of a leg that is away once more, as it is. A host that serves it as a member takes that for the sign
+    /// that its mirror has come; repairs, which need no other label, would be refused without.
+    async fn claim(&self, stack: &Stack) -> Result<(), Error> {
+        let of = stack.abilities();
+        if self.access != Access::Write || !is_away(&self.target) || !of.writable || of.annex != Ability::Native {
+            return Ok(());
+        }
+        let slot = AnnexSlot::Group;
+        match stack.execute(Operation::ReadAnnex { slot }).await? {
+            Answer::Annex(bytes) if !bytes.is_empty() => {
+                stack.execute(Operation::WriteAnnex { slot, bytes }).await.map(drop)
+            }
+            _ => Ok(()),
+        }
     }
 
     async fn close(&self) -> Result<(), Error> {
@@ -197,6 +234,7 @@ impl Leg {
                     let _ = leg.close().await;
                     return Err("it is read only".to_owned());
                 }
+                leg.claim(&stack).await.map_err(|error| error.to_string())?;
                 Ok(stack)
             })
         })
@@ -223,11 +261,12 @@ async fn put_together(
     opened: Vec<Result<(Stack, Facts), Failure>>,
     access: Access,
 ) -> Result<Opened, Failure> {
-    let (mut sources, mut facts) = (Vec::new(), Vec::new());
+    let (mut sources, mut facts, mut here) = (Vec::new(), Vec::new(), Vec::new());
     for (leg, opened) in legs.iter().zip(opened) {
         let device = match opened {
             Ok((stack, of)) => {
                 facts.push(of);
+                here.push((leg, stack.clone()));
                 Ok(stack)
             }
             Err(failure) if is_gone(&failure) => Err(failure.to_string()),
@@ -241,6 +280,12 @@ async fn put_together(
     let opened = opened.map_err(|error| of_mirror(&error).on(target))?;
     let described = opened.mirror.describe();
     tell_of_gone(target, &described);
+    for (leg, stack) in here {
+        // A leg that fails now is left behind by the first change that it does not take.
+        if let Err(error) = leg.claim(&stack).await {
+            tracing::warn!(leg = leg.name, %error, "the label could not be written");
+        }
+    }
     for leg in legs.iter().filter(|leg| described.legs.iter().any(|other| other.name == leg.name && !other.is_here)) {
         // Whoever makes it a leg must be able to open it.
         let _ = leg.close().await;

@@ -10,7 +10,7 @@ use sealblock_block::{
 };
 use sealblock_layers_multipath::{MultipathLayer, Patience, Way};
 
-use super::super::{Access, Facts, Held, Opened, ReactorClock, close_all, received_bytes};
+use super::super::{Access, Facts, Held, Opened, ReactorClock, Usage, close_all, open_for, received_bytes};
 use super::{PATIENCE, hasty};
 use crate::commands::create::uuid_words;
 use crate::exit::{Cause, Failure};
@@ -23,6 +23,7 @@ pub(in super::super) struct Paths(Vec<Rc<Path>>);
 struct Path {
     target: Target,
     access: Access,
+    usage: Usage,
     /// What tells the device from others, the same for all paths; nothing before one was open.
     identity: Rc<RefCell<Option<String>>>,
     /// What is open, for as long as the layer keeps it.
@@ -65,11 +66,11 @@ impl Device for Live {
 
 impl Paths {
     /// The paths that these targets are, none of them open yet.
-    fn of(legs: &[Target], access: Access) -> Paths {
+    fn of(legs: &[Target], access: Access, usage: Usage) -> Paths {
         let identity = Rc::default();
         let path = |leg: &Target| {
             let (target, identity) = (hasty(leg), Rc::clone(&identity));
-            Rc::new(Path { target, access, identity, open: RefCell::default(), received_bytes: Rc::default() })
+            Rc::new(Path { target, access, usage, identity, open: RefCell::default(), received_bytes: Rc::default() })
         };
         Paths(legs.iter().map(path).collect())
     }
@@ -94,7 +95,7 @@ impl Paths {
 impl Path {
     /// Opens the path, if it leads to the device that the others lead to.
     async fn open(&self) -> Result<(Rc<Live>, Facts), Failure> {
-        let opened = super::super::open(&self.target, self.access).await?;
+        let opened = open_for(&self.target, self.access, self.usage).await?;
         if let Err(why) = self.check(&opened.facts) {
             let _ = opened.close(Ok(())).await;
             return Err(Failure::new(Cause::Unsuitable, "opening", why).on(&self.target));
@@ -128,12 +129,12 @@ impl Path {
     /// Sets up the path once more beside the one that may be open. A target that is ours lets that wait until nothing of what
     /// was lost before is under way.
     fn settle(&self) -> Option<Source> {
-        let (target, access) = (self.target.clone(), self.access);
+        let (target, access, usage) = (self.target.clone(), self.access, self.usage);
         is_away(&target).then(|| {
             Source::new(target.to_string(), move || {
                 let target = target.clone();
                 async move {
-                    let opened = super::super::open(&target, access).await.map_err(unreachable)?;
+                    let opened = open_for(&target, access, usage).await.map_err(unreachable)?;
                     let (gate, _, closer) = opened.share();
                     let _ = closer.close().await;
                     Ok(Stack::new(gate))
@@ -148,8 +149,9 @@ fn unreachable(failure: Failure) -> Error {
 }
 
 /// Opens the paths, all at once. One is enough.
-pub(super) async fn open(target: &Target, legs: &[Target], access: Access) -> Result<Opened, Failure> {
-    let paths = Paths::of(legs, access);
+pub(super) async fn open(target: &Target, legs: &[Target], access: Access, usage: Usage) -> Result<Opened, Failure> {
+    // Which path the label is on does not matter, but it is not seen through the layer.
+    let paths = Paths::of(legs, access, usage.hidden());
     let (mut ways, mut facts, mut failed) = (Vec::new(), Vec::new(), None);
     for (path, opened) in paths.0.iter().zip(join_all(paths.0.iter().map(|path| path.open())).await) {
         let device = match opened {
@@ -223,7 +225,8 @@ fn remotes(target: &Target) -> Vec<&crate::target::RemoteOptions> {
     }
 }
 
-fn is_away(target: &Target) -> bool {
+/// Whether any of it is on another host.
+pub(super) fn is_away(target: &Target) -> bool {
     !remotes(target).is_empty()
 }
 
@@ -233,7 +236,7 @@ fn identity(target: &Target, facts: &Facts) -> Option<String> {
     match target {
         Target::Offset { range, target } => Some(format!("blocks {range} of {}", identity(target, below()?)?)),
         Target::Fault { target, .. } => identity(target, below()?),
-        Target::Group { kind: GroupKind::Stripe { chunk }, legs } => {
+        Target::Group { kind: GroupKind::Stripe { chunk, .. }, legs } => {
             let each: Option<Vec<String>> = legs.iter().zip(&facts.below).map(|(leg, of)| identity(leg, of)).collect();
             let chunk = chunk.unwrap_or(sealblock_layers_stripe::CHUNK);
             Some(format!("a stripe in chunks of {} bytes of {}", chunk.get(), each?.join(" and ")))

@@ -196,7 +196,7 @@ impl Image {
             }
             Operation::Digest { extent, checks } => {
                 let crc64 = guard::crc64(self.read(extent, &checks, format)?.data());
-                return Ok(Answer::Digest(Digested { crc64, bytes_transferred: 0 }));
+                return Ok(Answer::Digest(Digested { crc64, ..Digested::default() }));
             }
             Operation::ReadAnnex { slot } => {
                 let found = self.annex.iter().find(|(other, _)| *other == slot);

@@ -27,6 +27,13 @@ fn the_documented_example_is_read_and_shows_the_defaults() {
 }
 
 #[test]
+fn a_member_is_served_as_one_where_that_is_said() {
+    let usage = |lines: &str| parse(&(with("") + lines)).map(|plan| plan.subsystems[0].namespaces[0].usage);
+    assert_eq!((usage(""), usage("as_member = true")), (Ok(Usage::Alone), Ok(Usage::AsMember)));
+    assert!(usage("as_member = true\nread_only = true").unwrap_err().contains("as_member"));
+}
+
+#[test]
 fn little_is_needed() {
     let plan = parse(&with("")).unwrap();
     assert_eq!((plan.listeners, plan.limits), (vec![DEFAULT_LISTEN], Limits::default()));

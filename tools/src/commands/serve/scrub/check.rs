@@ -1,7 +1,8 @@
 //! One piece: checked, mended where the device can, and what is bad of it made known.
 
-use sealblock_block::{Ability, Device, Error, Failure, Fault, Operation, OperationKind};
+use sealblock_block::{Ability, Answer, Coverage, Device, Error, Failure, Fault, Operation, OperationKind, Tally};
 use sealblock_integrity::Checks;
+use sealblock_scrub::Checked;
 use sealblock_units::{Extent, Lba};
 
 use super::Keeper;
@@ -21,10 +22,11 @@ struct Harmed {
 impl Keeper {
     /// Checks a piece and tells the scrub, the namespaces and the operator.
     pub(super) async fn check(&self, extent: Extent) {
-        let faults = match self.faults(extent).await {
-            Ok(faults) => faults,
+        let Tally { mut faults, coverage } = match self.look(extent).await {
+            Ok(found) => found,
             Err(error) => return self.cannot_go_on(&error),
         };
+        faults.sort_by_key(|fault| fault.lba);
         if let Some(trouble) = self.trouble.take() {
             tracing::warn!("scrub of {}: it goes on after {trouble}", self.target);
         }
@@ -32,21 +34,15 @@ impl Keeper {
         let blocks = |of: &dyn Fn(&Harmed) -> bool| -> u64 {
             harmed.iter().filter(|run| of(run)).map(|run| run.last - run.first + 1).sum()
         };
-        let (bad, repaired) = (blocks(&|_| true), blocks(&|run| run.repaired));
-        self.make_known(&faults, &harmed);
-        self.tell_damage(&harmed);
-        self.scrub.borrow_mut().checked(self.moment(), extent, bad, repaired);
-    }
-
-    /// Tells hosts what is bad now, and what is so no more.
-    fn make_known(&self, faults: &[Fault], harmed: &[Harmed]) {
-        let Some(state) = self.state.upgrade().filter(|_| !faults.is_empty()) else { return };
-        state.report_damage(faults);
-        for run in harmed.iter().filter(|run| run.repaired) {
-            if let Ok(extent) = Extent::from_raw(run.first, run.last - run.first + 1) {
-                state.report_repaired(extent);
-            }
+        let found =
+            Checked { bad: blocks(&|_| true), repaired: blocks(&|run| run.repaired), unchecked: coverage.blocks() };
+        if let Some(state) = self.state.upgrade() {
+            // Hosts learn what is bad now, and what is so no more.
+            state.report_check(self.gate.geometry(), extent, &faults, coverage.is_complete());
         }
+        self.tell_damage(&harmed);
+        self.tell_unchecked(&coverage);
+        self.scrub.borrow_mut().checked(self.moment(), extent, found);
     }
 
     fn cannot_go_on(&self, error: &Error) {
@@ -57,14 +53,21 @@ impl Keeper {
     }
 
     /// What is bad of the extent. A medium that fails does not say where, so it is asked for parts, down to single blocks.
-    async fn faults(&self, extent: Extent) -> Result<Vec<Fault>, Error> {
-        let mut faults = Vec::new();
+    async fn look(&self, extent: Extent) -> Result<Tally, Error> {
+        let mut tally = Tally::default();
         let mut parts = vec![extent];
         while let Some(part) = parts.pop() {
-            let Err(error) = self.ask(self.operation(part)).await else { continue };
+            let error = match self.ask(self.operation(part)).await {
+                Ok(Answer::Verified(verified)) => {
+                    tally.coverage.merge(verified.coverage);
+                    continue;
+                }
+                Ok(_) => continue,
+                Err(error) => error,
+            };
             match (error.failure(), part.len()) {
-                (Failure::Integrity(found), _) => faults.extend_from_slice(found.as_slice()),
-                (Failure::Media { .. }, 1) => faults.push(Fault::media(part.start())),
+                (Failure::Integrity(_), _) => tally.take(error)?,
+                (Failure::Media { .. }, 1) => tally.faults.push(Fault::media(part.start())),
                 (Failure::Media { .. }, blocks) => {
                     let half = blocks / 2;
                     let halves = [(part.start().get(), half), (part.start().get() + half, blocks - half)];
@@ -73,8 +76,7 @@ impl Keeper {
                 _ => return Err(error),
             }
         }
-        faults.sort_by_key(|fault| fault.lba);
-        Ok(faults)
+        Ok(tally)
     }
 
     fn operation(&self, extent: Extent) -> Operation {
@@ -83,6 +85,16 @@ impl Keeper {
         match self.gate.abilities().of(OperationKind::Repair) {
             Ability::Native => Operation::Repair { extent, checks },
             Ability::Emulated | Ability::Absent => Operation::Verify { extent, checks },
+        }
+    }
+
+    /// Says once of a run that not everything of it can be checked, and why.
+    fn tell_unchecked(&self, coverage: &Coverage) {
+        if let Some(first) = coverage.unchecked().first()
+            && !self.told_unchecked.replace(true)
+        {
+            let (target, why) = (&self.target, first.why.words());
+            tracing::warn!("scrub of {target}: it is incomplete, from block {} on: {why}", first.first);
         }
     }
 

@@ -56,9 +56,14 @@ impl ScrubStarted {
 impl ScrubFinished {
     /// For people.
     pub fn words(&self) -> String {
-        let RunStatus { blocks, bad, repaired, lost, .. } = self.run;
+        let RunStatus { blocks, bad, repaired, lost, unchecked, .. } = self.run;
         let target = &self.target;
-        format!("scrub of {target}: ended, {blocks} blocks checked, {bad} bad, {repaired} repaired, {lost} lost")
+        let ended = if unchecked > 0 {
+            format!("ended incomplete, {unchecked} blocks with a copy that was not checked")
+        } else {
+            "ended".to_owned()
+        };
+        format!("scrub of {target}: {ended}, {blocks} blocks checked, {bad} bad, {repaired} repaired, {lost} lost")
     }
 }
 
@@ -71,6 +76,7 @@ impl Keeper {
                 None => return,
                 Some(News::Started { at, resumed }) => {
                     self.told.set(0);
+                    self.told_unchecked.set(false);
                     let target = self.target.to_string();
                     self.teller.tell(Event::ScrubStarted(ScrubStarted { target, position: at, resumed }));
                 }

@@ -1,14 +1,17 @@
 //! The scrub of devices that mend, fail and come back.
 
 use sealblock_block::{
-    Abilities, Ability, Answer, Error, Failure, Fault, Faults, Geometry, Limits, OperationKind, Verified,
+    Abilities, Ability, Answer, Error, Failure, Fault, Faults, Geometry, Limits, OperationKind, Unchecked, Verified,
+    WhyUnchecked,
 };
+use sealblock_layers_remote_core::SharedDevice;
 use sealblock_runtime_reactor::{Config, Reactor, sleep};
 use sealblock_units::{BlockSize, Extent, Lba};
 
 use super::super::announce::Announcer;
 use super::*;
-use crate::control::status::StateWord;
+use crate::control::status::{ResultWord, StateWord};
+use crate::exit::Exit;
 
 const BLOCKS: u64 = 1000;
 
@@ -21,6 +24,8 @@ struct Ailing {
     /// Blocks that are bad, which it names.
     bad: RefCell<Vec<u64>>,
     is_away: Cell<bool>,
+    /// Blocks of which it has a copy that it cannot check.
+    unchecked: Option<Extent>,
     asked: RefCell<Vec<(OperationKind, Extent)>>,
 }
 
@@ -34,6 +39,7 @@ impl Ailing {
             dead: Vec::new(),
             bad: RefCell::default(),
             is_away: Cell::new(false),
+            unchecked: None,
             asked: RefCell::default(),
         }
     }
@@ -69,7 +75,14 @@ impl Device for Ailing {
     async fn execute(&self, operation: Operation) -> Outcome {
         let extent = operation.extent().expect("a scrub asks for blocks only");
         self.asked.borrow_mut().push((operation.kind(), extent));
-        self.check(extent).map(|()| Answer::Verified(Verified::default()))
+        let mut verified = Verified::default();
+        let last = extent.last().min(self.unchecked.map_or(Lba::ZERO, Extent::last));
+        if let Some(unchecked) = self.unchecked.filter(|_| last >= extent.start()) {
+            let first = extent.start().max(unchecked.start());
+            let run = Unchecked { first, last, ..Unchecked::new(unchecked, WhyUnchecked::Absent) };
+            verified.coverage.add(run);
+        }
+        self.check(extent).map(|()| Answer::Verified(verified))
     }
 }
 
@@ -80,7 +93,8 @@ fn with_scrub<F: Future<Output = ()>>(device: Ailing, test: impl FnOnce(Rc<Keepe
         let device = Rc::new(device);
         let gate = Rc::new(Gate::new("ailing", Stack::new(Rc::clone(&device))));
         let target = "ailing".parse().unwrap();
-        let keeper = Keeper::open(&target, gate, Weak::new(), Teller::here(Announcer::new(true))).await;
+        let attached = SharedDevice::publish(Rc::clone(&gate)).attach();
+        let keeper = Keeper::open(&target, gate, attached, Weak::new(), Teller::here(Announcer::new(true))).await;
         keeper.configure(Settings::default());
         keeper.order(|scrub, now| scrub.start(now, None, None)).unwrap();
         test(Rc::clone(&keeper), device).await;
@@ -107,8 +121,36 @@ fn a_device_that_holds_copies_mends_what_is_bad() {
         let status = until(&keeper, |status| status.state == StateWord::Idle).await;
         let run = &status.runs[0];
         assert_eq!((run.blocks, run.bad, run.repaired, run.lost), (BLOCKS, 3, 3, 0));
-        assert!(!status.has_damage());
+        assert_eq!(status.exit(), Exit::Clean);
         assert!(device.asked.borrow().iter().all(|(kind, _)| *kind == OperationKind::Repair));
+    });
+}
+
+#[test]
+fn what_is_mended_waits_for_who_has_locked_its_blocks() {
+    let device = Ailing { bad: RefCell::new(vec![300]), ..Ailing::new(true) };
+    let reactor = Reactor::new(Config { pool_arena_bytes: 0, ..Config::default() }).unwrap();
+    reactor.block_on(async {
+        let device = Rc::new(device);
+        let gate = Rc::new(Gate::new("ailing", Stack::new(Rc::clone(&device))));
+        let shared = SharedDevice::publish(Rc::clone(&gate));
+        let (target, teller) = ("ailing".parse().unwrap(), Teller::here(Announcer::new(true)));
+        let keeper = Keeper::open(&target, gate, shared.attach(), Weak::new(), teller).await;
+        let host = shared.attach();
+        let locked = host.lock(Extent::from_raw(300, 1).unwrap()).await;
+        keeper.configure(Settings::default());
+        keeper.order(|scrub, now| scrub.start(now, None, None)).unwrap();
+        while device.asked.borrow().is_empty() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        sleep(Duration::from_millis(20)).await;
+        let reached =
+            |lba: &u64| device.asked.borrow().iter().any(|(_, extent)| extent.iter().any(|at| at.get() == *lba));
+        assert!(reached(&0) && !reached(&300), "between a compare and its write nothing is mended");
+        drop(locked);
+        until(&keeper, |status| status.state == StateWord::Idle).await;
+        assert!(reached(&300) && device.bad.borrow().is_empty());
+        keeper.close().await;
     });
 }
 
@@ -119,10 +161,28 @@ fn a_medium_that_names_no_block_is_asked_until_each_is_known() {
         let status = until(&keeper, |status| status.state == StateWord::Idle).await;
         let run = &status.runs[0];
         assert_eq!((run.blocks, run.bad, run.repaired, run.lost), (BLOCKS, 4, 0, 4));
-        assert!(status.has_damage());
+        assert_eq!(status.exit(), Exit::Found);
         let asked = device.asked.borrow();
         assert!(asked.iter().all(|(kind, _)| *kind == OperationKind::Verify));
         assert!(asked.len() < 200, "{} requests for four blocks", asked.len());
+    });
+}
+
+#[test]
+fn a_run_that_cannot_check_everything_ends_incomplete() {
+    let device = Ailing { unchecked: Some(Extent::from_raw(0, 300).unwrap()), ..Ailing::new(true) };
+    with_scrub(device, |keeper, _| async move {
+        let status = until(&keeper, |status| status.state == StateWord::Idle).await;
+        let run = &status.runs[0];
+        assert_eq!((run.blocks, run.bad, run.unchecked), (BLOCKS, 0, 300));
+        assert_eq!((run.result, status.exit()), (Some(ResultWord::Incomplete), Exit::Incomplete));
+    });
+    let device = Ailing { unchecked: Some(Extent::from_raw(0, 300).unwrap()), dead: vec![700], ..Ailing::new(false) };
+    with_scrub(device, |keeper, _| async move {
+        let status = until(&keeper, |status| status.state == StateWord::Idle).await;
+        let run = &status.runs[0];
+        assert_eq!((run.lost, run.unchecked, run.result), (1, 300, Some(ResultWord::Incomplete)));
+        assert_eq!(status.exit(), Exit::Found, "damage counts more");
     });
 }
 
@@ -132,7 +192,7 @@ fn a_device_that_is_away_is_no_damage() {
     device.is_away.set(true);
     with_scrub(device, |keeper, device| async move {
         let status = until(&keeper, |status| status.trouble.is_some()).await;
-        assert_eq!((status.state, status.position, status.has_damage()), (StateWord::Running, 0, false));
+        assert_eq!((status.state, status.position, status.exit()), (StateWord::Running, 0, Exit::Clean));
         assert!(status.trouble.unwrap().contains("it is away"));
         assert_eq!(device.asked.borrow().len(), 1, "it is left alone for a while");
         device.is_away.set(false);

@@ -47,7 +47,7 @@ fn with_server<F: Future<Output = ()>>(test: impl FnOnce(Server) -> F) {
 fn a_device_keeps_its_state_however_it_is_offered_and_another_has_its_own() {
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(1 << 20).unwrap();
-    let path = file.path().to_str().unwrap();
+    let path = &format!("raw:{}", file.path().display());
     with_server(|mut server| async move {
         let memory = |more: &str| subsystem("m", "mem:1MiB", more);
         server.change(&plan(&format!("{}{}", memory(""), subsystem("a", path, "")))).await.unwrap();
@@ -71,7 +71,7 @@ fn a_device_keeps_its_state_however_it_is_offered_and_another_has_its_own() {
 fn a_device_is_closed_when_nobody_uses_it_any_more() {
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(1 << 20).unwrap();
-    let path = file.path().to_str().unwrap();
+    let path = &format!("raw:{}", file.path().display());
     with_server(|mut server| async move {
         let stays = subsystem("m", "mem:1MiB", "");
         server.change(&plan(&format!("{stays}{}", subsystem("a", path, "")))).await.unwrap();

@@ -1,0 +1,143 @@
+//! What a verify says that it has not checked: whoever takes silence for a clean mirror is right only then.
+
+use futures_util::FutureExt;
+use sealblock_block::{Answer, Coverage, Device, Error, Leg, Operation, WhyUnchecked};
+use sealblock_units::Lba;
+
+use super::rig::*;
+use crate::State;
+use crate::label::Standing;
+
+/// How far a check of everything went, whatever it has found.
+fn coverage_of(
+    device: &impl Device,
+    operation: fn(sealblock_units::Extent, sealblock_integrity::Checks) -> Operation,
+) -> Coverage {
+    let at = extent(0, device.geometry().capacity_blocks);
+    match run(device, operation(at, checks(device, at))).map_err(Error::into_damage) {
+        Ok(Answer::Verified(verified)) => verified.coverage,
+        Ok(Answer::Digest(digested)) => digested.coverage,
+        Ok(other) => panic!("no check but {other:?}"),
+        Err(Ok((_, coverage))) => coverage,
+        Err(Err(error)) => panic!("{error}"),
+    }
+}
+
+fn verified(device: &impl Device) -> Coverage {
+    let coverage = coverage_of(device, |extent, checks| Operation::Verify { extent, checks });
+    let digested = coverage_of(device, |extent, checks| Operation::Digest { extent, checks });
+    assert_eq!(coverage, digested, "a digest goes as far as a verify");
+    coverage
+}
+
+/// What was not checked: whose, from where to where, and why.
+fn told(coverage: &Coverage) -> Vec<(Leg, u64, u64, WhyUnchecked)> {
+    coverage.unchecked().iter().map(|run| (run.leg, run.first.get(), run.last.get(), run.why)).collect()
+}
+
+fn leg(number: usize) -> Leg {
+    Leg::NONE.within(number)
+}
+
+#[test]
+fn a_mirror_whose_members_are_all_in_sync_is_checked_to_the_last_block() {
+    let (a, _, mirror) = pair(Some(TYPE1));
+    write(&mirror, extent(0, 600), 1).unwrap();
+    assert_eq!((verified(&mirror), mirror.state()), (Coverage::default(), State::Optimal));
+    assert!(a.memory.device().damage(Lba::new(6), sealblock_media_memory::Damage::Data { at: 0, mask: 1 }));
+    assert!(verified(&mirror).is_complete(), "damage is no want of checking");
+    assert_eq!(verify(&mirror).unwrap_err().faults().unwrap().as_slice().len(), 1);
+}
+
+#[test]
+fn members_without_seals_are_read_and_have_nothing_to_be_checked_against() {
+    let (_, b, mirror) = pair(None);
+    write(&mirror, extent(0, 60), 1).unwrap();
+    let coverage = verified(&mirror);
+    assert!(coverage.is_complete() && !coverage.is_sealed());
+    write(&*b.memory, extent(9, 1), 2).unwrap();
+    assert_eq!(verify(&mirror).unwrap_err().faults().unwrap().as_slice()[0].lba, Lba::new(9));
+}
+
+#[test]
+fn a_member_is_unchecked_while_it_is_away_out_of_sync_and_resynchronised() {
+    let (_, b, mirror) = pair(Some(TYPE1));
+    write(&mirror, extent(0, 600), 1).unwrap();
+    b.gone.set(true);
+    write(&mirror, extent(3, 1), 2).unwrap();
+    assert_eq!(mirror.state(), State::Degraded);
+    assert_eq!(told(&verified(&mirror)), [(leg(1), 0, BLOCKS - 1, WhyUnchecked::Absent)]);
+
+    // Back, and not up to date: all of it, since nothing of it is looked at.
+    b.gone.set(false);
+    take_back(&mirror, &b).unwrap();
+    assert_eq!(standings(&mirror)[1], Standing::Rebuilding);
+    assert_eq!(told(&verified(&mirror)), [(leg(1), 0, BLOCKS - 1, WhyUnchecked::Resyncing)]);
+    assert_eq!(mirror.state(), State::Degraded);
+    rebuild(&mirror);
+    assert_eq!((verified(&mirror), mirror.state()), (Coverage::default(), State::Optimal));
+}
+
+#[test]
+fn a_member_that_is_out_of_sync_stays_so_for_a_mirror_that_only_reads() {
+    let (a, b, mirror) = pair(Some(TYPE1));
+    write(&mirror, extent(0, 600), 1).unwrap();
+    b.gone.set(true);
+    write(&mirror, extent(3, 1), 2).unwrap();
+    tidy(&mirror);
+    mirror.close().now_or_never().unwrap().unwrap();
+    b.gone.set(false);
+    let reader = try_open(&[&a, &b], true).unwrap();
+    assert_eq!(told(&verified(&reader)), [(leg(1), 0, BLOCKS - 1, WhyUnchecked::OutOfSync)]);
+    assert_eq!(reader.state(), State::Degraded);
+}
+
+#[test]
+fn what_a_crash_has_left_unsettled_is_incomplete_and_settled_it_is_clean() {
+    let (a, b, mirror) = pair(Some(TYPE1));
+    write(&mirror, extent(256, 4), 1).unwrap();
+    // A crash: nobody has closed the mirror, and its labels say that a region may differ.
+    drop(mirror);
+    let reader = try_open(&[&a, &b], true).unwrap();
+    assert_eq!(told(&verified(&reader)), [(Leg::NONE, 256, 511, WhyUnchecked::Unsettled)]);
+    assert_eq!(reader.state(), State::Degraded);
+
+    let mirror = opened(&[&a, &b]);
+    assert!(matches!(repair(&mirror), Ok(Answer::Verified(of)) if of.coverage.is_complete()), "settled first");
+    rebuild(&mirror);
+    assert_eq!((verified(&mirror), mirror.state()), (Coverage::default(), State::Optimal));
+}
+
+#[test]
+fn a_member_that_fails_without_naming_blocks_is_not_taken_for_clean() {
+    for is_lost in [false, true] {
+        let (_, b, mirror) = pair(Some(TYPE1));
+        write(&mirror, extent(0, 600), 1).unwrap();
+        if is_lost {
+            b.gone.set(true)
+        } else {
+            b.mute.set(true)
+        }
+        let coverage = coverage_of(&mirror, |extent, checks| Operation::Verify { extent, checks });
+        assert_eq!(told(&coverage), [(leg(1), 0, BLOCKS - 1, WhyUnchecked::Failed)]);
+        assert!(matches!(repair(&mirror), Ok(Answer::Verified(of)) if of.coverage.blocks() == BLOCKS));
+    }
+}
+
+#[test]
+fn a_degraded_mirror_within_a_mirror_is_told_with_its_member() {
+    let (a, b) = (TestLeg::new("a", Some(TYPE1)), TestLeg::new("b", Some(TYPE1)));
+    let inner = opened(&[&a, &b]);
+    let c = TestLeg::new("c", Some(TYPE1));
+    let source = |name: &str, device| crate::LegSource { name: name.to_owned(), device: Ok(device), reopen: None };
+    let within = sealblock_block::Stack::new(sealblock_block::Gate::new("inner", inner.clone()));
+    let options = crate::OpenOptions { read_only: false, random: [9; 16] };
+    let outer = crate::open(vec![source("inner", within), source("c", c.stack())], Still, options);
+    let outer = outer.now_or_never().unwrap().unwrap().mirror;
+    write(&outer, extent(0, 60), 1).unwrap();
+    assert_eq!(verified(&outer), Coverage::default());
+    b.gone.set(true);
+    write(&outer, extent(0, 6), 2).unwrap();
+    let at = leg(1).within(0);
+    assert_eq!(told(&verified(&outer)), [(at, 0, BLOCKS - 1, WhyUnchecked::Absent)]);
+}

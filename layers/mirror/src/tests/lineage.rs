@@ -1,0 +1,280 @@
+//! Who was written without whom: images put back, legs written alone, and openings that changed nothing.
+
+use futures_util::FutureExt;
+use sealblock_block::Operation;
+
+use super::rig::*;
+use crate::judge::Refusal;
+use crate::label::Standing;
+use crate::{MirrorError, mark_written_alone};
+
+fn close(mirror: &Rig) {
+    mirror.close().now_or_never().expect("RAM never waits").unwrap();
+}
+
+fn flush(mirror: &Rig) {
+    run(mirror, Operation::Flush).unwrap();
+}
+
+fn refusal(legs: &[&TestLeg]) -> Option<Refusal> {
+    match try_open(legs, true) {
+        Err(MirrorError::Refused { refusal, .. }) => Some(refusal),
+        Err(other) => panic!("refused for another reason: {other}"),
+        Ok(_) => None,
+    }
+}
+
+/// Opens one of two legs without the other.
+fn alone(here: &TestLeg, other: &TestLeg) -> Rig {
+    other.gone.set(true);
+    let mirror = opened(&[here, other]);
+    other.gone.set(false);
+    mirror
+}
+
+#[test]
+fn an_older_image_that_was_written_alone_is_a_split_brain_whatever_its_generation() {
+    for image_of_first in [true, false] {
+        // However much was written together since the image was taken.
+        for openings in 1..12 {
+            let (a, b, mirror) = pair(Some(TYPE1));
+            write(&mirror, extent(0, 8), 1).unwrap();
+            close(&mirror);
+            let (older, other) = if image_of_first { (a.image(), &b) } else { (b.image(), &a) };
+            for round in 0..openings {
+                let mirror = opened(&[&a, &b]);
+                write(&mirror, extent(8, 8), 2 + round).unwrap();
+                close(&mirror);
+            }
+            let mirror = alone(&older, other);
+            write(&mirror, extent(0, 8), 50).unwrap();
+            flush(&mirror);
+            drop(mirror);
+            for restart in [false, true] {
+                let split = Some(Refusal::SplitBrain { first: 0, second: 1 });
+                assert_eq!(refusal(&[&older, other]), split, "{openings} openings");
+                if !restart {
+                    let mirror = alone(other, &older);
+                    write(&mirror, extent(16, 8), 51).unwrap();
+                    close(&mirror);
+                }
+            }
+            assert_reads(&*older.memory, extent(0, 8), 50);
+            assert_reads(&*other.memory, extent(16, 8), 51);
+        }
+    }
+}
+
+#[test]
+fn both_put_back_and_written_alone_are_a_split_brain_too() {
+    let (a, b, mirror) = pair(None);
+    write(&mirror, extent(0, 8), 1).unwrap();
+    close(&mirror);
+    let (older_a, older_b) = (a.image(), b.image());
+    let mirror = opened(&[&a, &b]);
+    write(&mirror, extent(0, 8), 2).unwrap();
+    close(&mirror);
+    let newer_b = b.image();
+    for b in [older_b, newer_b] {
+        let (a, b) = (older_a.image(), b.image());
+        for (here, other, seed) in [(&a, &b, 3), (&b, &a, 4)] {
+            let mirror = alone(here, other);
+            write(&mirror, extent(0, 8), seed).unwrap();
+            close(&mirror);
+        }
+        assert!(matches!(refusal(&[&a, &b]), Some(Refusal::SplitBrain { .. })));
+    }
+}
+
+#[test]
+fn an_older_image_that_was_only_looked_at_is_brought_up_to_date() {
+    let (a, b, mirror) = pair(Some(TYPE1));
+    write(&mirror, extent(0, 8), 1).unwrap();
+    close(&mirror);
+    let older = a.image();
+    let mirror = opened(&[&a, &b]);
+    write(&mirror, extent(0, 8), 2).unwrap();
+    close(&mirror);
+    let looked_at = alone(&older, &b);
+    assert_reads(&looked_at, extent(0, 8), 1);
+    close(&looked_at);
+    let mirror = opened(&[&older, &b]);
+    assert_eq!(standings(&mirror), [Standing::Missing, Standing::Current]);
+    rebuild(&mirror);
+    assert_reads(&*older.memory, extent(0, 8), 2);
+}
+
+#[test]
+fn an_opening_that_changed_nothing_speaks_against_nobody() {
+    let (a, b, mirror) = pair(None);
+    write(&mirror, extent(0, 8), 1).unwrap();
+    close(&mirror);
+    // Both were opened alone; only one of them was changed.
+    let idle = alone(&a, &b);
+    assert_reads(&idle, extent(0, 8), 1);
+    tidy(&idle);
+    close(&idle);
+    drop(idle);
+    let changed = alone(&b, &a);
+    write(&changed, extent(0, 4), 2).unwrap();
+    close(&changed);
+    drop(changed);
+    let mirror = opened(&[&a, &b]);
+    assert_eq!(standings(&mirror), [Standing::Missing, Standing::Current]);
+    assert_reads(&mirror, extent(0, 4), 2);
+    rebuild(&mirror);
+    assert_reads(&*a.memory, extent(0, 4), 2);
+}
+
+#[test]
+fn a_leg_that_left_having_everything_may_go_on_alone_if_the_others_do_not() {
+    for is_changed in [false, true] {
+        let (a, b, mirror) = pair(None);
+        write(&mirror, extent(0, 8), 1).unwrap();
+        flush(&mirror);
+        b.gone.set(true);
+        flush(&mirror);
+        assert_eq!(standings(&mirror), [Standing::Current, Standing::Missing]);
+        if is_changed {
+            // The region is noted already; that the other leg lacks this is not.
+            write(&mirror, extent(0, 1), 2).unwrap();
+        }
+        close(&mirror);
+        drop(mirror);
+        b.gone.set(false);
+        let other = alone(&b, &a);
+        write(&other, extent(4, 4), 3).unwrap();
+        close(&other);
+        drop(other);
+        match is_changed {
+            true => assert!(matches!(refusal(&[&a, &b]), Some(Refusal::SplitBrain { .. }))),
+            false => {
+                let mirror = opened(&[&a, &b]);
+                assert_reads(&mirror, extent(4, 4), 3);
+                assert_reads(&mirror, extent(0, 4), 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_was_read_where_a_crash_left_it_open_counts_as_a_change() {
+    let (a, b, mirror) = pair(None);
+    write(&mirror, extent(0, 8), 1).unwrap();
+    drop(mirror);
+    // Stopped with the region marked: what is read from one leg must not be taken back by the other one.
+    let reader = alone(&a, &b);
+    assert_eq!(reader.describe().unsettled_bytes, 1 << 20);
+    read(&reader, extent(600, 1)).unwrap();
+    drop(reader);
+    let writer = alone(&b, &a);
+    write(&writer, extent(0, 8), 2).unwrap();
+    drop(writer);
+    assert_eq!(refusal(&[&a, &b]), None, "what was read lay beside");
+    let reader = alone(&a, &b);
+    read(&reader, extent(0, 1)).unwrap();
+    drop(reader);
+    assert!(matches!(refusal(&[&a, &b]), Some(Refusal::SplitBrain { .. })));
+}
+
+#[test]
+fn labels_cut_short_at_any_point_before_a_change_make_no_split() {
+    for cut in 0..12 {
+        let (a, mut b, mirror) = pair(Some(TYPE1));
+        write(&mirror, extent(0, 8), 1).unwrap();
+        close(&mirror);
+        drop(mirror);
+        b.labels_left = a.labels_left.clone();
+        let mirror = opened(&[&a, &b]);
+        a.labels_left.set(Some(cut));
+        let written = sealblock_block::Device::execute(&*mirror, write_of(&mirror, extent(0, 8), 2)).now_or_never();
+        std::mem::forget(mirror);
+        a.labels_left.set(None);
+        // Whichever leg goes on alone then, the other one follows.
+        for (here, other, seed) in [(&a, &b, 3), (&b, &a, 4)] {
+            let (here, other) = (here.image(), other.image());
+            let mirror = alone(&here, &other);
+            write(&mirror, extent(0, 8), seed).unwrap();
+            close(&mirror);
+            drop(mirror);
+            let mirror = opened(&[&here, &other]);
+            assert_reads(&mirror, extent(0, 8), seed);
+            let is_current = mirror.current().iter().any(|leg| leg.name == here.name);
+            assert!(is_current, "cut after {cut}, written: {}", written.is_some());
+        }
+        if written.is_some() {
+            assert!(cut >= 4, "two rounds of labels come before a change");
+            return;
+        }
+    }
+    panic!("the write was never carried out");
+}
+
+#[test]
+fn a_leg_that_was_written_alone_on_purpose_is_out_of_sync_in_everything() {
+    let (a, b, mirror) = pair(Some(TYPE1));
+    write(&mirror, extent(0, 600), 1).unwrap();
+    close(&mirror);
+    drop(mirror);
+    for others_went_on in [false, true] {
+        mark_written_alone(&b.stack()).now_or_never().unwrap().unwrap();
+        write(&*b.memory, extent(3, 1), 9).unwrap();
+        let expected = (!others_went_on).then_some(Refusal::OnlyStale);
+        b.gone.set(others_went_on);
+        if others_went_on {
+            let mirror = opened(&[&a, &b]);
+            write(&mirror, extent(0, 1), 5).unwrap();
+            close(&mirror);
+        } else {
+            a.gone.set(true);
+            assert_eq!(refusal(&[&a, &b]), expected, "it makes no mirror by itself");
+            a.gone.set(false);
+        }
+        b.gone.set(false);
+        let mirror = opened(&[&a, &b]);
+        assert_eq!(standings(&mirror), [Standing::Current, Standing::Missing]);
+        assert_eq!(mirror.describe().legs[1].missed_bytes, 8 << 20);
+        assert_reads(&mirror, extent(3, 1), 1);
+        rebuild(&mirror);
+        assert_reads(&*b.memory, extent(3, 1), 1);
+        close(&mirror);
+        drop(mirror);
+        verify(&opened(&[&a, &b])).unwrap();
+    }
+}
+
+#[test]
+fn a_leg_that_was_written_alone_does_not_come_back_while_the_last_one_is_away() {
+    let (a, b, mirror) = pair(None);
+    write(&mirror, extent(0, 8), 1).unwrap();
+    b.gone.set(true);
+    write(&mirror, extent(0, 1), 2).unwrap();
+    a.gone.set(true);
+    read(&mirror, extent(0, 1)).unwrap_err();
+    b.gone.set(false);
+    let elsewhere = opened(&[&a, &b]);
+    write(&elsewhere, extent(0, 1), 3).unwrap();
+    flush(&elsewhere);
+    drop(elsewhere);
+    let why = take_back(&mirror, &b).unwrap_err();
+    assert!(why.contains("split brain"), "{why}");
+    assert_reads(&*b.memory, extent(0, 1), 3);
+}
+
+#[test]
+fn what_was_changed_elsewhere_is_not_taken_back_for_older() {
+    let (a, b, mirror) = pair(None);
+    write(&mirror, extent(0, 8), 1).unwrap();
+    close(&mirror);
+    drop(mirror);
+    let idle = alone(&a, &b);
+    let elsewhere = alone(&b, &a);
+    write(&elsewhere, extent(0, 1), 3).unwrap();
+    flush(&elsewhere);
+    drop(elsewhere);
+    let why = take_back(&idle, &b).unwrap_err();
+    assert!(why.contains("changed elsewhere"), "{why}");
+    close(&idle);
+    drop(idle);
+    assert_reads(&opened(&[&a, &b]), extent(0, 1), 3);
+}

@@ -1,0 +1,229 @@
+//! Mirrors made on purpose, and changes of their legs that are cut short at any label.
+
+use futures_util::FutureExt;
+use futures_util::future::LocalBoxFuture;
+
+use super::rig::*;
+use crate::judge::Refusal;
+use crate::label::Standing;
+use crate::{CreateOptions, MemberError, MirrorError, create};
+
+fn try_create(legs: &[&TestLeg], from: Option<usize>, force: bool) -> Option<Result<Rig, MemberError>> {
+    let sources = legs.iter().map(|leg| leg.source()).collect();
+    let options = CreateOptions { random: random(), from, force };
+    create(sources, Still, options).now_or_never().map(|created| created.map(|opened| opened.mirror))
+}
+
+fn created(legs: &[&TestLeg], from: Option<usize>, force: bool) -> Result<Rig, MemberError> {
+    try_create(legs, from, force).expect("RAM never waits")
+}
+
+/// A device that holds blocks of this seed.
+fn holding(name: &'static str, seed: u8) -> TestLeg {
+    let leg = TestLeg::new(name, Some(TYPE1));
+    write(&*leg.memory, extent(0, 700), seed).unwrap();
+    leg
+}
+
+fn is_refused(legs: &[&TestLeg], why: fn(&Refusal) -> bool) -> bool {
+    matches!(try_open(legs, false), Err(MirrorError::Refused { refusal, .. }) if why(&refusal))
+}
+
+#[test]
+fn unlabelled_devices_make_a_mirror_without_asking_only_if_all_are_blank() {
+    let (a, b) = (holding("a", 1), TestLeg::new("b", Some(TYPE1)));
+    for legs in [[&a, &b], [&b, &a]] {
+        assert!(is_refused(&legs, |refusal| matches!(refusal, Refusal::NotMade { .. })));
+    }
+    let blank = [TestLeg::new("c", None), TestLeg::new("d", None)];
+    assert_eq!(standings(&opened(&[&blank[0], &blank[1]])), [Standing::Current; 2]);
+    let mut bare = [TestLeg::new("e", None), TestLeg::new("f", None)];
+    bare.iter_mut().for_each(|leg| leg.bare = true);
+    assert!(is_refused(&[&bare[0], &bare[1]], |refusal| *refusal == Refusal::NoRoom));
+}
+
+#[test]
+fn the_one_that_holds_data_is_the_source_and_nothing_else_is_read_before_it_is_done() {
+    let (a, b, c) = (holding("a", 1), TestLeg::new("b", Some(TYPE1)), TestLeg::new("c", Some(TYPE1)));
+    let mirror = created(&[&b, &a, &c], None, false).unwrap();
+    assert_eq!(standings(&mirror), [Standing::Rebuilding, Standing::Current, Standing::Rebuilding]);
+    for _ in 0..4 {
+        assert_reads(&mirror, extent(0, 700), 1);
+    }
+    drop(mirror);
+    let again = opened(&[&a, &b, &c]);
+    assert_eq!(again.current().len(), 1);
+    assert_reads(&again, extent(0, 700), 1);
+    rebuild(&again);
+    assert_eq!(standings(&again), [Standing::Current; 3]);
+    for leg in [&b, &c] {
+        assert_reads(&*leg.memory, extent(0, 700), 1);
+    }
+    verify(&again).unwrap();
+}
+
+#[test]
+fn what_a_device_holds_is_replaced_only_by_force() {
+    let (a, b) = (holding("a", 1), holding("b", 2));
+    assert!(matches!(created(&[&a, &b], None, true), Err(MemberError::Undecided { .. })));
+    assert_eq!(created(&[&a, &b], Some(0), false).err(), Some(MemberError::Holds { leg: "b".to_owned() }));
+    assert_reads(&*b.memory, extent(0, 700), 2);
+    let mirror = created(&[&a, &b], Some(0), true).unwrap();
+    rebuild(&mirror);
+    assert_reads(&*b.memory, extent(0, 700), 1);
+    drop(mirror);
+    // A label counts like data, also of the one that is to be the source.
+    let c = TestLeg::new("c", Some(TYPE1));
+    assert!(matches!(created(&[&a, &c], None, false), Err(MemberError::Labelled { .. })));
+    assert!(matches!(created(&[&c, &b], Some(1), false), Err(MemberError::Labelled { .. })));
+    let other = created(&[&c, &b], Some(1), true).unwrap();
+    assert_reads(&other, extent(0, 700), 1);
+    assert!(is_refused(&[&a, &b], |refusal| matches!(refusal, Refusal::Foreign { leg: 1 })));
+}
+
+#[test]
+fn a_mirror_whose_making_was_cut_short_opens_with_what_the_source_has_or_not_at_all() {
+    for cut in 0..20 {
+        let (a, mut b) = (holding("a", 1), holding("b", 2));
+        b.labels_left = a.labels_left.clone();
+        a.labels_left.set(Some(cut));
+        let is_done = try_create(&[&a, &b], Some(0), true).is_some();
+        a.labels_left.set(None);
+        if cut == 0 {
+            assert!(is_refused(&[&a, &b], |refusal| matches!(refusal, Refusal::NotMade { .. })));
+        } else {
+            let mirror = opened(&[&b, &a]);
+            assert_eq!(mirror.current().len(), 1);
+            assert_reads(&mirror, extent(0, 700), 1);
+            if !mirror.describe().legs.iter().all(|leg| leg.is_here) {
+                mirror.replace("b", b.source(), true).now_or_never().unwrap().unwrap();
+            }
+            rebuild(&mirror);
+            assert_reads(&*b.memory, extent(0, 700), 1);
+        }
+        if is_done {
+            return;
+        }
+    }
+    panic!("it was never done");
+}
+
+type Step = for<'a> fn(&'a Rig, &'a TestLeg) -> LocalBoxFuture<'a, Result<(), MemberError>>;
+
+/// Carries out a change of the legs of a mirror of three that is cut short after every number of labels, and looks at what
+/// each of these sets of legs makes afterwards: the content, or a refusal, but nothing else.
+fn cut_short(step: Step, sets: &[&[usize]]) {
+    for cut in 0..40 {
+        let mut legs = ["a", "b", "c", "d"].map(|name| TestLeg::new(name, Some(TYPE1)));
+        let labels_left = legs[0].labels_left.clone();
+        legs.iter_mut().for_each(|leg| leg.labels_left = labels_left.clone());
+        let mirror = opened(&[&legs[0], &legs[1], &legs[2]]);
+        write(&mirror, extent(0, 700), 1).unwrap();
+        labels_left.set(Some(cut));
+        let is_done = step(&mirror, &legs[3]).now_or_never().is_some();
+        std::mem::forget(mirror);
+        labels_left.set(None);
+        let mut opened = 0;
+        for set in sets {
+            let images: Vec<TestLeg> = set.iter().map(|at| legs[*at].image()).collect();
+            let Ok(mirror) = try_open(&images.iter().collect::<Vec<_>>(), false) else { continue };
+            opened += 1;
+            assert_reads(&mirror, extent(0, 700), 1);
+            rebuild(&mirror);
+            for leg in mirror.describe().legs.iter().filter(|leg| leg.standing == Standing::Current && leg.is_here) {
+                let image = images.iter().find(|image| image.name == leg.name).unwrap();
+                assert_reads(&*image.memory, extent(0, 700), 1);
+            }
+            verify(&mirror).unwrap();
+        }
+        assert!(opened > 0, "cut after {cut} labels, neither the old nor the new mirror opens");
+        if is_done {
+            return;
+        }
+    }
+    panic!("it was never done");
+}
+
+#[test]
+fn adding_replacing_and_removing_cut_short_leave_the_old_legs_or_the_new_ones() {
+    cut_short(|mirror, leg| Box::pin(mirror.add(leg.source(), false)), &[&[0, 1, 2], &[0, 1, 2, 3], &[3, 2, 1, 0]]);
+    cut_short(|mirror, leg| Box::pin(mirror.replace("c", leg.source(), false)), &[&[0, 1, 2], &[0, 1, 2, 3]]);
+    cut_short(|mirror, _| Box::pin(mirror.remove("c")), &[&[0, 1], &[0, 1, 2]]);
+}
+
+#[test]
+fn a_leg_whose_removal_was_cut_short_makes_no_mirror_and_its_removal_is_finished() {
+    let (mut seen, labels) = (0, 30);
+    for cut in 0..labels {
+        let mut legs = ["a", "b", "c"].map(|name| TestLeg::new(name, None));
+        let labels_left = legs[0].labels_left.clone();
+        legs.iter_mut().for_each(|leg| leg.labels_left = labels_left.clone());
+        let mirror = opened(&[&legs[0], &legs[1], &legs[2]]);
+        write(&mirror, extent(0, 8), 1).unwrap();
+        labels_left.set(Some(cut));
+        let is_done = mirror.remove("c").now_or_never().is_some();
+        std::mem::forget(mirror);
+        labels_left.set(None);
+        let own = crate::open::found_on(&legs[2].stack()).now_or_never().unwrap().ok().unwrap();
+        let crate::judge::Found::Labelled(own) = own else { panic!("it has a label") };
+        if own.members[own.own].standing != Standing::Removed {
+            continue;
+        }
+        seen += 1;
+        let alone = [&legs[2]];
+        let found: Vec<_> = alone.iter().map(|_| crate::judge::Found::Labelled(own.clone())).collect();
+        assert_eq!(crate::judge::judge(&found), Err(Refusal::OnlyStale));
+        match try_open(&[&legs[0], &legs[1], &legs[2]], false) {
+            Ok(mirror) => assert_eq!(standings(&mirror)[2], Standing::Removed, "cut after {cut}"),
+            Err(error) => assert!(error.to_string().contains("taken out"), "{error}"),
+        }
+        assert!(is_refused(&[&legs[0], &legs[1], &legs[2]], |refusal| matches!(refusal, Refusal::TakenOut { leg: 2 })));
+        if is_done {
+            break;
+        }
+    }
+    assert!(seen > 1, "its own label is written before those of the others");
+}
+
+#[test]
+fn a_device_is_added_only_if_it_fits_and_is_blank_or_by_force() {
+    let (a, b, mirror) = pair(Some(TYPE1));
+    write(&mirror, extent(0, 600), 1).unwrap();
+    let add = |leg: &TestLeg, force| mirror.add(leg.source(), force).now_or_never().expect("RAM never waits");
+    let used = holding("u", 7);
+    assert_eq!(add(&used, false), Err(MemberError::Holds { leg: "u".to_owned() }));
+    assert_reads(&*used.memory, extent(0, 700), 7);
+    assert!(matches!(add(&TestLeg::new("n", None), true), Err(MemberError::Unfit(MirrorError::Protection { .. }))));
+    let foreign = [TestLeg::new("x", Some(TYPE1)), TestLeg::new("y", Some(TYPE1))];
+    drop(opened(&[&foreign[0], &foreign[1]]));
+    assert!(matches!(add(&foreign[0], false), Err(MemberError::Labelled { .. })));
+    assert_eq!(standings(&mirror).len(), 2);
+    add(&used, true).unwrap();
+    add(&foreign[0], true).unwrap();
+    rebuild(&mirror);
+    assert_eq!(standings(&mirror), [Standing::Current; 4]);
+    assert_reads(&*foreign[0].memory, extent(0, 600), 1);
+    assert_eq!(add(&a, true), Err(MemberError::InUse { leg: "a".to_owned() }));
+    drop(b);
+}
+
+#[test]
+fn a_blank_device_in_the_place_of_a_leg_is_not_used_until_it_replaces_it() {
+    let (a, b, mirror) = pair(Some(TYPE1));
+    write(&mirror, extent(0, 600), 1).unwrap();
+    drop(mirror);
+    let blank = TestLeg { name: "b", ..TestLeg::new("b", Some(TYPE1)) };
+    let mirror = opened(&[&a, &blank]);
+    assert_eq!(standings(&mirror), [Standing::Current, Standing::Missing]);
+    assert!(!mirror.describe().legs[1].is_here && mirror.describe().legs[1].why.contains("mirror replace"));
+    write(&mirror, extent(0, 1), 2).unwrap();
+    assert!(crate::tests::rig::read(&*blank.memory, extent(0, 1)).unwrap().iter().all(|byte| *byte == 0));
+    mirror.replace("b", blank.source(), false).now_or_never().unwrap().unwrap();
+    rebuild(&mirror);
+    assert_eq!(standings(&mirror), [Standing::Current; 2]);
+    assert_reads(&*blank.memory, extent(1, 599), 1);
+    drop(mirror);
+    // The one that it took the place of is none any more.
+    assert!(is_refused(&[&a, &b], |refusal| matches!(refusal, Refusal::Stranger { .. } | Refusal::OnlyStale)));
+    verify(&opened(&[&a, &blank])).unwrap();
+}

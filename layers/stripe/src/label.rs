@@ -1,0 +1,216 @@
+//! The label: what each member of a stripe has noted beside its blocks. Drawn in `docs/formats/stripe-label.md`.
+//!
+//! The order of the members and the size of the chunks are all that tells where a block of the stripe lies, and the members
+//! verify clean in any order: so both are noted, and an opening that says something else is refused. The label takes the
+//! slot of [`AnnexSlot::Group`], so a member can be in no mirror at the same time; what a group of stripes notes there on the
+//! stripe as a whole is kept behind the head of the first member's label.
+//!
+//! Everything read here is hostile until its checksum and its ranges have been checked.
+
+use sealblock_block::AnnexSlot;
+use sealblock_integrity::guard;
+use sealblock_units::{BlockSize, ByteCount};
+
+/// Members of a stripe at most.
+pub const MOST_MEMBERS: usize = 64;
+/// Bytes that a label has beside what it keeps for a group of stripes.
+pub const HEAD_BYTES: usize = 64;
+
+const MAGIC: [u8; 8] = *b"SBSTRIPE";
+const VERSION: u64 = 1;
+const AT_VERSION: usize = 8;
+const AT_MEMBERS: usize = 10;
+const AT_OWN: usize = 11;
+const AT_CHECKSUM: usize = 12;
+const AT_UUID: usize = 16;
+const AT_CHUNK: usize = 32;
+const AT_CAPACITY: usize = 40;
+const AT_BLOCK_BYTES: usize = 48;
+const AT_LENGTH: usize = 52;
+
+/// What is noted on a member.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Label {
+    /// The stripe's identity.
+    pub uuid: [u8; 16],
+    /// How many members it has.
+    pub members: usize,
+    /// Which of them this is, from 0: the order in which blocks go round.
+    pub own: usize,
+    /// Bytes of a chunk.
+    pub chunk: ByteCount,
+    /// Blocks of the whole stripe.
+    pub capacity_blocks: u64,
+    /// Their size.
+    pub block_size: BlockSize,
+    /// What a group that the stripe is a member of notes on it; empty on every member but the first.
+    pub above: Vec<u8>,
+}
+
+/// Why these bytes are no label that can be used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum LabelError {
+    /// They are cut off or damaged.
+    #[error("the stripe's label is damaged")]
+    Damaged,
+    /// Another version of the format.
+    #[error("the stripe's label has version {0}; this program knows version 1")]
+    Version(u64),
+    /// A field has an impossible value.
+    #[error("the {0} in the stripe's label cannot be")]
+    Field(&'static str),
+}
+
+fn get<const N: usize>(bytes: &[u8], at: usize) -> u64 {
+    let mut wide = [0; 8];
+    wide[..N].copy_from_slice(&bytes[at..at + N]);
+    u64::from_le_bytes(wide)
+}
+
+fn put<const N: usize>(bytes: &mut [u8], at: usize, value: u64) {
+    bytes[at..at + N].copy_from_slice(&value.to_le_bytes()[..N]);
+}
+
+impl Label {
+    /// The bytes of the label.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = vec![0; HEAD_BYTES];
+        bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
+        put::<2>(&mut bytes, AT_VERSION, VERSION);
+        put::<1>(&mut bytes, AT_MEMBERS, self.members as u64);
+        put::<1>(&mut bytes, AT_OWN, self.own as u64);
+        bytes[AT_UUID..AT_UUID + 16].copy_from_slice(&self.uuid);
+        put::<8>(&mut bytes, AT_CHUNK, self.chunk.get());
+        put::<8>(&mut bytes, AT_CAPACITY, self.capacity_blocks);
+        put::<4>(&mut bytes, AT_BLOCK_BYTES, self.block_size.bytes() as u64);
+        put::<4>(&mut bytes, AT_LENGTH, self.above.len() as u64);
+        bytes.extend_from_slice(&self.above);
+        let checksum = checksum(&bytes);
+        put::<4>(&mut bytes, AT_CHECKSUM, checksum);
+        bytes
+    }
+
+    /// Reads a label, checking every field. Nothing for bytes that are no stripe's label, whatever else they are.
+    ///
+    /// # Errors
+    /// When it is one that cannot be used.
+    pub fn decode(bytes: &[u8]) -> Result<Option<Label>, LabelError> {
+        if !bytes.starts_with(&MAGIC) {
+            return Ok(None);
+        }
+        if bytes.len() < HEAD_BYTES {
+            return Err(LabelError::Damaged);
+        }
+        let version = get::<2>(bytes, AT_VERSION);
+        if version != VERSION {
+            return Err(LabelError::Version(version));
+        }
+        if get::<4>(bytes, AT_CHECKSUM) != checksum(bytes) {
+            return Err(LabelError::Damaged);
+        }
+        let (members, own) = (get::<1>(bytes, AT_MEMBERS) as usize, get::<1>(bytes, AT_OWN) as usize);
+        if !(1..=MOST_MEMBERS).contains(&members) {
+            return Err(LabelError::Field("number of members"));
+        }
+        if own >= members {
+            return Err(LabelError::Field("number of the member"));
+        }
+        let block_size =
+            BlockSize::from_bytes(get::<4>(bytes, AT_BLOCK_BYTES)).ok_or(LabelError::Field("block size"))?;
+        let chunk = get::<8>(bytes, AT_CHUNK);
+        if chunk < block_size.bytes() as u64 || !chunk.is_power_of_two() {
+            return Err(LabelError::Field("size of chunks"));
+        }
+        let above = &bytes[HEAD_BYTES..];
+        if get::<4>(bytes, AT_LENGTH) != above.len() as u64 || bytes.len() > AnnexSlot::Group.most_bytes() {
+            return Err(LabelError::Field("length"));
+        }
+        let mut uuid = [0; 16];
+        uuid.copy_from_slice(&bytes[AT_UUID..AT_UUID + 16]);
+        let capacity_blocks = get::<8>(bytes, AT_CAPACITY);
+        let (chunk, above) = (ByteCount::new(chunk), above.to_vec());
+        Ok(Some(Label { uuid, members, own, chunk, capacity_blocks, block_size, above }))
+    }
+
+    /// Whether two members say the same of their stripe.
+    pub(crate) fn agrees(&self, other: &Label) -> bool {
+        let of = |label: &Label| (label.uuid, label.members, label.chunk, label.capacity_blocks, label.block_size);
+        of(self) == of(other)
+    }
+}
+
+/// Of everything but itself.
+fn checksum(bytes: &[u8]) -> u64 {
+    let head = guard::crc32c(&bytes[..AT_CHECKSUM]);
+    u64::from(head ^ guard::crc32c(&bytes[AT_UUID..]).rotate_left(1))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn label() -> Label {
+        Label {
+            uuid: [5; 16],
+            members: 3,
+            own: 1,
+            chunk: ByteCount::new(64 << 10),
+            capacity_blocks: 3 << 20,
+            block_size: BlockSize::B4096,
+            above: b"a mirror's notes".to_vec(),
+        }
+    }
+
+    #[test]
+    fn a_label_comes_back_and_no_bit_may_change() {
+        let bytes = label().encode();
+        assert_eq!(Label::decode(&bytes), Ok(Some(label())));
+        assert_eq!((Label::decode(&[]), Label::decode(b"SBMIRROR and more")), (Ok(None), Ok(None)));
+        for bit in 0..bytes.len() * 8 {
+            let mut bad = bytes.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            // Without its magic it is something else, which is not this one's to judge.
+            assert_eq!(Label::decode(&bad).is_err(), bit / 8 >= MAGIC.len(), "bit {bit}");
+        }
+        for length in MAGIC.len()..bytes.len() {
+            assert!(Label::decode(&bytes[..length]).is_err(), "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn impossible_fields_are_refused_by_name() {
+        let refused = |label: Label| Label::decode(&label.encode());
+        let field = |name| Err(LabelError::Field(name));
+        assert_eq!(refused(Label { members: 0, ..label() }), field("number of members"));
+        assert_eq!(refused(Label { members: MOST_MEMBERS + 1, ..label() }), field("number of members"));
+        assert_eq!(refused(Label { own: 3, ..label() }), field("number of the member"));
+        for chunk in [0, 512, 4097, 12 << 10] {
+            assert_eq!(refused(Label { chunk: ByteCount::new(chunk), ..label() }), field("size of chunks"), "{chunk}");
+        }
+        let room = AnnexSlot::Group.most_bytes() - HEAD_BYTES;
+        let full = Label { above: vec![1; room], members: MOST_MEMBERS, own: MOST_MEMBERS - 1, ..label() };
+        assert_eq!(refused(full.clone()), Ok(Some(full)));
+        assert_eq!(refused(Label { above: vec![1; room + 1], ..label() }), field("length"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_label_comes_back(uuid: [u8; 16], members in 1..=MOST_MEMBERS, own: usize, shift in 12u32..63, capacity: u64) {
+            let (own, chunk) = (own % members, ByteCount::new(1 << shift));
+            let label = Label { uuid, members, own, chunk, capacity_blocks: capacity, ..label() };
+            prop_assert_eq!(Label::decode(&label.encode()), Ok(Some(label)));
+        }
+
+        #[test]
+        fn no_bytes_make_it_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..200), mend in any::<bool>()) {
+            if mend && bytes.len() >= HEAD_BYTES {
+                bytes[..8].copy_from_slice(&MAGIC);
+                put::<2>(&mut bytes, AT_VERSION, VERSION);
+                let sum = checksum(&bytes);
+                put::<4>(&mut bytes, AT_CHECKSUM, sum);
+            }
+            let _ = Label::decode(&bytes);
+        }
+    }
+}

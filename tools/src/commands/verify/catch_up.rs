@@ -1,0 +1,86 @@
+//! Before a repair: members that are out of sync are brought up to date.
+//!
+//! Whoever has the mirror open for writing does that by itself, this process or a server; here it is waited for, as long as it goes
+//! on. A member that cannot be brought up to date is told as unchecked by the verify that follows.
+
+use std::time::Duration;
+
+use sealblock_block::{Device, WhyUnchecked};
+use sealblock_layers_mirror::label::Standing;
+use sealblock_layers_mirror::{Description, LegDescription};
+use sealblock_units::{ByteCount, Extent};
+
+use super::job::coverage_of;
+use crate::exit::Failure;
+use crate::progress::{Progress, Show};
+use crate::stack::Opened;
+
+/// How often progress is looked at.
+const LOOK: Duration = Duration::from_millis(100);
+/// Looks, one after the other, at which nothing has become less, until it is taken that nothing will. A mirror tries anew every
+/// two seconds.
+const VAIN_LOOKS: u32 = 50;
+/// How often a member of another host may be given up half-way until it is no longer waited for.
+const MOST_SETBACKS: u32 = 3;
+
+/// Waits until no member is being brought up to date, or about to be.
+pub(super) async fn wait(opened: &Opened, show: Show) -> Result<(), Failure> {
+    wait_here(opened, show).await;
+    let abilities = opened.gate.abilities();
+    if abilities.copies && abilities.offloads { wait_away(opened).await } else { Ok(()) }
+}
+
+/// Waits for the mirrors that this process has open, at any depth, for as long as less and less is missing.
+async fn wait_here(opened: &Opened, show: Show) {
+    let mirrors: Vec<_> = opened.facts.all().into_iter().filter_map(|facts| facts.mirror.clone()).collect();
+    let began: Vec<Description> = mirrors.iter().map(|mirror| mirror.describe()).collect();
+    let left_bytes = || -> u64 {
+        let now = mirrors.iter().map(|mirror| mirror.describe());
+        now.zip(&began).map(|(now, began)| waiting_bytes(&now, began)).fold(0, u64::saturating_add)
+    };
+    let total = left_bytes();
+    let doing = format!("bringing members of {} up to date", opened.target());
+    let progress = Progress::new(&doing, Some(ByteCount::new(total)), show);
+    let (mut least, mut vain) = (total, 0);
+    while least > 0 && vain < VAIN_LOOKS {
+        sealblock_runtime_reactor::sleep(LOOK).await;
+        let left = left_bytes();
+        vain = if left < least { 0 } else { vain + 1 };
+        progress.advance(least.saturating_sub(left));
+        least = least.min(left);
+    }
+}
+
+/// Bytes that are still to be made alike of a mirror. A member that was left behind since may be so for ever.
+fn waiting_bytes(now: &Description, began: &Description) -> u64 {
+    let failures = |at: usize| began.legs.get(at).map_or(0, |leg| leg.failures);
+    let waits = |(at, leg): &(usize, &LegDescription)| {
+        let is_behind = matches!(leg.standing, Standing::Missing | Standing::Rebuilding);
+        is_behind && leg.is_here && leg.failures == failures(*at)
+    };
+    // The last step of a member that has everything is to say so in the labels.
+    let missed = now.legs.iter().enumerate().filter(waits).map(|(_, leg)| leg.missed_bytes.max(1));
+    missed.fold(now.suspect_bytes, u64::saturating_add)
+}
+
+/// Waits for the copies of another host, which tells of them in answers to a Verify.
+async fn wait_away(opened: &Opened) -> Result<(), Failure> {
+    let Ok(first) = Extent::from_raw(0, 1) else { return Ok(()) };
+    let (mut vain, mut setbacks, mut was_busy) = (0, 0, false);
+    while vain < VAIN_LOOKS && setbacks < MOST_SETBACKS {
+        let coverage = coverage_of(opened, first).await?;
+        let is_so = |why: WhyUnchecked| coverage.unchecked().iter().any(|run| run.why == why);
+        let is_busy = is_so(WhyUnchecked::Resyncing);
+        match (is_busy, is_so(WhyUnchecked::OutOfSync)) {
+            (true, _) => vain = 0,
+            (false, true) => {
+                vain += 1;
+                setbacks += u32::from(was_busy);
+            }
+            (false, false) => break,
+        }
+        was_busy = is_busy;
+        sealblock_runtime_reactor::sleep(LOOK).await;
+    }
+    Ok(())
+}

@@ -1,0 +1,242 @@
+//! Members of mirrors and stripes that are opened by themselves.
+//!
+//! A change that only one member of a mirror gets is one that the others do not know of: the mirror would read either, or
+//! undo it. So a device whose label names it a member takes no changes by itself, unless somebody insists; then a mirror's
+//! member is marked first, so that the others have it brought up to date. A member that is served for a mirror or stripe on
+//! another host is the exception, and is told apart by the label: it is written only by whoever puts the members together.
+
+use std::cell::Cell;
+
+use sealblock_block::{
+    Abilities, Ability, AnnexSlot, Answer, Device, Failure as BlockFailure, Gate, Geometry, Operation, Outcome, Stack,
+};
+use sealblock_layers_mirror::label::{Label as MirrorLabel, Standing};
+use sealblock_layers_mirror::mark_written_alone;
+use sealblock_layers_stripe::label::Label as StripeLabel;
+
+use super::{Opened, of_block};
+use crate::commands::create::uuid_words;
+use crate::exit::{Cause, Failure};
+
+/// What a device is opened for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Usage {
+    /// By itself. Changes are refused where it is a member of a group.
+    Alone,
+    /// By itself, for what changes no data.
+    Unchanged,
+    /// By itself, whatever it is a member of: `--force-leg`.
+    Forced,
+    /// For the group on another host that it is a member of: `--as-member`.
+    AsMember,
+    /// By the group that it is a member of.
+    Member,
+}
+
+impl Usage {
+    /// What a device is opened for that hides its label from whoever opens this one.
+    pub(super) fn hidden(self) -> Usage {
+        match self {
+            Usage::Member => Usage::Alone,
+            other => other,
+        }
+    }
+}
+
+/// What a label says that its device is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Membership {
+    /// A member of a mirror, and which one.
+    Mirror { uuid: [u8; 16], own: usize, members: usize },
+    /// A member of a stripe, and which one.
+    Stripe { uuid: [u8; 16], own: usize, members: usize },
+    /// A member of something, and why it cannot be told of what.
+    Unknown(String),
+}
+
+impl Membership {
+    /// Reads a label. A member that was taken out is none any more.
+    fn of(bytes: &[u8]) -> Option<Membership> {
+        match StripeLabel::decode(bytes) {
+            Ok(Some(label)) => {
+                return Some(Membership::Stripe { uuid: label.uuid, own: label.own, members: label.members });
+            }
+            Ok(None) => {}
+            Err(why) => return Some(Membership::Unknown(why.to_string())),
+        }
+        match MirrorLabel::decode(bytes) {
+            Ok(None) => None,
+            Ok(Some(label)) if label.members[label.own].standing == Standing::Removed => None,
+            Ok(Some(label)) => {
+                Some(Membership::Mirror { uuid: label.uuid, own: label.own, members: label.members.len() })
+            }
+            Err(why) => Some(Membership::Unknown(why.to_string())),
+        }
+    }
+
+    fn words(&self) -> String {
+        match self {
+            Membership::Mirror { uuid, own, members } => {
+                let (own, uuid) = (own + 1, uuid_words(uuid));
+                format!("it is member {own} of {members} of mirror {uuid}, and the others would not know of a change")
+            }
+            Membership::Stripe { uuid, own, members } => {
+                let (own, uuid) = (own + 1, uuid_words(uuid));
+                format!("it is member {own} of {members} of stripe {uuid}, and holds only a part of its blocks")
+            }
+            Membership::Unknown(why) => format!("it is a member of a mirror or stripe, but {why}"),
+        }
+    }
+
+    fn advice(&self) -> String {
+        let whole = match self {
+            Membership::Mirror { .. } => "mirror:A,B with all its members",
+            Membership::Stripe { .. } => "stripe:A,B with all its members in their order",
+            Membership::Unknown(_) => "mirror:A,B or stripe:A,B with all its members",
+        };
+        format!(
+            "{whole}; `serve --as-member` for one that another host puts together; --force-leg to write it by itself all the same"
+        )
+    }
+}
+
+/// Lets a device that was opened for writing be changed by itself only if it may.
+///
+/// # Errors
+/// When it is a member of a group, and nobody insists; it is closed then. When its label cannot be read or marked.
+pub(super) async fn guard(opened: Opened, usage: Usage) -> Result<Opened, Failure> {
+    if matches!(usage, Usage::Unchanged | Usage::Member) || opened.gate.abilities().annex != Ability::Native {
+        return Ok(opened);
+    }
+    let membership = match membership(&opened).await {
+        Ok(membership) => membership,
+        Err(failure) => return opened.close(Err(failure)).await,
+    };
+    match (membership, usage) {
+        (_, Usage::AsMember) => Ok(wrapped(opened, MemberOnly::new)),
+        (None, _) => Ok(opened),
+        (Some(membership), Usage::Forced) => {
+            let opened = wrapped(opened, |stack| stack);
+            eprintln!("sealblock: {} is written by itself: {}", opened.target(), membership.words());
+            let marked = match membership {
+                Membership::Mirror { .. } => mark_written_alone(opened.gate.device()).await,
+                Membership::Stripe { .. } | Membership::Unknown(_) => Ok(()),
+            };
+            match marked.map_err(|error| of_block("marking it as written by itself", &error)) {
+                Ok(()) => Ok(opened),
+                Err(failure) => opened.close(Err(failure)).await,
+            }
+        }
+        (Some(membership), _) => {
+            let refused = Failure::new(Cause::Refused, "opening for writing", membership.words());
+            let refused = refused.on(opened.target()).advise(membership.advice());
+            opened.close(Err(refused)).await
+        }
+    }
+}
+
+/// The same open target, with another device in front of its own.
+fn wrapped<D: Device + 'static>(opened: Opened, with: impl FnOnce(Stack) -> D) -> Opened {
+    let Opened { gate, facts, held, target } = opened;
+    Opened::new(&target, with(Stack::new(gate)), facts, held)
+}
+
+async fn membership(opened: &Opened) -> Result<Option<Membership>, Failure> {
+    match opened.gate.execute(Operation::ReadAnnex { slot: AnnexSlot::Group }).await {
+        Ok(Answer::Annex(bytes)) => Ok(Membership::of(&bytes)),
+        Ok(_) => unreachable!("gates answer a read of the annex with what it holds"),
+        // A mirror keeps the slot for itself: nothing can be a group of it by label.
+        Err(error) if matches!(error.failure(), BlockFailure::Absent(_)) => Ok(None),
+        Err(error) => Err(of_block("looking for a label", &error)),
+    }
+}
+
+/// A member that is served for its group: it takes no change before its label was written through this opening, which is what
+/// the group's host does first. So a host that takes it for a disk of its own cannot write to it by accident.
+struct MemberOnly {
+    below: Gate<Stack>,
+    is_claimed: Cell<bool>,
+    is_told: Cell<bool>,
+}
+
+impl MemberOnly {
+    fn new(below: Stack) -> MemberOnly {
+        MemberOnly { below: Gate::new("member", below), is_claimed: Cell::new(false), is_told: Cell::new(false) }
+    }
+
+    fn refuse(&self) -> Outcome {
+        if !self.is_told.replace(true) {
+            tracing::warn!(
+                "a change was refused: the device is served as a member (--as-member), and no mirror or stripe has written its \
+                 label since; whoever writes to it has to put its members together"
+            );
+        }
+        Err(BlockFailure::ReadOnly.into())
+    }
+}
+
+impl Device for MemberOnly {
+    fn geometry(&self) -> &Geometry {
+        self.below.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.below.abilities()
+    }
+
+    async fn execute(&self, operation: Operation) -> Outcome {
+        match operation {
+            Operation::Write { .. }
+            | Operation::WriteZeroes { .. }
+            | Operation::Discard { .. }
+            | Operation::WriteUncorrectable { .. }
+            | Operation::Repair { .. }
+                if !self.is_claimed.get() =>
+            {
+                self.refuse()
+            }
+            Operation::WriteAnnex { slot: AnnexSlot::Group, .. } => {
+                let outcome = self.below.execute(operation).await;
+                self.is_claimed.set(self.is_claimed.get() || outcome.is_ok());
+                outcome
+            }
+            _ => self.below.execute(operation).await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+    use sealblock_block::Durability;
+    use sealblock_media_memory::MemoryDevice;
+    use sealblock_runtime_memory::Slice;
+    use sealblock_units::{BlockSize, Extent};
+
+    #[test]
+    fn a_served_member_takes_changes_only_after_its_label_was_written() {
+        let device = MemberOnly::new(Stack::new(MemoryDevice::new(BlockSize::B512, 8, None)));
+        let extent = Extent::from_raw(0, 1).unwrap();
+        let run = |operation| device.execute(operation).now_or_never().expect("RAM never waits");
+        let zero = || Operation::WriteZeroes { extent, may_unmap: true, durability: Durability::Volatile };
+        let annex = |slot| Operation::WriteAnnex { slot, bytes: Slice::copy_from(b"label") };
+        let is_refused = |outcome: Outcome| outcome.is_err_and(|error| *error.failure() == BlockFailure::ReadOnly);
+        for operation in [zero(), Operation::Discard { extents: vec![extent] }] {
+            assert!(is_refused(run(operation)));
+        }
+        assert!(run(Operation::Flush).is_ok());
+        run(annex(AnnexSlot::Scrub)).unwrap();
+        assert!(is_refused(run(zero())), "the notes of a scrub are no label");
+        run(annex(AnnexSlot::Group)).unwrap();
+        assert!(run(zero()).is_ok());
+    }
+
+    #[test]
+    fn labels_that_cannot_be_read_are_labels() {
+        assert_eq!(Membership::of(b""), None);
+        for bytes in [&b"SBSTRIPE"[..], b"SBMIRROR", b"something of a later version"] {
+            assert!(matches!(Membership::of(bytes), Some(Membership::Unknown(_))));
+        }
+    }
+}
