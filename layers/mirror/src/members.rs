@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use sealblock_block::{Clock, Error};
 
+use crate::drill::Mutation;
 use crate::create::look;
 use crate::judge::{Found, leg_id};
 use crate::label::{MOST_LEGS, Member, Standing};
@@ -183,7 +184,9 @@ impl<C: Clock> Mirror<C> {
         }
         self.notes.begin_change();
         self.note().await.map_err(MemberError::Note)?;
-        self.tell_removed(&leg).await;
+        if self.mutation != Mutation::RemoveUntold {
+            self.tell_removed(&leg).await;
+        }
         leg.standing.set(Standing::Removed);
         leg.is_unmissed.set(false);
         leg.set_device(None);

@@ -11,7 +11,7 @@ use sealblock_integrity::PiFormat;
 use sealblock_runtime_memory::Slice;
 use sealblock_units::BlockSize;
 
-use crate::drill::Drill;
+use crate::drill::{Drill, Mutation};
 use crate::judge::{Found, Known, Refusal, Verdict, judge, leave_behind, leg_id};
 use crate::label::{Label, LabelError, MOST_LEGS, Member, Standing};
 use crate::leg::{Leg, LegSource, has_annex};
@@ -158,7 +158,10 @@ pub async fn open_drill<C: Clock>(
     if !(2..=MOST_LEGS).contains(&sources.len()) {
         return Err(MirrorError::Legs(sources.len()));
     }
-    let found = join_all(sources.iter().map(look)).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let mut found = join_all(sources.iter().map(look)).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+    if drill.mutation == Mutation::SkipLineage {
+        found.iter_mut().for_each(forget_lineage);
+    }
     let verdict = judge(&found).map_err(|refusal| refused(refusal, &sources))?;
     let is_uneven = matches!(&verdict, Verdict::Known(known) if known.is_uneven);
     let is_new = verdict == Verdict::New;
@@ -205,6 +208,13 @@ async fn first_written(sources: &[LegSource]) -> Result<Option<usize>, MirrorErr
         }
     }
     Ok(None)
+}
+
+/// Takes from a label what it says of sessions.
+fn forget_lineage(found: &mut Found) {
+    if let Found::Labelled(label) = found {
+        label.lineage = Lineage::default();
+    }
 }
 
 /// What is where a leg should be.
