@@ -5,11 +5,12 @@ use std::rc::Rc;
 use sealblock_block::{Clock, Error};
 
 use crate::create::look;
+use crate::drill::Mutation;
 use crate::judge::{Found, leg_id};
 use crate::label::{MOST_LEGS, Member, Standing};
 use crate::leg::{Leg, LegSource};
 use crate::mirror::Mirror;
-use crate::open::{MirrorError, fits};
+use crate::open::{MirrorError, check_pages, fits};
 use crate::regions::Regions;
 
 /// Why a leg cannot be given or taken.
@@ -67,6 +68,9 @@ pub enum MemberError {
     /// Without this leg there would be none that has everything.
     #[error("no other leg than {0} has everything")]
     Last(String),
+    /// What a member keeps could not be written to the others.
+    #[error("the older copies could not be written: {0}")]
+    Change(Error),
     /// It could not be noted.
     #[error("it could not be noted: {0}")]
     Note(Error),
@@ -111,6 +115,9 @@ impl<C: Clock> Mirror<C> {
             if self.legs.borrow().iter().any(|leg| leg.id == id && leg.is_here()) {
                 return Err(MemberError::InUse { leg: source.name.clone() });
             }
+        }
+        if let (Ok(device), true) = (&source.device, candidate.found.has_room()) {
+            check_pages(&source.name, device, &self.map)?;
         }
         candidate.refuse(&source.name, force, true)?;
         candidate.forget(source).await?;
@@ -177,7 +184,9 @@ impl<C: Clock> Mirror<C> {
         }
         self.notes.begin_change();
         self.note().await.map_err(MemberError::Note)?;
-        self.tell_removed(&leg).await;
+        if self.mutation != Mutation::RemoveUntold {
+            self.tell_removed(&leg).await;
+        }
         leg.standing.set(Standing::Removed);
         leg.is_unmissed.set(false);
         leg.set_device(None);

@@ -252,7 +252,7 @@ fn lost(faults: &[Fault], legs: usize) -> u64 {
 }
 
 /// The runs of an extent without these blocks.
-fn runs_between(extent: Extent, without: &BTreeSet<Lba>) -> Vec<Extent> {
+pub(crate) fn runs_between(extent: Extent, without: &BTreeSet<Lba>) -> Vec<Extent> {
     let (mut runs, mut from) = (Vec::new(), extent.start().get());
     let end = extent.start().get() + extent.len();
     for stop in without.iter().map(|lba| lba.get()).filter(|lba| extent.contains(Lba::new(*lba))).chain([end]) {

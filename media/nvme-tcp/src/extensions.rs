@@ -82,9 +82,9 @@ impl Io {
     }
 
     pub(crate) async fn read_annex(&self, slot: AnnexSlot) -> Outcome {
-        let frame = frame(slot);
+        let (frame, cdw11) = frame(slot);
         let (fid, nsid) = (frame.feature().code(), self.nsid());
-        let ask = GetFeatures { fid, select: FeatureSelect::Current, nsid, cdw11: 0 }.encode();
+        let ask = GetFeatures { fid, select: FeatureSelect::Current, nsid, cdw11 }.encode();
         let data = || HostData::Read { buffer: Buffer::zeroed(frame.frame_bytes()), shape: None };
         let answered = self.annex(OperationKind::ReadAnnex, ask, data).await?;
         let came = answered.finished.data.filter(|data| !data.damaged);
@@ -100,11 +100,11 @@ impl Io {
 
     /// Durable when it is answered, so it is in no ledger; repeated, it writes the same.
     pub(crate) async fn write_annex(&self, slot: AnnexSlot, bytes: &[u8]) -> Outcome {
-        let frame = frame(slot);
+        let (frame, cdw11) = frame(slot);
         let (limit, actual) = (frame.most_bytes() as u64, bytes.len() as u64);
         let too_long = Failure::Limit { what: "bytes for the annex", limit, actual };
         let data = Slice::copy_from(&frame.encode(bytes).ok_or(too_long)?);
-        let set = SetFeatures { fid: frame.feature().code(), save: false, nsid: self.nsid(), cdw11: 0 }.encode();
+        let set = SetFeatures { fid: frame.feature().code(), save: false, nsid: self.nsid(), cdw11 }.encode();
         self.annex(OperationKind::WriteAnnex, set, || HostData::Write(data.clone().into())).await?;
         Ok(Answer::Done)
     }
@@ -136,10 +136,12 @@ fn offered(session: &Session, extension: Extensions, kind: OperationKind) -> Res
     }
 }
 
-const fn frame(slot: AnnexSlot) -> Frame {
+/// The feature of a slot, and its dword 11.
+const fn frame(slot: AnnexSlot) -> (Frame, u32) {
     match slot {
-        AnnexSlot::Group => Frame::Group,
-        AnnexSlot::Scrub => Frame::Scrub,
+        AnnexSlot::Group => (Frame::Group, 0),
+        AnnexSlot::Scrub => (Frame::Scrub, 0),
+        AnnexSlot::Bitmap { page } => (Frame::Bitmap, page),
     }
 }
 
@@ -149,8 +151,8 @@ mod tests {
 
     #[test]
     fn a_frame_has_room_for_all_that_a_slot_holds() {
-        for slot in AnnexSlot::ALL {
-            assert_eq!(frame(slot).most_bytes(), slot.most_bytes());
+        for slot in [AnnexSlot::Group, AnnexSlot::Scrub, AnnexSlot::Bitmap { page: 7 }] {
+            assert_eq!(frame(slot).0.most_bytes(), slot.most_bytes());
         }
     }
 }

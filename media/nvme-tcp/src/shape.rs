@@ -31,6 +31,7 @@ pub(crate) struct Pages {
     pub(crate) independent: Option<IndependentNamespace>,
     pub(crate) ids: Vec<NamespaceId>,
     pub(crate) extensions: Extensions,
+    pub(crate) annex_pages: u32,
 }
 
 /// Who makes the tags that the namespace keeps.
@@ -280,6 +281,7 @@ fn abilities(pages: &Pages, tagging: Tagging) -> Abilities {
         allocation: Ability::Absent,
         annex: if fits { has(Extensions::ANNEX) } else { Ability::Absent },
         seals: tagging.kept().is_some() || pages.extensions.contains(Extensions::SEALS),
+        annex_pages: if fits { pages.annex_pages } else { 0 },
         copies: pages.extensions.contains(Extensions::COPIES),
     }
 }
