@@ -204,7 +204,9 @@ impl<C: Clock> Mirror<C> {
 
     /// The legs that changes go to.
     pub(crate) fn changeable(&self) -> Legs {
-        self.legs.borrow().iter().filter(|leg| leg.takes_changes()).cloned().collect()
+        let legs = self.legs.borrow();
+        let takes = |leg: &&Rc<Leg>| leg.takes_changes() || (self.mutation == Mutation::Untold && leg.takes_labels());
+        legs.iter().filter(takes).cloned().collect()
     }
 
     /// The same legs with the one first that has least to do; the next one in turn among equals.

@@ -11,7 +11,7 @@ use sealblock_integrity::PiFormat;
 use sealblock_runtime_memory::Slice;
 use sealblock_units::BlockSize;
 
-use crate::drill::Drill;
+use crate::drill::{Drill, Mutation};
 use crate::judge::{Found, Known, Refusal, Verdict, judge, leave_behind, leg_id};
 use crate::label::{Label, LabelError, MOST_LEGS, Member, Standing};
 use crate::leg::{Leg, LegSource, has_annex};
@@ -158,7 +158,10 @@ pub async fn open_drill<C: Clock>(
     if !(2..=MOST_LEGS).contains(&sources.len()) {
         return Err(MirrorError::Legs(sources.len()));
     }
-    let found = join_all(sources.iter().map(look)).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let mut found = join_all(sources.iter().map(look)).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+    if drill.mutation == Mutation::SkipLineage {
+        found.iter_mut().for_each(forget_lineage);
+    }
     let verdict = judge(&found).map_err(|refusal| refused(refusal, &sources))?;
     let is_uneven = matches!(&verdict, Verdict::Known(known) if known.is_uneven);
     let is_new = verdict == Verdict::New;
@@ -170,7 +173,7 @@ pub async fn open_drill<C: Clock>(
             }
             assemble_new(sources, &found, None, &options.random, &drill)?
         }
-        Verdict::Known(known) => assemble_known(sources, known, &options.random, &drill)?,
+        Verdict::Known(known) => assemble_known(sources, *known, &options.random, &drill)?,
     };
     let opened = start(clock, parts, options.read_only);
     if is_new {
@@ -205,6 +208,13 @@ async fn first_written(sources: &[LegSource]) -> Result<Option<usize>, MirrorErr
         }
     }
     Ok(None)
+}
+
+/// Takes from a label what it says of sessions.
+fn forget_lineage(found: &mut Found) {
+    if let Found::Labelled(label) = found {
+        label.lineage = Lineage::default();
+    }
 }
 
 /// What is where a leg should be.
@@ -374,24 +384,7 @@ fn assemble_known(
     }
     let limits = shape(&sources).limits;
     let dirty = label.dirty.clone();
-    let mut given: Vec<Option<(usize, LegSource)>> = label.members.iter().map(|_| None).collect();
-    let mut next_number = sources.len();
-    for (number, (place, source)) in places.into_iter().zip(sources).enumerate() {
-        given[place] = Some((number, source));
-    }
-    let mut legs = Vec::with_capacity(given.len());
-    for (place, given) in given.into_iter().enumerate() {
-        let (number, source) = given.unwrap_or_else(|| {
-            next_number += 1;
-            (next_number - 1, nameless(place))
-        });
-        let member = &mut label.members[place];
-        let was_current = member.standing == Standing::Current;
-        begin(member, source.device.is_ok(), &dirty);
-        let leg = Leg::new(source, number, member);
-        leg.is_unmissed.set(was_current && member.standing != Standing::Current);
-        legs.push(Rc::new(leg));
-    }
+    let legs = known_legs(sources, &places, &mut label);
     let Label { map, capacity_blocks, block_size, protection, uuid, own: teller, .. } = label;
     let geometry = Geometry { block_size, capacity_blocks, protection, limits };
     // Labels that legs write apart must not look like one that was under way when they were parted.
@@ -405,6 +398,28 @@ fn assemble_known(
     };
     let notes = Notes::new(past, drawn(random));
     Ok(Parts { geometry, map, uuid, legs, teller, notes, mutation: drill.mutation })
+}
+
+/// The legs by their places: those that were given, and those that were not named.
+fn known_legs(sources: Vec<LegSource>, places: &[usize], label: &mut Label) -> Vec<Rc<Leg>> {
+    let mut given: Vec<Option<(usize, LegSource)>> = label.members.iter().map(|_| None).collect();
+    let mut next_number = sources.len();
+    for (number, (place, source)) in places.iter().zip(sources).enumerate() {
+        given[*place] = Some((number, source));
+    }
+    let (dirty, mut legs) = (&label.dirty, Vec::with_capacity(given.len()));
+    for (place, (given, member)) in given.into_iter().zip(&mut label.members).enumerate() {
+        let (number, source) = given.unwrap_or_else(|| {
+            next_number += 1;
+            (next_number - 1, nameless(place))
+        });
+        let was_current = member.standing == Standing::Current;
+        begin(member, source.device.is_ok(), dirty);
+        let leg = Leg::new(source, number, member);
+        leg.is_unmissed.set(was_current && member.standing != Standing::Current);
+        legs.push(Rc::new(leg));
+    }
+    legs
 }
 
 /// Why a device is not used in whose place a leg with a label is expected.
