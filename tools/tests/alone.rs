@@ -39,7 +39,9 @@ fn no_command_writes_a_member_of_a_mirror_by_itself() {
         assert!(place.blocks("a", 0, 255) == data, "{command}");
     }
     // Who only looks may.
-    for command in ["info a", "verify a", "verify a --repair", "copy a out", "copy a -", "compare a b", "rescue a saved"] {
+    for command in
+        ["info a", "verify a", "verify a --repair", "copy a out", "copy a -", "compare a b", "rescue a saved"]
+    {
         place.run(command).succeeds();
     }
     assert!(place.blocks("mirror:a,b", 0, 255) == data);
