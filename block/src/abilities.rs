@@ -39,6 +39,8 @@ pub struct Abilities {
     pub allocation: Ability,
     /// Room beside the blocks, see [`crate::AnnexSlot`]. Nothing can stand in for it.
     pub annex: Ability,
+    /// Bitmap pages of that room, see [`crate::AnnexSlot::Bitmap`].
+    pub annex_pages: u32,
     /// `WriteZeroes { may_unmap: true }` gives the space back and the blocks still read as zeroes.
     pub unmap_zeroes: bool,
     /// The device is away from this host: operations it does itself move no payload here.
@@ -62,6 +64,7 @@ impl Abilities {
         repair: Ability::Absent,
         allocation: Ability::Absent,
         annex: Ability::Absent,
+        annex_pages: 0,
         unmap_zeroes: false,
         offloads: false,
         seals: false,
@@ -80,6 +83,7 @@ impl Abilities {
         repair: Ability::Absent,
         allocation: Ability::Absent,
         annex: Ability::Absent,
+        annex_pages: 0,
         unmap_zeroes: true,
         offloads: false,
         seals: false,
@@ -124,6 +128,7 @@ impl Abilities {
             repair: both(self.repair, other.repair),
             allocation: both(self.allocation, other.allocation),
             annex: both(self.annex, other.annex),
+            annex_pages: self.annex_pages.min(other.annex_pages),
             unmap_zeroes: self.unmap_zeroes && other.unmap_zeroes,
             offloads: self.offloads && other.offloads,
             seals: self.seals && other.seals,

@@ -16,6 +16,8 @@ pub enum FaultField {
     Media,
     /// Copies of the block differ, each of them is good by itself, and nothing tells which one is right.
     Conflict,
+    /// An older copy is kept here, and withheld: every copy that was up to date is lost.
+    Stale,
 }
 
 impl FaultField {
@@ -25,6 +27,7 @@ impl FaultField {
             FaultField::Tag(field) => field.as_str(),
             FaultField::Media => "media",
             FaultField::Conflict => "conflict",
+            FaultField::Stale => "stale",
         }
     }
 }
@@ -76,6 +79,7 @@ impl fmt::Display for Fault {
         match (self.expected, self.actual) {
             (Some(expected), Some(actual)) => write!(f, " expected {expected:#x}, found {actual:#x}")?,
             _ if self.field == FaultField::Conflict => write!(f, " between good copies")?,
+            _ if self.field == FaultField::Stale => write!(f, ": an older copy is kept here")?,
             _ => write!(f, " unreadable")?,
         }
         if self.repaired { f.write_str(", repaired") } else { Ok(()) }

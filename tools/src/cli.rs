@@ -214,6 +214,9 @@ pub struct Verify {
     /// Rewrite a damaged block from another copy, where the target has one.
     #[arg(long)]
     pub repair: bool,
+    /// Of a mirror: take the older copies that this leg keeps of blocks which every other leg has lost for their content.
+    #[arg(long, value_name = "LEG", requires = "repair")]
+    pub accept_stale: Option<Target>,
     /// Check no faster than this.
     #[arg(long, value_name = "SIZE/s")]
     pub rate: Option<Rate>,

@@ -138,6 +138,8 @@ pub enum Field {
     Media,
     /// Copies of the block differ, and nothing tells which one is right.
     Conflict,
+    /// Only an older copy is kept here, and every newer one is lost.
+    Stale,
 }
 
 impl Field {
@@ -150,6 +152,7 @@ impl Field {
             Field::StorageTag => "storage tag",
             Field::Media => "medium",
             Field::Conflict => "conflict",
+            Field::Stale => "stale",
         }
     }
 }
@@ -269,9 +272,20 @@ mod tests {
 
     #[test]
     fn fields_have_the_documented_names() {
-        let names = [Field::Guard, Field::AppTag, Field::RefTag, Field::StorageTag, Field::Media, Field::Conflict]
-            .map(|field| printed(&field));
-        assert_eq!(names.concat(), "\"guard\"\n\"app_tag\"\n\"ref_tag\"\n\"storage_tag\"\n\"media\"\n\"conflict\"\n");
+        let names = [
+            Field::Guard,
+            Field::AppTag,
+            Field::RefTag,
+            Field::StorageTag,
+            Field::Media,
+            Field::Conflict,
+            Field::Stale,
+        ]
+        .map(|field| printed(&field));
+        assert_eq!(
+            names.concat(),
+            "\"guard\"\n\"app_tag\"\n\"ref_tag\"\n\"storage_tag\"\n\"media\"\n\"conflict\"\n\"stale\"\n"
+        );
     }
 
     #[test]

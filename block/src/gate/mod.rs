@@ -65,13 +65,19 @@ impl<D: Device> Gate<D> {
             Operation::WriteAnnex { slot, bytes } if bytes.len() > slot.most_bytes() => {
                 Err(shape("bytes for the annex", slot.most_bytes() as u64, bytes.len() as u64))
             }
+            Operation::ReadAnnex { slot } | Operation::WriteAnnex { slot, .. } => {
+                let (pages, wanted) = (self.device.abilities().annex_pages, slot.pages());
+                if wanted > pages {
+                    Err(shape("pages of the annex", u64::from(pages), u64::from(wanted)))
+                } else {
+                    Ok(())
+                }
+            }
             Operation::Read { .. }
             | Operation::Verify { .. }
             | Operation::Digest { .. }
             | Operation::Repair { .. }
             | Operation::Allocation { .. }
-            | Operation::ReadAnnex { .. }
-            | Operation::WriteAnnex { .. }
             | Operation::Flush
             | Operation::WriteZeroes { .. }
             | Operation::WriteUncorrectable { .. } => Ok(()),

@@ -92,8 +92,10 @@ pub(crate) fn get(controller: &Controller, ask: &GetFeatures, room: usize) -> Re
         FeatureId::HostBehavior => cut(&controller.behavior.get(), room, 512),
         FeatureId::HostIdentifier => cut(&controller.hostid, room, 16),
         // What a slot holds is read by `commands/annex.rs`; a new one holds nothing.
-        FeatureId::AnnexGroup | FeatureId::AnnexScrub if ask.select != FeatureSelect::Current => {
-            annex::nothing(controller, feature, ask.nsid, room)
+        FeatureId::AnnexGroup | FeatureId::AnnexScrub | FeatureId::AnnexBitmap
+            if ask.select != FeatureSelect::Current =>
+        {
+            annex::nothing(controller, feature, ask.nsid, ask.cdw11, room)
         }
         _ => Err(Invalid::Feature(ask.fid).into()),
     }
@@ -170,7 +172,7 @@ const DISCOVERY_FEATURES: [FeatureId; 5] = [
     FeatureId::HostIdentifier,
 ];
 
-const FEATURES: [FeatureId; 15] = [
+const FEATURES: [FeatureId; 16] = [
     FeatureId::Arbitration,
     FeatureId::PowerManagement,
     FeatureId::TemperatureThreshold,
@@ -186,6 +188,7 @@ const FEATURES: [FeatureId; 15] = [
     FeatureId::HostIdentifier,
     FeatureId::AnnexGroup,
     FeatureId::AnnexScrub,
+    FeatureId::AnnexBitmap,
 ];
 
 /// The page Feature Identifiers Supported and Effects (Base, clause of the same name).
@@ -193,7 +196,7 @@ pub(crate) fn effects() -> [u8; 1024] {
     let scope = |feature| match feature {
         // Each namespace would have its own value.
         FeatureId::ErrorRecovery => FeatureEffects::NAMESPACE_SCOPE,
-        FeatureId::AnnexGroup | FeatureId::AnnexScrub => FeatureEffects::NAMESPACE_SCOPE,
+        FeatureId::AnnexGroup | FeatureId::AnnexScrub | FeatureId::AnnexBitmap => FeatureEffects::NAMESPACE_SCOPE,
         _ => FeatureEffects::CONTROLLER_SCOPE,
     };
     feature_effects(FEATURES.into_iter().map(|feature| (feature, scope(feature))))
@@ -204,7 +207,7 @@ fn capabilities(feature: FeatureId) -> FeatureCapabilities {
     match feature {
         FeatureId::Arbitration | FeatureId::PowerManagement | FeatureId::HostIdentifier => FeatureCapabilities::NONE,
         FeatureId::ErrorRecovery => FeatureCapabilities::NAMESPACE_SPECIFIC,
-        FeatureId::AnnexGroup | FeatureId::AnnexScrub => {
+        FeatureId::AnnexGroup | FeatureId::AnnexScrub | FeatureId::AnnexBitmap => {
             FeatureCapabilities::NAMESPACE_SPECIFIC | FeatureCapabilities::CHANGEABLE
         }
         _ => FeatureCapabilities::CHANGEABLE,

@@ -269,7 +269,7 @@ impl KnownBlocks {
             lba: Lba::new(*lba),
             field: match wrong.field {
                 FaultField::Tag(field) => Some(field),
-                FaultField::Media | FaultField::Conflict => None,
+                FaultField::Media | FaultField::Conflict | FaultField::Stale => None,
             },
             values: wrong.values,
             write_uncorrectable: wrong.written,
@@ -369,7 +369,7 @@ fn covers(about: &About, wrong: &Wrong) -> bool {
         return false;
     }
     match wrong.field {
-        FaultField::Media => true,
+        FaultField::Media | FaultField::Stale => true,
         // A read asks one of the copies.
         FaultField::Conflict => about.kind != Read,
         FaultField::Tag(Field::Guard) => about.checks.guard,

@@ -57,7 +57,8 @@ pub(crate) fn page(connection: &Rc<Connection>, controller: &Controller, ask: &G
         }
         LogPage::Extensions => {
             let namespace = controller.namespace(ask.nsid)?;
-            Ok(ExtensionsLog::new(ask.nsid, extensions(&namespace)).encode().to_vec())
+            let pages = namespace.device.abilities().annex_pages;
+            Ok(ExtensionsLog::new(ask.nsid, extensions(&namespace), pages).encode().to_vec())
         }
         LogPage::Discovery => {
             let at = connection.stream.local_addr().map_err(|_| StatusCode::INTERNAL_ERROR)?;

@@ -66,7 +66,7 @@ const fn of_field(field: FaultField) -> StatusCode {
         FaultField::Tag(Field::AppTag) => StatusCode::APPLICATION_TAG_CHECK_ERROR,
         FaultField::Tag(Field::RefTag) => StatusCode::REFERENCE_TAG_CHECK_ERROR,
         FaultField::Tag(Field::StorageTag) => StatusCode::STORAGE_TAG_CHECK_ERROR,
-        FaultField::Media | FaultField::Conflict => StatusCode::UNRECOVERED_READ_ERROR,
+        FaultField::Media | FaultField::Conflict | FaultField::Stale => StatusCode::UNRECOVERED_READ_ERROR,
     }
 }
 

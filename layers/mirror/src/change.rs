@@ -56,6 +56,11 @@ impl<C: Clock> Mirror<C> {
             Mutation::Unordered => None,
             _ => Some(self.claims.take(extent).await),
         };
+        self.change_claimed(extent, operation).await
+    }
+
+    /// The same for blocks that the caller has claimed.
+    pub(crate) async fn change_claimed(&self, extent: Extent, operation: Operation) -> Outcome {
         self.mark(extent).await?;
         let legs = self.changeable();
         let mut unfinished = Unfinished { mirror: self, extent: Some(extent) };

@@ -62,7 +62,8 @@ pub async fn create_drill<C: Clock>(
         candidate.forget(&sources[at]).await?;
     }
     let found: Vec<Found> = candidates.into_iter().map(|candidate| candidate.found).collect();
-    let opened = start(clock, assemble_new(sources, &found, from, &options.random, &drill), false);
+    let parts = assemble_new(sources, &found, from, &options.random, &drill)?;
+    let opened = start(clock, parts, false);
     let mirror = &opened.mirror;
     // First that of the leg that has everything: the others' labels alone would make nothing.
     mirror.note().await.map_err(MemberError::Note)?;
@@ -188,5 +189,5 @@ pub async fn mark_written_alone(device: &Stack) -> Result<(), Error> {
     label.lineage.confirm(generation);
     label.is_tentative = false;
     label.generation = generation;
-    put_label(device, &label.encode()).await
+    put_label(device, &label.encode_alone()).await
 }

@@ -14,6 +14,21 @@ pub enum Mutation {
     ReadRebuilding,
     /// Regions leave the labels although legs were not flushed.
     ClearUnflushed,
+    /// What no member in sync has any more is made unreadable on one that is brought up to date, too.
+    SpoilLastCopy,
+    /// An older copy that a member keeps is taken for the current one.
+    ForgetStale,
+    /// What becomes suspect while progress is flushed is taken for brought.
+    ForgetFlushing,
+    /// What a member that is away has missed is forgotten when the regions around it are clean.
+    ForgetMissed,
+    /// Which sessions have changed a leg is not looked at when legs are put together: it is as if nobody had written any
+    /// apart but where labels say that legs were left behind.
+    SkipLineage,
+    /// Changes go to a leg that is brought up to date before its own label says so.
+    Untold,
+    /// A leg that is taken out is not told.
+    RemoveUntold,
     /// Overlapping changes do not wait for each other.
     Unordered,
 }

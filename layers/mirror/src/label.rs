@@ -2,11 +2,13 @@
 //!
 //! Everything read here is hostile until its checksum and its ranges have been checked.
 
+use sealblock_block::AnnexSlot;
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, guard};
 use sealblock_units::BlockSize;
 
 use crate::lineage::{Lineage, MOST_SESSIONS, SESSION_BYTES};
-use crate::regions::{RegionMap, Regions, bytes_of};
+use crate::regions::{RegionMap, Regions};
+use crate::sets::{NoPages, Pages, Rest, encode_plain, put_varint};
 
 /// Legs of a mirror at most, those that are gone and not forgotten included.
 pub const MOST_LEGS: usize = 8;
@@ -42,7 +44,6 @@ const AT_SESSIONS: usize = 58;
 const AT_TENTATIVE: usize = 60;
 const AT_CHANGED: usize = 64;
 const AT_STATE: usize = 16;
-const AT_HAS_MISSED: usize = 17;
 const AT_HAS_ROOM: usize = 18;
 const AT_IS_NEW: usize = 19;
 const AT_STALE: usize = 20;
@@ -152,19 +153,47 @@ pub enum LabelError {
     Field(&'static str),
 }
 
-fn get<const N: usize>(bytes: &[u8], at: usize) -> u64 {
+pub(crate) fn get<const N: usize>(bytes: &[u8], at: usize) -> u64 {
     let mut wide = [0; 8];
     wide[..N].copy_from_slice(&bytes[at..at + N]);
     u64::from_le_bytes(wide)
 }
 
-fn put<const N: usize>(bytes: &mut [u8], at: usize, value: u64) {
+pub(crate) fn put<const N: usize>(bytes: &mut [u8], at: usize, value: u64) {
     bytes[at..at + N].copy_from_slice(&value.to_le_bytes()[..N]);
 }
 
+/// The most that each set of regions takes in the label of a mirror with so many members, in bytes. A bit for each of
+/// [`crate::regions::MOST_REGIONS_IN_LABEL`] always fits.
+pub const fn most_set_bytes(members: usize) -> usize {
+    let rest = HEAD_BYTES + members * MEMBER_BYTES + MOST_SESSIONS * SESSION_BYTES + MOST_STALE_BYTES;
+    (AnnexSlot::Group.most_bytes() - rest) / (1 + members)
+}
+
 impl Label {
-    /// The bytes of the label.
+    /// The bytes of the label, with all of its sets of regions, however long they are.
     pub fn encode(&self) -> Vec<u8> {
+        let whole = |set| encode_plain(set, usize::MAX).expect("any set can be written without pages");
+        self.encode_with(&self.sets().map(whole).collect::<Vec<_>>())
+    }
+
+    /// The bytes of the label without any pages, for a device whose pages nobody writes. A set that does not fit becomes all
+    /// regions: more is compared then.
+    pub fn encode_alone(&self) -> Vec<u8> {
+        let most_bytes = most_set_bytes(self.members.len());
+        let fit = |set: &Regions| {
+            encode_plain(set, most_bytes).or_else(|| encode_plain(&Regions::all(set.most()), most_bytes))
+        };
+        self.encode_with(&self.sets().map(|set| fit(set).expect("all regions are one run")).collect::<Vec<_>>())
+    }
+
+    /// The sets of regions in the order in which they are written: what is dirty, and what each member has missed.
+    pub fn sets(&self) -> impl Iterator<Item = &Regions> {
+        [&self.dirty].into_iter().chain(self.members.iter().map(|member| &member.missed))
+    }
+
+    /// The bytes of the label with its sets of regions written as these bytes.
+    pub fn encode_with(&self, sets: &[Vec<u8>]) -> Vec<u8> {
         let mut bytes = vec![0; HEAD_BYTES];
         bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
         put::<2>(&mut bytes, AT_VERSION, VERSION);
@@ -187,7 +216,6 @@ impl Label {
             let mut entry = [0; MEMBER_BYTES];
             entry[..16].copy_from_slice(&member.id);
             put::<1>(&mut entry, AT_STATE, member.standing as u64);
-            put::<1>(&mut entry, AT_HAS_MISSED, u64::from(!member.missed.is_empty()));
             put::<1>(&mut entry, AT_HAS_ROOM, u64::from(member.has_room));
             put::<1>(&mut entry, AT_IS_NEW, u64::from(member.is_new));
             put::<2>(&mut entry, AT_STALE, member.stale.len() as u64);
@@ -197,20 +225,25 @@ impl Label {
         }
         bytes.extend_from_slice(&self.lineage.to_bytes());
         self.members.iter().for_each(|member| bytes.extend_from_slice(&stale_bytes(&member.stale)));
-        bytes.extend_from_slice(&self.dirty.to_bytes());
-        for member in self.members.iter().filter(|member| !member.missed.is_empty()) {
-            bytes.extend_from_slice(&member.missed.to_bytes());
-        }
+        sets.iter().for_each(|set| bytes.extend_from_slice(set));
         let checksum = guard::crc32c(&bytes[AT_UUID..]);
         put::<4>(&mut bytes, AT_CHECKSUM, u64::from(checksum));
         bytes
     }
 
-    /// Reads a label, checking every field. No bytes are no label.
+    /// Reads a label, checking every field. No bytes are no label. Pages that it refers to count as all of their regions.
     ///
     /// # Errors
     /// When there is one that cannot be used.
     pub fn decode(bytes: &[u8]) -> Result<Option<Label>, LabelError> {
+        Label::decode_with(bytes, &mut NoPages)
+    }
+
+    /// The same with the pages that it refers to.
+    ///
+    /// # Errors
+    /// When there is one that cannot be used, whatever is in the pages.
+    pub fn decode_with(bytes: &[u8], pages: &mut dyn Pages) -> Result<Option<Label>, LabelError> {
         if bytes.is_empty() {
             return Ok(None);
         }
@@ -225,12 +258,13 @@ impl Label {
         }
         let generation = generation_at(bytes, AT_GENERATION)?;
         let capacity_blocks = get::<8>(bytes, AT_CAPACITY);
-        let map = RegionMap::with_shift(capacity_blocks, get::<1>(bytes, AT_REGION_SHIFT) as u32)
-            .filter(|map| capacity_blocks <= 1 << 52 && map.count() > 0)
+        let block_size =
+            BlockSize::from_bytes(get::<4>(bytes, AT_BLOCK_BYTES)).ok_or(LabelError::Field("block size"))?;
+        let map = RegionMap::with_shift(block_size, capacity_blocks, get::<1>(bytes, AT_REGION_SHIFT) as u32)
             .ok_or(LabelError::Field("capacity"))?;
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&bytes[AT_UUID..AT_UUID + 16]);
-        let (lineage, members, dirty) = decode_body(bytes, &map, capacity_blocks)?;
+        let (lineage, members, dirty) = decode_body(bytes, &map, capacity_blocks, pages)?;
         let own = get::<1>(bytes, AT_OWN) as usize;
         if own >= members.len() {
             return Err(LabelError::Field("number of the leg"));
@@ -243,8 +277,7 @@ impl Label {
             lineage,
             map,
             capacity_blocks,
-            block_size: BlockSize::from_bytes(get::<4>(bytes, AT_BLOCK_BYTES))
-                .ok_or(LabelError::Field("block size"))?,
+            block_size,
             protection: decode_protection(bytes)?,
             own,
             members,
@@ -258,60 +291,26 @@ fn generation_at(bytes: &[u8], at: usize) -> Result<u64, LabelError> {
     Some(get::<8>(bytes, at)).filter(|generation| *generation <= MOST_GENERATION).ok_or(LabelError::Field("generation"))
 }
 
-/// What follows the head, taken piece by piece.
-struct Rest<'a>(&'a [u8]);
-
-impl<'a> Rest<'a> {
-    fn bytes(&mut self, count: usize) -> Result<&'a [u8], LabelError> {
-        let (taken, rest) = self.0.split_at_checked(count).ok_or(LabelError::Damaged)?;
-        self.0 = rest;
-        Ok(taken)
-    }
-
-    fn regions(&mut self, map: &RegionMap) -> Result<Regions, LabelError> {
-        let bytes = self.bytes(bytes_of(map.count()))?;
-        Regions::from_bytes(bytes, map.count()).ok_or(LabelError::Field("regions"))
-    }
-
-    /// Blocks in rising order, each as its distance from the one before, seven bits a byte.
-    fn stale(&mut self, count: usize, capacity_blocks: u64) -> Result<Vec<u64>, LabelError> {
-        let mut stale = Vec::with_capacity(count);
-        let mut next = 0_u64;
-        for _ in 0..count {
-            let (mut distance, mut shift) = (0, 0);
-            loop {
-                let byte = self.bytes(1)?[0];
-                distance |= u64::from(byte & 0x7F) << shift;
-                shift += 7;
-                // A last byte of zero could be left out, and no distance has more than 56 bits.
-                match byte {
-                    0 if shift > 7 => return Err(LabelError::Field("stale blocks")),
-                    0..0x80 => break,
-                    _ if shift >= 56 => return Err(LabelError::Field("stale blocks")),
-                    _ => {}
-                }
-            }
-            let lba = next + distance;
-            if lba >= capacity_blocks {
-                return Err(LabelError::Field("stale blocks"));
-            }
-            stale.push(lba);
-            next = lba + 1;
+/// Blocks in rising order, each as its distance from the one before, seven bits a byte.
+fn decode_stale(rest: &mut Rest<'_>, count: usize, capacity_blocks: u64) -> Result<Vec<u64>, LabelError> {
+    let mut stale = Vec::with_capacity(count);
+    let mut next = 0_u64;
+    for _ in 0..count {
+        let lba = next + rest.varint("stale blocks")?;
+        if lba >= capacity_blocks {
+            return Err(LabelError::Field("stale blocks"));
         }
-        Ok(stale)
+        stale.push(lba);
+        next = lba + 1;
     }
+    Ok(stale)
 }
 
 /// The stale blocks of a leg as a label has them.
 fn stale_bytes(stale: &[u64]) -> Vec<u8> {
     let (mut bytes, mut next) = (Vec::new(), 0);
     for lba in stale {
-        let mut distance = lba.saturating_sub(next);
-        while distance >= 0x80 {
-            bytes.push(distance as u8 | 0x80);
-            distance >>= 7;
-        }
-        bytes.push(distance as u8);
+        put_varint(&mut bytes, lba.saturating_sub(next));
         next = lba + 1;
     }
     bytes
@@ -322,6 +321,7 @@ fn decode_body(
     bytes: &[u8],
     map: &RegionMap,
     capacity_blocks: u64,
+    pages: &mut dyn Pages,
 ) -> Result<(Lineage, Vec<Member>, Regions), LabelError> {
     let count = get::<1>(bytes, AT_MEMBERS) as usize;
     if count == 0 || count > MOST_LEGS {
@@ -341,11 +341,11 @@ fn decode_body(
     if !stale_fits(members.iter().map(|member| &member.stale[..])) {
         return Err(LabelError::Field("number of stale blocks"));
     }
-    let dirty = rest.regions(map)?;
-    for (entry, member) in entries.chunks_exact(MEMBER_BYTES).zip(&mut members) {
-        if entry[AT_HAS_MISSED] != 0 {
-            member.missed = rest.regions(map)?;
-        }
+    let mut uuid = [0; 16];
+    uuid.copy_from_slice(&bytes[AT_UUID..AT_UUID + 16]);
+    let dirty = rest.set(0, map.count(), &uuid, pages)?;
+    for (place, member) in members.iter_mut().enumerate() {
+        member.missed = rest.set(1 + place, map.count(), &uuid, pages)?;
     }
     Ok((lineage, members, dirty))
 }
@@ -374,7 +374,7 @@ fn decode_member(
         has_room: entry[AT_HAS_ROOM] != 0,
         is_new,
         missed: Regions::none(map.count()),
-        stale: rest.stale(get::<2>(entry, AT_STALE) as usize, capacity_blocks)?,
+        stale: decode_stale(rest, get::<2>(entry, AT_STALE) as usize, capacity_blocks)?,
         seen,
         sent,
     })
@@ -405,12 +405,12 @@ fn decode_protection(bytes: &[u8]) -> Result<Option<PiFormat>, LabelError> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::regions::MOST_REGIONS_IN_LABEL;
     use proptest::prelude::*;
-    use sealblock_block::AnnexSlot;
 
     /// A label of `legs` current legs over 64 regions, as leg `own` has it.
     pub(crate) fn label(legs: usize, own: usize, generation: u64) -> Label {
-        let map = RegionMap::new(BlockSize::B4096, 64 * 256);
+        let map = RegionMap::with_shift(BlockSize::B4096, 64 * 256, 8).unwrap();
         let none = Regions::none(map.count());
         let member = |at| Member {
             id: [at as u8 + 1; 16],
@@ -480,23 +480,27 @@ pub(crate) mod tests {
 
     #[test]
     fn the_longest_label_fits_the_annex() {
-        let map = RegionMap::new(BlockSize::B512, 1 << 40);
+        let map = RegionMap::new(BlockSize::B512, 1 << 40, MOST_REGIONS_IN_LABEL).unwrap();
         let mut longest =
             Label { map, capacity_blocks: 1 << 40, block_size: BlockSize::B512, ..label(MOST_LEGS, 0, 1) };
-        longest.dirty = Regions::all(map.count());
-        longest.members.iter_mut().for_each(|member| member.missed = Regions::all(map.count()));
+        longest.dirty = Regions::none(map.count());
+        // Nothing in a row, so that bits are the shortest.
+        (0..map.count()).step_by(2).for_each(|region| assert!(longest.dirty.insert(region)));
+        let dirty = longest.dirty.clone();
+        longest.members.iter_mut().for_each(|member| member.missed = dirty.clone());
         (0..300).for_each(|id| longest.lineage.begin(id, id));
         // As far apart as blocks of a large device can be.
         longest.members[7].stale = (0..1024).map(|at| at << 30).collect();
         assert!(stale_fits([&longest.members[7].stale[..]]));
         assert!(longest.encode().len() <= AnnexSlot::Group.most_bytes());
+        assert!(encode_plain(&longest.dirty, most_set_bytes(MOST_LEGS)).is_some());
         assert_eq!(Label::decode(&longest.encode()), Ok(Some(longest)));
     }
 
     #[test]
     fn more_stale_blocks_than_fit_are_refused() {
         let mut label = Label { capacity_blocks: 1 << 22, ..label(2, 0, 1) };
-        label.map = RegionMap::new(BlockSize::B4096, 1 << 22);
+        label.map = RegionMap::new(BlockSize::B4096, 1 << 22, MOST_REGIONS_IN_LABEL).unwrap();
         label.dirty = Regions::none(label.map.count());
         label.members.iter_mut().for_each(|member| member.missed = label.dirty.clone());
         label.members[0].stale = (0..MOST_STALE as u64).collect();

@@ -11,7 +11,9 @@ use sealblock_integrity::{Checks, PiFormat, Sealed};
 use sealblock_units::{BlockCount, Extent};
 
 use crate::label::{Member, Standing};
+use crate::paging::LegPages;
 use crate::regions::Regions;
+use crate::stale::Stale;
 
 /// Opens a leg's device anew, after it was lost.
 pub type Reopen = Box<dyn Fn() -> LocalBoxFuture<'static, Result<Stack, String>>>;
@@ -44,7 +46,9 @@ pub(crate) struct Leg {
     /// It is gone, or not up to date yet, and labels call it current: nothing was changed since it had everything.
     pub is_unmissed: Cell<bool>,
     /// Blocks of which it holds only an older copy.
-    pub stale: RefCell<Vec<u64>>,
+    pub stale: RefCell<Stale>,
+    /// What is in the bitmap pages of its device.
+    pub pages: RefCell<LegPages>,
     /// The regions that are still to be brought to it.
     pub left: RefCell<Regions>,
     device: RefCell<Option<Stack>>,
@@ -80,9 +84,10 @@ impl Leg {
             missed: RefCell::new(member.missed.clone()),
             is_new: Cell::new(member.is_new),
             is_unmissed: Cell::new(false),
-            stale: RefCell::new(member.stale.clone()),
+            stale: RefCell::new(Stale::new(&member.stale)),
             seen: Cell::new(member.seen),
             sent: Cell::new(member.sent),
+            pages: RefCell::default(),
             device: RefCell::default(),
             epoch: Cell::new(0),
             is_lost: Cell::new(false),
@@ -109,7 +114,7 @@ impl Leg {
             has_room: self.has_room,
             is_new: self.is_new.get(),
             missed: if is_unmissed { Regions::none(missed.most()) } else { missed.clone() },
-            stale: self.stale.borrow().clone(),
+            stale: self.stale.borrow().listed(),
             seen: self.seen.get(),
             sent: self.sent.get(),
         }
@@ -119,6 +124,7 @@ impl Leg {
         *self.device.borrow_mut() = device;
         self.epoch.set(self.epoch.get() + 1);
         self.is_lost.set(false);
+        self.pages.take();
     }
 
     /// Whether the device that is here has answered that it cannot be reached.
@@ -192,8 +198,36 @@ impl Leg {
         Unchecked { leg: self.path(run.leg), ..run }
     }
 
-    /// Asks the device, which has protection information of format `format`, as all legs have.
+    /// Asks the device, which has protection information of format `format`, as all legs have. Blocks of
+    /// which it holds only an older copy are faults until they are written.
     pub async fn ask(&self, format: Option<PiFormat>, operation: Operation) -> Outcome {
+        if self.stale.borrow().is_empty() {
+            return self.ask_as_it_is(format, operation).await;
+        }
+        match operation {
+            Operation::Read { extent, .. }
+            | Operation::Verify { extent, .. }
+            | Operation::Digest { extent, .. }
+            | Operation::Compare { extent, .. } => {
+                let withheld = self.stale.borrow().within(extent);
+                match withheld.is_empty() {
+                    true => self.ask_as_it_is(format, operation).await,
+                    false => self.ask_around(format, operation, extent, &withheld).await,
+                }
+            }
+            _ => {
+                let extent = operation.extent();
+                let outcome = self.ask_as_it_is(format, operation).await;
+                if let (Ok(_), Some(extent)) = (&outcome, extent) {
+                    self.stale.borrow_mut().renew(extent);
+                }
+                outcome
+            }
+        }
+    }
+
+    /// The same for whatever it holds, older copies included.
+    pub(crate) async fn ask_as_it_is(&self, format: Option<PiFormat>, operation: Operation) -> Outcome {
         let Some(device) = self.device() else { return Err(self.gone()) };
         self.busy.set(self.busy.get() + 1);
         let _busy = Busy(self);
@@ -230,19 +264,8 @@ impl Leg {
 
     /// Puts blocks on it as another leg has them.
     pub async fn put(&self, format: Option<PiFormat>, extent: Extent, data: &Sealed) -> Result<(), Error> {
-        let durability = Durability::Volatile;
-        let mut first = 0;
-        for run in runs(data) {
-            let blocks = run.blocks.get() as usize;
-            let extent = Extent::from_raw(extent.start().get() + first as u64, blocks as u64)
-                .expect("a run of an extent's blocks is an extent");
-            // A copy of the tags of a block that was never written would switch off all checks of the copy.
-            let operation = match run.state {
-                RunState::Hole => Operation::WriteZeroes { extent, may_unmap: true, durability },
-                RunState::Data => Operation::Write { extent, data: data.slice(first, blocks), durability },
-            };
+        for operation in copies(extent, data) {
             self.ask(format, operation).await?;
-            first += blocks;
         }
         Ok(())
     }
@@ -255,6 +278,24 @@ impl Leg {
     fn gone(&self) -> Error {
         Failure::Unreachable { reason: format!("leg {} is not there: {}", self.name, self.why.borrow()) }.into()
     }
+}
+
+/// What makes the blocks of an extent those that were read, holes included.
+pub(crate) fn copies(extent: Extent, data: &Sealed) -> Vec<Operation> {
+    let (durability, mut first) = (Durability::Volatile, 0);
+    let copy = |run: Run| {
+        let blocks = run.blocks.get() as usize;
+        let extent = Extent::from_raw(extent.start().get() + first as u64, blocks as u64)
+            .expect("a run of an extent's blocks is an extent");
+        // A copy of the tags of a block that was never written would switch off all checks of the copy.
+        let operation = match run.state {
+            RunState::Hole => Operation::WriteZeroes { extent, may_unmap: true, durability },
+            RunState::Data => Operation::Write { extent, data: data.slice(first, blocks), durability },
+        };
+        first += blocks;
+        operation
+    };
+    runs(data).into_iter().map(copy).collect()
 }
 
 /// Which of these blocks are holes: they were never written, as their tags say.

@@ -23,9 +23,12 @@ mod members;
 mod mirror;
 mod notes;
 mod open;
+mod paging;
 mod read;
 mod rebuild;
 pub mod regions;
+pub mod sets;
+mod stale;
 mod verify;
 mod worker;
 

@@ -112,6 +112,8 @@ pub struct LegDescription {
     pub copied_bytes: u64,
     /// Blocks on it that were written anew from another leg.
     pub healed_blocks: u64,
+    /// Blocks of which it keeps an older copy, and nobody has a newer one; see [`Mirror::accept_stale`].
+    pub stale_blocks: u64,
     /// How often it was left behind.
     pub failures: u64,
 }
@@ -154,6 +156,7 @@ impl<C: Clock> Mirror<C> {
             },
             copied_bytes: leg.copied_bytes.get(),
             healed_blocks: leg.healed.get(),
+            stale_blocks: leg.stale.borrow().count(),
             failures: leg.failures.get(),
         };
         Description {
@@ -201,7 +204,9 @@ impl<C: Clock> Mirror<C> {
 
     /// The legs that changes go to.
     pub(crate) fn changeable(&self) -> Legs {
-        self.legs.borrow().iter().filter(|leg| leg.takes_changes()).cloned().collect()
+        let legs = self.legs.borrow();
+        let takes = |leg: &&Rc<Leg>| leg.takes_changes() || (self.mutation == Mutation::Untold && leg.takes_labels());
+        legs.iter().filter(takes).cloned().collect()
     }
 
     /// The same legs with the one first that has least to do; the next one in turn among equals.
@@ -270,7 +275,7 @@ impl<C: Clock> Mirror<C> {
 
     async fn read_annex(&self, slot: AnnexSlot) -> Outcome {
         let kind = Operation::ReadAnnex { slot }.kind();
-        for leg in self.current().into_iter().filter(|leg| leg.has_annex() && slot != AnnexSlot::Group) {
+        for leg in self.current().into_iter().filter(|leg| leg.has_annex() && slot == AnnexSlot::Scrub) {
             if let Ok(answer) = leg.ask(self.geometry.protection, Operation::ReadAnnex { slot }).await {
                 return Ok(answer);
             }
@@ -282,7 +287,7 @@ impl<C: Clock> Mirror<C> {
     async fn write_annex(&self, slot: AnnexSlot, bytes: sealblock_runtime_memory::Slice) -> Outcome {
         let operation = Operation::WriteAnnex { slot, bytes };
         let mut legs = self.changeable();
-        legs.retain(|leg| leg.has_annex() && slot != AnnexSlot::Group);
+        legs.retain(|leg| leg.has_annex() && slot == AnnexSlot::Scrub);
         if legs.is_empty() {
             return Err(Failure::Absent(operation.kind()).into());
         }
@@ -336,6 +341,8 @@ pub(crate) fn abilities(devices: &[Abilities], read_only: bool) -> Abilities {
         repair: Ability::Native,
         allocation: Ability::Absent,
         annex: when(all(&|of| of.annex == Ability::Native)),
+        // They are the mirror's own, as the label is.
+        annex_pages: 0,
         unmap_zeroes,
         offloads: all(&|of| of.offloads),
         seals: all(&|of| of.seals),

@@ -10,6 +10,7 @@
 //! an opening, and every one that a leg starts to miss, is in the lineage before it is carried out.
 
 use std::cell::{Cell, RefCell};
+use std::ops::RangeInclusive;
 use std::rc::Rc;
 
 use futures_util::future::join_all;
@@ -22,6 +23,7 @@ use crate::label::{Label, Member, Standing};
 use crate::leg::Leg;
 use crate::lineage::Lineage;
 use crate::mirror::Mirror;
+use crate::paging::Paging;
 use crate::regions::Regions;
 
 /// How far the session of this opening is.
@@ -54,13 +56,18 @@ pub(crate) struct Notes {
     phase: Cell<Phase>,
     /// The next label comes before a change of a new kind.
     is_changing: Cell<bool>,
+    /// Such a label is under way: who does not get it lacks what it says, be it only who the legs are.
+    is_binding: Cell<bool>,
     /// Counts changes; and how many there were when all current legs had last flushed and nothing was under way.
     changes: Cell<u64>,
     even: Cell<u64>,
     /// Regions in which the current legs may differ.
     pub dirty: RefCell<Regions>,
-    /// Those of them that the labels are known to have.
-    noted: RefCell<Regions>,
+    /// Those of them that the labels are not known to have.
+    fresh: RefCell<Regions>,
+    /// Just the regions that were written since the group around them was clean and flushed; after a crash, which forgets
+    /// them, all that is dirty.
+    pub written: RefCell<Regions>,
     /// Regions in which the current legs may differ although nothing is under way.
     pub suspect: RefCell<Regions>,
     /// Counts what was added to `suspect`.
@@ -78,6 +85,10 @@ pub(crate) struct Notes {
     /// Labels were written since the mirror was opened.
     has_begun: Cell<bool>,
     turned: Event,
+    /// What is in the bitmap pages of the legs.
+    pub paging: RefCell<Paging>,
+    /// A block that is withheld may have a good copy somewhere by now.
+    pub examine: Cell<bool>,
 }
 
 /// What a mirror begins with, from the label that tells.
@@ -102,12 +113,14 @@ impl Notes {
             drawn,
             phase: Cell::new(Phase::Idle),
             is_changing: Cell::new(false),
+            is_binding: Cell::new(false),
             changes: Cell::new(0),
             even: Cell::new(0),
             suspect: RefCell::new(dirty.clone()),
             suspected: Cell::new(0),
+            fresh: RefCell::new(dirty.clone()),
+            written: RefCell::new(dirty.clone()),
             dirty: RefCell::new(dirty),
-            noted: RefCell::new(none.clone()),
             recent: RefCell::new(none),
             wanted: Cell::new(0),
             tried: Cell::new(0),
@@ -117,7 +130,14 @@ impl Notes {
             writing: Cell::new(false),
             has_begun: Cell::new(false),
             turned: Event::default(),
+            paging: RefCell::default(),
+            examine: Cell::new(true),
         }
+    }
+
+    /// Whether the labels are known to have all of these regions.
+    fn has_noted(&self, regions: &RangeInclusive<u32>) -> bool {
+        self.dirty.borrow().contains_all(regions.clone()) && !self.fresh.borrow().contains_any(regions.clone())
     }
 
     /// Something is to be changed that the next label has to come before.
@@ -147,6 +167,7 @@ impl Notes {
             self.changed.set(lineage.sessions().first().map_or(0, |session| session.until));
             self.is_tentative.set(true);
             lineage.confirm(generation);
+            self.is_binding.set(true);
             return true;
         }
         if self.phase.get() == Phase::Durable {
@@ -162,6 +183,7 @@ impl Notes {
             Phase::Confirmed => self.phase.set(Phase::Durable),
             _ => {}
         }
+        self.is_binding.set(false);
         self.phase.get() == Phase::Heard
     }
 
@@ -198,24 +220,31 @@ impl Drop for Writing<'_> {
 }
 
 impl<C: Clock> Mirror<C> {
-    /// Says that the regions of an extent may differ from now on; durable when it returns.
+    /// Says that the regions of an extent may differ from now on; durable when it returns. Whole groups are said, so that
+    /// writing on costs no further label, and what exactly is written is remembered here.
     pub(crate) async fn mark(&self, extent: Extent) -> Result<(), Error> {
         let regions = self.map.of(extent);
         self.notes.changes.set(self.notes.changes.get() + 1);
-        self.notes.recent.borrow_mut().extend(regions.clone());
-        let is_noted = self.notes.noted.borrow().contains_all(regions.clone());
-        if is_noted && self.notes.phase.get() == Phase::Durable && !self.has_unmissed() {
-            return Ok(());
-        }
-        self.notes.dirty.borrow_mut().extend(regions.clone());
+        self.notes.recent.borrow_mut().insert_all(regions.clone());
+        self.notes.written.borrow_mut().insert_all(regions.clone());
+        let groups = self.map.groups(&regions);
+        let is_noted =
+            self.notes.has_noted(&groups) && self.notes.phase.get() == Phase::Durable && !self.has_unmissed();
         for leg in self.legs.borrow().iter() {
-            if leg.standing.get() == Standing::Missing || leg.is_untold() {
-                leg.missed.borrow_mut().extend(regions.clone());
+            // After a crash it lacks whatever is dirty besides.
+            let is_missing = leg.standing.get() == Standing::Missing;
+            if leg.is_untold() || (is_missing && !(is_noted && self.mutation == Mutation::ForgetMissed)) {
+                leg.missed.borrow_mut().insert_all(regions.clone());
             }
             if leg.is_untold() {
-                leg.left.borrow_mut().extend(regions.clone());
+                leg.left.borrow_mut().insert_all(regions.clone());
             }
         }
+        if is_noted {
+            return Ok(());
+        }
+        self.notes.fresh.borrow_mut().insert_all(groups.clone());
+        self.notes.dirty.borrow_mut().insert_all(groups);
         if self.mutation == Mutation::SkipMark {
             return Ok(());
         }
@@ -241,7 +270,8 @@ impl<C: Clock> Mirror<C> {
     /// Whether every current leg has everything, durably, and nothing is under way.
     fn is_even(&self) -> bool {
         let has_changed = self.notes.phase.get() >= Phase::Confirmed;
-        let is_quiet = || self.claims.is_idle() && self.notes.suspect.borrow().is_empty();
+        let is_quiet =
+            || !self.notes.is_binding.get() && self.claims.is_idle() && self.notes.suspect.borrow().is_empty();
         !has_changed || (self.notes.even.get() == self.notes.changes.get() && is_quiet())
     }
 
@@ -279,7 +309,7 @@ impl<C: Clock> Mirror<C> {
             return;
         }
         leg.standing.set(Standing::Missing);
-        leg.missed.borrow_mut().add(&self.notes.dirty.borrow());
+        leg.missed.borrow_mut().add(&self.notes.written.borrow());
         if was_current && self.is_even() {
             leg.is_unmissed.set(true);
         }
@@ -293,13 +323,13 @@ impl<C: Clock> Mirror<C> {
     /// Says that current legs may differ in an extent, until that was looked after.
     pub(crate) fn suspect(&self, extent: Extent) {
         let mut regions = Regions::none(self.map.count());
-        regions.extend(self.map.of(extent));
+        regions.insert_all(self.map.of(extent));
         self.suspect_regions(&regions);
     }
 
     /// Says that current legs, and those that are being brought up to date, may differ wherever something was not flushed.
     pub(crate) fn suspect_dirty(&self) {
-        self.suspect_regions(&self.notes.dirty.borrow());
+        self.suspect_regions(&self.notes.written.borrow());
     }
 
     fn suspect_regions(&self, regions: &Regions) {
@@ -340,11 +370,16 @@ impl<C: Clock> Mirror<C> {
                 self.miss();
             }
             let covers = self.notes.wanted.get();
-            let dirty = self.notes.dirty.borrow().clone();
+            self.write_pages().await;
+            // From here until the labels are made nothing may wait, or the pages would not be what they refer to.
+            let (fresh, sets) = (self.notes.fresh.borrow().clone(), self.sets());
             let legs: Vec<_> =
                 self.legs.borrow().iter().filter(|leg| leg.takes_labels() && leg.has_room).cloned().collect();
             legs.iter().for_each(|leg| leg.sent.set(self.notes.generation.get()));
             let held = self.send_labels(&legs).await;
+            if held > 0 {
+                self.notes.paging.borrow_mut().said(&sets);
+            }
             if legs.iter().any(|leg| !leg.takes_labels()) && self.legs.borrow().iter().any(|leg| leg.is_current()) {
                 continue;
             }
@@ -363,8 +398,7 @@ impl<C: Clock> Mirror<C> {
             // Those that are suspect are made alike once who lacks them is noted.
             self.work.notify();
             self.notes.held.set(covers);
-            self.notes.noted.borrow_mut().add(&dirty);
-            self.notes.noted.borrow_mut().keep(&self.notes.dirty.borrow());
+            self.notes.fresh.borrow_mut().subtract(&fresh);
             return Ok(());
         }
     }
@@ -381,7 +415,7 @@ impl<C: Clock> Mirror<C> {
     /// Sends legs their labels; how many that have everything are known to have theirs now.
     async fn send_labels(&self, legs: &[Rc<Leg>]) -> usize {
         let writes = legs.iter().map(|leg| async move {
-            let (epoch, bytes) = (leg.epoch(), Slice::copy_from(&self.label(leg).encode()));
+            let (epoch, bytes) = (leg.epoch(), Slice::copy_from(&self.label_bytes(leg)));
             let write = Operation::WriteAnnex { slot: AnnexSlot::Group, bytes };
             (epoch, leg.ask(self.geometry.protection, write).await)
         });
@@ -417,7 +451,7 @@ impl<C: Clock> Mirror<C> {
         let mut label = self.label(leg);
         let own = label.own;
         label.members[own] = Member { standing: Standing::Removed, is_new: false, ..leg.member() };
-        let bytes = Slice::copy_from(&label.encode());
+        let bytes = Slice::copy_from(&label.encode_alone());
         let told = leg.ask(self.geometry.protection, Operation::WriteAnnex { slot: AnnexSlot::Group, bytes }).await;
         if let Err(error) = told {
             tracing::warn!(leg = %leg.name, %error, "a leg that is taken out could not be told so");
@@ -449,27 +483,39 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// Takes regions out of the labels in which nothing has happened since the last look and every leg has flushed.
+    /// Takes groups of regions out of the labels in which nothing has happened since the last look and every leg has flushed.
     pub(crate) async fn tidy(&self) -> Result<(), Error> {
         let recent = self.notes.recent.replace(Regions::none(self.map.count()));
-        let is_quiet = |region: u32| {
-            !self.notes.recent.borrow().contains(region)
-                && !self.notes.suspect.borrow().contains(region)
-                && !self.claims.touches(self.map.extent(region))
+        let is_quiet = |group: &RangeInclusive<u32>| {
+            !self.notes.recent.borrow().contains_any(group.clone())
+                && !self.notes.suspect.borrow().contains_any(group.clone())
+                && !self.claims.touches(self.map.group_extent(group))
         };
-        let quiet: Vec<u32> =
-            self.notes.dirty.borrow().iter().filter(|region| !recent.contains(*region) && is_quiet(*region)).collect();
-        if quiet.is_empty() {
+        let mut quiet = self.dirty_groups();
+        quiet.retain(|group| !recent.contains_any(group.clone()) && is_quiet(group));
+        if quiet.is_empty() && !self.has_renewed() {
             return if self.notes.is_due() { self.note().await } else { Ok(()) };
         }
         if self.mutation != Mutation::ClearUnflushed {
-            self.flush_legs().await?;
+            self.settle_renewed().await?;
         }
-        for region in quiet.into_iter().filter(|region| is_quiet(*region)) {
-            self.notes.dirty.borrow_mut().remove(region);
-            self.notes.noted.borrow_mut().remove(region);
+        for group in quiet.into_iter().filter(is_quiet) {
+            // What a leg that is away has missed of it is said by the same labels.
+            self.notes.dirty.borrow_mut().remove_all(group.clone());
+            self.notes.fresh.borrow_mut().remove_all(group.clone());
+            self.notes.written.borrow_mut().remove_all(group);
         }
         self.note().await
+    }
+
+    fn dirty_groups(&self) -> Vec<RangeInclusive<u32>> {
+        let (dirty, mut groups, mut from) = (self.notes.dirty.borrow(), Vec::new(), 0);
+        while let Some(region) = dirty.next(from) {
+            let group = self.map.group(region);
+            from = group.end() + 1;
+            groups.push(group);
+        }
+        groups
     }
 }
 

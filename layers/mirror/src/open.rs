@@ -1,5 +1,6 @@
 //! Putting a mirror together from its legs.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use futures_util::future::join_all;
@@ -7,16 +8,18 @@ use sealblock_block::{
     Abilities, AnnexSlot, Answer, Clock, Device, Error, Failure, Geometry, Limits, Operation, Stack, is_blank,
 };
 use sealblock_integrity::PiFormat;
+use sealblock_runtime_memory::Slice;
 use sealblock_units::BlockSize;
 
-use crate::drill::Drill;
+use crate::drill::{Drill, Mutation};
 use crate::judge::{Found, Known, Refusal, Verdict, judge, leave_behind, leg_id};
 use crate::label::{Label, LabelError, MOST_LEGS, Member, Standing};
 use crate::leg::{Leg, LegSource, has_annex};
 use crate::lineage::Lineage;
 use crate::mirror::{Mirror, Parts, abilities};
 use crate::notes::{Notes, Past};
-use crate::regions::{RegionMap, Regions};
+use crate::regions::{MOST_BLOCKS, MOST_REGIONS, MOST_REGIONS_IN_LABEL, RegionMap, Regions};
+use crate::sets::{MOST_SETS, PageId, Pages, pages_of_set};
 use crate::worker::Worker;
 
 /// How far the generations of one opening are from those of the one before, at least. How much farther is drawn, so that two
@@ -84,6 +87,24 @@ pub enum MirrorError {
         /// Of the leg.
         actual: BlockSize,
     },
+    /// There are more blocks than can be tracked.
+    #[error(
+        "a mirror of {blocks} blocks cannot be tracked; its members have room for fewer, and none has more than {MOST_BLOCKS}"
+    )]
+    Capacity {
+        /// Blocks of the mirror.
+        blocks: u64,
+    },
+    /// A leg has no room for the bitmap pages of the mirror.
+    #[error("{leg} has room for {actual} bitmap pages beside its blocks, the mirror needs {expected}")]
+    Pages {
+        /// The leg.
+        leg: String,
+        /// Pages that the mirror's regions may take.
+        expected: u32,
+        /// Pages of the leg.
+        actual: u32,
+    },
     /// A leg is smaller than the mirror, or of another size than the legs of a new one.
     #[error("{leg} has {actual} blocks, the mirror {expected}")]
     Size {
@@ -137,7 +158,10 @@ pub async fn open_drill<C: Clock>(
     if !(2..=MOST_LEGS).contains(&sources.len()) {
         return Err(MirrorError::Legs(sources.len()));
     }
-    let found = join_all(sources.iter().map(look)).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let mut found = join_all(sources.iter().map(look)).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+    if drill.mutation == Mutation::SkipLineage {
+        found.iter_mut().for_each(forget_lineage);
+    }
     let verdict = judge(&found).map_err(|refusal| refused(refusal, &sources))?;
     let is_uneven = matches!(&verdict, Verdict::Known(known) if known.is_uneven);
     let is_new = verdict == Verdict::New;
@@ -147,9 +171,9 @@ pub async fn open_drill<C: Clock>(
             if let Some(leg) = first_written(&sources).await? {
                 return Err(refused(Refusal::NotMade { leg }, &sources));
             }
-            assemble_new(sources, &found, None, &options.random, &drill)
+            assemble_new(sources, &found, None, &options.random, &drill)?
         }
-        Verdict::Known(known) => assemble_known(sources, known, &options.random, &drill)?,
+        Verdict::Known(known) => assemble_known(sources, *known, &options.random, &drill)?,
     };
     let opened = start(clock, parts, options.read_only);
     if is_new {
@@ -186,6 +210,13 @@ async fn first_written(sources: &[LegSource]) -> Result<Option<usize>, MirrorErr
     Ok(None)
 }
 
+/// Takes from a label what it says of sessions.
+fn forget_lineage(found: &mut Found) {
+    if let Found::Labelled(label) = found {
+        label.lineage = Lineage::default();
+    }
+}
+
 /// What is where a leg should be.
 pub(crate) async fn look(source: &LegSource) -> Result<Found, MirrorError> {
     let Ok(device) = &source.device else { return Ok(Found::Absent) };
@@ -206,7 +237,7 @@ pub(crate) async fn found_on(device: &Stack) -> Result<Found, Trouble> {
         return Ok(Found::Unlabelled { has_room: false });
     }
     match device.execute(Operation::ReadAnnex { slot: AnnexSlot::Group }).await {
-        Ok(Answer::Annex(bytes)) => match Label::decode(&bytes) {
+        Ok(Answer::Annex(bytes)) => match with_pages(device, &bytes).await {
             Ok(Some(label)) => Ok(Found::Labelled(Box::new(label))),
             Ok(None) => Ok(Found::Unlabelled { has_room: true }),
             Err(why) => Err(Trouble::Label(why)),
@@ -215,6 +246,43 @@ pub(crate) async fn found_on(device: &Stack) -> Result<Found, Trouble> {
         Err(error) if matches!(error.failure(), Failure::Absent(_)) => Ok(Found::Unlabelled { has_room: false }),
         Ok(_) => Err(Trouble::Device(crate::leg::answered_wrongly())),
         Err(error) => Err(Trouble::Device(error)),
+    }
+}
+
+/// Reads a label and the bitmap pages that it refers to. A page that cannot be read counts as all of its regions.
+async fn with_pages(device: &Stack, bytes: &[u8]) -> Result<Option<Label>, LabelError> {
+    let mut wanted = Wanted::default();
+    let label = Label::decode_with(bytes, &mut wanted)?;
+    let Some(regions) = label.as_ref().map(|label| label.map.count()).filter(|_| !wanted.0.is_empty()) else {
+        return Ok(label);
+    };
+    let mut pages = Read::default();
+    for id in wanted.0 {
+        if let Ok(Answer::Annex(page)) = device.execute(Operation::ReadAnnex { slot: id.slot(regions) }).await {
+            pages.0.insert(id, page);
+        }
+    }
+    Label::decode_with(bytes, &mut pages)
+}
+
+/// The pages that a label asks for.
+#[derive(Default)]
+struct Wanted(Vec<PageId>);
+
+impl Pages for Wanted {
+    fn page(&mut self, id: PageId) -> Option<&[u8]> {
+        self.0.push(id);
+        None
+    }
+}
+
+/// The pages that were read for it.
+#[derive(Default)]
+struct Read(BTreeMap<PageId, Slice>);
+
+impl Pages for Read {
+    fn page(&mut self, id: PageId) -> Option<&[u8]> {
+        self.0.get(&id).map(|page| &page[..])
     }
 }
 
@@ -247,11 +315,10 @@ pub(crate) fn assemble_new(
     from: Option<usize>,
     random: &[u8; 16],
     drill: &Drill,
-) -> Parts {
+) -> Result<Parts, MirrorError> {
     let geometry = shape(&sources);
     let (block_size, capacity_blocks) = (geometry.block_size, geometry.capacity_blocks);
-    let drilled = drill.region_shift.and_then(|shift| RegionMap::with_shift(capacity_blocks, shift));
-    let map = drilled.unwrap_or_else(|| RegionMap::new(block_size, capacity_blocks));
+    let map = map_for(block_size, capacity_blocks, &sources, drill)?;
     let mut legs = Vec::with_capacity(sources.len());
     for (number, source) in sources.into_iter().enumerate() {
         let id = leg_id(random, 0, number);
@@ -267,7 +334,36 @@ pub(crate) fn assemble_new(
     let dirty = Regions::none(map.count());
     let past = Past { generation: 0, lineage: Lineage::default(), changed: 0, is_tentative: false, dirty };
     let notes = Notes::new(past, drawn(random));
-    Parts { geometry, map, uuid: *random, legs, teller: from.unwrap_or(0), notes, mutation: drill.mutation }
+    Ok(Parts { geometry, map, uuid: *random, legs, teller: from.unwrap_or(0), notes, mutation: drill.mutation })
+}
+
+/// The finest regions that the labels of all these devices have room for, or those that a drill wants.
+fn map_for(
+    block_size: BlockSize,
+    capacity_blocks: u64,
+    sources: &[LegSource],
+    drill: &Drill,
+) -> Result<RegionMap, MirrorError> {
+    if let Some(shift) = drill.region_shift {
+        let drilled = RegionMap::with_shift(block_size, capacity_blocks, shift);
+        return drilled.ok_or(MirrorError::Capacity { blocks: capacity_blocks });
+    }
+    let fine = RegionMap::new(block_size, capacity_blocks, MOST_REGIONS);
+    let has_pages = |map: &RegionMap| {
+        let devices = sources.iter().filter_map(|source| source.device.as_ref().ok());
+        devices.filter(|device| has_annex(device)).all(|device| check_pages("", device, map).is_ok())
+    };
+    let map = fine.filter(has_pages).or_else(|| RegionMap::new(block_size, capacity_blocks, MOST_REGIONS_IN_LABEL));
+    map.ok_or(MirrorError::Capacity { blocks: capacity_blocks })
+}
+
+/// Refuses a device whose annex lacks pages that the sets of such a map may need.
+pub(crate) fn check_pages(name: &str, device: &Stack, map: &RegionMap) -> Result<(), MirrorError> {
+    let (expected, actual) = (MOST_SETS as u32 * pages_of_set(map.count()), device.abilities().annex_pages);
+    match actual >= expected {
+        true => Ok(()),
+        false => Err(MirrorError::Pages { leg: name.to_owned(), expected, actual }),
+    }
 }
 
 fn assemble_known(
@@ -288,24 +384,7 @@ fn assemble_known(
     }
     let limits = shape(&sources).limits;
     let dirty = label.dirty.clone();
-    let mut given: Vec<Option<(usize, LegSource)>> = label.members.iter().map(|_| None).collect();
-    let mut next_number = sources.len();
-    for (number, (place, source)) in places.into_iter().zip(sources).enumerate() {
-        given[place] = Some((number, source));
-    }
-    let mut legs = Vec::with_capacity(given.len());
-    for (place, given) in given.into_iter().enumerate() {
-        let (number, source) = given.unwrap_or_else(|| {
-            next_number += 1;
-            (next_number - 1, nameless(place))
-        });
-        let member = &mut label.members[place];
-        let was_current = member.standing == Standing::Current;
-        begin(member, source.device.is_ok(), &dirty);
-        let leg = Leg::new(source, number, member);
-        leg.is_unmissed.set(was_current && member.standing != Standing::Current);
-        legs.push(Rc::new(leg));
-    }
+    let legs = known_legs(sources, &places, &mut label);
     let Label { map, capacity_blocks, block_size, protection, uuid, own: teller, .. } = label;
     let geometry = Geometry { block_size, capacity_blocks, protection, limits };
     // Labels that legs write apart must not look like one that was under way when they were parted.
@@ -319,6 +398,28 @@ fn assemble_known(
     };
     let notes = Notes::new(past, drawn(random));
     Ok(Parts { geometry, map, uuid, legs, teller, notes, mutation: drill.mutation })
+}
+
+/// The legs by their places: those that were given, and those that were not named.
+fn known_legs(sources: Vec<LegSource>, places: &[usize], label: &mut Label) -> Vec<Rc<Leg>> {
+    let mut given: Vec<Option<(usize, LegSource)>> = label.members.iter().map(|_| None).collect();
+    let mut next_number = sources.len();
+    for (number, (place, source)) in places.iter().zip(sources).enumerate() {
+        given[*place] = Some((number, source));
+    }
+    let (dirty, mut legs) = (&label.dirty, Vec::with_capacity(given.len()));
+    for (place, (given, member)) in given.into_iter().zip(&mut label.members).enumerate() {
+        let (number, source) = given.unwrap_or_else(|| {
+            next_number += 1;
+            (next_number - 1, nameless(place))
+        });
+        let was_current = member.standing == Standing::Current;
+        begin(member, source.device.is_ok(), dirty);
+        let leg = Leg::new(source, number, member);
+        leg.is_unmissed.set(was_current && member.standing != Standing::Current);
+        legs.push(Rc::new(leg));
+    }
+    legs
 }
 
 /// Why a device is not used in whose place a leg with a label is expected.

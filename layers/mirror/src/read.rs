@@ -1,6 +1,6 @@
 //! Reads: from one leg, and what it has damaged from another, which mends it.
 
-use sealblock_block::{Answer, Clock, Error, Fault, Faults, Operation};
+use sealblock_block::{Answer, Clock, Error, Fault, FaultField, Faults, Operation};
 use sealblock_integrity::{Checks, Sealed};
 use sealblock_units::{Extent, Lba};
 
@@ -112,7 +112,7 @@ impl<C: Clock> Mirror<C> {
     }
 
     async fn gather_one(&self, legs: &Legs, one: Extent, checks: Checks) -> Result<Result<Found, Fault>, Error> {
-        let (mut why, mut failed) = (None, None);
+        let (mut why, mut failed): (Option<Fault>, Option<Error>) = (None, None);
         for (source, leg) in legs.iter().enumerate() {
             if !self.may_read(leg) {
                 failed.get_or_insert_with(|| self.nobody());
@@ -120,7 +120,10 @@ impl<C: Clock> Mirror<C> {
             }
             match leg.read(self.geometry.protection, one, checks).await.map_err(Error::into_faults) {
                 Ok(data) => return Ok(Ok(Found { extent: one, data, source })),
-                Err(Ok(faults)) => why = why.or(faults.first().copied()),
+                // An older copy somewhere says less than what became of the current one.
+                Err(Ok(faults)) => {
+                    why = why.filter(|why| why.field != FaultField::Stale).or(faults.first().copied()).or(why)
+                }
                 Err(Err(error)) => {
                     self.lament(leg, &error);
                     failed = Some(error);

@@ -3,17 +3,19 @@
 use std::rc::Rc;
 
 use futures_util::future::join_all;
-use sealblock_block::{Clock, Durability, Error, Failure, Faults, Operation};
-use sealblock_integrity::Checks;
+use sealblock_block::{Clock, Error, Failure, Operation};
+use sealblock_integrity::{Checks, PiFormat};
 use sealblock_units::Extent;
 
+use crate::drill::Mutation;
 use crate::label::Standing;
 use crate::leg::{Leg, is_away};
 use crate::mirror::{Legs, Mirror};
 use crate::read::Found;
+use crate::stale::LastCopy;
 
-/// Regions of a leg that are brought to it between two labels that say so.
-const REGIONS_A_LABEL: u32 = 64;
+/// Bytes of the regions of a leg that are looked at between two labels that say how far it is.
+const BYTES_A_LABEL: u64 = 64 << 20;
 
 impl<C: Clock> Mirror<C> {
     /// Whether current legs may differ in some of these blocks although nothing is under way there.
@@ -109,7 +111,7 @@ impl<C: Clock> Mirror<C> {
 
     /// All checks there are, from the start of an extent on.
     pub(crate) fn full(&self, extent: Extent) -> Checks {
-        self.geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()))
+        full(self.geometry.protection, extent)
     }
 
     /// Whether legs have the same data and tags in a piece, all of it good.
@@ -169,26 +171,20 @@ impl<C: Clock> Mirror<C> {
         tracing::info!(leg = %leg.name, regions = leg.left.borrow().count(), "bringing a leg up to date");
         // Its own label must not go on saying that it has everything.
         self.note().await?;
-        let mut since_label = 0;
-        loop {
-            let next = leg.left.borrow().iter().next();
-            let Some(region) = next.filter(|_| !self.closing.get()) else { break };
-            // Taken out first, so that a change that fails meanwhile puts it in again.
-            leg.left.borrow_mut().remove(region);
-            if let Err(error) = self.bring_region(leg, region).await {
-                leg.left.borrow_mut().insert(region);
-                return Err(error);
-            }
-            since_label += 1;
-            if since_label == REGIONS_A_LABEL {
-                since_label = 0;
-                self.note_progress(leg).await?;
-            }
-        }
+        let has_room = self.bring_all(leg).await?;
         self.note_progress(leg).await?;
+        if !has_room {
+            let why =
+                "its only copies of some blocks are older ones, more than the labels can list: take or write some";
+            *leg.why.borrow_mut() = why.to_owned();
+            return Err(Failure::Media { reason: format!("leg {} is not up to date: {why}", leg.name) }.into());
+        }
         if leg.standing.get() == Standing::Rebuilding && leg.left.borrow().is_empty() {
             leg.standing.set(Standing::Current);
             leg.is_new.set(false);
+            leg.why.borrow_mut().clear();
+            // It may have what others keep only an older copy of.
+            self.notes.examine.set(true);
             leg.is_unmissed.set(false);
             self.work.notify();
             self.note().await?;
@@ -197,21 +193,56 @@ impl<C: Clock> Mirror<C> {
         Ok(())
     }
 
+    /// Brings everything that is left to a leg; whether there was room to list what it keeps older copies of. Regions for which
+    /// there was none are still left.
+    async fn bring_all(&self, leg: &Rc<Leg>) -> Result<bool, Error> {
+        let (mut from, mut has_room, mut since_label) = (0, true, 0);
+        loop {
+            let next = leg.left.borrow().next(from);
+            let Some(region) = next.filter(|_| !self.closing.get()) else {
+                // What failed meanwhile behind the place that was just done is left again.
+                if from == 0 || !has_room || self.closing.get() || leg.left.borrow().is_empty() {
+                    return Ok(has_room);
+                }
+                from = 0;
+                continue;
+            };
+            from = region + 1;
+            // Taken out first, so that a change that fails meanwhile puts it in again.
+            leg.left.borrow_mut().remove(region);
+            let brought = self.bring_region(leg, region).await;
+            if !matches!(brought, Ok(LastCopy::Settled)) {
+                leg.left.borrow_mut().insert(region);
+            }
+            has_room &= brought? == LastCopy::Settled;
+            since_label += self.map.extent(region).bytes(self.geometry.block_size);
+            if since_label >= BYTES_A_LABEL {
+                since_label = 0;
+                self.note_progress(leg).await?;
+            }
+        }
+    }
+
     /// What was brought to a leg is durable, and the labels say so.
     async fn note_progress(&self, leg: &Rc<Leg>) -> Result<(), Error> {
-        let brought = leg.left.borrow().clone();
+        let mut lacking = leg.left.borrow().clone();
         if let Err(error) = leg.ask(self.geometry.protection, Operation::Flush).await {
             self.leave(leg, &format!("it could not be brought up to date: {error}"));
             return Err(error);
         }
         if leg.standing.get() == Standing::Rebuilding {
-            leg.missed.borrow_mut().keep(&brought);
+            if self.mutation != Mutation::ForgetFlushing {
+                // What became suspect during the flush is lacking too, though it was not when the flush began.
+                lacking.add(&leg.left.borrow());
+            }
+            leg.missed.borrow_mut().keep(&lacking);
             self.note().await?;
         }
         Ok(())
     }
 
-    async fn bring_region(&self, leg: &Rc<Leg>, region: u32) -> Result<(), Error> {
+    async fn bring_region(&self, leg: &Rc<Leg>, region: u32) -> Result<LastCopy, Error> {
+        let mut settled = LastCopy::Settled;
         for piece in self.map.extent(region).split_aligned(self.geometry.limits.transfer) {
             let _claim = self.claims.take(piece).await;
             if leg.standing.get() != Standing::Rebuilding || self.closing.get() {
@@ -232,18 +263,15 @@ impl<C: Clock> Mirror<C> {
                 self.brought(leg, put).await?;
                 leg.copied_bytes.set(leg.copied_bytes.get() + found.extent.bytes(self.geometry.block_size));
             }
-            if let Some(lost) = Faults::new(lost) {
-                // What no leg has must not be what this one happens to hold: that is old.
-                for fault in lost.as_slice() {
-                    let extent = Extent::one(fault.lba);
-                    let durability = Durability::Volatile;
-                    let spoil = Operation::WriteUncorrectable { extent, durability };
-                    let spoilt = leg.ask(self.geometry.protection, spoil).await.map(drop);
-                    self.brought(leg, spoilt).await?;
+            for fault in lost {
+                let kept = self.keep_last_copy(leg, &sources, fault.lba).await;
+                self.brought(leg, kept.as_ref().map(drop).map_err(Clone::clone)).await?;
+                if kept? == LastCopy::NoRoom {
+                    settled = LastCopy::NoRoom;
                 }
             }
         }
-        Ok(())
+        Ok(settled)
     }
 
     /// A leg that something cannot be brought to is left behind.
@@ -254,6 +282,11 @@ impl<C: Clock> Mirror<C> {
         }
         outcome
     }
+}
+
+/// All checks there are, from the start of an extent on.
+pub(crate) fn full(format: Option<PiFormat>, extent: Extent) -> Checks {
+    format.map_or(Checks::NONE, |format| Checks::full(format, extent.start()))
 }
 
 /// The blocks that are in both.

@@ -57,16 +57,27 @@ async fn tidying<C: Clock>(mirror: &Mirror<C>) {
 /// Makes current legs alike, and brings those that have come back up to date.
 async fn settling<C: Clock>(mirror: &Mirror<C>) {
     loop {
-        let returned = || mirror.legs.borrow().iter().find(|leg| leg.standing.get() == Standing::Rebuilding).cloned();
+        let returned = || -> Vec<Rc<Leg>> {
+            mirror.legs.borrow().iter().filter(|leg| leg.standing.get() == Standing::Rebuilding).cloned().collect()
+        };
         let is_suspect = || !mirror.notes.suspect.borrow().is_empty() && !mirror.has_unmissed();
-        let is_due = || mirror.closing.get() || is_suspect() || returned().is_some();
+        let is_due = || {
+            let has_work = is_suspect() || mirror.notes.examine.get();
+            mirror.closing.get() || has_work || !returned().is_empty()
+        };
         mirror.work.until(is_due).await;
         if mirror.closing.get() {
             return;
         }
         let mut failed = mirror.settle().await;
-        if let (Some(leg), Ok(())) = (returned(), &failed) {
-            failed = mirror.rebuild(&leg).await;
+        if failed.is_ok() && mirror.notes.examine.take() {
+            mirror.reexamine().await;
+        }
+        if failed.is_ok() {
+            for leg in returned() {
+                // One that cannot be brought up to date keeps no other one waiting.
+                failed = mirror.rebuild(&leg).await.and(failed);
+            }
         }
         if let Err(error) = failed {
             tracing::debug!(%error, "the legs are not alike yet");
@@ -173,7 +184,6 @@ impl<C: Clock> Mirror<C> {
     /// Has a leg that is here brought up to date.
     pub(crate) fn begin_rebuild(&self, leg: &Leg) {
         *leg.left.borrow_mut() = leg.missed.borrow().clone();
-        leg.left.borrow_mut().add(&self.notes.dirty.borrow());
         leg.is_told.set(false);
         leg.standing.set(Standing::Rebuilding);
         self.work.notify();

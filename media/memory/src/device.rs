@@ -1,6 +1,7 @@
 //! Blocks in RAM, with tags beside them.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 
 use sealblock_block::{
     Abilities, Ability, AnnexSlot, Answer, Coverage, Device, Digested, Error, Failure, Fault, Faults, Geometry, Limits,
@@ -59,7 +60,7 @@ struct Stored {
     /// A byte for each block: 1 where it was made unreadable.
     uncorrectable: Sparse,
     /// Room beside the blocks.
-    annex: [Slice; AnnexSlot::ALL.len()],
+    annex: BTreeMap<AnnexSlot, Slice>,
 }
 
 impl MemoryDevice {
@@ -75,7 +76,7 @@ impl MemoryDevice {
                 data: Sparse::new(CHUNK_BYTES, 0),
                 tags: Sparse::new(tags_of_chunk * TAG_CHUNK_BYTES.checked_div(tags_of_chunk).unwrap_or(0).max(1), 0xFF),
                 uncorrectable: Sparse::new(UNCORRECTABLE_BYTES, 0),
-                annex: AnnexSlot::ALL.map(|_| Slice::empty()),
+                annex: BTreeMap::new(),
             }),
             pool: None,
         }
@@ -299,10 +300,11 @@ impl MemoryDevice {
             Operation::Digest { extent, checks } => return self.digest(*extent, checks),
             Operation::Compare { extent, data } => return self.compare(*extent, data),
             Operation::ReadAnnex { slot } => {
-                return Ok(Answer::Annex(self.stored.borrow().annex[slot.index()].clone()));
+                let held = self.stored.borrow().annex.get(slot).cloned();
+                return Ok(Answer::Annex(held.unwrap_or_else(Slice::empty)));
             }
             Operation::WriteAnnex { slot, bytes } => {
-                self.stored.borrow_mut().annex[slot.index()] = Slice::copy_from(bytes);
+                self.stored.borrow_mut().annex.insert(*slot, Slice::copy_from(bytes));
             }
             Operation::Allocation { extent } => return self.allocation(*extent),
             Operation::Repair { .. } => return Err(Failure::Absent(operation.kind()).into()),
@@ -333,8 +335,14 @@ impl Device for MemoryDevice {
     }
 
     fn abilities(&self) -> Abilities {
-        let seals = self.geometry.protection.is_some();
-        Abilities { annex: Ability::Native, allocation: Ability::Native, seals, ..Abilities::COMPLETE }
+        let bytes = self.geometry.capacity_blocks.saturating_mul(self.geometry.block_size.bytes() as u64);
+        Abilities {
+            annex: Ability::Native,
+            annex_pages: AnnexSlot::bitmap_pages(bytes),
+            allocation: Ability::Native,
+            seals: self.geometry.protection.is_some(),
+            ..Abilities::COMPLETE
+        }
     }
 
     async fn execute(&self, operation: Operation) -> Outcome {

@@ -3,7 +3,7 @@
 //! Invariant: a command of an extension goes only to a session whose target has said that the namespace has it. A target
 //! that took the place of another may be of another kind, and the same number may mean anything there.
 
-use sealblock_block::{AnnexSlot, Answer, Digested, Error, Failure, Faults, OperationKind, Outcome};
+use sealblock_block::{AnnexSlot, Answer, Coverage, Digested, Error, Failure, Faults, OperationKind, Outcome};
 use sealblock_integrity::{Checks, guard};
 use sealblock_protocols_nvme::Command;
 use sealblock_protocols_nvme::admin::{FeatureSelect, GetFeatures, SetFeatures};
@@ -47,7 +47,11 @@ impl Io {
             return Err(self.failed(OperationKind::Digest, Some(extent), &answered));
         }
         if let Some(faults) = Faults::new(Hunt::new(self, checks, self.probe()).of(extent, &answered).await?) {
-            return Err(faults.into());
+            let coverage = match self.beside_digest(extent, checks, &answered).await.map_err(Error::into_damage) {
+                Ok(coverage) | Err(Ok((_, coverage))) => coverage,
+                Err(Err(error)) => return Err(error),
+            };
+            return Err(faults.covering(coverage).into());
         }
         // The hunt read every block again and found them good: the target has got over it, and can be asked once more.
         let again = self.digest_once(extent, &checks).await?;
@@ -60,22 +64,27 @@ impl Io {
     /// The answer of a Digest that succeeded. Both dwords of its completion are the sum, so which copies it has not looked at is
     /// asked with a Verify, where there are any.
     async fn digested(&self, extent: Extent, checks: Checks, answered: &Answered) -> Outcome {
-        let extensions = answered.session.pages.extensions;
-        let coverage = match extensions.contains(Extensions::COPIES) {
-            true => match self.verify(extent, checks).await? {
-                Answer::Verified(verified) => verified.coverage,
-                _ => unreachable!("a Verify is answered with what it cost"),
-            },
-            false => self.reach(&checks, extensions),
-        };
+        let coverage = self.beside_digest(extent, checks, answered).await?;
         let crc64 = answered.finished.completion.result.get();
         Ok(Answer::Digest(Digested { crc64, bytes_transferred: 0, coverage }))
     }
 
+    /// How far a Digest went that was answered so.
+    async fn beside_digest(&self, extent: Extent, checks: Checks, answered: &Answered) -> Result<Coverage, Error> {
+        let extensions = answered.session.pages.extensions;
+        if !extensions.contains(Extensions::COPIES) {
+            return Ok(self.reach(&checks, extensions));
+        }
+        match self.verify(extent, checks).await? {
+            Answer::Verified(verified) => Ok(verified.coverage),
+            _ => unreachable!("a Verify is answered with what it cost"),
+        }
+    }
+
     pub(crate) async fn read_annex(&self, slot: AnnexSlot) -> Outcome {
-        let frame = frame(slot);
+        let (frame, cdw11) = frame(slot);
         let (fid, nsid) = (frame.feature().code(), self.nsid());
-        let ask = GetFeatures { fid, select: FeatureSelect::Current, nsid, cdw11: 0 }.encode();
+        let ask = GetFeatures { fid, select: FeatureSelect::Current, nsid, cdw11 }.encode();
         let data = || HostData::Read { buffer: Buffer::zeroed(frame.frame_bytes()), shape: None };
         let answered = self.annex(OperationKind::ReadAnnex, ask, data).await?;
         let came = answered.finished.data.filter(|data| !data.damaged);
@@ -91,11 +100,11 @@ impl Io {
 
     /// Durable when it is answered, so it is in no ledger; repeated, it writes the same.
     pub(crate) async fn write_annex(&self, slot: AnnexSlot, bytes: &[u8]) -> Outcome {
-        let frame = frame(slot);
+        let (frame, cdw11) = frame(slot);
         let (limit, actual) = (frame.most_bytes() as u64, bytes.len() as u64);
         let too_long = Failure::Limit { what: "bytes for the annex", limit, actual };
         let data = Slice::copy_from(&frame.encode(bytes).ok_or(too_long)?);
-        let set = SetFeatures { fid: frame.feature().code(), save: false, nsid: self.nsid(), cdw11: 0 }.encode();
+        let set = SetFeatures { fid: frame.feature().code(), save: false, nsid: self.nsid(), cdw11 }.encode();
         self.annex(OperationKind::WriteAnnex, set, || HostData::Write(data.clone().into())).await?;
         Ok(Answer::Done)
     }
@@ -127,10 +136,12 @@ fn offered(session: &Session, extension: Extensions, kind: OperationKind) -> Res
     }
 }
 
-const fn frame(slot: AnnexSlot) -> Frame {
+/// The feature of a slot, and its dword 11.
+const fn frame(slot: AnnexSlot) -> (Frame, u32) {
     match slot {
-        AnnexSlot::Group => Frame::Group,
-        AnnexSlot::Scrub => Frame::Scrub,
+        AnnexSlot::Group => (Frame::Group, 0),
+        AnnexSlot::Scrub => (Frame::Scrub, 0),
+        AnnexSlot::Bitmap { page } => (Frame::Bitmap, page),
     }
 }
 
@@ -140,8 +151,8 @@ mod tests {
 
     #[test]
     fn a_frame_has_room_for_all_that_a_slot_holds() {
-        for slot in AnnexSlot::ALL {
-            assert_eq!(frame(slot).most_bytes(), slot.most_bytes());
+        for slot in [AnnexSlot::Group, AnnexSlot::Scrub, AnnexSlot::Bitmap { page: 7 }] {
+            assert_eq!(frame(slot).0.most_bytes(), slot.most_bytes());
         }
     }
 }

@@ -79,15 +79,25 @@ pub(crate) async fn of_namespace(
         None => None,
     };
     let ids = ids.map(|page| namespace_ids(&page)).unwrap_or_default();
-    let extensions = extensions(admin, &controller, nsid).await?;
-    Ok(Pages { capabilities, controller, nvm_controller, namespace, nvm_namespace, independent, ids, extensions })
+    let (extensions, annex_pages) = extensions(admin, &controller, nsid).await?;
+    Ok(Pages {
+        capabilities,
+        controller,
+        nvm_controller,
+        namespace,
+        nvm_namespace,
+        independent,
+        ids,
+        extensions,
+        annex_pages,
+    })
 }
 
-/// What the namespace has besides the specification. The page that tells is asked for only where the controller lists it, so
+/// What the namespace has besides the specification, and the bitmap pages of its annex. The page that tells is asked for only where the controller lists it, so
 /// that others need not refuse it and log that.
-async fn extensions(admin: &Admin, controller: &Controller, nsid: u32) -> Result<Extensions, ConnectError> {
+async fn extensions(admin: &Admin, controller: &Controller, nsid: u32) -> Result<(Extensions, u32), ConnectError> {
     if !controller.lpa.contains(Lpa::SUPPORTED_LOG_PAGES) {
-        return Ok(Extensions::NONE);
+        return Ok((Extensions::NONE, 0));
     }
     let ask = |page: LogPage, nsid, length_bytes| GetLogPage {
         nsid,
@@ -97,11 +107,14 @@ async fn extensions(admin: &Admin, controller: &Controller, nsid: u32) -> Result
     let all =
         admin.log_if_known("Supported Log Pages", ask(LogPage::SupportedLogPages, NSID_ALL, LOG_PAGES_BYTES)).await?;
     if !all.is_some_and(|all| lists_log_page(&all, LogPage::Extensions.code())) {
-        return Ok(Extensions::NONE);
+        return Ok((Extensions::NONE, 0));
     }
     let page = ask(LogPage::Extensions, nsid, ExtensionsLog::BYTES as u64);
     let page = admin.log_if_known("Get Log Page, Extensions", page).await?;
-    Ok(page.map_or(Extensions::NONE, |page| ExtensionsLog::read(&page, nsid)))
+    let read = |page: sealblock_runtime_memory::Buffer| {
+        (ExtensionsLog::read(&page, nsid), ExtensionsLog::pages_of(&page, nsid))
+    };
+    Ok(page.map_or((Extensions::NONE, 0), read))
 }
 
 fn decode<T>(page: Result<T, sealblock_protocols_nvme::TooShort>, what: &'static str) -> Result<T, ConnectError> {

@@ -70,7 +70,7 @@ fn serve_page(page: Vec<u8>, script: impl Fn(&Asked) -> Option<Reply> + 'static)
 }
 
 fn page(extensions: Extensions) -> Vec<u8> {
-    ExtensionsLog::new(1, extensions).encode().to_vec()
+    ExtensionsLog::new(1, extensions, 0).encode().to_vec()
 }
 
 #[test]

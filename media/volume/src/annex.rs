@@ -1,13 +1,14 @@
 //! The annex: room beside the blocks, for the notes of whoever stands on the volume.
 //!
-//! Each slot has two copies, one behind each superblock, written in turn, so one of them is always whole.
+//! Each slot has two copies, one behind each superblock, written in turn, so one of them is always whole. Bitmap pages lie
+//! behind the log and are written in place; what a torn one holds is for its reader to find out.
 
 use std::cell::{Cell, RefCell};
 
-use sealblock_block::{AnnexSlot, Clock, Error, Event, Medium};
+use sealblock_block::{AnnexSlot, Clock, Error, Event, Failure, Medium};
 use sealblock_runtime_memory::Slice;
 
-use crate::format::{ANNEX_HEAD_BYTES, AnnexCopy, annex_offset};
+use crate::format::{ANNEX_HEAD_BYTES, AnnexCopy, BITMAP_PAGE_BYTES, annex_offset};
 use crate::volume::Volume;
 
 /// What is known of the slots, and who may write them: one at a time.
@@ -41,6 +42,12 @@ impl Annex {
 impl<M: Medium, C: Clock> Volume<M, C> {
     /// What a slot holds; empty when nothing was ever written to it.
     pub(crate) async fn read_annex(&self, slot: AnnexSlot) -> Result<Slice, Error> {
+        if let AnnexSlot::Bitmap { page } = slot {
+            let (read, bytes) =
+                self.medium.read(self.bitmap_page(page)?, self.medium.buffer(BITMAP_PAGE_BYTES as usize)).await;
+            read?;
+            return Ok(bytes.freeze());
+        }
         let _alone = self.annex.lock().await;
         self.load_annex(slot).await
     }
@@ -66,9 +73,30 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(held)
     }
 
+    /// Where a bitmap page lies.
+    fn bitmap_page(&self, page: u32) -> Result<u64, Error> {
+        let limit = u64::from(self.layout.bitmap_pages());
+        if u64::from(page) >= limit {
+            return Err(Failure::Limit { what: "bitmap page", limit, actual: u64::from(page) }.into());
+        }
+        Ok(self.layout.bitmap_offset() + u64::from(page) * BITMAP_PAGE_BYTES)
+    }
+
     /// Replaces what a slot holds; durable in the end.
     pub(crate) async fn write_annex(&self, slot: AnnexSlot, bytes: &Slice) -> Result<(), Error> {
         let _change = self.begin_change()?;
+        if let AnnexSlot::Bitmap { page } = slot {
+            let mut buffer = self.medium.buffer(BITMAP_PAGE_BYTES as usize);
+            buffer.fill(0);
+            buffer[..bytes.len()].copy_from_slice(bytes);
+            {
+                let _in_order = self.annex.lock().await;
+                // As below: what was dropped goes on, and would land on what comes now.
+                self.medium.drain().await;
+                self.medium.write(self.bitmap_page(page)?, buffer.freeze()).await?;
+            }
+            return self.medium.sync().await.map_err(|error| self.fail(&error));
+        }
         let _alone = self.annex.lock().await;
         // A write that was dropped goes on, and would land on the same copy.
         self.medium.drain().await;

@@ -263,6 +263,7 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
             repair: Ability::Absent,
             allocation: Ability::Native,
             annex: Ability::Native,
+            annex_pages: self.layout.bitmap_pages(),
             unmap_zeroes: true,
             offloads: false,
             seals: self.geometry.protection.is_some(),

@@ -32,7 +32,7 @@ fuzz_target!(|input: &[u8]| {
 
 /// A good label of three legs with some bytes changed, its checksum right.
 fn changed(pieces: &mut Pieces, own: usize) -> Vec<u8> {
-    let map = RegionMap::new(BlockSize::B4096, 64 * 256);
+    let map = RegionMap::with_shift(BlockSize::B4096, 64 * 256, 8).expect("64 regions");
     let member = |at: usize, pieces: &mut Pieces| Member {
         id: [at as u8 + 1; 16],
         standing: [Standing::Current, Standing::Current, Standing::Missing, Standing::Rebuilding]

@@ -29,8 +29,9 @@ struct Arguments {
     /// What is put to the test: volume, mirror, or walk (mirrors through histories of their replicas).
     #[arg(long, default_value = "volume")]
     system: String,
-    /// A fault to put into it. Volumes: none, skip-sync, late-tags, reuse-early, trust-log. Mirrors: none, skip-mark,
-    /// answer-early, read-rebuilding, clear-unflushed, unordered.
+    /// A fault to put into it. Volumes: none, skip-sync, late-tags, reuse-early, trust-log. Mirrors and walks: none,
+    /// skip-mark, answer-early, read-rebuilding, clear-unflushed, unordered, spoil-last-copy, forget-stale, forget-flushing,
+    /// forget-missed, skip-lineage, untold, remove-untold.
     #[arg(long, default_value = "none")]
     mutation: String,
     /// Stop the first loaded machine at its n-th start or end of an I/O.

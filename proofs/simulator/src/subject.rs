@@ -27,13 +27,20 @@ const OF_VOLUMES: [(&str, VolumeMutation); 5] = [
     ("trust-log", VolumeMutation::TrustLog),
 ];
 
-const OF_MIRRORS: [(&str, MirrorMutation); 6] = [
+const OF_MIRRORS: [(&str, MirrorMutation); 13] = [
     ("none", MirrorMutation::None),
     ("skip-mark", MirrorMutation::SkipMark),
     ("answer-early", MirrorMutation::AnswerEarly),
     ("read-rebuilding", MirrorMutation::ReadRebuilding),
     ("clear-unflushed", MirrorMutation::ClearUnflushed),
     ("unordered", MirrorMutation::Unordered),
+    ("spoil-last-copy", MirrorMutation::SpoilLastCopy),
+    ("forget-stale", MirrorMutation::ForgetStale),
+    ("forget-flushing", MirrorMutation::ForgetFlushing),
+    ("forget-missed", MirrorMutation::ForgetMissed),
+    ("skip-lineage", MirrorMutation::SkipLineage),
+    ("untold", MirrorMutation::Untold),
+    ("remove-untold", MirrorMutation::RemoveUntold),
 ];
 
 fn find<T: Copy>(known: &[(&str, T)], name: &str) -> Result<T, String> {

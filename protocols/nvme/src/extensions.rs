@@ -39,6 +39,10 @@ layout! {
         16 => extensions: Extensions,
         /// Bytes of each slot's frame, in the order of [`AnnexSlot::ALL`]; 0 without ANNEX.
         20 => annex_bytes: [u32; 2],
+        /// Bytes of the frame of a bitmap page; 0 without ANNEX.
+        28 => page_bytes: u32,
+        /// How many bitmap pages the annex has.
+        32 => pages: u32,
     }
 }
 
@@ -48,35 +52,50 @@ impl ExtensionsLog {
     /// The version drawn here.
     pub const VERSION: u16 = 1;
 
-    /// The page of a namespace that has these.
-    pub fn new(nsid: u32, extensions: Extensions) -> ExtensionsLog {
+    /// The page of a namespace that has these, and so many bitmap pages in its annex if it has one.
+    pub fn new(nsid: u32, extensions: Extensions, pages: u32) -> ExtensionsLog {
         let has_annex = extensions.contains(Extensions::ANNEX);
         let annex_bytes = AnnexSlot::ALL.map(|slot| if has_annex { slot.frame_bytes() as u32 } else { 0 });
         let (signature, version) = (ExtensionsLog::SIGNATURE, ExtensionsLog::VERSION);
-        ExtensionsLog { signature, version, nsid, extensions, annex_bytes }
+        let (page_bytes, pages) = if has_annex { (AnnexSlot::Bitmap.frame_bytes() as u32, pages) } else { (0, 0) };
+        ExtensionsLog { signature, version, nsid, extensions, annex_bytes, page_bytes, pages }
     }
 
     /// What a page says that namespace `nsid` has and that is used as it is drawn here: nothing if it is another vendor's
     /// page, another version, cut short, or about another namespace; and no annex of other sizes.
     pub fn read(page: &[u8], nsid: u32) -> Extensions {
-        let known = ExtensionsLog::decode(page).ok().filter(|log| {
-            (log.signature, log.version, log.nsid) == (ExtensionsLog::SIGNATURE, ExtensionsLog::VERSION, nsid)
-        });
-        let Some(log) = known else { return Extensions::NONE };
+        let Some(log) = ExtensionsLog::known(page, nsid) else { return Extensions::NONE };
         let checks = Extensions::DIGEST | Extensions::COVERAGE | Extensions::SEALS | Extensions::COPIES;
         let has_our_annex = log.annex_bytes == AnnexSlot::ALL.map(|slot| slot.frame_bytes() as u32);
         let usable = if has_our_annex { checks | Extensions::ANNEX } else { checks };
         Extensions::from_bits(log.extensions.bits() & usable.bits())
     }
+
+    /// How many bitmap pages a page says that the annex of namespace `nsid` has: none with frames of another size.
+    pub fn pages_of(page: &[u8], nsid: u32) -> u32 {
+        let log =
+            ExtensionsLog::known(page, nsid).filter(|_| ExtensionsLog::read(page, nsid).contains(Extensions::ANNEX));
+        let log = log.filter(|log| log.page_bytes == AnnexSlot::Bitmap.frame_bytes() as u32);
+        log.map_or(0, |log| log.pages)
+    }
+
+    /// The page, if it is one of ours about that namespace.
+    fn known(page: &[u8], nsid: u32) -> Option<ExtensionsLog> {
+        ExtensionsLog::decode(page).ok().filter(|log| {
+            (log.signature, log.version, log.nsid) == (ExtensionsLog::SIGNATURE, ExtensionsLog::VERSION, nsid)
+        })
+    }
 }
 
-/// A slot of a namespace's annex: a feature with data.
+/// A part of a namespace's annex: a feature with data.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum AnnexSlot {
     /// The label of the group whose leg the namespace is.
     Group,
     /// The state of its scrub.
     Scrub,
+    /// A page of the group's bitmaps; dword 11 says which.
+    Bitmap,
 }
 
 layout! {
@@ -136,7 +155,7 @@ impl AnnexHeader {
 }
 
 impl AnnexSlot {
-    /// Both slots.
+    /// The slots that every annex has.
     pub const ALL: [AnnexSlot; 2] = [AnnexSlot::Group, AnnexSlot::Scrub];
 
     /// The slot that a feature is, if it is one.
@@ -144,6 +163,7 @@ impl AnnexSlot {
         match feature {
             FeatureId::AnnexGroup => Some(AnnexSlot::Group),
             FeatureId::AnnexScrub => Some(AnnexSlot::Scrub),
+            FeatureId::AnnexBitmap => Some(AnnexSlot::Bitmap),
             _ => None,
         }
     }
@@ -153,6 +173,7 @@ impl AnnexSlot {
         match self {
             AnnexSlot::Group => FeatureId::AnnexGroup,
             AnnexSlot::Scrub => FeatureId::AnnexScrub,
+            AnnexSlot::Bitmap => FeatureId::AnnexBitmap,
         }
     }
 
@@ -161,6 +182,7 @@ impl AnnexSlot {
         match self {
             AnnexSlot::Group => 20 << 10,
             AnnexSlot::Scrub => 8 << 10,
+            AnnexSlot::Bitmap => (4 << 10) + AnnexHeader::BYTES,
         }
     }
 
@@ -232,20 +254,21 @@ mod tests {
     #[test]
     fn the_page_has_these_bytes_and_is_read_back() {
         let both = Extensions::DIGEST | Extensions::ANNEX;
-        let page = ExtensionsLog::new(3, both).encode();
+        let page = ExtensionsLog::new(3, both, 0x0102_0304).encode();
         let mut expected = [0_u8; 64];
         expected[..20].copy_from_slice(b"SBEXTEND\x01\0\0\0\x03\0\0\0\x03\0\0\0");
-        expected[20..28].copy_from_slice(&[0, 0x50, 0, 0, 0, 0x20, 0, 0]);
+        expected[20..36].copy_from_slice(&[0, 0x50, 0, 0, 0, 0x20, 0, 0, 0x40, 0x10, 0, 0, 4, 3, 2, 1]);
         assert_eq!(page, expected);
-        assert_eq!(ExtensionsLog::read(&page, 3), both);
-        let digest = ExtensionsLog::new(3, Extensions::DIGEST).encode();
+        assert_eq!((ExtensionsLog::read(&page, 3), ExtensionsLog::pages_of(&page, 3)), (both, 0x0102_0304));
+        let digest = ExtensionsLog::new(3, Extensions::DIGEST, 9).encode();
+        assert_eq!(ExtensionsLog::pages_of(&digest, 3), 0);
         assert_eq!(digest[16..64], [[1].as_slice(), &[0; 47]].concat());
         assert_eq!(ExtensionsLog::read(&digest, 3), Extensions::DIGEST);
     }
 
     #[test]
     fn other_pages_promise_nothing() {
-        let page = ExtensionsLog::new(3, Extensions::DIGEST | Extensions::ANNEX).encode();
+        let page = ExtensionsLog::new(3, Extensions::DIGEST | Extensions::ANNEX, 9).encode();
         let changed = |at: usize, byte: u8| {
             let mut page = page;
             page[at] = byte;
@@ -258,6 +281,11 @@ mod tests {
         assert_eq!(ExtensionsLog::read(&page, 4), Extensions::NONE, "of another namespace");
         for at in 20..28 {
             assert_eq!(changed(at, 0xFF), Extensions::DIGEST, "an annex of another size, byte {at}");
+        }
+        for at in 28..32 {
+            let mut page = page;
+            page[at] ^= 1;
+            assert_eq!(ExtensionsLog::pages_of(&page, 3), 0, "pages of another size, byte {at}");
         }
         let all = Extensions::from_bits(0x1F);
         assert_eq!(changed(16, 0xFF), all, "later bits mean nothing yet");
@@ -275,7 +303,7 @@ mod tests {
 
     #[test]
     fn a_slot_holds_as_much_as_it_says() {
-        for slot in AnnexSlot::ALL {
+        for slot in [AnnexSlot::Group, AnnexSlot::Scrub, AnnexSlot::Bitmap] {
             let bytes = vec![7; slot.most_bytes()];
             let frame = slot.encode(&bytes).unwrap();
             assert_eq!((slot.decode(&frame), frame.len()), (Ok(bytes.as_slice()), slot.frame_bytes()));
@@ -314,7 +342,7 @@ mod tests {
             if ours && bytes.len() >= 24 {
                 bytes[..12].copy_from_slice(b"SBANNEX\0\x01\0\xC1\0");
             }
-            let _ = ExtensionsLog::read(&bytes, 1);
+            let _ = (ExtensionsLog::read(&bytes, 1), ExtensionsLog::pages_of(&bytes, 1));
             bytes.resize(AnnexSlot::Scrub.frame_bytes(), 0);
             let _ = AnnexSlot::Scrub.decode(&bytes);
         }

@@ -49,6 +49,8 @@ codes! {
         AnnexGroup = 0xC0,
         /// Annex of a scrub: a vendor specific feature of sealblock, see [`crate::extensions::AnnexSlot`].
         AnnexScrub = 0xC1,
+        /// Bitmap pages of a group's annex, the page's number in dword 11: see [`crate::extensions::AnnexSlot`].
+        AnnexBitmap = 0xC2,
     }
 }
 

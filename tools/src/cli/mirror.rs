@@ -26,6 +26,8 @@ pub enum MirrorCommand {
     Add(MirrorAdd),
     /// Take a leg out for good. Its content stays as it is.
     Remove(MirrorRemove),
+    /// Take the older copies that a leg keeps of blocks which every other leg has lost for the content of these blocks.
+    AcceptStale(MirrorAcceptStale),
     /// Put a new device in the place of a leg; one that is current is taken out once the new one has everything.
     Replace(MirrorReplace),
 }
@@ -82,6 +84,20 @@ pub struct MirrorRemove {
     #[arg(value_name = "TARGET")]
     pub target: Target,
     /// The leg to be taken out, as it is called in TARGET.
+    #[arg(value_name = "LEG")]
+    pub leg: Target,
+}
+
+/// Arguments of `mirror accept-stale`.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Example:\n  sealblock verify mirror:a,b            # block 5: stale on b: an older copy is kept here\n  sealblock mirror accept-stale mirror:a,b b\n\nWhat the blocks held before they were lost may be newer than that; `sealblock verify` lists them."
+)]
+pub struct MirrorAcceptStale {
+    /// The mirror, as mirror:A,B.
+    #[arg(value_name = "TARGET")]
+    pub target: Target,
+    /// The leg that keeps the copies, as it is called in TARGET.
     #[arg(value_name = "LEG")]
     pub leg: Target,
 }

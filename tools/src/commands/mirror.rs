@@ -44,6 +44,7 @@ pub fn run(arguments: &Mirror) -> Result<Exit, Failure> {
                 Change { order: Order::MirrorRemove { leg: leg.clone() }, new: None, old: Some(leg) },
             )
         }
+        MirrorCommand::AcceptStale(accept) => take_older(&accept.target, &accept.leg),
         MirrorCommand::Replace(replace) => {
             let old = replace.old.to_string();
             let new = replace.new.as_ref().map_or(old.clone(), Target::to_string);
@@ -151,6 +152,31 @@ fn mirror_of(opened: &Opened) -> Result<Rc<OpenMirror>, Failure> {
     opened.facts.mirror.clone().ok_or_else(|| {
         Failure::new(Cause::Usage, "looking at its legs", "it is no mirror").on(opened.target()).advise("mirror:A,B")
     })
+}
+
+/// Takes the older copies that a leg keeps.
+fn take_older(target: &Target, leg: &Target) -> Result<Exit, Failure> {
+    let name = leg.to_string();
+    let kept = |status: &MirrorStatus| status.leg(&name).map_or(0, |leg| leg.stale_blocks);
+    let order = Order::MirrorAcceptStale { leg: name.clone() };
+    let take = async |mirror: &Holder| {
+        let before = kept(&mirror.status().await?);
+        mirror.order(&order).await.map(|status| (before, status))
+    };
+    let (before, status) = match server_of(target)? {
+        Some(server) => on_reactor(async { take(&Holder::Server(Box::new(server))).await })?,
+        None => on_reactor(async {
+            let opened = open(target, Access::Write).await?;
+            let taken = match mirror_of(&opened) {
+                Ok(mirror) => take(&Holder::Here(mirror)).await,
+                Err(failure) => Err(failure),
+            };
+            opened.close(taken).await
+        })?,
+    };
+    say(&format!("{:<16}{} of {before} older copies on {leg}", "taken", before.saturating_sub(kept(&status))))?;
+    say(status.words().trim_end())?;
+    Ok(if kept(&status) == 0 { Exit::Clean } else { Exit::Found })
 }
 
 fn change(target: &Target, change: Change) -> Result<Exit, Failure> {

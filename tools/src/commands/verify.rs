@@ -11,7 +11,8 @@ use sealblock_block::{Ability, Device, Fault, FaultField, Unchecked};
 use sealblock_integrity::{Field as TagField, PiFormat};
 
 use crate::cli::Verify;
-use crate::exit::{Exit, Failure};
+use crate::control::protocol::Order;
+use crate::exit::{Cause, Exit, Failure};
 use crate::progress::Show;
 use crate::report::{BlockError, Checked, Field, Hex, NotChecked, VerifyReport, print_json, say};
 use crate::stack::{Access, Opened, Usage, on_reactor, open_for};
@@ -47,6 +48,9 @@ pub fn run(arguments: &Verify) -> Result<Exit, Failure> {
         if arguments.repair {
             catch_up::wait(&opened, show).await?;
         }
+        if let Some(leg) = &arguments.accept_stale {
+            accept_stale(&opened, leg).await?;
+        }
         let verified = check(arguments, &opened, show).await;
         opened.close(verified.map(|report| (VerifyReport { lost_metadata, ..report }, repairs))).await
     })?;
@@ -59,6 +63,15 @@ pub fn run(arguments: &Verify) -> Result<Exit, Failure> {
         tell_of_repairs(&report, repairs);
     }
     Ok(report.exit())
+}
+
+/// Takes the older copies that a leg keeps for the content of their blocks, before anything is checked.
+async fn accept_stale(opened: &Opened, leg: &Target) -> Result<(), Failure> {
+    let Some(mirror) = &opened.facts.mirror else {
+        let why = Failure::new(Cause::Usage, "taking older copies", "it is no mirror that is open here");
+        return Err(why.on(opened.target()).advise("mirror:A,B, or `sealblock mirror accept-stale` if it is served"));
+    };
+    mirror.order(&Order::MirrorAcceptStale { leg: leg.to_string() }).await
 }
 
 /// Who mends what is bad.
@@ -134,6 +147,7 @@ fn block_error(fault: &Fault, format: Option<PiFormat>, target: &Target) -> Bloc
         FaultField::Tag(TagField::StorageTag) => Field::StorageTag,
         FaultField::Media => Field::Media,
         FaultField::Conflict => Field::Conflict,
+        FaultField::Stale => Field::Stale,
     };
     BlockError {
         lba: fault.lba.get(),
@@ -157,8 +171,9 @@ fn print_text(report: &VerifyReport, quiet: bool) -> Result<(), Failure> {
         let what = match (error.expected, error.actual) {
             (Some(expected), Some(actual)) => format!("expected {expected}, found {actual}"),
             // Another host's device says which field it is, and not always what it holds.
-            _ if !matches!(error.field, Field::Media | Field::Conflict) => "does not fit".to_owned(),
+            _ if !matches!(error.field, Field::Media | Field::Conflict | Field::Stale) => "does not fit".to_owned(),
             _ if error.field == Field::Conflict => "good copies differ".to_owned(),
+            _ if error.field == Field::Stale => "an older copy is kept here; --accept-stale takes it".to_owned(),
             _ => "cannot be read".to_owned(),
         };
         let member = error.member.as_ref().map_or(String::new(), |member| format!(" on {member}"));

@@ -43,6 +43,9 @@ pub struct LegStatus {
     pub copied_bytes: u64,
     /// Blocks on it that were written anew from another leg since then.
     pub healed_blocks: u64,
+    /// Blocks of which it keeps an older copy and nobody has a newer one; `mirror accept-stale` takes them.
+    #[serde(default)]
+    pub stale_blocks: u64,
     /// How often it was left behind since then.
     pub failures: u64,
 }
@@ -79,9 +82,13 @@ impl MirrorStatus {
                 bytes => format!(", lacks {} at most", ByteCount::new(bytes)),
             };
             let healed = if leg.healed_blocks == 0 { String::new() } else { format!(", {} healed", leg.healed_blocks) };
+            let stale = match leg.stale_blocks {
+                0 => String::new(),
+                blocks => format!(", {blocks} older copies kept"),
+            };
             let trouble = leg.trouble.as_ref().map_or(String::new(), |why| format!(": {why}"));
             let here = if leg.here { "" } else { ", not here" };
-            writeln!(words, "{:<16}{}: {}{here}{missed}{healed}{trouble}", "leg", leg.leg, leg.standing)
+            writeln!(words, "{:<16}{}: {}{here}{missed}{healed}{stale}{trouble}", "leg", leg.leg, leg.standing)
                 .expect("a text takes what is written to it");
         }
         if self.unsettled_bytes > 0 {
@@ -103,6 +110,7 @@ impl LegStatus {
             missed_bytes: leg.missed_bytes,
             copied_bytes: leg.copied_bytes,
             healed_blocks: leg.healed_blocks,
+            stale_blocks: leg.stale_blocks,
             failures: leg.failures,
         }
     }

@@ -67,6 +67,11 @@ pub enum Order {
         #[serde(default)]
         force: bool,
     },
+    /// Take the older copies that a leg keeps for the blocks' content.
+    MirrorAcceptStale {
+        /// The leg, as it is called.
+        leg: String,
+    },
     /// Take a leg out of a mirror.
     MirrorRemove {
         /// The leg, as it is called.
@@ -198,6 +203,7 @@ mod tests {
             Order::MirrorStatus,
             Order::MirrorAdd { leg: "v".to_owned(), force: false },
             Order::MirrorReplace { old: "v".to_owned(), new: "w".to_owned(), force: true },
+            Order::MirrorAcceptStale { leg: "a".to_owned() },
             Order::MirrorRemove { leg: "mirror:a,b".to_owned() },
         ] {
             let line = line_of(&request(order.clone()));

@@ -55,13 +55,13 @@ pub(crate) fn begin(
     data: &[u8],
     room: usize,
 ) -> Result<Work, Refusal> {
-    let (fid, nsid, save, writes) = match AdminCommand::decode(command)? {
-        AdminCommand::GetFeatures(ask) => (ask.fid, ask.nsid, false, false),
-        AdminCommand::SetFeatures(ask) => (ask.fid, ask.nsid, ask.save, true),
+    let (fid, nsid, page, save, writes) = match AdminCommand::decode(command)? {
+        AdminCommand::GetFeatures(ask) => (ask.fid, ask.nsid, ask.cdw11, false, false),
+        AdminCommand::SetFeatures(ask) => (ask.fid, ask.nsid, ask.cdw11, ask.save, true),
         _ => return Err(StatusCode::INVALID_OPCODE.into()),
     };
     let frame = frame(controller, fid).ok_or(Invalid::Feature(fid))?;
-    let namespace = with_annex(controller, frame, nsid)?;
+    let (namespace, slot) = with_annex(controller, frame, nsid, page)?;
     if save {
         return Err(StatusCode::FEATURE_NOT_SAVEABLE.into());
     }
@@ -69,18 +69,24 @@ pub(crate) fn begin(
         true => {
             let bytes = Slice::copy_from(frame.decode(data).map_err(Invalid::from)?);
             let change = controller.begin_change().ok_or(StatusCode::COMMAND_SEQUENCE_ERROR)?;
-            (Operation::WriteAnnex { slot: slot(frame), bytes }, Some(change))
+            (Operation::WriteAnnex { slot, bytes }, Some(change))
         }
         false if room < frame.frame_bytes() => return Err(StatusCode::DATA_SGL_LENGTH_INVALID.into()),
-        false => (Operation::ReadAnnex { slot: slot(frame) }, None),
+        false => (Operation::ReadAnnex { slot }, None),
     };
     Ok(Work { namespace, frame, operation, room, _change: change })
 }
 
 /// The answer to a Get Features for the value of a new namespace.
-pub(crate) fn nothing(controller: &Controller, feature: FeatureId, nsid: u32, room: usize) -> Result<Reply, Refusal> {
+pub(crate) fn nothing(
+    controller: &Controller,
+    feature: FeatureId,
+    nsid: u32,
+    page: u32,
+    room: usize,
+) -> Result<Reply, Refusal> {
     let frame = frame(controller, feature.code()).ok_or(Invalid::Feature(feature.code()))?;
-    with_annex(controller, frame, nsid)?;
+    with_annex(controller, frame, nsid, page)?;
     reply(frame, &[], room)
 }
 
@@ -107,19 +113,24 @@ fn frame(controller: &Controller, fid: u8) -> Option<Frame> {
     FeatureId::from_code(fid).and_then(Frame::of_feature).filter(|_| !controller.is_discovery)
 }
 
-/// The namespace, if its device has room beside its blocks.
-fn with_annex(controller: &Controller, frame: Frame, nsid: u32) -> Result<Mounted, Refusal> {
+/// The namespace, if its device has room beside its blocks, and the slot or bitmap page that is meant.
+fn with_annex(controller: &Controller, frame: Frame, nsid: u32, page: u32) -> Result<(Mounted, AnnexSlot), Refusal> {
     let namespace = Mounted::new(&controller.namespace(nsid)?, controller);
-    match namespace.device.abilities().annex {
-        Ability::Absent => Err(Invalid::Feature(frame.feature().code()).into()),
-        Ability::Native | Ability::Emulated => Ok(namespace),
+    let (abilities, slot) = (namespace.device.abilities(), slot(frame, page));
+    if abilities.annex == Ability::Absent {
+        return Err(Invalid::Feature(frame.feature().code()).into());
     }
+    if slot.pages() > abilities.annex_pages {
+        return Err(Invalid::field("CDW11", 11, 0).into());
+    }
+    Ok((namespace, slot))
 }
 
-const fn slot(frame: Frame) -> AnnexSlot {
+const fn slot(frame: Frame, page: u32) -> AnnexSlot {
     match frame {
         Frame::Group => AnnexSlot::Group,
         Frame::Scrub => AnnexSlot::Scrub,
+        Frame::Bitmap => AnnexSlot::Bitmap { page },
     }
 }
 
@@ -129,8 +140,8 @@ mod tests {
 
     #[test]
     fn a_frame_has_room_for_all_that_a_slot_holds() {
-        for frame in Frame::ALL {
-            assert_eq!(frame.most_bytes(), slot(frame).most_bytes());
+        for frame in [Frame::Group, Frame::Scrub, Frame::Bitmap] {
+            assert_eq!(frame.most_bytes(), slot(frame, 0).most_bytes());
         }
     }
 }

@@ -12,7 +12,7 @@ fn labelled(label: Label) -> Found {
 
 fn known(found: &[Found]) -> Known {
     match judge(found) {
-        Ok(Verdict::Known(known)) => known,
+        Ok(Verdict::Known(known)) => *known,
         other => panic!("not a mirror with a past but {other:?}"),
     }
 }

@@ -8,5 +8,8 @@ mod judge;
 mod legs;
 mod lineage;
 mod made;
+mod paging;
 mod requests;
 mod rig;
+mod sets;
+mod stale;

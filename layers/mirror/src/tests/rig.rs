@@ -1,6 +1,6 @@
 //! Legs in RAM, and mirrors of them.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::Poll;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::pending;
 use sealblock_block::{
-    Abilities, Answer, Clock, Device, Durability, Error, Failure, Gate, Geometry, Operation, Outcome, Stack,
+    Abilities, AnnexSlot, Answer, Clock, Device, Durability, Error, Failure, Gate, Geometry, Operation, Outcome, Stack,
 };
 use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_media_memory::MemoryDevice;
@@ -19,7 +19,7 @@ use sealblock_units::{BlockSize, Extent};
 use crate::label::Standing;
 use crate::{LegSource, Mirror, MirrorError, OpenOptions, open};
 
-/// Blocks of a leg: eight regions of 1 MiB.
+/// Blocks of a leg: eight groups of 16 regions of 64 KiB.
 pub const BLOCKS: u64 = 8 * 256;
 pub const TYPE1: PiFormat = PiFormat::with_default_storage_tag(GuardKind::Crc64, ProtectionType::Type1);
 
@@ -50,6 +50,15 @@ pub struct TestLeg {
     pub stuck: Rc<Cell<bool>>,
     /// Requests wait.
     pub held: Rc<Cell<bool>>,
+    /// Flushes wait.
+    pub held_flush: Rc<Cell<bool>>,
+    /// How many labels were written to it, and bitmap pages.
+    pub labels: Rc<Cell<u64>>,
+    pub pages: Rc<Cell<u64>>,
+    /// How many writes beside the blocks there were before each of a page.
+    pub page_writes: Rc<RefCell<Vec<u64>>>,
+    /// After so many writes beside the blocks all stops, the next one half done.
+    pub fuse: Rc<Cell<u64>>,
     /// It has no room for a label.
     pub bare: bool,
     /// It shows no protection information and makes and checks its own, as a target does for plain hosts.
@@ -58,11 +67,17 @@ pub struct TestLeg {
     pub written_blocks: Rc<Cell<u64>>,
     /// How many more labels get through before all stops; shared by the legs of a machine.
     pub labels_left: Rc<Cell<Option<u32>>>,
+    /// It fails further labels instead.
+    pub labels_fail: bool,
 }
 
 impl TestLeg {
     pub fn new(name: &'static str, format: Option<PiFormat>) -> TestLeg {
-        let memory = Gate::new(name, MemoryDevice::new(BlockSize::B4096, BLOCKS, format));
+        TestLeg::sized(name, format, BLOCKS)
+    }
+
+    pub fn sized(name: &'static str, format: Option<PiFormat>, blocks: u64) -> TestLeg {
+        let memory = Gate::new(name, MemoryDevice::new(BlockSize::B4096, blocks, format));
         let shown = Geometry { protection: None, ..memory.geometry().clone() };
         TestLeg {
             name,
@@ -73,11 +88,17 @@ impl TestLeg {
             fails_flush: Rc::default(),
             stuck: Rc::default(),
             held: Rc::default(),
+            held_flush: Rc::default(),
+            labels: Rc::default(),
+            pages: Rc::default(),
+            page_writes: Rc::default(),
+            fuse: Rc::new(Cell::new(u64::MAX)),
             bare: false,
             plain: false,
             shown,
             written_blocks: Rc::default(),
             labels_left: Rc::default(),
+            labels_fail: false,
         }
     }
 
@@ -112,6 +133,25 @@ impl TestLeg {
 
     pub fn stack(&self) -> Stack {
         Stack::new(Gate::new(self.name, self.clone()))
+    }
+
+    async fn count_annex(&self, slot: AnnexSlot, bytes: &Slice) {
+        let counter = if slot == AnnexSlot::Group { &self.labels } else { &self.pages };
+        if slot != AnnexSlot::Group {
+            self.page_writes.borrow_mut().push(self.labels.get() + self.pages.get());
+        }
+        counter.set(counter.get() + 1);
+        if self.fuse.get() == 0 {
+            self.stuck.set(true);
+            if slot != AnnexSlot::Group {
+                // A page is written in place.
+                let torn = [&bytes[..bytes.len() / 2], &vec![0; bytes.len() - bytes.len() / 2]].concat();
+                let write = Operation::WriteAnnex { slot, bytes: Slice::copy_from(&torn) };
+                self.memory.execute(write).await.unwrap();
+            }
+            pending().await
+        }
+        self.fuse.set(self.fuse.get() - 1);
     }
 
     async fn serve_plain(&self, operation: Operation) -> Outcome {
@@ -162,11 +202,19 @@ impl Device for TestLeg {
         if self.stuck.get() {
             return pending().await;
         }
-        poll_fn(|_| if self.held.get() { Poll::Pending } else { Poll::Ready(()) }).await;
+        let is_flush = matches!(operation, Operation::Flush);
+        let waits = || self.held.get() || (is_flush && self.held_flush.get());
+        poll_fn(|_| if waits() { Poll::Pending } else { Poll::Ready(()) }).await;
+        if let Operation::WriteAnnex { slot, bytes } = &operation {
+            self.count_annex(*slot, bytes).await;
+        }
         if self.gone.get() {
             return Err(Failure::Unreachable { reason: "gone".to_owned() }.into());
         }
         if let (Operation::WriteAnnex { .. }, Some(left)) = (&operation, self.labels_left.get()) {
+            if left == 0 && self.labels_fail {
+                return Err(Failure::Media { reason: "no label gets here".to_owned() }.into());
+            }
             if left == 0 {
                 return pending().await;
             }
@@ -294,4 +342,9 @@ pub fn take_back(mirror: &Rig, leg: &TestLeg) -> Result<(), String> {
 
 pub fn standings(mirror: &Rig) -> Vec<Standing> {
     mirror.describe().legs.iter().map(|leg| leg.standing).collect()
+}
+
+/// Closes a mirror in good order.
+pub fn close(mirror: &Rig) {
+    mirror.close().now_or_never().expect("RAM never waits").unwrap();
 }

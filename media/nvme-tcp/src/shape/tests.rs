@@ -25,6 +25,7 @@ fn pages() -> Pages {
         independent: None,
         ids: vec![NamespaceId::Uuid([3; 16])],
         extensions: Extensions::NONE,
+        annex_pages: 0,
     }
 }
 

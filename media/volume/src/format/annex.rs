@@ -22,11 +22,13 @@ pub struct AnnexCopy {
     pub bytes: Vec<u8>,
 }
 
-/// Where a copy of a slot lies, in bytes: behind the superblock of the same number.
+/// Where a copy of a slot lies, in bytes: behind the superblock of the same number. Bitmap pages have no copies, and lie where
+/// [`super::Layout::bitmap_offset`] says.
 pub fn annex_offset(slot: AnnexSlot, copy: u64) -> u64 {
     let within = match slot {
         AnnexSlot::Group => 4 << 10,
-        AnnexSlot::Scrub => 24 << 10,
+        // Of a page nobody asks.
+        AnnexSlot::Scrub | AnnexSlot::Bitmap { .. } => 24 << 10,
     };
     SUPERBLOCK_OFFSETS[(copy % 2) as usize] + within
 }

@@ -4,6 +4,7 @@
 //! A zone has more slots than blocks; the spare ones are what lets a write go to a free slot while the old data stay
 //! until the new record is durable. Everything follows from three numbers, so a superblock cannot contradict itself.
 
+use sealblock_block::AnnexSlot;
 use sealblock_units::{BlockSize, Lba};
 
 use super::RECORD_BYTES;
@@ -26,6 +27,8 @@ const LOG_BYTES_MAX: u64 = 64 << 20;
 const LOG_OFFSET: u64 = 64 << 10;
 /// Zones and the parts of a zone start at multiples of this, the page and stripe unit of common media.
 const ALIGNMENT: u64 = 64 << 10;
+/// Bytes of a bitmap page.
+pub const BITMAP_PAGE_BYTES: u64 = AnnexSlot::Bitmap { page: 0 }.most_bytes() as u64;
 /// Room behind the last zone, for the third superblock: at the other end than what usually overwrites the first two.
 const TAIL_BYTES: u64 = ALIGNMENT;
 /// The third superblock lies this far before the end, so that it is found where nothing but the length is known.
@@ -144,9 +147,20 @@ impl Layout {
         self.log_sectors * u64::from(self.sector_bytes)
     }
 
+    /// Where the bitmap pages of the annex start.
+    pub fn bitmap_offset(&self) -> u64 {
+        LOG_OFFSET + self.log_bytes()
+    }
+
+    /// How many bitmap pages the annex has.
+    pub fn bitmap_pages(&self) -> u32 {
+        AnnexSlot::bitmap_pages(self.capacity_blocks << self.block_size.shift())
+    }
+
     /// Where the first zone starts.
     pub fn zones_offset(&self) -> u64 {
-        LOG_OFFSET + self.log_bytes()
+        let bitmap_bytes = u64::from(self.bitmap_pages()) * BITMAP_PAGE_BYTES;
+        self.bitmap_offset() + bitmap_bytes.next_multiple_of(ALIGNMENT)
     }
 
     /// Bytes from the start of a zone to the start of the next.

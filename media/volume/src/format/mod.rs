@@ -10,7 +10,7 @@ mod record;
 mod superblock;
 
 pub use annex::{ANNEX_HEAD_BYTES, AnnexCopy, annex_offset};
-pub use layout::{Layout, LayoutError, THIRD_FROM_END_BYTES, Zone};
+pub use layout::{BITMAP_PAGE_BYTES, Layout, LayoutError, THIRD_FROM_END_BYTES, Zone};
 pub use log_sector::{LogHeader, LogSector, LogSectorError};
 pub use record::{Kind, RECORD_BYTES, Record, RecordError};
 pub use superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock, SuperblockError};

@@ -250,7 +250,11 @@ async fn answer(line: &[u8], offers: &Offers) -> Result<Outcome, Problem> {
         offer.clone()
     };
     match request.order {
-        Order::MirrorStatus | Order::MirrorAdd { .. } | Order::MirrorReplace { .. } | Order::MirrorRemove { .. } => {
+        Order::MirrorStatus
+        | Order::MirrorAdd { .. }
+        | Order::MirrorReplace { .. }
+        | Order::MirrorAcceptStale { .. }
+        | Order::MirrorRemove { .. } => {
             let no_mirror = || Problem::new(ProblemKind::Usage, format!("{} is no mirror", offer.text));
             let mirror = offer.mirror.as_ref().ok_or_else(no_mirror)?;
             mirror.order(request.order).await.map(|status| Outcome::Mirror(Box::new(status)))

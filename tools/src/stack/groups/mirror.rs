@@ -60,6 +60,7 @@ impl OpenMirror {
             Order::MirrorAdd { leg, force } => self.add(&target(leg)?, *force).await,
             Order::MirrorReplace { old, new, force } => self.replace(&target(old)?, &target(new)?, *force).await,
             Order::MirrorRemove { leg } => self.remove(&target(leg)?).await,
+            Order::MirrorAcceptStale { leg } => self.accept_stale(&target(leg)?).await,
             Order::MirrorStatus
             | Order::ScrubStatus
             | Order::ScrubStart { .. }
@@ -118,6 +119,14 @@ impl OpenMirror {
                 Err(of_member(&error).on(&self.target))
             }
         }
+    }
+
+    /// Takes the older copies that a leg keeps for the blocks' content.
+    async fn accept_stale(&self, target: &Target) -> Result<(), Failure> {
+        let taken = self.mirror.accept_stale(&target.to_string()).await;
+        let blocks = taken.map_err(|error| of_member(&error).on(&self.target))?;
+        tracing::info!(leg = %target, blocks, "older copies were taken for the content of their blocks");
+        Ok(())
     }
 
     /// Takes a leg out for good.
@@ -347,7 +356,10 @@ fn of_mirror(error: &MirrorError) -> Failure {
         MirrorError::Refused { refusal, .. } => advice(refusal),
         MirrorError::Label { .. } => (Cause::Damaged, Some("naming `missing` legs out, or `sealblock create --force`")),
         MirrorError::Leg { .. } | MirrorError::Note(_) => (Cause::Io, None),
-        MirrorError::BlockSize { .. } | MirrorError::Size { .. } => (Cause::Unsuitable, None),
+        MirrorError::BlockSize { .. }
+        | MirrorError::Size { .. }
+        | MirrorError::Capacity { .. }
+        | MirrorError::Pages { .. } => (Cause::Unsuitable, None),
         MirrorError::Protection { .. } => (Cause::Unsuitable, Some(SHOWN)),
     };
     let failure = Failure::new(cause, "opening", error);
@@ -377,7 +389,7 @@ fn of_member(error: &MemberError) -> Failure {
         MemberError::Unfit(_) => failure(Cause::Unsuitable)
             .advise("devices of the same block size, protection information and size; one that is added may be larger"),
         MemberError::Unknown(_) => failure(Cause::Usage).advise("`sealblock mirror status` names the legs"),
-        MemberError::Note(_) => failure(Cause::Io),
+        MemberError::Note(_) | MemberError::Change(_) => failure(Cause::Io),
     }
 }
 

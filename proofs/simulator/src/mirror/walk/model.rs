@@ -110,6 +110,8 @@ pub struct Known {
     pub is_mixed: bool,
     /// It was never yet in sync since it was added: what it holds is nothing of the mirror's.
     pub is_new: bool,
+    /// It was taken out of the mirror, and was there to be told.
+    pub is_removed: bool,
     /// The last label that was written to it.
     pub own: u64,
     /// The last labels of other members that those who wrote it knew of.
@@ -119,11 +121,24 @@ pub struct Known {
 /// All histories of a walk.
 pub struct Model {
     nodes: Vec<Node>,
+    /// For each label the one that was in its place before.
+    labels: BTreeMap<u64, u64>,
 }
 
 impl Model {
     pub fn new(blocks: usize) -> Model {
-        Model { nodes: vec![Node { parent: 0, depth: 0, kind: Kind::Root, state: State::blank(blocks) }] }
+        let root = Node { parent: 0, depth: 0, kind: Kind::Root, state: State::blank(blocks) };
+        Model { nodes: vec![root], labels: BTreeMap::new() }
+    }
+
+    /// A label takes the place of another one on a replica.
+    pub fn label(&mut self, label: u64, before: u64) {
+        self.labels.insert(label, before);
+    }
+
+    /// Whether a label was in its place before another one, or is that one.
+    fn is_label_before(&self, old: u64, new: u64) -> bool {
+        std::iter::successors(Some(new), |label| self.labels.get(label).copied()).any(|label| label == old)
     }
 
     /// What there was before the mirror was made.
@@ -200,7 +215,7 @@ impl Model {
     }
 
     /// Whether something acknowledged until `node` is not in the history of `other`.
-    fn has_more(&self, node: NodeId, other: NodeId) -> bool {
+    pub fn has_more(&self, node: NodeId, other: NodeId) -> bool {
         self.apart(node, other).any(|kind| kind == Kind::Written)
     }
 
@@ -226,13 +241,13 @@ impl Model {
         };
         others.iter().all(|(other, theirs)| {
             let own = theirs.members[theirs.own].id;
-            let is_known = other.own <= known.heard.get(&own).copied().unwrap_or(0);
+            let is_known = known.heard.get(&own).is_some_and(|heard| self.is_label_before(other.own, *heard));
             own != id
                 && in_use.contains(&&own)
                 && !in_use.iter().any(|id| has_standing(theirs, id, Standing::Removed))
                 && other.holds.is_none_or(|holds| !self.has_more(holds, node))
                 // What they know of it must not be later than what is there.
-                && other.heard.get(&id).is_none_or(|heard| *heard <= known.own)
+                && other.heard.get(&id).is_none_or(|heard| self.is_label_before(*heard, known.own))
                 && (is_known || calls_current(theirs))
         })
     }

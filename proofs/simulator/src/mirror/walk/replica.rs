@@ -264,6 +264,8 @@ pub struct Replica {
     pub epoch: Cell<u64>,
     /// The epoch of the last opening.
     opened: Cell<u64>,
+    /// Another image was put here since.
+    pub is_swapped: Cell<bool>,
 }
 
 impl Replica {
@@ -275,6 +277,7 @@ impl Replica {
             line: Cell::new(Line::Up),
             epoch: Cell::new(0),
             opened: Cell::new(0),
+            is_swapped: Cell::new(false),
         }
     }
 

@@ -68,11 +68,11 @@ pub fn check_in_sync(world: &World) {
     if !is_settled {
         return;
     }
-    let replicas = world.in_sync();
+    let replicas: Vec<_> = world.in_sync().into_iter().map(|replica| (world.copies(&replica), replica)).collect();
     for block in 0..BLOCKS as usize {
         let mut first = None;
-        for replica in &replicas {
-            let Some(stamp) = world.copy(replica, block) else { continue };
+        for (copies, replica) in &replicas {
+            let Some(stamp) = copies[block] else { continue };
             world.checked.set(world.checked.get() + 1);
             if !state.may_hold(block).contains(&stamp) {
                 let may = state.may_hold(block);
@@ -99,20 +99,21 @@ pub fn adopt(world: &World, mirror: Up, plan: &Plan) {
             world.find(format!("{} is called in sync and never was, or is being brought up to date", replica.name));
         }
     }
+    if let Some(replica) = in_sync.iter().find(|replica| known(replica).is_removed) {
+        world.find(format!("{} makes a mirror although it was taken out", replica.name));
+    }
     let nodes: BTreeSet<NodeId> = in_sync.iter().filter_map(|replica| known(replica).node).collect();
     let is_newest = |node: &&NodeId| !nodes.iter().any(|other| *other != **node && model.is_ancestor(**node, *other));
     let tips: Vec<NodeId> = nodes.iter().filter(is_newest).copied().collect();
-    let loses = |tip: &&NodeId| {
-        given.iter().any(|number| {
-            let holds = known(&world.replicas[*number]).holds;
-            holds.is_some_and(|holds| model.has_flushed_more(holds, **tip))
-        })
+    let has_more = |number: usize, tip: NodeId| {
+        // What was half brought up to date is of no one moment, says so itself, and was not all that there was.
+        let known = known(&world.replicas[number]);
+        known.holds.is_some_and(|holds| !known.is_mixed && model.has_flushed_more(holds, tip))
     };
+    let loses = |tip: &&NodeId| given.iter().any(|number| has_more(*number, **tip));
     let node = tips.iter().find(|tip| !loses(tip)).or(tips.first()).copied();
     if let Some(tip) = tips.first().filter(|_| tips.iter().all(|tip| loses(&tip))) {
-        let who = given.iter().filter(|number| {
-            known(&world.replicas[**number]).holds.is_some_and(|holds| model.has_flushed_more(holds, *tip))
-        });
+        let who = given.iter().filter(|number| has_more(**number, *tip));
         let names: Vec<&str> = who.map(|number| &*world.replicas[*number].name).collect();
         world.find(format!("it opens without the flushed writes that {} has", names.join(", ")));
     }

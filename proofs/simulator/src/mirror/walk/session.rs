@@ -96,6 +96,7 @@ pub async fn run(
 ) {
     let named = || plan.named.iter().map(|number| &world.replicas[*number]);
     for replica in named() {
+        replica.is_swapped.set(false);
         replica.line.set(if plan.present.contains(&replica.number) { Line::Up } else { Line::Gone });
     }
     let Some(opened) = open(&world, &executor, &plan).await else { return };
@@ -201,6 +202,7 @@ impl Host {
             88..90 if !read_only => self.add(came).await,
             90..92 if !read_only => self.replace(came).await,
             92..94 if !read_only => self.remove(came).await,
+            94..96 if !read_only => self.accept().await,
             _ => self.read(self.extent()).await,
         }
     }
@@ -307,9 +309,9 @@ impl Host {
 
     /// Which blocks are good on which replicas that are well, and of which opening.
     fn good_copies(&self) -> Vec<((usize, u64), usize)> {
-        let has = |replica: &(usize, u64), block| self.world.copy(&self.world.replicas[replica.0], block).is_some();
         let of = |replica: (usize, u64)| {
-            (0..BLOCKS as usize).filter(move |block| has(&replica, *block)).map(move |block| (replica, block))
+            let copies = self.world.copies(&self.world.replicas[replica.0]).into_iter().enumerate();
+            copies.filter(|(_, copy)| copy.is_some()).map(move |(block, _)| (replica, block))
         };
         self.world.well().into_iter().flat_map(of).collect()
     }
@@ -355,6 +357,7 @@ impl Host {
             self.older.iter().filter(|(number, _)| *number == replica.number).map(|(_, image)| image).collect();
         if replica.line.get() == Line::Gone && !images.is_empty() && random.chance(20) {
             self.say(format!("{} is put back to an older image", replica.name));
+            self.touched.borrow_mut().extend(0..BLOCKS as usize);
             self.world.put(replica.number, (*random.pick(&images)).clone());
         }
         self.say(format!("{} is there again", replica.name));
@@ -475,6 +478,26 @@ impl Host {
         }
     }
 
+    /// What a replica kept of lost blocks is taken for what they hold.
+    async fn accept(&self) {
+        let replica = self.named();
+        let kept = self.world.withheld(&replica);
+        let taken: Vec<(usize, Stamp)> = kept
+            .iter()
+            .filter_map(|block| Some((*block as usize, self.world.copy(&replica, *block as usize)?)))
+            .collect();
+        self.touched.borrow_mut().extend(taken.iter().map(|(block, _)| *block));
+        self.world.advance(|model, node, state| model.begin(node, state, &taken));
+        let done = self.mirror.accept_stale(&replica.name).await;
+        if !kept.is_empty() || done.as_ref().is_ok_and(|blocks| *blocks > 0) {
+            let done = done.as_ref().map_err(ToString::to_string);
+            self.say(format!("older copies of {kept:?} on {} are taken: {done:?}", replica.name));
+        }
+        if done.is_ok_and(|blocks| blocks == taken.len() as u64 && blocks > 0) {
+            self.world.advance(|model, node, state| model.acknowledge(node, state, &taken));
+        }
+    }
+
     async fn remove(&self, came: &Rc<std::cell::RefCell<Came>>) {
         let members = self.mirror.describe().legs.iter().filter(|leg| leg.standing != Standing::Removed).count();
         let replica = self.named();
@@ -482,9 +505,14 @@ impl Host {
             return;
         }
         self.say(format!("{} is being removed", replica.name));
+        let standing = self.world.standing(&replica);
+        let is_told = replica.line.get() == Line::Up
+            && replica.is_reached()
+            && matches!(standing, Some((Standing::Current | Standing::Rebuilding, true)));
         let removed = self.mirror.remove(&replica.name).await;
         self.say(format!("{} is removed: {:?}", replica.name, removed.as_ref().map_err(ToString::to_string)));
         if removed.is_ok() {
+            replica.image.borrow_mut().known.is_removed |= is_told;
             came.borrow_mut().removed.push(replica.number);
         }
     }

@@ -223,6 +223,7 @@ impl Walk {
         };
         let how = if plan.read_only { ", for reading only" } else { "" };
         self.world.say(format!("mirror:{} with {} there{how}", names(&plan.named), names(&plan.present)));
+        self.world.say_labels(&plan.present);
         let executor = Executor::new(self.random.fork("schedule"), self.trace.clone());
         let mut heard = self.world.heard.borrow_mut();
         heard.clear();
@@ -273,7 +274,7 @@ impl Walk {
             }
             if is_power_cut {
                 image.lose_power(&self.random);
-                let has_all = replica.is_reached() && matches!(standing, Some((Standing::Current, _)));
+                let has_all = !replica.is_swapped.get() && matches!(standing, Some((Standing::Current, _)));
                 if let Some(node) = image.known.node.filter(|_| !has_all) {
                     let mut model = self.world.model.borrow_mut();
                     let state = model.state(node).clone();

@@ -140,16 +140,26 @@ impl World {
         }
         self.refuse_overwriting(replica);
         let session = self.session.borrow();
-        let known = &mut replica.image.borrow_mut().known;
-        known.is_mixed = true;
-        known.holds = session.as_ref().map(|session| session.node);
+        let Some(session) = session.as_ref() else { return };
+        let mut image = replica.image.borrow_mut();
+        let is_told = image.label().is_none_or(|label| label.members[label.own].standing != Standing::Current);
+        let known = &mut image.known;
+        // One that lacks nothing that was acknowledged need not be told: it only gets what was in doubt.
+        let lacks = known.node.is_none_or(|node| self.model.borrow().has_more(session.node, node));
+        if !is_told && !lacks && !known.is_mixed {
+            known.node = Some(session.node);
+        } else {
+            known.is_mixed = true;
+        }
+        known.holds = Some(session.node);
     }
 
     /// What a replica holds alone must not be overwritten, nor must it be made to forget that it holds it.
     fn refuse_overwriting(&self, replica: &Replica) {
         let session = self.session.borrow();
         let Some(session) = session.as_ref() else { return };
-        let holds = replica.image.borrow().known.holds;
+        let known = replica.image.borrow().known.clone();
+        let holds = known.holds.filter(|_| !known.is_mixed);
         if holds.is_some_and(|holds| self.model.borrow().has_flushed_more(holds, session.node)) {
             self.find(format!("{} is taken in although it alone holds flushed writes", replica.name));
         }
@@ -160,20 +170,27 @@ impl World {
         if matches!(self.standing(replica), Some((Standing::Rebuilding | Standing::Current, _))) {
             self.refuse_overwriting(replica);
         }
+        // Who has everything since the label before is told by this one.
+        self.book();
         let (id, heard) = (self.fresh(), self.heard.borrow().clone());
         let mut image = replica.image.borrow_mut();
         let Some(label) = image.label() else { return };
+        self.model.borrow_mut().label(id, image.known.own);
         (image.known.own, image.known.heard) = (id, heard);
         self.heard.borrow_mut().insert(label.members[label.own].id, id);
     }
 
     /// Books which replicas have everything by now.
     pub fn book(&self) {
-        let in_sync: Vec<bool> = self
-            .replicas
-            .iter()
-            .map(|replica| replica.is_reached() && matches!(self.standing(replica), Some((Standing::Current, _))))
-            .collect();
+        let is_in_sync = |replica: &Rc<Replica>| {
+            let standing = self.standing(replica);
+            if replica.is_reached() && standing.is_some_and(|(_, is_here)| is_here) {
+                // The mirror has taken what is there now.
+                replica.is_swapped.set(false);
+            }
+            !replica.is_swapped.get() && matches!(standing, Some((Standing::Current, _)))
+        };
+        let in_sync: Vec<bool> = self.replicas.iter().map(is_in_sync).collect();
         let session = self.session.borrow();
         let Some(session) = session.as_ref() else { return };
         for (replica, _) in self.replicas.iter().zip(in_sync).filter(|(_, in_sync)| *in_sync) {
@@ -205,14 +222,47 @@ impl World {
         replica.image.borrow().good(Lba::new(block as u64), self.format)
     }
 
+    /// The blocks of which some label says that this replica keeps only an older copy, which nobody reads.
+    pub fn withheld(&self, replica: &Replica) -> Vec<u64> {
+        let Some((_, own)) = self.labelled(replica.number) else { return Vec::new() };
+        let id = own.members[own.own].id;
+        let labels = (0..REPLICAS).filter_map(|number| self.labelled(number));
+        let members = labels.flat_map(|(_, label)| label.members).filter(|member| member.id == id);
+        members.flat_map(|member| member.stale).collect()
+    }
+
+    /// A replica's good copies that may be read, by their blocks.
+    pub fn copies(&self, replica: &Replica) -> Vec<Option<Stamp>> {
+        let withheld = self.withheld(replica);
+        let copy = |block: u64| {
+            let is_read = !withheld.contains(&block);
+            is_read.then(|| self.copy(replica, block as usize)).flatten()
+        };
+        (0..BLOCKS).map(copy).collect()
+    }
+
     /// The label of a replica and what is known of it.
     pub fn labelled(&self, number: usize) -> Option<(Known, Label)> {
         let image = self.replicas[number].image.borrow();
         image.label().map(|label| (image.known.clone(), label))
     }
 
+    /// Says what the labels of these replicas are.
+    pub fn say_labels(&self, numbers: &[usize]) {
+        for (number, (_, label)) in numbers.iter().filter_map(|number| Some((number, self.labelled(*number)?))) {
+            let members = label.members.iter().enumerate().map(|(at, member)| {
+                let own = if at == label.own { "itself " } else { "" };
+                format!("{own}{} seen {} sent {}", member.standing.as_str(), member.seen, member.sent)
+            });
+            let members: Vec<String> = members.collect();
+            let (name, generation) = (&self.replicas[*number].name, label.generation);
+            self.say(format!("      label {generation} of {name}: {}", members.join(", ")));
+        }
+    }
+
     /// Another image in the place of a replica.
     pub fn put(&self, number: usize, image: Image) {
+        self.replicas[number].is_swapped.set(true);
         *self.replicas[number].image.borrow_mut() = image;
     }
 }

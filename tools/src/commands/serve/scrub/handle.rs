@@ -72,6 +72,7 @@ fn carry_out(keeper: &Keeper, order: &Order) -> Result<ScrubStatus, Problem> {
         | Order::MirrorStatus
         | Order::MirrorAdd { .. }
         | Order::MirrorReplace { .. }
+        | Order::MirrorAcceptStale { .. }
         | Order::MirrorRemove { .. } => Ok(()),
         Order::ScrubStart { from, rate } => start(*from, *rate),
         Order::ScrubPause => keeper.order(|scrub, _| scrub.pause()),

@@ -1,0 +1,259 @@
+//! How sets of regions are written: in the label as far as they fit, and in pages beside it. Drawn in
+//! `docs/formats/mirror-label.md`.
+//!
+//! A set stands in the label as runs, or as a bit for each region, whichever is shorter. What is too scattered for that has
+//! pages of the annex, and the label says which of them count and what was added since they were written. A page that is torn,
+//! unreadable, or not the one that the label means counts as all of its regions: more is compared then, and nothing is missed.
+//! Everything read here is hostile until it has been checked.
+
+use std::ops::RangeInclusive;
+
+use sealblock_block::AnnexSlot;
+use sealblock_integrity::guard;
+
+use crate::label::{LabelError, MOST_LEGS, get, put};
+use crate::regions::{MOST_REGIONS_IN_LABEL, Regions, bytes_of};
+
+/// Sets of a mirror: what is dirty, and what each member has missed.
+pub const MOST_SETS: usize = 1 + MOST_LEGS;
+
+const PAGE_BYTES: usize = AnnexSlot::Bitmap { page: 0 }.most_bytes();
+const PAGE_HEAD_BYTES: usize = 64;
+/// Regions of a page.
+pub const PAGE_REGIONS: u32 = ((PAGE_BYTES - PAGE_HEAD_BYTES) * 8) as u32;
+
+const MAGIC: [u8; 4] = *b"SBMP";
+const AT_CHECKSUM: usize = 4;
+const AT_UUID: usize = 8;
+const AT_EPOCH: usize = 24;
+const AT_PAGE: usize = 32;
+const AT_SET: usize = 36;
+
+/// Forms of a set.
+const EMPTY: u8 = 0;
+const RUNS: u8 = 1;
+const BITS: u8 = 2;
+const PAGED: u8 = 3;
+
+/// Pages of a set of `regions`; none where its bits always fit the label.
+pub fn pages_of_set(regions: u32) -> u32 {
+    if u64::from(regions) <= MOST_REGIONS_IN_LABEL { 0 } else { regions.div_ceil(PAGE_REGIONS) }
+}
+
+/// Which page of which set.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct PageId {
+    /// 0 what is dirty, from 1 on what the member of that place, counted from 1, has missed.
+    pub set: u8,
+    /// From 0.
+    pub page: u32,
+}
+
+impl PageId {
+    /// Where it lies in the annex of a mirror whose sets have `regions`.
+    pub fn slot(self, regions: u32) -> AnnexSlot {
+        AnnexSlot::Bitmap { page: u32::from(self.set) * pages_of_set(regions) + self.page }
+    }
+
+    /// The regions whose bits it holds, of `regions`.
+    pub fn regions(self, regions: u32) -> RangeInclusive<u32> {
+        let first = self.page * PAGE_REGIONS;
+        first..=first.saturating_add(PAGE_REGIONS - 1).min(regions - 1)
+    }
+
+    /// The bytes of the page, of a mirror with this identity.
+    pub fn encode(self, uuid: &[u8; 16], epoch: u64, set: &Regions) -> Vec<u8> {
+        let mut bytes = vec![0; PAGE_HEAD_BYTES];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[AT_UUID..AT_UUID + 16].copy_from_slice(uuid);
+        put::<8>(&mut bytes, AT_EPOCH, epoch);
+        put::<4>(&mut bytes, AT_PAGE, u64::from(self.page));
+        put::<1>(&mut bytes, AT_SET, u64::from(self.set));
+        bytes.extend_from_slice(&set.to_bytes(self.regions(set.most())));
+        bytes.resize(PAGE_BYTES, 0);
+        let checksum = guard::crc32c(&bytes[AT_UUID..]);
+        put::<4>(&mut bytes, AT_CHECKSUM, u64::from(checksum));
+        bytes
+    }
+
+    /// The bits of the page, if these bytes are the page of that mirror and that writing.
+    fn bits<'a>(self, bytes: &'a [u8], uuid: &[u8; 16], epoch: u64) -> Option<&'a [u8]> {
+        let is_page = bytes.len() == PAGE_BYTES
+            && bytes.starts_with(&MAGIC)
+            && get::<4>(bytes, AT_CHECKSUM) == u64::from(guard::crc32c(&bytes[AT_UUID..]))
+            && bytes[AT_UUID..AT_UUID + 16] == *uuid
+            && get::<8>(bytes, AT_EPOCH) == epoch
+            && get::<4>(bytes, AT_PAGE) == u64::from(self.page)
+            && get::<1>(bytes, AT_SET) == u64::from(self.set);
+        is_page.then(|| &bytes[PAGE_HEAD_BYTES..])
+    }
+}
+
+/// Appends a number, seven bits a byte, the lowest first.
+pub(crate) fn put_varint(bytes: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        bytes.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    bytes.push(value as u8);
+}
+
+/// The runs of a set, each as the gap before it and its length less one; nothing if they take more than `most_bytes`.
+fn runs_bytes(set: &Regions, most_bytes: usize) -> Option<Vec<u8>> {
+    let (mut bytes, mut next) = (Vec::new(), 0);
+    for run in set.runs() {
+        put_varint(&mut bytes, u64::from(run.start() - next));
+        put_varint(&mut bytes, u64::from(run.end() - run.start()));
+        if bytes.len() > most_bytes {
+            return None;
+        }
+        next = run.end() + 1;
+    }
+    let mut whole = Vec::with_capacity(bytes.len() + 3);
+    put_varint(&mut whole, bytes.len() as u64);
+    whole.extend_from_slice(&bytes);
+    Some(whole).filter(|whole| whole.len() <= most_bytes)
+}
+
+/// A set as a label has it that needs no pages; nothing if it takes more than `most_bytes`.
+pub fn encode_plain(set: &Regions, most_bytes: usize) -> Option<Vec<u8>> {
+    if set.is_empty() {
+        return Some(vec![EMPTY]);
+    }
+    let bits = bytes_of(set.most());
+    let (form, bytes) = match runs_bytes(set, bits.min(most_bytes.saturating_sub(1))) {
+        Some(runs) => (RUNS, runs),
+        None if bits < most_bytes => (BITS, set.to_bytes(0..=set.most() - 1)),
+        None => return None,
+    };
+    Some([&[form], &bytes[..]].concat())
+}
+
+/// A set as a label has it whose pages hold `content` and were written at `epoch`; nothing if it takes more than `most_bytes`.
+pub fn encode_paged(set: &Regions, content: &Regions, epoch: u64, most_bytes: usize) -> Option<Vec<u8>> {
+    let mut bytes = vec![PAGED];
+    bytes.extend_from_slice(&epoch.to_le_bytes());
+    let mut used = vec![0; bytes_of(pages_of_set(set.most()))];
+    for page in pages_with(content) {
+        used[page as usize / 8] |= 1 << (page % 8);
+    }
+    bytes.extend_from_slice(&used);
+    let runs = runs_bytes(&set.without(content), most_bytes.checked_sub(bytes.len())?)?;
+    bytes.extend_from_slice(&runs);
+    Some(bytes)
+}
+
+/// The pages in which a set has regions.
+pub(crate) fn pages_with(set: &Regions) -> impl Iterator<Item = u32> + '_ {
+    let mut from = Some(0);
+    std::iter::from_fn(move || {
+        let page = set.next(from?)? / PAGE_REGIONS;
+        from = (page + 1).checked_mul(PAGE_REGIONS);
+        Some(page)
+    })
+}
+
+/// Pages that somebody has read for a label.
+pub trait Pages {
+    /// What was read of a page; nothing if it could not be.
+    fn page(&mut self, id: PageId) -> Option<&[u8]>;
+}
+
+/// No pages at all: each counts as all of its regions.
+pub struct NoPages;
+
+impl Pages for NoPages {
+    fn page(&mut self, _: PageId) -> Option<&[u8]> {
+        None
+    }
+}
+
+/// Bytes that are taken piece by piece.
+pub(crate) struct Rest<'a>(pub &'a [u8]);
+
+impl<'a> Rest<'a> {
+    pub fn bytes(&mut self, count: usize) -> Result<&'a [u8], LabelError> {
+        let (taken, rest) = self.0.split_at_checked(count).ok_or(LabelError::Damaged)?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    /// A number of at most 56 bits, which takes no more bytes than it needs.
+    pub fn varint(&mut self, what: &'static str) -> Result<u64, LabelError> {
+        let (mut value, mut shift) = (0, 0);
+        loop {
+            let byte = self.bytes(1)?[0];
+            value |= u64::from(byte & 0x7F) << shift;
+            shift += 7;
+            match byte {
+                0 if shift > 7 => return Err(LabelError::Field(what)),
+                0..0x80 => return Ok(value),
+                _ if shift >= 56 => return Err(LabelError::Field(what)),
+                _ => {}
+            }
+        }
+    }
+
+    /// Set `number` of a mirror with this identity and so many regions.
+    pub fn set(
+        &mut self,
+        number: usize,
+        regions: u32,
+        uuid: &[u8; 16],
+        pages: &mut dyn Pages,
+    ) -> Result<Regions, LabelError> {
+        let mut set = Regions::none(regions);
+        match self.bytes(1)?[0] {
+            EMPTY => {}
+            RUNS => self.runs(&mut set)?,
+            BITS => {
+                let bits = self.bytes(bytes_of(regions))?;
+                if !regions.is_multiple_of(8) && bits.last().is_some_and(|last| last >> (regions % 8) != 0) {
+                    return Err(LabelError::Field("regions"));
+                }
+                set.add_bytes(0, bits);
+            }
+            PAGED => self.paged(&mut set, number, uuid, pages)?,
+            _ => return Err(LabelError::Field("form of a set of regions")),
+        }
+        Ok(set)
+    }
+
+    fn paged(
+        &mut self,
+        set: &mut Regions,
+        number: usize,
+        uuid: &[u8; 16],
+        pages: &mut dyn Pages,
+    ) -> Result<(), LabelError> {
+        let count = pages_of_set(set.most());
+        let epoch = get::<8>(self.bytes(8)?, 0);
+        let used = self.bytes(bytes_of(count))?;
+        for page in (0..count).filter(|page| used[*page as usize / 8] & (1 << (page % 8)) != 0) {
+            let id = PageId { set: number as u8, page };
+            let regions = id.regions(set.most());
+            match pages.page(id).and_then(|bytes| id.bits(bytes, uuid, epoch)) {
+                Some(bits) => set.add_bytes(*regions.start(), &bits[..bytes_of(regions.end() + 1 - regions.start())]),
+                None => set.insert_all(regions),
+            }
+        }
+        self.runs(set)
+    }
+
+    fn runs(&mut self, set: &mut Regions) -> Result<(), LabelError> {
+        let wrong = LabelError::Field("regions");
+        let count = self.varint("regions")?;
+        let mut rest = Rest(self.bytes(usize::try_from(count).map_err(|_| LabelError::Damaged)?)?);
+        let mut next = 0_u64;
+        while !rest.0.is_empty() {
+            let first = next + rest.varint("regions")?;
+            let last = first + rest.varint("regions")?;
+            if last >= u64::from(set.most()) {
+                return Err(wrong);
+            }
+            set.insert_all(first as u32..=last as u32);
+            next = last + 1;
+        }
+        Ok(())
+    }
+}

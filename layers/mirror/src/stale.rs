@@ -1,0 +1,322 @@
+//! Blocks of which a member in sync holds only an older copy, and nobody else any.
+//!
+//! A member that was away may hold an old copy of a block that every other one has lost meanwhile. Nobody knows whether the
+//! block was changed while it was away, so the copy is neither content, to be read, nor worthless, to be overwritten: it is
+//! kept, listed in the labels, and withheld from every request until the block is written, another copy turns up, or
+//! somebody takes it on purpose ([`Mirror::accept_stale`]).
+//!
+//! Invariant: a label takes a block off the list only when what was written there instead is durable. A crash that forgets
+//! that it was written only withholds what is good, and the worker finds out.
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use sealblock_block::{Answer, Clock, Durability, Error, Fault, FaultField, Faults, Operation, Outcome};
+use sealblock_integrity::{Checks, Field, PiFormat, Sealed, Tuple};
+use sealblock_units::{Extent, Lba};
+
+use crate::drill::Mutation;
+use crate::label::{Standing, stale_fits};
+use crate::leg::{Leg, copies};
+use crate::members::MemberError;
+use crate::mirror::{Legs, Mirror};
+use crate::rebuild::full;
+
+/// The least bits of a guard by which two copies are taken for the same: one of 16 bits is alike by chance too often.
+const PROVING_GUARD_BITS: u32 = 32;
+
+/// The older copies that a member keeps.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Stale {
+    /// Withheld.
+    kept: BTreeSet<u64>,
+    /// Written since, which is not known to be durable; the labels go on listing them.
+    renewed: BTreeSet<u64>,
+}
+
+impl Stale {
+    pub fn new(listed: &[u64]) -> Stale {
+        Stale { kept: listed.iter().copied().collect(), renewed: BTreeSet::new() }
+    }
+
+    /// What the labels are to list.
+    pub fn listed(&self) -> Vec<u64> {
+        self.kept.union(&self.renewed).copied().collect()
+    }
+
+    /// How many blocks are withheld.
+    pub fn count(&self) -> u64 {
+        self.kept.len() as u64
+    }
+
+    /// Whether no block is withheld.
+    pub fn is_empty(&self) -> bool {
+        self.kept.is_empty()
+    }
+
+    /// All withheld blocks.
+    fn kept(&self) -> Vec<Lba> {
+        self.kept.iter().map(|lba| Lba::new(*lba)).collect()
+    }
+
+    /// The withheld blocks of an extent.
+    pub fn within(&self, extent: Extent) -> Vec<Lba> {
+        let (first, last) = (extent.start().get(), extent.last().get());
+        if self.kept.is_empty() {
+            return Vec::new();
+        }
+        self.kept.range(first..=last).map(|lba| Lba::new(*lba)).collect()
+    }
+
+    fn keep(&mut self, lba: Lba) {
+        self.renewed.remove(&lba.get());
+        self.kept.insert(lba.get());
+    }
+
+    /// Blocks were written.
+    pub fn renew(&mut self, extent: Extent) {
+        for lba in self.within(extent) {
+            self.kept.remove(&lba.get());
+            self.renewed.insert(lba.get());
+        }
+    }
+
+    /// The blocks whose being written is to be made durable.
+    pub fn renewed(&self) -> BTreeSet<u64> {
+        self.renewed.clone()
+    }
+
+    /// What was written to these blocks is durable.
+    pub fn settle(&mut self, renewed: &BTreeSet<u64>) {
+        self.renewed.retain(|lba| !renewed.contains(lba));
+    }
+}
+
+impl Leg {
+    /// A request to a member that withholds some of the blocks: all others are asked for, and these are faults. Of a copy that
+    /// is bad in itself the fault is what it says.
+    pub(crate) async fn ask_around(
+        &self,
+        format: Option<PiFormat>,
+        operation: Operation,
+        extent: Extent,
+        withheld: &[Lba],
+    ) -> Outcome {
+        let mut faults = Vec::with_capacity(withheld.len());
+        for &lba in withheld {
+            let one = Extent::one(lba);
+            let checks = full(format, one);
+            match self.ask_as_it_is(format, Operation::Verify { extent: one, checks }).await.map_err(Error::into_faults)
+            {
+                Err(Ok(own)) => faults.extend(own),
+                Err(Err(error)) => return Err(error),
+                Ok(_) => faults.push(Fault::new(lba, FaultField::Stale, None, None)),
+            }
+        }
+        let without = withheld.iter().copied().collect();
+        for run in crate::verify::runs_between(extent, &without) {
+            let blocks = run.start().get() - extent.start().get();
+            let on = |checks: &Checks| format.map_or(*checks, |format| checks.advance(blocks, format));
+            let part = match &operation {
+                Operation::Read { checks, .. } => Operation::Read { extent: run, checks: on(checks) },
+                Operation::Digest { checks, .. } => Operation::Digest { extent: run, checks: on(checks) },
+                Operation::Verify { checks, .. } => Operation::Verify { extent: run, checks: on(checks) },
+                // Whether they are equal others tell.
+                _ => continue,
+            };
+            if let Err(error) = self.ask_as_it_is(format, part).await {
+                faults.extend(error.into_faults()?);
+            }
+        }
+        Faults::refuse(faults)?;
+        Err(crate::leg::answered_wrongly())
+    }
+}
+
+/// What became of the copy of a lost block on a member that is brought up to date.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum LastCopy {
+    /// It is taken care of.
+    Settled,
+    /// It would have to be listed, and the list is full.
+    NoRoom,
+}
+
+impl<C: Clock> Mirror<C> {
+    /// Decides about a block that every member in sync has lost while `leg` is brought up to date, in a claimed extent.
+    ///
+    /// # Errors
+    /// When the member fails, or cannot be told that what it has is none of the mirror's.
+    pub(crate) async fn keep_last_copy(&self, leg: &Rc<Leg>, sources: &Legs, lba: Lba) -> Result<LastCopy, Error> {
+        let (one, format) = (Extent::one(lba), self.geometry.protection);
+        if leg.is_new.get() || self.mutation == Mutation::SpoilLastCopy {
+            // What lies there never was the mirror's.
+            let spoil = Operation::WriteUncorrectable { extent: one, durability: Durability::Volatile };
+            return leg.ask(format, spoil).await.map(|_| LastCopy::Settled);
+        }
+        let read = Operation::Read { extent: one, checks: self.full(one) };
+        let is_good = match leg.ask_as_it_is(format, read).await.map_err(Error::into_faults) {
+            Ok(Answer::Data(copy)) => {
+                if self.is_proven_current(sources, one, &copy).await {
+                    leg.stale.borrow_mut().renew(one);
+                    self.give_back(sources, one, &copy).await;
+                    return Ok(LastCopy::Settled);
+                }
+                true
+            }
+            Ok(_) => return Err(crate::leg::answered_wrongly()),
+            Err(Err(error)) => return Err(error),
+            Err(Ok(_)) => false,
+        };
+        if !self.may_list(leg, lba) {
+            // What cannot be read is no copy that could be taken for a newer one, as far as anybody can tell.
+            return Ok(if is_good { LastCopy::NoRoom } else { LastCopy::Settled });
+        }
+        if self.mutation == Mutation::ForgetStale {
+            return Ok(LastCopy::Settled);
+        }
+        // Also if it cannot be read: it may be readable another day, and is as old then.
+        leg.stale.borrow_mut().keep(lba);
+        if is_good {
+            tracing::warn!(leg = %leg.name, block = %lba, "lost on the members in sync; an older copy is kept here");
+        }
+        Ok(LastCopy::Settled)
+    }
+
+    /// Whether the labels have room to list one more block.
+    fn may_list(&self, of: &Rc<Leg>, lba: Lba) -> bool {
+        let listed = |leg: &Rc<Leg>| {
+            let mut stale = leg.stale.borrow().clone();
+            if Rc::ptr_eq(leg, of) {
+                stale.keep(lba);
+            }
+            stale.listed()
+        };
+        let lists: Vec<Vec<u64>> = self.legs.borrow().iter().map(listed).collect();
+        stale_fits(lists.iter().map(|list| &list[..]))
+    }
+
+    /// Whether what is left of a block on the members in sync shows that a copy is the current one: the guard that they
+    /// stored with it is the copy's own, and has enough bits to tell.
+    async fn is_proven_current(&self, sources: &Legs, one: Extent, copy: &Sealed) -> bool {
+        let Some(format) = self.geometry.protection.filter(|format| format.guard().bits() >= PROVING_GUARD_BITS) else {
+            return false;
+        };
+        let tuple = Tuple::read(format, &copy.tags()[..]);
+        if tuple.is_escaped(format) {
+            return false;
+        }
+        let mut is_proven = false;
+        for leg in sources {
+            let Err(Ok(faults)) = leg.read(Some(format), one, self.full(one)).await.map_err(Error::into_faults) else {
+                // It has it after all, or has gone: nothing is proven by that.
+                return false;
+            };
+            for fault in faults {
+                match (fault.field, fault.actual) {
+                    (FaultField::Tag(Field::Guard), Some(guard)) if guard == tuple.guard => is_proven = true,
+                    (FaultField::Tag(Field::Guard), Some(_)) => return false,
+                    _ => {}
+                }
+            }
+        }
+        is_proven
+    }
+
+    /// Writes a copy that is proven to be current to the members that have lost it. Where that fails the copy itself is left.
+    async fn give_back(&self, sources: &Legs, one: Extent, copy: &Sealed) {
+        let (format, checks) = (self.geometry.protection, self.full(one));
+        for leg in sources {
+            if let Err(error) = leg.put(format, one, copy).await {
+                self.lament(leg, &error);
+                continue;
+            }
+            if leg.ask(format, Operation::Verify { extent: one, checks }).await.is_ok() {
+                leg.healed.set(leg.healed.get() + 1);
+                tracing::warn!(leg = %leg.name, block = %one.start(), "healed from a member that was away: its copy is current");
+            }
+        }
+    }
+
+    /// Looks whether blocks that are withheld have a good copy somewhere by now.
+    pub(crate) async fn reexamine(&self) {
+        let legs: Vec<Rc<Leg>> = self.legs.borrow().iter().filter(|leg| leg.is_current()).cloned().collect();
+        for leg in legs {
+            let kept = leg.stale.borrow().kept();
+            for lba in kept {
+                if self.closing.get() || !leg.is_current() {
+                    return;
+                }
+                let fault = Fault::new(lba, FaultField::Stale, None, None);
+                self.mend(&leg, &fault, self.full(Extent::one(lba))).await;
+            }
+        }
+    }
+
+    /// Takes the older copies that a member keeps for what the blocks hold from now on, on every member; how many blocks.
+    /// Blocks that have a good copy elsewhere by now, and those whose older copy is bad itself, are not taken.
+    ///
+    /// # Errors
+    /// When there is no such member, it is not here, or the blocks could not be written. Those taken until then stay taken.
+    pub async fn accept_stale(&self, name: &str) -> Result<u64, MemberError> {
+        if self.read_only {
+            return Err(MemberError::ReadOnly);
+        }
+        let named = |leg: &&Rc<Leg>| leg.name == name && leg.standing.get() != Standing::Removed;
+        let leg = self.legs.borrow().iter().find(named).cloned();
+        let leg = leg.ok_or_else(|| MemberError::Unknown(name.to_owned()))?;
+        if !leg.takes_changes() {
+            let why = leg.why.borrow().clone();
+            return Err(MemberError::Absent { leg: name.to_owned(), why });
+        }
+        let (kept, mut taken) = (leg.stale.borrow().kept(), 0);
+        for lba in kept {
+            taken += u64::from(self.accept_one(&leg, Extent::one(lba)).await.map_err(MemberError::Change)?);
+        }
+        self.settle_renewed().await.map_err(MemberError::Change)?;
+        self.note().await.map_err(MemberError::Note)?;
+        Ok(taken)
+    }
+
+    async fn accept_one(&self, leg: &Rc<Leg>, one: Extent) -> Result<bool, Error> {
+        let (format, checks) = (self.geometry.protection, self.full(one));
+        let _claim = self.claims.take(one).await;
+        if leg.stale.borrow().within(one).is_empty() {
+            return Ok(false);
+        }
+        for other in self.current().iter().filter(|other| other.id != leg.id) {
+            match other.read(format, one, checks).await.map_err(Error::into_faults) {
+                Ok(newer) => return leg.put(format, one, &newer).await.map(|()| false),
+                Err(Ok(_)) => {}
+                Err(Err(error)) => self.lament(other, &error),
+            }
+        }
+        let copy =
+            match leg.ask_as_it_is(format, Operation::Read { extent: one, checks }).await.map_err(Error::into_faults) {
+                Ok(Answer::Data(copy)) => copy,
+                Ok(_) => return Err(crate::leg::answered_wrongly()),
+                Err(Ok(_)) => return Ok(false),
+                Err(Err(error)) => return Err(error),
+            };
+        for operation in copies(one, &copy) {
+            self.change_claimed(one, operation).await?;
+        }
+        Ok(true)
+    }
+
+    /// Makes durable what was written to blocks that were withheld, so that the next labels need not list them.
+    pub(crate) async fn settle_renewed(&self) -> Result<(), Error> {
+        let renewed = |leg: &Rc<Leg>| (leg.clone(), leg.stale.borrow().renewed());
+        let before: Vec<_> = self.legs.borrow().iter().map(renewed).filter(|(_, blocks)| !blocks.is_empty()).collect();
+        self.flush_legs().await?;
+        for (leg, blocks) in before {
+            leg.stale.borrow_mut().settle(&blocks);
+        }
+        Ok(())
+    }
+
+    /// Whether something was written to blocks that the labels still list.
+    pub(crate) fn has_renewed(&self) -> bool {
+        self.legs.borrow().iter().any(|leg| !leg.stale.borrow().renewed.is_empty())
+    }
+}

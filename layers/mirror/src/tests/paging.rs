@@ -1,0 +1,147 @@
+//! Sets that are too scattered for a label, and what a crash leaves of them.
+
+use futures_util::FutureExt;
+use sealblock_block::{AnnexSlot, Operation};
+use sealblock_runtime_memory::Slice;
+
+use super::rig::*;
+use crate::label::Standing;
+use crate::regions::Regions;
+
+/// 4 GiB: 65,536 regions of 64 KiB, more than a label has bits for.
+const LARGE_BLOCKS: u64 = 1 << 20;
+/// Blocks of a region.
+const REGION: u64 = 16;
+
+fn large_pair() -> (TestLeg, TestLeg, Rig) {
+    let [a, b] = ["a", "b"].map(|name| TestLeg::sized(name, None, LARGE_BLOCKS));
+    let mirror = opened(&[&a, &b]);
+    assert_eq!(mirror.describe().region_bytes, 64 << 10);
+    (a, b, mirror)
+}
+
+/// Writes a block of every `step`th region in some part of the device; the regions.
+fn scatter(mirror: &Rig, from: u64, to: u64, step: usize) -> Vec<u32> {
+    let regions = (from..to).step_by(step);
+    regions.clone().for_each(|region| write(mirror, extent(region * REGION, 1), 7).unwrap());
+    regions.map(|region| region as u32).collect()
+}
+
+fn missed(mirror: &Rig, leg: usize) -> Regions {
+    mirror.legs.borrow()[leg].missed.borrow().clone()
+}
+
+#[test]
+fn what_a_member_has_missed_is_exact_also_when_no_label_has_room_for_it() {
+    let (a, b, mirror) = large_pair();
+    write(&mirror, extent(0, 1), 1).unwrap();
+    close(&mirror);
+    drop(mirror);
+    b.gone.set(true);
+    let mirror = opened(&[&a, &b]);
+    let lacking = scatter(&mirror, 0, 65_536, 20);
+    tidy(&mirror);
+    assert!(a.pages.get() > 0, "runs of it do not fit");
+    assert_eq!(missed(&mirror, 1).count() as usize, lacking.len());
+    close(&mirror);
+    drop(mirror);
+    b.gone.set(false);
+    let again = opened(&[&a, &b]);
+    assert!(missed(&again, 1).iter().eq(lacking.iter().copied()), "64 KiB each, and nothing besides");
+    rebuild(&again);
+    assert_eq!(standings(&again), [Standing::Current; 2]);
+    assert!(b.written_blocks.get() <= 1 + lacking.len() as u64 * REGION, "{}", b.written_blocks.get());
+    close(&again);
+    drop(again);
+    assert_eq!(missed(&opened(&[&a, &b]), 1).count(), 0);
+}
+
+#[test]
+fn a_damaged_page_makes_more_be_compared_and_nothing_be_missed() {
+    let (a, b, mirror) = large_pair();
+    b.gone.set(true);
+    let lacking = scatter(&mirror, 0, 30_000, 10);
+    tidy(&mirror);
+    close(&mirror);
+    drop(mirror);
+    b.gone.set(false);
+    // What `b` has missed: the second set, whose first page is the fourth of all.
+    let spoil = Operation::WriteAnnex { slot: AnnexSlot::Bitmap { page: 2 * 3 }, bytes: Slice::copy_from(&[1; 4096]) };
+    run(&*a.memory, spoil).unwrap();
+    let again = opened(&[&a, &b]);
+    let missed = missed(&again, 1);
+    assert!(missed.contains_all(0..=32_255), "all of the page");
+    assert_eq!(missed.count(), 32_256);
+    rebuild(&again);
+    for region in lacking {
+        assert_reads(&*b.memory, extent(u64::from(region) * REGION, 1), 7);
+    }
+}
+
+/// Writes until a label or page is cut short, the power fails, and nobody knows more than what lies there. Answers at which
+/// writes beside the blocks pages were written.
+fn cut_after(fuse: u64) -> Vec<u64> {
+    let (a, b, mirror) = large_pair();
+    scatter(&mirror, 0, 256, 16);
+    b.gone.set(true);
+    let mut lacking = scatter(&mirror, 0, 16, 1);
+    let before = a.labels.get() + a.pages.get();
+    a.fuse.set(fuse);
+    let mut work = Box::pin(async {
+        // Groups get dirty, more than fit a label; then what was missed is said instead; then both once more elsewhere.
+        for (part, step) in [(300..65_000_u64, 29), (5..30_000, 47)] {
+            for region in part.step_by(step) {
+                let at = extent(region * REGION, 1);
+                sealblock_block::Device::execute(&*mirror, write_of(&mirror, at, 7)).await.unwrap();
+                lacking.push(region as u32);
+            }
+            mirror.tidy().await.unwrap();
+            mirror.tidy().await.unwrap();
+        }
+    });
+    let is_cut = work.as_mut().now_or_never().is_none();
+    drop(work);
+    assert_eq!(is_cut, fuse < u64::MAX);
+    drop(mirror);
+    let at = a.page_writes.take();
+    a.stuck.set(false);
+    a.fuse.set(u64::MAX);
+    b.gone.set(false);
+    let again = opened(&[&a, &b]);
+    assert_eq!(standings(&again), [Standing::Current, Standing::Missing], "cut after {fuse}");
+    let missed = missed(&again, 1);
+    for region in lacking {
+        assert!(missed.contains(region), "cut after {fuse}: region {region} was answered for");
+    }
+    at.iter().map(|at| at.saturating_sub(before)).collect()
+}
+
+#[test]
+fn a_crash_between_any_two_labels_and_pages_forgets_nothing() {
+    let at = cut_after(u64::MAX);
+    assert!(at.len() > 4, "{at:?}");
+    // In each page and behind each, of the first and the last ones.
+    let few = at.iter().take(4).chain(at.iter().rev().take(4));
+    let cuts: std::collections::BTreeSet<u64> = few.flat_map(|at| [*at, at + 1]).chain(0..3).collect();
+    for fuse in cuts {
+        cut_after(fuse);
+    }
+}
+
+#[test]
+fn a_member_that_is_away_costs_no_more_labels() {
+    for is_degraded in [false, true] {
+        let (a, b, mirror) = pair(None);
+        write(&mirror, extent(0, 1), 1).unwrap();
+        b.gone.set(is_degraded);
+        write(&mirror, extent(1, 1), 1).unwrap();
+        let before = a.labels.get();
+        // The whole group, region by region, twice.
+        for block in (0..256).chain(0..256) {
+            write(&mirror, extent(block, 1), 2).unwrap();
+        }
+        assert_eq!(a.labels.get(), before, "degraded: {is_degraded}");
+        write(&mirror, extent(256, 256), 2).unwrap();
+        assert_eq!(a.labels.get(), before + 1, "a group is marked at once");
+    }
+}

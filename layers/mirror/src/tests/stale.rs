@@ -1,0 +1,323 @@
+//! Blocks that every member in sync has lost: what a member that was away still has of them is neither read nor destroyed.
+
+use futures_util::FutureExt;
+use sealblock_block::{Fault, FaultField, Operation};
+use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
+use sealblock_media_memory::Damage;
+use sealblock_units::Lba;
+
+use super::rig::*;
+use crate::label::Standing;
+
+const CRC16: PiFormat = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1);
+
+fn rot(leg: &TestLeg, lba: u64) {
+    assert!(leg.memory.device().damage(Lba::new(lba), Damage::Data { at: 100, mask: 0x10 }));
+}
+
+fn faults(outcome: sealblock_block::Outcome) -> Vec<Fault> {
+    outcome.unwrap_err().faults().expect("an integrity error").as_slice().to_vec()
+}
+
+/// Block, member, field.
+fn brief(faults: &[Fault]) -> Vec<(u64, usize, FaultField)> {
+    faults.iter().map(|fault| (fault.lba.get(), fault.leg.outermost().unwrap().0, fault.field)).collect()
+}
+
+/// `b` was away while block 1 was written; block 5, beside it, is rotten on `a` since. `b` is back and in sync.
+fn beside_damage(format: PiFormat) -> (TestLeg, TestLeg, Rig) {
+    let (a, b, mirror) = pair(Some(format));
+    write(&mirror, extent(0, 64), 1).unwrap();
+    tidy(&mirror);
+    b.gone.set(true);
+    write(&mirror, extent(1, 1), 2).unwrap();
+    tidy(&mirror);
+    rot(&a, 5);
+    b.gone.set(false);
+    take_back(&mirror, &b).unwrap();
+    rebuild(&mirror);
+    assert_eq!(standings(&mirror), [Standing::Current; 2]);
+    (a, b, mirror)
+}
+
+fn stale_blocks(mirror: &Rig) -> Vec<u64> {
+    mirror.describe().legs.iter().map(|leg| leg.stale_blocks).collect()
+}
+
+fn accept(mirror: &Rig, name: &str) -> u64 {
+    mirror.accept_stale(name).now_or_never().expect("RAM never waits").unwrap()
+}
+
+fn reexamine(mirror: &Rig) {
+    mirror.reexamine().now_or_never().expect("RAM never waits");
+}
+
+#[test]
+fn a_copy_that_the_stored_guard_proves_current_is_used_without_asking() {
+    for guard in [GuardKind::Crc32c, GuardKind::Crc64] {
+        let format = PiFormat::with_default_storage_tag(guard, ProtectionType::Type1);
+        let (a, b, mirror) = beside_damage(format);
+        assert_eq!(stale_blocks(&mirror), [0, 0]);
+        verify(&mirror).unwrap();
+        for device in [&*a.memory, &*b.memory] {
+            assert_reads(device, extent(5, 1), 1);
+            assert_reads(device, extent(1, 1), 2);
+        }
+        assert_eq!(mirror.describe().legs[0].healed_blocks, 1);
+    }
+}
+
+#[test]
+fn an_older_copy_is_kept_withheld_and_reported_with_its_place() {
+    let (a, b, mirror) = beside_damage(CRC16);
+    assert_eq!(stale_blocks(&mirror), [0, 1]);
+    assert_reads(&*b.memory, extent(5, 1), 1);
+    for _ in 0..4 {
+        let lost =
+            faults(run(&mirror, Operation::Read { extent: extent(0, 64), checks: checks(&mirror, extent(0, 64)) }));
+        assert_eq!(lost.iter().map(|fault| fault.lba.get()).collect::<Vec<_>>(), [5]);
+        assert_ne!(lost[0].field, FaultField::Stale, "a read says what became of the current copy");
+        assert_reads(&mirror, extent(6, 58), 1);
+    }
+    for outcome in [verify(&mirror), repair(&mirror), verify(&mirror)] {
+        let found = faults(outcome);
+        let guard = FaultField::Tag(sealblock_integrity::Field::Guard);
+        assert_eq!(brief(&found), [(5, 0, guard), (5, 1, FaultField::Stale)]);
+        assert!(found.iter().all(|fault| !fault.repaired));
+    }
+    assert!(mirror.describe().lost_blocks > 0);
+    // Nothing was written there by any of this.
+    assert!(read(&*a.memory, extent(5, 1)).is_err());
+    assert_reads(&*b.memory, extent(5, 1), 1);
+}
+
+#[test]
+fn an_older_copy_is_withheld_after_a_restart_too_and_when_its_member_is_alone() {
+    let (a, b, mirror) = beside_damage(CRC16);
+    drop(mirror);
+    let again = opened(&[&b, &a]);
+    assert_eq!(stale_blocks(&again), [0, 1]);
+    assert!(read(&again, extent(5, 1)).is_err());
+    close(&again);
+    a.gone.set(true);
+    let alone = opened(&[&a, &b]);
+    assert_eq!(
+        faults(run(&alone, Operation::Verify { extent: extent(0, 64), checks: checks(&alone, extent(0, 64)) })).len(),
+        1
+    );
+    assert!(read(&alone, extent(5, 1)).is_err());
+    assert_reads(&alone, extent(6, 8), 1);
+}
+
+#[test]
+fn accepting_an_older_copy_makes_it_the_block() {
+    let (a, b, mirror) = beside_damage(CRC16);
+    assert_eq!(accept(&mirror, "b"), 1);
+    verify(&mirror).unwrap();
+    for device in [&*a.memory, &*b.memory] {
+        assert_reads(device, extent(5, 1), 1);
+    }
+    assert_eq!((stale_blocks(&mirror), accept(&mirror, "b")), (vec![0, 0], 0));
+    assert!(mirror.accept_stale("c").now_or_never().unwrap().is_err());
+    close(&mirror);
+    assert_eq!(stale_blocks(&opened(&[&a, &b])), [0, 0]);
+}
+
+#[test]
+fn an_older_copy_that_is_bad_itself_is_not_accepted() {
+    let (_a, b, mirror) = beside_damage(CRC16);
+    rot(&b, 5);
+    assert_eq!(accept(&mirror, "b"), 0);
+    let found = faults(verify(&mirror));
+    assert_eq!(found.iter().filter(|fault| fault.field == FaultField::Stale).count(), 0, "no copy is kept there");
+    assert_eq!(found.len(), 2);
+}
+
+#[test]
+fn writing_the_block_ends_it_and_the_labels_forget_it_only_when_that_is_durable() {
+    let (a, b, mirror) = beside_damage(CRC16);
+    write(&mirror, extent(5, 1), 3).unwrap();
+    assert_eq!(stale_blocks(&mirror), [0, 0]);
+    verify(&mirror).unwrap();
+    let listed = |mirror: &Rig| mirror.label(&mirror.legs.borrow()[1]).members[1].stale.clone();
+    assert_eq!(listed(&mirror), [5]);
+    // A crash forgets that it was written: it is withheld, and the worker finds out.
+    drop(mirror);
+    let again = opened(&[&a, &b]);
+    assert_eq!(stale_blocks(&again), [0, 1]);
+    assert_reads(&again, extent(5, 1), 3);
+    again.settle().now_or_never().unwrap().unwrap();
+    reexamine(&again);
+    assert_eq!(stale_blocks(&again), [0, 0]);
+    tidy(&again);
+    assert_eq!(listed(&again), [0_u64; 0]);
+    verify(&again).unwrap();
+}
+
+#[test]
+fn zeroes_and_discards_end_it_too() {
+    let all = extent(0, 64);
+    for operation in [
+        Operation::WriteZeroes { extent: all, may_unmap: true, durability: Default::default() },
+        Operation::Discard { extents: vec![all] },
+    ] {
+        let (_a, _b, mirror) = beside_damage(CRC16);
+        run(&mirror, operation).unwrap();
+        assert_eq!(stale_blocks(&mirror), [0, 0]);
+        assert!(read(&mirror, all).unwrap().iter().all(|byte| *byte == 0));
+    }
+}
+
+#[test]
+fn another_good_copy_ends_it() {
+    let legs = ["a", "b", "c"].map(|name| TestLeg::new(name, Some(CRC16)));
+    let [a, b, c] = &legs;
+    let mirror = opened(&[a, b, c]);
+    write(&mirror, extent(0, 64), 1).unwrap();
+    tidy(&mirror);
+    b.gone.set(true);
+    write(&mirror, extent(1, 1), 2).unwrap();
+    write(&mirror, extent(5, 1), 2).unwrap();
+    tidy(&mirror);
+    // What has it is out of reach while b is brought up to date.
+    c.gone.set(true);
+    write(&mirror, extent(40, 1), 2).unwrap();
+    rot(a, 5);
+    b.gone.set(false);
+    take_back(&mirror, b).unwrap();
+    rebuild(&mirror);
+    assert_eq!(stale_blocks(&mirror), [0, 1, 0]);
+    assert!(read(&mirror, extent(5, 1)).is_err());
+    assert_reads(&*b.memory, extent(5, 1), 1);
+    c.gone.set(false);
+    take_back(&mirror, c).unwrap();
+    rebuild(&mirror);
+    reexamine(&mirror);
+    assert_eq!(stale_blocks(&mirror), [0, 0, 0]);
+    repair(&mirror).unwrap_err();
+    verify(&mirror).unwrap();
+    for leg in &legs {
+        assert_reads(&*leg.memory, extent(5, 1), 2);
+    }
+}
+
+#[test]
+fn a_member_that_is_new_gets_nothing_that_never_was_the_mirrors() {
+    let (a, b, mirror) = pair(Some(TYPE1));
+    write(&mirror, extent(0, 64), 1).unwrap();
+    let c = TestLeg::new("c", Some(TYPE1));
+    write(&*c.memory, extent(0, 64), 9).unwrap();
+    for leg in [&a, &b] {
+        rot(leg, 5);
+    }
+    mirror.add(c.source(), true).now_or_never().unwrap().unwrap();
+    rebuild(&mirror);
+    assert_eq!(stale_blocks(&mirror), [0, 0, 0]);
+    assert!(read(&*c.memory, extent(5, 1)).is_err());
+    assert!(read(&mirror, extent(5, 1)).is_err());
+    assert_reads(&*c.memory, extent(6, 8), 1);
+}
+
+#[test]
+fn a_full_list_keeps_the_member_out_of_sync_and_says_so() {
+    let (a, b, mirror) = pair(Some(CRC16));
+    write(&mirror, extent(0, BLOCKS), 1).unwrap();
+    tidy(&mirror);
+    b.gone.set(true);
+    write(&mirror, extent(0, BLOCKS), 2).unwrap();
+    tidy(&mirror);
+    (0..BLOCKS).for_each(|lba| rot(&a, lba));
+    b.gone.set(false);
+    take_back(&mirror, &b).unwrap();
+    let leg = mirror.legs.borrow()[1].clone();
+    // As many as there can be; one block of the device stays over.
+    mirror.legs.borrow()[0].stale.replace(crate::stale::Stale::new(&[0]));
+    mirror.rebuild(&leg).now_or_never().unwrap().unwrap_err();
+    assert_eq!(leg.standing.get(), Standing::Rebuilding);
+    assert!(leg.why.borrow().contains("older ones"), "{}", leg.why.borrow());
+    assert_eq!(mirror.describe().legs[1].missed_bytes, 1 << 16);
+    for lba in [0, 77, BLOCKS - 1] {
+        assert_reads(&*b.memory, extent(lba, 1), 1);
+    }
+    // Taking them makes room.
+    assert_eq!(accept(&mirror, "b"), BLOCKS - 1);
+    mirror.rebuild(&leg).now_or_never().unwrap().unwrap();
+    assert_eq!((leg.standing.get(), leg.why.borrow().as_str()), (Standing::Current, ""));
+}
+
+#[test]
+fn what_becomes_suspect_while_progress_is_flushed_is_still_lacking() {
+    let (a, b, mirror) = pair(None);
+    write(&mirror, extent(0, 8), 1).unwrap();
+    b.gone.set(true);
+    write(&mirror, extent(0, 1), 2).unwrap();
+    b.gone.set(false);
+    take_back(&mirror, &b).unwrap();
+    let leg = mirror.legs.borrow()[1].clone();
+    assert_eq!(leg.standing.get(), Standing::Rebuilding);
+    b.held_flush.set(true);
+    let mut rebuild = Box::pin(mirror.rebuild(&leg));
+    assert!(rebuild.as_mut().now_or_never().is_none(), "it flushes what was brought");
+    // A change that only some have carried out.
+    mirror.suspect(extent(600, 1));
+    b.held_flush.set(false);
+    rebuild.as_mut().now_or_never();
+    drop(rebuild);
+    assert_eq!(leg.standing.get(), Standing::Rebuilding);
+    assert!(leg.left.borrow().contains(37) && leg.missed.borrow().contains(37), "still said to be missing");
+    mirror.rebuild(&leg).now_or_never().unwrap().unwrap();
+    assert_eq!(standings(&mirror), [Standing::Current; 2]);
+    drop(a);
+}
+
+#[test]
+fn damage_on_both_members_beside_a_resync_costs_only_what_nobody_has() {
+    const LARGE: u64 = 8192;
+    let [a, b] = ["a", "b"].map(|name| TestLeg::sized(name, Some(TYPE1), LARGE));
+    let mirror = opened(&[&a, &b]);
+    write(&mirror, extent(0, LARGE), 1).unwrap();
+    tidy(&mirror);
+    b.gone.set(true);
+    // One block in each of 100 of 512 regions.
+    let rewritten: Vec<u64> = (0..100).map(|at| at * 5 * 16 + 3).collect();
+    rewritten.iter().for_each(|lba| write(&mirror, extent(*lba, 1), 2).unwrap());
+    tidy(&mirror);
+    assert_eq!(mirror.describe().legs[1].missed_bytes, 100 << 16);
+    // 1,000 on each, 50 on both; of those that were written meanwhile ten on `a`, whose copies on `b` are old.
+    let mut drawn: Vec<u64> = (0..LARGE).filter(|lba| !rewritten.contains(lba)).collect();
+    drawn.sort_by_key(|lba| lba.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(20) & 0xFFFF_FFFF);
+    let (both, on_a, on_b) = (&drawn[..50], [&drawn[50..1040], &rewritten[..10]].concat(), &drawn[1040..2040]);
+    both.iter().chain(&on_a).for_each(|lba| rot(&a, *lba));
+    both.iter().chain(on_b).for_each(|lba| rot(&b, *lba));
+    b.gone.set(false);
+    take_back(&mirror, &b).unwrap();
+    let expected = |lba: u64| if rewritten.contains(&lba) { 2 } else { 1 };
+    let is_lost = |lba: u64| both.contains(&lba) || rewritten[..10].contains(&lba);
+    let all_right_or_lost = |when: &str| {
+        for lba in 0..LARGE {
+            match read(&mirror, extent(lba, 1)) {
+                Ok(data) => assert!(data == content(extent(lba, 1), expected(lba)), "{when}: block {lba}"),
+                Err(_) if when == "before" => {}
+                Err(error) => assert!(is_lost(lba), "{when}: {error}"),
+            }
+        }
+    };
+    all_right_or_lost("before");
+    rebuild(&mirror);
+    assert_eq!(standings(&mirror), [Standing::Current; 2]);
+    all_right_or_lost("after");
+    let lasting = |outcome| -> std::collections::BTreeSet<u64> {
+        let found: Vec<Fault> = faults(outcome);
+        found.iter().filter(|fault| !fault.repaired).map(|fault| fault.lba.get()).collect()
+    };
+    let lost: std::collections::BTreeSet<u64> = (0..LARGE).filter(|lba| is_lost(*lba)).collect();
+    assert_eq!(lost.len(), 60);
+    assert_eq!(lasting(repair(&mirror)), lost, "all but what nobody has");
+    assert_eq!(lasting(verify(&mirror)), lost);
+    // Older copies are still there, and no other content got anywhere.
+    for lba in &rewritten[..10] {
+        assert_reads(&*b.memory, extent(*lba, 1), 1);
+    }
+    assert_eq!(accept(&mirror, "b"), 10);
+    assert_eq!(lasting(verify(&mirror)), both.iter().copied().collect());
+}
