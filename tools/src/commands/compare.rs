@@ -134,10 +134,7 @@ async fn compare(a: &Whole, b: Option<&Whole>, show: Show) -> Result<Report, Fai
         _ => sides.read_bytes.get(),
     };
     report.equal &= report.blocks_different == 0;
-    // Sums may have told of a block before the first one that was read.
-    let first = report.differences.first().map(|run| run.lba << sides.block.shift());
-    let is_first = |byte: &u64| first.is_some_and(|first| (first..first + sides.block.bytes() as u64).contains(byte));
-    report.first_different_byte = sides.first.get().filter(is_first);
+    report.first_different_byte = sides.first_byte(&report.differences);
     report.elapsed_s = started.elapsed().as_secs_f64();
     Ok(report)
 }
@@ -167,6 +164,12 @@ fn empty_report(a: &Whole, b: Option<&Whole>) -> (Report, BlockSize) {
 }
 
 impl Sides<'_> {
+    /// The first byte that differs, if it was read: sums may have told of a block before the first one that was.
+    fn first_byte(&self, differences: &[Run]) -> Option<u64> {
+        let block = differences.first()?.lba << self.block.shift();
+        self.first.get().filter(|byte| (block..block + self.block.bytes() as u64).contains(byte))
+    }
+
     /// The blocks that differ, found by reading both sides.
     async fn read_runs(&self, offset: u64, length: u64) -> Result<Vec<Run>, Failure> {
         let mut runs = Vec::new();

@@ -48,14 +48,10 @@ impl Sides<'_> {
             let equal = join(self.are_equal(first.0, first.1), self.are_equal(second.0, second.1)).await;
             match (equal.0?, equal.1?) {
                 (false, false) if blocks > 2 && length <= READ_BYTES => {
-                    self.read_runs(offset, length).await?.into_iter().for_each(|run| {
-                        join_run(&mut runs, run);
-                    });
+                    self.read_into(&mut runs, offset, length).await?
                 }
                 // Somebody writes there just now, or a sum is wrong: what is read decides.
-                (true, true) => self.read_runs(offset, length).await?.into_iter().for_each(|run| {
-                    join_run(&mut runs, run);
-                }),
+                (true, true) => self.read_into(&mut runs, offset, length).await?,
                 (is_first_equal, is_second_equal) => {
                     // Last in, first out: the runs are to be in order.
                     different.extend((!is_second_equal).then_some(second));
@@ -64,11 +60,16 @@ impl Sides<'_> {
             }
         }
         if rest > 0 {
-            self.read_runs(offset + length, rest).await?.into_iter().for_each(|run| {
-                join_run(&mut runs, run);
-            });
+            self.read_into(&mut runs, offset + length, rest).await?;
         }
         Ok(runs)
+    }
+
+    async fn read_into(&self, runs: &mut Vec<Run>, offset: u64, length: u64) -> Result<(), Failure> {
+        self.read_runs(offset, length).await?.into_iter().for_each(|run| {
+            join_run(runs, run);
+        });
+        Ok(())
     }
 
     /// Whether the sums of both sides are the same.
