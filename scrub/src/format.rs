@@ -73,19 +73,20 @@ pub(crate) fn encode(record: &Record, capacity_blocks: u64) -> Vec<u8> {
         unchecked,
     ];
     put(&mut bytes, &numbers);
-    for run in &record.runs {
-        let Counts { blocks, bad, repaired, lost, unchecked } = run.counts;
-        let ended = match run.ended {
-            Ended::Finished => 1,
-            Ended::Stopped => 2,
-        };
-        let times = [run.started_unix_s, run.ended_unix_s];
-        put(&mut bytes, &times);
-        put(&mut bytes, &[run.from, blocks, bad, repaired, lost, ended, unchecked]);
-    }
+    record.runs.iter().for_each(|run| encode_run(run, &mut bytes));
     let checksum = crc32c(&bytes[AT_VERSION..]);
     bytes[AT_CHECKSUM..AT_VERSION].copy_from_slice(&checksum.to_le_bytes());
     bytes
+}
+
+fn encode_run(run: &Run, bytes: &mut Vec<u8>) {
+    let Counts { blocks, bad, repaired, lost, unchecked } = run.counts;
+    let ended = match run.ended {
+        Ended::Finished => 1,
+        Ended::Stopped => 2,
+    };
+    let Run { started_unix_s, ended_unix_s, from, .. } = *run;
+    put(bytes, &[started_unix_s, ended_unix_s, from, blocks, bad, repaired, lost, ended, unchecked]);
 }
 
 fn put(bytes: &mut Vec<u8>, numbers: &[u64]) {
@@ -123,13 +124,7 @@ pub(crate) fn decode(bytes: &[u8], capacity_blocks: u64) -> Result<Record, Forma
         position: number(1),
         from: number(2),
         started_unix_s: number(3),
-        counts: Counts {
-            blocks: number(4),
-            bad: number(5),
-            repaired: number(6),
-            lost: number(7),
-            unchecked: if version == 1 { 0 } else { number(11) },
-        },
+        counts: counts(head, 48, 104),
         rate: NonZeroU64::new(number(8)),
         completed_unix_s: some(9),
         schedule_from_unix_s: some(10),
@@ -154,19 +149,20 @@ fn check(bytes: &[u8]) -> Result<u16, FormatError> {
     Ok(u16::from_le_bytes(*version))
 }
 
+/// The counts from byte `at` on, and what was not checked, where the version has it.
+fn counts(bytes: &[u8], at: usize, at_unchecked: usize) -> Counts {
+    let unchecked = if bytes.len() > at_unchecked { number(bytes, at_unchecked) } else { 0 };
+    let [blocks, bad, repaired, lost] = [0, 8, 16, 24].map(|behind| number(bytes, at + behind));
+    Counts { blocks, bad, repaired, lost, unchecked }
+}
+
 fn decode_run(bytes: &[u8]) -> Result<Run, FormatError> {
     let number = |index: usize| number(bytes, 8 * index);
     let run = Run {
         started_unix_s: number(0),
         ended_unix_s: number(1),
         from: number(2),
-        counts: Counts {
-            blocks: number(3),
-            bad: number(4),
-            repaired: number(5),
-            lost: number(6),
-            unchecked: if bytes.len() < RUN_BYTES { 0 } else { number(8) },
-        },
+        counts: counts(bytes, 24, 64),
         ended: match number(7) {
             1 => Ended::Finished,
             2 => Ended::Stopped,

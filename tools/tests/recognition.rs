@@ -97,6 +97,7 @@ fn the_third_superblock_opens_a_volume_whose_start_was_wiped() {
     place.run("info v").succeeds().says(&["1 of 3 good", "lost at byte 0", "lost at byte 32768"]);
     let verified = place.run("verify v");
     verified.ends_with(4);
+    verified.ends_with(4);
     for words in ["the superblock of v at byte 0 is lost", "at byte 32768 is lost", "--repair writes it anew"] {
         assert!(verified.stderr.contains(words), "{}", verified.stderr);
     }

@@ -37,12 +37,7 @@ fn hosts_are_told_of_damage_and_changes_once_they_ask_for_it() {
         state.report_damage(&[sealblock_block::Fault::media(Lba::new(9))]);
         let page = Controller::decode(&admin.identify(Cns::Controller, 0).await.ok().data).unwrap();
         assert_eq!(page.oaes.bits(), 0x2100);
-        // Copies that are away are no damage, and hosts are told all the same.
-        assert_eq!(admin.log(2, 512).await.ok().data[0], 0);
-        state.report_degraded(true);
-        assert_eq!(admin.log(2, 512).await.ok().data[0], 1 << 2, "reliability degraded");
-        state.report_degraded(false);
-        assert_eq!(admin.log(2, 512).await.ok().data[0], 0);
+
         let config = SetFeatures { fid: 0x0B, save: false, nsid: 0, cdw11: 0x2100 };
         admin.call(config.encode(), Data::None).await.ok();
         let event = admin.done(waiting).await.ok().completion.dword0();
@@ -209,5 +204,32 @@ fn pages_say_which_features_and_pages_there_are() {
         let pages = admin.log(0, 1024).await.ok().data;
         let listed: Vec<u8> = (0..=255_u8).filter(|lid| pages[usize::from(*lid) * 4] != 0).collect();
         assert_eq!(listed, [0, 1, 2, 3, 4, 5, 0x0E, 0x12, 0xC0, 0xC1]);
+    });
+}
+
+#[test]
+fn copies_that_are_away_are_a_critical_warning_and_an_event_for_those_who_want_it() {
+    run(|| async {
+        let mut states = Vec::new();
+        let served = serve_with(short(), |_| {
+            let device = Rc::new(MemoryDevice::new(BlockSize::B4096, BLOCKS, Some(format())));
+            let namespace =
+                Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(device)))), [1; 16]);
+            states.push(namespace.state());
+            Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(PLAIN, namespace).unwrap()
+        });
+        let state = states.remove(0);
+        let mut admin = Queue::admin(served.address, SUBNQN, false).await;
+        let config = SetFeatures { fid: 0x0B, save: false, nsid: 0, cdw11: 1 << 2 };
+        admin.call(config.encode(), Data::None).await.ok();
+        let ask = Command::new(AdminOpcode::AsynchronousEventRequest.code(), 0);
+        let waiting = admin.submit(ask, Data::None).await;
+        assert_eq!(admin.log(2, 512).await.ok().data[0], 0);
+        state.report_degraded(true);
+        let event = admin.done(waiting).await.ok().completion.dword0();
+        assert_eq!(AsynchronousEvent::from_dword0(event), AsynchronousEvent::RELIABILITY);
+        assert_eq!(admin.log(2, 512).await.ok().data[0], 1 << 2, "reliability is degraded");
+        state.report_degraded(false);
+        assert_eq!(admin.log(2, 512).await.ok().data[0], 0);
     });
 }

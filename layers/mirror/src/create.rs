@@ -2,16 +2,19 @@
 
 use futures_util::future::join_all;
 use sealblock_block::{AnnexSlot, Answer, Clock, Device, Error, Operation, Stack, is_blank};
-use sealblock_integrity::guard;
 use sealblock_runtime_memory::Slice;
 
 use crate::drill::Drill;
 use crate::judge::Found;
 use crate::label::{Label, LabelError, MOST_LEGS, Standing};
 use crate::leg::{LegSource, has_annex};
+use crate::lineage::Lineage;
 use crate::members::MemberError;
 use crate::open::{MirrorError, Opened, Trouble, are_alike, assemble_new, found_on, start};
 use crate::regions::Regions;
+
+/// How far the generation of a label that gives a leg up is from the one before.
+const ALONE_APART: u64 = 1 << 33;
 
 /// How a mirror is made.
 #[derive(Clone, Copy, Debug)]
@@ -175,7 +178,8 @@ pub async fn mark_written_alone(device: &Stack) -> Result<(), Error> {
         return Err(crate::leg::answered_wrongly());
     };
     let Ok(Some(mut label)) = Label::decode(&bytes) else { return Ok(()) };
-    let generation = label.generation + 1;
+    // Farther off than anything that the others can have sent it: they know neither this label nor the one before.
+    let generation = label.generation + ALONE_APART;
     let own = label.own;
     let member = &mut label.members[own];
     if member.standing == Standing::Removed {
@@ -184,9 +188,8 @@ pub async fn mark_written_alone(device: &Stack) -> Result<(), Error> {
     member.standing = Standing::Missing;
     member.missed = Regions::all(member.missed.most());
     (member.seen, member.sent) = (generation, generation);
-    // A history of its own, which no other label knows of.
-    label.lineage.begin(guard::crc64(&bytes), generation);
-    label.lineage.confirm(generation);
+    // What it holds is given up as a part of any history.
+    label.lineage = Lineage::default();
     label.is_tentative = false;
     label.generation = generation;
     put_label(device, &label.encode_alone()).await

@@ -95,7 +95,7 @@ pub enum Verdict {
     /// A mirror that was never noted anywhere. If all legs are blank they are alike.
     New,
     /// A mirror with a past.
-    Known(Known),
+    Known(Box<Known>),
 }
 
 /// A mirror with a past.
@@ -136,7 +136,8 @@ pub fn judge(found: &[Found]) -> Result<Verdict, Refusal> {
     let current = labels.iter().filter(|(_, label)| is_current(label));
     let best = current.min_by_key(|(_, label)| std::cmp::Reverse(label.generation));
     let Some(&(first, best)) = best else { return Err(Refusal::OnlyStale) };
-    if let Some(&(second, _)) = labels.iter().find(|(_, label)| is_own_current(label) && !has_all_of(best, label)) {
+    // Also a leg that is not up to date: it may be all that is left of what was written on the other side.
+    if let Some(&(second, _)) = labels.iter().find(|(_, label)| !has_all_of(best, label)) {
         return Err(Refusal::SplitBrain { first, second });
     }
     let mut label = best.clone();
@@ -147,7 +148,7 @@ pub fn judge(found: &[Found]) -> Result<Verdict, Refusal> {
     let is_uneven = labels.iter().any(|(_, other)| other.generation != label.generation);
     // What comes next is later than anything there is.
     label.generation = labels.iter().map(|(_, other)| other.generation).max().unwrap_or(0);
-    Ok(Verdict::Known(Known { label, places, unused, is_uneven }))
+    Ok(Verdict::Known(Box::new(Known { label, places, unused, is_uneven })))
 }
 
 fn judge_new(found: &[Found]) -> Result<Verdict, Refusal> {
@@ -312,8 +313,7 @@ fn place(
         .filter(|at| !places.contains(&Some(*at)) && label.members[*at].standing != Standing::Removed)
         .collect();
     for (leg, found) in found.iter().enumerate().filter(|(_, found)| !matches!(found, Found::Labelled(_))) {
-        // What has room and no label was never written as a leg, and what has none cannot be a leg that had: another device
-        // is in the place of one.
+        // What has room and no label never was a leg, and what has none is none that had: another device in its place.
         let is_leg = |at: &usize| *found == Found::Absent || (!found.has_room() && !label.members[*at].has_room);
         let fit = free.iter().position(is_leg);
         if fit.is_none() {

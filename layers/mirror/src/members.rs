@@ -8,7 +8,7 @@ use crate::drill::Mutation;
 use crate::create::look;
 use crate::judge::{Found, leg_id};
 use crate::label::{MOST_LEGS, Member, Standing};
-use crate::leg::{Leg, LegSource, has_annex};
+use crate::leg::{Leg, LegSource};
 use crate::mirror::Mirror;
 use crate::open::{MirrorError, check_pages, fits};
 use crate::regions::Regions;
@@ -83,9 +83,9 @@ impl<C: Clock> Mirror<C> {
     /// # Errors
     /// When the device cannot be a leg, or the change could not be noted; the leg is not used then.
     pub async fn add(&self, source: LegSource, force: bool) -> Result<(), MemberError> {
-        self.vet(&source, force).await?;
+        let has_room = self.vet(&source, force).await?;
         let place = self.free_place().ok_or(MemberError::Full)?;
-        self.put_in(source, place).await
+        self.put_in(source, has_room, place).await
     }
 
     /// Puts another device in the place of a leg that is not up to date, at once: labels say both or neither. Beside one that
@@ -94,17 +94,17 @@ impl<C: Clock> Mirror<C> {
     /// # Errors
     /// When there is no such leg, or as [`Mirror::add`]; everything is as it was then.
     pub async fn replace(&self, old: &str, source: LegSource, force: bool) -> Result<(), MemberError> {
-        self.vet(&source, force).await?;
+        let has_room = self.vet(&source, force).await?;
         let leg = self.named(old)?;
         let place = match leg.is_current() {
             true => self.free_place().ok_or(MemberError::Full)?,
             false => self.legs.borrow().iter().position(|other| other.id == leg.id).unwrap_or(0),
         };
-        self.put_in(source, place).await
+        self.put_in(source, has_room, place).await
     }
 
-    /// Refuses what cannot be a leg, and takes an old label away.
-    async fn vet(&self, source: &LegSource, force: bool) -> Result<(), MemberError> {
+    /// Refuses what cannot be a leg, and takes an old label away; whether there is room for a label.
+    async fn vet(&self, source: &LegSource, force: bool) -> Result<bool, MemberError> {
         if self.read_only {
             return Err(MemberError::ReadOnly);
         }
@@ -120,15 +120,45 @@ impl<C: Clock> Mirror<C> {
             check_pages(&source.name, device, &self.map)?;
         }
         candidate.refuse(&source.name, force, true)?;
-        candidate.forget(source).await
+        candidate.forget(source).await?;
+        Ok(candidate.found.has_room())
     }
 
     /// Makes a device the leg of a place; whoever had it before is none any more.
-    async fn put_in(&self, source: LegSource, place: usize) -> Result<(), MemberError> {
-        let has_room = source.device.as_ref().is_ok_and(has_annex);
-        let number = self.legs.borrow().iter().map(|leg| leg.number + 1).max().unwrap_or(0);
+    async fn put_in(&self, source: LegSource, has_room: bool, place: usize) -> Result<(), MemberError> {
+        let leg = Rc::new(Leg::new(source, self.next_number(), &self.newcomer(has_room, place)));
+        let before = self.legs.borrow().get(place).cloned();
+        self.set_place(place, leg.clone());
+        self.begin_rebuild(&leg);
+        self.notes.begin_change();
+        let noted = self.note().await;
+        let gone = match (&noted, before) {
+            (Ok(()), before) => before,
+            (Err(_), before) => {
+                before.into_iter().for_each(|before| self.set_place(place, before));
+                Some(leg)
+            }
+        };
+        if let Some(leg) = gone {
+            leg.standing.set(Standing::Removed);
+            leg.set_device(None);
+        }
+        noted.map_err(MemberError::Note)
+    }
+
+    fn set_place(&self, place: usize, leg: Rc<Leg>) {
+        let mut legs = self.legs.borrow_mut();
+        if place < legs.len() { legs[place] = leg } else { legs.push(leg) }
+    }
+
+    fn next_number(&self) -> usize {
+        self.legs.borrow().iter().map(|leg| leg.number + 1).max().unwrap_or(0)
+    }
+
+    /// What a new leg of a place is: nothing on it is the mirror's.
+    fn newcomer(&self, has_room: bool, place: usize) -> Member {
         let generation = self.notes.generation.get();
-        let member = Member {
+        Member {
             id: leg_id(&self.uuid, generation + 1, place),
             standing: Standing::Missing,
             has_room,
@@ -137,36 +167,7 @@ impl<C: Clock> Mirror<C> {
             stale: Vec::new(),
             seen: generation,
             sent: generation,
-        };
-        let leg = Rc::new(Leg::new(source, number, &member));
-        let before = {
-            let mut legs = self.legs.borrow_mut();
-            match legs.get_mut(place) {
-                Some(held) => Some(std::mem::replace(held, leg.clone())),
-                None => {
-                    legs.push(leg.clone());
-                    None
-                }
-            }
-        };
-        self.begin_rebuild(&leg);
-        self.notes.begin_change();
-        let noted = self.note().await;
-        match (&noted, before) {
-            (Ok(()), Some(before)) => {
-                before.standing.set(Standing::Removed);
-                before.set_device(None);
-            }
-            (Ok(()), None) => {}
-            (Err(_), before) => {
-                leg.standing.set(Standing::Removed);
-                leg.set_device(None);
-                if let Some(before) = before {
-                    self.legs.borrow_mut()[place] = before;
-                }
-            }
         }
-        noted.map_err(MemberError::Note)
     }
 
     /// Takes a leg out for good. Its content stays as it is. Its own label says so first, so that it makes no mirror by itself.

@@ -56,6 +56,8 @@ pub(crate) struct Notes {
     phase: Cell<Phase>,
     /// The next label comes before a change of a new kind.
     is_changing: Cell<bool>,
+    /// Such a label is under way: who does not get it lacks what it says, be it only who the legs are.
+    is_binding: Cell<bool>,
     /// Counts changes; and how many there were when all current legs had last flushed and nothing was under way.
     changes: Cell<u64>,
     even: Cell<u64>,
@@ -111,6 +113,7 @@ impl Notes {
             drawn,
             phase: Cell::new(Phase::Idle),
             is_changing: Cell::new(false),
+            is_binding: Cell::new(false),
             changes: Cell::new(0),
             even: Cell::new(0),
             suspect: RefCell::new(dirty.clone()),
@@ -164,6 +167,7 @@ impl Notes {
             self.changed.set(lineage.sessions().first().map_or(0, |session| session.until));
             self.is_tentative.set(true);
             lineage.confirm(generation);
+            self.is_binding.set(true);
             return true;
         }
         if self.phase.get() == Phase::Durable {
@@ -179,6 +183,7 @@ impl Notes {
             Phase::Confirmed => self.phase.set(Phase::Durable),
             _ => {}
         }
+        self.is_binding.set(false);
         self.phase.get() == Phase::Heard
     }
 
@@ -265,7 +270,8 @@ impl<C: Clock> Mirror<C> {
     /// Whether every current leg has everything, durably, and nothing is under way.
     fn is_even(&self) -> bool {
         let has_changed = self.notes.phase.get() >= Phase::Confirmed;
-        let is_quiet = || self.claims.is_idle() && self.notes.suspect.borrow().is_empty();
+        let is_quiet =
+            || !self.notes.is_binding.get() && self.claims.is_idle() && self.notes.suspect.borrow().is_empty();
         !has_changed || (self.notes.even.get() == self.notes.changes.get() && is_quiet())
     }
 

@@ -173,7 +173,7 @@ pub async fn open_drill<C: Clock>(
             }
             assemble_new(sources, &found, None, &options.random, &drill)?
         }
-        Verdict::Known(known) => assemble_known(sources, known, &options.random, &drill)?,
+        Verdict::Known(known) => assemble_known(sources, *known, &options.random, &drill)?,
     };
     let opened = start(clock, parts, options.read_only);
     if is_new {
@@ -384,24 +384,7 @@ fn assemble_known(
     }
     let limits = shape(&sources).limits;
     let dirty = label.dirty.clone();
-    let mut given: Vec<Option<(usize, LegSource)>> = label.members.iter().map(|_| None).collect();
-    let mut next_number = sources.len();
-    for (number, (place, source)) in places.into_iter().zip(sources).enumerate() {
-        given[place] = Some((number, source));
-    }
-    let mut legs = Vec::with_capacity(given.len());
-    for (place, given) in given.into_iter().enumerate() {
-        let (number, source) = given.unwrap_or_else(|| {
-            next_number += 1;
-            (next_number - 1, nameless(place))
-        });
-        let member = &mut label.members[place];
-        let was_current = member.standing == Standing::Current;
-        begin(member, source.device.is_ok(), &dirty);
-        let leg = Leg::new(source, number, member);
-        leg.is_unmissed.set(was_current && member.standing != Standing::Current);
-        legs.push(Rc::new(leg));
-    }
+    let legs = known_legs(sources, &places, &mut label);
     let Label { map, capacity_blocks, block_size, protection, uuid, own: teller, .. } = label;
     let geometry = Geometry { block_size, capacity_blocks, protection, limits };
     // Labels that legs write apart must not look like one that was under way when they were parted.
@@ -415,6 +398,28 @@ fn assemble_known(
     };
     let notes = Notes::new(past, drawn(random));
     Ok(Parts { geometry, map, uuid, legs, teller, notes, mutation: drill.mutation })
+}
+
+/// The legs by their places: those that were given, and those that were not named.
+fn known_legs(sources: Vec<LegSource>, places: &[usize], label: &mut Label) -> Vec<Rc<Leg>> {
+    let mut given: Vec<Option<(usize, LegSource)>> = label.members.iter().map(|_| None).collect();
+    let mut next_number = sources.len();
+    for (number, (place, source)) in places.iter().zip(sources).enumerate() {
+        given[*place] = Some((number, source));
+    }
+    let (dirty, mut legs) = (&label.dirty, Vec::with_capacity(given.len()));
+    for (place, (given, member)) in given.into_iter().zip(&mut label.members).enumerate() {
+        let (number, source) = given.unwrap_or_else(|| {
+            next_number += 1;
+            (next_number - 1, nameless(place))
+        });
+        let was_current = member.standing == Standing::Current;
+        begin(member, source.device.is_ok(), dirty);
+        let leg = Leg::new(source, number, member);
+        leg.is_unmissed.set(was_current && member.standing != Standing::Current);
+        legs.push(Rc::new(leg));
+    }
+    legs
 }
 
 /// Why a device is not used in whose place a leg with a label is expected.

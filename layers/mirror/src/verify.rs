@@ -26,6 +26,28 @@ struct Inspection {
     tally: Tally,
 }
 
+impl Inspection {
+    /// Takes in what a leg has answered: the sum of its data if all of it is good, and its bad blocks.
+    ///
+    /// # Errors
+    /// When the leg failed without naming blocks.
+    fn take_in(&mut self, leg: &Leg, outcome: Result<Digested, Error>) -> Result<(Option<u64>, BTreeSet<Lba>), Error> {
+        match outcome.map_err(Error::into_damage) {
+            Ok(digested) => {
+                self.bytes_transferred += digested.bytes_transferred;
+                self.tally.coverage.merge(leg.coverage(digested.coverage));
+                Ok((Some(digested.crc64), BTreeSet::new()))
+            }
+            Err(Ok((faults, coverage))) => {
+                self.tally.faults.extend(faults.iter().map(|fault| leg.fault(fault)));
+                self.tally.coverage.merge(leg.coverage(coverage));
+                Ok((None, faults.iter().map(|fault| fault.lba).collect()))
+            }
+            Err(Err(error)) => Err(error),
+        }
+    }
+}
+
 impl<C: Clock> Mirror<C> {
     pub(crate) async fn verify(&self, extent: Extent, checks: Checks) -> Outcome {
         let found = self.inspect(extent, checks, None).await?;
@@ -86,26 +108,18 @@ impl<C: Clock> Mirror<C> {
         let mut unsettled = self.suspects_in(extent);
         let mut failure = None;
         for (leg, outcome) in legs.iter().zip(self.look(&legs, extent, checks).await) {
-            match outcome.map_err(Error::into_damage) {
-                Ok(digested) => {
-                    found.bytes_transferred += digested.bytes_transferred;
-                    found.tally.coverage.merge(leg.coverage(digested.coverage));
-                    sums.push(digested.crc64);
-                    bad.push(BTreeSet::new());
+            match found.take_in(leg, outcome) {
+                Ok((sum, faulty)) => {
+                    sums.extend(sum);
+                    bad.push(faulty);
+                    asked.push(leg.clone());
                 }
-                Err(Ok((faults, coverage))) => {
-                    bad.push(faults.iter().map(|fault| fault.lba).collect());
-                    found.tally.faults.extend(faults.iter().map(|fault| leg.fault(fault)));
-                    found.tally.coverage.merge(leg.coverage(coverage));
-                }
-                Err(Err(error)) => {
+                Err(error) => {
                     tracing::warn!(leg = %leg.name, %extent, %error, "a leg could not be checked");
                     self.lament(leg, &error);
                     failure = Some(error);
-                    continue;
                 }
             }
-            asked.push(leg.clone());
         }
         if asked.is_empty() {
             return Err(failure.unwrap_or_else(|| self.nobody()));

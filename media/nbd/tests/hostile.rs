@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use common::fake::{Reply, export, serve as serve_fake};
 use common::*;
-use sealblock_block::{Answer, Device, Durability, Failure, Operation, RunState};
+use sealblock_block::{Answer, Device, Durability, Error, Failure, Gate, Operation, RunState};
 use sealblock_media_nbd::{ConnectError, NbdDevice, Options, Reconnect};
 use sealblock_protocols_nbd::{Command, ErrorCode, Export, Failed, Run};
 use sealblock_runtime_reactor::net::Listener;
-use sealblock_runtime_reactor::{sleep, spawn};
+use sealblock_runtime_reactor::{JoinHandle, sleep, spawn};
 use sealblock_units::BlockSize;
 
 fn fail(code: ErrorCode, offset: Option<u64>) -> Option<Reply> {
@@ -125,11 +125,19 @@ fn a_flush_does_not_vouch_for_writes_of_a_connection_that_was_lost() {
     });
 }
 
+/// Begins eight writes of 1 MiB.
+fn write_large(device: &Rc<Gate<NbdDevice>>, seed: u8) -> Vec<JoinHandle<Result<Answer, Error>>> {
+    let one = |i: u64| {
+        let device = Rc::clone(device);
+        spawn(async move { write(&*device, extent(i * 256, 256), seed).await })
+    };
+    (0..8).map(one).collect()
+}
+
 /// A server that stops to read one of two connections, and later reads on: what it finds there must be no write that was
 /// repeated over the next connection, because newer ones of the same blocks may have come since.
 #[test]
 fn writes_of_a_lost_connection_do_not_come_after_newer_ones() {
-    const WRITES: u64 = 8;
     run(|| async {
         let (goes_on, holds, breaks) = (Rc::new(Cell::new(false)), Cell::new(true), Cell::new(true));
         // The first byte of every write, by its offset, in the order in which the server sees them.
@@ -144,15 +152,7 @@ fn writes_of_a_lost_connection_do_not_come_after_newer_ones() {
             _ => None,
         });
         let device = Rc::new(open(fake.address, "disk", Options { connections: 2, ..options() }).await);
-        let write_all = |seed| {
-            let device = Rc::clone(&device);
-            let one = move |i| {
-                let device = Rc::clone(&device);
-                spawn(async move { write(&*device, extent(i * 256, 256), seed).await })
-            };
-            (0..WRITES).map(one).collect::<Vec<_>>()
-        };
-        let old = write_all(0x10);
+        let old = write_large(&device, 0x10);
         // One connection is full; the other one, with less to do, takes this and fails.
         while seen.borrow().is_empty() {
             sleep(Duration::from_millis(1)).await;
@@ -161,7 +161,7 @@ fn writes_of_a_lost_connection_do_not_come_after_newer_ones() {
         for write in old {
             write.await.unwrap().unwrap();
         }
-        for write in write_all(0x20) {
+        for write in write_large(&device, 0x20) {
             write.await.unwrap().unwrap();
         }
         let before = seen.borrow().len();

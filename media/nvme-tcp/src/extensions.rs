@@ -3,7 +3,7 @@
 //! Invariant: a command of an extension goes only to a session whose target has said that the namespace has it. A target
 //! that took the place of another may be of another kind, and the same number may mean anything there.
 
-use sealblock_block::{AnnexSlot, Answer, Digested, Error, Failure, Faults, OperationKind, Outcome};
+use sealblock_block::{AnnexSlot, Answer, Coverage, Digested, Error, Failure, Faults, OperationKind, Outcome};
 use sealblock_integrity::{Checks, guard};
 use sealblock_protocols_nvme::Command;
 use sealblock_protocols_nvme::admin::{FeatureSelect, GetFeatures, SetFeatures};
@@ -47,7 +47,11 @@ impl Io {
             return Err(self.failed(OperationKind::Digest, Some(extent), &answered));
         }
         if let Some(faults) = Faults::new(Hunt::new(self, checks, self.probe()).of(extent, &answered).await?) {
-            return Err(faults.into());
+            let coverage = match self.beside_digest(extent, checks, &answered).await.map_err(Error::into_damage) {
+                Ok(coverage) | Err(Ok((_, coverage))) => coverage,
+                Err(Err(error)) => return Err(error),
+            };
+            return Err(faults.covering(coverage).into());
         }
         // The hunt read every block again and found them good: the target has got over it, and can be asked once more.
         let again = self.digest_once(extent, &checks).await?;
@@ -60,16 +64,21 @@ impl Io {
     /// The answer of a Digest that succeeded. Both dwords of its completion are the sum, so which copies it has not looked at is
     /// asked with a Verify, where there are any.
     async fn digested(&self, extent: Extent, checks: Checks, answered: &Answered) -> Outcome {
-        let extensions = answered.session.pages.extensions;
-        let coverage = match extensions.contains(Extensions::COPIES) {
-            true => match self.verify(extent, checks).await? {
-                Answer::Verified(verified) => verified.coverage,
-                _ => unreachable!("a Verify is answered with what it cost"),
-            },
-            false => self.reach(&checks, extensions),
-        };
+        let coverage = self.beside_digest(extent, checks, answered).await?;
         let crc64 = answered.finished.completion.result.get();
         Ok(Answer::Digest(Digested { crc64, bytes_transferred: 0, coverage }))
+    }
+
+    /// How far a Digest went that was answered so.
+    async fn beside_digest(&self, extent: Extent, checks: Checks, answered: &Answered) -> Result<Coverage, Error> {
+        let extensions = answered.session.pages.extensions;
+        if !extensions.contains(Extensions::COPIES) {
+            return Ok(self.reach(&checks, extensions));
+        }
+        match self.verify(extent, checks).await? {
+            Answer::Verified(verified) => Ok(verified.coverage),
+            _ => unreachable!("a Verify is answered with what it cost"),
+        }
     }
 
     pub(crate) async fn read_annex(&self, slot: AnnexSlot) -> Outcome {

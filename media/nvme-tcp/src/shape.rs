@@ -106,10 +106,7 @@ impl Shape {
         Ok(Shape {
             nsid,
             geometry: Geometry { block_size: size, capacity_blocks, protection: tagging.shown(), limits },
-            abilities: Abilities {
-                seals: tagging.kept().is_some() || pages.extensions.contains(Extensions::SEALS),
-                ..abilities(pages)
-            },
+            abilities: abilities(pages, tagging),
             tagging,
             storage_tag_mask: format.storage_tag_mask,
             volatile_write_cache: has_volatile_cache(pages),
@@ -260,7 +257,7 @@ fn count(blocks: u64) -> BlockCount {
     BlockCount::new(blocks.clamp(1, u64::from(MAX_BLOCKS)) as u32).expect("at least 1")
 }
 
-fn abilities(pages: &Pages) -> Abilities {
+fn abilities(pages: &Pages, tagging: Tagging) -> Abilities {
     let oncs = pages.controller.oncs;
     let when = |bit| if oncs.contains(bit) { Ability::Native } else { Ability::Absent };
     let has = |bit| if pages.extensions.contains(bit) { Ability::Native } else { Ability::Absent };
@@ -284,7 +281,7 @@ fn abilities(pages: &Pages) -> Abilities {
         allocation: Ability::Absent,
         annex: if fits { has(Extensions::ANNEX) } else { Ability::Absent },
         annex_pages: if fits { pages.annex_pages } else { 0 },
-        seals: false,
+        seals: tagging.kept().is_some() || pages.extensions.contains(Extensions::SEALS),
         copies: pages.extensions.contains(Extensions::COPIES),
     }
 }

@@ -36,6 +36,8 @@ pub(crate) struct Found {
 enum Loss {
     Medium(MediumError),
     Superblock(SuperblockError),
+    /// It missed so many writes of the others.
+    Behind(u64),
 }
 
 impl Loss {
@@ -43,6 +45,7 @@ impl Loss {
         match self {
             Loss::Medium(error) => error.to_string(),
             Loss::Superblock(error) => error.to_string(),
+            Loss::Behind(writes) => format!("it missed {writes} writes of the others"),
         }
     }
 
@@ -50,7 +53,7 @@ impl Loss {
     fn is_foreign(&self) -> bool {
         use SuperblockError::{Checksum, Features, Field, Layout, Magic, Place, Truncated, Version};
         match self {
-            Loss::Medium(_) | Loss::Superblock(Magic | Truncated | Checksum | Place) => false,
+            Loss::Medium(_) | Loss::Behind(_) | Loss::Superblock(Magic | Truncated | Checksum | Place) => false,
             Loss::Superblock(Version(_) | Features(_) | Field { .. } | Layout(_)) => true,
         }
     }
@@ -61,6 +64,7 @@ impl From<Loss> for VolumeError {
         match loss {
             Loss::Medium(error) => VolumeError::Medium(error),
             Loss::Superblock(error) => VolumeError::Superblock(error),
+            Loss::Behind(_) => VolumeError::Superblock(SuperblockError::Place),
         }
     }
 }
@@ -140,10 +144,14 @@ async fn read_at_start<M: Medium>(medium: &M, copy: usize) -> Result<Superblock,
 /// The third one of a volume that another copy tells of. One that missed writes is as good as lost.
 async fn read_third<M: Medium>(medium: &M, offset: u64, of: &Superblock) -> Result<Superblock, Loss> {
     let found = read_copy(medium, offset).await?;
-    if found.uuid != of.uuid || found.layout != of.layout || found.serial + 1 < of.serial {
+    if found.uuid != of.uuid || found.layout != of.layout {
         return Err(Loss::Superblock(SuperblockError::Place));
     }
-    Ok(found)
+    match of.serial.saturating_sub(found.serial) {
+        // A crash may have come between the two writes.
+        0 | 1 => Ok(found),
+        missed => Err(Loss::Behind(missed)),
+    }
 }
 
 /// The third one where nothing else is known: at the end of the medium, if it says itself that it belongs there.

@@ -32,7 +32,7 @@ fn check(bytes: &[u8]) {
         assert!(layout.zones() > 0 && layout.medium_bytes() > layout.zones_offset());
         assert!(layout.zone(layout.zones() - 1).is_some() && layout.zone(layout.zones()).is_none());
         let _ = layout.zone_spare();
+        assert!(Superblock::is_trace(bytes) && Superblock::is_trace_at(bytes, layout.third_offset()));
     }
-    let middle = bytes.len() / 2;
-    let _ = Superblock::choose([&bytes[..middle], &bytes[middle..]]);
+    assert!(!Superblock::is_trace_at(bytes, 0) || Superblock::is_trace(bytes));
 }

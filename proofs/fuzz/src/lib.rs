@@ -85,6 +85,14 @@ pub fn forge_label(bytes: &mut [u8]) {
     }
 }
 
+/// Makes the checksum of a stripe's label right, if it is long enough to have one.
+pub fn forge_stripe_label(bytes: &mut [u8]) {
+    if bytes.len() >= 16 {
+        let checksum = guard::crc32c(&bytes[..12]) ^ guard::crc32c(&bytes[16..]).rotate_left(1);
+        put_checksum(bytes, 12, checksum);
+    }
+}
+
 /// Makes the checksum of a record of the volume `uuid` right.
 pub fn forge_record(bytes: &mut [u8], uuid: &[u8; 16]) {
     let checksum = guard::crc32c(&bytes[..28]) ^ guard::crc32c(uuid);

@@ -72,7 +72,7 @@ fn a_leg_that_cannot_be_asked_is_no_leg_that_has_lost_its_blocks() {
 
 fn known(found: &[Found]) -> crate::judge::Known {
     match judge(found) {
-        Ok(Verdict::Known(known)) => known,
+        Ok(Verdict::Known(known)) => *known,
         other => panic!("not a mirror with a past but {other:?}"),
     }
 }

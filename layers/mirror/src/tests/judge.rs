@@ -12,7 +12,7 @@ fn labelled(label: Label) -> Found {
 
 fn known(found: &[Found]) -> Known {
     match judge(found) {
-        Ok(Verdict::Known(known)) => known,
+        Ok(Verdict::Known(known)) => *known,
         other => panic!("not a mirror with a past but {other:?}"),
     }
 }
@@ -106,8 +106,12 @@ fn an_old_image_that_went_on_alone_is_refused_beside_what_the_others_wrote_since
     together.members[1].seen = 5;
     (together.changed, together.is_tentative) = (5, true);
     assert_eq!(known(&[labelled(image.clone()), labelled(together.clone())]).label.own, 0);
-    // What is no leg with everything gets everything anew, wherever it was written.
+    // Nor is one that is not up to date written over that knows changes which the telling leg lacks.
+    together.is_tentative = false;
     together.members[1].standing = Standing::Rebuilding;
+    assert_eq!(judge(&[labelled(image.clone()), labelled(together.clone())]), split);
+    // One that has been given up on purpose gets everything anew.
+    together.lineage = Lineage::default();
     together.members[1].seen = 59;
     let known = known(&[labelled(image), labelled(together)]);
     assert_eq!((known.label.own, known.label.members[1].missed.iter().count()), (0, 64));

@@ -227,3 +227,36 @@ fn a_blank_device_in_the_place_of_a_leg_is_not_used_until_it_replaces_it() {
     assert!(is_refused(&[&a, &b], |refusal| matches!(refusal, Refusal::Stranger { .. } | Refusal::OnlyStale)));
     verify(&opened(&[&a, &blank])).unwrap();
 }
+
+#[test]
+fn a_leg_that_missed_who_was_added_is_no_leg_that_has_everything() {
+    for labels in 0..8 {
+        let (a, mut b) = (TestLeg::new("a", None), TestLeg::new("b", None));
+        let c = TestLeg::new("c", None);
+        // It fails from some label on, and the others do not.
+        b.labels_fail = true;
+        let mirror = opened(&[&a, &b]);
+        write(&mirror, extent(0, 8), 1).unwrap();
+        b.labels_left.set(Some(labels));
+        mirror.add(c.source(), false).now_or_never().unwrap().unwrap();
+        if standings(&mirror)[1] == Standing::Current {
+            assert!(labels > 0, "it got the label that says who was added");
+            return;
+        }
+        drop(mirror);
+        b.labels_left.set(None);
+        a.gone.set(true);
+        c.gone.set(true);
+        // It goes on with the legs that it knows of.
+        if let Ok(mirror) = try_open(&[&a, &b], false) {
+            write(&mirror, extent(0, 8), 2).unwrap();
+        }
+        a.gone.set(false);
+        c.gone.set(false);
+        match try_open(&[&a, &b, &c], false) {
+            Err(MirrorError::Refused { refusal: Refusal::SplitBrain { .. }, .. }) => {}
+            other => panic!("{:?}", other.map(|mirror| standings(&mirror))),
+        }
+    }
+    panic!("it never got all labels");
+}

@@ -67,6 +67,8 @@ pub struct TestLeg {
     pub written_blocks: Rc<Cell<u64>>,
     /// How many more labels get through before all stops; shared by the legs of a machine.
     pub labels_left: Rc<Cell<Option<u32>>>,
+    /// It fails further labels instead.
+    pub labels_fail: bool,
 }
 
 impl TestLeg {
@@ -96,6 +98,7 @@ impl TestLeg {
             shown,
             written_blocks: Rc::default(),
             labels_left: Rc::default(),
+            labels_fail: false,
         }
     }
 
@@ -209,6 +212,9 @@ impl Device for TestLeg {
             return Err(Failure::Unreachable { reason: "gone".to_owned() }.into());
         }
         if let (Operation::WriteAnnex { .. }, Some(left)) = (&operation, self.labels_left.get()) {
+            if left == 0 && self.labels_fail {
+                return Err(Failure::Media { reason: "no label gets here".to_owned() }.into());
+            }
             if left == 0 {
                 return pending().await;
             }
