@@ -4,8 +4,8 @@ use std::rc::Rc;
 
 use sealblock_block::{Clock, Error};
 
-use crate::drill::Mutation;
 use crate::create::look;
+use crate::drill::Mutation;
 use crate::judge::{Found, leg_id};
 use crate::label::{MOST_LEGS, Member, Standing};
 use crate::leg::{Leg, LegSource};
