@@ -280,8 +280,8 @@ fn abilities(pages: &Pages, tagging: Tagging) -> Abilities {
         repair: Ability::Absent,
         allocation: Ability::Absent,
         annex: if fits { has(Extensions::ANNEX) } else { Ability::Absent },
-        seals: tagging.kept().is_some() || pages.extensions.contains(Extensions::SEALS),
         annex_pages: if fits { pages.annex_pages } else { 0 },
+        seals: tagging.kept().is_some() || pages.extensions.contains(Extensions::SEALS),
         copies: pages.extensions.contains(Extensions::COPIES),
     }
 }

@@ -1,1 +1,35 @@
 //! Walks pass, and broken mirrors do not. Long runs are the binary's work.
+
+use sealblock_layers_mirror::Mutation;
+
+use super::run;
+use crate::trial::{Order, Report};
+use crate::workload::Workload;
+
+fn order(seed: u64, workload: Workload) -> Order {
+    Order { seed, workload, crash_at: None }
+}
+
+fn assert_caught(mutation: Mutation, workload: Workload, seeds: u64) {
+    let finding = (1..=seeds).find_map(|seed| run(mutation, order(seed, workload)).err());
+    assert!(finding.is_some(), "{mutation:?} passes {seeds} walks");
+}
+
+#[test]
+fn walks_pass() {
+    let mut total = Report::default();
+    for workload in super::LOADS {
+        for seed in 1..=20 {
+            total += run(Mutation::None, order(seed, workload)).unwrap_or_else(|defeat| panic!("{defeat}"));
+        }
+    }
+    assert!(total.crashes > 100 && total.answered > 200 && total.blocks_checked > 20_000, "{total:?}");
+}
+
+#[test]
+fn a_walk_is_what_its_seed_says() {
+    let one = run(Mutation::None, order(11, Workload::Mixed));
+    assert_eq!(one, run(Mutation::None, order(11, Workload::Mixed)));
+    let other = run(Mutation::None, order(12, Workload::Mixed));
+    assert_ne!(one.map(|report| report.trace), other.map(|report| report.trace));
+}
