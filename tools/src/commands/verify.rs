@@ -7,7 +7,7 @@ mod lanes;
 use std::sync::Arc;
 use std::time::Instant;
 
-use sealblock_block::{Ability, Device, Fault, FaultField, Unchecked};
+use sealblock_block::{Abilities, Ability, Device, Fault, FaultField, Unchecked};
 use sealblock_integrity::{Field as TagField, PiFormat};
 
 use crate::cli::Verify;
@@ -27,31 +27,14 @@ pub fn run(arguments: &Verify) -> Result<Exit, Failure> {
         let access = if arguments.repair { Access::Write } else { Access::Read };
         // Repairs come from other copies, so a member by itself has none.
         let opened = open_for(&arguments.target, access, Usage::Unchanged).await?;
-        let left_out = opened.facts.left_out();
-        if left_out > 0 && !arguments.quiet {
-            // Clean all the same: such blocks are as they were before. Whoever had not flushed them may want to know.
-            eprintln!("sealblock: {left_out} writes that were under way at a crash had not arrived and were left out");
-        }
-        let lost = opened.facts.lost_superblocks();
-        for lost in &lost {
-            let then = if arguments.repair { "it was written anew" } else { "--repair writes it anew" };
-            eprintln!("sealblock: {lost}; {then}");
-        }
+        let lost = tell_of_opening(arguments, &opened);
         // An opening for writing has written them anew.
         let lost_metadata = if arguments.repair { Vec::new() } else { lost };
-        let abilities = opened.gate.abilities();
-        let repairs = match (abilities.repair == Ability::Native, abilities.copies && abilities.offloads) {
-            (true, _) => Repairs::Here,
-            (false, true) => Repairs::ByServer,
-            (false, false) => Repairs::Nowhere,
+        let repairs = Repairs::of(opened.gate.abilities());
+        let verified = match prepare(arguments, &opened, show).await {
+            Ok(()) => check(arguments, &opened, show).await,
+            Err(failure) => Err(failure),
         };
-        if arguments.repair {
-            catch_up::wait(&opened, show).await?;
-        }
-        if let Some(leg) = &arguments.accept_stale {
-            accept_stale(&opened, leg).await?;
-        }
-        let verified = check(arguments, &opened, show).await;
         opened.close(verified.map(|report| (VerifyReport { lost_metadata, ..report }, repairs))).await
     })?;
     if arguments.json {
@@ -63,6 +46,32 @@ pub fn run(arguments: &Verify) -> Result<Exit, Failure> {
         tell_of_repairs(&report, repairs);
     }
     Ok(report.exit())
+}
+
+/// Says what the opening has found beside blocks; the copies of superblocks that are lost.
+fn tell_of_opening(arguments: &Verify, opened: &Opened) -> Vec<String> {
+    let left_out = opened.facts.left_out();
+    if left_out > 0 && !arguments.quiet {
+        // Clean all the same: such blocks are as they were before. Whoever had not flushed them may want to know.
+        eprintln!("sealblock: {left_out} writes that were under way at a crash had not arrived and were left out");
+    }
+    let lost = opened.facts.lost_superblocks();
+    for lost in &lost {
+        let then = if arguments.repair { "it was written anew" } else { "--repair writes it anew" };
+        eprintln!("sealblock: {lost}; {then}");
+    }
+    lost
+}
+
+/// Brings members up to date before a repair, and takes older copies where that was asked for.
+async fn prepare(arguments: &Verify, opened: &Opened, show: Show) -> Result<(), Failure> {
+    if arguments.repair {
+        catch_up::wait(opened, show).await?;
+    }
+    match &arguments.accept_stale {
+        Some(leg) => accept_stale(opened, leg).await,
+        None => Ok(()),
+    }
 }
 
 /// Takes the older copies that a leg keeps for the content of their blocks, before anything is checked.
@@ -83,6 +92,16 @@ enum Repairs {
     ByServer,
     /// Nobody: there are no copies.
     Nowhere,
+}
+
+impl Repairs {
+    fn of(abilities: Abilities) -> Repairs {
+        match (abilities.repair == Ability::Native, abilities.copies && abilities.offloads) {
+            (true, _) => Repairs::Here,
+            (false, true) => Repairs::ByServer,
+            (false, false) => Repairs::Nowhere,
+        }
+    }
 }
 
 async fn check(arguments: &Verify, opened: &Opened, show: Show) -> Result<VerifyReport, Failure> {
