@@ -191,7 +191,9 @@ pub(crate) fn has_all_of(a: &Label, b: &Label) -> bool {
         return a.lineage.is_full() && place.is_some_and(|leg| [leg.seen, leg.sent].contains(&b.generation));
     };
     // Had the last label before a change been all that came to this leg, the one that it calls current, too, lacks nothing.
-    let is_with = member_of(b, a).is_some_and(|at| b.members[at].standing == Standing::Current);
+    // One that was being brought up to date got it after all that were current.
+    let is_with =
+        is_own_current(b) && member_of(b, a).is_some_and(|at| b.members[at].standing == Standing::Current);
     known.until >= if b.is_tentative && is_with { b.changed } else { newest.until }
 }
 

@@ -185,6 +185,11 @@ impl Model {
         self.child(node, Kind::Stopped, state)
     }
 
+    /// Images at `node` and others that have nothing else acknowledged and flushed come together, in doubt where they differ.
+    pub fn join(&mut self, node: NodeId, state: State) -> NodeId {
+        self.child(node, Kind::Stopped, state)
+    }
+
     /// The last moment that both histories have.
     fn parting(&self, mut a: NodeId, mut b: NodeId) -> NodeId {
         while a != b {
