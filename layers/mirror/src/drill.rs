@@ -27,8 +27,6 @@ pub enum Mutation {
     SkipLineage,
     /// Changes go to a leg that is brought up to date before its own label says so.
     Untold,
-    /// Legs that are brought up to date get their labels together with those that are in sync.
-    LabelsAtOnce,
     /// A leg that is taken out is not told.
     RemoveUntold,
     /// Overlapping changes do not wait for each other.

@@ -442,7 +442,7 @@ impl<C: Clock> Mirror<C> {
             generation: leg.sent.get(),
             bytes: Slice::copy_from(&self.label_bytes(leg)),
         });
-        made.partition(|made| made.leg.is_current() || self.mutation == Mutation::LabelsAtOnce)
+        made.partition(|made| made.leg.is_current())
     }
 
     /// Legs that are brought up to date get their labels once all that are in sync have theirs: what their labels know that

@@ -31,7 +31,7 @@ struct Arguments {
     system: String,
     /// A fault to put into it. Volumes: none, skip-sync, late-tags, reuse-early, trust-log. Mirrors and walks: none,
     /// skip-mark, answer-early, read-rebuilding, clear-unflushed, unordered, spoil-last-copy, forget-stale, forget-flushing,
-    /// forget-missed, skip-lineage, untold, labels-at-once, remove-untold.
+    /// forget-missed, skip-lineage, untold, remove-untold.
     #[arg(long, default_value = "none")]
     mutation: String,
     /// Stop the first loaded machine at its n-th start or end of an I/O.

@@ -27,7 +27,7 @@ const OF_VOLUMES: [(&str, VolumeMutation); 5] = [
     ("trust-log", VolumeMutation::TrustLog),
 ];
 
-const OF_MIRRORS: [(&str, MirrorMutation); 14] = [
+const OF_MIRRORS: [(&str, MirrorMutation); 13] = [
     ("none", MirrorMutation::None),
     ("skip-mark", MirrorMutation::SkipMark),
     ("answer-early", MirrorMutation::AnswerEarly),
@@ -40,7 +40,6 @@ const OF_MIRRORS: [(&str, MirrorMutation); 14] = [
     ("forget-missed", MirrorMutation::ForgetMissed),
     ("skip-lineage", MirrorMutation::SkipLineage),
     ("untold", MirrorMutation::Untold),
-    ("labels-at-once", MirrorMutation::LabelsAtOnce),
     ("remove-untold", MirrorMutation::RemoveUntold),
 ];
 
