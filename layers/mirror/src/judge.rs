@@ -191,7 +191,8 @@ pub(crate) fn has_all_of(a: &Label, b: &Label) -> bool {
         return a.lineage.is_full() && place.is_some_and(|leg| [leg.seen, leg.sent].contains(&b.generation));
     };
     // Had the last label before a change been all that came to this leg, the one that it calls current, too, lacks nothing.
-    let is_with = member_of(b, a).is_some_and(|at| b.members[at].standing == Standing::Current);
+    // One that was being brought up to date got it after all that were current.
+    let is_with = is_own_current(b) && member_of(b, a).is_some_and(|at| b.members[at].standing == Standing::Current);
     known.until >= if b.is_tentative && is_with { b.changed } else { newest.until }
 }
 
@@ -239,7 +240,13 @@ pub(crate) fn lacks_everything(known: &Label, own: &Label) -> bool {
     knows_later(known, own)
         || was_written_apart(known, own)
         || !has_all_of(known, own)
-        || (is_called_current && !has_all_of(own, known))
+        || (is_called_current && (!has_all_of(own, known) || is_demoted(known, own)))
+}
+
+/// Whether the leg of `b` was taken for one that lacks something by others than those who wrote `a`. What it lacks they noted
+/// for what they had.
+fn is_demoted(a: &Label, b: &Label) -> bool {
+    !is_own_current(b) && !knows(a, b)
 }
 
 /// Whether `a` knows of a later label on the leg of `b`, which is an old image of itself then.

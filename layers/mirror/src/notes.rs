@@ -56,7 +56,8 @@ pub(crate) struct Notes {
     phase: Cell<Phase>,
     /// The next label comes before a change of a new kind.
     is_changing: Cell<bool>,
-    /// Such a label is under way: who does not get it lacks what it says, be it only who the legs are.
+    /// Such a label is under way, or was and is not known to be anywhere: who does not get it lacks what it says, be it
+    /// only who the legs are.
     is_binding: Cell<bool>,
     /// Counts changes; and how many there were when all current legs had last flushed and nothing was under way.
     changes: Cell<u64>,
@@ -164,13 +165,16 @@ impl Notes {
         }
         let may_change = self.phase.get() >= Phase::Confirmed;
         if may_change && self.is_changing.replace(false) {
-            self.changed.set(lineage.sessions().first().map_or(0, |session| session.until));
+            // One that no leg in sync is known to have got came before no change.
+            if !self.is_binding.get() {
+                self.changed.set(lineage.sessions().first().map_or(0, |session| session.until));
+            }
             self.is_tentative.set(true);
             lineage.confirm(generation);
             self.is_binding.set(true);
             return true;
         }
-        if self.phase.get() == Phase::Durable {
+        if self.phase.get() == Phase::Durable && !self.is_binding.get() {
             self.is_tentative.set(false);
         }
         false
@@ -207,6 +211,23 @@ impl Notes {
     pub fn lacks_left(&self) -> bool {
         self.held.get() < self.left.get()
     }
+}
+
+/// A label that a leg is to get.
+struct Made {
+    leg: Rc<Leg>,
+    /// Which of its devices the label is for.
+    epoch: u64,
+    generation: u64,
+    bytes: Slice,
+}
+
+/// What came of sending labels.
+struct Heard {
+    /// How many legs that have everything are known to have theirs now.
+    held: usize,
+    /// One that was to get its label has gone, and is back with another device or not.
+    has_lost: bool,
 }
 
 /// Gives up the right to write labels, also when a request is dropped half-way.
@@ -373,14 +394,12 @@ impl<C: Clock> Mirror<C> {
             self.write_pages().await;
             // From here until the labels are made nothing may wait, or the pages would not be what they refer to.
             let (fresh, sets) = (self.notes.fresh.borrow().clone(), self.sets());
-            let legs: Vec<_> =
-                self.legs.borrow().iter().filter(|leg| leg.takes_labels() && leg.has_room).cloned().collect();
-            legs.iter().for_each(|leg| leg.sent.set(self.notes.generation.get()));
-            let held = self.send_labels(&legs).await;
+            let (first, rest) = self.made_labels();
+            let Heard { held, has_lost } = self.send_in_order(first, rest).await;
             if held > 0 {
-                self.notes.paging.borrow_mut().said(&sets);
+                self.notes.paging.borrow_mut().said(&sets, has_lost);
             }
-            if legs.iter().any(|leg| !leg.takes_labels()) && self.legs.borrow().iter().any(|leg| leg.is_current()) {
+            if has_lost && self.legs.borrow().iter().any(|leg| leg.is_current()) {
                 continue;
             }
             let is_held = held > 0 || self.needs_no_label();
@@ -412,28 +431,53 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// Sends legs their labels; how many that have everything are known to have theirs now.
-    async fn send_labels(&self, legs: &[Rc<Leg>]) -> usize {
-        let writes = legs.iter().map(|leg| async move {
-            let (epoch, bytes) = (leg.epoch(), Slice::copy_from(&self.label_bytes(leg)));
-            let write = Operation::WriteAnnex { slot: AnnexSlot::Group, bytes };
-            (epoch, leg.ask(self.geometry.protection, write).await)
+    /// The labels of all legs that get one, as of now: of those in sync, and of those that are brought up to date.
+    fn made_labels(&self) -> (Vec<Made>, Vec<Made>) {
+        let legs = self.legs.borrow();
+        let legs: Vec<&Rc<Leg>> = legs.iter().filter(|leg| leg.takes_labels() && leg.has_room).collect();
+        legs.iter().for_each(|leg| leg.sent.set(self.notes.generation.get()));
+        let made = legs.into_iter().map(|leg| Made {
+            leg: leg.clone(),
+            epoch: leg.epoch(),
+            generation: leg.sent.get(),
+            bytes: Slice::copy_from(&self.label_bytes(leg)),
+        });
+        made.partition(|made| made.leg.is_current())
+    }
+
+    /// Legs that are brought up to date get their labels once all that are in sync have theirs: what their labels know that
+    /// an in-sync leg lacks was durable on one, and may have been changed.
+    async fn send_in_order(&self, first: Vec<Made>, rest: Vec<Made>) -> Heard {
+        let heard = self.send_labels(first).await;
+        if heard.held == 0 || heard.has_lost {
+            return heard;
+        }
+        let then = self.send_labels(rest).await;
+        Heard { held: heard.held + then.held, has_lost: then.has_lost }
+    }
+
+    /// Sends legs their labels.
+    async fn send_labels(&self, made: Vec<Made>) -> Heard {
+        let is_there = |made: &&Made| made.leg.takes_labels() && made.leg.epoch() == made.epoch;
+        let writes = made.iter().filter(is_there).map(|made| {
+            let write = Operation::WriteAnnex { slot: AnnexSlot::Group, bytes: made.bytes.clone() };
+            async move { (made, made.leg.ask(self.geometry.protection, write).await) }
         });
         let outcomes = join_all(writes).await;
         let mut held = 0;
-        for (leg, (epoch, outcome)) in legs.iter().zip(outcomes) {
+        for (Made { leg, epoch, generation, .. }, outcome) in outcomes {
             match outcome {
                 Ok(_) => {
-                    leg.seen.set(leg.sent.get());
+                    leg.seen.set(*generation);
                     leg.is_told.set(true);
                     held += usize::from(leg.is_current());
                 }
                 // The device that is there now gets its label when it is brought up to date.
-                Err(_) if leg.epoch() != epoch => {}
+                Err(_) if leg.epoch() != *epoch => {}
                 Err(error) => self.leave(leg, &format!("its label could not be written: {error}")),
             }
         }
-        held
+        Heard { held, has_lost: !made.iter().all(|made| is_there(&made)) }
     }
 
     /// Has a leg's own label say that it was taken out, if it can be reached.

@@ -32,7 +32,7 @@ pub(crate) struct Paging {
 struct Paged {
     /// What the pages hold.
     content: Regions,
-    /// What the set was when labels were last written.
+    /// What the set was when labels were last written, on any leg.
     said: Regions,
     /// Which writing of the pages this is, and which one the last was; 0 for none.
     writing: u64,
@@ -49,11 +49,13 @@ pub(crate) struct LegPages {
 }
 
 impl Paging {
-    /// Labels were written that say these sets.
-    pub fn said(&mut self, sets: &[Regions]) {
+    /// Labels were written that say these sets. Where a leg was lost meanwhile, others may still have the labels before.
+    pub fn said(&mut self, sets: &[Regions], has_lost: bool) {
         for (paged, set) in self.sets.iter_mut().zip(sets) {
-            if let Some(paged) = paged {
-                paged.said = set.clone();
+            match paged {
+                Some(paged) if has_lost => paged.said.add(set),
+                Some(paged) => paged.said = set.clone(),
+                None => {}
             }
         }
     }

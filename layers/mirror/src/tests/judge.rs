@@ -66,6 +66,22 @@ fn a_leg_that_was_left_behind_is_known_as_such_with_what_it_lacks() {
 }
 
 #[test]
+fn a_leg_whose_own_label_says_that_it_lacks_something_is_not_current_because_an_older_label_says_so() {
+    let ours = Label { lineage: history(&[(1, 5)]), ..label(3, 0, 9) };
+    // An opening of the third with an image of the second changed nothing, and had noted that this one lacks something.
+    let mut theirs = Label { lineage: history(&[(1, 5)]), ..label(3, 1, 40) };
+    (theirs.members[1].standing, theirs.members[1].seen) = (Standing::Rebuilding, ours.members[1].seen);
+    let judged = known(&[labelled(ours.clone()), labelled(theirs.clone())]);
+    assert_eq!(judged.label.members[1].standing, Standing::Missing);
+    assert_eq!(judged.label.members[1].missed, Regions::all(64));
+    // Where that label is known, what was noted since counts: it has got everything.
+    let mut later = ours;
+    later.members[1].sent = 40;
+    let judged = known(&[labelled(later), labelled(theirs)]);
+    assert_eq!(judged.label.members[1].standing, Standing::Current);
+}
+
+#[test]
 fn two_that_went_on_without_each_other_are_refused() {
     let split = [labelled(alone(0, 9)), labelled(alone(1, 7))];
     assert_eq!(judge(&split), Err(Refusal::SplitBrain { first: 0, second: 1 }));

@@ -278,3 +278,86 @@ fn what_was_changed_elsewhere_is_not_taken_back_for_older() {
     drop(idle);
     assert_reads(&opened(&[&a, &b]), extent(0, 1), 3);
 }
+
+/// A mirror of a leg in sync, which is the second, and of the first, which is being brought up to date and knows it.
+fn rebuilding_pair() -> (TestLeg, TestLeg, Rig) {
+    let (copy, mut source, mirror) = pair(Some(TYPE1));
+    write(&mirror, extent(0, 8), 1).unwrap();
+    close(&mirror);
+    drop(mirror);
+    let mirror = alone(&source, &copy);
+    write(&mirror, extent(0, 8), 2).unwrap();
+    close(&mirror);
+    drop(mirror);
+    source.labels_left = copy.labels_left.clone();
+    let mirror = opened(&[&copy, &source]);
+    let leg = mirror.legs.borrow()[0].clone();
+    mirror.begin_rebuild(&leg);
+    write(&mirror, extent(0, 1), 3).unwrap();
+    flush(&mirror);
+    assert_eq!(standings(&mirror), [Standing::Rebuilding, Standing::Current]);
+    (source, copy, mirror)
+}
+
+#[test]
+fn a_leg_being_rebuilt_hears_of_no_change_that_the_leg_in_sync_did_not_hear_of() {
+    for tries in 1..5 {
+        let (source, copy, mirror) = rebuilding_pair();
+        let before = copy.labels.get();
+        source.gone.set(true);
+        // What it asks of the last leg in sync fails, and what it would note with it.
+        for group in 1..=tries {
+            write(&mirror, extent(256 * group, 1), 4).unwrap_err();
+            mirror.note().now_or_never().unwrap().unwrap_err();
+        }
+        assert_eq!(copy.labels.get(), before);
+        source.gone.set(false);
+        let elsewhere = opened(&[&copy.image(), &source.image()]);
+        assert_reads(&elsewhere, extent(0, 1), 3);
+        assert_eq!(standings(&elsewhere), [Standing::Missing, Standing::Current]);
+        drop(elsewhere);
+        // Nor does the mirror that went through it take the leg for an old image.
+        take_back(&mirror, &source).unwrap();
+        run(&mirror, Operation::Flush).unwrap_err();
+        write(&mirror, extent(256, 1), 5).unwrap();
+        close(&mirror);
+        drop(mirror);
+        assert_reads(&opened(&[&copy, &source]), extent(256, 1), 5);
+    }
+}
+
+#[test]
+fn labels_cut_short_at_any_point_of_a_rebuild_make_no_split() {
+    for cut in 0..12 {
+        let (source, copy, mirror) = rebuilding_pair();
+        source.labels_left.set(Some(cut));
+        let leg = mirror.legs.borrow()[0].clone();
+        let written = sealblock_block::Device::execute(&*mirror, write_of(&mirror, extent(256, 8), 4)).now_or_never();
+        let is_rebuilt = written.is_some() && mirror.rebuild(&leg).now_or_never().is_some();
+        std::mem::forget(mirror);
+        source.labels_left.set(None);
+        let mirror = opened(&[&copy.image(), &source.image()]);
+        assert_reads(&mirror, extent(0, 1), 3);
+        if written.is_some() {
+            assert_reads(&mirror, extent(256, 8), 4);
+        }
+        rebuild(&mirror);
+        assert_eq!(standings(&mirror), [Standing::Current; 2], "cut after {cut}");
+        if is_rebuilt {
+            assert!(cut >= 4, "labels came before the change and after the rebuild");
+            return;
+        }
+    }
+    panic!("the leg was never rebuilt");
+}
+
+#[test]
+fn an_image_from_just_before_a_change_is_refused_beside_a_leg_that_was_being_rebuilt_with_it() {
+    let (source, copy, mirror) = rebuilding_pair();
+    let older = source.image();
+    write(&mirror, extent(256, 8), 4).unwrap();
+    flush(&mirror);
+    drop(mirror);
+    assert!(matches!(refusal(&[&copy, &older]), Some(Refusal::SplitBrain { .. })));
+    assert_eq!(refusal(&[&copy, &source]), None);
+}

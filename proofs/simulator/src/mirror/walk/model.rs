@@ -185,6 +185,11 @@ impl Model {
         self.child(node, Kind::Stopped, state)
     }
 
+    /// Images at `node` and others that have nothing else acknowledged and flushed come together, in doubt where they differ.
+    pub fn join(&mut self, node: NodeId, state: State) -> NodeId {
+        self.child(node, Kind::Stopped, state)
+    }
+
     /// The last moment that both histories have.
     fn parting(&self, mut a: NodeId, mut b: NodeId) -> NodeId {
         while a != b {
@@ -233,11 +238,12 @@ impl Model {
         let has_standing = |label: &Label, id: &Id, standing: Standing| {
             label.members.iter().any(|member| member.id == *id && member.standing == standing)
         };
-        // Who is called in sync there, too, was left behind by nobody who may have gone on.
+        // Who is called in sync there, too, was left behind by nobody who may have gone on, and none was replaced.
         let calls_current = |theirs: &Label| {
             let current = in_use.iter().filter(|id| has_standing(label, id, Standing::Current));
             let own = &theirs.members[theirs.own].id;
-            current.copied().all(|id| id == own || has_standing(theirs, id, Standing::Current))
+            let has_all = in_use.iter().all(|id| theirs.members.iter().any(|member| member.id == **id));
+            has_all && current.copied().all(|id| id == own || has_standing(theirs, id, Standing::Current))
         };
         others.iter().all(|(other, theirs)| {
             let own = theirs.members[theirs.own].id;

@@ -49,9 +49,9 @@ impl Copies {
         let now = Copies::there(world);
         let state = world.state();
         for block in (0..BLOCKS as usize).filter(|block| !changed.contains(block)) {
-            let is_certain = state.as_ref().is_some_and(|state| state.only(block).is_some());
-            if self.current[block] && is_certain && !now.current[block] {
-                world.find(format!("the last good copy of block {block} is destroyed"));
+            let only = state.as_ref().and_then(|state| state.only(block));
+            if let Some(only) = only.filter(|_| self.current[block] && !now.current[block]) {
+                world.find(format!("the last good copy of block {block}, {only}, is destroyed"));
             }
             if self.readable[block] && !now.readable[block] {
                 world.find(format!("the last readable copy of block {block}, an old one, is destroyed"));
@@ -119,7 +119,13 @@ pub fn adopt(world: &World, mirror: Up, plan: &Plan) {
     }
     let states = tips.iter().map(|tip| model.state(*tip).clone());
     let state = states.reduce(|a: State, b| a.or(&b));
-    if let (Some(session), Some(node), Some(state)) = (world.session.borrow_mut().as_mut(), node, state) {
+    let (Some(mut node), Some(state)) = (node, state) else { return };
+    drop(model);
+    if tips.len() > 1 {
+        // Whichever content counts where they differ is not known before it is seen.
+        node = world.model.borrow_mut().join(node, state.clone());
+    }
+    if let Some(session) = world.session.borrow_mut().as_mut() {
         (session.node, session.state, session.opened) = (node, state.clone(), state);
     }
 }

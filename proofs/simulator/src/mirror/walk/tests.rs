@@ -27,6 +27,28 @@ fn walks_pass() {
 }
 
 #[test]
+fn unmarked_changes_and_early_reads_are_noticed() {
+    assert_caught(Mutation::SkipMark, Workload::Mixed, 5);
+    assert_caught(Mutation::ReadRebuilding, Workload::Mixed, 5);
+}
+
+#[test]
+fn marks_that_are_cleared_early_and_changes_out_of_order_are_noticed() {
+    assert_caught(Mutation::ClearUnflushed, Workload::Mixed, 10);
+    assert_caught(Mutation::Unordered, Workload::Spoil, 10);
+}
+
+#[test]
+fn a_last_copy_that_is_spoilt_is_noticed() {
+    assert_caught(Mutation::SpoilLastCopy, Workload::Spoil, 20);
+}
+
+#[test]
+fn histories_that_are_not_told_apart_are_noticed() {
+    assert_caught(Mutation::SkipLineage, Workload::Spoil, 60);
+}
+
+#[test]
 fn a_walk_is_what_its_seed_says() {
     let one = run(Mutation::None, order(11, Workload::Mixed));
     assert_eq!(one, run(Mutation::None, order(11, Workload::Mixed)));
