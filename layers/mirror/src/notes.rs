@@ -164,13 +164,16 @@ impl Notes {
         }
         let may_change = self.phase.get() >= Phase::Confirmed;
         if may_change && self.is_changing.replace(false) {
-            self.changed.set(lineage.sessions().first().map_or(0, |session| session.until));
+            // After a label that nobody answers for nothing was changed, though legs that are not up to date may have it.
+            if !self.is_binding.get() {
+                self.changed.set(lineage.sessions().first().map_or(0, |session| session.until));
+            }
             self.is_tentative.set(true);
             lineage.confirm(generation);
             self.is_binding.set(true);
             return true;
         }
-        if self.phase.get() == Phase::Durable {
+        if self.phase.get() == Phase::Durable && !self.is_binding.get() {
             self.is_tentative.set(false);
         }
         false
