@@ -153,7 +153,7 @@ impl Job {
                     Some(locked) => locked.execute(operation).await,
                     None => namespace.device.execute(operation).await,
                 };
-                learn(namespace, &about, outcome).and_then(|answer| self.reply(namespace, answer))
+                settle(namespace, &about, outcome).await.and_then(|answer| self.reply(namespace, answer))
             }
             Ok(Work::New(data)) => self.in_steps(namespace, data).await,
             Err(refusal) => Err(refusal),
@@ -279,15 +279,19 @@ pub(crate) async fn execute(namespace: &Mounted, operation: Operation) -> Result
     let geometry = namespace.device.geometry();
     let about = About::of(&operation, geometry);
     let outcome = namespace.device.execute(operation).await;
-    match about.extent.filter(|_| about.is_doubtful(&outcome)) {
-        Some(extent) => {
-            let (own, check) = About::of_check(extent, geometry);
-            let found = namespace.device.execute(check).await;
-            namespace.state.learn(&own, &found);
-            outcome.map_err(|error| Refusal::of_error(&error, about.kind))
-        }
-        None => learn(namespace, &about, outcome),
-    }
+    settle(namespace, &about, outcome).await
+}
+
+/// Remembers what the end of an operation tells of bad blocks; has the store check its own seals first, where the host's
+/// expectation may be all that failed.
+async fn settle(namespace: &Mounted, about: &About, outcome: Outcome) -> Result<Answer, Refusal> {
+    let Some(extent) = about.extent.filter(|_| about.is_doubtful(&outcome)) else {
+        return learn(namespace, about, outcome);
+    };
+    let (own, check) = About::of_check(extent, namespace.device.geometry());
+    let found = namespace.device.execute(check).await;
+    namespace.state.learn(&own, &found);
+    outcome.map_err(|error| Refusal::of_error(&error, about.kind))
 }
 
 fn learn(namespace: &Mounted, about: &About, outcome: Outcome) -> Result<Answer, Refusal> {

@@ -19,6 +19,11 @@ use std::rc::Rc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
+/// The event that a waiting request is answered with.
+async fn told(admin: &mut Queue, waiting: u16) -> AsynchronousEvent {
+    AsynchronousEvent::from_dword0(admin.done(waiting).await.ok().completion.dword0())
+}
+
 #[test]
 fn hosts_are_told_of_damage_and_changes_once_they_ask_for_it() {
     run(|| async {
@@ -40,12 +45,10 @@ fn hosts_are_told_of_damage_and_changes_once_they_ask_for_it() {
 
         let config = SetFeatures { fid: 0x0B, save: false, nsid: 0, cdw11: 0x2100 };
         admin.call(config.encode(), Data::None).await.ok();
-        let event = admin.done(waiting).await.ok().completion.dword0();
-        assert_eq!(AsynchronousEvent::from_dword0(event), AsynchronousEvent::LBA_STATUS);
+        assert_eq!(told(&mut admin, waiting).await, AsynchronousEvent::LBA_STATUS);
         let waiting = admin.submit(ask, Data::None).await;
         state.report_changed();
-        let event = admin.done(waiting).await.ok().completion.dword0();
-        assert_eq!(AsynchronousEvent::from_dword0(event), AsynchronousEvent::NAMESPACE_CHANGED);
+        assert_eq!(told(&mut admin, waiting).await, AsynchronousEvent::NAMESPACE_CHANGED);
         assert_eq!(admin.log(4, 4096).await.ok().data[..8], [PLAIN as u8, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(admin.log(4, 4096).await.ok().data[..4], [0; 4], "read once");
         // Damage that a command meets is reported once the page was read.
@@ -55,8 +58,7 @@ fn hosts_are_told_of_damage_and_changes_once_they_ask_for_it() {
         state.report_check(sealblock_block::Device::geometry(&device), extent(9, 1), &[], true);
         io.io(PLAIN, IoCommand::WriteUncorrectable(extent(20, 1)), Data::None).await.ok();
         state.report_damage(&[sealblock_block::Fault::media(Lba::new(30))]);
-        let event = admin.done(waiting).await.ok().completion.dword0();
-        assert_eq!(AsynchronousEvent::from_dword0(event), AsynchronousEvent::LBA_STATUS);
+        assert_eq!(told(&mut admin, waiting).await, AsynchronousEvent::LBA_STATUS);
         let waiting = admin.submit(ask, Data::None).await;
         let abort = admin.call(Abort { queue: 0, cid: waiting }.encode(), Data::None).await.ok();
         assert_eq!((abort.completion.dword0(), admin.done(waiting).await.status()), (0, 0x007));

@@ -177,8 +177,10 @@ impl<C: Clock> Mirror<C> {
         if !legs.iter().any(|leg| leg.is_current()) {
             return State::Failed;
         }
-        // What is under way is settled by whoever asked for it; only what was left behind makes copies doubtful.
-        match members.all(|leg| leg.is_current()) && self.notes.suspect.borrow().is_empty() {
+        // What is under way is settled by whoever asked for it; only what was left behind makes copies doubtful. A block of
+        // which a member holds only an older copy has one copy less.
+        let is_whole = |leg: &Rc<Leg>| leg.is_current() && leg.stale.borrow().count() == 0;
+        match members.all(is_whole) && self.notes.suspect.borrow().is_empty() {
             true => State::Optimal,
             false => State::Degraded,
         }

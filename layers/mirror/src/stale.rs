@@ -11,7 +11,9 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use sealblock_block::{Answer, Clock, Durability, Error, Fault, FaultField, Faults, Operation, Outcome};
+use sealblock_block::{
+    Answer, Clock, Digested, Durability, Error, Fault, FaultField, Operation, Outcome, Tally, Verified,
+};
 use sealblock_integrity::{Checks, Field, PiFormat, Sealed, Tuple};
 use sealblock_units::{Extent, Lba};
 
@@ -107,15 +109,13 @@ impl Leg {
         extent: Extent,
         withheld: &[Lba],
     ) -> Outcome {
-        let mut faults = Vec::with_capacity(withheld.len());
+        let mut found = Tally::default();
         for &lba in withheld {
             let one = Extent::one(lba);
             let checks = full(format, one);
-            match self.ask_as_it_is(format, Operation::Verify { extent: one, checks }).await.map_err(Error::into_faults)
-            {
-                Err(Ok(own)) => faults.extend(own),
-                Err(Err(error)) => return Err(error),
-                Ok(_) => faults.push(Fault::new(lba, FaultField::Stale, None, None)),
+            match self.ask_as_it_is(format, Operation::Verify { extent: one, checks }).await {
+                Ok(_) => found.faults.push(Fault::new(lba, FaultField::Stale, None, None)),
+                Err(error) => found.take(error)?,
             }
         }
         let without = withheld.iter().copied().collect();
@@ -129,11 +129,15 @@ impl Leg {
                 // Whether they are equal others tell.
                 _ => continue,
             };
-            if let Err(error) = self.ask_as_it_is(format, part).await {
-                faults.extend(error.into_faults()?);
+            match self.ask_as_it_is(format, part).await {
+                Ok(Answer::Verified(Verified { coverage, .. }) | Answer::Digest(Digested { coverage, .. })) => {
+                    found.coverage.merge(coverage);
+                }
+                Ok(_) => {}
+                Err(error) => found.take(error)?,
             }
         }
-        Faults::refuse(faults)?;
+        found.finish()?;
         Err(crate::leg::answered_wrongly())
     }
 }

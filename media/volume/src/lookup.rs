@@ -136,12 +136,12 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 fn likely_references(format: PiFormat, lba: Lba, stored: u64) -> impl Iterator<Item = u64> {
     let (mask, is_chosen) = (format.reference_tag_mask(), format.protection() != ProtectionType::Type1);
     let before = if is_chosen { lba.get().min(TAGS_TRIED) } else { 0 };
-    let near = if is_chosen { 1..=TAGS_TRIED / 2 } else { 1..=0 };
+    let near = 0..if is_chosen { TAGS_TRIED / 2 } else { 0 };
     let bits = if is_chosen { 0..u64::BITS } else { 0..0 };
     (0..=before)
         .map(move |back| lba.get() - back)
         .chain(bits.map(move |bit| stored ^ 1 << bit))
-        .chain(near.flat_map(move |by| [stored.wrapping_sub(by), stored.wrapping_add(by)]))
+        .chain(near.flat_map(move |by| [stored.wrapping_sub(by + 1), stored.wrapping_add(by + 1)]))
         .map(move |tag| tag & mask)
 }
 

@@ -44,14 +44,7 @@ fn changed(pieces: &mut Pieces, own: usize) -> Vec<u8> {
         seen: u64::from(pieces.byte()),
         sent: u64::from(pieces.byte()),
     };
-    let mut lineage = Lineage::default();
-    for _ in 0..pieces.byte() % 4 {
-        let generation = u64::from(pieces.byte());
-        lineage.begin(u64::from(pieces.byte() % 8), generation);
-        if pieces.byte() % 4 > 0 {
-            lineage.confirm(generation + 1);
-        }
-    }
+    let lineage = lineage(pieces);
     let label = Label {
         uuid: [9; 16],
         generation: u64::from(pieces.byte()),
@@ -73,6 +66,19 @@ fn changed(pieces: &mut Pieces, own: usize) -> Vec<u8> {
     }
     forge_label(&mut bytes);
     bytes
+}
+
+/// Up to three sessions, some of them of one identity.
+fn lineage(pieces: &mut Pieces) -> Lineage {
+    let mut lineage = Lineage::default();
+    for _ in 0..pieces.byte() % 4 {
+        let generation = u64::from(pieces.byte());
+        lineage.begin(u64::from(pieces.byte() % 8), generation);
+        if pieces.byte() % 4 > 0 {
+            lineage.confirm(generation + 1);
+        }
+    }
+    lineage
 }
 
 fn check(bytes: &[u8]) -> Option<Label> {

@@ -133,8 +133,9 @@ impl Header {
 
     /// Bytes that follow the header, wanted or not.
     pub(crate) fn payload(&self, terms: &Terms) -> Result<usize, Violation> {
-        // Without extended headers a write always brings its data; with them, whatever the flag says.
-        let brings = if terms.extended { self.has(flag::PAYLOAD_LEN) } else { self.kind == command::WRITE };
+        // A write always brings its data. With extended headers it is to say so by the flag, which QEMU 10.0 leaves out; any
+        // other command brings what the flag says.
+        let brings = self.kind == command::WRITE || (terms.extended && self.has(flag::PAYLOAD_LEN));
         match brings {
             true if self.length > u64::from(terms.payload_bytes) => {
                 Err(Violation::PayloadTooLong { bytes: self.length, most: terms.payload_bytes })
@@ -157,7 +158,6 @@ impl Header {
             command::TRIM => export.trim,
             command::WRITE_ZEROES => export.write_zeroes,
             command::BLOCK_STATUS => terms.status,
-            command::WRITE => !terms.extended || self.has(flag::PAYLOAD_LEN),
             command::FLUSH => {
                 return if self.offset == 0 && self.length == 0 { Ok(()) } else { Err(ErrorCode::Invalid) };
             }

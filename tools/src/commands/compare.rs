@@ -112,10 +112,8 @@ async fn compare(a: &Whole, b: Option<&Whole>, show: Show) -> Result<Report, Fai
     let (sides, by_digest) = (&sides, report.offloaded);
     let mut compared = stream::iter(regions)
         .map(|(offset, length)| async move {
-            let runs = match by_digest {
-                true => sides.search(offset, length).await?,
-                false => sides.read_runs(offset, length).await?,
-            };
+            let search = sides.search(offset, length);
+            let runs = if by_digest { search.await? } else { sides.read_runs(offset, length).await? };
             Ok::<_, Failure>((length, runs))
         })
         .buffered(IN_FLIGHT);

@@ -270,25 +270,41 @@ fn what_becomes_suspect_while_progress_is_flushed_is_still_lacking() {
     drop(a);
 }
 
-#[test]
-fn damage_on_both_members_beside_a_resync_costs_only_what_nobody_has() {
-    const LARGE: u64 = 8192;
+/// Two members of 512 regions, both damaged, the second one away since one block in each of 100 regions was rewritten.
+struct Damaged {
+    a: TestLeg,
+    b: TestLeg,
+    mirror: Rig,
+    /// Blocks that only the first member got.
+    rewritten: Vec<u64>,
+    /// Blocks that are damaged on both.
+    both: Vec<u64>,
+}
+
+const LARGE: u64 = 8192;
+
+/// 1,000 blocks damaged on each, 50 of them on both; ten of those on `a` were rewritten, so that their copies on `b` are old.
+fn damaged_on_both() -> Damaged {
     let [a, b] = ["a", "b"].map(|name| TestLeg::sized(name, Some(TYPE1), LARGE));
     let mirror = opened(&[&a, &b]);
     write(&mirror, extent(0, LARGE), 1).unwrap();
     tidy(&mirror);
     b.gone.set(true);
-    // One block in each of 100 of 512 regions.
     let rewritten: Vec<u64> = (0..100).map(|at| at * 5 * 16 + 3).collect();
     rewritten.iter().for_each(|lba| write(&mirror, extent(*lba, 1), 2).unwrap());
     tidy(&mirror);
     assert_eq!(mirror.describe().legs[1].missed_bytes, 100 << 16);
-    // 1,000 on each, 50 on both; of those that were written meanwhile ten on `a`, whose copies on `b` are old.
     let mut drawn: Vec<u64> = (0..LARGE).filter(|lba| !rewritten.contains(lba)).collect();
     drawn.sort_by_key(|lba| lba.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(20) & 0xFFFF_FFFF);
-    let (both, on_a, on_b) = (&drawn[..50], [&drawn[50..1040], &rewritten[..10]].concat(), &drawn[1040..2040]);
-    both.iter().chain(&on_a).for_each(|lba| rot(&a, *lba));
-    both.iter().chain(on_b).for_each(|lba| rot(&b, *lba));
+    let both = drawn[..50].to_vec();
+    both.iter().chain(&drawn[50..1040]).chain(&rewritten[..10]).for_each(|lba| rot(&a, *lba));
+    both.iter().chain(&drawn[1040..2040]).for_each(|lba| rot(&b, *lba));
+    Damaged { a, b, mirror, rewritten, both }
+}
+
+#[test]
+fn damage_on_both_members_beside_a_resync_costs_only_what_nobody_has() {
+    let Damaged { a: _a, b, mirror, rewritten, both } = damaged_on_both();
     b.gone.set(false);
     take_back(&mirror, &b).unwrap();
     let expected = |lba: u64| if rewritten.contains(&lba) { 2 } else { 1 };

@@ -14,7 +14,7 @@ fn request(style: u8) -> impl Strategy<Value = Vec<u8>> {
         let extended = style % 3 == 2;
         let magic = if extended { wire::EXTENDED_REQUEST_MAGIC } else { wire::REQUEST_MAGIC };
         let mut bytes = fields![magic, flags, kind, cookie, offset];
-        let brings = if extended { flags & wire::flag::PAYLOAD_LEN != 0 } else { kind == wire::command::WRITE };
+        let brings = kind == wire::command::WRITE || (extended && flags & wire::flag::PAYLOAD_LEN != 0);
         match extended {
             true => bytes.extend(length.to_be_bytes()),
             false => bytes.extend((length as u32).to_be_bytes()),
