@@ -21,7 +21,9 @@ const SIMULATOR: &str = "sealblock-simulator";
 /// Seeds of the short simulation.
 const SIMULATION_SEEDS: &str = "400";
 /// Seeds of mirrors, which take longer each.
-const MIRROR_SEEDS: &str = "12";
+const MIRROR_SEEDS: &str = "60";
+/// Seeds of walks through the histories of mirrors.
+const WALK_SEEDS: &str = "100";
 /// Whether the check fails when the simulator has no binary. Set it as soon as there is one.
 const SIMULATION_REQUIRED: bool = true;
 
@@ -126,10 +128,12 @@ fn simulation(workspace: &Workspace, log: &Path) -> Result<Done> {
     }
     let words = ["run", "--quiet", "--release", "--package", SIMULATOR, "--", "--seeds", SIMULATION_SEEDS];
     step::run(&mut cargo(words), log)?;
-    let mirrors = ["--system", "mirror", "--seeds", MIRROR_SEEDS];
-    let words = ["run", "--quiet", "--release", "--package", SIMULATOR, "--"];
-    step::run(cargo(words).args(mirrors), log)?;
-    Ok(Done::Ok(format!("{SIMULATION_SEEDS} seeds of volumes, {MIRROR_SEEDS} of mirrors")))
+    for (system, seeds) in [("mirror", MIRROR_SEEDS), ("walk", WALK_SEEDS)] {
+        let words = ["run", "--quiet", "--release", "--package", SIMULATOR, "--"];
+        step::run(cargo(words).args(["--system", system, "--seeds", seeds]), log)?;
+    }
+    let seeds = format!("{SIMULATION_SEEDS} seeds of volumes, {MIRROR_SEEDS} of mirrors, {WALK_SEEDS} of walks");
+    Ok(Done::Ok(seeds))
 }
 
 fn conformance(log: &Path) -> Result<Done> {

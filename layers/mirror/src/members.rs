@@ -179,13 +179,19 @@ impl<C: Clock> Mirror<C> {
             return Err(MemberError::ReadOnly);
         }
         let leg = self.named(name)?;
-        if !self.current().iter().any(|other| other.id != leg.id) {
+        let is_last = || !self.current().iter().any(|other| other.id != leg.id);
+        if is_last() {
             return Err(MemberError::Last(name.to_owned()));
         }
         self.notes.begin_change();
         self.note().await.map_err(MemberError::Note)?;
-        if self.mutation != Mutation::RemoveUntold {
+        if self.mutation != Mutation::RemoveUntold && !is_last() {
             self.tell_removed(&leg).await;
+        }
+        if is_last() {
+            // The others have gone meanwhile, and this one is all there is. Its label may say that it was taken out.
+            self.note().await.map_err(MemberError::Note)?;
+            return Err(MemberError::Last(name.to_owned()));
         }
         leg.standing.set(Standing::Removed);
         leg.is_unmissed.set(false);

@@ -298,7 +298,7 @@ impl<C: Clock> Mirror<C> {
 
     /// Makes everything written so far durable on every leg, without saying what was lost before.
     pub(crate) async fn ask_flush(&self) -> Result<(), Error> {
-        let (changes, is_idle) = (self.notes.changes.get(), self.claims.is_idle());
+        let (changes, is_idle, renewed) = (self.notes.changes.get(), self.claims.is_idle(), self.renewed());
         let asked = self.ask_all(&self.changeable(), &Operation::Flush).await;
         let flushed = self.settle_outcomes(asked, None).await;
         if flushed.is_err() && self.current().len() > 1 {
@@ -309,7 +309,12 @@ impl<C: Clock> Mirror<C> {
         if is_idle {
             self.notes.even.set(changes);
         }
-        Ok(())
+        if renewed.is_empty() {
+            return Ok(());
+        }
+        // As long as labels list them a crash would make what is durable there an older copy again.
+        self.settle_renewed(&renewed);
+        self.note().await
     }
 
     /// Leaves a leg behind: it is asked nothing any more and lacks whatever may differ now. To be noted before anything
@@ -541,7 +546,7 @@ impl<C: Clock> Mirror<C> {
             return if self.notes.is_due() { self.note().await } else { Ok(()) };
         }
         if self.mutation != Mutation::ClearUnflushed {
-            self.settle_renewed().await?;
+            self.flush_legs().await?;
         }
         for group in quiet.into_iter().filter(is_quiet) {
             // What a leg that is away has missed of it is said by the same labels.

@@ -83,6 +83,11 @@ impl Stale {
         }
     }
 
+    /// The device may have lost what was written to it and not flushed: the copies there may be the older ones again.
+    pub fn withhold_again(&mut self) {
+        self.kept.append(&mut self.renewed);
+    }
+
     /// The blocks whose being written is to be made durable.
     pub fn renewed(&self) -> BTreeSet<u64> {
         self.renewed.clone()
@@ -135,6 +140,13 @@ impl Leg {
         found.finish()?;
         Err(crate::leg::answered_wrongly())
     }
+}
+
+/// Blocks of a leg that were withheld and written.
+pub(crate) struct Renewed {
+    leg: Rc<Leg>,
+    epoch: u64,
+    blocks: BTreeSet<u64>,
 }
 
 /// What became of the copy of a lost block on a member that is brought up to date.
@@ -277,7 +289,7 @@ impl<C: Clock> Mirror<C> {
         for lba in kept {
             taken += u64::from(self.accept_one(&leg, Extent::one(lba)).await.map_err(MemberError::Change)?);
         }
-        self.settle_renewed().await.map_err(MemberError::Change)?;
+        self.flush_legs().await.map_err(MemberError::Change)?;
         self.note().await.map_err(MemberError::Note)?;
         Ok(taken)
     }
@@ -308,15 +320,20 @@ impl<C: Clock> Mirror<C> {
         Ok(true)
     }
 
-    /// Makes durable what was written to blocks that were withheld, so that the next labels need not list them.
-    pub(crate) async fn settle_renewed(&self) -> Result<(), Error> {
-        let renewed = |leg: &Rc<Leg>| (leg.clone(), leg.stale.borrow().renewed());
-        let before: Vec<_> = self.legs.borrow().iter().map(renewed).filter(|(_, blocks)| !blocks.is_empty()).collect();
-        self.flush_legs().await?;
-        for (leg, blocks) in before {
-            leg.stale.borrow_mut().settle(&blocks);
+    /// What was written to blocks that were withheld, and on which device.
+    pub(crate) fn renewed(&self) -> Vec<Renewed> {
+        let legs = self.legs.borrow();
+        let of = |leg: &Rc<Leg>| Renewed { leg: leg.clone(), epoch: leg.epoch(), blocks: leg.stale.borrow().renewed() };
+        legs.iter().map(of).filter(|renewed| !renewed.blocks.is_empty()).collect()
+    }
+
+    /// What was written to these blocks is durable where the device is still there: nobody needs to list them any more.
+    pub(crate) fn settle_renewed(&self, renewed: &[Renewed]) {
+        for Renewed { leg, epoch, blocks } in renewed {
+            if leg.epoch() == *epoch {
+                leg.stale.borrow_mut().settle(blocks);
+            }
         }
-        Ok(())
     }
 
     /// Whether something was written to blocks that the labels still list.

@@ -150,6 +150,8 @@ impl<C: Clock> Mirror<C> {
                     .to_owned(),
             );
         }
+        leg.stale.borrow_mut().withhold_again();
+        self.notes.examine.set(true);
         leg.set_device(Some(device));
         leg.why.borrow_mut().clear();
         match leg.standing.get() {

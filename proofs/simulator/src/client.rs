@@ -145,7 +145,8 @@ impl Client {
         let checker = self.ledger.checker.borrow();
         error.faults().is_some_and(|faults| {
             let explained = |fault: &Fault| {
-                (fault.field == FaultField::Media || self.ledger.decayed.get())
+                // A leg that was away keeps its older copy, which nobody reads.
+                (matches!(fault.field, FaultField::Media | FaultField::Stale) || self.ledger.decayed.get())
                     && (before.contains(&fault.lba) || checker.may_be_unreadable(fault.lba))
             };
             faults.as_slice().iter().all(explained)

@@ -307,3 +307,21 @@ fn legs_are_added_and_taken_out_in_use() {
     assert_eq!(refusal(&[&c, &d]), Refusal::Stranger { leg: 1 });
     drop(b);
 }
+
+#[test]
+fn a_leg_is_not_taken_out_when_the_others_turn_out_to_be_gone() {
+    let (a, b, mirror) = pair(Some(TYPE1));
+    write(&mirror, extent(0, 8), 1).unwrap();
+    // Nothing was asked of it since.
+    b.gone.set(true);
+    let removed = mirror.remove("a").now_or_never().expect("RAM never waits");
+    assert_eq!(removed, Err(MemberError::Last("a".to_owned())));
+    assert_eq!(standings(&mirror), [Standing::Current, Standing::Missing]);
+    write(&mirror, extent(0, 8), 2).unwrap();
+    close(&mirror);
+    drop(mirror);
+    b.gone.set(false);
+    let mirror = opened(&[&a, &b]);
+    rebuild(&mirror);
+    assert_reads(&*b.memory, extent(0, 8), 2);
+}

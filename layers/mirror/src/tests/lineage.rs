@@ -361,3 +361,36 @@ fn an_image_from_just_before_a_change_is_refused_beside_a_leg_that_was_being_reb
     assert!(matches!(refusal(&[&copy, &older]), Some(Refusal::SplitBrain { .. })));
     assert_eq!(refusal(&[&copy, &source]), None);
 }
+
+#[test]
+fn labels_that_only_a_leg_that_is_not_up_to_date_has_heard_speak_against_nobody() {
+    for comes_back in [false, true] {
+        let (a, b, mirror) = pair(None);
+        b.gone.set(true);
+        write(&mirror, extent(0, 8), 1).unwrap();
+        b.gone.set(false);
+        take_back(&mirror, &b).unwrap();
+        mirror.note().now_or_never().expect("RAM never waits").unwrap();
+        assert_eq!(standings(&mirror), [Standing::Current, Standing::Rebuilding]);
+        a.gone.set(true);
+        for at in [300, 600, 900] {
+            write(&mirror, extent(at, 8), 2).unwrap_err();
+            tidy_or_fail(&mirror);
+        }
+        a.gone.set(false);
+        let mirror = if comes_back {
+            take_back(&mirror, &a).unwrap();
+            mirror
+        } else {
+            drop(mirror);
+            opened(&[&a, &b])
+        };
+        rebuild(&mirror);
+        assert_eq!(standings(&mirror), [Standing::Current; 2]);
+        assert_reads(&*b.memory, extent(0, 8), 1);
+    }
+}
+
+fn tidy_or_fail(mirror: &Rig) {
+    let _ = mirror.tidy().now_or_never().expect("RAM never waits");
+}

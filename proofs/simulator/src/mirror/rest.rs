@@ -47,14 +47,29 @@ fn is_at_rest(up: &Up) -> bool {
 }
 
 async fn compare(up: &Up) -> Result<(), Stop> {
+    let mut kept = vec![0; up.world.sites.borrow().len()];
     for piece in up.client.pieces(&up.random) {
         up.client.read(piece).await?;
         up.client.verify(piece).await?;
-        for one in if alike(up, piece).await { None } else { Some(piece) }.into_iter().flat_map(|piece| piece.iter()) {
-            if !alike(up, Extent::one(one)).await && !all_unreadable(up, Extent::one(one)).await {
-                up.world.find(format!("at rest, legs differ in block {one}"));
+        if alike(up, piece).await {
+            continue;
+        }
+        for one in piece.iter().map(Extent::one) {
+            if !alike(up, one).await && !is_kept(up, one, &mut kept).await {
+                up.world.find(format!("at rest, legs differ in block {}", one.start()));
                 return Err(Stop);
             }
+        }
+    }
+    let Some(description) = up.world.describe() else { return Ok(()) };
+    for site in up.in_use() {
+        let of_it = description.legs.iter().filter(|leg| leg.name == site.name);
+        let listed: u64 = of_it.map(|leg| leg.stale_blocks).sum();
+        if kept[site.number] > listed {
+            let (number, kept) = (site.number, kept[site.number]);
+            up.world
+                .find(format!("leg {number} has content in {kept} unreadable blocks; {listed} are listed as stale"));
+            return Err(Stop);
         }
     }
     Ok(())
@@ -84,11 +99,19 @@ async fn alike(up: &Up, extent: Extent) -> bool {
     true
 }
 
-async fn all_unreadable(up: &Up, extent: Extent) -> bool {
-    for site in up.in_use() {
-        if read(&site, extent).await.is_some() {
-            return false;
+/// Whether a block is unreadable, on all legs or on those that do not keep an older copy of it, which are counted: it was
+/// made unreadable while they were away, and nobody reads them.
+async fn is_kept(up: &Up, one: Extent, kept: &mut [u64]) -> bool {
+    let legs = up.in_use();
+    let mut readable = Vec::new();
+    for site in &legs {
+        if read(site, one).await.is_some() {
+            readable.push(site.number);
         }
     }
-    true
+    readable.iter().for_each(|leg| kept[*leg] += 1);
+    let checks =
+        up.client.stack().geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, one.start()));
+    let refused = up.client.stack().execute(Operation::Read { extent: one, checks }).await.is_err();
+    readable.len() < legs.len() && refused
 }

@@ -226,7 +226,8 @@ impl Trial {
         let main = {
             let (world, executor, refused) = (world.clone(), executor.clone(), refused.clone());
             let (random, mut opening) = (self.random.fork("hosts"), self.opening);
-            opening.random[..8].copy_from_slice(&random.word().to_le_bytes());
+            // All of it: the identity of a mirror, how far apart its labels are, and the identity of a session.
+            opening.random.as_chunks_mut::<8>().0.iter_mut().for_each(|part| *part = random.word().to_le_bytes());
             async move {
                 match open(&world, &executor, random, opening).await {
                     Ok(up) => hosts(up).await,
