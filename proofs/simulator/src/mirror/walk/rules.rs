@@ -92,16 +92,9 @@ pub fn adopt(world: &World, mirror: Up, plan: &Plan) {
     *world.session.borrow_mut() =
         Some(Session { mirror, node: 0, state: blank.clone(), opened: blank, given: plan.named.clone() });
     let model = world.model.borrow();
-    let known = |replica: &Replica| replica.image.borrow().known.clone();
     let in_sync = world.in_sync();
-    for replica in &in_sync {
-        if known(replica).node.is_none() || known(replica).is_mixed {
-            world.find(format!("{} is called in sync and never was, or is being brought up to date", replica.name));
-        }
-    }
-    if let Some(replica) = in_sync.iter().find(|replica| known(replica).is_removed) {
-        world.find(format!("{} makes a mirror although it was taken out", replica.name));
-    }
+    check_members(world, &in_sync);
+    let known = |replica: &Replica| replica.image.borrow().known.clone();
     let nodes: BTreeSet<NodeId> = in_sync.iter().filter_map(|replica| known(replica).node).collect();
     let is_newest = |node: &&NodeId| !nodes.iter().any(|other| *other != **node && model.is_ancestor(**node, *other));
     let tips: Vec<NodeId> = nodes.iter().filter(is_newest).copied().collect();
@@ -127,6 +120,19 @@ pub fn adopt(world: &World, mirror: Up, plan: &Plan) {
     }
     if let Some(session) = world.session.borrow_mut().as_mut() {
         (session.node, session.state, session.opened) = (node, state.clone(), state);
+    }
+}
+
+/// What is called in sync once was, whole, and is still a member.
+fn check_members(world: &World, in_sync: &[Rc<Replica>]) {
+    for replica in in_sync {
+        let known = replica.image.borrow().known.clone();
+        if known.node.is_none() || known.is_mixed {
+            world.find(format!("{} is called in sync and never was, or is being brought up to date", replica.name));
+        }
+        if known.is_removed {
+            world.find(format!("{} makes a mirror although it was taken out", replica.name));
+        }
     }
 }
 

@@ -416,10 +416,10 @@ impl Host {
         let had: Vec<bool> = (0..BLOCKS as usize).map(|block| good.iter().any(|(_, other)| *other == block)).collect();
         let outcome = self.stack.execute(Operation::Repair { extent, checks }).await;
         self.say(format!("repair: {:?}", outcome.as_ref().map(|_| "clean").map_err(ToString::to_string)));
-        if let Err(error) = outcome.as_ref().map(drop).map_err(Clone::clone) {
-            if error.faults().is_none() {
-                return self.judge("repair", &error, &before);
-            }
+        if let Err(error) = &outcome
+            && error.faults().is_none()
+        {
+            return self.judge("repair", error, &before);
         }
         let now = self.world.well();
         for (number, _) in
