@@ -33,16 +33,6 @@ pub(crate) struct Asked {
     outcome: Outcome,
 }
 
-/// Whether a change is to be durable once it is answered.
-fn is_durable(operation: &Operation) -> bool {
-    match operation {
-        Operation::Write { durability, .. }
-        | Operation::WriteZeroes { durability, .. }
-        | Operation::WriteUncorrectable { durability, .. } => *durability == Durability::ForceUnitAccess,
-        _ => false,
-    }
-}
-
 impl<C: Clock> Mirror<C> {
     /// Asks legs, all at once.
     pub(crate) async fn ask_all(&self, legs: &Legs, operation: &Operation) -> Vec<Asked> {
@@ -72,7 +62,7 @@ impl<C: Clock> Mirror<C> {
     /// The same for blocks that the caller has claimed.
     pub(crate) async fn change_claimed(&self, extent: Extent, operation: Operation) -> Outcome {
         self.mark(extent).await?;
-        let (legs, is_durable) = (self.changeable(), is_durable(&operation));
+        let (legs, is_durable) = (self.changeable(), !operation.is_volatile());
         let mut unfinished = Unfinished { mirror: self, extent: Some(extent) };
         let asked = self.ask_all(&legs, &operation).await;
         self.settle_outcomes(asked, Some(&mut unfinished.extent)).await?;
