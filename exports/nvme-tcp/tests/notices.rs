@@ -5,7 +5,7 @@ mod common;
 use common::requests::*;
 use common::*;
 use sealblock_block::{Gate, Stack};
-use sealblock_exports_nvme_tcp::{Limits, Namespace, Subsystem};
+use sealblock_exports_nvme_tcp::{Limits, Namespace, NamespaceState, Subsystem};
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_protocols_nvme::admin::{Abort, Cns, SetFeatures};
@@ -16,8 +16,21 @@ use sealblock_protocols_nvme::{AdminOpcode, Command, DataPointer, FabricsType};
 use sealblock_runtime_reactor::sleep;
 use sealblock_units::{BlockSize, Lba};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
+
+/// One namespace in memory, and what all controllers of it share.
+fn serve_with_state() -> (Served, Arc<NamespaceState>) {
+    let mut states = Vec::new();
+    let served = serve_with(short(), |_| {
+        let device = Rc::new(MemoryDevice::new(BlockSize::B4096, BLOCKS, Some(format())));
+        let namespace = Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(device)))), [1; 16]);
+        states.push(namespace.state());
+        Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(PLAIN, namespace).unwrap()
+    });
+    (served, states.remove(0))
+}
 
 /// The event that a waiting request is answered with.
 async fn told(admin: &mut Queue, waiting: u16) -> AsynchronousEvent {
@@ -27,15 +40,7 @@ async fn told(admin: &mut Queue, waiting: u16) -> AsynchronousEvent {
 #[test]
 fn hosts_are_told_of_damage_and_changes_once_they_ask_for_it() {
     run(|| async {
-        let mut states = Vec::new();
-        let served = serve_with(short(), |_| {
-            let device = Rc::new(MemoryDevice::new(BlockSize::B4096, BLOCKS, Some(format())));
-            let namespace =
-                Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(device)))), [1; 16]);
-            states.push(namespace.state());
-            Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(PLAIN, namespace).unwrap()
-        });
-        let state = states.remove(0);
+        let (served, state) = serve_with_state();
         let (mut admin, mut io) = Queue::pair(served.address, false).await;
         let ask = Command::new(AdminOpcode::AsynchronousEventRequest.code(), 0);
         let waiting = admin.submit(ask, Data::None).await;
@@ -212,15 +217,7 @@ fn pages_say_which_features_and_pages_there_are() {
 #[test]
 fn copies_that_are_away_are_a_critical_warning_and_an_event_for_those_who_want_it() {
     run(|| async {
-        let mut states = Vec::new();
-        let served = serve_with(short(), |_| {
-            let device = Rc::new(MemoryDevice::new(BlockSize::B4096, BLOCKS, Some(format())));
-            let namespace =
-                Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(device)))), [1; 16]);
-            states.push(namespace.state());
-            Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(PLAIN, namespace).unwrap()
-        });
-        let state = states.remove(0);
+        let (served, state) = serve_with_state();
         let mut admin = Queue::admin(served.address, SUBNQN, false).await;
         let config = SetFeatures { fid: 0x0B, save: false, nsid: 0, cdw11: 1 << 2 };
         admin.call(config.encode(), Data::None).await.ok();
