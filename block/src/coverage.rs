@@ -29,17 +29,20 @@ pub enum WhyUnchecked {
     Failed = 4,
     /// The blocks were read from one copy, and the others were not looked at.
     OneCopy = 5,
+    /// Part of the device's log is lost: each block is whole and checks, but may be older than what was last written.
+    LogLost = 6,
 }
 
 impl WhyUnchecked {
     /// All of them, in the order of their bits in [`Coverage::bits`].
-    pub const ALL: [WhyUnchecked; 6] = [
+    pub const ALL: [WhyUnchecked; 7] = [
         WhyUnchecked::Absent,
         WhyUnchecked::OutOfSync,
         WhyUnchecked::Resyncing,
         WhyUnchecked::Unsettled,
         WhyUnchecked::Failed,
         WhyUnchecked::OneCopy,
+        WhyUnchecked::LogLost,
     ];
 
     /// The reason as people read it.
@@ -51,6 +54,7 @@ impl WhyUnchecked {
             WhyUnchecked::Unsettled => "a crash may have left the copies different",
             WhyUnchecked::Failed => "the member failed while it was checked",
             WhyUnchecked::OneCopy => "only one of the copies was read",
+            WhyUnchecked::LogLost => "part of the volume's log is lost, so blocks may be older than what was written",
         }
     }
 

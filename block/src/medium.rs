@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::rc::Rc;
 
 use sealblock_runtime_memory::{Buffer, Slice};
 
@@ -48,6 +49,11 @@ impl MediumError {
             _ => MediumErrorKind::Failed,
         };
         MediumError { kind, doing, offset_bytes, reason: error.to_string() }
+    }
+
+    /// Whether other places of the medium may well be read all the same.
+    pub fn is_local(&self) -> bool {
+        matches!(self.kind, MediumErrorKind::Failed | MediumErrorKind::PastEnd)
     }
 }
 
@@ -111,8 +117,8 @@ pub trait Medium {
     /// Makes `length_bytes` at `offset_bytes` read as zeroes and gives their space back where that is possible.
     fn punch(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>>;
 
-    /// Makes sure that later writes to `length_bytes` at `offset_bytes` do not fail for lack of space, as far as the medium can.
-    /// What is there stays.
+    /// Makes sure that later writes to `length_bytes` at `offset_bytes` do not fail for lack of space. What is there stays. A
+    /// medium that cannot promise that says [`MediumErrorKind::Unsupported`].
     fn reserve(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>> {
         let _ = (offset_bytes, length_bytes);
         std::future::ready(Ok(()))
@@ -132,7 +138,94 @@ pub trait Medium {
 
     /// Makes `length_bytes` at `offset_bytes` read as zeroes, keeping the space.
     fn zero(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>>;
+
+    /// Makes the medium `length_bytes` long, a multiple of its sectors; new bytes are zeroes. Durable after the next sync: a crash
+    /// before that leaves either length. A medium that keeps its length, as a block device does, stays as it is, and says
+    /// [`MediumErrorKind::NoSpace`] where it is shorter than that.
+    fn set_len(&self, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>> {
+        let there = self.len_bytes();
+        std::future::ready(if length_bytes <= there {
+            Ok(())
+        } else {
+            let reason = format!("the medium has only {there} bytes");
+            Err(MediumError {
+                kind: MediumErrorKind::NoSpace,
+                doing: "set the length",
+                offset_bytes: length_bytes,
+                reason,
+            })
+        })
+    }
 }
+
+/// A medium that outlives what is opened on it: lent, or shared.
+macro_rules! medium_behind {
+    ($($pointer:ty),*) => {$(
+        impl<M: Medium> Medium for $pointer {
+            fn len_bytes(&self) -> u64 {
+                (**self).len_bytes()
+            }
+
+            fn sector_bytes(&self) -> u32 {
+                (**self).sector_bytes()
+            }
+
+            fn read_only(&self) -> bool {
+                (**self).read_only()
+            }
+
+            fn punches(&self) -> bool {
+                (**self).punches()
+            }
+
+            fn buffer(&self, len_bytes: usize) -> Buffer {
+                (**self).buffer(len_bytes)
+            }
+
+            fn read(&self, offset_bytes: u64, into: Buffer) -> impl Future<Output = (Result<(), MediumError>, Buffer)> {
+                (**self).read(offset_bytes, into)
+            }
+
+            fn write(&self, offset_bytes: u64, from: Slice) -> impl Future<Output = Result<(), MediumError>> {
+                (**self).write(offset_bytes, from)
+            }
+
+            fn sync(&self) -> impl Future<Output = Result<(), MediumError>> {
+                (**self).sync()
+            }
+
+            fn drain(&self) -> impl Future<Output = ()> {
+                (**self).drain()
+            }
+
+            fn punch(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>> {
+                (**self).punch(offset_bytes, length_bytes)
+            }
+
+            fn reserve(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>> {
+                (**self).reserve(offset_bytes, length_bytes)
+            }
+
+            fn is_hole(&self, offset_bytes: u64, length_bytes: u64) -> bool {
+                (**self).is_hole(offset_bytes, length_bytes)
+            }
+
+            fn run_at(&self, offset_bytes: u64, length_bytes: u64) -> (u64, bool) {
+                (**self).run_at(offset_bytes, length_bytes)
+            }
+
+            fn zero(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>> {
+                (**self).zero(offset_bytes, length_bytes)
+            }
+
+            fn set_len(&self, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>> {
+                (**self).set_len(length_bytes)
+            }
+        }
+    )*};
+}
+
+medium_behind!(&M, Rc<M>);
 
 #[cfg(test)]
 mod tests {

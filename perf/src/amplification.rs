@@ -7,14 +7,14 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use sealblock_block::Gate;
+use sealblock_block::{Device, Durability, Gate, Operation};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_media_memory::MemoryMedium;
-use sealblock_media_volume::{CreateOptions, OpenOptions, create, format::Layout, open};
-use sealblock_runtime_reactor::{Config, Reactor, spawn};
-use sealblock_units::BlockSize;
+use sealblock_media_volume::{CreateOptions, OpenOptions, Volume, create, format::Layout, open};
+use sealblock_runtime_reactor::{Config, JoinHandle, Reactor, spawn};
+use sealblock_units::{BlockSize, Extent};
 
-use crate::counted::{Counted, Part};
+use crate::counted::{Counted, Counts, Part};
 use crate::load::{self, Load, Until};
 use crate::options::AmplificationOptions;
 use crate::rig::TurnClock;
@@ -25,6 +25,10 @@ const SECTOR_BYTES: u32 = 512;
 /// Queue depth, writes between flushes, random addresses.
 const LOADS: [(u64, u64, bool); 6] =
     [(32, 0, true), (32, 1024, true), (32, 32, true), (32, 1, true), (1, 1, true), (32, 1024, false)];
+
+/// Blocks of a long write, and bytes that are zeroed at most.
+const LONG_BLOCKS: u64 = 256;
+const MOST_ZEROED_BYTES: u64 = 1 << 30;
 
 /// Counts everything and prints it.
 pub fn run(options: &AmplificationOptions) -> anyhow::Result<()> {
@@ -41,8 +45,36 @@ pub fn run(options: &AmplificationOptions) -> anyhow::Result<()> {
         for (depth, flush_every, random) in LOADS {
             reactor.block_on(one(options, size.get(), depth, flush_every, random))?;
         }
+        reactor.block_on(zeroes(options, size.get()))?;
     }
     Ok(())
+}
+
+/// A volume on a medium that counts.
+type CountedVolume = Volume<Counted<MemoryMedium>, TurnClock>;
+
+/// A new volume of so many bytes, open.
+struct Rig {
+    gate: Rc<Gate<Rc<CountedVolume>>>,
+    worker: JoinHandle<()>,
+    counts: Counts,
+}
+
+async fn rig(options: &AmplificationOptions, bytes: u64) -> anyhow::Result<Rig> {
+    let size = BlockSize::B4096;
+    let layout = Layout::new(size, SECTOR_BYTES, bytes >> size.shift())?;
+    let medium = MemoryMedium::new(layout.medium_bytes(), SECTOR_BYTES);
+    let protection = Some(PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1));
+    let (capacity_blocks, uuid) = (layout.capacity_blocks(), [1; 16]);
+    let shape = CreateOptions { block_size: size, capacity_blocks, protection, uuid, preallocate: false };
+    create(&medium, &shape).await?;
+    let counted = Counted::new(medium, layout, true);
+    let counts = counted.counts();
+    let cache_bytes = options.cache.map_or(OpenOptions::default().cache_bytes, |cache| cache.get() as usize);
+    let open_options = OpenOptions { cache_bytes, ..OpenOptions::default() };
+    let opened = open(counted, TurnClock::new(Rc::new(Cell::new(true))), &open_options).await?;
+    let worker = spawn(opened.worker.run());
+    Ok(Rig { gate: Rc::new(Gate::new("volume", opened.volume)), worker, counts })
 }
 
 async fn one(
@@ -52,20 +84,7 @@ async fn one(
     flush_every: u64,
     random: bool,
 ) -> anyhow::Result<()> {
-    let size = BlockSize::B4096;
-    let layout = Layout::new(size, SECTOR_BYTES, bytes >> size.shift())?;
-    let medium = MemoryMedium::new(layout.medium_bytes(), SECTOR_BYTES);
-    let protection = Some(PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1));
-    let shape =
-        CreateOptions { block_size: size, capacity_blocks: layout.capacity_blocks(), protection, uuid: [1; 16] };
-    create(&medium, &shape).await?;
-    let counted = Counted::new(medium, layout, true);
-    let counts = counted.counts();
-    let cache_bytes = options.cache.map_or(OpenOptions::default().cache_bytes, |cache| cache.get() as usize);
-    let open_options = OpenOptions { cache_bytes, ..OpenOptions::default() };
-    let opened = open(counted, TurnClock::new(Rc::new(Cell::new(true))), &open_options).await?;
-    let worker = spawn(opened.worker.run());
-    let gate = Rc::new(Gate::new("volume", opened.volume));
+    let Rig { gate, worker, counts } = rig(options, bytes).await?;
     let load = Load { name: "", write: true, blocks: 1, random, depth, flush_every };
     let turn = load::drive(Rc::clone(&gate), load, Until::Asked(options.writes), 1).await?;
     gate.device().close().await?;
@@ -81,6 +100,29 @@ async fn one(
         per_byte(counts.read()),
         if whole <= BAR { "kept".to_owned() } else { format!("MISSED by {:.3}", whole - BAR) },
         if random { "" } else { " (sequential)" },
+    );
+    Ok(())
+}
+
+/// What Write Zeroes with deallocation costs, over blocks all of which were written.
+async fn zeroes(options: &AmplificationOptions, bytes: u64) -> anyhow::Result<()> {
+    let Rig { gate, worker, counts } = rig(options, bytes).await?;
+    let blocks = (bytes.min(MOST_ZEROED_BYTES)) >> BlockSize::B4096.shift();
+    let fill = Load { name: "", write: true, blocks: LONG_BLOCKS, random: false, depth: 8, flush_every: 0 };
+    load::drive(Rc::clone(&gate), fill, Until::Asked(blocks / LONG_BLOCKS), 1).await?;
+    gate.execute(Operation::Flush).await?;
+    let (log, tables) = (counts.written(Part::Log), counts.written(Part::Tables));
+    let extent = Extent::from_raw(0, blocks)?;
+    gate.execute(Operation::WriteZeroes { extent, may_unmap: true, durability: Durability::ForceUnitAccess }).await?;
+    let log = counts.written(Part::Log) - log;
+    gate.device().close().await?;
+    worker.await?;
+    println!(
+        "{:>6} MiB  {} MiB of Write Zeroes: {:.1} KiB of log, {:.1} MiB of tables (those of what was written before too)",
+        bytes >> 20,
+        blocks >> 8,
+        log as f64 / 1024.0,
+        (counts.written(Part::Tables) - tables) as f64 / f64::from(1 << 20),
     );
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 mod amplification;
 mod counted;
+mod fairness;
 mod guards;
 mod latency;
 mod layouts;
@@ -30,6 +31,7 @@ fn main() -> anyhow::Result<()> {
         Claim::Guards => print!("{}", guards::run()?),
         Claim::Volume(options) => volume::run(&options)?,
         Claim::Amplification(options) => amplification::run(&options)?,
+        Claim::Fairness(options) => fairness::run(&options)?,
         Claim::Verify(options) => verify::run(&options)?,
         Claim::Layouts(options) => layouts::run(&options)?,
         Claim::Stripe(options) => stripe::run(&options)?,

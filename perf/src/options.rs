@@ -28,6 +28,8 @@ pub enum Claim {
     Volume(FileOptions),
     /// Bytes written to the medium per byte of application data.
     Amplification(AmplificationOptions),
+    /// What one asker waits for beside floods of others' requests, on a volume.
+    Fairness(FileOptions),
     /// Verify of a cached volume against plain reading and memory.
     Verify(FileOptions),
     /// Ways to lay out a volume, as patterns of real writes and syncs.
@@ -67,6 +69,9 @@ pub struct FileOptions {
     /// Only loads whose name contains this.
     #[arg(long, default_value = "")]
     pub only: String,
+    /// Seconds that volumes are left alone before loads that come after idle time.
+    #[arg(long, default_value_t = 60.0)]
+    pub idle: f64,
 }
 
 /// How many writes, for the benchmark that counts bytes.

@@ -137,6 +137,14 @@ impl Contender {
         }
     }
 
+    /// Leaves a volume alone, with its clock going.
+    pub async fn rest(&self, time: Duration) {
+        let Device::Volume(volume) = &self.device else { return };
+        volume.on_turn.set(true);
+        sleep(time).await;
+        volume.on_turn.set(false);
+    }
+
     /// What went to the medium of a volume; nothing is counted of a raw file.
     pub fn counts(&self) -> Option<&Counts> {
         match &self.device {
@@ -202,8 +210,13 @@ pub async fn new_volume(path: &Path, blocks: u64, guard: Protection, prepared: P
     std::fs::remove_file(path)?;
     let layout = Layout::new(BlockSize::B4096, sector_bytes, blocks)?;
     let medium = new_file(path, layout.medium_bytes(), prepared).await?;
-    let shape =
-        CreateOptions { block_size: BlockSize::B4096, capacity_blocks: blocks, protection: guard.0, uuid: UUID };
+    let shape = CreateOptions {
+        block_size: BlockSize::B4096,
+        capacity_blocks: blocks,
+        protection: guard.0,
+        uuid: UUID,
+        preallocate: false,
+    };
     create(&medium, &shape).await?;
     // Making a volume punches holes where its tables will be.
     reserve(path, layout.medium_bytes())?;
@@ -228,6 +241,12 @@ impl OpenVolume {
     pub fn stack(&self) -> Stack {
         self.on_turn.set(true);
         Stack::new(Rc::clone(&self.gate))
+    }
+
+    /// The volume as a device, from now on at work all the time.
+    pub fn device(&self) -> Rc<impl sealblock_block::Device + use<>> {
+        self.on_turn.set(true);
+        Rc::clone(&self.gate)
     }
 
     /// Closes the volume.

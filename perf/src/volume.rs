@@ -7,6 +7,8 @@
 //! sides. A second raw file runs along as if it were a contender and shows how much the ratios mean; a third
 //! one's reader loads the data, as every user of data does.
 
+use std::time::Duration;
+
 use sealblock_runtime_reactor::{Config, Reactor};
 
 use crate::load::{Load, Turn, Until};
@@ -17,6 +19,8 @@ use crate::rig::{Contender, FILL, Prepared};
 const SEQUENTIAL: f64 = 0.90;
 const RANDOM_WRITE: f64 = 0.75;
 const RANDOM_READ: f64 = 0.85;
+const SCATTERED_AT_ONCE: f64 = 0.60;
+const SCATTERED_AFTER: f64 = 0.85;
 
 const fn small(name: &'static str, write: bool, depth: u64, flush_every: u64) -> Load {
     Load { name, write, blocks: 1, random: true, depth, flush_every }
@@ -26,7 +30,7 @@ const fn large(name: &'static str, write: bool) -> Load {
     Load { name, write, blocks: 256, random: false, depth: 8, flush_every: 0 }
 }
 
-/// Loads on written files, with their bars. Random overwrites come last because they scatter the blocks of the volumes.
+/// Loads on written files, with their bars.
 const STEADY: &[(Load, f64)] = &[
     (large("read 1 MiB, sequential, QD 8", false), SEQUENTIAL),
     (large("write 1 MiB, sequential, QD 8", true), SEQUENTIAL),
@@ -37,9 +41,37 @@ const STEADY: &[(Load, f64)] = &[
     (small("write 4 KiB, random, QD 32, flush every 1024", true, 32, 1024), RANDOM_WRITE),
     (small("write 4 KiB, random, QD 32, flush every 32", true, 32, 32), RANDOM_WRITE),
     (small("write 4 KiB, random, QD 32, flush every 1", true, 32, 1), RANDOM_WRITE),
-    (small("read 4 KiB, random, QD 32, after overwrites", false, 32, 0), RANDOM_READ),
-    (large("read 1 MiB, sequential, QD 8, after overwrites", false), SEQUENTIAL),
-    (large("write 1 MiB, sequential, QD 8, after overwrites", true), SEQUENTIAL),
+];
+
+/// Overwrites that scatter the blocks of a volume: as many as it has, anywhere.
+const SCATTER: Load = small("overwrite", true, 32, 0);
+
+/// Loads on files that were overwritten at random all over just before: with their bars at once and after idle time.
+const SCATTERED: &[([Load; 2], f64, f64)] = &[
+    (
+        [
+            small("read 4 KiB, random, QD 32, after overwrites", false, 32, 0),
+            small("read 4 KiB, random, QD 32, after overwrites and idle time", false, 32, 0),
+        ],
+        RANDOM_READ,
+        RANDOM_READ,
+    ),
+    (
+        [
+            large("read 1 MiB, sequential, QD 8, after overwrites", false),
+            large("read 1 MiB, sequential, QD 8, after overwrites and idle time", false),
+        ],
+        SCATTERED_AT_ONCE,
+        SCATTERED_AFTER,
+    ),
+    (
+        [
+            large("write 1 MiB, sequential, QD 8, after overwrites", true),
+            large("write 1 MiB, sequential, QD 8, after overwrites and idle time", true),
+        ],
+        SCATTERED_AT_ONCE,
+        SCATTERED_AFTER,
+    ),
 ];
 
 /// Measures everything and prints it.
@@ -94,8 +126,45 @@ async fn steady(options: &FileOptions) -> anyhow::Result<()> {
         rounds.print(load.name, &names(&contenders), Some(bar));
         print_media(&contenders, &rounds);
     }
+    scattered(options, &contenders).await?;
     for contender in contenders {
         contender.close().await?;
+    }
+    Ok(())
+}
+
+/// Each round of each of these loads finds the volumes overwritten at random all over; the second of a pair after idle time.
+async fn scattered(options: &FileOptions, contenders: &[Contender]) -> anyhow::Result<()> {
+    let idle = Duration::from_secs_f64(options.idle);
+    for ([at_once, after], first_bar, second_bar) in SCATTERED {
+        for (load, bar, idle) in [(*at_once, *first_bar, Duration::ZERO), (*after, *second_bar, idle)] {
+            if !load.name.contains(&options.only) {
+                continue;
+            }
+            let mut rounds = Rounds::default();
+            for number in 0..options.rounds {
+                if number == 0 || load.write {
+                    scatter(options, contenders, number, idle).await?;
+                }
+                rounds.0.push(round(contenders, load, Until::Passed(options.turn()), number).await?);
+            }
+            rounds.print(load.name, &names(contenders), Some(bar));
+            print_media(contenders, &rounds);
+        }
+    }
+    Ok(())
+}
+
+/// Overwrites the volumes at random; raw files are as they were after that. Then leaves the volumes alone.
+async fn scatter(options: &FileOptions, contenders: &[Contender], number: u32, idle: Duration) -> anyhow::Result<()> {
+    for contender in contenders.iter().filter(|contender| contender.counts().is_some()) {
+        contender.turn(SCATTER, Until::Asked(options.blocks()), u64::from(number) + 1000).await?;
+        contender.rest(idle).await;
+    }
+    // What this cost is no part of a load.
+    for counts in contenders.iter().filter_map(Contender::counts) {
+        counts.take_sync_ms();
+        counts.take_data_write_seconds();
     }
     Ok(())
 }

@@ -39,9 +39,6 @@ pub enum FormatError {
     /// A field has a value that it cannot have.
     #[error("{0} has a value that it cannot have")]
     Field(&'static str),
-    /// It is about a device of another size.
-    #[error("it is about a device of {0} blocks")]
-    Capacity(u64),
 }
 
 /// The bytes of a record, about a device of so many blocks.
@@ -95,7 +92,7 @@ fn put(bytes: &mut Vec<u8>, numbers: &[u64]) {
     }
 }
 
-/// Reads a record about a device of so many blocks.
+/// Reads a record about a device of so many blocks. One about as many as it had before it was resized is fitted to those it has.
 pub(crate) fn decode(bytes: &[u8], capacity_blocks: u64) -> Result<Record, FormatError> {
     let version = check(bytes)?;
     let (head_bytes, run_bytes) = match version {
@@ -130,10 +127,9 @@ pub(crate) fn decode(bytes: &[u8], capacity_blocks: u64) -> Result<Record, Forma
         schedule_from_unix_s: some(10),
         runs: runs.chunks_exact(run_bytes).map(decode_run).collect::<Result<_, _>>()?,
     };
-    match number(0) {
-        blocks if blocks == capacity_blocks => sound(record, capacity_blocks),
-        blocks => Err(FormatError::Capacity(blocks)),
-    }
+    let mut record = sound(record, number(0))?;
+    record.fit(capacity_blocks);
+    Ok(record)
 }
 
 /// What all versions have in common: the start, the checksum, the version.

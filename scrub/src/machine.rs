@@ -141,6 +141,18 @@ impl Scrub {
         self.settings = settings;
     }
 
+    /// The device has another shape from now on, after it was resized: a run goes on where it was, to the new end, and begins anew
+    /// if that lies before. To be called while no piece is being checked.
+    pub fn resize(&mut self, shape: Shape) {
+        let is_other = self.shape.capacity_blocks != shape.capacity_blocks;
+        self.shape = shape;
+        self.record.fit(shape.capacity_blocks);
+        if is_other {
+            self.session = None;
+            self.saving.turned();
+        }
+    }
+
     /// What to do now.
     pub fn step(&mut self, now: Moment, activity: Activity) -> Step {
         match self.record.phase {

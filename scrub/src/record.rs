@@ -118,6 +118,14 @@ impl Record {
         (self.started_unix_s, self.counts, self.rate) = (now_unix_s, Counts::default(), rate);
     }
 
+    /// The device has so many blocks now. A run goes on where it was; one that was past the new end begins anew, since what it has
+    /// counted is of blocks that are no more.
+    pub(crate) fn fit(&mut self, capacity_blocks: u64) {
+        if self.phase != Phase::Idle && self.position >= capacity_blocks {
+            (self.position, self.from, self.counts) = (0, 0, Counts::default());
+        }
+    }
+
     /// The run under way ends.
     pub(crate) fn end(&mut self, now_unix_s: u64, ended: Ended) -> Run {
         let (started_unix_s, from, counts) = (self.started_unix_s, self.from, self.counts);

@@ -144,6 +144,8 @@ pub enum Command {
     Copy(Copy),
     /// Copy what still verifies out of a damaged volume, and list the rest.
     Rescue(Rescue),
+    /// Give a protected volume another size, while it is served as well.
+    Resize(Resize),
     /// Say how the legs of a mirror are, and add, take out or replace one.
     Mirror(Mirror),
     /// Damage one block of a volume on purpose, behind its seal's back.
@@ -176,6 +178,10 @@ pub struct Create {
     /// nothing that is checked.
     #[arg(long = "type", value_name = "TYPE", value_enum, default_value_t = ProtectionType::Type1)]
     pub protection_type: ProtectionType,
+    /// Take the space of the whole volume at once, so that no write fails for lack of it later. Blocks that are given up
+    /// then keep their space. Without this a file takes space as it is written, and gives it back.
+    #[arg(long)]
+    pub preallocate: bool,
     /// Overwrite a volume or a file that is already there.
     #[arg(long)]
     pub force: bool,
@@ -344,10 +350,34 @@ const RESCUE_HELP: &str = "\
 Examples:
   sealblock rescue v saved.img
   sealblock rescue v new.volume --json
+  sealblock rescue /dev/sdX saved.img --capacity 100GiB
 
-VOLUME is only read. Any of the three copies of its superblock will do; where none is left, nothing can be rescued yet.
+VOLUME is only read. Any of the three copies of its superblock will do. Where none is left, the shape of the volume is found
+from its records and the length of the medium; where it does not fill the medium, --capacity says how large it was.
 Blocks that are lost are unreadable in a TO that can say so, such as a protected volume, and zeroes in any other.
-Exit status 1 says that some are; standard output names them.";
+Exit status 1 says that some are, or that no superblock was left; standard output names them.";
+
+/// Arguments of `resize`.
+#[derive(Args, Debug)]
+#[command(after_help = "Example:\n  sealblock resize v --size 2GiB\n\n\
+    A server that serves the volume changes its size under load: requests wait for a moment, NVMe hosts are told and see the new \
+    size by themselves, NBD clients when they connect again. A volume becomes smaller only where its last blocks hold no data; \
+    use a smaller file system first, and `sealblock discard`. Members of mirrors and stripes keep their size.")]
+pub struct Resize {
+    /// The volume, by its path, or by what it is served as: the NQN of its subsystem (and /NSID), or a nvme+tcp:// URI of this
+    /// machine.
+    #[arg(value_name = "VOLUME")]
+    pub target: ServedName,
+    /// Bytes of data that the volume is to hold: a multiple of the block size.
+    #[arg(long, value_name = "SIZE")]
+    pub size: ByteCount,
+    /// The control socket of the server; those of this user's servers are found without it.
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
 
 /// Arguments of `rescue`.
 #[derive(Args, Debug)]
@@ -359,6 +389,12 @@ pub struct Rescue {
     /// Where to; a path where nothing is becomes a plain file; - is standard output.
     #[arg(value_name = "TO")]
     pub to: Endpoint,
+    /// What a volume without a superblock was created with (`create --size`), where the length of the medium does not tell.
+    #[arg(long, value_name = "SIZE")]
+    pub capacity: Option<ByteCount>,
+    /// Bytes of data in a block of a volume without a superblock.
+    #[arg(long, value_name = "512|4096", value_parser = values::block_size)]
+    pub block_size: Option<BlockSize>,
     /// Overwrite what is left of another damaged volume.
     #[arg(long)]
     pub force: bool,

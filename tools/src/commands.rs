@@ -11,6 +11,7 @@ pub mod info;
 pub mod man;
 pub mod mirror;
 pub mod rescue;
+pub mod resize;
 pub mod scrub;
 pub mod serve;
 pub mod unmap;
@@ -33,6 +34,7 @@ pub fn run(command: &Command) -> Result<Exit, Failure> {
         Command::Discard(arguments) => unmap::discard(arguments),
         Command::Copy(arguments) => copy::run(arguments),
         Command::Rescue(arguments) => rescue::run(arguments),
+        Command::Resize(arguments) => resize::run(arguments),
         Command::Mirror(arguments) => mirror::run(arguments),
         Command::Corrupt(arguments) => corrupt::run(arguments),
         Command::Demo(arguments) => demo::run(arguments),

@@ -7,4 +7,5 @@ pub mod client;
 pub mod legs;
 pub mod place;
 pub mod protocol;
+pub mod resized;
 pub mod status;

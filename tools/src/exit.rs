@@ -108,6 +108,14 @@ impl Failure {
         Failure { advice: Some(advice.into()), ..self }
     }
 
+    /// Why it failed and what to try, for whoever knows that this was being done, and on what.
+    pub fn reason(&self, doing: &str) -> String {
+        if self.doing != doing {
+            return self.to_string();
+        }
+        self.advice.as_ref().map_or(self.why.clone(), |advice| format!("{}\ntry: {advice}", self.why))
+    }
+
     /// What kept the command from its work.
     pub const fn cause(&self) -> Cause {
         self.cause
@@ -116,6 +124,12 @@ impl Failure {
     /// What to try, where anything is known to help.
     pub fn advice(&self) -> Option<&str> {
         self.advice.as_deref()
+    }
+
+    /// What was being done and why it failed, on one line and without advice: for where it is a part of something else.
+    pub fn in_short(&self) -> String {
+        let target = self.target.as_ref().map_or(String::new(), |target| format!(" on {target}"));
+        format!("{}{target}: {}", self.doing, self.why)
     }
 }
 
@@ -129,11 +143,7 @@ impl std::error::Error for Failure {}
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "sealblock: {}", self.doing)?;
-        if let Some(target) = &self.target {
-            write!(f, " on {target}")?;
-        }
-        write!(f, ": {}", self.why)?;
+        write!(f, "sealblock: {}", self.in_short())?;
         self.advice.as_ref().map_or(Ok(()), |advice| write!(f, "\ntry: {advice}"))
     }
 }
@@ -172,6 +182,8 @@ mod tests {
             failure.to_string(),
             "sealblock: reading the range on v: block 100 is past the end\ntry: a smaller range"
         );
+        assert_eq!(failure.reason("reading the range"), "block 100 is past the end\ntry: a smaller range");
+        assert_eq!(failure.reason("reading"), failure.to_string(), "what else was being done is worth telling");
         let bare = Failure::new(Cause::Io, "writing", "broken");
         assert_eq!(bare.to_string(), "sealblock: writing: broken");
     }

@@ -26,7 +26,7 @@ use sealblock_media_memory::MemoryDevice;
 use sealblock_media_nbd::NbdDevice;
 use sealblock_media_null::NullDevice;
 use sealblock_media_nvme_tcp::NvmeTcpDevice;
-use sealblock_media_volume::Volume;
+use sealblock_media_volume::{UpkeepCounts, Volume};
 use sealblock_runtime_reactor::{Config, Reactor};
 use sealblock_units::{BlockSize, ByteCount, Extent, Lba};
 
@@ -35,18 +35,21 @@ use crate::range::{BlockRange, BlockSpan};
 use crate::target::Target;
 use files::Plain;
 
-pub use alone::Usage;
+pub use alone::{Usage, bars_resizing};
 pub use facts::Facts;
-pub use failures::{of_block, of_medium, of_open, of_volume};
-pub use files::{FileKind, OpenVolume, Overwritten, inspect, of_remains, open_medium, open_volume, overwrite};
+pub use failures::{of_block, of_medium, of_open, of_resize, of_volume};
+pub use files::{
+    FileKind, OpenVolume, Overwritten, inspect, of_remains, open_again, open_medium, open_shapeless, open_truncated,
+    open_volume, overwrite,
+};
 pub use groups::{OpenMirror, create_mirror};
 pub use nbd::exports;
 pub use read_only::ReadOnly;
 pub use remote::discover;
 pub use whole::Whole;
 
-/// A volume in a file, on the reactor's clock.
-pub type FileVolume = Volume<FileMedium, ReactorClock>;
+/// A volume in a file, on the reactor's clock. The file, and with it the lock that keeps others away, may outlive the volume.
+pub type FileVolume = Volume<Rc<FileMedium>, ReactorClock>;
 
 /// The time of the reactor.
 #[derive(Clone, Copy, Debug)]
@@ -65,6 +68,15 @@ pub enum Access {
     Read,
     /// Change, alone.
     Write,
+    /// The same, and volumes leave blocks where they lie while they are idle.
+    WriteInPlace,
+}
+
+impl Access {
+    /// Whether anything is to be changed.
+    pub fn writes(self) -> bool {
+        self != Access::Read
+    }
 }
 
 /// What has to be closed in the end.
@@ -149,6 +161,14 @@ pub struct Closer {
 }
 
 impl Closer {
+    /// The volume, if the target is one by itself and has nothing else to be closed.
+    pub fn lone_volume(&self) -> Option<&Rc<FileVolume>> {
+        match (&self.target, &self.held[..]) {
+            (Target::File(_) | Target::Linux(_), [Held::Volume(volume)]) => Some(volume),
+            _ => None,
+        }
+    }
+
     /// Leaves volumes clean. What is asked of the device afterwards fails.
     ///
     /// # Errors
@@ -164,7 +184,10 @@ fn close_all(held: &[Held]) -> LocalBoxFuture<'_, Result<(), Error>> {
         let mut closed = Ok(());
         for held in held {
             match held {
-                Held::Volume(volume) => closed = closed.and(volume.close().await),
+                Held::Volume(volume) => {
+                    closed = closed.and(volume.close().await);
+                    tell_upkeep(volume);
+                }
                 Held::Remote(device) => device.close().await,
                 Held::Paths(paths) => closed = closed.and(paths.close().await),
                 Held::Mirror(mirror) => closed = closed.and(mirror.close().await),
@@ -173,6 +196,15 @@ fn close_all(held: &[Held]) -> LocalBoxFuture<'_, Result<(), Error>> {
         }
         closed
     })
+}
+
+/// Tells what a volume has done by itself.
+fn tell_upkeep(volume: &FileVolume) {
+    let UpkeepCounts { blocks_moved, blocks_unfit, bytes_punched } = volume.upkeep();
+    if blocks_moved + blocks_unfit + bytes_punched > 0 {
+        let path = volume.medium().path().display();
+        tracing::info!(%path, blocks_moved, blocks_unfit, bytes_punched, "what the volume did while it was idle");
+    }
 }
 
 fn received_bytes(held: &[Held]) -> Option<u64> {
@@ -216,10 +248,7 @@ pub fn open(target: &Target, access: Access) -> LocalBoxFuture<'_, Result<Opened
 pub fn open_for(target: &Target, access: Access, usage: Usage) -> LocalBoxFuture<'_, Result<Opened, Failure>> {
     Box::pin(async move {
         let opened = open_device(target, access, usage).await?;
-        match access {
-            Access::Read => Ok(opened),
-            Access::Write => alone::guard(opened, usage).await,
-        }
+        if access.writes() { alone::guard(opened, usage).await } else { Ok(opened) }
     })
 }
 

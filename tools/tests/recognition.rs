@@ -50,12 +50,14 @@ fn is_refused_by_all(place: &Place) {
 
 #[test]
 fn one_wrong_byte_in_every_magic_makes_no_raw_file_of_a_volume() {
-    let (place, _) = place();
+    let (place, data) = place();
     for at in [SUPERBLOCK_OFFSETS[0], SUPERBLOCK_OFFSETS[1], third(&place)] {
         place.poke("v", at + 3, b"?");
     }
     is_refused_by_all(&place);
-    place.run("rescue v out").fails(3, &["v", "no superblock is left", "another copy"]);
+    // Its records tell where its blocks are.
+    place.run("rescue v out").ends_with(1).says(&["no superblock can be used", "512 blocks of 4096", "nothing lost"]);
+    assert!(place.read("out") == data);
 }
 
 #[test]
@@ -165,6 +167,23 @@ fn lost(answer: &Answer) -> Vec<(u64, u64, String)> {
 }
 
 #[test]
+fn of_a_volume_that_was_cut_off_rescue_copies_what_is_left() {
+    let (place, data) = place();
+    let whole = place.read("v");
+    place.write("v", &whole[..whole.len() - (3 << 20)]);
+    for command in ["info v", "verify v", "copy v out", "copy small v"] {
+        place.run(command).fails(3, &["v", "cut off", "sealblock rescue"]);
+    }
+    let answer = place.run("rescue v out --json");
+    answer.ends_with(1);
+    // Its slots were filled in the order of addresses, so what is lost is one run at the end.
+    let [(lba, blocks, why)] = <[_; 1]>::try_from(lost(&answer)).unwrap();
+    assert!(lba > 0 && lba + blocks == 512 && why == "media", "{lba} {blocks} {why}");
+    let expected = [&data[..(lba as usize) << 12], &vec![0; (blocks as usize) << 12]].concat();
+    assert!(place.read("out") == expected, "what lies before the cut is there, and zeroes for the rest");
+}
+
+#[test]
 fn rescue_copies_what_verifies_and_lists_the_rest() {
     let (place, data) = place();
     for lba in [5, 6, 300] {
@@ -196,4 +215,83 @@ fn rescue_copies_what_verifies_and_lists_the_rest() {
     place.run("rescue x out").succeeds().says(&["512 of 512", "nothing lost"]);
     place.run("rescue small out").fails(3, &["small", "no protected volume"]);
     place.run("rescue x - --json").fails(2, &["standard output"]);
+}
+
+/// Without any superblock, and without the first `wiped` bytes.
+fn wipe_superblocks(place: &Place, name: &str, wiped: usize) {
+    let end = place.read(name).len() as u64;
+    place.poke(name, 0, &vec![0; wiped]);
+    place.poke(name, end - 4096, &[0; 4096]);
+}
+
+#[test]
+fn rescue_without_a_superblock_copies_what_verifies_and_lists_the_rest() {
+    for shape in ["--guard crc16", "--guard crc64 --type 3", "--block-size 512 --guard none"] {
+        let place = Place::new();
+        let data = noise(3, 2 << 20);
+        place.volume(&format!("--size 2MiB {shape}"), &data);
+        let block: usize = if shape.contains("512") { 512 } else { 4096 };
+        if !shape.contains("none") {
+            place.run("corrupt v --lba 7 --kind data").succeeds();
+            place.run("corrupt v --lba 300 --kind guard").succeeds();
+        }
+        let sector = place.run("info v --json").succeeds().json()["volume"]["sector_bytes"].clone();
+        wipe_superblocks(&place, "v", 64 << 10);
+        let damaged = place.read("v");
+        let answer = place.run("rescue v saved --json");
+        answer.ends_with(1);
+        let (report, mut due) = (answer.json(), data.clone());
+        let found = &report["without_superblock"];
+        assert_eq!((&report["block_size"], &found["sector_bytes"]), (&block.into(), &sector), "{shape}");
+        assert_eq!(report["superblock_copies"].as_array().unwrap().len(), 3);
+        let wanted = if shape.contains("none") {
+            vec![]
+        } else {
+            vec![(7, 1, "guard".to_owned()), (300, 1, "guard".to_owned())]
+        };
+        assert_eq!(lost(&answer), wanted, "{shape}");
+        wanted.iter().for_each(|(lba, ..)| due[*lba as usize * block..][..block].fill(0));
+        assert!(place.read("saved") == due, "{shape}");
+        assert!(place.read("v") == damaged, "the volume is only read");
+    }
+}
+
+#[test]
+fn rescue_finds_a_volume_whose_first_mebibyte_is_gone() {
+    let place = Place::new();
+    let data = noise(4, 8 << 20);
+    place.write("data", &data);
+    // Large enough that its tables lie behind the first mebibyte.
+    place.run("create v --size 256MiB --guard crc32c").succeeds();
+    place.run("copy data v").succeeds();
+    wipe_superblocks(&place, "v", 1 << 20);
+    let answer = place.run("rescue v saved --json");
+    answer.ends_with(1);
+    let report = answer.json();
+    assert_eq!((&report["blocks"], &report["blocks_lost"]), (&65536.into(), &0.into()));
+    assert_eq!(report["without_superblock"]["may_be_older"], true, "part of its log is gone");
+    assert!(
+        place.read("saved")[..data.len()] == data && place.read("saved")[data.len()..].iter().all(|byte| *byte == 0)
+    );
+}
+
+#[test]
+fn rescue_says_what_it_cannot_tell_and_takes_a_hint() {
+    let (place, data) = place();
+    wipe_superblocks(&place, "v", 64 << 10);
+    // Longer than the volume, as a block device is.
+    let longer = [place.read("v"), vec![0; (5 << 20) + 4096]].concat();
+    place.write("long", &longer);
+    place.run("rescue long out").fails(3, &["long", "no superblock is left", "--capacity"]);
+    place.run("rescue long out --capacity 2MiB").ends_with(1).says(&["nothing lost"]);
+    assert!(place.read("out") == data);
+    place.run("rescue long out --capacity 2MiB --block-size 512").fails(3, &["no superblock is left"]);
+    place.run("rescue long out --capacity 1000").fails(3, &["no volume has this capacity"]);
+    // Nothing of a volume: not with a hint either.
+    place.write("noise", &noise(9, 4 << 20));
+    place.run("rescue noise out").fails(3, &["noise", "no protected volume"]);
+    place.run("rescue noise out --capacity 2MiB").fails(3, &["noise", "no records of a volume"]);
+    // A volume that has a superblock needs no hint, and does not ignore one.
+    place.run("create w --size 2MiB").succeeds();
+    place.run("rescue w out --capacity 2MiB").fails(2, &["w", "has a superblock"]);
 }

@@ -24,6 +24,10 @@ const SIMULATION_SEEDS: &str = "400";
 const MIRROR_SEEDS: &str = "60";
 /// Seeds of walks through the histories of mirrors.
 const WALK_SEEDS: &str = "100";
+/// Damaged volumes: each region, each damage, each state.
+const FRAGILITY: &str = "sealblock-fragility";
+/// Trials of the short run; the table in docs/formats/protected-volume.md is from 20,000.
+const FRAGILITY_TRIALS: &str = "1920";
 /// Whether the check fails when the simulator has no binary. Set it as soon as there is one.
 const SIMULATION_REQUIRED: bool = true;
 
@@ -49,6 +53,7 @@ pub fn run(fast: bool) -> Result<()> {
     steps.run("doctests", |log| counted(cargo(["test", "--workspace", "--doc"]), log));
     if !fast {
         steps.run("simulation", |log| simulation(&workspace, log));
+        steps.run("fragility", fragility);
         steps.run("conformance", conformance);
     }
     steps.finish()
@@ -134,6 +139,13 @@ fn simulation(workspace: &Workspace, log: &Path) -> Result<Done> {
     }
     let seeds = format!("{SIMULATION_SEEDS} seeds of volumes, {MIRROR_SEEDS} of mirrors, {WALK_SEEDS} of walks");
     Ok(Done::Ok(seeds))
+}
+
+/// Every bound on what damage may cost.
+fn fragility(log: &Path) -> Result<Done> {
+    let words = ["run", "--quiet", "--release", "--package", FRAGILITY, "--", "--short", "--trials", FRAGILITY_TRIALS];
+    step::run(&mut cargo(words), log)?;
+    Ok(Done::Ok(format!("{FRAGILITY_TRIALS} damaged volumes")))
 }
 
 fn conformance(log: &Path) -> Result<Done> {

@@ -69,6 +69,16 @@ impl Export {
         self
     }
 
+    /// The same, whose device has another size now.
+    pub(crate) fn resized(&self, device: SharedDevice) -> Export {
+        Export { device, ..self.clone() }
+    }
+
+    /// Whether both are one export, at different times.
+    pub(crate) fn is_same(&self, other: &Export) -> bool {
+        self.name == other.name && self.device.is_same(&other.device)
+    }
+
     /// What clients are told.
     pub(crate) fn told(&self) -> core::Export {
         let (geometry, abilities) = (self.device.geometry(), self.device.abilities());

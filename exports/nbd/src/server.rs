@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::task::Context;
 use std::time::Duration;
 
+use sealblock_layers_remote_core::SharedDevice;
 use sealblock_runtime_reactor::net::{Keepalive, Listener, Stream};
 use sealblock_runtime_reactor::{CoreHandle, now, sleep, spawn};
 
@@ -51,6 +52,16 @@ impl Server {
     /// [`SetupError::Unknown`].
     pub fn remove_export(&self, name: &str) -> Result<(), SetupError> {
         self.0.remove(name)
+    }
+
+    /// Has clients that connect from now on see the geometry of `device`, which is a newer handle for the device that the export
+    /// has already. The protocol has no way to tell the others, who go on with the size that they were told; what of it lies past
+    /// the end now is refused by the device.
+    ///
+    /// # Errors
+    /// [`SetupError::Unknown`] and [`SetupError::Untellable`].
+    pub fn resize_export(&self, name: &str, device: SharedDevice) -> Result<(), SetupError> {
+        self.0.resize(name, device)
     }
 
     /// The names of the exports, in the order of adding. The first is the default.

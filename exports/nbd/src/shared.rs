@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use sealblock_layers_remote_core::SharedDevice;
 use sealblock_protocols_nbd as core;
 use sealblock_runtime_reactor::{Budget, Post};
 
@@ -102,9 +103,28 @@ impl Shared {
             offered.told = others.map(|(_, other)| other.clone()).collect();
             offered.exports.remove(at)
         };
-        let uses = |member: &&Member| member.chosen.as_ref().is_some_and(|chosen| Arc::ptr_eq(chosen, &removed));
+        // Those who chose it when it had another size, too.
+        let uses = |member: &&Member| member.chosen.as_ref().is_some_and(|chosen| chosen.is_same(&removed));
         let lines: Vec<_> = lock(&self.members).all.values().filter(uses).map(|user| Arc::clone(&user.line)).collect();
         lines.iter().for_each(|line| line.order(Order::Stop));
+        Ok(())
+    }
+
+    /// Has an export show another size to those who connect from now on.
+    pub(crate) fn resize(&self, name: &str, device: SharedDevice) -> Result<(), SetupError> {
+        let mut offered = lock(&self.offered);
+        let at = offered.told.iter().position(|told| told.name == name);
+        let at = at.ok_or_else(|| SetupError::Unknown(name.to_owned()))?;
+        let export = offered.exports[at].resized(device);
+        let told = export.told();
+        if !told.is_valid() {
+            return Err(SetupError::Untellable(told.name.chars().take(80).collect()));
+        }
+        let before = std::mem::replace(&mut offered.exports[at], Arc::new(export));
+        offered.told =
+            offered.told.iter().enumerate().map(|(i, was)| if i == at { &told } else { was }).cloned().collect();
+        drop(offered);
+        drop(before);
         Ok(())
     }
 
@@ -160,7 +180,12 @@ impl Place {
     pub(crate) fn choose(&self, told: &core::Export) -> Option<Arc<Export>> {
         // Held until the choice is noted, so that whoever takes the export away after that finds its user.
         let offered = lock(&self.shared.offered);
-        let at = offered.told.iter().position(|other| other == told)?;
+        // It may have grown since the client was told; of one that shrank the client would know too much.
+        let is_it = |other: &core::Export| {
+            other.size_bytes >= told.size_bytes
+                && core::Export { size_bytes: other.size_bytes, ..told.clone() } == *other
+        };
+        let at = offered.told.iter().position(is_it)?;
         let chosen = Arc::clone(&offered.exports[at]);
         if let Some(member) = lock(&self.shared.members).all.get_mut(&self.number) {
             member.chosen = Some(Arc::clone(&chosen));

@@ -93,3 +93,37 @@ fn a_client_that_reads_no_answers_does_not_hold_up_others() {
         assert_eq!(greedy.receive().1[0].1.len(), 8 + (1 << 20), "who comes late still gets everything");
     }
 }
+
+#[test]
+fn clients_that_connect_later_see_another_size_and_the_others_what_they_were_told() {
+    let served = serve(Limits::default());
+    let large = served.shared.geometry().capacity_bytes();
+    served.server.add_export(Export::new("late", served.shared.clone())).unwrap();
+    let mut before = Client::open(served.address, "late", false);
+    let (half, last) = (large / 2, large - BLOCK);
+    before.write(0, &pattern(BLOCK, 1));
+    before.write(last, &pattern(BLOCK, 2));
+    served.resize("late", half);
+    let mut after = Client::open(served.address, "late", true);
+    assert_eq!((before.size, after.size), (large, half));
+    assert_eq!(after.read(0, BLOCK), pattern(BLOCK, 1));
+    // Past its own end a client is refused at once; past that of the device by the device, whatever the client was told.
+    for client in [&mut before, &mut after] {
+        for (kind, data) in
+            [(c::READ, vec![]), (c::WRITE, pattern(BLOCK, 3)), (c::TRIM, vec![]), (c::WRITE_ZEROES, vec![])]
+        {
+            let errno = client.errno(0, kind, half, BLOCK, &data);
+            assert!([22, 28].contains(&errno), "EINVAL or ENOSPC, and not {errno}");
+        }
+    }
+    served.resize("late", large);
+    assert_eq!(before.read(last, BLOCK), pattern(BLOCK, 2), "nobody has written there since");
+    assert_ne!(after.errno(0, c::READ, half, BLOCK, &[]), 0, "the size that it negotiated");
+    assert_eq!(Client::open(served.address, "late", false).size, large);
+    // Whoever chose it when it had another size goes with it.
+    served.server.remove_export("late").unwrap();
+    for mut client in [before, after] {
+        assert!(client.stream.read_to_end(&mut Vec::new()).is_ok());
+    }
+    assert_eq!(served.server.resize_export("late", served.shared.clone()), Err(SetupError::Unknown("late".into())));
+}

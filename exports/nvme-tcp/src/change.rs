@@ -7,6 +7,7 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use sealblock_layers_remote_core::SharedDevice;
 use sealblock_protocols_nvme::nqn::Nqn;
 
 use crate::controller::Controller;
@@ -93,6 +94,25 @@ impl Target {
         let removed = subsystem.remove(nsid)?;
         for controller in self.of(&subsystem) {
             controller.namespace_removed(nsid, &removed);
+        }
+        Ok(())
+    }
+
+    /// Has a namespace show the geometry of `device`, which is a newer handle for the device that it has already. Its controllers have
+    /// it with the next command, and tell their hosts to look (Attached Namespace Attribute Changed); the identity of the
+    /// namespace, its state and who is still to be told of a failed flush stay. Before a device gets smaller hosts are best
+    /// told, but nothing depends on it: what lies past its end is refused by the device.
+    ///
+    /// # Errors
+    /// [`SetupError::UnknownNqn`] and [`SetupError::UnknownNsid`].
+    pub fn resize_namespace(&self, nqn: &Nqn, nsid: u32, device: SharedDevice) -> Result<(), SetupError> {
+        let subsystem = self.offered(nqn)?;
+        subsystem.replace(nsid, |namespace| {
+            debug_assert!(namespace.device.is_same(&device), "another device is another namespace");
+            namespace.resized(device)
+        })?;
+        for controller in self.of(&subsystem) {
+            controller.namespace_resized(nsid);
         }
         Ok(())
     }

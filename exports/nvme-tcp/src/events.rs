@@ -34,6 +34,12 @@ impl Controller {
         self.notices.namespace_changed(nsid);
     }
 
+    /// A namespace has another size; queues let what they had of it go, each on its core. May be called on any core.
+    pub(crate) fn namespace_resized(&self, nsid: u32) {
+        self.order_io_queues(Orders::NAMESPACES);
+        self.namespaces_changed(nsid);
+    }
+
     /// A namespace came or changed. May be called on any core.
     pub(crate) fn namespaces_changed(&self, nsid: u32) {
         if let Ok(namespace) = self.namespace(nsid) {

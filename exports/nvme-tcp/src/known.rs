@@ -42,9 +42,10 @@ struct Wrong {
     written: bool,
 }
 
-#[derive(Default)]
 struct Set {
     blocks: BTreeMap<u64, Wrong>,
+    /// Blocks of the device, once it was resized: what was met beyond by requests of before is no damage any more.
+    capacity_blocks: u64,
     overflowed: bool,
     /// The blocks that were checked since it overflowed: first and last of runs, in order, none next to another.
     scanned: Vec<(u64, u64)>,
@@ -246,6 +247,11 @@ impl KnownBlocks {
         }
     }
 
+    /// The device has so many blocks now.
+    pub(crate) fn resize(&self, capacity_blocks: u64) {
+        self.change(|set| set.resize(capacity_blocks));
+    }
+
     /// The runs of bad blocks within an extent, at most `most` of them, and whether these are all.
     pub(crate) fn runs(&self, extent: Extent, most: usize) -> (Vec<LbaStatusDescriptor>, bool) {
         let set = self.lock();
@@ -279,11 +285,19 @@ impl KnownBlocks {
     }
 }
 
+impl Default for Set {
+    fn default() -> Set {
+        let (blocks, scanned) = (BTreeMap::new(), Vec::new());
+        Set { blocks, capacity_blocks: u64::MAX, overflowed: false, scanned, generation: 0, additions: 0 }
+    }
+}
+
 impl Set {
     /// Adds or replaces blocks as far as there is room; tells whether any was not known.
     fn add(&mut self, blocks: impl Iterator<Item = (u64, Wrong)>) -> bool {
         let (before, mut changed) = (self.blocks.len(), false);
-        for (lba, wrong) in blocks {
+        let capacity_blocks = self.capacity_blocks;
+        for (lba, wrong) in blocks.filter(|(lba, _)| *lba < capacity_blocks) {
             let has_room = self.blocks.len() < KNOWN_BLOCKS;
             match self.blocks.get_mut(&lba) {
                 // A block stays marked as written so for as long as it cannot be read.
@@ -308,6 +322,17 @@ impl Set {
         self.additions = self.additions.wrapping_add(u16::from(added));
         self.generation += u64::from(added || changed);
         added
+    }
+
+    /// Takes in that the device has so many blocks now. Those beyond are gone, and what comes in their place later is new.
+    fn resize(&mut self, capacity_blocks: u64) {
+        self.capacity_blocks = capacity_blocks;
+        let gone = self.blocks.split_off(&capacity_blocks);
+        self.scanned.retain(|(first, _)| *first < capacity_blocks);
+        if let Some((_, last)) = self.scanned.last_mut() {
+            *last = capacity_blocks.saturating_sub(1).min(*last);
+        }
+        self.generation += u64::from(!gone.is_empty());
     }
 
     /// Takes out the blocks of an extent for which `goes` holds.

@@ -54,6 +54,12 @@ impl Namespace {
         self
     }
 
+    /// The same namespace, whose device has another size now.
+    pub(crate) fn resized(&self, device: SharedDevice) -> Namespace {
+        let shapes = Shapes::of(device.geometry());
+        Namespace { device, uuid: self.uuid, state: Arc::clone(&self.state), shows: self.shows, shapes }
+    }
+
     /// What is shared of the namespace, for those who find or repair damage by other ways than its commands.
     pub fn state(&self) -> Arc<NamespaceState> {
         Arc::clone(&self.state)

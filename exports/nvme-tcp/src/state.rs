@@ -53,6 +53,12 @@ impl NamespaceState {
         self.degraded.load(Ordering::Relaxed)
     }
 
+    /// Takes in that the device has so many blocks now: damage beyond its end is known no more. Hosts are told of the new size by
+    /// [`crate::Target::resize_namespace`].
+    pub fn report_resized(&self, capacity_blocks: u64) {
+        self.known.resize(capacity_blocks);
+    }
+
     /// Tells hosts that something changed that Identify says of the namespace.
     pub fn report_changed(&self) {
         self.tell(|nsid, notices| notices.namespace_changed(nsid));

@@ -175,6 +175,17 @@ impl Subsystem {
         self.change(|namespaces| namespaces.remove(&nsid).ok_or(SetupError::UnknownNsid(nsid)))
     }
 
+    /// Puts a namespace in the place of the one with this number. Commands that have that one already are carried out.
+    pub(crate) fn replace(&self, nsid: u32, by: impl FnOnce(&Namespace) -> Namespace) -> Result<(), SetupError> {
+        let before = self.change(|namespaces| {
+            let place = namespaces.get_mut(&nsid).ok_or(SetupError::UnknownNsid(nsid))?;
+            let new = Arc::new(by(place));
+            Ok(std::mem::replace(place, new))
+        })?;
+        drop(before);
+        Ok(())
+    }
+
     fn change<T>(&self, how: impl FnOnce(&mut Namespaces) -> Result<T, SetupError>) -> Result<T, SetupError> {
         let mut kept = self.namespaces.lock();
         let mut namespaces = Namespaces::clone(&kept);

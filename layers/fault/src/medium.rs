@@ -223,6 +223,10 @@ impl<M: Medium, C: Clock> Medium for FaultMedium<M, C> {
         self.before_change("write zeroes", offset_bytes, length_bytes).await?;
         self.below.zero(offset_bytes, length_bytes).await
     }
+
+    async fn set_len(&self, length_bytes: u64) -> Result<(), MediumError> {
+        self.below.set_len(length_bytes).await
+    }
 }
 
 #[cfg(test)]

@@ -33,6 +33,20 @@ pub(crate) struct Asked {
     outcome: Outcome,
 }
 
+impl Asked {
+    /// Whether a leg in sync has carried it out. What a device did that is gone since may be gone with it, also where the leg
+    /// is back and current.
+    fn has_it(&self) -> bool {
+        self.outcome.is_ok() && self.leg.is_current() && self.leg.epoch() == self.epoch
+    }
+}
+
+#[cold]
+fn lost_before_answer() -> Error {
+    let reason = "the last leg that had it went away before the answer".to_owned();
+    Failure::Unreachable { reason }.into()
+}
+
 impl<C: Clock> Mirror<C> {
     /// Asks legs, all at once.
     pub(crate) async fn ask_all(&self, legs: &Legs, operation: &Operation) -> Vec<Asked> {
@@ -91,39 +105,48 @@ impl<C: Clock> Mirror<C> {
         asked: Vec<Asked>,
         undone: Option<&mut Option<Extent>>,
     ) -> Result<(), Error> {
-        // What a device did that is gone since may be gone with it, also where the leg is back and current.
-        let has_it =
-            |asked: &Asked| asked.outcome.is_ok() && asked.leg.is_current() && asked.leg.epoch() == asked.epoch;
-        let is_well = asked.iter().any(has_it);
+        let is_well = asked.iter().any(Asked::has_it);
         if is_well && asked.iter().all(|asked| asked.outcome.is_ok()) {
             // A leg that somebody else has left behind was not asked, and lacks this.
-            let is_noted = !self.notes.lacks_left() || self.mutation == Mutation::AnswerEarly;
-            return if is_noted { Ok(()) } else { self.note().await };
+            return self.note_for(&asked).await;
         }
         // A request that cannot be met says nothing about the leg.
         let refused = |error: &Error| {
             matches!(error.failure(), Failure::Limit { .. } | Failure::Range { .. } | Failure::Absent(_))
         };
         let all_refused = asked.iter().all(|asked| asked.outcome.as_ref().is_err_and(refused));
-        let mut first = None;
-        for Asked { leg, epoch, outcome } in asked {
+        let mut first: Option<Error> = None;
+        for Asked { leg, epoch, outcome } in &asked {
             let Err(error) = outcome else { continue };
             // What was asked may be gone, and another device there that was never asked.
-            if (is_well || is_away(&error)) && leg.epoch() == epoch {
-                self.leave(&leg, &error.to_string());
+            if (is_well || is_away(error)) && leg.epoch() == *epoch {
+                self.leave(leg, &error.to_string());
             }
-            first.get_or_insert(error);
-        }
-        if is_well && self.mutation == Mutation::AnswerEarly {
-            return Ok(());
+            // One that is there says more.
+            first = first.filter(|first| !is_away(first)).or_else(|| Some(error.clone()));
         }
         if is_well {
-            return if self.notes.lacks_left() { self.note().await } else { Ok(()) };
+            return self.note_for(&asked).await;
         }
         if let (true, Some(undone)) = (all_refused, undone) {
             *undone = None;
         }
         Err(first.unwrap_or_else(|| self.nobody()))
+    }
+
+    /// Notes who was left behind, before the answer to a request that these legs were asked.
+    ///
+    /// # Errors
+    /// When that cannot be noted, or nobody has the change any more once it is.
+    async fn note_for(&self, asked: &[Asked]) -> Result<(), Error> {
+        if !self.notes.lacks_left() || self.mutation == Mutation::AnswerEarly {
+            return Ok(());
+        }
+        self.note().await?;
+        match asked.iter().any(Asked::has_it) {
+            true => Ok(()),
+            false => Err(lost_before_answer()),
+        }
     }
 
     /// Compares blocks where they are, on every current leg.

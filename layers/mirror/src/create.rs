@@ -8,7 +8,6 @@ use crate::drill::Drill;
 use crate::judge::Found;
 use crate::label::{Label, LabelError, MOST_LEGS, Standing};
 use crate::leg::{LegSource, has_annex};
-use crate::lineage::Lineage;
 use crate::members::MemberError;
 use crate::open::{MirrorError, Opened, Trouble, are_alike, assemble_new, found_on, start};
 use crate::regions::Regions;
@@ -185,12 +184,12 @@ pub async fn mark_written_alone(device: &Stack) -> Result<(), Error> {
     if member.standing == Standing::Removed {
         return Ok(());
     }
+    // One that was being brought up to date got each label after all that were in sync: none is excused for not knowing it.
+    label.is_tentative &= member.standing != Standing::Rebuilding;
     member.standing = Standing::Missing;
     member.missed = Regions::all(member.missed.most());
     (member.seen, member.sent) = (generation, generation);
-    // What it holds is given up as a part of any history.
-    label.lineage = Lineage::default();
-    label.is_tentative = false;
+    // The sessions stay: what was changed in them may be here alone, and is not to be overwritten by others that lack it.
     label.generation = generation;
     put_label(device, &label.encode_alone()).await
 }

@@ -144,6 +144,7 @@ pub fn judge(found: &[Found]) -> Result<Verdict, Refusal> {
     for (_, other) in &labels {
         merge(&mut label, other, is_old(other) || lacks_everything(best, other));
     }
+    label.is_tentative = best.is_tentative && !all_know_last_change(&label, &labels);
     let (places, unused) = place(found, best, &label, &labels)?;
     let is_uneven = labels.iter().any(|(_, other)| other.generation != label.generation);
     // What comes next is later than anything there is.
@@ -186,14 +187,30 @@ fn is_own_current(label: &Label) -> bool {
 pub(crate) fn has_all_of(a: &Label, b: &Label) -> bool {
     let Some(newest) = b.lineage.newest() else { return true };
     let place = member_of(a, b).map(|at| &a.members[at]);
+    if place.is_some_and(|leg| leg.seen == b.generation) {
+        // They have written this very label, or found it, and would not have gone on beside it had they lacked something.
+        return true;
+    }
     let Some(known) = a.lineage.find(newest.id) else {
-        // Where older sessions may have been forgotten, only the very label that was last seen there is none of a fork.
-        return a.lineage.is_full() && place.is_some_and(|leg| [leg.seen, leg.sent].contains(&b.generation));
+        // Where older sessions may have been forgotten, only the very label that was last sent there is none of a fork.
+        return a.lineage.is_full() && place.is_some_and(|leg| leg.sent == b.generation);
     };
     // Had the last label before a change been all that came to this leg, the one that it calls current, too, lacks nothing.
-    // One that was being brought up to date got it after all that were current.
-    let is_with = is_own_current(b) && member_of(b, a).is_some_and(|at| b.members[at].standing == Standing::Current);
+    // One that was being brought up to date got it after all that were current. Only a leg that was written by itself calls
+    // itself missing: its label goes on saying of the others what the one before said.
+    let is_own = |standing| b.members[b.own].standing == standing;
+    let is_with = (is_own(Standing::Current) || is_own(Standing::Missing))
+        && member_of(b, a).is_some_and(|at| b.members[at].standing == Standing::Current);
     known.until >= if b.is_tentative && is_with { b.changed } else { newest.until }
+}
+
+/// Whether all legs that are in sync are there and know the last label before a change. Nobody needs to be excused any more
+/// for not knowing it, and nobody who is brought up to date from now on may be.
+fn all_know_last_change(label: &Label, labels: &[(usize, &Label)]) -> bool {
+    let Some(newest) = label.lineage.newest() else { return true };
+    let knows = |own: &Label| own.lineage.find(newest.id).is_some_and(|known| known.until >= newest.until);
+    let mut current = label.members.iter().filter(|of| of.standing == Standing::Current && of.has_room);
+    current.all(|of| labels.iter().any(|(_, own)| own.members[own.own].id == of.id && knows(own)))
 }
 
 /// Whether the leg of `a` is current and has more than that of `b`.
@@ -266,7 +283,7 @@ fn merge(label: &mut Label, other: &Label, lacks_everything: bool) {
         return;
     }
     let Some(at) = member_of(label, other) else { return };
-    let Member { standing, missed, seen, sent, .. } = &mut label.members[at];
+    let Member { standing, is_new, missed, seen, sent, .. } = &mut label.members[at];
     *sent = (*sent).max(other.generation);
     *seen = (*seen).max(other.generation);
     if other.members[other.own].standing == Standing::Removed {
@@ -276,11 +293,18 @@ fn merge(label: &mut Label, other: &Label, lacks_everything: bool) {
     if lacks_everything && *standing != Standing::Removed {
         *standing = Standing::Missing;
     }
+    *is_new = is_still_new(*is_new, other, lacks_everything) && *standing != Standing::Current;
     match standing {
         Standing::Current => label.dirty.add(&other.dirty),
         Standing::Missing | Standing::Rebuilding => add_lacking(missed, other, lacks_everything),
         Standing::Removed => {}
     }
+}
+
+/// Whether what lies on a leg never was the mirror's. Its own label tells: an older image of one that is in sync since may be
+/// from before it was, and one that others, older themselves, call new may have been in sync since.
+pub(crate) fn is_still_new(is_called_new: bool, own: &Label, lacks_everything: bool) -> bool {
+    own.members[own.own].is_new && (is_called_new || lacks_everything)
 }
 
 /// Adds what a leg that was left behind lacks by its own label.

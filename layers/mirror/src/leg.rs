@@ -1,11 +1,12 @@
 //! A leg: one of the devices that a mirror is made of, as far as it is there.
 
 use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 
 use futures_util::future::LocalBoxFuture;
 use sealblock_block::{
-    Answer, Coverage, Device, Durability, Error, Failure, Fault, Leg as LegPath, Operation, Outcome, Run, RunState,
-    Runs, Stack, Unchecked,
+    Answer, Coverage, Device, Durability, Error, Failure, Fault, Leg as LegPath, Operation, OperationKind, Outcome,
+    Run, RunState, Runs, Stack, Unchecked,
 };
 use sealblock_integrity::{Checks, PiFormat, Sealed};
 use sealblock_units::{BlockCount, Extent};
@@ -30,9 +31,9 @@ pub struct LegSource {
 
 /// A leg. Its place among the members of the mirror is its place in the mirror's list.
 pub(crate) struct Leg {
-    pub name: String,
+    name: RefCell<Rc<str>>,
     /// Its number among the legs as they were given.
-    pub number: usize,
+    pub number: Cell<usize>,
     pub id: [u8; 16],
     pub standing: Cell<Standing>,
     /// The generation of the last label that is known to be on it.
@@ -66,7 +67,7 @@ pub(crate) struct Leg {
     pub failures: Cell<u64>,
     pub copied_bytes: Cell<u64>,
     pub why: RefCell<String>,
-    pub reopen: Option<Reopen>,
+    pub reopen: RefCell<Option<Reopen>>,
 }
 
 impl Leg {
@@ -76,8 +77,8 @@ impl Leg {
             Err(why) => (None, why),
         };
         let leg = Leg {
-            name: source.name,
-            number,
+            name: RefCell::new(source.name.into()),
+            number: Cell::new(number),
             id: member.id,
             standing: Cell::new(member.standing),
             left: RefCell::new(member.missed.clone()),
@@ -98,10 +99,31 @@ impl Leg {
             failures: Cell::new(0),
             copied_bytes: Cell::new(0),
             why: RefCell::new(why),
-            reopen: source.reopen,
+            reopen: RefCell::new(source.reopen),
         };
         leg.set_device(device);
         leg
+    }
+
+    /// What people call it.
+    pub fn name(&self) -> Rc<str> {
+        self.name.borrow().clone()
+    }
+
+    /// Calls it something else.
+    pub fn call(&self, name: String) {
+        *self.name.borrow_mut() = name.into();
+    }
+
+    /// Trades what another leg is called, and how it is opened, for that of this one. Both are away.
+    pub fn trade_names(&self, other: &Leg) {
+        self.name.swap(&other.name);
+        self.number.swap(&other.number);
+        self.reopen.swap(&other.reopen);
+        self.why.swap(&other.why);
+        self.healed.swap(&other.healed);
+        self.failures.swap(&other.failures);
+        self.copied_bytes.swap(&other.copied_bytes);
     }
 
     /// What labels say of it now.
@@ -180,7 +202,7 @@ impl Leg {
 
     /// The path of faults on it.
     fn path(&self, within: LegPath) -> LegPath {
-        within.within(self.number)
+        within.within(self.number.get())
     }
 
     /// The same fault as one of this leg.
@@ -229,6 +251,10 @@ impl Leg {
     /// The same for whatever it holds, older copies included.
     pub(crate) async fn ask_as_it_is(&self, format: Option<PiFormat>, operation: Operation) -> Outcome {
         let Some(device) = self.device() else { return Err(self.gone()) };
+        if self.is_untold() && is_change(&operation) {
+            // Whoever asks has chosen it before it went and came back.
+            return Err(self.lost_meanwhile());
+        }
         self.busy.set(self.busy.get() + 1);
         let _busy = Busy(self);
         let epoch = self.epoch.get();
@@ -272,11 +298,11 @@ impl Leg {
 
     #[cold]
     fn lost_meanwhile(&self) -> Error {
-        Failure::Unreachable { reason: format!("leg {} was lost while it was asked", self.name) }.into()
+        Failure::Unreachable { reason: format!("leg {} was lost while it was asked", self.name()) }.into()
     }
 
     fn gone(&self) -> Error {
-        Failure::Unreachable { reason: format!("leg {} is not there: {}", self.name, self.why.borrow()) }.into()
+        Failure::Unreachable { reason: format!("leg {} is not there: {}", self.name(), self.why.borrow()) }.into()
     }
 }
 
@@ -312,6 +338,12 @@ fn runs(data: &Sealed) -> Vec<Run> {
         runs.push(BlockCount::ONE, if is_hole(block) { RunState::Hole } else { RunState::Data });
     }
     runs.into_vec()
+}
+
+/// Whether a request changes what blocks hold.
+fn is_change(operation: &Operation) -> bool {
+    let kinds = [OperationKind::Write, OperationKind::WriteZeroes, OperationKind::WriteUncorrectable];
+    kinds.contains(&operation.kind())
 }
 
 /// Whether an error says that a device cannot be reached.

@@ -24,6 +24,7 @@ mod mirror;
 mod notes;
 mod open;
 mod paging;
+mod presence;
 mod read;
 mod rebuild;
 pub mod regions;

@@ -152,7 +152,7 @@ impl<C: Clock> Mirror<C> {
     }
 
     fn next_number(&self) -> usize {
-        self.legs.borrow().iter().map(|leg| leg.number + 1).max().unwrap_or(0)
+        self.legs.borrow().iter().map(|leg| leg.number.get() + 1).max().unwrap_or(0)
     }
 
     /// What a new leg of a place is: nothing on it is the mirror's.
@@ -197,6 +197,8 @@ impl<C: Clock> Mirror<C> {
         leg.is_unmissed.set(false);
         leg.set_device(None);
         *leg.missed.borrow_mut() = Regions::none(self.map.count());
+        // Its older copies are no longer of use to anybody, and the lists have little room.
+        leg.stale.take();
         // Nothing that it lacks is answered before the others say so.
         self.notes.begin_change();
         self.notes.want_left();
@@ -213,8 +215,8 @@ impl<C: Clock> Mirror<C> {
     /// The leg of this name: the newest, should one that is not up to date have it, too.
     fn named(&self, name: &str) -> Result<Rc<Leg>, MemberError> {
         let legs = self.legs.borrow();
-        let named = legs.iter().filter(|leg| leg.name == name && leg.standing.get() != Standing::Removed);
-        named.max_by_key(|leg| leg.number).cloned().ok_or_else(|| MemberError::Unknown(name.to_owned()))
+        let named = legs.iter().filter(|leg| *leg.name() == *name && leg.standing.get() != Standing::Removed);
+        named.max_by_key(|leg| leg.number.get()).cloned().ok_or_else(|| MemberError::Unknown(name.to_owned()))
     }
 
     /// Waits until no leg is being brought up to date; whether all that were are.

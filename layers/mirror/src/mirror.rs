@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use crate::claims::Claims;
 use crate::drill::Mutation;
 use crate::label::Standing;
-use crate::leg::Leg;
+use crate::leg::{Leg, is_away};
 use crate::notes::Notes;
 use crate::regions::RegionMap;
 
@@ -34,10 +34,12 @@ pub struct Mirror<C> {
     teller: usize,
     pub(crate) claims: Claims,
     pub(crate) notes: Notes,
-    /// What was not flushed may be lost, because the last leg went away or a flush of the mirror's own failed; the next flush
-    /// says so.
+    /// What was not flushed may be lost, because the last leg was away and came back or a flush of the mirror's own failed; the
+    /// next flush says so.
     pub(crate) cache_lost: Cell<bool>,
     pub(crate) lost_blocks: Cell<u64>,
+    /// Of a mirror that is open for reading only: the leg that answers where legs may differ, once somebody has read there.
+    pub(crate) unsettled_from: Cell<Option<[u8; 16]>>,
     turn: Cell<usize>,
     pub(crate) work: Event,
     pub(crate) closing: Cell<bool>,
@@ -135,6 +137,7 @@ impl<C: Clock> Mirror<C> {
             notes,
             cache_lost: Cell::new(false),
             lost_blocks: Cell::new(0),
+            unsettled_from: Cell::new(None),
             turn: Cell::new(0),
             work: Event::default(),
             closing: Cell::new(false),
@@ -145,7 +148,7 @@ impl<C: Clock> Mirror<C> {
     pub fn describe(&self) -> Description {
         let shift = self.geometry.block_size.shift();
         let describe = |leg: &Rc<Leg>| LegDescription {
-            name: leg.name.clone(),
+            name: leg.name().to_string(),
             standing: leg.standing.get(),
             is_here: leg.is_here(),
             why: leg.why.borrow().clone(),
@@ -207,8 +210,7 @@ impl<C: Clock> Mirror<C> {
     /// The legs that changes go to.
     pub(crate) fn changeable(&self) -> Legs {
         let legs = self.legs.borrow();
-        let takes = |leg: &&Rc<Leg>| leg.takes_changes() || (self.mutation == Mutation::Untold && leg.takes_labels());
-        legs.iter().filter(takes).cloned().collect()
+        legs.iter().filter(|leg| leg.takes_changes()).cloned().collect()
     }
 
     /// The same legs with the one first that has least to do; the next one in turn among equals.
@@ -227,7 +229,7 @@ impl<C: Clock> Mirror<C> {
     /// What a request fails with when no leg is there.
     pub(crate) fn nobody(&self) -> Error {
         let reasons: Vec<String> =
-            self.legs.borrow().iter().map(|leg| format!("{}: {}", leg.name, leg.why.borrow())).collect();
+            self.legs.borrow().iter().map(|leg| format!("{}: {}", leg.name(), leg.why.borrow())).collect();
         Failure::Unreachable { reason: format!("no leg of the mirror is there ({})", reasons.join("; ")) }.into()
     }
 
@@ -239,20 +241,28 @@ impl<C: Clock> Mirror<C> {
         if self.cache_lost.replace(false) {
             return Err(writes_lost());
         }
+        if !self.notes.dirty.borrow().is_empty() {
+            // Who is gone has not flushed what was under way, and answered, before the mirror was opened.
+            self.note_left().await?;
+        }
         self.ask_flush().await
     }
 
     /// The same for the mirror's own purposes, without saying what was lost before. Nobody who has written hears of a failure
-    /// here, and a leg tells of it once, so it is kept for the next flush from above.
+    /// here, and a leg tells of it once, so it is kept for the next flush from above. Of one that cannot be reached it shows
+    /// when it is back.
     pub(crate) async fn flush_legs(&self) -> Result<(), Error> {
         self.ask_flush().await.inspect_err(|error| {
-            if !self.notes.dirty.borrow().is_empty() && !self.cache_lost.replace(true) {
+            if !is_away(error) && !self.notes.dirty.borrow().is_empty() && !self.cache_lost.replace(true) {
                 tracing::warn!(%error, "the mirror could not be flushed; the next flush of whoever writes to it fails");
             }
         })
     }
 
     /// Flushes, takes what is settled out of the labels, and ends the worker. The legs are to be closed behind it.
+    ///
+    /// What was answered before this opening, and is unsettled since, it makes durable on the legs that are here: it takes a flush
+    /// to vouch for it without the others.
     ///
     /// # Errors
     /// When no leg could be flushed, or writes may be lost that nobody was told of yet. What was flushed before is safe all the

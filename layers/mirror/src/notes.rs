@@ -53,9 +53,11 @@ pub(crate) struct Notes {
     is_tentative: Cell<bool>,
     /// Drawn for the session of this opening.
     drawn: u64,
+    /// How far its labels are from those that are written elsewhere.
+    apart: u64,
     phase: Cell<Phase>,
     /// The next label comes before a change of a new kind.
-    is_changing: Cell<bool>,
+    pub is_changing: Cell<bool>,
     /// Such a label is under way, or was and is not known to be anywhere: who does not get it lacks what it says, be it
     /// only who the legs are.
     is_binding: Cell<bool>,
@@ -73,6 +75,9 @@ pub(crate) struct Notes {
     pub suspect: RefCell<Regions>,
     /// Counts what was added to `suspect`.
     pub suspected: Cell<u64>,
+    /// Counts copies with which current legs were made alike; and how many of them are known to be durable.
+    pub copied: Cell<u64>,
+    pub copies_flushed: Cell<u64>,
     /// Regions that were changed since the last look.
     recent: RefCell<Regions>,
     wanted: Cell<u64>,
@@ -92,8 +97,13 @@ pub(crate) struct Notes {
     pub examine: Cell<bool>,
 }
 
+/// How far the generations of one opening are from those of the one before, at least. How much farther is drawn, so that two
+/// openings that do not know of each other do not write labels of the same generation.
+const LABELS_APART: u64 = 16;
+
 /// What a mirror begins with, from the label that tells.
 pub(crate) struct Past {
+    /// The highest of all labels.
     pub generation: u64,
     pub lineage: Lineage,
     pub changed: u64,
@@ -102,16 +112,19 @@ pub(crate) struct Past {
 }
 
 impl Notes {
-    /// The notes of an opening for which a session was drawn.
-    pub fn new(past: Past, drawn: u64) -> Notes {
+    /// The notes of an opening for which these bytes were drawn.
+    pub fn new(past: Past, random: &[u8; 16]) -> Notes {
         let Past { generation, lineage, changed, is_tentative, dirty } = past;
         let none = Regions::none(dirty.most());
+        let drawn = u64::from_le_bytes(*random.last_chunk().expect("sixteen bytes have eight"));
+        let skipped = u32::from_le_bytes(*random.first_chunk().expect("sixteen bytes have four"));
         Notes {
             generation: Cell::new(generation),
             lineage: RefCell::new(lineage),
             changed: Cell::new(changed),
             is_tentative: Cell::new(is_tentative),
             drawn,
+            apart: LABELS_APART + u64::from(skipped),
             phase: Cell::new(Phase::Idle),
             is_changing: Cell::new(false),
             is_binding: Cell::new(false),
@@ -119,6 +132,8 @@ impl Notes {
             even: Cell::new(0),
             suspect: RefCell::new(dirty.clone()),
             suspected: Cell::new(0),
+            copied: Cell::new(0),
+            copies_flushed: Cell::new(0),
             fresh: RefCell::new(dirty.clone()),
             written: RefCell::new(dirty.clone()),
             dirty: RefCell::new(dirty),
@@ -136,6 +151,11 @@ impl Notes {
         }
     }
 
+    /// From now on labels are later than one of this generation, which others know of, and apart from those that they write after it.
+    pub fn go_beyond(&self, generation: u64) {
+        self.generation.set(generation + self.apart);
+    }
+
     /// Whether the labels are known to have all of these regions.
     fn has_noted(&self, regions: &RangeInclusive<u32>) -> bool {
         self.dirty.borrow().contains_all(regions.clone()) && !self.fresh.borrow().contains_any(regions.clone())
@@ -147,6 +167,11 @@ impl Notes {
         if self.phase.get() == Phase::Idle {
             self.phase.set(Phase::Wanted);
         }
+    }
+
+    /// Whether the last label before a change, of an earlier opening, may have been under way when all stopped.
+    pub fn is_in_doubt(&self) -> bool {
+        self.is_tentative.get() && self.phase.get() < Phase::Confirmed
     }
 
     /// Takes the session a step further, in the label of this generation; whether legs that were unmissed are missed from it on.
@@ -289,7 +314,7 @@ impl<C: Clock> Mirror<C> {
     }
 
     /// Whether every current leg has everything, durably, and nothing is under way.
-    fn is_even(&self) -> bool {
+    pub(crate) fn is_even(&self) -> bool {
         let has_changed = self.notes.phase.get() >= Phase::Confirmed;
         let is_quiet =
             || !self.notes.is_binding.get() && self.claims.is_idle() && self.notes.suspect.borrow().is_empty();
@@ -301,8 +326,8 @@ impl<C: Clock> Mirror<C> {
         let (changes, is_idle, renewed) = (self.notes.changes.get(), self.claims.is_idle(), self.renewed());
         let asked = self.ask_all(&self.changeable(), &Operation::Flush).await;
         let flushed = self.settle_outcomes(asked, None).await;
-        if flushed.is_err() && self.current().len() > 1 {
-            // Each may have lost something else.
+        if flushed.is_err() {
+            // Each may have lost something else, also one that is being brought up to date.
             self.suspect_dirty();
         }
         flushed?;
@@ -315,35 +340,6 @@ impl<C: Clock> Mirror<C> {
         // As long as labels list them a crash would make what is durable there an older copy again.
         self.settle_renewed(&renewed);
         self.note().await
-    }
-
-    /// Leaves a leg behind: it is asked nothing any more and lacks whatever may differ now. To be noted before anything
-    /// that it lacks is answered.
-    pub(crate) fn leave(&self, leg: &Leg, why: &str) {
-        if !leg.takes_labels() {
-            return;
-        }
-        tracing::warn!(leg = %leg.name, %why, "the mirror goes on without a leg");
-        leg.failures.set(leg.failures.get() + 1);
-        *leg.why.borrow_mut() = why.to_owned();
-        leg.set_device(None);
-        let was_current = leg.standing.get() == Standing::Current;
-        if was_current && !self.legs.borrow().iter().any(|leg| leg.is_current()) {
-            // Nobody is left to go on without it: nothing is answered until it is back. What it had not flushed may be lost.
-            self.cache_lost.set(self.cache_lost.get() || !self.notes.dirty.borrow().is_empty());
-            self.work.notify();
-            return;
-        }
-        leg.standing.set(Standing::Missing);
-        leg.missed.borrow_mut().add(&self.notes.written.borrow());
-        if was_current && self.is_even() {
-            leg.is_unmissed.set(true);
-        }
-        if !leg.is_unmissed.get() {
-            self.notes.is_changing.set(self.notes.is_changing.get() || was_current);
-            self.notes.want_left();
-        }
-        self.work.notify();
     }
 
     /// Says that current legs may differ in an extent, until that was looked after.
@@ -503,7 +499,7 @@ impl<C: Clock> Mirror<C> {
         let bytes = Slice::copy_from(&label.encode_alone());
         let told = leg.ask(self.geometry.protection, Operation::WriteAnnex { slot: AnnexSlot::Group, bytes }).await;
         if let Err(error) = told {
-            tracing::warn!(leg = %leg.name, %error, "a leg that is taken out could not be told so");
+            tracing::warn!(leg = %leg.name(), %error, "a leg that is taken out could not be told so");
         }
     }
 

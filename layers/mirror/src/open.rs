@@ -22,10 +22,6 @@ use crate::regions::{MOST_BLOCKS, MOST_REGIONS, MOST_REGIONS_IN_LABEL, RegionMap
 use crate::sets::{MOST_SETS, PageId, Pages, pages_of_set};
 use crate::worker::Worker;
 
-/// How far the generations of one opening are from those of the one before, at least. How much farther is drawn, so that two
-/// openings that do not know of each other do not write labels of the same generation.
-const LABELS_APART: u64 = 16;
-
 /// How a mirror is opened.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenOptions {
@@ -333,7 +329,7 @@ pub(crate) fn assemble_new(
     }
     let dirty = Regions::none(map.count());
     let past = Past { generation: 0, lineage: Lineage::default(), changed: 0, is_tentative: false, dirty };
-    let notes = Notes::new(past, drawn(random));
+    let notes = Notes::new(past, random);
     Ok(Parts { geometry, map, uuid: *random, legs, teller: from.unwrap_or(0), notes, mutation: drill.mutation })
 }
 
@@ -387,16 +383,16 @@ fn assemble_known(
     let legs = known_legs(sources, &places, &mut label);
     let Label { map, capacity_blocks, block_size, protection, uuid, own: teller, .. } = label;
     let geometry = Geometry { block_size, capacity_blocks, protection, limits };
-    // Labels that legs write apart must not look like one that was under way when they were parted.
-    let skipped = u64::from(u32::from_le_bytes([random[0], random[1], random[2], random[3]]));
     let past = Past {
-        generation: label.generation + LABELS_APART + skipped,
+        generation: label.generation,
         lineage: label.lineage,
         changed: label.changed,
         is_tentative: label.is_tentative,
         dirty,
     };
-    let notes = Notes::new(past, drawn(random));
+    let notes = Notes::new(past, random);
+    // Labels that legs write apart must not look like one that was under way when they were parted.
+    notes.go_beyond(label.generation);
     Ok(Parts { geometry, map, uuid, legs, teller, notes, mutation: drill.mutation })
 }
 
@@ -411,7 +407,8 @@ fn known_legs(sources: Vec<LegSource>, places: &[usize], label: &mut Label) -> V
     for (place, (given, member)) in given.into_iter().zip(&mut label.members).enumerate() {
         let (number, source) = given.unwrap_or_else(|| {
             next_number += 1;
-            (next_number - 1, nameless(place))
+            let device = Err("it was not named".to_owned());
+            (next_number - 1, LegSource { name: nameless(place), device, reopen: None })
         });
         let was_current = member.standing == Standing::Current;
         begin(member, source.device.is_ok(), dirty);
@@ -424,11 +421,6 @@ fn known_legs(sources: Vec<LegSource>, places: &[usize], label: &mut Label) -> V
 
 /// Why a device is not used in whose place a leg with a label is expected.
 const WITHOUT_LABEL: &str = "no label of the mirror is on it; `sealblock mirror replace` makes it a leg";
-
-/// What identifies the session of an opening.
-fn drawn(random: &[u8; 16]) -> u64 {
-    u64::from_le_bytes(*random.last_chunk().expect("sixteen bytes have eight"))
-}
 
 /// What a member is to begin with.
 fn begin(member: &mut Member, is_here: bool, dirty: &Regions) {
@@ -443,9 +435,9 @@ fn begin(member: &mut Member, is_here: bool, dirty: &Regions) {
     }
 }
 
-/// A member that was not named.
-fn nameless(place: usize) -> LegSource {
-    LegSource { name: format!("leg {place}"), device: Err("it was not named".to_owned()), reopen: None }
+/// What a member is called that was not named.
+pub(crate) fn nameless(place: usize) -> String {
+    format!("leg {place}")
 }
 
 /// Refuses a leg that cannot hold the mirror's blocks, or not with the mirror's tags.

@@ -1,6 +1,6 @@
 //! Reads: from one leg, and what it has damaged from another, which mends it.
 
-use sealblock_block::{Answer, Clock, Error, Fault, FaultField, Faults, Operation};
+use sealblock_block::{Answer, Clock, Error, Failure, Fault, FaultField, Faults, Operation};
 use sealblock_integrity::{Checks, Sealed};
 use sealblock_units::{Extent, Lba};
 
@@ -25,6 +25,9 @@ impl<C: Clock> Mirror<C> {
         // One reader could see a change on a leg that has it, and a later one not yet on another.
         self.claims.pass(extent).await;
         self.settle_for_reading(extent).await?;
+        if self.read_only && self.is_suspect(extent) {
+            return self.read_unsettled(extent, checks).await;
+        }
         let legs = self.legs_to_read(extent);
         let mut met: Met = Vec::new();
         let mut failed = None;
@@ -53,10 +56,36 @@ impl<C: Clock> Mirror<C> {
         self.piece_together(&legs, &met, extent, checks).await
     }
 
-    /// No leg has all of it: each block from where it is good.
-    async fn piece_together(&self, legs: &Legs, met: &Met, extent: Extent, checks: Checks) -> Result<Sealed, Error> {
-        let (found, lost) = self.gather(legs, extent, checks).await?;
-        self.heal(met, extent, checks).await;
+    /// Reads blocks in which legs may differ, of a mirror that may not make them alike: from one leg as long as the mirror is open,
+    /// or a reader would see now the one and now the other. What is damaged there fails: it may have been read before, and
+    /// what others have may be another content.
+    async fn read_unsettled(&self, extent: Extent, checks: Checks) -> Result<Sealed, Error> {
+        loop {
+            let first: Legs = self.current().into_iter().take(1).collect();
+            let leg = first.first().ok_or_else(|| self.nobody())?;
+            let is_told_apart = || self.unsettled_from.get().is_some_and(|id| id != leg.id);
+            if is_told_apart() {
+                return Err(told_apart(leg));
+            }
+            let read = self.gather(&first, extent, checks).await;
+            if !leg.is_current() || is_told_apart() {
+                // Nobody has seen anything of it yet, or the next look tells.
+                continue;
+            }
+            let (found, damaged) = read?;
+            self.unsettled_from.set(Some(leg.id));
+            return match Faults::new(damaged) {
+                Some(damaged) => {
+                    tracing::warn!(leg = %leg.name(), %extent, "damaged where a crash has left members unlike: open for writing");
+                    Err(damaged.into())
+                }
+                None => Ok(Sealed::join(&found.into_iter().map(|found| found.data).collect::<Vec<_>>())),
+            };
+        }
+    }
+
+    /// The blocks that were found, if none is lost.
+    fn join_or_lose(&self, found: Vec<Found>, lost: Vec<Fault>) -> Result<Sealed, Error> {
         match Faults::new(lost) {
             Some(lost) => {
                 self.lost_blocks.set(self.lost_blocks.get() + lost.as_slice().len() as u64);
@@ -64,6 +93,13 @@ impl<C: Clock> Mirror<C> {
             }
             None => Ok(Sealed::join(&found.into_iter().map(|found| found.data).collect::<Vec<_>>())),
         }
+    }
+
+    /// No leg has all of it: each block from where it is good.
+    async fn piece_together(&self, legs: &Legs, met: &Met, extent: Extent, checks: Checks) -> Result<Sealed, Error> {
+        let (found, lost) = self.gather(legs, extent, checks).await?;
+        self.heal(met, extent, checks).await;
+        self.join_or_lose(found, lost)
     }
 
     /// Whether a leg that was chosen before may still be read.
@@ -159,18 +195,18 @@ impl<C: Clock> Mirror<C> {
     pub(crate) async fn mend(&self, leg: &Leg, fault: &Fault, checks: Checks) -> bool {
         let (one, format) = (Extent::one(fault.lba), self.geometry.protection);
         let _claim = self.claims.take(one).await;
+        let epoch = leg.epoch();
         if leg.read(format, one, checks).await.is_ok() {
             // Somebody has changed it since.
             return true;
         }
-        for other in self.current().iter().filter(|other| other.id != leg.id) {
-            if !other.is_current() {
-                continue;
-            }
+        let mut others = self.current();
+        others.retain(|other| other.id != leg.id);
+        for other in others.iter().filter(|other| other.is_current()) {
             let Ok(data) = other.read(format, one, checks).await else { continue };
             if let Err(error) = leg.put(format, one, &data).await {
                 if self.current().len() > 1 {
-                    self.leave(leg, &format!("a damaged block could not be written anew: {error}"));
+                    self.leave_asked(leg, epoch, &format!("a damaged block could not be written anew: {error}"));
                 }
                 return false;
             }
@@ -178,11 +214,11 @@ impl<C: Clock> Mirror<C> {
                 matches!(leg.ask(format, Operation::Verify { extent: one, checks }).await, Ok(Answer::Verified(_)));
             if is_good {
                 leg.healed.set(leg.healed.get() + 1);
-                tracing::warn!(leg = %leg.name, %fault, "healed from another leg");
+                tracing::warn!(leg = %leg.name(), %fault, "healed from another leg");
             }
             return is_good;
         }
-        false
+        self.prove_kept(leg, &others, one).await
     }
 
     /// Leaves a leg behind that an error other than damage tells to be lost.
@@ -191,4 +227,13 @@ impl<C: Clock> Mirror<C> {
             self.leave(leg, &error.to_string());
         }
     }
+}
+
+#[cold]
+fn told_apart(leg: &Leg) -> Error {
+    let reason = format!(
+        "a crash has left members unlike here, and {} is not the one that was read before; open the mirror for writing",
+        leg.name()
+    );
+    Failure::Unreachable { reason }.into()
 }

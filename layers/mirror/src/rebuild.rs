@@ -1,5 +1,6 @@
 //! Making legs alike again: after a crash, after a change that only some carried out, and when a leg comes back.
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use futures_util::future::join_all;
@@ -12,7 +13,7 @@ use crate::label::Standing;
 use crate::leg::{Leg, is_away};
 use crate::mirror::{Legs, Mirror};
 use crate::read::Found;
-use crate::stale::LastCopy;
+use crate::stale::{LastCopy, Renewed};
 
 /// Bytes of the regions of a leg that are looked at between two labels that say how far it is.
 const BYTES_A_LABEL: u64 = 64 << 20;
@@ -44,9 +45,12 @@ impl<C: Clock> Mirror<C> {
 
     async fn settle_piece(&self, piece: Extent) -> Result<(), Error> {
         let _claim = self.claims.take(piece).await;
-        if self.make_alike(piece).await? {
-            // What is seen from now on must not depend on the leg that had it.
+        self.make_alike(piece).await?;
+        let copied = self.notes.copied.get();
+        if self.notes.copies_flushed.get() < copied {
+            // What is seen from now on must not depend on the leg that had it. Somebody else may have failed to flush it.
             self.flush_legs().await?;
+            self.notes.copies_flushed.set(copied.max(self.notes.copies_flushed.get()));
         }
         Ok(())
     }
@@ -74,39 +78,64 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// Makes the current legs alike in blocks that the caller has claimed; whether anything had to be written. The first
-    /// leg's content counts where it is good, so those that are not asked are to be noted as left behind.
-    async fn make_alike(&self, piece: Extent) -> Result<bool, Error> {
-        let legs = loop {
+    /// Makes the current legs alike in blocks that the caller has claimed. The first leg's content counts where it is good, so
+    /// those that are not asked are to be noted as left behind.
+    async fn make_alike(&self, piece: Extent) -> Result<(), Error> {
+        loop {
             self.note_left().await?;
+            self.bring_anew(piece);
             let legs = self.current();
-            match self.are_alike(&legs, piece).await {
-                Ok(true) => return Ok(false),
-                Ok(false) => break legs,
-                // One has gone, which says nothing about the others, and nothing is to be written to it.
-                Err(_) => {}
-            }
-        };
-        let (found, _) = self.gather(&legs, piece, self.full(piece)).await?;
-        for found in found {
-            if self.is_had(&legs, &found, piece).await {
-                continue;
-            }
-            let rest: Legs =
-                legs.iter().enumerate().filter(|(at, _)| *at != found.source).map(|(_, leg)| leg.clone()).collect();
-            let writes = rest.iter().map(|leg| {
-                leg.copied_bytes.set(leg.copied_bytes.get() + found.extent.bytes(self.geometry.block_size));
-                leg.put(self.geometry.protection, found.extent, &found.data)
-            });
-            let outcomes = join_all(writes).await;
-            for (leg, outcome) in rest.iter().zip(outcomes) {
-                if let Err(error) = outcome {
-                    self.leave(leg, &format!("it could not be made like the others: {error}"));
-                }
+            if self.put_alike(&legs, piece).await? {
+                return self.note_left().await;
             }
         }
-        self.note_left().await?;
+    }
+
+    /// Makes these legs alike in a piece. Not all of it where one has gone: that says nothing about the others, and nothing is to
+    /// be written to it.
+    async fn put_alike(&self, legs: &Legs, piece: Extent) -> Result<bool, Error> {
+        match self.are_alike(legs, piece).await {
+            Ok(true) => return Ok(true),
+            Ok(false) => {}
+            Err(_) => return Ok(false),
+        }
+        let (found, _) = self.gather(legs, piece, self.full(piece)).await?;
+        for found in found {
+            match self.is_had(legs, &found, piece).await {
+                Ok(true) => {}
+                Ok(false) => self.put_on_others(legs, &found).await,
+                Err(_) => return Ok(false),
+            }
+        }
         Ok(true)
+    }
+
+    /// Puts blocks on the legs that they do not come from. One that does not take them is left behind.
+    async fn put_on_others(&self, legs: &Legs, found: &Found) {
+        let _copying = Copying(&self.notes.copied);
+        let rest: Legs =
+            legs.iter().enumerate().filter(|(at, _)| *at != found.source).map(|(_, leg)| leg.clone()).collect();
+        let epochs: Vec<u64> = rest.iter().map(|leg| leg.epoch()).collect();
+        let writes = rest.iter().map(|leg| {
+            leg.copied_bytes.set(leg.copied_bytes.get() + found.extent.bytes(self.geometry.block_size));
+            leg.put(self.geometry.protection, found.extent, &found.data)
+        });
+        let outcomes = join_all(writes).await;
+        for ((leg, epoch), outcome) in rest.iter().zip(epochs).zip(outcomes) {
+            if let Err(error) = outcome {
+                self.leave_asked(leg, epoch, &format!("it could not be made like the others: {error}"));
+            }
+        }
+    }
+
+    /// What legs were brought before the current ones were alike may be another one's content than that which counts now.
+    fn bring_anew(&self, piece: Extent) {
+        let regions = self.map.of(piece);
+        for leg in self.legs.borrow().iter().filter(|leg| leg.standing.get() == Standing::Rebuilding) {
+            // Missed, too, as with what becomes suspect.
+            leg.missed.borrow_mut().insert_all(regions.clone());
+            leg.left.borrow_mut().insert_all(regions.clone());
+        }
     }
 
     /// All checks there are, from the start of an extent on.
@@ -134,8 +163,11 @@ impl<C: Clock> Mirror<C> {
     }
 
     /// Whether legs have a block alike that was found by itself: an unreadable one beside it makes no sum of the whole piece.
-    async fn is_had(&self, legs: &Legs, found: &Found, piece: Extent) -> bool {
-        found.extent != piece && matches!(self.are_alike(legs, found.extent).await, Ok(true))
+    ///
+    /// # Errors
+    /// When one of them is gone.
+    async fn is_had(&self, legs: &Legs, found: &Found, piece: Extent) -> Result<bool, Error> {
+        Ok(found.extent != piece && self.are_alike(legs, found.extent).await?)
     }
 
     /// What each leg answers, all at once; nothing where one of them fails.
@@ -168,7 +200,7 @@ impl<C: Clock> Mirror<C> {
 
     /// Brings a leg that has come back up to date.
     pub(crate) async fn rebuild(&self, leg: &Rc<Leg>) -> Result<(), Error> {
-        tracing::info!(leg = %leg.name, regions = leg.left.borrow().count(), "bringing a leg up to date");
+        tracing::info!(leg = %leg.name(), regions = leg.left.borrow().count(), "bringing a leg up to date");
         // Its own label must not go on saying that it has everything.
         self.note().await?;
         let has_room = self.bring_all(leg).await?;
@@ -177,7 +209,12 @@ impl<C: Clock> Mirror<C> {
             let why =
                 "its only copies of some blocks are older ones, more than the labels can list: take or write some";
             *leg.why.borrow_mut() = why.to_owned();
-            return Err(Failure::Media { reason: format!("leg {} is not up to date: {why}", leg.name) }.into());
+            return Err(Failure::Media { reason: format!("leg {} is not up to date: {why}", leg.name()) }.into());
+        }
+        if self.notes.is_in_doubt() && !leg.is_unmissed.get() {
+            // Labels excuse those in sync for not knowing the last change. Older images of this leg are not to be excused.
+            self.notes.begin_change();
+            self.note().await?;
         }
         if leg.standing.get() == Standing::Rebuilding && leg.left.borrow().is_empty() {
             leg.standing.set(Standing::Current);
@@ -186,9 +223,10 @@ impl<C: Clock> Mirror<C> {
             // It may have what others keep only an older copy of.
             self.notes.examine.set(true);
             leg.is_unmissed.set(false);
+            self.go_on_without_absent();
             self.work.notify();
             self.note().await?;
-            tracing::info!(leg = %leg.name, copied_bytes = leg.copied_bytes.get(), "a leg is up to date");
+            tracing::info!(leg = %leg.name(), copied_bytes = leg.copied_bytes.get(), "a leg is up to date");
         }
         Ok(())
     }
@@ -225,12 +263,16 @@ impl<C: Clock> Mirror<C> {
 
     /// What was brought to a leg is durable, and the labels say so.
     async fn note_progress(&self, leg: &Rc<Leg>) -> Result<(), Error> {
-        let mut lacking = leg.left.borrow().clone();
-        if let Err(error) = leg.ask(self.geometry.protection, Operation::Flush).await {
-            self.leave(leg, &format!("it could not be brought up to date: {error}"));
-            return Err(error);
-        }
+        let (mut lacking, renewed, epoch) = (leg.left.borrow().clone(), Renewed::of(leg), leg.epoch());
+        let flushed = leg.ask(self.geometry.protection, Operation::Flush).await;
+        self.brought(leg, epoch, flushed.map(drop)).await?;
         if leg.standing.get() == Standing::Rebuilding {
+            // What it was brought of blocks that it withheld.
+            self.settle_renewed(&[renewed]);
+            if lacking.is_empty() {
+                // Nothing is left on it that never was the mirror's, whatever it will have to be brought again.
+                leg.is_new.set(false);
+            }
             if self.mutation != Mutation::ForgetFlushing {
                 // What became suspect during the flush is lacking too, though it was not when the flush began.
                 lacking.add(&leg.left.borrow());
@@ -245,9 +287,11 @@ impl<C: Clock> Mirror<C> {
         let mut settled = LastCopy::Settled;
         for piece in self.map.extent(region).split_aligned(self.geometry.limits.transfer) {
             let _claim = self.claims.take(piece).await;
-            if leg.standing.get() != Standing::Rebuilding || self.closing.get() {
+            // It may have gone and come back, which takes another label of its own before anything is brought to it.
+            if leg.standing.get() != Standing::Rebuilding || leg.is_untold() || self.closing.get() {
                 return Err(gave_up(leg));
             }
+            let epoch = leg.epoch();
             let sources = self.current();
             let Some(first) = sources.first() else { return Err(self.nobody()) };
             let both: Legs = [first.clone(), leg.clone()].into_iter().collect();
@@ -256,16 +300,16 @@ impl<C: Clock> Mirror<C> {
             }
             let (found, lost) = self.gather(&sources, piece, self.full(piece)).await?;
             for found in found {
-                if self.is_had(&both, &found, piece).await {
+                if self.is_had(&both, &found, piece).await? {
                     continue;
                 }
                 let put = leg.put(self.geometry.protection, found.extent, &found.data).await;
-                self.brought(leg, put).await?;
+                self.brought(leg, epoch, put).await?;
                 leg.copied_bytes.set(leg.copied_bytes.get() + found.extent.bytes(self.geometry.block_size));
             }
             for fault in lost {
                 let kept = self.keep_last_copy(leg, &sources, fault.lba).await;
-                self.brought(leg, kept.as_ref().map(drop).map_err(Clone::clone)).await?;
+                self.brought(leg, epoch, kept.as_ref().map(drop).map_err(Clone::clone)).await?;
                 if kept? == LastCopy::NoRoom {
                     settled = LastCopy::NoRoom;
                 }
@@ -275,12 +319,21 @@ impl<C: Clock> Mirror<C> {
     }
 
     /// A leg that something cannot be brought to is left behind.
-    async fn brought(&self, leg: &Rc<Leg>, outcome: Result<(), Error>) -> Result<(), Error> {
+    async fn brought(&self, leg: &Rc<Leg>, epoch: u64, outcome: Result<(), Error>) -> Result<(), Error> {
         if let Err(error) = &outcome {
-            self.leave(leg, &format!("it could not be brought up to date: {error}"));
+            self.leave_asked(leg, epoch, &format!("it could not be brought up to date: {error}"));
             self.note().await?;
         }
         outcome
+    }
+}
+
+/// Counts blocks that were made alike, however that ends.
+struct Copying<'a>(&'a Cell<u64>);
+
+impl Drop for Copying<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() + 1);
     }
 }
 
@@ -298,5 +351,5 @@ fn common(a: Extent, b: Extent) -> Option<Extent> {
 
 #[cold]
 fn gave_up(leg: &Leg) -> Error {
-    Failure::Unreachable { reason: format!("leg {} is no longer brought up to date", leg.name) }.into()
+    Failure::Unreachable { reason: format!("leg {} is no longer brought up to date", leg.name()) }.into()
 }

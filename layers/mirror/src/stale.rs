@@ -149,6 +149,24 @@ pub(crate) struct Renewed {
     blocks: BTreeSet<u64>,
 }
 
+impl Renewed {
+    /// What was written to blocks that a leg withheld, not known to be durable.
+    pub fn of(leg: &Rc<Leg>) -> Renewed {
+        Renewed { leg: leg.clone(), epoch: leg.epoch(), blocks: leg.stale.borrow().renewed() }
+    }
+}
+
+/// What is left of a lost block on one member says of a copy on another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Testimony {
+    /// It is that block.
+    For,
+    /// It is another content of it, or nobody can tell.
+    Against,
+    /// Nothing.
+    None,
+}
+
 /// What became of the copy of a lost block on a member that is brought up to date.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum LastCopy {
@@ -174,8 +192,7 @@ impl<C: Clock> Mirror<C> {
         let is_good = match leg.ask_as_it_is(format, read).await.map_err(Error::into_faults) {
             Ok(Answer::Data(copy)) => {
                 if self.is_proven_current(sources, one, &copy).await {
-                    leg.stale.borrow_mut().renew(one);
-                    self.give_back(sources, one, &copy).await;
+                    self.take_as_current(leg, sources, one, &copy).await;
                     return Ok(LastCopy::Settled);
                 }
                 true
@@ -194,7 +211,7 @@ impl<C: Clock> Mirror<C> {
         // Also if it cannot be read: it may be readable another day, and is as old then.
         leg.stale.borrow_mut().keep(lba);
         if is_good {
-            tracing::warn!(leg = %leg.name, block = %lba, "lost on the members in sync; an older copy is kept here");
+            tracing::warn!(leg = %leg.name(), block = %lba, "lost on the members in sync; an older copy is kept here");
         }
         Ok(LastCopy::Settled)
     }
@@ -212,31 +229,66 @@ impl<C: Clock> Mirror<C> {
         stale_fits(lists.iter().map(|list| &list[..]))
     }
 
-    /// Whether what is left of a block on the members in sync shows that a copy is the current one: the guard that they
-    /// stored with it is the copy's own, and has enough bits to tell.
+    /// Whether what is left of a block on the members in sync shows that a copy is the current one.
     async fn is_proven_current(&self, sources: &Legs, one: Extent, copy: &Sealed) -> bool {
         let Some(format) = self.geometry.protection.filter(|format| format.guard().bits() >= PROVING_GUARD_BITS) else {
             return false;
         };
-        let tuple = Tuple::read(format, &copy.tags()[..]);
-        if tuple.is_escaped(format) {
+        if Tuple::read(format, &copy.tags()[..]).is_escaped(format) {
             return false;
         }
         let mut is_proven = false;
-        for leg in sources {
-            let Err(Ok(faults)) = leg.read(Some(format), one, self.full(one)).await.map_err(Error::into_faults) else {
-                // It has it after all, or has gone: nothing is proven by that.
-                return false;
-            };
-            for fault in faults {
-                match (fault.field, fault.actual) {
-                    (FaultField::Tag(Field::Guard), Some(guard)) if guard == tuple.guard => is_proven = true,
-                    (FaultField::Tag(Field::Guard), Some(_)) => return false,
-                    _ => {}
-                }
+        // One that withholds the block has lost an older copy, if any: what is left of that proves nothing.
+        for leg in sources.iter().filter(|leg| leg.stale.borrow().within(one).is_empty()) {
+            match self.testimony(leg, format, one, copy).await {
+                Testimony::For => is_proven = true,
+                Testimony::None => {}
+                Testimony::Against => return false,
             }
         }
         is_proven
+    }
+
+    /// What a member that has lost a block tells of a copy: whether it has stored just these tags with it. Where it gives only
+    /// the guard, as one on another host does, that counts.
+    async fn testimony(&self, leg: &Leg, format: PiFormat, one: Extent, copy: &Sealed) -> Testimony {
+        let Err(Ok(faults)) = leg.read(Some(format), one, self.full(one)).await.map_err(Error::into_faults) else {
+            // It has it after all, or has gone: nothing is proven by that.
+            return Testimony::Against;
+        };
+        let unchecked = Operation::Read { extent: one, checks: Checks::NONE };
+        if let Ok(Answer::Data(lost)) = leg.ask_as_it_is(Some(format), unchecked).await {
+            return if lost.tags()[..] == copy.tags()[..] { Testimony::For } else { Testimony::Against };
+        }
+        let guard = Tuple::read(format, &copy.tags()[..]).guard;
+        let is_guard = |fault: &&Fault| fault.field == FaultField::Tag(Field::Guard);
+        let stored: Vec<u64> = faults.iter().filter(is_guard).filter_map(|fault| fault.actual).collect();
+        match stored.iter().all(|stored| *stored == guard) {
+            _ if stored.is_empty() => Testimony::None,
+            true => Testimony::For,
+            false => Testimony::Against,
+        }
+    }
+
+    /// Takes a copy that is withheld for current if what is left on the others proves it by now; whether it does. The caller
+    /// has claimed the block.
+    pub(crate) async fn prove_kept(&self, leg: &Leg, others: &Legs, one: Extent) -> bool {
+        if leg.stale.borrow().within(one).is_empty() {
+            return false;
+        }
+        let (format, read) = (self.geometry.protection, Operation::Read { extent: one, checks: self.full(one) });
+        let Ok(Answer::Data(copy)) = leg.ask_as_it_is(format, read).await else { return false };
+        if !self.is_proven_current(others, one, &copy).await {
+            return false;
+        }
+        self.take_as_current(leg, others, one, &copy).await;
+        true
+    }
+
+    /// Withholds a copy no longer that is proven to be current, and gives it to the members that have lost it.
+    async fn take_as_current(&self, leg: &Leg, others: &Legs, one: Extent, copy: &Sealed) {
+        leg.stale.borrow_mut().renew(one);
+        self.give_back(others, one, copy).await;
     }
 
     /// Writes a copy that is proven to be current to the members that have lost it. Where that fails the copy itself is left.
@@ -249,7 +301,7 @@ impl<C: Clock> Mirror<C> {
             }
             if leg.ask(format, Operation::Verify { extent: one, checks }).await.is_ok() {
                 leg.healed.set(leg.healed.get() + 1);
-                tracing::warn!(leg = %leg.name, block = %one.start(), "healed from a member that was away: its copy is current");
+                tracing::warn!(leg = %leg.name(), block = %one.start(), "healed from a member that was away: its copy is current");
             }
         }
     }
@@ -269,6 +321,16 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
+    fn keeper(&self, name: &str) -> Option<Rc<Leg>> {
+        let named = |leg: &&Rc<Leg>| *leg.name() == *name && leg.standing.get() != Standing::Removed;
+        self.legs.borrow().iter().find(named).cloned()
+    }
+
+    /// The blocks of which a member keeps only an older copy now, in rising order; none where there is no such member.
+    pub fn stale_blocks(&self, name: &str) -> Vec<Lba> {
+        self.keeper(name).map_or_else(Vec::new, |leg| leg.stale.borrow().kept())
+    }
+
     /// Takes the older copies that a member keeps for what the blocks hold from now on, on every member; how many blocks.
     /// Blocks that have a good copy elsewhere by now, and those whose older copy is bad itself, are not taken.
     ///
@@ -278,9 +340,7 @@ impl<C: Clock> Mirror<C> {
         if self.read_only {
             return Err(MemberError::ReadOnly);
         }
-        let named = |leg: &&Rc<Leg>| leg.name == name && leg.standing.get() != Standing::Removed;
-        let leg = self.legs.borrow().iter().find(named).cloned();
-        let leg = leg.ok_or_else(|| MemberError::Unknown(name.to_owned()))?;
+        let leg = self.keeper(name).ok_or_else(|| MemberError::Unknown(name.to_owned()))?;
         if !leg.takes_changes() {
             let why = leg.why.borrow().clone();
             return Err(MemberError::Absent { leg: name.to_owned(), why });
@@ -323,8 +383,7 @@ impl<C: Clock> Mirror<C> {
     /// What was written to blocks that were withheld, and on which device.
     pub(crate) fn renewed(&self) -> Vec<Renewed> {
         let legs = self.legs.borrow();
-        let of = |leg: &Rc<Leg>| Renewed { leg: leg.clone(), epoch: leg.epoch(), blocks: leg.stale.borrow().renewed() };
-        legs.iter().map(of).filter(|renewed| !renewed.blocks.is_empty()).collect()
+        legs.iter().map(Renewed::of).filter(|renewed| !renewed.blocks.is_empty()).collect()
     }
 
     /// What was written to these blocks is durable where the device is still there: nobody needs to list them any more.

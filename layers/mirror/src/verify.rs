@@ -84,19 +84,31 @@ impl<C: Clock> Mirror<C> {
         self.settle_for_reading(extent).await?;
         let settled = self.notes.suspected.get();
         let mut found = self.inspect(extent, checks, Some(settled)).await?;
-        for fault in &mut found.tally.faults {
-            let leg = fault
-                .leg
-                .outermost()
-                .and_then(|(number, _)| self.legs.borrow().iter().find(|leg| leg.number == number).cloned());
-            let Some(leg) = leg.filter(|_| fault.field != FaultField::Conflict && !fault.repaired) else { continue };
-            let checks = self.onward(&checks, extent, fault.lba);
-            // A leg that is itself a group may have another copy of its own.
-            fault.repaired = self.mend(&leg, fault, checks).await;
+        self.mend_all(&mut found.tally.faults, extent, checks).await;
+        if self.has_renewed()
+            && let Err(error) = self.flush_legs().await
+        {
+            tracing::debug!(%error, "the labels go on listing blocks that were mended");
         }
         self.lost_blocks.set(self.lost_blocks.get() + lost(&found.tally.faults, self.current().len()));
         let bytes_transferred = found.bytes_transferred;
         Ok(Answer::Verified(Verified { bytes_transferred, coverage: found.tally.finish()? }))
+    }
+
+    /// Mends what an inspection of `extent` has found, and says of each fault whether it is. Copies that are withheld come first:
+    /// one that is proven to be current by now mends the others.
+    async fn mend_all(&self, faults: &mut [Fault], extent: Extent, checks: Checks) {
+        for stale_first in [true, false] {
+            for fault in faults.iter_mut().filter(|fault| (fault.field == FaultField::Stale) == stale_first) {
+                let number = fault.leg.outermost().map(|(number, _)| number);
+                let leg = self.legs.borrow().iter().find(|leg| Some(leg.number.get()) == number).cloned();
+                // A leg that is itself a group may have mended it from another copy of its own.
+                let is_left = fault.field != FaultField::Conflict && !fault.repaired;
+                if let Some(leg) = leg.filter(|_| is_left) {
+                    fault.repaired = self.mend(&leg, fault, self.onward(&checks, extent, fault.lba)).await;
+                }
+            }
+        }
     }
 
     /// Has every leg check and sum the blocks. They were made alike just now, if `settled` says after which suspicion.
@@ -115,7 +127,7 @@ impl<C: Clock> Mirror<C> {
                     asked.push(leg.clone());
                 }
                 Err(error) => {
-                    tracing::warn!(leg = %leg.name, %extent, %error, "a leg could not be checked");
+                    tracing::warn!(leg = %leg.name(), %extent, %error, "a leg could not be checked");
                     self.lament(leg, &error);
                     failure = Some(error);
                 }

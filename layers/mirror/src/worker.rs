@@ -5,13 +5,11 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::future::{join3, select};
-use sealblock_block::{Clock, Stack};
+use sealblock_block::Clock;
 
-use crate::judge::{Found, Refusal, Verdict, add_lacking, judge, lacks_everything};
-use crate::label::{Label, Standing};
-use crate::leg::{Leg, LegSource};
+use crate::label::Standing;
+use crate::leg::Leg;
 use crate::mirror::Mirror;
-use crate::open::{Trouble, fits, found_on};
 
 /// A region in which nothing was changed for one to two of these leaves the labels.
 const LOOK: Duration = Duration::from_secs(5);
@@ -94,100 +92,20 @@ async fn calling_back<C: Clock>(mirror: &Mirror<C>) {
             if leg.is_here() && leg.standing.get() == Standing::Missing {
                 mirror.begin_rebuild(leg);
             }
-            let Some(reopen) = leg.reopen.as_ref().filter(|_| !leg.is_here()) else { continue };
-            match reopen().await {
-                Ok(device) => {
-                    if let Err(why) = mirror.take_back(leg, device).await {
-                        note_why(leg, why);
-                    }
-                }
-                Err(why) => note_why(leg, why),
+            let opening = leg.reopen.borrow().as_ref().filter(|_| !leg.is_here()).map(|reopen| reopen());
+            let Some(opening) = opening else { continue };
+            let number = leg.number.get();
+            let taken = match opening.await {
+                Ok(device) => mirror.take_back(leg, device).await,
+                Err(why) => Err(why),
+            };
+            if let Err(why) = taken {
+                mirror.note_why(number, why);
             }
         }
         rest(mirror, CALL_BACK).await;
         if mirror.closing.get() {
             return;
         }
-    }
-}
-
-/// Keeps why a leg does not come back, and says so when it is news.
-fn note_why(leg: &Leg, why: String) {
-    let was = leg.why.replace(why.clone());
-    if was != why {
-        tracing::warn!(leg = %leg.name, %why, "a leg does not come back");
-    }
-}
-
-impl<C: Clock> Mirror<C> {
-    /// Takes a leg's device back after it was gone: as what it is now, if it is that leg and nobody went on with it elsewhere.
-    ///
-    /// # Errors
-    /// Why it cannot be taken back.
-    pub(crate) async fn take_back(&self, leg: &Rc<Leg>, device: Stack) -> Result<(), String> {
-        let source = LegSource { name: leg.name.clone(), device: Ok(device.clone()), reopen: None };
-        fits(&source, self.geometry.block_size, self.geometry.capacity_blocks, self.geometry.protection)
-            .map_err(|error| error.to_string())?;
-        let found = found_on(&device).await.map_err(|trouble| match trouble {
-            Trouble::Label(why) => why.to_string(),
-            Trouble::Device(why) => why.to_string(),
-        })?;
-        if let Found::Labelled(label) = &found {
-            self.check_label(leg, label)?;
-            let lacks_everything = lacks_everything(&self.label(leg), label);
-            if lacks_everything && leg.standing.get() == Standing::Current {
-                return Err("it is an old image of the last leg, or was written elsewhere meanwhile".to_owned());
-            }
-            leg.seen.set(leg.seen.get().max(label.generation));
-            if leg.standing.get() == Standing::Missing {
-                let was_current = label.members[label.own].standing == Standing::Current;
-                leg.is_unmissed.set(leg.is_unmissed.get() && was_current && !lacks_everything);
-                add_lacking(&mut leg.missed.borrow_mut(), label, lacks_everything);
-            }
-        } else if leg.has_room || found.has_room() {
-            return Err(
-                "it has no label any more; it is not the device that it was; `sealblock mirror replace` makes it a leg"
-                    .to_owned(),
-            );
-        }
-        leg.stale.borrow_mut().withhold_again();
-        self.notes.examine.set(true);
-        leg.set_device(Some(device));
-        leg.why.borrow_mut().clear();
-        match leg.standing.get() {
-            Standing::Missing => self.begin_rebuild(leg),
-            // What it has lost, others may have.
-            Standing::Current => self.suspect_dirty(),
-            _ => {}
-        }
-        Ok(())
-    }
-
-    /// Whether this label is that of the leg, and the leg was not changed without the others.
-    fn check_label(&self, leg: &Leg, label: &Label) -> Result<(), String> {
-        let at = leg.number;
-        if label.uuid != self.uuid {
-            return Err(Refusal::Foreign { leg: at }.to_string());
-        }
-        if label.members[label.own].id != leg.id {
-            return Err(Refusal::Stranger { leg: at }.to_string());
-        }
-        // Also one that is away for the moment knows, in what its label would be, what the others lack.
-        let legs = self.legs.borrow();
-        let mut others = legs.iter().filter(|other| other.standing.get() == Standing::Current && other.id != leg.id);
-        let Some(other) = others.next() else { return Ok(()) };
-        let found = [self.label(other), label.clone()].map(|label| Found::Labelled(Box::new(label)));
-        match judge(&found).map_err(|refusal| refusal.to_string())? {
-            Verdict::Known(known) if known.label.members[known.places[0]].standing == Standing::Current => Ok(()),
-            _ => Err("it was changed elsewhere, and has what this mirror lacks; open the mirror anew".to_owned()),
-        }
-    }
-
-    /// Has a leg that is here brought up to date.
-    pub(crate) fn begin_rebuild(&self, leg: &Leg) {
-        *leg.left.borrow_mut() = leg.missed.borrow().clone();
-        leg.is_told.set(false);
-        leg.standing.set(Standing::Rebuilding);
-        self.work.notify();
     }
 }

@@ -222,6 +222,12 @@ pub(crate) fn check_shape(expected: &Geometry, actual: &Geometry) -> Result<(), 
     if actual.capacity_blocks != expected.capacity_blocks { Err("number of blocks") } else { Ok(()) }
 }
 
+/// The same of a device that was opened anew: one that has grown since still has all the blocks that it had.
+pub(crate) fn check_shape_again(expected: &Geometry, actual: &Geometry) -> Result<(), &'static str> {
+    let capacity_blocks = actual.capacity_blocks.min(expected.capacity_blocks);
+    check_shape(expected, &Geometry { capacity_blocks, ..actual.clone() })
+}
+
 impl<C: Clock + 'static> Device for MultipathLayer<C> {
     fn geometry(&self) -> &Geometry {
         &self.0.geometry

@@ -11,7 +11,7 @@ use futures_util::future::LocalBoxFuture;
 use futures_util::stream::FuturesUnordered;
 use sealblock_block::{Clock, Device};
 
-use crate::check_shape;
+use crate::check_shape_again;
 use crate::shared::{Failed, Shared};
 
 /// Looks at what is under way in the time for one answer.
@@ -52,7 +52,7 @@ async fn probe<C: Clock>(shared: Rc<Shared<C>>, path: usize) {
     for attempt in 0_u32.. {
         shared.clock.sleep(shared.patience.pause(attempt)).await;
         let trouble = match of.source.open().await {
-            Ok(device) => match check_shape(&shared.geometry, device.geometry()) {
+            Ok(device) => match check_shape_again(&shared.geometry, device.geometry()) {
                 Ok(()) => {
                     tracing::info!(path = of.source.name(), "path is back");
                     return shared.restore(path, device);

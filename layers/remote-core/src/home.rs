@@ -6,10 +6,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use sealblock_block::{Gate, Operation, Outcome, Stack};
+use sealblock_block::{Operation, Outcome};
 use sealblock_runtime_reactor::spawn;
 
 use crate::link::{Answer, Request, Ways, unreachable};
+use crate::place::Place;
 use crate::shared::SharedDevice;
 
 /// Has the home core read the link's requests. When it is not to be had the link is closed, and says so to callers.
@@ -17,8 +18,8 @@ pub(crate) fn open(device: &SharedDevice, ways: &Arc<Ways>) {
     let end = End { device: device.clone(), ways: Arc::clone(ways) };
     let home = device.homed().home();
     let begin = move || {
-        if let Some(gate) = end.device.homed().get() {
-            drop(spawn(serve(end, gate)));
+        if let Some(place) = end.device.homed().get() {
+            drop(spawn(serve(end, place)));
         }
     };
     // Work that is refused is dropped, and the end of the link with it.
@@ -77,14 +78,14 @@ impl Drop for Promise {
 
 /// Begins requests as they come, until the callers' core has closed the link. After each batch the others on this core
 /// have their turn.
-async fn serve(end: End, gate: Rc<Gate<Stack>>) {
+async fn serve(end: End, place: Rc<Place>) {
     let mut batch = Vec::new();
     poll_fn(|cx| match end.ways.requests.poll_take(cx, &mut batch) {
         Poll::Pending => Poll::Pending,
         Poll::Ready(false) => Poll::Ready(()),
         Poll::Ready(true) => {
             for Request { slot, operation, is_locked } in batch.drain(..) {
-                begin(&gate, end.promise(slot), (operation, is_locked), cx);
+                begin(&place, end.promise(slot), (operation, is_locked), cx);
             }
             cx.waker().wake_by_ref();
             Poll::Pending
@@ -94,10 +95,10 @@ async fn serve(end: End, gate: Rc<Gate<Stack>>) {
 }
 
 /// Begins a request. One that is done at once, as in memory, needs no task; others go on in one of their own.
-fn begin(gate: &Rc<Gate<Stack>>, promise: Promise, (operation, is_locked): (Operation, bool), cx: &mut Context<'_>) {
-    let gate = Rc::clone(gate);
+fn begin(place: &Rc<Place>, promise: Promise, (operation, is_locked): (Operation, bool), cx: &mut Context<'_>) {
+    let place = Rc::clone(place);
     let mut work = Box::pin(async move {
-        let outcome = promise.device.carry_out(&gate, operation, is_locked).await;
+        let outcome = promise.device.carry_out(&place, operation, is_locked).await;
         promise.keep(outcome);
     });
     // A panic ends this request alone: what it held is dropped with `work`, the promise among it.

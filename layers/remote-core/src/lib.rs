@@ -6,7 +6,9 @@
 //!
 //! Invariants:
 //! - A request that was handed over is carried out once and answered once, whether or not the caller still waits.
-//! - Requests of one core are begun in the order in which they were handed over.
+//! - Requests of one core are begun in the order in which they were handed over, but for those that wait while it is quiesced.
+//! - While a device is quiesced ([`SharedDevice::quiesce`]) another one may take its place, as one that has another size: requests
+//!   wait, fail for no reason of that, and whoever is to be told of a failed flush still is.
 //! - A home that stops, and work that panics, answer [`sealblock_block::Failure::Unreachable`]; nobody waits for ever.
 //!
 //! Shape: one `link::Link` for each core and device, shared by all attachments there. It has a mailbox for each direction.
@@ -21,7 +23,9 @@ mod durable;
 mod home;
 mod link;
 mod mailbox;
+mod place;
 mod shared;
 mod slots;
 
+pub use place::Quiesced;
 pub use shared::{Attached, Locked, SharedDevice};

@@ -6,13 +6,15 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
 use sealblock_block::{
-    Abilities, Device, FlushCursor, FlushErrors, Gate, Geometry, Operation, Outcome, RangeGuard, RangeLock, Stack,
+    Abilities, Device, Error, FlushCursor, FlushErrors, Gate, Geometry, Operation, Outcome, RangeGuard, RangeLock,
+    Stack,
 };
 use sealblock_runtime_reactor::Homed;
 use sealblock_units::Extent;
 
 use crate::durable::Durable;
 use crate::link::Link;
+use crate::place::{Place, Quiesced};
 
 thread_local! {
     /// The links of the reactors on this thread. Those that nobody uses any more are cleared when a new one is opened.
@@ -21,29 +23,65 @@ thread_local! {
 
 /// A device that lives on one core, as a handle for all of them. Clones are for the same device, which is given up on its core
 /// when the last handle and the last attachment have gone, or when its core ends.
+///
+/// What a handle says of the device's geometry is what it was when the handle was made. Who changes it, as
+/// [`Quiesced::replace`] does, gets a handle that says the new one, and hands it on.
 #[derive(Clone)]
-pub struct SharedDevice(Arc<Inner>);
+pub struct SharedDevice(Arc<View>);
 
-struct Inner {
-    homed: Homed<Gate<Stack>>,
-    name: Box<str>,
+/// The device as it was at some time.
+struct View {
     geometry: Geometry,
     abilities: Abilities,
+    device: Arc<Inner>,
+}
+
+/// What stays the same, whatever stands in the device's place.
+struct Inner {
+    homed: Homed<Place>,
+    name: Box<str>,
     flush_errors: Arc<FlushErrors>,
     durable: Durable,
     ranges: RangeLock,
 }
 
 impl SharedDevice {
-    /// Publishes a device of this core. Its geometry and abilities are taken now and are to stay.
+    /// Publishes a device of this core. Its geometry and abilities are taken now and are to stay, unless it is replaced.
     ///
     /// # Panics
     /// Outside a reactor.
     pub fn publish(device: Rc<Gate<Stack>>) -> SharedDevice {
         let (name, geometry, abilities) = (device.name().into(), device.geometry().clone(), device.abilities());
-        let (homed, flush_errors, durable) = (Homed::new(device), Arc::default(), Durable::default());
-        let ranges = RangeLock::default();
-        SharedDevice(Arc::new(Inner { homed, name, geometry, abilities, flush_errors, durable, ranges }))
+        let (flush_errors, durable, ranges) = (Arc::default(), Durable::default(), RangeLock::default());
+        let homed = Homed::new(Place::new(device));
+        let device = Arc::new(Inner { homed, name, flush_errors, durable, ranges });
+        SharedDevice(Arc::new(View { geometry, abilities, device }))
+    }
+
+    /// A handle for the same device, with what `gate` says of itself.
+    pub(crate) fn seen_anew(&self, gate: &Gate<Stack>) -> SharedDevice {
+        let (geometry, abilities, device) = (gate.geometry().clone(), gate.abilities(), Arc::clone(&self.0.device));
+        SharedDevice(Arc::new(View { geometry, abilities, device }))
+    }
+
+    /// Whether both are for one device, whatever they say of its geometry.
+    pub fn is_same(&self, other: &SharedDevice) -> bool {
+        Arc::ptr_eq(&self.0.device, &other.0.device)
+    }
+
+    /// Lets no further request begin, on whichever core it is made, until what comes back is dropped; requests wait meanwhile.
+    /// `None` away from the device's own core, and while somebody else has it quiesced.
+    pub fn quiesce(&self) -> Option<Quiesced> {
+        Quiesced::begin(self.clone(), self.homed().get()?)
+    }
+
+    /// What stands in its place now; on its own core only, and while it is not empty.
+    pub fn gate(&self) -> Option<Rc<Gate<Stack>>> {
+        self.homed().get()?.gate()
+    }
+
+    pub(crate) fn record_lost(&self, error: &Error) {
+        self.0.device.flush_errors.record(error);
     }
 
     /// The device as one of the current core: the device itself at home, a way there elsewhere. Never waits; a home
@@ -53,7 +91,7 @@ impl SharedDevice {
     /// # Panics
     /// Outside a reactor.
     pub fn attach(&self) -> Attached {
-        self.attach_as(&Arc::new(self.0.flush_errors.alone()))
+        self.attach_as(&Arc::new(self.0.device.flush_errors.alone()))
     }
 
     /// The same for an asker that may have several attachments, on several cores: [`SharedDevice::asker`].
@@ -62,8 +100,8 @@ impl SharedDevice {
     /// Outside a reactor.
     pub fn attach_as(&self, asker: &Arc<FlushCursor>) -> Attached {
         debug_assert!(self.knows(asker), "an asker of this device");
-        let way = match self.0.homed.get() {
-            Some(device) => Way::Here(device),
+        let way = match self.homed().get() {
+            Some(place) => Way::Here(place),
             None => Way::There(self.link()),
         };
         Attached { device: self.clone(), way, asker: Arc::clone(asker) }
@@ -71,48 +109,53 @@ impl SharedDevice {
 
     /// A new asker among those of `client`, who take each other's writes and flushes for their own.
     pub fn asker(&self, client: &str) -> FlushCursor {
-        self.0.flush_errors.join(client)
+        self.0.device.flush_errors.join(client)
     }
 
     /// Whether this is an asker of this device.
     pub fn knows(&self, asker: &FlushCursor) -> bool {
-        asker.is_of(&self.0.flush_errors)
+        asker.is_of(&self.0.device.flush_errors)
     }
 
     /// Carries a request out at home, when nobody has the blocks locked that it changes; whoever asks may have done so itself. A
     /// failure that others are to be told of is known before this returns.
-    pub(crate) async fn carry_out(&self, gate: &Gate<Stack>, operation: Operation, is_locked: bool) -> Outcome {
+    pub(crate) async fn carry_out(&self, place: &Place, operation: Operation, is_locked: bool) -> Outcome {
         let _range = match operation.changed().filter(|_| !is_locked) {
-            Some(blocks) => Some(self.0.ranges.lock_shared(blocks).await),
+            Some(blocks) => Some(self.0.device.ranges.lock_shared(blocks).await),
             None => None,
         };
+        // Counted as durable only when it has entered: who has entered waits for such.
+        let entered = place.enter().await.map_err(|error| error.at(self.name()))?;
+        let gate = entered.gate();
         if !operation.is_durable() {
             return gate.execute(operation).await;
         }
         let is_flush = matches!(operation, Operation::Flush);
-        let flight = self.0.durable.begin(&self.0.flush_errors);
+        let flight = self.0.device.durable.begin(&self.0.device.flush_errors);
         let outcome = gate.execute(operation).await;
         flight.end(&outcome);
         if is_flush && outcome.is_ok() {
-            self.0.durable.settle().await;
+            self.0.device.durable.settle().await;
         }
         outcome
     }
 
     /// The same, if there is nothing to wait for.
-    fn carry_out_at_once(&self, gate: &Gate<Stack>, operation: &Operation) -> Option<Outcome> {
+    fn carry_out_at_once(&self, place: &Place, operation: &Operation) -> Option<Outcome> {
         let _range = match operation.changed() {
-            Some(_) => Some(self.0.ranges.try_lock_shared()?),
+            Some(_) => Some(self.0.device.ranges.try_lock_shared()?),
             None => None,
         };
+        let entered = place.try_enter()?;
+        let gate = entered.gate();
         if !operation.is_durable() {
             return gate.at_once(operation);
         }
-        if !self.0.durable.is_idle() {
+        if !self.0.device.durable.is_idle() {
             return None;
         }
         let outcome = gate.at_once(operation)?;
-        self.0.durable.begin(&self.0.flush_errors).end(&outcome);
+        self.0.device.durable.begin(&self.0.device.flush_errors).end(&outcome);
         Some(outcome)
     }
 
@@ -120,7 +163,7 @@ impl SharedDevice {
     fn link(&self) -> Rc<Link> {
         let known = LINKS.with_borrow(|links| {
             let mut open = links.iter().filter_map(Weak::upgrade);
-            open.find(|link| Arc::ptr_eq(&link.device.0, &self.0) && link.here.is_here())
+            open.find(|link| link.device.is_same(self) && link.here.is_here())
         });
         known.unwrap_or_else(|| {
             let link = Rc::new(Link::open(self));
@@ -144,17 +187,17 @@ impl SharedDevice {
 
     /// The name of its gate.
     pub fn name(&self) -> &str {
-        &self.0.name
+        &self.0.device.name
     }
 
-    pub(crate) fn homed(&self) -> &Homed<Gate<Stack>> {
-        &self.0.homed
+    pub(crate) fn homed(&self) -> &Homed<Place> {
+        &self.0.device.homed
     }
 }
 
 impl std::fmt::Debug for SharedDevice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SharedDevice").field("name", &self.name()).field("homed", &self.0.homed).finish()
+        f.debug_struct("SharedDevice").field("name", &self.name()).field("homed", &self.0.device.homed).finish()
     }
 }
 
@@ -170,7 +213,7 @@ pub struct Attached {
 
 #[derive(Clone)]
 enum Way {
-    Here(Rc<Gate<Stack>>),
+    Here(Rc<Place>),
     There(Rc<Link>),
 }
 
@@ -183,13 +226,13 @@ impl Attached {
     /// Waits until nobody else changes these blocks, whoever it is and on whichever core, and keeps others from it for as long as
     /// what comes back lives. Reads go on.
     pub async fn lock(&self, extent: Extent) -> Locked<'_> {
-        let range = self.device.0.ranges.lock(extent.start().get()..=extent.last().get()).await;
+        let range = self.device.0.device.ranges.lock(extent.start().get()..=extent.last().get()).await;
         Locked { attached: self, extent, _range: range }
     }
 
     async fn ask(&self, operation: Operation, is_locked: bool) -> Outcome {
         match &self.way {
-            Way::Here(gate) => self.device.carry_out(gate, operation, is_locked).await,
+            Way::Here(place) => self.device.carry_out(place, operation, is_locked).await,
             Way::There(link) => link.call(operation, is_locked).await,
         }
     }
@@ -230,15 +273,13 @@ impl Locked<'_> {
 
 impl Device for Attached {
     fn geometry(&self) -> &Geometry {
-        match &self.way {
-            Way::Here(gate) => gate.geometry(),
-            Way::There(_) => self.device.geometry(),
-        }
+        self.device.geometry()
     }
 
     fn abilities(&self) -> Abilities {
         match &self.way {
-            Way::Here(gate) => gate.abilities(),
+            // They may change with what a layer is made of.
+            Way::Here(place) => place.gate().map_or(self.device.abilities(), |gate| gate.abilities()),
             Way::There(_) => self.device.abilities(),
         }
     }
@@ -248,8 +289,8 @@ impl Device for Attached {
     }
 
     fn at_once(&self, operation: &Operation) -> Option<Outcome> {
-        let Way::Here(gate) = &self.way else { return None };
-        let ask = || self.device.carry_out_at_once(gate, operation);
+        let Way::Here(place) = &self.way else { return None };
+        let ask = || self.device.carry_out_at_once(place, operation);
         if matches!(operation, Operation::Flush) {
             let flush = self.asker.begin_flush();
             return ask().map(|outcome| flush.end(outcome));

@@ -294,8 +294,11 @@ impl Medium for FileMedium {
             return Ok(());
         }
         match self.file.fallocate(libc::FALLOC_FL_KEEP_SIZE, offset_bytes, length_bytes).await {
-            Err(error) if !is_missing(&error) => Err(MediumError::from_io(DOING, offset_bytes, &error)),
-            _ => Ok(()),
+            Err(error) if is_missing(&error) => {
+                let reason = "the file system does not reserve space".to_owned();
+                Err(MediumError { kind: MediumErrorKind::Unsupported, doing: DOING, offset_bytes, reason })
+            }
+            result => result.map_err(|error| MediumError::from_io(DOING, offset_bytes, &error)),
         }
     }
 
@@ -319,6 +322,10 @@ impl Medium for FileMedium {
         }
         let made = self.make_zeroes(offset_bytes, length_bytes).await;
         made.map_err(|error| MediumError::from_io(DOING, offset_bytes, &error))
+    }
+
+    async fn set_len(&self, length_bytes: u64) -> Result<(), MediumError> {
+        self.set_len_bytes(length_bytes)
     }
 }
 

@@ -122,12 +122,13 @@ impl Shape {
         })
     }
 
-    /// Whether this is the namespace that `before` was, or what is not the same.
+    /// Whether this is the namespace that `before` was, or what is not the same. One that is known by its identifier may have been
+    /// resized: whoever opened it goes on with the blocks that it had, and the controller refuses those that are gone.
     pub(crate) fn same_as(&self, before: &Shape) -> Result<(), ConnectError> {
         let (a, b) = (&self.identity, &before.identity);
         let what = if (a.uuid, a.nguid, a.eui64) != (b.uuid, b.nguid, b.eui64) {
             "it has another identifier".to_owned()
-        } else if a.capacity_blocks != b.capacity_blocks {
+        } else if a.capacity_blocks != b.capacity_blocks && (a.uuid, a.nguid, a.eui64) == (None, None, None) {
             format!("it has {} blocks and had {}", a.capacity_blocks, b.capacity_blocks)
         } else if a.format != b.format {
             format!("its format is {:?} and was {:?}", a.format, b.format)

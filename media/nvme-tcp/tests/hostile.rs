@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use common::{extent, read, run, verify, write};
-use fake::{Asked, Fake, Reply, good, serve};
+use fake::{Asked, Fake, Pages, Reply, good, serve};
 use sealblock_block::{Device, Failure, Gate, Operation};
 use sealblock_media_nvme_tcp::{ConnectError, NvmeTcpDevice, Options};
 use sealblock_protocols_nvme::admin::{AdminCommand, Cns};
@@ -281,21 +281,30 @@ fn the_first_block_that_differs_is_found_by_reading() {
     });
 }
 
+/// A controller that says of its namespace what `change` makes of it, once the host has waited for events; counts how often
+/// it has said so.
+fn changing(change: fn(&mut Pages)) -> (Fake, Rc<Cell<u32>>) {
+    let (is_changed, seen) = (Cell::new(false), Rc::new(Cell::new(0)));
+    let counter = Rc::clone(&seen);
+    let mut other = good();
+    change(&mut other);
+    let fake = serve(good(), move |asked| match asked {
+        Asked::Admin(AdminCommand::AsynchronousEventRequest) if !is_changed.replace(true) => {
+            Some(Reply::Done(u64::from(AsynchronousEvent::NAMESPACE_CHANGED.dword0())))
+        }
+        _ if is_changed.get() && cns(asked) == Some(Cns::Namespace) => {
+            counter.set(counter.get() + 1);
+            Some(Reply::Data(other.namespace.encode().to_vec()))
+        }
+        _ => None,
+    });
+    (fake, seen)
+}
+
 #[test]
 fn a_namespace_that_changes_while_it_is_open_is_not_used_any_more() {
     run(|| async {
-        let (connected, told) = (Rc::new(Cell::new(false)), Cell::new(false));
-        let flag = Rc::clone(&connected);
-        let mut smaller = good().namespace;
-        smaller.nsze = 9;
-        let fake = serve(good(), move |asked| match asked {
-            Asked::Admin(AdminCommand::AsynchronousEventRequest) if !told.replace(true) => {
-                flag.set(true);
-                Some(Reply::Done(u64::from(AsynchronousEvent::NAMESPACE_CHANGED.dword0())))
-            }
-            _ if flag.get() && cns(asked) == Some(Cns::Namespace) => Some(Reply::Data(smaller.encode().to_vec())),
-            _ => None,
-        });
+        let (fake, _) = changing(|pages| pages.namespace.lbaf[0].lbads = 9);
         let device = open(&fake).await;
         let error = loop {
             match read(&device, extent(0, 1)).await {
@@ -303,6 +312,21 @@ fn a_namespace_that_changes_while_it_is_open_is_not_used_any_more() {
                 Err(error) => break error,
             }
         };
-        assert!(matches!(error.failure(), Failure::Unreachable { reason } if reason.contains("9 blocks")), "{error}");
+        assert!(matches!(error.failure(), Failure::Unreachable { reason } if reason.contains("its format")), "{error}");
+    });
+}
+
+#[test]
+fn a_namespace_that_is_resized_while_it_is_open_is_used_on() {
+    run(|| async {
+        let (fake, seen) = changing(|pages| pages.namespace.nsze = 9);
+        let device = open(&fake).await;
+        while seen.get() == 0 {
+            sealblock_runtime_reactor::sleep(Duration::from_millis(5)).await;
+        }
+        for _ in 0..10 {
+            read(&device, extent(0, 1)).await.unwrap();
+            sealblock_runtime_reactor::sleep(Duration::from_millis(2)).await;
+        }
     });
 }

@@ -1,14 +1,15 @@
 //! The annex: room beside the blocks, for the notes of whoever stands on the volume.
 //!
-//! Each slot has two copies, one behind each superblock, written in turn, so one of them is always whole. Bitmap pages lie
-//! behind the log and are written in place; what a torn one holds is for its reader to find out.
+//! Each slot has two places, written in turn, so one of them always holds something whole; and each place is there twice,
+//! behind a superblock and in the tail, so that the loss of either end of the volume costs nothing. Bitmap pages lie behind
+//! the log and are written in place; what a torn one holds is for its reader to find out.
 
 use std::cell::{Cell, RefCell};
 
 use sealblock_block::{AnnexSlot, Clock, Error, Event, Failure, Medium};
 use sealblock_runtime_memory::Slice;
 
-use crate::format::{ANNEX_HEAD_BYTES, AnnexCopy, BITMAP_PAGE_BYTES, annex_offset};
+use crate::format::{ANNEX_HEAD_BYTES, AnnexCopy, BITMAP_PAGE_BYTES};
 use crate::volume::Volume;
 
 /// What is known of the slots, and who may write them: one at a time.
@@ -56,16 +57,29 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         if let Some(held) = &self.annex.held.borrow()[slot.index()] {
             return Ok(held.clone());
         }
+        let (mut serials, mut failed) = ([None; 4], [0; 2]);
         let mut newest: Option<AnnexCopy> = None;
-        for copy in [0, 1] {
+        for (at, offset) in [0, 1].into_iter().flat_map(|turn| self.layout.annex_offsets(slot, turn)).enumerate() {
             let room = self.medium.buffer(slot.most_bytes() + ANNEX_HEAD_BYTES);
-            let (read, bytes) = self.medium.read(annex_offset(slot, copy), room).await;
-            // One unreadable copy is no more than one damaged copy; two are an error below.
-            if let (Ok(()), Some(found)) = (read, AnnexCopy::decode(&bytes, slot, self.seed))
-                && newest.as_ref().is_none_or(|newest| newest.serial < found.serial)
-            {
+            let (read, bytes) = self.medium.read(offset, room).await;
+            // An unreadable copy is no more than a damaged one. Of two that hold the same nobody knows whether they are the newest.
+            failed[at / 2] += usize::from(read.is_err());
+            if let (Err(error), 2) = (&read, failed[at / 2]) {
+                let reason = format!("neither copy of what the annex holds can be read: {error}");
+                return Err(Failure::Media { reason }.into());
+            }
+            let found = read.ok().and_then(|()| AnnexCopy::decode(&bytes, slot, self.seed));
+            // One in the other turn's place was misplaced, or put there by somebody else.
+            let Some(found) = found.filter(|found| found.serial % 2 == at as u64 / 2) else { continue };
+            serials[at] = Some(found.serial);
+            if newest.as_ref().is_none_or(|newest| newest.serial < found.serial) {
                 newest = Some(found);
             }
+        }
+        if let Some(newest) = &newest {
+            // One that is whole and older was not reached by the last write, which a crash may do; it is no loss.
+            let twins = &serials[(newest.serial % 2 * 2) as usize..][..2];
+            self.table.zones.lost_copies().add(twins.iter().filter(|serial| serial.is_none()).count() as u64);
         }
         self.annex.serials[slot.index()].set(Some(newest.as_ref().map_or(0, |newest| newest.serial)));
         let held = Slice::copy_from(newest.as_ref().map_or(&[][..], |newest| &newest.bytes));
@@ -110,7 +124,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let mut buffer = self.medium.buffer(encoded.len().next_multiple_of(sector));
         buffer.fill(0);
         buffer[..encoded.len()].copy_from_slice(&encoded);
-        self.medium.write(annex_offset(slot, serial % 2), buffer.freeze()).await?;
+        let (bytes_written, [start, tail]) = (buffer.freeze(), self.layout.annex_offsets(slot, serial));
+        self.medium.write(start, bytes_written.clone()).await?;
+        if let Err(error) = self.medium.write(tail, bytes_written).await {
+            tracing::warn!(%error, "a second copy of what the annex holds could not be written");
+        }
         // The sync makes other writes durable, too, or loses them; the volume must know.
         self.medium.sync().await.map_err(|error| self.fail(&error))?;
         self.annex.serials[slot.index()].set(Some(serial));

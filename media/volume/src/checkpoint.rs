@@ -1,43 +1,190 @@
 //! Checkpoints: the tables catch up with the log, and the log's space is free again.
+//!
+//! Checkpoints run beside commits, which wait for one only where there is no room without it. What commits add to the pages
+//! meanwhile is durable in the log behind the place where the checkpoint lets the log begin, and may well be written with them.
+
+use std::cell::{Cell, RefCell};
+use std::ops::RangeInclusive;
 
 use futures_util::future::join_all;
-use sealblock_block::{Clock, Error, Medium, MediumError};
+use futures_util::stream::{self, StreamExt, TryStreamExt};
+use sealblock_block::{Clock, Error, Event, Medium, MediumError, RangeLock};
 
-use crate::format::Superblock;
+use crate::format::{Generations, Superblock};
+use crate::open::Mutation;
 use crate::superblocks;
-use crate::volume::Volume;
+use crate::volume::{State, Volume};
 
 /// Pages written at once.
 const PAGES_IN_FLIGHT: usize = 32;
+/// Sectors of generations written at once when a zone gets its tables.
+const SECTORS_IN_FLIGHT: usize = 64;
+/// What there may be one of at a time: a checkpoint, and within it or beside it somebody who writes superblocks.
+const CHECKPOINT: RangeInclusive<u64> = 0..=0;
+const SUPERBLOCKS: RangeInclusive<u64> = 1..=1;
+
+/// Who wants checkpoints, and how they end.
+#[derive(Default)]
+pub(crate) struct Checkpoints {
+    is_wanted: Cell<bool>,
+    is_over: Cell<bool>,
+    /// Counts checkpoints that have ended.
+    ended: Cell<u64>,
+    last_error: RefCell<Option<Error>>,
+    changed: Event,
+    turns: RangeLock,
+}
+
+impl Checkpoints {
+    /// Asks for a checkpoint.
+    pub fn want(&self) {
+        if !self.is_wanted.replace(true) {
+            self.changed.notify();
+        }
+    }
+
+    /// Lets everybody who waits look again.
+    pub fn wake(&self) {
+        self.changed.notify();
+    }
+
+    /// No further checkpoint begins.
+    pub fn end(&self) {
+        self.is_over.set(true);
+        self.changed.notify();
+    }
+}
 
 impl<M: Medium, C: Clock> Volume<M, C> {
-    /// Writes every page that differs from the medium, then a superblock that begins the log behind their records.
+    /// Makes checkpoints whenever somebody wants one, until [`Checkpoints::end`] or the volume has failed.
+    pub(crate) async fn run_checkpoints(&self) {
+        let of = &self.checkpoints;
+        let is_over = || of.is_over.get() || self.state.get() == State::Failed;
+        loop {
+            of.changed.until(|| of.is_wanted.get() || is_over()).await;
+            if is_over() {
+                return;
+            }
+            of.is_wanted.set(false);
+            let result = self.checkpoint(false).await;
+            if let Err(error) = &result {
+                tracing::warn!(%error, "checkpoint failed; the log keeps what it was to write");
+            }
+            *of.last_error.borrow_mut() = result.err();
+            of.ended.set(of.ended.get() + 1);
+            of.changed.notify();
+        }
+    }
+
+    /// Waits until there is room for so many sectors in the log, and for their records in memory.
+    pub(crate) async fn make_room(&self, sectors: u64) -> Result<(), Error> {
+        let of = &self.checkpoints;
+        while self.log.next.get() + sectors > self.log.tail.get() + self.layout.log_sectors() || self.table.overfull() {
+            let since = of.ended.get();
+            of.want();
+            of.changed.until(|| of.ended.get() != since || self.state.get() == State::Failed).await;
+            if self.state.get() == State::Failed {
+                return Err(self.failed());
+            }
+            if let Some(error) = &*of.last_error.borrow() {
+                return Err(error.clone());
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes every page whose records the tables do not have yet, then a superblock that begins the log behind these records.
     ///
     /// # Errors
     /// When the medium fails. If it was a write, the log still has everything, and a later checkpoint can do what this one
     /// could not. After a failed sync nobody knows which writes were lost, so no later one may build on them: the volume takes
     /// no more writes.
     pub(crate) async fn checkpoint(&self, clean: bool) -> Result<(), Error> {
-        let target = self.log.next.get();
-        for numbers in self.table.dirty_pages().chunks(PAGES_IN_FLIGHT) {
-            let writes = numbers.iter().map(|&number| self.table.write_back(&self.medium, number));
-            join_all(writes).await.into_iter().collect::<Result<(), MediumError>>()?;
+        let _alone = self.checkpoints.turns.lock(CHECKPOINT).await;
+        let mut target = self.write_tables().await?;
+        if self.mutation == Mutation::TailEarly {
+            target = self.log.applied.get();
         }
-        self.sync_or_fail().await?;
-        let superblock =
-            Superblock { serial: self.superblock.get().serial + 1, clean, log_tail: target, ..self.superblock.get() };
-        superblocks::write(&self.medium, &superblock).await?;
-        self.sync_or_fail().await?;
-        self.superblock.set(superblock);
+        let zones_made = self.table.zones.made();
+        self.change_superblock(|before| Superblock { clean, log_tail: target, zones_made, ..before }).await?;
         self.log.tail.set(target);
+        self.table.patches.end();
         Ok(())
     }
 
-    /// Says in the superblock that blocks may have been made unreadable, before the first record of such a block goes to the
-    /// log: programs that do not know these records then refuse the volume. Called by the worker alone, as checkpoints are.
-    pub(crate) async fn adopt_uncorrectable(&self) -> Result<(), Error> {
+    /// Writes what waits for the tables while nothing is committed, and leaves the log as it is: where a log that a crash has left says
+    /// more than there is memory for, before the checkpoint that gives it up. Interrupted, it will say the same again.
+    ///
+    /// # Errors
+    /// As [`Volume::checkpoint`].
+    pub(crate) async fn drain_patches(&self) -> Result<(), Error> {
+        let _alone = self.checkpoints.turns.lock(CHECKPOINT).await;
+        self.write_tables().await?;
+        self.table.patches.end();
+        Ok(())
+    }
+
+    /// Takes all records that wait for the tables, and writes their pages; durable in the end. Gives the sector up to which the pages
+    /// have the log.
+    async fn write_tables(&self) -> Result<u64, Error> {
+        self.table.patches.take();
+        let target = self.log.applied.get();
+        let pages = self.table.to_write();
+        self.make_tables(&pages).await?;
+        for numbers in pages.chunks(PAGES_IN_FLIGHT) {
+            let writes = numbers.iter().map(|&number| self.table.write(&self.medium, number, target));
+            join_all(writes).await.into_iter().collect::<Result<(), MediumError>>()?;
+        }
+        if self.mutation != Mutation::UnsyncedTables {
+            self.sync_or_fail().await?;
+        }
+        Ok(target)
+    }
+
+    /// Gives the zones of these pages tables, where they have none: all generations of the zone first, both copies, and only
+    /// when they are durable the bit in the zone map that has them read.
+    async fn make_tables(&self, pages: &[u64]) -> Result<(), Error> {
+        let mut zones: Vec<u64> = pages.iter().map(|page| self.table.zone_of(*page)).collect();
+        zones.dedup();
+        zones.retain(|zone| !self.table.zones.has_tables(*zone));
+        if zones.is_empty() {
+            return Ok(());
+        }
+        if self.mutation == Mutation::MapFirst {
+            self.table.zones.set(&self.medium, &zones).await.map_err(|error| self.fail(&error))?;
+        }
+        let sectors = zones.iter().flat_map(|zone| self.layout.pages_of_zone(*zone)).map(|page| self.write_blank(page));
+        stream::iter(sectors).buffer_unordered(SECTORS_IN_FLIGHT).try_collect::<()>().await?;
+        self.sync_or_fail().await?;
+        self.table.zones.set(&self.medium, &zones).await.map_err(|error| self.fail(&error))
+    }
+
+    /// Writes both copies of the generations of a page none of whose blocks has a record.
+    async fn write_blank(&self, page: u64) -> Result<(), MediumError> {
+        let place = self.table.place(page);
+        let mut buffer = self.medium.buffer(self.layout.sector_bytes() as usize);
+        Generations::blank(place.first, self.layout.page_blocks()).encode(&mut buffer, self.seed);
+        let bytes = buffer.freeze();
+        self.medium.write(place.offset, bytes.clone()).await?;
+        self.medium.write(place.second_offset, bytes).await
+    }
+
+    /// Says in the superblock, before the first record goes to the log, that the log is not empty any more; and before the first
+    /// record of a block that was made unreadable that there may be such: programs that do not know these then refuse the volume.
+    pub(crate) async fn announce(&self) -> Result<(), Error> {
         let before = self.superblock.get();
-        let superblock = Superblock { serial: before.serial + 1, clean: false, uncorrectable: true, ..before };
+        let uncorrectable = before.uncorrectable || self.commits.uncorrectable.get();
+        if !before.clean && uncorrectable == before.uncorrectable {
+            return Ok(());
+        }
+        self.change_superblock(|before| Superblock { clean: false, uncorrectable, ..before }).await
+    }
+
+    /// Writes the next superblock; durable in the end.
+    async fn change_superblock(&self, change: impl FnOnce(Superblock) -> Superblock) -> Result<(), Error> {
+        let _alone = self.checkpoints.turns.lock(SUPERBLOCKS).await;
+        let before = self.superblock.get();
+        let superblock = Superblock { serial: before.serial + 1, ..change(before) };
         superblocks::write(&self.medium, &superblock).await?;
         self.sync_or_fail().await?;
         self.superblock.set(superblock);
@@ -55,7 +202,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.medium.sync().await.map_err(|error| self.fail(&error))
     }
 
-    /// Whether the log or the tables are so full that a checkpoint should not wait.
+    /// Whether the log or what waits for the tables is so full that a checkpoint should not wait.
     pub(crate) fn checkpoint_due(&self) -> bool {
         (self.log.next.get() - self.log.tail.get()) * 2 > self.layout.log_sectors() || self.table.crowded()
     }

@@ -3,12 +3,13 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use futures_util::future::try_join_all;
+use futures_util::future::join_all;
 use sealblock_block::{Answer, Clock, Error, Event, Medium, MediumError, Outcome};
 
-use crate::format::{Kind, Layout, LogHeader, LogSector, RECORD_BYTES, Record};
+use crate::format::{Kind, Layout, RECORD_BYTES, RecordRun};
 use crate::open::Mutation;
-use crate::table::{Entry, Page};
+use crate::page::Entry;
+use crate::patches::Patch;
 use crate::volume::{State, Volume};
 
 /// Records gathered in memory at most; bounds what an unclean end can lose and the memory of the overlay.
@@ -16,18 +17,15 @@ const MOST_OPEN: usize = 32 << 10;
 /// Pages read at once when records are put into them.
 const PAGES_AT_ONCE: usize = 64;
 
-/// Where the log stands. Numbers are sequence numbers of sectors.
-pub(crate) struct Log {
-    /// The next sector to be written.
-    pub next: Cell<u64>,
-    /// Every sector before this one is durable, with its data.
-    pub durable: Cell<u64>,
-    /// Every sector before this one is in the tables, and the superblock says so.
-    pub tail: Cell<u64>,
-}
+/// A record of a block or a run of blocks, and its bytes in the log.
+pub(crate) type Encoded = (RecordRun, [u8; RECORD_BYTES]);
 
-/// A record and its bytes.
-pub(crate) type Encoded = (Record, [u8; RECORD_BYTES]);
+/// A record, or a part of one, about blocks of one page.
+struct Piece {
+    page: u64,
+    run: RecordRun,
+    patch: Patch,
+}
 
 /// What flushes wait for: the end of the first commit that begins after them.
 #[derive(Default)]
@@ -52,15 +50,26 @@ pub(crate) struct Commits {
     ticket: RefCell<Rc<Ticket>>,
     flush_wanted: Cell<bool>,
     space_wanted: Cell<bool>,
+    /// Writers that wait for slots.
+    starved: Cell<usize>,
     last_error: RefCell<Option<Error>>,
     answered: Event,
+}
+
+/// A writer that waits for slots.
+pub(crate) struct Starved<'a>(&'a Commits);
+
+impl Drop for Starved<'_> {
+    fn drop(&mut self) {
+        self.0.starved.set(self.0.starved.get() - 1);
+    }
 }
 
 impl Commits {
     /// For a volume laid out like this, whose worker waits for `wanted`.
     pub fn new(layout: &Layout, wanted: Rc<Event>) -> Commits {
         // A quarter of the log at most goes into one commit, so that a checkpoint can always make room for the next.
-        let quarter = layout.log_sectors() as usize / 4 * LogSector::capacity(layout.sector_bytes());
+        let quarter = (layout.log_sectors() / 4 * layout.log_sector_records()) as usize;
         Commits {
             wanted,
             ended: Cell::new(0),
@@ -71,6 +80,7 @@ impl Commits {
             ticket: RefCell::default(),
             flush_wanted: Cell::new(false),
             space_wanted: Cell::new(false),
+            starved: Cell::new(0),
             last_error: RefCell::default(),
             answered: Event::default(),
         }
@@ -81,6 +91,20 @@ impl Commits {
         if self.dozing.replace(false) {
             self.wanted.notify();
         }
+        if self.starved.get() > 0 {
+            self.want_space();
+        }
+    }
+
+    /// A writer waits for slots until this is dropped. Commits are asked for where there is something to commit, now or once
+    /// there is: one of nothing frees no slot, and asking for it again and again would keep the worker busy to no end while
+    /// what holds the slots is under way.
+    pub fn starve(&self, has_work: bool) -> Starved<'_> {
+        self.starved.set(self.starved.get() + 1);
+        if has_work {
+            self.want_space();
+        }
+        Starved(self)
     }
 
     /// Writers need slots or room in the overlay soon.
@@ -132,105 +156,123 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         result.unwrap_or_else(|| Err(self.failed())).map(|()| Answer::Done)
     }
 
-    /// Commits everything that is in the overlay when it begins.
-    pub(crate) async fn commit(&self) -> Result<(), Error> {
-        while self.overlay.open_len() > 0 {
-            if self.commit_once().await? {
-                break;
+    /// Commits everything that is in the overlay when it begins. `answer` is called as soon as all of it is durable, or has
+    /// failed: whoever waits need not wait for the tables.
+    pub(crate) async fn commit(&self, answer: impl FnOnce(Result<(), Error>)) -> Result<(), Error> {
+        let mut answer = Some(answer);
+        let result = loop {
+            if self.overlay.open_len() == 0 {
+                break Ok(());
             }
+            let (records, is_last) = match self.commit_once().await {
+                Ok(committed) => committed,
+                Err(error) => break Err(error),
+            };
+            if is_last && let Some(answer) = answer.take() {
+                answer(Ok(()));
+            }
+            self.apply(&records, true).await;
+            self.log.applied.set(self.log.next.get());
+            self.overlay.end_commit();
+            if is_last {
+                break Ok(());
+            }
+        };
+        if let Some(answer) = answer {
+            answer(result.clone());
         }
-        Ok(())
+        result
     }
 
-    /// One commit; whether it took all records there were.
-    async fn commit_once(&self) -> Result<bool, Error> {
-        let per_sector = LogSector::capacity(self.layout.sector_bytes());
-        let most = self.layout.log_sectors() as usize / 4 * per_sector;
-        if self.commits.uncorrectable.get() && !self.superblock.get().uncorrectable {
-            self.adopt_uncorrectable().await?;
+    /// Makes records of the overlay durable, as many as one commit takes. Gives them, and whether that was all there were.
+    async fn commit_once(&self) -> Result<(Vec<Encoded>, bool), Error> {
+        self.announce().await?;
+        let quarter = self.log_records_in(self.layout.log_sectors() / 4);
+        let needed = || self.log_sectors_for(self.overlay.open_log_records().min(quarter));
+        let mut due = 0;
+        // While it waits for room, more may be put in.
+        while due < needed() {
+            due = needed();
+            self.make_room(due).await?;
         }
-        let sectors_due = self.overlay.open_len().min(most).div_ceil(per_sector) as u64;
-        if self.log.next.get() + sectors_due > self.log.tail.get() + self.layout.log_sectors() {
-            self.checkpoint(false).await?;
-        }
-        let room = (self.log.tail.get() + self.layout.log_sectors() - self.log.next.get()) as usize * per_sector;
-        let first = self.log.next.get();
-        let records = self.encode(&self.overlay.begin_commit(most.min(room), generation(first)));
-        let all = self.overlay.open_len() == 0;
-        if let Err(error) = self.write_log(first, &records).await {
+        let most = quarter.min(self.log_records_in(due));
+        let records = self.encode(&self.overlay.begin_commit(most, generation(self.log.next.get())));
+        let is_all = self.overlay.open_len() == 0;
+        match self.write_log(&records).await {
+            Ok(()) => Ok((records, is_all)),
             // How much of the log was written is not known, so nothing can be written behind it.
-            return Err(self.fail(&error));
-        }
-        let sectors = records.len().div_ceil(per_sector) as u64;
-        self.log.next.set(first + sectors);
-        self.log.durable.set(first + sectors);
-        if let Err(error) = self.apply(&records, true).await {
-            return Err(self.fail(&error));
-        }
-        self.overlay.end_commit();
-        Ok(all)
-    }
-
-    /// The bytes of records, the same in the log and in the tables.
-    pub(crate) fn encode(&self, records: &[Record]) -> Vec<Encoded> {
-        records.iter().map(|record| (*record, record.encode(self.seed))).collect()
-    }
-
-    /// Writes records to the log and makes them durable, with all data written before.
-    async fn write_log(&self, first: u64, records: &[Encoded]) -> Result<(), MediumError> {
-        if records.iter().any(|(record, _)| record.loose) {
-            // Recovery cannot tell such data by their guard, so they must be durable before their records.
-            self.medium.sync().await?;
-        }
-        let sector = self.layout.sector_bytes() as usize;
-        let per_sector = LogSector::capacity(sector as u32);
-        let mut buffer = self.medium.buffer(records.len().div_ceil(per_sector) * sector);
-        let bodies = records.chunks(per_sector).zip(buffer.chunks_exact_mut(sector));
-        for (sequence, (body, place)) in (first..).zip(bodies) {
-            let header = LogHeader { sequence, durable: self.log.durable.get() };
-            LogSector::encode(place, self.seed, header, body.iter().map(|(_, bytes)| bytes));
-        }
-        let bytes = buffer.freeze();
-        let (position, length) = (first % self.layout.log_sectors() * sector as u64, bytes.len() as u64);
-        let head = length.min(self.layout.log_bytes() - position);
-        self.medium.write(self.layout.log_offset() + position, bytes.slice(..head as usize)).await?;
-        if head < length {
-            self.medium.write(self.layout.log_offset(), bytes.slice(head as usize..)).await?;
-        }
-        match self.mutation {
-            Mutation::SkipSync => Ok(()),
-            _ => self.medium.sync().await,
+            Err(error) => Err(self.fail(&error)),
         }
     }
 
-    /// Puts durable records, in order of their blocks, into the pages of the tables. With `retire`, the slots they replace
-    /// are given up.
-    pub(crate) async fn apply(&self, records: &[Encoded], retire: bool) -> Result<(), MediumError> {
-        let number = |(record, _): &Encoded| self.table.locate(record.lba).0;
-        let groups: Vec<&[Encoded]> = records.chunk_by(|a, b| number(a) == number(b)).collect();
-        for groups in groups.chunks(PAGES_AT_ONCE) {
-            let pages = groups.iter().map(|group| self.table.page(&self.medium, number(&group[0])));
-            for (group, page) in groups.iter().zip(try_join_all(pages).await?) {
-                group.iter().for_each(|record| self.apply_one(record, &page, retire));
-                self.table.mark_dirty(number(&group[0]));
+    /// The bytes of records in the log.
+    pub(crate) fn encode(&self, records: &[RecordRun]) -> Vec<Encoded> {
+        let said = |run: &RecordRun| match self.mutation {
+            // A fault put in on purpose: after a crash the last block of the run is as it was before.
+            Mutation::ShortRun if run.blocks > 1 => run.part(run.start(), run.end() - 1),
+            _ => *run,
+        };
+        records.iter().map(|run| (*run, said(run).encode(self.seed))).collect()
+    }
+
+    /// Hands durable records, in order of their blocks, over to the tables. With `retire`, the slots they replace are given up.
+    pub(crate) async fn apply(&self, records: &[Encoded], retire: bool) {
+        let mut pieces = records.iter().flat_map(|encoded| self.page_parts(encoded)).peekable();
+        while pieces.peek().is_some() {
+            let (mut batch, mut pages) = (Vec::<Piece>::new(), 0);
+            let is_same_page = |batch: &[Piece], next: &Piece| batch.last().is_some_and(|last| last.page == next.page);
+            while let Some(piece) = pieces.next_if(|next| pages < PAGES_AT_ONCE || is_same_page(&batch, next)) {
+                pages += usize::from(!is_same_page(&batch, &piece));
+                batch.push(piece);
+            }
+            let groups: Vec<&[Piece]> = batch.chunk_by(|a, b| a.page == b.page).collect();
+            if retire && self.mutation != Mutation::ReuseEarly {
+                join_all(groups.iter().map(|group| self.retire_replaced(group))).await;
+            }
+            for group in groups {
+                self.table.patches.put(group[0].page, group.iter().map(|piece| piece.patch));
             }
         }
-        Ok(())
     }
 
-    fn apply_one(&self, (record, bytes): &Encoded, page: &Page, retire: bool) {
-        let (_, index) = self.table.locate(record.lba);
-        // Only a record that is beyond doubt gives up its slot: a stale one's may be another block's by now.
-        if retire
-            && self.mutation != Mutation::ReuseEarly
-            && let Entry::Record(old) = page.entry(index, record.lba, self.seed)
-            && old.kind == Kind::Stored
-            && self.plausible(&old)
-        {
-            let punch = record.kind != Kind::Stored;
-            self.slots.retire(self.layout.zone_of(old.lba), old.slot, punch);
+    /// The parts of a record that are each about one page.
+    fn page_parts<'a>(&'a self, (run, bytes): &'a Encoded) -> impl Iterator<Item = Piece> + 'a {
+        self.layout.page_pieces(run.extent()).map(move |(page, piece)| {
+            let part = run.part(piece.start().get(), piece.last().get() + 1);
+            let index = self.table.locate(piece.start()).1 as u16;
+            let patch = match run.blocks {
+                1 => Patch { index, blocks: 1, bytes: *bytes },
+                _ => Patch::new(index, &part, self.seed),
+            };
+            Piece { page, run: part, patch }
+        })
+    }
+
+    /// Gives up the slots that records of one page replace. One that cannot be told stays in use until the zone's tables are
+    /// read the next time.
+    async fn retire_replaced(&self, group: &[Piece]) {
+        let mut _held = None;
+        for record in group.iter().flat_map(|piece| piece.run.records()) {
+            let old = loop {
+                if let Some(old) = self.entry_now(record.lba) {
+                    break old;
+                }
+                match self.table.page(&self.medium, self.table.locate(record.lba).0).await {
+                    Ok(page) => _held = Some(page),
+                    Err(error) => {
+                        tracing::warn!(%error, "slots of replaced blocks stay in use: their records cannot be read");
+                        return;
+                    }
+                }
+            };
+            // Only a record that is beyond doubt gives up its slot: a stale one's may be another block's by now.
+            if let Entry::Record(old) = old
+                && old.kind == Kind::Stored
+                && self.plausible(&old)
+            {
+                self.slots.retire(self.layout.zone_of(old.lba), old.slot, record.kind != Kind::Stored);
+            }
         }
-        page.set_raw(index, *bytes, record.generation);
     }
 
     /// Stops all writes for good.
@@ -238,6 +280,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.state.set(State::Failed);
         *self.commits.failure.borrow_mut() = Some(why.to_string());
         tracing::error!(%why, "the volume takes no more writes");
+        self.commits.wanted.notify();
+        self.checkpoints.wake();
         self.failed()
     }
 }

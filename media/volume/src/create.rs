@@ -6,8 +6,9 @@ use sealblock_runtime_memory::Buffer;
 use sealblock_units::BlockSize;
 
 use crate::error::VolumeError;
-use crate::format::{Layout, Superblock};
+use crate::format::{Layout, Seed, Superblock};
 use crate::superblocks;
+use crate::zones::Zones;
 
 /// Bytes written at once where zeroes are written.
 const CHUNK_BYTES: u64 = 1 << 20;
@@ -23,12 +24,15 @@ pub struct CreateOptions {
     pub protection: Option<PiFormat>,
     /// Identity; two volumes must not share one, because it salts their checksums.
     pub uuid: [u8; 16],
+    /// Take the space of the whole volume at once, and never give it back.
+    pub preallocate: bool,
 }
 
 /// Makes an empty volume on a medium, whatever was there before. The medium must have [`Layout::medium_bytes`].
 ///
 /// # Errors
-/// When the shape is impossible, the medium is too short, or it fails. An earlier volume on it is gone then.
+/// When the shape is impossible, the medium is too short, has not the space or cannot promise it, or fails. An earlier volume
+/// on it is gone then.
 pub async fn create<M: Medium>(medium: &M, options: &CreateOptions) -> Result<(), VolumeError> {
     let layout = Layout::new(options.block_size, medium.sector_bytes(), options.capacity_blocks)?;
     if medium.len_bytes() < layout.medium_bytes() {
@@ -37,14 +41,13 @@ pub async fn create<M: Medium>(medium: &M, options: &CreateOptions) -> Result<()
     // The old superblocks go first: a volume that was half made must not look like the one that was there before.
     superblocks::wipe(medium, &layout).await?;
     medium.sync().await?;
+    if options.preallocate {
+        medium.reserve(0, layout.medium_bytes()).await?;
+    }
     // The log is written, not only reserved: flushes must not wait for a file system to convert extents, nor find it full.
     write_zeroes(medium, layout.log_offset(), layout.log_bytes()).await?;
-    for zone in (0..layout.zones()).filter_map(|index| layout.zone(index)) {
-        let length = zone.slots_offset - zone.records_offset;
-        if medium.punch(zone.records_offset, length).await.is_err() {
-            write_zeroes(medium, zone.records_offset, length).await?;
-        }
-    }
+    // Nothing but the zone map says that nothing was written; what lies where the tables go does not matter.
+    Zones::blank(layout, Seed::of(&options.uuid)).create(medium).await?;
     medium.sync().await?;
     for serial in [0, 1] {
         let superblock = Superblock {
@@ -54,7 +57,9 @@ pub async fn create<M: Medium>(medium: &M, options: &CreateOptions) -> Result<()
             protection: options.protection,
             clean: true,
             uncorrectable: false,
+            keeps_space: options.preallocate,
             log_tail: 0,
+            zones_made: 0,
         };
         superblocks::write(medium, &superblock).await?;
     }

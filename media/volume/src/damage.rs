@@ -2,13 +2,15 @@
 //!
 //! Each kind leaves the volume as some fault of a medium would, below everything that keeps it consistent.
 
+use std::rc::Rc;
+
 use sealblock_block::{Clock, Error, Medium};
 use sealblock_integrity::{PiFormat, Sealed, Tags, Tuple};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::Lba;
 
 use crate::format::{Kind, Record};
-use crate::table::Entry;
+use crate::page::{Entry, Page};
 use crate::volume::Volume;
 
 /// A kind of damage.
@@ -67,6 +69,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
         self.check_writable()?;
         self.flush().await?;
+        // The damage is to what lies on the medium, so that has to be all there is.
+        self.checkpoint(false).await?;
         let record = self.stored(lba).await?;
         let protection = || self.geometry.protection.ok_or(DamageError::Unprotected);
         match kind {
@@ -93,13 +97,19 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     async fn stored(&self, lba: Lba) -> Result<Record, DamageError> {
-        let (number, index) = self.table.locate(lba);
-        let page = self.table.page(&self.medium, number).await.map_err(Error::from)?;
-        match page.entry(index, lba, self.seed) {
+        match self.held(lba).await?.1 {
             Entry::Record(record) if record.kind == Kind::Stored && self.plausible(&record) => Ok(record),
             Entry::Record(_) | Entry::Blank => Err(DamageError::Empty(lba)),
             Entry::Stale { .. } | Entry::Damaged(_) | Entry::Unreadable => Err(DamageError::Damaged(lba)),
         }
+    }
+
+    /// The page of a block, and what it says of the block.
+    async fn held(&self, lba: Lba) -> Result<(Rc<Page>, Entry), DamageError> {
+        let (number, index) = self.table.locate(lba);
+        let page = self.table.page(&self.medium, number).await.map_err(Error::from)?;
+        let entry = page.entry(index, lba, self.seed);
+        Ok((page, entry))
     }
 
     async fn slot_data(&self, record: &Record) -> Result<Buffer, DamageError> {
@@ -122,25 +132,18 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         format: PiFormat,
         change: impl FnOnce(&mut Tuple),
     ) -> Result<(), DamageError> {
-        let (number, index) = self.table.locate(record.lba);
-        let page = self.table.page(&self.medium, number).await.map_err(Error::from)?;
-        let (mut raw, generation) = page.raw(index);
+        let (page, _) = self.held(record.lba).await?;
+        let mut raw = page.raw(self.table.locate(record.lba).1);
         let mut tuple = Tuple::read(format, &raw[..format.tuple_bytes()]);
         change(&mut tuple);
         tuple.write(format, &mut raw[..format.tuple_bytes()]);
-        page.set_raw(index, raw, generation);
-        self.table.mark_dirty(number);
-        Ok(())
+        Ok(self.table.write_raw(&self.medium, record.lba, raw).await.map_err(Error::from)?)
     }
 
     /// Puts a record in place of a block's that is whole and right in itself, under the block's present generation.
     async fn plant(&self, lba: Lba, planted: &Record) -> Result<(), DamageError> {
-        let (number, index) = self.table.locate(lba);
-        let page = self.table.page(&self.medium, number).await.map_err(Error::from)?;
-        let (_, generation) = page.raw(index);
-        page.set_raw(index, planted.encode(self.seed), generation);
-        self.table.mark_dirty(number);
-        Ok(())
+        let bytes = planted.encode(self.seed);
+        Ok(self.table.write_raw(&self.medium, lba, bytes).await.map_err(Error::from)?)
     }
 
     async fn lose_write(&self, record: &Record) -> Result<(), DamageError> {

@@ -15,7 +15,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let pieces = self.verify_pieces(extent, checks);
         let pieces = pieces.map(|(piece, checks)| async move { (piece, self.digest_piece(piece, &checks).await) });
         let mut outcomes = stream::iter(pieces).buffered(VERIFY_PIECES);
-        let (mut whole, mut tally) = (Digested::default(), self.tally(checks));
+        let (mut whole, mut tally) = (Digested::default(), self.tally(extent, checks));
         while let Some((piece, outcome)) = outcomes.next().await {
             match outcome {
                 Ok(part) => {

@@ -39,13 +39,16 @@ pub enum VolumeError {
     /// The medium takes no writes, and the volume was to be opened for writing.
     #[error("the medium is read-only")]
     ReadOnly,
-    /// A log sector that was once durable cannot be read: which blocks it was about is not known.
+    /// Every copy of log sectors that were once durable is lost, which takes two faults: which blocks they were about is not
+    /// known, so the volume is not opened for writing.
     #[error(
-        "log sector {sequence} is damaged: blocks written shortly before the last crash may be lost, and which ones is not known"
+        "{sectors} sectors of the log are lost in every copy, from number {sequence} on: blocks written shortly before the last crash may read as older content, and which ones is not known; nothing is written to such a volume"
     )]
     LogDamaged {
-        /// Sequence number of the first damaged sector.
+        /// Sequence number of the first lost sector.
         sequence: u64,
+        /// How many are lost.
+        sectors: u64,
     },
     /// What a crash left could not be made durable.
     #[error("recovery could not be finished: {0}")]

@@ -7,16 +7,19 @@
 //! by guessing: a record that was not durable at a crash counts only if the data in its slot have its checksum.
 //!
 //! - [`mod@format`]: the bytes, pure.
-//! - `slots`: which slots are free. `table`: records on the medium. `overlay`: records not there yet.
+//! - `slots`: which slots are free. `zones`, `table`, `page`: records on the medium. `patches`: durable and not there yet.
+//!   `overlay`: not durable yet.
 //! - `superblocks`: the three copies. `recognise`: whether a volume, or what is left of one, is there at all.
+//! - `shape`, `remains`: a volume without any of them, for reading.
 //! - `read`, `write`, `unmap`: requests. `commit`, `checkpoint`: the background worker. `recovery`: after a crash.
 //! - `damage`: making damage on purpose.
 //!
-//! Invariants: a page of the table holds only durable records; a slot is used again only when the record that gave it up
+//! Invariants: the tables and their patches hold only durable records; a slot is used again only when the record that gave it up
 //! is durable and nobody reads it; log space is used again only when the superblock that gives it up is durable.
 
 mod allocation;
 mod annex;
+mod bits;
 mod checkpoint;
 mod commit;
 mod create;
@@ -24,28 +27,48 @@ mod damage;
 mod digest;
 mod error;
 pub mod format;
+mod gather;
+mod log;
 mod lookup;
+mod one_sync;
 mod open;
 mod overlay;
+mod page;
+mod patches;
 mod read;
 mod recognise;
+mod records;
 mod recovery;
+mod relocate;
+mod remains;
+mod resize;
+mod sectors;
+mod shape;
+mod slot_map;
 mod slots;
 mod superblocks;
 mod table;
+mod turns;
 mod unmap;
+mod upkeep;
 mod volume;
 mod worker;
 mod write;
+mod zones;
 
 pub use create::{CreateOptions, create};
 pub use damage::{DamageError, DamageKind};
 pub use error::VolumeError;
 pub use open::{Mutation, OpenOptions, Opened, open, probe};
 pub use recognise::{Recognised, Trace, recognise};
+pub use remains::{Remains, RemainsError, open_remains};
+pub use resize::{ResizeError, ResizeOptions, Resized, resize};
+pub use shape::{Hints, Shape, ShapeError};
 pub use superblocks::SuperblockCopy;
+pub use upkeep::UpkeepCounts;
 pub use volume::{Description, Volume};
 pub use worker::Worker;
+pub use zones::LostCopies;
 
 #[cfg(test)]
 mod tests;

@@ -5,8 +5,8 @@ use sealblock_integrity::{Field, GuardKind, PiFormat, ProtectionType, Tuple, gua
 use sealblock_units::{Extent, Lba};
 use smallvec::SmallVec;
 
-use crate::format::{Kind, RECORD_BYTES, Record};
-use crate::table::Entry;
+use crate::format::{Kind, RECORD_BYTES, Record, Seed};
+use crate::page::Entry;
 use crate::volume::Volume;
 
 /// Reference tags tried, back from the block's address and around the stored one, when a record's checksum is off.
@@ -29,45 +29,54 @@ pub(crate) enum Located {
 pub(crate) type LocatedBlocks = SmallVec<[Located; 1]>;
 
 impl<M: Medium, C: Clock> Volume<M, C> {
-    /// Looks up every block of an extent. Pages are read first, then all blocks are looked up at one moment.
+    /// Looks up every block of an extent, all at one moment; pages that it takes are read before.
     pub(crate) async fn locate(&self, extent: Extent) -> Result<LocatedBlocks, Error> {
-        let (first, last) = (self.table.locate(extent.start()).0, self.table.locate(extent.last()).0);
+        // Pages that are held are not dropped while further ones are read.
+        let mut held = Vec::new();
         loop {
-            for page in first..=last {
-                if self.table.cached(page).is_none() {
-                    self.table.page_to_read(&self.medium, page).await?;
-                }
-            }
-            // A page may have been dropped while a later one was read; extents are small, so this ends soon.
             if let Some(located) = self.locate_now(extent) {
                 return Ok(located);
+            }
+            for (page, _) in self.layout.page_pieces(extent) {
+                held.push(self.table.page(&self.medium, page).await?);
             }
         }
     }
 
     /// Has the medium asked once more for what it did not give of the tables of these blocks.
     pub(crate) fn retry_tables(&self, extent: Extent) {
-        let (first, last) = (self.table.locate(extent.start()).0, self.table.locate(extent.last()).0);
-        (first..=last).for_each(|page| self.table.retry(page));
+        self.layout.page_pieces(extent).for_each(|(page, _)| self.table.retry(page));
     }
 
     /// The same from memory alone; nothing when a page is not there.
     pub(crate) fn locate_now(&self, extent: Extent) -> Option<LocatedBlocks> {
         let mut located = LocatedBlocks::with_capacity(extent.len() as usize);
-        let mut held = None;
-        for lba in extent.iter() {
-            if let Some(record) = self.overlay.get(lba) {
-                located.push(self.of_record(record));
-                continue;
+        for (number, piece) in self.layout.page_pieces(extent) {
+            let (page, is_patched) = (self.table.cached(number), self.table.patches.has_page(number));
+            let first = self.table.locate(piece.start()).1;
+            for (index, lba) in (first..).zip(piece.iter()) {
+                if let Some(record) = self.overlay.get(lba) {
+                    located.push(self.of_record(record));
+                    continue;
+                }
+                let patch = if is_patched { self.table.patches.get(number, index) } else { None };
+                let entry = match patch {
+                    Some(bytes) => of_patch(bytes, self.seed),
+                    None => page.as_ref()?.entry(index, lba, self.seed),
+                };
+                located.push(self.of_entry(lba, entry));
             }
-            let (number, index) = self.table.locate(lba);
-            let page = match &held {
-                Some((n, page)) if *n == number => page,
-                _ => &held.insert((number, self.table.cached(number)?)).1,
-            };
-            located.push(self.of_entry(lba, page.entry(index, lba, self.seed)));
         }
         Some(located)
+    }
+
+    /// What the tables have of a block, or will have; nothing when its page is not in memory.
+    pub(crate) fn entry_now(&self, lba: Lba) -> Option<Entry> {
+        let (number, index) = self.table.locate(lba);
+        match self.table.patches.get(number, index) {
+            Some(bytes) => Some(of_patch(bytes, self.seed)),
+            None => Some(self.table.cached(number)?.entry(index, lba, self.seed)),
+        }
     }
 
     fn of_record(&self, record: Record) -> Located {
@@ -128,6 +137,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         tuple.write(format, &mut bytes[..format.tuple_bytes()]);
         Record::decode(&bytes, self.seed).is_ok()
     }
+}
+
+/// What a record says that the tables do not have yet.
+fn of_patch(bytes: [u8; RECORD_BYTES], seed: Seed) -> Entry {
+    Record::decode(&bytes, seed).map_or(Entry::Damaged(bytes), Entry::Record)
 }
 
 /// What the reference tag of a block may have been. In Type 1 it is the address. In Types 2 and 3 it is the writer's choice:

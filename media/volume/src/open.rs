@@ -2,24 +2,33 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::time::Duration;
 
 use sealblock_block::{Clock, Event, Geometry, Limits, Medium};
 use sealblock_units::BlockCount;
 
 use crate::annex::Annex;
-use crate::commit::{Commits, Log};
+use crate::checkpoint::Checkpoints;
+use crate::commit::Commits;
 use crate::error::VolumeError;
 use crate::format::Superblock;
+use crate::log::Log;
+use crate::one_sync::OneSync;
 use crate::overlay::Overlay;
 use crate::recovery::{self, Recovered};
 use crate::slots::Slots;
-use crate::superblocks::{self, Found};
+use crate::superblocks::{self, COPIES, Found, SuperblockCopy};
 use crate::table::Table;
+use crate::turns::Turns;
+use crate::upkeep::Upkeep;
 use crate::volume::{Description, State, Volume, transfer_blocks};
 use crate::worker::Worker;
+use crate::zones::{LostCopies, Zones};
 
 /// Memory for pages of the tables unless told otherwise: the tables of 30 GiB of 4 KiB blocks. Taken as it is needed.
 const CACHE_BYTES: usize = 256 << 20;
+/// A volume that was left alone for this time is idle unless told otherwise.
+const IDLE_AFTER: Duration = Duration::from_millis(100);
 /// Blocks of one Verify at most, in transfers.
 const VERIFY_TRANSFERS: u32 = 16;
 
@@ -28,15 +37,29 @@ const VERIFY_TRANSFERS: u32 = 16;
 pub struct OpenOptions {
     /// Write nothing: what a crash left is taken over in memory only.
     pub read_only: bool,
+    /// Open a volume whose medium ends before it does, for reading only: what lay behind the end cannot be read.
+    pub truncated: bool,
     /// Memory for pages of the tables, in bytes. Pages that differ from the medium may need more for a while.
     pub cache_bytes: usize,
+    /// While the volume is idle, blocks that small overwrites have scattered are moved to lie beside their neighbours.
+    pub relocate: bool,
+    /// The volume is idle when nobody has asked anything of it for this time. After 100 times as long the space of free slots
+    /// goes back to the medium.
+    pub idle_after: Duration,
     /// A fault put in on purpose, to show that tests notice it.
     pub mutation: Mutation,
 }
 
 impl Default for OpenOptions {
     fn default() -> OpenOptions {
-        OpenOptions { read_only: false, cache_bytes: CACHE_BYTES, mutation: Mutation::None }
+        OpenOptions {
+            read_only: false,
+            truncated: false,
+            cache_bytes: CACHE_BYTES,
+            relocate: true,
+            idle_after: IDLE_AFTER,
+            mutation: Mutation::None,
+        }
     }
 }
 
@@ -54,6 +77,42 @@ pub enum Mutation {
     ReuseEarly,
     /// Recovery takes records over without looking at their data.
     TrustLog,
+    /// The zone map says that a zone has tables before its generations are durable.
+    MapFirst,
+    /// Of the two copies of generations only the first is read.
+    OneCopy,
+    /// Checkpoints give up log space before the tables are durable.
+    UnsyncedTables,
+    /// What was written to one place of the log is not repeated by the next commit.
+    RepeatNothing,
+    /// Recovery takes repeated records for newer ones than those of the sector that repeats them.
+    RepeatAsNew,
+    /// Recovery reads one of the log's two regions.
+    OneRegion,
+    /// Small commits get no second copy when no other one follows.
+    NeverSettle,
+    /// A run of blocks is written to the log one block short.
+    ShortRun,
+    /// Recovery lets runs of blocks win over later records of single ones.
+    RunsFirst,
+    /// A checkpoint lets the log begin behind what was committed while it was under way.
+    TailEarly,
+    /// A block that is moved takes the place of one written meanwhile.
+    MoveOverNewer,
+    /// Blocks are moved without being checked, and sealed anew.
+    MoveUnchecked,
+    /// With free slots, those behind them are given back to the medium.
+    PunchBeyond,
+    /// Resizing: the superblock tells of the new size before the medium has it.
+    NameEarly,
+    /// Resizing: the medium is cut before the superblock that tells of the new size is durable.
+    CutEarly,
+    /// Resizing: copies of the annex are written into zones that a superblock still tells of.
+    TailEarlier,
+    /// Resizing: blocks that hold data are cut off.
+    CutMapped,
+    /// Resizing: zones that come have the bits in the zone map that earlier ones have left.
+    KeepBits,
 }
 
 /// A volume and the worker that must run beside it.
@@ -88,7 +147,7 @@ pub async fn open<M: Medium, C: Clock>(
     if medium.sector_bytes() > layout.sector_bytes() {
         return Err(VolumeError::Sector { volume_bytes: layout.sector_bytes(), medium_bytes: medium.sector_bytes() });
     }
-    if medium.len_bytes() < layout.medium_bytes() {
+    if medium.len_bytes() < layout.medium_bytes() && !(options.truncated && options.read_only) {
         return Err(VolumeError::Truncated { medium_bytes: medium.len_bytes(), needed_bytes: layout.medium_bytes() });
     }
     if medium.read_only() && !options.read_only {
@@ -100,23 +159,43 @@ pub async fn open<M: Medium, C: Clock>(
         medium.sync().await?;
     }
     let recovered = recovery::scan(&medium, &superblock, options).await?;
-    let description = Description {
-        uuid: superblock.uuid,
-        clean: superblock.clean && recovered.records.len() == 0 && recovered.discarded == 0,
-        layout,
-        recovered: recovered.records.len() as u64,
-        discarded: recovered.discarded,
-        superblocks: copies,
-    };
+    let zones = Zones::read(&medium, &superblock).await?;
+    if let (Some(sequence), false) = (recovered.first_lost, options.read_only) {
+        return Err(VolumeError::LogDamaged { sequence, sectors: recovered.lost });
+    }
+    if !options.read_only {
+        zones.mend(&medium).await?;
+    }
     let records = recovered.records.in_order();
+    let taken = records.iter().map(|run| u64::from(run.blocks)).sum();
+    let description = describe(&superblock, &recovered, taken, copies, zones.lost_copies());
     let settled = all_serve && recovered.next == superblock.log_tail;
-    let volume = Rc::new(assemble(medium, clock, superblock, options, recovered));
+    let volume = Rc::new(assemble(medium, clock, superblock, options, recovered, zones));
     if !options.read_only && !settled {
         // What recovery decided must be durable before anything builds on it: a second crash must decide the same.
-        volume.apply(&volume.encode(&records), false).await?;
-        volume.settle(false).await.map_err(|error| VolumeError::Recovery(error.to_string()))?;
+        volume.take_over(&records).await.map_err(|error| VolumeError::Recovery(error.to_string()))?;
     }
     Ok(Opened { worker: Worker { volume: volume.clone() }, volume, description })
+}
+
+fn describe(
+    superblock: &Superblock,
+    recovered: &Recovered,
+    taken: u64,
+    copies: [SuperblockCopy; COPIES],
+    lost_copies: LostCopies,
+) -> Description {
+    Description {
+        uuid: superblock.uuid,
+        clean: superblock.clean && taken + recovered.discarded + recovered.lost == 0,
+        layout: superblock.layout,
+        recovered: taken,
+        discarded: recovered.discarded,
+        unreadable: recovered.unreadable.clone(),
+        log_lost: recovered.lost,
+        lost_copies,
+        superblocks: copies,
+    }
 }
 
 /// The shape of the device, with limits that the volume can always meet.
@@ -137,12 +216,14 @@ fn geometry(superblock: &Superblock, most_open: usize) -> Geometry {
     }
 }
 
-fn assemble<M: Medium, C: Clock>(
+/// Puts a volume together from what was found.
+pub(crate) fn assemble<M: Medium, C: Clock>(
     medium: M,
     clock: C,
     superblock: Superblock,
     options: &OpenOptions,
     recovered: Recovered,
+    zones: Zones,
 ) -> Volume<M, C> {
     let layout = superblock.layout;
     let wanted = Rc::new(Event::default());
@@ -150,25 +231,28 @@ fn assemble<M: Medium, C: Clock>(
     let geometry = geometry(&superblock, commits.most_open);
     let (next, tail) = (recovered.next, superblock.log_tail);
     Volume {
-        medium,
+        medium: OneSync::new(medium),
         clock,
         geometry,
         layout,
-        spare: layout.zone_spare() as u32,
         seed: superblock.seed(),
         read_only: options.read_only,
         mutation: options.mutation,
-        table: Table::new(layout, options.cache_bytes),
-        slots: Slots::new(wanted),
+        table: Table::new(&superblock, zones, options),
+        slots: Slots::new(wanted, superblock.keeps_space),
+        turns: Turns::default(),
+        upkeep: Upkeep::new(options),
         overlay: if options.read_only { Overlay::recovered(recovered.records) } else { Overlay::default() },
-        log: Log { next: Cell::new(next), durable: Cell::new(next), tail: Cell::new(tail) },
+        log: Log::new(next, tail),
+        log_lost: recovered.lost,
         commits,
+        checkpoints: Checkpoints::default(),
         annex: Annex::default(),
         superblock: Cell::new(superblock),
-        blank_zones: RefCell::default(),
         zones_loading: RefCell::default(),
         zone_loaded: Event::default(),
         state: Cell::new(State::Open),
+        keeps_free_slots: Cell::new(false),
         changes: Cell::new(0),
         changed: Event::default(),
     }

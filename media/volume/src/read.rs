@@ -1,8 +1,9 @@
 //! Reads and verifies.
 
-use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
-use sealblock_block::{Answer, Clock, Coverage, Error, Fault, Faults, Medium, Outcome, Tally, Verified};
+use sealblock_block::{
+    Answer, Clock, Coverage, Error, Fault, Faults, Medium, Outcome, Tally, Unchecked, Verified, WhyUnchecked,
+};
 use sealblock_integrity::{Checks, Sealed, Unverified};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::{BlockCount, Extent};
@@ -15,13 +16,6 @@ use crate::volume::Volume;
 const VERIFY_BYTES: u32 = 256 << 10;
 pub(crate) const VERIFY_PIECES: usize = 2;
 
-/// Blocks of a request whose data lie in consecutive slots, or that read as zeroes.
-struct Piece {
-    first: usize,
-    blocks: usize,
-    slot: Option<u32>,
-}
-
 impl<M: Medium, C: Clock> Volume<M, C> {
     pub(crate) async fn read(&self, extent: Extent, checks: &Checks) -> Outcome {
         self.fetch(extent, checks).await.map(Answer::Data)
@@ -32,7 +26,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let pieces = self.verify_pieces(extent, checks);
         let pieces = pieces.map(|(piece, checks)| async move { self.verify_piece(piece, &checks).await });
         let mut outcomes = stream::iter(pieces).buffered(VERIFY_PIECES);
-        let (mut bytes_transferred, mut tally) = (0, self.tally(checks));
+        let (mut bytes_transferred, mut tally) = (0, self.tally(extent, checks));
         while let Some((bytes, outcome)) = outcomes.next().await {
             bytes_transferred += bytes;
             if let Err(error) = outcome {
@@ -42,9 +36,13 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(Answer::Verified(Verified { bytes_transferred, coverage: tally.finish()? }))
     }
 
-    /// Where a check begins: it goes as far as there are seals that it is to look at.
-    pub(crate) fn tally(&self, checks: &Checks) -> Tally {
-        let coverage = Coverage::of(self.geometry.protection.is_some() && checks.guard);
+    /// Where a check begins: it goes as far as there are seals that it is to look at, and nothing tells of writes that were in
+    /// lost sectors of the log.
+    pub(crate) fn tally(&self, extent: Extent, checks: &Checks) -> Tally {
+        let mut coverage = Coverage::of(self.geometry.protection.is_some() && checks.guard);
+        if self.log_lost > 0 {
+            coverage.add(Unchecked::new(extent, WhyUnchecked::LogLost));
+        }
         Tally { coverage, ..Tally::default() }
     }
 
@@ -77,7 +75,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// Reads blocks, of one or two zones, and checks them.
+    /// Reads blocks and checks them.
     pub(crate) async fn fetch(&self, extent: Extent, checks: &Checks) -> Result<Sealed, Error> {
         // Pages first, so that nothing is awaited between the moment of the look-up and the guard on the slots.
         let (located, _reading) = loop {
@@ -91,11 +89,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let buffer = self.medium.buffer(extent.bytes(size) as usize);
         let mut faults: Vec<Fault> = Vec::new();
         let pieces = self.pieces(extent, &located);
-        let buffer = match &pieces[..] {
-            [piece] => self.fill(extent, piece, buffer, &mut faults).await,
-            _ => self.fill_all(extent, &pieces, buffer, &mut faults).await,
-        };
-        let data = buffer.freeze();
+        let data = self.collect(extent, &pieces, buffer, &mut faults).await.freeze();
         self.charge(extent, &located, &data, &mut faults);
         let tags = self.tags(&located);
         let unverified = Unverified::new(data.clone(), tags, size, self.geometry.protection)
@@ -107,76 +101,6 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             Err(mismatches) => faults.extend(mismatches.iter().map(|m| Fault::of_mismatch(extent.start(), m))),
         }
         Err(Faults::new(faults).expect("a failed check left a fault").into())
-    }
-
-    /// Cuts an extent where its slots are not consecutive.
-    fn pieces(&self, extent: Extent, located: &LocatedBlocks) -> smallvec::SmallVec<[Piece; 1]> {
-        let mut pieces = smallvec::SmallVec::<[Piece; 1]>::new();
-        for (index, (lba, block)) in extent.iter().zip(located).enumerate() {
-            let slot = match block {
-                Located::Stored { slot, .. } => Some(*slot),
-                Located::Damaged(raw) => {
-                    let record = crate::format::Record::decode_unchecked(raw);
-                    self.plausible(&crate::format::Record { lba, ..record }).then_some(record.slot)
-                }
-                Located::Zeroes | Located::Bad(_) => None,
-            };
-            let crosses = self.home(lba) == 0;
-            match pieces.last_mut() {
-                Some(piece) if !crosses && piece.slot.map(|first| first + piece.blocks as u32) == slot => {
-                    piece.blocks += 1;
-                }
-                _ => pieces.push(Piece { first: index, blocks: 1, slot }),
-            }
-        }
-        pieces
-    }
-
-    async fn fill_all(&self, extent: Extent, pieces: &[Piece], mut rest: Buffer, faults: &mut Vec<Fault>) -> Buffer {
-        let shift = self.geometry.block_size.shift();
-        let fills = pieces.iter().map(|piece| {
-            let part = rest.split_to(piece.blocks << shift);
-            async move {
-                let mut faults = Vec::new();
-                (self.fill(extent, piece, part, &mut faults).await, faults)
-            }
-        });
-        let mut whole: Option<Buffer> = None;
-        for (part, found) in join_all(fills).await {
-            faults.extend(found);
-            whole = Some(match whole {
-                Some(buffer) => buffer.try_join(part).expect("parts of one buffer in order join again"),
-                None => part,
-            });
-        }
-        whole.unwrap_or(rest)
-    }
-
-    /// Reads one piece. Where the medium fails, block by block, so that exactly the unreadable ones are charged.
-    async fn fill(&self, extent: Extent, piece: &Piece, buffer: Buffer, faults: &mut Vec<Fault>) -> Buffer {
-        let Some(slot) = piece.slot else {
-            let mut buffer = buffer;
-            buffer.fill(0);
-            return buffer;
-        };
-        let first = extent.start().checked_add(piece.first as u64).expect("pieces lie in the extent");
-        let offset = self.slot_offset(self.layout.zone_of(first), slot);
-        let (result, mut buffer) = self.medium.read(offset, buffer).await;
-        if result.is_ok() {
-            return buffer;
-        }
-        let bytes = self.geometry.block_size.bytes();
-        for block in 0..piece.blocks {
-            let (result, got) = self.medium.read(offset + (block * bytes) as u64, self.medium.buffer(bytes)).await;
-            match result {
-                Ok(()) => buffer[block * bytes..(block + 1) * bytes].copy_from_slice(&got),
-                Err(_) => {
-                    buffer[block * bytes..(block + 1) * bytes].fill(0);
-                    faults.extend(first.checked_add(block as u64).map(Fault::media));
-                }
-            }
-        }
-        buffer
     }
 
     /// Charges blocks whose records are bad.

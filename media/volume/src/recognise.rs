@@ -14,7 +14,8 @@ use sealblock_units::{BlockSize, Lba};
 
 use crate::error::VolumeError;
 use crate::format::{
-    AnnexCopy, Layout, LogSector, RECORD_BYTES, Record, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, annex_offset,
+    AnnexCopy, Generations, Layout, LogSector, RECORD_BYTES, Record, SUPERBLOCK_OFFSETS, Superblock, SuperblockError,
+    ZoneMapSector, annex_offset,
 };
 use crate::superblocks;
 
@@ -22,12 +23,16 @@ use crate::superblocks;
 const LOOK_BYTES: u64 = 64 << 10;
 /// Where every log begins.
 const LOG_OFFSET: u64 = 64 << 10;
-/// Where the tables begin behind the shortest and behind the longest log.
-const USUAL_TABLES: [u64; 2] = [128 << 10, (64 << 20) + (64 << 10)];
+/// Blocks of a volume whose log is as long as logs get.
+const LONGEST_LOG_BLOCKS: u64 = 1 << 30;
 /// Records of one salt that make a table: one could be chance.
 const RECORDS_OF_A_TABLE: usize = 2;
 /// The shapes that volumes have: sizes of blocks and sectors.
-const SHAPES: [(BlockSize, u32); 3] = [(BlockSize::B4096, 512), (BlockSize::B4096, 4096), (BlockSize::B512, 512)];
+pub(crate) const SHAPES: [(BlockSize, u32); 3] =
+    [(BlockSize::B4096, 512), (BlockSize::B4096, 4096), (BlockSize::B512, 512)];
+
+/// The sectors that volumes have.
+const SECTORS: [u32; 2] = [512, 4096];
 
 /// What lies on a medium.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -49,7 +54,9 @@ pub enum Trace {
     Annex(u64),
     /// A sector of the log.
     Log(u64),
-    /// Records of blocks.
+    /// The map of zones that have tables.
+    ZoneMap(u64),
+    /// Records of blocks, or their generations.
     Records(u64),
 }
 
@@ -60,6 +67,7 @@ impl fmt::Display for Trace {
             Trace::Superblock(at) => write!(f, "a damaged superblock at byte {at}"),
             Trace::Annex(at) => write!(f, "notes beside the blocks at byte {at}"),
             Trace::Log(at) => write!(f, "a sector of the log at byte {at}"),
+            Trace::ZoneMap(at) => write!(f, "a map of zones at byte {at}"),
             Trace::Records(at) => write!(f, "records of blocks at byte {at}"),
         }
     }
@@ -80,6 +88,9 @@ pub async fn recognise<M: Medium>(medium: &M) -> Result<Recognised, MediumError>
     };
     let mut traces = at_start(&look(medium, 0).await);
     traces.extend(in_log(&look(medium, LOG_OFFSET).await));
+    for offset in zone_maps(medium.len_bytes()) {
+        traces.extend(in_zone_map(offset, &look(medium, offset).await));
+    }
     for offset in tables(medium.len_bytes()) {
         traces.extend(in_table(offset, &look(medium, offset).await));
     }
@@ -95,7 +106,7 @@ pub async fn recognise<M: Medium>(medium: &M) -> Result<Recognised, MediumError>
 }
 
 /// Up to [`LOOK_BYTES`] from `offset` on; zeroes for sectors that cannot be read.
-async fn look<M: Medium>(medium: &M, offset: u64) -> Vec<u8> {
+pub(crate) async fn look<M: Medium>(medium: &M, offset: u64) -> Vec<u8> {
     let sector = u64::from(medium.sector_bytes());
     let length = medium.len_bytes().saturating_sub(offset).min(LOOK_BYTES);
     let (read, bytes) = medium.read(offset, medium.buffer(length as usize)).await;
@@ -135,41 +146,75 @@ fn in_log(bytes: &[u8]) -> Option<Trace> {
     })
 }
 
-/// Records of the first blocks, if so many have one salt that they are no chance.
+/// The first sector of a zone map.
+fn in_zone_map(offset: u64, bytes: &[u8]) -> Option<Trace> {
+    ZoneMapSector::trace(bytes).then_some(Trace::ZoneMap(offset))
+}
+
+/// The first pages of the tables: the head of one, or records of the first blocks, if so many have one salt that they are no
+/// chance.
 fn in_table(offset: u64, bytes: &[u8]) -> Option<Trace> {
     // A log has records, too; that of a volume further in may lie here.
     if bytes.chunks_exact(512).any(|sector| LogSector::trace(sector).is_some()) {
         return None;
     }
-    let records = (0_u64..).zip(bytes.as_chunks::<RECORD_BYTES>().0);
-    let mut salts: Vec<u32> = records.filter_map(|(lba, bytes)| Record::trace(bytes, Lba::new(lba))).collect();
-    salts.sort_unstable();
-    let is_table = salts.chunk_by(|a, b| a == b).any(|same| same.len() >= RECORDS_OF_A_TABLE);
+    let is_table = SECTORS.into_iter().any(|sector| {
+        // The first pages are as long in every volume with this sector.
+        let Ok(layout) = Layout::new(BlockSize::B4096, sector, 1) else { return false };
+        let (sector, page_bytes) = (sector as usize, layout.page_bytes() as usize);
+        let firsts = (0_u64..).map(|page| Lba::new(page * layout.page_blocks()));
+        let pages = || firsts.clone().zip(bytes.chunks_exact(page_bytes));
+        let mut salts: Vec<u32> = pages()
+            .flat_map(|(first, page)| (first.get()..).zip(page[sector..].as_chunks::<RECORD_BYTES>().0))
+            .filter_map(|(lba, bytes)| Record::trace(bytes, Lba::new(lba)))
+            .collect();
+        salts.sort_unstable();
+        salts.chunk_by(|a, b| a == b).any(|same| same.len() >= RECORDS_OF_A_TABLE)
+            || pages().any(|(first, page)| Generations::trace(&page[..sector]) == Some(first))
+    });
     is_table.then_some(Trace::Records(offset))
 }
 
-/// Where the tables can begin: behind the logs of the usual lengths, and of a volume that fills a medium of this length.
+/// The smallest volumes, and those that fill a medium of this length, of every shape.
+fn likely(len_bytes: u64) -> impl Iterator<Item = Layout> {
+    let smallest = SHAPES.into_iter().filter_map(|(block_size, sector)| Layout::new(block_size, sector, 1).ok());
+    smallest.chain(SHAPES.into_iter().filter_map(move |(block_size, sector)| filling(block_size, sector, len_bytes)))
+}
+
+/// Where the tables can begin.
 fn tables(len_bytes: u64) -> Vec<u64> {
-    let mut offsets = USUAL_TABLES.to_vec();
-    offsets.extend(SHAPES.into_iter().filter_map(|(block_size, sector)| filling(block_size, sector, len_bytes)));
+    in_order(likely(len_bytes).map(|layout| layout.zones_offset()), len_bytes)
+}
+
+/// Where the zone map can begin: behind the logs of those volumes, and behind the longest log there is.
+fn zone_maps(len_bytes: u64) -> Vec<u64> {
+    let longest = Layout::new(BlockSize::B4096, 512, LONGEST_LOG_BLOCKS).ok();
+    in_order(likely(len_bytes).chain(longest).map(|layout| layout.zone_map_offset(0)), len_bytes)
+}
+
+fn in_order(offsets: impl Iterator<Item = u64>, len_bytes: u64) -> Vec<u64> {
+    let mut offsets: Vec<u64> = offsets.filter(|offset| *offset < len_bytes).collect();
     offsets.sort_unstable();
     offsets.dedup();
-    offsets.retain(|offset| *offset < len_bytes);
     offsets
 }
 
-/// Where the tables of the volume begin that has this shape and this length.
-fn filling(block_size: BlockSize, sector: u32, len_bytes: u64) -> Option<u64> {
-    let of = |blocks: u64| Layout::new(block_size, sector, blocks).ok();
+/// The volume that has this shape and this length.
+fn filling(block_size: BlockSize, sector: u32, len_bytes: u64) -> Option<Layout> {
+    let blocks = first_of_length(block_size, sector, len_bytes);
+    Layout::new(block_size, sector, blocks).ok().filter(|layout| layout.medium_bytes() == len_bytes)
+}
+
+/// The fewest blocks of a volume of this shape that is at least so long. Longer volumes have more blocks.
+pub(crate) fn first_of_length(block_size: BlockSize, sector: u32, len_bytes: u64) -> u64 {
     let (mut few, mut many) = (1, (len_bytes >> block_size.shift()).max(1));
-    // Longer volumes have more blocks, and those of one length have logs of one length.
     while few < many {
         let middle = few + (many - few) / 2;
-        if of(middle)?.medium_bytes() < len_bytes {
+        if Layout::new(block_size, sector, middle).is_ok_and(|layout| layout.medium_bytes() < len_bytes) {
             few = middle + 1;
         } else {
             many = middle;
         }
     }
-    of(few).filter(|layout| layout.medium_bytes() == len_bytes).map(|layout| layout.zones_offset())
+    few
 }

@@ -1,40 +1,67 @@
 //! What a crash left in the log.
 //!
-//! Sectors before the newest durable mark must all be there, and their records count. Behind it, any subset of sectors
-//! may be there, and any of their data may not: such a record counts only if the data in its slot have its checksum.
-//! Of the records of one block that count, the newest wins; where none counts, the block is as the tables have it. No
-//! record is ever made up, so nothing that went wrong on the medium is ever sealed anew.
+//! A sector is there if either of its places has it, and its own records are there as well where the next sector repeats
+//! them; so no single fault takes away a sector before the newest durable mark, and their records count. Behind the mark, any
+//! subset of sectors may be there, and any of their data may not: such a record counts only if the data in its slot have its
+//! checksum. Of the records of one block that count, the newest wins; where none counts, the block is as the tables have it.
+//! No record is ever made up, so nothing that went wrong on the medium is ever sealed anew.
 
 use std::collections::BTreeMap;
 
-use sealblock_block::Medium;
+use futures_util::future::join;
+use sealblock_block::{Clock, Error, Medium};
+use sealblock_units::Lba;
 
 use crate::error::VolumeError;
-use crate::format::{Kind, LogSector, Record, Superblock};
+use crate::format::{Kind, LOG_REGIONS, LogSector, RECORD_BYTES, Record, RecordRun, Superblock};
 use crate::lookup::data_match;
 use crate::open::{Mutation, OpenOptions};
-use crate::overlay::Records;
+use crate::records::Records;
+use crate::sectors::read_sectors;
+use crate::volume::Volume;
 
-/// Bytes of the log read at once.
+/// Bytes of a region of the log read at once.
 const CHUNK_BYTES: u64 = 1 << 20;
-/// How often a slot is read before it counts as unreadable.
-const READ_ATTEMPTS: u32 = 3;
+/// Blocks whose records go to the tables together, those of one long run more.
+const PORTION_BLOCKS: u64 = 1024;
 
 /// What recovery found.
+#[derive(Default)]
 pub(crate) struct Recovered {
     /// The records to be taken over, by block.
     pub records: Records,
     /// Records that were not taken over because their data are not there.
     pub discarded: u64,
-    /// The sequence number that follows every sector found, whether it counted or not.
+    /// The blocks of records that were taken over though their slots cannot be read.
+    pub unreadable: Vec<Lba>,
+    /// Sectors before the durable mark that are lost in every place.
+    pub lost: u64,
+    /// The first of them.
+    pub first_lost: Option<u64>,
+    /// A sequence number that no sector had before.
     pub next: u64,
 }
 
-/// The log as read: records by sequence number of their sector.
-struct Scan {
-    sectors: BTreeMap<u64, Vec<Record>>,
+/// One sector of the log, as far as it was found.
+#[derive(Default)]
+struct Group {
+    /// Its own records.
+    own: Vec<RecordRun>,
+    /// Those of the sector before, which were durable when this one was written.
+    repeats: Vec<RecordRun>,
+}
+
+/// The log as read: by sequence number.
+struct Scan<'a> {
+    superblock: &'a Superblock,
+    sectors: BTreeMap<u64, Group>,
     durable: u64,
+    /// What follows every sector found.
     next: u64,
+    /// Places that cannot be read.
+    unreadable: u64,
+    /// Sectors neither of whose places can be read.
+    unseen: Vec<u64>,
 }
 
 /// Reads the log of a volume and decides which records count.
@@ -43,100 +70,217 @@ pub(crate) async fn scan<M: Medium>(
     superblock: &Superblock,
     options: &OpenOptions,
 ) -> Result<Recovered, VolumeError> {
-    let scan = read_log(medium, superblock).await?;
-    for sequence in superblock.log_tail..scan.durable {
-        if !scan.sectors.contains_key(&sequence) {
-            return Err(VolumeError::LogDamaged { sequence });
-        }
+    let scan = read_log(medium, superblock, options).await?;
+    let mut recovered = Recovered { next: scan.next(), ..Recovered::default() };
+    recovered.lost = scan.lost().count() as u64;
+    recovered.first_lost = scan.lost().min();
+    if options.mutation == Mutation::RunsFirst {
+        let groups = scan.sectors.values().rev().flat_map(|group| &group.own);
+        groups.filter(|run| run.blocks > 1).for_each(|run| drop(recovered.records.insert_older(*run)));
     }
-    let mut recovered = Recovered { records: Records::default(), discarded: 0, next: scan.next };
     // Newest first: the first record of a block that counts is the one.
-    for (&sequence, records) in scan.sectors.iter().rev() {
-        for record in records {
-            if recovered.records.get(record.lba).is_some() {
-                continue;
-            }
-            let counts = sequence < scan.durable
-                || options.mutation == Mutation::TrustLog
-                || arrived(medium, superblock, record, options).await?;
-            if counts {
-                recovered.records.insert(*record);
-            } else {
-                recovered.discarded += 1;
+    for (&sequence, group) in scan.sectors.iter().rev() {
+        if options.mutation == Mutation::RepeatAsNew {
+            recovered.take_all(&group.repeats);
+        }
+        if sequence < scan.durable || options.mutation == Mutation::TrustLog {
+            recovered.take_all(&group.own);
+        } else {
+            for run in &group.own {
+                recovered.take_if_arrived(medium, superblock, run).await?;
             }
         }
+        recovered.take_all(&group.repeats);
+    }
+    if scan.unreadable > 0 {
+        let (sectors, lost) = (scan.unreadable, recovered.lost);
+        tracing::warn!(sectors, lost, "sectors of the log cannot be read");
     }
     Ok(recovered)
 }
 
-async fn read_log<M: Medium>(medium: &M, superblock: &Superblock) -> Result<Scan, VolumeError> {
-    let layout = &superblock.layout;
-    let sector_bytes = layout.sector_bytes() as usize;
-    let mut scan = Scan { sectors: BTreeMap::new(), durable: superblock.log_tail, next: superblock.log_tail };
-    let mut at = 0;
-    while at < layout.log_bytes() {
-        let length = CHUNK_BYTES.min(layout.log_bytes() - at);
-        let (read, bytes) = medium.read(layout.log_offset() + at, medium.buffer(length as usize)).await;
-        read?;
-        let first = at / sector_bytes as u64;
-        for (position, sector) in (first..).zip(bytes.chunks_exact(sector_bytes)) {
-            take_sector(&mut scan, superblock, position, sector)?;
+impl<M: Medium, C: Clock> Volume<M, C> {
+    /// Writes what recovery has found to the tables, and gives up the log that said so. A few records may say more than there is
+    /// memory for, so what waits for the tables goes there bit by bit.
+    pub(crate) async fn take_over(&self, records: &[RecordRun]) -> Result<(), Error> {
+        let (mut first, mut blocks) = (0, 0_u64);
+        for (at, run) in records.iter().enumerate() {
+            blocks += u64::from(run.blocks);
+            if blocks < PORTION_BLOCKS && at + 1 < records.len() {
+                continue;
+            }
+            self.apply(&self.encode(&records[first..=at]), false).await;
+            if self.table.crowded() {
+                self.drain_patches().await?;
+            }
+            (first, blocks) = (at + 1, 0);
         }
-        at += length;
+        self.settle(false).await
+    }
+}
+
+impl Recovered {
+    /// Takes records over whose data were durable.
+    fn take_all(&mut self, records: &[RecordRun]) {
+        records.iter().for_each(|run| drop(self.records.insert_older(*run)));
+    }
+
+    /// Takes a record over if its data are on the medium.
+    async fn take_if_arrived<M: Medium>(
+        &mut self,
+        medium: &M,
+        superblock: &Superblock,
+        run: &RecordRun,
+    ) -> Result<(), VolumeError> {
+        let record = &run.first;
+        if run.blocks == 1 && self.records.get(record.lba).is_some() {
+            return Ok(());
+        }
+        match arrived(medium, superblock, record).await? {
+            Arrived::No => {
+                self.discarded += 1;
+                return Ok(());
+            }
+            Arrived::Unreadable => {
+                self.unreadable.push(record.lba);
+                tracing::warn!(lba = %record.lba, "the last write of the block cannot be read; the block is unreadable");
+            }
+            Arrived::Yes => {}
+        }
+        self.records.insert_older(*run);
+        Ok(())
+    }
+}
+
+impl Scan<'_> {
+    /// Whether all records of a sector were found, in it or behind it.
+    fn is_known(&self, sequence: u64) -> bool {
+        let is_repeated = || self.sectors.get(&(sequence + 1)).is_some_and(|group| !group.repeats.is_empty());
+        self.sectors.contains_key(&sequence) || is_repeated()
+    }
+
+    /// The sectors of which no copy is there: those that were durable, and those that may have been. A log that the superblock
+    /// calls empty has none of the latter.
+    fn lost(&self) -> impl Iterator<Item = u64> {
+        let durable = self.superblock.log_tail..self.durable;
+        let unseen = self.unseen.iter().copied().filter({
+            let durable = durable.clone();
+            move |sequence| !self.superblock.clean && !durable.contains(sequence)
+        });
+        durable.chain(unseen).filter(|sequence| !self.is_known(*sequence))
+    }
+
+    /// Notes that a position of neither region can be read.
+    fn miss(&mut self, position: u64) {
+        let (tail, sectors) = (self.superblock.log_tail, self.superblock.layout.log_sectors());
+        let ahead = (position + sectors - tail % sectors) % sectors;
+        self.unseen.push(tail + ahead);
+    }
+
+    /// Where the log goes on: at its tail if it is empty. Otherwise behind everything that may be in it, seen or not: a
+    /// place that cannot be read today must not hold another sector of the same number tomorrow.
+    fn next(&self) -> u64 {
+        match self.unreadable == 0 && self.next == self.superblock.log_tail {
+            true => self.next,
+            false => self.next + self.superblock.layout.log_sectors(),
+        }
+    }
+
+    /// Takes in one sector of the log, if it is one and lies where it should.
+    fn take(&mut self, position: u64, bytes: &[u8]) {
+        let Ok(sector) = LogSector::decode(bytes, self.superblock.seed()) else { return };
+        let sequence = sector.header.sequence;
+        if sequence % self.superblock.layout.log_sectors() != position {
+            return;
+        }
+        self.next = self.next.max(sequence + 1);
+        if sequence < self.superblock.log_tail {
+            return;
+        }
+        // The sector's checksum is right, so a record that is not, or several of one block, were made so: by another program, or on
+        // purpose. Such a sector says nothing.
+        let (Some(own), Some(repeats)) = (self.records(sector.records()), self.records(sector.repeats())) else {
+            return;
+        };
+        self.durable = self.durable.max(sector.header.durable);
+        let group = self.sectors.entry(sequence).or_default();
+        // Two copies say the same, unless one of them was made on purpose.
+        if group.own.is_empty() {
+            *group = Group { own, repeats };
+        }
+    }
+
+    /// The records of one commit in a sector; nothing unless all can be, and no two are about one block.
+    fn records(&self, raw: &[[u8; RECORD_BYTES]]) -> Option<Vec<RecordRun>> {
+        let decode = |raw| RecordRun::decode(raw, self.superblock.seed()).ok().filter(|run| fits(self.superblock, run));
+        let records: Vec<RecordRun> = raw.iter().map(decode).collect::<Option<_>>()?;
+        let mut blocks: Vec<(u64, u64)> = records.iter().map(|run| (run.start(), run.end())).collect();
+        blocks.sort_unstable();
+        blocks.windows(2).all(|pair| pair[0].1 <= pair[1].0).then_some(records)
+    }
+}
+
+async fn read_log<'a, M: Medium>(
+    medium: &M,
+    superblock: &'a Superblock,
+    options: &OpenOptions,
+) -> Result<Scan<'a>, VolumeError> {
+    let (layout, tail) = (&superblock.layout, superblock.log_tail);
+    let mut scan =
+        Scan { superblock, sectors: BTreeMap::new(), durable: tail, next: tail, unreadable: 0, unseen: Vec::new() };
+    let sector_bytes = layout.sector_bytes() as usize;
+    let chunk = CHUNK_BYTES / sector_bytes as u64;
+    for first in (0..layout.log_sectors()).step_by(chunk as usize) {
+        let length = chunk.min(layout.log_sectors() - first) as usize * sector_bytes;
+        let [a, b] = [0, 1].map(|region| read_sectors(medium, layout.log_place(first, region), length, sector_bytes));
+        let (a, b) = join(a, b).await;
+        let regions = if options.mutation == Mutation::OneRegion { 1 } else { LOG_REGIONS as usize };
+        let parts = [a?, b?];
+        let [(_, missing), (_, also)] = &parts;
+        missing.iter().filter(|at| also.binary_search(at).is_ok()).for_each(|at| scan.miss(first + *at as u64));
+        for (bytes, unreadable) in parts.into_iter().take(regions) {
+            scan.unreadable += unreadable.len() as u64;
+            let sectors = bytes.chunks_exact(sector_bytes);
+            (first..).zip(sectors).for_each(|(position, sector)| scan.take(position, sector));
+        }
     }
     Ok(scan)
 }
 
-/// Takes in one sector of the log, if it is one and lies where it should.
-fn take_sector(scan: &mut Scan, superblock: &Superblock, position: u64, bytes: &[u8]) -> Result<(), VolumeError> {
-    let Ok(sector) = LogSector::decode(bytes, superblock.seed()) else { return Ok(()) };
-    let sequence = sector.header.sequence;
-    if sequence % superblock.layout.log_sectors() != position {
-        return Ok(());
-    }
-    scan.next = scan.next.max(sequence + 1);
-    if sequence < superblock.log_tail {
-        return Ok(());
-    }
-    scan.durable = scan.durable.max(sector.header.durable);
-    let records: Option<Vec<Record>> = sector
-        .records()
-        .map(|raw| Record::decode(raw, superblock.seed()).ok().filter(|r| fits(superblock, r)))
-        .collect();
-    // The sector's checksum is right, so a record that is not was made so: by another program, or on purpose.
-    scan.sectors.insert(sequence, records.ok_or(VolumeError::LogDamaged { sequence })?);
-    Ok(())
-}
-
-fn fits(superblock: &Superblock, record: &Record) -> bool {
-    let layout = &superblock.layout;
-    let zone = (record.lba.get() < layout.capacity_blocks()).then(|| layout.zone(layout.zone_of(record.lba))).flatten();
+/// Whether a record can be one of this volume.
+pub(crate) fn fits(superblock: &Superblock, run: &RecordRun) -> bool {
+    let (layout, record) = (&superblock.layout, &run.first);
+    let zone = (run.end() <= layout.capacity_blocks()).then(|| layout.zone(layout.zone_of(record.lba))).flatten();
     zone.is_some_and(|zone| record.kind != Kind::Stored || record.slot < zone.slots)
 }
 
 /// Whether the data of a record are on the medium.
-///
-/// A slot that cannot be read says neither yes nor no. To take the old block would lose a write that may have been flushed,
-/// for good; so a volume opened for writing is not opened, and one opened read-only has the block as one that cannot be read.
-async fn arrived<M: Medium>(
+#[derive(PartialEq, Eq)]
+pub(crate) enum Arrived {
+    Yes,
+    No,
+    /// The slot says neither yes nor no. To take the old block would lose a write that may have been flushed, for good; so the
+    /// record counts, and the block is one that cannot be read.
+    Unreadable,
+}
+
+/// Looks at the slot of a record that [`fits`].
+pub(crate) async fn arrived<M: Medium>(
     medium: &M,
     superblock: &Superblock,
     record: &Record,
-    options: &OpenOptions,
-) -> Result<bool, VolumeError> {
+) -> Result<Arrived, VolumeError> {
     if record.kind != Kind::Stored || record.loose {
-        return Ok(true);
+        return Ok(Arrived::Yes);
     }
     let layout = &superblock.layout;
     let zone = layout.zone(layout.zone_of(record.lba)).expect("the record was found to fit the volume");
     let offset = zone.slots_offset + (u64::from(record.slot) << layout.block_size().shift());
-    for attempt in 1..=READ_ATTEMPTS {
-        let (read, data) = medium.read(offset, medium.buffer(layout.block_size().bytes())).await;
-        match read {
-            Ok(()) => return Ok(data_match(record, superblock.protection, &data)),
-            Err(error) if attempt == READ_ATTEMPTS && !options.read_only => return Err(error.into()),
-            Err(_) => {}
-        }
-    }
-    Ok(true)
+    let length = layout.block_size().bytes();
+    let (data, missing) = read_sectors(medium, offset, length, length).await?;
+    Ok(match missing.is_empty() {
+        true if data_match(record, superblock.protection, &data) => Arrived::Yes,
+        true => Arrived::No,
+        false => Arrived::Unreadable,
+    })
 }

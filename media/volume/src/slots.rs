@@ -1,156 +1,17 @@
-//! Which slots are free, and when a slot that was given up may be used again.
+//! When slots are in use, and when one that was given up may be used again.
 //!
 //! A slot is in use from its allocation until its block's next record is durable and no read that may still look at it
-//! is under way. Zones load their maps when they are first written to.
+//! is under way; and while its space is given back to the medium. Zones load their maps when they are first written to.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 use sealblock_block::Event;
-use smallvec::SmallVec;
 
-/// A run of slots: the first one and how many.
-pub(crate) type Run = (u32, u32);
-/// Runs of one request. One is the usual number.
-pub(crate) type Runs = SmallVec<[Run; 1]>;
-
-/// The slots of one zone: a bit per slot, set when in use.
-pub(crate) struct SlotMap {
-    words: Vec<u64>,
-    slots: u32,
-    free: u32,
-    cursor: u32,
-    /// Slots that more than one record of the tables names. Such tables were damaged or made on purpose; no record that goes
-    /// gives the slot up, because another may still mean it.
-    shared: FxHashSet<u32>,
-}
-
-impl SlotMap {
-    /// A map with every slot free.
-    pub fn new(slots: u32) -> SlotMap {
-        let mut words = vec![0; slots.div_ceil(64) as usize];
-        // Bits behind the last slot are never free.
-        if let (Some(last), tail @ 1..) = (words.last_mut(), slots % 64) {
-            *last = u64::MAX << tail;
-        }
-        SlotMap { words, slots, free: slots, cursor: 0, shared: FxHashSet::default() }
-    }
-
-    fn used(&self, slot: u32) -> bool {
-        self.words[slot as usize / 64] >> (slot % 64) & 1 == 1
-    }
-
-    /// Marks a slot as in use; a second time does nothing. Slots past the end are ignored: they come from damaged records.
-    pub fn occupy(&mut self, slot: u32) {
-        if slot < self.slots && !self.used(slot) {
-            self.words[slot as usize / 64] |= 1 << (slot % 64);
-            self.free -= 1;
-        }
-    }
-
-    /// Marks the slot of a record that was read from the tables as in use.
-    pub fn claim(&mut self, slot: u32) {
-        if slot < self.slots && self.used(slot) {
-            self.shared.insert(slot);
-        }
-        self.occupy(slot);
-    }
-
-    fn release(&mut self, slot: u32) {
-        if self.shared.contains(&slot) {
-            return;
-        }
-        debug_assert!(self.used(slot), "a slot is released once");
-        if slot < self.slots && self.used(slot) {
-            self.words[slot as usize / 64] &= !(1 << (slot % 64));
-            self.free += 1;
-        }
-    }
-
-    /// The first run of free slots at or behind `from`: its start and its length, at most `most`.
-    fn free_run(&self, from: u32, most: u32) -> Option<Run> {
-        let start = self.next(from, |word| !word)?;
-        let end = self.next(start, |word| word).unwrap_or(self.slots);
-        Some((start, (end - start).min(most)))
-    }
-
-    /// The first slot at or behind `from` whose bit is set in `view` of its word.
-    fn next(&self, from: u32, view: impl Fn(u64) -> u64) -> Option<u32> {
-        let (first, shift) = (from as usize / 64, from % 64);
-        let mut mask = u64::MAX << shift;
-        for (index, word) in self.words.iter().enumerate().skip(first) {
-            let seen = view(*word) & mask;
-            if seen != 0 {
-                let slot = index as u32 * 64 + seen.trailing_zeros();
-                return (slot < self.slots).then_some(slot);
-            }
-            mask = u64::MAX;
-        }
-        None
-    }
-
-    /// Takes `count` slots, or none when there are not enough: at `home` if that is free, else in one run, else in several.
-    fn take(&mut self, home: u32, count: u32) -> Option<Runs> {
-        if self.free < count {
-            return None;
-        }
-        let at_home = self.free_run(home, count).filter(|&run| run == (home, count));
-        let runs = match at_home.or_else(|| self.whole_run(count)) {
-            Some(run) => SmallVec::from_buf([run]),
-            None => self.pieces(count),
-        };
-        for &(start, len) in &runs {
-            (start..start + len).for_each(|slot| self.occupy(slot));
-        }
-        if let Some(&(start, len)) = runs.last().filter(|_| at_home.is_none()) {
-            self.cursor = (start + len) % self.slots;
-        }
-        Some(runs)
-    }
-
-    /// One run of `count` free slots, looked for from the cursor round.
-    fn whole_run(&self, count: u32) -> Option<Run> {
-        self.free_runs(count).find(|&(_, len)| len == count)
-    }
-
-    fn pieces(&self, count: u32) -> Runs {
-        let mut missing = count;
-        let mut runs = Runs::new();
-        for (start, len) in self.free_runs(count) {
-            let len = len.min(missing);
-            runs.push((start, len));
-            missing -= len;
-            if missing == 0 {
-                break;
-            }
-        }
-        debug_assert_eq!(missing, 0, "the count of free slots is right");
-        runs
-    }
-
-    /// Every run of free slots, from the cursor round, none longer than `most`; runs do not overlap.
-    fn free_runs(&self, most: u32) -> impl Iterator<Item = Run> {
-        let (cursor, slots) = (self.cursor, self.slots);
-        let mut at = cursor;
-        let mut wrapped = false;
-        std::iter::from_fn(move || {
-            loop {
-                let end = if wrapped { cursor } else { slots };
-                match self.free_run(at, most).filter(|&(start, _)| start < end) {
-                    Some((start, len)) => {
-                        let len = len.min(end - start);
-                        at = start + len;
-                        return Some((start, len));
-                    }
-                    None if wrapped => return None,
-                    None => (at, wrapped) = (0, true),
-                }
-            }
-        })
-    }
-}
+use crate::slot_map::{Run, Runs, SlotMap};
+use crate::turns::Queue;
 
 /// Slots that a write has taken and that no record names yet. Dropped with the write, they come back once the medium is sure
 /// not to write to them any more.
@@ -164,6 +25,12 @@ impl Taken<'_> {
     /// The runs.
     pub fn runs(&self) -> &[Run] {
         &self.runs
+    }
+
+    /// Joins a run to the last one if it follows it.
+    fn extend(&mut self, (start, len): Run) -> bool {
+        let last = self.runs.last_mut().filter(|last| last.0 + last.1 == start);
+        last.map(|last| last.1 += len).is_some()
     }
 
     /// Records name them from now on.
@@ -200,11 +67,20 @@ pub(crate) struct Slots {
     zones: RefCell<FxHashMap<u64, SlotMap>>,
     readers: Readers,
     retired: RefCell<VecDeque<Retired>>,
+    /// Units of slots of which some were given up by an unmap.
     to_punch: RefCell<Vec<(u64, u32)>>,
+    /// Space is never given back.
+    keep_space: bool,
+    /// Something changed since upkeep last looked.
+    pub changed: Cell<bool>,
+    /// Notified when [`Slots::changed`] is set.
+    pub touched: Event,
     /// Slots of writes that were dropped half-way: the medium may still be writing to them.
     dropped: RefCell<Vec<(u64, Runs)>>,
     /// Notified when there is something to do for the worker.
     wanted: Rc<Event>,
+    /// Who waits for slots, in a line for each zone.
+    pub queue: Queue,
     /// Notified when slots have become free.
     pub freed: Event,
 }
@@ -266,9 +142,10 @@ impl Readers {
 }
 
 impl Slots {
-    /// The slots of a volume; `wanted` is notified when [`Slots::work_due`].
-    pub fn new(wanted: Rc<Event>) -> Slots {
-        Slots { wanted, ..Slots::default() }
+    /// The slots of a volume; `wanted` is notified when [`Slots::work_due`]. With `keep_space` none is ever given back to the
+    /// medium.
+    pub fn new(wanted: Rc<Event>, keep_space: bool) -> Slots {
+        Slots { wanted, keep_space, ..Slots::default() }
     }
 
     /// Whether the zone's map is there.
@@ -281,15 +158,39 @@ impl Slots {
         self.zones.borrow_mut().insert(zone, map);
     }
 
-    /// Takes `count` slots of a zone whose map is there, or none when there are not enough.
-    pub fn take(&self, zone: u64, home: u32, count: u32) -> Option<Taken<'_>> {
-        let runs = self.zones.borrow_mut().get_mut(&zone)?.take(home, count)?;
+    /// Takes `count` slots of a zone whose map is there, for the blocks from the one with this index in it on; or none when there
+    /// are not enough.
+    pub fn take(&self, zone: u64, first: u32, count: u32) -> Option<Taken<'_>> {
+        self.take_by(zone, |map| map.take(first, count))
+    }
+
+    /// Takes slots of a zone in a way of the caller's.
+    pub fn take_by(&self, zone: u64, how: impl FnOnce(&mut SlotMap) -> Option<Runs>) -> Option<Taken<'_>> {
+        let runs = how(self.zones.borrow_mut().get_mut(&zone)?)?;
+        self.touch();
         Some(Taken { slots: self, zone, runs })
+    }
+
+    /// Asks something of a zone's map, or notes something in it; nothing when it is not there.
+    pub fn with<T>(&self, zone: u64, what: impl FnOnce(&mut SlotMap) -> T) -> Option<T> {
+        self.zones.borrow_mut().get_mut(&zone).map(what)
+    }
+
+    /// The zones whose maps are there, in order.
+    pub fn zones(&self) -> Vec<u64> {
+        let mut zones: Vec<u64> = self.zones.borrow().keys().copied().collect();
+        zones.sort_unstable();
+        zones
     }
 
     /// Free slots of a zone.
     pub fn free(&self, zone: u64) -> u32 {
-        self.zones.borrow().get(&zone).map_or(0, |map| map.free)
+        self.with(zone, |map| map.free()).unwrap_or(0)
+    }
+
+    /// Whether space is given back to the medium at all.
+    pub fn gives_space_back(&self) -> bool {
+        !self.keep_space
     }
 
     /// Gives back slots that no record ever named.
@@ -325,12 +226,23 @@ impl Slots {
         self.freed.notify();
     }
 
+    fn touch(&self) {
+        if !self.changed.replace(true) {
+            self.touched.notify();
+        }
+    }
+
     fn end(&self, retired: Retired) {
-        if retired.punch {
-            self.to_punch.borrow_mut().push((retired.zone, retired.slot));
-            self.wanted.notify();
-        } else if let Some(map) = self.zones.borrow_mut().get_mut(&retired.zone) {
+        self.touch();
+        let unit = self.with(retired.zone, |map| {
             map.release(retired.slot);
+            map.unit_of(retired.slot)
+        });
+        let Some(unit) = unit.filter(|_| retired.punch && !self.keep_space) else { return };
+        let mut units = self.to_punch.borrow_mut();
+        if units.last() != Some(&(retired.zone, unit)) {
+            units.push((retired.zone, unit));
+            self.wanted.notify();
         }
     }
 
@@ -351,18 +263,31 @@ impl Slots {
         self.dropped.take()
     }
 
-    /// Slots whose space is to be given back, in runs by zone; the caller gives each back with [`Slots::give_back`].
-    pub fn take_punches(&self) -> Vec<(u64, Run)> {
-        let mut slots = std::mem::take(&mut *self.to_punch.borrow_mut());
-        slots.sort_unstable();
-        let mut runs: Vec<(u64, Run)> = Vec::new();
-        for (zone, slot) in slots {
-            match runs.last_mut() {
-                Some((z, (start, len))) if *z == zone && *start + *len == slot => *len += 1,
-                _ => runs.push((zone, (slot, 1))),
+    /// Takes free slots of a zone that may take space, in whole units: the first ones from a unit on, at most `most` units. Also
+    /// gives the unit behind them. They are in use until they are given back.
+    pub fn take_stale(&self, zone: u64, from: u32, most: u32) -> Option<(Taken<'_>, u32)> {
+        let (run, next) = self.with(zone, |map| {
+            let run = map.take_stale(from, most)?;
+            Some((run, map.unit_of(run.0 + run.1 - 1) + 1))
+        })??;
+        Some((Taken { slots: self, zone, runs: Runs::from_buf([run]) }, next))
+    }
+
+    /// Slots whose space is to be given back because they were unmapped: units that are wholly free. They are in use until
+    /// they are given back or what is returned is dropped.
+    pub fn take_punches(&self) -> Vec<(u64, Taken<'_>)> {
+        let mut units = self.to_punch.take();
+        units.sort_unstable();
+        units.dedup();
+        let mut found: Vec<(u64, Taken<'_>)> = Vec::new();
+        for (zone, unit) in units {
+            let Some(run) = self.with(zone, |map| map.take_stale_unit(unit)).flatten() else { continue };
+            let last = found.last_mut().filter(|(before, _)| *before == zone);
+            if !last.is_some_and(|(_, taken)| taken.extend(run)) {
+                found.push((zone, Taken { slots: self, zone, runs: Runs::from_buf([run]) }));
             }
         }
-        runs
+        found
     }
 }
 
@@ -370,86 +295,62 @@ impl Slots {
 mod tests {
     use super::*;
 
-    #[test]
-    fn slots_are_taken_once_at_home_or_in_runs_or_in_pieces() {
-        let mut map = SlotMap::new(100);
-        assert_eq!(map.take(10, 20).unwrap().as_slice(), [(10, 20)]);
-        assert_eq!(map.take(10, 20).unwrap().as_slice(), [(30, 20)], "home is taken, the next long run is not");
-        assert_eq!(map.take(10, 55).unwrap().iter().map(|run| run.1).sum::<u32>(), 55);
-        assert!(map.take(0, 6).is_none());
-        assert_eq!(map.free, 5);
-        map.release(10);
-        assert_eq!(map.take(10, 1).unwrap().as_slice(), [(10, 1)]);
-        assert_eq!(map.take(0, 5).unwrap().iter().map(|run| run.1).sum::<u32>(), 5);
-        assert_eq!(map.free, 0);
-    }
-
-    #[test]
-    fn a_slot_that_two_records_name_is_never_free_again() {
-        let mut map = SlotMap::new(8);
-        [1, 2, 2, 9].into_iter().for_each(|slot| map.claim(slot));
-        assert_eq!(map.free, 6);
-        [1, 2, 2].into_iter().for_each(|slot| map.release(slot));
-        assert_eq!(map.free, 7);
-        assert!(map.used(2) && !map.used(1));
-    }
-
-    #[test]
-    fn every_slot_is_found_whatever_the_cursor() {
-        for cursor in [0, 1, 63, 64, 129] {
-            let mut map = SlotMap::new(130);
-            (map.cursor, map.free) = (cursor, 130);
-            (0..130).filter(|slot| slot % 3 == 0).for_each(|slot| map.occupy(slot));
-            let free = map.free;
-            let runs = map.pieces(free);
-            let mut seen: Vec<u32> = runs.iter().flat_map(|&(start, len)| start..start + len).collect();
-            seen.sort_unstable();
-            assert!(seen.iter().copied().eq((0..130).filter(|slot| slot % 3 != 0)), "cursor {cursor}");
-        }
+    fn map(blocks: u32) -> SlotMap {
+        SlotMap::new(blocks, 2 * blocks, 4096)
     }
 
     #[test]
     fn a_slot_is_free_only_after_the_reads_that_may_see_it() {
         let slots = Slots::default();
-        slots.load(0, SlotMap::new(16));
+        slots.load(0, map(16));
         slots.take(0, 0, 16).unwrap().keep();
         let early = slots.read();
         slots.retire(0, 3, false);
         let late = slots.read();
-        assert_eq!(slots.free(0), 0);
+        assert_eq!(slots.free(0), 16);
         drop(late);
-        assert_eq!(slots.free(0), 0, "the early read may still look");
+        assert_eq!(slots.free(0), 16, "the early read may still look");
         drop(early);
-        assert_eq!(slots.free(0), 1);
+        assert_eq!(slots.free(0), 17);
         slots.retire(0, 4, false);
-        assert_eq!(slots.free(0), 2, "without readers at once");
+        assert_eq!(slots.free(0), 18, "without readers at once");
     }
 
     #[test]
     fn slots_that_are_dropped_wait_for_the_medium() {
         let slots = Slots::default();
-        slots.load(0, SlotMap::new(16));
+        slots.load(0, map(16));
         let taken = slots.take(0, 2, 4).unwrap();
         slots.take(0, 8, 2).unwrap().give_back();
         assert!(!slots.work_due());
         drop(taken);
-        assert_eq!((slots.free(0), slots.work_due()), (12, true));
+        assert_eq!((slots.free(0), slots.work_due()), (28, true));
         let dropped = slots.take_dropped();
         assert_eq!(dropped.iter().map(|(zone, runs)| (*zone, &runs[..])).collect::<Vec<_>>(), [(0, &[(2, 4)][..])]);
         assert!(!slots.work_due());
         slots.give_back(0, &dropped[0].1);
-        assert_eq!(slots.free(0), 16);
+        assert_eq!(slots.free(0), 32);
     }
 
     #[test]
-    fn punched_slots_come_in_runs() {
+    fn unmapped_slots_are_punched_in_whole_units_and_not_used_meanwhile() {
         let slots = Slots::default();
-        slots.load(0, SlotMap::new(16));
-        slots.take(0, 0, 16).unwrap().keep();
-        [5, 3, 4, 9].into_iter().for_each(|slot| slots.retire(0, slot, true));
-        assert_eq!(slots.take_punches(), [(0, (3, 3)), (0, (9, 1))]);
-        assert_eq!(slots.free(0), 0);
-        slots.give_back(0, &[(3, 3)]);
-        assert_eq!(slots.free(0), 3);
+        slots.load(0, map(256));
+        slots.take(0, 0, 256).unwrap().keep();
+        // Units of 16 slots: the third and the fourth wholly, one slot of the sixth.
+        (32..64).chain([80]).for_each(|slot| slots.retire(0, slot, true));
+        (96..112).for_each(|slot| slots.retire(0, slot, false));
+        let free = slots.free(0);
+        let taken = slots.take_punches();
+        assert_eq!(taken.iter().map(|(_, taken)| taken.runs()).collect::<Vec<_>>(), [&[(32, 32)][..]]);
+        assert_eq!(slots.free(0), free - 32, "nobody may write there now");
+        taken.into_iter().for_each(|(_, taken)| taken.give_back());
+        assert_eq!(slots.free(0), free);
+        assert!(slots.take_punches().is_empty());
+        let keeping = Slots::new(Rc::default(), true);
+        keeping.load(0, map(256));
+        keeping.take(0, 0, 256).unwrap().keep();
+        (0..256).for_each(|slot| keeping.retire(0, slot, true));
+        assert!(keeping.take_punches().is_empty() && !keeping.work_due());
     }
 }

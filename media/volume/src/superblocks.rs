@@ -5,7 +5,7 @@
 //! two were overwritten opens from it as it is.
 
 use sealblock_block::{Medium, MediumError};
-use sealblock_runtime_memory::Buffer;
+use sealblock_runtime_memory::{Buffer, Slice};
 
 use crate::error::VolumeError;
 use crate::format::{Layout, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, THIRD_FROM_END_BYTES};
@@ -20,6 +20,13 @@ pub struct SuperblockCopy {
     pub offset_bytes: u64,
     /// Why it cannot be used, where it cannot.
     pub lost: Option<String>,
+}
+
+/// The copies of a volume of which none can be used.
+pub(crate) fn lost_copies(layout: &Layout) -> [SuperblockCopy; COPIES] {
+    let [a, b] = SUPERBLOCK_OFFSETS;
+    let lost = || Some("no superblock can be used".to_owned());
+    [a, b, layout.third_offset()].map(|offset_bytes| SuperblockCopy { offset_bytes, lost: lost() })
 }
 
 /// What the copies say together.
@@ -95,7 +102,9 @@ pub(crate) async fn read<M: Medium>(medium: &M) -> Result<Found, VolumeError> {
     let (offset, third) = third(newest).await;
     let superblock = third.as_ref().ok().filter(|third| third.serial > newest.serial).copied().unwrap_or(newest);
     let serves = |copy: &Result<Superblock, Loss>| {
-        copy.as_ref().is_ok_and(|copy| copy.log_tail == superblock.log_tail && copy.uuid == superblock.uuid)
+        copy.as_ref().is_ok_and(|copy| {
+            copy.log_tail == superblock.log_tail && copy.uuid == superblock.uuid && copy.layout == superblock.layout
+        })
     };
     let all_serve = [&first, &second, &third].into_iter().all(serves);
     let copy = |offset_bytes, copy: Result<Superblock, Loss>| {
@@ -165,17 +174,39 @@ async fn read_tail<M: Medium>(medium: &M) -> Option<Superblock> {
 /// # Errors
 /// When the former fails. Without the third the volume goes on: it would be of use only if the others were lost.
 pub(crate) async fn write<M: Medium>(medium: &M, superblock: &Superblock) -> Result<(), MediumError> {
+    write_at_start(medium, superblock).await?;
+    if let Err(error) = medium.write(superblock.layout.third_offset(), image(medium, superblock)).await {
+        tracing::warn!(%error, "the third copy of the superblock could not be written");
+    }
+    Ok(())
+}
+
+/// Writes a superblock to the place of the older of the first two copies alone: the first one that tells of a new size.
+///
+/// The third would be found by itself, at the end of the medium, and must not be ahead of the others: should these not tell of
+/// the new size, the volume would go on with the old one, and leave the third behind as it is.
+///
+/// # Errors
+/// When the medium fails.
+pub(crate) async fn write_at_start<M: Medium>(medium: &M, superblock: &Superblock) -> Result<(), MediumError> {
+    medium.write(SUPERBLOCK_OFFSETS[(superblock.serial % 2) as usize], image(medium, superblock)).await
+}
+
+fn image<M: Medium>(medium: &M, superblock: &Superblock) -> Slice {
     let sector = (superblock.layout.sector_bytes() as usize).max(medium.sector_bytes() as usize);
     let mut buffer = medium.buffer(sector);
     buffer.fill(0);
     buffer[..SUPERBLOCK_BYTES].copy_from_slice(&superblock.encode());
-    let bytes = buffer.freeze();
-    let offset = SUPERBLOCK_OFFSETS[(superblock.serial % 2) as usize];
-    medium.write(offset, bytes.clone()).await?;
-    if let Err(error) = medium.write(superblock.layout.third_offset(), bytes).await {
-        tracing::warn!(%error, "the third copy of the superblock could not be written");
-    }
-    Ok(())
+    buffer.freeze()
+}
+
+/// Makes the third copy of a layout unreadable: it must not be found where that layout is not the volume's any more.
+///
+/// # Errors
+/// When the medium fails.
+pub(crate) async fn wipe_third<M: Medium>(medium: &M, layout: &Layout) -> Result<(), MediumError> {
+    let sector = layout.sector_bytes().max(medium.sector_bytes()) as usize;
+    medium.write(layout.third_offset(), Buffer::zeroed(sector).freeze()).await
 }
 
 /// Makes every copy that an earlier volume may have left on the medium unreadable, before a new one is laid out like this.

@@ -1,112 +1,60 @@
-//! Records and generations as they are on the medium, in pages, with those in use kept in memory.
+//! The tables: pages of records and generations, with those in use kept in memory, and the records that are to go there.
 //!
-//! A page holds only what is durable in the log or was read from the medium, so it may be written back at any time. The
-//! number of pages kept is bounded; pages that differ from the medium stay until a checkpoint has written them.
+//! Pages are as on the medium; what is durable in the log and not there yet are patches. The number of pages kept is bounded.
 //!
-//! A page of which the medium does not give every sector is for readers alone, who meet damage on the blocks whose records
-//! were there. It is never changed and never written back: the sector may well be readable the next time.
+//! Sectors that the medium does not give cost the blocks whose only records lay there, and nothing else: of a page's
+//! generations there are two copies, and the records beside a lost sector are served. Such a sector stays as it is, and may
+//! well be readable the next time, until a record in it changes or its zone is written to. Then it is written anew, and what
+//! was lost is damage, for good.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 
 use futures_util::future::join;
 use rustc_hash::{FxHashMap, FxHashSet};
-use sealblock_block::{Event, Medium, MediumError, MediumErrorKind};
-use sealblock_runtime_memory::Buffer;
+use sealblock_block::{Event, Medium, MediumError};
 use sealblock_units::Lba;
 
-use crate::format::{Layout, RECORD_BYTES, Record, RecordError, Seed};
+use crate::format::{Generations, Layout, PAGE_SECTORS, PagePlace, RECORD_BYTES, Seed, Superblock};
+use crate::open::{Mutation, OpenOptions};
+use crate::page::{Entry, Found, GENERATIONS_BIT, Page};
+use crate::patches::Patches;
+use crate::sectors::read_sectors;
+use crate::zones::{LostCopies, Zones};
 
-/// Sectors that hold a page's records, whatever the size of a sector.
-const RECORD_SECTORS: u32 = 16;
-/// Pages looked at for one to drop whenever one is read. A commit may make more pages dirty than the limit allows; looking
-/// at all of them for each further page would take time quadratic in their number.
+/// Pages looked at for one to drop whenever one is read, so that a crowd of pages in use costs no time quadratic in it.
 const LOOKS_PER_PAGE: usize = 32;
-/// The dirty bit of the sector with the generations.
-const GENERATIONS_DIRTY: u32 = 1 << RECORD_SECTORS;
-
-/// The records and generations of a run of blocks.
-pub(crate) struct Page {
-    records: RefCell<Vec<[u8; RECORD_BYTES]>>,
-    generations: RefCell<Vec<u16>>,
-    dirty: Cell<u32>,
-    /// The sectors that could not be read, by their dirty bits.
-    unreadable: u32,
-    touched: Cell<bool>,
-}
-
-/// What the tables say of a block.
-pub(crate) enum Entry {
-    /// A good record.
-    Record(Record),
-    /// Never written: reads as zeroes.
-    Blank,
-    /// The record is of another write than the one the generations know of.
-    Stale {
-        /// The record as it stands.
-        record: Record,
-        /// The generation it should have; 0 for none.
-        expected: u16,
-    },
-    /// The record does not check, or is about another block.
-    Damaged([u8; RECORD_BYTES]),
-    /// The sector with the record, or the one with the generations, cannot be read.
-    Unreadable,
-}
-
-impl Page {
-    /// What the page says of the block with this index in it, whose address is `lba`.
-    pub fn entry(&self, index: usize, lba: Lba, seed: Seed) -> Entry {
-        self.touched.set(true);
-        if self.unreadable != 0 && self.unreadable & self.sectors_of(index) != 0 {
-            return Entry::Unreadable;
-        }
-        let bytes = &self.records.borrow()[index];
-        let generation = self.generations.borrow()[index];
-        match Record::decode(bytes, seed) {
-            Ok(record) if record.lba != lba => Entry::Damaged(*bytes),
-            Ok(record) if record.generation != generation => Entry::Stale { record, expected: generation },
-            Ok(record) => Entry::Record(record),
-            Err(RecordError::Blank) if generation == 0 => Entry::Blank,
-            Err(_) => Entry::Damaged(*bytes),
-        }
-    }
-
-    /// Puts these bytes and this generation into the page, right or wrong.
-    pub fn set_raw(&self, index: usize, bytes: [u8; RECORD_BYTES], generation: u16) {
-        self.records.borrow_mut()[index] = bytes;
-        self.generations.borrow_mut()[index] = generation;
-        self.dirty.set(self.dirty.get() | self.sectors_of(index));
-    }
-
-    /// The dirty bits of the sectors with the record and the generation of a block.
-    fn sectors_of(&self, index: usize) -> u32 {
-        let per_sector = self.records.borrow().len() / RECORD_SECTORS as usize;
-        1 << (index / per_sector) | GENERATIONS_DIRTY
-    }
-
-    /// The stored bytes and generation of a block.
-    pub fn raw(&self, index: usize) -> ([u8; RECORD_BYTES], u16) {
-        (self.records.borrow()[index], self.generations.borrow()[index])
-    }
-}
-
-/// Where a page lies on the medium.
-struct Place {
-    records_offset: u64,
-    generations_offset: u64,
-}
+/// Pages kept at least.
+const PAGES_MIN: usize = 8;
+/// Memory for records that the tables do not have yet, at least.
+const LEAST_PATCHES_BYTES: usize = 64 << 10;
+/// Bytes of pages read at once where a zone's are read one after the other.
+const SCAN_BYTES: u64 = 1 << 20;
 
 /// The tables of a volume.
 pub(crate) struct Table {
     layout: Layout,
+    seed: Seed,
+    mutation: Mutation,
+    /// Which zones have tables.
+    pub zones: Zones,
+    /// What the tables do not have yet.
+    pub patches: Patches,
+    /// The page of every zone that has no tables.
+    blank: Rc<Page>,
     pages: RefCell<FxHashMap<u64, Rc<Page>>>,
     order: RefCell<VecDeque<u64>>,
     loading: RefCell<FxHashSet<u64>>,
     loaded: Event,
-    dirty: RefCell<FxHashSet<u64>>,
-    limit_pages: usize,
+    /// Sectors with records that stay lost even should the medium give them again, by page: slots they name may be in use.
+    given_up: RefCell<FxHashMap<u64, u32>>,
+    /// Pages of which a copy of the generations is lost or old.
+    to_mend: RefCell<FxHashSet<u64>>,
+    lost_copies: LostCopies,
+    /// The volume had been closed in good order: nothing but a fault leaves a copy older than the other then.
+    was_closed: bool,
+    cache_bytes: usize,
 }
 
 /// Takes a page off the list of those being loaded, also when the load is dropped half-way.
@@ -120,54 +68,58 @@ impl Drop for Loading<'_> {
 }
 
 impl Table {
-    /// The tables of a volume laid out like this, of which about `cache_bytes` are kept in memory.
-    pub fn new(layout: Layout, cache_bytes: usize) -> Table {
-        let page_bytes = (layout.page_records_bytes() + u64::from(layout.sector_bytes())) as usize;
+    /// The tables of a volume with this superblock and zone map.
+    pub fn new(superblock: &Superblock, zones: Zones, options: &OpenOptions) -> Table {
         Table {
-            layout,
+            layout: superblock.layout,
+            seed: superblock.seed(),
+            mutation: options.mutation,
+            lost_copies: zones.lost_copies(),
+            zones,
+            patches: Patches::new(superblock.seed()),
+            blank: Rc::new(Page::blank()),
             pages: RefCell::default(),
             order: RefCell::default(),
             loading: RefCell::default(),
             loaded: Event::default(),
-            dirty: RefCell::default(),
-            limit_pages: (cache_bytes / page_bytes).max(8),
+            given_up: RefCell::default(),
+            to_mend: RefCell::default(),
+            was_closed: superblock.clean,
+            cache_bytes: options.cache_bytes,
         }
     }
 
     /// The page of a block, and the block's index in it.
     pub fn locate(&self, lba: Lba) -> (u64, usize) {
-        let per_page = self.layout.page_blocks();
-        (lba.get() / per_page, (lba.get() % per_page) as usize)
+        self.layout.page_of(lba)
+    }
+
+    /// The zone of a page.
+    pub fn zone_of(&self, number: u64) -> u64 {
+        number / self.layout.zone_pages()
     }
 
     /// A page that is in memory.
     pub fn cached(&self, number: u64) -> Option<Rc<Page>> {
-        self.pages.borrow().get(&number).cloned()
+        let page = self.pages.borrow().get(&number).cloned();
+        page.or_else(|| (!self.zones.has_tables(self.zone_of(number))).then(|| self.blank.clone()))
     }
 
-    /// A page of which every sector is there, read from the medium if need be.
-    ///
-    /// # Errors
-    /// What the medium said of a sector that it does not give.
-    pub async fn page<M: Medium>(&self, medium: &M, number: u64) -> Result<Rc<Page>, MediumError> {
-        self.retry(number);
-        let page = self.page_to_read(medium, number).await?;
-        match page.unreadable {
-            0 => Ok(page),
-            _ => Err(self.unreadable(number)),
-        }
-    }
-
-    /// Has the medium asked once more for a page of which it did not give every sector.
+    /// Has the medium asked once more for a page of which it did not give everything.
     pub fn retry(&self, number: u64) {
         let mut pages = self.pages.borrow_mut();
-        if pages.get(&number).is_some_and(|page| page.unreadable != 0) {
+        // One that is held may be on its way to the medium: another, read meanwhile, would be neither old nor new.
+        let is_whole = |page: &Rc<Page>| page.unreadable() == 0 && page.lost_copies() == 0;
+        if pages.get(&number).is_some_and(|page| !is_whole(page) && Rc::strong_count(page) == 1) {
             pages.remove(&number);
         }
     }
 
     /// A page as far as the medium gives it; two that want the same page read it once.
-    pub async fn page_to_read<M: Medium>(&self, medium: &M, number: u64) -> Result<Rc<Page>, MediumError> {
+    ///
+    /// # Errors
+    /// When the medium fails as a whole. Sectors that it does not give are no error.
+    pub async fn page<M: Medium>(&self, medium: &M, number: u64) -> Result<Rc<Page>, MediumError> {
         loop {
             if let Some(page) = self.cached(number) {
                 return Ok(page);
@@ -175,6 +127,7 @@ impl Table {
             if self.loading.borrow_mut().insert(number) {
                 let _loading = Loading(self, number);
                 let page = Rc::new(self.read(medium, number).await?);
+                self.note(number, &page);
                 self.keep(number, &page);
                 return Ok(page);
             }
@@ -182,83 +135,57 @@ impl Table {
         }
     }
 
-    fn place(&self, number: u64) -> Place {
-        let first = Lba::new(number * self.layout.page_blocks());
-        let zone = self.layout.zone(self.layout.zone_of(first)).expect("pages are asked for blocks of the volume");
-        let within = (first.get() - zone.first.get()) / self.layout.page_blocks();
-        Place {
-            records_offset: zone.records_offset + within * self.layout.page_records_bytes(),
-            generations_offset: zone.generations_offset + within * u64::from(self.layout.sector_bytes()),
-        }
+    /// Where a page lies.
+    pub fn place(&self, number: u64) -> PagePlace {
+        self.layout.page_place(number).expect("pages are asked for blocks of the volume")
     }
 
     async fn read<M: Medium>(&self, medium: &M, number: u64) -> Result<Page, MediumError> {
         let place = self.place(number);
-        let (records, generations) = join(
-            medium.read(place.records_offset, medium.buffer(self.layout.page_records_bytes() as usize)),
-            medium.read(place.generations_offset, medium.buffer(self.layout.sector_bytes() as usize)),
+        let (page_bytes, sector) = (self.layout.page_bytes() as usize, self.layout.sector_bytes() as usize);
+        let (page, second) = join(
+            read_sectors(medium, place.offset, page_bytes, sector),
+            read_sectors(medium, place.second_offset, sector, sector),
         )
         .await;
-        let ((read_records, mut records), (read_generations, mut generations)) = (records, generations);
-        let mut unreadable = 0;
-        if let Err(error) = read_records {
-            unreadable |= self.read_sectors(medium, place.records_offset, &mut records, error).await?;
-        }
-        if let Err(error) = read_generations {
-            let missing = self.read_sectors(medium, place.generations_offset, &mut generations, error).await?;
-            unreadable |= if missing == 0 { 0 } else { GENERATIONS_DIRTY };
-        }
-        if unreadable != 0 {
-            tracing::warn!(
-                page = number,
-                "sectors of the tables cannot be read; the blocks whose records lie there are lost"
-            );
-        }
-        let pairs = generations.as_chunks::<2>().0;
-        Ok(Page {
-            unreadable,
-            records: RefCell::new(records.as_chunks::<RECORD_BYTES>().0.to_vec()),
-            generations: RefCell::new(pairs.iter().map(|pair| u16::from_le_bytes(*pair)).collect()),
-            dirty: Cell::new(0),
-            touched: Cell::new(true),
-        })
+        let ((bytes, missing), (second, _)) = (page?, second?);
+        let unreadable = missing.iter().fold(0, |bits, at| bits | 1 << at);
+        Ok(self.decode(number, &bytes, &second, unreadable))
     }
 
-    /// Reads sector by sector what could not be read as a whole; a bit for each that is not there.
-    #[cold]
-    async fn read_sectors<M: Medium>(
-        &self,
-        medium: &M,
-        offset: u64,
-        into: &mut Buffer,
-        error: MediumError,
-    ) -> Result<u32, MediumError> {
-        let passes = |error: &MediumError| matches!(error.kind, MediumErrorKind::Failed | MediumErrorKind::PastEnd);
-        if !passes(&error) {
-            return Err(error);
-        }
-        let sector = self.layout.sector_bytes() as usize;
-        let mut missing = 0;
-        for (at, part) in into.chunks_exact_mut(sector).enumerate() {
-            let (result, bytes) = medium.read(offset + (at * sector) as u64, medium.buffer(sector)).await;
-            match result {
-                Ok(()) => part.copy_from_slice(&bytes),
-                Err(error) if passes(&error) => {
-                    part.fill(0);
-                    missing |= 1 << at;
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(missing)
+    /// The page with these bytes and second generations; `unreadable` has the bits of sectors whose bytes are not there.
+    fn decode(&self, number: u64, bytes: &[u8], second: &[u8], unreadable: u32) -> Page {
+        let place = self.place(number);
+        let (head, body) = bytes.split_at(self.layout.sector_bytes() as usize);
+        let generations =
+            |sector: &[u8]| Generations::decode(sector, self.seed, place.first, self.layout.page_blocks());
+        let copies = match self.mutation {
+            Mutation::OneCopy => [generations(head), generations(head)],
+            _ => [generations(head), generations(second)],
+        };
+        let given_up = self.given_up.borrow().get(&number).copied().unwrap_or(0);
+        let page = Page::new(Found {
+            records: body.as_chunks::<RECORD_BYTES>().0.to_vec(),
+            unreadable: unreadable & !GENERATIONS_BIT,
+            copies,
+        });
+        page.give_up(given_up);
+        page
     }
 
-    /// Why a page cannot be changed.
-    #[cold]
-    fn unreadable(&self, number: u64) -> MediumError {
-        let reason = "a sector of the tables cannot be read".to_owned();
-        let offset_bytes = self.place(number).records_offset;
-        MediumError { kind: MediumErrorKind::Failed, doing: "read", offset_bytes, reason }
+    /// Notes what a page that was read has lost.
+    fn note(&self, number: u64, page: &Page) {
+        let first = self.place(number).first;
+        if page.unreadable() != 0 {
+            tracing::warn!(%first, "sectors of the tables cannot be read; the blocks whose records lie there are lost");
+        }
+        if page.lost_copies() > 1 {
+            tracing::warn!(%first, "both copies of a page's generations are lost; what its records say counts");
+        }
+        let lost = page.lost_copies() + u32::from(page.is_behind() && self.was_closed);
+        if (page.lost_copies() > 0 || page.is_behind()) && self.to_mend.borrow_mut().insert(number) {
+            self.lost_copies.add(u64::from(lost));
+        }
     }
 
     fn keep(&self, number: u64, page: &Rc<Page>) {
@@ -267,15 +194,17 @@ impl Table {
         self.evict();
     }
 
-    /// Drops pages over the limit that are as on the medium and that nobody holds, those untouched longest first.
+    /// Drops pages over the limit that nobody holds, those untouched longest first. What patches need is not there for pages.
     fn evict(&self) {
+        let page_bytes = (self.layout.page_bytes() + u64::from(self.layout.sector_bytes())) as usize;
+        let limit = (self.cache_bytes.saturating_sub(self.patches.bytes()) / page_bytes).max(PAGES_MIN);
         let (mut pages, mut order) = (self.pages.borrow_mut(), self.order.borrow_mut());
         let mut looks = LOOKS_PER_PAGE;
-        while pages.len() > self.limit_pages && looks > 0 {
+        while pages.len() > limit && looks > 0 {
             looks -= 1;
             let Some(number) = order.pop_front() else { return };
             let Some(page) = pages.get(&number) else { continue };
-            if page.touched.replace(false) || page.dirty.get() != 0 || Rc::strong_count(page) > 1 {
+            if page.touched.replace(false) || Rc::strong_count(page) > 1 {
                 order.push_back(number);
             } else {
                 pages.remove(&number);
@@ -283,67 +212,151 @@ impl Table {
         }
     }
 
-    /// Notes that a page differs from the medium.
-    pub fn mark_dirty(&self, number: u64) {
-        self.dirty.borrow_mut().insert(number);
+    /// Whether so much waits for the tables that nothing should be added before a checkpoint has ended.
+    pub fn overfull(&self) -> bool {
+        self.patches.bytes() > self.cache_bytes.max(LEAST_PATCHES_BYTES)
     }
 
-    /// Whether so many pages differ from the medium that a checkpoint is due.
+    /// Whether so much waits for the tables that a checkpoint is due.
     pub fn crowded(&self) -> bool {
-        self.dirty.borrow().len() * 4 > self.limit_pages * 3
+        self.patches.open_bytes() * 2 > self.cache_bytes.max(LEAST_PATCHES_BYTES)
     }
 
-    /// The pages that differ from the medium, in order.
-    pub fn dirty_pages(&self) -> Vec<u64> {
-        let mut numbers: Vec<u64> = self.dirty.borrow().iter().copied().collect();
+    /// Reads the tables of a zone, one page after the other, and shows what they say of each block. With `give_up`, what the
+    /// medium does not give stays lost.
+    ///
+    /// # Errors
+    /// When the medium fails as a whole, or seems to.
+    pub async fn scan<M: Medium>(
+        &self,
+        medium: &M,
+        zone: u64,
+        give_up: bool,
+        mut see: impl FnMut(Entry),
+    ) -> Result<(), MediumError> {
+        if !self.zones.has_tables(zone) {
+            return Ok(());
+        }
+        let (page_bytes, sector) = (self.layout.page_bytes() as usize, self.layout.sector_bytes() as usize);
+        let numbers: Vec<u64> = self.layout.pages_of_zone(zone).collect();
+        for numbers in numbers.chunks((SCAN_BYTES / self.layout.page_bytes()).max(1) as usize) {
+            let place = self.place(numbers[0]);
+            let (pages, second) = join(
+                read_sectors(medium, place.offset, numbers.len() * page_bytes, sector),
+                read_sectors(medium, place.second_offset, numbers.len() * sector, sector),
+            )
+            .await;
+            let ((pages, missing), (second, _)) = (pages?, second?);
+            let pieces = pages.chunks_exact(page_bytes).zip(second.chunks_exact(sector));
+            for (at, (number, (bytes, second))) in numbers.iter().zip(pieces).enumerate() {
+                let sectors = at * PAGE_SECTORS as usize..(at + 1) * PAGE_SECTORS as usize;
+                let here = missing.iter().filter(|missing| sectors.contains(missing));
+                let unreadable = here.fold(0, |bits, missing| bits | 1 << (missing - sectors.start));
+                let page = self.decode(*number, bytes, second, unreadable);
+                if self.show(*number, &page, &mut see) && give_up {
+                    self.answers(medium, &self.place(*number)).await?;
+                    self.give_up(*number, page.unreadable());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Shows what a page says of each block; whether any has its record in a sector that cannot be read.
+    fn show(&self, number: u64, page: &Page, see: &mut impl FnMut(Entry)) -> bool {
+        self.note(number, page);
+        let place = self.place(number);
+        let mut is_lost = false;
+        for (index, lba) in (0..place.blocks).map(|index| (index as usize, place.first.get() + index)) {
+            let entry = page.entry(index, Lba::new(lba), self.seed);
+            is_lost |= matches!(entry, Entry::Unreadable);
+            see(entry);
+        }
+        is_lost
+    }
+
+    /// Takes sectors of a page for lost, whatever the medium gives from now on.
+    fn give_up(&self, number: u64, sectors: u32) {
+        self.given_up.borrow_mut().insert(number, sectors);
+        if let Some(cached) = self.pages.borrow().get(&number) {
+            cached.give_up(sectors);
+        }
+    }
+
+    /// Makes sure that it is a sector that is lost, and not the medium that gives nothing at all: before what cannot be read is
+    /// written over, it has to give a copy of the page's generations.
+    async fn answers<M: Medium>(&self, medium: &M, place: &PagePlace) -> Result<(), MediumError> {
+        let buffer = || medium.buffer(self.layout.sector_bytes() as usize);
+        if medium.read(place.second_offset, buffer()).await.0.is_ok() {
+            return Ok(());
+        }
+        medium.read(place.offset, buffer()).await.0
+    }
+
+    /// The pages that a checkpoint has to write, in order: those it has taken records of, and those that have lost something.
+    pub fn to_write(&self) -> Vec<u64> {
+        let mut numbers = self.patches.taken_pages();
+        numbers.extend(self.to_mend.borrow().iter());
+        numbers.extend(self.given_up.borrow().keys());
         numbers.sort_unstable();
+        numbers.dedup();
         numbers
     }
 
-    /// Writes the sectors of a page that differ from the medium. The write is durable after the next sync.
-    pub async fn write_back<M: Medium>(&self, medium: &M, number: u64) -> Result<(), MediumError> {
-        let Some(page) = self.cached(number) else { return Ok(()) };
-        let dirty = page.dirty.replace(0);
-        self.dirty.borrow_mut().remove(&number);
-        let result = self.write_sectors(medium, number, &page, dirty).await;
-        if result.is_err() {
-            page.dirty.set(page.dirty.get() | dirty);
-            self.mark_dirty(number);
+    /// Puts the records that a checkpoint has taken into a page on the medium, as of the log sector `sequence`. Durable after
+    /// the next sync.
+    ///
+    /// # Errors
+    /// When the medium fails. The page in memory is as it was, and the records are still there for another try.
+    pub async fn write<M: Medium>(&self, medium: &M, number: u64, sequence: u64) -> Result<(), MediumError> {
+        // What could not be read before is asked for once more: it would be lost for good.
+        self.retry(number);
+        let page = self.page(medium, number).await?;
+        let given_up = self.given_up.borrow().get(&number).copied().unwrap_or(0);
+        let patches = self.patches.taken(number);
+        let place = self.place(number);
+        let image = page.image(&self.layout, self.seed, &place, &patches, sequence, given_up);
+        if image.changed & page.unreadable() != 0 || page.lost_copies() > 1 {
+            self.answers(medium, &place).await?;
         }
-        result
+        let sector = self.layout.sector_bytes() as usize;
+        let mut buffer = medium.buffer(image.bytes.len());
+        buffer.copy_from_slice(&image.bytes);
+        let bytes = buffer.freeze();
+        let mut at = 0;
+        while image.changed >> at != 0 {
+            let run = (!(image.changed >> at)).trailing_zeros() as usize;
+            if run > 0 {
+                let offset = place.offset + (at * sector) as u64;
+                medium.write(offset, bytes.slice(at * sector..(at + run) * sector)).await?;
+            }
+            at += run.max(1);
+        }
+        medium.write(place.second_offset, bytes.slice(..sector)).await?;
+        page.adopt(image);
+        self.given_up.borrow_mut().remove(&number);
+        self.to_mend.borrow_mut().remove(&number);
+        Ok(())
     }
 
-    async fn write_sectors<M: Medium>(
+    /// Writes the bytes of one record where they lie, right or wrong, and leaves the generations: damage on purpose. No
+    /// checkpoint may run, and nothing of the block may wait for one.
+    ///
+    /// # Errors
+    /// When the medium fails.
+    pub async fn write_raw<M: Medium>(
         &self,
         medium: &M,
-        number: u64,
-        page: &Page,
-        dirty: u32,
+        lba: Lba,
+        bytes: [u8; RECORD_BYTES],
     ) -> Result<(), MediumError> {
-        let sector = self.layout.sector_bytes() as usize;
-        let place = self.place(number);
-        let mut at = 0;
-        while at < RECORD_SECTORS {
-            let run = (!(dirty >> at)).trailing_zeros().min(RECORD_SECTORS - at);
-            if run == 0 {
-                at += 1;
-                continue;
-            }
-            let mut buffer = medium.buffer(run as usize * sector);
-            {
-                let records = page.records.borrow();
-                let bytes = records.as_flattened();
-                buffer.copy_from_slice(&bytes[at as usize * sector..(at + run) as usize * sector]);
-            }
-            medium.write(place.records_offset + u64::from(at) * sector as u64, buffer.freeze()).await?;
-            at += run;
-        }
-        if dirty & GENERATIONS_DIRTY != 0 {
-            let mut buffer = medium.buffer(sector);
-            let generations = page.generations.borrow().clone();
-            buffer.as_chunks_mut::<2>().0.iter_mut().zip(generations).for_each(|(to, from)| *to = from.to_le_bytes());
-            medium.write(place.generations_offset, buffer.freeze()).await?;
-        }
-        Ok(())
+        let (number, index) = self.locate(lba);
+        let page = self.page(medium, number).await?;
+        page.set_raw(index, bytes);
+        let (sector, bytes) = page.sector_of(index);
+        let mut buffer = medium.buffer(bytes.len());
+        buffer.copy_from_slice(&bytes);
+        medium.write(self.place(number).offset + sector * bytes.len() as u64, buffer.freeze()).await?;
+        medium.sync().await
     }
 }

@@ -6,7 +6,7 @@ use sealblock_runtime_memory::Buffer;
 use sealblock_units::Extent;
 
 use crate::format::{Kind, Record};
-use crate::table::Entry;
+use crate::page::Entry;
 use crate::volume::{State, Volume};
 
 impl<M: Medium, C: Clock> Volume<M, C> {
@@ -57,21 +57,18 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Page by page, so that one long extent holds neither many pages nor the core for long.
     async fn mark(&self, extent: Extent, kind: Kind) -> Result<(), Error> {
         let _change = self.begin_change()?;
-        let per_page = self.layout.page_blocks() as u32;
-        let page_blocks = sealblock_units::BlockCount::new(per_page).expect("a page has blocks");
-        for piece in extent.split_aligned(page_blocks) {
+        for (number, piece) in self.layout.page_pieces(extent) {
             let zone = self.layout.zone_of(piece.start());
             self.load_zone(zone).await?;
             self.wait_for_room().await?;
-            let (number, _) = self.table.locate(piece.start());
-            let page = self.table.page(&self.medium, number).await?;
+            let _held = self.table.page(&self.medium, number).await?;
             for lba in piece.iter() {
                 let known = match self.overlay.get(lba) {
                     Some(record) => record.kind == kind,
-                    None => match page.entry(self.table.locate(lba).1, lba, self.seed) {
-                        Entry::Blank => kind == Kind::Deallocated,
-                        Entry::Record(record) => record.kind == kind,
-                        Entry::Stale { .. } | Entry::Damaged(_) | Entry::Unreadable => false,
+                    None => match self.entry_now(lba) {
+                        Some(Entry::Blank) => kind == Kind::Deallocated,
+                        Some(Entry::Record(record)) => record.kind == kind,
+                        Some(Entry::Stale { .. } | Entry::Damaged(_) | Entry::Unreadable) | None => false,
                     },
                 };
                 if !known {

@@ -2,46 +2,58 @@
 
 use std::cell::{Cell, RefCell};
 
-use rustc_hash::FxHashMap;
 use sealblock_block::{
-    Abilities, Ability, Answer, Clock, Device, Error, Event, Failure, Geometry, Medium, Operation, Outcome,
+    Abilities, Ability, Answer, Clock, Device, Error, Event, Failure, Geometry, Medium, MediumErrorKind, Operation,
+    Outcome,
 };
 use sealblock_units::{BlockCount, Lba};
 
 use crate::annex::Annex;
-use crate::commit::{Commits, Log};
+use crate::checkpoint::Checkpoints;
+use crate::commit::Commits;
 use crate::format::{Kind, Layout, RECORD_BYTES, Record, Seed, Superblock};
+use crate::log::Log;
+use crate::one_sync::OneSync;
 use crate::open::Mutation;
 use crate::overlay::Overlay;
+use crate::page::Entry;
+use crate::slot_map::{Loader, SlotMap};
 use crate::slots::Slots;
 use crate::superblocks::{COPIES, SuperblockCopy};
 use crate::table::Table;
+use crate::turns::{self, Turns};
+use crate::upkeep::Upkeep;
+use crate::zones::LostCopies;
 
 /// A protected volume on a medium. Make one with [`crate::open`].
 ///
 /// Reads, writes and unmaps are carried out by whoever asks; commits and checkpoints by the [`crate::Worker`] that comes
 /// with the volume and must be run beside it.
 pub struct Volume<M, C> {
-    pub(crate) medium: M,
+    pub(crate) medium: OneSync<M>,
     pub(crate) clock: C,
     pub(crate) geometry: Geometry,
     pub(crate) layout: Layout,
-    /// Spare slots of a full zone.
-    pub(crate) spare: u32,
     pub(crate) seed: Seed,
     pub(crate) read_only: bool,
     pub(crate) mutation: Mutation,
     pub(crate) table: Table,
     pub(crate) slots: Slots,
+    pub(crate) turns: Turns,
+    pub(crate) upkeep: Upkeep,
     pub(crate) overlay: Overlay,
     pub(crate) log: Log,
+    /// Sectors of the log that were lost before this opening, which is a read-only one if there are any.
+    pub(crate) log_lost: u64,
     pub(crate) commits: Commits,
+    pub(crate) checkpoints: Checkpoints,
     pub(crate) annex: Annex,
     pub(crate) superblock: Cell<Superblock>,
-    pub(crate) blank_zones: RefCell<FxHashMap<u64, bool>>,
     pub(crate) zones_loading: RefCell<Vec<u64>>,
     pub(crate) zone_loaded: Event,
     pub(crate) state: Cell<State>,
+    /// When it is closed, the space of free slots is not given back.
+    pub(crate) keeps_free_slots: Cell<bool>,
     /// Changes under way: [`Change`]s.
     pub(crate) changes: Cell<usize>,
     pub(crate) changed: Event,
@@ -68,10 +80,19 @@ pub struct Description {
     pub clean: bool,
     /// Where everything lies.
     pub layout: Layout,
-    /// Records that a crash had left in the log and recovery took over.
+    /// Blocks whose records a crash had left in the log and recovery took over.
     pub recovered: u64,
     /// Records in the log that were not taken over because their data had not reached the medium.
     pub discarded: u64,
+    /// Blocks whose records were taken over though their slots cannot be read: neither can the blocks, until they are written. At
+    /// most as many as one commit has records.
+    pub unreadable: Vec<Lba>,
+    /// Sectors of the log of which every copy is lost: each had the records of up to 15 or 127 blocks or runs of blocks that are not
+    /// known and that read as they were before. Only a read-only opening goes on with such a log.
+    pub log_lost: u64,
+    /// Other copies of metadata that are lost: those that the opening met, and, counted on, those met since. A volume open for
+    /// writing writes them anew with its next checkpoint, but for the annex', whose owners do with their next write.
+    pub lost_copies: LostCopies,
     /// The copies of the superblock, as they were found. A volume opened for writing has written lost ones anew.
     pub superblocks: [SuperblockCopy; COPIES],
 }
@@ -79,7 +100,7 @@ pub struct Description {
 impl<M: Medium, C: Clock> Volume<M, C> {
     /// The medium below.
     pub fn medium(&self) -> &M {
-        &self.medium
+        self.medium.get()
     }
 
     /// The superblock as it is on the medium now.
@@ -93,11 +114,25 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// # Errors
     /// When the medium fails, or had failed before: then the volume is not marked clean. What was flushed is safe all the same.
     pub async fn close(&self) -> Result<(), Error> {
+        self.close_as(true).await
+    }
+
+    /// The same for a volume that is opened again at once, while somebody waits: the space of free slots stays where it is, since
+    /// giving it back takes the longer the more of them there are. See [`Volume::give_space_back`].
+    ///
+    /// # Errors
+    /// As [`Volume::close`].
+    pub async fn close_for_a_moment(&self) -> Result<(), Error> {
+        self.close_as(false).await
+    }
+
+    async fn close_as(&self, gives_space_back: bool) -> Result<(), Error> {
         if self.read_only || self.state.get() == State::Closed {
             return Ok(());
         }
         if self.state.get() == State::Open {
             self.state.set(State::Closing);
+            self.keeps_free_slots.set(!gives_space_back);
             self.commits.wanted.notify();
             // Whoever waits for room is refused.
             self.slots.freed.notify();
@@ -165,57 +200,49 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             let _loading = ZoneLoading { volume: self, zone };
             let place = self.layout.zone(zone).expect("zones come from blocks of the volume");
             // A zone is loaded to be written to. Its tables take their space now, while nothing is lost if there is none.
-            self.medium.reserve(place.records_offset, place.slots_offset - place.records_offset).await?;
+            match self.medium.reserve(place.pages_offset, place.slots_offset - place.pages_offset).await {
+                Err(error) if error.kind != MediumErrorKind::Unsupported => return Err(error.into()),
+                _ => {}
+            }
             let map = self.read_zone(zone).await?;
             self.slots.load(zone, map);
         }
         Ok(())
     }
 
-    async fn read_zone(&self, number: u64) -> Result<crate::slots::SlotMap, Error> {
-        const CHUNK_BYTES: u64 = 1 << 20;
+    async fn read_zone(&self, number: u64) -> Result<SlotMap, Error> {
         let zone = self.layout.zone(number).expect("zones come from blocks of the volume");
-        let mut map = crate::slots::SlotMap::new(zone.slots);
-        let pages = zone.blocks.div_ceil(self.layout.page_blocks());
-        let end = zone.records_offset + pages * self.layout.page_records_bytes();
-        let mut at = zone.records_offset;
-        while at < end {
-            let len = CHUNK_BYTES.min(end - at);
-            let (read, bytes) = self.medium.read(at, self.medium.buffer(len as usize)).await;
-            read?;
-            for raw in bytes.as_chunks::<RECORD_BYTES>().0.iter().filter(|raw| **raw != [0; RECORD_BYTES]) {
-                // A damaged record may still name its slot rightly; keeping that slot costs little.
-                let record = Record::decode(raw, self.seed).unwrap_or_else(|_| Record::decode_unchecked(raw));
-                if record.kind == Kind::Stored {
-                    map.claim(record.slot);
-                }
-            }
-            at += len;
-        }
-        Ok(map)
+        let map = SlotMap::new(zone.blocks as u32, zone.slots, self.geometry.block_size.bytes() as u32);
+        let (mut loader, mut index) = (Loader::new(map), 0);
+        // Which slots a lost sector names is not known, so they may be used again: what it said must not come back.
+        let see = |entry: Entry| {
+            map_slot(&entry).into_iter().for_each(|slot| loader.claim(index, slot));
+            index += 1;
+        };
+        self.table.scan(&self.medium, number, !self.read_only, see).await?;
+        Ok(loader.finish())
     }
 
-    /// Whether nothing was ever written to a zone, as far as the medium can tell without its tables being read. Only of a
-    /// volume opened read-only, where that does not change.
+    /// Whether nothing was ever written to a zone, without a look at its blocks.
     pub(crate) fn zone_is_blank(&self, zone: u64) -> bool {
-        if !self.read_only || !self.overlay.is_empty() {
-            return false;
-        }
-        if let Some(&blank) = self.blank_zones.borrow().get(&zone) {
-            return blank;
-        }
-        let blank = self
-            .layout
-            .zone(zone)
-            .is_some_and(|place| self.medium.is_hole(place.records_offset, place.slots_offset - place.records_offset));
-        self.blank_zones.borrow_mut().insert(zone, blank);
-        blank
+        !self.table.zones.has_tables(zone) && self.overlay.is_empty() && self.table.patches.is_empty()
     }
 
-    /// The slot where a block lies when nothing speaks against it: the one with its own number.
-    pub(crate) fn home(&self, lba: Lba) -> u32 {
-        (lba.get() % self.layout.zone_blocks()) as u32
+    /// Which block of its zone a block is.
+    pub(crate) fn index_in_zone(&self, lba: Lba) -> u32 {
+        self.layout.index_in_zone(lba) as u32
     }
+}
+
+/// The slot that is to stay in use for an entry of the tables. A damaged record may still name its slot rightly; keeping that
+/// slot costs little.
+fn map_slot(entry: &Entry) -> Option<u32> {
+    let record = match entry {
+        Entry::Record(record) | Entry::Stale { record, .. } => *record,
+        Entry::Damaged(raw) if *raw != [0; RECORD_BYTES] => Record::decode_unchecked(raw),
+        Entry::Damaged(_) | Entry::Blank | Entry::Unreadable => return None,
+    };
+    (record.kind == Kind::Stored).then_some(record.slot)
 }
 
 /// A change under way, until it is dropped: with its records in the overlay, refused, or given up half-way.
@@ -272,6 +299,8 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
     }
 
     async fn execute(&self, operation: Operation) -> Outcome {
+        self.upkeep.disturb();
+        let _turn = self.turns.take(turns::weight(&operation, self.geometry.block_size)).await;
         match operation {
             Operation::Read { extent, checks } => self.read(extent, &checks).await,
             Operation::Verify { extent, checks } => self.verify(extent, &checks).await,

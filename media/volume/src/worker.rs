@@ -1,10 +1,10 @@
 //! The background worker of a volume.
 
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::time::Duration;
 
-use futures_util::future::{Either, select};
+use futures_util::future::{Either, join, pending, select};
 use sealblock_block::{Clock, Error, Medium};
 
 use crate::open::Mutation;
@@ -12,6 +12,8 @@ use crate::volume::{State, Volume};
 
 /// A write that nobody flushes is durable after this time at the latest, give or take the commit.
 const COMMIT_AFTER: Duration = Duration::from_secs(1);
+/// The last small commit gets its second copy after this time, unless another one begins.
+const SETTLE_AFTER: Duration = Duration::from_millis(200);
 /// A volume that is left alone brings its tables up to date after this time.
 const CHECKPOINT_AFTER: Duration = Duration::from_secs(5);
 
@@ -24,6 +26,7 @@ pub struct Worker<M, C> {
 #[derive(PartialEq, Eq)]
 enum Wake {
     Asked,
+    Unsettled,
     Idle,
 }
 
@@ -34,30 +37,60 @@ impl<M: Medium, C: Clock> Worker<M, C> {
         if volume.read_only {
             return;
         }
+        let commits = async {
+            let is_closing = self.commits().await;
+            volume.checkpoints.end();
+            is_closing
+        };
+        // Upkeep has no end of its own. What it does counts as a change, so it is in the middle of nothing when commits end.
+        let (work, upkeep) = (pin!(join(commits, volume.run_checkpoints())), pin!(volume.keep_up()));
+        let is_closing = match select(work, upkeep).await {
+            Either::Left(((is_closing, ()), _)) => is_closing,
+            Either::Right(((), _)) => false,
+        };
+        // A read that ended beside the last checkpoint may have left a slot to be punched since; nothing else has changed.
+        if is_closing && volume.state.get() == State::Closing {
+            self.close().await;
+        }
+        self.end();
+    }
+
+    /// Commits, until nothing is left to do before the volume is closed, or it has failed. Whether it is to be closed.
+    async fn commits(&self) -> bool {
+        let volume = &*self.volume;
+        // From the last commit on, whatever else there is to do meanwhile.
+        let mut settle = pin!(self.time_to_settle());
         while volume.state.get() != State::Failed {
-            let wake = self.wait().await;
+            let wake = self.wait(settle.as_mut()).await;
+            if wake == Wake::Unsettled {
+                // What goes wrong has been told, and failed the volume if that is due.
+                let _ = volume.settle_log().await;
+                settle.set(self.time_to_settle());
+                continue;
+            }
+            let next = volume.log.next.get();
             let committed = self.commit().await;
+            if volume.log.next.get() != next {
+                settle.set(self.time_to_settle());
+            }
             if volume.state.get() == State::Failed {
-                break;
+                return false;
             }
             self.punch().await;
             self.reclaim().await;
             if let (Err(error), State::Closing) = (&committed, volume.state.get()) {
                 // What could not be committed would be lost, so the volume cannot be called clean.
                 self.give_up(error);
-                break;
+                return false;
             }
             if volume.is_at_rest() {
-                self.close().await;
-                break;
+                return true;
             }
-            if (volume.checkpoint_due() || wake == Wake::Idle)
-                && let Err(error) = volume.checkpoint(false).await
-            {
-                tracing::warn!(%error, "checkpoint failed; the log keeps what it was to write");
+            if volume.checkpoint_due() || wake == Wake::Idle && volume.log.next.get() != volume.log.tail.get() {
+                volume.checkpoints.want();
             }
         }
-        self.end();
+        false
     }
 
     /// Commits, and answers those who waited for it.
@@ -69,11 +102,9 @@ impl<M: Medium, C: Clock> Worker<M, C> {
             let synced = volume.medium.sync().await.map_err(Error::from);
             answer(synced);
             volume.clock.sleep(Duration::from_millis(20)).await;
-            volume.commit().await
+            volume.commit(drop).await
         } else {
-            let committed = volume.commit().await;
-            answer(committed.clone());
-            committed
+            volume.commit(answer).await
         };
         volume.slots.freed.notify();
         committed
@@ -92,15 +123,8 @@ impl<M: Medium, C: Clock> Worker<M, C> {
     /// Gives the space of slots that were unmapped back to the medium.
     async fn punch(&self) {
         let volume = &*self.volume;
-        for (zone, run) in volume.slots.take_punches() {
-            let length = u64::from(run.1) << volume.geometry.block_size.shift();
-            // Where no space would come back, zeroes would be written to no end: nobody reads a free slot.
-            if volume.medium.punches()
-                && let Err(error) = volume.medium.punch(volume.slot_offset(zone, run.0), length).await
-            {
-                tracing::debug!(%error, "the medium kept the space of unmapped blocks");
-            }
-            volume.slots.give_back(zone, &[run]);
+        for (zone, taken) in volume.slots.take_punches() {
+            volume.punch(zone, taken).await;
         }
     }
 
@@ -108,6 +132,9 @@ impl<M: Medium, C: Clock> Worker<M, C> {
     async fn close(&self) {
         let volume = &*self.volume;
         volume.medium.drain().await;
+        if !volume.keeps_free_slots.get() {
+            volume.punch_all(|| true).await;
+        }
         match volume.settle(true).await {
             Ok(()) => volume.state.set(State::Closed),
             Err(error) => self.give_up(&error),
@@ -130,16 +157,12 @@ impl<M: Medium, C: Clock> Worker<M, C> {
     }
 
     /// Waits until there is something to do.
-    async fn wait(&self) -> Wake {
+    async fn wait(&self, mut settle: Pin<&mut impl Future<Output = ()>>) -> Wake {
         let volume = &*self.volume;
-        let ends = || match volume.state.get() {
-            State::Open => false,
-            State::Closing => volume.changes.get() == 0,
-            State::Closed | State::Failed => true,
-        };
-        let due = || volume.commits.due() || volume.slots.work_due() || ends();
+        let due = || self.is_due();
         loop {
-            let (delay, wake) = if volume.overlay.open_len() > 0 {
+            let has_records = volume.overlay.open_len() > 0;
+            let (delay, wake) = if has_records {
                 (COMMIT_AFTER, Wake::Asked)
             } else if volume.log.next.get() != volume.log.tail.get() {
                 (CHECKPOINT_AFTER, Wake::Idle)
@@ -152,14 +175,35 @@ impl<M: Medium, C: Clock> Worker<M, C> {
                 }
                 continue;
             };
-            volume.commits.dozing.set(wake == Wake::Idle);
-            let had = volume.overlay.open_len() > 0;
-            let asked = volume.commits.wanted.until(|| due() || (volume.overlay.open_len() > 0) != had);
-            match select(pin!(asked), pin!(volume.clock.sleep(delay))).await {
+            volume.commits.dozing.set(!has_records);
+            let asked = volume.commits.wanted.until(|| due() || (volume.overlay.open_len() > 0) != has_records);
+            let timer = pin!(volume.clock.sleep(delay));
+            match select(pin!(asked), select(timer, settle.as_mut())).await {
                 Either::Left(_) if due() => return Wake::Asked,
                 Either::Left(_) => {}
-                Either::Right(_) => return wake,
+                Either::Right((Either::Left(_), _)) => return wake,
+                Either::Right((Either::Right(_), _)) => return Wake::Unsettled,
             }
         }
+    }
+
+    /// Whether there is something to do at once.
+    fn is_due(&self) -> bool {
+        let volume = &*self.volume;
+        let ends = match volume.state.get() {
+            State::Open => false,
+            State::Closing => volume.changes.get() == 0,
+            State::Closed | State::Failed => true,
+        };
+        ends || volume.commits.due() || volume.slots.work_due()
+    }
+
+    /// Resolves when the last commit has waited long enough for its second copy.
+    async fn time_to_settle(&self) {
+        let volume = &*self.volume;
+        if !volume.log.is_unsettled() || volume.mutation == Mutation::NeverSettle {
+            return pending().await;
+        }
+        volume.clock.sleep(SETTLE_AFTER).await;
     }
 }

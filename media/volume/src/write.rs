@@ -7,8 +7,12 @@ use sealblock_units::Extent;
 
 use crate::format::{Kind, Record};
 use crate::open::Mutation;
-use crate::slots::{Run, Taken};
+use crate::slot_map::Run;
+use crate::slots::Taken;
 use crate::volume::{State, Volume};
+
+/// Commits that a long write waits for at most, so that it has a place of its own.
+const MOST_WAITS: u32 = 4;
 
 impl<M: Medium, C: Clock> Volume<M, C> {
     pub(crate) async fn write(&self, extent: Extent, data: &Sealed, durability: Durability) -> Outcome {
@@ -22,17 +26,16 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Writes blocks to free slots and puts their records into the overlay.
     pub(crate) async fn store(&self, extent: Extent, data: &Sealed) -> Result<(), Error> {
         let _change = self.begin_change()?;
-        let per_zone = self.layout.zone_blocks();
-        let first_zone = self.layout.zone_of(extent.start());
-        if first_zone == self.layout.zone_of(extent.last()) {
-            return self.store_in_zone(first_zone, extent, data).await;
+        let mut from = 0;
+        for (zone, piece) in self.layout.zone_pieces(extent) {
+            if piece == extent {
+                return self.store_in_zone(zone, extent, data).await;
+            }
+            let blocks = piece.len() as usize;
+            self.store_in_zone(zone, piece, &data.slice(from, blocks)).await?;
+            from += blocks;
         }
-        // Requests are smaller than zones, so there is one border at most.
-        let head = (first_zone + 1) * per_zone - extent.start().get();
-        let border = Extent::from_raw(extent.start().get(), head).expect("the border lies within the extent");
-        let rest = Extent::from_raw(extent.start().get() + head, extent.len() - head).expect("the border lies within");
-        self.store_in_zone(first_zone, border, &data.slice(0, head as usize)).await?;
-        self.store_in_zone(first_zone + 1, rest, &data.slice(head as usize, rest.len() as usize)).await
+        Ok(())
     }
 
     async fn store_in_zone(&self, zone: u64, extent: Extent, data: &Sealed) -> Result<(), Error> {
@@ -64,33 +67,50 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Takes slots for an extent of a zone; waits for commits to free some when there are too few.
     async fn allocate(&self, zone: u64, extent: Extent) -> Result<Taken<'_>, Error> {
         self.load_zone(zone).await?;
-        let (home, count) = (self.home(extent.start()), extent.len() as u32);
+        let (first, count) = (self.index_in_zone(extent.start()), extent.len() as u32);
+        // Without a line, many that want much would take whatever becomes free before one that wants little is woken.
+        let mut place = (!self.slots.queue.is_empty(zone)).then(|| self.slots.queue.join(zone));
+        if let Some(place) = &place {
+            place.first().await;
+        }
+        let mut waits = 0;
         loop {
             self.check_writable()?;
-            if self.overlay.open_len() < self.commits.most_open
-                && let Some(taken) = self.slots.take(zone, home, count)
+            // A long write waits for a commit that may make room for it in one piece.
+            let is_tight = || {
+                waits < MOST_WAITS && self.slots.with(zone, |map| map.is_tight(count, self.overlay.len())) == Some(true)
+            };
+            if !is_tight()
+                && self.overlay.open_len() < self.commits.most_open
+                && let Some(taken) = self.slots.take(zone, first, count)
             {
                 self.ease(zone);
                 return Ok(taken);
             }
+            let _place = place.get_or_insert_with(|| self.slots.queue.join(zone));
             let since = self.commits.ended.get();
-            self.commits.want_space();
-            let room = || self.slots.free(zone) >= count && self.overlay.open_len() < self.commits.most_open;
+            let _starved = self.commits.starve(self.overlay.open_len() > 0);
+            // Looked at anew each time: what makes it tight ends with a commit that may have been under way already.
+            let room =
+                || !is_tight() && self.slots.free(zone) >= count && self.overlay.open_len() < self.commits.most_open;
             self.slots
                 .freed
                 .until(|| room() || self.commits.ended.get() != since || self.state.get() != State::Open)
                 .await;
+            waits += 1;
             if let Some(error) = self.commits.error_since(since) {
                 return Err(error);
             }
         }
     }
 
-    /// Asks for a commit before free slots or room for records run out, so that writers need not wait for one. Not
-    /// before it would free a good part of the slots: some may be out of use for good, named by damaged records.
-    fn ease(&self, zone: u64) {
+    /// Asks for a commit before free slots or room for records run out, so that writers need not wait for one, and before
+    /// extents run out of spare slots at home. Not before it would free a good part of the slots: some may be out of
+    /// use for good, named by damaged records.
+    pub(crate) fn ease(&self, zone: u64) {
         let open = self.overlay.open_len();
-        let slots_low = self.slots.free(zone) < self.spare / 2 && open >= self.spare as usize / 8;
+        let spare = self.layout.spare_of_zone(zone) as u32;
+        let slots_low = self.slots.free(zone) < spare / 4 * 3 && open >= spare as usize / 8;
         if slots_low || open * 2 >= self.commits.most_open {
             self.commits.want_space();
         }
@@ -143,9 +163,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     fn durable(&self, lba: sealblock_units::Lba) -> Option<Record> {
-        let (number, index) = self.table.locate(lba);
-        match self.table.cached(number)?.entry(index, lba, self.seed) {
-            crate::table::Entry::Record(record) => Some(record),
+        match self.entry_now(lba)? {
+            crate::page::Entry::Record(record) => Some(record),
             _ => None,
         }
     }

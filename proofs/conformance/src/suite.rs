@@ -9,6 +9,7 @@ mod nbd;
 mod protection;
 mod read_only;
 mod reload;
+mod resize;
 mod restart;
 mod several;
 mod storage_tags;
@@ -91,6 +92,7 @@ pub const CASES: &[Case] = &[
     ),
     case("storage-tags", "tuples with storage tags, made and checked on either side", ANY, storage_tags::run),
     case("reload", "namespaces, subsystems and hosts that come and go under load", ANY, reload::run),
+    case("resize", "a volume that grows and shrinks under load, and hosts that see it by themselves", ANY, resize::run),
     case("restart", "a server that dies or stops, and a reset, under load", ANY, restart::run),
 ];
 

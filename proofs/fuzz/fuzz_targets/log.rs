@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use sealblock_fuzz::{forge_log_sector, forge_record};
-use sealblock_media_volume::format::{LogSector, RECORD_BYTES, Record, Seed};
+use sealblock_media_volume::format::{Kind, LogSector, RECORD_BYTES, Record, RecordRun, Seed};
 
 const UUID: [u8; 16] = [9; 16];
 
@@ -31,18 +31,26 @@ fn check_record(bytes: &[u8]) {
         assert_eq!(record.encode(seed), *bytes);
         assert_eq!(Record::decode_unchecked(bytes), record);
     }
+    if let Ok(run) = RecordRun::decode(bytes, seed) {
+        assert_eq!(run.encode(seed), *bytes);
+        assert_eq!(Record::decode(bytes, seed).ok(), (run.blocks == 1).then_some(run.first));
+        assert!(run.blocks == 1 || run.blocks <= RecordRun::MOST_BLOCKS && run.first.kind != Kind::Stored);
+        assert_eq!(run.extent().last().get() + 1, run.end());
+    } else {
+        assert!(Record::decode(bytes, seed).is_err());
+    }
     let _ = Record::decode_unchecked(bytes);
 }
 
 fn check_sector(bytes: &[u8]) {
     let seed = Seed::of(&UUID);
     let Ok(sector) = LogSector::decode(bytes, seed) else { return };
-    let records: Vec<_> = sector.records().copied().collect();
-    assert!(records.len() <= LogSector::capacity(bytes.len() as u32));
-    records.iter().for_each(|record| check_record(record));
+    let (records, repeats) = (sector.records(), sector.repeats());
+    assert!(records.len() + repeats.len() <= LogSector::capacity(bytes.len() as u32));
+    records.iter().chain(repeats).for_each(|record| check_record(record));
     let mut again = vec![0; bytes.len()];
-    LogSector::encode(&mut again, seed, sector.header, records.iter());
+    LogSector::encode(&mut again, seed, sector.header, records.iter(), repeats);
+    assert_eq!(LogSector::own_records(&again), records);
     let read = LogSector::decode(&again, seed).expect("what was written is read");
-    assert_eq!(read.header, sector.header);
-    assert!(read.records().eq(&records));
+    assert_eq!((read.header, read.records(), read.repeats()), (sector.header, records, repeats));
 }

@@ -4,9 +4,10 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::OnceLock;
 
-use sealblock_block::{Answer, Device, Durability, Error, Operation, Stack};
+use sealblock_block::{Answer, Device, Durability, Error, Gate, Operation, Stack};
 use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType};
-use sealblock_media_volume::format::{Layout, RECORD_BYTES};
+use sealblock_media_volume::format::{Layout, RECORD_BYTES, SUPERBLOCK_OFFSETS};
+use sealblock_media_volume::{Hints, OpenOptions, open_remains};
 use sealblock_simulator::checker::{Content, Patterns};
 use sealblock_simulator::disk::{Behaviour, Image, SimDisk, Survival};
 use sealblock_simulator::executor::{Ended, Executor, RunLimits};
@@ -15,7 +16,7 @@ use sealblock_simulator::system::{Shape, System, Volumes};
 use sealblock_simulator::trace::Trace;
 use sealblock_units::{BlockSize, Extent, Lba};
 
-use crate::{Pieces, forge_log_sector, forge_record, forge_superblock};
+use crate::{Pieces, forge_log_sector, forge_record, forge_sector, forge_superblock};
 
 const UUID: [u8; 16] = *b"fuzzed volume  1";
 const SECTOR: usize = 512;
@@ -26,7 +27,15 @@ const LIMITS: RunLimits = RunLimits { steps: 200_000, seconds: 3600 };
 fn shape() -> Shape {
     let protection = Some(PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1));
     let (block_size, sector_bytes) = (BlockSize::B512, SECTOR as u32);
-    Shape { block_size, sector_bytes, capacity_blocks: BLOCKS, protection, cache_bytes: 1 << 20, uuid: UUID }
+    Shape {
+        block_size,
+        sector_bytes,
+        capacity_blocks: BLOCKS,
+        protection,
+        cache_bytes: 1 << 20,
+        uuid: UUID,
+        idle_us: 100_000,
+    }
 }
 
 fn layout() -> Layout {
@@ -99,9 +108,10 @@ fn forged(input: &[u8]) -> Image {
         let length = usize::from(pieces.byte()).min(SECTOR - at);
         let sector = match kind % 6 {
             0 => place % 2 * 64,
-            1 => layout.log_offset() / SECTOR as u64 + place % layout.log_sectors(),
-            2 | 3 => zone.records_offset / SECTOR as u64 + place % 16,
-            4 => zone.generations_offset / SECTOR as u64,
+            1 => layout.log_place(place / 2, place) / SECTOR as u64,
+            2 => zone.pages_offset / SECTOR as u64 + 1 + place % 15,
+            3 => layout.zone_map_offset(place % 2) / SECTOR as u64,
+            4 => [zone.pages_offset, zone.second_offset][place as usize % 2] / SECTOR as u64,
             _ => place * layout.medium_bytes() / SECTOR as u64 / 256,
         };
         let mut bytes = vec![0; SECTOR];
@@ -111,6 +121,7 @@ fn forged(input: &[u8]) -> Image {
         match kind % 6 {
             0 if kind & 64 != 0 => forge_superblock(&mut bytes),
             1 if kind & 64 != 0 => forge_log_sector(&mut bytes, &UUID),
+            3 | 4 if kind & 64 != 0 => forge_sector(&mut bytes, &UUID),
             // Blank records stay blank.
             2 => bytes
                 .chunks_exact_mut(RECORD_BYTES)
@@ -160,6 +171,20 @@ async fn use_it(stack: &Stack, round: u64) {
         }
     }
     stack.execute(Operation::Flush).await.expect("the disk works");
+}
+
+/// Takes the superblocks from an image made from `input` and opens what is left: no panic, no hang and no write, and Read and
+/// Verify agree on every block.
+pub fn try_remains(input: &[u8]) {
+    let mut image = forged(input);
+    let sectors = [0, SUPERBLOCK_OFFSETS[1], layout().third_offset()].map(|offset| offset / SECTOR as u64);
+    sectors.into_iter().for_each(|sector| image.damage_sector(sector, &[0; SECTOR]));
+    on(image, true, |disk, executor| async move {
+        let (hints, options) = (Hints::default(), OpenOptions::default());
+        if let Ok((opened, _)) = open_remains(disk, executor, &hints, &options).await {
+            see(&Stack::new(Gate::new("remains", opened.volume))).await;
+        }
+    });
 }
 
 /// Opens an image made from `input` for reading and for writing: no panic, no hang, no write by the reader, and where
@@ -212,5 +237,7 @@ mod tests {
         assert_eq!(seen.iter().position(Option::is_none), Some(0));
         assert_eq!(seen.iter().filter(|block| block.is_none()).count(), 1);
         try_image(&record);
+        try_remains(&record);
+        try_remains(&[]);
     }
 }

@@ -105,6 +105,11 @@ pub fn forge_log_sector(bytes: &mut [u8], uuid: &[u8; 16]) {
     for record in bytes[32..].chunks_exact_mut(RECORD_BYTES) {
         forge_record(record, uuid);
     }
+    forge_sector(bytes, uuid);
+}
+
+/// Makes the checksum of a sector of metadata of the volume `uuid` right: of generations, of the zone map, or of the log.
+pub fn forge_sector(bytes: &mut [u8], uuid: &[u8; 16]) {
     let checksum = guard::crc32c(&bytes[8..]) ^ guard::crc32c(uuid);
     put_checksum(bytes, 4, checksum);
 }

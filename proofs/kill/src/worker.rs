@@ -57,7 +57,7 @@ pub fn run(path: &Path, seed: u64, round: u64, mutation: Mutation) -> Result<()>
 async fn open(path: &Path, mutation: Mutation) -> Result<Rc<FileVolume>, Failure> {
     let medium = open_medium(path, Options::WRITE).await.map_err(|error| of_open("opening", &error))?;
     let options = OpenOptions { mutation, ..OpenOptions::default() };
-    let opened = sealblock_media_volume::open(medium, ReactorClock, &options).await;
+    let opened = sealblock_media_volume::open(Rc::new(medium), ReactorClock, &options).await;
     let opened = opened.map_err(|error| of_volume("opening", &error))?;
     drop(sealblock_runtime_reactor::spawn(opened.worker.run()));
     Ok(opened.volume)

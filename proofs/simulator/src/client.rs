@@ -22,6 +22,8 @@ pub struct Ledger {
     pub checker: Rc<RefCell<Checker>>,
     /// Whether faults are planned, so that requests may fail.
     pub faults_planned: bool,
+    /// Reads of the disk are planned to fail, so that what tells right from wrong may not be known.
+    pub misreads: bool,
     /// A disk has decayed on purpose: what is unreadable anyway may be called damaged otherwise.
     pub decayed: Cell<bool>,
     /// The first thing that must not be.
@@ -36,7 +38,7 @@ impl Ledger {
     /// A ledger for one machine.
     pub fn new(checker: Rc<RefCell<Checker>>, faults_planned: bool) -> Ledger {
         let (decayed, finding, answered, failed) = Default::default();
-        Ledger { checker, faults_planned, decayed, finding, answered, failed }
+        Ledger { checker, faults_planned, misreads: false, decayed, finding, answered, failed }
     }
 
     /// Keeps the first finding.
@@ -82,8 +84,11 @@ impl Client {
     fn failed(&self, what: &str, error: &Error) -> Stop {
         let explained = match error.failure() {
             Failure::Media { .. } | Failure::NoSpace { .. } | Failure::ReadOnly | Failure::Unreachable { .. } => true,
-            // A block that could not be read; a block that was read and is wrong is never explained.
-            Failure::Integrity(faults) => faults.as_slice().iter().all(|fault| fault.field == FaultField::Media),
+            // A block that could not be read; a block that was read and is wrong is never explained, unless what tells right
+            // from wrong could not be read before.
+            Failure::Integrity(faults) => {
+                self.ledger.misreads || faults.as_slice().iter().all(|fault| fault.field == FaultField::Media)
+            }
             _ => false,
         };
         if self.ledger.faults_planned && explained {
@@ -146,7 +151,10 @@ impl Client {
         error.faults().is_some_and(|faults| {
             let explained = |fault: &Fault| {
                 // A leg that was away keeps its older copy, which nobody reads.
-                (matches!(fault.field, FaultField::Media | FaultField::Stale) || self.ledger.decayed.get())
+                (matches!(fault.field, FaultField::Media | FaultField::Stale)
+                    || self.ledger.decayed.get()
+                    || checker.is_doubted(fault.lba))
+                    && !(self.ledger.misreads && checker.is_doubted(fault.lba))
                     && (before.contains(&fault.lba) || checker.may_be_unreadable(fault.lba))
             };
             faults.as_slice().iter().all(explained)
@@ -317,18 +325,26 @@ impl Client {
 
     /// Requires that reads fail at just the block that no copy has, and at those that were made unreadable.
     pub async fn expect_loss(&self, extent: Extent, lost: Lba) -> Result<(), Stop> {
-        for lba in extent.iter().filter(|lba| *lba != lost) {
-            self.read(Extent::one(lba)).await?;
+        match self.read_or_lose(extent, lost).await? || !extent.contains(lost) {
+            true => Ok(()),
+            false => Err(self.ledger.find(format!("lost block {lost} was read"))),
+        }
+    }
+
+    /// Requires that each block is read as it must be, but for one that may have no copy and fails alone then; whether it does.
+    pub async fn read_or_lose(&self, extent: Extent, lost: Lba) -> Result<bool, Stop> {
+        for one in extent.iter().filter(|lba| *lba != lost).map(Extent::one) {
+            self.read(one).await?;
         }
         if !extent.contains(lost) {
-            return Ok(());
+            return Ok(false);
         }
         let (one, checks) = (Extent::one(lost), self.checks(lost));
         match self.stack.execute(Operation::Read { extent: one, checks }).await {
             Err(error) if error.faults().is_some_and(|faults| faults.as_slice().iter().all(|f| f.lba == lost)) => {
-                Ok(())
+                Ok(true)
             }
-            other => Err(self.ledger.find(format!("the read of lost block {lost} was answered {other:?}"))),
+            _ => self.read(one).await.map(|()| false),
         }
     }
 

@@ -1,11 +1,16 @@
 //! Damage: to one block's data, which must be found exactly, and to any sector, which must never be taken for content.
 
+use std::ops::Range;
+
 use sealblock_runtime_memory::Slice;
 use sealblock_units::Lba;
 
 use crate::checker::{Checker, Content};
 use crate::disk::Image;
 use crate::random::Random;
+
+/// What one fault may reach, in bytes.
+const RUN_BYTES: u64 = 64 << 10;
 
 /// One damaged sector, and how it was before.
 #[derive(Debug)]
@@ -80,6 +85,46 @@ impl Damage {
         }
         image.damage_sector(sector, &bytes);
         Some(format!("sector {sector} {how}"))
+    }
+
+    /// Spoils one sector of one of these runs, or all of it within `RUN_BYTES`, but nothing that is `exposed`. Says what was
+    /// done.
+    ///
+    /// `earlier` is what the disk held once.
+    pub fn spoil(
+        image: &mut Image,
+        runs: &[Range<u64>],
+        exposed: &[u64],
+        earlier: &[(u64, Slice)],
+        random: &Random,
+    ) -> Option<String> {
+        let sectors = image.visible().map(|(sector, _)| sector);
+        let of = |at: u64| runs.iter().find(|run| run.contains(&at)).map(|run| (at, run.clone()));
+        let written: Vec<(u64, Range<u64>)> = sectors.filter_map(of).collect();
+        if written.is_empty() {
+            return None;
+        }
+        let (at, whole) = random.pick(&written).clone();
+        let most = (RUN_BYTES / u64::from(image.sector_bytes())).min(whole.end - whole.start);
+        let length = if random.chance(50) { 1 } else { most };
+        let first = at.saturating_sub(random.below(length)).clamp(whole.start, whole.end - length);
+        let run = first..first + length;
+        if exposed.iter().any(|sector| run.contains(sector)) {
+            return None;
+        }
+        let how = random.below(3);
+        for sector in run.clone() {
+            let mut bytes = vec![0; image.sector_bytes() as usize];
+            let old = earlier.binary_search_by_key(&sector, |(sector, _)| *sector).ok().map(|found| &earlier[found].1);
+            match (how, old) {
+                (0, Some(old)) => bytes.copy_from_slice(old),
+                (0 | 1, _) => {}
+                _ => bytes.iter_mut().for_each(|byte| *byte = random.word() as u8),
+            }
+            image.damage_sector(sector, &bytes);
+        }
+        let words = ["put back to what they held earlier", "zeroed", "overwritten"][how as usize];
+        Some(format!("sectors {} to {} of metadata {words}", run.start, run.end - 1))
     }
 
     /// Undoes it.

@@ -1,14 +1,14 @@
 //! One machine from start to stop: a disk, a device, and what its hosts do until they end or the power goes.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use crate::checker::Checker;
 use crate::client::{Client, Ledger};
-use crate::disk::{Behaviour, Image, IoCounts, SimDisk, Survival};
+use crate::disk::{Behaviour, Image, IoCounts, IoKind, SimDisk, Survival};
 use crate::executor::{Ended, Executor, RunLimits};
 use crate::random::Random;
-use crate::system::{Promise, Session, Shape, System};
+use crate::system::{Promise, Resizing, Session, Shape, System};
 use crate::trace::Trace;
 
 /// More than any life takes; less than anybody wants to wait for a run that goes nowhere.
@@ -96,6 +96,21 @@ impl<S: System> Parts<'_, S> {
         })
     }
 
+    /// Changes the size of the device on `image`, and says in `told` how that ended, if it did.
+    pub fn resize(&self, image: Image, capacity_blocks: u64, told: Rc<Cell<Option<Resizing>>>) -> Remains {
+        self.run(image, |system, disk, executor, _, ledger| {
+            let resizing = system.resize(disk, executor, capacity_blocks);
+            async move {
+                match resizing.await {
+                    Ok(how) => told.set(Some(how)),
+                    Err(error) => {
+                        ledger.find(format!("resize failed: {error}"));
+                    }
+                }
+            }
+        })
+    }
+
     /// Opens the device on `image` and lets `hosts` use it.
     pub fn live<F: Future<Output = ()> + 'static>(
         &self,
@@ -129,7 +144,9 @@ impl<S: System> Parts<'_, S> {
         let executor = Executor::new(self.random.fork("schedule"), self.trace.clone());
         let (disk_random, trace) = (self.random.fork("disk"), self.trace.clone());
         let disk = SimDisk::new(image, self.behaviour.clone(), &executor, disk_random, trace);
-        let ledger = Rc::new(Ledger::new(Rc::clone(self.checker), !self.behaviour.faults.is_empty()));
+        let faults = &self.behaviour.faults;
+        let misreads = faults.iter().any(|rule| rule.on == IoKind::Read);
+        let ledger = Rc::new(Ledger { misreads, ..Ledger::new(Rc::clone(self.checker), !faults.is_empty()) });
         let main = main(self.system, disk.clone(), executor.clone(), self.random.fork("hosts"), Rc::clone(&ledger));
         let ended = executor.run(LIMITS, main);
         let counts = disk.counts();

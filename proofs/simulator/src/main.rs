@@ -29,7 +29,7 @@ struct Arguments {
     /// What is put to the test: volume, mirror, or walk (mirrors through histories of their replicas).
     #[arg(long, default_value = "volume")]
     system: String,
-    /// A fault to put into it. Volumes: none, skip-sync, late-tags, reuse-early, trust-log. Mirrors and walks: none,
+    /// A fault to put into it; a wrong name lists those of volumes or mirrors. Mirrors and walks: none,
     /// skip-mark, answer-early, read-rebuilding, clear-unflushed, unordered, spoil-last-copy, forget-stale, forget-flushing,
     /// forget-missed, skip-lineage, untold, remove-untold.
     #[arg(long, default_value = "none")]
@@ -107,11 +107,23 @@ fn run_load(arguments: &Arguments, subject: Subject, workload: Workload) -> bool
 /// The summary of one load.
 fn line(workload: Workload, runs: u64, report: &Report, elapsed_s: f64, defeats: usize) -> String {
     let verdict = if defeats == 0 { "clean".to_owned() } else { format!("{defeats} FAILED") };
-    let Report { crashes, recovery_crashes, ios, answered, failed, blocks_checked, damages_found, decays, .. } = report;
+    let Report {
+        crashes,
+        recovery_crashes,
+        ios,
+        answered,
+        failed,
+        blocks_checked,
+        damages_found,
+        decays,
+        spoilt,
+        resizings,
+        ..
+    } = report;
     format!(
         "{:7} {runs} runs, {crashes} crashes ({recovery_crashes} in recovery), {ios} I/Os, {answered} requests, \
          {failed} failed as planned, {blocks_checked} blocks checked, {damages_found} damages found, {decays} decays, \
-         {elapsed_s:.1} s: {verdict}",
+         {spoilt} spoilt, {resizings} resizings, {elapsed_s:.1} s: {verdict}",
         workload.name(),
     )
 }

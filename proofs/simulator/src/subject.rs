@@ -19,12 +19,29 @@ pub enum Subject {
     Walk(MirrorMutation),
 }
 
-const OF_VOLUMES: [(&str, VolumeMutation); 5] = [
+const OF_VOLUMES: [(&str, VolumeMutation); 22] = [
     ("none", VolumeMutation::None),
     ("skip-sync", VolumeMutation::SkipSync),
     ("late-tags", VolumeMutation::LateTags),
     ("reuse-early", VolumeMutation::ReuseEarly),
     ("trust-log", VolumeMutation::TrustLog),
+    ("repeat-nothing", VolumeMutation::RepeatNothing),
+    ("repeat-as-new", VolumeMutation::RepeatAsNew),
+    ("one-region", VolumeMutation::OneRegion),
+    ("never-settle", VolumeMutation::NeverSettle),
+    ("short-run", VolumeMutation::ShortRun),
+    ("runs-first", VolumeMutation::RunsFirst),
+    ("tail-early", VolumeMutation::TailEarly),
+    ("map-first", VolumeMutation::MapFirst),
+    ("one-copy", VolumeMutation::OneCopy),
+    ("unsynced-tables", VolumeMutation::UnsyncedTables),
+    ("move-over-newer", VolumeMutation::MoveOverNewer),
+    ("punch-beyond", VolumeMutation::PunchBeyond),
+    ("name-early", VolumeMutation::NameEarly),
+    ("cut-early", VolumeMutation::CutEarly),
+    ("tail-earlier", VolumeMutation::TailEarlier),
+    ("cut-mapped", VolumeMutation::CutMapped),
+    ("keep-bits", VolumeMutation::KeepBits),
 ];
 
 const OF_MIRRORS: [(&str, MirrorMutation); 13] = [

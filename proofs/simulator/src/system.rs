@@ -1,15 +1,18 @@
 //! What is put to the test: protected volumes, or anything else that keeps blocks on a medium.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::Range;
 use std::pin::Pin;
+use std::time::Duration;
 
 use sealblock_block::{Gate, Stack};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
-use sealblock_media_volume::format::Layout;
-use sealblock_media_volume::{CreateOptions, Mutation, OpenOptions, create, open};
+use sealblock_media_volume::format::{Layout, LogSector, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Seed, Superblock};
+use sealblock_media_volume::{CreateOptions, Mutation, OpenOptions, ResizeError, ResizeOptions, create, open, resize};
 use sealblock_units::BlockSize;
 
-use crate::disk::SimDisk;
+use crate::disk::{Image, SimDisk};
 use crate::executor::Executor;
 use crate::random::Random;
 use crate::workload::Workload;
@@ -30,6 +33,8 @@ pub struct Shape {
     pub protection: Option<PiFormat>,
     /// Memory for what the device caches, in bytes.
     pub cache_bytes: usize,
+    /// How long it must be left alone to be idle, in microseconds.
+    pub idle_us: u64,
     /// Identity of the device.
     pub uuid: [u8; 16],
 }
@@ -49,7 +54,9 @@ impl Shape {
         let mut uuid = [0; 16];
         uuid[..8].copy_from_slice(&random.word().to_le_bytes());
         let cache_bytes = *random.pick(&[0, 64 << 10, 1 << 20]);
-        Shape { block_size, sector_bytes, capacity_blocks, protection: draw_format(random), cache_bytes, uuid }
+        // Idle between one request and the next, now and then, and never.
+        let idle_us = *random.pick(&[1, 200, 5_000, 100_000]);
+        Shape { idle_us, block_size, sector_bytes, capacity_blocks, protection: draw_format(random), cache_bytes, uuid }
     }
 }
 
@@ -88,6 +95,27 @@ pub struct Session {
     pub close: Promise<()>,
 }
 
+/// How a change of size ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Resizing {
+    /// The device has the new size.
+    Done,
+    /// Blocks behind the new end hold data.
+    InUse,
+    /// The disk has not the room, or the device cannot say where it would lie.
+    NoRoom,
+}
+
+/// Sectors with metadata of which there is another copy.
+#[derive(Clone, Debug)]
+pub struct Redundant {
+    /// Runs of sectors. A fault may reach all of a run.
+    pub runs: Vec<Range<u64>>,
+    /// What is lost is there again once the device has come up. Otherwise it may wait until somebody looks, and faults that reach
+    /// one kind and then another that waits have reached both copies.
+    pub is_mended: bool,
+}
+
 /// Something that makes a device out of a disk.
 pub trait System {
     /// Bytes of the disk that a device of this shape needs.
@@ -101,6 +129,31 @@ pub trait System {
     /// How many of a hundred syncs the disk only pretends to do. For tests of the tests.
     fn lie_percent(&self) -> u64 {
         0
+    }
+
+    /// Kinds of metadata that the device keeps so that no one fault there costs anything that was durable.
+    fn redundant(&self, _shape: &Shape, _image: &Image) -> Vec<Redundant> {
+        Vec::new()
+    }
+
+    /// Whether devices can change their size.
+    fn resizes(&self) -> bool {
+        false
+    }
+
+    /// The size of the device on a disk, in blocks.
+    fn capacity(&self, shape: &Shape, _image: &Image) -> u64 {
+        shape.capacity_blocks
+    }
+
+    /// Changes the size of a device that is not up.
+    fn resize(&self, _disk: SimDisk, _executor: Executor, _capacity_blocks: u64) -> Promise<Resizing> {
+        Box::pin(async { Err("it keeps its size".to_owned()) })
+    }
+
+    /// The sectors of the log that hold the only copy of something which may be durable: of the last small commit.
+    fn exposed(&self, _shape: &Shape, _image: &Image) -> Vec<u64> {
+        Vec::new()
     }
 
     /// Makes an empty device, durable once this returns.
@@ -117,10 +170,87 @@ pub struct Volumes {
     pub mutation: Mutation,
 }
 
+fn layout_of(shape: &Shape) -> Layout {
+    let layout = Layout::new(shape.block_size, shape.sector_bytes, shape.capacity_blocks);
+    layout.expect("drawn shapes are possible")
+}
+
+/// The layout of the volume on a disk, as its superblocks have it; that of a new one where there is none.
+fn layout_on(shape: &Shape, image: &Image) -> Layout {
+    let read = |offset: u64| {
+        let mut bytes = vec![0; image.sector_bytes() as usize];
+        image.read_sector(offset / u64::from(image.sector_bytes()), &mut bytes);
+        Superblock::decode(&bytes[..SUPERBLOCK_BYTES]).ok()
+    };
+    let newest = SUPERBLOCK_OFFSETS.into_iter().filter_map(read).max_by_key(|superblock| superblock.serial);
+    newest.map_or_else(|| layout_of(shape), |superblock| superblock.layout)
+}
+
+/// The sectors of a volume's log.
+fn log_of(layout: &Layout) -> Range<u64> {
+    let sector = u64::from(layout.sector_bytes());
+    layout.log_offset() / sector..(layout.log_offset() + layout.log_bytes()) / sector
+}
+
 impl System for Volumes {
     fn disk_bytes(&self, shape: &Shape) -> u64 {
-        let layout = Layout::new(shape.block_size, shape.sector_bytes, shape.capacity_blocks);
-        layout.expect("drawn shapes are possible").medium_bytes()
+        layout_of(shape).medium_bytes()
+    }
+
+    fn resizes(&self) -> bool {
+        true
+    }
+
+    fn capacity(&self, shape: &Shape, image: &Image) -> u64 {
+        layout_on(shape, image).capacity_blocks()
+    }
+
+    fn resize(&self, disk: SimDisk, executor: Executor, capacity_blocks: u64) -> Promise<Resizing> {
+        let options = ResizeOptions { capacity_blocks, bars: |_| None, mutation: self.mutation };
+        Box::pin(async move {
+            match resize(&disk, executor, &options).await {
+                Ok(_) => Ok(Resizing::Done),
+                Err(ResizeError::InUse { .. }) => Ok(Resizing::InUse),
+                Err(ResizeError::Room { .. } | ResizeError::Limit(_)) => Ok(Resizing::NoRoom),
+                Err(error) => Err(error.to_string()),
+            }
+        })
+    }
+
+    fn redundant(&self, shape: &Shape, image: &Image) -> Vec<Redundant> {
+        let (layout, sector) = (layout_on(shape, image), u64::from(shape.sector_bytes));
+        let run = |offset: u64, sectors: u64| offset / sector..offset / sector + sectors;
+        let maps = [0, 1].map(|copy| run(layout.zone_map_offset(copy), layout.zone_map_sectors()));
+        let (mut first, mut second) = (Vec::new(), Vec::new());
+        for zone in 0..layout.zones() {
+            let places: Vec<_> = layout.pages_of_zone(zone).filter_map(|number| layout.page_place(number)).collect();
+            first.extend(places.iter().map(|place| run(place.offset, 1)));
+            second.extend(places.first().map(|place| run(place.second_offset, places.len() as u64)));
+        }
+        vec![
+            Redundant { runs: vec![log_of(&layout)], is_mended: true },
+            Redundant { runs: maps.to_vec(), is_mended: true },
+            Redundant { runs: first, is_mended: false },
+            Redundant { runs: second, is_mended: false },
+        ]
+    }
+
+    fn exposed(&self, shape: &Shape, image: &Image) -> Vec<u64> {
+        let mut bytes = vec![0; shape.sector_bytes as usize];
+        let (mut mark, mut repeated, mut places) = (0, BTreeSet::new(), BTreeMap::<u64, Vec<u64>>::new());
+        for sector in log_of(&layout_on(shape, image)) {
+            image.read_sector(sector, &mut bytes);
+            let Ok(found) = LogSector::decode(&bytes, Seed::of(&shape.uuid)) else { continue };
+            mark = mark.max(found.header.durable);
+            places.entry(found.header.sequence).or_default().push(sector);
+            if !found.repeats().is_empty() {
+                repeated.insert(found.header.sequence - 1);
+            }
+        }
+        // The last commit that was answered is the one before the newest mark where a part of another one is there, else the
+        // one that has it.
+        let last = places.into_iter().filter(|(sequence, _)| sequence + 1 >= mark && !repeated.contains(sequence));
+        last.filter_map(|(_, places)| (places.len() == 1).then(|| places[0])).collect()
     }
 
     fn create(&self, disk: SimDisk, shape: Shape) -> Promise<()> {
@@ -129,12 +259,15 @@ impl System for Volumes {
             capacity_blocks: shape.capacity_blocks,
             protection: shape.protection,
             uuid: shape.uuid,
+            preallocate: false,
         };
         Box::pin(async move { create(&disk, &options).await.map_err(|error| error.to_string()) })
     }
 
     fn open(&self, disk: SimDisk, executor: Executor, shape: Shape, read_only: bool) -> Promise<Session> {
-        let options = OpenOptions { read_only, cache_bytes: shape.cache_bytes, mutation: self.mutation };
+        let idle_after = Duration::from_micros(shape.idle_us);
+        let (cache_bytes, mutation) = (shape.cache_bytes, self.mutation);
+        let options = OpenOptions { read_only, cache_bytes, idle_after, mutation, ..OpenOptions::default() };
         Box::pin(async move {
             let opened = open(disk, executor.clone(), &options).await.map_err(|error| error.to_string())?;
             drop(executor.spawn("worker", opened.worker.run()));

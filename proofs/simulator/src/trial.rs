@@ -4,9 +4,12 @@
 //! itself stopped, and where damage is done. After each stop a reader that may not write looks first (in some seeds), so
 //! what it saw binds everything that comes later.
 
-use std::cell::RefCell;
+mod resizing;
+
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::Rc;
+use std::time::Duration;
 
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{Extent, Lba};
@@ -22,6 +25,9 @@ use crate::trace::Trace;
 use crate::workload::{self, Workload};
 
 pub use crate::system::ZONE_BLOCKS;
+
+/// So long does a machine go on without requests in some seeds: everything is committed then and has its second copy.
+const REST: Duration = Duration::from_secs(3);
 
 /// What to run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,6 +59,10 @@ pub struct Report {
     pub damages_found: u64,
     /// Disks that were made to decay, and whose blocks were all right or found to be damaged.
     pub decays: u64,
+    /// Changes of size that were begun.
+    pub resizings: u64,
+    /// Logs and other metadata that were damaged between a crash and the next start.
+    pub spoilt: u64,
     /// Whether the first loaded machine stopped where it was told to.
     pub first_crashed: bool,
     /// The hash of everything that happened.
@@ -69,6 +79,8 @@ impl std::ops::AddAssign for Report {
         self.blocks_checked += other.blocks_checked;
         self.damages_found += other.damages_found;
         self.decays += other.decays;
+        self.spoilt += other.spoilt;
+        self.resizings += other.resizings;
         self.trace = crate::random::mix(self.trace ^ other.trace);
     }
 }
@@ -99,6 +111,8 @@ pub fn run<S: System>(system: &S, order: Order) -> Result<Report, Box<Defeat>> {
     let random = Random::new(order.seed ^ ((order.workload as u64) << 56));
     let shape = Shape::draw(order.workload, &random);
     let patterns = Patterns::new(random.word(), shape.block_size, shape.protection);
+    // Draws of their own, so that a seed without changes of size is what it is without them.
+    let sizes = Random::new(order.seed ^ ((order.workload as u64) << 48) ^ (1 << 40));
     let mut trial = Trial {
         system,
         order,
@@ -109,8 +123,14 @@ pub fn run<S: System>(system: &S, order: Order) -> Result<Report, Box<Defeat>> {
         report: Report::default(),
         story: vec![shape.to_string()],
         settled: true,
+        came_up: false,
+        rested: false,
         long_durable: Vec::new(),
         earlier: Vec::new(),
+        unmended: None,
+        keeps_length: sizes.chance(25),
+        sizes,
+        capacities: vec![shape.capacity_blocks],
     };
     match trial.whole() {
         Ok(()) => {
@@ -131,12 +151,25 @@ struct Trial<'a, S> {
     trace: Trace,
     report: Report,
     story: Vec<String>,
+    /// The last machine under load had come up, so that its log has no older damage.
+    came_up: bool,
+    /// The last load had ended, and its machine went on for a while, before it was stopped.
+    rested: bool,
     /// The last stop was a power cut, so what is found on the disk is durable.
     settled: bool,
     /// Blocks that nothing was in flight about when the last load ended: damage to them must be found.
     long_durable: Vec<Lba>,
+    /// The kind of metadata a copy of which may still be lost from an earlier damage; another one that waits to be mended is not
+    /// to be damaged then.
+    unmended: Option<usize>,
     /// What the disk held before the last load.
     earlier: Vec<(u64, Slice)>,
+    /// Draws for changes of size.
+    sizes: Random,
+    /// The sizes that the device has had, in blocks.
+    capacities: Vec<u64>,
+    /// The disk keeps its length, and is longer than the device.
+    keeps_length: bool,
 }
 
 impl<S: System> Trial<'_, S> {
@@ -144,12 +177,14 @@ impl<S: System> Trial<'_, S> {
         let mut image = self.create()?;
         let lives = self.random.between(1, 4);
         for life in 0..lives {
-            if life + 1 == lives {
+            if life + 1 == lives || self.random.chance(30) {
                 self.earlier = image.visible().map(|(sector, bytes)| (sector, bytes.clone())).collect();
             }
             image = self.load(image, life == 0)?;
+            self.spoil(&mut image);
             image = self.look(image)?;
             image = self.recover(image)?;
+            image = self.resize(image)?;
         }
         self.end(image)
     }
@@ -168,8 +203,13 @@ impl<S: System> Trial<'_, S> {
     }
 
     fn behaviour(&self, crash_at: Option<u64>) -> Behaviour {
-        let slow_percent = *self.random.pick(&[0, 3, 10, 40]);
-        Behaviour { crash_at, slow_percent, lie_percent: self.system.lie_percent(), ..Behaviour::default() }
+        self.behaviour_by(&self.random, crash_at)
+    }
+
+    fn behaviour_by(&self, random: &Random, crash_at: Option<u64>) -> Behaviour {
+        let slow_percent = *random.pick(&[0, 3, 10, 40]);
+        let (lie_percent, keeps_length) = (self.system.lie_percent(), self.keeps_length);
+        Behaviour { crash_at, slow_percent, lie_percent, keeps_length, ..Behaviour::default() }
     }
 
     /// Books what a machine left.
@@ -194,7 +234,7 @@ impl<S: System> Trial<'_, S> {
 
     /// Makes the device; now and then the first attempt is stopped.
     fn create(&mut self) -> Result<Image, String> {
-        let mut image = Image::blank(self.shape.sector_bytes, self.system.disk_bytes(&self.shape));
+        let mut image = Image::blank(self.shape.sector_bytes, self.disk_bytes());
         if self.random.chance(10) {
             let survival = Survival::draw(&self.random);
             let crash_at = Some(self.random.between(1, 14));
@@ -216,22 +256,56 @@ impl<S: System> Trial<'_, S> {
             behaviour.faults = draw_faults(&self.random);
             self.story.extend(behaviour.faults.iter().map(|rule| format!("for the next machine, {rule}")));
         }
-        let (closes, settled) = (self.random.chance(50), self.settled);
+        let (closes, rests, settled) = (self.random.chance(50), self.random.chance(50), self.settled);
+        let is_faulty = !behaviour.faults.is_empty();
+        let misreads = behaviour.faults.iter().any(|rule| rule.on == IoKind::Read);
+        let came_up = Rc::new(Cell::new(false));
+        let is_up = Rc::clone(&came_up);
         let remains = self.parts(behaviour, survival).live(image, false, move |up| async move {
+            is_up.set(true);
             if audit(&up, settled).await.is_err() {
                 return;
             }
             workload::drive(workload, &up.client, &up.executor, &up.random).await;
             if closes && up.client.ledger().finding.borrow().is_none() {
                 up.close().await;
+            } else if rests {
+                up.executor.delay(REST).await;
             }
         });
         let (image, life) = self.book("a machine under load", survival, remains)?;
+        if misreads {
+            self.checker.borrow_mut().doubt_all();
+        }
+        self.came_up = came_up.get();
+        self.rested = rests && !is_faulty && life == Life::Finished;
         self.long_durable = self.checker.borrow().long_durable();
         if first {
             self.report.first_crashed = life == Life::Crashed;
         }
         Ok(image)
+    }
+
+    /// Damages the log that the last machine left, or other metadata that is there twice. Nothing that was durable may be lost by
+    /// that, but for the last small commit of a machine that had no time to write its second copy.
+    fn spoil(&mut self, image: &mut Image) {
+        let kinds = self.system.redundant(&self.shape, image);
+        if kinds.is_empty() || !self.settled || !self.came_up || !self.random.chance(60) {
+            return;
+        }
+        let exposed = if self.rested { Vec::new() } else { self.system.exposed(&self.shape, image) };
+        // The first kind is the log, which nothing is exempt from that is damaged after a rest.
+        let is_log = self.rested && self.random.chance(75);
+        let kind = if is_log { 0 } else { self.random.below(kinds.len() as u64) as usize };
+        if !kinds[kind].is_mended && *self.unmended.get_or_insert(kind) != kind {
+            return;
+        }
+        if let Some(what) = Damage::spoil(image, &kinds[kind].runs, &exposed, &self.earlier, &self.random) {
+            self.story.push(what);
+            self.report.spoilt += 1;
+            // What tells damage to data from writes that never arrived may be gone with it.
+            self.long_durable.clear();
+        }
     }
 
     /// A reader looks; then, in some seeds, damage is done and a reader must find it.

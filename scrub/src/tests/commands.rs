@@ -149,3 +149,35 @@ fn a_device_without_blocks_is_done_at_once() {
     world.run_for(Duration::from_secs(1));
     assert_eq!((world.pieces.len(), world.scrub.view(world.now).record.runs.len()), (0, 1));
 }
+
+#[test]
+fn a_run_goes_on_to_the_end_of_a_device_that_grew() {
+    let mut world = World::new(10_000, Settings { rate: rate(4 << 20), ..Settings::default() });
+    world.scrub.start(world.now, None, None).unwrap();
+    world.run_for(Duration::from_secs(3));
+    let position = world.scrub.view(world.now).record.position;
+    assert!((1..10_000).contains(&position));
+    world.scrub.resize(shape(20_000));
+    assert!(world.scrub.to_save(world.now).is_some(), "what is kept is of the new size at once");
+    world.run_for(Duration::from_secs(60));
+    assert_eq!(world.checked_blocks(), Some((0, 19_999)));
+    let record = world.scrub.view(world.now).record;
+    assert_eq!((record.phase, record.runs[0].counts.blocks), (Phase::Idle, 20_000));
+}
+
+#[test]
+fn a_run_past_the_end_of_a_device_that_shrank_begins_anew_and_one_before_it_ends_there() {
+    for (capacity, from) in [(100, 0), (9_000, 0)] {
+        let mut world = World::new(10_000, Settings { rate: rate(4 << 20), ..Settings::default() });
+        world.scrub.start(world.now, None, None).unwrap();
+        world.run_for(Duration::from_secs(2));
+        let position = world.scrub.view(world.now).record.position;
+        world.scrub.resize(shape(capacity));
+        let goes_on_at = if position < capacity { position } else { from };
+        world.pieces.clear();
+        world.run_for(Duration::from_secs(60));
+        assert_eq!(world.checked_blocks(), Some((goes_on_at, capacity - 1)));
+        let record = world.scrub.view(world.now).record;
+        assert_eq!((record.runs[0].counts.blocks, record.position), (capacity, 0));
+    }
+}

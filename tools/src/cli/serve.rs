@@ -60,6 +60,9 @@ pub struct Serve {
     /// Take no writes.
     #[arg(long)]
     pub read_only: bool,
+    /// Leave blocks where they are while nobody asks for anything: volumes do not move them to lie beside their neighbours.
+    #[arg(long)]
+    pub no_relocate: bool,
     /// Serve members of a mirror or stripe that another host puts together: they take no change before that host has written
     /// their label.
     #[arg(long, conflicts_with_all = ["read_only", "force_leg"])]

@@ -89,6 +89,7 @@ fn options(arguments: &Create) -> Result<CreateOptions, Failure> {
         capacity_blocks: size >> block_size.shift(),
         protection: protection(arguments.guard, arguments.protection_type),
         uuid: new_uuid()?,
+        preallocate: arguments.preallocate,
     })
 }
 
@@ -169,6 +170,7 @@ pub fn default_options(size: ByteCount) -> Result<CreateOptions, Failure> {
         capacity_blocks: size.get() >> block_size.shift(),
         protection: protection(Guard::Crc32c, Type::Type1),
         uuid: new_uuid()?,
+        preallocate: false,
     })
 }
 

@@ -6,6 +6,7 @@ use sealblock_block::{Abilities, Ability, Device};
 use sealblock_layers_multipath::{Observer, PathStatus};
 use sealblock_media_nbd::Facts as NbdFacts;
 use sealblock_media_nvme_tcp::{Facts as RemoteFacts, Protection};
+use sealblock_media_volume::format::{Layout, SEGMENTS_MAX, Segment};
 use sealblock_media_volume::{Description as VolumeDescription, SuperblockCopy};
 use sealblock_units::ByteCount;
 use serde_json::{Value, json};
@@ -89,10 +90,15 @@ fn facts_json(facts: &Facts) -> Value {
             "clean": volume.clean,
             "recovered_records": volume.recovered,
             "discarded_records": volume.discarded,
+            "unreadable_blocks": volume.unreadable.iter().map(|lba| lba.get()).collect::<Vec<_>>(),
+            "lost_log_sectors": volume.log_lost,
             "sector_bytes": volume.layout.sector_bytes(),
             "log_bytes": volume.layout.log_bytes(),
             "zones": volume.layout.zones(),
+            "created_bytes": volume.layout.created_blocks() << volume.layout.block_size().shift(),
+            "segments": segments_json(&volume.layout),
             "medium_bytes": volume.layout.medium_bytes(),
+            "lost_metadata_copies": volume.lost_copies.count(),
             "superblock_copies": superblocks_json(&volume.superblocks),
         })),
         "file": facts.file.as_ref().map(|file| json!({
@@ -112,6 +118,21 @@ fn facts_json(facts: &Facts) -> Value {
         "below": facts.below.first().filter(|_| !facts.is_group()).map(facts_json),
         "legs": facts.is_group().then(|| facts.below.iter().map(facts_json).collect::<Vec<_>>()),
     })
+}
+
+/// Where the blocks lie: one part for a volume that lies as a new one does.
+fn segments_json(layout: &Layout) -> Value {
+    let blocks = |segment: &Segment| segment.blocks.min(layout.capacity_blocks() - segment.first);
+    let each = layout.segments().iter().map(|segment| {
+        json!({
+            "first_block": segment.first,
+            "blocks": blocks(segment),
+            "room_blocks": segment.blocks,
+            "offset": segment.offset,
+            "zones": segment.zones(),
+        })
+    });
+    each.collect()
 }
 
 /// The copies of a superblock: where each is, and why one is lost.
@@ -211,6 +232,15 @@ fn volume_text(lines: &mut Lines, volume: &VolumeDescription) {
             }
         },
     );
+    losses_text(lines, volume);
+    if volume.layout.is_resized() {
+        let created = ByteCount::new(volume.layout.created_blocks() << volume.layout.block_size().shift());
+        let parts = match volume.layout.segments().len() {
+            1 => "one part".to_owned(),
+            parts => format!("{parts} of at most {SEGMENTS_MAX} parts"),
+        };
+        lines.put("resized", format!("created with {created}; it lies in {parts}"));
+    }
     let lost: Vec<&SuperblockCopy> = volume.superblocks.iter().filter(|copy| copy.lost.is_some()).collect();
     let all = volume.superblocks.len();
     lines.put("superblocks", format!("{} of {all} good", all - lost.len()));
@@ -218,6 +248,36 @@ fn volume_text(lines: &mut Lines, volume: &VolumeDescription) {
         let why = copy.lost.as_deref().unwrap_or_default();
         lines
             .put("", format!("lost at byte {}: {why}; the next opening for writing writes it anew", copy.offset_bytes));
+    }
+}
+
+/// What was found lost beside superblocks.
+fn losses_text(lines: &mut Lines, volume: &VolumeDescription) {
+    if let Some(first) = volume.unreadable.first() {
+        let blocks = volume.unreadable.len();
+        lines.put(
+            "",
+            format!("{blocks} blocks written last cannot be read, block {first} and others that verify lists"),
+        );
+    }
+    if volume.log_lost > 0 {
+        let (sectors, most) = (volume.log_lost, volume.log_lost * volume.layout.log_sector_records());
+        lines.put(
+            "log",
+            format!("{sectors} sectors lost: up to {most} blocks are as they were before; opens for reading only"),
+        );
+    }
+    lost_copies_text(lines, volume);
+}
+
+/// Copies of metadata that are lost, and what mends them.
+fn lost_copies_text(lines: &mut Lines, volume: &VolumeDescription) {
+    if volume.lost_copies.count() > 0 {
+        let copies = volume.lost_copies.count();
+        lines.put(
+            "metadata",
+            format!("{copies} copies are lost, and the others serve; writing to the volume mends them"),
+        );
     }
 }
 

@@ -1,12 +1,13 @@
 //! `sealblock rescue`: what still verifies of a damaged volume, and a list of the rest.
 //!
-//! The volume is only read. It opens from whichever copy of its superblock is left. What cannot be read is never passed on:
+//! The volume is only read. It opens from whichever copy of its superblock is left, or, without any, from what its records tell
+//! of its shape. What cannot be read is never passed on:
 //! a destination that can make blocks unreadable gets them so, any other has zeroes there, and the list names them.
 
 use futures_util::stream::{self, StreamExt};
 use sealblock_block::{Device, Failure as BlockFailure};
 use sealblock_media_file::Options;
-use sealblock_media_volume::SuperblockCopy;
+use sealblock_media_volume::{Hints, Remains, SuperblockCopy};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::{ByteCount, Extent, Lba};
 use serde::Serialize;
@@ -17,7 +18,9 @@ use crate::cli::{Endpoint, Rescue};
 use crate::exit::{Cause, Exit, Failure};
 use crate::progress::{Progress, Show};
 use crate::report::{print_json, say};
-use crate::stack::{Access, FileKind, Opened, data_of, inspect, of_block, of_open, on_reactor, open, open_medium};
+use crate::stack::{
+    FileKind, Opened, data_of, inspect, of_block, of_open, on_reactor, open_medium, open_shapeless, open_truncated,
+};
 
 /// Bytes read at once.
 const CHUNK_BYTES: u64 = 1 << 20;
@@ -36,8 +39,22 @@ struct Report {
     blocks_rescued: u64,
     blocks_lost: u64,
     superblock_copies: serde_json::Value,
+    log_sectors_lost: u64,
+    without_superblock: Option<Found>,
     lost: Vec<Run>,
     lost_unlisted: u64,
+}
+
+/// What was found of a volume that has no superblock left.
+#[derive(Serialize)]
+struct Found {
+    sector_bytes: u32,
+    guard: Option<&'static str>,
+    /// Records and log sectors that agree with each other.
+    agreeing: u64,
+    log_sectors: u64,
+    log_sectors_missing: u64,
+    may_be_older: bool,
 }
 
 /// Blocks in a row that are lost for the same reason.
@@ -62,10 +79,11 @@ pub fn run(arguments: &Rescue) -> Result<Exit, Failure> {
         return Err(Failure::new(Cause::Usage, "reading the command line", why).advise("a file for TO"));
     }
     let report = on_reactor(async {
-        let volume = volume(arguments).await?;
+        let (volume, remains) = volume(arguments).await?;
+        let found = remains.as_ref().map(Found::of);
         let copied = match Sink::open(&arguments.to, arguments.force, arguments.members.usage()).await {
             Ok(sink) => {
-                let copied = copy(arguments, &volume, &sink).await;
+                let copied = copy(arguments, &volume, &sink, found).await;
                 sink.close(copied).await
             }
             Err(failure) => Err(failure),
@@ -77,55 +95,88 @@ pub fn run(arguments: &Rescue) -> Result<Exit, Failure> {
         (false, Endpoint::Standard) => words(&report).iter().for_each(|line| eprintln!("{line}")),
         (false, Endpoint::Target(_)) => words(&report).iter().try_for_each(|line| say(line))?,
     }
-    Ok(if report.blocks_lost == 0 { Exit::Clean } else { Exit::Found })
+    let is_whole = report.blocks_lost + report.log_sectors_lost == 0 && report.without_superblock.is_none();
+    Ok(if is_whole { Exit::Clean } else { Exit::Found })
 }
 
-/// Opens the volume for reading, or says why there is none to rescue anything from.
-async fn volume(arguments: &Rescue) -> Result<Opened, Failure> {
+/// Opens the volume for reading, and says what was found where it has no superblock.
+async fn volume(arguments: &Rescue) -> Result<(Opened, Option<Remains>), Failure> {
     const DOING: &str = "rescuing";
     let path = arguments.volume.path();
     let medium = open_medium(path, Options::READ).await.map_err(|error| of_open(DOING, &error))?;
     let kind = inspect(&medium).await?;
     drop(medium);
+    let target = arguments.volume.target();
+    let hints = Hints { capacity_bytes: arguments.capacity.map(ByteCount::get), block_size: arguments.block_size };
+    let is_hinted = hints != Hints::default();
     match kind {
-        FileKind::Volume => open(&arguments.volume.target(), Access::Read).await,
-        FileKind::Remains(parts) => {
-            let why = format!(
-                "no superblock is left, and without one this version cannot tell where the blocks are; what is there: {parts}"
-            );
-            Err(Failure::new(Cause::Damaged, DOING, why).on(path.display()).advise("another copy of the data"))
+        FileKind::Volume if is_hinted => {
+            let why = "the volume has a superblock, which says how large it is and what its blocks are";
+            Err(Failure::new(Cause::Usage, DOING, why).on(path.display()).advise("no --capacity and no --block-size"))
         }
-        FileKind::Raw => {
-            Err(Failure::new(Cause::Unsuitable, DOING, "it is no protected volume, nor what is left of one")
-                .on(path.display()))
+        FileKind::Volume => Ok((open_truncated(&target, path).await?, None)),
+        FileKind::Remains(_) => {
+            open_shapeless(&target, path, &hints).await.map(|(opened, remains)| (opened, Some(remains)))
+        }
+        // Even where nothing is recognised there may be something: not every place is looked at for that.
+        FileKind::Raw => match open_shapeless(&target, path, &hints).await {
+            Ok((opened, remains)) => Ok((opened, Some(remains))),
+            Err(failure) if is_hinted => Err(failure),
+            Err(_) => {
+                let why = "it is no protected volume, nor what is left of one";
+                let advice = "--capacity SIZE, what the volume was created with, if there was one";
+                Err(Failure::new(Cause::Unsuitable, DOING, why).on(path.display()).advise(advice))
+            }
+        },
+    }
+}
+
+impl Report {
+    /// What is said of a volume before anything of it is read.
+    fn nothing_lost(arguments: &Rescue, volume: &Opened, without_superblock: Option<Found>) -> Report {
+        let geometry = volume.gate.geometry();
+        let description = volume.facts.volume.as_ref();
+        let copies: &[SuperblockCopy] = description.map_or(&[], |volume| &volume.superblocks);
+        Report {
+            volume: arguments.volume.to_string(),
+            to: arguments.to.to_string(),
+            block_size: geometry.block_size.bytes(),
+            blocks: geometry.capacity_blocks,
+            blocks_rescued: geometry.capacity_blocks,
+            blocks_lost: 0,
+            superblock_copies: superblocks_json(copies),
+            log_sectors_lost: description.map_or(0, |volume| volume.log_lost),
+            without_superblock,
+            lost: Vec::new(),
+            lost_unlisted: 0,
         }
     }
 }
 
-async fn copy(arguments: &Rescue, volume: &Opened, sink: &Sink) -> Result<Report, Failure> {
-    let geometry = volume.gate.geometry();
-    let total = geometry.capacity_bytes();
+/// Refuses a destination that is too small.
+fn check_room(arguments: &Rescue, sink: &Sink, total: u64) -> Result<(), Failure> {
     if let Some(room) = sink.room_bytes().filter(|room| *room < total) {
         let why = format!("{total} bytes do not fit into its {room} bytes");
         return Err(Failure::new(Cause::Unsuitable, "rescuing", why).on(&arguments.to).advise("a larger volume"));
     }
+    Ok(())
+}
+
+async fn copy(
+    arguments: &Rescue,
+    volume: &Opened,
+    sink: &Sink,
+    without_superblock: Option<Found>,
+) -> Result<Report, Failure> {
+    let geometry = volume.gate.geometry();
+    let total = geometry.capacity_bytes();
+    check_room(arguments, sink, total)?;
     let progress = Progress::new("rescuing", Some(ByteCount::new(total)), Show::OnTerminal);
     let chunks = (0..total.div_ceil(CHUNK_BYTES)).map(|at| at * CHUNK_BYTES);
     let mut read = stream::iter(chunks)
         .map(|offset| read_chunk(volume, offset, CHUNK_BYTES.min(total - offset)))
         .buffered(IN_FLIGHT);
-    let copies: &[SuperblockCopy] = volume.facts.volume.as_ref().map_or(&[], |volume| &volume.superblocks);
-    let mut report = Report {
-        volume: arguments.volume.to_string(),
-        to: arguments.to.to_string(),
-        block_size: geometry.block_size.bytes(),
-        blocks: geometry.capacity_blocks,
-        blocks_rescued: geometry.capacity_blocks,
-        blocks_lost: 0,
-        superblock_copies: superblocks_json(copies),
-        lost: Vec::new(),
-        lost_unlisted: 0,
-    };
+    let mut report = Report::nothing_lost(arguments, volume, without_superblock);
     while let Some(chunk) = read.next().await {
         let Chunk { offset, data, lost } = chunk?;
         sink.write(offset, &data).await?;
@@ -200,9 +251,48 @@ fn words(report: &Report) -> Vec<String> {
         0 => "nothing lost".to_owned(),
         lost => format!("{lost} lost"),
     };
+    if report.log_sectors_lost > 0 {
+        lines.push(format!(
+            "{}: {} sectors of the log are lost: blocks written shortly before the volume was last in use may have an older content",
+            report.volume, report.log_sectors_lost
+        ));
+    }
+    lines.extend(report.without_superblock.iter().flat_map(|found| found.words(report)));
     let (rescued, blocks) = (report.blocks_rescued, report.blocks);
     lines.push(format!("{}: {rescued} of {blocks} blocks copied to {}: {state}", report.volume, report.to));
     lines
+}
+
+impl Found {
+    fn of(remains: &Remains) -> Found {
+        let shape = &remains.shape;
+        Found {
+            sector_bytes: shape.layout.sector_bytes(),
+            guard: shape.protection.map(|format| format.guard().as_str()),
+            agreeing: shape.agreeing,
+            log_sectors: remains.log_sectors,
+            log_sectors_missing: remains.log_sectors_missing,
+            may_be_older: remains.may_be_older,
+        }
+    }
+
+    fn words(&self, report: &Report) -> Vec<String> {
+        let Report { volume, block_size, blocks, .. } = report;
+        let guard = self.guard.unwrap_or("none");
+        let mut lines = vec![format!(
+            "{volume}: no superblock can be used; {} records and log sectors tell its shape: {blocks} blocks of {block_size} \
+             bytes, sectors of {}, guard {guard}",
+            self.agreeing, self.sector_bytes
+        )];
+        if self.may_be_older {
+            lines.push(format!(
+                "{volume}: its log cannot be told to be whole ({} places were never written, or are gone): blocks written shortly \
+                 before the volume was last in use may have an older content",
+                self.log_sectors_missing
+            ));
+        }
+        lines
+    }
 }
 
 impl Run {

@@ -29,12 +29,15 @@ pub fn run(arguments: &Verify) -> Result<Exit, Failure> {
         let opened = open_for(&arguments.target, access, Usage::Unchanged).await?;
         let lost = tell_of_opening(arguments, &opened);
         // An opening for writing has written them anew.
-        let lost_metadata = if arguments.repair { Vec::new() } else { lost };
         let repairs = Repairs::of(opened.gate.abilities());
         let verified = match prepare(arguments, &opened, show).await {
             Ok(()) => check(arguments, &opened, show).await,
             Err(failure) => Err(failure),
         };
+        // What was checked has met other copies of metadata, too.
+        let lost = [lost, tell_of_lost(arguments, opened.facts.lost_copies())].concat();
+        // An opening for writing has written them anew, or does when it is closed.
+        let lost_metadata = if arguments.repair { Vec::new() } else { lost };
         opened.close(verified.map(|report| (VerifyReport { lost_metadata, ..report }, repairs))).await
     })?;
     if arguments.json {
@@ -55,7 +58,11 @@ fn tell_of_opening(arguments: &Verify, opened: &Opened) -> Vec<String> {
         // Clean all the same: such blocks are as they were before. Whoever had not flushed them may want to know.
         eprintln!("sealblock: {left_out} writes that were under way at a crash had not arrived and were left out");
     }
-    let lost = opened.facts.lost_superblocks();
+    tell_of_lost(arguments, opened.facts.lost_superblocks())
+}
+
+/// Says which copies of metadata are lost.
+fn tell_of_lost(arguments: &Verify, lost: Vec<String>) -> Vec<String> {
     for lost in &lost {
         let then = if arguments.repair { "it was written anew" } else { "--repair writes it anew" };
         eprintln!("sealblock: {lost}; {then}");

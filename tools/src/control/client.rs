@@ -1,6 +1,7 @@
 //! The command's side: finding the server that serves a target, and having it do something.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::num::NonZeroU64;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,11 +11,15 @@ use super::place;
 use super::protocol::{
     Answer, MOST_ANSWER_BYTES, Name, Order, Outcome, Problem, ProblemKind, Request, VERSION, line_of,
 };
+use super::resized::ResizeReport;
 use super::status::ScrubStatus;
+use crate::commands::resize::DOING;
 use crate::exit::{Cause, Failure};
 
-/// How long a server may take for anything.
+/// How long a server may take for anything but what is named below.
 const PATIENCE: Duration = Duration::from_secs(15);
+/// How long it may take to change a size, behind others that were asked for before.
+const RESIZING: Duration = Duration::from_secs(120);
 
 /// A server that serves the target.
 pub struct Found {
@@ -68,19 +73,38 @@ impl Found {
     /// # Errors
     /// Why it was not done.
     pub fn order_legs(&self, doing: &str, order: Order) -> Result<MirrorStatus, Failure> {
-        match ask_anything(&self.socket, &self.name, order) {
+        match ask_anything(&self.socket, &self.name, order, PATIENCE) {
             Ok(Outcome::Mirror(status)) => Ok(*status),
             Ok(Outcome::Error(problem)) => Err(of_problem(doing, &problem).on(&self.name.text)),
-            Ok(Outcome::Scrub(_)) => Err(of_problem(doing, &answered_otherwise()).on(&self.name.text)),
+            Ok(_) => Err(of_problem(doing, &answered_otherwise()).on(&self.name.text)),
+            Err(error) => Err(of_socket(&error).on(self.socket.display())),
+        }
+    }
+
+    /// Has the server give the volume another size; gives what came of it.
+    ///
+    /// # Errors
+    /// Why it was not done. A server that does not answer in time may do it still.
+    pub fn resize(&self, size: NonZeroU64) -> Result<ResizeReport, Failure> {
+        match ask_anything(&self.socket, &self.name, Order::Resize { size }, RESIZING) {
+            Ok(Outcome::Resized(report)) => Ok(*report),
+            Ok(Outcome::Error(problem)) => Err(of_problem(DOING, &problem).on(&self.name.text)),
+            Ok(_) => Err(of_problem(DOING, &answered_otherwise()).on(&self.name.text)),
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                let why = format!("the server did not answer within {} s, and may do it still", RESIZING.as_secs());
+                Err(Failure::new(Cause::Io, DOING, why)
+                    .on(&self.name.text)
+                    .advise("`sealblock info` of what is served"))
+            }
             Err(error) => Err(of_socket(&error).on(self.socket.display())),
         }
     }
 }
 
 fn ask(socket: &Path, name: &Name, order: Order) -> io::Result<Result<ScrubStatus, Problem>> {
-    Ok(match ask_anything(socket, name, order)? {
+    Ok(match ask_anything(socket, name, order, PATIENCE)? {
         Outcome::Scrub(status) => Ok(*status),
-        Outcome::Mirror(_) => Err(answered_otherwise()),
+        Outcome::Mirror(_) | Outcome::Resized(_) => Err(answered_otherwise()),
         Outcome::Error(problem) => Err(problem),
     })
 }
@@ -89,9 +113,9 @@ fn answered_otherwise() -> Problem {
     Problem::new(ProblemKind::Failed, "the server answers something else than it was asked for")
 }
 
-fn ask_anything(socket: &Path, name: &Name, order: Order) -> io::Result<Outcome> {
+fn ask_anything(socket: &Path, name: &Name, order: Order, patience: Duration) -> io::Result<Outcome> {
     let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(patience))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     stream.write_all(&line_of(&Request { version: VERSION, target: name.clone(), order }))?;
     let mut line = Vec::new();

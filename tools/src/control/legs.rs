@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use sealblock_layers_mirror::label::Standing;
 use sealblock_layers_mirror::{Description, LegDescription, State};
 use sealblock_units::ByteCount;
 use serde::{Deserialize, Serialize};
@@ -88,7 +89,10 @@ impl MirrorStatus {
             };
             let trouble = leg.trouble.as_ref().map_or(String::new(), |why| format!(": {why}"));
             let here = if leg.here { "" } else { ", not here" };
-            writeln!(words, "{:<16}{}: {}{here}{missed}{healed}{stale}{trouble}", "leg", leg.leg, leg.standing)
+            // One that is here again and was not looked after yet.
+            let is_behind = leg.here && leg.standing == Standing::Missing.as_str();
+            let standing = if is_behind { "out of sync" } else { &leg.standing };
+            writeln!(words, "{:<16}{}: {standing}{here}{missed}{healed}{stale}{trouble}", "leg", leg.leg)
                 .expect("a text takes what is written to it");
         }
         if self.unsettled_bytes > 0 {

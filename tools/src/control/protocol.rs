@@ -9,6 +9,7 @@ use std::num::NonZeroU64;
 use serde::{Deserialize, Serialize};
 
 use super::legs::MirrorStatus;
+use super::resized::ResizeReport;
 use super::status::ScrubStatus;
 
 /// The version of both.
@@ -77,6 +78,11 @@ pub enum Order {
         /// The leg, as it is called.
         leg: String,
     },
+    /// Give a volume another size.
+    Resize {
+        /// Bytes of data that it is to hold.
+        size: NonZeroU64,
+    },
 }
 
 /// A target as a command has it: by what it is called, by where its file is, or by what it is called over NVMe/TCP.
@@ -113,6 +119,8 @@ pub enum Outcome {
     Scrub(Box<ScrubStatus>),
     /// It was done; this is how the legs are now.
     Mirror(Box<MirrorStatus>),
+    /// It was done; the volume has another size now.
+    Resized(Box<ResizeReport>),
     /// It was not done.
     Error(Problem),
 }
@@ -205,6 +213,7 @@ mod tests {
             Order::MirrorReplace { old: "v".to_owned(), new: "w".to_owned(), force: true },
             Order::MirrorAcceptStale { leg: "a".to_owned() },
             Order::MirrorRemove { leg: "mirror:a,b".to_owned() },
+            Order::Resize { size: NonZeroU64::MAX },
         ] {
             let line = line_of(&request(order.clone()));
             assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
@@ -232,6 +241,8 @@ mod tests {
             (r#"{"version":1,"command":"scrub_stop"}"#, ProblemKind::BadRequest),
             (r#"{"version":1,"command":"scrub_start","target":{"text":"v"},"rate":0}"#, ProblemKind::BadRequest),
             (r#"{"version":1,"command":"scrub_start","target":{"text":"v"},"from":-1}"#, ProblemKind::BadRequest),
+            (r#"{"version":1,"command":"resize","target":{"text":"v"}}"#, ProblemKind::BadRequest),
+            (r#"{"version":1,"command":"resize","target":{"text":"v"},"size":0}"#, ProblemKind::BadRequest),
         ] {
             assert_eq!(Request::read(line.as_bytes()).unwrap_err().kind, kind, "{line}");
         }

@@ -135,6 +135,11 @@ pub(super) async fn guard(opened: Opened, usage: Usage) -> Result<Opened, Failur
     }
 }
 
+/// Why a volume with this label is not resized by itself, if it is not: the other members of its group would be of another size.
+pub fn bars_resizing(label: &[u8]) -> Option<String> {
+    Membership::of(label).map(|membership| membership.words())
+}
+
 /// The same open target, with another device in front of its own.
 fn wrapped<D: Device + 'static>(opened: Opened, with: impl FnOnce(Stack) -> D) -> Opened {
     let Opened { gate, facts, held, target } = opened;

@@ -66,6 +66,16 @@ impl Facts {
         lost.collect()
     }
 
+    /// How many other copies of metadata were found lost until now, for each volume that has lost any, in words.
+    pub fn lost_copies(&self) -> Vec<String> {
+        let each = self.all().into_iter().filter_map(|facts| Some((facts, facts.volume.as_ref()?.lost_copies.count())));
+        let lost = each.filter(|(_, count)| *count > 0).map(|(facts, count)| {
+            let path = facts.file.as_ref().map_or(String::new(), |file| format!(" of {}", file.path.display()));
+            format!("{count} copies of metadata{path}: lost, and the other copy serves")
+        });
+        lost.collect()
+    }
+
     /// Records that a crash had left in the logs of volumes and that were left out, because their data had not arrived.
     pub fn left_out(&self) -> u64 {
         let here = self.volume.as_ref().map_or(0, |volume| volume.discarded);

@@ -2,7 +2,7 @@
 
 use sealblock_block::{Error, Failure as BlockFailure, MediumError, MediumErrorKind};
 use sealblock_media_file::OpenError;
-use sealblock_media_volume::VolumeError;
+use sealblock_media_volume::{ResizeError, VolumeError};
 
 use crate::exit::{Cause, Failure};
 
@@ -60,10 +60,23 @@ pub fn of_volume(doing: &str, error: &VolumeError) -> Failure {
         VolumeError::Layout(layout) => Failure::new(Cause::Usage, doing, layout),
         VolumeError::ReadOnly => Failure::new(Cause::Refused, doing, error),
         VolumeError::Recovery(_) => Failure::new(Cause::Io, doing, error),
-        VolumeError::Superblock(_) | VolumeError::Truncated { .. } | VolumeError::Sector { .. } => {
-            Failure::new(Cause::Unsuitable, doing, error)
-        }
-        VolumeError::LogDamaged { .. } => Failure::new(Cause::Damaged, doing, error)
-            .advise("another copy of the data, then `sealblock create --force`"),
+        VolumeError::Superblock(_) | VolumeError::Sector { .. } => Failure::new(Cause::Unsuitable, doing, error),
+        VolumeError::Truncated { .. } => Failure::new(Cause::Unsuitable, doing, error)
+            .advise("`sealblock rescue VOLUME TO` copies out what is left of it"),
+        VolumeError::LogDamaged { .. } => Failure::new(Cause::Damaged, doing, error).advise(
+            "`sealblock rescue VOLUME TO` copies out all that verifies; `copy` and `verify` read the volume as it is",
+        ),
+    }
+}
+
+/// A volume that was not resized.
+pub fn of_resize(doing: &str, error: &ResizeError) -> Failure {
+    match error {
+        ResizeError::Volume(error) => of_volume(doing, error),
+        ResizeError::Member(_) => Failure::new(Cause::Refused, doing, error),
+        ResizeError::InUse { .. } => Failure::new(Cause::Refused, doing, error)
+            .advise("a larger size, or `sealblock discard` for what is not needed"),
+        ResizeError::Room { .. } => Failure::new(Cause::Full, doing, error),
+        ResizeError::Limit(_) => Failure::new(Cause::Unsuitable, doing, error),
     }
 }

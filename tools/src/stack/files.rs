@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use sealblock_block::Medium;
 use sealblock_media_file::{FileBlock, FileMedium, OpenError, Options};
-use sealblock_media_volume::{Description, OpenOptions, Recognised, recognise};
+use sealblock_media_volume::{
+    Description, Hints, OpenOptions, Recognised, Remains, RemainsError, open_remains, recognise,
+};
 
 use super::{
     Access, Facts, FileVolume, Held, Opened, ReactorClock, Usage, of_medium, of_open, of_volume, raw_block_size,
@@ -100,7 +102,7 @@ pub async fn open_medium(path: &Path, options: Options) -> Result<FileMedium, Op
 async fn medium_of(path: &Path, access: Access) -> Result<FileMedium, Failure> {
     let options = match access {
         Access::Read => Options::READ,
-        Access::Write => Options::WRITE,
+        Access::Write | Access::WriteInPlace => Options::WRITE,
     };
     open_medium(path, options).await.map_err(|error| of_open("opening", &error))
 }
@@ -109,15 +111,41 @@ async fn medium_of(path: &Path, access: Access) -> Result<FileMedium, Failure> {
 pub(super) async fn open(target: &Target, path: &Path, access: Access, plain: Plain) -> Result<Opened, Failure> {
     let medium = medium_of(path, access).await?;
     match inspect(&medium).await? {
-        FileKind::Volume => {
-            let open = volume_on(medium, path, access).await?;
-            let facts = Facts { volume: Some(open.description), file: open.file, ..Facts::plain("protected volume") };
-            Ok(Opened::new(target, open.volume.clone(), facts, vec![Held::Volume(open.volume)]))
-        }
+        FileKind::Volume => volume_as(target, Rc::new(medium), path, access).await,
         FileKind::Raw if medium.is_block_device() || plain == Plain::Taken => raw(target, path, medium),
         FileKind::Raw => Err(plain_file(path)),
         FileKind::Remains(parts) => Err(of_remains("opening", path, &parts)),
     }
+}
+
+async fn volume_as(target: &Target, medium: Rc<FileMedium>, path: &Path, access: Access) -> Result<Opened, Failure> {
+    let options = options(&medium, access);
+    Ok(whole(target, volume_on(medium, path, &options).await?))
+}
+
+/// Opens a volume anew that was open by itself and was closed, on the medium that was kept: what it may be opened for was
+/// found out then.
+///
+/// # Errors
+/// Why it does not open.
+pub async fn open_again(target: &Target, medium: Rc<FileMedium>, access: Access) -> Result<Opened, Failure> {
+    let path = medium.path().to_owned();
+    volume_as(target, medium, &path, access).await
+}
+
+/// Opens the volume at a path for reading, also when its medium was cut off.
+///
+/// # Errors
+/// When there is none, or it cannot be opened.
+pub async fn open_truncated(target: &Target, path: &Path) -> Result<Opened, Failure> {
+    let medium = medium_of(path, Access::Read).await?;
+    let options = OpenOptions { truncated: true, ..options(&medium, Access::Read) };
+    Ok(whole(target, volume_on(Rc::new(medium), path, &options).await?))
+}
+
+fn whole(target: &Target, open: OpenVolume) -> Opened {
+    let facts = Facts { volume: Some(open.description), file: open.file, ..Facts::plain("protected volume") };
+    Opened::new(target, open.volume.clone(), facts, vec![Held::Volume(open.volume)])
 }
 
 /// Opens the bytes at a path as a device, if they are no volume's.
@@ -178,21 +206,66 @@ pub fn of_remains(doing: &str, path: &Path, parts: &str) -> Failure {
         .advise(format!("`sealblock rescue {} TO`, or another copy of the data", path.display()))
 }
 
+/// Opens what is left of a volume without a superblock, for reading.
+///
+/// # Errors
+/// When no shape fits what is there, or the medium fails.
+pub async fn open_shapeless(target: &Target, path: &Path, hints: &Hints) -> Result<(Opened, Remains), Failure> {
+    const DOING: &str = "looking for the volume's shape";
+    const HINT: &str = "--capacity SIZE, what the volume was created with; or another copy of the data";
+    let medium = medium_of(path, Access::Read).await?;
+    let file = medium.describe().ok();
+    let (opened, remains) = open_remains(Rc::new(medium), ReactorClock, hints, &OpenOptions::default()).await.map_err(
+        |error| match error {
+            RemainsError::Volume(error) => of_volume(DOING, &error).on(path.display()),
+            RemainsError::Resized => {
+                Failure::new(Cause::Damaged, DOING, error).on(path.display()).advise("another copy of the data")
+            }
+            RemainsError::Shape(why) => {
+                let why = format!("no superblock is left, and {why}");
+                Failure::new(Cause::Damaged, DOING, why).on(path.display()).advise(HINT)
+            }
+        },
+    )?;
+    let facts = Facts { volume: Some(opened.description), file, ..Facts::plain("what is left of a protected volume") };
+    let held = vec![Held::Volume(opened.volume.clone())];
+    Ok((Opened::new(target, opened.volume, facts, held), remains))
+}
+
 /// Opens the volume at a path; anything else there is refused.
 pub async fn open_volume(path: &Path, access: Access) -> Result<OpenVolume, Failure> {
     let medium = medium_of(path, access).await?;
     match inspect(&medium).await? {
         FileKind::Remains(parts) => Err(of_remains("opening", path, &parts)),
-        FileKind::Volume | FileKind::Raw => volume_on(medium, path, access).await,
+        FileKind::Volume | FileKind::Raw => {
+            let options = options(&medium, access);
+            volume_on(Rc::new(medium), path, &options).await
+        }
     }
 }
 
-async fn volume_on(medium: FileMedium, path: &Path, access: Access) -> Result<OpenVolume, Failure> {
+fn options(medium: &FileMedium, access: Access) -> OpenOptions {
+    OpenOptions {
+        read_only: !access.writes() || medium.read_only(),
+        relocate: access != Access::WriteInPlace,
+        ..OpenOptions::default()
+    }
+}
+
+async fn volume_on(medium: Rc<FileMedium>, path: &Path, options: &OpenOptions) -> Result<OpenVolume, Failure> {
     let file = medium.describe().ok();
-    let options = OpenOptions { read_only: access == Access::Read || medium.read_only(), ..OpenOptions::default() };
-    let opened = sealblock_media_volume::open(medium, ReactorClock, &options)
+    let opened = sealblock_media_volume::open(medium, ReactorClock, options)
         .await
         .map_err(|error| of_volume("opening", &error).on(path.display()))?;
+    if opened.description.log_lost > 0 {
+        let (path, sectors) = (path.display(), opened.description.log_lost);
+        tracing::warn!(
+            "{path}: {sectors} sectors of the log are lost; blocks written last may be older than what was written"
+        );
+    }
+    for lba in &opened.description.unreadable {
+        tracing::warn!("{}: block {lba} was written before a crash and cannot be read", path.display());
+    }
     for copy in &opened.description.superblocks {
         if let Some(why) = &copy.lost {
             let (path, at) = (path.display(), copy.offset_bytes);

@@ -16,6 +16,7 @@ use sealblock_units::{Extent, Lba};
 use serde_json::json;
 
 /// The variable that names the target.
+#[allow(dead_code, reason = "for tests that start it as a process of its own")]
 pub const TARGET: &str = "SEALBLOCK_TEST_TARGET";
 /// Requests at a time.
 const LANES: u64 = 16;
@@ -25,12 +26,14 @@ const BLOCKS: usize = 64;
 const FLUSH_EVERY: u64 = 100;
 
 /// What has happened.
-struct Seen {
-    done: Cell<u64>,
+pub struct Seen {
+    /// Requests that have ended.
+    pub done: Cell<u64>,
     last: Cell<Instant>,
     longest_pause: Cell<Duration>,
     longest_request: Cell<Duration>,
-    failed: RefCell<Vec<String>>,
+    /// Those that failed.
+    pub failed: RefCell<Vec<String>>,
 }
 
 impl Seen {
@@ -139,7 +142,8 @@ fn say(opened: &Opened, seen: &Seen, last: bool) {
     println!("{report}");
 }
 
-/// Runs the load against a target.
+/// Runs the load against a target, until standard input ends.
+#[allow(dead_code, reason = "for tests that start it as a process of its own")]
 pub fn run(target: &str) {
     let stop = Arc::new(AtomicBool::new(false));
     let ordered = Arc::clone(&stop);
@@ -147,6 +151,11 @@ pub fn run(target: &str) {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         ordered.store(true, Ordering::Relaxed);
     });
+    work(target, &stop, say);
+}
+
+/// Runs the load against a target until it is to stop or a request fails; tells every 100 ms what it has done, and at its end.
+pub fn work(target: &str, stop: &Arc<AtomicBool>, tell: impl Fn(&Opened, &Seen, bool)) {
     let done = on_reactor(async {
         let opened = Rc::new(open(&target.parse().expect("a target"), Access::Write).await?);
         let seen = Rc::new(Seen {
@@ -156,14 +165,14 @@ pub fn run(target: &str) {
             longest_request: Cell::default(),
             failed: RefCell::default(),
         });
-        let lane = |number| spawn(Lane::new(number).run(Rc::clone(&opened), Rc::clone(&seen), Arc::clone(&stop)));
+        let lane = |number| spawn(Lane::new(number).run(Rc::clone(&opened), Rc::clone(&seen), Arc::clone(stop)));
         let mut lanes: Vec<_> = (0..LANES).map(lane).collect();
         while !lanes.iter().all(|lane| lane.is_finished()) {
-            say(&opened, &seen, false);
+            tell(&opened, &seen, false);
             sleep(Duration::from_millis(100)).await;
         }
         lanes.clear();
-        say(&opened, &seen, true);
+        tell(&opened, &seen, true);
         let opened = Rc::into_inner(opened).expect("the lanes are gone");
         opened.close(Ok(())).await
     });

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use sealblock_block::{Gate, Stack};
 use sealblock_exports_nbd::{Export, Limits, Server};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
+use sealblock_layers_offset::OffsetLayer;
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_media_memory::{Damage, MemoryDevice};
 use sealblock_protocols_nbd::wire::{self, chunk, flag, option, rep};
@@ -86,6 +87,18 @@ impl Served {
             protected.get().unwrap().damage(Lba::new(lba), Damage::Data { at: 100, mask: 4 })
         });
         assert!(damaged, "there is something to damage");
+    }
+
+    /// Has an export of the device of `protected` have another size, as a server does whose volume was resized.
+    pub fn resize(&self, export: &str, bytes: u64) {
+        let (protected, shared) = (self.protected.clone(), self.shared.clone());
+        let resized = on(&self.cores.handle(0).unwrap(), move || {
+            let part = OffsetLayer::new(protected.get().unwrap(), Lba::ZERO, bytes / BLOCK).unwrap();
+            let quiesced = shared.quiesce().expect("nobody else resizes it");
+            assert_eq!(quiesced.under_way(), 0, "what was asked is answered");
+            quiesced.replace(Rc::new(Gate::new("part", Stack::new(part))))
+        });
+        self.server.resize_export(export, resized).unwrap();
     }
 
     /// Serves the device of `protected` once more, as `again`.

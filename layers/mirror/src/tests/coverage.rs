@@ -109,6 +109,33 @@ fn what_a_crash_has_left_unsettled_is_incomplete_and_settled_it_is_clean() {
 }
 
 #[test]
+fn a_mirror_that_only_reads_does_not_answer_now_from_the_one_and_now_from_the_other() {
+    for is_read_before in [true, false] {
+        let (a, b, mirror) = pair(Some(TYPE1));
+        write(&mirror, extent(0, 600), 1).unwrap();
+        // A write that was under way to both when all stopped, and got to one of them.
+        write(&*a.memory, extent(300, 4), 2).unwrap();
+        std::mem::forget(mirror);
+        assert!(a.memory.device().damage(Lba::new(9), sealblock_media_memory::Damage::Data { at: 0, mask: 1 }));
+        let reader = try_open(&[&b, &a], true).unwrap();
+        assert!(reader.describe().unsettled_bytes > 0);
+        if is_read_before {
+            assert_reads(&reader, extent(300, 4), 1);
+            assert_reads(&reader, extent(0, 20), 1);
+        }
+        b.gone.set(true);
+        match is_read_before {
+            true => {
+                let error = read(&reader, extent(300, 4)).unwrap_err().to_string();
+                assert!(error.contains("open the mirror for writing"), "{error}");
+            }
+            false => assert_reads(&reader, extent(300, 4), 2),
+        }
+        read(&reader, extent(1024, 4)).unwrap();
+    }
+}
+
+#[test]
 fn a_member_that_fails_without_naming_blocks_is_not_taken_for_clean() {
     for is_lost in [false, true] {
         let (_, b, mirror) = pair(Some(TYPE1));

@@ -65,3 +65,32 @@ fn a_close_says_what_nobody_was_told() {
     assert!(!tidies(&mirror) && !flush(&mirror), "it is told");
     assert!(mirror.close().now_or_never().expect("RAM never waits").is_ok());
 }
+
+#[test]
+fn what_is_flushed_without_a_leg_after_a_crash_that_leg_may_have_lost() {
+    for is_flushed in [true, false] {
+        let (a, b, mirror) = pair(None);
+        write(&*mirror, extent(0, 8), 1).unwrap();
+        assert!(flush(&mirror));
+        write(&*mirror, extent(0, 1), 2).unwrap();
+        drop(mirror);
+        b.gone.set(true);
+        let without = opened(&[&b, &a]);
+        if is_flushed {
+            assert!(flush(&without));
+        }
+        close(&without);
+        drop(without);
+        // The power goes where the other leg is, which had answered that write and was never asked to flush it.
+        b.gone.set(false);
+        write(&*b.memory, extent(0, 1), 1).unwrap();
+        let again = opened(&[&b, &a]);
+        let expected = if is_flushed { Standing::Missing } else { Standing::Current };
+        assert_eq!(standings(&again), [Standing::Current, expected]);
+        if is_flushed {
+            assert_reads(&again, extent(0, 1), 2);
+            rebuild(&again);
+            assert_reads(&*b.memory, extent(0, 1), 2);
+        }
+    }
+}

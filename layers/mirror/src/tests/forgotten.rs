@@ -237,3 +237,75 @@ fn the_same_data_with_other_tags_is_brought_to_a_leg_that_missed_it() {
     rebuild(&mirror);
     assert_eq!(tags_on(&a), tags_on(&b));
 }
+
+#[test]
+fn what_a_leg_was_brought_before_the_others_were_alike_is_brought_again() {
+    let legs = ["a", "b", "c"].map(|name| TestLeg::new(name, None));
+    let [a, b, c] = &legs;
+    let mirror = opened(&[a, b, c]);
+    write(&mirror, extent(0, 8), 1).unwrap();
+    c.gone.set(true);
+    write(&mirror, extent(600, 1), 2).unwrap();
+    // A write that was under way to both when all stopped, and got to one of them.
+    write(&*a.memory, extent(0, 1), 3).unwrap();
+    drop(mirror);
+    c.gone.set(false);
+    let mirror = opened(&[a, b, c]);
+    let leg = leg_of(&mirror, 2);
+    mirror.begin_rebuild(&leg);
+    c.held_flush.set(true);
+    let mut rebuild = Box::pin(mirror.rebuild(&leg));
+    assert!(rebuild.as_mut().now_or_never().is_none(), "it has what the first leg has, and flushes that");
+    assert_reads(&*c.memory, extent(0, 1), 3);
+    a.gone.set(true);
+    mirror.settle().now_or_never().expect("RAM never waits").unwrap();
+    assert!(!mirror.is_suspect(extent(0, 1)), "what the second one has counts now");
+    c.held_flush.set(false);
+    rebuild.as_mut().now_or_never();
+    drop(rebuild);
+    assert_eq!(leg.standing.get(), Standing::Rebuilding);
+    mirror.rebuild(&leg).now_or_never().unwrap().unwrap();
+    assert_eq!(standings(&mirror), [Standing::Missing, Standing::Current, Standing::Current]);
+    for device in [&*b.memory, &*c.memory] {
+        assert_reads(device, extent(0, 1), 1);
+    }
+}
+
+#[test]
+fn a_leg_that_comes_back_while_labels_are_written_gets_nothing_before_its_own_says_what_it_lacks() {
+    let (mut a, b, mirror) = pair(Some(TYPE1));
+    write(&mirror, extent(0, 8), 1).unwrap();
+    close(&mirror);
+    drop(mirror);
+    a.gone.set(true);
+    let mirror = opened(&[&a, &b]);
+    write(&mirror, extent(0, 8), 2).unwrap();
+    close(&mirror);
+    drop(mirror);
+    a.gone.set(false);
+    a.labels_fail = true;
+    let (mirror, written) = (opened(&[&a, &b]), a.written_blocks.get());
+    let leg = leg_of(&mirror, 0);
+    mirror.begin_rebuild(&leg);
+    a.held_label.set(true);
+    let mut rebuilding = Box::pin(mirror.rebuild(&leg));
+    assert!((&mut rebuilding).now_or_never().is_none(), "its label is under way");
+    // It fails it, and is there again while the other one's label says so.
+    b.held_label.set(true);
+    a.labels_left.set(Some(0));
+    a.held_label.set(false);
+    assert!((&mut rebuilding).now_or_never().is_none(), "the label of the other one is under way");
+    assert_eq!(standings(&mirror), [Standing::Missing, Standing::Current]);
+    a.labels_left.set(None);
+    take_back(&mirror, &a).unwrap();
+    b.held_label.set(false);
+    assert!(rebuilding.now_or_never().unwrap().is_err());
+    assert_eq!(a.written_blocks.get(), written, "opened alone it would be taken for one that has everything");
+    // What was chosen before is refused by the leg itself; and it is not left behind for that.
+    let data = leg_of(&mirror, 1).read(Some(TYPE1), extent(0, 1), Checks::NONE).now_or_never().unwrap().unwrap();
+    assert!(leg.put(Some(TYPE1), extent(0, 1), &data).now_or_never().unwrap().is_err());
+    assert_eq!(standings(&mirror), [Standing::Rebuilding, Standing::Current]);
+    rebuild(&mirror);
+    assert_eq!(standings(&mirror), [Standing::Current, Standing::Current]);
+    assert_reads(&*a.memory, extent(0, 8), 2);
+}

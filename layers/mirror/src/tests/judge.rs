@@ -298,6 +298,23 @@ fn the_last_label_before_a_change_may_have_been_under_way() {
 }
 
 #[test]
+fn a_label_that_was_found_is_had_by_all_who_went_on_beside_it() {
+    // The last label of the third leg came before a change and was under way: the first never got it, and went on. The second
+    // was brought up to date from that one, with the third there.
+    let mut third = Label { lineage: history(&[(1, 21)]), changed: 20, is_tentative: true, ..label(3, 2, 21) };
+    leave_behind(&mut third.members[1], &Regions::none(64));
+    let mut second = Label { lineage: history(&[(1, 20), (2, 700)]), ..label(3, 1, 700) };
+    leave_behind(&mut second.members[2], &Regions::none(64));
+    (second.members[2].seen, second.members[2].sent) = (21, 650);
+    let found = known(&[labelled(second.clone()), labelled(third.clone()), Found::Absent]);
+    assert_eq!((found.label.own, found.label.members[2].standing), (1, Standing::Missing));
+    // One that saw only the label before may lack what was changed without it.
+    second.members[2].seen = 20;
+    let refused = judge(&[labelled(second), labelled(third), Found::Absent]);
+    assert_eq!(refused, Err(Refusal::SplitBrain { first: 0, second: 1 }));
+}
+
+#[test]
 fn an_image_older_than_what_the_lineage_remembers_is_refused_unless_it_is_the_very_one_last_seen() {
     let sessions: Vec<(u64, u64)> = (0..300).map(|id| (id, 10 * id + 5)).collect();
     let mut now = Label { lineage: history(&sessions), ..label(2, 0, 2995) };

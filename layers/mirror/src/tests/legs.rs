@@ -325,3 +325,31 @@ fn a_leg_is_not_taken_out_when_the_others_turn_out_to_be_gone() {
     rebuild(&mirror);
     assert_reads(&*b.memory, extent(0, 8), 2);
 }
+
+#[test]
+fn legs_that_were_away_at_the_opening_are_told_by_their_labels_when_they_are_back() {
+    let legs = ["a", "b", "c"].map(|name| TestLeg::new(name, None));
+    let [a, b, c] = &legs;
+    let mirror = opened(&[a, b, c]);
+    write(&mirror, extent(0, 8), 1).unwrap();
+    close(&mirror);
+    drop(mirror);
+    // In another order, and with one that nobody names: as if a crash had cut short that it was taken out.
+    for (seed, given, names) in [(2, vec![a, c, b], ["a", "b", "c"]), (3, vec![a, c], ["a", "leg 1", "c"])] {
+        given[1..].iter().for_each(|leg| leg.gone.set(true));
+        let mirror = opened(&given);
+        write(&mirror, extent(0, 8), seed).unwrap();
+        given[1..].iter().for_each(|leg| leg.gone.set(false));
+        let copy = TestLeg { name: "c", ..a.image() };
+        let why = take_back(&mirror, &copy).unwrap_err();
+        assert!(why.contains("never was a leg"), "one that is there cannot come back: {why}");
+        for leg in &given[1..] {
+            take_back(&mirror, leg).unwrap();
+        }
+        rebuild(&mirror);
+        let now = mirror.describe().legs;
+        assert_eq!(now.iter().map(|leg| &*leg.name).collect::<Vec<_>>(), names);
+        given.iter().for_each(|leg| assert_reads(&*leg.memory, extent(0, 8), seed));
+        close(&mirror);
+    }
+}

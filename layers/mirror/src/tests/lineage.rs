@@ -6,7 +6,7 @@ use sealblock_block::Operation;
 use super::rig::*;
 use crate::judge::Refusal;
 use crate::label::Standing;
-use crate::{MirrorError, mark_written_alone};
+use crate::{MirrorError, OpenOptions, mark_written_alone, open};
 
 fn close(mirror: &Rig) {
     mirror.close().now_or_never().expect("RAM never waits").unwrap();
@@ -199,7 +199,7 @@ fn labels_cut_short_at_any_point_before_a_change_make_no_split() {
             drop(mirror);
             let mirror = opened(&[&here, &other]);
             assert_reads(&mirror, extent(0, 8), seed);
-            let is_current = mirror.current().iter().any(|leg| leg.name == here.name);
+            let is_current = mirror.current().iter().any(|leg| *leg.name() == *here.name);
             assert!(is_current, "cut after {cut}, written: {}", written.is_some());
         }
         if written.is_some() {
@@ -241,6 +241,69 @@ fn a_leg_that_was_written_alone_on_purpose_is_out_of_sync_in_everything() {
         drop(mirror);
         verify(&opened(&[&a, &b])).unwrap();
     }
+}
+
+#[test]
+fn what_a_leg_that_was_written_alone_on_purpose_had_of_its_own_is_not_overwritten() {
+    let legs = ["a", "b", "c"].map(|name| TestLeg::new(name, Some(TYPE1)));
+    let [a, b, c] = &legs;
+    let mirror = opened(&[a, b, c]);
+    write(&mirror, extent(0, 8), 1).unwrap();
+    close(&mirror);
+    let older = c.image();
+    a.gone.set(true);
+    write(&mirror, extent(0, 8), 2).unwrap();
+    flush(&mirror);
+    drop(mirror);
+    a.gone.set(false);
+    mark_written_alone(&b.stack()).now_or_never().unwrap().unwrap();
+    // Who has an older image of the third leg writes a later label there than the second knows of.
+    b.gone.set(true);
+    let mirror = opened(&[a, b, &older]);
+    write(&mirror, extent(16, 8), 3).unwrap();
+    rebuild(&mirror);
+    close(&mirror);
+    drop(mirror);
+    b.gone.set(false);
+    assert!(matches!(refusal(&[a, b, &older]), Some(Refusal::SplitBrain { .. })));
+    let mirror = alone(a, b);
+    let why = take_back(&mirror, b).unwrap_err();
+    assert!(why.contains("split brain"), "{why}");
+    assert_reads(&*b.memory, extent(0, 8), 2);
+}
+
+#[test]
+fn a_leg_that_was_written_alone_after_labels_were_cut_short_is_taken_back() {
+    for cut in 0..6 {
+        let (a, mut b, mirror) = pair(Some(TYPE1));
+        write(&mirror, extent(0, 8), 1).unwrap();
+        close(&mirror);
+        drop(mirror);
+        b.labels_left = a.labels_left.clone();
+        let mirror = opened(&[&a, &b]);
+        a.labels_left.set(Some(cut));
+        let written = sealblock_block::Device::execute(&*mirror, write_of(&mirror, extent(0, 8), 2)).now_or_never();
+        std::mem::forget(mirror);
+        a.labels_left.set(None);
+        if written.is_some() {
+            assert!(cut >= 4, "two rounds of labels come before a change");
+            return;
+        }
+        for (here, other) in [(&a, &b), (&b, &a)] {
+            let (here, other) = (here.image(), other.image());
+            // Also twice: the second mark knows no less than the first.
+            for _ in 0..1 + cut % 2 {
+                mark_written_alone(&other.stack()).now_or_never().unwrap().unwrap();
+            }
+            write(&*other.memory, extent(2, 1), 9).unwrap();
+            let mirror = opened(&[&here, &other]);
+            let in_sync: Vec<String> = mirror.current().iter().map(|leg| leg.name().to_string()).collect();
+            assert_eq!(in_sync, [here.name], "cut after {cut}");
+            rebuild(&mirror);
+            assert_reads(&*other.memory, extent(0, 8), 1);
+        }
+    }
+    panic!("the write was never carried out");
 }
 
 #[test]
@@ -393,4 +456,75 @@ fn labels_that_only_a_leg_that_is_not_up_to_date_has_heard_speak_against_nobody(
 
 fn tidy_or_fail(mirror: &Rig) {
     let _ = mirror.tidy().now_or_never().expect("RAM never waits");
+}
+
+#[test]
+fn an_older_image_of_a_leg_that_was_brought_up_to_date_after_a_crash_lacks_what_came_before() {
+    // With a third leg that is in sync and away meanwhile, or none.
+    for has_third in [false, true] {
+        let legs = ["a", "b", "c"].map(|name| TestLeg::new(name, None));
+        let given: Vec<&TestLeg> = legs.iter().take(if has_third { 3 } else { 2 }).collect();
+        let [a, b, c] = &legs;
+        let mirror = opened(&given);
+        write(&mirror, extent(0, 8), 1).unwrap();
+        flush(&mirror);
+        b.gone.set(true);
+        write(&mirror, extent(0, 1), 2).unwrap();
+        flush(&mirror);
+        drop(mirror);
+        b.gone.set(false);
+        let older = b.image();
+        c.gone.set(true);
+        let mirror = opened(&given);
+        rebuild(&mirror);
+        assert_eq!(standings(&mirror)[..2], [Standing::Current; 2]);
+        assert_reads(&*b.memory, extent(0, 1), 2);
+        drop(mirror);
+        // The image goes on alone, and then the first leg is there.
+        let mirror = opened(&[&older, a].map(|leg| {
+            leg.gone.set(leg.name == "a");
+            leg
+        }));
+        a.gone.set(false);
+        let refused = take_back(&mirror, a).unwrap_err();
+        assert!(refused.contains("elsewhere") || refused.contains("split brain"), "{refused}");
+        assert_reads(&*a.memory, extent(0, 1), 2);
+    }
+}
+
+#[test]
+fn a_leg_that_comes_back_with_a_later_label_gets_none_that_is_earlier() {
+    let mut legs = ["a", "b", "c"].map(|name| TestLeg::new(name, None));
+    legs[0].labels_fail = true;
+    let [a, b, c] = &legs;
+    let mirror = opened(&[a, b, c]);
+    c.gone.set(true);
+    write(&mirror, extent(0, 8), 1).unwrap();
+    close(&mirror);
+    drop(mirror);
+    c.gone.set(false);
+    let older = b.image();
+    // The third leg is brought up to date while the first is away, which has got one label, and nothing is changed.
+    a.labels_left.set(Some(1));
+    let far = OpenOptions { read_only: false, random: [0xFF; 16] };
+    let mirror = open(legs.iter().map(TestLeg::source).collect(), Still, far).now_or_never().unwrap().unwrap().mirror;
+    rebuild(&mirror);
+    assert_eq!(standings(&mirror), [Standing::Missing, Standing::Current, Standing::Current]);
+    drop(mirror);
+    a.labels_left.set(None);
+    a.gone.set(true);
+    // An older image of the second goes on, and with it the first, which has a later label than the image knows of.
+    c.gone.set(true);
+    let mirror = opened(&[a, &older, c]);
+    a.gone.set(false);
+    take_back(&mirror, a).unwrap();
+    rebuild(&mirror);
+    write(&mirror, extent(0, 8), 2).unwrap();
+    close(&mirror);
+    drop(mirror);
+    c.gone.set(false);
+    let mirror = opened(&[a, &older, c]);
+    assert_eq!(standings(&mirror), [Standing::Current, Standing::Current, Standing::Missing]);
+    rebuild(&mirror);
+    assert_reads(&*c.memory, extent(0, 8), 2);
 }

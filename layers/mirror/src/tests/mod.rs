@@ -1,6 +1,7 @@
 //! A mirror of devices in RAM that can be damaged, and can go away and come back.
 
 mod coverage;
+mod cut;
 mod damage;
 mod flushes;
 mod forgotten;

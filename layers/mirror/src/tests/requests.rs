@@ -122,6 +122,37 @@ fn overlapping_writes_reach_all_legs_in_one_order() {
 }
 
 #[test]
+fn damage_where_a_crash_left_legs_unlike_is_not_answered_with_another_content() {
+    let (a, b, mirror) = pair(Some(TYPE1));
+    for at in [extent(0, 4), extent(600, 4)] {
+        write(&mirror, at, 1).unwrap();
+    }
+    close(&mirror);
+    drop(mirror);
+    let mirror = opened(&[&a, &b]);
+    write(&mirror, extent(8, 4), 3).unwrap();
+    b.stuck.set(true);
+    assert!(mirror.execute(write_of(&mirror, extent(0, 4), 2)).now_or_never().is_none(), "only one leg gets it");
+    drop(mirror);
+    b.stuck.set(false);
+    let reader = try_open(&[&a, &b], true).unwrap();
+    assert_reads(&reader, extent(0, 4), 2);
+    for lba in [1, 601] {
+        assert!(a.memory.device().damage(Lba::new(lba), sealblock_media_memory::Damage::Tag { at: 1, mask: 1 }));
+    }
+    let error = read(&reader, extent(0, 4)).unwrap_err();
+    assert_eq!(error.faults().unwrap().as_slice().iter().map(|fault| fault.lba.get()).collect::<Vec<_>>(), [1]);
+    assert_reads(&reader, extent(2, 2), 2);
+    assert_reads(&reader, extent(600, 4), 1);
+    drop(reader);
+    // Whoever may make them alike decides it for all readers.
+    let mirror = opened(&[&a, &b]);
+    let settled = read(&mirror, extent(1, 1)).unwrap();
+    assert!(settled == content(extent(1, 1), 1));
+    assert_reads(&*a.memory, extent(1, 1), 1);
+}
+
+#[test]
 fn mirrors_nest() {
     let legs = ["a", "b", "c"].map(|name| TestLeg::new(name, Some(TYPE1)));
     let inner = opened(&[&legs[0], &legs[1]]);

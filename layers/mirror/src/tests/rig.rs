@@ -46,12 +46,16 @@ pub struct TestLeg {
     pub full: Rc<Cell<bool>>,
     /// The next flush fails, and only that: what was written before is lost or not.
     pub fails_flush: Rc<Cell<bool>>,
+    /// After so many requests it is gone.
+    pub lasts: Rc<Cell<u64>>,
     /// Requests never end.
     pub stuck: Rc<Cell<bool>>,
     /// Requests wait.
     pub held: Rc<Cell<bool>>,
     /// Flushes wait.
     pub held_flush: Rc<Cell<bool>>,
+    /// Labels wait.
+    pub held_label: Rc<Cell<bool>>,
     /// How many labels were written to it, and bitmap pages.
     pub labels: Rc<Cell<u64>>,
     pub pages: Rc<Cell<u64>>,
@@ -86,9 +90,11 @@ impl TestLeg {
             mute: Rc::default(),
             full: Rc::default(),
             fails_flush: Rc::default(),
+            lasts: Rc::new(Cell::new(u64::MAX)),
             stuck: Rc::default(),
             held: Rc::default(),
             held_flush: Rc::default(),
+            held_label: Rc::default(),
             labels: Rc::default(),
             pages: Rc::default(),
             page_writes: Rc::default(),
@@ -203,11 +209,14 @@ impl Device for TestLeg {
             return pending().await;
         }
         let is_flush = matches!(operation, Operation::Flush);
-        let waits = || self.held.get() || (is_flush && self.held_flush.get());
+        let is_label = matches!(operation, Operation::WriteAnnex { slot: AnnexSlot::Group, .. });
+        let waits = || self.held.get() || (is_flush && self.held_flush.get()) || (is_label && self.held_label.get());
         poll_fn(|_| if waits() { Poll::Pending } else { Poll::Ready(()) }).await;
         if let Operation::WriteAnnex { slot, bytes } = &operation {
             self.count_annex(*slot, bytes).await;
         }
+        self.gone.set(self.gone.get() || self.lasts.get() == 0);
+        self.lasts.set(self.lasts.get().saturating_sub(1));
         if self.gone.get() {
             return Err(Failure::Unreachable { reason: "gone".to_owned() }.into());
         }
@@ -336,7 +345,7 @@ pub fn rebuild(mirror: &Rig) {
 }
 
 pub fn take_back(mirror: &Rig, leg: &TestLeg) -> Result<(), String> {
-    let own = mirror.legs.borrow().iter().find(|own| own.name == leg.name).cloned().unwrap();
+    let own = mirror.legs.borrow().iter().find(|own| *own.name() == *leg.name).cloned().unwrap();
     mirror.take_back(&own, leg.stack()).now_or_never().expect("RAM never waits")
 }
 

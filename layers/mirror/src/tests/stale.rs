@@ -2,9 +2,10 @@
 
 use futures_util::FutureExt;
 use sealblock_block::{Fault, FaultField, Operation};
-use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
+use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_media_memory::Damage;
-use sealblock_units::Lba;
+use sealblock_runtime_memory::Slice;
+use sealblock_units::{BlockSize, Lba};
 
 use super::rig::*;
 use crate::label::Standing;
@@ -155,6 +156,27 @@ fn writing_the_block_ends_it_and_the_labels_forget_it_only_when_that_is_durable(
 }
 
 #[test]
+fn what_a_member_is_brought_of_it_is_not_withheld_again() {
+    let (a, b, mirror) = beside_damage(CRC16);
+    b.gone.set(true);
+    write(&mirror, extent(5, 1), 3).unwrap();
+    b.gone.set(false);
+    take_back(&mirror, &b).unwrap();
+    rebuild(&mirror);
+    // It goes and comes back before anybody flushes: what it was brought is durable.
+    b.gone.set(true);
+    assert!(run(&*mirror, Operation::Flush).is_ok());
+    b.gone.set(false);
+    take_back(&mirror, &b).unwrap();
+    rebuild(&mirror);
+    assert_eq!(stale_blocks(&mirror), [0, 0]);
+    a.gone.set(true);
+    assert_reads(&mirror, extent(5, 1), 3);
+    drop(mirror);
+    assert_reads(&opened(&[&a, &b]), extent(5, 1), 3);
+}
+
+#[test]
 fn zeroes_and_discards_end_it_too() {
     let all = extent(0, 64);
     for operation in [
@@ -216,6 +238,153 @@ fn a_member_that_is_new_gets_nothing_that_never_was_the_mirrors() {
     assert!(read(&*c.memory, extent(5, 1)).is_err());
     assert!(read(&mirror, extent(5, 1)).is_err());
     assert_reads(&*c.memory, extent(6, 8), 1);
+}
+
+#[test]
+fn a_member_that_was_brought_everything_once_is_not_new_although_it_was_not_in_sync_yet() {
+    let (a, _b, mirror) = pair(Some(CRC16));
+    write(&mirror, extent(0, 64), 1).unwrap();
+    let c = TestLeg::new("c", Some(CRC16));
+    mirror.add(c.source(), true).now_or_never().unwrap().unwrap();
+    let leg = mirror.legs.borrow()[2].clone();
+    mirror.note().now_or_never().unwrap().unwrap();
+    c.held_flush.set(true);
+    let mut rebuilding = Box::pin(mirror.rebuild(&leg));
+    assert!(rebuilding.as_mut().now_or_never().is_none(), "it flushes what was brought");
+    // A change that only some have carried out, so it is to be brought again, and the source loses a block there.
+    mirror.suspect(extent(0, 1));
+    c.held_flush.set(false);
+    rebuilding.as_mut().now_or_never();
+    drop(rebuilding);
+    assert_eq!((leg.standing.get(), leg.is_new.get()), (Standing::Rebuilding, false));
+    close(&mirror);
+    drop(mirror);
+    rot(&a, 5);
+    let mirror = opened(&[&a, &c]);
+    rebuild(&mirror);
+    assert_reads(&*c.memory, extent(5, 1), 1);
+    assert_eq!(stale_blocks(&mirror), [0, 0, 1]);
+}
+
+#[test]
+fn the_same_data_with_other_tags_is_no_current_copy() {
+    let (a, b, mirror) = pair(Some(TYPE1));
+    let with_tag = |app_tag| {
+        let tags = Tags { app_tag, storage_tag: 0, first_ref: 5 };
+        let data = Sealed::seal(Slice::copy_from(&content(extent(5, 1), 1)), BlockSize::B4096, Some(TYPE1), &tags);
+        Operation::Write { extent: extent(5, 1), data, durability: Default::default() }
+    };
+    run(&mirror, with_tag(5)).unwrap();
+    tidy(&mirror);
+    b.gone.set(true);
+    run(&mirror, with_tag(6)).unwrap();
+    tidy(&mirror);
+    rot(&a, 5);
+    b.gone.set(false);
+    take_back(&mirror, &b).unwrap();
+    rebuild(&mirror);
+    assert_eq!(stale_blocks(&mirror), [0, 1]);
+    assert!(read(&mirror, extent(5, 1)).is_err());
+}
+
+/// Makes a block unreadable where it lies.
+fn lose(leg: &TestLeg, lba: u64) {
+    let extent = extent(lba, 1);
+    run(&*leg.memory, Operation::WriteUncorrectable { extent, durability: Default::default() }).unwrap();
+}
+
+#[test]
+fn what_is_left_of_an_older_copy_proves_nothing() {
+    let legs = ["a", "b", "c"].map(|name| TestLeg::new(name, Some(TYPE1)));
+    let [a, b, c] = &legs;
+    let mirror = opened(&[a, b, c]);
+    write(&mirror, extent(0, 64), 1).unwrap();
+    tidy(&mirror);
+    [b, c].into_iter().for_each(|leg| leg.gone.set(true));
+    write(&mirror, extent(5, 1), 2).unwrap();
+    tidy(&mirror);
+    lose(a, 5);
+    for leg in [b, c] {
+        leg.gone.set(false);
+        take_back(&mirror, leg).unwrap();
+        rebuild(&mirror);
+        // Its older copy goes bad before the next one comes.
+        rot(leg, 5);
+    }
+    assert_eq!(stale_blocks(&mirror), [0, 1, 1]);
+    assert!(read(&mirror, extent(5, 1)).is_err());
+}
+
+#[test]
+fn a_repair_takes_a_copy_that_is_proven_by_now_and_the_labels_forget_it() {
+    let legs = ["a", "b", "c"].map(|name| TestLeg::new(name, Some(TYPE1)));
+    let [a, b, c] = &legs;
+    let mirror = opened(&[a, b, c]);
+    write(&mirror, extent(0, 64), 1).unwrap();
+    tidy(&mirror);
+    b.gone.set(true);
+    write(&mirror, extent(1, 1), 2).unwrap();
+    tidy(&mirror);
+    // What would prove it is out of reach while b is brought up to date.
+    c.gone.set(true);
+    write(&mirror, extent(40, 1), 2).unwrap();
+    tidy(&mirror);
+    lose(a, 5);
+    rot(c, 5);
+    b.gone.set(false);
+    take_back(&mirror, b).unwrap();
+    rebuild(&mirror);
+    assert_eq!(stale_blocks(&mirror), [0, 1, 0]);
+    c.gone.set(false);
+    take_back(&mirror, c).unwrap();
+    rebuild(&mirror);
+    let found = faults(repair(&mirror));
+    assert_eq!(brief(&found).iter().map(|(lba, leg, _)| (*lba, *leg)).collect::<Vec<_>>(), [(5, 0), (5, 1), (5, 2)]);
+    assert!(found.iter().all(|fault| fault.repaired), "{found:?}");
+    assert_eq!(stale_blocks(&mirror), [0, 0, 0]);
+    assert_eq!(mirror.label(&mirror.legs.borrow()[1]).members[1].stale, [0_u64; 0]);
+    verify(&mirror).unwrap();
+    for leg in &legs {
+        assert_reads(&*leg.memory, extent(5, 1), 1);
+    }
+}
+
+/// `a` holds data; `c` was added and is in sync by now. Also an image of `a` from before that, whose label calls `c` new, as it
+/// went on alone since, and which has lost block 5.
+fn older_than_a_member() -> (TestLeg, TestLeg, TestLeg) {
+    let (a, b, mirror) = pair(Some(CRC16));
+    write(&mirror, extent(0, 64), 1).unwrap();
+    let c = TestLeg::new("c", Some(CRC16));
+    mirror.add(c.source(), true).now_or_never().unwrap().unwrap();
+    let older = a.image();
+    rebuild(&mirror);
+    assert_eq!(standings(&mirror), [Standing::Current; 3]);
+    close(&mirror);
+    [&b, &c].into_iter().for_each(|leg| leg.gone.set(true));
+    let alone = opened(&[&older, &b, &c]);
+    write(&alone, extent(8, 1), 3).unwrap();
+    close(&alone);
+    c.gone.set(false);
+    rot(&older, 5);
+    (older, b, c)
+}
+
+#[test]
+fn a_member_that_an_older_label_calls_new_keeps_the_last_copy_that_it_has() {
+    let (older, b, c) = older_than_a_member();
+    let mirror = opened(&[&older, &b, &c]);
+    rebuild(&mirror);
+    assert_eq!(stale_blocks(&mirror), [0, 0, 1]);
+    assert!(read(&mirror, extent(5, 1)).is_err());
+    assert_reads(&*c.memory, extent(5, 1), 1);
+    // The same where it comes back to a mirror that is in use.
+    let (older, b, c) = older_than_a_member();
+    c.gone.set(true);
+    let mirror = opened(&[&older, &b, &c]);
+    c.gone.set(false);
+    take_back(&mirror, &c).unwrap();
+    rebuild(&mirror);
+    assert_reads(&*c.memory, extent(5, 1), 1);
 }
 
 #[test]

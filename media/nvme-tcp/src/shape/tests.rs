@@ -118,14 +118,23 @@ fn pages_that_lie_are_refused_with_a_reason() {
 fn a_namespace_is_the_same_only_if_all_of_it_is() {
     let before = shape(|_| ()).unwrap();
     assert!(shape(|pages| pages.controller.cntlid = 77).unwrap().same_as(&before).is_ok());
-    let others: [fn(&mut Pages); 3] = [
-        |pages| pages.ids = vec![NamespaceId::Uuid([4; 16])],
-        |pages| pages.namespace.nsze = 1001,
-        |pages| pages.namespace.lbaf[0].lbads = 9,
-    ];
+    let others: [fn(&mut Pages); 2] =
+        [|pages| pages.ids = vec![NamespaceId::Uuid([4; 16])], |pages| pages.namespace.lbaf[0].lbads = 9];
     for other in others {
         assert!(matches!(shape(other).unwrap().same_as(&before), Err(ConnectError::Changed { .. })));
     }
+}
+
+#[test]
+fn a_namespace_that_was_resized_is_the_same_if_its_identifier_says_so() {
+    let known: [fn(&mut Pages); 3] = [|_| (), |pages| pages.namespace.nsze = 1001, |pages| pages.namespace.nsze = 999];
+    let nameless: [fn(&mut Pages); 2] =
+        [|pages| pages.ids = vec![], |pages| (pages.ids, pages.namespace.nsze) = (vec![], 1001)];
+    for now in known {
+        assert!(shape(now).unwrap().same_as(&shape(known[0]).unwrap()).is_ok());
+    }
+    let [before, now] = nameless.map(|pages| shape(pages).unwrap());
+    assert!(matches!(now.same_as(&before), Err(ConnectError::Changed { what }) if what.contains("1001 blocks")));
 }
 
 proptest::proptest! {

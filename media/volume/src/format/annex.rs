@@ -13,7 +13,7 @@ const AT_SERIAL: usize = 8;
 const AT_LENGTH: usize = 16;
 const AT_SLOT: usize = 20;
 
-/// One of the two copies of a slot.
+/// One of the copies of a slot: two places are written in turn, and each is there twice.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AnnexCopy {
     /// Counts the writes of the slot; the higher of two valid copies counts.
@@ -22,8 +22,8 @@ pub struct AnnexCopy {
     pub bytes: Vec<u8>,
 }
 
-/// Where a copy of a slot lies, in bytes: behind the superblock of the same number. Bitmap pages have no copies, and lie where
-/// [`super::Layout::bitmap_offset`] says.
+/// Where a copy of a slot lies at the start, in bytes: behind the superblock of the same number. [`super::Layout::annex_offsets`]
+/// also says where its twin is. Bitmap pages have no copies, and lie where [`super::Layout::bitmap_offset`] says.
 pub fn annex_offset(slot: AnnexSlot, copy: u64) -> u64 {
     let within = match slot {
         AnnexSlot::Group => 4 << 10,

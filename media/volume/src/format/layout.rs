@@ -1,13 +1,14 @@
-//! Where everything lies: superblocks, log, zones of records, generations and slots, and the third superblock behind them.
+//! Where everything lies: superblocks, log, zone map, zones of pages and slots, and the third superblock behind them.
 //!
 //! A volume is cut into zones so that tags lie near their data and a block's record can name its slot in three bytes.
 //! A zone has more slots than blocks; the spare ones are what lets a write go to a free slot while the old data stay
 //! until the new record is durable. Everything follows from three numbers, so a superblock cannot contradict itself.
 
 use sealblock_block::AnnexSlot;
-use sealblock_units::{BlockSize, Lba};
+use sealblock_units::{BlockSize, Extent, Lba};
 
-use super::RECORD_BYTES;
+use super::segments::{SEGMENTS_MAX, Segment, Segments};
+use super::{LogSector, RECORD_BYTES, annex_offset};
 
 /// Data bytes of a full zone. Small enough that reading a zone's records to find its free slots is one short pause.
 const ZONE_DATA_BYTES: u64 = 1 << 30;
@@ -19,18 +20,26 @@ const SPARE_BYTES: u64 = 8 << 20;
 const SPARE_MIN: u64 = 16;
 /// One spare slot for this many blocks.
 const BLOCKS_PER_SPARE: u64 = 16;
-/// The log is this fraction of the data, within its bounds.
+/// Each of the log's two regions is this fraction of the data, within its bounds. The least is twice what one fault may
+/// cost in a row, so that no such fault reaches both places of a sector.
 const DATA_PER_LOG: u64 = 64;
-const LOG_BYTES_MIN: u64 = 64 << 10;
-const LOG_BYTES_MAX: u64 = 64 << 20;
+const LOG_BYTES_MIN: u64 = 128 << 10;
+const LOG_BYTES_MAX: u64 = 128 << 20;
+/// Regions of the log: every sector has a place in each of them.
+pub const LOG_REGIONS: u64 = 2;
 /// The first two superblocks lie before this offset.
 const LOG_OFFSET: u64 = 64 << 10;
 /// Zones and the parts of a zone start at multiples of this, the page and stripe unit of common media.
 const ALIGNMENT: u64 = 64 << 10;
 /// Bytes of a bitmap page.
 pub const BITMAP_PAGE_BYTES: u64 = AnnexSlot::Bitmap { page: 0 }.most_bytes() as u64;
-/// Room behind the last zone, for the third superblock: at the other end than what usually overwrites the first two.
-const TAIL_BYTES: u64 = ALIGNMENT;
+/// Sectors of a page of the tables: one with the generations of its blocks, and those with their records.
+pub const PAGE_SECTORS: u64 = 16;
+/// Bytes in front of the generations in their sector, and in front of the bits in a sector of the zone map.
+pub const HEAD_BYTES: u64 = 32;
+/// Room behind the last zone, for the third superblock and more copies of the annex: at the other end than what usually
+/// overwrites the first ones.
+pub const TAIL_BYTES: u64 = ALIGNMENT;
 /// The third superblock lies this far before the end, so that it is found where nothing but the length is known.
 pub const THIRD_FROM_END_BYTES: u64 = 4 << 10;
 /// Most blocks a volume can have: a record keeps the address in 40 bits.
@@ -56,15 +65,45 @@ pub enum LayoutError {
         /// The volume's block.
         block_bytes: u32,
     },
+    /// More segments than there is room for.
+    #[error("a volume that is resized so would lie in more than {SEGMENTS_MAX} parts")]
+    Segments,
+    /// The segments do not end with the volume.
+    #[error("the parts of the volume do not have its blocks")]
+    Misplaced,
+    /// More zones than the zone map has room for.
+    #[error("{zones} zones are more than the {limit} that a volume created with this size has room for")]
+    Zones {
+        /// Zones that it would have.
+        zones: u64,
+        /// Zones that its map has room for.
+        limit: u64,
+    },
+}
+
+/// How blocks are put into zones.
+pub(super) struct Zoning {
+    block_size: BlockSize,
+    sector_bytes: u32,
+    /// Blocks of a full page of the tables.
+    page_blocks: u64,
 }
 
 /// Where everything of a volume lies. All offsets are bytes from the start of the medium.
+///
+/// Log, zone map and bitmap pages have the size that followed from the capacity at creation. A volume whose capacity was changed
+/// since and that lies as a new one of its size would is equal to that.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Layout {
     block_size: BlockSize,
     sector_bytes: u32,
     capacity_blocks: u64,
-    zone_blocks: u64,
+    /// The capacity that it was created with.
+    created_blocks: u64,
+    segments: Segments,
+    /// These two follow from the others, and are asked for with every block.
+    page_blocks: u64,
+    zone_pages: u64,
     log_sectors: u64,
 }
 
@@ -77,34 +116,119 @@ pub struct Zone {
     pub blocks: u64,
     /// Slots of the zone, more than blocks.
     pub slots: u32,
-    /// Where the records start.
-    pub records_offset: u64,
-    /// Where the generations start.
-    pub generations_offset: u64,
+    /// Where the pages of its tables start.
+    pub pages_offset: u64,
+    /// Where the second copies of their generations start: one sector a page. No 64 KiB hold both copies of a page's.
+    pub second_offset: u64,
     /// Where the slots start.
     pub slots_offset: u64,
     /// Where the zone ends.
     pub end_offset: u64,
 }
 
+/// Where one page of the tables lies, and which blocks it is about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PagePlace {
+    /// Its first block.
+    pub first: Lba,
+    /// How many blocks of the volume it has; the last page of a zone may have room for more.
+    pub blocks: u64,
+    /// Where its [`PAGE_SECTORS`] sectors start: the generations first, the records behind them.
+    pub offset: u64,
+    /// Where the second copy of the generations is.
+    pub second_offset: u64,
+}
+
 impl Layout {
-    /// The layout of a volume of this shape on a medium with sectors of this size.
+    /// The layout of a new volume of this shape on a medium with sectors of this size.
+    ///
+    /// # Errors
+    /// When there is no such volume.
     pub fn new(block_size: BlockSize, sector_bytes: u32, capacity_blocks: u64) -> Result<Layout, LayoutError> {
+        Layout::lay(block_size, sector_bytes, capacity_blocks, &[capacity_blocks], capacity_blocks)
+    }
+
+    /// The layout of a volume that was created with `created_blocks` and resized since, to these segments.
+    ///
+    /// # Errors
+    /// When there is no such volume.
+    pub fn resized(
+        block_size: BlockSize,
+        sector_bytes: u32,
+        created_blocks: u64,
+        segments: &[u64],
+        capacity_blocks: u64,
+    ) -> Result<Layout, LayoutError> {
+        let layout = Layout::lay(block_size, sector_bytes, created_blocks, segments, capacity_blocks)?;
+        let new = Layout::new(block_size, sector_bytes, capacity_blocks)?;
+        Ok(if layout == (Layout { created_blocks, ..new }) { new } else { layout })
+    }
+
+    /// The layout of the same volume with another capacity. What lies where stays there.
+    ///
+    /// # Errors
+    /// When there can be no such volume.
+    pub fn with_capacity(&self, capacity_blocks: u64) -> Result<Layout, LayoutError> {
+        let Layout { block_size, sector_bytes, created_blocks, .. } = *self;
+        check_capacity(capacity_blocks)?;
+        let segments = self.segments.resized(&self.zoning(), capacity_blocks);
+        Layout::resized(block_size, sector_bytes, created_blocks, &segments, capacity_blocks)
+    }
+
+    fn lay(
+        block_size: BlockSize,
+        sector_bytes: u32,
+        created_blocks: u64,
+        segments: &[u64],
+        capacity_blocks: u64,
+    ) -> Result<Layout, LayoutError> {
         let block_bytes = block_size.bytes() as u32;
         if !matches!(sector_bytes, 512 | 4096) || sector_bytes > block_bytes {
             return Err(LayoutError::Sector { sector_bytes, block_bytes });
         }
-        if capacity_blocks == 0 {
-            return Err(LayoutError::Empty);
-        }
-        if capacity_blocks > CAPACITY_BLOCKS_MAX {
-            return Err(LayoutError::TooLarge { blocks: capacity_blocks });
-        }
-        let zone_blocks = capacity_blocks.min(ZONE_BLOCKS_MAX).min(ZONE_DATA_BYTES >> block_size.shift());
-        let log_bytes = ((capacity_blocks << block_size.shift()) / DATA_PER_LOG).clamp(LOG_BYTES_MIN, LOG_BYTES_MAX);
-        let log_bytes = log_bytes.next_multiple_of(ALIGNMENT);
-        let log_sectors = log_bytes / u64::from(sector_bytes);
-        Ok(Layout { block_size, sector_bytes, capacity_blocks, zone_blocks, log_sectors })
+        check_capacity(created_blocks)?;
+        check_capacity(capacity_blocks)?;
+        let log_bytes = ((created_blocks << block_size.shift()) / DATA_PER_LOG).clamp(LOG_BYTES_MIN, LOG_BYTES_MAX);
+        let log_sectors = log_bytes.next_multiple_of(ALIGNMENT) / u64::from(sector_bytes);
+        let page_blocks = (PAGE_SECTORS - 1) * u64::from(sector_bytes) / RECORD_BYTES as u64;
+        let zoning = Zoning { block_size, sector_bytes, page_blocks };
+        // Where the zones start follows from the fields that are known by now.
+        let unplaced = Segments::lay(&zoning, 0, &[capacity_blocks], capacity_blocks)?;
+        let mut layout = Layout {
+            block_size,
+            sector_bytes,
+            capacity_blocks,
+            created_blocks,
+            segments: unplaced,
+            page_blocks,
+            zone_pages: 0,
+            log_sectors,
+        };
+        layout.segments = Segments::lay(&zoning, layout.zones_offset(), segments, capacity_blocks)?;
+        let largest = layout.segments.all().iter().map(|segment| segment.zone_blocks).max().unwrap_or(1);
+        layout.zone_pages = largest.div_ceil(page_blocks);
+        let (zones, limit) = (layout.zones(), layout.zones_max());
+        if zones > limit { Err(LayoutError::Zones { zones, limit }) } else { Ok(layout) }
+    }
+
+    fn zoning(&self) -> Zoning {
+        Zoning { block_size: self.block_size, sector_bytes: self.sector_bytes, page_blocks: self.page_blocks }
+    }
+
+    /// The capacity that the volume was created with, in blocks; that of a new volume where it lies as one.
+    pub fn created_blocks(&self) -> u64 {
+        self.created_blocks
+    }
+
+    /// Whether it lies otherwise than a new volume of its capacity would.
+    pub fn is_resized(&self) -> bool {
+        let is_whole = matches!(self.segments.all(), [one] if one.blocks == self.capacity_blocks);
+        self.created_blocks != self.capacity_blocks || !is_whole
+    }
+
+    /// Its segments, in order: one for a new volume.
+    pub fn segments(&self) -> &[Segment] {
+        self.segments.all()
     }
 
     /// The size of a block.
@@ -122,14 +246,14 @@ impl Layout {
         self.capacity_blocks
     }
 
-    /// Blocks of every zone but the last, which may have fewer.
+    /// Blocks of every zone of the first segment but the last, which may have fewer.
     pub fn zone_blocks(&self) -> u64 {
-        self.zone_blocks
+        self.segments.all()[0].zone_blocks
     }
 
     /// Number of zones.
     pub fn zones(&self) -> u64 {
-        self.capacity_blocks.div_ceil(self.zone_blocks)
+        self.segments.zones()
     }
 
     /// Where the log starts.
@@ -137,24 +261,66 @@ impl Layout {
         LOG_OFFSET
     }
 
-    /// Sectors of the log.
+    /// Sectors of one region of the log: how many sequence numbers there is room for.
     pub fn log_sectors(&self) -> u64 {
         self.log_sectors
     }
 
-    /// Bytes of the log.
-    pub fn log_bytes(&self) -> u64 {
+    /// Records that one sector of the log has at most.
+    pub fn log_sector_records(&self) -> u64 {
+        LogSector::capacity(self.sector_bytes) as u64
+    }
+
+    /// Bytes of one region of the log.
+    pub fn log_region_bytes(&self) -> u64 {
         self.log_sectors * u64::from(self.sector_bytes)
+    }
+
+    /// Bytes of the log: of both regions, which lie behind one another.
+    pub fn log_bytes(&self) -> u64 {
+        self.log_region_bytes() * LOG_REGIONS
+    }
+
+    /// Where a sector of the log lies in region `region` (modulo their number).
+    pub fn log_place(&self, sequence: u64, region: u64) -> u64 {
+        let within = sequence % self.log_sectors * u64::from(self.sector_bytes);
+        LOG_OFFSET + region % LOG_REGIONS * self.log_region_bytes() + within
+    }
+
+    /// Where a copy of the zone map starts, 0 or 1. No 64 KiB hold both copies of a sector.
+    pub fn zone_map_offset(&self, copy: u64) -> u64 {
+        LOG_OFFSET + self.log_bytes() + copy * self.zone_map_bytes()
+    }
+
+    /// Sectors of a copy of the zone map.
+    pub fn zone_map_sectors(&self) -> u64 {
+        self.zones().div_ceil(self.zone_map_sector_zones())
+    }
+
+    /// Zones of which one sector of the zone map tells.
+    pub fn zone_map_sector_zones(&self) -> u64 {
+        (u64::from(self.sector_bytes) - HEAD_BYTES) * 8
+    }
+
+    /// Bytes from one copy of the zone map to the other: as many as the volume was created with.
+    fn zone_map_bytes(&self) -> u64 {
+        let zones = self.created_blocks.div_ceil(self.zoning().zone_blocks(self.created_blocks));
+        (zones.div_ceil(self.zone_map_sector_zones()) * u64::from(self.sector_bytes)).next_multiple_of(ALIGNMENT)
+    }
+
+    /// Zones that there is room for in the zone map.
+    pub fn zones_max(&self) -> u64 {
+        self.zone_map_bytes() / u64::from(self.sector_bytes) * self.zone_map_sector_zones()
     }
 
     /// Where the bitmap pages of the annex start.
     pub fn bitmap_offset(&self) -> u64 {
-        LOG_OFFSET + self.log_bytes()
+        self.zone_map_offset(2)
     }
 
-    /// How many bitmap pages the annex has.
+    /// How many bitmap pages the annex has: as many as the volume was created with.
     pub fn bitmap_pages(&self) -> u32 {
-        AnnexSlot::bitmap_pages(self.capacity_blocks << self.block_size.shift())
+        AnnexSlot::bitmap_pages(self.created_blocks << self.block_size.shift())
     }
 
     /// Where the first zone starts.
@@ -163,9 +329,9 @@ impl Layout {
         self.bitmap_offset() + bitmap_bytes.next_multiple_of(ALIGNMENT)
     }
 
-    /// Bytes from the start of a zone to the start of the next.
+    /// Bytes from the start of a zone of the first segment to the start of the next.
     pub fn zone_stride(&self) -> u64 {
-        self.zone_at(0, 0, self.zone_blocks).end_offset
+        self.segments.all()[0].stride
     }
 
     /// Where zone `index` lies, if there is one.
@@ -173,31 +339,163 @@ impl Layout {
         if index >= self.zones() {
             return None;
         }
-        let first = index * self.zone_blocks;
-        let blocks = self.zone_blocks.min(self.capacity_blocks - first);
-        Some(self.zone_at(self.zones_offset() + index * self.zone_stride(), first, blocks))
+        let segment = self.segments.of_zone(index);
+        let within = index - segment.first_zone;
+        let (first, blocks) = segment.zone(within);
+        Some(self.zoning().zone_at(segment.offset + within * segment.stride, segment.first + first, blocks))
     }
 
     /// Slots of the zone of a block of the volume. Asked for every block that is read, so it computes no more than that.
     pub fn slots_near(&self, lba: Lba) -> u32 {
-        let first = lba.get() - lba.get() % self.zone_blocks;
-        let blocks = self.zone_blocks.min(self.capacity_blocks.saturating_sub(first));
-        (blocks + self.spare(blocks)) as u32
+        let segment = self.segments.of_block(lba.get());
+        let within = lba.get() - segment.first;
+        let (_, blocks) = segment.zone(within / segment.zone_blocks);
+        (blocks + self.zoning().spare(blocks)) as u32
     }
 
     /// The zone of a block of the volume.
     pub fn zone_of(&self, lba: Lba) -> u64 {
-        lba.get() / self.zone_blocks
+        let segment = self.segments.of_block(lba.get());
+        segment.first_zone + (lba.get() - segment.first) / segment.zone_blocks
+    }
+
+    /// Which block of its zone a block of the volume is.
+    pub fn index_in_zone(&self, lba: Lba) -> u64 {
+        let segment = self.segments.of_block(lba.get());
+        (lba.get() - segment.first) % segment.zone_blocks
+    }
+
+    /// How many blocks its zone has from a block of the volume on.
+    fn left_in_zone(&self, lba: Lba) -> u64 {
+        let segment = self.segments.of_block(lba.get());
+        let within = lba.get() - segment.first;
+        (segment.zone_blocks - within % segment.zone_blocks).min(segment.blocks.saturating_sub(within)).max(1)
     }
 
     /// Length of a medium that holds the volume, in bytes.
     pub fn medium_bytes(&self) -> u64 {
-        self.zone(self.zones() - 1).map_or(0, |last| last.end_offset) + TAIL_BYTES
+        self.segments.end_offset() + TAIL_BYTES
     }
 
     /// Where the third superblock lies: in the last [`THIRD_FROM_END_BYTES`] of the volume.
     pub fn third_offset(&self) -> u64 {
         self.medium_bytes() - THIRD_FROM_END_BYTES
+    }
+
+    /// Where the room behind the last zone starts: [`TAIL_BYTES`] for the annex and the third superblock.
+    pub fn tail_offset(&self) -> u64 {
+        self.medium_bytes() - TAIL_BYTES
+    }
+
+    /// Where the two copies of a slot of the annex lie that the write with this serial replaces: one behind a superblock, one in
+    /// the tail. Nothing for a bitmap page, which is written in place.
+    pub fn annex_offsets(&self, slot: AnnexSlot, serial: u64) -> [u64; 2] {
+        const GROUP_BYTES: u64 = 20 << 10;
+        const BOTH_BYTES: u64 = 28 << 10;
+        let within = match slot {
+            AnnexSlot::Group => 0,
+            AnnexSlot::Scrub | AnnexSlot::Bitmap { .. } => GROUP_BYTES,
+        };
+        [annex_offset(slot, serial % 2), self.tail_offset() + serial % 2 * BOTH_BYTES + within]
+    }
+
+    /// Spare slots of a zone.
+    pub fn spare_of_zone(&self, index: u64) -> u64 {
+        let segment = self.segments.of_zone(index);
+        self.zoning().spare(segment.zone(index - segment.first_zone).1)
+    }
+
+    /// Blocks of a full page of the tables: the unit in which they are read and cached. Pages begin anew in each zone.
+    pub fn page_blocks(&self) -> u64 {
+        self.page_blocks
+    }
+
+    /// Bytes of a page.
+    pub fn page_bytes(&self) -> u64 {
+        PAGE_SECTORS * u64::from(self.sector_bytes)
+    }
+
+    /// From the number of the first page of a zone to that of the next. No zone has more pages, and some have fewer.
+    pub fn zone_pages(&self) -> u64 {
+        self.zone_pages
+    }
+
+    /// The page of a block, counted through all zones, and the block's index in it.
+    pub fn page_of(&self, lba: Lba) -> (u64, usize) {
+        let segment = self.segments.of_block(lba.get());
+        let within = lba.get() - segment.first;
+        let (zone, within) = (segment.first_zone + within / segment.zone_blocks, within % segment.zone_blocks);
+        (zone * self.zone_pages + within / self.page_blocks, (within % self.page_blocks) as usize)
+    }
+
+    /// Where a page lies, if there is one with this number.
+    pub fn page_place(&self, number: u64) -> Option<PagePlace> {
+        let zone = self.zone(number / self.zone_pages)?;
+        let within = number % self.zone_pages;
+        let blocks = zone.blocks.checked_sub(within * self.page_blocks).filter(|blocks| *blocks > 0)?;
+        Some(PagePlace {
+            first: zone.first.checked_add(within * self.page_blocks)?,
+            blocks: blocks.min(self.page_blocks),
+            offset: zone.pages_offset + within * self.page_bytes(),
+            second_offset: zone.second_offset + within * u64::from(self.sector_bytes),
+        })
+    }
+
+    /// The numbers of a zone's pages.
+    pub fn pages_of_zone(&self, zone: u64) -> std::ops::Range<u64> {
+        let segment = self.segments.of_zone(zone);
+        let (_, blocks) = segment.zone(zone - segment.first_zone);
+        zone * self.zone_pages..zone * self.zone_pages + blocks.div_ceil(self.page_blocks)
+    }
+
+    /// An extent cut where zones end.
+    pub fn zone_pieces(&self, extent: Extent) -> impl Iterator<Item = (u64, Extent)> {
+        pieces(extent, move |at| (self.zone_of(at), self.left_in_zone(at)))
+    }
+
+    /// An extent cut where pages end: the number of each page, and the piece that lies in it.
+    pub fn page_pieces(&self, extent: Extent) -> impl Iterator<Item = (u64, Extent)> {
+        pieces(extent, move |at| {
+            let (number, index) = self.page_of(at);
+            (number, self.left_in_zone(at).min(self.page_blocks - index as u64))
+        })
+    }
+}
+
+/// An extent cut into pieces: `part` says of a block what it lies in, and how many blocks that has from it on.
+fn pieces(extent: Extent, part: impl Fn(Lba) -> (u64, u64)) -> impl Iterator<Item = (u64, Extent)> {
+    let (mut at, end) = (extent.start().get(), extent.last().get() + 1);
+    std::iter::from_fn(move || {
+        let left = end.checked_sub(at).filter(|left| *left > 0)?;
+        let (number, there) = part(Lba::new(at));
+        let piece = Extent::from_raw(at, left.min(there)).ok()?;
+        at += piece.len();
+        Some((number, piece))
+    })
+}
+
+fn check_capacity(blocks: u64) -> Result<(), LayoutError> {
+    match blocks {
+        0 => Err(LayoutError::Empty),
+        1..=CAPACITY_BLOCKS_MAX => Ok(()),
+        _ => Err(LayoutError::TooLarge { blocks }),
+    }
+}
+
+impl Zoning {
+    /// Blocks that a volume has at most.
+    pub fn capacity_max(&self) -> u64 {
+        CAPACITY_BLOCKS_MAX
+    }
+
+    /// Blocks of each zone but the last of so many blocks that are put into zones.
+    pub fn zone_blocks(&self, blocks: u64) -> u64 {
+        blocks.min(ZONE_BLOCKS_MAX).min(ZONE_DATA_BYTES >> self.block_size.shift())
+    }
+
+    /// Bytes of a zone of this many blocks.
+    pub fn zone_bytes(&self, blocks: u64) -> u64 {
+        self.zone_at(0, 0, blocks).end_offset
     }
 
     /// Spare slots of a zone of this many blocks.
@@ -206,90 +504,26 @@ impl Layout {
         blocks.div_ceil(BLOCKS_PER_SPARE).max(roomy)
     }
 
-    /// Spare slots of every zone but the last, which may have fewer.
-    pub fn zone_spare(&self) -> u64 {
-        self.spare(self.zone_blocks)
-    }
-
     fn zone_at(&self, base: u64, first: u64, blocks: u64) -> Zone {
         let slots = blocks + self.spare(blocks);
-        // Pages of records are read whole, so the tables are padded to whole pages.
-        let pages = blocks.div_ceil(self.page_blocks());
-        let generations_offset = base + (pages * self.page_records_bytes()).next_multiple_of(ALIGNMENT);
-        let slots_offset = (generations_offset + pages * u64::from(self.sector_bytes)).next_multiple_of(ALIGNMENT);
+        let pages = blocks.div_ceil(self.page_blocks);
+        let sector = u64::from(self.sector_bytes);
+        // The second copy of the last page is the nearest to the first one. From start to start 64 KiB are enough: what touches
+        // both is longer.
+        let second_offset = (base + (pages - 1) * PAGE_SECTORS * sector + ALIGNMENT).next_multiple_of(ALIGNMENT);
+        let slots_offset = (second_offset + pages * sector).next_multiple_of(ALIGNMENT);
         let end_offset = (slots_offset + (slots << self.block_size.shift())).next_multiple_of(ALIGNMENT);
         Zone {
             first: Lba::new(first),
             blocks,
             slots: slots as u32,
-            records_offset: base,
-            generations_offset,
+            pages_offset: base,
+            second_offset,
             slots_offset,
             end_offset,
         }
     }
-
-    /// Blocks whose generations fill one sector: the unit in which tables are read and cached.
-    pub fn page_blocks(&self) -> u64 {
-        u64::from(self.sector_bytes) / 2
-    }
-
-    /// Bytes of the records of one page.
-    pub fn page_records_bytes(&self) -> u64 {
-        self.page_blocks() * RECORD_BYTES as u64
-    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_follow_one_another_and_are_aligned() {
-        for (size, sector, blocks) in
-            [(BlockSize::B4096, 512, 1), (BlockSize::B4096, 4096, 262_145), (BlockSize::B512, 512, 3 << 18)]
-        {
-            let layout = Layout::new(size, sector, blocks).unwrap();
-            let mut at = layout.zones_offset();
-            let mut counted = 0;
-            for zone in (0..layout.zones()).map(|i| layout.zone(i).unwrap()) {
-                assert_eq!(zone.records_offset, at);
-                assert!(zone.generations_offset >= at + zone.blocks * RECORD_BYTES as u64);
-                assert!(zone.slots_offset >= zone.generations_offset + zone.blocks * 2);
-                assert!(zone.end_offset >= zone.slots_offset + (u64::from(zone.slots) << size.shift()));
-                assert!(u64::from(zone.slots) > zone.blocks && zone.slots < 1 << 24);
-                assert_eq!(layout.slots_near(zone.first.checked_add(zone.blocks - 1).unwrap()), zone.slots);
-                assert!([zone.generations_offset, zone.slots_offset, at].iter().all(|o| o % ALIGNMENT == 0));
-                (at, counted) = (zone.end_offset, counted + zone.blocks);
-            }
-            assert_eq!((at + TAIL_BYTES, counted), (layout.medium_bytes(), blocks));
-            assert!(layout.third_offset() >= at && layout.third_offset().is_multiple_of(4096));
-            assert_eq!(layout.zone(layout.zones()), None);
-        }
-    }
-
-    #[test]
-    fn every_zone_has_spare_slots_for_the_largest_request_it_can_get() {
-        const TRANSFER_BYTES: u64 = 1 << 20;
-        for size in [BlockSize::B512, BlockSize::B4096] {
-            for blocks in
-                [1, 15, 16, 17, 255, 2047, 2048, 2049, 100_000, (1 << 18) - 1, 1 << 18, (1 << 18) + 1, 3 << 18]
-            {
-                let layout = Layout::new(size, 512, blocks).unwrap();
-                for zone in (0..layout.zones()).map(|i| layout.zone(i).unwrap()) {
-                    let spare = u64::from(zone.slots) - zone.blocks;
-                    assert!(spare >= zone.blocks.min((TRANSFER_BYTES >> size.shift()) * 4), "{size} {blocks}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn shapes_that_cannot_be_are_refused() {
-        assert_eq!(Layout::new(BlockSize::B512, 512, 0), Err(LayoutError::Empty));
-        assert!(matches!(Layout::new(BlockSize::B512, 4096, 1), Err(LayoutError::Sector { .. })));
-        assert!(matches!(Layout::new(BlockSize::B4096, 1024, 1), Err(LayoutError::Sector { .. })));
-        assert!(matches!(Layout::new(BlockSize::B4096, 512, u64::MAX), Err(LayoutError::TooLarge { .. })));
-        assert!(Layout::new(BlockSize::B4096, 512, CAPACITY_BLOCKS_MAX).is_ok());
-    }
-}
+mod tests;

@@ -4,16 +4,29 @@
 //! have been checked; nothing here panics on any input.
 
 mod annex;
+mod generations;
 mod layout;
 mod log_sector;
 mod record;
+mod record_run;
+mod regions;
+mod segments;
 mod superblock;
+mod zone_map;
 
 pub use annex::{ANNEX_HEAD_BYTES, AnnexCopy, annex_offset};
-pub use layout::{BITMAP_PAGE_BYTES, Layout, LayoutError, THIRD_FROM_END_BYTES, Zone};
+pub use generations::Generations;
+pub use layout::{
+    BITMAP_PAGE_BYTES, HEAD_BYTES, LOG_REGIONS, Layout, LayoutError, PAGE_SECTORS, PagePlace, TAIL_BYTES,
+    THIRD_FROM_END_BYTES, Zone,
+};
 pub use log_sector::{LogHeader, LogSector, LogSectorError};
 pub use record::{Kind, RECORD_BYTES, Record, RecordError};
+pub use record_run::RecordRun;
+pub use regions::{Region, RegionKind};
+pub use segments::{SEGMENTS_MAX, Segment};
 pub use superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock, SuperblockError};
+pub use zone_map::ZoneMapSector;
 
 /// Salt of a volume's checksums, so that what an earlier volume left on the same medium is never taken for this one's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,6 +36,36 @@ impl Seed {
     /// The salt of the volume with this identity.
     pub fn of(uuid: &[u8; 16]) -> Seed {
         Seed(crc32c(uuid))
+    }
+
+    /// An identity that has this salt, for a volume of which only the salt is known. It is not the volume's own.
+    pub(crate) fn identity(self) -> [u8; 16] {
+        let of = |word: u32| {
+            let mut identity = [0; 16];
+            identity[12..].copy_from_slice(&word.to_le_bytes());
+            identity
+        };
+        // A CRC is linear but for a constant, and any four bytes in a row reach every value: a system of 32 equations.
+        let origin = crc32c(&of(0));
+        let mut reduced = [(0_u32, 0_u32); 32];
+        for bit in 0..32 {
+            let (mut value, mut word) = (crc32c(&of(1 << bit)) ^ origin, 1 << bit);
+            while let Some(lead) = value.checked_ilog2() {
+                let place = &mut reduced[lead as usize];
+                if place.0 == 0 {
+                    *place = (value, word);
+                    break;
+                }
+                (value, word) = (value ^ place.0, word ^ place.1);
+            }
+        }
+        let (mut left, mut word) = (self.0 ^ origin, 0);
+        for (value, part) in reduced.into_iter().rev() {
+            if value != 0 && left ^ value < left {
+                (left, word) = (left ^ value, word ^ part);
+            }
+        }
+        of(word)
     }
 
     /// The salted checksum of `bytes`.
@@ -46,4 +89,16 @@ pub(crate) fn get<const N: usize>(bytes: &[u8], at: usize) -> u64 {
 /// Stores the low `N` bytes of `value` at `at`, little-endian.
 pub(crate) fn put<const N: usize>(bytes: &mut [u8], at: usize, value: u64) {
     bytes[at..at + N].copy_from_slice(&value.to_le_bytes()[..N]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_salt_has_an_identity() {
+        for salt in [0, 1, 0xffff_ffff, 0xd88b_2fc4, 0x1234_5678, 0x8000_0000] {
+            assert_eq!(Seed::of(&Seed(salt).identity()), Seed(salt), "{salt:#x}");
+        }
+    }
 }

@@ -24,6 +24,8 @@ const CHECKSUM: usize = 28;
 
 /// Flag: the tags came from a host and their guard was not found to match the data, so recovery cannot use it.
 const FLAG_LOOSE: u8 = 1;
+/// Flag, in the log only: the record is that of several blocks without data, as many as the slot field says.
+pub(super) const FLAG_RUN: u8 = 2;
 
 /// What a record says of its block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,6 +83,11 @@ impl Record {
 
     /// The bytes of the record.
     pub fn encode(&self, seed: Seed) -> [u8; RECORD_BYTES] {
+        self.encode_flagged(seed, 0)
+    }
+
+    /// The bytes of the record with further flags.
+    pub(super) fn encode_flagged(&self, seed: Seed, flags: u8) -> [u8; RECORD_BYTES] {
         let mut bytes = [0; RECORD_BYTES];
         bytes[TUPLE..TUPLE + 16].copy_from_slice(&self.tuple);
         put::<5>(&mut bytes, LBA, self.lba.get() % LBA_LIMIT);
@@ -91,7 +98,7 @@ impl Record {
             Kind::Deallocated => 2,
             Kind::Uncorrectable => 3,
         };
-        bytes[FLAGS] = if self.loose { FLAG_LOOSE } else { 0 };
+        bytes[FLAGS] = flags | if self.loose { FLAG_LOOSE } else { 0 };
         let checksum = seed.checksum(&bytes[..CHECKSUM]);
         put::<4>(&mut bytes, CHECKSUM, u64::from(checksum));
         bytes
@@ -99,6 +106,15 @@ impl Record {
 
     /// Reads a record, checking it. Slot and address are in range of their fields, not yet of the volume.
     pub fn decode(bytes: &[u8; RECORD_BYTES], seed: Seed) -> Result<Record, RecordError> {
+        Record::decode_flagged(bytes, seed, 0).map(|(record, _)| record)
+    }
+
+    /// Reads a record that may have further flags, and gives those it has.
+    pub(super) fn decode_flagged(
+        bytes: &[u8; RECORD_BYTES],
+        seed: Seed,
+        flags: u8,
+    ) -> Result<(Record, u8), RecordError> {
         if *bytes == [0; RECORD_BYTES] {
             return Err(RecordError::Blank);
         }
@@ -111,10 +127,10 @@ impl Record {
             3 => Kind::Uncorrectable,
             _ => return Err(RecordError::Unknown),
         };
-        if bytes[FLAGS] & !FLAG_LOOSE != 0 || get::<2>(bytes, GENERATION) == 0 {
+        if bytes[FLAGS] & !(FLAG_LOOSE | flags) != 0 || get::<2>(bytes, GENERATION) == 0 {
             return Err(RecordError::Unknown);
         }
-        Ok(Record::fields(bytes, kind))
+        Ok((Record::fields(bytes, kind), bytes[FLAGS] & flags))
     }
 
     /// The salt with which `bytes` would be the record of this block, where they can be one at all.

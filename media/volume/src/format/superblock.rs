@@ -6,7 +6,7 @@
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_units::BlockSize;
 
-use super::{Layout, LayoutError, Seed, crc32c, get, put};
+use super::{Layout, LayoutError, SEGMENTS_MAX, Seed, crc32c, get, put};
 
 /// Bytes of a superblock: the smallest sector, which is written whole or not at all.
 pub const SUPERBLOCK_BYTES: usize = 512;
@@ -20,6 +20,8 @@ const VERSION: u64 = 2;
 const MAGIC_BYTES_WRONG: usize = 3;
 /// Features: records of blocks that were made unreadable (kind 3) may be there.
 const FEATURE_UNCORRECTABLE: u64 = 1;
+/// Features: the volume was resized, and lies in the segments that are listed.
+const FEATURE_RESIZED: u64 = 2;
 
 const AT_VERSION: usize = 8;
 const AT_FEATURES: usize = 12;
@@ -37,6 +39,10 @@ const AT_ZONE_BLOCKS: usize = 72;
 const AT_ZONES_OFFSET: usize = 80;
 const AT_ZONE_STRIDE: usize = 88;
 const AT_LOG_TAIL: usize = 96;
+const AT_KEEPS_SPACE: usize = 60;
+const AT_ZONES_MADE: usize = 104;
+const AT_CREATED: usize = 112;
+const AT_SEGMENTS: usize = 120;
 const AT_CHECKSUM: usize = 508;
 
 /// What a superblock says.
@@ -54,8 +60,12 @@ pub struct Superblock {
     pub clean: bool,
     /// Blocks may have been made unreadable (feature bit 0): set before the first record that says so, and never cleared.
     pub uncorrectable: bool,
+    /// The space of the volume was taken when it was made, and free slots keep it.
+    pub keeps_space: bool,
     /// Sequence number of the first log sector whose records are not all in the tables.
     pub log_tail: u64,
+    /// So many zones had tables at least when it was written: a zone map that knows fewer is an old one.
+    pub zones_made: u64,
 }
 
 /// Why these bytes are no superblock that can be used.
@@ -125,7 +135,9 @@ impl Superblock {
         let mut bytes = [0; SUPERBLOCK_BYTES];
         bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
         put::<4>(&mut bytes, AT_VERSION, VERSION);
-        put::<4>(&mut bytes, AT_FEATURES, if self.uncorrectable { FEATURE_UNCORRECTABLE } else { 0 });
+        let uncorrectable = if self.uncorrectable { FEATURE_UNCORRECTABLE } else { 0 };
+        let resized = if self.layout.is_resized() { FEATURE_RESIZED } else { 0 };
+        put::<4>(&mut bytes, AT_FEATURES, uncorrectable | resized);
         bytes[AT_UUID..AT_UUID + 16].copy_from_slice(&self.uuid);
         put::<8>(&mut bytes, AT_SERIAL, self.serial);
         put::<4>(&mut bytes, AT_BLOCK_BYTES, self.layout.block_size().bytes() as u64);
@@ -136,11 +148,19 @@ impl Superblock {
         put::<1>(&mut bytes, AT_TYPE, protection);
         put::<1>(&mut bytes, AT_STORAGE_TAG, storage_tag);
         put::<1>(&mut bytes, AT_CLEAN, u64::from(self.clean));
+        put::<1>(&mut bytes, AT_KEEPS_SPACE, u64::from(self.keeps_space));
         put::<8>(&mut bytes, AT_LOG_SECTORS, self.layout.log_sectors());
         put::<8>(&mut bytes, AT_ZONE_BLOCKS, self.layout.zone_blocks());
         put::<8>(&mut bytes, AT_ZONES_OFFSET, self.layout.zones_offset());
         put::<8>(&mut bytes, AT_ZONE_STRIDE, self.layout.zone_stride());
         put::<8>(&mut bytes, AT_LOG_TAIL, self.log_tail);
+        put::<8>(&mut bytes, AT_ZONES_MADE, self.zones_made);
+        if self.layout.is_resized() {
+            put::<8>(&mut bytes, AT_CREATED, self.layout.created_blocks());
+            for (number, segment) in self.layout.segments().iter().enumerate() {
+                put::<8>(&mut bytes, AT_SEGMENTS + number * 8, segment.blocks);
+            }
+        }
         let checksum = crc32c(&bytes[..AT_CHECKSUM]);
         put::<4>(&mut bytes, AT_CHECKSUM, u64::from(checksum));
         bytes
@@ -155,27 +175,36 @@ impl Superblock {
         if get::<4>(bytes, AT_CHECKSUM) != u64::from(crc32c(&bytes[..AT_CHECKSUM])) {
             return Err(SuperblockError::Checksum);
         }
-        let uncorrectable = match (get::<4>(bytes, AT_VERSION), get::<4>(bytes, AT_FEATURES)) {
-            (VERSION, features @ (0 | FEATURE_UNCORRECTABLE)) => features == FEATURE_UNCORRECTABLE,
-            (VERSION, features) => return Err(SuperblockError::Features(features & !FEATURE_UNCORRECTABLE)),
-            (version, _) => return Err(SuperblockError::Version(version)),
-        };
+        let (version, features) = (get::<4>(bytes, AT_VERSION), get::<4>(bytes, AT_FEATURES));
+        if version != VERSION {
+            return Err(SuperblockError::Version(version));
+        }
+        let unknown = features & !(FEATURE_UNCORRECTABLE | FEATURE_RESIZED);
+        if unknown != 0 {
+            return Err(SuperblockError::Features(unknown));
+        }
+        let uncorrectable = features & FEATURE_UNCORRECTABLE != 0;
         let layout = decode_layout(bytes)?;
         let log_tail = get::<8>(bytes, AT_LOG_TAIL);
         // Sequence numbers count up by one a sector and so never get near the end in the life of a medium.
         if log_tail > u64::MAX / 2 {
             return Err(impossible("log tail", log_tail));
         }
-        let clean = match get::<1>(bytes, AT_CLEAN) {
-            0 => false,
-            1 => true,
-            value => return Err(impossible("clean mark", value)),
+        let zones_made = get::<8>(bytes, AT_ZONES_MADE);
+        if zones_made > layout.zones() {
+            return Err(impossible("number of zones with tables", zones_made));
+        }
+        let mark = |at, field| match get::<1>(bytes, at) {
+            0 => Ok(false),
+            1 => Ok(true),
+            value => Err(impossible(field, value)),
         };
+        let (clean, keeps_space) = (mark(AT_CLEAN, "clean mark")?, mark(AT_KEEPS_SPACE, "space mark")?);
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&bytes[AT_UUID..AT_UUID + 16]);
         let protection = decode_protection(bytes)?;
         let serial = get::<8>(bytes, AT_SERIAL);
-        Ok(Superblock { uuid, serial, layout, protection, clean, uncorrectable, log_tail })
+        Ok(Superblock { uuid, serial, layout, protection, clean, uncorrectable, keeps_space, log_tail, zones_made })
     }
 }
 
@@ -199,11 +228,24 @@ fn protection_codes(protection: Option<PiFormat>) -> (u64, u64, u64) {
     (guard, protection, u64::from(format.storage_tag_bits()))
 }
 
-/// The layout follows from three fields; those that repeat what follows must agree.
+/// The layout follows from three fields, and from the segments of a volume that was resized; those that repeat what follows must
+/// agree.
 fn decode_layout(bytes: &[u8]) -> Result<Layout, SuperblockError> {
     let block_bytes = get::<4>(bytes, AT_BLOCK_BYTES);
     let block_size = BlockSize::from_bytes(block_bytes).ok_or(impossible("block size", block_bytes))?;
-    let layout = Layout::new(block_size, get::<4>(bytes, AT_SECTOR_BYTES) as u32, get::<8>(bytes, AT_CAPACITY))?;
+    let (sector_bytes, capacity_blocks) = (get::<4>(bytes, AT_SECTOR_BYTES) as u32, get::<8>(bytes, AT_CAPACITY));
+    let layout = match get::<4>(bytes, AT_FEATURES) & FEATURE_RESIZED {
+        0 => Layout::new(block_size, sector_bytes, capacity_blocks)?,
+        _ => {
+            let listed: [u64; SEGMENTS_MAX] = std::array::from_fn(|number| get::<8>(bytes, AT_SEGMENTS + number * 8));
+            let count = listed.iter().position(|blocks| *blocks == 0).unwrap_or(SEGMENTS_MAX);
+            if let Some(stray) = listed[count..].iter().find(|blocks| **blocks != 0) {
+                return Err(impossible("list of segments", *stray));
+            }
+            let created = get::<8>(bytes, AT_CREATED);
+            Layout::resized(block_size, sector_bytes, created, &listed[..count], capacity_blocks)?
+        }
+    };
     for (field, at, due) in [
         ("log size", AT_LOG_SECTORS, layout.log_sectors()),
         ("zone size", AT_ZONE_BLOCKS, layout.zone_blocks()),
@@ -250,8 +292,10 @@ mod tests {
             layout: Layout::new(BlockSize::B4096, 512, 1000).unwrap(),
             protection: Some(PiFormat::with_default_storage_tag(GuardKind::Crc64, ProtectionType::Type1)),
             clean: true,
+            keeps_space: true,
             uncorrectable: false,
             log_tail: 12,
+            zones_made: 1,
         }
     }
 
@@ -314,13 +358,102 @@ mod tests {
             (AT_TYPE, "protection type"),
             (AT_STORAGE_TAG, "storage tag size"),
             (AT_CLEAN, "clean mark"),
+            (AT_KEEPS_SPACE, "space mark"),
             (AT_LOG_SECTORS, "log size"),
             (AT_ZONE_STRIDE, "zones' stride"),
+            (AT_ZONES_MADE, "number of zones with tables"),
         ] {
             let why = Superblock::decode(&forged::<1>(at, 0xee)).unwrap_err();
             assert!(matches!(why, SuperblockError::Field { field: f, .. } if f == field), "{field}: {why}");
         }
         assert!(matches!(Superblock::decode(&forged::<8>(AT_CAPACITY, 0)), Err(SuperblockError::Layout(_))));
+    }
+
+    fn resized() -> Superblock {
+        let layout = superblock(1).layout.with_capacity(1700).unwrap();
+        Superblock { layout: layout.with_capacity(1500).unwrap(), ..superblock(1) }
+    }
+
+    #[test]
+    fn a_resized_volume_lists_its_segments_and_a_new_one_nothing() {
+        assert!(superblock(1).encode()[AT_CREATED..AT_CHECKSUM].iter().all(|byte| *byte == 0));
+        let old = resized();
+        let bytes = old.encode();
+        assert_eq!((bytes[AT_FEATURES], get::<8>(&bytes, AT_CREATED)), (2, 1000));
+        assert_eq!([0, 8, 16].map(|at| get::<8>(&bytes, AT_SEGMENTS + at)), [1000, 700, 0]);
+        assert_eq!(Superblock::decode(&bytes), Ok(old));
+        assert!(Superblock::is_trace_at(&bytes, old.layout.third_offset()));
+        assert!(!Superblock::is_trace_at(&bytes, superblock(1).layout.third_offset()));
+    }
+
+    #[test]
+    fn segments_that_cannot_be_are_refused() {
+        let forge = |segments: &[u64], created: u64, capacity: u64| {
+            let mut bytes = resized().encode();
+            bytes[AT_SEGMENTS..AT_CHECKSUM].fill(0);
+            segments.iter().enumerate().for_each(|(at, blocks)| put::<8>(&mut bytes, AT_SEGMENTS + at * 8, *blocks));
+            put::<8>(&mut bytes, AT_CREATED, created);
+            put::<8>(&mut bytes, AT_CAPACITY, capacity);
+            let checksum = crc32c(&bytes[..AT_CHECKSUM]);
+            put::<4>(&mut bytes, AT_CHECKSUM, u64::from(checksum));
+            Superblock::decode(&bytes)
+        };
+        assert!(forge(&[1000, 700], 1000, 1500).is_ok());
+        for (segments, created, capacity) in [
+            (&[][..], 1000, 1500),
+            (&[1000, 499], 1000, 1500),
+            (&[1000, 500, 9], 1000, 1500),
+            (&[1000, 700], 1000, 1000),
+            (&[1000, u64::MAX], 1000, 1500),
+            (&[1000, (1 << 40) - 999], 1000, 1500),
+            (&[1000, 0, 700], 1000, 1500),
+            (&[0, 1000, 700], 1000, 1500),
+            (&[1000, 700], 0, 1500),
+            (&[1000, 700], (1 << 40) + 1, 1500),
+            (&[1000, 700], 1 << 30, 1500),
+            (&[900, 700], 1000, 1500),
+        ] {
+            let why = forge(segments, created, capacity).unwrap_err();
+            assert!(matches!(why, SuperblockError::Layout(_) | SuperblockError::Field { .. }), "{segments:?}: {why}");
+        }
+    }
+
+    #[test]
+    fn any_list_of_segments_is_refused_or_means_what_writing_it_again_means() {
+        let (mut state, mut taken) = (0x9e37_79b9_7f4a_7c15_u64, 0);
+        let mut draw = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state >> 11
+        };
+        for _ in 0..20_000 {
+            let created = 1 + draw() % 3000;
+            let mut superblock =
+                Superblock { layout: Layout::new(BlockSize::B4096, 512, created).unwrap(), ..resized() };
+            for _ in 0..draw() % 6 {
+                let capacity = 1 + draw() % (1 << (draw() % 22));
+                superblock.layout = superblock.layout.with_capacity(capacity).unwrap_or(superblock.layout);
+            }
+            superblock.zones_made = 0;
+            let mut bytes = superblock.encode();
+            assert_eq!(Superblock::decode(&bytes), Ok(superblock));
+            for _ in 0..1 + draw() % 3 {
+                let at =
+                    [AT_CREATED, AT_CAPACITY, AT_SEGMENTS, AT_SEGMENTS + 8, AT_SEGMENTS + 120][draw() as usize % 5];
+                let value = draw() >> (draw() % 53);
+                put::<8>(&mut bytes, at, value);
+            }
+            let checksum = crc32c(&bytes[..AT_CHECKSUM]);
+            put::<4>(&mut bytes, AT_CHECKSUM, u64::from(checksum));
+            let Ok(found) = Superblock::decode(&bytes) else { continue };
+            taken += 1;
+            assert_eq!(Superblock::decode(&found.encode()), Ok(found));
+            let layout = found.layout;
+            let (last, zones) = (sealblock_units::Lba::new(layout.capacity_blocks() - 1), layout.zones());
+            assert_eq!(layout.zone_of(last), zones - 1);
+            assert_eq!(layout.zone(zones - 1).unwrap().end_offset, layout.tail_offset());
+            assert!(layout.page_place(layout.page_of(last).0).is_some() && layout.zone(zones).is_none());
+        }
+        assert!(taken > 100, "{taken} were taken");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use sealblock_units::{BlockSize, Extent, Lba};
 
 use super::setup::{Rig, TestMedium, created, pattern, protection};
 use crate::DamageKind;
-use crate::format::{ANNEX_HEAD_BYTES, annex_offset};
+use crate::format::{ANNEX_HEAD_BYTES, Layout};
 
 fn digest(rig: &Rig, start: u64, blocks: u64) -> Result<Digested, Error> {
     let extent = Extent::from_raw(start, blocks).unwrap();
@@ -82,19 +82,71 @@ fn the_annex_is_durable_and_beside_the_blocks() {
     }
 }
 
+/// Turns a bit of what a copy at this offset holds.
+fn turn_a_bit(medium: &TestMedium, offset: u64) {
+    medium.bytes.borrow_mut()[offset as usize + ANNEX_HEAD_BYTES] ^= 1;
+}
+
 #[test]
-fn a_torn_or_damaged_copy_leaves_the_one_before() {
+fn one_damaged_copy_costs_nothing_and_torn_twins_leave_what_was_there_before() {
     let medium = medium();
     let rig = Rig::open(&medium, false).unwrap();
     note(&rig, AnnexSlot::Group, b"old").unwrap();
     note(&rig, AnnexSlot::Group, b"new").unwrap();
     drop(rig);
-    let at = annex_offset(AnnexSlot::Group, 2) as usize + ANNEX_HEAD_BYTES;
-    medium.bytes.borrow_mut()[at] ^= 1;
+    let twins = Layout::new(BlockSize::B4096, 512, 64).unwrap().annex_offsets(AnnexSlot::Group, 2);
+    for twin in twins {
+        turn_a_bit(&medium, twin);
+        let rig = Rig::open(&medium, true).unwrap();
+        assert_eq!((noted(&rig, AnnexSlot::Group), rig.lost_copies()), (b"new".to_vec(), 1));
+        turn_a_bit(&medium, twin);
+    }
+    // Both hang on one write, which a crash can tear.
+    twins.iter().for_each(|twin| turn_a_bit(&medium, *twin));
     let rig = Rig::open(&medium, false).unwrap();
     assert_eq!(noted(&rig, AnnexSlot::Group), b"old");
     note(&rig, AnnexSlot::Group, b"newer").unwrap();
     assert_eq!(noted(&Rig::open(&medium, true).unwrap(), AnnexSlot::Group), b"newer");
+}
+
+#[test]
+fn either_end_of_the_volume_can_be_lost_without_what_the_annex_holds() {
+    let layout = Layout::new(BlockSize::B4096, 512, 64).unwrap();
+    let end = layout.medium_bytes() as usize;
+    for writes in 1..4_u8 {
+        let medium = medium();
+        let rig = Rig::open(&medium, false).unwrap();
+        for round in 1..=writes {
+            note(&rig, AnnexSlot::Group, &[round; 20]).unwrap();
+            note(&rig, AnnexSlot::Scrub, &[round; 9]).unwrap();
+        }
+        drop(rig);
+        let whole = medium.bytes.borrow().clone();
+        for lost in [0..64 << 10, end - (64 << 10)..end, 512..(64 << 10) + 512, end - (65 << 10)..end - 1024] {
+            medium.bytes.borrow_mut().copy_from_slice(&whole);
+            medium.bytes.borrow_mut()[lost.clone()].fill(0xa5);
+            for read_only in [true, false] {
+                let rig = Rig::open(&medium, read_only).unwrap();
+                assert_eq!(noted(&rig, AnnexSlot::Group), [writes; 20], "{lost:?}");
+                assert_eq!(noted(&rig, AnnexSlot::Scrub), [writes; 9], "{lost:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_annex_that_cannot_be_read_is_not_an_empty_one() {
+    let medium = medium();
+    let rig = Rig::open(&medium, false).unwrap();
+    note(&rig, AnnexSlot::Group, b"old").unwrap();
+    note(&rig, AnnexSlot::Group, b"new").unwrap();
+    drop(rig);
+    let rig = Rig::open(&medium, true).unwrap();
+    medium.unreadable.set((4096, u64::MAX));
+    let why = rig.run(rig.gate.execute(Operation::ReadAnnex { slot: AnnexSlot::Group })).unwrap_err();
+    assert!(why.to_string().contains("neither copy"), "{why}");
+    medium.unreadable.set((4096, 64 << 10));
+    assert_eq!(noted(&rig, AnnexSlot::Group), b"new");
 }
 
 #[test]

@@ -15,7 +15,7 @@ use sealblock_integrity::{GuardKind, ProtectionType, Sealed, Tags};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent};
 
-use super::setup::{Rig, StoppedClock, TestMedium, created, pattern, protection};
+use super::setup::{Rig, TestClock, TestMedium, created, pattern, protection};
 use crate::{OpenOptions, Opened, Volume, open};
 
 const BLOCKS: u64 = 64;
@@ -72,11 +72,11 @@ async fn turns(count: u64) {
     .await;
 }
 
-type TestVolume = Rc<Volume<TestMedium, StoppedClock>>;
+type TestVolume = Rc<Volume<TestMedium, TestClock>>;
 
-fn open_now(medium: &TestMedium, read_only: bool) -> Opened<TestMedium, StoppedClock> {
+fn open_now(medium: &TestMedium, read_only: bool) -> Opened<TestMedium, TestClock> {
     let options = OpenOptions { read_only, ..OpenOptions::default() };
-    futures_executor::block_on(open(medium.clone(), StoppedClock, &options)).unwrap()
+    futures_executor::block_on(open(medium.clone(), TestClock::default(), &options)).unwrap()
 }
 
 async fn write(volume: &TestVolume, lba: u64, seed: u64, durability: Durability) -> Result<(), Error> {

@@ -60,60 +60,6 @@ fn expected_and_actual_are_the_values_in_question() {
 }
 
 #[test]
-fn a_wiped_table_is_found_and_not_read_as_never_written() {
-    let rig = Rig::new(BlockSize::B4096, 64, protection(GuardKind::Crc16, ProtectionType::Type1));
-    rig.write(8, &pattern(1, 8 * 4096)).unwrap();
-    let layout = rig.gate.device().layout;
-    let medium = rig.close();
-    let records = layout.zone(0).unwrap().records_offset as usize;
-    medium.bytes.borrow_mut()[records..records + 2048].fill(0);
-    let again = Rig::open(&medium, true).unwrap();
-    let lbas: Vec<_> = faults(&again).iter().map(|fault| (fault.lba.get(), fault.field)).collect();
-    assert_eq!(lbas, (8..16).map(|lba| (lba, FaultField::Media)).collect::<Vec<_>>());
-}
-
-#[test]
-fn an_unreadable_sector_of_the_tables_costs_the_blocks_whose_records_lie_there_and_no_others() {
-    let format = protection(GuardKind::Crc16, ProtectionType::Type1);
-    let rig = Rig::new(BlockSize::B4096, 64, format);
-    let data = pattern(1, 64 * 4096);
-    rig.write(0, &data).unwrap();
-    let layout = rig.gate.device().layout;
-    let medium = rig.close();
-    let (sector, zone) = (u64::from(layout.sector_bytes()), layout.zone(0).unwrap());
-    let per_sector = sector / crate::format::RECORD_BYTES as u64;
-    for read_only in [true, false] {
-        // A sector of records, and the one with the generations of the whole page.
-        for (from, lost) in
-            [(zone.records_offset + sector, per_sector..2 * per_sector), (zone.generations_offset, 0..64)]
-        {
-            medium.unreadable.set((from, from + sector));
-            medium.read_only.set(read_only);
-            let rig = Rig::open(&medium, read_only).unwrap();
-            let due: Vec<_> = lost.clone().map(|lba| (lba, FaultField::Media)).collect();
-            let found: Vec<_> = faults(&rig).iter().map(|fault| (fault.lba.get(), fault.field)).collect();
-            assert_eq!(found, due);
-            for lba in 0..64 {
-                let read = rig.read(lba, 1);
-                if lost.contains(&lba) {
-                    let error = read.unwrap_err();
-                    assert_eq!(error.faults().unwrap().as_slice(), [Fault::media(Lba::new(lba))]);
-                } else {
-                    assert!(read.unwrap() == data[lba as usize * 4096..][..4096]);
-                }
-            }
-            // The medium gets over it, and so does the volume, which has written nothing over what it could not read.
-            medium.unreadable.set((0, 0));
-            rig.verify().unwrap();
-            assert!(rig.read(0, 64).unwrap() == data);
-            if !read_only {
-                rig.close();
-            }
-        }
-    }
-}
-
-#[test]
 fn a_host_may_choose_reference_tags_and_a_bit_that_falls_over_in_one_is_damage() {
     for kind in [ProtectionType::Type2, ProtectionType::Type3] {
         for guard in [GuardKind::Crc16, GuardKind::Crc64] {

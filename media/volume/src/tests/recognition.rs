@@ -40,7 +40,7 @@ fn traces(medium: &TestMedium) -> Vec<Trace> {
 /// Which copies of the superblock an opening for reading finds lost.
 fn lost(medium: &TestMedium) -> Vec<u64> {
     let options = crate::OpenOptions { read_only: true, ..Default::default() };
-    let opened = block_on(open(medium.clone(), super::setup::StoppedClock, &options)).unwrap();
+    let opened = block_on(open(medium.clone(), super::setup::TestClock::default(), &options)).unwrap();
     let lost = opened.description.superblocks.into_iter().filter(|copy| copy.lost.is_some());
     lost.map(|copy| copy.offset_bytes).collect()
 }
@@ -104,11 +104,20 @@ fn what_is_left_of_a_volume_is_told_by_any_part_of_it() {
     assert_eq!(traces(&medium)[..2], [Trace::Superblock(0), Trace::Superblock(32 << 10)]);
     assert!(matches!(Rig::open(&medium, true).err(), Some(VolumeError::Superblock(_))));
     wipe(&medium, 0, 64 << 10);
-    assert_eq!(traces(&medium), [Trace::Log(64 << 10), Trace::Records(128 << 10)]);
+    let layout = Layout::new(BlockSize::B4096, 512, BLOCKS).unwrap();
+    let (map, tables) = (layout.zone_map_offset(0), layout.zones_offset());
+    assert_eq!(traces(&medium), [Trace::Log(64 << 10), Trace::ZoneMap(map), Trace::Records(tables)]);
     let logless = TestMedium::new(0, 512);
     *logless.bytes.borrow_mut() = medium.bytes.borrow().clone();
-    wipe(&logless, 64 << 10, 128 << 10);
-    assert_eq!(traces(&logless), [Trace::Records(128 << 10)]);
+    wipe(&logless, 64 << 10, map as usize);
+    assert_eq!(traces(&logless), [Trace::ZoneMap(map), Trace::Records(tables)]);
+    wipe(&logless, 64 << 10, tables as usize);
+    assert_eq!(traces(&logless), [Trace::Records(tables)]);
+    // Of a volume that was never written to, the map of zones tells.
+    let fresh = created(BlockSize::B4096, 512, BLOCKS, None);
+    wipe(&fresh, 0, map as usize);
+    wipe(&fresh, third(), third() + 512);
+    assert_eq!(traces(&fresh), [Trace::ZoneMap(map)]);
     // A third superblock by itself, damaged.
     let medium = used();
     wipe(&medium, 0, third());
@@ -124,7 +133,7 @@ fn tables_are_found_behind_logs_of_any_length() {
         rig.write(0, &pattern(1, 16 * size.bytes())).unwrap();
         let medium = rig.close();
         let tables = Layout::new(size, sector, blocks).unwrap().zones_offset();
-        assert!(tables > 128 << 10);
+        assert!(tables > 320 << 10);
         wipe(&medium, 0, tables as usize);
         let length = medium.bytes.borrow().len();
         wipe(&medium, length - 4096, length);
@@ -175,7 +184,13 @@ fn a_new_volume_leaves_no_superblock_of_the_one_before() {
     let medium = used();
     let length = medium.bytes.borrow().len();
     medium.bytes.borrow_mut().resize(length + (8 << 20), 0);
-    let options = CreateOptions { block_size: BlockSize::B4096, capacity_blocks: 64, protection: None, uuid: [3; 16] };
+    let options = CreateOptions {
+        block_size: BlockSize::B4096,
+        capacity_blocks: 64,
+        protection: None,
+        uuid: [3; 16],
+        preallocate: false,
+    };
     block_on(create(&medium, &options)).unwrap();
     assert!(medium.bytes.borrow()[third()..third() + 512] == [0; 512], "the old third copy is gone");
     wipe(&medium, 0, 64 << 10);

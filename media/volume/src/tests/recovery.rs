@@ -1,26 +1,31 @@
 //! Faults around recovery that the simulator found once, each as small as it gets.
 
-use sealblock_block::{Device, Durability, Operation};
+use sealblock_block::{Device, Durability, Fault, Operation};
 use sealblock_integrity::{Checks, GuardKind, ProtectionType, Unverified};
 use sealblock_runtime_memory::Slice;
-use sealblock_units::{BlockSize, Extent};
+use sealblock_units::{BlockSize, Extent, Lba};
 
-use super::setup::{Rig, TestMedium, created, pattern, protection};
-use crate::format::{SUPERBLOCK_OFFSETS, Superblock};
+use super::setup::{Rig, TestClock, TestMedium, created, pattern, protection};
+use crate::format::{Record, SUPERBLOCK_OFFSETS, Superblock};
+use crate::page::Entry;
 
 fn medium() -> TestMedium {
     created(BlockSize::B4096, 512, 256, protection(GuardKind::Crc32c, ProtectionType::Type1))
 }
 
-/// Overwrites the data of a block that was written last, as if they had never arrived.
-fn lose_data(rig: &Rig, lba: u64) {
+/// The newest record of a block.
+fn newest(rig: &Rig, lba: u64) -> Record {
     let volume = rig.gate.device();
-    let record = volume.overlay.get(sealblock_units::Lba::new(lba));
-    let record = record.unwrap_or_else(|| {
-        let (page, index) = volume.table.locate(sealblock_units::Lba::new(lba));
-        crate::format::Record::decode_unchecked(&volume.table.cached(page).unwrap().raw(index).0)
-    });
-    let at = volume.slot_offset(0, record.slot) as usize;
+    volume.overlay.get(Lba::new(lba)).unwrap_or_else(|| match volume.entry_now(Lba::new(lba)) {
+        Some(Entry::Record(record)) => record,
+        other => panic!("no record but {other:?}"),
+    })
+}
+
+/// Overwrites the data of a block that was written last, as if they had never arrived.
+pub(super) fn lose_data(rig: &Rig, lba: u64) {
+    let volume = rig.gate.device();
+    let at = volume.slot_offset(0, newest(rig, lba).slot) as usize;
     rig.medium.bytes.borrow_mut()[at..at + 512].fill(0xee);
 }
 
@@ -80,19 +85,31 @@ fn opening_for_writing_syncs_before_it_decides() {
 }
 
 #[test]
-fn a_slot_that_cannot_be_read_after_a_crash_is_not_taken_for_one_that_was_not_written() {
+fn a_slot_that_cannot_be_read_after_a_crash_is_an_unreadable_block_and_not_an_older_one() {
     let medium = medium();
     let rig = Rig::open(&medium, false).unwrap();
     rig.write(7, &pattern(1, 4096)).unwrap();
     rig.flush().unwrap();
-    let slots = rig.gate.device().layout.zone(0).unwrap().slots_offset;
+    rig.write(8, &pattern(2, 4096)).unwrap();
+    rig.write(7, &pattern(3, 4096)).unwrap();
+    rig.flush().unwrap();
+    let volume = rig.gate.device();
+    let slot = volume.slot_offset(0, newest(&rig, 7).slot);
     drop(rig);
-    medium.unreadable.set((slots, slots + (1 << 20)));
-    assert!(Rig::open(&medium, false).is_err());
-    let reader = Rig::open(&medium, true).unwrap();
-    assert_eq!(reader.read(7, 1).unwrap_err().faults().unwrap().as_slice().len(), 1);
+    medium.unreadable.set((slot, slot + 4096));
+    for read_only in [true, false] {
+        medium.read_only.set(read_only);
+        let options = crate::OpenOptions { read_only, ..crate::OpenOptions::default() };
+        let told = futures_executor::block_on(crate::open(medium.copy(), TestClock::default(), &options));
+        assert_eq!(told.unwrap().description.unreadable, [Lba::new(7)]);
+        let rig = Rig::open(&medium, read_only).unwrap();
+        assert_eq!(rig.read(7, 1).unwrap_err().faults().unwrap().as_slice(), [Fault::media(Lba::new(7))]);
+        assert_eq!(rig.read(8, 1).unwrap(), pattern(2, 4096));
+    }
     medium.unreadable.set((0, 0));
-    assert_eq!(Rig::open(&medium, false).unwrap().read(7, 1).unwrap(), pattern(1, 4096));
+    let rig = Rig::open(&medium, false).unwrap();
+    assert_eq!(rig.read(7, 1).unwrap(), pattern(3, 4096), "the medium gets over it, and so does the volume");
+    rig.verify().unwrap();
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! A medium in memory, a clock that stands still, and a volume on them.
 
 use std::cell::{Cell, RefCell};
-use std::future::{pending, poll_fn};
+use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_executor::LocalPool;
 use futures_util::task::LocalSpawnExt;
 use sealblock_block::{
-    Answer, Clock, Device, Durability, Error, Gate, Medium, MediumError, MediumErrorKind, Operation,
+    Answer, Clock, Device, Durability, Error, Event, Gate, Medium, MediumError, MediumErrorKind, Operation,
 };
 use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_runtime_memory::{Buffer, Slice};
@@ -24,19 +24,35 @@ pub struct TestMedium {
     pub syncs: Rc<Cell<u64>>,
     pub written_bytes: Rc<Cell<u64>>,
     pub punched_bytes: Rc<Cell<u64>>,
+    /// Whether each 4 KiB takes space.
+    pub allocated: Rc<RefCell<Vec<bool>>>,
+    /// Whether space can be reserved.
+    pub reserves: Rc<Cell<bool>>,
     /// Writes at or behind this offset fail for lack of space.
     pub full_from: Rc<Cell<u64>>,
     pub read_only: Rc<Cell<bool>>,
+    /// Writes, syncs, holes and changes of length that work before all fail, as on a machine that stops.
+    pub changes_left: Rc<Cell<u64>>,
+    /// It becomes longer where it has no space for it, as files do.
+    pub grows_full: Rc<Cell<bool>>,
+    /// Its length does not change.
+    pub keeps_length: Rc<Cell<bool>>,
     /// Syncs that work before they fail.
     pub syncs_left: Rc<Cell<u64>>,
     /// Bytes from and to which reads fail.
     pub unreadable: Rc<Cell<(u64, u64)>>,
+    /// Bytes from and to which writes wait until they are let go.
+    pub held: Rc<Cell<(u64, u64)>>,
+    pub let_go: Rc<Event>,
     /// How often an operation is polled before it is carried out.
     pub turns: Rc<Cell<u32>>,
     /// Writes whose futures were dropped; they go on until [`Medium::drain`].
     pub late: Rc<RefCell<Vec<(u64, Slice)>>>,
     pub sector_bytes: u32,
 }
+
+/// Unit in which space is taken.
+const SPACE_BYTES: u64 = 4096;
 
 /// A write that has not ended. Dropped before, it goes on.
 struct Flight<'a> {
@@ -57,10 +73,17 @@ impl TestMedium {
             syncs: Rc::default(),
             written_bytes: Rc::default(),
             punched_bytes: Rc::default(),
+            allocated: Rc::default(),
+            reserves: Rc::new(Cell::new(true)),
             full_from: Rc::new(Cell::new(u64::MAX)),
             read_only: Rc::default(),
+            changes_left: Rc::new(Cell::new(u64::MAX)),
+            grows_full: Rc::default(),
+            keeps_length: Rc::default(),
             syncs_left: Rc::new(Cell::new(u64::MAX)),
             unreadable: Rc::default(),
+            held: Rc::default(),
+            let_go: Rc::default(),
             turns: Rc::default(),
             late: Rc::default(),
             sector_bytes,
@@ -81,13 +104,55 @@ impl TestMedium {
         .await;
     }
 
+    /// Bytes that take space.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.allocated.borrow().iter().filter(|&&taken| taken).count() as u64 * SPACE_BYTES
+    }
+
+    /// Whether each 4 KiB takes space, for as many as there are.
+    fn space(&self) -> std::cell::RefMut<'_, Vec<bool>> {
+        let mut space = self.allocated.borrow_mut();
+        space.resize(self.len_bytes().div_ceil(SPACE_BYTES) as usize, false);
+        space
+    }
+
+    fn take_space(&self, offset_bytes: u64, length_bytes: u64) {
+        let range = offset_bytes / SPACE_BYTES..(offset_bytes + length_bytes).div_ceil(SPACE_BYTES);
+        self.space()[range.start as usize..range.end as usize].fill(true);
+    }
+
     fn put(&self, offset_bytes: u64, from: &[u8]) {
+        self.take_space(offset_bytes, from.len() as u64);
         self.bytes.borrow_mut()[offset_bytes as usize..][..from.len()].copy_from_slice(from);
+    }
+
+    /// Holds no write any more.
+    pub fn let_all_go(&self) {
+        self.held.set((0, 0));
+        self.let_go.notify();
+    }
+
+    /// Another medium with the same bytes, of which the same cannot be read.
+    pub fn copy(&self) -> TestMedium {
+        let bytes = Rc::new(RefCell::new(self.bytes.borrow().clone()));
+        let unreadable = Rc::new(Cell::new(self.unreadable.get()));
+        let allocated = Rc::new(RefCell::new(self.allocated.borrow().clone()));
+        TestMedium { bytes, unreadable, allocated, ..TestMedium::new(0, self.sector_bytes) }
     }
 
     /// Lets dropped writes end.
     pub fn land(&self) {
         self.late.take().iter().for_each(|(offset, bytes)| self.put(*offset, bytes));
+    }
+
+    /// Counts a change; refuses it when the machine has stopped.
+    fn count_change(&self, doing: &'static str) -> Result<(), MediumError> {
+        if let Some(left) = self.changes_left.get().checked_sub(1) {
+            self.changes_left.set(left);
+            return Ok(());
+        }
+        let reason = "the machine has stopped".to_owned();
+        Err(MediumError { kind: MediumErrorKind::Failed, doing, offset_bytes: 0, reason })
     }
 
     fn check(&self, doing: &'static str, offset_bytes: u64, length: u64) -> Result<(), MediumError> {
@@ -140,9 +205,13 @@ impl Medium for TestMedium {
 
     async fn write(&self, offset_bytes: u64, from: Slice) -> Result<(), MediumError> {
         self.check("write", offset_bytes, from.len() as u64)?;
+        self.count_change("write")?;
         self.written_bytes.set(self.written_bytes.get() + from.len() as u64);
+        let end_bytes = offset_bytes + from.len() as u64;
         let mut flight = Flight { medium: self, write: Some((offset_bytes, from)) };
         self.pass().await;
+        let is_held = || offset_bytes < self.held.get().1 && end_bytes > self.held.get().0;
+        self.let_go.until(|| !is_held()).await;
         if let Some((offset, from)) = flight.write.take() {
             self.put(offset, &from);
         }
@@ -151,6 +220,7 @@ impl Medium for TestMedium {
 
     async fn sync(&self) -> Result<(), MediumError> {
         self.pass().await;
+        self.count_change("sync")?;
         self.syncs.set(self.syncs.get() + 1);
         match self.syncs_left.get().checked_sub(1) {
             Some(left) => self.syncs_left.set(left),
@@ -169,22 +239,71 @@ impl Medium for TestMedium {
 
     async fn punch(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
         self.punched_bytes.set(self.punched_bytes.get() + length_bytes);
+        let whole = offset_bytes.div_ceil(SPACE_BYTES)..(offset_bytes + length_bytes) / SPACE_BYTES;
+        self.space()[whole.start as usize..whole.end as usize].fill(false);
         self.zero(offset_bytes, length_bytes).await
+    }
+
+    async fn reserve(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
+        if !self.reserves.get() {
+            let reason = "no space can be reserved".to_owned();
+            return Err(MediumError { kind: MediumErrorKind::Unsupported, doing: "reserve", offset_bytes, reason });
+        }
+        self.take_space(offset_bytes, length_bytes);
+        Ok(())
+    }
+
+    fn is_hole(&self, offset_bytes: u64, length_bytes: u64) -> bool {
+        let range = offset_bytes / SPACE_BYTES..(offset_bytes + length_bytes).div_ceil(SPACE_BYTES);
+        !self.space()[range.start as usize..range.end as usize].contains(&true)
     }
 
     async fn zero(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
         self.check("zero", offset_bytes, length_bytes)?;
+        self.count_change("zero")?;
         self.bytes.borrow_mut()[offset_bytes as usize..][..length_bytes as usize].fill(0);
         Ok(())
     }
+
+    async fn set_len(&self, length_bytes: u64) -> Result<(), MediumError> {
+        self.count_change("set the length")?;
+        if length_bytes > self.full_from.get() && !self.grows_full.get() {
+            let (kind, reason) = (MediumErrorKind::NoSpace, "full".to_owned());
+            return Err(MediumError { kind, doing: "set the length", offset_bytes: length_bytes, reason });
+        }
+        if !self.keeps_length.get() {
+            self.bytes.borrow_mut().resize(length_bytes as usize, 0);
+            self.space();
+            return Ok(());
+        }
+        // As the default does.
+        let reason = "the medium keeps its length".to_owned();
+        let kind = MediumErrorKind::NoSpace;
+        match length_bytes <= self.len_bytes() {
+            true => Ok(()),
+            false => Err(MediumError { kind, doing: "set the length", offset_bytes: length_bytes, reason }),
+        }
+    }
 }
 
-/// A clock whose time never comes.
-pub struct StoppedClock;
+/// A clock that goes on when it is told to. Clones are the same clock.
+#[derive(Clone, Default)]
+pub struct TestClock {
+    now: Rc<Cell<Duration>>,
+    moved: Rc<Event>,
+}
 
-impl Clock for StoppedClock {
-    fn sleep(&self, _: Duration) -> impl Future<Output = ()> {
-        pending()
+impl TestClock {
+    pub fn pass(&self, time: Duration) {
+        self.now.set(self.now.get() + time);
+        self.moved.notify();
+    }
+}
+
+impl Clock for TestClock {
+    fn sleep(&self, delay: Duration) -> impl Future<Output = ()> {
+        let until = self.now.get() + delay;
+        self.moved.until(move || self.now.get() >= until)
     }
 }
 
@@ -192,7 +311,8 @@ impl Clock for StoppedClock {
 pub struct Rig {
     pool: RefCell<LocalPool>,
     pub medium: TestMedium,
-    pub gate: Gate<Rc<Volume<TestMedium, StoppedClock>>>,
+    pub clock: TestClock,
+    pub gate: Gate<Rc<Volume<TestMedium, TestClock>>>,
 }
 
 pub const UUID: [u8; 16] = *b"an identity here";
@@ -205,19 +325,24 @@ pub fn protection(guard: GuardKind, protection: ProtectionType) -> Option<PiForm
 pub fn created(size: BlockSize, sector_bytes: u32, blocks: u64, protection: Option<PiFormat>) -> TestMedium {
     let layout = Layout::new(size, sector_bytes, blocks).unwrap();
     let medium = TestMedium::new(layout.medium_bytes(), sector_bytes);
-    let options = CreateOptions { block_size: size, capacity_blocks: blocks, protection, uuid: UUID };
+    let options =
+        CreateOptions { block_size: size, capacity_blocks: blocks, protection, uuid: UUID, preallocate: false };
     futures_executor::block_on(create(&medium, &options)).unwrap();
     medium
 }
 
 impl Rig {
     pub fn open(medium: &TestMedium, read_only: bool) -> Result<Rig, VolumeError> {
-        let options = OpenOptions { read_only, cache_bytes: 64 << 10, ..OpenOptions::default() };
-        let mut pool = LocalPool::new();
-        let opened = pool.run_until(open(medium.clone(), StoppedClock, &options))?;
+        Rig::open_with(medium, OpenOptions { read_only, ..OpenOptions::default() })
+    }
+
+    pub fn open_with(medium: &TestMedium, options: OpenOptions) -> Result<Rig, VolumeError> {
+        let options = OpenOptions { cache_bytes: 64 << 10, ..options };
+        let (mut pool, clock) = (LocalPool::new(), TestClock::default());
+        let opened = pool.run_until(open(medium.clone(), clock.clone(), &options))?;
         pool.spawner().spawn_local(opened.worker.run()).unwrap();
         let gate = Gate::new("volume", opened.volume);
-        Ok(Rig { pool: RefCell::new(pool), medium: medium.clone(), gate })
+        Ok(Rig { pool: RefCell::new(pool), medium: medium.clone(), clock, gate })
     }
 
     pub fn new(size: BlockSize, blocks: u64, protection: Option<PiFormat>) -> Rig {
@@ -228,9 +353,21 @@ impl Rig {
         self.pool.borrow_mut().run_until(future)
     }
 
+    /// Lets time pass, and the worker do what there is to do then.
+    pub fn wait(&self, time: Duration) {
+        self.idle();
+        self.clock.pass(time);
+        self.idle();
+    }
+
     /// Lets the worker do what there is to do.
     pub fn idle(&self) {
         self.pool.borrow_mut().run_until_stalled();
+    }
+
+    /// Copies of metadata that were found lost so far.
+    pub fn lost_copies(&self) -> u64 {
+        self.gate.device().table.zones.lost_copies().count()
     }
 
     pub fn size(&self) -> BlockSize {

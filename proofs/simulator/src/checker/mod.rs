@@ -13,7 +13,7 @@ mod tests;
 pub use block::Moment;
 pub use content::{Content, Patterns};
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use sealblock_integrity::Sealed;
 use sealblock_units::{Extent, Lba};
@@ -75,13 +75,24 @@ pub struct Checker {
     /// When the newest of the durable writes was issued.
     newest_durable: Moment,
     blocks_checked: u64,
+    /// Blocks that may be damaged since reads of the medium failed.
+    doubted: BTreeSet<Lba>,
 }
 
 impl Checker {
     /// The checker of a volume that was just created: all blocks read as zeroes.
     pub fn new(patterns: Patterns) -> Checker {
         let (blocks, unflushed) = (BTreeMap::new(), Vec::new());
-        Checker { patterns, blocks, now: 1, requests: 0, unflushed, newest_durable: 0, blocks_checked: 0 }
+        Checker {
+            patterns,
+            blocks,
+            now: 1,
+            requests: 0,
+            unflushed,
+            newest_durable: 0,
+            blocks_checked: 0,
+            doubted: BTreeSet::new(),
+        }
     }
 
     /// What makes and recognises contents.
@@ -218,9 +229,41 @@ impl Checker {
         Checker { requests, ..Checker::new(patterns) }
     }
 
+    /// Reads of the medium fail: any block that was ever written may be damaged from now on, and say so. A slot that cannot be
+    /// read after a crash may hold a write that never arrived; a sector of records that cannot be read is written anew.
+    pub fn doubt_all(&mut self) {
+        let extents: Vec<Extent> = self.blocks.keys().map(|lba| Extent::one(*lba)).collect();
+        self.doubted.extend(self.blocks.keys());
+        let change = self.begin_change(extents, Content::Unreadable, false, false);
+        self.end_change(change, false);
+    }
+
+    /// Whether a block may be damaged since reads of the medium failed.
+    pub fn is_doubted(&self, lba: Lba) -> bool {
+        self.doubted.contains(&lba)
+    }
+
     /// A block holds this, and nothing is known that would be against it.
     pub fn learn(&mut self, lba: Lba, content: Content) {
         self.blocks.insert(lba, Block::holding(content));
+    }
+
+    /// The device has become shorter: blocks from `capacity_blocks` on may not have held anything, and are blank should they come
+    /// back.
+    ///
+    /// # Errors
+    /// When one of them held something for certain.
+    pub fn cut(&mut self, capacity_blocks: u64) -> Result<(), Violation> {
+        let gone: Vec<Lba> = self.blocks.range(Lba::new(capacity_blocks)..).map(|(lba, _)| *lba).collect();
+        for lba in gone {
+            let permitted = self.block(lba).permitted();
+            if !permitted.contains(&Content::Zero) {
+                return Err(Violation(format!("block {lba}: cut off, and may hold only {permitted:?}")));
+            }
+            self.blocks.remove(&lba);
+            self.doubted.remove(&lba);
+        }
+        Ok(())
     }
 
     /// Requests so far, each of which has a version of its own.

@@ -78,6 +78,14 @@ pub(super) fn strike(image: &mut Image, in_flight: &[InFlight], survival: Surviv
     } else if survival != Survival::Nothing && random.chance(50) {
         land_some(image, in_flight, random);
     }
+    if image.is_len_open() {
+        let is_kept = match survival {
+            Survival::Nothing => false,
+            Survival::Everything => true,
+            _ => random.chance(50),
+        };
+        image.settle_len(is_kept);
+    }
     let dirty = image.dirty();
     let view = View::new(image, &dirty, survival, random);
     for number in dirty {

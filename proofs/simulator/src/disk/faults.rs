@@ -18,6 +18,8 @@ pub enum IoKind {
     Punch,
     /// Zero sectors.
     Zero,
+    /// Become longer or shorter.
+    Length,
 }
 
 impl IoKind {
@@ -29,6 +31,7 @@ impl IoKind {
             IoKind::Sync => "sync",
             IoKind::Punch => "punch",
             IoKind::Zero => "zero",
+            IoKind::Length => "change of length",
         }
     }
 }
@@ -59,7 +62,7 @@ impl fmt::Display for FaultRule {
 #[derive(Default)]
 pub(crate) struct Faults {
     rules: Vec<FaultRule>,
-    done: [Cell<u64>; 5],
+    done: [Cell<u64>; 6],
     fired: Cell<u64>,
 }
 

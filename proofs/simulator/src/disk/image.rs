@@ -71,6 +71,8 @@ impl Sector {
 pub struct Image {
     sector_bytes: u32,
     len_bytes: u64,
+    /// Its length after a power cut that undoes what was not synced.
+    durable_len_bytes: u64,
     sectors: BTreeMap<u64, Sector>,
     dirty: BTreeSet<u64>,
     taken: u64,
@@ -84,6 +86,7 @@ impl Image {
         Image {
             sector_bytes,
             len_bytes,
+            durable_len_bytes: len_bytes,
             sectors: BTreeMap::new(),
             dirty: BTreeSet::new(),
             taken: 0,
@@ -130,6 +133,27 @@ impl Image {
         self.sectors.insert(sector, Sector { durable: Some(Slice::copy_from(bytes)), versions: Vec::new() });
     }
 
+    /// Changes the length. What lies behind the end is gone at once, whichever length a power cut leaves.
+    pub(crate) fn set_len(&mut self, len_bytes: u64) {
+        self.len_bytes = len_bytes;
+        let end = len_bytes / u64::from(self.sector_bytes);
+        self.sectors.split_off(&end);
+        self.dirty.split_off(&end);
+    }
+
+    /// Whether a power cut may leave another length.
+    pub(crate) fn is_len_open(&self) -> bool {
+        self.len_bytes != self.durable_len_bytes
+    }
+
+    /// Ends the doubt about the length: the new one, or the one before.
+    pub(crate) fn settle_len(&mut self, is_kept: bool) {
+        if !is_kept {
+            self.set_len(self.durable_len_bytes);
+        }
+        self.durable_len_bytes = self.len_bytes;
+    }
+
     pub(crate) fn next_write(&mut self) -> WriteMark {
         self.writes += 1;
         WriteMark::new(self.writes)
@@ -160,6 +184,7 @@ impl Image {
 
     /// Makes durable what writes had written that had returned by `mark`.
     pub(crate) fn sync(&mut self, mark: u64) {
+        self.durable_len_bytes = self.len_bytes;
         let sectors = &mut self.sectors;
         self.dirty.retain(|number| {
             let Some(sector) = sectors.get_mut(number) else { return false };

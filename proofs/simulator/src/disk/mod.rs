@@ -44,6 +44,8 @@ pub struct Behaviour {
     pub forbid_writes: bool,
     /// The disk lies: of a hundred syncs, this many do nothing and say they did. For tests of the tests.
     pub lie_percent: u64,
+    /// The disk stays as long as it is.
+    pub keeps_length: bool,
     /// How many of a hundred I/Os are slow, by a factor of about a hundred.
     pub slow_percent: u64,
 }
@@ -76,7 +78,7 @@ struct State {
     off: Cell<bool>,
     finding: RefCell<Option<String>>,
     sector_bytes: u32,
-    len_bytes: u64,
+    len_bytes: Cell<u64>,
 }
 
 /// What is being written: bytes, or zeroes over a range.
@@ -122,7 +124,7 @@ impl SimDisk {
     pub fn new(image: Image, behaviour: Behaviour, executor: &Executor, random: Random, trace: Trace) -> SimDisk {
         SimDisk(Rc::new(State {
             sector_bytes: image.sector_bytes(),
-            len_bytes: image.len_bytes(),
+            len_bytes: Cell::new(image.len_bytes()),
             image: RefCell::new(Some(image)),
             faults: Faults::new(behaviour.faults.clone()),
             behaviour,
@@ -198,7 +200,7 @@ impl SimDisk {
             return Err(error(MediumErrorKind::Failed, kind, offset_bytes, "not aligned to sectors"));
         }
         match offset_bytes.checked_add(length_bytes) {
-            Some(end) if end <= self.0.len_bytes => Ok((offset_bytes / sector, end / sector)),
+            Some(end) if end <= self.0.len_bytes.get() => Ok((offset_bytes / sector, end / sector)),
             _ => Err(error(MediumErrorKind::PastEnd, kind, offset_bytes, "past the end")),
         }
     }
@@ -355,7 +357,7 @@ impl SimDisk {
 
 impl Medium for SimDisk {
     fn len_bytes(&self) -> u64 {
-        self.0.len_bytes
+        self.0.len_bytes.get()
     }
 
     fn sector_bytes(&self) -> u32 {
@@ -400,5 +402,24 @@ impl Medium for SimDisk {
 
     async fn zero(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
         self.change_apart(IoKind::Zero, offset_bytes, length_bytes, Payload::Zeroes).await
+    }
+
+    async fn set_len(&self, length_bytes: u64) -> Result<(), MediumError> {
+        self.wait_if_off().await;
+        if self.0.behaviour.forbid_writes {
+            self.find(format!("a change of length to {length_bytes} bytes by a reader"));
+        }
+        if self.0.behaviour.keeps_length {
+            let is_there = length_bytes <= self.len_bytes();
+            let too_long = || error(MediumErrorKind::NoSpace, IoKind::Length, length_bytes, "it keeps its length");
+            return if is_there { Ok(()) } else { Err(too_long()) };
+        }
+        self.start(IoKind::Length, length_bytes, 0);
+        self.boundary().await;
+        self.pass().await;
+        self.with(|image| image.set_len(length_bytes));
+        self.0.len_bytes.set(length_bytes);
+        self.boundary().await;
+        Ok(())
     }
 }

@@ -1,5 +1,7 @@
 //! Damage to the legs of a mirror that was closed in good order.
 
+use std::collections::BTreeMap;
+
 use sealblock_block::{Device, Operation};
 use sealblock_integrity::Checks;
 use sealblock_layers_mirror::MirrorError;
@@ -7,8 +9,9 @@ use sealblock_layers_mirror::judge::Refusal;
 use sealblock_units::{Extent, Lba};
 
 use super::machine::Up;
-use super::rest::settle;
+use super::rest::{come_to_rest, holds, settle};
 use super::trial::{Plan, Trial};
+use crate::checker::{Checker, Content};
 use crate::client::Stop;
 use crate::damage::Damage;
 
@@ -20,9 +23,10 @@ impl Trial {
             return Ok(());
         }
         self.legs.iter_mut().for_each(|leg| leg.allowed = (0..1 << 12).collect());
-        match self.random.below(3) {
+        match self.random.below(4) {
             0 => self.damage_one(*self.random.pick(&legs)),
             1 => self.damage_all(&legs),
+            2 => self.damage_beside(&legs, *self.random.pick(&legs)),
             _ => self.decay(*self.random.pick(&legs)),
         }
     }
@@ -70,6 +74,42 @@ impl Trial {
         came.refused.map_or(Ok(()), |error| Err(format!("with a lost block: {error}")))
     }
 
+    /// A block damaged on all legs but one that was away while hosts wrote, there perhaps or elsewhere: a resync beside damage.
+    fn damage_beside(&mut self, legs: &[usize], away: usize) -> Result<(), String> {
+        let mut present = self.everybody();
+        present[away] = false;
+        if !self.has_everything(&present) {
+            return Ok(());
+        }
+        let before = Before::of(&self.checker.borrow());
+        let plan = self.plan("a machine without one leg", present);
+        let came = self.machine(plan, |up| async move { write_some(&up).await })?;
+        let touched = self.checker.borrow().touched();
+        let mut others = legs.iter().copied().filter(|leg| *leg != away);
+        let (None, true, Some(first)) = (came.refused, self.settled, others.next()) else { return Ok(()) };
+        let Some(Damage { lba, .. }) = self.inflict(first, &touched) else { return Ok(()) };
+        for leg in others {
+            if self.inflict(leg, &[lba]).is_none() {
+                return Ok(());
+            }
+        }
+        let loss = Loss {
+            lba,
+            away,
+            has_copy: before.is_readable(lba),
+            is_proven: before.content.get(&lba).copied() == self.checker.borrow().certain(lba)
+                && self.shape.protection.is_some_and(|format| format.guard().bits() >= 32),
+        };
+        self.story.push(format!("block {lba} is damaged on all legs but leg {away}: {loss:?}"));
+        self.legs.iter_mut().for_each(|leg| leg.allowed = (0..1 << 12).collect());
+        let plan = Plan { is_damaged: true, ..self.plan("a machine with damage beside a resync", self.everybody()) };
+        let came = self.machine(plan, move |up| async move {
+            let _ = beside(&up, &loss).await;
+        })?;
+        self.report.damages_found += 1;
+        came.refused.map_or(Ok(()), |error| Err(format!("with damage beside a resync: {error}")))
+    }
+
     fn decay(&mut self, leg: usize) -> Result<(), String> {
         let earlier = self.earlier(leg);
         let Some(image) = self.legs[leg].image.as_mut() else { return Ok(()) };
@@ -91,6 +131,74 @@ impl Trial {
             Some(error) => Err(format!("with a decayed leg: {error}")),
         }
     }
+}
+
+/// What blocks were certain to hold before a leg went away.
+struct Before {
+    content: BTreeMap<Lba, Content>,
+}
+
+impl Before {
+    fn of(checker: &Checker) -> Before {
+        let of = |lba: Lba| checker.certain(lba).map(|content| (lba, content));
+        Before { content: checker.touched().into_iter().filter_map(of).collect() }
+    }
+
+    /// Whether a block could be read for certain. One that was never touched could.
+    fn is_readable(&self, lba: Lba) -> bool {
+        self.content.get(&lba).is_some_and(|content| *content != Content::Unreadable)
+    }
+}
+
+/// A block that all legs have lost but one that was away.
+#[derive(Clone, Copy, Debug)]
+struct Loss {
+    lba: Lba,
+    away: usize,
+    /// The one that was away can read its copy, however old.
+    has_copy: bool,
+    /// That copy is the current one, and the stored guards of the others can tell.
+    is_proven: bool,
+}
+
+/// Changes blocks here and there and closes in good order.
+async fn write_some(up: &Up) {
+    for _ in 0..up.random.between(1, 6) {
+        let blocks = up.random.between(1, up.client.capacity_blocks().min(8));
+        let first = up.random.below(up.client.capacity_blocks() - blocks + 1);
+        let Ok(extent) = Extent::from_raw(first, blocks) else { return };
+        if up.client.write(extent, up.random.chance(20), &up.random).await.is_err() {
+            return;
+        }
+    }
+    up.close().await;
+}
+
+/// The block that was lost is right or fails, at any time; the leg that was away keeps its copy where it fails; writing it
+/// ends that.
+async fn beside(up: &Up, loss: &Loss) -> Result<(), Stop> {
+    let pieces = up.client.pieces(&up.random);
+    if up.random.chance(50) {
+        for piece in &pieces {
+            up.client.read_or_lose(*piece, loss.lba).await?;
+        }
+    }
+    come_to_rest(up).await?;
+    for piece in pieces {
+        match loss.is_proven {
+            true => up.client.read(piece).await?,
+            false => {
+                up.client.read_or_lose(piece, loss.lba).await?;
+            }
+        }
+    }
+    let one = Extent::one(loss.lba);
+    if loss.has_copy && !holds(up, loss.away, one).await {
+        up.world.find(format!("the last readable copy of block {}, on leg {}, is gone", loss.lba, loss.away));
+        return Err(Stop);
+    }
+    up.client.write(one, true, &up.random).await?;
+    settle(up).await
 }
 
 /// Everything is read as it was; a repair names the block, and mends it unless a read has.

@@ -181,8 +181,13 @@ impl Leg {
         legs.iter().filter(|other| other.is_in_use()).filter_map(Leg::own_label).any(notes)
     }
 
+    /// What it is by its own label.
+    pub fn own_standing(&self) -> Option<Standing> {
+        self.own_label().map(|label| label.members[label.own].standing)
+    }
+
     /// Whether its own label says that it has everything.
     pub fn calls_itself_current(&self) -> bool {
-        self.own_label().is_some_and(|label| label.members[label.own].standing == Standing::Current)
+        self.own_standing() == Some(Standing::Current)
     }
 }

@@ -3,9 +3,9 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use sealblock_block::{Answer, Device, Operation};
+use sealblock_block::{AnnexSlot, Answer, Device, Operation};
 use sealblock_integrity::{Checks, Sealed};
-use sealblock_layers_mirror::label::Standing;
+use sealblock_layers_mirror::label::{Label, Standing};
 use sealblock_units::{Extent, Lba};
 
 use super::machine::Up;
@@ -17,6 +17,13 @@ const LOOKS: usize = 2_000;
 
 /// Lets every leg come back, waits until the mirror is at rest, and compares the legs.
 pub(super) async fn settle(up: &Up) -> Result<(), Stop> {
+    come_to_rest(up).await?;
+    up.report_rest();
+    compare(up).await
+}
+
+/// Lets every leg come back, and waits until the mirror is at rest.
+pub(super) async fn come_to_rest(up: &Up) -> Result<(), Stop> {
     for site in up.in_use() {
         site.held.set(false);
         match site.line.get() {
@@ -26,9 +33,8 @@ pub(super) async fn settle(up: &Up) -> Result<(), Stop> {
         }
     }
     for _ in 0..LOOKS {
-        if is_at_rest(up) {
-            up.report_rest();
-            return compare(up).await;
+        if is_at_rest(up) && lists_are_short(up).await {
+            return Ok(());
         }
         if up.in_use().iter().any(|site| site.line.get() == Line::Gone) {
             // The mirror notices that a leg has gone when it asks it for something.
@@ -44,6 +50,23 @@ fn is_at_rest(up: &Up) -> bool {
     let is_current =
         |site: &Rc<Site>| site.line.get() == Line::Up && up.world.standing(site) == Some((Standing::Current, true));
     up.in_use().iter().all(is_current) && up.world.describe().is_some_and(|now| now.unsettled_bytes == 0)
+}
+
+/// Whether the legs' labels list no more older copies than are withheld: what was written over others is known to be durable.
+async fn lists_are_short(up: &Up) -> bool {
+    let Some(description) = up.world.describe() else { return false };
+    let withheld: u64 = description.legs.iter().map(|leg| leg.stale_blocks).sum();
+    for site in up.in_use().iter().filter(|site| !site.bare) {
+        let Some(volume) = site.volume.borrow().clone() else { return false };
+        let annex = volume.execute(Operation::ReadAnnex { slot: AnnexSlot::Group }).await;
+        let Ok(Answer::Annex(bytes)) = annex else { return false };
+        let Ok(Some(label)) = Label::decode(&bytes) else { return false };
+        let listed: usize = label.members.iter().map(|member| member.stale.len()).sum();
+        if listed as u64 != withheld {
+            return false;
+        }
+    }
+    true
 }
 
 async fn compare(up: &Up) -> Result<(), Stop> {
@@ -75,6 +98,15 @@ async fn compare(up: &Up) -> Result<(), Stop> {
     Ok(())
 }
 
+/// Whether a leg by itself can read blocks.
+pub(super) async fn holds(up: &Up, leg: usize, extent: Extent) -> bool {
+    let site = up.in_use().into_iter().find(|site| site.number == leg);
+    match site {
+        Some(site) => read(&site, extent).await.is_some(),
+        None => false,
+    }
+}
+
 async fn read(site: &Site, extent: Extent) -> Option<Sealed> {
     let volume = site.volume.borrow().clone()?;
     let checks = volume.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
@@ -99,19 +131,15 @@ async fn alike(up: &Up, extent: Extent) -> bool {
     true
 }
 
-/// Whether a block is unreadable, on all legs or on those that do not keep an older copy of it, which are counted: it was
-/// made unreadable while they were away, and nobody reads them.
+/// Whether the mirror refuses to read a block. Legs that can read it keep an older copy, which is counted: the block was made
+/// unreadable while they were away. That may be so of each of them, as of different times.
 async fn is_kept(up: &Up, one: Extent, kept: &mut [u64]) -> bool {
-    let legs = up.in_use();
-    let mut readable = Vec::new();
-    for site in &legs {
-        if read(site, one).await.is_some() {
-            readable.push(site.number);
+    for site in up.in_use() {
+        if read(&site, one).await.is_some() {
+            kept[site.number] += 1;
         }
     }
-    readable.iter().for_each(|leg| kept[*leg] += 1);
     let checks =
         up.client.stack().geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, one.start()));
-    let refused = up.client.stack().execute(Operation::Read { extent: one, checks }).await.is_err();
-    readable.len() < legs.len() && refused
+    up.client.stack().execute(Operation::Read { extent: one, checks }).await.is_err()
 }

@@ -33,7 +33,7 @@ fn a_mirror_that_does_not_note_where_it_writes_is_caught() {
 
 #[test]
 fn a_mirror_that_answers_before_it_notes_who_is_missing_is_caught() {
-    assert_caught(Mutation::AnswerEarly, Workload::Forced, 60);
+    assert_caught(Mutation::AnswerEarly, Workload::Forced, 110);
 }
 
 #[test]
@@ -49,6 +49,16 @@ fn a_mirror_that_forgets_regions_before_they_are_flushed_is_caught() {
 #[test]
 fn a_mirror_that_lets_overlapping_changes_race_is_caught() {
     assert_caught(Mutation::Unordered, Workload::Hot, 20);
+}
+
+#[test]
+fn a_mirror_that_destroys_the_last_copy_beside_a_resync_is_caught() {
+    assert_caught(Mutation::SpoilLastCopy, Workload::Trim, 40);
+}
+
+#[test]
+fn a_mirror_that_takes_an_older_copy_for_the_current_one_is_caught() {
+    assert_caught(Mutation::ForgetStale, Workload::Trim, 40);
 }
 
 #[test]

@@ -300,7 +300,10 @@ impl Trial {
 
     /// A leg was being taken out when the machine stopped: whether it is out depends on what was noted.
     fn decide_removal(&mut self, leg: usize) {
-        self.legs[leg].is_removed = self.legs[leg].is_noted_as(&self.legs, |standing| standing == Standing::Removed);
+        // Its own label says so first, and is believed.
+        let is_told = self.legs[leg].own_standing() == Some(Standing::Removed);
+        let is_noted = || self.legs[leg].is_noted_as(&self.legs, |standing| standing == Standing::Removed);
+        self.legs[leg].is_removed = is_told || is_noted();
         let is_left = self.legs[leg].is_noted_as(&self.legs, |standing| standing != Standing::Current);
         self.legs[leg].is_current = self.legs[leg].calls_itself_current() && !is_left;
     }

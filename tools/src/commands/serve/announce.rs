@@ -15,6 +15,7 @@ use super::plan::{NamespacePlan, SubsystemPlan};
 use super::scrub::{ScrubFinished, ScrubStarted};
 use crate::cli::Protection;
 use crate::commands::create::{protection_words, uuid_words};
+use crate::control::resized::ResizeReport;
 use crate::report::{print_json, say};
 use crate::target::encode;
 
@@ -41,6 +42,8 @@ pub enum Event {
     ScrubStarted(ScrubStarted),
     /// A scrub has ended.
     ScrubFinished(ScrubFinished),
+    /// A volume has another size, and hosts were told.
+    Resized(ResizeReport),
     /// A signal came: no more connections are accepted, and commands in flight are answered.
     Draining {
         /// Connections at that moment.
@@ -147,6 +150,7 @@ fn words(event: &Event) -> String {
         Event::ReloadFailed { .. } => "the configuration was read again, and everything stays as it was".to_owned(),
         Event::ScrubStarted(started) => started.words(),
         Event::ScrubFinished(finished) => finished.words(),
+        Event::Resized(report) => report.words(),
         Event::Draining { connections } => format!("draining {connections} connections"),
         Event::Stopped => "stopped".to_owned(),
     }

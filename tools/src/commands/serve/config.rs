@@ -107,6 +107,8 @@ struct NamespaceTable {
     protection: Shown,
     #[serde(default)]
     read_only: bool,
+    #[serde(default = "yes")]
+    relocate: bool,
     #[serde(default)]
     as_member: bool,
     #[serde(default, deserialize_with = "text")]
@@ -122,6 +124,10 @@ enum Shown {
     #[default]
     Plain,
     Shown,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// A value that is written as the command line has it.
@@ -317,6 +323,7 @@ fn namespaces(
                 Shown::Shown => Protection::Shown,
             },
             read_only: table.read_only,
+            relocate: table.relocate,
             usage: if table.as_member { Usage::AsMember } else { Usage::Alone },
             uuid: table.uuid.map(|uuid| uuid.0),
             scrub: table.scrub.over(scrub),

@@ -21,6 +21,7 @@ use sealblock_runtime_reactor::net::Stream;
 use sealblock_runtime_reactor::{Homed, Post, spawn, timeout};
 
 use super::legs::MirrorHandle;
+use super::orders::Orders;
 use super::scrub::ScrubHandle;
 use crate::cli::ControlPlace;
 use crate::control::place::Socket;
@@ -59,12 +60,17 @@ pub struct Offer {
     pub mirror: Option<MirrorHandle>,
 }
 
-/// What is offered now.
-type Offers = RefCell<Vec<Offer>>;
+/// What those who come have to do with.
+#[derive(Default)]
+struct Desk {
+    /// What is offered now.
+    offers: RefCell<Vec<Offer>>,
+    orders: Rc<Orders>,
+}
 
 /// The control socket of this server. Dropped, it is gone.
 pub struct Control {
-    offers: Rc<Offers>,
+    desk: Rc<Desk>,
     closing: Arc<AtomicBool>,
     path: Option<PathBuf>,
     /// Removes the file.
@@ -96,7 +102,7 @@ impl Control {
             None => Socket::in_folder().map_err(warn).ok(),
         };
         let control = Control {
-            offers: Rc::default(),
+            desk: Rc::default(),
             closing: Arc::default(),
             path: socket.as_ref().map(|socket| socket.path().to_owned()),
             socket,
@@ -107,14 +113,19 @@ impl Control {
 
     /// Has this be what is offered.
     pub fn offer(&self, offers: Vec<Offer>) {
-        self.offers.replace(offers);
+        self.desk.offers.replace(offers);
+    }
+
+    /// The orders that come and that the server carries out.
+    pub fn orders(&self) -> &Orders {
+        &self.desk.orders
     }
 
     fn listen(&self) -> io::Result<()> {
         let Some(socket) = &self.socket else { return Ok(()) };
         let listener = socket.listener.try_clone()?;
         let door = Door {
-            offers: Homed::new(Rc::clone(&self.offers)),
+            desk: Homed::new(Rc::clone(&self.desk)),
             home: Post::here(),
             connections: Arc::default(),
             closing: Arc::clone(&self.closing),
@@ -127,14 +138,15 @@ fn warn(error: io::Error) {
     let advice = "--control PATH, or --control none";
     writeln!(
         io::stderr(),
-        "sealblock: there is no control socket, so `sealblock scrub` cannot reach this server: {error}\ntry: {advice}"
+        "sealblock: there is no control socket, so `sealblock scrub` and `resize` cannot reach this server: {error}\ntry: {advice}"
     )
     .ok();
 }
 
 impl Drop for Control {
     fn drop(&mut self) {
-        self.offers.take();
+        self.desk.offers.take();
+        self.desk.orders.refuse();
         self.closing.store(true, Ordering::Release);
         if let Some(path) = &self.path {
             // The thread wakes up for a connection, and sees that it was the last.
@@ -145,7 +157,7 @@ impl Drop for Control {
 
 /// What the accepting thread has.
 struct Door {
-    offers: Homed<Offers>,
+    desk: Homed<Desk>,
     home: Post,
     connections: Arc<AtomicUsize>,
     closing: Arc<AtomicBool>,
@@ -175,12 +187,12 @@ impl Door {
             if self.connections.fetch_add(1, Ordering::Relaxed) >= MOST_CONNECTIONS {
                 continue;
             }
-            let (offers, fd) = (self.offers.clone(), OwnedFd::from(stream));
+            let (desk, fd) = (self.desk.clone(), OwnedFd::from(stream));
             let sent = self.home.send(move || {
-                let Some(offers) = offers.get() else { return };
+                let Some(desk) = desk.get() else { return };
                 drop(spawn(async move {
                     let guest = guest;
-                    serve(fd, &offers).await;
+                    serve(fd, &desk).await;
                     drop(guest);
                 }));
             });
@@ -192,7 +204,7 @@ impl Door {
 }
 
 /// Answers the requests of a connection, one after the other, until it ends or breaks a rule.
-async fn serve(fd: OwnedFd, offers: &Offers) {
+async fn serve(fd: OwnedFd, desk: &Desk) {
     let Ok(stream) = Stream::from_fd(fd) else { return };
     let mut received = Vec::new();
     loop {
@@ -201,7 +213,7 @@ async fn serve(fd: OwnedFd, offers: &Offers) {
             Ok(None) | Err(_) => return,
         };
         let (outcome, goes_on) = match line {
-            Ok(line) => (answer(&line, offers).await, true),
+            Ok(line) => (answer(&line, desk).await, true),
             Err(problem) => (Err(problem), false),
         };
         let outcome = outcome.unwrap_or_else(Outcome::Error);
@@ -236,10 +248,10 @@ async fn next_line(stream: &Stream, received: &mut Vec<u8>) -> Option<Result<Vec
     }
 }
 
-async fn answer(line: &[u8], offers: &Offers) -> Result<Outcome, Problem> {
+async fn answer(line: &[u8], desk: &Desk) -> Result<Outcome, Problem> {
     let request = Request::read(line)?;
     let offer = {
-        let offers = offers.borrow();
+        let offers = desk.offers.borrow();
         let mut fitting = offers.iter().filter(|offer| offer.is(&request.target));
         let text = &request.target.text;
         let unknown = || Problem::new(ProblemKind::UnknownTarget, format!("{text} is not served here"));
@@ -258,6 +270,10 @@ async fn answer(line: &[u8], offers: &Offers) -> Result<Outcome, Problem> {
             let no_mirror = || Problem::new(ProblemKind::Usage, format!("{} is no mirror", offer.text));
             let mirror = offer.mirror.as_ref().ok_or_else(no_mirror)?;
             mirror.order(request.order).await.map(|status| Outcome::Mirror(Box::new(status)))
+        }
+        Order::Resize { size } => {
+            let resized = desk.orders.resize(offer.nqn, offer.nsid, size).await?;
+            Ok(Outcome::Resized(Box::new(resized)))
         }
         scrub => offer.scrub.order(scrub).await.map(|status| Outcome::Scrub(Box::new(status))),
     }

@@ -1,5 +1,6 @@
 //! Open devices, each on a core of its own choice, and what closes them there.
 
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
@@ -8,25 +9,25 @@ use sealblock_block::{Gate, Stack};
 use sealblock_exports_nvme_tcp::NamespaceState;
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_runtime_reactor::{CoreGone, CoreHandle, Homed};
+use sealblock_units::ByteCount;
 
 use super::legs::MirrorHandle;
 use super::plan::NamespacePlan;
+use super::resize::{AtHome, Resizing};
 use super::scrub::{Keeper, ScrubHandle, Teller};
 use super::watch::watch;
 use crate::exit::{Cause, Failure};
-use crate::stack::{Access, Closer, OpenMirror, ReadOnly, Usage, open_for};
+use crate::stack::{Access, OpenMirror, ReadOnly, Usage, open_for};
 use crate::target::Target;
 
 /// An open device.
 pub struct Device {
     /// What it is.
     pub target: Target,
-    /// Whether it was opened for reading only.
-    pub read_only: bool,
+    /// What it was opened to do.
+    pub access: Access,
     /// What it was opened for.
     pub usage: Usage,
-    /// The device for namespaces on every core.
-    pub shared: SharedDevice,
     /// What all namespaces of it share, however often they are taken away and offered anew.
     pub state: Arc<NamespaceState>,
     /// The identity of the volume or mirror, where it is one.
@@ -35,11 +36,39 @@ pub struct Device {
     pub scrub: ScrubHandle,
     /// Its legs, where it is a mirror.
     pub mirror: Option<MirrorHandle>,
+    /// The device for namespaces on every core, as it is now.
+    shared: RefCell<SharedDevice>,
     core: usize,
-    closer: Homed<Closer>,
+    handle: CoreHandle,
+    home: Homed<AtHome>,
 }
 
 impl Device {
+    /// The device for namespaces on every core.
+    pub fn shared(&self) -> SharedDevice {
+        self.shared.borrow().clone()
+    }
+
+    /// Has this be what namespaces are made of: the same device with another size.
+    pub fn see(&self, shared: SharedDevice) {
+        self.shared.replace(shared);
+    }
+
+    /// Gives it another size, on its own core.
+    ///
+    /// # Errors
+    /// When that core is gone.
+    pub async fn resize(&self, size: ByteCount) -> Result<Resizing, Failure> {
+        let (home, shared) = (self.home.clone(), self.shared());
+        let resized = self.handle.call(move || async move {
+            match home.get() {
+                Some(home) => Ok(home.resize(&shared, size).await),
+                None => Err(of_core("changing the size", CoreGone::Stopped)),
+            }
+        });
+        resized.await.map_err(|gone| of_core("changing the size", gone).on(&self.target))?
+    }
+
     /// Whether namespaces of it are still there, offered or held by commands in flight.
     pub fn is_used(&self) -> bool {
         Arc::strong_count(&self.state) > 1
@@ -47,7 +76,7 @@ impl Device {
 
     /// Whether a namespace of this plan would have this device.
     pub fn fits(&self, plan: &NamespacePlan) -> bool {
-        self.target == plan.target && self.read_only == plan.read_only && self.usage == plan.usage
+        self.target == plan.target && self.access == plan.access() && self.usage == plan.usage
     }
 }
 
@@ -71,17 +100,26 @@ impl Homes {
     /// Why it cannot be opened.
     pub async fn open(&mut self, plan: &NamespacePlan) -> Result<Device, Failure> {
         let core = (0..self.devices.len()).min_by_key(|core| self.devices[*core]).unwrap_or(0);
-        let (target, read_only, usage) = (plan.target.clone(), plan.read_only, plan.usage);
+        let planned = plan.clone();
         let state = Arc::<NamespaceState>::default();
         let (theirs, teller) = (Arc::downgrade(&state), self.teller.clone());
-        let opened = self.handles[core].call(move || at_home(target, (read_only, usage), theirs, teller)).await;
+        let opened = self.handles[core].call(move || at_home(planned, theirs, teller)).await;
         let opened = opened.map_err(|gone| of_core("opening", gone).on(&plan.target))??;
         self.devices[core] += 1;
-        let scrub = ScrubHandle::new(self.handles[core].clone(), opened.keeper);
-        let mirror = opened.mirror.map(|mirror| MirrorHandle::new(self.handles[core].clone(), mirror));
-        let (shared, volume_uuid, closer) = (opened.shared, opened.volume_uuid, opened.closer);
-        let target = plan.target.clone();
-        Ok(Device { target, read_only, usage, shared, state, volume_uuid, scrub, mirror, core, closer })
+        let handle = self.handles[core].clone();
+        Ok(Device {
+            target: plan.target.clone(),
+            access: plan.access(),
+            usage: plan.usage,
+            state,
+            volume_uuid: opened.volume_uuid,
+            scrub: ScrubHandle::new(handle.clone(), opened.keeper),
+            mirror: opened.mirror.map(|mirror| MirrorHandle::new(handle.clone(), mirror)),
+            shared: RefCell::new(opened.shared),
+            core,
+            handle,
+            home: opened.home,
+        })
     }
 
     /// Closes devices, all at once: volumes are clean then.
@@ -91,14 +129,13 @@ impl Homes {
     pub async fn close(&mut self, devices: impl IntoIterator<Item = Device>) -> Result<(), Failure> {
         let closings = devices.into_iter().map(|device| {
             self.devices[device.core] -= 1;
-            let handle = self.handles[device.core].clone();
             async move {
                 // What the scrub keeps, it keeps on the device.
                 device.scrub.close().await;
-                let closer = device.closer;
-                let closed = handle.call(move || async move {
-                    match closer.get() {
-                        Some(closer) => closer.close().await,
+                let home = device.home;
+                let closed = device.handle.call(move || async move {
+                    match home.get() {
+                        Some(home) => home.close().await,
                         None => Err(of_core("closing", CoreGone::Stopped)),
                     }
                 });
@@ -114,30 +151,25 @@ struct Opened {
     shared: SharedDevice,
     volume_uuid: Option<[u8; 16]>,
     mirror: Option<Homed<OpenMirror>>,
-    closer: Homed<Closer>,
+    home: Homed<AtHome>,
     keeper: Homed<Keeper>,
 }
 
-async fn at_home(
-    target: Target,
-    (read_only, usage): (bool, Usage),
-    state: Weak<NamespaceState>,
-    teller: Teller,
-) -> Result<Opened, Failure> {
-    let access = if read_only { Access::Read } else { Access::Write };
-    let (mut gate, facts, closer) = open_for(&target, access, usage).await?.share();
-    if read_only {
+async fn at_home(plan: NamespacePlan, state: Weak<NamespaceState>, teller: Teller) -> Result<Opened, Failure> {
+    let target = &plan.target;
+    let (mut gate, facts, closer) = open_for(target, plan.access(), plan.usage).await?.share();
+    if plan.read_only {
         gate = Rc::new(Gate::new(target.to_string(), Stack::new(ReadOnly::new(gate))));
     }
     watch(&facts, &state);
     let mirror_uuid = facts.mirror.as_ref().map(|mirror| mirror.describe().uuid);
     let shared = SharedDevice::publish(Rc::clone(&gate));
-    let keeper = Keeper::open(&target, gate, shared.attach(), state, teller).await;
+    let keeper = Keeper::open(target, gate, shared.attach(), state, teller).await;
     Ok(Opened {
         shared,
         volume_uuid: facts.volume.as_ref().map(|volume| volume.uuid).or(mirror_uuid),
         mirror: facts.mirror.map(Homed::new),
-        closer: Homed::new(Rc::new(closer)),
+        home: Homed::new(Rc::new(AtHome::new(&plan, closer, Rc::clone(&keeper)))),
         keeper: Homed::new(keeper),
     })
 }

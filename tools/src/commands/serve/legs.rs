@@ -43,7 +43,8 @@ async fn carry_out(mirror: &Rc<OpenMirror>, order: Order) -> Result<MirrorStatus
     Ok(MirrorStatus::of(&mirror.describe()))
 }
 
-fn problem(failure: &Failure) -> Problem {
+/// Why something was not done, for whoever asked over the control socket.
+pub fn problem(failure: &Failure) -> Problem {
     let kind = match failure.cause() {
         Cause::Usage => ProblemKind::Usage,
         Cause::Io | Cause::Full | Cause::Damaged | Cause::Unread => ProblemKind::Failed,

@@ -7,16 +7,21 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
-use sealblock_runtime_reactor::{Config, Cores, Placement, Reactor, ShutdownSignal, shutdown_signal};
+use sealblock_runtime_reactor::{Config, Cores, Placement, Reactor, ShutdownSignal, Signal, shutdown_signal};
+use sealblock_units::ByteCount;
 
 use super::announce::{Announcer, Event};
 use super::control::Control;
 use super::hangup::Hangups;
+use super::legs::problem;
 use super::notify::notify;
+use super::orders::Resize;
 use super::plan::Plan;
 use super::scrub::Teller;
 use super::server::Server;
 use crate::cli::ControlPlace;
+use crate::commands::resize::DOING;
+use crate::control::protocol::Problem;
 use crate::exit::{Cause, Exit, Failure};
 
 /// How long a core that was busy looks for work before it sleeps, in microseconds: longer than a host on a fast network takes to
@@ -84,6 +89,27 @@ async fn install(signal: &mut ShutdownSignal) {
     .await;
 }
 
+/// What the server is to do next.
+enum Turn {
+    /// End.
+    End(io::Result<Signal>),
+    /// Read the configuration again.
+    Reload,
+    /// Change a size.
+    Resize(Resize),
+}
+
+/// Waits for the next. One thing is done at a time: a signal that comes while a size is changed is heeded when that is done, which
+/// is bounded.
+async fn next(signal: &mut ShutdownSignal, hangups: &Hangups, control: &Control) -> Turn {
+    let (hangup, order) = (pin!(hangups.next()), pin!(control.orders().next()));
+    match select(signal, select(hangup, order)).await {
+        Either::Left((ended, _)) => Turn::End(ended),
+        Either::Right((Either::Left(((), _)), _)) => Turn::Reload,
+        Either::Right((Either::Right((order, _)), _)) => Turn::Resize(order),
+    }
+}
+
 async fn until_ended(
     server: &mut Server,
     signal: &mut ShutdownSignal,
@@ -93,14 +119,15 @@ async fn until_ended(
     again: impl Fn() -> Result<Plan, Failure>,
 ) -> Result<(), Failure> {
     loop {
-        match select(&mut *signal, pin!(hangups.next())).await {
-            Either::Left((ended, _)) => {
+        match next(signal, hangups, control).await {
+            Turn::End(ended) => {
                 ended.map_err(|error| Failure::io("waiting for signals", &error))?;
                 notify("STOPPING=1");
                 announcer.tell(&Event::Draining { connections: server.connections() });
                 return Ok(());
             }
-            Either::Right(((), _)) => {
+            Turn::Resize(order) => resize(server, order, announcer).await,
+            Turn::Reload => {
                 notify("RELOADING=1");
                 match reload(server, &again).await {
                     Ok(()) => {
@@ -117,6 +144,16 @@ async fn until_ended(
             }
         }
     }
+}
+
+async fn resize(server: &mut Server, order: Resize, announcer: Announcer) {
+    let resized = server.resize(&order.nqn, order.nsid, ByteCount::new(order.size.get())).await;
+    match &resized {
+        Ok(report) if report.before_bytes != report.size_bytes => announcer.tell(&Event::Resized(report.clone())),
+        Ok(_) => {}
+        Err(failure) => tracing::warn!("{failure}"),
+    }
+    order.answer(resized.map_err(|failure| Problem { why: failure.reason(DOING), ..problem(&failure) }));
 }
 
 async fn reload(server: &mut Server, again: &impl Fn() -> Result<Plan, Failure>) -> Result<(), Failure> {

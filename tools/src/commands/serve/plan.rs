@@ -14,7 +14,7 @@ use sealblock_scrub::Settings;
 use super::scrub;
 use crate::cli::{Protection, Serve};
 use crate::exit::{Cause, Failure};
-use crate::stack::Usage;
+use crate::stack::{Access, Usage};
 use crate::target::Target;
 
 /// What the names of subsystems that have none begin with.
@@ -68,6 +68,8 @@ pub struct NamespacePlan {
     pub protection: Protection,
     /// Whether it takes no changes.
     pub read_only: bool,
+    /// Whether volumes move blocks to lie beside their neighbours while they are idle.
+    pub relocate: bool,
     /// What it is opened for, should it be a member of a group.
     pub usage: Usage,
     /// Its identity; the volume's own, or one from its name, unless given.
@@ -76,6 +78,17 @@ pub struct NamespacePlan {
     pub scrub: Settings,
     /// The name of its NBD export, where that is said.
     pub nbd: Option<String>,
+}
+
+impl NamespacePlan {
+    /// What the target is opened to do.
+    pub fn access(&self) -> Access {
+        match (self.read_only, self.relocate) {
+            (true, _) => Access::Read,
+            (false, true) => Access::Write,
+            (false, false) => Access::WriteInPlace,
+        }
+    }
 }
 
 impl Plan {
@@ -96,6 +109,7 @@ impl Plan {
                 target: target.clone(),
                 protection: arguments.protection.unwrap_or_default(),
                 read_only: arguments.read_only,
+                relocate: !arguments.no_relocate,
                 usage: if arguments.as_member { Usage::AsMember } else { arguments.members.usage() },
                 uuid: None,
                 scrub,

@@ -14,7 +14,7 @@ use std::rc::Rc;
 use std::sync::Weak;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use sealblock_block::{Device, Gate, Operation, Outcome, Stack};
+use sealblock_block::{Device, Event, Gate, Operation, Outcome, Stack};
 use sealblock_exports_nvme_tcp::NamespaceState;
 use sealblock_layers_remote_core::Attached;
 use sealblock_runtime_reactor::{Bell, JoinHandle, now, spawn, timeout, yield_now};
@@ -40,17 +40,25 @@ pub fn settings_of(arguments: &Serve) -> Settings {
     }
 }
 
+fn shape_of(gate: &Gate<Stack>) -> Shape {
+    let geometry = gate.geometry();
+    let (block_size, capacity_blocks) = (geometry.block_size, geometry.capacity_blocks);
+    Shape { block_size, capacity_blocks, most_blocks: geometry.limits.verify.get() }
+}
+
 /// The scrub of a device, on the device's core.
 pub struct Keeper {
     target: Target,
-    gate: Rc<Gate<Stack>>,
+    /// Nothing while its size is being changed.
+    gate: RefCell<Option<Rc<Gate<Stack>>>>,
     /// The same as hosts reach it: what the scrub mends keeps away from what they have locked.
     device: Attached,
     /// Where hosts learn of damage. The device has it, and looks whether namespaces do.
     state: Weak<NamespaceState>,
     teller: Teller,
     scrub: RefCell<Scrub>,
-    settings: Cell<Settings>,
+    /// Nothing before the first.
+    settings: Cell<Option<Settings>>,
     memory: Memory,
     /// Requests of the scrub that the gate has counted among everybody's.
     own_requests: Cell<u64>,
@@ -61,6 +69,9 @@ pub struct Keeper {
     trouble: RefCell<Option<String>>,
     bell: Bell,
     closing: Cell<bool>,
+    /// Its device is being changed, and comes back or is lost soon.
+    is_away: Cell<bool>,
+    settled: Event,
     task: RefCell<Option<JoinHandle<()>>>,
     epoch: Instant,
 }
@@ -74,13 +85,11 @@ impl Keeper {
         state: Weak<NamespaceState>,
         teller: Teller,
     ) -> Rc<Keeper> {
-        let geometry = gate.geometry();
-        let (block_size, capacity_blocks) = (geometry.block_size, geometry.capacity_blocks);
-        let shape = Shape { block_size, capacity_blocks, most_blocks: geometry.limits.verify.get() };
+        let shape = shape_of(&gate);
         let keeper = Keeper {
             target: target.clone(),
             memory: Memory::of(target, &gate.abilities()),
-            gate,
+            gate: RefCell::new(Some(gate)),
             device,
             state,
             teller,
@@ -92,6 +101,8 @@ impl Keeper {
             trouble: RefCell::default(),
             bell: Bell::default(),
             closing: Cell::new(false),
+            is_away: Cell::new(false),
+            settled: Event::default(),
             task: RefCell::default(),
             epoch: now(),
         };
@@ -101,7 +112,7 @@ impl Keeper {
 
     /// Has these settings count; from the first on, the scrub does what it is to do.
     fn configure(self: &Rc<Keeper>, settings: Settings) {
-        self.settings.set(settings);
+        self.settings.set(Some(settings));
         self.scrub.borrow_mut().configure(settings);
         let mut task = self.task.borrow_mut();
         if task.is_none() && !self.closing.get() {
@@ -118,17 +129,17 @@ impl Keeper {
         done
     }
 
-    fn status(&self) -> ScrubStatus {
+    fn status(&self, gate: &Gate<Stack>) -> ScrubStatus {
         let view = self.scrub.borrow().view(self.moment());
-        let every = self.settings.get().every;
-        let status = ScrubStatus::served(self.target.to_string(), &*self.gate, &view, every);
+        let every = self.settings.get().and_then(|settings| settings.every);
+        let status = ScrubStatus::served(self.target.to_string(), gate, &view, every);
         let kept_why = self.memory.why_not();
         let kept = if kept_why.is_some() { KeptWord::InMemory } else { KeptWord::OnDisk };
         ScrubStatus { kept, kept_why, trouble: self.trouble.borrow().clone(), ..status }
     }
 
     /// Ends it, and has what it remembers written.
-    async fn close(&self) {
+    pub async fn close(&self) {
         self.closing.set(true);
         self.bell.ring();
         let task = self.task.borrow_mut().take();
@@ -141,6 +152,42 @@ impl Keeper {
         let unsaved = self.scrub.borrow_mut().last_to_save(self.moment());
         if let Some(bytes) = unsaved {
             self.save(bytes).await;
+        }
+    }
+
+    /// The same until the device has changed: whoever gives orders meanwhile waits for [`Keeper::reopen`] or [`Keeper::lose`].
+    pub async fn leave(&self) {
+        self.is_away.set(true);
+        self.close().await;
+    }
+
+    /// Lets the device go, after it was closed.
+    pub fn release(&self) {
+        self.gate.take();
+    }
+
+    /// The device does not come back.
+    pub fn lose(&self) {
+        self.is_away.set(false);
+        self.settled.notify();
+    }
+
+    /// Waits for a device that is being changed.
+    async fn settle(&self) {
+        self.settled.until(|| !self.is_away.get()).await;
+    }
+
+    /// Goes on after it was closed, with what stands in the device's place now, which may have another size.
+    pub fn reopen(self: &Rc<Keeper>, gate: Rc<Gate<Stack>>) {
+        self.scrub.borrow_mut().resize(shape_of(&gate));
+        // The gate counts anew.
+        self.own_requests.set(0);
+        self.gate.replace(Some(gate));
+        self.closing.set(false);
+        self.is_away.set(false);
+        self.settled.notify();
+        if let Some(settings) = self.settings.get() {
+            self.configure(settings);
         }
     }
 
@@ -174,7 +221,8 @@ impl Keeper {
 
     /// What others do; asked when the scrub itself has nothing in flight.
     fn activity(&self) -> Activity {
-        let counters = self.gate.counters();
+        let Some(gate) = self.gate.borrow().clone() else { return Activity::default() };
+        let counters = gate.counters();
         let answered = counters.answered().saturating_sub(self.own_requests.get());
         Activity { in_flight: counters.in_flight(), answered }
     }

@@ -76,8 +76,7 @@ impl Space {
             Protection::Plain => Shows::Plain,
             Protection::Shown => Shows::Protected,
         };
-        let namespace =
-            Namespace::new(self.device.shared.clone(), self.uuid).with_state(Arc::clone(&self.device.state));
+        let namespace = Namespace::new(self.device.shared(), self.uuid).with_state(Arc::clone(&self.device.state));
         namespace.showing(shows).map_err(|error| of_setup(&error).on(&self.plan.target))
     }
 }
@@ -173,7 +172,8 @@ impl Server {
         match spaces().find(same) {
             None => Ok(None),
             Some(_) => {
-                Err(Failure::new(Cause::Refused, "changing read_only or as_member", "it is being served the other way")
+                let doing = "changing read_only, relocate or as_member";
+                Err(Failure::new(Cause::Refused, doing, "it is being served the other way")
                     .on(&plan.target)
                     .advise("taking it out first, or starting the server anew"))
             }
@@ -280,9 +280,9 @@ impl Server {
         for nqn in self.export.subsystems() {
             let Some(offered) = self.offered.get(&nqn) else { continue };
             let facts = |space: &Space| {
-                let geometry = space.device.shared.geometry();
+                let shared = space.device.shared();
                 let nbd = self.nbd.name_of(&offered.plan, &space.plan);
-                NamespaceFacts::new(&space.plan, geometry, &space.uuid, nbd)
+                NamespaceFacts::new(&space.plan, shared.geometry(), &space.uuid, nbd)
             };
             let spaces = offered.spaces.values().map(facts).collect();
             subsystems.push(SubsystemFacts::new(&offered.plan, offered.serial.clone(), spaces));
@@ -364,5 +364,6 @@ fn of_setup(error: &SetupError) -> Failure {
 }
 
 mod nbd;
+mod resize;
 #[cfg(test)]
 mod tests;

@@ -65,13 +65,19 @@ impl OpenMirror {
             | Order::ScrubStatus
             | Order::ScrubStart { .. }
             | Order::ScrubPause
-            | Order::ScrubStop => Ok(()),
+            | Order::ScrubStop
+            | Order::Resize { .. } => Ok(()),
         }
+    }
+
+    /// What legs are opened to do.
+    fn access(&self) -> Access {
+        self.legs.borrow().first().map_or(Access::Write, |leg| leg.access)
     }
 
     /// Adds a leg, whose content is replaced in the background.
     async fn add(&self, target: &Target, force: bool) -> Result<(), Failure> {
-        let leg = Leg::new(target, Access::Write);
+        let leg = Leg::new(target, self.access());
         let (stack, _) = leg.open().await?;
         let added = self.mirror.add(leg.source(Ok(stack)), force).await;
         self.take_in(leg, added).await
@@ -92,7 +98,7 @@ impl OpenMirror {
             leg.is_retired.set(true);
             let _ = leg.close().await;
         }
-        let leg = Leg::new(new, Access::Write);
+        let leg = Leg::new(new, self.access());
         let replaced = match leg.open().await {
             Ok((stack, _)) => {
                 let replaced = self.mirror.replace(&name, leg.source(Ok(stack)), force).await;
@@ -202,7 +208,7 @@ impl Leg {
     /// that its mirror has come; repairs, which need no other label, would be refused without.
     async fn claim(&self, stack: &Stack) -> Result<(), Error> {
         let of = stack.abilities();
-        if self.access != Access::Write || !is_away(&self.target) || !of.writable || of.annex != Ability::Native {
+        if !self.access.writes() || !is_away(&self.target) || !of.writable || of.annex != Ability::Native {
             return Ok(());
         }
         let slot = AnnexSlot::Group;
@@ -229,8 +235,8 @@ impl Leg {
                 if leg.is_retired.get() {
                     return Err("another device is taking its place".to_owned());
                 }
-                let (stack, _) = leg.open().await.map_err(|failure| failure.to_string())?;
-                if leg.access == Access::Write && !stack.abilities().writable {
+                let (stack, _) = leg.open().await.map_err(|failure| failure.in_short())?;
+                if leg.access.writes() && !stack.abilities().writable {
                     let _ = leg.close().await;
                     return Err("it is read only".to_owned());
                 }
@@ -269,7 +275,7 @@ async fn put_together(
                 here.push((leg, stack.clone()));
                 Ok(stack)
             }
-            Err(failure) if is_gone(&failure) => Err(failure.to_string()),
+            Err(failure) if is_gone(&failure) => Err(failure.in_short()),
             // What cannot be meant, or is in use by somebody else, is no leg that is merely missing.
             Err(failure) => return Err(failure),
         };

@@ -30,9 +30,7 @@ pub(super) async fn open(
         .map_err(|error| Failure::new(Cause::Unsuitable, "opening", error).on(target));
     let made = match made {
         Ok(device) if labelled => match new_uuid() {
-            Ok(uuid) => {
-                device.labelled(uuid, access == Access::Write).await.map_err(|error| of_refusal(&error, target))
-            }
+            Ok(uuid) => device.labelled(uuid, access.writes()).await.map_err(|error| of_refusal(&error, target)),
             Err(failure) => Err(failure),
         },
         made => made,

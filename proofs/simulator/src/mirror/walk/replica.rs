@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::pending;
 use std::rc::Rc;
+use std::time::Duration;
 
 use sealblock_block::{
     Abilities, Ability, AnnexSlot, Answer, Device, Digested, Error, Failure, Fault, Faults, Geometry, Limits,
@@ -264,6 +265,8 @@ pub struct Replica {
     pub epoch: Cell<u64>,
     /// The epoch of the last opening.
     opened: Cell<u64>,
+    /// Counts openings: the next one ends whatever is under way on those before.
+    openings: Cell<u64>,
     /// Another image was put here since.
     pub is_swapped: Cell<bool>,
 }
@@ -277,6 +280,7 @@ impl Replica {
             line: Cell::new(Line::Up),
             epoch: Cell::new(0),
             opened: Cell::new(0),
+            openings: Cell::new(0),
             is_swapped: Cell::new(false),
         }
     }
@@ -301,6 +305,7 @@ pub struct Plug {
     pub executor: Executor,
     geometry: Geometry,
     epoch: u64,
+    opening: u64,
 }
 
 impl Plug {
@@ -313,11 +318,23 @@ impl Plug {
         };
         let epoch = replica.epoch.get();
         replica.opened.set(epoch);
-        Plug { replica: replica.clone(), world: world.clone(), executor: executor.clone(), geometry, epoch }
+        replica.openings.set(replica.openings.get() + 1);
+        let opening = replica.openings.get();
+        Plug { replica: replica.clone(), world: world.clone(), executor: executor.clone(), geometry, epoch, opening }
+    }
+
+    /// Requests take their time, and others are carried out meanwhile.
+    async fn pause(&self) {
+        match self.world.pace_ms {
+            _ if !self.world.random.chance(25) => {}
+            0 => self.executor.turn().await,
+            most => self.executor.delay(Duration::from_millis(self.world.random.below(most))).await,
+        }
     }
 
     fn check(&self, is_change: bool) -> Result<(), Error> {
-        if self.replica.epoch.get() != self.epoch || self.replica.line.get() == Line::Gone {
+        let is_mine = self.replica.epoch.get() == self.epoch && self.replica.openings.get() == self.opening;
+        if !is_mine || self.replica.line.get() == Line::Gone {
             return Err(Failure::Unreachable { reason: "the line broke".to_owned() }.into());
         }
         if is_change && self.replica.line.get() == Line::Full {
@@ -339,9 +356,7 @@ impl Device for Plug {
     }
 
     async fn execute(&self, operation: Operation) -> Outcome {
-        if self.world.random.chance(25) {
-            self.executor.turn().await;
-        }
+        self.pause().await;
         let is_label = matches!(operation, Operation::WriteAnnex { slot: AnnexSlot::Group, .. });
         let is_change = is_label
             || matches!(
@@ -369,9 +384,7 @@ impl Device for Plug {
             self.world.stop(&self.executor);
             return pending().await;
         }
-        if self.world.random.chance(25) {
-            self.executor.turn().await;
-        }
+        self.pause().await;
         self.check(false).and(outcome)
     }
 }

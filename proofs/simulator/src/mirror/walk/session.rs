@@ -190,19 +190,20 @@ impl Host {
         }
         let read_only = self.plan.read_only;
         match random.below(100) {
-            0..28 if !read_only => self.write().await,
+            0..28 if !read_only => self.write(self.extent()).await,
             28..32 if !read_only => self.zero().await,
             32..42 if !read_only => drop(self.flush().await),
+            42..44 if !read_only => self.write_behind().await,
             42..62 => self.time().await,
-            62..70 => self.leave(),
-            70..78 => self.come_back(),
+            62..70 => self.leave(&self.named()),
+            70..78 => self.come_back(&self.named()),
             78..81 if !read_only => self.fill(),
             81..84 => self.verify().await,
             84..88 if !read_only => self.repair().await,
             88..90 if !read_only => self.add(came).await,
             90..92 if !read_only => self.replace(came).await,
-            92..94 if !read_only => self.remove(came).await,
-            94..96 if !read_only => self.accept().await,
+            92..95 if !read_only => self.remove(came).await,
+            95..97 if !read_only => self.accept().await,
             _ => self.read(self.extent()).await,
         }
     }
@@ -242,8 +243,8 @@ impl Host {
         }
     }
 
-    async fn write(&self) {
-        let (extent, stamp) = (self.extent(), self.world.fresh());
+    async fn write(&self, extent: Extent) {
+        let stamp = self.world.fresh();
         let bytes: Vec<u8> = extent.iter().flat_map(|lba| content(lba, stamp)).collect();
         let data = Sealed::seal(Slice::copy_from(&bytes), SIZE, self.world.format, &tags(extent));
         let write = Operation::Write { extent, data, durability: Durability::Volatile };
@@ -277,17 +278,24 @@ impl Host {
     }
 
     pub async fn read(&self, extent: Extent) {
-        let (before, had) = (self.world.well(), self.good_copies());
+        let (mut before, mut had) = (self.world.well(), self.good_copies());
         let checks = full(self.world.format, extent);
         match self.stack.execute(Operation::Read { extent, checks }).await {
             Ok(Answer::Data(data)) => extent.iter().enumerate().for_each(|(index, lba)| {
                 self.see(lba, data.slice(index, 1).data());
             }),
             Ok(other) => self.world.find(format!("a read was answered with {other:?}")),
-            Err(error) => match error.faults() {
-                Some(faults) => faults.as_slice().iter().for_each(|fault| self.check_loss(fault.lba, &had)),
-                None => self.judge("read", &error, &before),
-            },
+            Err(error) => {
+                if self.plan.read_only && self.mirror.describe().unsettled_bytes > 0 {
+                    // What the members have there differs, and the one that was read may be gone, or damaged since.
+                    before.clear();
+                    had.clear();
+                }
+                match error.faults() {
+                    Some(faults) => faults.as_slice().iter().for_each(|fault| self.check_loss(fault.lba, &had)),
+                    None => self.judge("read", &error, &before),
+                }
+            }
         }
     }
 
@@ -327,8 +335,11 @@ impl Host {
     }
 
     /// The mirror's background work goes on.
-    pub async fn time(&self) {
-        let seconds = *self.world.random.pick(&[1, 3, 6, 20]);
+    async fn time(&self) {
+        self.wait(*self.world.random.pick(&[1, 3, 6, 20])).await;
+    }
+
+    async fn wait(&self, seconds: u64) {
         self.executor.delay(Duration::from_secs(seconds)).await;
         self.say(format!("{seconds} s later:"));
         self.say_standings();
@@ -338,8 +349,20 @@ impl Host {
         self.world.replicas[*self.world.random.pick(&self.plan.named)].clone()
     }
 
-    fn leave(&self) {
-        let replica = self.named();
+    /// A replica is away while neighbouring blocks are written, and until nothing is under way there any more.
+    async fn write_behind(&self) {
+        let (replica, random) = (self.named(), &self.world.random);
+        self.leave(&replica);
+        let first = random.below(BLOCKS - 8);
+        for _ in 0..random.between(2, 4) {
+            self.write(Extent::one(Lba::new(first + random.below(8)))).await;
+        }
+        self.wait(20).await;
+        self.come_back(&replica);
+        self.wait(6).await;
+    }
+
+    fn leave(&self, replica: &Replica) {
         if replica.line.get() == Line::Gone {
             return;
         }
@@ -347,8 +370,7 @@ impl Host {
         replica.break_line(Line::Gone);
     }
 
-    fn come_back(&self) {
-        let replica = self.named();
+    fn come_back(&self, replica: &Replica) {
         if replica.line.get() == Line::Up {
             return;
         }
@@ -372,9 +394,11 @@ impl Host {
         }
     }
 
+    /// Spoils blocks of one replica, or of all that are in sync.
     fn damage(&self) {
-        let (replica, extent) = (self.named(), self.extent());
-        for lba in extent.iter() {
+        let extent = self.extent();
+        let replicas = if self.world.random.chance(40) { self.world.in_sync() } else { vec![self.named()] };
+        for (replica, lba) in replicas.iter().flat_map(|replica| extent.iter().map(move |lba| (replica, lba))) {
             if replica.image.borrow_mut().damage(lba, &self.world.random) {
                 self.touched.borrow_mut().insert(lba.get() as usize);
                 self.say(format!("block {lba} of {} is damaged", replica.name));
@@ -481,11 +505,10 @@ impl Host {
     /// What a replica kept of lost blocks is taken for what they hold.
     async fn accept(&self) {
         let replica = self.named();
-        let kept = self.world.withheld(&replica);
-        let taken: Vec<(usize, Stamp)> = kept
-            .iter()
-            .filter_map(|block| Some((*block as usize, self.world.copy(&replica, *block as usize)?)))
-            .collect();
+        // What it has kept just now no label lists yet.
+        let kept = self.mirror.stale_blocks(&replica.name);
+        let copy = |block: &Lba| Some((block.get() as usize, self.world.copy(&replica, block.get() as usize)?));
+        let taken: Vec<(usize, Stamp)> = kept.iter().filter_map(copy).collect();
         self.touched.borrow_mut().extend(taken.iter().map(|(block, _)| *block));
         self.world.advance(|model, node, state| model.begin(node, state, &taken));
         let done = self.mirror.accept_stale(&replica.name).await;
@@ -517,9 +540,19 @@ impl Host {
         }
     }
 
+    /// Whether labels call nobody in sync who is not: somebody who has not flushed what was answered before the opening.
+    fn has_gone_on(&self) -> bool {
+        let in_sync: Vec<usize> = self.world.in_sync().iter().map(|replica| replica.number).collect();
+        let id = |number: usize| self.world.labelled(number).map(|(_, label)| label.members[label.own].id);
+        let ids: Vec<_> = in_sync.iter().filter_map(|number| id(*number)).collect();
+        let labels = in_sync.iter().filter_map(|number| self.world.labelled(*number));
+        let called = labels.flat_map(|(_, label)| label.members);
+        called.filter(|member| member.standing == Standing::Current).all(|member| ids.contains(&member.id))
+    }
+
     /// Leaves the mirror, closed or not.
     async fn end(&self) {
-        if self.world.random.chance(30) {
+        if self.world.random.chance(if self.plan.damage_percent > 5 { 60 } else { 30 }) {
             for piece in self.whole().split_aligned(self.mirror.geometry().limits.transfer) {
                 self.read(piece).await;
             }
@@ -531,7 +564,7 @@ impl Host {
         match self.mirror.close().await {
             Ok(()) => {
                 self.say("it is closed".to_owned());
-                if !self.plan.read_only {
+                if !self.plan.read_only && self.has_gone_on() {
                     self.world.advance(|model, node, state| model.flush(node, state));
                 }
             }

@@ -34,8 +34,8 @@ fn unmarked_changes_and_early_reads_are_noticed() {
 
 #[test]
 fn marks_that_are_cleared_early_and_changes_out_of_order_are_noticed() {
-    assert_caught(Mutation::ClearUnflushed, Workload::Mixed, 10);
-    assert_caught(Mutation::Unordered, Workload::Spoil, 10);
+    assert_caught(Mutation::ClearUnflushed, Workload::Spoil, 40);
+    assert_caught(Mutation::Unordered, Workload::Mixed, 40);
 }
 
 #[test]
@@ -45,7 +45,27 @@ fn a_last_copy_that_is_spoilt_is_noticed() {
 
 #[test]
 fn histories_that_are_not_told_apart_are_noticed() {
-    assert_caught(Mutation::SkipLineage, Workload::Spoil, 60);
+    assert_caught(Mutation::SkipLineage, Workload::Mixed, 60);
+}
+
+#[test]
+fn a_replica_that_is_taken_out_and_not_told_is_noticed() {
+    assert_caught(Mutation::RemoveUntold, Workload::Mixed, 60);
+}
+
+#[test]
+fn changes_of_a_replica_that_is_not_told_what_it_lacks_are_noticed() {
+    assert_caught(Mutation::Untold, Workload::Mixed, 100);
+}
+
+#[test]
+fn what_a_replica_has_missed_and_is_forgotten_is_noticed() {
+    assert_caught(Mutation::ForgetMissed, Workload::Mixed, 60);
+}
+
+#[test]
+fn an_older_copy_that_is_taken_for_the_current_one_is_noticed() {
+    assert_caught(Mutation::ForgetStale, Workload::Spoil, 100);
 }
 
 #[test]

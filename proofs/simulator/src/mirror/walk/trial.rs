@@ -47,6 +47,7 @@ pub fn run(mutation: Mutation, order: Order) -> Result<Report, Box<Defeat>> {
         random,
         trace: Trace::default(),
         members: BTreeSet::new(),
+        taken_out: BTreeSet::new(),
         images: Vec::new(),
         report: Report::default(),
     };
@@ -70,6 +71,8 @@ struct Walk {
     trace: Trace,
     /// The replicas that whoever runs the mirror takes for its members.
     members: BTreeSet<usize>,
+    /// Replicas that were taken out.
+    taken_out: BTreeSet<usize>,
     /// Images from before, and whose.
     images: Vec<(usize, Image)>,
     report: Report,
@@ -82,13 +85,15 @@ impl Walk {
             self.world.format,
             1 << self.drill.region_shift.unwrap_or(0)
         ));
-        self.members = (0..*self.random.pick(&[2, 2, 3])).collect();
+        self.members = (0..*self.random.pick(&[2, 2, 3, 3])).collect();
         self.make()?;
         for _ in 0..self.random.between(4, 14) {
             match self.random.below(100) {
-                0..55 => self.any_session()?,
-                55..70 => self.keep_image(),
-                70..88 => self.put_back(),
+                0..50 => self.any_session()?,
+                50..63 => self.keep_image(),
+                63..78 => self.put_back(),
+                78..84 => self.go_on_from_image()?,
+                84..88 => self.open_taken_out()?,
                 88..92 => self.spoil(),
                 92..96 => self.write_alone()?,
                 _ => self.blank(),
@@ -207,6 +212,39 @@ impl Walk {
         Ok(())
     }
 
+    /// The mirror goes on, an image of one member from before that is put back and goes on alone, and then all come together.
+    fn go_on_from_image(&mut self) -> Result<(), String> {
+        let all: Vec<usize> = self.members.iter().copied().collect();
+        let number = *self.random.pick(&all);
+        if all.len() < 2 || !self.has_label(number) {
+            return Ok(());
+        }
+        let mut image = self.world.replicas[number].image.borrow().clone();
+        image.flush();
+        if !self.session(Plan { present: all.clone(), ..self.plan(all.clone()) }, None)? {
+            return Ok(());
+        }
+        self.world
+            .say(format!("an image of {} from before that is put in its place", self.world.replicas[number].name));
+        self.world.put(number, image);
+        for present in [vec![number], all.clone()] {
+            self.session(Plan { present, ..self.plan(all.clone()) }, None)?;
+        }
+        Ok(())
+    }
+
+    /// Somebody tries one that was taken out, alone or with others.
+    fn open_taken_out(&mut self) -> Result<(), String> {
+        let out: Vec<usize> = self.taken_out.iter().copied().filter(|number| self.has_label(*number)).collect();
+        let others: Vec<usize> = self.members.iter().copied().filter(|number| !out.contains(number)).collect();
+        if out.is_empty() || others.is_empty() {
+            return Ok(());
+        }
+        let (one, other) = (*self.random.pick(&out), *self.random.pick(&others));
+        let present = if self.random.chance(70) { vec![one] } else { vec![one, other] };
+        self.session(Plan { present, ..self.plan(vec![one, other]) }, None).map(drop)
+    }
+
     /// One is chosen to go on with; the others are wiped.
     fn give_up_others(&mut self, present: &[usize]) {
         let winner = *self.random.pick(present);
@@ -244,6 +282,8 @@ impl Walk {
         let came = came.take();
         self.members.extend(&came.added);
         self.members.retain(|number| !came.removed.contains(number));
+        self.taken_out.extend(&came.removed);
+        self.taken_out.retain(|number| !came.added.contains(number));
         if let Ended::Stuck(stuck) = ended {
             return Err(stuck.to_string());
         }

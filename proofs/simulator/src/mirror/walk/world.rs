@@ -35,6 +35,8 @@ pub struct Session {
 pub struct World {
     pub format: Option<PiFormat>,
     pub random: Random,
+    /// How long a request to a replica takes at most, one half of it; 0 for no time at all.
+    pub pace_ms: u64,
     pub replicas: Vec<Rc<Replica>>,
     pub model: RefCell<Model>,
     pub session: RefCell<Option<Session>>,
@@ -55,6 +57,7 @@ impl World {
     pub fn new(format: Option<PiFormat>, random: Random) -> World {
         World {
             format,
+            pace_ms: *random.pick(&[0, 0, 0, 300, 5000]),
             random,
             replicas: (0..REPLICAS).map(|number| Rc::new(Replica::new(number))).collect(),
             model: RefCell::new(Model::new(BLOCKS as usize)),
@@ -146,6 +149,10 @@ impl World {
         let known = &mut image.known;
         // One that lacks nothing that was acknowledged need not be told: it only gets what was in doubt.
         let lacks = known.node.is_none_or(|node| self.model.borrow().has_more(session.node, node));
+        if !is_told && lacks && !known.is_mixed {
+            let name = &replica.name;
+            self.find(format!("{name} is brought up to date while its own label calls it in sync"));
+        }
         if !is_told && !lacks && !known.is_mixed {
             known.node = Some(session.node);
         } else {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::*;
+use crate::stack::Access;
 
 /// One subsystem, after these lines.
 fn with(lines: &str) -> String {
@@ -31,6 +32,13 @@ fn a_member_is_served_as_one_where_that_is_said() {
     let usage = |lines: &str| parse(&(with("") + lines)).map(|plan| plan.subsystems[0].namespaces[0].usage);
     assert_eq!((usage(""), usage("as_member = true")), (Ok(Usage::Alone), Ok(Usage::AsMember)));
     assert!(usage("as_member = true\nread_only = true").unwrap_err().contains("as_member"));
+}
+
+#[test]
+fn blocks_are_moved_unless_something_else_is_said() {
+    let access = |lines: &str| parse(&(with("") + lines)).map(|plan| plan.subsystems[0].namespaces[0].access());
+    assert_eq!((access(""), access("relocate = false")), (Ok(Access::Write), Ok(Access::WriteInPlace)));
+    assert_eq!(access("read_only = true"), Ok(Access::Read));
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! One piece: checked, mended where the device can, and what is bad of it made known.
 
-use sealblock_block::{Ability, Answer, Coverage, Device, Error, Failure, Fault, Operation, OperationKind, Tally};
+use sealblock_block::{
+    Ability, Answer, Coverage, Device, Error, Failure, Fault, Gate, Operation, OperationKind, Stack, Tally,
+};
 use sealblock_integrity::Checks;
 use sealblock_scrub::Checked;
 use sealblock_units::{Extent, Lba};
@@ -22,7 +24,8 @@ struct Harmed {
 impl Keeper {
     /// Checks a piece and tells the scrub, the namespaces and the operator.
     pub(super) async fn check(&self, extent: Extent) {
-        let Tally { mut faults, coverage } = match self.look(extent).await {
+        let Some(gate) = self.gate.borrow().clone() else { return };
+        let Tally { mut faults, coverage } = match self.look(&gate, extent).await {
             Ok(found) => found,
             Err(error) => return self.cannot_go_on(&error),
         };
@@ -38,7 +41,7 @@ impl Keeper {
             Checked { bad: blocks(&|_| true), repaired: blocks(&|run| run.repaired), unchecked: coverage.blocks() };
         if let Some(state) = self.state.upgrade() {
             // Hosts learn what is bad now, and what is so no more.
-            state.report_check(self.gate.geometry(), extent, &faults, coverage.is_complete());
+            state.report_check(gate.geometry(), extent, &faults, coverage.is_complete());
         }
         self.tell_damage(&harmed);
         self.tell_unchecked(&coverage);
@@ -53,11 +56,11 @@ impl Keeper {
     }
 
     /// What is bad of the extent. A medium that fails does not say where, so it is asked for parts, down to single blocks.
-    async fn look(&self, extent: Extent) -> Result<Tally, Error> {
+    async fn look(&self, gate: &Gate<Stack>, extent: Extent) -> Result<Tally, Error> {
         let mut tally = Tally::default();
         let mut parts = vec![extent];
         while let Some(part) = parts.pop() {
-            let error = match self.ask(self.operation(part)).await {
+            let error = match self.ask(operation(gate, part)).await {
                 Ok(Answer::Verified(verified)) => {
                     tally.coverage.merge(verified.coverage);
                     continue;
@@ -77,15 +80,6 @@ impl Keeper {
             }
         }
         Ok(tally)
-    }
-
-    fn operation(&self, extent: Extent) -> Operation {
-        let format = self.gate.geometry().protection;
-        let checks = format.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
-        match self.gate.abilities().of(OperationKind::Repair) {
-            Ability::Native => Operation::Repair { extent, checks },
-            Ability::Emulated | Ability::Absent => Operation::Verify { extent, checks },
-        }
     }
 
     /// Says once of a run that not everything of it can be checked, and why.
@@ -111,6 +105,15 @@ impl Keeper {
                 _ => return,
             }
         }
+    }
+}
+
+fn operation(gate: &Gate<Stack>, extent: Extent) -> Operation {
+    let format = gate.geometry().protection;
+    let checks = format.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
+    match gate.abilities().of(OperationKind::Repair) {
+        Ability::Native => Operation::Repair { extent, checks },
+        Ability::Emulated | Ability::Absent => Operation::Verify { extent, checks },
     }
 }
 

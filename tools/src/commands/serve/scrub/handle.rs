@@ -41,7 +41,11 @@ impl ScrubHandle {
     /// # Errors
     /// Why it was not done.
     pub async fn order(&self, order: Order) -> Result<ScrubStatus, Problem> {
-        let done = self.call(move |keeper| async move { carry_out(&keeper, &order) }).await;
+        let done = self.call(move |keeper| async move {
+            keeper.settle().await;
+            carry_out(&keeper, &order)
+        });
+        let done = done.await;
         done.unwrap_or_else(|gone| Err(Problem::new(ProblemKind::Failed, gone)))
     }
 
@@ -63,9 +67,10 @@ impl ScrubHandle {
 }
 
 fn carry_out(keeper: &Keeper, order: &Order) -> Result<ScrubStatus, Problem> {
-    if keeper.closing.get() {
-        return Err(Problem::new(ProblemKind::Refused, "it is being closed"));
-    }
+    let gate = keeper.gate.borrow().clone().filter(|_| !keeper.closing.get());
+    let Some(gate) = gate else {
+        return Err(Problem::new(ProblemKind::Refused, "it is closed, or is being closed"));
+    };
     let start = |from: Option<u64>, rate: Option<NonZeroU64>| keeper.order(|scrub, now| scrub.start(now, from, rate));
     let done = match order {
         Order::ScrubStatus
@@ -73,13 +78,14 @@ fn carry_out(keeper: &Keeper, order: &Order) -> Result<ScrubStatus, Problem> {
         | Order::MirrorAdd { .. }
         | Order::MirrorReplace { .. }
         | Order::MirrorAcceptStale { .. }
-        | Order::MirrorRemove { .. } => Ok(()),
+        | Order::MirrorRemove { .. }
+        | Order::Resize { .. } => Ok(()),
         Order::ScrubStart { from, rate } => start(*from, *rate),
         Order::ScrubPause => keeper.order(|scrub, _| scrub.pause()),
         Order::ScrubStop => keeper.order(|scrub, now| scrub.stop(now)),
     };
     match done {
-        Ok(()) => Ok(keeper.status()),
+        Ok(()) => Ok(keeper.status(&gate)),
         Err(refusal @ Refusal::NotRunning) => Err(Problem::new(ProblemKind::Refused, refusal)),
         Err(refusal @ Refusal::PastEnd { .. }) => Err(Problem::new(ProblemKind::Usage, refusal)),
     }

@@ -105,7 +105,7 @@ fn with_scrub<F: Future<Output = ()>>(device: Ailing, test: impl FnOnce(Rc<Keepe
 async fn until(keeper: &Keeper, is_so: impl Fn(&ScrubStatus) -> bool) -> ScrubStatus {
     let start = now();
     loop {
-        let status = keeper.status();
+        let status = keeper.status(&keeper.gate.borrow().clone().unwrap());
         if is_so(&status) {
             return status;
         }

@@ -68,11 +68,21 @@ impl NbdSide {
             }
             let mut description = device.target.to_string();
             description.truncate(description.floor_char_boundary(MOST_DESCRIPTION_BYTES));
-            let export = Export::new(name.clone(), device.shared.clone())
+            let export = Export::new(name.clone(), device.shared())
                 .described(description)
                 .keeping(Arc::clone(&device.state) as _);
             self.server.add_export(export).map_err(|error| of_setup(&error).on(&device.target))?;
             self.offered.insert(name, Rc::downgrade(&device));
+        }
+        Ok(())
+    }
+
+    /// Has clients that connect from now on see a device as it is now, under all names that it has.
+    pub fn resize(&self, device: &Rc<Device>) -> Result<(), Failure> {
+        let names = self.offered.iter().filter(|(_, offered)| Weak::as_ptr(offered) == Rc::as_ptr(device));
+        for (name, _) in names {
+            let resized = self.server.resize_export(name, device.shared());
+            resized.map_err(|error| of_setup(&error).on(&device.target))?;
         }
         Ok(())
     }

@@ -1,0 +1,179 @@
+//! Legs that go and come back: how one is left behind, and what is taken back as which leg.
+
+use std::rc::Rc;
+
+use sealblock_block::{Clock, Stack};
+
+use crate::drill::Mutation;
+use crate::judge::{Found, Refusal, Verdict, add_lacking, is_still_new, judge, lacks_everything};
+use crate::label::{Label, Standing};
+use crate::leg::{Leg, LegSource};
+use crate::mirror::Mirror;
+use crate::open::{Trouble, fits, found_on, nameless};
+
+impl<C: Clock> Mirror<C> {
+    /// Leaves a leg behind that has failed what a device of it was asked, unless another one is there by now.
+    pub(crate) fn leave_asked(&self, leg: &Leg, epoch: u64, why: &str) {
+        if leg.epoch() == epoch {
+            self.leave(leg, why);
+        }
+    }
+
+    /// Leaves a leg behind: it is asked nothing any more and lacks whatever may differ now. To be noted before anything
+    /// that it lacks is answered.
+    pub(crate) fn leave(&self, leg: &Leg, why: &str) {
+        if !leg.takes_labels() {
+            return;
+        }
+        tracing::warn!(leg = %leg.name(), %why, "the mirror goes on without a leg");
+        leg.failures.set(leg.failures.get() + 1);
+        *leg.why.borrow_mut() = why.to_owned();
+        leg.set_device(None);
+        let was_current = leg.standing.get() == Standing::Current;
+        if was_current && !self.legs.borrow().iter().any(|leg| leg.is_current()) {
+            // Nobody is left to go on without it: nothing is answered until it is back, or another one has everything.
+            self.work.notify();
+            return;
+        }
+        self.go_on_without(leg);
+    }
+
+    /// Goes on without legs that were the last ones in sync when they went, now that another one is in sync.
+    pub(crate) fn go_on_without_absent(&self) {
+        for leg in self.legs.borrow().iter() {
+            if leg.standing.get() == Standing::Current && !leg.is_here() {
+                self.go_on_without(leg);
+            }
+        }
+    }
+
+    /// A leg that has gone lacks whatever may differ now.
+    fn go_on_without(&self, leg: &Leg) {
+        let was_current = leg.standing.get() == Standing::Current;
+        leg.standing.set(Standing::Missing);
+        leg.missed.borrow_mut().add(&self.notes.written.borrow());
+        if was_current && self.is_even() {
+            leg.is_unmissed.set(true);
+        }
+        if !leg.is_unmissed.get() {
+            self.notes.is_changing.set(self.notes.is_changing.get() || was_current);
+            self.notes.want_left();
+        }
+        self.work.notify();
+    }
+
+    /// Takes a leg's device back after it was gone: as what it is now, if it is that leg and nobody went on with it elsewhere.
+    ///
+    /// # Errors
+    /// Why it cannot be taken back.
+    pub(crate) async fn take_back(&self, leg: &Rc<Leg>, device: Stack) -> Result<(), String> {
+        let source = LegSource { name: leg.name().to_string(), device: Ok(device.clone()), reopen: None };
+        fits(&source, self.geometry.block_size, self.geometry.capacity_blocks, self.geometry.protection)
+            .map_err(|error| error.to_string())?;
+        let found = found_on(&device).await.map_err(|trouble| match trouble {
+            Trouble::Label(why) => why.to_string(),
+            Trouble::Device(why) => why.to_string(),
+        })?;
+        let leg = &self.rightful(leg, &found);
+        if let Found::Labelled(label) = &found {
+            self.take_label(leg, label)?;
+        } else if leg.has_room || found.has_room() {
+            return Err(
+                "it has no label any more; it is not the device that it was; `sealblock mirror replace` makes it a leg"
+                    .to_owned(),
+            );
+        }
+        leg.stale.borrow_mut().withhold_again();
+        self.notes.examine.set(true);
+        leg.set_device(Some(device));
+        leg.why.borrow_mut().clear();
+        match leg.standing.get() {
+            Standing::Missing => self.begin_rebuild(leg),
+            // The last one in sync, and what it had not flushed may be lost: nobody has it for certain.
+            Standing::Current => {
+                self.cache_lost.set(self.cache_lost.get() || !self.notes.dirty.borrow().is_empty());
+                self.suspect_dirty();
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Which leg a device is that was found where `leg` should be. One that was away at the opening, without a label to tell, was
+    /// given its place by the order of the names, and now that it is here its label tells.
+    fn rightful(&self, leg: &Rc<Leg>, found: &Found) -> Rc<Leg> {
+        let Found::Labelled(label) = found else { return leg.clone() };
+        let id = label.members[label.own].id;
+        let is_away = |leg: &Rc<Leg>| leg.standing.get() == Standing::Missing && !leg.is_here();
+        let legs = self.legs.borrow();
+        let place = |id: [u8; 16]| legs.iter().position(|leg| leg.id == id);
+        let (Some(own), Some(other)) = (place(leg.id), place(id)) else { return leg.clone() };
+        if label.uuid != self.uuid || own == other || !is_away(leg) || !is_away(&legs[other]) {
+            return leg.clone();
+        }
+        leg.trade_names(&legs[other]);
+        if *leg.name() == *nameless(other) {
+            leg.call(nameless(own));
+        }
+        legs[other].clone()
+    }
+
+    /// Keeps why the leg of this number does not come back, and says so when it is news.
+    pub(crate) fn note_why(&self, number: usize, why: String) {
+        let leg = self.legs.borrow().iter().find(|leg| leg.number.get() == number).cloned();
+        let Some(leg) = leg else { return };
+        let was = leg.why.replace(why.clone());
+        if was != why {
+            tracing::warn!(leg = %leg.name(), %why, "a leg does not come back");
+        }
+    }
+
+    /// Takes in what the label of a leg that is back says.
+    fn take_label(&self, leg: &Leg, label: &Label) -> Result<(), String> {
+        self.check_label(leg, label)?;
+        let lacks_everything = lacks_everything(&self.label(leg), label);
+        if lacks_everything && leg.standing.get() == Standing::Current {
+            return Err("it is an old image of the last leg, or was written elsewhere meanwhile".to_owned());
+        }
+        leg.seen.set(leg.seen.get().max(label.generation));
+        if label.generation > self.notes.generation.get() {
+            // It was in use elsewhere, without a change, and others may know its label: an earlier one would look like an older image.
+            self.notes.go_beyond(label.generation);
+        }
+        if leg.standing.get() == Standing::Missing {
+            leg.is_new.set(is_still_new(leg.is_new.get(), label, lacks_everything));
+            let was_current = label.members[label.own].standing == Standing::Current;
+            leg.is_unmissed.set(leg.is_unmissed.get() && was_current && !lacks_everything);
+            add_lacking(&mut leg.missed.borrow_mut(), label, lacks_everything);
+        }
+        Ok(())
+    }
+
+    /// Whether this label is that of the leg, and the leg was not changed without the others.
+    fn check_label(&self, leg: &Leg, label: &Label) -> Result<(), String> {
+        let at = leg.number.get();
+        if label.uuid != self.uuid {
+            return Err(Refusal::Foreign { leg: at }.to_string());
+        }
+        if label.members[label.own].id != leg.id {
+            return Err(Refusal::Stranger { leg: at }.to_string());
+        }
+        // Also one that is away for the moment knows, in what its label would be, what the others lack.
+        let legs = self.legs.borrow();
+        let mut others = legs.iter().filter(|other| other.standing.get() == Standing::Current && other.id != leg.id);
+        let Some(other) = others.next() else { return Ok(()) };
+        let found = [self.label(other), label.clone()].map(|label| Found::Labelled(Box::new(label)));
+        match judge(&found).map_err(|refusal| refusal.to_string())? {
+            Verdict::Known(known) if known.label.members[known.places[0]].standing == Standing::Current => Ok(()),
+            _ => Err("it was changed elsewhere, and has what this mirror lacks; open the mirror anew".to_owned()),
+        }
+    }
+
+    /// Has a leg that is here brought up to date.
+    pub(crate) fn begin_rebuild(&self, leg: &Leg) {
+        *leg.left.borrow_mut() = leg.missed.borrow().clone();
+        leg.is_told.set(self.mutation == Mutation::Untold);
+        leg.standing.set(Standing::Rebuilding);
+        self.work.notify();
+    }
+}

@@ -1,0 +1,109 @@
+//! The sector with the generations of a page's blocks: which write of each block its record has to be of, and which blocks
+//! were never written.
+//!
+//! It is there twice, at the head of its page and apart from it, so that one of the two is there after any one fault. It
+//! checks itself: a block counts as never written only where a sector that checks says so.
+
+use sealblock_units::Lba;
+
+use super::{HEAD_BYTES, Seed, get, put};
+
+const MAGIC: [u8; 4] = *b"SGEN";
+const AT_CHECKSUM: usize = 4;
+const AT_FIRST: usize = 8;
+const AT_SEQUENCE: usize = 16;
+const AT_ZERO: usize = 24;
+const HEAD: usize = HEAD_BYTES as usize;
+
+/// One copy of the generations of a page.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Generations {
+    /// The page's first block.
+    pub first: Lba,
+    /// The log is in the page up to the sector with this sequence number; of two copies the higher one counts.
+    pub sequence: u64,
+    /// For each block of the page the generation of its record; 0 for a block that was never written.
+    pub of_blocks: Vec<u16>,
+}
+
+impl Generations {
+    /// A page of so many blocks none of which was ever written.
+    pub fn blank(first: Lba, page_blocks: u64) -> Generations {
+        Generations { first, sequence: 0, of_blocks: vec![0; page_blocks as usize] }
+    }
+
+    /// Fills `sector`.
+    ///
+    /// # Panics
+    /// When there are more generations than fit.
+    pub fn encode(&self, sector: &mut [u8], seed: Seed) {
+        assert!(self.of_blocks.len() * 2 <= sector.len() - HEAD, "generations must fit");
+        sector.fill(0);
+        sector[..MAGIC.len()].copy_from_slice(&MAGIC);
+        put::<8>(sector, AT_FIRST, self.first.get());
+        put::<8>(sector, AT_SEQUENCE, self.sequence);
+        let places = sector[HEAD..].as_chunks_mut::<2>().0;
+        places.iter_mut().zip(&self.of_blocks).for_each(|(place, generation)| *place = generation.to_le_bytes());
+        let checksum = seed.checksum(&sector[AT_FIRST..]);
+        put::<4>(sector, AT_CHECKSUM, u64::from(checksum));
+    }
+
+    /// Reads the generations of the page that begins with this block and has so many; nothing where they are not, whole.
+    pub fn decode(sector: &[u8], seed: Seed, first: Lba, page_blocks: u64) -> Option<Generations> {
+        let is_whole = Generations::trace(sector) == Some(first)
+            && get::<4>(sector, AT_CHECKSUM) == u64::from(seed.checksum(&sector[AT_FIRST..]));
+        let pairs = sector.get(HEAD..)?.as_chunks::<2>().0.get(..page_blocks as usize)?;
+        is_whole.then(|| Generations {
+            first,
+            sequence: get::<8>(sector, AT_SEQUENCE),
+            of_blocks: pairs.iter().map(|pair| u16::from_le_bytes(*pair)).collect(),
+        })
+    }
+
+    /// The first block of the page whose generations, of whatever volume, these would be, where they can be any at all.
+    pub fn trace(sector: &[u8]) -> Option<Lba> {
+        let head = sector.get(..HEAD).filter(|head| head.starts_with(&MAGIC))?;
+        (get::<8>(head, AT_ZERO) == 0).then(|| Lba::new(get::<8>(head, AT_FIRST)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEED: Seed = Seed(77);
+
+    #[test]
+    fn generations_come_back_and_no_other_page_volume_or_bit_passes() {
+        let of_blocks: Vec<u16> = (0..240).map(|index| index * 7).collect();
+        let good = Generations { first: Lba::new(480), sequence: 12, of_blocks };
+        let mut sector = [0xff; 512];
+        good.encode(&mut sector, SEED);
+        assert_eq!(Generations::decode(&sector, SEED, Lba::new(480), 240), Some(good));
+        assert_eq!(Generations::decode(&sector, SEED, Lba::new(240), 240), None);
+        assert_eq!(Generations::decode(&sector, Seed(78), Lba::new(480), 240), None);
+        assert_eq!(Generations::trace(&sector), Some(Lba::new(480)));
+        for bit in 0..sector.len() * 8 {
+            let mut bad = sector;
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Generations::decode(&bad, SEED, Lba::new(480), 240), None, "bit {bit}");
+        }
+        for length in 0..sector.len() {
+            assert_eq!(Generations::decode(&sector[..length], SEED, Lba::new(480), 240), None, "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn zeroes_are_no_generations() {
+        assert_eq!(Generations::decode(&[0; 512], Seed(0), Lba::ZERO, 240), None);
+        assert_eq!(Generations::trace(&[0; 512]), None);
+    }
+
+    #[test]
+    fn those_of_the_larger_sector_fit() {
+        let good = Generations { sequence: 3, ..Generations::blank(Lba::new(1920), 1920) };
+        let mut sector = [0; 4096];
+        good.encode(&mut sector, SEED);
+        assert_eq!(Generations::decode(&sector, SEED, Lba::new(1920), 1920), Some(good));
+    }
+}

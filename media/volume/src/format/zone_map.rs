@@ -1,0 +1,82 @@
+//! The sectors of the zone map: a bit for each zone, set when the zone has tables.
+//!
+//! What was never written is known from here, and never guessed from zeroes. Each sector is there twice, apart, and checks
+//! itself. Bits are only ever set, so of two copies the one with the higher serial has every bit of the other.
+
+use super::{HEAD_BYTES, Seed, get, put};
+
+const MAGIC: [u8; 4] = *b"SZMP";
+const AT_CHECKSUM: usize = 4;
+const AT_INDEX: usize = 8;
+const AT_SERIAL: usize = 16;
+const AT_RESIZED: usize = 24;
+const HEAD: usize = HEAD_BYTES as usize;
+
+/// One copy of a sector of the zone map.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ZoneMapSector {
+    /// Which sector of the map it is.
+    pub index: u64,
+    /// Counts the writes of the sector; the higher of two valid copies counts.
+    pub serial: u64,
+    /// A bit for each zone from `index` times the zones of a sector on, the lowest of the first byte first.
+    pub bits: Vec<u8>,
+    /// The volume lies otherwise than a new one of its size would: without a superblock nobody knows where its zones are.
+    pub resized: bool,
+}
+
+impl ZoneMapSector {
+    /// Fills `sector`, which has room for the head and the bits.
+    pub fn encode(&self, sector: &mut [u8], seed: Seed) {
+        sector.fill(0);
+        sector[..MAGIC.len()].copy_from_slice(&MAGIC);
+        put::<8>(sector, AT_INDEX, self.index);
+        put::<8>(sector, AT_SERIAL, self.serial);
+        put::<8>(sector, AT_RESIZED, u64::from(self.resized));
+        sector[HEAD..HEAD + self.bits.len()].copy_from_slice(&self.bits);
+        let checksum = seed.checksum(&sector[AT_INDEX..]);
+        put::<4>(sector, AT_CHECKSUM, u64::from(checksum));
+    }
+
+    /// Whether `bytes` begin with the head of the first sector of a map, of whatever volume.
+    pub fn trace(bytes: &[u8]) -> bool {
+        let head = bytes.get(..HEAD);
+        head.is_some_and(|head| {
+            head.starts_with(&MAGIC) && get::<8>(head, AT_INDEX) == 0 && get::<8>(head, AT_RESIZED) <= 1
+        })
+    }
+
+    /// Reads the sector with this index; nothing where it is not, whole.
+    pub fn decode(sector: &[u8], seed: Seed, index: u64) -> Option<ZoneMapSector> {
+        let bits = sector.get(HEAD..)?.to_vec();
+        let is_whole = get::<4>(sector, AT_CHECKSUM) == u64::from(seed.checksum(&sector[AT_INDEX..]));
+        let (serial, resized) = (get::<8>(sector, AT_SERIAL), get::<8>(sector, AT_RESIZED));
+        let fits = sector.starts_with(&MAGIC) && get::<8>(sector, AT_INDEX) == index && resized <= 1;
+        (is_whole && fits).then_some(ZoneMapSector { index, serial, bits, resized: resized == 1 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sector_comes_back_and_no_other_place_volume_or_bit_passes() {
+        let seed = Seed(5);
+        let good = ZoneMapSector { index: 3, serial: 9, bits: vec![0xa5; 480], resized: true };
+        let mut sector = [0; 512];
+        good.encode(&mut sector, seed);
+        assert_eq!(ZoneMapSector::decode(&sector, seed, 3), Some(good));
+        assert_eq!(ZoneMapSector::decode(&sector, seed, 2), None);
+        assert_eq!(ZoneMapSector::decode(&sector, Seed(6), 3), None);
+        for bit in 0..sector.len() * 8 {
+            let mut bad = sector;
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(ZoneMapSector::decode(&bad, seed, 3), None, "bit {bit}");
+        }
+        for length in 0..sector.len() {
+            assert_eq!(ZoneMapSector::decode(&sector[..length], seed, 3), None, "{length} bytes");
+        }
+        assert_eq!(ZoneMapSector::decode(&[0; 512], Seed(0), 0), None);
+    }
+}

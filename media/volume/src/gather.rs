@@ -1,0 +1,185 @@
+//! From slots into one buffer: the data of a request, wherever they lie.
+//!
+//! Blocks in consecutive slots are read where they belong. Where a request is in many pieces that lie close together, as
+//! extents are after small overwrites (see `slot_map`), they are read with what lies between and copied out.
+
+use futures_util::future::join_all;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use sealblock_block::{Clock, Fault, Medium};
+use sealblock_runtime_memory::Buffer;
+use sealblock_units::Extent;
+use smallvec::SmallVec;
+
+use crate::format::Record;
+use crate::lookup::{Located, LocatedBlocks};
+use crate::volume::Volume;
+
+/// What lies between two pieces is read with them up to so many bytes: that is cheaper than another request.
+const GAP_BYTES: u64 = 8 << 10;
+/// Bytes read at once where pieces are copied out, small enough to stay in a core's near cache.
+const SPAN_BYTES: u64 = 256 << 10;
+
+/// Blocks of a request whose data lie in consecutive slots, or that read as zeroes.
+pub(crate) struct Piece {
+    first: usize,
+    blocks: usize,
+    slot: Option<u32>,
+}
+
+/// Pieces of a request. One is the usual number.
+pub(crate) type Pieces = SmallVec<[Piece; 1]>;
+
+/// Pieces that are read at once, with what lies between.
+struct Span<'a> {
+    offset: u64,
+    end: u64,
+    /// Each with its place on the medium.
+    members: Vec<(u64, &'a Piece)>,
+}
+
+impl<M: Medium, C: Clock> Volume<M, C> {
+    /// Cuts an extent where its slots are not consecutive.
+    pub(crate) fn pieces(&self, extent: Extent, located: &LocatedBlocks) -> Pieces {
+        let mut pieces = Pieces::new();
+        for (index, (lba, block)) in extent.iter().zip(located).enumerate() {
+            let slot = match block {
+                Located::Stored { slot, .. } => Some(*slot),
+                Located::Damaged(raw) => {
+                    let record = Record::decode_unchecked(raw);
+                    self.plausible(&Record { lba, ..record }).then_some(record.slot)
+                }
+                Located::Zeroes | Located::Bad(_) => None,
+            };
+            let crosses = self.index_in_zone(lba) == 0;
+            match pieces.last_mut() {
+                Some(piece) if !crosses && piece.slot.map(|first| first + piece.blocks as u32) == slot => {
+                    piece.blocks += 1;
+                }
+                _ => pieces.push(Piece { first: index, blocks: 1, slot }),
+            }
+        }
+        pieces
+    }
+
+    async fn fill_all(&self, extent: Extent, pieces: &[Piece], mut rest: Buffer, faults: &mut Vec<Fault>) -> Buffer {
+        let shift = self.geometry.block_size.shift();
+        let fills = pieces.iter().map(|piece| {
+            let part = rest.split_to(piece.blocks << shift);
+            async move {
+                let mut faults = Vec::new();
+                (self.fill(extent, piece, part, &mut faults).await, faults)
+            }
+        });
+        let mut whole: Option<Buffer> = None;
+        for (part, found) in join_all(fills).await {
+            faults.extend(found);
+            whole = Some(match whole {
+                Some(buffer) => buffer.try_join(part).expect("parts of one buffer in order join again"),
+                None => part,
+            });
+        }
+        whole.unwrap_or(rest)
+    }
+
+    /// Reads one piece. Where the medium fails, block by block, so that exactly the unreadable ones are charged.
+    async fn fill(&self, extent: Extent, piece: &Piece, buffer: Buffer, faults: &mut Vec<Fault>) -> Buffer {
+        let Some(slot) = piece.slot else {
+            let mut buffer = buffer;
+            buffer.fill(0);
+            return buffer;
+        };
+        let first = extent.start().checked_add(piece.first as u64).expect("pieces lie in the extent");
+        let offset = self.slot_offset(self.layout.zone_of(first), slot);
+        let (result, mut buffer) = self.medium.read(offset, buffer).await;
+        if result.is_ok() {
+            return buffer;
+        }
+        let bytes = self.geometry.block_size.bytes();
+        for block in 0..piece.blocks {
+            let (result, got) = self.medium.read(offset + (block * bytes) as u64, self.medium.buffer(bytes)).await;
+            match result {
+                Ok(()) => buffer[block * bytes..(block + 1) * bytes].copy_from_slice(&got),
+                Err(_) => {
+                    buffer[block * bytes..(block + 1) * bytes].fill(0);
+                    faults.extend(first.checked_add(block as u64).map(Fault::media));
+                }
+            }
+        }
+        buffer
+    }
+
+    /// Reads all pieces of an extent. Blocks that cannot be read are zeroes and faults.
+    pub(crate) async fn collect(
+        &self,
+        extent: Extent,
+        pieces: &[Piece],
+        buffer: Buffer,
+        faults: &mut Vec<Fault>,
+    ) -> Buffer {
+        if let [piece] = pieces {
+            return self.fill(extent, piece, buffer, faults).await;
+        }
+        let spans = self.spans(extent, pieces);
+        if spans.len() * 2 > pieces.len() {
+            return self.fill_all(extent, pieces, buffer, faults).await;
+        }
+        self.gather(extent, pieces, spans, buffer, faults).await
+    }
+
+    /// Where a piece lies on the medium.
+    fn place_of(&self, extent: Extent, piece: &Piece) -> Option<u64> {
+        let first = extent.start().checked_add(piece.first as u64)?;
+        piece.slot.map(|slot| self.slot_offset(self.layout.zone_of(first), slot))
+    }
+
+    /// Puts pieces together that lie close to one another.
+    fn spans<'a>(&self, extent: Extent, pieces: &'a [Piece]) -> Vec<Span<'a>> {
+        let mut placed: Vec<(u64, &Piece)> =
+            pieces.iter().filter_map(|piece| Some((self.place_of(extent, piece)?, piece))).collect();
+        placed.sort_unstable_by_key(|(offset, _)| *offset);
+        let mut spans: Vec<Span<'a>> = Vec::new();
+        for (offset, piece) in placed {
+            let end = offset + ((piece.blocks as u64) << self.geometry.block_size.shift());
+            match spans.last_mut() {
+                Some(span) if offset <= span.end + GAP_BYTES && end <= span.offset + SPAN_BYTES => {
+                    // Two records may name one slot where tables were damaged.
+                    span.end = span.end.max(end);
+                    span.members.push((offset, piece));
+                }
+                _ => spans.push(Span { offset, end, members: vec![(offset, piece)] }),
+            }
+        }
+        spans
+    }
+
+    /// Reads spans and copies the pieces out of them. What cannot be read as a span is read piece by piece.
+    async fn gather<'a>(
+        &self,
+        extent: Extent,
+        pieces: &'a [Piece],
+        spans: Vec<Span<'a>>,
+        mut buffer: Buffer,
+        faults: &mut Vec<Fault>,
+    ) -> Buffer {
+        let shift = self.geometry.block_size.shift();
+        let place = |piece: &Piece| piece.first << shift..(piece.first + piece.blocks) << shift;
+        pieces.iter().filter(|piece| piece.slot.is_none()).for_each(|piece| buffer[place(piece)].fill(0));
+        let reads = spans.into_iter().map(|span| async {
+            let into = self.medium.buffer((span.end - span.offset) as usize);
+            (self.medium.read(span.offset, into).await, span)
+        });
+        let mut reads: FuturesUnordered<_> = reads.collect();
+        while let Some(((result, bytes), span)) = reads.next().await {
+            for (offset, piece) in &span.members {
+                let (to, from) = (place(piece), (offset - span.offset) as usize);
+                if result.is_ok() {
+                    buffer[to.clone()].copy_from_slice(&bytes[from..from + to.len()]);
+                } else {
+                    let part = self.fill(extent, piece, self.medium.buffer(to.len()), faults).await;
+                    buffer[to].copy_from_slice(&part);
+                }
+            }
+        }
+        buffer
+    }
+}

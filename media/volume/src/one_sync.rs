@@ -1,0 +1,134 @@
+//! A medium whose syncs come one at a time, and that never syncs again after one has failed.
+//!
+//! Commits, checkpoints and the annex sync beside one another. A sync that fails may have lost what any of them wrote, and the medium
+//! says so once, to one of them; another sync, under way or begun later, may then end well over data that are gone. So nobody's
+//! sync ends well after one has failed.
+
+use std::cell::RefCell;
+use std::ops::RangeInclusive;
+
+use sealblock_block::{Medium, MediumError, MediumErrorKind, RangeLock};
+use sealblock_runtime_memory::{Buffer, Slice};
+
+/// What there may be one of at a time.
+const SYNC: RangeInclusive<u64> = 0..=0;
+
+/// A medium with syncs one at a time.
+pub(crate) struct OneSync<M> {
+    medium: M,
+    turns: RangeLock,
+    failed: RefCell<Option<String>>,
+}
+
+impl<M> OneSync<M> {
+    /// This medium, none of whose syncs has failed.
+    pub fn new(medium: M) -> OneSync<M> {
+        OneSync { medium, turns: RangeLock::default(), failed: RefCell::default() }
+    }
+
+    /// The medium itself.
+    pub fn get(&self) -> &M {
+        &self.medium
+    }
+
+    /// The medium itself, for good.
+    pub fn into_inner(self) -> M {
+        self.medium
+    }
+}
+
+impl<M: Medium> Medium for OneSync<M> {
+    fn len_bytes(&self) -> u64 {
+        self.medium.len_bytes()
+    }
+
+    fn sector_bytes(&self) -> u32 {
+        self.medium.sector_bytes()
+    }
+
+    fn read_only(&self) -> bool {
+        self.medium.read_only()
+    }
+
+    fn punches(&self) -> bool {
+        self.medium.punches()
+    }
+
+    fn buffer(&self, len_bytes: usize) -> Buffer {
+        self.medium.buffer(len_bytes)
+    }
+
+    fn read(&self, offset_bytes: u64, into: Buffer) -> impl Future<Output = (Result<(), MediumError>, Buffer)> {
+        self.medium.read(offset_bytes, into)
+    }
+
+    fn write(&self, offset_bytes: u64, from: Slice) -> impl Future<Output = Result<(), MediumError>> {
+        self.medium.write(offset_bytes, from)
+    }
+
+    async fn sync(&self) -> Result<(), MediumError> {
+        let _alone = self.turns.lock(SYNC).await;
+        if let Some(why) = &*self.failed.borrow() {
+            let reason = format!("an earlier one failed: {why}");
+            return Err(MediumError { kind: MediumErrorKind::Failed, doing: "sync", offset_bytes: 0, reason });
+        }
+        let synced = self.medium.sync().await;
+        *self.failed.borrow_mut() = synced.as_ref().err().map(ToString::to_string);
+        synced
+    }
+
+    fn drain(&self) -> impl Future<Output = ()> {
+        self.medium.drain()
+    }
+
+    fn punch(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>> {
+        self.medium.punch(offset_bytes, length_bytes)
+    }
+
+    fn reserve(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>> {
+        self.medium.reserve(offset_bytes, length_bytes)
+    }
+
+    fn is_hole(&self, offset_bytes: u64, length_bytes: u64) -> bool {
+        self.medium.is_hole(offset_bytes, length_bytes)
+    }
+
+    fn run_at(&self, offset_bytes: u64, length_bytes: u64) -> (u64, bool) {
+        self.medium.run_at(offset_bytes, length_bytes)
+    }
+
+    fn zero(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>> {
+        self.medium.zero(offset_bytes, length_bytes)
+    }
+
+    fn set_len(&self, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>> {
+        self.medium.set_len(length_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_executor::block_on;
+    use futures_util::future::join;
+
+    use super::*;
+    use crate::tests::setup::TestMedium;
+
+    #[test]
+    fn no_sync_beside_or_behind_one_that_failed_ends_well() {
+        let medium = TestMedium::new(1 << 16, 512);
+        medium.turns.set(3);
+        let one_sync = OneSync::new(medium.clone());
+        assert!(block_on(one_sync.sync()).is_ok());
+        medium.syncs_left.set(0);
+        let first = async {
+            let synced = one_sync.sync().await;
+            // The medium says it once.
+            medium.syncs_left.set(u64::MAX);
+            synced
+        };
+        let (first, second) = block_on(join(first, one_sync.sync()));
+        assert!(first.is_err() && second.is_err(), "{first:?} {second:?}");
+        assert!(block_on(medium.sync()).is_ok() && block_on(one_sync.sync()).is_err(), "what was lost stays lost");
+    }
+}

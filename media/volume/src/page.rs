@@ -1,0 +1,229 @@
+//! A page of the tables in memory: the records of a run of blocks, and the generations they have to have.
+//!
+//! It is always as on the medium. What is not there yet are patches, which a checkpoint merges into an image of the page, and
+//! into the page once the image has been written.
+
+use std::cell::{Cell, RefCell};
+
+use sealblock_units::Lba;
+
+use crate::format::{Generations, Layout, PAGE_SECTORS, PagePlace, RECORD_BYTES, Record, Seed};
+
+/// The bit of the sector with the generations in a set of sectors of a page; those of the records follow.
+pub(crate) const GENERATIONS_BIT: u32 = 1;
+/// What stands for the generation of a block whose record is lost: it fits no record that is not there.
+const LOST: u16 = u16::MAX;
+
+/// What the tables say of a block.
+#[derive(Debug)]
+pub(crate) enum Entry {
+    /// A good record.
+    Record(Record),
+    /// Never written: reads as zeroes.
+    Blank,
+    /// The record is of another write than the one the generations know of.
+    Stale {
+        /// The record as it stands.
+        record: Record,
+        /// The generation it should have; 0 for none.
+        expected: u16,
+    },
+    /// The record does not check, or is about another block.
+    Damaged([u8; RECORD_BYTES]),
+    /// The sector with the record cannot be read.
+    Unreadable,
+}
+
+/// What was read of a page.
+pub(crate) struct Found {
+    /// Its records; those in sectors that cannot be read are zeroes.
+    pub records: Vec<[u8; RECORD_BYTES]>,
+    /// Bits of the sectors with records that cannot be read.
+    pub unreadable: u32,
+    /// Its two copies of the generations, where they check.
+    pub copies: [Option<Generations>; 2],
+}
+
+/// The records and generations of a run of blocks.
+pub(crate) struct Page {
+    /// None for a page that is not on the medium, because its zone has no tables yet.
+    records: RefCell<Vec<[u8; RECORD_BYTES]>>,
+    /// None where neither copy checks.
+    generations: RefCell<Option<Vec<u16>>>,
+    /// Bits of the sectors with records that cannot be read.
+    unreadable: Cell<u32>,
+    /// Copies of the generations that do not check.
+    lost_copies: Cell<u32>,
+    /// One copy is older than the other.
+    is_behind: Cell<bool>,
+    pub touched: Cell<bool>,
+}
+
+/// The bytes of a page as they are to be on the medium.
+pub(crate) struct Image {
+    /// The whole page.
+    pub bytes: Vec<u8>,
+    /// Bits of the sectors that are to be written; that of the generations, and its second copy, always are.
+    pub changed: u32,
+    generations: Vec<u16>,
+}
+
+/// The bit of the sector with the record of a block.
+fn sector_bit(per_sector: usize, index: usize) -> u32 {
+    1 << (1 + index / per_sector)
+}
+
+impl Page {
+    /// The page of blocks of which none was ever written.
+    pub fn blank() -> Page {
+        Page {
+            records: RefCell::default(),
+            generations: RefCell::new(None),
+            unreadable: Cell::new(0),
+            lost_copies: Cell::new(0),
+            is_behind: Cell::new(false),
+            touched: Cell::new(true),
+        }
+    }
+
+    /// The page that was read. Of the copies of its generations the one with the higher sequence counts.
+    pub fn new(found: Found) -> Page {
+        let [first, second] = found.copies;
+        let (generations, lost_copies, is_behind) = match (first, second) {
+            (Some(a), Some(b)) if a.sequence == b.sequence => (Some(a.of_blocks), 0, false),
+            (Some(a), Some(b)) => (Some(if b.sequence > a.sequence { b.of_blocks } else { a.of_blocks }), 0, true),
+            (Some(one), None) | (None, Some(one)) => (Some(one.of_blocks), 1, false),
+            (None, None) => (None, 2, false),
+        };
+        Page {
+            records: RefCell::new(found.records),
+            generations: RefCell::new(generations),
+            unreadable: Cell::new(found.unreadable),
+            lost_copies: Cell::new(lost_copies),
+            is_behind: Cell::new(is_behind),
+            touched: Cell::new(true),
+        }
+    }
+
+    /// What the page says of the block with this index in it, whose address is `lba`.
+    pub fn entry(&self, index: usize, lba: Lba, seed: Seed) -> Entry {
+        self.touched.set(true);
+        let records = self.records.borrow();
+        let Some(bytes) = records.get(index) else { return Entry::Blank };
+        let generation = self.generations.borrow().as_ref().map(|generations| generations[index]);
+        if self.unreadable.get() & sector_bit(self.per_sector(), index) != 0 {
+            return if generation == Some(0) { Entry::Blank } else { Entry::Unreadable };
+        }
+        match (Record::decode(bytes, seed), generation) {
+            (Ok(record), Some(expected)) if record.lba == lba && record.generation != expected => {
+                Entry::Stale { record, expected }
+            }
+            (Ok(record), _) if record.lba == lba => Entry::Record(record),
+            // Whatever else lies there, from before the tables were made or from elsewhere.
+            (_, Some(0)) => Entry::Blank,
+            (_, _) => Entry::Damaged(*bytes),
+        }
+    }
+
+    fn per_sector(&self) -> usize {
+        self.records.borrow().len() / (PAGE_SECTORS as usize - 1)
+    }
+
+    /// Bits of the sectors with records that cannot be read.
+    pub fn unreadable(&self) -> u32 {
+        self.unreadable.get()
+    }
+
+    /// Takes these sectors for unreadable from now on, whatever the medium gives.
+    pub fn give_up(&self, sectors: u32) {
+        self.unreadable.set(self.unreadable.get() | sectors);
+    }
+
+    /// One copy of the generations is older than the other.
+    pub fn is_behind(&self) -> bool {
+        self.is_behind.get()
+    }
+
+    /// Copies of the generations that do not check: 0 to 2.
+    pub fn lost_copies(&self) -> u32 {
+        self.lost_copies.get()
+    }
+
+    /// The stored bytes of a block's record.
+    pub fn raw(&self, index: usize) -> [u8; RECORD_BYTES] {
+        self.records.borrow()[index]
+    }
+
+    /// The page with the records of `patches` at their indices, as of the log sector `sequence`. What cannot be read of the sectors that change, and of
+    /// those `given_up`, is lost: blocks that were written become damage, and blank ones stay blank.
+    pub fn image(
+        &self,
+        layout: &Layout,
+        seed: Seed,
+        place: &PagePlace,
+        patches: &[(usize, [u8; RECORD_BYTES])],
+        sequence: u64,
+        given_up: u32,
+    ) -> Image {
+        let sector = layout.sector_bytes() as usize;
+        let per_sector = self.per_sector();
+        let bits = patches.iter().map(|(index, _)| sector_bit(per_sector, *index));
+        let changed = bits.fold(GENERATIONS_BIT | given_up, |changed, bit| changed | bit);
+        let mut bytes = vec![0; layout.page_bytes() as usize];
+        bytes[sector..].copy_from_slice(self.records.borrow().as_flattened());
+        let lost = self.unreadable.get() & changed;
+        let sectors = bytes.chunks_exact_mut(sector).enumerate();
+        sectors.filter(|(at, _)| lost >> at & 1 == 1).for_each(|(_, bytes)| bytes.fill(0));
+        let (head, body) = bytes.split_at_mut(sector);
+        let body = body.as_chunks_mut::<RECORD_BYTES>().0;
+        let known = self.generations.borrow().clone();
+        let mut of_blocks = known.unwrap_or_else(|| generations_of(body, place.first, seed));
+        for (index, record) in patches {
+            body[*index] = *record;
+            of_blocks[*index] = Record::decode_unchecked(record).generation;
+        }
+        let generations = Generations { first: place.first, sequence, of_blocks };
+        generations.encode(head, seed);
+        Image { bytes, changed, generations: generations.of_blocks }
+    }
+
+    /// The page is as `image` from now on: it has been written.
+    pub fn adopt(&self, image: Image) {
+        let head = image.bytes.len() / PAGE_SECTORS as usize;
+        let body = image.bytes[head..].as_chunks::<RECORD_BYTES>().0;
+        let per_sector = self.per_sector();
+        let mut records = self.records.borrow_mut();
+        for (index, (to, from)) in records.iter_mut().zip(body).enumerate() {
+            if image.changed & sector_bit(per_sector, index) != 0 {
+                *to = *from;
+            }
+        }
+        drop(records);
+        self.unreadable.set(self.unreadable.get() & !image.changed);
+        *self.generations.borrow_mut() = Some(image.generations);
+        self.lost_copies.set(0);
+        self.is_behind.set(false);
+    }
+
+    /// Changes the bytes of one record, right or wrong: they are so on the medium now.
+    pub fn set_raw(&self, index: usize, bytes: [u8; RECORD_BYTES]) {
+        self.records.borrow_mut()[index] = bytes;
+    }
+
+    /// The number of the sector with the record of a block, and its bytes.
+    pub fn sector_of(&self, index: usize) -> (u64, Vec<u8>) {
+        let per_sector = self.per_sector();
+        let first = index / per_sector * per_sector;
+        (1 + (index / per_sector) as u64, self.records.borrow()[first..first + per_sector].as_flattened().to_vec())
+    }
+}
+
+/// What stands for the generations where both copies are lost: those of the records that check. The others are lost, and
+/// never blank.
+fn generations_of(records: &[[u8; RECORD_BYTES]], first: Lba, seed: Seed) -> Vec<u16> {
+    let of = |(lba, bytes): (u64, &[u8; RECORD_BYTES])| {
+        let record = Record::decode(bytes, seed).ok().filter(|record| record.lba.get() == lba);
+        record.map_or(LOST, |record| record.generation)
+    };
+    (first.get()..).zip(records).map(of).collect()
+}

@@ -1,0 +1,258 @@
+//! Records that are durable in the log and not in the tables yet, by page.
+//!
+//! A commit puts its records here. A checkpoint takes them all at its beginning, while new commits fill the map anew; a block
+//! is looked up in the new ones, in those a checkpoint has taken, and then in its page. What a checkpoint has taken stays until
+//! it has ended well, so one that fails, or is dropped, has lost nothing: the next one takes both.
+//!
+//! Blocks of a page that were given up, or made unreadable, together are one patch: a long run takes some bytes for each page, and
+//! is a record for each block only in the image of the page that is written.
+
+use std::cell::RefCell;
+use std::mem::size_of;
+
+use rustc_hash::FxHashMap;
+use sealblock_units::Lba;
+
+use crate::format::{RECORD_BYTES, Record, RecordRun, Seed};
+
+/// The record of a block, or those of several in a row that say the same.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patch {
+    /// The first block's index in its page.
+    pub index: u16,
+    /// Number of blocks.
+    pub blocks: u16,
+    /// The first block's record, as it is to be in the page.
+    pub bytes: [u8; RECORD_BYTES],
+}
+
+impl Patch {
+    /// The patch of blocks of one page, of which this is the index of the first.
+    pub fn new(index: u16, run: &RecordRun, seed: Seed) -> Patch {
+        Patch { index, blocks: run.blocks as u16, bytes: run.first.encode(seed) }
+    }
+
+    fn end(&self) -> u16 {
+        self.index + self.blocks
+    }
+
+    /// The record of a block that it is about.
+    fn at(&self, index: u16, seed: Seed) -> [u8; RECORD_BYTES] {
+        if index == self.index {
+            return self.bytes;
+        }
+        let first = Record::decode_unchecked(&self.bytes);
+        let lba = Lba::new(first.lba.get() + u64::from(index - self.index));
+        Record { lba, ..first }.encode(seed)
+    }
+
+    /// The part from one block up to another, or nothing where that is none.
+    fn part(&self, from: u16, to: u16, seed: Seed) -> Option<Patch> {
+        (from < to).then(|| Patch { index: from, blocks: to - from, bytes: self.at(from, seed) })
+    }
+}
+
+/// The patches of some pages, each page's in order of their blocks.
+#[derive(Default)]
+struct Patched {
+    pages: FxHashMap<u64, Vec<Patch>>,
+    bytes: usize,
+}
+
+/// Memory for the entry of a page in the map, about.
+const ENTRY_BYTES: usize = 2 * size_of::<(u64, Vec<Patch>)>();
+
+impl Patched {
+    fn put(&mut self, number: u64, patch: Patch, seed: Seed) {
+        let page = self.pages.entry(number).or_insert_with(|| {
+            self.bytes += ENTRY_BYTES;
+            Vec::new()
+        });
+        let first = page.partition_point(|before| before.end() <= patch.index);
+        let behind = first + page[first..].partition_point(|before| before.index < patch.end());
+        let left = page[first..behind].first().and_then(|old| old.part(old.index, patch.index, seed));
+        let right = page[first..behind].last().and_then(|old| old.part(patch.end(), old.end(), seed));
+        let before = page.capacity();
+        page.splice(first..behind, left.into_iter().chain([patch]).chain(right));
+        self.bytes += (page.capacity() - before) * size_of::<Patch>();
+    }
+
+    fn get(&self, number: u64, index: u16, seed: Seed) -> Option<[u8; RECORD_BYTES]> {
+        let page = self.pages.get(&number)?;
+        let at = page.partition_point(|patch| patch.end() <= index);
+        page.get(at).filter(|patch| patch.index <= index).map(|patch| patch.at(index, seed))
+    }
+}
+
+/// Records that the tables do not have yet.
+pub(crate) struct Patches {
+    seed: Seed,
+    open: RefCell<Patched>,
+    taken: RefCell<Patched>,
+}
+
+impl Patches {
+    /// None, of a volume with this salt.
+    pub fn new(seed: Seed) -> Patches {
+        Patches { seed, open: RefCell::default(), taken: RefCell::default() }
+    }
+
+    /// Puts in records of one page, which are durable.
+    pub fn put(&self, number: u64, patches: impl Iterator<Item = Patch>) {
+        let mut open = self.open.borrow_mut();
+        patches.for_each(|patch| open.put(number, patch, self.seed));
+    }
+
+    /// The newest record of a block, if it is here.
+    pub fn get(&self, number: u64, index: usize) -> Option<[u8; RECORD_BYTES]> {
+        let index = index as u16;
+        let open = self.open.borrow().get(number, index, self.seed);
+        open.or_else(|| self.taken.borrow().get(number, index, self.seed))
+    }
+
+    /// Whether there is anything of a page.
+    pub fn has_page(&self, number: u64) -> bool {
+        self.open.borrow().pages.contains_key(&number) || self.taken.borrow().pages.contains_key(&number)
+    }
+
+    /// Whether there is nothing.
+    pub fn is_empty(&self) -> bool {
+        self.open.borrow().pages.is_empty() && self.taken.borrow().pages.is_empty()
+    }
+
+    /// Memory in use, in bytes.
+    pub fn bytes(&self) -> usize {
+        self.open.borrow().bytes + self.taken.borrow().bytes
+    }
+
+    /// Memory in use by what no checkpoint has taken, in bytes.
+    pub fn open_bytes(&self) -> usize {
+        self.open.borrow().bytes
+    }
+
+    /// Takes everything for a checkpoint, what one before has left too.
+    pub fn take(&self) {
+        let mut left = self.taken.take();
+        if left.pages.is_empty() {
+            left = self.open.take();
+        } else {
+            for (number, patches) in self.open.take().pages {
+                patches.into_iter().for_each(|patch| left.put(number, patch, self.seed));
+            }
+        }
+        *self.taken.borrow_mut() = left;
+    }
+
+    /// The pages that a checkpoint has taken records of.
+    pub fn taken_pages(&self) -> Vec<u64> {
+        self.taken.borrow().pages.keys().copied().collect()
+    }
+
+    /// What a checkpoint has taken for a page: the index and the record of each block, in order.
+    pub fn taken(&self, number: u64) -> Vec<(usize, [u8; RECORD_BYTES])> {
+        let taken = self.taken.borrow();
+        let patches = taken.pages.get(&number).map_or(&[][..], Vec::as_slice);
+        let records = |patch: &'_ Patch| {
+            let patch = *patch;
+            (patch.index..patch.end()).map(move |index| (usize::from(index), patch.at(index, self.seed)))
+        };
+        patches.iter().flat_map(records).collect()
+    }
+
+    /// What the checkpoint has taken is in the tables, and the superblock says so.
+    pub fn end(&self) {
+        drop(self.taken.take());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEED: Seed = Seed(5);
+
+    /// A patch of some blocks of page 0, and what makes it: its generation.
+    fn run(index: u16, blocks: u16, generation: u16) -> Patch {
+        let first = Record { generation, ..Record::deallocated(Lba::new(u64::from(index))) };
+        Patch::new(index, &RecordRun { first, blocks: u32::from(blocks) }, SEED)
+    }
+
+    fn patch(index: u16, generation: u16) -> Patch {
+        run(index, 1, generation)
+    }
+
+    fn found(patches: &Patches, number: u64, index: usize) -> Option<u16> {
+        let record = Record::decode(&patches.get(number, index)?, SEED).unwrap();
+        assert_eq!(record.lba.get(), index as u64);
+        Some(record.generation)
+    }
+
+    /// The index and generation of each block that a checkpoint has taken.
+    fn taken(patches: &Patches, number: u64) -> Vec<(usize, u16)> {
+        let of = |(index, bytes): (usize, [u8; RECORD_BYTES])| {
+            let record = Record::decode(&bytes, SEED).unwrap();
+            assert_eq!(record.lba.get(), index as u64);
+            (index, record.generation)
+        };
+        patches.taken(number).into_iter().map(of).collect()
+    }
+
+    #[test]
+    fn the_newest_is_found_while_a_checkpoint_runs_and_what_it_had_goes_with_its_end() {
+        let patches = Patches::new(SEED);
+        patches.put(7, [patch(1, 1), patch(9, 1)].into_iter());
+        patches.take();
+        patches.put(7, [patch(9, 2)].into_iter());
+        assert_eq!([1, 9, 2].map(|index| found(&patches, 7, index)), [Some(1), Some(2), None]);
+        assert_eq!(taken(&patches, 7), [(1, 1), (9, 1)]);
+        patches.end();
+        assert_eq!([1, 9].map(|index| found(&patches, 7, index)), [None, Some(2)]);
+        assert!(patches.has_page(7) && !patches.has_page(8) && !patches.is_empty());
+    }
+
+    #[test]
+    fn a_checkpoint_that_failed_leaves_everything_to_the_next_and_the_newer_record_wins() {
+        let patches = Patches::new(SEED);
+        patches.put(7, [patch(1, 1), run(2, 3, 1)].into_iter());
+        patches.take();
+        patches.put(7, [patch(3, 2)].into_iter());
+        patches.put(5, [patch(0, 2)].into_iter());
+        patches.take();
+        assert_eq!(taken(&patches, 7), [(1, 1), (2, 1), (3, 2), (4, 1)]);
+        let mut pages = patches.taken_pages();
+        pages.sort_unstable();
+        assert_eq!(pages, [5, 7]);
+        patches.end();
+        assert!(patches.is_empty());
+        assert_eq!(patches.bytes(), 0);
+    }
+
+    #[test]
+    fn runs_and_single_blocks_replace_one_another_where_they_meet() {
+        let patches = Patches::new(SEED);
+        let mut due = [None; 64];
+        let puts = [
+            (8, 16, 1),
+            (10, 2, 2),
+            (0, 9, 3),
+            (23, 10, 4),
+            (30, 1, 5),
+            (12, 1, 6),
+            (5, 30, 7),
+            (20, 1, 8),
+            (0, 64, 9),
+        ];
+        for (index, blocks, generation) in puts {
+            patches.put(0, std::iter::once(run(index, blocks, generation)));
+            due[usize::from(index)..usize::from(index + blocks)].fill(Some(generation));
+            for (index, due) in due.iter().enumerate() {
+                assert_eq!(found(&patches, 0, index), *due, "block {index} after {generation}");
+            }
+        }
+        patches.take();
+        assert_eq!(taken(&patches, 0), (0..64).map(|index| (index, 9)).collect::<Vec<_>>());
+        let one = Patches::new(SEED);
+        one.put(0, std::iter::once(run(0, 240, 1)));
+        assert!(one.bytes() < 512, "a run takes the memory of a few records, and not of 240: {}", one.bytes());
+    }
+}

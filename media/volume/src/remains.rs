@@ -1,0 +1,255 @@
+//! What is left of a volume without a superblock, opened for reading: its shape is found, and its log is weighed against its
+//! tables.
+//!
+//! Where the live part of the log begins stood in the superblock. But each page of the tables says up to which sector of the log it
+//! has everything: what the log has from there on is newer, and all else is not. As after any crash, a record behind the last
+//! mark counts only if its data are there. A place of the log that holds nothing was never written, or is gone, with records of
+//! nobody knows which blocks: where there are any it is said that blocks may be older than they were.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+
+use sealblock_block::{Clock, Medium};
+
+use crate::error::VolumeError;
+use crate::format::{Generations, LogSector, Record, RecordRun, Superblock};
+use crate::open::{OpenOptions, Opened, assemble};
+use crate::page::Entry as TableEntry;
+use crate::records::Records;
+use crate::recovery::{Arrived, Recovered, arrived, fits};
+use crate::shape::{self, Hints, Shape, ShapeError};
+use crate::superblocks::lost_copies;
+use crate::volume::{Description, Volume};
+use crate::worker::Worker;
+use crate::zones::Zones;
+
+/// Generations count to this and begin anew.
+const GENERATIONS: u32 = u16::MAX as u32;
+
+/// Why what is left of a volume does not open.
+#[derive(Debug, thiserror::Error)]
+pub enum RemainsError {
+    /// Its shape cannot be found.
+    #[error("{0}")]
+    Shape(#[from] ShapeError),
+    /// The medium failed.
+    #[error("{0}")]
+    Volume(#[from] VolumeError),
+    /// It was resized, and only its superblocks said to where.
+    #[error(
+        "the volume was resized since it was created, and where its blocks lie stood in the superblocks alone, which are lost"
+    )]
+    Resized,
+}
+
+/// What was found of a volume without a superblock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Remains {
+    /// Its shape.
+    pub shape: Shape,
+    /// Sectors of the log that are there.
+    pub log_sectors: u64,
+    /// Places of the log that hold no sector: never written, or gone.
+    pub log_sectors_missing: u64,
+    /// The log cannot be told to be whole: blocks written shortly before the volume was used for the last time may have an older
+    /// content.
+    pub may_be_older: bool,
+}
+
+/// Opens what is left of a volume, for reading only. Nothing of it is written.
+///
+/// # Errors
+/// When no shape fits what is there, or the medium fails.
+pub async fn open_remains<M: Medium, C: Clock>(
+    medium: M,
+    clock: C,
+    hints: &Hints,
+    options: &OpenOptions,
+) -> Result<(Opened<M, C>, Remains), RemainsError> {
+    let shape = shape::find(&medium, hints).await?;
+    let superblock = superblock(&shape);
+    let log = Log::read(&medium, &superblock).await;
+    let options = OpenOptions { read_only: true, ..*options };
+    let nothing = Recovered { next: log.next, ..Recovered::default() };
+    let zones = Zones::read(&medium, &superblock).await.map_err(VolumeError::from)?;
+    if zones.tells_resized() {
+        return Err(RemainsError::Resized);
+    }
+    zones.doubt();
+    let tables = assemble(medium, clock, superblock, &options, nothing, zones);
+    let records = log.weigh(&tables).await?;
+    let Volume { medium, clock, table, .. } = tables;
+    let remains = Remains {
+        shape,
+        log_sectors: log.sectors.len() as u64,
+        log_sectors_missing: log.missing(),
+        may_be_older: log.may_be_older(),
+    };
+    let description = Description {
+        uuid: superblock.uuid,
+        clean: false,
+        layout: superblock.layout,
+        recovered: records.in_order().iter().map(|run| u64::from(run.blocks)).sum(),
+        discarded: 0,
+        unreadable: Vec::new(),
+        log_lost: 0,
+        lost_copies: table.zones.lost_copies(),
+        superblocks: lost_copies(&superblock.layout),
+    };
+    let recovered = Recovered { records, next: log.next, ..Recovered::default() };
+    let volume = std::rc::Rc::new(assemble(medium.into_inner(), clock, superblock, &options, recovered, table.zones));
+    Ok((Opened { worker: Worker { volume: volume.clone() }, volume, description }, remains))
+}
+
+/// A superblock that says what is known.
+fn superblock(shape: &Shape) -> Superblock {
+    Superblock {
+        uuid: shape.seed.identity(),
+        serial: 0,
+        layout: shape.layout,
+        protection: shape.protection,
+        clean: false,
+        uncorrectable: true,
+        keeps_space: true,
+        log_tail: 0,
+        zones_made: 0,
+    }
+}
+
+/// What is left of the log.
+struct Log {
+    /// The records of each sector, in it or repeated behind it.
+    sectors: BTreeMap<u64, Vec<RecordRun>>,
+    /// Positions of which some place holds a sector.
+    positions: BTreeSet<u64>,
+    /// The first place of the sector that would follow the newest one holds an older one.
+    is_end_known: bool,
+    /// Sectors of the ring.
+    ring: u64,
+    /// Every sector below was durable, with its data.
+    durable: u64,
+    next: u64,
+}
+
+impl Log {
+    async fn read<M: Medium>(medium: &M, superblock: &Superblock) -> Log {
+        let (layout, mut log) = (&superblock.layout, Log::empty(superblock.layout.log_sectors()));
+        let mut places = BTreeSet::new();
+        for (offset, sequence, bytes) in shape::read_log(medium, layout).await {
+            let Ok(sector) = LogSector::decode(&bytes, superblock.seed()) else { continue };
+            log.positions.insert(sequence % log.ring);
+            places.insert(offset);
+            log.durable = log.durable.max(sector.header.durable);
+            log.next = log.next.max(sequence + 1);
+            let parts = [(Some(sequence), sector.records()), (sequence.checked_sub(1), sector.repeats())];
+            for (sequence, raw) in parts.into_iter().filter(|(_, raw)| !raw.is_empty()) {
+                let records = raw.iter().filter_map(|raw| RecordRun::decode(raw, superblock.seed()).ok());
+                let Some(sequence) = sequence else { continue };
+                log.sectors.entry(sequence).or_default().extend(records.filter(|run| fits(superblock, run)));
+            }
+        }
+        // A commit that is written once goes to the region of its number's parity.
+        log.is_end_known = places.contains(&layout.log_place(log.next, log.next));
+        log
+    }
+
+    fn empty(ring: u64) -> Log {
+        let (sectors, positions) = (BTreeMap::new(), BTreeSet::new());
+        Log { sectors, positions, is_end_known: false, ring, durable: 0, next: 0 }
+    }
+
+    fn missing(&self) -> u64 {
+        self.ring - self.positions.len() as u64
+    }
+
+    /// A log that has not gone round once has blank places behind its end, as if they had been wiped.
+    fn may_be_older(&self) -> bool {
+        self.missing() > 0 || !self.is_end_known
+    }
+
+    /// The records that are newer than what the tables have.
+    async fn weigh<M: Medium, C: Clock>(&self, tables: &Volume<M, C>) -> Result<Records, VolumeError> {
+        let (mut records, mut seen, mut reached) = (Records::default(), Records::default(), BTreeMap::new());
+        for (&sequence, found) in self.sectors.iter().rev() {
+            for run in found {
+                if run.blocks == 1 && seen.get(run.first.lba).is_some() {
+                    continue;
+                }
+                // Data that cannot be read are taken for there: the block is unreadable then, and not older than it was.
+                let is_durable = sequence < self.durable;
+                if !is_durable && arrived(&tables.medium, &tables.superblock(), &run.first).await? == Arrived::No {
+                    continue;
+                }
+                for part in seen.insert_older(*run) {
+                    for (number, piece) in tables.layout.page_pieces(part.extent()) {
+                        let reach = match reached.entry(number) {
+                            Entry::Occupied(entry) => *entry.get(),
+                            Entry::Vacant(entry) => *entry.insert(reach(tables, number).await?),
+                        };
+                        let piece = part.part(piece.start().get(), piece.last().get() + 1);
+                        take_newer(tables, [&mut records, &mut seen], piece, reach.map(|at| sequence >= at)).await?;
+                    }
+                }
+            }
+        }
+        Ok(records)
+    }
+}
+
+/// Takes what the log says of blocks of one page, where it is newer than the tables; where the page does not say, each block's record
+/// may.
+async fn take_newer<M: Medium, C: Clock>(
+    tables: &Volume<M, C>,
+    [records, seen]: [&mut Records; 2],
+    run: RecordRun,
+    is_newer: Option<bool>,
+) -> Result<(), VolumeError> {
+    match is_newer {
+        Some(false) => {}
+        Some(true) => drop(records.insert_older(run)),
+        None => {
+            for record in run.records() {
+                // One that was seen by itself is newer than the run.
+                let is_due = run.blocks == 1 || seen.single(record.lba).is_none();
+                if is_due && is_newer_than_table(tables, &record).await? {
+                    records.insert_older(RecordRun::from(record));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Up to which sector of the log a page has everything; nothing where neither copy of its generations is left.
+async fn reach<M: Medium, C: Clock>(tables: &Volume<M, C>, number: u64) -> Result<Option<u64>, VolumeError> {
+    if !tables.table.zones.has_tables(tables.table.zone_of(number)) {
+        return Ok(Some(0));
+    }
+    let (place, sector) = (tables.table.place(number), tables.layout.sector_bytes() as usize);
+    let mut reach = None;
+    for offset in [place.offset, place.second_offset] {
+        let (read, bytes) = tables.medium.read(offset, tables.medium.buffer(sector)).await;
+        match read {
+            Ok(()) => {
+                let found = Generations::decode(&bytes, tables.seed, place.first, tables.layout.page_blocks());
+                reach = reach.max(found.map(|generations| generations.sequence));
+            }
+            Err(error) if error.is_local() => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(reach)
+}
+
+/// The same where the page does not say how far it reaches: by the generations of both records, as far as these can tell.
+async fn is_newer_than_table<M: Medium, C: Clock>(tables: &Volume<M, C>, record: &Record) -> Result<bool, VolumeError> {
+    let (number, index) = tables.table.locate(record.lba);
+    let page = tables.table.page(&tables.medium, number).await?;
+    Ok(match page.entry(index, record.lba, tables.seed) {
+        TableEntry::Record(other) | TableEntry::Stale { record: other, .. } => {
+            let ahead = (GENERATIONS + u32::from(other.generation) - u32::from(record.generation)) % GENERATIONS;
+            ahead == 0 || ahead > GENERATIONS / 2
+        }
+        TableEntry::Blank | TableEntry::Damaged(_) | TableEntry::Unreadable => true,
+    })
+}

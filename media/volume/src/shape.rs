@@ -1,0 +1,323 @@
+//! The shape of a volume that has no superblock left, found from what lies on the medium.
+//!
+//! Everything follows from block size, sector size and capacity, and the length of the medium leaves few of these. For each
+//! layout that fits, the records of sampled blocks are looked at where they would lie, and the sectors of the log. A record
+//! names its block and a log sector its place, and both have a checksum that is salted by the volume: what belongs together
+//! agrees on the salt. Then the data in the slots of these records are checked against their tuples, which tells the guard and
+//! decides between layouts. Nothing is believed of which there are not two that agree.
+
+use std::collections::{BTreeMap, HashMap};
+
+use sealblock_block::Medium;
+use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Tuple, guard};
+use sealblock_units::{BlockSize, Lba};
+
+use crate::format::{Kind, LOG_REGIONS, Layout, LogSector, RECORD_BYTES, Record, RecordRun, Seed};
+use crate::recognise::{SHAPES, first_of_length, look};
+
+/// Places where the records of blocks are looked at, and blocks of each.
+const SITES: u64 = 256;
+const SITE_BLOCKS: u64 = 256;
+/// Pieces of a volume that agree on a salt: one could be chance.
+const AGREEING: u64 = 2;
+/// Records whose data are looked at.
+const SAMPLES: usize = 64;
+/// Salts that are counted: noise has a new one in every ten thousandth place.
+const MOST_SALTS: usize = 1 << 16;
+/// Bytes read at once, and kept for the next look.
+const CHUNK_BYTES: u64 = 64 << 10;
+/// Chunks kept.
+const CHUNKS: usize = 512;
+
+/// What is known of a volume without its superblock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Hints {
+    /// Bytes of data that it holds: what it was created with.
+    pub capacity_bytes: Option<u64>,
+    /// Bytes of a block.
+    pub block_size: Option<BlockSize>,
+}
+
+/// Why no shape was found.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ShapeError {
+    /// The hints contradict each other or the format.
+    #[error("no volume has this capacity and block size")]
+    Hints,
+    /// No volume fills the medium.
+    #[error(
+        "no volume has the length of this medium, {0} bytes, so where it would lie cannot be told without its capacity"
+    )]
+    Length(u64),
+    /// Nothing that could be a volume of a possible shape.
+    #[error("no records of a volume were found where a volume of this length would have them")]
+    Nothing,
+    /// Records, but no block whose data match.
+    #[error(
+        "{records} records of a volume were found, and no block that any of them describes: no data of it are left"
+    )]
+    NoData {
+        /// Records and log sectors that agree.
+        records: u64,
+    },
+}
+
+/// The shape of a volume, and how sure it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shape {
+    /// Where everything lies.
+    pub layout: Layout,
+    /// The format of the protection information, as far as reading needs it: its guard is right; its type is one that leaves
+    /// reference tags to whoever wrote them.
+    pub protection: Option<PiFormat>,
+    /// What salts the checksums.
+    pub seed: Seed,
+    /// Records and sectors of the log that agree.
+    pub agreeing: u64,
+    /// Blocks, among those looked at, whose data are what their record says.
+    pub matching: u64,
+}
+
+/// Bytes of a medium, read in chunks that are kept for a while; zeroes where it cannot be read.
+struct Chunks<'a, M> {
+    medium: &'a M,
+    kept: HashMap<u64, Vec<u8>>,
+}
+
+impl<M: Medium> Chunks<'_, M> {
+    /// `length` bytes that do not cross a chunk's end; nothing past the end of the medium.
+    async fn get(&mut self, offset: u64, length: usize) -> Option<&[u8]> {
+        let (chunk, at) = (offset / CHUNK_BYTES, (offset % CHUNK_BYTES) as usize);
+        if !self.kept.contains_key(&chunk) {
+            if self.kept.len() >= CHUNKS {
+                self.kept.clear();
+            }
+            self.kept.insert(chunk, look(self.medium, chunk * CHUNK_BYTES).await);
+        }
+        self.kept.get(&chunk)?.get(at..at + length)
+    }
+}
+
+/// Layouts that differ in nothing that can be seen: every block lies at the same place.
+struct Family {
+    /// The one with the most blocks.
+    layout: Layout,
+    /// The capacities of all of them, in blocks.
+    capacities: Vec<u64>,
+}
+
+/// What speaks for a family.
+#[derive(Default)]
+struct Evidence {
+    /// Records and log sectors by salt.
+    by_salt: BTreeMap<u32, (u64, Vec<Record>)>,
+}
+
+/// Finds the shape of the volume whose remains lie on a medium.
+///
+/// # Errors
+/// When nothing is found that agrees, or the length of the medium leaves no possible shape.
+pub(crate) async fn find<M: Medium>(medium: &M, hints: &Hints) -> Result<Shape, ShapeError> {
+    let families = families(medium.len_bytes(), medium.sector_bytes(), hints)?;
+    let mut chunks = Chunks { medium, kept: HashMap::new() };
+    let mut best: Option<(u64, u64, Shape, usize)> = None;
+    let mut records = 0;
+    for (number, family) in families.iter().enumerate() {
+        let Some((seed, agreeing, samples)) = survey(&mut chunks, &family.layout).await else { continue };
+        records = records.max(agreeing);
+        let Some((protection, matching)) = guard_of(&mut chunks, &family.layout, &samples).await else { continue };
+        if best.as_ref().is_none_or(|best| (best.0, best.1) < (matching, agreeing)) {
+            let shape = Shape { layout: family.layout, protection, seed, agreeing, matching };
+            best = Some((matching, agreeing, shape, number));
+        }
+    }
+    let Some((.., shape, number)) = best else {
+        return Err(if records == 0 { ShapeError::Nothing } else { ShapeError::NoData { records } });
+    };
+    let layout = likely(&mut chunks, &families[number], shape.seed).await;
+    Ok(Shape { layout, ..shape })
+}
+
+/// The layouts that are possible, in families.
+fn families(len_bytes: u64, medium_sector: u32, hints: &Hints) -> Result<Vec<Family>, ShapeError> {
+    let mut families: Vec<(u64, [u64; 4], u32, Family)> = Vec::new();
+    for (block_size, sector) in SHAPES {
+        if hints.block_size.is_some_and(|hint| hint != block_size) || sector < medium_sector {
+            continue;
+        }
+        for blocks in capacities(block_size, sector, len_bytes, hints) {
+            let Ok(layout) = Layout::new(block_size, sector, blocks) else { continue };
+            let Some(last) = layout.zone(layout.zones() - 1) else { continue };
+            let Some(first) = layout.zone(0) else { continue };
+            let places = [
+                layout.record_place(first.first),
+                layout.record_place(last.first),
+                first.slots_offset,
+                last.slots_offset,
+            ];
+            match families.last_mut() {
+                Some((zones, same, of, family))
+                    if (*zones, *same, *of) == (layout.zones(), places, sector)
+                        && family.layout.block_size() == block_size =>
+                {
+                    family.layout = layout;
+                    family.capacities.push(blocks);
+                }
+                _ => families.push((layout.zones(), places, sector, Family { layout, capacities: vec![blocks] })),
+            }
+        }
+    }
+    match (families.is_empty(), hints.capacity_bytes) {
+        (false, _) => Ok(families.into_iter().map(|(.., family)| family).collect()),
+        (true, Some(_)) => Err(ShapeError::Hints),
+        (true, None) => Err(ShapeError::Length(len_bytes)),
+    }
+}
+
+/// The capacities, in blocks, of volumes that are as long as the medium, or the one that is known.
+fn capacities(block_size: BlockSize, sector: u32, len_bytes: u64, hints: &Hints) -> std::ops::Range<u64> {
+    if let Some(bytes) = hints.capacity_bytes {
+        let blocks = bytes >> block_size.shift();
+        let is_whole = blocks << block_size.shift() == bytes;
+        return if is_whole { blocks..blocks + 1 } else { 0..0 };
+    }
+    let first = first_of_length(block_size, sector, len_bytes);
+    first..first_of_length(block_size, sector, len_bytes + 1)
+}
+
+/// The salt that most of a layout's records and log sectors agree on, how many they are, and some of the records.
+async fn survey<M: Medium>(chunks: &mut Chunks<'_, M>, layout: &Layout) -> Option<(Seed, u64, Vec<Record>)> {
+    let mut evidence = Evidence::default();
+    evidence.take_log(chunks, layout).await;
+    let stride = (layout.capacity_blocks() / SITES).max(SITE_BLOCKS);
+    evidence.take_tables(chunks, layout, stride).await;
+    if evidence.by_salt.values().all(|(count, _)| *count < AGREEING) {
+        // Few blocks of it are written, so all are looked at.
+        evidence.take_tables(chunks, layout, SITE_BLOCKS).await;
+    }
+    let (salt, (count, records)) = evidence.by_salt.into_iter().max_by_key(|(_, (count, _))| *count)?;
+    (count >= AGREEING).then_some((Seed(salt), count, records))
+}
+
+impl Evidence {
+    fn note(&mut self, seed: Seed, record: Option<Record>) {
+        if self.by_salt.len() >= MOST_SALTS && !self.by_salt.contains_key(&seed.0) {
+            // What agrees with nothing so far is given up first.
+            self.by_salt.retain(|_, (count, _)| *count > 1);
+            if self.by_salt.len() >= MOST_SALTS {
+                return;
+            }
+        }
+        let (count, records) = self.by_salt.entry(seed.0).or_default();
+        *count += 1;
+        records.extend(record.filter(|record| records.len() < SAMPLES && record.kind == Kind::Stored && !record.loose));
+    }
+
+    /// Records of some blocks every `stride` blocks.
+    async fn take_tables<M: Medium>(&mut self, chunks: &mut Chunks<'_, M>, layout: &Layout, stride: u64) {
+        // From the end on, so that the samples are not all from the blocks at the start, where most is written over.
+        let sites = (0..layout.capacity_blocks().div_ceil(stride)).rev().map(|site| site * stride);
+        for lba in sites.flat_map(|first| first..(first + SITE_BLOCKS).min(layout.capacity_blocks())) {
+            let lba = Lba::new(lba);
+            let Some(bytes) = chunks.get(layout.record_place(lba), RECORD_BYTES).await else { continue };
+            let Some(bytes) = bytes.first_chunk::<RECORD_BYTES>() else { continue };
+            if let Some(salt) = Record::trace(bytes, lba) {
+                self.note(Seed(salt), Record::decode(bytes, Seed(salt)).ok());
+            }
+        }
+    }
+
+    /// Sectors of the log that lie where their number says, and their records.
+    async fn take_log<M: Medium>(&mut self, chunks: &mut Chunks<'_, M>, layout: &Layout) {
+        for (.., bytes) in log_sectors(chunks, layout).await {
+            let Some((_, seed)) = LogSector::trace_salt(&bytes) else { continue };
+            let Ok(sector) = LogSector::decode(&bytes, seed) else { continue };
+            self.note(seed, None);
+            sector.records().iter().for_each(|bytes| {
+                let record = RecordRun::decode(bytes, seed).ok().map(|run| run.first);
+                if record.is_some_and(|record| record.lba.get() < layout.capacity_blocks()) {
+                    self.note(seed, record);
+                }
+            });
+        }
+    }
+}
+
+/// Every sector of the log, of all its copies, that lies where its number says: its offset, its number, and the bytes.
+async fn log_sectors<M: Medium>(chunks: &mut Chunks<'_, M>, layout: &Layout) -> Vec<(u64, u64, Vec<u8>)> {
+    let sector_bytes = layout.sector_bytes() as usize;
+    let mut found = Vec::new();
+    for region in 0..LOG_REGIONS {
+        for position in 0..layout.log_sectors() {
+            let at = layout.log_place(position, region);
+            let Some(bytes) = chunks.get(at, sector_bytes).await else { continue };
+            let belongs = |sequence: &u64| sequence % layout.log_sectors() == position;
+            found.extend(LogSector::trace(bytes).filter(belongs).map(|sequence| (at, sequence, bytes.to_vec())));
+        }
+    }
+    found
+}
+
+/// The sectors of a volume's log, of all copies: offset, number, and bytes.
+pub(crate) async fn read_log<M: Medium>(medium: &M, layout: &Layout) -> Vec<(u64, u64, Vec<u8>)> {
+    log_sectors(&mut Chunks { medium, kept: HashMap::new() }, layout).await
+}
+
+/// The format of the protection information, as the data of these records have it, and how many of them do.
+async fn guard_of<M: Medium>(
+    chunks: &mut Chunks<'_, M>,
+    layout: &Layout,
+    samples: &[Record],
+) -> Option<(Option<PiFormat>, u64)> {
+    let mut votes: BTreeMap<usize, u64> = BTreeMap::new();
+    for record in samples {
+        let zone = layout.zone(layout.zone_of(record.lba)).filter(|zone| record.slot < zone.slots);
+        let Some(zone) = zone else { continue };
+        let offset = zone.slots_offset + (u64::from(record.slot) << layout.block_size().shift());
+        let Some(data) = chunks.get(offset, layout.block_size().bytes()).await else { continue };
+        for (number, format) in formats().enumerate() {
+            *votes.entry(number).or_default() += u64::from(is_sealed_as(record, format, data));
+        }
+    }
+    let (number, matching) = votes.into_iter().max_by_key(|(_, votes)| *votes).filter(|(_, votes)| *votes > 0)?;
+    Some((formats().nth(number)?, matching))
+}
+
+/// The formats that are told apart: by their guards. Of types the one is taken that leaves the reference tags to the writer: that
+/// a record is its block's says the record itself.
+fn formats() -> impl Iterator<Item = Option<PiFormat>> {
+    let of = |guard| Some(PiFormat::with_default_storage_tag(guard, ProtectionType::Type3));
+    std::iter::once(None).chain(GuardKind::ALL.into_iter().map(of))
+}
+
+/// Whether a record of this format describes these data.
+fn is_sealed_as(record: &Record, format: Option<PiFormat>, data: &[u8]) -> bool {
+    let is_strong = || record.strong_check() == guard::crc32c(data) && record.tuple[12..] == [0; 4];
+    match format {
+        None => record.tuple[..8] == [0; 8] && is_strong(),
+        Some(format) => {
+            let guard = Tuple::read(format, record.tags(format)).guard;
+            guard == guard::compute(format.guard(), data) && (format.tuple_bytes() == 16 || is_strong())
+        }
+    }
+}
+
+/// The layout of a family with the most likely capacity: all have the same blocks at the same places, and differ in how many
+/// blocks at the end were never written. People ask for round sizes.
+async fn likely<M: Medium>(chunks: &mut Chunks<'_, M>, family: &Family, seed: Seed) -> Layout {
+    let least = family.capacities.iter().copied().min().unwrap_or(1);
+    let mut written = least;
+    for lba in (least..family.layout.capacity_blocks()).map(Lba::new) {
+        let bytes = chunks.get(family.layout.record_place(lba), RECORD_BYTES).await;
+        let record = bytes.and_then(|bytes| bytes.first_chunk()).map(|bytes| Record::decode(bytes, seed));
+        if matches!(record, Some(Ok(record)) if record.lba == lba) {
+            written = lba.get() + 1;
+        }
+    }
+    let possible = family.capacities.iter().copied().filter(|blocks| *blocks >= written);
+    let round = possible.max_by_key(|blocks| (blocks.trailing_zeros(), *blocks));
+    let layout = &family.layout;
+    round
+        .and_then(|blocks| Layout::new(layout.block_size(), layout.sector_bytes(), blocks).ok())
+        .unwrap_or(family.layout)
+}

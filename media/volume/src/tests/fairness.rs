@@ -1,0 +1,110 @@
+//! What a small request waits for beside many large ones, and a large one beside many small ones.
+
+use std::cell::Cell;
+
+use futures_util::future::{join, join_all};
+use sealblock_block::{Device, Durability, Operation};
+use sealblock_integrity::{GuardKind, ProtectionType, Sealed, Tags};
+use sealblock_runtime_memory::Slice;
+use sealblock_units::{BlockSize, Extent};
+
+use super::setup::{Rig, pattern, protection};
+
+const SIZE: BlockSize = BlockSize::B4096;
+/// A volume of 64 MiB has 16 MiB of spare slots: 16 of the large requests.
+const BLOCKS: u64 = 16 << 10;
+const LARGE_BLOCKS: u64 = 256;
+const ASKERS: u64 = 64;
+const SMALL_WRITES: u64 = 20;
+
+fn write(rig: &Rig, start: u64, data: &Slice) -> Operation {
+    let extent = Extent::from_raw(start, (data.len() >> SIZE.shift()) as u64).unwrap();
+    let tags = Tags { app_tag: 0, storage_tag: 0, first_ref: start };
+    let data = Sealed::seal(data.clone(), SIZE, rig.gate.geometry().protection, &tags);
+    Operation::Write { extent, data, durability: Durability::Volatile }
+}
+
+/// The most large requests that were answered while one small write waited.
+fn overtaken(large: impl Fn(&Rig, u64) -> Operation) -> u64 {
+    let rig = Rig::new(SIZE, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
+    rig.medium.turns.set(3);
+    let (answered, over, worst) = (Cell::new(0_u64), Cell::new(false), Cell::new(0));
+    let asker = |number: u64| {
+        let (rig, answered, over, large) = (&rig, &answered, &over, &large);
+        async move {
+            let mut at = number;
+            while !over.get() {
+                at = (at * 5 + 1) % (BLOCKS / LARGE_BLOCKS);
+                rig.gate.execute(large(rig, at * LARGE_BLOCKS)).await.unwrap();
+                answered.set(answered.get() + 1);
+            }
+        }
+    };
+    let small = async {
+        let data = Slice::copy_from(&pattern(7, SIZE.bytes()));
+        for at in 0..SMALL_WRITES {
+            let before = answered.get();
+            rig.gate.execute(write(&rig, at * 700, &data)).await.unwrap();
+            worst.set(worst.get().max(answered.get() - before));
+        }
+        over.set(true);
+    };
+    rig.run(join(join_all((0..ASKERS).map(asker)), small));
+    worst.get()
+}
+
+#[test]
+fn a_small_write_is_served_in_its_turn_beside_large_ones() {
+    let data = Slice::copy_from(&pattern(1, LARGE_BLOCKS as usize * SIZE.bytes()));
+    let overtaken = overtaken(|rig, start| write(rig, start, &data));
+    // Those who hold the medium when it comes, and as many who found slots before it joined the line.
+    assert!(overtaken <= 16, "{overtaken} large writes were answered first");
+}
+
+#[test]
+fn a_small_write_is_served_in_its_turn_beside_zeroes_that_keep_their_space() {
+    let overtaken = overtaken(|_, start| Operation::WriteZeroes {
+        extent: Extent::from_raw(start, LARGE_BLOCKS).unwrap(),
+        may_unmap: false,
+        durability: Durability::Volatile,
+    });
+    assert!(overtaken <= 16, "{overtaken} large requests were answered first");
+}
+
+/// A volume of as many spare slots as a large write takes: all of them have to be free at once.
+const TIGHT_BLOCKS: u64 = LARGE_BLOCKS;
+/// Where nothing is served in turn the large write waits for as long as there are small ones.
+const MOST_SMALL: u64 = 20_000;
+
+#[test]
+fn a_large_write_is_served_in_its_turn_beside_small_ones() {
+    let rig = Rig::new(SIZE, TIGHT_BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
+    rig.medium.turns.set(3);
+    let (answered, over) = (Cell::new(0_u64), Cell::new(false));
+    let small = Slice::copy_from(&pattern(7, SIZE.bytes()));
+    let asker = |number: u64| {
+        let (rig, answered, over, small) = (&rig, &answered, &over, &small);
+        async move {
+            let mut at = number;
+            while !over.get() && answered.get() < MOST_SMALL {
+                at = (at * 5 + 1) % TIGHT_BLOCKS;
+                rig.gate.execute(write(rig, at, small)).await.unwrap();
+                answered.set(answered.get() + 1);
+            }
+        }
+    };
+    let large = async {
+        let data = Slice::copy_from(&pattern(1, LARGE_BLOCKS as usize * SIZE.bytes()));
+        let mut worst = 0;
+        for _ in 0..5 {
+            let before = answered.get();
+            rig.gate.execute(write(&rig, 0, &data)).await.unwrap();
+            worst = worst.max(answered.get() - before);
+        }
+        over.set(true);
+        worst
+    };
+    let (_, overtaken) = rig.run(join(join_all((0..ASKERS).map(asker)), large));
+    // Those who had slots when it came, and as many as find some before it is the first of its line.
+    assert!(overtaken <= 4 * ASKERS, "{overtaken} small writes were answered first");
+}

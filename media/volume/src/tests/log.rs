@@ -1,0 +1,389 @@
+//! The log, twice and apart: what one fault may cost, and that commits wait neither for second copies nor for checkpoints.
+
+use std::time::Duration;
+
+use futures_util::future::{Either, select};
+use sealblock_block::{Answer, Device, Operation, WhyUnchecked};
+use sealblock_integrity::{GuardKind, ProtectionType};
+use sealblock_units::{BlockSize, Extent, Lba};
+
+use super::setup::{Rig, TestClock, TestMedium, created, pattern, protection};
+use crate::format::{Layout, LogSector, Seed};
+use crate::{OpenOptions, Opened, VolumeError, open};
+
+const BLOCKS: u64 = 64;
+/// What one fault may reach.
+const FAULT_BYTES: u64 = 64 << 10;
+/// Longer than the worker waits with a second copy.
+const SETTLED: Duration = Duration::from_millis(200);
+
+/// A volume whose machine has stopped with a live log.
+struct Crashed {
+    medium: TestMedium,
+    layout: Layout,
+    /// Its bytes when its log was empty, after a lap.
+    earlier: Vec<u8>,
+    /// The seed of each block's last flushed write, and of the one before if that is in the last commit.
+    last: Vec<u64>,
+    before: Vec<u64>,
+    /// The first and the next sequence number of the log.
+    tail: u64,
+    next: u64,
+}
+
+fn size_of(blocks: u64, of: &Layout) -> usize {
+    blocks as usize * of.block_size().bytes()
+}
+
+impl Crashed {
+    /// Flushes commits of so many blocks each, and stops.
+    fn after(size: BlockSize, sector: u32, commits: impl IntoIterator<Item = u64>, settled: bool) -> Crashed {
+        let medium = created(size, sector, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
+        let rig = Rig::open(&medium, false).unwrap();
+        let layout = rig.gate.device().layout;
+        let mut last = vec![0; BLOCKS as usize];
+        let mut seed = 0;
+        let mut flush = |start: u64, blocks: u64, last: &mut Vec<u64>| {
+            for lba in start..start + blocks {
+                seed += 1;
+                last[lba as usize] = seed;
+                rig.write(lba, &pattern(seed, size_of(1, &layout))).unwrap();
+            }
+            rig.flush().unwrap();
+        };
+        flush(0, BLOCKS, &mut last);
+        (0..layout.log_sectors() + 3).for_each(|round| flush(round % BLOCKS, 1, &mut last));
+        rig.wait(Duration::from_secs(5));
+        let log = &rig.gate.device().log;
+        let tail = log.tail.get();
+        assert_eq!(tail, log.next.get(), "the log is empty");
+        let earlier = medium.bytes.borrow().clone();
+        let mut before = last.clone();
+        for (round, blocks) in (0..).zip(commits) {
+            before.clone_from(&last);
+            flush(round * 5 % (BLOCKS - blocks + 1), blocks, &mut last);
+        }
+        if settled {
+            rig.wait(SETTLED);
+            before.clone_from(&last);
+        }
+        assert_eq!(rig.gate.device().log.tail.get(), tail, "the log is live");
+        let next = rig.gate.device().log.next.get();
+        drop(rig);
+        Crashed { medium, layout, earlier, last, before, tail, next }
+    }
+
+    /// Opens a copy of the medium that was damaged from one byte to another, read-only and for writing.
+    fn check(&self, what: &str, from: u64, to: u64, last: &[u64]) {
+        for read_only in [true, false] {
+            let medium = self.medium.copy();
+            let range = from as usize..to as usize;
+            match what {
+                "zeroed" => medium.bytes.borrow_mut()[range].fill(0),
+                "random" => medium.bytes.borrow_mut()[range.clone()].copy_from_slice(&pattern(from | 77, range.len())),
+                "stale" => medium.bytes.borrow_mut()[range.clone()].copy_from_slice(&self.earlier[range]),
+                _ => medium.unreadable.set((from, to)),
+            }
+            let rig = Rig::open(&medium, read_only).unwrap_or_else(|why| panic!("{what} {from}..{to}: {why}"));
+            for (lba, seed) in (0..).zip(last) {
+                let is_right = rig.read(lba, 1).unwrap() == pattern(*seed, size_of(1, &self.layout));
+                assert!(is_right, "{what} {from}..{to} of {:?}: block {lba}", (self.tail, self.next));
+            }
+            rig.verify().unwrap();
+        }
+    }
+
+    /// Where the only copy of the last commit lies, if there is only one.
+    fn only_place(&self) -> u64 {
+        self.layout.log_place(self.next - 1, self.next - 1)
+    }
+}
+
+const KINDS: [&str; 4] = ["zeroed", "random", "stale", "unreadable"];
+
+/// Damages every sector of the live log in turn. What `only` is in may cost the last commit, and has to.
+fn damage_each_sector(crashed: &Crashed, only: Option<u64>) {
+    let sector = u64::from(crashed.layout.sector_bytes());
+    for what in KINDS {
+        for sequence in crashed.tail..crashed.next {
+            for region in [0, 1] {
+                let from = crashed.layout.log_place(sequence, region);
+                let last = if only == Some(from) { &crashed.before } else { &crashed.last };
+                crashed.check(what, from, from + sector, last);
+            }
+        }
+    }
+}
+
+/// Damages every run of the log of the greatest length, in steps.
+fn damage_each_run(crashed: &Crashed, step: u64, only: Option<u64>) {
+    let (start, end) = (crashed.layout.log_offset(), crashed.layout.bitmap_offset());
+    for (at, from) in (start..=end - FAULT_BYTES).step_by(step as usize).enumerate() {
+        let is_in = only.is_some_and(|only| (from..from + FAULT_BYTES).contains(&only));
+        let last = if is_in { &crashed.before } else { &crashed.last };
+        crashed.check(KINDS[at % 4], from, from + FAULT_BYTES, last);
+    }
+}
+
+#[test]
+fn a_damaged_sector_of_a_live_log_costs_the_last_small_commit_at_most() {
+    for (size, sector) in [(BlockSize::B4096, 512), (BlockSize::B512, 512), (BlockSize::B4096, 4096)] {
+        // Small ones behind one another, greater ones between them, the smallest that is written twice, overwritten blocks.
+        let commits = [1, 1, 7, 7, 1, 8, 1, 40, 1, 7, 2, 30, 1, 5];
+        let crashed = Crashed::after(size, sector, commits, false);
+        damage_each_sector(&crashed, Some(crashed.only_place()));
+        let crashed = Crashed::after(size, sector, commits, true);
+        damage_each_sector(&crashed, None);
+        let crashed = Crashed::after(size, sector, [1, 7, 8], false);
+        damage_each_sector(&crashed, None);
+    }
+}
+
+#[test]
+fn a_damaged_run_of_a_live_log_costs_the_last_small_commit_at_most() {
+    for (size, sector) in [(BlockSize::B4096, 512), (BlockSize::B4096, 4096)] {
+        let layout = Layout::new(size, sector, BLOCKS).unwrap();
+        // As much as the log takes without a checkpoint, round its end.
+        let commits = layout.log_sectors() / 2 - 2;
+        let crashed = Crashed::after(size, sector, (0..commits).map(|_| 1), false);
+        damage_each_run(&crashed, 7 << 12, Some(crashed.only_place()));
+        let crashed = Crashed::after(size, sector, (0..commits).map(|_| 1), true);
+        damage_each_run(&crashed, 7 << 12, None);
+        let crashed = Crashed::after(size, sector, (0..commits / 2).map(|round| round % 9 * 3 % 23 + 1), true);
+        damage_each_run(&crashed, 7 << 12, None);
+    }
+}
+
+fn open_described(medium: &TestMedium, read_only: bool) -> Result<Opened<TestMedium, TestClock>, VolumeError> {
+    let options = OpenOptions { read_only, ..OpenOptions::default() };
+    futures_executor::block_on(open(medium.clone(), TestClock::default(), &options))
+}
+
+#[test]
+fn a_log_that_lost_a_sector_in_both_places_is_read_and_not_written_and_never_called_clean() {
+    let crashed = Crashed::after(BlockSize::B4096, 512, [1, 8, 1, 1, 1, 1], true);
+    let (layout, tail) = (crashed.layout, crashed.tail);
+    // One that is written twice; one that is written once and repeated.
+    for (sequence, other) in [(tail + 1, tail + 1), (tail + 3, tail + 4)] {
+        let medium = crashed.medium.copy();
+        for at in [layout.log_place(sequence, sequence), layout.log_place(other, other + u64::from(sequence == other))]
+        {
+            medium.bytes.borrow_mut()[at as usize..at as usize + 512].fill(0);
+        }
+        match open_described(&medium, false).err() {
+            Some(VolumeError::LogDamaged { sequence: first, sectors }) => {
+                assert_eq!((first, sectors), (sequence, 1), "what the second fault took besides is repeated");
+            }
+            other => panic!("{other:?}"),
+        }
+        let before = medium.bytes.borrow().clone();
+        let description = open_described(&medium, true).unwrap().description;
+        assert!(description.log_lost > 0 && !description.clean);
+        let rig = Rig::open(&medium, true).unwrap();
+        let extent = Extent::from_raw(0, BLOCKS).unwrap();
+        let verify = Operation::Verify { extent, checks: rig.checks(extent) };
+        // A block whose write is lost is as it was before, or bad where that slot has been used again since.
+        let coverage = match rig.run(rig.gate.execute(verify)) {
+            Ok(Answer::Verified(verified)) => verified.coverage,
+            Ok(other) => panic!("a verify was answered with {other:?}"),
+            Err(error) => {
+                let faults = error.faults().expect("damage is named");
+                assert!(faults.as_slice().len() <= 8, "no more than the lost sector was about");
+                faults.coverage().clone()
+            }
+        };
+        assert!(coverage.unchecked().iter().any(|run| run.why == WhyUnchecked::LogLost));
+        assert_eq!(coverage.blocks(), BLOCKS);
+        assert!(*medium.bytes.borrow() == before);
+    }
+}
+
+/// A volume with two small commits of one block.
+fn with_two_commits() -> Rig {
+    let rig = Rig::new(BlockSize::B4096, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
+    for seed in [1, 2] {
+        rig.write(5, &pattern(seed, 4096)).unwrap();
+        rig.flush().unwrap();
+    }
+    rig
+}
+
+/// The durable mark and the number of repeated records of a log sector: where it was written first, and in its other place.
+fn found(rig: &Rig, sequence: u64) -> [Option<(u64, usize)>; 2] {
+    [sequence, sequence + 1].map(|region| {
+        let at = rig.gate.device().layout.log_place(sequence, region) as usize;
+        let bytes = &rig.medium.bytes.borrow()[at..at + 512];
+        let sector = LogSector::decode(bytes, Seed::of(&super::setup::UUID)).ok()?;
+        Some((sector.header.durable, sector.repeats().len()))
+    })
+}
+
+#[test]
+fn the_last_small_commit_gets_its_second_copy_when_no_other_follows() {
+    let rig = with_two_commits();
+    let done = || (rig.medium.written_bytes.get(), rig.medium.syncs.get());
+    rig.wait(SETTLED - Duration::from_millis(1));
+    assert_eq!(found(&rig, 1), [Some((1, 1)), None], "not before the time");
+    let before = done();
+    rig.wait(Duration::from_millis(1));
+    assert_eq!(found(&rig, 1), [Some((1, 1)), Some((2, 1))]);
+    assert_eq!(done(), (before.0 + 512, before.1 + 1));
+    rig.wait(Duration::from_secs(1));
+    assert_eq!(done(), (before.0 + 512, before.1 + 1), "once");
+    rig.write(6, &pattern(3, 4096)).unwrap();
+    rig.flush().unwrap();
+    assert_eq!(found(&rig, 2), [Some((2, 0)), None], "the next one has nothing to repeat");
+}
+
+#[test]
+fn damage_to_the_data_of_the_last_commit_is_told_from_a_write_that_never_arrived_once_it_has_settled() {
+    for (wait, is_damage) in [(Duration::ZERO, false), (SETTLED, true)] {
+        let rig = with_two_commits();
+        rig.wait(wait);
+        super::recovery::lose_data(&rig, 5);
+        let medium = rig.medium.clone();
+        drop(rig);
+        let read = Rig::open(&medium, true).unwrap().read(5, 1);
+        match is_damage {
+            true => assert_eq!(read.unwrap_err().faults().unwrap().as_slice()[0].lba, Lba::new(5)),
+            false => assert_eq!(read.unwrap(), pattern(1, 4096)),
+        }
+    }
+}
+
+#[test]
+fn writes_that_nobody_flushes_do_not_keep_the_second_copy_waiting() {
+    let rig = Rig::new(BlockSize::B4096, BLOCKS, None);
+    rig.write(5, &pattern(1, 4096)).unwrap();
+    rig.flush().unwrap();
+    rig.wait(Duration::from_millis(100));
+    rig.write(6, &pattern(2, 4096)).unwrap();
+    let syncs = rig.medium.syncs.get();
+    rig.wait(Duration::from_millis(100));
+    assert_eq!(rig.medium.syncs.get() - syncs, 1);
+    assert_eq!(rig.gate.device().overlay.open_len(), 1, "and need not be committed for it");
+}
+
+#[test]
+fn whatever_else_the_worker_has_to_do_does_not_keep_the_second_copy_waiting() {
+    let rig = with_two_commits();
+    for _ in 0..4 {
+        rig.wait(SETTLED / 4);
+        // Somebody wants room, and there is nothing to commit.
+        rig.gate.device().commits.want_space();
+        rig.idle();
+    }
+    assert_eq!(found(&rig, 1), [Some((1, 1)), Some((2, 1))]);
+}
+
+/// The place of a volume's tables: held there, writes keep a checkpoint from ending.
+fn hold_tables(rig: &Rig) {
+    let zone = rig.gate.device().layout.zone(0).unwrap();
+    rig.medium.held.set((rig.gate.device().layout.zones_offset(), zone.slots_offset));
+}
+
+#[test]
+fn a_flush_beside_a_checkpoint_waits_for_its_own_log_write_only() {
+    let rig = Rig::new(BlockSize::B4096, BLOCKS, protection(GuardKind::Crc16, ProtectionType::Type1));
+    rig.write(0, &pattern(1, 4096)).unwrap();
+    rig.flush().unwrap();
+    let tail = rig.gate.device().log.tail.get();
+    hold_tables(&rig);
+    rig.wait(Duration::from_secs(5));
+    for seed in 2..20 {
+        let (written, syncs) = (rig.medium.written_bytes.get(), rig.medium.syncs.get());
+        rig.write(seed, &pattern(seed, 4096)).unwrap();
+        rig.flush().unwrap();
+        assert_eq!((rig.medium.written_bytes.get() - written, rig.medium.syncs.get() - syncs), (4096 + 512, 1));
+    }
+    assert_eq!(rig.gate.device().log.tail.get(), tail, "the premise: the checkpoint has not ended");
+    rig.medium.let_all_go();
+    rig.idle();
+    let log = &rig.gate.device().log;
+    assert!(log.tail.get() > tail && log.tail.get() < log.next.get(), "it ends where it began");
+    let medium = rig.medium.clone();
+    drop(rig);
+    let again = Rig::open(&medium, false).unwrap();
+    (2..20).for_each(|seed| assert!(again.read(seed, 1).unwrap() == pattern(seed, 4096)));
+}
+
+#[test]
+fn a_full_log_waits_for_the_checkpoint_and_goes_on_behind_it() {
+    let rig = Rig::new(BlockSize::B4096, BLOCKS, protection(GuardKind::Crc16, ProtectionType::Type1));
+    let sectors = rig.gate.device().layout.log_sectors();
+    hold_tables(&rig);
+    let write = |round: u64| {
+        rig.write(round % BLOCKS, &pattern(round, 4096)).unwrap();
+        rig.run(async {
+            let mut polls = 0;
+            let stalled = std::future::poll_fn(|cx| {
+                polls += 1;
+                cx.waker().wake_by_ref();
+                if polls > 1000 { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+            });
+            match select(Box::pin(rig.gate.execute(Operation::Flush)), stalled).await {
+                Either::Left((flushed, _)) => flushed.map(|_| true).unwrap(),
+                Either::Right(_) => false,
+            }
+        })
+    };
+    let flushed = (0..2 * sectors).find(|round| !write(*round)).unwrap();
+    assert!((sectors - 2..=sectors).contains(&flushed), "{flushed} of {sectors}");
+    rig.medium.let_all_go();
+    rig.flush().unwrap();
+    assert!((flushed + 1..2 * sectors).all(write));
+    let again = Rig::open(&rig.close(), true).unwrap();
+    again.verify().unwrap();
+    (0..BLOCKS).for_each(|lba| assert!(again.read(lba, 1).unwrap() == pattern(2 * sectors - BLOCKS + lba, 4096)));
+}
+
+#[test]
+fn what_is_written_while_a_commit_waits_for_room_is_committed_too() {
+    let rig = Rig::new(BlockSize::B4096, BLOCKS, protection(GuardKind::Crc16, ProtectionType::Type1));
+    hold_tables(&rig);
+    let log = &rig.gate.device().log;
+    let sectors = rig.gate.device().layout.log_sectors();
+    for round in 0..sectors {
+        rig.write(round % BLOCKS, &pattern(round, 4096)).unwrap();
+        rig.flush().unwrap();
+    }
+    assert_eq!(log.next.get() - log.tail.get(), sectors, "the log is full");
+    rig.write(0, &pattern(1, 4096)).unwrap();
+    rig.wait(Duration::from_secs(1));
+    // A commit of one block waits now. It has asked for the room of one.
+    rig.write(1, &pattern(2, 40 * 4096)).unwrap();
+    rig.medium.let_all_go();
+    rig.flush().unwrap();
+    let medium = rig.medium.clone();
+    drop(rig);
+    let again = Rig::open(&medium, true).unwrap();
+    assert!(again.read(0, 1).unwrap() == pattern(1, 4096) && again.read(1, 40).unwrap() == pattern(2, 40 * 4096));
+}
+
+#[test]
+fn a_log_that_cannot_be_read_at_all_is_not_taken_for_an_empty_one_unless_the_superblock_says_so() {
+    let rig = with_two_commits();
+    let layout = rig.gate.device().layout;
+    let log = (layout.log_offset(), layout.log_offset() + layout.log_bytes());
+    let medium = rig.medium.clone();
+    drop(rig);
+    medium.unreadable.set(log);
+    assert!(matches!(open_described(&medium, false).err(), Some(VolumeError::LogDamaged { sequence: 0, .. })));
+    assert!(open_described(&medium, true).unwrap().description.log_lost > 0);
+    medium.unreadable.set((0, 0));
+    let rig = Rig::open(&medium, false).unwrap();
+    assert_eq!(rig.read(5, 1).unwrap(), pattern(2, 4096));
+    let medium = rig.close();
+    medium.unreadable.set(log);
+    let opened = open_described(&medium, true).unwrap();
+    assert!(opened.description.clean && opened.description.log_lost == 0);
+    let rig = Rig::open(&medium, false).unwrap();
+    rig.write(6, &pattern(3, 4096)).unwrap();
+    rig.flush().unwrap();
+    drop(rig);
+    // The superblock has said since that the log may hold something.
+    assert!(matches!(open_described(&medium, false).err(), Some(VolumeError::LogDamaged { .. })));
+    medium.unreadable.set((0, 0));
+    let again = Rig::open(&medium, false).unwrap();
+    assert_eq!([5, 6].map(|lba| again.read(lba, 1).unwrap()), [pattern(2, 4096), pattern(3, 4096)]);
+}

@@ -1,0 +1,338 @@
+//! Extents stay together or are brought together, and free slots take no space.
+
+use std::future::poll_fn;
+use std::task::Poll;
+use std::time::Duration;
+
+use futures_util::future::join;
+use sealblock_block::{Device, Durability, MediumErrorKind, Operation};
+use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Sealed, Tags};
+use sealblock_runtime_memory::Slice;
+use sealblock_units::{BlockSize, Extent, Lba};
+
+use super::setup::{Rig, TestMedium, UUID, created, pattern, protection};
+use crate::format::Layout;
+use crate::{CreateOptions, Mutation, OpenOptions, UpkeepCounts, VolumeError, create};
+
+const IDLE: Duration = Duration::from_millis(100);
+/// Eight extents of blocks of 4 KiB; two more groups are free.
+const BLOCKS: u64 = 2048;
+
+fn format() -> Option<PiFormat> {
+    protection(GuardKind::Crc16, ProtectionType::Type1)
+}
+
+/// A volume each of whose blocks was overwritten by itself, in an order that leaves no two together; and the data.
+fn scattered(options: OpenOptions) -> (Rig, Vec<u8>) {
+    let rig = Rig::open_with(&created(BlockSize::B4096, 512, BLOCKS, format()), options).unwrap();
+    rig.write(0, &pattern(1, BLOCKS as usize * 4096)).unwrap();
+    let mut data = vec![0; BLOCKS as usize * 4096];
+    for step in 0..BLOCKS {
+        let block = step * 389 % BLOCKS;
+        let bytes = pattern(step + 2, 4096);
+        rig.write(block, &bytes).unwrap();
+        data[block as usize * 4096..][..4096].copy_from_slice(&bytes);
+        if step % 64 == 63 {
+            rig.flush().unwrap();
+        }
+    }
+    (rig, data)
+}
+
+/// In how many pieces the blocks from one on lie.
+fn pieces(rig: &Rig, first: u64, blocks: u64) -> usize {
+    let extent = Extent::from_raw(first, blocks).unwrap();
+    let located = rig.run(rig.gate.device().locate(extent)).unwrap();
+    rig.gate.device().pieces(extent, &located).len()
+}
+
+/// Lets a volume be idle for long, commits and checkpoints included.
+fn rest(rig: &Rig) {
+    (0..300).for_each(|_| rig.wait(IDLE));
+}
+
+#[test]
+fn scattered_blocks_are_read_together_and_each_is_checked() {
+    let (rig, data) = scattered(OpenOptions { relocate: false, ..OpenOptions::default() });
+    assert!(pieces(&rig, 256, 256) > 100, "the test scatters");
+    rig.flush().unwrap();
+    let slots = rig.gate.device().layout.zone(0).unwrap().slots_offset;
+    for (first, blocks) in [(0, 256), (256, 256), (300, 200), (700, 1), (0, 1024)] {
+        assert!(rig.read(first, blocks).unwrap() == data[first as usize * 4096..][..blocks as usize * 4096]);
+    }
+    // One slot that cannot be read, and one whose data change.
+    let slot_of = |block: u64| {
+        let record = rig.gate.device().record_now(Lba::new(block)).flatten().expect("it is stored");
+        slots + u64::from(record.slot) * 4096
+    };
+    rig.medium.unreadable.set((slot_of(300), slot_of(300) + 512));
+    rig.medium.bytes.borrow_mut()[slot_of(400) as usize + 7] ^= 1;
+    let why = rig.read(256, 256).unwrap_err();
+    let mut bad: Vec<u64> = why.faults().unwrap().as_slice().iter().map(|fault| fault.lba.get()).collect();
+    bad.sort_unstable();
+    assert_eq!(bad, [300, 400], "and no others, though they were read with them");
+    assert!(rig.read(0, 256).unwrap() == data[..256 * 4096]);
+}
+
+#[test]
+fn an_idle_volume_brings_extents_together_and_a_closed_one_keeps_them_so() {
+    let (rig, data) = scattered(OpenOptions::default());
+    assert!((0..8).all(|extent| pieces(&rig, extent * 256, 256) > 100));
+    rest(&rig);
+    assert!((0..8).all(|extent| pieces(&rig, extent * 256, 256) == 1), "each is one piece");
+    let counts = rig.gate.device().upkeep();
+    assert_eq!((counts.blocks_moved >= 2000, counts.blocks_unfit), (true, 0), "{counts:?}");
+    assert!(rig.read(0, BLOCKS).unwrap() == data);
+    rig.verify().unwrap();
+    rest(&rig);
+    assert_eq!(rig.gate.device().upkeep().blocks_moved, counts.blocks_moved, "there is nothing left to move");
+    let again = Rig::open(&rig.close(), false).unwrap();
+    assert!(again.read(0, BLOCKS).unwrap() == data);
+    again.verify().unwrap();
+    assert_eq!(pieces(&again, 0, 256), 1);
+}
+
+#[test]
+fn relocation_can_be_switched_off_and_a_busy_volume_does_none() {
+    let (rig, _) = scattered(OpenOptions { relocate: false, ..OpenOptions::default() });
+    rest(&rig);
+    assert_eq!(rig.gate.device().upkeep().blocks_moved, 0);
+    let (rig, _) = scattered(OpenOptions::default());
+    for _ in 0..100 {
+        rig.wait(IDLE * 3 / 4);
+        rig.read(0, 1).unwrap();
+    }
+    assert_eq!(rig.gate.device().upkeep().blocks_moved, 0);
+}
+
+#[test]
+fn moved_blocks_survive_a_crash_at_any_time() {
+    let (rig, data) = scattered(OpenOptions::default());
+    rig.flush().unwrap();
+    for _ in 0..60 {
+        rig.wait(Duration::from_millis(50));
+        for read_only in [true, false] {
+            let again = Rig::open(&rig.medium.copy(), read_only).unwrap();
+            assert!(again.read(0, BLOCKS).unwrap() == data);
+        }
+    }
+    assert!(rig.gate.device().upkeep().blocks_moved > 0);
+}
+
+#[test]
+fn a_block_that_does_not_check_is_not_moved_and_the_others_are() {
+    let (rig, data) = scattered(OpenOptions::default());
+    rig.flush().unwrap();
+    let slots = rig.gate.device().layout.zone(0).unwrap().slots_offset;
+    let slot_of = |block: u64| rig.gate.device().record_now(Lba::new(block)).flatten().unwrap().slot;
+    let (changed, lost) = (slot_of(1700), slot_of(1900));
+    rig.medium.bytes.borrow_mut()[(slots + u64::from(changed) * 4096) as usize] ^= 4;
+    let at = slots + u64::from(lost) * 4096;
+    rig.medium.unreadable.set((at, at + 4096));
+    rest(&rig);
+    assert_eq!((slot_of(1700), slot_of(1900)), (changed, lost), "they are where they were");
+    let UpkeepCounts { blocks_moved, blocks_unfit, .. } = rig.gate.device().upkeep();
+    assert!(blocks_moved >= 2000 && blocks_unfit == 2, "{blocks_moved} {blocks_unfit}");
+    assert!((0..8).all(|extent| pieces(&rig, extent * 256, 256) <= 3));
+    let why = rig.read(0, BLOCKS).unwrap_err();
+    let mut bad: Vec<u64> = why.faults().unwrap().as_slice().iter().map(|fault| fault.lba.get()).collect();
+    bad.sort_unstable();
+    assert_eq!(bad, [1700, 1900]);
+    rig.medium.unreadable.set((0, 0));
+    assert!(rig.read(1701, BLOCKS - 1701).unwrap() == data[1701 * 4096..], "what can be read again is as it was");
+}
+
+#[test]
+fn moves_that_check_nothing_would_bless_damage() {
+    let errors = [Mutation::None, Mutation::MoveUnchecked].map(|mutation| {
+        let (rig, _) = scattered(OpenOptions { mutation, ..OpenOptions::default() });
+        rig.flush().unwrap();
+        let record = rig.gate.device().record_now(Lba::new(1700)).flatten().unwrap();
+        let at = rig.gate.device().slot_offset(0, record.slot) as usize;
+        rig.medium.bytes.borrow_mut()[at] ^= 4;
+        rest(&rig);
+        rig.verify().is_err()
+    });
+    assert_eq!(errors, [true, false], "the test tells");
+}
+
+/// Whether what a host changes while moved blocks are being written is there afterwards.
+fn changes_win(mutation: Mutation) -> bool {
+    (0..7).all(|turns| {
+        let (rig, mut data) = scattered(OpenOptions { mutation, relocate: false, ..OpenOptions::default() });
+        rig.medium.turns.set(7);
+        let host = async {
+            let before = rig.medium.written_bytes.get();
+            while rig.medium.written_bytes.get() == before {
+                pass_turns(1).await;
+            }
+            pass_turns(turns).await;
+            // What the host does is quick from here on; what is under way takes its time.
+            rig.medium.turns.set(0);
+            let extents = vec![Extent::from_raw(9, 100).unwrap()];
+            data[9 * 4096..109 * 4096].fill(0);
+            rig.gate.execute(Operation::Discard { extents }).await.unwrap();
+            let writes = [3, 130, 255].map(|block| (block, pattern(1000 + block, 4096)));
+            for (block, bytes) in writes {
+                data[block as usize * 4096..][..4096].copy_from_slice(&bytes);
+                let tags = Tags { app_tag: 0, storage_tag: 0, first_ref: block };
+                let extent = Extent::from_raw(block, 1).unwrap();
+                let data = Sealed::seal(Slice::copy_from(&bytes), BlockSize::B4096, format(), &tags);
+                let durability = Durability::Volatile;
+                rig.gate.execute(Operation::Write { extent, data, durability }).await.unwrap();
+            }
+        };
+        let volume = rig.gate.device();
+        let quiet = volume.quiet();
+        rig.run(join(volume.relocate_all(&quiet), host));
+        assert!(volume.upkeep().blocks_moved > 0);
+        rest(&rig);
+        rig.read(0, BLOCKS).is_ok_and(|found| found == data)
+    })
+}
+
+async fn pass_turns(turns: u32) {
+    let mut left = turns;
+    poll_fn(|context| {
+        if left == 0 {
+            return Poll::Ready(());
+        }
+        left -= 1;
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+#[test]
+fn a_change_in_the_middle_of_a_move_wins() {
+    assert!(changes_win(Mutation::None));
+    assert!(!changes_win(Mutation::MoveOverNewer), "the test tells");
+}
+
+fn discard(rig: &Rig, start: u64, blocks: u64) {
+    let extents = vec![Extent::from_raw(start, blocks).unwrap()];
+    rig.run(rig.gate.execute(Operation::Discard { extents })).unwrap();
+}
+
+/// Bytes that a volume takes without any block: all but its slots.
+fn overhead(layout: &Layout) -> u64 {
+    let zone = layout.zone(0).unwrap();
+    layout.medium_bytes() - (zone.end_offset - zone.slots_offset)
+}
+
+#[test]
+fn a_volume_that_is_trimmed_all_over_takes_no_space_for_its_slots() {
+    for at_rest in [true, false] {
+        let (rig, _) = scattered(OpenOptions { relocate: false, ..OpenOptions::default() });
+        let layout = rig.gate.device().layout;
+        assert!(rig.medium.allocated_bytes() > BLOCKS * 4096);
+        discard(&rig, 0, BLOCKS);
+        let medium = match at_rest {
+            true => {
+                rest(&rig);
+                rig.medium.clone()
+            }
+            false => rig.close(),
+        };
+        assert!(medium.allocated_bytes() <= overhead(&layout), "{} bytes", medium.allocated_bytes());
+        let again = Rig::open(&medium, true).unwrap();
+        assert!(again.read(0, BLOCKS).unwrap() == vec![0; BLOCKS as usize * 4096]);
+    }
+}
+
+#[test]
+fn slots_that_overwriting_has_freed_take_no_space_after_a_while() {
+    let (rig, data) = scattered(OpenOptions::default());
+    let layout = rig.gate.device().layout;
+    let before = rig.medium.allocated_bytes();
+    rest(&rig);
+    let after = rig.medium.allocated_bytes();
+    assert!(after < before && after <= overhead(&layout) + (BLOCKS + 64) * 4096, "{before} before, {after} after");
+    assert!(rig.gate.device().upkeep().bytes_punched > 0);
+    assert!(rig.read(0, BLOCKS).unwrap() == data);
+    rig.verify().unwrap();
+    // Punching beyond the free slots shows.
+    let (rig, _) = scattered(OpenOptions { mutation: Mutation::PunchBeyond, ..OpenOptions::default() });
+    rest(&rig);
+    assert!(rig.verify().is_err());
+}
+
+#[test]
+fn a_volume_that_is_closed_for_a_moment_gives_space_back_before_that_or_not_at_all() {
+    let punched = |rig: &Rig| rig.gate.device().upkeep().bytes_punched;
+    for gives in [false, true] {
+        let (rig, data) = scattered(OpenOptions { relocate: false, ..OpenOptions::default() });
+        let before = rig.medium.allocated_bytes();
+        rig.run(rig.gate.device().give_space_back(|| gives));
+        if gives {
+            assert!(rig.medium.allocated_bytes() < before && punched(&rig) > 0);
+        }
+        let (allocated, count) = (rig.medium.allocated_bytes(), punched(&rig));
+        rig.run(rig.gate.device().close_for_a_moment()).unwrap();
+        assert_eq!(punched(&rig), count, "closing took no time for it");
+        assert!(rig.medium.allocated_bytes() >= allocated);
+        let again = Rig::open(&rig.medium, true).unwrap();
+        assert!(again.read(0, BLOCKS).unwrap() == data);
+        again.verify().unwrap();
+    }
+}
+
+#[test]
+fn a_slot_is_not_punched_while_it_is_read() {
+    for turns in 0..40 {
+        let rig = Rig::new(BlockSize::B4096, BLOCKS, format());
+        let data = pattern(1, 256 * 4096);
+        rig.write(0, &data).unwrap();
+        rig.flush().unwrap();
+        rig.medium.turns.set(5);
+        let extent = Extent::from_raw(0, 256).unwrap();
+        let checks = rig.checks(extent);
+        let read = rig.gate.execute(Operation::Read { extent, checks });
+        let trim = async {
+            pass_turns(turns).await;
+            rig.gate.execute(Operation::Discard { extents: vec![extent] }).await.unwrap();
+            rig.gate.execute(Operation::Flush).await.unwrap();
+        };
+        let (read, ()) = rig.run(join(read, trim));
+        assert!(read.is_ok(), "{:?}", read.err());
+        rig.idle();
+        assert!(rig.medium.punched_bytes.get() >= 256 * 4096);
+    }
+}
+
+fn preallocated(reserves: bool) -> Result<TestMedium, VolumeError> {
+    let layout = Layout::new(BlockSize::B4096, 512, BLOCKS).unwrap();
+    let medium = TestMedium::new(layout.medium_bytes(), 512);
+    medium.reserves.set(reserves);
+    let options = CreateOptions {
+        block_size: BlockSize::B4096,
+        capacity_blocks: BLOCKS,
+        protection: format(),
+        uuid: UUID,
+        preallocate: true,
+    };
+    futures_executor::block_on(create(&medium, &options)).map(|()| medium)
+}
+
+#[test]
+fn preallocated_space_is_taken_at_once_and_kept() {
+    let medium = preallocated(true).unwrap();
+    let layout = Layout::new(BlockSize::B4096, 512, BLOCKS).unwrap();
+    assert_eq!(medium.allocated_bytes(), layout.medium_bytes());
+    let rig = Rig::open(&medium, false).unwrap();
+    rig.write(0, &pattern(1, BLOCKS as usize * 4096)).unwrap();
+    discard(&rig, 0, BLOCKS);
+    rest(&rig);
+    assert!(rig.read(0, BLOCKS).unwrap() == vec![0; BLOCKS as usize * 4096]);
+    let medium = rig.close();
+    assert_eq!((medium.allocated_bytes(), medium.punched_bytes.get()), (layout.medium_bytes(), 0));
+    match preallocated(false).err() {
+        Some(VolumeError::Medium(error)) => assert_eq!(error.kind, MediumErrorKind::Unsupported),
+        other => panic!("{other:?}"),
+    }
+    // Where nothing can be reserved, a volume without that promise works all the same.
+    let medium = created(BlockSize::B4096, 512, BLOCKS, format());
+    medium.reserves.set(false);
+    Rig::open(&medium, false).unwrap().write(0, &pattern(1, 4096)).unwrap();
+}

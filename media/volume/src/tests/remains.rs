@@ -1,0 +1,240 @@
+//! Volumes without any superblock: found, read, and never taken for more than they are.
+
+use futures_executor::block_on;
+use sealblock_block::{Answer, Device, Durability, Operation};
+use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType};
+use sealblock_units::{BlockSize, Extent};
+
+use super::setup::{Rig, TestClock, TestMedium, created, pattern, protection};
+use crate::format::{Layout, RegionKind};
+use crate::{Hints, OpenOptions, Remains, RemainsError, ShapeError, open_remains};
+
+/// A volume of which no superblock is left.
+struct Found {
+    remains: Remains,
+    blocks: Vec<Option<Vec<u8>>>,
+}
+
+fn try_find(medium: &TestMedium, hints: &Hints) -> Result<Found, RemainsError> {
+    let before = medium.bytes.borrow().clone();
+    let opened = block_on(open_remains(medium.clone(), TestClock::default(), hints, &OpenOptions::default()))?;
+    let (volume, remains) = (opened.0.volume, opened.1);
+    let geometry = volume.geometry().clone();
+    let read = |lba| {
+        let extent = Extent::from_raw(lba, 1).unwrap();
+        let checks = geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
+        match block_on(volume.execute(Operation::Read { extent, checks })) {
+            Ok(Answer::Data(data)) => Some(data.data().to_vec()),
+            Ok(other) => panic!("{other:?}"),
+            Err(_) => None,
+        }
+    };
+    let blocks = (0..geometry.capacity_blocks).map(read).collect();
+    assert!(*medium.bytes.borrow() == before, "remains are only read");
+    Ok(Found { remains, blocks })
+}
+
+fn find(medium: &TestMedium) -> Found {
+    try_find(medium, &Hints::default()).unwrap()
+}
+
+fn layout(size: BlockSize, sector: u32, blocks: u64) -> Layout {
+    Layout::new(size, sector, blocks).unwrap()
+}
+
+/// Zeroes every region of the kinds given.
+fn wipe(medium: &TestMedium, layout: &Layout, is: impl Fn(RegionKind) -> bool) {
+    for region in layout.regions().into_iter().filter(|region| is(region.kind)) {
+        medium.bytes.borrow_mut()[region.start as usize..region.end as usize].fill(0);
+    }
+}
+
+fn wipe_superblocks(medium: &TestMedium, layout: &Layout) {
+    wipe(medium, layout, |kind| matches!(kind, RegionKind::Superblock(_) | RegionKind::Annex(_)));
+}
+
+/// The blocks of these bytes, behind blocks of zeroes.
+fn blocks_of(data: &[u8], size: BlockSize, first: usize, all: u64) -> Vec<Option<Vec<u8>>> {
+    let mut bytes = vec![0; all as usize * size.bytes()];
+    bytes[first * size.bytes()..][..data.len()].copy_from_slice(data);
+    bytes.chunks_exact(size.bytes()).map(|block| Some(block.to_vec())).collect()
+}
+
+const FORMATS: [Option<(GuardKind, ProtectionType)>; 5] = [
+    None,
+    Some((GuardKind::Crc16, ProtectionType::Type1)),
+    Some((GuardKind::Crc32c, ProtectionType::Type2)),
+    Some((GuardKind::Crc64, ProtectionType::Type3)),
+    Some((GuardKind::IpChecksum, ProtectionType::Type1)),
+];
+
+#[test]
+fn volumes_of_every_shape_are_found_whole_closed_and_crashed() {
+    let shapes = [(BlockSize::B4096, 512), (BlockSize::B4096, 4096), (BlockSize::B512, 512)];
+    for (size, sector) in shapes {
+        for (number, format) in FORMATS.into_iter().enumerate() {
+            let format: Option<PiFormat> = format.and_then(|(guard, kind)| protection(guard, kind));
+            let (blocks, layout) = (1500, layout(size, sector, 1500));
+            let medium = created(size, sector, blocks, format);
+            let rig = Rig::open(&medium, false).unwrap();
+            let data = pattern(7, 300 * size.bytes());
+            rig.write(200, &data).unwrap();
+            rig.flush().unwrap();
+            if number % 2 == 0 {
+                rig.close();
+            } else {
+                drop(rig);
+            }
+            wipe_superblocks(&medium, &layout);
+            let found = find(&medium);
+            let name = format!("{size} {sector} {format:?}");
+            let shape = found.remains.shape;
+            assert_eq!((shape.layout.block_size(), shape.layout.sector_bytes()), (size, sector), "{name}");
+            assert_eq!(shape.protection.map(PiFormat::guard), format.map(PiFormat::guard), "{name}");
+            let all = shape.layout.capacity_blocks();
+            assert_eq!(shape.layout.medium_bytes(), layout.medium_bytes(), "{name}");
+            assert!(found.blocks == blocks_of(&data, size, 200, all), "{name}");
+            assert!(found.remains.may_be_older, "a log that has not gone round once may be cut off");
+        }
+    }
+}
+
+#[test]
+fn a_round_capacity_is_preferred_and_a_written_block_never_cut_off() {
+    let format = protection(GuardKind::Crc32c, ProtectionType::Type1);
+    for (blocks, written) in [(2048, 2047), (2045, 2044), (2045, 5)] {
+        let medium = created(BlockSize::B512, 512, blocks, format);
+        let rig = Rig::open(&medium, false).unwrap();
+        rig.write(0, &pattern(1, 512 * 4)).unwrap();
+        rig.write(written, &pattern(2, 512)).unwrap();
+        rig.close();
+        wipe_superblocks(&medium, &layout(BlockSize::B512, 512, blocks));
+        let found = find(&medium);
+        let all = found.remains.shape.layout.capacity_blocks();
+        assert!(all == 2048 && found.blocks[written as usize] == Some(pattern(2, 512)), "{blocks}: {all}");
+        let hints = Hints { capacity_bytes: Some(blocks * 512), block_size: None };
+        let known = try_find(&medium, &hints).unwrap();
+        assert_eq!(known.remains.shape.layout.capacity_blocks(), blocks);
+    }
+}
+
+#[test]
+fn what_the_log_has_is_newer_than_the_tables_unless_its_newer_part_is_gone() {
+    let (size, blocks) = (BlockSize::B4096, 512);
+    let (format, layout) = (protection(GuardKind::Crc16, ProtectionType::Type1), layout(size, 512, blocks));
+    let medium = created(size, 512, blocks, format);
+    let write = |rig: &Rig, seed| {
+        rig.write_durably(9, &pattern(seed, 4096), Durability::ForceUnitAccess).unwrap();
+    };
+    let rig = Rig::open(&medium, false).unwrap();
+    write(&rig, 1);
+    write(&rig, 2);
+    let rig = Rig::open(&rig.close(), false).unwrap();
+    let log = |medium: &TestMedium| {
+        let region = layout.regions().into_iter().find(|region| region.kind == RegionKind::Log(0)).unwrap();
+        medium.bytes.borrow()[region.start as usize..region.end as usize].to_vec()
+    };
+    let before = log(&rig.medium);
+    write(&rig, 3);
+    let after = log(&rig.medium);
+    // Crashed: the tables have the second content, the log has the third.
+    let crashed = rig.medium.clone();
+    wipe_superblocks(&crashed, &layout);
+    assert_eq!(find(&crashed).blocks[9], Some(pattern(3, 4096)));
+    // Closed: the tables have the third. Where the log keeps the second and has lost the third, the tables are right.
+    let medium = created(size, 512, blocks, format);
+    let rig = Rig::open(&medium, false).unwrap();
+    write(&rig, 1);
+    write(&rig, 2);
+    let rig = Rig::open(&rig.close(), false).unwrap();
+    write(&rig, 3);
+    let closed = rig.close();
+    wipe_superblocks(&closed, &layout);
+    assert_eq!(find(&closed).blocks[9], Some(pattern(3, 4096)));
+    let region = layout.regions().into_iter().find(|region| region.kind == RegionKind::Log(0)).unwrap();
+    let changed = (0..before.len()).filter(|&at| before[at] != after[at]);
+    changed.for_each(|at| closed.bytes.borrow_mut()[region.start as usize + at] = 0);
+    let found = find(&closed);
+    assert_eq!(found.blocks[9], Some(pattern(3, 4096)));
+    assert!(found.remains.may_be_older);
+}
+
+#[test]
+fn damaged_blocks_are_lost_and_no_others() {
+    let (size, blocks) = (BlockSize::B4096, 512);
+    let layout = layout(size, 512, blocks);
+    let medium = created(size, 512, blocks, protection(GuardKind::Crc32c, ProtectionType::Type1));
+    let rig = Rig::open(&medium, false).unwrap();
+    let data = pattern(3, 64 * 4096);
+    rig.write(0, &data).unwrap();
+    let medium = rig.close();
+    wipe_superblocks(&medium, &layout);
+    wipe(&medium, &layout, |kind| matches!(kind, RegionKind::Log(_)));
+    medium.bytes.borrow_mut()[layout.zone(0).unwrap().slots_offset as usize + 5 * 4096 + 7] ^= 1;
+    let record = layout.record_place(sealblock_units::Lba::new(6)) as usize;
+    medium.bytes.borrow_mut()[record] ^= 1;
+    let found = find(&medium);
+    let mut due = blocks_of(&data, size, 0, found.remains.shape.layout.capacity_blocks());
+    (due[5], due[6]) = (None, None);
+    assert!(found.blocks == due);
+    assert_eq!(found.remains.log_sectors, 0);
+}
+
+fn why(medium: &TestMedium, hints: &Hints) -> ShapeError {
+    match try_find(medium, hints).map(|found| found.remains) {
+        Err(RemainsError::Shape(why)) => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn what_is_no_volume_is_refused_and_says_why() {
+    let format = protection(GuardKind::Crc32c, ProtectionType::Type1);
+    let layout = layout(BlockSize::B4096, 512, 512);
+    let hints = Hints::default();
+    // Nothing was ever written to it, so nothing tells where anything lies.
+    let blank = created(BlockSize::B4096, 512, 512, format);
+    wipe_superblocks(&blank, &layout);
+    assert_eq!(why(&blank, &hints), ShapeError::Nothing);
+    let noise = TestMedium::new(layout.medium_bytes(), 512);
+    noise.bytes.borrow_mut().copy_from_slice(&pattern(5, layout.medium_bytes() as usize));
+    assert_eq!(why(&noise, &hints), ShapeError::Nothing);
+    let odd = TestMedium::new(layout.medium_bytes() + 512, 512);
+    assert_eq!(why(&odd, &hints), ShapeError::Length(layout.medium_bytes() + 512));
+    let capacity = Hints { capacity_bytes: Some(1000), ..hints };
+    assert_eq!(why(&noise, &capacity), ShapeError::Hints);
+    // Records without any data are not worth a shape.
+    let rig = Rig::open(&created(BlockSize::B4096, 512, 512, format), false).unwrap();
+    rig.write(0, &pattern(3, 64 * 4096)).unwrap();
+    let medium = rig.close();
+    wipe_superblocks(&medium, &layout);
+    wipe(&medium, &layout, |kind| kind == RegionKind::Slots);
+    assert!(matches!(why(&medium, &hints), ShapeError::NoData { records } if records >= 64));
+}
+
+#[test]
+fn a_longer_medium_needs_to_be_told_the_capacity() {
+    let format = protection(GuardKind::Crc64, ProtectionType::Type1);
+    let made = Layout::new(BlockSize::B4096, 512, 600).unwrap();
+    let medium = TestMedium::new(made.medium_bytes() + (64 << 10) - 4096, 512);
+    let options = crate::CreateOptions {
+        block_size: BlockSize::B4096,
+        capacity_blocks: 600,
+        protection: format,
+        uuid: [9; 16],
+        preallocate: false,
+    };
+    block_on(crate::create(&medium, &options)).unwrap();
+    let rig = Rig::open(&medium, false).unwrap();
+    rig.write(590, &pattern(3, 10 * 4096)).unwrap();
+    let medium = rig.close();
+    wipe_superblocks(&medium, &made);
+    assert!(matches!(why(&medium, &Hints::default()), ShapeError::Length(_)));
+    let hints = Hints { capacity_bytes: Some(600 * 4096), ..Hints::default() };
+    assert_eq!(
+        try_find(&medium, &hints).unwrap().blocks[590..],
+        blocks_of(&pattern(3, 10 * 4096), BlockSize::B4096, 0, 10)[..]
+    );
+    let wrong = Hints { block_size: Some(BlockSize::B512), ..hints };
+    assert!(matches!(why(&medium, &wrong), ShapeError::Nothing | ShapeError::NoData { .. }));
+}

@@ -1,0 +1,281 @@
+//! Blocks that are given up, or made unreadable, in one go: a record for all of them, and what a crash makes of it.
+
+use std::time::Duration;
+
+use sealblock_block::{Device, Durability, Operation};
+use sealblock_integrity::{GuardKind, ProtectionType};
+use sealblock_units::{BlockSize, Extent, Lba};
+
+use super::setup::{Rig, TestClock, TestMedium, created, pattern, protection};
+use crate::format::{Kind, LogHeader, LogSector, Record, RecordRun, Seed};
+use crate::{Hints, Mutation, OpenOptions, VolumeError, open, open_remains};
+
+const BLOCKS: u64 = 4096;
+
+fn medium(size: BlockSize, sector: u32) -> TestMedium {
+    created(size, sector, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1))
+}
+
+/// A volume all of whose blocks were written, with an empty log.
+fn written() -> Rig {
+    let rig = Rig::open(&medium(BlockSize::B512, 512), false).unwrap();
+    (0..BLOCKS).step_by(256).for_each(|start| rig.write(start, &pattern(start + 1, 256 * 512)).unwrap());
+    rig.flush().unwrap();
+    rig.wait(Duration::from_secs(5));
+    assert_eq!(rig.gate.device().log.tail.get(), rig.gate.device().log.next.get(), "the log is empty");
+    rig
+}
+
+fn block(lba: u64) -> Vec<u8> {
+    let from = (lba % 256) as usize * 512;
+    pattern(lba / 256 * 256 + 1, 256 * 512)[from..from + 512].to_vec()
+}
+
+fn zero(rig: &Rig, start: u64, blocks: u64) {
+    let extent = Extent::from_raw(start, blocks).unwrap();
+    let operation = Operation::WriteZeroes { extent, may_unmap: true, durability: Durability::Volatile };
+    rig.run(rig.gate.execute(operation)).unwrap();
+}
+
+fn spoil(rig: &Rig, start: u64, blocks: u64) {
+    let extent = Extent::from_raw(start, blocks).unwrap();
+    let operation = Operation::WriteUncorrectable { extent, durability: Durability::Volatile };
+    rig.run(rig.gate.execute(operation)).unwrap();
+}
+
+/// The machine stops.
+fn crash(rig: Rig) -> TestMedium {
+    let medium = rig.medium.clone();
+    drop(rig);
+    medium.let_all_go();
+    medium.land();
+    medium
+}
+
+fn is_zeroes(rig: &Rig, lba: u64) -> bool {
+    rig.read(lba, 1).unwrap() == [0; 512]
+}
+
+#[test]
+fn a_run_is_one_record_of_the_log_and_no_memory_to_speak_of_until_the_tables_have_it() {
+    let rig = written();
+    let volume = rig.gate.device();
+    // Not so many that a commit begins before the flush.
+    let (before, next) = (rig.medium.written_bytes.get(), volume.log.next.get());
+    zero(&rig, 7, 400);
+    rig.flush().unwrap();
+    assert_eq!(volume.log.next.get() - next, 1);
+    assert_eq!(rig.medium.written_bytes.get() - before, 2 * 512, "a sector of the log in both places");
+    assert!(volume.table.patches.bytes() < 4096, "{} bytes for 400 blocks", volume.table.patches.bytes());
+    for lba in [6, 7, 200, 406, 407] {
+        assert_eq!(is_zeroes(&rig, lba), (7..407).contains(&lba), "block {lba}");
+    }
+    let medium = rig.close();
+    let again = Rig::open(&medium, true).unwrap();
+    assert!((7..407).all(|lba| is_zeroes(&again, lba)));
+    assert!([6, 407].into_iter().all(|lba| again.read(lba, 1).unwrap() == block(lba)));
+    again.verify().unwrap();
+}
+
+#[test]
+fn a_crash_right_behind_a_run_keeps_all_of_it_and_what_came_later_in_it() {
+    for read_only in [true, false] {
+        let rig = written();
+        zero(&rig, 100, 800);
+        rig.flush().unwrap();
+        // In the next commit a block is written; in one with it others on both sides of it are given up once more.
+        rig.write(300, &pattern(9, 512)).unwrap();
+        rig.flush().unwrap();
+        rig.write(500, &pattern(10, 512)).unwrap();
+        rig.write(600, &pattern(11, 512)).unwrap();
+        rig.flush().unwrap();
+        zero(&rig, 590, 20);
+        spoil(&rig, 700, 50);
+        rig.flush().unwrap();
+        rig.write(720, &pattern(12, 512)).unwrap();
+        rig.write(990, &pattern(13, 512)).unwrap();
+        zero(&rig, 980, 30);
+        rig.flush().unwrap();
+        let again = Rig::open(&crash(rig), read_only).unwrap();
+        for lba in 90..1020 {
+            let due = match lba {
+                300 => pattern(9, 512),
+                500 => pattern(10, 512),
+                720 => pattern(12, 512),
+                700..750 => {
+                    assert_eq!(again.read(lba, 1).unwrap_err().faults().unwrap().as_slice()[0].lba, Lba::new(lba));
+                    continue;
+                }
+                100..900 | 980..1010 => vec![0; 512],
+                _ => block(lba),
+            };
+            assert!(again.read(lba, 1).unwrap() == due, "block {lba}, read-only {read_only}");
+        }
+    }
+}
+
+#[test]
+fn a_run_may_hang_on_a_single_sector_no_more_than_as_many_blocks_one_by_one() {
+    for (blocks, places) in [(7, 1), (8, 2)] {
+        let rig = written();
+        let before = rig.medium.written_bytes.get();
+        zero(&rig, 40, blocks);
+        rig.flush().unwrap();
+        assert_eq!(rig.medium.written_bytes.get() - before, places * 512, "{blocks} blocks");
+        // The next commit repeats what was written once, and each sector of the log may be lost.
+        rig.write(2000, &pattern(5, 512)).unwrap();
+        rig.flush().unwrap();
+        let (layout, next) = (rig.gate.device().layout, rig.gate.device().log.next.get());
+        let medium = crash(rig);
+        for region in [0, 1] {
+            let at = layout.log_place(next - 2, region) as usize;
+            let damaged = medium.copy();
+            damaged.bytes.borrow_mut()[at..at + 512].fill(0);
+            let again = Rig::open(&damaged, false).unwrap();
+            assert!((40..40 + blocks).all(|lba| is_zeroes(&again, lba)), "{blocks} blocks, region {region}");
+            assert_eq!(again.read(2000, 1).unwrap(), pattern(5, 512));
+        }
+    }
+}
+
+#[test]
+fn faults_put_in_on_purpose_are_seen() {
+    for mutation in [Mutation::None, Mutation::ShortRun, Mutation::RunsFirst] {
+        let medium = crash(written());
+        let rig = Rig::open_with(&medium, OpenOptions { mutation, ..OpenOptions::default() }).unwrap();
+        zero(&rig, 100, 50);
+        rig.flush().unwrap();
+        rig.write(120, &pattern(9, 512)).unwrap();
+        rig.flush().unwrap();
+        let medium = crash(rig);
+        let again = Rig::open_with(&medium, OpenOptions { mutation, ..OpenOptions::default() }).unwrap();
+        let is_whole = is_zeroes(&again, 149);
+        let is_newest = again.read(120, 1).unwrap() == pattern(9, 512);
+        assert_eq!((is_whole, is_newest), (mutation != Mutation::ShortRun, mutation != Mutation::RunsFirst));
+    }
+}
+
+/// A volume whose log ends with a sector of these records, made by somebody else with the right checksums.
+fn forged(records: &[RecordRun]) -> TestMedium {
+    let rig = written();
+    rig.write(1, &pattern(8, 512)).unwrap();
+    rig.flush().unwrap();
+    let (layout, sequence) = (rig.gate.device().layout, rig.gate.device().log.next.get());
+    let medium = crash(rig);
+    let seed = Seed::of(&super::setup::UUID);
+    let raw: Vec<_> = records.iter().map(|run| run.encode(seed)).collect();
+    let header = LogHeader { sequence, durable: sequence + 1 };
+    for region in [0, 1] {
+        let at = layout.log_place(sequence, region) as usize;
+        let bytes = &mut medium.bytes.borrow_mut()[at..at + 512];
+        LogSector::encode(bytes, seed, header, raw.iter(), &[]);
+    }
+    // One behind it says that it was durable.
+    let header = LogHeader { sequence: sequence + 1, durable: sequence + 1 };
+    let at = layout.log_place(sequence + 1, 0) as usize;
+    LogSector::encode(&mut medium.bytes.borrow_mut()[at..at + 512], seed, header, [].iter(), &[]);
+    medium
+}
+
+#[test]
+fn a_run_that_cannot_be_is_a_damaged_log_and_no_record() {
+    let run = |lba: u64, blocks: u32| RecordRun {
+        first: Record { generation: 3, ..Record::deallocated(Lba::new(lba)) },
+        blocks,
+    };
+    let stored = RecordRun::from(Record { kind: Kind::Stored, ..run(12, 1).first });
+    let open_for_writing = |medium: &TestMedium| {
+        futures_executor::block_on(open(medium.clone(), TestClock::default(), &OpenOptions::default()))
+    };
+    for good in [vec![run(10, 5)], vec![run(BLOCKS - 5, 5), run(10, 2), stored]] {
+        open_for_writing(&forged(&good)).unwrap();
+    }
+    for (what, bad) in [
+        ("beyond the end", vec![run(BLOCKS - 5, 6)]),
+        ("far beyond it", vec![run((1 << 40) - 1, RecordRun::MOST_BLOCKS)]),
+        ("over one another", vec![run(10, 5), run(14, 3)]),
+        ("over a block", vec![run(10, 5), stored]),
+        ("no blocks", vec![run(10, 5), run(20, 0)]),
+    ] {
+        let medium = forged(&bad);
+        let refused = open_for_writing(&medium).err();
+        assert!(matches!(refused, Some(VolumeError::LogDamaged { sectors: 1, .. })), "{what}: {refused:?}");
+        let again = Rig::open(&medium, true).unwrap();
+        assert!(
+            [10, 12, 14, 20, BLOCKS - 1].into_iter().all(|lba| again.read(lba, 1).unwrap() == block(lba)),
+            "{what}"
+        );
+        assert_eq!(again.read(1, 1).unwrap(), pattern(8, 512));
+    }
+}
+
+/// A volume in whose log two blocks given up take turns with one that is written, every two blocks, and that cannot write its tables.
+fn with_a_log_of_pairs_and_writes(rounds: u64) -> Rig {
+    let rig = written();
+    let volume = rig.gate.device();
+    let zone = volume.layout.zone(0).unwrap();
+    let tail = volume.log.tail.get();
+    // No checkpoint ends, so the log says whatever there is memory for at all: 64 KiB.
+    rig.medium.held.set((volume.layout.zones_offset(), zone.slots_offset));
+    for round in 0..rounds {
+        match round % 2 {
+            0 => zero(&rig, round * 2, 2),
+            _ => rig.write(round * 2, &pattern(round, 512)).unwrap(),
+        }
+        if round % 50 == 49 {
+            rig.flush().unwrap();
+        }
+    }
+    assert_eq!(rig.gate.device().log.tail.get(), tail, "the premise");
+    rig
+}
+
+#[test]
+fn a_log_that_says_more_than_there_is_memory_for_goes_to_the_tables_bit_by_bit_and_may_be_interrupted_anywhere() {
+    let rounds = 1200;
+    let medium = crash(with_a_log_of_pairs_and_writes(rounds));
+    let is_right = |rig: &Rig| {
+        (0..rounds).all(|round| match round % 2 {
+            0 => is_zeroes(rig, round * 2) && is_zeroes(rig, round * 2 + 1),
+            _ => rig.read(round * 2, 1).unwrap() == pattern(round, 512),
+        })
+    };
+    let mut interrupted = 0;
+    let rig = loop {
+        assert!(is_right(&Rig::open(&medium, true).unwrap()), "after {interrupted} interruptions");
+        medium.syncs_left.set(interrupted);
+        let opened = Rig::open(&medium, false);
+        medium.syncs_left.set(u64::MAX);
+        match opened {
+            Ok(rig) => break rig,
+            Err(_) => interrupted += 1,
+        }
+    };
+    // Before it decides; the pages that were in the way; the other pages; the superblock; pages once more. From there on the log is empty.
+    assert_eq!(interrupted, 5, "syncs of a recovery");
+    assert!(is_right(&rig));
+    rig.verify().unwrap();
+}
+
+#[test]
+fn what_is_left_of_a_volume_has_the_runs_of_its_log() {
+    let rig = written();
+    zero(&rig, 100, 800);
+    rig.flush().unwrap();
+    rig.write(300, &pattern(9, 512)).unwrap();
+    rig.flush().unwrap();
+    let layout = rig.gate.device().layout;
+    let medium = crash(rig);
+    for at in [0, 32 << 10, layout.third_offset()] {
+        medium.bytes.borrow_mut()[at as usize..at as usize + 512].fill(0);
+    }
+    let (hints, options) = (Hints::default(), OpenOptions::default());
+    let opened = open_remains(medium, TestClock::default(), &hints, &options);
+    let (opened, _) = futures_executor::block_on(opened).unwrap();
+    assert_eq!(opened.description.recovered, 800);
+    for lba in [99, 100, 299, 300, 301, 899, 900] {
+        let is_given_up = (100..900).contains(&lba) && lba != 300;
+        let located = futures_executor::block_on(opened.volume.locate(Extent::from_raw(lba, 1).unwrap())).unwrap();
+        assert_eq!(matches!(located[0], crate::lookup::Located::Zeroes), is_given_up, "block {lba}");
+    }
+}

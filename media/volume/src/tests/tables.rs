@@ -1,0 +1,361 @@
+//! The tables, damaged: each sector costs its own blocks, or nothing, and what was never written is known and not guessed.
+
+use sealblock_block::{Fault, FaultField};
+use sealblock_integrity::{Field, GuardKind, ProtectionType};
+use sealblock_units::{BlockSize, Lba};
+
+use super::setup::{Rig, TestMedium, created, pattern, protection};
+use crate::format::{Layout, PAGE_SECTORS, RECORD_BYTES};
+
+const SIZE: BlockSize = BlockSize::B4096;
+
+/// What happens to sectors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Harm {
+    Zeroed,
+    Random,
+    Unreadable,
+    /// As they were at an earlier checkpoint.
+    Stale,
+}
+
+const HARMS: [Harm; 4] = [Harm::Zeroed, Harm::Random, Harm::Unreadable, Harm::Stale];
+
+/// A volume with a history: blocks below `WRITTEN` were written, those below `CHANGED` once more after a checkpoint, some given
+/// up; the rest never.
+struct Old {
+    layout: Layout,
+    before: Vec<u8>,
+    now: Vec<u8>,
+    data: Vec<u8>,
+}
+
+const BLOCKS: u64 = 700;
+const WRITTEN: u64 = 300;
+const CHANGED: u64 = 20;
+const GIVEN_UP: std::ops::Range<u64> = 280..290;
+
+fn old(sector_bytes: u32) -> Old {
+    let medium = created(SIZE, sector_bytes, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
+    let mut data = vec![0; (BLOCKS as usize) * SIZE.bytes()];
+    let put = |rig: &Rig, data: &mut Vec<u8>, blocks: u64, seed: u64| {
+        let bytes = pattern(seed, blocks as usize * SIZE.bytes());
+        rig.write(0, &bytes).unwrap();
+        data[..bytes.len()].copy_from_slice(&bytes);
+    };
+    let rig = Rig::open(&medium, false).unwrap();
+    put(&rig, &mut data, WRITTEN, 1);
+    discard(&rig, GIVEN_UP.start, GIVEN_UP.end - GIVEN_UP.start);
+    data[GIVEN_UP.start as usize * SIZE.bytes()..GIVEN_UP.end as usize * SIZE.bytes()].fill(0);
+    let before = rig.close().bytes.borrow().clone();
+    let rig = Rig::open(&medium, false).unwrap();
+    put(&rig, &mut data, CHANGED, 2);
+    let layout = rig.gate.device().layout;
+    let now = rig.close().bytes.borrow().clone();
+    Old { layout, before, now, data }
+}
+
+fn discard(rig: &Rig, start: u64, blocks: u64) {
+    use sealblock_block::{Device, Operation};
+    let extents = vec![sealblock_units::Extent::from_raw(start, blocks).unwrap()];
+    rig.run(rig.gate.execute(Operation::Discard { extents })).unwrap();
+}
+
+impl Old {
+    /// The medium with the sectors from `at` on harmed.
+    fn harmed(&self, at: u64, bytes: u64, harm: Harm) -> TestMedium {
+        let medium = TestMedium::new(0, self.layout.sector_bytes());
+        let mut image = self.now.clone();
+        let range = at as usize..(at + bytes) as usize;
+        match harm {
+            Harm::Zeroed => image[range].fill(0),
+            Harm::Random => image[range].copy_from_slice(&pattern(at, bytes as usize)),
+            Harm::Stale => image[range.clone()].copy_from_slice(&self.before[range]),
+            Harm::Unreadable => medium.unreadable.set((at, at + bytes)),
+        }
+        *medium.bytes.borrow_mut() = image;
+        medium
+    }
+
+    /// Blocks that do not verify; all others have their content.
+    fn lost(&self, rig: &Rig, doing: &str) -> Vec<u64> {
+        let mut lost = Vec::new();
+        for lba in 0..BLOCKS {
+            match rig.read(lba, 1) {
+                Ok(found) => {
+                    let at = lba as usize * SIZE.bytes();
+                    assert!(found == self.data[at..at + SIZE.bytes()], "{doing}: block {lba} has other content");
+                }
+                Err(error) => {
+                    assert_eq!(error.faults().expect("it is damage").as_slice().len(), 1, "{doing}");
+                    lost.push(lba);
+                }
+            }
+        }
+        let verified: Vec<u64> = match rig.verify() {
+            Ok(()) => Vec::new(),
+            Err(error) => error.faults().unwrap().as_slice().iter().map(|fault| fault.lba.get()).collect(),
+        };
+        assert_eq!(verified, lost, "{doing}: verify names what reads find");
+        lost
+    }
+}
+
+/// The blocks whose records lie in sector `sector` of page `page` and were written, or, `changed`, changed since the old image.
+fn hit(layout: &Layout, page: u64, sector: u64, changed: bool) -> Vec<u64> {
+    let per_sector = u64::from(layout.sector_bytes()) / RECORD_BYTES as u64;
+    let first = page * layout.page_blocks() + (sector - 1) * per_sector;
+    let written = |lba: &u64| if changed { *lba < CHANGED } else { *lba < WRITTEN };
+    (first..first + per_sector)
+        .filter(|lba| *lba < BLOCKS && (lba / layout.page_blocks()) == page)
+        .filter(written)
+        .collect()
+}
+
+#[test]
+fn each_sector_of_the_tables_costs_its_own_blocks_or_nothing() {
+    for sector_bytes in [512, 4096] {
+        let old = old(sector_bytes);
+        let (layout, sector) = (old.layout, u64::from(sector_bytes));
+        for page in layout.pages_of_zone(0) {
+            let place = layout.page_place(page).unwrap();
+            let records = (1..PAGE_SECTORS).map(|at| (place.offset + at * sector, Some(at)));
+            let heads = [(place.offset, None), (place.second_offset, None)];
+            for ((at, records), harm) in heads.into_iter().chain(records).flat_map(|at| HARMS.map(|harm| (at, harm))) {
+                let doing = format!("sectors of {sector}, page {page}, {records:?}, {harm:?}");
+                let due = records.map_or(Vec::new(), |records| hit(&layout, page, records, harm == Harm::Stale));
+                let medium = old.harmed(at, sector, harm);
+                let rig = Rig::open(&medium, true).unwrap();
+                assert_eq!(old.lost(&rig, &doing), due, "{doing}");
+                let is_copy = records.is_none() && (harm != Harm::Stale || page == 0);
+                assert_eq!(rig.lost_copies(), u64::from(is_copy), "{doing}");
+                drop(rig);
+                mended(&old, &medium, &due, &doing);
+            }
+        }
+    }
+}
+
+/// Opens for writing, which works; writes to the lost blocks and others, and finds everything in order after that.
+fn mended(old: &Old, medium: &TestMedium, lost: &[u64], doing: &str) {
+    let rig = Rig::open(medium, false).unwrap();
+    assert_eq!(old.lost(&rig, doing), lost, "{doing}");
+    // A block in each page, in another sector if there is one: what is lost stays so, and no more gets lost.
+    for lba in [299, 500] {
+        rig.write(lba, &pattern(lba, SIZE.bytes())).unwrap();
+    }
+    rig.flush().unwrap();
+    rig.close();
+    // A sector that is written can be read again.
+    medium.unreadable.set((0, 0));
+    let rig = Rig::open(medium, false).unwrap();
+    let still: Vec<u64> = lost.iter().copied().filter(|lba| *lba != 299).collect();
+    for lba in (0..BLOCKS).filter(|lba| ![299, 500].contains(lba)) {
+        assert_eq!(rig.read(lba, 1).is_err(), still.contains(&lba), "{doing}: block {lba}");
+    }
+    still.iter().for_each(|lba| rig.write(*lba, &pattern(7, SIZE.bytes())).unwrap());
+    rig.verify().unwrap();
+    let rig = Rig::open(&rig.close(), false).unwrap();
+    rig.verify().unwrap();
+    assert_eq!(rig.lost_copies(), 0, "{doing}");
+    rig.read(500, 1).map(|found| assert!(found == pattern(500, SIZE.bytes()))).unwrap();
+}
+
+#[test]
+fn any_64_kib_of_the_tables_cost_the_blocks_whose_records_lay_there_and_zeroes_are_no_blanks() {
+    let old = old(512);
+    let layout = old.layout;
+    let zone = layout.zone(0).unwrap();
+    for at in (zone.pages_offset - (64 << 10)..zone.slots_offset).step_by(4096 + 512) {
+        for harm in HARMS {
+            let doing = format!("64 KiB at {at}, {harm:?}");
+            let rig = Rig::open(&old.harmed(at, 64 << 10, harm), true).unwrap();
+            let lost = old.lost(&rig, &doing);
+            let hit = |lba: &u64| {
+                let (page, index) = layout.page_of(Lba::new(*lba));
+                let record = layout.page_place(page).unwrap().offset + 512 * (1 + index as u64 / 16);
+                let is_lost = if harm == Harm::Stale { *lba < CHANGED } else { *lba < WRITTEN };
+                is_lost && (at..at + (64 << 10)).contains(&record)
+            };
+            let slots = |lba: &u64| at + (64 << 10) > zone.slots_offset && *lba < WRITTEN;
+            assert!(lost.iter().all(|lba| hit(lba) || slots(lba)), "{doing}: {lost:?}");
+            assert!((0..BLOCKS).filter(hit).all(|lba| lost.contains(&lba)), "{doing}: {lost:?}");
+        }
+    }
+}
+
+#[test]
+fn both_copies_of_the_generations_lost_leave_what_checks_and_nothing_blank() {
+    let old = old(512);
+    for page in [0, 1] {
+        let place = old.layout.page_place(page).unwrap();
+        let medium = old.harmed(place.offset, 512, Harm::Zeroed);
+        medium.bytes.borrow_mut()[place.second_offset as usize..][..512].fill(0xee);
+        let due: Vec<u64> =
+            (place.first.get()..place.first.get() + place.blocks).filter(|lba| *lba >= WRITTEN).collect();
+        let rig = Rig::open(&medium, true).unwrap();
+        assert_eq!(old.lost(&rig, "both copies"), due);
+        assert_eq!(rig.lost_copies(), 2);
+        drop(rig);
+        // An opening for writing says so for good, and does not call them blank later.
+        drop(Rig::open(&medium, false).unwrap().close());
+        assert_eq!(old.lost(&Rig::open(&medium, true).unwrap(), "both copies, written anew"), due);
+    }
+}
+
+#[test]
+fn a_stale_record_is_named_and_stale_records_with_one_copy_of_the_generations_too() {
+    let old = old(512);
+    let place = old.layout.page_place(0).unwrap();
+    let length = old.layout.page_bytes();
+    for (at, bytes) in [(place.offset + 512, length - 512), (place.offset, length)] {
+        let rig = Rig::open(&old.harmed(at, bytes, Harm::Stale), true).unwrap();
+        let faults = rig.verify().unwrap_err().faults().unwrap().as_slice().to_vec();
+        let lbas: Vec<u64> = faults.iter().map(|fault| fault.lba.get()).collect();
+        assert_eq!(lbas, (0..CHANGED).collect::<Vec<_>>());
+        assert!(faults.iter().all(|fault| fault.field == FaultField::Tag(Field::StorageTag)), "{faults:?}");
+    }
+    // All three put back together: nothing here can tell, and the documentation says so.
+    let medium = old.harmed(place.offset, length, Harm::Stale);
+    let second = place.second_offset as usize..place.second_offset as usize + 512;
+    medium.bytes.borrow_mut()[second.clone()].copy_from_slice(&old.before[second]);
+    Rig::open(&medium, true).unwrap().read(0, 1).ok();
+}
+
+#[test]
+fn a_zone_map_that_is_lost_or_old_hides_nothing() {
+    let old = old(512);
+    let [a, b] = [0, 1].map(|copy| old.layout.zone_map_offset(copy));
+    for at in [a, b] {
+        for harm in HARMS {
+            let doing = format!("zone map at {at}, {harm:?}");
+            let medium = old.harmed(at, 512, harm);
+            let rig = Rig::open(&medium, true).unwrap();
+            assert_eq!(old.lost(&rig, &doing), [0; 0]);
+            assert_eq!(rig.lost_copies(), u64::from(harm != Harm::Stale), "{doing}");
+            drop(rig);
+            medium.unreadable.set((0, 0));
+            drop(Rig::open(&medium, false).unwrap());
+            assert_eq!(Rig::open(&medium, true).unwrap().lost_copies(), 0, "{doing}: written anew");
+        }
+    }
+    // Both lost, and both from before the zone had tables: the superblock knows better, and the tables are there.
+    let new = created(SIZE, 512, BLOCKS, None).bytes.borrow().clone();
+    for harm in [Harm::Zeroed, Harm::Stale] {
+        let medium = old.harmed(a, 512, Harm::Zeroed);
+        for at in [a, b] {
+            let to = &mut medium.bytes.borrow_mut()[at as usize..at as usize + 512];
+            match harm {
+                Harm::Stale => to.copy_from_slice(&new[at as usize..at as usize + 512]),
+                _ => to.fill(0),
+            }
+        }
+        for read_only in [true, false, true] {
+            let rig = Rig::open(&medium, read_only).unwrap();
+            assert_eq!(old.lost(&rig, &format!("{harm:?}")), [0; 0]);
+        }
+    }
+}
+
+#[test]
+fn a_medium_that_gives_nothing_is_not_taken_for_one_on_which_nothing_was_written() {
+    let old = old(512);
+    let start = old.layout.zone_map_offset(0);
+    let medium = old.harmed(start, old.layout.zone(0).unwrap().slots_offset - start, Harm::Unreadable);
+    for read_only in [true, false] {
+        assert!(Rig::open(&medium, read_only).is_err(), "neither map nor tables tell");
+    }
+    medium.unreadable.set((0, 0));
+    assert_eq!(old.lost(&Rig::open(&medium, false).unwrap(), "read again"), [0; 0]);
+    // The tables alone: their blocks are damage, and nothing is written over what may come back.
+    let zone = old.layout.zone(0).unwrap();
+    let medium = old.harmed(zone.pages_offset, zone.slots_offset - zone.pages_offset, Harm::Unreadable);
+    let rig = Rig::open(&medium, false).unwrap();
+    assert!(rig.read(0, 1).is_err() && rig.write(0, &pattern(1, SIZE.bytes())).is_err());
+    medium.unreadable.set((0, 0));
+    rig.verify().unwrap();
+    assert_eq!(old.lost(&rig, "read again"), [0; 0]);
+    assert_eq!(old.lost(&Rig::open(&rig.close(), true).unwrap(), "closed"), [0; 0]);
+}
+
+#[test]
+fn a_transfer_over_more_pages_than_are_kept_ends() {
+    let rig = Rig::new(BlockSize::B512, 4096, protection(GuardKind::Crc16, ProtectionType::Type1));
+    let data = pattern(1, 2048 * 512);
+    rig.write(2047, &data).unwrap();
+    let rig = Rig::open(&rig.close(), true).unwrap();
+    assert!(rig.read(2047, 2048).unwrap() == data);
+    rig.verify().unwrap();
+}
+
+#[test]
+fn what_lies_where_tables_go_does_not_matter_until_they_are_made() {
+    let layout = Layout::new(SIZE, 512, BLOCKS).unwrap();
+    let medium = TestMedium::new(layout.medium_bytes(), 512);
+    let rubbish = pattern(3, layout.medium_bytes() as usize);
+    medium.bytes.borrow_mut().copy_from_slice(&rubbish);
+    let options = crate::CreateOptions {
+        block_size: SIZE,
+        capacity_blocks: BLOCKS,
+        protection: protection(GuardKind::Crc16, ProtectionType::Type1),
+        uuid: super::setup::UUID,
+        preallocate: false,
+    };
+    futures_executor::block_on(crate::create(&medium, &options)).unwrap();
+    let zone = layout.zone(0).unwrap();
+    let tables = zone.pages_offset as usize..zone.slots_offset as usize;
+    assert!(medium.bytes.borrow()[tables.clone()] == rubbish[tables], "creating writes no tables");
+    let rig = Rig::open(&medium, false).unwrap();
+    assert!(rig.read(0, BLOCKS).unwrap() == vec![0; BLOCKS as usize * SIZE.bytes()]);
+    rig.write(300, &pattern(1, 4096)).unwrap();
+    let rig = Rig::open(&rig.close(), false).unwrap();
+    rig.verify().unwrap();
+    assert!(rig.read(300, 1).unwrap() == pattern(1, 4096));
+    assert!(rig.read(0, 300).unwrap() == vec![0; 300 * SIZE.bytes()]);
+    assert!(rig.read(301, 399).unwrap() == vec![0; 399 * SIZE.bytes()]);
+    // Rubbish in the records takes no slots.
+    assert_eq!(rig.gate.device().slots.free(0), 0, "the zone is not loaded yet");
+    rig.write(301, &pattern(2, 4096)).unwrap();
+    assert_eq!(rig.gate.device().slots.free(0), zone.slots - 2);
+}
+
+#[test]
+fn a_zone_half_way_to_its_tables_is_blank_and_gets_them_again() {
+    let medium = created(SIZE, 512, BLOCKS, protection(GuardKind::Crc16, ProtectionType::Type1));
+    let rig = Rig::open(&medium, false).unwrap();
+    rig.write(5, &pattern(1, 4096)).unwrap();
+    rig.flush().unwrap();
+    // The generations are written, and their sync fails.
+    medium.syncs_left.set(0);
+    assert!(rig.run(rig.gate.device().close()).is_err());
+    medium.syncs_left.set(u64::MAX);
+    drop(rig);
+    for read_only in [true, false] {
+        let rig = Rig::open(&medium, read_only).unwrap();
+        assert!(rig.read(5, 1).unwrap() == pattern(1, 4096));
+        rig.verify().unwrap();
+        assert!(rig.read(6, 600).unwrap() == vec![0; 600 * SIZE.bytes()]);
+    }
+}
+
+#[test]
+fn slots_of_a_lost_sector_do_not_cost_other_blocks_when_it_comes_back() {
+    let old = old(512);
+    let place = old.layout.page_place(0).unwrap();
+    // Records of blocks 0 to 15 are gone for a while; the zone is written to meanwhile, all of it, twice.
+    let medium = old.harmed(place.offset + 512, 512, Harm::Unreadable);
+    let rig = Rig::open(&medium, false).unwrap();
+    for seed in [8, 9] {
+        rig.write(16, &pattern(seed, (BLOCKS as usize - 16) * SIZE.bytes())).unwrap();
+        rig.flush().unwrap();
+    }
+    medium.unreadable.set((0, 0));
+    rig.write(0, &pattern(4, SIZE.bytes())).unwrap();
+    rig.flush().unwrap();
+    rig.write(600, &pattern(5, 100 * SIZE.bytes())).unwrap();
+    let rig = Rig::open(&rig.close(), false).unwrap();
+    assert!(rig.read(16, 584).unwrap() == pattern(9, (BLOCKS as usize - 16) * SIZE.bytes())[..584 * SIZE.bytes()]);
+    assert!(rig.read(0, 1).unwrap() == pattern(4, SIZE.bytes()));
+    let faults = rig.verify().unwrap_err().faults().unwrap().as_slice().to_vec();
+    assert_eq!(faults, (1..16).map(|lba| Fault::media(Lba::new(lba))).collect::<Vec<_>>());
+}

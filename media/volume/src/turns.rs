@@ -1,0 +1,183 @@
+//! First come, first served: who waits for room, and long requests that take turns.
+//!
+//! Invariants: nobody overtakes another who waits for the same thing; whoever is dropped while waiting leaves the queue and lets
+//! the next one look; what a [`Turn`] holds comes back when it is dropped. Long requests together hold no more than
+//! [`MOST_BYTES`] of the medium, so a short one never finds more than that before it in the medium's own queue.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+
+use sealblock_block::{Event, Operation};
+use sealblock_units::BlockSize;
+
+/// Requests of at most this many bytes go on at once.
+const SHORT_BYTES: u64 = 128 << 10;
+/// A request counts for this many bytes at most: longer ones are carried out piece by piece.
+const PIECE_BYTES: u64 = 1 << 20;
+/// Bytes of long requests that are under way together. A medium of 100 MB/s is through with as much in 80 ms.
+const MOST_BYTES: u64 = 8 << 20;
+
+/// Who waits, in order. A queue has a line for each key.
+#[derive(Default)]
+pub(crate) struct Queue {
+    waiting: RefCell<VecDeque<(u64, u64)>>,
+    next: Cell<u64>,
+    moved: Event,
+}
+
+/// A place in a [`Queue`], until it is dropped.
+pub(crate) struct Place<'a> {
+    queue: &'a Queue,
+    key: u64,
+    number: u64,
+}
+
+impl Queue {
+    /// Takes the last place of this line.
+    pub fn join(&self, key: u64) -> Place<'_> {
+        let number = self.next.replace(self.next.get() + 1);
+        self.waiting.borrow_mut().push_back((key, number));
+        Place { queue: self, key, number }
+    }
+
+    /// Whether nobody waits in this line.
+    pub fn is_empty(&self, key: u64) -> bool {
+        !self.waiting.borrow().iter().any(|&(other, _)| other == key)
+    }
+}
+
+impl Place<'_> {
+    /// Whether it is the first of its line.
+    pub fn is_first(&self) -> bool {
+        let waiting = self.queue.waiting.borrow();
+        waiting.iter().find(|(key, _)| *key == self.key).is_some_and(|&(_, number)| number == self.number)
+    }
+
+    /// Resolves once it is the first of its line.
+    pub async fn first(&self) {
+        self.queue.moved.until(|| self.is_first()).await;
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.queue.waiting.borrow_mut().retain(|&(_, number)| number != self.number);
+        self.queue.moved.notify();
+    }
+}
+
+/// Long requests take turns.
+#[derive(Default)]
+pub(crate) struct Turns {
+    held_bytes: Cell<u64>,
+    queue: Queue,
+    given_back: Event,
+}
+
+/// The turn of a long request, until it is dropped; a short one holds nothing.
+pub(crate) struct Turn<'a> {
+    turns: &'a Turns,
+    bytes: u64,
+}
+
+impl Turns {
+    /// Waits for the turn of a request of this [`weight`].
+    pub async fn take(&self, bytes: u64) -> Turn<'_> {
+        if bytes == 0 {
+            return Turn { turns: self, bytes };
+        }
+        if !self.queue.is_empty(0) || !self.has_room(bytes) {
+            let place = self.queue.join(0);
+            place.first().await;
+            self.given_back.until(|| self.has_room(bytes)).await;
+        }
+        self.held_bytes.set(self.held_bytes.get() + bytes);
+        Turn { turns: self, bytes }
+    }
+
+    fn has_room(&self, bytes: u64) -> bool {
+        self.held_bytes.get() + bytes <= MOST_BYTES
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            self.turns.held_bytes.set(self.turns.held_bytes.get() - self.bytes);
+            self.turns.given_back.notify();
+        }
+    }
+}
+
+/// What an operation holds of the medium at a time, in bytes; 0 for a short one.
+pub(crate) fn weight(operation: &Operation, size: BlockSize) -> u64 {
+    let bytes = match operation {
+        Operation::Read { extent, .. }
+        | Operation::Verify { extent, .. }
+        | Operation::Write { extent, .. }
+        | Operation::WriteZeroes { extent, .. }
+        | Operation::WriteUncorrectable { extent, .. }
+        | Operation::Compare { extent, .. }
+        | Operation::Digest { extent, .. } => extent.bytes(size),
+        Operation::Discard { extents } => extents.iter().map(|extent| extent.bytes(size)).sum(),
+        Operation::Flush
+        | Operation::Allocation { .. }
+        | Operation::ReadAnnex { .. }
+        | Operation::WriteAnnex { .. }
+        | Operation::Repair { .. } => 0,
+    };
+    if bytes <= SHORT_BYTES { 0 } else { bytes.min(PIECE_BYTES) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_executor::block_on;
+    use futures_util::FutureExt;
+    use sealblock_integrity::Checks;
+    use sealblock_units::Extent;
+
+    /// The weight of a read of so many blocks.
+    fn read(blocks: u64) -> u64 {
+        let extent = Extent::from_raw(0, blocks).unwrap();
+        weight(&Operation::Read { extent, checks: Checks::NONE }, BlockSize::B4096)
+    }
+
+    #[test]
+    fn lines_keep_their_order_and_close_up_behind_whoever_leaves() {
+        let queue = Queue::default();
+        let (one, two, other) = (queue.join(1), queue.join(1), queue.join(2));
+        assert!(one.is_first() && !two.is_first() && other.is_first() && queue.is_empty(3));
+        drop(one);
+        assert!(two.is_first());
+        assert!(two.first().now_or_never().is_some());
+    }
+
+    #[test]
+    fn long_requests_wait_for_one_another_and_short_ones_for_nobody() {
+        let turns = Turns::default();
+        let mut held: Vec<_> = (0..8).map(|_| block_on(turns.take(read(256)))).collect();
+        assert!(turns.take(read(33)).now_or_never().is_none(), "there is no room");
+        assert!(turns.take(read(32)).now_or_never().is_some(), "a short one");
+        let mut large = Box::pin(turns.take(read(256)));
+        let mut small = Box::pin(turns.take(read(33)));
+        assert!(large.as_mut().now_or_never().is_none() && small.as_mut().now_or_never().is_none());
+        drop(held.pop());
+        assert!(small.as_mut().now_or_never().is_none(), "the one before it has not taken its turn");
+        let turn = large.as_mut().now_or_never().expect("its turn");
+        assert!(small.as_mut().now_or_never().is_none(), "no room");
+        drop(turn);
+        assert!(small.as_mut().now_or_never().is_some());
+    }
+
+    #[test]
+    fn who_gives_up_waiting_does_not_hold_up_the_next() {
+        let turns = Turns::default();
+        let held: Vec<_> = (0..8).map(|_| block_on(turns.take(read(256)))).collect();
+        let mut first = Box::pin(turns.take(read(256)));
+        let mut second = Box::pin(turns.take(read(256)));
+        assert!(first.as_mut().now_or_never().is_none() && second.as_mut().now_or_never().is_none());
+        drop((first, held));
+        assert!(second.as_mut().now_or_never().is_some());
+    }
+}

@@ -1,0 +1,90 @@
+//! A volume that gets another size while hosts use it: NVMe hosts see the new size by themselves, under load and without an error;
+//! NBD clients when they connect again.
+
+use anyhow::Result;
+
+use crate::bench::{Bench, expect};
+
+/// Sizes that the volume gets one after the other, as the command takes them, and in bytes.
+const SIZES: [(&str, u64); 3] = [("96MiB", 96 << 20), ("256MiB", 256 << 20), ("48MiB", 48 << 20)];
+
+pub fn run(bench: &mut Bench<'_>) -> Result<()> {
+    bench.sealblock.create("v", "32MiB", &[])?;
+    let control = bench.sealblock.folder.join("control");
+    let control = control.to_string_lossy().into_owned();
+    let options = ["--nbd", "127.0.0.1:0", "--control", &control];
+    let mut server = bench.sealblock.serve(&["v"], &options)?;
+    bench.sh(&server, BEFORE)?;
+    for (size, bytes) in SIZES {
+        let said = bench.sealblock.succeed(&["resize", "v", "--size", size, "--control", &control, "--json"])?;
+        let report: serde_json::Value = serde_json::from_str(&said)?;
+        expect("bytes after resizing", &report["size_bytes"].as_u64(), &Some(bytes))?;
+        eprintln!("  resized to {size}: requests waited for {} us", report["pause_us"]);
+        bench.sh(&server, &format!("BYTES={bytes}\n{SEEN}"))?;
+    }
+    // A size that would cut what is there is refused, and nothing comes of it.
+    let refused = bench.sealblock.run(&["resize", "v", "--size", "4MiB", "--control", &control])?;
+    expect("the status of a refused command", &refused.status.code(), &Some(3))?;
+    bench.sh(&server, AFTER)?;
+    server.stop()?;
+    bench.sealblock.succeed(&["verify", "v"]).map(drop)
+}
+
+/// A load that checks itself on the first 16 MiB, and the NBD client beside it, which reads.
+const BEFORE: &str = r#"
+# What other tests have met is not of interest.
+dmesg -c >/dev/null
+dev=$(attach v)
+echo $dev >/tmp/disk
+[ "$(blockdev --getsize64 /dev/$dev)" = 33554432 ] || fail "$dev has $(blockdev --getsize64 /dev/$dev) bytes"
+rm -f /tmp/load.*
+(
+  while [ ! -e /tmp/load.stop ]; do
+    fio --name=load --filename=/dev/$dev --direct=1 --ioengine=libaio --iodepth=8 --rw=randwrite --bs=4k --size=16m --io_size=2m \
+      --rate_iops=400 --fsync=64 --verify=crc32c --verify_fatal=1 --output=/tmp/load || { echo badly >/tmp/load.status; exit; }
+  done
+  echo well >/tmp/load.status
+) >/tmp/load.said 2>&1 &
+"#;
+
+/// Nobody tells the host to look.
+const SEEN: &str = r#"
+dev=$(cat /tmp/disk)
+for try in $(seq 200); do
+  [ "$(blockdev --getsize64 /dev/$dev)" = $BYTES ] && break
+  sleep 0.1
+done
+[ "$(blockdev --getsize64 /dev/$dev)" = $BYTES ] || { dmesg | tail -n 5; fail "$dev has $(blockdev --getsize64 /dev/$dev) bytes, not $BYTES"; }
+[ ! -e /tmp/load.status ] || { cat /tmp/load.said /tmp/load; fail "the load has ended"; }
+# The last block is there, reads as zeroes until it is written, and gives its space back so that the volume may shrink again.
+last=$((BYTES / 4096 - 1))
+dd if=/dev/$dev of=/tmp/last bs=4096 skip=$last count=1 iflag=direct status=none
+dd if=/dev/zero of=/tmp/zero bs=4096 count=1 status=none
+cmp /tmp/last /tmp/zero || fail "the last block is not zeroes"
+dd if=/dev/urandom of=/tmp/data bs=4096 count=1 status=none
+dd if=/tmp/data of=/dev/$dev bs=4096 seek=$last count=1 oflag=direct conv=notrunc status=none
+dd if=/dev/$dev of=/tmp/last bs=4096 skip=$last count=1 iflag=direct status=none
+cmp /tmp/last /tmp/data || fail "the last block is not what was written"
+blkdiscard -o $((last * 4096)) -l 4096 /dev/$dev
+# Past the end there is nothing.
+refused "range" nvme read /dev/$dev --namespace-id=1 --start-block=$((last + 1)) --block-count=0 --data-size=4096 --data=/tmp/beyond
+nbd_attach v nbd0 4096
+[ "$(blockdev --getsize64 /dev/nbd0)" = $BYTES ] || fail "nbd0 has $(blockdev --getsize64 /dev/nbd0) bytes"
+dd if=/dev/nbd0 of=/dev/null bs=4096 skip=$last count=1 iflag=direct status=none
+nbd_detach nbd0
+sleep 1
+[ ! -e /tmp/load.status ] || { cat /tmp/load.said /tmp/load; fail "the load has ended"; }
+"#;
+
+const AFTER: &str = r#"
+dev=$(cat /tmp/disk)
+touch /tmp/load.stop
+for try in $(seq 300); do
+  [ -e /tmp/load.status ] && break
+  sleep 0.2
+done
+[ "$(cat /tmp/load.status)" = well ] || { cat /tmp/load.said /tmp/load; fail "the load did not survive"; }
+if dmesg | grep -i "I/O error\|critical\|blk_update_request" >/tmp/errors; then cat /tmp/errors; fail "the kernel met errors"; fi
+flush $dev
+detach v
+"#;

@@ -1,0 +1,163 @@
+//! What a damaged volume gives: opened for reading, every block read by itself, and what Verify says of it.
+
+use std::collections::BTreeSet;
+
+use sealblock_block::{Answer, Device, Gate, Operation, Stack};
+use sealblock_integrity::{Checks, GuardKind, Sealed, guard};
+use sealblock_media_volume::{OpenOptions, open};
+use sealblock_simulator::checker::{Content, Patterns};
+use sealblock_simulator::executor::{Ended, Executor};
+use sealblock_simulator::random::Random;
+use sealblock_simulator::system::Promise;
+use sealblock_simulator::trace::Trace;
+use sealblock_units::{Extent, Lba};
+
+use crate::medium::Wreck;
+use crate::model::Model;
+use crate::specimen::{LIMITS, Specimen};
+
+/// What a read of one block gave.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Seen {
+    /// This content, with its tags.
+    Content(Content),
+    /// An error, which names the block.
+    Lost(String),
+    /// Bytes that nobody wrote, though their 16-bit guard is that of what was: one damaged block in 65,536 is like that.
+    Collision,
+    /// Bytes that nobody wrote, or tags that are not theirs.
+    Foreign(String),
+}
+
+/// What a look at a volume gave.
+pub struct Looked {
+    /// Every block that is watched.
+    pub blocks: Vec<(Lba, Seen)>,
+    /// The blocks that Verify names.
+    pub named: BTreeSet<Lba>,
+}
+
+/// A volume that is open.
+pub struct Open {
+    /// The volume, behind its gate.
+    pub stack: Stack,
+    /// Closes it in good order.
+    pub close: Promise<()>,
+}
+
+/// Opens a volume.
+///
+/// # Errors
+/// Why it is refused.
+pub async fn start(wreck: &Wreck, executor: &Executor, read_only: bool) -> Result<Open, String> {
+    let options = OpenOptions { read_only, cache_bytes: 1 << 20, ..OpenOptions::default() };
+    let opened = open(wreck.clone(), executor.clone(), &options).await.map_err(|error| error.to_string())?;
+    drop(executor.spawn("worker", opened.worker.run()));
+    let volume = opened.volume;
+    let stack = Stack::new(Gate::new("volume", volume.clone()));
+    let close = Box::pin(async move { volume.close().await.map_err(|error| error.to_string()) });
+    Ok(Open { stack, close })
+}
+
+/// Runs `work` to its end.
+///
+/// # Errors
+/// When it has none.
+pub fn on_executor<T: 'static, F: Future<Output = T> + 'static>(work: impl FnOnce(Executor) -> F) -> Result<T, String> {
+    let executor = Executor::new(Random::new(1), Trace::default());
+    match executor.run(LIMITS, work(executor.clone())) {
+        Ended::Finished(value) => Ok(value),
+        Ended::Halted => Err("halted".to_owned()),
+        Ended::Stuck(stuck) => Err(format!("hangs: {stuck}")),
+    }
+}
+
+/// Opens a volume for reading and looks at it.
+///
+/// # Errors
+/// Why it is refused.
+pub fn look(specimen: &Specimen, wreck: &Wreck) -> Result<Looked, String> {
+    let (wreck, watched, judge) = (wreck.clone(), specimen.watched.clone(), Judge::of(specimen));
+    on_executor(|executor| async move {
+        let session = start(&wreck, &executor, true).await?;
+        Ok(judge.look(&session.stack, &watched).await)
+    })?
+}
+
+/// What recognises contents.
+#[derive(Clone)]
+pub struct Judge {
+    patterns: Patterns,
+    model: Model,
+    has_short_guard: bool,
+}
+
+impl Judge {
+    /// Of the blocks of this volume.
+    pub fn of(specimen: &Specimen) -> Judge {
+        let guard = specimen.shape.protection.map(|format| format.guard());
+        let has_short_guard = guard == Some(GuardKind::Crc16);
+        Judge { patterns: specimen.patterns, model: specimen.model.clone(), has_short_guard }
+    }
+
+    /// Reads and verifies blocks.
+    pub async fn look(&self, stack: &Stack, watched: &[Extent]) -> Looked {
+        let (mut blocks, mut named) = (Vec::new(), BTreeSet::new());
+        for extent in watched {
+            blocks.extend(self.see(stack, *extent).await);
+            let checks = checks(stack, extent.start());
+            if let Err(error) = stack.execute(Operation::Verify { extent: *extent, checks }).await
+                && let Ok(faults) = error.into_faults()
+            {
+                named.extend(faults.iter().map(|fault| fault.lba));
+            }
+        }
+        Looked { blocks, named }
+    }
+
+    /// Reads blocks; where that fails, one by one.
+    pub async fn see(&self, stack: &Stack, extent: Extent) -> Vec<(Lba, Seen)> {
+        if let Ok(data) = read(stack, extent).await
+            && let Ok(contents) = self.patterns.contents(extent, &data)
+        {
+            return extent.iter().zip(contents.into_iter().map(Seen::Content)).collect();
+        }
+        let mut blocks = Vec::new();
+        for lba in extent.iter() {
+            let one = Extent::one(lba);
+            let seen = match read(stack, one).await {
+                Err(error) => Seen::Lost(error),
+                Ok(data) => match self.patterns.contents(one, &data) {
+                    Ok(contents) => Seen::Content(contents[0]),
+                    Err(_) if self.collides(lba, data.data()) => Seen::Collision,
+                    Err(why) => Seen::Foreign(why),
+                },
+            };
+            blocks.push((lba, seen));
+        }
+        blocks
+    }
+
+    fn collides(&self, lba: Lba, found: &[u8]) -> bool {
+        let due = self.model.permitted(lba).iter();
+        let crc = guard::crc16(found);
+        self.has_short_guard && due.into_iter().any(|&due| guard::crc16(&self.patterns.block(lba, due)) == crc)
+    }
+}
+
+fn checks(stack: &Stack, start: Lba) -> Checks {
+    stack.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, start))
+}
+
+/// Reads blocks with all checks.
+///
+/// # Errors
+/// What the volume says.
+pub async fn read(stack: &Stack, extent: Extent) -> Result<Sealed, String> {
+    let checks = checks(stack, extent.start());
+    match stack.execute(Operation::Read { extent, checks }).await {
+        Ok(Answer::Data(data)) => Ok(data),
+        Ok(other) => Err(format!("a read was answered {other:?}")),
+        Err(error) => Err(error.to_string()),
+    }
+}

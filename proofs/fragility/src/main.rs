@@ -1,0 +1,198 @@
+//! `sealblock-fragility`: many trials, the table of what each region costs, and for a broken bound how to see it again.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use clap::Parser;
+use sealblock_fragility::damage::{Cell, Damage, Target};
+use sealblock_fragility::report::{Key, Report};
+use sealblock_fragility::specimen::{Specimen, State};
+use sealblock_fragility::trial::{self, Outcome};
+use sealblock_media_volume::format::RegionKind;
+use sealblock_simulator::random::{Random, mix};
+
+/// Trials that share a volume.
+const PER_VOLUME: u64 = 96;
+/// Of so many volumes one is large enough to have bitmap pages.
+const VOLUMES_PER_LARGE: u64 = 40;
+/// Draws of a damage that changes something.
+const DRAWS: u64 = 4;
+/// Broken trials of one kind of damage that are told; the others are counted.
+const MOST_TOLD: usize = 2;
+
+/// Damages protected volumes, one region at a time, and tells what it costs.
+#[derive(Parser)]
+#[command(after_help = "Example: sealblock-fragility --trials 2000\n\n\
+    Exit status: 0 every bound holds, 1 one is broken, 2 bad usage.")]
+struct Arguments {
+    /// Trials to run.
+    #[arg(long, default_value_t = 2000)]
+    trials: u64,
+    /// What everything is drawn from.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// One trial only, and everything it finds.
+    #[arg(long)]
+    trial: Option<u64>,
+    /// Only damage to regions whose name contains this.
+    #[arg(long)]
+    region: Option<String>,
+    /// A line for each state of the volume, not one for all.
+    #[arg(long)]
+    states: bool,
+    /// A short table: all copies of a region, and all that is done to as many bytes, in one line.
+    #[arg(long, conflicts_with = "states")]
+    short: bool,
+    /// Threads; each runs volumes of its own.
+    #[arg(long, default_value_t = 2)]
+    jobs: usize,
+}
+
+/// A trial in which something was found that must not be.
+struct Broken {
+    trial: u64,
+    what: String,
+    findings: Vec<String>,
+}
+
+#[derive(Default)]
+struct Totals {
+    report: Report,
+    broken: BTreeMap<(Cell, State), Vec<Broken>>,
+    /// Volumes that were not as they should be before anything was damaged, by their first trial.
+    unmade: Vec<(u64, String)>,
+    void: u64,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let (first, end) = match arguments.trial {
+        Some(trial) => (trial, trial.saturating_add(1)),
+        None => (0, arguments.trials),
+    };
+    let (next, totals, started) = (AtomicU64::new(first / PER_VOLUME), Mutex::new(Totals::default()), Instant::now());
+    std::thread::scope(|scope| {
+        for _ in 0..arguments.jobs.max(1) {
+            scope.spawn(|| {
+                loop {
+                    let volume = next.fetch_add(1, Ordering::Relaxed);
+                    let trials = (volume * PER_VOLUME).max(first)..((volume + 1) * PER_VOLUME).min(end);
+                    if trials.is_empty() {
+                        return;
+                    }
+                    run_volume(&arguments, volume, trials, &totals);
+                }
+            });
+        }
+    });
+    let totals = totals.into_inner().unwrap_or_else(PoisonError::into_inner);
+    print(&arguments, &totals, started.elapsed().as_secs_f64())
+}
+
+/// Runs the trials that share a volume.
+fn run_volume(arguments: &Arguments, volume: u64, trials: std::ops::Range<u64>, totals: &Mutex<Totals>) {
+    let state = State::ALL[(volume % 4) as usize];
+    let is_large = volume % VOLUMES_PER_LARGE == VOLUMES_PER_LARGE - 1;
+    let seed = mix(arguments.seed) ^ volume;
+    let add = |change: &mut dyn FnMut(&mut Totals)| change(&mut totals.lock().unwrap_or_else(PoisonError::into_inner));
+    let made = catch_unwind(|| Specimen::make(seed, state, is_large)).unwrap_or_else(|panic| Err(words(&*panic)));
+    let specimen = match made {
+        Ok(specimen) => specimen,
+        Err(why) => return add(&mut |totals| totals.unmade.push((trials.start, why.clone()))),
+    };
+    let cells = cells(arguments, &specimen, is_large);
+    for trial in trials.take_while(|_| !cells.is_empty()) {
+        // Each volume begins elsewhere, so that all states and shapes meet all damage.
+        let cell = cells[((trial % PER_VOLUME + volume / 4 * 41) % cells.len() as u64) as usize];
+        let outcome = run_trial(&specimen, cell, seed, trial);
+        let key = Key { cell, state, sector_bytes: specimen.shape.sector_bytes };
+        add(&mut |totals| match &outcome {
+            None => totals.void += 1,
+            Some((damage, outcome)) => {
+                if totals.report.take(key, outcome) {
+                    let what = format!("{}, {}, {specimen}, bytes {:?}", cell.target, cell.damage(), damage.ranges);
+                    let broken = Broken { trial, what, findings: outcome.findings.clone() };
+                    totals.broken.entry((cell, state)).or_default().push(broken);
+                }
+            }
+        });
+    }
+}
+
+/// The damage that a volume is put to.
+fn cells(arguments: &Arguments, specimen: &Specimen, is_large: bool) -> Vec<Cell> {
+    let mut cells = Cell::all(specimen);
+    if is_large {
+        cells.retain(|cell| is_of_large(*cell));
+    }
+    if let Some(part) = &arguments.region {
+        cells.retain(|cell| cell.target.to_string().contains(part));
+    }
+    cells
+}
+
+/// Only bitmap pages and the log are worth the time that a large volume takes.
+fn is_of_large(cell: Cell) -> bool {
+    matches!(cell.target, Target::Region(RegionKind::BitmapPages | RegionKind::Log(_)))
+}
+
+/// One trial; nothing where there was nothing to damage. A panic of the volume is a finding like any other.
+fn run_trial(specimen: &Specimen, cell: Cell, seed: u64, trial: u64) -> Option<(Damage, Outcome)> {
+    let random = Random::new(mix(seed ^ trial.rotate_left(32)));
+    let damage = (0..DRAWS).find_map(|_| Damage::draw(cell, specimen, &random))?;
+    let outcome = catch_unwind(AssertUnwindSafe(|| trial::run(specimen, &damage, &random)));
+    let outcome = outcome.unwrap_or_else(|panic| {
+        let why = format!("panic: {}", words(&*panic));
+        Outcome { refused: Some(why.clone()), findings: vec![why], ..Outcome::default() }
+    });
+    Some((damage, outcome))
+}
+
+fn words(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
+}
+
+fn print(arguments: &Arguments, totals: &Totals, elapsed_s: f64) -> ExitCode {
+    let report = &totals.report;
+    print!("{}", if arguments.short { report.summary() } else { report.table(arguments.states) });
+    let total = report.total();
+    println!(
+        "\n{} trials ({} more had nothing to damage), {} refused, {} not writable, {} with wrong data, {} with older data \
+         ({} more of the last commit), {} with a guard met by chance, {} with losses beyond the bound; {elapsed_s:.0} s",
+        total.trials,
+        totals.void,
+        total.refused,
+        total.unwritable,
+        total.wrong,
+        total.stale,
+        total.window,
+        total.collisions,
+        total.beyond
+    );
+    let mut is_clean = totals.unmade.is_empty();
+    for (trial, why) in &totals.unmade {
+        println!("BROKEN before anything was damaged: {why}\n    again: --seed {} --trial {trial}", arguments.seed);
+    }
+    for broken in totals.broken.values() {
+        is_clean = false;
+        for one in broken.iter().take(if arguments.trial.is_some() { usize::MAX } else { MOST_TOLD }) {
+            println!("BROKEN {}\n    {}", one.what, one.findings.join("\n    "));
+            println!(
+                "    again: cargo run --release -p sealblock-fragility -- --seed {} --trial {}{}",
+                arguments.seed,
+                one.trial,
+                arguments.region.as_ref().map_or(String::new(), |region| format!(" --region '{region}'"))
+            );
+        }
+        let more = broken.len().saturating_sub(MOST_TOLD);
+        if more > 0 {
+            println!("    and {more} more of this kind");
+        }
+    }
+    if is_clean { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

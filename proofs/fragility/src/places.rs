@@ -1,0 +1,212 @@
+//! Where on the medium the records and the data of each block lie: what a damage may cost.
+//!
+//! Found by looking, not by knowing: every 32 bytes of the medium that check as a record of a block and describe what the block
+//! holds are a place of that record, wherever they lie. Of the log only the live sectors count, and each of them as a whole,
+//! since one checksum covers it. A damage may cost the blocks of which it hit every place of the record, or the data.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use sealblock_media_volume::format::{
+    Kind, LogSector, RECORD_BYTES, Record, RecordRun, Region, RegionKind, Seed, Superblock,
+};
+use sealblock_media_volume::probe;
+use sealblock_simulator::checker::Content;
+use sealblock_units::{Extent, Lba};
+
+use crate::look::on_executor;
+use crate::medium::Wreck;
+use crate::specimen::Specimen;
+
+/// Bytes of a block's generation.
+const GENERATION_BYTES: u64 = 2;
+
+/// Bytes of the medium: the first, and the one behind the last.
+pub type Range = (u64, u64);
+
+/// Where everything of the blocks lies.
+#[derive(Default)]
+pub struct Places {
+    /// The places of a block's record: it is lost when all of them are hit.
+    records: BTreeMap<Lba, Vec<Range>>,
+    /// The places of a block's generation. They alone say that a block was never written, and which record is the right one.
+    generations: BTreeMap<Lba, Vec<Range>>,
+    /// The data of a block.
+    data: BTreeMap<Lba, Range>,
+    /// Blocks written by the last commit before a crash: their records count only if their data are there, so damage to
+    /// these data cannot be told from a write that never arrived.
+    pub window: BTreeSet<Lba>,
+    /// Where records and data begin that are in use, in order.
+    hot: Vec<u64>,
+}
+
+/// Whether two ranges share a byte.
+pub fn meet(a: Range, b: Range) -> bool {
+    a.0 < b.1 && b.0 < a.1
+}
+
+/// A sector of the log that counts.
+struct Live {
+    range: Range,
+    sequence: u64,
+    is_durable: bool,
+    records: Vec<[u8; RECORD_BYTES]>,
+}
+
+impl Places {
+    /// Finds everything of an undamaged volume.
+    ///
+    /// # Errors
+    /// When it has no superblock, or a block whose record is nowhere.
+    pub fn find(specimen: &Specimen) -> Result<Places, String> {
+        let wreck = Wreck::new(&specimen.image, specimen.shape.sector_bytes, true);
+        let superblock = on_executor(|_| async move { probe(&wreck).await })?.map_err(|error| error.to_string())?;
+        let live = live_log(specimen, &superblock);
+        let mut places = Places::default();
+        places.take_log(specimen, &superblock, &live);
+        places.take_tables(specimen, superblock.seed());
+        places.take_generations(specimen);
+        for (&lba, content) in &specimen.found {
+            if matches!(content, Content::Version(_)) && !places.records.contains_key(&lba) {
+                return Err(format!("block {lba} holds {content:?}, and its record is nowhere"));
+            }
+        }
+        places.hot = places.records.values().flatten().chain(places.data.values()).map(|range| range.0).collect();
+        places.hot.sort_unstable();
+        Ok(places)
+    }
+
+    fn take_log(&mut self, specimen: &Specimen, superblock: &Superblock, live: &[Live]) {
+        // The newest record of a block that describes what it holds, by sequence number.
+        let mut newest: BTreeMap<Lba, (u64, [u8; RECORD_BYTES])> = BTreeMap::new();
+        for sector in live {
+            for bytes in &sector.records {
+                let Ok(run) = RecordRun::decode(bytes, superblock.seed()) else { continue };
+                for record in run.records() {
+                    let is_newer = newest.get(&record.lba).is_none_or(|(sequence, _)| *sequence < sector.sequence);
+                    if is_newer && describes(specimen, &record) {
+                        newest.insert(record.lba, (sector.sequence, *bytes));
+                    }
+                }
+            }
+        }
+        for sector in live {
+            for bytes in &sector.records {
+                let Ok(run) = RecordRun::decode(bytes, superblock.seed()) else { continue };
+                for record in run.records() {
+                    if newest.get(&record.lba).is_some_and(|(_, due)| due == bytes) {
+                        self.note(specimen, &record, sector.range);
+                        if !sector.is_durable {
+                            self.window.insert(record.lba);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Records elsewhere than in the log. One of a block that reads as zeroes counts only if the log has none.
+    fn take_tables(&mut self, specimen: &Specimen, seed: Seed) {
+        let in_log: BTreeSet<Lba> = self.records.keys().copied().collect();
+        let is_log = |region: &&Region| matches!(region.kind, RegionKind::Log(_) | RegionKind::Unused);
+        for region in specimen.layout.regions().iter().filter(|region| !is_log(region)) {
+            let bytes = &specimen.image[region.start as usize..region.end as usize];
+            for (at, cell) in (region.start..).step_by(RECORD_BYTES).zip(bytes.as_chunks::<RECORD_BYTES>().0) {
+                let raw = Record::decode_unchecked(cell);
+                if raw.generation == 0 || raw.lba.get() >= specimen.shape.capacity_blocks {
+                    continue;
+                }
+                let Ok(record) = Record::decode(cell, seed) else { continue };
+                let counts = record.kind == Kind::Stored || !in_log.contains(&record.lba);
+                if counts && describes(specimen, &record) {
+                    self.note(specimen, &record, (at, at + RECORD_BYTES as u64));
+                }
+            }
+        }
+    }
+
+    fn take_generations(&mut self, specimen: &Specimen) {
+        for lba in specimen.found.keys() {
+            let places = specimen.layout.generation_places(*lba);
+            self.generations.insert(*lba, places.into_iter().map(|at| (at, at + GENERATION_BYTES)).collect());
+        }
+    }
+
+    fn note(&mut self, specimen: &Specimen, record: &Record, place: Range) {
+        let places = self.records.entry(record.lba).or_default();
+        if !places.contains(&place) {
+            places.push(place);
+        }
+        if let (Kind::Stored, Some(range)) = (record.kind, slot(specimen, record)) {
+            self.data.insert(record.lba, range);
+        }
+    }
+
+    /// The blocks that a damage to these bytes may cost.
+    pub fn allowed(&self, hits: &[Range]) -> BTreeSet<Lba> {
+        let is_hit = |range: &Range| hits.iter().any(|hit| meet(*hit, *range));
+        let all_hit = |(_, places): &(&Lba, &Vec<Range>)| places.iter().all(is_hit);
+        let records = self.records.iter().filter(all_hit).map(|(lba, _)| *lba);
+        let generations = self.generations.iter().filter(all_hit).map(|(lba, _)| *lba);
+        let data = self.data.iter().filter(|(_, range)| is_hit(range)).map(|(lba, _)| *lba);
+        records.chain(generations).chain(data).collect()
+    }
+
+    /// Where records and data begin that are in use and lie in this region.
+    pub fn hot(&self, region: &Region) -> &[u64] {
+        let first = self.hot.partition_point(|at| *at < region.start);
+        let end = self.hot.partition_point(|at| *at < region.end);
+        &self.hot[first..end]
+    }
+}
+
+/// The sectors of the log that count after a crash, of all its copies.
+fn live_log(specimen: &Specimen, superblock: &Superblock) -> Vec<Live> {
+    let sector_bytes = specimen.shape.sector_bytes as usize;
+    let (mut live, mut mark) = (Vec::new(), superblock.log_tail);
+    for region in specimen.layout.regions().iter().filter(|region| matches!(region.kind, RegionKind::Log(_))) {
+        let bytes = &specimen.image[region.start as usize..region.end as usize];
+        for (at, sector) in (region.start..).step_by(sector_bytes).zip(bytes.chunks_exact(sector_bytes)) {
+            let Ok(found) = LogSector::decode(sector, superblock.seed()) else { continue };
+            if found.header.sequence < superblock.log_tail {
+                continue;
+            }
+            mark = mark.max(found.header.durable);
+            // The records that it repeats are in two places.
+            for (back, records) in [(0, found.records()), (1, found.repeats())] {
+                live.push(Live {
+                    range: (at, at + sector_bytes as u64),
+                    sequence: found.header.sequence.saturating_sub(back),
+                    is_durable: false,
+                    records: records.to_vec(),
+                });
+            }
+        }
+    }
+    live.iter_mut().for_each(|sector| sector.is_durable = sector.sequence < mark);
+    live
+}
+
+/// Whether a record says what its block holds.
+fn describes(specimen: &Specimen, record: &Record) -> bool {
+    let (Some(&content), Some(format)) = (specimen.found.get(&record.lba), specimen.shape.protection) else {
+        return false;
+    };
+    match (record.kind, content) {
+        (Kind::Deallocated, Content::Zero) | (Kind::Uncorrectable, Content::Unreadable) => true,
+        (Kind::Stored, Content::Version(version)) => {
+            let Some((start, end)) = slot(specimen, record) else { return false };
+            let data = &specimen.image[start as usize..end as usize];
+            specimen.patterns.recognise(record.lba, data) == Some(content)
+                && specimen.patterns.sealed(Extent::one(record.lba), version).tags()[..] == *record.tags(format)
+        }
+        _ => false,
+    }
+}
+
+/// Where the data of a record lie.
+fn slot(specimen: &Specimen, record: &Record) -> Option<Range> {
+    let layout = &specimen.layout;
+    let zone = layout.zone(layout.zone_of(record.lba)).filter(|zone| record.slot < zone.slots)?;
+    let start = zone.slots_offset + (u64::from(record.slot) << layout.block_size().shift());
+    Some((start, start + layout.block_size().bytes() as u64))
+}

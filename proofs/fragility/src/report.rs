@@ -1,0 +1,237 @@
+//! What all trials gave: a line for each region, damage and state.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+
+use crate::damage::{Cell, How, Reach, Target};
+use crate::specimen::State;
+use crate::trial::Outcome;
+
+/// A line of the table.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Key {
+    /// Where and what.
+    pub cell: Cell,
+    /// In which state.
+    pub state: State,
+    /// Bytes of a sector.
+    pub sector_bytes: u32,
+}
+
+/// What the trials of a line gave.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Line {
+    /// Trials.
+    pub trials: u64,
+    /// Of which the volume did not open for reading.
+    pub refused: u64,
+    /// Of which it opened for reading and could not be written to.
+    pub unwritable: u64,
+    /// Of which a block had bytes that nobody wrote, or read as never written.
+    pub wrong: u64,
+    /// Of which a block had an older content.
+    pub stale: u64,
+    /// Of which a block of the last commit before a crash had an older content.
+    pub window: u64,
+    /// Of which a 16-bit guard was met by chance.
+    pub collisions: u64,
+    /// Of which a block was lost that need not be.
+    pub beyond: u64,
+    /// Blocks lost at most.
+    pub worst: u64,
+    /// Blocks that could be lost at most.
+    pub bound: u64,
+    /// Trials in which something was found that must not be.
+    pub broken: u64,
+}
+
+impl Line {
+    /// Adds a trial.
+    pub fn take(&mut self, outcome: &Outcome, is_broken: bool) {
+        self.trials += 1;
+        self.refused += u64::from(outcome.refused.is_some());
+        self.unwritable += u64::from(outcome.refused.is_none() && outcome.unwritable.is_some());
+        self.wrong += u64::from(outcome.wrong > 0);
+        self.stale += u64::from(outcome.stale > 0);
+        self.window += u64::from(outcome.window > 0);
+        self.collisions += u64::from(outcome.collisions > 0);
+        self.beyond += u64::from(outcome.beyond > 0);
+        self.worst = self.worst.max(outcome.lost);
+        self.bound = self.bound.max(outcome.bound);
+        self.broken += u64::from(is_broken);
+    }
+
+    /// Adds other trials.
+    pub fn join(&mut self, other: &Line) {
+        self.trials += other.trials;
+        self.refused += other.refused;
+        self.unwritable += other.unwritable;
+        self.wrong += other.wrong;
+        self.stale += other.stale;
+        self.window += other.window;
+        self.collisions += other.collisions;
+        self.beyond += other.beyond;
+        self.worst = self.worst.max(other.worst);
+        self.bound = self.bound.max(other.bound);
+        self.broken += other.broken;
+    }
+}
+
+/// Older contents that cannot be told from newer ones, which is said in the format: the record and every copy of the generation of
+/// a block put back together.
+pub fn is_named(cell: Cell, outcome: &Outcome) -> bool {
+    let only_stale = outcome.refused.is_none()
+        && outcome.unwritable.is_none()
+        && outcome.wrong == 0
+        && outcome.beyond == 0
+        && outcome.stale > 0;
+    only_stale && cell.target == Target::Tables && cell.how == How::Stale
+}
+
+/// All trials.
+#[derive(Clone, Default, Debug)]
+pub struct Report {
+    lines: BTreeMap<Key, Line>,
+}
+
+impl Report {
+    /// Adds a trial.
+    pub fn take(&mut self, key: Key, outcome: &Outcome) -> bool {
+        let is_broken = !outcome.findings.is_empty() && !is_named(key.cell, outcome);
+        self.lines.entry(key).or_default().take(outcome, is_broken);
+        is_broken
+    }
+
+    /// Adds other trials.
+    pub fn join(&mut self, other: &Report) {
+        for (key, line) in &other.lines {
+            self.lines.entry(*key).or_default().join(line);
+        }
+    }
+
+    /// All trials in one line.
+    pub fn total(&self) -> Line {
+        self.sum(|_| true)
+    }
+
+    fn sum(&self, of: impl Fn(&Key) -> bool) -> Line {
+        let mut sum = Line::default();
+        self.lines.iter().filter(|(key, _)| of(key)).for_each(|(_, line)| sum.join(line));
+        sum
+    }
+
+    /// The table, in Markdown: a line for each region and damage; with `states`, one for each state of the volume too.
+    pub fn table(&self, states: bool) -> String {
+        let mut text = head();
+        let cells: BTreeSet<(Target, Reach, How)> =
+            self.lines.keys().map(|Key { cell, .. }| (cell.target, cell.reach, cell.how)).collect();
+        for (target, reach, how) in cells {
+            let cell = Cell { target, reach, how };
+            let (place, damage) = (cell.target.to_string(), cell.damage());
+            for state in State::ALL.iter().filter(|_| states) {
+                let is = |key: &Key| key.cell == cell && key.state == *state;
+                self.row(&mut text, &format!("{place} | {damage}, {state}"), is);
+            }
+            if !states {
+                self.row(&mut text, &format!("{place} | {damage}"), |key| key.cell == cell);
+            }
+        }
+        text
+    }
+
+    /// The same with all copies of a region, and all that is done to as many bytes, in one line.
+    pub fn summary(&self) -> String {
+        let mut text = head();
+        let class = |key: &Key| (key.cell.target.class(), key.cell.reach, key.cell.how == How::Flipped);
+        let mut places: Vec<_> = self.lines.keys().map(class).collect();
+        places.dedup();
+        let mut seen = BTreeSet::new();
+        places.retain(|place| seen.insert(*place));
+        places.sort_by_key(|(place, reach, is_bit)| (first_of(self, place), *reach, !is_bit));
+        for place in places {
+            let damage = match place {
+                (_, _, true) => "one bit",
+                (_, Reach::Sector, _) => "one sector",
+                (_, Reach::Run, _) => "64 KiB",
+            };
+            self.row(&mut text, &format!("{} | {damage}", place.0), |key| class(key) == place);
+        }
+        text
+    }
+
+    fn row(&self, text: &mut String, name: &str, is: impl Fn(&Key) -> bool) {
+        let line = self.sum(&is);
+        if line.trials == 0 {
+            return;
+        }
+        let loss = |sector_bytes| {
+            let line = self.sum(|key| is(key) && key.sector_bytes == sector_bytes);
+            match line.trials {
+                0 => "-".to_owned(),
+                _ if line.beyond > 0 => format!("**{}** ({})", line.worst, line.bound),
+                _ => format!("{} ({})", line.worst, line.bound),
+            }
+        };
+        let Line { trials, refused, unwritable, wrong, stale, window, .. } = line;
+        // Writing to a String does not fail.
+        let _ = writeln!(
+            text,
+            "| {name} | {trials} | {refused} | {unwritable} | {wrong} | {stale} | {window} | {} | {} |",
+            loss(512),
+            loss(4096)
+        );
+    }
+}
+
+/// Where among all regions those of this name come first.
+fn first_of(report: &Report, class: &str) -> Option<usize> {
+    report.lines.keys().position(|key| key.cell.target.class() == class)
+}
+
+fn head() -> String {
+    String::from(
+        "| where | damage | trials | not read | not written | wrong | older | of the last commit | lost of 512 | lost of 4096 |\n\
+         | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sealblock_media_volume::format::RegionKind;
+
+    const LOG: Cell = Cell { target: Target::Region(RegionKind::Log(0)), reach: Reach::Run, how: How::Zeroed };
+
+    fn key(cell: Cell, state: State) -> Key {
+        Key { cell, state, sector_bytes: 512 }
+    }
+
+    #[test]
+    fn lines_add_up_and_the_worst_counts() {
+        let mut report = Report::default();
+        let fine = Outcome { lost: 3, bound: 4, ..Outcome::default() };
+        let bad = Outcome { lost: 9, bound: 1, beyond: 8, findings: vec!["lost".to_owned()], ..Outcome::default() };
+        assert!(!report.take(key(LOG, State::Clean), &fine));
+        assert!(report.take(key(LOG, State::Torn), &bad));
+        let total = report.total();
+        assert_eq!((total.trials, total.broken, total.worst, total.bound), (2, 1, 9, 4));
+        assert!(report.table(false).contains("| log 0 | 64 KiB zeroed | 2 | 0 | 0 | 0 | 0 | 0 | **9** (4) | - |"));
+        assert_eq!(report.table(true).lines().count(), 4);
+        let other = Cell { target: Target::Region(RegionKind::Log(1)), how: How::Stale, ..LOG };
+        report.take(key(other, State::Idle), &Outcome::default());
+        assert_eq!(report.table(false).lines().count(), 4);
+        assert!(
+            report.summary().ends_with("| log | 64 KiB | 3 | 0 | 0 | 0 | 0 | 0 | **9** (4) | - |\n"),
+            "all copies in one"
+        );
+    }
+
+    #[test]
+    fn an_older_content_is_named_where_record_and_generations_went_back_together_and_nowhere_else() {
+        let stale = Outcome { stale: 2, findings: vec!["older".to_owned()], ..Outcome::default() };
+        let tables = Cell { target: Target::Tables, reach: Reach::Sector, how: How::Stale };
+        assert!(is_named(tables, &stale) && !is_named(LOG, &stale));
+        assert!(!is_named(tables, &Outcome { wrong: 1, ..stale.clone() }));
+        assert!(!is_named(Cell { how: How::Zeroed, ..tables }, &stale));
+    }
+}

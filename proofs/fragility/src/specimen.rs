@@ -1,0 +1,385 @@
+//! A volume in a known state: made on the simulator's disk, used, and stopped. Everything follows from one seed.
+//!
+//! A volume lives through several machines, each opening what the one before left, and its bytes are kept after each: they
+//! are what stale sectors are taken from. The last machine stops in the state that is asked for.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::rc::Rc;
+use std::time::Duration;
+
+use sealblock_block::{Device, Durability, Operation, Stack};
+use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
+use sealblock_media_volume::format::Layout;
+use sealblock_simulator::checker::{Content, Patterns};
+use sealblock_simulator::disk::{Behaviour, Image, SimDisk, Survival};
+use sealblock_simulator::executor::{Ended, Executor, RunLimits};
+use sealblock_simulator::random::Random;
+use sealblock_simulator::system::{Resizing, Session, Shape, System, Volumes};
+use sealblock_simulator::trace::Trace;
+use sealblock_units::{BlockSize, Extent, Lba};
+
+use crate::look::{Seen, look};
+use crate::medium::Wreck;
+use crate::model::Model;
+use crate::places::Places;
+
+/// How much one machine may do before it counts as stuck.
+pub const LIMITS: RunLimits = RunLimits { steps: 20_000_000, seconds: 3600 };
+/// Blocks changed by one request at most.
+const MOST_AT_ONCE: u64 = 48;
+/// Time after which a volume that is left alone has brought its tables up to date.
+pub const IDLE: Duration = Duration::from_secs(60);
+/// Bytes of a volume that has bitmap pages, and is looked at only where it was written to.
+const LARGE_BYTES: u64 = 514 << 20;
+
+/// The state in which a volume is damaged.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum State {
+    /// Closed.
+    Clean,
+    /// In use and left alone: the log is empty, the volume was not closed.
+    Idle,
+    /// The power went with flushed writes in the log, and no others.
+    Crashed,
+    /// The power went in the middle of writes and of a commit.
+    Torn,
+}
+
+impl State {
+    /// All of them.
+    pub const ALL: [State; 4] = [State::Clean, State::Idle, State::Crashed, State::Torn];
+}
+
+impl fmt::Display for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            State::Clean => "clean",
+            State::Idle => "idle",
+            State::Crashed => "crashed",
+            State::Torn => "torn",
+        })
+    }
+}
+
+/// A volume in a state, and all that is known of it.
+pub struct Specimen {
+    /// How it stopped.
+    pub state: State,
+    /// Its shape.
+    pub shape: Shape,
+    /// Where everything lies.
+    pub layout: Layout,
+    /// What makes and recognises contents.
+    pub patterns: Patterns,
+    /// What its blocks may hold.
+    pub model: Model,
+    /// Its bytes.
+    pub image: Rc<Vec<u8>>,
+    /// What it was before, oldest first.
+    pub earlier: Vec<Vec<u8>>,
+    /// What its blocks hold: as far as a crash left a choice, what came of it.
+    pub found: BTreeMap<Lba, Content>,
+    /// Where records and data lie.
+    pub places: Places,
+    /// The blocks that are looked at: all, or those of a large volume that were changed and some others.
+    pub watched: Vec<Extent>,
+}
+
+impl Specimen {
+    /// Makes the volume of this seed.
+    ///
+    /// # Errors
+    /// When the volume itself, undamaged, is not as it should be.
+    pub fn make(seed: u64, state: State, large: bool) -> Result<Specimen, String> {
+        Specimen::grown(seed, state, large, &[])
+    }
+
+    /// The same of a volume that was created with the first of these shares of its blocks, in percent, and resized to the others, and
+    /// to all, before it was used.
+    ///
+    /// # Errors
+    /// As [`Specimen::make`].
+    pub fn grown(seed: u64, state: State, large: bool, shares: &[u64]) -> Result<Specimen, String> {
+        let random = Random::new(seed);
+        let shape = draw_shape(&random, large);
+        let mut sizes = shares.iter().map(|share| (shape.capacity_blocks * share / 100).max(1));
+        let created = Shape { capacity_blocks: sizes.next().unwrap_or(shape.capacity_blocks), ..shape };
+        let mut layout = Layout::new(shape.block_size, shape.sector_bytes, created.capacity_blocks)
+            .map_err(|error| error.to_string())?;
+        let patterns = Patterns::new(seed, shape.block_size, shape.protection);
+        let image = Image::blank(shape.sector_bytes, layout.medium_bytes());
+        let model = Rc::new(RefCell::new(Model::new(shape.capacity_blocks)));
+        let mut life = Life { shape, patterns, model, version: 1, image, random };
+        life.create(created)?;
+        for size in sizes.chain((!shares.is_empty()).then_some(shape.capacity_blocks)) {
+            layout = life.resize(&layout, size)?;
+        }
+        let mut earlier = Vec::new();
+        let machines = life.random.between(2, 4);
+        for machine in 0..machines {
+            life.live(machine == 0, *life.random.pick(&[State::Clean, State::Clean, State::Crashed, State::Idle]))?;
+            earlier.push(flatten(&life.image));
+        }
+        life.live(false, state)?;
+        let model = life.model.borrow().clone();
+        let watched = watched(&model, large, &life.random);
+        let mut specimen = Specimen {
+            state,
+            shape,
+            layout,
+            patterns,
+            model,
+            image: Rc::new(flatten(&life.image)),
+            earlier,
+            found: BTreeMap::new(),
+            places: Places::default(),
+            watched,
+        };
+        specimen.found = specimen.control()?;
+        specimen.places = Places::find(&specimen)?;
+        Ok(specimen)
+    }
+
+    /// Opens the undamaged volume: every block must be as the model permits.
+    fn control(&self) -> Result<BTreeMap<Lba, Content>, String> {
+        let wreck = Wreck::new(&self.image, self.shape.sector_bytes, true);
+        let seen = look(self, &wreck).map_err(|error| format!("the undamaged volume does not open: {error}"))?;
+        let mut found = BTreeMap::new();
+        for (lba, seen) in seen.blocks {
+            let content = match seen {
+                Seen::Content(content) => content,
+                Seen::Lost(_) if self.model.permits(lba, Content::Unreadable) => Content::Unreadable,
+                other => return Err(format!("block {lba} of the undamaged volume: {other:?}")),
+            };
+            if !self.model.permits(lba, content) {
+                let permitted = self.model.permitted(lba);
+                return Err(format!("block {lba} of the undamaged volume holds {content:?}, not {permitted:?}"));
+            }
+            found.insert(lba, content);
+        }
+        Ok(found)
+    }
+}
+
+impl fmt::Display for Specimen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}", self.state, self.shape)
+    }
+}
+
+fn draw_shape(random: &Random, large: bool) -> Shape {
+    let shapes = [(BlockSize::B512, 512), (BlockSize::B4096, 512), (BlockSize::B4096, 4096), (BlockSize::B4096, 4096)];
+    let (block_size, sector_bytes) = if large { (BlockSize::B4096, 4096) } else { *random.pick(&shapes) };
+    let capacity_blocks = match (large, block_size, sector_bytes) {
+        (true, ..) => LARGE_BYTES >> block_size.shift(),
+        // A page has 256 blocks of either size where sectors have 512 bytes, and 2,048 where they have 4096.
+        (_, BlockSize::B512, _) => random.between(2048, 6000),
+        (_, _, 512) => random.between(256, 1024),
+        _ => random.between(400, 2600),
+    };
+    let guards = [GuardKind::Crc16, GuardKind::Crc32c, GuardKind::Crc32c, GuardKind::Crc64];
+    let protection = PiFormat::with_default_storage_tag(*random.pick(&guards), *random.pick(&ProtectionType::ALL));
+    let mut uuid = [0; 16];
+    uuid[..8].copy_from_slice(&random.word().to_le_bytes());
+    Shape {
+        block_size,
+        sector_bytes,
+        capacity_blocks,
+        protection: Some(protection),
+        cache_bytes: 1 << 20,
+        uuid,
+        idle_us: 100_000,
+    }
+}
+
+fn flatten(image: &Image) -> Vec<u8> {
+    let mut bytes = vec![0; image.len_bytes() as usize];
+    let sector_bytes = image.sector_bytes() as usize;
+    for (sector, content) in image.visible() {
+        bytes[sector as usize * sector_bytes..][..sector_bytes].copy_from_slice(content);
+    }
+    bytes
+}
+
+fn watched(model: &Model, large: bool, random: &Random) -> Vec<Extent> {
+    const AT_ONCE: u64 = 64;
+    let all = (0..model.blocks()).step_by(AT_ONCE as usize);
+    let pieces = all.filter_map(|first| Extent::from_raw(first, AT_ONCE.min(model.blocks() - first)).ok());
+    pieces.filter(|piece| !large || random.chance(2) || piece.iter().any(|lba| model.is_touched(lba))).collect()
+}
+
+/// A volume through its machines.
+struct Life {
+    shape: Shape,
+    patterns: Patterns,
+    model: Rc<RefCell<Model>>,
+    version: u64,
+    image: Image,
+    random: Random,
+}
+
+impl Life {
+    /// Runs one machine on the disk; then its power is cut in the way given.
+    fn on<T: 'static, F: Future<Output = Result<T, String>> + 'static>(
+        &mut self,
+        survival: Survival,
+        work: impl FnOnce(SimDisk, Executor) -> F,
+    ) -> Result<T, String> {
+        let executor = Executor::new(self.random.fork("schedule"), Trace::default());
+        let image = std::mem::replace(&mut self.image, Image::blank(512, 0));
+        let disk = SimDisk::new(image, Behaviour::default(), &executor, self.random.fork("disk"), Trace::default());
+        let ended = executor.run(LIMITS, work(disk.clone(), executor.clone()));
+        self.image = disk.power_off(survival, &self.random.fork("survival"));
+        match ended {
+            Ended::Finished(result) => result,
+            Ended::Halted => Err("the machine was halted".to_owned()),
+            Ended::Stuck(stuck) => Err(stuck.to_string()),
+        }
+    }
+
+    fn create(&mut self, shape: Shape) -> Result<(), String> {
+        self.on(Survival::Everything, move |disk, _| Volumes::default().create(disk, shape))
+    }
+
+    /// Changes the size; where everything lies then.
+    fn resize(&mut self, before: &Layout, capacity_blocks: u64) -> Result<Layout, String> {
+        let resize = move |disk, executor| Volumes::default().resize(disk, executor, capacity_blocks);
+        match self.on(Survival::Nothing, resize)? {
+            Resizing::Done => before.with_capacity(capacity_blocks).map_err(|error| error.to_string()),
+            other => Err(format!("the volume was not resized: {other:?}")),
+        }
+    }
+
+    /// One machine: opens what is there, changes blocks, and stops.
+    fn live(&mut self, is_first: bool, ends: State) -> Result<(), String> {
+        let survival = match ends {
+            State::Clean | State::Idle | State::Crashed => Survival::Nothing,
+            State::Torn => *self.random.pick(&[
+                Survival::Coin { percent: 30 },
+                Survival::Coin { percent: 70 },
+                Survival::Everything,
+                Survival::Prefix,
+            ]),
+        };
+        let (shape, patterns, model) = (self.shape, self.patterns, Rc::clone(&self.model));
+        let host = Host { patterns, model, version: self.version, random: self.random.fork("host") };
+        self.version = self.on(survival, move |disk, executor| async move {
+            let session = Volumes::default().open(disk, executor.clone(), shape, false).await?;
+            host.work(session, executor, is_first, ends).await
+        })?;
+        Ok(())
+    }
+}
+
+/// The only user of the volume.
+struct Host {
+    patterns: Patterns,
+    model: Rc<RefCell<Model>>,
+    version: u64,
+    random: Random,
+}
+
+impl Host {
+    async fn work(mut self, session: Session, executor: Executor, is_first: bool, ends: State) -> Result<u64, String> {
+        let Session { stack, close, .. } = session;
+        self.learn(&stack).await?;
+        if is_first {
+            self.fill(&stack).await?;
+        }
+        for _ in 0..self.random.between(1, 6) {
+            for _ in 0..self.random.between(1, 12) {
+                self.change(&stack).await?;
+            }
+            self.flush(&stack).await?;
+        }
+        match ends {
+            State::Clean => close.await?,
+            State::Idle => executor.delay(IDLE).await,
+            // Some are left alone for a moment, shorter than it takes to bring the tables up to date.
+            State::Crashed => executor.delay(Duration::from_millis(self.random.below(2) * 1000)).await,
+            State::Torn => {
+                for _ in 0..self.random.between(1, 20) {
+                    self.change(&stack).await?;
+                }
+                let flushed = stack.clone();
+                drop(executor.spawn("flush", async move { flushed.execute(Operation::Flush).await }));
+                executor.delay(Duration::from_micros(self.random.below(600))).await;
+            }
+        }
+        Ok(self.version)
+    }
+
+    /// Takes what is there for what is there: a crash may have kept or dropped what was not flushed.
+    async fn learn(&self, stack: &Stack) -> Result<(), String> {
+        let blocks = self.model.borrow().blocks();
+        for lba in (0..blocks).map(Lba::new) {
+            if self.model.borrow().permitted(lba).len() > 1 {
+                let extent = Extent::one(lba);
+                let content = match crate::look::read(stack, extent).await {
+                    Ok(data) => self.patterns.contents(extent, &data)?[0],
+                    Err(_) => Content::Unreadable,
+                };
+                self.model.borrow_mut().found(lba, content);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes most of the volume once, in order, as a copy would.
+    async fn fill(&mut self, stack: &Stack) -> Result<(), String> {
+        let blocks = self.model.borrow().blocks().min(8192);
+        let end = blocks * self.random.between(30, 100) / 100;
+        let mut at = self.random.below(blocks / 8);
+        while at < end {
+            let length = self.random.between(1, 4 * MOST_AT_ONCE).min(end - at);
+            self.write(stack, extent(at, length)?).await?;
+            // Some blocks are never written.
+            at += length + if self.random.chance(20) { self.random.below(MOST_AT_ONCE) } else { 0 };
+        }
+        self.flush(stack).await
+    }
+
+    async fn change(&mut self, stack: &Stack) -> Result<(), String> {
+        let blocks = self.model.borrow().blocks();
+        let length = if self.random.chance(50) { 1 } else { self.random.between(1, MOST_AT_ONCE) };
+        // Now and then far out, mostly where all the others are.
+        let near = if self.random.chance(5) { blocks } else { blocks.min(8192) };
+        let extent = extent(self.random.below(near - length), length)?;
+        match self.random.below(20) {
+            0 => {
+                let operation = Operation::WriteZeroes { extent, may_unmap: true, durability: Durability::Volatile };
+                stack.execute(operation).await.map_err(|error| error.to_string())?;
+                self.model.borrow_mut().change(extent, Content::Zero);
+            }
+            1 if self.random.chance(20) => {
+                let extent = Extent::one(extent.start());
+                let operation = Operation::WriteUncorrectable { extent, durability: Durability::Volatile };
+                stack.execute(operation).await.map_err(|error| error.to_string())?;
+                self.model.borrow_mut().change(extent, Content::Unreadable);
+            }
+            _ => self.write(stack, extent).await?,
+        }
+        Ok(())
+    }
+
+    async fn write(&mut self, stack: &Stack, extent: Extent) -> Result<(), String> {
+        self.version += 1;
+        let data = self.patterns.sealed(extent, self.version);
+        // What was asked for may be there even if nobody heard an answer.
+        self.model.borrow_mut().change(extent, Content::Version(self.version));
+        let operation = Operation::Write { extent, data, durability: Durability::Volatile };
+        stack.execute(operation).await.map(drop).map_err(|error| error.to_string())
+    }
+
+    async fn flush(&self, stack: &Stack) -> Result<(), String> {
+        stack.execute(Operation::Flush).await.map_err(|error| error.to_string())?;
+        self.model.borrow_mut().flushed();
+        Ok(())
+    }
+}
+
+fn extent(start: u64, blocks: u64) -> Result<Extent, String> {
+    Extent::from_raw(start, blocks).map_err(|error| error.to_string())
+}

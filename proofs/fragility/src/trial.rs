@@ -1,0 +1,386 @@
+//! One trial: a volume, one damage, and what becomes of it, read only and in use.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use sealblock_block::{Device, Durability, Operation, Stack};
+use sealblock_simulator::checker::Content;
+use sealblock_simulator::executor::Executor;
+use sealblock_simulator::random::Random;
+use sealblock_units::{Extent, Lba};
+
+use crate::damage::Damage;
+use crate::look::{Judge, Looked, Open, Seen, look, on_executor, start};
+use crate::medium::Wreck;
+use crate::specimen::{IDLE, Specimen};
+
+/// First version of what a trial writes: above all that its volume ever held.
+const FIRST_VERSION: u64 = 1 << 32;
+/// Blocks that one write of a trial changes at most.
+const MOST_AT_ONCE: u64 = 16;
+
+/// What a block turned out to be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Verdict {
+    /// As the model permits.
+    Right,
+    /// An error.
+    Lost,
+    /// Content that the block had before.
+    Stale,
+    /// As [`Verdict::Stale`], of a block written by the last commit before a crash.
+    Window,
+    /// Bytes that a 16-bit guard cannot tell from the right ones.
+    Collision,
+    /// Anything else.
+    Wrong(String),
+}
+
+/// What a trial found.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome {
+    /// Why the volume did not open for reading.
+    pub refused: Option<String>,
+    /// Why it did not open for writing, or took no writes.
+    pub unwritable: Option<String>,
+    /// Blocks with bytes that nobody wrote, or that read as never written.
+    pub wrong: u64,
+    /// Blocks with content that they had before the last flush.
+    pub stale: u64,
+    /// As `stale`, within the last commit before a crash.
+    pub window: u64,
+    /// Blocks that a 16-bit guard takes for right.
+    pub collisions: u64,
+    /// Blocks that cannot be read.
+    pub lost: u64,
+    /// Blocks that may be lost.
+    pub bound: u64,
+    /// Blocks lost that may not be.
+    pub beyond: u64,
+    /// Everything that must not be, in words.
+    pub findings: Vec<String>,
+}
+
+struct Trial<'a> {
+    specimen: &'a Specimen,
+    damage: &'a Damage,
+    /// The blocks that the damage may cost.
+    allowed: BTreeSet<Lba>,
+    outcome: Outcome,
+}
+
+/// Runs a trial. What is random in it follows from `random`.
+pub fn run(specimen: &Specimen, damage: &Damage, random: &Random) -> Outcome {
+    let allowed = specimen.places.allowed(&damage.ranges);
+    let mut trial = Trial { specimen, damage, allowed, outcome: Outcome::default() };
+    let wreck = Wreck::new(&specimen.image, specimen.shape.sector_bytes, true);
+    damage.inflict(specimen, &wreck);
+    let before = trial.read_only(&wreck);
+    trial.in_use(&wreck.fork(false), before.as_ref(), random);
+    trial.outcome
+}
+
+impl Trial<'_> {
+    fn finding(&mut self, what: String) {
+        const MOST: usize = 8;
+        if self.outcome.findings.len() < MOST {
+            self.outcome.findings.push(what);
+        }
+    }
+
+    /// Opens the volume for reading, which must work, and reads everything.
+    fn read_only(&mut self, wreck: &Wreck) -> Option<BTreeMap<Lba, Verdict>> {
+        let looked = match look(self.specimen, wreck) {
+            Ok(looked) => looked,
+            Err(why) => {
+                self.finding(format!("does not open for reading: {why}"));
+                self.outcome.refused = Some(why);
+                return None;
+            }
+        };
+        if wreck.changes() > 0 {
+            self.finding("a reader wrote".to_owned());
+        }
+        let verdicts = self.verdicts(&looked);
+        self.count(&verdicts);
+        self.check_names(&looked);
+        Some(verdicts)
+    }
+
+    /// Verify names the blocks that cannot be read, and no others.
+    fn check_names(&mut self, looked: &Looked) {
+        let failed = looked.blocks.iter().filter(|(_, seen)| matches!(seen, Seen::Lost(_)));
+        let failed: BTreeSet<Lba> = failed.map(|(lba, _)| *lba).collect();
+        if let Some(lba) = failed.symmetric_difference(&looked.named).next() {
+            let (reads, verify) = (failed.contains(lba), looked.named.contains(lba));
+            self.finding(format!("block {lba}: the read fails: {reads}; Verify names it: {verify}"));
+        }
+    }
+
+    fn verdicts(&self, looked: &Looked) -> BTreeMap<Lba, Verdict> {
+        looked.blocks.iter().map(|(lba, seen)| (*lba, self.verdict(*lba, seen))).collect()
+    }
+
+    fn verdict(&self, lba: Lba, seen: &Seen) -> Verdict {
+        let model = &self.specimen.model;
+        match seen {
+            Seen::Content(content) if model.permits(lba, *content) => Verdict::Right,
+            Seen::Lost(_) if model.permits(lba, Content::Unreadable) => Verdict::Right,
+            Seen::Lost(_) => Verdict::Lost,
+            Seen::Collision => Verdict::Collision,
+            Seen::Foreign(why) => Verdict::Wrong(why.clone()),
+            Seen::Content(content) if !model.held(lba, *content) => Verdict::Wrong(format!("block {lba}: {content:?}")),
+            Seen::Content(_) if self.is_in_window(lba) => Verdict::Window,
+            Seen::Content(Content::Zero) if !self.damage.is_stale() => {
+                Verdict::Wrong(format!("block {lba}: reads as never written"))
+            }
+            Seen::Content(_) => Verdict::Stale,
+        }
+    }
+
+    /// Whether damage to this block cannot be told from a write that never arrived: it is one of the last commit, and its
+    /// data, or every place of its record, were hit.
+    fn is_in_window(&self, lba: Lba) -> bool {
+        self.specimen.places.window.contains(&lba) && self.allowed.contains(&lba)
+    }
+
+    fn count(&mut self, verdicts: &BTreeMap<Lba, Verdict>) {
+        self.outcome.bound = self.allowed.len() as u64;
+        for (lba, verdict) in verdicts {
+            match verdict {
+                Verdict::Right => {}
+                Verdict::Collision => self.outcome.collisions += 1,
+                Verdict::Window => self.outcome.window += 1,
+                Verdict::Lost => {
+                    self.outcome.lost += 1;
+                    self.outcome.beyond += u64::from(!self.allowed.contains(lba));
+                }
+                Verdict::Stale => {
+                    self.outcome.stale += 1;
+                    self.finding(format!("block {lba}: an older content"));
+                }
+                Verdict::Wrong(why) => {
+                    self.outcome.wrong += 1;
+                    self.finding(why.clone());
+                }
+            }
+        }
+        if self.outcome.beyond > 0 {
+            let Outcome { lost, bound, beyond, .. } = self.outcome;
+            self.finding(format!("{lost} blocks lost, {beyond} of them without need; {bound} may be lost"));
+        }
+    }
+
+    /// Opens the volume for writing, which must work, writes some, ends in one way or another, and looks again.
+    fn in_use(&mut self, wreck: &Wreck, before: Option<&BTreeMap<Lba, Verdict>>, random: &Random) {
+        let (judge, watched) = (Judge::of(self.specimen), self.specimen.watched.clone());
+        let host = Host::draw(self.specimen, random);
+        let (disk, writes) = (wreck.clone(), host.writes.clone());
+        let used = on_executor(move |executor| async move {
+            let session = start(&disk, &executor, false).await?;
+            let looked = judge.look(&session.stack, &watched).await;
+            host.work(session, &judge, &executor).await.map(|()| looked)
+        });
+        let looked = match used.and_then(|used| used) {
+            Ok(looked) => looked,
+            Err(why) => {
+                self.finding(format!("cannot be written to: {why}"));
+                self.outcome.unwritable = Some(why);
+                return;
+            }
+        };
+        let open = self.verdicts(&looked);
+        if let Some(before) = before {
+            self.compare("opened for writing", before, &open, &BTreeSet::new());
+        }
+        self.check_names(&looked);
+        self.look_again(wreck, &open, &writes);
+    }
+
+    /// Opens once more for reading: what was written is there, and nothing else has changed but for the better.
+    fn look_again(&mut self, wreck: &Wreck, open: &BTreeMap<Lba, Verdict>, writes: &[(Extent, u64)]) {
+        let reader = wreck.fork(true);
+        let again = match look(self.specimen, &reader) {
+            Ok(again) => again,
+            Err(why) => {
+                self.finding(format!("does not open again: {why}"));
+                self.outcome.unwritable = Some(why);
+                return;
+            }
+        };
+        let mut due: BTreeMap<Lba, u64> = BTreeMap::new();
+        for (extent, version) in writes {
+            due.extend(extent.iter().map(|lba| (lba, *version)));
+        }
+        for (lba, seen) in &again.blocks {
+            if let Some(version) = due.get(lba)
+                && *seen != Seen::Content(Content::Version(*version))
+            {
+                self.finding(format!("block {lba}, written after the damage, is {seen:?}"));
+                self.outcome.wrong += 1;
+            }
+        }
+        let after = self.verdicts(&again);
+        self.compare("opened again", open, &after, &due.into_keys().collect());
+    }
+
+    /// Nothing gets worse from one opening to the next.
+    fn compare(
+        &mut self,
+        when: &str,
+        before: &BTreeMap<Lba, Verdict>,
+        after: &BTreeMap<Lba, Verdict>,
+        written: &BTreeSet<Lba>,
+    ) {
+        for (lba, was) in before.iter().filter(|(lba, _)| !written.contains(lba)) {
+            let Some(is) = after.get(lba) else { continue };
+            let got_worse = match is {
+                Verdict::Right => false,
+                Verdict::Wrong(_) | Verdict::Stale => was != is,
+                Verdict::Lost | Verdict::Window | Verdict::Collision => *was == Verdict::Right,
+            };
+            if got_worse {
+                self.finding(format!("block {lba}, {when}: {is:?}, and was {was:?}"));
+                self.outcome.wrong += u64::from(matches!(is, Verdict::Wrong(_)));
+                self.outcome.stale += u64::from(*is == Verdict::Stale);
+                self.outcome.beyond += u64::from(*is == Verdict::Lost);
+            }
+        }
+    }
+}
+
+/// Who uses the volume after the damage.
+struct Host {
+    writes: Vec<(Extent, u64)>,
+    patterns: sealblock_simulator::checker::Patterns,
+    /// 0: closes; 1: leaves it alone; 2: the process ends after a flush.
+    ends: u64,
+}
+
+impl Host {
+    /// Draws what is written: near what is damaged, and anywhere.
+    fn draw(specimen: &Specimen, random: &Random) -> Host {
+        let mut writes = Vec::new();
+        for version in FIRST_VERSION..FIRST_VERSION + random.between(1, 12) {
+            let piece = *random.pick(&specimen.watched);
+            let start = piece.start().get() + random.below(piece.len());
+            let room = specimen.shape.capacity_blocks.min(piece.last().get() + 1) - start;
+            writes
+                .extend(Extent::from_raw(start, random.between(1, MOST_AT_ONCE).min(room)).ok().map(|e| (e, version)));
+        }
+        Host { writes, patterns: specimen.patterns, ends: random.below(3) }
+    }
+
+    async fn work(self, session: Open, judge: &Judge, executor: &Executor) -> Result<(), String> {
+        let Open { stack, close } = session;
+        for (extent, version) in &self.writes {
+            let data = self.patterns.sealed(*extent, *version);
+            let operation = Operation::Write { extent: *extent, data, durability: Durability::Volatile };
+            stack.execute(operation).await.map_err(|error| format!("write: {error}"))?;
+            self.check(&stack, judge, *extent, *version).await?;
+        }
+        stack.execute(Operation::Flush).await.map_err(|error| format!("flush: {error}"))?;
+        match self.ends {
+            0 => close.await.map_err(|error| format!("close: {error}"))?,
+            1 => executor.delay(IDLE).await,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    async fn check(&self, stack: &Stack, judge: &Judge, extent: Extent, version: u64) -> Result<(), String> {
+        let bad = |(_, seen): &(Lba, Seen)| *seen != Seen::Content(Content::Version(version));
+        match judge.see(stack, extent).await.into_iter().find(bad) {
+            Some((lba, seen)) => Err(format!("block {lba} was written just now and is {seen:?}")),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::damage::{Cell, How, Reach, Target};
+    use crate::specimen::State;
+    use sealblock_media_volume::format::RegionKind;
+
+    fn slots(how: How) -> Cell {
+        Cell { target: Target::Region(RegionKind::Slots), reach: Reach::Sector, how }
+    }
+
+    #[test]
+    fn an_undamaged_volume_in_any_state_is_right() {
+        for state in State::ALL {
+            let specimen = Specimen::make(5, state, false).unwrap();
+            let outcome = run(&specimen, &Damage::none(), &Random::new(1));
+            assert_eq!((outcome.findings, outcome.lost, outcome.bound), (Vec::new(), 0, 0), "{state}");
+        }
+    }
+
+    #[test]
+    fn a_resized_volume_loses_no_more_than_a_new_one() {
+        let kinds = |specimen: &Specimen| -> std::collections::BTreeSet<RegionKind> {
+            specimen.layout.regions().iter().map(|region| region.kind).collect()
+        };
+        for (seed, (state, shares)) in
+            (40..).zip(State::ALL.into_iter().zip([&[30, 70][..], &[50], &[10, 130], &[60, 90]]))
+        {
+            let specimen = Specimen::grown(seed, state, false, shares).unwrap();
+            assert!(specimen.layout.is_resized());
+            let undamaged = run(&specimen, &Damage::none(), &Random::new(1));
+            assert_eq!((undamaged.findings, undamaged.lost), (Vec::new(), 0), "{specimen}");
+            for kind in kinds(&specimen) {
+                for (draw, how) in (0..).zip([How::Zeroed, How::Random, How::Stale]) {
+                    for reach in [Reach::Sector, Reach::Run] {
+                        let cell = Cell { target: Target::Region(kind), reach, how };
+                        let Some(damage) = Damage::draw(cell, &specimen, &Random::new(seed + draw)) else { continue };
+                        let outcome = run(&specimen, &damage, &Random::new(2));
+                        assert_eq!(outcome.findings, Vec::<String>::new(), "{specimen}: {kind} {how:?} {reach:?}");
+                        assert!(
+                            outcome.lost <= outcome.bound,
+                            "{specimen}: {kind} {how:?} {reach:?}: {}",
+                            outcome.lost
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn damaged_data_cost_their_block_and_no_other() {
+        let specimen = Specimen::make(6, State::Clean, false).unwrap();
+        let losses: Vec<_> = (0..20)
+            .filter_map(|seed| Damage::draw(slots(How::Random), &specimen, &Random::new(seed)))
+            .map(|damage| run(&specimen, &damage, &Random::new(2)))
+            .map(|outcome| (outcome.lost, outcome.bound, outcome.findings.len()))
+            .collect();
+        assert!(
+            losses.contains(&(1, 1, 0)) && losses.iter().all(|loss| [(0, 0, 0), (1, 1, 0)].contains(loss)),
+            "{losses:?}"
+        );
+    }
+
+    #[test]
+    fn a_volume_that_lies_is_caught() {
+        let mut specimen = Specimen::make(6, State::Clean, false).unwrap();
+        let (&lba, _) = specimen.found.iter().find(|(_, content)| **content != Content::Zero).unwrap();
+        // The host believes that it wrote something since, and that it is durable: the volume gives an older content.
+        specimen.model.found(lba, Content::Version(FIRST_VERSION - 1));
+        let outcome = run(&specimen, &Damage::none(), &Random::new(1));
+        assert_eq!((outcome.stale, outcome.wrong), (1, 0));
+        assert!(outcome.findings[0].contains("older content"), "{:?}", outcome.findings);
+    }
+
+    #[test]
+    fn a_loss_that_need_not_be_is_caught() {
+        let mut specimen = Specimen::make(6, State::Clean, false).unwrap();
+        let damage = (0..40)
+            .filter_map(|seed| Damage::draw(slots(How::Unreadable), &specimen, &Random::new(seed)))
+            .find(|damage| !specimen.places.allowed(&damage.ranges).is_empty())
+            .unwrap();
+        specimen.places = crate::places::Places::default();
+        let outcome = run(&specimen, &damage, &Random::new(1));
+        assert_eq!((outcome.lost, outcome.bound, outcome.beyond), (1, 0, 1));
+        assert!(!outcome.findings.is_empty());
+    }
+}

@@ -1,0 +1,98 @@
+//! Changes of size, between one machine and the next: by a machine that does nothing else, and that may be stopped in the
+//! middle of it.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use sealblock_units::Extent;
+
+use super::{Trial, ZONE_BLOCKS, audit};
+use crate::disk::{Image, Survival};
+use crate::machine::{Life, Parts};
+use crate::system::{Resizing, Shape, System};
+use crate::workload::Workload;
+
+/// Blocks that a device becomes longer by at most.
+const MOST_MORE: u64 = 2_000;
+/// Starts and ends of I/Os of a change of size, about.
+const LIKELY_BOUNDARIES: u64 = 160;
+/// Blocks that a device has at least.
+const LEAST_BLOCKS: u64 = 4;
+
+impl<S: System> Trial<'_, S> {
+    /// Bytes of the disk: just enough, or with room behind the device.
+    pub(super) fn disk_bytes(&self) -> u64 {
+        let room = if self.keeps_length { MOST_MORE } else { 0 };
+        let shape = Shape { capacity_blocks: self.shape.capacity_blocks + room, ..self.shape };
+        self.system.disk_bytes(&self.shape).max(self.system.disk_bytes(&shape))
+    }
+
+    /// Changes the size of the device, in some seeds and once or more.
+    pub(super) fn resize(&mut self, mut image: Image) -> Result<Image, String> {
+        while self.system.resizes() && self.sizes.chance(50) {
+            let from = self.system.capacity(&self.shape, &image);
+            let to = self.draw_capacity(from);
+            if to < from && self.sizes.chance(75) {
+                image = self.vacate(image, to, from)?;
+            }
+            image = self.resize_once(image, from, to)?;
+        }
+        Ok(image)
+    }
+
+    fn draw_capacity(&self, from: u64) -> u64 {
+        let sizes = &self.sizes;
+        let is_long = from > self.shape.capacity_blocks * 2 + MOST_MORE;
+        match sizes.below(7) {
+            0 => from,
+            1 | 2 if !is_long => from + sizes.between(1, 40),
+            3 if !is_long => from + sizes.between(1, from.min(MOST_MORE)),
+            _ if self.order.workload == Workload::Zones => sizes.between(ZONE_BLOCKS - 60, from.max(ZONE_BLOCKS)),
+            // Often back to where an earlier change came from: whole zones go, and others get their numbers.
+            4 | 5 => *sizes.pick(&self.capacities),
+            _ => sizes.between(LEAST_BLOCKS.min(from), from),
+        }
+    }
+
+    /// Gives up what the blocks from `to` on hold.
+    fn vacate(&mut self, image: Image, to: u64, from: u64) -> Result<Image, String> {
+        let (survival, settled) = (Survival::draw(&self.sizes), self.settled);
+        let (parts, before) = (self.parts(self.behaviour_by(&self.sizes, None), survival), self.sizes.fork("hosts"));
+        let parts = Parts { random: &before, ..parts };
+        let remains = parts.live(image, false, move |up| async move {
+            let Ok(extent) = Extent::from_raw(to, from - to) else { return };
+            if audit(&up, settled).await.is_ok() && up.client.zeroes(extent, true, true).await.is_ok() {
+                up.close().await;
+            }
+        });
+        Ok(self.book(&format!("a machine that gives up blocks from {to} on"), survival, remains)?.0)
+    }
+
+    fn resize_once(&mut self, image: Image, from: u64, to: u64) -> Result<Image, String> {
+        let survival = Survival::draw(&self.sizes);
+        let crash_at = self.sizes.chance(65).then(|| self.sizes.between(1, LIKELY_BOUNDARIES));
+        let told = Rc::new(Cell::new(None));
+        let draws = self.sizes.fork("resizing");
+        let parts = Parts { random: &draws, ..self.parts(self.behaviour_by(&self.sizes, crash_at), survival) };
+        let remains = parts.resize(image, to, Rc::clone(&told));
+        let (image, life) = self.book(&format!("a change of size from {from} to {to} blocks"), survival, remains)?;
+        self.report.resizings += 1;
+        self.capacities.push(to);
+        let now = self.system.capacity(&self.shape, &image);
+        let is_due = match told.get() {
+            Some(Resizing::Done) => now == to,
+            // Only what was ever written to can be in use.
+            Some(Resizing::InUse) => {
+                now == from && self.checker.borrow().touched().last().is_some_and(|last| last.get() >= to)
+            }
+            Some(Resizing::NoRoom) => now == from && to > from,
+            None => life == Life::Crashed && (now == from || now == to),
+        };
+        if !is_due {
+            return Err(format!("a device of {now} blocks, resized from {from} to {to}: {:?}", told.get()));
+        }
+        self.checker.borrow_mut().cut(now).map_err(|violation| violation.to_string())?;
+        self.long_durable.retain(|lba| lba.get() < now);
+        Ok(image)
+    }
+}

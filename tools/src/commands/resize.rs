@@ -1,0 +1,99 @@
+//! `sealblock resize`: another size for a protected volume.
+//!
+//! A server that serves the volume changes its size, and its hosts see it; without one it is changed here.
+
+use std::num::NonZeroU64;
+use std::path::Path;
+
+use sealblock_media_file::Options;
+use sealblock_media_volume::{Mutation, ResizeOptions, probe, resize};
+use sealblock_units::BlockSize;
+
+use crate::cli::{Resize, ServedName};
+use crate::commands::scrub::name_of;
+use crate::control::client::find;
+use crate::control::resized::ResizeReport;
+use crate::exit::{Cause, Exit, Failure};
+use crate::report::{print_json, say};
+use crate::stack::{
+    FileKind, ReactorClock, bars_resizing, inspect, of_open, of_remains, of_resize, of_volume, on_reactor, open_medium,
+};
+use crate::target::Target;
+
+/// What is being done.
+pub const DOING: &str = "changing the size";
+
+/// Does it.
+pub fn run(arguments: &Resize) -> Result<Exit, Failure> {
+    let target = &arguments.target;
+    let size = NonZeroU64::new(arguments.size.get()).ok_or_else(|| {
+        Failure::new(Cause::Usage, DOING, "a volume has at least one block").on(target).advise("a larger size")
+    })?;
+    let report = match find(&name_of(target)?, arguments.control.as_deref())? {
+        Some(server) => server.resize(size)?,
+        None => alone(target, size, arguments.control.is_some())?,
+    };
+    if arguments.json {
+        print_json(&report)?;
+    } else {
+        say(&report.words())?;
+    }
+    Ok(Exit::Clean)
+}
+
+/// The blocks of a size.
+///
+/// # Errors
+/// When it is no multiple of the block size, or nothing at all.
+pub fn blocks_of(size_bytes: u64, block_size: BlockSize) -> Result<u64, Failure> {
+    let blocks = size_bytes >> block_size.shift();
+    if blocks == 0 || blocks << block_size.shift() != size_bytes {
+        let why = format!("{size_bytes} bytes are not whole blocks of {} bytes", block_size.bytes());
+        return Err(Failure::new(Cause::Usage, DOING, why).advise("a multiple of the block size"));
+    }
+    Ok(blocks)
+}
+
+/// Resizes a volume that nobody serves.
+fn alone(target: &ServedName, size: NonZeroU64, is_to_be_served: bool) -> Result<ResizeReport, Failure> {
+    let path = match target {
+        _ if is_to_be_served => return Err(unserved(target)),
+        ServedName::Subsystem(..) | ServedName::Target(Target::NvmeTcp { .. }) => return Err(unserved(target)),
+        ServedName::Target(Target::File(path) | Target::Linux(path)) => path,
+        ServedName::Target(_) => {
+            return Err(Failure::new(Cause::Unsuitable, DOING, "only a protected volume has another size at will")
+                .on(target)
+                .advise("the path of a volume"));
+        }
+    };
+    let (before_bytes, size_bytes) = on_reactor(on_medium(path, size)).map_err(|failure| failure.on(target))?;
+    Ok(ResizeReport { target: target.to_string(), before_bytes, size_bytes, pause_us: None })
+}
+
+fn unserved(target: &ServedName) -> Failure {
+    Failure::new(Cause::Unreachable, DOING, "no server of this user on this machine serves it")
+        .on(target)
+        .advise("the volume's path; or --control PATH for a server that has its own socket")
+}
+
+/// Bytes of data before and after.
+async fn on_medium(path: &Path, size: NonZeroU64) -> Result<(u64, u64), Failure> {
+    let medium = open_medium(path, Options::WRITE).await.map_err(|error| {
+        let failure = of_open(DOING, &error);
+        match failure.cause() {
+            Cause::Refused => failure.advise("--control PATH of the server that has it, if it has its own socket"),
+            _ => failure,
+        }
+    })?;
+    match inspect(&medium).await? {
+        FileKind::Volume => {}
+        FileKind::Remains(parts) => return Err(of_remains(DOING, path, &parts)),
+        FileKind::Raw => return Err(Failure::new(Cause::Unsuitable, DOING, "it is no protected volume")),
+    }
+    let block_size = probe(&medium).await.map_err(|error| of_volume(DOING, &error))?.layout.block_size();
+    let capacity_blocks = blocks_of(size.get(), block_size)?;
+    let options = ResizeOptions { capacity_blocks, bars: bars_resizing, mutation: Mutation::None };
+    let resized = resize(&medium, ReactorClock, &options).await.map_err(|error| of_resize(DOING, &error))?;
+    let bytes = |blocks: u64| blocks << block_size.shift();
+    Ok((bytes(resized.before_blocks), bytes(resized.capacity_blocks)))
+}

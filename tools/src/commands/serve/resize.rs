@@ -1,0 +1,243 @@
+//! A served volume that gets another size.
+//!
+//! The volume is closed, resized and opened anew, on its own core, while requests of hosts wait in front of it: so its size is
+//! changed in one way only, that of a volume that nobody has open, and nothing in it has to cope with a geometry that moves. Why
+//! it is so, and who else knows a size, is told in `docs/decisions/0016-resizing-what-is-served.md`.
+//!
+//! Invariants: from the first step to the last the file stays open, and its lock held, so that nobody else gets at it in between;
+//! requests wait and fail for no reason of this; what was acknowledged is durable before anything changes, or those who wrote
+//! it are told by their next flush; a volume that cannot be opened anew answers every request with the reason.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use sealblock_block::{AnnexSlot, Answer, Device, Operation};
+use sealblock_layers_remote_core::{Quiesced, SharedDevice};
+use sealblock_media_file::FileMedium;
+use sealblock_media_volume::{Mutation, ResizeError, ResizeOptions, resize};
+use sealblock_runtime_reactor::{now, sleep, timeout};
+use sealblock_units::ByteCount;
+
+use super::plan::NamespacePlan;
+use super::scrub::Keeper;
+use crate::commands::resize::{DOING, blocks_of};
+use crate::control::resized::ResizeReport;
+use crate::exit::{Cause, Failure};
+use crate::stack::{
+    Access, Closer, FileVolume, Opened, ReactorClock, Usage, bars_resizing, of_block, of_resize, open_again,
+};
+use crate::target::Target;
+
+/// How long requests under way may take to end. None begins meanwhile, so that hosts must not lose patience: theirs is 30 s or more.
+const DRAIN: Duration = Duration::from_secs(10);
+/// How long the space of free slots is given back before, beside requests; what is left is given back later.
+const GIVING_BACK: Duration = Duration::from_secs(5);
+/// How long a volume that is closed may take to let go of its file.
+const LETTING_GO: Duration = Duration::from_secs(5);
+/// How often that is looked at.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// A device on its own core, for as long as it is served.
+pub struct AtHome {
+    target: Target,
+    access: Access,
+    usage: Usage,
+    /// Nothing when it could not be opened anew.
+    closer: RefCell<Option<Closer>>,
+    keeper: Rc<Keeper>,
+}
+
+/// What came of it.
+pub struct Resizing {
+    /// The device with the size that it has now, if it was opened anew.
+    pub device: Option<SharedDevice>,
+    /// What was done, or why not.
+    pub outcome: Result<ResizeReport, Failure>,
+}
+
+/// A volume that may be resized.
+struct Chosen {
+    volume: Rc<FileVolume>,
+    capacity_blocks: u64,
+}
+
+impl AtHome {
+    /// A device that was opened for this plan, and its scrub.
+    pub fn new(plan: &NamespacePlan, closer: Closer, keeper: Rc<Keeper>) -> AtHome {
+        let (target, access, usage) = (plan.target.clone(), plan.access(), plan.usage);
+        AtHome { target, access, usage, closer: RefCell::new(Some(closer)), keeper }
+    }
+
+    /// Leaves it clean.
+    ///
+    /// # Errors
+    /// As [`Closer::close`].
+    pub async fn close(&self) -> Result<(), Failure> {
+        let closer = self.closer.take();
+        match closer {
+            Some(closer) => closer.close().await,
+            // It was told when it could not be opened anew, and is closed since.
+            None => Ok(()),
+        }
+    }
+
+    /// Gives a volume another size. `shared` is what hosts use it by.
+    pub async fn resize(&self, shared: &SharedDevice, size: ByteCount) -> Resizing {
+        let refused = |failure: Failure| Resizing { device: None, outcome: Err(failure.on(&self.target)) };
+        let chosen = match self.choose(size) {
+            Ok(chosen) => chosen,
+            Err(failure) => return refused(failure),
+        };
+        let before = shared.geometry().capacity_bytes();
+        if before == size.get() {
+            return Resizing { device: None, outcome: Ok(self.report(before, before, Duration::ZERO)) };
+        }
+        if let Err(failure) = check_label(shared).await {
+            return refused(failure);
+        }
+        let deadline = now() + GIVING_BACK;
+        chosen.volume.give_space_back(|| now() < deadline).await;
+        // It saves its state, which asks the device.
+        self.keeper.leave().await;
+        let (quiesced, since) = match drained(shared).await {
+            Ok(drained) => drained,
+            Err(failure) => {
+                self.resume(shared);
+                return refused(failure);
+            }
+        };
+        self.exchange(chosen, quiesced, (before, since)).await
+    }
+
+    /// The volume, if it may be resized to this.
+    fn choose(&self, size: ByteCount) -> Result<Chosen, Failure> {
+        let refuse = |cause, why: &str| Failure::new(cause, DOING, why);
+        let closer = self.closer.borrow();
+        let Some(closer) = &*closer else {
+            return Err(refuse(Cause::Unreachable, "it could not be opened anew after its size was changed")
+                .advise("starting the server anew"));
+        };
+        let Some(volume) = closer.lone_volume() else {
+            let why = "only a protected volume that is served by itself gets another size while it is served";
+            return Err(refuse(Cause::Unsuitable, why)
+                .advise("a mirror or stripe: a new one of that size, and `sealblock copy`"));
+        };
+        if !self.access.writes() {
+            return Err(refuse(Cause::Refused, "it is served read-only"));
+        }
+        if self.usage != Usage::Alone {
+            return Err(refuse(
+                Cause::Refused,
+                "it is served as a member of a mirror or stripe, whose others would not fit it",
+            ));
+        }
+        let capacity_blocks = blocks_of(size.get(), volume.geometry().block_size)?;
+        Ok(Chosen { volume: Rc::clone(volume), capacity_blocks })
+    }
+
+    /// Closes the volume, resizes it and opens it anew, while nobody asks anything of it.
+    async fn exchange(&self, chosen: Chosen, quiesced: Quiesced, (before, since): (u64, Instant)) -> Resizing {
+        let Chosen { volume, capacity_blocks } = chosen;
+        // Nobody sees this, unless something goes wrong from here on that is not foreseen.
+        quiesced.empty("its size was being changed".to_owned());
+        self.keeper.release();
+        drop(self.closer.take());
+        let medium = Rc::clone(volume.medium());
+        let closed = volume.close_for_a_moment().await.inspect_err(|error| quiesced.lost_writes(error));
+        let let_go = let_go(volume).await;
+        tracing::debug!("{}: closed {:?} after requests began to wait", self.target, now() - since);
+        let done = match (closed.map_err(|error| of_block("closing it", &error)), let_go) {
+            (Ok(()), Ok(())) => change(&medium, capacity_blocks).await,
+            (Err(failure), Ok(())) => Err(failure),
+            (_, Err(why)) => return self.lost(&quiesced, why),
+        };
+        tracing::debug!("{}: resized {:?} after requests began to wait", self.target, now() - since);
+        let opened = match open_again(&self.target, medium, self.access).await {
+            Ok(opened) => opened,
+            Err(failure) => return self.lost(&quiesced, failure.to_string()),
+        };
+        let device = self.go_on(opened, quiesced);
+        let (after, pause) = (device.geometry().capacity_bytes(), now().saturating_duration_since(since));
+        let outcome = done.map(|()| self.report(before, after, pause)).map_err(|failure| failure.on(&self.target));
+        Resizing { device: Some(device), outcome }
+    }
+
+    /// Lets requests and the scrub go on with a volume that was opened anew.
+    fn go_on(&self, opened: Opened, quiesced: Quiesced) -> SharedDevice {
+        let (gate, _, closer) = opened.share();
+        self.closer.replace(Some(closer));
+        let device = quiesced.replace(Rc::clone(&gate));
+        drop(quiesced);
+        self.keeper.reopen(gate);
+        device
+    }
+
+    /// The volume cannot be opened anew: whoever asks something of it is told so.
+    fn lost(&self, quiesced: &Quiesced, why: String) -> Resizing {
+        let why = format!("it could not be opened anew after its size was to be changed: {why}");
+        tracing::error!("{}: {why}", self.target);
+        quiesced.empty(why.clone());
+        self.keeper.lose();
+        let failure = Failure::new(Cause::Io, DOING, why).on(&self.target).advise("starting the server anew");
+        Resizing { device: None, outcome: Err(failure) }
+    }
+
+    /// Has the scrub go on with the device as it was.
+    fn resume(&self, shared: &SharedDevice) {
+        match shared.gate() {
+            Some(gate) => self.keeper.reopen(gate),
+            None => self.keeper.lose(),
+        }
+    }
+
+    fn report(&self, before_bytes: u64, size_bytes: u64, pause: Duration) -> ResizeReport {
+        let pause_us = u64::try_from(pause.as_micros()).unwrap_or(u64::MAX);
+        ResizeReport { target: self.target.to_string(), before_bytes, size_bytes, pause_us: Some(pause_us) }
+    }
+}
+
+/// Refuses a member of a group, which a host may have made it since it was opened.
+async fn check_label(shared: &SharedDevice) -> Result<(), Failure> {
+    let label = shared.attach().execute(Operation::ReadAnnex { slot: AnnexSlot::Group }).await;
+    let label = label.map_err(|error| of_block("reading its label", &error))?;
+    if let Answer::Annex(label) = label
+        && let Some(why) = Some(label).filter(|label| !label.is_empty()).and_then(|label| bars_resizing(&label))
+    {
+        return Err(of_resize(DOING, &ResizeError::Member(why)));
+    }
+    Ok(())
+}
+
+/// Lets no further request begin, and waits until those under way have ended. Gives the time from which on requests wait, too.
+async fn drained(shared: &SharedDevice) -> Result<(Quiesced, Instant), Failure> {
+    // What is durable already is not waited for while requests wait.
+    let flushed = shared.attach().execute(Operation::Flush).await;
+    flushed.map_err(|error| of_block("flushing before the size is changed", &error))?;
+    let since = now();
+    let busy = || Failure::new(Cause::Refused, DOING, "somebody else is changing it");
+    let quiesced = shared.quiesce().ok_or_else(busy)?;
+    if timeout(DRAIN, quiesced.drained()).await.is_err() {
+        let why = format!("{} requests under way did not end within {} s", quiesced.under_way(), DRAIN.as_secs());
+        return Err(Failure::new(Cause::Io, DOING, why).advise("again when the volume is less busy"));
+    }
+    Ok((quiesced, since))
+}
+
+/// Waits until nobody has a volume that was closed any more: what it does by itself has ended then.
+async fn let_go(volume: Rc<FileVolume>) -> Result<(), String> {
+    let since = now();
+    while Rc::strong_count(&volume) > 1 {
+        if now().saturating_duration_since(since) >= LETTING_GO {
+            return Err("the closed volume did not let go of its file".to_owned());
+        }
+        sleep(LOOK).await;
+    }
+    Ok(())
+}
+
+/// Resizes the volume on a medium that no volume is open on.
+async fn change(medium: &Rc<FileMedium>, capacity_blocks: u64) -> Result<(), Failure> {
+    let options = ResizeOptions { capacity_blocks, bars: bars_resizing, mutation: Mutation::None };
+    resize(&**medium, ReactorClock, &options).await.map(drop).map_err(|error| of_resize(DOING, &error))
+}

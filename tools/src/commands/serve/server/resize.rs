@@ -1,0 +1,49 @@
+//! Another size for what is served.
+
+use std::rc::Rc;
+
+use sealblock_units::ByteCount;
+
+use super::super::resize::Resizing;
+use super::{Server, of_setup};
+use crate::commands::resize::DOING;
+use crate::commands::serve::devices::Device;
+use crate::control::resized::ResizeReport;
+use crate::exit::{Cause, Failure};
+use sealblock_protocols_nvme::nqn::Nqn;
+
+impl Server {
+    /// Gives a namespace's volume another size while it is used, and tells hosts of it.
+    ///
+    /// # Errors
+    /// Why it has not the size that was asked for. It is served on, unless the reason says that it cannot be.
+    pub async fn resize(&mut self, nqn: &str, nsid: u32, size: ByteCount) -> Result<ResizeReport, Failure> {
+        let offered = self.offered.iter().find(|(name, _)| name.as_str() == nqn);
+        let space = offered.and_then(|(_, offered)| offered.spaces.get(&nsid));
+        let gone = || Failure::new(Cause::Unreachable, DOING, "it is served no more").on(nqn);
+        let device = Rc::clone(&space.ok_or_else(gone)?.device);
+        let Resizing { device: seen, outcome } = device.resize(size).await?;
+        // A volume that could not be resized has its old size, and there is nothing to tell.
+        if let Some(seen) = seen.filter(|seen| seen.geometry() != device.shared().geometry()) {
+            device.state.report_resized(seen.geometry().capacity_blocks);
+            device.see(seen);
+            self.show(&device)?;
+        }
+        outcome
+    }
+
+    /// Has hosts and clients see a device as it is now, under all names that it has.
+    fn show(&self, device: &Rc<Device>) -> Result<(), Failure> {
+        let failed = |error| of_setup(&error).on(&device.target);
+        let spaces = |nqn: &Nqn| {
+            let spaces = self.offered[nqn].spaces.iter();
+            spaces.filter(|(_, space)| Rc::ptr_eq(&space.device, device)).map(|(nsid, _)| *nsid).collect::<Vec<_>>()
+        };
+        for nqn in self.offered.keys() {
+            for nsid in spaces(nqn) {
+                self.export.resize_namespace(nqn, nsid, device.shared()).map_err(failed)?;
+            }
+        }
+        self.nbd.resize(device)
+    }
+}
