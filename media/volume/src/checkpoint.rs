@@ -103,7 +103,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let _alone = self.checkpoints.turns.lock(CHECKPOINT).await;
         let mut target = self.write_tables().await?;
         if self.mutation == Mutation::TailEarly {
-            target = self.log.applied.get();
+            target = self.log.take_applied();
         }
         let zones_made = self.table.zones.made();
         self.change_superblock(|before| Superblock { clean, log_tail: target, zones_made, ..before }).await?;
@@ -128,7 +128,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// have the log.
     async fn write_tables(&self) -> Result<u64, Error> {
         self.table.patches.take();
-        let target = self.log.applied.get();
+        let target = self.log.take_applied();
         let pages = self.table.to_write();
         self.make_tables(&pages).await?;
         for numbers in pages.chunks(PAGES_IN_FLIGHT) {

@@ -172,7 +172,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 answer(Ok(()));
             }
             self.apply(&records, true).await;
-            self.log.applied.set(self.log.next.get());
+            self.log.end_commit();
             self.overlay.end_commit();
             if is_last {
                 break Ok(());
@@ -196,9 +196,12 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             self.make_room(due).await?;
         }
         let most = quarter.min(self.log_records_in(due));
-        let records = self.encode(&self.overlay.begin_commit(most, generation(self.log.next.get())));
+        let mut runs = self.overlay.begin_commit(most);
+        let place = self.log.place(&runs, &self.layout, self.mutation);
+        runs.iter_mut().for_each(|run| run.first.generation = generation(place.first));
+        let records = self.encode(&runs);
         let is_all = self.overlay.open_len() == 0;
-        match self.write_log(&records).await {
+        match self.write_log(place, &records).await {
             Ok(()) => Ok((records, is_all)),
             // How much of the log was written is not known, so nothing can be written behind it.
             Err(error) => Err(self.fail(&error)),
@@ -286,7 +289,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 }
 
-/// The generation of records whose commit begins with this sector; never 0.
+/// The generation of records whose commit begins with this sector, or joins it; never 0.
 fn generation(sequence: u64) -> u16 {
     (sequence % u64::from(u16::MAX)) as u16 + 1
 }

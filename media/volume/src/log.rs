@@ -1,12 +1,14 @@
 //! The log: where it stands, and how records get there.
 //!
 //! Every sector of the log has two places, far apart. A commit of many records writes each of its sectors to both, in one
-//! burst. A small one writes its one sector to one place, and the next commit's first sector repeats all its records; since
-//! neighbours lie in different regions, they are then in two places as well, for the bytes of one. A small commit that no
-//! other one follows soon gets its second copy from the worker ([`Volume::settle_log`]), which also says that the sector is
-//! durable.
+//! burst. A small one takes one sector and writes it to one place. The next small one joins that sector: it writes it to the other
+//! place, with the records of both, and the one after that to the first place again, as long as there is room. The sector behind it
+//! repeats what only the last place has, in the other region. So all records are in two places, for the bytes of one, and a
+//! sector of the log is used up by as many small commits as it has room for. A small commit that no other one follows soon gets its
+//! second copy from the worker ([`Volume::settle_log`]), which also says that the sector is durable.
 //!
-//! Invariant: of every sector but the last one written, each record lies in two places that no 64 KiB hold both of.
+//! Invariant: each record but those of the last commit lies in two places that no 64 KiB hold both of. While a place is
+//! written again, the other one has all that was in it.
 //! Records are repeated even where the same sector has newer ones of their blocks: those may turn out not to have arrived.
 
 use std::cell::{Cell, RefCell};
@@ -16,7 +18,7 @@ use sealblock_block::{Clock, Error, Medium, MediumError};
 use sealblock_runtime_memory::Slice;
 
 use crate::commit::Encoded;
-use crate::format::{LOG_REGIONS, LogHeader, LogSector, RECORD_BYTES};
+use crate::format::{LOG_REGIONS, Layout, LogHeader, LogSector, RECORD_BYTES, RecordRun};
 use crate::open::Mutation;
 use crate::volume::Volume;
 
@@ -25,12 +27,15 @@ const SMALL: usize = 7;
 
 /// Where the log stands. Numbers are sequence numbers of sectors.
 pub(crate) struct Log {
-    /// The next sector to be written. Every sector before this one is durable, with its data.
+    /// The next sector that no commit has written to. Every sector before this one is durable, with its data, but for what a
+    /// commit under way adds to the last one.
     pub next: Cell<u64>,
     /// The records of every sector before this one are in the pages of the tables in memory.
-    pub applied: Cell<u64>,
+    applied: Cell<u64>,
     /// Every sector before this one is in the tables, and the superblock says so.
     pub tail: Cell<u64>,
+    /// Counts commits that were written.
+    pub commits: Cell<u64>,
     last: RefCell<Option<Last>>,
 }
 
@@ -39,16 +44,35 @@ pub(crate) struct Log {
 struct Last {
     sequence: u64,
     bytes: Vec<u8>,
-    /// It was written to one place, so the next one must repeat it.
-    is_single: bool,
+    /// The blocks of its own records, from one up to another.
+    blocks: Vec<(u64, u64)>,
+    /// The region that has its newest records; none if both have them all.
+    only_in: Option<u64>,
+    /// A checkpoint counts it among those that are wholly in the tables, so nothing may be added.
+    is_closed: bool,
     /// Its second copy could not be written.
     is_given_up: bool,
+}
+
+/// Where the records of a commit go.
+pub(crate) struct Place {
+    /// The first sector.
+    pub first: u64,
+    /// The region that the only sector is written to; both if none.
+    region: Option<u64>,
+    /// What the sector has already.
+    earlier: Vec<[u8; RECORD_BYTES]>,
+    /// What the first sector repeats of the one before.
+    repeats: Vec<[u8; RECORD_BYTES]>,
+    left_out: u16,
+    blocks: Vec<(u64, u64)>,
 }
 
 impl Log {
     /// A log that is empty up to `next`.
     pub fn new(next: u64, tail: u64) -> Log {
-        Log { next: Cell::new(next), applied: Cell::new(next), tail: Cell::new(tail), last: RefCell::default() }
+        let (next, applied, tail) = (Cell::new(next), Cell::new(next), Cell::new(tail));
+        Log { next, applied, tail, commits: Cell::new(0), last: RefCell::default() }
     }
 
     /// Whether the last commit waits for [`Volume::settle_log`].
@@ -56,11 +80,65 @@ impl Log {
         self.last.borrow().as_ref().is_some_and(|last| !last.is_given_up && last.sequence >= self.tail.get())
     }
 
-    /// The records that the next sector must repeat.
-    fn to_repeat(&self) -> Vec<[u8; RECORD_BYTES]> {
+    /// What was written is in the pages of the tables in memory.
+    pub fn end_commit(&self) {
+        self.applied.set(self.next.get());
+    }
+
+    /// Everything before the sector that this gives is in the pages of the tables in memory, and stays so: nothing joins those sectors.
+    pub fn take_applied(&self) -> u64 {
+        let applied = self.applied.get();
+        if let Some(last) = self.last.borrow_mut().as_mut().filter(|last| last.sequence < applied) {
+            last.is_closed = true;
+        }
+        applied
+    }
+
+    /// Where these records go, for which there is room in the log. From here on the sector that they join is not wholly in the tables.
+    pub fn place(&self, records: &[RecordRun], layout: &Layout, mutation: Mutation) -> Place {
+        let blocks: Vec<(u64, u64)> = records.iter().map(|run| (run.start(), run.end())).collect();
+        // A long run is one record, and yet more than may hang on a single sector.
+        let is_small = blocks.iter().map(|(start, end)| end - start).sum::<u64>() <= SMALL as u64;
         let last = self.last.borrow();
-        let single = last.as_ref().filter(|last| last.is_single && last.sequence >= self.tail.get());
-        single.map_or(Vec::new(), |last| LogSector::own_records(&last.bytes).to_vec())
+        let last = last.as_ref().filter(|last| last.sequence >= self.tail.get());
+        let single = last.and_then(|last| Some((last, last.only_in?)));
+        if is_small
+            && let Some((last, region)) = single
+            && last.has_room_for(&blocks, layout, mutation)
+        {
+            if mutation != Mutation::JoinTaken {
+                self.applied.set(last.sequence);
+            }
+            let sector = LogSector::of_encoded(&last.bytes);
+            let region = if mutation == Mutation::JoinInPlace { region } else { region + 1 };
+            let (earlier, repeats) = (sector.records().to_vec(), sector.repeats().to_vec());
+            let blocks = last.blocks.iter().copied().chain(blocks).collect();
+            let (first, left_out) = (last.sequence, sector.header.left_out);
+            return Place { first, region: Some(region), earlier, repeats, left_out, blocks };
+        }
+        let first = self.next.get();
+        let (mut repeats, mut left_out) = (Vec::new(), 0);
+        if let Some((last, _)) = single.filter(|_| mutation != Mutation::RepeatNothing) {
+            let sector = LogSector::of_encoded(&last.bytes);
+            left_out = sector.header.earlier;
+            repeats = sector.records()[usize::from(left_out)..].to_vec();
+        }
+        let region = is_small.then(|| single.map_or(first, |(_, region)| region + 1));
+        // The last place of the first region and the first one of the second lie side by side.
+        let region = region.filter(|region| region % LOG_REGIONS == 0 || !first.is_multiple_of(layout.log_sectors()));
+        Place { first, region, earlier: Vec::new(), repeats, left_out, blocks }
+    }
+}
+
+impl Last {
+    /// Whether records of these blocks may be added. Two of one block would have the same generation.
+    fn has_room_for(&self, blocks: &[(u64, u64)], layout: &Layout, mutation: Mutation) -> bool {
+        let sector = LogSector::of_encoded(&self.bytes);
+        let records = (sector.records().len() + sector.repeats().len() + blocks.len()) as u64;
+        let meets = |(start, end): &(u64, u64)| self.blocks.iter().any(|(from, to)| start < to && from < end);
+        (!self.is_closed || mutation == Mutation::JoinTaken)
+            && records <= layout.log_sector_records()
+            && !blocks.iter().any(meets)
     }
 }
 
@@ -75,47 +153,46 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         ((sectors * self.layout.log_sector_records()) as usize).saturating_sub(SMALL)
     }
 
-    /// Writes records to the log and makes them durable, with all data written before.
-    pub(crate) async fn write_log(&self, records: &[Encoded]) -> Result<(), MediumError> {
+    /// Writes records to their place in the log and makes them durable, with all data written before.
+    pub(crate) async fn write_log(&self, place: Place, records: &[Encoded]) -> Result<(), MediumError> {
         if records.iter().any(|(run, _)| run.first.loose) {
             // Recovery cannot tell such data by their guard, so they must be durable before their records.
             self.medium.sync().await?;
         }
-        let first = self.log.next.get();
-        let bytes = self.encode_sectors(first, records);
-        let sector = self.layout.sector_bytes() as usize;
-        let sectors = (bytes.len() / sector) as u64;
-        // A long run is one record, and yet more than may hang on a single sector.
-        let blocks: usize = records.iter().map(|(run, _)| run.blocks as usize).sum();
-        let is_single = blocks <= SMALL && sectors == 1;
-        let regions = if is_single { first..first + 1 } else { 0..LOG_REGIONS };
+        let bytes = self.encode_sectors(&place, records);
+        let Place { first, region, blocks, .. } = place;
+        let regions = region.map_or(0..LOG_REGIONS, |region| region..region + 1);
         let writes = regions.flat_map(|region| self.log_pieces(first, region, &bytes));
         let writes = writes.map(|(offset, piece)| self.medium.write(offset, piece));
         join_all(writes).await.into_iter().collect::<Result<(), MediumError>>()?;
         if self.mutation != Mutation::SkipSync {
             self.medium.sync().await?;
         }
-        let (sequence, bytes) = (first + sectors - 1, bytes[bytes.len() - sector..].to_vec());
-        *self.log.last.borrow_mut() = Some(Last { sequence, bytes, is_single, is_given_up: false });
-        self.log.next.set(first + sectors);
+        let sector = self.layout.sector_bytes() as usize;
+        let end = first + (bytes.len() / sector) as u64;
+        let bytes = bytes[bytes.len() - sector..].to_vec();
+        let last = Last { sequence: end - 1, bytes, blocks, only_in: region, is_closed: false, is_given_up: false };
+        *self.log.last.borrow_mut() = Some(last);
+        self.log.next.set(end);
+        self.log.commits.set(self.log.commits.get() + 1);
         Ok(())
     }
 
-    /// The sectors of a commit, the first of which repeats what was written once before.
-    fn encode_sectors(&self, first: u64, records: &[Encoded]) -> Slice {
+    /// The sectors of a commit, the first of which repeats what is in one place only.
+    fn encode_sectors(&self, place: &Place, records: &[Encoded]) -> Slice {
         let sector = self.layout.sector_bytes() as usize;
         let per_sector = self.layout.log_sector_records() as usize;
-        let repeats = match self.mutation {
-            Mutation::RepeatNothing => Vec::new(),
-            _ => self.log.to_repeat(),
-        };
-        let mut buffer = self.medium.buffer((records.len() + repeats.len()).div_ceil(per_sector) * sector);
-        let (mut rest, mut repeats) = (records, &repeats[..]);
-        for (sequence, place) in (first..).zip(buffer.chunks_exact_mut(sector)) {
+        let Place { first, earlier, repeats, left_out, .. } = place;
+        let own: Vec<&[u8; RECORD_BYTES]> = earlier.iter().chain(records.iter().map(|(_, bytes)| bytes)).collect();
+        let mut buffer = self.medium.buffer((own.len() + repeats.len()).div_ceil(per_sector) * sector);
+        let (mut rest, mut repeats) = (&own[..], &repeats[..]);
+        let mut header =
+            LogHeader { earlier: earlier.len() as u16, left_out: *left_out, ..LogHeader::new(*first, *first) };
+        for bytes in buffer.chunks_exact_mut(sector) {
             let (own, behind) = rest.split_at(rest.len().min(per_sector - repeats.len()));
-            let header = LogHeader { sequence, durable: first };
-            LogSector::encode(place, self.seed, header, own.iter().map(|(_, bytes)| bytes), repeats);
+            LogSector::encode(bytes, self.seed, header, own.iter().copied(), repeats);
             (rest, repeats) = (behind, &[]);
+            header = LogHeader::new(header.sequence + 1, *first);
         }
         buffer.freeze()
     }
@@ -130,7 +207,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         places.into_iter().filter(|(_, piece)| !piece.is_empty())
     }
 
-    /// Gives the last sector its second copy, which also says that the sector and its data are durable. From here on no single
+    /// Gives the last sector its second copy, where a place lacks the newest records, which also says that the sector and its data are durable. From here on no single
     /// fault loses a record of the log, and a block that does not match its record is damaged and not a write that never
     /// arrived.
     ///
@@ -141,7 +218,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         LogSector::set_durable(&mut last.bytes, self.seed, last.sequence + 1);
         let mut buffer = self.medium.buffer(last.bytes.len());
         buffer.copy_from_slice(&last.bytes);
-        let place = self.layout.log_place(last.sequence, last.sequence + 1);
+        let place = self.layout.log_place(last.sequence, last.only_in.unwrap_or(last.sequence) + 1);
         if let Err(error) = self.medium.write(place, buffer.freeze()).await {
             tracing::warn!(%error, "the second copy of the last log sector could not be written");
             self.log.last.borrow_mut().iter_mut().for_each(|last| last.is_given_up = true);

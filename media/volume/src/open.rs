@@ -85,6 +85,12 @@ pub enum Mutation {
     UnsyncedTables,
     /// What was written to one place of the log is not repeated by the next commit.
     RepeatNothing,
+    /// A commit joins a sector of the log that a checkpoint counts as wholly in the tables.
+    JoinTaken,
+    /// A commit that joins a sector of the log writes over the only place that has the commit before.
+    JoinInPlace,
+    /// Of two copies of a log sector recovery takes the one that has less.
+    ShorterCopy,
     /// Recovery takes repeated records for newer ones than those of the sector that repeats them.
     RepeatAsNew,
     /// Recovery reads one of the log's two regions.

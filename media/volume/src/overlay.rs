@@ -55,9 +55,9 @@ impl Overlay {
         self.open.borrow().is_empty() && self.committing.borrow().is_empty()
     }
 
-    /// Moves what takes at most `most` records in the log to the committing part and lists these in order of their blocks,
-    /// each with `generation`. Nothing may be under way to the log.
-    pub fn begin_commit(&self, most: usize, generation: u16) -> Vec<RecordRun> {
+    /// Moves what takes at most `most` records in the log to the committing part and lists these in order of their blocks.
+    /// Nothing may be under way to the log.
+    pub fn begin_commit(&self, most: usize) -> Vec<RecordRun> {
         let (mut open, mut committing) = (self.open.borrow_mut(), self.committing.borrow_mut());
         debug_assert!(committing.is_empty(), "one commit at a time");
         if open.log_records() <= most {
@@ -65,9 +65,7 @@ impl Overlay {
         } else {
             *committing = open.take(most);
         }
-        let mut records = committing.in_order();
-        records.iter_mut().for_each(|run| run.first.generation = generation);
-        records
+        committing.in_order()
     }
 
     /// Forgets the records of a commit that are in the tables now.
@@ -90,7 +88,7 @@ mod tests {
         let overlay = Overlay::default();
         assert_eq!(overlay.put(record(17, 1)), None);
         assert_eq!(overlay.put(record(17, 2)).map(|old| old.slot), Some(1));
-        assert_eq!(overlay.begin_commit(100, 9), [RecordRun::from(Record { generation: 9, ..record(17, 2) })]);
+        assert_eq!(overlay.begin_commit(100), [RecordRun::from(record(17, 2))]);
         assert_eq!(overlay.put(record(17, 3)), None, "the other is on its way to the log");
         assert_eq!(overlay.get(Lba::new(17)).map(|record| record.slot), Some(3));
         assert_eq!(overlay.get(Lba::new(16)), None);
@@ -104,11 +102,11 @@ mod tests {
         let overlay = Overlay::default();
         let lbas = [900, 3, 40, 41, 2, 1 << 39];
         lbas.iter().for_each(|&lba| assert_eq!(overlay.put(record(lba, 0)), None));
-        let taken = overlay.begin_commit(32, 1);
+        let taken = overlay.begin_commit(32);
         assert!(taken.iter().map(RecordRun::start).eq([2, 3, 40, 41, 900, 1 << 39]));
         overlay.end_commit();
         (0..100).for_each(|lba| assert_eq!(overlay.put(record(lba, 0)), None));
-        let taken = overlay.begin_commit(40, 1);
+        let taken = overlay.begin_commit(40);
         assert!(taken.len() > 16 && taken.len() <= 40, "{}", taken.len());
         assert_eq!(overlay.open_len(), 100 - taken.len());
         assert!(taken.is_sorted_by_key(RecordRun::start));

@@ -1,12 +1,13 @@
 //! What a crash left in the log.
 //!
-//! A sector is there if either of its places has it, and its own records are there as well where the next sector repeats
-//! them; so no single fault takes away a sector before the newest durable mark, and their records count. Behind the mark, any
-//! subset of sectors may be there, and any of their data may not: such a record counts only if the data in its slot have its
-//! checksum. Of the records of one block that count, the newest wins; where none counts, the block is as the tables have it.
+//! A sector is there if either of its places has it; where they differ, one has what the last commits have added. What only one
+//! of them has is there as well where the next sector repeats it; so no single fault takes away records before the newest
+//! durable mark, and they count. Behind the mark, any subset of sectors may be there, and any of the data of their last commits may
+//! not: such a record counts only if the data in its slot have its checksum. Of the records of one block that count, the newest wins; where none counts, the block is as the tables have it.
 //! No record is ever made up, so nothing that went wrong on the medium is ever sealed anew.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use futures_util::future::join;
 use sealblock_block::{Clock, Error, Medium};
@@ -47,8 +48,12 @@ pub(crate) struct Recovered {
 struct Group {
     /// Its own records.
     own: Vec<RecordRun>,
+    /// How many of them, the first ones, were durable when it was written.
+    earlier: usize,
     /// Those of the sector before, which were durable when this one was written.
     repeats: Vec<RecordRun>,
+    /// They are all that the sector before has.
+    repeats_all: bool,
 }
 
 /// The log as read: by sequence number.
@@ -62,6 +67,8 @@ struct Scan<'a> {
     unreadable: u64,
     /// Sectors neither of whose places can be read.
     unseen: Vec<u64>,
+    /// A fault put in on purpose.
+    takes_less: bool,
 }
 
 /// Reads the log of a volume and decides which records count.
@@ -83,12 +90,11 @@ pub(crate) async fn scan<M: Medium>(
         if options.mutation == Mutation::RepeatAsNew {
             recovered.take_all(&group.repeats);
         }
-        if sequence < scan.durable || options.mutation == Mutation::TrustLog {
-            recovered.take_all(&group.own);
-        } else {
-            for run in &group.own {
-                recovered.take_if_arrived(medium, superblock, run).await?;
-            }
+        let is_durable = sequence < scan.durable || options.mutation == Mutation::TrustLog;
+        let (durable, last) = group.own.split_at(if is_durable { group.own.len() } else { group.earlier });
+        recovered.take_all(durable);
+        for run in last {
+            recovered.take_if_arrived(medium, superblock, run).await?;
         }
         recovered.take_all(&group.repeats);
     }
@@ -155,7 +161,7 @@ impl Recovered {
 impl Scan<'_> {
     /// Whether all records of a sector were found, in it or behind it.
     fn is_known(&self, sequence: u64) -> bool {
-        let is_repeated = || self.sectors.get(&(sequence + 1)).is_some_and(|group| !group.repeats.is_empty());
+        let is_repeated = || self.sectors.get(&(sequence + 1)).is_some_and(|group| group.repeats_all);
         self.sectors.contains_key(&sequence) || is_repeated()
     }
 
@@ -203,14 +209,21 @@ impl Scan<'_> {
             return;
         };
         self.durable = self.durable.max(sector.header.durable);
-        let group = self.sectors.entry(sequence).or_default();
-        // Two copies say the same, unless one of them was made on purpose.
-        if group.own.is_empty() {
-            *group = Group { own, repeats };
+        let repeats_all = !repeats.is_empty() && sector.header.left_out == 0;
+        let found = Group { own, earlier: usize::from(sector.header.earlier), repeats, repeats_all };
+        // Of two copies, one may lack what the last commits have added. They say the same otherwise, unless one was made on purpose.
+        match self.sectors.entry(sequence) {
+            Entry::Vacant(place) => drop(place.insert(found)),
+            Entry::Occupied(mut place) => {
+                let has_more = found.own.len() > place.get().own.len();
+                if has_more != self.takes_less {
+                    place.insert(found);
+                }
+            }
         }
     }
 
-    /// The records of one commit in a sector; nothing unless all can be, and no two are about one block.
+    /// The own or the repeated records of a sector; nothing unless all can be, and no two are about one block.
     fn records(&self, raw: &[[u8; RECORD_BYTES]]) -> Option<Vec<RecordRun>> {
         let decode = |raw| RecordRun::decode(raw, self.superblock.seed()).ok().filter(|run| fits(self.superblock, run));
         let records: Vec<RecordRun> = raw.iter().map(decode).collect::<Option<_>>()?;
@@ -226,8 +239,9 @@ async fn read_log<'a, M: Medium>(
     options: &OpenOptions,
 ) -> Result<Scan<'a>, VolumeError> {
     let (layout, tail) = (&superblock.layout, superblock.log_tail);
-    let mut scan =
-        Scan { superblock, sectors: BTreeMap::new(), durable: tail, next: tail, unreadable: 0, unseen: Vec::new() };
+    let takes_less = options.mutation == Mutation::ShorterCopy;
+    let (sectors, unseen) = (BTreeMap::new(), Vec::new());
+    let mut scan = Scan { superblock, sectors, durable: tail, next: tail, unreadable: 0, unseen, takes_less };
     let sector_bytes = layout.sector_bytes() as usize;
     let chunk = CHUNK_BYTES / sector_bytes as u64;
     for first in (0..layout.log_sectors()).step_by(chunk as usize) {

@@ -116,10 +116,38 @@ fn superblock(shape: &Shape) -> Superblock {
     }
 }
 
+/// The newest sector of the log, which tells where the one behind it would be.
+#[derive(Default)]
+struct Newest {
+    sequence: u64,
+    /// How many own records each region has of it.
+    records: [Option<usize>; 2],
+}
+
+impl Newest {
+    fn note(&mut self, sequence: u64, region: u64, records: usize) {
+        if sequence > self.sequence {
+            *self = Newest { sequence, ..Newest::default() };
+        }
+        if sequence == self.sequence {
+            self.records[region as usize] = Some(records);
+        }
+    }
+
+    /// A sector that is written once goes to the other region than what only one place of the one before has, else by its number's
+    /// parity.
+    fn next_region(&self) -> u64 {
+        match self.records {
+            [a, b] if a == b => self.sequence + 1,
+            [a, b] => u64::from(a > b),
+        }
+    }
+}
+
 /// What is left of the log.
 struct Log {
-    /// The records of each sector, in it or repeated behind it.
-    sectors: BTreeMap<u64, Vec<RecordRun>>,
+    /// The records of each sector, in it or repeated behind it, and whether some sector says that they were durable.
+    sectors: BTreeMap<u64, Vec<(RecordRun, bool)>>,
     /// Positions of which some place holds a sector.
     positions: BTreeSet<u64>,
     /// The first place of the sector that would follow the newest one holds an older one.
@@ -134,22 +162,26 @@ struct Log {
 impl Log {
     async fn read<M: Medium>(medium: &M, superblock: &Superblock) -> Log {
         let (layout, mut log) = (&superblock.layout, Log::empty(superblock.layout.log_sectors()));
-        let mut places = BTreeSet::new();
+        let (mut places, mut newest) = (BTreeSet::new(), Newest::default());
         for (offset, sequence, bytes) in shape::read_log(medium, layout).await {
             let Ok(sector) = LogSector::decode(&bytes, superblock.seed()) else { continue };
             log.positions.insert(sequence % log.ring);
             places.insert(offset);
             log.durable = log.durable.max(sector.header.durable);
             log.next = log.next.max(sequence + 1);
-            let parts = [(Some(sequence), sector.records()), (sequence.checked_sub(1), sector.repeats())];
-            for (sequence, raw) in parts.into_iter().filter(|(_, raw)| !raw.is_empty()) {
+            newest.note(sequence, u64::from(offset != layout.log_place(sequence, 0)), sector.records().len());
+            let (earlier, last) = sector.records().split_at(usize::from(sector.header.earlier));
+            let parts = [(Some(sequence), last, false), (Some(sequence), earlier, true)];
+            let repeats = (sequence.checked_sub(1), sector.repeats(), true);
+            for (sequence, raw, is_durable) in parts.into_iter().chain([repeats]).filter(|(_, raw, _)| !raw.is_empty())
+            {
                 let records = raw.iter().filter_map(|raw| RecordRun::decode(raw, superblock.seed()).ok());
                 let Some(sequence) = sequence else { continue };
-                log.sectors.entry(sequence).or_default().extend(records.filter(|run| fits(superblock, run)));
+                let records = records.filter(|run| fits(superblock, run)).map(|run| (run, is_durable));
+                log.sectors.entry(sequence).or_default().extend(records);
             }
         }
-        // A commit that is written once goes to the region of its number's parity.
-        log.is_end_known = places.contains(&layout.log_place(log.next, log.next));
+        log.is_end_known = places.contains(&layout.log_place(log.next, newest.next_region()));
         log
     }
 
@@ -171,12 +203,12 @@ impl Log {
     async fn weigh<M: Medium, C: Clock>(&self, tables: &Volume<M, C>) -> Result<Records, VolumeError> {
         let (mut records, mut seen, mut reached) = (Records::default(), Records::default(), BTreeMap::new());
         for (&sequence, found) in self.sectors.iter().rev() {
-            for run in found {
+            for (run, is_durable) in found {
                 if run.blocks == 1 && seen.get(run.first.lba).is_some() {
                     continue;
                 }
                 // Data that cannot be read are taken for there: the block is unreadable then, and not older than it was.
-                let is_durable = sequence < self.durable;
+                let is_durable = *is_durable || sequence < self.durable;
                 if !is_durable && arrived(&tables.medium, &tables.superblock(), &run.first).await? == Arrived::No {
                     continue;
                 }

@@ -68,9 +68,9 @@ impl<M: Medium, C: Clock> Worker<M, C> {
                 settle.set(self.time_to_settle());
                 continue;
             }
-            let next = volume.log.next.get();
+            let commits = volume.log.commits.get();
             let committed = self.commit().await;
-            if volume.log.next.get() != next {
+            if volume.log.commits.get() != commits {
                 settle.set(self.time_to_settle());
             }
             if volume.state.get() == State::Failed {

@@ -171,18 +171,19 @@ fn live_log(specimen: &Specimen, superblock: &Superblock) -> Vec<Live> {
                 continue;
             }
             mark = mark.max(found.header.durable);
-            // The records that it repeats are in two places.
-            for (back, records) in [(0, found.records()), (1, found.repeats())] {
+            // What it repeats, and what earlier commits put there, is in two places.
+            let (earlier, last) = found.records().split_at(usize::from(found.header.earlier));
+            for (back, is_durable, records) in [(0, false, last), (0, true, earlier), (1, true, found.repeats())] {
                 live.push(Live {
                     range: (at, at + sector_bytes as u64),
                     sequence: found.header.sequence.saturating_sub(back),
-                    is_durable: false,
+                    is_durable,
                     records: records.to_vec(),
                 });
             }
         }
     }
-    live.iter_mut().for_each(|sector| sector.is_durable = sector.sequence < mark);
+    live.iter_mut().for_each(|sector| sector.is_durable |= sector.sequence < mark);
     live
 }
 

@@ -19,7 +19,7 @@ pub enum Subject {
     Walk(MirrorMutation),
 }
 
-const OF_VOLUMES: [(&str, VolumeMutation); 22] = [
+const OF_VOLUMES: [(&str, VolumeMutation); 25] = [
     ("none", VolumeMutation::None),
     ("skip-sync", VolumeMutation::SkipSync),
     ("late-tags", VolumeMutation::LateTags),
@@ -39,6 +39,9 @@ const OF_VOLUMES: [(&str, VolumeMutation); 22] = [
     ("punch-beyond", VolumeMutation::PunchBeyond),
     ("name-early", VolumeMutation::NameEarly),
     ("cut-early", VolumeMutation::CutEarly),
+    ("join-taken", VolumeMutation::JoinTaken),
+    ("join-in-place", VolumeMutation::JoinInPlace),
+    ("shorter-copy", VolumeMutation::ShorterCopy),
     ("tail-earlier", VolumeMutation::TailEarlier),
     ("cut-mapped", VolumeMutation::CutMapped),
     ("keep-bits", VolumeMutation::KeepBits),

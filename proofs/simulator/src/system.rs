@@ -237,20 +237,28 @@ impl System for Volumes {
 
     fn exposed(&self, shape: &Shape, image: &Image) -> Vec<u64> {
         let mut bytes = vec![0; shape.sector_bytes as usize];
-        let (mut mark, mut repeated, mut places) = (0, BTreeSet::new(), BTreeMap::<u64, Vec<u64>>::new());
+        let (mut mark, mut repeated, mut places) = (0, BTreeSet::new(), BTreeMap::<u64, Vec<(usize, u64)>>::new());
         for sector in log_of(&layout_on(shape, image)) {
             image.read_sector(sector, &mut bytes);
             let Ok(found) = LogSector::decode(&bytes, Seed::of(&shape.uuid)) else { continue };
             mark = mark.max(found.header.durable);
-            places.entry(found.header.sequence).or_default().push(sector);
+            places.entry(found.header.sequence).or_default().push((found.records().len(), sector));
             if !found.repeats().is_empty() {
                 repeated.insert(found.header.sequence - 1);
             }
         }
         // The last commit that was answered is the one before the newest mark where a part of another one is there, else the
-        // one that has it.
+        // one that has it. Only one place has it: the one that has most.
         let last = places.into_iter().filter(|(sequence, _)| sequence + 1 >= mark && !repeated.contains(sequence));
-        last.filter_map(|(_, places)| (places.len() == 1).then(|| places[0])).collect()
+        let only = last.filter_map(|(_, mut places)| {
+            places.sort_unstable();
+            match places[..] {
+                [(_, only)] => Some(only),
+                [(less, _), (most, only)] => (less < most).then_some(only),
+                _ => None,
+            }
+        });
+        only.collect()
     }
 
     fn create(&self, disk: SimDisk, shape: Shape) -> Promise<()> {

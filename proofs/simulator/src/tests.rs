@@ -121,7 +121,7 @@ fn a_volume_that_reads_one_region_of_its_log_is_caught() {
 
 #[test]
 fn a_volume_that_leaves_its_last_commit_in_one_place_is_caught() {
-    assert_caught(&Volumes { mutation: Mutation::NeverSettle }, &[Workload::Forced], 70);
+    assert_caught(&Volumes { mutation: Mutation::NeverSettle }, &[Workload::Forced], 200);
 }
 
 #[test]
@@ -169,6 +169,24 @@ fn a_volume_that_is_cut_early_is_caught() {
 #[test]
 fn a_volume_that_overwrites_zones_that_it_may_go_back_to_is_caught() {
     assert_caught(&Volumes { mutation: Mutation::TailEarlier }, &RESIZING, 200);
+}
+
+/// Loads of small commits behind one another.
+const JOINING: [Workload; 3] = [Workload::Forced, Workload::Hot, Workload::Mixed];
+
+#[test]
+fn a_volume_that_joins_what_a_checkpoint_has_taken_is_caught() {
+    assert_caught(&Volumes { mutation: Mutation::JoinTaken }, &JOINING, 200);
+}
+
+#[test]
+fn a_volume_that_joins_sectors_in_place_is_caught() {
+    assert_caught(&Volumes { mutation: Mutation::JoinInPlace }, &JOINING, 200);
+}
+
+#[test]
+fn a_volume_that_takes_the_shorter_copy_of_a_sector_is_caught() {
+    assert_caught(&Volumes { mutation: Mutation::ShorterCopy }, &JOINING, 60);
 }
 
 #[test]

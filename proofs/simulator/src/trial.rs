@@ -26,8 +26,10 @@ use crate::workload::{self, Workload};
 
 pub use crate::system::ZONE_BLOCKS;
 
-/// So long does a machine go on without requests in some seeds: everything is committed then and has its second copy.
-const REST: Duration = Duration::from_secs(3);
+/// So long, and so many times, does a machine go on without requests in some seeds: everything is committed then and has its second
+/// copy. A timer may go off before its time while tasks are ready; that all of them do before the worker has run is next to impossible.
+const REST: Duration = Duration::from_millis(500);
+const RESTS: usize = 8;
 
 /// What to run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -131,6 +133,7 @@ pub fn run<S: System>(system: &S, order: Order) -> Result<Report, Box<Defeat>> {
         keeps_length: sizes.chance(25),
         sizes,
         capacities: vec![shape.capacity_blocks],
+        undoable: Vec::new(),
     };
     match trial.whole() {
         Ok(()) => {
@@ -168,6 +171,8 @@ struct Trial<'a, S> {
     sizes: Random,
     /// The sizes that the device has had, in blocks.
     capacities: Vec<u64>,
+    /// Those from before changes that were seen after a kill, and that a power cut may undo.
+    undoable: Vec<u64>,
     /// The disk keeps its length, and is longer than the device.
     keeps_length: bool,
 }
@@ -224,6 +229,9 @@ impl<S: System> Trial<'_, S> {
         };
         self.report.crashes += u64::from(crashed);
         self.settled = survival.is_power_cut();
+        if self.settled {
+            self.undoable.clear();
+        }
         let counts = remains.counts;
         self.story.push(format!(
             "{what} {ended} after {} boundaries ({} I/Os, {} answered, {} failed); then {survival}",
@@ -270,7 +278,9 @@ impl<S: System> Trial<'_, S> {
             if closes && up.client.ledger().finding.borrow().is_none() {
                 up.close().await;
             } else if rests {
-                up.executor.delay(REST).await;
+                for _ in 0..RESTS {
+                    up.executor.delay(REST).await;
+                }
             }
         });
         let (image, life) = self.book("a machine under load", survival, remains)?;

@@ -1,8 +1,9 @@
 //! One sector of the log: a header and as many records as fit.
 //!
 //! Every sector stands by itself, because a crash may keep any of the sectors written since the last flush and lose any
-//! other. A sector's two places in the log follow from its sequence number. A sector that was written to one of them only is
-//! repeated by the next one, behind that one's own records.
+//! other. A sector's two places in the log follow from its sequence number. A small commit joins the sector of the commit before
+//! if that has room: the sector is written again, to its other place, with the records of both. What was written to one place
+//! only when the next sector begins is repeated by that one, behind its own records.
 
 use super::{RECORD_BYTES, Seed, get, put};
 
@@ -13,7 +14,8 @@ const AT_SEQUENCE: usize = 8;
 const AT_DURABLE: usize = 16;
 const AT_COUNT: usize = 24;
 const AT_REPEATS: usize = 26;
-const AT_ZERO: usize = 28;
+const AT_EARLIER: usize = 28;
+const AT_LEFT_OUT: usize = 30;
 
 /// The header of a log sector.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,6 +25,17 @@ pub struct LogHeader {
     /// Every sector with a lower sequence number was durable, its data too, when this one was written. At most one more than
     /// `sequence`: the second copy, written later, may count the sector itself.
     pub durable: u64,
+    /// How many of its own records, the first ones, are of earlier commits: they were durable, their data too, when it was written.
+    pub earlier: u16,
+    /// How many own records of the sector before, its first ones, are not repeated. 0 where nothing is.
+    pub left_out: u16,
+}
+
+impl LogHeader {
+    /// The header of a sector that begins with a commit and repeats all that the one before has, or nothing.
+    pub fn new(sequence: u64, durable: u64) -> LogHeader {
+        LogHeader { sequence, durable, earlier: 0, left_out: 0 }
+    }
 }
 
 /// A log sector that was read and checked.
@@ -51,8 +64,7 @@ impl<'a> LogSector<'a> {
         (sector_bytes as usize - HEADER_BYTES) / RECORD_BYTES
     }
 
-    /// Fills `sector` with a header, `records`, and behind them all records of the sector before if there are `repeats`. They
-    /// must fit.
+    /// Fills `sector` with a header, `records`, and behind them `repeats`, records of the sector before. They must fit.
     ///
     /// # Panics
     /// When there are more records than [`LogSector::capacity`].
@@ -70,6 +82,8 @@ impl<'a> LogSector<'a> {
         put::<8>(sector, AT_SEQUENCE, header.sequence);
         put::<2>(sector, AT_COUNT, count as u64);
         put::<2>(sector, AT_REPEATS, repeats.len() as u64);
+        put::<2>(sector, AT_EARLIER, u64::from(header.earlier));
+        put::<2>(sector, AT_LEFT_OUT, u64::from(header.left_out));
         let body = sector[HEADER_BYTES..].chunks_exact_mut(RECORD_BYTES);
         body.zip(records.chain(repeats)).for_each(|(place, record)| place.copy_from_slice(record));
         LogSector::set_durable(sector, seed, header.durable);
@@ -93,40 +107,50 @@ impl<'a> LogSector<'a> {
         if get::<4>(sector, AT_CHECKSUM) != u64::from(seed.checksum(&sector[AT_SEQUENCE..])) {
             return Err(LogSectorError::Invalid);
         }
-        let header = LogHeader { sequence: get::<8>(sector, AT_SEQUENCE), durable: get::<8>(sector, AT_DURABLE) };
-        let (count, repeats) = (get::<2>(sector, AT_COUNT) as usize, get::<2>(sector, AT_REPEATS) as usize);
-        let records =
-            sector.get(HEADER_BYTES..HEADER_BYTES + count * RECORD_BYTES).ok_or(LogSectorError::Impossible)?;
-        let own = count.checked_sub(repeats).ok_or(LogSectorError::Impossible)?;
-        // The second copy of a sector may say that the sector itself is durable.
-        if header.sequence > u64::MAX / 2 || header.durable > header.sequence + 1 {
-            return Err(LogSectorError::Impossible);
-        }
-        let (records, repeats) = records.split_at(own * RECORD_BYTES);
-        Ok(LogSector { header, records, repeats })
+        LogSector::read(sector).ok_or(LogSectorError::Impossible)
     }
 
-    /// The own records of a sector that was encoded here.
+    /// Reads a sector that is right, as one that was encoded here.
     ///
     /// # Panics
-    /// When `sector` was not.
-    pub fn own_records(sector: &[u8]) -> &[[u8; RECORD_BYTES]] {
-        let own = get::<2>(sector, AT_COUNT) - get::<2>(sector, AT_REPEATS);
-        &sector[HEADER_BYTES..].as_chunks::<RECORD_BYTES>().0[..own as usize]
+    /// When it cannot be one.
+    pub fn of_encoded(sector: &'a [u8]) -> LogSector<'a> {
+        LogSector::read(sector).expect("a sector that was encoded")
+    }
+
+    /// Reads a sector if it can be one, without its checksum.
+    fn read(sector: &'a [u8]) -> Option<LogSector<'a>> {
+        let (header, own, repeats) = LogSector::fields(sector)?;
+        let (records, rest) = sector[HEADER_BYTES..].split_at(own * RECORD_BYTES);
+        Some(LogSector { header, records, repeats: &rest[..repeats * RECORD_BYTES] })
+    }
+
+    /// The header and the numbers of own and repeated records, if they can be; nothing else is looked at.
+    fn fields(sector: &[u8]) -> Option<(LogHeader, usize, usize)> {
+        let (count, repeats) = (get::<2>(sector, AT_COUNT) as usize, get::<2>(sector, AT_REPEATS) as usize);
+        let header = LogHeader {
+            sequence: get::<8>(sector, AT_SEQUENCE),
+            durable: get::<8>(sector, AT_DURABLE),
+            earlier: get::<2>(sector, AT_EARLIER) as u16,
+            left_out: get::<2>(sector, AT_LEFT_OUT) as u16,
+        };
+        let (own, most) = (count.checked_sub(repeats)?, LogSector::capacity(sector.len() as u32));
+        let can_repeat = usize::from(header.left_out) + repeats <= most && (repeats > 0 || header.left_out == 0);
+        let is_possible = header.sequence <= u64::MAX / 2
+            // The second copy of a sector may say that the sector itself is durable.
+            && header.durable <= header.sequence + 1
+            && count <= most
+            && usize::from(header.earlier) <= own
+            && can_repeat;
+        is_possible.then_some((header, own, repeats))
     }
 
     /// The sequence number of a log sector of whatever volume, whose salt is not known: the checksum is not looked at, but
     /// every field has to be possible.
     pub fn trace(sector: &[u8]) -> Option<u64> {
-        let header = sector.get(..HEADER_BYTES).filter(|header| get::<4>(header, 0) == MAGIC)?;
-        let (sequence, durable) = (get::<8>(header, AT_SEQUENCE), get::<8>(header, AT_DURABLE));
-        let (count, repeats) = (get::<2>(header, AT_COUNT) as usize, get::<2>(header, AT_REPEATS) as usize);
-        let is_possible = sequence <= u64::MAX / 2
-            && durable <= sequence + 1
-            && repeats <= count
-            && count <= LogSector::capacity(sector.len() as u32)
-            && header[AT_ZERO..].iter().all(|&byte| byte == 0);
-        is_possible.then_some(sequence)
+        let is_sector = sector.len() >= HEADER_BYTES && get::<4>(sector, 0) == MAGIC;
+        let (header, ..) = is_sector.then(|| LogSector::fields(sector)).flatten()?;
+        Some(header.sequence)
     }
 
     /// The sequence number of a log sector and the salt with which its checksum is right, where it can be one at all.
@@ -141,7 +165,7 @@ impl<'a> LogSector<'a> {
         self.records.as_chunks::<RECORD_BYTES>().0
     }
 
-    /// The records of the sector before, unchecked: all of its own, or none where that one was not written once only.
+    /// Records of the sector before, unchecked: its own but those left out, or none where all of them are in both its places.
     pub fn repeats(&self) -> &'a [[u8; RECORD_BYTES]] {
         self.repeats.as_chunks::<RECORD_BYTES>().0
     }
@@ -152,7 +176,7 @@ mod tests {
     use super::*;
 
     const SEED: Seed = Seed(3);
-    const HEADER: LogHeader = LogHeader { sequence: 9, durable: 7 };
+    const HEADER: LogHeader = LogHeader { sequence: 9, durable: 7, earlier: 3, left_out: 2 };
 
     #[test]
     fn a_sector_comes_back() {
@@ -166,7 +190,7 @@ mod tests {
         assert_eq!((again.header.durable, again.records(), again.repeats()), (10, &records[..], &repeats[..]));
         assert_eq!(LogSector::trace(&sector), Some(9));
         assert_eq!(LogSector::trace_salt(&sector), Some((9, SEED)));
-        for at in [0, 17, 24, 26, 28] {
+        for at in [0, 17, 24, 26, 28, 30] {
             let mut other = sector;
             other[at] = 0xff;
             assert_eq!(LogSector::trace(&other), None, "byte {at}");
@@ -177,7 +201,7 @@ mod tests {
     fn torn_foreign_and_blank_sectors_do_not_count() {
         let mut sector = [0; 512];
         assert_eq!(LogSector::decode(&sector, SEED), Err(LogSectorError::Invalid));
-        LogSector::encode(&mut sector, SEED, HEADER, [[5; RECORD_BYTES]].iter(), &[]);
+        LogSector::encode(&mut sector, SEED, LogHeader::new(9, 7), [[5; RECORD_BYTES]].iter(), &[]);
         assert_eq!(LogSector::decode(&sector, Seed(4)), Err(LogSectorError::Invalid));
         for bit in 0..512 * 8 {
             let mut bad = sector;
@@ -189,13 +213,16 @@ mod tests {
     #[test]
     fn impossible_headers_are_refused() {
         let mut sector = [0; 512];
-        LogSector::encode(&mut sector, SEED, LogHeader { sequence: 1, durable: 3 }, [].iter(), &[]);
+        LogSector::encode(&mut sector, SEED, LogHeader::new(1, 3), [].iter(), &[]);
         assert_eq!(LogSector::decode(&sector, SEED), Err(LogSectorError::Impossible));
-        for (at, value) in [(AT_COUNT, 16), (AT_REPEATS, 1)] {
-            LogSector::encode(&mut sector, SEED, HEADER, [].iter(), &[]);
+        for (at, value) in [(AT_COUNT, 16), (AT_REPEATS, 2), (AT_EARLIER, 2), (AT_LEFT_OUT, 1)] {
+            LogSector::encode(&mut sector, SEED, LogHeader::new(9, 7), [[5; RECORD_BYTES]].iter(), &[]);
+            assert!(LogSector::decode(&sector, SEED).is_ok());
             put::<2>(&mut sector, at, value);
             LogSector::set_durable(&mut sector, SEED, HEADER.durable);
-            assert_eq!(LogSector::decode(&sector, SEED), Err(LogSectorError::Impossible));
+            assert_eq!(LogSector::decode(&sector, SEED), Err(LogSectorError::Impossible), "byte {at}");
         }
+        LogSector::encode(&mut sector, SEED, LogHeader { left_out: 15, ..HEADER }, [].iter(), &[[5; RECORD_BYTES]]);
+        assert_eq!(LogSector::decode(&sector, SEED), Err(LogSectorError::Impossible), "more than one sector has");
     }
 }

@@ -9,6 +9,7 @@ use sealblock_units::{BlockSize, Extent, Lba};
 
 use super::setup::{Rig, TestClock, TestMedium, created, pattern, protection};
 use crate::format::{Layout, LogSector, Seed};
+use crate::open::Mutation;
 use crate::{OpenOptions, Opened, VolumeError, open};
 
 const BLOCKS: u64 = 64;
@@ -29,6 +30,8 @@ struct Crashed {
     /// The first and the next sequence number of the log.
     tail: u64,
     next: u64,
+    /// The bytes of the log after each commit.
+    logs: Vec<Vec<u8>>,
 }
 
 fn size_of(blocks: u64, of: &Layout) -> usize {
@@ -36,7 +39,7 @@ fn size_of(blocks: u64, of: &Layout) -> usize {
 }
 
 impl Crashed {
-    /// Flushes commits of so many blocks each, and stops.
+    /// Flushes commits of so many blocks each, as many as go to the log without a checkpoint, and stops.
     fn after(size: BlockSize, sector: u32, commits: impl IntoIterator<Item = u64>, settled: bool) -> Crashed {
         let medium = created(size, sector, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
         let rig = Rig::open(&medium, false).unwrap();
@@ -59,9 +62,12 @@ impl Crashed {
         assert_eq!(tail, log.next.get(), "the log is empty");
         let earlier = medium.bytes.borrow().clone();
         let mut before = last.clone();
-        for (round, blocks) in (0..).zip(commits) {
+        let (mut logs, bytes) = (Vec::new(), layout.log_offset() as usize..layout.bitmap_offset() as usize);
+        let has_room = || log.next.get() - tail < layout.log_sectors() / 2 - 2;
+        for (round, blocks) in (0..).zip(commits).take_while(|_| has_room()) {
             before.clone_from(&last);
             flush(round * 5 % (BLOCKS - blocks + 1), blocks, &mut last);
+            logs.push(medium.bytes.borrow()[bytes.clone()].to_vec());
         }
         if settled {
             rig.wait(SETTLED);
@@ -70,7 +76,7 @@ impl Crashed {
         assert_eq!(rig.gate.device().log.tail.get(), tail, "the log is live");
         let next = rig.gate.device().log.next.get();
         drop(rig);
-        Crashed { medium, layout, earlier, last, before, tail, next }
+        Crashed { medium, layout, earlier, last, before, tail, next, logs }
     }
 
     /// Opens a copy of the medium that was damaged from one byte to another, read-only and for writing.
@@ -93,9 +99,24 @@ impl Crashed {
         }
     }
 
-    /// Where the only copy of the last commit lies, if there is only one.
+    /// A sector of the log in both its places.
+    fn copies(&self, sequence: u64) -> [(u64, Vec<u8>); 2] {
+        let sector = self.layout.sector_bytes() as usize;
+        [0, 1].map(|region| {
+            let at = self.layout.log_place(sequence, region);
+            (at, self.medium.bytes.borrow()[at as usize..at as usize + sector].to_vec())
+        })
+    }
+
+    /// Where the only copy of the last commit lies: the other place of its sector has less, or an older sector.
     fn only_place(&self) -> u64 {
-        self.layout.log_place(self.next - 1, self.next - 1)
+        let records = |bytes: &[u8]| {
+            let sector = LogSector::decode(bytes, Seed::of(&super::setup::UUID)).ok();
+            sector.filter(|sector| sector.header.sequence == self.next - 1).map(|sector| sector.records().len())
+        };
+        let [(a, first), (b, second)] = self.copies(self.next - 1);
+        assert_ne!(records(&first), records(&second), "the premise: one of them has more");
+        if records(&first) > records(&second) { a } else { b }
     }
 }
 
@@ -142,15 +163,91 @@ fn a_damaged_sector_of_a_live_log_costs_the_last_small_commit_at_most() {
 #[test]
 fn a_damaged_run_of_a_live_log_costs_the_last_small_commit_at_most() {
     for (size, sector) in [(BlockSize::B4096, 512), (BlockSize::B4096, 4096)] {
-        let layout = Layout::new(size, sector, BLOCKS).unwrap();
-        // As much as the log takes without a checkpoint, round its end.
-        let commits = layout.log_sectors() / 2 - 2;
-        let crashed = Crashed::after(size, sector, (0..commits).map(|_| 1), false);
+        let crashed = Crashed::after(size, sector, (0..).map(|_| 1), false);
         damage_each_run(&crashed, 7 << 12, Some(crashed.only_place()));
-        let crashed = Crashed::after(size, sector, (0..commits).map(|_| 1), true);
+        let crashed = Crashed::after(size, sector, (0..).map(|_| 1), true);
         damage_each_run(&crashed, 7 << 12, None);
-        let crashed = Crashed::after(size, sector, (0..commits / 2).map(|round| round % 9 * 3 % 23 + 1), true);
+        let crashed = Crashed::after(size, sector, (0..).map(|round| round % 9 * 3 % 23 + 1), true);
         damage_each_run(&crashed, 7 << 12, None);
+    }
+}
+
+#[test]
+fn a_sector_of_a_live_log_put_back_to_an_earlier_content_costs_the_last_small_commit_at_most() {
+    for settled in [false, true] {
+        // Up to fourteen in a sector, and sectors that end early.
+        let commits = [1, 1, 2, 1, 1, 9, 1, 1, 7, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 3, 1];
+        let crashed = Crashed::after(BlockSize::B4096, 512, commits, settled);
+        let only = if settled { None } else { Some(crashed.only_place()) };
+        let start = crashed.layout.log_offset() as usize;
+        let mut tried = 0;
+        for (sequence, log) in (crashed.tail..crashed.next).flat_map(|at| crashed.logs.iter().map(move |log| (at, log)))
+        {
+            for (at, now) in crashed.copies(sequence) {
+                let earlier = &log[at as usize - start..][..now.len()];
+                if *earlier == now {
+                    continue;
+                }
+                let last = if only == Some(at) { &crashed.before } else { &crashed.last };
+                crashed.medium.bytes.borrow_mut()[at as usize..][..now.len()].copy_from_slice(earlier);
+                crashed.check("as it was", at, at, last);
+                crashed.medium.bytes.borrow_mut()[at as usize..][..now.len()].copy_from_slice(&now);
+                tried += 1;
+            }
+        }
+        assert!(tried > 50, "{tried}");
+    }
+}
+
+#[test]
+fn small_commits_join_the_sector_before_as_long_as_there_is_room_and_no_block_of_theirs_is_there() {
+    let rig = Rig::new(BlockSize::B4096, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
+    let log = &rig.gate.device().log;
+    let flush = |lba: u64| {
+        let (written, syncs) = (rig.medium.written_bytes.get(), rig.medium.syncs.get());
+        rig.write(lba, &pattern(lba, 4096)).unwrap();
+        rig.flush().unwrap();
+        assert_eq!(rig.medium.written_bytes.get() - written, 4096 + 512);
+        assert_eq!(rig.medium.syncs.get() - syncs, 1);
+        log.next.get()
+    };
+    rig.write(63, &pattern(1, 4096)).unwrap();
+    rig.flush().unwrap();
+    rig.wait(Duration::from_secs(5));
+    let first = log.next.get();
+    assert_eq!((0..15).map(flush).max(), Some(first + 1), "fifteen in the first");
+    assert_eq!((15..29).map(flush).max(), Some(first + 2), "fourteen and one repeated");
+    assert_eq!(flush(29), first + 3);
+    assert_eq!(flush(29), first + 4, "two of one block would have one generation");
+    rig.wait(SETTLED);
+    assert_eq!(flush(30), first + 5, "what has its second copy says that it is durable as a whole");
+    rig.wait(Duration::from_secs(5));
+    assert_eq!(flush(31), first + 6, "the tables have the sector before");
+    let medium = rig.medium.clone();
+    drop(rig);
+    let again = Rig::open(&medium, false).unwrap();
+    (0..32).for_each(|lba| assert!(again.read(lba, 1).unwrap() == pattern(lba, 4096)));
+}
+
+#[test]
+fn a_commit_that_joins_a_sector_beside_a_checkpoint_is_not_taken_for_one_in_the_tables() {
+    for mutation in [Mutation::None, Mutation::JoinTaken] {
+        let medium = created(BlockSize::B4096, 512, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
+        let rig = Rig::open_with(&medium, OpenOptions { mutation, ..OpenOptions::default() }).unwrap();
+        rig.write(0, &pattern(1, 4096)).unwrap();
+        rig.flush().unwrap();
+        hold_tables(&rig);
+        rig.gate.device().checkpoints.want();
+        rig.idle();
+        // A checkpoint is under way, and has the sector.
+        rig.write(1, &pattern(2, 4096)).unwrap();
+        rig.flush().unwrap();
+        rig.medium.let_all_go();
+        rig.idle();
+        drop(rig);
+        let again = Rig::open(&medium, true).unwrap();
+        assert_eq!(again.read(0, 1).unwrap(), pattern(1, 4096));
+        assert_eq!(again.read(1, 1).unwrap() == pattern(2, 4096), mutation == Mutation::None, "{mutation:?}");
     }
 }
 
@@ -161,7 +258,7 @@ fn open_described(medium: &TestMedium, read_only: bool) -> Result<Opened<TestMed
 
 #[test]
 fn a_log_that_lost_a_sector_in_both_places_is_read_and_not_written_and_never_called_clean() {
-    let crashed = Crashed::after(BlockSize::B4096, 512, [1, 8, 1, 1, 1, 1], true);
+    let crashed = Crashed::after(BlockSize::B4096, 512, [1, 8, 7, 7, 7, 7], true);
     let (layout, tail) = (crashed.layout, crashed.tail);
     // One that is written twice; one that is written once and repeated.
     for (sequence, other) in [(tail + 1, tail + 1), (tail + 3, tail + 4)] {
@@ -196,6 +293,20 @@ fn a_log_that_lost_a_sector_in_both_places_is_read_and_not_written_and_never_cal
         assert_eq!(coverage.blocks(), BLOCKS);
         assert!(*medium.bytes.borrow() == before);
     }
+}
+
+#[test]
+fn a_sector_that_is_repeated_in_part_is_lost_where_both_its_places_are() {
+    let crashed = Crashed::after(BlockSize::B4096, 512, [1, 1, 1, 8], true);
+    assert_eq!(crashed.next - crashed.tail, 2, "the premise: three have joined");
+    for (at, bytes) in crashed.copies(crashed.tail) {
+        crashed.medium.bytes.borrow_mut()[at as usize..][..bytes.len()].fill(0);
+    }
+    match open_described(&crashed.medium, false).err() {
+        Some(VolumeError::LogDamaged { sequence, sectors }) => assert_eq!((sequence, sectors), (crashed.tail, 1)),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(open_described(&crashed.medium, true).unwrap().description.log_lost, 1);
 }
 
 /// A volume with two small commits of one block.
@@ -327,14 +438,17 @@ fn a_full_log_waits_for_the_checkpoint_and_goes_on_behind_it() {
             }
         })
     };
-    let flushed = (0..2 * sectors).find(|round| !write(*round)).unwrap();
-    assert!((sectors - 2..=sectors).contains(&flushed), "{flushed} of {sectors}");
+    // Fourteen of them to a sector.
+    let most = 14 * sectors;
+    let flushed = (0..2 * most).find(|round| !write(*round)).unwrap();
+    assert!((most - 28..=most + 1).contains(&flushed), "{flushed} of {most}");
     rig.medium.let_all_go();
     rig.flush().unwrap();
-    assert!((flushed + 1..2 * sectors).all(write));
+    let end = 2 * most / BLOCKS * BLOCKS;
+    assert!((flushed + 1..end).all(write));
     let again = Rig::open(&rig.close(), true).unwrap();
     again.verify().unwrap();
-    (0..BLOCKS).for_each(|lba| assert!(again.read(lba, 1).unwrap() == pattern(2 * sectors - BLOCKS + lba, 4096)));
+    (0..BLOCKS).for_each(|lba| assert!(again.read(lba, 1).unwrap() == pattern(end - BLOCKS + lba, 4096)));
 }
 
 #[test]
@@ -344,7 +458,8 @@ fn what_is_written_while_a_commit_waits_for_room_is_committed_too() {
     let log = &rig.gate.device().log;
     let sectors = rig.gate.device().layout.log_sectors();
     for round in 0..sectors {
-        rig.write(round % BLOCKS, &pattern(round, 4096)).unwrap();
+        // Commits of one block share no sector.
+        rig.write(63, &pattern(round, 4096)).unwrap();
         rig.flush().unwrap();
     }
     assert_eq!(log.next.get() - log.tail.get(), sectors, "the log is full");

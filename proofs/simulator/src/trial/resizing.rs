@@ -75,6 +75,7 @@ impl<S: System> Trial<'_, S> {
         let draws = self.sizes.fork("resizing");
         let parts = Parts { random: &draws, ..self.parts(self.behaviour_by(&self.sizes, crash_at), survival) };
         let remains = parts.resize(image, to, Rc::clone(&told));
+        let mut undoable = std::mem::take(&mut self.undoable);
         let (image, life) = self.book(&format!("a change of size from {from} to {to} blocks"), survival, remains)?;
         self.report.resizings += 1;
         self.capacities.push(to);
@@ -86,10 +87,15 @@ impl<S: System> Trial<'_, S> {
                 now == from && self.checker.borrow().touched().last().is_some_and(|last| last.get() >= to)
             }
             Some(Resizing::NoRoom) => now == from && to > from,
-            None => life == Life::Crashed && (now == from || now == to),
+            None => life == Life::Crashed && (now == from || now == to || undoable.contains(&now)),
         };
         if !is_due {
             return Err(format!("a device of {now} blocks, resized from {from} to {to}: {:?}", told.get()));
+        }
+        // Whoever was answered had synced what it found, and what it did.
+        if !self.settled && told.get().is_none() {
+            undoable.extend((now != from).then_some(from));
+            self.undoable = undoable;
         }
         self.checker.borrow_mut().cut(now).map_err(|violation| violation.to_string())?;
         self.long_durable.retain(|lba| lba.get() < now);
