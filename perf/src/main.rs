@@ -1,5 +1,6 @@
 //! Benchmarks, one per claim. See `docs/performance.md` for what came out.
 
+mod against;
 mod amplification;
 mod counted;
 mod fairness;
@@ -40,6 +41,7 @@ fn main() -> anyhow::Result<()> {
         Claim::Nbd(options) => nbd::run(&options)?,
         Claim::RemoteVerify(options) => remote_verify::run(options)?,
         Claim::OnePass(options) => one_pass::run(options)?,
+        Claim::Against { other, turns, words } => against::run(&other, turns, &words)?,
     }
     Ok(())
 }

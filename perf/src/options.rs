@@ -46,6 +46,17 @@ pub enum Claim {
     RemoteVerify(RemoteOptions),
     /// Protection and data digests from one pass over the data, against separate passes.
     OnePass(RemoteOptions),
+    /// Another build of this program against this one, by turns, at one of the claims above.
+    Against {
+        /// The other program.
+        other: PathBuf,
+        /// How often both are run.
+        #[arg(long, default_value_t = 5)]
+        turns: u32,
+        /// What both are told; options of the claim follow its name.
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<String>,
+    },
 }
 
 /// Where, how large and how long, for benchmarks on files.

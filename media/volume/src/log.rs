@@ -44,7 +44,7 @@ pub(crate) struct Log {
 struct Last {
     sequence: u64,
     bytes: Vec<u8>,
-    /// The blocks of its own records, from one up to another.
+    /// The blocks of its own records, from one up to another, where only one place has the newest.
     blocks: Vec<(u64, u64)>,
     /// The region that has its newest records; none if both have them all.
     only_in: Option<u64>,
@@ -65,6 +65,7 @@ pub(crate) struct Place {
     /// What the first sector repeats of the one before.
     repeats: Vec<[u8; RECORD_BYTES]>,
     left_out: u16,
+    /// The blocks of all own records of a sector that is written to one place.
     blocks: Vec<(u64, u64)>,
 }
 
@@ -96,9 +97,10 @@ impl Log {
 
     /// Where these records go, for which there is room in the log. From here on the sector that they join is not wholly in the tables.
     pub fn place(&self, records: &[RecordRun], layout: &Layout, mutation: Mutation) -> Place {
-        let blocks: Vec<(u64, u64)> = records.iter().map(|run| (run.start(), run.end())).collect();
         // A long run is one record, and yet more than may hang on a single sector.
-        let is_small = blocks.iter().map(|(start, end)| end - start).sum::<u64>() <= SMALL as u64;
+        let is_small = records.iter().map(|run| run.blocks as usize).sum::<usize>() <= SMALL;
+        let small = if is_small { records } else { &[] };
+        let blocks: Vec<(u64, u64)> = small.iter().map(|run| (run.start(), run.end())).collect();
         let last = self.last.borrow();
         let last = last.as_ref().filter(|last| last.sequence >= self.tail.get());
         let single = last.and_then(|last| Some((last, last.only_in?)));

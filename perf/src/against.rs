@@ -1,0 +1,116 @@
+//! Another build of this program against this one, by turns: what a change has cost or brought.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, bail, ensure};
+
+use crate::report::{Spread, verdict};
+
+/// The least part of the other's rate that keeps the claim.
+const BAR: f64 = 0.95;
+
+/// One contender under one load, in one turn.
+#[derive(Clone, PartialEq, Debug)]
+struct Figure {
+    load: String,
+    name: String,
+    rate: f64,
+    cpu_us: f64,
+}
+
+/// Runs both builds `turns` times, each going first in every other turn, and prints what they have in common.
+pub fn run(other: &Path, turns: u32, words: &[String]) -> anyhow::Result<()> {
+    ensure!(turns > 0, "at least one turn is needed");
+    let this = std::env::current_exe().context("where this program is")?;
+    let mut pairs = Vec::new();
+    for turn in 0..turns {
+        let mut figures = [Vec::new(), Vec::new()];
+        let order = if turn % 2 == 0 { [0, 1] } else { [1, 0] };
+        for of in order {
+            figures[of] = measure(if of == 0 { &this } else { other }, words)?;
+        }
+        eprintln!("turn {} of {turns}", turn + 1);
+        pairs.push(figures);
+    }
+    print(&pairs);
+    Ok(())
+}
+
+fn measure(program: &Path, words: &[String]) -> anyhow::Result<Vec<Figure>> {
+    let output = Command::new(program).args(words).stdin(Stdio::null()).stderr(Stdio::inherit()).output();
+    let output = output.with_context(|| format!("starting {}", program.display()))?;
+    if !output.status.success() {
+        bail!("{} ended with {}", program.display(), output.status);
+    }
+    let figures = figures(&String::from_utf8_lossy(&output.stdout));
+    ensure!(!figures.is_empty(), "{} printed no rates", program.display());
+    Ok(figures)
+}
+
+/// The rates in what a benchmark prints: a load at the beginning of a line, and below it a line for each contender.
+fn figures(text: &str) -> Vec<Figure> {
+    let (mut load, mut found) = (String::new(), Vec::new());
+    for line in text.lines() {
+        let Some(contender) = line.strip_prefix("  ") else {
+            line.clone_into(&mut load);
+            continue;
+        };
+        let words: Vec<&str> = contender.split_whitespace().collect();
+        let number = |unit: &str| {
+            let at = words.iter().position(|word| *word == unit)?;
+            words.get(at.checked_sub(1)?)?.parse::<f64>().ok()
+        };
+        if let (Some(rate), Some(cpu_us)) = (number("/s"), number("us")) {
+            let name = contender.get(..16).unwrap_or(contender).trim().to_owned();
+            found.push(Figure { load: load.clone(), name, rate, cpu_us });
+        }
+    }
+    found
+}
+
+/// A line for each contender and load that both builds have, the raw files left out.
+fn print(pairs: &[[Vec<Figure>; 2]]) {
+    let mut load = "";
+    for first in pairs.iter().take(1).flat_map(|[this, _]| this) {
+        let of = |figures: &[Figure]| {
+            let is_same = |figure: &&Figure| figure.load == first.load && figure.name == first.name;
+            figures.iter().find(is_same).cloned()
+        };
+        let both: Vec<(Figure, Figure)> =
+            pairs.iter().filter_map(|[this, other]| Some((of(this)?, of(other)?))).collect();
+        if both.is_empty() || first.name.starts_with("raw") {
+            continue;
+        }
+        if load != first.load {
+            println!("{}", first.load);
+            load = &first.load;
+        }
+        let rate = Spread::of(both.iter().map(|(this, other)| this.rate / other.rate));
+        let cpu = Spread::of(both.iter().map(|(this, other)| this.cpu_us / other.cpu_us));
+        println!(
+            "  {:16} {:5.1} % [{:5.1} .. {:5.1}] of the other's rate, {:5.1} % of its CPU time{}",
+            first.name,
+            rate.median * 100.0,
+            rate.least * 100.0,
+            rate.most * 100.0,
+            cpu.median * 100.0,
+            verdict(rate.median, Some(BAR)),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_found_below_their_load() {
+        let text = "io_uring\n\nread 4 KiB, random\n  raw                  61285 /s     251 MB/s      5.5 us CPU   (yardstick)\n  \
+                    volume crc32c        39568 /s     162 MB/s      7.9 us CPU    64.6 % [ 64.6 ..  64.6]\n  volume crc32c    5 \
+                    syncs of 8.83 ms\nwrite\n  mirror of in step   106.2 %\n";
+        let figure =
+            |name: &str, rate, cpu_us| Figure { load: "read 4 KiB, random".into(), name: name.into(), rate, cpu_us };
+        assert_eq!(figures(text), [figure("raw", 61285.0, 5.5), figure("volume crc32c", 39568.0, 7.9)]);
+    }
+}
