@@ -183,7 +183,8 @@ fn live_log(specimen: &Specimen, superblock: &Superblock) -> Vec<Live> {
             }
         }
     }
-    live.iter_mut().for_each(|sector| sector.is_durable |= sector.sequence < mark);
+    // The sector before the mark may have the last commit that was answered, where only a later part of another one is there.
+    live.iter_mut().for_each(|sector| sector.is_durable |= sector.sequence + 1 < mark);
     live
 }
 
