@@ -99,8 +99,13 @@ pub(crate) async fn read<M: Medium>(medium: &M) -> Result<Found, VolumeError> {
         (Err(_), Err(_)) => read_tail(medium).await,
     };
     let Some(newest) = newest else { return Err(reason(first, second)) };
-    let newest = read_ahead(medium, &newest).await.unwrap_or(newest);
-    let (offset, third) = third(newest).await;
+    let (mut newest, mut last) = (newest, third(newest).await);
+    if last.1.is_err()
+        && let Some(ahead) = read_ahead(medium, &newest).await
+    {
+        (newest, last) = (ahead, third(ahead).await);
+    }
+    let (offset, third) = last;
     let superblock = third.as_ref().ok().filter(|third| third.serial > newest.serial).copied().unwrap_or(newest);
     let serves = |copy: &Result<Superblock, Loss>| {
         copy.as_ref().is_ok_and(|copy| {
@@ -108,20 +113,22 @@ pub(crate) async fn read<M: Medium>(medium: &M) -> Result<Found, VolumeError> {
         })
     };
     let all_serve = [&first, &second, &third].into_iter().all(serves);
-    let copy = |offset_bytes, copy: Result<Superblock, Loss>| {
-        let lost = match copy {
-            // They take turns, so one of the first two has missed one write at most.
-            Ok(copy) if copy.uuid == superblock.uuid => {
-                let missed = superblock.serial.saturating_sub(copy.serial);
-                (missed > 1).then(|| Loss::Behind(missed).words())
-            }
-            Ok(_) => Some("the superblock of another volume is there".to_owned()),
-            Err(loss) => Some(loss.words()),
-        };
-        SuperblockCopy { offset_bytes, lost }
-    };
+    let copy = |offset_bytes, copy| SuperblockCopy { offset_bytes, lost: lost(copy, &superblock) };
     let [a, b] = SUPERBLOCK_OFFSETS;
     Ok(Found { superblock, copies: [copy(a, first), copy(b, second), copy(offset, third)], all_serve })
+}
+
+/// Why a copy cannot be used beside the one that counts, where it cannot.
+fn lost(copy: Result<Superblock, Loss>, newest: &Superblock) -> Option<String> {
+    match copy {
+        // They take turns, and a crash may have come between a write of theirs and that of the third.
+        Ok(copy) if copy.uuid == newest.uuid => {
+            let missed = newest.serial.saturating_sub(copy.serial);
+            (missed > 2).then(|| Loss::Behind(missed).words())
+        }
+        Ok(_) => Some("the superblock of another volume is there".to_owned()),
+        Err(loss) => Some(loss.words()),
+    }
 }
 
 /// What to say where no copy can be used.

@@ -123,18 +123,8 @@ impl Specimen {
         let model = Rc::new(RefCell::new(Model::new(created.capacity_blocks)));
         let mut life = Life { shape, patterns, model, version: 1, image, random };
         life.create(created)?;
-        let mut earlier = Vec::new();
-        if state == State::Resized {
-            life.live_before(true, &mut earlier)?;
-        }
-        for size in sizes.chain((!shares.is_empty()).then_some(shape.capacity_blocks)) {
-            layout = life.resize(&layout, size)?;
-        }
-        for machine in 0..life.random.between(2, 4) {
-            life.live_before(machine == 0 && earlier.is_empty(), &mut earlier)?;
-        }
-        // What lay behind the end then was blank, or nothing.
-        earlier.iter_mut().for_each(|image| image.resize(layout.medium_bytes() as usize, 0));
+        let sizes: Vec<u64> = sizes.chain((!shares.is_empty()).then_some(shape.capacity_blocks)).collect();
+        let earlier = life.before(state, &sizes, &mut layout)?;
         life.live(false, state.ends(&life.random))?;
         let model = life.model.borrow().clone();
         let watched = watched(&model, large, &life.random);
@@ -266,6 +256,23 @@ impl Life {
             }
             other => Err(format!("the volume was not resized: {other:?}")),
         }
+    }
+
+    /// All machines before the last one, with the changes of size; what they have left.
+    fn before(&mut self, state: State, sizes: &[u64], layout: &mut Layout) -> Result<Vec<Vec<u8>>, String> {
+        let mut earlier = Vec::new();
+        if state == State::Resized {
+            self.live_before(true, &mut earlier)?;
+        }
+        for &size in sizes {
+            *layout = self.resize(layout, size)?;
+        }
+        for machine in 0..self.random.between(2, 4) {
+            self.live_before(machine == 0 && earlier.is_empty(), &mut earlier)?;
+        }
+        // What lay behind the end then was blank, or nothing.
+        earlier.iter_mut().for_each(|image| image.resize(layout.medium_bytes() as usize, 0));
+        Ok(earlier)
     }
 
     /// A machine before the last one, and what it has left.
