@@ -16,6 +16,7 @@ mod paced;
 mod remote;
 mod remote_verify;
 mod report;
+mod restart;
 mod rig;
 mod stripe;
 mod touched;
@@ -39,6 +40,7 @@ fn main() -> anyhow::Result<()> {
         Claim::NvmeTcp(options) => nvme_tcp::run(options)?,
         Claim::Nbd(options) => nbd::run(&options)?,
         Claim::RemoteVerify(options) => remote_verify::run(options)?,
+        Claim::Restart(options) => restart::run(&options)?,
         Claim::OnePass(options) => one_pass::run(options)?,
     }
     Ok(())
