@@ -1,8 +1,11 @@
 //! Bytes written to the medium per byte of application data, for random writes of 4 KiB.
 //!
-//! Claim: at most 1.15. Counted on a medium in memory that counts every byte and forgets the data, from the opening of a
+//! Claim: at most 1.10 up to 64 GiB and 1.20 above, and 1.15 for one writer that flushes after each write. Counted on a medium in memory that counts every byte and forgets the data, from the opening of a
 //! new volume through its close, so log, tables, superblocks and the checkpoints that close it are all in. Only bytes
 //! matter here, so time stands for nothing, and the count is the same on every run but for the order of wake-ups.
+//!
+//! "half" is the second half of the writes by itself, without what closing writes: tables that are made once, and the last
+//! checkpoint, which is of however little has been gathered, are no part of it. It is right to a checkpoint more or less.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -19,7 +22,9 @@ use crate::load::{self, Load, Until};
 use crate::options::AmplificationOptions;
 use crate::rig::TurnClock;
 
-const BAR: f64 = 1.15;
+/// What volumes up to [`LARGE_BYTES`] have to keep, larger ones, and any with one flushing writer.
+const BARS: [f64; 3] = [1.10, 1.20, 1.15];
+const LARGE_BYTES: u64 = 64 << 30;
 /// Sectors of the media on which this is counted.
 const SECTOR_BYTES: u32 = 512;
 /// Queue depth, writes between flushes, random addresses.
@@ -38,14 +43,17 @@ pub fn run(options: &AmplificationOptions) -> anyhow::Result<()> {
         options.writes
     );
     println!(
-        "{:>9} {:>4} {:>11} {:>7} {:>7} {:>7} {:>8}  bar {BAR}",
-        "volume", "QD", "flush every", "log", "tables", "in all", "read"
+        "{:>9} {:>4} {:>11} {:>7} {:>7} {:>7} {:>7} {:>8}",
+        "volume", "QD", "flush every", "log", "tables", "in all", "half", "read"
     );
     for size in &options.sizes {
-        for (depth, flush_every, random) in LOADS {
+        let loads = if options.one_load { &LOADS[..1] } else { &LOADS[..] };
+        for &(depth, flush_every, random) in loads {
             reactor.block_on(one(options, size.get(), depth, flush_every, random))?;
         }
-        reactor.block_on(zeroes(options, size.get()))?;
+        if !options.one_load {
+            reactor.block_on(zeroes(options, size.get()))?;
+        }
     }
     Ok(())
 }
@@ -86,19 +94,23 @@ async fn one(
 ) -> anyhow::Result<()> {
     let Rig { gate, worker, counts } = rig(options, bytes).await?;
     let load = Load { name: "", write: true, blocks: 1, random, depth, flush_every };
-    let turn = load::drive(Rc::clone(&gate), load, Until::Asked(options.writes), 1).await?;
+    let first = load::drive(Rc::clone(&gate), load, Until::Asked(options.writes / 2), 1).await?;
+    let half = counts.written_in_all();
+    let second = load::drive(Rc::clone(&gate), load, Until::Asked(options.writes - options.writes / 2), 2).await?;
+    let steady = (counts.written_in_all() - half) as f64 / second.bytes as f64;
     gate.device().close().await?;
     worker.await?;
-    let per_byte = |written: u64| written as f64 / turn.bytes as f64;
+    let per_byte = |written: u64| written as f64 / (first.bytes + second.bytes) as f64;
     let whole = per_byte(counts.written_in_all());
+    let bar = BARS[if depth == 1 { 2 } else { usize::from(bytes > LARGE_BYTES) }];
     println!(
-        "{:>6} MiB {depth:>4} {:>11} {:7.4} {:7.4} {whole:7.4} {:8.4}  {}{}",
+        "{:>6} MiB {depth:>4} {:>11} {:7.4} {:7.4} {whole:7.4} {steady:7.4} {:8.4}  {}{}",
         bytes >> 20,
         if flush_every == 0 { "never".to_owned() } else { flush_every.to_string() },
         per_byte(counts.written(Part::Log)),
         per_byte(counts.written(Part::Tables)),
         per_byte(counts.read()),
-        if whole <= BAR { "kept".to_owned() } else { format!("MISSED by {:.3}", whole - BAR) },
+        if whole <= bar { format!("{bar:.2} kept") } else { format!("{bar:.2} MISSED by {:.3}", whole - bar) },
         if random { "" } else { " (sequential)" },
     );
     Ok(())

@@ -17,6 +17,7 @@ mod paced;
 mod remote;
 mod remote_verify;
 mod report;
+mod restart;
 mod rig;
 mod stripe;
 mod touched;
@@ -40,6 +41,7 @@ fn main() -> anyhow::Result<()> {
         Claim::NvmeTcp(options) => nvme_tcp::run(options)?,
         Claim::Nbd(options) => nbd::run(&options)?,
         Claim::RemoteVerify(options) => remote_verify::run(options)?,
+        Claim::Restart(options) => restart::run(&options)?,
         Claim::OnePass(options) => one_pass::run(options)?,
         Claim::Against { other, turns, words } => against::run(&other, turns, &words)?,
     }

@@ -7,7 +7,7 @@
 //! Who else used the servers' CPU meanwhile is told too: with somebody who always wants it, a server gets the more of it the
 //! more threads it has. What each spends on a request says then which is cheaper, and the rates do not.
 
-mod client;
+pub mod client;
 mod servers;
 
 use std::time::Duration;
@@ -15,7 +15,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use crate::load::random;
+use crate::load::{Until, random};
 use crate::options::NbdOptions;
 use crate::report::{Spread, shuffled, verdict};
 use client::{Client, Load};
@@ -85,8 +85,9 @@ pub fn run(options: &NbdOptions) -> Result<()> {
 
 fn turn(served: &Served, client: &mut Client, load: Load, options: &NbdOptions, seed: u64) -> Result<Turn> {
     let (before, busy) = (served.cpu_seconds()?, servers::busy_seconds(options.server_cpu)?);
-    let (requests, elapsed) =
-        client.drive(load, Duration::from_secs_f64(options.seconds), seed).with_context(|| served.name.clone())?;
+    let (requests, elapsed) = client
+        .drive(load, Until::Passed(Duration::from_secs_f64(options.seconds)), seed)
+        .with_context(|| served.name.clone())?;
     let cpu = served.cpu_seconds()? - before;
     let others_s = (servers::busy_seconds(options.server_cpu)? - busy - cpu).max(0.0);
     let seconds = elapsed.as_secs_f64();

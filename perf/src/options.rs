@@ -30,6 +30,8 @@ pub enum Claim {
     Amplification(AmplificationOptions),
     /// What one asker waits for beside floods of others' requests, on a volume.
     Fairness(FileOptions),
+    /// How long a volume takes to be served again after a crash, and how much memory serving it takes.
+    Restart(RestartOptions),
     /// Verify of a cached volume against plain reading and memory.
     Verify(FileOptions),
     /// Ways to lay out a volume, as patterns of real writes and syncs.
@@ -94,9 +96,29 @@ pub struct AmplificationOptions {
     /// Sizes of volumes.
     #[arg(long, value_delimiter = ',', default_value = "256MiB,1GiB,4GiB,16GiB,64GiB,256GiB")]
     pub sizes: Vec<ByteCount>,
+    /// Only the first load: 32 random writes at a time, and no flush.
+    #[arg(long)]
+    pub one_load: bool,
     /// Memory for the tables of each volume; the volume's own default if left out.
     #[arg(long)]
     pub cache: Option<ByteCount>,
+}
+
+/// A server that is killed.
+#[derive(Args, Clone)]
+pub struct RestartOptions {
+    /// The `sealblock` that serves.
+    #[arg(long, default_value = "target/release/sealblock")]
+    pub binary: PathBuf,
+    /// Directory of the volume, which is removed afterwards. What is measured is no disk where it is one in memory.
+    #[arg(long, default_value = "/dev/shm")]
+    pub dir: PathBuf,
+    /// Bytes of the volume. Its file is sparse.
+    #[arg(long, default_value = "64GiB")]
+    pub size: ByteCount,
+    /// Random writes before the server is killed, for each line; volumes keep what lines before wrote.
+    #[arg(long, value_delimiter = ',', default_value = "65536,524288,524288")]
+    pub writes: Vec<u64>,
 }
 
 /// Two ends of a connection.

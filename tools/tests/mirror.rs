@@ -265,6 +265,26 @@ fn devices_that_are_not_alike_are_refused_with_what_differs() {
     place.run("mirror create a b").succeeds();
 }
 
+/// A leg with other seals, or none, would have what it reads sealed anew on the others, rot included.
+#[test]
+fn blank_devices_that_are_not_alike_take_nothing_together() {
+    let place = Place::with_runtime("syscalls");
+    place.write("d", &noise(24, 4 * BLOCK));
+    for options in
+        ["--size 1MiB --guard none", "--size 1MiB --guard crc16", "--size 2MiB", "--size 1MiB --block-size 512"]
+    {
+        place.run("create a --size 1MiB --force").succeeds();
+        place.run(&format!("create b {options} --force")).succeeds();
+        for command in ["copy d mirror:a,b", "copy d mirror:b,a", "mirror status mirror:a,b", "verify mirror:a,b"] {
+            let answer = place.run(command);
+            assert_eq!(answer.status, 3, "{command}, b with {options}: {}", answer.stderr);
+        }
+        for name in ["a", "b"] {
+            place.run(&format!("compare --zero {name}")).succeeds();
+        }
+    }
+}
+
 #[test]
 fn a_copy_that_was_interrupted_goes_on_where_the_mirror_is_next_used() {
     let place = Place::new();

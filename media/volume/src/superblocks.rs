@@ -2,7 +2,7 @@
 //!
 //! Two lie at the start and are written in turn; the third lies at the end and is written with each of them, before the sync
 //! that gives up log space. So the third is never older than what the log still has records for, and a volume whose first
-//! two were overwritten opens from it as it is.
+//! two were overwritten, or put back to what they were, opens from it as it is.
 
 use sealblock_block::{Medium, MediumError};
 use sealblock_runtime_memory::{Buffer, Slice};
@@ -99,7 +99,13 @@ pub(crate) async fn read<M: Medium>(medium: &M) -> Result<Found, VolumeError> {
         (Err(_), Err(_)) => read_tail(medium).await,
     };
     let Some(newest) = newest else { return Err(reason(first, second)) };
-    let (offset, third) = third(newest).await;
+    let (mut newest, mut last) = (newest, third(newest).await);
+    if last.1.is_err()
+        && let Some(ahead) = read_ahead(medium, &newest).await
+    {
+        (newest, last) = (ahead, third(ahead).await);
+    }
+    let (offset, third) = last;
     let superblock = third.as_ref().ok().filter(|third| third.serial > newest.serial).copied().unwrap_or(newest);
     let serves = |copy: &Result<Superblock, Loss>| {
         copy.as_ref().is_ok_and(|copy| {
@@ -107,16 +113,22 @@ pub(crate) async fn read<M: Medium>(medium: &M) -> Result<Found, VolumeError> {
         })
     };
     let all_serve = [&first, &second, &third].into_iter().all(serves);
-    let copy = |offset_bytes, copy: Result<Superblock, Loss>| {
-        let lost = match copy {
-            Ok(copy) if copy.uuid == superblock.uuid => None,
-            Ok(_) => Some("the superblock of another volume is there".to_owned()),
-            Err(loss) => Some(loss.words()),
-        };
-        SuperblockCopy { offset_bytes, lost }
-    };
+    let copy = |offset_bytes, copy| SuperblockCopy { offset_bytes, lost: lost(copy, &superblock) };
     let [a, b] = SUPERBLOCK_OFFSETS;
     Ok(Found { superblock, copies: [copy(a, first), copy(b, second), copy(offset, third)], all_serve })
+}
+
+/// Why a copy cannot be used beside the one that counts, where it cannot.
+fn lost(copy: Result<Superblock, Loss>, newest: &Superblock) -> Option<String> {
+    match copy {
+        // They take turns, and a crash may have come between a write of theirs and that of the third.
+        Ok(copy) if copy.uuid == newest.uuid => {
+            let missed = newest.serial.saturating_sub(copy.serial);
+            (missed > 2).then(|| Loss::Behind(missed).words())
+        }
+        Ok(_) => Some("the superblock of another volume is there".to_owned()),
+        Err(loss) => Some(loss.words()),
+    }
 }
 
 /// What to say where no copy can be used.
@@ -169,6 +181,22 @@ async fn read_tail<M: Medium>(medium: &M) -> Option<Superblock> {
     read_copy(medium, offset).await.ok().filter(|found| found.layout.third_offset() == offset)
 }
 
+/// A third copy that is ahead of the first two and tells of another size, where it would be if these are what they were before the
+/// volume was resized: at the end of the medium, or where they say. None is written before one of the first two tells of its size, so
+/// older ones were put back.
+async fn read_ahead<M: Medium>(medium: &M, of: &Superblock) -> Option<Superblock> {
+    for offset in [Some(of.layout.third_offset()), tail_offset(medium)].into_iter().flatten() {
+        let found = read_copy(medium, offset).await.ok();
+        let is_ahead = |found: &Superblock| {
+            found.uuid == of.uuid && found.serial > of.serial && found.layout.third_offset() == offset
+        };
+        if let Some(found) = found.filter(is_ahead) {
+            return Some(found);
+        }
+    }
+    None
+}
+
 /// Writes a superblock to the place of the older of the first two copies, and to that of the third.
 ///
 /// # Errors
@@ -183,8 +211,8 @@ pub(crate) async fn write<M: Medium>(medium: &M, superblock: &Superblock) -> Res
 
 /// Writes a superblock to the place of the older of the first two copies alone: the first one that tells of a new size.
 ///
-/// The third would be found by itself, at the end of the medium, and must not be ahead of the others: should these not tell of
-/// the new size, the volume would go on with the old one, and leave the third behind as it is.
+/// The third must not be ahead of the others: should these not tell of the new size, then on a medium longer than the volume, where the
+/// third is not found by itself, the volume would go on with the old size, and leave the third behind as it is.
 ///
 /// # Errors
 /// When the medium fails.

@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::load::random;
+use crate::load::{Until, random};
 
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 const REPLY_MAGIC: u32 = 0x6744_6698;
 const REPLY_BYTES: usize = 16;
 const READ: u16 = 0;
 const WRITE: u16 = 1;
+const FLUSH: u16 = 3;
 /// How long a server may be silent.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -73,8 +74,8 @@ impl Client {
         Ok(())
     }
 
-    /// Keeps requests in flight until the time is over, then waits for the last; how many there were, and how long it took.
-    pub fn drive(&mut self, load: Load, time: Duration, seed: u64) -> Result<(u64, Duration)> {
+    /// Keeps requests in flight until the turn is over, then waits for the last; how many there were, and how long it took.
+    pub fn drive(&mut self, load: Load, until: Until, seed: u64) -> Result<(u64, Duration)> {
         let (kind, reply_bytes) = if load.write { (WRITE, 0) } else { (READ, load.bytes) };
         let (mut state, mut next) = (seed | 1, 0);
         let places = self.size / load.bytes as u64;
@@ -84,21 +85,34 @@ impl Client {
             next * load.bytes as u64
         };
         let begun = Instant::now();
-        for _ in 0..load.depth {
-            self.ask(kind, place(), load.bytes);
-        }
+        let (time, mut left) = match until {
+            Until::Passed(time) => (time, u64::MAX),
+            Until::Asked(count) => (Duration::MAX, count),
+        };
+        let first = u64::from(load.depth).min(left);
+        (0..first).for_each(|_| self.ask(kind, place(), load.bytes));
         self.flush()?;
-        let (mut in_flight, mut answered) = (u64::from(load.depth), 0);
+        left -= first;
+        let (mut in_flight, mut answered) = (first, 0);
         while in_flight > 0 {
             let ended = self.receive(reply_bytes)?;
             (in_flight, answered) = (in_flight - ended, answered + ended);
             if begun.elapsed() < time {
-                (0..ended).for_each(|_| self.ask(kind, place(), load.bytes));
+                let more = ended.min(left);
+                (0..more).for_each(|_| self.ask(kind, place(), load.bytes));
                 self.flush()?;
-                in_flight += ended;
+                (in_flight, left) = (in_flight + more, left - more);
             }
         }
         Ok((answered, begun.elapsed()))
+    }
+
+    /// Has what was written so far made durable.
+    pub fn sync(&mut self) -> Result<()> {
+        self.ask(FLUSH, 0, 0);
+        self.flush()?;
+        while self.receive(0)? == 0 {}
+        Ok(())
     }
 
     fn ask(&mut self, kind: u16, offset: u64, length: usize) {

@@ -17,8 +17,9 @@ use sealblock_simulator::random::{Random, mix};
 
 /// Trials that share a volume.
 const PER_VOLUME: u64 = 96;
-/// Of so many volumes one is large enough to have bitmap pages.
-const VOLUMES_PER_LARGE: u64 = 40;
+const STATES: u64 = State::ALL.len() as u64;
+/// Of so many volumes one is large enough to have bitmap pages. No multiple of the states, so that there are such in each.
+const VOLUMES_PER_LARGE: u64 = 41;
 /// Draws of a damage that changes something.
 const DRAWS: u64 = 4;
 /// Broken trials of one kind of damage that are told; the others are counted.
@@ -95,7 +96,7 @@ fn main() -> ExitCode {
 
 /// Runs the trials that share a volume.
 fn run_volume(arguments: &Arguments, volume: u64, trials: std::ops::Range<u64>, totals: &Mutex<Totals>) {
-    let state = State::ALL[(volume % 4) as usize];
+    let state = State::ALL[(volume % STATES) as usize];
     let is_large = volume % VOLUMES_PER_LARGE == VOLUMES_PER_LARGE - 1;
     let seed = mix(arguments.seed) ^ volume;
     let add = |change: &mut dyn FnMut(&mut Totals)| change(&mut totals.lock().unwrap_or_else(PoisonError::into_inner));
@@ -107,7 +108,7 @@ fn run_volume(arguments: &Arguments, volume: u64, trials: std::ops::Range<u64>, 
     let cells = cells(arguments, &specimen, is_large);
     for trial in trials.take_while(|_| !cells.is_empty()) {
         // Each volume begins elsewhere, so that all states and shapes meet all damage.
-        let cell = cells[((trial % PER_VOLUME + volume / 4 * 41) % cells.len() as u64) as usize];
+        let cell = cells[((trial % PER_VOLUME + volume / STATES * 41) % cells.len() as u64) as usize];
         let outcome = run_trial(&specimen, cell, seed, trial);
         let key = Key { cell, state, sector_bytes: specimen.shape.sector_bytes };
         add(&mut |totals| match &outcome {

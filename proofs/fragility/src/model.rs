@@ -21,6 +21,11 @@ impl Model {
         Model(vec![History { contents: vec![Content::Zero], durable: 0 }; blocks as usize])
     }
 
+    /// The volume has so many blocks now; new ones are all zeroes.
+    pub fn resize(&mut self, blocks: u64) {
+        self.0.resize(blocks as usize, History { contents: vec![Content::Zero], durable: 0 });
+    }
+
     /// A change was answered.
     pub fn change(&mut self, extent: Extent, content: Content) {
         extent.iter().for_each(|lba| self.0[lba.get() as usize].contents.push(content));

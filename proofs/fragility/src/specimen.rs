@@ -45,11 +45,18 @@ pub enum State {
     Crashed,
     /// The power went in the middle of writes and of a commit.
     Torn,
+    /// Used, grown by an odd number of blocks, used again, and stopped in one of the other ways.
+    Resized,
 }
 
 impl State {
     /// All of them.
-    pub const ALL: [State; 4] = [State::Clean, State::Idle, State::Crashed, State::Torn];
+    pub const ALL: [State; 5] = [State::Clean, State::Idle, State::Crashed, State::Torn, State::Resized];
+
+    /// How the last machine stops.
+    fn ends(self, random: &Random) -> State {
+        if self == State::Resized { *random.pick(&State::ALL[..4]) } else { self }
+    }
 }
 
 impl fmt::Display for State {
@@ -59,6 +66,7 @@ impl fmt::Display for State {
             State::Idle => "idle",
             State::Crashed => "crashed",
             State::Torn => "torn",
+            State::Resized => "resized",
         })
     }
 }
@@ -93,36 +101,31 @@ impl Specimen {
     /// # Errors
     /// When the volume itself, undamaged, is not as it should be.
     pub fn make(seed: u64, state: State, large: bool) -> Result<Specimen, String> {
-        Specimen::grown(seed, state, large, &[])
+        let first_share = Random::new(seed).fork("size").between(20, 80);
+        let shares = [first_share];
+        Specimen::grown(seed, state, large, if state == State::Resized { &shares } else { &[] })
     }
 
-    /// The same of a volume that was created with the first of these shares of its blocks, in percent, and resized to the others, and
-    /// to all, before it was used.
+    /// The same of a volume that was created with about the first of these shares of its blocks, in percent, and resized to the others,
+    /// and to all; before it was used, but for [`State::Resized`].
     ///
     /// # Errors
     /// As [`Specimen::make`].
     pub fn grown(seed: u64, state: State, large: bool, shares: &[u64]) -> Result<Specimen, String> {
         let random = Random::new(seed);
         let shape = draw_shape(&random, large);
-        let mut sizes = shares.iter().map(|share| (shape.capacity_blocks * share / 100).max(1));
+        let mut sizes = shares.iter().map(|share| (shape.capacity_blocks * share / 100) | 1);
         let created = Shape { capacity_blocks: sizes.next().unwrap_or(shape.capacity_blocks), ..shape };
         let mut layout = Layout::new(shape.block_size, shape.sector_bytes, created.capacity_blocks)
             .map_err(|error| error.to_string())?;
         let patterns = Patterns::new(seed, shape.block_size, shape.protection);
         let image = Image::blank(shape.sector_bytes, layout.medium_bytes());
-        let model = Rc::new(RefCell::new(Model::new(shape.capacity_blocks)));
+        let model = Rc::new(RefCell::new(Model::new(created.capacity_blocks)));
         let mut life = Life { shape, patterns, model, version: 1, image, random };
         life.create(created)?;
-        for size in sizes.chain((!shares.is_empty()).then_some(shape.capacity_blocks)) {
-            layout = life.resize(&layout, size)?;
-        }
-        let mut earlier = Vec::new();
-        let machines = life.random.between(2, 4);
-        for machine in 0..machines {
-            life.live(machine == 0, *life.random.pick(&[State::Clean, State::Clean, State::Crashed, State::Idle]))?;
-            earlier.push(flatten(&life.image));
-        }
-        life.live(false, state)?;
+        let sizes: Vec<u64> = sizes.chain((!shares.is_empty()).then_some(shape.capacity_blocks)).collect();
+        let earlier = life.before(state, &sizes, &mut layout)?;
+        life.live(false, state.ends(&life.random))?;
         let model = life.model.borrow().clone();
         let watched = watched(&model, large, &life.random);
         let mut specimen = Specimen {
@@ -247,15 +250,43 @@ impl Life {
     fn resize(&mut self, before: &Layout, capacity_blocks: u64) -> Result<Layout, String> {
         let resize = move |disk, executor| Volumes::default().resize(disk, executor, capacity_blocks);
         match self.on(Survival::Nothing, resize)? {
-            Resizing::Done => before.with_capacity(capacity_blocks).map_err(|error| error.to_string()),
+            Resizing::Done => {
+                self.model.borrow_mut().resize(capacity_blocks);
+                before.with_capacity(capacity_blocks).map_err(|error| error.to_string())
+            }
             other => Err(format!("the volume was not resized: {other:?}")),
         }
+    }
+
+    /// All machines before the last one, with the changes of size; what they have left.
+    fn before(&mut self, state: State, sizes: &[u64], layout: &mut Layout) -> Result<Vec<Vec<u8>>, String> {
+        let mut earlier = Vec::new();
+        if state == State::Resized {
+            self.live_before(true, &mut earlier)?;
+        }
+        for &size in sizes {
+            *layout = self.resize(layout, size)?;
+        }
+        for machine in 0..self.random.between(2, 4) {
+            self.live_before(machine == 0 && earlier.is_empty(), &mut earlier)?;
+        }
+        // What lay behind the end then was blank, or nothing.
+        earlier.iter_mut().for_each(|image| image.resize(layout.medium_bytes() as usize, 0));
+        Ok(earlier)
+    }
+
+    /// A machine before the last one, and what it has left.
+    fn live_before(&mut self, is_first: bool, earlier: &mut Vec<Vec<u8>>) -> Result<(), String> {
+        let ends = *self.random.pick(&[State::Clean, State::Clean, State::Crashed, State::Idle]);
+        self.live(is_first, ends)?;
+        earlier.push(flatten(&self.image));
+        Ok(())
     }
 
     /// One machine: opens what is there, changes blocks, and stops.
     fn live(&mut self, is_first: bool, ends: State) -> Result<(), String> {
         let survival = match ends {
-            State::Clean | State::Idle | State::Crashed => Survival::Nothing,
+            State::Clean | State::Idle | State::Crashed | State::Resized => Survival::Nothing,
             State::Torn => *self.random.pick(&[
                 Survival::Coin { percent: 30 },
                 Survival::Coin { percent: 70 },
@@ -295,7 +326,7 @@ impl Host {
             self.flush(&stack).await?;
         }
         match ends {
-            State::Clean => close.await?,
+            State::Clean | State::Resized => close.await?,
             State::Idle => executor.delay(IDLE).await,
             // Some are left alone for a moment, shorter than it takes to bring the tables up to date.
             State::Crashed => executor.delay(Duration::from_millis(self.random.below(2) * 1000)).await,

@@ -311,6 +311,7 @@ mod tests {
     fn an_undamaged_volume_in_any_state_is_right() {
         for state in State::ALL {
             let specimen = Specimen::make(5, state, false).unwrap();
+            assert_eq!(specimen.layout.segments().len(), if state == State::Resized { 2 } else { 1 }, "{state}");
             let outcome = run(&specimen, &Damage::none(), &Random::new(1));
             assert_eq!((outcome.findings, outcome.lost, outcome.bound), (Vec::new(), 0, 0), "{state}");
         }

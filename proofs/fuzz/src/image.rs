@@ -12,7 +12,7 @@ use sealblock_simulator::checker::{Content, Patterns};
 use sealblock_simulator::disk::{Behaviour, Image, SimDisk, Survival};
 use sealblock_simulator::executor::{Ended, Executor, RunLimits};
 use sealblock_simulator::random::Random;
-use sealblock_simulator::system::{Shape, System, Volumes};
+use sealblock_simulator::system::{Resizing, Shape, System, Volumes};
 use sealblock_simulator::trace::Trace;
 use sealblock_units::{BlockSize, Extent, Lba};
 
@@ -38,11 +38,6 @@ fn shape() -> Shape {
     }
 }
 
-fn layout() -> Layout {
-    let shape = shape();
-    Layout::new(shape.block_size, shape.sector_bytes, shape.capacity_blocks).expect("the shape is possible")
-}
-
 /// Runs `work` on a disk with this image and gives what it returns, and the image.
 fn on<T: 'static, F: Future<Output = T> + 'static>(
     image: Image,
@@ -61,29 +56,56 @@ fn on<T: 'static, F: Future<Output = T> + 'static>(
     (result, disk.power_off(Survival::Everything, &Random::new(3)))
 }
 
-/// The sectors of a volume that was created, written to, and left with a log.
-fn template() -> &'static Vec<(u64, Vec<u8>)> {
-    static TEMPLATE: OnceLock<Vec<(u64, Vec<u8>)>> = OnceLock::new();
-    TEMPLATE.get_or_init(|| {
-        let blank = Image::blank(SECTOR as u32, Volumes::default().disk_bytes(&shape()));
-        let (_, image) = on(blank, false, |disk, executor| async move {
-            Volumes::default().create(disk.clone(), shape()).await.expect("a blank disk takes a volume");
-            for close in [true, false] {
-                let opening = Volumes::default().open(disk.clone(), executor.clone(), shape(), false);
-                let session = opening.await.expect("a new volume opens");
-                for lba in 0..BLOCKS / 2 {
-                    write(&session.stack, Lba::new(lba + if close { 0 } else { BLOCKS / 4 }))
-                        .await
-                        .expect("there is room");
-                }
-                session.stack.execute(Operation::Flush).await.expect("the disk works");
-                if close {
-                    session.close.await.expect("the disk works");
-                }
-            }
-        });
-        image.visible().map(|(sector, bytes)| (sector, bytes.to_vec())).collect()
-    })
+/// A volume to be spoilt.
+struct Template {
+    layout: Layout,
+    sectors: Vec<(u64, Vec<u8>)>,
+}
+
+/// A volume that was created, written to, and left with a log.
+fn plain() -> &'static Template {
+    static TEMPLATE: OnceLock<Template> = OnceLock::new();
+    TEMPLATE.get_or_init(|| template(&[BLOCKS]))
+}
+
+/// The same in three segments, the last of which has shrunk.
+fn grown() -> &'static Template {
+    static TEMPLATE: OnceLock<Template> = OnceLock::new();
+    TEMPLATE.get_or_init(|| template(&[5, 11, BLOCKS + 3, BLOCKS]))
+}
+
+/// A volume that was created with the first of these numbers of blocks, resized to the others, and used.
+fn template(sizes: &[u64]) -> Template {
+    let shape = Shape { capacity_blocks: sizes[0], ..shape() };
+    let mut layout = Layout::new(shape.block_size, shape.sector_bytes, shape.capacity_blocks).expect("a small volume");
+    let blank = Image::blank(SECTOR as u32, layout.medium_bytes());
+    let (_, mut image) = on(blank, false, |disk, _| async move {
+        Volumes::default().create(disk, shape).await.expect("a blank disk takes a volume");
+    });
+    for &size in &sizes[1..] {
+        let (resized, after) = on(image, false, |disk, executor| Volumes::default().resize(disk, executor, size));
+        assert_eq!(resized, Ok(Resizing::Done));
+        layout = layout.with_capacity(size).expect("a small volume");
+        image = after;
+    }
+    let ((), image) = on(image, false, use_twice);
+    Template { layout, sectors: image.visible().map(|(sector, bytes)| (sector, bytes.to_vec())).collect() }
+}
+
+/// Writes to a volume in two sessions, of which only the first one closes it.
+async fn use_twice(disk: SimDisk, executor: Executor) {
+    for close in [true, false] {
+        let opening = Volumes::default().open(disk.clone(), executor.clone(), shape(), false);
+        let session = opening.await.expect("a new volume opens");
+        for lba in 0..BLOCKS / 2 {
+            let lba = Lba::new(lba + if close { 0 } else { BLOCKS / 4 });
+            write(&session.stack, lba).await.expect("there is room");
+        }
+        session.stack.execute(Operation::Flush).await.expect("the disk works");
+        if close {
+            session.close.await.expect("the disk works");
+        }
+    }
 }
 
 fn patterns() -> Patterns {
@@ -98,14 +120,14 @@ async fn write(stack: &Stack, lba: Lba) -> Result<(), Error> {
 }
 
 /// The image with the input's changes: each names a kind, a place, and bytes.
-fn forged(input: &[u8]) -> Image {
-    let (layout, mut pieces) = (layout(), Pieces::new(input));
-    let zone = layout.zone(0).expect("a volume has a zone");
+fn forged(template: &Template, input: &[u8]) -> Image {
+    let (layout, mut pieces) = (&template.layout, Pieces::new(input));
     let mut image = Image::blank(SECTOR as u32, layout.medium_bytes());
-    template().iter().for_each(|(sector, bytes)| image.damage_sector(*sector, bytes));
+    template.sectors.iter().for_each(|(sector, bytes)| image.damage_sector(*sector, bytes));
     while !pieces.is_empty() {
         let (kind, place, at) = (pieces.byte(), u64::from(pieces.byte()), usize::from(pieces.short()) % SECTOR);
         let length = usize::from(pieces.byte()).min(SECTOR - at);
+        let zone = layout.zone(place / 32 % layout.zones()).expect("a zone of the volume");
         let sector = match kind % 6 {
             0 => place % 2 * 64,
             1 => layout.log_place(place / 2, place) / SECTOR as u64,
@@ -176,8 +198,8 @@ async fn use_it(stack: &Stack, round: u64) {
 /// Takes the superblocks from an image made from `input` and opens what is left: no panic, no hang and no write, and Read and
 /// Verify agree on every block.
 pub fn try_remains(input: &[u8]) {
-    let mut image = forged(input);
-    let sectors = [0, SUPERBLOCK_OFFSETS[1], layout().third_offset()].map(|offset| offset / SECTOR as u64);
+    let mut image = forged(plain(), input);
+    let sectors = [0, SUPERBLOCK_OFFSETS[1], plain().layout.third_offset()].map(|offset| offset / SECTOR as u64);
     sectors.into_iter().for_each(|sector| image.damage_sector(sector, &[0; SECTOR]));
     on(image, true, |disk, executor| async move {
         let (hints, options) = (Hints::default(), OpenOptions::default());
@@ -190,6 +212,15 @@ pub fn try_remains(input: &[u8]) {
 /// Opens an image made from `input` for reading and for writing: no panic, no hang, no write by the reader, and where
 /// both come up they read the same.
 pub fn try_image(input: &[u8]) {
+    try_forged(plain(), input);
+}
+
+/// The same of a volume that was resized.
+pub fn try_resized(input: &[u8]) {
+    try_forged(grown(), input);
+}
+
+fn try_forged(template: &Template, input: &[u8]) {
     let open = |image: Image, read_only: bool| {
         let seen = Rc::new(RefCell::new(None));
         let out = Rc::clone(&seen);
@@ -204,7 +235,7 @@ pub fn try_image(input: &[u8]) {
         });
         (seen.take(), image)
     };
-    let (reader, image) = open(forged(input), true);
+    let (reader, image) = open(forged(template, input), true);
     let (writer, _) = open(image, false);
     if let (Some(reader), Some(writer)) = (reader, writer) {
         assert_eq!(reader, writer, "a reader and a writer see different blocks");
@@ -215,28 +246,36 @@ pub fn try_image(input: &[u8]) {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_template_opens_and_holds_what_was_written() {
-        let (seen, _) = on(forged(&[]), true, |disk, executor| async move {
-            let session = Volumes::default().open(disk, executor, shape(), true).await.expect("an untouched volume");
+    fn seen(template: &Template, input: &[u8]) -> Seen {
+        let (seen, _) = on(forged(template, input), true, |disk, executor| async move {
+            let session = Volumes::default().open(disk, executor, shape(), true).await.expect("enough is whole");
             see(&session.stack).await
         });
-        assert_eq!(seen.iter().filter(|block| block.is_some()).count() as u64, BLOCKS);
-        assert!(seen[11].as_ref().is_some_and(|bytes| bytes.iter().any(|byte| *byte != 0)));
-        assert!(seen[12].as_ref().is_some_and(|bytes| bytes.iter().all(|byte| *byte == 0)));
+        seen
+    }
+
+    #[test]
+    fn the_templates_open_and_hold_what_was_written() {
+        assert!(grown().layout.segments().len() > 1 && !plain().layout.is_resized());
+        for template in [plain(), grown()] {
+            let seen = seen(template, &[]);
+            assert_eq!(seen.iter().filter(|block| block.is_some()).count() as u64, BLOCKS);
+            assert!(seen[11].as_ref().is_some_and(|bytes| bytes.iter().any(|byte| *byte != 0)));
+            assert!(seen[12].as_ref().is_some_and(|bytes| bytes.iter().all(|byte| *byte == 0)));
+        }
     }
 
     #[test]
     fn changed_records_get_past_their_checksums() {
         // The guard of the first record, in the log as in the table: the block must fail and no other.
         let record = [2, 0, 0, 0, 2, 0xaa, 0xbb];
-        let (seen, _) = on(forged(&record), true, |disk, executor| async move {
-            let session = Volumes::default().open(disk, executor, shape(), true).await.expect("only a record differs");
-            see(&session.stack).await
-        });
-        assert_eq!(seen.iter().position(Option::is_none), Some(0));
-        assert_eq!(seen.iter().filter(|block| block.is_none()).count(), 1);
+        for template in [plain(), grown()] {
+            let seen = seen(template, &record);
+            assert_eq!(seen.iter().position(Option::is_none), Some(0));
+            assert_eq!(seen.iter().filter(|block| block.is_none()).count(), 1);
+        }
         try_image(&record);
+        try_resized(&record);
         try_remains(&record);
         try_remains(&[]);
     }

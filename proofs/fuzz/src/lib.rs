@@ -8,7 +8,7 @@ pub mod image;
 pub mod nvme;
 
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, guard};
-use sealblock_media_volume::format::RECORD_BYTES;
+use sealblock_media_volume::format::{ANNEX_HEAD_BYTES, RECORD_BYTES};
 
 /// Takes an input apart. At the end of the input it gives zeroes, so that any input is a whole one.
 pub struct Pieces<'a>(&'a [u8]);
@@ -106,6 +106,17 @@ pub fn forge_log_sector(bytes: &mut [u8], uuid: &[u8; 16]) {
         forge_record(record, uuid);
     }
     forge_sector(bytes, uuid);
+}
+
+/// Makes the checksum of a copy of a slot of the annex of the volume `uuid` right, if it is long enough to have one.
+pub fn forge_annex(bytes: &mut [u8], uuid: &[u8; 16]) {
+    let Some(length) = bytes.get(16..20).map(|length| u32::from_le_bytes([length[0], length[1], length[2], length[3]]))
+    else {
+        return;
+    };
+    let end = bytes.len().min(ANNEX_HEAD_BYTES.saturating_add(length as usize));
+    let checksum = guard::crc32c(&bytes[8..end]) ^ guard::crc32c(uuid);
+    put_checksum(bytes, 4, checksum);
 }
 
 /// Makes the checksum of a sector of metadata of the volume `uuid` right: of generations, of the zone map, or of the log.

@@ -108,6 +108,34 @@ fn the_new_end_has_the_third_superblock_and_what_the_annex_holds() {
 }
 
 #[test]
+fn superblocks_of_the_size_before_do_not_count_beside_the_new_third_one() {
+    // Grown; shrunk within its last zone, where the third superblock stays in its place; and shrunk behind zones that go.
+    for sizes in [[100, 300], [300, 250], [300, 100]] {
+        let medium = volume(100);
+        if sizes[0] != 100 {
+            resized(&medium, sizes[0]).unwrap();
+        }
+        fill(&medium, 20, 4, 1);
+        let start = medium.bytes.borrow()[..64 << 10].to_vec();
+        resized(&medium, sizes[1]).unwrap();
+        fill(&medium, 40, 4, 2);
+        fill(&medium, sizes[1] - 2, 2, 3);
+        medium.bytes.borrow_mut()[..64 << 10].copy_from_slice(&start);
+        for read_only in [true, false, true] {
+            let rig = Rig::open(&medium, read_only).unwrap();
+            assert_eq!(rig.gate.geometry().capacity_blocks, sizes[1], "{sizes:?}");
+            assert_eq!(rig.read(20, 4).unwrap(), pattern(1, 4 * BLOCK));
+            assert_eq!(rig.read(40, 4).unwrap(), pattern(2, 4 * BLOCK));
+            assert_eq!(rig.read(sizes[1] - 2, 2).unwrap(), pattern(3, 2 * BLOCK));
+            rig.verify().unwrap();
+            rig.close();
+        }
+        lose_start(&medium);
+        assert_eq!(layout(&medium).capacity_blocks(), sizes[1]);
+    }
+}
+
+#[test]
 fn a_volume_shrinks_where_nothing_is_held_and_is_refused_by_block_where_something_is() {
     let medium = volume(100);
     resized(&medium, 500).unwrap();

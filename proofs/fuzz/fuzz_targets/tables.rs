@@ -1,0 +1,113 @@
+//! Generations, zone maps and slots of the annex: any bytes are refused or mean what writing them again would mean.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use sealblock_block::AnnexSlot;
+use sealblock_fuzz::{Pieces, forge_annex, forge_sector};
+use sealblock_media_volume::format::{AnnexCopy, Generations, Seed, ZoneMapSector};
+use sealblock_units::Lba;
+
+const UUID: [u8; 16] = [9; 16];
+/// Bytes in front of what a sector of metadata holds.
+const HEAD: usize = 32;
+
+fuzz_target!(|input: &[u8]| {
+    let mut pieces = Pieces::new(input);
+    let (kind, place, more) = (pieces.byte(), pieces.word(), pieces.byte());
+    let sector_bytes = if kind & 64 == 0 { 512 } else { 4096 };
+    let rest = pieces.rest();
+    check(kind, rest, place, more);
+    match kind % 3 {
+        0 => {
+            // No more blocks than have room, and at least one.
+            let blocks = (u64::from(more) * 8 + 1).min((sector_bytes - HEAD) as u64 / 2);
+            let mut page = Generations::blank(Lba::new(place), blocks);
+            (page.sequence, page.of_blocks[0]) = (place, 7);
+            let mut sector = vec![0xff; sector_bytes];
+            page.encode(&mut sector, Seed::of(&UUID));
+            assert_eq!(Generations::decode(&sector, Seed::of(&UUID), page.first, blocks), Some(page));
+            changed_sector(kind, sector, rest, place, more);
+        }
+        1 => {
+            let bits = vec![more; sector_bytes - HEAD];
+            let map = ZoneMapSector { index: place, serial: place, bits, resized: kind & 128 != 0 };
+            let mut sector = vec![0xff; sector_bytes];
+            map.encode(&mut sector, Seed::of(&UUID));
+            assert_eq!(ZoneMapSector::decode(&sector, Seed::of(&UUID), place), Some(map));
+            changed_sector(kind, sector, rest, place, more);
+        }
+        _ => changed_annex(kind, rest, place, more),
+    }
+});
+
+/// A good sector with the first bytes changed, its checksum right.
+fn changed_sector(kind: u8, mut sector: Vec<u8>, rest: &[u8], place: u64, more: u8) {
+    let mut pieces = Pieces::new(rest);
+    while !pieces.is_empty() {
+        let at = usize::from(pieces.short()) % sector.len();
+        sector[at] = pieces.byte();
+    }
+    forge_sector(&mut sector, &UUID);
+    check(kind, &sector, place, more);
+}
+
+/// A good copy of a slot with some of its head changed, its checksum right.
+fn changed_annex(kind: u8, rest: &[u8], place: u64, more: u8) {
+    let slot = AnnexSlot::ALL[usize::from(more) % AnnexSlot::ALL.len()];
+    let held = rest[..rest.len().min(slot.most_bytes())].to_vec();
+    let copy = AnnexCopy { serial: place, bytes: held };
+    let mut bytes = copy.encode(slot, Seed::of(&UUID));
+    assert!(AnnexCopy::is_trace(&bytes, slot, place % 2) && !AnnexCopy::is_trace(&bytes, slot, 1 - place % 2));
+    assert_eq!(AnnexCopy::decode(&bytes, slot, Seed::of(&UUID)), Some(copy));
+    for change in rest.chunks_exact(2).take(4) {
+        bytes[usize::from(change[0]) % 64] = change[1];
+    }
+    forge_annex(&mut bytes, &UUID);
+    check(kind, &bytes, place, more);
+}
+
+fn check(kind: u8, bytes: &[u8], place: u64, more: u8) {
+    match kind % 3 {
+        0 => check_generations(bytes, place, u64::from(more) * 8),
+        1 => check_zone_map(bytes, place),
+        _ => AnnexSlot::ALL.iter().for_each(|&slot| check_annex(bytes, slot)),
+    }
+}
+
+/// Asked for at the place that it names, and at another.
+fn check_generations(bytes: &[u8], place: u64, blocks: u64) {
+    let seed = Seed::of(&UUID);
+    for first in Generations::trace(bytes).into_iter().chain([Lba::new(place)]) {
+        let Some(page) = Generations::decode(bytes, seed, first, blocks) else { continue };
+        assert_eq!((page.first, page.of_blocks.len() as u64), (first, blocks));
+        assert_eq!(Generations::trace(bytes), Some(first));
+        let mut again = vec![0xff; bytes.len()];
+        page.encode(&mut again, seed);
+        assert_eq!(Generations::decode(&again, seed, first, blocks), Some(page));
+        let elsewhere = Lba::new(first.get() ^ 1);
+        assert_eq!(Generations::decode(bytes, seed, elsewhere, blocks), None, "no page but its own");
+    }
+}
+
+fn check_zone_map(bytes: &[u8], index: u64) {
+    let seed = Seed::of(&UUID);
+    for index in [index, 0] {
+        let Some(map) = ZoneMapSector::decode(bytes, seed, index) else { continue };
+        assert_eq!((map.index, map.bits.len() + HEAD), (index, bytes.len()));
+        assert_eq!(ZoneMapSector::trace(bytes), index == 0);
+        let mut again = vec![0xff; bytes.len()];
+        map.encode(&mut again, seed);
+        assert_eq!(ZoneMapSector::decode(&again, seed, index), Some(map));
+    }
+}
+
+fn check_annex(bytes: &[u8], slot: AnnexSlot) {
+    let seed = Seed::of(&UUID);
+    let Some(copy) = AnnexCopy::decode(bytes, slot, seed) else { return };
+    assert!(copy.bytes.len() <= slot.most_bytes());
+    let again = copy.encode(slot, seed);
+    assert_eq!(AnnexCopy::decode(&again, slot, seed), Some(copy.clone()));
+    for other in AnnexSlot::ALL.iter().filter(|other| other.index() != slot.index()) {
+        assert_eq!(AnnexCopy::decode(bytes, *other, seed), None, "of one slot only");
+    }
+}
