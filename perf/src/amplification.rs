@@ -47,11 +47,12 @@ pub fn run(options: &AmplificationOptions) -> anyhow::Result<()> {
         "volume", "QD", "flush every", "log", "tables", "in all", "half", "read"
     );
     for size in &options.sizes {
-        let loads = if options.one_load { &LOADS[..1] } else { &LOADS[..] };
-        for &(depth, flush_every, random) in loads {
-            reactor.block_on(one(options, size.get(), depth, flush_every, random))?;
+        for (number, (depth, flush_every, random)) in (1..).zip(LOADS) {
+            if options.loads.is_empty() || options.loads.contains(&number) {
+                reactor.block_on(one(options, size.get(), depth, flush_every, random))?;
+            }
         }
-        if !options.one_load {
+        if options.loads.is_empty() {
             reactor.block_on(zeroes(options, size.get()))?;
         }
     }

@@ -96,9 +96,9 @@ pub struct AmplificationOptions {
     /// Sizes of volumes.
     #[arg(long, value_delimiter = ',', default_value = "256MiB,1GiB,4GiB,16GiB,64GiB,256GiB")]
     pub sizes: Vec<ByteCount>,
-    /// Only the first load: 32 random writes at a time, and no flush.
-    #[arg(long)]
-    pub one_load: bool,
+    /// Only these loads, by the number of their line from 1 on; 1 is 32 random writes at a time and no flush, 5 one flushing writer.
+    #[arg(long, value_delimiter = ',')]
+    pub loads: Vec<usize>,
     /// Memory for the tables of each volume; the volume's own default if left out.
     #[arg(long)]
     pub cache: Option<ByteCount>,
