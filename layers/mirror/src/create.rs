@@ -4,10 +4,11 @@ use futures_util::future::join_all;
 use sealblock_block::{AnnexSlot, Answer, Clock, Device, Error, Operation, Stack, is_blank};
 use sealblock_runtime_memory::Slice;
 
-use crate::drill::Drill;
+use crate::drill::{Drill, Mutation};
 use crate::judge::Found;
 use crate::label::{Label, LabelError, MOST_LEGS, Standing};
 use crate::leg::{LegSource, has_annex};
+use crate::lineage::Lineage;
 use crate::members::MemberError;
 use crate::open::{MirrorError, Opened, Trouble, are_alike, assemble_new, found_on, start};
 use crate::regions::Regions;
@@ -116,7 +117,7 @@ pub(crate) async fn look(source: &LegSource) -> Result<Candidate, MemberError> {
     if !device.abilities().writable {
         return Err(absent("it is read only".to_owned()));
     }
-    let (found, other) = match found_on(device).await {
+    let (found, other) = match found_on(device, Mutation::None).await {
         Ok(found) => (found, None),
         Err(Trouble::Label(why)) => (Found::Unlabelled { has_room: true }, Some(why)),
         Err(Trouble::Device(why)) => return Err(absent(why.to_string())),
@@ -170,6 +171,14 @@ async fn put_label(device: &Stack, bytes: &[u8]) -> Result<(), Error> {
 /// # Errors
 /// When the device fails.
 pub async fn mark_written_alone(device: &Stack) -> Result<(), Error> {
+    mark_written_alone_drill(device, Drill::default()).await
+}
+
+/// The same for a mirror that is not as those that people use; see [`Drill`].
+///
+/// # Errors
+/// As [`mark_written_alone`].
+pub async fn mark_written_alone_drill(device: &Stack, drill: Drill) -> Result<(), Error> {
     if !has_annex(device) {
         return Ok(());
     }
@@ -190,6 +199,9 @@ pub async fn mark_written_alone(device: &Stack) -> Result<(), Error> {
     member.missed = Regions::all(member.missed.most());
     (member.seen, member.sent) = (generation, generation);
     // The sessions stay: what was changed in them may be here alone, and is not to be overwritten by others that lack it.
+    if drill.mutation == Mutation::ForgetSessions {
+        label.lineage = Lineage::default();
+    }
     label.generation = generation;
     put_label(device, &label.encode_alone()).await
 }

@@ -18,7 +18,7 @@ pub enum Mutation {
     SpoilLastCopy,
     /// An older copy that a member keeps is taken for the current one.
     ForgetStale,
-    /// What becomes suspect while progress is flushed is taken for brought.
+    /// What becomes suspect while progress is flushed is taken for brought, and so is what is made alike later.
     ForgetFlushing,
     /// What a member that is away has missed is forgotten when the regions around it are clean.
     ForgetMissed,
@@ -29,6 +29,19 @@ pub enum Mutation {
     Untold,
     /// A leg that is taken out is not told.
     RemoveUntold,
+    /// A leg that is written by itself forgets which sessions have changed it.
+    ForgetSessions,
+    /// A leg that was away at the opening is, when it comes back, the one whose place the order of the names gave it, whatever its
+    /// label says.
+    BelieveOrder,
+    /// A leg that comes back is taken back whatever was written on it without the others.
+    TakeAnybody,
+    /// A leg that comes back while labels are written is taken to have got its own.
+    LateLabel,
+    /// Openings go on counting labels where the last one stopped.
+    CountOn,
+    /// What is read of a bitmap page is believed, whole or not.
+    BelievePages,
     /// Overlapping changes do not wait for each other.
     Unordered,
 }

@@ -33,7 +33,7 @@ mod stale;
 mod verify;
 mod worker;
 
-pub use create::{CreateOptions, create, create_drill, mark_written_alone};
+pub use create::{CreateOptions, create, create_drill, mark_written_alone, mark_written_alone_drill};
 pub use drill::{Drill, Mutation};
 pub use leg::{LegSource, Reopen};
 pub use members::MemberError;

@@ -222,6 +222,11 @@ impl Notes {
         self.wanted.get()
     }
 
+    /// Whether labels are being written.
+    pub fn is_writing(&self) -> bool {
+        self.writing.get()
+    }
+
     /// Whether something is to be noted.
     pub fn is_due(&self) -> bool {
         self.held.get() < self.wanted.get()

@@ -154,7 +154,10 @@ pub async fn open_drill<C: Clock>(
     if !(2..=MOST_LEGS).contains(&sources.len()) {
         return Err(MirrorError::Legs(sources.len()));
     }
-    let mut found = join_all(sources.iter().map(look)).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+    let mut found = join_all(sources.iter().map(|source| look(source, drill.mutation)))
+        .await
+        .into_iter()
+        .collect::<Result<Vec<_>, _>>()?;
     if drill.mutation == Mutation::SkipLineage {
         found.iter_mut().for_each(forget_lineage);
     }
@@ -214,9 +217,9 @@ fn forget_lineage(found: &mut Found) {
 }
 
 /// What is where a leg should be.
-pub(crate) async fn look(source: &LegSource) -> Result<Found, MirrorError> {
+async fn look(source: &LegSource, mutation: Mutation) -> Result<Found, MirrorError> {
     let Ok(device) = &source.device else { return Ok(Found::Absent) };
-    found_on(device).await.map_err(|trouble| match trouble {
+    found_on(device, mutation).await.map_err(|trouble| match trouble {
         Trouble::Label(why) => MirrorError::Label { leg: source.name.clone(), why },
         Trouble::Device(why) => MirrorError::Leg { leg: source.name.clone(), why },
     })
@@ -228,12 +231,12 @@ pub(crate) enum Trouble {
 }
 
 /// What a device says of itself.
-pub(crate) async fn found_on(device: &Stack) -> Result<Found, Trouble> {
+pub(crate) async fn found_on(device: &Stack, mutation: Mutation) -> Result<Found, Trouble> {
     if !has_annex(device) {
         return Ok(Found::Unlabelled { has_room: false });
     }
     match device.execute(Operation::ReadAnnex { slot: AnnexSlot::Group }).await {
-        Ok(Answer::Annex(bytes)) => match with_pages(device, &bytes).await {
+        Ok(Answer::Annex(bytes)) => match with_pages(device, &bytes, mutation).await {
             Ok(Some(label)) => Ok(Found::Labelled(Box::new(label))),
             Ok(None) => Ok(Found::Unlabelled { has_room: true }),
             Err(why) => Err(Trouble::Label(why)),
@@ -246,16 +249,16 @@ pub(crate) async fn found_on(device: &Stack) -> Result<Found, Trouble> {
 }
 
 /// Reads a label and the bitmap pages that it refers to. A page that cannot be read counts as all of its regions.
-async fn with_pages(device: &Stack, bytes: &[u8]) -> Result<Option<Label>, LabelError> {
+async fn with_pages(device: &Stack, bytes: &[u8], mutation: Mutation) -> Result<Option<Label>, LabelError> {
     let mut wanted = Wanted::default();
     let label = Label::decode_with(bytes, &mut wanted)?;
     let Some(regions) = label.as_ref().map(|label| label.map.count()).filter(|_| !wanted.0.is_empty()) else {
         return Ok(label);
     };
-    let mut pages = Read::default();
+    let mut pages = Read { pages: BTreeMap::new(), are_believed: mutation == Mutation::BelievePages };
     for id in wanted.0 {
         if let Ok(Answer::Annex(page)) = device.execute(Operation::ReadAnnex { slot: id.slot(regions) }).await {
-            pages.0.insert(id, page);
+            pages.pages.insert(id, page);
         }
     }
     Label::decode_with(bytes, &mut pages)
@@ -273,12 +276,18 @@ impl Pages for Wanted {
 }
 
 /// The pages that were read for it.
-#[derive(Default)]
-struct Read(BTreeMap<PageId, Slice>);
+struct Read {
+    pages: BTreeMap<PageId, Slice>,
+    are_believed: bool,
+}
 
 impl Pages for Read {
     fn page(&mut self, id: PageId) -> Option<&[u8]> {
-        self.0.get(&id).map(|page| &page[..])
+        self.pages.get(&id).map(|page| &page[..])
+    }
+
+    fn are_believed(&self) -> bool {
+        self.are_believed
     }
 }
 
@@ -392,7 +401,9 @@ fn assemble_known(
     };
     let notes = Notes::new(past, random);
     // Labels that legs write apart must not look like one that was under way when they were parted.
-    notes.go_beyond(label.generation);
+    if drill.mutation != Mutation::CountOn {
+        notes.go_beyond(label.generation);
+    }
     Ok(Parts { geometry, map, uuid, legs, teller, notes, mutation: drill.mutation })
 }
 

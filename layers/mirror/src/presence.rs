@@ -70,7 +70,7 @@ impl<C: Clock> Mirror<C> {
         let source = LegSource { name: leg.name().to_string(), device: Ok(device.clone()), reopen: None };
         fits(&source, self.geometry.block_size, self.geometry.capacity_blocks, self.geometry.protection)
             .map_err(|error| error.to_string())?;
-        let found = found_on(&device).await.map_err(|trouble| match trouble {
+        let found = found_on(&device, self.mutation).await.map_err(|trouble| match trouble {
             Trouble::Label(why) => why.to_string(),
             Trouble::Device(why) => why.to_string(),
         })?;
@@ -103,6 +103,9 @@ impl<C: Clock> Mirror<C> {
     /// given its place by the order of the names, and now that it is here its label tells.
     fn rightful(&self, leg: &Rc<Leg>, found: &Found) -> Rc<Leg> {
         let Found::Labelled(label) = found else { return leg.clone() };
+        if self.mutation == Mutation::BelieveOrder {
+            return leg.clone();
+        }
         let id = label.members[label.own].id;
         let is_away = |leg: &Rc<Leg>| leg.standing.get() == Standing::Missing && !leg.is_here();
         let legs = self.legs.borrow();
@@ -155,8 +158,11 @@ impl<C: Clock> Mirror<C> {
         if label.uuid != self.uuid {
             return Err(Refusal::Foreign { leg: at }.to_string());
         }
-        if label.members[label.own].id != leg.id {
+        if label.members[label.own].id != leg.id && self.mutation != Mutation::BelieveOrder {
             return Err(Refusal::Stranger { leg: at }.to_string());
+        }
+        if self.mutation == Mutation::TakeAnybody {
+            return Ok(());
         }
         // Also one that is away for the moment knows, in what its label would be, what the others lack.
         let legs = self.legs.borrow();
@@ -172,7 +178,8 @@ impl<C: Clock> Mirror<C> {
     /// Has a leg that is here brought up to date.
     pub(crate) fn begin_rebuild(&self, leg: &Leg) {
         *leg.left.borrow_mut() = leg.missed.borrow().clone();
-        leg.is_told.set(self.mutation == Mutation::Untold);
+        let is_late = self.mutation == Mutation::LateLabel && self.notes.is_writing();
+        leg.is_told.set(self.mutation == Mutation::Untold || is_late);
         leg.standing.set(Standing::Rebuilding);
         self.work.notify();
     }

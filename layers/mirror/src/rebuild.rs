@@ -130,6 +130,9 @@ impl<C: Clock> Mirror<C> {
 
     /// What legs were brought before the current ones were alike may be another one's content than that which counts now.
     fn bring_anew(&self, piece: Extent) {
+        if self.mutation == Mutation::ForgetFlushing {
+            return;
+        }
         let regions = self.map.of(piece);
         for leg in self.legs.borrow().iter().filter(|leg| leg.standing.get() == Standing::Rebuilding) {
             // Missed, too, as with what becomes suspect.

@@ -31,7 +31,8 @@ struct Arguments {
     system: String,
     /// A fault to put into it; a wrong name lists those of volumes or mirrors. Mirrors and walks: none,
     /// skip-mark, answer-early, read-rebuilding, clear-unflushed, unordered, spoil-last-copy, forget-stale, forget-flushing,
-    /// forget-missed, skip-lineage, untold, remove-untold.
+    /// forget-missed, skip-lineage, untold, remove-untold, forget-sessions, believe-order, take-anybody, late-label, count-on,
+    /// believe-pages.
     #[arg(long, default_value = "none")]
     mutation: String,
     /// Stop the first loaded machine at its n-th start or end of an I/O.

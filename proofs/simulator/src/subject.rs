@@ -47,7 +47,7 @@ const OF_VOLUMES: [(&str, VolumeMutation); 25] = [
     ("keep-bits", VolumeMutation::KeepBits),
 ];
 
-const OF_MIRRORS: [(&str, MirrorMutation); 13] = [
+const OF_MIRRORS: [(&str, MirrorMutation); 19] = [
     ("none", MirrorMutation::None),
     ("skip-mark", MirrorMutation::SkipMark),
     ("answer-early", MirrorMutation::AnswerEarly),
@@ -61,6 +61,12 @@ const OF_MIRRORS: [(&str, MirrorMutation); 13] = [
     ("skip-lineage", MirrorMutation::SkipLineage),
     ("untold", MirrorMutation::Untold),
     ("remove-untold", MirrorMutation::RemoveUntold),
+    ("forget-sessions", MirrorMutation::ForgetSessions),
+    ("believe-order", MirrorMutation::BelieveOrder),
+    ("take-anybody", MirrorMutation::TakeAnybody),
+    ("late-label", MirrorMutation::LateLabel),
+    ("count-on", MirrorMutation::CountOn),
+    ("believe-pages", MirrorMutation::BelievePages),
 ];
 
 fn find<T: Copy>(known: &[(&str, T)], name: &str) -> Result<T, String> {

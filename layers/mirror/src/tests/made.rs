@@ -164,7 +164,7 @@ fn a_leg_whose_removal_was_cut_short_makes_no_mirror_and_its_removal_is_finished
         let is_done = mirror.remove("c").now_or_never().is_some();
         std::mem::forget(mirror);
         labels_left.set(None);
-        let own = crate::open::found_on(&legs[2].stack()).now_or_never().unwrap().ok().unwrap();
+        let own = crate::open::found_on(&legs[2].stack(), crate::Mutation::None).now_or_never().unwrap().ok().unwrap();
         let crate::judge::Found::Labelled(own) = own else { panic!("it has a label") };
         if own.members[own.own].standing != Standing::Removed {
             continue;

@@ -1,10 +1,11 @@
 //! Sets that are too scattered for a label, and what a crash leaves of them.
 
 use futures_util::FutureExt;
-use sealblock_block::{AnnexSlot, Operation};
+use sealblock_block::{AnnexSlot, Answer, Operation};
 use sealblock_runtime_memory::Slice;
 
 use super::rig::*;
+use crate::drill::Mutation;
 use crate::label::Standing;
 use crate::regions::Regions;
 
@@ -56,8 +57,8 @@ fn what_a_member_has_missed_is_exact_also_when_no_label_has_room_for_it() {
     assert_eq!(missed(&opened(&[&a, &b]), 1).count(), 0);
 }
 
-#[test]
-fn a_damaged_page_makes_more_be_compared_and_nothing_be_missed() {
+/// The leg `b` has missed scattered regions, which the label of `a` has no room for, and the page with them is damaged.
+fn with_a_damaged_page() -> (TestLeg, TestLeg, Vec<u32>) {
     let (a, b, mirror) = large_pair();
     b.gone.set(true);
     let lacking = scatter(&mirror, 0, 30_000, 10);
@@ -66,8 +67,18 @@ fn a_damaged_page_makes_more_be_compared_and_nothing_be_missed() {
     drop(mirror);
     b.gone.set(false);
     // What `b` has missed: the second set, whose first page is the fourth of all.
-    let spoil = Operation::WriteAnnex { slot: AnnexSlot::Bitmap { page: 2 * 3 }, bytes: Slice::copy_from(&[1; 4096]) };
-    run(&*a.memory, spoil).unwrap();
+    let slot = AnnexSlot::Bitmap { page: 2 * 3 };
+    let Ok(Answer::Annex(page)) = run(&*a.memory, Operation::ReadAnnex { slot }) else { panic!("there is no page") };
+    // A sector of an older writing, as a write that was cut short leaves it.
+    let mut torn = page.to_vec();
+    torn[1024..1536].fill(0);
+    run(&*a.memory, Operation::WriteAnnex { slot, bytes: Slice::copy_from(&torn) }).unwrap();
+    (a, b, lacking)
+}
+
+#[test]
+fn a_damaged_page_makes_more_be_compared_and_nothing_be_missed() {
+    let (a, b, lacking) = with_a_damaged_page();
     let again = opened(&[&a, &b]);
     let missed = missed(&again, 1);
     assert!(missed.contains_all(0..=32_255), "all of the page");
@@ -76,6 +87,19 @@ fn a_damaged_page_makes_more_be_compared_and_nothing_be_missed() {
     for region in lacking {
         assert_reads(&*b.memory, extent(u64::from(region) * REGION, 1), 7);
     }
+}
+
+#[test]
+fn a_torn_page_that_is_believed_makes_a_member_be_called_in_sync_that_is_not() {
+    let (a, b, lacking) = with_a_damaged_page();
+    let again = opened_with(&[&a, &b], Mutation::BelievePages);
+    rebuild(&again);
+    assert_eq!(standings(&again), [Standing::Current; 2]);
+    let is_there = |region: &u32| {
+        let one = extent(u64::from(*region) * REGION, 1);
+        read(&*b.memory, one).is_ok_and(|found| found == content(one, 7))
+    };
+    assert!(!lacking.iter().all(is_there), "the broken rule is not noticed");
 }
 
 /// Writes until a label or page is cut short, the power fails, and nobody knows more than what lies there. Answers at which

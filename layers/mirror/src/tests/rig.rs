@@ -17,7 +17,7 @@ use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent};
 
 use crate::label::Standing;
-use crate::{LegSource, Mirror, MirrorError, OpenOptions, open};
+use crate::{Drill, LegSource, Mirror, MirrorError, Mutation, OpenOptions, open, open_drill};
 
 /// Blocks of a leg: eight groups of 16 regions of 64 KiB.
 pub const BLOCKS: u64 = 8 * 256;
@@ -256,6 +256,14 @@ pub fn random() -> [u8; 16] {
 }
 
 pub type Rig = Rc<Mirror<Still>>;
+
+/// A mirror of these legs with a broken rule.
+pub fn opened_with(legs: &[&TestLeg], mutation: Mutation) -> Rig {
+    let sources = legs.iter().map(|leg| leg.source()).collect();
+    let (options, drill) = (OpenOptions { read_only: false, random: random() }, Drill { mutation, region_shift: None });
+    let opened = open_drill(sources, Still, options, drill).now_or_never().expect("RAM never waits");
+    opened.map(|opened| opened.mirror).unwrap()
+}
 
 pub fn try_open(legs: &[&TestLeg], read_only: bool) -> Result<Rig, MirrorError> {
     let sources = legs.iter().map(|leg| leg.source()).collect();

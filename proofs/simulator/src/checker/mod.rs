@@ -58,6 +58,7 @@ pub struct Read {
 }
 
 /// A write that was answered and is not durable.
+#[derive(Clone)]
 struct Unflushed {
     issued: Moment,
     answered: Moment,
@@ -66,6 +67,7 @@ struct Unflushed {
 }
 
 /// What every block may hold.
+#[derive(Clone)]
 pub struct Checker {
     patterns: Patterns,
     blocks: BTreeMap<Lba, Block>,

@@ -48,6 +48,21 @@ pub struct Behaviour {
     pub keeps_length: bool,
     /// How many of a hundred I/Os are slow, by a factor of about a hundred.
     pub slow_percent: u64,
+    /// Stop the machine when so many more starts and ends of I/Os have passed on all the disks that share this.
+    pub fuse: Option<Rc<Cell<u64>>>,
+}
+
+impl Behaviour {
+    /// Counts a start or an end of an I/O, the disk's n-th; whether the machine stops there.
+    fn stops_at(&self, boundary: u64) -> bool {
+        let burns_out = |fuse: &Rc<Cell<u64>>| {
+            let left = fuse.get();
+            fuse.set(left.saturating_sub(1));
+            left == 1
+        };
+        let is_burnt = self.fuse.as_ref().is_some_and(burns_out);
+        is_burnt || self.crash_at == Some(boundary)
+    }
 }
 
 /// What one machine asked of its disk.
@@ -171,7 +186,7 @@ impl SimDisk {
         let mut counts = self.0.counts.get();
         counts.boundaries += 1;
         self.0.counts.set(counts);
-        if self.0.behaviour.crash_at == Some(counts.boundaries) {
+        if self.0.behaviour.stops_at(counts.boundaries) {
             self.0.off.set(true);
             self.0.executor.halt();
         }

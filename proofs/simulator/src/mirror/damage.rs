@@ -8,6 +8,7 @@ use sealblock_layers_mirror::MirrorError;
 use sealblock_layers_mirror::judge::Refusal;
 use sealblock_units::{Extent, Lba};
 
+use super::legs::Leg;
 use super::machine::Up;
 use super::rest::{come_to_rest, holds, settle};
 use super::trial::{Plan, Trial};
@@ -22,7 +23,7 @@ impl Trial {
         if self.shape.protection.is_none() || !self.settled || !self.random.chance(60) {
             return Ok(());
         }
-        self.legs.iter_mut().for_each(|leg| leg.allowed = (0..1 << 12).collect());
+        self.legs.iter_mut().for_each(Leg::allow_all);
         match self.random.below(4) {
             0 => self.damage_one(*self.random.pick(&legs)),
             1 => self.damage_all(&legs),
@@ -101,7 +102,7 @@ impl Trial {
                 && self.shape.protection.is_some_and(|format| format.guard().bits() >= 32),
         };
         self.story.push(format!("block {lba} is damaged on all legs but leg {away}: {loss:?}"));
-        self.legs.iter_mut().for_each(|leg| leg.allowed = (0..1 << 12).collect());
+        self.legs.iter_mut().for_each(Leg::allow_all);
         let plan = Plan { is_damaged: true, ..self.plan("a machine with damage beside a resync", self.everybody()) };
         let came = self.machine(plan, move |up| async move {
             let _ = beside(&up, &loss).await;

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use sealblock_layers_mirror::label::Standing;
 use sealblock_layers_mirror::{LegSource, Reopen};
 use sealblock_units::Extent;
 
@@ -30,7 +31,8 @@ pub(super) async fn trouble(up: Up, done: Rc<Cell<bool>>) {
             40..52 => fill(&up, &site),
             52..64 => up.executor.spawn("release", release(site)).await,
             64..88 => repair(&up).await,
-            88..94 => add(&up).await,
+            88..92 => add(&up).await,
+            92..96 => replace(&up, &site).await,
             _ => remove(&up, &site).await,
         }
     }
@@ -94,27 +96,77 @@ async fn repair(up: &Up) {
     }
 }
 
-/// What the mirror is to know of a leg.
-pub(super) fn reopen(site: &Rc<Site>) -> Reopen {
+fn reopen(site: &Rc<Site>) -> Reopen {
     let site = site.clone();
-    Box::new(move || site.open())
+    Box::new(move || match site.is_lent.get() {
+        true => Box::pin(std::future::ready(Err("it is in use".to_owned()))),
+        false => site.open(),
+    })
+}
+
+/// What the mirror is to know of a leg, which is opened for it.
+pub(super) async fn source(site: &Rc<Site>) -> LegSource {
+    let device = site.open().await;
+    LegSource { name: site.name.clone(), device, reopen: Some(reopen(site)) }
+}
+
+/// A device that is no leg and can be made one.
+fn take_spare(up: &Up) -> Option<Rc<Site>> {
+    let spare = up.world.sites.borrow().iter().find(|site| site.is_spare.get()).cloned()?;
+    spare.is_spare.set(false);
+    spare.held.set(false);
+    *spare.allowed.borrow_mut() = (0..spare.shape.capacity_blocks).collect();
+    Some(spare)
 }
 
 async fn add(up: &Up) {
-    let spare = up.world.sites.borrow().iter().find(|site| site.is_spare.get()).cloned();
-    let (Some(spare), Some(mirror)) = (spare, up.world.mirror.borrow().clone()) else { return };
-    spare.is_spare.set(false);
-    *spare.allowed.borrow_mut() = (0..1 << 12).collect();
-    let device = spare.open().await;
-    let source = LegSource { name: spare.name.clone(), device, reopen: Some(reopen(&spare)) };
-    let added = mirror.add(source, true).await;
+    let Some(mirror) = up.world.mirror.borrow().clone() else { return };
+    let Some(spare) = take_spare(up) else { return };
+    let added = mirror.add(source(&spare).await, true).await;
     up.world.say(format!("at {:?} leg {} is added: {added:?}", up.executor.now(), spare.number));
     spare.is_member.set(added.is_ok());
 }
 
+/// Whether a leg that is away may be another one than it is called: only its label tells.
+fn is_guessed(up: &Up, site: &Site) -> bool {
+    up.world.is_any_order.get() && !up.world.standing(site).is_some_and(|(_, is_here)| is_here)
+}
+
+/// Looks until a leg that is to take another one's place has everything.
+const LOOKS: usize = 500;
+
+/// Puts another device in the place of a leg: at once where that is not up to date, else when the new one has everything.
+pub(super) async fn replace(up: &Up, old: &Rc<Site>) {
+    let Some(mirror) = up.world.mirror.borrow().clone() else { return };
+    if up.world.has_bare_leg() || old.is_leaving.get() || is_guessed(up, old) {
+        return;
+    }
+    let Some(spare) = take_spare(up) else { return };
+    spare.replaces.set(Some(old.number));
+    let source = source(&spare).await;
+    let done = mirror.replace(&old.name, source, true).await;
+    up.world.say(format!("at {:?} leg {} is replaced by {}: {done:?}", up.executor.now(), old.number, spare.number));
+    let is_out = up.world.standing(old).is_none();
+    spare.is_member.set(done.is_ok());
+    if done.is_ok() {
+        spare.replaces.set(None);
+        old.is_removed.set(old.is_removed.get() || is_out);
+    }
+    if done.is_err() || is_out {
+        return;
+    }
+    for _ in 0..LOOKS {
+        if up.world.standing(&spare) == Some((Standing::Current, true)) {
+            return remove(up, old).await;
+        }
+        up.executor.delay(Duration::from_millis(1)).await;
+    }
+}
+
 async fn remove(up: &Up, site: &Rc<Site>) {
     let Some(mirror) = up.world.mirror.borrow().clone() else { return };
-    if up.in_use().len() < 3 || up.world.has_bare_leg() {
+    let is_other = up.world.has_bare_leg() || site.is_removed.get() || is_guessed(up, site);
+    if up.in_use().len() < 3 || is_other {
         return;
     }
     site.is_removed.set(true);

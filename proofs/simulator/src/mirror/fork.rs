@@ -14,25 +14,31 @@ use super::legs::Leg;
 use super::machine::Up;
 use super::trial::{Plan, Trial};
 use crate::checker::Checker;
-use crate::disk::Image;
 use crate::workload::{self, Workload};
 
 impl Trial {
-    /// A machine without any leg that has everything.
-    pub fn fork(&mut self, present: Vec<bool>) -> Result<(), String> {
+    /// Does something after which everything is as it was before; nothing unless the power of every leg has gone.
+    pub fn aside(&mut self, excursion: impl FnOnce(&mut Trial) -> Result<(), String>) -> Result<(), String> {
         if !self.legs.iter().all(Leg::is_settled) {
             return Ok(());
         }
-        let images: Vec<Option<Image>> = self.legs.iter().map(|leg| leg.image.clone()).collect();
-        let kept: Vec<_> = self.legs.iter().map(Leg::standing).collect();
-        let settled = self.settled;
-        let done = self.excursion(present);
-        for ((leg, image), kept) in self.legs.iter_mut().zip(images).zip(kept) {
-            leg.image = image;
-            leg.restore(kept);
-        }
-        self.settled = settled;
+        let kept: Vec<_> = self.legs.iter().map(Leg::keep).collect();
+        let (settled, changes) = (self.settled, self.changes);
+        let done = excursion(self);
+        self.legs.iter_mut().zip(kept).for_each(|(leg, kept)| leg.restore(kept));
+        (self.settled, self.changes) = (settled, changes);
         done
+    }
+
+    /// A checker of what hosts do aside, whose versions nobody else has.
+    pub fn blank_checker(&self) -> Rc<RefCell<Checker>> {
+        let checker = self.checker.borrow();
+        Rc::new(RefCell::new(Checker::after(checker.patterns(), checker.requests() + ASIDE)))
+    }
+
+    /// A machine without any leg that has everything.
+    pub fn fork(&mut self, present: Vec<bool>) -> Result<(), String> {
+        self.aside(|trial| trial.excursion(present))
     }
 
     fn excursion(&mut self, present: Vec<bool>) -> Result<(), String> {
@@ -41,22 +47,25 @@ impl Trial {
         };
         let must_split =
             self.legs.iter().zip(&present).all(|(leg, present)| !present || !leg.is_in_use() || is_noted(leg));
-        self.legs.iter_mut().for_each(|leg| leg.allowed = (0..1 << 12).collect());
-        let (patterns, requests) = (self.checker.borrow().patterns(), self.checker.borrow().requests());
-        let blank = || Rc::new(RefCell::new(Checker::after(patterns, requests)));
-        let plan = Plan { checker: blank(), ..self.plan("a machine without what is current", present) };
+        self.legs.iter_mut().for_each(Leg::allow_all);
+        let plan = Plan { checker: self.blank_checker(), ..self.plan("a machine without what is current", present) };
         let came = self.machine(plan, move |up| async move { go_on_alone(&up).await })?;
         match came.refused {
             // They may not know of a leg that was added since.
             Some(MirrorError::Refused {
-                refusal: Refusal::OnlyStale | Refusal::Stranger { .. } | Refusal::TakenOut { .. },
+                refusal:
+                    Refusal::OnlyStale
+                    | Refusal::Stranger { .. }
+                    | Refusal::TakenOut { .. }
+                    // Those that are there may never have got a label.
+                    | Refusal::NewWithoutLeg { .. },
                 ..
             }) => return Ok(()),
             Some(error) => return Err(format!("legs that were left behind: {error}")),
             None if came.answered_changes == 0 => return Ok(()),
             None => {}
         }
-        let plan = Plan { checker: blank(), ..self.plan("a machine with both sides", self.everybody()) };
+        let plan = Plan { checker: self.blank_checker(), ..self.plan("a machine with both sides", self.everybody()) };
         let came = self.machine(plan, |_| async {})?;
         match came.refused {
             // One side may not know of a leg that the other has added, or that it was left behind by one that lacks something.
@@ -72,8 +81,11 @@ impl Trial {
     }
 }
 
+/// Versions that the trial itself does not get to.
+const ASIDE: u64 = 1 << 32;
+
 /// Learns what is there, which must be content, and changes it.
-async fn go_on_alone(up: &Up) {
+pub(super) async fn go_on_alone(up: &Up) {
     for piece in up.client.pieces(&up.random) {
         if up.client.learn(piece).await.is_err() {
             return;

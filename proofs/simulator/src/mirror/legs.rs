@@ -26,6 +26,8 @@ pub(super) struct Leg {
     blank: Image,
     /// As it was at some stop before.
     pub older: Option<Image>,
+    /// How many changes the mirror had answered by then.
+    pub older_at: u64,
     pub is_member: bool,
     pub is_removed: bool,
     pub is_spare: bool,
@@ -40,9 +42,10 @@ pub(super) struct Leg {
 
 /// A leg before an excursion.
 pub(super) struct Kept {
-    flags: [bool; 5],
+    flags: [bool; 6],
     allowed: BTreeSet<u64>,
-    older: Option<Image>,
+    image: Option<Image>,
+    older: (Option<Image>, u64),
 }
 
 impl Leg {
@@ -63,6 +66,7 @@ impl Leg {
             blank: image.clone(),
             image: Some(image),
             older: None,
+            older_at: 0,
             is_member: true,
             is_removed: false,
             is_spare: false,
@@ -74,15 +78,29 @@ impl Leg {
     }
 
     /// What a stop changes and an excursion must not.
-    pub fn standing(&self) -> Kept {
-        let flags = [self.is_member, self.is_removed, self.is_spare, self.is_current, self.went_without];
-        Kept { flags, allowed: self.allowed.clone(), older: self.older.clone() }
+    pub fn keep(&self) -> Kept {
+        let flags = [self.is_member, self.is_removed, self.is_spare, self.is_current, self.went_without, self.is_old];
+        let older = (self.older.clone(), self.older_at);
+        Kept { flags, allowed: self.allowed.clone(), image: self.image.clone(), older }
     }
 
     /// As it was before an excursion.
     pub fn restore(&mut self, kept: Kept) {
-        [self.is_member, self.is_removed, self.is_spare, self.is_current, self.went_without] = kept.flags;
-        (self.allowed, self.older) = (kept.allowed, kept.older);
+        [self.is_member, self.is_removed, self.is_spare, self.is_current, self.went_without, self.is_old] = kept.flags;
+        (self.allowed, self.image) = (kept.allowed, kept.image);
+        (self.older, self.older_at) = kept.older;
+    }
+
+    /// It may be written to anywhere.
+    pub fn allow_all(&mut self) {
+        // At least so many regions.
+        self.allowed = (0..self.shape.capacity_blocks.min(1 << 15)).collect();
+    }
+
+    /// Nothing was ever done with it.
+    pub fn make_spare(&mut self) {
+        self.image = Some(self.blank.clone());
+        (self.is_spare, self.is_member, self.is_current) = (true, false, false);
     }
 
     pub fn is_in_use(&self) -> bool {
@@ -110,6 +128,8 @@ impl Leg {
             behaviour: Default::default(),
             line: Line::Gone.into(),
             held: false.into(),
+            is_opening: false.into(),
+            is_lent: false.into(),
             epoch: 0.into(),
             breaks: 0.into(),
             changed: Default::default(),
@@ -120,6 +140,7 @@ impl Leg {
             is_member: self.is_member.into(),
             is_removed: self.is_removed.into(),
             is_leaving: false.into(),
+            replaces: None.into(),
         })
     }
 
@@ -130,16 +151,15 @@ impl Leg {
         self.is_member = site.is_member.get();
         self.is_removed = site.is_removed.get();
         self.is_spare = site.is_spare.get();
-        if !self.is_member {
+        if !self.is_member && site.replaces.get().is_none() {
             // Never a leg, or stopped half-way to be one: it is made anew.
-            self.image = Some(self.blank.clone());
-            self.is_spare = true;
+            self.make_spare();
         }
         if let Some((standing, _)) = site.world.standing(site) {
             self.is_current = self.is_in_use() && standing == Standing::Current;
             // One that could not be added is called removed, too.
             self.is_removed |= self.is_member && standing == Standing::Removed;
-        } else if !self.is_member {
+        } else if !self.is_in_use() {
             self.is_current = false;
         }
         if site.world.rests.get() > 0 {
@@ -189,5 +209,9 @@ impl Leg {
     /// Whether its own label says that it has everything.
     pub fn calls_itself_current(&self) -> bool {
         self.own_standing() == Some(Standing::Current)
+    }
+    /// Whether it has everything and can say so: one that was just brought up to date may not have been told.
+    pub fn speaks(&self) -> bool {
+        self.is_current && !self.bare && self.calls_itself_current()
     }
 }

@@ -3,10 +3,12 @@
 use std::rc::Rc;
 
 use sealblock_block::{Gate, Stack};
-use sealblock_layers_mirror::{Drill, LegSource, MirrorError, Mutation, OpenOptions, open_drill};
+use sealblock_layers_mirror::{
+    CreateOptions, Drill, LegSource, MemberError, MirrorError, Mutation, OpenOptions, Opened, create_drill, open_drill,
+};
 
 use super::clock::Hurried;
-use super::events::reopen;
+use super::events::source;
 use super::site::Site;
 use super::world::{Watch, World};
 use crate::client::Client;
@@ -42,7 +44,9 @@ impl Up {
         let Some(mirror) = self.world.mirror.borrow().clone() else { return };
         let closed = mirror.close().await;
         let mut is_well = closed.is_ok();
-        for site in self.in_use() {
+        // Those that the mirror does not use may be opened anew at any time, and are just left.
+        let is_here = |site: &Rc<Site>| self.world.standing(site).is_some_and(|(_, is_here)| is_here);
+        for site in self.in_use().into_iter().filter(is_here) {
             let close = site.close.borrow_mut().take();
             if let Some(close) = close {
                 is_well &= close.await.is_ok();
@@ -66,25 +70,62 @@ pub(super) struct Opening {
     pub factor: u32,
 }
 
-/// Opens the mirror of the legs that are meant to be in use, those that are held being absent.
-pub(super) async fn open(
-    world: &Rc<World>,
-    executor: &Executor,
-    random: Random,
-    opening: Opening,
-) -> Result<Up, MirrorError> {
-    let mut sources = Vec::new();
-    for site in world.members() {
-        let device = site.open().await;
-        sources.push(LegSource { name: site.name.clone(), device, reopen: Some(reopen(&site)) });
+impl Opening {
+    fn drill(&self) -> Drill {
+        Drill { mutation: self.mutation, region_shift: Some(self.region_shift) }
     }
-    let options = OpenOptions { read_only: false, random: opening.random };
-    let clock = Hurried { executor: executor.clone(), factor: opening.factor };
-    let drill = Drill { mutation: opening.mutation, region_shift: Some(opening.region_shift) };
-    let opened = open_drill(sources, clock, options, drill).await?;
-    *world.mirror.borrow_mut() = Some(opened.mirror.clone());
-    drop(executor.spawn("mirror's worker", opened.worker.run()));
-    let watch = Watch { world: world.clone(), mirror: opened.mirror };
-    let client = Client::new(Stack::new(Gate::new("mirror", watch)), world.ledger.clone());
-    Ok(Up { world: world.clone(), client, executor: executor.clone(), random: Rc::new(random), factor: opening.factor })
+}
+
+/// A machine that is to have a mirror.
+pub(super) struct Stage {
+    pub world: Rc<World>,
+    pub executor: Executor,
+    pub random: Random,
+    pub opening: Opening,
+}
+
+impl Stage {
+    /// Opens the mirror of the legs that are meant to be in use, those that are held being absent.
+    pub async fn open(self) -> Result<Up, MirrorError> {
+        let options = OpenOptions { read_only: false, random: self.opening.random };
+        let opened =
+            open_drill(self.sources(self.world.is_any_order.get()).await, self.clock(), options, self.opening.drill())
+                .await?;
+        Ok(self.up(opened))
+    }
+
+    /// Makes a mirror of the legs that are meant to be in use, whatever is on them. That of the given one counts.
+    pub async fn make(self, from: Option<usize>) -> Result<Up, MemberError> {
+        let options = CreateOptions { random: self.opening.random, from, force: true };
+        let opened = create_drill(self.sources(false).await, self.clock(), options, self.opening.drill()).await?;
+        Ok(self.up(opened))
+    }
+
+    /// The legs, in the order of their numbers or in any.
+    async fn sources(&self, is_any_order: bool) -> Vec<LegSource> {
+        let mut sources = Vec::new();
+        for site in self.world.members() {
+            sources.push(source(&site).await);
+        }
+        // Whose content counts in a new mirror is told by its place.
+        if is_any_order {
+            for at in (1..sources.len()).rev() {
+                sources.swap(at, self.random.below(at as u64 + 1) as usize);
+            }
+        }
+        sources
+    }
+
+    fn clock(&self) -> Hurried {
+        Hurried { executor: self.executor.clone(), factor: self.opening.factor }
+    }
+
+    fn up(self, opened: Opened<Hurried>) -> Up {
+        let Stage { world, executor, random, opening } = self;
+        *world.mirror.borrow_mut() = Some(opened.mirror.clone());
+        drop(executor.spawn("mirror's worker", opened.worker.run()));
+        let watch = Watch { world: world.clone(), mirror: opened.mirror };
+        let client = Client::new(Stack::new(Gate::new("mirror", watch)), world.ledger.clone());
+        Up { world, client, executor, random: Rc::new(random), factor: opening.factor }
+    }
 }

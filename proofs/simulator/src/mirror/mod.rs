@@ -10,6 +10,9 @@ mod events;
 mod fork;
 mod legs;
 mod machine;
+mod making;
+mod old;
+mod replacing;
 mod rest;
 mod site;
 #[cfg(test)]

@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use sealblock_block::{AnnexSlot, Answer, Device, Operation};
 use sealblock_integrity::{Checks, Sealed};
+use sealblock_layers_mirror::LegDescription;
 use sealblock_layers_mirror::label::{Label, Standing};
 use sealblock_units::{Extent, Lba};
 
+use super::events::source;
 use super::machine::Up;
 use super::site::{Line, Site};
 use crate::client::Stop;
@@ -36,14 +38,34 @@ pub(super) async fn come_to_rest(up: &Up) -> Result<(), Stop> {
         if is_at_rest(up) && lists_are_short(up).await {
             return Ok(());
         }
+        make_legs(up).await;
         if up.in_use().iter().any(|site| site.line.get() == Line::Gone) {
             // The mirror notices that a leg has gone when it asks it for something.
             let _ = up.client.verify(Extent::one(Lba::new(0))).await;
         }
         up.executor.delay(Duration::from_millis(1).max(Duration::from_millis(200) / up.factor)).await;
     }
+    let is_split = |leg: &LegDescription| leg.why.contains("split brain");
+    if up.world.is_in_doubt.get() && up.world.describe().is_some_and(|now| now.legs.iter().any(is_split)) {
+        return Err(Stop);
+    }
     up.world.find(format!("the mirror does not come to rest: {:?}", up.world.describe()));
     Err(Stop)
+}
+
+/// Makes legs of devices that are in the place of one and have no label of the mirror's.
+async fn make_legs(up: &Up) {
+    let (Some(description), Some(mirror)) = (up.world.describe(), up.world.mirror.borrow().clone()) else { return };
+    for site in up.in_use() {
+        let is_nothing =
+            |leg: &&LegDescription| leg.name == site.name && !leg.is_here && leg.why.contains("mirror replace");
+        if description.legs.iter().any(|leg| is_nothing(&leg)) {
+            site.is_lent.set(true);
+            let done = mirror.replace(&site.name, source(&site).await, true).await;
+            site.is_lent.set(false);
+            up.world.say(format!("at {:?} leg {} is made a leg: {done:?}", up.executor.now(), site.number));
+        }
+    }
 }
 
 fn is_at_rest(up: &Up) -> bool {

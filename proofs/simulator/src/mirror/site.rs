@@ -46,6 +46,9 @@ pub(super) struct Site {
     pub line: Cell<Line>,
     /// It cannot be opened anew yet.
     pub held: Cell<bool>,
+    pub is_opening: Cell<bool>,
+    /// Somebody else has it open, to make it a leg.
+    pub is_lent: Cell<bool>,
     /// Counts openings and breaks of the line.
     pub epoch: Cell<u64>,
     /// Counts whatever happened to the line.
@@ -62,6 +65,8 @@ pub(super) struct Site {
     pub is_removed: Cell<bool>,
     /// It is being taken out.
     pub is_leaving: Cell<bool>,
+    /// The leg in whose place it is being put.
+    pub replaces: Cell<Option<usize>>,
 }
 
 impl Site {
@@ -72,6 +77,9 @@ impl Site {
             if site.held.get() {
                 return Err("it is away".to_owned());
             }
+            // One opening after the other: the disk of one that is under way cannot be taken.
+            site.changed.until(|| !site.is_opening.get()).await;
+            let _opening = IsOpening::of(&site);
             site.break_line(Line::Gone);
             let disk = site.fresh_disk();
             let epoch = site.epoch.get() + 1;
@@ -105,7 +113,7 @@ impl Site {
             *self.image.borrow_mut() = Some(used.power_off(survival, &self.random.fork("survival")));
         }
         let image = self.image.borrow_mut().take().expect("a leg has an image or a disk");
-        let behaviour = self.behaviour.take();
+        let behaviour = Behaviour { fuse: self.world.fuse.borrow().clone(), ..self.behaviour.take() };
         let disk = SimDisk::new(image, behaviour, &self.executor, self.random.fork("disk"), self.trace.clone());
         *self.disk.borrow_mut() = Some(disk.clone());
         disk
@@ -127,6 +135,23 @@ impl Site {
             Some(disk) => disk.power_off(survival, &self.random.fork("survival")),
             None => self.image.borrow_mut().take().expect("a leg has an image or a disk"),
         }
+    }
+}
+
+/// A site that is being opened, however that ends.
+struct IsOpening(Rc<Site>);
+
+impl IsOpening {
+    fn of(site: &Rc<Site>) -> IsOpening {
+        site.is_opening.set(true);
+        IsOpening(site.clone())
+    }
+}
+
+impl Drop for IsOpening {
+    fn drop(&mut self) {
+        self.0.is_opening.set(false);
+        self.0.changed.notify();
     }
 }
 

@@ -4,14 +4,15 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use sealblock_layers_mirror::judge::Refusal;
-use sealblock_layers_mirror::label::Standing;
+use sealblock_layers_mirror::label::{Label, Standing};
 use sealblock_layers_mirror::{MirrorError, Mutation};
 use sealblock_runtime_memory::Slice;
 
 use super::events::trouble;
 use super::legs::Leg;
-use super::machine::{Opening, Up, open};
+use super::machine::{Opening, Stage, Up};
 use super::rest::settle;
+use super::site::Site;
 use super::world::World;
 use crate::checker::{Checker, Patterns};
 use crate::client::{Ledger, Stop};
@@ -59,6 +60,8 @@ pub fn run(mutation: Mutation, order: Order) -> Result<Report, Box<Defeat>> {
         story: vec![format!("{shape}, regions of {} blocks, clock times {factor}", 1u64 << opening.region_shift)],
         legs: Vec::new(),
         settled: true,
+        changes: 0,
+        cut_at: order.crash_at,
     };
     match trial.whole() {
         Ok(()) => {
@@ -82,6 +85,10 @@ pub(super) struct Trial {
     pub legs: Vec<Leg>,
     /// At the last stop the power of every leg went, so what is found is durable.
     pub settled: bool,
+    /// Changes that the mirror has answered so far.
+    pub changes: u64,
+    /// Starts and ends of I/Os that are left before the one at which the order wants a machine cut.
+    pub cut_at: Option<u64>,
 }
 
 /// What a machine is to be like.
@@ -91,6 +98,10 @@ pub(super) struct Plan {
     pub present: Vec<bool>,
     /// Whether it is to be stopped somewhere.
     pub stops: bool,
+    /// At which start or end of an I/O of any leg, where that is given.
+    pub cut: Option<u64>,
+    /// Legs are named in any order.
+    pub is_any_order: bool,
     /// A disk was damaged on purpose.
     pub is_damaged: bool,
     pub checker: Rc<RefCell<Checker>>,
@@ -100,12 +111,22 @@ pub(super) struct Plan {
 pub(super) struct Came {
     pub refused: Option<MirrorError>,
     pub answered_changes: u64,
+    /// It was stopped.
+    pub is_stopped: bool,
+    /// A mirror was up.
+    pub came_up: bool,
+    /// Starts and ends of I/Os that were left to come before it was to be cut.
+    pub left: u64,
 }
 
 impl Trial {
     fn whole(&mut self) -> Result<(), String> {
         let count = *self.random.pick(&[2, 2, 2, 3, 3, 4]);
-        let (has_spare, has_bare) = (self.random.chance(30), self.random.chance(15));
+        let (mut has_spare, mut has_bare) = (self.random.chance(30), self.random.chance(15));
+        if self.order.crash_at.is_some() {
+            // Cut first labellings and replacements is what is wanted.
+            (has_spare, has_bare) = (true, false);
+        }
         for number in 0..count + usize::from(has_spare) {
             let mut shape = self.shape;
             shape.uuid[8] = number as u8 + 1;
@@ -119,9 +140,18 @@ impl Trial {
             }
             self.legs.push(leg);
         }
-        let plan = Plan { stops: false, ..self.plan("the first machine", vec![true; self.legs.len()]) };
-        self.machine(plan, |up| async move { up.close().await })?;
+        self.make()?;
+        if self.order.crash_at.is_some() {
+            self.replace()?;
+            return self.end();
+        }
         for _ in 0..self.random.between(1, 5) {
+            if self.random.chance(25) {
+                self.go_on_from_old()?;
+            }
+            if self.random.chance(15) {
+                self.replace()?;
+            }
             self.swap_old();
             let present = self.draw_present();
             if self.has_everything(&present) { self.live(present)? } else { self.fork(present)? }
@@ -129,8 +159,47 @@ impl Trial {
         self.end()
     }
 
+    /// Books how far the machine came that the order wants cut.
+    pub fn spend(&mut self, cut: Option<u64>, left: u64, is_stopped: bool) {
+        if cut.is_some() && self.cut_at.is_some() {
+            self.report.first_crashed = is_stopped;
+            self.cut_at = (!is_stopped).then_some(left);
+        }
+    }
+
+    /// Whether a refusal cannot be helped: the last label of a leg that is not up to date came before a change, may have been under
+    /// way, and calls another one missing that is up to date since. An image from just before that label, put back, would look
+    /// like those who went on without it, so they are refused together.
+    pub fn is_in_doubt(&self, error: &MirrorError) -> bool {
+        matches!(error, MirrorError::Refused { refusal: Refusal::SplitBrain { .. }, .. }) && self.has_doubt()
+    }
+
+    fn has_doubt(&self) -> bool {
+        let current: Vec<_> = self.legs.iter().filter(|leg| leg.is_current).filter_map(Leg::own_label).collect();
+        let lacks = |label: &Label| {
+            let is_missing = |id| label.members.iter().any(|of| of.id == id && of.standing != Standing::Current);
+            let is_own_current = label.members[label.own].standing == Standing::Current;
+            label.is_tentative && is_own_current && current.iter().any(|other| is_missing(other.members[other.own].id))
+        };
+        let others = self.legs.iter().filter(|leg| leg.is_in_use() && !leg.is_current);
+        others.filter_map(Leg::own_label).any(|label| lacks(&label))
+    }
+
+    /// Whether a refusal says that a leg which was away may have more than its own label and the others say.
+    pub fn is_left(error: &MirrorError) -> bool {
+        matches!(error, MirrorError::Refused { refusal: Refusal::OnlyStale, .. })
+    }
+
     pub fn plan(&self, what: &'static str, present: Vec<bool>) -> Plan {
-        Plan { what, present, stops: false, is_damaged: false, checker: self.checker.clone() }
+        Plan {
+            what,
+            present,
+            stops: false,
+            cut: None,
+            is_any_order: false,
+            is_damaged: false,
+            checker: self.checker.clone(),
+        }
     }
 
     pub fn everybody(&self) -> Vec<bool> {
@@ -150,38 +219,12 @@ impl Trial {
         if self.random.chance(50) || !is_fine { self.everybody() } else { present }
     }
 
-    /// Puts an older image in the place of a leg, where at least two labels were written since.
-    fn swap_old(&mut self) {
-        let at = self.random.below(self.legs.len() as u64) as usize;
-        // A leg that was just brought up to date may not have been told so yet, and cannot speak for itself.
-        let speaks = |leg: &Leg| leg.is_current && !leg.bare && leg.calls_itself_current();
-        let is_last = !self.legs.iter().enumerate().any(|(other, leg)| other != at && speaks(leg));
-        let is_due = self.random.chance(30);
-        let leg = &mut self.legs[at];
-        if !leg.is_in_use() || leg.bare || !leg.is_settled() {
-            return;
-        }
-        if leg.older.is_none() {
-            return;
-        }
-        let (Some(older), Some(now)) = (leg.older.take(), leg.image.take()) else { return };
-        let generation = |image| leg.label(image, &self.random).map_or(0, |label| label.generation);
-        let (before, after) = (generation(&older), generation(&now));
-        if is_due && !is_last && before > 0 && before + 2 <= after {
-            self.story.push(format!("leg {at} is put back to what it was at label {before}; it had label {after}"));
-            (leg.is_current, leg.image) = (false, Some(older));
-            leg.is_old = true;
-            leg.allowed = (0..1 << 12).collect();
-        } else {
-            (leg.older, leg.image) = (Some(older), Some(now));
-        }
-    }
-
     /// One machine under load.
     fn live(&mut self, present: Vec<bool>) -> Result<(), String> {
         let (workload, settled) = (self.order.workload, self.settled);
         let must_open = self.legs.iter().zip(&present).all(|(leg, present)| *present || !leg.is_current);
-        let plan = Plan { stops: self.random.chance(60), ..self.plan("a machine under load", present) };
+        let (stops, is_any_order) = (self.random.chance(60), self.random.chance(50));
+        let plan = Plan { stops, is_any_order, ..self.plan("a machine under load", present) };
         let came = self.machine(plan, move |up| async move {
             under_load(&up, workload, settled).await;
         })?;
@@ -189,6 +232,7 @@ impl Trial {
             None => Ok(()),
             // Its own label may not have been written since it was brought up to date.
             Some(MirrorError::Refused { refusal: Refusal::OnlyStale, .. }) if !must_open => Ok(()),
+            Some(error) if self.is_in_doubt(&error) => Ok(()),
             Some(error) => Err(format!("the mirror could not be opened: {error}")),
         }
     }
@@ -196,7 +240,7 @@ impl Trial {
     /// The last machine: everything comes to rest.
     fn end(&mut self) -> Result<(), String> {
         let settled = self.settled;
-        let plan = self.plan("the last machine", self.everybody());
+        let plan = Plan { is_any_order: true, ..self.plan("the last machine", self.everybody()) };
         let came = self.machine(plan, move |up| async move {
             if audit(&up, settled).await.is_ok() && settle(&up).await.is_ok() {
                 up.close().await;
@@ -204,15 +248,33 @@ impl Trial {
         })?;
         match came.refused {
             None => self.damage(),
+            Some(error) if self.is_in_doubt(&error) => Ok(()),
             Some(error) => Err(format!("the mirror could not be opened: {error}")),
         }
     }
 
-    /// Runs a machine and books what it leaves.
+    /// Runs a machine with a mirror and books what it leaves.
     pub fn machine<F: Future<Output = ()> + 'static>(
         &mut self,
         plan: Plan,
         hosts: impl FnOnce(Up) -> F + 'static,
+    ) -> Result<Came, String> {
+        let refused: Rc<Cell<Option<MirrorError>>> = Rc::default();
+        let told = refused.clone();
+        let came = self.stage(plan, move |stage| async move {
+            match stage.open().await {
+                Ok(up) => hosts(up).await,
+                Err(error) => told.set(Some(error)),
+            }
+        })?;
+        Ok(Came { refused: refused.take(), ..came })
+    }
+
+    /// Runs a machine, whatever it does, and books what it leaves.
+    pub fn stage<F: Future<Output = ()> + 'static>(
+        &mut self,
+        plan: Plan,
+        main: impl FnOnce(Stage) -> F + 'static,
     ) -> Result<Came, String> {
         let executor = Executor::new(self.random.fork("schedule"), self.trace.clone());
         let ledger = Rc::new(Ledger::new(plan.checker.clone(), true));
@@ -221,27 +283,30 @@ impl Trial {
         world.is_damaged.set(plan.is_damaged);
         ledger.decayed.set(plan.is_damaged);
         *world.went_without.borrow_mut() = self.legs.iter().map(|leg| leg.went_without).collect();
+        world.is_any_order.set(plan.is_any_order && !self.legs.iter().any(|leg| leg.bare));
+        world.is_in_doubt.set(self.has_doubt());
+        let fuse = plan.cut.map(|cut| Rc::new(Cell::new(cut)));
+        world.fuse.borrow_mut().clone_from(&fuse);
         self.place(&plan, &world, &executor);
-        let refused: Rc<Cell<Option<MirrorError>>> = Rc::default();
-        let main = {
-            let (world, executor, refused) = (world.clone(), executor.clone(), refused.clone());
-            let (random, mut opening) = (self.random.fork("hosts"), self.opening);
-            // All of it: the identity of a mirror, how far apart its labels are, and the identity of a session.
-            opening.random.as_chunks_mut::<8>().0.iter_mut().for_each(|part| *part = random.word().to_le_bytes());
-            async move {
-                match open(&world, &executor, random, opening).await {
-                    Ok(up) => hosts(up).await,
-                    Err(error) => refused.set(Some(error)),
-                }
-            }
-        };
-        let ended = executor.run(LIMITS, main);
+        let (random, mut opening) = (self.random.fork("hosts"), self.opening);
+        // All of it: the identity of a mirror, how far apart its labels are, and the identity of a session.
+        opening.random.as_chunks_mut::<8>().0.iter_mut().for_each(|part| *part = random.word().to_le_bytes());
+        let stage = Stage { world: world.clone(), executor: executor.clone(), random, opening };
+        let ended = executor.run(LIMITS, main(stage));
+        let (answered_changes, came_up) = (world.answered_changes.get(), world.mirror.borrow().is_some());
+        self.changes += answered_changes;
         self.book(&plan, &world, &ended);
         let found = ledger.finding.borrow().clone();
-        let stuck = if let Ended::Stuck(stuck) = ended { Some(stuck.to_string()) } else { None };
+        let stuck = if let Ended::Stuck(stuck) = &ended { Some(stuck.to_string()) } else { None };
         match found.or(stuck) {
             Some(finding) => Err(finding),
-            None => Ok(Came { refused: refused.take(), answered_changes: world.answered_changes.get() }),
+            None => Ok(Came {
+                refused: None,
+                answered_changes,
+                is_stopped: matches!(ended, Ended::Halted),
+                came_up,
+                left: fuse.map_or(0, |fuse| fuse.get()),
+            }),
         }
     }
 
@@ -282,13 +347,17 @@ impl Trial {
             self.story.push(format!("    leg {}: {survival}; current: {}", site.number, leg.is_current));
             self.settled &= leg.is_settled();
             if leg.older.is_none() && leg.is_settled() {
-                leg.older.clone_from(&leg.image);
+                (leg.older, leg.older_at) = (leg.image.clone(), self.changes);
             }
         }
         let leaving = world.sites.borrow().iter().filter(|site| site.is_leaving.get()).map(|site| site.number).next();
         if let Some(leg) = leaving {
             self.decide_removal(leg);
         }
+        let replacing =
+            |site: &Rc<Site>| site.replaces.get().filter(|_| !site.is_member.get()).map(|old| (site.number, old));
+        let coming: Vec<(usize, usize)> = world.sites.borrow().iter().filter_map(replacing).collect();
+        coming.into_iter().for_each(|(new, old)| self.decide_replacement(new, old));
         plan.checker.borrow_mut().crash();
         if world.rests.get() > 0 {
             self.report.recovery_crashes += u64::from(crashed);

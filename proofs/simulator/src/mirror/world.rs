@@ -35,6 +35,12 @@ pub(super) struct World {
     pub answered_changes: Cell<u64>,
     /// How often the legs were compared at rest.
     pub rests: Cell<u64>,
+    /// The legs are named in any order, so that those that are away are told apart only once they are back.
+    pub is_any_order: Cell<bool>,
+    /// A leg may have to be refused for a label that was perhaps under way.
+    pub is_in_doubt: Cell<bool>,
+    /// Starts and ends of I/Os of all legs until the machine stops.
+    pub fuse: RefCell<Option<Rc<Cell<u64>>>>,
 }
 
 impl World {
@@ -53,6 +59,9 @@ impl World {
             changing: Cell::default(),
             answered_changes: Cell::default(),
             rests: Cell::default(),
+            is_any_order: Cell::default(),
+            is_in_doubt: Cell::default(),
+            fuse: RefCell::default(),
         }
     }
 

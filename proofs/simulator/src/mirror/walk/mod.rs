@@ -12,6 +12,7 @@
 //! - The last good copy of a block is never destroyed, nor the last readable one.
 //! - Replicas in sync with nothing unsettled are the same and as the model says; what verify calls clean is.
 
+mod behind;
 mod model;
 mod replica;
 mod rules;

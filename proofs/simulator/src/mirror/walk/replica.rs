@@ -251,6 +251,8 @@ pub enum Line {
     Up,
     /// Reads get through, changes fail.
     Full,
+    /// Changes of blocks fail, and nothing else.
+    Worn,
     /// Every request fails.
     Gone,
 }
@@ -269,6 +271,33 @@ pub struct Replica {
     openings: Cell<u64>,
     /// Another image was put here since.
     pub is_swapped: Cell<bool>,
+    /// Which requests wait; nothing where none does.
+    pub held: Cell<Option<Held>>,
+    /// One waits.
+    pub is_waiting: Cell<bool>,
+}
+
+/// Requests that a replica leaves waiting.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Held {
+    Flushes,
+    /// Whatever asks what blocks hold.
+    Looks,
+}
+
+impl Held {
+    fn holds(self, operation: &Operation) -> bool {
+        match self {
+            Held::Flushes => matches!(operation, Operation::Flush),
+            Held::Looks => matches!(
+                operation,
+                Operation::Read { .. }
+                    | Operation::Verify { .. }
+                    | Operation::Digest { .. }
+                    | Operation::Compare { .. }
+            ),
+        }
+    }
 }
 
 impl Replica {
@@ -282,6 +311,8 @@ impl Replica {
             opened: Cell::new(0),
             openings: Cell::new(0),
             is_swapped: Cell::new(false),
+            held: Cell::default(),
+            is_waiting: Cell::default(),
         }
     }
 
@@ -332,12 +363,17 @@ impl Plug {
         }
     }
 
-    fn check(&self, is_change: bool) -> Result<(), Error> {
+    fn check(&self, is_change: bool, is_label: bool) -> Result<(), Error> {
         let is_mine = self.replica.epoch.get() == self.epoch && self.replica.openings.get() == self.opening;
         if !is_mine || self.replica.line.get() == Line::Gone {
             return Err(Failure::Unreachable { reason: "the line broke".to_owned() }.into());
         }
-        if is_change && self.replica.line.get() == Line::Full {
+        let fails = match self.replica.line.get() {
+            Line::Full => is_change,
+            Line::Worn => is_change && !is_label,
+            Line::Up | Line::Gone => false,
+        };
+        if fails {
             return Err(Failure::NoSpace { reason: "it is full".to_owned() }.into());
         }
         Ok(())
@@ -357,6 +393,10 @@ impl Device for Plug {
 
     async fn execute(&self, operation: Operation) -> Outcome {
         self.pause().await;
+        while self.replica.held.get().is_some_and(|held| held.holds(&operation)) {
+            self.replica.is_waiting.set(true);
+            self.executor.delay(Duration::from_millis(50)).await;
+        }
         let is_label = matches!(operation, Operation::WriteAnnex { slot: AnnexSlot::Group, .. });
         let is_change = is_label
             || matches!(
@@ -366,7 +406,7 @@ impl Device for Plug {
                     | Operation::WriteUncorrectable { .. }
                     | Operation::WriteAnnex { .. }
             );
-        self.check(is_change)?;
+        self.check(is_change, is_label)?;
         let stops = self.world.is_last_operation();
         if is_change && !is_label {
             self.world.is_written(&self.replica);
@@ -385,6 +425,6 @@ impl Device for Plug {
             return pending().await;
         }
         self.pause().await;
-        self.check(false).and(outcome)
+        self.check(false, false).and(outcome)
     }
 }

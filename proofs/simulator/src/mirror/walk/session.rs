@@ -8,7 +8,7 @@ use sealblock_block::{Answer, Device, Durability, Error, Failure, Gate, Operatio
 use sealblock_integrity::Sealed;
 use sealblock_layers_mirror::label::Standing;
 use sealblock_layers_mirror::{
-    CreateOptions, Drill, LegSource, OpenOptions, Opened, Reopen, create_drill, mark_written_alone, open_drill,
+    CreateOptions, Drill, LegSource, OpenOptions, Opened, Reopen, create_drill, mark_written_alone_drill, open_drill,
 };
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{Extent, Lba};
@@ -97,6 +97,7 @@ pub async fn run(
     let named = || plan.named.iter().map(|number| &world.replicas[*number]);
     for replica in named() {
         replica.is_swapped.set(false);
+        replica.held.set(None);
         replica.line.set(if plan.present.contains(&replica.number) { Line::Up } else { Line::Gone });
     }
     let Some(opened) = open(&world, &executor, &plan).await else { return };
@@ -129,9 +130,14 @@ async fn open(world: &Rc<World>, executor: &Executor, plan: &Plan) -> Option<Ope
 }
 
 /// Has a replica's label say that it was written by itself; `done` is set where that was answered.
-pub async fn mark_alone(world: Rc<World>, executor: Executor, number: usize, done: Rc<std::cell::Cell<bool>>) {
+pub async fn mark_alone(
+    world: Rc<World>,
+    executor: Executor,
+    (number, drill): (usize, Drill),
+    done: Rc<std::cell::Cell<bool>>,
+) {
     let device = plug(&world, &world.replicas[number], &executor);
-    match mark_written_alone(&device).await {
+    match mark_written_alone_drill(&device, drill).await {
         Ok(()) => done.set(true),
         Err(why) => world.find(format!("a replica cannot be marked as written alone: {why}")),
     }
@@ -155,7 +161,7 @@ impl Device for Shared {
 }
 
 impl Host {
-    fn say(&self, line: String) {
+    pub fn say(&self, line: String) {
         self.world.say(format!("    {line}"));
     }
 
@@ -194,6 +200,7 @@ impl Host {
             28..32 if !read_only => self.zero().await,
             32..42 if !read_only => drop(self.flush().await),
             42..44 if !read_only => self.write_behind().await,
+            44..46 if !read_only => self.fail_beside_flush().await,
             42..62 => self.time().await,
             62..70 => self.leave(&self.named()),
             70..78 => self.come_back(&self.named()),
@@ -243,7 +250,7 @@ impl Host {
         }
     }
 
-    async fn write(&self, extent: Extent) {
+    pub async fn write(&self, extent: Extent) {
         let stamp = self.world.fresh();
         let bytes: Vec<u8> = extent.iter().flat_map(|lba| content(lba, stamp)).collect();
         let data = Sealed::seal(Slice::copy_from(&bytes), SIZE, self.world.format, &tags(extent));
@@ -339,30 +346,17 @@ impl Host {
         self.wait(*self.world.random.pick(&[1, 3, 6, 20])).await;
     }
 
-    async fn wait(&self, seconds: u64) {
+    pub async fn wait(&self, seconds: u64) {
         self.executor.delay(Duration::from_secs(seconds)).await;
         self.say(format!("{seconds} s later:"));
         self.say_standings();
     }
 
-    fn named(&self) -> Rc<Replica> {
+    pub fn named(&self) -> Rc<Replica> {
         self.world.replicas[*self.world.random.pick(&self.plan.named)].clone()
     }
 
-    /// A replica is away while neighbouring blocks are written, and until nothing is under way there any more.
-    async fn write_behind(&self) {
-        let (replica, random) = (self.named(), &self.world.random);
-        self.leave(&replica);
-        let first = random.below(BLOCKS - 8);
-        for _ in 0..random.between(2, 4) {
-            self.write(Extent::one(Lba::new(first + random.below(8)))).await;
-        }
-        self.wait(20).await;
-        self.come_back(&replica);
-        self.wait(6).await;
-    }
-
-    fn leave(&self, replica: &Replica) {
+    pub fn leave(&self, replica: &Replica) {
         if replica.line.get() == Line::Gone {
             return;
         }
@@ -370,7 +364,7 @@ impl Host {
         replica.break_line(Line::Gone);
     }
 
-    fn come_back(&self, replica: &Replica) {
+    pub fn come_back(&self, replica: &Replica) {
         if replica.line.get() == Line::Up {
             return;
         }

@@ -69,6 +69,27 @@ fn an_older_copy_that_is_taken_for_the_current_one_is_noticed() {
 }
 
 #[test]
+fn sessions_that_are_forgotten_where_a_replica_is_written_by_itself_are_noticed() {
+    assert_caught(Mutation::ForgetSessions, Workload::Mixed, 150);
+}
+
+#[test]
+fn a_replica_that_is_taken_back_unasked_or_taken_to_be_told_is_noticed() {
+    assert_caught(Mutation::TakeAnybody, Workload::Mixed, 60);
+    assert_caught(Mutation::LateLabel, Workload::Mixed, 150);
+}
+
+#[test]
+fn labels_that_are_counted_on_from_one_opening_to_the_next_are_noticed() {
+    assert_caught(Mutation::CountOn, Workload::Spoil, 150);
+}
+
+#[test]
+fn what_becomes_suspect_beside_a_flush_and_is_forgotten_is_noticed() {
+    assert_caught(Mutation::ForgetFlushing, Workload::Mixed, 40);
+}
+
+#[test]
 fn a_walk_is_what_its_seed_says() {
     let one = run(Mutation::None, order(11, Workload::Mixed));
     assert_eq!(one, run(Mutation::None, order(11, Workload::Mixed)));

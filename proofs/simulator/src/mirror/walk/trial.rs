@@ -95,7 +95,8 @@ impl Walk {
                 78..84 => self.go_on_from_image()?,
                 84..88 => self.open_taken_out()?,
                 88..92 => self.spoil(),
-                92..96 => self.write_alone()?,
+                92..95 => self.write_alone()?,
+                95..97 => self.give_up_after_going_alone()?,
                 _ => self.blank(),
             }
         }
@@ -135,27 +136,46 @@ impl Walk {
     /// Somebody writes to a replica by itself, and says so before.
     fn write_alone(&mut self) -> Result<(), String> {
         let number = self.random.below(REPLICAS as u64) as usize;
+        if self.has_label(number) { self.write_to(number) } else { Ok(()) }
+    }
+
+    fn write_to(&mut self, number: usize) -> Result<(), String> {
         let replica = self.world.replicas[number].clone();
-        if !self.has_label(number) {
-            return Ok(());
-        }
         self.world.say(format!("{} is written by itself", replica.name));
         replica.line.set(Line::Up);
         let executor = Executor::new(self.random.fork("schedule"), self.trace.clone());
         let done = Rc::new(Cell::new(false));
         self.world.heard.borrow_mut().clone_from(&replica.image.borrow().known.heard);
         self.world.stop_in(self.random.chance(30).then(|| self.random.between(1, 3)));
-        drop(executor.run(LIMITS, mark_alone(self.world.clone(), executor.clone(), number, done.clone())));
+        drop(
+            executor.run(LIMITS, mark_alone(self.world.clone(), executor.clone(), (number, self.drill), done.clone())),
+        );
         self.world.stop_in(None);
         if done.get() {
             let mut image = replica.image.borrow_mut();
             let is_removed = image.label().is_some_and(|label| label.members[label.own].standing == Standing::Removed);
             if !is_removed {
-                (image.known.node, image.known.holds) = (None, None);
+                // What it holds may be here alone: it is not to be overwritten without a word.
+                image.known.node = None;
             }
             image.fill(&self.random, self.world.format, self.world.fresh());
         }
         self.world.found().map_or(Ok(()), Err)
+    }
+
+    /// One goes on alone, is then written by itself, and is put together with the others, which lack what it went on with.
+    fn give_up_after_going_alone(&mut self) -> Result<(), String> {
+        let all: Vec<usize> = self.members.iter().copied().collect();
+        let number = *self.random.pick(&all);
+        if all.len() < 2 || !self.has_label(number) {
+            return Ok(());
+        }
+        let plan = Plan { present: vec![number], read_only: false, closes: true, ..self.plan(all.clone()) };
+        if self.session(plan, None)? {
+            self.write_to(number)?;
+            self.session(Plan { present: all.clone(), ..self.plan(all) }, None)?;
+        }
+        Ok(())
     }
 
     fn plan(&self, named: Vec<usize>) -> Plan {

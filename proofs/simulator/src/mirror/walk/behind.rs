@@ -1,0 +1,63 @@
+//! Steps of a session in which a replica is away, or behind, at just the moments that matter.
+
+use std::time::Duration;
+
+use sealblock_units::{Extent, Lba};
+
+use super::replica::{BLOCKS, Held, Line, Replica};
+use super::session::Host;
+
+impl Host {
+    /// A replica is away while neighbouring blocks are written, and until nothing is under way there any more.
+    pub async fn write_behind(&self) {
+        let (replica, random) = (self.named(), &self.world.random);
+        self.leave(&replica);
+        let first = random.below(BLOCKS - 8);
+        for _ in 0..random.between(2, 4) {
+            self.write(Extent::one(Lba::new(first + random.below(8)))).await;
+        }
+        self.wait(20).await;
+        self.come_back(&replica);
+        self.wait(6).await;
+    }
+
+    /// While a replica that was brought something flushes, changes fail that it carries out alone; it leaves again before it is
+    /// brought what the others have there, and after all is quiet there.
+    pub async fn fail_beside_flush(&self) {
+        let replica = self.named();
+        let random = &self.world.random;
+        self.leave(&replica);
+        self.write(Extent::one(Lba::new(random.below(BLOCKS)))).await;
+        replica.is_waiting.set(false);
+        replica.held.set(Some(Held::Flushes));
+        replica.line.set(Line::Up);
+        let is_flushing = self.waits(&replica).await;
+        let others: Vec<_> = self.world.in_sync().into_iter().filter(|other| other.number != replica.number).collect();
+        if is_flushing {
+            others.iter().for_each(|other| other.line.set(Line::Worn));
+            for block in [random.below(8), BLOCKS - 1 - random.below(8)] {
+                self.write(Extent::one(Lba::new(block))).await;
+            }
+            others.iter().for_each(|other| other.line.set(Line::Up));
+        }
+        replica.held.set(Some(Held::Looks));
+        self.wait(20).await;
+        self.leave(&replica);
+        replica.held.set(None);
+        self.wait(3).await;
+        self.come_back(&replica);
+        self.wait(6).await;
+    }
+
+    /// Waits until a replica leaves a request waiting; whether it does.
+    async fn waits(&self, replica: &Replica) -> bool {
+        for _ in 0..200 {
+            if replica.is_waiting.get() {
+                return true;
+            }
+            self.executor.delay(Duration::from_millis(50)).await;
+        }
+        self.say(format!("{} has nothing to flush", replica.name));
+        false
+    }
+}
