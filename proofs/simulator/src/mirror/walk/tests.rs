@@ -96,3 +96,9 @@ fn a_walk_is_what_its_seed_says() {
     let other = run(Mutation::None, order(12, Workload::Mixed));
     assert_ne!(one.map(|report| report.trace), other.map(|report| report.trace));
 }
+
+#[test]
+fn answers_that_come_before_it_is_noted_who_is_missing_are_noticed() {
+    // Rare: the label must be under way when all stops.
+    assert_caught(Mutation::AnswerEarly, Workload::Spoil, 300);
+}
