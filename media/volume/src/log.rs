@@ -187,6 +187,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let Place { first, earlier, repeats, left_out, .. } = place;
         let own: Vec<&[u8; RECORD_BYTES]> = earlier.iter().chain(records.iter().map(|(_, bytes)| bytes)).collect();
         let mut buffer = self.medium.buffer((own.len() + repeats.len()).div_ceil(per_sector) * sector);
+        // Only the first sector has what is repeated, and a crash may leave the others alone: these do not speak for the sector before.
+        let durable = first - u64::from(!repeats.is_empty());
         let (mut rest, mut repeats) = (&own[..], &repeats[..]);
         let mut header =
             LogHeader { earlier: earlier.len() as u16, left_out: *left_out, ..LogHeader::new(*first, *first) };
@@ -194,7 +196,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             let (own, behind) = rest.split_at(rest.len().min(per_sector - repeats.len()));
             LogSector::encode(bytes, self.seed, header, own.iter().copied(), repeats);
             (rest, repeats) = (behind, &[]);
-            header = LogHeader::new(header.sequence + 1, *first);
+            header = LogHeader::new(header.sequence + 1, durable);
         }
         buffer.freeze()
     }

@@ -137,7 +137,8 @@ impl Places {
             places.push(place);
         }
         if let (Kind::Stored, Some(range)) = (record.kind, slot(specimen, record)) {
-            self.data.insert(record.lba, range);
+            // The newest comes first: where a block was moved, its older slot may still hold the same.
+            self.data.entry(record.lba).or_insert(range);
         }
     }
 

@@ -502,3 +502,25 @@ fn a_log_that_cannot_be_read_at_all_is_not_taken_for_an_empty_one_unless_the_sup
     let again = Rig::open(&medium, false).unwrap();
     assert_eq!([5, 6].map(|lba| again.read(lba, 1).unwrap()), [pattern(2, 4096), pattern(3, 4096)]);
 }
+
+#[test]
+fn a_part_of_a_great_commit_says_nothing_of_what_only_its_first_sector_repeats() {
+    let rig = with_two_commits();
+    let (layout, first) = (rig.gate.device().layout, rig.gate.device().log.next.get());
+    rig.write(10, &pattern(3, 40 * 4096)).unwrap();
+    rig.flush().unwrap();
+    let medium = rig.medium.clone();
+    drop(rig);
+    let wipe = |sequence: u64, region: u64| {
+        let at = layout.log_place(sequence, region) as usize;
+        medium.bytes.borrow_mut()[at..at + 512].fill(0);
+    };
+    // The crash has left all but its first sector, and then the only place of the commit before is lost.
+    wipe(first, 0);
+    wipe(first, 1);
+    let rig = Rig::open(&medium.copy(), false).unwrap();
+    assert_eq!(rig.read(5, 1).unwrap(), pattern(2, 4096));
+    wipe(first - 1, first - 1);
+    let rig = Rig::open(&medium, false).unwrap();
+    assert_eq!(rig.read(5, 1).unwrap(), pattern(1, 4096), "as if it had been the last");
+}
