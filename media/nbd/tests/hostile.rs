@@ -153,8 +153,8 @@ fn writes_of_a_lost_connection_do_not_come_after_newer_ones() {
         });
         let device = Rc::new(open(fake.address, "disk", Options { connections: 2, ..options() }).await);
         let old = write_large(&device, 0x10);
-        // One connection is full; the other one, with less to do, takes this and fails.
-        while seen.borrow().is_empty() {
+        // One connection is held; the other one, with less to do once it has answered a write, takes this and fails.
+        while !old.iter().any(JoinHandle::is_finished) {
             sleep(Duration::from_millis(1)).await;
         }
         read(&*device, extent(0, 1)).await.unwrap();
