@@ -153,6 +153,11 @@ impl Damage {
         damage.changes(specimen).then_some(damage)
     }
 
+    /// Whether what it hits cannot be read any more.
+    pub fn is_unreadable(&self) -> bool {
+        self.how == How::Unreadable
+    }
+
     /// Whether it is of the kind that puts back what was there before.
     pub fn is_stale(&self) -> bool {
         self.how == How::Stale

@@ -35,6 +35,9 @@ pub struct Places {
     /// Blocks written by the last commit before a crash: their records count only if their data are there, so damage to
     /// these data cannot be told from a write that never arrived.
     pub window: BTreeSet<Lba>,
+    /// The slots that such records name and that hold something else. One that cannot be read may be that of a write which was
+    /// flushed, so its block is lost, whatever it held before.
+    missing: Vec<(Lba, Range)>,
     /// Where records and data begin that are in use, in order.
     hot: Vec<u64>,
 }
@@ -93,6 +96,9 @@ impl Places {
             for bytes in &sector.records {
                 let Ok(run) = RecordRun::decode(bytes, superblock.seed()) else { continue };
                 for record in run.records() {
+                    if record.kind == Kind::Stored && !sector.is_durable && !describes(specimen, &record) {
+                        self.missing.extend(slot(specimen, &record).map(|range| (record.lba, range)));
+                    }
                     if newest.get(&record.lba).is_some_and(|(_, due)| due == bytes) {
                         self.note(specimen, &record, sector.range);
                         if !sector.is_durable {
@@ -142,14 +148,15 @@ impl Places {
         }
     }
 
-    /// The blocks that a damage to these bytes may cost.
-    pub fn allowed(&self, hits: &[Range]) -> BTreeSet<Lba> {
+    /// The blocks that a damage to these bytes may cost, `gone` if they cannot be read any more.
+    pub fn allowed(&self, hits: &[Range], gone: bool) -> BTreeSet<Lba> {
         let is_hit = |range: &Range| hits.iter().any(|hit| meet(*hit, *range));
         let all_hit = |(_, places): &(&Lba, &Vec<Range>)| places.iter().all(is_hit);
         let records = self.records.iter().filter(all_hit).map(|(lba, _)| *lba);
         let generations = self.generations.iter().filter(all_hit).map(|(lba, _)| *lba);
         let data = self.data.iter().filter(|(_, range)| is_hit(range)).map(|(lba, _)| *lba);
-        records.chain(generations).chain(data).collect()
+        let missing = self.missing.iter().filter(|(_, range)| gone && is_hit(range)).map(|(lba, _)| *lba);
+        records.chain(generations).chain(data).chain(missing).collect()
     }
 
     /// Where records and data begin that are in use and lie in this region.

@@ -70,7 +70,7 @@ struct Trial<'a> {
 
 /// Runs a trial. What is random in it follows from `random`.
 pub fn run(specimen: &Specimen, damage: &Damage, random: &Random) -> Outcome {
-    let allowed = specimen.places.allowed(&damage.ranges);
+    let allowed = specimen.places.allowed(&damage.ranges, damage.is_unreadable());
     let mut trial = Trial { specimen, damage, allowed, outcome: Outcome::default() };
     let wreck = Wreck::new(&specimen.image, specimen.shape.sector_bytes, true);
     damage.inflict(specimen, &wreck);
@@ -377,7 +377,7 @@ mod tests {
         let mut specimen = Specimen::make(6, State::Clean, false).unwrap();
         let damage = (0..40)
             .filter_map(|seed| Damage::draw(slots(How::Unreadable), &specimen, &Random::new(seed)))
-            .find(|damage| !specimen.places.allowed(&damage.ranges).is_empty())
+            .find(|damage| !specimen.places.allowed(&damage.ranges, true).is_empty())
             .unwrap();
         specimen.places = crate::places::Places::default();
         let outcome = run(&specimen, &damage, &Random::new(1));
