@@ -42,6 +42,8 @@ struct Groups {
 /// Askers that take each other's writes and flushes for their own.
 pub struct FlushGroup {
     errors: Arc<FlushErrors>,
+    /// What the client is called; nothing for an asker of its own.
+    name: Option<Box<str>>,
     /// The count of failures before the first write that no flush has begun to vouch for, or [`CLEAN`].
     since: AtomicU64,
     state: Mutex<State>,
@@ -88,7 +90,7 @@ impl FlushErrors {
 
     /// A new asker of its own.
     pub fn alone(self: &Arc<Self>) -> FlushCursor {
-        FlushGroup::new(self, None).join()
+        FlushGroup::new(self, None, None).join()
     }
 
     /// A new asker of the group of this name. The group stays after its last member for as long as it has unflushed writes, so
@@ -107,7 +109,7 @@ impl FlushErrors {
                 groups.forgotten = groups.forgotten.into_iter().chain(first).min();
             }
         }
-        let group = FlushGroup::new(self, groups.forgotten);
+        let group = FlushGroup::new(self, Some(name), groups.forgotten);
         groups.by_name.insert(name.to_owned(), Arc::clone(&group));
         group.join()
     }
@@ -123,9 +125,9 @@ impl FlushErrors {
 }
 
 impl FlushGroup {
-    fn new(errors: &Arc<FlushErrors>, since: Option<u64>) -> Arc<FlushGroup> {
+    fn new(errors: &Arc<FlushErrors>, name: Option<&str>, since: Option<u64>) -> Arc<FlushGroup> {
         let since = AtomicU64::new(since.unwrap_or(CLEAN));
-        Arc::new(FlushGroup { errors: Arc::clone(errors), since, state: Mutex::default() })
+        Arc::new(FlushGroup { errors: Arc::clone(errors), name: name.map(Box::from), since, state: Mutex::default() })
     }
 
     fn join(self: &Arc<Self>) -> FlushCursor {
@@ -155,6 +157,11 @@ impl FlushGroup {
 }
 
 impl FlushCursor {
+    /// The client that it asks for; nothing for an asker of its own.
+    pub fn client(&self) -> Option<&str> {
+        self.group.name.as_deref()
+    }
+
     /// Whether it is an asker of this device.
     pub fn is_of(&self, errors: &Arc<FlushErrors>) -> bool {
         Arc::ptr_eq(&self.group.errors, errors)

@@ -78,12 +78,13 @@ pub struct Failure {
     target: Option<String>,
     why: String,
     advice: Option<String>,
+    is_told: bool,
 }
 
 impl Failure {
     /// A failure while `doing` something (`opening`, `writing block 7`), with its reason.
     pub fn new(cause: Cause, doing: impl Into<String>, why: impl fmt::Display) -> Failure {
-        Failure { cause, doing: doing.into(), target: None, why: why.to_string(), advice: None }
+        Failure { cause, doing: doing.into(), target: None, why: why.to_string(), advice: None, is_told: false }
     }
 
     /// A failure of input or output. The cause, and advice where there is any, come from the kind of the error.
@@ -114,6 +115,17 @@ impl Failure {
             return self.to_string();
         }
         self.advice.as_ref().map_or(self.why.clone(), |advice| format!("{}\ntry: {advice}", self.why))
+    }
+
+    /// The same, of which whoever runs the command knows already.
+    #[must_use]
+    pub fn told(self) -> Failure {
+        Failure { is_told: true, ..self }
+    }
+
+    /// Whether the program is to say it when it ends. Who closed a pipe knows it, and expects no words about it.
+    pub fn is_to_be_told(&self) -> bool {
+        !self.is_told && self.cause != Cause::Unread
     }
 
     /// What kept the command from its work.

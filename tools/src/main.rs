@@ -6,7 +6,6 @@ use std::process::ExitCode;
 use clap::Parser;
 use sealblock::cli::Cli;
 use sealblock::commands;
-use sealblock::exit::Cause;
 
 fn main() -> ExitCode {
     // Bad usage ends here, with exit status 2.
@@ -14,9 +13,8 @@ fn main() -> ExitCode {
     match commands::run(&cli.settled()) {
         Ok(exit) => exit.into(),
         Err(failure) => {
-            // Who closed a pipe knows it, and expects no words about it. Where standard error is closed, the exit status
-            // has to do.
-            if failure.cause() != Cause::Unread {
+            // Where standard error is closed, the exit status has to do.
+            if failure.is_to_be_told() {
                 writeln!(io::stderr(), "{failure}").ok();
             }
             ExitCode::from(&failure)

@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -181,6 +182,23 @@ impl fmt::Display for Hex {
 impl Serialize for Hex {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
+    }
+}
+
+/// Whether notes are lines of a server's log.
+static LOGGED: AtomicBool = AtomicBool::new(false);
+
+/// Has [`note`] write to the server's log from now on.
+pub fn notes_are_logged() {
+    LOGGED.store(true, Ordering::Relaxed);
+}
+
+/// Says on standard error what whoever runs the command ought to know, beside its answer.
+pub fn note(what: impl fmt::Display) {
+    match LOGGED.load(Ordering::Relaxed) {
+        true => tracing::warn!("{what}"),
+        // Who closed standard error has chosen not to know.
+        false => drop(writeln!(io::stderr(), "sealblock: {what}")),
     }
 }
 

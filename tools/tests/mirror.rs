@@ -37,10 +37,10 @@ fn a_leg_that_was_gone_gets_what_it_missed_and_is_not_read_before() {
     let server = Server::start(&place, "--log info mirror:a,b");
     let since = Instant::now();
     thread::sleep(Duration::from_secs(1));
-    let stderr = server.stop().stderr;
-    assert!(stderr.contains("a leg is up to date"), "{stderr} after {:?}", since.elapsed());
-    let copied = stderr.split("copied_bytes=").nth(1).and_then(|rest| rest.split_whitespace().next()).unwrap();
-    let copied: u64 = copied.parse().unwrap();
+    let ended = server.stop();
+    let told = ended.told_of("a leg is up to date");
+    assert_eq!(told.len(), 1, "{} after {:?}", ended.stderr, since.elapsed());
+    let copied = told[0]["copied_bytes"].as_u64().unwrap();
     assert!((600 * BLOCK as u64..=38 << 16).contains(&copied), "{copied} bytes were copied");
     place.run("compare a b").succeeds();
     assert!(place.blocks("b", 0, 4095) == data);
@@ -163,11 +163,12 @@ fn a_leg_away_that_is_killed_under_load_comes_back_with_what_it_missed() {
         assert!(Instant::now() < until, "the leg does not come back");
         thread::sleep(Duration::from_millis(300));
     }
-    let stderr = front.stop().stderr;
+    let ended = front.stop();
     back.stop().is_clean();
-    assert!(stderr.contains("goes on without a leg") && stderr.contains("a leg is up to date"), "{stderr}");
-    let copied = stderr.split("copied_bytes=").nth(1).and_then(|rest| rest.split_whitespace().next()).unwrap();
-    assert!(copied.parse::<u64>().unwrap() <= 6 << 20, "{copied} bytes were copied");
+    let told = ended.told_of("a leg is up to date");
+    assert!(ended.stderr.contains("goes on without a leg") && !told.is_empty(), "{}", ended.stderr);
+    let copied = told[0]["copied_bytes"].as_u64().unwrap();
+    assert!(copied <= 6 << 20, "{copied} bytes were copied");
     place.run("compare a b").succeeds();
     verify(&place, "mirror:a,b", 0);
 }

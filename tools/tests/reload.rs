@@ -61,6 +61,26 @@ fn subsystems_and_namespaces_come_and_go_while_others_are_used() {
 }
 
 #[test]
+fn a_subsystem_is_the_same_whatever_namespaces_it_has() {
+    let place = Place::new();
+    let space = |nsid: u32| format!("[[subsystems.namespaces]]\nnsid = {nsid}\ntarget = \"mem:1MiB\"\n");
+    let named = "[[subsystems]]\nname = \"a\"\n".to_owned();
+    place.write("sealblock.toml", named.as_bytes());
+    let mut server = Server::start_at(&place, "--listen 127.0.0.1:0");
+    let serial = server.ready["subsystems"][0]["serial"].clone();
+    place.run(&format!("info {}/1", server.target("a"))).fails(3, &["namespace"]);
+    for nsids in [&[1, 2][..], &[2], &[], &[1024]] {
+        let spaces: String = nsids.iter().map(|nsid| space(*nsid)).collect();
+        let event = reload(&place, &mut server, &format!("{named}{spaces}"));
+        assert_eq!((&event["event"], &event["subsystems"][0]["serial"]), (&"reloaded".into(), &serial));
+        for nsid in nsids {
+            place.run(&format!("info {}/{nsid}", server.target("a"))).succeeds();
+        }
+    }
+    server.stop().is_clean();
+}
+
+#[test]
 fn hosts_and_listeners_change() {
     let place = Place::new();
     let listener = "[[listeners]]\naddress = \"127.0.0.1:0\"\n";

@@ -143,7 +143,9 @@ fn hosts_that_are_not_named_are_refused() {
     let discover = format!("discover {}", server.address());
     assert_eq!(place.run(&format!("{discover} --host-nqn {HOST}")).succeeds().text(), "nqn.2026-11.io.sealblock:mem\n");
     let other = "--host-nqn nqn.2026-01.org.example:other";
-    assert_eq!(place.run(&format!("{discover} {other}")).succeeds().text(), "");
+    let nothing = place.run(&format!("{discover} {other}"));
+    assert_eq!(nothing.succeeds().text(), "");
+    assert!(nothing.stderr.contains("for certain hosts only"), "{}", nothing.stderr);
     server.stop().is_clean();
 }
 

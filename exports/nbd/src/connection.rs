@@ -39,6 +39,7 @@ pub(crate) struct Connection {
     pub(crate) place: Place,
     pub(crate) core: RefCell<Core>,
     pub(crate) stream: Stream,
+    from: String,
     /// What can be chosen.
     pub(crate) told: Arc<[Told]>,
     /// The device of the export that was chosen.
@@ -76,7 +77,9 @@ impl Connection {
         let _ = stream.set_send_buffer_bytes(SOCKET_BYTES);
         let _ = stream.set_recv_buffer_bytes(SOCKET_BYTES);
         stream.set_prompt(true);
+        let from = stream.peer_addr().map_or_else(|_| "(gone)".to_owned(), |address| address.to_string());
         Rc::new(Connection {
+            from,
             share: Share::new(&place.shared.budget),
             place,
             core: RefCell::new(core),
@@ -102,6 +105,9 @@ impl Connection {
             line.order(Order::Stop);
         });
         self.serve().await;
+        if self.mounted.borrow().is_some() {
+            tracing::info!(from = self.from(), "an NBD client has left");
+        }
         self.leave();
         watch.abort();
     }
@@ -150,6 +156,11 @@ impl Connection {
             polled
         })
         .await
+    }
+
+    /// Where the client is, for a line for the operator.
+    pub(crate) fn from(&self) -> &str {
+        &self.from
     }
 
     /// There is something to send, or to look at.

@@ -70,8 +70,13 @@ impl Connection {
     fn on_event(self: &Rc<Self>, event: Event) {
         match event {
             Event::Chosen(index) => self.mount(index),
+            Event::Unknown(export) => {
+                tracing::warn!(export, from = self.from(), "an NBD client was refused: there is no such export");
+            }
             Event::Request(request) => self.begin(request),
-            Event::Closed(Closed::Violation(violation)) => tracing::debug!(%violation, "connection closed"),
+            Event::Closed(Closed::Violation(violation)) => {
+                tracing::debug!(%violation, from = self.from(), "an NBD connection was closed");
+            }
             Event::Closed(_) => {}
         }
     }
@@ -82,6 +87,7 @@ impl Connection {
             tracing::debug!(export = told.name, "a client chose an export that was just taken away");
             return self.core.borrow_mut().close();
         };
+        tracing::info!(export = export.name(), from = self.from(), "an NBD client has connected");
         let gives_parts = self.core.borrow().has_chunks();
         // Which connections are one client's is not known, and a flush on any of those covers what was written on all
         // (CAN_MULTI_CONN): so all connections of an export are.
@@ -111,7 +117,10 @@ impl Connection {
             Ok(Reply::Done) => core.done(ticket),
             Ok(Reply::Data(data)) => core.data(ticket, [data]),
             Ok(Reply::Status(runs)) => core.status(ticket, &runs),
-            Err(trouble) => core.fail(ticket, Vec::from_iter(trouble.before), &trouble.failed),
+            Err(trouble) => {
+                tracing::debug!(error = ?trouble.failed, "an NBD request failed");
+                core.fail(ticket, Vec::from_iter(trouble.before), &trouble.failed);
+            }
         }
     }
 }

@@ -60,7 +60,7 @@ impl Target {
             subsystem.set_hosts(hosts);
             Ok::<(), SetupError>(())
         })?;
-        self.end(&subsystem, |controller| !subsystem.allows(&controller.host));
+        self.end(&subsystem, |controller| !subsystem.allows(controller.host.as_ref()));
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use sealblock_protocols_nvme::fabrics::{
     AuthenticationRequired, CNTLID_DYNAMIC, Connect, ConnectAttributes, ConnectData, ConnectError, InvalidParameter,
 };
+use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_protocols_nvme::{Command, StatusCode};
 
 use crate::connection::{Connection, Role};
@@ -16,16 +17,47 @@ use crate::refusal::Refusal;
 pub(crate) fn connect(connection: &Rc<Connection>, command: &Command, data: &[u8]) -> Result<u64, Refusal> {
     let ask = Connect::decode(command)?;
     let data = ConnectData::parse(data)?;
+    let outcome = join(connection, &ask, &data);
+    tell(connection, &ask, &data, &outcome);
+    outcome
+}
+
+/// Tells the operator who has come, and who was refused that an operator may have meant to let in.
+fn tell(connection: &Connection, ask: &Connect, data: &ConnectData, outcome: &Result<u64, Refusal>) {
+    let (subsystem, host) = (data.subnqn.as_str(), host_name(data.hostnqn.as_ref()));
+    let from = connection.from();
+    match outcome {
+        Ok(_) if ask.queue == 0 => tracing::info!(subsystem, host, from, "a host has connected"),
+        Ok(_) => tracing::debug!(subsystem, host, from, queue = ask.queue, "an I/O queue is connected"),
+        Err(refusal) if refusal.status.code() == StatusCode::CONNECT_INVALID_HOST => {
+            tracing::warn!(subsystem, host, from, "a host was refused: the subsystem is not for it");
+        }
+        Err(refusal) if *refusal == missing(InvalidParameter::SUBNQN) => {
+            tracing::warn!(subsystem, host, from, "a host was refused: there is no such subsystem");
+        }
+        Err(refusal) => {
+            let (queue, status) = (ask.queue, refusal.status);
+            tracing::debug!(subsystem, host, from, queue, ?status, "a Connect was refused");
+        }
+    }
+}
+
+/// What a host is called in a line for the operator.
+pub(crate) fn host_name(host: Option<&Nqn>) -> &str {
+    host.map_or("(without a name)", Nqn::as_str)
+}
+
+fn join(connection: &Rc<Connection>, ask: &Connect, data: &ConnectData) -> Result<u64, Refusal> {
     if ask.entries > u32::from(connection.target.limits.commands) {
         return Err(parameter(InvalidParameter::SQSIZE));
     }
     let (controller, role) = match ask.queue {
         0 => {
-            let controller = admin(connection, &ask, &data)?;
+            let controller = admin(connection, ask, data)?;
             (Arc::clone(&controller), Role::Admin(controller))
         }
         queue => {
-            let member = io(connection, queue, &data)?;
+            let member = io(connection, queue, data)?;
             (Arc::clone(member.controller()), Role::Io(member, queue))
         }
     };
@@ -37,10 +69,17 @@ fn parameter(parameter: InvalidParameter) -> Refusal {
     ConnectError::from(parameter).into()
 }
 
+/// What the host names is not there, and may be in a moment: a subsystem is added again, or a controller was given up and the
+/// host makes a new one. Without Do Not Retry hosts that had it once go on trying for as long as they were told to.
+fn missing(what: InvalidParameter) -> Refusal {
+    let refusal = parameter(what);
+    Refusal { status: refusal.status.with_dnr(false), ..refusal }
+}
+
 fn admin(connection: &Connection, ask: &Connect, data: &ConnectData) -> Result<Arc<Controller>, Refusal> {
     let target = &connection.target;
-    let subsystem = target.subsystem(&data.subnqn).ok_or(parameter(InvalidParameter::SUBNQN))?;
-    if !subsystem.allows(&data.hostnqn) {
+    let subsystem = target.subsystem(&data.subnqn).ok_or(missing(InvalidParameter::SUBNQN))?;
+    if !subsystem.allows(data.hostnqn.as_ref()) {
         return Err(StatusCode::CONNECT_INVALID_HOST.into());
     }
     if data.cntlid != CNTLID_DYNAMIC {
@@ -49,16 +88,17 @@ fn admin(connection: &Connection, ask: &Connect, data: &ConnectData) -> Result<A
     let make = |id| Controller::new(id, Arc::clone(&subsystem), data, ask.keep_alive_ms, &connection.line);
     let controller = target.new_controller(make).ok_or(StatusCode::CONNECT_CONTROLLER_BUSY)?;
     // Whoever took this away meanwhile may have ended the subsystem's controllers before this one was there.
-    if subsystem.removed.get() || !subsystem.allows(&data.hostnqn) {
+    let is_gone = subsystem.removed.get();
+    if is_gone || !subsystem.allows(data.hostnqn.as_ref()) {
         target.remove_controller(controller.id);
-        return Err(StatusCode::CONNECT_INVALID_HOST.into());
+        return Err(if is_gone { missing(InvalidParameter::SUBNQN) } else { StatusCode::CONNECT_INVALID_HOST.into() });
     }
     controller.watch_namespaces();
     Ok(controller)
 }
 
 fn io(connection: &Rc<Connection>, queue: u16, data: &ConnectData) -> Result<Rc<Member>, Refusal> {
-    let controller = connection.target.controller(data.cntlid).ok_or(parameter(InvalidParameter::CNTLID))?;
+    let controller = connection.target.controller(data.cntlid).ok_or(missing(InvalidParameter::CNTLID))?;
     if controller.subsystem.nqn != data.subnqn {
         return Err(parameter(InvalidParameter::SUBNQN));
     }
@@ -68,7 +108,7 @@ fn io(connection: &Rc<Connection>, queue: u16, data: &ConnectData) -> Result<Rc<
     if controller.hostid != data.hostid {
         return Err(parameter(InvalidParameter::HOSTID));
     }
-    if controller.is_discovery || u32::from(queue) > controller.queues_granted.get() {
+    if controller.is_discovery || !controller.has_entry_sizes() || u32::from(queue) > controller.queues_granted.get() {
         return Err(parameter(InvalidParameter::QID));
     }
     if !controller.enter(queue, &connection.line) {

@@ -24,6 +24,7 @@ use sealblock_runtime_reactor::net::Stream;
 use sealblock_runtime_reactor::{Bell, Share, now, pool, spawn, timeout};
 
 use crate::commands::fused::Pairs;
+use crate::connect::host_name;
 use crate::controller::Controller;
 use crate::limits::IN_CAPSULE_BYTES;
 use crate::line::Line;
@@ -80,6 +81,8 @@ pub(crate) struct Connection {
     pub(crate) waiting: RefCell<VecDeque<Waiting>>,
     /// Bytes of reads that were started, failed ones taken off again.
     pub(crate) read_bytes: Cell<u64>,
+    /// Bytes of reads that the socket is being given, and holds on to until it has taken them all.
+    pub(crate) sending_bytes: Cell<u64>,
     /// What this connection holds of the bytes that all may have in flight.
     pub(crate) share: Share,
     /// I/O commands being carried out.
@@ -112,6 +115,7 @@ impl Connection {
         config.max_commands = target.limits.commands.try_into().unwrap_or(config.max_commands);
         config.max_bytes_in_flight = target.limits.bytes_in_flight;
         config.max_in_capsule_bytes = IN_CAPSULE_BYTES;
+        config.max_c2h_data_bytes = target.limits.read_pdu_bytes();
         let subsystem = Arc::new(OnceLock::<Arc<Subsystem>>::new());
         config.shape_of = Some(shape_of(&subsystem));
         parts::prepare(&stream);
@@ -128,6 +132,7 @@ impl Connection {
             pairs: Pairs::default(),
             waiting: RefCell::default(),
             read_bytes: Cell::new(0),
+            sending_bytes: Cell::new(0),
             share: Share::new(&target.budget),
             slots: Slots::new(most_commands),
             running_pairs: Cell::new(0),
@@ -266,7 +271,13 @@ impl Connection {
     async fn send(self: &Rc<Self>) {
         let mut slices = Vec::new();
         loop {
-            let bytes = self.core.borrow_mut().transmit(&mut slices, TransmitLimit::default());
+            let bytes = {
+                let mut core = self.core.borrow_mut();
+                let before = core.payload_bytes_sent();
+                let bytes = core.transmit(&mut slices, TransmitLimit::default());
+                self.sending_bytes.set(core.payload_bytes_sent() - before);
+                bytes
+            };
             self.note_sums();
             self.settle_share();
             self.admit_waiting();
@@ -292,6 +303,11 @@ impl Connection {
         }
     }
 
+    /// Where the peer is, for a line for the operator.
+    pub(crate) fn from(&self) -> String {
+        self.stream.peer_addr().map_or_else(|_| "(gone)".to_owned(), |address| address.to_string())
+    }
+
     /// Ends the connection at once.
     pub(crate) fn kill(&self) {
         self.killed.set(true);
@@ -311,6 +327,8 @@ impl Connection {
             Role::New => {}
             Role::Io(member, queue) => member.leave(queue, &self.line),
             Role::Admin(controller) => {
+                let (subsystem, host) = (controller.subsystem.nqn.as_str(), host_name(controller.host.as_ref()));
+                tracing::info!(subsystem, host, "a host has left");
                 controller.notices.reset();
                 self.target.remove_controller(controller.id);
                 controller.end();

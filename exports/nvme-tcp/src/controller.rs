@@ -31,12 +31,23 @@ use crate::subsystem::Subsystem;
 
 /// Entries of the Error Information log (ELPE).
 pub(crate) const ERROR_ENTRIES: u16 = 64;
+/// KAS: keep alive timeouts are multiples of 100 ms.
+pub(crate) const KAS: u16 = 1;
+/// The command set that hosts choose by CC.CSS where CAP.CSS has bit 6: all that there are, and there is one.
+const ALL_COMMAND_SETS: u8 = 6;
+
+/// A keep alive timeout as the controller keeps it: rounded up to the granularity (Base, "Keep Alive Timer feature").
+pub(crate) fn round_keep_alive(ms: u32) -> u32 {
+    let granularity_ms = u32::from(KAS) * 100;
+    ms.checked_next_multiple_of(granularity_ms).unwrap_or(ms / granularity_ms * granularity_ms)
+}
 
 pub(crate) struct Controller {
     pub(crate) id: u16,
     pub(crate) subsystem: Arc<Subsystem>,
     pub(crate) is_discovery: bool,
-    pub(crate) host: Nqn,
+    /// The host, if it said who it is.
+    pub(crate) host: Option<Nqn>,
     pub(crate) hostid: [u8; 16],
     pub(crate) keep_alive_ms: Kept<u32>,
     pub(crate) queues_granted: Kept<u32>,
@@ -100,7 +111,7 @@ impl Controller {
             subsystem,
             host: data.hostnqn.clone(),
             hostid: data.hostid,
-            keep_alive_ms: Kept::new(keep_alive_ms),
+            keep_alive_ms: Kept::new(round_keep_alive(keep_alive_ms)),
             queues_granted: Kept::new(1),
             notices: Arc::default(),
             values: FeatureValues::default(),
@@ -130,6 +141,17 @@ impl Controller {
         self.state.lock().cc
     }
 
+    /// Whether the host has said how large the entries of I/O queues are.
+    pub(crate) fn has_entry_sizes(&self) -> bool {
+        let cc = Configuration::from_bits(self.configuration());
+        (cc.iosqes, cc.iocqes) == (6, 4)
+    }
+
+    /// Whether it has I/O queues.
+    pub(crate) fn has_io_queues(&self) -> bool {
+        !self.lines().is_empty()
+    }
+
     /// CSTS.
     pub(crate) fn status(&self) -> ControllerStatus {
         self.state.lock().status
@@ -155,7 +177,8 @@ impl Controller {
         // Those of namespaces that were taken away.
         askers.retain(|asker| Arc::strong_count(asker) > 1);
         let hostid = u128::from_be_bytes(self.hostid);
-        let asker = Arc::new(device.asker(&format!("nvme {} {hostid:032x}", self.host)));
+        let host = self.host.as_ref().map_or("", Nqn::as_str);
+        let asker = Arc::new(device.asker(&format!("nvme {host} {hostid:032x}")));
         askers.push(Arc::clone(&asker));
         asker
     }
@@ -198,6 +221,13 @@ impl Controller {
         status
     }
 
+    /// Whether it can be enabled so. Entries of 0 bytes are a host's that makes no I/O queues; if it does, these are refused.
+    fn can_be(&self, cc: &Configuration) -> bool {
+        let offers_set = cc.command_set == 0 || cc.command_set == ALL_COMMAND_SETS && !self.is_discovery;
+        let has_entries = matches!((cc.iosqes, cc.iocqes), (0 | 6, 0 | 4));
+        cc.mps == 0 && cc.ams == 0 && offers_set && (self.is_discovery || has_entries)
+    }
+
     /// Property Set of CC, on the admin queue's core.
     pub(crate) fn configure(self: &Arc<Self>, bits: u32) {
         let mut state = self.state.lock();
@@ -206,8 +236,7 @@ impl Controller {
         let mut status = state.status;
         let resets = !cc.enable && before.enable;
         if cc.enable && !before.enable {
-            let legal = cc.mps == 0 && cc.ams == 0 && matches!(cc.command_set, 0 | 6 | 7);
-            let legal = legal && (self.is_discovery || cc.iosqes == 6 && cc.iocqes == 4);
+            let legal = self.can_be(&cc);
             state.succeeding = legal && self.subsystem.succession.must_wait(self);
             let ready = legal && !state.succeeding;
             (status.ready, status.fatal, status.shutdown) = (ready, !legal, ShutdownStatus::Normal);

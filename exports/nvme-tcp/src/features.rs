@@ -17,7 +17,7 @@ use sealblock_runtime_reactor::now;
 use crate::admin::cut;
 use crate::commands::annex;
 use crate::connection::{Connection, Reply};
-use crate::controller::Controller;
+use crate::controller::{Controller, round_keep_alive};
 use crate::notices::REPORTED;
 use crate::refusal::Refusal;
 
@@ -115,18 +115,13 @@ pub(crate) fn set(
     match feature {
         FeatureId::LbaStatusInterval => controller.notices.set_interval(ask.cdw11),
         FeatureId::VolatileWriteCache => controller.write_cache.set(write_cache_enabled(ask.cdw11)),
-        FeatureId::NumberOfQueues => {
-            let wanted = NumberOfQueues::from_bits(ask.cdw11)?;
-            let most = u32::from(connection.target.limits.io_queues);
-            controller.queues_granted.set(wanted.submission.min(wanted.completion).min(most));
-            return Ok(u64::from(queues(controller.queues_granted.get())));
-        }
+        FeatureId::NumberOfQueues => return grant_queues(controller, connection.target.limits.io_queues, ask.cdw11),
         FeatureId::AsynchronousEvents if ask.cdw11 & !reported(controller) == 0 => {
             controller.notices.configure(ask.cdw11);
         }
         FeatureId::AsynchronousEvents => return Err(Invalid::field("AEC", 11, 8).into()),
         FeatureId::KeepAliveTimer => {
-            controller.keep_alive_ms.set(ask.cdw11);
+            controller.keep_alive_ms.set(round_keep_alive(ask.cdw11));
             connection.watch();
         }
         FeatureId::Timestamp => {
@@ -140,6 +135,16 @@ pub(crate) fn set(
         _ => set_neutral(&controller.values, feature, ask.cdw11)?,
     }
     Ok(0)
+}
+
+/// How many I/O queues there may be, which is settled before there are any (Base, "Number of Queues").
+fn grant_queues(controller: &Controller, most: u16, asked: u32) -> Result<u64, Refusal> {
+    if controller.has_io_queues() {
+        return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into());
+    }
+    let wanted = NumberOfQueues::from_bits(asked)?;
+    controller.queues_granted.set(wanted.submission.min(wanted.completion).min(u32::from(most)));
+    Ok(u64::from(queues(controller.queues_granted.get())))
 }
 
 /// Features whose values change nothing.

@@ -14,11 +14,12 @@ use sealblock_protocols_nvme::registers::Version;
 use sealblock_protocols_nvme::{Ascii, Count8, Invalid, StatusCode};
 
 use crate::commands::{copy, fused};
-use crate::controller::{Controller, ERROR_ENTRIES};
+use crate::controller::{Controller, ERROR_ENTRIES, KAS};
 use crate::limits::{IN_CAPSULE_BYTES, Limits};
 use crate::namespace::Namespace;
 use crate::notices::{EVENT_REQUESTS, REPORTED};
 use crate::refusal::Refusal;
+use crate::subsystem::MAX_NSID;
 
 /// WZSL: 32 MiB, which is what the 16-bit block count can say with the smallest blocks.
 pub(crate) const WRITE_ZEROES_BYTES: u64 = 4096 << WZSL;
@@ -46,7 +47,8 @@ pub(crate) fn page(controller: &Controller, limits: &Limits, ask: &Identify) -> 
     match ask.cns {
         Cns::Controller => Ok(identify_controller(controller, limits).encode()),
         Cns::ActiveNamespaces | Cns::CommandSetActiveNamespaces => {
-            Ok(namespace_list(controller.subsystem.namespaces().keys().copied(), ask.nsid)?)
+            let list = namespace_list(controller.subsystem.namespaces().keys().copied(), ask.nsid);
+            list.ok_or(StatusCode::INVALID_NAMESPACE.into())
         }
         Cns::CommandSetController => {
             // Verify, Write Uncorrectable and Dataset Management have no limit but those of their fields.
@@ -64,7 +66,7 @@ pub(crate) fn page(controller: &Controller, limits: &Limits, ask: &Identify) -> 
 
 /// A namespace that is not there, but could be, is a page of zeroes; an identifier that cannot be is refused.
 fn of_namespace(controller: &Controller, ask: &Identify) -> Result<[u8; 4096], Refusal> {
-    if ask.nsid == 0 || ask.nsid > controller.subsystem.largest_nsid() {
+    if ask.nsid == 0 || ask.nsid > MAX_NSID {
         return Err(StatusCode::INVALID_NAMESPACE.into());
     }
     let Some(namespace) = controller.subsystem.namespaces().get(&ask.nsid).cloned() else { return Ok([0; 4096]) };
@@ -134,7 +136,7 @@ fn identify_controller(controller: &Controller, limits: &Limits) -> ControllerPa
         oaes: EventConfiguration::DISCOVERY_LOG_CHANGE,
         lpa: Lpa::EXTENDED_DATA,
         elpe: Count8::saturating(ERROR_ENTRIES),
-        kas: 1,
+        kas: KAS,
         maxcmd: limits.commands,
         sgls: Sgls::SUPPORTED | Sgls::OFFSET | Sgls::TRANSPORT,
         subnqn: PaddedText::new(subsystem.nqn.as_str()),
@@ -156,8 +158,8 @@ fn with_namespaces(controller: &Controller, common: ControllerPage) -> Controlle
         oacs: Oacs::GET_LBA_STATUS,
         sqes: 0x66,
         cqes: 0x44,
-        nn: subsystem.largest_nsid(),
-        mnan: subsystem.largest_nsid(),
+        nn: MAX_NSID,
+        mnan: MAX_NSID,
         oncs: if subsystem.can_write_uncorrectable() { ONCS | Oncs::WRITE_UNCORRECTABLE } else { ONCS },
         fuses: Fuses::COMPARE_AND_WRITE,
         // A block is written whole or not at all, and more is not promised: AWUN, AWUPF and ACWU are one block.

@@ -54,6 +54,6 @@ pub use known::KNOWN_BLOCKS;
 pub use limits::Limits;
 pub use namespace::{Namespace, Shows};
 pub use state::NamespaceState;
-pub use subsystem::{Hosts, SetupError, Subsystem};
+pub use subsystem::{Hosts, MAX_NSID, SetupError, Subsystem};
 pub use sums::Summed;
 pub use target::Target;

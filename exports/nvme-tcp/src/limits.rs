@@ -49,6 +49,9 @@ impl Default for Limits {
 /// Data that a capsule on any queue may carry, in bytes: what admin queues must take anyway.
 pub(crate) const IN_CAPSULE_BYTES: u32 = sealblock_protocols_nvme_tcp::config::ADMIN_IN_CAPSULE_BYTES;
 
+/// The longest data of a C2HData PDU without tags, in bytes: a millisecond of a fast network.
+const READ_PDU_BYTES: u32 = 4 << 20;
+
 impl Limits {
     /// The same limits, brought to what the protocol can say.
     pub(crate) fn legal(mut self) -> Limits {
@@ -58,6 +61,12 @@ impl Limits {
         self.bytes_in_flight = self.bytes_in_flight.max(2 * self.transfer_bytes as usize);
         self.total_bytes_in_flight = self.total_bytes_in_flight.max(self.bytes_in_flight);
         self
+    }
+
+    /// The most data of a read in one C2HData PDU: all of it, with tags, up to a bound that keeps others from waiting behind it. Some
+    /// hosts cannot take a read in several.
+    pub(crate) fn read_pdu_bytes(&self) -> u32 {
+        self.transfer_bytes.min(READ_PDU_BYTES) / 32 * 33
     }
 
     /// MDTS: the largest transfer as a power of two of pages of 4096 bytes; never 0, which would mean no limit.

@@ -18,7 +18,7 @@ use crate::namespace::Namespace;
 use crate::refusal::Refusal;
 use crate::{discovery, features};
 
-const NVM_PAGES: [LogPage; 10] = [
+const NVM_PAGES: [LogPage; 11] = [
     LogPage::SupportedLogPages,
     LogPage::ErrorInformation,
     LogPage::Health,
@@ -27,6 +27,7 @@ const NVM_PAGES: [LogPage; 10] = [
     LogPage::CommandEffects,
     LogPage::LbaStatus,
     LogPage::FeatureEffects,
+    LogPage::ManagementEffects,
     LogPage::Damage,
     LogPage::Extensions,
 ];
@@ -51,6 +52,8 @@ pub(crate) fn page(connection: &Rc<Connection>, controller: &Controller, ask: &G
         LogPage::CommandEffects => Ok(effects(controller).encode().to_vec()),
         LogPage::LbaStatus => Ok(lba_status(controller).encode()),
         LogPage::FeatureEffects => Ok(features::effects().to_vec()),
+        // No command of NVMe-MI is supported. LPA cannot say that there are the other pages about what is, without this one.
+        LogPage::ManagementEffects => Ok(vec![0; 4096]),
         LogPage::Damage => {
             let namespace = controller.namespace(ask.nsid)?;
             Ok(namespace.state.known.damage_log(ask.nsid).encode())
@@ -62,7 +65,7 @@ pub(crate) fn page(connection: &Rc<Connection>, controller: &Controller, ask: &G
         }
         LogPage::Discovery => {
             let at = connection.stream.local_addr().map_err(|_| StatusCode::INTERNAL_ERROR)?;
-            Ok(discovery::log(&connection.target, &controller.host, connection.target.advertised(at)))
+            Ok(discovery::log(&connection.target, controller.host.as_ref(), connection.target.advertised(at)))
         }
         _ => Err(Invalid::LogPage(ask.lid).into()),
     }

@@ -16,7 +16,7 @@ const READY_500MS: u8 = 20;
 pub(crate) fn get(controller: &Controller, limits: &Limits, get: &PropertyGet) -> Result<u64, Invalid> {
     let property = Property::from_code(get.offset).filter(|property| property.bytes() == get.bytes);
     match property.ok_or(Invalid::field("OFST", 11, 0))? {
-        Property::Capabilities => Ok(capabilities(limits).bits()),
+        Property::Capabilities => Ok(capabilities(controller, limits).bits()),
         Property::Version => Ok(u64::from(Version::V2_1.bits())),
         Property::Configuration => Ok(u64::from(controller.configuration())),
         Property::Status => Ok(u64::from(controller.status().bits())),
@@ -33,14 +33,16 @@ pub(crate) fn set(controller: &Arc<Controller>, set: &PropertySet) -> Result<u64
     Ok(0)
 }
 
-/// CAP.CSS has no bit 6: with the NVM command set alone, hosts need not choose one.
-fn capabilities(limits: &Limits) -> Capabilities {
+/// CAP.CSS has bit 6, though there is the NVM command set alone: hosts read the formats with guards of 32 and 64 bits only of
+/// controllers that have Identify pages of command sets.
+fn capabilities(controller: &Controller, limits: &Limits) -> Capabilities {
+    let by_command_set = if controller.is_discovery { 0 } else { Capabilities::SEVERAL_COMMAND_SETS };
     Capabilities {
         max_queue_entries: u32::from(limits.commands),
         contiguous_queues: true,
         timeout_500ms: READY_500MS,
         subsystem_reset: false,
-        command_sets: Capabilities::NVM_COMMAND_SET,
+        command_sets: Capabilities::NVM_COMMAND_SET | by_command_set,
         mpsmin: 0,
         mpsmax: 0,
         ready_modes: 1,

@@ -4,10 +4,11 @@
 
 use std::rc::Rc;
 
-use sealblock_protocols_nvme::{Command, Completion, Direction, FABRICS_OPCODE, Status, StatusCode};
+use sealblock_protocols_nvme::{Command, Completion, Direction, FABRICS_OPCODE, Fuse, Invalid, Status, StatusCode};
 use sealblock_protocols_nvme_tcp::BlockSums;
 use sealblock_protocols_nvme_tcp::target::{CommandData, DataError, Received, Token};
 use sealblock_runtime_memory::Buffer;
+use sealblock_units::Lba;
 
 use crate::admin;
 use crate::commands::{annex, later};
@@ -92,6 +93,8 @@ impl Connection {
     /// Refuses what cannot be carried out, before any data is fetched.
     fn prepare(&self, command: &Command, room: Room) -> Result<Option<Job>, Refusal> {
         match &*self.role.borrow() {
+            // There are fused pairs of I/O commands only.
+            Role::New | Role::Admin(_) if command.fuse() != Fuse::Normal => Err(Invalid::field("FUSE", 0, 8).into()),
             Role::Io(controller, _) if command.opcode != FABRICS_OPCODE => {
                 if !controller.is_ready() {
                     return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into());
@@ -167,7 +170,8 @@ impl Connection {
     /// Bytes of data that came or are fetched, and bytes of data that are read or not sent yet.
     fn bytes_in_flight(&self) -> (usize, usize) {
         let core = self.core.borrow();
-        let unsent = self.read_bytes.get().saturating_sub(core.payload_bytes_sent());
+        let sent = core.payload_bytes_sent() - self.sending_bytes.get();
+        let unsent = self.read_bytes.get().saturating_sub(sent);
         (core.bytes_in_flight(), unsent as usize)
     }
 
@@ -255,6 +259,8 @@ impl Connection {
             }
             Err(refusal) => {
                 let status = self.log(command, &refusal);
+                let (opcode, nsid) = (command.opcode, command.nsid.get());
+                tracing::debug!(opcode, nsid, lba = refusal.lba.map(Lba::get), ?status, "a command failed");
                 self.core.borrow_mut().respond(token, complete(status, refusal.result))
             }
         };

@@ -22,11 +22,15 @@ pub enum Hosts {
     Only(Vec<Nqn>),
 }
 
+/// The largest namespace identifier (NN), and how many there may be (MNAN). The same for every subsystem at all times: hosts read
+/// it once, and must find namespaces that are added later.
+pub const MAX_NSID: u32 = 1024;
+
 /// What cannot be set up.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SetupError {
-    /// The identifier is 0 or one that means all namespaces.
-    #[error("{0:#x} is no namespace identifier")]
+    /// The identifier is 0, or beyond [`MAX_NSID`].
+    #[error("{0} is no namespace identifier: they go from 1 to {MAX_NSID}")]
     Nsid(u32),
     /// The identifier is taken.
     #[error("there are two namespaces {0}")]
@@ -158,7 +162,7 @@ impl Subsystem {
 
     /// Adds a namespace for whoever looks from now on.
     pub(crate) fn add(&self, nsid: u32, namespace: Namespace) -> Result<(), SetupError> {
-        if nsid == 0 || nsid >= 0xFFFF_FFFE {
+        if nsid == 0 || nsid > MAX_NSID {
             return Err(SetupError::Nsid(nsid));
         }
         self.change(|namespaces| match namespaces.contains_key(&nsid) {
@@ -213,11 +217,11 @@ impl Subsystem {
         (self.changes(), Arc::clone(&namespaces))
     }
 
-    /// Whether this host may connect.
-    pub(crate) fn allows(&self, host: &Nqn) -> bool {
+    /// Whether this host may connect; one without a name only where any host may.
+    pub(crate) fn allows(&self, host: Option<&Nqn>) -> bool {
         match &*self.hosts.lock() {
             Hosts::Any => true,
-            Hosts::Only(hosts) => hosts.contains(host),
+            Hosts::Only(hosts) => host.is_some_and(|host| hosts.contains(host)),
         }
     }
 
@@ -229,11 +233,6 @@ impl Subsystem {
 
     pub(crate) fn set_hosts(&self, hosts: Hosts) {
         self.hosts.set(hosts);
-    }
-
-    /// NN: the largest namespace identifier; 0 without namespaces.
-    pub(crate) fn largest_nsid(&self) -> u32 {
-        self.namespaces.lock().last_key_value().map_or(0, |(nsid, _)| *nsid)
     }
 
     /// What went through it since it was made, for SMART / Health Information.
@@ -289,9 +288,9 @@ mod tests {
     fn identifiers_are_legal_and_unique() {
         run(|| {
             let one = subsystem().with_namespace(1, namespace(None)).unwrap();
-            assert_eq!(one.largest_nsid(), 1);
             assert_eq!(one.with_namespace(1, namespace(None)).err(), Some(SetupError::DuplicateNsid(1)));
-            for nsid in [0, 0xFFFF_FFFE, 0xFFFF_FFFF] {
+            assert!(subsystem().with_namespace(MAX_NSID, namespace(None)).is_ok());
+            for nsid in [0, MAX_NSID + 1, 0xFFFF_FFFE, 0xFFFF_FFFF] {
                 assert_eq!(subsystem().with_namespace(nsid, namespace(None)).err(), Some(SetupError::Nsid(nsid)));
             }
         });
@@ -312,9 +311,10 @@ mod tests {
     #[test]
     fn hosts_that_are_not_named_are_kept_out() {
         let host: Nqn = "nqn.2026-11.org.example:host".parse().unwrap();
-        assert!(subsystem().allows(&host));
-        assert!(subsystem().with_hosts(Hosts::Only(vec![host.clone()])).allows(&host));
-        assert!(!subsystem().with_hosts(Hosts::Only(vec![])).allows(&host));
+        assert!(subsystem().allows(Some(&host)) && subsystem().allows(None));
+        let only = |hosts| subsystem().with_hosts(Hosts::Only(hosts));
+        assert!(only(vec![host.clone()]).allows(Some(&host)) && !only(vec![]).allows(Some(&host)));
+        assert!(!only(vec![host.clone()]).allows(None), "a host without a name is none of those named");
     }
 
     #[test]
@@ -326,7 +326,7 @@ mod tests {
             assert_eq!(one.add(2, namespace(None)), Err(SetupError::DuplicateNsid(2)));
             one.remove(1).unwrap();
             assert_eq!(one.remove(1).err(), Some(SetupError::UnknownNsid(1)));
-            assert_eq!((one.changes(), one.largest_nsid()), (before + 2, 2), "what failed changed nothing");
+            assert_eq!(one.changes(), before + 2, "what failed changed nothing");
             assert!(had.contains_key(&1) && !had.contains_key(&2), "whoever looked before keeps what it saw");
         });
     }

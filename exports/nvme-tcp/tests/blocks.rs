@@ -8,6 +8,9 @@ use sealblock_media_memory::Damage;
 use sealblock_protocols_nvme::nvm::{BlockCommand, DatasetManagement, DsmRange, IoCommand, Prchk, WriteZeroes};
 use sealblock_units::{BlockSize, Extent, Lba};
 
+/// The type of a C2HData PDU.
+const C2H_DATA: u8 = 7;
+
 fn with_checks(mut blocks: BlockCommand, pract: bool) -> BlockCommand {
     let start = blocks.extent.start().get();
     blocks.protection = blocks.protection.with_tags(format(), 0, start);
@@ -75,6 +78,20 @@ fn zeroes_and_deallocated_blocks_read_as_zeroes() {
         assert!(served.plain.allocated_bytes() <= held, "the space is given back");
         list[8..16].copy_from_slice(&BLOCKS.to_le_bytes());
         assert_eq!(io.io(PLAIN, dsm, Data::Write(list)).await.status(), 0x080);
+    });
+}
+
+#[test]
+fn a_read_of_the_largest_size_comes_in_one_pdu() {
+    run(|| async {
+        let served = serve(short());
+        let (_admin, mut io) = Queue::pair(served.address, false).await;
+        for (nsid, bytes) in [(PLAIN, 1 << 20), (PROTECTED, 256 * (4096 + 8))] {
+            let read = IoCommand::Read(blocks(0, 256)).encode(nsid).unwrap();
+            let cid = io.submit(read, Data::Read(bytes)).await;
+            assert_eq!(io.receive_header().await, (C2H_DATA, 24 + bytes));
+            io.done(cid).await.ok();
+        }
     });
 }
 

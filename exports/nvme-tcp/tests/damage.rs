@@ -113,7 +113,7 @@ fn without_the_ability_write_uncorrectable_is_no_command() {
         let page = Controller::decode(&admin.identify(Cns::Controller, 0).await.ok().data).unwrap();
         assert!(!page.oncs.contains(Oncs::WRITE_UNCORRECTABLE) && page.oncs.contains(Oncs::COPY | Oncs::VERIFY));
         let effects = EffectsLog::decode(&admin.log(5, 4096).await.ok().data).unwrap();
-        assert_eq!((effects.io(0x04).bits(), effects.io(0x19).bits()), (0, 0x10_0003));
+        assert_eq!((effects.io(0x04).bits(), effects.io(0x19).bits()), (0, 3));
     });
 }
 

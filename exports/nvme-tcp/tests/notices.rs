@@ -210,7 +210,7 @@ fn pages_say_which_features_and_pages_there_are() {
         assert_eq!((page[4], page[0x15 * 4], page[0x10 * 4], page[5 * 4 + 2]), (1, 1, 0, 0x10));
         let pages = admin.log(0, 1024).await.ok().data;
         let listed: Vec<u8> = (0..=255_u8).filter(|lid| pages[usize::from(*lid) * 4] != 0).collect();
-        assert_eq!(listed, [0, 1, 2, 3, 4, 5, 0x0E, 0x12, 0xC0, 0xC1]);
+        assert_eq!(listed, [0, 1, 2, 3, 4, 5, 0x0E, 0x12, 0x13, 0xC0, 0xC1]);
     });
 }
 

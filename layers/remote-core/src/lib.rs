@@ -28,4 +28,4 @@ mod shared;
 mod slots;
 
 pub use place::Quiesced;
-pub use shared::{Attached, Locked, SharedDevice};
+pub use shared::{Attached, Locked, Observer, Request, SharedDevice};

@@ -3,11 +3,11 @@
 use std::cell::RefCell;
 use std::ops::RangeInclusive;
 use std::rc::{Rc, Weak};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use sealblock_block::{
-    Abilities, Device, Error, FlushCursor, FlushErrors, Gate, Geometry, Operation, Outcome, RangeGuard, RangeLock,
-    Stack,
+    Abilities, Device, Error, FlushCursor, FlushErrors, Gate, Geometry, Operation, OperationKind, Outcome, RangeGuard,
+    RangeLock, Stack,
 };
 use sealblock_runtime_reactor::Homed;
 use sealblock_units::Extent;
@@ -29,6 +29,27 @@ thread_local! {
 #[derive(Clone)]
 pub struct SharedDevice(Arc<View>);
 
+/// Who is told of requests that failed.
+pub trait Observer: Send + Sync {
+    /// A request of this client failed, on whichever core. Called before the client has its answer, so it must not wait.
+    fn failed(&self, client: &str, request: Request, error: &Error);
+}
+
+/// What a request was, for those who are told that it failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Request {
+    /// What it asked for.
+    pub kind: OperationKind,
+    /// The blocks, where it is about one extent.
+    pub extent: Option<Extent>,
+}
+
+impl Request {
+    fn of(operation: &Operation) -> Request {
+        Request { kind: operation.kind(), extent: operation.extent() }
+    }
+}
+
 /// The device as it was at some time.
 struct View {
     geometry: Geometry,
@@ -43,6 +64,7 @@ struct Inner {
     flush_errors: Arc<FlushErrors>,
     durable: Durable,
     ranges: RangeLock,
+    observer: OnceLock<Box<dyn Observer>>,
 }
 
 impl SharedDevice {
@@ -54,7 +76,7 @@ impl SharedDevice {
         let (name, geometry, abilities) = (device.name().into(), device.geometry().clone(), device.abilities());
         let (flush_errors, durable, ranges) = (Arc::default(), Durable::default(), RangeLock::default());
         let homed = Homed::new(Place::new(device));
-        let device = Arc::new(Inner { homed, name, flush_errors, durable, ranges });
+        let device = Arc::new(Inner { homed, name, flush_errors, durable, ranges, observer: OnceLock::new() });
         SharedDevice(Arc::new(View { geometry, abilities, device }))
     }
 
@@ -62,6 +84,13 @@ impl SharedDevice {
     pub(crate) fn seen_anew(&self, gate: &Gate<Stack>) -> SharedDevice {
         let (geometry, abilities, device) = (gate.geometry().clone(), gate.abilities(), Arc::clone(&self.0.device));
         SharedDevice(Arc::new(View { geometry, abilities, device }))
+    }
+
+    /// Has this be told from now on of failed requests of clients ([`SharedDevice::asker`]); of others, whoever asks tells himself.
+    /// The first one stays.
+    pub fn observe(&self, observer: impl Observer + 'static) {
+        // A second one is a fault of the caller that costs lines and no data.
+        let _ = self.0.device.observer.set(Box::new(observer));
     }
 
     /// Whether both are for one device, whatever they say of its geometry.
@@ -238,6 +267,21 @@ impl Attached {
     }
 
     async fn carry_out(&self, operation: Operation, is_locked: bool) -> Outcome {
+        let request = Request::of(&operation);
+        let outcome = self.carry_out_counted(operation, is_locked).await;
+        self.tell_failure(request, &outcome);
+        outcome
+    }
+
+    fn tell_failure(&self, request: Request, outcome: &Outcome) {
+        if let (Err(error), Some(client), Some(observer)) =
+            (outcome, self.asker.client(), self.device.0.device.observer.get())
+        {
+            observer.failed(client, request, error);
+        }
+    }
+
+    async fn carry_out_counted(&self, operation: Operation, is_locked: bool) -> Outcome {
         if matches!(operation, Operation::Flush) {
             let flush = self.asker.begin_flush();
             return flush.end(self.ask(operation, is_locked).await);
@@ -289,6 +333,14 @@ impl Device for Attached {
     }
 
     fn at_once(&self, operation: &Operation) -> Option<Outcome> {
+        let outcome = self.at_once_counted(operation)?;
+        self.tell_failure(Request::of(operation), &outcome);
+        Some(outcome)
+    }
+}
+
+impl Attached {
+    fn at_once_counted(&self, operation: &Operation) -> Option<Outcome> {
         let Way::Here(place) = &self.way else { return None };
         let ask = || self.device.carry_out_at_once(place, operation);
         if matches!(operation, Operation::Flush) {

@@ -182,7 +182,7 @@ impl Plan {
 
     /// Sends Connect; gives the controller's identifier.
     async fn connect(&self, admin: &Admin, ask: Connect, cntlid: u16) -> Result<u16, ConnectError> {
-        let (subnqn, hostnqn) = (self.subsystem.clone(), self.options.host_nqn.clone());
+        let (subnqn, hostnqn) = (self.subsystem.clone(), Some(self.options.host_nqn.clone()));
         let data = ConnectData { hostid: self.options.host_id, cntlid, subnqn, hostnqn };
         let data = HostData::Write(Slice::copy_from(&data.encode()).into());
         let finished = admin.try_call(ask.encode(), data).await?;

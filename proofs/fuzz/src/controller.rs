@@ -154,7 +154,7 @@ fn connect(pieces: &mut Pieces, choice: u8, queue: u16, cntlid: u16) -> (Command
         hostid: [9; 16],
         cntlid,
         subnqn: SUBNQN.parse().expect("a name"),
-        hostnqn: "nqn.2026-11.org.example:host".parse().expect("a name"),
+        hostnqn: "nqn.2026-11.org.example:host".parse().ok(),
     };
     let (mut command, mut data) = (ask.encode(), data.encode().to_vec());
     if choice & 1 != 0 {

@@ -112,7 +112,7 @@ pub fn connect(subnqn: &str, queue: u16, entries: u32, cntlid: u16, keep_alive_m
         hostid: [7; 16],
         cntlid,
         subnqn: subnqn.parse().expect("the name in the call is a good one"),
-        hostnqn: "nqn.2026-11.org.example:attacker".parse().expect("this is a good name"),
+        hostnqn: "nqn.2026-11.org.example:attacker".parse().ok(),
     };
     (command, data.encode().to_vec())
 }

@@ -157,7 +157,10 @@ impl Server {
             return Err(Violation::Misplaced(option::EXPORT_NAME).into());
         }
         let found = self.find(name).filter(|_| !self.is_stopping && name.len() <= STRING_BYTES);
-        let Some(index) = found else { return Err(Violation::UnknownExport.into()) };
+        let Some(index) = found else {
+            self.end(Violation::UnknownExport.into());
+            return Ok(unknown(name));
+        };
         let export = &self.config.exports[index];
         let (size, flags) = (export.size_bytes.to_be_bytes(), self.flags(export).to_be_bytes());
         self.output.put(&size);
@@ -178,7 +181,10 @@ impl Server {
     /// INFO and GO.
     fn describe(&mut self, option: u32, data: &[u8]) -> Step {
         let Some((name, wanted)) = read_info(data) else { return self.answer(option, rep::ERR_INVALID) };
-        let Some(index) = self.find(name) else { return self.answer(option, rep::ERR_UNKNOWN) };
+        let Some(index) = self.find(name) else {
+            self.answer(option, rep::ERR_UNKNOWN);
+            return unknown(name);
+        };
         let exports = std::sync::Arc::clone(&self.config.exports);
         let export = &exports[index];
         let mut tell = |kind: u16, fields: &[&[u8]]| {
@@ -227,6 +233,12 @@ impl Server {
 }
 
 /// The name and the information that INFO or GO asks for.
+/// A client has asked for an export that there is not.
+fn unknown(name: &[u8]) -> Step {
+    let name = &name[..name.len().min(STRING_BYTES)];
+    Step::Event(Event::Unknown(String::from_utf8_lossy(name).into_owned()))
+}
+
 fn read_info(data: &[u8]) -> Option<(&[u8], Vec<u16>)> {
     let mut fields = Fields(data);
     let name = fields.string().filter(|name| name.len() <= STRING_BYTES)?;

@@ -14,6 +14,9 @@ use crate::wire::{ErrorCode, command};
 /// What a client did.
 #[derive(Debug)]
 pub enum Event {
+    /// It asked for an export of this name, which there is not, and was told so, or the connection ends if it cannot be told. The
+    /// first 4096 bytes of the name.
+    Unknown(String),
     /// It chose this export, by its place in [`ServerConfig::exports`]. Requests follow.
     Chosen(usize),
     /// It asks something.
@@ -262,7 +265,7 @@ impl Server {
         }
     }
 
-    fn end(&mut self, closed: Closed) {
+    pub(crate) fn end(&mut self, closed: Closed) {
         self.closed = Some(closed);
         // What was begun is dropped, and its memory with it.
         if let Phase::Payload(payload) = std::mem::replace(&mut self.phase, Phase::Request) {

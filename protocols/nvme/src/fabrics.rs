@@ -59,7 +59,7 @@ pub struct Connect {
     pub entries: u32,
     /// CATTR: attributes.
     pub attributes: ConnectAttributes,
-    /// KATO: keep alive timeout in milliseconds, 0 for none.
+    /// KATO: keep alive timeout in milliseconds, 0 for none. Controllers round it up to what KAS says.
     pub keep_alive_ms: u32,
 }
 
@@ -106,8 +106,8 @@ pub struct ConnectData {
     pub cntlid: u16,
     /// SUBNQN: the subsystem.
     pub subnqn: Nqn,
-    /// HOSTNQN: the host.
-    pub hostnqn: Nqn,
+    /// HOSTNQN: the host; `None` where it does not say who it is.
+    pub hostnqn: Option<Nqn>,
 }
 
 /// Connect Invalid Parameters: which parameter (Base, Connect, fields IPO and IATTR of the answer).
@@ -227,13 +227,17 @@ impl ConnectData {
             hostid: page.hostid,
             cntlid: page.cntlid,
             subnqn: Nqn::from_field(page.subnqn.bytes()).map_err(|_| InvalidParameter::SUBNQN)?,
-            hostnqn: Nqn::from_field(page.hostnqn.bytes()).map_err(|_| InvalidParameter::HOSTNQN)?,
+            hostnqn: match page.hostnqn.bytes() {
+                [0, ..] => None,
+                named => Some(Nqn::from_field(named).map_err(|_| InvalidParameter::HOSTNQN)?),
+            },
         })
     }
 
     /// The 1024 bytes of the wire.
     pub fn encode(&self) -> [u8; ConnectPage::BYTES] {
-        let (subnqn, hostnqn) = (PaddedText::new(self.subnqn.as_str()), PaddedText::new(self.hostnqn.as_str()));
+        let hostnqn = PaddedText::new(self.hostnqn.as_ref().map_or("", Nqn::as_str));
+        let subnqn = PaddedText::new(self.subnqn.as_str());
         ConnectPage { hostid: self.hostid, cntlid: self.cntlid, subnqn, hostnqn }.encode()
     }
 }

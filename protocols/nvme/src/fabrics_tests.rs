@@ -52,7 +52,7 @@ fn what_is_wrong_with_a_command_is_said() {
 }
 
 fn data() -> ConnectData {
-    let hostnqn = Nqn::from_uuid([7; 16]);
+    let hostnqn = Some(Nqn::from_uuid([7; 16]));
     let subnqn = "nqn.2026-11.org.sealblock:default".parse().unwrap();
     ConnectData { hostid: [9; 16], cntlid: CNTLID_DYNAMIC, subnqn, hostnqn }
 }
@@ -70,7 +70,7 @@ fn connect_data_has_its_fields_at_these_offsets() {
 #[test]
 fn bad_names_are_refused_with_the_offset_of_their_parameter() {
     for (at, parameter) in [(256, InvalidParameter::SUBNQN), (512, InvalidParameter::HOSTNQN)] {
-        for garbage in [b'x', 0xFF, 0] {
+        for garbage in [b'x', 0xFF] {
             let mut bytes = data().encode();
             bytes[at..at + 256].fill(garbage);
             let error = ConnectData::parse(&bytes).unwrap_err();
@@ -83,6 +83,17 @@ fn bad_names_are_refused_with_the_offset_of_their_parameter() {
     }
     let short = ConnectData::parse(&data().encode()[..1023]);
     assert_eq!(short, Err(ConnectError::DataLength { got_bytes: 1023 }));
+}
+
+#[test]
+fn a_host_may_be_nameless_and_a_subsystem_may_not() {
+    let mut bytes = data().encode();
+    bytes[512..768].fill(0);
+    let nameless = ConnectData { hostnqn: None, ..data() };
+    assert_eq!(ConnectData::parse(&bytes), Ok(nameless.clone()));
+    assert_eq!(nameless.encode(), bytes);
+    bytes[256..512].fill(0);
+    assert_eq!(ConnectData::parse(&bytes), Err(InvalidParameter::SUBNQN.into()));
 }
 
 #[test]

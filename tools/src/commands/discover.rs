@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::cli::{Discover, RemoteServer};
 use crate::exit::{Exit, Failure};
-use crate::report::{print_json, say};
+use crate::report::{note, print_json, say};
 use crate::stack::{discover, exports, on_reactor};
 use crate::target::Address;
 
@@ -70,6 +70,11 @@ fn subsystems(arguments: &Discover, address: &Address) -> Result<Exit, Failure> 
     }
     let mut names: Vec<String> = found.iter().filter(|entry| is_subsystem(entry)).map(name).collect();
     names.dedup();
+    if names.is_empty() {
+        note(format_args!(
+            "{address} shows this host no subsystem; servers may be for certain hosts only, and --host-nqn NQN asks as another"
+        ));
+    }
     names.iter().try_for_each(|name| say(name))?;
     Ok(Exit::Clean)
 }

@@ -22,8 +22,8 @@ mod resize;
 mod scrub;
 mod server;
 mod watch;
+mod witness;
 
-use std::io::{self, Write};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::thread::available_parallelism;
@@ -36,12 +36,21 @@ use plan::Plan;
 
 /// Serves.
 pub fn run(arguments: &Serve) -> Result<Exit, Failure> {
-    log::install(arguments.log)?;
+    log::install(arguments.log, arguments.json)?;
+    serve(arguments).map_err(|failure| match arguments.json {
+        false => failure,
+        true => {
+            log::tell_end(&failure);
+            failure.told()
+        }
+    })
+}
+
+fn serve(arguments: &Serve) -> Result<Exit, Failure> {
     let source = Source::of(arguments)?;
     let plan = source.plan(arguments)?;
     for warning in plan.warnings() {
-        // Who closed standard error has chosen not to be warned.
-        writeln!(io::stderr(), "sealblock: {warning}").ok();
+        tracing::warn!("{warning}");
     }
     let (announcer, control) = (Announcer::new(arguments.json), arguments.control.as_ref());
     lifetime::run(&plan, cores(plan.cores), announcer, control, || source.plan(arguments))

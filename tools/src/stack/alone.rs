@@ -17,6 +17,7 @@ use sealblock_layers_stripe::label::Label as StripeLabel;
 use super::{Opened, of_block};
 use crate::commands::create::uuid_words;
 use crate::exit::{Cause, Failure};
+use crate::report::note;
 
 /// What a device is opened for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -117,7 +118,7 @@ pub(super) async fn guard(opened: Opened, usage: Usage) -> Result<Opened, Failur
         (None, _) => Ok(opened),
         (Some(membership), Usage::Forced) => {
             let opened = wrapped(opened, |stack| stack);
-            eprintln!("sealblock: {} is written by itself: {}", opened.target(), membership.words());
+            note(format_args!("{} is written by itself: {}", opened.target(), membership.words()));
             let marked = match membership {
                 Membership::Mirror { .. } => mark_written_alone(opened.gate.device()).await,
                 Membership::Stripe { .. } | Membership::Unknown(_) => Ok(()),

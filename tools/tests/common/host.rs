@@ -48,7 +48,7 @@ impl Queue {
             assert!(queue.receive().await.is_none());
         }
         let connect = Connect { queue: 0, entries: 32, attributes: ConnectAttributes::NONE, keep_alive_ms: 0 };
-        let hostnqn = "nqn.2026-11.org.example:host".parse().unwrap();
+        let hostnqn = "nqn.2026-11.org.example:host".parse().ok();
         let subnqn = format!("nqn.2026-11.io.sealblock:{subsystem}").parse().unwrap();
         let data = ConnectData { hostid: [9; 16], cntlid: CNTLID_DYNAMIC, subnqn, hostnqn };
         queue.done(connect.encode(), HostData::Write(Slice::copy_from(&data.encode()).into())).await;

@@ -204,7 +204,8 @@ impl Answer {
     #[track_caller]
     pub fn fails(&self, status: i32, words: &[&str]) -> &Answer {
         self.ends_with(status);
-        assert!(self.stderr.starts_with("sealblock: ") || self.stderr.starts_with("error: "), "{}", self.stderr);
+        let is_failure = |line: &str| line.starts_with("sealblock: ") || line.starts_with("error: ");
+        assert!(self.stderr.lines().any(is_failure), "{}", self.stderr);
         for word in words {
             assert!(self.stderr.contains(word), "{}: '{word}' is missing in:\n{}", self.command, self.stderr);
         }

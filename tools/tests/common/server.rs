@@ -110,6 +110,19 @@ impl Server {
 }
 
 impl Ended {
+    /// What it told its operator, line by line: each is one JSON object, since the server was asked for JSON.
+    #[track_caller]
+    pub fn told(&self) -> Vec<Value> {
+        let parse = |line: &str| serde_json::from_str(line).unwrap_or_else(|error| panic!("'{line}': {error}"));
+        self.stderr.lines().map(parse).collect()
+    }
+
+    /// The lines that say this.
+    #[track_caller]
+    pub fn told_of(&self, message: &str) -> Vec<Value> {
+        self.told().into_iter().filter(|line| line["message"] == message).collect()
+    }
+
     /// It drained, closed everything and said so.
     #[track_caller]
     pub fn is_clean(&self) -> &Ended {

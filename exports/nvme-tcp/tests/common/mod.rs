@@ -94,6 +94,7 @@ pub struct Queue {
     stream: Stream,
     done: HashMap<u16, (Completion, Vec<u8>)>,
     pub cntlid: u16,
+    /// What the host calls itself; nothing at all if this is empty.
     pub hostnqn: &'static str,
 }
 
@@ -176,6 +177,16 @@ impl Queue {
         cid
     }
 
+    /// Receives once while nothing is expected but the start of a PDU: its type and PLEN (NVMe/TCP, "Common Header").
+    pub async fn receive_header(&mut self) -> (u8, usize) {
+        let buffer = self.host.receive_buffer().unwrap();
+        let (result, buffer) = self.stream.recv(buffer).await;
+        let header: [u8; 8] = buffer[..8].try_into().unwrap();
+        self.host.received(buffer, result.unwrap());
+        while self.host.next_event().is_some() {}
+        (header[0], u32::from_le_bytes(header[4..].try_into().unwrap()) as usize)
+    }
+
     /// Whether a command without data is answered, by a target that may have ended the connection.
     pub async fn tries(&mut self, command: Command) -> bool {
         let Ok(cid) = self.host.submit(command, HostData::None) else { return false };
@@ -217,7 +228,7 @@ impl Queue {
 
     pub async fn connect(&mut self, subnqn: &str, queue: u16, cntlid: u16, keep_alive_ms: u32) -> Done {
         let ask = Connect { queue, entries: 32, attributes: ConnectAttributes::NONE, keep_alive_ms };
-        let hostnqn: Nqn = self.hostnqn.parse().unwrap();
+        let hostnqn = self.hostnqn.parse::<Nqn>().ok();
         let data = ConnectData { hostid: [9; 16], cntlid, subnqn: subnqn.parse().unwrap(), hostnqn };
         let done = self.call(ask.encode(), Data::Write(data.encode().to_vec())).await;
         self.cntlid = Connect::from_result(done.completion.result.get()).0;

@@ -75,7 +75,7 @@ impl Pair {
         while let Some(event) = self.server.next_event() {
             match event {
                 Event::Request(request) => self.held.push(request),
-                Event::Chosen(_) | Event::Closed(_) => {}
+                Event::Chosen(_) | Event::Unknown(_) | Event::Closed(_) => {}
             }
         }
         if !self.held.is_empty() {

@@ -1,7 +1,5 @@
 //! The lists that Identify returns: namespaces (CNS 02h, 07h, 10h), what identifies one (CNS 03h), command sets (1Ch).
 
-use crate::error::Invalid;
-
 /// Bytes of every structure that Identify returns.
 const PAGE_BYTES: usize = 4096;
 /// Namespace identifiers that one list has room for.
@@ -20,18 +18,18 @@ pub enum NamespaceId {
     CommandSet(u8),
 }
 
-/// The list of the namespaces behind `after`, ascending, as many as have room. `namespaces` must ascend. Refused for
-/// the two largest identifiers, as the clause says.
-pub fn namespace_list(namespaces: impl IntoIterator<Item = u32>, after: u32) -> Result<[u8; PAGE_BYTES], Invalid> {
+/// The list of the namespaces behind `after`, ascending, as many as have room. `namespaces` must ascend. `None` for
+/// the two largest identifiers, which the clause answers with Invalid Namespace or Format.
+pub fn namespace_list(namespaces: impl IntoIterator<Item = u32>, after: u32) -> Option<[u8; PAGE_BYTES]> {
     if after >= 0xFFFF_FFFE {
-        return Err(Invalid::field("NSID", 1, 0));
+        return None;
     }
     let mut page = [0; PAGE_BYTES];
     let behind = namespaces.into_iter().filter(|&nsid| nsid > after);
     for (entry, nsid) in page.chunks_exact_mut(4).zip(behind) {
         entry.copy_from_slice(&nsid.to_le_bytes());
     }
-    Ok(page)
+    Some(page)
 }
 
 /// The namespaces in a list, up to its first 0. `bytes` beyond a whole list are not looked at. A list that does not
@@ -116,9 +114,9 @@ mod tests {
         let full = namespace_list(1..=5000, 0).unwrap();
         assert_eq!(parse_namespace_list(&full).last(), Some(1024));
         for after in [0xFFFF_FFFE, 0xFFFF_FFFF] {
-            assert_eq!(namespace_list([1], after), Err(Invalid::field("NSID", 1, 0)));
+            assert_eq!(namespace_list([1], after), None);
         }
-        assert!(namespace_list([1], 0xFFFF_FFFD).is_ok());
+        assert!(namespace_list([1], 0xFFFF_FFFD).is_some());
     }
 
     #[test]

@@ -44,6 +44,8 @@ codes! {
         LbaStatus = 0x0E,
         /// Feature Identifiers Supported and Effects.
         FeatureEffects = 0x12,
+        /// NVMe-MI Commands Supported and Effects.
+        ManagementEffects = 0x13,
         /// Discovery.
         Discovery = 0x70,
         /// Reservation Notification.

@@ -110,6 +110,11 @@ impl SubsystemFacts {
         };
         SubsystemFacts { nqn: plan.nqn.to_string(), serial, hosts, namespaces }
     }
+
+    /// The first of the hosts that may connect; none where every host may, or nobody.
+    fn first_host(&self) -> Option<&str> {
+        self.hosts.as_ref()?.first().map(String::as_str)
+    }
 }
 
 impl NamespaceFacts {
@@ -221,7 +226,7 @@ fn nbd_words<'a>(listeners: &[SocketAddr], exports: impl Iterator<Item = (&'a st
 
 /// A name as one word of a shell.
 fn shell_word(name: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-._/:@".contains(c);
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-._/:@+".contains(c);
     match !name.is_empty() && name.chars().all(is_plain) {
         true => name.to_owned(),
         false => format!("'{}'", name.replace('\'', r"'\''")),
@@ -240,15 +245,25 @@ fn host_words(address: SocketAddr) -> (String, String) {
 fn host_lines(address: SocketAddr, subsystems: &[SubsystemFacts]) -> Vec<String> {
     let (host, in_uri) = host_words(address);
     let port = address.port();
-    let mut lines = vec![format!("nvme discover -t tcp -a {host} -s {port}")];
-    for subsystem in subsystems {
-        lines.push(format!("nvme connect -t tcp -a {host} -s {port} -n {}", subsystem.nqn));
+    // Those that nobody may use have nobody to be told how.
+    let usable: Vec<&SubsystemFacts> =
+        subsystems.iter().filter(|subsystem| subsystem.hosts != Some(Vec::new())).collect();
+    let seen_by_all = usable.iter().any(|subsystem| subsystem.hosts.is_none());
+    let as_host = |host: Option<&str>| host.map_or(String::new(), |host| format!(" --hostnqn={}", shell_word(host)));
+    let finder = as_host(usable.first().filter(|_| !seen_by_all).and_then(|first| first.first_host()));
+    let mut lines = vec![format!("nvme discover -t tcp -a {host} -s {port}{finder}")];
+    for subsystem in &usable {
+        let as_host = as_host(subsystem.first_host());
+        lines.push(format!("nvme connect -t tcp -a {host} -s {port} -n {}{as_host}", subsystem.nqn));
     }
-    for subsystem in subsystems {
+    for subsystem in usable {
         let several = subsystem.namespaces.len() > 1;
         for namespace in &subsystem.namespaces {
             let nsid = if several { format!("/{}", namespace.nsid) } else { String::new() };
-            lines.push(format!("sealblock verify nvme+tcp://{in_uri}:{port}/{}{nsid}", subsystem.nqn));
+            let named = |host| format!("?hostnqn={}", encode(host, ":"));
+            let as_host = subsystem.first_host().map_or(String::new(), named);
+            let uri = format!("nvme+tcp://{in_uri}:{port}/{}{nsid}{as_host}", subsystem.nqn);
+            lines.push(format!("sealblock verify {}", shell_word(&uri)));
         }
     }
     lines
@@ -261,6 +276,41 @@ fn put(text: &mut String, line: impl std::fmt::Display) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hosts_are_told_what_they_may_type() {
+        let subsystem = |name: &str, hosts: Option<&[&str]>| SubsystemFacts {
+            nqn: format!("nqn.2026-11.org.example:{name}"),
+            serial: String::new(),
+            hosts: hosts.map(|hosts| hosts.iter().map(|host| format!("nqn.2026-11.org.example:{host}")).collect()),
+            namespaces: vec![NamespaceFacts {
+                nsid: 1,
+                target: "v".to_owned(),
+                uuid: String::new(),
+                block_size: 4096,
+                blocks: 8,
+                protection: String::new(),
+                protection_shown: false,
+                read_only: false,
+                nbd: None,
+            }],
+        };
+        let address = "127.0.0.1:4420".parse().unwrap();
+        let open = subsystem("open", None);
+        let lines = host_lines(address, &[open, subsystem("few", Some(&["a", "b"])), subsystem("none", Some(&[]))]);
+        assert_eq!(
+            lines,
+            [
+                "nvme discover -t tcp -a 127.0.0.1 -s 4420",
+                "nvme connect -t tcp -a 127.0.0.1 -s 4420 -n nqn.2026-11.org.example:open",
+                "nvme connect -t tcp -a 127.0.0.1 -s 4420 -n nqn.2026-11.org.example:few --hostnqn=nqn.2026-11.org.example:a",
+                "sealblock verify nvme+tcp://127.0.0.1:4420/nqn.2026-11.org.example:open",
+                "sealblock verify 'nvme+tcp://127.0.0.1:4420/nqn.2026-11.org.example:few?hostnqn=nqn.2026-11.org.example:a'",
+            ]
+        );
+        let lines = host_lines(address, &[subsystem("few", Some(&["a", "b"]))]);
+        assert_eq!(lines[0], "nvme discover -t tcp -a 127.0.0.1 -s 4420 --hostnqn=nqn.2026-11.org.example:a");
+    }
 
     #[test]
     fn clients_are_told_names_that_shells_and_uris_take() {

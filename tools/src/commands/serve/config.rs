@@ -10,7 +10,7 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::Path;
 use std::str::FromStr;
 
-use sealblock_exports_nvme_tcp::{Hosts, Limits};
+use sealblock_exports_nvme_tcp::{Hosts, Limits, MAX_NSID};
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_units::ByteCount;
 use serde::Deserialize;
@@ -287,9 +287,6 @@ fn subsystem(
         None => Hosts::Any,
         Some(hosts) => Hosts::Only(hosts.into_iter().map(|host| host.0).collect()),
     };
-    if table.namespaces.is_empty() {
-        return Err(format!("{nqn} has no namespaces: write [[subsystems.namespaces]] with a target"));
-    }
     let namespaces = namespaces(&nqn, table.namespaces, scrub, line)?;
     Ok(SubsystemPlan { nqn, hosts, serial: table.serial, model: table.model, namespaces })
 }
@@ -306,8 +303,8 @@ fn namespaces(
         let at = line(table.span().start);
         let table = table.into_inner();
         let nsid = table.nsid.map_or(namespaces.len() as u32 + 1, NonZeroU32::get);
-        if nsid >= 0xFFFF_FFFE {
-            return Err(format!("line {at}: nsid = {nsid} means all namespaces; write 1 or a little more"));
+        if nsid > MAX_NSID {
+            return Err(format!("line {at}: nsid = {nsid} is too large: identifiers go up to {MAX_NSID}"));
         }
         if !taken.insert(nsid) {
             return Err(format!("line {at}: {nqn} has two namespaces {nsid}"));

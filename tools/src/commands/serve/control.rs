@@ -5,7 +5,7 @@
 //! in number, and can do no more than be refused.
 
 use std::cell::RefCell;
-use std::io::{self, Write};
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -135,12 +135,10 @@ impl Control {
 }
 
 fn warn(error: io::Error) {
-    let advice = "--control PATH, or --control none";
-    writeln!(
-        io::stderr(),
-        "sealblock: there is no control socket, so `sealblock scrub` and `resize` cannot reach this server: {error}\ntry: {advice}"
-    )
-    .ok();
+    tracing::warn!(
+        "there is no control socket, so `sealblock scrub` and `resize` cannot reach this server: {error} (--control PATH puts it \
+         elsewhere, and --control none does without)"
+    );
 }
 
 impl Drop for Control {

@@ -16,6 +16,7 @@ use super::plan::NamespacePlan;
 use super::resize::{AtHome, Resizing};
 use super::scrub::{Keeper, ScrubHandle, Teller};
 use super::watch::watch;
+use super::witness::Witness;
 use crate::exit::{Cause, Failure};
 use crate::stack::{Access, OpenMirror, ReadOnly, Usage, open_for};
 use crate::target::Target;
@@ -164,6 +165,7 @@ async fn at_home(plan: NamespacePlan, state: Weak<NamespaceState>, teller: Telle
     watch(&facts, &state);
     let mirror_uuid = facts.mirror.as_ref().map(|mirror| mirror.describe().uuid);
     let shared = SharedDevice::publish(Rc::clone(&gate));
+    shared.observe(Witness::new(target));
     let keeper = Keeper::open(target, gate, shared.attach(), state, teller).await;
     Ok(Opened {
         shared,

@@ -5,8 +5,13 @@
 
 use std::fs;
 
+use sealblock_protocols_nvme::nqn::Nqn;
+
 use crate::identity::uuid_of;
 use crate::target::Target;
+
+/// The room for a serial number (Base, Identify Controller, field SN).
+const SERIAL_BYTES: usize = 20;
 
 /// The identity of a target without one of its own. `subsystem` tells apart targets that have no place, such as memory.
 pub fn derived(target: &Target, subsystem: &str) -> [u8; 16] {
@@ -18,9 +23,10 @@ pub fn derived(target: &Target, subsystem: &str) -> [u8; 16] {
     uuid_of(&[machine.trim(), &place])
 }
 
-/// A serial number from an identity: as many of its digits as the field has room for.
-pub fn serial_of(uuid: &[u8; 16]) -> String {
-    uuid.iter().take(10).map(|byte| format!("{byte:02x}")).collect()
+/// The serial number of a subsystem that was given none: the same as long as it has its name, whatever namespaces come and go,
+/// and on every machine that offers it.
+pub fn serial_of(nqn: &Nqn) -> String {
+    uuid_of(&[nqn.as_str()]).iter().take(SERIAL_BYTES / 2).map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
@@ -36,7 +42,10 @@ mod tests {
     }
 
     #[test]
-    fn a_serial_fills_its_field() {
-        assert_eq!(serial_of(&[0xab; 16]), "ab".repeat(10));
+    fn a_serial_fills_its_field_and_goes_by_the_name() {
+        let serial = |name: &str| serial_of(&format!("nqn.2026-11.org.example:{name}").parse().unwrap());
+        assert!(serial("a").len() == SERIAL_BYTES && serial("a").bytes().all(|byte| byte.is_ascii_hexdigit()));
+        assert_eq!(serial("a"), serial("a"));
+        assert_ne!(serial("a"), serial("b"));
     }
 }

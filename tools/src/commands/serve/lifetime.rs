@@ -1,7 +1,7 @@
 //! From start to end: what signals mean.
 
 use std::future::{Future, poll_fn};
-use std::io::{self, Write};
+use std::io;
 use std::pin::{Pin, pin};
 use std::task::Poll;
 use std::time::Duration;
@@ -135,8 +135,10 @@ async fn until_ended(
                         announcer.tell(&Event::Reloaded(server.serving()));
                     }
                     Err(failure) => {
-                        // Standard error may be closed; then the event has to do.
-                        writeln!(io::stderr(), "{failure}\nsealblock: everything stays as it was").ok();
+                        tracing::error!(
+                            "the configuration was not taken, and everything stays as it was: {}",
+                            failure.in_short()
+                        );
                         announcer.tell(&Event::ReloadFailed { reason: failure.to_string() });
                     }
                 }
@@ -151,7 +153,7 @@ async fn resize(server: &mut Server, order: Resize, announcer: Announcer) {
     match &resized {
         Ok(report) if report.before_bytes != report.size_bytes => announcer.tell(&Event::Resized(report.clone())),
         Ok(_) => {}
-        Err(failure) => tracing::warn!("{failure}"),
+        Err(failure) => tracing::warn!("{}", failure.in_short()),
     }
     order.answer(resized.map_err(|failure| Problem { why: failure.reason(DOING), ..problem(&failure) }));
 }
@@ -160,7 +162,7 @@ async fn reload(server: &mut Server, again: &impl Fn() -> Result<Plan, Failure>)
     let plan = again()?;
     server.change(&plan).await?;
     if server.waits_for_restart(&plan) {
-        writeln!(io::stderr(), "sealblock: other limits count from the next start on").ok();
+        tracing::warn!("other limits count from the next start on");
     }
     Ok(())
 }

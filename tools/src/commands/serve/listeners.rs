@@ -1,6 +1,6 @@
 //! Listeners: all on the first core, which hands what it accepts to the others.
 
-use std::io::{self, Write};
+use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
@@ -62,7 +62,7 @@ impl Bound {
                 let Some(listener) = listener else { return };
                 if let Err(error) = serve(listener).await {
                     // The connections that are there and the other listeners go on.
-                    writeln!(io::stderr(), "sealblock: no more connections are accepted on {address}: {error}").ok();
+                    tracing::error!("no more connections are accepted on {address}: {error}");
                 }
             })))
         });

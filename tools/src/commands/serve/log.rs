@@ -1,21 +1,43 @@
-//! What the server tells its operator besides events: lines on standard error, none of them about a single command.
+//! What the server tells its operator besides events: lines on standard error, as text or as JSON objects.
+//!
+//! Invariants: whatever a line is about, it is one line, and does nothing to a terminal: control characters are replaced. What
+//! happens too often is told [`MOST_LINES`] times in [`WINDOW`], and then as a number; lines for debugging are all there.
 
+use std::collections::HashMap;
 use std::env;
-use std::io;
+use std::fmt::{self, Write as _};
+use std::io::{self, Write as _};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
+use serde_json::{Map, Value};
+use tracing::callsite::Identifier;
+use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
 
 use crate::cli::LogLevel;
 use crate::exit::{Cause, Failure};
+use crate::report::notes_are_logged;
 
 /// The level where the command line has none.
 const VARIABLE: &str = "SEALBLOCK_LOG";
+/// Lines from one place of the program in [`WINDOW`].
+const MOST_LINES: u32 = 20;
+/// The time after which a place may tell again.
+const WINDOW: Duration = Duration::from_secs(10);
+/// The field that says how many lines were left out.
+const LEFT_OUT: &str = "not_told";
 
 /// Has warnings and worse, or whatever is asked for, written to standard error from now on.
 ///
 /// # Errors
 /// Bad usage: the variable names no level.
-pub fn install(asked: Option<LogLevel>) -> Result<(), Failure> {
+pub fn install(asked: Option<LogLevel>, json: bool) -> Result<(), Failure> {
     let level = match (asked, env::var(VARIABLE)) {
         (Some(level), _) => level,
         (None, Ok(text)) => {
@@ -24,14 +46,26 @@ pub fn install(asked: Option<LogLevel>) -> Result<(), Failure> {
         (None, Err(_)) => LogLevel::default(),
     };
     tracing_subscriber::fmt()
-        .with_max_level(filter(level))
-        .with_writer(io::stderr)
-        .with_ansi(false)
-        .with_target(false)
         // A standard error that is closed is no reason to end.
         .log_internal_errors(false)
+        .with_max_level(filter(level))
+        .event_format(Lines { json, quotas: Mutex::default() })
+        .with_writer(io::stderr)
         .try_init()
-        .map_err(|error| Failure::new(Cause::Io, "starting", error))
+        .map_err(|error| Failure::new(Cause::Io, "starting", error))?;
+    notes_are_logged();
+    Ok(())
+}
+
+/// Tells why the server ends, as a JSON object.
+pub fn tell_end(failure: &Failure) {
+    let mut line = Line::begin(Level::ERROR);
+    line.put("message", Value::from(one_line(&failure.in_short())));
+    if let Some(advice) = failure.advice() {
+        line.put("try", Value::from(one_line(advice)));
+    }
+    // Where standard error is closed, the exit status has to do.
+    writeln!(io::stderr(), "{}", Value::Object(line.fields)).ok();
 }
 
 fn level_of(text: &str) -> Result<LogLevel, String> {
@@ -49,6 +83,127 @@ fn filter(level: LogLevel) -> LevelFilter {
     }
 }
 
+/// How lines are made, and how many.
+struct Lines {
+    json: bool,
+    /// By the place of the program that tells; there are as many as there are such places.
+    quotas: Mutex<HashMap<Identifier, Quota>>,
+}
+
+/// What one place of the program has told lately.
+#[derive(Default)]
+struct Quota {
+    since: Option<Instant>,
+    told: u32,
+    left_out: u64,
+}
+
+impl Quota {
+    /// How many were left out before this one, if it may be told.
+    fn take(&mut self, now: Instant) -> Option<u64> {
+        if self.since.is_none_or(|since| now.saturating_duration_since(since) >= WINDOW) {
+            (self.since, self.told) = (Some(now), 0);
+        }
+        if self.told >= MOST_LINES {
+            self.left_out += 1;
+            return None;
+        }
+        self.told += 1;
+        Some(std::mem::take(&mut self.left_out))
+    }
+}
+
+impl Lines {
+    fn left_out_before(&self, event: &Event<'_>) -> Option<u64> {
+        if *event.metadata().level() >= Level::DEBUG {
+            return Some(0);
+        }
+        let mut quotas = self.quotas.lock().unwrap_or_else(PoisonError::into_inner);
+        quotas.entry(event.metadata().callsite()).or_default().take(Instant::now())
+    }
+}
+
+impl<S, N> FormatEvent<S, N> for Lines
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        // Nothing is written for what is not told.
+        let Some(left_out) = self.left_out_before(event) else { return Ok(()) };
+        let mut line = Line::begin(*event.metadata().level());
+        event.record(&mut line);
+        if left_out > 0 {
+            line.put(LEFT_OUT, Value::from(left_out));
+        }
+        match self.json {
+            true => writeln!(writer, "{}", Value::Object(line.fields)),
+            false => writeln!(writer, "{}", line.words()),
+        }
+    }
+}
+
+/// One line: what it says, by name.
+struct Line {
+    fields: Map<String, Value>,
+}
+
+impl Line {
+    fn begin(level: Level) -> Line {
+        let mut time = String::new();
+        // A clock before 1970 has no form.
+        let _ = SystemTime.format_time(&mut Writer::new(&mut time));
+        let mut line = Line { fields: Map::new() };
+        line.put("time", Value::from(time));
+        line.put("level", Value::from(level.as_str().to_ascii_lowercase()));
+        line
+    }
+
+    fn put(&mut self, name: &str, value: Value) {
+        self.fields.insert(name.to_owned(), value);
+    }
+
+    /// For people: time, level, message, and what else there is.
+    fn words(&self) -> String {
+        let text = |name: &str| self.fields.get(name).and_then(Value::as_str).unwrap_or_default();
+        let mut words = format!("{} {:>5} {}", text("time"), text("level").to_ascii_uppercase(), text("message"));
+        for (name, value) in
+            self.fields.iter().filter(|(name, _)| !["time", "level", "message"].contains(&name.as_str()))
+        {
+            let shown = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            write!(words, " {name}={shown}").expect("a text takes what is written to it");
+        }
+        words
+    }
+}
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.put(field.name(), Value::from(one_line(&format!("{value:?}"))));
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.put(field.name(), Value::from(one_line(value)));
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.put(field.name(), Value::from(value));
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.put(field.name(), Value::from(value));
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.put(field.name(), Value::from(value));
+    }
+}
+
+/// Without what ends a line or moves a cursor.
+fn one_line(text: &str) -> String {
+    text.trim_end().chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -58,5 +213,29 @@ mod tests {
         assert_eq!(level_of("Debug"), Ok(LogLevel::Debug));
         assert_eq!(level_of("off").map(filter), Ok(LevelFilter::OFF));
         assert!(level_of("loud").unwrap_err().contains("SEALBLOCK_LOG=loud is no level: off, error, warn"));
+    }
+
+    #[test]
+    fn a_flood_is_told_as_a_number() {
+        let (mut quota, start) = (Quota::default(), Instant::now());
+        for _ in 0..MOST_LINES {
+            assert_eq!(quota.take(start), Some(0));
+        }
+        for _ in 0..300 {
+            assert_eq!(quota.take(start + WINDOW / 2), None);
+        }
+        assert_eq!(quota.take(start + WINDOW), Some(300));
+        assert_eq!(quota.take(start + WINDOW), Some(0));
+    }
+
+    #[test]
+    fn a_line_is_one_line_and_spells_its_fields() {
+        let mut line = Line::begin(Level::WARN);
+        line.put("message", Value::from(one_line("it failed:\n\u{1b}[2Jtry something\n")));
+        line.put("blocks", Value::from(7));
+        line.put("target", Value::from("v"));
+        let words = line.words();
+        assert!(words.ends_with("  WARN it failed:  [2Jtry something blocks=7 target=v"), "{words}");
+        assert!(words.starts_with("20") && words.contains('T'), "{words}");
     }
 }

@@ -15,6 +15,6 @@ pub fn notify(state: &str) {
     };
     let sent = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address));
     if let Err(error) = sent {
-        eprintln!("sealblock: the service manager was not told '{state}': {error}");
+        tracing::warn!("the service manager was not told '{state}': {error}");
     }
 }

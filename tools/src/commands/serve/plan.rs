@@ -49,11 +49,11 @@ pub struct SubsystemPlan {
     pub nqn: Nqn,
     /// Who may connect.
     pub hosts: Hosts,
-    /// Its serial number; from the identity of its first namespace unless given.
+    /// Its serial number; from its name unless given.
     pub serial: Option<String>,
     /// Its model number; the program's name unless given.
     pub model: Option<String>,
-    /// Its namespaces; never empty, and no two of one identifier.
+    /// Its namespaces, no two of one identifier. There may be none yet.
     pub namespaces: Vec<NamespacePlan>,
 }
 

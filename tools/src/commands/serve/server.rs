@@ -148,8 +148,7 @@ impl Server {
                 space.namespace()?;
                 spaces.insert(namespace.nsid, space);
             }
-            let first = spaces.values().next().map(|space| serial_of(&space.uuid));
-            let serial = subsystem.serial.clone().or(first).unwrap_or_default();
+            let serial = subsystem.serial.clone().unwrap_or_else(|| serial_of(&subsystem.nqn));
             wanted.insert(subsystem.nqn.clone(), Offered { plan: subsystem.clone(), serial, spaces });
         }
         refuse_twins(&wanted)?;

@@ -79,6 +79,12 @@ fn limits_are_read_by_name() {
 }
 
 #[test]
+fn a_subsystem_may_have_no_namespaces_yet() {
+    let plan = parse("[[subsystems]]\nname = \"a\"").unwrap();
+    assert!(plan.subsystems[0].namespaces.is_empty());
+}
+
+#[test]
 fn bad_configurations_say_where_and_why() {
     let twice = with("") + &with("");
     let spaces = "\n[[subsystems.namespaces]]\ntarget = \"mem:1MiB\"\nnsid = 1\n";
@@ -93,7 +99,6 @@ fn bad_configurations_say_where_and_why() {
         (with("[[listeners]]\naddress = \"localhost\""), ["line 2", "127.0.0.1:4420"]),
         (with("[[listeners]]"), ["line 1", "missing field `address`"]),
         (String::new(), ["no subsystems", "[[subsystems]]"]),
-        ("[[subsystems]]\nname = \"a\"".to_owned(), ["line 1", "has no namespaces"]),
         ("[[subsystems]]\n[[subsystems.namespaces]]\ntarget=\"v\"".to_owned(), ["line 1", "needs nqn"]),
         (with("").replace("name = \"a\"", "name = \"\""), ["line 2", "makes no NQN"]),
         (with("").replace("name = \"a\"", "nqn = \"a\""), ["line 3", "nqn.yyyy-mm"]),
@@ -101,7 +106,7 @@ fn bad_configurations_say_where_and_why() {
         (with("") + "protection = \"hidden\"", ["line 6", "hidden"]),
         (with("") + "uuid = \"1\"", ["line 6", "is no UUID"]),
         (with("") + "nsid = 0", ["line 6", "nsid"]),
-        (with("") + "nsid = 4294967295", ["line 4", "means all namespaces"]),
+        (with("") + "nsid = 1025", ["line 4", "up to 1024"]),
         (with("") + spaces, ["line 7", "two namespaces 1"]),
         (twice, ["line 7", "two subsystems"]),
         ("[".to_owned(), ["line 1", "TOML"]),

@@ -1,0 +1,161 @@
+//! What befalls the requests of hosts, told to the operator: each damaged block once, and media that fail.
+//!
+//! A scrub tells of itself, and what a host got wrong concerns that host alone.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use sealblock_block::{Error, Failure, Fault};
+use sealblock_layers_remote_core::{Observer, Request};
+use sealblock_runtime_reactor::now;
+use sealblock_units::Extent;
+
+use crate::target::Target;
+
+/// How long a block that was told of is not told of again to the same client: hosts repeat what failed, in smaller pieces.
+const REST: Duration = Duration::from_secs(600);
+/// Blocks that are known to have been told. When there are more, all are forgotten, and some may be told once more.
+const MOST_KNOWN: usize = 16_384;
+
+/// Whoever sees a device's requests fail.
+pub struct Witness {
+    target: String,
+    told: Mutex<HashMap<(u64, u64), Instant>>,
+}
+
+/// Blocks that follow each other and have the same field damaged.
+#[derive(PartialEq, Eq, Debug)]
+struct Run {
+    first: u64,
+    last: u64,
+    fault: Fault,
+}
+
+impl Witness {
+    /// Of a device that nothing was told of yet.
+    pub fn new(target: &Target) -> Witness {
+        Witness { target: target.to_string(), told: Mutex::default() }
+    }
+
+    fn tell_damage(&self, client: &str, request: Request, faults: &[Fault]) {
+        for run in runs(&self.news(client, faults)) {
+            let (target, by) = (self.target.as_str(), by(client));
+            let (blocks, field, during) = (blocks(run.first, run.last), run.fault.field.as_str(), request.kind.name());
+            tracing::warn!(target, blocks, field, by, during, "damage found");
+        }
+    }
+
+    /// Those of the faults that this client was not told of lately.
+    fn news(&self, client: &str, faults: &[Fault]) -> Vec<Fault> {
+        let mut hasher = DefaultHasher::new();
+        client.hash(&mut hasher);
+        let (client, now) = (hasher.finish(), now());
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.len() + faults.len() > MOST_KNOWN {
+            told.clear();
+        }
+        let mut is_news = |fault: &&Fault| {
+            let before = told.insert((client, fault.lba.get()), now);
+            before.is_none_or(|before| now.saturating_duration_since(before) >= REST)
+        };
+        faults.iter().filter(|fault| is_news(fault)).copied().collect()
+    }
+}
+
+impl Observer for Witness {
+    fn failed(&self, client: &str, request: Request, error: &Error) {
+        let (target, by, during) = (self.target.as_str(), by(client), request.kind.name());
+        let blocks = request.extent.map(words);
+        match error.failure() {
+            Failure::Integrity(faults) => self.tell_damage(client, request, faults.as_slice()),
+            Failure::Media { reason } => tracing::error!(target, blocks, by, during, reason, "the medium failed"),
+            Failure::NoSpace { reason } => {
+                tracing::error!(target, blocks, by, during, reason, "no space is left on the medium");
+            }
+            Failure::Unreachable { reason } => {
+                tracing::error!(target, blocks, by, during, reason, "the device cannot be reached");
+            }
+            // Answers, and mistakes of whoever asked: they have the status, and the log for debugging.
+            Failure::Miscompare { .. }
+            | Failure::ReadOnly
+            | Failure::Range { .. }
+            | Failure::Limit { .. }
+            | Failure::Absent(_) => {}
+        }
+    }
+}
+
+/// Who asked, for people. Exports call their clients `nvme NQN HOSTID` and `nbd EXPORT`.
+fn by(client: &str) -> String {
+    match client.split_once(' ') {
+        Some(("nvme", host)) => match host.split_once(' ') {
+            Some(("", id)) => format!("the host {id}"),
+            Some((nqn, _)) => format!("the host {nqn}"),
+            None => format!("the host {host}"),
+        },
+        Some(("nbd", export)) => format!("an NBD client of {export}"),
+        _ => client.to_owned(),
+    }
+}
+
+fn words(extent: Extent) -> String {
+    blocks(extent.start().get(), extent.last().get())
+}
+
+fn blocks(first: u64, last: u64) -> String {
+    if first == last { first.to_string() } else { format!("{first}..{last}") }
+}
+
+/// Faults, in the order of their blocks, as runs.
+fn runs(faults: &[Fault]) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    for fault in faults {
+        let at = fault.lba.get();
+        match runs.last_mut() {
+            Some(run) if run.last == at && run.fault.field == fault.field => {}
+            Some(run) if run.last + 1 == at && run.fault.field == fault.field => run.last = at,
+            _ => runs.push(Run { first: at, last: at, fault: *fault }),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sealblock_block::FaultField;
+    use sealblock_units::Lba;
+
+    fn media(lba: u64) -> Fault {
+        Fault::media(Lba::new(lba))
+    }
+
+    #[test]
+    fn neighbours_are_one_run() {
+        let conflict = Fault::new(Lba::new(6), FaultField::Conflict, None, None);
+        let found: Vec<_> = runs(&[media(3), media(4), media(4), media(5), conflict, media(9)])
+            .iter()
+            .map(|run| blocks(run.first, run.last))
+            .collect();
+        assert_eq!(found, ["3..5", "6", "9"]);
+    }
+
+    #[test]
+    fn a_client_is_told_of_a_block_once_and_another_client_too() {
+        let witness = Witness::new(&"mem:1MiB".parse().unwrap());
+        assert_eq!(witness.news("nbd a", &[media(3), media(4)]).len(), 2);
+        assert_eq!(witness.news("nbd a", &[media(4), media(5)]), [media(5)]);
+        assert_eq!(witness.news("nvme h 1", &[media(4)]), [media(4)]);
+        let many: Vec<Fault> = (0..MOST_KNOWN as u64).map(media).collect();
+        assert_eq!(witness.news("nbd a", &many).len(), MOST_KNOWN, "what is known is bounded");
+    }
+
+    #[test]
+    fn clients_have_names_for_people() {
+        assert_eq!(by("nvme nqn.2026-11.org.example:h 00ff"), "the host nqn.2026-11.org.example:h");
+        assert_eq!(by("nvme  00ff"), "the host 00ff");
+        assert_eq!(by("nbd photos"), "an NBD client of photos");
+    }
+}

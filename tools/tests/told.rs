@@ -1,0 +1,115 @@
+//! What a server tells its operator on standard error.
+
+mod common;
+
+use common::nbd::Nbd;
+use common::server::Server;
+use common::{Place, noise};
+use serde_json::{Value, json};
+
+const HOST: &str = "nqn.2026-01.org.example:host";
+
+fn nbd_address(server: &Server) -> String {
+    server.ready["nbd"]["listeners"][0].as_str().unwrap().to_owned()
+}
+
+/// A server of a volume of which blocks 5 and 6 are damaged.
+fn damaged(place: &Place, options: &str) -> Server {
+    place.volume("--size 1MiB", &noise(1, 1 << 20));
+    for lba in [5, 6] {
+        place.run(&format!("corrupt v --lba {lba} --kind data")).succeeds();
+    }
+    Server::start(place, &format!("v --nbd 127.0.0.1:0 {options}"))
+}
+
+#[test]
+fn damage_is_told_once_to_each_who_meets_it() {
+    let place = Place::new();
+    let mut server = damaged(&place, "");
+    let v = format!("{}?hostnqn={HOST}", server.target("v"));
+    for _ in 0..3 {
+        place.run(&format!("copy {v} out")).fails(3, &["block 5"]);
+    }
+    let mut client = Nbd::open(&nbd_address(&server), "v").unwrap();
+    for lba in [5, 6, 5] {
+        assert_eq!(client.read(lba * 4096, 4096).unwrap(), Err(5), "EIO");
+    }
+    place.run("scrub start v").succeeds();
+    assert_eq!(server.event()["event"], "scrub_started");
+    assert_eq!(server.event()["event"], "scrub_finished");
+    drop(client);
+    let ended = server.stop();
+    let found = ended.is_clean().told_of("damage found");
+    let of = |by: &str| -> Vec<&Value> { found.iter().filter(|line| line["by"] == by).collect() };
+    let by_host = of(&format!("the host {HOST}"));
+    assert_eq!(by_host.len(), 1, "{}", ended.stderr);
+    assert_eq!(
+        (&by_host[0]["target"], &by_host[0]["blocks"], &by_host[0]["field"]),
+        (&json!("v"), &json!("5..6"), &json!("guard"))
+    );
+    assert_eq!((&by_host[0]["level"], &by_host[0]["during"]), (&json!("warn"), &json!("read")));
+    // This client asks for one block after the other.
+    let by_client: Vec<_> = of("an NBD client of v").iter().map(|line| line["blocks"].clone()).collect();
+    assert_eq!(by_client, ["5", "6"], "{}", ended.stderr);
+    assert_eq!(found.len(), 3, "{}", ended.stderr);
+    let by_scrub =
+        ended.told().into_iter().filter(|line| line["message"].as_str().unwrap().starts_with("scrub of v")).count();
+    assert_eq!(by_scrub, 1, "{}", ended.stderr);
+}
+
+#[test]
+fn who_is_refused_is_told_and_who_comes_and_goes_on_request() {
+    let place = Place::new();
+    for log in ["warn", "info"] {
+        let server = Server::start(&place, &format!("mem:1MiB --allow-host {HOST} --log {log}"));
+        let mem = server.target("mem");
+        place.run(&format!("info {mem}?hostnqn={HOST}")).succeeds();
+        place.run(&format!("info {mem}?hostnqn=nqn.2026-01.org.example:other")).ends_with(3);
+        place.run(&format!("info {}?hostnqn={HOST}", server.target("nothing"))).fails(3, &["refused"]);
+        let ended = server.stop();
+        let refused = ended.is_clean().told_of("a host was refused: the subsystem is not for it");
+        assert_eq!(refused.len(), 1, "{}", ended.stderr);
+        assert_eq!(refused[0]["host"], "nqn.2026-01.org.example:other");
+        assert!(refused[0]["from"].as_str().unwrap().starts_with("127.0.0.1:"), "{}", ended.stderr);
+        let unknown = ended.told_of("a host was refused: there is no such subsystem");
+        assert_eq!(unknown.len(), 1, "{}", ended.stderr);
+        assert_eq!(unknown[0]["subsystem"], "nqn.2026-11.io.sealblock:nothing");
+        for message in ["a host has connected", "a host has left"] {
+            let told = ended.told_of(message);
+            assert_eq!(told.len(), usize::from(log == "info"), "{message}: {}", ended.stderr);
+        }
+    }
+}
+
+#[test]
+fn an_export_that_is_not_there_is_told_with_its_name() {
+    let place = Place::new();
+    let server = Server::start(&place, "mem:1MiB --nbd 127.0.0.1:0");
+    assert!(Nbd::open(&nbd_address(&server), "nothing").is_none());
+    let ended = server.stop();
+    let told = ended.is_clean().told_of("an NBD client was refused: there is no such export");
+    assert_eq!(told.len(), 1, "{}", ended.stderr);
+    assert_eq!(told[0]["export"], "nothing");
+}
+
+#[test]
+fn what_fails_is_there_for_debugging() {
+    let place = Place::new();
+    let server = damaged(&place, "--log debug");
+    place.run(&format!("copy {} out", server.target("v"))).fails(3, &["block 5"]);
+    let ended = server.stop();
+    let failed = ended.is_clean().told_of("a command failed");
+    assert!(failed.iter().any(|line| line["lba"] == 5 && line["opcode"] == 2), "{}", ended.stderr);
+}
+
+#[test]
+fn a_server_that_does_not_start_says_why_on_one_line() {
+    let place = Place::new();
+    let refused = place.run("serve nothing --json").ends_with(3).stderr.clone();
+    assert_eq!(refused.lines().count(), 1, "{refused}");
+    let line: Value = serde_json::from_str(&refused).unwrap();
+    assert_eq!(line["level"], "error");
+    assert!(line["message"].as_str().unwrap().contains("nothing") && line["try"].is_string(), "{refused}");
+    // For people, on two.
+    place.run("serve nothing").fails(3, &["sealblock: ", "\ntry: "]);
+}
