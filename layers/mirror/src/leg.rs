@@ -36,6 +36,10 @@ pub(crate) struct Leg {
     pub number: Cell<usize>,
     pub id: [u8; 16],
     pub standing: Cell<Standing>,
+    /// It is away since the opening, as others are, and has its name by the order of the names: it may be one of those.
+    pub is_guessed: Cell<bool>,
+    /// A device is in its place that has no label of the mirror's.
+    pub is_unlabelled: Cell<bool>,
     /// The generation of the last label that is known to be on it.
     pub seen: Cell<u64>,
     /// The generation of the last label that was sent to it.
@@ -83,6 +87,8 @@ impl Leg {
             standing: Cell::new(member.standing),
             left: RefCell::new(member.missed.clone()),
             missed: RefCell::new(member.missed.clone()),
+            is_guessed: Cell::new(false),
+            is_unlabelled: Cell::new(false),
             is_new: Cell::new(member.is_new),
             is_unmissed: Cell::new(false),
             stale: RefCell::new(Stale::new(&member.stale)),

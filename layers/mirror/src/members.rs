@@ -65,6 +65,14 @@ pub enum MemberError {
     /// No leg has this name.
     #[error("the mirror has no leg {0}")]
     Unknown(String),
+    /// The leg is away since the opening, and nothing tells it from others that are.
+    #[error("{leg} is away, as is {others}, and without their labels nothing tells which is which")]
+    Ambiguous {
+        /// What it is called.
+        leg: String,
+        /// What the others are called.
+        others: String,
+    },
     /// Without this leg there would be none that has everything.
     #[error("no other leg than {0} has everything")]
     Last(String),
@@ -92,7 +100,7 @@ impl<C: Clock> Mirror<C> {
     /// is current it is added, and the caller removes that one when the new one has everything.
     ///
     /// # Errors
-    /// When there is no such leg, or as [`Mirror::add`]; everything is as it was then.
+    /// When there is no such leg, or nothing tells which it is, or as [`Mirror::add`]; everything is as it was then.
     pub async fn replace(&self, old: &str, source: LegSource, force: bool) -> Result<(), MemberError> {
         let has_room = self.vet(&source, force).await?;
         let leg = self.named(old)?;
@@ -173,7 +181,7 @@ impl<C: Clock> Mirror<C> {
     /// Takes a leg out for good. Its content stays as it is. Its own label says so first, so that it makes no mirror by itself.
     ///
     /// # Errors
-    /// When there is no such leg, no other one that has everything, or it could not be noted; the leg stays then.
+    /// When there is no such leg, nothing tells which it is, there is no other one that has everything, or it could not be noted; the leg stays then.
     pub async fn remove(&self, name: &str) -> Result<(), MemberError> {
         if self.read_only {
             return Err(MemberError::ReadOnly);
@@ -216,7 +224,23 @@ impl<C: Clock> Mirror<C> {
     fn named(&self, name: &str) -> Result<Rc<Leg>, MemberError> {
         let legs = self.legs.borrow();
         let named = legs.iter().filter(|leg| *leg.name() == *name && leg.standing.get() != Standing::Removed);
-        named.max_by_key(|leg| leg.number.get()).cloned().ok_or_else(|| MemberError::Unknown(name.to_owned()))
+        let leg =
+            named.max_by_key(|leg| leg.number.get()).cloned().ok_or_else(|| MemberError::Unknown(name.to_owned()))?;
+        let is_guessed =
+            |leg: &Rc<Leg>| leg.is_guessed.get() && !leg.is_here() && leg.standing.get() != Standing::Removed;
+        let others = || legs.iter().filter(|other| other.id != leg.id && is_guessed(other));
+        // Where devices without labels are in all these places, none of those that they belong to comes back.
+        let may_return = !leg.is_unlabelled.get() || others().any(|other| !other.is_unlabelled.get());
+        if is_guessed(&leg) && may_return && others().next().is_some() {
+            let others: Vec<String> = others().map(|other| other.name().to_string()).collect();
+            return Err(MemberError::Ambiguous { leg: name.to_owned(), others: others.join(", ") });
+        }
+        Ok(leg)
+    }
+
+    /// Has members that are away be those that they are called, by the order of the names, for whoever is sure of it.
+    pub fn believe_names(&self) {
+        self.legs.borrow().iter().for_each(|leg| leg.is_guessed.set(false));
     }
 
     /// Waits until no leg is being brought up to date; whether all that were are.

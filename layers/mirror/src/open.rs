@@ -378,7 +378,7 @@ fn assemble_known(
     drill: &Drill,
 ) -> Result<Parts, MirrorError> {
     let Known { mut label, places, unused, .. } = known;
-    for leg in unused {
+    for leg in unused.iter().copied() {
         let is_removed = label.members[places[leg]].standing == Standing::Removed;
         let why = if is_removed { "it was taken out of the mirror" } else { WITHOUT_LABEL };
         sources[leg].device = Err(why.to_owned());
@@ -390,6 +390,7 @@ fn assemble_known(
     let limits = shape(&sources).limits;
     let dirty = label.dirty.clone();
     let legs = known_legs(sources, &places, &mut label);
+    mark_guessed(&legs, &unused);
     let Label { map, capacity_blocks, block_size, protection, uuid, own: teller, .. } = label;
     let geometry = Geometry { block_size, capacity_blocks, protection, limits };
     let past = Past {
@@ -428,6 +429,16 @@ fn known_legs(sources: Vec<LegSource>, places: &[usize], label: &mut Label) -> V
         legs.push(Rc::new(leg));
     }
     legs
+}
+
+/// Of members that are away only labels could tell which is which. One by itself is who is left.
+fn mark_guessed(legs: &[Rc<Leg>], unused: &[usize]) {
+    let away = || legs.iter().filter(|leg| !leg.is_here() && leg.standing.get() != Standing::Removed);
+    let is_guessed = away().count() > 1;
+    for leg in away() {
+        leg.is_guessed.set(is_guessed);
+        leg.is_unlabelled.set(unused.contains(&leg.number.get()));
+    }
 }
 
 /// Why a device is not used in whose place a leg with a label is expected.

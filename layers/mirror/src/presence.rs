@@ -5,7 +5,7 @@ use std::rc::Rc;
 use sealblock_block::{Clock, Stack};
 
 use crate::drill::Mutation;
-use crate::judge::{Found, Refusal, Verdict, add_lacking, is_still_new, judge, lacks_everything};
+use crate::judge::{Found, Verdict, add_lacking, is_still_new, judge, lacks_everything};
 use crate::label::{Label, Standing};
 use crate::leg::{Leg, LegSource};
 use crate::mirror::Mirror;
@@ -77,7 +77,9 @@ impl<C: Clock> Mirror<C> {
         let leg = &self.rightful(leg, &found);
         if let Found::Labelled(label) = &found {
             self.take_label(leg, label)?;
+            leg.is_guessed.set(false);
         } else if leg.has_room || found.has_room() {
+            leg.is_unlabelled.set(true);
             return Err(
                 "it has no label any more; it is not the device that it was; `sealblock mirror replace` makes it a leg"
                     .to_owned(),
@@ -154,12 +156,14 @@ impl<C: Clock> Mirror<C> {
 
     /// Whether this label is that of the leg, and the leg was not changed without the others.
     fn check_label(&self, leg: &Leg, label: &Label) -> Result<(), String> {
-        let at = leg.number.get();
         if label.uuid != self.uuid {
-            return Err(Refusal::Foreign { leg: at }.to_string());
+            return Err("it belongs to another mirror".to_owned());
         }
         if label.members[label.own].id != leg.id && self.mutation != Mutation::BelieveOrder {
-            return Err(Refusal::Stranger { leg: at }.to_string());
+            return Err(
+                "it never was a leg of this mirror, or is none any more; `sealblock mirror replace` makes it a leg"
+                    .to_owned(),
+            );
         }
         if self.mutation == Mutation::TakeAnybody {
             return Ok(());

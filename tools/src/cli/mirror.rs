@@ -86,6 +86,9 @@ pub struct MirrorRemove {
     /// The leg to be taken out, as it is called in TARGET.
     #[arg(value_name = "LEG")]
     pub leg: Target,
+    /// Where several are away and only their labels could tell which is which, go by the order of the names.
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// Arguments of `mirror accept-stale`.
@@ -114,7 +117,8 @@ pub struct MirrorReplace {
     /// The device that takes its place; without it another device that is now under the name of OLD.
     #[arg(value_name = "NEW")]
     pub new: Option<Target>,
-    /// Replace what is on it.
+    /// Replace what is on it; and where several legs are away and only their labels could tell which is which, go by the order of
+    /// the names.
     #[arg(long)]
     pub force: bool,
 }

@@ -41,7 +41,11 @@ pub fn run(arguments: &Mirror) -> Result<Exit, Failure> {
             let leg = remove.leg.to_string();
             change(
                 &remove.target,
-                Change { order: Order::MirrorRemove { leg: leg.clone() }, new: None, old: Some(leg) },
+                Change {
+                    order: Order::MirrorRemove { leg: leg.clone(), force: remove.force },
+                    new: None,
+                    old: Some(leg),
+                },
             )
         }
         MirrorCommand::AcceptStale(accept) => take_older(&accept.target, &accept.leg),
@@ -214,7 +218,7 @@ async fn carry_out(mirror: &Holder, target: &Target, change: Change) -> Result<M
     }
     // One that was current stayed until the new one had everything.
     match old.filter(|old| new.is_some() && new.as_ref() != Some(old) && status.leg(old).is_some()) {
-        Some(leg) => mirror.order(&Order::MirrorRemove { leg }).await,
+        Some(leg) => mirror.order(&Order::MirrorRemove { leg, force: false }).await,
         None => Ok(status),
     }
 }

@@ -64,7 +64,7 @@ pub enum Order {
         old: String,
         /// The target that becomes a leg.
         new: String,
-        /// Whether what is on it may be replaced.
+        /// Whether what is on it may be replaced, and `old` counts where only labels could tell which of those that are away it is.
         #[serde(default)]
         force: bool,
     },
@@ -77,6 +77,9 @@ pub enum Order {
     MirrorRemove {
         /// The leg, as it is called.
         leg: String,
+        /// Whether its name counts where only labels could tell which of those that are away it is.
+        #[serde(default)]
+        force: bool,
     },
     /// Give a volume another size.
     Resize {
@@ -212,7 +215,7 @@ mod tests {
             Order::MirrorAdd { leg: "v".to_owned(), force: false },
             Order::MirrorReplace { old: "v".to_owned(), new: "w".to_owned(), force: true },
             Order::MirrorAcceptStale { leg: "a".to_owned() },
-            Order::MirrorRemove { leg: "mirror:a,b".to_owned() },
+            Order::MirrorRemove { leg: "mirror:a,b".to_owned(), force: true },
             Order::Resize { size: NonZeroU64::MAX },
         ] {
             let line = line_of(&request(order.clone()));

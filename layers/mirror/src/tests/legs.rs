@@ -327,6 +327,64 @@ fn a_leg_is_not_taken_out_when_the_others_turn_out_to_be_gone() {
 }
 
 #[test]
+fn a_leg_that_may_be_another_one_is_not_taken_out_by_its_name() {
+    for believes in [false, true] {
+        let legs = ["a", "b", "c"].map(|name| TestLeg::new(name, None));
+        let [a, b, c] = &legs;
+        let mirror = opened(&[a, b, c]);
+        write(&mirror, extent(0, 8), 1).unwrap();
+        close(&mirror);
+        drop(mirror);
+        [b, c].iter().for_each(|leg| leg.gone.set(true));
+        // Named in another order, and which is which cannot be known.
+        let mirror = opened(&[a, c, b]);
+        let remove = || mirror.remove("c").now_or_never().expect("RAM never waits");
+        let ambiguous = Err(MemberError::Ambiguous { leg: "c".to_owned(), others: "b".to_owned() });
+        assert_eq!(remove(), ambiguous);
+        let new = TestLeg::new("d", None);
+        assert_eq!(mirror.replace("c", new.source(), true).now_or_never().unwrap(), ambiguous);
+        if believes {
+            mirror.believe_names();
+            remove().unwrap();
+            continue;
+        }
+        b.gone.set(false);
+        take_back(&mirror, b).unwrap();
+        rebuild(&mirror);
+        remove().unwrap();
+        let now: Vec<(String, Standing)> =
+            mirror.describe().legs.into_iter().map(|leg| (leg.name, leg.standing)).collect();
+        assert_eq!(now.iter().filter(|(_, standing)| *standing == Standing::Current).count(), 2, "{now:?}");
+        write(&mirror, extent(0, 8), 2).unwrap();
+        assert_reads(&*b.memory, extent(0, 8), 2);
+    }
+}
+
+#[test]
+fn devices_without_labels_in_all_the_places_of_those_that_are_away_are_replaced_by_name() {
+    let legs = ["a", "b", "c"].map(|name| TestLeg::new(name, None));
+    let [a, b, c] = &legs;
+    let mirror = opened(&[a, b, c]);
+    write(&mirror, extent(0, 8), 1).unwrap();
+    close(&mirror);
+    drop(mirror);
+    let blank = ["b", "c"].map(|name| TestLeg::new(name, None));
+    // One is there at the opening, the other one comes later: until then it may be the leg that it is called, with its label.
+    blank[1].gone.set(true);
+    let mirror = opened(&[a, &blank[0], &blank[1]]);
+    let replace = |leg: &TestLeg| mirror.replace(&leg.name, leg.source(), false).now_or_never().unwrap();
+    assert_eq!(replace(&blank[0]), Err(MemberError::Ambiguous { leg: "b".to_owned(), others: "c".to_owned() }));
+    blank[1].gone.set(false);
+    let why = take_back(&mirror, &blank[1]).unwrap_err();
+    assert!(why.contains("mirror replace"), "{why}");
+    replace(&blank[0]).unwrap();
+    replace(&blank[1]).unwrap();
+    rebuild(&mirror);
+    assert_eq!(standings(&mirror), [Standing::Current; 3]);
+    assert_reads(&*blank[1].memory, extent(0, 8), 1);
+}
+
+#[test]
 fn legs_that_were_away_at_the_opening_are_told_by_their_labels_when_they_are_back() {
     let legs = ["a", "b", "c"].map(|name| TestLeg::new(name, None));
     let [a, b, c] = &legs;

@@ -127,18 +127,13 @@ async fn add(up: &Up) {
     spare.is_member.set(added.is_ok());
 }
 
-/// Whether a leg that is away may be another one than it is called: only its label tells.
-fn is_guessed(up: &Up, site: &Site) -> bool {
-    up.world.is_any_order.get() && !up.world.standing(site).is_some_and(|(_, is_here)| is_here)
-}
-
 /// Looks until a leg that is to take another one's place has everything.
 const LOOKS: usize = 500;
 
 /// Puts another device in the place of a leg: at once where that is not up to date, else when the new one has everything.
 pub(super) async fn replace(up: &Up, old: &Rc<Site>) {
     let Some(mirror) = up.world.mirror.borrow().clone() else { return };
-    if up.world.has_bare_leg() || old.is_leaving.get() || is_guessed(up, old) {
+    if up.world.has_bare_leg() || old.is_leaving.get() {
         return;
     }
     let Some(spare) = take_spare(up) else { return };
@@ -165,7 +160,7 @@ pub(super) async fn replace(up: &Up, old: &Rc<Site>) {
 
 async fn remove(up: &Up, site: &Rc<Site>) {
     let Some(mirror) = up.world.mirror.borrow().clone() else { return };
-    let is_other = up.world.has_bare_leg() || site.is_removed.get() || is_guessed(up, site);
+    let is_other = up.world.has_bare_leg() || site.is_removed.get();
     if up.in_use().len() < 3 || is_other {
         return;
     }

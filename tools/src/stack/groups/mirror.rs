@@ -18,6 +18,7 @@ use super::multipath::is_away;
 use crate::commands::create::new_uuid;
 use crate::control::protocol::Order;
 use crate::exit::{Cause, Failure};
+use crate::report::note;
 use crate::target::Target;
 
 const SHOWN: &str = "devices of one kind; a leg on another host is served with `--protection shown`";
@@ -59,7 +60,7 @@ impl OpenMirror {
         match order {
             Order::MirrorAdd { leg, force } => self.add(&target(leg)?, *force).await,
             Order::MirrorReplace { old, new, force } => self.replace(&target(old)?, &target(new)?, *force).await,
-            Order::MirrorRemove { leg } => self.remove(&target(leg)?).await,
+            Order::MirrorRemove { leg, force } => self.remove(&target(leg)?, *force).await,
             Order::MirrorAcceptStale { leg } => self.accept_stale(&target(leg)?).await,
             Order::MirrorStatus
             | Order::ScrubStatus
@@ -86,6 +87,9 @@ impl OpenMirror {
     /// Puts another device in the place of a leg, or beside it as long as it is current.
     async fn replace(&self, old: &Target, new: &Target, force: bool) -> Result<(), Failure> {
         let name = old.to_string();
+        if force {
+            self.mirror.believe_names();
+        }
         let legs = self.describe().legs;
         let is_current = legs.iter().any(|leg| leg.name == name && leg.is_here && leg.standing == Standing::Current);
         if is_current && old == new {
@@ -136,8 +140,11 @@ impl OpenMirror {
     }
 
     /// Takes a leg out for good.
-    async fn remove(&self, target: &Target) -> Result<(), Failure> {
+    async fn remove(&self, target: &Target, force: bool) -> Result<(), Failure> {
         let name = target.to_string();
+        if force {
+            self.mirror.believe_names();
+        }
         self.mirror.remove(&name).await.map_err(|error| of_member(&error).on(&self.target))?;
         let gone: Vec<Rc<Leg>> = self.legs.borrow_mut().extract_if(.., |leg| leg.name == name).collect();
         for leg in gone {
@@ -346,7 +353,7 @@ fn tell_of_gone(target: &Target, mirror: &Description) {
         let what = format!("{target} goes without {}: {}", leg.name, leg.why);
         let mut told = TOLD.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if told.insert(what.clone()) {
-            eprintln!("sealblock: {what}");
+            note(what);
         }
     }
 }
@@ -395,6 +402,10 @@ fn of_member(error: &MemberError) -> Failure {
         MemberError::Unfit(_) => failure(Cause::Unsuitable)
             .advise("devices of the same block size, protection information and size; one that is added may be larger"),
         MemberError::Unknown(_) => failure(Cause::Usage).advise("`sealblock mirror status` names the legs"),
+        MemberError::Ambiguous { .. } => failure(Cause::Refused).advise(
+            "again when one of them is back, or --force to go by the order of the names: a leg that is taken for another is out, and \
+             loses nothing",
+        ),
         MemberError::Note(_) | MemberError::Change(_) => failure(Cause::Io),
     }
 }
