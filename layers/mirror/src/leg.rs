@@ -127,6 +127,7 @@ impl Leg {
         self.number.swap(&other.number);
         self.reopen.swap(&other.reopen);
         self.why.swap(&other.why);
+        self.is_unlabelled.swap(&other.is_unlabelled);
         self.healed.swap(&other.healed);
         self.failures.swap(&other.failures);
         self.copied_bytes.swap(&other.copied_bytes);

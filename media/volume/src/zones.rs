@@ -74,7 +74,8 @@ impl Zones {
         let mut doubtful = Vec::new();
         for (index, copies) in (0_u64..).zip(first.into_iter().zip(second)) {
             let (newest, lost, is_behind) = match copies {
-                (Some(a), Some(b)) if a.serial == b.serial => (Some(a), 0, false),
+                (Some(a), Some(b)) if a == b => (Some(a), 0, false),
+                (Some(a), Some(b)) if a.serial == b.serial => (Some(a.united_with(&b)), 0, true),
                 (Some(a), Some(b)) => (Some(if b.serial > a.serial { b } else { a }), 0, true),
                 (Some(one), None) | (None, Some(one)) => (Some(one), 1, false),
                 (None, None) => (None, 2, false),

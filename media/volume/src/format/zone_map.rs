@@ -38,6 +38,14 @@ impl ZoneMapSector {
         put::<4>(sector, AT_CHECKSUM, u64::from(checksum));
     }
 
+    /// The sector that has the bits of both. Copies of one serial are the same, so no fault but a forgery tells them apart; a zone
+    /// that one of them denies would be made anew, over its tables.
+    pub fn united_with(mut self, other: &ZoneMapSector) -> ZoneMapSector {
+        self.bits.iter_mut().zip(&other.bits).for_each(|(bits, more)| *bits |= more);
+        self.resized |= other.resized;
+        self
+    }
+
     /// Whether `bytes` begin with the head of the first sector of a map, of whatever volume.
     pub fn trace(bytes: &[u8]) -> bool {
         let head = bytes.get(..HEAD);

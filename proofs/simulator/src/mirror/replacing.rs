@@ -3,6 +3,8 @@
 //! Labels say both or neither: whoever names the new device in the place of the old one opens the mirror, and whoever names
 //! the old one opens it or is refused. What is read is right.
 
+use sealblock_layers_mirror::label::Standing;
+
 use super::events::replace;
 use super::legs::Leg;
 use super::making::settle_and_close;
@@ -84,8 +86,10 @@ impl Trial {
             let id = own.members[own.own].id;
             labels.iter().any(|label| !label.members.iter().any(|member| member.id == id))
         });
+        // The mirror did not know it by its name any more, so it was not asked.
+        let is_left = self.legs[old].is_noted_as(&self.legs, |standing| standing != Standing::Current);
         self.legs[old].is_removed |= is_out;
-        self.legs[old].is_current &= !is_out;
+        self.legs[old].is_current &= !is_out && !is_left;
         if is_out || is_labelled {
             // It may be named, with a label or without.
             self.legs[new].is_member = true;
