@@ -372,7 +372,7 @@ fn devices_without_labels_in_all_the_places_of_those_that_are_away_are_replaced_
     // One is there at the opening, the other one comes later: until then it may be the leg that it is called, with its label.
     blank[1].gone.set(true);
     let mirror = opened(&[a, &blank[0], &blank[1]]);
-    let replace = |leg: &TestLeg| mirror.replace(&leg.name, leg.source(), false).now_or_never().unwrap();
+    let replace = |leg: &TestLeg| mirror.replace(leg.name, leg.source(), false).now_or_never().unwrap();
     assert_eq!(replace(&blank[0]), Err(MemberError::Ambiguous { leg: "b".to_owned(), others: "c".to_owned() }));
     blank[1].gone.set(false);
     let why = take_back(&mirror, &blank[1]).unwrap_err();
