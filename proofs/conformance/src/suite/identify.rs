@@ -90,7 +90,7 @@ has() { grep -q "$1" /tmp/page || { cat /tmp/page; fail "@NAME@ does not say $1"
 nvme id-ns /dev/$dev --output-format=json | tr -d ' \n' >/tmp/page
 for word in '"nsze":@BLOCKS@,' '"ncap":@BLOCKS@,' '"dlfeat":9,' '"dps":0,' '"nsattr":0,' '"ms":0,"ds":@SHIFT@,'; do has "$word"; done
 nvme id-ctrl $ctrl --output-format=json | tr -d ' \n' >/tmp/page
-for word in "\"subnqn\":\"$NQN:@NAME@\"" '"cntrltype":1,' '"vwc":7,' '"fuses":1,' '"nn":1,'; do has "$word"; done
+for word in "\"subnqn\":\"$NQN:@NAME@\"" '"cntrltype":1,' '"vwc":7,' '"fuses":1,' '"nn":1024,'; do has "$word"; done
 oncs=$(sed -n 's/.*"oncs":\([0-9]*\).*/\1/p' /tmp/page)
 # Compare, Dataset Management, Write Zeroes, Verify, Copy.
 [ $((oncs & 397)) = 397 ] || fail "ONCS is $oncs"
