@@ -10,6 +10,7 @@ mod control;
 mod devices;
 mod embedded;
 mod hangup;
+mod harmed;
 mod identity;
 mod legs;
 mod lifetime;

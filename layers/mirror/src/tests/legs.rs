@@ -326,15 +326,20 @@ fn a_leg_is_not_taken_out_when_the_others_turn_out_to_be_gone() {
     assert_reads(&*b.memory, extent(0, 8), 2);
 }
 
+/// The legs of a mirror that was written to and closed.
+fn three_closed() -> [TestLeg; 3] {
+    let legs = ["a", "b", "c"].map(|name| TestLeg::new(name, None));
+    let mirror = opened(&legs.each_ref());
+    write(&mirror, extent(0, 8), 1).unwrap();
+    close(&mirror);
+    legs
+}
+
 #[test]
 fn a_leg_that_may_be_another_one_is_not_taken_out_by_its_name() {
     for believes in [false, true] {
-        let legs = ["a", "b", "c"].map(|name| TestLeg::new(name, None));
+        let legs = three_closed();
         let [a, b, c] = &legs;
-        let mirror = opened(&[a, b, c]);
-        write(&mirror, extent(0, 8), 1).unwrap();
-        close(&mirror);
-        drop(mirror);
         [b, c].iter().for_each(|leg| leg.gone.set(true));
         // Named in another order, and which is which cannot be known.
         let mirror = opened(&[a, c, b]);
@@ -362,12 +367,7 @@ fn a_leg_that_may_be_another_one_is_not_taken_out_by_its_name() {
 
 #[test]
 fn devices_without_labels_in_all_the_places_of_those_that_are_away_are_replaced_by_name() {
-    let legs = ["a", "b", "c"].map(|name| TestLeg::new(name, None));
-    let [a, b, c] = &legs;
-    let mirror = opened(&[a, b, c]);
-    write(&mirror, extent(0, 8), 1).unwrap();
-    close(&mirror);
-    drop(mirror);
+    let [a, ..] = &three_closed();
     let blank = ["b", "c"].map(|name| TestLeg::new(name, None));
     // One is there at the opening, the other one comes later: until then it may be the leg that it is called, with its label.
     blank[1].gone.set(true);
@@ -386,12 +386,8 @@ fn devices_without_labels_in_all_the_places_of_those_that_are_away_are_replaced_
 
 #[test]
 fn legs_that_were_away_at_the_opening_are_told_by_their_labels_when_they_are_back() {
-    let legs = ["a", "b", "c"].map(|name| TestLeg::new(name, None));
+    let legs = three_closed();
     let [a, b, c] = &legs;
-    let mirror = opened(&[a, b, c]);
-    write(&mirror, extent(0, 8), 1).unwrap();
-    close(&mirror);
-    drop(mirror);
     // In another order, and with one that nobody names: as if a crash had cut short that it was taken out.
     for (seed, given, names) in [(2, vec![a, c, b], ["a", "b", "c"]), (3, vec![a, c], ["a", "leg 1", "c"])] {
         given[1..].iter().for_each(|leg| leg.gone.set(true));

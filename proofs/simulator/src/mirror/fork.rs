@@ -65,18 +65,25 @@ impl Trial {
             None if came.answered_changes == 0 => return Ok(()),
             None => {}
         }
-        let plan = Plan { checker: self.blank_checker(), ..self.plan("a machine with both sides", self.everybody()) };
+        match self.are_refused("a machine with both sides")? {
+            false if must_split => Err("legs that were each written without the other were not refused".to_owned()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether two sides, each of which may have been written without the other, are refused where all are there.
+    pub fn are_refused(&mut self, what: &'static str) -> Result<bool, String> {
+        let plan = Plan { checker: self.blank_checker(), ..self.plan(what, self.everybody()) };
         let came = self.machine(plan, |_| async {})?;
         match came.refused {
+            None => Ok(false),
             // One side may not know of a leg that the other has added, or that it was left behind by one that lacks something.
             Some(MirrorError::Refused {
                 refusal:
                     Refusal::SplitBrain { .. } | Refusal::Stranger { .. } | Refusal::TakenOut { .. } | Refusal::OnlyStale,
                 ..
-            }) => Ok(()),
-            Some(error) => Err(format!("two sides that were written alone: {error}")),
-            None if must_split => Err("legs that were each written without the other were not refused".to_owned()),
-            None => Ok(()),
+            }) => Ok(true),
+            Some(error) => Err(format!("{what}: {error}")),
         }
     }
 }

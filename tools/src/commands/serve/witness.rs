@@ -12,6 +12,7 @@ use sealblock_layers_remote_core::{Observer, Request};
 use sealblock_runtime_reactor::now;
 use sealblock_units::Extent;
 
+use super::harmed::harmed;
 use crate::target::Target;
 
 /// How long a block that was told of is not told of again to the same client: hosts repeat what failed, in smaller pieces.
@@ -25,14 +26,6 @@ pub struct Witness {
     told: Mutex<HashMap<(u64, u64), Instant>>,
 }
 
-/// Blocks that follow each other and have the same field damaged.
-#[derive(PartialEq, Eq, Debug)]
-struct Run {
-    first: u64,
-    last: u64,
-    fault: Fault,
-}
-
 impl Witness {
     /// Of a device that nothing was told of yet.
     pub fn new(target: &Target) -> Witness {
@@ -40,7 +33,7 @@ impl Witness {
     }
 
     fn tell_damage(&self, client: &str, request: Request, faults: &[Fault]) {
-        for run in runs(&self.news(client, faults)) {
+        for run in harmed(&self.news(client, faults)) {
             let (target, by) = (self.target.as_str(), by(client));
             let (blocks, field, during) = (blocks(run.first, run.last), run.fault.field.as_str(), request.kind.name());
             tracing::warn!(target, blocks, field, by, during, "damage found");
@@ -108,24 +101,9 @@ fn blocks(first: u64, last: u64) -> String {
     if first == last { first.to_string() } else { format!("{first}..{last}") }
 }
 
-/// Faults, in the order of their blocks, as runs.
-fn runs(faults: &[Fault]) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
-    for fault in faults {
-        let at = fault.lba.get();
-        match runs.last_mut() {
-            Some(run) if run.last == at && run.fault.field == fault.field => {}
-            Some(run) if run.last + 1 == at && run.fault.field == fault.field => run.last = at,
-            _ => runs.push(Run { first: at, last: at, fault: *fault }),
-        }
-    }
-    runs
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sealblock_block::FaultField;
     use sealblock_units::Lba;
 
     fn media(lba: u64) -> Fault {
@@ -133,13 +111,8 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_are_one_run() {
-        let conflict = Fault::new(Lba::new(6), FaultField::Conflict, None, None);
-        let found: Vec<_> = runs(&[media(3), media(4), media(4), media(5), conflict, media(9)])
-            .iter()
-            .map(|run| blocks(run.first, run.last))
-            .collect();
-        assert_eq!(found, ["3..5", "6", "9"]);
+    fn blocks_are_named_as_ranges() {
+        assert_eq!((blocks(3, 5), blocks(6, 6)), ("3..5".to_owned(), "6".to_owned()));
     }
 
     #[test]

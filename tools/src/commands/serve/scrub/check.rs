@@ -8,18 +8,10 @@ use sealblock_scrub::Checked;
 use sealblock_units::{Extent, Lba};
 
 use super::Keeper;
+use crate::commands::serve::harmed::{Harmed, harmed};
 
 /// Lines of damage that are told of one run.
 const MOST_LINES: u32 = 16;
-
-/// Blocks that follow each other and have one fate.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Harmed {
-    first: u64,
-    last: u64,
-    fault: Fault,
-    repaired: bool,
-}
 
 impl Keeper {
     /// Checks a piece and tells the scrub, the namespaces and the operator.
@@ -117,22 +109,6 @@ fn operation(gate: &Gate<Stack>, extent: Extent) -> Operation {
     }
 }
 
-/// Faults, in order, as runs of blocks. A block is repaired when all that is wrong with it is.
-fn harmed(faults: &[Fault]) -> Vec<Harmed> {
-    let mut runs: Vec<Harmed> = Vec::new();
-    for of_block in faults.chunk_by(|a, b| a.lba == b.lba) {
-        let (fault, at) = (of_block[0], of_block[0].lba.get());
-        let repaired = of_block.iter().all(|fault| fault.repaired);
-        match runs.last_mut() {
-            Some(run) if run.last + 1 == at && run.repaired == repaired && run.fault.field == fault.field => {
-                run.last = at
-            }
-            _ => runs.push(Harmed { first: at, last: at, fault, repaired }),
-        }
-    }
-    runs
-}
-
 fn words(run: &Harmed) -> String {
     let fate = if run.repaired { "repaired" } else { "not repaired" };
     if run.first == run.last {
@@ -150,21 +126,6 @@ mod tests {
 
     fn fault(lba: u64, repaired: bool) -> Fault {
         Fault { repaired, ..Fault::new(Lba::new(lba), FaultField::Tag(Field::Guard), Some(1), Some(2)) }
-    }
-
-    #[test]
-    fn blocks_of_one_fate_are_one_run() {
-        let faults = [
-            fault(3, false),
-            fault(4, false),
-            fault(5, true),
-            fault(7, true),
-            fault(7, false),
-            Fault::media(Lba::new(8)),
-        ];
-        let runs: Vec<_> = harmed(&faults).iter().map(|run| (run.first, run.last, run.repaired)).collect();
-        assert_eq!(runs, [(3, 4, false), (5, 5, true), (7, 7, false), (8, 8, false)]);
-        assert_eq!(harmed(&[]), []);
     }
 
     #[test]
