@@ -221,7 +221,10 @@ fn is_ahead(a: &Label, b: &Label) -> bool {
 /// Whether `a` notes that the leg of `b` was left behind, in a label that those who wrote `b` did not know of.
 fn left_behind(a: &Label, b: &Label) -> bool {
     // One that is being brought up to date lacks something, whether its own label says so yet or not.
-    member_of(a, b).is_some_and(|at| a.members[at].standing != Standing::Current) && !knows(b, a) && !is_absolved(a, b)
+    let is_noted = member_of(a, b).is_some_and(|at| a.members[at].standing != Standing::Current);
+    // An older image that was opened alone says of the others what was so when it was taken: nothing of one that has all of
+    // its changes, and later ones.
+    is_noted && !knows(b, a) && !is_absolved(a, b) && !is_ahead(b, a)
 }
 
 /// Whether those who wrote `b` saw a later label than those who wrote `a` on a leg that these had left behind as little as

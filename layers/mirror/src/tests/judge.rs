@@ -193,6 +193,24 @@ fn what_a_leg_says_that_was_itself_left_behind_does_not_hold_for_ever() {
 }
 
 #[test]
+fn an_older_image_that_was_opened_alone_says_nothing_of_a_leg_that_has_all_of_it() {
+    // Taken while the second leg was away, put back and opened alone without a write: its generation leapt.
+    let mut first = label(2, 0, 90);
+    first.members[1].standing = Standing::Missing;
+    first.lineage = history(&[(100, 9)]);
+    // The second leg has been brought up to date since, and both went on.
+    let mut second = label(2, 1, 40);
+    (second.members[0].seen, second.members[0].sent) = (39, 40);
+    second.lineage = history(&[(100, 9), (200, 40)]);
+    let known = known(&[labelled(first.clone()), labelled(second.clone())]);
+    assert_eq!(known.label.own, 1);
+    assert_eq!(known.label.members[0].standing, Standing::Missing);
+    // But not of one that lacks some of it.
+    second.lineage = history(&[(100, 8), (200, 40)]);
+    assert_eq!(judge(&[labelled(first), labelled(second)]), Err(Refusal::SplitBrain { first: 0, second: 1 }));
+}
+
+#[test]
 fn what_a_leg_knows_to_lack_counts() {
     let mut behind = label(2, 1, 12);
     behind.members[1].standing = Standing::Rebuilding;

@@ -165,6 +165,7 @@ impl Leg {
         if site.world.rests.get() > 0 {
             self.is_old = false;
         }
+        site.world.forgive_current();
         self.went_without = site.world.went_without.borrow()[site.number];
     }
 

@@ -121,6 +121,8 @@ impl Site {
 
     /// Changes what the line does. Requests under way notice.
     pub fn break_line(&self, line: Line) {
+        // Whether it is current can be told until the mirror learns of this.
+        self.world.forgive_current();
         self.line.set(line);
         self.breaks.set(self.breaks.get() + 1);
         if line == Line::Gone {

@@ -140,6 +140,11 @@ impl World {
         let now = self.left_behind();
         // One that was left only meanwhile may have this change, and the others not have noted that it went.
         left.iter().filter(|leg| now.contains(leg)).for_each(|leg| self.went_without.borrow_mut()[*leg] = true);
+        self.forgive_current();
+    }
+
+    /// A leg that is current lacks nothing of what the others did without it: it was brought up to date since.
+    pub fn forgive_current(&self) {
         for site in self.sites.borrow().iter() {
             if matches!(self.standing(site), Some((Standing::Current, _))) {
                 self.went_without.borrow_mut()[site.number] = false;
