@@ -17,7 +17,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 continue;
             }
             match self.locate(piece).await {
-                Ok(located) => {
+                Ok((located, _)) => {
                     let state = |block: &Located| match block {
                         Located::Zeroes => RunState::Hole,
                         Located::Stored { .. } | Located::Bad(_) | Located::Damaged(_) => RunState::Data,

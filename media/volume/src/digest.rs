@@ -36,10 +36,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             return Ok(zeroes());
         }
         self.retry_tables(extent);
-        if self.locate(extent).await?.iter().all(|block| matches!(block, Located::Zeroes)) {
+        let (located, _reading) = self.locate(extent).await?;
+        if located.iter().all(|block| matches!(block, Located::Zeroes)) {
             return Ok(zeroes());
         }
-        let read = self.fetch(extent, checks).await?;
+        let read = self.fetch_located(extent, &located, checks).await?;
         Ok(Digested { crc64: guard::crc64(read.data()), bytes_transferred, ..Digested::default() })
     }
 }

@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 
 use crate::format::{Kind, RECORD_BYTES, Record, Seed};
 use crate::page::Entry;
+use crate::slots::Reading;
 use crate::volume::Volume;
 
 /// Reference tags tried, back from the block's address and around the stored one, when a record's checksum is off.
@@ -29,13 +30,15 @@ pub(crate) enum Located {
 pub(crate) type LocatedBlocks = SmallVec<[Located; 1]>;
 
 impl<M: Medium, C: Clock> Volume<M, C> {
-    /// Looks up every block of an extent, all at one moment; pages that it takes are read before.
-    pub(crate) async fn locate(&self, extent: Extent) -> Result<LocatedBlocks, Error> {
+    /// Looks up every block of an extent, all at one moment; pages that it takes are read before. The slots that it found stay
+    /// in use until the guard is dropped.
+    pub(crate) async fn locate(&self, extent: Extent) -> Result<(LocatedBlocks, Reading<'_>), Error> {
         // Pages that are held are not dropped while further ones are read.
         let mut held = Vec::new();
         loop {
+            // Nothing is awaited between the look-up and the guard on the slots.
             if let Some(located) = self.locate_now(extent) {
-                return Ok(located);
+                return Ok((located, self.slots.read()));
             }
             for (page, _) in self.layout.page_pieces(extent) {
                 held.push(self.table.page(&self.medium, page).await?);
@@ -52,7 +55,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     pub(crate) fn locate_now(&self, extent: Extent) -> Option<LocatedBlocks> {
         let mut located = LocatedBlocks::with_capacity(extent.len() as usize);
         for (number, piece) in self.layout.page_pieces(extent) {
-            let (page, is_patched) = (self.table.cached(number), self.table.patches.has_page(number));
+            let page = self.table.cached(number);
+            let is_patched = piece.len() == 1 || self.table.patches.has_page(number);
             let first = self.table.locate(piece.start()).1;
             for (index, lba) in (first..).zip(piece.iter()) {
                 if let Some(record) = self.overlay.get(lba) {

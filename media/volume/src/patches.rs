@@ -52,35 +52,96 @@ impl Patch {
     }
 }
 
-/// The patches of some pages, each page's in order of their blocks.
+/// The blocks that a patch of a page is about, from one up to another, and which of the page's records it has.
+#[derive(Clone, Copy)]
+struct Span {
+    start: u16,
+    end: u16,
+    at: u16,
+}
+
+/// The patches of one page. Spans are apart from records, in order of their blocks, so that one is found in little memory and
+/// put between others by moving few bytes.
+#[derive(Default)]
+struct PagePatches {
+    spans: Vec<Span>,
+    records: Vec<[u8; RECORD_BYTES]>,
+    /// Records that no span has any more.
+    free: Vec<u16>,
+}
+
+impl PagePatches {
+    fn put(&mut self, patch: Patch, seed: Seed) {
+        let first = self.spans.partition_point(|before| before.end <= patch.index);
+        let behind = first + self.spans[first..].partition_point(|before| before.start < patch.end());
+        let old = &self.spans[first..behind];
+        if let [same] = old
+            && (same.start, same.end) == (patch.index, patch.end())
+        {
+            self.records[usize::from(same.at)] = patch.bytes;
+            return;
+        }
+        let left = old.first().and_then(|old| self.patch(*old).part(old.start, patch.index, seed));
+        let right = old.last().and_then(|old| self.patch(*old).part(patch.end(), old.end, seed));
+        self.free.extend(old.iter().map(|old| old.at));
+        let new = [left, Some(patch), right].map(|part| part.map(|part| self.span(&part)));
+        self.spans.splice(first..behind, new.into_iter().flatten());
+    }
+
+    /// Keeps the record of a patch.
+    fn span(&mut self, patch: &Patch) -> Span {
+        let at = self.free.pop().unwrap_or_else(|| {
+            self.records.push(patch.bytes);
+            (self.records.len() - 1) as u16
+        });
+        self.records[usize::from(at)] = patch.bytes;
+        Span { start: patch.index, end: patch.end(), at }
+    }
+
+    fn patch(&self, span: Span) -> Patch {
+        Patch { index: span.start, blocks: span.end - span.start, bytes: self.records[usize::from(span.at)] }
+    }
+
+    fn get(&self, index: u16, seed: Seed) -> Option<[u8; RECORD_BYTES]> {
+        let at = self.spans.partition_point(|span| span.end <= index);
+        self.spans.get(at).filter(|span| span.start <= index).map(|span| self.patch(*span).at(index, seed))
+    }
+
+    fn patches(&self) -> impl Iterator<Item = Patch> {
+        self.spans.iter().map(|span| self.patch(*span))
+    }
+
+    /// Memory in use, in bytes.
+    fn bytes(&self) -> usize {
+        self.spans.capacity() * size_of::<Span>()
+            + self.records.capacity() * RECORD_BYTES
+            + self.free.capacity() * size_of::<u16>()
+    }
+}
+
+/// The patches of some pages.
 #[derive(Default)]
 struct Patched {
-    pages: FxHashMap<u64, Vec<Patch>>,
+    pages: FxHashMap<u64, PagePatches>,
     bytes: usize,
 }
 
 /// Memory for the entry of a page in the map, about.
-const ENTRY_BYTES: usize = 2 * size_of::<(u64, Vec<Patch>)>();
+const ENTRY_BYTES: usize = 2 * size_of::<(u64, PagePatches)>();
 
 impl Patched {
     fn put(&mut self, number: u64, patch: Patch, seed: Seed) {
         let page = self.pages.entry(number).or_insert_with(|| {
             self.bytes += ENTRY_BYTES;
-            Vec::new()
+            PagePatches::default()
         });
-        let first = page.partition_point(|before| before.end() <= patch.index);
-        let behind = first + page[first..].partition_point(|before| before.index < patch.end());
-        let left = page[first..behind].first().and_then(|old| old.part(old.index, patch.index, seed));
-        let right = page[first..behind].last().and_then(|old| old.part(patch.end(), old.end(), seed));
-        let before = page.capacity();
-        page.splice(first..behind, left.into_iter().chain([patch]).chain(right));
-        self.bytes += (page.capacity() - before) * size_of::<Patch>();
+        let before = page.bytes();
+        page.put(patch, seed);
+        self.bytes += page.bytes() - before;
     }
 
     fn get(&self, number: u64, index: u16, seed: Seed) -> Option<[u8; RECORD_BYTES]> {
-        let page = self.pages.get(&number)?;
-        let at = page.partition_point(|patch| patch.end() <= index);
-        page.get(at).filter(|patch| patch.index <= index).map(|patch| patch.at(index, seed))
+        self.pages.get(&number)?.get(index, seed)
     }
 }
 
@@ -137,7 +198,7 @@ impl Patches {
             left = self.open.take();
         } else {
             for (number, patches) in self.open.take().pages {
-                patches.into_iter().for_each(|patch| left.put(number, patch, self.seed));
+                patches.patches().for_each(|patch| left.put(number, patch, self.seed));
             }
         }
         *self.taken.borrow_mut() = left;
@@ -151,12 +212,11 @@ impl Patches {
     /// What a checkpoint has taken for a page: the index and the record of each block, in order.
     pub fn taken(&self, number: u64) -> Vec<(usize, [u8; RECORD_BYTES])> {
         let taken = self.taken.borrow();
-        let patches = taken.pages.get(&number).map_or(&[][..], Vec::as_slice);
-        let records = |patch: &'_ Patch| {
-            let patch = *patch;
+        let patches = taken.pages.get(&number).into_iter().flat_map(PagePatches::patches);
+        let records = |patch: Patch| {
             (patch.index..patch.end()).map(move |index| (usize::from(index), patch.at(index, self.seed)))
         };
-        patches.iter().flat_map(records).collect()
+        patches.flat_map(records).collect()
     }
 
     /// What the checkpoint has taken is in the tables, and the superblock says so.

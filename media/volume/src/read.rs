@@ -69,29 +69,35 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.retry_tables(extent);
         match self.locate(extent).await {
             // Nothing is stored, so nothing has to be read: most of a large volume may be like this.
-            Ok(located) if located.iter().all(|block| matches!(block, Located::Zeroes)) => (0, Ok(())),
-            Ok(_) => (extent.bytes(self.geometry.block_size), self.fetch(extent, checks).await.map(drop)),
+            Ok((located, _)) if located.iter().all(|block| matches!(block, Located::Zeroes)) => (0, Ok(())),
+            Ok((located, _reading)) => {
+                let bytes = extent.bytes(self.geometry.block_size);
+                (bytes, self.fetch_located(extent, &located, checks).await.map(drop))
+            }
             Err(error) => (0, Err(error)),
         }
     }
 
     /// Reads blocks and checks them.
     pub(crate) async fn fetch(&self, extent: Extent, checks: &Checks) -> Result<Sealed, Error> {
-        // Pages first, so that nothing is awaited between the moment of the look-up and the guard on the slots.
-        let (located, _reading) = loop {
-            self.locate(extent).await?;
-            let reading = self.slots.read();
-            if let Some(located) = self.locate_now(extent) {
-                break (located, reading);
-            }
-        };
+        let (located, _reading) = self.locate(extent).await?;
+        self.fetch_located(extent, &located, checks).await
+    }
+
+    /// Reads blocks and checks them, where it is known where they lie. Their slots must be held.
+    pub(crate) async fn fetch_located(
+        &self,
+        extent: Extent,
+        located: &LocatedBlocks,
+        checks: &Checks,
+    ) -> Result<Sealed, Error> {
         let size = self.geometry.block_size;
         let buffer = self.medium.buffer(extent.bytes(size) as usize);
         let mut faults: Vec<Fault> = Vec::new();
-        let pieces = self.pieces(extent, &located);
+        let pieces = self.pieces(extent, located);
         let data = self.collect(extent, &pieces, buffer, &mut faults).await.freeze();
-        self.charge(extent, &located, &data, &mut faults);
-        let tags = self.tags(&located);
+        self.charge(extent, located, &data, &mut faults);
+        let tags = self.tags(located);
         let unverified = Unverified::new(data.clone(), tags, size, self.geometry.protection)
             .expect("one tuple was laid beside each block");
         match unverified.verify(checks) {

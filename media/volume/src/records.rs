@@ -26,6 +26,8 @@ struct Group {
 }
 
 impl Group {
+    const BLANK: Group = Group { present: 0, given_up: 0, records: [Record::deallocated(Lba::ZERO); GROUP as usize] };
+
     /// Records that these take in the log at most: neighbours that are given up are one.
     fn log_records(&self) -> usize {
         let first_given_up = self.given_up & !(self.given_up << 1);
@@ -79,8 +81,7 @@ impl Records {
     /// Puts in a record; gives back the one it replaces.
     pub fn insert(&mut self, record: Record) -> Option<Record> {
         let index = (record.lba.get() % GROUP) as usize;
-        let blank = Group { present: 0, given_up: 0, records: [Record::deallocated(Lba::ZERO); GROUP as usize] };
-        let group = self.groups.entry(record.lba.get() / GROUP).or_insert(blank);
+        let group = self.groups.entry(record.lba.get() / GROUP).or_insert_with(|| Group::BLANK);
         let (bit, before) = (1 << index, group.log_records());
         let is_present = group.present & bit != 0;
         let replaced = std::mem::replace(&mut group.records[index], record);

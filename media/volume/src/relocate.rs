@@ -68,9 +68,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let _change = self.begin_change()?;
         let place = self.extent_of(zone, extent)?;
         let (blocks, _reading) = loop {
-            self.locate(place).await?;
             // Slots in use now stay so until this is dropped, so a record with the same slot is about the same write until then.
-            let reading = self.slots.read();
+            let (_, reading) = self.locate(place).await?;
             if let Some(blocks) = self.stored_now(place) {
                 break (blocks, reading);
             }

@@ -42,7 +42,7 @@ fn scattered(options: OpenOptions) -> (Rig, Vec<u8>) {
 /// In how many pieces the blocks from one on lie.
 fn pieces(rig: &Rig, first: u64, blocks: u64) -> usize {
     let extent = Extent::from_raw(first, blocks).unwrap();
-    let located = rig.run(rig.gate.device().locate(extent)).unwrap();
+    let (located, _) = rig.run(rig.gate.device().locate(extent)).unwrap();
     rig.gate.device().pieces(extent, &located).len()
 }
 
