@@ -12,26 +12,29 @@ use smallvec::SmallVec;
 
 use crate::format::{Kind, Record, RecordRun};
 
-/// Blocks of a group. A group of one record takes as much memory as a full one, so it is kept small.
+/// Blocks of a group.
 const GROUP: u64 = 16;
 
-/// The records of some neighbouring blocks.
-#[derive(Clone)]
+/// Which of some neighbouring blocks have records, and where these are kept: elsewhere, so that a group of one is small.
+#[derive(Clone, Default)]
 struct Group {
-    /// Bits of the blocks that have a record here.
+    /// Bits of the blocks that have a record.
     present: u16,
     /// Bits of those that are given up.
     given_up: u16,
-    records: [Record; GROUP as usize],
+    at: [u32; GROUP as usize],
 }
 
 impl Group {
-    const BLANK: Group = Group { present: 0, given_up: 0, records: [Record::deallocated(Lba::ZERO); GROUP as usize] };
-
     /// Records that these take in the log at most: neighbours that are given up are one.
     fn log_records(&self) -> usize {
         let first_given_up = self.given_up & !(self.given_up << 1);
         ((self.present & !self.given_up).count_ones() + first_given_up.count_ones()) as usize
+    }
+
+    /// Where the records are, in order of their blocks.
+    fn places(&self) -> impl Iterator<Item = usize> {
+        (0..GROUP as usize).filter(|index| self.present >> index & 1 == 1).map(|index| self.at[index] as usize)
     }
 }
 
@@ -39,6 +42,9 @@ impl Group {
 #[derive(Clone, Default)]
 pub(crate) struct Records {
     groups: FxHashMap<u64, Group>,
+    records: Vec<Record>,
+    /// Places in `records` that no group names any more.
+    free: Vec<u32>,
     len: usize,
     log_records: usize,
     /// What [`Records::insert_older`] has put in of runs, by first block. The record of a block in a group is newer.
@@ -75,21 +81,29 @@ impl Records {
     pub fn single(&self, lba: Lba) -> Option<&Record> {
         let group = self.groups.get(&(lba.get() / GROUP))?;
         let index = (lba.get() % GROUP) as usize;
-        (group.present >> index & 1 == 1).then(|| &group.records[index])
+        (group.present >> index & 1 == 1).then(|| &self.records[group.at[index] as usize])
     }
 
     /// Puts in a record; gives back the one it replaces.
     pub fn insert(&mut self, record: Record) -> Option<Record> {
         let index = (record.lba.get() % GROUP) as usize;
-        let group = self.groups.entry(record.lba.get() / GROUP).or_insert_with(|| Group::BLANK);
+        let group = self.groups.entry(record.lba.get() / GROUP).or_default();
         let (bit, before) = (1 << index, group.log_records());
-        let is_present = group.present & bit != 0;
-        let replaced = std::mem::replace(&mut group.records[index], record);
+        let replaced = if group.present & bit == 0 {
+            group.at[index] = self.free.pop().unwrap_or_else(|| {
+                self.records.push(record);
+                (self.records.len() - 1) as u32
+            });
+            self.len += 1;
+            None
+        } else {
+            Some(self.records[group.at[index] as usize])
+        };
+        self.records[group.at[index] as usize] = record;
         group.present |= bit;
         group.given_up = group.given_up & !bit | if record.kind == Kind::Deallocated { bit } else { 0 };
         self.log_records = self.log_records + group.log_records() - before;
-        self.len += usize::from(!is_present);
-        is_present.then_some(replaced)
+        replaced
     }
 
     /// Puts in records of which others that are here already are newer. Gives what was taken: in parts of a run there may be newer
@@ -135,7 +149,7 @@ impl Records {
         keys.sort_unstable();
         let singles = keys.into_iter().flat_map(|key| {
             let group = &self.groups[&key];
-            (0..GROUP as usize).filter(|index| group.present >> index & 1 == 1).map(|index| group.records[index])
+            group.places().map(|at| self.records[at])
         });
         let mut singles = singles.map(RecordRun::from).peekable();
         let mut ordered = Ordered(Vec::with_capacity(self.log_records + self.runs.len()));
@@ -165,11 +179,12 @@ impl Records {
                 break;
             }
             if let Some(group) = self.groups.remove(&key) {
-                let (len, log_records) = (group.present.count_ones() as usize, group.log_records());
-                (self.len, taken.len) = (self.len - len, taken.len + len);
-                self.log_records -= log_records;
-                taken.log_records += log_records;
-                taken.groups.insert(key, group);
+                self.len -= group.present.count_ones() as usize;
+                self.log_records -= group.log_records();
+                for at in group.places() {
+                    taken.insert(self.records[at]);
+                    self.free.push(at as u32);
+                }
             }
         }
         taken
@@ -178,6 +193,8 @@ impl Records {
     /// Forgets everything.
     pub fn clear(&mut self) {
         self.groups.clear();
+        self.records.clear();
+        self.free.clear();
         self.runs.clear();
         self.covered.clear();
         (self.len, self.log_records) = (0, 0);
@@ -224,6 +241,9 @@ mod tests {
         let taken = records.take(17);
         assert!(taken.log_records() <= 17 && taken.len() + records.len() == 37);
         assert_eq!(taken.log_records() + records.log_records(), 5);
+        assert_eq!(taken.in_order().iter().chain(&records.in_order()).map(|run| run.blocks).sum::<u32>(), 37);
+        (0..taken.len() as u64).for_each(|lba| drop(records.insert(stored(100 + lba, 0).first)));
+        assert_eq!((records.len(), records.records.len()), (37, 37), "the places of what was taken are used again");
     }
 
     #[test]

@@ -72,7 +72,7 @@ pub enum RecordError {
 
 impl Record {
     /// The record of a block that was given up.
-    pub const fn deallocated(lba: Lba) -> Record {
+    pub fn deallocated(lba: Lba) -> Record {
         Record { lba, kind: Kind::Deallocated, slot: 0, generation: 0, tuple: [0; 16], loose: false }
     }
 
