@@ -202,8 +202,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.medium.sync().await.map_err(|error| self.fail(&error))
     }
 
-    /// Whether the log or what waits for the tables is so full that a checkpoint should not wait.
+    /// Whether the log or what waits for the tables is so full that a checkpoint should not wait. The more records there are,
+    /// the more of them share a page; what is left of the log is for commits while the checkpoint runs.
     pub(crate) fn checkpoint_due(&self) -> bool {
-        (self.log.next.get() - self.log.tail.get()) * 2 > self.layout.log_sectors() || self.table.crowded()
+        (self.log.next.get() - self.log.tail.get()) * 4 > self.layout.log_sectors() * 3 || self.table.crowded()
     }
 }
