@@ -46,7 +46,7 @@ Targets:
   nbd://HOST[:PORT]/EXPORT            a network block device; ?connections=4
   /dev/nvmeXnY /dev/ngXnY /dev/sdX    a Linux device
 
-Sizes are 4096, 4KiB, 1GiB or 1GB.
+Sizes are 4096, 4KiB, 1GiB, 1.5GiB or 1GB: KiB, MiB, GiB, TiB, PiB and EiB are powers of 1024, KB to EB powers of 1000.
 Ranges are FIRST..LAST with both ends included, FIRST.., ..LAST or one number.
 
 Example:
@@ -185,6 +185,9 @@ pub struct Create {
     /// Overwrite a volume or a file that is already there.
     #[arg(long)]
     pub force: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Arguments of `info`.
@@ -278,16 +281,30 @@ impl Compare {
     }
 }
 
+/// Which blocks lose what they hold.
+#[derive(Args, Debug)]
+pub struct Unmapping {
+    /// Which blocks; all of them unless given, which has to be confirmed.
+    #[arg(long, value_name = "FIRST..LAST")]
+    pub range: Option<BlockRange>,
+    /// Do not ask before the whole target loses what it holds; without a terminal to ask on it is needed for that.
+    #[arg(long)]
+    pub yes: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Arguments of `zero`.
 #[derive(Args, Debug)]
-#[command(after_help = "Example:\n  sealblock zero v --range 100..199")]
+#[command(after_help = "Examples:\n  sealblock zero v --range 100..199\n  sealblock zero v --yes")]
 pub struct Zero {
     /// Where.
     #[arg(value_name = "TARGET")]
     pub target: Target,
-    /// Which blocks; all of them unless given.
-    #[arg(long, value_name = "FIRST..LAST")]
-    pub range: Option<BlockRange>,
+    /// Which of its blocks.
+    #[command(flatten)]
+    pub how: Unmapping,
     /// Keep the space of the blocks instead of giving it back.
     #[arg(long)]
     pub no_unmap: bool,
@@ -301,14 +318,14 @@ pub struct Zero {
 
 /// Arguments of `discard`.
 #[derive(Args, Debug)]
-#[command(after_help = "Example:\n  sealblock discard v --range 200..")]
+#[command(after_help = "Examples:\n  sealblock discard v --range 200..\n  sealblock discard v --yes")]
 pub struct Discard {
     /// Where.
     #[arg(value_name = "TARGET")]
     pub target: Target,
-    /// Which blocks; all of them unless given.
-    #[arg(long, value_name = "FIRST..LAST")]
-    pub range: Option<BlockRange>,
+    /// Which of its blocks.
+    #[command(flatten)]
+    pub how: Unmapping,
     /// How its label is heeded.
     #[command(flatten)]
     pub labels: Labels,
@@ -323,7 +340,12 @@ Examples:
   sealblock copy v - | sha256sum
 
 FROM and TO may be plain files, to the last byte: a file that is written to is made, cut or grown to the length of what is
-copied, and has holes where that is zeroes. A volume or another device keeps its size, and what it has behind the data.";
+copied, and has holes where that is zeroes. A volume or another device keeps its size, and what it has behind the data.
+
+With --salvage what cannot be read is never written as if it were data. In TO such blocks are unreadable too where TO can say so, as
+a protected volume can; a plain file, standard output and devices of this machine without seals have zeroes there; any other
+device keeps what it had in these blocks. Exit status 1 says that there are some; they are named on standard error. Where blocks
+of TO are larger, what shares one with a block that is lost is lost too.";
 
 /// Arguments of `copy`.
 #[derive(Args, Debug)]
@@ -335,9 +357,15 @@ pub struct Copy {
     /// Where to; - is standard output.
     #[arg(value_name = "TO")]
     pub to: Endpoint,
+    /// Go on past blocks that cannot be read, name them, and copy the others.
+    #[arg(long)]
+    pub salvage: bool,
     /// Overwrite what is left of a damaged volume.
     #[arg(long)]
     pub force: bool,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
     /// How its label is heeded.
     #[command(flatten)]
     pub labels: Labels,
@@ -354,7 +382,8 @@ Examples:
 
 VOLUME is only read. Any of the three copies of its superblock will do. Where none is left, the shape of the volume is found
 from its records and the length of the medium; where it does not fill the medium, --capacity says how large it was.
-Blocks that are lost are unreadable in a TO that can say so, such as a protected volume, and zeroes in any other.
+Blocks that are lost are unreadable in a TO that can say so, such as a protected volume. A plain file, standard output and devices
+of this machine without seals have zeroes there; any other device keeps what it had in these blocks.
 Exit status 1 says that some are, or that no superblock was left; standard output names them.";
 
 /// Arguments of `resize`.

@@ -16,6 +16,8 @@ pub enum Exit {
     Found,
     /// Exit status 4: it found nothing bad, and could not check everything, or a copy is missing or out of sync.
     Incomplete,
+    /// Exit status 130, or what a shell shows for the signal: it was ended early, and has said how far it came.
+    Interrupted,
 }
 
 impl From<Exit> for ExitCode {
@@ -24,6 +26,7 @@ impl From<Exit> for ExitCode {
             Exit::Clean => 0,
             Exit::Found => 1,
             Exit::Incomplete => 4,
+            Exit::Interrupted => 130,
         })
     }
 }

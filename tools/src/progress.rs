@@ -3,12 +3,13 @@
 //! Shown on standard error, only on a terminal, and only when the work has taken longer than a second: short work stays
 //! silent, and so do pipes, `--json` and `--quiet`. Counting goes on unseen, so that the bar is right when it appears.
 
-use std::io::{self, IsTerminal, Write};
-use std::sync::Mutex;
+use std::fmt::Write;
+use std::io::{self, IsTerminal};
+use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use sealblock_units::ByteCount;
 
 /// Work that is done sooner shows nothing.
@@ -16,8 +17,8 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// How often the picture is renewed.
 const DRAWS_PER_SECOND: u8 = 10;
 
-const BOUNDED: &str = "{prefix} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta} left{msg}";
-const UNBOUNDED: &str = "{prefix} {spinner} {bytes} {bytes_per_sec}{msg}";
+const BOUNDED: &str = "{prefix} {bar:30} {bytes}/{total_bytes} {rate} {eta} left{msg}";
+const UNBOUNDED: &str = "{prefix} {spinner} {bytes} {rate}{msg}";
 
 /// Whether progress may be shown at all.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -33,6 +34,8 @@ pub enum Show {
 pub struct Progress {
     bar: ProgressBar,
     bad_blocks: AtomicU64,
+    /// Bytes that were read or written: what the rate counts, since holes are covered in no time.
+    moved: Arc<AtomicU64>,
     /// When the bar may appear; nothing once it has, or when it never will.
     due: Mutex<Option<Instant>>,
     /// Whether `due` is worth looking at, so that reporting takes no lock afterwards.
@@ -49,15 +52,28 @@ impl Progress {
     fn due_at(what: &str, total: Option<ByteCount>, due: Option<Instant>) -> Progress {
         let bar = ProgressBar::with_draw_target(total.map(ByteCount::get), ProgressDrawTarget::hidden());
         let template = if total.is_some() { BOUNDED } else { UNBOUNDED };
+        let moved = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&moved);
+        let rate = move |state: &ProgressState, words: &mut dyn Write| {
+            let rate = counted.load(Ordering::Relaxed) as f64 / state.elapsed().as_secs_f64().max(1e-3);
+            // Infallible for the text that it goes to.
+            let _ = write!(words, "{}/s", HumanBytes(rate as u64));
+        };
         let style = ProgressStyle::with_template(template).expect("the templates above are well formed");
-        bar.set_style(style);
+        bar.set_style(style.with_key("rate", rate));
         bar.set_prefix(what.to_owned());
         let waiting = AtomicBool::new(due.is_some());
-        Progress { bar, bad_blocks: AtomicU64::new(0), due: Mutex::new(due), waiting }
+        Progress { bar, bad_blocks: AtomicU64::new(0), moved, due: Mutex::new(due), waiting }
     }
 
-    /// This much more data is done.
+    /// This much more data is done, and was read or written for it.
     pub fn advance(&self, bytes: u64) {
+        self.advance_by(bytes, bytes);
+    }
+
+    /// This much more data is done, of which so much was really read or written: the rest were holes.
+    pub fn advance_by(&self, bytes: u64, moved: u64) {
+        self.moved.fetch_add(moved, Ordering::Relaxed);
         self.bar.inc(bytes);
         if self.waiting.load(Ordering::Relaxed) {
             self.appear(Instant::now());
@@ -80,10 +96,9 @@ impl Progress {
         self.bad_blocks.load(Ordering::Relaxed)
     }
 
-    /// Prints a line on standard error without disturbing the bar.
-    pub fn say(&self, line: &str) {
-        // Nothing is left to say it on where standard error is closed.
-        self.bar.suspend(|| writeln!(io::stderr(), "{line}").ok());
+    /// Prints something without disturbing the bar.
+    pub fn aside<T>(&self, print: impl FnOnce() -> T) -> T {
+        self.bar.suspend(print)
     }
 
     /// Shows the bar if it is due at `now`.

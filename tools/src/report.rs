@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::exit::{Exit, Failure};
+use crate::range::BlockRange;
 
 /// The answer of `verify`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -36,6 +37,17 @@ pub struct VerifyReport {
     pub unchecked: Vec<NotChecked>,
     /// Copies of metadata that are lost and were not written anew, in words; empty when all are there.
     pub lost_metadata: Vec<String>,
+    /// The blocks from the first one on that was not looked at, when it was ended by a signal; else nothing.
+    #[serde(serialize_with = "as_text")]
+    pub resume: Option<BlockRange>,
+}
+
+/// As a text, or null.
+pub(crate) fn as_text<S: Serializer>(value: &Option<impl fmt::Display>, serializer: S) -> Result<S::Ok, S::Error> {
+    match value {
+        Some(value) => serializer.collect_str(value),
+        None => serializer.serialize_none(),
+    }
 }
 
 /// What blocks were checked against.
@@ -202,21 +214,54 @@ pub fn note(what: impl fmt::Display) {
     }
 }
 
-/// Prints one JSON object and the end of its line on standard output. Fails when nobody reads it.
+/// Whether the reader of standard output has gone, as `head` does when it has enough.
+static UNREAD: AtomicBool = AtomicBool::new(false);
+
+/// Prints one JSON object and the end of its line on standard output.
+///
+/// # Errors
+/// When it cannot be written. That nobody reads it any more is none: the work was done all the same.
 pub fn print_json(report: &impl Serialize) -> Result<(), Failure> {
-    write_json(report, &mut io::stdout().lock()).map_err(|error| Failure::io("printing the report", &error))
+    print(|output| write_json(report, output)).map_err(|error| Failure::io("printing the report", &error))
+}
+
+/// Prints a line on standard output.
+///
+/// # Errors
+/// As [`print_json`].
+pub fn say(line: &str) -> Result<(), Failure> {
+    print(|output| writeln!(output, "{line}").and_then(|()| output.flush()))
+        .map_err(|error| Failure::io("printing", &error))
+}
+
+/// Prints a line on standard error, beside an answer that is data. Who closed standard error has chosen not to know.
+pub fn say_aside(line: &str) -> Result<(), Failure> {
+    writeln!(io::stderr(), "{line}").ok();
+    Ok(())
+}
+
+fn print(write: impl FnOnce(&mut io::StdoutLock<'static>) -> io::Result<()>) -> io::Result<()> {
+    if UNREAD.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    heard(write(&mut io::stdout().lock()), &UNREAD)
+}
+
+/// Remembers that a reader has gone, which ends the printing and nothing else.
+fn heard(printed: io::Result<()>, unread: &AtomicBool) -> io::Result<()> {
+    match printed {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+            unread.store(true, Ordering::Relaxed);
+            Ok(())
+        }
+        printed => printed,
+    }
 }
 
 fn write_json(report: &impl Serialize, output: &mut impl Write) -> io::Result<()> {
     serde_json::to_writer(&mut *output, report).map_err(io::Error::from)?;
     writeln!(output)?;
     output.flush()
-}
-
-/// Prints a line on standard output. Fails when nobody reads it.
-pub fn say(line: &str) -> Result<(), Failure> {
-    let mut output = io::stdout().lock();
-    writeln!(output, "{line}").and_then(|()| output.flush()).map_err(|error| Failure::io("printing", &error))
 }
 
 #[cfg(test)]
@@ -250,6 +295,7 @@ mod tests {
             errors_unlisted: 0,
             unchecked: vec![NotChecked { member: Some("c".to_owned()), first: 0, last: 15, why }],
             lost_metadata: Vec::new(),
+            resume: None,
         }
     }
 
@@ -267,6 +313,8 @@ mod tests {
         let lost_metadata = vec!["a superblock".to_owned()];
         let metadata = VerifyReport { lost_metadata, ..clean.clone() };
         assert_eq!((metadata.verdict().as_str(), metadata.exit()), ("incomplete", Exit::Incomplete));
+        let interrupted = VerifyReport { resume: Some("5..15".parse().unwrap()), ..clean.clone() };
+        assert!(printed(&interrupted).ends_with("\"resume\":\"5..15\"}\n"));
         let unlisted = VerifyReport { errors_unlisted: 3, ..clean };
         assert_eq!((unlisted.verdict().as_str(), unlisted.exit()), ("3 damaged", Exit::Found));
     }
@@ -282,7 +330,7 @@ mod tests {
                 r#"{"lba":7,"field":"guard","expected":"0x00001d0f","actual":"0xffffffff","member":null,"repaired":false},"#,
                 r#"{"lba":7,"field":"media","expected":null,"actual":null,"member":"b","repaired":true}],"#,
                 r#""errors_unlisted":0,"#,
-                r#""unchecked":[{"member":"c","first":0,"last":15,"why":"the member is not there"}],"lost_metadata":[]}"#,
+                r#""unchecked":[{"member":"c","first":0,"last":15,"why":"the member is not there"}],"lost_metadata":[],"resume":null}"#,
                 "\n"
             )
         );
@@ -316,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_went_away_is_an_error_and_no_panic() {
+    fn a_reader_that_went_away_ends_the_printing_and_a_full_disk_the_work() {
         struct Closed;
         impl Write for Closed {
             fn write(&mut self, _: &[u8]) -> io::Result<usize> {
@@ -326,7 +374,11 @@ mod tests {
                 Ok(())
             }
         }
-        let error = write_json(&1, &mut Closed).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+        let unread = AtomicBool::new(false);
+        heard(write_json(&1, &mut Closed), &unread).unwrap();
+        assert!(unread.load(Ordering::Relaxed));
+        let unread = AtomicBool::new(false);
+        let full = heard(Err(io::ErrorKind::StorageFull.into()), &unread).unwrap_err();
+        assert_eq!((full.kind(), unread.load(Ordering::Relaxed)), (io::ErrorKind::StorageFull, false));
     }
 }

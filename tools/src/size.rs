@@ -6,7 +6,7 @@ use sealblock_units::ByteCount;
 
 /// The size in the largest unit that is exact, without a space: `1GiB`, `1537`.
 pub(crate) fn exact(size: ByteCount) -> String {
-    const UNITS: [&str; 6] = ["", "KiB", "MiB", "GiB", "TiB", "PiB"];
+    const UNITS: [&str; 7] = ["", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let bytes = size.get();
     // A zero has 64 trailing zeroes, and prints as 0.
     let power = if bytes == 0 { 0 } else { (bytes.trailing_zeros() as usize / 10).min(UNITS.len() - 1) };
@@ -26,7 +26,7 @@ mod tests {
             (1536, "1536"),
             (4096, "4KiB"),
             (1 << 30, "1GiB"),
-            (3 << 60, "3072PiB"),
+            (3 << 60, "3EiB"),
         ] {
             assert_eq!(exact(ByteCount::new(bytes)), text);
         }

@@ -11,6 +11,7 @@ mod groups;
 mod nbd;
 mod read_only;
 mod remote;
+mod salvage;
 mod whole;
 
 use std::rc::Rc;
@@ -46,6 +47,7 @@ pub use groups::{OpenMirror, create_mirror};
 pub use nbd::exports;
 pub use read_only::ReadOnly;
 pub use remote::discover;
+pub use salvage::{Lost, Salvaged, damage, in_groups};
 pub use whole::Whole;
 
 /// A volume in a file, on the reactor's clock. The file, and with it the lock that keeps others away, may outlive the volume.

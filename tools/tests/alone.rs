@@ -29,7 +29,7 @@ fn no_command_writes_a_member_of_a_mirror_by_itself() {
         "zero a --range 3",
         "serve a --listen 127.0.0.1:0 --control none",
         "zero offset:0..1,a",
-        "zero fault:[read-error@5],a",
+        "zero fault:[read-error@5],a --yes",
         "zero stripe-nolabel:v,a",
         "zero mirror:[offset:0..9,a],[offset:0..9,v]",
     ] {
@@ -47,12 +47,12 @@ fn no_command_writes_a_member_of_a_mirror_by_itself() {
     assert!(place.blocks("mirror:a,b", 0, 255) == data);
     place.run("verify mirror:a,b").succeeds();
     // And a volume that is no member is written as ever.
-    place.run("zero v").succeeds();
+    place.run("zero v --yes").succeeds();
 }
 
 #[test]
 fn a_member_that_was_written_by_force_is_brought_up_to_date_and_never_read_before() {
-    for command in ["zero a --range 0 --force-leg", "copy v a --force-leg", "discard a --force-leg"] {
+    for command in ["zero a --range 0 --force-leg", "copy v a --force-leg", "discard a --force-leg --yes"] {
         let (place, data) = mirrored();
         let forced = place.run(command);
         forced.succeeds();
@@ -68,7 +68,7 @@ fn a_member_that_was_written_by_force_is_brought_up_to_date_and_never_read_befor
 fn a_member_that_was_taken_out_is_nobodys() {
     let (place, data) = mirrored();
     place.run("mirror remove mirror:a,b b").succeeds();
-    place.run("zero b").succeeds();
+    place.run("zero b --yes").succeeds();
     place.run("compare --zero b").succeeds();
     place.run("zero a").fails(3, &["member"]);
     assert!(place.blocks("a", 0, 255) == data);
@@ -95,7 +95,7 @@ fn no_command_writes_a_member_of_a_stripe_by_itself() {
     // What makes it something else, or damages it on purpose, is not held back.
     place.run("corrupt b --lba 5 --kind data").succeeds();
     place.run("create b --size 1MiB --force").succeeds();
-    place.run("zero b").succeeds();
+    place.run("zero b --yes").succeeds();
 }
 
 #[test]

@@ -117,11 +117,37 @@ fn compare_with_zeroes() {
 }
 
 #[test]
-fn compare_refuses_to_compare_damage() {
+fn compare_goes_on_past_damage_and_calls_nothing_equal() {
     let place = Place::new();
-    place.volume("--size 1MiB", &noise(5, 1 << 20));
-    place.run("corrupt v --lba 9 --kind data").succeeds();
-    place.run("compare v data").fails(3, &["integrity error", "v", "block 9"]);
+    let mut data = noise(5, 1 << 20);
+    place.volume("--size 1MiB", &data);
+    for lba in [9, 10, 200] {
+        place.run(&format!("corrupt v --lba {lba} --kind data")).succeeds();
+    }
+    let text = place.run("compare v data").ends_with(1).text();
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[..2], ["blocks 9..10 of v cannot be read: guard", "block 200 of v cannot be read: guard"]);
+    let words = "v and data: no difference where both can be read (0 of 256 blocks differ, 3 cannot be read) in ";
+    assert!(lines[2].starts_with(words) && lines.len() == 3, "{text}");
+    // A difference is one whatever cannot be read beside it.
+    for byte in [8 * 4096, 9 * 4096, 11 * 4096] {
+        data[byte] ^= 1;
+    }
+    place.write("other", &data);
+    let report = place.run("compare other v --json").ends_with(1).json();
+    let differences = serde_json::json!([{"lba": 8, "blocks": 1}, {"lba": 11, "blocks": 1}]);
+    let unreadable = serde_json::json!([
+        {"lba": 9, "blocks": 2, "target": "v", "why": "guard"}, {"lba": 200, "blocks": 1, "target": "v", "why": "guard"}
+    ]);
+    assert_eq!((&report["differences"], &report["unreadable"]), (&differences, &unreadable));
+    assert_eq!((&report["equal"], &report["blocks_unreadable"]), (&false.into(), &3.into()));
+    assert_eq!((&report["first_different_byte"], &report["resume_lba"]), (&(8 * 4096).into(), &serde_json::Value::Null));
+    let text = place.run("compare other v").ends_with(1).text();
+    assert!(text.contains("block 8 differs\nblocks 9..10 of v cannot be read: guard\nblock 11 differs\n"), "{text}");
+    assert!(text.contains("different (2 of 256 blocks differ, 3 cannot be read) in "), "{text}");
+    // Zeroes are compared with what can be read, too.
+    let zeroes = place.run("compare --zero v --json").ends_with(1).json();
+    assert_eq!((&zeroes["blocks_different"], &zeroes["blocks_unreadable"]), (&253.into(), &3.into()));
 }
 
 #[test]
@@ -135,7 +161,7 @@ fn zero_leaves_zeroes_in_its_range_and_nowhere_else() {
         assert_eq!(place.blocks("v", 10, 19), vec![0; 10 << 12]);
         assert_eq!(place.blocks("v", 20, 255), data[20 << 12..]);
         place.run("verify v").succeeds();
-        place.run(&format!("zero v{options}")).succeeds();
+        place.run(&format!("zero v{options} --yes")).succeeds();
         place.run("compare --zero v").succeeds();
         place.run("verify v").succeeds();
     }

@@ -87,12 +87,19 @@ fn zeroes_are_compared_by_digests() {
 }
 
 #[test]
-fn damage_on_a_server_is_no_difference() {
+fn damage_on_a_server_is_named_and_no_difference() {
     let place = Place::new();
     place.volume("--size 4MiB", &noise(5, 4 << 20));
     place.write("same", &noise(5, 4 << 20));
     place.run("corrupt v --lba 77 --kind data").succeeds();
     let server = Server::start(&place, "v");
-    place.run(&format!("compare same {}", server.target("v"))).fails(3, &["integrity error", "block 77"]);
+    let target = server.target("v");
+    let report = compared(&place, &format!("same {target}"), 1);
+    assert_eq!((&report["equal"], &report["blocks_different"], &report["offloaded"]), (&false.into(), &0.into(), &true.into()));
+    let unreadable = serde_json::json!([{"lba": 77, "blocks": 1, "target": target, "why": "guard"}]);
+    assert_eq!(report["unreadable"], unreadable);
+    place.run(&format!("zero {target} --range 76")).succeeds();
+    let report = compared(&place, &format!("same {target}"), 1);
+    assert_eq!((&report["differences"], &report["unreadable"]), (&serde_json::json!([{"lba": 76, "blocks": 1}]), &unreadable));
     server.stop().is_clean();
 }

@@ -170,7 +170,15 @@ fn a_reader_that_goes_away_is_no_panic() {
             place.run(&format!("corrupt v --lba {lba} --kind data")).succeeds();
         }
     }
-    for arguments in ["verify v", "verify v --json", "info v", "completions bash", "compare --zero null:1MiB"] {
+    // The work was done, and ends as it would have for a reader; completions have no other purpose than to be read.
+    for (arguments, status) in [
+        ("verify v", 1),
+        ("verify v --json", 1),
+        ("info v", 0),
+        ("completions bash", 3),
+        ("compare --zero null:1MiB", 0),
+        ("compare --zero v", 1),
+    ] {
         // Nobody ever reads: a short answer would else fit in the pipe before its reader is gone.
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
@@ -179,7 +187,7 @@ fn a_reader_that_goes_away_is_no_panic() {
         // The command keeps a copy of the writing end, not of the reading one.
         drop(command);
         let answer = answer_of(child);
-        assert_eq!((answer.status, answer.stderr.as_str()), (3, ""), "{arguments}");
+        assert_eq!((answer.status, answer.stderr.as_str()), (status, ""), "{arguments}");
     }
     place.run("verify v").ends_with(1);
 }

@@ -101,7 +101,7 @@ fn the_commands_work_on_an_export() {
     let different = place.run(&format!("compare v {disk} --json")).ends_with(1).json();
     assert_eq!(different["differences"].to_string(), r#"[{"blocks":100,"lba":100}]"#);
     place.run(&format!("discard {disk} --range 300..399")).succeeds();
-    place.run(&format!("zero {fixed}")).fails(3, &["reading only"]);
+    place.run(&format!("zero {fixed} --yes")).fails(3, &["reading only"]);
     served.server.stop();
 }
 

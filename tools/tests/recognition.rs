@@ -10,9 +10,9 @@ const COMMANDS: [&str; 12] = [
     "verify v",
     "verify raw:v",
     "serve v --listen 127.0.0.1:0 --control none",
-    "zero raw:v",
-    "zero v",
-    "discard v",
+    "zero raw:v --yes",
+    "zero v --yes",
+    "discard v --yes",
     "compare v small",
     "copy v out",
     "copy v -",
@@ -125,7 +125,7 @@ fn a_plain_file_is_blocks_only_where_the_target_says_so() {
     let (place, data) = place();
     place.write("f", &noise(1, 64 << 10));
     for command in
-        ["info f", "verify f", "zero f", "discard f", "info offset:0..1,f", "info stripe:f,f", "scrub status f"]
+        ["info f", "verify f", "zero f --yes", "discard f --yes", "info offset:0..1,f", "info stripe:f,f", "scrub status f"]
     {
         let answer = place.run(command);
         answer.ends_with(3);
@@ -140,7 +140,7 @@ fn a_plain_file_is_blocks_only_where_the_target_says_so() {
     assert_eq!(place.read("f")[512..1024], [0; 512]);
     place.run("compare f raw:f").succeeds();
     // A volume is no plain file, whatever it is called by.
-    for command in ["info raw:v", "zero raw:v", "copy f raw:v", "copy raw:v out", "compare raw:v f"] {
+    for command in ["info raw:v", "zero raw:v --yes", "copy f raw:v", "copy raw:v out", "compare raw:v f"] {
         place.run(command).fails(3, &["v", "protected volume"]);
     }
     place.run("create raw:x --size 1MiB").ends_with(2);

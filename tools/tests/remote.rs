@@ -57,7 +57,7 @@ fn the_commands_work_on_a_namespace_that_is_away() {
     place.run(&format!("zero {mem} --range 100..199")).succeeds();
     let different = place.run(&format!("compare {v} {mem} --json")).ends_with(1).json();
     assert_eq!(different["differences"].to_string(), r#"[{"blocks":100,"lba":100}]"#);
-    place.run(&format!("discard {mem}")).succeeds();
+    place.run(&format!("discard {mem} --yes")).succeeds();
     place.run(&format!("compare --zero {mem}")).succeeds();
     place.run(&format!("compare --zero {v}")).ends_with(1);
     let verified = place.run(&format!("verify {v} --json")).succeeds().json();

@@ -10,7 +10,7 @@ const MIB: u64 = 1 << 20;
 fn full(options: &str) -> Option<(Place, u64)> {
     let place = Place::new();
     place.write("holes", &noise(1, 1 << 20));
-    place.run("zero raw:holes").succeeds();
+    place.run("zero raw:holes --yes").succeeds();
     if place.allocated_bytes("holes") > 0 {
         skipped("the file system punches no holes");
         return None;
@@ -39,7 +39,7 @@ fn zero_and_discard_give_space_back() {
             assert!(read[4 << 20..12 << 20].iter().all(|byte| *byte == 0), "{command} {options}");
             assert!(read[..4 << 20] == noise(1, 16 << 20)[..4 << 20]);
             place.run("verify v").succeeds();
-            place.run(&format!("{command} v")).succeeds();
+            place.run(&format!("{command} v --yes")).succeeds();
             let left = place.allocated_bytes("v").saturating_sub(empty);
             assert!(left < tables, "{command} {options}: {left} bytes are taken for no data");
             place.run("compare --zero v").succeeds();
@@ -51,7 +51,7 @@ fn zero_and_discard_give_space_back() {
 #[test]
 fn blocks_that_are_not_to_be_unmapped_keep_their_space() {
     let Some((place, empty)) = full("") else { return };
-    place.run("zero v --no-unmap").succeeds();
+    place.run("zero v --no-unmap --yes").succeeds();
     assert!(place.allocated_bytes("v") >= empty + 16 * MIB);
     place.run("compare --zero v").succeeds();
     place.run("verify v").succeeds();

@@ -194,7 +194,7 @@ fn a_block_device_is_a_volume_like_any_other() {
         let found: Vec<_> = report["errors"].as_array().unwrap().iter().map(|error| error["lba"].as_u64()).collect();
         assert_eq!(found, [Some(3), Some(70), Some(511)]);
         let before = place.allocated_bytes("disk");
-        place.run(&format!("discard {device}")).succeeds();
+        place.run(&format!("discard {device} --yes")).succeeds();
         if unmaps(device) {
             assert!(place.allocated_bytes("disk") + (3 << 19) < before, "the file behind the device got smaller");
         }

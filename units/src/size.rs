@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// A number of bytes. Reads and prints the forms of the command line: `4096`, `4KiB`, `1GiB`, `1GB`.
+/// A number of bytes. Reads and prints the forms of the command line: `4096`, `4KiB`, `1GiB`, `1GB`, `1.5GiB`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Debug)]
 pub struct ByteCount(u64);
 
@@ -23,19 +23,22 @@ impl ByteCount {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SizeError {
     /// No number stands at the start.
-    #[error("'{0}' is not a size: write a number and a unit, such as 4096, 4KiB, 1GiB or 1GB")]
+    #[error("'{0}' is not a size: write a number and a unit, such as 4096, 4KiB, 1.5GiB or 1GB")]
     NoNumber(String),
     /// The unit is not known.
     #[error(
-        "'{unit}' is not a unit of size: use B, KiB, MiB, GiB, TiB, PiB (powers of 1024) or KB, MB, GB, TB, PB (powers of 1000)"
+        "'{unit}' is not a unit of size: use B, KiB, MiB, GiB, TiB, PiB, EiB (powers of 1024) or KB, MB, GB, TB, PB, EB (powers of 1000)"
     )]
     Unit {
         /// What stood behind the number.
         unit: String,
     },
     /// The size does not fit in 64 bits.
-    #[error("'{0}' is larger than 2^64 bytes")]
+    #[error("'{0}' is larger than 2^64 - 1 bytes")]
     TooLarge(String),
+    /// A fraction of a unit that is no whole number of bytes.
+    #[error("'{0}' is no whole number of bytes: leave the fraction out, or write fewer digits of it")]
+    Fraction(String),
 }
 
 /// Units by the text behind the number, lower case. A bare letter means the power of 1024, as in every disk tool.
@@ -57,6 +60,9 @@ const UNITS: &[(&str, u64)] = &[
     ("p", 1 << 50),
     ("pib", 1 << 50),
     ("pb", 1_000_000_000_000_000),
+    ("e", 1 << 60),
+    ("eib", 1 << 60),
+    ("eb", 1_000_000_000_000_000_000),
 ];
 
 impl FromStr for ByteCount {
@@ -69,18 +75,36 @@ impl FromStr for ByteCount {
         if number.is_empty() {
             return Err(SizeError::NoNumber(text.to_owned()));
         }
-        let number: u64 = number.parse().map_err(|_| SizeError::TooLarge(text.to_owned()))?;
+        let too_large = || SizeError::TooLarge(text.to_owned());
+        let number: u64 = number.parse().map_err(|_| too_large())?;
+        let (fraction, unit) = match unit.strip_prefix('.') {
+            Some(rest) => rest.split_at(rest.len() - rest.trim_start_matches(|c: char| c.is_ascii_digit()).len()),
+            None => ("", unit),
+        };
         let unit = unit.trim_start().to_ascii_lowercase();
         let &(_, scale) = UNITS.iter().find(|(name, _)| *name == unit).ok_or(SizeError::Unit { unit })?;
-        number.checked_mul(scale).map(ByteCount).ok_or_else(|| SizeError::TooLarge(text.to_owned()))
+        let part = part_of(fraction, scale).ok_or_else(|| SizeError::Fraction(text.to_owned()))?;
+        number.checked_mul(scale).and_then(|bytes| bytes.checked_add(part)).map(ByteCount).ok_or_else(too_large)
     }
+}
+
+/// The bytes that digits behind the point are of a unit: nothing where these are no whole number.
+fn part_of(fraction: &str, scale: u64) -> Option<u64> {
+    let digits = fraction.trim_end_matches('0');
+    if digits.is_empty() {
+        return Some(0);
+    }
+    // 38 digits fit in 128 bits, and no unit has as many as 20.
+    let (numerator, denominator) = (digits.parse::<u64>().ok()?, 10_u128.checked_pow(digits.len() as u32)?);
+    let bytes = u128::from(numerator) * u128::from(scale);
+    bytes.is_multiple_of(denominator).then(|| (bytes / denominator) as u64)
 }
 
 impl fmt::Display for ByteCount {
     /// The shortest exact form in powers of 1024, otherwise one decimal of the largest fitting unit.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const NAMES: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-        let power = if self.0 == 0 { 0 } else { (self.0.ilog2() / 10).min(5) };
+        const NAMES: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+        let power = if self.0 == 0 { 0 } else { self.0.ilog2() / 10 };
         let unit = 1_u64 << (power * 10);
         let name = NAMES[power as usize];
         if self.0.is_multiple_of(unit) {
@@ -104,6 +128,14 @@ mod tests {
             ("1GB", 1_000_000_000),
             ("2 MiB", 2 << 20),
             ("8k", 8192),
+            ("1.5GiB", 3 << 29),
+            ("1.5 GB", 1_500_000_000),
+            ("0.5k", 512),
+            ("2.50MB", 2_500_000),
+            ("4096.0", 4096),
+            ("1EiB", 1 << 60),
+            ("15.5EiB", 31 << 59),
+            ("18EB", 18_000_000_000_000_000_000),
         ] {
             assert_eq!(text.parse::<ByteCount>().unwrap().get(), bytes, "{text}");
         }
@@ -114,6 +146,14 @@ mod tests {
         assert!(matches!("".parse::<ByteCount>(), Err(SizeError::NoNumber(_))));
         assert!(matches!("-4".parse::<ByteCount>(), Err(SizeError::NoNumber(_))));
         assert!(matches!("4QiB".parse::<ByteCount>(), Err(SizeError::Unit { .. })));
+        for text in ["1.5", "1.0001KiB", "0.3GiB", "1.00000000000000000000000001GiB"] {
+            assert!(matches!(text.parse::<ByteCount>(), Err(SizeError::Fraction(_))), "{text}");
+        }
+        for text in ["16EiB", "15.99999999999999999EiB", "18446744073709551616"] {
+            assert!(text.parse::<ByteCount>().is_err(), "{text}");
+        }
+        assert!(matches!("1.5.5GiB".parse::<ByteCount>(), Err(SizeError::Unit { .. })));
+        assert!(matches!(".5GiB".parse::<ByteCount>(), Err(SizeError::NoNumber(_))));
         assert!(matches!("99999999999PiB".parse::<ByteCount>(), Err(SizeError::TooLarge(_))));
         assert!(matches!("99999999999999999999999".parse::<ByteCount>(), Err(SizeError::TooLarge(_))));
     }
@@ -123,6 +163,6 @@ mod tests {
         assert_eq!(ByteCount::new(0).to_string(), "0 B");
         assert_eq!(ByteCount::new(4096).to_string(), "4 KiB");
         assert_eq!(ByteCount::new(1536).to_string(), "1.5 KiB");
-        assert_eq!(ByteCount::new(u64::MAX).to_string(), "16384.0 PiB");
+        assert_eq!(ByteCount::new(u64::MAX).to_string(), "16.0 EiB");
     }
 }

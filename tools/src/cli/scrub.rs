@@ -40,7 +40,8 @@ pub enum ScrubCommand {
         served says itself what the last scrubs met.")]
     Status(ScrubStatus),
     /// Begin at the first block, or go on where it was paused.
-    #[command(after_help = "Example:\n  sealblock scrub start v --rate 50MiB/s")]
+    #[command(after_help = "Examples:\n  sealblock scrub start v --rate 50MiB/s\n  sealblock scrub start v --wait\n\n\
+        Exit status with --wait: as that of `scrub status`; 4 as well when it was paused.")]
     Start(ScrubStart),
     /// Hold it where it is, also over a restart of the server.
     #[command(after_help = "Example:\n  sealblock scrub pause v")]
@@ -68,7 +69,10 @@ pub struct ScrubStatus {
     /// What.
     #[command(flatten)]
     pub what: Scrubbed,
-    /// Print one JSON object.
+    /// Go on until the run under way has ended or is held, and tell what it meets. Ctrl-C ends the watching, not the scrub.
+    #[arg(long)]
+    pub watch: bool,
+    /// Print one JSON object; with --watch, in the end.
     #[arg(long)]
     pub json: bool,
 }
@@ -85,6 +89,12 @@ pub struct ScrubStart {
     /// Begin at this block; a run under way is ended.
     #[arg(long, value_name = "BEGIN", value_parser = lba)]
     pub from: Option<Lba>,
+    /// Wait until it has ended or is held, and tell what it meets. Ctrl-C ends the waiting, not the scrub.
+    #[arg(long)]
+    pub wait: bool,
+    /// Print one JSON object, as `scrub status` does; with --wait, in the end.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// What is served, by the name of its target or of its subsystem.

@@ -85,11 +85,11 @@ fn compare_takes_two_targets_or_one_and_zeroes() {
 #[test]
 fn the_other_commands_read_their_arguments() {
     let Command::Zero(zero) = good("zero v --range 1..2 --no-unmap") else { panic!("another command") };
-    assert!(zero.no_unmap && zero.range == Some("1..2".parse().unwrap()));
-    let Command::Discard(discard) = good("discard v") else { panic!("another command") };
-    assert_eq!(discard.range, None);
-    let Command::Copy(copy) = good("copy - ./-") else { panic!("another command") };
-    assert_eq!(copy.from, Endpoint::Standard);
+    assert!(zero.no_unmap && zero.how.range == Some("1..2".parse().unwrap()) && !zero.how.yes);
+    let Command::Discard(discard) = good("discard v --yes --json") else { panic!("another command") };
+    assert!(discard.how.range.is_none() && discard.how.yes && discard.how.json);
+    let Command::Copy(copy) = good("copy - ./- --salvage --json") else { panic!("another command") };
+    assert!(copy.from == Endpoint::Standard && copy.salvage && copy.json);
     assert_eq!(copy.to.to_string(), "./-");
     let Command::Corrupt(corrupt) = good("corrupt v --lba 7 --kind lost-write") else { panic!("another command") };
     assert_eq!((corrupt.lba, corrupt.kind), (Lba::new(7), Harm::LostWrite));

@@ -2,57 +2,33 @@
 //!
 //! Every byte counts: a plain file may end within a block, which is compared as far as both sides have it.
 //! Where a target is away and can sum its blocks itself, sums are compared first, see `digests.rs`.
+//! A block that cannot be read does not keep the others from being compared: it is named, and the targets are not called equal.
 
 mod digests;
-
-use std::time::Instant;
+mod report;
 
 use std::cell::Cell;
+use std::time::Instant;
 
-use futures_util::future::join;
+use futures_util::future::{join, ready};
 use futures_util::stream::{self, StreamExt};
 use sealblock_block::Device;
-use sealblock_units::{BlockSize, ByteCount};
-use serde::Serialize;
+use sealblock_runtime_memory::Slice;
+use sealblock_units::{BlockSize, ByteCount, Lba};
 
 use crate::cli::{Compare, Comparison};
 use crate::exit::{Cause, Exit, Failure};
+use crate::findings::{Findings, Run, Voice, join_run};
+use crate::interrupt;
 use crate::progress::{Progress, Show};
-use crate::report::{print_json, say};
+use crate::report::print_json;
 use crate::stack::{Whole, on_reactor};
+use report::{Report, Unreadable, What};
 
 /// Bytes read from each side at once.
 const CHUNK_BYTES: u64 = 1 << 20;
 /// Chunks under way at once.
 const IN_FLIGHT: usize = 8;
-/// Runs of differing blocks that are listed; further ones are counted.
-const MOST_LISTED: usize = 1 << 20;
-
-/// The answer of `compare`.
-#[derive(Serialize)]
-struct Report {
-    target_a: String,
-    target_b: String,
-    equal: bool,
-    block_size: usize,
-    bytes_compared: u64,
-    bytes_transferred: u64,
-    bytes_a: u64,
-    bytes_b: u64,
-    offloaded: bool,
-    elapsed_s: f64,
-    blocks_different: u64,
-    /// The first byte that differs; nothing where none does, or where only sums told that its block does.
-    first_different_byte: Option<u64>,
-    differences: Vec<Run>,
-}
-
-/// Blocks in a row that differ, in blocks of the report's size.
-#[derive(Serialize)]
-struct Run {
-    lba: u64,
-    blocks: u64,
-}
 
 /// Compares.
 pub fn run(arguments: &Compare) -> Result<Exit, Failure> {
@@ -60,6 +36,7 @@ pub fn run(arguments: &Compare) -> Result<Exit, Failure> {
         .comparison()
         .ok_or_else(|| Failure::new(Cause::Usage, "comparing", "two targets are needed, or --zero and one"))?;
     let show = if arguments.json { Show::Never } else { Show::OnTerminal };
+    let voice = if arguments.json { Voice::Silent } else { Voice::Output };
     let report = on_reactor(async {
         let (a, b) = match comparison {
             Comparison::Pair(a, b) => (a, Some(b)),
@@ -70,7 +47,7 @@ pub fn run(arguments: &Compare) -> Result<Exit, Failure> {
             Some(b) => Some(Whole::open(b).await?),
             None => None,
         };
-        let report = compare(&opened_a, opened_b.as_ref(), show).await;
+        let report = compare(&opened_a, opened_b.as_ref(), show, voice).await;
         let report = match opened_b {
             Some(opened_b) => opened_b.close(report).await,
             None => report,
@@ -80,9 +57,10 @@ pub fn run(arguments: &Compare) -> Result<Exit, Failure> {
     if arguments.json {
         print_json(&report)?
     } else {
-        print_text(&report)?
+        report.print_text()?
     }
-    Ok(if report.equal { Exit::Clean } else { Exit::Found })
+    report.tell_resume();
+    Ok(report.exit())
 }
 
 /// What is compared with what, in blocks of which size.
@@ -97,157 +75,150 @@ struct Sides<'a> {
     read_bytes: Cell<u64>,
 }
 
-async fn compare(a: &Whole, b: Option<&Whole>, show: Show) -> Result<Report, Failure> {
+async fn compare(a: &Whole, b: Option<&Whole>, show: Show, voice: Voice) -> Result<Report, Failure> {
+    interrupt::watch();
     let started = Instant::now();
-    let (mut report, block) = empty_report(a, b);
-    let common = report.bytes_compared;
+    let (mut report, block) = Report::empty(a, b);
+    let total = report.bytes_compared;
     let sides = Sides { a, b, block, first: Cell::new(None), read_bytes: Cell::new(0) };
     report.offloaded = sides.have_digests();
     let each = || [Some(a), b].into_iter().flatten();
     let received = || each().filter_map(|side| side.opened.received_bytes()).reduce(u64::saturating_add);
     let received_before = received();
-    let progress = Progress::new("comparing", Some(ByteCount::new(common)), show);
-    let step = if report.offloaded { digests::REGION_BYTES } else { CHUNK_BYTES };
+    let progress = Progress::new("comparing", Some(ByteCount::new(total)), show);
+    let mut findings = Findings::new(voice);
+    let compared = interrupt::or_end(regions(&sides, &mut report, &progress, &mut findings), || ()).await;
+    // What was found before a target did not answer is worth knowing, too.
+    findings.finish(&progress)?;
+    let done = compared?;
+    report.resume_lba = (done < total).then_some(done >> block.shift());
+    report.bytes_compared = done;
+    // What is away counts what came over the network; a device that is here sent nothing that way.
+    report.bytes_transferred = match (received(), received_before) {
+        (Some(now), Some(before)) => now - before,
+        _ => sides.read_bytes.get(),
+    };
+    report.equal &= report.blocks_different + report.blocks_unreadable == 0 && done == total;
+    report.list(findings);
+    report.first_different_byte = sides.first_byte(report.differences.first().map(|run| run.lba));
+    report.elapsed_s = started.elapsed().as_secs_f64();
+    Ok(report)
+}
+
+/// Compares region by region until a signal ends it. Gives how many bytes are compared.
+async fn regions(
+    sides: &Sides<'_>,
+    report: &mut Report,
+    progress: &Progress,
+    findings: &mut Findings<What>,
+) -> Result<u64, Failure> {
+    let (common, by_digest) = (report.bytes_compared, report.offloaded);
+    let step = if by_digest { digests::REGION_BYTES } else { CHUNK_BYTES };
     let regions = (0..common.div_ceil(step)).map(|i| (i * step, step.min(common - i * step)));
-    let (sides, by_digest) = (&sides, report.offloaded);
     let mut compared = stream::iter(regions)
+        .take_while(|_| ready(!interrupt::came()))
         .map(|(offset, length)| async move {
             let search = sides.search(offset, length);
             let runs = if by_digest { search.await? } else { sides.read_runs(offset, length).await? };
             Ok::<_, Failure>((length, runs))
         })
         .buffered(IN_FLIGHT);
+    let mut done = 0;
     while let Some(region) = compared.next().await {
         let (length, runs) = region?;
-        let before = report.blocks_different;
-        runs.into_iter().for_each(|run| note(&mut report, run));
-        progress.advance(length);
-        if report.blocks_different > before {
-            progress.bad(report.blocks_different - before);
+        done += length;
+        for run in runs {
+            progress.bad(run.blocks);
+            match run.what {
+                What::Differ => report.blocks_different += run.blocks,
+                What::Unreadable(_) => report.blocks_unreadable += run.blocks,
+            }
+            findings.note(run);
         }
+        progress.advance(length);
+        findings.reached(Lba::new(done >> sides.block.shift()), progress);
     }
-    // What is away counts what came over the network; a device that is here sent nothing that way.
-    report.bytes_transferred = match (received(), received_before) {
-        (Some(now), Some(before)) => now - before,
-        _ => sides.read_bytes.get(),
-    };
-    report.equal &= report.blocks_different == 0;
-    report.first_different_byte = sides.first_byte(&report.differences);
-    report.elapsed_s = started.elapsed().as_secs_f64();
-    Ok(report)
+    Ok(done)
 }
 
-/// The report before anything was compared, and the block size of the comparison: the larger of the two, in which both
-/// sides can be read.
-fn empty_report(a: &Whole, b: Option<&Whole>) -> (Report, BlockSize) {
-    let size = |side: &Whole| side.opened.gate.geometry().block_size;
-    let block = b.map_or(size(a), |b| size(a).max(size(b)));
-    let (bytes_a, bytes_b) = (a.len_bytes(), b.map_or(a.len_bytes(), Whole::len_bytes));
-    let report = Report {
-        target_a: a.opened.target().to_string(),
-        target_b: b.map_or_else(|| "zeroes".to_owned(), |b| b.opened.target().to_string()),
-        equal: bytes_a == bytes_b,
-        block_size: block.bytes(),
-        bytes_compared: bytes_a.min(bytes_b),
-        bytes_transferred: 0,
-        bytes_a,
-        bytes_b,
-        offloaded: false,
-        elapsed_s: 0.0,
-        blocks_different: 0,
-        first_different_byte: None,
-        differences: Vec::new(),
-    };
-    (report, block)
-}
+/// A side's bytes, and which of its blocks could not be read.
+type Read = (Slice, Vec<Run<What>>);
 
 impl Sides<'_> {
     /// The first byte that differs, if it was read: sums may have told of a block before the first one that was.
-    fn first_byte(&self, differences: &[Run]) -> Option<u64> {
-        let block = differences.first()?.lba << self.block.shift();
+    fn first_byte(&self, first_lba: Option<u64>) -> Option<u64> {
+        let block = first_lba? << self.block.shift();
         self.first.get().filter(|byte| (block..block + self.block.bytes() as u64).contains(byte))
     }
 
-    /// The blocks that differ, found by reading both sides.
-    async fn read_runs(&self, offset: u64, length: u64) -> Result<Vec<Run>, Failure> {
+    /// The blocks that differ or cannot be read, found by reading both sides.
+    async fn read_runs(&self, offset: u64, length: u64) -> Result<Vec<Run<What>>, Failure> {
         let mut runs = Vec::new();
         for from in (0..length).step_by(CHUNK_BYTES as usize) {
             let (at, length) = (offset + from, CHUNK_BYTES.min(length - from));
             let other = async {
                 match self.b {
-                    Some(b) => b.read("comparing", at, length).await.map(Some),
+                    Some(b) => self.read(b, at, length).await.map(Some),
                     None => Ok(None),
                 }
             };
-            let (a, b) = join(self.a.read("comparing", at, length), other).await;
-            let (a, b) = (a?, b?);
-            self.read_bytes.set(self.read_bytes.get() + a.len() as u64 + b.as_ref().map_or(0, |b| b.len() as u64));
-            self.differences(at, &a, b.as_deref(), &mut runs);
+            let (a, b) = join(self.read(self.a, at, length), other).await;
+            let ((a, mut lost), b) = (a?, b?);
+            let (b, lost_b) = b.unzip();
+            lost.extend(lost_b.into_iter().flatten());
+            let is_lost = |lba: u64| lost.iter().any(|run| (run.lba..run.end()).contains(&lba));
+            let mut found = self.differences(at, &a, b.as_deref(), is_lost);
+            found.extend(lost);
+            found.sort_by_key(|run| run.lba);
+            found.into_iter().for_each(|run| join_run(&mut runs, run));
         }
         Ok(runs)
     }
 
-    /// Adds the blocks of a chunk that differ; equal chunks are told by one comparison.
-    fn differences(&self, offset: u64, a: &[u8], b: Option<&[u8]>, runs: &mut Vec<Run>) {
-        let equal = |a: &[u8], b: Option<&[u8]>| match b {
-            Some(b) => a == b,
-            None => a.iter().fold(0, |seen, byte| seen | byte) == 0,
-        };
-        if equal(a, b) {
-            return;
-        }
-        let differs = |at: &usize| a[*at] != b.map_or(0, |b| b[*at]);
-        let first = (0..a.len()).find(differs).map(|at| offset + at as u64);
-        self.first.set([self.first.get(), first].into_iter().flatten().min());
-        for (index, a) in a.chunks(self.block.bytes()).enumerate() {
-            let at = index * self.block.bytes();
-            if !equal(a, b.map(|b| &b[at..at + a.len()])) {
-                let lba = (offset >> self.block.shift()) + index as u64;
-                join_run(runs, Run { lba, blocks: 1 });
+    /// Reads of one side; what cannot be read is named, in blocks of the comparison.
+    async fn read(&self, side: &Whole, offset: u64, length: u64) -> Result<Read, Failure> {
+        let read = side.read_past_damage("comparing", offset, length).await?;
+        self.read_bytes.set(self.read_bytes.get() + read.data.len() as u64);
+        let (mut lost, target) = (Vec::new(), side.opened.target());
+        let shift = side.opened.gate.geometry().block_size.shift();
+        for run in read.lost {
+            let (first, last) = (run.lba << shift >> self.block.shift(), (run.end() - 1) << shift >> self.block.shift());
+            let what = What::Unreadable(Unreadable { target: target.to_string(), why: run.what.why });
+            // Two blocks of a side may lie in one of the comparison.
+            let first = lost.last().map_or(first, |before: &Run<What>| first.max(before.end()));
+            if first <= last {
+                join_run(&mut lost, Run::new(first, last + 1 - first, what));
             }
         }
+        Ok((read.data, lost))
+    }
+
+    /// The blocks of a chunk that differ, but for those that are lost; equal chunks are told by one comparison.
+    fn differences(&self, offset: u64, a: &[u8], b: Option<&[u8]>, is_lost: impl Fn(u64) -> bool) -> Vec<Run<What>> {
+        let mut runs = Vec::new();
+        if is_equal(a, b) {
+            return runs;
+        }
+        for (index, a) in a.chunks(self.block.bytes()).enumerate() {
+            let at = index * self.block.bytes();
+            let b = b.map(|b| &b[at..at + a.len()]);
+            let lba = (offset >> self.block.shift()) + index as u64;
+            if is_equal(a, b) || is_lost(lba) {
+                continue;
+            }
+            let differs = |at: &usize| a[*at] != b.map_or(0, |b| b[*at]);
+            let first = (0..a.len()).find(differs).map(|byte| offset + (at + byte) as u64);
+            self.first.set([self.first.get(), first].into_iter().flatten().min());
+            join_run(&mut runs, Run::new(lba, 1, What::Differ));
+        }
+        runs
     }
 }
 
-/// Adds blocks behind those that are there; makes one run of what follows one another. Answers whether a run was added.
-fn join_run(runs: &mut Vec<Run>, more: Run) -> bool {
-    match runs.last_mut() {
-        Some(run) if run.lba + run.blocks == more.lba => {
-            run.blocks += more.blocks;
-            false
-        }
-        _ => {
-            runs.push(more);
-            true
-        }
+/// Whether bytes are the same, or zeroes where there is nothing to compare them with.
+fn is_equal(a: &[u8], b: Option<&[u8]>) -> bool {
+    match b {
+        Some(b) => a == b,
+        None => a.iter().fold(0, |seen, byte| seen | byte) == 0,
     }
-}
-
-/// Adds blocks that differ to the report.
-fn note(report: &mut Report, run: Run) {
-    report.blocks_different += run.blocks;
-    if join_run(&mut report.differences, run) && report.differences.len() > MOST_LISTED {
-        report.differences.pop();
-    }
-}
-
-fn print_text(report: &Report) -> Result<(), Failure> {
-    for run in &report.differences {
-        match run.blocks {
-            1 => say(&format!("block {} differs", run.lba))?,
-            blocks => say(&format!("blocks {}..{} differ", run.lba, run.lba + blocks - 1))?,
-        }
-    }
-    if let Some(byte) = report.first_different_byte {
-        say(&format!("the first byte that differs is byte {byte}"))?;
-    }
-    if report.bytes_a != report.bytes_b {
-        say(&format!("the sizes differ: {} bytes and {} bytes", report.bytes_a, report.bytes_b))?;
-    }
-    let words = if report.equal { "equal" } else { "different" };
-    let of = report.bytes_compared.div_ceil(report.block_size as u64);
-    say(&format!(
-        "{} and {}: {words} ({} of {of} blocks differ)",
-        report.target_a, report.target_b, report.blocks_different
-    ))
 }

@@ -2,72 +2,194 @@
 //!
 //! A place is a device, standard input or output, or a plain file. Bytes need not end at a block's end: a file that is written
 //! has as many as there were, and the rest of a device's last block is zeroes. Zeroes are not written where the device can
-//! unmap instead, or the file has a hole.
+//! unmap instead, or the file has a hole. With `--salvage` blocks that cannot be read are named and left out, see [`Losing`].
 
+mod lost;
 mod sink;
 mod source;
 
+use std::time::{Duration, Instant};
+
 use futures_util::stream::{StreamExt, TryStreamExt};
-use sealblock_units::ByteCount;
+use sealblock_units::{ByteCount, Lba};
+use serde::Serialize;
 
-use crate::cli::Copy;
+use crate::cli::{Copy, Endpoint};
 use crate::exit::{Cause, Exit, Failure};
+use crate::findings::{Findings, Run, Voice};
+use crate::interrupt;
 use crate::progress::{Progress, Show};
-use crate::stack::on_reactor;
+use crate::report::print_json;
+use crate::stack::{Lost, on_reactor};
+use crate::tally::{Tally, count};
 
-pub(super) use sink::Sink;
-use source::Source;
+pub(super) use lost::{Losses, byte_ranges};
+pub(super) use sink::{Losing, Sink};
+use source::{Chunk, Source};
 
 /// Bytes read and written at once.
 const CHUNK_BYTES: usize = 1 << 20;
 /// Chunks under way at once, on either side.
 const IN_FLIGHT: usize = 8;
 
+/// The answer of `copy`.
+#[derive(Serialize)]
+struct Report {
+    from: String,
+    to: String,
+    /// Bytes that were gone through, holes and what is lost included.
+    bytes: u64,
+    bytes_read: u64,
+    bytes_written: u64,
+    elapsed_s: f64,
+    block_size: usize,
+    blocks_lost: u64,
+    lost: Vec<Run<Lost>>,
+    lost_unlisted: u64,
+    lost_are: Losing,
+    /// The first byte that was not copied, when a signal ended it.
+    resume_byte: Option<u64>,
+}
+
 /// Copies.
 pub fn run(arguments: &Copy) -> Result<Exit, Failure> {
-    on_reactor(async {
+    if arguments.json && arguments.to == Endpoint::Standard {
+        let why = "standard output is for the data or for the report, not for both";
+        return Err(Failure::new(Cause::Usage, "reading the command line", why).advise("a file for TO"));
+    }
+    let (report, behind) = on_reactor(async {
         let source = Source::open(&arguments.from).await?;
         let sink = Sink::open(&arguments.to, arguments.force, arguments.members.usage()).await?;
         let room = sink.room_bytes();
         let copied = copy(arguments, &source, &sink).await;
         let copied = sink.close(copied).await;
-        let bytes = source.close(copied).await?;
-        // Standard output may be where the data went.
-        eprintln!("{} copied from {} to {}", ByteCount::new(bytes), arguments.from, arguments.to);
-        if let Some(behind) = room.and_then(|room| room.checked_sub(bytes)).filter(|behind| *behind > 0) {
-            eprintln!(
-                "{behind} bytes of {} lie behind them: zeroes to the block's end, then what was there",
-                arguments.to
-            );
+        let report = source.close(copied).await?;
+        let behind = room.and_then(|room| room.checked_sub(report.bytes)).filter(|behind| *behind > 0);
+        Ok((report, behind))
+    })?;
+    if arguments.json {
+        print_json(&report)?;
+    } else {
+        report.tell(behind);
+    }
+    if let Some(byte) = report.resume_byte {
+        let how_far = format!("after {}", count(byte, "byte"));
+        let go_on = format!("the same again; or offset:FIRST..,TARGET of each, from byte {byte} on");
+        interrupt::tell(format!("copying {} to {}", arguments.from, arguments.to), how_far, go_on);
+        return Ok(Exit::Interrupted);
+    }
+    Ok(if report.blocks_lost > 0 { Exit::Found } else { Exit::Clean })
+}
+
+impl Report {
+    /// Says on standard error what was done: standard output may be where the data went.
+    fn tell(&self, behind: Option<u64>) {
+        let Report { from, to, .. } = self;
+        if self.lost_unlisted > 0 {
+            eprintln!("and {} more lost", count(self.lost_unlisted, "block"));
         }
-        Ok(Exit::Clean)
+        if self.blocks_lost > 0 {
+            let blocks = count(self.blocks_lost, "block");
+            eprintln!("{blocks} of {from} lost; in {to} {}", self.lost_are.words());
+        }
+        let elapsed = Duration::from_secs_f64(self.elapsed_s);
+        let tally = Tally { read: self.bytes_read, written: self.bytes_written, elapsed }.words();
+        eprintln!("{} copied from {from} to {to} {tally}", ByteCount::new(self.bytes));
+        if let (Some(behind), None) = (behind, self.resume_byte) {
+            let lie = if behind == 1 { "lies" } else { "lie" };
+            let bytes = count(behind, "byte");
+            eprintln!("{bytes} of {to} {lie} behind them: zeroes to the block's end, then what was there");
+        }
+    }
+}
+
+/// Refuses a destination that is too small.
+fn check_room(arguments: &Copy, source: &Source, sink: &Sink) -> Result<(), Failure> {
+    match (source.bytes(), sink.room_bytes()) {
+        (Some(size), Some(room)) if size > room => {
+            let why = format!("{} do not fit into its {}", count(size, "byte"), count(room, "byte"));
+            Err(Failure::new(Cause::Unsuitable, "copying", why).on(&arguments.to).advise("a larger volume"))
+        }
+        _ => Ok(()),
+    }
+}
+
+async fn copy(arguments: &Copy, source: &Source, sink: &Sink) -> Result<Report, Failure> {
+    check_room(arguments, source, sink)?;
+    if matches!(source, Source::Device(_)) && !sink.in_order() {
+        // Who reads or writes a pipe is blocked by it, and ends by the signal as ever.
+        interrupt::watch();
+    }
+    let started = Instant::now();
+    let show = if arguments.json { Show::Never } else { Show::OnTerminal };
+    let progress = Progress::new("copying", source.bytes().map(ByteCount::new), show);
+    let lanes = if sink.in_order() { 1 } else { IN_FLIGHT };
+    let block_size = source.block_size();
+    let losses = Losses::new(sink, block_size, source.bytes());
+    let voice = if arguments.json { Voice::Silent } else { Voice::Error };
+    let (mut findings, mut tally, mut total, mut blocks_lost) = (Findings::new(voice), Tally::default(), 0, 0);
+    let work = async {
+        let mut written = source
+            .chunks(arguments.salvage)
+            .map(|chunk| write(chunk, &losses, sink))
+            .buffered(lanes);
+        while let Some(chunk) = written.try_next().await? {
+            total += chunk.bytes;
+            tally.read += chunk.read;
+            tally.written += chunk.written;
+            progress.advance_by(chunk.bytes, chunk.read.max(chunk.written));
+            for run in chunk.lost {
+                blocks_lost += run.blocks;
+                progress.bad(run.blocks);
+                findings.note(run);
+            }
+            findings.reached(Lba::new(total >> block_size.shift()), &progress);
+        }
+        sink.finish(total).await
+    };
+    let copied = interrupt::or_end(work, || ()).await;
+    findings.finish(&progress)?;
+    copied.map_err(|failure| advise(failure, arguments))?;
+    let (lost, lost_unlisted) = findings.into_runs();
+    Ok(Report {
+        from: arguments.from.to_string(),
+        to: arguments.to.to_string(),
+        bytes: total,
+        bytes_read: tally.read,
+        bytes_written: tally.written,
+        elapsed_s: started.elapsed().as_secs_f64(),
+        block_size: block_size.bytes(),
+        blocks_lost,
+        lost,
+        lost_unlisted,
+        lost_are: sink.losing(),
+        resume_byte: source.bytes().filter(|bytes| interrupt::came() && total < *bytes).map(|_| total),
     })
 }
 
-async fn copy(arguments: &Copy, source: &Source, sink: &Sink) -> Result<u64, Failure> {
-    let size = source.bytes();
-    if let (Some(size), Some(room)) = (size, sink.room_bytes())
-        && size > room
-    {
-        let why = format!("{size} bytes do not fit into its {room} bytes");
-        return Err(Failure::new(Cause::Unsuitable, "copying", why).on(&arguments.to).advise("a larger volume"));
+/// What came of a chunk.
+struct Written {
+    bytes: u64,
+    read: u64,
+    written: u64,
+    lost: Vec<Run<Lost>>,
+}
+
+async fn write(chunk: Result<Chunk, Failure>, losses: &Losses, sink: &Sink) -> Result<Written, Failure> {
+    let Chunk { offset, data, read, lost } = chunk?;
+    let bytes = data.len() as u64;
+    let lost = losses.widened(lost);
+    let ranges = byte_ranges(&lost, losses.block_size(), offset + bytes);
+    let written = sink.write_around(offset, &data, &ranges).await?;
+    Ok(Written { bytes, read, written, lost })
+}
+
+/// What helps against a block that cannot be read.
+fn advise(failure: Failure, arguments: &Copy) -> Failure {
+    let is_read = failure.in_short().starts_with("reading");
+    let is_bad = failure.cause() == Cause::Damaged || failure.cause() == Cause::Io && is_read;
+    match is_bad && !arguments.salvage {
+        true => failure.advise("--salvage, which copies all that can be read and names the rest; `sealblock verify` names it, too"),
+        false => failure,
     }
-    let progress = Progress::new("copying", size.map(ByteCount::new), Show::OnTerminal);
-    let chunks = source.chunks();
-    let lanes = if sink.in_order() { 1 } else { IN_FLIGHT };
-    let total = chunks
-        .map(|chunk| {
-            let progress = &progress;
-            async move {
-                let (offset, data) = chunk?;
-                sink.write(offset, &data).await?;
-                progress.advance(data.len() as u64);
-                Ok::<u64, Failure>(data.len() as u64)
-            }
-        })
-        .buffered(lanes)
-        .try_fold(0, |sum, bytes| async move { Ok(sum + bytes) })
-        .await?;
-    sink.finish(total).await?;
-    Ok(total)
 }

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
+use std::time::Instant;
 
 use sealblock_block::Medium;
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
@@ -10,22 +11,49 @@ use sealblock_media_file::{FileMedium, Options};
 use sealblock_media_volume::{CreateOptions, create, format::Layout};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::{BlockSize, ByteCount};
+use serde::Serialize;
 
 use crate::cli::{Create, Guard, ProtectionType as Type};
 use crate::exit::{Cause, Exit, Failure};
-use crate::report::say;
+use crate::report::{print_json, say};
 use crate::stack::{FileKind, inspect, of_medium, of_open, of_volume, on_reactor, open_medium};
+use crate::tally::count;
+
+/// The answer of `create`.
+#[derive(Serialize)]
+struct Report {
+    volume: String,
+    uuid: String,
+    bytes: u64,
+    blocks: u64,
+    block_size: usize,
+    protection: Option<serde_json::Value>,
+    elapsed_s: f64,
+}
 
 /// Makes the volume.
 pub fn run(arguments: &Create) -> Result<Exit, Failure> {
     let path = arguments.volume.path();
     let options = options(arguments).map_err(|failure| failure.on(path.display()))?;
+    let started = Instant::now();
     make(path, &options, arguments.force)?;
+    if arguments.json {
+        print_json(&Report {
+            volume: arguments.volume.to_string(),
+            uuid: uuid_words(&options.uuid),
+            bytes: arguments.size.get(),
+            blocks: options.capacity_blocks,
+            block_size: options.block_size.bytes(),
+            protection: options.protection.map(protection_json),
+            elapsed_s: started.elapsed().as_secs_f64(),
+        })?;
+        return Ok(Exit::Clean);
+    }
     say(&format!(
-        "{}: {} in {} blocks of {} bytes, {}",
+        "{}: {} in {} of {} bytes, {}",
         path.display(),
         arguments.size,
-        options.capacity_blocks,
+        count(options.capacity_blocks, "block"),
         options.block_size,
         protection_words(options.protection),
     ))?;
@@ -115,6 +143,16 @@ pub fn protection_words(format: Option<PiFormat>) -> String {
         None => "no protection information".to_owned(),
         Some(format) => format!("guard {}, {}", format.guard(), type_words(format.protection())),
     }
+}
+
+/// A protection format as JSON has it.
+pub fn protection_json(format: PiFormat) -> serde_json::Value {
+    serde_json::json!({
+        "guard": format.guard().as_str(),
+        "type": format.protection() as u8 + 1,
+        "storage_tag_bits": format.storage_tag_bits(),
+        "tuple_bytes": format.tuple_bytes(),
+    })
 }
 
 fn type_words(kind: ProtectionType) -> &'static str {

@@ -11,7 +11,7 @@ use sealblock_media_volume::{Description as VolumeDescription, SuperblockCopy};
 use sealblock_units::ByteCount;
 use serde_json::{Value, json};
 
-use super::create::{protection_words, uuid_words};
+use super::create::{protection_json, protection_words, uuid_words};
 use crate::cli::Info;
 use crate::control::legs::MirrorStatus;
 use crate::exit::{Exit, Failure};
@@ -52,14 +52,7 @@ fn abilities(of: &Abilities) -> [(&'static str, &'static str); 4] {
 fn as_json(target: &Target, opened: &Opened) -> Value {
     let geometry = opened.gate.geometry();
     let of = opened.gate.abilities();
-    let protection = geometry.protection.map(|format| {
-        json!({
-            "guard": format.guard().as_str(),
-            "type": format.protection() as u8 + 1,
-            "storage_tag_bits": format.storage_tag_bits(),
-            "tuple_bytes": format.tuple_bytes(),
-        })
-    });
+    let protection = geometry.protection.map(protection_json);
     let mut object = json!({
         "target": target.to_string(),
         "block_size": geometry.block_size.bytes(),

@@ -5,29 +5,28 @@
 //! a destination that can make blocks unreadable gets them so, any other has zeroes there, and the list names them.
 
 use futures_util::stream::{self, StreamExt};
-use sealblock_block::{Device, Failure as BlockFailure};
+use sealblock_block::Device;
 use sealblock_media_file::Options;
 use sealblock_media_volume::{Hints, Remains, SuperblockCopy};
-use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::{ByteCount, Extent, Lba};
 use serde::Serialize;
 
-use super::copy::Sink;
+use super::copy::{Losses, Sink, byte_ranges};
 use super::info::superblocks_json;
 use crate::cli::{Endpoint, Rescue};
 use crate::exit::{Cause, Exit, Failure};
+use crate::findings::{Findings, Run, Voice};
 use crate::progress::{Progress, Show};
 use crate::report::{print_json, say};
 use crate::stack::{
-    FileKind, Opened, data_of, inspect, of_block, of_open, on_reactor, open_medium, open_shapeless, open_truncated,
+    FileKind, Lost, Opened, Salvaged, inspect, of_open, on_reactor, open_medium, open_shapeless, open_truncated,
 };
+use crate::tally::count;
 
 /// Bytes read at once.
 const CHUNK_BYTES: u64 = 1 << 20;
 /// Chunks under way at once.
 const IN_FLIGHT: usize = 8;
-/// Runs of lost blocks that are listed; further ones are counted.
-const MOST_LISTED: usize = 1 << 20;
 
 /// The answer of `rescue`.
 #[derive(Serialize)]
@@ -41,7 +40,7 @@ struct Report {
     superblock_copies: serde_json::Value,
     log_sectors_lost: u64,
     without_superblock: Option<Found>,
-    lost: Vec<Run>,
+    lost: Vec<Run<Lost>>,
     lost_unlisted: u64,
 }
 
@@ -55,21 +54,6 @@ struct Found {
     log_sectors: u64,
     log_sectors_missing: u64,
     may_be_older: bool,
-}
-
-/// Blocks in a row that are lost for the same reason.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-struct Run {
-    lba: u64,
-    blocks: u64,
-    why: String,
-}
-
-/// A chunk as it could be read: zeroes where it could not.
-struct Chunk {
-    offset: u64,
-    data: Slice,
-    lost: Vec<Run>,
 }
 
 /// Rescues.
@@ -172,80 +156,48 @@ async fn copy(
     let total = geometry.capacity_bytes();
     check_room(arguments, sink, total)?;
     let progress = Progress::new("rescuing", Some(ByteCount::new(total)), Show::OnTerminal);
-    let chunks = (0..total.div_ceil(CHUNK_BYTES)).map(|at| at * CHUNK_BYTES);
-    let mut read = stream::iter(chunks)
-        .map(|offset| read_chunk(volume, offset, CHUNK_BYTES.min(total - offset)))
+    let voice = match (arguments.json, &arguments.to) {
+        (true, _) => Voice::Silent,
+        // Standard output is for the data.
+        (false, Endpoint::Standard) => Voice::Error,
+        (false, Endpoint::Target(_)) => Voice::Output,
+    };
+    let mut findings = Findings::new(voice);
+    let size = geometry.block_size;
+    let losses = Losses::new(sink, size, Some(total));
+    let mut read = stream::iter((0..total.div_ceil(CHUNK_BYTES)).map(|at| at * CHUNK_BYTES))
+        .map(|offset| async move {
+            let length = CHUNK_BYTES.min(total - offset);
+            let extent = Extent::from_raw(offset >> size.shift(), length >> size.shift())
+                .map_err(|error| Failure::new(Cause::Usage, "rescuing", error))?;
+            volume.read_past_damage("rescuing", extent).await.map(|read| (offset, read))
+        })
         .buffered(IN_FLIGHT);
     let mut report = Report::nothing_lost(arguments, volume, without_superblock);
     while let Some(chunk) = read.next().await {
-        let Chunk { offset, data, lost } = chunk?;
-        sink.write(offset, &data).await?;
+        let (offset, Salvaged { data, lost }) = chunk?;
+        let end = offset + data.len() as u64;
+        let lost = losses.widened(lost);
+        sink.write_around(offset, &data, &byte_ranges(&lost, size, end)).await?;
         progress.advance(data.len() as u64);
         for run in lost {
-            sink.lose(run.lba << geometry.block_size.shift(), run.blocks << geometry.block_size.shift()).await?;
             progress.bad(run.blocks);
-            note(&mut report, run);
+            report.blocks_lost += run.blocks;
+            report.blocks_rescued -= run.blocks;
+            findings.note(run);
         }
+        findings.reached(Lba::new(end >> size.shift()), &progress);
     }
+    findings.finish(&progress)?;
+    (report.lost, report.lost_unlisted) = findings.into_runs();
     sink.finish(total).await?;
     Ok(report)
 }
 
-/// Reads a chunk; where that fails, block by block.
-async fn read_chunk(volume: &Opened, offset: u64, length: u64) -> Result<Chunk, Failure> {
-    let size = volume.gate.geometry().block_size;
-    let extent = Extent::from_raw(offset >> size.shift(), length >> size.shift())
-        .map_err(|error| Failure::new(Cause::Usage, "rescuing", error))?;
-    if let Ok(answer) = volume.read(extent).await {
-        return Ok(Chunk { offset, data: data_of(answer), lost: Vec::new() });
-    }
-    let (mut data, mut lost) = (Buffer::zeroed(length as usize), Vec::new());
-    for (place, lba) in data.chunks_exact_mut(size.bytes()).zip(extent.iter()) {
-        match read_block(volume, lba).await? {
-            Ok(block) => place.copy_from_slice(&block),
-            Err(why) => join_run(&mut lost, Run { lba: lba.get(), blocks: 1, why }),
-        }
-    }
-    Ok(Chunk { offset, data: data.freeze(), lost })
-}
-
-/// A block, or why it is lost.
-async fn read_block(volume: &Opened, lba: Lba) -> Result<Result<Slice, String>, Failure> {
-    let error = match volume.read(Extent::one(lba)).await {
-        Ok(answer) => return Ok(Ok(data_of(answer))),
-        Err(error) => error,
-    };
-    match error.failure() {
-        BlockFailure::Integrity(faults) => {
-            Ok(Err(faults.as_slice().first().map_or("media", |fault| fault.field.as_str()).to_owned()))
-        }
-        BlockFailure::Media { reason } => Ok(Err(reason.clone())),
-        _ => Err(of_block("rescuing", &error)),
-    }
-}
-
-fn join_run(runs: &mut Vec<Run>, more: Run) {
-    match runs.last_mut() {
-        Some(run) if run.lba + run.blocks == more.lba && run.why == more.why => run.blocks += more.blocks,
-        _ => runs.push(more),
-    }
-}
-
-fn note(report: &mut Report, run: Run) {
-    report.blocks_lost += run.blocks;
-    report.blocks_rescued -= run.blocks;
-    let blocks = run.blocks;
-    join_run(&mut report.lost, run);
-    if report.lost.len() > MOST_LISTED {
-        report.lost.pop();
-        report.lost_unlisted += blocks;
-    }
-}
-
 fn words(report: &Report) -> Vec<String> {
-    let mut lines: Vec<String> = report.lost.iter().map(Run::words).collect();
+    let mut lines = Vec::new();
     if report.lost_unlisted > 0 {
-        lines.push(format!("and {} more blocks lost", report.lost_unlisted));
+        lines.push(format!("and {} more lost", count(report.lost_unlisted, "block")));
     }
     let state = match report.blocks_lost {
         0 => "nothing lost".to_owned(),
@@ -253,7 +205,7 @@ fn words(report: &Report) -> Vec<String> {
     };
     if report.log_sectors_lost > 0 {
         lines.push(format!(
-            "{}: {} sectors of the log are lost: blocks written shortly before the volume was last in use may have an older content",
+            "{}: sectors of the log are lost ({}): blocks written shortly before the volume was last in use may have an older content",
             report.volume, report.log_sectors_lost
         ));
     }
@@ -292,14 +244,5 @@ impl Found {
             ));
         }
         lines
-    }
-}
-
-impl Run {
-    fn words(&self) -> String {
-        match self.blocks {
-            1 => format!("block {} lost: {}", self.lba, self.why),
-            blocks => format!("blocks {}..{} lost: {}", self.lba, self.lba + blocks - 1, self.why),
-        }
     }
 }

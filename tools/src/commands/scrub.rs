@@ -3,6 +3,7 @@
 //! The server that serves the target does the work. Without one, a target with a path still tells what was kept of its scrubs.
 
 mod show;
+mod watch;
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::Path;
@@ -10,40 +11,75 @@ use std::path::Path;
 use sealblock_block::{Ability, AnnexSlot, Answer, Device, Operation, OperationKind};
 use sealblock_scrub::{Record, Scrub as Machine};
 
-use crate::cli::{NVME_TCP_PORT, Scrub, ScrubCommand, Scrubbed, ServedName};
+use crate::cli::{NVME_TCP_PORT, Scrub, ScrubCommand, ScrubStart, Scrubbed, ServedName};
 use crate::control::client::{Found, find};
 use crate::control::protocol::{Name, Order};
 use crate::control::status::ScrubStatus;
 use crate::exit::{Cause, Exit, Failure};
+use crate::interrupt;
 use crate::report::{print_json, say};
 use crate::stack::{Access, Opened, of_block, on_reactor, open};
 use crate::target::{Address, Host, Target};
+use watch::Waited;
 
 /// Does it.
 pub fn run(arguments: &Scrub) -> Result<Exit, Failure> {
     match &arguments.command {
-        ScrubCommand::Status(status) => tell(&status.what, status.json),
-        ScrubCommand::Start(start) => {
-            let from = start.from.map(|lba| lba.get());
-            let rate = start.rate.map(|rate| rate.bytes_per_second());
-            order(&start.what, "starting the scrub", Order::ScrubStart { from, rate })
-        }
+        ScrubCommand::Status(status) => tell(&status.what, status.json, status.watch),
+        ScrubCommand::Start(start) => begin(start),
         ScrubCommand::Pause(what) => order(what, "pausing the scrub", Order::ScrubPause),
         ScrubCommand::Stop(what) => order(what, "stopping the scrub", Order::ScrubStop),
     }
 }
 
-fn tell(what: &Scrubbed, json: bool) -> Result<Exit, Failure> {
+fn begin(start: &ScrubStart) -> Result<Exit, Failure> {
+    const DOING: &str = "starting the scrub";
+    let from = start.from.map(|lba| lba.get());
+    let rate = start.rate.map(|rate| rate.bytes_per_second());
+    let found = find_server(&start.what)?.ok_or_else(|| unserved(DOING, &start.what.target))?;
+    let status = found.order(DOING, Order::ScrubStart { from, rate })?;
+    if start.wait {
+        return wait(&found, status, start.json);
+    }
+    if start.json { print_json(&status)? } else { say(&show::line(&status))? }
+    Ok(Exit::Clean)
+}
+
+fn tell(what: &Scrubbed, json: bool, watch: bool) -> Result<Exit, Failure> {
     let status = match find_server(what)? {
+        Some(found) if watch => {
+            let first = found.status.clone();
+            return wait(&found, first, json);
+        }
         Some(found) => found.status,
         None => kept(what)?,
     };
-    if json {
-        print_json(&status)?;
-    } else {
-        say(show::words(&status).trim_end())?;
-    }
+    print(&status, json)?;
     Ok(status.exit())
+}
+
+fn print(status: &ScrubStatus, json: bool) -> Result<(), Failure> {
+    if json { print_json(status) } else { say(show::words(status).trim_end()) }
+}
+
+/// Waits for the end of the run, and tells what it has met.
+fn wait(found: &Found, first: ScrubStatus, json: bool) -> Result<Exit, Failure> {
+    match watch::wait(found, first, json)? {
+        Waited::Ended(status) => {
+            print(&status, json)?;
+            // Held half-way, nothing is known of the rest.
+            let is_held = status.run.is_some() && status.exit() == Exit::Clean;
+            Ok(if is_held { Exit::Incomplete } else { status.exit() })
+        }
+        Waited::Interrupted(status) => {
+            if json { print_json(&*status)? } else { say(&show::line(&status))? }
+            let how_far = format!("at block {}; the server goes on", status.position);
+            let target = &status.target;
+            let go_on = format!("sealblock scrub status {target} --watch; sealblock scrub stop {target} ends it");
+            interrupt::tell(format!("waiting for the scrub of {target}"), how_far, go_on);
+            Ok(Exit::Interrupted)
+        }
+    }
 }
 
 fn order(what: &Scrubbed, doing: &str, order: Order) -> Result<Exit, Failure> {

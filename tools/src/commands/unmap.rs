@@ -1,15 +1,24 @@
 //! `sealblock zero` and `sealblock discard`.
+//!
+//! What is on a whole device is gone with one word too few on the command line, so without a range somebody has to say yes.
 
+use std::io::{self, BufRead, IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use futures_util::future::ready;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use sealblock_block::{Device, Durability, Operation};
-use sealblock_units::{ByteCount, Extent};
+use sealblock_units::{ByteCount, Extent, Lba};
+use serde::Serialize;
 
-use crate::cli::{Discard, Zero};
-use crate::exit::{Exit, Failure};
+use crate::cli::{Discard, Unmapping, Zero};
+use crate::exit::{Cause, Exit, Failure};
+use crate::interrupt;
 use crate::progress::{Progress, Show};
 use crate::range::BlockRange;
-use crate::report::say;
+use crate::report::{as_text, print_json, say};
 use crate::stack::{Access, Opened, Usage, of_block, on_reactor, open_for};
+use crate::tally::{Tally, count};
 use crate::target::Target;
 
 /// Bytes covered by one request at most, so that progress moves.
@@ -17,64 +26,118 @@ const STEP_BYTES: u64 = 256 << 20;
 /// Requests under way at once.
 const IN_FLIGHT: usize = 4;
 
+/// The answer of `zero` and `discard`.
+#[derive(Serialize)]
+struct Report {
+    target: String,
+    /// Blocks from the first one on of which it is done.
+    blocks: u64,
+    bytes: u64,
+    elapsed_s: f64,
+    /// The blocks of which it is not, when a signal ended it.
+    #[serde(serialize_with = "as_text")]
+    resume: Option<BlockRange>,
+}
+
+/// One of the two.
+struct Work<'a> {
+    doing: &'static str,
+    done: &'static str,
+    target: &'a Target,
+    usage: Usage,
+    how: &'a Unmapping,
+}
+
 /// Makes blocks read as zeroes.
 pub fn zero(arguments: &Zero) -> Result<Exit, Failure> {
     let may_unmap = !arguments.no_unmap;
-    let usage = arguments.members.usage();
-    cover("zeroing", (&arguments.target, usage), arguments.range, move |extent| Operation::WriteZeroes {
-        extent,
-        may_unmap,
-        durability: Durability::Volatile,
-    })
+    let (usage, how) = (arguments.members.usage(), &arguments.how);
+    let work = Work { doing: "zeroing", done: "zeroed", target: &arguments.target, usage, how };
+    work.run(move |extent| Operation::WriteZeroes { extent, may_unmap, durability: Durability::Volatile })
 }
 
 /// Gives up blocks.
 pub fn discard(arguments: &Discard) -> Result<Exit, Failure> {
-    let usage = arguments.members.usage();
-    cover("discarding", (&arguments.target, usage), arguments.range, |extent| Operation::Discard {
-        extents: vec![extent],
-    })
+    let (usage, how) = (arguments.members.usage(), &arguments.how);
+    let work = Work { doing: "discarding", done: "discarded", target: &arguments.target, usage, how };
+    work.run(|extent| Operation::Discard { extents: vec![extent] })
 }
 
-/// Carries an operation out over a whole range, then flushes.
-fn cover(
-    doing: &'static str,
-    (target, usage): (&Target, Usage),
-    range: Option<BlockRange>,
-    operation: impl Fn(Extent) -> Operation,
-) -> Result<Exit, Failure> {
-    on_reactor(async {
-        let opened = open_for(target, Access::Write, usage).await?;
-        let done = pieces(doing, &opened, target, range, operation).await;
-        let blocks = opened.close(done).await?;
-        say(&format!("{target}: {blocks} blocks {}", if doing == "zeroing" { "zeroed" } else { "discarded" }))?;
-        Ok(Exit::Clean)
-    })
-}
+impl Work<'_> {
+    /// Carries an operation out over a whole range, then flushes.
+    fn run(&self, operation: impl Fn(Extent) -> Operation) -> Result<Exit, Failure> {
+        let report = on_reactor(async {
+            let opened = open_for(self.target, Access::Write, self.usage).await?;
+            let done = match self.confirm(&opened) {
+                Ok(()) => self.pieces(&opened, operation).await,
+                Err(failure) => Err(failure),
+            };
+            opened.close(done).await
+        })?;
+        if self.how.json {
+            print_json(&report)?;
+        } else {
+            let tally = Tally { elapsed: Duration::from_secs_f64(report.elapsed_s), ..Tally::default() }.words();
+            let (blocks, bytes) = (count(report.blocks, "block"), ByteCount::new(report.bytes));
+            say(&format!("{}: {blocks} {} ({bytes}) {tally}", report.target, self.done))?;
+        }
+        let Some(resume) = report.resume else { return Ok(Exit::Clean) };
+        let how_far = format!("at block {}", resume.first());
+        interrupt::tell(format!("{} {}", self.doing, self.target), how_far, format!("--range {resume}, to go on there"));
+        Ok(Exit::Interrupted)
+    }
 
-async fn pieces(
-    doing: &'static str,
-    opened: &Opened,
-    target: &Target,
-    range: Option<BlockRange>,
-    operation: impl Fn(Extent) -> Operation,
-) -> Result<u64, Failure> {
-    let span = opened.span(range)?;
-    let geometry = opened.gate.geometry();
-    let step = sealblock_units::BlockCount::new((STEP_BYTES >> geometry.block_size.shift()) as u32)
-        .expect("a step has blocks of every size");
-    let total = ByteCount::new(span.blocks().saturating_mul(geometry.block_size.bytes() as u64));
-    let progress = Progress::new(&format!("{doing} {target}"), Some(total), Show::OnTerminal);
-    let (progress, operation) = (&progress, &operation);
-    stream::iter(span.extents(step))
-        .map(|extent| async move {
-            opened.gate.execute(operation(extent)).await.map_err(|error| of_block(doing, &error))?;
-            progress.advance(extent.bytes(geometry.block_size));
-            Ok::<(), Failure>(())
-        })
-        .buffer_unordered(IN_FLIGHT)
-        .try_collect::<()>()
-        .await?;
-    opened.flush().await?;
-    Ok(span.blocks())
+    /// Asks whoever sits at the terminal before a whole device loses what it holds.
+    fn confirm(&self, opened: &Opened) -> Result<(), Failure> {
+        if self.how.range.is_some() || self.how.yes {
+            return Ok(());
+        }
+        let no = |why: &str| Failure::new(Cause::Usage, self.doing, why).on(self.target);
+        if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
+            return Err(no("without --range it is all of it, and nobody is there to be asked").advise("--yes, or --range"));
+        }
+        let geometry = opened.gate.geometry();
+        let (blocks, bytes) = (count(geometry.capacity_blocks, "block"), ByteCount::new(geometry.capacity_bytes()));
+        eprint!("{} loses what it holds: all {blocks} ({bytes}) are to be {}. Go on? [y/N] ", self.target, self.done);
+        io::stderr().flush().ok();
+        let mut answer = String::new();
+        io::stdin().lock().read_line(&mut answer).map_err(|error| Failure::io("reading the answer", &error))?;
+        match answer.trim().to_lowercase().as_str() {
+            "y" | "yes" => Ok(()),
+            _ => Err(no("it was not confirmed, and nothing was changed")),
+        }
+    }
+
+    async fn pieces(&self, opened: &Opened, operation: impl Fn(Extent) -> Operation) -> Result<Report, Failure> {
+        let Work { doing, target, how, .. } = self;
+        let span = opened.span(how.range)?;
+        let (started, size) = (Instant::now(), opened.gate.geometry().block_size);
+        let step = sealblock_units::BlockCount::new((STEP_BYTES >> size.shift()) as u32)
+            .expect("a step has blocks of every size");
+        let total = ByteCount::new(span.blocks().saturating_mul(size.bytes() as u64));
+        let show = if how.json { Show::Never } else { Show::OnTerminal };
+        let progress = Progress::new(&format!("{doing} {target}"), Some(total), show);
+        let (progress, operation, mut next) = (&progress, &operation, span.first().get());
+        interrupt::watch();
+        let work = async {
+            let mut covered = stream::iter(span.extents(step))
+                .take_while(|_| ready(!interrupt::came()))
+                .map(|extent| async move {
+                    opened.gate.execute(operation(extent)).await.map_err(|error| of_block(*doing, &error))?;
+                    progress.advance_by(extent.bytes(size), 0);
+                    Ok::<u64, Failure>(u64::from(extent.len()))
+                })
+                .buffered(IN_FLIGHT);
+            while let Some(blocks) = covered.try_next().await? {
+                next = next.saturating_add(blocks);
+            }
+            drop(covered);
+            opened.flush().await
+        };
+        interrupt::or_end(work, || ()).await?;
+        let blocks = next - span.first().get();
+        let resume = (blocks < span.blocks()).then(|| BlockRange::new(Lba::new(next), Some(span.last())).ok()).flatten();
+        let elapsed_s = started.elapsed().as_secs_f64();
+        Ok(Report { target: target.to_string(), blocks, bytes: blocks << size.shift(), elapsed_s, resume })
+    }
 }

@@ -3,27 +3,31 @@
 mod catch_up;
 mod job;
 mod lanes;
+mod ledger;
+mod words;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use sealblock_block::{Abilities, Ability, Device, Fault, FaultField, Unchecked};
-use sealblock_integrity::{Field as TagField, PiFormat};
+use sealblock_block::{Abilities, Ability, Device, Unchecked};
 
 use crate::cli::Verify;
 use crate::control::protocol::Order;
 use crate::exit::{Cause, Exit, Failure};
+use crate::interrupt;
 use crate::progress::Show;
-use crate::report::{BlockError, Checked, Field, Hex, NotChecked, VerifyReport, print_json, say};
+use crate::report::{Checked, NotChecked, VerifyReport, print_json, say};
 use crate::stack::{Access, Opened, Usage, on_reactor, open_for};
+use crate::tally::{Tally, count};
 use crate::target::Target;
+use words::block_error;
 
 pub use job::{Findings, Job};
 
 /// Checks the target.
 pub fn run(arguments: &Verify) -> Result<Exit, Failure> {
     let show = if arguments.json || arguments.quiet { Show::Never } else { Show::OnTerminal };
-    let (report, repairs) = on_reactor(async {
+    let (found, repairs) = on_reactor(async {
         let access = if arguments.repair { Access::Write } else { Access::Read };
         // Repairs come from other copies, so a member by itself has none.
         let opened = open_for(&arguments.target, access, Usage::Unchanged).await?;
@@ -38,17 +42,23 @@ pub fn run(arguments: &Verify) -> Result<Exit, Failure> {
         let lost = [lost, tell_of_lost(arguments, opened.facts.lost_copies())].concat();
         // An opening for writing has written them anew, or does when it is closed.
         let lost_metadata = if arguments.repair { Vec::new() } else { lost };
-        opened.close(verified.map(|report| (VerifyReport { lost_metadata, ..report }, repairs))).await
+        let found =
+            verified.map(|found| Found { report: VerifyReport { lost_metadata, ..found.report }, untold: found.untold });
+        opened.close(found.map(|found| (found, repairs))).await
     })?;
-    if arguments.json {
-        print_json(&report)?;
-    } else {
-        print_text(&report, arguments.quiet)?;
-    }
+    found.print(arguments)?;
+    let report = found.report;
     if arguments.repair {
         tell_of_repairs(&report, repairs);
     }
-    Ok(report.exit())
+    Ok(if report.resume.is_some() { Exit::Interrupted } else { report.exit() })
+}
+
+/// What a verify has found, and what is not told of it yet.
+struct Found {
+    report: VerifyReport,
+    /// Damaged blocks that there was no line for.
+    untold: u64,
 }
 
 /// Says what the opening has found beside blocks; the copies of superblocks that are lost.
@@ -111,28 +121,50 @@ impl Repairs {
     }
 }
 
-async fn check(arguments: &Verify, opened: &Opened, show: Show) -> Result<VerifyReport, Failure> {
+async fn check(arguments: &Verify, opened: &Opened, show: Show) -> Result<Found, Failure> {
     let span = opened.span(arguments.range)?;
+    // Not before: until here nothing was found, and a signal may end the process as it would any other.
+    interrupt::watch();
     let started = Instant::now();
     let job = Arc::new(Job::new(arguments, opened, span, show)?);
     let received_before = opened.received_bytes();
-    let findings = lanes::run(&job, opened).await?;
-    // Another host's bytes are counted where they arrive, whoever asked for them.
-    let received = opened.received_bytes().zip(received_before).map(|(now, before)| now - before);
-    let format = opened.gate.geometry().protection;
-    Ok(VerifyReport {
-        target: arguments.target.to_string(),
-        blocks_verified: span.blocks(),
-        bytes_verified: span.blocks() << opened.gate.geometry().block_size.shift(),
-        bytes_transferred: received.unwrap_or(findings.bytes_transferred),
-        offloaded: job.offloads(),
-        elapsed_s: started.elapsed().as_secs_f64(),
-        checked: Checked::of(findings.coverage.is_sealed()),
-        errors: findings.faults.iter().map(|fault| block_error(fault, format, &arguments.target)).collect(),
-        errors_unlisted: findings.unlisted,
-        lost_metadata: Vec::new(),
-        unchecked: findings.coverage.unchecked().iter().map(|run| not_checked(run, &arguments.target)).collect(),
-    })
+    let found = |findings: Findings| {
+        // Another host's bytes are counted where they arrive, whoever asked for them.
+        let received = opened.received_bytes().zip(received_before).map(|(now, before)| now - before);
+        let geometry = opened.gate.geometry();
+        let error = |fault| block_error(fault, geometry.protection, &arguments.target);
+        let not_checked = |run| not_checked(run, &arguments.target);
+        let report = VerifyReport {
+            target: arguments.target.to_string(),
+            blocks_verified: findings.blocks,
+            bytes_verified: findings.blocks << geometry.block_size.shift(),
+            bytes_transferred: received.unwrap_or(findings.bytes_transferred),
+            offloaded: job.offloads(),
+            elapsed_s: started.elapsed().as_secs_f64(),
+            checked: Checked::of(findings.coverage.is_sealed()),
+            errors: findings.faults.iter().map(error).collect(),
+            errors_unlisted: findings.unlisted,
+            lost_metadata: Vec::new(),
+            unchecked: findings.coverage.unchecked().iter().map(not_checked).collect(),
+            resume: findings.resume,
+        };
+        Found { report, untold: findings.untold }
+    };
+    // What does not answer does not keep anybody from knowing what was found before.
+    let last_words = || {
+        if let Some(Ok(findings)) = job.findings_now() {
+            found(findings).print(arguments).ok();
+        }
+    };
+    let worked = interrupt::or_end(lanes::run(&job, opened), last_words).await;
+    let findings = job.findings()?;
+    worked.map_err(|failure| match findings.resume {
+        Some(resume) if failure.advice().is_none() && findings.blocks > 0 => {
+            failure.advise(format!("--range {resume}, to go on there"))
+        }
+        _ => failure,
+    })?;
+    Ok(found(findings))
 }
 
 fn not_checked(run: &Unchecked, target: &Target) -> NotChecked {
@@ -158,72 +190,41 @@ fn tell_of_repairs(report: &VerifyReport, repairs: Repairs) {
     }
 }
 
-fn block_error(fault: &Fault, format: Option<PiFormat>, target: &Target) -> BlockError {
-    let bits = match (fault.field, format) {
-        (FaultField::Tag(TagField::Guard), Some(format)) => format.guard().bits(),
-        (FaultField::Tag(TagField::RefTag), Some(format)) => u32::from(format.reference_tag_bits()),
-        (FaultField::Tag(TagField::Guard | TagField::RefTag), None) => fitting_bits(fault),
-        _ => 16,
-    };
-    let hex = |value: Option<u64>| value.map(|value| Hex::new(u128::from(value), bits));
-    let field = match fault.field {
-        FaultField::Tag(TagField::Guard) => Field::Guard,
-        FaultField::Tag(TagField::AppTag) => Field::AppTag,
-        FaultField::Tag(TagField::RefTag) => Field::RefTag,
-        FaultField::Tag(TagField::StorageTag) => Field::StorageTag,
-        FaultField::Media => Field::Media,
-        FaultField::Conflict => Field::Conflict,
-        FaultField::Stale => Field::Stale,
-    };
-    BlockError {
-        lba: fault.lba.get(),
-        field,
-        expected: hex(fault.expected),
-        actual: hex(fault.actual),
-        member: target.leg(fault.leg).map(Target::to_string),
-        repaired: fault.repaired,
+impl Found {
+    /// Prints what was not told while it was found.
+    fn print(&self, arguments: &Verify) -> Result<(), Failure> {
+        let report = &self.report;
+        if arguments.json {
+            print_json(report)?;
+        } else {
+            self.print_text(arguments.quiet)?;
+        }
+        if let Some(resume) = report.resume {
+            let how_far = format!("at block {}", resume.first());
+            interrupt::tell(format!("verifying {}", report.target), how_far, format!("--range {resume}, to go on there"));
+        }
+        Ok(())
     }
-}
 
-/// The width of a field whose format only another host's device knows: the least of those there are that holds its values.
-fn fitting_bits(fault: &Fault) -> u32 {
-    let used = u64::BITS - (fault.expected.unwrap_or(0) | fault.actual.unwrap_or(0)).leading_zeros();
-    let least = if fault.field == FaultField::Tag(TagField::RefTag) { 32 } else { 16 };
-    [16, 32, 48].into_iter().find(|bits| *bits >= used.max(least)).unwrap_or(64)
-}
-
-fn print_text(report: &VerifyReport, quiet: bool) -> Result<(), Failure> {
-    for error in &report.errors {
-        let what = match (error.expected, error.actual) {
-            (Some(expected), Some(actual)) => format!("expected {expected}, found {actual}"),
-            // Another host's device says which field it is, and not always what it holds.
-            _ if !matches!(error.field, Field::Media | Field::Conflict | Field::Stale) => "does not fit".to_owned(),
-            _ if error.field == Field::Conflict => "good copies differ".to_owned(),
-            _ if error.field == Field::Stale => "an older copy is kept here; --accept-stale takes it".to_owned(),
-            _ => "cannot be read".to_owned(),
-        };
-        let member = error.member.as_ref().map_or(String::new(), |member| format!(" on {member}"));
-        let repaired = if error.repaired { ", repaired" } else { "" };
-        say(&format!("block {}{member}: {}: {what}{repaired}", error.lba, error.field.words()))?;
+    /// Prints what follows the lines of damaged blocks.
+    fn print_text(&self, quiet: bool) -> Result<(), Failure> {
+        let report = &self.report;
+        if self.untold > 0 {
+            say(&format!("and {} more", count(self.untold, "damaged block")))?;
+        }
+        for run in &report.unchecked {
+            let member = run.member.as_ref().map_or(String::new(), |member| format!(" on {member}"));
+            say(&format!("blocks {} to {}{member}: not checked: {}", run.first, run.last, run.why))?;
+        }
+        if quiet && report.exit() == Exit::Clean && report.resume.is_none() {
+            return Ok(());
+        }
+        let elapsed = Duration::from_secs_f64(report.elapsed_s);
+        let tally = Tally { read: report.bytes_transferred, written: 0, elapsed }.words();
+        let verdict = if report.resume.is_some() { "interrupted; until then " } else { "" };
+        let blocks = count(report.blocks_verified, "block");
+        say(&format!("{}: {blocks} verified {tally}: {verdict}{}", report.target, report.verdict()))
     }
-    if report.errors_unlisted > 0 {
-        say(&format!("and {} more damaged blocks", report.errors_unlisted))?;
-    }
-    for run in &report.unchecked {
-        let member = run.member.as_ref().map_or(String::new(), |member| format!(" on {member}"));
-        say(&format!("blocks {} to {}{member}: not checked: {}", run.first, run.last, run.why))?;
-    }
-    if quiet && report.exit() == Exit::Clean {
-        return Ok(());
-    }
-    let rate = report.bytes_verified as f64 / report.elapsed_s.max(1e-9) / 1e6;
-    say(&format!(
-        "{}: {} blocks verified in {:.2} s ({rate:.0} MB/s): {}",
-        report.target,
-        report.blocks_verified,
-        report.elapsed_s,
-        report.verdict()
-    ))
 }
 
 #[cfg(test)]
@@ -233,7 +234,7 @@ mod tests {
     use sealblock_block::{Durability, Operation};
     use sealblock_integrity::{Sealed, Tags};
     use sealblock_runtime_memory::Slice;
-    use sealblock_units::{Extent, Lba};
+    use sealblock_units::Extent;
 
     use crate::cli::{Cli, Command};
     use crate::stack::open;
@@ -275,16 +276,5 @@ mod tests {
             run_of(&format!("sealblock corrupt {path} --lba 9 --kind ref-tag"));
             assert_eq!(verified(&path), Exit::Found, "Type {kind}");
         }
-    }
-
-    #[test]
-    fn values_of_an_unknown_format_have_one_width_that_fits_both() {
-        let of = |field, expected, actual| {
-            let fault = Fault::new(Lba::ZERO, field, Some(expected), Some(actual));
-            fitting_bits(&fault)
-        };
-        let (guard, tag) = (FaultField::Tag(TagField::Guard), FaultField::Tag(TagField::RefTag));
-        assert_eq!((of(guard, 1, 0xffff), of(guard, 0x1_0000, 2), of(guard, 1 << 48, 2)), (16, 32, 64));
-        assert_eq!((of(tag, 1, 2), of(tag, 1 << 32, 2), of(guard, 0, 0)), (32, 48, 16));
     }
 }

@@ -52,14 +52,24 @@ impl Whole {
     /// # Errors
     /// What the device says, while `doing` something.
     pub async fn read(&self, doing: &str, offset: u64, length: u64) -> Result<Slice, Failure> {
+        let read = async |blocks| self.opened.read(blocks).await.map(data_of).map_err(|error| of_block(doing, &error));
+        self.assemble(offset, length, read).await
+    }
+
+    /// Whole blocks, which `read` reads, and what lies behind the last one.
+    pub(super) async fn assemble(
+        &self,
+        offset: u64,
+        length: u64,
+        read: impl AsyncFnOnce(Extent) -> Result<Slice, Failure>,
+    ) -> Result<Slice, Failure> {
         let geometry = self.opened.gate.geometry();
         let (shift, end) = (geometry.block_size.shift(), geometry.capacity_bytes());
         let blocks = length.min(end.saturating_sub(offset)).div_ceil(geometry.block_size.bytes() as u64);
         let mut data = Slice::empty();
         if blocks > 0 {
             let extent = Extent::from_raw(offset >> shift, blocks);
-            let extent = extent.map_err(|error| Failure::new(Cause::Usage, doing, error))?;
-            data = self.opened.read(extent).await.map(data_of).map_err(|error| of_block(doing, &error))?;
+            data = read(extent.map_err(|error| Failure::new(Cause::Usage, "reading", error))?).await?;
         }
         let length = length as usize;
         if data.len() >= length {

@@ -8,9 +8,10 @@ use sealblock_block::{Ability, Answer, Device, Operation};
 use sealblock_integrity::guard;
 use sealblock_units::Extent;
 
-use super::{Run, Sides, join_run};
+use super::{Sides, What};
 use crate::exit::{Cause, Failure};
-use crate::stack::{Opened, of_block};
+use crate::findings::{Run, join_run};
+use crate::stack::{Opened, damage, of_block};
 
 /// Bytes of the largest region that is summed at once.
 pub(super) const REGION_BYTES: u64 = 4 << 20;
@@ -27,35 +28,39 @@ impl Sides<'_> {
             && abilities().all(|side| !side.offloads || side.digest == Ability::Native)
     }
 
-    /// The blocks of a region that differ.
-    pub(super) async fn search(&self, offset: u64, length: u64) -> Result<Vec<Run>, Failure> {
+    /// The blocks of a region that differ or cannot be read.
+    pub(super) async fn search(&self, offset: u64, length: u64) -> Result<Vec<Run<What>>, Failure> {
         let mut runs = Vec::new();
         let mut different = Vec::new();
         // Sums are of whole blocks; what ends within one is read.
         let rest = length % self.block.bytes() as u64;
         let length = length - rest;
-        if length > 0 && !self.are_equal(offset, length).await? {
-            different.push((offset, length));
+        if length > 0 {
+            different.push((offset, length, self.sums(offset, length).await?));
         }
-        while let Some((offset, length)) = different.pop() {
+        different.retain(|region| region.2 != Sums::Same);
+        while let Some((offset, length, sums)) = different.pop() {
             let blocks = length >> self.block.shift();
             if blocks == 1 {
-                join_run(&mut runs, Run { lba: offset >> self.block.shift(), blocks });
+                match sums {
+                    Sums::Different => join_run(&mut runs, Run::new(offset >> self.block.shift(), 1, What::Differ)),
+                    _ => self.read_into(&mut runs, offset, length).await?,
+                }
                 continue;
             }
             let half = (blocks / 2) << self.block.shift();
             let (first, second) = ((offset, half), (offset + half, length - half));
-            let equal = join(self.are_equal(first.0, first.1), self.are_equal(second.0, second.1)).await;
-            match (equal.0?, equal.1?) {
-                (false, false) if blocks > 2 && length <= READ_BYTES => {
+            let sums = join(self.sums(first.0, first.1), self.sums(second.0, second.1)).await;
+            match (sums.0?, sums.1?) {
+                // Somebody writes there just now, or a sum is wrong: what is read decides.
+                (Sums::Same, Sums::Same) => self.read_into(&mut runs, offset, length).await?,
+                (one, other) if one != Sums::Same && other != Sums::Same && blocks > 2 && length <= READ_BYTES => {
                     self.read_into(&mut runs, offset, length).await?
                 }
-                // Somebody writes there just now, or a sum is wrong: what is read decides.
-                (true, true) => self.read_into(&mut runs, offset, length).await?,
-                (is_first_equal, is_second_equal) => {
+                (one, other) => {
                     // Last in, first out: the runs are to be in order.
-                    different.extend((!is_second_equal).then_some(second));
-                    different.extend((!is_first_equal).then_some(first));
+                    different.extend((other != Sums::Same).then_some((second.0, second.1, other)));
+                    different.extend((one != Sums::Same).then_some((first.0, first.1, one)));
                 }
             }
         }
@@ -65,35 +70,47 @@ impl Sides<'_> {
         Ok(runs)
     }
 
-    async fn read_into(&self, runs: &mut Vec<Run>, offset: u64, length: u64) -> Result<(), Failure> {
-        self.read_runs(offset, length).await?.into_iter().for_each(|run| {
-            join_run(runs, run);
-        });
+    async fn read_into(&self, runs: &mut Vec<Run<What>>, offset: u64, length: u64) -> Result<(), Failure> {
+        self.read_runs(offset, length).await?.into_iter().for_each(|run| join_run(runs, run));
         Ok(())
     }
 
-    /// Whether the sums of both sides are the same.
-    async fn are_equal(&self, offset: u64, length: u64) -> Result<bool, Failure> {
+    /// What the sums of both sides tell.
+    async fn sums(&self, offset: u64, length: u64) -> Result<Sums, Failure> {
         let other = async {
             match self.b {
                 Some(b) => digest(&b.opened, offset, length).await,
-                None => Ok(sum_of_zeroes(length)),
+                None => Ok(Some(sum_of_zeroes(length))),
             }
         };
         let (a, b) = join(digest(&self.a.opened, offset, length), other).await;
-        Ok(a? == b?)
+        Ok(match (a?, b?) {
+            (Some(a), Some(b)) if a == b => Sums::Same,
+            (Some(_), Some(_)) => Sums::Different,
+            _ => Sums::Unknown,
+        })
     }
 }
 
-/// The CRC-64/NVME of bytes of a target, whose tags are checked on the way.
-async fn digest(opened: &Opened, offset: u64, length: u64) -> Result<u64, Failure> {
+/// What sums tell of a region.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sums {
+    Same,
+    Different,
+    /// A block there cannot be read, so nothing can be summed.
+    Unknown,
+}
+
+/// The CRC-64/NVME of bytes of a target, whose tags are checked on the way; nothing where one of its blocks is damaged.
+async fn digest(opened: &Opened, offset: u64, length: u64) -> Result<Option<u64>, Failure> {
     let shift = opened.gate.geometry().block_size.shift();
     let extent = Extent::from_raw(offset >> shift, length >> shift)
         .map_err(|error| Failure::new(Cause::Usage, "comparing", error))?;
     let checks = opened.checks(extent);
     match opened.gate.execute(Operation::Digest { extent, checks }).await {
-        Ok(Answer::Digest(digested)) => Ok(digested.crc64),
+        Ok(Answer::Digest(digested)) => Ok(Some(digested.crc64)),
         Ok(_) => unreachable!("a digest is answered with one"),
+        Err(error) if damage(&error).is_some() => Ok(None),
         Err(error) => Err(of_block("comparing", &error)),
     }
 }

@@ -3,12 +3,14 @@
 use std::cell::RefCell;
 use std::fs::File;
 use std::io::{self, Write};
+use std::ops::Range;
 
 use sealblock_block::{Ability, Device, Durability, Medium, Operation};
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_media_file::FileMedium;
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::Extent;
+use serde::Serialize;
 
 use crate::cli::Endpoint;
 use crate::exit::{Cause, Failure};
@@ -26,6 +28,18 @@ pub(in crate::commands) enum Sink {
     Plain { name: String, medium: FileMedium },
     /// Standard output.
     Output(RefCell<io::Stdout>),
+}
+
+/// What becomes of blocks that could not be read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(in crate::commands) enum Losing {
+    /// They cannot be read there either.
+    Unreadable,
+    /// They are not written and keep what they held: the device seals what it is given, or may, so that zeroes would pass for data.
+    Unwritten,
+    /// They are zeroes: nothing there says of any block that it is right.
+    Zeroes,
 }
 
 impl Sink {
@@ -69,25 +83,66 @@ impl Sink {
         matches!(self, Sink::Output(_))
     }
 
-    /// Writes a chunk. Its offset begins a block of any size, and only that of the last one may end within a block.
-    pub async fn write(&self, offset: u64, data: &Slice) -> Result<(), Failure> {
+    /// Writes a chunk. Its offset begins a block of any size, and only that of the last one may end within a block. Gives how
+    /// many bytes were written, and not left out as zeroes.
+    pub async fn write(&self, offset: u64, data: &Slice) -> Result<u64, Failure> {
         match self {
             Sink::Device(opened) => write_blocks(opened, offset, data).await,
             Sink::Plain { name, medium } => write_plain(medium, offset, data).await.map_err(|error| error.on(name)),
-            Sink::Output(output) => output.borrow_mut().write_all(data).map_err(|error| of_output(&error)),
+            Sink::Output(output) => {
+                output.borrow_mut().write_all(data).map_err(|error| of_output(&error))?;
+                Ok(data.len() as u64)
+            }
         }
     }
 
-    /// Makes bytes that were written as zeroes because they are lost unreadable, where these are whole blocks of a device
-    /// that can. Elsewhere the zeroes stay.
-    pub async fn lose(&self, offset: u64, length: u64) -> Result<(), Failure> {
-        let Sink::Device(opened) = self else { return Ok(()) };
-        let block = opened.gate.geometry().block_size.bytes() as u64;
-        let can = opened.gate.abilities().write_uncorrectable == Ability::Native;
-        if !can || !offset.is_multiple_of(block) || !length.is_multiple_of(block) {
-            return Ok(());
+    /// What becomes of bytes that could not be read.
+    pub fn losing(&self) -> Losing {
+        let Sink::Device(opened) = self else { return Losing::Zeroes };
+        let abilities = opened.gate.abilities();
+        let has_seals = abilities.seals || abilities.offloads || opened.gate.geometry().protection.is_some();
+        match abilities.write_uncorrectable == Ability::Native {
+            true => Losing::Unreadable,
+            false if has_seals => Losing::Unwritten,
+            false => Losing::Zeroes,
         }
-        let extent = extent_of(opened, offset, length as usize)?;
+    }
+
+    /// Bytes that can only be lost together.
+    pub fn losing_bytes(&self) -> u64 {
+        match (self, self.losing()) {
+            (Sink::Device(opened), Losing::Unreadable | Losing::Unwritten) => {
+                opened.gate.geometry().block_size.bytes() as u64
+            }
+            _ => 1,
+        }
+    }
+
+    /// Writes a chunk of which runs of bytes are lost: ranges from the start of all data, each of [`Sink::losing_bytes`] or
+    /// a multiple. They are never written as if they were data that was read, where anything makes a seal for it.
+    pub async fn write_around(&self, offset: u64, data: &Slice, lost: &[Range<u64>]) -> Result<u64, Failure> {
+        if self.losing() == Losing::Zeroes {
+            return self.write(offset, data).await;
+        }
+        let (mut at, mut written) = (offset, 0);
+        let end = offset + data.len() as u64;
+        for gap in lost.iter().cloned().chain([end..end]) {
+            if gap.start > at {
+                let good = data.slice((at - offset) as usize..(gap.start - offset) as usize);
+                written += self.write(at, &good).await?;
+            }
+            self.lose(&gap).await?;
+            at = gap.end;
+        }
+        Ok(written)
+    }
+
+    /// Makes bytes unreadable where the device can.
+    async fn lose(&self, gap: &Range<u64>) -> Result<(), Failure> {
+        let (Sink::Device(opened), Losing::Unreadable, false) = (self, self.losing(), gap.is_empty()) else {
+            return Ok(());
+        };
+        let extent = extent_of(opened, gap.start, (gap.end - gap.start) as usize)?;
         let operation = Operation::WriteUncorrectable { extent, durability: Durability::Volatile };
         opened.gate.execute(operation).await.map(drop).map_err(|error| of_block("writing", &error))
     }
@@ -118,14 +173,15 @@ fn of_output(error: &io::Error) -> Failure {
     Failure::io("writing", error).on("standard output")
 }
 
-/// Writes what is not zeroes; the rest of the last sector is, until the file's end is set.
-async fn write_plain(medium: &FileMedium, offset: u64, data: &Slice) -> Result<(), Failure> {
+/// Writes what is not zeroes; the rest of the last sector is, until the file's end is set. Gives how much that is.
+async fn write_plain(medium: &FileMedium, offset: u64, data: &Slice) -> Result<u64, Failure> {
     let failed = |error| of_medium("writing", &error);
     let data = padded(data, data.len().next_multiple_of(medium.sector_bytes() as usize));
     let end = offset + data.len() as u64;
     if end > medium.len_bytes() {
         medium.set_len_bytes(end).map_err(failed)?;
     }
+    let mut written = 0;
     let mut pages = data.chunks(HOLE_BYTES).enumerate().peekable();
     while let Some((first, page)) = pages.next() {
         if is_zero(page) {
@@ -136,8 +192,9 @@ async fn write_plain(medium: &FileMedium, offset: u64, data: &Slice) -> Result<(
             to += page.len();
         }
         medium.write(offset + from as u64, data.slice(from..to)).await.map_err(failed)?;
+        written += (to - from) as u64;
     }
-    Ok(())
+    Ok(written)
 }
 
 fn is_zero(bytes: &[u8]) -> bool {
@@ -152,10 +209,11 @@ fn extent_of(opened: &Opened, offset: u64, length: usize) -> Result<Extent, Fail
     extent.filter(|extent| extent.fits(geometry.capacity_blocks)).ok_or_else(|| full(opened))
 }
 
-async fn write_blocks(opened: &Opened, offset: u64, data: &Slice) -> Result<(), Failure> {
+async fn write_blocks(opened: &Opened, offset: u64, data: &Slice) -> Result<u64, Failure> {
     let geometry = opened.gate.geometry();
     let extent = extent_of(opened, offset, data.len())?;
-    let operation = if opened.gate.abilities().unmap_zeroes && is_zero(data) {
+    let leaves_out = opened.gate.abilities().unmap_zeroes && is_zero(data);
+    let operation = if leaves_out {
         Operation::WriteZeroes { extent, may_unmap: true, durability: Durability::Volatile }
     } else {
         let tags = Tags { app_tag: 0, storage_tag: 0, first_ref: extent.start().get() };
@@ -163,7 +221,8 @@ async fn write_blocks(opened: &Opened, offset: u64, data: &Slice) -> Result<(), 
         let data = Sealed::seal(padded(data, whole), geometry.block_size, geometry.protection, &tags);
         Operation::Write { extent, data, durability: Durability::Volatile }
     };
-    opened.gate.execute(operation).await.map(drop).map_err(|error| of_block("writing", &error))
+    opened.gate.execute(operation).await.map_err(|error| of_block("writing", &error))?;
+    Ok(if leaves_out { 0 } else { data.len() as u64 })
 }
 
 fn full(opened: &Opened) -> Failure {

@@ -3,18 +3,30 @@
 use std::cell::RefCell;
 use std::io::{self, Read};
 
+use futures_util::future::ready;
 use futures_util::stream::{self, LocalBoxStream, StreamExt};
 use sealblock_block::{Ability, Answer, Device, Operation, RunState};
 use sealblock_runtime_memory::{Buffer, Slice};
-use sealblock_units::Extent;
+use sealblock_units::{BlockSize, Extent};
 
 use super::{CHUNK_BYTES, IN_FLIGHT};
 use crate::cli::Endpoint;
 use crate::exit::Failure;
-use crate::stack::{Opened, Whole};
+use crate::findings::Run;
+use crate::interrupt;
+use crate::stack::{Lost, Opened, Salvaged, Whole};
 
-/// A chunk of data and where it lies, in bytes from the start.
-pub(super) type Chunk = Result<(u64, Slice), Failure>;
+/// A chunk of data.
+pub(super) struct Chunk {
+    /// Where it lies, in bytes from the start.
+    pub offset: u64,
+    /// The data; zeroes where they could not be read.
+    pub data: Slice,
+    /// Bytes that were read for it: none for a hole.
+    pub read: u64,
+    /// Blocks of the source that could not be read.
+    pub lost: Vec<Run<Lost>>,
+}
 
 /// Where a copy comes from.
 pub(super) enum Source {
@@ -41,17 +53,29 @@ impl Source {
         }
     }
 
-    /// The data, in order, read ahead where that is possible.
-    pub fn chunks(&self) -> LocalBoxStream<'_, Chunk> {
+    /// Bytes in a block of it.
+    pub fn block_size(&self) -> BlockSize {
         match self {
-            Source::Device(whole) => device_chunks(whole).boxed_local(),
+            Source::Device(whole) => whole.opened.gate.geometry().block_size,
+            Source::Input(_) => BlockSize::B512,
+        }
+    }
+
+    /// The data, in order, read ahead where that is possible, until a signal comes. With `salvage` it goes on past blocks that
+    /// cannot be read.
+    pub fn chunks(&self, salvage: bool) -> LocalBoxStream<'_, Result<Chunk, Failure>> {
+        match self {
+            Source::Device(whole) => device_chunks(whole, salvage).boxed_local(),
             Source::Input(input) => {
                 let next = move |offset| async move {
                     let chunk = next_bytes(&mut *input.borrow_mut())
                         .map_err(|error| Failure::io("reading", &error).on("standard input"));
                     match chunk {
                         Ok(data) if data.is_empty() => None,
-                        Ok(data) => Some((Ok((offset, data.clone())), offset + data.len() as u64)),
+                        Ok(data) => {
+                            let read = data.len() as u64;
+                            Some((Ok(Chunk { offset, data, read, lost: Vec::new() }), offset + read))
+                        }
                         Err(failure) => Some((Err(failure), offset)),
                     }
                 };
@@ -69,20 +93,27 @@ impl Source {
     }
 }
 
-fn device_chunks(whole: &Whole) -> impl futures_util::Stream<Item = Chunk> {
+fn device_chunks(whole: &Whole, salvage: bool) -> impl futures_util::Stream<Item = Result<Chunk, Failure>> {
     let total = whole.len_bytes();
     let step = CHUNK_BYTES as u64;
     let chunks = (0..total.div_ceil(step)).map(move |i| (i * step, step.min(total - i * step)));
     let tells_holes = whole.opened.gate.abilities().allocation == Ability::Native;
     let zeroes = if tells_holes { Buffer::zeroed(CHUNK_BYTES).freeze() } else { Slice::empty() };
     stream::iter(chunks)
+        .take_while(|_| ready(!interrupt::came()))
         .map(move |(offset, length)| {
             let zeroes = zeroes.clone();
             async move {
                 if tells_holes && is_hole(&whole.opened, offset, length).await {
-                    return Ok((offset, zeroes.slice(..length as usize)));
+                    let data = zeroes.slice(..length as usize);
+                    return Ok(Chunk { offset, data, read: 0, lost: Vec::new() });
                 }
-                Ok((offset, whole.read("reading", offset, length).await?))
+                if salvage {
+                    let Salvaged { data, lost } = whole.read_past_damage("reading", offset, length).await?;
+                    return Ok(Chunk { offset, data, read: length, lost });
+                }
+                let data = whole.read("reading", offset, length).await?;
+                Ok(Chunk { offset, data, read: length, lost: Vec::new() })
             }
         })
         .buffered(IN_FLIGHT)

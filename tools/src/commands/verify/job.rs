@@ -1,20 +1,24 @@
 //! One verify, shared by the cores that work on it.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use sealblock_block::{Abilities, Ability, Answer, Coverage, Device, Fault, Operation, Unchecked};
+use sealblock_integrity::PiFormat;
 use sealblock_units::{BlockCount, ByteCount, Extent, Lba};
 
+use super::ledger::Ledger;
+use super::words::{Damage, block_error};
 use crate::cli::{Mode, Verify};
 use crate::exit::{Cause, Failure};
+use crate::findings::{Findings as Lines, MOST_LISTED, Run, Voice};
+use crate::interrupt;
 use crate::progress::{Progress, Show};
-use crate::range::BlockSpan;
+use crate::range::{BlockRange, BlockSpan};
 use crate::stack::{Opened, of_block};
+use crate::target::Target;
 
-/// Damaged blocks that are listed one by one; further ones are counted. Bounds memory where everything is damaged.
-const MOST_LISTED: usize = 1 << 20;
 /// Blocks that are looked at once more in the end, to see whether copies are in sync still: of a stripe of mirrors some of
 /// every mirror.
 const LAST_LOOK_BLOCKS: u64 = 4096;
@@ -42,7 +46,16 @@ pub struct Job {
     how: How,
     pace: Option<Pace>,
     progress: Progress,
-    findings: Mutex<Findings>,
+    target: Target,
+    format: Option<PiFormat>,
+    state: Mutex<State>,
+}
+
+/// What is known of the blocks that were looked at.
+struct State {
+    ledger: Ledger,
+    lines: Lines<Damage>,
+    findings: Findings,
 }
 
 /// Who checks.
@@ -80,10 +93,16 @@ impl How {
 /// What a verify has found.
 #[derive(Default)]
 pub struct Findings {
-    /// The damaged blocks, in order once the job is done.
+    /// The damaged blocks, in order. Bounded, for where everything is damaged.
     pub faults: Vec<Fault>,
-    /// Damaged blocks that are not listed.
+    /// Damaged blocks that are not listed there.
     pub unlisted: u64,
+    /// Damaged blocks for which there was no line.
+    pub untold: u64,
+    /// Blocks that were looked at.
+    pub blocks: u64,
+    /// The blocks from the first one on that was not looked at, if the verify was ended before the last one.
+    pub resume: Option<BlockRange>,
     /// How far the checks went.
     pub coverage: Coverage,
     /// Bytes of payload that crossed from the device to this host.
@@ -102,7 +121,7 @@ impl Pace {
     async fn wait(&self, bytes: u64) {
         let before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
         let due = Duration::from_secs_f64(before as f64 / self.bytes_per_second as f64);
-        sealblock_runtime_reactor::sleep(due.saturating_sub(self.started.elapsed())).await;
+        interrupt::sleep(due.saturating_sub(self.started.elapsed())).await;
     }
 }
 
@@ -129,7 +148,13 @@ impl Job {
             how,
             pace,
             progress: Progress::new(&format!("verifying {}", arguments.target), Some(total), show),
-            findings: Mutex::default(),
+            target: arguments.target.clone(),
+            format: geometry.protection,
+            state: Mutex::new(State {
+                ledger: Ledger::new(span.first()),
+                lines: Lines::new(if arguments.json { Voice::Silent } else { Voice::Output }),
+                findings: Findings::default(),
+            }),
         })
     }
 
@@ -148,25 +173,58 @@ impl Job {
         self.span.blocks() > self.piece_blocks * 4
     }
 
-    /// Works on the job until nothing is left of it. Several may, on several cores, each with its own open target.
+    /// Works on the job until nothing is left of it, or a signal ends it. Several may, on several cores, each with its own open
+    /// target.
     pub async fn work(&self, opened: &Opened) -> Result<(), Failure> {
         while let Some(extent) = self.take() {
             let bytes = extent.bytes(opened.gate.geometry().block_size);
             if let Some(pace) = &self.pace {
                 pace.wait(bytes).await;
             }
+            if interrupt::came() {
+                break;
+            }
             self.check(opened, extent, bytes).await?;
-            self.progress.advance(bytes);
         }
         Ok(())
     }
 
-    /// What was found, once everybody is done.
-    pub fn findings(&self) -> Findings {
-        let mut findings = std::mem::take(&mut *self.lock());
-        findings.faults.sort_by_key(|fault| fault.lba);
+    /// What was found until now, all of it told.
+    ///
+    /// # Errors
+    /// When it could not be printed.
+    pub fn findings(&self) -> Result<Findings, Failure> {
+        self.settle(&mut self.lock())
+    }
+
+    /// The same, unless somebody is printing just now who may do so for long.
+    pub fn findings_now(&self) -> Option<Result<Findings, Failure>> {
+        self.state.try_lock().ok().map(|mut state| self.settle(&mut state))
+    }
+
+    fn settle(&self, state: &mut State) -> Result<Findings, Failure> {
+        let rest = state.ledger.rest();
+        self.add(state, rest);
+        state.lines.finish(&self.progress)?;
+        let mut findings = std::mem::take(&mut state.findings);
         findings.coverage.sort();
-        findings
+        findings.untold = state.lines.unlisted();
+        findings.blocks = state.ledger.checked();
+        let next = state.ledger.next();
+        let is_left = findings.blocks < self.span.blocks() && next <= self.span.last();
+        findings.resume = is_left.then(|| BlockRange::new(next, Some(self.span.last())).ok()).flatten();
+        Ok(findings)
+    }
+
+    /// Adds faults in the order of the blocks.
+    fn add(&self, state: &mut State, faults: Vec<Fault>) {
+        for fault in &faults {
+            let error = block_error(fault, self.format, &self.target);
+            state.lines.note(Run::new(error.lba, 1, Damage::of(&error)));
+        }
+        let room = MOST_LISTED - state.findings.faults.len();
+        state.findings.unlisted += faults.len().saturating_sub(room) as u64;
+        state.findings.faults.extend(faults.into_iter().take(room));
     }
 
     /// Looks once more whether all copies are there and in sync: what was checked of a member is out of date if it was left
@@ -180,7 +238,7 @@ impl Job {
         let coverage = coverage_of(opened, first).await?;
         let last = Lba::new(self.span.first().get() + self.span.blocks() - 1);
         let everything = |run: Unchecked| Unchecked { first: self.span.first(), last, ..run };
-        self.lock().coverage.merge(coverage.map(everything));
+        self.lock().findings.coverage.merge(coverage.map(everything));
         Ok(())
     }
 
@@ -198,30 +256,31 @@ impl Job {
             How::Mend => opened.gate.execute(Operation::Repair { extent, checks }).await,
             How::Away | How::Here => opened.gate.execute(Operation::Verify { extent, checks }).await,
         };
-        let mut findings = self.lock();
-        match outcome {
-            Ok(Answer::Verified(verified)) => {
-                findings.bytes_transferred += verified.bytes_transferred;
-                findings.coverage.merge(verified.coverage);
-            }
+        let (faults, coverage, read) = match outcome {
+            Ok(Answer::Verified(verified)) => (Vec::new(), verified.coverage, verified.bytes_transferred),
             Ok(_) => unreachable!("gates answer a check with what it cost"),
             Err(error) => match error.into_damage() {
-                Ok((faults, coverage)) => {
-                    findings.coverage.merge(coverage);
-                    findings.bytes_transferred += if self.how == How::Away { 0 } else { bytes };
-                    let room = MOST_LISTED - findings.faults.len();
-                    findings.unlisted += faults.len().saturating_sub(room) as u64;
-                    self.progress.bad(faults.len() as u64);
-                    findings.faults.extend(faults.into_iter().take(room));
-                }
+                Ok((faults, coverage)) => (faults, coverage, if self.how == How::Away { 0 } else { bytes }),
                 Err(error) => return Err(of_block(format!("verifying {extent}"), &error)),
             },
+        };
+        if !faults.is_empty() {
+            self.progress.bad(faults.len() as u64);
         }
+        // Nothing is known of what another host has read, so all of it counts.
+        self.progress.advance_by(bytes, if self.how == How::Away { bytes } else { read });
+        let mut state = self.lock();
+        state.findings.coverage.merge(coverage);
+        state.findings.bytes_transferred += read;
+        let in_order = state.ledger.done(extent, faults);
+        self.add(&mut state, in_order);
+        let State { ledger, lines, .. } = &mut *state;
+        lines.reached(ledger.next(), &self.progress);
         Ok(())
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Findings> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         // A panic elsewhere leaves whole findings behind; they are still true.
-        self.findings.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }

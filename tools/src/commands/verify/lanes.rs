@@ -11,8 +11,9 @@ use futures_util::future::{join_all, try_join_all};
 use sealblock_block::Device;
 use sealblock_runtime_reactor::{Cores, Placement};
 
-use super::job::{Findings, Job};
+use super::job::Job;
 use crate::exit::{Cause, Failure};
+use crate::interrupt;
 use crate::stack::{Access, Opened, config, open};
 use crate::target::Target;
 
@@ -21,8 +22,8 @@ const LANES: usize = 2;
 /// Pieces under way at once at another host, which has cores of its own and is a while away.
 const LANES_AWAY: usize = 16;
 
-/// Works the job off.
-pub(super) async fn run(job: &Arc<Job>, opened: &Opened) -> Result<Findings, Failure> {
+/// Works the job off, or as far as it comes until a signal ends it.
+pub(super) async fn run(job: &Arc<Job>, opened: &Opened) -> Result<(), Failure> {
     let cores = available_parallelism().map_or(1, usize::from);
     match opened.target() {
         target if cores > 1 && shareable(target) && job.is_long() && !job.mends() => {
@@ -30,8 +31,7 @@ pub(super) async fn run(job: &Arc<Job>, opened: &Opened) -> Result<Findings, Fai
         }
         _ => on_this_core(job, opened).await?,
     }
-    job.look_again(opened).await?;
-    Ok(job.findings())
+    if interrupt::came() { Ok(()) } else { job.look_again(opened).await }
 }
 
 async fn on_this_core(job: &Job, opened: &Opened) -> Result<(), Failure> {

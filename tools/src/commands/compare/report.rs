@@ -1,0 +1,166 @@
+//! What `compare` answers, in JSON and in words.
+
+use std::fmt;
+use std::time::Duration;
+
+use sealblock_block::Device;
+use sealblock_units::BlockSize;
+use serde::Serialize;
+
+use crate::exit::{Exit, Failure};
+use crate::findings::{Findings, Run};
+use crate::interrupt;
+use crate::report::say;
+use crate::stack::Whole;
+use crate::tally::{Tally, count};
+
+/// The answer of `compare`.
+#[derive(Serialize)]
+pub(super) struct Report {
+    target_a: String,
+    target_b: String,
+    pub equal: bool,
+    block_size: usize,
+    pub bytes_compared: u64,
+    pub bytes_transferred: u64,
+    bytes_a: u64,
+    bytes_b: u64,
+    pub offloaded: bool,
+    pub elapsed_s: f64,
+    pub blocks_different: u64,
+    /// The first byte that differs; nothing where none does, or where only sums told that its block does.
+    pub first_different_byte: Option<u64>,
+    pub differences: Vec<Run<Differ>>,
+    pub blocks_unreadable: u64,
+    unreadable: Vec<Run<Unreadable>>,
+    /// Blocks in runs that are not listed.
+    #[serde(skip)]
+    unlisted: u64,
+    /// The first block that was not compared, when a signal ended it.
+    pub resume_lba: Option<u64>,
+}
+
+/// Blocks that both sides have, and that are not the same.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub(super) struct Differ {}
+
+/// Blocks that cannot be read, so that there is nothing to compare.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub(super) struct Unreadable {
+    pub target: String,
+    pub why: String,
+}
+
+/// What there is to say of blocks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum What {
+    Differ,
+    Unreadable(Unreadable),
+}
+
+impl fmt::Display for Run<What> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.what, self.blocks) {
+            (What::Differ, 1) => write!(f, "{} differs", self.place()),
+            (What::Differ, _) => write!(f, "{} differ", self.place()),
+            (What::Unreadable(Unreadable { target, why }), _) => {
+                write!(f, "{} of {target} cannot be read: {why}", self.place())
+            }
+        }
+    }
+}
+
+impl Report {
+    /// The report before anything was compared, and the block size of the comparison: the larger of the two, in which both
+    /// sides can be read.
+    pub fn empty(a: &Whole, b: Option<&Whole>) -> (Report, BlockSize) {
+        let size = |side: &Whole| side.opened.gate.geometry().block_size;
+        let block = b.map_or(size(a), |b| size(a).max(size(b)));
+        let (bytes_a, bytes_b) = (a.len_bytes(), b.map_or(a.len_bytes(), Whole::len_bytes));
+        let report = Report {
+            target_a: a.opened.target().to_string(),
+            target_b: b.map_or_else(|| "zeroes".to_owned(), |b| b.opened.target().to_string()),
+            equal: bytes_a == bytes_b,
+            block_size: block.bytes(),
+            bytes_compared: bytes_a.min(bytes_b),
+            bytes_transferred: 0,
+            bytes_a,
+            bytes_b,
+            offloaded: false,
+            elapsed_s: 0.0,
+            blocks_different: 0,
+            first_different_byte: None,
+            differences: Vec::new(),
+            blocks_unreadable: 0,
+            unreadable: Vec::new(),
+            unlisted: 0,
+            resume_lba: None,
+        };
+        (report, block)
+    }
+
+    /// Takes over the runs that were found.
+    pub fn list(&mut self, findings: Findings<What>) {
+        let (runs, unlisted) = findings.into_runs();
+        self.unlisted = unlisted;
+        for Run { lba, blocks, what } in runs {
+            match what {
+                What::Differ => self.differences.push(Run::new(lba, blocks, Differ {})),
+                What::Unreadable(why) => self.unreadable.push(Run::new(lba, blocks, why)),
+            }
+        }
+    }
+
+    /// How the command ends.
+    pub fn exit(&self) -> Exit {
+        match (self.resume_lba, self.equal) {
+            (Some(_), _) => Exit::Interrupted,
+            (None, true) => Exit::Clean,
+            (None, false) => Exit::Found,
+        }
+    }
+
+    /// Says on standard error where to go on, if a signal ended it.
+    pub fn tell_resume(&self) {
+        let Some(block) = self.resume_lba else { return };
+        let bytes = block * self.block_size as u64;
+        let go_on = format!("offset:{block}..,TARGET of each, in blocks of {} bytes, to go on there", self.block_size);
+        let how_far = format!("at block {block}, byte {bytes}");
+        interrupt::tell(format!("comparing {} and {}", self.target_a, self.target_b), how_far, go_on);
+    }
+
+    /// Prints what follows the lines of runs.
+    pub fn print_text(&self) -> Result<(), Failure> {
+        if self.unlisted > 0 {
+            say(&format!("and {} more", count(self.unlisted, "block")))?;
+        }
+        if let Some(byte) = self.first_different_byte {
+            say(&format!("the first byte that differs is byte {byte}"))?;
+        }
+        if self.bytes_a != self.bytes_b {
+            let sizes = [self.bytes_a, self.bytes_b].map(|bytes| count(bytes, "byte"));
+            say(&format!("the sizes differ: {} and {}", sizes[0], sizes[1]))?;
+        }
+        say(&self.words())
+    }
+
+    fn words(&self) -> String {
+        let different = self.blocks_different > 0 || self.bytes_a != self.bytes_b;
+        let verdict = match (self.equal, different, self.resume_lba) {
+            (true, ..) => "equal",
+            (false, true, _) => "different",
+            (false, false, Some(_)) => "interrupted, no difference until then",
+            (false, false, None) => "no difference where both can be read",
+        };
+        let blocks = count(self.bytes_compared.div_ceil(self.block_size as u64), "block");
+        let verb = if self.blocks_different == 1 { "differs" } else { "differ" };
+        let unreadable = match self.blocks_unreadable {
+            0 => String::new(),
+            blocks => format!(", {blocks} cannot be read"),
+        };
+        let elapsed = Duration::from_secs_f64(self.elapsed_s);
+        let tally = Tally { read: self.bytes_transferred, written: 0, elapsed }.words();
+        let Report { target_a, target_b, blocks_different, .. } = self;
+        format!("{target_a} and {target_b}: {verdict} ({blocks_different} of {blocks} {verb}{unreadable}) {tally}")
+    }
+}

@@ -1,0 +1,186 @@
+//! Waiting for the end of a run, and telling meanwhile what it meets.
+//!
+//! The server counts what a run meets and does not keep where. So the blocks of a line are those that were checked between two
+//! looks; the server's own log names them exactly.
+
+use std::thread;
+use std::time::Duration;
+
+use sealblock_units::ByteCount;
+
+use crate::control::client::Found;
+use crate::control::protocol::Order;
+use crate::control::status::{RunStatus, ScrubStatus, StateWord};
+use crate::exit::Failure;
+use crate::findings::Run;
+use crate::interrupt;
+use crate::progress::{Progress, Show};
+use crate::report::say;
+use crate::tally::count;
+
+/// How often the server is asked; as many lines a second there are at most.
+const LOOK: Duration = Duration::from_millis(250);
+/// How often it is looked whether a signal came.
+const NAP: Duration = Duration::from_millis(50);
+
+/// How a wait ended.
+pub enum Waited {
+    /// No run is under way any more, or it is held.
+    Ended(Box<ScrubStatus>),
+    /// By a signal; the run goes on.
+    Interrupted(Box<ScrubStatus>),
+}
+
+/// Waits until the run that is under way has ended, was paused, or a signal came.
+///
+/// # Errors
+/// When the server does not answer any more.
+pub fn wait(found: &Found, first: ScrubStatus, is_silent: bool) -> Result<Waited, Failure> {
+    interrupt::watch();
+    let show = if is_silent { Show::Never } else { Show::OnTerminal };
+    let total = ByteCount::new(first.blocks.saturating_mul(first.block_size as u64));
+    let progress = Progress::new(&format!("scrubbing {}", first.target), Some(total), show);
+    let mut looks = Looks::new(&first);
+    let mut status = first;
+    loop {
+        let met = looks.look(&status);
+        if let (Some(line), false) = (met, is_silent) {
+            progress.aside(|| say(&line))?;
+        }
+        show_progress(&progress, &status);
+        if !matches!(status.state, StateWord::Running | StateWord::Waiting) || status.run.is_none() {
+            return Ok(Waited::Ended(Box::new(status)));
+        }
+        nap();
+        if interrupt::came() {
+            if let (Some(line), false) = (looks.end(), is_silent) {
+                progress.aside(|| say(&line))?;
+            }
+            return Ok(Waited::Interrupted(Box::new(status)));
+        }
+        status = found.order("asking for the scrub", Order::ScrubStatus)?;
+    }
+}
+
+fn show_progress(progress: &Progress, status: &ScrubStatus) {
+    let done = status.position.saturating_mul(status.block_size as u64);
+    progress.advance(done.saturating_sub(progress.done_bytes()));
+    let bad = status.run.as_ref().map_or(0, |run| run.bad);
+    if bad > progress.bad_blocks() {
+        progress.bad(bad - progress.bad_blocks());
+    }
+}
+
+fn nap() {
+    for _ in 0..LOOK.as_millis() / NAP.as_millis() {
+        if interrupt::came() {
+            return;
+        }
+        thread::sleep(NAP);
+    }
+}
+
+/// What was met between looks.
+struct Looks {
+    started_unix_s: u64,
+    position: u64,
+    counts: [u64; 3],
+    /// Blocks in a row, look after look, among which bad ones were met, and how many were bad, repaired and lost.
+    open: Option<Run<[u64; 3]>>,
+}
+
+impl Looks {
+    /// From here on. What the run has met before is in its first line.
+    fn new(status: &ScrubStatus) -> Looks {
+        let (started_unix_s, from) = status.run.as_ref().map_or((0, 0), |run| (run.started_unix_s, run.from));
+        Looks { started_unix_s, position: from, counts: [0; 3], open: None }
+    }
+
+    /// Looks at the run again. Gives a line when what it met has ended.
+    fn look(&mut self, status: &ScrubStatus) -> Option<String> {
+        let is_ours = |run: &&RunStatus| run.started_unix_s == self.started_unix_s;
+        let (run, position) = match status.run.as_ref().filter(is_ours) {
+            Some(run) => (run, status.position),
+            None => {
+                let run = status.runs.iter().rev().find(is_ours)?;
+                (run, run.from.saturating_add(run.blocks).min(status.blocks))
+            }
+        };
+        let counts = [run.bad, run.repaired, run.lost];
+        let met: Vec<u64> = counts.iter().zip(self.counts).map(|(now, before)| now.saturating_sub(before)).collect();
+        let blocks = position.saturating_sub(self.position);
+        let mut line = None;
+        if met[0] > 0 && blocks > 0 {
+            let open = self.open.get_or_insert(Run::new(self.position, 0, [0; 3]));
+            open.blocks += blocks;
+            open.what.iter_mut().zip(&met).for_each(|(sum, met)| *sum += met);
+        } else if blocks > 0 {
+            line = self.end();
+        }
+        if blocks > 0 {
+            (self.position, self.counts) = (position, counts);
+        }
+        if status.run.is_none() { line.or_else(|| self.end()) } else { line }
+    }
+
+    /// The line of what was met last.
+    fn end(&mut self) -> Option<String> {
+        let run = self.open.take()?;
+        let [bad, repaired, lost] = run.what;
+        Some(format!("among {}: {}, {repaired} repaired, {lost} lost", run.place(), count(bad, "bad block")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sealblock_block::Device;
+    use sealblock_media_null::NullDevice;
+    use sealblock_scrub::Record;
+    use sealblock_units::BlockSize;
+
+    use super::*;
+
+    fn status(position: u64, counts: [u64; 3], is_under_way: bool) -> ScrubStatus {
+        let device = NullDevice::new(BlockSize::B4096, 1000, None);
+        assert_eq!(device.geometry().capacity_blocks, 1000);
+        let [bad, repaired, lost] = counts;
+        let run = RunStatus {
+            started_unix_s: 7,
+            ended_unix_s: None,
+            from: 0,
+            blocks: position,
+            bad,
+            repaired,
+            lost,
+            unchecked: 0,
+            result: None,
+        };
+        let mut status = ScrubStatus::kept("v".to_owned(), &device, &Record::default());
+        status.position = if is_under_way { position } else { 0 };
+        if is_under_way { status.run = Some(run) } else { status.runs.push(run) }
+        status
+    }
+
+    #[test]
+    fn bad_blocks_are_told_with_the_blocks_among_which_they_are_when_no_more_follow() {
+        let mut looks = Looks::new(&status(0, [0; 3], true));
+        assert_eq!(looks.look(&status(0, [0; 3], true)), None);
+        assert_eq!(looks.look(&status(100, [2, 1, 1], true)), None);
+        assert_eq!(looks.look(&status(150, [3, 2, 1], true)), None);
+        let line = looks.look(&status(200, [3, 2, 1], true)).unwrap();
+        assert_eq!(line, "among blocks 0..149: 3 bad blocks, 2 repaired, 1 lost");
+        assert_eq!(looks.look(&status(300, [3, 2, 1], true)), None);
+        let line = looks.look(&status(1000, [4, 2, 2], false)).unwrap();
+        assert_eq!(line, "among blocks 300..999: 1 bad block, 0 repaired, 1 lost");
+        assert_eq!(looks.end(), None);
+    }
+
+    #[test]
+    fn another_run_is_not_ours() {
+        let mut looks = Looks::new(&status(0, [0; 3], true));
+        let mut other = status(50, [5, 0, 5], true);
+        other.run.as_mut().unwrap().started_unix_s = 8;
+        assert_eq!(looks.look(&other), None);
+        assert_eq!(looks.end(), None);
+    }
+}

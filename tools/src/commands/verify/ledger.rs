@@ -1,0 +1,90 @@
+//! Which pieces of a verify are done, and what was found in them, in the order of the blocks.
+//!
+//! Lanes and cores end their pieces in any order. What is told, and where an interrupted verify goes on, goes by the first block
+//! that was not looked at: everything before it was.
+
+use std::collections::BTreeMap;
+
+use sealblock_block::Fault;
+use sealblock_units::{Extent, Lba};
+
+/// Pieces that are done.
+pub(super) struct Ledger {
+    /// The first block that was not looked at.
+    next: u64,
+    /// Pieces beyond it: their first block, and behind their last one. As many as there are lanes, at most.
+    beyond: BTreeMap<u64, (u64, Vec<Fault>)>,
+    checked: u64,
+}
+
+impl Ledger {
+    /// Nothing from this block on was looked at.
+    pub(super) fn new(first: Lba) -> Ledger {
+        Ledger { next: first.get(), beyond: BTreeMap::new(), checked: 0 }
+    }
+
+    /// A piece is done. Gives the faults of all pieces behind which no gap is left now, in the order of the blocks.
+    pub(super) fn done(&mut self, extent: Extent, mut faults: Vec<Fault>) -> Vec<Fault> {
+        faults.sort_by_key(|fault| fault.lba);
+        let (first, blocks) = (extent.start().get(), u64::from(extent.len()));
+        self.checked += blocks;
+        self.beyond.insert(first, (first.saturating_add(blocks), faults));
+        let mut in_order = Vec::new();
+        while let Some((end, faults)) = self.beyond.remove(&self.next) {
+            self.next = end;
+            in_order.extend(faults);
+        }
+        in_order
+    }
+
+    /// The faults of pieces behind a gap, which stays where the verify was ended early.
+    pub(super) fn rest(&mut self) -> Vec<Fault> {
+        std::mem::take(&mut self.beyond).into_values().flat_map(|(_, faults)| faults).collect()
+    }
+
+    /// The first block that was not looked at.
+    pub(super) fn next(&self) -> Lba {
+        Lba::new(self.next)
+    }
+
+    /// Blocks that were looked at, wherever they are.
+    pub(super) fn checked(&self) -> u64 {
+        self.checked
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sealblock_block::FaultField;
+
+    use super::*;
+
+    fn faults(lbas: &[u64]) -> Vec<Fault> {
+        lbas.iter().map(|lba| Fault::new(Lba::new(*lba), FaultField::Media, None, None)).collect()
+    }
+
+    fn lbas(faults: &[Fault]) -> Vec<u64> {
+        faults.iter().map(|fault| fault.lba.get()).collect()
+    }
+
+    #[test]
+    fn faults_come_in_the_order_of_blocks_whichever_piece_ends_first() {
+        let piece = |first| Extent::from_raw(first, 10).unwrap();
+        let mut ledger = Ledger::new(Lba::new(100));
+        assert!(ledger.done(piece(120), faults(&[121])).is_empty());
+        assert_eq!(lbas(&ledger.done(piece(100), faults(&[109, 100]))), [100, 109]);
+        assert_eq!((ledger.next().get(), ledger.checked()), (110, 20));
+        assert!(ledger.done(piece(140), faults(&[149])).is_empty());
+        assert_eq!(lbas(&ledger.done(piece(110), faults(&[115]))), [115, 121]);
+        assert_eq!((ledger.next().get(), ledger.checked()), (130, 40));
+        assert_eq!(lbas(&ledger.rest()), [149]);
+        assert_eq!(ledger.next().get(), 130, "what is behind a gap is not where to go on");
+    }
+
+    #[test]
+    fn the_last_address_of_all_is_an_end_too() {
+        let mut ledger = Ledger::new(Lba::new(u64::MAX - 1));
+        ledger.done(Extent::from_raw(u64::MAX - 1, 1).unwrap(), Vec::new());
+        assert_eq!(ledger.next(), Lba::new(u64::MAX));
+    }
+}

@@ -1,0 +1,119 @@
+//! What `verify` says of a block.
+
+use std::fmt;
+
+use sealblock_block::{Fault, FaultField};
+use sealblock_integrity::{Field as TagField, PiFormat};
+
+use crate::findings::Run;
+use crate::report::{BlockError, Field, Hex};
+use crate::target::Target;
+
+/// What is said of a run of damaged blocks.
+#[derive(Clone, Debug)]
+pub(super) struct Damage {
+    field: Field,
+    member: Option<String>,
+    repaired: bool,
+    /// What the field should be and what it is, of the first block.
+    values: Option<(Hex, Hex)>,
+}
+
+impl Damage {
+    pub(super) fn of(error: &BlockError) -> Damage {
+        let BlockError { field, member, repaired, expected, actual, .. } = error;
+        Damage { field: *field, member: member.clone(), repaired: *repaired, values: expected.zip(*actual) }
+    }
+}
+
+impl PartialEq for Damage {
+    /// Values differ from block to block, and are no reason to begin another run.
+    fn eq(&self, other: &Damage) -> bool {
+        (self.field, &self.member, self.repaired) == (other.field, &other.member, other.repaired)
+    }
+}
+
+impl fmt::Display for Run<Damage> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Damage { field, member, repaired, values } = &self.what;
+        let what = match (field, values, self.blocks) {
+            (_, Some((expected, actual)), 1) => format!("expected {expected}, found {actual}"),
+            (Field::Media, ..) => "cannot be read".to_owned(),
+            (Field::Conflict, ..) => "good copies differ".to_owned(),
+            (Field::Stale, ..) => "an older copy is kept here; --accept-stale takes it".to_owned(),
+            // Another host's device says which field it is, and not always what it holds.
+            _ => "does not fit".to_owned(),
+        };
+        let member = member.as_ref().map_or(String::new(), |member| format!(" on {member}"));
+        let repaired = if *repaired { ", repaired" } else { "" };
+        write!(f, "{}{member}: {}: {what}{repaired}", self.place(), field.words())
+    }
+}
+
+/// A fault as the report has it.
+pub(super) fn block_error(fault: &Fault, format: Option<PiFormat>, target: &Target) -> BlockError {
+    let bits = match (fault.field, format) {
+        (FaultField::Tag(TagField::Guard), Some(format)) => format.guard().bits(),
+        (FaultField::Tag(TagField::RefTag), Some(format)) => u32::from(format.reference_tag_bits()),
+        (FaultField::Tag(TagField::Guard | TagField::RefTag), None) => fitting_bits(fault),
+        _ => 16,
+    };
+    let hex = |value: Option<u64>| value.map(|value| Hex::new(u128::from(value), bits));
+    let field = match fault.field {
+        FaultField::Tag(TagField::Guard) => Field::Guard,
+        FaultField::Tag(TagField::AppTag) => Field::AppTag,
+        FaultField::Tag(TagField::RefTag) => Field::RefTag,
+        FaultField::Tag(TagField::StorageTag) => Field::StorageTag,
+        FaultField::Media => Field::Media,
+        FaultField::Conflict => Field::Conflict,
+        FaultField::Stale => Field::Stale,
+    };
+    BlockError {
+        lba: fault.lba.get(),
+        field,
+        expected: hex(fault.expected),
+        actual: hex(fault.actual),
+        member: target.leg(fault.leg).map(Target::to_string),
+        repaired: fault.repaired,
+    }
+}
+
+/// The width of a field whose format only another host's device knows: the least of those there are that holds its values.
+fn fitting_bits(fault: &Fault) -> u32 {
+    let used = u64::BITS - (fault.expected.unwrap_or(0) | fault.actual.unwrap_or(0)).leading_zeros();
+    let least = if fault.field == FaultField::Tag(TagField::RefTag) { 32 } else { 16 };
+    [16, 32, 48].into_iter().find(|bits| *bits >= used.max(least)).unwrap_or(64)
+}
+
+#[cfg(test)]
+mod tests {
+    use sealblock_units::Lba;
+
+    use super::*;
+
+    #[test]
+    fn values_of_an_unknown_format_have_one_width_that_fits_both() {
+        let of = |field, expected, actual| {
+            let fault = Fault::new(Lba::ZERO, field, Some(expected), Some(actual));
+            fitting_bits(&fault)
+        };
+        let (guard, tag) = (FaultField::Tag(TagField::Guard), FaultField::Tag(TagField::RefTag));
+        assert_eq!((of(guard, 1, 0xffff), of(guard, 0x1_0000, 2), of(guard, 1 << 48, 2)), (16, 32, 64));
+        assert_eq!((of(tag, 1, 2), of(tag, 1 << 32, 2), of(guard, 0, 0)), (32, 48, 16));
+    }
+
+    #[test]
+    fn one_block_is_told_with_its_values_and_several_without() {
+        let hex = |value| Some(Hex::new(value, 16));
+        let error = BlockError { lba: 7, field: Field::Guard, expected: hex(1), actual: hex(2), member: None, repaired: false };
+        let run = |blocks, error: &BlockError| Run::new(error.lba, blocks, Damage::of(error)).to_string();
+        assert_eq!(run(1, &error), "block 7: guard: expected 0x0001, found 0x0002");
+        assert_eq!(run(3, &error), "blocks 7..9: guard: does not fit");
+        let away = BlockError { expected: None, actual: None, ..error.clone() };
+        assert_eq!(run(1, &away), "block 7: guard: does not fit");
+        let media = BlockError { field: Field::Media, member: Some("b".to_owned()), repaired: true, ..away };
+        assert_eq!(run(2, &media), "blocks 7..8 on b: medium: cannot be read, repaired");
+        assert_ne!(Damage::of(&media), Damage::of(&BlockError { repaired: false, ..media.clone() }));
+        assert_eq!(Damage::of(&error), Damage::of(&BlockError { actual: hex(9), ..error.clone() }));
+    }
+}

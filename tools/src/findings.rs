@@ -1,0 +1,268 @@
+//! Findings are told while the work goes on: runs of blocks, each when it has ended, on a line of its own.
+//!
+//! A device of which every second block is bad has more runs than anybody reads, and saying them must not be what the work waits
+//! for. So only some are told each second; the others are kept and told when the rate allows it, at the latest in the end.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use sealblock_units::Lba;
+use serde::Serialize;
+
+use crate::exit::Failure;
+use crate::progress::Progress;
+use crate::report::{say, say_aside};
+
+/// Runs that are kept; blocks of further ones are counted.
+pub const MOST_LISTED: usize = 1 << 20;
+/// Lines that may be told at once.
+const BURST: u32 = 100;
+/// One more line may be told each time this has passed: twenty a second.
+const LINE_EVERY: Duration = Duration::from_millis(50);
+
+/// Blocks in a row of which the same is to be said.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Run<T> {
+    /// The first block.
+    pub lba: u64,
+    /// How many.
+    pub blocks: u64,
+    /// What there is to say.
+    #[serde(flatten)]
+    pub what: T,
+}
+
+impl<T> Run<T> {
+    /// A run.
+    pub const fn new(lba: u64, blocks: u64, what: T) -> Run<T> {
+        Run { lba, blocks, what }
+    }
+
+    /// The block behind it.
+    pub const fn end(&self) -> u64 {
+        self.lba.saturating_add(self.blocks)
+    }
+
+    /// `block 7`, or `blocks 7..9`.
+    pub fn place(&self) -> String {
+        match self.blocks {
+            1 => format!("block {}", self.lba),
+            _ => format!("blocks {}..{}", self.lba, self.end() - 1),
+        }
+    }
+}
+
+/// Adds blocks behind those that are there; makes one run of what follows one another and is alike.
+pub fn join_run<T: PartialEq>(runs: &mut Vec<Run<T>>, more: Run<T>) {
+    match runs.last_mut() {
+        Some(run) if run.end() == more.lba && run.what == more.what => run.blocks += more.blocks,
+        _ => runs.push(more),
+    }
+}
+
+/// Where lines go.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Voice {
+    /// Standard output.
+    Output,
+    /// Standard error: standard output is for data.
+    Error,
+    /// Nowhere: the report has them.
+    Silent,
+}
+
+/// Runs in the order in which their blocks were looked at, and how many of them were told.
+pub struct Findings<T> {
+    voice: Voice,
+    runs: Vec<Run<T>>,
+    /// Runs that may grow still. Several where blocks have something to be said of each of several members.
+    open: Vec<Run<T>>,
+    told: usize,
+    unlisted: u64,
+    budget: Budget,
+    trouble: Option<Failure>,
+}
+
+impl<T: PartialEq> Findings<T>
+where
+    Run<T>: fmt::Display,
+{
+    /// None yet.
+    pub fn new(voice: Voice) -> Findings<T> {
+        let budget = Budget::new(Instant::now());
+        Findings { voice, runs: Vec::new(), open: Vec::new(), told: 0, unlisted: 0, budget, trouble: None }
+    }
+
+    /// Something is to be said of these blocks, which do not lie before those of earlier calls.
+    pub fn note(&mut self, more: Run<T>) {
+        match self.open.iter_mut().find(|run| run.end() == more.lba && run.what == more.what) {
+            Some(run) => run.blocks += more.blocks,
+            None => {
+                self.close(more.lba);
+                self.open.push(more);
+            }
+        }
+    }
+
+    /// Everything before this block was looked at: runs that end before it have ended, and are told as far as the rate allows.
+    pub fn reached(&mut self, lba: Lba, progress: &Progress) {
+        self.close(lba.get());
+        if self.voice == Voice::Silent {
+            return;
+        }
+        self.budget.refill(Instant::now());
+        while self.told < self.runs.len() && self.budget.take() {
+            self.tell_next(progress);
+        }
+    }
+
+    /// Tells all that was not told yet.
+    ///
+    /// # Errors
+    /// When it could not be printed; that nobody reads it is no error.
+    pub fn finish(&mut self, progress: &Progress) -> Result<(), Failure> {
+        self.close(u64::MAX);
+        while self.voice != Voice::Silent && self.told < self.runs.len() {
+            self.tell_next(progress);
+        }
+        self.trouble.take().map_or(Ok(()), Err)
+    }
+
+    /// All runs that are listed, in order, and how many blocks are in runs that are not.
+    pub fn into_runs(mut self) -> (Vec<Run<T>>, u64) {
+        self.close(u64::MAX);
+        (self.runs, self.unlisted)
+    }
+
+    /// Blocks in runs that are not listed.
+    pub fn unlisted(&self) -> u64 {
+        self.unlisted
+    }
+
+    fn close(&mut self, before: u64) {
+        // A run that ends right there may go on.
+        let ended = self.open.extract_if(.., |run| run.end() < before || before == u64::MAX);
+        for run in ended {
+            if self.runs.len() < MOST_LISTED {
+                self.runs.push(run);
+            } else {
+                self.unlisted += run.blocks;
+            }
+        }
+    }
+
+    fn tell_next(&mut self, progress: &Progress) {
+        let line = self.runs[self.told].to_string();
+        self.told += 1;
+        if self.trouble.is_none() {
+            let voice = self.voice;
+            let said = progress.aside(|| if voice == Voice::Error { say_aside(&line) } else { say(&line) });
+            self.trouble = said.err();
+        }
+    }
+}
+
+/// How many lines may be told.
+struct Budget {
+    lines: u32,
+    refilled: Instant,
+}
+
+impl Budget {
+    fn new(now: Instant) -> Budget {
+        Budget { lines: BURST, refilled: now }
+    }
+
+    fn refill(&mut self, now: Instant) {
+        let passed = now.saturating_duration_since(self.refilled);
+        let lines = (passed.as_millis() / LINE_EVERY.as_millis()).min(BURST.into()) as u32;
+        if lines > 0 {
+            self.refilled = now;
+            self.lines = (self.lines + lines).min(BURST);
+        }
+    }
+
+    fn take(&mut self) -> bool {
+        self.lines.checked_sub(1).map(|left| self.lines = left).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::progress::Show;
+
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    struct On(&'static str);
+
+    impl fmt::Display for Run<On> {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "{} on {}", self.place(), self.what.0)
+        }
+    }
+
+    fn lines(findings: Findings<On>) -> Vec<String> {
+        findings.into_runs().0.iter().map(Run::to_string).collect()
+    }
+
+    #[test]
+    fn blocks_in_a_row_are_one_run_for_each_of_what_there_is_to_say() {
+        let mut findings = Findings::new(Voice::Silent);
+        for lba in [7, 8, 9, 11] {
+            findings.note(Run::new(lba, 1, On("a")));
+            if lba < 9 {
+                findings.note(Run::new(lba, 1, On("b")));
+            }
+        }
+        findings.note(Run::new(12, 20, On("a")));
+        assert_eq!(lines(findings), ["blocks 7..9 on a", "blocks 7..8 on b", "blocks 11..31 on a"]);
+    }
+
+    #[test]
+    fn a_run_is_told_when_it_has_ended_and_not_before() {
+        let progress = Progress::new("x", None, Show::Never);
+        let mut findings = Findings::new(Voice::Error);
+        findings.note(Run::new(5, 2, On("a")));
+        findings.reached(Lba::new(7), &progress);
+        assert_eq!(findings.told, 0, "block 7 may be one of them");
+        findings.reached(Lba::new(8), &progress);
+        assert_eq!((findings.told, findings.runs.len()), (1, 1));
+        findings.note(Run::new(9, 1, On("a")));
+        findings.finish(&progress).unwrap();
+        assert_eq!(findings.told, 2);
+    }
+
+    #[test]
+    fn what_comes_too_fast_is_told_later_and_nothing_is_left_out() {
+        let mut budget = Budget::new(Instant::now());
+        let told = |budget: &mut Budget| std::iter::from_fn(|| budget.take().then_some(())).count();
+        assert_eq!(told(&mut budget), BURST as usize);
+        let start = budget.refilled;
+        budget.refill(start + LINE_EVERY / 2);
+        assert_eq!(told(&mut budget), 0);
+        budget.refill(start + LINE_EVERY * 3);
+        assert_eq!(told(&mut budget), 3);
+        budget.refill(start + Duration::from_secs(3600));
+        assert_eq!(told(&mut budget), BURST as usize);
+
+        let progress = Progress::new("x", None, Show::Never);
+        let mut findings = Findings::new(Voice::Error);
+        for lba in 0..u64::from(BURST) + 50 {
+            findings.note(Run::new(lba * 2, 1, On("a")));
+            findings.reached(Lba::new(lba * 2 + 2), &progress);
+        }
+        assert!((BURST as usize..BURST as usize + 20).contains(&findings.told), "{}", findings.told);
+        findings.finish(&progress).unwrap();
+        assert_eq!((findings.told, findings.runs.len()), (150, 150));
+    }
+
+    #[test]
+    fn runs_beyond_the_most_are_counted() {
+        let mut findings = Findings::new(Voice::Silent);
+        for lba in 0..MOST_LISTED as u64 + 3 {
+            findings.note(Run::new(lba * 3, 2, On("a")));
+        }
+        let (runs, unlisted) = findings.into_runs();
+        assert_eq!((runs.len(), unlisted), (MOST_LISTED, 6));
+    }
+}

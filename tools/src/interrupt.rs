@@ -1,0 +1,118 @@
+//! Ctrl-C while a command works: it ends what is under way, says how far it came, and goes.
+//!
+//! The first SIGINT or SIGTERM only sets a flag, which the work looks at between two pieces; the same signal once more ends the process at
+//! once, as does the first one when what is under way does not end within [`GRACE`]. Whoever stops early ends by the signal itself
+//! ([`end`]): a shell shows 130 or 143 for it, and a loop in a script stops, which it would not for an ordinary exit.
+
+use std::io::Write;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use std::{fmt, fs, io};
+
+use futures_util::future::{Either, select};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::{flag, low_level};
+
+/// How long what is under way may take to end.
+const GRACE: Duration = Duration::from_secs(5);
+/// How often whoever waits looks whether a signal came.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What handlers write to: whether a signal came, and which one.
+struct Flags {
+    came: Arc<AtomicBool>,
+    signal: Arc<AtomicUsize>,
+}
+
+static FLAGS: OnceLock<Flags> = OnceLock::new();
+
+/// Heeds signals from now on. One that the process was started to ignore stays ignored, as for a job in the background of a script.
+pub fn watch() {
+    FLAGS.get_or_init(|| {
+        let flags = Flags { came: Arc::default(), signal: Arc::default() };
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        for signal in [SIGINT, SIGTERM].into_iter().filter(|signal| !is_ignored(&status, *signal)) {
+            // In this order: the first signal finds the flag unset and sets it, the second one finds it set. A signal that no
+            // handler can be set for does what it always did.
+            let _ = flag::register_conditional_default(signal, Arc::clone(&flags.came))
+                .and_then(|_| flag::register_usize(signal, Arc::clone(&flags.signal), signal as usize))
+                .and_then(|_| flag::register(signal, Arc::clone(&flags.came)));
+        }
+        flags
+    });
+}
+
+/// Whether a signal came since [`watch`].
+pub fn came() -> bool {
+    FLAGS.get().is_some_and(|flags| flags.came.load(Ordering::Relaxed))
+}
+
+/// Ends the process by the signal that came, or else with the status that a shell shows for it.
+pub fn end() -> ! {
+    let signal = FLAGS.get().map_or(0, |flags| flags.signal.load(Ordering::Relaxed)) as i32;
+    let signal = if signal == 0 { SIGINT } else { signal };
+    let _ = low_level::emulate_default_handler(signal);
+    std::process::exit(128 + signal)
+}
+
+/// Says on standard error how far the work came and how to go on.
+pub fn tell(what: impl fmt::Display, how_far: impl fmt::Display, go_on: impl fmt::Display) {
+    // Who closed standard error has chosen not to know.
+    writeln!(io::stderr(), "sealblock: {what}: interrupted {how_far}\ntry: {go_on}").ok();
+}
+
+/// Does the work, which ends early by itself once a signal [`came`]. If it does not, `last_words` are said and the process ends.
+pub async fn or_end<T>(work: impl Future<Output = T>, last_words: impl FnOnce()) -> T {
+    match select(pin!(work), pin!(patience())).await {
+        Either::Left((done, _)) => done,
+        Either::Right(((), _work)) => {
+            // The work is not dropped: the kernel may write into its buffers until the process is gone.
+            last_words();
+            end()
+        }
+    }
+}
+
+/// Sleeps, but for no longer than until a signal comes.
+pub async fn sleep(time: Duration) {
+    let mut left = time;
+    while !left.is_zero() && !came() {
+        let step = left.min(LOOK);
+        sealblock_runtime_reactor::sleep(step).await;
+        left -= step;
+    }
+}
+
+/// Ends once a signal came and what was under way has had its time.
+async fn patience() {
+    while !came() {
+        sealblock_runtime_reactor::sleep(LOOK).await;
+    }
+    sealblock_runtime_reactor::sleep(GRACE).await;
+}
+
+/// Whether a process with this `/proc/PID/status` ignores a signal.
+fn is_ignored(status: &str, signal: i32) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask >> (signal - 1) & 1 == 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ignored_signals_are_those_of_the_mask() {
+        let status = "Name:\tsealblock\nSigIgn:\t0000000000001002\nSigCgt:\tffffffffffffffff\n";
+        assert!(is_ignored(status, SIGINT) && !is_ignored(status, SIGTERM));
+        assert!(!is_ignored("", SIGINT) && !is_ignored("SigIgn:\tx", SIGINT));
+    }
+
+    #[test]
+    fn nothing_came_before_anybody_watches() {
+        assert!(!came());
+    }
+}

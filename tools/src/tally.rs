@@ -1,0 +1,72 @@
+//! What a piece of work has moved, and how fast: said in the same words by every command.
+//!
+//! Only bytes that were read from a device or written to one make a rate. Holes that a device tells of, and blocks that it unmaps
+//! or checks where it is, are covered in no time and would make any device look fast.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use sealblock_units::ByteCount;
+
+/// Bytes that were moved in some time.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Tally {
+    /// Bytes that were read.
+    pub read: u64,
+    /// Bytes that were written.
+    pub written: u64,
+    /// How long it took.
+    pub elapsed: Duration,
+}
+
+impl Tally {
+    /// Time, bytes and rate: `in 2.00 s (1 GiB read, 512 MB/s)`.
+    pub fn words(&self) -> String {
+        let moved = [(self.read, "read"), (self.written, "written")].into_iter().filter(|(bytes, _)| *bytes > 0);
+        let parts: Vec<String> = moved.map(|(bytes, how)| format!("{} {how}", ByteCount::new(bytes))).collect();
+        let mut words = format!("in {:.2} s", self.elapsed.as_secs_f64());
+        if !parts.is_empty() {
+            // Infallible for a text.
+            let _ = write!(words, " ({}, {})", parts.join(", "), rate(self.read.max(self.written), self.elapsed));
+        }
+        words
+    }
+}
+
+/// A rate in words; the least time that counts is a microsecond.
+fn rate(bytes: u64, elapsed: Duration) -> String {
+    let per_second = bytes as f64 / elapsed.as_secs_f64().max(1e-6);
+    match per_second {
+        0.0..1e6 => format!("{:.1} kB/s", per_second / 1e3),
+        1e6..1e7 => format!("{:.1} MB/s", per_second / 1e6),
+        _ => format!("{:.0} MB/s", per_second / 1e6),
+    }
+}
+
+/// A number of things: `1 block`, `2 blocks`.
+pub fn count(number: u64, thing: &str) -> String {
+    let ending = if number == 1 { "" } else { "s" };
+    format!("{number} {thing}{ending}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_moved_makes_a_rate() {
+        let elapsed = Duration::from_secs(2);
+        let words = |read, written| Tally { read, written, elapsed }.words();
+        assert_eq!(words(0, 0), "in 2.00 s");
+        assert_eq!(words(1 << 30, 0), "in 2.00 s (1 GiB read, 537 MB/s)");
+        assert_eq!(words(4096, 8192), "in 2.00 s (4 KiB read, 8 KiB written, 4.1 kB/s)");
+        assert_eq!(words(0, 3_000_000), "in 2.00 s (2.9 MiB written, 1.5 MB/s)");
+        let at_once = Tally { read: 1, written: 0, elapsed: Duration::ZERO };
+        assert_eq!(at_once.words(), "in 0.00 s (1 B read, 1.0 MB/s)");
+    }
+
+    #[test]
+    fn one_thing_is_no_plural() {
+        assert_eq!([0, 1, 2].map(|number| count(number, "block")), ["0 blocks", "1 block", "2 blocks"]);
+    }
+}
