@@ -62,6 +62,14 @@ impl Fault {
         Fault::new(lba, FaultField::Tag(mismatch.field), Some(mismatch.expected), Some(mismatch.actual))
     }
 
+    /// The width of the field as far as its values tell, for whoever does not know the format: the least of those there are that
+    /// holds both.
+    pub fn fitting_bits(&self) -> u32 {
+        let used = u64::BITS - (self.expected.unwrap_or(0) | self.actual.unwrap_or(0)).leading_zeros();
+        let least = if self.field == FaultField::Tag(Field::RefTag) { 32 } else { 16 };
+        [16, 32, 48].into_iter().find(|bits| *bits >= used.max(least)).unwrap_or(64)
+    }
+
     /// A fault of a device that is no group.
     pub const fn new(lba: Lba, field: FaultField, expected: Option<u64>, actual: Option<u64>) -> Fault {
         Fault { lba, field, expected, actual, leg: Leg::NONE, repaired: false }
@@ -77,7 +85,10 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "block {}: {}", self.lba, self.field)?;
         match (self.expected, self.actual) {
-            (Some(expected), Some(actual)) => write!(f, " expected {expected:#x}, found {actual:#x}")?,
+            (Some(expected), Some(actual)) => {
+                let width = 2 + self.fitting_bits() as usize / 4;
+                write!(f, " expected {expected:#0width$x}, found {actual:#0width$x}")?;
+            }
             _ if self.field == FaultField::Conflict => write!(f, " between good copies")?,
             _ if self.field == FaultField::Stale => write!(f, ": an older copy is kept here")?,
             _ => write!(f, " unreadable")?,
@@ -308,3 +319,19 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_of_an_unknown_format_have_one_width_that_fits_both() {
+        let fault = |field, expected, actual| Fault::new(Lba::ZERO, field, Some(expected), Some(actual));
+        let of = |field, expected, actual| fault(field, expected, actual).fitting_bits();
+        let (guard, tag) = (FaultField::Tag(Field::Guard), FaultField::Tag(Field::RefTag));
+        assert_eq!((of(guard, 1, 0xffff), of(guard, 0x1_0000, 2), of(guard, 1 << 48, 2)), (16, 32, 64));
+        assert_eq!((of(tag, 1, 2), of(tag, 1 << 32, 2), of(guard, 0, 0)), (32, 48, 16));
+        let words = fault(guard, 0xabcde, 1).to_string();
+        assert_eq!(words, "block 0: guard expected 0x000abcde, found 0x00000001");
+    }
+}

@@ -8,6 +8,8 @@ use std::str::FromStr;
 
 use sealblock_units::{BlockCount, Extent, Lba};
 
+use crate::tally::count;
+
 /// A range as it was written: from a first block to a last one, or to the end of the device.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct BlockRange {
@@ -33,7 +35,7 @@ pub enum RangeError {
         last: u64,
     },
     /// The range goes past the end of the device.
-    #[error("block {block} is past the end: the device has {capacity_blocks} blocks, numbered from 0")]
+    #[error("block {block} is past the end: the device has {}, numbered from 0", count(*capacity_blocks, "block"))]
     PastEnd {
         /// The first or last block of the range, whichever is past the end.
         block: u64,
@@ -184,6 +186,8 @@ mod tests {
         assert_eq!(resolved("2..", 10), Ok((2, 9)));
         assert_eq!(resolved("2..10", 10), Err(RangeError::PastEnd { block: 10, capacity_blocks: 10 }));
         assert_eq!(resolved("10..", 10), Err(RangeError::PastEnd { block: 10, capacity_blocks: 10 }));
+        let one = "1".parse::<BlockRange>().unwrap().resolve(1).unwrap_err();
+        assert_eq!(one.to_string(), "block 1 is past the end: the device has 1 block, numbered from 0");
         assert_eq!(resolved("0..", 0), Err(RangeError::PastEnd { block: 0, capacity_blocks: 0 }));
     }
 

@@ -19,15 +19,9 @@ mod tests {
 
     #[test]
     fn the_largest_exact_unit_is_taken() {
-        for (bytes, text) in [
-            (0, "0"),
-            (1, "1"),
-            (1537, "1537"),
-            (1536, "1536"),
-            (4096, "4KiB"),
-            (1 << 30, "1GiB"),
-            (3 << 60, "3EiB"),
-        ] {
+        for (bytes, text) in
+            [(0, "0"), (1, "1"), (1537, "1537"), (1536, "1536"), (4096, "4KiB"), (1 << 30, "1GiB"), (3 << 60, "3EiB")]
+        {
             assert_eq!(exact(ByteCount::new(bytes)), text);
         }
     }

@@ -33,6 +33,7 @@ use sealblock_units::{BlockSize, ByteCount, Extent, Lba};
 
 use crate::exit::{Cause, Failure};
 use crate::range::{BlockRange, BlockSpan};
+use crate::tally::count;
 use crate::target::Target;
 use files::Plain;
 
@@ -40,8 +41,8 @@ pub use alone::{Usage, bars_resizing};
 pub use facts::Facts;
 pub use failures::{of_block, of_medium, of_open, of_resize, of_volume};
 pub use files::{
-    FileKind, OpenVolume, Overwritten, inspect, of_remains, open_again, open_medium, open_shapeless, open_truncated,
-    open_volume, overwrite,
+    FileKind, OpenVolume, Overwritten, RAW_FILE, inspect, of_remains, open_again, open_medium, open_shapeless,
+    open_truncated, open_volume, overwrite,
 };
 pub use groups::{OpenMirror, create_mirror};
 pub use nbd::exports;
@@ -136,6 +137,11 @@ impl Opened {
     /// The blocks of a range; all of them without one.
     pub fn span(&self, range: Option<BlockRange>) -> Result<BlockSpan, Failure> {
         let usage = |why: &dyn std::fmt::Display| Failure::new(Cause::Usage, "reading the range", why).on(&self.target);
+        let geometry = self.gate.geometry();
+        if geometry.capacity_blocks == 0 {
+            let why = format!("it has no blocks: there is less than one of {} bytes", geometry.block_size);
+            return Err(Failure::new(Cause::Unsuitable, "reading the range", why).on(&self.target));
+        }
         let whole = BlockRange::new(Lba::ZERO, None).map_err(|error| usage(&error))?;
         range.unwrap_or(whole).resolve(self.gate.geometry().capacity_blocks).map_err(|error| usage(&error))
     }
@@ -320,9 +326,13 @@ fn blocks_of(target: &Target, size: ByteCount) -> Result<(BlockSize, u64), Failu
         .into_iter()
         .find(|block| size.get().is_multiple_of(block.bytes() as u64))
         .ok_or_else(|| {
-            Failure::new(Cause::Usage, "reading the size", format!("{} bytes are no whole blocks", size.get()))
-                .on(target)
-                .advise("a multiple of 512")
+            Failure::new(
+                Cause::Usage,
+                "reading the size",
+                format!("{} cannot be parted into blocks", count(size.get(), "byte")),
+            )
+            .on(target)
+            .advise("a multiple of 512")
         })?;
     Ok((fitting, size.get() >> fitting.shift()))
 }

@@ -141,7 +141,10 @@ fn compare_goes_on_past_damage_and_calls_nothing_equal() {
     ]);
     assert_eq!((&report["differences"], &report["unreadable"]), (&differences, &unreadable));
     assert_eq!((&report["equal"], &report["blocks_unreadable"]), (&false.into(), &3.into()));
-    assert_eq!((&report["first_different_byte"], &report["resume_lba"]), (&(8 * 4096).into(), &serde_json::Value::Null));
+    assert_eq!(
+        (&report["first_different_byte"], &report["resume_lba"]),
+        (&(8 * 4096).into(), &serde_json::Value::Null)
+    );
     let text = place.run("compare other v").ends_with(1).text();
     assert!(text.contains("block 8 differs\nblocks 9..10 of v cannot be read: guard\nblock 11 differs\n"), "{text}");
     assert!(text.contains("different (2 of 256 blocks differ, 3 cannot be read) in "), "{text}");

@@ -95,11 +95,17 @@ fn damage_on_a_server_is_named_and_no_difference() {
     let server = Server::start(&place, "v");
     let target = server.target("v");
     let report = compared(&place, &format!("same {target}"), 1);
-    assert_eq!((&report["equal"], &report["blocks_different"], &report["offloaded"]), (&false.into(), &0.into(), &true.into()));
+    assert_eq!(
+        (&report["equal"], &report["blocks_different"], &report["offloaded"]),
+        (&false.into(), &0.into(), &true.into())
+    );
     let unreadable = serde_json::json!([{"lba": 77, "blocks": 1, "target": target, "why": "guard"}]);
     assert_eq!(report["unreadable"], unreadable);
     place.run(&format!("zero {target} --range 76")).succeeds();
     let report = compared(&place, &format!("same {target}"), 1);
-    assert_eq!((&report["differences"], &report["unreadable"]), (&serde_json::json!([{"lba": 76, "blocks": 1}]), &unreadable));
+    assert_eq!(
+        (&report["differences"], &report["unreadable"]),
+        (&serde_json::json!([{"lba": 76, "blocks": 1}]), &unreadable)
+    );
     server.stop().is_clean();
 }

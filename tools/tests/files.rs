@@ -29,6 +29,10 @@ fn a_difference_behind_the_last_whole_block_is_one() {
     assert_eq!(report["first_different_byte"], 4999);
 }
 
+fn bytes(number: usize) -> String {
+    if number == 1 { "1 byte".to_owned() } else { format!("{number} bytes") }
+}
+
 #[test]
 fn lengths_that_differ_are_told_with_what_differs_before() {
     let place = Place::new();
@@ -38,7 +42,7 @@ fn lengths_that_differ_are_told_with_what_differs_before() {
         let report = place.run("compare a b --json").ends_with(1).json();
         assert_eq!((&report["bytes_a"], &report["bytes_b"]), (&a.into(), &b.into()));
         assert_eq!((&report["bytes_compared"], &report["blocks_different"]), (&a.min(b).into(), &0.into()), "{a} {b}");
-        place.run("compare b a").ends_with(1).says(&[&format!("the sizes differ: {b} bytes and {a} bytes")]);
+        place.run("compare b a").ends_with(1).says(&[&format!("the sizes differ: {} and {}", bytes(b), bytes(a))]);
     }
     place.write("a", b"");
     place.write("b", b"");

@@ -173,7 +173,8 @@ fn a_flood_of_findings_is_told_whole() {
     let place = Place::new();
     let target = "fault:[seed=7;read-error%50],mem:8MiB";
     let report = place.run(&format!("verify {target} --json")).ends_with(1).json();
-    let lbas: Vec<u64> = report["errors"].as_array().unwrap().iter().map(|error| error["lba"].as_u64().unwrap()).collect();
+    let lbas: Vec<u64> =
+        report["errors"].as_array().unwrap().iter().map(|error| error["lba"].as_u64().unwrap()).collect();
     let runs = lbas.iter().zip(lbas.iter().skip(1)).filter(|(lba, next)| *lba + 1 != **next).count() + 1;
     let text = place.run(&format!("verify {target}")).ends_with(1).text();
     assert!(runs > 300 && text.lines().count() == runs + 1, "{runs} runs\n{text}");
@@ -195,11 +196,53 @@ fn a_compare_tells_runs_as_they_end_and_where_it_was_interrupted() {
     place.write("other", &data);
     let mut child = place.start("compare fault:[delay=60s@3000..4095],v other");
     let (line, mut stdout) = first_line(&mut child);
-    assert_eq!(line, "block 80 differs\n", "in blocks of 512 bytes it would be");
+    assert_eq!(line, "blocks 10..11 differ\n");
     let mut line = String::new();
     stdout.read_line(&mut line).unwrap();
+    assert!(line.starts_with("block 77 of fault:") && line.ends_with(" cannot be read: guard\n"), "{line}");
     signal(&child);
-    ended_by_the_signal(child, stdout);
+    let ended = ended_by_the_signal(child, stdout);
+    let try_line = "try: offset:2816..,TARGET of each, in blocks of 4096 bytes, to go on there";
+    assert!(
+        ended.stderr.contains(": interrupted at block 2816\n") && ended.stderr.contains(try_line),
+        "{}",
+        ended.stderr
+    );
+    place.run("compare offset:2816..,v offset:22528..,raw:other").succeeds();
+}
+
+#[test]
+fn an_interrupted_copy_leaves_what_it_has_copied() {
+    let place = damaged(&[]);
+    place.write("out", b"");
+    let mut child = place.start("copy fault:[delay=3s@1000..1000],v out");
+    place.wait_for_bytes("out", 3 << 20, &mut child);
+    signal(&child);
+    let stdout = child.stdout.take().unwrap();
+    let ended = ended_by_the_signal(child, stdout);
+    let (copied, data) = (place.read("out"), place.read("data"));
+    assert!(
+        (4 << 20..16 << 20).contains(&copied.len()) && copied[..] == data[..copied.len()],
+        "{} bytes",
+        copied.len()
+    );
+    let words = format!("copying fault:[delay=3s@1000..1000],v to out: interrupted after byte {}\n", copied.len());
+    assert!(ended.stderr.contains(&words), "{words}: {}", ended.stderr);
+}
+
+#[test]
+fn an_interrupted_zero_says_which_blocks_are_left() {
+    let place = Place::with_runtime("syscalls");
+    let mut child = place.start("zero fault:[delay=2s],null:4GiB --yes --json");
+    wait_for_handler(&mut child);
+    signal(&child);
+    let stdout = child.stdout.take().unwrap();
+    let ended = ended_by_the_signal(child, stdout);
+    let report: Value = serde_json::from_str(&ended.stdout).unwrap_or_else(|_| panic!("{}", ended.stderr));
+    let blocks = report["blocks"].as_u64().unwrap();
+    assert!(blocks < 1 << 20 && blocks.is_multiple_of(1 << 16), "{report}");
+    assert_eq!(report["resume"].as_str(), Some(range(&ended.stderr)));
+    assert_eq!(range(&ended.stderr), format!("{blocks}..1048575"));
 }
 
 #[test]

@@ -59,7 +59,7 @@ pub fn run(arguments: &Compare) -> Result<Exit, Failure> {
     } else {
         report.print_text()?
     }
-    report.tell_resume();
+    report::tell_resume(&report.names(), report.block_size, report.resume_lba);
     Ok(report.exit())
 }
 
@@ -87,11 +87,17 @@ async fn compare(a: &Whole, b: Option<&Whole>, show: Show, voice: Voice) -> Resu
     let received_before = received();
     let progress = Progress::new("comparing", Some(ByteCount::new(total)), show);
     let mut findings = Findings::new(voice);
-    let compared = interrupt::or_end(regions(&sides, &mut report, &progress, &mut findings), || ()).await;
+    let reached = Cell::new(0);
+    let resume_lba = || Some(reached.get() >> block.shift()).filter(|_| reached.get() < total);
+    let (offloaded, names) = (report.offloaded, report.names());
+    let work = regions(&sides, total, offloaded, &progress, &mut findings, &reached);
+    // What does not answer does not keep anybody from knowing how far it came.
+    let compared = interrupt::or_end(work, || report::tell_resume(&names, block, resume_lba())).await;
     // What was found before a target did not answer is worth knowing, too.
     findings.finish(&progress)?;
-    let done = compared?;
-    report.resume_lba = (done < total).then_some(done >> block.shift());
+    (report.blocks_different, report.blocks_unreadable) = compared?;
+    let done = reached.get();
+    report.resume_lba = resume_lba();
     report.bytes_compared = done;
     // What is away counts what came over the network; a device that is here sent nothing that way.
     report.bytes_transferred = match (received(), received_before) {
@@ -105,14 +111,16 @@ async fn compare(a: &Whole, b: Option<&Whole>, show: Show, voice: Voice) -> Resu
     Ok(report)
 }
 
-/// Compares region by region until a signal ends it. Gives how many bytes are compared.
+/// Compares region by region until a signal ends it, and keeps how many bytes are compared. Gives how many blocks differ, and how
+/// many cannot be read.
 async fn regions(
     sides: &Sides<'_>,
-    report: &mut Report,
+    common: u64,
+    by_digest: bool,
     progress: &Progress,
     findings: &mut Findings<What>,
-) -> Result<u64, Failure> {
-    let (common, by_digest) = (report.bytes_compared, report.offloaded);
+    reached: &Cell<u64>,
+) -> Result<(u64, u64), Failure> {
     let step = if by_digest { digests::REGION_BYTES } else { CHUNK_BYTES };
     let regions = (0..common.div_ceil(step)).map(|i| (i * step, step.min(common - i * step)));
     let mut compared = stream::iter(regions)
@@ -123,22 +131,22 @@ async fn regions(
             Ok::<_, Failure>((length, runs))
         })
         .buffered(IN_FLIGHT);
-    let mut done = 0;
+    let (mut different, mut unreadable) = (0, 0);
     while let Some(region) = compared.next().await {
         let (length, runs) = region?;
-        done += length;
+        reached.set(reached.get() + length);
         for run in runs {
             progress.bad(run.blocks);
             match run.what {
-                What::Differ => report.blocks_different += run.blocks,
-                What::Unreadable(_) => report.blocks_unreadable += run.blocks,
+                What::Differ => different += run.blocks,
+                What::Unreadable(_) => unreadable += run.blocks,
             }
             findings.note(run);
         }
         progress.advance(length);
-        findings.reached(Lba::new(done >> sides.block.shift()), progress);
+        findings.reached(Lba::new(reached.get() >> sides.block.shift()), progress);
     }
-    Ok(done)
+    Ok((different, unreadable))
 }
 
 /// A side's bytes, and which of its blocks could not be read.
@@ -182,7 +190,8 @@ impl Sides<'_> {
         let (mut lost, target) = (Vec::new(), side.opened.target());
         let shift = side.opened.gate.geometry().block_size.shift();
         for run in read.lost {
-            let (first, last) = (run.lba << shift >> self.block.shift(), (run.end() - 1) << shift >> self.block.shift());
+            let (first, last) =
+                (run.lba << shift >> self.block.shift(), (run.end() - 1) << shift >> self.block.shift());
             let what = What::Unreadable(Unreadable { target: target.to_string(), why: run.what.why });
             // Two blocks of a side may lie in one of the comparison.
             let first = lost.last().map_or(first, |before: &Run<What>| first.max(before.end()));

@@ -8,6 +8,7 @@ mod lost;
 mod sink;
 mod source;
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use futures_util::stream::{StreamExt, TryStreamExt};
@@ -73,12 +74,16 @@ pub fn run(arguments: &Copy) -> Result<Exit, Failure> {
         report.tell(behind);
     }
     if let Some(byte) = report.resume_byte {
-        let how_far = format!("after {}", count(byte, "byte"));
-        let go_on = format!("the same again; or offset:FIRST..,TARGET of each, from byte {byte} on");
-        interrupt::tell(format!("copying {} to {}", arguments.from, arguments.to), how_far, go_on);
+        tell_resume(arguments, byte);
         return Ok(Exit::Interrupted);
     }
     Ok(if report.blocks_lost > 0 { Exit::Found } else { Exit::Clean })
+}
+
+/// Says on standard error how far it came.
+fn tell_resume(arguments: &Copy, byte: u64) {
+    let go_on = format!("the same again, or offset:FIRST..,TARGET of each from byte {byte} on");
+    interrupt::tell(format!("copying {} to {}", arguments.from, arguments.to), format!("after byte {byte}"), go_on);
 }
 
 impl Report {
@@ -95,7 +100,9 @@ impl Report {
         let elapsed = Duration::from_secs_f64(self.elapsed_s);
         let tally = Tally { read: self.bytes_read, written: self.bytes_written, elapsed }.words();
         eprintln!("{} copied from {from} to {to} {tally}", ByteCount::new(self.bytes));
-        if let (Some(behind), None) = (behind, self.resume_byte) {
+        if self.bytes == 0 {
+            eprintln!("there was nothing to copy");
+        } else if let (Some(behind), None) = (behind, self.resume_byte) {
             let lie = if behind == 1 { "lies" } else { "lie" };
             let bytes = count(behind, "byte");
             eprintln!("{bytes} of {to} {lie} behind them: zeroes to the block's end, then what was there");
@@ -114,6 +121,48 @@ fn check_room(arguments: &Copy, source: &Source, sink: &Sink) -> Result<(), Fail
     }
 }
 
+/// What a copy is about, and how far it is.
+struct Work<'a> {
+    source: &'a Source,
+    sink: &'a Sink,
+    salvage: bool,
+    losses: Losses,
+    progress: Progress,
+    /// Bytes from the start on that are copied.
+    total: Cell<u64>,
+}
+
+/// What a copy has moved and met.
+#[derive(Default)]
+struct Moved {
+    tally: Tally,
+    blocks_lost: u64,
+}
+
+impl Work<'_> {
+    /// Copies chunk by chunk until nothing is left or a signal comes, and makes it durable.
+    async fn run(&self, findings: &mut Findings<Lost>) -> Result<Moved, Failure> {
+        let lanes = if self.sink.in_order() { 1 } else { IN_FLIGHT };
+        let shift = self.losses.block_size().shift();
+        let chunks = self.source.chunks(self.salvage).map(|chunk| write(chunk, &self.losses, self.sink));
+        let (mut written, mut moved) = (chunks.buffered(lanes), Moved::default());
+        while let Some(chunk) = written.try_next().await? {
+            self.total.set(self.total.get() + chunk.bytes);
+            moved.tally.read += chunk.read;
+            moved.tally.written += chunk.written;
+            self.progress.advance_by(chunk.bytes, chunk.read.max(chunk.written));
+            for run in chunk.lost {
+                moved.blocks_lost += run.blocks;
+                self.progress.bad(run.blocks);
+                findings.note(run);
+            }
+            findings.reached(Lba::new(self.total.get() >> shift), &self.progress);
+        }
+        self.sink.finish(self.total.get()).await?;
+        Ok(moved)
+    }
+}
+
 async fn copy(arguments: &Copy, source: &Source, sink: &Sink) -> Result<Report, Failure> {
     check_room(arguments, source, sink)?;
     if matches!(source, Source::Device(_)) && !sink.in_order() {
@@ -123,34 +172,13 @@ async fn copy(arguments: &Copy, source: &Source, sink: &Sink) -> Result<Report, 
     let started = Instant::now();
     let show = if arguments.json { Show::Never } else { Show::OnTerminal };
     let progress = Progress::new("copying", source.bytes().map(ByteCount::new), show);
-    let lanes = if sink.in_order() { 1 } else { IN_FLIGHT };
-    let block_size = source.block_size();
-    let losses = Losses::new(sink, block_size, source.bytes());
-    let voice = if arguments.json { Voice::Silent } else { Voice::Error };
-    let (mut findings, mut tally, mut total, mut blocks_lost) = (Findings::new(voice), Tally::default(), 0, 0);
-    let work = async {
-        let mut written = source
-            .chunks(arguments.salvage)
-            .map(|chunk| write(chunk, &losses, sink))
-            .buffered(lanes);
-        while let Some(chunk) = written.try_next().await? {
-            total += chunk.bytes;
-            tally.read += chunk.read;
-            tally.written += chunk.written;
-            progress.advance_by(chunk.bytes, chunk.read.max(chunk.written));
-            for run in chunk.lost {
-                blocks_lost += run.blocks;
-                progress.bad(run.blocks);
-                findings.note(run);
-            }
-            findings.reached(Lba::new(total >> block_size.shift()), &progress);
-        }
-        sink.finish(total).await
-    };
-    let copied = interrupt::or_end(work, || ()).await;
-    findings.finish(&progress)?;
-    copied.map_err(|failure| advise(failure, arguments))?;
-    let (lost, lost_unlisted) = findings.into_runs();
+    let losses = Losses::new(sink, source.block_size(), source.bytes());
+    let mut findings = Findings::new(if arguments.json { Voice::Silent } else { Voice::Error });
+    let work = Work { source, sink, salvage: arguments.salvage, losses, progress, total: Cell::new(0) };
+    let copied = interrupt::or_end(work.run(&mut findings), || tell_resume(arguments, work.total.get())).await;
+    findings.finish(&work.progress)?;
+    let Moved { tally, blocks_lost } = copied.map_err(|failure| advise(failure, arguments))?;
+    let ((lost, lost_unlisted), total) = (findings.into_runs(), work.total.get());
     Ok(Report {
         from: arguments.from.to_string(),
         to: arguments.to.to_string(),
@@ -158,7 +186,7 @@ async fn copy(arguments: &Copy, source: &Source, sink: &Sink) -> Result<Report, 
         bytes_read: tally.read,
         bytes_written: tally.written,
         elapsed_s: started.elapsed().as_secs_f64(),
-        block_size: block_size.bytes(),
+        block_size: source.block_size().bytes(),
         blocks_lost,
         lost,
         lost_unlisted,
@@ -189,7 +217,9 @@ fn advise(failure: Failure, arguments: &Copy) -> Failure {
     let is_read = failure.in_short().starts_with("reading");
     let is_bad = failure.cause() == Cause::Damaged || failure.cause() == Cause::Io && is_read;
     match is_bad && !arguments.salvage {
-        true => failure.advise("--salvage, which copies all that can be read and names the rest; `sealblock verify` names it, too"),
+        true => failure.advise(
+            "--salvage, which copies all that can be read and names the rest; `sealblock verify` names it, too",
+        ),
         false => failure,
     }
 }

@@ -16,7 +16,8 @@ use crate::cli::Info;
 use crate::control::legs::MirrorStatus;
 use crate::exit::{Exit, Failure};
 use crate::report::{print_json, say};
-use crate::stack::{Access, Facts, Opened, on_reactor, open};
+use crate::stack::{Access, Facts, Opened, RAW_FILE, on_reactor, open};
+use crate::tally::count;
 use crate::target::Target;
 
 /// Prints what the target is.
@@ -197,14 +198,25 @@ fn digests(remote: &RemoteFacts) -> &'static str {
     }
 }
 
+/// What a plain file has behind its last whole block.
+fn rest_bytes(opened: &Opened) -> Option<u64> {
+    let path = opened.target().path().filter(|_| opened.facts.kind == RAW_FILE)?;
+    let length = std::fs::metadata(path).ok()?.len();
+    length.checked_sub(opened.gate.geometry().capacity_bytes()).filter(|rest| *rest > 0)
+}
+
 fn as_text(target: &Target, opened: &Opened) -> String {
     let geometry = opened.gate.geometry();
     let of = opened.gate.abilities();
     let mut lines = Lines::default();
     lines.put("target", target);
     facts_text(&mut lines, &opened.facts);
-    let blocks = format!("{} blocks of {} bytes", geometry.capacity_blocks, geometry.block_size);
+    let blocks = format!("{} of {} bytes", count(geometry.capacity_blocks, "block"), geometry.block_size);
     lines.put("size", format!("{} ({blocks})", ByteCount::new(geometry.capacity_bytes())));
+    if let Some(rest) = rest_bytes(opened) {
+        lines
+            .put("behind them", format!("{}, less than a block: only copy and compare take them", count(rest, "byte")));
+    }
     lines.put("protection", protection_words(geometry.protection));
     for (name, how) in abilities(&of) {
         lines.put(&name.replace('_', " "), how);

@@ -2,9 +2,9 @@
 //!
 //! The volume is only read. It opens from whichever copy of its superblock is left, or, without any, from what its records tell
 //! of its shape. What cannot be read is never passed on:
-//! a destination that can make blocks unreadable gets them so, any other has zeroes there, and the list names them.
+//! a destination that can make blocks unreadable gets them so, a file has zeroes there, and the list names them.
 
-use futures_util::stream::{self, StreamExt};
+use futures_util::stream::{self, Stream, StreamExt};
 use sealblock_block::Device;
 use sealblock_media_file::Options;
 use sealblock_media_volume::{Hints, Remains, SuperblockCopy};
@@ -140,10 +140,32 @@ impl Report {
 /// Refuses a destination that is too small.
 fn check_room(arguments: &Rescue, sink: &Sink, total: u64) -> Result<(), Failure> {
     if let Some(room) = sink.room_bytes().filter(|room| *room < total) {
-        let why = format!("{total} bytes do not fit into its {room} bytes");
+        let why = format!("{} do not fit into its {}", count(total, "byte"), count(room, "byte"));
         return Err(Failure::new(Cause::Unsuitable, "rescuing", why).on(&arguments.to).advise("a larger volume"));
     }
     Ok(())
+}
+
+/// Where what is lost is named.
+fn voice(arguments: &Rescue) -> Voice {
+    match (arguments.json, &arguments.to) {
+        (true, _) => Voice::Silent,
+        // Standard output is for the data.
+        (false, Endpoint::Standard) => Voice::Error,
+        (false, Endpoint::Target(_)) => Voice::Output,
+    }
+}
+
+/// Reads of chunk after chunk, each with where it begins.
+fn chunks(volume: &Opened) -> impl Stream<Item = impl Future<Output = Result<(u64, Salvaged), Failure>>> {
+    let (size, total) = (volume.gate.geometry().block_size, volume.gate.geometry().capacity_bytes());
+    let offsets = (0..total.div_ceil(CHUNK_BYTES)).map(|at| at * CHUNK_BYTES);
+    stream::iter(offsets).map(move |offset| async move {
+        let length = CHUNK_BYTES.min(total - offset);
+        let extent = Extent::from_raw(offset >> size.shift(), length >> size.shift())
+            .map_err(|error| Failure::new(Cause::Usage, "rescuing", error))?;
+        volume.read_past_damage("rescuing", extent).await.map(|read| (offset, read))
+    })
 }
 
 async fn copy(
@@ -156,23 +178,10 @@ async fn copy(
     let total = geometry.capacity_bytes();
     check_room(arguments, sink, total)?;
     let progress = Progress::new("rescuing", Some(ByteCount::new(total)), Show::OnTerminal);
-    let voice = match (arguments.json, &arguments.to) {
-        (true, _) => Voice::Silent,
-        // Standard output is for the data.
-        (false, Endpoint::Standard) => Voice::Error,
-        (false, Endpoint::Target(_)) => Voice::Output,
-    };
-    let mut findings = Findings::new(voice);
+    let mut findings = Findings::new(voice(arguments));
     let size = geometry.block_size;
     let losses = Losses::new(sink, size, Some(total));
-    let mut read = stream::iter((0..total.div_ceil(CHUNK_BYTES)).map(|at| at * CHUNK_BYTES))
-        .map(|offset| async move {
-            let length = CHUNK_BYTES.min(total - offset);
-            let extent = Extent::from_raw(offset >> size.shift(), length >> size.shift())
-                .map_err(|error| Failure::new(Cause::Usage, "rescuing", error))?;
-            volume.read_past_damage("rescuing", extent).await.map(|read| (offset, read))
-        })
-        .buffered(IN_FLIGHT);
+    let mut read = chunks(volume).buffered(IN_FLIGHT);
     let mut report = Report::nothing_lost(arguments, volume, without_superblock);
     while let Some(chunk) = read.next().await {
         let (offset, Salvaged { data, lost }) = chunk?;
@@ -211,7 +220,7 @@ fn words(report: &Report) -> Vec<String> {
     }
     lines.extend(report.without_superblock.iter().flat_map(|found| found.words(report)));
     let (rescued, blocks) = (report.blocks_rescued, report.blocks);
-    lines.push(format!("{}: {rescued} of {blocks} blocks copied to {}: {state}", report.volume, report.to));
+    lines.push(format!("{}: {rescued} of {} copied to {}: {state}", report.volume, count(blocks, "block"), report.to));
     lines
 }
 

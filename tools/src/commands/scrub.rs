@@ -41,7 +41,11 @@ fn begin(start: &ScrubStart) -> Result<Exit, Failure> {
     if start.wait {
         return wait(&found, status, start.json);
     }
-    if start.json { print_json(&status)? } else { say(&show::line(&status))? }
+    if start.json {
+        print_json(&status)?
+    } else {
+        say(&show::line(&status))?
+    }
     Ok(Exit::Clean)
 }
 
@@ -72,7 +76,11 @@ fn wait(found: &Found, first: ScrubStatus, json: bool) -> Result<Exit, Failure> 
             Ok(if is_held { Exit::Incomplete } else { status.exit() })
         }
         Waited::Interrupted(status) => {
-            if json { print_json(&*status)? } else { say(&show::line(&status))? }
+            if json {
+                print_json(&*status)?
+            } else {
+                say(&show::line(&status))?
+            }
             let how_far = format!("at block {}; the server goes on", status.position);
             let target = &status.target;
             let go_on = format!("sealblock scrub status {target} --watch; sealblock scrub stop {target} ends it");

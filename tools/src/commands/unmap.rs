@@ -2,6 +2,7 @@
 //!
 //! What is on a whole device is gone with one word too few on the command line, so without a range somebody has to say yes.
 
+use std::cell::Cell;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
@@ -82,9 +83,17 @@ impl Work<'_> {
             say(&format!("{}: {blocks} {} ({bytes}) {tally}", report.target, self.done))?;
         }
         let Some(resume) = report.resume else { return Ok(Exit::Clean) };
-        let how_far = format!("at block {}", resume.first());
-        interrupt::tell(format!("{} {}", self.doing, self.target), how_far, format!("--range {resume}, to go on there"));
+        self.tell_resume(resume);
         Ok(Exit::Interrupted)
+    }
+
+    fn tell_resume(&self, resume: BlockRange) {
+        let how_far = format!("at block {}", resume.first());
+        interrupt::tell(
+            format!("{} {}", self.doing, self.target),
+            how_far,
+            format!("--range {resume}, to go on there"),
+        );
     }
 
     /// Asks whoever sits at the terminal before a whole device loses what it holds.
@@ -94,7 +103,9 @@ impl Work<'_> {
         }
         let no = |why: &str| Failure::new(Cause::Usage, self.doing, why).on(self.target);
         if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
-            return Err(no("without --range it is all of it, and nobody is there to be asked").advise("--yes, or --range"));
+            return Err(
+                no("without --range it is all of it, and nobody is there to be asked").advise("--yes, or --range")
+            );
         }
         let geometry = opened.gate.geometry();
         let (blocks, bytes) = (count(geometry.capacity_blocks, "block"), ByteCount::new(geometry.capacity_bytes()));
@@ -117,7 +128,7 @@ impl Work<'_> {
         let total = ByteCount::new(span.blocks().saturating_mul(size.bytes() as u64));
         let show = if how.json { Show::Never } else { Show::OnTerminal };
         let progress = Progress::new(&format!("{doing} {target}"), Some(total), show);
-        let (progress, operation, mut next) = (&progress, &operation, span.first().get());
+        let (progress, operation, next) = (&progress, &operation, Cell::new(span.first().get()));
         interrupt::watch();
         let work = async {
             let mut covered = stream::iter(span.extents(step))
@@ -125,18 +136,21 @@ impl Work<'_> {
                 .map(|extent| async move {
                     opened.gate.execute(operation(extent)).await.map_err(|error| of_block(*doing, &error))?;
                     progress.advance_by(extent.bytes(size), 0);
-                    Ok::<u64, Failure>(u64::from(extent.len()))
+                    Ok::<u64, Failure>(extent.len())
                 })
                 .buffered(IN_FLIGHT);
             while let Some(blocks) = covered.try_next().await? {
-                next = next.saturating_add(blocks);
+                next.set(next.get().saturating_add(blocks));
             }
             drop(covered);
             opened.flush().await
         };
-        interrupt::or_end(work, || ()).await?;
-        let blocks = next - span.first().get();
-        let resume = (blocks < span.blocks()).then(|| BlockRange::new(Lba::new(next), Some(span.last())).ok()).flatten();
+        let rest = || match next.get() - span.first().get() < span.blocks() {
+            true => BlockRange::new(Lba::new(next.get()), Some(span.last())).ok(),
+            false => None,
+        };
+        interrupt::or_end(work, || rest().into_iter().for_each(|resume| self.tell_resume(resume))).await?;
+        let (blocks, resume) = (next.get() - span.first().get(), rest());
         let elapsed_s = started.elapsed().as_secs_f64();
         Ok(Report { target: target.to_string(), blocks, bytes: blocks << size.shift(), elapsed_s, resume })
     }

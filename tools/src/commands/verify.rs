@@ -42,8 +42,8 @@ pub fn run(arguments: &Verify) -> Result<Exit, Failure> {
         let lost = [lost, tell_of_lost(arguments, opened.facts.lost_copies())].concat();
         // An opening for writing has written them anew, or does when it is closed.
         let lost_metadata = if arguments.repair { Vec::new() } else { lost };
-        let found =
-            verified.map(|found| Found { report: VerifyReport { lost_metadata, ..found.report }, untold: found.untold });
+        let found = verified
+            .map(|found| Found { report: VerifyReport { lost_metadata, ..found.report }, untold: found.untold });
         opened.close(found.map(|found| (found, repairs))).await
     })?;
     found.print(arguments)?;
@@ -66,7 +66,8 @@ fn tell_of_opening(arguments: &Verify, opened: &Opened) -> Vec<String> {
     let left_out = opened.facts.left_out();
     if left_out > 0 && !arguments.quiet {
         // Clean all the same: such blocks are as they were before. Whoever had not flushed them may want to know.
-        eprintln!("sealblock: {left_out} writes that were under way at a crash had not arrived and were left out");
+        let (writes, verb) = (count(left_out, "write"), if left_out == 1 { "was" } else { "were" });
+        eprintln!("sealblock: {writes} under way at a crash had not arrived and {verb} left out");
     }
     tell_of_lost(arguments, opened.facts.lost_superblocks())
 }
@@ -127,33 +128,12 @@ async fn check(arguments: &Verify, opened: &Opened, show: Show) -> Result<Found,
     interrupt::watch();
     let started = Instant::now();
     let job = Arc::new(Job::new(arguments, opened, span, show)?);
-    let received_before = opened.received_bytes();
-    let found = |findings: Findings| {
-        // Another host's bytes are counted where they arrive, whoever asked for them.
-        let received = opened.received_bytes().zip(received_before).map(|(now, before)| now - before);
-        let geometry = opened.gate.geometry();
-        let error = |fault| block_error(fault, geometry.protection, &arguments.target);
-        let not_checked = |run| not_checked(run, &arguments.target);
-        let report = VerifyReport {
-            target: arguments.target.to_string(),
-            blocks_verified: findings.blocks,
-            bytes_verified: findings.blocks << geometry.block_size.shift(),
-            bytes_transferred: received.unwrap_or(findings.bytes_transferred),
-            offloaded: job.offloads(),
-            elapsed_s: started.elapsed().as_secs_f64(),
-            checked: Checked::of(findings.coverage.is_sealed()),
-            errors: findings.faults.iter().map(error).collect(),
-            errors_unlisted: findings.unlisted,
-            lost_metadata: Vec::new(),
-            unchecked: findings.coverage.unchecked().iter().map(not_checked).collect(),
-            resume: findings.resume,
-        };
-        Found { report, untold: findings.untold }
-    };
+    let check =
+        Check { arguments, opened, started, received_before: opened.received_bytes(), offloaded: job.offloads() };
     // What does not answer does not keep anybody from knowing what was found before.
     let last_words = || {
         if let Some(Ok(findings)) = job.findings_now() {
-            found(findings).print(arguments).ok();
+            check.found(findings).print(arguments).ok();
         }
     };
     let worked = interrupt::or_end(lanes::run(&job, opened), last_words).await;
@@ -164,7 +144,43 @@ async fn check(arguments: &Verify, opened: &Opened, show: Show) -> Result<Found,
         }
         _ => failure,
     })?;
-    Ok(found(findings))
+    Ok(check.found(findings))
+}
+
+/// A verify under way, for its report.
+struct Check<'a> {
+    arguments: &'a Verify,
+    opened: &'a Opened,
+    started: Instant,
+    received_before: Option<u64>,
+    offloaded: bool,
+}
+
+impl Check<'_> {
+    /// What is known once this was found.
+    fn found(&self, findings: Findings) -> Found {
+        let Check { arguments, opened, .. } = self;
+        // Another host's bytes are counted where they arrive, whoever asked for them.
+        let received = opened.received_bytes().zip(self.received_before).map(|(now, before)| now - before);
+        let geometry = opened.gate.geometry();
+        let error = |fault| block_error(fault, geometry.protection, &arguments.target);
+        let not_checked = |run| not_checked(run, &arguments.target);
+        let report = VerifyReport {
+            target: arguments.target.to_string(),
+            blocks_verified: findings.blocks,
+            bytes_verified: findings.blocks << geometry.block_size.shift(),
+            bytes_transferred: received.unwrap_or(findings.bytes_transferred),
+            offloaded: self.offloaded,
+            elapsed_s: self.started.elapsed().as_secs_f64(),
+            checked: Checked::of(findings.coverage.is_sealed()),
+            errors: findings.faults.iter().map(error).collect(),
+            errors_unlisted: findings.unlisted,
+            lost_metadata: Vec::new(),
+            unchecked: findings.coverage.unchecked().iter().map(not_checked).collect(),
+            resume: findings.resume,
+        };
+        Found { report, untold: findings.untold }
+    }
 }
 
 fn not_checked(run: &Unchecked, target: &Target) -> NotChecked {
@@ -201,7 +217,11 @@ impl Found {
         }
         if let Some(resume) = report.resume {
             let how_far = format!("at block {}", resume.first());
-            interrupt::tell(format!("verifying {}", report.target), how_far, format!("--range {resume}, to go on there"));
+            interrupt::tell(
+                format!("verifying {}", report.target),
+                how_far,
+                format!("--range {resume}, to go on there"),
+            );
         }
         Ok(())
     }

@@ -21,7 +21,7 @@ use crate::exit::{Cause, Failure};
 use crate::target::Target;
 
 /// The kind of a plain file's bytes.
-pub(super) const RAW_FILE: &str = "raw file";
+pub const RAW_FILE: &str = "raw file";
 
 /// What lies at a path.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sealblock_block::Device;
 use sealblock_units::BlockSize;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use crate::exit::{Exit, Failure};
 use crate::findings::{Findings, Run};
@@ -14,13 +14,22 @@ use crate::report::say;
 use crate::stack::Whole;
 use crate::tally::{Tally, count};
 
+/// Says on standard error where to go on, if a signal ended it.
+pub(super) fn tell_resume(names: &str, size: BlockSize, resume_lba: Option<u64>) {
+    if let Some(block) = resume_lba {
+        let go_on = format!("offset:{block}..,TARGET of each, in blocks of {size} bytes, to go on there");
+        interrupt::tell(format!("comparing {names}"), format!("at block {block}"), go_on);
+    }
+}
+
 /// The answer of `compare`.
 #[derive(Serialize)]
 pub(super) struct Report {
     target_a: String,
     target_b: String,
     pub equal: bool,
-    block_size: usize,
+    #[serde(serialize_with = "in_bytes")]
+    pub block_size: BlockSize,
     pub bytes_compared: u64,
     pub bytes_transferred: u64,
     bytes_a: u64,
@@ -38,6 +47,10 @@ pub(super) struct Report {
     unlisted: u64,
     /// The first block that was not compared, when a signal ended it.
     pub resume_lba: Option<u64>,
+}
+
+fn in_bytes<S: Serializer>(size: &BlockSize, serializer: S) -> Result<S::Ok, S::Error> {
+    size.bytes().serialize(serializer)
 }
 
 /// Blocks that both sides have, and that are not the same.
@@ -81,7 +94,7 @@ impl Report {
             target_a: a.opened.target().to_string(),
             target_b: b.map_or_else(|| "zeroes".to_owned(), |b| b.opened.target().to_string()),
             equal: bytes_a == bytes_b,
-            block_size: block.bytes(),
+            block_size: block,
             bytes_compared: bytes_a.min(bytes_b),
             bytes_transferred: 0,
             bytes_a,
@@ -120,13 +133,9 @@ impl Report {
         }
     }
 
-    /// Says on standard error where to go on, if a signal ended it.
-    pub fn tell_resume(&self) {
-        let Some(block) = self.resume_lba else { return };
-        let bytes = block * self.block_size as u64;
-        let go_on = format!("offset:{block}..,TARGET of each, in blocks of {} bytes, to go on there", self.block_size);
-        let how_far = format!("at block {block}, byte {bytes}");
-        interrupt::tell(format!("comparing {} and {}", self.target_a, self.target_b), how_far, go_on);
+    /// What is compared with what.
+    pub fn names(&self) -> String {
+        format!("{} and {}", self.target_a, self.target_b)
     }
 
     /// Prints what follows the lines of runs.
@@ -152,7 +161,7 @@ impl Report {
             (false, false, Some(_)) => "interrupted, no difference until then",
             (false, false, None) => "no difference where both can be read",
         };
-        let blocks = count(self.bytes_compared.div_ceil(self.block_size as u64), "block");
+        let blocks = count(self.bytes_compared.div_ceil(self.block_size.bytes() as u64), "block");
         let verb = if self.blocks_different == 1 { "differs" } else { "differ" };
         let unreadable = match self.blocks_unreadable {
             0 => String::new(),

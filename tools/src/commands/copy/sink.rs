@@ -126,7 +126,7 @@ impl Sink {
         }
         let (mut at, mut written) = (offset, 0);
         let end = offset + data.len() as u64;
-        for gap in lost.iter().cloned().chain([end..end]) {
+        for gap in lost.iter().cloned().chain(std::iter::once(end..end)) {
             if gap.start > at {
                 let good = data.slice((at - offset) as usize..(gap.start - offset) as usize);
                 written += self.write(at, &good).await?;

@@ -7,6 +7,7 @@ use sealblock_units::ByteCount;
 
 use crate::control::status::{KeptWord, ResultWord, RunStatus, ScrubStatus, StateWord};
 use crate::report::Checked;
+use crate::tally::count;
 
 /// Everything there is to say.
 pub fn words(status: &ScrubStatus) -> String {
@@ -80,11 +81,12 @@ fn past(run: &RunStatus, checked: Checked) -> String {
 
 /// What a run has met, in the words of `verify`.
 fn counts(run: &RunStatus, checked: Checked) -> String {
+    let blocks = count(run.blocks, "block");
     let found = match (run.bad, run.unchecked, checked) {
-        (0, 0, Checked::Seals) => format!("{} blocks, clean", run.blocks),
-        (0, 0, Checked::Readability) => format!("{} blocks, readable; nothing to check against", run.blocks),
-        (0, ..) => format!("{} blocks", run.blocks),
-        (bad, ..) => format!("{} blocks, {bad} bad, {} repaired, {} lost", run.blocks, run.repaired, run.lost),
+        (0, 0, Checked::Seals) => format!("{blocks}, clean"),
+        (0, 0, Checked::Readability) => format!("{blocks}, readable; nothing to check against"),
+        (0, ..) => blocks,
+        (bad, ..) => format!("{blocks}, {bad} bad, {} repaired, {} lost", run.repaired, run.lost),
     };
     match run.unchecked {
         0 => found,

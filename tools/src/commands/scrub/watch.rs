@@ -157,7 +157,11 @@ mod tests {
         };
         let mut status = ScrubStatus::kept("v".to_owned(), &device, &Record::default());
         status.position = if is_under_way { position } else { 0 };
-        if is_under_way { status.run = Some(run) } else { status.runs.push(run) }
+        if is_under_way {
+            status.run = Some(run)
+        } else {
+            status.runs.push(run)
+        }
         status
     }
 

@@ -22,6 +22,11 @@ use crate::target::Target;
 /// Blocks that are looked at once more in the end, to see whether copies are in sync still: of a stripe of mirrors some of
 /// every mirror.
 const LAST_LOOK_BLOCKS: u64 = 4096;
+/// Bytes of a piece at most, so that what is found is told soon, and Ctrl-C is heeded: of one that is done here, and of one that
+/// another host does.
+const MOST_PIECE_BYTES: [u64; 2] = [4 << 20, 64 << 20];
+/// What is worth another core.
+const LONG_BYTES: u64 = 64 << 20;
 /// Pieces a second at least, where the rate is limited.
 const PIECES_PER_SECOND: u64 = 10;
 
@@ -42,6 +47,7 @@ pub async fn coverage_of(opened: &Opened, extent: Extent) -> Result<Coverage, Fa
 pub struct Job {
     span: BlockSpan,
     piece_blocks: u64,
+    is_long: bool,
     next: AtomicU64,
     how: How,
     pace: Option<Pace>,
@@ -140,10 +146,12 @@ impl Job {
         let paced = pace.as_ref().map_or(u64::MAX, |pace| {
             ((pace.bytes_per_second / PIECES_PER_SECOND) >> geometry.block_size.shift()).max(1)
         });
+        let most = MOST_PIECE_BYTES[usize::from(how == How::Away)] >> geometry.block_size.shift();
         let total = ByteCount::new(span.blocks().saturating_mul(geometry.block_size.bytes() as u64));
         Ok(Job {
             span,
-            piece_blocks: u64::from(whole.get()).min(paced),
+            piece_blocks: u64::from(whole.get()).min(most).min(paced),
+            is_long: total.get() > LONG_BYTES,
             next: AtomicU64::new(0),
             how,
             pace,
@@ -170,7 +178,7 @@ impl Job {
 
     /// Whether the work is worth another core.
     pub fn is_long(&self) -> bool {
-        self.span.blocks() > self.piece_blocks * 4
+        self.is_long
     }
 
     /// Works on the job until nothing is left of it, or a signal ends it. Several may, on several cores, each with its own open

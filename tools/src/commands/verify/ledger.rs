@@ -26,7 +26,7 @@ impl Ledger {
     /// A piece is done. Gives the faults of all pieces behind which no gap is left now, in the order of the blocks.
     pub(super) fn done(&mut self, extent: Extent, mut faults: Vec<Fault>) -> Vec<Fault> {
         faults.sort_by_key(|fault| fault.lba);
-        let (first, blocks) = (extent.start().get(), u64::from(extent.len()));
+        let (first, blocks) = (extent.start().get(), extent.len());
         self.checked += blocks;
         self.beyond.insert(first, (first.saturating_add(blocks), faults));
         let mut in_order = Vec::new();

@@ -55,7 +55,7 @@ pub(super) fn block_error(fault: &Fault, format: Option<PiFormat>, target: &Targ
     let bits = match (fault.field, format) {
         (FaultField::Tag(TagField::Guard), Some(format)) => format.guard().bits(),
         (FaultField::Tag(TagField::RefTag), Some(format)) => u32::from(format.reference_tag_bits()),
-        (FaultField::Tag(TagField::Guard | TagField::RefTag), None) => fitting_bits(fault),
+        (FaultField::Tag(TagField::Guard | TagField::RefTag), None) => fault.fitting_bits(),
         _ => 16,
     };
     let hex = |value: Option<u64>| value.map(|value| Hex::new(u128::from(value), bits));
@@ -78,34 +78,15 @@ pub(super) fn block_error(fault: &Fault, format: Option<PiFormat>, target: &Targ
     }
 }
 
-/// The width of a field whose format only another host's device knows: the least of those there are that holds its values.
-fn fitting_bits(fault: &Fault) -> u32 {
-    let used = u64::BITS - (fault.expected.unwrap_or(0) | fault.actual.unwrap_or(0)).leading_zeros();
-    let least = if fault.field == FaultField::Tag(TagField::RefTag) { 32 } else { 16 };
-    [16, 32, 48].into_iter().find(|bits| *bits >= used.max(least)).unwrap_or(64)
-}
-
 #[cfg(test)]
 mod tests {
-    use sealblock_units::Lba;
-
     use super::*;
-
-    #[test]
-    fn values_of_an_unknown_format_have_one_width_that_fits_both() {
-        let of = |field, expected, actual| {
-            let fault = Fault::new(Lba::ZERO, field, Some(expected), Some(actual));
-            fitting_bits(&fault)
-        };
-        let (guard, tag) = (FaultField::Tag(TagField::Guard), FaultField::Tag(TagField::RefTag));
-        assert_eq!((of(guard, 1, 0xffff), of(guard, 0x1_0000, 2), of(guard, 1 << 48, 2)), (16, 32, 64));
-        assert_eq!((of(tag, 1, 2), of(tag, 1 << 32, 2), of(guard, 0, 0)), (32, 48, 16));
-    }
 
     #[test]
     fn one_block_is_told_with_its_values_and_several_without() {
         let hex = |value| Some(Hex::new(value, 16));
-        let error = BlockError { lba: 7, field: Field::Guard, expected: hex(1), actual: hex(2), member: None, repaired: false };
+        let error =
+            BlockError { lba: 7, field: Field::Guard, expected: hex(1), actual: hex(2), member: None, repaired: false };
         let run = |blocks, error: &BlockError| Run::new(error.lba, blocks, Damage::of(error)).to_string();
         assert_eq!(run(1, &error), "block 7: guard: expected 0x0001, found 0x0002");
         assert_eq!(run(3, &error), "blocks 7..9: guard: does not fit");

@@ -132,7 +132,7 @@ mod tests {
     fn damage_is_told_with_its_blocks_and_what_became_of_them() {
         let told: Vec<_> = harmed(&[fault(3, false), fault(4, false), fault(9, true)]).iter().map(words).collect();
         assert_eq!(told[0], "blocks 3 to 4: guard, not repaired");
-        assert!(told[1].starts_with("block 9: guard") && told[1].ends_with("found 0x2, repaired"), "{}", told[1]);
+        assert!(told[1].starts_with("block 9: guard") && told[1].ends_with("found 0x0002, repaired"), "{}", told[1]);
         assert!(words(&harmed(&[Fault::media(Lba::new(1))])[0]).ends_with("unreadable, not repaired"));
     }
 }
