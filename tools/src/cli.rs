@@ -31,6 +31,7 @@ Exit status:
   2  bad usage
   3  the work could not be done
   4  nothing bad was found, but not everything could be checked, or a copy is missing or out of sync
+  130, 143  ended by Ctrl-C (SIGINT) or SIGTERM: it has said what was found or done until then, and where to go on
 
 Targets:
   PATH, file:PATH                     a protected volume, or a block device; for copy and compare also a plain file
@@ -209,7 +210,8 @@ pub struct Info {
 #[derive(Args, Debug)]
 #[command(after_help = "Example:\n  sealblock verify v --range 0..9999 --rate 100MiB/s --json\n\n\
     Exit status 1 says that blocks are damaged; standard output names them. Exit status 4 says that nothing bad was found, but that not \
-    every copy of every block could be checked: one is away or out of sync. Only what was checked against seals is called clean.")]
+    every copy of every block could be checked: one is away or out of sync. Only what was checked against seals is called clean.\n\n\
+    Damaged blocks are named while it works. Ctrl-C ends it and says where to go on: --range, from the first block that was not checked.")]
 pub struct Verify {
     /// What to check.
     #[arg(value_name = "TARGET")]
@@ -242,7 +244,8 @@ pub struct Verify {
 
 /// Arguments of `compare`.
 #[derive(Args, Debug)]
-#[command(after_help = "Examples:\n  sealblock compare v nbd://localhost/v\n  sealblock compare --zero v")]
+#[command(after_help = "Examples:\n  sealblock compare v nbd://localhost/v\n  sealblock compare --zero v\n\n\
+    Blocks that cannot be read are named like those that differ, and the others are compared; exit status 1 says that there are some.")]
 pub struct Compare {
     /// The one target.
     #[arg(value_name = "TARGET_A", required_unless_present = "zero")]

@@ -215,18 +215,18 @@ fn a_compare_tells_runs_as_they_end_and_where_it_was_interrupted() {
 fn an_interrupted_copy_leaves_what_it_has_copied() {
     let place = damaged(&[]);
     place.write("out", b"");
-    let mut child = place.start("copy fault:[delay=3s@1000..1000],v out");
+    let mut child = place.start("copy fault:[delay=2s@1000..1000],v out");
     place.wait_for_bytes("out", 3 << 20, &mut child);
     signal(&child);
     let stdout = child.stdout.take().unwrap();
     let ended = ended_by_the_signal(child, stdout);
     let (copied, data) = (place.read("out"), place.read("data"));
     assert!(
-        (4 << 20..16 << 20).contains(&copied.len()) && copied[..] == data[..copied.len()],
+        (3 << 20..16 << 20).contains(&copied.len()) && copied[..] == data[..copied.len()],
         "{} bytes",
         copied.len()
     );
-    let words = format!("copying fault:[delay=3s@1000..1000],v to out: interrupted after byte {}\n", copied.len());
+    let words = format!("copying fault:[delay=2s@1000..1000],v to out: interrupted after byte {}\n", copied.len());
     assert!(ended.stderr.contains(&words), "{words}: {}", ended.stderr);
 }
 

@@ -158,7 +158,7 @@ fn what_is_read_only_takes_no_writes() {
     let server = Server::start(&place, "v mem:1MiB --read-only");
     for name in ["v", "mem"] {
         let target = server.target(name);
-        for command in ["copy data", "zero", "discard"] {
+        for command in ["copy data", "zero --yes", "discard --yes"] {
             place.run(&format!("{command} {target}")).ends_with(3);
         }
         place.run(&format!("verify {target}")).succeeds();

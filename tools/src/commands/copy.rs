@@ -217,9 +217,9 @@ fn advise(failure: Failure, arguments: &Copy) -> Failure {
     let is_read = failure.in_short().starts_with("reading");
     let is_bad = failure.cause() == Cause::Damaged || failure.cause() == Cause::Io && is_read;
     match is_bad && !arguments.salvage {
-        true => failure.advise(
-            "--salvage, which copies all that can be read and names the rest; `sealblock verify` names it, too",
-        ),
+        true => {
+            failure.advise("--salvage, which copies all that can be read; `sealblock verify` names every damaged block")
+        }
         false => failure,
     }
 }

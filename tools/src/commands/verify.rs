@@ -241,9 +241,14 @@ impl Found {
         }
         let elapsed = Duration::from_secs_f64(report.elapsed_s);
         let tally = Tally { read: report.bytes_transferred, written: 0, elapsed }.words();
-        let verdict = if report.resume.is_some() { "interrupted; until then " } else { "" };
+        let verdict = match (report.resume, report.exit()) {
+            (None, _) => report.verdict(),
+            // Too little for a word such as clean.
+            (Some(_), Exit::Clean) => "interrupted, nothing bad until then".to_owned(),
+            (Some(_), _) => format!("interrupted, {} until then", report.verdict()),
+        };
         let blocks = count(report.blocks_verified, "block");
-        say(&format!("{}: {blocks} verified {tally}: {verdict}{}", report.target, report.verdict()))
+        say(&format!("{}: {blocks} verified {tally}: {verdict}", report.target))
     }
 }
 

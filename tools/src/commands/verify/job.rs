@@ -24,7 +24,7 @@ use crate::target::Target;
 const LAST_LOOK_BLOCKS: u64 = 4096;
 /// Bytes of a piece at most, so that what is found is told soon, and Ctrl-C is heeded: of one that is done here, and of one that
 /// another host does.
-const MOST_PIECE_BYTES: [u64; 2] = [4 << 20, 64 << 20];
+const MOST_PIECE_BYTES: [u64; 2] = [8 << 20, 64 << 20];
 /// What is worth another core.
 const LONG_BYTES: u64 = 64 << 20;
 /// Pieces a second at least, where the rate is limited.
