@@ -1,7 +1,7 @@
 //! Ctrl-C while a command works: it ends what is under way, says how far it came, and goes.
 //!
 //! The first SIGINT or SIGTERM only sets a flag, which the work looks at between two pieces; the same signal once more ends the process at
-//! once, as does the first one when what is under way does not end within [`GRACE`]. Whoever stops early ends by the signal itself
+//! once, as does the first one when what is under way does not end within `GRACE`. Whoever stops early ends by the signal itself
 //! ([`end`]): a shell shows 130 or 143 for it, and a loop in a script stops, which it would not for an ordinary exit.
 
 use std::io::Write;

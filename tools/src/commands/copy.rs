@@ -2,7 +2,7 @@
 //!
 //! A place is a device, standard input or output, or a plain file. Bytes need not end at a block's end: a file that is written
 //! has as many as there were, and the rest of a device's last block is zeroes. Zeroes are not written where the device can
-//! unmap instead, or the file has a hole. With `--salvage` blocks that cannot be read are named and left out, see [`Losing`].
+//! unmap instead, or the file has a hole. With `--salvage` blocks that cannot be read are named and left out, see `Losing`.
 
 mod lost;
 mod sink;
