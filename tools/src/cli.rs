@@ -6,6 +6,7 @@
 mod mirror;
 mod scrub;
 mod serve;
+mod status;
 mod values;
 
 use std::path::PathBuf;
@@ -14,9 +15,12 @@ use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use sealblock_units::{BlockSize, ByteCount, Lba};
 
-pub use mirror::{Mirror, MirrorAdd, MirrorCommand, MirrorCreate, MirrorRemove, MirrorReplace, MirrorStatus};
+pub use mirror::{
+    Mirror, MirrorAcceptStale, MirrorAdd, MirrorCommand, MirrorCreate, MirrorRemove, MirrorReplace, MirrorStatus,
+};
 pub use scrub::{Scrub, ScrubCommand, ScrubStart, ScrubStatus, Scrubbed, ServedName};
 pub use serve::{ControlPlace, Discover, LogLevel, NVME_TCP_PORT, Protection, Serve, listen_address, nbd_address};
+pub use status::{ServerName, Status};
 pub use values::{Endpoint, Guard, Harm, Mode, ProtectionType, RemoteServer, Volume};
 
 use crate::range::BlockRange;
@@ -129,6 +133,8 @@ pub enum Command {
     Info(Info),
     /// Export targets over NVMe/TCP, for any NVMe/TCP host.
     Serve(Serve),
+    /// Say how servers are: what is served to whom, what is damaged or degraded, scrubs, and what failed last.
+    Status(Status),
     /// Check a served target in the background: begin, hold and end it, and say what it has met.
     Scrub(Scrub),
     /// Name what a server lets this host see: the subsystems over NVMe/TCP, or the exports over NBD.

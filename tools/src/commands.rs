@@ -14,6 +14,7 @@ pub mod rescue;
 pub mod resize;
 pub mod scrub;
 pub mod serve;
+pub mod status;
 pub mod unmap;
 pub mod verify;
 
@@ -26,6 +27,7 @@ pub fn run(command: &Command) -> Result<Exit, Failure> {
         Command::Create(arguments) => create::run(arguments),
         Command::Info(arguments) => info::run(arguments),
         Command::Serve(arguments) => serve::run(arguments),
+        Command::Status(arguments) => status::run(arguments),
         Command::Scrub(arguments) => scrub::run(arguments),
         Command::Discover(arguments) => discover::run(arguments),
         Command::Verify(arguments) => verify::run(arguments),

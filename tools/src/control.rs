@@ -8,4 +8,5 @@ pub mod legs;
 pub mod place;
 pub mod protocol;
 pub mod resized;
+pub mod server;
 pub mod status;

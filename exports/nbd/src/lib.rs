@@ -27,3 +27,4 @@ mod status;
 pub use export::{Export, SetupError};
 pub use limits::Limits;
 pub use server::Server;
+pub use shared::Client;

@@ -83,7 +83,7 @@ impl Connection {
 
     fn mount(&self, index: usize) {
         let Some(told) = self.told.get(index) else { return };
-        let Some(export) = self.place.choose(told) else {
+        let Some(export) = self.place.choose(told, self.from()) else {
             tracing::debug!(export = told.name, "a client chose an export that was just taken away");
             return self.core.borrow_mut().close();
         };

@@ -13,7 +13,7 @@ use crate::connection::Connection;
 use crate::export::{Export, SetupError};
 use crate::limits::Limits;
 use crate::line::Order;
-use crate::shared::{Kind, Place, Shared};
+use crate::shared::{Client, Kind, Place, Shared};
 
 /// How often a server that stops looks whether it is done.
 const DRAIN_REST: Duration = Duration::from_millis(2);
@@ -132,6 +132,11 @@ impl Server {
     /// Connections that are served now, on all cores, or whose last requests are being carried out.
     pub fn connections(&self) -> usize {
         self.0.connections()
+    }
+
+    /// The connections that use an export now, in the order of their coming.
+    pub fn clients(&self) -> Vec<Client> {
+        self.0.clients()
     }
 
     /// Waits until every connection is gone; those that take too long are cut off.

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_protocols_nbd as core;
-use sealblock_runtime_reactor::{Budget, Post};
+use sealblock_runtime_reactor::{Budget, Post, now};
 
 use crate::export::{Export, SetupError};
 use crate::limits::Limits;
@@ -40,8 +41,19 @@ struct Members {
 struct Member {
     kind: Kind,
     line: Arc<Line>,
-    /// What a connection chose.
-    chosen: Option<Arc<Export>>,
+    /// What a connection chose, where it comes from, and since when.
+    chosen: Option<(Arc<Export>, String, Instant)>,
+}
+
+/// A connection that uses an export.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Client {
+    /// Which.
+    pub export: String,
+    /// Where it comes from.
+    pub from: String,
+    /// For how long it has used it.
+    pub connected: Duration,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -104,7 +116,7 @@ impl Shared {
             offered.exports.remove(at)
         };
         // Those who chose it when it had another size, too.
-        let uses = |member: &&Member| member.chosen.as_ref().is_some_and(|chosen| chosen.is_same(&removed));
+        let uses = |member: &&Member| member.chosen.as_ref().is_some_and(|(chosen, ..)| chosen.is_same(&removed));
         let lines: Vec<_> = lock(&self.members).all.values().filter(uses).map(|user| Arc::clone(&user.line)).collect();
         lines.iter().for_each(|line| line.order(Order::Stop));
         Ok(())
@@ -147,6 +159,18 @@ impl Shared {
         lock(&self.members).connections()
     }
 
+    /// The connections that have chosen an export, in the order of their coming.
+    pub(crate) fn clients(&self) -> Vec<Client> {
+        let members = lock(&self.members);
+        let chosen = members.all.values().filter_map(|member| member.chosen.as_ref());
+        let client = |(export, from, since): &(Arc<Export>, String, Instant)| Client {
+            export: export.name().to_owned(),
+            from: from.clone(),
+            connected: now().saturating_duration_since(*since),
+        };
+        chosen.map(client).collect()
+    }
+
     /// Tells everybody. An order is never taken back.
     pub(crate) fn order(&self, order: Order) {
         let lines: Vec<Arc<Line>> = {
@@ -176,8 +200,8 @@ impl Members {
 }
 
 impl Place {
-    /// Notes that this connection chose what it was told so, if that is still offered.
-    pub(crate) fn choose(&self, told: &core::Export) -> Option<Arc<Export>> {
+    /// Notes that this connection, from there, chose what it was told so, if that is still offered.
+    pub(crate) fn choose(&self, told: &core::Export, from: &str) -> Option<Arc<Export>> {
         // Held until the choice is noted, so that whoever takes the export away after that finds its user.
         let offered = lock(&self.shared.offered);
         // It may have grown since the client was told; of one that shrank the client would know too much.
@@ -188,7 +212,7 @@ impl Place {
         let at = offered.told.iter().position(is_it)?;
         let chosen = Arc::clone(&offered.exports[at]);
         if let Some(member) = lock(&self.shared.members).all.get_mut(&self.number) {
-            member.chosen = Some(Arc::clone(&chosen));
+            member.chosen = Some((Arc::clone(&chosen), from.to_owned(), now()));
         }
         Some(chosen)
     }

@@ -85,7 +85,8 @@ fn admin(connection: &Connection, ask: &Connect, data: &ConnectData) -> Result<A
     if data.cntlid != CNTLID_DYNAMIC {
         return Err(parameter(InvalidParameter::CNTLID));
     }
-    let make = |id| Controller::new(id, Arc::clone(&subsystem), data, ask.keep_alive_ms, &connection.line);
+    let admin = (&connection.line, connection.from());
+    let make = |id| Controller::new(id, Arc::clone(&subsystem), data, ask.keep_alive_ms, admin);
     let controller = target.new_controller(make).ok_or(StatusCode::CONNECT_CONTROLLER_BUSY)?;
     // Whoever took this away meanwhile may have ended the subsystem's controllers before this one was there.
     let is_gone = subsystem.removed.get();

@@ -49,6 +49,9 @@ pub(crate) struct Controller {
     /// The host, if it said who it is.
     pub(crate) host: Option<Nqn>,
     pub(crate) hostid: [u8; 16],
+    /// Where its admin queue comes from, and since when.
+    pub(crate) from: String,
+    pub(crate) since: Instant,
     pub(crate) keep_alive_ms: Kept<u32>,
     pub(crate) queues_granted: Kept<u32>,
     pub(crate) notices: Arc<Notices>,
@@ -103,7 +106,7 @@ impl Controller {
         subsystem: Arc<Subsystem>,
         data: &ConnectData,
         keep_alive_ms: u32,
-        admin: &Arc<Line>,
+        (admin, from): (&Arc<Line>, String),
     ) -> Controller {
         Controller {
             id,
@@ -111,6 +114,8 @@ impl Controller {
             subsystem,
             host: data.hostnqn.clone(),
             hostid: data.hostid,
+            from,
+            since: now(),
             keep_alive_ms: Kept::new(round_keep_alive(keep_alive_ms)),
             queues_granted: Kept::new(1),
             notices: Arc::default(),

@@ -240,6 +240,21 @@ impl KnownBlocks {
         }
     }
 
+    /// Takes out what a read that checked all there is to check has found good.
+    pub(crate) fn read(&self, extent: Extent) {
+        if !self.is_empty() {
+            // A read asks one of the copies.
+            self.change(|set| set.take(extent, &|_, wrong| wrong.field != FaultField::Conflict));
+        }
+    }
+
+    /// Every block with what is wrong with it and whether a host has made it so, in order; and whether these are all.
+    pub(crate) fn visit(&self, mut visit: impl FnMut(u64, FaultField, bool)) -> bool {
+        let set = self.lock();
+        set.blocks.iter().for_each(|(lba, wrong)| visit(*lba, wrong.field, wrong.written));
+        !set.overflowed
+    }
+
     /// Takes blocks out that were written, zeroed or discarded.
     pub(crate) fn forget(&self, extent: Extent) {
         if !self.is_empty() {

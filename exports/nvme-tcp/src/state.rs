@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use sealblock_block::{Fault, Geometry, Outcome};
 use sealblock_units::Extent;
 
+use crate::damage::KnownDamage;
 use crate::known::{About, KnownBlocks};
 use crate::notices::Notices;
 
@@ -15,12 +16,17 @@ use crate::notices::Notices;
 /// their commands.
 #[derive(Default)]
 pub struct NamespaceState {
-    pub(crate) known: KnownBlocks,
+    pub(crate) known: Arc<KnownBlocks>,
     degraded: AtomicBool,
     watchers: Mutex<Vec<(u32, Weak<Notices>)>>,
 }
 
 impl NamespaceState {
+    /// The blocks of the device that are known to be bad, as a handle that keeps nothing else alive.
+    pub fn damage(&self) -> KnownDamage {
+        KnownDamage::of(&self.known)
+    }
+
     /// Adds blocks that were found damaged, for example by a scrub, to those that hosts can ask for.
     pub fn report_damage(&self, faults: &[Fault]) {
         if self.known.record(faults) {

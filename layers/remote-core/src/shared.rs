@@ -29,13 +29,16 @@ thread_local! {
 #[derive(Clone)]
 pub struct SharedDevice(Arc<View>);
 
-/// Who is told of requests that failed.
+/// Who is told how requests end.
 pub trait Observer: Send + Sync {
+    /// A request of this client succeeded, on whichever core. In the way of every request, so it must cost next to nothing.
+    fn succeeded(&self, _client: &str, _request: Request) {}
+
     /// A request of this client failed, on whichever core. Called before the client has its answer, so it must not wait.
     fn failed(&self, client: &str, request: Request, error: &Error);
 }
 
-/// What a request was, for those who are told that it failed.
+/// What a request was, for those who are told how it ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Request {
     /// What it asked for.
@@ -46,7 +49,11 @@ pub struct Request {
 
 impl Request {
     fn of(operation: &Operation) -> Request {
-        Request { kind: operation.kind(), extent: operation.extent() }
+        let discarded = match operation {
+            Operation::Discard { extents } if extents.len() == 1 => extents.first().copied(),
+            _ => None,
+        };
+        Request { kind: operation.kind(), extent: operation.extent().or(discarded) }
     }
 }
 
@@ -86,7 +93,7 @@ impl SharedDevice {
         SharedDevice(Arc::new(View { geometry, abilities, device }))
     }
 
-    /// Has this be told from now on of failed requests of clients ([`SharedDevice::asker`]); of others, whoever asks tells himself.
+    /// Has this be told from now on how requests of clients end ([`SharedDevice::asker`]); of others, whoever asks tells himself.
     /// The first one stays.
     pub fn observe(&self, observer: impl Observer + 'static) {
         // A second one is a fault of the caller that costs lines and no data.
@@ -269,15 +276,16 @@ impl Attached {
     async fn carry_out(&self, operation: Operation, is_locked: bool) -> Outcome {
         let request = Request::of(&operation);
         let outcome = self.carry_out_counted(operation, is_locked).await;
-        self.tell_failure(request, &outcome);
+        self.tell(request, &outcome);
         outcome
     }
 
-    fn tell_failure(&self, request: Request, outcome: &Outcome) {
-        if let (Err(error), Some(client), Some(observer)) =
-            (outcome, self.asker.client(), self.device.0.device.observer.get())
-        {
-            observer.failed(client, request, error);
+    fn tell(&self, request: Request, outcome: &Outcome) {
+        if let (Some(client), Some(observer)) = (self.asker.client(), self.device.0.device.observer.get()) {
+            match outcome {
+                Ok(_) => observer.succeeded(client, request),
+                Err(error) => observer.failed(client, request, error),
+            }
         }
     }
 
@@ -334,7 +342,7 @@ impl Device for Attached {
 
     fn at_once(&self, operation: &Operation) -> Option<Outcome> {
         let outcome = self.at_once_counted(operation)?;
-        self.tell_failure(Request::of(operation), &outcome);
+        self.tell(Request::of(operation), &outcome);
         Some(outcome)
     }
 }

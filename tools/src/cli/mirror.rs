@@ -1,5 +1,7 @@
 //! Arguments of `mirror`.
 
+use std::path::PathBuf;
+
 use clap::{Args, Subcommand};
 
 use crate::target::Target;
@@ -61,6 +63,9 @@ pub struct MirrorStatus {
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
+    /// The control socket of the server; those of this user's servers are found without it.
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
 }
 
 /// Arguments of `mirror add`.
@@ -75,6 +80,9 @@ pub struct MirrorAdd {
     /// Replace what is on it.
     #[arg(long)]
     pub force: bool,
+    /// The control socket of the server; those of this user's servers are found without it.
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
 }
 
 /// Arguments of `mirror remove`.
@@ -89,6 +97,9 @@ pub struct MirrorRemove {
     /// Where several are away and only their labels could tell which is which, go by the order of the names.
     #[arg(long)]
     pub force: bool,
+    /// The control socket of the server; those of this user's servers are found without it.
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
 }
 
 /// Arguments of `mirror accept-stale`.
@@ -103,6 +114,9 @@ pub struct MirrorAcceptStale {
     /// The leg that keeps the copies, as it is called in TARGET.
     #[arg(value_name = "LEG")]
     pub leg: Target,
+    /// The control socket of the server; those of this user's servers are found without it.
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
 }
 
 /// Arguments of `mirror replace`.
@@ -121,4 +135,7 @@ pub struct MirrorReplace {
     /// the names.
     #[arg(long)]
     pub force: bool,
+    /// The control socket of the server; those of this user's servers are found without it.
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
 }

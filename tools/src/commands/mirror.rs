@@ -2,12 +2,13 @@
 //!
 //! A server that has the mirror open is asked; else the mirror is opened here.
 
+use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
 use sealblock_units::ByteCount;
 
-use crate::cli::{Mirror, MirrorCommand, MirrorCreate, MirrorStatus as Arguments, ServedName};
+use crate::cli::{Mirror, MirrorAcceptStale, MirrorCommand, MirrorCreate, MirrorStatus as Arguments, ServedName};
 use crate::commands::scrub::name_of;
 use crate::control::client::{Found, find};
 use crate::control::legs::MirrorStatus;
@@ -28,19 +29,21 @@ pub fn run(arguments: &Mirror) -> Result<Exit, Failure> {
         MirrorCommand::Status(status) => tell(status),
         MirrorCommand::Create(create) => make(create),
         MirrorCommand::Add(add) => {
-            let is_mirror = matches!(add.target, Target::Group { .. }) || server_of(&add.target)?.is_some();
+            let server = server_of(&add.target, add.control.as_deref())?;
+            let is_mirror = matches!(add.target, Target::Group { .. }) || server.is_some();
             if !is_mirror {
                 let legs = vec![add.target.clone(), add.leg.clone()];
                 let (from, force) = (Some(add.target.clone()), add.force);
                 return make(&MirrorCreate { legs, from, force, no_wait: false });
             }
             let order = Order::MirrorAdd { leg: add.leg.to_string(), force: add.force };
-            change(&add.target, Change { order, new: Some(add.leg.to_string()), old: None })
+            change(&add.target, server, Change { order, new: Some(add.leg.to_string()), old: None })
         }
         MirrorCommand::Remove(remove) => {
             let leg = remove.leg.to_string();
             change(
                 &remove.target,
+                server_of(&remove.target, remove.control.as_deref())?,
                 Change {
                     order: Order::MirrorRemove { leg: leg.clone(), force: remove.force },
                     new: None,
@@ -48,12 +51,13 @@ pub fn run(arguments: &Mirror) -> Result<Exit, Failure> {
                 },
             )
         }
-        MirrorCommand::AcceptStale(accept) => take_older(&accept.target, &accept.leg),
+        MirrorCommand::AcceptStale(accept) => take_older(accept),
         MirrorCommand::Replace(replace) => {
             let old = replace.old.to_string();
             let new = replace.new.as_ref().map_or(old.clone(), Target::to_string);
             let order = Order::MirrorReplace { old: old.clone(), new: new.clone(), force: replace.force };
-            change(&replace.target, Change { order, new: Some(new), old: Some(old) })
+            let server = server_of(&replace.target, replace.control.as_deref())?;
+            change(&replace.target, server, Change { order, new: Some(new), old: Some(old) })
         }
     }
 }
@@ -132,7 +136,7 @@ async fn synchronise(mirror: &Holder, target: &Target, arguments: &MirrorCreate)
 }
 
 fn tell(arguments: &Arguments) -> Result<Exit, Failure> {
-    let status = match server_of(&arguments.target)? {
+    let status = match server_of(&arguments.target, arguments.control.as_deref())? {
         Some(server) => server.order_legs("looking at the legs", Order::MirrorStatus)?,
         None => on_reactor(async {
             let opened = open(&arguments.target, Access::Read).await?;
@@ -148,8 +152,17 @@ fn tell(arguments: &Arguments) -> Result<Exit, Failure> {
     Ok(status.exit())
 }
 
-fn server_of(target: &Target) -> Result<Option<Found>, Failure> {
-    find(&name_of(&ServedName::Target(target.clone()))?, None)
+/// The server that has the mirror. One that was named has to have it.
+fn server_of(target: &Target, control: Option<&Path>) -> Result<Option<Found>, Failure> {
+    let found = find(&name_of(&ServedName::Target(target.clone()))?, control)?;
+    match control {
+        Some(socket) if found.is_none() => {
+            let why = format!("the server of {} does not serve it", socket.display());
+            let failure = Failure::new(Cause::Unreachable, "looking for its server", why).on(target);
+            Err(failure.advise(format!("`sealblock status --control {}` says what it serves", socket.display())))
+        }
+        _ => Ok(found),
+    }
 }
 
 fn mirror_of(opened: &Opened) -> Result<Rc<OpenMirror>, Failure> {
@@ -159,7 +172,8 @@ fn mirror_of(opened: &Opened) -> Result<Rc<OpenMirror>, Failure> {
 }
 
 /// Takes the older copies that a leg keeps.
-fn take_older(target: &Target, leg: &Target) -> Result<Exit, Failure> {
+fn take_older(arguments: &MirrorAcceptStale) -> Result<Exit, Failure> {
+    let MirrorAcceptStale { target, leg, control } = arguments;
     let name = leg.to_string();
     let kept = |status: &MirrorStatus| status.leg(&name).map_or(0, |leg| leg.stale_blocks);
     let order = Order::MirrorAcceptStale { leg: name.clone() };
@@ -167,7 +181,7 @@ fn take_older(target: &Target, leg: &Target) -> Result<Exit, Failure> {
         let before = kept(&mirror.status().await?);
         mirror.order(&order).await.map(|status| (before, status))
     };
-    let (before, status) = match server_of(target)? {
+    let (before, status) = match server_of(target, control.as_deref())? {
         Some(server) => on_reactor(async { take(&Holder::Server(Box::new(server))).await })?,
         None => on_reactor(async {
             let opened = open(target, Access::Write).await?;
@@ -183,8 +197,7 @@ fn take_older(target: &Target, leg: &Target) -> Result<Exit, Failure> {
     Ok(if kept(&status) == 0 { Exit::Clean } else { Exit::Found })
 }
 
-fn change(target: &Target, change: Change) -> Result<Exit, Failure> {
-    let server = server_of(target)?;
+fn change(target: &Target, server: Option<Found>, change: Change) -> Result<Exit, Failure> {
     let is_served = server.is_some();
     let status = on_reactor(async {
         if let Some(server) = server {

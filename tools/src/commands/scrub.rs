@@ -2,7 +2,7 @@
 //!
 //! The server that serves the target does the work. Without one, a target with a path still tells what was kept of its scrubs.
 
-mod show;
+pub mod show;
 mod watch;
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};

@@ -9,9 +9,13 @@ mod config;
 mod control;
 mod devices;
 mod embedded;
+mod failing;
+mod front;
 mod hangup;
 mod harmed;
+mod health;
 mod identity;
+mod insight;
 mod legs;
 mod lifetime;
 mod listeners;
@@ -19,6 +23,7 @@ mod log;
 mod notify;
 mod orders;
 mod plan;
+mod recent;
 mod resize;
 mod scrub;
 mod server;
@@ -38,6 +43,8 @@ use plan::Plan;
 /// Serves.
 pub fn run(arguments: &Serve) -> Result<Exit, Failure> {
     log::install(arguments.log, arguments.json)?;
+    // Settled before anything is opened.
+    front::started_unix_s();
     serve(arguments).map_err(|failure| match arguments.json {
         false => failure,
         true => {

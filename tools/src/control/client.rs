@@ -4,7 +4,11 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::num::NonZeroU64;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
+
+use serde_json::Value;
 
 use super::legs::MirrorStatus;
 use super::place;
@@ -12,6 +16,7 @@ use super::protocol::{
     Answer, MOST_ANSWER_BYTES, Name, Order, Outcome, Problem, ProblemKind, Request, VERSION, line_of,
 };
 use super::resized::ResizeReport;
+use super::server::ServerStatus;
 use super::status::ScrubStatus;
 use crate::commands::resize::DOING;
 use crate::exit::{Cause, Failure};
@@ -24,20 +29,34 @@ const RESIZING: Duration = Duration::from_secs(120);
 /// A server that serves the target.
 pub struct Found {
     socket: PathBuf,
+    /// Another user, whose server it is.
+    owner: Option<u32>,
     name: Name,
     /// How the scrub was when it was found.
     pub status: ScrubStatus,
 }
 
-/// Asks this server, or all of this user's, for a target; nothing when none serves it.
+/// Asks this server, or all of this user's, for a target; nothing when none serves it. Root asks everybody's after that.
 ///
 /// # Errors
 /// When several do, or one that was named does not answer.
 pub fn find(name: &Name, only: Option<&Path>) -> Result<Option<Found>, Failure> {
-    let sockets = only.map_or_else(place::sockets, |path| vec![path.to_owned()]);
+    let at = |path: PathBuf, owner| place::Found { path, owner };
+    if let Some(path) = only {
+        return find_at(vec![at(path.to_owned(), None)], name, true);
+    }
+    match find_at(place::sockets().into_iter().map(|path| at(path, None)).collect(), name, false)? {
+        None => find_at(place::sockets_of_others(), name, false),
+        found => Ok(found),
+    }
+}
+
+fn find_at(sockets: Vec<place::Found>, name: &Name, is_named: bool) -> Result<Option<Found>, Failure> {
     let mut found: Option<Found> = None;
-    for socket in sockets {
-        let status = match (ask(&socket, name, Order::ScrubStatus), only) {
+    for place::Found { path: socket, owner } in sockets {
+        let only = is_named.then_some(&socket);
+        let asked = owner.map_or_else(|| ask(&socket, name), |owner| ask_foreign(&socket, owner, name));
+        let status = match (asked, only) {
             (Ok(Ok(status)), _) => status,
             (Ok(Err(problem)), _) if problem.kind == ProblemKind::UnknownTarget => continue,
             (Ok(Err(problem)), _) => return Err(of_problem("asking for the scrub", &problem).on(&name.text)),
@@ -50,18 +69,40 @@ pub fn find(name: &Name, only: Option<&Path>) -> Result<Option<Found>, Failure> 
             let failure = Failure::new(Cause::Usage, "asking for the scrub", why).on(&name.text);
             return Err(failure.advise("--control PATH, or its nvme+tcp:// URI"));
         }
-        found = Some(Found { socket, name: name.clone(), status });
+        found = Some(Found { socket, owner, name: name.clone(), status });
     }
     Ok(found)
 }
 
+/// Asks another user's server, which may not hold up who asks.
+fn ask_foreign(socket: &Path, owner: u32, name: &Name) -> io::Result<Result<ScrubStatus, Problem>> {
+    let (answered, answer) = mpsc::channel();
+    let (socket, name) = (socket.to_owned(), name.clone());
+    thread::spawn(move || {
+        let request = Request { version: VERSION, target: name, order: Order::ScrubStatus };
+        // Nobody waits any more for an answer that is late.
+        let _ = answered.send(exchange(&socket, Some(owner), &request, PATIENCE).map(scrub_of));
+    });
+    answer.recv_timeout(PATIENCE).unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
 impl Found {
+    /// The socket of the server.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    fn ask(&self, order: Order, patience: Duration) -> io::Result<Outcome> {
+        let request = Request { version: VERSION, target: self.name.clone(), order };
+        exchange(&self.socket, self.owner, &request, patience)
+    }
+
     /// Has the server do something; gives how the scrub is then.
     ///
     /// # Errors
     /// Why it was not done.
     pub fn order(&self, doing: &str, order: Order) -> Result<ScrubStatus, Failure> {
-        match ask(&self.socket, &self.name, order) {
+        match self.ask(order, PATIENCE).map(scrub_of) {
             Ok(Ok(status)) => Ok(status),
             Ok(Err(problem)) => Err(of_problem(doing, &problem).on(&self.name.text)),
             Err(error) => Err(of_socket(&error).on(self.socket.display())),
@@ -73,7 +114,7 @@ impl Found {
     /// # Errors
     /// Why it was not done.
     pub fn order_legs(&self, doing: &str, order: Order) -> Result<MirrorStatus, Failure> {
-        match ask_anything(&self.socket, &self.name, order, PATIENCE) {
+        match self.ask(order, PATIENCE) {
             Ok(Outcome::Mirror(status)) => Ok(*status),
             Ok(Outcome::Error(problem)) => Err(of_problem(doing, &problem).on(&self.name.text)),
             Ok(_) => Err(of_problem(doing, &answered_otherwise()).on(&self.name.text)),
@@ -86,7 +127,7 @@ impl Found {
     /// # Errors
     /// Why it was not done. A server that does not answer in time may do it still.
     pub fn resize(&self, size: NonZeroU64) -> Result<ResizeReport, Failure> {
-        match ask_anything(&self.socket, &self.name, Order::Resize { size }, RESIZING) {
+        match self.ask(Order::Resize { size }, RESIZING) {
             Ok(Outcome::Resized(report)) => Ok(*report),
             Ok(Outcome::Error(problem)) => Err(of_problem(DOING, &problem).on(&self.name.text)),
             Ok(_) => Err(of_problem(DOING, &answered_otherwise()).on(&self.name.text)),
@@ -101,34 +142,79 @@ impl Found {
     }
 }
 
-fn ask(socket: &Path, name: &Name, order: Order) -> io::Result<Result<ScrubStatus, Problem>> {
-    Ok(match ask_anything(socket, name, order, PATIENCE)? {
+/// How the server behind a socket is. `owner`, where it is known, is the user that it has to be one of.
+///
+/// # Errors
+/// Why it does not tell.
+pub fn look(socket: &Path, owner: Option<u32>) -> Result<ServerStatus, Failure> {
+    let request = Request { version: VERSION, target: Name::default(), order: Order::Status };
+    let outcome =
+        exchange(socket, owner, &request, PATIENCE).map_err(|error| of_socket(&error).on(socket.display()))?;
+    match outcome {
+        Outcome::Server(status) => Ok(*status),
+        Outcome::Error(problem) => Err(of_problem("asking the server", &problem).on(socket.display())),
+        _ => Err(of_problem("asking the server", &answered_otherwise()).on(socket.display())),
+    }
+}
+
+/// Whether somebody listens on a socket. Those of servers that are gone stay until another one is started.
+pub fn is_alive(socket: &Path) -> bool {
+    let gone = [io::ErrorKind::ConnectionRefused, io::ErrorKind::NotFound];
+    UnixStream::connect(socket).map_or_else(|error| !gone.contains(&error.kind()), |_| true)
+}
+
+fn ask(socket: &Path, name: &Name) -> io::Result<Result<ScrubStatus, Problem>> {
+    let request = Request { version: VERSION, target: name.clone(), order: Order::ScrubStatus };
+    exchange(socket, None, &request, PATIENCE).map(scrub_of)
+}
+
+fn scrub_of(outcome: Outcome) -> Result<ScrubStatus, Problem> {
+    match outcome {
         Outcome::Scrub(status) => Ok(*status),
-        Outcome::Mirror(_) | Outcome::Resized(_) => Err(answered_otherwise()),
+        Outcome::Mirror(_) | Outcome::Resized(_) | Outcome::Server(_) => Err(answered_otherwise()),
         Outcome::Error(problem) => Err(problem),
-    })
+    }
 }
 
 fn answered_otherwise() -> Problem {
     Problem::new(ProblemKind::Failed, "the server answers something else than it was asked for")
 }
 
-fn ask_anything(socket: &Path, name: &Name, order: Order, patience: Duration) -> io::Result<Outcome> {
+fn exchange(socket: &Path, owner: Option<u32>, request: &Request, patience: Duration) -> io::Result<Outcome> {
     let mut stream = UnixStream::connect(socket)?;
+    if let Some(owner) = owner {
+        // Before anything is said: a link may lead to somebody else's socket.
+        let peer = rustix::net::sockopt::socket_peercred(&stream)?.uid.as_raw();
+        if peer != owner {
+            return Err(io::Error::other(format!("it is of user {owner}, and user {peer} listens there")));
+        }
+    }
     stream.set_read_timeout(Some(patience))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    stream.write_all(&line_of(&Request { version: VERSION, target: name.clone(), order }))?;
+    stream.write_all(&line_of(request))?;
     let mut line = Vec::new();
     BufReader::new(stream.take(MOST_ANSWER_BYTES as u64)).read_until(b'\n', &mut line)?;
     if line.last() != Some(&b'\n') {
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server's answer ends too soon"));
     }
-    let answer: Answer = serde_json::from_slice(&line).map_err(io::Error::from)?;
+    let mut answer: Value = serde_json::from_slice(&line).map_err(io::Error::from)?;
+    calm(&mut answer);
+    let answer: Answer = serde_json::from_value(answer).map_err(io::Error::from)?;
     if answer.version != VERSION {
         let why = format!("the server answers in version {}", answer.version);
         return Ok(Outcome::Error(Problem::new(ProblemKind::Version, why)));
     }
     Ok(answer.outcome)
+}
+
+/// Takes out what ends a line or moves a cursor: a server is trusted with its answer, and not with the terminal.
+fn calm(value: &mut Value) {
+    match value {
+        Value::String(text) if text.contains(char::is_control) => *text = text.replace(char::is_control, " "),
+        Value::Array(values) => values.iter_mut().for_each(calm),
+        Value::Object(fields) => fields.values_mut().for_each(calm),
+        _ => {}
+    }
 }
 
 fn of_problem(doing: &str, problem: &Problem) -> Failure {
@@ -152,4 +238,30 @@ fn of_socket(error: &io::Error) -> Failure {
         _ => Cause::Io,
     };
     Failure::new(cause, "asking the server", error).advise("the socket of a server that runs")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn answers_do_nothing_to_a_terminal() {
+        let mut value =
+            serde_json::json!({"why": "a\u{1b}[2Jb\nc", "runs": [{"text": "\u{7}"}], "n": 1, "good": "a b"});
+        calm(&mut value);
+        assert_eq!(value, serde_json::json!({"why": "a [2Jb c", "runs": [{"text": " "}], "n": 1, "good": "a b"}));
+    }
+
+    #[test]
+    fn nothing_is_said_to_a_socket_of_another_user() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let listener = UnixListener::bind(&path).unwrap();
+        let failure = look(&path, Some(4_000_000_000)).unwrap_err();
+        assert!(failure.to_string().contains("it is of user 4000000000, and user"), "{failure}");
+        let mut said = Vec::new();
+        listener.accept().unwrap().0.read_to_end(&mut said).unwrap();
+        assert_eq!(said, b"");
+    }
 }

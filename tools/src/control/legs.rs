@@ -77,7 +77,20 @@ impl MirrorStatus {
     /// A mirror for people: a line for its identity and each leg.
     pub fn words(&self) -> String {
         let mut words = format!("{:<16}{}\n{:<16}{}\n", "uuid", self.uuid, "state", self.state);
-        for leg in self.legs.iter().filter(|leg| leg.standing != "removed") {
+        for leg in self.legs_words() {
+            writeln!(words, "{:<16}{leg}", "leg").expect("a text takes what is written to it");
+        }
+        if self.unsettled_bytes > 0 {
+            let bytes = ByteCount::new(self.unsettled_bytes);
+            writeln!(words, "{:<16}{bytes}, where legs may differ just now", "unsettled")
+                .expect("a text takes what is written to it");
+        }
+        words
+    }
+
+    /// Each leg for people.
+    pub fn legs_words(&self) -> Vec<String> {
+        let legs = self.legs.iter().filter(|leg| leg.standing != "removed").map(|leg| {
             let missed = match leg.missed_bytes {
                 0 => String::new(),
                 bytes => format!(", lacks {} at most", ByteCount::new(bytes)),
@@ -92,15 +105,9 @@ impl MirrorStatus {
             // One that is here again and was not looked after yet.
             let is_behind = leg.here && leg.standing == Standing::Missing.as_str();
             let standing = if is_behind { "out of sync" } else { &leg.standing };
-            writeln!(words, "{:<16}{}: {standing}{here}{missed}{healed}{stale}{trouble}", "leg", leg.leg)
-                .expect("a text takes what is written to it");
-        }
-        if self.unsettled_bytes > 0 {
-            let bytes = ByteCount::new(self.unsettled_bytes);
-            writeln!(words, "{:<16}{bytes}, where legs may differ just now", "unsettled")
-                .expect("a text takes what is written to it");
-        }
-        words
+            format!("{}: {standing}{here}{missed}{healed}{stale}{trouble}", leg.leg)
+        });
+        legs.collect()
     }
 }
 

@@ -90,6 +90,39 @@ impl Drop for Socket {
     }
 }
 
+/// A socket of somebody's server.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Found {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Whose server it has to be, where that is another user's: nobody else could have made the socket.
+    pub owner: Option<u32>,
+}
+
+/// The sockets of other users' servers, some of which may be gone: nothing but for root, who alone can reach them.
+pub fn sockets_of_others() -> Vec<Found> {
+    if user().ok() != Some(0) {
+        return Vec::new();
+    }
+    let in_folder =
+        |folder: &str| fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    let named = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("sealblock-"));
+    let users = in_folder("/run/user").map(|user| user.join("sealblock"));
+    // What a service manager gives to a service of a user of its own may be a link, which root alone can make there.
+    let services = fs::canonicalize("/run/sealblock").ok();
+    let folders = users.chain(in_folder("/tmp").filter(named)).chain(services);
+    folders.flat_map(|folder| sockets_of_owner(&folder)).filter(|found| found.owner != Some(0)).collect()
+}
+
+/// The sockets in a folder that only its owner can change.
+fn sockets_of_owner(folder: &Path) -> Vec<Found> {
+    let Ok(there) = fs::symlink_metadata(folder) else { return Vec::new() };
+    if !there.is_dir() || there.mode() & 0o022 != 0 {
+        return Vec::new();
+    }
+    sockets_in(folder).into_iter().map(|path| Found { path, owner: Some(there.uid()) }).collect()
+}
+
 /// The sockets of this user's servers, some of which may be gone.
 pub fn sockets() -> Vec<PathBuf> {
     let Ok(user) = user() else { return Vec::new() };
@@ -140,7 +173,7 @@ fn remove_if_dead(path: &Path) -> bool {
 }
 
 /// This process' effective user: the owner of its own entry.
-fn user() -> io::Result<u32> {
+pub fn user() -> io::Result<u32> {
     Ok(fs::metadata("/proc/self")?.uid())
 }
 
@@ -190,6 +223,22 @@ mod tests {
         fs::write(&path, "another").unwrap();
         drop(socket);
         assert_eq!(fs::read(&path).unwrap(), b"another");
+    }
+
+    #[test]
+    fn sockets_are_looked_for_where_only_one_user_can_make_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = Socket::at(&folder.path().join("1.sock")).unwrap();
+        fs::write(folder.path().join("diary"), "").unwrap();
+        let found = [Found { path: socket.path().to_owned(), owner: user().ok() }];
+        for (mode, found) in [(0o700, &found[..]), (0o755, &found[..]), (0o770, &[]), (0o777, &[])] {
+            fs::set_permissions(folder.path(), Permissions::from_mode(mode)).unwrap();
+            assert_eq!(sockets_of_owner(folder.path()), found, "{mode:o}");
+        }
+        let elsewhere = tempfile::tempdir().unwrap();
+        let link = elsewhere.path().join("link");
+        std::os::unix::fs::symlink(folder.path(), &link).unwrap();
+        assert_eq!(sockets_of_owner(&link), [], "a link is somebody's idea");
     }
 
     #[test]

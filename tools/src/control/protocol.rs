@@ -10,21 +10,23 @@ use serde::{Deserialize, Serialize};
 
 use super::legs::MirrorStatus;
 use super::resized::ResizeReport;
+use super::server::ServerStatus;
 use super::status::ScrubStatus;
 
 /// The version of both.
 pub const VERSION: u32 = 1;
 /// Bytes of a request at most, its end of line included: more than the longest target needs.
 pub const MOST_REQUEST_BYTES: usize = 256 << 10;
-/// Bytes of an answer at most.
-pub const MOST_ANSWER_BYTES: usize = 1 << 20;
+/// Bytes of an answer at most: more than how a server with thousands of devices is.
+pub const MOST_ANSWER_BYTES: usize = 64 << 20;
 
 /// What is asked of a server.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Request {
     /// [`VERSION`].
     pub version: u32,
-    /// What it is about.
+    /// What it is about; the server as a whole for [`Order::Status`].
+    #[serde(default)]
     pub target: Name,
     /// What is to be done.
     #[serde(flatten)]
@@ -35,6 +37,8 @@ pub struct Request {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "snake_case")]
 pub enum Order {
+    /// Tell how the server is, with all that it serves.
+    Status,
     /// Tell how its scrub is.
     ScrubStatus,
     /// Begin a run, or have one that is held go on.
@@ -124,6 +128,8 @@ pub enum Outcome {
     Mirror(Box<MirrorStatus>),
     /// It was done; the volume has another size now.
     Resized(Box<ResizeReport>),
+    /// This is how the server is.
+    Server(Box<ServerStatus>),
     /// It was not done.
     Error(Problem),
 }
@@ -183,7 +189,11 @@ impl Request {
             let why = format!("the request has version {version}, and this server knows version {VERSION}");
             return Err(Problem::new(ProblemKind::Version, why));
         }
-        serde_json::from_slice(line).map_err(bad)
+        let request: Request = serde_json::from_slice(line).map_err(bad)?;
+        if request.target == Name::default() && request.order != Order::Status {
+            return Err(Problem::new(ProblemKind::BadRequest, "the request names no target"));
+        }
+        Ok(request)
     }
 }
 
@@ -206,6 +216,7 @@ mod tests {
     #[test]
     fn requests_come_back() {
         for order in [
+            Order::Status,
             Order::ScrubStatus,
             Order::ScrubStart { from: Some(7), rate: NonZeroU64::new(9) },
             Order::ScrubStart { from: None, rate: None },
@@ -230,6 +241,12 @@ mod tests {
         let read = Request::read(line).unwrap();
         assert_eq!(read.order, Order::ScrubStart { from: None, rate: NonZeroU64::new(1 << 20) });
         assert_eq!(read.target, Name { text: "v".to_owned(), ..Name::default() });
+    }
+
+    #[test]
+    fn only_the_status_of_the_server_needs_no_target() {
+        let read = Request::read(br#"{"version":1,"command":"status"}"#).unwrap();
+        assert_eq!((read.order, read.target), (Order::Status, Name::default()));
     }
 
     #[test]

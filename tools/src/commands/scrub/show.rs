@@ -44,6 +44,11 @@ pub fn words(status: &ScrubStatus) -> String {
 
 /// The most important in one line.
 pub fn line(status: &ScrubStatus) -> String {
+    format!("{}: {}", status.target, run_words(status))
+}
+
+/// The same without the target.
+pub fn run_words(status: &ScrubStatus) -> String {
     let state = match status.state {
         StateWord::Idle => "idle",
         StateWord::Running if status.yielding => "running, giving way to other requests",
@@ -52,7 +57,7 @@ pub fn line(status: &ScrubStatus) -> String {
         StateWord::Waiting => "waiting for its time",
         StateWord::Interrupted => "interrupted, goes on when it is served",
     };
-    let mut line = format!("{}: {state}", status.target);
+    let mut line = state.to_owned();
     if status.run.is_some() {
         let (position, blocks, percent) = (status.position, status.blocks, status.percent);
         line.push_str(&format!(", at block {position} of {blocks} ({percent:.1} %)"));
@@ -67,7 +72,7 @@ pub fn line(status: &ScrubStatus) -> String {
 }
 
 /// A run that has ended.
-fn past(run: &RunStatus, checked: Checked) -> String {
+pub fn past(run: &RunStatus, checked: Checked) -> String {
     let result = match run.result {
         Some(ResultWord::Finished) => "finished",
         Some(ResultWord::Incomplete) => "incomplete",
@@ -95,7 +100,7 @@ fn counts(run: &RunStatus, checked: Checked) -> String {
 }
 
 /// A time in one unit, or two where that tells more.
-fn span(seconds: u64) -> String {
+pub fn span(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds} s"),
         60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
@@ -105,7 +110,7 @@ fn span(seconds: u64) -> String {
 }
 
 /// A date and time, and how far that is from now.
-fn date(unix_s: u64) -> String {
+pub fn date(unix_s: u64) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     match now.checked_sub(unix_s) {
         Some(ago) => format!("{} ({} ago)", utc(unix_s), span(ago)),

@@ -213,11 +213,11 @@ fn nbd_words<'a>(listeners: &[SocketAddr], exports: impl Iterator<Item = (&'a st
         put(&mut text, format_args!("listening for NBD on {address}"));
     }
     let Some(address) = listeners.first() else { return text };
-    let (host, in_uri) = host_words(*address);
+    let (host, _) = host_words(*address);
     let port = address.port();
     put(&mut text, "an NBD client types:");
     for (name, block_size) in exports {
-        put(&mut text, format_args!("  nbdinfo nbd://{in_uri}:{port}/{}", encode(name, ":/")));
+        put(&mut text, format_args!("  nbdinfo {}", export_uri(*address, name)));
         let name = shell_word(name);
         put(&mut text, format_args!("  nbd-client {host} {port} -N {name} -b {block_size} /dev/nbd0"));
     }
@@ -225,12 +225,24 @@ fn nbd_words<'a>(listeners: &[SocketAddr], exports: impl Iterator<Item = (&'a st
 }
 
 /// A name as one word of a shell.
-fn shell_word(name: &str) -> String {
+pub fn shell_word(name: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-._/:@+".contains(c);
     match !name.is_empty() && name.chars().all(is_plain) {
         true => name.to_owned(),
         false => format!("'{}'", name.replace('\'', r"'\''")),
     }
+}
+
+/// How hosts name a namespace as a target: by its number where the subsystem has several, and as a host that may come.
+pub fn namespace_uri(address: SocketAddr, nqn: &str, nsid: Option<u32>, host: Option<&str>) -> String {
+    let nsid = nsid.map_or(String::new(), |nsid| format!("/{nsid}"));
+    let as_host = host.map_or(String::new(), |host| format!("?hostnqn={}", encode(host, ":")));
+    format!("nvme+tcp://{}:{}/{nqn}{nsid}{as_host}", host_words(address).1, address.port())
+}
+
+/// How clients name an NBD export as a target.
+pub fn export_uri(address: SocketAddr, name: &str) -> String {
+    format!("nbd://{}:{}/{}", host_words(address).1, address.port(), encode(name, ":/"))
 }
 
 /// How clients write an address, alone and in a URI.
@@ -243,7 +255,7 @@ fn host_words(address: SocketAddr) -> (String, String) {
 
 /// What a host must type to find, use and scrub the subsystems.
 fn host_lines(address: SocketAddr, subsystems: &[SubsystemFacts]) -> Vec<String> {
-    let (host, in_uri) = host_words(address);
+    let (host, _) = host_words(address);
     let port = address.port();
     // Those that nobody may use have nobody to be told how.
     let usable: Vec<&SubsystemFacts> =
@@ -259,10 +271,8 @@ fn host_lines(address: SocketAddr, subsystems: &[SubsystemFacts]) -> Vec<String>
     for subsystem in usable {
         let several = subsystem.namespaces.len() > 1;
         for namespace in &subsystem.namespaces {
-            let nsid = if several { format!("/{}", namespace.nsid) } else { String::new() };
-            let named = |host| format!("?hostnqn={}", encode(host, ":"));
-            let as_host = subsystem.first_host().map_or(String::new(), named);
-            let uri = format!("nvme+tcp://{in_uri}:{port}/{}{nsid}{as_host}", subsystem.nqn);
+            let nsid = Some(namespace.nsid).filter(|_| several);
+            let uri = namespace_uri(address, &subsystem.nqn, nsid, subsystem.first_host());
             lines.push(format!("sealblock verify {}", shell_word(&uri)));
         }
     }

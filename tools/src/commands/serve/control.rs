@@ -20,6 +20,8 @@ use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::net::Stream;
 use sealblock_runtime_reactor::{Homed, Post, spawn, timeout};
 
+use super::front::Front;
+use super::insight::Insight;
 use super::legs::MirrorHandle;
 use super::orders::Orders;
 use super::scrub::ScrubHandle;
@@ -28,6 +30,7 @@ use crate::control::place::Socket;
 use crate::control::protocol::{
     Answer, MOST_REQUEST_BYTES, Name, Order, Outcome, Problem, ProblemKind, Request, VERSION, line_of,
 };
+use crate::control::server::ExportStatus;
 use crate::exit::{Cause, Failure};
 
 /// Connections at once; further ones are closed as they come.
@@ -58,6 +61,10 @@ pub struct Offer {
     pub scrub: ScrubHandle,
     /// Its legs, where it is a mirror.
     pub mirror: Option<MirrorHandle>,
+    /// How it is.
+    pub insight: Insight,
+    /// By what names clients reach it.
+    pub exports: Vec<ExportStatus>,
 }
 
 /// What those who come have to do with.
@@ -65,6 +72,8 @@ pub struct Offer {
 struct Desk {
     /// What is offered now.
     offers: RefCell<Vec<Offer>>,
+    /// The server as a whole, once it serves.
+    front: RefCell<Option<Front>>,
     orders: Rc<Orders>,
 }
 
@@ -112,8 +121,10 @@ impl Control {
     }
 
     /// Has this be what is offered.
-    pub fn offer(&self, offers: Vec<Offer>) {
+    pub fn offer(&self, (offers, front): (Vec<Offer>, Front)) {
         self.desk.offers.replace(offers);
+        let path = self.path.as_ref().map_or(String::new(), |path| path.to_string_lossy().into_owned());
+        self.desk.front.replace(Some(front.reached_by(path)));
     }
 
     /// The orders that come and that the server carries out.
@@ -136,7 +147,7 @@ impl Control {
 
 fn warn(error: io::Error) {
     tracing::warn!(
-        "there is no control socket, so `sealblock scrub` and `resize` cannot reach this server: {error} (--control PATH puts it \
+        "there is no control socket, so `sealblock status`, `scrub` and `resize` cannot reach this server: {error} (--control PATH puts it \
          elsewhere, and --control none does without)"
     );
 }
@@ -144,6 +155,7 @@ fn warn(error: io::Error) {
 impl Drop for Control {
     fn drop(&mut self) {
         self.desk.offers.take();
+        self.desk.front.take();
         self.desk.orders.refuse();
         self.closing.store(true, Ordering::Release);
         if let Some(path) = &self.path {
@@ -248,6 +260,11 @@ async fn next_line(stream: &Stream, received: &mut Vec<u8>) -> Option<Result<Vec
 
 async fn answer(line: &[u8], desk: &Desk) -> Result<Outcome, Problem> {
     let request = Request::read(line)?;
+    if request.order == Order::Status {
+        let (offers, front) = (desk.offers.borrow().clone(), desk.front.borrow().clone());
+        let front = front.ok_or_else(|| Problem::new(ProblemKind::Refused, "it is being started or ended"))?;
+        return Ok(Outcome::Server(Box::new(front.status(&offers).await)));
+    }
     let offer = {
         let offers = desk.offers.borrow();
         let mut fitting = offers.iter().filter(|offer| offer.is(&request.target));

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use futures_util::future::join_all;
 use sealblock_block::{Gate, Stack};
@@ -11,12 +11,13 @@ use sealblock_layers_remote_core::SharedDevice;
 use sealblock_runtime_reactor::{CoreGone, CoreHandle, Homed};
 use sealblock_units::ByteCount;
 
+use super::insight::{Insight, Watched};
 use super::legs::MirrorHandle;
 use super::plan::NamespacePlan;
 use super::resize::{AtHome, Resizing};
 use super::scrub::{Keeper, ScrubHandle, Teller};
 use super::watch::watch;
-use super::witness::Witness;
+use super::witness::{Ties, Witness};
 use crate::exit::{Cause, Failure};
 use crate::stack::{Access, OpenMirror, ReadOnly, Usage, open_for};
 use crate::target::Target;
@@ -37,6 +38,8 @@ pub struct Device {
     pub scrub: ScrubHandle,
     /// Its legs, where it is a mirror.
     pub mirror: Option<MirrorHandle>,
+    /// How it is.
+    pub insight: Insight,
     /// The device for namespaces on every core, as it is now.
     shared: RefCell<SharedDevice>,
     core: usize,
@@ -103,7 +106,8 @@ impl Homes {
         let core = (0..self.devices.len()).min_by_key(|core| self.devices[*core]).unwrap_or(0);
         let planned = plan.clone();
         let state = Arc::<NamespaceState>::default();
-        let (theirs, teller) = (Arc::downgrade(&state), self.teller.clone());
+        let ties = Ties::to(&state);
+        let (theirs, teller) = (ties.clone(), self.teller.clone());
         let opened = self.handles[core].call(move || at_home(planned, theirs, teller)).await;
         let opened = opened.map_err(|gone| of_core("opening", gone).on(&plan.target))??;
         self.devices[core] += 1;
@@ -116,6 +120,7 @@ impl Homes {
             volume_uuid: opened.volume_uuid,
             scrub: ScrubHandle::new(handle.clone(), opened.keeper),
             mirror: opened.mirror.map(|mirror| MirrorHandle::new(handle.clone(), mirror)),
+            insight: Insight::new(handle.clone(), opened.watched, ties),
             shared: RefCell::new(opened.shared),
             core,
             handle,
@@ -154,25 +159,28 @@ struct Opened {
     mirror: Option<Homed<OpenMirror>>,
     home: Homed<AtHome>,
     keeper: Homed<Keeper>,
+    watched: Homed<Watched>,
 }
 
-async fn at_home(plan: NamespacePlan, state: Weak<NamespaceState>, teller: Teller) -> Result<Opened, Failure> {
+async fn at_home(plan: NamespacePlan, ties: Ties, teller: Teller) -> Result<Opened, Failure> {
     let target = &plan.target;
     let (mut gate, facts, closer) = open_for(target, plan.access(), plan.usage).await?.share();
     if plan.read_only {
         gate = Rc::new(Gate::new(target.to_string(), Stack::new(ReadOnly::new(gate))));
     }
-    watch(&facts, &state);
+    watch(&facts, &ties.state);
     let mirror_uuid = facts.mirror.as_ref().map(|mirror| mirror.describe().uuid);
     let shared = SharedDevice::publish(Rc::clone(&gate));
-    shared.observe(Witness::new(target));
-    let keeper = Keeper::open(target, gate, shared.attach(), state, teller).await;
+    shared.observe(Witness::new(target, ties.clone()));
+    let keeper = Keeper::open(target, gate, shared.attach(), ties.state, teller).await;
+    let watched = Watched::new(&keeper, &facts);
     Ok(Opened {
         shared,
         volume_uuid: facts.volume.as_ref().map(|volume| volume.uuid).or(mirror_uuid),
         mirror: facts.mirror.map(Homed::new),
         home: Homed::new(Rc::new(AtHome::new(&plan, closer, Rc::clone(&keeper)))),
         keeper: Homed::new(keeper),
+        watched: Homed::new(Rc::new(watched)),
     })
 }
 

@@ -20,6 +20,7 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
+use super::recent;
 use crate::cli::LogLevel;
 use crate::exit::{Cause, Failure};
 use crate::report::notes_are_logged;
@@ -48,8 +49,9 @@ pub fn install(asked: Option<LogLevel>, json: bool) -> Result<(), Failure> {
     tracing_subscriber::fmt()
         // A standard error that is closed is no reason to end.
         .log_internal_errors(false)
-        .with_max_level(filter(level))
-        .event_format(Lines { json, quotas: Mutex::default() })
+        // What is not written is kept for `status` all the same.
+        .with_max_level(filter(level).max(LevelFilter::WARN))
+        .event_format(Lines { json, level: filter(level), quotas: Mutex::default() })
         .with_writer(io::stderr)
         .try_init()
         .map_err(|error| Failure::new(Cause::Io, "starting", error))?;
@@ -86,6 +88,8 @@ fn filter(level: LogLevel) -> LevelFilter {
 /// How lines are made, and how many.
 struct Lines {
     json: bool,
+    /// What is written.
+    level: LevelFilter,
     /// By the place of the program that tells; there are as many as there are such places.
     quotas: Mutex<HashMap<Identifier, Quota>>,
 }
@@ -135,6 +139,12 @@ where
         event.record(&mut line);
         if left_out > 0 {
             line.put(LEFT_OUT, Value::from(left_out));
+        }
+        if *event.metadata().level() <= Level::WARN {
+            recent::keep(event.metadata().callsite(), &line.fields);
+        }
+        if *event.metadata().level() > self.level {
+            return Ok(());
         }
         match self.json {
             true => writeln!(writer, "{}", Value::Object(line.fields)),

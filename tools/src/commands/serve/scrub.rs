@@ -138,6 +138,12 @@ impl Keeper {
         ScrubStatus { kept, kept_why, trouble: self.trouble.borrow().clone(), ..status }
     }
 
+    /// How the scrub is, and what went through its device; nothing while that is closed or changed.
+    pub fn glance(&self) -> Option<(ScrubStatus, Rc<Gate<Stack>>)> {
+        let gate = self.gate.borrow().clone().filter(|_| !self.closing.get())?;
+        Some((self.status(&gate), gate))
+    }
+
     /// Ends it, and has what it remembers written.
     pub async fn close(&self) {
         self.closing.set(true);

@@ -4,14 +4,16 @@
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use sealblock_block::{Error, Failure, Fault};
+use sealblock_block::{Error, Failure, Fault, OperationKind};
+use sealblock_exports_nvme_tcp::{KnownDamage, NamespaceState};
 use sealblock_layers_remote_core::{Observer, Request};
 use sealblock_runtime_reactor::now;
 use sealblock_units::Extent;
 
+use super::failing::Failing;
 use super::harmed::harmed;
 use crate::target::Target;
 
@@ -24,12 +26,38 @@ const MOST_KNOWN: usize = 16_384;
 pub struct Witness {
     target: String,
     told: Mutex<HashMap<(u64, u64), Instant>>,
+    ties: Ties,
+}
+
+/// Where what is met becomes known.
+#[derive(Clone)]
+pub struct Ties {
+    /// Where hosts learn of damage. Commands in flight are told by its owners, so there is none here.
+    pub state: Weak<NamespaceState>,
+    /// The same for what is good again, without the count of owners that cores would share.
+    pub damage: KnownDamage,
+    /// What fails at present.
+    pub failing: Arc<Failing>,
+}
+
+impl Ties {
+    /// To the state of a device.
+    pub fn to(state: &Arc<NamespaceState>) -> Ties {
+        Ties { state: Arc::downgrade(state), damage: state.damage(), failing: Arc::default() }
+    }
 }
 
 impl Witness {
     /// Of a device that nothing was told of yet.
-    pub fn new(target: &Target) -> Witness {
-        Witness { target: target.to_string(), told: Mutex::default() }
+    pub fn new(target: &Target, ties: Ties) -> Witness {
+        Witness { target: target.to_string(), told: Mutex::default(), ties }
+    }
+
+    /// Damage that an NBD client has met is known to hosts, too; theirs is known already.
+    fn report(&self, client: &str, faults: &[Fault]) {
+        if let Some(state) = self.ties.state.upgrade().filter(|_| is_nbd(client)) {
+            state.report_damage(faults);
+        }
     }
 
     fn tell_damage(&self, client: &str, request: Request, faults: &[Fault]) {
@@ -58,16 +86,35 @@ impl Witness {
 }
 
 impl Observer for Witness {
+    fn succeeded(&self, client: &str, request: Request) {
+        if let Some(extent) = request.extent.filter(|_| is_nbd(client)) {
+            self.ties.damage.succeeded(request.kind, extent);
+        }
+        self.ties.failing.succeeded(request.kind);
+    }
+
     fn failed(&self, client: &str, request: Request, error: &Error) {
         let (target, by, during) = (self.target.as_str(), by(client), request.kind.name());
         let blocks = request.extent.map(words);
         match error.failure() {
-            Failure::Integrity(faults) => self.tell_damage(client, request, faults.as_slice()),
-            Failure::Media { reason } => tracing::error!(target, blocks, by, during, reason, "the medium failed"),
+            Failure::Integrity(faults) => {
+                self.report(client, faults.as_slice());
+                self.tell_damage(client, request, faults.as_slice());
+            }
+            Failure::Media { reason } => {
+                match request.extent.filter(|extent| request.kind == OperationKind::Read && extent.len() == 1) {
+                    // Which block it is is plain.
+                    Some(one) => self.report(client, &[Fault::media(one.start())]),
+                    None => self.ties.failing.failed(request.kind, &by, reason),
+                }
+                tracing::error!(target, blocks, by, during, reason, "the medium failed");
+            }
             Failure::NoSpace { reason } => {
+                self.ties.failing.failed(request.kind, &by, reason);
                 tracing::error!(target, blocks, by, during, reason, "no space is left on the medium");
             }
             Failure::Unreachable { reason } => {
+                self.ties.failing.failed(request.kind, &by, reason);
                 tracing::error!(target, blocks, by, during, reason, "the device cannot be reached");
             }
             // Answers, and mistakes of whoever asked: they have the status, and the log for debugging.
@@ -78,6 +125,10 @@ impl Observer for Witness {
             | Failure::Absent(_) => {}
         }
     }
+}
+
+fn is_nbd(client: &str) -> bool {
+    client.starts_with("nbd ")
 }
 
 /// Who asked, for people. Exports call their clients `nvme NQN HOSTID` and `nbd EXPORT`.
@@ -117,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_client_is_told_of_a_block_once_and_another_client_too() {
-        let witness = Witness::new(&"mem:1MiB".parse().unwrap());
+        let witness = Witness::new(&"mem:1MiB".parse().unwrap(), Ties::to(&Arc::default()));
         assert_eq!(witness.news("nbd a", &[media(3), media(4)]).len(), 2);
         assert_eq!(witness.news("nbd a", &[media(4), media(5)]), [media(5)]);
         assert_eq!(witness.news("nvme h 1", &[media(4)]), [media(4)]);

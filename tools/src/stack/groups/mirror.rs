@@ -62,7 +62,8 @@ impl OpenMirror {
             Order::MirrorReplace { old, new, force } => self.replace(&target(old)?, &target(new)?, *force).await,
             Order::MirrorRemove { leg, force } => self.remove(&target(leg)?, *force).await,
             Order::MirrorAcceptStale { leg } => self.accept_stale(&target(leg)?).await,
-            Order::MirrorStatus
+            Order::Status
+            | Order::MirrorStatus
             | Order::ScrubStatus
             | Order::ScrubStart { .. }
             | Order::ScrubPause

@@ -104,8 +104,18 @@ impl NbdSide {
 
     /// What is served now, if anything.
     pub fn serving(&self) -> Option<NbdFacts> {
-        let listeners: Vec<SocketAddr> = self.ears.iter().map(|ear| ear.address).collect();
+        let listeners = self.listeners();
         (!listeners.is_empty()).then(|| NbdFacts { listeners, exports: self.server.exports() })
+    }
+
+    /// The server, for those who look at it.
+    pub fn server(&self) -> Nbd {
+        self.server.clone()
+    }
+
+    /// Where it listens.
+    pub fn listeners(&self) -> Vec<SocketAddr> {
+        self.ears.iter().map(|ear| ear.address).collect()
     }
 
     /// Takes no more connections and requests.

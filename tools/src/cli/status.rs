@@ -1,0 +1,87 @@
+//! The command line of `status`.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Args;
+
+use super::ServedName;
+
+const HELP: &str = "\
+Examples:
+  sealblock status
+  sealblock status 127.0.0.1:4420 --json
+  sealblock status v --watch
+
+Exit status 0 says that nothing is known to be wrong; 1, that blocks are bad; 4, that a copy or a path is missing or out of sync,
+that requests fail, or that not everything could be checked. It looks at what is known and checks nothing: `sealblock scrub` does.";
+
+/// Arguments of `status`.
+#[derive(Args, Debug)]
+#[command(after_help = HELP)]
+pub struct Status {
+    /// Which server: its process, an address that it listens on, its control socket, or anything that it serves. All of this
+    /// user's without it; and all of everybody's for root.
+    #[arg(value_name = "SERVER")]
+    pub server: Option<ServerName>,
+    /// The control socket of the server; those of this user's servers are found without it.
+    #[arg(long, value_name = "PATH", conflicts_with = "server")]
+    pub control: Option<PathBuf>,
+    /// Look again every two seconds, with what went through meanwhile, until it is interrupted.
+    #[arg(long)]
+    pub watch: bool,
+    /// Print one JSON object; with --watch one on a line each time.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A server, by what is known of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ServerName {
+    /// Its process.
+    Process(u32),
+    /// Where it listens.
+    Address(SocketAddr),
+    /// What it serves, or its control socket.
+    Serving(ServedName),
+}
+
+impl FromStr for ServerName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ServerName, String> {
+        let number = text.parse().map(ServerName::Process).ok();
+        let address = || text.replace("localhost:", "127.0.0.1:").parse().map(ServerName::Address).ok();
+        let serving = || text.parse().map(ServerName::Serving);
+        number.or_else(address).map_or_else(serving, Ok)
+    }
+}
+
+impl fmt::Display for ServerName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ServerName::Process(pid) => write!(f, "process {pid}"),
+            ServerName::Address(address) => address.fmt(f),
+            ServerName::Serving(name) => name.fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_have_several_names() {
+        let name = |text: &str| text.parse::<ServerName>().unwrap();
+        assert_eq!(name("4711"), ServerName::Process(4711));
+        assert_eq!(name("localhost:4420"), ServerName::Address("127.0.0.1:4420".parse().unwrap()));
+        assert_eq!(name("[::1]:4420"), ServerName::Address("[::1]:4420".parse().unwrap()));
+        for text in ["v", "./4711", "/run/s.sock", "mem:4096", "nqn.2026-11.io.sealblock:v/1"] {
+            assert!(matches!(name(text), ServerName::Serving(_)), "{text}");
+        }
+        assert!("mirror:a".parse::<ServerName>().is_err());
+    }
+}

@@ -1,0 +1,135 @@
+//! The server as a whole, for whoever asks over the control socket how it is.
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use futures_util::future::join_all;
+use sealblock_exports_nbd::{Client, Server as Nbd};
+use sealblock_exports_nvme_tcp::{Guest, Target as Export};
+use sealblock_protocols_nvme::nqn::Nqn;
+
+use super::announce::shell_word;
+use super::control::Offer;
+use super::failing::unix_s;
+use super::health::{judge, of_all};
+use super::recent;
+use crate::control::place::user;
+use crate::control::server::{ClientStatus, DeviceStatus, Health, ServerStatus};
+
+/// Clients that are named.
+const MOST_CLIENTS: usize = 1024;
+/// Warnings and errors that are told again.
+const MOST_ERRORS: usize = 32;
+
+/// What can be looked at of a server, besides its devices.
+#[derive(Clone)]
+pub struct Front {
+    export: Export,
+    nbd: Nbd,
+    listeners: Vec<SocketAddr>,
+    nbd_listeners: Vec<SocketAddr>,
+    /// The control socket.
+    control: String,
+}
+
+impl Front {
+    /// Of a server that listens here.
+    pub fn new(export: Export, listeners: Vec<SocketAddr>, nbd: Nbd, nbd_listeners: Vec<SocketAddr>) -> Front {
+        Front { export, nbd, listeners, nbd_listeners, control: String::new() }
+    }
+
+    /// The same with its control socket.
+    pub fn reached_by(self, control: String) -> Front {
+        Front { control, ..self }
+    }
+
+    /// How the server is now, and all that it offers.
+    pub async fn status(&self, offers: &[Offer]) -> ServerStatus {
+        let started_unix_s = started_unix_s();
+        let mut of_devices: Vec<Vec<&Offer>> = Vec::new();
+        for offer in offers {
+            match of_devices.iter_mut().find(|known| known[0].insight.is_same(&offer.insight)) {
+                Some(known) => known.push(offer),
+                None => of_devices.push(vec![offer]),
+            }
+        }
+        let devices = join_all(of_devices.iter().map(|offers| device(offers, started_unix_s))).await;
+        let healths: Vec<Health> = devices.iter().map(|device| device.health).collect();
+        let (health, summary) = of_all(&healths);
+        let mut clients = self.clients();
+        let clients_unlisted = clients.len().saturating_sub(MOST_CLIENTS) as u64;
+        clients.truncate(MOST_CLIENTS);
+        ServerStatus {
+            pid: std::process::id(),
+            uid: user().unwrap_or(u32::MAX),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            started_unix_s,
+            control: self.control.clone(),
+            health,
+            summary,
+            listeners: self.listeners.clone(),
+            nbd_listeners: self.nbd_listeners.clone(),
+            devices,
+            clients,
+            clients_unlisted,
+            errors: recent::last(MOST_ERRORS),
+        }
+    }
+
+    fn clients(&self) -> Vec<ClientStatus> {
+        let hosts = self.export.guests().into_iter().map(of_host);
+        hosts.chain(self.nbd.clients().into_iter().map(of_client)).collect()
+    }
+}
+
+/// When this server was started; settled by the first call.
+pub fn started_unix_s() -> u64 {
+    static STARTED: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
+    *STARTED.get_or_init(unix_s)
+}
+
+/// A device by all offers of it.
+async fn device(offers: &[&Offer], started_unix_s: u64) -> DeviceStatus {
+    let seen = offers[0].insight.look().await;
+    let target = offers[0].text.clone();
+    let verdict = judge(&shell_word(&target), &seen, started_unix_s);
+    DeviceStatus {
+        target,
+        health: verdict.health,
+        summary: verdict.summary,
+        advice: verdict.advice,
+        exports: offers.iter().flat_map(|offer| offer.exports.clone()).collect(),
+        seen,
+    }
+}
+
+fn of_host(guest: Guest) -> ClientStatus {
+    ClientStatus {
+        protocol: "nvme".to_owned(),
+        host: guest.host.as_ref().map(Nqn::to_string),
+        from: guest.from,
+        name: guest.subsystem.to_string(),
+        queues: Some(guest.io_queues as u64),
+        connected_s: guest.connected.as_secs(),
+    }
+}
+
+fn of_client(client: Client) -> ClientStatus {
+    ClientStatus {
+        protocol: "nbd".to_owned(),
+        host: None,
+        from: client.from,
+        name: client.export,
+        queues: None,
+        connected_s: client.connected.as_secs(),
+    }
+}
+
+/// The address by which this machine's own clients reach a listener.
+pub fn on_this_machine(listener: SocketAddr) -> SocketAddr {
+    let port = listener.port();
+    match listener {
+        SocketAddr::V4(address) if address.ip().is_unspecified() => (Ipv4Addr::LOCALHOST, port).into(),
+        SocketAddr::V6(address) if address.ip().is_unspecified() => (Ipv6Addr::LOCALHOST, port).into(),
+        other => other,
+    }
+}

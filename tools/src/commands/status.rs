@@ -1,0 +1,204 @@
+//! `sealblock status`: how servers are, whom they serve, and what is wrong.
+//!
+//! Servers tell what they know, over their control sockets; nothing is checked for it. Each is asked in a thread of its own, so
+//! that one that hangs, or was made to, holds up none of the others.
+
+mod words;
+
+use std::fs;
+use std::io::{IsTerminal, stdout};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use crate::cli::{ServedName, ServerName, Status};
+use crate::commands::scrub::name_of;
+use crate::control::client::{find, is_alive, look};
+use crate::control::place::{Found, sockets, sockets_of_others};
+use crate::control::server::{Health, ServerStatus};
+use crate::exit::{Cause, Exit, Failure};
+use crate::report::{print_json, say};
+use crate::target::Target;
+
+/// How long servers may take to tell, all together.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Time between two looks.
+const BETWEEN: Duration = Duration::from_secs(2);
+const DOING: &str = "asking for the status";
+
+/// What there is to say.
+#[derive(Serialize)]
+struct Report {
+    /// The servers that told, in the order of their processes.
+    servers: Vec<ServerStatus>,
+    /// Those that did not.
+    silent: Vec<Silent>,
+}
+
+/// A server that does not tell how it is.
+#[derive(Serialize)]
+struct Silent {
+    /// Its control socket.
+    control: String,
+    /// Why.
+    why: String,
+}
+
+/// Does it.
+pub fn run(arguments: &Status) -> Result<Exit, Failure> {
+    let mut before: Option<(Instant, Report)> = None;
+    loop {
+        let (began, report) = (Instant::now(), gather(arguments)?);
+        let earlier = before.as_ref().map(|(at, report)| (began - *at, report.servers.as_slice()));
+        tell(arguments, &report, earlier)?;
+        if !arguments.watch {
+            return Ok(report.exit());
+        }
+        thread::sleep(BETWEEN);
+        before = Some((began, report));
+    }
+}
+
+fn tell(arguments: &Status, report: &Report, earlier: Option<(Duration, &[ServerStatus])>) -> Result<(), Failure> {
+    if arguments.json {
+        return print_json(report);
+    }
+    let mut text = String::new();
+    for server in &report.servers {
+        let earlier = earlier.and_then(|(since, servers)| {
+            let is_it =
+                |other: &&ServerStatus| (other.pid, other.started_unix_s) == (server.pid, server.started_unix_s);
+            servers.iter().find(is_it).map(|server| (since, server))
+        });
+        text.push_str(&words::of(server, earlier));
+        text.push('\n');
+    }
+    for silent in &report.silent {
+        text.push_str(&format!("{:<10}{}: {}\n", "silent", silent.control, silent.why));
+    }
+    // What was there before goes away on a terminal; elsewhere one follows the other.
+    let clear = if arguments.watch && stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
+    say(&format!("{clear}{}{}", text.trim_end(), if arguments.watch { "\n" } else { "" }))
+}
+
+impl Report {
+    fn exit(&self) -> Exit {
+        let worst = self.servers.iter().map(|server| server.health.exit()).max_by_key(|exit| match exit {
+            Exit::Clean => 0,
+            Exit::Incomplete => 1,
+            Exit::Found => 2,
+        });
+        match worst {
+            Some(Exit::Clean) | None if !self.silent.is_empty() => Health::Incomplete.exit(),
+            worst => worst.unwrap_or(Exit::Clean),
+        }
+    }
+}
+
+/// Asks those that are meant.
+fn gather(arguments: &Status) -> Result<Report, Failure> {
+    if let Some(path) = &arguments.control {
+        return one(path);
+    }
+    match &arguments.server {
+        None => {
+            let report = ask_all(everybody());
+            let is_nobody = report.servers.is_empty() && report.silent.is_empty();
+            if is_nobody { Err(nobody("no server of this user runs on this machine")) } else { Ok(report) }
+        }
+        Some(ServerName::Serving(served)) => match socket_at(served) {
+            Some(path) => one(&path),
+            None => serving(served),
+        },
+        Some(name @ ServerName::Process(pid)) => {
+            chosen(name, "no server of this user has this number", |server| server.pid == *pid)
+        }
+        Some(name @ ServerName::Address(address)) => chosen(name, "no server of this user listens there", |server| {
+            let mut listeners = server.listeners.iter().chain(&server.nbd_listeners);
+            let takes_all = |ip: std::net::IpAddr| ip.is_unspecified() && (ip.is_ipv6() || address.is_ipv4());
+            listeners.any(|own| own.port() == address.port() && (own.ip() == address.ip() || takes_all(own.ip())))
+        }),
+    }
+}
+
+fn nobody(why: &str) -> Failure {
+    Failure::new(Cause::Unreachable, DOING, why)
+        .advise("`sealblock serve`; --control PATH for a server that has its own socket")
+}
+
+/// The server behind one socket, which has to be there.
+fn one(path: &Path) -> Result<Report, Failure> {
+    Ok(Report { servers: vec![look(path, None)?], silent: Vec::new() })
+}
+
+/// A control socket that was named in the place of a target.
+fn socket_at(served: &ServedName) -> Option<PathBuf> {
+    let ServedName::Target(target) = served else { return None };
+    let path = target.path().filter(|_| matches!(target, Target::File { .. }))?;
+    let is_socket = fs::metadata(path).is_ok_and(|there| there.file_type().is_socket());
+    is_socket.then(|| path.to_owned())
+}
+
+/// The server that serves this; of this user's, or else, for root, of somebody's.
+fn serving(served: &ServedName) -> Result<Report, Failure> {
+    match find(&name_of(served)?, None)? {
+        Some(found) => one(found.socket()),
+        None => Err(nobody("no server of this user on this machine serves it").on(served)),
+    }
+}
+
+/// The servers for which this holds.
+fn chosen(name: &ServerName, why: &str, is_it: impl Fn(&ServerStatus) -> bool) -> Result<Report, Failure> {
+    let mut report = ask_all(everybody());
+    report.servers.retain(is_it);
+    if report.servers.is_empty() {
+        return Err(nobody(why).on(name));
+    }
+    Ok(Report { silent: Vec::new(), ..report })
+}
+
+/// The sockets of all servers that this user may ask.
+fn everybody() -> Vec<Found> {
+    let own = sockets().into_iter().map(|path| Found { path, owner: None });
+    own.chain(sockets_of_others()).collect()
+}
+
+fn ask_all(asks: Vec<Found>) -> Report {
+    let (answered, answers) = mpsc::channel();
+    let mut waiting: Vec<PathBuf> = Vec::new();
+    for Found { path, owner } in asks {
+        let answered = answered.clone();
+        waiting.push(path.clone());
+        // Nobody waits for one that does not come back.
+        thread::spawn(move || {
+            let answer = is_alive(&path).then(|| look(&path, owner));
+            let _ = answered.send((path, answer));
+        });
+    }
+    drop(answered);
+    let mut report = Report { servers: Vec::new(), silent: Vec::new() };
+    let deadline = Instant::now() + PATIENCE;
+    while let Ok((path, answer)) = answers.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+        waiting.retain(|other| *other != path);
+        match answer {
+            Some(Ok(status)) => report.servers.push(status),
+            Some(Err(failure)) => report.silent.push(Silent::new(&path, failure.in_short())),
+            None => {}
+        }
+    }
+    let late = waiting.iter().map(|path| Silent::new(path, "it did not answer in time".to_owned()));
+    report.silent.extend(late);
+    report.servers.sort_by_key(|server| server.pid);
+    report.silent.sort_by(|a, b| a.control.cmp(&b.control));
+    report
+}
+
+impl Silent {
+    fn new(path: &Path, why: String) -> Silent {
+        Silent { control: path.to_string_lossy().replace(char::is_control, " "), why }
+    }
+}

@@ -1,0 +1,191 @@
+//! A server for people.
+
+use std::fmt::{Display, Write};
+use std::time::Duration;
+
+use sealblock_units::ByteCount;
+use serde_json::{Map, Value};
+
+use crate::commands::scrub::show::{past, run_words, span};
+use crate::control::server::{ClientStatus, CountStatus, DeviceStatus, ExportStatus, Health, IoStatus, ServerStatus};
+use crate::control::status::{ScrubStatus, StateWord};
+
+/// Runs of scrubs that are named.
+const MOST_RUNS: usize = 3;
+/// Runs of bad blocks that are named.
+const MOST_DAMAGE: usize = 16;
+
+/// Lines of a name and a value.
+#[derive(Default)]
+struct Lines(String);
+
+impl Lines {
+    fn put(&mut self, name: &str, value: impl Display) {
+        writeln!(self.0, "{name:<10}{value}").expect("a text takes what is written to it");
+    }
+}
+
+/// Everything there is to say of a server, and of what went through since it was looked at before.
+pub fn of(server: &ServerStatus, earlier: Option<(Duration, &ServerStatus)>) -> String {
+    let mut lines = Lines::default();
+    lines.put("server", format_args!("process {} of user {}, sealblock {}", server.pid, server.uid, server.version));
+    lines.put("health", health(server.health, &server.summary));
+    for (protocol, listeners) in [("NVMe/TCP", &server.listeners), ("NBD", &server.nbd_listeners)] {
+        for address in listeners {
+            lines.put("listening", format_args!("{address} for {protocol}"));
+        }
+    }
+    for device in &server.devices {
+        let before = earlier.and_then(|(since, server)| {
+            let before = server.devices.iter().find(|other| other.exports == device.exports)?;
+            Some((since, &before.seen.io))
+        });
+        lines.0.push('\n');
+        of_device(&mut lines, device, before);
+    }
+    lines.0.push('\n');
+    clients(&mut lines, server);
+    for error in &server.errors {
+        lines.put("told", told(error));
+    }
+    lines.0
+}
+
+fn health(health: Health, summary: &str) -> String {
+    format!("{}: {summary}", health.as_str())
+}
+
+fn of_device(lines: &mut Lines, device: &DeviceStatus, before: Option<(Duration, &IoStatus)>) {
+    let seen = &device.seen;
+    let size = seen.scrub.as_ref().map_or(String::new(), |scrub| {
+        let bytes = ByteCount::new(scrub.blocks.saturating_mul(scrub.block_size as u64));
+        format!(", {bytes} in blocks of {} bytes", scrub.block_size)
+    });
+    lines.put("device", format_args!("{}{size}", device.target));
+    lines.put("health", health(device.health, &device.summary));
+    if let Some(advice) = &device.advice {
+        lines.put("try", advice);
+    }
+    for export in &device.exports {
+        lines.put("served as", export_words(export));
+    }
+    for run in seen.damage.runs.iter().take(MOST_DAMAGE) {
+        let blocks = if run.first == run.last {
+            format!("block {}", run.first)
+        } else {
+            format!("blocks {} to {}", run.first, run.last)
+        };
+        lines.put("damage", format_args!("{blocks}: {}", run.field));
+    }
+    if seen.damage.runs.len() > MOST_DAMAGE || seen.damage.unlisted > 0 {
+        lines.put("damage", "and more, which `sealblock verify` names");
+    }
+    for mirror in &seen.mirrors {
+        lines.put("mirror", format_args!("{} is {}", mirror.target, mirror.status.state));
+        for leg in mirror.status.legs_words() {
+            lines.put("", leg);
+        }
+    }
+    for path in &seen.paths {
+        let state = match (&path.trouble, path.live) {
+            (_, true) => "live".to_owned(),
+            (Some(why), false) => format!("not live: {why}"),
+            (None, false) => "not live".to_owned(),
+        };
+        lines.put("path", format_args!("{}: {state}, {} failures", path.path, path.failures));
+    }
+    if let Some(scrub) = &seen.scrub {
+        of_scrub(lines, scrub);
+        lines.put("I/O", io(&seen.io, before));
+    }
+}
+
+fn export_words(export: &ExportStatus) -> String {
+    let name = match (&export.uri, export.nsid) {
+        (Some(uri), _) => uri.clone(),
+        (None, Some(nsid)) => format!("{}/{nsid}", export.name),
+        (None, None) => export.name.clone(),
+    };
+    let hosts = match &export.hosts {
+        None => String::new(),
+        Some(hosts) if hosts.is_empty() => ", for nobody".to_owned(),
+        Some(hosts) => format!(", only for {}", hosts.join(", ")),
+    };
+    format!("{name}{hosts}{}", if export.read_only { ", read-only" } else { "" })
+}
+
+fn of_scrub(lines: &mut Lines, scrub: &ScrubStatus) {
+    lines.put("scrub", run_words(scrub));
+    if scrub.state == StateWord::Running
+        && let Some(run) = &scrub.run
+    {
+        lines.put(
+            "",
+            format_args!(
+                "{} blocks checked, {} bad, {} repaired, {} lost",
+                run.blocks, run.bad, run.repaired, run.lost
+            ),
+        );
+    }
+    for run in scrub.runs.iter().rev().take(MOST_RUNS) {
+        lines.put("", past(run, scrub.checked));
+    }
+}
+
+/// What went through a device; and at which rate, since it was looked at before.
+fn io(io: &IoStatus, before: Option<(Duration, &IoStatus)>) -> String {
+    let mut words: Vec<String> = Vec::new();
+    for (operation, name) in
+        [("read", "reads"), ("write", "writes"), ("verify", "verifies"), ("flush", "flushes"), ("discard", "discards")]
+    {
+        let (CountStatus { requests, bytes, .. }, had) =
+            (io.of(operation), before.map(|(_, before)| before.of(operation)));
+        if requests == 0 {
+            continue;
+        }
+        let bytes_words = if bytes > 0 { format!(" of {}", ByteCount::new(bytes)) } else { String::new() };
+        let rate = before.zip(had).map_or(String::new(), |((since, _), had)| {
+            let per_s = |now: u64, had: u64| (now.saturating_sub(had) as f64 / since.as_secs_f64().max(0.001)) as u64;
+            format!(" ({}/s, {}/s)", per_s(requests, had.requests), ByteCount::new(per_s(bytes, had.bytes)))
+        });
+        words.push(format!("{requests} {name}{bytes_words}{rate}"));
+    }
+    let errors: u64 = io.operations.values().map(|count| count.errors).sum();
+    words.push(format!("{errors} errors, {} in flight", io.in_flight));
+    words.join(", ")
+}
+
+fn clients(lines: &mut Lines, server: &ServerStatus) {
+    for client in &server.clients {
+        lines.put("client", client_words(client));
+    }
+    if server.clients_unlisted > 0 {
+        lines.put("client", format_args!("and {} more", server.clients_unlisted));
+    }
+    if server.clients.is_empty() {
+        lines.put("client", "none is connected");
+    }
+}
+
+fn client_words(client: &ClientStatus) -> String {
+    let who = match (&client.host, client.protocol.as_str()) {
+        (Some(host), _) => host.clone(),
+        (None, "nbd") => "an NBD client".to_owned(),
+        (None, _) => "a host without a name".to_owned(),
+    };
+    let queues = client.queues.map_or(String::new(), |queues| format!(" with {queues} I/O queues"));
+    format!("{who} from {}, at {}{queues}, for {}", client.from, client.name, span(client.connected_s))
+}
+
+/// A line of the server's log.
+fn told(line: &Map<String, Value>) -> String {
+    let text = |name: &str| line.get(name).and_then(Value::as_str).unwrap_or_default();
+    // Fractions of a second tell nobody anything here.
+    let time = text("time").split('.').next().unwrap_or_default();
+    let mut words = format!("{time} {}", text("message"));
+    for (name, value) in line.iter().filter(|(name, _)| !["time", "level", "message"].contains(&name.as_str())) {
+        let shown = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        write!(words, " {name}={shown}").expect("a text takes what is written to it");
+    }
+    words
+}

@@ -1,0 +1,290 @@
+//! How a server is, as it is told: what `status --json` prints of it, and what it answers.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::legs::MirrorStatus;
+use super::status::ScrubStatus;
+use crate::exit::Exit;
+
+/// How a server is. `docs/formats/json.md` is the contract. Times are seconds since 1970.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ServerStatus {
+    /// Its process.
+    pub pid: u32,
+    /// The user that it runs as.
+    pub uid: u32,
+    /// Its version.
+    pub version: String,
+    /// When it was started.
+    pub started_unix_s: u64,
+    /// Its control socket.
+    pub control: String,
+    /// The worst of what its devices are.
+    pub health: Health,
+    /// The same in a sentence.
+    pub summary: String,
+    /// Where it listens for NVMe/TCP hosts.
+    pub listeners: Vec<SocketAddr>,
+    /// Where it listens for NBD clients.
+    pub nbd_listeners: Vec<SocketAddr>,
+    /// What it serves.
+    pub devices: Vec<DeviceStatus>,
+    /// Who uses it, as far as there is room.
+    pub clients: Vec<ClientStatus>,
+    /// How many more use it.
+    pub clients_unlisted: u64,
+    /// The last warnings and errors that it had to tell, oldest first: objects as of `serve --json` on standard error.
+    pub errors: Vec<Map<String, Value>>,
+}
+
+/// How well something is; later ones are worse.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Health {
+    /// Nothing is known to be wrong.
+    #[default]
+    Healthy,
+    /// Nothing bad is known, and not everything could be checked.
+    Incomplete,
+    /// A copy or a path is missing or out of sync, or requests fail.
+    Degraded,
+    /// Blocks are bad.
+    Damaged,
+    /// One that a later version has.
+    #[serde(other)]
+    Other,
+}
+
+/// How a served device is.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct DeviceStatus {
+    /// What it is.
+    pub target: String,
+    /// How well it is.
+    pub health: Health,
+    /// The same in a sentence.
+    pub summary: String,
+    /// What to do about it.
+    pub advice: Option<String>,
+    /// By what names it is served.
+    pub exports: Vec<ExportStatus>,
+    /// What is known of it, unless it did not tell.
+    #[serde(flatten)]
+    pub seen: Seen,
+}
+
+/// What a device tells of itself.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub struct Seen {
+    /// Why it tells nothing: it is being changed or closed, or was too slow.
+    pub silent: Option<String>,
+    /// Blocks that are known to be bad now.
+    pub damage: DamageStatus,
+    /// Kinds of requests that fail at present.
+    pub failing: Vec<FailingStatus>,
+    /// The mirrors that it is made of, at any depth.
+    pub mirrors: Vec<NamedMirror>,
+    /// Its paths.
+    pub paths: Vec<PathStatus>,
+    /// Copies of metadata that are lost, in words.
+    pub lost_metadata: Vec<String>,
+    /// Its scrub, with the last runs.
+    pub scrub: Option<ScrubStatus>,
+    /// What went through it since it was opened.
+    pub io: IoStatus,
+}
+
+/// A name by which a device is served.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ExportStatus {
+    /// `nvme` or `nbd`.
+    pub protocol: String,
+    /// The NQN of the subsystem, or the name of the export.
+    pub name: String,
+    /// Which namespace of the subsystem.
+    pub nsid: Option<u32>,
+    /// The hosts that may connect; every one if there is nothing.
+    pub hosts: Option<Vec<String>>,
+    /// What clients on this machine type, if there is a listener.
+    pub uri: Option<String>,
+    /// Whether clients can only read it.
+    pub read_only: bool,
+}
+
+/// Blocks that are known to be bad.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct DamageStatus {
+    /// How many.
+    pub blocks: u64,
+    /// Whether these are all that were met.
+    pub complete: bool,
+    /// The first of them as runs.
+    pub runs: Vec<RunOfDamage>,
+    /// Blocks in none of these runs.
+    pub unlisted: u64,
+    /// Blocks that hosts have made unreadable on purpose; they are not counted above.
+    pub made_unreadable: u64,
+}
+
+/// Bad blocks that follow each other.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct RunOfDamage {
+    /// The first block.
+    pub first: u64,
+    /// The last one.
+    pub last: u64,
+    /// What is wrong with them: a `field` as of `verify`.
+    pub field: String,
+}
+
+/// Requests of one kind of which the last one failed.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FailingStatus {
+    /// What they ask for: `reads`, `writes` or `flushes`.
+    pub requests: String,
+    /// Why the last one failed.
+    pub reason: String,
+    /// Whose it was.
+    pub by: String,
+    /// When the first one failed after the last that did not.
+    pub since_unix_s: u64,
+    /// When the last one failed.
+    pub last_unix_s: u64,
+    /// How many failed since then.
+    pub times: u64,
+}
+
+/// A mirror, by its target.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NamedMirror {
+    /// What it is.
+    pub target: String,
+    /// How its legs are.
+    #[serde(flatten)]
+    pub status: MirrorStatus,
+}
+
+/// A path of a multipath device.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PathStatus {
+    /// What it is.
+    pub path: String,
+    /// Whether it takes requests.
+    pub live: bool,
+    /// Why not.
+    pub trouble: Option<String>,
+    /// Times that it failed.
+    pub failures: u64,
+}
+
+/// What went through a device.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct IoStatus {
+    /// Requests under way.
+    pub in_flight: u64,
+    /// By operation.
+    #[serde(flatten)]
+    pub operations: BTreeMap<String, CountStatus>,
+}
+
+/// Requests of one operation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct CountStatus {
+    /// Requests that were answered, errors among them.
+    pub requests: u64,
+    /// Bytes of data that successful ones were about.
+    pub bytes: u64,
+    /// Requests that failed.
+    pub errors: u64,
+}
+
+/// Who uses a server.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ClientStatus {
+    /// `nvme` or `nbd`.
+    pub protocol: String,
+    /// The host's name; nothing where it said none, or cannot.
+    pub host: Option<String>,
+    /// Its address.
+    pub from: String,
+    /// The NQN of the subsystem, or the name of the export.
+    pub name: String,
+    /// I/O queues of a host.
+    pub queues: Option<u64>,
+    /// For how many seconds it has been there.
+    pub connected_s: u64,
+}
+
+impl ServerStatus {
+    /// How a command ends that tells this.
+    pub fn exit(&self) -> Exit {
+        self.health.exit()
+    }
+}
+
+impl Health {
+    /// How a command ends that tells this.
+    pub fn exit(self) -> Exit {
+        match self {
+            Health::Healthy => Exit::Clean,
+            Health::Damaged => Exit::Found,
+            Health::Incomplete | Health::Degraded | Health::Other => Exit::Incomplete,
+        }
+    }
+
+    /// In a word.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Health::Healthy => "healthy",
+            Health::Incomplete => "incomplete",
+            Health::Degraded => "degraded",
+            Health::Damaged => "damaged",
+            Health::Other => "in a state that this version does not know",
+        }
+    }
+}
+
+impl IoStatus {
+    /// The counts of an operation.
+    pub fn of(&self, operation: &str) -> CountStatus {
+        self.operations.get(operation).copied().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_worst_decides_how_a_command_ends() {
+        let exits = [Health::Healthy, Health::Incomplete, Health::Degraded, Health::Damaged].map(Health::exit);
+        assert_eq!(exits, [Exit::Clean, Exit::Incomplete, Exit::Incomplete, Exit::Found]);
+        assert!(Health::Damaged > Health::Degraded && Health::Degraded > Health::Incomplete);
+    }
+
+    #[test]
+    fn a_health_of_a_later_version_is_not_taken_for_a_good_one() {
+        let health: Health = serde_json::from_str("\"enlightened\"").unwrap();
+        assert_eq!((health, health.exit()), (Health::Other, Exit::Incomplete));
+    }
+
+    #[test]
+    fn what_a_device_tells_comes_back() {
+        let io = IoStatus { in_flight: 2, operations: BTreeMap::from([("read".to_owned(), CountStatus::default())]) };
+        let device = DeviceStatus {
+            target: "v".to_owned(),
+            health: Health::Damaged,
+            summary: String::new(),
+            advice: None,
+            exports: Vec::new(),
+            seen: Seen { io, ..Seen::default() },
+        };
+        let text = serde_json::to_string(&device).unwrap();
+        assert!(text.contains(r#""io":{"in_flight":2,"read":{"requests":0"#), "{text}");
+        assert_eq!(serde_json::from_str::<DeviceStatus>(&text).unwrap(), device);
+    }
+}
