@@ -226,7 +226,7 @@ fn nbd_words<'a>(listeners: &[SocketAddr], exports: impl Iterator<Item = (&'a st
 
 /// A name as one word of a shell.
 pub fn shell_word(name: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-._/:@+".contains(c);
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-._/:@+,".contains(c);
     match !name.is_empty() && name.chars().all(is_plain) {
         true => name.to_owned(),
         false => format!("'{}'", name.replace('\'', r"'\''")),

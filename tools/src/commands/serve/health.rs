@@ -179,16 +179,19 @@ fn last_run(scrub: &ScrubStatus) -> Option<&RunStatus> {
 /// How well a server is that has these devices, in a word and a sentence.
 pub fn of_all(devices: &[Health]) -> (Health, String) {
     let worst = devices.iter().copied().max().unwrap_or_default();
-    let words = match (devices.len(), worst) {
+    let all = devices.len();
+    let words = match (all, worst) {
         (0, _) => "nothing is served".to_owned(),
-        (1, Health::Healthy) => "the device is healthy".to_owned(),
-        (all, Health::Healthy) => format!("all {all} devices are healthy"),
-        (all, _) => {
+        (1, _) => format!("the device is {}", worst.as_str()),
+        (_, Health::Healthy) => format!("all {all} devices are healthy"),
+        _ => {
             let of = |health: Health| devices.iter().filter(|device| **device == health).count();
             let ailing = [Health::Damaged, Health::Degraded, Health::Incomplete].map(|health| (of(health), health));
-            let ailing = ailing.iter().filter(|(count, _)| *count > 0);
-            let words: Vec<String> = ailing.map(|(count, health)| format!("{count} {}", health.as_str())).collect();
-            format!("of {}: {}", counted(all as u64, "device"), words.join(", "))
+            let words = |(count, health): &(usize, Health)| {
+                format!("{count} {} {}", if *count == 1 { "is" } else { "are" }, health.as_str())
+            };
+            let words: Vec<String> = ailing.iter().filter(|(count, _)| *count > 0).map(words).collect();
+            format!("of {all} devices {}", words.join(", "))
         }
     };
     (worst, words)
@@ -201,4 +204,148 @@ fn counted(count: u64, what: &str) -> String {
 
 fn blocks(first: u64, last: u64) -> String {
     if first == last { first.to_string() } else { format!("{first}..{last}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::server::{FailingStatus, NamedMirror, PathStatus, RunOfDamage};
+
+    const STARTED: u64 = 1_000_000;
+
+    fn seen() -> Seen {
+        Seen { damage: DamageStatus { complete: true, ..DamageStatus::default() }, ..Seen::default() }
+    }
+
+    fn scrub(started_unix_s: u64, lost: u64, unchecked: u64) -> ScrubStatus {
+        let run = serde_json::json!({"started_unix_s": started_unix_s, "ended_unix_s": started_unix_s, "from": 0, "blocks": 9,
+            "bad": lost, "repaired": 0, "lost": lost, "unchecked": unchecked, "result": "finished"});
+        let status = serde_json::json!({"target": "v", "server_pid": 1, "state": "idle", "yielding": false, "position": 0,
+            "blocks": 9, "block_size": 512, "percent": 0.0, "rate": null, "speed": null, "left_s": null, "every_s": null,
+            "next_unix_s": null, "completed_unix_s": started_unix_s, "checked": "seals", "run": null, "runs": [run],
+            "kept": "on_disk", "kept_why": null, "trouble": null});
+        serde_json::from_value(status).unwrap()
+    }
+
+    fn leg(name: &str, standing: &str, is_here: bool, missed_bytes: u64) -> LegStatus {
+        LegStatus {
+            leg: name.to_owned(),
+            standing: standing.to_owned(),
+            here: is_here,
+            trouble: None,
+            missed_bytes,
+            copied_bytes: 0,
+            healed_blocks: 0,
+            stale_blocks: 0,
+            failures: 0,
+        }
+    }
+
+    fn mirror(state: &str, legs: Vec<LegStatus>) -> Seen {
+        let status = MirrorStatus {
+            uuid: String::new(),
+            state: state.to_owned(),
+            region_bytes: 65536,
+            unsettled_bytes: 0,
+            lost_blocks: 0,
+            legs,
+        };
+        Seen { mirrors: vec![NamedMirror { target: "mirror:a,b".to_owned(), status }], ..seen() }
+    }
+
+    #[track_caller]
+    fn is(seen: &Seen, health: Health, words: &str) {
+        let verdict = judge("v", seen, STARTED);
+        assert_eq!((verdict.health, verdict.summary.as_str()), (health, words));
+        assert_eq!(verdict.advice.is_some(), health != Health::Healthy, "what is wrong has advice");
+    }
+
+    #[test]
+    fn nothing_wrong_is_healthy() {
+        is(&seen(), Health::Healthy, "no damage is known");
+        let legs = vec![leg("a", "current", true, 0), leg("b", "current", true, 0)];
+        is(&mirror("optimal", legs), Health::Healthy, "no damage is known");
+    }
+
+    #[test]
+    fn bad_blocks_are_named() {
+        let run = |first, last| RunOfDamage { first, last, field: "guard".to_owned() };
+        let damage = |blocks, complete, runs: &[RunOfDamage]| Seen {
+            damage: DamageStatus { blocks, complete, runs: runs.to_vec(), unlisted: 0, made_unreadable: 0 },
+            ..seen()
+        };
+        is(&damage(1, true, &[run(9, 9)]), Health::Damaged, "1 block is bad (9)");
+        is(&damage(3, true, &[run(5, 6), run(9, 9)]), Health::Damaged, "3 blocks are bad (5..6, 9)");
+        let many: Vec<_> = (0..6).map(|n| run(n * 10, n * 10)).collect();
+        is(&damage(6, false, &many), Health::Damaged, "at least 6 blocks are bad (0, 10, 20, 30, and more)");
+    }
+
+    #[test]
+    fn what_a_scrub_met_before_the_start_is_not_forgotten() {
+        let of = |started, lost, unchecked| Seen { scrub: Some(scrub(started, lost, unchecked)), ..seen() };
+        let before = judge("v", &of(STARTED - 10, 2, 0), STARTED);
+        assert_eq!(before.health, Health::Damaged);
+        assert!(before.summary.ends_with("met 2 bad blocks that could not be repaired"), "{}", before.summary);
+        // Of one in this server's time each block is known until it is written anew.
+        assert_eq!(judge("v", &of(STARTED + 10, 2, 0), STARTED).health, Health::Healthy);
+        assert_eq!(judge("v", &of(STARTED + 10, 0, 3), STARTED).health, Health::Incomplete);
+        assert_eq!(judge("v", &of(STARTED - 10, 0, 0), STARTED).health, Health::Healthy);
+    }
+
+    #[test]
+    fn copies_and_paths_that_are_missing_degrade() {
+        let current = || leg("a", "current", true, 0);
+        let of = |other| mirror("degraded", vec![current(), other]);
+        is(&of(leg("b", "missing", false, 0)), Health::Degraded, "mirror:a,b is degraded: b is missing");
+        let words = "mirror:a,b is degraded: b is being brought up to date, 1 MiB at most to go";
+        is(&of(leg("b", "rebuilding", true, 1 << 20)), Health::Degraded, words);
+        let words = "mirror:a,b is degraded: b is out of sync, 64 KiB at most to go";
+        is(&of(leg("b", "missing", true, 64 << 10)), Health::Degraded, words);
+        let words = "mirror:a,b is degraded: a crash may have left its members different";
+        is(&mirror("degraded", vec![current()]), Health::Degraded, words);
+        let older = LegStatus { stale_blocks: 2, ..current() };
+        is(&mirror("optimal", vec![older]), Health::Damaged, "of 2 blocks only an older copy is left, on a");
+        let path = |live| PathStatus { path: "p".to_owned(), live, trouble: None, failures: 0 };
+        let paths = Seen { paths: vec![path(true), path(false)], ..seen() };
+        is(&paths, Health::Degraded, "1 path of 2 is lost: p");
+    }
+
+    #[test]
+    fn the_worst_comes_first_and_the_rest_is_said() {
+        let failing = FailingStatus {
+            requests: "writes".to_owned(),
+            reason: "full".to_owned(),
+            by: String::new(),
+            since_unix_s: 0,
+            last_unix_s: 0,
+            times: 1,
+        };
+        let all = Seen {
+            failing: vec![failing],
+            damage: DamageStatus { blocks: 1, complete: true, ..DamageStatus::default() },
+            lost_metadata: vec!["2 sectors".to_owned()],
+            ..seen()
+        };
+        let verdict = judge("v", &all, STARTED);
+        assert_eq!(verdict.health, Health::Damaged);
+        let parts: Vec<_> = verdict.summary.split("; ").collect();
+        assert!(parts[0].starts_with("1 block is bad") && parts[1].starts_with("writes fail since"), "{parts:?}");
+        assert_eq!(parts[2], "copies of metadata are lost: 2 sectors");
+        let silent = Seen { silent: Some("gone".to_owned()), ..Seen::default() };
+        is(&silent, Health::Incomplete, "it tells nothing of itself: gone");
+    }
+
+    #[test]
+    fn a_server_is_as_well_as_its_worst_device() {
+        use Health::{Damaged, Degraded, Healthy};
+        for (devices, worst, words) in [
+            (&[][..], Healthy, "nothing is served"),
+            (&[Healthy], Healthy, "the device is healthy"),
+            (&[Damaged], Damaged, "the device is damaged"),
+            (&[Healthy, Healthy], Healthy, "all 2 devices are healthy"),
+            (&[Healthy, Damaged, Degraded, Degraded], Damaged, "of 4 devices 1 is damaged, 2 are degraded"),
+        ] {
+            assert_eq!(of_all(devices), (worst, words.to_owned()));
+        }
+    }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use sealblock_units::ByteCount;
 use serde_json::{Map, Value};
 
-use crate::commands::scrub::show::{past, run_words, span};
+use crate::commands::scrub::show::{date, past, run_words, span};
 use crate::control::server::{ClientStatus, CountStatus, DeviceStatus, ExportStatus, Health, IoStatus, ServerStatus};
 use crate::control::status::{ScrubStatus, StateWord};
 
@@ -14,6 +14,19 @@ use crate::control::status::{ScrubStatus, StateWord};
 const MOST_RUNS: usize = 3;
 /// Runs of bad blocks that are named.
 const MOST_DAMAGE: usize = 16;
+
+/// Operations that are told, by one and by several.
+const OPERATIONS: [(&str, &str, &str); 9] = [
+    ("read", "read", "reads"),
+    ("write", "write", "writes"),
+    ("flush", "flush", "flushes"),
+    ("discard", "discard", "discards"),
+    ("write_zeroes", "zeroing", "zeroings"),
+    ("verify", "verify", "verifies"),
+    ("repair", "check with repair", "checks with repair"),
+    ("compare", "compare", "compares"),
+    ("digest", "digest", "digests"),
+];
 
 /// Lines of a name and a value.
 #[derive(Default)]
@@ -28,7 +41,11 @@ impl Lines {
 /// Everything there is to say of a server, and of what went through since it was looked at before.
 pub fn of(server: &ServerStatus, earlier: Option<(Duration, &ServerStatus)>) -> String {
     let mut lines = Lines::default();
-    lines.put("server", format_args!("process {} of user {}, sealblock {}", server.pid, server.uid, server.version));
+    let (pid, uid, version) = (server.pid, server.uid, &server.version);
+    lines.put(
+        "server",
+        format_args!("process {pid} of user {uid}, sealblock {version}, up since {}", date(server.started_unix_s)),
+    );
     lines.put("health", health(server.health, &server.summary));
     for (protocol, listeners) in [("NVMe/TCP", &server.listeners), ("NBD", &server.nbd_listeners)] {
         for address in listeners {
@@ -92,7 +109,7 @@ fn of_device(lines: &mut Lines, device: &DeviceStatus, before: Option<(Duration,
             (Some(why), false) => format!("not live: {why}"),
             (None, false) => "not live".to_owned(),
         };
-        lines.put("path", format_args!("{}: {state}, {} failures", path.path, path.failures));
+        lines.put("path", format_args!("{}: {state}, it failed {} times", path.path, path.failures));
     }
     if let Some(scrub) = &seen.scrub {
         of_scrub(lines, scrub);
@@ -135,23 +152,22 @@ fn of_scrub(lines: &mut Lines, scrub: &ScrubStatus) {
 /// What went through a device; and at which rate, since it was looked at before.
 fn io(io: &IoStatus, before: Option<(Duration, &IoStatus)>) -> String {
     let mut words: Vec<String> = Vec::new();
-    for (operation, name) in
-        [("read", "reads"), ("write", "writes"), ("verify", "verifies"), ("flush", "flushes"), ("discard", "discards")]
-    {
-        let (CountStatus { requests, bytes, .. }, had) =
-            (io.of(operation), before.map(|(_, before)| before.of(operation)));
+    for (operation, one, several) in OPERATIONS {
+        let (count, had) = (io.of(operation), before.map(|(_, before)| before.of(operation)));
+        let CountStatus { requests, bytes, .. } = count;
         if requests == 0 {
             continue;
         }
-        let bytes_words = if bytes > 0 { format!(" of {}", ByteCount::new(bytes)) } else { String::new() };
+        let of_bytes = if bytes > 0 { format!(" of {}", ByteCount::new(bytes)) } else { String::new() };
         let rate = before.zip(had).map_or(String::new(), |((since, _), had)| {
             let per_s = |now: u64, had: u64| (now.saturating_sub(had) as f64 / since.as_secs_f64().max(0.001)) as u64;
             format!(" ({}/s, {}/s)", per_s(requests, had.requests), ByteCount::new(per_s(bytes, had.bytes)))
         });
-        words.push(format!("{requests} {name}{bytes_words}{rate}"));
+        words.push(format!("{requests} {}{of_bytes}{rate}", if requests == 1 { one } else { several }));
     }
-    let errors: u64 = io.operations.values().map(|count| count.errors).sum();
-    words.push(format!("{errors} errors, {} in flight", io.in_flight));
+    // What the program asks for itself, labels and the like, may fail and concerns nobody.
+    let errors: u64 = OPERATIONS.iter().map(|(operation, ..)| io.of(operation).errors).sum();
+    words.push(format!("{errors} failed, {} in flight", io.in_flight));
     words.join(", ")
 }
 
@@ -173,7 +189,10 @@ fn client_words(client: &ClientStatus) -> String {
         (None, "nbd") => "an NBD client".to_owned(),
         (None, _) => "a host without a name".to_owned(),
     };
-    let queues = client.queues.map_or(String::new(), |queues| format!(" with {queues} I/O queues"));
+    let queues = client.queues.map_or(String::new(), |queues| match queues {
+        1 => " with 1 I/O queue".to_owned(),
+        queues => format!(" with {queues} I/O queues"),
+    });
     format!("{who} from {}, at {}{queues}, for {}", client.from, client.name, span(client.connected_s))
 }
 
