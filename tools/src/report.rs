@@ -205,9 +205,14 @@ pub fn notes_are_logged() {
     LOGGED.store(true, Ordering::Relaxed);
 }
 
+/// Whether this process is a server, whose notes are lines of its log.
+pub fn is_server() -> bool {
+    LOGGED.load(Ordering::Relaxed)
+}
+
 /// Says on standard error what whoever runs the command ought to know, beside its answer.
 pub fn note(what: impl fmt::Display) {
-    match LOGGED.load(Ordering::Relaxed) {
+    match is_server() {
         true => tracing::warn!("{what}"),
         // Who closed standard error has chosen not to know.
         false => drop(writeln!(io::stderr(), "sealblock: {what}")),

@@ -8,6 +8,7 @@ mod facts;
 mod failures;
 mod files;
 mod groups;
+mod holder;
 mod nbd;
 mod read_only;
 mod remote;

@@ -80,6 +80,9 @@ pub struct DeviceStatus {
 /// What a device tells of itself.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Seen {
+    /// The files and block devices that it was opened with, by canonical paths.
+    #[serde(default)]
+    pub files: Vec<String>,
     /// Why it tells nothing: it is being changed or closed, or was too slow.
     pub silent: Option<String>,
     /// Blocks that are known to be bad now.

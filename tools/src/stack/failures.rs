@@ -4,6 +4,7 @@ use sealblock_block::{Error, Failure as BlockFailure, MediumError, MediumErrorKi
 use sealblock_media_file::OpenError;
 use sealblock_media_volume::{ResizeError, VolumeError};
 
+use super::holder::in_use;
 use crate::exit::{Cause, Failure};
 
 /// A request that failed.
@@ -31,9 +32,7 @@ pub fn of_block(doing: impl Into<String>, error: &Error) -> Failure {
 /// A file or block device that could not be opened.
 pub fn of_open(doing: &str, error: &OpenError) -> Failure {
     match error {
-        OpenError::InUse { path } => Failure::new(Cause::Refused, doing, "in use by another process")
-            .on(path.display())
-            .advise("again when the other process is done with it"),
+        OpenError::InUse { path } => in_use(doing, path),
         OpenError::Kind { path, kind } => Failure::new(Cause::Unsuitable, doing, format!("it is {kind}"))
             .on(path.display())
             .advise("the path of a file or a block device"),

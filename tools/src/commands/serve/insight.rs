@@ -12,6 +12,7 @@ use sealblock_runtime_reactor::{CoreHandle, Homed, timeout};
 
 use super::scrub::Keeper;
 use super::witness::Ties;
+use crate::commands::scrub::canonical;
 use crate::control::legs::MirrorStatus;
 use crate::control::server::{CountStatus, DamageStatus, IoStatus, NamedMirror, PathStatus, RunOfDamage, Seen};
 use crate::stack::{Facts, OpenMirror};
@@ -27,8 +28,15 @@ pub struct Watched {
     /// Not held: who closes a mirror waits for nobody who only looks.
     mirrors: Vec<Weak<OpenMirror>>,
     paths: Vec<Observer>,
+    files: Vec<String>,
     /// What the opening found lost, which writing does not mend.
     lost_metadata: Vec<String>,
+}
+
+/// The files that a device lies in.
+fn files(facts: &Facts) -> Vec<String> {
+    let files = facts.all().into_iter().filter_map(|facts| facts.file.as_ref());
+    files.filter_map(|file| canonical(&file.path)).collect()
 }
 
 /// A way to see how a device is, from any core.
@@ -48,6 +56,7 @@ impl Watched {
             mirrors: all.iter().filter_map(|facts| facts.mirror.as_ref()).map(Rc::downgrade).collect(),
             paths: all.iter().filter_map(|facts| facts.paths.clone()).collect(),
             lost_metadata: lost_logs(facts),
+            files: files(facts),
         }
     }
 
@@ -57,6 +66,7 @@ impl Watched {
         };
         let mirrors = self.mirrors.iter().filter_map(Weak::upgrade);
         Seen {
+            files: self.files.clone(),
             mirrors: mirrors.map(|mirror| named(&mirror)).collect(),
             paths: self.paths.iter().flat_map(Observer::paths).map(path).collect(),
             lost_metadata: self.lost_metadata.clone(),

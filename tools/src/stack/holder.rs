@@ -1,0 +1,214 @@
+//! Who has a file that cannot be had: as far as the system tells, which is not always.
+//!
+//! The kernel lists locks with the process that took them. Where that says nothing, as of a block device that is held exclusively,
+//! those who have the file open are looked for, of whom only root sees everybody's. A server of ours is asked what it serves.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use crate::control::client::look;
+use crate::control::place::{self, Found};
+use crate::control::server::{DeviceStatus, ServerStatus};
+use crate::exit::{Cause, Failure};
+use crate::report::is_server;
+
+/// How long a server may take to say what it serves.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// Processes that are named.
+const MOST_NAMED: usize = 3;
+
+/// Whoever has a file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Holder {
+    /// This process.
+    Own,
+    /// Others, by number.
+    Others(Vec<u32>),
+    /// The kernel, which has mounted it there.
+    Mounted(String),
+    /// Nobody that could be found.
+    Unknown,
+}
+
+/// The failure of opening a file that is in use.
+pub fn in_use(doing: &str, path: &Path) -> Failure {
+    let failure = |why: String| Failure::new(Cause::Refused, doing, why).on(path.display());
+    match holder_of(path) {
+        Holder::Own if is_server() => {
+            failure("in use by this server already".to_owned()).advise("another file or device")
+        }
+        Holder::Own => {
+            failure("in use by this command itself, which names it twice".to_owned()).advise("two different targets")
+        }
+        Holder::Others(pids) => {
+            let named: Vec<String> = pids.iter().take(MOST_NAMED).map(|pid| process_words(*pid)).collect();
+            let more = if pids.len() > MOST_NAMED { " and others" } else { "" };
+            let why = format!("in use by another process, {}{more}", named.join(" and "));
+            match pids.iter().find_map(|pid| server_words(*pid, path)) {
+                Some((serves, advice)) => failure(format!("{why}, {serves}")).advise(advice),
+                None => failure(why).advise("again when the other process is done with it"),
+            }
+        }
+        Holder::Mounted(at) => failure(format!("in use: it is mounted at {at}")).advise(format!("`umount {at}`")),
+        Holder::Unknown => failure("in use by another process, which could not be found out".to_owned())
+            .advise("again when the other process is done with it; as root, the command may name it"),
+    }
+}
+
+fn holder_of(path: &Path) -> Holder {
+    let Ok(there) = fs::metadata(path) else { return Holder::Unknown };
+    let canonical = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let device = (libc::major(there.dev()), libc::minor(there.dev()));
+    let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
+    let mut pids = lock_owners(&locks, device, there.ino());
+    // A process that was killed is listed until the kernel has ended what it had under way.
+    pids.retain(|pid| Path::new(&format!("/proc/{pid}")).exists());
+    if pids.is_empty() {
+        pids = openers(&canonical);
+        // This process has just looked at it, and could have it open for that alone.
+        pids.retain(|pid| *pid != std::process::id());
+    }
+    match pids {
+        pids if pids.contains(&std::process::id()) => Holder::Own,
+        pids if !pids.is_empty() => Holder::Others(pids),
+        _ if there.file_type().is_block_device() => mounted(&canonical).map_or(Holder::Unknown, Holder::Mounted),
+        _ => Holder::Unknown,
+    }
+}
+
+/// The processes that have locked a file, in the form of `proc_locks(5)`: those who may write first.
+fn lock_owners(locks: &str, device: (u32, u32), inode: u64) -> Vec<u32> {
+    let mut owners: Vec<(bool, u32)> = Vec::new();
+    for line in locks.lines() {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        // Those who wait have an arrow in the second place.
+        let [_, "FLOCK", _, access, pid, file, ..] = fields[..] else { continue };
+        let mut file = file.split(':');
+        let mut hex = || file.next().and_then(|number| u32::from_str_radix(number, 16).ok());
+        let is_device = (hex(), hex()) == (Some(device.0), Some(device.1));
+        let is_it = is_device && file.next().and_then(|number| number.parse().ok()) == Some(inode);
+        // A process of another namespace has no number here.
+        if let Some(pid) = pid.parse().ok().filter(|pid| is_it && *pid > 0) {
+            owners.push((access != "WRITE", pid));
+        }
+    }
+    owners.sort_unstable();
+    owners.dedup();
+    owners.into_iter().map(|(_, pid)| pid).collect()
+}
+
+/// The processes that have a path open, as far as this user can see.
+fn openers(path: &Path) -> Vec<u32> {
+    let processes = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
+    let pids = processes.filter_map(|process| process.file_name().to_str()?.parse().ok());
+    let has_it = |pid: &u32| {
+        let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().filter_map(Result::ok);
+        files.filter_map(|file| fs::read_link(file.path()).ok()).any(|open| open == path)
+    };
+    pids.filter(has_it).collect()
+}
+
+fn mounted(device: &Path) -> Option<String> {
+    let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
+    let mut mounts = mounts.lines().filter_map(|line| line.split_once(' '));
+    let (_, rest) = mounts.find(|(source, _)| Path::new(source).canonicalize().is_ok_and(|source| source == device))?;
+    Some(rest.split(' ').next()?.to_owned())
+}
+
+/// A process by its number and the name of its program.
+fn process_words(pid: u32) -> String {
+    match fs::read_to_string(format!("/proc/{pid}/comm")) {
+        Ok(name) => format!("{pid} ({})", name.trim().replace(char::is_control, " ")),
+        Err(_) => pid.to_string(),
+    }
+}
+
+/// What a server of ours does with a file, and what to type instead; nothing where the process is none that answers. A server
+/// asks no other one, since it could be itself who has to answer.
+fn server_words(pid: u32, path: &Path) -> Option<(String, String)> {
+    let server = Some(pid).filter(|_| !is_server()).and_then(server_of)?;
+    let canonical = path.canonicalize().ok()?;
+    let serves = |device: &&DeviceStatus| device.seen.files.iter().any(|file| Path::new(file) == canonical);
+    let device = server.devices.iter().find(serves);
+    let Some((device, uri)) =
+        device.and_then(|device| Some((device, device.exports.iter().find_map(|e| e.uri.clone())?)))
+    else {
+        return Some(("a `sealblock serve`".to_owned(), format!("`sealblock status {pid}` says what it serves")));
+    };
+    let target = &device.target;
+    let scrub = if server.control.is_empty() { String::new() } else { format!(" --control {}", server.control) };
+    let advice = format!(
+        "`sealblock verify {uri}` or `sealblock scrub start {target}{scrub}` while it is served; `sealblock status {pid}` tells more"
+    );
+    Some((format!("which serves {target} as {uri}"), advice))
+}
+
+/// How the server is that this process is, if it is one whose socket this user can reach.
+fn server_of(pid: u32) -> Option<ServerStatus> {
+    let own = place::sockets().into_iter().map(|path| Found { path, owner: None });
+    let all = own.chain(place::sockets_of_others());
+    // Servers with a usual socket have it by their number; others may have any name.
+    let number = |path: &PathBuf| path.file_stem().and_then(|stem| stem.to_str()?.parse::<u32>().ok());
+    let fitting = all.filter(|found| number(&found.path).is_none_or(|number| number == pid));
+    let (answered, answers) = mpsc::channel();
+    for Found { path, owner } in fitting {
+        let answered = answered.clone();
+        thread::spawn(move || {
+            // Nobody waits any more for an answer that is late.
+            let _ = answered.send(look(&path, owner));
+        });
+    }
+    drop(answered);
+    let answer = || answers.recv_timeout(PATIENCE).ok();
+    std::iter::from_fn(answer).filter_map(Result::ok).find(|server| server.pid == pid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOCKS: &str = "\
+1: FLOCK  ADVISORY  READ  22462 fe:00:5824677 0 EOF
+2: FLOCK  ADVISORY  WRITE 22357 fe:00:5824677 0 EOF
+2: -> FLOCK  ADVISORY  WRITE 1 fe:00:5824677 0 EOF
+3: POSIX  ADVISORY  WRITE 2 fe:00:5824677 0 EOF
+4: FLOCK  ADVISORY  READ 22462 fe:00:5824677 0 EOF
+5: FLOCK  ADVISORY  READ 3 fe:01:5824677 0 EOF
+6: FLOCK  ADVISORY  READ 4 fe:00:5824678 0 EOF
+7: FLOCK  ADVISORY  READ -1 fe:00:7 0 EOF
+8: FLOCK
+9: OFDLCK ADVISORY  READ  -1 103:02:7 0 EOF
+10: FLOCK ADVISORY  WRITE 5 103:02:8 0 EOF
+";
+
+    #[test]
+    fn owners_of_locks_are_told_by_device_and_inode() {
+        assert_eq!(lock_owners(LOCKS, (0xfe, 0), 5_824_677), [22357, 22462], "who may write first, and each once");
+        assert_eq!(lock_owners(LOCKS, (0xfe, 1), 5_824_677), [3]);
+        assert_eq!(lock_owners(LOCKS, (0xfe, 0), 7), [] as [u32; 0], "of another namespace");
+        assert_eq!(lock_owners(LOCKS, (0x103, 2), 8), [5]);
+        assert_eq!(lock_owners("", (0, 0), 0), [] as [u32; 0]);
+    }
+
+    #[test]
+    fn a_file_that_this_process_has_locked_is_its_own() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert_eq!(holder_of(file.path()), Holder::Unknown, "open and not locked, by this process alone");
+        file.as_file().lock().unwrap();
+        assert_eq!(holder_of(file.path()), Holder::Own);
+        assert!(openers(&file.path().canonicalize().unwrap()).contains(&std::process::id()));
+        let failure = in_use("opening", file.path()).to_string();
+        assert!(failure.contains("by this command itself, which names it twice"), "{failure}");
+    }
+
+    #[test]
+    fn what_cannot_be_told_is_said_so() {
+        assert_eq!(holder_of(Path::new("/nowhere/v")), Holder::Unknown);
+        let failure = in_use("opening", Path::new("/nowhere/v")).to_string();
+        assert!(failure.contains("in use by another process, which could not be found out"), "{failure}");
+    }
+}
