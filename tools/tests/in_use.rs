@@ -27,7 +27,7 @@ fn a_server_is_named_with_its_uri_and_what_to_type_instead() {
             3,
             &[
                 &format!("v: in use by another process, {pid} (sealblock), which serves v as {uri}"),
-                &format!("try: `sealblock verify {uri}` or `sealblock scrub start v"),
+                &format!("try: `sealblock verify {uri}` or `sealblock scrub start v` while it is served"),
                 &format!("`sealblock status {pid}` tells more"),
             ],
         );

@@ -37,6 +37,7 @@ fn damage_is_told_once_to_each_who_meets_it() {
     place.run("scrub start v").succeeds();
     assert_eq!(server.event()["event"], "scrub_started");
     assert_eq!(server.event()["event"], "scrub_finished");
+    place.run("status v").ends_with(1).says(&["2 blocks are bad (5..6)"]);
     drop(client);
     let ended = server.stop();
     let found = ended.is_clean().told_of("damage found");

@@ -140,7 +140,9 @@ fn server_words(pid: u32, path: &Path) -> Option<(String, String)> {
         return Some(("a `sealblock serve`".to_owned(), format!("`sealblock status {pid}` says what it serves")));
     };
     let target = &device.target;
-    let scrub = if server.control.is_empty() { String::new() } else { format!(" --control {}", server.control) };
+    // Where commands look by themselves they need not be told.
+    let is_usual = place::sockets().iter().any(|socket| *socket == Path::new(&server.control));
+    let scrub = if is_usual { String::new() } else { format!(" --control {}", server.control) };
     let advice = format!(
         "`sealblock verify {uri}` or `sealblock scrub start {target}{scrub}` while it is served; `sealblock status {pid}` tells more"
     );

@@ -16,11 +16,14 @@ const MOST_CHARACTERS: usize = 300;
 
 static RECENT: LazyLock<Mutex<Recent>> = LazyLock::new(Mutex::default);
 
-/// Lines by the place of the program that told them, each with its number among all.
+/// The last lines of a place of the program, each with its number among all.
+type Lines = VecDeque<(u64, Map<String, Value>)>;
+
+/// Lines by the place of the program that told them.
 #[derive(Default)]
 struct Recent {
     told: u64,
-    by_place: HashMap<Identifier, VecDeque<(u64, Map<String, Value>)>>,
+    by_place: HashMap<Identifier, Lines>,
 }
 
 /// Keeps a line.
@@ -31,7 +34,7 @@ pub fn keep(place: Identifier, line: &Map<String, Value>) {
     put(recent.by_place.entry(place).or_default(), number, line);
 }
 
-fn put(lines: &mut VecDeque<(u64, Map<String, Value>)>, number: u64, line: &Map<String, Value>) {
+fn put(lines: &mut Lines, number: u64, line: &Map<String, Value>) {
     if lines.len() >= MOST_LINES {
         lines.pop_front();
     }

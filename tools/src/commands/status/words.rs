@@ -7,7 +7,9 @@ use sealblock_units::ByteCount;
 use serde_json::{Map, Value};
 
 use crate::commands::scrub::show::{date, past, run_words, span};
-use crate::control::server::{ClientStatus, CountStatus, DeviceStatus, ExportStatus, Health, IoStatus, ServerStatus};
+use crate::control::server::{
+    ClientStatus, CountStatus, DamageStatus, DeviceStatus, ExportStatus, Health, IoStatus, ServerStatus,
+};
 use crate::control::status::{ScrubStatus, StateWord};
 
 /// Runs of scrubs that are named.
@@ -86,17 +88,7 @@ fn of_device(lines: &mut Lines, device: &DeviceStatus, before: Option<(Duration,
     for export in &device.exports {
         lines.put("served as", export_words(export));
     }
-    for run in seen.damage.runs.iter().take(MOST_DAMAGE) {
-        let blocks = if run.first == run.last {
-            format!("block {}", run.first)
-        } else {
-            format!("blocks {} to {}", run.first, run.last)
-        };
-        lines.put("damage", format_args!("{blocks}: {}", run.field));
-    }
-    if seen.damage.runs.len() > MOST_DAMAGE || seen.damage.unlisted > 0 {
-        lines.put("damage", "and more, which `sealblock verify` names");
-    }
+    damage(lines, &seen.damage);
     for mirror in &seen.mirrors {
         lines.put("mirror", format_args!("{} is {}", mirror.target, mirror.status.state));
         for leg in mirror.status.legs_words() {
@@ -114,6 +106,20 @@ fn of_device(lines: &mut Lines, device: &DeviceStatus, before: Option<(Duration,
     if let Some(scrub) = &seen.scrub {
         of_scrub(lines, scrub);
         lines.put("I/O", io(&seen.io, before));
+    }
+}
+
+fn damage(lines: &mut Lines, known: &DamageStatus) {
+    for run in known.runs.iter().take(MOST_DAMAGE) {
+        let blocks = if run.first == run.last {
+            format!("block {}", run.first)
+        } else {
+            format!("blocks {} to {}", run.first, run.last)
+        };
+        lines.put("damage", format_args!("{blocks}: {}", run.field));
+    }
+    if known.runs.len() > MOST_DAMAGE || known.unlisted > 0 {
+        lines.put("damage", "and more, which `sealblock verify` names");
     }
 }
 
