@@ -99,11 +99,13 @@ pub struct Found {
     pub owner: Option<u32>,
 }
 
-/// The sockets of other users' servers, some of which may be gone: nothing but for root, who alone can reach them.
+/// The sockets of servers of other users and of services, some of which may be gone: nothing but for root, who alone can reach
+/// them all.
 pub fn sockets_of_others() -> Vec<Found> {
     if user().ok() != Some(0) {
         return Vec::new();
     }
+    let own = sockets();
     let in_folder =
         |folder: &str| fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
     let named = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("sealblock-"));
@@ -111,7 +113,7 @@ pub fn sockets_of_others() -> Vec<Found> {
     // What a service manager gives to a service of a user of its own may be a link, which root alone can make there.
     let services = fs::canonicalize("/run/sealblock").ok();
     let folders = users.chain(in_folder("/tmp").filter(named)).chain(services);
-    folders.flat_map(|folder| sockets_of_owner(&folder)).filter(|found| found.owner != Some(0)).collect()
+    folders.flat_map(|folder| sockets_of_owner(&folder)).filter(|found| !own.contains(&found.path)).collect()
 }
 
 /// The sockets in a folder that only its owner can change.
