@@ -19,7 +19,7 @@ use crate::cli::{ServedName, ServerName, Status};
 use crate::commands::scrub::name_of;
 use crate::control::client::{find, is_alive, look};
 use crate::control::place::{Found, sockets, sockets_of_others};
-use crate::control::server::{Health, ServerStatus};
+use crate::control::server::ServerStatus;
 use crate::exit::{Cause, Exit, Failure};
 use crate::report::{print_json, say};
 use crate::target::Target;
@@ -87,14 +87,13 @@ fn tell(arguments: &Status, report: &Report, earlier: Option<(Duration, &[Server
 
 impl Report {
     fn exit(&self) -> Exit {
-        let worst = self.servers.iter().map(|server| server.health.exit()).max_by_key(|exit| match exit {
-            Exit::Clean => 0,
-            Exit::Incomplete => 1,
-            Exit::Found => 2,
-        });
-        match worst {
-            Some(Exit::Clean) | None if !self.silent.is_empty() => Health::Incomplete.exit(),
-            worst => worst.unwrap_or(Exit::Clean),
+        let has = |exit| self.servers.iter().any(|server| server.health.exit() == exit);
+        if has(Exit::Found) {
+            Exit::Found
+        } else if has(Exit::Incomplete) || !self.silent.is_empty() {
+            Exit::Incomplete
+        } else {
+            Exit::Clean
         }
     }
 }
