@@ -19,3 +19,4 @@ mod size;
 pub mod stack;
 pub mod tally;
 pub mod target;
+mod uring;

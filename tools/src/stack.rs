@@ -36,6 +36,7 @@ use crate::exit::{Cause, Failure};
 use crate::range::{BlockRange, BlockSpan};
 use crate::tally::count;
 use crate::target::Target;
+use crate::uring;
 use files::Plain;
 
 pub use alone::{Usage, bars_resizing};
@@ -236,8 +237,7 @@ pub fn config() -> Config {
 
 /// Runs a command's work on a reactor of this thread.
 pub fn on_reactor<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-    let reactor = Reactor::new(config())
-        .map_err(|error| Failure::new(Cause::Io, "starting", error).advise("SEALBLOCK_RUNTIME=syscalls"))?;
+    let reactor = Reactor::new(config()).map_err(|error| uring::of_start(&error))?;
     reactor.block_on(work)
 }
 

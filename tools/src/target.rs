@@ -171,6 +171,23 @@ impl Target {
         }
     }
 
+    /// The same target, whose relative paths begin at this folder.
+    #[must_use]
+    pub fn below(self, folder: &Path) -> Target {
+        let below = |target: Box<Target>| Box::new(target.below(folder));
+        match self {
+            Target::File(path) => Target::File(folder.join(path)),
+            Target::Raw(path) => Target::Raw(folder.join(path)),
+            Target::Linux(path) => Target::Linux(folder.join(path)),
+            Target::Group { kind, legs } => {
+                Target::Group { kind, legs: legs.into_iter().map(|leg| leg.below(folder)).collect() }
+            }
+            Target::Offset { range, target } => Target::Offset { range, target: below(target) },
+            Target::Fault { rules, target } => Target::Fault { rules, target: below(target) },
+            other @ (Target::Memory(_) | Target::Null(_) | Target::NvmeTcp { .. } | Target::Nbd { .. }) => other,
+        }
+    }
+
     /// The path of a file, block device or Linux device; nothing for a target that has none.
     pub fn path(&self) -> Option<&Path> {
         match self {

@@ -2,8 +2,6 @@
 
 mod common;
 
-use std::os::unix::net::UnixDatagram;
-
 use common::server::Server;
 use common::{Place, noise};
 
@@ -150,24 +148,6 @@ fn strangers_are_warned_of_once_unless_hosts_are_named() {
         ended.is_clean();
         assert_eq!(ended.stderr.matches("--allow-host").count(), warned, "{arguments}: {}", ended.stderr);
     }
-}
-
-#[test]
-fn a_service_manager_is_told() {
-    let place = Place::new();
-    let socket = UnixDatagram::bind(place.path("notify")).unwrap();
-    let mut command = place.command("serve mem:1MiB --listen 127.0.0.1:0");
-    let mut child = command.env("NOTIFY_SOCKET", place.path("notify")).spawn().unwrap();
-    let said = || {
-        let mut bytes = [0; 64];
-        let length = socket.recv(&mut bytes).unwrap();
-        String::from_utf8(bytes[..length].to_vec()).unwrap()
-    };
-    assert_eq!(said(), "READY=1");
-    let pid = child.id().to_string();
-    assert!(std::process::Command::new("kill").args(["-s", "INT", &pid]).status().unwrap().success());
-    assert_eq!(said(), "STOPPING=1");
-    assert!(child.wait().unwrap().success());
 }
 
 #[test]

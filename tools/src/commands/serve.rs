@@ -38,6 +38,7 @@ use crate::cli::Serve;
 use crate::exit::{Cause, Exit, Failure};
 use crate::target::Target;
 use announce::Announcer;
+use listeners::Inherited;
 use plan::Plan;
 
 /// Serves.
@@ -56,12 +57,14 @@ pub fn run(arguments: &Serve) -> Result<Exit, Failure> {
 
 fn serve(arguments: &Serve) -> Result<Exit, Failure> {
     let source = Source::of(arguments)?;
-    let plan = source.plan(arguments)?;
+    let inherited = Inherited::take()?;
+    let again = || source.plan(arguments, &inherited);
+    let plan = again()?;
     for warning in plan.warnings() {
         tracing::warn!("{warning}");
     }
     let (announcer, control) = (Announcer::new(arguments.json), arguments.control.as_ref());
-    lifetime::run(&plan, cores(plan.cores), announcer, control, || source.plan(arguments))
+    lifetime::run(&plan, cores(plan.cores), announcer, control, again)
 }
 
 /// How many cores to serve on: what is said, but no more than there are CPUs, since two threads on one only get in each
@@ -115,7 +118,7 @@ impl Source {
     }
 
     /// The plan; read anew each time. What the command line says of addresses and cores goes first.
-    fn plan(&self, arguments: &Serve) -> Result<Plan, Failure> {
+    fn plan(&self, arguments: &Serve, inherited: &Inherited) -> Result<Plan, Failure> {
         let plan = match self {
             Source::Targets(targets) => Plan::of_targets(arguments, targets),
             Source::Config(path) => {
@@ -125,6 +128,11 @@ impl Source {
                 Plan { listeners: or(&arguments.listen, plan.listeners), nbd: or(&arguments.nbd, plan.nbd), ..plan }
             }
         };
+        // The service manager's word goes before both: its sockets are open already, and whoever wrote them wanted these.
+        let (nvme, nbd) = inherited.addresses();
+        let or = |there: Vec<_>, planned: Vec<_>| if there.is_empty() { planned } else { there };
+        let (listeners, nbd) = (or(nvme, plan.listeners), or(nbd, plan.nbd));
+        let plan = Plan { listeners, nbd, inherited: inherited.clone(), ..plan };
         plan.check()?;
         Ok(plan)
     }

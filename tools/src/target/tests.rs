@@ -54,6 +54,27 @@ fn paths_and_devices() {
 }
 
 #[test]
+fn relative_paths_begin_where_they_are_put() {
+    for (text, put) in [
+        ("v", "/etc/s/v"),
+        ("../v", "/etc/s/../v"),
+        ("file:-", "/etc/s/-"),
+        ("raw:v", "raw:/etc/s/v"),
+        ("/var/v", "/var/v"),
+        ("/dev/sda", "/dev/sda"),
+        ("mirror:a,[stripe:/b,c]", "mirror:/etc/s/a,[stripe:/b,/etc/s/c]"),
+        ("offset:0..1,v", "offset:0..1,/etc/s/v"),
+        ("fault:[read-error@1],v", "fault:[read-error@1],/etc/s/v"),
+        ("mem:1MiB", "mem:1MiB"),
+        ("nbd://h/v", "nbd://h/v"),
+        ("nvme+tcp://h/nqn.2026-01.org.example:v", "nvme+tcp://h/nqn.2026-01.org.example:v"),
+    ] {
+        assert_eq!(parse(text).below(Path::new("/etc/s")).to_string(), put, "{text}");
+        assert_eq!(parse(text).below(Path::new("")), parse(text), "{text}");
+    }
+}
+
+#[test]
 fn nvme_tcp_names() {
     let Target::NvmeTcp { address, nqn, nsid, .. } =
         parse("nvme+tcp://[::1]:8009/nqn.2014-08.org.nvmexpress%3Auuid:x/7")

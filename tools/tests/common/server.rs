@@ -39,13 +39,20 @@ impl Server {
     /// Serves as this command does, which prints JSON.
     #[track_caller]
     pub fn spawn(mut command: Command) -> Server {
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        command.stderr(Stdio::piped());
+        Server::spawn_without_errors(command)
+    }
+
+    /// As [`Server::spawn`], with standard error as the command has it, of which an [`Ended`] knows nothing if that is no pipe.
+    #[track_caller]
+    pub fn spawn_without_errors(mut command: Command) -> Server {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut output = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         output.read_line(&mut line).unwrap();
         let Ok(ready) = serde_json::from_str::<Value>(&line) else {
             let mut stderr = String::new();
-            child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+            child.stderr.take().map(|mut errors| errors.read_to_string(&mut stderr).unwrap());
             panic!("{command:?} said '{line}':\n{stderr}");
         };
         assert_eq!(ready["event"], "ready");
@@ -101,7 +108,7 @@ impl Server {
         let mut rest = String::new();
         self.output.read_to_string(&mut rest).unwrap();
         let mut stderr = String::new();
-        self.child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+        self.child.stderr.take().map(|mut errors| errors.read_to_string(&mut stderr).unwrap());
         let status = self.child.wait().unwrap().code();
         assert!(!stderr.contains("panicked"), "the server panicked:\n{stderr}");
         let events = rest.lines().map(|line| serde_json::from_str(line).unwrap()).collect();

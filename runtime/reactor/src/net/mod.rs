@@ -13,6 +13,7 @@
 
 mod address;
 mod host;
+mod inherited;
 mod listener;
 mod options;
 mod reconnect;
@@ -20,6 +21,7 @@ mod stream;
 
 pub use crate::gather::GATHER_LIMIT;
 pub use host::Address;
+pub use inherited::{Inherited, InheritedError};
 pub use listener::Listener;
 pub use options::Keepalive;
 pub use reconnect::Reconnect;

@@ -1,6 +1,7 @@
 //! The configuration file: what TOML says becomes a [`Plan`].
 //!
-//! A key that is not known is an error, and every error names the file and the line. Nothing is opened here.
+//! A key that is not known is an error, and every error names the file and the line. Nothing is opened here. Relative paths
+//! are relative to the folder of the file, wherever the server was started: a service manager starts it in `/`.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -18,6 +19,7 @@ use serde::de::{self, Deserializer, Visitor};
 use toml::Spanned;
 
 use self::scrub::ScrubTable;
+use super::listeners::Inherited;
 use super::plan::{DEFAULT_LISTEN, NQN_PREFIX, NamespacePlan, Plan, SubsystemPlan};
 use crate::cli::{Protection, listen_address, nbd_address};
 use crate::duration::Time;
@@ -207,7 +209,8 @@ pub fn read(path: &Path) -> Result<Plan, Failure> {
         return Err(Failure::new(Cause::Usage, DOING, format!("{bytes} bytes are too many")).on(path.display()));
     }
     let text = fs::read_to_string(path).map_err(failed)?;
-    parse(&text).map_err(|why| Failure::new(Cause::Usage, DOING, why).on(path.display()))
+    let plan = parse(&text).map_err(|why| Failure::new(Cause::Usage, DOING, why).on(path.display()))?;
+    Ok(plan.below(path.parent().unwrap_or(Path::new(""))))
 }
 
 /// The plan that a text says.
@@ -241,7 +244,8 @@ pub fn parse(text: &str) -> Result<Plan, String> {
         file.listeners.iter().filter_map(|listener| Some((listener.address, listener.advertise?))).collect();
     let listeners = if listeners.is_empty() { vec![DEFAULT_LISTEN] } else { listeners };
     let nbd = file.nbd.iter().map(|listener| listener.address).collect();
-    Ok(Plan { listeners, advertised, nbd, cores: file.cores, limits: limits(&file.limits)?, subsystems })
+    let (inherited, limits) = (Inherited::default(), limits(&file.limits)?);
+    Ok(Plan { listeners, inherited, advertised, nbd, cores: file.cores, limits, subsystems })
 }
 
 fn limits(table: &LimitsTable) -> Result<Limits, String> {

@@ -14,7 +14,7 @@ use super::announce::{Announcer, Event};
 use super::control::Control;
 use super::hangup::Hangups;
 use super::legs::problem;
-use super::notify::notify;
+use super::notify::{State, notify};
 use super::orders::Resize;
 use super::plan::Plan;
 use super::scrub::Teller;
@@ -22,7 +22,8 @@ use super::server::Server;
 use crate::cli::ControlPlace;
 use crate::commands::resize::DOING;
 use crate::control::protocol::Problem;
-use crate::exit::{Cause, Exit, Failure};
+use crate::exit::{Exit, Failure};
+use crate::uring;
 
 /// How long a core that was busy looks for work before it sleeps, in microseconds: longer than a host on a fast network takes to
 /// ask again. A core that finds none a few times in a row sleeps at once, so an idle server burns nothing.
@@ -41,11 +42,12 @@ pub fn run(
     control: Option<&ControlPlace>,
     again: impl Fn() -> Result<Plan, Failure>,
 ) -> Result<Exit, Failure> {
-    let failed = |error| Failure::new(Cause::Io, "starting", error).advise("SEALBLOCK_RUNTIME=syscalls");
+    let failed = |error| uring::of_start(&error);
     // This thread only gives orders; blocks are the cores' business.
     let reactor = Reactor::new(Config { pool_arena_bytes: 0, ..Config::default() }).map_err(failed)?;
     let cores =
         Cores::start(Placement::Count(cores), Config { spin_us: SPIN_US, ..Config::default() }).map_err(failed)?;
+    cores.backend(0).and_then(uring::warning).inspect(|warning| tracing::warn!("{warning}"));
     let served = reactor.block_on(live(plan, &cores, announcer, control, again));
     cores.shutdown(REST);
     served?;
@@ -70,7 +72,7 @@ async fn live(
         Ok(()) => {
             control.offer(server.served());
             announcer.tell(&Event::Ready(server.serving()));
-            notify("READY=1");
+            notify(State::Ready);
             until_ended(&mut server, &mut signal, &hangups, announcer, &control, again).await
         }
         Err(failure) => Err(failure),
@@ -122,13 +124,13 @@ async fn until_ended(
         match next(signal, hangups, control).await {
             Turn::End(ended) => {
                 ended.map_err(|error| Failure::io("waiting for signals", &error))?;
-                notify("STOPPING=1");
+                notify(State::Stopping);
                 announcer.tell(&Event::Draining { connections: server.connections() });
                 return Ok(());
             }
             Turn::Resize(order) => resize(server, order, announcer).await,
             Turn::Reload => {
-                notify("RELOADING=1");
+                notify(State::Reloading);
                 match reload(server, &again).await {
                     Ok(()) => {
                         control.offer(server.served());
@@ -142,7 +144,7 @@ async fn until_ended(
                         announcer.tell(&Event::ReloadFailed { reason: failure.to_string() });
                     }
                 }
-                notify("READY=1");
+                notify(State::Ready);
             }
         }
     }

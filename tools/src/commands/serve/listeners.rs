@@ -1,16 +1,55 @@
-//! Listeners: all on the first core, which hands what it accepts to the others.
+//! Listeners: all on the first core, which hands what it accepts to the others. A service manager may have opened some, which
+//! then listen also while no server runs.
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use std::sync::Arc;
 
-use sealblock_runtime_reactor::net::Listener;
+use sealblock_runtime_reactor::net::{self, Listener};
 use sealblock_runtime_reactor::{CoreHandle, Homed, JoinHandle, spawn};
 
 use crate::exit::{Cause, Failure};
 
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 128;
+
+/// What a service manager calls sockets for NBD (`FileDescriptorName=`); all others are for NVMe/TCP.
+const FOR_NBD: &str = "nbd";
+
+/// Sockets that a service manager has opened (systemd: socket activation). They stay open as long as the server, so that it
+/// comes back to them after every reload.
+#[derive(Clone, Debug, Default)]
+pub struct Inherited(Arc<Vec<net::Inherited>>);
+
+impl Inherited {
+    /// What was handed to this process, if anything.
+    ///
+    /// # Errors
+    /// When there are other things than TCP sockets among it.
+    pub fn take() -> Result<Inherited, Failure> {
+        let failed = |error: net::InheritedError| {
+            let advice = "ListenStream= with an address and a port in the .socket unit";
+            Failure::new(Cause::Usage, "listening", error).advise(advice)
+        };
+        net::Inherited::all().map(|all| Inherited(Arc::new(all))).map_err(failed)
+    }
+
+    /// The addresses for NVMe/TCP, and those for NBD.
+    pub fn addresses(&self) -> (Vec<SocketAddr>, Vec<SocketAddr>) {
+        let of = |nbd: bool| {
+            let sockets = self.0.iter().filter(|socket| (socket.name == FOR_NBD) == nbd);
+            sockets.map(|socket| socket.address).collect()
+        };
+        (of(false), of(true))
+    }
+
+    /// A copy of the socket at this address.
+    fn at(&self, address: SocketAddr) -> Option<io::Result<OwnedFd>> {
+        self.0.iter().find(|socket| socket.address == address).map(|socket| socket.fd.try_clone())
+    }
+}
 
 /// A listener that accepts.
 pub struct Ear {
@@ -32,13 +71,14 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// Listens.
+    /// Listens, or takes over the socket that listens there already.
     ///
     /// # Errors
     /// When the address is taken, not this machine's, or not allowed.
-    pub async fn bind(core: &CoreHandle, planned: SocketAddr) -> Result<Bound, Failure> {
+    pub async fn bind(core: &CoreHandle, planned: SocketAddr, inherited: &Inherited) -> Result<Bound, Failure> {
+        let there = inherited.at(planned).transpose().map_err(|error| of_bind(&error, planned))?;
         let bound = core.call(move || async move {
-            let listener = Listener::bind(planned, BACKLOG)?;
+            let listener = there.map_or_else(|| Listener::bind(planned, BACKLOG), Listener::from_fd)?;
             let address = listener.local_addr()?;
             Ok((address, Homed::new(Rc::new(std::cell::Cell::new(Some(listener))))))
         });
@@ -75,11 +115,16 @@ impl Bound {
 ///
 /// # Errors
 /// The first that cannot be bound.
-pub async fn bind_new(core: &CoreHandle, planned: &[SocketAddr], ears: &[Ear]) -> Result<Vec<Bound>, Failure> {
+pub async fn bind_new(
+    core: &CoreHandle,
+    planned: &[SocketAddr],
+    inherited: &Inherited,
+    ears: &[Ear],
+) -> Result<Vec<Bound>, Failure> {
     let mut bound = Vec::new();
     for address in planned {
         if !ears.iter().any(|ear| ear.planned == *address) {
-            bound.push(Bound::bind(core, *address).await?);
+            bound.push(Bound::bind(core, *address, inherited).await?);
         }
     }
     Ok(bound)

@@ -5,12 +5,13 @@ pub mod nbd;
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use sealblock_exports_nvme_tcp::{Hosts, Limits};
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_scrub::Settings;
 
+use super::listeners::Inherited;
 use super::scrub;
 use crate::cli::{Protection, Serve};
 use crate::exit::{Cause, Failure};
@@ -30,6 +31,8 @@ pub const DEFAULT_LISTEN: SocketAddr =
 pub struct Plan {
     /// Where to listen; never empty.
     pub listeners: Vec<SocketAddr>,
+    /// Sockets that a service manager has opened; those of a protocol stand in its listeners instead of all others.
+    pub inherited: Inherited,
     /// What discovery names instead, for some of these.
     pub advertised: Vec<(SocketAddr, SocketAddr)>,
     /// Where to listen for NBD clients; may be empty.
@@ -118,12 +121,22 @@ impl Plan {
         };
         Plan {
             listeners: if arguments.listen.is_empty() { vec![DEFAULT_LISTEN] } else { arguments.listen.clone() },
+            inherited: Inherited::default(),
             advertised: Vec::new(),
             nbd: arguments.nbd.clone(),
             cores: arguments.cores,
             limits: Limits::default(),
             subsystems: names(targets).into_iter().zip(targets).map(subsystem).collect(),
         }
+    }
+
+    /// The same plan, in which relative paths begin at this folder.
+    #[must_use]
+    pub fn below(mut self, folder: &Path) -> Plan {
+        for namespace in self.subsystems.iter_mut().flat_map(|subsystem| &mut subsystem.namespaces) {
+            namespace.target = namespace.target.clone().below(folder);
+        }
+        self
     }
 
     /// Refuses what could only fail later with a worse reason.

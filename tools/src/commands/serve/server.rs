@@ -152,8 +152,8 @@ impl Server {
             wanted.insert(subsystem.nqn.clone(), Offered { plan: subsystem.clone(), serial, spaces });
         }
         refuse_twins(&wanted)?;
-        let bound = bind_new(&self.core, &plan.listeners, &self.ears).await?;
-        let nbd_bound = bind_new(&self.core, &plan.nbd, &self.nbd.ears).await?;
+        let bound = bind_new(&self.core, &plan.listeners, &plan.inherited, &self.ears).await?;
+        let nbd_bound = bind_new(&self.core, &plan.nbd, &plan.inherited, &self.nbd.ears).await?;
         Ok(Prepared { wanted, bound, nbd_bound })
     }
 

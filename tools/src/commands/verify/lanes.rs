@@ -16,6 +16,7 @@ use crate::exit::{Cause, Failure};
 use crate::interrupt;
 use crate::stack::{Access, Opened, config, open};
 use crate::target::Target;
+use crate::uring;
 
 /// Pieces under way at once on one core.
 const LANES: usize = 2;
@@ -40,8 +41,7 @@ async fn on_this_core(job: &Job, opened: &Opened) -> Result<(), Failure> {
 }
 
 async fn on_cores(job: &Arc<Job>, target: &Target, cores: usize) -> Result<(), Failure> {
-    let cores = Cores::start(Placement::Count(cores), config())
-        .map_err(|error| Failure::new(Cause::Io, "starting", error).advise("SEALBLOCK_RUNTIME=syscalls"))?;
+    let cores = Cores::start(Placement::Count(cores), config()).map_err(|error| uring::of_start(&error))?;
     let handles = cores.handles();
     let calls = handles.iter().map(|handle| {
         let (job, target) = (job.clone(), target.clone());

@@ -1,0 +1,140 @@
+//! Listeners that a service manager has opened for this process (`sd_listen_fds(3)`): `LISTEN_FDS` of them, from
+//! descriptor 3 on, meant for the process `LISTEN_PID`, named by `LISTEN_FDNAMES`.
+//!
+//! Invariant: the descriptors of the manager are only copied and never owned, so a variable that lies costs an error and not
+//! somebody else's file. Neither they nor the copies go to programs that this one starts.
+
+use std::env;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
+
+use super::options;
+
+/// The first descriptor that is handed over (`SD_LISTEN_FDS_START`).
+const FIRST_FD: RawFd = 3;
+/// As many as anybody has listeners; a number beyond it is no number of descriptors.
+const MOST_FDS: RawFd = 1024;
+
+/// A TCP socket that listens already.
+#[derive(Debug)]
+pub struct Inherited {
+    /// What the manager calls it; empty where it has no name.
+    pub name: String,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// The socket.
+    pub fd: OwnedFd,
+}
+
+/// Why what was handed over cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum InheritedError {
+    /// The variable is no number of descriptors.
+    #[error("LISTEN_FDS={0} is no number of sockets")]
+    Count(String),
+    /// The socket is closed, of another kind, or does not listen.
+    #[error("socket {fd} of the service manager is no TCP socket that listens")]
+    NoListener {
+        /// Its number.
+        fd: RawFd,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Inherited {
+    /// The listeners that were handed to this process, in their order; none where there is no service manager, or where
+    /// what it handed over is meant for another process.
+    ///
+    /// # Errors
+    /// When there is something else among them.
+    pub fn all() -> Result<Vec<Inherited>, InheritedError> {
+        let said = |name: &str| env::var(name).unwrap_or_default();
+        if said("LISTEN_PID") != std::process::id().to_string() {
+            return Ok(Vec::new());
+        }
+        listeners(FIRST_FD, &said("LISTEN_FDS"), &said("LISTEN_FDNAMES"))
+    }
+}
+
+fn listeners(first: RawFd, count: &str, names: &str) -> Result<Vec<Inherited>, InheritedError> {
+    let number = count.parse::<RawFd>().ok().filter(|number| (0..=MOST_FDS).contains(number));
+    let number = number.ok_or_else(|| InheritedError::Count(count.to_owned()))?;
+    let names = names.split(':').chain(std::iter::repeat(""));
+    (first..first + number).zip(names).map(|(fd, name)| listener(fd, name)).collect()
+}
+
+fn listener(fd: RawFd, name: &str) -> Result<Inherited, InheritedError> {
+    let failed = |source| InheritedError::NoListener { fd, source };
+    let copy = copy(fd).map_err(failed)?;
+    // The address comes first: it is what tells TCP from Unix sockets and from files.
+    let address = options::with_std(copy.as_fd(), |socket| socket.local_addr()).map_err(failed)?;
+    let listens = options::get(copy.as_fd(), libc::SOL_SOCKET, libc::SO_ACCEPTCONN).map_err(failed)?;
+    let kind = options::get(copy.as_fd(), libc::SOL_SOCKET, libc::SO_TYPE).map_err(failed)?;
+    match listens == 1 && kind == libc::SOCK_STREAM {
+        true => Ok(Inherited { name: name.to_owned(), address, fd: copy }),
+        false => Err(failed(io::ErrorKind::InvalidInput.into())),
+    }
+}
+
+/// A copy of a descriptor, which is this process' own.
+fn copy(fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: the call takes no pointers; a number that is no descriptor is an error.
+    let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, FIRST_FD) };
+    if copy < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: as above; what is not handed on is still there.
+    unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
+    // SAFETY: the copy is new, so nobody else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream, UdpSocket};
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn listeners_come_with_their_names_and_addresses() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let taken = listeners(listener.as_raw_fd(), "1", "nbd").unwrap();
+        assert_eq!((taken.len(), taken[0].name.as_str()), (1, "nbd"));
+        assert_eq!(taken[0].address, listener.local_addr().unwrap());
+        assert_eq!(listeners(listener.as_raw_fd(), "1", "").unwrap()[0].name, "");
+        // The copy is the same socket, and takes connections when the other is closed.
+        drop(listener);
+        let copy = TcpListener::from(taken.into_iter().next().unwrap().fd);
+        let client = TcpStream::connect(copy.local_addr().unwrap()).unwrap();
+        assert_eq!(copy.accept().unwrap().1, client.local_addr().unwrap());
+        assert!(listeners(3, "0", "").unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_is_no_listener_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let unix = UnixListener::bind(folder.path().join("s")).unwrap();
+        let file = std::fs::File::create(folder.path().join("f")).unwrap();
+        let udp = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let connected = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        for fd in [unix.as_raw_fd(), file.as_raw_fd(), udp.as_raw_fd(), connected.as_raw_fd(), 900_000] {
+            let error = listeners(fd, "1", "").unwrap_err();
+            assert!(matches!(error, InheritedError::NoListener { fd: named, .. } if named == fd), "{error}");
+        }
+        for count in ["", "-1", "many", "1025", "99999999999"] {
+            assert!(matches!(listeners(3, count, ""), Err(InheritedError::Count(_))), "{count}");
+        }
+    }
+
+    #[test]
+    fn sockets_for_another_process_are_left_alone() {
+        // The variables of the test's own process are not set, or are its parent's.
+        assert!(Inherited::all().unwrap().is_empty());
+    }
+}
