@@ -1,14 +1,13 @@
 //! `cargo xtask check`: the steps, in their order, cheap ones first.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use crate::step::{self, Done, Steps};
 use crate::workspace::{self, Workspace};
-use crate::{arrows, fuzz, sizes};
+use crate::{arrows, fuzz, install, package, sizes};
 
 /// The cargo-deny that the check builds for itself, once, into the target folder: two minutes on two cores.
 const CARGO_DENY: &str = "0.20.2";
@@ -55,6 +54,7 @@ pub fn run(fast: bool) -> Result<()> {
         steps.run("simulation", |log| simulation(&workspace, log));
         steps.run("fragility", fragility);
         steps.run("conformance", conformance);
+        steps.run("package", |log| package::check(&workspace, log));
     }
     steps.finish()
 }
@@ -102,28 +102,11 @@ fn passed(output: &str) -> u64 {
 }
 
 fn deny(workspace: &Workspace, log: &Path) -> Result<Done> {
-    let program = installed_deny(workspace, log)?;
+    let program = install::tool(workspace, "cargo-deny", CARGO_DENY, log)?;
     let mut command_line = Command::new(program);
     command_line.current_dir(&workspace.root).args(["check"]).args(DENY_CHECKS);
     step::run(&mut command_line, log)?;
     Ok(Done::Ok(DENY_CHECKS.join(", ")))
-}
-
-/// Where cargo-deny is, built first if it is not there. The version is part of the path: another one is built anew.
-fn installed_deny(workspace: &Workspace, log: &Path) -> Result<PathBuf> {
-    let tools = workspace.target.join("tools");
-    let home = tools.join(format!("cargo-deny-{CARGO_DENY}"));
-    let program = home.join("bin").join(format!("cargo-deny{}", std::env::consts::EXE_SUFFIX));
-    if program.is_file() {
-        return Ok(program);
-    }
-    print!("(building cargo-deny {CARGO_DENY}, once) ");
-    let build = tools.join("build");
-    let mut install = cargo(["install", "--locked", "--version", CARGO_DENY]);
-    install.arg("--root").arg(&home).arg("--target-dir").arg(&build).arg("cargo-deny");
-    step::run(&mut install, log).context("cargo-deny is needed; `cargo xtask check --fast` does without it")?;
-    fs::remove_dir_all(&build).with_context(|| format!("removing {}", build.display()))?;
-    Ok(program)
 }
 
 fn simulation(workspace: &Workspace, log: &Path) -> Result<Done> {

@@ -7,6 +7,8 @@
 mod arrows;
 mod check;
 mod fuzz;
+mod install;
+mod package;
 mod scan;
 mod sizes;
 mod step;
@@ -20,10 +22,11 @@ const HELP: &str = "\
 cargo xtask: the checks of this repository
 
   cargo xtask check [--fast]       all that continuous integration runs; --fast leaves out deny, docs, fuzz and
-                                   what runs long (simulation, conformance)
+                                   what runs long (simulation, conformance, package)
   cargo xtask arrows               which folder may use which
   cargo xtask sizes [--update]     sizes of files and functions, and what must not stand in the source;
                                    --update lowers the record in xtask/sizes.toml
+  cargo xtask package              a Debian package, in target/package; the check installs, starts and removes it in a folder
   cargo xtask fuzz [--seconds N]   each target of proofs/fuzz for N seconds (60 unless told), with the nightly toolchain
 
 Exit status: 0 when all is well, 1 when a check fails, 2 for an unknown word.
@@ -42,6 +45,7 @@ fn main() -> ExitCode {
         ["arrows"] => print_summary(arrows::check()),
         ["sizes"] => print_summary(sizes::check()),
         ["sizes", "--update"] => print_summary(sizes::update()),
+        ["package"] => print_summary(package::make()),
         ["fuzz"] => fuzz::run(60),
         ["fuzz", "--seconds", seconds] => seconds_of(seconds).and_then(fuzz::run),
         unknown => {

@@ -1,0 +1,92 @@
+//! `cargo xtask package`: a Debian package; and, in the check, its whole life: built, installed into a folder of its own, its
+//! service started and used as the unit says, and removed.
+//!
+//! Nothing of this machine is changed: dpkg keeps to the folder (`--root`), and maintainer scripts do nothing to the running
+//! system when they are told that they work on another one (`DPKG_ROOT`).
+
+mod root;
+mod service;
+mod trial;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use crate::install;
+use crate::step::{self, Done};
+use crate::workspace::{self, Workspace};
+
+/// The cargo-deb that makes packages.
+const CARGO_DEB: &str = "3.8.0";
+/// Shells for which the package has completions.
+const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
+
+/// Makes the package. The answer is a line for people.
+pub fn make() -> Result<String> {
+    let workspace = workspace::load()?;
+    let logs = workspace.target.join("xtask");
+    fs::create_dir_all(&logs).with_context(|| format!("making {}", logs.display()))?;
+    let package = build(&workspace, &logs.join("package.log"))?;
+    Ok(package.display().to_string())
+}
+
+/// Makes the package and tries it.
+pub fn check(workspace: &Workspace, log: &Path) -> Result<Done> {
+    for program in ["dpkg", "dpkg-deb"] {
+        if !has(program) {
+            return Ok(Done::Skipped(format!("there is no {program} here")));
+        }
+    }
+    if !root::is_root() && !has("fakeroot") {
+        return Ok(Done::Skipped("dpkg installs as root or under fakeroot only".to_owned()));
+    }
+    let package = build(workspace, log)?;
+    trial::run(workspace, &package, log).map(Done::Ok)
+}
+
+/// Whether a program is there.
+fn has(program: &str) -> bool {
+    let mut command = Command::new(program);
+    command.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+fn build(workspace: &Workspace, log: &Path) -> Result<PathBuf> {
+    let cargo_deb = install::tool(workspace, "cargo-deb", CARGO_DEB, log)?;
+    let mut build = workspace::cargo();
+    build.args(["build", "--release", "--package", "sealblock"]);
+    step::run(&mut build, log)?;
+    let release = workspace.target.join("release");
+    let parts = release.join("package");
+    generate(&release.join("sealblock"), &parts, log)?;
+    let output = workspace.target.join("package");
+    if output.exists() {
+        fs::remove_dir_all(&output).with_context(|| format!("removing {}", output.display()))?;
+    }
+    let mut deb = Command::new(cargo_deb);
+    deb.current_dir(&workspace.root).args(["--no-build", "--package", "sealblock", "--output"]).arg(&output);
+    step::run(&mut deb, log)?;
+    let there = fs::read_dir(&output).with_context(|| format!("listing {}", output.display()))?;
+    let mut debs =
+        there.flatten().map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|e| e == "deb"));
+    debs.next().with_context(|| format!("cargo-deb left no package in {}", output.display()))
+}
+
+/// What the program writes of itself: manual pages and completions.
+fn generate(program: &Path, parts: &Path, log: &Path) -> Result<()> {
+    if parts.exists() {
+        fs::remove_dir_all(parts).with_context(|| format!("removing {}", parts.display()))?;
+    }
+    fs::create_dir_all(parts).with_context(|| format!("making {}", parts.display()))?;
+    step::run(Command::new(program).arg("man").arg(parts.join("man")), log)?;
+    for shell in SHELLS {
+        let output = Command::new(program).args(["completions", shell]).output().context("making completions")?;
+        if !output.status.success() {
+            bail!("completions for {shell}: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        fs::write(parts.join(format!("sealblock.{shell}")), output.stdout).context("writing completions")?;
+    }
+    Ok(())
+}

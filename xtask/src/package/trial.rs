@@ -1,0 +1,143 @@
+//! The life of a package: what an administrator does with it, from installation to removal.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::has;
+use super::root::Root;
+use super::service::Service;
+use crate::workspace::{self, Workspace};
+
+/// Where the package has its units.
+const UNITS: &str = "/usr/lib/systemd/system";
+/// The volume that is made, which belongs to the administrator and not to the package.
+const VOLUME: &str = "/var/lib/sealblock/first.volume";
+/// How exposed a service may be that `systemd-analyze security` calls well confined, in tenths of 10.
+const MOST_EXPOSURE: &str = "--threshold=20";
+
+/// Tries a package. The answer is a line for people, which names what could not be tried.
+pub fn run(workspace: &Workspace, package: &Path, log: &Path) -> Result<String> {
+    let root = Root::new()?;
+    let said = root.dpkg("--install", package)?;
+    fs::write(log, said).context("keeping what dpkg said")?;
+    for file in ["/usr/bin/sealblock", "/usr/share/man/man1/sealblock-serve.1.gz", "/etc/sealblock/sealblock.toml"] {
+        ensure!(root.path(file).is_file(), "the package has no {file}");
+    }
+    let units = units(&root)?;
+    serve(&root)?;
+    without_uring(workspace, &root)?;
+    root.dpkg("--purge", Path::new("sealblock"))?;
+    let left = root.files()?;
+    ensure!(left == [VOLUME], "after the package was purged there is {left:?}, and {VOLUME} should be");
+    let bytes = fs::metadata(package).context("looking at the package")?.len();
+    Ok(format!("{} KiB; installed, served, reloaded, verified, removed; {units}", bytes >> 10))
+}
+
+/// Has systemd look at the units, where it is installed.
+fn units(root: &Root) -> Result<String> {
+    if !has("systemd-analyze") {
+        return Ok("units not checked: there is no systemd-analyze".to_owned());
+    }
+    let copies = root.path("/tmp/units");
+    fs::create_dir_all(&copies).context("making a folder for units")?;
+    let mut verify = Command::new("systemd-analyze");
+    verify.args(["verify", "--man=no"]);
+    for name in ["sealblock.service", "sealblock.socket", "sealblock-nbd.socket"] {
+        let unit = fs::read_to_string(root.path(UNITS).join(name)).with_context(|| format!("reading {name}"))?;
+        // The program is looked for, too.
+        let program = root.path("/usr/bin/sealblock").display().to_string();
+        fs::write(copies.join(name), unit.replace("/usr/bin/sealblock", &program)).context("copying a unit")?;
+        verify.arg(copies.join(name));
+    }
+    // A key that is unknown is told, but no failure.
+    let said = output_of(&mut verify)?;
+    ensure!(said.trim().is_empty(), "systemd-analyze verify says:\n{said}");
+    let mut security = Command::new("systemd-analyze");
+    security.args(["security", "--offline=true", "--no-pager", MOST_EXPOSURE]).arg(copies.join("sealblock.service"));
+    output_of(&mut security)?;
+    fs::remove_dir_all(&copies).context("removing copies of units")?;
+    Ok("units checked by systemd-analyze".to_owned())
+}
+
+/// Starts the service as it is shipped, gives it a volume, reloads it, writes, verifies, and ends it.
+fn serve(root: &Root) -> Result<()> {
+    let unit = fs::read_to_string(root.path(UNITS).join("sealblock.service")).context("reading the unit")?;
+    // These are the manager's to make (`StateDirectory=`, `RuntimeDirectory=`).
+    for folder in ["/var/lib/sealblock", "/run/sealblock"] {
+        fs::create_dir_all(root.path(folder)).with_context(|| format!("making {folder}"))?;
+    }
+    let volume = root.path(VOLUME).display().to_string();
+    let mut service = Service::start(&unit, root)?;
+    service.tells("READY=1")?;
+    ensure!(
+        service.said()?.contains("subsystem nqn.2026-11.io.sealblock:default\n"),
+        "the shipped configuration serves"
+    );
+    sealblock(root, &["create", &volume, "--size", "64MiB"])?;
+    let config = root.path("/etc/sealblock/sealblock.toml");
+    let shipped = fs::read_to_string(&config).context("reading the configuration")?;
+    let with_volume = shipped.replace("#[[subsystems.namespaces]]", "[[subsystems.namespaces]]");
+    // A path that does not begin with / begins at the configuration's folder, wherever the manager starts the server.
+    let with_volume = with_volume.replace("#target = \"/var", "target = \"../../var");
+    fs::write(&config, with_volume).context("writing the configuration")?;
+    service.reload()?;
+    service.tells("RELOADING=1")?;
+    service.tells("READY=1")?;
+    let said = service.said()?;
+    let uri = said.split_whitespace().find(|word| word.starts_with("nvme+tcp://"));
+    let uri = uri.with_context(|| format!("the reloaded server names no namespace:\n{said}"))?;
+    let program = root.path("/usr/bin/sealblock").display().to_string();
+    sealblock(root, &["copy", &program, uri])?;
+    let verified = sealblock(root, &["verify", uri])?;
+    ensure!(verified.contains("clean"), "the served volume is not clean: {verified}");
+    let control = root.path("/run/sealblock/control.sock").display().to_string();
+    sealblock(root, &["scrub", "status", uri, "--control", &control])?;
+    let errors = service.stop()?;
+    ensure!(errors.is_empty(), "the server had to tell its operator:\n{errors}");
+    sealblock(root, &["verify", &volume])?;
+    fs::remove_file(root.path("/tmp/notify")).context("removing the manager's socket")
+}
+
+/// Where io_uring is forbidden, the server says so, with what to do, and serves all the same.
+fn without_uring(workspace: &Workspace, root: &Root) -> Result<()> {
+    let mut build = workspace::cargo();
+    build.args(["build", "--quiet", "--package", "sealblock-runtime-reactor", "--example", "forbid_uring"]);
+    output_of(&mut build)?;
+    let forbid = workspace.target.join("debug/examples/forbid_uring");
+    for (error, needed) in [("EPERM", "seccomp filter"), ("ENOSYS", "CONFIG_IO_URING")] {
+        let mut command = Command::new(&forbid);
+        command.arg(error).arg(root.path("/usr/bin/sealblock"));
+        command.args(["serve", "mem:1MiB", "--listen", "127.0.0.1:0", "--control", "none"]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).env_remove("SEALBLOCK_RUNTIME");
+        let mut child = command.spawn().with_context(|| format!("starting {}", forbid.display()))?;
+        let output = BufReader::new(child.stdout.take().context("standard output is a pipe")?);
+        let is_ready = output.lines().map_while(Result::ok).any(|line| line == "ready");
+        child.kill().context("ending the server")?;
+        let output = child.wait_with_output().context("ending the server")?;
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(is_ready, "the server does not serve without io_uring:\n{errors}");
+        let told: Vec<&str> =
+            errors.lines().filter(|line| line.contains(&format!("io_uring is refused ({error})"))).collect();
+        ensure!(told.len() == 1 && told[0].contains(needed), "what to do is not told once, with '{needed}':\n{errors}");
+    }
+    Ok(())
+}
+
+/// Runs the installed program.
+fn sealblock(root: &Root, words: &[&str]) -> Result<String> {
+    output_of(Command::new(root.path("/usr/bin/sealblock")).args(words))
+}
+
+/// What a command says, which has to succeed.
+fn output_of(command: &mut Command) -> Result<String> {
+    let output = command.stdin(Stdio::null()).output().with_context(|| format!("starting {command:?}"))?;
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    if !output.status.success() {
+        bail!("{command:?} failed ({}):\n{said}", output.status);
+    }
+    Ok(said)
+}
