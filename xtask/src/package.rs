@@ -23,12 +23,13 @@ const CARGO_DEB: &str = "3.8.0";
 /// Shells for which the package has completions.
 const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 
-/// Makes the package. The answer is a line for people.
-pub fn make() -> Result<String> {
+/// Makes the package; with symbols, a second one of them beside it. The answer is a line for people.
+pub fn make(symbols: bool) -> Result<String> {
     let workspace = workspace::load()?;
     let logs = workspace.target.join("xtask");
     fs::create_dir_all(&logs).with_context(|| format!("making {}", logs.display()))?;
-    let package = build(&workspace, &logs.join("package.log"))?;
+    let profile = if symbols { Profile::Symbols } else { Profile::Release };
+    let package = build(&workspace, profile, &logs.join("package.log"))?;
     Ok(package.display().to_string())
 }
 
@@ -42,7 +43,7 @@ pub fn check(workspace: &Workspace, log: &Path) -> Result<Done> {
     if !root::is_root() && !has("fakeroot") {
         return Ok(Done::Skipped("dpkg installs as root or under fakeroot only".to_owned()));
     }
-    let package = build(workspace, log)?;
+    let package = build(workspace, Profile::Release, log)?;
     trial::run(workspace, &package, log).map(Done::Ok)
 }
 
@@ -53,20 +54,41 @@ fn has(program: &str) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-fn build(workspace: &Workspace, log: &Path) -> Result<PathBuf> {
+/// How Cargo builds the program.
+#[derive(Clone, Copy)]
+enum Profile {
+    /// Stripped, as everybody builds it.
+    Release,
+    /// The same code with its symbols, which go into a package of their own.
+    Symbols,
+}
+
+impl Profile {
+    fn name(self) -> &'static str {
+        match self {
+            Profile::Release => "release",
+            Profile::Symbols => "symbols",
+        }
+    }
+}
+
+fn build(workspace: &Workspace, profile: Profile, log: &Path) -> Result<PathBuf> {
     let cargo_deb = install::tool(workspace, "cargo-deb", CARGO_DEB, log)?;
     let mut build = workspace::cargo();
-    build.args(["build", "--release", "--package", "sealblock"]);
+    build.args(["build", "--package", "sealblock", "--profile", profile.name()]);
     step::run(&mut build, log)?;
-    let release = workspace.target.join("release");
-    let parts = release.join("package");
-    generate(&release.join("sealblock"), &parts, log)?;
+    let built = workspace.target.join(profile.name());
+    generate(&built.join("sealblock"), &built.join("package"), log)?;
     let output = workspace.target.join("package");
     if output.exists() {
         fs::remove_dir_all(&output).with_context(|| format!("removing {}", output.display()))?;
     }
     let mut deb = Command::new(cargo_deb);
     deb.current_dir(&workspace.root).args(["--no-build", "--package", "sealblock", "--output"]).arg(&output);
+    deb.args(match profile {
+        Profile::Release => &["--profile", "release"][..],
+        Profile::Symbols => &["--profile", "symbols", "--dbgsym"],
+    });
     step::run(&mut deb, log)?;
     let there = fs::read_dir(&output).with_context(|| format!("listing {}", output.display()))?;
     let mut debs =
@@ -80,7 +102,10 @@ fn generate(program: &Path, parts: &Path, log: &Path) -> Result<()> {
         fs::remove_dir_all(parts).with_context(|| format!("removing {}", parts.display()))?;
     }
     fs::create_dir_all(parts).with_context(|| format!("making {}", parts.display()))?;
-    step::run(Command::new(program).arg("man").arg(parts.join("man")), log)?;
+    let pages = parts.join("man");
+    step::run(Command::new(program).arg("man").arg(&pages), log)?;
+    let pages = fs::read_dir(&pages).context("listing manual pages")?.flatten().map(|page| page.path());
+    step::run(Command::new("gzip").arg("-9n").args(pages), log)?;
     for shell in SHELLS {
         let output = Command::new(program).args(["completions", shell]).output().context("making completions")?;
         if !output.status.success() {

@@ -133,7 +133,8 @@ impl Problem {
             Problem::Percent => "%25 for a percent sign",
             Problem::UriPart(part) => return format!("%{:02X} if it is part of the name", u32::from(*part)),
             Problem::Option(_) => {
-                "hdgst, ddgst, pract=0, pract=1, queues=4, depth=128 or hostnqn=NQN, with & between them"
+                "hdgst, ddgst, pract=0, pract=1, queues=4, depth=128, hostnqn=NQN, timeout=5s, keepalive=5s, reconnect=0s or \
+                 attempts=3, with & between them"
             }
             Problem::NbdOption(_) => "connections=4",
             Problem::OptionTwice(_) => "each option once",

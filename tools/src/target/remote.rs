@@ -166,6 +166,40 @@ mod tests {
     }
 
     #[test]
+    fn the_hint_names_every_option() {
+        let hint = Problem::Option(String::new()).advice().replace("hostnqn=NQN", "hostnqn=nqn.a").replace(" or ", " ");
+        let named: Vec<&str> =
+            hint.split(", with").next().unwrap().split([',', ' ']).filter(|word| !word.is_empty()).collect();
+        for option in &named {
+            assert!(parse(option).is_ok(), "{option}");
+        }
+        let Ok(Target::NvmeTcp { options, .. }) =
+            parse("hdgst&ddgst&pract=1&queues=4&depth=5&hostnqn=nqn.a&timeout=1s&keepalive=1s&reconnect=1s&attempts=3")
+        else {
+            panic!("another kind");
+        };
+        let RemoteOptions {
+            header_digest: true,
+            data_digest: true,
+            target_makes_tags: Some(_),
+            queues: Some(_),
+            depth: Some(_),
+            host_nqn: Some(_),
+            timeout: Some(_),
+            keep_alive: Some(_),
+            reconnect: Some(_),
+            attempts: Some(_),
+        } = &options
+        else {
+            panic!("an option is not given");
+        };
+        for option in options.to_string()[1..].split('&') {
+            let name = option.split('=').next().unwrap();
+            assert!(named.iter().any(|named| named.split('=').next() == Some(name)), "{name} is not in: {hint}");
+        }
+    }
+
+    #[test]
     fn what_is_no_option_is_refused() {
         for (text, column, problem) in [
             ("", 22, Problem::Option(String::new())),
