@@ -26,8 +26,9 @@ cargo xtask: the checks of this repository
   cargo xtask arrows               which folder may use which
   cargo xtask sizes [--update]     sizes of files and functions, and what must not stand in the source;
                                    --update lowers the record in xtask/sizes.toml
-  cargo xtask package [--symbols]  a Debian package, in target/package, which the check installs, starts and removes in a
-                                   folder; --symbols makes a second one of debug symbols beside it
+  cargo xtask package              a Debian package, in target/package
+                      --symbols    and a second one of its debug symbols
+                      --try        and installs, starts, uses and removes it in a folder, as the check does
   cargo xtask fuzz [--seconds N]   each target of proofs/fuzz for N seconds (60 unless told), with the nightly toolchain
 
 Exit status: 0 when all is well, 1 when a check fails, 2 for an unknown word.
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         ["sizes"] => print_summary(sizes::check()),
         ["sizes", "--update"] => print_summary(sizes::update()),
         ["package"] => print_summary(package::make(false)),
+        ["package", "--try"] => print_summary(package::make_and_try()),
         ["package", "--symbols"] => print_summary(package::make(true)),
         ["fuzz"] => fuzz::run(60),
         ["fuzz", "--seconds", seconds] => seconds_of(seconds).and_then(fuzz::run),

@@ -33,7 +33,18 @@ pub fn make(symbols: bool) -> Result<String> {
     Ok(package.display().to_string())
 }
 
-/// Makes the package and tries it.
+/// Makes the package and tries it. The answer is a line for people.
+pub fn make_and_try() -> Result<String> {
+    let workspace = workspace::load()?;
+    let logs = workspace.target.join("xtask");
+    fs::create_dir_all(&logs).with_context(|| format!("making {}", logs.display()))?;
+    match check(&workspace, &logs.join("package.log"))? {
+        Done::Ok(what) => Ok(what),
+        Done::Skipped(why) => Ok(format!("skipped: {why}")),
+    }
+}
+
+/// The same as a step of the check.
 pub fn check(workspace: &Workspace, log: &Path) -> Result<Done> {
     for program in ["dpkg", "dpkg-deb"] {
         if !has(program) {

@@ -1,7 +1,8 @@
 //! Debian packages of a suite, fetched and unpacked without installing anything.
 //!
 //! The package lists are private to the harness, and as far as they know nothing is installed, so the answer does not depend on
-//! the machine. Which server they come from is for the machine to say: it is the one its own package sources name.
+//! the machine. Which server they come from is for the machine to say: it is the one its own package sources name. Lists and packages
+//! may be kept outside of the target folder, for clones to come.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,34 +16,62 @@ use super::Unavailable;
 /// The key that suites are signed with, where Debian keeps it.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// One suite of the archive.
+/// Names a folder outside the target folder for package lists and packages, so that a clean clone fetches nothing twice.
+const CACHE_VARIABLE: &str = "SEALBLOCK_CONFORMANCE_CACHE";
+
+/// One suite of the archive. Another process that uses the same folder waits.
 pub struct Suite {
     name: &'static str,
     folder: PathBuf,
+    /// Whether packages stay when they are unpacked.
+    keeps: bool,
+    _lock: fs::File,
 }
 
 impl Suite {
-    /// Brings the lists of a suite, in a folder below `home`, up to date.
+    /// Brings the lists of a suite up to date, in the folder that [`CACHE_VARIABLE`] names or else below `home`. Lists that are
+    /// there already do where no newer ones can be had.
     ///
     /// # Errors
-    /// [`Unavailable`] if there is no `apt-get`, no Debian source, or the server does not answer.
+    /// [`Unavailable`] if there is no `apt-get`, no Debian source, or the server does not answer; it names what was not
+    /// fetched.
     pub fn open(name: &'static str, home: &Path) -> Result<Suite> {
-        let suite = Suite { name, folder: home.join("apt").join(name) };
-        for folder in ["lists/partial", "cache/archives/partial", "empty", "debs"] {
-            fs::create_dir_all(suite.folder.join(folder)).context("making a folder for package lists")?;
-        }
-        fs::write(suite.folder.join("status"), "").context("writing the list of installed packages")?;
-        let server = server()?;
+        let cache = std::env::var_os(CACHE_VARIABLE).filter(|folder| !folder.is_empty()).map(PathBuf::from);
         let signed_by = if Path::new(KEYRING).exists() { format!("signed-by={KEYRING} ") } else { String::new() };
-        let line = format!("deb [{signed_by}arch=amd64 target=Packages] {server} {name} main\n");
-        fs::write(suite.folder.join("sources"), line).context("writing the package source")?;
-        let update = suite.command("apt-get").args(["-qq", "update"]).output();
-        let update = update.map_err(|error| Unavailable(format!("apt-get cannot be run: {error}")))?;
-        if !update.status.success() {
-            let why = String::from_utf8_lossy(&update.stderr);
-            bail!(Unavailable(format!("no package list of {name}: {}", why.trim())));
+        let source = format!("deb [{signed_by}arch=amd64 target=Packages] {} {name} main\n", server()?);
+        Suite::open_at(name, cache.as_deref().unwrap_or(home), cache.is_some(), &source)
+    }
+
+    /// The same in this folder, with this line of `sources.list(5)`.
+    fn open_at(name: &'static str, folder: &Path, keeps: bool, source: &str) -> Result<Suite> {
+        let folder = folder.join("apt").join(name);
+        for below in ["lists/partial", "cache/archives/partial", "empty", "debs"] {
+            let below = folder.join(below);
+            fs::create_dir_all(&below).with_context(|| format!("making {}", below.display()))?;
         }
+        let lock = fs::File::create(folder.join("lock")).context("making the lock file of package lists")?;
+        lock.lock().context("waiting for the lock file of package lists")?;
+        let suite = Suite { name, folder, keeps, _lock: lock };
+        fs::write(suite.folder.join("status"), "").context("writing the list of installed packages")?;
+        fs::write(suite.folder.join("sources"), source).context("writing the package source")?;
+        suite.update()?;
         Ok(suite)
+    }
+
+    fn update(&self) -> Result<()> {
+        let update = self.command("apt-get").args(["-qq", "--error-on=any", "update"]).output();
+        let update = update.map_err(|error| Unavailable(format!("apt-get cannot be run: {error}")))?;
+        if update.status.success() {
+            return Ok(());
+        }
+        let why = format!("no new package list of {}: {}", self.name, failed(&String::from_utf8_lossy(&update.stderr)));
+        let lists = fs::read_dir(self.folder.join("lists")).context("listing package lists")?.flatten();
+        let has_lists = lists.map(|entry| entry.path()).any(|path| path.to_string_lossy().contains("_Packages"));
+        if !has_lists {
+            bail!(Unavailable(why));
+        }
+        eprintln!("{why}; going on with the one of before");
+        Ok(())
     }
 
     fn command(&self, program: &str) -> Command {
@@ -62,6 +91,8 @@ impl Suite {
         }
         set("APT::Architecture", "amd64");
         set("Acquire::Languages", "none");
+        // A mirror that has not been renewed for a week still has what it lists, and its signature is looked at all the same.
+        set("Acquire::Check-Valid-Until", "false");
         set("Acquire::Retries", "2");
         set("Acquire::http::Timeout", "20");
         set("Acquire::https::Timeout", "20");
@@ -113,33 +144,104 @@ impl Suite {
         Ok(there.into_iter().map(str::to_owned).collect())
     }
 
-    /// Fetches packages and unpacks them into `root`.
+    /// Fetches packages that are not there yet, and unpacks them into `root`.
     ///
     /// # Errors
-    /// [`Unavailable`] if they cannot be fetched.
+    /// [`Unavailable`] if they cannot be fetched; it names those that were not.
     pub fn unpack(&self, packages: &[String], root: &Path) -> Result<()> {
         let debs = self.folder.join("debs");
-        fs::remove_dir_all(&debs)
-            .and_then(|()| fs::create_dir_all(&debs))
-            .context("emptying the folder of packages")?;
-        fs::create_dir_all(root).with_context(|| format!("making {}", root.display()))?;
-        let download = self.command("apt-get").args(["-qq", "download"]).args(packages).current_dir(&debs).output();
-        let download = download.map_err(|error| Unavailable(format!("apt-get cannot be run: {error}")))?;
-        if !download.status.success() {
-            let why = String::from_utf8_lossy(&download.stderr);
-            bail!(Unavailable(format!("packages of {} cannot be fetched: {}", self.name, why.trim())));
+        let wanted = self.downloads(packages)?;
+        let absent: Vec<&Download> = wanted.iter().filter(|download| !download.is_in(&debs)).collect();
+        if !absent.is_empty() {
+            let names = absent.iter().map(|download| download.package());
+            let fetch = self.command("apt-get").args(["-qq", "download"]).args(names).current_dir(&debs).output();
+            let fetch = fetch.map_err(|error| Unavailable(format!("apt-get cannot be run: {error}")))?;
+            if let Some(missing) = absent.iter().find(|download| !download.is_in(&debs)) {
+                let why = failed(&String::from_utf8_lossy(&fetch.stderr));
+                bail!(Unavailable(format!("{} of {} cannot be fetched: {why}", missing.url, self.name)));
+            }
         }
-        for deb in fs::read_dir(&debs).context("listing packages")? {
-            let deb = deb.context("listing packages")?.path();
+        fs::create_dir_all(root).with_context(|| format!("making {}", root.display()))?;
+        for download in &wanted {
+            let deb = debs.join(&download.file);
             let status = Command::new("dpkg-deb").arg("--extract").arg(&deb).arg(root).status();
             let status = status.map_err(|error| Unavailable(format!("dpkg-deb cannot be run: {error}")))?;
             if !status.success() {
-                bail!("unpacking {} failed ({status})", deb.display());
+                bail!("unpacking {} failed ({status}); without it, it is fetched anew", deb.display());
             }
-            fs::remove_file(&deb).context("removing a package")?;
+        }
+        self.tidy(&wanted)
+    }
+
+    /// Where packages come from, and what they are called.
+    fn downloads(&self, packages: &[String]) -> Result<Vec<Download>> {
+        let asked = self.command("apt-get").args(["-qq", "--print-uris", "download"]).args(packages).output();
+        let asked = asked.map_err(|error| Unavailable(format!("apt-get cannot be run: {error}")))?;
+        if !asked.status.success() {
+            let why = failed(&String::from_utf8_lossy(&asked.stderr));
+            bail!(Unavailable(format!("packages of {} cannot be found: {why}", self.name)));
+        }
+        let said = String::from_utf8_lossy(&asked.stdout).into_owned();
+        said.lines().map(|line| Download::of(line).with_context(|| format!("apt-get says '{line}'"))).collect()
+    }
+
+    /// Removes packages that are needed no more: all, or, where they are kept, other versions of these.
+    fn tidy(&self, unpacked: &[Download]) -> Result<()> {
+        for entry in fs::read_dir(self.folder.join("debs")).context("listing packages")? {
+            let path = entry.context("listing packages")?.path();
+            let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let is_old = unpacked.iter().any(|download| download.is_newer_than(&file));
+            if !self.keeps || is_old {
+                fs::remove_file(&path).with_context(|| format!("removing {}", path.display()))?;
+            }
         }
         Ok(())
     }
+}
+
+/// A package to fetch.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Download {
+    url: String,
+    file: String,
+    bytes: u64,
+}
+
+impl Download {
+    /// From a line of `apt-get --print-uris`: `'URL' FILE BYTES HASH`.
+    fn of(line: &str) -> Option<Download> {
+        let (url, rest) = line.strip_prefix('\'')?.split_once("' ")?;
+        let mut words = rest.split_whitespace();
+        let file = words.next().filter(|file| !file.contains('/') && file.ends_with(".deb"))?;
+        Some(Download { url: url.to_owned(), file: file.to_owned(), bytes: words.next()?.parse().ok()? })
+    }
+
+    fn package(&self) -> &str {
+        self.file.split('_').next().unwrap_or(&self.file)
+    }
+
+    /// Whether all of it is there. What is in it, `dpkg-deb` checks when it unpacks it.
+    fn is_in(&self, folder: &Path) -> bool {
+        fs::metadata(folder.join(&self.file)).is_ok_and(|there| there.is_file() && there.len() == self.bytes)
+    }
+
+    /// Whether a file is another version of the same package.
+    fn is_newer_than(&self, file: &str) -> bool {
+        file != self.file && file.split_once('_').is_some_and(|(package, _)| package == self.package())
+    }
+}
+
+/// What apt-get could not fetch, with the reason, from all that it complains of; everything where it names nothing.
+fn failed(complaints: &str) -> String {
+    let lines = complaints.lines().map(str::trim).filter(|line| !line.is_empty());
+    let named = |line: &&str| line.contains(":/");
+    let mut found: Vec<&str> = lines.clone().filter(named).collect();
+    if found.is_empty() {
+        found = lines.collect();
+    }
+    found.dedup();
+    let words = found.iter().map(|line| line.trim_start_matches("E: ").trim_start_matches("W: "));
+    words.collect::<Vec<_>>().join("; ")
 }
 
 fn is_wanted(name: &str, packages: &[&str]) -> bool {
@@ -214,6 +316,103 @@ mod tests {
             deb [arch=amd64 trusted=no] http://c.test/debian trixie main\n";
         assert_eq!(in_lines(lines, "trixie").as_deref(), Some("http://c.test/debian"));
         assert_eq!(in_lines(lines, "sid"), None);
+    }
+
+    #[test]
+    fn what_is_to_be_fetched_is_read_and_told_from_what_is_there() {
+        let line = "'http://a.test/debian/pool/main/f/fio/fio_3.33-3_amd64.deb' fio_3.33-3_amd64.deb 5 SHA256:00ff";
+        let fio = Download::of(line).unwrap();
+        assert_eq!((fio.package(), fio.bytes), ("fio", 5));
+        assert!(fio.url.ends_with("/fio_3.33-3_amd64.deb") && fio.url.starts_with("http://a.test/"));
+        for line in ["", "'x'", "'x' y.deb", "'x' y.deb many", "'x' ../y.deb 5", "'x' y 5", "x y.deb 5"] {
+            assert_eq!(Download::of(line), None, "{line}");
+        }
+        assert!(fio.is_newer_than("fio_3.30-2_amd64.deb"));
+        for other in ["fio_3.33-3_amd64.deb", "fio-examples_3.30-2_all.deb", "fio"] {
+            assert!(!fio.is_newer_than(other), "{other}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        assert!(!fio.is_in(folder.path()));
+        fs::write(folder.path().join(&fio.file), "half").unwrap();
+        assert!(!fio.is_in(folder.path()), "a part is not there");
+        fs::write(folder.path().join(&fio.file), "whole").unwrap();
+        assert!(fio.is_in(folder.path()));
+    }
+
+    #[test]
+    fn what_was_not_fetched_is_named() {
+        let said = "E: Failed to fetch http://a.test/pool/x_1_amd64.deb  404  Not Found [IP: 192.0.2.1 80]\n\
+            E: Some files failed to download\n";
+        assert_eq!(failed(said), "Failed to fetch http://a.test/pool/x_1_amd64.deb  404  Not Found [IP: 192.0.2.1 80]");
+        assert_eq!(failed("E: no room\n\nE: none at all\n"), "no room; none at all");
+    }
+
+    /// An archive of one package below a folder, whose Release file has long expired.
+    fn archive(folder: &Path) -> Option<String> {
+        let tree = folder.join("tree");
+        fs::create_dir_all(tree.join("DEBIAN")).unwrap();
+        fs::write(tree.join("content"), "of the package").unwrap();
+        let control =
+            "Package: thing\nVersion: 1\nArchitecture: amd64\nMaintainer: a <a@b.test>\nDescription: a thing\n";
+        fs::write(tree.join("DEBIAN/control"), control).unwrap();
+        let lists = folder.join("dists/sid/main/binary-amd64");
+        fs::create_dir_all(&lists).unwrap();
+        let deb = folder.join("thing_1_amd64.deb");
+        let built = Command::new("dpkg-deb").args(["--root-owner-group", "--build"]).arg(&tree).arg(&deb).output();
+        let has_apt = Command::new("apt-get").arg("--version").output().is_ok();
+        if !has_apt || !built.is_ok_and(|built| built.status.success()) {
+            return None;
+        }
+        let sum = |path: &Path| {
+            let output = Command::new("sha256sum").arg(path).output().unwrap();
+            String::from_utf8(output.stdout).unwrap().split(' ').next().unwrap().to_owned()
+        };
+        let bytes = fs::metadata(&deb).unwrap().len();
+        let packages = format!("{control}Filename: thing_1_amd64.deb\nSize: {bytes}\nSHA256: {}\n", sum(&deb));
+        fs::write(lists.join("Packages"), &packages).unwrap();
+        let release = format!(
+            "Suite: sid\nCodename: sid\nArchitectures: amd64\nComponents: main\nDate: Sat, 01 Jan 2022 00:00:00 UTC\n\
+             Valid-Until: Sat, 08 Jan 2022 00:00:00 UTC\nSHA256:\n {} {} main/binary-amd64/Packages\n",
+            sum(&lists.join("Packages")),
+            packages.len()
+        );
+        fs::write(folder.join("dists/sid/Release"), release).unwrap();
+        Some(format!("deb [trusted=yes arch=amd64 target=Packages] copy:{} sid main\n", folder.display()))
+    }
+
+    #[test]
+    fn failures_are_named_and_what_was_fetched_is_kept() {
+        let [server, cache, root] = [(); 3].map(|()| tempfile::tempdir().unwrap());
+        let Some(source) = archive(server.path()) else {
+            return eprintln!("skipped: there is no apt-get or dpkg-deb here");
+        };
+        let things = ["thing".to_owned()];
+        let unpack = |keeps: bool, into: &str| {
+            let suite = Suite::open_at("sid", cache.path(), keeps, &source)?;
+            suite.unpack(&suite.with_libraries(&["thing"])?, &root.path().join(into))?;
+            anyhow::Ok(fs::read_to_string(root.path().join(into).join("content"))?)
+        };
+        assert_eq!(unpack(false, "first").unwrap(), "of the package");
+        // An archive without signature is not looked at for its date; that apt is told not to for any is all that shows here.
+        let suite = Suite::open_at("sid", cache.path(), false, &source).unwrap();
+        assert!(suite.command("apt-get").get_args().any(|word| word == "Acquire::Check-Valid-Until=false"));
+        drop(suite);
+        // Nothing was kept, so that the package is missed, and named, when the server has it no more.
+        fs::rename(server.path().join("thing_1_amd64.deb"), server.path().join("away")).unwrap();
+        let error = unpack(true, "second").unwrap_err();
+        assert!(error.downcast_ref::<Unavailable>().is_some());
+        assert!(error.to_string().contains("/thing_1_amd64.deb of sid cannot be fetched: "), "{error}");
+        fs::rename(server.path().join("away"), server.path().join("thing_1_amd64.deb")).unwrap();
+        assert_eq!(unpack(true, "third").unwrap(), "of the package");
+        // All of the server is gone: lists and packages of before do.
+        fs::remove_dir_all(server.path()).unwrap();
+        assert_eq!(unpack(true, "fourth").unwrap(), "of the package");
+        // A folder without lists says which it wanted.
+        let nowhere = tempfile::tempdir().unwrap();
+        let error = Suite::open_at("sid", nowhere.path(), true, &source).err().unwrap().to_string();
+        assert!(error.contains("no new package list of sid: ") && error.contains("dists/sid"), "{error}");
+        let suite = Suite::open_at("sid", cache.path(), true, &source).unwrap();
+        assert_eq!(suite.downloads(&things).unwrap()[0].file, "thing_1_amd64.deb");
     }
 
     #[test]
