@@ -319,7 +319,7 @@ fn completions_and_manual_pages_are_made() {
     place.run("man deep/man1").succeeds();
     let page = String::from_utf8(place.read("deep/man1/sealblock-verify.1")).unwrap();
     assert!(page.contains(".TH") && page.contains("range"));
-    assert!(String::from_utf8(place.read("deep/man1/sealblock.1")).unwrap().contains("Exit status"));
+    assert!(String::from_utf8(place.read("deep/man1/sealblock.1")).unwrap().contains(".SH EXIT STATUS"));
     place.write("file", b"");
     place.run("man file/man1").fails(3, &["file/man1"]);
 }
