@@ -63,6 +63,8 @@ fn page(command: &Command, date: &str) -> io::Result<String> {
         io::Result::Ok(())
     };
     put(&mut page, Generator::render_title)?;
+    // Names of options and targets are not broken at the end of a line.
+    page.raw(".nh\n.ad l\n");
     put(&mut page, Generator::render_name_section)?;
     page.heading("Synopsis");
     page.raw(&format!("{}\n", synopsis(command)));

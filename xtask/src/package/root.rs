@@ -5,6 +5,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, bail};
 
@@ -19,7 +20,9 @@ pub fn is_root() -> bool {
 impl Root {
     /// An empty one. Not below the target folder, whose path may be too long for the names of sockets.
     pub fn new() -> Result<Root> {
-        let root = Root(env::temp_dir().join(format!("sealblock-package-{}", std::process::id())));
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let name = format!("sealblock-package-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let root = Root(env::temp_dir().join(name));
         for folder in ["var/lib/dpkg/info", "var/lib/dpkg/updates", "var/lib/dpkg/triggers", "tmp"] {
             fs::create_dir_all(root.0.join(folder)).with_context(|| format!("making {}", root.0.display()))?;
         }
