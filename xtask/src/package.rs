@@ -70,7 +70,7 @@ fn has(program: &str) -> bool {
 enum Profile {
     /// Stripped, as everybody builds it.
     Release,
-    /// The same code with its symbols, which go into a package of their own.
+    /// With its symbols, which go into a package of their own.
     Symbols,
 }
 
