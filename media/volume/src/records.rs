@@ -242,7 +242,7 @@ mod tests {
         assert!(taken.log_records() <= 17 && taken.len() + records.len() == 37);
         assert_eq!(taken.log_records() + records.log_records(), 5);
         assert_eq!(taken.in_order().iter().chain(&records.in_order()).map(|run| run.blocks).sum::<u32>(), 37);
-        (0..taken.len() as u64).for_each(|lba| drop(records.insert(stored(100 + lba, 0).first)));
+        (0..taken.len() as u64).for_each(|lba| assert_eq!(records.insert(stored(100 + lba, 0).first), None));
         assert_eq!((records.len(), records.records.len()), (37, 37), "the places of what was taken are used again");
     }
 
