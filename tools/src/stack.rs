@@ -136,14 +136,20 @@ impl Opened {
         Ok(value)
     }
 
+    /// Refuses a target that is less than one block long: there is nothing in it to do anything with.
+    pub fn check_blocks(&self, doing: &str) -> Result<(), Failure> {
+        let geometry = self.gate.geometry();
+        if geometry.capacity_blocks > 0 {
+            return Ok(());
+        }
+        let why = format!("it has no blocks: there is less than one of {} bytes", geometry.block_size);
+        Err(Failure::new(Cause::Unsuitable, doing, why).on(&self.target))
+    }
+
     /// The blocks of a range; all of them without one.
     pub fn span(&self, range: Option<BlockRange>) -> Result<BlockSpan, Failure> {
         let usage = |why: &dyn std::fmt::Display| Failure::new(Cause::Usage, "reading the range", why).on(&self.target);
-        let geometry = self.gate.geometry();
-        if geometry.capacity_blocks == 0 {
-            let why = format!("it has no blocks: there is less than one of {} bytes", geometry.block_size);
-            return Err(Failure::new(Cause::Unsuitable, "reading the range", why).on(&self.target));
-        }
+        self.check_blocks("reading the range")?;
         let whole = BlockRange::new(Lba::ZERO, None).map_err(|error| usage(&error))?;
         range.unwrap_or(whole).resolve(self.gate.geometry().capacity_blocks).map_err(|error| usage(&error))
     }

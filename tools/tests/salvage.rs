@@ -186,7 +186,13 @@ fn files_of_less_than_a_block_have_no_blocks_and_all_their_bytes() {
     for length in [0, 1, 511] {
         let data = noise(length as u64 + 1, length);
         place.write("f", &data);
-        for command in ["verify raw:f", "zero raw:f --yes", "discard raw:f --yes", "verify offset:0..0,raw:f"] {
+        for command in [
+            "verify raw:f",
+            "zero raw:f --yes",
+            "discard raw:f --yes",
+            "verify offset:0..0,raw:f",
+            "serve raw:f --listen 127.0.0.1:0 --control none",
+        ] {
             place.run(command).fails(3, &["raw:f", "it has no blocks: there is less than one of 512 bytes"]);
             assert!(place.read("f") == data, "{command}");
         }

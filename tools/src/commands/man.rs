@@ -194,11 +194,11 @@ mod tests {
         };
         assert_eq!(
             synopsis(&["create"]),
-            "sealblock create [--block-size 512|4096] [--guard GUARD] [--type TYPE] [--preallocate] [--force] --size SIZE VOLUME"
+            "sealblock create [--block-size 512|4096] [--guard GUARD] [--type TYPE] [--preallocate] [--force] [--json] --size SIZE VOLUME"
         );
         assert!(synopsis(&["serve"]).starts_with("sealblock serve [--config FILE] [--listen ADDR:PORT ...] "));
         assert!(synopsis(&["serve"]).ends_with(" [TARGET ...]"));
-        assert_eq!(synopsis(&["mirror", "add"]), "sealblock mirror add [--force] TARGET LEG");
+        assert_eq!(synopsis(&["mirror", "add"]), "sealblock mirror add [--force] [--control PATH] TARGET LEG");
         assert!(synopsis(&[]).ends_with(" COMMAND"));
     }
 

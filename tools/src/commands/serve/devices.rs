@@ -164,7 +164,11 @@ struct Opened {
 
 async fn at_home(plan: NamespacePlan, ties: Ties, teller: Teller) -> Result<Opened, Failure> {
     let target = &plan.target;
-    let (mut gate, facts, closer) = open_for(target, plan.access(), plan.usage).await?.share();
+    let opened = open_for(target, plan.access(), plan.usage).await?;
+    if let Err(failure) = opened.check_blocks("serving") {
+        return opened.close(Err(failure)).await;
+    }
+    let (mut gate, facts, closer) = opened.share();
     if plan.read_only {
         gate = Rc::new(Gate::new(target.to_string(), Stack::new(ReadOnly::new(gate))));
     }
