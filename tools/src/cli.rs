@@ -293,10 +293,10 @@ impl Compare {
 /// Which blocks lose what they hold.
 #[derive(Args, Debug)]
 pub struct Unmapping {
-    /// Which blocks; all of them unless given, which has to be confirmed.
+    /// Which blocks; all of them unless given, which has to be confirmed on a terminal.
     #[arg(long, value_name = "FIRST..LAST")]
     pub range: Option<BlockRange>,
-    /// Do not ask before the whole target loses what it holds; without a terminal to ask on it is needed for that.
+    /// Do not ask before the whole target loses what it holds. Where there is no terminal to ask on, nobody is asked.
     #[arg(long)]
     pub yes: bool,
     /// Print one JSON object.

@@ -147,14 +147,15 @@ fn commands_that_write_answer_in_json_and_count_what_they_moved() {
 }
 
 #[test]
-fn a_whole_device_loses_what_it_holds_only_when_somebody_says_so() {
+fn whoever_types_it_is_asked_before_a_whole_device_loses_what_it_holds() {
     let place = Place::new();
     let data = noise(1, 1 << 20);
     place.volume("--size 1MiB", &data);
-    for command in ["zero v", "discard v", "zero v --no-unmap --json"] {
-        place.run(command).fails(2, &["nobody is there to be asked", "try: --yes, or --range"]);
+    place.run("create other --size 1MiB").succeeds();
+    for command in ["zero other", "discard other", "zero other --no-unmap --json"] {
+        // Nobody sits at what is no terminal.
+        place.run(command).succeeds();
     }
-    assert!(place.blocks("v", 0, 255) == data);
     if !has("script") {
         skipped("there is no script(1) to make a terminal");
         return;

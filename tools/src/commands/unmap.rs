@@ -1,6 +1,6 @@
 //! `sealblock zero` and `sealblock discard`.
 //!
-//! What is on a whole device is gone with one word too few on the command line, so without a range somebody has to say yes.
+//! What is on a whole device is gone with one word too few on the command line, so without a range whoever types it has to say yes.
 
 use std::cell::Cell;
 use std::io::{self, BufRead, IsTerminal, Write};
@@ -96,16 +96,11 @@ impl Work<'_> {
         );
     }
 
-    /// Asks whoever sits at the terminal before a whole device loses what it holds.
+    /// Asks whoever sits at the terminal before a whole device loses what it holds. A script means what it says.
     fn confirm(&self, opened: &Opened) -> Result<(), Failure> {
-        if self.how.range.is_some() || self.how.yes {
+        let is_somebody_there = io::stdin().is_terminal() && io::stderr().is_terminal();
+        if self.how.range.is_some() || self.how.yes || !is_somebody_there {
             return Ok(());
-        }
-        let no = |why: &str| Failure::new(Cause::Usage, self.doing, why).on(self.target);
-        if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
-            return Err(
-                no("without --range it is all of it, and nobody is there to be asked").advise("--yes, or --range")
-            );
         }
         let geometry = opened.gate.geometry();
         let (blocks, bytes) = (count(geometry.capacity_blocks, "block"), ByteCount::new(geometry.capacity_bytes()));
@@ -115,7 +110,10 @@ impl Work<'_> {
         io::stdin().lock().read_line(&mut answer).map_err(|error| Failure::io("reading the answer", &error))?;
         match answer.trim().to_lowercase().as_str() {
             "y" | "yes" => Ok(()),
-            _ => Err(no("it was not confirmed, and nothing was changed")),
+            _ => {
+                let why = "it was not confirmed, and nothing was changed";
+                Err(Failure::new(Cause::Usage, self.doing, why).on(self.target))
+            }
         }
     }
 
