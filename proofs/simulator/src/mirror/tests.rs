@@ -71,7 +71,7 @@ fn first_labellings_and_replacements_are_cut_at_every_point() {
 
 #[test]
 fn an_older_image_that_goes_on_alone_and_is_not_told_from_the_others_is_caught() {
-    assert_caught(Mutation::SkipLineage, Workload::Mixed, 20);
+    assert_caught(Mutation::SkipLineage, Workload::Forced, 20);
 }
 
 #[test]
