@@ -76,6 +76,8 @@ impl Connection {
         // Where the system refuses, its own idea of a buffer serves, only with more turns.
         let _ = stream.set_send_buffer_bytes(SOCKET_BYTES);
         let _ = stream.set_recv_buffer_bytes(SOCKET_BYTES);
+        // Unix sockets have no such limit.
+        let _ = stream.set_patience(place.shared.limits.receive);
         stream.set_prompt(true);
         let from = stream.peer_addr().map_or_else(|_| "(gone)".to_owned(), |address| address.to_string());
         Rc::new(Connection {

@@ -1,8 +1,13 @@
 //! What clients can make a server hold, and how long it waits for them.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use sealblock_protocols_nbd as core;
+use sealblock_runtime_reactor::Budget;
+
+/// What is set aside for each connection, unless requests are smaller.
+const ASIDE_BYTES: usize = 512 << 10;
 
 /// The limits of one [`crate::Server`], over all of its cores.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,33 +16,52 @@ pub struct Limits {
     pub connections: usize,
     /// What one client can make its connection hold.
     pub connection: core::Limits,
-    /// Bytes of reads and writes in flight over all connections. Requests that exceed it wait, but a connection without any
-    /// in flight may always have one. Raised to what one connection may have if it is less.
+    /// Bytes of reads and writes in flight over all connections. 512 KiB are set aside for each, and one request of the longest
+    /// for whichever needs more; requests that exceed the rest wait. Raised to what is set aside if it is less.
     pub total_bytes_in_flight: usize,
     /// Time from accepting a connection until it has chosen an export.
     pub negotiation: Duration,
+    /// Time that a client may take nothing of what was sent to it, in whole milliseconds. Then the connection ends.
+    pub receive: Duration,
     /// Time that requests in flight get when the server stops or the client leaves, and that a client gets to read the
     /// last bytes.
     pub drain: Duration,
 }
 
 impl Default for Limits {
-    /// 64 connections with the defaults of `protocols/nbd`, 256 MiB in flight over all; 10 s to choose an export, 5 s to drain.
+    /// 64 connections with the defaults of `protocols/nbd`, 256 MiB in flight over all; 10 s to choose an export, 1 min without taking
+    /// anything, 5 s to drain.
     fn default() -> Limits {
         Limits {
             connections: 64,
             connection: core::Limits::default(),
             total_bytes_in_flight: 256 << 20,
             negotiation: Duration::from_secs(10),
+            receive: Duration::from_secs(60),
             drain: Duration::from_secs(5),
         }
     }
 }
 
 impl Limits {
-    /// The same limits, such that no connection may have more than all together.
+    /// The same limits, such that there is always enough for one connection.
     pub(crate) fn legal(mut self) -> Limits {
-        self.total_bytes_in_flight = self.total_bytes_in_flight.max(self.connection.bytes_in_flight);
+        let aside = self.connections.saturating_mul(self.aside_bytes()).saturating_add(self.longest_request());
+        self.total_bytes_in_flight = self.total_bytes_in_flight.max(aside);
         self
+    }
+
+    /// What connections share, in bytes, besides the one request that may exceed it.
+    pub(crate) fn budget(&self) -> Arc<Budget> {
+        Budget::new(self.total_bytes_in_flight - self.longest_request(), self.aside_bytes())
+    }
+
+    fn longest_request(&self) -> usize {
+        Budget::whole(self.connection.payload_bytes as usize)
+    }
+
+    /// What is set aside for each connection.
+    fn aside_bytes(&self) -> usize {
+        Budget::whole(ASIDE_BYTES.min(self.connection.payload_bytes as usize))
     }
 }

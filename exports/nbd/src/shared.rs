@@ -76,7 +76,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Shared {
     pub(crate) fn new(limits: Limits) -> Shared {
         Shared {
-            budget: Budget::new(limits.total_bytes_in_flight),
+            budget: limits.budget(),
             limits,
             offered: Mutex::default(),
             cores: Mutex::default(),

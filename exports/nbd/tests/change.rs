@@ -72,7 +72,7 @@ fn what_is_in_flight_is_answered_before_an_export_goes() {
 
 #[test]
 fn a_client_that_reads_no_answers_does_not_hold_up_others() {
-    let mut limits = Limits { total_bytes_in_flight: 1 << 20, ..Limits::default() };
+    let mut limits = Limits { connections: 2, total_bytes_in_flight: 1 << 20, ..Limits::default() };
     (limits.connection.bytes_in_flight, limits.connection.payload_bytes) = (1 << 20, 1 << 20);
     let served = serve(limits);
     let mut greedy = Client::open(served.address, "protected", false);

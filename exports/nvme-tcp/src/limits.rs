@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use sealblock_runtime_reactor::Budget;
+
 /// The limits of one [`crate::Target`], over all of its cores.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -15,8 +17,8 @@ pub struct Limits {
     /// Bytes of write data, and again of read data, in flight on one connection. Commands that exceed it wait. Raised to
     /// twice `transfer_bytes` if it is less.
     pub bytes_in_flight: usize,
-    /// The same bytes, write and read data together, over all connections. Commands that exceed it wait, but a connection
-    /// without any in flight may always have one. Raised to `bytes_in_flight` if it is less.
+    /// The same bytes, write and read data together, over all connections. A transfer of the largest size is set aside for each
+    /// connection; commands that exceed the rest wait. Raised to what is set aside for `connections` if it is less.
     pub total_bytes_in_flight: usize,
     /// Largest data transfer (MDTS), metadata not counted, in bytes; rounded down to a power of two, 8192 to 1 GiB.
     pub transfer_bytes: u32,
@@ -24,16 +26,18 @@ pub struct Limits {
     pub connect: Duration,
     /// Time without any command on a controller that has no keep alive timeout.
     pub idle: Duration,
+    /// Time that a host may take nothing of what was sent to it, in whole milliseconds. Then the connection ends.
+    pub receive: Duration,
     /// Time that commands in flight get when the target stops, and that a peer gets to read the last bytes.
     pub drain: Duration,
 }
 
 impl Default for Limits {
-    /// 256 connections, 64 I/O queues of 256 entries, 8 MiB in flight each way and 256 MiB over all, transfers of 1 MiB, 10 s to connect, 2 min
-    /// idle, 5 s to drain.
+    /// 240 connections, 64 I/O queues of 256 entries, 8 MiB in flight each way and 256 MiB over all, transfers of 1 MiB, 10 s to connect, 2 min
+    /// idle, 1 min without taking anything, 5 s to drain.
     fn default() -> Limits {
         Limits {
-            connections: 256,
+            connections: 240,
             io_queues: 64,
             commands: 256,
             bytes_in_flight: 8 << 20,
@@ -41,6 +45,7 @@ impl Default for Limits {
             transfer_bytes: 1 << 20,
             connect: Duration::from_secs(10),
             idle: Duration::from_secs(120),
+            receive: Duration::from_secs(60),
             drain: Duration::from_secs(5),
         }
     }
@@ -59,8 +64,14 @@ impl Limits {
         self.commands = self.commands.max(32);
         self.transfer_bytes = 1 << self.transfer_bytes.clamp(8192, 1 << 30).ilog2();
         self.bytes_in_flight = self.bytes_in_flight.max(2 * self.transfer_bytes as usize);
-        self.total_bytes_in_flight = self.total_bytes_in_flight.max(self.bytes_in_flight);
+        let aside = self.connections.saturating_mul(self.transfer_with_tags());
+        self.total_bytes_in_flight = self.total_bytes_in_flight.max(self.bytes_in_flight).max(aside);
         self
+    }
+
+    /// The largest transfer with its tags, in bytes, rounded to what connections share by: what is set aside for each.
+    pub(crate) fn transfer_with_tags(&self) -> usize {
+        Budget::whole(self.transfer_bytes as usize / 32 * 33)
     }
 
     /// The most data of a read in one C2HData PDU: all of it, with tags, up to a bound that keeps others from waiting behind it. Some
@@ -85,5 +96,7 @@ mod tests {
         assert_eq!((odd.commands, odd.transfer_bytes, odd.bytes_in_flight), (32, 1 << 21, 1 << 22));
         assert_eq!((odd.mdts(), Limits::default().mdts()), (9, 8));
         assert_eq!(Limits::default().legal(), Limits::default());
+        let many = Limits { connections: 1000, ..Limits::default() }.legal();
+        assert_eq!(many.total_bytes_in_flight, 1000 * ((1 << 20) + (64 << 10)), "a transfer for each");
     }
 }

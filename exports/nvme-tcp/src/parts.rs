@@ -10,6 +10,7 @@ use std::task::Poll;
 use sealblock_runtime_reactor::net::Stream;
 
 use crate::connection::Connection;
+use crate::limits::Limits;
 
 /// How many commands are carried out at least, and how many bytes they read at most, before what there is of answers is sent.
 const PART_COMMANDS: usize = 16;
@@ -21,9 +22,10 @@ const CAPSULE_BYTES: usize = 72;
 /// the peer. Sockets grow their buffers by themselves, but only after they were found too small.
 const SOCKET_BYTES: usize = 2 << 20;
 
-/// Sets a socket up for answers in parts.
-pub(crate) fn prepare(stream: &Stream) {
-    // Where the system refuses, its own idea of a buffer serves, only with more turns.
+/// Sets a socket up for answers in parts, and for a host that takes none.
+pub(crate) fn prepare(stream: &Stream, limits: &Limits) {
+    // Where the system refuses, its own idea of a buffer serves, only with more turns, and its own idea of patience.
+    let _ = stream.set_patience(limits.receive);
     let _ = stream.set_send_buffer_bytes(SOCKET_BYTES);
     let _ = stream.set_recv_buffer_bytes(SOCKET_BYTES);
     stream.set_prompt(true);

@@ -102,7 +102,7 @@ impl Shared {
     pub(crate) fn new(limits: Limits) -> Shared {
         let limits = limits.legal();
         Shared {
-            budget: Budget::new(limits.total_bytes_in_flight),
+            budget: Budget::new(limits.total_bytes_in_flight, limits.transfer_with_tags()),
             limits,
             is_stopped: Flag::new(false),
             listeners: Kept::default(),

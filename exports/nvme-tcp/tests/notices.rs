@@ -18,7 +18,6 @@ use sealblock_units::{BlockSize, Lba};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use zerocopy::IntoBytes;
 
 /// One namespace in memory, and what all controllers of it share.
 fn serve_with_state() -> (Served, Arc<NamespaceState>) {
@@ -89,11 +88,6 @@ fn an_io_queue_can_be_disconnected_and_connected_again() {
         disconnect.nsid = u32::from(FabricsType::Disconnect.code()).into();
         assert_ne!(admin.call(disconnect, Data::None).await.status(), 0, "not on that one");
     });
-}
-
-/// A command without data as it goes over the wire, without digests.
-fn capsule(command: &Command) -> Vec<u8> {
-    [&[4, 0, 72, 0, 72, 0, 0, 0], command.as_bytes()].concat()
 }
 
 #[test]

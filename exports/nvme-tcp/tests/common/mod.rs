@@ -30,6 +30,7 @@ use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::net::{Listener, Stream};
 use sealblock_runtime_reactor::{Config, JoinHandle, Reactor, pool, sleep, spawn};
 use sealblock_units::{BlockSize, Extent};
+use zerocopy::IntoBytes;
 
 pub const SUBNQN: &str = "nqn.2026-11.org.example:volumes";
 pub const PLAIN: u32 = 1;
@@ -288,6 +289,11 @@ impl Queue {
     pub async fn send_raw(&mut self, bytes: &[u8]) {
         self.stream.send_all([Slice::copy_from(bytes)]).await.unwrap();
     }
+}
+
+/// A command without data of its own as it goes over the wire, without digests.
+pub fn capsule(command: &Command) -> Vec<u8> {
+    [&[4, 0, 72, 0, 72, 0, 0, 0], command.as_bytes()].concat()
 }
 
 pub fn blocks(start: u64, count: u64) -> BlockCommand {

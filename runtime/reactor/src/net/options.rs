@@ -4,6 +4,7 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::net::TcpStream;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd};
+use std::time::Duration;
 
 /// When a silent peer is asked whether it is still there, and when it is given up (`SO_KEEPALIVE`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +44,12 @@ pub(super) fn set_keepalive(fd: BorrowedFd<'_>, keepalive: Option<Keepalive>) ->
         }
     }
     set(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, keepalive.is_some().into())
+}
+
+/// How long a peer may leave what was sent without an acknowledgement, or without room for it (`TCP_USER_TIMEOUT`).
+pub(super) fn set_patience(fd: BorrowedFd<'_>, patience: Duration) -> io::Result<()> {
+    let ms = i32::try_from(patience.as_millis()).unwrap_or(i32::MAX);
+    set(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, ms)
 }
 
 /// Makes closing the socket discard what was not sent yet and reset the connection.

@@ -309,6 +309,15 @@ impl Stream {
         options::set_keepalive(self.as_fd(), keepalive)
     }
 
+    /// How long the peer may take nothing of what was sent before the connection fails with `ETIMEDOUT`, in whole milliseconds; 0
+    /// leaves it to the system. A new stream does.
+    ///
+    /// # Errors
+    /// Those of `setsockopt(2)`; `EOPNOTSUPP` for what is not TCP.
+    pub fn set_patience(&self, patience: Duration) -> io::Result<()> {
+        options::set_patience(self.as_fd(), patience)
+    }
+
     /// Asks for a send buffer of this size in bytes (`SO_SNDBUF`), which then no longer adapts itself; gives what the system
     /// made of it.
     ///

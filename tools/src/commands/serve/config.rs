@@ -84,6 +84,8 @@ struct LimitsTable {
     #[serde(deserialize_with = "time")]
     idle: Option<Time>,
     #[serde(deserialize_with = "time")]
+    receive: Option<Time>,
+    #[serde(deserialize_with = "time")]
     drain: Option<Time>,
 }
 
@@ -266,6 +268,7 @@ fn limits(table: &LimitsTable) -> Result<Limits, String> {
         transfer_bytes: transfer_bytes.unwrap_or(or.transfer_bytes),
         connect: table.connect.map_or(or.connect, |time| time.0),
         idle: table.idle.map_or(or.idle, |time| time.0),
+        receive: table.receive.map_or(or.receive, |time| time.0),
         drain: table.drain.map_or(or.drain, |time| time.0),
     })
 }

@@ -61,7 +61,7 @@ fn a_listener_is_advertised_by_another_address_where_that_is_said() {
 #[test]
 fn limits_are_read_by_name() {
     let limits = "[limits]\nconnections = 3\nio_queues = 2\ncommands = 64\nbytes_in_flight = 4096\ntotal_bytes_in_flight = \"1GiB\"\ntransfer_bytes = \"64KiB\"\n\
-                  connect = \"1s\"\nidle = \"3min\"\ndrain = \"250ms\"";
+                  connect = \"1s\"\nidle = \"3min\"\nreceive = \"7s\"\ndrain = \"250ms\"";
     assert_eq!(
         parse(&with(limits)).unwrap().limits,
         Limits {
@@ -73,6 +73,7 @@ fn limits_are_read_by_name() {
             transfer_bytes: 64 << 10,
             connect: Duration::from_secs(1),
             idle: Duration::from_secs(180),
+            receive: Duration::from_secs(7),
             drain: Duration::from_millis(250),
         }
     );

@@ -63,6 +63,7 @@ pub fn limits(limits: &Limits) -> nbd::Limits {
         connections: limits.connections,
         total_bytes_in_flight: limits.total_bytes_in_flight,
         negotiation: limits.connect.max(Duration::from_millis(1)),
+        receive: limits.receive,
         drain: limits.drain,
         ..nbd::Limits::default()
     };
@@ -127,7 +128,7 @@ mod tests {
         let theirs = limits(&ours);
         assert_eq!((theirs.connections, theirs.connection.commands), (3, 77));
         assert_eq!((theirs.connection.bytes_in_flight, theirs.total_bytes_in_flight), (1 << 20, 256 << 20));
-        assert_eq!((theirs.negotiation, theirs.drain), (ours.connect, ours.drain));
+        assert_eq!((theirs.negotiation, theirs.receive, theirs.drain), (ours.connect, ours.receive, ours.drain));
         assert_eq!(theirs.connection.payload_bytes, 32 << 20, "what every client may take for granted");
     }
 }
