@@ -20,7 +20,7 @@ pub use mirror::{
 };
 pub use scrub::{Scrub, ScrubCommand, ScrubStart, ScrubStatus, Scrubbed, ServedName};
 pub use serve::{ControlPlace, Discover, LogLevel, NVME_TCP_PORT, Protection, Serve, listen_address, nbd_address};
-pub use status::{ServerName, Status};
+pub use status::{Log, ServerName, Status};
 pub use values::{Endpoint, Guard, Harm, Mode, ProtectionType, RemoteServer, Volume};
 
 use crate::range::BlockRange;
@@ -135,6 +135,8 @@ pub enum Command {
     Serve(Serve),
     /// Say how servers are: what is served to whom, what is damaged or degraded, scrubs, and what failed last.
     Status(Status),
+    /// Say how much a server logs, and change it while it runs.
+    Log(Log),
     /// Check a served target in the background: begin, hold and end it, and say what it has met.
     Scrub(Scrub),
     /// Name what a server lets this host see: the subsystems over NVMe/TCP, or the exports over NBD.

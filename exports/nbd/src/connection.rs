@@ -68,6 +68,7 @@ impl Connection {
         let told = place.shared.told();
         let mut config = ServerConfig::new(pool(), []);
         config.exports = Arc::clone(&told);
+        config.default_export = place.shared.default_of(&told);
         config.limits = place.shared.limits.connection.clone();
         config.staging_bytes = STAGING_BYTES;
         let mut core = Core::new(config);

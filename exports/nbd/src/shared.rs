@@ -20,6 +20,8 @@ struct Offered {
     exports: Vec<Arc<Export>>,
     /// What clients are told of each.
     told: Arc<[core::Export]>,
+    /// The name of the export for clients that name none; the first of all unless one is named.
+    default: Option<String>,
 }
 
 pub(crate) struct Shared {
@@ -88,6 +90,19 @@ impl Shared {
     /// What clients are told that connect now.
     pub(crate) fn told(&self) -> Arc<[core::Export]> {
         Arc::clone(&lock(&self.offered).told)
+    }
+
+    /// Has clients that name no export get the one of this name, or none as long as it is not there.
+    pub(crate) fn set_default(&self, name: Option<String>) {
+        lock(&self.offered).default = name;
+    }
+
+    /// The place of the export for clients that name none, among what they are told.
+    pub(crate) fn default_of(&self, told: &[core::Export]) -> Option<usize> {
+        match &lock(&self.offered).default {
+            Some(name) => told.iter().position(|export| export.name == *name),
+            None => (!told.is_empty()).then_some(0),
+        }
     }
 
     /// Offers one more export, behind the others.

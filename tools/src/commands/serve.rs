@@ -2,7 +2,7 @@
 //!
 //! A plan says what is to be served (`plan.rs`); it is made from the command line or a
 //! configuration (`config.rs`) before anything is opened. The server
-//! (`server.rs`) opens all of it or nothing, serves until a signal comes, and leaves every volume clean.
+//! (`server.rs`) opens what opens of it, and the rest later (`waiting.rs`), serves until a signal comes, and leaves every volume clean.
 
 mod announce;
 mod config;
@@ -20,6 +20,7 @@ mod legs;
 mod lifetime;
 mod listeners;
 mod log;
+mod members;
 mod notify;
 mod orders;
 mod plan;
@@ -27,6 +28,7 @@ mod recent;
 mod resize;
 mod scrub;
 mod server;
+mod waiting;
 mod watch;
 mod witness;
 
@@ -123,7 +125,8 @@ impl Source {
             Source::Targets(targets) => Plan::of_targets(arguments, targets),
             Source::Config(path) => {
                 let plan = config::read(path)?;
-                let plan = Plan { cores: arguments.cores.or(plan.cores), ..plan };
+                let strict = arguments.strict || plan.strict;
+                let plan = Plan { cores: arguments.cores.or(plan.cores), strict, ..plan };
                 let or = |said: &[_], planned: Vec<_>| if said.is_empty() { planned } else { said.to_vec() };
                 Plan { listeners: or(&arguments.listen, plan.listeners), nbd: or(&arguments.nbd, plan.nbd), ..plan }
             }

@@ -52,7 +52,7 @@ struct Silent {
 pub fn run(arguments: &Status) -> Result<Exit, Failure> {
     let mut before: Option<(Instant, Report)> = None;
     loop {
-        let (began, report) = (Instant::now(), gather(arguments)?);
+        let (began, report) = (Instant::now(), gather(arguments.server.as_ref(), arguments.control.as_deref())?);
         let earlier = before.as_ref().map(|(at, report)| (began - *at, report.servers.as_slice()));
         tell(arguments, &report, earlier)?;
         if !arguments.watch {
@@ -98,12 +98,26 @@ impl Report {
     }
 }
 
+/// The servers that are meant, as far as they tell how they are.
+///
+/// # Errors
+/// When there is none.
+pub fn servers(server: Option<&ServerName>) -> Result<Vec<ServerStatus>, Failure> {
+    let Report { servers, silent } = gather(server, None)?;
+    match silent.first() {
+        Some(Silent { control, why }) if servers.is_empty() => {
+            Err(Failure::new(Cause::Unreachable, DOING, why).on(control))
+        }
+        _ => Ok(servers),
+    }
+}
+
 /// Asks those that are meant.
-fn gather(arguments: &Status) -> Result<Report, Failure> {
-    if let Some(path) = &arguments.control {
+fn gather(server: Option<&ServerName>, control: Option<&Path>) -> Result<Report, Failure> {
+    if let Some(path) = control {
         return one(path);
     }
-    match &arguments.server {
+    match server {
         None => {
             let report = ask_all(everybody());
             let is_nobody = report.servers.is_empty() && report.silent.is_empty();

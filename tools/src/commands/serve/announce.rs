@@ -38,6 +38,8 @@ pub enum Event {
         /// Why.
         reason: String,
     },
+    /// A target that did not open before is open, and served.
+    Opened(OpenedFacts),
     /// A scrub begins, or goes on after a restart.
     ScrubStarted(ScrubStarted),
     /// A scrub has ended.
@@ -82,6 +84,36 @@ pub struct SubsystemFacts {
     hosts: Option<Vec<String>>,
     /// Its namespaces.
     pub namespaces: Vec<NamespaceFacts>,
+    /// Those whose targets are not open.
+    pub not_open: Vec<NotOpenFacts>,
+}
+
+/// A namespace that is to be served, and whose target is not open.
+#[derive(Serialize)]
+pub struct NotOpenFacts {
+    /// Which namespace of its subsystem.
+    pub nsid: u32,
+    /// What it is.
+    pub target: String,
+    /// Why it is not open.
+    pub reason: String,
+    /// Whether it is tried again.
+    pub retried: bool,
+}
+
+/// A namespace whose target is open now.
+#[derive(Serialize)]
+pub struct OpenedFacts {
+    /// Its subsystem.
+    pub nqn: String,
+    /// Which namespace of it.
+    pub nsid: u32,
+    /// What it is.
+    pub target: String,
+    /// The name of its NBD export, if there is one.
+    pub nbd: Option<String>,
+    /// How often it was tried.
+    pub tries: u64,
 }
 
 /// A namespace that is served.
@@ -103,12 +135,17 @@ pub struct NamespaceFacts {
 
 impl SubsystemFacts {
     /// What there is to say of a subsystem.
-    pub fn new(plan: &SubsystemPlan, serial: String, namespaces: Vec<NamespaceFacts>) -> SubsystemFacts {
+    pub fn new(
+        plan: &SubsystemPlan,
+        serial: String,
+        namespaces: Vec<NamespaceFacts>,
+        not_open: Vec<NotOpenFacts>,
+    ) -> SubsystemFacts {
         let hosts = match &plan.hosts {
             Hosts::Any => None,
             Hosts::Only(hosts) => Some(hosts.iter().map(Nqn::to_string).collect()),
         };
-        SubsystemFacts { nqn: plan.nqn.to_string(), serial, hosts, namespaces }
+        SubsystemFacts { nqn: plan.nqn.to_string(), serial, hosts, namespaces, not_open }
     }
 
     /// The first of the hosts that may connect; none where every host may, or nobody.
@@ -153,12 +190,19 @@ fn words(event: &Event) -> String {
         Event::Ready(serving) => ready_words(serving),
         Event::Reloaded(serving) => format!("the configuration was read again\n{}", ready_words(serving)),
         Event::ReloadFailed { .. } => "the configuration was read again, and everything stays as it was".to_owned(),
+        Event::Opened(opened) => opened_words(opened),
         Event::ScrubStarted(started) => started.words(),
         Event::ScrubFinished(finished) => finished.words(),
         Event::Resized(report) => report.words(),
         Event::Draining { connections } => format!("draining {connections} connections"),
         Event::Stopped => "stopped".to_owned(),
     }
+}
+
+fn opened_words(opened: &OpenedFacts) -> String {
+    let OpenedFacts { nqn, nsid, target, nbd, tries } = opened;
+    let nbd = nbd.as_ref().map_or(String::new(), |name| format!(", NBD export {name}"));
+    format!("{target} is open now and served: namespace {nsid} of {nqn}{nbd} (it was tried {tries} times)")
 }
 
 fn ready_words(serving: &Serving) -> String {
@@ -202,6 +246,10 @@ fn subsystem_words(subsystem: &SubsystemFacts) -> String {
                 namespace.nsid, namespace.target, namespace.block_size, namespace.protection
             ),
         );
+    }
+    for NotOpenFacts { nsid, target, reason, retried } in &subsystem.not_open {
+        let then = if *retried { "it is tried again" } else { "a reload tries again" };
+        put(&mut text, format_args!("  namespace {nsid}: {target} is not open: {reason}; {then}"));
     }
     text.trim_end().to_owned()
 }
@@ -269,7 +317,7 @@ fn host_lines(address: SocketAddr, subsystems: &[SubsystemFacts]) -> Vec<String>
         lines.push(format!("nvme connect -t tcp -a {host} -s {port} -n {}{as_host}", subsystem.nqn));
     }
     for subsystem in usable {
-        let several = subsystem.namespaces.len() > 1;
+        let several = subsystem.namespaces.len() + subsystem.not_open.len() > 1;
         for namespace in &subsystem.namespaces {
             let nsid = Some(namespace.nsid).filter(|_| several);
             let uri = namespace_uri(address, &subsystem.nqn, nsid, subsystem.first_host());
@@ -304,6 +352,7 @@ mod tests {
                 read_only: false,
                 nbd: None,
             }],
+            not_open: Vec::new(),
         };
         let address = "127.0.0.1:4420".parse().unwrap();
         let open = subsystem("open", None);

@@ -40,6 +40,8 @@ const MOST_BYTES: u64 = 16 << 20;
 struct File {
     cores: Option<NonZeroUsize>,
     #[serde(default)]
+    strict: bool,
+    #[serde(default)]
     listeners: Vec<ListenerTable>,
     #[serde(default)]
     nbd: Vec<NbdTable>,
@@ -245,7 +247,8 @@ pub fn parse(text: &str) -> Result<Plan, String> {
     let listeners = if listeners.is_empty() { vec![DEFAULT_LISTEN] } else { listeners };
     let nbd = file.nbd.iter().map(|listener| listener.address).collect();
     let (inherited, limits) = (Inherited::default(), limits(&file.limits)?);
-    Ok(Plan { listeners, inherited, advertised, nbd, cores: file.cores, limits, subsystems })
+    let (strict, cores) = (file.strict, file.cores);
+    Ok(Plan { listeners, inherited, advertised, nbd, strict, cores, limits, subsystems })
 }
 
 fn limits(table: &LimitsTable) -> Result<Limits, String> {

@@ -1,6 +1,6 @@
 //! Open devices, each on a core of its own choice, and what closes them there.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -24,8 +24,8 @@ use crate::target::Target;
 
 /// An open device.
 pub struct Device {
-    /// What it is.
-    pub target: Target,
+    /// What it is called: a mirror has another name when it has other members.
+    pub target: RefCell<Target>,
     /// What it was opened to do.
     pub access: Access,
     /// What it was opened for.
@@ -42,9 +42,9 @@ pub struct Device {
     pub insight: Insight,
     /// The device for namespaces on every core, as it is now.
     shared: RefCell<SharedDevice>,
-    core: usize,
     handle: CoreHandle,
     home: Homed<AtHome>,
+    _seat: Seat,
 }
 
 impl Device {
@@ -70,71 +70,84 @@ impl Device {
                 None => Err(of_core("changing the size", CoreGone::Stopped)),
             }
         });
-        resized.await.map_err(|gone| of_core("changing the size", gone).on(&self.target))?
+        resized.await.map_err(|gone| of_core("changing the size", gone).on(self.target.borrow()))?
     }
 
     /// Whether namespaces of it are still there, offered or held by commands in flight.
     pub fn is_used(&self) -> bool {
         Arc::strong_count(&self.state) > 1
     }
-
-    /// Whether a namespace of this plan would have this device.
-    pub fn fits(&self, plan: &NamespacePlan) -> bool {
-        self.target == plan.target && self.access == plan.access() && self.usage == plan.usage
-    }
 }
 
 /// The cores, and how many devices live on each.
 pub struct Homes {
     handles: Vec<CoreHandle>,
-    devices: Vec<usize>,
+    devices: Vec<Rc<Cell<usize>>>,
     teller: Teller,
+}
+
+/// A device's place on a core, given back when it is dropped.
+struct Seat(Rc<Cell<usize>>);
+
+impl Seat {
+    fn take(of: &Rc<Cell<usize>>) -> Seat {
+        of.set(of.get() + 1);
+        Seat(Rc::clone(of))
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
 }
 
 impl Homes {
     /// No devices on these cores, of which there is at least one.
     pub fn new(handles: Vec<CoreHandle>, teller: Teller) -> Homes {
-        let devices = vec![0; handles.len()];
+        let devices = handles.iter().map(|_| Rc::default()).collect();
         Homes { handles, devices, teller }
     }
 
-    /// Opens a device on the core that has the fewest.
+    /// Opens a device on the core that has the fewest, counting those that are being opened. Dropped before it has ended, it goes on,
+    /// and what it opens is not closed in good order.
     ///
     /// # Errors
     /// Why it cannot be opened.
-    pub async fn open(&mut self, plan: &NamespacePlan) -> Result<Device, Failure> {
-        let core = (0..self.devices.len()).min_by_key(|core| self.devices[*core]).unwrap_or(0);
-        let planned = plan.clone();
-        let state = Arc::<NamespaceState>::default();
-        let ties = Ties::to(&state);
-        let (theirs, teller) = (ties.clone(), self.teller.clone());
-        let opened = self.handles[core].call(move || at_home(planned, theirs, teller)).await;
-        let opened = opened.map_err(|gone| of_core("opening", gone).on(&plan.target))??;
-        self.devices[core] += 1;
-        let handle = self.handles[core].clone();
-        Ok(Device {
-            target: plan.target.clone(),
-            access: plan.access(),
-            usage: plan.usage,
-            state,
-            volume_uuid: opened.volume_uuid,
-            scrub: ScrubHandle::new(handle.clone(), opened.keeper),
-            mirror: opened.mirror.map(|mirror| MirrorHandle::new(handle.clone(), mirror)),
-            insight: Insight::new(handle.clone(), opened.watched, ties),
-            shared: RefCell::new(opened.shared),
-            core,
-            handle,
-            home: opened.home,
-        })
+    pub fn open(&self, plan: &NamespacePlan) -> impl Future<Output = Result<Device, Failure>> + 'static {
+        let core = (0..self.devices.len()).min_by_key(|core| self.devices[*core].get()).unwrap_or(0);
+        let (plan, seat) = (plan.clone(), Seat::take(&self.devices[core]));
+        let (handle, teller) = (self.handles[core].clone(), self.teller.clone());
+        async move {
+            let planned = plan.clone();
+            let state = Arc::<NamespaceState>::default();
+            let ties = Ties::to(&state);
+            let theirs = ties.clone();
+            let opened = handle.call(move || at_home(planned, theirs, teller)).await;
+            let opened = opened.map_err(|gone| of_core("opening", gone).on(&plan.target))??;
+            Ok(Device {
+                access: plan.access(),
+                usage: plan.usage,
+                target: RefCell::new(plan.target),
+                state,
+                volume_uuid: opened.volume_uuid,
+                scrub: ScrubHandle::new(handle.clone(), opened.keeper),
+                mirror: opened.mirror.map(|mirror| MirrorHandle::new(handle.clone(), mirror)),
+                insight: Insight::new(handle.clone(), opened.watched, ties),
+                shared: RefCell::new(opened.shared),
+                handle,
+                home: opened.home,
+                _seat: seat,
+            })
+        }
     }
 
     /// Closes devices, all at once: volumes are clean then.
     ///
     /// # Errors
     /// The first that could not be closed; the others are closed all the same.
-    pub async fn close(&mut self, devices: impl IntoIterator<Item = Device>) -> Result<(), Failure> {
+    pub async fn close(&self, devices: impl IntoIterator<Item = Device>) -> Result<(), Failure> {
         let closings = devices.into_iter().map(|device| {
-            self.devices[device.core] -= 1;
             async move {
                 // What the scrub keeps, it keeps on the device.
                 device.scrub.close().await;
@@ -145,7 +158,7 @@ impl Homes {
                         None => Err(of_core("closing", CoreGone::Stopped)),
                     }
                 });
-                closed.await.map_err(|gone| of_core("closing", gone).on(device.target))?
+                closed.await.map_err(|gone| of_core("closing", gone).on(device.target.borrow()))?
             }
         });
         join_all(closings.collect::<Vec<_>>()).await.into_iter().collect()

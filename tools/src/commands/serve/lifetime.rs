@@ -19,6 +19,7 @@ use super::orders::Resize;
 use super::plan::Plan;
 use super::scrub::Teller;
 use super::server::Server;
+use super::waiting::Tried;
 use crate::cli::ControlPlace;
 use crate::commands::resize::DOING;
 use crate::control::protocol::Problem;
@@ -99,16 +100,19 @@ enum Turn {
     Reload,
     /// Change a size.
     Resize(Resize),
+    /// Serve what is open now, or know that it is still not.
+    Admit(Box<Tried>),
 }
 
 /// Waits for the next. One thing is done at a time: a signal that comes while a size is changed is heeded when that is done, which
 /// is bounded.
-async fn next(signal: &mut ShutdownSignal, hangups: &Hangups, control: &Control) -> Turn {
-    let (hangup, order) = (pin!(hangups.next()), pin!(control.orders().next()));
-    match select(signal, select(hangup, order)).await {
+async fn next(server: &mut Server, signal: &mut ShutdownSignal, hangups: &Hangups, control: &Control) -> Turn {
+    let (hangup, order, tried) = (pin!(hangups.next()), pin!(control.orders().next()), pin!(server.next_tried()));
+    match select(signal, select(hangup, select(order, tried))).await {
         Either::Left((ended, _)) => Turn::End(ended),
         Either::Right((Either::Left(((), _)), _)) => Turn::Reload,
-        Either::Right((Either::Right((order, _)), _)) => Turn::Resize(order),
+        Either::Right((Either::Right((Either::Left((order, _)), _)), _)) => Turn::Resize(order),
+        Either::Right((Either::Right((Either::Right((tried, _)), _)), _)) => Turn::Admit(Box::new(tried)),
     }
 }
 
@@ -121,7 +125,7 @@ async fn until_ended(
     again: impl Fn() -> Result<Plan, Failure>,
 ) -> Result<(), Failure> {
     loop {
-        match next(signal, hangups, control).await {
+        match next(server, signal, hangups, control).await {
             Turn::End(ended) => {
                 ended.map_err(|error| Failure::io("waiting for signals", &error))?;
                 notify(State::Stopping);
@@ -129,6 +133,13 @@ async fn until_ended(
                 return Ok(());
             }
             Turn::Resize(order) => resize(server, order, announcer).await,
+            Turn::Admit(tried) => {
+                let opened = server.admit(*tried).await;
+                control.offer(server.served());
+                if let Some(opened) = opened {
+                    announcer.tell(&Event::Opened(opened));
+                }
+            }
             Turn::Reload => {
                 notify(State::Reloading);
                 match reload(server, &again).await {

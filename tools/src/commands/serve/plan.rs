@@ -37,6 +37,8 @@ pub struct Plan {
     pub advertised: Vec<(SocketAddr, SocketAddr)>,
     /// Where to listen for NBD clients; may be empty.
     pub nbd: Vec<SocketAddr>,
+    /// Whether every target has to open at the start.
+    pub strict: bool,
     /// Cores to serve on, where that is said.
     pub cores: Option<NonZeroUsize>,
     /// What hosts may make the server hold.
@@ -124,6 +126,7 @@ impl Plan {
             inherited: Inherited::default(),
             advertised: Vec::new(),
             nbd: arguments.nbd.clone(),
+            strict: arguments.strict,
             cores: arguments.cores,
             limits: Limits::default(),
             subsystems: names(targets).into_iter().zip(targets).map(subsystem).collect(),

@@ -86,7 +86,8 @@ fn of_device(lines: &mut Lines, device: &DeviceStatus, before: Option<(Duration,
         lines.put("try", advice);
     }
     for export in &device.exports {
-        lines.put("served as", export_words(export));
+        // What is not open keeps its names, and clients get nothing by them yet.
+        lines.put(if device.opening.is_none() { "served as" } else { "kept for" }, export_words(export));
     }
     damage(lines, &seen.damage);
     for mirror in &seen.mirrors {

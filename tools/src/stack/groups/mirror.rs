@@ -63,6 +63,7 @@ impl OpenMirror {
             Order::MirrorRemove { leg, force } => self.remove(&target(leg)?, *force).await,
             Order::MirrorAcceptStale { leg } => self.accept_stale(&target(leg)?).await,
             Order::Status
+            | Order::Log { .. }
             | Order::MirrorStatus
             | Order::ScrubStatus
             | Order::ScrubStart { .. }
@@ -377,6 +378,8 @@ fn of_mirror(error: &MirrorError) -> Failure {
         MirrorError::Protection { .. } => (Cause::Unsuitable, Some(SHOWN)),
     };
     let failure = Failure::new(cause, "opening", error);
+    // What labels forbid, only somebody who changes legs or their labels allows.
+    let failure = if cause == Cause::Refused { failure.lasting() } else { failure };
     match advice {
         Some(advice) => failure.advise(advice),
         None => failure,

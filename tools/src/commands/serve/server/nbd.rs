@@ -13,7 +13,7 @@ use super::super::announce::NbdFacts;
 use super::super::devices::Device;
 use super::super::listeners::{Bound, Ear, close_old};
 use super::super::plan::nbd::{export_name, limits};
-use super::super::plan::{NamespacePlan, SubsystemPlan};
+use super::super::plan::{NamespacePlan, Plan, SubsystemPlan};
 use crate::exit::{Cause, Failure};
 
 /// Longest text about an export, in bytes ("String encoding" of the protocol).
@@ -45,6 +45,19 @@ impl NbdSide {
         self.server.connections()
     }
 
+    /// Has clients that name no export get the first of the plan, and no other one while that is not open.
+    pub fn set_default(&self, plan: &Plan) {
+        let names = plan.subsystems.iter().flat_map(|subsystem| {
+            subsystem.namespaces.iter().filter_map(|namespace| export_name(subsystem, namespace))
+        });
+        self.server.set_default(names.into_iter().next());
+    }
+
+    /// Whether it listens anywhere.
+    pub fn listens(&self) -> bool {
+        !self.ears.is_empty()
+    }
+
     /// Takes away what is not wanted, or is another device now.
     pub fn remove_others(&mut self, wanted: &[Wanted]) -> Result<(), Failure> {
         let stays = |name: &String, device: &Weak<Device>| {
@@ -66,12 +79,12 @@ impl NbdSide {
             if self.offered.contains_key(&name) {
                 continue;
             }
-            let mut description = device.target.to_string();
+            let mut description = device.target.borrow().to_string();
             description.truncate(description.floor_char_boundary(MOST_DESCRIPTION_BYTES));
             let export = Export::new(name.clone(), device.shared())
                 .described(description)
                 .keeping(Arc::clone(&device.state) as _);
-            self.server.add_export(export).map_err(|error| of_setup(&error).on(&device.target))?;
+            self.server.add_export(export).map_err(|error| of_setup(&error).on(device.target.borrow()))?;
             self.offered.insert(name, Rc::downgrade(&device));
         }
         Ok(())
@@ -82,7 +95,7 @@ impl NbdSide {
         let names = self.offered.iter().filter(|(_, offered)| Weak::as_ptr(offered) == Rc::as_ptr(device));
         for (name, _) in names {
             let resized = self.server.resize_export(name, device.shared());
-            resized.map_err(|error| of_setup(&error).on(&device.target))?;
+            resized.map_err(|error| of_setup(&error).on(device.target.borrow()))?;
         }
         Ok(())
     }
