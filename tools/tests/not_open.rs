@@ -26,6 +26,31 @@ fn nbd_address(server: &Server) -> String {
     server.ready["nbd"]["listeners"][0].as_str().unwrap().to_owned()
 }
 
+/// What an operator sees of a server of `gone` and `v`.
+#[track_caller]
+fn status_has_it(place: &Place, server: &Server) {
+    let answer = place.run(&format!("status {}", server.pid()));
+    let text = answer.ends_with(4).text();
+    for line in [
+        "health    incomplete: of 2 devices 1 is incomplete",
+        "device    gone",
+        "health    incomplete: it is not open since ",
+        ": opening on gone: No such file or directory (os error 2); it was tried ",
+        "try       check the path; `sealblock create` makes a volume",
+        "kept for  nqn.2026-11.io.sealblock:gone/1",
+        "kept for  gone",
+        "health    healthy: no damage is known",
+    ] {
+        assert!(text.contains(line), "'{line}' is not in:\n{text}");
+    }
+    let told = status(place, server, 4);
+    assert_eq!((&told["health"], &told["devices"][0]["opening"]), (&json!("incomplete"), &json!(null)));
+    let device = &told["devices"][1];
+    assert_eq!((&device["target"], &device["health"]), (&json!("gone"), &json!("incomplete")));
+    assert_eq!((&device["opening"]["retried"], &device["exports"][0]["nsid"]), (&json!(true), &json!(1)));
+    assert_eq!((&device["exports"][1]["name"], &device["exports"][1]["uri"]), (&json!("gone"), &json!(null)));
+}
+
 #[test]
 fn the_others_are_served_and_it_is_when_it_comes() {
     let place = Place::new();
@@ -46,27 +71,7 @@ fn the_others_are_served_and_it_is_when_it_comes() {
     assert_eq!(Nbd::open(&nbd, "v").unwrap().size, 1 << 20);
     assert!(Nbd::open(&nbd, "").is_none(), "the export for who names none is the first target's");
 
-    let answer = place.run(&format!("status {}", server.pid()));
-    let text = answer.ends_with(4).text();
-    for line in [
-        "health    incomplete: of 2 devices 1 is incomplete",
-        "device    gone",
-        "health    incomplete: it is not open since ",
-        ": opening on gone: No such file or directory (os error 2); it was tried ",
-        "try       check the path; `sealblock create` makes a volume",
-        "kept for  nqn.2026-11.io.sealblock:gone/1",
-        "kept for  gone",
-        "health    healthy: no damage is known",
-    ] {
-        assert!(text.contains(line), "'{line}' is not in:\n{text}");
-    }
-    let told = status(&place, &server, 4);
-    assert_eq!((&told["health"], &told["devices"][0]["opening"]), (&json!("incomplete"), &json!(null)));
-    let device = &told["devices"][1];
-    assert_eq!((&device["target"], &device["health"]), (&json!("gone"), &json!("incomplete")));
-    assert_eq!((&device["opening"]["retried"], &device["exports"][0]["nsid"]), (&json!(true), &json!(1)));
-    assert_eq!((&device["exports"][1]["name"], &device["exports"][1]["uri"]), (&json!("gone"), &json!(null)));
-
+    status_has_it(&place, &server);
     volume_comes(&place, "gone");
     let event = server.event();
     assert_eq!((&event["event"], &event["nsid"], &event["nbd"]), (&json!("opened"), &json!(1), &json!("gone")));
@@ -77,14 +82,39 @@ fn the_others_are_served_and_it_is_when_it_comes() {
     status(&place, &server, 0);
     let ended = server.stop();
     ended.is_clean();
-    let lines: Vec<_> = ended.told().into_iter().filter(|line| line["message"].to_string().contains("gone")).collect();
-    assert_eq!(lines.len(), 1, "{}", ended.stderr);
-    assert_eq!(
-        lines[0]["message"],
-        "the others are served without gone: opening on gone: No such file or directory (os error 2); it is tried again, at least \
-         every 60 s"
-    );
+    let line = "the others are served without gone: opening on gone: No such file or directory (os error 2); it is tried again, at \
+        least every 60 s";
+    let of_gone = ended.told().into_iter().filter(|line| line["message"].to_string().contains("gone")).count();
+    assert_eq!((ended.told_of(line).len(), of_gone), (1, 1), "{}", ended.stderr);
     assert_eq!(place.run("info gone --json").succeeds().json()["volume"]["clean"], true);
+}
+
+#[test]
+fn what_somebody_else_has_and_a_server_that_is_away_are_waited_for() {
+    let place = Place::new();
+    place.volume("--size 1MiB", &noise(1, 1 << 20));
+    let m = "[[subsystems]]\nname = \"m\"\n[[subsystems.namespaces]]\ntarget = \"mem:1MiB\"\n";
+    place.write("m.toml", m.as_bytes());
+    let first = Server::start(&place, "v");
+    let mut second = Server::start(&place, "v nbd+unix:///m?socket=s mem:1MiB");
+    let told = |at: usize| second.ready["subsystems"][at]["not_open"][0].clone();
+    for (at, why) in [(0, format!("in use by another process, {}", first.pid())), (1, "cannot connect to s".to_owned())]
+    {
+        assert!(told(at)["reason"].as_str().unwrap().contains(&why), "{}", told(at));
+        assert_eq!(told(at)["retried"], true);
+    }
+    place.run(&format!("info {}", second.target("mem"))).succeeds();
+    first.stop().is_clean();
+    let away = Server::start(&place, "--nbd-socket s --config m.toml");
+    let mut targets: Vec<_> = (0..2).map(|_| second.event()["target"].as_str().unwrap().to_owned()).collect();
+    targets.sort();
+    assert_eq!(targets, ["nbd+unix:///m?socket=s", "v"]);
+    for name in ["v", "m"] {
+        place.run(&format!("verify {}", second.target(name))).succeeds();
+    }
+    status(&place, &second, 0);
+    second.stop().is_clean();
+    away.stop().is_clean();
 }
 
 #[test]

@@ -189,6 +189,9 @@ fn a_mirror_whose_leg_was_replaced_stays_when_its_name_follows() {
     common::answer_of(reader).succeeds();
     let status = place.run(&format!("status {} --json", server.pid())).succeeds().json();
     assert_eq!(status["servers"][0]["devices"][0]["target"], "mirror:c,a");
+    let mirrors = &status["servers"][0]["devices"][0]["mirrors"];
+    assert_eq!(mirrors[0]["target"], "mirror:c,a", "nothing goes on by the old name");
+    assert_eq!(status["servers"][0]["devices"][0]["scrub"]["target"], "mirror:c,a");
     // By its new name it is found, and by the one that it has no more the next reload is refused.
     place.run("mirror status mirror:c,a").succeeds();
     let event = reload(&place, &mut server, &of("a,b"));

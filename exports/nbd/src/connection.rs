@@ -63,6 +63,16 @@ pub(crate) struct Connection {
     pub(crate) is_gone: Cell<bool>,
 }
 
+/// Where a client is: its address, or its process where it came by a Unix socket.
+fn origin(stream: &Stream) -> String {
+    match (stream.peer_addr(), stream.peer_process()) {
+        (Ok(address), _) => address.to_string(),
+        (Err(_), Ok((0, uid))) => format!("a process of user {uid}"),
+        (Err(_), Ok((pid, uid))) => format!("process {pid} of user {uid}"),
+        (Err(_), Err(_)) => "(gone)".to_owned(),
+    }
+}
+
 impl Connection {
     pub(crate) fn new(stream: Stream, place: Place) -> Rc<Connection> {
         let told = place.shared.told();
@@ -78,7 +88,7 @@ impl Connection {
         let _ = stream.set_send_buffer_bytes(SOCKET_BYTES);
         let _ = stream.set_recv_buffer_bytes(SOCKET_BYTES);
         stream.set_prompt(true);
-        let from = stream.peer_addr().map_or_else(|_| "(gone)".to_owned(), |address| address.to_string());
+        let from = origin(&stream);
         Rc::new(Connection {
             from,
             share: Share::new(&place.shared.budget),

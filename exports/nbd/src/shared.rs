@@ -260,6 +260,25 @@ mod tests {
     }
 
     #[test]
+    fn who_names_no_export_gets_the_one_that_is_meant_or_none() {
+        let shared = shared(1);
+        let told = |name: &str| core::Export {
+            name: name.to_owned(),
+            description: String::new(),
+            size_bytes: 4096,
+            block_bytes: 512,
+            writable: true,
+            trim: false,
+            write_zeroes: false,
+        };
+        assert_eq!(shared.default_of(&[]), None);
+        assert_eq!(shared.default_of(&[told("b"), told("a")]), Some(0), "the first unless something is said");
+        shared.set_default(Some("a".to_owned()));
+        assert_eq!(shared.default_of(&[told("b"), told("a")]), Some(1));
+        assert_eq!(shared.default_of(&[told("b")]), None, "and not another one in its place");
+    }
+
+    #[test]
     fn orders_reach_all_and_those_who_come_later() {
         let shared = shared(2);
         let one = shared.enter(Kind::Connection).unwrap();

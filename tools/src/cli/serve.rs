@@ -24,6 +24,7 @@ const SERVE_HELP: &str = "\
 Examples:
   sealblock serve
   sealblock serve v --nbd 127.0.0.1:10809
+  sealblock serve v --nbd-socket /run/user/1000/v.sock
   sealblock serve v other.volume --listen 127.0.0.1:4420 --allow-host nqn.2014-08.org.nvmexpress:uuid:...
 
 Without any target, ./sealblock.toml says what to serve if it is there; else one volume, sealblock-data/default.volume, which
@@ -47,6 +48,9 @@ pub struct Serve {
     /// Where to listen for NBD clients as well, each target an export NAME; may be given several times. Port 10809 unless given.
     #[arg(long, value_name = "ADDR:PORT", value_parser = nbd_address)]
     pub nbd: Vec<SocketAddr>,
+    /// Listen for NBD clients on a Unix socket at this path, which only this user can open; may be given several times.
+    #[arg(long, value_name = "PATH")]
+    pub nbd_socket: Vec<PathBuf>,
     /// Refuse to start when any target does not open. Without this the others are served, and it is tried again.
     #[arg(long)]
     pub strict: bool,
@@ -192,8 +196,8 @@ Examples:
 #[derive(Args, Debug)]
 #[command(after_help = DISCOVER_HELP)]
 pub struct Discover {
-    /// The server: over NVMe/TCP at port 4420 unless one is given, or over NBD at 10809.
-    #[arg(value_name = "HOST[:PORT]|nbd://HOST[:PORT]")]
+    /// The server: over NVMe/TCP at port 4420 unless one is given, or over NBD at 10809 or on a Unix socket.
+    #[arg(value_name = "HOST[:PORT]|nbd://HOST[:PORT]|nbd+unix:///?socket=PATH")]
     pub server: RemoteServer,
     /// The name of this host, by which servers let it in: /etc/nvme/hostnqn where that is there, else a random one.
     #[arg(long, value_name = "NQN", value_parser = nqn)]

@@ -28,6 +28,7 @@ mod recent;
 mod resize;
 mod scrub;
 mod server;
+mod sockets;
 mod waiting;
 mod watch;
 mod witness;
@@ -76,6 +77,11 @@ fn cores(said: Option<NonZeroUsize>) -> usize {
     const MOST_UNASKED: usize = 8;
     let cpus = available_parallelism().map_or(1, usize::from);
     said.map_or(cpus.min(MOST_UNASKED), |said| said.get().min(cpus))
+}
+
+/// What was said, or else what was planned.
+fn or<T: Clone>(said: &[T], planned: Vec<T>) -> Vec<T> {
+    if said.is_empty() { planned } else { said.to_vec() }
 }
 
 /// What says what is to be served.
@@ -127,14 +133,17 @@ impl Source {
                 let plan = config::read(path)?;
                 let strict = arguments.strict || plan.strict;
                 let plan = Plan { cores: arguments.cores.or(plan.cores), strict, ..plan };
-                let or = |said: &[_], planned: Vec<_>| if said.is_empty() { planned } else { said.to_vec() };
-                Plan { listeners: or(&arguments.listen, plan.listeners), nbd: or(&arguments.nbd, plan.nbd), ..plan }
+                Plan {
+                    listeners: or(&arguments.listen, plan.listeners),
+                    nbd: or(&arguments.nbd, plan.nbd),
+                    nbd_sockets: or(&arguments.nbd_socket, plan.nbd_sockets),
+                    ..plan
+                }
             }
         };
         // The service manager's word goes before both: its sockets are open already, and whoever wrote them wanted these.
         let (nvme, nbd) = inherited.addresses();
-        let or = |there: Vec<_>, planned: Vec<_>| if there.is_empty() { planned } else { there };
-        let (listeners, nbd) = (or(nvme, plan.listeners), or(nbd, plan.nbd));
+        let (listeners, nbd) = (or(&nvme, plan.listeners), or(&nbd, plan.nbd));
         let plan = Plan { listeners, nbd, inherited: inherited.clone(), ..plan };
         plan.check()?;
         Ok(plan)

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -31,6 +32,9 @@ pub struct ServerStatus {
     pub listeners: Vec<SocketAddr>,
     /// Where it listens for NBD clients.
     pub nbd_listeners: Vec<SocketAddr>,
+    /// The Unix sockets where it listens for NBD clients.
+    #[serde(default)]
+    pub nbd_sockets: Vec<PathBuf>,
     /// What it serves.
     pub devices: Vec<DeviceStatus>,
     /// Who uses it, as far as there is room.

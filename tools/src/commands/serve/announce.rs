@@ -4,6 +4,7 @@
 
 use std::fmt::Write;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 
 use sealblock_block::Geometry;
 use sealblock_exports_nvme_tcp::Hosts;
@@ -17,7 +18,7 @@ use crate::cli::Protection;
 use crate::commands::create::{protection_words, uuid_words};
 use crate::control::resized::ResizeReport;
 use crate::report::{print_json, say};
-use crate::target::encode;
+use crate::target::{NbdAddress, encode};
 
 /// Says what happens.
 #[derive(Clone, Copy)]
@@ -71,8 +72,12 @@ pub struct Serving {
 pub struct NbdFacts {
     /// The addresses, with the ports that the system chose.
     pub listeners: Vec<SocketAddr>,
-    /// The names of the exports; the first is for clients that name none.
+    /// The Unix sockets.
+    pub sockets: Vec<PathBuf>,
+    /// The names of the exports.
     pub exports: Vec<String>,
+    /// The one for clients that name none: the first of the plan, unless it is not open.
+    pub default_export: Option<String>,
 }
 
 /// A subsystem that is served.
@@ -222,7 +227,7 @@ fn ready_words(serving: &Serving) -> String {
     if let Some(nbd) = &serving.nbd {
         let spaces = serving.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
         let exports = spaces.filter_map(|space| Some((space.nbd.as_deref()?, space.block_size)));
-        put(&mut text, nbd_words(&nbd.listeners, exports));
+        put(&mut text, nbd_words(&nbd.listeners, &nbd.sockets, exports));
     }
     put(&mut text, "ready");
     text
@@ -255,19 +260,31 @@ fn subsystem_words(subsystem: &SubsystemFacts) -> String {
 }
 
 /// Where NBD clients connect, and what they type for each name and size of blocks.
-fn nbd_words<'a>(listeners: &[SocketAddr], exports: impl Iterator<Item = (&'a str, usize)>) -> String {
+fn nbd_words<'a>(
+    listeners: &[SocketAddr],
+    sockets: &[PathBuf],
+    exports: impl Iterator<Item = (&'a str, usize)>,
+) -> String {
     let mut text = String::new();
     for address in listeners {
         put(&mut text, format_args!("listening for NBD on {address}"));
     }
-    let Some(address) = listeners.first() else { return text };
-    let (host, _) = host_words(*address);
-    let port = address.port();
+    for path in sockets {
+        put(&mut text, format_args!("listening for NBD on {}", path.display()));
+    }
     put(&mut text, "an NBD client types:");
     for (name, block_size) in exports {
-        put(&mut text, format_args!("  nbdinfo {}", export_uri(*address, name)));
-        let name = shell_word(name);
-        put(&mut text, format_args!("  nbd-client {host} {port} -N {name} -b {block_size} /dev/nbd0"));
+        let word = shell_word(name);
+        if let Some(address) = listeners.first() {
+            let ((host, _), port) = (host_words(*address), address.port());
+            put(&mut text, format_args!("  nbdinfo {}", export_uri(*address, name)));
+            put(&mut text, format_args!("  nbd-client {host} {port} -N {word} -b {block_size} /dev/nbd0"));
+        }
+        if let Some(path) = sockets.first() {
+            put(&mut text, format_args!("  nbdinfo {}", shell_word(&socket_uri(path, name))));
+            let path = shell_word(&path.to_string_lossy());
+            put(&mut text, format_args!("  nbd-client -unix {path} -N {word} -b {block_size} /dev/nbd0"));
+        }
     }
     text.trim_end().to_owned()
 }
@@ -291,6 +308,11 @@ pub fn namespace_uri(address: SocketAddr, nqn: &str, nsid: Option<u32>, host: Op
 /// How clients name an NBD export as a target.
 pub fn export_uri(address: SocketAddr, name: &str) -> String {
     format!("nbd://{}:{}/{}", host_words(address).1, address.port(), encode(name, ":/"))
+}
+
+/// The same on a Unix socket.
+pub fn socket_uri(path: &Path, name: &str) -> String {
+    NbdAddress::Unix(path.to_owned()).uri(name)
 }
 
 /// How clients write an address, alone and in a URI.
@@ -375,10 +397,13 @@ mod tests {
     fn clients_are_told_names_that_shells_and_uris_take() {
         let exports = [("v", 512), ("photos/7", 4096), ("it's a b", 4096)];
         let listeners = ["[::]:10809".parse().unwrap(), "[::1]:7".parse().unwrap()];
-        let words = nbd_words(&listeners, exports.into_iter());
+        let words = nbd_words(&listeners, &["/run/a b.sock".into()], exports.into_iter());
         for line in [
             "listening for NBD on [::]:10809\n",
             "listening for NBD on [::1]:7\n",
+            "listening for NBD on /run/a b.sock\n",
+            "  nbdinfo 'nbd+unix:///v?socket=/run/a%20b.sock'\n",
+            "  nbd-client -unix '/run/a b.sock' -N photos/7 -b 4096 /dev/nbd0\n",
             "  nbdinfo nbd://HOST:10809/v\n",
             "  nbdinfo nbd://HOST:10809/photos/7\n",
             "  nbdinfo nbd://HOST:10809/it%27s%20a%20b\n",

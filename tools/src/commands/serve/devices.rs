@@ -20,12 +20,12 @@ use super::watch::watch;
 use super::witness::{Ties, Witness};
 use crate::exit::{Cause, Failure};
 use crate::stack::{Access, OpenMirror, ReadOnly, Usage, open_for};
-use crate::target::Target;
+use crate::target::Called;
 
 /// An open device.
 pub struct Device {
     /// What it is called: a mirror has another name when it has other members.
-    pub target: RefCell<Target>,
+    pub target: Called,
     /// What it was opened to do.
     pub access: Access,
     /// What it was opened for.
@@ -70,7 +70,7 @@ impl Device {
                 None => Err(of_core("changing the size", CoreGone::Stopped)),
             }
         });
-        resized.await.map_err(|gone| of_core("changing the size", gone).on(self.target.borrow()))?
+        resized.await.map_err(|gone| of_core("changing the size", gone).on(&self.target))?
     }
 
     /// Whether namespaces of it are still there, offered or held by commands in flight.
@@ -128,7 +128,7 @@ impl Homes {
             Ok(Device {
                 access: plan.access(),
                 usage: plan.usage,
-                target: RefCell::new(plan.target),
+                target: opened.called,
                 state,
                 volume_uuid: opened.volume_uuid,
                 scrub: ScrubHandle::new(handle.clone(), opened.keeper),
@@ -158,7 +158,7 @@ impl Homes {
                         None => Err(of_core("closing", CoreGone::Stopped)),
                     }
                 });
-                closed.await.map_err(|gone| of_core("closing", gone).on(device.target.borrow()))?
+                closed.await.map_err(|gone| of_core("closing", gone).on(device.target))?
             }
         });
         join_all(closings.collect::<Vec<_>>()).await.into_iter().collect()
@@ -167,6 +167,7 @@ impl Homes {
 
 /// What a core says of a device that it has opened.
 struct Opened {
+    called: Called,
     shared: SharedDevice,
     volume_uuid: Option<[u8; 16]>,
     mirror: Option<Homed<OpenMirror>>,
@@ -187,11 +188,13 @@ async fn at_home(plan: NamespacePlan, ties: Ties, teller: Teller) -> Result<Open
     }
     watch(&facts, &ties.state);
     let mirror_uuid = facts.mirror.as_ref().map(|mirror| mirror.describe().uuid);
+    let called = facts.mirror.as_ref().map_or_else(|| Called::new(target), |mirror| mirror.target().clone());
     let shared = SharedDevice::publish(Rc::clone(&gate));
-    shared.observe(Witness::new(target, ties.clone()));
-    let keeper = Keeper::open(target, gate, shared.attach(), ties.state, teller).await;
+    shared.observe(Witness::new(called.clone(), ties.clone()));
+    let keeper = Keeper::open(called.clone(), gate, shared.attach(), ties.state, teller).await;
     let watched = Watched::new(&keeper, &facts);
     Ok(Opened {
+        called,
         shared,
         volume_uuid: facts.volume.as_ref().map(|volume| volume.uuid).or(mirror_uuid),
         mirror: facts.mirror.map(Homed::new),

@@ -1,6 +1,7 @@
 //! The server as a whole, for whoever asks over the control socket how it is.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
 
 use futures_util::future::join_all;
 use sealblock_exports_nbd::{Client, Server as Nbd};
@@ -27,6 +28,7 @@ pub struct Front {
     nbd: Nbd,
     listeners: Vec<SocketAddr>,
     nbd_listeners: Vec<SocketAddr>,
+    nbd_sockets: Vec<PathBuf>,
     /// What is to be served and is not open.
     not_open: Vec<DeviceStatus>,
     /// The control socket.
@@ -36,7 +38,20 @@ pub struct Front {
 impl Front {
     /// Of a server that listens here.
     pub fn new(export: Export, listeners: Vec<SocketAddr>, nbd: Nbd, nbd_listeners: Vec<SocketAddr>) -> Front {
-        Front { export, nbd, listeners, nbd_listeners, not_open: Vec::new(), control: String::new() }
+        Front {
+            export,
+            nbd,
+            listeners,
+            nbd_listeners,
+            nbd_sockets: Vec::new(),
+            not_open: Vec::new(),
+            control: String::new(),
+        }
+    }
+
+    /// The same, which listens on these Unix sockets, too.
+    pub fn at(self, nbd_sockets: Vec<PathBuf>) -> Front {
+        Front { nbd_sockets, ..self }
     }
 
     /// The same, which lacks these.
@@ -76,6 +91,7 @@ impl Front {
             summary,
             listeners: self.listeners.clone(),
             nbd_listeners: self.nbd_listeners.clone(),
+            nbd_sockets: self.nbd_sockets.clone(),
             devices,
             clients,
             clients_unlisted,

@@ -140,23 +140,7 @@ async fn until_ended(
                     announcer.tell(&Event::Opened(opened));
                 }
             }
-            Turn::Reload => {
-                notify(State::Reloading);
-                match reload(server, &again).await {
-                    Ok(()) => {
-                        control.offer(server.served());
-                        announcer.tell(&Event::Reloaded(server.serving()));
-                    }
-                    Err(failure) => {
-                        tracing::error!(
-                            "the configuration was not taken, and everything stays as it was: {}",
-                            failure.in_short()
-                        );
-                        announcer.tell(&Event::ReloadFailed { reason: failure.to_string() });
-                    }
-                }
-                notify(State::Ready);
-            }
+            Turn::Reload => reload(server, announcer, control, &again).await,
         }
     }
 }
@@ -171,7 +155,27 @@ async fn resize(server: &mut Server, order: Resize, announcer: Announcer) {
     order.answer(resized.map_err(|failure| Problem { why: failure.reason(DOING), ..problem(&failure) }));
 }
 
-async fn reload(server: &mut Server, again: &impl Fn() -> Result<Plan, Failure>) -> Result<(), Failure> {
+async fn reload(
+    server: &mut Server,
+    announcer: Announcer,
+    control: &Control,
+    again: &impl Fn() -> Result<Plan, Failure>,
+) {
+    notify(State::Reloading);
+    match take_plan(server, again).await {
+        Ok(()) => {
+            control.offer(server.served());
+            announcer.tell(&Event::Reloaded(server.serving()));
+        }
+        Err(failure) => {
+            tracing::error!("the configuration was not taken, and everything stays as it was: {}", failure.in_short());
+            announcer.tell(&Event::ReloadFailed { reason: failure.to_string() });
+        }
+    }
+    notify(State::Ready);
+}
+
+async fn take_plan(server: &mut Server, again: &impl Fn() -> Result<Plan, Failure>) -> Result<(), Failure> {
     let plan = again()?;
     server.change(&plan).await?;
     if server.waits_for_restart(&plan) {

@@ -28,18 +28,18 @@ pub async fn fit(device: &Device, plan: &NamespacePlan) -> Fit {
     if device.access != plan.access() || device.usage != plan.usage {
         return Fit::No;
     }
-    let target = device.target.borrow().clone();
+    let is_its_name = device.target.is(&plan.target);
     let (Some(named), Some(mirror)) = (legs_of(&plan.target), &device.mirror) else {
-        return if target == plan.target { Fit::Same } else { Fit::No };
+        return if is_its_name { Fit::Same } else { Fit::No };
     };
     match mirror.order(Order::MirrorStatus).await {
         Ok(status) => {
             let members = status.legs.into_iter().filter(|leg| leg.standing != "removed").map(|leg| leg.leg).collect();
-            of_members(members, named, target == plan.target)
+            of_members(members, named, is_its_name)
         }
         // A mirror that is being closed tells nothing, and its name is all there is.
         Err(_) => {
-            if target == plan.target {
+            if is_its_name {
                 Fit::Same
             } else {
                 Fit::No

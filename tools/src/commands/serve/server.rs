@@ -22,6 +22,7 @@ use super::listeners::{Bound, Ear, bind_new, close_old};
 use super::plan::nbd::export_name;
 use super::plan::{NamespacePlan, Plan, SubsystemPlan};
 use super::scrub::Teller;
+use super::sockets::{self, UnixBound};
 use super::waiting::{Tried, Waiting};
 use crate::cli::Protection;
 use crate::exit::{Cause, Failure};
@@ -58,6 +59,7 @@ struct Prepared {
     waiting: Vec<Waiting>,
     bound: Vec<Bound>,
     nbd_bound: Vec<Bound>,
+    sockets: Vec<UnixBound>,
 }
 
 /// A subsystem that is offered.
@@ -84,7 +86,7 @@ impl Space {
 
     /// Has the device be called what it is called in the plan that it is offered by.
     fn rename(&self) {
-        self.device.target.replace(self.plan.target.clone());
+        self.device.target.set(&self.plan.target);
     }
 
     /// The namespace for the export; fails where its tags are to be shown and it has none.
@@ -171,16 +173,14 @@ impl Server {
         }
         let bound = bind_new(&self.core, &plan.listeners, &plan.inherited, &self.ears).await?;
         let nbd_bound = bind_new(&self.core, &plan.nbd, &plan.inherited, &self.nbd.ears).await?;
-        Ok(Prepared { wanted, waiting, bound, nbd_bound })
+        let sockets = sockets::bind_new(&self.core, &plan.nbd_sockets, &self.nbd.sockets).await?;
+        Ok(Prepared { wanted, waiting, bound, nbd_bound, sockets })
     }
 
     /// Offers what is wanted. What fails here fails because of a fault in this program or a core that is gone.
     async fn apply(&mut self, plan: &Plan, prepared: Prepared) -> Result<(), Failure> {
-        let Prepared { wanted, waiting, bound, nbd_bound } = prepared;
-        for new in waiting.iter().filter(|new| !self.waiting.iter().any(|old| old.is_for(&new.nqn, &new.plan))) {
-            new.tell();
-        }
-        (self.waiting, self.is_new) = (waiting, false);
+        let Prepared { wanted, waiting, bound, nbd_bound, sockets } = prepared;
+        self.go_on_without(waiting);
         let exports = exports(plan, &wanted);
         self.nbd.set_default(plan);
         self.nbd.remove_others(&exports)?;
@@ -207,12 +207,9 @@ impl Server {
         self.nbd.add_new(exports)?;
         self.offered = wanted;
         self.offered.values().flat_map(|offered| offered.spaces.values()).for_each(Space::rename);
-        for bound in bound {
-            let export = self.export.clone();
-            self.ears.push(bound.accept(|listener| async move { export.serve(listener).await }).await?);
-        }
-        close_old(&mut self.ears, &plan.listeners).await;
+        self.listen(bound, &plan.listeners).await?;
         self.nbd.listen(nbd_bound, &plan.nbd).await?;
+        self.nbd.listen_at(sockets, &plan.nbd_sockets).await?;
         self.advertise(plan);
         self.configure_scrubs().await;
         let devices: Vec<_> = before.into_values().flat_map(|old| old.spaces.into_values()).map(|s| s.device).collect();
@@ -220,6 +217,16 @@ impl Server {
         let going: Vec<Device> = devices.into_iter().filter_map(Rc::into_inner).collect();
         self.wait_until_idle(&going).await;
         self.homes.close(going).await
+    }
+
+    /// Accepts at these addresses too, and no more at those that are not planned.
+    async fn listen(&mut self, bound: Vec<Bound>, planned: &[SocketAddr]) -> Result<(), Failure> {
+        for bound in bound {
+            let export = self.export.clone();
+            self.ears.push(bound.accept(|listener| async move { export.serve(listener).await }).await?);
+        }
+        close_old(&mut self.ears, planned).await;
+        Ok(())
     }
 
     /// Has discovery name the addresses that the plan has for listeners that others reach by another way.
@@ -304,6 +311,11 @@ impl Server {
                 sleep(LOOK).await;
             }
         }
+        for ear in &self.nbd.sockets {
+            while !ear.has_ended().await {
+                sleep(LOOK).await;
+            }
+        }
         let spaces = self.offered.into_values().flat_map(|offered| offered.spaces.into_values());
         let devices: Vec<_> = spaces.map(|space| space.device).collect();
         self.homes.close(devices.into_iter().filter_map(Rc::into_inner)).await
@@ -329,7 +341,7 @@ impl Offered {
 /// What NBD clients are to have, in the order of the plan.
 fn exports(plan: &Plan, wanted: &BTreeMap<Nqn, Offered>) -> Vec<Wanted> {
     let mut exports = Vec::new();
-    for subsystem in plan.subsystems.iter().filter(|_| !plan.nbd.is_empty()) {
+    for subsystem in plan.subsystems.iter().filter(|_| plan.has_nbd()) {
         for namespace in &subsystem.namespaces {
             let space = wanted.get(&subsystem.nqn).and_then(|offered| offered.spaces.get(&namespace.nsid));
             let name = export_name(subsystem, namespace);

@@ -54,6 +54,9 @@ pub fn of(server: &ServerStatus, earlier: Option<(Duration, &ServerStatus)>) -> 
             lines.put("listening", format_args!("{address} for {protocol}"));
         }
     }
+    for path in &server.nbd_sockets {
+        lines.put("listening", format_args!("{} for NBD", path.display()));
+    }
     for device in &server.devices {
         let before = earlier.and_then(|(since, server)| {
             let before = server.devices.iter().find(|other| other.exports == device.exports)?;

@@ -78,7 +78,7 @@ impl Server {
                 Fit::No => {}
             }
         }
-        let same = |space: &&Space| plan.target.path().is_some() && *space.device.target.borrow() == plan.target;
+        let same = |space: &&Space| plan.target.path().is_some() && space.device.target.is(&plan.target);
         match spaces().find(same) {
             None => Ok(None),
             Some(_) => {
@@ -125,6 +125,14 @@ impl Server {
         // What cannot be meant is for whoever wrote it.
         let may_be = !strict && failure.cause() != Cause::Usage && (self.is_new || before.is_some());
         if may_be { Ok(Waiting::new(nqn, plan, failure, before)) } else { Err(failure) }
+    }
+
+    /// Has these be what is gone without, and tells of those that were not so before.
+    pub(super) fn go_on_without(&mut self, waiting: Vec<Waiting>) {
+        for new in waiting.iter().filter(|new| !self.waiting.iter().any(|old| old.is_for(&new.nqn, &new.plan))) {
+            new.tell();
+        }
+        (self.waiting, self.is_new) = (waiting, false);
     }
 
     /// Waits until another try to open something has ended, for [`Server::admit`]. Dropped, it goes on where it was.

@@ -34,7 +34,7 @@ impl Server {
 
     /// Has hosts and clients see a device as it is now, under all names that it has.
     fn show(&self, device: &Rc<Device>) -> Result<(), Failure> {
-        let failed = |error| of_setup(&error).on(device.target.borrow());
+        let failed = |error| of_setup(&error).on(&device.target);
         let spaces = |nqn: &Nqn| {
             let spaces = self.offered[nqn].spaces.iter();
             spaces.filter(|(_, space)| Rc::ptr_eq(&space.device, device)).map(|(nsid, _)| *nsid).collect::<Vec<_>>()

@@ -7,7 +7,7 @@ use sealblock_protocols_nvme::nqn::Nqn;
 
 use super::{Offered, Server, Space};
 use crate::commands::scrub::canonical;
-use crate::commands::serve::announce::{export_uri, namespace_uri};
+use crate::commands::serve::announce::namespace_uri;
 use crate::commands::serve::control::Offer;
 use crate::commands::serve::front::{Front, on_this_machine};
 use crate::commands::serve::plan::nbd::export_name;
@@ -20,7 +20,7 @@ impl Server {
     pub fn served(&self) -> (Vec<Offer>, Front) {
         let listeners = self.ears.iter().map(|ear| ear.address).collect();
         let front = Front::new(self.export.clone(), listeners, self.nbd.server(), self.nbd.listeners());
-        (self.offers(), front.without(self.not_open()))
+        (self.offers(), front.without(self.not_open()).at(self.nbd.paths()))
     }
 
     /// How it goes with what is not open.
@@ -70,7 +70,7 @@ impl Server {
             ExportStatus { protocol: "nvme".to_owned(), name: nqn.to_owned(), nsid: Some(nsid), hosts, uri, read_only };
         let nbd = export_name(subsystem, namespace).filter(|_| self.nbd.listens()).map(|name| ExportStatus {
             protocol: "nbd".to_owned(),
-            uri: self.nbd.ears.first().map(|ear| export_uri(on_this_machine(ear.address), &name)),
+            uri: self.nbd.uri(&name),
             name,
             nsid: None,
             hosts: None,
