@@ -43,6 +43,11 @@ fn status_has_it(place: &Place, server: &Server) {
     ] {
         assert!(text.contains(line), "'{line}' is not in:\n{text}");
     }
+    // By what it would be served as, too.
+    for name in ["gone", "nqn.2026-11.io.sealblock:gone"] {
+        place.run(&format!("status {name}")).ends_with(4).says(&["device    gone\n"]);
+    }
+    place.run("status nosuch").fails(3, &["serves it"]);
     let told = status(place, server, 4);
     assert_eq!((&told["health"], &told["devices"][0]["opening"]), (&json!("incomplete"), &json!(null)));
     let device = &told["devices"][1];

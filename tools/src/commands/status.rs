@@ -19,7 +19,7 @@ use crate::cli::{ServedName, ServerName, Status};
 use crate::commands::scrub::name_of;
 use crate::control::client::{find, is_alive, look};
 use crate::control::place::{Found, sockets, sockets_of_others};
-use crate::control::server::ServerStatus;
+use crate::control::server::{DeviceStatus, ServerStatus};
 use crate::exit::{Cause, Exit, Failure};
 use crate::report::{print_json, say};
 use crate::target::Target;
@@ -160,8 +160,21 @@ fn socket_at(served: &ServedName) -> Option<PathBuf> {
 fn serving(served: &ServedName) -> Result<Report, Failure> {
     match find(&name_of(served)?, None)? {
         Some(found) => one(found.socket()),
-        None => Err(nobody("no server of this user on this machine serves it").on(served)),
+        None => waiting_for(served),
     }
+}
+
+/// The servers that would serve this if it were open.
+fn waiting_for(served: &ServedName) -> Result<Report, Failure> {
+    let mut report = ask_all(everybody());
+    let name = served.to_string();
+    let is_it =
+        |device: &DeviceStatus| device.target == name || device.exports.iter().any(|export| export.name == name);
+    report.servers.retain(|server| server.devices.iter().any(|device| device.opening.is_some() && is_it(device)));
+    if report.servers.is_empty() {
+        return Err(nobody("no server of this user on this machine serves it").on(served));
+    }
+    Ok(Report { silent: Vec::new(), ..report })
 }
 
 /// The servers for which this holds.
