@@ -80,7 +80,9 @@ fn what_is_printed_can_be_typed() {
         assert!(said.contains(&line), "'{line}' is not in {said:#?}");
     }
     place.run(&format!("info {uri}")).succeeds();
-    let exports = place.run("status --json").succeeds().json()["servers"][0]["devices"][0]["exports"].take();
+    let exports =
+        place.run(&format!("status {} --json", child.id())).succeeds().json()["servers"][0]["devices"][0]["exports"]
+            .take();
     assert_eq!(exports[1]["uri"], uri);
     match has("qemu-img") {
         true => {
