@@ -20,7 +20,7 @@ pub use mirror::{
 };
 pub use scrub::{Scrub, ScrubCommand, ScrubStart, ScrubStatus, Scrubbed, ServedName};
 pub use serve::{ControlPlace, Discover, LogLevel, NVME_TCP_PORT, Protection, Serve, listen_address, nbd_address};
-pub use status::{ServerName, Status};
+pub use status::{Log, ServerName, Status};
 pub use values::{Endpoint, Guard, Harm, Mode, ProtectionType, RemoteServer, Volume};
 
 use crate::range::BlockRange;
@@ -49,6 +49,7 @@ Targets:
   nvme+tcp://HOST[:PORT]/NQN[/NSID]   a namespace over NVMe/TCP; ?hdgst&ddgst&pract=1&queues=4&depth=64&hostnqn=NQN,
                                       ?timeout=5s&keepalive=5s&reconnect=0s&attempts=3
   nbd://HOST[:PORT]/EXPORT            a network block device; ?connections=4
+  nbd+unix:///EXPORT?socket=PATH      the same on a Unix socket of this machine; &connections=4
   /dev/nvmeXnY /dev/ngXnY /dev/sdX    a Linux device
 
 Sizes are 4096, 4KiB, 1GiB, 1.5GiB or 1GB: KiB, MiB, GiB, TiB, PiB and EiB are powers of 1024, KB to EB powers of 1000.
@@ -135,6 +136,8 @@ pub enum Command {
     Serve(Serve),
     /// Say how servers are: what is served to whom, what is damaged or degraded, scrubs, and what failed last.
     Status(Status),
+    /// Say how much a server logs, and change it while it runs.
+    Log(Log),
     /// Check a served target in the background: begin, hold and end it, and say what it has met.
     Scrub(Scrub),
     /// Name what a server lets this host see: the subsystems over NVMe/TCP, or the exports over NBD.

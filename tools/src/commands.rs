@@ -8,6 +8,7 @@ pub mod create;
 pub mod demo;
 pub mod discover;
 pub mod info;
+pub mod log;
 pub mod man;
 pub mod mirror;
 pub mod rescue;
@@ -28,6 +29,7 @@ pub fn run(command: &Command) -> Result<Exit, Failure> {
         Command::Info(arguments) => info::run(arguments),
         Command::Serve(arguments) => serve::run(arguments),
         Command::Status(arguments) => status::run(arguments),
+        Command::Log(arguments) => log::run(arguments),
         Command::Scrub(arguments) => scrub::run(arguments),
         Command::Discover(arguments) => discover::run(arguments),
         Command::Verify(arguments) => verify::run(arguments),

@@ -5,6 +5,7 @@
 
 pub mod client;
 pub mod legs;
+pub mod log;
 pub mod place;
 pub mod protocol;
 pub mod resized;

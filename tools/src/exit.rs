@@ -82,12 +82,21 @@ pub struct Failure {
     why: String,
     advice: Option<String>,
     is_told: bool,
+    is_lasting: bool,
 }
 
 impl Failure {
     /// A failure while `doing` something (`opening`, `writing block 7`), with its reason.
     pub fn new(cause: Cause, doing: impl Into<String>, why: impl fmt::Display) -> Failure {
-        Failure { cause, doing: doing.into(), target: None, why: why.to_string(), advice: None, is_told: false }
+        Failure {
+            cause,
+            doing: doing.into(),
+            target: None,
+            why: why.to_string(),
+            advice: None,
+            is_told: false,
+            is_lasting: false,
+        }
     }
 
     /// A failure of input or output. The cause, and advice where there is any, come from the kind of the error.
@@ -124,6 +133,17 @@ impl Failure {
     #[must_use]
     pub fn told(self) -> Failure {
         Failure { is_told: true, ..self }
+    }
+
+    /// The same, which is refused as a matter of principle: asking again changes nothing.
+    #[must_use]
+    pub fn lasting(self) -> Failure {
+        Failure { is_lasting: true, ..self }
+    }
+
+    /// Whether asking again changes nothing.
+    pub const fn is_lasting(&self) -> bool {
+        self.is_lasting
     }
 
     /// Whether the program is to say it when it ends. Who closed a pipe knows it, and expects no words about it.

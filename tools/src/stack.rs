@@ -47,6 +47,7 @@ pub use files::{
     open_truncated, open_volume, overwrite,
 };
 pub use groups::{OpenMirror, create_mirror};
+pub use holder::process_words;
 pub use nbd::exports;
 pub use read_only::ReadOnly;
 pub use remote::discover;

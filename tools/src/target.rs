@@ -5,6 +5,7 @@
 //! kind      = path | "file:" path | "raw:" path | "mem:" size | "null:" size
 //!           | "nvme+tcp://" host [":" port] "/" nqn ["/" nsid] ["?" option "&" option ...]
 //!           | "nbd://" host [":" port] ["/" export] ["?connections=" number]
+//!           | "nbd+unix:///" [export] "?socket=" path ["&connections=" number]
 //!           | ("mirror:" | "stripe" ["-" size] ["-nolabel"] ":" | "multipath:") target "," target ...
 //!           | "offset:" range "," target
 //!           | "fault:" "[" rules "]" "," target
@@ -17,6 +18,7 @@
 //! Names are data from strangers: parsing bounds length, depth and legs, touches nothing outside, and does not panic. A
 //! target prints in a form that reads back as the same target.
 
+mod called;
 mod error;
 mod linux;
 mod parse;
@@ -33,9 +35,10 @@ use std::str::FromStr;
 use sealblock_block::Leg;
 use sealblock_units::ByteCount;
 
+pub use called::Called;
 pub use error::{Problem, TargetError};
 pub use remote::RemoteOptions;
-pub use uri::{Address, Host, encode};
+pub use uri::{Address, Host, NbdAddress, encode};
 
 use crate::range::BlockRange;
 use crate::size::exact;
@@ -74,7 +77,7 @@ pub enum Target {
     /// An export of an NBD server.
     Nbd {
         /// Where the server listens; port 10809 unless given.
-        address: Address,
+        address: NbdAddress,
         /// Name of the export, possibly empty: the server's default. At most 4096 bytes.
         export: String,
         /// `connections`: how many to use where the server allows several; one unless given.
@@ -184,6 +187,9 @@ impl Target {
             }
             Target::Offset { range, target } => Target::Offset { range, target: below(target) },
             Target::Fault { rules, target } => Target::Fault { rules, target: below(target) },
+            Target::Nbd { address: NbdAddress::Unix(path), export, connections } => {
+                Target::Nbd { address: NbdAddress::Unix(folder.join(path)), export, connections }
+            }
             other @ (Target::Memory(_) | Target::Null(_) | Target::NvmeTcp { .. } | Target::Nbd { .. }) => other,
         }
     }
@@ -224,8 +230,9 @@ impl fmt::Display for Target {
                 options.fmt(f)
             }
             Target::Nbd { address, export, connections } => {
-                write!(f, "nbd://{address}/{}", uri::encode(export, ":/"))?;
-                connections.map_or(Ok(()), |connections| write!(f, "?connections={connections}"))
+                f.write_str(&address.uri(export))?;
+                let mark = if matches!(address, NbdAddress::Tcp(_)) { '?' } else { '&' };
+                connections.map_or(Ok(()), |connections| write!(f, "{mark}connections={connections}"))
             }
             Target::Group { kind, legs } => {
                 match kind {

@@ -159,3 +159,73 @@ fn discovery_names_the_address_that_is_advertised() {
     assert_eq!(named(&server), "2001:db8::7:10");
     server.stop().is_clean();
 }
+
+/// A configuration of a mirror, and a server of it whose leg b was replaced by c while a host was there.
+fn replaced(place: &Place) -> (Server, impl Fn(&str) -> String) {
+    common::mirror::filled(place, 256);
+    place.run("create c --size 1MiB").succeeds();
+    let of = |legs: &str| subsystem("m", "", &format!("mirror:{legs}"));
+    place.write("sealblock.toml", of("a,b").as_bytes());
+    let server = Server::start_at(place, "--listen 127.0.0.1:0 --log info");
+    place.run("mirror replace mirror:a,b b c").succeeds().says(&["a: current", "c: current"]);
+    (server, of)
+}
+
+#[test]
+fn a_mirror_whose_leg_was_replaced_stays_when_its_name_follows() {
+    let place = Place::new();
+    let (mut server, of) = replaced(&place);
+    let uuid = server.ready["subsystems"][0]["namespaces"][0]["uuid"].clone();
+    // A host that works all the while, and would fail or come again if its namespace went.
+    let target = format!("{}?reconnect=0s&hostnqn=nqn.2026-01.org.example:host", server.target("m"));
+    let mut reader = place.start(&format!("verify {target} --rate 256KiB/s --json"));
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    // In another order, as an operator may write it.
+    let event = reload(&place, &mut server, &of("c,a"));
+    let space = &event["subsystems"][0]["namespaces"][0];
+    assert_eq!((&event["event"], &space["uuid"]), (&"reloaded".into(), &uuid));
+    assert_eq!(space["target"], "mirror:c,a");
+    assert!(reader.try_wait().unwrap().is_none(), "the host was there during the reload");
+    common::answer_of(reader).succeeds();
+    let status = place.run(&format!("status {} --json", server.pid())).succeeds().json();
+    assert_eq!(status["servers"][0]["devices"][0]["target"], "mirror:c,a");
+    let mirrors = &status["servers"][0]["devices"][0]["mirrors"];
+    assert_eq!(mirrors[0]["target"], "mirror:c,a", "nothing goes on by the old name");
+    assert_eq!(status["servers"][0]["devices"][0]["scrub"]["target"], "mirror:c,a");
+    // By its new name it is found, and by the one that it has no more the next reload is refused.
+    place.run("mirror status mirror:c,a").succeeds();
+    let event = reload(&place, &mut server, &of("a,b"));
+    assert_eq!(event["event"], "reload_failed");
+    let reason = event["reason"].as_str().unwrap();
+    assert!(reason.contains("on mirror:a,b: the members of the mirror that is served are a and c"), "{reason}");
+    assert!(reason.contains("`sealblock mirror add`, `remove` or `replace`"), "{reason}");
+    let ended = server.stop();
+    ended.is_clean();
+    let of_host =
+        |line: &&Value| line["message"] == "a host has connected" && line["host"].to_string().contains("host");
+    assert_eq!(ended.told().iter().filter(of_host).count(), 1, "{}", ended.stderr);
+    // It opens so at the next start.
+    place.run("verify mirror:c,a").succeeds();
+}
+
+#[test]
+fn a_configuration_that_has_the_old_leg_is_told_what_differs() {
+    let place = Place::new();
+    let (mut server, of) = replaced(&place);
+    // Everything else of it counts.
+    let event = reload(&place, &mut server, &format!("{}{}", of("a,b"), subsystem("n", "", "mem:1MiB")));
+    assert_eq!((&event["event"], names(&event)), (&"reloaded".into(), vec!["m".to_owned(), "n".to_owned()]));
+    place.run(&format!("verify {}", server.target("m"))).succeeds();
+    // Members that it never had are nobody's to take in by a name.
+    place.run("create d --size 1MiB").succeeds();
+    let event = reload(&place, &mut server, &of("a,d"));
+    assert_eq!(event["event"], "reload_failed");
+    assert!(event["reason"].as_str().unwrap().contains("are a and c"), "{event}");
+    place.run("verify d").succeeds();
+    let ended = server.stop();
+    ended.is_clean();
+    let told = "the configuration has mirror:a,b, but its members are a and c now: it is served on with these, and would not open so \
+         at the next start";
+    assert_eq!(ended.told_of(told).len(), 1, "{}", ended.stderr);
+    place.run("serve --listen 127.0.0.1:0 mirror:a,b").fails(3, &["was taken out"]);
+}

@@ -38,7 +38,7 @@ fn what_has_the_default_volumes_name_is_left_alone() {
 #[test]
 fn people_are_told_what_a_host_types() {
     let place = Place::new();
-    let mut child = place.start("serve mem:1MiB v.img mem:1MiB --listen 127.0.0.1:0 --listen [::1]:0");
+    let mut child = place.start("serve --strict mem:1MiB v.img mem:1MiB --listen 127.0.0.1:0 --listen [::1]:0");
     let failed = child.wait().unwrap();
     assert_eq!(failed.code(), Some(3), "v.img is not there");
     place.run("create v.img --size 1MiB").succeeds();
@@ -74,7 +74,7 @@ fn what_cannot_be_served_is_refused_and_nothing_is_served() {
     let here = "--listen 127.0.0.1:0";
     for (arguments, status, words) in [
         ("nosuch", 3, &["nosuch", "No such file"][..]),
-        ("v nosuch", 3, &["nosuch", "No such file"]),
+        ("v nosuch --strict", 3, &["nosuch", "No such file"]),
         ("v ./v", 2, &["./v", "named twice"]),
         ("mirror:v,w", 3, &["leg 1 cannot be reached", "No such file"]),
         ("mem:1MiB --protection shown", 3, &["mem:1MiB", "no protection information", "--protection plain"]),

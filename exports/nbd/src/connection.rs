@@ -63,11 +63,22 @@ pub(crate) struct Connection {
     pub(crate) is_gone: Cell<bool>,
 }
 
+/// Where a client is: its address, or its process where it came by a Unix socket.
+fn origin(stream: &Stream) -> String {
+    match (stream.peer_addr(), stream.peer_process()) {
+        (Ok(address), _) => address.to_string(),
+        (Err(_), Ok((0, uid))) => format!("a process of user {uid}"),
+        (Err(_), Ok((pid, uid))) => format!("process {pid} of user {uid}"),
+        (Err(_), Err(_)) => "(gone)".to_owned(),
+    }
+}
+
 impl Connection {
     pub(crate) fn new(stream: Stream, place: Place) -> Rc<Connection> {
         let told = place.shared.told();
         let mut config = ServerConfig::new(pool(), []);
         config.exports = Arc::clone(&told);
+        config.default_export = place.shared.default_of(&told);
         config.limits = place.shared.limits.connection.clone();
         config.staging_bytes = STAGING_BYTES;
         let mut core = Core::new(config);
@@ -79,7 +90,7 @@ impl Connection {
         // Unix sockets have no such limit.
         let _ = stream.set_patience(place.shared.limits.receive);
         stream.set_prompt(true);
-        let from = stream.peer_addr().map_or_else(|_| "(gone)".to_owned(), |address| address.to_string());
+        let from = origin(&stream);
         Rc::new(Connection {
             from,
             share: Share::new(&place.shared.budget),

@@ -64,7 +64,13 @@ impl Server {
         self.0.resize(name, device)
     }
 
-    /// The names of the exports, in the order of adding. The first is the default.
+    /// Has clients that name no export and connect from now on get the one of this name, whatever was added before it; as long as
+    /// it is not there they are refused, and get no other one. Without a name the first is theirs.
+    pub fn set_default(&self, name: Option<String>) {
+        self.0.set_default(name);
+    }
+
+    /// The names of the exports, in the order of adding. The first is the default unless another was named.
     pub fn exports(&self) -> Vec<String> {
         self.0.told().iter().map(|told| told.name.clone()).collect()
     }

@@ -20,6 +20,8 @@ struct Offered {
     exports: Vec<Arc<Export>>,
     /// What clients are told of each.
     told: Arc<[core::Export]>,
+    /// The name of the export for clients that name none; the first of all unless one is named.
+    default: Option<String>,
 }
 
 pub(crate) struct Shared {
@@ -88,6 +90,19 @@ impl Shared {
     /// What clients are told that connect now.
     pub(crate) fn told(&self) -> Arc<[core::Export]> {
         Arc::clone(&lock(&self.offered).told)
+    }
+
+    /// Has clients that name no export get the one of this name, or none as long as it is not there.
+    pub(crate) fn set_default(&self, name: Option<String>) {
+        lock(&self.offered).default = name;
+    }
+
+    /// The place of the export for clients that name none, among what they are told.
+    pub(crate) fn default_of(&self, told: &[core::Export]) -> Option<usize> {
+        match &lock(&self.offered).default {
+            Some(name) => told.iter().position(|export| export.name == *name),
+            None => (!told.is_empty()).then_some(0),
+        }
     }
 
     /// Offers one more export, behind the others.
@@ -242,6 +257,25 @@ mod tests {
         assert_eq!(shared.connections(), 1);
         drop(first);
         assert!(shared.enter(Kind::Connection).is_some());
+    }
+
+    #[test]
+    fn who_names_no_export_gets_the_one_that_is_meant_or_none() {
+        let shared = shared(1);
+        let told = |name: &str| core::Export {
+            name: name.to_owned(),
+            description: String::new(),
+            size_bytes: 4096,
+            block_bytes: 512,
+            writable: true,
+            trim: false,
+            write_zeroes: false,
+        };
+        assert_eq!(shared.default_of(&[]), None);
+        assert_eq!(shared.default_of(&[told("b"), told("a")]), Some(0), "the first unless something is said");
+        shared.set_default(Some("a".to_owned()));
+        assert_eq!(shared.default_of(&[told("b"), told("a")]), Some(1));
+        assert_eq!(shared.default_of(&[told("b")]), None, "and not another one in its place");
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //! borrow is held while a task is woken.
 
 use std::cell::{Cell, RefCell};
-use std::net::{Shutdown, SocketAddr};
+use std::net::Shutdown;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use sealblock_protocols_nbd::client::{Answer, Answered, Ask, AskError, Client, C
 use sealblock_runtime_reactor::net::{Keepalive, Stream};
 use sealblock_runtime_reactor::{Bell, spawn, timeout};
 
+use crate::address::Way;
 use crate::error::{Lost, NoAnswer};
 use crate::line::Line;
 
@@ -56,10 +57,12 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// Connects, and begins what the connection is for.
-    pub(crate) async fn open(address: SocketAddr, config: Config) -> std::io::Result<Rc<Connection>> {
-        let stream = Stream::connect(address).await?;
-        stream.set_nodelay(true)?;
-        stream.set_keepalive(Some(KEEPALIVE))?;
+    pub(crate) async fn open(way: &Way, config: Config) -> std::io::Result<Rc<Connection>> {
+        let stream = way.connect().await?;
+        if way.is_tcp() {
+            stream.set_nodelay(true)?;
+            stream.set_keepalive(Some(KEEPALIVE))?;
+        }
         let connection = Rc::new(Connection {
             stream,
             core: RefCell::new(Client::new(config)),

@@ -18,7 +18,7 @@ pub enum ConnectError {
         /// What the system said.
         source: std::io::Error,
     },
-    /// No TCP connection.
+    /// No connection.
     #[error("cannot connect to {address}: {source}")]
     Connect {
         /// Where.

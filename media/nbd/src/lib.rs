@@ -1,6 +1,6 @@
 //! An export of an NBD server as a block device: the client's side of the protocol.
 //!
-//! [`NbdDevice`] turns operations into requests on one or more TCP connections of this reactor; [`discover`] asks a server
+//! [`NbdDevice`] turns operations into requests on one or more connections of this reactor, over TCP or a Unix socket; [`discover`] asks a server
 //! what it exports. What is one connection's business is in the client's core of `protocols/nbd`; sockets are the reactor's.
 //!
 //! Invariants:
@@ -13,6 +13,7 @@
 //! Shape: one thread, so state is in cells. From below: `connection` is a connection, `session` all connections to an export,
 //! `link` the sessions that follow one another, `io` the operations, `device` the outside.
 
+mod address;
 mod connection;
 mod device;
 mod discover;
@@ -28,11 +29,10 @@ mod session;
 mod shape;
 mod status;
 
+pub use address::Address;
 pub use device::NbdDevice;
 pub use discover::{Listed, discover};
 pub use error::ConnectError;
 pub use facts::{Counters, Facts};
 pub use options::Options;
-/// Where a server listens. The port is 10809 by custom.
-pub use sealblock_runtime_reactor::net::Address;
 pub use sealblock_runtime_reactor::net::Reconnect;

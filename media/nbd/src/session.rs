@@ -96,15 +96,15 @@ impl Plan {
 
     async fn connect(&self, goal: Goal) -> Result<Rc<Connection>, ConnectError> {
         let mut last = None;
-        let unknown = |source| ConnectError::Resolve { host: self.address.bare_host().to_owned(), source };
-        for address in self.address.resolve().await.map_err(unknown)? {
+        let unknown = |source| ConnectError::Resolve { host: self.address.host(), source };
+        for way in self.address.ways().await.map_err(unknown)? {
             let mut config = Config::new(pool(), goal.clone());
             config.limits = Limits {
                 commands: usize::from(self.options.queue_depth.max(1)),
                 payload_bytes: self.options.transfer_bytes.max(LARGEST_BLOCK_BYTES),
                 ..Limits::default()
             };
-            match Connection::open(address, config).await {
+            match Connection::open(&way, config).await {
                 Ok(connection) => return Ok(connection),
                 Err(source) => last = Some(source),
             }

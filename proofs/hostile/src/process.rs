@@ -46,6 +46,7 @@ pub fn limits() -> Limits {
         transfer_bytes: 256 << 10,
         connect: Duration::from_secs(3),
         idle: Duration::from_secs(60),
+        receive: Duration::from_secs(60),
         drain: Duration::from_secs(1),
     }
 }

@@ -91,8 +91,10 @@ impl Default for Limits {
 pub struct ServerConfig {
     /// Where memory comes from.
     pub pool: Pool,
-    /// What can be chosen. The first is the default export, which the empty name means.
+    /// What can be chosen.
     pub exports: Arc<[Export]>,
+    /// The place of the default export, which the empty name means where no export has it; the first unless something is said.
+    pub default_export: Option<usize>,
     /// What a client can make the connection hold.
     pub limits: Limits,
     /// What a client is told that asks for TLS.
@@ -110,6 +112,7 @@ impl ServerConfig {
         ServerConfig {
             pool,
             exports,
+            default_export: Some(0),
             limits: Limits::default(),
             tls: Tls::default(),
             staging_bytes: 64 << 10,

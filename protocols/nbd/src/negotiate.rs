@@ -141,11 +141,11 @@ impl Server {
         }
     }
 
-    /// The export of this name; the empty name means the first, unless one has no name.
+    /// The export of this name; the empty name means the default, unless one has no name.
     fn find(&self, name: &[u8]) -> Option<usize> {
         let exports = &self.config.exports;
         let named = exports.iter().position(|export| export.name.as_bytes() == name);
-        named.or((name.is_empty() && !exports.is_empty()).then_some(0))
+        named.or(self.config.default_export.filter(|place| name.is_empty() && *place < exports.len()))
     }
 
     fn flags(&self, export: &Export) -> u16 {

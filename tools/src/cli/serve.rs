@@ -7,6 +7,7 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use sealblock_protocols_nvme::nqn::Nqn;
+use serde::{Deserialize, Serialize};
 
 use super::values::RemoteServer;
 use super::{Labels, Members};
@@ -23,6 +24,7 @@ const SERVE_HELP: &str = "\
 Examples:
   sealblock serve
   sealblock serve v --nbd 127.0.0.1:10809
+  sealblock serve v --nbd-socket /run/user/1000/v.sock
   sealblock serve v other.volume --listen 127.0.0.1:4420 --allow-host nqn.2014-08.org.nvmexpress:uuid:...
 
 Without any target, ./sealblock.toml says what to serve if it is there; else one volume, sealblock-data/default.volume, which
@@ -46,6 +48,12 @@ pub struct Serve {
     /// Where to listen for NBD clients as well, each target an export NAME; may be given several times. Port 10809 unless given.
     #[arg(long, value_name = "ADDR:PORT", value_parser = nbd_address)]
     pub nbd: Vec<SocketAddr>,
+    /// Listen for NBD clients on a Unix socket at this path, which only this user can open; may be given several times.
+    #[arg(long, value_name = "PATH")]
+    pub nbd_socket: Vec<PathBuf>,
+    /// Refuse to start when any target does not open. Without this the others are served, and it is tried again.
+    #[arg(long)]
+    pub strict: bool,
     /// Cores to serve on, each a thread on a CPU of its own; as many as there are CPUs, but not more than 8, unless something is
     /// said. A volume stays on one core; connections spread over all.
     #[arg(long, value_name = "N")]
@@ -79,11 +87,12 @@ pub struct Serve {
     /// Scrub no faster than this.
     #[arg(long, value_name = "SIZE/s")]
     pub scrub_rate: Option<Rate>,
-    /// The socket by which `sealblock status`, `scrub`, `mirror` and `resize` reach this server, or none; in this user's runtime
+    /// The socket by which `sealblock status`, `log`, `scrub`, `mirror` and `resize` reach this server, or none; in this user's runtime
     /// folder unless something is said, where these commands find it by themselves.
     #[arg(long, value_name = "PATH|none")]
     pub control: Option<ControlPlace>,
-    /// What to write to standard error: warnings and worse unless this or SEALBLOCK_LOG says something else.
+    /// What to write to standard error: warnings and worse unless this or SEALBLOCK_LOG says something else. `sealblock log` changes
+    /// it while the server runs.
     #[arg(long, value_name = "LEVEL", value_enum)]
     pub log: Option<LogLevel>,
     /// Print one JSON object for each event.
@@ -109,7 +118,8 @@ impl FromStr for ControlPlace {
 }
 
 /// How much the server tells besides events.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum LogLevel {
     /// Nothing.
     Off,
@@ -122,6 +132,19 @@ pub enum LogLevel {
     Info,
     /// Connections that end, and requests that fail, each with its reason.
     Debug,
+}
+
+impl LogLevel {
+    /// As it is written.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            LogLevel::Off => "off",
+            LogLevel::Error => "error",
+            LogLevel::Warn => "warn",
+            LogLevel::Info => "info",
+            LogLevel::Debug => "debug",
+        }
+    }
 }
 
 /// What hosts see of protection information.
@@ -173,8 +196,8 @@ Examples:
 #[derive(Args, Debug)]
 #[command(after_help = DISCOVER_HELP)]
 pub struct Discover {
-    /// The server: over NVMe/TCP at port 4420 unless one is given, or over NBD at 10809.
-    #[arg(value_name = "HOST[:PORT]|nbd://HOST[:PORT]")]
+    /// The server: over NVMe/TCP at port 4420 unless one is given, or over NBD at 10809 or on a Unix socket.
+    #[arg(value_name = "HOST[:PORT]|nbd://HOST[:PORT]|nbd+unix:///?socket=PATH")]
     pub server: RemoteServer,
     /// The name of this host, by which servers let it in: /etc/nvme/hostnqn where that is there, else a random one.
     #[arg(long, value_name = "NQN", value_parser = nqn)]

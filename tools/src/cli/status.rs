@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use clap::Args;
 
-use super::ServedName;
+use super::{LogLevel, ServedName};
 
 const HELP: &str = "\
 Examples:
@@ -33,6 +33,28 @@ pub struct Status {
     #[arg(long)]
     pub watch: bool,
     /// Print one JSON object; with --watch one on a line each time.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `log`.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Examples:\n  sealblock log debug\n  sealblock log warn 127.0.0.1:4420\n  sealblock log --json\n\n\
+    It counts until it is changed again or the server ends; a reload leaves it as it is."
+)]
+pub struct Log {
+    /// The level from now on; without it, the level is told.
+    #[arg(value_name = "LEVEL", value_enum)]
+    pub level: Option<LogLevel>,
+    /// Which server: its process, an address that it listens on, its control socket, or anything that it serves. Not needed where
+    /// only one runs.
+    #[arg(value_name = "SERVER")]
+    pub server: Option<ServerName>,
+    /// The control socket of the server; those of this user's servers are found without it.
+    #[arg(long, value_name = "PATH", conflicts_with = "server")]
+    pub control: Option<PathBuf>,
+    /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
 }

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use clap::ValueEnum;
 use sealblock_units::{BlockSize, Lba};
 
-use crate::target::{Address, Target, TargetError};
+use crate::target::{Address, NbdAddress, Problem, Target, TargetError};
 
 /// The checksum in a block's seal.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, ValueEnum)]
@@ -42,16 +42,28 @@ pub enum RemoteServer {
     /// Over NVMe/TCP.
     NvmeTcp(Address),
     /// Over NBD.
-    Nbd(Address),
+    Nbd(NbdAddress),
 }
 
 impl FromStr for RemoteServer {
     type Err = TargetError;
 
-    /// Reads `HOST[:PORT]` or `nbd://HOST[:PORT]`; a slash behind the latter does no harm.
+    /// Reads `HOST[:PORT]`, `nbd://HOST[:PORT]` or `nbd+unix:///?socket=PATH`; a slash behind the second does no harm.
     fn from_str(text: &str) -> Result<RemoteServer, TargetError> {
+        if text.starts_with("nbd+unix:") {
+            return match text.parse()? {
+                Target::Nbd { address, export, connections: None } if export.is_empty() => {
+                    Ok(RemoteServer::Nbd(address))
+                }
+                _ => Err(TargetError { column: 1, problem: Problem::ServerOnly }),
+            };
+        }
         match text.strip_prefix("nbd://") {
-            Some(rest) => rest.strip_suffix('/').unwrap_or(rest).parse().map(RemoteServer::Nbd),
+            Some(rest) => rest
+                .strip_suffix('/')
+                .unwrap_or(rest)
+                .parse()
+                .map(|address| RemoteServer::Nbd(NbdAddress::Tcp(address))),
             None => text.parse().map(RemoteServer::NvmeTcp),
         }
     }
@@ -61,7 +73,7 @@ impl fmt::Display for RemoteServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             RemoteServer::NvmeTcp(address) => write!(f, "{address}"),
-            RemoteServer::Nbd(address) => write!(f, "nbd://{address}"),
+            RemoteServer::Nbd(address) => address.fmt(f),
         }
     }
 }

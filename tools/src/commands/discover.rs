@@ -7,7 +7,7 @@ use crate::cli::{Discover, RemoteServer};
 use crate::exit::{Exit, Failure};
 use crate::report::{note, print_json, say};
 use crate::stack::{discover, exports, on_reactor};
-use crate::target::Address;
+use crate::target::{Address, NbdAddress};
 
 /// The answer of `discover`.
 #[derive(Serialize)]
@@ -49,7 +49,7 @@ pub fn run(arguments: &Discover) -> Result<Exit, Failure> {
     }
 }
 
-fn nbd(arguments: &Discover, address: &Address) -> Result<Exit, Failure> {
+fn nbd(arguments: &Discover, address: &NbdAddress) -> Result<Exit, Failure> {
     let found = on_reactor(exports(address))?;
     let told = |(name, description): (String, String)| NbdExport { name: printable(&name), description };
     let exports: Vec<NbdExport> = found.into_iter().map(told).collect();

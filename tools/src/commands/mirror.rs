@@ -212,7 +212,10 @@ fn change(target: &Target, server: Option<Found>, change: Change) -> Result<Exit
     })?;
     say(status.words().trim_end())?;
     if is_served {
-        eprintln!("sealblock: name the legs so the next time it is served");
+        eprintln!(
+            "sealblock: have the server's configuration or command line name these legs before its next start; SIGHUP has the server read a \
+             configuration again, and disturbs nobody"
+        );
     }
     Ok(Exit::Clean)
 }

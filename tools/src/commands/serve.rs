@@ -2,7 +2,7 @@
 //!
 //! A plan says what is to be served (`plan.rs`); it is made from the command line or a
 //! configuration (`config.rs`) before anything is opened. The server
-//! (`server.rs`) opens all of it or nothing, serves until a signal comes, and leaves every volume clean.
+//! (`server.rs`) opens what opens of it, and the rest later (`waiting.rs`), serves until a signal comes, and leaves every volume clean.
 
 mod announce;
 mod config;
@@ -20,6 +20,7 @@ mod legs;
 mod lifetime;
 mod listeners;
 mod log;
+mod members;
 mod notify;
 mod orders;
 mod plan;
@@ -27,6 +28,8 @@ mod recent;
 mod resize;
 mod scrub;
 mod server;
+mod sockets;
+mod waiting;
 mod watch;
 mod witness;
 
@@ -76,6 +79,11 @@ fn cores(said: Option<NonZeroUsize>) -> usize {
     said.map_or(cpus.min(MOST_UNASKED), |said| said.get().min(cpus))
 }
 
+/// What was said, or else what was planned.
+fn or<T: Clone>(said: &[T], planned: Vec<T>) -> Vec<T> {
+    if said.is_empty() { planned } else { said.to_vec() }
+}
+
 /// What says what is to be served.
 enum Source {
     /// The command line.
@@ -123,15 +131,19 @@ impl Source {
             Source::Targets(targets) => Plan::of_targets(arguments, targets),
             Source::Config(path) => {
                 let plan = config::read(path)?;
-                let plan = Plan { cores: arguments.cores.or(plan.cores), ..plan };
-                let or = |said: &[_], planned: Vec<_>| if said.is_empty() { planned } else { said.to_vec() };
-                Plan { listeners: or(&arguments.listen, plan.listeners), nbd: or(&arguments.nbd, plan.nbd), ..plan }
+                let strict = arguments.strict || plan.strict;
+                let plan = Plan { cores: arguments.cores.or(plan.cores), strict, ..plan };
+                Plan {
+                    listeners: or(&arguments.listen, plan.listeners),
+                    nbd: or(&arguments.nbd, plan.nbd),
+                    nbd_sockets: or(&arguments.nbd_socket, plan.nbd_sockets),
+                    ..plan
+                }
             }
         };
         // The service manager's word goes before both: its sockets are open already, and whoever wrote them wanted these.
         let (nvme, nbd) = inherited.addresses();
-        let or = |there: Vec<_>, planned: Vec<_>| if there.is_empty() { planned } else { there };
-        let (listeners, nbd) = (or(nvme, plan.listeners), or(nbd, plan.nbd));
+        let (listeners, nbd) = (or(&nvme, plan.listeners), or(&nbd, plan.nbd));
         let plan = Plan { listeners, nbd, inherited: inherited.clone(), ..plan };
         plan.check()?;
         Ok(plan)

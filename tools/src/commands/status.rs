@@ -19,7 +19,7 @@ use crate::cli::{ServedName, ServerName, Status};
 use crate::commands::scrub::name_of;
 use crate::control::client::{find, is_alive, look};
 use crate::control::place::{Found, sockets, sockets_of_others};
-use crate::control::server::ServerStatus;
+use crate::control::server::{DeviceStatus, ServerStatus};
 use crate::exit::{Cause, Exit, Failure};
 use crate::report::{print_json, say};
 use crate::target::Target;
@@ -52,7 +52,7 @@ struct Silent {
 pub fn run(arguments: &Status) -> Result<Exit, Failure> {
     let mut before: Option<(Instant, Report)> = None;
     loop {
-        let (began, report) = (Instant::now(), gather(arguments)?);
+        let (began, report) = (Instant::now(), gather(arguments.server.as_ref(), arguments.control.as_deref())?);
         let earlier = before.as_ref().map(|(at, report)| (began - *at, report.servers.as_slice()));
         tell(arguments, &report, earlier)?;
         if !arguments.watch {
@@ -98,12 +98,26 @@ impl Report {
     }
 }
 
+/// The servers that are meant, as far as they tell how they are.
+///
+/// # Errors
+/// When there is none.
+pub fn servers(server: Option<&ServerName>) -> Result<Vec<ServerStatus>, Failure> {
+    let Report { servers, silent } = gather(server, None)?;
+    match silent.first() {
+        Some(Silent { control, why }) if servers.is_empty() => {
+            Err(Failure::new(Cause::Unreachable, DOING, why).on(control))
+        }
+        _ => Ok(servers),
+    }
+}
+
 /// Asks those that are meant.
-fn gather(arguments: &Status) -> Result<Report, Failure> {
-    if let Some(path) = &arguments.control {
+fn gather(server: Option<&ServerName>, control: Option<&Path>) -> Result<Report, Failure> {
+    if let Some(path) = control {
         return one(path);
     }
-    match &arguments.server {
+    match server {
         None => {
             let report = ask_all(everybody());
             let is_nobody = report.servers.is_empty() && report.silent.is_empty();
@@ -146,8 +160,21 @@ fn socket_at(served: &ServedName) -> Option<PathBuf> {
 fn serving(served: &ServedName) -> Result<Report, Failure> {
     match find(&name_of(served)?, None)? {
         Some(found) => one(found.socket()),
-        None => Err(nobody("no server of this user on this machine serves it").on(served)),
+        None => waiting_for(served),
     }
+}
+
+/// The servers that would serve this if it were open.
+fn waiting_for(served: &ServedName) -> Result<Report, Failure> {
+    let mut report = ask_all(everybody());
+    let name = served.to_string();
+    let is_it =
+        |device: &DeviceStatus| device.target == name || device.exports.iter().any(|export| export.name == name);
+    report.servers.retain(|server| server.devices.iter().any(|device| device.opening.is_some() && is_it(device)));
+    if report.servers.is_empty() {
+        return Err(nobody("no server of this user on this machine serves it").on(served));
+    }
+    Ok(Report { silent: Vec::new(), ..report })
 }
 
 /// The servers for which this holds.

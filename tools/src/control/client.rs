@@ -11,6 +11,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::legs::MirrorStatus;
+use super::log::LogReport;
 use super::place;
 use super::protocol::{
     Answer, MOST_ANSWER_BYTES, Name, Order, Outcome, Problem, ProblemKind, Request, VERSION, line_of,
@@ -18,6 +19,7 @@ use super::protocol::{
 use super::resized::ResizeReport;
 use super::server::ServerStatus;
 use super::status::ScrubStatus;
+use crate::cli::LogLevel;
 use crate::commands::resize::DOING;
 use crate::exit::{Cause, Failure};
 
@@ -157,6 +159,22 @@ pub fn look(socket: &Path, owner: Option<u32>) -> Result<ServerStatus, Failure> 
     }
 }
 
+/// Has the server behind a socket log at another level, or tell which it is. `owner` is as for [`look`].
+///
+/// # Errors
+/// Why it does not.
+pub fn log(socket: &Path, owner: Option<u32>, level: Option<LogLevel>) -> Result<LogReport, Failure> {
+    let doing = if level.is_some() { "changing the log level" } else { "asking for the log level" };
+    let request = Request { version: VERSION, target: Name::default(), order: Order::Log { level } };
+    let outcome =
+        exchange(socket, owner, &request, PATIENCE).map_err(|error| of_socket(&error).on(socket.display()))?;
+    match outcome {
+        Outcome::Log(report) => Ok(report),
+        Outcome::Error(problem) => Err(of_problem(doing, &problem).on(socket.display())),
+        _ => Err(of_problem(doing, &answered_otherwise()).on(socket.display())),
+    }
+}
+
 /// Whether somebody listens on a socket. Those of servers that are gone stay until another one is started.
 pub fn is_alive(socket: &Path) -> bool {
     let gone = [io::ErrorKind::ConnectionRefused, io::ErrorKind::NotFound];
@@ -171,7 +189,7 @@ fn ask(socket: &Path, name: &Name) -> io::Result<Result<ScrubStatus, Problem>> {
 fn scrub_of(outcome: Outcome) -> Result<ScrubStatus, Problem> {
     match outcome {
         Outcome::Scrub(status) => Ok(*status),
-        Outcome::Mirror(_) | Outcome::Resized(_) | Outcome::Server(_) => Err(answered_otherwise()),
+        Outcome::Mirror(_) | Outcome::Resized(_) | Outcome::Server(_) | Outcome::Log(_) => Err(answered_otherwise()),
         Outcome::Error(problem) => Err(problem),
     }
 }

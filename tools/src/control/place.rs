@@ -174,6 +174,12 @@ fn remove_if_dead(path: &Path) -> bool {
     }
 }
 
+/// The process that listens on a socket, if there is one.
+pub fn listener_of(path: &Path) -> Option<u32> {
+    let peer = rustix::net::sockopt::socket_peercred(&UnixStream::connect(path).ok()?).ok()?;
+    u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
+}
+
 /// This process' effective user: the owner of its own entry.
 pub fn user() -> io::Result<u32> {
     Ok(fs::metadata("/proc/self")?.uid())

@@ -9,9 +9,11 @@ use std::num::NonZeroU64;
 use serde::{Deserialize, Serialize};
 
 use super::legs::MirrorStatus;
+use super::log::LogReport;
 use super::resized::ResizeReport;
 use super::server::ServerStatus;
 use super::status::ScrubStatus;
+use crate::cli::LogLevel;
 
 /// The version of both.
 pub const VERSION: u32 = 1;
@@ -25,7 +27,7 @@ pub const MOST_ANSWER_BYTES: usize = 64 << 20;
 pub struct Request {
     /// [`VERSION`].
     pub version: u32,
-    /// What it is about; the server as a whole for [`Order::Status`].
+    /// What it is about; the server as a whole for [`Order::Status`] and [`Order::Log`].
     #[serde(default)]
     pub target: Name,
     /// What is to be done.
@@ -39,6 +41,11 @@ pub struct Request {
 pub enum Order {
     /// Tell how the server is, with all that it serves.
     Status,
+    /// Log at another level from now on, or tell which it is.
+    Log {
+        /// The level, if it is to be another one.
+        level: Option<LogLevel>,
+    },
     /// Tell how its scrub is.
     ScrubStatus,
     /// Begin a run, or have one that is held go on.
@@ -128,6 +135,8 @@ pub enum Outcome {
     Mirror(Box<MirrorStatus>),
     /// It was done; the volume has another size now.
     Resized(Box<ResizeReport>),
+    /// This is how much the server logs now, and did before.
+    Log(LogReport),
     /// This is how the server is.
     Server(Box<ServerStatus>),
     /// It was not done.
@@ -190,7 +199,8 @@ impl Request {
             return Err(Problem::new(ProblemKind::Version, why));
         }
         let request: Request = serde_json::from_slice(line).map_err(bad)?;
-        if request.target == Name::default() && request.order != Order::Status {
+        let is_for_server = matches!(request.order, Order::Status | Order::Log { .. });
+        if request.target == Name::default() && !is_for_server {
             return Err(Problem::new(ProblemKind::BadRequest, "the request names no target"));
         }
         Ok(request)
@@ -217,6 +227,8 @@ mod tests {
     fn requests_come_back() {
         for order in [
             Order::Status,
+            Order::Log { level: Some(LogLevel::Debug) },
+            Order::Log { level: None },
             Order::ScrubStatus,
             Order::ScrubStart { from: Some(7), rate: NonZeroU64::new(9) },
             Order::ScrubStart { from: None, rate: None },
@@ -244,7 +256,9 @@ mod tests {
     }
 
     #[test]
-    fn only_the_status_of_the_server_needs_no_target() {
+    fn only_what_is_about_the_server_needs_no_target() {
+        let read = Request::read(br#"{"version":1,"command":"log","level":"info"}"#).unwrap();
+        assert_eq!(read.order, Order::Log { level: Some(LogLevel::Info) });
         let read = Request::read(br#"{"version":1,"command":"status"}"#).unwrap();
         assert_eq!((read.order, read.target), (Order::Status, Name::default()));
     }
@@ -259,6 +273,7 @@ mod tests {
             (r#"{"version":1}"#, ProblemKind::BadRequest),
             (r#"{"version":1,"command":"reboot","target":{"text":"v"}}"#, ProblemKind::BadRequest),
             (r#"{"version":1,"command":"scrub_stop"}"#, ProblemKind::BadRequest),
+            (r#"{"version":1,"command":"log","level":"loud"}"#, ProblemKind::BadRequest),
             (r#"{"version":1,"command":"scrub_start","target":{"text":"v"},"rate":0}"#, ProblemKind::BadRequest),
             (r#"{"version":1,"command":"scrub_start","target":{"text":"v"},"from":-1}"#, ProblemKind::BadRequest),
             (r#"{"version":1,"command":"resize","target":{"text":"v"}}"#, ProblemKind::BadRequest),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -31,6 +32,9 @@ pub struct ServerStatus {
     pub listeners: Vec<SocketAddr>,
     /// Where it listens for NBD clients.
     pub nbd_listeners: Vec<SocketAddr>,
+    /// The Unix sockets where it listens for NBD clients.
+    #[serde(default)]
+    pub nbd_sockets: Vec<PathBuf>,
     /// What it serves.
     pub devices: Vec<DeviceStatus>,
     /// Who uses it, as far as there is room.
@@ -72,9 +76,25 @@ pub struct DeviceStatus {
     pub advice: Option<String>,
     /// By what names it is served.
     pub exports: Vec<ExportStatus>,
+    /// Why it is not open, where it is not.
+    #[serde(default)]
+    pub opening: Option<OpeningStatus>,
     /// What is known of it, unless it did not tell.
     #[serde(flatten)]
     pub seen: Seen,
+}
+
+/// How it goes with a target that is to be served and does not open.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct OpeningStatus {
+    /// Why it did not open the last time.
+    pub reason: String,
+    /// When it did not open first.
+    pub since_unix_s: u64,
+    /// How often it was tried.
+    pub tries: u64,
+    /// Whether it is tried again without anybody doing anything.
+    pub retried: bool,
 }
 
 /// What a device tells of itself.
@@ -284,6 +304,7 @@ mod tests {
             summary: String::new(),
             advice: None,
             exports: Vec::new(),
+            opening: None,
             seen: Seen { io, ..Seen::default() },
         };
         let text = serde_json::to_string(&device).unwrap();

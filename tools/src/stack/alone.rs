@@ -130,7 +130,7 @@ pub(super) async fn guard(opened: Opened, usage: Usage) -> Result<Opened, Failur
         }
         (Some(membership), _) => {
             let refused = Failure::new(Cause::Refused, "opening for writing", membership.words());
-            let refused = refused.on(opened.target()).advise(membership.advice());
+            let refused = refused.on(opened.target()).advise(membership.advice()).lasting();
             opened.close(Err(refused)).await
         }
     }

@@ -156,6 +156,7 @@ pub(super) async fn open_raw(target: &Target, path: &Path, access: Access) -> Re
         FileKind::Remains(parts) => Err(of_remains("opening", path, &parts)),
         FileKind::Volume => {
             Err(Failure::new(Cause::Refused, "opening", "it is a protected volume, whose blocks have seals")
+                .lasting()
                 .on(target)
                 .advise(Target::File(path.to_owned()).to_string()))
         }

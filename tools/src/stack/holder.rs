@@ -120,7 +120,7 @@ fn mounted(device: &Path) -> Option<String> {
 }
 
 /// A process by its number and the name of its program.
-fn process_words(pid: u32) -> String {
+pub fn process_words(pid: u32) -> String {
     match fs::read_to_string(format!("/proc/{pid}/comm")) {
         Ok(name) => format!("{pid} ({})", name.trim().replace(char::is_control, " ")),
         Err(_) => pid.to_string(),

@@ -102,6 +102,15 @@ pub enum Problem {
     /// Brackets straight inside of brackets.
     #[error("these brackets stand straight inside of others")]
     Doubled,
+    /// An export where only its server is meant.
+    #[error("this is to name a server, and no export of it")]
+    ServerOnly,
+    /// A Unix socket on a host.
+    #[error("a Unix socket is on no host: three slashes come before the export")]
+    SocketHost,
+    /// An NBD server without its socket.
+    #[error("the path of the socket is missing")]
+    NoSocket,
     /// An offset or a fault without a target.
     #[error("a comma and a target are missing")]
     NoInner(&'static str),
@@ -119,11 +128,13 @@ impl Problem {
             Problem::Missing => "a path, such as disk.img, or mem:1GiB",
             Problem::Standard => "./- for a file of that name",
             Problem::Unknown(_) => {
-                "file:NAME for a file with a colon in its name, or one of file:, raw:, mem:, null:, nvme+tcp://, nbd://, mirror:, \
+                "file:NAME for a file with a colon in its name, or one of file:, raw:, mem:, null:, nvme+tcp://, nbd://, nbd+unix:///, mirror:, \
                  stripe:, multipath:, offset: and fault:"
             }
             Problem::Slashes("nbd:") => "nbd://HOST/EXPORT",
+            Problem::Slashes("nbd+unix:") | Problem::SocketHost | Problem::NoSocket => "nbd+unix:///EXPORT?socket=PATH",
             Problem::Slashes(_) | Problem::NoNqn | Problem::Nqn(_) => "nvme+tcp://HOST/nqn.2026-01.org.example:disk",
+            Problem::ServerOnly => "nbd+unix:///?socket=PATH",
             Problem::ZeroByte => "a path without it",
             Problem::Size(_) | Problem::NoBytes => "1GiB",
             Problem::Range(_) => "offset:0..99,TARGET",

@@ -60,6 +60,8 @@ const KINDS: &[(&str, Reader)] = &[
     ("nvme+tcp:", |rest, _| rest.fail(Problem::Slashes("nvme+tcp:"))),
     ("nbd://", |rest, _| uri::nbd(rest)),
     ("nbd:", |rest, _| rest.fail(Problem::Slashes("nbd:"))),
+    ("nbd+unix://", |rest, _| uri::nbd_unix(rest)),
+    ("nbd+unix:", |rest, _| rest.fail(Problem::Slashes("nbd+unix:"))),
     ("mirror:", |rest, depth| group(GroupKind::Mirror, rest, depth)),
     ("stripe:", |rest, depth| group(GroupKind::Stripe { chunk: None, labelled: true }, rest, depth)),
     ("multipath:", |rest, depth| group(GroupKind::Multipath, rest, depth)),

@@ -67,6 +67,9 @@ fn relative_paths_begin_where_they_are_put() {
         ("fault:[read-error@1],v", "fault:[read-error@1],/etc/s/v"),
         ("mem:1MiB", "mem:1MiB"),
         ("nbd://h/v", "nbd://h/v"),
+        ("nbd+unix:///v?socket=/run/s", "nbd+unix:///v?socket=/run/s"),
+        ("nbd+unix:///?connections=2&socket=a%20b%26c", "nbd+unix:///?socket=/etc/s/a%20b%26c&connections=2"),
+        ("nbd+unix:///a%2Fb/c?socket=s", "nbd+unix:///a/b/c?socket=/etc/s/s"),
         ("nvme+tcp://h/nqn.2026-01.org.example:v", "nvme+tcp://h/nqn.2026-01.org.example:v"),
     ] {
         assert_eq!(parse(text).below(Path::new("/etc/s")).to_string(), put, "{text}");
@@ -204,6 +207,17 @@ fn what_is_no_uri_says_what_and_where() {
         ("nbd://h/x?connections=0", 11, text(Problem::NbdOption, "connections=0")),
         ("nbd://h/x?connections=+1", 11, text(Problem::NbdOption, "connections=+1")),
         ("nbd://h/x?connections=2&a", 11, text(Problem::NbdOption, "connections=2&a")),
+        ("nbd+unix:/v?socket=s", 10, Problem::Slashes("nbd+unix:")),
+        ("nbd+unix://h/v?socket=s", 12, Problem::SocketHost),
+        ("nbd+unix://", 12, Problem::SocketHost),
+        ("nbd+unix:///v", 14, Problem::NoSocket),
+        ("nbd+unix:///v?connections=2", 15, Problem::NoSocket),
+        ("nbd+unix:///v?socket=", 15, Problem::NoSocket),
+        ("nbd+unix:///v?socket=a%00", 15, Problem::NoSocket),
+        ("nbd+unix:///v?socket=a%2", 23, Problem::Percent),
+        ("nbd+unix:///v?socket=a&socket=b", 24, text(Problem::OptionTwice, "socket=b")),
+        ("nbd+unix:///v?socket=a&tls", 24, text(Problem::NbdOption, "tls")),
+        ("nbd+unix:///v#x?socket=a", 14, Problem::UriPart('#')),
         ("nbd://h/a%2", 10, Problem::Percent),
         ("nbd://h/a%zz", 10, Problem::Percent),
         ("nbd://h/%FF", 9, Problem::Percent),
@@ -280,7 +294,11 @@ fn leaves() -> impl Strategy<Value = Target> {
         (addresses(), ".{0,12}", any::<Option<NonZeroU16>>()).prop_filter_map(
             "no zero byte",
             |(address, export, connections)| {
-                (!export.contains('\0')).then_some(Target::Nbd { address, export, connections })
+                (!export.contains('\0')).then_some(Target::Nbd {
+                    address: NbdAddress::Tcp(address),
+                    export,
+                    connections,
+                })
             }
         ),
     ]

@@ -6,6 +6,7 @@
 use std::fmt;
 use std::net::Ipv6Addr;
 use std::num::{NonZeroU16, NonZeroU32};
+use std::path::PathBuf;
 
 use std::str::FromStr;
 
@@ -47,6 +48,38 @@ impl fmt::Display for Address {
             Host::Ipv6(address) => write!(f, "[{address}]")?,
         }
         self.port.map_or(Ok(()), |port| write!(f, ":{port}"))
+    }
+}
+
+/// Where an NBD server listens.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum NbdAddress {
+    /// On a host.
+    Tcp(Address),
+    /// At the path of a Unix socket.
+    Unix(PathBuf),
+}
+
+impl NbdAddress {
+    /// The URI of an export there (NBD URI specification, `nbd:` and `nbd+unix:`).
+    pub fn uri(&self, export: &str) -> String {
+        let export = encode(export, ":/");
+        match self {
+            NbdAddress::Tcp(address) => format!("nbd://{address}/{export}"),
+            NbdAddress::Unix(path) => {
+                format!("nbd+unix:///{export}?socket={}", encode(&path.to_string_lossy(), "/:"))
+            }
+        }
+    }
+}
+
+impl fmt::Display for NbdAddress {
+    /// As `discover` takes it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NbdAddress::Tcp(address) => write!(f, "nbd://{address}"),
+            NbdAddress::Unix(_) => f.write_str(&self.uri("")),
+        }
     }
 }
 
@@ -108,11 +141,56 @@ pub(super) fn nbd(piece: Piece<'_>) -> Result<Target, Fail> {
         None => (piece, None),
     };
     let (address, path) = address(piece)?;
-    let export = decode(path)?;
-    if export.len() > MAX_EXPORT_BYTES || export.contains('\0') {
-        return path.fail(Problem::Export);
+    let export = export_name(path)?;
+    Ok(Target::Nbd { address: NbdAddress::Tcp(address), export, connections })
+}
+
+/// Reads `/[EXPORT]?socket=PATH[&connections=N]`, in any order of the options.
+pub(super) fn nbd_unix(piece: Piece<'_>) -> Result<Target, Fail> {
+    if let Some(at) = piece.text.find('#') {
+        return Err(Fail { at: piece.at + at, problem: Problem::UriPart('#') });
     }
-    Ok(Target::Nbd { address, export, connections })
+    let end = Piece { text: "", at: piece.at + piece.text.len() };
+    let (path, query) = piece.split_once('?').unwrap_or((piece, end));
+    let export = match path.text.strip_prefix('/') {
+        Some(text) => Piece { text, at: path.at + 1 },
+        None => return path.fail(Problem::SocketHost),
+    };
+    let name = export_name(export)?;
+    let (mut socket, mut number) = (None, None);
+    let mut options = Some(query).filter(|query| !query.text.is_empty());
+    while let Some(rest) = options {
+        let option;
+        (option, options) = match rest.split_once('&') {
+            Some((option, rest)) => (option, Some(rest)),
+            None => (rest, None),
+        };
+        let is_new = match option.text.strip_prefix("socket=") {
+            Some(text) => {
+                let path = decode(Piece { text, at: option.at + "socket=".len() })?;
+                if path.is_empty() || path.contains('\0') {
+                    return option.fail(Problem::NoSocket);
+                }
+                socket.replace(PathBuf::from(path)).is_none()
+            }
+            None => number.replace(connections(option)?).is_none(),
+        };
+        if !is_new {
+            return option.fail(Problem::OptionTwice(option.text.to_owned()));
+        }
+    }
+    match socket {
+        Some(path) => Ok(Target::Nbd { address: NbdAddress::Unix(path), export: name, connections: number }),
+        None => query.fail(Problem::NoSocket),
+    }
+}
+
+fn export_name(piece: Piece<'_>) -> Result<String, Fail> {
+    let export = decode(piece)?;
+    if export.len() > MAX_EXPORT_BYTES || export.contains('\0') {
+        return piece.fail(Problem::Export);
+    }
+    Ok(export)
 }
 
 fn connections(option: Piece<'_>) -> Result<NonZeroU16, Fail> {

@@ -41,15 +41,22 @@ pub fn serve(device: &Rc<MemoryDevice>) -> Served {
 }
 
 pub fn serve_at(address: SocketAddr, device: &Rc<MemoryDevice>) -> Served {
+    let listener = Listener::bind(address, 16).unwrap();
+    let address = listener.local_addr().unwrap();
+    let (server, serving) = serve_on(listener, device);
+    Served { server, address, serving }
+}
+
+/// Serves a device where a listener is.
+pub fn serve_on(listener: Listener, device: &Rc<MemoryDevice>) -> (Server, JoinHandle<std::io::Result<()>>) {
     let gate = Rc::new(Gate::new("mem", Stack::new(Rc::clone(device))));
     let shared = SharedDevice::publish(gate);
     let exports = [Export::new("disk", shared.clone()).described("blocks"), Export::new("fixed", shared).read_only()];
     let limits = Limits { drain: Duration::from_millis(200), ..Limits::default() };
     let server = Server::new(exports, limits).unwrap();
-    let listener = Listener::bind(address, 16).unwrap();
-    let (address, serves) = (listener.local_addr().unwrap(), server.clone());
+    let serves = server.clone();
     let serving = spawn(async move { serves.serve(listener).await });
-    Served { server, address, serving }
+    (server, serving)
 }
 
 pub fn options() -> Options {

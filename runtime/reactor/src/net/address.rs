@@ -2,6 +2,8 @@
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 /// Room for an address of any family, and the length of the one in it.
 pub(crate) struct RawAddress {
@@ -47,6 +49,27 @@ impl RawAddress {
         raw
     }
 
+    /// The address of a Unix socket.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a path that is empty, has a zero byte or is longer than the kernel takes (107 bytes).
+    pub(crate) fn of_path(path: &Path) -> io::Result<RawAddress> {
+        let bytes = path.as_os_str().as_bytes();
+        let mut unix = libc::sockaddr_un { sun_family: libc::AF_UNIX as libc::sa_family_t, sun_path: [0; 108] };
+        if bytes.is_empty() || bytes.contains(&0) || bytes.len() >= unix.sun_path.len() {
+            let why = format!("the path of a Unix socket has 1 to {} bytes and no zero byte", unix.sun_path.len() - 1);
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
+        for (place, byte) in unix.sun_path.iter_mut().zip(bytes) {
+            *place = *byte as libc::c_char;
+        }
+        let mut raw = RawAddress::empty();
+        // SAFETY: the storage is large enough, and aligned, for every kind of address.
+        unsafe { (&raw mut raw.storage).cast::<libc::sockaddr_un>().write(unix) };
+        raw.len = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+        Ok(raw)
+    }
+
     /// Where the kernel puts an address, and where it finds the room and puts the length.
     pub(crate) fn space(&mut self) -> (*mut libc::sockaddr, *mut libc::socklen_t) {
         self.len = size_of::<libc::sockaddr_storage>() as libc::socklen_t;
@@ -58,24 +81,23 @@ impl RawAddress {
         ((&raw const self.storage).cast(), self.len)
     }
 
-    /// # Errors
-    /// `InvalidData` for an address that is neither IPv4 nor IPv6.
-    pub(crate) fn decode(&self) -> io::Result<SocketAddr> {
+    /// Nothing for an address that is neither IPv4 nor IPv6.
+    pub(crate) fn decode(&self) -> Option<SocketAddr> {
         let start = &raw const self.storage;
         match i32::from(self.storage.ss_family) {
             libc::AF_INET => {
                 // SAFETY: the family says what the storage holds, and any bytes are an address of it.
                 let v4 = unsafe { start.cast::<libc::sockaddr_in>().read() };
                 let ip = Ipv4Addr::from(v4.sin_addr.s_addr.to_ne_bytes());
-                Ok(SocketAddrV4::new(ip, u16::from_be(v4.sin_port)).into())
+                Some(SocketAddrV4::new(ip, u16::from_be(v4.sin_port)).into())
             }
             libc::AF_INET6 => {
                 // SAFETY: as above.
                 let v6 = unsafe { start.cast::<libc::sockaddr_in6>().read() };
                 let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
-                Ok(SocketAddrV6::new(ip, u16::from_be(v6.sin6_port), v6.sin6_flowinfo, v6.sin6_scope_id).into())
+                Some(SocketAddrV6::new(ip, u16::from_be(v6.sin6_port), v6.sin6_flowinfo, v6.sin6_scope_id).into())
             }
-            _ => Err(io::ErrorKind::InvalidData.into()),
+            _ => None,
         }
     }
 }
@@ -88,14 +110,21 @@ mod tests {
     fn addresses_survive_the_way_to_the_kernel_and_back() {
         for text in ["127.0.0.1:4420", "10.1.2.3:1", "[::1]:8009", "[fe80::1:2%7]:65535"] {
             let address: SocketAddr = text.parse().expect("an address");
-            assert_eq!(RawAddress::of(&address).decode().expect("decodes"), address);
+            assert_eq!(RawAddress::of(&address).decode(), Some(address));
         }
     }
 
     #[test]
-    fn other_families_are_refused() {
-        let mut raw = RawAddress::empty();
-        raw.storage.ss_family = libc::AF_UNIX as libc::sa_family_t;
-        assert_eq!(raw.decode().expect_err("no such address").kind(), io::ErrorKind::InvalidData);
+    fn other_families_have_no_address_and_port() {
+        assert_eq!(RawAddress::of_path(Path::new("/run/s")).expect("an address").decode(), None);
+    }
+
+    #[test]
+    fn paths_that_the_kernel_would_cut_off_are_refused() {
+        for (path, fits) in
+            [("s".repeat(107), true), ("s".repeat(108), false), (String::new(), false), ("a\0b".to_owned(), false)]
+        {
+            assert_eq!(RawAddress::of_path(Path::new(&path)).is_ok(), fits, "{path:?}");
+        }
     }
 }

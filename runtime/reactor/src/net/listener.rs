@@ -77,7 +77,7 @@ impl Listener {
         Listener::from_fd(fd)
     }
 
-    /// Takes over a socket that listens already.
+    /// Takes over a socket that listens already, over TCP or as a Unix socket.
     ///
     /// # Errors
     /// When the system does not let the reactor wait for it.
@@ -95,9 +95,15 @@ impl Listener {
     /// over. After the future was dropped, the next call gives the connection that it may have accepted meanwhile.
     ///
     /// # Errors
-    /// Those of `accept(2)`. `EMFILE`, `ENFILE`, `ENOBUFS` and `ENOMEM` are about this process or system: the connection still
+    /// `InvalidData` on a Unix socket. Those of `accept(2)`. `EMFILE`, `ENFILE`, `ENOBUFS` and `ENOMEM` are about this process or system: the connection still
     /// waits, so wait a little before the next call. `ECANCELED` after the reactor has ended.
     pub async fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
+        let (stream, peer) = self.accept_any().await?;
+        Ok((stream, peer.ok_or(io::ErrorKind::InvalidData)?))
+    }
+
+    /// As [`Listener::accept`], also on a Unix socket, whose peers have no address.
+    async fn accept_any(&self) -> io::Result<(Stream, Option<SocketAddr>)> {
         loop {
             let op = self.parked.take().unwrap_or_else(|| {
                 let descriptor = Arc::clone(self.descriptor());
@@ -124,7 +130,7 @@ impl Listener {
     ) -> io::Result<Option<Stream>> {
         let mut stopping = stopping();
         loop {
-            let mut next = pin!(self.accept());
+            let mut next = pin!(self.accept_any());
             let accepted = poll_fn(|cx| {
                 if is_told(cx).is_ready() || pin!(&mut stopping).poll(cx).is_ready() {
                     return Poll::Ready(None);

@@ -1,4 +1,4 @@
-//! TCP: listeners and streams of one reactor.
+//! TCP and Unix sockets: listeners and streams of one reactor.
 //!
 //! On the path of a request: exports accept connections here and receive commands, network media connect and send them.
 //!
@@ -36,8 +36,13 @@ use std::os::fd::{FromRawFd, OwnedFd};
 /// A new TCP socket of the family of an address.
 fn socket(address: &std::net::SocketAddr) -> io::Result<OwnedFd> {
     let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    new_socket(family, libc::IPPROTO_TCP)
+}
+
+/// A new socket for a stream of bytes.
+fn new_socket(family: i32, protocol: i32) -> io::Result<OwnedFd> {
     // SAFETY: the call takes no pointers.
-    let fd = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, libc::IPPROTO_TCP) };
+    let fd = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, protocol) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }

@@ -52,6 +52,22 @@ pub(super) fn set_patience(fd: BorrowedFd<'_>, patience: Duration) -> io::Result
     set(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, ms)
 }
 
+/// The process and the user at the other end of a Unix socket.
+pub(super) fn peer_process(fd: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    let at = (&raw mut peer).cast();
+    // SAFETY: the call writes the structure, whose size it is given, and the size.
+    if unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, at, &mut len) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // What sockets of other families have at the other end is nobody's; a process of another namespace has no number.
+    match peer.uid {
+        u32::MAX => Err(io::ErrorKind::Unsupported.into()),
+        uid => Ok((u32::try_from(peer.pid).unwrap_or(0), uid)),
+    }
+}
+
 /// Makes closing the socket discard what was not sent yet and reset the connection.
 pub(super) fn set_abortive(fd: BorrowedFd<'_>) -> io::Result<()> {
     let linger = libc::linger { l_onoff: 1, l_linger: 0 };

@@ -5,13 +5,14 @@ use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use sealblock_runtime_memory::{Buffer, Slice};
 
-use super::{Keepalive, RawAddress, options, socket};
+use super::{Keepalive, RawAddress, new_socket, options, socket};
 use crate::descriptor::Descriptor;
 use crate::executor::{self, Core};
 use crate::gather::Gather;
@@ -23,7 +24,7 @@ use crate::timer::timeout;
 const DRAIN_BYTES: usize = 64 << 10;
 const DRAIN_ROUNDS: usize = 256;
 
-/// A TCP connection, used from the reactor that made it. To use it on another, send [`Stream::into_fd`] there.
+/// A TCP connection, or one over a Unix socket, used from the reactor that made it. To use it on another, send [`Stream::into_fd`] there.
 ///
 /// One task may receive while another sends. Two that receive at once get the bytes in pieces of no certain order, and the
 /// bytes of two that send at once are mixed. Operations start when their future is first polled. After the reactor has
@@ -54,6 +55,22 @@ impl Stream {
         let stream = Stream::from_fd(socket(&address)?)?;
         let descriptor = Arc::clone(stream.descriptor());
         let peer = Box::new(RawAddress::of(&address));
+        Op::new(Rc::clone(&stream.core), Connect { descriptor, peer }).await?;
+        Ok(stream)
+    }
+
+    /// Connects to the Unix socket at a path. Dropping the future gives up.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a path that no Unix socket can have. Those of `socket(2)` and `connect(2)`, such as `ENOENT`,
+    /// `ECONNREFUSED` where nobody listens any more, and `EACCES`.
+    ///
+    /// # Panics
+    /// Outside a reactor.
+    pub async fn connect_unix(path: &Path) -> io::Result<Stream> {
+        let peer = Box::new(RawAddress::of_path(path)?);
+        let stream = Stream::from_fd(new_socket(libc::AF_UNIX, 0)?)?;
+        let descriptor = Arc::clone(stream.descriptor());
         Op::new(Rc::clone(&stream.core), Connect { descriptor, peer }).await?;
         Ok(stream)
     }
@@ -271,7 +288,8 @@ impl Stream {
     /// # Errors
     /// Those of `setsockopt(2)` and `connect(2)`. The connection is reset when the stream is dropped, if not before.
     pub fn reset(&self) -> io::Result<()> {
-        options::reset(self.as_fd())
+        // A Unix socket knows no reset: its two ends are one system's, which keeps nothing for a peer that is cut off.
+        options::reset(self.as_fd()).or_else(|_refused| self.shutdown(Shutdown::Both))
     }
 }
 
@@ -291,6 +309,15 @@ impl Stream {
     /// `ENOTCONN` when the connection is gone.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         options::with_std(self.as_fd(), |stream| stream.peer_addr())
+    }
+
+    /// The process and the user at the other end of a Unix socket, as they were when it connected. A process that this one cannot
+    /// see, as from within a container, is number 0.
+    ///
+    /// # Errors
+    /// Those of `getsockopt(2)`; `Unsupported` for a socket of another family.
+    pub fn peer_process(&self) -> io::Result<(u32, u32)> {
+        options::peer_process(self.as_fd())
     }
 
     /// Whether short segments are sent without waiting for acknowledgements (`TCP_NODELAY`). Off in a new stream.

@@ -29,7 +29,8 @@ impl Accept {
 
 // SAFETY: the entry names the descriptor, which the `Arc` keeps open, and the boxed address.
 unsafe impl Kind for Accept {
-    type Output = io::Result<(OwnedFd, SocketAddr)>;
+    /// The peer has no address where the socket is of another family than IP.
+    type Output = io::Result<(OwnedFd, Option<SocketAddr>)>;
 
     fn entry(&mut self, tables: &Tables) -> squeue::Entry {
         let target = tables.target(&self.descriptor);
@@ -46,7 +47,7 @@ unsafe impl Kind for Accept {
 
     fn finish(self, result: io::Result<u32>) -> Self::Output {
         let fd = Accept::taken(result)?;
-        Ok((fd, self.peer.decode()?))
+        Ok((fd, self.peer.decode()))
     }
 
     fn waits(&self) -> Option<Interest> {

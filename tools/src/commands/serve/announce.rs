@@ -4,6 +4,7 @@
 
 use std::fmt::Write;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 
 use sealblock_block::Geometry;
 use sealblock_exports_nvme_tcp::Hosts;
@@ -17,7 +18,7 @@ use crate::cli::Protection;
 use crate::commands::create::{protection_words, uuid_words};
 use crate::control::resized::ResizeReport;
 use crate::report::{print_json, say};
-use crate::target::encode;
+use crate::target::{NbdAddress, encode};
 
 /// Says what happens.
 #[derive(Clone, Copy)]
@@ -38,6 +39,8 @@ pub enum Event {
         /// Why.
         reason: String,
     },
+    /// A target that did not open before is open, and served.
+    Opened(OpenedFacts),
     /// A scrub begins, or goes on after a restart.
     ScrubStarted(ScrubStarted),
     /// A scrub has ended.
@@ -69,8 +72,12 @@ pub struct Serving {
 pub struct NbdFacts {
     /// The addresses, with the ports that the system chose.
     pub listeners: Vec<SocketAddr>,
-    /// The names of the exports; the first is for clients that name none.
+    /// The Unix sockets.
+    pub sockets: Vec<PathBuf>,
+    /// The names of the exports.
     pub exports: Vec<String>,
+    /// The one for clients that name none: the first of the plan, unless it is not open.
+    pub default_export: Option<String>,
 }
 
 /// A subsystem that is served.
@@ -82,6 +89,36 @@ pub struct SubsystemFacts {
     hosts: Option<Vec<String>>,
     /// Its namespaces.
     pub namespaces: Vec<NamespaceFacts>,
+    /// Those whose targets are not open.
+    pub not_open: Vec<NotOpenFacts>,
+}
+
+/// A namespace that is to be served, and whose target is not open.
+#[derive(Serialize)]
+pub struct NotOpenFacts {
+    /// Which namespace of its subsystem.
+    pub nsid: u32,
+    /// What it is.
+    pub target: String,
+    /// Why it is not open.
+    pub reason: String,
+    /// Whether it is tried again.
+    pub retried: bool,
+}
+
+/// A namespace whose target is open now.
+#[derive(Serialize)]
+pub struct OpenedFacts {
+    /// Its subsystem.
+    pub nqn: String,
+    /// Which namespace of it.
+    pub nsid: u32,
+    /// What it is.
+    pub target: String,
+    /// The name of its NBD export, if there is one.
+    pub nbd: Option<String>,
+    /// How often it was tried.
+    pub tries: u64,
 }
 
 /// A namespace that is served.
@@ -103,12 +140,17 @@ pub struct NamespaceFacts {
 
 impl SubsystemFacts {
     /// What there is to say of a subsystem.
-    pub fn new(plan: &SubsystemPlan, serial: String, namespaces: Vec<NamespaceFacts>) -> SubsystemFacts {
+    pub fn new(
+        plan: &SubsystemPlan,
+        serial: String,
+        namespaces: Vec<NamespaceFacts>,
+        not_open: Vec<NotOpenFacts>,
+    ) -> SubsystemFacts {
         let hosts = match &plan.hosts {
             Hosts::Any => None,
             Hosts::Only(hosts) => Some(hosts.iter().map(Nqn::to_string).collect()),
         };
-        SubsystemFacts { nqn: plan.nqn.to_string(), serial, hosts, namespaces }
+        SubsystemFacts { nqn: plan.nqn.to_string(), serial, hosts, namespaces, not_open }
     }
 
     /// The first of the hosts that may connect; none where every host may, or nobody.
@@ -153,12 +195,19 @@ fn words(event: &Event) -> String {
         Event::Ready(serving) => ready_words(serving),
         Event::Reloaded(serving) => format!("the configuration was read again\n{}", ready_words(serving)),
         Event::ReloadFailed { .. } => "the configuration was read again, and everything stays as it was".to_owned(),
+        Event::Opened(opened) => opened_words(opened),
         Event::ScrubStarted(started) => started.words(),
         Event::ScrubFinished(finished) => finished.words(),
         Event::Resized(report) => report.words(),
         Event::Draining { connections } => format!("draining {connections} connections"),
         Event::Stopped => "stopped".to_owned(),
     }
+}
+
+fn opened_words(opened: &OpenedFacts) -> String {
+    let OpenedFacts { nqn, nsid, target, nbd, tries } = opened;
+    let nbd = nbd.as_ref().map_or(String::new(), |name| format!(", NBD export {name}"));
+    format!("{target} is open now and served: namespace {nsid} of {nqn}{nbd} (it was tried {tries} times)")
 }
 
 fn ready_words(serving: &Serving) -> String {
@@ -178,7 +227,7 @@ fn ready_words(serving: &Serving) -> String {
     if let Some(nbd) = &serving.nbd {
         let spaces = serving.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
         let exports = spaces.filter_map(|space| Some((space.nbd.as_deref()?, space.block_size)));
-        put(&mut text, nbd_words(&nbd.listeners, exports));
+        put(&mut text, nbd_words(&nbd.listeners, &nbd.sockets, exports));
     }
     put(&mut text, "ready");
     text
@@ -203,23 +252,39 @@ fn subsystem_words(subsystem: &SubsystemFacts) -> String {
             ),
         );
     }
+    for NotOpenFacts { nsid, target, reason, retried } in &subsystem.not_open {
+        let then = if *retried { "it is tried again" } else { "a reload tries again" };
+        put(&mut text, format_args!("  namespace {nsid}: {target} is not open: {reason}; {then}"));
+    }
     text.trim_end().to_owned()
 }
 
 /// Where NBD clients connect, and what they type for each name and size of blocks.
-fn nbd_words<'a>(listeners: &[SocketAddr], exports: impl Iterator<Item = (&'a str, usize)>) -> String {
+fn nbd_words<'a>(
+    listeners: &[SocketAddr],
+    sockets: &[PathBuf],
+    exports: impl Iterator<Item = (&'a str, usize)>,
+) -> String {
     let mut text = String::new();
     for address in listeners {
         put(&mut text, format_args!("listening for NBD on {address}"));
     }
-    let Some(address) = listeners.first() else { return text };
-    let (host, _) = host_words(*address);
-    let port = address.port();
+    for path in sockets {
+        put(&mut text, format_args!("listening for NBD on {}", path.display()));
+    }
     put(&mut text, "an NBD client types:");
     for (name, block_size) in exports {
-        put(&mut text, format_args!("  nbdinfo {}", export_uri(*address, name)));
-        let name = shell_word(name);
-        put(&mut text, format_args!("  nbd-client {host} {port} -N {name} -b {block_size} /dev/nbd0"));
+        let word = shell_word(name);
+        if let Some(address) = listeners.first() {
+            let ((host, _), port) = (host_words(*address), address.port());
+            put(&mut text, format_args!("  nbdinfo {}", export_uri(*address, name)));
+            put(&mut text, format_args!("  nbd-client {host} {port} -N {word} -b {block_size} /dev/nbd0"));
+        }
+        if let Some(path) = sockets.first() {
+            put(&mut text, format_args!("  nbdinfo {}", shell_word(&socket_uri(path, name))));
+            let path = shell_word(&path.to_string_lossy());
+            put(&mut text, format_args!("  nbd-client -unix {path} -N {word} -b {block_size} /dev/nbd0"));
+        }
     }
     text.trim_end().to_owned()
 }
@@ -243,6 +308,11 @@ pub fn namespace_uri(address: SocketAddr, nqn: &str, nsid: Option<u32>, host: Op
 /// How clients name an NBD export as a target.
 pub fn export_uri(address: SocketAddr, name: &str) -> String {
     format!("nbd://{}:{}/{}", host_words(address).1, address.port(), encode(name, ":/"))
+}
+
+/// The same on a Unix socket.
+pub fn socket_uri(path: &Path, name: &str) -> String {
+    NbdAddress::Unix(path.to_owned()).uri(name)
 }
 
 /// How clients write an address, alone and in a URI.
@@ -269,7 +339,7 @@ fn host_lines(address: SocketAddr, subsystems: &[SubsystemFacts]) -> Vec<String>
         lines.push(format!("nvme connect -t tcp -a {host} -s {port} -n {}{as_host}", subsystem.nqn));
     }
     for subsystem in usable {
-        let several = subsystem.namespaces.len() > 1;
+        let several = subsystem.namespaces.len() + subsystem.not_open.len() > 1;
         for namespace in &subsystem.namespaces {
             let nsid = Some(namespace.nsid).filter(|_| several);
             let uri = namespace_uri(address, &subsystem.nqn, nsid, subsystem.first_host());
@@ -304,6 +374,7 @@ mod tests {
                 read_only: false,
                 nbd: None,
             }],
+            not_open: Vec::new(),
         };
         let address = "127.0.0.1:4420".parse().unwrap();
         let open = subsystem("open", None);
@@ -326,10 +397,13 @@ mod tests {
     fn clients_are_told_names_that_shells_and_uris_take() {
         let exports = [("v", 512), ("photos/7", 4096), ("it's a b", 4096)];
         let listeners = ["[::]:10809".parse().unwrap(), "[::1]:7".parse().unwrap()];
-        let words = nbd_words(&listeners, exports.into_iter());
+        let words = nbd_words(&listeners, &["/run/a b.sock".into()], exports.into_iter());
         for line in [
             "listening for NBD on [::]:10809\n",
             "listening for NBD on [::1]:7\n",
+            "listening for NBD on /run/a b.sock\n",
+            "  nbdinfo 'nbd+unix:///v?socket=/run/a%20b.sock'\n",
+            "  nbd-client -unix '/run/a b.sock' -N photos/7 -b 4096 /dev/nbd0\n",
             "  nbdinfo nbd://HOST:10809/v\n",
             "  nbdinfo nbd://HOST:10809/photos/7\n",
             "  nbdinfo nbd://HOST:10809/it%27s%20a%20b\n",

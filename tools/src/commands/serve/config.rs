@@ -8,7 +8,7 @@ use std::fmt;
 use std::fs;
 use std::net::SocketAddr;
 use std::num::{NonZeroU32, NonZeroUsize};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use sealblock_exports_nvme_tcp::{Hosts, Limits, MAX_NSID};
@@ -40,9 +40,11 @@ const MOST_BYTES: u64 = 16 << 20;
 struct File {
     cores: Option<NonZeroUsize>,
     #[serde(default)]
+    strict: bool,
+    #[serde(default)]
     listeners: Vec<ListenerTable>,
     #[serde(default)]
-    nbd: Vec<NbdTable>,
+    nbd: Vec<Spanned<NbdTable>>,
     #[serde(default)]
     limits: LimitsTable,
     #[serde(default)]
@@ -63,8 +65,9 @@ struct ListenerTable {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct NbdTable {
-    #[serde(deserialize_with = "nbd_listener")]
-    address: SocketAddr,
+    #[serde(default, deserialize_with = "nbd_listener")]
+    address: Option<SocketAddr>,
+    socket: Option<PathBuf>,
 }
 
 #[derive(Deserialize, Default)]
@@ -152,8 +155,8 @@ fn address<'de, D: Deserializer<'de>>(from: D) -> Result<SocketAddr, D::Error> {
     listen_address(&String::deserialize(from)?).map_err(de::Error::custom)
 }
 
-fn nbd_listener<'de, D: Deserializer<'de>>(from: D) -> Result<SocketAddr, D::Error> {
-    nbd_address(&String::deserialize(from)?).map_err(de::Error::custom)
+fn nbd_listener<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>, D::Error> {
+    nbd_address(&String::deserialize(from)?).map(Some).map_err(de::Error::custom)
 }
 
 fn some_address<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>, D::Error> {
@@ -245,9 +248,27 @@ pub fn parse(text: &str) -> Result<Plan, String> {
     let advertised =
         file.listeners.iter().filter_map(|listener| Some((listener.address, listener.advertise?))).collect();
     let listeners = if listeners.is_empty() { vec![DEFAULT_LISTEN] } else { listeners };
-    let nbd = file.nbd.iter().map(|listener| listener.address).collect();
+    let (nbd, nbd_sockets) = nbd(file.nbd, &line)?;
     let (inherited, limits) = (Inherited::default(), limits(&file.limits)?);
-    Ok(Plan { listeners, inherited, advertised, nbd, cores: file.cores, limits, subsystems })
+    let (strict, cores) = (file.strict, file.cores);
+    Ok(Plan { listeners, inherited, advertised, nbd, nbd_sockets, strict, cores, limits, subsystems })
+}
+
+/// Where NBD clients are listened for: each table has the one or the other.
+fn nbd(
+    tables: Vec<Spanned<NbdTable>>,
+    line: &impl Fn(usize) -> usize,
+) -> Result<(Vec<SocketAddr>, Vec<PathBuf>), String> {
+    let (mut addresses, mut sockets) = (Vec::new(), Vec::new());
+    for table in tables {
+        let at = line(table.span().start);
+        match table.into_inner() {
+            NbdTable { address: Some(address), socket: None } => addresses.push(address),
+            NbdTable { address: None, socket: Some(path) } => sockets.push(path),
+            NbdTable { .. } => return Err(format!("line {at}: [[nbd]] has an address or a socket, one of the two")),
+        }
+    }
+    Ok((addresses, sockets))
 }
 
 fn limits(table: &LimitsTable) -> Result<Limits, String> {

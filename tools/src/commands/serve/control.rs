@@ -23,6 +23,7 @@ use sealblock_runtime_reactor::{Homed, Post, spawn, timeout};
 use super::front::Front;
 use super::insight::Insight;
 use super::legs::MirrorHandle;
+use super::log;
 use super::orders::Orders;
 use super::scrub::ScrubHandle;
 use crate::cli::ControlPlace;
@@ -264,6 +265,9 @@ async fn answer(line: &[u8], desk: &Desk) -> Result<Outcome, Problem> {
         let (offers, front) = (desk.offers.borrow().clone(), desk.front.borrow().clone());
         let front = front.ok_or_else(|| Problem::new(ProblemKind::Refused, "it is being started or ended"))?;
         return Ok(Outcome::Server(Box::new(front.status(&offers).await)));
+    }
+    if let Order::Log { level } = request.order {
+        return log::change(level).map(Outcome::Log);
     }
     let offer = {
         let offers = desk.offers.borrow();

@@ -1,6 +1,6 @@
 //! Open devices, each on a core of its own choice, and what closes them there.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -20,12 +20,12 @@ use super::watch::watch;
 use super::witness::{Ties, Witness};
 use crate::exit::{Cause, Failure};
 use crate::stack::{Access, OpenMirror, ReadOnly, Usage, open_for};
-use crate::target::Target;
+use crate::target::Called;
 
 /// An open device.
 pub struct Device {
-    /// What it is.
-    pub target: Target,
+    /// What it is called: a mirror has another name when it has other members.
+    pub target: Called,
     /// What it was opened to do.
     pub access: Access,
     /// What it was opened for.
@@ -42,9 +42,9 @@ pub struct Device {
     pub insight: Insight,
     /// The device for namespaces on every core, as it is now.
     shared: RefCell<SharedDevice>,
-    core: usize,
     handle: CoreHandle,
     home: Homed<AtHome>,
+    _seat: Seat,
 }
 
 impl Device {
@@ -77,64 +77,77 @@ impl Device {
     pub fn is_used(&self) -> bool {
         Arc::strong_count(&self.state) > 1
     }
-
-    /// Whether a namespace of this plan would have this device.
-    pub fn fits(&self, plan: &NamespacePlan) -> bool {
-        self.target == plan.target && self.access == plan.access() && self.usage == plan.usage
-    }
 }
 
 /// The cores, and how many devices live on each.
 pub struct Homes {
     handles: Vec<CoreHandle>,
-    devices: Vec<usize>,
+    devices: Vec<Rc<Cell<usize>>>,
     teller: Teller,
+}
+
+/// A device's place on a core, given back when it is dropped.
+struct Seat(Rc<Cell<usize>>);
+
+impl Seat {
+    fn take(of: &Rc<Cell<usize>>) -> Seat {
+        of.set(of.get() + 1);
+        Seat(Rc::clone(of))
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
 }
 
 impl Homes {
     /// No devices on these cores, of which there is at least one.
     pub fn new(handles: Vec<CoreHandle>, teller: Teller) -> Homes {
-        let devices = vec![0; handles.len()];
+        let devices = handles.iter().map(|_| Rc::default()).collect();
         Homes { handles, devices, teller }
     }
 
-    /// Opens a device on the core that has the fewest.
+    /// Opens a device on the core that has the fewest, counting those that are being opened. Dropped before it has ended, it goes on,
+    /// and what it opens is not closed in good order.
     ///
     /// # Errors
     /// Why it cannot be opened.
-    pub async fn open(&mut self, plan: &NamespacePlan) -> Result<Device, Failure> {
-        let core = (0..self.devices.len()).min_by_key(|core| self.devices[*core]).unwrap_or(0);
-        let planned = plan.clone();
-        let state = Arc::<NamespaceState>::default();
-        let ties = Ties::to(&state);
-        let (theirs, teller) = (ties.clone(), self.teller.clone());
-        let opened = self.handles[core].call(move || at_home(planned, theirs, teller)).await;
-        let opened = opened.map_err(|gone| of_core("opening", gone).on(&plan.target))??;
-        self.devices[core] += 1;
-        let handle = self.handles[core].clone();
-        Ok(Device {
-            target: plan.target.clone(),
-            access: plan.access(),
-            usage: plan.usage,
-            state,
-            volume_uuid: opened.volume_uuid,
-            scrub: ScrubHandle::new(handle.clone(), opened.keeper),
-            mirror: opened.mirror.map(|mirror| MirrorHandle::new(handle.clone(), mirror)),
-            insight: Insight::new(handle.clone(), opened.watched, ties),
-            shared: RefCell::new(opened.shared),
-            core,
-            handle,
-            home: opened.home,
-        })
+    pub fn open(&self, plan: &NamespacePlan) -> impl Future<Output = Result<Device, Failure>> + 'static {
+        let core = (0..self.devices.len()).min_by_key(|core| self.devices[*core].get()).unwrap_or(0);
+        let (plan, seat) = (plan.clone(), Seat::take(&self.devices[core]));
+        let (handle, teller) = (self.handles[core].clone(), self.teller.clone());
+        async move {
+            let planned = plan.clone();
+            let state = Arc::<NamespaceState>::default();
+            let ties = Ties::to(&state);
+            let theirs = ties.clone();
+            let opened = handle.call(move || at_home(planned, theirs, teller)).await;
+            let opened = opened.map_err(|gone| of_core("opening", gone).on(&plan.target))??;
+            Ok(Device {
+                access: plan.access(),
+                usage: plan.usage,
+                target: opened.called,
+                state,
+                volume_uuid: opened.volume_uuid,
+                scrub: ScrubHandle::new(handle.clone(), opened.keeper),
+                mirror: opened.mirror.map(|mirror| MirrorHandle::new(handle.clone(), mirror)),
+                insight: Insight::new(handle.clone(), opened.watched, ties),
+                shared: RefCell::new(opened.shared),
+                handle,
+                home: opened.home,
+                _seat: seat,
+            })
+        }
     }
 
     /// Closes devices, all at once: volumes are clean then.
     ///
     /// # Errors
     /// The first that could not be closed; the others are closed all the same.
-    pub async fn close(&mut self, devices: impl IntoIterator<Item = Device>) -> Result<(), Failure> {
+    pub async fn close(&self, devices: impl IntoIterator<Item = Device>) -> Result<(), Failure> {
         let closings = devices.into_iter().map(|device| {
-            self.devices[device.core] -= 1;
             async move {
                 // What the scrub keeps, it keeps on the device.
                 device.scrub.close().await;
@@ -154,6 +167,7 @@ impl Homes {
 
 /// What a core says of a device that it has opened.
 struct Opened {
+    called: Called,
     shared: SharedDevice,
     volume_uuid: Option<[u8; 16]>,
     mirror: Option<Homed<OpenMirror>>,
@@ -174,11 +188,13 @@ async fn at_home(plan: NamespacePlan, ties: Ties, teller: Teller) -> Result<Open
     }
     watch(&facts, &ties.state);
     let mirror_uuid = facts.mirror.as_ref().map(|mirror| mirror.describe().uuid);
+    let called = facts.mirror.as_ref().map_or_else(|| Called::new(target), |mirror| mirror.target().clone());
     let shared = SharedDevice::publish(Rc::clone(&gate));
-    shared.observe(Witness::new(target, ties.clone()));
-    let keeper = Keeper::open(target, gate, shared.attach(), ties.state, teller).await;
+    shared.observe(Witness::new(called.clone(), ties.clone()));
+    let keeper = Keeper::open(called.clone(), gate, shared.attach(), ties.state, teller).await;
     let watched = Watched::new(&keeper, &facts);
     Ok(Opened {
+        called,
         shared,
         volume_uuid: facts.volume.as_ref().map(|volume| volume.uuid).or(mirror_uuid),
         mirror: facts.mirror.map(Homed::new),

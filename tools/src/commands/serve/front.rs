@@ -1,6 +1,7 @@
 //! The server as a whole, for whoever asks over the control socket how it is.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
 
 use futures_util::future::join_all;
 use sealblock_exports_nbd::{Client, Server as Nbd};
@@ -27,6 +28,9 @@ pub struct Front {
     nbd: Nbd,
     listeners: Vec<SocketAddr>,
     nbd_listeners: Vec<SocketAddr>,
+    nbd_sockets: Vec<PathBuf>,
+    /// What is to be served and is not open.
+    not_open: Vec<DeviceStatus>,
     /// The control socket.
     control: String,
 }
@@ -34,7 +38,25 @@ pub struct Front {
 impl Front {
     /// Of a server that listens here.
     pub fn new(export: Export, listeners: Vec<SocketAddr>, nbd: Nbd, nbd_listeners: Vec<SocketAddr>) -> Front {
-        Front { export, nbd, listeners, nbd_listeners, control: String::new() }
+        Front {
+            export,
+            nbd,
+            listeners,
+            nbd_listeners,
+            nbd_sockets: Vec::new(),
+            not_open: Vec::new(),
+            control: String::new(),
+        }
+    }
+
+    /// The same, which listens on these Unix sockets, too.
+    pub fn at(self, nbd_sockets: Vec<PathBuf>) -> Front {
+        Front { nbd_sockets, ..self }
+    }
+
+    /// The same, which lacks these.
+    pub fn without(self, not_open: Vec<DeviceStatus>) -> Front {
+        Front { not_open, ..self }
     }
 
     /// The same with its control socket.
@@ -52,7 +74,8 @@ impl Front {
                 None => of_devices.push(vec![offer]),
             }
         }
-        let devices = join_all(of_devices.iter().map(|offers| device(offers, started_unix_s))).await;
+        let mut devices = join_all(of_devices.iter().map(|offers| device(offers, started_unix_s))).await;
+        devices.extend(self.not_open.iter().cloned());
         let healths: Vec<Health> = devices.iter().map(|device| device.health).collect();
         let (health, summary) = of_all(&healths);
         let mut clients = self.clients();
@@ -68,6 +91,7 @@ impl Front {
             summary,
             listeners: self.listeners.clone(),
             nbd_listeners: self.nbd_listeners.clone(),
+            nbd_sockets: self.nbd_sockets.clone(),
             devices,
             clients,
             clients_unlisted,
@@ -98,6 +122,7 @@ async fn device(offers: &[&Offer], started_unix_s: u64) -> DeviceStatus {
         summary: verdict.summary,
         advice: verdict.advice,
         exports: offers.iter().flat_map(|offer| offer.exports.clone()).collect(),
+        opening: None,
         seen,
     }
 }

@@ -19,6 +19,7 @@ use super::orders::Resize;
 use super::plan::Plan;
 use super::scrub::Teller;
 use super::server::Server;
+use super::waiting::Tried;
 use crate::cli::ControlPlace;
 use crate::commands::resize::DOING;
 use crate::control::protocol::Problem;
@@ -99,16 +100,19 @@ enum Turn {
     Reload,
     /// Change a size.
     Resize(Resize),
+    /// Serve what is open now, or know that it is still not.
+    Admit(Box<Tried>),
 }
 
 /// Waits for the next. One thing is done at a time: a signal that comes while a size is changed is heeded when that is done, which
 /// is bounded.
-async fn next(signal: &mut ShutdownSignal, hangups: &Hangups, control: &Control) -> Turn {
-    let (hangup, order) = (pin!(hangups.next()), pin!(control.orders().next()));
-    match select(signal, select(hangup, order)).await {
+async fn next(server: &mut Server, signal: &mut ShutdownSignal, hangups: &Hangups, control: &Control) -> Turn {
+    let (hangup, order, tried) = (pin!(hangups.next()), pin!(control.orders().next()), pin!(server.next_tried()));
+    match select(signal, select(hangup, select(order, tried))).await {
         Either::Left((ended, _)) => Turn::End(ended),
         Either::Right((Either::Left(((), _)), _)) => Turn::Reload,
-        Either::Right((Either::Right((order, _)), _)) => Turn::Resize(order),
+        Either::Right((Either::Right((Either::Left((order, _)), _)), _)) => Turn::Resize(order),
+        Either::Right((Either::Right((Either::Right((tried, _)), _)), _)) => Turn::Admit(Box::new(tried)),
     }
 }
 
@@ -121,7 +125,7 @@ async fn until_ended(
     again: impl Fn() -> Result<Plan, Failure>,
 ) -> Result<(), Failure> {
     loop {
-        match next(signal, hangups, control).await {
+        match next(server, signal, hangups, control).await {
             Turn::End(ended) => {
                 ended.map_err(|error| Failure::io("waiting for signals", &error))?;
                 notify(State::Stopping);
@@ -129,23 +133,14 @@ async fn until_ended(
                 return Ok(());
             }
             Turn::Resize(order) => resize(server, order, announcer).await,
-            Turn::Reload => {
-                notify(State::Reloading);
-                match reload(server, &again).await {
-                    Ok(()) => {
-                        control.offer(server.served());
-                        announcer.tell(&Event::Reloaded(server.serving()));
-                    }
-                    Err(failure) => {
-                        tracing::error!(
-                            "the configuration was not taken, and everything stays as it was: {}",
-                            failure.in_short()
-                        );
-                        announcer.tell(&Event::ReloadFailed { reason: failure.to_string() });
-                    }
+            Turn::Admit(tried) => {
+                let opened = server.admit(*tried).await;
+                control.offer(server.served());
+                if let Some(opened) = opened {
+                    announcer.tell(&Event::Opened(opened));
                 }
-                notify(State::Ready);
             }
+            Turn::Reload => reload(server, announcer, control, &again).await,
         }
     }
 }
@@ -160,7 +155,27 @@ async fn resize(server: &mut Server, order: Resize, announcer: Announcer) {
     order.answer(resized.map_err(|failure| Problem { why: failure.reason(DOING), ..problem(&failure) }));
 }
 
-async fn reload(server: &mut Server, again: &impl Fn() -> Result<Plan, Failure>) -> Result<(), Failure> {
+async fn reload(
+    server: &mut Server,
+    announcer: Announcer,
+    control: &Control,
+    again: &impl Fn() -> Result<Plan, Failure>,
+) {
+    notify(State::Reloading);
+    match take_plan(server, again).await {
+        Ok(()) => {
+            control.offer(server.served());
+            announcer.tell(&Event::Reloaded(server.serving()));
+        }
+        Err(failure) => {
+            tracing::error!("the configuration was not taken, and everything stays as it was: {}", failure.in_short());
+            announcer.tell(&Event::ReloadFailed { reason: failure.to_string() });
+        }
+    }
+    notify(State::Ready);
+}
+
+async fn take_plan(server: &mut Server, again: &impl Fn() -> Result<Plan, Failure>) -> Result<(), Failure> {
     let plan = again()?;
     server.change(&plan).await?;
     if server.waits_for_restart(&plan) {

@@ -57,8 +57,19 @@ pub struct Ear {
     pub planned: SocketAddr,
     /// The address it got.
     pub address: SocketAddr,
+    accepting: Accepting,
+}
+
+/// Accepting, on the listener's core.
+pub struct Accepting {
     core: CoreHandle,
     task: Homed<JoinHandle<()>>,
+}
+
+/// A listener on its core, before it accepts.
+pub struct Idle {
+    core: CoreHandle,
+    listener: Homed<std::cell::Cell<Option<Listener>>>,
 }
 
 /// A listener that is bound and accepts nothing yet.
@@ -66,8 +77,7 @@ pub struct Bound {
     planned: SocketAddr,
     /// The address it got.
     pub address: SocketAddr,
-    core: CoreHandle,
-    listener: Homed<std::cell::Cell<Option<Listener>>>,
+    idle: Idle,
 }
 
 impl Bound {
@@ -79,12 +89,11 @@ impl Bound {
         let there = inherited.at(planned).transpose().map_err(|error| of_bind(&error, planned))?;
         let bound = core.call(move || async move {
             let listener = there.map_or_else(|| Listener::bind(planned, BACKLOG), Listener::from_fd)?;
-            let address = listener.local_addr()?;
-            Ok((address, Homed::new(Rc::new(std::cell::Cell::new(Some(listener))))))
+            Ok((listener.local_addr()?, at_home(listener)))
         });
         let bound = bound.await.map_err(|gone| Failure::new(Cause::Io, "listening", gone).on(planned))?;
         let (address, listener) = bound.map_err(|error| of_bind(&error, planned))?;
-        Ok(Bound { planned, address, core: core.clone(), listener })
+        Ok(Bound { planned, address, idle: Idle { core: core.clone(), listener } })
     }
 
     /// Has `serve` accept connections from now on, on the listener's core.
@@ -95,7 +104,40 @@ impl Bound {
     where
         F: Future<Output = io::Result<()>>,
     {
-        let (listener, address) = (self.listener, self.address);
+        let accepting = self.idle.accept(self.address.to_string(), serve).await?;
+        Ok(Ear { planned: self.planned, address: self.address, accepting })
+    }
+}
+
+fn at_home(listener: Listener) -> Homed<std::cell::Cell<Option<Listener>>> {
+    Homed::new(Rc::new(std::cell::Cell::new(Some(listener))))
+}
+
+impl Idle {
+    /// A socket that listens already, on this core.
+    ///
+    /// # Errors
+    /// When that core has stopped, or cannot wait for it.
+    pub async fn take(core: &CoreHandle, socket: OwnedFd, name: &str) -> Result<Idle, Failure> {
+        let taken = core.call(move || async move { Listener::from_fd(socket).map(at_home) });
+        let taken = taken.await.map_err(|gone| Failure::new(Cause::Io, "listening", gone).on(name))?;
+        let listener = taken.map_err(|error| Failure::io("listening", &error).on(name))?;
+        Ok(Idle { core: core.clone(), listener })
+    }
+
+    /// Has `serve` accept connections from now on.
+    ///
+    /// # Errors
+    /// When the core has stopped.
+    pub async fn accept<F>(
+        self,
+        name: String,
+        serve: impl FnOnce(Listener) -> F + Send + 'static,
+    ) -> Result<Accepting, Failure>
+    where
+        F: Future<Output = io::Result<()>>,
+    {
+        let (listener, address) = (self.listener, name.clone());
         let task = self.core.call(move || async move {
             let listener = listener.get().and_then(|listener| listener.take());
             Homed::new(Rc::new(spawn(async move {
@@ -106,8 +148,8 @@ impl Bound {
                 }
             })))
         });
-        let task = task.await.map_err(|gone| Failure::new(Cause::Io, "listening", gone).on(address))?;
-        Ok(Ear { planned: self.planned, address, core: self.core, task })
+        let task = task.await.map_err(|gone| Failure::new(Cause::Io, "listening", gone).on(name))?;
+        Ok(Accepting { core: self.core, task })
     }
 }
 
@@ -142,6 +184,18 @@ pub async fn close_old(ears: &mut Vec<Ear>, planned: &[SocketAddr]) {
 impl Ear {
     /// Accepts no more. Connections stay.
     pub async fn close(self) {
+        self.accepting.end().await;
+    }
+
+    /// Whether it has ended, as it does once its server has stopped and is drained.
+    pub async fn has_ended(&self) -> bool {
+        self.accepting.has_ended().await
+    }
+}
+
+impl Accepting {
+    /// Ends it. Connections stay.
+    pub async fn end(self) {
         let task = self.task;
         // A core that has stopped accepts nothing either.
         let _ = self.core.call(move || async move { task.get().inspect(|task| task.abort()).is_some() }).await;

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::env;
 use std::fmt::{self, Write as _};
 use std::io::{self, Write as _};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
@@ -18,10 +18,15 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Registry, reload};
 
 use super::recent;
 use crate::cli::LogLevel;
+use crate::control::log::LogReport;
+use crate::control::protocol::{Problem, ProblemKind};
 use crate::exit::{Cause, Failure};
 use crate::report::notes_are_logged;
 
@@ -46,17 +51,61 @@ pub fn install(asked: Option<LogLevel>, json: bool) -> Result<(), Failure> {
         }
         (None, Err(_)) => LogLevel::default(),
     };
-    tracing_subscriber::fmt()
+    let (made, handle) = reload::Layer::new(made(level));
+    let lines = tracing_subscriber::fmt::layer()
         // A standard error that is closed is no reason to end.
         .log_internal_errors(false)
-        // What is not written is kept for `status` all the same.
-        .with_max_level(filter(level).max(LevelFilter::WARN))
-        .event_format(Lines { json, level: filter(level), quotas: Mutex::default() })
-        .with_writer(io::stderr)
-        .try_init()
-        .map_err(|error| Failure::new(Cause::Io, "starting", error))?;
+        .event_format(Lines { json, quotas: Mutex::default() })
+        .with_writer(io::stderr);
+    *lock(&LEVEL) = level;
+    let installed = tracing_subscriber::registry().with(made).with(lines).try_init();
+    installed.map_err(|error| Failure::new(Cause::Io, "starting", error))?;
+    // Nothing was there before, or there would have been an error.
+    let _ = MADE.set(handle);
     notes_are_logged();
     Ok(())
+}
+
+/// The level of what is written.
+static LEVEL: Mutex<LogLevel> = Mutex::new(LogLevel::Warn);
+/// Says which lines are made at all.
+static MADE: OnceLock<reload::Handle<LevelFilter, Registry>> = OnceLock::new();
+
+/// Which lines are made: what is not written is kept for `status` all the same.
+fn made(level: LogLevel) -> LevelFilter {
+    filter(level).max(LevelFilter::WARN)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Has this be the level from now on, if one is given; tells which it is and was.
+///
+/// # Errors
+/// When lines are not made by this process' own rules.
+pub fn change(level: Option<LogLevel>) -> Result<LogReport, Problem> {
+    let before = *lock(&LEVEL);
+    let report = LogReport { pid: std::process::id(), before, level: level.unwrap_or(before) };
+    if report.level == before {
+        return Ok(report);
+    }
+    let tell = || tracing::info!(before = before.as_str(), level = report.level.as_str(), "the log level was changed");
+    let is_less = filter(report.level) < filter(before);
+    // At the level that shows more of the two.
+    if is_less {
+        tell();
+    }
+    let reloaded = MADE.get().map(|handle| handle.reload(made(report.level)));
+    match reloaded {
+        Some(Ok(())) => *lock(&LEVEL) = report.level,
+        Some(Err(error)) => return Err(Problem::new(ProblemKind::Failed, error)),
+        None => return Err(Problem::new(ProblemKind::Failed, "this process has no log")),
+    }
+    if !is_less {
+        tell();
+    }
+    Ok(report)
 }
 
 /// Tells why the server ends, as a JSON object.
@@ -88,8 +137,6 @@ fn filter(level: LogLevel) -> LevelFilter {
 /// How lines are made, and how many.
 struct Lines {
     json: bool,
-    /// What is written.
-    level: LevelFilter,
     /// By the place of the program that tells; there are as many as there are such places.
     quotas: Mutex<HashMap<Identifier, Quota>>,
 }
@@ -122,8 +169,7 @@ impl Lines {
         if *event.metadata().level() >= Level::DEBUG {
             return Some(0);
         }
-        let mut quotas = self.quotas.lock().unwrap_or_else(PoisonError::into_inner);
-        quotas.entry(event.metadata().callsite()).or_default().take(Instant::now())
+        lock(&self.quotas).entry(event.metadata().callsite()).or_default().take(Instant::now())
     }
 }
 
@@ -143,7 +189,7 @@ where
         if *event.metadata().level() <= Level::WARN {
             recent::keep(event.metadata().callsite(), &line.fields);
         }
-        if *event.metadata().level() > self.level {
+        if *event.metadata().level() > filter(*lock(&LEVEL)) {
             return Ok(());
         }
         match self.json {

@@ -37,6 +37,10 @@ pub struct Plan {
     pub advertised: Vec<(SocketAddr, SocketAddr)>,
     /// Where to listen for NBD clients; may be empty.
     pub nbd: Vec<SocketAddr>,
+    /// Unix sockets for NBD clients; may be none.
+    pub nbd_sockets: Vec<PathBuf>,
+    /// Whether every target has to open at the start.
+    pub strict: bool,
     /// Cores to serve on, where that is said.
     pub cores: Option<NonZeroUsize>,
     /// What hosts may make the server hold.
@@ -124,6 +128,8 @@ impl Plan {
             inherited: Inherited::default(),
             advertised: Vec::new(),
             nbd: arguments.nbd.clone(),
+            nbd_sockets: arguments.nbd_socket.clone(),
+            strict: arguments.strict,
             cores: arguments.cores,
             limits: Limits::default(),
             subsystems: names(targets).into_iter().zip(targets).map(subsystem).collect(),
@@ -136,6 +142,7 @@ impl Plan {
         for namespace in self.subsystems.iter_mut().flat_map(|subsystem| &mut subsystem.namespaces) {
             namespace.target = namespace.target.clone().below(folder);
         }
+        self.nbd_sockets.iter_mut().for_each(|path| *path = folder.join(&path));
         self
     }
 
@@ -155,7 +162,12 @@ impl Plan {
                 }
             }
         }
-        if self.nbd.is_empty() { Ok(()) } else { nbd::check(&self.subsystems) }
+        if self.has_nbd() { nbd::check(&self.subsystems) } else { Ok(()) }
+    }
+
+    /// Whether NBD clients are listened for.
+    pub fn has_nbd(&self) -> bool {
+        !self.nbd.is_empty() || !self.nbd_sockets.is_empty()
     }
 
     /// Every target of every namespace.

@@ -22,7 +22,7 @@ use sealblock_scrub::{Activity, Moment, Scrub, Settings, Shape, Step};
 
 use crate::cli::Serve;
 use crate::control::status::{KeptWord, ScrubStatus};
-use crate::target::Target;
+use crate::target::Called;
 use memory::Memory;
 
 pub use handle::ScrubHandle;
@@ -48,7 +48,7 @@ fn shape_of(gate: &Gate<Stack>) -> Shape {
 
 /// The scrub of a device, on the device's core.
 pub struct Keeper {
-    target: Target,
+    target: Called,
     /// Nothing while its size is being changed.
     gate: RefCell<Option<Rc<Gate<Stack>>>>,
     /// The same as hosts reach it: what the scrub mends keeps away from what they have locked.
@@ -79,7 +79,7 @@ pub struct Keeper {
 impl Keeper {
     /// The scrub of a device of this core, as it was left.
     pub async fn open(
-        target: &Target,
+        target: Called,
         gate: Rc<Gate<Stack>>,
         device: Attached,
         state: Weak<NamespaceState>,
@@ -87,8 +87,8 @@ impl Keeper {
     ) -> Rc<Keeper> {
         let shape = shape_of(&gate);
         let keeper = Keeper {
-            target: target.clone(),
-            memory: Memory::of(target, &gate.abilities()),
+            memory: Memory::of(&target.now(), &gate.abilities()),
+            target,
             gate: RefCell::new(Some(gate)),
             device,
             state,

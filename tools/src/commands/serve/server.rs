@@ -9,21 +9,27 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::LocalBoxFuture;
+use futures_util::stream::FuturesUnordered;
 use sealblock_exports_nvme_tcp::{Limits, Namespace, SetupError, Shows, Subsystem, Target as Export};
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_reactor::{CoreHandle, now, sleep};
 
 use super::announce::{NamespaceFacts, Serving, SubsystemFacts};
 use super::devices::{Device, Homes};
-use super::identity::{derived, serial_of};
+use super::identity::serial_of;
 use super::listeners::{Bound, Ear, bind_new, close_old};
 use super::plan::nbd::export_name;
 use super::plan::{NamespacePlan, Plan, SubsystemPlan};
 use super::scrub::Teller;
+use super::sockets::{self, UnixBound};
+use super::waiting::{Tried, Waiting};
 use crate::cli::Protection;
 use crate::exit::{Cause, Failure};
 use nbd::{NbdSide, Wanted};
+use opening::Identities;
 
+mod opening;
 mod served;
 
 /// How often somebody who waits looks again.
@@ -37,6 +43,12 @@ pub struct Server {
     core: CoreHandle,
     homes: Homes,
     offered: BTreeMap<Nqn, Offered>,
+    /// What is to be offered and is not open.
+    waiting: Vec<Waiting>,
+    /// What is being opened of it.
+    tries: FuturesUnordered<LocalBoxFuture<'static, Tried>>,
+    /// Whether nothing was ever planned.
+    is_new: bool,
     ears: Vec<Ear>,
     advertised: Vec<(SocketAddr, SocketAddr)>,
 }
@@ -44,8 +56,10 @@ pub struct Server {
 /// What is ready to be offered.
 struct Prepared {
     wanted: BTreeMap<Nqn, Offered>,
+    waiting: Vec<Waiting>,
     bound: Vec<Bound>,
     nbd_bound: Vec<Bound>,
+    sockets: Vec<UnixBound>,
 }
 
 /// A subsystem that is offered.
@@ -70,6 +84,11 @@ impl Space {
         Rc::ptr_eq(&self.device, &other.device) && self.uuid == other.uuid && shows(self) == shows(other)
     }
 
+    /// Has the device be called what it is called in the plan that it is offered by.
+    fn rename(&self) {
+        self.device.target.set(&self.plan.target);
+    }
+
     /// The namespace for the export; fails where its tags are to be shown and it has none.
     fn namespace(&self) -> Result<Namespace, Failure> {
         let shows = match self.plan.protection {
@@ -92,6 +111,9 @@ impl Server {
             core: cores[0].clone(),
             homes: Homes::new(cores, teller),
             offered: BTreeMap::new(),
+            waiting: Vec::new(),
+            tries: FuturesUnordered::new(),
+            is_new: true,
             ears: Vec::new(),
             advertised: Vec::new(),
         })
@@ -112,6 +134,7 @@ impl Server {
     /// # Errors
     /// Why it cannot be; all is as it was then.
     pub async fn change(&mut self, plan: &Plan) -> Result<(), Failure> {
+        self.end_tries().await;
         let mut fresh = Vec::new();
         let prepared = self.prepare(plan, &mut fresh).await;
         let prepared = match prepared {
@@ -123,66 +146,43 @@ impl Server {
                 return Err(failure);
             }
         };
-        drop(fresh);
-        self.apply(plan, prepared).await
+        self.apply(plan, prepared).await?;
+        // What was opened and cannot be offered; it was not written to.
+        self.homes.close(fresh.into_iter().filter_map(Rc::into_inner)).await.ok();
+        Ok(())
     }
 
     /// Opens and binds what is new. What it opened is in `fresh` whatever happens.
     async fn prepare(&mut self, plan: &Plan, fresh: &mut Vec<Rc<Device>>) -> Result<Prepared, Failure> {
-        let mut wanted = BTreeMap::new();
+        let (mut wanted, mut waiting, mut taken) = (BTreeMap::new(), Vec::new(), Identities::new());
+        let mut devices = self.devices(plan, fresh).await?.into_iter();
         for subsystem in &plan.subsystems {
             let mut spaces = BTreeMap::new();
-            for namespace in &subsystem.namespaces {
-                let device = match self.known(&subsystem.nqn, namespace)? {
-                    Some(device) => device,
-                    None => {
-                        let device = Rc::new(self.homes.open(namespace).await?);
-                        fresh.push(Rc::clone(&device));
-                        device
-                    }
-                };
-                let place = format!("{} {}", subsystem.nqn, namespace.nsid);
-                let uuid = namespace.uuid.or(device.volume_uuid).unwrap_or_else(|| derived(&namespace.target, &place));
-                let space = Space { plan: namespace.clone(), uuid, device };
-                // Made once more when it is offered; here it shows whether that can be done.
-                space.namespace()?;
-                spaces.insert(namespace.nsid, space);
+            for (namespace, device) in subsystem.namespaces.iter().zip(devices.by_ref()) {
+                let nqn = &subsystem.nqn;
+                match device.and_then(|device| Server::space(nqn, namespace, device, &mut taken)) {
+                    Ok(space) => drop(spaces.insert(namespace.nsid, space)),
+                    Err(failure) => waiting.push(self.go_without(plan.strict, nqn, namespace, failure)?),
+                }
             }
             let serial = subsystem.serial.clone().unwrap_or_else(|| serial_of(&subsystem.nqn));
             wanted.insert(subsystem.nqn.clone(), Offered { plan: subsystem.clone(), serial, spaces });
         }
-        refuse_twins(&wanted)?;
+        if self.is_new && taken.is_empty() {
+            refuse_nothing(&waiting)?;
+        }
         let bound = bind_new(&self.core, &plan.listeners, &plan.inherited, &self.ears).await?;
         let nbd_bound = bind_new(&self.core, &plan.nbd, &plan.inherited, &self.nbd.ears).await?;
-        Ok(Prepared { wanted, bound, nbd_bound })
-    }
-
-    /// The device that is open already for this namespace.
-    fn known(&self, nqn: &Nqn, plan: &NamespacePlan) -> Result<Option<Rc<Device>>, Failure> {
-        let at_its_place = self.offered.get(nqn).and_then(|subsystem| subsystem.spaces.get(&plan.nsid));
-        let spaces = || self.offered.values().flat_map(|subsystem| subsystem.spaces.values());
-        // Two targets that are memory are two memories; a path is the same device wherever it is offered.
-        let elsewhere = spaces().filter(|_| plan.target.path().is_some());
-        let known = at_its_place.into_iter().chain(elsewhere).find(|space| space.device.fits(plan));
-        if let Some(space) = known {
-            return Ok(Some(Rc::clone(&space.device)));
-        }
-        let same = |space: &&Space| plan.target.path().is_some() && space.device.target == plan.target;
-        match spaces().find(same) {
-            None => Ok(None),
-            Some(_) => {
-                let doing = "changing read_only, relocate or as_member";
-                Err(Failure::new(Cause::Refused, doing, "it is being served the other way")
-                    .on(&plan.target)
-                    .advise("taking it out first, or starting the server anew"))
-            }
-        }
+        let sockets = sockets::bind_new(&self.core, &plan.nbd_sockets, &self.nbd.sockets).await?;
+        Ok(Prepared { wanted, waiting, bound, nbd_bound, sockets })
     }
 
     /// Offers what is wanted. What fails here fails because of a fault in this program or a core that is gone.
     async fn apply(&mut self, plan: &Plan, prepared: Prepared) -> Result<(), Failure> {
-        let Prepared { wanted, bound, nbd_bound } = prepared;
+        let Prepared { wanted, waiting, bound, nbd_bound, sockets } = prepared;
+        self.go_on_without(waiting);
         let exports = exports(plan, &wanted);
+        self.nbd.set_default(plan);
         self.nbd.remove_others(&exports)?;
         let before = std::mem::take(&mut self.offered);
         let mut ended = Vec::new();
@@ -206,12 +206,10 @@ impl Server {
         }
         self.nbd.add_new(exports)?;
         self.offered = wanted;
-        for bound in bound {
-            let export = self.export.clone();
-            self.ears.push(bound.accept(|listener| async move { export.serve(listener).await }).await?);
-        }
-        close_old(&mut self.ears, &plan.listeners).await;
+        self.offered.values().flat_map(|offered| offered.spaces.values()).for_each(Space::rename);
+        self.listen(bound, &plan.listeners).await?;
         self.nbd.listen(nbd_bound, &plan.nbd).await?;
+        self.nbd.listen_at(sockets, &plan.nbd_sockets).await?;
         self.advertise(plan);
         self.configure_scrubs().await;
         let devices: Vec<_> = before.into_values().flat_map(|old| old.spaces.into_values()).map(|s| s.device).collect();
@@ -219,6 +217,16 @@ impl Server {
         let going: Vec<Device> = devices.into_iter().filter_map(Rc::into_inner).collect();
         self.wait_until_idle(&going).await;
         self.homes.close(going).await
+    }
+
+    /// Accepts at these addresses too, and no more at those that are not planned.
+    async fn listen(&mut self, bound: Vec<Bound>, planned: &[SocketAddr]) -> Result<(), Failure> {
+        for bound in bound {
+            let export = self.export.clone();
+            self.ears.push(bound.accept(|listener| async move { export.serve(listener).await }).await?);
+        }
+        close_old(&mut self.ears, planned).await;
+        Ok(())
     }
 
     /// Has discovery name the addresses that the plan has for listeners that others reach by another way.
@@ -284,7 +292,8 @@ impl Server {
                 NamespaceFacts::new(&space.plan, shared.geometry(), &space.uuid, nbd)
             };
             let spaces = offered.spaces.values().map(facts).collect();
-            subsystems.push(SubsystemFacts::new(&offered.plan, offered.serial.clone(), spaces));
+            let not_open = self.waiting.iter().filter(|waiting| waiting.nqn == nqn).map(Waiting::facts).collect();
+            subsystems.push(SubsystemFacts::new(&offered.plan, offered.serial.clone(), spaces, not_open));
         }
         Serving { listeners, subsystems, nbd: self.nbd.serving() }
     }
@@ -294,9 +303,15 @@ impl Server {
     /// # Errors
     /// The first volume that could not be closed.
     pub async fn end(mut self) -> Result<(), Failure> {
+        self.end_tries_soon().await;
         self.export.stop();
         self.nbd.stop();
         for ear in self.ears.iter().chain(&self.nbd.ears) {
+            while !ear.has_ended().await {
+                sleep(LOOK).await;
+            }
+        }
+        for ear in &self.nbd.sockets {
             while !ear.has_ended().await {
                 sleep(LOOK).await;
             }
@@ -326,7 +341,7 @@ impl Offered {
 /// What NBD clients are to have, in the order of the plan.
 fn exports(plan: &Plan, wanted: &BTreeMap<Nqn, Offered>) -> Vec<Wanted> {
     let mut exports = Vec::new();
-    for subsystem in plan.subsystems.iter().filter(|_| !plan.nbd.is_empty()) {
+    for subsystem in plan.subsystems.iter().filter(|_| plan.has_nbd()) {
         for namespace in &subsystem.namespaces {
             let space = wanted.get(&subsystem.nqn).and_then(|offered| offered.spaces.get(&namespace.nsid));
             let name = export_name(subsystem, namespace);
@@ -336,17 +351,13 @@ fn exports(plan: &Plan, wanted: &BTreeMap<Nqn, Offered>) -> Vec<Wanted> {
     exports
 }
 
-/// Refuses two namespaces of one identity: hosts take them for two ways to one.
-fn refuse_twins(wanted: &BTreeMap<Nqn, Offered>) -> Result<(), Failure> {
-    let mut seen = BTreeMap::new();
-    for space in wanted.values().flat_map(|offered| offered.spaces.values()) {
-        if let Some(other) = seen.insert(space.uuid, &space.plan.target) {
-            return Err(Failure::new(Cause::Unsuitable, "serving", format!("it has the identity of {other}"))
-                .on(&space.plan.target)
-                .advise("a uuid of its own, in the configuration"));
-        }
+/// Refuses to start where nothing at all opens: whoever starts the server is there to be told, or a service manager to try again.
+fn refuse_nothing(waiting: &[Waiting]) -> Result<(), Failure> {
+    let Some((first, others)) = waiting.split_first() else { return Ok(()) };
+    for other in others {
+        tracing::error!("{}", other.failure().in_short());
     }
-    Ok(())
+    Err(first.failure().clone())
 }
 
 fn of_setup(error: &SetupError) -> Failure {

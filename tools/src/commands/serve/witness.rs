@@ -15,7 +15,7 @@ use sealblock_units::Extent;
 
 use super::failing::Failing;
 use super::harmed::harmed;
-use crate::target::Target;
+use crate::target::Called;
 
 /// How long a block that was told of is not told of again to the same client: hosts repeat what failed, in smaller pieces.
 const REST: Duration = Duration::from_secs(600);
@@ -24,7 +24,7 @@ const MOST_KNOWN: usize = 16_384;
 
 /// Whoever sees a device's requests fail.
 pub struct Witness {
-    target: String,
+    target: Called,
     told: Mutex<HashMap<(u64, u64), Instant>>,
     ties: Ties,
 }
@@ -49,8 +49,8 @@ impl Ties {
 
 impl Witness {
     /// Of a device that nothing was told of yet.
-    pub fn new(target: &Target, ties: Ties) -> Witness {
-        Witness { target: target.to_string(), told: Mutex::default(), ties }
+    pub fn new(target: Called, ties: Ties) -> Witness {
+        Witness { target, told: Mutex::default(), ties }
     }
 
     /// Damage that an NBD client has met is known to hosts, too; theirs is known already.
@@ -62,7 +62,7 @@ impl Witness {
 
     fn tell_damage(&self, client: &str, request: Request, faults: &[Fault]) {
         for run in harmed(&self.news(client, faults)) {
-            let (target, by) = (self.target.as_str(), by(client));
+            let (target, by) = (self.target.to_string(), by(client));
             let (blocks, field, during) = (blocks(run.first, run.last), run.fault.field.as_str(), request.kind.name());
             tracing::warn!(target, blocks, field, by, during, "damage found");
         }
@@ -94,7 +94,7 @@ impl Observer for Witness {
     }
 
     fn failed(&self, client: &str, request: Request, error: &Error) {
-        let (target, by, during) = (self.target.as_str(), by(client), request.kind.name());
+        let (target, by, during) = (self.target.to_string(), by(client), request.kind.name());
         let blocks = request.extent.map(words);
         match error.failure() {
             Failure::Integrity(faults) => {
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn a_client_is_told_of_a_block_once_and_another_client_too() {
-        let witness = Witness::new(&"mem:1MiB".parse().unwrap(), Ties::to(&Arc::default()));
+        let witness = Witness::new(Called::new(&"mem:1MiB".parse().unwrap()), Ties::to(&Arc::default()));
         assert_eq!(witness.news("nbd a", &[media(3), media(4)]).len(), 2);
         assert_eq!(witness.news("nbd a", &[media(4), media(5)]), [media(5)]);
         assert_eq!(witness.news("nvme h 1", &[media(4)]), [media(4)]);

@@ -54,6 +54,9 @@ pub fn of(server: &ServerStatus, earlier: Option<(Duration, &ServerStatus)>) -> 
             lines.put("listening", format_args!("{address} for {protocol}"));
         }
     }
+    for path in &server.nbd_sockets {
+        lines.put("listening", format_args!("{} for NBD", path.display()));
+    }
     for device in &server.devices {
         let before = earlier.and_then(|(since, server)| {
             let before = server.devices.iter().find(|other| other.exports == device.exports)?;
@@ -86,7 +89,8 @@ fn of_device(lines: &mut Lines, device: &DeviceStatus, before: Option<(Duration,
         lines.put("try", advice);
     }
     for export in &device.exports {
-        lines.put("served as", export_words(export));
+        // What is not open keeps its names, and clients get nothing by them yet.
+        lines.put(if device.opening.is_none() { "served as" } else { "kept for" }, export_words(export));
     }
     damage(lines, &seen.damage);
     for mirror in &seen.mirrors {

@@ -19,7 +19,7 @@ use crate::commands::create::new_uuid;
 use crate::control::protocol::Order;
 use crate::exit::{Cause, Failure};
 use crate::report::note;
-use crate::target::Target;
+use crate::target::{Called, Target};
 
 const SHOWN: &str = "devices of one kind; a leg on another host is served with `--protection shown`";
 const CHANGING: &str = "changing the legs";
@@ -28,8 +28,8 @@ const CHANGING: &str = "changing the legs";
 pub struct OpenMirror {
     mirror: Rc<Mirror<ReactorClock>>,
     legs: RefCell<Vec<Rc<Leg>>>,
-    /// What it was opened by.
-    target: Target,
+    /// What it is called: what it was opened by, until somebody names the legs that it has.
+    target: Called,
 }
 
 /// A leg that is opened as often as it is lost.
@@ -63,6 +63,7 @@ impl OpenMirror {
             Order::MirrorRemove { leg, force } => self.remove(&target(leg)?, *force).await,
             Order::MirrorAcceptStale { leg } => self.accept_stale(&target(leg)?).await,
             Order::Status
+            | Order::Log { .. }
             | Order::MirrorStatus
             | Order::ScrubStatus
             | Order::ScrubStart { .. }
@@ -154,8 +155,8 @@ impl OpenMirror {
         Ok(())
     }
 
-    /// What it was opened by.
-    pub fn target(&self) -> &Target {
+    /// What it is called.
+    pub fn target(&self) -> &Called {
         &self.target
     }
 
@@ -342,7 +343,7 @@ fn held(
 ) -> Opened {
     drop(sealblock_runtime_reactor::spawn(opened.worker.run()));
     let legs = RefCell::new(legs.to_vec());
-    let open = Rc::new(OpenMirror { mirror: opened.mirror.clone(), legs, target: target.clone() });
+    let open = Rc::new(OpenMirror { mirror: opened.mirror.clone(), legs, target: Called::new(target) });
     let facts = Facts { mirror: Some(open.clone()), ..Facts::over("mirror", facts) };
     Opened::new(target, opened.mirror, facts, vec![Held::Mirror(open)])
 }
@@ -377,6 +378,8 @@ fn of_mirror(error: &MirrorError) -> Failure {
         MirrorError::Protection { .. } => (Cause::Unsuitable, Some(SHOWN)),
     };
     let failure = Failure::new(cause, "opening", error);
+    // What labels forbid, only somebody who changes legs or their labels allows.
+    let failure = if cause == Cause::Refused { failure.lasting() } else { failure };
     match advice {
         Some(advice) => failure.advise(advice),
         None => failure,

@@ -74,6 +74,7 @@ fn carry_out(keeper: &Keeper, order: &Order) -> Result<ScrubStatus, Problem> {
     let start = |from: Option<u64>, rate: Option<NonZeroU64>| keeper.order(|scrub, now| scrub.start(now, from, rate));
     let done = match order {
         Order::Status
+        | Order::Log { .. }
         | Order::ScrubStatus
         | Order::MirrorStatus
         | Order::MirrorAdd { .. }

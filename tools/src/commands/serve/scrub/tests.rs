@@ -94,7 +94,8 @@ fn with_scrub<F: Future<Output = ()>>(device: Ailing, test: impl FnOnce(Rc<Keepe
         let gate = Rc::new(Gate::new("ailing", Stack::new(Rc::clone(&device))));
         let target = "ailing".parse().unwrap();
         let attached = SharedDevice::publish(Rc::clone(&gate)).attach();
-        let keeper = Keeper::open(&target, gate, attached, Weak::new(), Teller::here(Announcer::new(true))).await;
+        let keeper =
+            Keeper::open(Called::new(&target), gate, attached, Weak::new(), Teller::here(Announcer::new(true))).await;
         keeper.configure(Settings::default());
         keeper.order(|scrub, now| scrub.start(now, None, None)).unwrap();
         test(Rc::clone(&keeper), device).await;
@@ -135,7 +136,7 @@ fn what_is_mended_waits_for_who_has_locked_its_blocks() {
         let gate = Rc::new(Gate::new("ailing", Stack::new(Rc::clone(&device))));
         let shared = SharedDevice::publish(Rc::clone(&gate));
         let (target, teller) = ("ailing".parse().unwrap(), Teller::here(Announcer::new(true)));
-        let keeper = Keeper::open(&target, gate, shared.attach(), Weak::new(), teller).await;
+        let keeper = Keeper::open(Called::new(&target), gate, shared.attach(), Weak::new(), teller).await;
         let host = shared.attach();
         let locked = host.lock(Extent::from_raw(300, 1).unwrap()).await;
         keeper.configure(Settings::default());

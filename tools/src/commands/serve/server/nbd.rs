@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
@@ -9,11 +10,13 @@ use sealblock_exports_nbd::{Export, Server as Nbd, SetupError};
 use sealblock_exports_nvme_tcp::Limits;
 use sealblock_runtime_reactor::CoreHandle;
 
-use super::super::announce::NbdFacts;
+use super::super::announce::{NbdFacts, export_uri, socket_uri};
 use super::super::devices::Device;
+use super::super::front::on_this_machine;
 use super::super::listeners::{Bound, Ear, close_old};
 use super::super::plan::nbd::{export_name, limits};
-use super::super::plan::{NamespacePlan, SubsystemPlan};
+use super::super::plan::{NamespacePlan, Plan, SubsystemPlan};
+use super::super::sockets::{self, UnixBound, UnixEar};
 use crate::exit::{Cause, Failure};
 
 /// Longest text about an export, in bytes ("String encoding" of the protocol).
@@ -31,18 +34,41 @@ pub struct NbdSide {
     /// The devices by the names of their exports; others own them.
     offered: BTreeMap<String, Weak<Device>>,
     pub ears: Vec<Ear>,
+    pub sockets: Vec<UnixEar>,
+    /// The export of those who name none.
+    default: Option<String>,
 }
 
 impl NbdSide {
     /// Nothing yet, on these cores.
     pub fn new(cores: Vec<CoreHandle>, nvme_limits: &Limits) -> Result<NbdSide, Failure> {
         let server = Nbd::new([], limits(nvme_limits)).map_err(|error| of_setup(&error))?;
-        Ok(NbdSide { server: server.with_cores(cores), offered: BTreeMap::new(), ears: Vec::new() })
+        Ok(NbdSide {
+            server: server.with_cores(cores),
+            offered: BTreeMap::new(),
+            ears: Vec::new(),
+            sockets: Vec::new(),
+            default: None,
+        })
     }
 
     /// Connections now.
     pub fn connections(&self) -> usize {
         self.server.connections()
+    }
+
+    /// Has clients that name no export get the first of the plan, and no other one while that is not open.
+    pub fn set_default(&mut self, plan: &Plan) {
+        let names = plan.subsystems.iter().flat_map(|subsystem| {
+            subsystem.namespaces.iter().filter_map(|namespace| export_name(subsystem, namespace))
+        });
+        self.default = names.into_iter().next();
+        self.server.set_default(self.default.clone());
+    }
+
+    /// Whether it listens anywhere.
+    pub fn listens(&self) -> bool {
+        !self.ears.is_empty() || !self.sockets.is_empty()
     }
 
     /// Takes away what is not wanted, or is another device now.
@@ -97,6 +123,21 @@ impl NbdSide {
         Ok(())
     }
 
+    /// Accepts on these sockets too, and no more on those that are not planned.
+    pub async fn listen_at(&mut self, bound: Vec<UnixBound>, planned: &[PathBuf]) -> Result<(), Failure> {
+        for bound in bound {
+            self.sockets.push(bound.accept(self.server.clone()).await?);
+        }
+        sockets::close_old(&mut self.sockets, planned).await;
+        Ok(())
+    }
+
+    /// What clients on this machine type for an export.
+    pub fn uri(&self, name: &str) -> Option<String> {
+        let at_address = self.ears.first().map(|ear| export_uri(on_this_machine(ear.address), name));
+        at_address.or_else(|| self.sockets.first().map(|socket| socket_uri(&socket.path(), name)))
+    }
+
     /// The name under which a namespace is offered, if it is.
     pub fn name_of(&self, subsystem: &SubsystemPlan, namespace: &NamespacePlan) -> Option<String> {
         export_name(subsystem, namespace).filter(|name| self.offered.contains_key(name))
@@ -104,8 +145,10 @@ impl NbdSide {
 
     /// What is served now, if anything.
     pub fn serving(&self) -> Option<NbdFacts> {
-        let listeners = self.listeners();
-        (!listeners.is_empty()).then(|| NbdFacts { listeners, exports: self.server.exports() })
+        let exports = self.server.exports();
+        let default_export = self.default.clone().filter(|name| exports.contains(name));
+        let (listeners, sockets) = (self.listeners(), self.paths());
+        self.listens().then_some(NbdFacts { listeners, sockets, exports, default_export })
     }
 
     /// The server, for those who look at it.
@@ -116,6 +159,11 @@ impl NbdSide {
     /// Where it listens.
     pub fn listeners(&self) -> Vec<SocketAddr> {
         self.ears.iter().map(|ear| ear.address).collect()
+    }
+
+    /// Where its Unix sockets are.
+    pub fn paths(&self) -> Vec<PathBuf> {
+        self.sockets.iter().map(UnixEar::path).collect()
     }
 
     /// Takes no more connections and requests.

@@ -7,16 +7,32 @@ use sealblock_protocols_nvme::nqn::Nqn;
 
 use super::{Offered, Server, Space};
 use crate::commands::scrub::canonical;
-use crate::commands::serve::announce::{export_uri, namespace_uri};
+use crate::commands::serve::announce::namespace_uri;
 use crate::commands::serve::control::Offer;
 use crate::commands::serve::front::{Front, on_this_machine};
-use crate::control::server::ExportStatus;
+use crate::commands::serve::plan::nbd::export_name;
+use crate::commands::serve::plan::{NamespacePlan, SubsystemPlan};
+use crate::commands::serve::waiting::Waiting;
+use crate::control::server::{DeviceStatus, ExportStatus};
 
 impl Server {
     /// Everything that is offered now, and the server as a whole.
     pub fn served(&self) -> (Vec<Offer>, Front) {
         let listeners = self.ears.iter().map(|ear| ear.address).collect();
-        (self.offers(), Front::new(self.export.clone(), listeners, self.nbd.server(), self.nbd.listeners()))
+        let front = Front::new(self.export.clone(), listeners, self.nbd.server(), self.nbd.listeners());
+        (self.offers(), front.without(self.not_open()).at(self.nbd.paths()))
+    }
+
+    /// How it goes with what is not open.
+    fn not_open(&self) -> Vec<DeviceStatus> {
+        let status = |waiting: &Waiting| {
+            let offered = self.offered.get(&waiting.nqn);
+            // Nobody reaches it by these names yet.
+            let unreached = |export| ExportStatus { uri: None, ..export };
+            let exports = offered.map(|offered| self.exports_of(&offered.plan, &waiting.plan));
+            waiting.status(exports.into_iter().flatten().map(unreached).collect())
+        };
+        self.waiting.iter().map(status).collect()
     }
 
     fn offers(&self) -> Vec<Offer> {
@@ -32,29 +48,29 @@ impl Server {
             scrub: space.device.scrub.clone(),
             mirror: space.device.mirror.clone(),
             insight: space.device.insight.clone(),
-            exports: self.exports_of(offered, space),
+            exports: self.exports_of(&offered.plan, &space.plan),
         };
         spaces.map(offer).collect()
     }
 
     /// The names by which clients reach a namespace.
-    fn exports_of(&self, offered: &Offered, space: &Space) -> Vec<ExportStatus> {
-        let hosts = match &offered.plan.hosts {
+    fn exports_of(&self, subsystem: &SubsystemPlan, namespace: &NamespacePlan) -> Vec<ExportStatus> {
+        let hosts = match &subsystem.hosts {
             Hosts::Any => None,
             Hosts::Only(hosts) => Some(hosts.iter().map(Nqn::to_string).collect::<Vec<_>>()),
         };
-        let (nqn, nsid) = (offered.plan.nqn.as_str(), space.plan.nsid);
-        let named = Some(nsid).filter(|_| offered.spaces.len() > 1);
+        let (nqn, nsid) = (subsystem.nqn.as_str(), namespace.nsid);
+        let named = Some(nsid).filter(|_| subsystem.namespaces.len() > 1);
         let first = hosts.as_ref().and_then(|hosts| hosts.first()).map(String::as_str);
         // A subsystem that is for nobody has nobody who could type anything.
         let reachable = self.ears.first().filter(|_| hosts.as_ref().is_none_or(|hosts| !hosts.is_empty()));
         let uri = reachable.map(|ear| namespace_uri(on_this_machine(ear.address), nqn, named, first));
-        let read_only = space.plan.read_only;
+        let read_only = namespace.read_only;
         let nvme =
             ExportStatus { protocol: "nvme".to_owned(), name: nqn.to_owned(), nsid: Some(nsid), hosts, uri, read_only };
-        let nbd = self.nbd.name_of(&offered.plan, &space.plan).map(|name| ExportStatus {
+        let nbd = export_name(subsystem, namespace).filter(|_| self.nbd.listens()).map(|name| ExportStatus {
             protocol: "nbd".to_owned(),
-            uri: self.nbd.ears.first().map(|ear| export_uri(on_this_machine(ear.address), &name)),
+            uri: self.nbd.uri(&name),
             name,
             nsid: None,
             hosts: None,

@@ -1,0 +1,42 @@
+//! `sealblock log`: how much a server that runs tells its operator, and changing that.
+
+use std::path::Path;
+
+use crate::cli::Log;
+use crate::commands::status::servers;
+use crate::control::client::log;
+use crate::control::log::LogReport;
+use crate::exit::{Cause, Exit, Failure};
+use crate::report::{print_json, say};
+
+/// Does it.
+pub fn run(arguments: &Log) -> Result<Exit, Failure> {
+    let report = match &arguments.control {
+        Some(path) => log(path, None, arguments.level)?,
+        None => {
+            let servers = servers(arguments.server.as_ref())?;
+            let [server] = &servers[..] else {
+                let pids: Vec<String> = servers.iter().map(|server| server.pid.to_string()).collect();
+                let why = format!("several servers run: processes {}", pids.join(", "));
+                return Err(Failure::new(Cause::Usage, "looking for the server", why)
+                    .advise("`sealblock log LEVEL SERVER`, with one of these for SERVER"));
+            };
+            log(Path::new(&server.control), Some(server.uid), arguments.level)?
+        }
+    };
+    if arguments.json {
+        print_json(&report)?;
+    } else {
+        say(&words(&report, arguments.level.is_some()))?;
+    }
+    Ok(Exit::Clean)
+}
+
+fn words(report: &LogReport, is_order: bool) -> String {
+    let LogReport { pid, before, level } = report;
+    match (is_order, before == level) {
+        (false, _) => format!("process {pid} logs at level {}", level.as_str()),
+        (true, true) => format!("process {pid} logs at level {}, as before", level.as_str()),
+        (true, false) => format!("process {pid} logs at level {} now; before, at {}", level.as_str(), before.as_str()),
+    }
+}

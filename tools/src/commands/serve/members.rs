@@ -1,0 +1,108 @@
+//! Whether what a configuration names is what is open already, also where that has changed since: the members of a mirror are what
+//! `sealblock mirror` has made of them, and not what the mirror was opened by.
+
+use std::collections::BTreeSet;
+
+use super::devices::Device;
+use super::plan::NamespacePlan;
+use crate::commands::scrub::canonical;
+use crate::control::protocol::Order;
+use crate::exit::{Cause, Failure};
+use crate::target::{GroupKind, Target};
+
+/// How a device fits what is planned.
+#[derive(PartialEq, Eq, Debug)]
+pub enum Fit {
+    /// It is what is meant.
+    Same,
+    /// It is what was meant before its members, which are these, were changed.
+    Outdated(Vec<String>),
+    /// It is a mirror of these members, of which some are named, and not another one's.
+    Other(Vec<String>),
+    /// It is something else.
+    No,
+}
+
+/// How a device fits what is planned.
+pub async fn fit(device: &Device, plan: &NamespacePlan) -> Fit {
+    if device.access != plan.access() || device.usage != plan.usage {
+        return Fit::No;
+    }
+    let is_its_name = device.target.is(&plan.target);
+    let (Some(named), Some(mirror)) = (legs_of(&plan.target), &device.mirror) else {
+        return if is_its_name { Fit::Same } else { Fit::No };
+    };
+    match mirror.order(Order::MirrorStatus).await {
+        Ok(status) => {
+            let members = status.legs.into_iter().filter(|leg| leg.standing != "removed").map(|leg| leg.leg).collect();
+            of_members(members, named, is_its_name)
+        }
+        // A mirror that is being closed tells nothing, and its name is all there is.
+        Err(_) => {
+            if is_its_name {
+                Fit::Same
+            } else {
+                Fit::No
+            }
+        }
+    }
+}
+
+/// A plan that names members other than a mirror's.
+pub fn of_others(target: &Target, members: &[String]) -> Failure {
+    let why = format!("the members of the mirror that is served are {}", members.join(" and "));
+    Failure::new(Cause::Refused, "changing the members of a mirror by its name", why).on(target).advise(
+        "`sealblock mirror add`, `remove` or `replace`, which change them while it is served; then the name of the members that it has",
+    )
+}
+
+fn legs_of(target: &Target) -> Option<&[Target]> {
+    match target {
+        Target::Group { kind: GroupKind::Mirror, legs } => Some(legs),
+        _ => None,
+    }
+}
+
+/// `is_old_name` says that the mirror was opened by this name.
+fn of_members(members: Vec<String>, named: &[Target], is_old_name: bool) -> Fit {
+    let here: BTreeSet<String> = members.iter().map(|member| settled(member)).collect();
+    let wanted: BTreeSet<String> = named.iter().map(|leg| settled(&leg.to_string())).collect();
+    if here == wanted {
+        Fit::Same
+    } else if is_old_name {
+        Fit::Outdated(members)
+    } else if here.is_disjoint(&wanted) {
+        Fit::No
+    } else {
+        Fit::Other(members)
+    }
+}
+
+/// The name of a member as such names are compared: one path has many.
+fn settled(name: &str) -> String {
+    let target: Option<Target> = name.parse().ok();
+    target.as_ref().and_then(Target::path).and_then(canonical).unwrap_or_else(|| name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_are_compared_as_a_set_and_by_where_they_are() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["a", "b", "c"] {
+            std::fs::write(folder.path().join(name), "").unwrap();
+        }
+        let at = |name: &str| folder.path().join(name).display().to_string();
+        let roundabout = format!("{}/./b", folder.path().display());
+        let members = || vec![at("a"), roundabout.clone()];
+        let named = |names: &[&str]| names.iter().map(|name| at(name).parse().unwrap()).collect::<Vec<Target>>();
+        assert_eq!(of_members(members(), &named(&["b", "a"]), false), Fit::Same);
+        assert_eq!(of_members(members(), &named(&["a", "b"]), true), Fit::Same);
+        assert_eq!(of_members(members(), &named(&["a", "c"]), true), Fit::Outdated(members()));
+        assert_eq!(of_members(members(), &named(&["a", "c"]), false), Fit::Other(members()));
+        assert_eq!(of_members(members(), &named(&["c"]), false), Fit::No);
+        assert_eq!(of_members(members(), &named(&["a", "b", "c"]), false), Fit::Other(members()));
+    }
+}

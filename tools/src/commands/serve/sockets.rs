@@ -1,0 +1,94 @@
+//! Unix sockets for NBD clients. Each is there from when it listens until the server ends or a reload leaves it out, with mode 0600,
+//! so that the rights of its folder and file say who may connect. What a server that is gone has left at its path is replaced;
+//! a socket on which somebody listens, and anything that is no socket, is left alone.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use sealblock_exports_nbd::Server;
+use sealblock_runtime_reactor::CoreHandle;
+
+use super::listeners::{Accepting, Idle};
+use crate::control::place::{Socket, listener_of};
+use crate::exit::{Cause, Failure};
+use crate::stack::process_words;
+
+const DOING: &str = "listening for NBD";
+
+/// A socket that accepts.
+pub struct UnixEar {
+    /// The path that was asked for.
+    planned: PathBuf,
+    /// Removes the file.
+    socket: Socket,
+    accepting: Accepting,
+}
+
+/// A socket that is there and accepts nothing yet.
+pub struct UnixBound {
+    planned: PathBuf,
+    socket: Socket,
+    idle: Idle,
+}
+
+/// Makes those sockets that are not there yet.
+///
+/// # Errors
+/// The first that cannot be made.
+pub async fn bind_new(core: &CoreHandle, planned: &[PathBuf], ears: &[UnixEar]) -> Result<Vec<UnixBound>, Failure> {
+    let mut bound = Vec::new();
+    for path in planned.iter().filter(|path| !ears.iter().any(|ear| ear.planned == **path)) {
+        let socket = Socket::at(path).map_err(|error| of_bind(&error, path))?;
+        let copy = socket.listener.try_clone().map_err(|error| of_bind(&error, path))?;
+        let idle = Idle::take(core, copy.into(), &path.to_string_lossy()).await?;
+        bound.push(UnixBound { planned: path.clone(), socket, idle });
+    }
+    Ok(bound)
+}
+
+impl UnixBound {
+    /// Has a server accept connections from now on.
+    ///
+    /// # Errors
+    /// When the core has stopped.
+    pub async fn accept(self, server: Server) -> Result<UnixEar, Failure> {
+        let name = self.planned.to_string_lossy().into_owned();
+        let accepting = self.idle.accept(name, |listener| async move { server.serve(listener).await }).await?;
+        Ok(UnixEar { planned: self.planned, socket: self.socket, accepting })
+    }
+}
+
+/// Closes and removes those that are planned no more.
+pub async fn close_old(ears: &mut Vec<UnixEar>, planned: &[PathBuf]) {
+    let (stay, go) = std::mem::take(ears).into_iter().partition(|ear| planned.contains(&ear.planned));
+    *ears = stay;
+    for ear in go {
+        ear.accepting.end().await;
+    }
+}
+
+impl UnixEar {
+    /// Where it is, from the root on.
+    pub fn path(&self) -> PathBuf {
+        let path = self.socket.path();
+        fs::canonicalize(path).or_else(|_| std::path::absolute(path)).unwrap_or_else(|_| path.to_owned())
+    }
+
+    /// Whether it has ended, as it does once its server has stopped and is drained.
+    pub async fn has_ended(&self) -> bool {
+        self.accepting.has_ended().await
+    }
+}
+
+fn of_bind(error: &io::Error, path: &Path) -> Failure {
+    if error.kind() != io::ErrorKind::AddrInUse {
+        return Failure::io(DOING, error)
+            .on(path.display())
+            .advise("another --nbd-socket PATH, in a folder of this user");
+    }
+    let who = listener_of(path).map_or("another process".to_owned(), |pid| format!("process {}", process_words(pid)));
+    Failure::new(Cause::Refused, DOING, format!("{who} listens there"))
+        .on(path.display())
+        .advise("another --nbd-socket PATH")
+}

@@ -1,0 +1,238 @@
+//! Namespaces that are to be served and whose targets do not open.
+//!
+//! They keep their places: the subsystem is there without them, their numbers and names are nobody else's, and a client that asks for
+//! them gets nothing instead of something else. Where trying again can help they are tried again, less and less often; where only
+//! somebody who changes something can help, a reload tries again.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use sealblock_protocols_nvme::nqn::Nqn;
+use sealblock_runtime_reactor::now;
+
+use super::announce::{NotOpenFacts, OpenedFacts};
+use super::devices::Device;
+use super::failing::unix_s;
+use super::plan::NamespacePlan;
+use crate::commands::scrub::show::date;
+use crate::control::server::{DeviceStatus, ExportStatus, Health, OpeningStatus, Seen};
+use crate::exit::{Cause, Failure};
+use crate::tally::count;
+
+/// From the first failure to the next try.
+const FIRST: Duration = Duration::from_secs(1);
+/// Between two tries at most.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// A namespace whose target is not open.
+pub struct Waiting {
+    /// The subsystem.
+    pub nqn: Nqn,
+    /// What is to be there.
+    pub plan: NamespacePlan,
+    failure: Failure,
+    since_unix_s: u64,
+    tries: u64,
+    /// How long the next wait is.
+    delay: Duration,
+    next: Next,
+}
+
+/// When it is tried again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Next {
+    At(Instant),
+    /// It is being tried.
+    UnderWay,
+    /// Not before somebody changes something.
+    Never,
+}
+
+/// What came of a try.
+pub struct Tried {
+    /// The subsystem.
+    pub nqn: Nqn,
+    /// Which namespace of it.
+    pub nsid: u32,
+    /// The device, or why it is not open.
+    pub device: Result<Device, Failure>,
+}
+
+/// Whether trying again can help, with nobody doing anything about it here: files and servers come and go, and whoever has a file
+/// may be done with it. A thing of the wrong kind, or a damaged one, stays what it is.
+fn may_pass(failure: &Failure) -> bool {
+    let passes = matches!(failure.cause(), Cause::Unreachable | Cause::Refused | Cause::Io | Cause::Full);
+    passes && !failure.is_lasting()
+}
+
+impl Waiting {
+    /// A namespace that did not open, and how it was before, if it was not open then either.
+    pub fn new(nqn: &Nqn, plan: &NamespacePlan, failure: Failure, before: Option<&Waiting>) -> Waiting {
+        let mut waiting = Waiting {
+            nqn: nqn.clone(),
+            plan: plan.clone(),
+            since_unix_s: before.map_or_else(unix_s, |before| before.since_unix_s),
+            tries: before.map_or(0, |before| before.tries),
+            delay: FIRST,
+            next: Next::Never,
+            failure,
+        };
+        waiting.wait();
+        waiting
+    }
+
+    fn wait(&mut self) {
+        self.tries += 1;
+        // A file that came while it was waited for may still be being written.
+        let goes_on = self.next == Next::UnderWay && !self.failure.is_lasting();
+        let again = may_pass(&self.failure) || goes_on;
+        self.next = if again { Next::At(now() + self.delay) } else { Next::Never };
+        self.delay = (self.delay * 2).min(LONGEST);
+    }
+
+    /// Why it is not open.
+    pub fn failure(&self) -> &Failure {
+        &self.failure
+    }
+
+    /// Says to the operator that it is not open.
+    pub fn tell(&self) {
+        tracing::warn!("the others are served without {}: {self}", self.plan.target);
+    }
+
+    /// It was tried again in vain. Told where the reason is another one.
+    pub fn failed(&mut self, failure: Failure) {
+        let is_news = failure.in_short() != self.failure.in_short();
+        self.failure = failure;
+        self.wait();
+        match is_news {
+            true => self.tell(),
+            false => tracing::debug!("still served without {}: {self}", self.plan.target),
+        }
+    }
+
+    /// When it is to be tried again, unless it is being tried.
+    pub fn due(&self) -> Option<Instant> {
+        match self.next {
+            Next::At(at) => Some(at),
+            Next::UnderWay | Next::Never => None,
+        }
+    }
+
+    /// It is being tried.
+    pub fn begin(&mut self) {
+        self.next = Next::UnderWay;
+    }
+
+    /// Whether it is this namespace.
+    pub fn is(&self, nqn: &Nqn, nsid: u32) -> bool {
+        self.nqn == *nqn && self.plan.nsid == nsid
+    }
+
+    /// Whether it is this namespace, opened in the same way.
+    pub fn is_for(&self, nqn: &Nqn, plan: &NamespacePlan) -> bool {
+        let is_same = self.plan.access() == plan.access() && self.plan.usage == plan.usage;
+        self.is(nqn, plan.nsid) && self.plan.target == plan.target && is_same
+    }
+
+    /// For whoever is told what is served.
+    pub fn facts(&self) -> NotOpenFacts {
+        NotOpenFacts {
+            nsid: self.plan.nsid,
+            target: self.plan.target.to_string(),
+            reason: self.failure.in_short(),
+            retried: self.next != Next::Never,
+        }
+    }
+
+    /// For whoever is told that it is open now.
+    pub fn opened(&self, nbd: Option<String>) -> OpenedFacts {
+        let target = self.plan.target.to_string();
+        OpenedFacts { nqn: self.nqn.to_string(), nsid: self.plan.nsid, target, nbd, tries: self.tries + 1 }
+    }
+
+    /// For whoever asks how the server is.
+    pub fn status(&self, exports: Vec<ExportStatus>) -> DeviceStatus {
+        let retried = self.next != Next::Never;
+        let then = if retried { "and is tried again" } else { "and trying again by itself would not help" };
+        let summary = format!(
+            "it is not open since {}: {}; it was tried {}, {then}",
+            date(self.since_unix_s),
+            self.failure.in_short(),
+            count(self.tries, "time")
+        );
+        let usual = "look at the target, then SIGHUP has the server try again at once";
+        DeviceStatus {
+            target: self.plan.target.to_string(),
+            health: Health::Incomplete,
+            summary,
+            advice: Some(self.failure.advice().unwrap_or(usual).to_owned()),
+            exports,
+            opening: Some(OpeningStatus {
+                reason: self.failure.in_short(),
+                since_unix_s: self.since_unix_s,
+                tries: self.tries,
+                retried,
+            }),
+            seen: Seen { silent: Some("it is not open".to_owned()), ..Seen::default() },
+        }
+    }
+}
+
+impl fmt::Display for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let why = self.failure.in_short();
+        match self.next {
+            Next::Never => write!(f, "{why}; a reload (SIGHUP) tries again"),
+            Next::At(_) | Next::UnderWay => {
+                write!(f, "{why}; it is tried again, at least every {} s", LONGEST.as_secs())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::config::parse;
+    use super::*;
+
+    fn waiting(failure: Failure) -> Waiting {
+        let text = "[[subsystems]]\nname = \"a\"\n[[subsystems.namespaces]]\ntarget = \"v\"\n";
+        let subsystem = parse(text).unwrap().subsystems.remove(0);
+        Waiting::new(&subsystem.nqn, &subsystem.namespaces[0], failure, None)
+    }
+
+    #[test]
+    fn waits_double_up_to_a_minute() {
+        let gone = || Failure::new(Cause::Unreachable, "opening", "gone");
+        let mut waiting = waiting(gone());
+        let mut waits = Vec::new();
+        for _ in 0..8 {
+            waits.push(waiting.due().unwrap().saturating_duration_since(now()).as_secs_f64().round() as u64);
+            waiting.begin();
+            assert_eq!(waiting.due(), None, "one try at a time");
+            waiting.failed(gone());
+        }
+        assert_eq!(waits, [1, 2, 4, 8, 16, 32, 60, 60]);
+        assert_eq!(waiting.status(Vec::new()).opening.unwrap().tries, 9);
+    }
+
+    #[test]
+    fn only_what_may_pass_is_tried_again() {
+        let of = |cause| waiting(Failure::new(cause, "opening", "no"));
+        for cause in [Cause::Unreachable, Cause::Refused, Cause::Io, Cause::Full] {
+            assert!(of(cause).due().is_some(), "{cause:?}");
+        }
+        for cause in [Cause::Unsuitable, Cause::Damaged, Cause::Absent] {
+            let waiting = of(cause);
+            assert_eq!((waiting.due(), waiting.facts().retried), (None, false), "{cause:?}");
+            assert!(waiting.to_string().ends_with("a reload (SIGHUP) tries again"), "{waiting}");
+        }
+        let mut came = of(Cause::Unreachable);
+        came.begin();
+        came.failed(Failure::new(Cause::Unsuitable, "opening", "a plain file as yet"));
+        assert!(came.due().is_some(), "it may be being written");
+        let policy = waiting(Failure::new(Cause::Refused, "opening", "a member").lasting());
+        assert_eq!(policy.due(), None);
+    }
+}
