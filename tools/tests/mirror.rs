@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::Child;
 use std::thread;
@@ -116,10 +117,16 @@ fn a_leg_is_replaced_while_the_mirror_is_in_use() {
     place.run("mirror status mirror:a,b").succeeds().says(&["a: current", "b: current"]);
     place.run("mirror replace mirror:a,b b c").succeeds().says(&["a: current", "c: current"]);
     place.run("mirror remove mirror:a,b x").fails(2, &["no leg x"]);
+    // What a new leg is called is meant where it is typed, and not where the server is.
+    fs::create_dir(place.path("elsewhere")).unwrap();
+    place.run(&format!("create elsewhere/c --size {}", 2048 * BLOCK)).succeeds();
+    let mut command = place.command("mirror add mirror:a,b c");
+    let answer = common::answer(command.current_dir(place.path("elsewhere")));
+    answer.succeeds().says(&["elsewhere/c: current"]);
     end(writer);
     server.stop().is_clean();
     place.run("compare a c").succeeds();
-    place.run("verify mirror:a,c").succeeds();
+    place.run("verify mirror:a,c,elsewhere/c").succeeds();
     place.run("verify mirror:a,b").fails(3, &["was taken out"]);
 }
 

@@ -36,8 +36,9 @@ pub fn run(arguments: &Mirror) -> Result<Exit, Failure> {
                 let (from, force) = (Some(add.target.clone()), add.force);
                 return make(&MirrorCreate { legs, from, force, no_wait: false });
             }
-            let order = Order::MirrorAdd { leg: add.leg.to_string(), force: add.force };
-            change(&add.target, server, Change { order, new: Some(add.leg.to_string()), old: None })
+            let leg = name_for(&add.leg, server.as_ref())?;
+            let order = Order::MirrorAdd { leg: leg.clone(), force: add.force };
+            change(&add.target, server, Change { order, new: Some(leg), old: None })
         }
         MirrorCommand::Remove(remove) => {
             let leg = remove.leg.to_string();
@@ -54,12 +55,22 @@ pub fn run(arguments: &Mirror) -> Result<Exit, Failure> {
         MirrorCommand::AcceptStale(accept) => take_older(accept),
         MirrorCommand::Replace(replace) => {
             let old = replace.old.to_string();
-            let new = replace.new.as_ref().map_or(old.clone(), Target::to_string);
-            let order = Order::MirrorReplace { old: old.clone(), new: new.clone(), force: replace.force };
             let server = server_of(&replace.target, replace.control.as_deref())?;
+            let new = replace.new.as_ref().map_or(Ok(old.clone()), |new| name_for(new, server.as_ref()))?;
+            let order = Order::MirrorReplace { old: old.clone(), new: new.clone(), force: replace.force };
             change(&replace.target, server, Change { order, new: Some(new), old: Some(old) })
         }
     }
+}
+
+/// The name of a new leg for whoever has the mirror. A server may be in another folder, where the same name is another file's.
+fn name_for(leg: &Target, server: Option<&Found>) -> Result<String, Failure> {
+    let Some(server) = server else { return Ok(leg.to_string()) };
+    let here = std::env::current_dir().map_err(|error| Failure::io("looking for the leg", &error).on(leg))?;
+    if server.folder().as_ref() == Some(&here) {
+        return Ok(leg.to_string());
+    }
+    Ok(leg.clone().below(&here).to_string())
 }
 
 /// What is to be done with legs.

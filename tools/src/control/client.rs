@@ -94,6 +94,11 @@ impl Found {
         &self.socket
     }
 
+    /// The folder in which the server reads names, where this user may see it.
+    pub fn folder(&self) -> Option<PathBuf> {
+        std::fs::read_link(format!("/proc/{}/cwd", place::listener_of(&self.socket)?)).ok()
+    }
+
     fn ask(&self, order: Order, patience: Duration) -> io::Result<Outcome> {
         let request = Request { version: VERSION, target: self.name.clone(), order };
         exchange(&self.socket, self.owner, &request, patience)
