@@ -2,7 +2,7 @@
 
 use sealblock_block::AnnexSlot;
 
-use super::{SUPERBLOCK_OFFSETS, Seed, get, put};
+use super::{COUNT_MAX, SUPERBLOCK_OFFSETS, Seed, get, put};
 
 /// Bytes in front of what a slot holds.
 pub const ANNEX_HEAD_BYTES: usize = 64;
@@ -65,9 +65,9 @@ impl AnnexCopy {
         let length = usize::try_from(get::<4>(bytes, AT_LENGTH)).ok().filter(|length| *length <= slot.most_bytes())?;
         let whole = bytes.get(..ANNEX_HEAD_BYTES + length)?;
         let is_whole = get::<4>(bytes, AT_CHECKSUM) == u64::from(seed.checksum(&whole[AT_SERIAL..]));
-        let fits = get::<1>(bytes, AT_SLOT) == slot.index() as u64;
-        (is_whole && fits)
-            .then(|| AnnexCopy { serial: get::<8>(bytes, AT_SERIAL), bytes: whole[ANNEX_HEAD_BYTES..].to_vec() })
+        let serial = get::<8>(bytes, AT_SERIAL);
+        let fits = get::<1>(bytes, AT_SLOT) == slot.index() as u64 && serial <= COUNT_MAX;
+        (is_whole && fits).then(|| AnnexCopy { serial, bytes: whole[ANNEX_HEAD_BYTES..].to_vec() })
     }
 }
 
@@ -90,6 +90,10 @@ mod tests {
             let mut bad = bytes.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(AnnexCopy::decode(&bad, AnnexSlot::Group, seed), None, "bit {bit}");
+        }
+        for (serial, is_copy) in [(COUNT_MAX, true), (COUNT_MAX + 1, false)] {
+            let bytes = AnnexCopy { serial, bytes: Vec::new() }.encode(AnnexSlot::Group, seed);
+            assert_eq!(AnnexCopy::decode(&bytes, AnnexSlot::Group, seed).is_some(), is_copy, "{serial}");
         }
         for length in 0..bytes.len() {
             assert_eq!(AnnexCopy::decode(&bytes[..length], AnnexSlot::Group, seed), None, "{length} bytes");

@@ -5,7 +5,7 @@
 //! if that has room: the sector is written again, to its other place, with the records of both. What was written to one place
 //! only when the next sector begins is repeated by that one, behind its own records.
 
-use super::{RECORD_BYTES, Seed, get, put};
+use super::{COUNT_MAX, RECORD_BYTES, Seed, get, put};
 
 const MAGIC: u64 = u32::from_le_bytes(*b"SLOG") as u64;
 const HEADER_BYTES: usize = 32;
@@ -136,7 +136,7 @@ impl<'a> LogSector<'a> {
         };
         let (own, most) = (count.checked_sub(repeats)?, LogSector::capacity(sector.len() as u32));
         let can_repeat = usize::from(header.left_out) + repeats <= most && (repeats > 0 || header.left_out == 0);
-        let is_possible = header.sequence <= u64::MAX / 2
+        let is_possible = header.sequence <= COUNT_MAX
             // The second copy of a sector may say that the sector itself is durable.
             && header.durable <= header.sequence + 1
             && count <= most

@@ -28,6 +28,10 @@ pub use segments::{SEGMENTS_MAX, Segment};
 pub use superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock, SuperblockError};
 pub use zone_map::ZoneMapSector;
 
+/// The highest serial or sequence number. They count up by one a write and so never get near it in the life of a medium; one that is
+/// higher is forged, and counting on from it could end at 0.
+pub(crate) const COUNT_MAX: u64 = u64::MAX / 2;
+
 /// Salt of a volume's checksums, so that what an earlier volume left on the same medium is never taken for this one's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Seed(pub(crate) u32);

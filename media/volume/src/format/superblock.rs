@@ -6,7 +6,7 @@
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_units::BlockSize;
 
-use super::{Layout, LayoutError, SEGMENTS_MAX, Seed, crc32c, get, put};
+use super::{COUNT_MAX, Layout, LayoutError, SEGMENTS_MAX, Seed, crc32c, get, put};
 
 /// Bytes of a superblock: the smallest sector, which is written whole or not at all.
 pub const SUPERBLOCK_BYTES: usize = 512;
@@ -186,9 +186,11 @@ impl Superblock {
         let uncorrectable = features & FEATURE_UNCORRECTABLE != 0;
         let layout = decode_layout(bytes)?;
         let log_tail = get::<8>(bytes, AT_LOG_TAIL);
-        // Sequence numbers count up by one a sector and so never get near the end in the life of a medium.
-        if log_tail > u64::MAX / 2 {
-            return Err(impossible("log tail", log_tail));
+        let serial = get::<8>(bytes, AT_SERIAL);
+        if let Some((field, count)) =
+            [("log tail", log_tail), ("serial", serial)].into_iter().find(|(_, count)| *count > COUNT_MAX)
+        {
+            return Err(impossible(field, count));
         }
         let zones_made = get::<8>(bytes, AT_ZONES_MADE);
         if zones_made > layout.zones() {
@@ -203,7 +205,6 @@ impl Superblock {
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&bytes[AT_UUID..AT_UUID + 16]);
         let protection = decode_protection(bytes)?;
-        let serial = get::<8>(bytes, AT_SERIAL);
         Ok(Superblock { uuid, serial, layout, protection, clean, uncorrectable, keeps_space, log_tail, zones_made })
     }
 }
@@ -364,6 +365,11 @@ mod tests {
             (AT_ZONES_MADE, "number of zones with tables"),
         ] {
             let why = Superblock::decode(&forged::<1>(at, 0xee)).unwrap_err();
+            assert!(matches!(why, SuperblockError::Field { field: f, .. } if f == field), "{field}: {why}");
+        }
+        for (at, field) in [(AT_SERIAL, "serial"), (AT_LOG_TAIL, "log tail")] {
+            assert!(Superblock::decode(&forged::<8>(at, COUNT_MAX)).is_ok(), "{field}");
+            let why = Superblock::decode(&forged::<8>(at, COUNT_MAX + 1)).unwrap_err();
             assert!(matches!(why, SuperblockError::Field { field: f, .. } if f == field), "{field}: {why}");
         }
         assert!(matches!(Superblock::decode(&forged::<8>(AT_CAPACITY, 0)), Err(SuperblockError::Layout(_))));

@@ -3,7 +3,7 @@
 //! What was never written is known from here, and never guessed from zeroes. Each sector is there twice, apart, and checks
 //! itself. Bits are only ever set, so of two copies the one with the higher serial has every bit of the other.
 
-use super::{HEAD_BYTES, Seed, get, put};
+use super::{COUNT_MAX, HEAD_BYTES, Seed, get, put};
 
 const MAGIC: [u8; 4] = *b"SZMP";
 const AT_CHECKSUM: usize = 4;
@@ -59,7 +59,8 @@ impl ZoneMapSector {
         let bits = sector.get(HEAD..)?.to_vec();
         let is_whole = get::<4>(sector, AT_CHECKSUM) == u64::from(seed.checksum(&sector[AT_INDEX..]));
         let (serial, resized) = (get::<8>(sector, AT_SERIAL), get::<8>(sector, AT_RESIZED));
-        let fits = sector.starts_with(&MAGIC) && get::<8>(sector, AT_INDEX) == index && resized <= 1;
+        let fits =
+            sector.starts_with(&MAGIC) && get::<8>(sector, AT_INDEX) == index && serial <= COUNT_MAX && resized <= 1;
         (is_whole && fits).then_some(ZoneMapSector { index, serial, bits, resized: resized == 1 })
     }
 }
@@ -86,5 +87,9 @@ mod tests {
             assert_eq!(ZoneMapSector::decode(&sector[..length], seed, 3), None, "{length} bytes");
         }
         assert_eq!(ZoneMapSector::decode(&[0; 512], Seed(0), 0), None);
+        for (serial, is_sector) in [(COUNT_MAX, true), (COUNT_MAX + 1, false)] {
+            ZoneMapSector { index: 3, serial, bits: vec![0; 480], resized: false }.encode(&mut sector, seed);
+            assert_eq!(ZoneMapSector::decode(&sector, seed, 3).is_some(), is_sector, "{serial}");
+        }
     }
 }
