@@ -78,9 +78,8 @@ pub(crate) async fn scan<M: Medium>(
     options: &OpenOptions,
 ) -> Result<Recovered, VolumeError> {
     let scan = read_log(medium, superblock, options).await?;
-    let mut recovered = Recovered { next: scan.next(), ..Recovered::default() };
-    recovered.lost = scan.lost().count() as u64;
-    recovered.first_lost = scan.lost().min();
+    let (lost, first_lost) = scan.lost();
+    let mut recovered = Recovered { next: scan.next(), lost, first_lost, ..Recovered::default() };
     if options.mutation == Mutation::RunsFirst {
         let groups = scan.sectors.values().rev().flat_map(|group| &group.own);
         groups.filter(|run| run.blocks > 1).for_each(|run| drop(recovered.records.insert_older(*run)));
@@ -165,15 +164,27 @@ impl Scan<'_> {
         self.sectors.contains_key(&sequence) || is_repeated()
     }
 
-    /// The sectors of which no copy is there: those that were durable, and those that may have been. A log that the superblock
-    /// calls empty has none of the latter.
-    fn lost(&self) -> impl Iterator<Item = u64> {
+    /// The sectors of which no copy is there, those that were durable and those that may have been: how many, and the first. A log
+    /// that the superblock calls empty has none of the latter.
+    ///
+    /// Those that were found are counted, and not those that are missing: with a superblock that is old or forged these are more
+    /// than anybody can count.
+    fn lost(&self) -> (u64, Option<u64>) {
         let durable = self.superblock.log_tail..self.durable;
-        let unseen = self.unseen.iter().copied().filter({
-            let durable = durable.clone();
-            move |sequence| !self.superblock.clean && !durable.contains(sequence)
+        let found = self.sectors.iter().flat_map(|(&sequence, group)| {
+            let before = sequence.checked_sub(1).filter(|_| group.repeats_all);
+            before.into_iter().chain([sequence])
         });
-        durable.chain(unseen).filter(|sequence| !self.is_known(*sequence))
+        let mut known: Vec<u64> = found.filter(|sequence| durable.contains(sequence)).collect();
+        known.dedup();
+        let in_a_row = known.iter().zip(durable.clone()).take_while(|(known, sequence)| **known == *sequence).count();
+        let first = Some(durable.start + in_a_row as u64).filter(|first| durable.contains(first));
+        let unseen = || {
+            let may_be = |sequence: &u64| !self.superblock.clean && !durable.contains(sequence);
+            self.unseen.iter().copied().filter(may_be).filter(|sequence| !self.is_known(*sequence))
+        };
+        let count = durable.end - durable.start - known.len() as u64 + unseen().count() as u64;
+        (count, first.into_iter().chain(unseen()).min())
     }
 
     /// Notes that a position of neither region can be read.
@@ -297,4 +308,54 @@ pub(crate) async fn arrived<M: Medium>(
         true => Arrived::No,
         false => Arrived::Unreadable,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use sealblock_units::BlockSize;
+
+    use super::*;
+    use crate::format::Layout;
+
+    fn superblock(log_tail: u64, clean: bool) -> Superblock {
+        let layout = Layout::new(BlockSize::B4096, 512, 1000).unwrap();
+        let (uuid, serial, protection) = ([7; 16], 1, None);
+        let (keeps_space, uncorrectable, zones_made) = (true, false, 0);
+        Superblock { uuid, serial, layout, protection, clean, keeps_space, uncorrectable, log_tail, zones_made }
+    }
+
+    /// What is lost where these sectors were found, of which the second repeat all of the one before.
+    fn lost(
+        superblock: &Superblock,
+        durable: u64,
+        found: &[u64],
+        repeating: &[u64],
+        unseen: &[u64],
+    ) -> (u64, Option<u64>) {
+        let group = |repeats_all| Group { repeats_all, ..Group::default() };
+        let sectors = found.iter().map(|sequence| (*sequence, group(false)));
+        let sectors = sectors.chain(repeating.iter().map(|sequence| (*sequence, group(true)))).collect();
+        let unseen = unseen.to_vec();
+        Scan { superblock, sectors, durable, next: 0, unreadable: 0, unseen, takes_less: false }.lost()
+    }
+
+    #[test]
+    fn lost_sectors_are_those_that_were_durable_and_are_nowhere() {
+        let (dirty, clean) = (superblock(10, false), superblock(10, true));
+        assert_eq!(lost(&dirty, 10, &[], &[], &[]), (0, None));
+        assert_eq!(lost(&dirty, 14, &[10, 11, 12, 13], &[], &[]), (0, None));
+        assert_eq!(lost(&dirty, 14, &[10, 12, 13], &[], &[]), (1, Some(11)));
+        assert_eq!(lost(&dirty, 14, &[10, 13], &[12], &[]), (0, None), "12 has what 11 had");
+        assert_eq!(lost(&dirty, 14, &[10, 11], &[14], &[]), (1, Some(12)), "13 is repeated behind the mark");
+        assert_eq!(lost(&dirty, 14, &[], &[], &[]), (4, Some(10)));
+        assert_eq!(lost(&dirty, 12, &[10, 11], &[], &[13, 11]), (1, Some(13)), "11 was found elsewhere");
+        assert_eq!(lost(&clean, 12, &[10, 11], &[], &[13]), (0, None));
+        assert_eq!(lost(&superblock(0, false), 1, &[], &[1], &[]), (0, None));
+    }
+
+    #[test]
+    fn a_superblock_that_is_far_behind_its_log_is_told_so_at_once() {
+        let far = 1 << 60;
+        assert_eq!(lost(&superblock(0, false), far, &[far - 1], &[far - 3], &[]), (far - 3, Some(0)));
+    }
 }
