@@ -142,9 +142,7 @@ impl Share {
             self.budget.give(held - kept);
         }
     }
-}
 
-impl Share {
     /// All that was taken beyond what there was is coming back.
     fn end_overdraft(&self) {
         if self.has_overdrawn.replace(false) {

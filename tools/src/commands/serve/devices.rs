@@ -1,6 +1,6 @@
 //! Open devices, each on a core of its own choice, and what closes them there.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ pub struct Device {
     shared: RefCell<SharedDevice>,
     handle: CoreHandle,
     home: Homed<AtHome>,
-    _seat: Seat,
+    _seat: Rc<()>,
 }
 
 impl Device {
@@ -82,31 +82,16 @@ impl Device {
 /// The cores, and how many devices live on each.
 pub struct Homes {
     handles: Vec<CoreHandle>,
-    devices: Vec<Rc<Cell<usize>>>,
+    /// Cloned for each device, so that the count of clones is that of devices.
+    seats: Vec<Rc<()>>,
     teller: Teller,
-}
-
-/// A device's place on a core, given back when it is dropped.
-struct Seat(Rc<Cell<usize>>);
-
-impl Seat {
-    fn take(of: &Rc<Cell<usize>>) -> Seat {
-        of.set(of.get() + 1);
-        Seat(Rc::clone(of))
-    }
-}
-
-impl Drop for Seat {
-    fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
-    }
 }
 
 impl Homes {
     /// No devices on these cores, of which there is at least one.
     pub fn new(handles: Vec<CoreHandle>, teller: Teller) -> Homes {
-        let devices = handles.iter().map(|_| Rc::default()).collect();
-        Homes { handles, devices, teller }
+        let seats = handles.iter().map(|_| Rc::default()).collect();
+        Homes { handles, seats, teller }
     }
 
     /// Opens a device on the core that has the fewest, counting those that are being opened. Dropped before it has ended, it goes on,
@@ -115,8 +100,8 @@ impl Homes {
     /// # Errors
     /// Why it cannot be opened.
     pub fn open(&self, plan: &NamespacePlan) -> impl Future<Output = Result<Device, Failure>> + 'static {
-        let core = (0..self.devices.len()).min_by_key(|core| self.devices[*core].get()).unwrap_or(0);
-        let (plan, seat) = (plan.clone(), Seat::take(&self.devices[core]));
+        let core = (0..self.seats.len()).min_by_key(|core| Rc::strong_count(&self.seats[*core])).unwrap_or(0);
+        let (plan, seat) = (plan.clone(), Rc::clone(&self.seats[core]));
         let (handle, teller) = (self.handles[core].clone(), self.teller.clone());
         async move {
             let planned = plan.clone();
