@@ -253,8 +253,11 @@ pub struct Verify {
 
 /// Arguments of `compare`.
 #[derive(Args, Debug)]
-#[command(after_help = "Examples:\n  sealblock compare v nbd://localhost/v\n  sealblock compare --zero v\n\n\
-    Blocks that cannot be read are named like those that differ, and the others are compared; exit status 1 says that there are some.")]
+#[command(
+    after_help = "Examples:\n  sealblock compare v nbd://localhost/v\n  sealblock compare v w --range 1000..1999\n  sealblock compare --zero v\n\n\
+    Blocks that cannot be read are named like those that differ, and the others are compared; exit status 1 says that there are some.\n\n\
+    Ctrl-C ends it and says where to go on: --range, from the first block that was not compared."
+)]
 pub struct Compare {
     /// The one target.
     #[arg(value_name = "TARGET_A", required_unless_present = "zero")]
@@ -265,6 +268,9 @@ pub struct Compare {
     /// Compare this target with zeroes instead.
     #[arg(long, value_name = "TARGET", conflicts_with_all = ["a", "b"])]
     pub zero: Option<Target>,
+    /// Which blocks, in blocks of the larger size; all that both have unless given. Up to a last one, other sizes are no difference.
+    #[arg(long, value_name = "FIRST..LAST")]
+    pub range: Option<BlockRange>,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,

@@ -109,3 +109,44 @@ fn damage_on_a_server_is_named_and_no_difference() {
     );
     server.stop().is_clean();
 }
+
+#[test]
+fn a_range_is_compared_for_itself() {
+    let place = Place::new();
+    let mut data = noise(3, 1 << 20);
+    place.volume("--size 1MiB", &data);
+    data[10 * 4096] ^= 1;
+    data[200 * 4096] ^= 1;
+    // Blocks 0 to 243 whole, and a part of block 244.
+    data.truncate(244 * 4096 + 512);
+    place.write("other", &data);
+    let of = |range: &str, status| {
+        let report = compared(&place, &format!("v other --range {range}"), status);
+        let lbas: Vec<_> = report["differences"].as_array().unwrap().iter().map(|run| run["lba"].clone()).collect();
+        (lbas, report["bytes_compared"].as_u64().unwrap())
+    };
+    assert_eq!(of("11..199", 0), (vec![], 189 * 4096));
+    assert_eq!(of("..10", 1), (vec![10.into()], 11 * 4096));
+    assert_eq!(of("244", 0), (vec![], 512));
+    assert_eq!(of("150..244", 1), (vec![200.into()], 94 * 4096 + 512));
+    // To the end of both, which are not at the same place.
+    assert_eq!(of("201..", 1), (vec![], 43 * 4096 + 512));
+    place.run("compare v other --range 201..").ends_with(1).says(&["the sizes differ", "different"]);
+    place.run("compare v other --range 201..244").succeeds().says(&["equal (0 of 44 blocks differ)"]);
+    place.run("compare v other --range 245").fails(2, &["v and other", "block 245 is past the end", "245 blocks"]);
+    place.run("compare --zero v --range 0..3").ends_with(1).says(&["blocks 0..3 differ"]);
+}
+
+#[test]
+fn a_range_is_compared_by_digests() {
+    let place = Place::new();
+    let (one, two) = pair(&place);
+    let both = format!("{} {}", one.target("a"), two.target("b"));
+    place.run(&format!("zero {} --range 3000", one.target("a"))).succeeds();
+    let report = compared(&place, &format!("{both} --range 5..2999"), 0);
+    assert_eq!((moved(&report), &report["bytes_compared"]), (0, &(2995 * 4096).into()));
+    let report = compared(&place, &format!("{both} --range 3000.."), 1);
+    assert_eq!((moved(&report), report["differences"].to_string().as_str()), (0, r#"[{"blocks":1,"lba":3000}]"#));
+    one.stop().is_clean();
+    two.stop().is_clean();
+}

@@ -205,9 +205,9 @@ fn a_compare_tells_runs_as_they_end_and_where_it_was_interrupted() {
     let (_, place_of_it) = ended.stderr.lines().next().unwrap().split_once(": interrupted at block ").unwrap();
     let first: u64 = place_of_it.parse().unwrap();
     assert!((78..3000).contains(&first), "past what was told, before what is not read yet: {}", ended.stderr);
-    let try_line = format!("try: offset:{first}..,TARGET of each, in blocks of 4096 bytes, to go on there");
+    let try_line = format!("try: --range {first}.., to go on there");
     assert!(ended.stderr.contains(&try_line), "{}", ended.stderr);
-    place.run(&format!("compare offset:{first}..,v offset:{}..,raw:other", first * 8)).succeeds();
+    place.run(&format!("compare v other --range {first}..")).succeeds();
 }
 
 #[test]

@@ -2,15 +2,28 @@
 
 mod common;
 
+use std::fs;
+use std::time::{Duration, Instant};
+
 use common::nbd::Nbd;
 use common::server::Server;
-use common::{Place, noise};
+use common::{Place, mirror, noise};
 use serde_json::{Value, json};
 
 const HOST: &str = "nqn.2026-01.org.example:host";
 
 fn nbd_address(server: &Server) -> String {
     server.ready["nbd"]["listeners"][0].as_str().unwrap().to_owned()
+}
+
+/// Waits for what comes true by itself.
+#[track_caller]
+fn until(mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < end, "it does not come true");
+        std::thread::sleep(Duration::from_millis(50));
+    }
 }
 
 /// A server of a volume of which blocks 5 and 6 are damaged.
@@ -91,6 +104,64 @@ fn an_export_that_is_not_there_is_told_with_its_name() {
     let told = ended.is_clean().told_of("an NBD client was refused: there is no such export");
     assert_eq!(told.len(), 1, "{}", ended.stderr);
     assert_eq!(told[0]["export"], "nothing");
+}
+
+#[test]
+fn a_file_that_is_deleted_or_cut_off_under_the_server_is_told_once() {
+    let place = Place::new();
+    place.volume("--size 1MiB", &noise(1, 1 << 20));
+    let server = Server::start(&place, "v");
+    let status = format!("status {}", server.pid());
+    place.run(&status).succeeds();
+    let hidden = place.path("hidden");
+    fs::rename(place.path("v"), &hidden).unwrap();
+    until(|| place.run(&status).status == 4);
+    place.run(&status).says(&["v was deleted or renamed while it is in use", "copy what is served elsewhere"]);
+    fs::rename(&hidden, place.path("v")).unwrap();
+    until(|| place.run(&status).status == 0);
+    // Its third superblock is there, and nothing was asked of it.
+    let length = fs::metadata(place.path("v")).unwrap().len();
+    fs::OpenOptions::new().write(true).open(place.path("v")).unwrap().set_len(length - 4096).unwrap();
+    until(|| place.run(&status).status == 1);
+    let trouble =
+        &place.run(&format!("{status} --json")).ends_with(1).json()["servers"][0]["devices"][0]["file_trouble"][0];
+    assert_eq!((&trouble["trouble"], &trouble["length_bytes"]), (&json!("cut_off"), &json!(length)));
+    fs::OpenOptions::new().write(true).open(place.path("v")).unwrap().set_len(length).unwrap();
+    until(|| place.run(&status).status == 0);
+    let ended = server.stop();
+    for (message, level, times) in [
+        ("the file was deleted or renamed while it is in use", "error", 1),
+        ("the file was cut off while it is in use", "error", 1),
+        ("the file is there again", "warn", 2),
+    ] {
+        let told = ended.told_of(message);
+        assert_eq!(told.len(), times, "{message}: {}", ended.stderr);
+        assert!(told[0]["level"] == level && told[0]["file"].as_str().unwrap().ends_with('v'), "{}", ended.stderr);
+    }
+    assert_eq!(ended.told().len(), 4, "{}", ended.stderr);
+}
+
+#[test]
+fn a_leg_that_is_lost_is_told_once_and_so_is_its_return() {
+    let place = Place::new();
+    mirror::filled(&place, 64);
+    let leg = Server::start(&place, "--protection shown --as-member b");
+    let (address, b) = (leg.address().to_owned(), leg.target("b"));
+    let server = Server::start(&place, &format!("mirror:a,{b}?timeout=1s"));
+    let (status, target) = (format!("status {}", server.pid()), server.target("mirror"));
+    leg.kill();
+    place.write("piece", &noise(2, 4096));
+    place.run(&format!("copy piece offset:5..5,{target}")).succeeds();
+    until(|| place.run(&status).status == 4);
+    let leg = Server::start_at(&place, &format!("--listen {address} --protection shown --as-member b"));
+    until(|| place.run(&status).status == 0);
+    let ended = server.stop();
+    leg.stop().is_clean();
+    for message in ["goes on without a leg", "connection lost", "is optimal again: all members are in sync"] {
+        let told: Vec<_> = ended.stderr.lines().filter(|line| line.contains(message)).collect();
+        assert_eq!(told.len(), 1, "{message}: {}", ended.stderr);
+    }
+    assert_eq!(ended.told().len(), 3, "{}", ended.stderr);
 }
 
 #[test]

@@ -47,7 +47,7 @@ impl FileMedium {
         let known = kernel::statx(&self.file)?;
         let file_system = if self.block_device { None } else { Some(kernel::file_system(&self.file)?) };
         Ok(Description {
-            path: self.path.clone(),
+            path: self.path().to_owned(),
             backend: sealblock_runtime_reactor::backend().to_string(),
             direct: self.direct(),
             block_device: self.block_device,

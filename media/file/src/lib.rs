@@ -6,12 +6,14 @@
 //! Invariants: what a medium says about itself ([`FileMedium::direct`], `punches`) is what it does; whoever opens for
 //! writing is alone; nothing past the end is ever written, so a file grows only when it is told to.
 
+mod backing;
 mod block;
 mod describe;
 mod kernel;
 mod medium;
 mod open;
 
+pub use backing::{Backing, Trouble, open_files};
 pub use block::{BlockError, FileBlock};
 pub use describe::Description;
 pub use medium::FileMedium;

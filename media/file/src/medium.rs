@@ -5,12 +5,14 @@
 
 use std::cell::Cell;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::sync::Arc;
 
 use sealblock_block::{Medium, MediumError, MediumErrorKind};
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
 use sealblock_runtime_reactor::File;
 
+use crate::backing::Backing;
 use crate::kernel::{self, Alignment};
 use crate::open::{self, OpenError, Options};
 
@@ -33,10 +35,9 @@ enum Zeroing {
 /// A file or block device, used from the reactor that opened it. See the crate's header.
 pub struct FileMedium {
     pub(crate) file: File,
-    pub(crate) path: PathBuf,
+    pub(crate) backing: Arc<Backing>,
     pub(crate) block_device: bool,
     pub(crate) locked: bool,
-    length_bytes: Cell<u64>,
     alignment: Alignment,
     direct: bool,
     read_only: bool,
@@ -74,11 +75,11 @@ impl FileMedium {
         };
         let punches = options.writes() && kernel::punches(&opened.file, opened.block_device).map_err(failed)?;
         let (block_device, direct, locked) = (opened.block_device, opened.direct, opened.locked);
+        let about = opened.file.metadata().map_err(failed)?;
         let file = File::from_fd(opened.file.into());
         let medium = FileMedium {
-            length_bytes: Cell::new(file.len_bytes().map_err(failed)?),
+            backing: Backing::new(path, &about, block_device, file.len_bytes().map_err(failed)?),
             file,
-            path: path.to_owned(),
             block_device,
             locked,
             alignment,
@@ -96,7 +97,7 @@ impl FileMedium {
 
     /// The path it was opened by.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.backing.path()
     }
 
     /// Whether it bypasses the page cache.
@@ -123,13 +124,11 @@ impl FileMedium {
             return refuse(MediumErrorKind::Failed, "the length is no multiple of the sector".to_owned());
         }
         if self.block_device {
-            let there = self.length_bytes.get();
+            let there = self.backing.length_bytes();
             let missing = format!("the block device has only {there} bytes");
             return if length_bytes <= there { Ok(()) } else { refuse(MediumErrorKind::NoSpace, missing) };
         }
-        self.file.set_len_bytes(length_bytes).map_err(|error| MediumError::from_io(DOING, length_bytes, &error))?;
-        self.length_bytes.set(length_bytes);
-        Ok(())
+        self.end_file_at(length_bytes).map_err(|error| MediumError::from_io(DOING, length_bytes, &error))
     }
 
     /// Makes the file end at `length_bytes`, in the middle of a sector too, whose rest can then no longer be reached. Durable
@@ -145,9 +144,15 @@ impl FileMedium {
             let kind = MediumErrorKind::Unsupported;
             return Err(MediumError { kind, doing: DOING, offset_bytes: length_bytes, reason });
         }
-        self.file.set_len_bytes(length_bytes).map_err(|error| MediumError::from_io(DOING, length_bytes, &error))?;
-        self.length_bytes.set(length_bytes);
-        Ok(())
+        self.end_file_at(length_bytes).map_err(|error| MediumError::from_io(DOING, length_bytes, &error))
+    }
+
+    fn end_file_at(&self, length_bytes: u64) -> io::Result<()> {
+        let before = self.backing.length_bytes();
+        self.backing.set_length_bytes(before.min(length_bytes));
+        let made = self.file.set_len_bytes(length_bytes);
+        self.backing.set_length_bytes(if made.is_ok() { length_bytes } else { before });
+        made
     }
 
     fn check_writable(&self, doing: &'static str, offset_bytes: u64) -> Result<(), MediumError> {
@@ -214,7 +219,7 @@ fn is_missing(error: &io::Error) -> bool {
 impl Medium for FileMedium {
     fn len_bytes(&self) -> u64 {
         // What is left over behind the last whole sector cannot be reached.
-        let length = self.length_bytes.get();
+        let length = self.backing.length_bytes();
         length - length % u64::from(self.alignment.sector_bytes)
     }
 

@@ -21,6 +21,7 @@ use crate::exit::{Cause, Exit, Failure};
 use crate::findings::{Findings, Run, Voice, join_run};
 use crate::interrupt;
 use crate::progress::{Progress, Show};
+use crate::range::BlockRange;
 use crate::report::print_json;
 use crate::stack::{Whole, on_reactor};
 use report::{Report, Unreadable, What};
@@ -47,7 +48,7 @@ pub fn run(arguments: &Compare) -> Result<Exit, Failure> {
             Some(b) => Some(Whole::open(b).await?),
             None => None,
         };
-        let report = compare(&opened_a, opened_b.as_ref(), show, voice).await;
+        let report = compare(&opened_a, opened_b.as_ref(), arguments.range, show, voice).await;
         let report = match opened_b {
             Some(opened_b) => opened_b.close(report).await,
             None => report,
@@ -59,7 +60,7 @@ pub fn run(arguments: &Compare) -> Result<Exit, Failure> {
     } else {
         report.print_text()?
     }
-    report::tell_resume(&report.names(), report.block_size, report.resume_lba);
+    report::tell_resume(&report.names(), arguments.range, report.resume_lba);
     Ok(report.exit())
 }
 
@@ -75,54 +76,61 @@ struct Sides<'a> {
     read_bytes: Cell<u64>,
 }
 
-async fn compare(a: &Whole, b: Option<&Whole>, show: Show, voice: Voice) -> Result<Report, Failure> {
+async fn compare(
+    a: &Whole,
+    b: Option<&Whole>,
+    range: Option<BlockRange>,
+    show: Show,
+    voice: Voice,
+) -> Result<Report, Failure> {
+    let (mut report, block) = Report::empty(a, b);
+    let (from, to) = report.narrow(range)?;
     interrupt::watch();
     let started = Instant::now();
-    let (mut report, block) = Report::empty(a, b);
-    let total = report.bytes_compared;
     let sides = Sides { a, b, block, first: Cell::new(None), read_bytes: Cell::new(0) };
     report.offloaded = sides.have_digests();
     let each = || [Some(a), b].into_iter().flatten();
     let received = || each().filter_map(|side| side.opened.received_bytes()).reduce(u64::saturating_add);
     let received_before = received();
-    let progress = Progress::new("comparing", Some(ByteCount::new(total)), show);
+    let progress = Progress::new("comparing", Some(ByteCount::new(to - from)), show);
     let mut findings = Findings::new(voice);
-    let reached = Cell::new(0);
-    let resume_lba = || Some(reached.get() >> block.shift()).filter(|_| reached.get() < total);
+    let reached = Cell::new(from);
+    let resume_lba = || Some(reached.get() >> block.shift()).filter(|_| reached.get() < to);
     let (offloaded, names) = (report.offloaded, report.names());
-    let work = regions(&sides, total, offloaded, &progress, &mut findings, &reached);
+    let work = regions(&sides, to, offloaded, &progress, &mut findings, &reached);
     // What does not answer does not keep anybody from knowing how far it came.
-    let compared = interrupt::or_end(work, || report::tell_resume(&names, block, resume_lba())).await;
+    let compared = interrupt::or_end(work, || report::tell_resume(&names, range, resume_lba())).await;
     // What was found before a target did not answer is worth knowing, too.
     findings.finish(&progress)?;
     (report.blocks_different, report.blocks_unreadable) = compared?;
     let done = reached.get();
     report.resume_lba = resume_lba();
-    report.bytes_compared = done;
+    report.bytes_compared = done - from;
     // What is away counts what came over the network; a device that is here sent nothing that way.
     report.bytes_transferred = match (received(), received_before) {
         (Some(now), Some(before)) => now - before,
         _ => sides.read_bytes.get(),
     };
-    report.equal &= report.blocks_different + report.blocks_unreadable == 0 && done == total;
+    report.equal &= report.blocks_different + report.blocks_unreadable == 0 && done == to;
     report.list(findings);
     report.first_different_byte = sides.first_byte(report.differences.first().map(|run| run.lba));
     report.elapsed_s = started.elapsed().as_secs_f64();
     Ok(report)
 }
 
-/// Compares region by region until a signal ends it, and keeps how many bytes are compared. Gives how many blocks differ, and how
+/// Compares region by region, from the byte that is reached to another, until a signal ends it, and keeps how far it came. Gives how many blocks differ, and how
 /// many cannot be read.
 async fn regions(
     sides: &Sides<'_>,
-    common: u64,
+    to: u64,
     by_digest: bool,
     progress: &Progress,
     findings: &mut Findings<What>,
     reached: &Cell<u64>,
 ) -> Result<(u64, u64), Failure> {
     let step = if by_digest { digests::REGION_BYTES } else { CHUNK_BYTES };
-    let regions = (0..common.div_ceil(step)).map(|i| (i * step, step.min(common - i * step)));
+    let from = reached.get();
+    let regions = (0..(to - from).div_ceil(step)).map(|i| from + i * step).map(|at| (at, step.min(to - at)));
     let mut compared = stream::iter(regions)
         .take_while(|_| ready(!interrupt::came()))
         .map(|(offset, length)| async move {

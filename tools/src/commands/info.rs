@@ -262,14 +262,20 @@ fn losses_text(lines: &mut Lines, volume: &VolumeDescription) {
         let blocks = volume.unreadable.len();
         lines.put(
             "",
-            format!("{blocks} blocks written last cannot be read, block {first} and others that verify lists"),
+            format!(
+                "{} written last cannot be read, block {first} first; verify lists them",
+                count(blocks as u64, "block")
+            ),
         );
     }
     if volume.log_lost > 0 {
         let (sectors, most) = (volume.log_lost, volume.log_lost * volume.layout.log_sector_records());
         lines.put(
             "log",
-            format!("{sectors} sectors lost: up to {most} blocks are as they were before; opens for reading only"),
+            format!(
+                "{} lost: up to {most} blocks are as they were before; opens for reading only",
+                count(sectors, "sector")
+            ),
         );
     }
     lost_copies_text(lines, volume);
@@ -281,7 +287,7 @@ fn lost_copies_text(lines: &mut Lines, volume: &VolumeDescription) {
         let copies = volume.lost_copies.count();
         lines.put(
             "metadata",
-            format!("{copies} copies are lost, and the others serve; writing to the volume mends them"),
+            format!("copies that are lost, while the others serve: {copies}; writing to the volume mends them"),
         );
     }
 }
@@ -293,7 +299,10 @@ fn remote_text(lines: &mut Lines, remote: &RemoteFacts) {
         "controller",
         format!("{} {} {}, NVMe {major}.{minor}.{tertiary}", remote.model, remote.serial, remote.firmware),
     );
-    lines.put("connections", format!("{} of {} commands, {}", remote.queues, remote.queue_depth, digests(remote)));
+    lines.put(
+        "connections",
+        format!("{} of {}, {}", remote.queues, count(remote.queue_depth.into(), "command"), digests(remote)),
+    );
     if let Some(maker) = tag_maker(remote) {
         lines.put("tags made by", format!("the {maker}"));
     }

@@ -5,6 +5,7 @@
 //! (`server.rs`) opens what opens of it, and the rest later (`waiting.rs`), serves until a signal comes, and leaves every volume clean.
 
 mod announce;
+mod backing;
 mod config;
 mod control;
 mod devices;

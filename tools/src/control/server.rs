@@ -103,6 +103,9 @@ pub struct Seen {
     /// The files and block devices that it was opened with, by canonical paths.
     #[serde(default)]
     pub files: Vec<String>,
+    /// Those of them that were deleted, renamed, replaced or cut off.
+    #[serde(default)]
+    pub file_trouble: Vec<FileTrouble>,
     /// Why it tells nothing: it is being changed or closed, or was too slow.
     pub silent: Option<String>,
     /// Blocks that are known to be bad now.
@@ -119,6 +122,19 @@ pub struct Seen {
     pub scrub: Option<ScrubStatus>,
     /// What went through it since it was opened.
     pub io: IoStatus,
+}
+
+/// What was done to a file under the server that has it open.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FileTrouble {
+    /// The file.
+    pub path: String,
+    /// `gone`, `replaced` or `cut_off`.
+    pub trouble: String,
+    /// Bytes that are left of one that was cut off.
+    pub left_bytes: Option<u64>,
+    /// Bytes that it had.
+    pub length_bytes: Option<u64>,
 }
 
 /// A name by which a device is served.

@@ -71,7 +71,7 @@ impl Facts {
         let each = self.all().into_iter().filter_map(|facts| Some((facts, facts.volume.as_ref()?.lost_copies.count())));
         let lost = each.filter(|(_, count)| *count > 0).map(|(facts, count)| {
             let path = facts.file.as_ref().map_or(String::new(), |file| format!(" of {}", file.path.display()));
-            format!("{count} copies of metadata{path}: lost, and the other copy serves")
+            format!("copies of metadata{path} that are lost, while the other copy serves: {count}")
         });
         lost.collect()
     }

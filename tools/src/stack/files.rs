@@ -18,6 +18,7 @@ use super::{
     Access, Facts, FileVolume, Held, Opened, ReactorClock, Usage, of_medium, of_open, of_volume, raw_block_size,
 };
 use crate::exit::{Cause, Failure};
+use crate::tally::count;
 use crate::target::Target;
 
 /// The kind of a plain file's bytes.
@@ -261,7 +262,8 @@ async fn volume_on(medium: Rc<FileMedium>, path: &Path, options: &OpenOptions) -
     if opened.description.log_lost > 0 {
         let (path, sectors) = (path.display(), opened.description.log_lost);
         tracing::warn!(
-            "{path}: {sectors} sectors of the log are lost; blocks written last may be older than what was written"
+            "{path}: {} of the log lost; blocks written last may be older than what was written",
+            count(sectors, "sector")
         );
     }
     for lba in &opened.description.unreadable {

@@ -7,17 +7,19 @@ use sealblock_block::Device;
 use sealblock_units::BlockSize;
 use serde::{Serialize, Serializer};
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{Cause, Exit, Failure};
 use crate::findings::{Findings, Run};
 use crate::interrupt;
+use crate::range::BlockRange;
 use crate::report::say;
 use crate::stack::Whole;
 use crate::tally::{Tally, count};
 
 /// Says on standard error where to go on, if a signal ended it.
-pub(super) fn tell_resume(names: &str, size: BlockSize, resume_lba: Option<u64>) {
+pub(super) fn tell_resume(names: &str, range: Option<BlockRange>, resume_lba: Option<u64>) {
     if let Some(block) = resume_lba {
-        let go_on = format!("offset:{block}..,TARGET of each, in blocks of {size} bytes, to go on there");
+        let last = range.and_then(BlockRange::last).map_or(String::new(), |last| last.to_string());
+        let go_on = format!("--range {block}..{last}, to go on there");
         interrupt::tell(format!("comparing {names}"), format!("at block {block}"), go_on);
     }
 }
@@ -45,6 +47,9 @@ pub(super) struct Report {
     /// Blocks in runs that are not listed.
     #[serde(skip)]
     unlisted: u64,
+    /// Whether it goes to the ends of both sides.
+    #[serde(skip)]
+    whole: bool,
     /// The first block that was not compared, when a signal ended it.
     pub resume_lba: Option<u64>,
 }
@@ -107,9 +112,32 @@ impl Report {
             blocks_unreadable: 0,
             unreadable: Vec::new(),
             unlisted: 0,
+            whole: true,
             resume_lba: None,
         };
         (report, block)
+    }
+
+    /// Keeps to a range of blocks, and gives where it begins and ends, in bytes. A range with a last block is compared for itself,
+    /// whatever the sizes are.
+    ///
+    /// # Errors
+    /// When any of it lies behind the end of a side.
+    pub fn narrow(&mut self, range: Option<BlockRange>) -> Result<(u64, u64), Failure> {
+        let common = self.bytes_compared;
+        let Some(range) = range else { return Ok((0, common)) };
+        let usage = |why| Failure::new(Cause::Usage, "reading the range", why).on(self.names());
+        let span = range.resolve(common.div_ceil(self.block_size.bytes() as u64)).map_err(usage)?;
+        let shift = self.block_size.shift();
+        let end = ((span.last().get() + 1) << shift).min(common);
+        self.whole = range.last().is_none();
+        self.equal |= !self.whole;
+        Ok((span.first().get() << shift, end))
+    }
+
+    /// Whether a side has bytes that the other one lacks, where that counts.
+    fn sizes_differ(&self) -> bool {
+        self.whole && self.bytes_a != self.bytes_b
     }
 
     /// Takes over the runs that were found.
@@ -146,7 +174,7 @@ impl Report {
         if let Some(byte) = self.first_different_byte {
             say(&format!("the first byte that differs is byte {byte}"))?;
         }
-        if self.bytes_a != self.bytes_b {
+        if self.sizes_differ() {
             let sizes = [self.bytes_a, self.bytes_b].map(|bytes| count(bytes, "byte"));
             say(&format!("the sizes differ: {} and {}", sizes[0], sizes[1]))?;
         }
@@ -154,7 +182,7 @@ impl Report {
     }
 
     fn words(&self) -> String {
-        let different = self.blocks_different > 0 || self.bytes_a != self.bytes_b;
+        let different = self.blocks_different > 0 || self.sizes_differ();
         let verdict = match (self.equal, different, self.resume_lba) {
             (true, ..) => "equal",
             (false, true, _) => "different",

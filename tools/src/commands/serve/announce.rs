@@ -18,6 +18,7 @@ use crate::cli::Protection;
 use crate::commands::create::{protection_words, uuid_words};
 use crate::control::resized::ResizeReport;
 use crate::report::{print_json, say};
+use crate::tally::count;
 use crate::target::{NbdAddress, encode};
 
 /// Says what happens.
@@ -199,7 +200,7 @@ fn words(event: &Event) -> String {
         Event::ScrubStarted(started) => started.words(),
         Event::ScrubFinished(finished) => finished.words(),
         Event::Resized(report) => report.words(),
-        Event::Draining { connections } => format!("draining {connections} connections"),
+        Event::Draining { connections } => format!("draining {}", count(*connections as u64, "connection")),
         Event::Stopped => "stopped".to_owned(),
     }
 }
@@ -207,7 +208,7 @@ fn words(event: &Event) -> String {
 fn opened_words(opened: &OpenedFacts) -> String {
     let OpenedFacts { nqn, nsid, target, nbd, tries } = opened;
     let nbd = nbd.as_ref().map_or(String::new(), |name| format!(", NBD export {name}"));
-    format!("{target} is open now and served: namespace {nsid} of {nqn}{nbd} (it was tried {tries} times)")
+    format!("{target} is open now and served: namespace {nsid} of {nqn}{nbd} (it was tried {})", count(*tries, "time"))
 }
 
 fn ready_words(serving: &Serving) -> String {

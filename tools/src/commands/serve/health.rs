@@ -2,9 +2,10 @@
 
 use crate::commands::scrub::show::date;
 use crate::control::legs::{LegStatus, MirrorStatus};
-use crate::control::server::{DamageStatus, Health, Seen};
+use crate::control::server::{DamageStatus, FileTrouble, Health, Seen};
 use crate::control::status::{RunStatus, ScrubStatus};
 use crate::report::Checked;
+use crate::tally::count;
 use sealblock_layers_mirror::State;
 use sealblock_units::ByteCount;
 
@@ -34,6 +35,7 @@ pub fn judge(name: &str, seen: &Seen, started_unix_s: u64) -> Verdict {
     findings.extend(damage(name, seen, started_unix_s));
     findings.extend(seen.mirrors.iter().flat_map(|mirror| of_mirror(name, &mirror.target, &mirror.status)));
     findings.extend(paths(seen));
+    findings.extend(seen.file_trouble.iter().map(of_file));
     findings.extend(failing(seen));
     findings.extend(unchecked(name, seen));
     // Stable: what was found first is told first of what is as bad.
@@ -70,7 +72,7 @@ fn damage(name: &str, seen: &Seen, started_unix_s: u64) -> Option<Finding> {
     if run.lost == 0 {
         return None;
     }
-    let (blocks, when) = (counted(run.lost, "bad block"), date(run.started_unix_s));
+    let (blocks, when) = (count(run.lost, "bad block"), date(run.started_unix_s));
     let words = format!("the scrub that began {when} met {blocks} that could not be repaired");
     finding(words, format!("`sealblock scrub start {name}` finds out where"))
 }
@@ -82,13 +84,13 @@ fn damage_words(damage: &DamageStatus) -> String {
     }
     let least = if damage.complete { "" } else { "at least " };
     let are = if damage.blocks == 1 { "is" } else { "are" };
-    format!("{least}{} {are} bad ({})", counted(damage.blocks, "block"), runs.join(", "))
+    format!("{least}{} {are} bad ({})", count(damage.blocks, "block"), runs.join(", "))
 }
 
 fn of_mirror(name: &str, target: &str, mirror: &MirrorStatus) -> Vec<Finding> {
     let finding = |health, words, advice| Finding { health, words, advice };
     let older = mirror.legs.iter().filter(|leg| leg.stale_blocks > 0).map(|leg| {
-        let words = format!("of {} only an older copy is left, on {}", counted(leg.stale_blocks, "block"), leg.leg);
+        let words = format!("of {} only an older copy is left, on {}", count(leg.stale_blocks, "block"), leg.leg);
         finding(
             Health::Damaged,
             words,
@@ -131,9 +133,19 @@ fn paths(seen: &Seen) -> Option<Finding> {
     let lost: Vec<String> = seen.paths.iter().filter(|path| !path.live).map(|path| path.path.clone()).collect();
     (!lost.is_empty()).then(|| Finding {
         health: Health::Degraded,
-        words: format!("{} of {} is lost: {}", counted(lost.len() as u64, "path"), seen.paths.len(), lost.join(", ")),
+        words: format!("{} of {} is lost: {}", count(lost.len() as u64, "path"), seen.paths.len(), lost.join(", ")),
         advice: "look at the network and the servers behind the paths; they come back by themselves".to_owned(),
     })
+}
+
+/// A file that is cut off has lost data; one without a name is lost when the server ends.
+fn of_file(file: &FileTrouble) -> Finding {
+    let health = if file.left_bytes.is_some() { Health::Damaged } else { Health::Degraded };
+    let advice = match health {
+        Health::Damaged => "another copy of the data; `sealblock rescue` for what is left of it".to_owned(),
+        _ => "copy what is served elsewhere before the server ends".to_owned(),
+    };
+    Finding { health, words: file.words(), advice }
 }
 
 fn failing(seen: &Seen) -> Vec<Finding> {
@@ -156,7 +168,7 @@ fn unchecked(name: &str, seen: &Seen) -> Vec<Finding> {
         findings.push(finding(format!("the scrub cannot go on: {trouble}"), "it tries again by itself".to_owned()));
     }
     if let Some(run) = seen.scrub.as_ref().and_then(last_run).filter(|run| run.unchecked > 0) {
-        let blocks = counted(run.unchecked, "block");
+        let blocks = count(run.unchecked, "block");
         let words = format!("the scrub that began {} could not check every copy of {blocks}", date(run.started_unix_s));
         findings.push(finding(words, again));
     }
@@ -195,11 +207,6 @@ pub fn of_all(devices: &[Health]) -> (Health, String) {
         }
     };
     (worst, words)
-}
-
-/// A number of things.
-fn counted(count: u64, what: &str) -> String {
-    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
 }
 
 fn blocks(first: u64, last: u64) -> String {
@@ -308,6 +315,23 @@ mod tests {
         let path = |live| PathStatus { path: "p".to_owned(), live, trouble: None, failures: 0 };
         let paths = Seen { paths: vec![path(true), path(false)], ..seen() };
         is(&paths, Health::Degraded, "1 path of 2 is lost: p");
+    }
+
+    #[test]
+    fn files_that_were_deleted_or_cut_off_are_told() {
+        let of = |trouble: &str, lengths: Option<(u64, u64)>| {
+            let (left_bytes, length_bytes) = lengths.unzip();
+            let path = "/d/v".to_owned();
+            Seen {
+                file_trouble: vec![FileTrouble { path, trouble: trouble.to_owned(), left_bytes, length_bytes }],
+                ..seen()
+            }
+        };
+        is(&of("gone", None), Health::Degraded, "/d/v was deleted or renamed while it is in use");
+        let words = "another file is at /d/v: the one that is in use is found nowhere else";
+        is(&of("replaced", None), Health::Degraded, words);
+        let words = "/d/v was cut off: 64 KiB of 2 MiB are left";
+        is(&of("cut_off", Some((64 << 10, 2 << 20))), Health::Damaged, words);
     }
 
     #[test]

@@ -10,12 +10,14 @@ use sealblock_exports_nvme_tcp::DamageRun;
 use sealblock_layers_multipath::{Observer, PathStatus as PathFacts};
 use sealblock_runtime_reactor::{CoreHandle, Homed, timeout};
 
+use super::backing::Files;
 use super::scrub::Keeper;
 use super::witness::Ties;
 use crate::commands::scrub::canonical;
 use crate::control::legs::MirrorStatus;
 use crate::control::server::{CountStatus, DamageStatus, IoStatus, NamedMirror, PathStatus, RunOfDamage, Seen};
 use crate::stack::{Facts, OpenMirror};
+use crate::tally::count;
 
 /// How long a core may take to look.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -29,6 +31,8 @@ pub struct Watched {
     mirrors: Vec<Weak<OpenMirror>>,
     paths: Vec<Observer>,
     files: Vec<String>,
+    /// The same files, as long as they are open.
+    backing: Files,
     /// What the opening found lost, which writing does not mend.
     lost_metadata: Vec<String>,
 }
@@ -57,6 +61,7 @@ impl Watched {
             paths: all.iter().filter_map(|facts| facts.paths.clone()).collect(),
             lost_metadata: lost_logs(facts),
             files: files(facts),
+            backing: Files::of(facts),
         }
     }
 
@@ -67,6 +72,7 @@ impl Watched {
         let mirrors = self.mirrors.iter().filter_map(Weak::upgrade);
         Seen {
             files: self.files.clone(),
+            file_trouble: self.backing.trouble(),
             mirrors: mirrors.map(|mirror| named(&mirror)).collect(),
             paths: self.paths.iter().flat_map(Observer::paths).map(path).collect(),
             lost_metadata: self.lost_metadata.clone(),
@@ -123,7 +129,8 @@ fn silent(why: &str) -> Seen {
 fn lost_logs(facts: &Facts) -> Vec<String> {
     let volumes = facts.all().into_iter().filter_map(|facts| facts.volume.as_ref());
     let lost = volumes.filter(|volume| volume.log_lost > 0);
-    lost.map(|volume| format!("{} sectors of a log: blocks written last may be older", volume.log_lost)).collect()
+    lost.map(|volume| format!("{} of a log: blocks written last may be older", count(volume.log_lost, "sector")))
+        .collect()
 }
 
 fn named(mirror: &OpenMirror) -> NamedMirror {

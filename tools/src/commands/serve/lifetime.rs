@@ -11,6 +11,7 @@ use sealblock_runtime_reactor::{Config, Cores, Placement, Reactor, ShutdownSigna
 use sealblock_units::ByteCount;
 
 use super::announce::{Announcer, Event};
+use super::backing;
 use super::control::Control;
 use super::hangup::Hangups;
 use super::legs::problem;
@@ -67,6 +68,7 @@ async fn live(
     let mut signal = shutdown_signal();
     install(&mut signal).await;
     let hangups = Hangups::watch().map_err(|error| Failure::io("waiting for signals", &error))?;
+    backing::watch().map_err(|error| Failure::io("looking after files", &error))?;
     let control = Control::open(control)?;
     let mut server = Server::new(cores.handles(), &plan.limits, Teller::here(announcer))?;
     let served = match server.change(plan).await {

@@ -6,8 +6,8 @@ use std::rc::Rc;
 use std::sync::Weak;
 
 use sealblock_exports_nvme_tcp::NamespaceState;
-use sealblock_layers_mirror::State;
 use sealblock_layers_mirror::label::Standing;
+use sealblock_layers_mirror::{Description, LegDescription, State};
 use sealblock_runtime_reactor::spawn;
 
 use crate::stack::{Facts, OpenMirror};
@@ -26,6 +26,8 @@ pub fn watch(facts: &Facts, state: &Weak<NamespaceState>) {
 
 async fn watch_one(mirror: Rc<OpenMirror>, number: usize, degraded: Degraded, namespace: Weak<NamespaceState>) {
     let mut known = State::Optimal;
+    // How it was opened, nobody has told.
+    let mut is_new = mirror.describe().state != known;
     while let Some(state) = mirror.other_state(known).await {
         match state {
             State::Optimal => degraded.borrow_mut().remove(&number),
@@ -34,22 +36,36 @@ async fn watch_one(mirror: Rc<OpenMirror>, number: usize, degraded: Degraded, na
         if let Some(namespace) = namespace.upgrade() {
             namespace.report_degraded(!degraded.borrow().is_empty());
         }
-        tell(&mirror, state);
-        known = state;
+        if is_new || !is_told(known, state, &mirror) {
+            tell(&mirror, state);
+        }
+        (known, is_new) = (state, false);
+    }
+}
+
+/// Whether the mirror itself has told of a change, with the leg that went and why.
+fn is_told(before: State, now: State, mirror: &OpenMirror) -> bool {
+    match (before, now) {
+        (_, State::Failed) => true,
+        (State::Optimal, State::Degraded) => !ailing(&mirror.describe()).is_empty(),
+        (_, State::Optimal | State::Degraded) => false,
     }
 }
 
 fn tell(mirror: &OpenMirror, state: State) {
     let target = mirror.target();
-    let described = mirror.describe();
-    let ailing = described
-        .legs
-        .iter()
-        .filter(|leg| leg.standing != Standing::Removed && !(leg.standing == Standing::Current && leg.is_here));
-    let members: Vec<String> = ailing.map(|leg| format!("{} is {}", leg.name, leg.standing.as_str())).collect();
+    let members = ailing(&mirror.describe());
     match (state, members.is_empty()) {
         (State::Optimal, _) => tracing::warn!("{target} is optimal again: all members are in sync"),
         (state, true) => tracing::warn!("{target} is {}: a crash may have left its members different", state.as_str()),
         (state, false) => tracing::warn!("{target} is {}: {}", state.as_str(), members.join(", ")),
     }
+}
+
+/// The members that are away or not in sync, in words.
+fn ailing(mirror: &Description) -> Vec<String> {
+    let is_ailing = |leg: &&LegDescription| {
+        leg.standing != Standing::Removed && !(leg.standing == Standing::Current && leg.is_here)
+    };
+    mirror.legs.iter().filter(is_ailing).map(|leg| format!("{} is {}", leg.name, leg.standing.as_str())).collect()
 }

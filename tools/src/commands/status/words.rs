@@ -11,6 +11,7 @@ use crate::control::server::{
     ClientStatus, CountStatus, DamageStatus, DeviceStatus, ExportStatus, Health, IoStatus, ServerStatus,
 };
 use crate::control::status::{ScrubStatus, StateWord};
+use crate::tally::count;
 
 /// Runs of scrubs that are named.
 const MOST_RUNS: usize = 3;
@@ -105,7 +106,7 @@ fn of_device(lines: &mut Lines, device: &DeviceStatus, before: Option<(Duration,
             (Some(why), false) => format!("not live: {why}"),
             (None, false) => "not live".to_owned(),
         };
-        lines.put("path", format_args!("{}: {state}, it failed {} times", path.path, path.failures));
+        lines.put("path", format_args!("{}: {state}, it failed {}", path.path, count(path.failures, "time")));
     }
     if let Some(scrub) = &seen.scrub {
         of_scrub(lines, scrub);
@@ -149,8 +150,11 @@ fn of_scrub(lines: &mut Lines, scrub: &ScrubStatus) {
         lines.put(
             "",
             format_args!(
-                "{} blocks checked, {} bad, {} repaired, {} lost",
-                run.blocks, run.bad, run.repaired, run.lost
+                "{} checked, {} bad, {} repaired, {} lost",
+                count(run.blocks, "block"),
+                run.bad,
+                run.repaired,
+                run.lost
             ),
         );
     }

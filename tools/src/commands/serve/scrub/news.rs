@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::Keeper;
 use crate::commands::serve::announce::{Announcer, Event};
 use crate::control::status::RunStatus;
+use crate::tally::count;
 
 /// Tells events from wherever it is.
 #[derive(Clone)]
@@ -59,11 +60,12 @@ impl ScrubFinished {
         let RunStatus { blocks, bad, repaired, lost, unchecked, .. } = self.run;
         let target = &self.target;
         let ended = if unchecked > 0 {
-            format!("ended incomplete, {unchecked} blocks with a copy that was not checked")
+            format!("ended incomplete, {} with a copy that was not checked", count(unchecked, "block"))
         } else {
             "ended".to_owned()
         };
-        format!("scrub of {target}: {ended}, {blocks} blocks checked, {bad} bad, {repaired} repaired, {lost} lost")
+        let checked = count(blocks, "block");
+        format!("scrub of {target}: {ended}, {checked} checked, {bad} bad, {repaired} repaired, {lost} lost")
     }
 }
 

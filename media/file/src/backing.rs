@@ -1,0 +1,151 @@
+//! Whether open files are still where and as long as they were: somebody may delete, rename, replace or cut off a file under a
+//! program that has it open, and no request fails of that until it is too late.
+
+use std::fs::Metadata;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// The files that this process has open as media.
+static OPEN: Mutex<Vec<Weak<Backing>>> = Mutex::new(Vec::new());
+
+/// A file that a medium stands on, for whoever looks after it. It does not keep the file open.
+#[derive(Debug)]
+pub struct Backing {
+    path: PathBuf,
+    /// Device and inode.
+    identity: (u64, u64),
+    length_bytes: AtomicU64,
+    trouble: Mutex<Option<Trouble>>,
+}
+
+/// What is wrong with the file behind a medium.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Trouble {
+    /// Nothing is at its path any more: it was deleted or renamed.
+    Gone,
+    /// Another file is at its path.
+    Replaced,
+    /// It was cut off.
+    CutOff {
+        /// Bytes that are left.
+        left_bytes: u64,
+        /// Bytes that there were.
+        length_bytes: u64,
+    },
+}
+
+impl Backing {
+    /// Of a file that was opened by this path. A block device is no file: it has its length, and fails when it goes.
+    pub(crate) fn new(path: &Path, opened: &Metadata, block_device: bool, length_bytes: u64) -> Arc<Backing> {
+        let backing = Arc::new(Backing {
+            path: path.to_owned(),
+            identity: (opened.dev(), opened.ino()),
+            length_bytes: AtomicU64::new(length_bytes),
+            trouble: Mutex::default(),
+        });
+        if !block_device {
+            let mut open = lock(&OPEN);
+            open.retain(|other| other.strong_count() > 0);
+            open.push(Arc::downgrade(&backing));
+        }
+        backing
+    }
+
+    /// The path that it was opened by.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn length_bytes(&self) -> u64 {
+        self.length_bytes.load(Ordering::Acquire)
+    }
+
+    /// Has it be so long from now on. To be called before the file is made shorter and after it is made longer, so that whoever looks at
+    /// any moment never finds less than there should be.
+    pub(crate) fn set_length_bytes(&self, length_bytes: u64) {
+        self.length_bytes.store(length_bytes, Ordering::Release);
+    }
+
+    /// What was wrong when it was looked at last.
+    pub fn trouble(&self) -> Option<Trouble> {
+        *lock(&self.trouble)
+    }
+
+    /// Looks, which waits for the file system, and gives what is wrong if that is another thing than before. A file system that does
+    /// not tell changes nothing.
+    pub fn look(&self) -> Option<Option<Trouble>> {
+        let found = match std::fs::metadata(&self.path) {
+            Ok(there) => self.judge(&there),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Some(Trouble::Gone),
+            Err(_) => return None,
+        };
+        let mut trouble = lock(&self.trouble);
+        let before = std::mem::replace(&mut *trouble, found);
+        (before != found).then_some(found)
+    }
+
+    fn judge(&self, there: &Metadata) -> Option<Trouble> {
+        if (there.dev(), there.ino()) != self.identity {
+            return Some(Trouble::Replaced);
+        }
+        // Asked after the file was: see `set_length_bytes`.
+        let (left_bytes, length_bytes) = (there.len(), self.length_bytes());
+        (left_bytes < length_bytes).then_some(Trouble::CutOff { left_bytes, length_bytes })
+    }
+}
+
+/// The files, and no block devices, that media of this process stand on now.
+pub fn open_files() -> Vec<Arc<Backing>> {
+    lock(&OPEN).iter().filter_map(Weak::upgrade).collect()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn file(folder: &Path) -> (PathBuf, Arc<Backing>) {
+        let path = folder.join("v");
+        fs::write(&path, [0; 4096]).unwrap();
+        let backing = Backing::new(&path, &fs::metadata(&path).unwrap(), false, 4096);
+        (path, backing)
+    }
+
+    #[test]
+    fn a_file_that_is_left_alone_is_no_news() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, backing) = file(folder.path());
+        assert_eq!((backing.look(), backing.trouble()), (None, None));
+        fs::write(&path, [0; 8192]).unwrap();
+        assert_eq!(backing.look(), None, "others may make it longer");
+        assert!(open_files().iter().any(|open| open.path() == path));
+        drop(backing);
+        assert!(!open_files().iter().any(|open| open.path() == path), "closed");
+    }
+
+    #[test]
+    fn what_happens_to_a_file_is_told_once_and_so_is_its_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, backing) = file(folder.path());
+        let elsewhere = folder.path().join("w");
+        fs::rename(&path, &elsewhere).unwrap();
+        assert_eq!((backing.look(), backing.look()), (Some(Some(Trouble::Gone)), None));
+        assert_eq!(backing.trouble(), Some(Trouble::Gone));
+        fs::write(&path, [0; 4096]).unwrap();
+        assert_eq!(backing.look(), Some(Some(Trouble::Replaced)));
+        fs::rename(&elsewhere, &path).unwrap();
+        assert_eq!((backing.look(), backing.trouble()), (Some(None), None));
+        fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(1000).unwrap();
+        let cut = Trouble::CutOff { left_bytes: 1000, length_bytes: 4096 };
+        assert_eq!(backing.look(), Some(Some(cut)));
+        backing.set_length_bytes(512);
+        assert_eq!(backing.look(), Some(None), "it is to be shorter");
+    }
+}

@@ -1,0 +1,88 @@
+//! The files under what is served: told to the operator when they are deleted, renamed, replaced or cut off, and when that is mended.
+
+use std::io;
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::Duration;
+
+use sealblock_media_file::{Backing, Trouble, open_files};
+use sealblock_units::ByteCount;
+
+use crate::control::server::FileTrouble;
+use crate::stack::Facts;
+
+/// How often files are looked at.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// Looks after the files that this process has open, until it ends. On a thread of its own: a file system may be long in answering.
+///
+/// # Errors
+/// When the system has no thread for it.
+pub fn watch() -> io::Result<()> {
+    let look = || loop {
+        thread::sleep(EVERY);
+        for backing in open_files() {
+            if let Some(news) = backing.look() {
+                tell(&backing, news);
+            }
+        }
+    };
+    thread::Builder::new().name("backing".to_owned()).spawn(look).map(drop)
+}
+
+fn tell(backing: &Backing, news: Option<Trouble>) {
+    let file = backing.path().display();
+    match news {
+        Some(Trouble::Gone) => tracing::error!(%file, "the file was deleted or renamed while it is in use"),
+        Some(Trouble::Replaced) => tracing::error!(%file, "another file is in the place of the one that is in use"),
+        Some(Trouble::CutOff { left_bytes, length_bytes }) => {
+            tracing::error!(%file, left_bytes, length_bytes, "the file was cut off while it is in use");
+        }
+        None => tracing::warn!(%file, "the file is there again"),
+    }
+}
+
+/// The files that a device was opened with, as long as they are open.
+pub struct Files(Vec<Weak<Backing>>);
+
+impl Files {
+    /// Those of a device that was just opened.
+    pub fn of(facts: &Facts) -> Files {
+        let all = facts.all();
+        let is_of = |open: &&Arc<Backing>| {
+            let mut files = all.iter().filter_map(|facts| facts.file.as_ref());
+            files.any(|file| file.path == open.path())
+        };
+        Files(open_files().iter().filter(is_of).map(Arc::downgrade).collect())
+    }
+
+    /// What was found when they were looked at last.
+    pub fn trouble(&self) -> Vec<FileTrouble> {
+        self.0.iter().filter_map(Weak::upgrade).filter_map(|backing| trouble(&backing)).collect()
+    }
+}
+
+fn trouble(backing: &Backing) -> Option<FileTrouble> {
+    let (trouble, lengths) = match backing.trouble()? {
+        Trouble::Gone => ("gone", None),
+        Trouble::Replaced => ("replaced", None),
+        Trouble::CutOff { left_bytes, length_bytes } => ("cut_off", Some((left_bytes, length_bytes))),
+    };
+    let (left_bytes, length_bytes) = lengths.unzip();
+    let path = backing.path().display().to_string();
+    Some(FileTrouble { path, trouble: trouble.to_owned(), left_bytes, length_bytes })
+}
+
+impl FileTrouble {
+    /// What is wrong, in words.
+    pub fn words(&self) -> String {
+        let FileTrouble { path, trouble, left_bytes, length_bytes } = self;
+        match (left_bytes.zip(*length_bytes), trouble.as_str()) {
+            (Some((left, length)), _) => {
+                format!("{path} was cut off: {} of {} are left", ByteCount::new(left), ByteCount::new(length))
+            }
+            (None, "replaced") => format!("another file is at {path}: the one that is in use is found nowhere else"),
+            (None, _) => format!("{path} was deleted or renamed while it is in use"),
+        }
+    }
+}
