@@ -107,10 +107,8 @@ async fn compare(
     report.resume_lba = resume_lba();
     report.bytes_compared = done - from;
     // What is away counts what came over the network; a device that is here sent nothing that way.
-    report.bytes_transferred = match (received(), received_before) {
-        (Some(now), Some(before)) => now - before,
-        _ => sides.read_bytes.get(),
-    };
+    let received = received().zip(received_before).map(|(now, before)| now - before);
+    report.bytes_transferred = received.unwrap_or(sides.read_bytes.get());
     report.equal &= report.blocks_different + report.blocks_unreadable == 0 && done == to;
     report.list(findings);
     report.first_different_byte = sides.first_byte(report.differences.first().map(|run| run.lba));
