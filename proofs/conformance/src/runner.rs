@@ -116,6 +116,12 @@ fn quiet(guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
+/// The test, and what the kernel has to say of it.
+fn tried(case: &Case, guest: &mut Guest, sealblock: Sealblock, kernel: &Kernel) -> Result<()> {
+    (case.run)(&mut Bench { guest, sealblock, version: kernel.version() })?;
+    quiet(guest)
+}
+
 fn with_retry(
     parts: &Parts,
     plan: &Plan,
@@ -135,8 +141,7 @@ fn with_retry(
             None => Guest::boot(parts, kernel, &home.join("guest"))?,
         };
         let sealblock = Sealblock { program: plan.sealblock.clone(), folder: folder.clone() };
-        let outcome = (case.run)(&mut Bench { guest: &mut own, sealblock, version: kernel.version() });
-        let outcome = outcome.and_then(|()| quiet(&mut own));
+        let outcome = tried(case, &mut own, sealblock, kernel);
         let tail = own.console_tail();
         fs::write(folder.join("console"), &tail).context("keeping the console")?;
         match outcome {

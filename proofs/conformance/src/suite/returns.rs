@@ -88,6 +88,7 @@ refusals() {
 becomes() {
   for try in $(seq 300); do
     [ "$(state $1)" != $2 ] || return 0
+    [ "$(state $1)" != gone ] || break
     sleep 0.1
   done
   said
@@ -161,10 +162,10 @@ becomes returns live
 for name in returns stays; do
   before=$(written $name)
   for try in $(seq 300); do
-    [ "$(written $name)" -le $((before + 100)) ] || break
+    [ "$(written $name)" -le $((before + 50)) ] || break
     sleep 0.1
   done
-  [ "$(written $name)" -gt $((before + 100)) ] || fail "the load on $name does not go on"
+  [ "$(written $name)" -gt $((before + 50)) ] || fail "the load on $name does not go on"
   works $name
   [ "$(identity $name)" = "$(cat /tmp/identity.$name)" ] || fail "$name was $(cat /tmp/identity.$name) and is $(identity $name)"
 done
