@@ -30,8 +30,18 @@ pub use qemu::Qemu;
 #[error("{0}")]
 pub struct Unavailable(pub String);
 
-/// The oldest kernel that is held to the suite, and the newest that is packaged, as suites of the package archive.
-pub const KERNELS: [&str; 2] = ["bookworm", "sid"];
+/// Kernels, the oldest first, as suites of the package archive: the oldest that is held to the suite, one between (which is held to
+/// some of it), and the newest that is packaged.
+pub const KERNELS: [(&str, Share); 3] = [("bookworm", Share::All), ("trixie", Share::Some), ("sid", Share::All)];
+
+/// Which of the tests a kernel is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Share {
+    /// All that it can do.
+    All,
+    /// Those that differ from kernel to kernel.
+    Some,
+}
 
 /// All that guests are made from.
 pub struct Parts {
@@ -41,6 +51,8 @@ pub struct Parts {
     pub programs: Programs,
     /// Kernels, the oldest first.
     pub kernels: Vec<Kernel>,
+    /// Kernels that could not be had, each with the reason.
+    pub missing: Vec<String>,
     home: PathBuf,
 }
 
@@ -58,13 +70,52 @@ impl Parts {
         lock.lock().context("waiting for the lock file")?;
         let qemu = Qemu::find(home)?;
         let programs = Programs::prepare(home)?;
-        let kernels: Result<Vec<Kernel>> =
-            KERNELS.iter().map(|suite| Kernel::of(suite, home, &programs.folder)).collect();
-        Ok(Parts { qemu, programs, kernels: kernels?, home: home.to_owned() })
+        let kernels = KERNELS.map(|(suite, share)| (suite, Kernel::of(suite, share, home, &programs.folder)));
+        let (kernels, missing) = available(kernels)?;
+        Ok(Parts { qemu, programs, kernels, missing, home: home.to_owned() })
     }
 
     /// Where the parts are.
     pub fn home(&self) -> &Path {
         &self.home
+    }
+}
+
+/// Those that are there, and what is said of those that could not be fetched.
+///
+/// # Errors
+/// [`Unavailable`] if there is none, and whatever else went wrong with one.
+fn available<T>(all: impl IntoIterator<Item = (&'static str, Result<T>)>) -> Result<(Vec<T>, Vec<String>)> {
+    let (mut found, mut missing) = (Vec::new(), Vec::new());
+    for (suite, kernel) in all {
+        match kernel {
+            Ok(kernel) => found.push(kernel),
+            Err(error) if error.is::<Unavailable>() => {
+                // One line, whatever a server says.
+                let why: Vec<String> = error.to_string().lines().map(|line| line.trim().to_owned()).collect();
+                missing.push(format!("the kernel of {suite} ({})", why.join("; ")));
+            }
+            Err(error) => return Err(error.context(format!("the kernel of {suite}"))),
+        }
+    }
+    if found.is_empty() {
+        anyhow::bail!(Unavailable(missing.join(", ")));
+    }
+    Ok((found, missing))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_that_cannot_be_fetched_is_named_and_the_others_are_not_left_out() {
+        let absent = || Err(Unavailable("no server:\n x".to_owned()).into());
+        let (found, missing) = available([("old", Ok(1)), ("middle", absent()), ("new", Ok(3))]).unwrap();
+        assert_eq!((found, missing), (vec![1, 3], vec!["the kernel of middle (no server:; x)".to_owned()]));
+        let none = available::<u8>([("old", absent()), ("new", absent())]).unwrap_err();
+        assert!(none.is::<Unavailable>() && none.to_string().contains("old") && none.to_string().contains("new"));
+        let broken = available([("old", Ok(1)), ("new", Err(anyhow::anyhow!("it has no modules")))]).unwrap_err();
+        assert!(!broken.is::<Unavailable>(), "what is broken is not left out");
     }
 }

@@ -69,7 +69,8 @@ fn run(arguments: &Arguments) -> Result<()> {
     let program = std::env::current_exe().context("finding this program")?;
     let folder = program.parent().context("finding the folder of this program")?;
     let home = match &arguments.home {
-        Some(home) => home.clone(),
+        // apt-get looks for what has no absolute path below its own folders.
+        Some(home) => std::path::absolute(home).with_context(|| format!("finding {}", home.display()))?,
         None => folder.parent().context("finding the target folder")?.join("conformance"),
     };
     let parts = Parts::prepare(&home)?;

@@ -1,4 +1,4 @@
-//! Runs the tests: each kernel in a guest of its own, both at once, one test after the other.
+//! Runs the tests: each kernel in a guest of its own, all at once, one test after the other.
 //!
 //! A test that fails is followed by a new guest, so that it leaves nothing to the next one. A test whose guest died is tried
 //! once more: emulated machines do that, rarely, and a fault of ours does it again.
@@ -7,7 +7,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
@@ -15,6 +15,9 @@ use crate::bench::Bench;
 use crate::harness::{Guest, GuestDied, Kernel, Parts};
 use crate::served::Sealblock;
 use crate::suite::{CASES, Case};
+
+/// What a kernel says of its own faults, of tasks that hang, and of effects of commands that it does not expect.
+const COMPLAINTS: &str = "WARNING:|BUG:|Oops|Call Trace|blocked for more than|unusual effects";
 
 /// What to run, and how.
 #[derive(Clone, Debug)]
@@ -45,8 +48,11 @@ pub fn run(parts: &Parts, plan: &Plan) -> Result<()> {
         CASES.iter().filter(|case| plan.names.is_empty() || plan.names.iter().any(|name| name == case.name)).collect();
     let verdicts = Mutex::new(Vec::new());
     let started = Instant::now();
+    for missing in &parts.missing {
+        println!("left out: {missing}");
+    }
     let outcome: Result<()> = thread::scope(|scope| {
-        let kernels = parts.kernels.iter().filter(|kernel| kernel.release.starts_with(&plan.kernel));
+        let kernels = parts.kernels.iter().filter(|kernel| kernel.is_called(&plan.kernel));
         let threads: Vec<_> =
             kernels.map(|kernel| scope.spawn(|| on(parts, plan, kernel, &cases, &verdicts))).collect();
         threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(|_| bail!("a test panicked")))
@@ -62,10 +68,21 @@ pub fn run(parts: &Parts, plan: &Plan) -> Result<()> {
         bail!("failed: {}; logs are in {}", failed.join(", "), parts.home().join("runs").display());
     }
     if verdicts.is_empty() {
-        bail!("nothing of this name runs on a kernel of this name");
+        bail!("nothing of this name runs on a kernel of this name{}", without(&parts.missing));
     }
-    println!("{} tests passed in {:.1} s", verdicts.len(), started.elapsed().as_secs_f64());
+    let seconds = started.elapsed().as_secs_f64();
+    println!("{}", summary(verdicts.len(), seconds, &parts.missing));
     Ok(())
+}
+
+/// The last line, which `cargo xtask check` shows.
+fn summary(tests: usize, seconds: f64, missing: &[String]) -> String {
+    format!("{tests} tests passed in {seconds:.1} s{}", without(missing))
+}
+
+/// What was left out and why, behind a sentence.
+fn without(missing: &[String]) -> String {
+    if missing.is_empty() { String::new() } else { format!(", without {}", missing.join(" and ")) }
 }
 
 fn on(parts: &Parts, plan: &Plan, kernel: &Kernel, cases: &[&Case], verdicts: &Mutex<Vec<Verdict>>) -> Result<()> {
@@ -76,7 +93,7 @@ fn on(parts: &Parts, plan: &Plan, kernel: &Kernel, cases: &[&Case], verdicts: &M
         _ => Err(error),
     })?;
     let mut guest = None;
-    for case in cases.iter().filter(|case| case.runs_on(kernel.version())) {
+    for case in cases.iter().filter(|case| case.is_for(kernel, !plan.names.is_empty())) {
         let started = Instant::now();
         let outcome = with_retry(parts, plan, kernel, case, &home, &mut guest);
         let seconds = started.elapsed().as_secs_f64();
@@ -88,6 +105,21 @@ fn on(parts: &Parts, plan: &Plan, kernel: &Kernel, cases: &[&Case], verdicts: &M
         verdicts.lock().map(|mut all| all.push(verdict)).unwrap_or_default();
     }
     Ok(())
+}
+
+/// Bails if the guest's kernel has found fault with itself or with the target, which is no test's aim.
+fn quiet(guest: &mut Guest) -> Result<()> {
+    let said = guest.run(&format!("dmesg | grep -E '{COMPLAINTS}'"), Duration::from_secs(60))?;
+    if said.status != 1 {
+        bail!("the guest's kernel complains:\n{}", said.output.trim_end());
+    }
+    Ok(())
+}
+
+/// The test, and what the kernel has to say of it.
+fn tried(case: &Case, guest: &mut Guest, sealblock: Sealblock, kernel: &Kernel) -> Result<()> {
+    (case.run)(&mut Bench { guest, sealblock, version: kernel.version() })?;
+    quiet(guest)
 }
 
 fn with_retry(
@@ -109,7 +141,7 @@ fn with_retry(
             None => Guest::boot(parts, kernel, &home.join("guest"))?,
         };
         let sealblock = Sealblock { program: plan.sealblock.clone(), folder: folder.clone() };
-        let outcome = (case.run)(&mut Bench { guest: &mut own, sealblock, version: kernel.version() });
+        let outcome = tried(case, &mut own, sealblock, kernel);
         let tail = own.console_tail();
         fs::write(folder.join("console"), &tail).context("keeping the console")?;
         match outcome {
@@ -129,4 +161,19 @@ fn with_retry(
         fs::remove_dir_all(&folder).context("removing the test's folder")?;
     }
     outcome
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_left_out_is_in_the_last_line() {
+        assert_eq!(summary(7, 1.25, &[]), "7 tests passed in 1.2 s");
+        let missing = ["the kernel of a (no server)".to_owned(), "the kernel of b (404)".to_owned()];
+        assert_eq!(
+            summary(7, 1.25, &missing),
+            "7 tests passed in 1.2 s, without the kernel of a (no server) and the kernel of b (404)"
+        );
+    }
 }

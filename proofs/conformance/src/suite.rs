@@ -1,22 +1,26 @@
 //! The tests.
 
+mod answers;
 mod commands;
 mod copy;
 mod damage;
 mod files;
 mod identify;
+mod namespaces;
 mod nbd;
 mod protection;
 mod read_only;
 mod reload;
 mod resize;
 mod restart;
+mod returns;
 mod several;
 mod storage_tags;
 mod traffic;
 mod zeroes;
 
 use crate::bench::Bench;
+use crate::harness::{Kernel, Share};
 
 /// A test.
 pub struct Case {
@@ -37,6 +41,9 @@ const ANY: Kernels = ((0, 0), (u32::MAX, 0));
 
 /// Those with passthrough by io_uring that fio's checks of tags work with.
 const PASSTHROUGH: Kernels = ((6, 12), (u32::MAX, 0));
+/// Tests that kernels with some of the tests get: how hosts take what comes and goes, and what they ask, changed from version to
+/// version. What becomes of blocks did not, and takes the most time.
+const SOME: [&str; 6] = ["identify", "answers", "several", "reload", "namespaces", "returns"];
 /// Those that give a namespace with metadata a capacity when it is behind TCP.
 const BLOCK_LAYER: Kernels = ((0, 0), (6, 12));
 
@@ -50,8 +57,13 @@ const fn case(
 }
 
 impl Case {
+    /// Whether a kernel gets it. One that was asked for by its name runs wherever it can.
+    pub fn is_for(&self, kernel: &Kernel, is_named: bool) -> bool {
+        self.runs_on(kernel.version()) && (is_named || kernel.share == Share::All || SOME.contains(&self.name))
+    }
+
     /// Whether a kernel of this version can do it.
-    pub fn runs_on(&self, version: Version) -> bool {
+    fn runs_on(&self, version: Version) -> bool {
         self.kernels.0 <= version && version < self.kernels.1
     }
 }
@@ -59,6 +71,12 @@ impl Case {
 /// All tests, in the order in which they run.
 pub const CASES: &[Case] = &[
     case("identify", "discovery, what controllers and namespaces say, log pages, reset", ANY, identify::run),
+    case(
+        "answers",
+        "what is refused and how, logs that were promised, and no word of the kernel's about it",
+        ANY,
+        answers::run,
+    ),
     case(
         "commands",
         "read, write, compare, verify, write zeroes, deallocate, flush, and what is refused",
@@ -92,6 +110,13 @@ pub const CASES: &[Case] = &[
     ),
     case("storage-tags", "tuples with storage tags, made and checked on either side", ANY, storage_tags::run),
     case("reload", "namespaces, subsystems and hosts that come and go under load", ANY, reload::run),
+    case(
+        "namespaces",
+        "namespaces added and removed under load, round after round, the first one too",
+        ANY,
+        namespaces::run,
+    ),
+    case("returns", "a subsystem that goes under load and comes back before its host gives up", ANY, returns::run),
     case("resize", "a volume that grows and shrinks under load, and hosts that see it by themselves", ANY, resize::run),
     case("restart", "a server that dies or stops, and a reset, under load", ANY, restart::run),
 ];
@@ -111,5 +136,17 @@ mod tests {
             assert!(CASES[..i].iter().all(|other| other.name != case.name), "{}", case.name);
             assert!([(6, 1), (7, 2)].iter().any(|version| case.runs_on(*version)), "{}", case.name);
         }
+    }
+
+    #[test]
+    fn a_kernel_between_gets_some_tests_and_all_that_are_named() {
+        let kernel = |release: &str, share| {
+            let (release, image, modules) = (release.to_owned(), "i".into(), "m".into());
+            Kernel { release, share, image, modules }
+        };
+        let (between, newest) = (kernel("6.12.1-amd64", Share::Some), kernel("7.2-amd64", Share::All));
+        let count = |kernel, is_named| CASES.iter().filter(|case| case.is_for(kernel, is_named)).count();
+        assert_eq!(count(&between, false), SOME.len(), "names of tests");
+        assert_eq!((count(&between, true), count(&newest, false)), (CASES.len() - 1, CASES.len() - 1));
     }
 }

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 
 use super::cpio::Archive;
 use super::packages::Suite;
-use super::parts;
+use super::{Share, parts};
 
 /// Loaded in every guest, before the others, by kernels that have them as modules: sums that file systems and digests ask for
 /// by what they do and not by module.
@@ -32,6 +32,8 @@ const MODULES: [&str; 8] = ["virtio_pci", "virtio_console", "virtio_net", "nvme"
 pub struct Kernel {
     /// As the kernel calls itself, for example `6.1.0-50-amd64`.
     pub release: String,
+    /// Which tests it is for.
+    pub share: Share,
     /// The image that QEMU starts.
     pub image: PathBuf,
     /// An archive with the modules and the list of them.
@@ -45,11 +47,17 @@ impl Kernel {
         (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
     }
 
+    /// Whether its release begins so: 6.1 is not the beginning of 6.12.
+    pub fn is_called(&self, name: &str) -> bool {
+        let rest = self.release.strip_prefix(name);
+        rest.is_some_and(|rest| name.is_empty() || !rest.starts_with(|next: char| next.is_ascii_digit()))
+    }
+
     /// The newest kernel of a suite, fetched if it is not among the parts.
     ///
     /// # Errors
     /// [`super::Unavailable`] if it is not and cannot be.
-    pub fn of(suite: &'static str, home: &Path, programs: &Path) -> Result<Kernel> {
+    pub fn of(suite: &'static str, share: Share, home: &Path, programs: &Path) -> Result<Kernel> {
         let part = parts::part(home, &format!("kernel-{suite}"), &[&SUMS[..], &MODULES].concat(), |folder| {
             let suite = Suite::open(suite, home)?;
             let root = folder.join("root");
@@ -58,7 +66,7 @@ impl Kernel {
             fs::remove_dir_all(&root).context("removing the unpacked kernel")
         })?;
         let release = fs::read_to_string(part.join("release")).context("reading the kernel's name")?;
-        Ok(Kernel { release, image: part.join("image"), modules: part.join("modules.cpio") })
+        Ok(Kernel { release, share, image: part.join("image"), modules: part.join("modules.cpio") })
     }
 }
 
@@ -191,6 +199,26 @@ mod tests {
     fn names_of_modules_are_the_kernels() {
         assert_eq!(module_name("kernel/drivers/net/virtio-net.ko.xz"), "virtio_net");
         assert_eq!(module_name("nvme-tcp"), "nvme_tcp");
+    }
+
+    #[test]
+    fn a_kernel_is_called_by_the_beginning_of_its_release() {
+        let kernel = |release: &str| Kernel {
+            release: release.to_owned(),
+            share: Share::All,
+            image: PathBuf::new(),
+            modules: PathBuf::new(),
+        };
+        for (release, name, is_it) in [
+            ("6.1.0-50-amd64", "6.1", true),
+            ("6.12.1+deb13-amd64", "6.1", false),
+            ("6.12.1+deb13-amd64", "6.12", true),
+            ("6.12.1+deb13-amd64", "6", true),
+            ("6.12.1+deb13-amd64", "", true),
+            ("7.2.1-amd64", "6", false),
+        ] {
+            assert_eq!(kernel(release).is_called(name), is_it, "{release} {name}");
+        }
     }
 
     #[test]

@@ -81,6 +81,25 @@ refused() {
   grep -qi -- "$word" /tmp/refused || { cat /tmp/refused; fail "'$*' failed without saying '$word'"; }
 }
 
+# mark: what the kernel has said up to here is of no interest.
+mark() {
+  MARK="conformance: mark $(cat /proc/sys/kernel/random/uuid)"
+  echo "$MARK" >/dev/kmsg
+  echo "$MARK" >/tmp/mark
+}
+
+# said: what the kernel has said since the mark, each line with its level, as <6>.
+said() {
+  dmesg -r | sed "1,/$(cat /tmp/mark)/d"
+}
+
+# calm: fails if the kernel has warned since the mark. That its machine is slow is none of a target's doing.
+calm() {
+  said | grep -E '^<[0-4]>' | grep -vE 'hrtimer: interrupt took|long keepalive RTT|clocksource|sched_clock' >/tmp/warnings || return 0
+  cat /tmp/warnings
+  fail "the kernel warns"
+}
+
 # nbd_attach NAME DEVICE BLOCK_BYTES [CONNECTIONS]: has an NBD device, such as nbd0, be an export. nbd-client does the handshake
 # and leaves the rest to the kernel. (It crashes on `-C`, the short name of `--connections`.)
 nbd_attach() {

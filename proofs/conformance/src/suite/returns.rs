@@ -1,0 +1,195 @@
+//! A subsystem that goes while a host works on it, and comes back before the host gives up: taken out of the configuration, and
+//! missing when the server starts again.
+//!
+//! The host asks for it again and again, is told that it is not there, and goes on asking, since it was not told never to. When it is
+//! there again, the same controller and the same disk go on, and what was under way meets no error. A host that is given less
+//! time gives up when that is over, and not before.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::bench::Bench;
+use crate::served::Server;
+
+/// The subsystem that comes back, the one that does not, and one that stays.
+const RETURNS: &str = "[[subsystems]]\nname = \"returns\"\nnamespaces = [{ target = \"a\" }]\n";
+const LOST: &str = "[[subsystems]]\nname = \"lost\"\nnamespaces = [{ target = \"mem:4MiB\" }]\n";
+const STAYS: &str = "[[subsystems]]\nname = \"stays\"\nnamespaces = [{ target = \"b\" }]\n";
+
+/// How a subsystem goes, and how it comes back.
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// By the configuration of a server that goes on, both times.
+    Reload,
+    /// With a server that is killed; the next one has it only when its configuration changes.
+    Kill,
+    /// With a server that is killed; the next one does not have it, and is killed, too.
+    KillTwice,
+}
+
+pub fn run(bench: &mut Bench<'_>) -> Result<()> {
+    for name in ["a", "b"] {
+        bench.sealblock.create(name, "8MiB", &[])?;
+    }
+    bench.sealblock.configure(&[RETURNS, LOST, STAYS].concat())?;
+    let mut server = bench.sealblock.serve_configured()?;
+    bench.sh(&server, &[FUNCTIONS, START].concat())?;
+    for event in [Event::Reload, Event::Kill, Event::KillTwice] {
+        bench.sh(&server, &[FUNCTIONS, BEFORE].concat())?;
+        goes(event, bench, &mut server).with_context(|| format!("{event:?}"))?;
+        bench.sh(&server, &[FUNCTIONS, AWAY].concat()).with_context(|| format!("gone by {event:?}"))?;
+        comes(event, bench, &mut server).with_context(|| format!("{event:?}"))?;
+        bench.sh(&server, &[FUNCTIONS, BACK].concat()).with_context(|| format!("back after {event:?}"))?;
+    }
+    bench.sh(&server, &[FUNCTIONS, END].concat())?;
+    server.stop()?;
+    ["a", "b"].iter().try_for_each(|name| bench.sealblock.succeed(&["verify", name]).map(drop))
+}
+
+fn goes(event: Event, bench: &Bench<'_>, server: &mut Server) -> Result<()> {
+    bench.sealblock.configure(STAYS)?;
+    match event {
+        Event::Reload => server.reload(),
+        Event::Kill | Event::KillTwice => {
+            server.kill()?;
+            // Long enough for the host to have asked where nobody answers.
+            thread::sleep(Duration::from_millis(1500));
+            server.start()
+        }
+    }
+}
+
+fn comes(event: Event, bench: &Bench<'_>, server: &mut Server) -> Result<()> {
+    bench.sealblock.configure(&[RETURNS, STAYS].concat())?;
+    match event {
+        Event::Reload | Event::Kill => server.reload(),
+        Event::KillTwice => {
+            server.kill()?;
+            server.start()
+        }
+    }
+}
+
+const FUNCTIONS: &str = r#"
+# state NAME: what a subsystem's controller does, as Linux has it.
+state() { cat /sys/class/nvme/$(cat /tmp/controller.$1)/state 2>/dev/null || echo gone; }
+# identity NAME: what has to stay the same.
+identity() {
+  name=$(cat /tmp/controller.$1) disk=$(cat /tmp/disk.$1)
+  echo $name $(cat /sys/class/nvme/$name/dev) $disk $(cat /sys/block/$disk/dev) $(cat /sys/block/$disk/diskseq) $(cat /sys/block/$disk/wwid)
+}
+# refusals NAME: how often the host has been told since the mark that there is no such subsystem.
+refusals() {
+  said | grep -c "nvme $(cat /tmp/controller.$1): Connect Invalid Data Parameter, subsysnqn \"$NQN:$1\"" || true
+}
+# becomes NAME STATE: waits for it.
+becomes() {
+  for try in $(seq 300); do
+    [ "$(state $1)" != $2 ] || return 0
+    [ "$(state $1)" != gone ] || break
+    sleep 0.1
+  done
+  said
+  fail "the controller of $1 is $(state $1), not $2"
+}
+works() { [ ! -e /tmp/load.status.$1 ] || { cat /tmp/load.said.$1 /tmp/load.$1; fail "the load on $1 has ended"; }; }
+# written NAME: writes that the disk's path has done; 6.1 does not count those of the disk.
+written() { disk=$(cat /tmp/disk.$1); set -- $(cat /sys/block/${disk%n*}c*n${disk##*n}/stat); echo $5; }
+"#;
+
+/// What is under way is checked: each write is durable when it is answered, so that a killed server has it.
+///
+/// SIGPIPE is ignored, as in `restart.rs`.
+const START: &str = r#"
+mark
+rm -f /tmp/load* /tmp/refusals*
+for name in returns lost stays; do
+  limit=120; [ $name != lost ] || limit=8
+  attach $name --reconnect-delay=1 --ctrl-loss-tmo=$limit >/tmp/disk.$name
+  controller $(cat /tmp/disk.$name) >/tmp/controller.$name
+  identity $name >/tmp/identity.$name
+done
+for name in returns stays; do
+  (
+    trap '' PIPE
+    while [ ! -e /tmp/load.stop ]; do
+      fio --name=load --filename=/dev/$(cat /tmp/disk.$name) --direct=1 --sync=1 --ioengine=libaio --iodepth=8 --rw=randwrite --bs=4k \
+        --size=1m --io_size=1m --rate_iops=200 --verify=crc32c --verify_fatal=1 --output=/tmp/load.$name ||
+        { echo badly >/tmp/load.status.$name; exit; }
+    done
+    echo well >/tmp/load.status.$name
+  ) >/tmp/load.said.$name 2>&1 &
+done
+(
+  trap '' PIPE
+  while dd if=/dev/$(cat /tmp/disk.lost) of=/dev/null bs=4096 count=16 iflag=direct; do sleep 0.05; done
+  echo ended >/tmp/load.status.lost
+) >/tmp/load.said.lost 2>&1 &
+"#;
+
+const BEFORE: &str = r#"
+for name in returns stays; do
+  before=$(written $name)
+  for try in $(seq 100); do
+    [ "$(written $name)" -le $((before + 20)) ] || break
+    sleep 0.1
+  done
+  [ "$(written $name)" -gt $((before + 20)) ] || fail "nothing is written to $name"
+  works $name
+done
+mark
+"#;
+
+const AWAY: &str = r#"
+becomes returns connecting
+for try in $(seq 200); do
+  [ "$(refusals returns)" -lt 3 ] || break
+  sleep 0.1
+done
+[ "$(refusals returns)" -ge 3 ] || { said; fail "the host was refused $(refusals returns) times"; }
+[ "$(state returns)" = connecting ] || fail "the controller is $(state returns)"
+[ -e /sys/block/$(cat /tmp/disk.returns) ] || fail "the disk is gone"
+becomes stays live
+for name in returns stays; do works $name; done
+# What does not come back has not been given up yet.
+[ -e /tmp/refusals.lost ] || [ "$(state lost)" = connecting ] || fail "the controller of what is lost is $(state lost)"
+"#;
+
+const BACK: &str = r#"
+becomes returns live
+for name in returns stays; do
+  before=$(written $name)
+  for try in $(seq 300); do
+    [ "$(written $name)" -le $((before + 50)) ] || break
+    sleep 0.1
+  done
+  [ "$(written $name)" -gt $((before + 50)) ] || fail "the load on $name does not go on"
+  works $name
+  [ "$(identity $name)" = "$(cat /tmp/identity.$name)" ] || fail "$name was $(cat /tmp/identity.$name) and is $(identity $name)"
+done
+# The one with less patience than that was asked for until it was over.
+if [ ! -e /tmp/refusals.lost ]; then
+  becomes lost gone
+  refusals lost >/tmp/refusals.lost
+  [ "$(cat /tmp/refusals.lost)" -ge 6 ] || { said; fail "the host was refused $(refusals lost) times in eight seconds"; }
+  for try in $(seq 100); do
+    [ ! -e /tmp/load.status.lost ] || break
+    sleep 0.1
+  done
+  [ -e /tmp/load.status.lost ] || { cat /tmp/load.said.lost; fail "reads of what is lost do not end"; }
+fi
+"#;
+
+const END: &str = r#"
+touch /tmp/load.stop
+for name in returns stays; do
+  for try in $(seq 300); do
+    [ ! -e /tmp/load.status.$name ] || break
+    sleep 0.2
+  done
+  [ "$(cat /tmp/load.status.$name)" = well ] || { cat /tmp/load.said.$name /tmp/load.$name; fail "the load on $name did not survive"; }
+done
+nvme disconnect-all
+"#;
