@@ -66,7 +66,8 @@ impl Zones {
     ///
     /// # Errors
     /// When the medium fails as a whole. Sectors that are lost are no error: where both copies are, or all are from before the
-    /// superblock, the zones in question are looked at.
+    /// superblock, the zones in question are looked at. Where fewer are found than the superblock knows of, all in question have
+    /// tables, so that none reads as never written.
     pub async fn read<M: Medium>(medium: &M, superblock: &Superblock) -> Result<Zones, MediumError> {
         let layout = superblock.layout;
         let mut zones = Zones::blank(layout, superblock.seed());
@@ -96,6 +97,9 @@ impl Zones {
             zones.to_mend = RefCell::new(doubtful.clone());
         }
         zones.look(medium, &doubtful).await?;
+        if zones.made.get() < superblock.zones_made {
+            zones.take_for_made(&doubtful);
+        }
         Ok(zones)
     }
 
@@ -184,7 +188,13 @@ impl Zones {
     /// Takes every zone of sectors that are lost for one that has tables: without a superblock nobody knows that a zone whose
     /// tables are not where they would be has none.
     pub fn doubt(&self) {
-        for index in &self.guessed {
+        self.take_for_made(&self.guessed);
+    }
+
+    /// Takes every zone of these sectors for one that has tables: it is known that some have, and not which, so that none may read as
+    /// never written.
+    fn take_for_made(&self, sectors: &[u64]) {
+        for index in sectors {
             let first = index * self.layout.zone_map_sector_zones();
             let end = (first + self.layout.zone_map_sector_zones()).min(self.layout.zones());
             (first..end).for_each(|zone| self.set_bit(zone));

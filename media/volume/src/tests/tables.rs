@@ -257,6 +257,26 @@ fn a_zone_map_that_is_lost_or_old_hides_nothing() {
     }
 }
 
+/// What the superblock knows of and nobody finds was written, wherever it was.
+#[test]
+fn tables_that_are_lost_with_the_map_are_damage_and_not_blank() {
+    let old = old(512);
+    let first = old.layout.page_place(0).unwrap();
+    let pages = old.layout.pages_of_zone(0).filter_map(|page| old.layout.page_place(page));
+    let seconds: Vec<u64> = pages.map(|page| page.second_offset).collect();
+    let maps = [0, 1].map(|copy| old.layout.zone_map_offset(copy));
+    let due: Vec<u64> = (0..first.blocks).filter(|lba| *lba >= WRITTEN).collect();
+    for with in [0, 0xee] {
+        let medium = old.harmed(first.offset, 512, Harm::Zeroed);
+        for at in seconds.iter().chain(&maps) {
+            medium.bytes.borrow_mut()[*at as usize..][..512].fill(with);
+        }
+        for read_only in [true, false, true] {
+            assert_eq!(old.lost(&Rig::open(&medium, read_only).unwrap(), "map and generations"), due);
+        }
+    }
+}
+
 /// Copies of one serial are the same. Should one deny a zone and be whole all the same, the tables are not made over.
 #[test]
 fn a_copy_of_the_zone_map_that_denies_a_zone_is_not_believed() {
