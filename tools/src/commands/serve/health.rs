@@ -131,9 +131,10 @@ fn leg_words(leg: &LegStatus) -> String {
 
 fn paths(seen: &Seen) -> Option<Finding> {
     let lost: Vec<String> = seen.paths.iter().filter(|path| !path.live).map(|path| path.path.clone()).collect();
+    let are = if lost.len() == 1 { "is" } else { "are" };
     (!lost.is_empty()).then(|| Finding {
         health: Health::Degraded,
-        words: format!("{} of {} is lost: {}", count(lost.len() as u64, "path"), seen.paths.len(), lost.join(", ")),
+        words: format!("{} of {} {are} lost: {}", count(lost.len() as u64, "path"), seen.paths.len(), lost.join(", ")),
         advice: "look at the network and the servers behind the paths; they come back by themselves".to_owned(),
     })
 }
