@@ -100,6 +100,24 @@ calm() {
   fail "the kernel warns"
 }
 
+# load_works [NAME]: fails if the load that runs in the background has ended. It goes on until there is /tmp/load.stop, and when it ends it
+# leaves /tmp/load.status[.NAME], which says `well` or `badly`, beside what it and fio have said.
+load_works() {
+  [ ! -e "/tmp/load.status${1:+.$1}" ] ||
+    { cat "/tmp/load.said${1:+.$1}" "/tmp/load${1:+.$1}"; fail "the load${1:+ on $1} has ended"; }
+}
+
+# load_ends [NAME]: has it end, and fails if it does not end well.
+load_ends() {
+  touch /tmp/load.stop
+  for try in $(seq 300); do
+    [ -e "/tmp/load.status${1:+.$1}" ] && break
+    sleep 0.2
+  done
+  [ "$(cat "/tmp/load.status${1:+.$1}")" = well ] ||
+    { cat "/tmp/load.said${1:+.$1}" "/tmp/load${1:+.$1}"; fail "the load${1:+ on $1} did not survive"; }
+}
+
 # nbd_attach NAME DEVICE BLOCK_BYTES [CONNECTIONS]: has an NBD device, such as nbd0, be an export. nbd-client does the handshake
 # and leaves the rest to the kernel. (It crashes on `-C`, the short name of `--connections`.)
 nbd_attach() {

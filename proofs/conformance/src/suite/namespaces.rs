@@ -89,7 +89,7 @@ const FUNCTIONS: &str = r#"
 serial() { nvme id-ctrl /dev/$(cat /tmp/controller) --output-format=json | sed -n 's/.*"sn" *: *"\(.*\)".*/\1/p'; }
 identity() { echo "$(cat /sys/class/nvme/$(cat /tmp/controller)/cntlid) $(serial) $(cat /sys/block/$(cat /tmp/disk)/diskseq)"; }
 goes_on() {
-  [ ! -e /tmp/load.status ] || { cat /tmp/load.said /tmp/load; fail "the load has ended"; }
+  load_works
   [ "$(identity)" = "$(cat /tmp/identity)" ] || fail "controller, serial and disk were $(cat /tmp/identity) and are $(identity)"
 }
 vanishes() {
@@ -167,12 +167,7 @@ goes_on
 /// Answers with the longest wait in ms.
 const END: &str = r#"
 goes_on
-touch /tmp/load.stop
-for try in $(seq 300); do
-  [ -e /tmp/load.status ] && break
-  sleep 0.2
-done
-[ "$(cat /tmp/load.status)" = well ] || { cat /tmp/load.said /tmp/load; fail "the load did not survive"; }
+load_ends
 calm
 if said | grep -iE 'reconnect|resetting|timeout'; then fail "the host has lost its controller"; fi
 detach s

@@ -134,13 +134,8 @@ generation() { sed -n 's/.*"genctr":\([0-9]*\).*/\1/p' $1; }
 # The volume that moved has its content.
 conformance guest check /dev/$(attach comes) 31
 conformance guest check /dev/$(attached memory) 32
-[ ! -e /tmp/load.status ] || { cat /tmp/load.said /tmp/load; fail "the load on what stayed has ended"; }
-touch /tmp/load.stop
-for try in $(seq 300); do
-  [ -e /tmp/load.status ] && break
-  sleep 0.2
-done
-[ "$(cat /tmp/load.status)" = well ] || { cat /tmp/load.said /tmp/load; fail "the load on what stayed did not survive"; }
+load_works
+load_ends
 "#;
 
 const BACK: &str = r#"

@@ -55,7 +55,7 @@ for try in $(seq 200); do
   sleep 0.1
 done
 [ "$(blockdev --getsize64 /dev/$dev)" = $BYTES ] || { dmesg | tail -n 5; fail "$dev has $(blockdev --getsize64 /dev/$dev) bytes, not $BYTES"; }
-[ ! -e /tmp/load.status ] || { cat /tmp/load.said /tmp/load; fail "the load has ended"; }
+load_works
 # The last block is there, reads as zeroes until it is written, and gives its space back so that the volume may shrink again.
 last=$((BYTES / 4096 - 1))
 dd if=/dev/$dev of=/tmp/last bs=4096 skip=$last count=1 iflag=direct status=none
@@ -73,17 +73,12 @@ nbd_attach v nbd0 4096
 dd if=/dev/nbd0 of=/dev/null bs=4096 skip=$last count=1 iflag=direct status=none
 nbd_detach nbd0
 sleep 1
-[ ! -e /tmp/load.status ] || { cat /tmp/load.said /tmp/load; fail "the load has ended"; }
+load_works
 "#;
 
 const AFTER: &str = r#"
 dev=$(cat /tmp/disk)
-touch /tmp/load.stop
-for try in $(seq 300); do
-  [ -e /tmp/load.status ] && break
-  sleep 0.2
-done
-[ "$(cat /tmp/load.status)" = well ] || { cat /tmp/load.said /tmp/load; fail "the load did not survive"; }
+load_ends
 if dmesg | grep -i "I/O error\|critical\|blk_update_request" >/tmp/errors; then cat /tmp/errors; fail "the kernel met errors"; fi
 flush $dev
 detach v

@@ -84,19 +84,28 @@ identity() {
 refusals() {
   said | grep -c "nvme $(cat /tmp/controller.$1): Connect Invalid Data Parameter, subsysnqn \"$NQN:$1\"" || true
 }
-# becomes NAME STATE: waits for it.
+# becomes NAME STATE: waits for it. What is gone does not come back.
 becomes() {
   for try in $(seq 300); do
-    [ "$(state $1)" != $2 ] || return 0
-    [ "$(state $1)" != gone ] || break
+    state=$(state $1)
+    [ "$state" != $2 ] || return 0
+    [ "$state" != gone ] || break
     sleep 0.1
   done
   said
-  fail "the controller of $1 is $(state $1), not $2"
+  fail "the controller of $1 is $state, not $2"
 }
-works() { [ ! -e /tmp/load.status.$1 ] || { cat /tmp/load.said.$1 /tmp/load.$1; fail "the load on $1 has ended"; }; }
 # written NAME: writes that the disk's path has done; 6.1 does not count those of the disk.
 written() { disk=$(cat /tmp/disk.$1); set -- $(cat /sys/block/${disk%n*}c*n${disk##*n}/stat); echo $5; }
+# writes NAME MORE TRIES: waits, a tenth of a second at a time, until more than so many further writes are done.
+writes() {
+  before=$(written $1)
+  for try in $(seq $3); do
+    [ "$(written $1)" -le $((before + $2)) ] || return 0
+    sleep 0.1
+  done
+  [ "$(written $1)" -gt $((before + $2)) ] || fail "$(($(written $1) - before)) writes to $1, and not more than $2"
+}
 "#;
 
 /// What is under way is checked: each write is durable when it is answered, so that a killed server has it.
@@ -131,13 +140,8 @@ done
 
 const BEFORE: &str = r#"
 for name in returns stays; do
-  before=$(written $name)
-  for try in $(seq 100); do
-    [ "$(written $name)" -le $((before + 20)) ] || break
-    sleep 0.1
-  done
-  [ "$(written $name)" -gt $((before + 20)) ] || fail "nothing is written to $name"
-  works $name
+  writes $name 20 100
+  load_works $name
 done
 mark
 "#;
@@ -152,21 +156,14 @@ done
 [ "$(state returns)" = connecting ] || fail "the controller is $(state returns)"
 [ -e /sys/block/$(cat /tmp/disk.returns) ] || fail "the disk is gone"
 becomes stays live
-for name in returns stays; do works $name; done
-# What does not come back has not been given up yet.
-[ -e /tmp/refusals.lost ] || [ "$(state lost)" = connecting ] || fail "the controller of what is lost is $(state lost)"
+for name in returns stays; do load_works $name; done
 "#;
 
 const BACK: &str = r#"
 becomes returns live
 for name in returns stays; do
-  before=$(written $name)
-  for try in $(seq 300); do
-    [ "$(written $name)" -le $((before + 50)) ] || break
-    sleep 0.1
-  done
-  [ "$(written $name)" -gt $((before + 50)) ] || fail "the load on $name does not go on"
-  works $name
+  writes $name 50 300
+  load_works $name
   [ "$(identity $name)" = "$(cat /tmp/identity.$name)" ] || fail "$name was $(cat /tmp/identity.$name) and is $(identity $name)"
 done
 # The one with less patience than that was asked for until it was over.
@@ -183,13 +180,6 @@ fi
 "#;
 
 const END: &str = r#"
-touch /tmp/load.stop
-for name in returns stays; do
-  for try in $(seq 300); do
-    [ ! -e /tmp/load.status.$name ] || break
-    sleep 0.2
-  done
-  [ "$(cat /tmp/load.status.$name)" = well ] || { cat /tmp/load.said.$name /tmp/load.$name; fail "the load on $name did not survive"; }
-done
+for name in returns stays; do load_ends $name; done
 nvme disconnect-all
 "#;
