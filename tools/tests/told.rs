@@ -166,6 +166,28 @@ fn a_leg_that_is_lost_is_told_once_and_so_is_its_return() {
 }
 
 #[test]
+fn paths_that_are_lost_are_told_once_and_so_is_their_return_even_if_nobody_uses_them() {
+    let place = Place::new();
+    place.volume("--size 1MiB", &noise(1, 1 << 20));
+    let far = Server::start(&place, "v");
+    let (address, v) = (far.address().to_owned(), format!("{}?{LONG}", far.target("v")));
+    let server = Server::start(&place, &format!("multipath:{v},{v}"));
+    let (status, target) = (format!("status {}", server.pid()), server.target("multipath"));
+    until(|| place.run(&status).status == 0);
+    far.kill();
+    until(|| place.run(&status).status == 4);
+    let far = Server::start_at(&place, &format!("v --listen {address}"));
+    until(|| place.run(&status).status == 0);
+    place.run(&format!("copy {target} out")).succeeds();
+    let ended = server.stop();
+    far.stop().is_clean();
+    for message in ["path failed", "path is back"] {
+        let told: Vec<_> = ended.stderr.lines().filter(|line| line.contains(message)).collect();
+        assert_eq!(told.len(), 2, "{message}: {}", ended.stderr);
+    }
+}
+
+#[test]
 fn what_fails_is_there_for_debugging() {
     let place = Place::new();
     let server = damaged(&place, "--log debug");

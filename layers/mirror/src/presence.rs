@@ -29,13 +29,17 @@ impl<C: Clock> Mirror<C> {
         *leg.why.borrow_mut() = why.to_owned();
         leg.set_device(None);
         let was_current = leg.standing.get() == Standing::Current;
-        if was_current && !self.legs.borrow().iter().any(|leg| leg.is_current()) {
+        let is_any_current = self.legs.borrow().iter().any(|leg| leg.is_current());
+        if was_current && !is_any_current {
             tracing::error!(leg = %leg.name(), %why, "the mirror's last leg in sync is gone: nothing is answered until one is back");
             // Nobody is left to go on without it: nothing is answered until it is back, or another one has everything.
             self.work.notify();
             return;
         }
-        tracing::warn!(leg = %leg.name(), %why, "the mirror goes on without a leg");
+        match is_any_current {
+            true => tracing::warn!(leg = %leg.name(), %why, "the mirror goes on without a leg"),
+            false => tracing::warn!(leg = %leg.name(), %why, "a leg is gone, too, of a mirror that has none in sync"),
+        }
         self.go_on_without(leg);
     }
 

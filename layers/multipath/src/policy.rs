@@ -14,6 +14,8 @@ pub struct Patience {
     pub answer: Duration,
     /// Paths that one request may lose before it fails, so that a request which kills its target stops doing so.
     pub losses: u32,
+    /// Time without a request after which a path is asked whether it is still there.
+    pub idle: Duration,
     /// Pause before a path that failed is opened anew; doubles with each attempt that fails.
     pub first_probe: Duration,
     /// The longest such pause.
@@ -26,12 +28,14 @@ pub struct Patience {
 }
 
 impl Default for Patience {
-    /// 30 s without a path, 60 s for an answer, 8 paths lost, probes after 1 s to 10 s, 15 s of quarantine, volatile.
+    /// 30 s without a path, 60 s for an answer, 8 paths lost, 5 s to 10 s without a request, probes after 1 s to 10 s, 15 s of
+    /// quarantine, volatile.
     fn default() -> Patience {
         Patience {
             wait: Duration::from_secs(30),
             answer: Duration::from_secs(60),
             losses: 8,
+            idle: Duration::from_secs(5),
             first_probe: Duration::from_secs(1),
             max_probe: Duration::from_secs(10),
             quarantine: Duration::from_secs(15),
@@ -99,6 +103,11 @@ impl Turns {
         self.incarnations += 1;
         self.live[path] = Some(self.incarnations);
         self.incarnations
+    }
+
+    /// The incarnation of a path, if it is live.
+    pub(crate) fn live(&self, path: usize) -> Option<u64> {
+        self.live[path]
     }
 
     /// An incarnation of a path has failed; tells whether that is news.

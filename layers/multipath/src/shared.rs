@@ -188,6 +188,19 @@ impl<C: Clock> Shared<C> {
     /// Carries a request out over one path. An outcome is final; otherwise the path is lost.
     pub(crate) async fn over(
         &self,
+        place: (usize, u64),
+        request: u64,
+        touched: &Touched,
+        operation: Operation,
+    ) -> Result<Outcome, Lost> {
+        let of = &self.paths[place.0];
+        of.requests.set(of.requests.get() + 1);
+        self.ask(place, request, touched, operation).await
+    }
+
+    /// The same of what nobody has requested, and does not count.
+    pub(crate) async fn ask(
+        &self,
         (path, incarnation): (usize, u64),
         request: u64,
         touched: &Touched,
@@ -197,7 +210,6 @@ impl<C: Clock> Shared<C> {
         let device = of.device.borrow().clone().ok_or(Lost)?;
         let place = self.core.borrow_mut().flights.begin(path, incarnation, request, touched.clone());
         let flight = Flight { shared: self, place };
-        of.requests.set(of.requests.get() + 1);
         let mut running = pin!(device.execute(operation));
         let outcome = poll_fn(|cx| {
             if let Poll::Ready(outcome) = running.as_mut().poll(cx) {
@@ -211,7 +223,7 @@ impl<C: Clock> Shared<C> {
         match outcome.await? {
             Err(error) if judge(error.failure()) == Verdict::Path => {
                 // While it is under way still, so that what it may change is fenced.
-                self.fail(path, incarnation, &error.to_string());
+                self.fail(path, incarnation, &error.failure().to_string());
                 Err(Lost)
             }
             outcome => Ok(outcome),

@@ -49,6 +49,32 @@ fn a_path_that_fails_is_left_out_and_comes_back() {
 }
 
 #[test]
+fn a_path_that_goes_while_nothing_is_requested_is_noticed() {
+    let world = World::new(2, PATIENCE);
+    world.wires[0].mode.set(Mode::Gone);
+    world.wires[1].mode.set(Mode::Silent);
+    world.pass(seconds(39));
+    assert_eq!(world.live(), [true, true]);
+    world.pass(seconds(2));
+    assert_eq!(world.live(), [false, true], "one says that it is gone");
+    world.pass(seconds(5));
+    assert_eq!((world.live(), world.requests()), (vec![false, false], vec![0, 0]), "the other says nothing in time");
+    world.wires.iter().for_each(|wire| wire.mode.set(Mode::Works));
+    world.pass(seconds(100));
+    assert_eq!((world.live(), world.requests()), (vec![true, true], vec![0, 0]));
+}
+
+#[test]
+fn a_path_to_damage_is_not_lost_and_not_asked_for_the_same_damage_again() {
+    let world = World::new(1, PATIENCE);
+    let extent = Extent::from_raw(0, 1).unwrap();
+    let spoil = Operation::WriteUncorrectable { extent, durability: Durability::Volatile };
+    assert!(world.run(world.layer.execute(spoil)).0.is_ok());
+    world.pass(seconds(500));
+    assert_eq!((world.live(), world.wires[0].failed.get()), (vec![true], 1));
+}
+
+#[test]
 fn failures_of_the_data_are_final() {
     let world = World::new(2, PATIENCE);
     let extent = Extent::from_raw(3, 1).unwrap();

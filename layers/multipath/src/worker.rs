@@ -1,5 +1,5 @@
 //! What goes on beside the requests: paths that failed are opened anew, what they may still change is given free, late
-//! answers are noticed.
+//! answers are noticed, and paths that have gone while nobody requested anything.
 
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -9,9 +9,12 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::LocalBoxFuture;
 use futures_util::stream::FuturesUnordered;
-use sealblock_block::{Clock, Device};
+use sealblock_block::{Clock, Device, Operation};
+use sealblock_integrity::Checks;
+use sealblock_units::Extent;
 
 use crate::check_shape_again;
+use crate::fence::Touched;
 use crate::shared::{Failed, Shared};
 
 /// Looks at what is under way in the time for one answer.
@@ -25,6 +28,9 @@ impl<C: Clock + 'static> Worker<C> {
     pub async fn run(self) {
         let mut tasks: FuturesUnordered<LocalBoxFuture<'static, ()>> = FuturesUnordered::new();
         tasks.push(Box::pin(watch(Rc::clone(&self.0))));
+        for path in 0..self.0.paths.len() {
+            tasks.push(Box::pin(ask_idle(Rc::clone(&self.0), path)));
+        }
         poll_fn(|cx| {
             loop {
                 let failed = {
@@ -95,6 +101,23 @@ async fn watch<C: Clock>(shared: Rc<Shared<C>>) {
         let late = shared.core.borrow_mut().flights.tick(TICKS);
         for (path, incarnation) in late {
             shared.fail(path, incarnation, &format!("a request was not answered within {limit:?}"));
+        }
+    }
+}
+
+/// Asks a path for a block when nobody has requested anything of it for a while, so that its loss is noticed.
+async fn ask_idle<C: Clock>(shared: Rc<Shared<C>>, path: usize) {
+    let mut block = 0;
+    loop {
+        let before = shared.paths[path].requests.get();
+        shared.clock.sleep(shared.patience.idle).await;
+        let live = shared.core.borrow().turns.live(path);
+        let (Some(incarnation), true) = (live, before == shared.paths[path].requests.get()) else { continue };
+        let Ok(extent) = Extent::from_raw(block % shared.geometry.capacity_blocks.max(1), 1) else { continue };
+        let read = Operation::Read { extent, checks: Checks::NONE };
+        if let Ok(Err(_damaged)) = shared.ask((path, incarnation), shared.number(), &Touched::Nothing, read).await {
+            // Not the same one again: whoever stores it may tell of its damage each time.
+            block = block.wrapping_add(1);
         }
     }
 }

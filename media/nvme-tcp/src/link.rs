@@ -216,10 +216,11 @@ impl Link {
     /// The limits of reconnecting are reached.
     fn give_up(&self, lost: &Lost, attempts: u32, time: Duration, last: &str) {
         let address = &self.plan.address;
-        self.die(&format!(
-            "the connection to {address} was lost ({lost}), and {attempts} attempts within {time:?} to set it up again \
-             failed; the last one: {last}"
-        ));
+        let tried = match attempts {
+            0 => String::new(),
+            _ => format!(", and {attempts} attempts within {time:?} to set it up again failed; the last one: {last}"),
+        };
+        self.die(&format!("the connection to {address} was lost ({lost}){tried}"));
     }
 
     fn wake(&self) {
@@ -267,7 +268,7 @@ async fn reconnect(link: Weak<Link>, lost: Lost) {
     let Some(limits) = link.upgrade().map(|link| link.plan.options.reconnect) else { return };
     let begin = now();
     let mut delay = limits.first_delay;
-    let mut last = String::from("no attempt was allowed");
+    let mut last = String::from("none has ended in time");
     let mut attempts = 0;
     while attempts < limits.attempts {
         if attempts > 0 {

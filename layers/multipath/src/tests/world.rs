@@ -79,12 +79,14 @@ pub(super) struct Wire {
     /// What it was asked while it was silent, and may deliver yet.
     pub(super) stuck: Rc<RefCell<Vec<Operation>>>,
     pub(super) flushes: Rc<Cell<u32>>,
+    /// Answers of the device itself that were failures.
+    pub(super) failed: Rc<Cell<u32>>,
 }
 
 impl Wire {
     fn to(memory: &Rc<Gate<MemoryDevice>>) -> Wire {
         let mode = Rc::new(Cell::new(Mode::Works));
-        Wire { memory: Rc::clone(memory), mode, stuck: Rc::default(), flushes: Rc::default() }
+        Wire { memory: Rc::clone(memory), mode, stuck: Rc::default(), flushes: Rc::default(), failed: Rc::default() }
     }
 
     pub(super) fn source(&self) -> Source {
@@ -130,7 +132,9 @@ impl Device for Wire {
                 if matches!(operation, Operation::Flush) {
                     self.flushes.set(self.flushes.get() + 1);
                 }
-                self.memory.execute(operation).await
+                let outcome = self.memory.execute(operation).await;
+                self.failed.set(self.failed.get() + u32::from(outcome.is_err()));
+                outcome
             }
             Mode::Gone | Mode::Flaps => Err(gone()),
             Mode::Silent => {
@@ -149,11 +153,12 @@ pub(super) struct World {
     worker: RefCell<Pin<Box<dyn Future<Output = ()>>>>,
 }
 
-/// 5 s for an answer; 11 s of quarantine.
+/// 5 s for an answer; asked after 40 s without a request; 11 s of quarantine.
 pub(super) const PATIENCE: Patience = Patience {
     wait: Duration::from_secs(30),
     answer: Duration::from_secs(5),
     losses: 8,
+    idle: Duration::from_secs(40),
     first_probe: Duration::from_secs(1),
     max_probe: Duration::from_secs(10),
     quarantine: Duration::from_secs(11),

@@ -130,13 +130,17 @@ fn leg_words(leg: &LegStatus) -> String {
 }
 
 fn paths(seen: &Seen) -> Option<Finding> {
-    let lost: Vec<String> = seen.paths.iter().filter(|path| !path.live).map(|path| path.path.clone()).collect();
-    let are = if lost.len() == 1 { "is" } else { "are" };
-    (!lost.is_empty()).then(|| Finding {
-        health: Health::Degraded,
-        words: format!("{} of {} {are} lost: {}", count(lost.len() as u64, "path"), seen.paths.len(), lost.join(", ")),
-        advice: "look at the network and the servers behind the paths; they come back by themselves".to_owned(),
-    })
+    let lost: Vec<&str> = seen.paths.iter().filter(|path| !path.live).map(|path| path.path.as_str()).collect();
+    let words = match (lost.len(), seen.paths.len()) {
+        (0, _) => return None,
+        (none, all) if none == all => {
+            format!("none of its {} is live: nothing is answered until one is back", count(all as u64, "path"))
+        }
+        (1, all) => format!("1 path of {all} is lost: {}", lost[0]),
+        (many, all) => format!("{many} paths of {all} are lost: {}", lost.join(", ")),
+    };
+    let advice = "look at the network and the servers behind the paths; they come back by themselves".to_owned();
+    Some(Finding { health: Health::Degraded, words, advice })
 }
 
 /// A file that is cut off has lost data; one without a name is lost when the server ends.
@@ -314,8 +318,11 @@ mod tests {
         let older = LegStatus { stale_blocks: 2, ..current() };
         is(&mirror("optimal", vec![older]), Health::Damaged, "of 2 blocks only an older copy is left, on a");
         let path = |live| PathStatus { path: "p".to_owned(), live, trouble: None, failures: 0 };
-        let paths = Seen { paths: vec![path(true), path(false)], ..seen() };
-        is(&paths, Health::Degraded, "1 path of 2 is lost: p");
+        let of = |live: &[bool]| Seen { paths: live.iter().map(|live| path(*live)).collect(), ..seen() };
+        is(&of(&[true, false]), Health::Degraded, "1 path of 2 is lost: p");
+        is(&of(&[false, true, false]), Health::Degraded, "2 paths of 3 are lost: p, p");
+        let words = "none of its 2 paths is live: nothing is answered until one is back";
+        is(&of(&[false, false]), Health::Degraded, words);
     }
 
     #[test]

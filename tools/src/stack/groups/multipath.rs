@@ -145,7 +145,7 @@ impl Path {
 }
 
 fn unreachable(failure: Failure) -> Error {
-    BlockFailure::Unreachable { reason: failure.to_string() }.into()
+    BlockFailure::Unreachable { reason: failure.in_short() }.into()
 }
 
 /// Opens the paths, all at once. One is enough.
