@@ -14,6 +14,8 @@ use sealblock_runtime_reactor::net::Listener;
 use sealblock_runtime_reactor::{Choice, Config, CoreHandle, Cores, Placement, pool, spawn};
 use sealblock_units::BlockSize;
 
+#[allow(dead_code, reason = "it is that of the other tests")]
+#[path = "target/common/mod.rs"]
 mod common;
 use common::{BARE, Data, PLAIN, Queue, SUBNQN, blocks};
 

@@ -1,0 +1,127 @@
+//! Writes whose data comes in pieces, as a whole or not.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::time::Duration;
+
+use crate::common::*;
+use sealblock_exports_nbd::Limits;
+use sealblock_protocols_nbd::wire::command as c;
+
+/// Long enough that its data is received in its place.
+const LONG: u64 = 256 << 10;
+
+/// A client whose server has just seen a long write, so that it expects another.
+fn after_a_long_write(served: &Served, is_extended: bool) -> Client {
+    let mut client = Client::open(served.address, "protected", is_extended);
+    client.write(0, &pattern(LONG, 1));
+    client.stream.set_nodelay(true).unwrap();
+    client
+}
+
+/// Begins a long write to the beginning, and sends `half` of its data.
+fn begin(client: &mut Client, half: &[u8]) {
+    client.send(0, c::WRITE, 0, LONG, half);
+    // Time to receive it; whether it was received makes no difference to what must come of it.
+    std::thread::sleep(Duration::from_millis(50));
+}
+
+/// All that still comes, however it ends.
+fn rest(stream: &mut TcpStream) -> Vec<u8> {
+    let mut rest = Vec::new();
+    // A reset is an end too.
+    let _ = stream.read_to_end(&mut rest);
+    rest
+}
+
+#[test]
+fn data_in_many_pieces_is_written_as_it_was_sent() {
+    let served = serve(Limits::default());
+    for is_extended in [false, true] {
+        let mut client = after_a_long_write(&served, is_extended);
+        for (seed, piece) in [(2, 1000), (3, 4096), (4, 65_537), (5, LONG as usize - 1)] {
+            let data = pattern(LONG, seed);
+            // A header by itself, so that the data comes behind it.
+            let cookie = client.send(0, c::WRITE, LONG, LONG, &data[..1]);
+            for part in data[1..].chunks(piece) {
+                client.stream.write_all(part).unwrap();
+            }
+            assert_eq!(client.receive().0, cookie);
+            assert!(client.read(LONG, LONG) == data, "pieces of {piece} bytes");
+            assert!(client.read(0, LONG) == pattern(LONG, 1), "and nothing beside it");
+        }
+    }
+}
+
+#[test]
+fn long_writes_and_short_requests_in_one_stream_are_told_apart() {
+    let served = serve(Limits::default());
+    for is_extended in [false, true] {
+        let mut client = after_a_long_write(&served, is_extended);
+        let mut sent = Vec::new();
+        for round in 0..8 {
+            let at = round * 2 * LONG;
+            sent.push(client.send(0, c::WRITE, at, LONG, &pattern(LONG, round)));
+            sent.push(client.send(0, c::WRITE, at + LONG, BLOCK, &pattern(BLOCK, round + 100)));
+            sent.push(client.send(0, c::FLUSH, 0, 0, &[]));
+        }
+        let mut answered: Vec<u64> = sent.iter().map(|_| client.receive().0).collect();
+        answered.sort_unstable();
+        assert_eq!(answered, sent);
+        for round in 0..8 {
+            let at = round * 2 * LONG;
+            assert!(client.read(at, LONG) == pattern(LONG, round), "the long write of round {round}");
+            assert_eq!(client.read(at + LONG, BLOCK), pattern(BLOCK, round + 100));
+        }
+    }
+}
+
+#[test]
+fn a_write_that_is_cut_off_half_way_writes_nothing() {
+    let served = serve(Limits::default());
+    // What is cut off: nothing of the data, a part, all but a byte.
+    for part in [0, 5, LONG / 2, LONG - 1] {
+        for is_reset in [false, true] {
+            let mut client = after_a_long_write(&served, false);
+            let half = pattern(part, 9);
+            begin(&mut client, &half);
+            match is_reset {
+                true => drop(client),
+                false => {
+                    client.stream.shutdown(Shutdown::Write).unwrap();
+                    assert_eq!(rest(&mut client.stream), b"", "it is not answered");
+                }
+            }
+            served.wait_for_connections(0);
+            let mut other = Client::open(served.address, "protected", false);
+            assert!(other.read(0, LONG) == pattern(LONG, 1), "{part} bytes came");
+        }
+    }
+}
+
+#[test]
+fn a_server_that_stops_does_not_carry_out_half_a_write() {
+    let served = serve(Limits { drain: Duration::from_millis(300), ..Limits::default() });
+    let mut clients = [0, LONG / 2, LONG - 1].map(|part| (after_a_long_write(&served, false), part));
+    for (client, part) in &mut clients {
+        begin(client, &pattern(*part, 9));
+    }
+    served.server.stop();
+    served.served.recv_timeout(LATE).unwrap().unwrap();
+    assert_eq!(served.server.connections(), 0);
+    for (client, _) in &mut clients {
+        assert_eq!(rest(&mut client.stream), b"", "it is not answered");
+    }
+    let mut again = Client::open(served.serve_again(), "again", false);
+    assert!(again.read(0, LONG) == pattern(LONG, 1), "nothing of it was written");
+}
+
+#[test]
+fn a_process_that_is_told_to_end_waits_for_no_half_a_write() {
+    let served = serve(Limits { drain: Duration::from_millis(300), ..Limits::default() });
+    let mut client = after_a_long_write(&served, false);
+    begin(&mut client, &pattern(LONG / 2, 9));
+    let stopped = served.shutdown(LATE);
+    assert_eq!((stopped.aborted_tasks, stopped.panicked_cores), (0, 0), "every task ended by itself");
+    assert_eq!(rest(&mut client.stream), b"", "it is not answered");
+}

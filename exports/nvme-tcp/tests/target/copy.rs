@@ -1,0 +1,190 @@
+//! Copy, over loopback sockets.
+
+use crate::common::requests::*;
+use crate::common::*;
+use sealblock_block::{Gate, Stack};
+use sealblock_exports_nvme_tcp::{Namespace, Shows, Subsystem};
+use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
+use sealblock_layers_remote_core::SharedDevice;
+use sealblock_media_memory::{Damage, MemoryDevice};
+use sealblock_protocols_nvme::Count8;
+use sealblock_protocols_nvme::admin::Cns;
+use sealblock_protocols_nvme::identify::{Namespace as NamespacePage, NvmNamespace, Pic};
+use sealblock_protocols_nvme::nvm::{
+    BlockCommand, CopyCommand, CopyDescriptorFormat, CopyRange, IoCommand, Prchk, ProtectionInfo,
+};
+use sealblock_units::{BlockSize, Lba};
+use std::rc::Rc;
+
+/// A Copy of these source ranges and its list; `protection` is that of both sides.
+fn copy(to: u64, from: &[(u64, u64)], protection: ProtectionInfo) -> (IoCommand, Data) {
+    let copy = CopyCommand {
+        destination: Lba::new(to),
+        ranges: Count8::new(from.len() as u16).unwrap(),
+        format: CopyDescriptorFormat::Format0,
+        read: protection,
+        write: protection.with_tags(format(), 0, to),
+        force_unit_access: false,
+        limited_retry: false,
+    };
+    let range = |(start, blocks): &(u64, u64)| CopyRange {
+        extent: extent(*start, *blocks),
+        protection: protection.with_tags(format(), 0, *start),
+    };
+    let ranges: Vec<_> = from.iter().map(range).collect();
+    (IoCommand::Copy(copy), Data::Write(copy.encode_ranges(&ranges).unwrap()))
+}
+
+#[test]
+fn copies_are_resealed_for_their_place() {
+    run(|| async {
+        let served = serve(short());
+        let (_admin, mut io) = Queue::pair(served.address, true).await;
+        for nsid in [PLAIN, PROTECTED, BARE] {
+            for pract in [false, true] {
+                let (a, b) = (write(&mut io, nsid, 0, 3, 1).await, write(&mut io, nsid, 100, 250, 2).await);
+                let (command, list) = copy(1000, &[(0, 3), (100, 250)], checked(pract));
+                io.io(nsid, command, list).await.ok();
+                let copied = read(&mut io, nsid, 1000, 200).await.ok().data;
+                assert!(copied[..a.len()] == a && copied[a.len()..] == b[..copied.len() - a.len()]);
+                io.io(nsid, IoCommand::Verify(blocks(1000, 253)), Data::None).await.ok();
+            }
+        }
+        // Tags travel along, all but the reference tag.
+        let mut tagged = with_checks(blocks(50, 1));
+        tagged.protection.lbat = 0x1234;
+        io.io(PROTECTED, IoCommand::Write(tagged), Data::Write(pattern(4096, 3))).await.ok();
+        let (command, list) = copy(60, &[(50, 1)], checked(false));
+        io.io(PROTECTED, command, list).await.ok();
+        let mut raw = with_checks(blocks(60, 1));
+        raw.protection.pract = false;
+        let stored = io.io(PROTECTED, IoCommand::Read(raw), Data::Read(4104)).await.ok().data;
+        assert_eq!(stored[4098..], [0x12, 0x34, 0, 0, 0, 60]);
+    });
+}
+
+/// Namespaces with other guards and types, their tags shown.
+#[test]
+fn copies_keep_their_guard_in_every_format() {
+    for (guard, bits) in [(GuardKind::Crc16, 8), (GuardKind::Crc32c, 16), (GuardKind::Crc64, 8)] {
+        for kind in ProtectionType::ALL {
+            let format = PiFormat::new(guard, kind, bits).unwrap();
+            run(|| copy_within(format));
+        }
+    }
+}
+
+/// What a host says about tags of this format.
+#[derive(Clone, Copy)]
+struct Host(PiFormat);
+
+impl Host {
+    fn protection(self, start: u64, storage: u64, pract: bool) -> ProtectionInfo {
+        // Type 1 counts from the address, Type 2 from where the command says.
+        let first = if self.0.protection() == ProtectionType::Type2 { start + 1000 } else { start };
+        let counts = self.0.protection() != ProtectionType::Type3;
+        ProtectionInfo {
+            pract,
+            stc: true,
+            prchk: if counts { Prchk::GUARD | Prchk::REFERENCE_TAG } else { Prchk::GUARD },
+            ..ProtectionInfo::NONE.with_tags(self.0, storage, first)
+        }
+    }
+
+    fn at(self, start: u64, storage: u64) -> BlockCommand {
+        BlockCommand { protection: self.protection(start, storage, true), ..blocks(start, 3) }
+    }
+
+    /// Three blocks from 4 on to 40, with this storage tag expected of the source and wanted at the destination.
+    fn copy(self, source: u64, pract: bool, storage: u64) -> (CopyCommand, CopyRange) {
+        let range = CopyRange { extent: extent(4, 3), protection: self.protection(4, source, false) };
+        let copy = CopyCommand {
+            destination: Lba::new(40),
+            ranges: Count8::new(1).unwrap(),
+            format: CopyDescriptorFormat::of(Some(self.0)),
+            read: ProtectionInfo { pract, ..self.protection(4, source, false) },
+            write: self.protection(40, storage, pract),
+            force_unit_access: true,
+            limited_retry: false,
+        };
+        (copy, range)
+    }
+}
+
+async fn send(io: &mut Queue, (copy, range): (CopyCommand, CopyRange)) -> Done {
+    let list = copy.encode_ranges(&[range]).unwrap();
+    io.io(1, IoCommand::Copy(copy), Data::Write(list)).await
+}
+
+async fn copy_within(format: PiFormat) {
+    let device = Rc::new(MemoryDevice::new(BlockSize::B4096, 64, Some(format)));
+    let stack = Stack::new(Rc::clone(&device));
+    let served = serve_with(short(), |_| {
+        let namespace = Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", stack))), [7; 16])
+            .showing(Shows::Protected)
+            .unwrap();
+        Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(1, namespace).unwrap()
+    });
+    let (mut admin, mut io) = Queue::pair(served.address, false).await;
+    let nvm = NvmNamespace::decode(&admin.identify(Cns::CommandSetNamespace, 1).await.ok().data).unwrap();
+    assert!(nvm.pic.contains(Pic::STORAGE_TAG_CHECK_READ));
+    let (host, data) = (Host(format), pattern(3 * 4096, 7));
+    io.io(1, IoCommand::Write(host.at(4, 9)), Data::Write(data.clone())).await.ok();
+    for (pract, storage) in [(false, 9), (true, 5)] {
+        send(&mut io, host.copy(9, pract, storage)).await.ok();
+        let read = io.io(1, IoCommand::Read(host.at(40, storage)), Data::Read(3 * 4096)).await.ok();
+        assert!(read.data == data, "{format:?}");
+    }
+    assert_eq!(send(&mut io, host.copy(8, false, 9)).await.status(), 0x288, "another storage tag");
+    assert!(damage_log(&mut admin, 1).await.entries.is_empty(), "it was expected, and is not stored: no damage");
+    // A wrong guard that nobody asked to check stays wrong.
+    assert!(device.damage(Lba::new(5), Damage::Data { at: 3, mask: 4 }));
+    let (copy, range) = host.copy(9, false, 9);
+    let blind = CopyCommand { read: ProtectionInfo::NONE, write: ProtectionInfo::NONE, ..copy };
+    send(&mut io, (blind, CopyRange { protection: ProtectionInfo::NONE, ..range })).await.ok();
+    let guard = ProtectionInfo { prchk: Prchk::GUARD, ..ProtectionInfo::NONE };
+    let verify = IoCommand::Verify(BlockCommand { protection: guard, ..blocks(40, 3) });
+    assert_eq!(io.io(1, verify, Data::None).await.status(), 0x282);
+    assert_eq!(admin.newest_error().await.lba, 41);
+}
+
+#[test]
+fn a_copy_of_damage_or_beyond_its_limits_is_refused() {
+    run(|| async {
+        let served = serve(short());
+        let (mut admin, mut io) = Queue::pair(served.address, false).await;
+        let page = NamespacePage::decode(&admin.identify(Cns::Namespace, PLAIN).await.ok().data).unwrap();
+        assert_eq!((page.mssrl, page.mcl, page.msrc.get()), (16_384, 16_384, 128));
+        write(&mut io, PLAIN, 0, 8, 1).await;
+        write(&mut io, PLAIN, 200, 8, 9).await;
+        served.plain.damage(Lba::new(5), Damage::Data { at: 0, mask: 1 });
+        let (command, list) = copy(200, &[(0, 4), (4, 4)], ProtectionInfo::NONE);
+        let done = io.io(PLAIN, command, list).await;
+        assert_eq!((done.status(), done.completion.dword0()), (0x282, 1), "the second source range");
+        assert_eq!(admin.newest_error().await.lba, 5);
+        assert!(
+            read(&mut io, PLAIN, 204, 4).await.ok().data == pattern(32768, 9)[16384..],
+            "nothing of it was written"
+        );
+        for (to, from, status) in [
+            (2, [(0, 4)].as_slice(), 0x187),
+            (BLOCKS - 1, &[(0, 4)], 0x080),
+            (100, &[(BLOCKS - 1, 2)], 0x080),
+            (100, &[(0, 1); 129], 0x183),
+        ] {
+            let (command, list) = copy(to, from, ProtectionInfo::NONE);
+            assert_eq!(io.io(PLAIN, command, list).await.status(), status, "to {to}");
+        }
+        let (command, _) = copy(100, &[(0, 1), (1, 1)], ProtectionInfo::NONE);
+        assert_eq!(io.io(PLAIN, command, Data::Write(vec![0; 32])).await.status(), 0x00F);
+        // A source of which the command says another reference tag than its address.
+        write(&mut io, PROTECTED, 0, 1, 1).await;
+        let IoCommand::Copy(mut ask) = copy(100, &[(0, 1)], checked(true)).0 else { unreachable!() };
+        let range = CopyRange { extent: extent(0, 1), protection: checked(true).with_tags(format(), 0, 7) };
+        let list = ask.encode_ranges(&[range]).unwrap();
+        assert_eq!(io.io(PROTECTED, IoCommand::Copy(ask), Data::Write(list)).await.status(), 0x181);
+        ask.format = CopyDescriptorFormat::Format1;
+        let list = ask.encode_ranges(&[range]).unwrap();
+        assert_eq!(io.io(PROTECTED, IoCommand::Copy(ask), Data::Write(list)).await.status(), 0x00B);
+    });
+}

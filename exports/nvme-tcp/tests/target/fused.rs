@@ -1,0 +1,171 @@
+//! Fused Compare and Write, over loopback sockets.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use crate::common::requests::*;
+use crate::common::*;
+use sealblock_block::{Abilities, Device, Durability, Gate, Geometry, Operation, Outcome, Stack};
+use sealblock_exports_nvme_tcp::Namespace;
+use sealblock_integrity::{Sealed, Tags};
+use sealblock_layers_remote_core::SharedDevice;
+use sealblock_media_memory::{Damage, MemoryDevice};
+use sealblock_protocols_nvme::Fuse;
+use sealblock_protocols_nvme::admin::Cns;
+use sealblock_protocols_nvme::identify::{Controller, Fuses};
+use sealblock_protocols_nvme::nvm::IoCommand;
+use sealblock_runtime_memory::Slice;
+use sealblock_runtime_reactor::{sleep, spawn};
+use sealblock_units::{BlockSize, Extent, Lba};
+
+async fn compare_and_write(io: &mut Queue, start: u64, count: u64, old: Vec<u8>, new: Vec<u8>) -> (u16, u16) {
+    compare_and_write_in(io, PLAIN, blocks(start, count), old, new).await
+}
+
+#[test]
+fn a_fused_write_is_done_only_if_the_compare_finds_its_blocks() {
+    run(|| async {
+        let served = serve(short());
+        let (mut admin, mut io) = Queue::pair(served.address, true).await;
+        let page = Controller::decode(&admin.identify(Cns::Controller, 0).await.ok().data).unwrap();
+        assert_eq!((page.fuses, page.acwu, page.awun, page.awupf), (Fuses::COMPARE_AND_WRITE, 0, 0, 0));
+        let (old, new) = (write(&mut io, PLAIN, 3, 1, 1).await, pattern(4096, 2));
+        assert_eq!(compare_and_write(&mut io, 3, 1, new.clone(), new.clone()).await, (0x285, 0x009));
+        assert!(read(&mut io, PLAIN, 3, 1).await.ok().data == old, "nothing was written");
+        assert_eq!(compare_and_write(&mut io, 3, 1, old.clone(), new.clone()).await, (0, 0));
+        assert!(read(&mut io, PLAIN, 3, 1).await.ok().data == new);
+        let two = pattern(8192, 2);
+        assert_eq!(compare_and_write(&mut io, 3, 2, two.clone(), two).await, (0x014, 0x014), "more than ACWU");
+        assert_eq!(compare_and_write(&mut io, BLOCKS, 1, old.clone(), new.clone()).await, (0x080, 0x080));
+        // A first half that fails takes the second along, and the other way round.
+        served.plain.damage(Lba::new(3), Damage::Data { at: 0, mask: 1 });
+        assert_eq!(compare_and_write(&mut io, 3, 1, new.clone(), old.clone()).await, (0x282, 0x009));
+        let compare = fused(IoCommand::Compare(blocks(4, 1)), PLAIN, Fuse::First);
+        let first = io.submit(compare, Data::Write(old.clone())).await;
+        let beyond = fused(IoCommand::Write(blocks(BLOCKS, 1)), PLAIN, Fuse::Second);
+        let second = io.submit(beyond, Data::Write(old.clone())).await;
+        assert_eq!((io.done(first).await.status(), io.done(second).await.status()), (0x009, 0x080));
+        let first = io.submit(compare, Data::Write(old.clone())).await;
+        let elsewhere = fused(IoCommand::Write(blocks(5, 1)), PLAIN, Fuse::Second);
+        let second = io.submit(elsewhere, Data::Write(old.clone())).await;
+        assert_eq!((io.done(first).await.status(), io.done(second).await.status()), (0x002, 0x002));
+    });
+}
+
+#[test]
+fn half_a_pair_is_aborted() {
+    run(|| async {
+        let served = serve(short());
+        let (_admin, mut io) = Queue::pair(served.address, false).await;
+        let data = vec![0; 4096];
+        let compare = fused(IoCommand::Compare(blocks(0, 1)), PLAIN, Fuse::First);
+        let write = fused(IoCommand::Write(blocks(0, 1)), PLAIN, Fuse::Second);
+        assert_eq!(io.call(write, Data::Write(data.clone())).await.status(), 0x00A, "no first");
+        let first = io.submit(compare, Data::Write(data.clone())).await;
+        io.io(PLAIN, IoCommand::Flush, Data::None).await.ok();
+        assert_eq!(io.done(first).await.status(), 0x00A, "another command came in between");
+        let first = io.submit(compare, Data::Write(data.clone())).await;
+        let again = io.submit(compare, Data::Write(data.clone())).await;
+        let second = io.submit(write, Data::Write(data.clone())).await;
+        assert_eq!(io.done(first).await.status(), 0x00A);
+        assert_eq!((io.done(again).await.status(), io.done(second).await.status()), (0, 0));
+        let large = fused(IoCommand::Compare(blocks(0, 64)), PLAIN, Fuse::First);
+        let first = io.submit(large, Data::Write(vec![0; 64 * 4096])).await;
+        io.io(PLAIN, IoCommand::Flush, Data::None).await.ok();
+        assert_eq!(io.done(first).await.status(), 0x00A, "while its data was fetched");
+        for (command, fuse) in
+            [(IoCommand::Write(blocks(0, 1)), Fuse::First), (IoCommand::Compare(blocks(0, 1)), Fuse::Reserved)]
+        {
+            let first = io.submit(fused(command, PLAIN, fuse), Data::Write(data.clone())).await;
+            io.io(PLAIN, IoCommand::Flush, Data::None).await.ok();
+            let expected = if fuse == Fuse::First { 0x00A } else { 0x002 };
+            assert_eq!(io.done(first).await.status(), expected);
+        }
+        write_and_read_as_ever(&mut io).await;
+    });
+}
+
+/// RAM whose reads wait, and which remembers the first byte of every write.
+struct Held {
+    memory: MemoryDevice,
+    is_held: Cell<bool>,
+    reads: Cell<usize>,
+    written: RefCell<Vec<u8>>,
+}
+
+impl Device for Held {
+    fn geometry(&self) -> &Geometry {
+        self.memory.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.memory.abilities()
+    }
+
+    async fn execute(&self, operation: Operation) -> Outcome {
+        match &operation {
+            Operation::Write { data, .. } => self.written.borrow_mut().push(data.data()[0]),
+            Operation::Read { .. } | Operation::Compare { .. } => {
+                self.reads.set(self.reads.get() + 1);
+                while self.is_held.get() {
+                    sleep(Duration::from_millis(1)).await;
+                }
+            }
+            _ => {}
+        }
+        self.memory.execute(operation).await
+    }
+}
+
+/// Whoever else uses the device, over another protocol or for a repair, waits for the pair as well.
+#[test]
+fn between_a_compare_and_its_write_nobody_writes_whatever_way_he_comes() {
+    run(|| async {
+        let held = Rc::new(Held {
+            memory: MemoryDevice::new(BlockSize::B4096, BLOCKS, None),
+            is_held: Cell::new(true),
+            reads: Cell::new(0),
+            written: RefCell::default(),
+        });
+        let shared = SharedDevice::publish(Rc::new(Gate::new("held", Stack::new(Rc::clone(&held)))));
+        let namespace = Namespace::new(shared.clone(), [7; 16]);
+        let served = serve_with(short(), |subsystem| subsystem.with_namespace(7, namespace).unwrap());
+        let (_admin, mut io) = Queue::pair(served.address, false).await;
+        let pair =
+            spawn(async move { compare_and_write_in(&mut io, 7, blocks(3, 1), vec![0; 4096], vec![1; 4096]).await });
+        while held.reads.get() == 0 {
+            sleep(Duration::from_millis(1)).await;
+        }
+        let write = |at: u64, byte: u8| {
+            let device = shared.attach();
+            let data = Sealed::seal(Slice::copy_from(&[byte; 4096]), BlockSize::B4096, None, &Tags::default());
+            let extent = Extent::from_raw(at, 1).unwrap();
+            spawn(async move {
+                device.execute(Operation::Write { extent, data, durability: Durability::Volatile }).await.unwrap();
+            })
+        };
+        let (over, beside) = (write(3, 2), write(4, 3));
+        beside.await.unwrap();
+        assert_eq!((over.is_finished(), &held.written.borrow()[..]), (false, &[3][..]));
+        held.is_held.set(false);
+        assert_eq!(pair.await.unwrap(), (0, 0));
+        over.await.unwrap();
+        assert_eq!(held.written.borrow()[..], [3, 1, 2], "the write of the pair was first");
+    });
+}
+
+/// Two hosts count in one block with Compare and Write, as clusters do; no step may be lost.
+#[test]
+fn counting_with_compare_and_write_loses_nothing() {
+    run(|| async {
+        let served = serve(short());
+        let (_a, one) = Queue::pair(served.address, false).await;
+        let (_b, two) = Queue::pair(served.address, false).await;
+        let (one, two) = (spawn(count_up(one, PLAIN, 40)), spawn(count_up(two, PLAIN, 40)));
+        one.await.unwrap();
+        two.await.unwrap();
+        let (_c, mut io) = Queue::pair(served.address, false).await;
+        assert_eq!(read(&mut io, PLAIN, 0, 1).await.ok().data[..8], 80_u64.to_le_bytes());
+    });
+}

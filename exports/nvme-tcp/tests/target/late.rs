@@ -1,0 +1,116 @@
+//! A command of a connection that is gone must not be carried out after newer ones of the same host's next connection.
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use crate::common::*;
+use sealblock_block::{Abilities, Device, Gate, Geometry, Operation, Outcome, Stack};
+use sealblock_exports_nvme_tcp::{Namespace, Subsystem, Target};
+use sealblock_layers_remote_core::SharedDevice;
+use sealblock_media_memory::MemoryDevice;
+use sealblock_protocols_nvme::admin::{FeatureSelect, GetFeatures, SetFeatures};
+use sealblock_protocols_nvme::extensions::AnnexSlot;
+use sealblock_protocols_nvme::fabrics::CNTLID_DYNAMIC;
+use sealblock_protocols_nvme::nvm::IoCommand;
+use sealblock_runtime_reactor::net::Listener;
+use sealblock_runtime_reactor::{sleep, spawn};
+use sealblock_units::BlockSize;
+
+/// Holds the first write back until it is let go.
+struct FirstLate(MemoryDevice, Arc<(AtomicUsize, AtomicBool)>);
+
+impl Device for FirstLate {
+    fn geometry(&self) -> &Geometry {
+        self.0.geometry()
+    }
+    fn abilities(&self) -> Abilities {
+        self.0.abilities()
+    }
+    async fn execute(&self, operation: Operation) -> Outcome {
+        let writes = matches!(operation, Operation::Write { .. } | Operation::WriteAnnex { .. });
+        if writes && self.1.0.fetch_add(1, Ordering::SeqCst) == 0 {
+            while !self.1.1.load(Ordering::SeqCst) {
+                sleep(Duration::from_millis(1)).await;
+            }
+        }
+        self.0.execute(operation).await
+    }
+}
+
+fn serve_late(latch: &Arc<(AtomicUsize, AtomicBool)>) -> (Target, SocketAddr) {
+    let device = FirstLate(MemoryDevice::new(BlockSize::B4096, BLOCKS, None), Arc::clone(latch));
+    let shared = SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(device))));
+    let subsystem = Subsystem::new(SUBNQN.parse().unwrap(), "SN1");
+    let subsystem = subsystem.with_namespace(1, Namespace::new(shared, [1; 16])).unwrap();
+    let target = Target::new([subsystem], short()).unwrap();
+    let listener = Listener::bind((std::net::Ipv4Addr::LOCALHOST, 0).into(), 16).unwrap();
+    let address = listener.local_addr().unwrap();
+    let serving = target.clone();
+    drop(spawn(async move { serving.serve(listener).await }));
+    (target, address)
+}
+
+#[test]
+fn a_write_of_a_lost_connection_does_not_land_on_a_newer_one() {
+    run(|| async {
+        let latch = Arc::new((AtomicUsize::new(0), AtomicBool::new(false)));
+        let (target, address) = serve_late(&latch);
+        let (admin, mut io) = Queue::pair(address, false).await;
+        let write = |_: u8| IoCommand::Write(blocks(7, 1)).encode(1).unwrap();
+        io.submit(write(1), Data::Write(vec![1; 4096])).await;
+        while latch.0.load(Ordering::SeqCst) == 0 {
+            sleep(Duration::from_millis(1)).await;
+        }
+        // The connections are lost, and the host comes again, as it must: it repeats its write, and then writes anew.
+        drop((admin, io));
+        let next = spawn(async move { Queue::pair(address, false).await });
+        let mut other = Queue::open(address, false).await;
+        other.hostnqn = "nqn.2026-11.org.example:other";
+        other.connect(SUBNQN, 0, CNTLID_DYNAMIC, 0).await.ok();
+        other.configure(0x0046_0001).await;
+        assert_eq!(other.property(0x1C, 4).await, 1, "another host has nothing to wait for");
+        sleep(Duration::from_millis(100)).await;
+        assert!(!next.is_finished(), "the old write is still to land");
+        latch.1.store(true, Ordering::SeqCst);
+        let (_admin, mut again) = next.await.unwrap();
+        for version in [1, 2] {
+            let done = again.call(write(version), Data::Write(vec![version; 4096])).await;
+            done.ok();
+        }
+        let read = IoCommand::Read(blocks(7, 1)).encode(1).unwrap();
+        let data = again.call(read, Data::Read(4096)).await.ok().data;
+        assert_eq!(data[0], 2, "an acknowledged write is lost to a late one");
+        target.stop();
+    });
+}
+
+#[test]
+fn a_slot_of_the_annex_is_not_written_by_a_lost_connection_either() {
+    run(|| async {
+        let latch = Arc::new((AtomicUsize::new(0), AtomicBool::new(false)));
+        let (target, address) = serve_late(&latch);
+        let slot = AnnexSlot::Group;
+        let fid = slot.feature().code();
+        let set = SetFeatures { fid, save: false, nsid: 1, cdw11: 0 }.encode();
+        let mut admin = Queue::admin(address, SUBNQN, false).await;
+        admin.submit(set, Data::Write(slot.encode(b"old").unwrap())).await;
+        // Longer than a capsule has room for, so the target asks for it.
+        while latch.0.load(Ordering::SeqCst) == 0 {
+            assert!(admin.receive().await, "the target asks for the data");
+            sleep(Duration::from_millis(1)).await;
+        }
+        drop(admin);
+        let next = spawn(async move { Queue::admin(address, SUBNQN, false).await });
+        sleep(Duration::from_millis(100)).await;
+        assert!(!next.is_finished(), "the old label is still to land");
+        latch.1.store(true, Ordering::SeqCst);
+        let mut again = next.await.unwrap();
+        again.call(set, Data::Write(slot.encode(b"new").unwrap())).await.ok();
+        let get = GetFeatures { fid, select: FeatureSelect::Current, nsid: 1, cdw11: 0 }.encode();
+        let data = again.call(get, Data::Read(slot.frame_bytes())).await.ok().data;
+        assert_eq!(slot.decode(&data), Ok(b"new".as_slice()));
+        target.stop();
+    });
+}

@@ -1,0 +1,18 @@
+//! Tests of the target over sockets, in one binary: each further one would be linked anew with everything.
+
+mod blocks;
+mod changes;
+mod common;
+mod controllers;
+mod copy;
+mod cores;
+mod damage;
+mod extensions;
+mod fused;
+mod late;
+mod notices;
+mod one_device;
+mod read_only;
+mod resize;
+mod shutdown;
+mod unread;

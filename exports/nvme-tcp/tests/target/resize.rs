@@ -1,0 +1,221 @@
+//! A namespace whose device gets another size while hosts write to it, on several cores.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use crate::common::spread::{Spread, host, nqn, on, spread};
+use crate::common::*;
+use sealblock_block::{Abilities, Device, Fault, Gate, Geometry, Operation, Outcome, Stack};
+use sealblock_exports_nvme_tcp::{Namespace, NamespaceState};
+use sealblock_layers_remote_core::SharedDevice;
+use sealblock_media_memory::MemoryDevice;
+use sealblock_protocols_nvme::admin::{Cns, SetFeatures};
+use sealblock_protocols_nvme::features::{AsynchronousEvent, EventConfiguration};
+use sealblock_protocols_nvme::identify::Namespace as Page;
+use sealblock_protocols_nvme::nvm::IoCommand;
+use sealblock_protocols_nvme::{AdminOpcode, Command, StatusCode};
+use sealblock_runtime_reactor::{CoreHandle, Homed, spawn, yield_now};
+use sealblock_units::{BlockSize, Lba};
+
+/// The namespace under test.
+const NSID: u32 = 7;
+/// Bytes of a block, which the pattern of each fills.
+const BLOCK: usize = 4096;
+/// Requests of each queue that have to succeed between two changes.
+const STEPS: u64 = 40;
+
+/// The first blocks of a memory.
+struct Part(Rc<MemoryDevice>, Geometry);
+
+impl Device for Part {
+    fn geometry(&self) -> &Geometry {
+        &self.1
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.0.abilities()
+    }
+
+    async fn execute(&self, operation: Operation) -> Outcome {
+        // Requests are under way for a while, as on a disk, so that there are some to wait for.
+        yield_now().await;
+        self.0.execute(operation).await
+    }
+}
+
+fn part(memory: &Rc<MemoryDevice>, capacity_blocks: u64) -> Rc<Gate<Stack>> {
+    let geometry = Geometry { capacity_blocks, ..memory.geometry().clone() };
+    Rc::new(Gate::new("part", Stack::new(Part(Rc::clone(memory), geometry))))
+}
+
+/// A namespace that can be resized, beside others.
+struct Rig {
+    spread: Spread,
+    home: CoreHandle,
+    memory: Homed<MemoryDevice>,
+    shared: SharedDevice,
+    state: Arc<NamespaceState>,
+}
+
+impl Rig {
+    fn new(capacity_blocks: u64) -> Rig {
+        let spread = spread(short());
+        let home = spread.cores.handle(1).unwrap();
+        let (memory, shared) = on(&home, move || {
+            let memory = Rc::new(MemoryDevice::new(BlockSize::B4096, BLOCKS, None));
+            let shared = SharedDevice::publish(part(&memory, capacity_blocks));
+            (Homed::new(memory), shared)
+        });
+        let state = Arc::<NamespaceState>::default();
+        let namespace = Namespace::new(shared.clone(), [7; 16]).with_state(Arc::clone(&state));
+        spread.target.add_namespace(&nqn(), NSID, namespace).unwrap();
+        Rig { spread, home, memory, shared, state }
+    }
+
+    /// What a server does whose volume was closed, resized and opened anew.
+    async fn resize(&self, capacity_blocks: u64) {
+        let (memory, shared) = (self.memory.clone(), self.shared.clone());
+        let resized = self.home.call(move || async move {
+            let quiesced = shared.quiesce().expect("nobody else resizes it");
+            quiesced.drained().await;
+            quiesced.replace(part(&memory.get().unwrap(), capacity_blocks))
+        });
+        let resized = resized.await.unwrap();
+        self.state.report_resized(capacity_blocks);
+        self.spread.target.resize_namespace(&nqn(), NSID, resized).unwrap();
+    }
+}
+
+/// A host that writes its own third of the blocks and reads them back.
+struct Load {
+    capacity_blocks: Cell<u64>,
+    is_over: Cell<bool>,
+    done: [Cell<u64>; 3],
+}
+
+impl Load {
+    async fn run(self: Rc<Load>, mut io: Queue, number: u64) -> Queue {
+        let mut step = 0u64;
+        while !self.is_over.get() {
+            step += 1;
+            let own = self.capacity_blocks.get() / 3;
+            let lba = (step * 7919 % own) * 3 + number;
+            let data = pattern(BLOCK, (step % 251) as u8);
+            io.io(NSID, IoCommand::Write(blocks(lba, 1)), Data::Write(data.clone())).await.ok();
+            if step.is_multiple_of(8) {
+                io.io(NSID, IoCommand::Flush, Data::None).await.ok();
+            }
+            let read = io.io(NSID, IoCommand::Read(blocks(lba, 1)), Data::Read(BLOCK)).await.ok().data;
+            assert!(read == data, "block {lba} of queue {number}");
+            self.done[number as usize].set(step);
+        }
+        io
+    }
+
+    /// Waits until each queue has got on.
+    async fn goes_on(&self) {
+        let from: Vec<u64> = self.done.iter().map(Cell::get).collect();
+        while self.done.iter().zip(&from).any(|(done, from)| done.get() < from + STEPS) {
+            yield_now().await;
+        }
+    }
+}
+
+/// Asks for an event, which comes when something has changed.
+async fn ask(admin: &mut Queue) -> u16 {
+    admin.submit(Command::new(AdminOpcode::AsynchronousEventRequest.code(), 0), Data::None).await
+}
+
+/// The host hears of the change, and looks at the namespace.
+async fn hears_of(admin: &mut Queue, waiting: u16, capacity_blocks: u64) {
+    let event = AsynchronousEvent::from_dword0(admin.done(waiting).await.ok().completion.dword0());
+    assert_eq!(event, AsynchronousEvent::NAMESPACE_CHANGED);
+    assert_eq!(admin.log(4, 4096).await.ok().data[..8], [NSID as u8, 0, 0, 0, 0, 0, 0, 0]);
+    let page = Page::decode(&admin.identify(Cns::Namespace, NSID).await.ok().data).unwrap();
+    assert_eq!((page.nsze, page.ncap, page.nuse), (capacity_blocks, capacity_blocks, capacity_blocks));
+    assert_eq!(page.nvmcap, u128::from(capacity_blocks) * BLOCK as u128);
+}
+
+async fn listens(admin: &mut Queue) {
+    let cdw11 = EventConfiguration::NAMESPACE_ATTRIBUTE.bits();
+    admin.call(SetFeatures { fid: 0x0B, save: false, nsid: 0, cdw11 }.encode(), Data::None).await.ok();
+}
+
+#[test]
+fn it_grows_twice_and_shrinks_once_under_load_and_hosts_see_it() {
+    run(|| async {
+        let rig = Rig::new(96);
+        let (mut admin, io) = host(rig.spread.address, 3).await;
+        listens(&mut admin).await;
+        let load =
+            Rc::new(Load { capacity_blocks: Cell::new(96), is_over: Cell::new(false), done: Default::default() });
+        let queues: Vec<_> = io.into_iter().zip(0..).map(|(io, i)| spawn(Rc::clone(&load).run(io, i))).collect();
+        load.goes_on().await;
+        for (capacity_blocks, used) in [(960, 960), (3000, 90), (120, 120)] {
+            let waiting = ask(&mut admin).await;
+            rig.resize(capacity_blocks).await;
+            hears_of(&mut admin, waiting, capacity_blocks).await;
+            load.capacity_blocks.set(used);
+            load.goes_on().await;
+            // The load keeps within what is left before that becomes smaller.
+            load.goes_on().await;
+        }
+        load.is_over.set(true);
+        for queue in queues {
+            let mut io = queue.await.unwrap();
+            let last = io.io(NSID, IoCommand::Read(blocks(119, 1)), Data::Read(BLOCK)).await;
+            assert_eq!(last.status(), 0, "the last block is there");
+            for beyond in [blocks(120, 1), blocks(119, 2), blocks(2999, 1)] {
+                let bytes = beyond.extent.len() as usize * BLOCK;
+                let read = io.io(NSID, IoCommand::Read(beyond), Data::Read(bytes)).await;
+                assert_eq!(read.status(), StatusCode::LBA_OUT_OF_RANGE.get());
+            }
+        }
+    });
+}
+
+#[test]
+fn damage_beyond_the_end_of_a_smaller_device_is_known_no_more() {
+    run(|| async {
+        let rig = Rig::new(96);
+        let (mut admin, _io) = host(rig.spread.address, 1).await;
+        let bad = |lba| Fault::media(Lba::new(lba));
+        let known = async |admin: &mut Queue| {
+            let log = requests::damage_log(admin, NSID).await;
+            log.entries.iter().map(|entry| entry.lba.get()).collect::<Vec<_>>()
+        };
+        rig.state.report_damage(&[bad(3), bad(50), bad(90)]);
+        assert_eq!(known(&mut admin).await, [3, 50, 90]);
+        rig.resize(50).await;
+        assert_eq!(known(&mut admin).await, [3]);
+        // A request from before, which is answered late.
+        rig.state.report_damage(&[bad(49), bad(50)]);
+        assert_eq!(known(&mut admin).await, [3, 49]);
+        rig.resize(96).await;
+        assert_eq!(known(&mut admin).await, [3, 49], "what comes anew was never damaged");
+        rig.state.report_damage(&[bad(50)]);
+        assert_eq!(known(&mut admin).await, [3, 49, 50]);
+    });
+}
+
+#[test]
+fn hosts_that_do_not_ask_for_events_use_the_new_blocks_all_the_same() {
+    run(|| async {
+        let rig = Rig::new(8);
+        let (_admin, mut io) = host(rig.spread.address, 3).await;
+        let write = |lba: u64| IoCommand::Write(blocks(lba, 1));
+        for queue in &mut io {
+            let refused = queue.io(NSID, write(8), Data::Write(pattern(BLOCK, 1))).await;
+            assert_eq!(refused.status(), StatusCode::LBA_OUT_OF_RANGE.get());
+        }
+        rig.resize(16).await;
+        for (i, queue) in io.iter_mut().enumerate() {
+            queue.io(NSID, write(8 + i as u64), Data::Write(pattern(BLOCK, 1))).await.ok();
+        }
+        assert!(
+            rig.spread.target.resize_namespace(&nqn(), 9, rig.shared.clone()).is_err(),
+            "there is no such namespace"
+        );
+    });
+}

@@ -1,0 +1,145 @@
+//! How far a Verify went, over the network: what our own target tells, and what is taken of one that tells nothing.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use crate::common::{fake, *};
+use sealblock_block::{
+    Abilities, Answer, Coverage, Device, Digested, Error, Gate, Geometry, Operation, Outcome, Stack, Unchecked,
+    Verified, WhyUnchecked,
+};
+use sealblock_exports_nvme_tcp::{Namespace, Shows, Subsystem, Target};
+use sealblock_layers_remote_core::SharedDevice;
+use sealblock_media_memory::{Damage, MemoryDevice};
+use sealblock_media_nvme_tcp::{NvmeTcpDevice, Options, Protection};
+use sealblock_runtime_reactor::net::Listener;
+use sealblock_runtime_reactor::spawn;
+use sealblock_units::{BlockSize, Extent, Lba};
+
+/// A device that claims to hold copies, one of which is not there while it is told so.
+struct Copies {
+    memory: Rc<MemoryDevice>,
+    is_away: Cell<bool>,
+}
+
+impl Copies {
+    fn reach(&self, extent: Extent, mut coverage: Coverage) -> Coverage {
+        if self.is_away.get() {
+            coverage.add(Unchecked::new(extent, WhyUnchecked::Absent));
+            coverage.add(Unchecked::new(extent, WhyUnchecked::Unsettled));
+        }
+        coverage
+    }
+}
+
+impl Device for Copies {
+    fn geometry(&self) -> &Geometry {
+        self.memory.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { copies: true, ..self.memory.abilities() }
+    }
+
+    async fn execute(&self, operation: Operation) -> Outcome {
+        let Some(extent) = operation.extent() else { return self.memory.execute(operation).await };
+        match self.memory.execute(operation).await {
+            Ok(Answer::Verified(of)) => {
+                Ok(Answer::Verified(Verified { coverage: self.reach(extent, of.coverage), ..of }))
+            }
+            Ok(Answer::Digest(of)) => Ok(Answer::Digest(Digested { coverage: self.reach(extent, of.coverage), ..of })),
+            Ok(other) => Ok(other),
+            Err(error) => {
+                let (faults, coverage) = error.into_damage()?;
+                let faults = sealblock_block::Faults::new(faults).unwrap();
+                Err(faults.covering(self.reach(extent, coverage)).into())
+            }
+        }
+    }
+}
+
+/// How far Verify and Digest go, whatever they find.
+async fn reach(device: &impl Device, extent: Extent) -> Coverage {
+    let mut coverages = Vec::new();
+    let checks = full(device, extent);
+    for operation in [Operation::Verify { extent, checks }, Operation::Digest { extent, checks }] {
+        coverages.push(match device.execute(operation).await.map_err(Error::into_damage) {
+            Ok(Answer::Verified(of)) => of.coverage,
+            Ok(Answer::Digest(of)) => of.coverage,
+            Ok(other) => panic!("no check but {other:?}"),
+            Err(Ok((_, coverage))) => coverage,
+            Err(Err(error)) => panic!("{error}"),
+        });
+    }
+    assert_eq!(coverages[0].bits(), coverages[1].bits(), "a digest goes as far as a verify");
+    coverages.swap_remove(0)
+}
+
+#[test]
+fn a_copy_that_is_away_at_the_target_is_told_with_its_blocks() {
+    run(|| async {
+        for shows in [Shows::Plain, Shows::Protected] {
+            let memory = memory(BlockSize::B4096, Some(crc16()));
+            let device = Rc::new(Copies { memory: Rc::clone(&memory), is_away: Cell::new(false) });
+            let gate = Rc::new(Gate::new("copies", Stack::new(Rc::clone(&device))));
+            let namespace = Namespace::new(SharedDevice::publish(gate), [1; 16]).showing(shows).unwrap();
+            let subsystem = Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(1, namespace).unwrap();
+            let target = Target::new([subsystem], limits()).unwrap();
+            let listener = Listener::bind((std::net::Ipv4Addr::LOCALHOST, 0).into(), 16).unwrap();
+            let (address, server) = (listener.local_addr().unwrap(), target.clone());
+            let serving = spawn(async move { server.serve(listener).await });
+            let served = Served { target, address, serving };
+            let far = open(&served, 1, options()).await;
+            assert!(far.abilities().copies && far.abilities().seals);
+            write(&far, extent(0, 600), 1).await.unwrap();
+            assert_eq!(reach(&far, extent(0, 600)).await, Coverage::default());
+            device.is_away.set(true);
+            let told = reach(&far, extent(0, 600)).await;
+            assert_eq!((told.blocks(), told.is_sealed()), (600, true));
+            let why: Vec<_> = told.unchecked().iter().map(|run| run.why).collect();
+            assert_eq!(why, [WhyUnchecked::Absent, WhyUnchecked::Unsettled]);
+            // Beside damage, too.
+            assert!(memory.damage(Lba::new(9), Damage::Data { at: 1, mask: 1 }));
+            assert_eq!(reach(&far, extent(0, 600)).await.blocks(), 600);
+            // Reading looks at one copy.
+            let read = far.verify_by_reading(extent(20, 4), full(&far, extent(20, 4))).await;
+            let Ok(Answer::Verified(read)) = read else { panic!("good blocks are read") };
+            assert_eq!(read.coverage.unchecked()[0].why, WhyUnchecked::OneCopy);
+            served.target.stop();
+        }
+    });
+}
+
+#[test]
+fn a_namespace_has_seals_if_its_target_says_so_or_shows_them() {
+    run(|| async {
+        let devices = [
+            (memory(BlockSize::B4096, Some(crc16())), Shows::Plain),
+            (memory(BlockSize::B4096, Some(crc16())), Shows::Protected),
+            (memory(BlockSize::B4096, None), Shows::Plain),
+        ];
+        let served = serve(&devices);
+        for (nsid, is_sealed) in [(1, true), (2, true), (3, false)] {
+            for protection in [Protection::Auto, Protection::TargetMade] {
+                let protection = if nsid == 2 { protection } else { Protection::Auto };
+                let far = open(&served, nsid, Options { protection, ..options() }).await;
+                assert_eq!(far.abilities().seals, is_sealed, "namespace {nsid}");
+                let told = reach(&far, extent(0, 100)).await;
+                assert_eq!((told.is_sealed(), told.is_complete()), (is_sealed, true), "namespace {nsid}");
+            }
+        }
+        served.target.stop();
+    });
+}
+
+#[test]
+fn a_target_that_tells_nothing_is_taken_to_have_no_seals_but_those_it_shows() {
+    run(|| async {
+        let fake = fake::serve(fake::good(), |_| None);
+        let device = NvmeTcpDevice::connect(fake.address.into(), SUBNQN.parse().unwrap(), None, options()).await;
+        let far = Gate::new("fake", device.unwrap());
+        assert!(!far.abilities().seals && !far.abilities().copies);
+        let Ok(Answer::Verified(told)) = verify(&far, extent(0, 8)).await else { panic!("it says that all is well") };
+        assert_eq!((told.coverage.is_sealed(), told.coverage.is_complete()), (false, true));
+    });
+}

@@ -1,0 +1,311 @@
+//! Digests and the annex: over our own target, over targets that have neither, and over some that lie about them.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use crate::common::fake::{self, Asked, Fake, Reply, good};
+use crate::common::*;
+use sealblock_block::{Ability, AnnexSlot, Answer, Device, Error, Failure, Gate, Operation};
+use sealblock_exports_nvme_tcp::Shows;
+use sealblock_integrity::guard;
+use sealblock_media_memory::Damage;
+use sealblock_media_nvme_tcp::{NvmeTcpDevice, Options, Protection};
+use sealblock_protocols_nvme::StatusCode;
+use sealblock_protocols_nvme::admin::AdminCommand;
+use sealblock_protocols_nvme::extensions::{AnnexSlot as Frame, Extensions, ExtensionsLog};
+use sealblock_protocols_nvme::features::FeatureId;
+use sealblock_protocols_nvme::identify::Lpa;
+use sealblock_protocols_nvme::logs::{LogPage, supported_log_pages};
+use sealblock_protocols_nvme::nvm::IoCommand;
+use sealblock_runtime_memory::Slice;
+use sealblock_units::{BlockSize, Extent, Lba};
+
+const BOTH: Extensions = Extensions::DIGEST.with(Extensions::ANNEX);
+
+async fn digest(device: &impl Device, extent: Extent) -> Result<(u64, u64), Error> {
+    let checks = full(device, extent);
+    match device.execute(Operation::Digest { extent, checks }).await? {
+        Answer::Digest(digested) => Ok((digested.crc64, digested.bytes_transferred)),
+        other => panic!("a digest is answered with one, not {other:?}"),
+    }
+}
+
+async fn read_slot(device: &impl Device, slot: AnnexSlot) -> Result<Vec<u8>, Error> {
+    match device.execute(Operation::ReadAnnex { slot }).await? {
+        Answer::Annex(bytes) => Ok(bytes.to_vec()),
+        other => panic!("a slot is answered with bytes, not {other:?}"),
+    }
+}
+
+async fn write_slot(device: &impl Device, slot: AnnexSlot, bytes: &[u8]) -> Result<(), Error> {
+    let bytes = Slice::copy_from(bytes);
+    device.execute(Operation::WriteAnnex { slot, bytes }).await.map(drop)
+}
+
+async fn connect(fake: &Fake) -> Gate<NvmeTcpDevice> {
+    let options = Options { request_timeout: Duration::from_millis(500), losses: 2, ..options() };
+    let device = NvmeTcpDevice::connect(fake.address.into(), SUBNQN.parse().unwrap(), None, options).await;
+    Gate::new("fake", device.unwrap())
+}
+
+/// A fake that lists its log pages, of which C1h is `page`, and answers other commands as `script` says.
+fn serve_page(page: Vec<u8>, script: impl Fn(&Asked) -> Option<Reply> + 'static) -> Fake {
+    let mut pages = good();
+    pages.controller.lpa = Lpa::SUPPORTED_LOG_PAGES;
+    fake::serve(pages, move |asked| match asked {
+        Asked::Admin(AdminCommand::GetLogPage(ask)) => match LogPage::from_code(ask.lid) {
+            Some(LogPage::SupportedLogPages) => Some(Reply::Data(supported_log_pages(&[LogPage::Extensions]).to_vec())),
+            Some(LogPage::Extensions) => Some(Reply::Data(page.clone())),
+            _ => script(asked),
+        },
+        other => script(other),
+    })
+}
+
+fn page(extensions: Extensions) -> Vec<u8> {
+    ExtensionsLog::new(1, extensions, 0).encode().to_vec()
+}
+
+#[test]
+fn a_digest_is_that_of_the_data_and_moves_none() {
+    run(|| async {
+        let devices = [
+            (BlockSize::B4096, None, Shows::Plain),
+            (BlockSize::B512, Some(crc16()), Shows::Plain),
+            (BlockSize::B4096, Some(crc16()), Shows::Protected),
+        ];
+        let devices = devices.map(|(size, format, shows)| (memory(size, format), shows));
+        let served = serve(&devices);
+        for (nsid, protection) in
+            [(1, Protection::Auto), (2, Protection::Auto), (3, Protection::Auto), (3, Protection::TargetMade)]
+        {
+            for data_digest in [false, true] {
+                let device = open(&served, nsid, Options { data_digest, protection, ..options() }).await;
+                assert_eq!(device.device().abilities().digest, Ability::Native);
+                write(&device, extent(3, 500), nsid as u8).await.unwrap();
+                let before = device.device().counters().received_bytes;
+                let sum = digest(&device, extent(3, 500)).await.unwrap();
+                assert_eq!(device.device().counters().received_bytes, before, "nothing moves");
+                assert_eq!(sum, (guard::crc64(read(&device, extent(3, 500)).await.unwrap().data()), 0));
+                // All of it is one command, or several: it makes no difference.
+                let small = open(&served, nsid, Options { protection, ..options() }).await;
+                assert_eq!(digest(&small, extent(3, 500)).await.unwrap(), sum);
+            }
+        }
+        served.target.stop();
+    });
+}
+
+#[test]
+fn every_damaged_block_is_named_by_a_digest() {
+    run(|| async {
+        let devices = [Shows::Plain, Shows::Protected].map(|shows| (memory(BlockSize::B4096, Some(crc16())), shows));
+        let served = serve(&devices);
+        for (nsid, (memory, _)) in (1..).zip(&devices) {
+            let device = open(&served, nsid, options()).await;
+            write(&device, extent(0, 2000), 5).await.unwrap();
+            let good = digest(&device, extent(0, 2000)).await.unwrap();
+            let bad = [0, 7, 8, 999, 1999];
+            bad.iter().for_each(|lba| assert!(memory.damage(Lba::new(*lba), Damage::Data { at: 1, mask: 0x10 })));
+            let error = digest(&device, extent(0, 2000)).await.unwrap_err();
+            let faults: Vec<_> = error.faults().unwrap().as_slice().to_vec();
+            assert_eq!(faults.iter().map(|fault| fault.lba.get()).collect::<Vec<_>>(), bad);
+            assert!(faults.iter().all(|fault| fault.expected.is_some() && fault.expected != fault.actual));
+            let between = digest(&device, extent(9, 990)).await.unwrap();
+            assert_eq!(between.0, guard::crc64(read(&device, extent(9, 990)).await.unwrap().data()));
+            bad.iter().for_each(|lba| assert!(memory.damage(Lba::new(*lba), Damage::Data { at: 1, mask: 0x10 })));
+            assert_eq!(digest(&device, extent(0, 2000)).await.unwrap(), good);
+        }
+        served.target.stop();
+    });
+}
+
+#[test]
+fn slots_are_kept_by_the_device_that_is_away() {
+    run(|| async {
+        let devices = [(memory(BlockSize::B4096, None), Shows::Plain), (memory(BlockSize::B512, None), Shows::Plain)];
+        let served = serve(&devices);
+        let (one, two) = (open(&served, 1, options()).await, open(&served, 2, options()).await);
+        assert_eq!(one.device().abilities().annex, Ability::Native);
+        for slot in AnnexSlot::ALL {
+            assert!(read_slot(&one, slot).await.unwrap().is_empty());
+            for len in [1, slot.most_bytes(), 0, 100] {
+                let bytes = pattern(len, len as u8);
+                write_slot(&one, slot, &bytes).await.unwrap();
+                assert!(read_slot(&one, slot).await.unwrap() == bytes[..]);
+                assert!(read_slot(&devices[0].0, slot).await.unwrap() == bytes[..], "as it is there");
+            }
+            assert!(read_slot(&two, slot).await.unwrap().is_empty());
+            let error = write_slot(&one, slot, &vec![0; slot.most_bytes() + 1]).await.unwrap_err();
+            assert!(matches!(error.failure(), Failure::Limit { .. }), "{error}");
+        }
+        served.target.stop();
+    });
+}
+
+#[test]
+fn both_are_repeated_when_the_connection_is_lost() {
+    run(|| async {
+        let losses = Rc::new(Cell::new(0));
+        let lost = Rc::clone(&losses);
+        let fake = serve_page(page(BOTH), move |asked| {
+            let kind = match asked {
+                Asked::Io(IoCommand::Digest(_)) => Reply::Done(77),
+                Asked::Admin(AdminCommand::SetFeatures(ask)) if ask.fid >= 0xC0 => Reply::Done(0),
+                Asked::Admin(AdminCommand::GetFeatures(ask)) if ask.fid >= 0xC0 => {
+                    Reply::Data(Frame::Scrub.encode(b"state").unwrap())
+                }
+                _ => return None,
+            };
+            lost.set(lost.get() + 1);
+            Some(if lost.get() % 2 == 1 { Reply::Close } else { kind })
+        });
+        let device = connect(&fake).await;
+        assert_eq!(digest(&device, extent(0, 9)).await.unwrap(), (77, 0));
+        write_slot(&device, AnnexSlot::Scrub, b"state").await.unwrap();
+        assert_eq!(read_slot(&device, AnnexSlot::Scrub).await.unwrap(), b"state");
+        assert_eq!((losses.get(), device.device().counters().reconnects), (6, 3));
+    });
+}
+
+#[test]
+fn targets_that_do_not_say_that_they_have_them_are_not_asked() {
+    run(|| async {
+        let none = (Ability::Absent, Ability::Absent);
+        let mut pages = vec![page(Extensions::NONE), page(BOTH)[..60].to_vec(), vec![0; 64], vec![0xFF; 64]];
+        for (at, byte) in [(0, b'X'), (8, 2), (12, 2)] {
+            pages.push(page(BOTH));
+            pages.last_mut().unwrap()[at] = byte;
+        }
+        for (i, lie) in pages.into_iter().enumerate() {
+            let device = connect(&serve_page(lie, |_| None)).await;
+            let abilities = device.device().abilities();
+            assert_eq!((abilities.digest, abilities.annex), none, "page {i}");
+        }
+        let mut large = page(BOTH);
+        large[23] = 0x7F;
+        let abilities = connect(&serve_page(large, |_| None)).await.device().abilities();
+        assert_eq!((abilities.digest, abilities.annex), (Ability::Native, Ability::Absent), "an annex of 2 GB");
+    });
+}
+
+#[test]
+fn nothing_of_ours_goes_to_targets_that_do_not_list_the_page() {
+    run(|| async {
+        // Without the list of pages, or when it is not in it; digests are made by reading.
+        for lists in [false, true] {
+            let asked = Rc::new(Cell::new(false));
+            let seen = Rc::clone(&asked);
+            let mut pages = good();
+            pages.controller.lpa = if lists { Lpa::SUPPORTED_LOG_PAGES } else { Lpa::NONE };
+            let fake = fake::serve(pages, move |command| {
+                let is_ours = match command {
+                    Asked::Admin(AdminCommand::GetLogPage(ask)) => ask.lid >= 0xC0,
+                    Asked::Admin(AdminCommand::GetFeatures(ask)) => ask.fid >= 0xC0,
+                    Asked::Admin(AdminCommand::SetFeatures(ask)) => ask.fid >= 0xC0,
+                    Asked::Io(IoCommand::Digest(_)) => true,
+                    _ => false,
+                };
+                seen.set(seen.get() || is_ours);
+                None
+            });
+            let device = connect(&fake).await;
+            assert_eq!(
+                (device.device().abilities().digest, device.abilities().digest),
+                (Ability::Absent, Ability::Emulated)
+            );
+            assert_eq!(digest(&device, extent(0, 4)).await.unwrap(), (guard::crc64(&[0; 16384]), 16384));
+            let error = read_slot(&device, AnnexSlot::Group).await.unwrap_err();
+            assert!(matches!(error.failure(), Failure::Absent(_)), "{error}");
+            assert!(!asked.get());
+        }
+    });
+}
+
+#[test]
+fn a_target_that_takes_the_place_of_another_is_not_sent_what_it_has_not_offered() {
+    run(|| async {
+        let (asked, first) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(true)));
+        let (count, is_first) = (Rc::clone(&asked), Rc::clone(&first));
+        let mut pages = good();
+        pages.controller.lpa = Lpa::SUPPORTED_LOG_PAGES;
+        let fake = fake::serve(pages, move |command| match command {
+            Asked::Admin(AdminCommand::GetLogPage(ask)) if ask.lid == 0 => {
+                Some(Reply::Data(supported_log_pages(&[LogPage::Extensions]).to_vec()))
+            }
+            Asked::Admin(AdminCommand::GetLogPage(ask)) if ask.lid == 0xC1 => {
+                Some(Reply::Data(page(if is_first.replace(false) { BOTH } else { Extensions::NONE })))
+            }
+            Asked::Io(IoCommand::Digest(_)) => {
+                count.set(count.get() + 1);
+                Some(Reply::Close)
+            }
+            _ => None,
+        });
+        let device = connect(&fake).await;
+        let error = digest(&device, extent(0, 1)).await.unwrap_err();
+        assert!(matches!(error.failure(), Failure::Absent(_)), "{error}");
+        assert_eq!(asked.get(), 1, "the second target got none");
+    });
+}
+
+#[test]
+fn slots_that_cannot_be_and_statuses_are_errors() {
+    run(|| async {
+        let good = Frame::Group.encode(b"label").unwrap();
+        let mut lies = vec![vec![], good[..64].to_vec(), good[..20_000].to_vec(), vec![0; 20_480], vec![0xFF; 20_480]];
+        for (at, byte) in [(0, b'X'), (8, 2), (10, 0xC1), (12, 6), (15, 0x7F), (64, b'L')] {
+            lies.push(good.clone());
+            lies.last_mut().unwrap()[at] = byte;
+        }
+        for (i, lie) in lies.into_iter().enumerate() {
+            let fake = serve_page(page(BOTH), move |asked| match asked {
+                Asked::Admin(AdminCommand::GetFeatures(ask)) if ask.fid == FeatureId::AnnexGroup.code() => {
+                    Some(Reply::Data(lie.clone()))
+                }
+                _ => None,
+            });
+            let error = read_slot(&connect(&fake).await, AnnexSlot::Group).await.unwrap_err();
+            let said = matches!(error.failure(), Failure::Media { reason } if reason.contains("cannot be used"));
+            assert!(said, "lie {i}: {error}");
+        }
+        for (code, wanted) in [
+            (StatusCode::NAMESPACE_WRITE_PROTECTED, Failure::ReadOnly.to_string()),
+            (StatusCode::INVALID_FIELD, "refuses".to_owned()),
+            (StatusCode::WRITE_FAULT, "annex to write".to_owned()),
+            (StatusCode::INVALID_OPCODE, "has no".to_owned()),
+        ] {
+            let fake = serve_page(page(BOTH), move |asked| match asked {
+                Asked::Admin(AdminCommand::SetFeatures(ask)) if ask.fid >= 0xC0 => Some(Reply::Status(code.status())),
+                Asked::Io(IoCommand::Digest(_)) => Some(Reply::Status(code.status())),
+                _ => None,
+            });
+            let device = connect(&fake).await;
+            let error = write_slot(&device, AnnexSlot::Scrub, b"state").await.unwrap_err().to_string();
+            assert!(error.contains(&wanted), "{error}");
+            digest(&device, extent(0, 4)).await.unwrap_err();
+        }
+    });
+}
+
+#[test]
+fn a_digest_that_fails_over_good_blocks_is_asked_again_once() {
+    run(|| async {
+        for (failures, works) in [(1, true), (2, false)] {
+            let (asked, count) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
+            let seen = Rc::clone(&asked);
+            let fake = serve_page(page(BOTH), move |command| match command {
+                Asked::Io(IoCommand::Digest(_)) => {
+                    seen.set(seen.get() + 1);
+                    count.set(count.get() + 1);
+                    let failed = Reply::Status(StatusCode::GUARD_CHECK_ERROR.status());
+                    Some(if count.get() <= failures { failed } else { Reply::Done(5) })
+                }
+                _ => None,
+            });
+            let outcome = digest(&connect(&fake).await, extent(0, 64)).await;
+            assert_eq!((outcome.is_ok(), asked.get()), (works, 2));
+        }
+    });
+}

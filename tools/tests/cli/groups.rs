@@ -1,0 +1,198 @@
+//! Targets made of several.
+
+use crate::common::server::Server;
+use crate::common::{Place, noise};
+
+/// A stripe of two volumes of 8 MiB with this content.
+fn striped(place: &Place, data: &[u8]) {
+    for leg in ["a", "b"] {
+        place.run(&format!("create {leg} --size 8MiB --guard crc16")).succeeds();
+    }
+    place.write("data", data);
+    place.run("copy data stripe:a,b").succeeds();
+}
+
+#[test]
+fn a_stripe_is_one_device_and_its_legs_are_devices() {
+    let (place, data) = (Place::new(), noise(3, 16 << 20));
+    striped(&place, &data);
+    assert!(place.blocks("stripe:a,b", 0, 4095) == data);
+    place.run("verify stripe:a,b").succeeds();
+    place.run("verify a").succeeds();
+    let chunk = 64 << 10;
+    assert!(place.blocks("b", 0, 15) == data[chunk..2 * chunk]);
+    place.run("compare stripe:a,b data").succeeds();
+    let info = place.run("info stripe:a,b --json").succeeds().json();
+    assert_eq!((&info["bytes"], &info["kind"]), (&(16 << 20).into(), &"stripe".into()));
+    assert_eq!(info["legs"].as_array().unwrap().len(), 2);
+    assert_eq!(
+        (&info["legs"][1]["kind"], &info["abilities"]["verify"]),
+        (&"protected volume".into(), &"native".into())
+    );
+}
+
+#[test]
+fn a_stripe_opens_only_as_it_was_made_and_says_how_that_was() {
+    let (place, data) = (Place::new(), noise(3, 16 << 20));
+    striped(&place, &data);
+    place.run("create c --size 8MiB --guard crc16").succeeds();
+    for command in ["verify", "info", "zero", "copy data"] {
+        place.run(&format!("{command} stripe:b,a")).fails(3, &["another order", "try: stripe:a,b"]);
+        place.run(&format!("{command} stripe-4KiB:a,b")).fails(3, &["chunks of 64 KiB", "try: stripe-64KiB:a,b"]);
+        place.run(&format!("{command} stripe:a,c")).fails(3, &["member 1 has no label", "1 is c"]);
+        place.run(&format!("{command} stripe:a,b,c")).fails(3, &["has 2 members, and 3 are given"]);
+    }
+    place.run("verify stripe-64KiB:a,b").succeeds();
+    assert!(place.blocks("stripe:a,b", 0, 4095) == data);
+    // Another stripe's member, and a mirror's.
+    for name in ["x", "y", "m", "n"] {
+        place.run(&format!("create {name} --size 8MiB --guard crc16")).succeeds();
+    }
+    place.run("zero stripe:x,y --range 0").succeeds();
+    place.run("verify stripe:a,y").fails(3, &["another stripe"]);
+    place.run("zero mirror:m,n --range 0").succeeds();
+    place.run("verify stripe:m,n").fails(3, &["member 0 has the label of another group"]);
+    assert_ne!(place.run("verify mirror:a,b").status, 0);
+    assert!(place.blocks("stripe:a,b", 0, 4095) == data);
+}
+
+#[test]
+fn legs_without_labels_are_a_stripe_only_where_that_is_said() {
+    let (place, data) = (Place::new(), noise(4, 1 << 20));
+    for name in ["a", "b"] {
+        place.run(&format!("create {name} --size 1MiB")).succeeds();
+    }
+    place.write("data", &data);
+    place.run("copy data b").succeeds();
+    place.run("verify stripe:a,b").fails(3, &["no label", "hold data", "stripe-nolabel:a,b"]);
+    place.run("copy data stripe:a,b").fails(3, &["stripe-nolabel:a,b"]);
+    assert!(place.blocks("b", 0, 255) == data);
+    place.run("copy data stripe:a,b --no-label").succeeds();
+    assert!(place.blocks("stripe-nolabel:a,b", 0, 255) == data);
+    place.run("verify stripe:a,b --no-label").succeeds();
+    place.write("f", &[0; 65536]);
+    place.write("g", &[0; 65536]);
+    place.run("info stripe:raw:f,raw:g").fails(3, &["no room for the label", "stripe-nolabel:raw:f,raw:g"]);
+    place.run("info stripe-4KiB-nolabel:raw:f,raw:g").succeeds();
+}
+
+#[test]
+fn a_first_labelling_that_was_cut_short_is_finished() {
+    let place = Place::new();
+    for name in ["a", "b"] {
+        place.run(&format!("create {name} --size 1MiB")).succeeds();
+    }
+    let blank = place.read("b");
+    place.run("zero stripe:a,b --range 0").succeeds();
+    place.write("b", &blank);
+    place.run("verify stripe:a,b").succeeds();
+    place.run("zero stripe:a,b --range 0").succeeds();
+    place.run("verify stripe:b,a").fails(3, &["another order"]);
+    // Once it holds something, a blank device is another one.
+    place.write("data", &noise(1, 2 << 20));
+    place.run("copy data stripe:a,b").succeeds();
+    place.write("b", &blank);
+    place.run("verify stripe:a,b").fails(3, &["member 1 has no label"]);
+}
+
+#[test]
+fn a_mirror_of_stripes_keeps_both_kinds_of_labels() {
+    let (place, data) = (Place::new(), noise(6, 2 << 20));
+    for name in ["a", "b", "c"] {
+        let size = if name == "c" { 2 } else { 1 };
+        place.run(&format!("create {name} --size {size}MiB")).succeeds();
+    }
+    place.write("data", &data);
+    place.run("copy data mirror:[stripe:a,b],c").succeeds();
+    place.run("verify mirror:[stripe:a,b],c").succeeds();
+    place.run("compare stripe:a,b c").succeeds();
+    place.run("verify mirror:[stripe:b,a],c").ends_with(3);
+    place.run("zero stripe:a,b").fails(3, &["member 1 of 2 of mirror"]);
+    place.run("zero a").fails(3, &["member 1 of 2 of stripe"]);
+    assert!(place.blocks("mirror:[stripe:a,b],c", 0, 511) == data);
+}
+
+#[test]
+fn damage_of_a_stripe_names_the_leg() {
+    let place = Place::new();
+    striped(&place, &noise(3, 16 << 20));
+    place.run("corrupt b --lba 2 --kind data").succeeds();
+    place.run("corrupt a --lba 17 --kind ref-tag").succeeds();
+    let report = place.run("verify stripe:a,b --json").ends_with(1).json();
+    let found: Vec<_> = report["errors"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|error| {
+            (error["lba"].as_u64().unwrap(), error["member"].as_str().unwrap(), error["field"].as_str().unwrap())
+        })
+        .collect();
+    assert_eq!(found, [(18, "b", "guard"), (33, "a", "ref_tag")]);
+    place.run("copy offset:18..18,stripe:a,b -").fails(3, &["damaged"]);
+}
+
+#[test]
+fn legs_that_do_not_go_together_are_refused() {
+    let place = Place::new();
+    place.run("create a --size 8MiB --guard crc16").succeeds();
+    place.run("create b --size 8MiB --guard crc64").succeeds();
+    place.run("info stripe:a,b").fails(3, &["stripe:a,b", "different formats"]);
+    place.run("zero stripe:a,a").fails(3, &["in use"]);
+    place.run("info stripe-5KiB:mem:1MiB,mem:1MiB").fails(3, &["no power of two"]);
+    place.run("info stripe:a,missing").fails(3, &["missing"]);
+    place.run("verify a").succeeds();
+}
+
+#[test]
+fn a_stripe_is_served_and_stripes_nest() {
+    let (place, data) = (Place::new(), noise(5, 4 << 20));
+    place.write("data", &data);
+    let server = Server::start(&place, "stripe:mem:4MiB,[stripe-8KiB:mem:2MiB,mem:2MiB]");
+    let name = server.ready["subsystems"][0]["nqn"].as_str().unwrap().to_owned();
+    let target = format!("nvme+tcp://{}/{name}", server.address());
+    place.run(&format!("copy data {target}")).succeeds();
+    assert!(place.blocks(&target, 0, 1023) == data);
+    place.run(&format!("copy data stripe-nolabel:[offset:0..511,{target}],[offset:512..1023,{target}]")).succeeds();
+    place.run(&format!("compare stripe-nolabel:[offset:0..511,{target}],[offset:512..1023,{target}] data")).succeeds();
+    server.stop().is_clean();
+}
+
+#[test]
+fn paths_to_one_namespace_are_one_device() {
+    let (place, data) = (Place::new(), noise(7, 4 << 20));
+    place.run("create v --size 4MiB --guard crc32c").succeeds();
+    place.write("data", &data);
+    let server = Server::start(&place, "v --protection shown");
+    let (v, port) = (server.target("v"), server.address().split_once(':').unwrap().1.to_owned());
+    let other = v.replace("127.0.0.1", "127.0.0.2");
+    let there = format!("multipath:{v},{v}?ddgst&timeout=3s");
+    place.run(&format!("copy data {there}")).succeeds();
+    assert!(place.blocks(&there, 0, 1023) == data);
+    let info = place.run(&format!("info {there} --json")).succeeds().json();
+    let paths: Vec<_> = info["paths"].as_array().unwrap().iter().map(|path| path["live"].clone()).collect();
+    assert_eq!((paths, info["legs"].as_array().unwrap().len()), (vec![true.into(), true.into()], 2));
+    assert_eq!(info["protection"]["guard"], "crc32c");
+    // Nobody listens on the other address: one path is enough.
+    let half = format!("multipath:{other},{v}");
+    let verified = place.run(&format!("verify {half} --json")).succeeds().json();
+    assert_eq!((&verified["offloaded"], &verified["bytes_transferred"]), (&true.into(), &0.into()));
+    let text = place.run(&format!("info {half}"));
+    text.succeeds()
+        .says(&[&format!("{other}?timeout=5s&keepalive=5s&reconnect=0ms: not live: "), &format!(":{port}/")]);
+    place.run(&format!("info multipath:{other},{other}")).fails(3, &["connecting"]);
+    server.stop().is_clean();
+    place.run("verify v").succeeds();
+    assert!(place.blocks("v", 0, 1023) == data);
+}
+
+#[test]
+fn paths_to_different_devices_are_refused() {
+    let place = Place::new();
+    let server = Server::start(&place, "mem:1MiB null:1MiB");
+    let (mem, null) = (server.target("mem"), server.target("null"));
+    place.run(&format!("info multipath:{mem},{mem}")).succeeds();
+    place.run(&format!("info multipath:{mem},{null}")).fails(3, &["another device"]);
+    place.run(&format!("info multipath:[offset:0..9,{mem}],[offset:10..19,{mem}]")).fails(3, &["another device"]);
+    place.run("info multipath:mem:1MiB,mem:1MiB").fails(3, &["nothing tells"]);
+    server.stop().is_clean();
+}

@@ -1,0 +1,397 @@
+//! Mirrors: legs that go away and come back, are added and taken out, and what is refused.
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::process::Child;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::common::mirror::{BLOCK, filled, verify};
+use crate::common::server::Server;
+use crate::common::{Answer, Place, answer_of, noise};
+
+#[test]
+fn a_leg_that_was_gone_gets_what_it_missed_and_is_not_read_before() {
+    let place = Place::with_runtime("syscalls");
+    let mut data = filled(&place, 4096);
+    let away = |name: &str, back: bool| {
+        let hidden = place.path(format!("{name}.away"));
+        let (from, to) = if back { (hidden, place.path(name)) } else { (place.path(name), hidden) };
+        std::fs::rename(from, to).unwrap();
+    };
+    away("b", false);
+    let piece = noise(77, 600 * BLOCK);
+    place.write("piece", &piece);
+    let written = place.run("copy piece offset:1000..1599,mirror:a,b");
+    assert!(written.succeeds().stderr.contains("goes without b"), "{}", written.stderr);
+    data[1000 * BLOCK..1600 * BLOCK].copy_from_slice(&piece);
+    away("b", true);
+    let info = place.run("info mirror:a,b --json").succeeds().json();
+    assert_eq!(info["mirror"]["legs"][1]["standing"], "missing");
+    assert_eq!(info["mirror"]["legs"][1]["missed_bytes"], 38 << 16, "the regions of 64 KiB that were written to");
+    place.run("copy mirror:b,a out").succeeds();
+    assert!(place.read("out") == data, "a stale leg was read");
+
+    // Whoever opens it to write brings the leg up to date; a server stays long enough.
+    let server = Server::start(&place, "--log info mirror:a,b");
+    let since = Instant::now();
+    thread::sleep(Duration::from_secs(1));
+    let ended = server.stop();
+    let told = ended.told_of("a leg is up to date");
+    assert_eq!(told.len(), 1, "{} after {:?}", ended.stderr, since.elapsed());
+    let copied = told[0]["copied_bytes"].as_u64().unwrap();
+    assert!((600 * BLOCK as u64..=38 << 16).contains(&copied), "{copied} bytes were copied");
+    place.run("compare a b").succeeds();
+    assert!(place.blocks("b", 0, 4095) == data);
+}
+
+#[test]
+fn legs_that_were_written_apart_are_refused() {
+    let place = Place::with_runtime("syscalls");
+    filled(&place, 512);
+    let rename = |from: &str, to: &str| std::fs::rename(place.path(from), place.path(to)).unwrap();
+    rename("b", "b.away");
+    place.run("zero mirror:a,b --range 0..0").succeeds();
+    rename("a", "a.away");
+    rename("b.away", "b");
+    place.run("zero mirror:a,b --range 1..1").succeeds();
+    rename("a.away", "a");
+    place.run("copy mirror:a,b out").fails(3, &["split brain", "look at each leg by itself"]);
+    place.run("verify mirror:a,b").fails(3, &["split brain"]);
+    // One of them is given up, and a new leg takes its place.
+    rename("b", "b.away");
+    place.run("create n --size 2MiB").succeeds();
+    place.run("mirror replace mirror:a,b b n").succeeds().says(&["n: current"]);
+    place.run("compare a n").succeeds();
+    rename("n", "b");
+    place.run("verify mirror:a,b").succeeds();
+    // A new volume in the place of a leg is not used until it is made one.
+    place.run("create b --size 2MiB --force").succeeds();
+    place.run("copy data b").succeeds();
+    let without = place.run("copy mirror:a,b out");
+    assert!(without.succeeds().stderr.contains("goes without b: no label"), "{}", without.stderr);
+    assert!(place.read("out") == place.blocks("a", 0, 511));
+    place.run("mirror replace mirror:a,b b").fails(3, &["b holds data", "--force"]);
+    place.run("mirror replace mirror:a,b b --force").succeeds().says(&["b: current"]);
+    place.run("compare a b").succeeds();
+    verify(&place, "mirror:b,a", 0);
+}
+
+#[test]
+fn legs_are_added_replaced_and_taken_out() {
+    let place = Place::with_runtime("syscalls");
+    let data = filled(&place, 1024);
+    for name in ["c", "d", "small"] {
+        let blocks = if name == "small" { 1023 } else { 1024 };
+        place.run(&format!("create {name} --size {}", blocks * BLOCK)).succeeds();
+    }
+    place.run("mirror add mirror:a,b small").fails(3, &["1023 blocks"]);
+    place.run("mirror add mirror:a,b a").fails(3, &["in use"]);
+    place.run("mirror add a c").fails(3, &["label of leg 0", "--force"]);
+    place.run("mirror add mirror:a,b c").succeeds().says(&["c: current"]);
+    place.run("compare a c").succeeds();
+    place.run("copy mirror:a,c out").succeeds();
+    place.run("verify mirror:a,b,c").succeeds();
+    place.run("mirror replace mirror:a,b,c x d").fails(2, &["no leg x"]);
+    place.run("mirror replace mirror:a,b,c b d").succeeds().says(&["d: current"]);
+    place.run("copy mirror:a,b out").fails(3, &["was taken out"]);
+    let status = place.run("mirror status mirror:d,a,c --json").succeeds().json();
+    let legs = status["legs"].as_array().unwrap().iter().filter(|leg| leg["standing"] == "current");
+    assert_eq!(legs.count(), 3);
+    place.run("mirror remove mirror:a,c,d a").succeeds();
+    place.run("mirror remove mirror:c,d c").succeeds();
+    place.run("copy mirror:c,d out").fails(3, &["was taken out"]);
+    assert!(place.blocks("d", 0, 1023) == data);
+}
+
+#[test]
+fn a_leg_is_replaced_while_the_mirror_is_in_use() {
+    let place = Place::new();
+    filled(&place, 2048);
+    place.run(&format!("create c --size {}", 2048 * BLOCK)).succeeds();
+    let server = Server::start(&place, "mirror:a,b");
+    place.write("piece", &noise(9, 512 * BLOCK));
+    let writer = load(&place, &format!("offset:100..611,{}", server.target("mirror")), "piece");
+    place.run("mirror status mirror:a,b").succeeds().says(&["a: current", "b: current"]);
+    place.run("mirror replace mirror:a,b b c").succeeds().says(&["a: current", "c: current"]);
+    place.run("mirror remove mirror:a,b x").fails(2, &["no leg x"]);
+    // What a new leg is called is meant where it is typed, and not where the server is.
+    fs::create_dir(place.path("elsewhere")).unwrap();
+    place.run(&format!("create elsewhere/c --size {}", 2048 * BLOCK)).succeeds();
+    let mut command = place.command("mirror add mirror:a,b c");
+    let answer = crate::common::answer(command.current_dir(place.path("elsewhere")));
+    answer.succeeds().says(&["elsewhere/c: current"]);
+    end(writer);
+    server.stop().is_clean();
+    place.run("compare a c").succeeds();
+    place.run("verify mirror:a,c,elsewhere/c").succeeds();
+    place.run("verify mirror:a,b").fails(3, &["was taken out"]);
+}
+
+/// Copies this into a target, over and over, until told to stop; what became of the copies does not matter.
+fn load(place: &Place, target: &str, file: &str) -> Child {
+    let script = format!("while \"$0\" copy {file} {target} 2>/dev/null; do :; done");
+    // A group of its own, so that the copy under way ends with the shell.
+    let mut shell = std::process::Command::new("sh");
+    shell.process_group(0);
+    shell.args(["-c", &script, env!("CARGO_BIN_EXE_sealblock")]).current_dir(place.path(""));
+    shell.env("SEALBLOCK_RUNTIME", "syscalls").stdin(std::process::Stdio::null()).spawn().unwrap()
+}
+
+fn end(mut child: Child) {
+    let group = format!("-{}", child.id());
+    assert!(std::process::Command::new("kill").args(["-s", "KILL", "--", &group]).status().unwrap().success());
+    child.wait().unwrap();
+}
+
+#[test]
+fn a_leg_away_that_is_killed_under_load_comes_back_with_what_it_missed() {
+    let place = Place::new();
+    filled(&place, 4096);
+    let back = Server::start(&place, "--protection shown --as-member b");
+    let (address, b) = (back.address().to_owned(), back.target("b"));
+    let front = Server::start(&place, &format!("--log info mirror:a,{b}?timeout=2s"));
+    let mirror = front.target("mirror");
+    place.write("piece", &noise(5, 64 * BLOCK));
+    let writer = load(&place, &format!("offset:300..363,{mirror}"), "piece");
+    thread::sleep(Duration::from_millis(700));
+    back.kill();
+    // Writes go on without it; nothing else is written to, so that what it misses is known.
+    thread::sleep(Duration::from_secs(2));
+    place.write("last", &noise(6, 64 * BLOCK));
+    place.run(&format!("copy last offset:2000..2063,{mirror}")).succeeds();
+    end(writer);
+    let back = Server::start_at(&place, &format!("--listen {address} --protection shown --as-member b"));
+    let until = Instant::now() + Duration::from_secs(60);
+    let is_equal = |answer: &Answer| answer.status == 0;
+    while !is_equal(&place.run(&format!("compare {b} {mirror}"))) {
+        assert!(Instant::now() < until, "the leg does not come back");
+        thread::sleep(Duration::from_millis(300));
+    }
+    let ended = front.stop();
+    back.stop().is_clean();
+    let told = ended.told_of("a leg is up to date");
+    assert!(ended.stderr.contains("goes on without a leg") && !told.is_empty(), "{}", ended.stderr);
+    let copied = told[0]["copied_bytes"].as_u64().unwrap();
+    assert!(copied <= 6 << 20, "{copied} bytes were copied");
+    place.run("compare a b").succeeds();
+    verify(&place, "mirror:a,b", 0);
+}
+
+#[test]
+fn a_mirror_that_is_killed_at_any_moment_has_legs_alike_afterwards() {
+    let place = Place::new();
+    filled(&place, 2048);
+    for round in 0..6 {
+        let server = Server::start(&place, "mirror:a,b");
+        place.write("piece", &noise(round, 512 * BLOCK));
+        let writer = load(
+            &place,
+            &format!("offset:{}..{},{}", round * 200, round * 200 + 511, server.target("mirror")),
+            "piece",
+        );
+        thread::sleep(Duration::from_millis(150 + 37 * round));
+        // However slow the machine is, something was written before the end.
+        place.run(&format!("zero {} --range 0..0", server.target("mirror"))).succeeds();
+        server.kill();
+        end(writer);
+        // What may differ is not damage, and nobody calls it clean before it is made alike.
+        verify(&place, "mirror:a,b", 4);
+        place.run("verify mirror:a,b --repair").succeeds();
+        verify(&place, "mirror:a,b", 0);
+        place.run("compare a b").succeeds();
+    }
+}
+
+#[test]
+fn serving_a_leg_beside_its_mirror_is_refused() {
+    let place = Place::with_runtime("syscalls");
+    filled(&place, 512);
+    let refused = answer_of(place.start("serve --listen 127.0.0.1:0 mirror:a,b a"));
+    refused.fails(2, &["named twice"]);
+}
+
+#[test]
+fn devices_that_hold_data_are_made_a_mirror_only_on_purpose() {
+    let place = Place::with_runtime("syscalls");
+    let data = noise(21, 256 * BLOCK);
+    place.write("d", &data);
+    for name in ["f1", "f2", "f3"] {
+        place.run("create NAME --size 1MiB".replace("NAME", name).as_str()).succeeds();
+    }
+    place.run("copy d f1").succeeds();
+    let refused = answer_of(place.start("serve --listen 127.0.0.1:0 mirror:f1,f2"));
+    refused.fails(3, &["no label", "f1", "sealblock mirror create"]);
+    for command in ["verify mirror:f1,f2", "copy d mirror:f1,f2", "copy mirror:f2,f1 out", "mirror status mirror:f1,f2"]
+    {
+        place.run(command).fails(3, &["sealblock mirror create"]);
+    }
+    // The one that holds data is the one whose content counts.
+    place.run("mirror create f2 f1").succeeds().says(&["f1: current", "f2: current", "mirror:f2,f1"]);
+    assert!(place.blocks("f2", 0, 255) == data && place.blocks("mirror:f1,f2", 0, 255) == data);
+    verify(&place, "mirror:f1,f2", 0);
+    place.run("mirror create f1 f3").fails(3, &["label of leg", "--force"]);
+    // Several that hold data: somebody has to say which one counts, and that the other one may be replaced.
+    place.write("e", &noise(22, 256 * BLOCK));
+    for name in ["g1", "g2"] {
+        place.run("create NAME --size 1MiB".replace("NAME", name).as_str()).succeeds();
+        place.run("copy e NAME".replace("NAME", name).as_str()).succeeds();
+    }
+    place.run("copy d g1").succeeds();
+    place.run("mirror create g1 g2").fails(3, &["g1, g2", "--from"]);
+    place.run("mirror create g1 g2 --from g3").fails(2, &["none of its devices"]);
+    place.run("mirror create g1 g2 --from g2").fails(3, &["g1 holds data", "--force"]);
+    place.run("mirror create g1 g2 --from g1 --force").succeeds();
+    assert!(place.blocks("g2", 0, 255) == data);
+    // A plain volume becomes the first leg of a mirror.
+    place.run("create h --size 1MiB").succeeds();
+    place.run("copy d h").succeeds();
+    place.run("mirror add h f3").succeeds().says(&["mirror:h,f3"]);
+    assert!(place.blocks("f3", 0, 255) == data);
+}
+
+#[test]
+fn devices_that_are_not_alike_are_refused_with_what_differs() {
+    let place = Place::with_runtime("syscalls");
+    place.run("create a --size 1MiB").succeeds();
+    for (options, what) in [
+        ("--size 2MiB", ["256 blocks", "512"]),
+        ("--size 1MiB --block-size 512", ["blocks of 512 bytes", "4096"]),
+        ("--size 1MiB --guard crc16", ["crc16 Type 1", "crc32c Type 1"]),
+    ] {
+        place.run(&format!("create b {options} --force")).succeeds();
+        for command in ["mirror create b a", "mirror create a b", "copy a mirror:a,b"] {
+            place.run(command).ends_with(3);
+        }
+        let refused = place.run("mirror create a b");
+        assert!(what.iter().any(|what| refused.stderr.contains(what)), "{}", refused.stderr);
+        assert!(place.run("info a --json").succeeds().json()["mirror"].is_null());
+    }
+    place.run("create b --size 1MiB --force").succeeds();
+    place.run("mirror create a b").succeeds();
+}
+
+/// A leg with other seals, or none, would have what it reads sealed anew on the others, rot included.
+#[test]
+fn blank_devices_that_are_not_alike_take_nothing_together() {
+    let place = Place::with_runtime("syscalls");
+    place.write("d", &noise(24, 4 * BLOCK));
+    for options in
+        ["--size 1MiB --guard none", "--size 1MiB --guard crc16", "--size 2MiB", "--size 1MiB --block-size 512"]
+    {
+        place.run("create a --size 1MiB --force").succeeds();
+        place.run(&format!("create b {options} --force")).succeeds();
+        for command in ["copy d mirror:a,b", "copy d mirror:b,a", "mirror status mirror:a,b", "verify mirror:a,b"] {
+            let answer = place.run(command);
+            assert_eq!(answer.status, 3, "{command}, b with {options}: {}", answer.stderr);
+        }
+        for name in ["a", "b"] {
+            place.run(&format!("compare --zero {name}")).succeeds();
+        }
+    }
+}
+
+#[test]
+fn a_copy_that_was_interrupted_goes_on_where_the_mirror_is_next_used() {
+    let place = Place::new();
+    let data = noise(23, 4096 * BLOCK);
+    place.write("d", &data);
+    for name in ["a", "b"] {
+        place.run(&format!("create {name} --size {}", data.len())).succeeds();
+    }
+    place.run("copy d a").succeeds();
+    place.run("mirror create a b --no-wait").succeeds();
+    place.run("copy mirror:b,a out").succeeds();
+    assert!(place.read("out") == data, "what is not alike yet is not read");
+    // Killed at several moments, it is never read before it is done, and goes on.
+    for round in 0..4 {
+        let server = Server::start(&place, "mirror:a,b");
+        thread::sleep(Duration::from_millis(7 * round));
+        server.kill();
+        place.run("copy mirror:b,a out").succeeds();
+        assert!(place.read("out") == data);
+    }
+    let server = Server::start(&place, "mirror:a,b");
+    let until = Instant::now() + Duration::from_secs(60);
+    while place.run("mirror status mirror:a,b --json").json()["legs"][1]["standing"] != "current" {
+        assert!(Instant::now() < until, "the legs are not made alike");
+        thread::sleep(Duration::from_millis(50));
+    }
+    server.stop().is_clean();
+    place.run("compare a b").succeeds();
+    verify(&place, "mirror:a,b", 0);
+}
+
+#[test]
+fn an_older_image_that_was_written_alone_is_refused_and_nothing_of_either_side_is_lost() {
+    for first in ["a", "b"] {
+        let place = Place::with_runtime("syscalls");
+        filled(&place, 512);
+        let second = if first == "a" { "b" } else { "a" };
+        let file = |name: &str| place.path(name);
+        // An image of one leg, put back after both were written to again.
+        std::fs::copy(file(first), file("older")).unwrap();
+        for round in 0..5 {
+            place.write("piece", &noise(30 + round, 8 * BLOCK));
+            place.run(&format!("copy piece offset:{}..{},mirror:a,b", 8 * round, 8 * round + 7)).succeeds();
+        }
+        std::fs::rename(file("older"), file(first)).unwrap();
+        std::fs::rename(file(second), file("away")).unwrap();
+        place.write("piece", &noise(40, 8 * BLOCK));
+        place.run("copy piece offset:100..107,mirror:a,b").succeeds();
+        // And then the other one without it.
+        std::fs::rename(file(first), file("away.too")).unwrap();
+        std::fs::rename(file("away"), file(second)).unwrap();
+        place.write("other", &noise(41, 8 * BLOCK));
+        place.run("copy other offset:200..207,mirror:a,b").succeeds();
+        std::fs::rename(file("away.too"), file(first)).unwrap();
+        for command in ["verify mirror:a,b", "copy mirror:b,a out", "zero mirror:a,b --range 0..0"] {
+            place.run(command).fails(3, &["split brain", "look at each leg by itself"]);
+        }
+        assert!(place.blocks(first, 100, 107) == noise(40, 8 * BLOCK));
+        assert!(place.blocks(second, 200, 207) == noise(41, 8 * BLOCK));
+        // The one to be given up is replaced on purpose.
+        std::fs::rename(file(second), file("given.up")).unwrap();
+        place.run(&format!("create {second} --size 2MiB")).succeeds();
+        place.run(&format!("mirror replace mirror:a,b {second}")).succeeds();
+        place.run("compare a b").succeeds();
+    }
+}
+
+#[test]
+fn an_older_image_that_was_not_written_to_is_only_brought_up_to_date() {
+    let place = Place::with_runtime("syscalls");
+    filled(&place, 512);
+    std::fs::copy(place.path("a"), place.path("older")).unwrap();
+    place.write("piece", &noise(50, 8 * BLOCK));
+    place.run("copy piece offset:0..7,mirror:a,b").succeeds();
+    std::fs::rename(place.path("older"), place.path("a")).unwrap();
+    // Opened alone, but nothing was changed: there is one history.
+    std::fs::rename(place.path("b"), place.path("away")).unwrap();
+    place.run("verify mirror:a,b --repair");
+    std::fs::rename(place.path("away"), place.path("b")).unwrap();
+    assert!(place.blocks("mirror:a,b", 0, 7) == noise(50, 8 * BLOCK));
+    place.run("mirror replace mirror:a,b a a --force").succeeds();
+    place.run("compare a b").succeeds();
+}
+
+#[test]
+fn a_leg_that_was_taken_out_opens_neither_alone_nor_with_an_outdated_one() {
+    let place = Place::with_runtime("syscalls");
+    filled(&place, 512);
+    place.run("create c --size 2MiB").succeeds();
+    place.run("mirror add mirror:a,b c").succeeds();
+    let rename = |from: &str, to: &str| std::fs::rename(place.path(from), place.path(to)).unwrap();
+    // The second leg does not know what comes next.
+    rename("b", "b.away");
+    place.run("zero mirror:a,b,c --range 0..7").succeeds();
+    place.run("mirror remove mirror:a,b,c c").succeeds();
+    place.run("zero mirror:a,b --range 8..15").succeeds();
+    rename("a", "a.away");
+    rename("b.away", "b");
+    place.run("copy mirror:a,c out").fails(3, &["left behind"]);
+    place.run("copy mirror:b,c out").fails(3, &["left behind"]);
+    rename("a.away", "a");
+    place.run("copy mirror:a,c out").fails(3, &["was taken out"]);
+    place.run("mirror status mirror:a,b").ends_with(4);
+}

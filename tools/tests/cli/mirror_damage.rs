@@ -1,0 +1,221 @@
+//! Damage on the legs of mirrors: what heals, what is lost, and what each exit status says of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::thread;
+
+use crate::common::mirror::{BLOCK, filled, verify};
+use crate::common::server::Server;
+use crate::common::{Place, noise};
+use serde_json::Value;
+
+const KINDS: [&str; 6] = ["data", "guard", "ref-tag", "app-tag", "lost-write", "misdirected"];
+
+/// Different numbers below `blocks`.
+fn draw(seed: u64, count: usize, blocks: u64) -> Vec<u64> {
+    let (mut drawn, mut state) = (BTreeSet::new(), seed);
+    while drawn.len() < count {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        drawn.insert((state >> 33) % blocks);
+    }
+    drawn.into_iter().collect()
+}
+
+fn corrupt(place: &Place, volume: &str, lbas: impl IntoIterator<Item = u64>) {
+    for (lba, kind) in lbas.into_iter().zip(KINDS.into_iter().cycle()) {
+        place.run(&format!("corrupt {volume} --lba {lba} --kind {kind}")).succeeds();
+    }
+}
+
+/// Block, leg and whether it was repaired.
+fn errors(report: &Value) -> Vec<(u64, String, bool)> {
+    let errors = report["errors"].as_array().unwrap().iter();
+    errors
+        .map(|error| {
+            let leg = error["member"].as_str().unwrap_or_default().to_owned();
+            (error["lba"].as_u64().unwrap(), leg, error["repaired"].as_bool().unwrap())
+        })
+        .collect()
+}
+
+fn lbas(report: &Value) -> BTreeSet<u64> {
+    errors(report).into_iter().map(|(lba, ..)| lba).collect()
+}
+
+#[test]
+fn a_thousand_damaged_blocks_on_each_leg_one_of_them_away_are_answered_and_healed() {
+    let place = Place::with_runtime("syscalls");
+    let data = filled(&place, 8192);
+    let damaged = draw(5, 2000, 8192);
+    let (on_a, on_b) = damaged.split_at(1000);
+    thread::scope(|scope| {
+        scope.spawn(|| corrupt(&place, "a", on_a.iter().copied()));
+        scope.spawn(|| corrupt(&place, "b", on_b.iter().copied()));
+    });
+    assert_eq!(lbas(&verify(&place, "a", 1)), on_a.iter().copied().collect());
+    let server = Server::start(&place, "--protection shown --as-member b");
+    let b = server.target("b");
+    let mirror = format!("mirror:a,{b}");
+    assert_eq!(lbas(&verify(&place, &b, 1)), on_b.iter().copied().collect());
+
+    // Nothing is healed by somebody who only reads; every block is right all the same.
+    place.run(&format!("copy {mirror} out")).succeeds();
+    assert!(place.read("out") == data);
+
+    let repaired = place.run(&format!("verify {mirror} --repair --json")).ends_with(1).json();
+    let found = errors(&repaired);
+    assert_eq!(found.len(), 2000);
+    assert!(found.iter().all(|(_, _, repaired)| *repaired));
+    let legs: BTreeSet<u64> = found.iter().filter(|(_, leg, _)| leg == "a").map(|(lba, ..)| *lba).collect();
+    assert_eq!(legs, on_a.iter().copied().collect());
+    verify(&place, "a", 0);
+    verify(&place, &b, 0);
+    let clean = verify(&place, &mirror, 0);
+    assert_eq!(clean["bytes_transferred"], 0, "both legs look and sum where their data are");
+    server.stop().is_clean();
+    place.run("compare a b").succeeds();
+}
+
+/// Whether the pieces of a mirror between these blocks read as expected, and the blocks themselves fail.
+fn assert_reads_but(place: &Place, data: &[u8], lost: &[u64]) {
+    let mut first = 0;
+    for end in lost.iter().copied().chain([(data.len() / BLOCK) as u64]) {
+        if first < end {
+            let expected = &data[first as usize * BLOCK..end as usize * BLOCK];
+            assert!(place.blocks("mirror:a,b", first, end - 1) == expected, "blocks {first} to {}", end - 1);
+        }
+        first = end + 1;
+    }
+    for lba in lost {
+        place.run(&format!("copy offset:{lba}..{lba},mirror:a,b out")).fails(3, &["integrity"]);
+    }
+}
+
+/// Whether a block of 8192 lies in one of a hundred regions of 64 KiB, of 16 blocks each, that a leg lacks.
+fn is_stale(lba: u64) -> bool {
+    lba % 80 < 16 && lba < 8000
+}
+
+/// The block that is written in each of these regions.
+fn is_written(lba: u64) -> bool {
+    is_stale(lba) && lba % 80 == 3
+}
+
+/// A thousand blocks to be damaged on one leg, a thousand others on the other one, and fifty on both.
+fn draw_damage() -> [Vec<u64>; 3] {
+    let mix = |lba: &u64| lba.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(20) & 0xFFFF_FFFF;
+    let (mut both, mut others): (Vec<u64>, Vec<u64>) = (Vec::new(), Vec::new());
+    for lba in draw(9, 2200, 8192).into_iter().filter(|lba| !is_written(*lba)) {
+        if both.len() < 50 && !is_stale(lba) && mix(&lba) % 8 == 0 { both.push(lba) } else { others.push(lba) }
+    }
+    others.sort_by_key(mix);
+    [others[..1000].to_vec(), others[1000..2000].to_vec(), both]
+}
+
+/// Two legs, of which the second, `b.away`, lacks a hundred regions, with this damage; and what they should hold.
+fn damaged_and_stale(place: &Place, [on_a, on_b, both]: &[Vec<u64>; 3]) -> Vec<u8> {
+    let mut data = filled(place, 8192);
+    verify(place, "mirror:a,b", 0);
+    rename(place, "b", "b.away");
+    for lba in (0..8192).filter(|lba| is_written(*lba)) {
+        place.run(&format!("zero mirror:a,b --range {lba}..{lba}")).succeeds();
+        let lba = lba as usize;
+        data[lba * BLOCK..(lba + 1) * BLOCK].fill(0);
+    }
+    let alone = verify(place, "mirror:a,b", 4);
+    assert_eq!((errors(&alone), alone["unchecked"].as_array().unwrap().len()), (vec![], 1), "no damage, and no b");
+    place.run("mirror status mirror:a,b").ends_with(4);
+    // What was not rewritten in a region that b lacks is current there: what is left of the data's seal on a proves it.
+    rot(place, "a", &data, on_a.iter().chain(both));
+    rot(place, "b.away", &data, on_b.iter().chain(both));
+    data
+}
+
+/// Flips a bit of what the file of a volume holds of these blocks, wherever that lies.
+fn rot<'a>(place: &Place, volume: &str, data: &[u8], lbas: impl Iterator<Item = &'a u64>) {
+    let blocks = lbas.map(|lba| (&data[*lba as usize * BLOCK..][..BLOCK], *lba));
+    let (mut left, mut file): (BTreeMap<&[u8], u64>, Vec<u8>) = (blocks.collect(), place.read(volume));
+    for held in file.chunks_exact_mut(BLOCK) {
+        if left.remove(&*held).is_some() {
+            held[7] ^= 1;
+        }
+    }
+    assert!(left.is_empty(), "{volume} does not hold {:?}", left.values());
+    place.write(volume, &file);
+}
+
+fn rename(place: &Place, from: &str, to: &str) {
+    std::fs::rename(place.path(from), place.path(to)).unwrap();
+}
+
+#[test]
+fn damage_on_both_legs_beside_a_hundred_stale_regions_ends_as_the_exit_status_says() {
+    let place = Place::with_runtime("syscalls");
+    let damage = draw_damage();
+    let data = damaged_and_stale(&place, &damage);
+    let [_, _, both] = &damage;
+    assert_eq!(errors(&verify(&place, "mirror:a,b", 1)).len(), 1050, "damage counts for more than a leg that is away");
+
+    rename(&place, "b.away", "b");
+    let repaired = verify(&place, "mirror:a,b --repair", 1);
+    let lasting = |report: &Value| -> BTreeSet<(u64, String)> {
+        errors(report).into_iter().filter(|(_, _, repaired)| !repaired).map(|(lba, leg, _)| (lba, leg)).collect()
+    };
+    let lost: BTreeSet<_> = both.iter().flat_map(|lba| ["a", "b"].map(|leg| (*lba, leg.to_owned()))).collect();
+    assert_eq!(lasting(&repaired), lost);
+    assert_eq!(lasting(&verify(&place, "mirror:a,b", 1)), lost, "and nothing else is left");
+    assert_reads_but(&place, &data, both);
+    place.run("mirror status mirror:a,b").succeeds();
+
+    // Writing the lost ones ends it.
+    for lba in both {
+        place.run(&format!("zero mirror:a,b --range {lba}..{lba}")).succeeds();
+    }
+    assert_eq!(errors(&verify(&place, "mirror:a,b", 0)), []);
+    rename(&place, "a", "a.away");
+    verify(&place, "mirror:a,b", 4);
+}
+
+#[test]
+fn blocks_damaged_on_both_legs_are_lost_and_stay_so() {
+    let place = Place::with_runtime("syscalls");
+    let data = filled(&place, 512);
+    corrupt(&place, "a", [3, 100, 200]);
+    corrupt(&place, "b", [4, 100]);
+    for _ in 0..2 {
+        let report = place.run("verify mirror:a,b --repair --json").ends_with(1).json();
+        let lost: Vec<_> = errors(&report).into_iter().filter(|(_, _, repaired)| !repaired).collect();
+        assert_eq!(lost, [(100, "a".to_owned(), false), (100, "b".to_owned(), false)]);
+    }
+    let told = place.run("verify mirror:a,b --repair");
+    assert!(told.ends_with(1).stderr.contains("2 of 2 could not be repaired"), "{}", told.stderr);
+    place.run("copy mirror:a,b out").fails(3, &["block 100"]);
+    assert!(place.blocks("mirror:a,b", 0, 99) == data[..100 * BLOCK]);
+    place.run("zero mirror:a,b --range 100..100").succeeds();
+    verify(&place, "mirror:a,b", 0);
+}
+
+#[test]
+fn a_lost_write_is_healed_where_generations_are_known_and_a_conflict_where_not() {
+    let place = Place::with_runtime("syscalls");
+    let data = filled(&place, 512);
+    place.run("corrupt b --lba 7 --kind lost-write").succeeds();
+    let report = place.run("verify mirror:a,b --repair --json").ends_with(1).json();
+    assert_eq!(errors(&report), [(7, "b".to_owned(), true)]);
+    assert_eq!(report["errors"][0]["field"], "storage_tag");
+    assert!(place.blocks("b", 7, 7) == data[7 * BLOCK..8 * BLOCK]);
+    verify(&place, "mirror:a,b", 0);
+
+    // A raw file keeps no generations.
+    place.run(&format!("create r --size {} --block-size 512 --guard none", 64 * BLOCK)).succeeds();
+    std::fs::File::create(place.path("s")).unwrap().set_len(64 * BLOCK as u64).unwrap();
+    place.write("data", &noise(3, 64 * BLOCK));
+    place.run("copy data mirror:r,raw:s").succeeds();
+    verify(&place, "mirror:r,raw:s", 0);
+    place.poke("s", 512 * 33, &[0; 512]);
+    let report = place.run("verify mirror:r,raw:s --repair --json").ends_with(1).json();
+    assert_eq!(
+        (errors(&report), &report["errors"][0]["field"]),
+        (vec![(33, "raw:s".to_owned(), false)], &"conflict".into())
+    );
+    place.run("verify mirror:r,raw:s").ends_with(1).says(&["block 33 on raw:s: conflict: good copies differ"]);
+}

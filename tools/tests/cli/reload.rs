@@ -1,0 +1,229 @@
+//! SIGHUP: what changes, what stays, and what is refused.
+
+use crate::common::Place;
+use crate::common::server::Server;
+use serde_json::Value;
+
+fn subsystem(name: &str, more: &str, target: &str) -> String {
+    format!("[[subsystems]]\nname = \"{name}\"\n{more}[[subsystems.namespaces]]\ntarget = \"{target}\"\n")
+}
+
+/// Has a server read this configuration.
+#[track_caller]
+fn reload(place: &Place, server: &mut Server, text: &str) -> Value {
+    place.write("sealblock.toml", text.as_bytes());
+    server.signal("HUP");
+    server.event()
+}
+
+fn names(event: &Value) -> Vec<String> {
+    let subsystems = event["subsystems"].as_array().unwrap().iter();
+    subsystems.map(|subsystem| subsystem["nqn"].as_str().unwrap().rsplit(':').next().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn subsystems_and_namespaces_come_and_go_while_others_are_used() {
+    let place = Place::new();
+    for name in ["v", "w"] {
+        place.run(&format!("create {name} --size 8MiB")).succeeds();
+    }
+    place.write("data", &crate::common::noise(1, 1 << 20));
+    let (v, mem) = (subsystem("a", "", "v"), subsystem("m", "", "mem:1MiB"));
+    place.write("sealblock.toml", format!("{v}{mem}").as_bytes());
+    let mut server = Server::start_at(&place, "--listen 127.0.0.1:0");
+    place.run(&format!("copy data {}", server.target("m"))).succeeds();
+
+    let w = subsystem("b", "", "w");
+    let event = reload(&place, &mut server, &format!("{mem}{w}"));
+    assert_eq!((&event["event"], names(&event)), (&"reloaded".into(), vec!["m".to_owned(), "b".to_owned()]));
+    assert_eq!(event["listeners"], server.ready["listeners"], "the listener stays");
+    place.run(&format!("verify {}", server.target("b"))).succeeds();
+    place.run(&format!("verify {}", server.target("a"))).fails(3, &["refused"]);
+    // What is served no more is closed, and free for others.
+    assert_eq!(place.run("info v --json").succeeds().json()["volume"]["clean"], true);
+    place.run("verify w").fails(3, &["in use"]);
+    assert!(place.blocks(&server.target("m"), 0, 255) == place.read("data"), "memory that stays keeps its content");
+
+    let more = "[[subsystems.namespaces]]\nnsid = 5\ntarget = \"v\"\n";
+    let event = reload(&place, &mut server, &format!("{mem}{w}{more}"));
+    assert_eq!(event["subsystems"][1]["namespaces"][1]["nsid"], 5);
+    place.run(&format!("verify {}/5", server.target("b"))).succeeds();
+    place.run(&format!("verify {}", server.target("b"))).fails(3, &["which namespace", "/NSID"]);
+    // A volume moves to another name without being closed in between.
+    let event = reload(&place, &mut server, &format!("{mem}{}", subsystem("c", "", "v")));
+    assert_eq!(names(&event), ["m", "c"]);
+    place.run(&format!("verify {}", server.target("c"))).succeeds();
+    place.run("verify w").succeeds();
+    server.stop().is_clean();
+    place.run("verify v").succeeds();
+}
+
+#[test]
+fn a_subsystem_is_the_same_whatever_namespaces_it_has() {
+    let place = Place::new();
+    let space = |nsid: u32| format!("[[subsystems.namespaces]]\nnsid = {nsid}\ntarget = \"mem:1MiB\"\n");
+    let named = "[[subsystems]]\nname = \"a\"\n".to_owned();
+    place.write("sealblock.toml", named.as_bytes());
+    let mut server = Server::start_at(&place, "--listen 127.0.0.1:0");
+    let serial = server.ready["subsystems"][0]["serial"].clone();
+    place.run(&format!("info {}/1", server.target("a"))).fails(3, &["namespace"]);
+    for nsids in [&[1, 2][..], &[2], &[], &[1024]] {
+        let spaces: String = nsids.iter().map(|nsid| space(*nsid)).collect();
+        let event = reload(&place, &mut server, &format!("{named}{spaces}"));
+        assert_eq!((&event["event"], &event["subsystems"][0]["serial"]), (&"reloaded".into(), &serial));
+        for nsid in nsids {
+            place.run(&format!("info {}/{nsid}", server.target("a"))).succeeds();
+        }
+    }
+    server.stop().is_clean();
+}
+
+#[test]
+fn hosts_and_listeners_change() {
+    let place = Place::new();
+    let listener = "[[listeners]]\naddress = \"127.0.0.1:0\"\n";
+    place.write("sealblock.toml", format!("{listener}{}", subsystem("m", "", "mem:1MiB")).as_bytes());
+    let mut server = Server::start_at(&place, "");
+    let host = "nqn.2026-01.org.example:host";
+    let mem = server.target("m");
+    place.run(&format!("info {mem}?hostnqn=nqn.2026-01.org.example:other")).succeeds();
+    let one = subsystem("m", &format!("hosts = [\"{host}\"]\n"), "mem:1MiB");
+    let six = "[[listeners]]\naddress = \"[::1]:0\"\n";
+    let event = reload(&place, &mut server, &format!("{listener}{six}{one}"));
+    assert_eq!(event["listeners"].as_array().unwrap().len(), 2);
+    assert_eq!(event["listeners"][0], server.ready["listeners"][0]);
+    place.run(&format!("info {mem}?hostnqn={host}")).succeeds();
+    place.run(&format!("info {mem}?hostnqn=nqn.2026-01.org.example:other")).fails(3, &["refused"]);
+    let there = mem.replace(server.address(), event["listeners"][1].as_str().unwrap());
+    place.run(&format!("info {there}?hostnqn={host}")).succeeds();
+    let event = reload(&place, &mut server, &format!("{six}{one}"));
+    assert_eq!(event["listeners"].as_array().unwrap().len(), 1);
+    place.run(&format!("info {there}?hostnqn={host}")).succeeds();
+    place.run(&format!("info {mem}?hostnqn={host}")).fails(3, &["connecting"]);
+    server.stop().is_clean();
+}
+
+#[test]
+fn what_cannot_be_is_reported_and_everything_stays() {
+    let place = Place::new();
+    place.run("create v --size 1MiB").succeeds();
+    place.run("create w --size 1MiB").succeeds();
+    let v = subsystem("a", "", "v");
+    place.write("sealblock.toml", v.as_bytes());
+    let mut server = Server::start_at(&place, "--listen 127.0.0.1:0");
+    let bad = [
+        ("name =".to_owned(), "line 1"),
+        (subsystem("b", "colour = 1\n", "w"), "unknown field `colour`"),
+        (format!("{}{}", subsystem("b", "", "w"), subsystem("c", "", "nosuch")), "No such file"),
+        (subsystem("b", "", "mem:1MiB") + "protection = \"shown\"\n", "no protection information"),
+        (subsystem("a", "", "v") + "read_only = true\n", "the other way"),
+        (format!("{v}{}", subsystem("b", "", "v")), "named twice"),
+    ];
+    for (text, why) in bad {
+        let event = reload(&place, &mut server, &text);
+        assert_eq!(event["event"], "reload_failed", "{text}");
+        assert!(event["reason"].as_str().unwrap().contains(why), "{why}: {event}");
+        place.run(&format!("verify {}", server.target("a"))).succeeds();
+        place.run("verify w").succeeds();
+    }
+    let event = reload(&place, &mut server, &format!("[limits]\nconnections = 9\n{v}"));
+    assert_eq!(event["event"], "reloaded");
+    let ended = server.stop();
+    ended.is_clean();
+    assert!(ended.stderr.contains("everything stays as it was"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("from the next start on"), "{}", ended.stderr);
+}
+
+#[test]
+fn discovery_names_the_address_that_is_advertised() {
+    let place = Place::new();
+    let m = subsystem("m", "", "mem:1MiB");
+    let listener = |more: &str| format!("[[listeners]]\naddress = \"127.0.0.1:0\"\n{more}{m}");
+    place.write("sealblock.toml", listener("advertise = \"192.0.2.7:9\"\n").as_bytes());
+    let mut server = Server::start_at(&place, "");
+    let named = |server: &Server| {
+        let report = place.run(&format!("discover {} --json", server.address())).succeeds().json();
+        let entries = report["entries"].as_array().unwrap().clone();
+        let named: Vec<_> =
+            entries.iter().map(|entry| format!("{}:{}", entry["address"].as_str().unwrap(), entry["port"])).collect();
+        assert_eq!(named.len(), 2);
+        assert_eq!(named[0], named[1]);
+        named[0].clone()
+    };
+    assert_eq!(named(&server), "192.0.2.7:9");
+    reload(&place, &mut server, &listener(""));
+    assert_eq!(named(&server), server.address());
+    reload(&place, &mut server, &listener("advertise = \"[2001:db8::7]:10\"\n"));
+    assert_eq!(named(&server), "2001:db8::7:10");
+    server.stop().is_clean();
+}
+
+/// A configuration of a mirror, and a server of it whose leg b was replaced by c while a host was there.
+fn replaced(place: &Place) -> (Server, impl Fn(&str) -> String) {
+    crate::common::mirror::filled(place, 256);
+    place.run("create c --size 1MiB").succeeds();
+    let of = |legs: &str| subsystem("m", "", &format!("mirror:{legs}"));
+    place.write("sealblock.toml", of("a,b").as_bytes());
+    let server = Server::start_at(place, "--listen 127.0.0.1:0 --log info");
+    place.run("mirror replace mirror:a,b b c").succeeds().says(&["a: current", "c: current"]);
+    (server, of)
+}
+
+#[test]
+fn a_mirror_whose_leg_was_replaced_stays_when_its_name_follows() {
+    let place = Place::new();
+    let (mut server, of) = replaced(&place);
+    let uuid = server.ready["subsystems"][0]["namespaces"][0]["uuid"].clone();
+    // A host that works all the while, and would fail or come again if its namespace went.
+    let target = format!("{}?reconnect=0s&hostnqn=nqn.2026-01.org.example:host", server.target("m"));
+    let mut reader = place.start(&format!("verify {target} --rate 256KiB/s --json"));
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    // In another order, as an operator may write it.
+    let event = reload(&place, &mut server, &of("c,a"));
+    let space = &event["subsystems"][0]["namespaces"][0];
+    assert_eq!((&event["event"], &space["uuid"]), (&"reloaded".into(), &uuid));
+    assert_eq!(space["target"], "mirror:c,a");
+    assert!(reader.try_wait().unwrap().is_none(), "the host was there during the reload");
+    crate::common::answer_of(reader).succeeds();
+    let status = place.run(&format!("status {} --json", server.pid())).succeeds().json();
+    assert_eq!(status["servers"][0]["devices"][0]["target"], "mirror:c,a");
+    let mirrors = &status["servers"][0]["devices"][0]["mirrors"];
+    assert_eq!(mirrors[0]["target"], "mirror:c,a", "nothing goes on by the old name");
+    assert_eq!(status["servers"][0]["devices"][0]["scrub"]["target"], "mirror:c,a");
+    // By its new name it is found, and by the one that it has no more the next reload is refused.
+    place.run("mirror status mirror:c,a").succeeds();
+    let event = reload(&place, &mut server, &of("a,b"));
+    assert_eq!(event["event"], "reload_failed");
+    let reason = event["reason"].as_str().unwrap();
+    assert!(reason.contains("on mirror:a,b: the members of the mirror that is served are a and c"), "{reason}");
+    assert!(reason.contains("`sealblock mirror add`, `remove` or `replace`"), "{reason}");
+    let ended = server.stop();
+    ended.is_clean();
+    let of_host =
+        |line: &&Value| line["message"] == "a host has connected" && line["host"].to_string().contains("host");
+    assert_eq!(ended.told().iter().filter(of_host).count(), 1, "{}", ended.stderr);
+    // It opens so at the next start.
+    place.run("verify mirror:c,a").succeeds();
+}
+
+#[test]
+fn a_configuration_that_has_the_old_leg_is_told_what_differs() {
+    let place = Place::new();
+    let (mut server, of) = replaced(&place);
+    // Everything else of it counts.
+    let event = reload(&place, &mut server, &format!("{}{}", of("a,b"), subsystem("n", "", "mem:1MiB")));
+    assert_eq!((&event["event"], names(&event)), (&"reloaded".into(), vec!["m".to_owned(), "n".to_owned()]));
+    place.run(&format!("verify {}", server.target("m"))).succeeds();
+    // Members that it never had are nobody's to take in by a name.
+    place.run("create d --size 1MiB").succeeds();
+    let event = reload(&place, &mut server, &of("a,d"));
+    assert_eq!(event["event"], "reload_failed");
+    assert!(event["reason"].as_str().unwrap().contains("are a and c"), "{event}");
+    place.run("verify d").succeeds();
+    let ended = server.stop();
+    ended.is_clean();
+    let told = "the configuration has mirror:a,b, but its members are a and c now: it is served on with these, and would not open so \
+         at the next start";
+    assert_eq!(ended.told_of(told).len(), 1, "{}", ended.stderr);
+    place.run("serve --listen 127.0.0.1:0 mirror:a,b").fails(3, &["was taken out"]);
+}

@@ -1,0 +1,103 @@
+//! Blocks that every copy in sync has lost: what a leg that was away still has of them.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::common::server::Server;
+use crate::common::{Place, noise};
+use serde_json::Value;
+
+const BLOCK: usize = 4096;
+
+/// `b` was away while block 1 was written; block 5 beside it is rotten on `a` since. Both are there again, and alike as far as
+/// they can be.
+fn beside_damage(guard: &str) -> (Place, Vec<u8>) {
+    let place = Place::with_runtime("syscalls");
+    let data = noise(3, 256 * BLOCK);
+    place.write("data", &data);
+    for name in ["a", "b"] {
+        place.run(&format!("create {name} --size 1MiB --guard {guard}")).succeeds();
+    }
+    place.run("copy data mirror:a,b").succeeds();
+    std::fs::rename(place.path("b"), place.path("b.away")).unwrap();
+    place.run("zero mirror:a,b --range 1..1").succeeds();
+    place.run("corrupt a --lba 5 --kind data").succeeds();
+    std::fs::rename(place.path("b.away"), place.path("b")).unwrap();
+    let server = Server::start(&place, "mirror:a,b");
+    until_current(&place);
+    server.stop().is_clean();
+    (place, data)
+}
+
+/// Waits until both legs are up to date.
+fn until_current(place: &Place) {
+    let until = Instant::now() + Duration::from_secs(60);
+    let is_current = |status: &Value| {
+        let legs = status["legs"].as_array().unwrap();
+        legs.iter().all(|leg| leg["standing"] == "current")
+    };
+    while !is_current(&status(place)) {
+        assert!(Instant::now() < until, "the leg is not brought up to date");
+        thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn status(place: &Place) -> Value {
+    serde_json::from_str(&place.run("mirror status mirror:a,b --json").text()).unwrap()
+}
+
+/// Block, field, and leg.
+fn errors(report: &Value) -> Vec<(u64, String, String)> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let leg = |error: &Value| if error["leg"].is_null() { text(&error["member"]) } else { text(&error["leg"]) };
+    let errors = report["errors"].as_array().unwrap().iter();
+    errors.map(|error| (error["lba"].as_u64().unwrap(), text(&error["field"]), leg(error))).collect()
+}
+
+#[test]
+fn a_copy_that_the_stored_guard_proves_current_heals_the_leg_that_lost_it() {
+    for guard in ["crc32c", "crc64"] {
+        let (place, data) = beside_damage(guard);
+        let report = place.run("verify mirror:a,b --repair --json").succeeds().json();
+        assert_eq!(errors(&report), []);
+        for leg in ["a", "b"] {
+            assert!(place.blocks(leg, 5, 5) == data[5 * BLOCK..6 * BLOCK], "{guard}: {leg}");
+            assert!(place.blocks(leg, 1, 1) == [0; BLOCK], "{guard}: {leg}");
+        }
+    }
+}
+
+#[test]
+fn an_older_copy_is_kept_reported_with_its_place_and_taken_only_on_demand() {
+    let expected = [(5, "guard".to_owned(), "a".to_owned()), (5, "stale".to_owned(), "b".to_owned())];
+    for served in [false, true] {
+        let (place, data) = beside_damage("crc16");
+        for verify in ["verify mirror:a,b --json", "verify mirror:a,b --repair --json"] {
+            assert_eq!(errors(&place.run(verify).ends_with(1).json()), expected);
+        }
+        place.run("verify mirror:a,b").ends_with(1).says(&["an older copy is kept here"]);
+        assert_ne!(place.run("copy offset:5..5,mirror:a,b out").status, 0, "no older content is read");
+        assert_eq!(status(&place)["legs"][1]["stale_blocks"], 1);
+        let whole = place.blocks("b", 5, 5);
+        assert!(whole == data[5 * BLOCK..6 * BLOCK], "nothing was destroyed");
+        if served {
+            let server = Server::start(&place, "mirror:a,b");
+            place.run("mirror accept-stale mirror:a,b b").succeeds().says(&["1 of 1"]);
+            server.stop().is_clean();
+        } else {
+            place.run("verify mirror:a,b --repair --accept-stale b").succeeds();
+        }
+        assert_eq!(errors(&place.run("verify mirror:a,b --json").succeeds().json()), []);
+        for leg in ["a", "b"] {
+            assert!(place.blocks(leg, 5, 5) == whole, "{leg}");
+        }
+    }
+}
+
+#[test]
+fn older_copies_are_taken_only_from_legs_of_a_mirror() {
+    let (place, _) = beside_damage("crc16");
+    place.run("verify mirror:a,b --accept-stale b").fails(2, &["--repair"]);
+    place.run("verify a --repair --accept-stale a").fails(2, &["no mirror"]);
+    place.run("mirror accept-stale mirror:a,b c").fails(2, &["no leg c"]);
+}

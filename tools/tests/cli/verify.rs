@@ -1,0 +1,185 @@
+//! What `verify` and its neighbours say when not everything could be checked: `clean`, and exit status 0, are for what was.
+
+use std::time::{Duration, Instant};
+
+use crate::common::server::Server;
+use crate::common::{Place, noise};
+use serde_json::Value;
+
+const BLOCKS: usize = 512;
+const LAST: u64 = BLOCKS as u64 - 1;
+
+/// Two volumes that a mirror has filled.
+fn mirrored(place: &Place) {
+    for name in ["a", "b"] {
+        place.run(&format!("create {name} --size {}", BLOCKS * 4096)).succeeds();
+    }
+    place.write("data", &noise(1, BLOCKS * 4096));
+    place.run("copy data mirror:a,b").succeeds();
+}
+
+fn rename(place: &Place, from: &str, to: &str) {
+    std::fs::rename(place.path(from), place.path(to)).unwrap();
+}
+
+/// Whose copy of which blocks was not checked.
+fn unchecked(report: &Value) -> Vec<(Option<&str>, u64, u64)> {
+    let runs = report["unchecked"].as_array().unwrap().iter();
+    runs.map(|run| (run["member"].as_str(), run["first"].as_u64().unwrap(), run["last"].as_u64().unwrap())).collect()
+}
+
+#[test]
+fn a_mirror_without_a_member_is_incomplete_and_damage_counts_more() {
+    let place = Place::with_runtime("syscalls");
+    mirrored(&place);
+    let clean = place.run("verify mirror:a,b");
+    clean.succeeds().says(&[": clean"]);
+    let report = place.run("verify mirror:a,b --json").succeeds().json();
+    assert_eq!((unchecked(&report), report["checked"].as_str()), (vec![], Some("seals")));
+    place.run("mirror status mirror:a,b").succeeds().says(&["optimal"]);
+
+    rename(&place, "b", "b.away");
+    let text = place.run("verify mirror:a,b");
+    text.ends_with(4).says(&["blocks 0 to 511 on b: not checked: the member is not there", ": incomplete"]);
+    assert!(!text.text().contains("clean"), "{}", text.text());
+    let report = place.run("verify mirror:a,b --json").ends_with(4).json();
+    assert_eq!(unchecked(&report), [(Some("b"), 0, LAST)]);
+    let range = place.run("verify mirror:a,b --range 7..9 --json").ends_with(4).json();
+    assert_eq!(unchecked(&range), [(Some("b"), 7, 9)]);
+    assert!(place.run("verify mirror:a,b --quiet").ends_with(4).text().contains("incomplete"));
+    place.run("mirror status mirror:a,b").ends_with(4).says(&["degraded"]);
+    assert_eq!(place.run("mirror status mirror:a,b --json").ends_with(4).json()["state"], "degraded");
+    place.run("info mirror:a,b").succeeds().says(&["degraded"]);
+
+    place.run("corrupt a --lba 3 --kind data").succeeds();
+    let report = place.run("verify mirror:a,b --json").ends_with(1).json();
+    assert_eq!((unchecked(&report), report["errors"][0]["member"].as_str()), (vec![(Some("b"), 0, LAST)], Some("a")));
+    place.run("verify mirror:a,b").ends_with(1).says(&["1 damaged, incomplete"]);
+    place.run("verify mirror:a,b --repair").ends_with(1);
+}
+
+#[test]
+fn a_member_that_is_out_of_sync_is_brought_up_to_date_before_a_repair() {
+    let place = Place::with_runtime("syscalls");
+    mirrored(&place);
+    rename(&place, "b", "b.away");
+    place.write("piece", &noise(2, 100 * 4096));
+    place.run("copy piece offset:100..199,mirror:a,b").succeeds();
+    rename(&place, "b.away", "b");
+    let report = place.run("verify mirror:a,b --json").ends_with(4).json();
+    assert_eq!(unchecked(&report), [(Some("b"), 0, LAST)]);
+    assert_eq!(report["unchecked"][0]["why"], "the member is out of sync");
+    place.run("corrupt a --lba 300 --kind data").succeeds();
+    let repaired = place.run("verify mirror:a,b --repair --json").ends_with(1).json();
+    assert_eq!((unchecked(&repaired), repaired["errors"].as_array().unwrap().len()), (vec![], 1));
+    assert_eq!(repaired["errors"][0]["repaired"], true);
+    place.run("verify mirror:a,b").succeeds().says(&[": clean"]);
+    place.run("mirror status mirror:a,b").succeeds();
+    place.run("compare a b").succeeds();
+}
+
+#[test]
+fn what_a_kill_has_left_unsettled_is_incomplete_until_it_is_settled() {
+    let place = Place::new();
+    mirrored(&place);
+    let server = Server::start(&place, "mirror:a,b");
+    place.write("piece", &noise(3, 64 * 4096));
+    place.run(&format!("copy piece offset:0..63,{}", server.target("mirror"))).succeeds();
+    server.kill();
+    let report = place.run("verify mirror:a,b --json").ends_with(4).json();
+    assert_eq!(unchecked(&report)[0].0, None, "no member is at fault");
+    assert_eq!(report["unchecked"][0]["why"], "a crash may have left the copies different");
+    place.run("mirror status mirror:a,b").ends_with(4);
+    place.run("verify mirror:a,b --repair").succeeds();
+    place.run("verify mirror:a,b").succeeds().says(&[": clean"]);
+}
+
+#[test]
+fn blocks_without_seals_are_readable_and_never_clean() {
+    let place = Place::new();
+    place.run("create v --size 1MiB").succeeds();
+    place.run("create n --size 1MiB --guard none").succeeds();
+    for target in ["mem:1MiB", "null:1MiB", "n", "stripe:mem:1MiB,mem:1MiB", "offset:1..9,n"] {
+        let text = place.run(&format!("verify {target}"));
+        text.succeeds().says(&["readable; nothing to check against"]);
+        assert!(!text.text().contains("clean"), "{}", text.text());
+        assert_eq!(place.run(&format!("verify {target} --json")).succeeds().json()["checked"], "readability");
+    }
+    let server = Server::start(&place, "v mem:1MiB n");
+    for (name, checked) in [("v", "seals"), ("mem", "readability"), ("n", "readability")] {
+        let target = server.target(name);
+        let report = place.run(&format!("verify {target} --json")).succeeds().json();
+        assert_eq!((report["checked"].as_str(), &report["offloaded"]), (Some(checked), &true.into()), "{name}");
+        let read = place.run(&format!("verify {target} --mode emulate --json")).succeeds().json();
+        assert_eq!(read["checked"].as_str(), Some(checked), "{name}, read");
+    }
+    server.stop().is_clean();
+}
+
+#[test]
+fn a_check_by_reading_looks_at_one_of_the_copies() {
+    let place = Place::new();
+    mirrored(&place);
+    let here = place.run("verify mirror:a,b --mode emulate --json").ends_with(4).json();
+    assert_eq!(here["unchecked"][0]["why"], "only one of the copies was read");
+    let server = Server::start(&place, "mirror:a,b");
+    let target = server.target("mirror");
+    assert_eq!(place.run(&format!("verify {target} --json")).succeeds().json()["checked"], "seals");
+    let read = place.run(&format!("verify {target} --mode emulate --json")).ends_with(4).json();
+    assert_eq!(read["unchecked"][0]["why"], "only one of the copies was read");
+    server.stop().is_clean();
+}
+
+#[test]
+fn a_served_mirror_tells_hosts_its_log_and_its_scrub_what_it_cannot_check() {
+    let place = Place::new();
+    mirrored(&place);
+    rename(&place, "b", "b.away");
+    let server = Server::start(&place, "mirror:a,b");
+    let target = server.target("mirror");
+    let report = place.run(&format!("verify {target} --json")).ends_with(4).json();
+    assert_eq!(unchecked(&report), [(None, 0, LAST)]);
+    assert_eq!(report["unchecked"][0]["why"], "the member is not there");
+    place.run("scrub start mirror:a,b").succeeds();
+    let until = Instant::now() + Duration::from_secs(60);
+    let status = loop {
+        let answer = place.run("scrub status mirror:a,b --json");
+        let status = answer.json();
+        if status["state"] == "idle" {
+            answer.ends_with(4);
+            break status;
+        }
+        assert!(Instant::now() < until, "{status}");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    assert_eq!((&status["runs"][0]["result"], &status["runs"][0]["unchecked"]), (&"incomplete".into(), &512.into()));
+    assert_eq!(status["checked"], "seals");
+    place.run("scrub status mirror:a,b").ends_with(4).says(&["incomplete", "512 with a copy that was not checked"]);
+
+    // It comes back: the server brings it up to date, and says when all is well.
+    rename(&place, "b.away", "b");
+    while place.run(&format!("verify {target}")).status != 0 {
+        assert!(Instant::now() < until, "the member does not come back");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    place.run("mirror status mirror:a,b").succeeds().says(&["optimal"]);
+    let stderr = server.stop().stderr;
+    assert!(stderr.contains("mirror:a,b is degraded: b is missing"), "{stderr}");
+    assert!(stderr.contains("mirror:a,b is optimal again"), "{stderr}");
+    // What was kept of the scrub says so, too.
+    place.run("scrub status a").ends_with(4);
+}
+
+#[test]
+fn a_host_may_choose_the_reference_tags_of_type_2_and_a_spoilt_one_is_damage() {
+    for kind in [2, 3] {
+        let place = Place::new();
+        place.run(&format!("create v --size 1MiB --type {kind} --guard crc64")).succeeds();
+        place.write("data", &noise(4, 1 << 20));
+        place.run("copy data v").succeeds();
+        place.run("verify v").succeeds().says(&[": clean"]);
+        place.run("corrupt v --lba 9 --kind ref-tag").succeeds();
+        let report = place.run("verify v --json").ends_with(1).json();
+        assert_eq!((&report["errors"][0]["lba"], &report["errors"][0]["field"]), (&9.into(), &"ref_tag".into()));
+    }
+}
