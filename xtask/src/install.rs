@@ -20,6 +20,8 @@ pub fn tool(workspace: &Workspace, name: &str, version: &str, log: &Path) -> Res
     let build = tools.join("build");
     let mut install = workspace::cargo();
     install.args(["install", "--locked", "--version", version]);
+    // They run for seconds and would be optimised for minutes.
+    install.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1").env("CARGO_PROFILE_RELEASE_LTO", "off");
     install.arg("--root").arg(&home).arg("--target-dir").arg(&build).arg(name);
     step::run(&mut install, log)
         .with_context(|| format!("{name} is needed; `cargo xtask check --fast` does without it"))?;
