@@ -254,14 +254,15 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Gives up the slots that records of one page replace. One that cannot be told stays in use until the zone's tables are
     /// read the next time.
     async fn retire_replaced(&self, group: &[Piece]) {
-        let mut _held = None;
+        let number = group[0].page;
+        let mut page = self.table.cached(number);
         for record in group.iter().flat_map(|piece| piece.run.records()) {
             let old = loop {
-                if let Some(old) = self.entry_now(record.lba) {
+                if let Some(old) = self.entry_with(record.lba, || page.as_deref()) {
                     break old;
                 }
-                match self.table.page(&self.medium, self.table.locate(record.lba).0).await {
-                    Ok(page) => _held = Some(page),
+                match self.table.page(&self.medium, number).await {
+                    Ok(found) => page = Some(found),
                     Err(error) => {
                         tracing::warn!(%error, "slots of replaced blocks stay in use: their records cannot be read");
                         return;

@@ -1,12 +1,14 @@
 //! Where a block's data are now, and what its tags are.
 
+use std::ops::Deref;
+
 use sealblock_block::{Clock, Error, Fault, FaultField, Medium};
 use sealblock_integrity::{Field, GuardKind, PiFormat, ProtectionType, Tuple, guard};
 use sealblock_units::{Extent, Lba};
 use smallvec::SmallVec;
 
 use crate::format::{Kind, RECORD_BYTES, Record, Seed};
-use crate::page::Entry;
+use crate::page::{Entry, Page};
 use crate::slots::Reading;
 use crate::volume::Volume;
 
@@ -76,10 +78,19 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// What the tables have of a block, or will have; nothing when its page is not in memory.
     pub(crate) fn entry_now(&self, lba: Lba) -> Option<Entry> {
+        self.entry_with(lba, || self.table.cached(self.table.locate(lba).0))
+    }
+
+    /// The same, with the block's page, which is asked for where there is no patch.
+    pub(crate) fn entry_with<P: Deref<Target = Page>>(
+        &self,
+        lba: Lba,
+        page: impl FnOnce() -> Option<P>,
+    ) -> Option<Entry> {
         let (number, index) = self.table.locate(lba);
         match self.table.patches.get(number, index) {
             Some(bytes) => Some(of_patch(bytes, self.seed)),
-            None => Some(self.table.cached(number)?.entry(index, lba, self.seed)),
+            None => Some(page()?.entry(index, lba, self.seed)),
         }
     }
 

@@ -8,6 +8,7 @@
 //! is a record for each block only in the image of the page that is written.
 
 use std::cell::RefCell;
+use std::collections::hash_map::Entry;
 use std::mem::size_of;
 
 use rustc_hash::FxHashMap;
@@ -71,7 +72,17 @@ struct PagePatches {
 }
 
 impl PagePatches {
+    /// None, and memory for so many.
+    fn for_patches(count: usize) -> PagePatches {
+        PagePatches { spans: Vec::with_capacity(count), records: Vec::with_capacity(count), free: Vec::new() }
+    }
+
     fn put(&mut self, patch: Patch, seed: Seed) {
+        // Blocks of a long write come in order.
+        if self.spans.last().is_none_or(|last| last.end <= patch.index) {
+            let span = self.span(&patch);
+            return self.spans.push(span);
+        }
         let first = self.spans.partition_point(|before| before.end <= patch.index);
         let behind = first + self.spans[first..].partition_point(|before| before.start < patch.end());
         let old = &self.spans[first..behind];
@@ -130,13 +141,20 @@ struct Patched {
 const ENTRY_BYTES: usize = 2 * size_of::<(u64, PagePatches)>();
 
 impl Patched {
-    fn put(&mut self, number: u64, patch: Patch, seed: Seed) {
-        let page = self.pages.entry(number).or_insert_with(|| {
-            self.bytes += ENTRY_BYTES;
-            PagePatches::default()
-        });
-        let before = page.bytes();
-        page.put(patch, seed);
+    fn put(&mut self, number: u64, patches: impl Iterator<Item = Patch>, seed: Seed) {
+        let mut before = 0;
+        let page = match self.pages.entry(number) {
+            Entry::Occupied(page) => {
+                let page = page.into_mut();
+                before = page.bytes();
+                page
+            }
+            Entry::Vacant(place) => {
+                self.bytes += ENTRY_BYTES;
+                place.insert(PagePatches::for_patches(patches.size_hint().0))
+            }
+        };
+        patches.for_each(|patch| page.put(patch, seed));
         self.bytes += page.bytes() - before;
     }
 
@@ -160,8 +178,7 @@ impl Patches {
 
     /// Puts in records of one page, which are durable.
     pub fn put(&self, number: u64, patches: impl Iterator<Item = Patch>) {
-        let mut open = self.open.borrow_mut();
-        patches.for_each(|patch| open.put(number, patch, self.seed));
+        self.open.borrow_mut().put(number, patches, self.seed);
     }
 
     /// The newest record of a block, if it is here.
@@ -198,7 +215,7 @@ impl Patches {
             left = self.open.take();
         } else {
             for (number, patches) in self.open.take().pages {
-                patches.patches().for_each(|patch| left.put(number, patch, self.seed));
+                left.put(number, patches.patches(), self.seed);
             }
         }
         *self.taken.borrow_mut() = left;

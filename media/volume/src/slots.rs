@@ -273,21 +273,25 @@ impl Slots {
         Some((Taken { slots: self, zone, runs: Runs::from_buf([run]) }, next))
     }
 
-    /// Slots whose space is to be given back because they were unmapped: units that are wholly free. They are in use until
-    /// they are given back or what is returned is dropped.
-    pub fn take_punches(&self) -> Vec<(u64, Taken<'_>)> {
-        let mut units = self.to_punch.take();
+    /// Slots whose space is to be given back because they were unmapped: those of the first `most` units that are wholly free by
+    /// now. They are in use until they are given back or what is returned is dropped. Nothing where no unit waits.
+    pub fn take_punches(&self, most: usize) -> Option<Vec<(u64, Taken<'_>)>> {
+        let mut units = self.to_punch.borrow_mut();
+        if units.is_empty() {
+            return None;
+        }
         units.sort_unstable();
         units.dedup();
         let mut found: Vec<(u64, Taken<'_>)> = Vec::new();
-        for (zone, unit) in units {
+        let count = most.min(units.len());
+        for (zone, unit) in units.drain(..count) {
             let Some(run) = self.with(zone, |map| map.take_stale_unit(unit)).flatten() else { continue };
             let last = found.last_mut().filter(|(before, _)| *before == zone);
             if !last.is_some_and(|(_, taken)| taken.extend(run)) {
                 found.push((zone, Taken { slots: self, zone, runs: Runs::from_buf([run]) }));
             }
         }
-        found
+        Some(found)
     }
 }
 
@@ -333,6 +337,21 @@ mod tests {
     }
 
     #[test]
+    fn slots_are_punched_some_at_a_time() {
+        let slots = Slots::default();
+        slots.load(0, map(256));
+        slots.take(0, 0, 256).unwrap().keep();
+        (0..48).for_each(|slot| slots.retire(0, slot, true));
+        for expected in [&[(0, 32)][..], &[(32, 16)]] {
+            assert!(slots.work_due());
+            let taken = slots.take_punches(2).unwrap();
+            assert_eq!(taken.iter().map(|(_, taken)| taken.runs()).collect::<Vec<_>>(), [expected]);
+            taken.into_iter().for_each(|(_, taken)| taken.give_back());
+        }
+        assert!(!slots.work_due() && slots.take_punches(2).is_none());
+    }
+
+    #[test]
     fn unmapped_slots_are_punched_in_whole_units_and_not_used_meanwhile() {
         let slots = Slots::default();
         slots.load(0, map(256));
@@ -341,16 +360,16 @@ mod tests {
         (32..64).chain([80]).for_each(|slot| slots.retire(0, slot, true));
         (96..112).for_each(|slot| slots.retire(0, slot, false));
         let free = slots.free(0);
-        let taken = slots.take_punches();
+        let taken = slots.take_punches(99).unwrap();
         assert_eq!(taken.iter().map(|(_, taken)| taken.runs()).collect::<Vec<_>>(), [&[(32, 32)][..]]);
         assert_eq!(slots.free(0), free - 32, "nobody may write there now");
         taken.into_iter().for_each(|(_, taken)| taken.give_back());
         assert_eq!(slots.free(0), free);
-        assert!(slots.take_punches().is_empty());
+        assert!(slots.take_punches(99).is_none());
         let keeping = Slots::new(Rc::default(), true);
         keeping.load(0, map(256));
         keeping.take(0, 0, 256).unwrap().keep();
         (0..256).for_each(|slot| keeping.retire(0, slot, true));
-        assert!(keeping.take_punches().is_empty() && !keeping.work_due());
+        assert!(keeping.take_punches(99).is_none() && !keeping.work_due());
     }
 }

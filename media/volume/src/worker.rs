@@ -14,6 +14,8 @@ use crate::volume::{State, Volume};
 const COMMIT_AFTER: Duration = Duration::from_secs(1);
 /// The last small commit gets its second copy after this time, unless another one begins.
 const SETTLE_AFTER: Duration = Duration::from_millis(200);
+/// Units of unmapped slots whose space is given back before it is looked whether somebody waits for a commit: 2 MiB.
+const PUNCHES_AT_ONCE: usize = 32;
 /// A volume that is left alone brings its tables up to date after this time.
 const CHECKPOINT_AFTER: Duration = Duration::from_secs(5);
 
@@ -120,11 +122,17 @@ impl<M: Medium, C: Clock> Worker<M, C> {
         }
     }
 
-    /// Gives the space of slots that were unmapped back to the medium.
+    /// Gives the space of slots that were unmapped back to the medium, until somebody waits for a commit: what is left is given
+    /// back behind it.
     async fn punch(&self) {
         let volume = &*self.volume;
-        for (zone, taken) in volume.slots.take_punches() {
-            volume.punch(zone, taken).await;
+        while let Some(found) = volume.slots.take_punches(PUNCHES_AT_ONCE) {
+            for (zone, taken) in found {
+                volume.punch(zone, taken).await;
+            }
+            if volume.commits.due() {
+                return;
+            }
         }
     }
 
