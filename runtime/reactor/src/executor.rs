@@ -6,10 +6,12 @@
 //! Invariants: no field of `Core` is borrowed while foreign code runs (a poll, a drop, a wake); a reactor ends only after
 //! every operation it started has ended.
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -208,26 +210,30 @@ impl Core {
         turned
     }
 
-    /// Drops every task, then waits until nothing is in flight.
-    fn end(&self) {
+    /// Drops every task, then waits until nothing is in flight. Gives the first panic of what was dropped: unwinding before the
+    /// end would free buffers that the kernel may still write to.
+    fn end(&self) -> Option<Panic> {
+        let mut panic = None;
         self.closed.set(true);
         loop {
             let body = self.tasks.borrow_mut().evict();
             if body.is_none() {
                 break;
             }
-            drop(body);
+            contain(&mut panic, || drop(body));
         }
         self.ready.take();
         let residents = self.homed.take();
-        drop(residents);
-        drop(self.remote.close());
+        contain(&mut panic, || drop(residents));
+        contain(&mut panic, || drop(self.remote.close()));
         if let Some(driver) = self.driver.borrow_mut().as_mut() {
             driver.cancel_all();
         }
         while self.pending.borrow().unanswered() > 0 {
-            if self.drive(Wait::Forever).is_err() {
-                return self.leak();
+            // A waker that panics takes completions along that were not looked at.
+            if !matches!(contain(&mut panic, || self.drive(Wait::Forever)), Some(Ok(()))) {
+                self.leak();
+                return panic;
             }
         }
         let driver = self.driver.take();
@@ -237,6 +243,7 @@ impl Core {
             std::mem::forget(ring);
         }
         self.pool.set_registration(None);
+        panic
     }
 
     /// The kernel does not say any more what it still uses, so nothing that was lent to it may ever be freed.
@@ -262,6 +269,20 @@ impl Core {
             Poll::Pending
         })
         .await
+    }
+}
+
+/// What a panic was about.
+type Panic = Box<dyn Any + Send>;
+
+/// Runs what may panic; keeps the first panic for later.
+fn contain<T>(panic: &mut Option<Panic>, foreign: impl FnOnce() -> T) -> Option<T> {
+    match catch_unwind(AssertUnwindSafe(foreign)) {
+        Ok(value) => Some(value),
+        Err(found) => {
+            panic.get_or_insert(found);
+            None
+        }
     }
 }
 
@@ -367,13 +388,19 @@ impl Reactor {
 }
 
 impl Drop for Reactor {
-    /// Drops all tasks and waits for the operations in flight, since the kernel may still write to their buffers.
+    /// Drops all tasks and waits for the operations in flight, since the kernel may still write to their buffers. A panic of what a
+    /// task drops goes on behind that.
     fn drop(&mut self) {
         // A reactor dropped inside another one's task runs its last turns without being the current one.
         let entered = try_current().is_none().then(|| Entered::new(&self.core));
-        self.core.end();
+        let panic = self.core.end();
         drop(entered);
         waker::strike(self.core.id);
+        if let Some(panic) = panic
+            && !std::thread::panicking()
+        {
+            resume_unwind(panic);
+        }
     }
 }
 

@@ -6,6 +6,7 @@ mod common;
 
 use std::io::Write;
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::rc::Rc;
 
@@ -75,6 +76,46 @@ fn a_reactor_ends_although_a_read_waits_for_ever() {
         assert!(task.is_finished());
         assert_eq!(pool.counters().in_use_bytes, 0);
         drop(write);
+    });
+}
+
+struct PanicsWhenDropped;
+
+impl Drop for PanicsWhenDropped {
+    fn drop(&mut self) {
+        panic!("dropped");
+    }
+}
+
+#[test]
+fn a_reactor_ends_what_is_in_flight_although_a_task_panics_when_it_is_dropped() {
+    everywhere(|reactor| {
+        if !is_uring(reactor) {
+            return;
+        }
+        // A ring that has the file in its table holds it until the kernel has taken the ring apart.
+        let config = Config { fixed_files_limit: 0, ..common::uring() };
+        let reactor = Reactor::new(config).expect("starts");
+        let pool = reactor.pool().clone();
+        let (read, mut write) = std::io::pipe().expect("a pipe");
+        reactor.block_on(async {
+            let file = File::from_fd(OwnedFd::from(read));
+            drop(spawn(async move {
+                let _held = PanicsWhenDropped;
+                std::future::pending::<()>().await;
+            }));
+            {
+                let mut reading = pin!(file.read_at(sealblock_runtime_reactor::pool().take(4096), 0));
+                assert!(start(reading.as_mut()).await, "nothing was written yet");
+            }
+            yield_now().await;
+        });
+        let ended = catch_unwind(AssertUnwindSafe(|| drop(reactor)));
+        assert_eq!(ended.unwrap_err().downcast_ref::<&str>(), Some(&"dropped"));
+        let error =
+            write.write_all(b"late").expect_err("the read still waits, for a buffer that may be another's by now");
+        assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe);
+        assert_eq!(pool.counters().in_use_bytes, 0);
     });
 }
 
