@@ -67,6 +67,12 @@ impl Driver {
             Driver::Threads(threads) => threads.turn(wait, finished),
         }
     }
+
+    /// Whether operations are in flight that wait for no peer, as far as the backend knows: what threads do is not counted.
+    pub(crate) fn awaits_disk(&self) -> bool {
+        matches!(self, Driver::Ring(ring) if ring.awaits_disk())
+    }
+
     /// Ends early what waits for a peer, and what else the backend can.
     pub(crate) fn cancel_all(&mut self) {
         match self {

@@ -127,6 +127,11 @@ impl Core {
         }
     }
 
+    /// Whether operations are in flight that wait for no peer.
+    pub(crate) fn awaits_disk(&self) -> bool {
+        self.driver.borrow().as_ref().is_some_and(Driver::awaits_disk)
+    }
+
     fn run_ready(&self) {
         for _ in 0..POLLS_PER_TURN {
             let Some(task) = self.ready.borrow_mut().pop_front() else { return };

@@ -1,10 +1,11 @@
 //! Whether a receive asks again and again before it lets the backend wait.
 //!
 //! Invariants: at most one operation of a reactor lingers, and for no longer than the limit; its task stays ready meanwhile, so
-//! nothing else waits for it.
+//! nothing else waits for it. None lingers while a disk works for the reactor.
 //!
 //! Shape: a peer that answers soon is met sooner by asking than by being told, which takes the kernel a notice, this thread a
-//! turn, and both of them again for the next wait. With more peers than one, being told is cheaper.
+//! turn, and both of them again for the next wait. With more peers than one, being told is cheaper. And while a disk works, the
+//! peer most likely waits for what it will answer, and each system call here delays the kernel's work on that.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -27,8 +28,12 @@ impl Lingering {
 }
 
 impl Linger {
-    /// Whether to ask again in the next turn.
-    pub(crate) fn goes_on(&mut self, all: &Lingering) -> bool {
+    /// Whether to ask again in the next turn. `awaits_disk` tells that a disk works for the reactor.
+    pub(crate) fn goes_on(&mut self, all: &Lingering, awaits_disk: bool) -> bool {
+        if awaits_disk {
+            self.end(all);
+            return false;
+        }
         if let Some(end) = self.0 {
             let goes_on = Instant::now() < end;
             if !goes_on {
@@ -59,17 +64,27 @@ mod tests {
     fn one_lingers_at_a_time_and_not_for_ever() {
         let all = Lingering::new(40_000);
         let (mut first, mut second) = (Linger::default(), Linger::default());
-        assert!(first.goes_on(&all) && first.goes_on(&all));
-        assert!(!second.goes_on(&all), "one at a time");
+        assert!(first.goes_on(&all, false) && first.goes_on(&all, false));
+        assert!(!second.goes_on(&all, false), "one at a time");
         first.end(&all);
-        assert!(second.goes_on(&all));
+        assert!(second.goes_on(&all, false));
         std::thread::sleep(Duration::from_millis(25));
-        assert!(!second.goes_on(&all), "its time is over");
-        assert!(first.goes_on(&all), "and others may");
+        assert!(!second.goes_on(&all, false), "its time is over");
+        assert!(first.goes_on(&all, false), "and others may");
+    }
+
+    #[test]
+    fn none_lingers_while_a_disk_works() {
+        let all = Lingering::new(40_000);
+        let (mut first, mut second) = (Linger::default(), Linger::default());
+        assert!(!first.goes_on(&all, true));
+        assert!(first.goes_on(&all, false));
+        assert!(!first.goes_on(&all, true), "not even if it has begun");
+        assert!(second.goes_on(&all, false), "and others may afterwards");
     }
 
     #[test]
     fn a_reactor_that_does_not_spin_does_not_linger() {
-        assert!(!Linger::default().goes_on(&Lingering::new(0)));
+        assert!(!Linger::default().goes_on(&Lingering::new(0), false));
     }
 }

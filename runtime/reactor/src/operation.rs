@@ -182,7 +182,10 @@ impl<K: Kind> Op<K> {
 
     /// Whether an operation that would have to wait is to ask again soon, rather than have the backend wait.
     fn lingers(&mut self, kind: &K) -> bool {
-        self.waits.is_some() && kind.is_prompt() && kind.lingers() && self.linger.goes_on(&self.core.lingering)
+        self.waits.is_some()
+            && kind.is_prompt()
+            && kind.lingers()
+            && self.linger.goes_on(&self.core.lingering, self.core.awaits_disk())
     }
 
     /// Asks again in the task's next poll, or has the backend wait.

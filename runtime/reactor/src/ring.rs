@@ -126,6 +126,11 @@ impl Ring {
         }
     }
 
+    /// Whether operations are in flight that wait for no peer.
+    pub(crate) fn awaits_disk(&self) -> bool {
+        self.in_kernel > 0 || !self.backlog.is_empty()
+    }
+
     /// Asks the kernel to end an operation that waits for a peer. It comes behind the operation itself, and finds nothing
     /// when that has ended meanwhile.
     pub(crate) fn cancel(&mut self, key: Key) {
