@@ -258,7 +258,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let mut page = self.table.cached(number);
         for record in group.iter().flat_map(|piece| piece.run.records()) {
             let old = loop {
-                if let Some(old) = self.entry_with(record.lba, || page.as_deref()) {
+                if let Some(old) = self.entry_with(record.lba, |_| page.as_deref()) {
                     break old;
                 }
                 match self.table.page(&self.medium, number).await {

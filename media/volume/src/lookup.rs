@@ -78,19 +78,19 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// What the tables have of a block, or will have; nothing when its page is not in memory.
     pub(crate) fn entry_now(&self, lba: Lba) -> Option<Entry> {
-        self.entry_with(lba, || self.table.cached(self.table.locate(lba).0))
+        self.entry_with(lba, |number| self.table.cached(number))
     }
 
-    /// The same, with the block's page, which is asked for where there is no patch.
+    /// The same, with the block's page, which is asked for by its number where there is no patch.
     pub(crate) fn entry_with<P: Deref<Target = Page>>(
         &self,
         lba: Lba,
-        page: impl FnOnce() -> Option<P>,
+        page: impl FnOnce(u64) -> Option<P>,
     ) -> Option<Entry> {
         let (number, index) = self.table.locate(lba);
         match self.table.patches.get(number, index) {
             Some(bytes) => Some(of_patch(bytes, self.seed)),
-            None => Some(page()?.entry(index, lba, self.seed)),
+            None => Some(page(number)?.entry(index, lba, self.seed)),
         }
     }
 
