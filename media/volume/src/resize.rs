@@ -253,16 +253,16 @@ impl<M: Medium> Step<'_, M> {
         Ok(self.medium.sync().await?)
     }
 
-    /// Leaves no records where zones that come will have theirs: those of a zone that an earlier shrinking gave up name the same
-    /// blocks of the same volume, and would be taken for newer than what the generations say. `there` is how long the medium was:
-    /// what lies behind is zeroes. The old tail, where the first of these zones begins, keeps its annex, written anew should a crash
+    /// Leaves no records and no generations where zones that come will have theirs: those of a zone that an earlier shrinking gave up
+    /// name the same blocks of the same volume. Its records would be taken for newer than what the generations say, and its
+    /// generations for a zone that has tables. `there` is how long the medium was: what lies behind is zeroes. The old tail, where the first of these zones begins, keeps its annex, written anew should a crash
     /// have come before it was.
     async fn clear_tables(&self, there: u64) -> Result<(), ResizeError> {
         let (from, to) = (&self.old.layout, &self.layout);
         self.carry_annex(from).await?;
         for zone in (from.zones()..to.zones()).map_while(|zone| to.zone(zone)) {
             let start = zone.pages_offset.max(from.medium_bytes() - ANNEX_FREE_BYTES);
-            let end = zone.second_offset.min(there);
+            let end = zone.slots_offset.min(there);
             if start < end && !self.medium.is_hole(start, end - start) {
                 self.medium.zero(start, end - start).await?;
             }

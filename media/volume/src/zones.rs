@@ -72,12 +72,18 @@ impl Zones {
         let layout = superblock.layout;
         let mut zones = Zones::blank(layout, superblock.seed());
         let [first, second] = [zones.read_copy(medium, 0).await?, zones.read_copy(medium, 1).await?];
-        let mut doubtful = Vec::new();
+        let (mut doubtful, mut disputed) = (Vec::new(), Vec::new());
         for (index, copies) in (0_u64..).zip(first.into_iter().zip(second)) {
             let (newest, lost, is_behind) = match copies {
                 (Some(a), Some(b)) if a == b => (Some(a), 0, false),
                 (Some(a), Some(b)) if a.serial == b.serial => (Some(a.united_with(&b)), 0, true),
-                (Some(a), Some(b)) => (Some(if b.serial > a.serial { b } else { a }), 0, true),
+                (Some(a), Some(b)) => {
+                    let [newer, older] = if b.serial > a.serial { [b, a] } else { [a, b] };
+                    let first = index * layout.zone_map_sector_zones();
+                    disputed
+                        .extend(newer.denied_of(&older).map(|zone| first + zone).filter(|zone| *zone < layout.zones()));
+                    (Some(newer), 0, true)
+                }
                 (Some(one), None) | (None, Some(one)) => (Some(one), 1, false),
                 (None, None) => (None, 2, false),
             };
@@ -90,7 +96,7 @@ impl Zones {
                 None => doubtful.push(index),
             }
         }
-        zones.count();
+        zones.settle(medium, &disputed).await?;
         zones.guessed = doubtful.clone();
         if zones.made.get() < superblock.zones_made {
             doubtful = (0..layout.zone_map_sectors()).collect();
@@ -134,6 +140,22 @@ impl Zones {
                 if !self.has_tables(zone) && self.has_generations(medium, zone).await? {
                     self.set_bit(zone);
                 }
+            }
+        }
+        self.count();
+        Ok(())
+    }
+
+    /// Has the tables decide of zones that an older copy of the map knows and the newer one denies. No fault but one does that: a copy
+    /// put back from before the volume shrank, and what lay there then was wiped when it grew.
+    async fn settle<M: Medium>(&mut self, medium: &M, disputed: &[u64]) -> Result<(), MediumError> {
+        for &zone in disputed {
+            if self.has_generations(medium, zone).await? {
+                tracing::warn!(
+                    zone,
+                    "the newer copy of the zone map denies a zone whose tables are there; it is not believed"
+                );
+                self.set_bit(zone);
             }
         }
         self.count();

@@ -46,6 +46,12 @@ impl ZoneMapSector {
         self
     }
 
+    /// The zones of `older`, counted within the sector, that this one denies.
+    pub fn denied_of<'a>(&'a self, older: &'a ZoneMapSector) -> impl Iterator<Item = u64> + 'a {
+        let is_denied = |bit: &usize| (older.bits[bit / 8] & !self.bits[bit / 8]) >> (bit % 8) & 1 == 1;
+        (0..self.bits.len() * 8).filter(is_denied).map(|bit| bit as u64)
+    }
+
     /// Whether `bytes` begin with the head of the first sector of a map, of whatever volume.
     pub fn trace(bytes: &[u8]) -> bool {
         let head = bytes.get(..HEAD);

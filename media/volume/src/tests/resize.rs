@@ -7,7 +7,7 @@ use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent};
 
 use super::setup::{Rig, TestClock, TestMedium, UUID, created, pattern, protection};
-use crate::format::{SEGMENTS_MAX, SUPERBLOCK_OFFSETS};
+use crate::format::{SEGMENTS_MAX, SUPERBLOCK_OFFSETS, Superblock, ZoneMapSector};
 use crate::{
     CreateOptions, Hints, Mutation, OpenOptions, RemainsError, ResizeError, ResizeOptions, Resized, create,
     format::Layout, open_remains, probe, resize,
@@ -231,6 +231,44 @@ fn bits_of_zones_that_went_count_for_no_zone_that_comes() {
         resized(&medium, 80).unwrap();
         resize_with(&medium, 100, mutation).unwrap();
         assert_eq!(Rig::open(&medium, true).unwrap().verify().is_ok(), is_right);
+    }
+}
+
+/// Where the copies of the zone map are not the same, the newer one counts, but for a zone that it denies and whose tables are there.
+#[test]
+fn a_copy_of_the_zone_map_hides_no_tables_and_brings_none_back() {
+    let medium = volume(64);
+    resized(&medium, 80).unwrap();
+    resized(&medium, 400).unwrap();
+    fill(&medium, 0, 400, 1);
+    discard(&medium, 80, 320);
+    let maps = [0, 1].map(|copy| layout(&medium).zone_map_offset(copy) as usize);
+    let larger = medium.bytes.borrow().clone();
+    resized(&medium, 80).unwrap();
+    // A crash came before what lies behind the new end was cut off.
+    let end = medium.bytes.borrow().len();
+    medium.bytes.borrow_mut().extend_from_slice(&larger[end..]);
+    resized(&medium, 400).unwrap();
+    let data = pattern(1, 400 * BLOCK);
+    for at in maps {
+        // From before the volume shrank: the zones that went and came were never written.
+        let stale = medium.copy();
+        stale.bytes.borrow_mut()[at..at + 512].copy_from_slice(&larger[at..at + 512]);
+        for read_only in [true, false] {
+            let rig = Rig::open(&stale, read_only).unwrap();
+            assert!(rig.read(0, 80).unwrap() == data[..80 * BLOCK]);
+            assert!(rig.read(80, 320).unwrap() == vec![0; 320 * BLOCK]);
+        }
+        // Whole and ahead of the other, with as many bits as it should have, and not those of zones that were written.
+        let denying = medium.copy();
+        let seed = Superblock::decode(&medium.bytes.borrow()[..512]).unwrap().seed();
+        let mut sector = ZoneMapSector::decode(&medium.bytes.borrow()[at..at + 512], seed, 0).unwrap();
+        assert_eq!(sector.bits[0], 0b11);
+        (sector.serial, sector.bits[0]) = (sector.serial + 1, 0b110);
+        sector.encode(&mut denying.bytes.borrow_mut()[at..at + 512], seed);
+        for read_only in [true, false] {
+            assert!(Rig::open(&denying, read_only).unwrap().read(0, 64).unwrap() == data[..64 * BLOCK]);
+        }
     }
 }
 

@@ -277,20 +277,23 @@ fn tables_that_are_lost_with_the_map_are_damage_and_not_blank() {
     }
 }
 
-/// Copies of one serial are the same. Should one deny a zone and be whole all the same, the tables are not made over.
+/// A copy never has fewer bits than one before it. Should one deny a zone and be whole all the same, the tables are not made over.
 #[test]
 fn a_copy_of_the_zone_map_that_denies_a_zone_is_not_believed() {
     let old = old(512);
-    let a = old.layout.zone_map_offset(0);
-    let medium = old.harmed(a, 512, Harm::Zeroed);
     let seed = Superblock::decode(&old.now[..512]).unwrap().seed();
-    let at = a as usize..a as usize + 512;
-    let mut denying = ZoneMapSector::decode(&old.now[at.clone()], seed, 0).unwrap();
-    denying.bits.fill(0);
-    denying.encode(&mut medium.bytes.borrow_mut()[at], seed);
-    for (read_only, lost_copies) in [(true, 1), (false, 1), (true, 0)] {
-        let rig = Rig::open(&medium, read_only).unwrap();
-        assert_eq!((old.lost(&rig, "denied"), rig.lost_copies()), (vec![], lost_copies));
+    for (copy, newer_by) in [(0, 0), (1, 0), (0, 1), (1, 9)] {
+        let a = old.layout.zone_map_offset(copy);
+        let medium = old.harmed(a, 512, Harm::Zeroed);
+        let at = a as usize..a as usize + 512;
+        let mut denying = ZoneMapSector::decode(&old.now[at.clone()], seed, 0).unwrap();
+        denying.bits.fill(0);
+        denying.serial += newer_by;
+        denying.encode(&mut medium.bytes.borrow_mut()[at], seed);
+        for (read_only, lost_copies) in [(true, 1), (false, 1), (true, 0)] {
+            let rig = Rig::open(&medium, read_only).unwrap();
+            assert_eq!((old.lost(&rig, "denied"), rig.lost_copies()), (vec![], lost_copies), "newer by {newer_by}");
+        }
     }
 }
 
