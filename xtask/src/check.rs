@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use crate::step::{self, Done, Steps};
 use crate::workspace::{self, Workspace};
-use crate::{arrows, fuzz, install, package, sizes};
+use crate::{dependencies, fuzz, install, package, sizes};
 
 /// The cargo-deny that the check builds for itself, once, into the target folder: two minutes on two cores.
 const CARGO_DENY: &str = "0.20.2";
@@ -39,7 +39,7 @@ pub fn run(fast: bool) -> Result<()> {
     steps.run("fmt", |log| command(cargo(["fmt", "--all", "--check"]), log));
     let clippy = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
     steps.run("clippy", |log| command(cargo(clippy), log));
-    steps.run("arrows", |_| arrows::check().map(Done::Ok));
+    steps.run("dependencies", |_| dependencies::check().map(Done::Ok));
     steps.run("sizes", |_| sizes::check().map(Done::Ok));
     if !fast {
         steps.run("deny", |log| deny(&workspace, log));

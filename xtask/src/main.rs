@@ -4,8 +4,8 @@
 //! tree, so that the rules themselves have tests. There is no argument parser: the few words below are the whole language,
 //! and what runs first on a fresh machine should build in seconds.
 
-mod arrows;
 mod check;
+mod dependencies;
 mod fuzz;
 mod install;
 mod package;
@@ -23,7 +23,7 @@ cargo xtask: the checks of this repository
 
   cargo xtask check [--fast]       all that continuous integration runs; --fast leaves out deny, docs, fuzz and
                                    what runs long (simulation, conformance, package)
-  cargo xtask arrows               which folder may use which
+  cargo xtask dependencies         which folder may use which
   cargo xtask sizes [--update]     sizes of files and functions, and what must not stand in the source;
                                    --update lowers the record in xtask/sizes.toml
   cargo xtask package              a Debian package, in target/package
@@ -44,7 +44,7 @@ fn main() -> ExitCode {
         }
         ["check"] => check::run(false),
         ["check", "--fast"] => check::run(true),
-        ["arrows"] => print_summary(arrows::check()),
+        ["dependencies"] => print_summary(dependencies::check()),
         ["sizes"] => print_summary(sizes::check()),
         ["sizes", "--update"] => print_summary(sizes::update()),
         ["package"] => print_summary(package::make(false)),

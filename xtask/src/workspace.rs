@@ -10,20 +10,20 @@ use serde_json::Value;
 
 /// When a dependency is needed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum DependencyKind {
     /// To build or run the crate.
     Normal,
     /// For tests, examples and benchmarks only.
     Dev,
 }
 
-/// One dependency of a member on another folder of the tree.
+/// What a member depends on: another folder of the tree.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Use {
+pub struct Dependency {
     /// The folder used, relative to the root.
     pub folder: String,
     /// When it is needed.
-    pub kind: Kind,
+    pub kind: DependencyKind,
 }
 
 /// A crate of the workspace.
@@ -34,7 +34,7 @@ pub struct Member {
     /// Folder relative to the root, with `/` between its parts.
     pub folder: String,
     /// Folders of the tree that the crate depends on.
-    pub uses: Vec<Use>,
+    pub dependencies: Vec<Dependency>,
     /// Whether it has a binary.
     pub has_binary: bool,
 }
@@ -85,16 +85,16 @@ fn parse(metadata: &Value) -> Result<Workspace> {
 fn member(package: &Value, root: &Path) -> Result<Member> {
     let manifest = Path::new(text(package, "manifest_path")?);
     let folder = relative(manifest.parent().unwrap_or(manifest), root);
-    let dependencies = package["dependencies"].as_array().context("a package lists no dependencies")?;
-    let uses = dependencies.iter().filter_map(|dependency| {
+    let listed = package["dependencies"].as_array().context("a package lists no dependencies")?;
+    let dependencies = listed.iter().filter_map(|dependency| {
         let path = dependency["path"].as_str()?;
-        let kind = if dependency["kind"] == "dev" { Kind::Dev } else { Kind::Normal };
-        Some(Use { folder: relative(Path::new(path), root), kind })
+        let kind = if dependency["kind"] == "dev" { DependencyKind::Dev } else { DependencyKind::Normal };
+        Some(Dependency { folder: relative(Path::new(path), root), kind })
     });
     Ok(Member {
         name: text(package, "name")?.to_owned(),
         folder,
-        uses: uses.collect(),
+        dependencies: dependencies.collect(),
         has_binary: has_binary(package),
     })
 }
@@ -119,7 +119,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn metadata_becomes_folders_and_uses() {
+    fn metadata_becomes_folders_and_dependencies() {
         let metadata = json!({
             "workspace_root": "/w", "target_directory": "/w/target",
             "packages": [{
@@ -137,8 +137,15 @@ mod tests {
         let member = &workspace.members[0];
         assert_eq!(member.folder, "layers/b");
         assert!(member.has_binary);
-        let uses: Vec<_> = member.uses.iter().map(|u| (u.folder.as_str(), u.kind)).collect();
-        assert_eq!(uses, [("units", Kind::Normal), ("tools", Kind::Dev), ("/elsewhere/x", Kind::Normal)]);
+        let found: Vec<_> = member.dependencies.iter().map(|d| (d.folder.as_str(), d.kind)).collect();
+        assert_eq!(
+            found,
+            [
+                ("units", DependencyKind::Normal),
+                ("tools", DependencyKind::Dev),
+                ("/elsewhere/x", DependencyKind::Normal)
+            ]
+        );
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! Which folder may use which.
 //!
 //! `units <- integrity <- block <- {layers, media, exports, filesystem}`; protocols are pure and know only units and
-//! integrity; only tools, perf and proofs see everything. The table below is the whole law: a folder that it does not
-//! name is an error, so that whoever adds a folder decides where it stands. Development dependencies are free (a test
-//! may set up whatever it needs), except under `protocols/`, whose purity is the reason for their being apart.
+//! integrity; only tools, perf and proofs use everything. A folder that the table below does not name is an error, so that
+//! a new folder gets its rule together with its manifest. Development dependencies are free, because a test may set up
+//! whatever it needs; except under `protocols/`, because these crates are apart in order to stay pure.
 
 use anyhow::{Result, bail};
 
-use crate::workspace::{self, Kind, Member};
+use crate::workspace::{self, DependencyKind, Member};
 
 /// What folders of the tree a folder may use. Patterns are a whole path or `folder/*`.
 struct Rule {
@@ -39,7 +39,7 @@ const RULES: &[Rule] = &[
     rule("runtime/reactor", &["runtime/memory"]),
     rule("integrity", &["units", "runtime/memory"]),
     rule("block", &["units", "integrity", "runtime/memory"]),
-    // When what is checked, and what is remembered of it: no device, no clock.
+    // It decides when to check what, and records results: no device, no clock.
     rule("scrub", &["units", "integrity"]),
     // A transport carries the commands of the specification it belongs to.
     Rule {
@@ -68,29 +68,29 @@ const RULES: &[Rule] = &[
     rule("xtask", &[]),
 ];
 
-/// Checks the workspace. The answer is a line for people; an error lists every arrow that may not be.
+/// Checks the workspace. Returns a line for people; an error lists every dependency that no rule allows.
 pub fn check() -> Result<String> {
     let workspace = workspace::load()?;
     let wrong = refused(&workspace.members);
     if !wrong.is_empty() {
-        bail!("arrows that may not be:\n  {}", wrong.join("\n  "));
+        bail!("dependencies that no rule allows:\n  {}", wrong.join("\n  "));
     }
-    let arrows: usize = workspace.members.iter().map(|member| member.uses.len()).sum();
-    Ok(format!("{} folders, {arrows} arrows, all allowed", workspace.members.len()))
+    let count: usize = workspace.members.iter().map(|member| member.dependencies.len()).sum();
+    Ok(format!("{} folders, {count} dependencies, all allowed", workspace.members.len()))
 }
 
-/// What is wrong with the graph, one sentence for each arrow or folder.
+/// What is wrong with the graph, one sentence for each dependency or folder.
 fn refused(members: &[Member]) -> Vec<String> {
     let mut wrong = Vec::new();
     for member in members {
         let Some(rule) = rule_of(&member.folder) else {
-            wrong.push(format!("{}: no rule for this folder; give it one in xtask/src/arrows.rs", member.folder));
+            wrong.push(format!("{}: no rule for this folder; give it one in xtask/src/dependencies.rs", member.folder));
             continue;
         };
-        for used in &member.uses {
-            let held = used.kind == Kind::Normal || rule.tests_too;
-            if held && !rule.may_use.iter().any(|pattern| fits(pattern, &used.folder)) {
-                let tests = if used.kind == Kind::Dev { " even in its tests" } else { "" };
+        for used in &member.dependencies {
+            let is_bound = used.kind == DependencyKind::Normal || rule.tests_too;
+            if is_bound && !rule.may_use.iter().any(|pattern| fits(pattern, &used.folder)) {
+                let tests = if used.kind == DependencyKind::Dev { " even in its tests" } else { "" };
                 wrong.push(format!(
                     "{} -> {}: {} may use {}{tests}",
                     member.folder,
@@ -130,16 +130,16 @@ fn list(patterns: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workspace::Use;
+    use crate::workspace::Dependency;
 
     fn member(folder: &str, uses: &[&str], dev: &[&str]) -> Member {
-        let of = |folders: &[&str], kind| -> Vec<Use> {
-            folders.iter().map(|folder| Use { folder: (*folder).to_owned(), kind }).collect()
+        let of = |folders: &[&str], kind| -> Vec<Dependency> {
+            folders.iter().map(|folder| Dependency { folder: (*folder).to_owned(), kind }).collect()
         };
         Member {
             name: folder.replace('/', "-"),
             folder: folder.to_owned(),
-            uses: [of(uses, Kind::Normal), of(dev, Kind::Dev)].concat(),
+            dependencies: [of(uses, DependencyKind::Normal), of(dev, DependencyKind::Dev)].concat(),
             has_binary: false,
         }
     }
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fine_graph_passes() {
+    fn an_allowed_graph_passes() {
         let members = [
             member("units", &[], &["proofs/simulator"]),
             member("runtime/memory", &[], &[]),
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_forbidden_arrow_is_refused_and_named() {
+    fn a_forbidden_dependency_is_refused_and_named() {
         for (from, to) in [
             ("units", "integrity"),
             ("integrity", "block"),
