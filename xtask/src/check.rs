@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use crate::step::{self, Done, Steps};
 use crate::workspace::{self, Workspace};
-use crate::{dependencies, fuzz, install, package, sizes};
+use crate::{circles, dependencies, fuzz, package, sizes};
 
 /// The cargo-deny that the check builds for itself, once, into the target folder: two minutes on two cores.
 const CARGO_DENY: &str = "0.20.2";
@@ -40,6 +40,7 @@ pub fn run(fast: bool) -> Result<()> {
     let clippy = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
     steps.run("clippy", |log| command(cargo(clippy), log));
     steps.run("dependencies", |_| dependencies::check().map(Done::Ok));
+    steps.run("circles", |_| circles::check().map(Done::Ok));
     steps.run("sizes", |_| sizes::check().map(Done::Ok));
     if !fast {
         steps.run("deny", |log| deny(&workspace, log));
@@ -102,7 +103,7 @@ fn passed(output: &str) -> u64 {
 }
 
 fn deny(workspace: &Workspace, log: &Path) -> Result<Done> {
-    let program = install::tool(workspace, "cargo-deny", CARGO_DENY, log)?;
+    let program = step::tool(workspace, "cargo-deny", CARGO_DENY, log)?;
     let mut command_line = Command::new(program);
     command_line.current_dir(&workspace.root).args(["check"]).args(DENY_CHECKS);
     step::run(&mut command_line, log)?;

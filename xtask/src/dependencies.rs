@@ -140,6 +140,7 @@ mod tests {
             name: folder.replace('/', "-"),
             folder: folder.to_owned(),
             dependencies: [of(uses, DependencyKind::Normal), of(dev, DependencyKind::Dev)].concat(),
+            roots: Vec::new(),
             has_binary: false,
         }
     }

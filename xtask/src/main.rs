@@ -5,10 +5,12 @@
 //! and what runs first on a fresh machine should build in seconds.
 
 mod check;
+mod circles;
 mod dependencies;
 mod fuzz;
-mod install;
+mod modules;
 mod package;
+mod record;
 mod scan;
 mod sizes;
 mod step;
@@ -24,6 +26,8 @@ cargo xtask: the checks of this repository
   cargo xtask check [--fast]       all that continuous integration runs; --fast leaves out deny, docs, fuzz and
                                    what runs long (simulation, conformance, package)
   cargo xtask dependencies         which folder may use which
+  cargo xtask circles [--update]   files of a crate that use each other in a circle; --update lowers the record in
+                                   xtask/circles.toml
   cargo xtask sizes [--update]     sizes of files and functions, and what must not stand in the source;
                                    --update lowers the record in xtask/sizes.toml
   cargo xtask package              a Debian package, in target/package
@@ -45,6 +49,8 @@ fn main() -> ExitCode {
         ["check"] => check::run(false),
         ["check", "--fast"] => check::run(true),
         ["dependencies"] => print_summary(dependencies::check()),
+        ["circles"] => print_summary(circles::show()),
+        ["circles", "--update"] => print_summary(circles::update()),
         ["sizes"] => print_summary(sizes::check()),
         ["sizes", "--update"] => print_summary(sizes::update()),
         ["package"] => print_summary(package::make(false)),

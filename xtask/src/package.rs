@@ -10,11 +10,10 @@ mod trial;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::install;
 use crate::step::{self, Done};
 use crate::workspace::{self, Workspace};
 
@@ -47,22 +46,15 @@ pub fn make_and_try() -> Result<String> {
 /// The same as a step of the check.
 pub fn check(workspace: &Workspace, log: &Path) -> Result<Done> {
     for program in ["dpkg", "dpkg-deb"] {
-        if !has(program) {
+        if !step::is_installed(program) {
             return Ok(Done::Skipped(format!("there is no {program} here")));
         }
     }
-    if !root::is_root() && !has("fakeroot") {
+    if !root::is_root() && !step::is_installed("fakeroot") {
         return Ok(Done::Skipped("dpkg installs as root or under fakeroot only".to_owned()));
     }
     let package = build(workspace, Profile::Release, log)?;
     trial::run(workspace, &package, log).map(Done::Ok)
-}
-
-/// Whether a program is there.
-fn has(program: &str) -> bool {
-    let mut command = Command::new(program);
-    command.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    command.status().is_ok_and(|status| status.success())
 }
 
 /// How Cargo builds the program.
@@ -84,7 +76,7 @@ impl Profile {
 }
 
 fn build(workspace: &Workspace, profile: Profile, log: &Path) -> Result<PathBuf> {
-    let cargo_deb = install::tool(workspace, "cargo-deb", CARGO_DEB, log)?;
+    let cargo_deb = step::tool(workspace, "cargo-deb", CARGO_DEB, log)?;
     let mut build = workspace::cargo();
     build.args(["build", "--package", "sealblock", "--profile", profile.name()]);
     step::run(&mut build, log)?;

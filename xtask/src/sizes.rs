@@ -1,90 +1,81 @@
 //! Sizes of files and functions, and words that must not stand in the source.
 //!
-//! Two limits each: a cap that nothing passes, and an aim below it. How many files and functions lie over their aim is
-//! recorded in `sizes.toml`, and the record only goes down: whoever makes a new long function shortens an old one.
+//! Nothing passes the limits. At the other end, a file of a few lines is seldom a thought of its own: how many files are
+//! that short is recorded in `sizes.toml`, and the record only goes down. A new short file takes the place of an old one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
+use crate::record::Record;
 use crate::scan::{self, Restricted, Source};
 use crate::workspace;
 
-const FILE_CAP_LINES: usize = 800;
-const FILE_AIM_LINES: usize = 600;
-const FUNCTION_CAP_LINES: usize = 70;
-const FUNCTION_AIM_LINES: usize = 40;
+const MAX_FILE_LINES: usize = 800;
+const MAX_FUNCTION_LINES: usize = 70;
+/// A file of fewer lines counts as short.
+const MIN_FILE_LINES: usize = 60;
+const SHORT_FILES: &str = "files_under_60";
+const HEADING: &[&str] = &[
+    "How many Rust files have fewer than 60 lines.",
+    "This number only goes down: `cargo xtask sizes --update` lowers it.",
+];
 /// The only folder where `unsafe` may stand.
 const UNSAFE_FOLDER: &str = "runtime/";
 const RECORD: &str = "xtask/sizes.toml";
 /// Folders with other people's files, or built ones.
 const NOT_OURS: &[&str] = &["target", "sealblock-data", "corpus", "artifacts"];
 
-/// How many files and functions may lie over their aim.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-struct Record {
-    files: usize,
-    functions: usize,
-}
-
 /// What was found in the whole tree.
 #[derive(Debug, Default)]
 struct Findings {
     scanned: usize,
-    /// What may never be.
+    /// What is not allowed.
     wrong: Vec<String>,
-    long_files: Vec<String>,
-    long_functions: Vec<String>,
+    short_files: Vec<String>,
 }
 
-/// Checks the tree against the caps, the record and the restricted words. The answer is a line for people.
+/// Checks the tree against the limits, the record and the restricted words. Returns a line for people.
 pub fn check() -> Result<String> {
-    let (findings, record) = (measure(workspace::root())?, read_record()?);
-    let wrong = judge(&findings, record);
+    let (findings, record) = (measure(workspace::root())?, Record::load(RECORD)?);
+    let wrong = judge(&findings, &record);
     if !wrong.is_empty() {
         bail!("the source does not keep to its limits:\n  {}", wrong.join("\n  "));
     }
-    Ok(summary(&findings, record))
+    Ok(summary(&findings, &record))
 }
 
 /// Lowers the record to what is there. Never raises it.
 pub fn update() -> Result<String> {
-    let (findings, record) = (measure(workspace::root())?, read_record()?);
-    let wrong = judge(&findings, record);
+    let (findings, record) = (measure(workspace::root())?, Record::load(RECORD)?);
+    let wrong = judge(&findings, &record);
     if !wrong.is_empty() {
         bail!("the record is not raised; first put right:\n  {}", wrong.join("\n  "));
     }
     let now = findings.record();
-    let path = workspace::root().join(RECORD);
-    fs::write(&path, now.to_text()).with_context(|| format!("writing {}", path.display()))?;
-    Ok(summary(&findings, now))
+    now.save(RECORD, HEADING)?;
+    Ok(summary(&findings, &now))
 }
 
 impl Findings {
     fn record(&self) -> Record {
-        Record { files: self.long_files.len(), functions: self.long_functions.len() }
+        Record::new([(SHORT_FILES, self.short_files.len())])
     }
 
     /// Adds what stands in the file at `path`, which is relative to the root.
     fn add(&mut self, path: &str, source: &Source) {
         self.scanned += 1;
         let lines = source.length_lines;
-        if lines > FILE_CAP_LINES {
-            self.wrong.push(format!("{path}: {lines} lines, more than {FILE_CAP_LINES}"));
+        if lines > MAX_FILE_LINES {
+            self.wrong.push(format!("{path}: {lines} lines, more than {MAX_FILE_LINES}"));
         }
-        if lines > FILE_AIM_LINES {
-            self.long_files.push(format!("{path}: {lines} lines"));
+        if lines < MIN_FILE_LINES {
+            self.short_files.push(format!("{path}: {lines} lines"));
         }
-        for function in &source.functions {
-            let (name, lines) = (&function.name, function.length_lines);
-            let place = format!("{path}:{}: {name}: {lines} lines", function.line);
-            if lines > FUNCTION_CAP_LINES {
-                self.wrong.push(format!("{place}, more than {FUNCTION_CAP_LINES}"));
-            }
-            if lines > FUNCTION_AIM_LINES {
-                self.long_functions.push(place);
-            }
+        for function in source.functions.iter().filter(|function| function.length_lines > MAX_FUNCTION_LINES) {
+            let (name, line, lines) = (&function.name, function.line, function.length_lines);
+            self.wrong.push(format!("{path}:{line}: {name}: {lines} lines, more than {MAX_FUNCTION_LINES}"));
         }
         for word in &source.words {
             let why = match word.word {
@@ -98,61 +89,21 @@ impl Findings {
     }
 }
 
-impl Record {
-    fn to_text(self) -> String {
-        format!(
-            "# How many files are longer than {FILE_AIM_LINES} lines and how many functions are longer than \
-             {FUNCTION_AIM_LINES}.\n# These numbers only go down: `cargo xtask sizes --update` lowers them.\n\
-             files_over_{FILE_AIM_LINES} = {}\nfunctions_over_{FUNCTION_AIM_LINES} = {}\n",
-            self.files, self.functions
-        )
-    }
-
-    fn parse(text: &str) -> Result<Record> {
-        let (mut files, mut functions) = (None, None);
-        for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
-            let (key, value) = line.split_once('=').with_context(|| format!("'{line}' is no 'name = number'"))?;
-            let value = value.trim().parse().with_context(|| format!("'{line}' ends in no number"))?;
-            match key.trim() {
-                "files_over_600" => files = Some(value),
-                "functions_over_40" => functions = Some(value),
-                other => bail!("'{other}' is not recorded here"),
-            }
-        }
-        Ok(Record {
-            files: files.context("files_over_600 is missing")?,
-            functions: functions.context("functions_over_40 is missing")?,
-        })
-    }
-}
-
-fn read_record() -> Result<Record> {
-    let path = workspace::root().join(RECORD);
-    let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
-    Record::parse(&text).with_context(|| format!("reading {}", path.display()))
-}
-
 /// What is wrong with these findings under this record, one sentence each.
-fn judge(findings: &Findings, record: Record) -> Vec<String> {
+fn judge(findings: &Findings, record: &Record) -> Vec<String> {
     let mut wrong = findings.wrong.clone();
-    let mut over = |what: &str, aim: usize, found: &[String], recorded: usize| {
-        if found.len() > recorded {
-            wrong.push(format!("{} {what} over {aim} lines, and the record allows {recorded}:", found.len()));
-            wrong.extend(found.iter().map(|name| format!("  {name}")));
-        }
-    };
-    over("files", FILE_AIM_LINES, &findings.long_files, record.files);
-    over("functions", FUNCTION_AIM_LINES, &findings.long_functions, record.functions);
+    let (found, allowed) = (findings.short_files.len(), record.allowed(SHORT_FILES));
+    if found > allowed {
+        wrong.push(format!("{found} files under {MIN_FILE_LINES} lines, and the record allows {allowed}:"));
+        wrong.extend(findings.short_files.iter().map(|name| format!("  {name}")));
+    }
     wrong
 }
 
-fn summary(findings: &Findings, record: Record) -> String {
-    let now = findings.record();
-    let mut line = format!(
-        "{} files; {} over {FILE_AIM_LINES} lines, {} functions over {FUNCTION_AIM_LINES}",
-        findings.scanned, now.files, now.functions
-    );
-    if now != record {
+fn summary(findings: &Findings, record: &Record) -> String {
+    let short = findings.short_files.len();
+    let mut line = format!("{} files; {short} under {MIN_FILE_LINES} lines", findings.scanned);
+    if findings.record() != *record {
         line.push_str("; fewer than recorded: run `cargo xtask sizes --update` and commit it");
     }
     line
@@ -197,6 +148,10 @@ mod tests {
         findings
     }
 
+    fn short(files: usize) -> Record {
+        Record::new([(SHORT_FILES, files)])
+    }
+
     /// A source with one function of this many lines.
     fn function_of(lines: usize) -> String {
         format!("fn long() {{\n{}}}\n", "    x();\n".repeat(lines - 2))
@@ -209,37 +164,27 @@ mod tests {
     }
 
     #[test]
-    fn the_aim_passes_and_a_line_more_is_counted() {
-        let record = Record::default();
-        assert_eq!(judge(&findings("a.rs", &function_of(40)), record), Vec::<String>::new());
-        let wrong = judge(&findings("a.rs", &function_of(41)), record);
-        assert_eq!(wrong.len(), 2);
-        assert!(wrong[0].contains("1 functions over 40") && wrong[1].contains("a.rs:1: long: 41 lines"), "{wrong:?}");
-        assert_eq!(judge(&findings("a.rs", &function_of(41)), Record { files: 0, functions: 1 }), Vec::<String>::new());
+    fn a_short_file_is_counted_and_a_line_more_is_not() {
+        let wrong = judge(&findings("a.rs", &"// x\n".repeat(59)), &Record::default());
+        assert_eq!(wrong, ["1 files under 60 lines, and the record allows 0:", "  a.rs: 59 lines"]);
+        assert_eq!(judge(&findings("a.rs", &"// x\n".repeat(60)), &Record::default()), [""; 0]);
+        assert_eq!(judge(&findings("a.rs", &"// x\n".repeat(59)), &short(1)), [""; 0]);
     }
 
     #[test]
-    fn no_record_lifts_the_cap() {
-        let record = Record { files: 9, functions: 9 };
-        assert_eq!(judge(&findings("a.rs", &function_of(70)), record), Vec::<String>::new());
-        let wrong = judge(&findings("a.rs", &function_of(71)), record);
-        assert_eq!(wrong, ["a.rs:1: long: 71 lines, more than 70"]);
-        assert_eq!(judge(&findings("a.rs", &"// x\n".repeat(800)), record), Vec::<String>::new());
-        assert_eq!(judge(&findings("a.rs", &"// x\n".repeat(801)), record), ["a.rs: 801 lines, more than 800"]);
-    }
-
-    #[test]
-    fn long_files_are_counted_too() {
-        assert_eq!(judge(&findings("a.rs", &"// x\n".repeat(600)), Record::default()), Vec::<String>::new());
-        assert_eq!(judge(&findings("a.rs", &"// x\n".repeat(601)), Record::default()).len(), 2);
+    fn no_record_lifts_the_limits() {
+        assert_eq!(judge(&findings("a.rs", &function_of(70)), &short(9)), [""; 0]);
+        assert_eq!(judge(&findings("a.rs", &function_of(71)), &short(9)), ["a.rs:1: long: 71 lines, more than 70"]);
+        assert_eq!(judge(&findings("a.rs", &"// x\n".repeat(800)), &short(9)), [""; 0]);
+        assert_eq!(judge(&findings("a.rs", &"// x\n".repeat(801)), &short(9)), ["a.rs: 801 lines, more than 800"]);
     }
 
     #[test]
     fn unsafe_code_stands_only_under_runtime() {
         let text = "fn a() { unsafe { b() } }";
-        assert_eq!(judge(&findings("runtime/memory/src/lib.rs", text), Record::default()), Vec::<String>::new());
+        assert_eq!(judge(&findings("runtime/memory/src/lib.rs", text), &short(1)), [""; 0]);
         for path in ["media/file/src/lib.rs", "proofs/fuzz/runtime/a.rs"] {
-            let wrong = judge(&findings(path, text), Record::default());
+            let wrong = judge(&findings(path, text), &short(1));
             assert_eq!(wrong, [format!("{path}:1: unsafe code stands only under runtime/")]);
         }
     }
@@ -247,29 +192,14 @@ mod tests {
     #[test]
     fn unfinished_code_and_ignored_tests_are_refused_everywhere() {
         for text in ["fn a() { todo!() }", "fn a() { unimplemented!() }", "#[ignore]\nfn a() {}"] {
-            assert_eq!(judge(&findings("runtime/memory/src/lib.rs", text), Record::default()).len(), 1, "{text}");
-        }
-    }
-
-    #[test]
-    fn the_record_reads_back_and_a_broken_one_is_refused() {
-        let record = Record { files: 3, functions: 17 };
-        assert_eq!(Record::parse(&record.to_text()).unwrap(), record);
-        for (text, why) in [
-            ("files_over_600 = 1", "functions_over_40 is missing"),
-            ("files_over_600 = many\nfunctions_over_40 = 1", "ends in no number"),
-            ("files_over_500 = 1", "not recorded here"),
-            ("files_over_600", "no 'name = number'"),
-        ] {
-            let error = Record::parse(text).unwrap_err().to_string();
-            assert!(error.contains(why), "{text}: {error}");
+            assert_eq!(judge(&findings("runtime/memory/src/lib.rs", text), &short(1)).len(), 1, "{text}");
         }
     }
 
     #[test]
     fn a_lower_count_asks_for_a_lower_record() {
-        let few = findings("a.rs", "fn a() {}");
-        assert!(summary(&few, Record { files: 0, functions: 1 }).contains("sizes --update"));
-        assert!(!summary(&few, Record::default()).contains("sizes --update"));
+        let one = findings("a.rs", "fn a() {}");
+        assert!(summary(&one, &short(2)).contains("sizes --update"));
+        assert!(!summary(&one, &short(1)).contains("sizes --update"));
     }
 }

@@ -11,6 +11,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
+use crate::workspace::{self, Workspace};
+
 /// How a step went, when it did not fail.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Done {
@@ -82,6 +84,34 @@ pub fn run(command: &mut Command, log: &Path) -> Result<String> {
         bail!("{output}\n`{shown}` failed ({status}); all of its output is in {}", log.display());
     }
     Ok(output)
+}
+
+/// True if a program of this name is there.
+pub fn is_installed(program: &str) -> bool {
+    let mut command = Command::new(program);
+    command.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command.status().is_ok_and(|status| status.success())
+}
+
+/// The path of a tool that Cargo builds: once, into the target folder. The version is part of the path, so another one is
+/// built anew.
+pub fn tool(workspace: &Workspace, name: &str, version: &str, log: &Path) -> Result<PathBuf> {
+    let tools = workspace.target.join("tools");
+    let home = tools.join(format!("{name}-{version}"));
+    let program = home.join("bin").join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
+    if program.is_file() {
+        return Ok(program);
+    }
+    print!("(building {name} {version}, once) ");
+    let build = tools.join("build");
+    let mut install = workspace::cargo();
+    install.args(["install", "--locked", "--version", version]);
+    // They run for seconds and would be optimised for minutes.
+    install.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1").env("CARGO_PROFILE_RELEASE_LTO", "off");
+    install.arg("--root").arg(&home).arg("--target-dir").arg(&build).arg(name);
+    run(&mut install, log).with_context(|| format!("{name} is needed; `cargo xtask check --fast` does without it"))?;
+    fs::remove_dir_all(&build).with_context(|| format!("removing {}", build.display()))?;
+    Ok(program)
 }
 
 /// The command as a person would type it.

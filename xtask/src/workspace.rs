@@ -35,6 +35,8 @@ pub struct Member {
     pub folder: String,
     /// Folders of the tree that the crate depends on.
     pub dependencies: Vec<Dependency>,
+    /// Source files that its targets begin with, relative to the root; not those of tests.
+    pub roots: Vec<String>,
     /// Whether it has a binary.
     pub has_binary: bool,
 }
@@ -65,21 +67,35 @@ pub fn root() -> &'static Path {
 
 /// Asks Cargo for the workspace. Fails when a manifest cannot be read.
 pub fn load() -> Result<Workspace> {
-    let output =
-        cargo().args(["metadata", "--no-deps", "--format-version", "1"]).output().context("starting cargo metadata")?;
+    parse(&metadata("Cargo.toml")?)
+}
+
+impl Workspace {
+    /// The members of another workspace inside this one, whose manifest is at this path below the root.
+    pub fn members_of(&self, manifest: &str) -> Result<Vec<Member>> {
+        members(&metadata(manifest)?, &self.root)
+    }
+}
+
+fn metadata(manifest: &str) -> Result<Value> {
+    let words = ["metadata", "--no-deps", "--format-version", "1", "--manifest-path", manifest];
+    let output = cargo().args(words).output().context("starting cargo metadata")?;
     if !output.status.success() {
         bail!("cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr).trim());
     }
-    let metadata: Value = serde_json::from_slice(&output.stdout).context("reading the answer of cargo metadata")?;
-    parse(&metadata)
+    serde_json::from_slice(&output.stdout).context("reading the answer of cargo metadata")
 }
 
 fn parse(metadata: &Value) -> Result<Workspace> {
     let root = PathBuf::from(text(metadata, "workspace_root")?);
     let target = PathBuf::from(text(metadata, "target_directory")?);
-    let packages = metadata["packages"].as_array().context("cargo metadata names no packages")?;
-    let members = packages.iter().map(|package| member(package, &root)).collect::<Result<_>>()?;
+    let members = members(metadata, &root)?;
     Ok(Workspace { root, target, members })
+}
+
+fn members(metadata: &Value, root: &Path) -> Result<Vec<Member>> {
+    let packages = metadata["packages"].as_array().context("cargo metadata names no packages")?;
+    packages.iter().map(|package| member(package, root)).collect()
 }
 
 fn member(package: &Value, root: &Path) -> Result<Member> {
@@ -95,13 +111,22 @@ fn member(package: &Value, root: &Path) -> Result<Member> {
         name: text(package, "name")?.to_owned(),
         folder,
         dependencies: dependencies.collect(),
-        has_binary: has_binary(package),
+        roots: roots(package, root),
+        has_binary: targets(package).any(|target| is_of(target, "bin")),
     })
 }
 
-fn has_binary(package: &Value) -> bool {
-    let targets = package["targets"].as_array().map(Vec::as_slice).unwrap_or_default();
-    targets.iter().flat_map(|target| target["kind"].as_array().into_iter().flatten()).any(|kind| kind == "bin")
+fn targets(package: &Value) -> impl Iterator<Item = &Value> {
+    package["targets"].as_array().into_iter().flatten()
+}
+
+fn is_of(target: &Value, kind: &str) -> bool {
+    target["kind"].as_array().into_iter().flatten().any(|own| own == kind)
+}
+
+fn roots(package: &Value, root: &Path) -> Vec<String> {
+    let targets = targets(package).filter(|target| !is_of(target, "test") && !is_of(target, "custom-build"));
+    targets.filter_map(|target| Some(relative(Path::new(target["src_path"].as_str()?), root))).collect()
 }
 
 fn text<'a>(value: &'a Value, key: &str) -> Result<&'a str> {
@@ -124,7 +149,11 @@ mod tests {
             "workspace_root": "/w", "target_directory": "/w/target",
             "packages": [{
                 "name": "b", "manifest_path": "/w/layers/b/Cargo.toml",
-                "targets": [{"kind": ["lib"]}, {"kind": ["bin"]}],
+                "targets": [
+                    {"kind": ["lib"], "src_path": "/w/layers/b/src/lib.rs"},
+                    {"kind": ["bin"], "src_path": "/w/layers/b/src/main.rs"},
+                    {"kind": ["test"], "src_path": "/w/layers/b/tests/t.rs"},
+                ],
                 "dependencies": [
                     {"name": "u", "path": "/w/units", "kind": null},
                     {"name": "t", "path": "/w/tools", "kind": "dev"},
@@ -137,6 +166,7 @@ mod tests {
         let member = &workspace.members[0];
         assert_eq!(member.folder, "layers/b");
         assert!(member.has_binary);
+        assert_eq!(member.roots, ["layers/b/src/lib.rs", "layers/b/src/main.rs"]);
         let found: Vec<_> = member.dependencies.iter().map(|d| (d.folder.as_str(), d.kind)).collect();
         assert_eq!(
             found,

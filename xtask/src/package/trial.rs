@@ -7,9 +7,9 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::has;
 use super::root::Root;
 use super::service::Service;
+use crate::step;
 use crate::workspace::{self, Workspace};
 
 /// Where the package has its units.
@@ -39,7 +39,7 @@ pub fn run(workspace: &Workspace, package: &Path, log: &Path) -> Result<String> 
 
 /// Has systemd look at the units, where it is installed.
 fn units(root: &Root) -> Result<String> {
-    if !has("systemd-analyze") {
+    if !step::is_installed("systemd-analyze") {
         return Ok("units not checked: there is no systemd-analyze".to_owned());
     }
     let copies = root.path("/tmp/units");

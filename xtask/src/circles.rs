@@ -1,0 +1,231 @@
+//! Circles of files: a file of a crate uses another one, and that uses, directly or by way of more, the first.
+//!
+//! Files in a circle cannot be read, tested or moved one without the other. How many files lie in circles is recorded in
+//! `circles.toml` by crate, and these numbers only go down; a crate that is not recorded has no circle.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::fs;
+
+use anyhow::{Context, Result, bail};
+
+use crate::modules::{self, FileUse};
+use crate::record::Record;
+use crate::workspace::{self, Member};
+
+const RECORD: &str = "xtask/circles.toml";
+const HEADING: &[&str] = &[
+    "How many files of a crate lie in circles, where each uses the other, directly or by way of more.",
+    "A crate that is not named here has no circle. These numbers only go down: `cargo xtask circles --update` lowers them.",
+];
+/// A workspace of its own, whose files are ours too.
+const FUZZ_MANIFEST: &str = "proofs/fuzz/Cargo.toml";
+
+/// Files each of which uses, directly or by way of others, all the others.
+#[derive(Debug)]
+struct Circle {
+    files: BTreeSet<String>,
+    /// One place for each use of a file of the circle by another.
+    uses: Vec<FileUse>,
+}
+
+/// A crate that has circles.
+#[derive(Debug)]
+struct Tangle {
+    folder: String,
+    circles: Vec<Circle>,
+}
+
+/// Checks all crates against the record. Returns a line for people; an error has the circles of crates with too many.
+pub fn check() -> Result<String> {
+    verdict(&find()?, &Record::load(RECORD)?)
+}
+
+/// Prints every circle there is, and then checks all crates against the record.
+pub fn show() -> Result<String> {
+    let tangles = find()?;
+    for tangle in &tangles {
+        println!("{}", tangle.to_text());
+    }
+    verdict(&tangles, &Record::load(RECORD)?)
+}
+
+/// Lowers the record to what is there. Never raises it.
+pub fn update() -> Result<String> {
+    let tangles = find()?;
+    verdict(&tangles, &Record::load(RECORD)?).context("the record is not raised")?;
+    let record = record_of(&tangles);
+    record.save(RECORD, HEADING)?;
+    verdict(&tangles, &record)
+}
+
+fn find() -> Result<Vec<Tangle>> {
+    let workspace = workspace::load()?;
+    let members = [workspace.members_of(FUZZ_MANIFEST)?, workspace.members].concat();
+    let read = |path: &str| fs::read_to_string(workspace.root.join(path)).ok();
+    let mut tangles = Vec::new();
+    for Member { folder, roots, .. } in members {
+        let mut uses = Vec::new();
+        for root in roots {
+            uses.extend(modules::uses(&root, &read).with_context(|| format!("reading the modules of {folder}"))?);
+        }
+        let circles = circles(uses);
+        if !circles.is_empty() {
+            tangles.push(Tangle { folder, circles });
+        }
+    }
+    Ok(tangles)
+}
+
+/// The circles among these uses, those of most files first.
+fn circles(mut uses: Vec<FileUse>) -> Vec<Circle> {
+    // One place for each pair of files: the first.
+    uses.sort();
+    uses.dedup_by(|next, first| next.from == first.from && next.to == first.to);
+    let mut next: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for FileUse { from, to, .. } in &uses {
+        next.entry(from).or_default().push(to);
+    }
+    let reached: BTreeMap<&str, BTreeSet<&str>> = next.keys().map(|file| (*file, reach(file, &next))).collect();
+    let reaches = |from: &str, to: &str| reached.get(from).is_some_and(|files| files.contains(to));
+    let mut found: Vec<Circle> = Vec::new();
+    for (file, others) in &reached {
+        if others.contains(file) && !found.iter().any(|circle| circle.files.contains(*file)) {
+            let files = others.iter().filter(|other| reaches(other, file)).map(|file| (*file).to_owned()).collect();
+            found.push(Circle { files, uses: Vec::new() });
+        }
+    }
+    for circle in &mut found {
+        let is_inside = |used: &&FileUse| circle.files.contains(&used.from) && circle.files.contains(&used.to);
+        circle.uses = uses.iter().filter(is_inside).cloned().collect();
+    }
+    found.sort_by_key(|circle| std::cmp::Reverse(circle.files.len()));
+    found
+}
+
+/// What `file` uses, directly or by way of others.
+fn reach<'a>(file: &'a str, next: &BTreeMap<&'a str, Vec<&'a str>>) -> BTreeSet<&'a str> {
+    let mut reached = BTreeSet::new();
+    let mut open = vec![file];
+    while let Some(file) = open.pop() {
+        open.extend(next.get(file).into_iter().flatten().copied().filter(|other| reached.insert(*other)));
+    }
+    reached
+}
+
+fn record_of(tangles: &[Tangle]) -> Record {
+    Record::new(tangles.iter().map(|tangle| (tangle.folder.as_str(), tangle.file_count())))
+}
+
+/// The line for people, or an error with the circles of crates that have more files in them than recorded.
+fn verdict(tangles: &[Tangle], record: &Record) -> Result<String> {
+    let mut wrong = String::new();
+    for tangle in tangles.iter().filter(|tangle| tangle.file_count() > record.allowed(&tangle.folder)) {
+        let allowed = record.allowed(&tangle.folder);
+        write!(wrong, "\n{RECORD} allows {allowed} files in circles, but there are more:\n{}", tangle.to_text())?;
+    }
+    if !wrong.is_empty() {
+        bail!("files use each other in a circle:{wrong}");
+    }
+    let files: usize = tangles.iter().map(Tangle::file_count).sum();
+    let mut line = format!("{files} files in circles, in {} crates", tangles.len());
+    if record_of(tangles) != *record {
+        line.push_str("; fewer than recorded: run `cargo xtask circles --update` and commit it");
+    }
+    Ok(line)
+}
+
+impl Tangle {
+    fn file_count(&self) -> usize {
+        self.circles.iter().map(|circle| circle.files.len()).sum()
+    }
+
+    fn to_text(&self) -> String {
+        let mut text = format!("{}: {} files in circles\n", self.folder, self.file_count());
+        // Paths are shown from the crate's folder.
+        let short = |path: &str| path.strip_prefix(&format!("{}/", self.folder)).unwrap_or(path).to_owned();
+        for circle in &self.circles {
+            let files: Vec<String> = circle.files.iter().map(|file| short(file)).collect();
+            text += &format!("  a circle of {}: {}\n", files.len(), files.join(", "));
+            for FileUse { from, to, line, path } in &circle.uses {
+                text += &format!("    {}:{line} -> {}: {path}\n", short(from), short(to));
+            }
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The circles of a crate of these files, whose root is `c/lib.rs`.
+    fn tangle(files: &[(&str, &str)]) -> Vec<Tangle> {
+        let read = |path: &str| files.iter().find(|(name, _)| *name == path).map(|(_, text)| (*text).to_owned());
+        let circles = circles(modules::uses("c/lib.rs", &read).unwrap());
+        if circles.is_empty() { Vec::new() } else { vec![Tangle { folder: "c".to_owned(), circles }] }
+    }
+
+    #[test]
+    fn this_tree_keeps_to_its_record() {
+        let line = check().unwrap();
+        assert!(line.contains("files in circles"), "{line}");
+    }
+
+    #[test]
+    fn a_tree_without_a_circle_passes() {
+        let found = tangle(&[
+            ("c/lib.rs", "mod a; mod b; mod base;\npub use a::A; pub use b::B;"),
+            ("c/a.rs", "use crate::b::B; use crate::base::Base; pub struct A(B, Base);"),
+            ("c/b.rs", "use super::base::Base; pub struct B(Base);\n#[cfg(test)] mod tests { use crate::A; }"),
+            ("c/base.rs", "pub struct Base;"),
+        ]);
+        assert!(found.is_empty(), "{found:?}");
+        assert_eq!(verdict(&found, &Record::default()).unwrap(), "0 files in circles, in 0 crates");
+    }
+
+    #[test]
+    fn a_circle_through_a_re_export_is_refused_and_named() {
+        let found = tangle(&[
+            ("c/lib.rs", "mod a; mod b; mod base;\npub use a::A;"),
+            ("c/a.rs", "use crate::base::Base;\nuse crate::b::B;\npub struct A(B, Base);"),
+            ("c/b.rs", "// See A.\npub struct B(Box<crate::A>);"),
+            ("c/base.rs", "pub struct Base;"),
+        ]);
+        let error = verdict(&found, &Record::default()).unwrap_err().to_string();
+        let expected = "files use each other in a circle:\n\
+                        xtask/circles.toml allows 0 files in circles, but there are more:\n\
+                        c: 2 files in circles\n  a circle of 2: a.rs, b.rs\n    \
+                        a.rs:2 -> b.rs: crate::b::B\n    b.rs:2 -> a.rs: crate::A\n";
+        assert_eq!(error, expected);
+        let recorded = verdict(&found, &Record::new([("c", 2)])).unwrap();
+        assert_eq!(recorded, "2 files in circles, in 1 crates");
+        assert!(verdict(&found, &Record::new([("d", 2)])).is_err());
+    }
+
+    #[test]
+    fn a_child_and_a_parent_that_name_each_other_are_a_circle() {
+        let parent = "mod b;\nuse b::B;\npub struct Own(B);";
+        let found = tangle(&[("c/lib.rs", parent), ("c/b.rs", "pub struct B;\nimpl From<super::Own> for B {}")]);
+        assert_eq!(found[0].file_count(), 2);
+        let found = tangle(&[("c/lib.rs", parent), ("c/b.rs", "pub struct B;")]);
+        assert!(found.is_empty(), "{found:?}");
+    }
+
+    #[test]
+    fn circles_that_share_no_file_are_told_apart() {
+        let of = |from: &str, to: &str| FileUse { from: from.into(), to: to.into(), line: 1, path: String::new() };
+        let uses =
+            vec![of("a", "b"), of("b", "a"), of("b", "c"), of("c", "d"), of("d", "e"), of("e", "c"), of("e", "f")];
+        let found = circles(uses);
+        let files: Vec<Vec<&str>> = found.iter().map(|c| c.files.iter().map(String::as_str).collect()).collect();
+        assert_eq!(files, [vec!["c", "d", "e"], vec!["a", "b"]]);
+        assert_eq!(found[0].uses.len(), 3);
+    }
+
+    #[test]
+    fn fewer_files_ask_for_a_lower_record() {
+        let line = verdict(&[], &Record::new([("c", 2)])).unwrap();
+        assert!(line.contains("circles --update"), "{line}");
+    }
+}
