@@ -6,15 +6,16 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::step::{self, Done, Steps};
+use crate::test_output::{self, BinaryTime};
 use crate::workspace::{self, Workspace};
 use crate::{circles, dependencies, fuzz, package, sizes};
 
 /// The cargo-deny that the check builds for itself, once, into the target folder: two minutes on two cores.
 const CARGO_DENY: &str = "0.20.2";
 /// What cargo-deny looks at. Not advisories: their database is a Git repository elsewhere, and the check must give the
-/// same answer where only the package registry can be reached. `cargo deny check advisories` asks for them by hand.
+/// same answer where only the package registry can be reached. `cargo deny check advisories` checks them by hand.
 const DENY_CHECKS: [&str; 3] = ["licenses", "bans", "sources"];
-/// Stock Linux kernels as hosts of what `sealblock serve` shows.
+/// It connects stock Linux kernels as hosts to `sealblock serve`.
 const CONFORMANCE: &str = "sealblock-proofs-conformance";
 const SIMULATOR: &str = "sealblock-simulator";
 /// Seeds of the short simulation.
@@ -23,12 +24,14 @@ const SIMULATION_SEEDS: &str = "400";
 const MIRROR_SEEDS: &str = "60";
 /// Seeds of walks through the histories of mirrors.
 const WALK_SEEDS: &str = "100";
-/// Damaged volumes: each region, each damage, each state.
+/// It damages volumes: each region, by each kind of corruption, in each state.
 const FRAGILITY: &str = "sealblock-fragility";
 /// Trials of the short run; the table in docs/formats/protected-volume.md is from 20,000.
 const FRAGILITY_TRIALS: &str = "1920";
-/// Whether the check fails when the simulator has no binary. Set it as soon as there is one.
+/// True if the check fails when the simulator has no binary. Set it as soon as there is one.
 const SIMULATION_REQUIRED: bool = true;
+/// How many test binaries are shown with their times.
+const SHOWN_BINARIES: usize = 10;
 
 /// Runs all steps; `fast` leaves out those that look at dependencies, documentation and crashes.
 pub fn run(fast: bool) -> Result<()> {
@@ -49,7 +52,8 @@ pub fn run(fast: bool) -> Result<()> {
     if !fast {
         steps.run("fuzz", |log| command(fuzz::compiles(&workspace.target), log));
     }
-    steps.run("tests", tests);
+    let mut binaries = Vec::new();
+    steps.run("tests", |log| tests(log, &mut binaries));
     steps.run("doctests", |log| counted(cargo(["test", "--workspace", "--doc"]), log));
     if !fast {
         steps.run("simulation", |log| simulation(&workspace, log));
@@ -57,7 +61,7 @@ pub fn run(fast: bool) -> Result<()> {
         steps.run("conformance", conformance);
         steps.run("package", |log| package::check(&workspace, log));
     }
-    steps.finish()
+    steps.finish(&slowest(&binaries))
 }
 
 fn cargo<const N: usize>(words: [&str; N]) -> Command {
@@ -77,29 +81,33 @@ fn docs(log: &Path) -> Result<Done> {
     command(command_line, log)
 }
 
-/// All tests but those in documentation, which nextest does not run.
-fn tests(log: &Path) -> Result<Done> {
+/// All tests but those in documentation, which nextest does not run. Adds the times of test binaries to `binaries`.
+fn tests(log: &Path, binaries: &mut Vec<BinaryTime>) -> Result<Done> {
     let nextest = cargo(["nextest", "--version"]).output().is_ok_and(|output| output.status.success());
-    if nextest {
-        let words = ["nextest", "run", "--workspace", "--no-fail-fast"];
-        return counted(cargo(words), log);
-    }
-    counted(cargo(["test", "--workspace", "--all-targets", "--no-fail-fast"]), log)
+    let mut command_line = match nextest {
+        true => cargo(["nextest", "run", "--workspace", "--no-fail-fast"]),
+        false => cargo(["test", "--workspace", "--all-targets", "--no-fail-fast"]),
+    };
+    let output = step::run(&mut command_line, log)?;
+    *binaries = test_output::binary_times(&output);
+    Ok(passed(&output))
+}
+
+/// The test binaries that took longest, one line each.
+fn slowest(binaries: &[BinaryTime]) -> String {
+    let lines =
+        binaries.iter().take(SHOWN_BINARIES).map(|binary| format!("{:>10.1} s  {}\n", binary.seconds, binary.name));
+    let lines: String = lines.collect();
+    if lines.is_empty() { lines } else { format!("\nslowest test binaries\n{lines}") }
 }
 
 fn counted(mut command: Command, log: &Path) -> Result<Done> {
     let output = step::run(&mut command, log)?;
-    Ok(Done::Ok(format!("{} passed", passed(&output))))
+    Ok(passed(&output))
 }
 
-/// Tests that passed, from the summaries of nextest (`12 tests run: 12 passed`) and libtest (`test result: ok. 3 passed`).
-fn passed(output: &str) -> u64 {
-    let summaries = output.lines().filter(|line| line.contains("tests run:") || line.contains("test result:"));
-    let count = |line: &str| -> Option<u64> {
-        let before = line.split_once(" passed")?.0;
-        before.rsplit(' ').next()?.parse().ok()
-    };
-    summaries.filter_map(count).sum()
+fn passed(output: &str) -> Done {
+    Done::Ok(format!("{} passed", test_output::passed(output)))
 }
 
 fn deny(workspace: &Workspace, log: &Path) -> Result<Done> {
@@ -151,13 +159,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn passed_tests_are_summed_over_all_summaries() {
-        let nextest = "     Summary [   0.052s] 12 tests run: 12 passed, 0 skipped\n";
-        assert_eq!(passed(nextest), 12);
-        let libtest =
-            "test a ... ok\ntest result: ok. 3 passed; 0 failed; 0 ignored\n\ntest result: ok. 4 passed; 0 failed\n";
-        assert_eq!(passed(libtest), 7);
-        assert_eq!(passed("nothing here passed\n"), 0);
+    fn only_the_ten_slowest_binaries_are_shown() {
+        let times = (0..12).map(|at| BinaryTime { name: format!("crate{at}"), seconds: 12.0 - f64::from(at) });
+        let shown = slowest(&times.collect::<Vec<_>>());
+        assert_eq!(shown.trim().lines().count(), 11);
+        assert!(shown.starts_with("\nslowest test binaries\n      12.0 s  crate0\n") && shown.ends_with("crate9\n"));
+        assert_eq!(slowest(&[]), "");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::workspace::{self, DependencyKind, Member};
 struct Rule {
     folder: &'static str,
     may_use: &'static [&'static str],
-    /// Whether development dependencies keep to the rule too.
+    /// True if development dependencies keep to the rule too.
     tests_too: bool,
 }
 
@@ -108,7 +108,7 @@ fn rule_of(folder: &str) -> Option<&'static Rule> {
     RULES.iter().find(|rule| fits(rule.folder, folder))
 }
 
-/// Whether `folder` is what the pattern names: itself, one directly below `parent/*`, or anything for `*`.
+/// True if `folder` is what the pattern names: itself, one directly below `parent/*`, or anything for `*`.
 fn fits(pattern: &str, folder: &str) -> bool {
     if pattern == "*" {
         return true;

@@ -1,7 +1,7 @@
 //! `cargo xtask fuzz`: each fuzz target for a while.
 //!
-//! Fuzzing needs the nightly toolchain and cargo-fuzz, which the other checks do not; where they are absent this says so,
-//! and what to run, and is no failure.
+//! Fuzzing needs the nightly toolchain and cargo-fuzz, which the other checks do not; where they are absent this prints what
+//! to run and is no failure.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -1,8 +1,8 @@
 //! `cargo xtask`: everything that continuous integration runs, and nothing it does not.
 //!
 //! Each check is a module with a pure core (a graph or a text goes in, findings come out) and a thin shell that reads the
-//! tree, so that the rules themselves have tests. There is no argument parser: the few words below are the whole language,
-//! and what runs first on a fresh machine should build in seconds.
+//! tree, so that the rules themselves have tests. There is no argument parser, because this builds first on a fresh machine
+//! and the commands are few.
 
 mod check;
 mod circles;
@@ -14,6 +14,7 @@ mod record;
 mod scan;
 mod sizes;
 mod step;
+mod test_output;
 mod workspace;
 
 use std::process::ExitCode;
@@ -33,7 +34,7 @@ cargo xtask: the checks of this repository
   cargo xtask package              a Debian package, in target/package
                       --symbols    and a second one of its debug symbols
                       --try        and installs, starts, uses and removes it in a folder, as the check does
-  cargo xtask fuzz [--seconds N]   each target of proofs/fuzz for N seconds (60 unless told), with the nightly toolchain
+  cargo xtask fuzz [--seconds N]   each target of proofs/fuzz for N seconds (60 by default), with the nightly toolchain
 
 Exit status: 0 when all is well, 1 when a check fails, 2 for an unknown word.
 ";

@@ -164,8 +164,9 @@ impl Tree<'_> {
         for Import { path, name, line } in imports {
             match name {
                 Some(name) if is_direct => _ = module.imports.insert(name, path.clone()),
-                None if is_direct => module.globs.push(path.clone()),
-                _ => {}
+                // What only a function imports counts in the whole module, which has few names of both kinds.
+                Some(name) => _ = module.imports.entry(name).or_insert(path.clone()),
+                None => module.globs.push(path.clone()),
             }
             module.mentions.push(Mention { path, line, is_reexport: is_public });
         }
@@ -412,6 +413,7 @@ mod tests {
             ("fn f() { x.b(0..super::b::N) }", Some("b.rs")),
             ("#[arg(value_parser = super::b::parse)] struct S;", Some("b.rs")),
             ("use super::b; fn f() { b::g::<u8>() }", Some("b.rs")),
+            ("fn f() { use super::b; b::g() }", Some("b.rs")),
             ("use super::Own;", Some("lib.rs")),
             ("mod inline { use super::super::b::X; }", Some("b.rs")),
             ("mod inline { pub struct X; }\nuse inline::X;", None),

@@ -1,8 +1,8 @@
 //! `cargo xtask package`: a Debian package; and, in the check, its whole life: built, installed into a folder of its own, its
-//! service started and used as the unit says, and removed.
+//! service started and used as the unit defines, and removed.
 //!
 //! Nothing of this machine is changed: dpkg keeps to the folder (`--root`), and maintainer scripts do nothing to the running
-//! system when they are told that they work on another one (`DPKG_ROOT`).
+//! system when `DPKG_ROOT` names another one.
 
 mod root;
 mod service;
@@ -22,7 +22,7 @@ const CARGO_DEB: &str = "3.8.0";
 /// Shells for which the package has completions.
 const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 
-/// Makes the package; with symbols, a second one of them beside it. The answer is a line for people.
+/// Makes the package; with symbols, a second one of them beside it. Returns a line for people.
 pub fn make(symbols: bool) -> Result<String> {
     let workspace = workspace::load()?;
     let logs = workspace.target.join("xtask");
@@ -32,7 +32,7 @@ pub fn make(symbols: bool) -> Result<String> {
     Ok(package.display().to_string())
 }
 
-/// Makes the package and tries it. The answer is a line for people.
+/// Makes the package and tries it. Returns a line for people.
 pub fn make_and_try() -> Result<String> {
     let workspace = workspace::load()?;
     let logs = workspace.target.join("xtask");

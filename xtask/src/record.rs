@@ -1,7 +1,7 @@
 //! Counts of what should be less: a file of `name = number` lines, whose numbers only go down.
 //!
 //! A rule that the tree does not yet keep everywhere is held by such a record: a count above it fails the check, a count
-//! below it is worth writing down. What is not recorded counts as 0.
+//! below it asks for a lower record. What is not recorded counts as 0.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -120,7 +120,7 @@ fn attribute(rest: &[TokenTree], source: &mut Source) {
     }
 }
 
-/// Whether an attribute is `ignore`, or sets it on a condition.
+/// True if an attribute is `ignore`, or sets it on a condition.
 fn names_ignore(attribute: TokenStream) -> bool {
     let mut tokens = attribute.into_iter();
     let Some(TokenTree::Ident(first)) = tokens.next() else { return false };

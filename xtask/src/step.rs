@@ -1,12 +1,13 @@
-//! One step of the check: a name, what it runs, how long it took.
+//! One step of the check: a name, what it runs, and how much time that took: on the clock, and of processors.
 //!
 //! The output of a command goes to a file and is shown only when the command fails, so that a good run is one line a step
-//! and a bad one ends with what is bad. The name stands on the screen before the work begins: a step that hangs is known.
+//! and a failing one ends with the failure. The name is printed before the step begins, so a step that hangs has a name.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::LazyLock;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -16,24 +17,35 @@ use crate::workspace::{self, Workspace};
 /// How a step went, when it did not fail.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Done {
-    /// It ran, and this is worth saying.
+    /// It ran; this line is printed.
     Ok(String),
-    /// It did not run, and this is why.
+    /// It did not run, for this reason.
     Skipped(String),
 }
+
+/// Ticks of a second in `/proc`. Linux counts there in this unit whatever its own clock (`USER_HZ`).
+const TICKS_PER_SECOND: f64 = 100.0;
 
 /// Runs steps one after the other and says how each went.
 pub struct Steps {
     logs: PathBuf,
-    started: Instant,
+    started: Times,
+    done: Vec<(&'static str, Times)>,
     failed: Option<&'static str>,
+}
+
+/// Seconds, since some moment or of some work.
+#[derive(Clone, Copy)]
+struct Times {
+    wall_s: f64,
+    cpu_s: f64,
 }
 
 impl Steps {
     /// Steps whose output goes to the folder `logs`, which is made.
     pub fn new(logs: PathBuf) -> Result<Steps> {
         fs::create_dir_all(&logs).with_context(|| format!("making {}", logs.display()))?;
-        Ok(Steps { logs, started: Instant::now(), failed: None })
+        Ok(Steps { logs, started: Times::now(), done: Vec::new(), failed: None })
     }
 
     /// Runs one step, unless one before it failed. Prints its line.
@@ -44,34 +56,64 @@ impl Steps {
         print!("{name:<12} ");
         // A closed standard output is noticed at the end of the line at the latest.
         io::stdout().flush().ok();
-        let started = Instant::now();
+        let started = Times::now();
         let result = step(&self.logs.join(format!("{name}.log")));
-        let seconds = started.elapsed().as_secs_f64();
+        let times = Times::now().since(started);
+        self.done.push((name, times));
+        let times = times.to_text();
         match result {
-            Ok(Done::Ok(detail)) => println!("ok      {seconds:>7.1} s  {detail}"),
-            Ok(Done::Skipped(why)) => println!("skipped {seconds:>7.1} s  {why}"),
+            Ok(Done::Ok(detail)) => println!("ok      {times}  {detail}"),
+            Ok(Done::Skipped(why)) => println!("skipped {times}  {why}"),
             Err(error) => {
-                println!("FAILED  {seconds:>7.1} s");
+                println!("FAILED  {times}");
                 eprintln!("\n{error:#}");
                 self.failed = Some(name);
             }
         }
     }
 
-    /// The end of the run: fails with the name of the step that did.
-    pub fn finish(self) -> Result<()> {
-        let seconds = self.started.elapsed().as_secs_f64();
-        match self.failed {
-            Some(name) => bail!("'{name}' failed after {seconds:.1} s; the steps behind it did not run"),
-            None => {
-                println!("all well     {seconds:>15.1} s");
-                Ok(())
-            }
+    /// The end of the run: prints where its time went, with `tests` on that of tests. Fails with the name of the step that did.
+    pub fn finish(mut self, tests: &str) -> Result<()> {
+        let times = Times::now().since(self.started);
+        if let Some(name) = self.failed {
+            bail!("'{name}' failed after {:.1} s; the steps behind it did not run", times.wall_s);
         }
+        self.done.sort_by(|(_, a), (_, b)| b.wall_s.total_cmp(&a.wall_s));
+        println!("\nslowest steps");
+        for (name, times) in &self.done {
+            println!("{name:<12} {}", times.to_text());
+        }
+        println!("{tests}\nall well     {}", times.to_text());
+        Ok(())
     }
 }
 
-/// Runs a command with no input and its output in `log`. Answers with the output; fails with it, too.
+impl Times {
+    fn now() -> Times {
+        static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+        // Where /proc cannot be read, processor time is shown as 0.
+        let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
+        let ticks = cpu_ticks(&stat).unwrap_or_default();
+        Times { wall_s: START.elapsed().as_secs_f64(), cpu_s: ticks as f64 / TICKS_PER_SECOND }
+    }
+
+    fn since(self, before: Times) -> Times {
+        Times { wall_s: self.wall_s - before.wall_s, cpu_s: self.cpu_s - before.cpu_s }
+    }
+
+    fn to_text(self) -> String {
+        format!("{:>7.1} s  {:>7.1} s CPU", self.wall_s, self.cpu_s)
+    }
+}
+
+/// Processor time of a process and of its children that have ended, from its `/proc/PID/stat`: fields 14 to 17 of proc(5).
+fn cpu_ticks(stat: &str) -> Option<u64> {
+    // The second field, a file name in parentheses, may hold anything.
+    let (_, from_third) = stat.rsplit_once(") ")?;
+    from_third.split(' ').skip(11).take(4).map(|ticks| ticks.parse::<u64>().ok()).sum()
+}
+
+/// Runs a command with no input and its output in `log`. Returns the output; an error has it, too.
 pub fn run(command: &mut Command, log: &Path) -> Result<String> {
     let shown = shown(command);
     let file = File::create(log).with_context(|| format!("making {}", log.display()))?;
@@ -141,7 +183,7 @@ mod tests {
             Ok(Done::Ok(String::new()))
         });
         fs::remove_dir_all(logs("steps")).unwrap();
-        let error = steps.finish().unwrap_err().to_string();
+        let error = steps.finish("").unwrap_err().to_string();
         assert!(error.starts_with("'second' failed"), "{error}");
         assert!(ran.is_empty());
     }
@@ -151,11 +193,20 @@ mod tests {
         let mut steps = Steps::new(logs("well")).unwrap();
         steps.run("only", |_| Ok(Done::Skipped("for the test".to_owned())));
         fs::remove_dir_all(logs("well")).unwrap();
-        assert!(steps.finish().is_ok());
+        assert!(steps.finish("").is_ok());
     }
 
     #[test]
-    fn a_command_answers_with_its_output_and_fails_with_it() {
+    fn processor_time_is_read_behind_any_file_name() {
+        let stat = "7 (a) b) (c) S 1 7 7 0 -1 4194304 88 900 0 0 10 2 300 40 20 0 1 0 5 6 7";
+        assert_eq!(cpu_ticks(stat), Some(352));
+        assert_eq!(cpu_ticks("7 (a) S 1 7 7 0 -1 4194304 88 900 0 0 ten 2 300 40 20"), None);
+        assert_eq!(cpu_ticks(""), None);
+        assert!(cpu_ticks(&fs::read_to_string("/proc/self/stat").unwrap()).is_some());
+    }
+
+    #[test]
+    fn a_command_returns_its_output_and_fails_with_it() {
         let folder = logs("command");
         fs::create_dir_all(&folder).unwrap();
         let log = folder.join("a.log");

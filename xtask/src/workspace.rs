@@ -37,7 +37,7 @@ pub struct Member {
     pub dependencies: Vec<Dependency>,
     /// Source files that its targets begin with, relative to the root; not those of tests.
     pub roots: Vec<String>,
-    /// Whether it has a binary.
+    /// True if it has a binary.
     pub has_binary: bool,
 }
 
@@ -83,7 +83,7 @@ fn metadata(manifest: &str) -> Result<Value> {
     if !output.status.success() {
         bail!("cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr).trim());
     }
-    serde_json::from_slice(&output.stdout).context("reading the answer of cargo metadata")
+    serde_json::from_slice(&output.stdout).context("reading the output of cargo metadata")
 }
 
 fn parse(metadata: &Value) -> Result<Workspace> {
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_without_packages_is_refused() {
+    fn metadata_without_packages_is_refused() {
         let error = parse(&json!({"workspace_root": "/w", "target_directory": "/t"})).unwrap_err();
         assert!(error.to_string().contains("no packages"), "{error}");
     }

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 /// Such a folder; it goes away with this.
 pub struct Root(PathBuf);
 
-/// Whether this process may own files as root.
+/// True if this process may own files as root.
 pub fn is_root() -> bool {
     fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
 }
@@ -64,22 +64,22 @@ impl Root {
             command.arg("dpkg");
         }
         command.arg("--root").arg(&self.0);
-        // The libraries that it depends on are this machine's; scripts are run here and told where to work.
+        // The libraries that it depends on are this machine's. Scripts run here and work below `DPKG_ROOT`.
         command.args(["--force-depends", "--force-not-root", "--force-bad-path", "--force-script-chrootless"]);
         let output = command.arg("--log=/dev/null").arg(action).arg(what).stdin(Stdio::null()).output();
         let output = output.context("starting dpkg")?;
-        let said = [output.stdout, output.stderr].concat();
-        let said = String::from_utf8_lossy(&said).into_owned();
+        let printed = [output.stdout, output.stderr].concat();
+        let printed = String::from_utf8_lossy(&printed).into_owned();
         if !output.status.success() {
-            bail!("dpkg {action} {} failed ({}):\n{said}", what.display(), output.status);
+            bail!("dpkg {action} {} failed ({}):\n{printed}", what.display(), output.status);
         }
-        Ok(said)
+        Ok(printed)
     }
 }
 
 impl Drop for Root {
     fn drop(&mut self) {
-        // What cannot be removed harms nobody; the system empties its folder of temporary files.
+        // What cannot be removed stays until the system empties its folder of temporary files.
         fs::remove_dir_all(&self.0).ok();
     }
 }

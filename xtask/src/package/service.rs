@@ -10,10 +10,10 @@ use anyhow::{Context, Result, bail};
 
 use super::root::Root;
 
-/// How long a state may be waited for.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long to wait for a state.
+const STATE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The service, which ends with this.
+/// The running service. Dropping this kills it.
 pub struct Service {
     child: Child,
     notify: UnixDatagram,
@@ -38,17 +38,17 @@ impl Service {
         Ok(Service { child, notify, output, reload: words_of(unit, "ExecReload")? })
     }
 
-    /// Waits until it has told the manager this state next.
-    pub fn tells(&mut self, state: &str) -> Result<()> {
+    /// Waits for the next state that it reports to the manager, which has to be this one.
+    pub fn expect_state(&mut self, state: &str) -> Result<()> {
         let start = Instant::now();
-        while start.elapsed() < PATIENCE {
+        while start.elapsed() < STATE_TIMEOUT {
             let mut bytes = [0; 256];
             if let Ok(length) = self.notify.recv(&mut bytes) {
-                let said = String::from_utf8_lossy(&bytes[..length]).into_owned();
-                if said.lines().next() == Some(state) {
+                let reported = String::from_utf8_lossy(&bytes[..length]).into_owned();
+                if reported.lines().next() == Some(state) {
                     return Ok(());
                 }
-                bail!("the service manager was told '{said}' and not {state}");
+                bail!("the server reported '{reported}' to the service manager, not {state}");
             }
             if self.child.try_wait().context("asking after the server")?.is_some() {
                 let mut errors = String::new();
@@ -56,14 +56,14 @@ impl Service {
                 bail!("the server ended before {state}:\n{errors}");
             }
         }
-        bail!("the service manager was not told {state} within {PATIENCE:?}")
+        bail!("the server did not report {state} to the service manager within {STATE_TIMEOUT:?}")
     }
 
-    /// What it said until it was ready.
-    pub fn said(&mut self) -> Result<String> {
+    /// Returns its output up to the line `ready`.
+    pub fn output_until_ready(&mut self) -> Result<String> {
         let mut text = String::new();
         while !text.ends_with("\nready\n") {
-            if self.output.read_line(&mut text).context("reading what the server says")? == 0 {
+            if self.output.read_line(&mut text).context("reading the server's output")? == 0 {
                 bail!("the server ended:\n{text}");
             }
         }
@@ -80,11 +80,11 @@ impl Service {
         if status.success() { Ok(()) } else { bail!("{} failed ({status})", words.join(" ")) }
     }
 
-    /// Ends it as the manager does, and gives what it wrote to standard error.
+    /// Ends it as the manager does. Returns what it wrote to standard error.
     pub fn stop(mut self) -> Result<String> {
         let pid = self.child.id().to_string();
         Command::new("kill").args(["-s", "TERM", &pid]).status().context("starting kill")?;
-        self.tells("STOPPING=1")?;
+        self.expect_state("STOPPING=1")?;
         let mut errors = String::new();
         self.child.stderr.take().map(|mut stderr| stderr.read_to_string(&mut errors));
         let status = self.child.wait().context("waiting for the server")?;
@@ -97,7 +97,7 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // One that has ended has nothing to be killed.
+        // A service that has ended cannot be killed, which is no error here.
         self.child.kill().ok();
         self.child.wait().ok();
     }

@@ -16,14 +16,14 @@ use crate::workspace::{self, Workspace};
 const UNITS: &str = "/usr/lib/systemd/system";
 /// The volume that is made, which belongs to the administrator and not to the package.
 const VOLUME: &str = "/var/lib/sealblock/first.volume";
-/// How exposed a service may be that `systemd-analyze security` calls well confined, in tenths of 10.
+/// The exposure that `systemd-analyze security` may find at most, in tenths of its unit: 2.0 of 10 is well confined.
 const MOST_EXPOSURE: &str = "--threshold=20";
 
-/// Tries a package. The answer is a line for people, which names what could not be tried.
+/// Tries a package. Returns a line for people, which names what could not be tried.
 pub fn run(workspace: &Workspace, package: &Path, log: &Path) -> Result<String> {
     let root = Root::new()?;
-    let said = root.dpkg("--install", package)?;
-    fs::write(log, said).context("keeping what dpkg said")?;
+    let printed = root.dpkg("--install", package)?;
+    fs::write(log, printed).context("keeping the output of dpkg")?;
     for file in ["/usr/bin/sealblock", "/usr/share/man/man1/sealblock-serve.1.gz", "/etc/sealblock/sealblock.toml"] {
         ensure!(root.path(file).is_file(), "the package has no {file}");
     }
@@ -53,9 +53,9 @@ fn units(root: &Root) -> Result<String> {
         fs::write(copies.join(name), unit.replace("/usr/bin/sealblock", &program)).context("copying a unit")?;
         verify.arg(copies.join(name));
     }
-    // A key that is unknown is told, but no failure.
-    let said = output_of(&mut verify)?;
-    ensure!(said.trim().is_empty(), "systemd-analyze verify says:\n{said}");
+    // Of an unknown key systemd-analyze only warns.
+    let printed = output_of(&mut verify)?;
+    ensure!(printed.trim().is_empty(), "systemd-analyze verify prints:\n{printed}");
     let mut security = Command::new("systemd-analyze");
     security.args(["security", "--offline=true", "--no-pager", MOST_EXPOSURE]).arg(copies.join("sealblock.service"));
     output_of(&mut security)?;
@@ -72,9 +72,9 @@ fn serve(root: &Root) -> Result<()> {
     }
     let volume = root.path(VOLUME).display().to_string();
     let mut service = Service::start(&unit, root)?;
-    service.tells("READY=1")?;
+    service.expect_state("READY=1")?;
     ensure!(
-        service.said()?.contains("subsystem nqn.2026-11.io.sealblock:default\n"),
+        service.output_until_ready()?.contains("subsystem nqn.2026-11.io.sealblock:default\n"),
         "the shipped configuration serves"
     );
     sealblock(root, &["create", &volume, "--size", "64MiB"])?;
@@ -85,11 +85,11 @@ fn serve(root: &Root) -> Result<()> {
     let with_volume = with_volume.replace("#target = \"/var", "target = \"../../var");
     fs::write(&config, with_volume).context("writing the configuration")?;
     service.reload()?;
-    service.tells("RELOADING=1")?;
-    service.tells("READY=1")?;
-    let said = service.said()?;
-    let uri = said.split_whitespace().find(|word| word.starts_with("nvme+tcp://"));
-    let uri = uri.with_context(|| format!("the reloaded server names no namespace:\n{said}"))?;
+    service.expect_state("RELOADING=1")?;
+    service.expect_state("READY=1")?;
+    let printed = service.output_until_ready()?;
+    let uri = printed.split_whitespace().find(|word| word.starts_with("nvme+tcp://"));
+    let uri = uri.with_context(|| format!("the reloaded server names no namespace:\n{printed}"))?;
     let program = root.path("/usr/bin/sealblock").display().to_string();
     sealblock(root, &["copy", &program, uri])?;
     let verified = sealblock(root, &["verify", uri])?;
@@ -97,12 +97,12 @@ fn serve(root: &Root) -> Result<()> {
     let control = root.path("/run/sealblock/control.sock").display().to_string();
     sealblock(root, &["scrub", "status", uri, "--control", &control])?;
     let errors = service.stop()?;
-    ensure!(errors.is_empty(), "the server had to tell its operator:\n{errors}");
+    ensure!(errors.is_empty(), "the server wrote to standard error:\n{errors}");
     sealblock(root, &["verify", &volume])?;
     fs::remove_file(root.path("/tmp/notify")).context("removing the manager's socket")
 }
 
-/// Where io_uring is forbidden, the server says so, with what to do, and serves all the same.
+/// Where io_uring is forbidden, the server logs that, with what to do, and serves all the same.
 fn without_uring(workspace: &Workspace, root: &Root) -> Result<()> {
     let mut build = workspace::cargo();
     build.args(["build", "--quiet", "--package", "sealblock-runtime-reactor", "--example", "forbid_uring"]);
@@ -120,9 +120,12 @@ fn without_uring(workspace: &Workspace, root: &Root) -> Result<()> {
         let output = child.wait_with_output().context("ending the server")?;
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         ensure!(is_ready, "the server does not serve without io_uring:\n{errors}");
-        let told: Vec<&str> =
+        let logged: Vec<&str> =
             errors.lines().filter(|line| line.contains(&format!("io_uring is refused ({error})"))).collect();
-        ensure!(told.len() == 1 && told[0].contains(needed), "what to do is not told once, with '{needed}':\n{errors}");
+        ensure!(
+            logged.len() == 1 && logged[0].contains(needed),
+            "what to do is not logged once, with '{needed}':\n{errors}"
+        );
     }
     Ok(())
 }
@@ -132,12 +135,12 @@ fn sealblock(root: &Root, words: &[&str]) -> Result<String> {
     output_of(Command::new(root.path("/usr/bin/sealblock")).args(words))
 }
 
-/// What a command says, which has to succeed.
+/// The output of a command, which has to succeed.
 fn output_of(command: &mut Command) -> Result<String> {
     let output = command.stdin(Stdio::null()).output().with_context(|| format!("starting {command:?}"))?;
-    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    let printed = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
     if !output.status.success() {
-        bail!("{command:?} failed ({}):\n{said}", output.status);
+        bail!("{command:?} failed ({}):\n{printed}", output.status);
     }
-    Ok(said)
+    Ok(printed)
 }
