@@ -33,35 +33,57 @@ const SIMULATION_REQUIRED: bool = true;
 /// How many test binaries are shown with their times.
 const SHOWN_BINARIES: usize = 10;
 
-/// Runs all steps; `fast` leaves out those that look at dependencies, documentation and crashes.
-pub fn run(fast: bool) -> Result<()> {
+/// Steps that need no test binary. They run beside the tests, which mostly wait, with what processor time those leave.
+const BESIDE: [&str; 4] = ["deny", "simulation", "fragility", "package"];
+
+/// Which steps to run.
+#[derive(Clone, Copy)]
+pub enum Selection<'a> {
+    /// All of them.
+    All,
+    /// Those that do not look at dependencies, documentation and crashes.
+    Fast,
+    /// Those with these names, in the order of the check.
+    Named(&'a [&'a str]),
+}
+
+/// Runs the steps.
+pub fn run(selection: Selection) -> Result<()> {
     let workspace = workspace::load()?;
     let logs = workspace.target.join("xtask");
     println!("checking {}; output of each step: {}", workspace.root.display(), logs.display());
-    let mut steps = Steps::new(logs)?;
+    let mut steps = Steps::new(logs, move |name| is_selected(selection, name))?;
     steps.run("fmt", |log| command(cargo(["fmt", "--all", "--check"]), log));
     let clippy = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
     steps.run("clippy", |log| command(cargo(clippy), log));
     steps.run("dependencies", |_| dependencies::check().map(Done::Ok));
     steps.run("circles", |_| circles::check().map(Done::Ok));
     steps.run("sizes", |_| sizes::check().map(Done::Ok));
-    if !fast {
-        steps.run("deny", |log| deny(&workspace, log));
-        steps.run("docs", docs);
-    }
-    if !fast {
-        steps.run("fuzz", |log| command(fuzz::compiles(&workspace.target), log));
+    steps.run("docs", docs);
+    steps.run("fuzz", |log| command(fuzz::compiles(&workspace.target), log));
+    if matches!(selection, Selection::All) {
+        steps.start_beside(&BESIDE)?;
     }
     let mut binaries = Vec::new();
     steps.run("tests", |log| tests(log, &mut binaries));
     steps.run("doctests", |log| counted(cargo(["test", "--workspace", "--doc"]), log));
-    if !fast {
-        steps.run("simulation", |log| simulation(&workspace, log));
-        steps.run("fragility", fragility);
-        steps.run("conformance", conformance);
-        steps.run("package", |log| package::check(&workspace, log));
+    steps.run("conformance", conformance);
+    steps.run("deny", |log| deny(&workspace, log));
+    steps.run("simulation", |log| simulation(&workspace, log));
+    steps.run("fragility", fragility);
+    steps.run("package", |log| package::check(&workspace, log));
+    match selection {
+        Selection::Named(names) => steps.finish_named(names),
+        Selection::All | Selection::Fast => steps.finish(&slowest(&binaries)),
     }
-    steps.finish(&slowest(&binaries))
+}
+
+fn is_selected(selection: Selection, step: &str) -> bool {
+    match selection {
+        Selection::All => !BESIDE.contains(&step),
+        Selection::Fast => ["fmt", "clippy", "dependencies", "circles", "sizes", "tests", "doctests"].contains(&step),
+        Selection::Named(names) => names.contains(&step),
+    }
 }
 
 fn cargo<const N: usize>(words: [&str; N]) -> Command {
@@ -165,6 +187,16 @@ mod tests {
         assert_eq!(shown.trim().lines().count(), 11);
         assert!(shown.starts_with("\nslowest test binaries\n      12.0 s  crate0\n") && shown.ends_with("crate9\n"));
         assert_eq!(slowest(&[]), "");
+    }
+
+    #[test]
+    fn each_step_runs_here_or_beside_and_by_its_name() {
+        assert!(is_selected(Selection::All, "tests") && !is_selected(Selection::All, "deny"));
+        assert!(is_selected(Selection::Fast, "tests") && !is_selected(Selection::Fast, "conformance"));
+        for beside in BESIDE {
+            assert!(is_selected(Selection::Named(&BESIDE), beside));
+        }
+        assert!(!is_selected(Selection::Named(&BESIDE), "tests"));
     }
 
     #[test]

@@ -21,11 +21,14 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 
+use check::Selection;
+
 const HELP: &str = "\
 cargo xtask: the checks of this repository
 
   cargo xtask check [--fast]       all that continuous integration runs; --fast leaves out deny, docs, fuzz and
                                    what runs long (simulation, conformance, package)
+  cargo xtask check STEP...        these steps of it
   cargo xtask dependencies         which folder may use which
   cargo xtask circles [--update]   files of a crate that use each other in a circle; --update lowers the record in
                                    xtask/circles.toml
@@ -47,8 +50,9 @@ fn main() -> ExitCode {
             print!("{HELP}");
             Ok(())
         }
-        ["check"] => check::run(false),
-        ["check", "--fast"] => check::run(true),
+        ["check"] => check::run(Selection::All),
+        ["check", "--fast"] => check::run(Selection::Fast),
+        ["check", names @ ..] => check::run(Selection::Named(names)),
         ["dependencies"] => print_summary(dependencies::check()),
         ["circles"] => print_summary(circles::show()),
         ["circles", "--update"] => print_summary(circles::update()),

@@ -6,7 +6,7 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
 use std::time::Instant;
 
@@ -27,11 +27,19 @@ pub enum Done {
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// Runs steps one after the other and says how each went.
-pub struct Steps {
+pub struct Steps<S> {
     logs: PathBuf,
+    is_selected: S,
     started: Times,
     done: Vec<(&'static str, Times)>,
     failed: Option<&'static str>,
+    beside: Option<Beside>,
+}
+
+/// Steps that another process of this program runs at the lowest priority.
+struct Beside {
+    process: Child,
+    output: PathBuf,
 }
 
 /// Seconds, since some moment or of some work.
@@ -41,16 +49,49 @@ struct Times {
     cpu_s: f64,
 }
 
-impl Steps {
-    /// Steps whose output goes to the folder `logs`, which is made.
-    pub fn new(logs: PathBuf) -> Result<Steps> {
+impl<S: Fn(&str) -> bool> Steps<S> {
+    /// Steps whose output goes to the folder `logs`, which is made. Those whose names are not selected do not run.
+    pub fn new(logs: PathBuf, is_selected: S) -> Result<Steps<S>> {
         fs::create_dir_all(&logs).with_context(|| format!("making {}", logs.display()))?;
-        Ok(Steps { logs, started: Times::now(), done: Vec::new(), failed: None })
+        let (started, done) = (Times::now(), Vec::new());
+        Ok(Steps { logs, is_selected, started, done, failed: None, beside: None })
     }
 
-    /// Runs one step, unless one before it failed. Prints its line.
-    pub fn run(&mut self, name: &'static str, step: impl FnOnce(&Path) -> Result<Done>) {
+    /// Has another process run these steps from now on, unless one failed. [`Steps::finish`] waits for it and prints its lines.
+    pub fn start_beside(&mut self, names: &[&str]) -> Result<()> {
         if self.failed.is_some() {
+            return Ok(());
+        }
+        let program = std::env::current_exe().context("finding this program")?;
+        let output = self.logs.join("beside.log");
+        let file = File::create(&output).with_context(|| format!("making {}", output.display()))?;
+        let errors = file.try_clone().context("sharing the log file")?;
+        let mut command = Command::new("nice");
+        command.args(["-n", "19"]).arg(program).arg("check").args(names);
+        command.stdin(Stdio::null()).stdout(file).stderr(errors);
+        let process = command.spawn().context("starting nice")?;
+        self.beside = Some(Beside { process, output });
+        Ok(())
+    }
+
+    /// Waits for the steps of the other process, if there is one, and prints what it has printed.
+    fn wait_for_beside(&mut self) -> Result<()> {
+        let Some(Beside { mut process, output }) = self.beside.take() else { return Ok(()) };
+        let started = Times::now();
+        let status = process.wait().context("waiting for the steps beside")?;
+        let text = fs::read_to_string(&output).with_context(|| format!("reading {}", output.display()))?;
+        println!("beside, in another process at low priority:");
+        text.lines().skip(1).for_each(|line| println!("{line}"));
+        self.done.push(("beside", Times::now().since(started)));
+        if !status.success() {
+            self.failed.get_or_insert("beside");
+        }
+        Ok(())
+    }
+
+    /// Runs one step if it is selected, unless one before it failed. Prints its line.
+    pub fn run(&mut self, name: &'static str, step: impl FnOnce(&Path) -> Result<Done>) {
+        if self.failed.is_some() || !(self.is_selected)(name) {
             return;
         }
         print!("{name:<12} ");
@@ -74,6 +115,7 @@ impl Steps {
 
     /// The end of the run: prints where its time went, with `tests` on that of tests. Fails with the name of the step that did.
     pub fn finish(mut self, tests: &str) -> Result<()> {
+        self.wait_for_beside()?;
         let times = Times::now().since(self.started);
         if let Some(name) = self.failed {
             bail!("'{name}' failed after {:.1} s; the steps behind it did not run", times.wall_s);
@@ -85,6 +127,15 @@ impl Steps {
         }
         println!("{tests}\nall well     {}", times.to_text());
         Ok(())
+    }
+
+    /// The end of a run of steps that were named. Fails with the name of the step that did, or of one that there is not.
+    pub fn finish_named(self, names: &[&str]) -> Result<()> {
+        if let Some(name) = self.failed {
+            bail!("'{name}' failed; the steps behind it did not run");
+        }
+        let unknown = names.iter().find(|name| self.done.iter().all(|(done, _)| done != *name));
+        unknown.map_or(Ok(()), |name| bail!("'{name}' is no step of the check"))
     }
 }
 
@@ -149,7 +200,7 @@ pub fn tool(workspace: &Workspace, name: &str, version: &str, log: &Path) -> Res
     let mut install = workspace::cargo();
     install.args(["install", "--locked", "--version", version]);
     // They run for seconds and would be optimised for minutes.
-    install.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1").env("CARGO_PROFILE_RELEASE_LTO", "off");
+    install.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0").env("CARGO_PROFILE_RELEASE_LTO", "off");
     install.arg("--root").arg(&home).arg("--target-dir").arg(&build).arg(name);
     run(&mut install, log).with_context(|| format!("{name} is needed; `cargo xtask check --fast` does without it"))?;
     fs::remove_dir_all(&build).with_context(|| format!("removing {}", build.display()))?;
@@ -174,7 +225,7 @@ mod tests {
 
     #[test]
     fn the_steps_behind_a_failure_do_not_run() {
-        let mut steps = Steps::new(logs("steps")).unwrap();
+        let mut steps = Steps::new(logs("steps"), |_| true).unwrap();
         let mut ran = Vec::new();
         steps.run("first", |_| Ok(Done::Ok(String::new())));
         steps.run("second", |_| bail!("broken"));
@@ -190,7 +241,7 @@ mod tests {
 
     #[test]
     fn steps_without_a_failure_are_well() {
-        let mut steps = Steps::new(logs("well")).unwrap();
+        let mut steps = Steps::new(logs("well"), |_| true).unwrap();
         steps.run("only", |_| Ok(Done::Skipped("for the test".to_owned())));
         fs::remove_dir_all(logs("well")).unwrap();
         assert!(steps.finish("").is_ok());
