@@ -1,6 +1,6 @@
 //! What a device can do by itself.
 
-use crate::OperationKind;
+use crate::RequestKind;
 
 /// How an operation is carried out on a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,14 +32,14 @@ pub struct Abilities {
     /// Make blocks unreadable. Nothing can stand in for it.
     pub write_uncorrectable: Ability,
     /// Check and sum stored data.
-    pub digest: Ability,
+    pub checksum: Ability,
     /// Write damaged blocks anew from another copy. Only a device that holds copies can.
     pub repair: Ability,
     /// Tell which blocks take space.
     pub allocation: Ability,
-    /// Room beside the blocks, see [`crate::AnnexSlot`]. Nothing can stand in for it.
-    pub annex: Ability,
-    /// Bitmap pages of that room, see [`crate::AnnexSlot::Bitmap`].
+    /// Room beside the blocks, see [`crate::ReservedArea`]. Nothing can stand in for it.
+    pub reserved: Ability,
+    /// Bitmap pages of that room, see [`crate::ReservedArea::Bitmap`].
     pub annex_pages: u32,
     /// `WriteZeroes { may_unmap: true }` gives the space back and the blocks still read as zeroes.
     pub unmap_zeroes: bool,
@@ -60,10 +60,10 @@ impl Abilities {
         discard: Ability::Absent,
         write_zeroes: Ability::Absent,
         write_uncorrectable: Ability::Absent,
-        digest: Ability::Absent,
+        checksum: Ability::Absent,
         repair: Ability::Absent,
         allocation: Ability::Absent,
-        annex: Ability::Absent,
+        reserved: Ability::Absent,
         annex_pages: 0,
         unmap_zeroes: false,
         offloads: false,
@@ -79,10 +79,10 @@ impl Abilities {
         discard: Ability::Native,
         write_zeroes: Ability::Native,
         write_uncorrectable: Ability::Native,
-        digest: Ability::Native,
+        checksum: Ability::Native,
         repair: Ability::Absent,
         allocation: Ability::Absent,
-        annex: Ability::Absent,
+        reserved: Ability::Absent,
         annex_pages: 0,
         unmap_zeroes: true,
         offloads: false,
@@ -91,27 +91,27 @@ impl Abilities {
     };
 
     /// How this kind of operation is carried out.
-    pub fn of(&self, kind: OperationKind) -> Ability {
+    pub fn of(&self, kind: RequestKind) -> Ability {
         let when_writable = |ability| if self.writable { ability } else { Ability::Absent };
         match kind {
-            OperationKind::Read | OperationKind::Flush => Ability::Native,
-            OperationKind::Write => when_writable(Ability::Native),
-            OperationKind::Discard => when_writable(self.discard),
-            OperationKind::WriteZeroes => when_writable(self.write_zeroes),
-            OperationKind::WriteUncorrectable => when_writable(self.write_uncorrectable),
-            OperationKind::Verify => self.verify,
-            OperationKind::Compare => self.compare,
-            OperationKind::Digest => self.digest,
-            OperationKind::Repair => when_writable(self.repair),
-            OperationKind::Allocation => self.allocation,
-            OperationKind::ReadAnnex => self.annex,
-            OperationKind::WriteAnnex => when_writable(self.annex),
+            RequestKind::Read | RequestKind::Flush => Ability::Native,
+            RequestKind::Write => when_writable(Ability::Native),
+            RequestKind::Discard => when_writable(self.discard),
+            RequestKind::WriteZeroes => when_writable(self.write_zeroes),
+            RequestKind::WriteUncorrectable => when_writable(self.write_uncorrectable),
+            RequestKind::Verify => self.verify,
+            RequestKind::Compare => self.compare,
+            RequestKind::Checksum => self.checksum,
+            RequestKind::Repair => when_writable(self.repair),
+            RequestKind::BlockStatus => self.allocation,
+            RequestKind::ReadReserved => self.reserved,
+            RequestKind::WriteReserved => when_writable(self.reserved),
         }
     }
 
     /// What this device and `other` can do where each request may need both: natively what both do natively, and only what
     /// both can.
-    pub fn together(&self, other: &Abilities) -> Abilities {
+    pub fn intersect(&self, other: &Abilities) -> Abilities {
         let both = |a, b| match (a, b) {
             (Ability::Absent, _) | (_, Ability::Absent) => Ability::Absent,
             (Ability::Native, Ability::Native) => Ability::Native,
@@ -124,10 +124,10 @@ impl Abilities {
             discard: both(self.discard, other.discard),
             write_zeroes: both(self.write_zeroes, other.write_zeroes),
             write_uncorrectable: both(self.write_uncorrectable, other.write_uncorrectable),
-            digest: both(self.digest, other.digest),
+            checksum: both(self.checksum, other.checksum),
             repair: both(self.repair, other.repair),
             allocation: both(self.allocation, other.allocation),
-            annex: both(self.annex, other.annex),
+            reserved: both(self.reserved, other.reserved),
             annex_pages: self.annex_pages.min(other.annex_pages),
             unmap_zeroes: self.unmap_zeroes && other.unmap_zeroes,
             offloads: self.offloads && other.offloads,
@@ -137,12 +137,12 @@ impl Abilities {
     }
 
     /// The abilities as seen in front of a gate, which stands in for what the device lacks.
-    pub(crate) fn behind_gate(mut self) -> Abilities {
+    pub(crate) fn with_emulation(mut self) -> Abilities {
         let emulated = |ability| if ability == Ability::Absent { Ability::Emulated } else { ability };
         self.verify = emulated(self.verify);
         self.compare = emulated(self.compare);
         self.write_zeroes = emulated(self.write_zeroes);
-        self.digest = emulated(self.digest);
+        self.checksum = emulated(self.checksum);
         self.allocation = emulated(self.allocation);
         self
     }

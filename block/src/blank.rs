@@ -3,7 +3,7 @@
 use sealblock_integrity::{Checks, Sealed, guard};
 use sealblock_units::{BlockCount, Extent};
 
-use crate::{Abilities, Ability, Answer, Device, Error, Failure, Operation, OperationKind, RunState};
+use crate::{Abilities, Ability, BlockState, Device, Error, ErrorKind, Request, RequestKind, Response};
 
 /// Blocks that are read at once, at most.
 const READ_BLOCKS: BlockCount = BlockCount::new(1 << 10).expect("not none");
@@ -20,7 +20,7 @@ const LOOK_BLOCKS: BlockCount = BlockCount::new(1 << 16).expect("not none");
 pub async fn is_blank(device: &impl Device) -> Result<bool, Error> {
     let geometry = device.geometry().clone();
     let abilities: Abilities = device.abilities();
-    let says_space = abilities.of(OperationKind::Allocation) == Ability::Native;
+    let says_space = abilities.of(RequestKind::BlockStatus) == Ability::Native;
     let piece = if says_space || geometry.protection.is_none() { LOOK_BLOCKS } else { READ_BLOCKS };
     let mut next = 0;
     while next < geometry.capacity_blocks {
@@ -36,7 +36,7 @@ pub async fn is_blank(device: &impl Device) -> Result<bool, Error> {
         match is_blank {
             Ok(true) => next += blocks,
             Ok(false) => return Ok(false),
-            Err(error) if error.faults().is_some() => return Ok(false),
+            Err(error) if error.bad_blocks().is_some() => return Ok(false),
             Err(error) => return Err(error),
         }
     }
@@ -44,8 +44,8 @@ pub async fn is_blank(device: &impl Device) -> Result<bool, Error> {
 }
 
 async fn takes_no_space(device: &impl Device, extent: Extent) -> Result<bool, Error> {
-    match device.execute(Operation::Allocation { extent }).await? {
-        Answer::Allocation(runs) => Ok(runs.iter().all(|run| run.state == RunState::Hole)),
+    match device.execute(Request::BlockStatus { extent }).await? {
+        Response::BlockStatus(runs) => Ok(runs.iter().all(|run| run.state == BlockState::Hole)),
         _ => Err(answered_wrongly()),
     }
 }
@@ -53,16 +53,16 @@ async fn takes_no_space(device: &impl Device, extent: Extent) -> Result<bool, Er
 async fn was_never_written(device: &impl Device, extent: Extent) -> Result<bool, Error> {
     let is_blank =
         |data: &Sealed| data.tags().iter().all(|byte| *byte == 0xFF) && data.data().iter().all(|byte| *byte == 0);
-    match device.execute(Operation::Read { extent, checks: Checks::NONE }).await? {
-        Answer::Data(data) => Ok(is_blank(&data)),
+    match device.execute(Request::Read { extent, checks: Checks::NONE }).await? {
+        Response::Data(data) => Ok(is_blank(&data)),
         _ => Err(answered_wrongly()),
     }
 }
 
 async fn sums_to_zeroes(device: &impl Device, extent: Extent) -> Result<bool, Error> {
     let size = device.geometry().block_size;
-    match device.execute(Operation::Digest { extent, checks: Checks::NONE }).await? {
-        Answer::Digest(digested) => {
+    match device.execute(Request::Checksum { extent, checks: Checks::NONE }).await? {
+        Response::Checksum(digested) => {
             let block = vec![0; size.bytes()];
             let zeroes = (0..extent.len()).fold(guard::crc64(&[]), |crc, _| guard::crc64_append(crc, &block));
             Ok(digested.crc64 == zeroes)
@@ -73,5 +73,5 @@ async fn sums_to_zeroes(device: &impl Device, extent: Extent) -> Result<bool, Er
 
 #[cold]
 fn answered_wrongly() -> Error {
-    Failure::Media { reason: "a device answered with something else than it was asked for".to_owned() }.into()
+    ErrorKind::Media { reason: "a device answered with something else than it was asked for".to_owned() }.into()
 }

@@ -3,12 +3,12 @@
 //! Invariants: nothing that was not checked is ever left out, only told more coarsely once there are [`MOST_RUNS`] runs; a
 //! check that reached everything allocates nothing.
 //!
-//! Shape: what is wrong with a block is a [`crate::Fault`], one for each block; what was not looked at is usually all of one
+//! Shape: what is wrong with a block is a [`crate::BadBlock`], one for each block; what was not looked at is usually all of one
 //! copy, so it is told in runs.
 
 use sealblock_units::{Extent, Lba};
 
-use crate::{Error, Fault, Faults, Leg};
+use crate::{BadBlock, BadBlocks, Error, MemberPath};
 
 /// Runs that one [`Coverage`] keeps at most; further ones are joined with others, blocks between them included.
 pub const MOST_RUNS: usize = 1024;
@@ -70,8 +70,8 @@ pub struct Unchecked {
     pub first: Lba,
     /// The last block.
     pub last: Lba,
-    /// Whose copy: the member of a group; [`Leg::NONE`] where that is not known, or all are meant.
-    pub leg: Leg,
+    /// Whose copy: the member of a group; [`MemberPath::NONE`] where that is not known, or all are meant.
+    pub leg: MemberPath,
     /// Why not.
     pub why: WhyUnchecked,
 }
@@ -79,7 +79,7 @@ pub struct Unchecked {
 impl Unchecked {
     /// All blocks of an extent, of a device that is no group.
     pub fn new(extent: Extent, why: WhyUnchecked) -> Unchecked {
-        Unchecked { first: extent.start(), last: extent.last(), leg: Leg::NONE, why }
+        Unchecked { first: extent.start(), last: extent.last(), leg: MemberPath::NONE, why }
     }
 
     /// Whether the other is about the same copy for the same reason, without a block between them that is in neither.
@@ -207,7 +207,7 @@ impl Coverage {
                 all.join(&run);
                 all
             });
-            self.unchecked.extend(all.map(|all| Unchecked { leg: Leg::NONE, ..all }));
+            self.unchecked.extend(all.map(|all| Unchecked { leg: MemberPath::NONE, ..all }));
         }
     }
 }
@@ -216,7 +216,7 @@ impl Coverage {
 #[derive(Default)]
 pub struct Tally {
     /// The damaged blocks.
-    pub faults: Vec<Fault>,
+    pub faults: Vec<BadBlock>,
     /// How far all of them went.
     pub coverage: Coverage,
 }
@@ -238,7 +238,7 @@ impl Tally {
     /// # Errors
     /// The damaged blocks.
     pub fn finish(self) -> Result<Coverage, Error> {
-        match Faults::new(self.faults) {
+        match BadBlocks::new(self.faults) {
             Some(faults) => Err(faults.covering(self.coverage).into()),
             None => Ok(self.coverage),
         }
@@ -249,7 +249,7 @@ impl Tally {
 mod tests {
     use super::*;
 
-    fn run(first: u64, last: u64, leg: Leg, why: WhyUnchecked) -> Unchecked {
+    fn run(first: u64, last: u64, leg: MemberPath, why: WhyUnchecked) -> Unchecked {
         Unchecked { first: Lba::new(first), last: Lba::new(last), leg, why }
     }
 
@@ -262,7 +262,7 @@ mod tests {
     fn runs_of_one_copy_are_joined_in_any_order_and_others_are_not() {
         let mut coverage = Coverage::default();
         assert!(coverage.is_complete() && coverage.is_sealed());
-        let (a, b) = (Leg::NONE.within(0), Leg::NONE.within(1));
+        let (a, b) = (MemberPath::NONE.within(0), MemberPath::NONE.within(1));
         for (first, last, leg, why) in [
             (0, 9, a, WhyUnchecked::Absent),
             (20, 29, a, WhyUnchecked::Absent),
@@ -281,14 +281,14 @@ mod tests {
     fn too_many_runs_are_told_coarsely_and_none_is_lost() {
         let mut coverage = Coverage::default();
         for at in 0..3 * MOST_RUNS as u64 {
-            coverage.add(run(at * 2, at * 2, Leg::NONE, WhyUnchecked::Absent));
+            coverage.add(run(at * 2, at * 2, MemberPath::NONE, WhyUnchecked::Absent));
             assert!(coverage.unchecked().len() <= MOST_RUNS);
         }
         let told = runs(&mut coverage);
         assert_eq!((told[0].0, told[told.len() - 1].1), (0, 6 * MOST_RUNS as u64 - 2));
         let mut coverage = Coverage::default();
         for leg in 0..2 * MOST_RUNS {
-            let path = Leg::NONE.within(leg % 120).within(leg / 120);
+            let path = MemberPath::NONE.within(leg % 120).within(leg / 120);
             coverage.add(run(leg as u64 * 2, leg as u64 * 2, path, WhyUnchecked::Absent));
             assert!(coverage.unchecked().len() <= MOST_RUNS);
         }
@@ -312,9 +312,9 @@ mod tests {
     #[test]
     fn what_lies_below_is_seen_from_above() {
         let mut coverage = Coverage::default();
-        coverage.add(run(0, 3, Leg::NONE, WhyUnchecked::Absent));
+        coverage.add(run(0, 3, MemberPath::NONE, WhyUnchecked::Absent));
         let mut up = coverage.map(|run| Unchecked { leg: run.leg.within(1), last: Lba::new(7), ..run });
         assert_eq!(runs(&mut up), [(0, 7)]);
-        assert_eq!(up.unchecked()[0].leg, Leg::NONE.within(1));
+        assert_eq!(up.unchecked()[0].leg, MemberPath::NONE.within(1));
     }
 }

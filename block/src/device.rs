@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use crate::{Abilities, Geometry, Operation, Outcome};
+use crate::{Abilities, Geometry, Outcome, Request};
 
 /// Something that stores blocks.
 ///
@@ -20,11 +20,11 @@ pub trait Device {
     fn abilities(&self) -> Abilities;
 
     /// Carries out one request. Several may be under way at once; their order is open unless a Flush stands between.
-    fn execute(&self, operation: Operation) -> impl Future<Output = Outcome>;
+    fn execute(&self, operation: Request) -> impl Future<Output = Outcome>;
 
     /// Carries a request out in place, for a device that has nothing to wait for; `None`, with nothing done, when it is to
     /// go through [`Device::execute`]. Saves callers with many small requests the future of each.
-    fn at_once(&self, operation: &Operation) -> Option<Outcome> {
+    fn try_execute(&self, operation: &Request) -> Option<Outcome> {
         let _ = operation;
         None
     }
@@ -34,16 +34,16 @@ pub trait Device {
 ///
 /// The futures of its requests live on the heap and are used again, so that in the long run a request allocates nothing.
 #[derive(Clone)]
-pub struct Stack(Rc<dyn Hidden>);
+pub struct DynDevice(Rc<dyn Hidden>);
 
-impl Stack {
+impl DynDevice {
     /// Hides the kind of `device`.
-    pub fn new(device: impl Device + 'static) -> Stack {
-        Stack(Rc::new(Kept { device: Rc::new(device), idle: RefCell::default() }))
+    pub fn new(device: impl Device + 'static) -> DynDevice {
+        DynDevice(Rc::new(ErasedDevice { device: Rc::new(device), idle: RefCell::default() }))
     }
 }
 
-impl Device for Stack {
+impl Device for DynDevice {
     fn geometry(&self) -> &Geometry {
         self.0.geometry()
     }
@@ -52,14 +52,14 @@ impl Device for Stack {
         self.0.abilities()
     }
 
-    fn execute(&self, operation: Operation) -> impl Future<Output = Outcome> {
+    fn execute(&self, operation: Request) -> impl Future<Output = Outcome> {
         let runner = self.0.runner();
         runner.desk.operation.set(Some(operation));
-        Running { home: &*self.0, runner: Some(runner) }
+        ExecuteFuture { home: &*self.0, runner: Some(runner) }
     }
 
-    fn at_once(&self, operation: &Operation) -> Option<Outcome> {
-        self.0.at_once(operation)
+    fn try_execute(&self, operation: &Request) -> Option<Outcome> {
+        self.0.try_execute(operation)
     }
 }
 
@@ -70,30 +70,30 @@ const IDLE_LIMIT: usize = 256;
 trait Hidden {
     fn geometry(&self) -> &Geometry;
     fn abilities(&self) -> Abilities;
-    fn at_once(&self, operation: &Operation) -> Option<Outcome>;
-    fn runner(&self) -> Runner;
-    fn put_back(&self, runner: Runner);
+    fn try_execute(&self, operation: &Request) -> Option<Outcome>;
+    fn runner(&self) -> PooledFuture;
+    fn put_back(&self, runner: PooledFuture);
 }
 
 /// A device and the futures that wait for its next requests.
-struct Kept<D> {
+struct ErasedDevice<D> {
     device: Rc<D>,
-    idle: RefCell<Vec<Runner>>,
+    idle: RefCell<Vec<PooledFuture>>,
 }
 
 /// A future that carries out one request after the other, and the place where it finds and leaves them.
-struct Runner {
-    desk: Rc<Desk>,
+struct PooledFuture {
+    desk: Rc<Handoff>,
     future: Pin<Box<dyn Future<Output = ()>>>,
 }
 
 #[derive(Default)]
-struct Desk {
-    operation: Cell<Option<Operation>>,
+struct Handoff {
+    operation: Cell<Option<Request>>,
     outcome: Cell<Option<Outcome>>,
 }
 
-async fn serve(device: Rc<impl Device>, desk: Rc<Desk>) {
+async fn serve(device: Rc<impl Device>, desk: Rc<Handoff>) {
     loop {
         let operation = poll_fn(|_| desk.operation.take().map_or(Poll::Pending, Poll::Ready)).await;
         let outcome = device.execute(operation).await;
@@ -101,7 +101,7 @@ async fn serve(device: Rc<impl Device>, desk: Rc<Desk>) {
     }
 }
 
-impl<D: Device + 'static> Hidden for Kept<D> {
+impl<D: Device + 'static> Hidden for ErasedDevice<D> {
     fn geometry(&self) -> &Geometry {
         self.device.geometry()
     }
@@ -110,20 +110,20 @@ impl<D: Device + 'static> Hidden for Kept<D> {
         self.device.abilities()
     }
 
-    fn at_once(&self, operation: &Operation) -> Option<Outcome> {
-        self.device.at_once(operation)
+    fn try_execute(&self, operation: &Request) -> Option<Outcome> {
+        self.device.try_execute(operation)
     }
 
-    fn runner(&self) -> Runner {
+    fn runner(&self) -> PooledFuture {
         let idle = self.idle.borrow_mut().pop();
         idle.unwrap_or_else(|| {
-            let desk = Rc::new(Desk::default());
+            let desk = Rc::new(Handoff::default());
             let future = Box::pin(serve(Rc::clone(&self.device), Rc::clone(&desk)));
-            Runner { desk, future }
+            PooledFuture { desk, future }
         })
     }
 
-    fn put_back(&self, runner: Runner) {
+    fn put_back(&self, runner: PooledFuture) {
         let mut idle = self.idle.borrow_mut();
         if idle.len() < IDLE_LIMIT {
             idle.push(runner);
@@ -132,12 +132,12 @@ impl<D: Device + 'static> Hidden for Kept<D> {
 }
 
 /// One request. Dropped early, it takes its future along, and so ends what the device had begun.
-struct Running<'a> {
+struct ExecuteFuture<'a> {
     home: &'a dyn Hidden,
-    runner: Option<Runner>,
+    runner: Option<PooledFuture>,
 }
 
-impl Future for Running<'_> {
+impl Future for ExecuteFuture<'_> {
     type Output = Outcome;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
@@ -161,11 +161,11 @@ impl<D: Device> Device for Rc<D> {
         Device::abilities(&**self)
     }
 
-    fn execute(&self, operation: Operation) -> impl Future<Output = Outcome> {
+    fn execute(&self, operation: Request) -> impl Future<Output = Outcome> {
         Device::execute(&**self, operation)
     }
 
-    fn at_once(&self, operation: &Operation) -> Option<Outcome> {
-        Device::at_once(&**self, operation)
+    fn try_execute(&self, operation: &Request) -> Option<Outcome> {
+        Device::try_execute(&**self, operation)
     }
 }

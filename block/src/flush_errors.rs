@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::{Error, Failure, Outcome};
+use crate::{Error, ErrorKind, Outcome};
 
 /// Groups of one device that are remembered although they have no members, because they have writes that were not flushed.
 const MOST_GROUPS: usize = 1024;
@@ -120,7 +120,7 @@ impl FlushErrors {
             "a flush failed after writes that were acknowledged and not flushed: these writes may be lost and are to be written \
              again ({last})"
         );
-        Failure::Media { reason }.into()
+        ErrorKind::Media { reason }.into()
     }
 }
 
@@ -254,7 +254,7 @@ impl Drop for FlushCursor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Answer;
+    use crate::Response;
 
     fn write(cursor: &FlushCursor) {
         cursor.wrote(cursor.begin_write());
@@ -262,11 +262,11 @@ mod tests {
 
     /// A flush that the device answers with success.
     fn flush(cursor: &FlushCursor) -> bool {
-        cursor.begin_flush().end(Ok(Answer::Done)).is_ok()
+        cursor.begin_flush().end(Ok(Response::Done)).is_ok()
     }
 
     fn failed() -> Error {
-        Failure::Media { reason: "the disk said no".to_owned() }.into()
+        ErrorKind::Media { reason: "the disk said no".to_owned() }.into()
     }
 
     /// A flush that fails at the device.
@@ -284,7 +284,7 @@ mod tests {
         assert!(flush(&flushed));
         fail(&first, &errors);
         assert!(flush(&first), "it was told");
-        let told = second.begin_flush().end(Ok(Answer::Done)).unwrap_err();
+        let told = second.begin_flush().end(Ok(Response::Done)).unwrap_err();
         assert!(told.to_string().contains("written again") && told.to_string().contains("said no"), "{told}");
         assert!(flush(&second) && flush(&idle) && flush(&flushed));
         write(&idle);
@@ -354,7 +354,7 @@ mod tests {
         write(&cursor);
         let ticket = cursor.begin_flush();
         write(&cursor);
-        assert!(ticket.end(Ok(Answer::Done)).is_ok());
+        assert!(ticket.end(Ok(Response::Done)).is_ok());
         errors.record(&failed());
         assert!(!flush(&cursor), "the second write was not flushed");
         // A write under way while a flush fails may be lost with it.
@@ -371,7 +371,7 @@ mod tests {
         let cursor = errors.alone();
         write(&cursor);
         drop(cursor.begin_flush());
-        let unreachable: Error = Failure::Unreachable { reason: "away".to_owned() }.into();
+        let unreachable: Error = ErrorKind::Unreachable { reason: "away".to_owned() }.into();
         assert!(cursor.begin_flush().end(Err(unreachable)).is_err());
         errors.record(&failed());
         assert!(!flush(&cursor) && flush(&cursor));
@@ -384,8 +384,8 @@ mod tests {
         write(&one);
         let (early, late) = (one.begin_flush(), two.begin_flush());
         errors.record(&failed());
-        assert!(late.end(Ok(Answer::Done)).is_err(), "it covers the writes of the other one");
-        assert!(early.end(Ok(Answer::Done)).is_err());
+        assert!(late.end(Ok(Response::Done)).is_err(), "it covers the writes of the other one");
+        assert!(early.end(Ok(Response::Done)).is_err());
         assert!(flush(&one) && flush(&two));
     }
 

@@ -3,18 +3,18 @@
 use sealblock_integrity::PiFormat;
 use sealblock_units::{BlockCount, BlockSize, Lba};
 
-use crate::{Error, Failure};
+use crate::{Error, ErrorKind};
 use sealblock_units::Extent;
 
 /// What one request may ask at most. The gate splits what is larger.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
     /// Blocks of a Read, Write or Compare.
-    pub transfer: BlockCount,
+    pub max_transfer_blocks: BlockCount,
     /// Blocks of a Verify, which moves no payload and can so be larger.
-    pub verify: BlockCount,
+    pub max_verify_blocks: BlockCount,
     /// Blocks of a WriteZeroes, a WriteUncorrectable, or one extent of a Discard.
-    pub zero: BlockCount,
+    pub max_zero_blocks: BlockCount,
 }
 
 impl Limits {
@@ -22,7 +22,11 @@ impl Limits {
     pub fn new(size: BlockSize, transfer_bytes: usize, zero_blocks: u32) -> Limits {
         let transfer = (transfer_bytes >> size.shift()).clamp(1, u32::MAX as usize) as u32;
         let count = |blocks| BlockCount::new(blocks).unwrap_or(BlockCount::ONE);
-        Limits { transfer: count(transfer), verify: count(transfer), zero: count(zero_blocks) }
+        Limits {
+            max_transfer_blocks: count(transfer),
+            max_verify_blocks: count(transfer),
+            max_zero_blocks: count(zero_blocks),
+        }
     }
 }
 
@@ -57,6 +61,6 @@ impl Geometry {
             return Ok(());
         }
         let last = Lba::new(self.capacity_blocks.saturating_sub(1));
-        Err(Failure::Range { extent, last }.into())
+        Err(ErrorKind::Range { extent, last }.into())
     }
 }

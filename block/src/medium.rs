@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use sealblock_runtime_memory::{Buffer, Slice};
 
-use crate::{Error, Failure};
+use crate::{Error, ErrorKind};
 
 /// What kind of failure a medium had.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -69,9 +69,9 @@ impl From<MediumError> for Error {
     fn from(error: MediumError) -> Error {
         let reason = error.to_string();
         match error.kind {
-            MediumErrorKind::NoSpace => Failure::NoSpace { reason },
-            MediumErrorKind::ReadOnly => Failure::ReadOnly,
-            _ => Failure::Media { reason },
+            MediumErrorKind::NoSpace => ErrorKind::NoSpace { reason },
+            MediumErrorKind::ReadOnly => ErrorKind::ReadOnly,
+            _ => ErrorKind::Media { reason },
         }
         .into()
     }
@@ -91,10 +91,10 @@ pub trait Medium {
     fn sector_bytes(&self) -> u32;
 
     /// Whether it takes no writes.
-    fn read_only(&self) -> bool;
+    fn is_read_only(&self) -> bool;
 
     /// Whether [`Medium::punch`] gives space back.
-    fn punches(&self) -> bool;
+    fn can_punch(&self) -> bool;
 
     /// A buffer that this medium reads and writes best, such as one registered with the kernel. Its content is arbitrary.
     fn buffer(&self, len_bytes: usize) -> Buffer {
@@ -132,7 +132,7 @@ pub trait Medium {
 
     /// How `length_bytes` at `offset_bytes` begin: how many of the first bytes, at least one, are alike, and whether they are
     /// known to be zeroes that take no space.
-    fn run_at(&self, offset_bytes: u64, length_bytes: u64) -> (u64, bool) {
+    fn status_at(&self, offset_bytes: u64, length_bytes: u64) -> (u64, bool) {
         (length_bytes, self.is_hole(offset_bytes, length_bytes))
     }
 
@@ -170,12 +170,12 @@ macro_rules! medium_behind {
                 (**self).sector_bytes()
             }
 
-            fn read_only(&self) -> bool {
-                (**self).read_only()
+            fn is_read_only(&self) -> bool {
+                (**self).is_read_only()
             }
 
-            fn punches(&self) -> bool {
-                (**self).punches()
+            fn can_punch(&self) -> bool {
+                (**self).can_punch()
             }
 
             fn buffer(&self, len_bytes: usize) -> Buffer {
@@ -210,8 +210,8 @@ macro_rules! medium_behind {
                 (**self).is_hole(offset_bytes, length_bytes)
             }
 
-            fn run_at(&self, offset_bytes: u64, length_bytes: u64) -> (u64, bool) {
-                (**self).run_at(offset_bytes, length_bytes)
+            fn status_at(&self, offset_bytes: u64, length_bytes: u64) -> (u64, bool) {
+                (**self).status_at(offset_bytes, length_bytes)
             }
 
             fn zero(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>> {
@@ -255,11 +255,11 @@ mod tests {
     fn a_device_tells_full_and_read_only_media_from_broken_ones() {
         let of = |kind| {
             let error = MediumError { kind, doing: "write", offset_bytes: 0, reason: "so".to_owned() };
-            Error::from(error).into_failure()
+            Error::from(error).into_kind()
         };
         let reason = "write at byte 0: so".to_owned();
-        assert_eq!(of(MediumErrorKind::NoSpace), Failure::NoSpace { reason: reason.clone() });
-        assert_eq!(of(MediumErrorKind::ReadOnly), Failure::ReadOnly);
-        assert_eq!(of(MediumErrorKind::Failed), Failure::Media { reason });
+        assert_eq!(of(MediumErrorKind::NoSpace), ErrorKind::NoSpace { reason: reason.clone() });
+        assert_eq!(of(MediumErrorKind::ReadOnly), ErrorKind::ReadOnly);
+        assert_eq!(of(MediumErrorKind::Failed), ErrorKind::Media { reason });
     }
 }

@@ -27,24 +27,24 @@ pub struct Checks {
     pub storage_tag: Option<Masked<u64>>,
     /// What the reference tag of the first block must be; each further block must have one more. Cut to the bits that
     /// the format has. Ignored in Type 3, whose reference tag belongs to the application and is never checked.
-    pub first_ref: Option<u64>,
+    pub initial_ref_tag: Option<u64>,
 }
 
 impl Checks {
     /// Checks nothing.
-    pub const NONE: Checks = Checks { guard: false, app_tag: None, storage_tag: None, first_ref: None };
+    pub const NONE: Checks = Checks { guard: false, app_tag: None, storage_tag: None, initial_ref_tag: None };
 
     /// Checks what is known of any stored block, whoever wrote it, for a run that starts at `start`: the guard and, in Type 1,
     /// that reference tags are the low bits of the address. In Types 2 and 3 they are the writer's own choice.
     pub fn full(format: PiFormat, start: Lba) -> Checks {
         let is_address = format.protection() == ProtectionType::Type1;
         let first_ref = is_address.then(|| format.reference_tag(start.get(), 0));
-        Checks { guard: true, first_ref, ..Checks::NONE }
+        Checks { guard: true, initial_ref_tag: first_ref, ..Checks::NONE }
     }
 
     /// The same checks for the run that starts `blocks` blocks later.
     pub fn advance(&self, blocks: u64, format: PiFormat) -> Checks {
-        Checks { first_ref: self.first_ref.map(|first| format.reference_tag(first, blocks)), ..*self }
+        Checks { initial_ref_tag: self.initial_ref_tag.map(|first| format.reference_tag(first, blocks)), ..*self }
     }
 }
 
@@ -94,7 +94,7 @@ pub struct Mismatch {
 }
 
 /// [`Checks`] compiled for one format: what a whole tuple must be, under which mask.
-pub(crate) struct Demand {
+pub(crate) struct CompiledChecks {
     format: PiFormat,
     /// Whether the guard is computed.
     pub(crate) guard: bool,
@@ -102,21 +102,21 @@ pub(crate) struct Demand {
     mask: u128,
     /// Application and storage tag that are demanded, where they count.
     fixed: u128,
-    first_ref: u64,
+    initial_ref_tag: u64,
     /// The bits of the reference tag that count.
     ref_mask: u64,
     escape: u128,
 }
 
-impl Demand {
-    pub(crate) fn new(format: PiFormat, checks: &Checks) -> Demand {
+impl CompiledChecks {
+    pub(crate) fn new(format: PiFormat, checks: &Checks) -> CompiledChecks {
         let space = u32::from(format.guard().space_bits());
-        let mut demand = Demand {
+        let mut demand = CompiledChecks {
             format,
             guard: checks.guard,
             mask: 0,
             fixed: 0,
-            first_ref: 0,
+            initial_ref_tag: 0,
             ref_mask: 0,
             escape: wire::escape_mask(format),
         };
@@ -132,8 +132,8 @@ impl Demand {
             demand.mask |= u128::from(mask) << format.reference_tag_bits();
             demand.fixed |= u128::from(storage.expected & mask) << format.reference_tag_bits();
         }
-        if let (Some(first), true) = (checks.first_ref, format.protection().counts_blocks()) {
-            demand.first_ref = first;
+        if let (Some(first), true) = (checks.initial_ref_tag, format.protection().increments_ref_tag()) {
+            demand.initial_ref_tag = first;
             demand.ref_mask = format.reference_tag_mask();
             demand.mask |= u128::from(demand.ref_mask);
         }
@@ -154,7 +154,7 @@ impl Demand {
     /// The tuple demanded of a block, right where the mask counts; `guard` stands at its place already.
     #[inline(always)]
     pub(crate) fn tuple(&self, block: usize, guard: u128) -> u128 {
-        guard | self.fixed | u128::from(self.first_ref.wrapping_add(block as u64) & self.ref_mask)
+        guard | self.fixed | u128::from(self.initial_ref_tag.wrapping_add(block as u64) & self.ref_mask)
     }
 
     /// Whether a tuple is as demanded.

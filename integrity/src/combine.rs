@@ -13,7 +13,7 @@ mod field;
 
 pub use digest::InterleavedDigest;
 
-use field::Field;
+use field::CrcField;
 
 /// A CRC as a type. Implemented by [`Crc16`], [`Crc32c`] and [`Crc64`] only.
 pub trait Crc: sealed::Crc {}
@@ -21,12 +21,12 @@ pub trait Crc: sealed::Crc {}
 mod sealed {
     use std::ops::{BitXor, BitXorAssign};
 
-    use super::field::Field;
+    use super::field::CrcField;
 
     pub trait Crc {
         /// An unsigned integer of the CRC's width.
         type Value: Copy + Default + Into<u64> + BitXor<Output = Self::Value> + BitXorAssign;
-        const FIELD: Field;
+        const FIELD: CrcField;
         /// The low bits of `value`.
         fn cut(value: u64) -> Self::Value;
     }
@@ -48,7 +48,7 @@ impl Crc for Crc64 {}
 
 impl sealed::Crc for Crc16 {
     type Value = u16;
-    const FIELD: Field = Field::plain(16, 0x8BB7);
+    const FIELD: CrcField = CrcField::plain(16, 0x8BB7);
     fn cut(value: u64) -> u16 {
         value as u16
     }
@@ -56,7 +56,7 @@ impl sealed::Crc for Crc16 {
 
 impl sealed::Crc for Crc32c {
     type Value = u32;
-    const FIELD: Field = Field::reflected(32, 0x1EDC_6F41);
+    const FIELD: CrcField = CrcField::reflected(32, 0x1EDC_6F41);
     fn cut(value: u64) -> u32 {
         value as u32
     }
@@ -64,7 +64,7 @@ impl sealed::Crc for Crc32c {
 
 impl sealed::Crc for Crc64 {
     type Value = u64;
-    const FIELD: Field = Field::reflected(64, 0xAD93_D235_94C9_3659);
+    const FIELD: CrcField = CrcField::reflected(64, 0xAD93_D235_94C9_3659);
     fn cut(value: u64) -> u64 {
         value
     }

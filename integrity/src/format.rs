@@ -92,7 +92,7 @@ impl ProtectionType {
     pub const ALL: [ProtectionType; 3] = [ProtectionType::Type1, ProtectionType::Type2, ProtectionType::Type3];
 
     /// Whether the reference tag grows with the block and is checked.
-    pub const fn counts_blocks(self) -> bool {
+    pub const fn increments_ref_tag(self) -> bool {
         !matches!(self, ProtectionType::Type3)
     }
 }
@@ -189,7 +189,7 @@ impl PiFormat {
 
     /// The reference tag of the block `blocks` after one with reference tag `first`, cut to the bits of the format.
     pub const fn reference_tag(self, first: u64, blocks: u64) -> u64 {
-        let step = if self.protection.counts_blocks() { blocks } else { 0 };
+        let step = if self.protection.increments_ref_tag() { blocks } else { 0 };
         first.wrapping_add(step) & self.reference_tag_mask()
     }
 }

@@ -7,9 +7,9 @@
 
 use sealblock_units::BlockSize;
 
-use crate::checks::Demand;
+use crate::checks::CompiledChecks;
 use crate::seal::assert_lengths;
-use crate::wire::{self, ESCAPE, Wire, for_kind};
+use crate::wire::{self, ESCAPE, GuardFormat, for_kind};
 use crate::{Checks, Mismatch, PiFormat, Tuple};
 
 /// Whether a tag is kept or replaced.
@@ -31,7 +31,7 @@ pub struct RebaseTags {
     pub storage_tag: Keep<u64>,
     /// The reference tag of the first block; a replacement grows by one with each block if the new format is of
     /// Type 1 or 2, and stays in Type 3.
-    pub first_ref: Keep<u64>,
+    pub initial_ref_tag: Keep<u64>,
 }
 
 /// Checks each tuple of `tags_in` and writes its counterpart to `tags_out`; returns the number of bad blocks, each
@@ -61,21 +61,21 @@ pub fn rebase(
 ) -> usize {
     assert_lengths(from, size, data.len(), tags_in.len());
     assert_lengths(to, size, data.len(), tags_out.len());
-    let run = Run { from, to, demand: Demand::new(from, checks_on_input), output: *output };
+    let run = RebaseContext { from, to, demand: CompiledChecks::new(from, checks_on_input), output: *output };
     let tuples = tags_in.chunks_exact(from.tuple_bytes()).zip(tags_out.chunks_exact_mut(to.tuple_bytes()));
     let blocks = data.chunks_exact(size.bytes()).zip(tuples);
     for_kind!(from.guard(), rebase_from(&run, blocks, on_mismatch))
 }
 
 /// What is the same for all blocks of a run.
-struct Run {
+struct RebaseContext {
     from: PiFormat,
     to: PiFormat,
-    demand: Demand,
+    demand: CompiledChecks,
     output: RebaseTags,
 }
 
-impl Run {
+impl RebaseContext {
     /// The new tuple of a block, but for its guard.
     #[inline(always)]
     fn tags(&self, block: usize, old: &Tuple) -> Tuple {
@@ -84,7 +84,7 @@ impl Run {
             guard: 0,
             app_tag: if let Keep::Replace(new) = self.output.app_tag { new } else { old.app_tag },
             storage_tag: kept(self.output.storage_tag, old.storage_tag),
-            ref_tag: match self.output.first_ref {
+            ref_tag: match self.output.initial_ref_tag {
                 Keep::Keep => old.ref_tag,
                 Keep::Replace(first) => self.to.reference_tag(first, block as u64),
             },
@@ -97,14 +97,14 @@ impl Run {
         Tuple {
             guard: if self.from.guard() == self.to.guard() { old.guard } else { u64::MAX },
             app_tag: ESCAPE,
-            ref_tag: if self.to.protection().counts_blocks() { tags.ref_tag } else { u64::MAX },
+            ref_tag: if self.to.protection().increments_ref_tag() { tags.ref_tag } else { u64::MAX },
             ..tags
         }
     }
 }
 
-fn rebase_from<'a, A: Wire>(
-    run: &Run,
+fn rebase_from<'a, A: GuardFormat>(
+    run: &RebaseContext,
     blocks: impl Iterator<Item = (&'a [u8], (&'a [u8], &'a mut [u8]))>,
     on_mismatch: &mut dyn FnMut(Mismatch),
 ) -> usize {
@@ -112,8 +112,8 @@ fn rebase_from<'a, A: Wire>(
     for_kind!(run.to.guard(), rebase_kinds::<A, _>(run, blocks, on_mismatch))
 }
 
-fn rebase_kinds<'a, B: Wire, A: Wire, I: Iterator<Item = (&'a [u8], (&'a [u8], &'a mut [u8]))>>(
-    run: &Run,
+fn rebase_kinds<'a, B: GuardFormat, A: GuardFormat, I: Iterator<Item = (&'a [u8], (&'a [u8], &'a mut [u8]))>>(
+    run: &RebaseContext,
     blocks: I,
     on_mismatch: &mut dyn FnMut(Mismatch),
 ) -> usize {
@@ -132,7 +132,7 @@ fn rebase_kinds<'a, B: Wire, A: Wire, I: Iterator<Item = (&'a [u8], (&'a [u8], &
             } else {
                 bad += 1;
                 on_mismatch(run.demand.mismatch(block, found, demanded));
-                new = spoiled(run.to, new, B::compute(data));
+                new = poisoned(run.to, new, B::compute(data));
             }
             new
         };
@@ -144,7 +144,7 @@ fn rebase_kinds<'a, B: Wire, A: Wire, I: Iterator<Item = (&'a [u8], (&'a [u8], &
 
 /// A tuple that no check of the guard lets pass: the wrong guard, and no escape.
 #[cold]
-fn spoiled(format: PiFormat, tags: Tuple, right_guard: u64) -> Tuple {
+fn poisoned(format: PiFormat, tags: Tuple, right_guard: u64) -> Tuple {
     let spoiled = Tuple { guard: !right_guard, ..tags };
     if spoiled.is_escaped(format) { Tuple { app_tag: 0, ..spoiled } } else { spoiled }
 }

@@ -2,7 +2,7 @@
 
 use sealblock_units::BlockSize;
 
-use crate::wire::{self, Wire, for_kind};
+use crate::wire::{self, GuardFormat, for_kind};
 use crate::{PiFormat, Tags, Tuple};
 
 /// Writes the tuple of each block of `data` into `tags`.
@@ -19,12 +19,16 @@ pub(crate) fn seal_blocks<'a>(format: PiFormat, blocks: impl Iterator<Item = (&'
     for_kind!(format.guard(), seal_kind(format, blocks, with));
 }
 
-fn seal_kind<'a, W: Wire>(format: PiFormat, blocks: impl Iterator<Item = (&'a [u8], &'a mut [u8])>, with: &Tags) {
+fn seal_kind<'a, W: GuardFormat>(
+    format: PiFormat,
+    blocks: impl Iterator<Item = (&'a [u8], &'a mut [u8])>,
+    with: &Tags,
+) {
     let fixed = Tuple { guard: 0, app_tag: with.app_tag, storage_tag: with.storage_tag, ref_tag: 0 };
     let fixed = wire::pack(format, &fixed);
     for (block, (guarded, tuple)) in blocks.enumerate() {
         let guard = u128::from(W::compute(guarded)) << W::GUARD_SHIFT;
-        let reference = u128::from(format.reference_tag(with.first_ref, block as u64));
+        let reference = u128::from(format.reference_tag(with.initial_ref_tag, block as u64));
         wire::store(W::TUPLE_BYTES, guard | fixed | reference, tuple);
     }
 }

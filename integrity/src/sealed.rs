@@ -17,7 +17,7 @@ pub struct Sealed {
     tags: Slice,
     size: BlockSize,
     format: Option<PiFormat>,
-    guards_hold: bool,
+    has_verified_guards: bool,
 }
 
 impl Sealed {
@@ -35,7 +35,7 @@ impl Sealed {
             }
             None => Slice::empty(),
         };
-        Sealed { data, tags, size, format, guards_hold: true }
+        Sealed { data, tags, size, format, has_verified_guards: true }
     }
 
     /// Puts together what was made or checked in this crate.
@@ -46,13 +46,13 @@ impl Sealed {
         format: Option<PiFormat>,
         guards_hold: bool,
     ) -> Sealed {
-        Sealed { data, tags, size, format, guards_hold }
+        Sealed { data, tags, size, format, has_verified_guards: guards_hold }
     }
 
     /// Whether every guard is known to match its data. Not so where a host asked for no check of guards, or where a tuple
     /// escapes checking.
-    pub fn guards_hold(&self) -> bool {
-        self.guards_hold
+    pub fn has_verified_guards(&self) -> bool {
+        self.has_verified_guards
     }
 
     /// The data, block after block.
@@ -127,8 +127,8 @@ impl Sealed {
             assert_eq!(at, whole.len(), "memory of the length asked for");
             whole.freeze()
         };
-        let guards_hold = parts.iter().all(Sealed::guards_hold);
-        Sealed { data: concat(Sealed::data), tags: concat(Sealed::tags), guards_hold, ..*first }
+        let guards_hold = parts.iter().all(Sealed::has_verified_guards);
+        Sealed { data: concat(Sealed::data), tags: concat(Sealed::tags), has_verified_guards: guards_hold, ..*first }
     }
 
     /// The same data where its blocks have other addresses: with something added to each reference tag, modulo its width.
@@ -136,12 +136,12 @@ impl Sealed {
     /// checking off stay, and so does everything where reference tags do not count blocks (Type 3) or there are no tags.
     ///
     /// Data is shared and not read, so guards are as right as before; but new tuples count as unchecked
-    /// ([`Sealed::guards_hold`]).
+    /// ([`Sealed::has_verified_guards`]).
     ///
     /// # Panics
     /// When there are fewer addends than blocks.
-    pub fn shifted(self, gains: impl Iterator<Item = u64> + Clone) -> Sealed {
-        let Some(format) = self.format.filter(|format| format.protection().counts_blocks()) else { return self };
+    pub fn with_ref_tags_shifted(self, gains: impl Iterator<Item = u64> + Clone) -> Sealed {
+        let Some(format) = self.format.filter(|format| format.protection().increments_ref_tag()) else { return self };
         if gains.clone().take(self.blocks()).all(|gain| gain == 0) {
             return self;
         }
@@ -152,7 +152,7 @@ impl Sealed {
                 Tuple { ref_tag: format.reference_tag(tuple.ref_tag, gain), ..tuple }.write(format, bytes);
             }
         }
-        Sealed { tags: tags.freeze(), guards_hold: false, ..self }
+        Sealed { tags: tags.freeze(), has_verified_guards: false, ..self }
     }
 }
 

@@ -11,8 +11,8 @@
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::BlockSize;
 
-use crate::checks::Demand;
-use crate::wire::{self, Crc32c, Wire};
+use crate::checks::CompiledChecks;
+use crate::wire::{self, Crc32c, GuardFormat};
 use crate::{Checks, GuardKind, Mismatch, PiFormat, Sealed, Tags, Tuple, Unverified, guard};
 
 impl Sealed {
@@ -22,13 +22,13 @@ impl Sealed {
     /// # Panics
     /// When the guard of `format` is not CRC-32C, when `data` is no whole number of blocks, or when there is not one sum for
     /// each of them: a caller's bug, not an input's.
-    pub fn seal_summed(data: Slice, size: BlockSize, format: PiFormat, with: &Tags, sums: &[u32]) -> Sealed {
+    pub fn seal_with_crcs(data: Slice, size: BlockSize, format: PiFormat, with: &Tags, sums: &[u32]) -> Sealed {
         assert_sums(format, size, &data, sums);
         let mut tags = Buffer::zeroed(sums.len() * format.tuple_bytes());
         let fixed = Tuple { guard: 0, app_tag: with.app_tag, storage_tag: with.storage_tag, ref_tag: 0 };
         let fixed = wire::pack(format, &fixed);
         for (block, (sum, tuple)) in sums.iter().zip(tags.chunks_exact_mut(Crc32c::TUPLE_BYTES)).enumerate() {
-            let reference = u128::from(format.reference_tag(with.first_ref, block as u64));
+            let reference = u128::from(format.reference_tag(with.initial_ref_tag, block as u64));
             wire::store(Crc32c::TUPLE_BYTES, u128::from(*sum) << Crc32c::GUARD_SHIFT | fixed | reference, tuple);
         }
         Sealed::checked(data, tags.freeze(), size, Some(format), true)
@@ -36,8 +36,9 @@ impl Sealed {
 
     /// The CRC-32C of each block's data, as far as its tags prove it: only with the 32-bit guard, and only if every guard was
     /// made from the data or compared with it.
-    pub fn sums(&self) -> Option<impl ExactSizeIterator<Item = u32> + '_> {
-        let format = self.format().filter(|format| format.guard() == GuardKind::Crc32c && self.guards_hold())?;
+    pub fn block_crcs(&self) -> Option<impl ExactSizeIterator<Item = u32> + '_> {
+        let format =
+            self.format().filter(|format| format.guard() == GuardKind::Crc32c && self.has_verified_guards())?;
         let tuples = self.tags().chunks_exact(format.tuple_bytes());
         Some(tuples.map(move |tuple| Tuple::read(format, tuple).guard as u32))
     }
@@ -52,10 +53,10 @@ impl Unverified {
     ///
     /// # Panics
     /// When the guard is not CRC-32C, or there is not one sum for each block: a caller's bug, not an input's.
-    pub fn verify_summed(self, checks: &Checks, sums: &[u32]) -> Result<Sealed, Vec<Mismatch>> {
+    pub fn verify_with_crcs(self, checks: &Checks, sums: &[u32]) -> Result<Sealed, Vec<Mismatch>> {
         let format = self.format().expect("a caller that has sums asks for blocks with guards");
         assert_sums(format, self.size(), self.data(), sums);
-        let demand = Demand::new(format, checks);
+        let demand = CompiledChecks::new(format, checks);
         let mut mismatches = Vec::new();
         for (block, (sum, tuple)) in sums.iter().zip(self.tags().chunks_exact(Crc32c::TUPLE_BYTES)).enumerate() {
             let found = wire::load(Crc32c::TUPLE_BYTES, tuple);
@@ -91,7 +92,7 @@ mod tests {
         PiFormat::with_default_storage_tag(kind, protection)
     }
 
-    fn sums(data: &[u8]) -> Vec<u32> {
+    fn block_crcs(data: &[u8]) -> Vec<u32> {
         data.chunks(SIZE.bytes()).map(guard::crc32c).collect()
     }
 
@@ -115,19 +116,19 @@ mod tests {
         ) {
             let format = format(GuardKind::Crc32c, protection);
             let data = noise(with.0 as u8);
-            let with = Tags { app_tag: with.0, storage_tag: with.1, first_ref: with.2 };
+            let with = Tags { app_tag: with.0, storage_tag: with.1, initial_ref_tag: with.2 };
             let made = Sealed::seal(data.clone(), SIZE, Some(format), &with);
-            let given = Sealed::seal_summed(data.clone(), SIZE, format, &with, &sums(&data));
+            let given = Sealed::seal_with_crcs(data.clone(), SIZE, format, &with, &block_crcs(&data));
             prop_assert_eq!(&made.tags()[..], &given.tags()[..]);
-            prop_assert_eq!(made.guards_hold(), given.guards_hold());
+            prop_assert_eq!(made.has_verified_guards(), given.has_verified_guards());
             let mut tags = made.tags().to_vec();
             tags[wrong.0.index(BLOCKS * 16)] ^= wrong.1;
             let app_tag = asked.1.map(|expected| Masked { expected, mask: u16::MAX });
-            let checks = Checks { guard: asked.0, app_tag, storage_tag: None, first_ref: asked.2.or(Some(with.first_ref)) };
+            let checks = Checks { guard: asked.0, app_tag, storage_tag: None, initial_ref_tag: asked.2.or(Some(with.initial_ref_tag)) };
             let by_data = unverified(&data, &tags, format).verify(&checks);
-            let by_sums = unverified(&data, &tags, format).verify_summed(&checks, &sums(&data));
+            let by_sums = unverified(&data, &tags, format).verify_with_crcs(&checks, &block_crcs(&data));
             match (by_data, by_sums) {
-                (Ok(one), Ok(other)) => prop_assert_eq!(one.guards_hold(), other.guards_hold()),
+                (Ok(one), Ok(other)) => prop_assert_eq!(one.has_verified_guards(), other.has_verified_guards()),
                 (one, other) => prop_assert_eq!(one.err(), other.err()),
             }
         }
@@ -138,9 +139,9 @@ mod tests {
         let (format, data) = (format(GuardKind::Crc32c, ProtectionType::Type1), noise(1));
         let mut tags = Sealed::seal(data.clone(), SIZE, Some(format), &Tags::default()).tags().to_vec();
         let checks = Checks { guard: true, ..Checks::NONE };
-        assert!(unverified(&data, &tags, format).verify_summed(&checks, &sums(&data)).is_ok());
+        assert!(unverified(&data, &tags, format).verify_with_crcs(&checks, &block_crcs(&data)).is_ok());
         tags[2 * 16 + 3] ^= 1;
-        let found = unverified(&data, &tags, format).verify_summed(&checks, &sums(&data)).unwrap_err();
+        let found = unverified(&data, &tags, format).verify_with_crcs(&checks, &block_crcs(&data)).unwrap_err();
         assert_eq!(found.iter().map(|bad| (bad.block, bad.field)).collect::<Vec<_>>(), [(2, Field::Guard)]);
     }
 
@@ -148,15 +149,18 @@ mod tests {
     fn only_guards_that_were_compared_are_sums() {
         let (crc32c, data) = (format(GuardKind::Crc32c, ProtectionType::Type1), noise(2));
         let sealed = Sealed::seal(data.clone(), SIZE, Some(crc32c), &Tags::default());
-        assert_eq!(sealed.sums().unwrap().collect::<Vec<_>>(), sums(&data));
-        assert_eq!(sealed.slice(1, 2).sums().unwrap().collect::<Vec<_>>(), sums(&data)[1..3]);
+        assert_eq!(sealed.block_crcs().unwrap().collect::<Vec<_>>(), block_crcs(&data));
+        assert_eq!(sealed.slice(1, 2).block_crcs().unwrap().collect::<Vec<_>>(), block_crcs(&data)[1..3]);
         let full = Checks { guard: true, ..Checks::NONE };
-        assert!(unverified(&data, sealed.tags(), crc32c).verify(&full).unwrap().sums().is_some());
-        assert!(unverified(&data, sealed.tags(), crc32c).verify(&Checks::NONE).unwrap().sums().is_none(), "unchecked");
+        assert!(unverified(&data, sealed.tags(), crc32c).verify(&full).unwrap().block_crcs().is_some());
+        assert!(
+            unverified(&data, sealed.tags(), crc32c).verify(&Checks::NONE).unwrap().block_crcs().is_none(),
+            "unchecked"
+        );
         let crc16 =
             Sealed::seal(data.clone(), SIZE, Some(format(GuardKind::Crc16, ProtectionType::Type1)), &Tags::default());
-        assert!(crc16.sums().is_none(), "another guard");
-        assert!(Sealed::seal(data, SIZE, None, &Tags::default()).sums().is_none(), "no guard");
+        assert!(crc16.block_crcs().is_none(), "another guard");
+        assert!(Sealed::seal(data, SIZE, None, &Tags::default()).block_crcs().is_none(), "no guard");
     }
 
     /// Blocks whose tuples switch checking off pass with whatever data, so nothing may be joined from their guards.
@@ -166,16 +170,22 @@ mod tests {
         let mut tags = Sealed::seal(data.clone(), SIZE, Some(format), &Tags::default()).tags().to_vec();
         tags[16..32].fill(0xFF);
         let full = Checks { guard: true, ..Checks::NONE };
-        assert!(unverified(&data, &tags, format).verify(&full).unwrap().sums().is_none());
-        assert!(unverified(&data, &tags, format).verify_summed(&full, &sums(&data)).unwrap().sums().is_none());
+        assert!(unverified(&data, &tags, format).verify(&full).unwrap().block_crcs().is_none());
+        assert!(
+            unverified(&data, &tags, format)
+                .verify_with_crcs(&full, &block_crcs(&data))
+                .unwrap()
+                .block_crcs()
+                .is_none()
+        );
         let rest = unverified(&data, &tags, format).verify(&full).unwrap();
-        assert!(Sealed::join(&[rest.slice(0, 1), rest.slice(2, 2)]).sums().is_none());
+        assert!(Sealed::join(&[rest.slice(0, 1), rest.slice(2, 2)]).block_crcs().is_none());
     }
 
     #[test]
     #[should_panic(expected = "stand for the guard")]
     fn sums_of_another_kind_are_refused() {
-        Sealed::seal_summed(
+        Sealed::seal_with_crcs(
             noise(4),
             SIZE,
             format(GuardKind::Crc64, ProtectionType::Type1),
@@ -188,7 +198,7 @@ mod tests {
     #[should_panic(expected = "one sum for each block")]
     fn a_block_without_a_sum_is_refused() {
         let (data, crc32c) = (noise(5), format(GuardKind::Crc32c, ProtectionType::Type1));
-        Sealed::seal_summed(data.clone(), SIZE, crc32c, &Tags::default(), &sums(&data)[1..]);
+        Sealed::seal_with_crcs(data.clone(), SIZE, crc32c, &Tags::default(), &block_crcs(&data)[1..]);
     }
 
     #[test]
@@ -196,6 +206,6 @@ mod tests {
     #[should_panic(expected = "not those of the data")]
     fn data_that_changed_after_it_was_summed_is_noticed_by_debug_builds() {
         let crc32c = format(GuardKind::Crc32c, ProtectionType::Type1);
-        Sealed::seal_summed(noise(6), SIZE, crc32c, &Tags::default(), &sums(&noise(7)));
+        Sealed::seal_with_crcs(noise(6), SIZE, crc32c, &Tags::default(), &block_crcs(&noise(7)));
     }
 }

@@ -47,7 +47,7 @@ pub struct Tags {
     /// Storage tag of every block.
     pub storage_tag: u64,
     /// Reference tag of the first block; grows by one with each block in Types 1 and 2, stays in Type 3.
-    pub first_ref: u64,
+    pub initial_ref_tag: u64,
 }
 
 #[cfg(test)]

@@ -2,9 +2,9 @@
 
 use sealblock_units::BlockSize;
 
-use crate::checks::Demand;
+use crate::checks::CompiledChecks;
 use crate::seal::assert_lengths;
-use crate::wire::{self, Wire, for_kind};
+use crate::wire::{self, GuardFormat, for_kind};
 use crate::{Checks, Mismatch, PiFormat};
 
 /// Checks each block of `data` and its tuple in `tags`; returns the number of bad blocks.
@@ -34,15 +34,15 @@ pub(crate) fn verify_blocks<'a>(
     checks: &Checks,
     on_mismatch: &mut dyn FnMut(Mismatch),
 ) -> usize {
-    let demand = Demand::new(format, checks);
+    let demand = CompiledChecks::new(format, checks);
     if demand.is_nothing() {
         return 0;
     }
     for_kind!(format.guard(), verify_kind(&demand, blocks, on_mismatch))
 }
 
-fn verify_kind<'a, W: Wire>(
-    demand: &Demand,
+fn verify_kind<'a, W: GuardFormat>(
+    demand: &CompiledChecks,
     blocks: impl Iterator<Item = (&'a [u8], &'a [u8])>,
     on_mismatch: &mut dyn FnMut(Mismatch),
 ) -> usize {

@@ -2,7 +2,7 @@
 //!
 //! A tuple is read as one big-endian integer (64-bit ones widened), in which guard, application tag, storage tag and
 //! reference tag follow each other from the most to the least significant bit. So every format shares the same
-//! arithmetic, and a whole tuple is compared at once. [`Wire`] gives a guard kind its constants at compile time, so
+//! arithmetic, and a whole tuple is compared at once. [`GuardFormat`] gives a guard kind its constants at compile time, so
 //! that the loop over blocks is compiled once for each kind.
 
 use crate::guard;
@@ -12,7 +12,7 @@ use crate::{GuardKind, PiFormat, ProtectionType, Tuple};
 pub(crate) const ESCAPE: u16 = 0xFFFF;
 
 /// A guard kind as a type.
-pub(crate) trait Wire {
+pub(crate) trait GuardFormat {
     const KIND: GuardKind;
     fn compute(bytes: &[u8]) -> u64;
 
@@ -28,7 +28,7 @@ pub(crate) trait Wire {
 macro_rules! wire {
     ($($name:ident: $compute:expr;)*) => { $(
         pub(crate) struct $name;
-        impl Wire for $name {
+        impl GuardFormat for $name {
             const KIND: GuardKind = GuardKind::$name;
             #[inline(always)]
             fn compute(bytes: &[u8]) -> u64 {
@@ -45,7 +45,7 @@ wire! {
     IpChecksum: guard::ip_checksum;
 }
 
-/// Calls a function that is generic over [`Wire`] with the type of a guard kind.
+/// Calls a function that is generic over [`GuardFormat`] with the type of a guard kind.
 macro_rules! for_kind {
     ($kind:expr, $function:ident $(:: <$($more:ty),*>)? ($($argument:expr),* $(,)?)) => {
         match $kind {

@@ -10,7 +10,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use sealblock_block::{Device, Durability, Gate, Operation};
+use sealblock_block::{Device, Durability, Gate, Request};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_media_memory::MemoryMedium;
 use sealblock_media_volume::{CreateOptions, OpenOptions, Volume, create, format::Layout, open};
@@ -20,7 +20,7 @@ use sealblock_units::{BlockSize, Extent};
 use crate::counted::{Counted, Counts, Part};
 use crate::load::{self, Load, Until};
 use crate::options::AmplificationOptions;
-use crate::rig::TurnClock;
+use crate::setup::TurnClock;
 
 /// What volumes up to [`LARGE_BYTES`] have to keep, larger ones, and any with one flushing writer.
 const BARS: [f64; 3] = [1.10, 1.20, 1.15];
@@ -123,10 +123,10 @@ async fn zeroes(options: &AmplificationOptions, bytes: u64) -> anyhow::Result<()
     let blocks = (bytes.min(MOST_ZEROED_BYTES)) >> BlockSize::B4096.shift();
     let fill = Load { name: "", write: true, blocks: LONG_BLOCKS, random: false, depth: 8, flush_every: 0 };
     load::drive(Rc::clone(&gate), fill, Until::Asked(blocks / LONG_BLOCKS), 1).await?;
-    gate.execute(Operation::Flush).await?;
+    gate.execute(Request::Flush).await?;
     let (log, tables) = (counts.written(Part::Log), counts.written(Part::Tables));
     let extent = Extent::from_raw(0, blocks)?;
-    gate.execute(Operation::WriteZeroes { extent, may_unmap: true, durability: Durability::ForceUnitAccess }).await?;
+    gate.execute(Request::WriteZeroes { extent, may_unmap: true, durability: Durability::ForceUnitAccess }).await?;
     let log = counts.written(Part::Log) - log;
     gate.device().close().await?;
     worker.await?;

@@ -101,12 +101,12 @@ impl<M: Medium> Medium for Counted<M> {
         self.medium.sector_bytes()
     }
 
-    fn read_only(&self) -> bool {
-        self.medium.read_only()
+    fn is_read_only(&self) -> bool {
+        self.medium.is_read_only()
     }
 
-    fn punches(&self) -> bool {
-        self.medium.punches()
+    fn can_punch(&self) -> bool {
+        self.medium.can_punch()
     }
 
     fn buffer(&self, len_bytes: usize) -> Buffer {

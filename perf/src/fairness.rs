@@ -8,14 +8,14 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use sealblock_block::{Device, Durability, Operation};
+use sealblock_block::{Device, Durability, Request};
 use sealblock_integrity::{Checks, Sealed, Tags};
 use sealblock_runtime_reactor::{Config, Reactor, sleep, spawn};
 use sealblock_units::Extent;
 
 use crate::load;
 use crate::options::{FileOptions, Protection};
-use crate::rig::{self, Prepared};
+use crate::setup::{self, Prepared};
 
 /// The longest wait allowed, whatever the quiet latency.
 const MOST: Duration = Duration::from_millis(100);
@@ -113,11 +113,11 @@ async fn one(
     depth: u64,
     neighbour: Neighbour,
 ) -> anyhow::Result<Vec<Duration>> {
-    let scratch = rig::new_path(&options.dir, "fairness")?;
-    rig::new_volume(&scratch.0, options.blocks(), guard, Prepared::Reserved).await?;
-    let volume = rig::open_volume(&scratch.0).await?;
+    let scratch = setup::new_path(&options.dir, "fairness")?;
+    setup::new_volume(&scratch.0, options.blocks(), guard, Prepared::Reserved).await?;
+    let volume = setup::open_volume(&scratch.0).await?;
     let gate = volume.device();
-    load::drive(Rc::clone(&gate), rig::FILL, load::Until::Asked(options.blocks() / rig::FILL.blocks), 1).await?;
+    load::drive(Rc::clone(&gate), setup::FILL, load::Until::Asked(options.blocks() / setup::FILL.blocks), 1).await?;
     let over = Rc::new(Cell::new(false));
     let flooders: Vec<_> =
         (0..depth).map(|number| spawn(flooder(Rc::clone(&gate), flood, number, Rc::clone(&over)))).collect();
@@ -145,7 +145,7 @@ async fn neighbour_waits<D: Device>(device: &D, neighbour: Neighbour, time: Dura
             Neighbour::Write => _ = device.execute(write(device, extent)).await?,
             Neighbour::Flush => {
                 device.execute(write(device, extent)).await?;
-                device.execute(Operation::Flush).await?;
+                device.execute(Request::Flush).await?;
             }
         }
         waits.push(asked.elapsed());
@@ -170,18 +170,18 @@ async fn flooder<D: Device>(device: Rc<D>, flood: Flood, number: u64, over: Rc<C
     Ok(())
 }
 
-fn operations<D: Device>(device: &D, flood: Flood, extent: Extent, durability: Durability) -> Vec<Operation> {
-    let zeroes = |may_unmap| Operation::WriteZeroes { extent, may_unmap, durability };
+fn operations<D: Device>(device: &D, flood: Flood, extent: Extent, durability: Durability) -> Vec<Request> {
+    let zeroes = |may_unmap| Request::WriteZeroes { extent, may_unmap, durability };
     match flood {
         Flood::Nothing => Vec::new(),
         Flood::Zero => vec![zeroes(true), write(device, extent)],
         Flood::ZeroKept => vec![zeroes(false)],
-        Flood::Discard => vec![Operation::Discard { extents: [extent].into() }, write(device, extent)],
+        Flood::Discard => vec![Request::Discard { extents: [extent].into() }, write(device, extent)],
         Flood::Write => vec![write(device, extent)],
         Flood::Read => vec![read(device, extent)],
-        Flood::Verify => vec![Operation::Verify { extent, checks: checks(device, extent) }],
+        Flood::Verify => vec![Request::Verify { extent, checks: checks(device, extent) }],
         Flood::Flush => {
-            vec![write(device, Extent::from_raw(extent.start().get(), 1).unwrap_or(extent)), Operation::Flush]
+            vec![write(device, Extent::from_raw(extent.start().get(), 1).unwrap_or(extent)), Request::Flush]
         }
     }
 }
@@ -190,17 +190,17 @@ fn checks<D: Device>(device: &D, extent: Extent) -> Checks {
     device.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()))
 }
 
-fn read<D: Device>(device: &D, extent: Extent) -> Operation {
-    Operation::Read { extent, checks: checks(device, extent) }
+fn read<D: Device>(device: &D, extent: Extent) -> Request {
+    Request::Read { extent, checks: checks(device, extent) }
 }
 
-fn write<D: Device>(device: &D, extent: Extent) -> Operation {
+fn write<D: Device>(device: &D, extent: Extent) -> Request {
     thread_local! {
         static PAYLOAD: sealblock_runtime_memory::Slice = load::payload();
     }
     let geometry = device.geometry();
-    let tags = Tags { app_tag: 0, storage_tag: 0, first_ref: extent.start().get() };
+    let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: extent.start().get() };
     let data = PAYLOAD.with(|payload| payload.slice(..extent.bytes(geometry.block_size) as usize));
     let data = Sealed::seal(data, geometry.block_size, geometry.protection, &tags);
-    Operation::Write { extent, data, durability: Durability::Volatile }
+    Request::Write { extent, data, durability: Durability::Volatile }
 }

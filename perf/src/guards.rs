@@ -158,7 +158,7 @@ fn measure_memory(report: &mut Report, set: &[u8], chunk_bytes: usize) {
 }
 
 fn measure_guard(report: &mut Report, set: &[u8], chunk_bytes: usize, kind: GuardKind) {
-    let mut contenders = vec![yardstick(set, chunk_bytes, kind)];
+    let mut contenders = vec![baseline(set, chunk_bytes, kind)];
     contenders.push(chunks(set, chunk_bytes, move |chunk| guard::compute(black_box(kind), chunk)));
     if let Some(size) = BlockSize::from_bytes(chunk_bytes as u64) {
         contenders.extend(whole_tuples(set, size, kind));
@@ -204,7 +204,7 @@ fn whole_tuples(set: &[u8], size: BlockSize, kind: GuardKind) -> [Pass<'_>; 3] {
 }
 
 /// What a guard is held against: `crc-fast` itself, or plain reading where it has no such checksum.
-fn yardstick(set: &[u8], chunk_bytes: usize, kind: GuardKind) -> Pass<'_> {
+fn baseline(set: &[u8], chunk_bytes: usize, kind: GuardKind) -> Pass<'_> {
     match kind {
         GuardKind::Crc16 => chunks(set, chunk_bytes, |c| crc_fast::checksum(CrcAlgorithm::Crc16T10Dif, c)),
         GuardKind::Crc32c => chunks(set, chunk_bytes, |c| u64::from(crc_fast::crc32_iscsi(c))),

@@ -12,10 +12,10 @@ use std::rc::Rc;
 
 use sealblock_runtime_reactor::{Config, Reactor};
 
-use crate::load::{Load, Turn, Until, random};
+use crate::load::{Load, Sample, Until, random};
 use crate::options::{FileOptions, Protection};
 use crate::report::{Rounds, Spread, shuffled};
-use crate::rig::{Contender, Prepared};
+use crate::setup::{Contender, Prepared};
 use emulation::{Emulation, Scheme};
 
 const SCHEMES: [(Scheme, &str); 6] = [
@@ -84,7 +84,7 @@ async fn one(options: &FileOptions, load: Load) -> anyhow::Result<()> {
     let (mut rounds, mut written) = (Rounds::default(), vec![Vec::new(); SCHEMES.len() + 1]);
     let mut state = 1;
     for number in 0..options.rounds {
-        let mut turns = vec![Turn::default(); SCHEMES.len() + 1];
+        let mut turns = vec![Sample::default(); SCHEMES.len() + 1];
         for next in shuffled(turns.len(), &mut state) {
             let before = volume.written_bytes();
             let (turn, bytes) = match emulations.get(next) {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rustix::time::{ClockId, clock_gettime};
-use sealblock_block::{Device, Durability, Operation};
+use sealblock_block::{Device, Durability, Request};
 use sealblock_integrity::{Checks, Sealed, Tags};
 use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::{pool, spawn};
@@ -45,7 +45,7 @@ pub enum Until {
 
 /// What a turn came to.
 #[derive(Clone, Copy, Default, Debug)]
-pub struct Turn {
+pub struct Sample {
     /// Requests answered.
     pub requests: u64,
     /// Bytes they moved.
@@ -58,7 +58,7 @@ pub struct Turn {
     pub latency_us: (f64, f64),
 }
 
-impl Turn {
+impl Sample {
     /// Requests a second.
     pub fn rate(&self) -> f64 {
         self.requests as f64 / self.seconds
@@ -78,10 +78,10 @@ impl Stopwatch {
     }
 
     /// Ends; `requests` of `request_bytes` each were answered.
-    pub fn stop(&self, requests: u64, request_bytes: u64) -> Turn {
+    pub fn stop(&self, requests: u64, request_bytes: u64) -> Sample {
         let cpu_seconds = (cpu_time() - self.cpu).as_secs_f64();
         let seconds = self.wall.elapsed().as_secs_f64();
-        Turn { requests, bytes: requests * request_bytes, seconds, cpu_seconds, latency_us: (0.0, 0.0) }
+        Sample { requests, bytes: requests * request_bytes, seconds, cpu_seconds, latency_us: (0.0, 0.0) }
     }
 }
 
@@ -142,7 +142,7 @@ impl Shared {
 }
 
 /// One turn of `load` on `device`; `seed` makes random addresses differ from turn to turn.
-pub async fn drive<D: Device + 'static>(device: Rc<D>, load: Load, until: Until, seed: u64) -> anyhow::Result<Turn> {
+pub async fn drive<D: Device + 'static>(device: Rc<D>, load: Load, until: Until, seed: u64) -> anyhow::Result<Sample> {
     let size = device.geometry().block_size;
     let (end, left) = match until {
         Until::Passed(time) => (Some(Instant::now() + time), u64::MAX),
@@ -169,11 +169,11 @@ pub async fn drive<D: Device + 'static>(device: Rc<D>, load: Load, until: Until,
         return Err(failure);
     }
     if load.write {
-        device.execute(Operation::Flush).await?;
+        device.execute(Request::Flush).await?;
     }
     let turn = watch.stop(shared.answered.get(), load.blocks << size.shift());
     let latency_us = shared.latencies.borrow().summary_us();
-    Ok(Turn { latency_us, ..turn })
+    Ok(Sample { latency_us, ..turn })
 }
 
 async fn worker<D: Device>(device: Rc<D>, shared: Rc<Shared>) {
@@ -191,20 +191,20 @@ async fn worker<D: Device>(device: Rc<D>, shared: Rc<Shared>) {
 async fn request<D: Device>(device: &D, shared: &Shared, extent: Extent) -> anyhow::Result<()> {
     let geometry = device.geometry();
     let operation = if shared.load.write {
-        let tags = Tags { app_tag: 0, storage_tag: 0, first_ref: extent.start().get() };
+        let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: extent.start().get() };
         let data = shared.payload.slice(..extent.bytes(geometry.block_size) as usize);
         // Making the tags is part of what is measured.
         let data = Sealed::seal(data, geometry.block_size, geometry.protection, &tags);
-        Operation::Write { extent, data, durability: Durability::Volatile }
+        Request::Write { extent, data, durability: Durability::Volatile }
     } else {
         let checks = geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
-        Operation::Read { extent, checks }
+        Request::Read { extent, checks }
     };
     device.execute(operation).await?;
     let answered = shared.answered.get() + 1;
     shared.answered.set(answered);
     if shared.load.flush_every > 0 && answered.is_multiple_of(shared.load.flush_every) {
-        device.execute(Operation::Flush).await?;
+        device.execute(Request::Flush).await?;
     }
     Ok(())
 }

@@ -18,7 +18,7 @@ mod remote;
 mod remote_verify;
 mod report;
 mod restart;
-mod rig;
+mod setup;
 mod stripe;
 mod touched;
 mod verify;

@@ -11,18 +11,18 @@
 use std::rc::Rc;
 
 use futures_util::future::try_join;
-use sealblock_block::{Abilities, Clock, Device, Gate, Geometry, Operation, Outcome, Stack};
+use sealblock_block::{Abilities, Clock, Device, DynDevice, Gate, Geometry, Outcome, Request};
 use sealblock_integrity::Checks;
 use sealblock_layers_fault::FaultLayer;
-use sealblock_layers_mirror::{LegSource, Mirror, OpenOptions};
+use sealblock_layers_mirror::{Mirror, OpenOptions, ReplicaSource};
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_reactor::{Config, Reactor, sleep, spawn};
 use sealblock_units::{BlockCount, BlockSize, Extent};
 
-use crate::load::{Load, Stopwatch, Turn, Until, drive};
+use crate::load::{Load, Sample, Stopwatch, Until, drive};
 use crate::options::{FileOptions, Protection};
 use crate::report::{Rounds, shuffled};
-use crate::rig::{FILL, OpenVolume, Prepared, Scratch, new_path, new_volume, open_volume};
+use crate::setup::{FILL, OpenVolume, Prepared, Scratch, new_path, new_volume, open_volume};
 
 const BAR: f64 = 0.90;
 const IDENTITY: [u8; 16] = *b"a mirror in perf";
@@ -38,7 +38,7 @@ const LOADS: &[Load] = &[
     load("read 4 KiB, random, QD 32", false, 1, 32),
 ];
 
-type Leg = Rc<Gate<Stack>>;
+type Leg = Rc<Gate<DynDevice>>;
 
 /// The time of the reactor.
 #[derive(Clone, Copy)]
@@ -61,8 +61,8 @@ struct Rig {
 }
 
 impl Rig {
-    async fn new(legs: [Stack; 2], volumes: Vec<OpenVolume>, scratch: Vec<Scratch>) -> anyhow::Result<Rig> {
-        let source = |leg: &Stack| LegSource { name: "leg".to_owned(), device: Ok(leg.clone()), reopen: None };
+    async fn new(legs: [DynDevice; 2], volumes: Vec<OpenVolume>, scratch: Vec<Scratch>) -> anyhow::Result<Rig> {
+        let source = |leg: &DynDevice| ReplicaSource { name: "leg".to_owned(), device: Ok(leg.clone()), reopen: None };
         let options = OpenOptions { read_only: false, random: IDENTITY };
         let opened = sealblock_layers_mirror::open(legs.iter().map(source).collect(), Real, options).await?;
         drop(spawn(opened.worker.run()));
@@ -70,13 +70,13 @@ impl Rig {
         let blocks = mirror.geometry().capacity_blocks;
         drive(Rc::clone(&mirror), FILL, Until::Asked(blocks / FILL.blocks), 1).await?;
         let legs = legs.map(|leg| Rc::new(Gate::new("leg", leg)));
-        let piece = mirror.geometry().limits.verify;
+        let piece = mirror.geometry().limits.max_verify_blocks;
         Ok(Rig { legs, mirror, piece, volumes, _scratch: scratch })
     }
 
     async fn memory(options: &FileOptions, guard: Protection) -> anyhow::Result<Rig> {
         let leg =
-            || Stack::new(Gate::new("memory", MemoryDevice::new(BlockSize::B4096, options.blocks() / 2, guard.0)));
+            || DynDevice::new(Gate::new("memory", MemoryDevice::new(BlockSize::B4096, options.blocks() / 2, guard.0)));
         Rig::new([leg(), leg()], Vec::new(), Vec::new()).await
     }
 
@@ -90,15 +90,15 @@ impl Rig {
             volumes.push(volume);
             scratch.push(path);
         }
-        let [a, b] = <[Stack; 2]>::try_from(legs).ok().expect("two legs");
+        let [a, b] = <[DynDevice; 2]>::try_from(legs).ok().expect("two legs");
         Rig::new([a, b], volumes, scratch).await
     }
 
     /// Legs each request of which takes a while.
     async fn slow(options: &FileOptions, guard: Protection) -> anyhow::Result<Rig> {
-        let leg = || -> anyhow::Result<Stack> {
+        let leg = || -> anyhow::Result<DynDevice> {
             let memory = Gate::new("memory", MemoryDevice::new(BlockSize::B4096, options.blocks() / 2, guard.0));
-            Ok(Stack::new(Gate::new("slow", FaultLayer::new(memory, "delay=2ms".parse()?, Real))))
+            Ok(DynDevice::new(Gate::new("slow", FaultLayer::new(memory, "delay=2ms".parse()?, Real))))
         };
         let rig = Rig::new([leg()?, leg()?], Vec::new(), Vec::new()).await?;
         // Few enough that what the CPU does for them counts little beside the wait.
@@ -106,7 +106,7 @@ impl Rig {
     }
 
     /// One turn of a contender, by its place in [`NAMES`].
-    async fn turn(&self, contender: usize, load: Load, until: Until, seed: u64) -> anyhow::Result<Turn> {
+    async fn turn(&self, contender: usize, load: Load, until: Until, seed: u64) -> anyhow::Result<Sample> {
         match contender {
             BOTH => {
                 let watch = Stopwatch::start();
@@ -126,7 +126,7 @@ impl Rig {
     }
 
     /// Verifies blocks of the mirror, or the same blocks of legs, by the contender's place in [`VERIFY_NAMES`].
-    async fn verify(&self, contender: usize) -> anyhow::Result<Turn> {
+    async fn verify(&self, contender: usize) -> anyhow::Result<Sample> {
         let blocks = self.verified();
         let leg = |at: usize| verify(&*self.legs[at], blocks, self.piece);
         let watch = Stopwatch::start();
@@ -158,7 +158,7 @@ async fn verify(device: &impl Device, blocks: u64, piece: BlockCount) -> anyhow:
     for start in (0..blocks).step_by(piece.get() as usize) {
         let extent = Extent::from_raw(start, (blocks - start).min(u64::from(piece.get())))?;
         let checks = geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
-        device.execute(Operation::Verify { extent, checks }).await?;
+        device.execute(Request::Verify { extent, checks }).await?;
     }
     Ok(())
 }
@@ -184,9 +184,9 @@ impl Device for InStep {
         self.0[0].abilities()
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         let [a, b] = &self.0;
-        if matches!(operation, Operation::Read { .. }) {
+        if matches!(operation, Request::Read { .. }) {
             return a.execute(operation).await;
         }
         try_join(a.execute(operation.clone()), b.execute(operation)).await.map(|(answer, _)| answer)
@@ -217,7 +217,7 @@ async fn measure(options: &FileOptions, rig: Rig, yardstick: usize, bar: Option<
     for load in LOADS.iter().filter(|load| load.name.contains(&options.only)) {
         let mut rounds = Rounds::default();
         for number in 0..options.rounds {
-            let mut turns = vec![Turn::default(); contenders.len()];
+            let mut turns = vec![Sample::default(); contenders.len()];
             let mut state = u64::from(number).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             for next in shuffled(contenders.len(), &mut state) {
                 let until = Until::Passed(options.turn());
@@ -234,7 +234,7 @@ async fn measure(options: &FileOptions, rig: Rig, yardstick: usize, bar: Option<
     // Legs that were written to by themselves differ, so all is written once more.
     let blocks = rig.mirror.geometry().capacity_blocks;
     drive(Rc::clone(&rig.mirror), FILL, Until::Asked(blocks / FILL.blocks), 2).await?;
-    rig.mirror.execute(Operation::Flush).await?;
+    rig.mirror.execute(Request::Flush).await?;
     if "verify".contains(&options.only) {
         verifies(options, &rig).await?;
     }
@@ -244,7 +244,7 @@ async fn measure(options: &FileOptions, rig: Rig, yardstick: usize, bar: Option<
 async fn verifies(options: &FileOptions, rig: &Rig) -> anyhow::Result<()> {
     let mut rounds = Rounds::default();
     for number in 0..options.rounds {
-        let mut turns = vec![Turn::default(); VERIFY_NAMES.len()];
+        let mut turns = vec![Sample::default(); VERIFY_NAMES.len()];
         let mut state = u64::from(number).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         for next in shuffled(VERIFY_NAMES.len(), &mut state) {
             turns[next] = rig.verify(next).await?;

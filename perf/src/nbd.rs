@@ -45,7 +45,7 @@ const LOADS: &[Load] = &[
 
 /// One turn of one server.
 #[derive(Clone, Copy)]
-struct Turn {
+struct Sample {
     rate: f64,
     /// Microseconds of CPU time of the server a request.
     server_us: f64,
@@ -68,7 +68,7 @@ pub fn run(options: &NbdOptions) -> Result<()> {
     }
     let mut state = 0x9e37_79b9_7f4a_7c15;
     for load in LOADS.iter().filter(|load| load.name.contains(&options.only)) {
-        let mut rounds: Vec<Vec<Turn>> = Vec::new();
+        let mut rounds: Vec<Vec<Sample>> = Vec::new();
         for _ in 0..options.rounds {
             let mut turns = vec![None; contenders.len()];
             for index in shuffled(contenders.len(), &mut state) {
@@ -83,7 +83,7 @@ pub fn run(options: &NbdOptions) -> Result<()> {
     Ok(())
 }
 
-fn turn(served: &Served, client: &mut Client, load: Load, options: &NbdOptions, seed: u64) -> Result<Turn> {
+fn turn(served: &Served, client: &mut Client, load: Load, options: &NbdOptions, seed: u64) -> Result<Sample> {
     let (before, busy) = (served.cpu_seconds()?, servers::busy_seconds(options.server_cpu)?);
     let (requests, elapsed) = client
         .drive(load, Until::Passed(Duration::from_secs_f64(options.seconds)), seed)
@@ -91,14 +91,14 @@ fn turn(served: &Served, client: &mut Client, load: Load, options: &NbdOptions, 
     let cpu = served.cpu_seconds()? - before;
     let others_s = (servers::busy_seconds(options.server_cpu)? - busy - cpu).max(0.0);
     let seconds = elapsed.as_secs_f64();
-    Ok(Turn { rate: requests as f64 / seconds, server_us: cpu * 1e6 / requests as f64, others: others_s / seconds })
+    Ok(Sample { rate: requests as f64 / seconds, server_us: cpu * 1e6 / requests as f64, others: others_s / seconds })
 }
 
 /// Rates, and what part of each other's ours is.
-fn print(load: &str, servers: &[Served], rounds: &[Vec<Turn>]) {
+fn print(load: &str, servers: &[Served], rounds: &[Vec<Sample>]) {
     println!("{load}");
     for (index, served) in servers.iter().enumerate() {
-        let of = |figure: fn(&Turn) -> f64| Spread::of(rounds.iter().map(|round| figure(&round[index]))).median;
+        let of = |figure: fn(&Sample) -> f64| Spread::of(rounds.iter().map(|round| figure(&round[index]))).median;
         let (rate, cpu, others) = (of(|turn| turn.rate), of(|turn| turn.server_us), of(|turn| turn.others) * 100.0);
         print!("  {:10} {rate:9.0} /s  CPU {cpu:6.1} us  others {others:2.0} %", served.name);
         if index == 0 {

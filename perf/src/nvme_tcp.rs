@@ -14,7 +14,7 @@ use sealblock_block::Gate;
 use sealblock_media_nvme_tcp::NvmeTcpDevice;
 use sealblock_runtime_reactor::{CoreHandle, sleep};
 
-use crate::load::{self, Load, Turn, Until};
+use crate::load::{self, Load, Sample, Until};
 use crate::options::{Protection, RemoteOptions};
 use crate::remote::{self, NQN, Served, Serving, View, core_cpu, thread_cpu};
 use crate::report::{Spread, shuffled, verdict};
@@ -84,7 +84,7 @@ pub struct Contender {
 #[derive(Clone, Copy)]
 pub struct Measured {
     /// The requests.
-    pub turn: Turn,
+    pub turn: Sample,
     /// CPU seconds of the host.
     pub host_cpu: f64,
     /// CPU seconds of the target, where they can be had.
@@ -262,7 +262,7 @@ fn print(load: &str, names: &[String], rounds: &[Vec<Measured>]) {
     println!("{load}");
     for (index, name) in names.iter().enumerate() {
         let ratio = Spread::of(rounds.iter().map(|round| round[index].turn.rate() / round[0].turn.rate()));
-        let per_request = |cpu: f64, turn: &Turn| cpu * 1e6 / turn.requests as f64;
+        let per_request = |cpu: f64, turn: &Sample| cpu * 1e6 / turn.requests as f64;
         let host = median(rounds, index, |m| per_request(m.host_cpu, &m.turn));
         let target = median(rounds, index, |m| m.target_cpu.map_or(f64::NAN, |cpu| per_request(cpu, &m.turn)));
         let (rate, mean, p99) = (

@@ -123,14 +123,14 @@ fn sums(data: &[u8], size: BlockSize, digest: &InterleavedDigest) -> (Vec<u32>, 
 
 fn one_seal(data: &Slice, size: BlockSize, digest: &InterleavedDigest) -> u64 {
     let (sums, joined) = sums(data, size, digest);
-    let sealed = Sealed::seal_summed(data.clone(), size, format(GuardKind::Crc32c), &Tags::default(), &sums);
+    let sealed = Sealed::seal_with_crcs(data.clone(), size, format(GuardKind::Crc32c), &Tags::default(), &sums);
     u64::from(joined) ^ u64::from(sealed.tags()[0])
 }
 
 fn one_verify(data: &Slice, tags: &Slice, format: PiFormat, size: BlockSize, digest: &InterleavedDigest) -> u64 {
     let (sums, joined) = sums(data, size, digest);
     let blocks = Unverified::new(data.clone(), tags.clone(), size, Some(format)).expect("what was sealed has a shape");
-    let sealed = blocks.verify_summed(&Checks::full(format, Lba::ZERO), &sums).expect("what was sealed verifies");
+    let sealed = blocks.verify_with_crcs(&Checks::full(format, Lba::ZERO), &sums).expect("what was sealed verifies");
     u64::from(joined) ^ sealed.blocks() as u64
 }
 

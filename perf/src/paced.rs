@@ -5,7 +5,7 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use sealblock_block::{Abilities, Device, Geometry, Operation, Outcome};
+use sealblock_block::{Abilities, Device, Geometry, Outcome, Request};
 use sealblock_runtime_reactor::{now, sleep_until};
 
 /// See the module's header.
@@ -32,7 +32,7 @@ impl<D: Device> Device for Paced<D> {
         self.below.abilities()
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         let bytes = operation.extent().map_or(0, |extent| extent.bytes(self.geometry().block_size));
         let takes = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64);
         let done = self.free.get().max(now()) + takes;

@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use rustix::time::{ClockId, clock_gettime};
-use sealblock_block::{Device, Durability, Gate, Operation, Stack};
-use sealblock_exports_nvme_tcp::{Limits, Namespace, Shows, Subsystem, Target};
+use sealblock_block::{Device, Durability, DynDevice, Gate, Request};
+use sealblock_exports_nvme_tcp::{Limits, Namespace, PiVisibility, Subsystem, Target};
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_media_file::{FileMedium, Options as FileMediumOptions};
 use sealblock_media_memory::MemoryDevice;
 use sealblock_media_null::NullDevice;
-use sealblock_media_nvme_tcp::{Address, NvmeTcpDevice, Options, Protection as Makes};
+use sealblock_media_nvme_tcp::{HostPort, NvmeTcpDevice, Options, PiSource as Makes};
 use sealblock_media_volume::{OpenOptions, open};
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_memory::Slice;
@@ -27,7 +27,7 @@ use sealblock_units::{BlockSize, Extent};
 
 use crate::load;
 use crate::options::{Protection, RemoteOptions};
-use crate::rig::TurnClock;
+use crate::setup::TurnClock;
 
 /// The subsystem of our target.
 pub const NQN: &str = "nqn.2026-11.org.sealblock:perf";
@@ -99,12 +99,12 @@ async fn serve(devices: Vec<Served>) -> anyhow::Result<SocketAddr> {
     let mut subsystem = Subsystem::new(NQN.parse().context("our own name")?, "PERF");
     for (index, served) in devices.iter().enumerate() {
         let device = SharedDevice::publish(Rc::new(Gate::new("served", served.device().await?)));
-        for (view, shows) in [(View::Plain, Shows::Plain), (View::Tagged, Shows::Protected)] {
+        for (view, shows) in [(View::Plain, PiVisibility::Plain), (View::Tagged, PiVisibility::Protected)] {
             let nsid = nsid(index, view);
             let mut uuid = [0; 16];
             uuid[..4].copy_from_slice(&nsid.to_be_bytes());
-            if shows == Shows::Plain || served.protection.0.is_some() {
-                let namespace = Namespace::new(device.clone(), uuid).showing(shows)?;
+            if shows == PiVisibility::Plain || served.protection.0.is_some() {
+                let namespace = Namespace::new(device.clone(), uuid).with_visibility(shows)?;
                 subsystem = subsystem.with_namespace(nsid, namespace)?;
             }
         }
@@ -123,19 +123,19 @@ pub fn nsid(index: usize, view: View) -> u32 {
 }
 
 impl Served {
-    async fn device(&self) -> anyhow::Result<Stack> {
+    async fn device(&self) -> anyhow::Result<DynDevice> {
         let format = self.protection.0;
         Ok(match &self.store {
-            Store::Null => Stack::new(NullDevice::new(BlockSize::B4096, self.blocks, format)),
+            Store::Null => DynDevice::new(NullDevice::new(BlockSize::B4096, self.blocks, format)),
             Store::Memory => {
                 let device = MemoryDevice::new(BlockSize::B4096, self.blocks, format).with_pool(pool());
                 fill(&device).await?;
-                Stack::new(device)
+                DynDevice::new(device)
             }
             Store::Volume(path) => {
                 let medium = FileMedium::open(path, FileMediumOptions { buffered: true, ..FileMediumOptions::READ })?;
                 let options = OpenOptions { read_only: true, ..OpenOptions::default() };
-                Stack::new(open(medium, TurnClock::new(Rc::default()), &options).await?.volume)
+                DynDevice::new(open(medium, TurnClock::new(Rc::default()), &options).await?.volume)
             }
         })
     }
@@ -147,10 +147,10 @@ async fn fill(device: &MemoryDevice) -> anyhow::Result<()> {
     let payload = Slice::copy_from(&load::payload());
     for start in (0..geometry.capacity_blocks).step_by(FILL_BLOCKS as usize) {
         let extent = Extent::from_raw(start, FILL_BLOCKS.min(geometry.capacity_blocks - start))?;
-        let tags = Tags { first_ref: start, ..Tags::default() };
+        let tags = Tags { initial_ref_tag: start, ..Tags::default() };
         let data = payload.slice(..extent.bytes(geometry.block_size) as usize);
         let data = Sealed::seal(data, geometry.block_size, geometry.protection, &tags);
-        device.execute(Operation::Write { extent, data, durability: Durability::Volatile }).await?;
+        device.execute(Request::Write { extent, data, durability: Durability::Volatile }).await?;
     }
     Ok(())
 }
@@ -167,12 +167,12 @@ pub async fn connect(
         queue_depth: DEPTH,
         header_digest: digests,
         data_digest: digests,
-        protection: Makes::HostMade,
+        protection: Makes::Host,
         // A peer that is stopped between its turns answers nothing.
         keep_alive: Duration::ZERO,
         ..Options::default()
     };
-    let device = NvmeTcpDevice::connect(Address::from(address), name, nsid, options).await;
+    let device = NvmeTcpDevice::connect(HostPort::from(address), name, nsid, options).await;
     device.with_context(|| format!("connecting to {nqn} at {address}"))
 }
 

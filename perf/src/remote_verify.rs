@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use anyhow::Context;
 use futures_util::future::try_join_all;
-use sealblock_block::{Abilities, Ability, Device, Gate, Geometry, Operation, Outcome};
+use sealblock_block::{Abilities, Ability, Device, Gate, Geometry, Outcome, Request};
 use sealblock_integrity::Checks;
 use sealblock_media_nvme_tcp::NvmeTcpDevice;
 use sealblock_runtime_reactor::{Config, Reactor};
@@ -19,7 +19,7 @@ use crate::load::Stopwatch;
 use crate::options::{Protection, RemoteOptions};
 use crate::remote::{self, NQN, Served, Store, View};
 use crate::report::Spread;
-use crate::rig::{self, Prepared, Scratch};
+use crate::setup::{self, Prepared, Scratch};
 
 /// How many times faster, and how many times fewer bytes.
 const FASTER: f64 = 6.0;
@@ -43,7 +43,7 @@ impl Device for Emulated {
         Abilities { verify: Ability::Absent, ..self.0.abilities() }
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         self.0.execute(operation).await
     }
 }
@@ -79,10 +79,10 @@ fn store(options: &RemoteOptions, device: &str, guard: Protection) -> anyhow::Re
     if device != "volume" {
         return Ok((remote::store(device)?, None));
     }
-    let scratch = rig::new_path(&options.dir, &format!("remote verify {}", guard.name()))?;
+    let scratch = setup::new_path(&options.dir, &format!("remote verify {}", guard.name()))?;
     Reactor::new(Config::default())?.block_on(async {
-        rig::new_volume(&scratch.0, options.blocks(), guard, Prepared::Reserved).await?;
-        rig::open_volume(&scratch.0).await?.fill_and_close(options.blocks()).await
+        setup::new_volume(&scratch.0, options.blocks(), guard, Prepared::Reserved).await?;
+        setup::open_volume(&scratch.0).await?.fill_and_close(options.blocks()).await
     })?;
     Ok((Store::Volume(scratch.0.clone()), Some(scratch)))
 }
@@ -115,7 +115,7 @@ async fn pass<D: Device>(gate: &D, device: &NvmeTcpDevice, piece: u64) -> anyhow
             let start = next.replace(next.get() + piece);
             let extent = Extent::from_raw(start, piece.min(capacity - start))?;
             let checks = Checks::full(format, extent.start());
-            gate.execute(Operation::Verify { extent, checks }).await?;
+            gate.execute(Request::Verify { extent, checks }).await?;
         }
         anyhow::Ok(())
     }))

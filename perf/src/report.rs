@@ -1,10 +1,10 @@
 //! Tables of ratios: medians over rounds in which every contender has its turn.
 
-use crate::load::{Turn, random};
+use crate::load::{Sample, random};
 
 /// The turns of all contenders under one load: one list per round, in the order of contenders; the first is the yardstick.
 #[derive(Default)]
-pub struct Rounds(pub Vec<Vec<Turn>>);
+pub struct Rounds(pub Vec<Vec<Sample>>);
 
 /// One figure with its spread over the rounds.
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +55,7 @@ impl Rounds {
 
     /// Microseconds of CPU time a request.
     pub fn cpu_us(&self, contender: usize) -> f64 {
-        let per_request = |turn: &Turn| turn.cpu_seconds * 1e6 / turn.requests as f64;
+        let per_request = |turn: &Sample| turn.cpu_seconds * 1e6 / turn.requests as f64;
         Spread::of(self.0.iter().map(|round| per_request(&round[contender]))).median
     }
 

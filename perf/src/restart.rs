@@ -21,7 +21,7 @@ use crate::load::{Until, random};
 use crate::nbd::client::{Client, Load};
 use crate::options::RestartOptions;
 use crate::remote::process_cpu;
-use crate::rig::new_path;
+use crate::setup::new_path;
 
 const RANDOM_WRITES: Load = Load { name: "", write: true, bytes: 4096, is_random: true, depth: 32 };
 const ONE_READ: Load = Load { name: "", write: false, bytes: 4096, is_random: true, depth: 1 };

@@ -8,18 +8,18 @@
 use std::rc::Rc;
 
 use futures_util::future::try_join;
-use sealblock_block::{Device, Gate, Stack};
+use sealblock_block::{Device, DynDevice, Gate};
 use sealblock_layers_stripe::{CHUNK, StripeLayer};
-use sealblock_media_file::FileBlock;
+use sealblock_media_file::RawDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_reactor::{Config, Reactor};
 use sealblock_units::BlockSize;
 
-use crate::load::{Load, Stopwatch, Turn, Until, drive};
+use crate::load::{Load, Sample, Stopwatch, Until, drive};
 use crate::options::{FileOptions, Protection};
 use crate::paced::Paced;
 use crate::report::{Rounds, shuffled};
-use crate::rig::{FILL, Prepared, Scratch, new_file, new_path};
+use crate::setup::{FILL, Prepared, Scratch, new_file, new_path};
 
 const BAR: f64 = 0.90;
 /// Speed of a device with a speed of its own: 256 MiB/s.
@@ -38,7 +38,7 @@ const LOADS: &[Load] = &[
     load("write 1 MiB, sequential, QD 8", true, 256, 8),
 ];
 
-type Leg = Rc<Gate<Stack>>;
+type Leg = Rc<Gate<DynDevice>>;
 
 /// Two legs, and the stripe of them.
 struct Rig {
@@ -48,7 +48,7 @@ struct Rig {
 }
 
 impl Rig {
-    async fn new(legs: [Stack; 2], scratch: Vec<Scratch>) -> anyhow::Result<Rig> {
+    async fn new(legs: [DynDevice; 2], scratch: Vec<Scratch>) -> anyhow::Result<Rig> {
         let legs = legs.map(|leg| Rc::new(Gate::new("leg", leg)));
         let layer = StripeLayer::new(legs.to_vec(), CHUNK)?;
         let rig = Rig { legs, stripe: Rc::new(Gate::new("stripe", layer)), _scratch: scratch };
@@ -58,14 +58,14 @@ impl Rig {
     }
 
     async fn memory(options: &FileOptions, guard: Protection) -> anyhow::Result<Rig> {
-        let leg = || Stack::new(MemoryDevice::new(BlockSize::B4096, options.blocks() / 2, guard.0));
+        let leg = || DynDevice::new(MemoryDevice::new(BlockSize::B4096, options.blocks() / 2, guard.0));
         Rig::new([leg(), leg()], Vec::new()).await
     }
 
     async fn paced(options: &FileOptions, guard: Protection) -> anyhow::Result<Rig> {
         let leg = || {
             let memory = Gate::new("memory", MemoryDevice::new(BlockSize::B4096, options.blocks() / 2, guard.0));
-            Stack::new(Paced::new(memory, PACE))
+            DynDevice::new(Paced::new(memory, PACE))
         };
         Rig::new([leg(), leg()], Vec::new()).await
     }
@@ -75,15 +75,15 @@ impl Rig {
         for name in ["leg a", "leg b"] {
             let path = new_path(&options.dir, name)?;
             let medium = new_file(&path.0, options.size.get() / 2, Prepared::Written).await?;
-            legs.push(Stack::new(FileBlock::new(medium, BlockSize::B4096)?));
+            legs.push(DynDevice::new(RawDevice::new(medium, BlockSize::B4096)?));
             scratch.push(path);
         }
-        let [a, b] = <[Stack; 2]>::try_from(legs).ok().expect("two legs");
+        let [a, b] = <[DynDevice; 2]>::try_from(legs).ok().expect("two legs");
         Rig::new([a, b], scratch).await
     }
 
     /// One turn of a contender, by its place in [`NAMES`].
-    async fn turn(&self, contender: usize, load: Load, until: Until, seed: u64) -> anyhow::Result<Turn> {
+    async fn turn(&self, contender: usize, load: Load, until: Until, seed: u64) -> anyhow::Result<Sample> {
         match contender {
             0 => {
                 let half = Load { depth: (load.depth / 2).max(1), ..load };
@@ -121,7 +121,7 @@ async fn measure(options: &FileOptions, rig: &Rig, bar: Option<f64>) -> anyhow::
     for load in LOADS.iter().filter(|load| load.name.contains(&options.only)) {
         let mut rounds = Rounds::default();
         for number in 0..options.rounds {
-            let mut turns = vec![Turn::default(); NAMES.len()];
+            let mut turns = vec![Sample::default(); NAMES.len()];
             let mut state = u64::from(number).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             for next in shuffled(NAMES.len(), &mut state) {
                 turns[next] = rig.turn(next, *load, Until::Passed(options.turn()), u64::from(number) + 1).await?;

@@ -5,7 +5,7 @@
 
 use std::hint::black_box;
 
-use sealblock_block::{Abilities, Answer, Device, Geometry, Operation, Outcome};
+use sealblock_block::{Abilities, Device, Geometry, Outcome, Request, Response};
 
 /// See the module's header.
 pub struct Touched<D>(pub D);
@@ -19,9 +19,9 @@ impl<D: Device> Device for Touched<D> {
         self.0.abilities()
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         let answer = self.0.execute(operation).await?;
-        if let Answer::Data(data) = &answer {
+        if let Response::Data(data) = &answer {
             let words = data.data().as_chunks::<8>().0;
             black_box(words.iter().fold(0, |seen, word| seen ^ u64::from_le_bytes(*word)));
         }

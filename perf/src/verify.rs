@@ -15,17 +15,17 @@ use std::time::Duration;
 
 use anyhow::Context;
 use futures_util::future::try_join_all;
-use sealblock_block::{Device, Gate, Operation};
+use sealblock_block::{Device, Gate, Request};
 use sealblock_integrity::Checks;
 use sealblock_media_file::{FileMedium, Options};
 use sealblock_media_volume::{OpenOptions, format::Layout, open};
 use sealblock_runtime_reactor::{Config, CoreHandle, Cores, Placement, Reactor};
 use sealblock_units::{BlockCount, Extent};
 
-use crate::load::{Stopwatch, Turn};
+use crate::load::{Sample, Stopwatch};
 use crate::options::{FileOptions, Protection};
 use crate::report::Rounds;
-use crate::rig::{self, Prepared, Scratch, TurnClock};
+use crate::setup::{self, Prepared, Scratch, TurnClock};
 
 const PIECE_BYTES: usize = 1 << 20;
 const MEMORY_BYTES: usize = 256 << 20;
@@ -48,11 +48,11 @@ pub fn run(options: &FileOptions) -> anyhow::Result<()> {
 
 /// A volume with every block written, all of it in the page cache.
 fn prepare(options: &FileOptions, guard: Protection) -> anyhow::Result<(Scratch, Layout)> {
-    let scratch = rig::new_path(&options.dir, &format!("verify {}", guard.name()))?;
+    let scratch = setup::new_path(&options.dir, &format!("verify {}", guard.name()))?;
     let reactor = Reactor::new(Config::default())?;
     let layout = reactor.block_on(async {
-        let layout = rig::new_volume(&scratch.0, options.blocks(), guard, Prepared::Reserved).await?;
-        rig::open_volume(&scratch.0).await?.fill_and_close(options.blocks()).await?;
+        let layout = setup::new_volume(&scratch.0, options.blocks(), guard, Prepared::Reserved).await?;
+        setup::open_volume(&scratch.0).await?.fill_and_close(options.blocks()).await?;
         anyhow::Ok(layout)
     })?;
     Ok((scratch, layout))
@@ -87,7 +87,7 @@ fn one(
 }
 
 /// Reads the slots of every zone's own blocks.
-fn plain(path: &Path, layout: &Layout, threads: usize) -> anyhow::Result<Turn> {
+fn plain(path: &Path, layout: &Layout, threads: usize) -> anyhow::Result<Sample> {
     let file = File::open(path)?;
     let pieces: Vec<u64> = (0..layout.zones())
         .filter_map(|zone| layout.zone(zone))
@@ -112,7 +112,7 @@ fn plain(path: &Path, layout: &Layout, threads: usize) -> anyhow::Result<Turn> {
 }
 
 /// Every core verifies its part of the volume.
-fn verify(cores: &[CoreHandle], path: &Path, blocks: u64) -> anyhow::Result<Turn> {
+fn verify(cores: &[CoreHandle], path: &Path, blocks: u64) -> anyhow::Result<Sample> {
     let reactor = Reactor::new(Config { pool_arena_bytes: 0, ..Config::default() })?;
     let share = blocks.div_ceil(cores.len() as u64);
     let watch = Stopwatch::start();
@@ -133,12 +133,12 @@ async fn verify_part(path: PathBuf, first: u64, blocks: u64) -> anyhow::Result<(
     for start in (first..first + blocks).step_by(piece.get() as usize) {
         let extent = Extent::from_raw(start, u64::from(piece.get()).min(first + blocks - start))?;
         let checks = gate.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
-        gate.execute(Operation::Verify { extent, checks }).await?;
+        gate.execute(Request::Verify { extent, checks }).await?;
     }
     Ok(())
 }
 
-fn read_memory(memory: &[u8], threads: usize) -> Turn {
+fn read_memory(memory: &[u8], threads: usize) -> Sample {
     let watch = Stopwatch::start();
     thread::scope(|scope| {
         for part in memory.chunks(memory.len() / threads) {

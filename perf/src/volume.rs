@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use sealblock_runtime_reactor::{Config, Reactor};
 
-use crate::load::{Load, Turn, Until};
+use crate::load::{Load, Sample, Until};
 use crate::options::FileOptions;
 use crate::report::{Rounds, Spread, shuffled};
-use crate::rig::{Contender, FILL, Prepared};
+use crate::setup::{Contender, FILL, Prepared};
 
 const SEQUENTIAL: f64 = 0.90;
 const RANDOM_WRITE: f64 = 0.75;
@@ -101,8 +101,8 @@ fn names(contenders: &[Contender]) -> Vec<String> {
 }
 
 /// One round: every contender has a turn, in another order each time.
-async fn round(contenders: &[Contender], load: Load, until: Until, number: u32) -> anyhow::Result<Vec<Turn>> {
-    let mut turns = vec![Turn::default(); contenders.len()];
+async fn round(contenders: &[Contender], load: Load, until: Until, number: u32) -> anyhow::Result<Vec<Sample>> {
+    let mut turns = vec![Sample::default(); contenders.len()];
     let mut state = u64::from(number).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     for next in shuffled(contenders.len(), &mut state) {
         turns[next] = contenders[next].turn(load, until, u64::from(number) + 1).await?;

@@ -1,4 +1,4 @@
-//! The bytes of a [`Record`], as drawn in `docs/formats/scrub-state.md`.
+//! The bytes of a [`ScrubRecord`], as drawn in `docs/formats/scrub-state.md`.
 //!
 //! They lie beside the blocks, where damage and strangers reach them, so nothing of them counts until all of it is checked.
 
@@ -6,7 +6,7 @@ use std::num::NonZeroU64;
 
 use sealblock_integrity::guard::crc32c;
 
-use crate::record::{Counts, Ended, MOST_RUNS, Phase, Record, Run};
+use crate::record::{Counts, MOST_RUNS, Phase, Run, RunResult, ScrubRecord};
 
 /// The version that is written. The one before is read, too: its runs did not count what they could not check.
 pub const VERSION: u16 = 2;
@@ -42,7 +42,7 @@ pub enum FormatError {
 }
 
 /// The bytes of a record, about a device of so many blocks.
-pub(crate) fn encode(record: &Record, capacity_blocks: u64) -> Vec<u8> {
+pub(crate) fn encode(record: &ScrubRecord, capacity_blocks: u64) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(HEAD_BYTES + record.runs.len() * RUN_BYTES);
     bytes.extend_from_slice(&MAGIC);
     bytes.extend_from_slice(&[0; 4]);
@@ -53,7 +53,7 @@ pub(crate) fn encode(record: &Record, capacity_blocks: u64) -> Vec<u8> {
         Phase::Paused => 2,
     };
     bytes.extend_from_slice(&[phase, record.runs.len() as u8, 0, 0, 0, 0]);
-    let Counts { blocks, bad, repaired, lost, unchecked } = record.counts;
+    let Counts { blocks, bad_blocks: bad, repaired, unrepaired: lost, unchecked } = record.counts;
     let or_zero = |value: Option<u64>| value.unwrap_or(0);
     let numbers = [
         capacity_blocks,
@@ -77,10 +77,10 @@ pub(crate) fn encode(record: &Record, capacity_blocks: u64) -> Vec<u8> {
 }
 
 fn encode_run(run: &Run, bytes: &mut Vec<u8>) {
-    let Counts { blocks, bad, repaired, lost, unchecked } = run.counts;
+    let Counts { blocks, bad_blocks: bad, repaired, unrepaired: lost, unchecked } = run.counts;
     let ended = match run.ended {
-        Ended::Finished => 1,
-        Ended::Stopped => 2,
+        RunResult::Finished => 1,
+        RunResult::Stopped => 2,
     };
     let Run { started_unix_s, ended_unix_s, from, .. } = *run;
     put(bytes, &[started_unix_s, ended_unix_s, from, blocks, bad, repaired, lost, ended, unchecked]);
@@ -93,7 +93,7 @@ fn put(bytes: &mut Vec<u8>, numbers: &[u64]) {
 }
 
 /// Reads a record about a device of so many blocks. One about as many as it had before it was resized is fitted to those it has.
-pub(crate) fn decode(bytes: &[u8], capacity_blocks: u64) -> Result<Record, FormatError> {
+pub(crate) fn decode(bytes: &[u8], capacity_blocks: u64) -> Result<ScrubRecord, FormatError> {
     let version = check(bytes)?;
     let (head_bytes, run_bytes) = match version {
         1 => FIRST_VERSION_BYTES,
@@ -116,7 +116,7 @@ pub(crate) fn decode(bytes: &[u8], capacity_blocks: u64) -> Result<Record, Forma
     }
     let number = |index: usize| number(head, 16 + 8 * index);
     let some = |index: usize| Some(number(index)).filter(|value| *value != 0);
-    let record = Record {
+    let record = ScrubRecord {
         phase,
         position: number(1),
         from: number(2),
@@ -149,7 +149,7 @@ fn check(bytes: &[u8]) -> Result<u16, FormatError> {
 fn counts(bytes: &[u8], at: usize, at_unchecked: usize) -> Counts {
     let unchecked = if bytes.len() > at_unchecked { number(bytes, at_unchecked) } else { 0 };
     let [blocks, bad, repaired, lost] = [0, 8, 16, 24].map(|behind| number(bytes, at + behind));
-    Counts { blocks, bad, repaired, lost, unchecked }
+    Counts { blocks, bad_blocks: bad, repaired, unrepaired: lost, unchecked }
 }
 
 fn decode_run(bytes: &[u8]) -> Result<Run, FormatError> {
@@ -160,8 +160,8 @@ fn decode_run(bytes: &[u8]) -> Result<Run, FormatError> {
         from: number(2),
         counts: counts(bytes, 24, 64),
         ended: match number(7) {
-            1 => Ended::Finished,
-            2 => Ended::Stopped,
+            1 => RunResult::Finished,
+            2 => RunResult::Stopped,
             _ => return Err(FormatError::Field("the end of a run")),
         },
     };
@@ -169,7 +169,7 @@ fn decode_run(bytes: &[u8]) -> Result<Run, FormatError> {
 }
 
 /// Refuses what no scrub has ever written.
-fn sound(record: Record, capacity_blocks: u64) -> Result<Record, FormatError> {
+fn sound(record: ScrubRecord, capacity_blocks: u64) -> Result<ScrubRecord, FormatError> {
     let is_idle = record.phase == Phase::Idle;
     let nothing = (0, 0, 0, Counts::default(), None);
     let held = (record.position, record.from, record.started_unix_s, record.counts, record.rate);

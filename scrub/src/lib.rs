@@ -1,6 +1,6 @@
 //! A background scrub: when which blocks of a device are checked, and what is remembered of it.
 //!
-//! A [`Scrub`] is driven from outside: [`Scrub::step`] says what to do at a [`Moment`], [`Scrub::checked`] is told what came of it.
+//! A [`Scrub`] is driven from outside: [`Scrub::step`] says what to do at a [`Now`], [`Scrub::checked`] is told what came of it.
 //! Nothing here reads a clock or touches a device, so tests run a month in a millisecond.
 //!
 //! Invariants:
@@ -21,14 +21,14 @@ use std::time::Duration;
 use sealblock_units::BlockSize;
 
 pub use format::{FormatError, MOST_BYTES, VERSION};
-pub use machine::{News, Refusal, Scrub, State, Step, View};
+pub use machine::{Refusal, Scrub, ScrubEvent, ScrubView, State, Step};
 pub use pace::Activity;
-pub use record::{Checked, Counts, Ended, MOST_RUNS, Phase, Record, Run};
+pub use record::{Checked, Counts, MOST_RUNS, Phase, Run, RunResult, ScrubRecord};
 pub use saving::SAVE_EVERY;
 
 /// A point in time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Moment {
+pub struct Now {
     /// Since some fixed moment; never goes back.
     pub steady: Duration,
     /// Seconds since 1970-01-01 00:00 UTC, as the system has it; may jump.

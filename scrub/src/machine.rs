@@ -8,9 +8,9 @@ use sealblock_units::Extent;
 
 use crate::format::{self, FormatError};
 use crate::pace::{Activity, Pace, piece_blocks};
-use crate::record::{Checked, Ended, Phase, Record, Run};
-use crate::saving::Saving;
-use crate::{Moment, Settings, Shape};
+use crate::record::{Checked, Phase, Run, RunResult, ScrubRecord};
+use crate::saving::SaveTimer;
+use crate::{Now, Settings, Shape};
 
 /// How long a device that cannot be reached is left alone.
 const RETRY: Duration = Duration::from_secs(30);
@@ -27,7 +27,7 @@ pub enum Step {
     /// Ask again after this time, or after a command.
     Wait(Duration),
     /// Ask again after a command.
-    Rest,
+    Idle,
 }
 
 /// What a scrub does now.
@@ -45,7 +45,7 @@ pub enum State {
 
 /// What has happened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum News {
+pub enum ScrubEvent {
     /// A run began at this block, or goes on there after a restart.
     Started {
         /// The block.
@@ -75,13 +75,13 @@ pub enum Refusal {
 
 /// What can be seen of a scrub.
 #[derive(Clone, PartialEq, Debug)]
-pub struct View {
+pub struct ScrubView {
     /// What it does.
     pub state: State,
     /// Whether it gives way to other requests just now.
     pub is_yielding: bool,
     /// What is remembered.
-    pub record: Record,
+    pub record: ScrubRecord,
     /// The limit that counts now, in bytes a second.
     pub rate: Option<NonZeroU64>,
     /// Bytes a second that were checked since the run began or went on.
@@ -97,16 +97,16 @@ pub struct View {
 pub struct Scrub {
     shape: Shape,
     settings: Settings,
-    record: Record,
+    record: ScrubRecord,
     /// Of the run under way in this process.
-    session: Option<Session>,
-    saving: Saving,
-    news: VecDeque<News>,
+    session: Option<ActiveRun>,
+    saving: SaveTimer,
+    news: VecDeque<ScrubEvent>,
 }
 
 /// A run under way, since it was begun or went on.
 #[derive(Clone, Copy, Debug)]
-struct Session {
+struct ActiveRun {
     pace: Pace,
     began: Duration,
     blocks: u64,
@@ -115,7 +115,7 @@ struct Session {
 impl Scrub {
     /// A scrub of a device of which nothing is remembered.
     pub fn new(shape: Shape, settings: Settings) -> Scrub {
-        let (record, saving, news) = (Record::default(), Saving::default(), VecDeque::new());
+        let (record, saving, news) = (ScrubRecord::default(), SaveTimer::default(), VecDeque::new());
         Scrub { shape, settings, record, session: None, saving, news }
     }
 
@@ -132,7 +132,7 @@ impl Scrub {
     ///
     /// # Errors
     /// Why the bytes are no such state.
-    pub fn read(bytes: &[u8], capacity_blocks: u64) -> Result<Record, FormatError> {
+    pub fn read(bytes: &[u8], capacity_blocks: u64) -> Result<ScrubRecord, FormatError> {
         format::decode(bytes, capacity_blocks)
     }
 
@@ -149,17 +149,17 @@ impl Scrub {
         self.record.fit(shape.capacity_blocks);
         if is_other {
             self.session = None;
-            self.saving.turned();
+            self.saving.state_changed();
         }
     }
 
     /// What to do now.
-    pub fn step(&mut self, now: Moment, activity: Activity) -> Step {
+    pub fn step(&mut self, now: Now, activity: Activity) -> Step {
         match self.record.phase {
-            Phase::Paused => Step::Rest,
+            Phase::Paused => Step::Idle,
             Phase::Running => self.go_on(now, activity),
             Phase::Idle => match self.due_unix_s(now) {
-                None => Step::Rest,
+                None => Step::Idle,
                 Some(due) if due > now.unix_s => Step::Wait(Duration::from_secs(due - now.unix_s).min(MOST_REST)),
                 Some(_) => {
                     self.begin(now, 0, None);
@@ -170,7 +170,7 @@ impl Scrub {
     }
 
     /// These blocks were checked, and this was found.
-    pub fn checked(&mut self, now: Moment, extent: Extent, found: Checked) {
+    pub fn checked(&mut self, now: Now, extent: Extent, found: Checked) {
         // While they were checked, the run may have been ended, or another one begun.
         let is_due = self.record.phase != Phase::Idle && extent.start().get() == self.record.position;
         if !is_due {
@@ -181,14 +181,14 @@ impl Scrub {
         if let Some(session) = &mut self.session {
             session.blocks += extent.len();
         }
-        self.saving.moved();
+        self.saving.progressed();
         if self.record.position >= self.shape.capacity_blocks {
-            self.end(now, Ended::Finished);
+            self.end(now, RunResult::Finished);
         }
     }
 
     /// The device could not be asked; the same blocks come again later.
-    pub fn failed(&mut self, now: Moment) {
+    pub fn failed(&mut self, now: Now) {
         if let Some(session) = &mut self.session {
             session.pace.hold_until(now.steady + RETRY);
         }
@@ -198,7 +198,7 @@ impl Scrub {
     ///
     /// # Errors
     /// When it would begin past the end.
-    pub fn start(&mut self, now: Moment, from: Option<u64>, rate: Option<NonZeroU64>) -> Result<(), Refusal> {
+    pub fn start(&mut self, now: Now, from: Option<u64>, rate: Option<NonZeroU64>) -> Result<(), Refusal> {
         let last = self.shape.capacity_blocks.saturating_sub(1);
         if let Some(from) = from.filter(|from| *from > last) {
             return Err(Refusal::PastEnd { from, last });
@@ -207,11 +207,11 @@ impl Scrub {
             (Phase::Running | Phase::Paused, None) => {
                 self.record.phase = Phase::Running;
                 self.record.rate = rate.or(self.record.rate);
-                self.session = Some(Session::from(now));
-                self.saving.turned();
+                self.session = Some(ActiveRun::from(now));
+                self.saving.state_changed();
             }
             (Phase::Running | Phase::Paused, Some(from)) => {
-                self.end(now, Ended::Stopped);
+                self.end(now, RunResult::Stopped);
                 self.begin(now, from, rate);
             }
             (Phase::Idle, _) => self.begin(now, from.unwrap_or(0), rate),
@@ -229,7 +229,7 @@ impl Scrub {
         }
         self.record.phase = Phase::Paused;
         self.session = None;
-        self.saving.turned();
+        self.saving.state_changed();
         Ok(())
     }
 
@@ -237,38 +237,38 @@ impl Scrub {
     ///
     /// # Errors
     /// When there is none.
-    pub fn stop(&mut self, now: Moment) -> Result<(), Refusal> {
+    pub fn stop(&mut self, now: Now) -> Result<(), Refusal> {
         if self.record.phase == Phase::Idle {
             return Err(Refusal::NotRunning);
         }
-        self.end(now, Ended::Stopped);
+        self.end(now, RunResult::Stopped);
         Ok(())
     }
 
     /// What has happened and was not taken yet, oldest first.
-    pub fn take_news(&mut self) -> Option<News> {
+    pub fn take_news(&mut self) -> Option<ScrubEvent> {
         self.news.pop_front()
     }
 
     /// What is to be written now, if anything is; it counts as written then, unless [`Scrub::not_saved`] says otherwise.
-    pub fn to_save(&mut self, now: Moment) -> Option<Vec<u8>> {
+    pub fn to_save(&mut self, now: Now) -> Option<Vec<u8>> {
         let is_due = self.saving.is_due(now.steady);
         is_due.then(|| self.save(now))
     }
 
     /// What is to be written before the device is closed.
-    pub fn last_to_save(&mut self, now: Moment) -> Option<Vec<u8>> {
+    pub fn last_to_save(&mut self, now: Now) -> Option<Vec<u8>> {
         let is_changed = self.saving.is_changed();
         is_changed.then(|| self.save(now))
     }
 
     /// What was to be written was not; it will come again.
     pub fn not_saved(&mut self) {
-        self.saving.moved();
+        self.saving.progressed();
     }
 
     /// What can be seen of it.
-    pub fn view(&self, now: Moment) -> View {
+    pub fn view(&self, now: Now) -> ScrubView {
         let state = match self.record.phase {
             Phase::Running => State::Running,
             Phase::Paused => State::Paused,
@@ -285,7 +285,7 @@ impl Scrub {
                 .map(|every| self.counts_from(now).map_or(now.unix_s, |from| from.saturating_add(every.as_secs()))),
             State::Idle | State::Running | State::Paused => None,
         };
-        View {
+        ScrubView {
             state,
             is_yielding: self.session.is_some_and(|session| session.pace.is_yielding()),
             record: self.record.clone(),
@@ -297,17 +297,17 @@ impl Scrub {
     }
 
     /// A piece of the run under way, if it may go now.
-    fn go_on(&mut self, now: Moment, activity: Activity) -> Step {
+    fn go_on(&mut self, now: Now, activity: Activity) -> Step {
         let rate = self.record.rate.or(self.settings.rate);
         let news = &mut self.news;
         let at = self.record.position;
         let session = self.session.get_or_insert_with(|| {
-            news.push_back(News::Started { at, resumed: true });
-            Session::from(now)
+            news.push_back(ScrubEvent::Started { at, resumed: true });
+            ActiveRun::from(now)
         });
         if at >= self.shape.capacity_blocks {
             // Only a device without blocks has a run that is done before it has begun.
-            self.end(now, Ended::Finished);
+            self.end(now, RunResult::Finished);
             return Step::Wait(Duration::ZERO);
         }
         if let Some(wait) = session.pace.wait(now.steady, activity, self.settings.pause_when_busy) {
@@ -322,27 +322,27 @@ impl Scrub {
         }
     }
 
-    fn begin(&mut self, now: Moment, from: u64, rate: Option<NonZeroU64>) {
+    fn begin(&mut self, now: Now, from: u64, rate: Option<NonZeroU64>) {
         self.record.begin(now.unix_s, from, rate);
-        self.session = Some(Session::from(now));
-        self.news.push_back(News::Started { at: from, resumed: false });
-        self.saving.turned();
+        self.session = Some(ActiveRun::from(now));
+        self.news.push_back(ScrubEvent::Started { at: from, resumed: false });
+        self.saving.state_changed();
     }
 
-    fn end(&mut self, now: Moment, ended: Ended) {
+    fn end(&mut self, now: Now, ended: RunResult) {
         let run = self.record.end(now.unix_s, ended);
         self.session = None;
-        self.news.push_back(News::Ended(run));
-        self.saving.turned();
+        self.news.push_back(ScrubEvent::Ended(run));
+        self.saving.state_changed();
     }
 
-    fn save(&mut self, now: Moment) -> Vec<u8> {
+    fn save(&mut self, now: Now) -> Vec<u8> {
         self.saving.begun(now.steady);
         format::encode(&self.record, self.shape.capacity_blocks)
     }
 
     /// When the next run begins by itself; `None` without a schedule.
-    fn due_unix_s(&mut self, now: Moment) -> Option<u64> {
+    fn due_unix_s(&mut self, now: Now) -> Option<u64> {
         let every = self.settings.every?;
         let Some(from) = self.counts_from(now) else { return Some(now.unix_s) };
         // A clock that was ahead for a while must not keep the scrub waiting until then.
@@ -351,17 +351,17 @@ impl Scrub {
     }
 
     /// What the schedule counts from, which is never in the future.
-    fn counts_from(&self, now: Moment) -> Option<u64> {
+    fn counts_from(&self, now: Now) -> Option<u64> {
         self.record.schedule_from_unix_s.map(|from| from.min(now.unix_s))
     }
 }
 
-impl Session {
-    fn from(now: Moment) -> Session {
-        Session { pace: Pace::from(now.steady), began: now.steady, blocks: 0 }
+impl ActiveRun {
+    fn from(now: Now) -> ActiveRun {
+        ActiveRun { pace: Pace::from(now.steady), began: now.steady, blocks: 0 }
     }
 
-    fn speed(&self, now: Moment, shape: Shape) -> Option<f64> {
+    fn speed(&self, now: Now, shape: Shape) -> Option<f64> {
         let time = now.steady.saturating_sub(self.began);
         let bytes = self.blocks << shape.block_size.shift();
         (time >= LEAST_MEASURED).then(|| bytes as f64 / time.as_secs_f64())

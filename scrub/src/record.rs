@@ -11,11 +11,11 @@ pub struct Counts {
     /// Blocks that were checked, bad ones included.
     pub blocks: u64,
     /// Blocks that were bad.
-    pub bad: u64,
+    pub bad_blocks: u64,
     /// Of these, blocks that were written anew from another copy.
     pub repaired: u64,
     /// Of these, blocks that were not: there is no good copy, or it could not be written.
-    pub lost: u64,
+    pub unrepaired: u64,
     /// Blocks of which a copy was not checked: its member was away or out of sync, or failed without naming blocks.
     pub unchecked: u64,
 }
@@ -24,7 +24,7 @@ pub struct Counts {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Checked {
     /// Blocks that were bad.
-    pub bad: u64,
+    pub bad_blocks: u64,
     /// Of these, blocks that were written anew from another copy.
     pub repaired: u64,
     /// Blocks of which a copy was not checked.
@@ -34,26 +34,26 @@ pub struct Checked {
 impl Counts {
     /// Adds a piece.
     pub(crate) fn add(&mut self, blocks: u64, found: Checked) {
-        let bad = found.bad.min(blocks);
+        let bad = found.bad_blocks.min(blocks);
         let repaired = found.repaired.min(bad);
         self.unchecked += found.unchecked.min(blocks);
         self.blocks += blocks;
-        self.bad += bad;
+        self.bad_blocks += bad;
         self.repaired += repaired;
-        self.lost += bad - repaired;
+        self.unrepaired += bad - repaired;
     }
 
     /// Whether such counts can be.
     pub(crate) fn is_sound(&self) -> bool {
-        self.bad <= self.blocks
+        self.bad_blocks <= self.blocks
             && self.unchecked <= self.blocks
-            && self.repaired.checked_add(self.lost) == Some(self.bad)
+            && self.repaired.checked_add(self.unrepaired) == Some(self.bad_blocks)
     }
 }
 
 /// How a run ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ended {
+pub enum RunResult {
     /// It came to the last block.
     Finished,
     /// It was ended by hand.
@@ -72,7 +72,7 @@ pub struct Run {
     /// What it met.
     pub counts: Counts,
     /// How it ended.
-    pub ended: Ended,
+    pub ended: RunResult,
 }
 
 /// Whether a run is under way.
@@ -89,7 +89,7 @@ pub enum Phase {
 
 /// Everything that is remembered. Times are seconds since 1970.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Record {
+pub struct ScrubRecord {
     /// Whether a run is under way.
     pub phase: Phase,
     /// The next block of the run under way; 0 without one.
@@ -110,7 +110,7 @@ pub struct Record {
     pub runs: Vec<Run>,
 }
 
-impl Record {
+impl ScrubRecord {
     /// A run begins.
     pub(crate) fn begin(&mut self, now_unix_s: u64, from: u64, rate: Option<NonZeroU64>) {
         self.phase = Phase::Running;
@@ -127,18 +127,18 @@ impl Record {
     }
 
     /// The run under way ends.
-    pub(crate) fn end(&mut self, now_unix_s: u64, ended: Ended) -> Run {
+    pub(crate) fn end(&mut self, now_unix_s: u64, ended: RunResult) -> Run {
         let (started_unix_s, from, counts) = (self.started_unix_s, self.from, self.counts);
         let run = Run { started_unix_s, ended_unix_s: now_unix_s, from, counts, ended };
         if self.runs.len() == MOST_RUNS {
             self.runs.remove(0);
         }
         self.runs.push(run);
-        let is_complete = ended == Ended::Finished && from == 0;
+        let is_complete = ended == RunResult::Finished && from == 0;
         if is_complete {
             self.completed_unix_s = Some(now_unix_s);
         }
-        if is_complete || ended == Ended::Stopped {
+        if is_complete || ended == RunResult::Stopped {
             self.schedule_from_unix_s = Some(now_unix_s);
         }
         self.phase = Phase::Idle;

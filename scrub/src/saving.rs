@@ -7,7 +7,7 @@ pub const SAVE_EVERY: Duration = Duration::from_secs(5);
 
 /// What is not written yet.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Saving {
+pub(crate) struct SaveTimer {
     /// Something has changed.
     changed: bool,
     /// Something has changed that is not to wait.
@@ -16,14 +16,14 @@ pub(crate) struct Saving {
     last: Option<Duration>,
 }
 
-impl Saving {
+impl SaveTimer {
     /// The position or the counts have changed.
-    pub(crate) fn moved(&mut self) {
+    pub(crate) fn progressed(&mut self) {
         self.changed = true;
     }
 
     /// A run has begun, was held, or has ended.
-    pub(crate) fn turned(&mut self) {
+    pub(crate) fn state_changed(&mut self) {
         (self.changed, self.urgent) = (true, true);
     }
 
@@ -39,6 +39,6 @@ impl Saving {
 
     /// It is being written.
     pub(crate) fn begun(&mut self, now: Duration) {
-        *self = Saving { changed: false, urgent: false, last: Some(now) };
+        *self = SaveTimer { changed: false, urgent: false, last: Some(now) };
     }
 }

@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use sealblock_units::{BlockSize, Extent};
 
-use crate::{Activity, Checked, Moment, Scrub, Settings, Shape, Step};
+use crate::{Activity, Checked, Now, Scrub, Settings, Shape, Step};
 
 const DAY: u64 = 86_400;
 
 /// A scrub and the time it has.
 struct World {
     scrub: Scrub,
-    now: Moment,
+    now: Now,
     activity: Activity,
     /// The pieces that were checked, and when.
     pieces: Vec<(Duration, Extent)>,
@@ -39,7 +39,7 @@ impl World {
     }
 
     fn of(scrub: Scrub) -> World {
-        let now = Moment { steady: Duration::from_secs(100), unix_s: 1_000 * DAY };
+        let now = Now { steady: Duration::from_secs(100), unix_s: 1_000 * DAY };
         World { scrub, now, activity: Activity::default(), pieces: Vec::new(), bad: Vec::new() }
     }
 
@@ -63,7 +63,7 @@ impl World {
         let inside = |lba: u64| (extent.start().get()..=extent.last().get()).contains(&lba);
         let met: Vec<_> = self.bad.iter().filter(|(lba, _)| inside(*lba)).collect();
         let repaired = met.iter().filter(|(_, repaired)| *repaired).count();
-        let found = Checked { bad: met.len() as u64, repaired: repaired as u64, unchecked: 0 };
+        let found = Checked { bad_blocks: met.len() as u64, repaired: repaired as u64, unchecked: 0 };
         self.scrub.checked(self.now, extent, found);
     }
 
@@ -74,7 +74,7 @@ impl World {
             match self.step() {
                 Step::Check(_) => {}
                 Step::Wait(wait) => self.pass(wait.min(end - self.now.steady)),
-                Step::Rest => self.pass(end - self.now.steady),
+                Step::Idle => self.pass(end - self.now.steady),
             }
         }
     }

@@ -21,12 +21,12 @@ pub use mirror::{
 pub use scrub::{Scrub, ScrubCommand, ScrubStart, ScrubStatus, Scrubbed, ServedName};
 pub use serve::{ControlPlace, Discover, LogLevel, NVME_TCP_PORT, Protection, Serve, listen_address, nbd_address};
 pub use status::{Log, ServerName, Status};
-pub use values::{Endpoint, Guard, Harm, Mode, ProtectionType, RemoteServer, Volume};
+pub use values::{CorruptKind, Endpoint, Guard, Mode, ProtectionType, RemoteServer, Volume};
 
 use crate::range::BlockRange;
 use crate::rate::Rate;
 use crate::stack::Usage;
-use crate::target::Target;
+use crate::target::TargetName;
 
 const EXIT_STATUS: &str = "\
 Exit status:
@@ -92,7 +92,7 @@ impl Members {
 }
 
 impl Labels {
-    fn settle(self, target: &mut Target) {
+    fn settle(self, target: &mut TargetName) {
         if self.no_label {
             *target = target.clone().without_label();
         }
@@ -206,7 +206,7 @@ pub struct Create {
 pub struct Info {
     /// What to look at.
     #[arg(value_name = "TARGET")]
-    pub target: Target,
+    pub target: TargetName,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -224,7 +224,7 @@ pub struct Info {
 pub struct Verify {
     /// What to check.
     #[arg(value_name = "TARGET")]
-    pub target: Target,
+    pub target: TargetName,
     /// Which blocks; all of them unless given.
     #[arg(long, value_name = "FIRST..LAST")]
     pub range: Option<BlockRange>,
@@ -236,7 +236,7 @@ pub struct Verify {
     pub repair: bool,
     /// Of a mirror: take the older copies that this leg keeps of blocks which every other leg has lost for their content.
     #[arg(long, value_name = "LEG", requires = "repair")]
-    pub accept_stale: Option<Target>,
+    pub accept_stale: Option<TargetName>,
     /// Check no faster than this.
     #[arg(long, value_name = "SIZE/s")]
     pub rate: Option<Rate>,
@@ -261,13 +261,13 @@ pub struct Verify {
 pub struct Compare {
     /// The one target.
     #[arg(value_name = "TARGET_A", required_unless_present = "zero")]
-    pub a: Option<Target>,
+    pub a: Option<TargetName>,
     /// The other target.
     #[arg(value_name = "TARGET_B", required_unless_present = "zero")]
-    pub b: Option<Target>,
+    pub b: Option<TargetName>,
     /// Compare this target with zeroes instead.
     #[arg(long, value_name = "TARGET", conflicts_with_all = ["a", "b"])]
-    pub zero: Option<Target>,
+    pub zero: Option<TargetName>,
     /// Which blocks, in blocks of the larger size; all that both have unless given. Up to a last one, other sizes are no difference.
     #[arg(long, value_name = "FIRST..LAST")]
     pub range: Option<BlockRange>,
@@ -283,9 +283,9 @@ pub struct Compare {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Comparison<'a> {
     /// Two targets.
-    Pair(&'a Target, &'a Target),
+    Pair(&'a TargetName, &'a TargetName),
     /// A target and zeroes.
-    Zeroes(&'a Target),
+    Zeroes(&'a TargetName),
 }
 
 impl Compare {
@@ -319,7 +319,7 @@ pub struct Unmapping {
 pub struct Zero {
     /// Where.
     #[arg(value_name = "TARGET")]
-    pub target: Target,
+    pub target: TargetName,
     /// Which of its blocks.
     #[command(flatten)]
     pub how: Unmapping,
@@ -340,7 +340,7 @@ pub struct Zero {
 pub struct Discard {
     /// Where.
     #[arg(value_name = "TARGET")]
-    pub target: Target,
+    pub target: TargetName,
     /// Which of its blocks.
     #[command(flatten)]
     pub how: Unmapping,
@@ -465,7 +465,7 @@ pub struct Corrupt {
     pub lba: Lba,
     /// What to damage.
     #[arg(long, value_name = "KIND", value_enum)]
-    pub kind: Harm,
+    pub kind: CorruptKind,
 }
 
 /// Arguments of `demo`.

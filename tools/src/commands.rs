@@ -20,10 +20,10 @@ pub mod unmap;
 pub mod verify;
 
 use crate::cli::Command;
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, Exit};
 
 /// Does what the command line asks.
-pub fn run(command: &Command) -> Result<Exit, Failure> {
+pub fn run(command: &Command) -> Result<Exit, CliError> {
     match command {
         Command::Create(arguments) => create::run(arguments),
         Command::Info(arguments) => info::run(arguments),

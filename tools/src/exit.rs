@@ -1,7 +1,7 @@
 //! How the program ends: its exit status, and what it says when it could not do what was asked.
 //!
 //! A failure says what was being done, on which target, why it failed, and what to try. Damage that a command found is no
-//! failure but an answer: [`Exit::Found`].
+//! failure but an answer: [`Exit::DamageFound`].
 
 use std::fmt;
 use std::io;
@@ -13,7 +13,7 @@ pub enum Exit {
     /// Exit status 0: nothing is wrong.
     Clean,
     /// Exit status 1: it found damage or a difference.
-    Found,
+    DamageFound,
     /// Exit status 4: it found nothing bad, and could not check everything, or a copy is missing or out of sync.
     Incomplete,
     /// Exit status 130, or what a shell shows for the signal: it was ended early, and has said how far it came.
@@ -24,7 +24,7 @@ impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> ExitCode {
         ExitCode::from(match exit {
             Exit::Clean => 0,
-            Exit::Found => 1,
+            Exit::DamageFound => 1,
             Exit::Incomplete => 4,
             Exit::Interrupted => 130,
         })
@@ -75,7 +75,7 @@ impl Cause {
 ///
 /// Prints as `sealblock: <what was being done> on <target>: <why>`, with a second line `try: <advice>` when there is advice.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Failure {
+pub struct CliError {
     cause: Cause,
     doing: String,
     target: Option<String>,
@@ -85,10 +85,10 @@ pub struct Failure {
     is_lasting: bool,
 }
 
-impl Failure {
+impl CliError {
     /// A failure while `doing` something (`opening`, `writing block 7`), with its reason.
-    pub fn new(cause: Cause, doing: impl Into<String>, why: impl fmt::Display) -> Failure {
-        Failure {
+    pub fn new(cause: Cause, doing: impl Into<String>, why: impl fmt::Display) -> CliError {
+        CliError {
             cause,
             doing: doing.into(),
             target: None,
@@ -100,9 +100,9 @@ impl Failure {
     }
 
     /// A failure of input or output. The cause, and advice where there is any, come from the kind of the error.
-    pub fn io(doing: impl Into<String>, error: &io::Error) -> Failure {
+    pub fn io(doing: impl Into<String>, error: &io::Error) -> CliError {
         let (cause, advice) = classify(error.kind());
-        let failure = Failure::new(cause, doing, error);
+        let failure = CliError::new(cause, doing, error);
         match advice {
             Some(advice) => failure.advise(advice),
             None => failure,
@@ -111,14 +111,14 @@ impl Failure {
 
     /// On which target it happened.
     #[must_use]
-    pub fn on(self, target: impl fmt::Display) -> Failure {
-        Failure { target: Some(target.to_string()), ..self }
+    pub fn on(self, target: impl fmt::Display) -> CliError {
+        CliError { target: Some(target.to_string()), ..self }
     }
 
     /// What to try instead. Replaces earlier advice.
     #[must_use]
-    pub fn advise(self, advice: impl Into<String>) -> Failure {
-        Failure { advice: Some(advice.into()), ..self }
+    pub fn advise(self, advice: impl Into<String>) -> CliError {
+        CliError { advice: Some(advice.into()), ..self }
     }
 
     /// Why it failed and what to try, for whoever knows that this was being done, and on what.
@@ -131,14 +131,14 @@ impl Failure {
 
     /// The same, of which whoever runs the command knows already.
     #[must_use]
-    pub fn told(self) -> Failure {
-        Failure { is_told: true, ..self }
+    pub fn told(self) -> CliError {
+        CliError { is_told: true, ..self }
     }
 
     /// The same, which is refused as a matter of principle: asking again changes nothing.
     #[must_use]
-    pub fn lasting(self) -> Failure {
-        Failure { is_lasting: true, ..self }
+    pub fn lasting(self) -> CliError {
+        CliError { is_lasting: true, ..self }
     }
 
     /// Whether asking again changes nothing.
@@ -168,15 +168,15 @@ impl Failure {
     }
 }
 
-impl From<&Failure> for ExitCode {
-    fn from(failure: &Failure) -> ExitCode {
+impl From<&CliError> for ExitCode {
+    fn from(failure: &CliError) -> ExitCode {
         ExitCode::from(failure.cause.status())
     }
 }
 
-impl std::error::Error for Failure {}
+impl std::error::Error for CliError {}
 
-impl fmt::Display for Failure {
+impl fmt::Display for CliError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "sealblock: {}", self.in_short())?;
         self.advice.as_ref().map_or(Ok(()), |advice| write!(f, "\ntry: {advice}"))
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn a_failure_says_what_where_why_and_what_to_try() {
-        let failure = Failure::new(Cause::Usage, "reading the range", "block 100 is past the end")
+        let failure = CliError::new(Cause::Usage, "reading the range", "block 100 is past the end")
             .on("v")
             .advise("a smaller range");
         assert_eq!(
@@ -219,7 +219,7 @@ mod tests {
         );
         assert_eq!(failure.reason("reading the range"), "block 100 is past the end\ntry: a smaller range");
         assert_eq!(failure.reason("reading"), failure.to_string(), "what else was being done is worth telling");
-        let bare = Failure::new(Cause::Io, "writing", "broken");
+        let bare = CliError::new(Cause::Io, "writing", "broken");
         assert_eq!(bare.to_string(), "sealblock: writing: broken");
     }
 
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn errors_of_the_system_have_a_cause_and_advice() {
-        let of = |errno| Failure::io("opening", &io::Error::from_raw_os_error(errno));
+        let of = |errno| CliError::io("opening", &io::Error::from_raw_os_error(errno));
         for (errno, cause) in [
             (libc::ENOENT, Cause::Unreachable),
             (libc::EACCES, Cause::Refused),

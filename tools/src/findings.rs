@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use sealblock_units::Lba;
 use serde::Serialize;
 
-use crate::exit::Failure;
+use crate::exit::CliError;
 use crate::progress::Progress;
 use crate::report::{say, say_aside};
 
@@ -80,7 +80,7 @@ pub struct Findings<T> {
     told: usize,
     unlisted: u64,
     budget: Budget,
-    trouble: Option<Failure>,
+    trouble: Option<CliError>,
 }
 
 impl<T: PartialEq> Findings<T>
@@ -120,7 +120,7 @@ where
     ///
     /// # Errors
     /// When it could not be printed; that nobody reads it is no error.
-    pub fn finish(&mut self, progress: &Progress) -> Result<(), Failure> {
+    pub fn finish(&mut self, progress: &Progress) -> Result<(), CliError> {
         self.close(u64::MAX);
         while self.voice != Voice::Silent && self.told < self.runs.len() {
             self.tell_next(progress);

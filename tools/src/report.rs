@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, Exit};
 use crate::range::BlockRange;
 
 /// The answer of `verify`.
@@ -86,7 +86,7 @@ impl VerifyReport {
         match (self.damaged(), self.is_complete()) {
             (0, true) => Exit::Clean,
             (0, false) => Exit::Incomplete,
-            _ => Exit::Found,
+            _ => Exit::DamageFound,
         }
     }
 
@@ -226,21 +226,21 @@ static UNREAD: AtomicBool = AtomicBool::new(false);
 ///
 /// # Errors
 /// When it cannot be written. That nobody reads it any more is none: the work was done all the same.
-pub fn print_json(report: &impl Serialize) -> Result<(), Failure> {
-    print(|output| write_json(report, output)).map_err(|error| Failure::io("printing the report", &error))
+pub fn print_json(report: &impl Serialize) -> Result<(), CliError> {
+    print(|output| write_json(report, output)).map_err(|error| CliError::io("printing the report", &error))
 }
 
 /// Prints a line on standard output.
 ///
 /// # Errors
 /// As [`print_json`].
-pub fn say(line: &str) -> Result<(), Failure> {
+pub fn say(line: &str) -> Result<(), CliError> {
     print(|output| writeln!(output, "{line}").and_then(|()| output.flush()))
-        .map_err(|error| Failure::io("printing", &error))
+        .map_err(|error| CliError::io("printing", &error))
 }
 
 /// Prints a line on standard error, beside an answer that is data. Who closed standard error has chosen not to know.
-pub fn say_aside(line: &str) -> Result<(), Failure> {
+pub fn say_aside(line: &str) -> Result<(), CliError> {
     writeln!(io::stderr(), "{line}").ok();
     Ok(())
 }
@@ -314,14 +314,17 @@ mod tests {
         assert_eq!((incomplete.verdict().as_str(), incomplete.exit()), ("incomplete", Exit::Incomplete));
         let unsealed = VerifyReport { checked: Checked::Readability, ..incomplete };
         assert_eq!((unsealed.verdict().as_str(), unsealed.exit()), ("incomplete", Exit::Incomplete));
-        assert_eq!((report().verdict().as_str(), report().exit()), ("2 damaged, 1 repaired, incomplete", Exit::Found));
+        assert_eq!(
+            (report().verdict().as_str(), report().exit()),
+            ("2 damaged, 1 repaired, incomplete", Exit::DamageFound)
+        );
         let lost_metadata = vec!["a superblock".to_owned()];
         let metadata = VerifyReport { lost_metadata, ..clean.clone() };
         assert_eq!((metadata.verdict().as_str(), metadata.exit()), ("incomplete", Exit::Incomplete));
         let interrupted = VerifyReport { resume: Some("5..15".parse().unwrap()), ..clean.clone() };
         assert!(printed(&interrupted).ends_with("\"resume\":\"5..15\"}\n"));
         let unlisted = VerifyReport { errors_unlisted: 3, ..clean };
-        assert_eq!((unlisted.verdict().as_str(), unlisted.exit()), ("3 damaged", Exit::Found));
+        assert_eq!((unlisted.verdict().as_str(), unlisted.exit()), ("3 damaged", Exit::DamageFound));
     }
 
     #[test]

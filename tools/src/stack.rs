@@ -19,7 +19,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::future::LocalBoxFuture;
-use sealblock_block::{Answer, Clock, Device, Error, Gate, Medium, Operation, Outcome, Stack};
+use sealblock_block::{Clock, Device, DynDevice, Error, Gate, Medium, Outcome, Request, Response};
 use sealblock_integrity::Checks;
 use sealblock_layers_fault::{FaultLayer, Rules};
 use sealblock_layers_offset::OffsetLayer;
@@ -32,10 +32,10 @@ use sealblock_media_volume::{UpkeepCounts, Volume};
 use sealblock_runtime_reactor::{Config, Reactor};
 use sealblock_units::{BlockSize, ByteCount, Extent, Lba};
 
-use crate::exit::{Cause, Failure};
+use crate::exit::{Cause, CliError};
 use crate::range::{BlockRange, BlockSpan};
 use crate::tally::count;
-use crate::target::Target;
+use crate::target::TargetName;
 use crate::uring;
 use files::Plain;
 
@@ -87,7 +87,7 @@ impl Access {
 
 /// What has to be closed in the end.
 #[derive(Clone)]
-enum Held {
+enum CloseHandle {
     Volume(Rc<FileVolume>),
     Remote(NvmeTcpDevice),
     Paths(Rc<groups::Paths>),
@@ -98,24 +98,24 @@ enum Held {
 /// An open target.
 pub struct Opened {
     /// The device, behind its gate.
-    pub gate: Gate<Stack>,
+    pub gate: Gate<DynDevice>,
     /// What it is made of.
     pub facts: Facts,
-    held: Vec<Held>,
-    target: Target,
+    held: Vec<CloseHandle>,
+    target: TargetName,
 }
 
 impl Opened {
-    fn new(target: &Target, device: impl Device + 'static, facts: Facts, held: Vec<Held>) -> Opened {
-        Opened { gate: Gate::new(target.to_string(), Stack::new(device)), facts, held, target: target.clone() }
+    fn new(target: &TargetName, device: impl Device + 'static, facts: Facts, held: Vec<CloseHandle>) -> Opened {
+        Opened { gate: Gate::new(target.to_string(), DynDevice::new(device)), facts, held, target: target.clone() }
     }
 
-    fn plain(target: &Target, device: impl Device + 'static, kind: &'static str) -> Opened {
+    fn plain(target: &TargetName, device: impl Device + 'static, kind: &'static str) -> Opened {
         Opened::new(target, device, Facts::plain(kind), Vec::new())
     }
 
     /// Splits it into a device that several may use, what it is made of, and what leaves it clean in the end.
-    pub fn share(self) -> (Rc<Gate<Stack>>, Facts, Closer) {
+    pub fn share(self) -> (Rc<Gate<DynDevice>>, Facts, Closer) {
         (Rc::new(self.gate), self.facts, Closer { held: self.held, target: self.target })
     }
 
@@ -125,12 +125,12 @@ impl Opened {
     }
 
     /// The name it was opened by.
-    pub fn target(&self) -> &Target {
+    pub fn target(&self) -> &TargetName {
         &self.target
     }
 
     /// Leaves volumes clean, and gives on `result` unless that fails where the work did not.
-    pub async fn close<T>(self, result: Result<T, Failure>) -> Result<T, Failure> {
+    pub async fn close<T>(self, result: Result<T, CliError>) -> Result<T, CliError> {
         let closed = Closer { held: self.held, target: self.target }.close().await;
         let value = result?;
         closed?;
@@ -138,18 +138,19 @@ impl Opened {
     }
 
     /// Refuses a target that is less than one block long: there is nothing in it to do anything with.
-    pub fn check_blocks(&self, doing: &str) -> Result<(), Failure> {
+    pub fn check_blocks(&self, doing: &str) -> Result<(), CliError> {
         let geometry = self.gate.geometry();
         if geometry.capacity_blocks > 0 {
             return Ok(());
         }
         let why = format!("it has no blocks: there is less than one of {} bytes", geometry.block_size);
-        Err(Failure::new(Cause::Unsuitable, doing, why).on(&self.target))
+        Err(CliError::new(Cause::Unsuitable, doing, why).on(&self.target))
     }
 
     /// The blocks of a range; all of them without one.
-    pub fn span(&self, range: Option<BlockRange>) -> Result<BlockSpan, Failure> {
-        let usage = |why: &dyn std::fmt::Display| Failure::new(Cause::Usage, "reading the range", why).on(&self.target);
+    pub fn span(&self, range: Option<BlockRange>) -> Result<BlockSpan, CliError> {
+        let usage =
+            |why: &dyn std::fmt::Display| CliError::new(Cause::Usage, "reading the range", why).on(&self.target);
         self.check_blocks("reading the range")?;
         let whole = BlockRange::new(Lba::ZERO, None).map_err(|error| usage(&error))?;
         range.unwrap_or(whole).resolve(self.gate.geometry().capacity_blocks).map_err(|error| usage(&error))
@@ -162,26 +163,26 @@ impl Opened {
 
     /// Reads blocks, fully checked.
     pub async fn read(&self, extent: Extent) -> Outcome {
-        self.gate.execute(Operation::Read { extent, checks: self.checks(extent) }).await
+        self.gate.execute(Request::Read { extent, checks: self.checks(extent) }).await
     }
 
     /// Makes everything durable.
-    pub async fn flush(&self) -> Result<(), Failure> {
-        self.gate.execute(Operation::Flush).await.map(drop).map_err(|error| of_block("flushing", &error))
+    pub async fn flush(&self) -> Result<(), CliError> {
+        self.gate.execute(Request::Flush).await.map(drop).map_err(|error| of_block("flushing", &error))
     }
 }
 
 /// What is to be closed when an open target is no longer used.
 pub struct Closer {
-    held: Vec<Held>,
-    target: Target,
+    held: Vec<CloseHandle>,
+    target: TargetName,
 }
 
 impl Closer {
     /// The volume, if the target is one by itself and has nothing else to be closed.
     pub fn lone_volume(&self) -> Option<&Rc<FileVolume>> {
         match (&self.target, &self.held[..]) {
-            (Target::File(_) | Target::Linux(_), [Held::Volume(volume)]) => Some(volume),
+            (TargetName::File(_) | TargetName::Linux(_), [CloseHandle::Volume(volume)]) => Some(volume),
             _ => None,
         }
     }
@@ -190,25 +191,25 @@ impl Closer {
     ///
     /// # Errors
     /// The first volume that could not be closed; the others are closed all the same.
-    pub async fn close(&self) -> Result<(), Failure> {
+    pub async fn close(&self) -> Result<(), CliError> {
         close_all(&self.held).await.map_err(|error| of_block("closing", &error).on(&self.target))
     }
 }
 
 /// Closes everything, one after the other. In a box, since paths have things to be closed in turn.
-fn close_all(held: &[Held]) -> LocalBoxFuture<'_, Result<(), Error>> {
+fn close_all(held: &[CloseHandle]) -> LocalBoxFuture<'_, Result<(), Error>> {
     Box::pin(async move {
         let mut closed = Ok(());
         for held in held {
             match held {
-                Held::Volume(volume) => {
+                CloseHandle::Volume(volume) => {
                     closed = closed.and(volume.close().await);
                     tell_upkeep(volume);
                 }
-                Held::Remote(device) => device.close().await,
-                Held::Paths(paths) => closed = closed.and(paths.close().await),
-                Held::Mirror(mirror) => closed = closed.and(mirror.close().await),
-                Held::Nbd(device) => device.close().await,
+                CloseHandle::Remote(device) => device.close().await,
+                CloseHandle::Paths(paths) => closed = closed.and(paths.close().await),
+                CloseHandle::Mirror(mirror) => closed = closed.and(mirror.close().await),
+                CloseHandle::Nbd(device) => device.close().await,
             }
         }
         closed
@@ -224,13 +225,13 @@ fn tell_upkeep(volume: &FileVolume) {
     }
 }
 
-fn received_bytes(held: &[Held]) -> Option<u64> {
+fn received_bytes(held: &[CloseHandle]) -> Option<u64> {
     let remotes = held.iter().filter_map(|held| match held {
-        Held::Volume(_) => None,
-        Held::Remote(device) => Some(device.counters().received_bytes),
-        Held::Nbd(device) => Some(device.counters().received_bytes),
-        Held::Paths(paths) => paths.received_bytes(),
-        Held::Mirror(mirror) => mirror.received_bytes(),
+        CloseHandle::Volume(_) => None,
+        CloseHandle::Remote(device) => Some(device.counters().received_bytes),
+        CloseHandle::Nbd(device) => Some(device.counters().received_bytes),
+        CloseHandle::Paths(paths) => paths.received_bytes(),
+        CloseHandle::Mirror(mirror) => mirror.received_bytes(),
     });
     remotes.reduce(u64::saturating_add)
 }
@@ -243,7 +244,7 @@ pub fn config() -> Config {
 }
 
 /// Runs a command's work on a reactor of this thread.
-pub fn on_reactor<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+pub fn on_reactor<T>(work: impl Future<Output = Result<T, CliError>>) -> Result<T, CliError> {
     let reactor = Reactor::new(config()).map_err(|error| uring::of_start(&error))?;
     reactor.block_on(work)
 }
@@ -253,7 +254,7 @@ pub fn on_reactor<T>(work: impl Future<Output = Result<T, Failure>>) -> Result<T
 /// # Errors
 /// Says what could not be opened and why; bad usage where the target's own numbers cannot be. A member of a mirror or stripe
 /// is not opened for writing.
-pub fn open(target: &Target, access: Access) -> LocalBoxFuture<'_, Result<Opened, Failure>> {
+pub fn open(target: &TargetName, access: Access) -> LocalBoxFuture<'_, Result<Opened, CliError>> {
     open_for(target, access, Usage::Alone)
 }
 
@@ -261,38 +262,38 @@ pub fn open(target: &Target, access: Access) -> LocalBoxFuture<'_, Result<Opened
 ///
 /// # Errors
 /// As [`open`], but for what `usage` allows.
-pub fn open_for(target: &Target, access: Access, usage: Usage) -> LocalBoxFuture<'_, Result<Opened, Failure>> {
+pub fn open_for(target: &TargetName, access: Access, usage: Usage) -> LocalBoxFuture<'_, Result<Opened, CliError>> {
     Box::pin(async move {
         let opened = open_device(target, access, usage).await?;
         if access.writes() { alone::guard(opened, usage).await } else { Ok(opened) }
     })
 }
 
-fn open_device(target: &Target, access: Access, usage: Usage) -> LocalBoxFuture<'_, Result<Opened, Failure>> {
+fn open_device(target: &TargetName, access: Access, usage: Usage) -> LocalBoxFuture<'_, Result<Opened, CliError>> {
     Box::pin(async move {
         match target {
-            Target::File(path) | Target::Linux(path) => files::open(target, path, access, Plain::Refused).await,
-            Target::Raw(path) => files::open_raw(target, path, access).await,
-            Target::Memory(size) => {
+            TargetName::File(path) | TargetName::Linux(path) => files::open(target, path, access, Plain::Refused).await,
+            TargetName::Raw(path) => files::open_raw(target, path, access).await,
+            TargetName::Memory(size) => {
                 let (block_size, blocks) = blocks_of(target, *size)?;
                 Ok(Opened::plain(target, MemoryDevice::new(block_size, blocks, None), "memory"))
             }
-            Target::Null(size) => {
+            TargetName::Null(size) => {
                 let (block_size, blocks) = blocks_of(target, *size)?;
                 Ok(Opened::plain(target, NullDevice::new(block_size, blocks, None), "null"))
             }
-            Target::Offset { range, target: whole } => open_offset(target, *range, whole, access, usage).await,
-            Target::Fault { rules, target: inner } => open_fault(target, rules, inner, access, usage).await,
-            Target::Group { kind, legs } => groups::open(target, *kind, legs, access, usage).await,
-            Target::NvmeTcp { address, nqn, nsid, options } => {
+            TargetName::Offset { range, target: whole } => open_offset(target, *range, whole, access, usage).await,
+            TargetName::Fault { rules, target: inner } => open_fault(target, rules, inner, access, usage).await,
+            TargetName::Group { kind, legs } => groups::open(target, *kind, legs, access, usage).await,
+            TargetName::NvmeTcp { address, nqn, nsid, options } => {
                 let device = remote::connect(address, nqn, *nsid, options).await.map_err(|error| error.on(target))?;
                 let facts = Facts { remote: Some(device.facts()), ..Facts::plain("NVMe/TCP namespace") };
-                Ok(Opened::new(target, device.clone(), facts, vec![Held::Remote(device)]))
+                Ok(Opened::new(target, device.clone(), facts, vec![CloseHandle::Remote(device)]))
             }
-            Target::Nbd { address, export, connections } => {
+            TargetName::Nbd { address, export, connections } => {
                 let device = nbd::connect(address, export, *connections).await.map_err(|error| error.on(target))?;
                 let facts = Facts { export: Some(device.facts().clone()), ..Facts::plain("NBD export") };
-                Ok(Opened::new(target, device.clone(), facts, vec![Held::Nbd(device)]))
+                Ok(Opened::new(target, device.clone(), facts, vec![CloseHandle::Nbd(device)]))
             }
         }
     })
@@ -300,41 +301,41 @@ fn open_device(target: &Target, access: Access, usage: Usage) -> LocalBoxFuture<
 
 /// Opens a slice of another target.
 async fn open_offset(
-    target: &Target,
+    target: &TargetName,
     range: BlockRange,
-    whole: &Target,
+    whole: &TargetName,
     access: Access,
     usage: Usage,
-) -> Result<Opened, Failure> {
+) -> Result<Opened, CliError> {
     let below = open_for(whole, access, usage.hidden()).await?;
     let span = below.span(Some(range))?;
     let device = OffsetLayer::new(below.gate, span.first(), span.blocks())
-        .map_err(|error| Failure::new(Cause::Usage, "opening", error).on(target))?;
+        .map_err(|error| CliError::new(Cause::Usage, "opening", error).on(target))?;
     Ok(Opened::new(target, device, Facts::over("offset", [below.facts]), below.held))
 }
 
 /// Opens a target that fails on purpose.
 async fn open_fault(
-    target: &Target,
+    target: &TargetName,
     rules: &str,
-    inner: &Target,
+    inner: &TargetName,
     access: Access,
     usage: Usage,
-) -> Result<Opened, Failure> {
+) -> Result<Opened, CliError> {
     let rules: Rules =
-        rules.parse().map_err(|error| Failure::new(Cause::Usage, "reading the rules", error).on(target))?;
+        rules.parse().map_err(|error| CliError::new(Cause::Usage, "reading the rules", error).on(target))?;
     let below = open_for(inner, access, usage).await?;
     let device = FaultLayer::new(below.gate, rules, ReactorClock);
     Ok(Opened::new(target, device, Facts::over("fault", [below.facts]), below.held))
 }
 
 /// The blocks of a device that only a size is known of: the larger ones where they fit.
-fn blocks_of(target: &Target, size: ByteCount) -> Result<(BlockSize, u64), Failure> {
+fn blocks_of(target: &TargetName, size: ByteCount) -> Result<(BlockSize, u64), CliError> {
     let fitting = [BlockSize::B4096, BlockSize::B512]
         .into_iter()
         .find(|block| size.get().is_multiple_of(block.bytes() as u64))
         .ok_or_else(|| {
-            Failure::new(
+            CliError::new(
                 Cause::Usage,
                 "reading the size",
                 format!("{} cannot be parted into blocks", count(size.get(), "byte")),
@@ -346,9 +347,9 @@ fn blocks_of(target: &Target, size: ByteCount) -> Result<(BlockSize, u64), Failu
 }
 
 /// The data of a read.
-pub fn data_of(answer: Answer) -> sealblock_runtime_memory::Slice {
+pub fn data_of(answer: Response) -> sealblock_runtime_memory::Slice {
     match answer {
-        Answer::Data(sealed) => sealed.data().clone(),
+        Response::Data(sealed) => sealed.data().clone(),
         _ => unreachable!("gates answer reads with data"),
     }
 }

@@ -32,7 +32,7 @@ use std::num::{NonZeroU16, NonZeroU32};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use sealblock_block::Leg;
+use sealblock_block::MemberPath;
 use sealblock_units::ByteCount;
 
 pub use called::Called;
@@ -52,7 +52,7 @@ pub const MAX_LEGS: usize = 64;
 
 /// What a command works on.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Target {
+pub enum TargetName {
     /// A protected volume, or a block device. A plain file only where bytes are copied or compared.
     File(PathBuf),
     /// The bytes of a plain file or block device as blocks, without seals. Never a volume, nor what is left of one.
@@ -88,21 +88,21 @@ pub enum Target {
         /// How they are joined.
         kind: GroupKind,
         /// The devices, at least two and at most [`MAX_LEGS`].
-        legs: Vec<Target>,
+        legs: Vec<TargetName>,
     },
     /// A slice of another target.
     Offset {
         /// Which blocks of it.
         range: BlockRange,
         /// The whole.
-        target: Box<Target>,
+        target: Box<TargetName>,
     },
     /// A target that fails on purpose.
     Fault {
         /// When and how, in the words of the fault layer. Not empty; its brackets are in pairs.
         rules: String,
         /// What it fails in front of.
-        target: Box<Target>,
+        target: Box<TargetName>,
     },
 }
 
@@ -133,33 +133,33 @@ impl GroupKind {
     }
 }
 
-impl Target {
+impl TargetName {
     /// The target of a leg of groups: the innermost one that is known. Nothing where there is no group.
-    pub fn leg(&self, leg: Leg) -> Option<&Target> {
+    pub fn leg(&self, leg: MemberPath) -> Option<&TargetName> {
         match self {
             // All its paths lead to the same device, so none of them is a leg that is bad.
-            Target::Group { kind: GroupKind::Multipath, legs } => legs.first()?.leg(leg),
-            Target::Group { legs, .. } => {
+            TargetName::Group { kind: GroupKind::Multipath, legs } => legs.first()?.leg(leg),
+            TargetName::Group { legs, .. } => {
                 let (number, within) = leg.outermost()?;
                 let target = legs.get(number)?;
                 Some(target.leg(within).unwrap_or(target))
             }
-            Target::Offset { target, .. } | Target::Fault { target, .. } => target.leg(leg),
-            Target::File(_)
-            | Target::Raw(_)
-            | Target::Linux(_)
-            | Target::Memory(_)
-            | Target::Null(_)
-            | Target::NvmeTcp { .. }
-            | Target::Nbd { .. } => None,
+            TargetName::Offset { target, .. } | TargetName::Fault { target, .. } => target.leg(leg),
+            TargetName::File(_)
+            | TargetName::Raw(_)
+            | TargetName::Linux(_)
+            | TargetName::Memory(_)
+            | TargetName::Null(_)
+            | TargetName::NvmeTcp { .. }
+            | TargetName::Nbd { .. } => None,
         }
     }
 
     /// The same target, which goes without labels where it is a stripe.
-    pub fn without_label(self) -> Target {
+    pub fn without_label(self) -> TargetName {
         match self {
-            Target::Group { kind: GroupKind::Stripe { chunk, .. }, legs } => {
-                Target::Group { kind: GroupKind::Stripe { chunk, labelled: false }, legs }
+            TargetName::Group { kind: GroupKind::Stripe { chunk, .. }, legs } => {
+                TargetName::Group { kind: GroupKind::Stripe { chunk, labelled: false }, legs }
             }
             other => other,
         }
@@ -168,73 +168,76 @@ impl Target {
     /// The paths of all files and devices that it is made of.
     pub fn paths(&self) -> Vec<&Path> {
         match self {
-            Target::Group { legs, .. } => legs.iter().flat_map(Target::paths).collect(),
-            Target::Offset { target, .. } | Target::Fault { target, .. } => target.paths(),
+            TargetName::Group { legs, .. } => legs.iter().flat_map(TargetName::paths).collect(),
+            TargetName::Offset { target, .. } | TargetName::Fault { target, .. } => target.paths(),
             _ => self.path().into_iter().collect(),
         }
     }
 
     /// The same target, whose relative paths begin at this folder.
     #[must_use]
-    pub fn below(self, folder: &Path) -> Target {
-        let below = |target: Box<Target>| Box::new(target.below(folder));
+    pub fn below(self, folder: &Path) -> TargetName {
+        let below = |target: Box<TargetName>| Box::new(target.below(folder));
         match self {
-            Target::File(path) => Target::File(folder.join(path)),
-            Target::Raw(path) => Target::Raw(folder.join(path)),
-            Target::Linux(path) => Target::Linux(folder.join(path)),
-            Target::Group { kind, legs } => {
-                Target::Group { kind, legs: legs.into_iter().map(|leg| leg.below(folder)).collect() }
+            TargetName::File(path) => TargetName::File(folder.join(path)),
+            TargetName::Raw(path) => TargetName::Raw(folder.join(path)),
+            TargetName::Linux(path) => TargetName::Linux(folder.join(path)),
+            TargetName::Group { kind, legs } => {
+                TargetName::Group { kind, legs: legs.into_iter().map(|leg| leg.below(folder)).collect() }
             }
-            Target::Offset { range, target } => Target::Offset { range, target: below(target) },
-            Target::Fault { rules, target } => Target::Fault { rules, target: below(target) },
-            Target::Nbd { address: NbdAddress::Unix(path), export, connections } => {
-                Target::Nbd { address: NbdAddress::Unix(folder.join(path)), export, connections }
+            TargetName::Offset { range, target } => TargetName::Offset { range, target: below(target) },
+            TargetName::Fault { rules, target } => TargetName::Fault { rules, target: below(target) },
+            TargetName::Nbd { address: NbdAddress::Unix(path), export, connections } => {
+                TargetName::Nbd { address: NbdAddress::Unix(folder.join(path)), export, connections }
             }
-            other @ (Target::Memory(_) | Target::Null(_) | Target::NvmeTcp { .. } | Target::Nbd { .. }) => other,
+            other @ (TargetName::Memory(_)
+            | TargetName::Null(_)
+            | TargetName::NvmeTcp { .. }
+            | TargetName::Nbd { .. }) => other,
         }
     }
 
     /// The path of a file, block device or Linux device; nothing for a target that has none.
     pub fn path(&self) -> Option<&Path> {
         match self {
-            Target::File(path) | Target::Raw(path) | Target::Linux(path) => Some(path),
+            TargetName::File(path) | TargetName::Raw(path) | TargetName::Linux(path) => Some(path),
             _ => None,
         }
     }
 }
 
-impl FromStr for Target {
+impl FromStr for TargetName {
     type Err = TargetError;
 
-    fn from_str(text: &str) -> Result<Target, TargetError> {
+    fn from_str(text: &str) -> Result<TargetName, TargetError> {
         parse::parse(text)
     }
 }
 
-impl fmt::Display for Target {
+impl fmt::Display for TargetName {
     /// A form that reads back as the same target.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Target::File(path) => {
+            TargetName::File(path) => {
                 let path = path.to_string_lossy();
                 let prefix = if parse::is_bare_path(&path) { "" } else { "file:" };
                 write!(f, "{prefix}{path}")
             }
-            Target::Raw(path) => write!(f, "raw:{}", path.display()),
-            Target::Linux(path) => write!(f, "{}", path.display()),
-            Target::Memory(size) => write!(f, "mem:{}", exact(*size)),
-            Target::Null(size) => write!(f, "null:{}", exact(*size)),
-            Target::NvmeTcp { address, nqn, nsid, options } => {
+            TargetName::Raw(path) => write!(f, "raw:{}", path.display()),
+            TargetName::Linux(path) => write!(f, "{}", path.display()),
+            TargetName::Memory(size) => write!(f, "mem:{}", exact(*size)),
+            TargetName::Null(size) => write!(f, "null:{}", exact(*size)),
+            TargetName::NvmeTcp { address, nqn, nsid, options } => {
                 write!(f, "nvme+tcp://{address}/{}", uri::encode(nqn, ":"))?;
                 nsid.map_or(Ok(()), |nsid| write!(f, "/{nsid}"))?;
                 options.fmt(f)
             }
-            Target::Nbd { address, export, connections } => {
+            TargetName::Nbd { address, export, connections } => {
                 f.write_str(&address.uri(export))?;
                 let mark = if matches!(address, NbdAddress::Tcp(_)) { '?' } else { '&' };
                 connections.map_or(Ok(()), |connections| write!(f, "{mark}connections={connections}"))
             }
-            Target::Group { kind, legs } => {
+            TargetName::Group { kind, legs } => {
                 match kind {
                     GroupKind::Stripe { chunk, labelled } => {
                         chunk.map_or(Ok(()), |chunk| write!(f, "stripe-{}", exact(chunk)))?;
@@ -245,14 +248,14 @@ impl fmt::Display for Target {
                 }
                 legs.iter().enumerate().try_for_each(|(at, leg)| write_leg(f, at, leg))
             }
-            Target::Offset { range, target } => write!(f, "offset:{range},{target}"),
-            Target::Fault { rules, target } => write!(f, "fault:[{rules}],{target}"),
+            TargetName::Offset { range, target } => write!(f, "offset:{range},{target}"),
+            TargetName::Fault { rules, target } => write!(f, "fault:[{rules}],{target}"),
         }
     }
 }
 
 /// A leg of a group, in brackets when it has commas of its own.
-fn write_leg(f: &mut fmt::Formatter<'_>, at: usize, leg: &Target) -> fmt::Result {
+fn write_leg(f: &mut fmt::Formatter<'_>, at: usize, leg: &TargetName) -> fmt::Result {
     let (comma, leg) = (if at == 0 { "" } else { "," }, leg.to_string());
     if leg.contains(',') { write!(f, "{comma}[{leg}]") } else { write!(f, "{comma}{leg}") }
 }

@@ -5,9 +5,9 @@
 
 use std::fs;
 
-use sealblock_runtime_reactor::{Backend, Refusal, StartError};
+use sealblock_runtime_reactor::{Backend, StartError, UringUnavailable};
 
-use crate::exit::{Cause, Failure};
+use crate::exit::{Cause, CliError};
 
 /// The setting that forbids io_uring since Linux 6.6: 0 for nobody, 1 for all but root and a group, 2 for everybody.
 const SETTING: &str = "/proc/sys/kernel/io_uring_disabled";
@@ -24,8 +24,8 @@ pub fn warning(backend: &Backend) -> Option<String> {
 }
 
 /// Why nothing was started.
-pub fn of_start(error: &StartError) -> Failure {
-    let failure = Failure::new(Cause::Io, "starting", error);
+pub fn of_start(error: &StartError) -> CliError {
+    let failure = CliError::new(Cause::Io, "starting", error);
     match error {
         StartError::Uring(refusal) => {
             let remedy = remedy(refusal, fs::read_to_string(SETTING).ok().as_deref());
@@ -36,29 +36,33 @@ pub fn of_start(error: &StartError) -> Failure {
 }
 
 /// Who refused, and what would help. `setting` is what stands in [`SETTING`].
-fn remedy(refusal: &Refusal, setting: Option<&str>) -> String {
+fn remedy(refusal: &UringUnavailable, setting: Option<&str>) -> String {
     const FILTER: &str = "a seccomp filter of the service manager or container has to allow io_uring_setup, io_uring_enter \
          and io_uring_register (systemd: SystemCallFilter=@aio; Docker and Podman: --security-opt seccomp=PROFILE)";
     let words = match (refusal, setting.map(str::trim)) {
-        (Refusal::Errno(libc::EPERM), Some("2")) => {
+        (UringUnavailable::Errno(libc::EPERM), Some("2")) => {
             "kernel.io_uring_disabled is 2, which forbids it to everybody; `sysctl kernel.io_uring_disabled=0` allows it"
         }
-        (Refusal::Errno(libc::EPERM), Some("1")) => {
+        (UringUnavailable::Errno(libc::EPERM), Some("1")) => {
             "kernel.io_uring_disabled is 1, which allows it to root and the group kernel.io_uring_group only; `sysctl \
              kernel.io_uring_disabled=0` allows it to everybody"
         }
-        (Refusal::Errno(libc::EPERM), _) => FILTER,
-        (Refusal::Errno(libc::ENOSYS), _) => {
+        (UringUnavailable::Errno(libc::EPERM), _) => FILTER,
+        (UringUnavailable::Errno(libc::ENOSYS), _) => {
             return format!(
                 "either the kernel was built without it (Linux 5.11 or newer, CONFIG_IO_URING=y), or {FILTER}"
             );
         }
-        (Refusal::Errno(libc::EACCES), _) => "a security module (SELinux, AppArmor) has to allow it",
-        (Refusal::Errno(libc::ENOMEM) | Refusal::LockedMemory { .. }, _) => {
+        (UringUnavailable::Errno(libc::EACCES), _) => "a security module (SELinux, AppArmor) has to allow it",
+        (UringUnavailable::Errno(libc::ENOMEM) | UringUnavailable::LockedMemory { .. }, _) => {
             "the limit on locked memory has to be higher (systemd: LimitMEMLOCK=; shells: ulimit -l)"
         }
-        (Refusal::Lacks(_) | Refusal::Errno(libc::EINVAL), _) => "a newer kernel is needed, best Linux 6.1 or later",
-        (Refusal::Errno(_) | Refusal::TurnedOff | Refusal::ArenaTooLarge, _) => "the system's log may say more",
+        (UringUnavailable::Lacks(_) | UringUnavailable::Errno(libc::EINVAL), _) => {
+            "a newer kernel is needed, best Linux 6.1 or later"
+        }
+        (UringUnavailable::Errno(_) | UringUnavailable::TurnedOff | UringUnavailable::ArenaTooLarge, _) => {
+            "the system's log may say more"
+        }
     };
     words.to_owned()
 }
@@ -79,16 +83,16 @@ mod tests {
             (libc::ENOMEM, None, ["locked memory", "LimitMEMLOCK="]),
             (libc::EINVAL, None, ["newer kernel", "6.1"]),
         ] {
-            let words = remedy(&Refusal::Errno(errno), setting);
+            let words = remedy(&UringUnavailable::Errno(errno), setting);
             assert!(needed.iter().all(|word| words.contains(word)), "{errno} {setting:?}: {words}");
         }
-        let words = remedy(&Refusal::Errno(libc::EPERM), Some("0\n"));
+        let words = remedy(&UringUnavailable::Errno(libc::EPERM), Some("0\n"));
         assert!(!words.contains("sysctl"), "a setting that allows it is no reason: {words}");
     }
 
     #[test]
     fn a_server_warns_once_and_only_of_what_was_not_asked_for() {
-        let refused = Backend::Syscalls { threads: 4, reason: Some(Refusal::Errno(libc::ENOSYS)) };
+        let refused = Backend::Syscalls { threads: 4, reason: Some(UringUnavailable::Errno(libc::ENOSYS)) };
         let words = warning(&refused).unwrap();
         assert!(words.starts_with("io_uring is refused (ENOSYS)") && words.contains(WITHOUT), "{words}");
         assert!(!words.contains('\n'), "{words}");
@@ -97,7 +101,7 @@ mod tests {
 
     #[test]
     fn a_ring_that_was_asked_for_is_a_failure_with_advice() {
-        let failure = of_start(&StartError::Uring(Refusal::Errno(libc::ENOSYS)));
+        let failure = of_start(&StartError::Uring(UringUnavailable::Errno(libc::ENOSYS)));
         let said = failure.to_string();
         assert!(said.contains("ENOSYS") && said.contains("try: SEALBLOCK_RUNTIME=syscalls, or"), "{said}");
         let failure = of_start(&StartError::UnknownChoice("ring".to_owned()));

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use crate::{Failure, OperationKind, Outcome};
+use crate::{ErrorKind, Outcome, RequestKind};
 
 /// Counts of one operation.
 #[derive(Default)]
@@ -15,7 +15,7 @@ struct Count {
 /// Requests, bytes and errors by operation. Belongs to one core, so plain cells do.
 #[derive(Default)]
 pub struct Counters {
-    by_kind: [Count; OperationKind::ALL.len()],
+    by_kind: [Count; RequestKind::ALL.len()],
     damaged_blocks: Cell<u64>,
     in_flight: Cell<u64>,
 }
@@ -36,14 +36,14 @@ impl Counters {
         Flight(self)
     }
 
-    pub(super) fn count(&self, kind: OperationKind, bytes: u64, outcome: &Outcome) {
+    pub(super) fn count(&self, kind: RequestKind, bytes: u64, outcome: &Outcome) {
         let count = &self.by_kind[kind.index()];
         count.requests.set(count.requests.get() + 1);
         match outcome {
             Ok(_) => count.bytes.set(count.bytes.get() + bytes),
             Err(error) => {
                 count.errors.set(count.errors.get() + 1);
-                if let Failure::Integrity(faults) = error.failure() {
+                if let ErrorKind::Integrity(faults) = error.kind() {
                     self.damaged_blocks.set(self.damaged_blocks.get() + faults.as_slice().len() as u64);
                 }
             }
@@ -61,17 +61,17 @@ impl Counters {
     }
 
     /// Requests of this kind answered so far, errors among them.
-    pub fn requests(&self, kind: OperationKind) -> u64 {
+    pub fn requests(&self, kind: RequestKind) -> u64 {
         self.by_kind[kind.index()].requests.get()
     }
 
     /// Bytes of data that successful requests of this kind were about.
-    pub fn bytes(&self, kind: OperationKind) -> u64 {
+    pub fn bytes(&self, kind: RequestKind) -> u64 {
         self.by_kind[kind.index()].bytes.get()
     }
 
     /// Requests of this kind that failed.
-    pub fn errors(&self, kind: OperationKind) -> u64 {
+    pub fn errors(&self, kind: RequestKind) -> u64 {
         self.by_kind[kind.index()].errors.get()
     }
 

@@ -6,15 +6,15 @@ use sealblock_units::Extent;
 
 use super::Gate;
 use crate::{
-    Answer, Coverage, Device, Digested, Durability, Error, Failure, Operation, Outcome, Run, RunState, Tally,
-    Unchecked, Verified, WhyUnchecked,
+    BlockState, Checksum, Coverage, Device, Durability, Error, ErrorKind, Outcome, Request, Response, StatusRun, Tally,
+    Unchecked, VerifyStats, WhyUnchecked,
 };
 
 impl<D: Device> Gate<D> {
     /// Verify by Read: the device checks on read, and the data stay here.
     pub(super) async fn verify_by_read(&self, extent: Extent, checks: Checks) -> Outcome {
         let (bytes_transferred, coverage) = self.read_all(extent, checks, |_| ()).await?;
-        Ok(Answer::Verified(Verified { bytes_transferred, coverage }))
+        Ok(Response::Verified(VerifyStats { bytes_transferred, coverage }))
     }
 
     /// Digest by Read.
@@ -22,7 +22,7 @@ impl<D: Device> Gate<D> {
         let mut crc64 = guard::crc64(&[]);
         let (bytes_transferred, coverage) =
             self.read_all(extent, checks, |part| crc64 = guard::crc64_append(crc64, part.data())).await?;
-        Ok(Answer::Digest(Digested { crc64, bytes_transferred, coverage }))
+        Ok(Response::Checksum(Checksum { crc64, bytes_transferred, coverage }))
     }
 
     /// Reads blocks piece by piece, in order; says how many bytes that took, and how far it went. Every piece is read, whatever is
@@ -36,13 +36,13 @@ impl<D: Device> Gate<D> {
         let geometry = self.device.geometry();
         let (mut bytes, mut tally) = (0, Tally { coverage: self.reach_of_reads(extent, &checks), ..Tally::default() });
         // One piece at a time bounds the memory of a Verify, whose extent has no payload to bound it.
-        for piece in extent.split_aligned(geometry.limits.transfer) {
+        for piece in extent.split_aligned(geometry.limits.max_transfer_blocks) {
             let checks = match geometry.protection {
                 Some(format) => checks.advance(piece.start().get() - extent.start().get(), format),
                 None => checks,
             };
-            match self.device.execute(Operation::Read { extent: piece, checks }).await {
-                Ok(Answer::Data(part)) => each(&part),
+            match self.device.execute(Request::Read { extent: piece, checks }).await {
+                Ok(Response::Data(part)) => each(&part),
                 Ok(_) => return Err(answered_wrongly()),
                 Err(error) => tally.take(error)?,
             }
@@ -64,44 +64,45 @@ impl<D: Device> Gate<D> {
     /// Compare by Read.
     pub(super) async fn compare_by_read(&self, extent: Extent, data: Sealed) -> Outcome {
         let geometry = self.device.geometry();
-        for piece in extent.split_aligned(geometry.limits.transfer) {
+        for piece in extent.split_aligned(geometry.limits.max_transfer_blocks) {
             let first = (piece.start().get() - extent.start().get()) as usize;
             let checks = geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, piece.start()));
-            let answer = self.device.execute(Operation::Read { extent: piece, checks }).await?;
-            let Answer::Data(stored) = answer else { return Err(answered_wrongly()) };
+            let answer = self.device.execute(Request::Read { extent: piece, checks }).await?;
+            let Response::Data(stored) = answer else { return Err(answered_wrongly()) };
             let wanted = data.slice(first, piece.len() as usize);
             if stored.data()[..] != wanted.data()[..] {
                 let size = geometry.block_size.bytes();
                 let pairs = stored.data().chunks(size).zip(wanted.data().chunks(size));
                 let differs = piece.iter().zip(pairs).find(|(_, (a, b))| a != b);
                 let lba = differs.map_or(piece.start(), |(lba, _)| lba);
-                return Err(Failure::Miscompare { lba }.into());
+                return Err(ErrorKind::Miscompare { lba }.into());
             }
         }
-        Ok(Answer::Done)
+        Ok(Response::Done)
     }
 
     /// WriteZeroes by Write. The same sealed zeroes serve every piece only without reference tags, so each is sealed.
     pub(super) async fn zeroes_by_write(&self, extent: Extent, durability: Durability) -> Outcome {
         let geometry = self.device.geometry();
-        let longest = extent.bytes(geometry.block_size).min(geometry.limits.transfer.bytes(geometry.block_size));
+        let longest =
+            extent.bytes(geometry.block_size).min(geometry.limits.max_transfer_blocks.bytes(geometry.block_size));
         let zeroes = Buffer::zeroed(longest as usize).freeze();
-        for piece in extent.split_aligned(geometry.limits.transfer) {
+        for piece in extent.split_aligned(geometry.limits.max_transfer_blocks) {
             let data = zeroes.slice(..piece.bytes(geometry.block_size) as usize);
-            let tags = Tags { app_tag: 0, storage_tag: 0, first_ref: piece.start().get() };
+            let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: piece.start().get() };
             let data = Sealed::seal(data, geometry.block_size, geometry.protection, &tags);
-            self.device.execute(Operation::Write { extent: piece, data, durability }).await?;
+            self.device.execute(Request::Write { extent: piece, data, durability }).await?;
         }
-        Ok(Answer::Done)
+        Ok(Response::Done)
     }
 }
 
 /// What a device says that cannot tell which blocks take space: that all may.
-pub(super) fn all_data(extent: Extent) -> Answer {
-    Answer::Allocation(vec![Run { blocks: extent.blocks(), state: RunState::Data }])
+pub(super) fn all_data(extent: Extent) -> Response {
+    Response::BlockStatus(vec![StatusRun { blocks: extent.blocks(), state: BlockState::Data }])
 }
 
 #[cold]
 pub(super) fn answered_wrongly() -> Error {
-    Failure::Media { reason: "the device answered with something else than it was asked for".to_owned() }.into()
+    ErrorKind::Media { reason: "the device answered with something else than it was asked for".to_owned() }.into()
 }

@@ -15,7 +15,7 @@ use sealblock_units::Extent;
 
 use emulate::all_data;
 
-use crate::{Abilities, Ability, Device, Error, Failure, Geometry, Operation, OperationKind, Outcome};
+use crate::{Abilities, Ability, Device, Error, ErrorKind, Geometry, Outcome, Request, RequestKind};
 
 /// A device with its gate. See the module's header.
 pub struct Gate<D> {
@@ -46,13 +46,13 @@ impl<D: Device> Gate<D> {
     }
 
     /// Refuses a request that the device's shape rules out.
-    fn check(&self, operation: &Operation) -> Result<(), Error> {
+    fn check(&self, operation: &Request) -> Result<(), Error> {
         let geometry = self.device.geometry();
         if let Some(extent) = operation.extent() {
             geometry.check(extent)?;
         }
         match operation {
-            Operation::Write { extent, data, .. } => {
+            Request::Write { extent, data, .. } => {
                 check_shape(geometry, *extent, data)?;
                 // Stored tags are served to others later, so they must be of the device's own format.
                 if data.format() != geometry.protection {
@@ -60,12 +60,12 @@ impl<D: Device> Gate<D> {
                 }
                 Ok(())
             }
-            Operation::Compare { extent, data } => check_shape(geometry, *extent, data),
-            Operation::Discard { extents } => extents.iter().try_for_each(|extent| geometry.check(*extent)),
-            Operation::WriteAnnex { slot, bytes } if bytes.len() > slot.most_bytes() => {
-                Err(shape("bytes for the annex", slot.most_bytes() as u64, bytes.len() as u64))
+            Request::Compare { extent, data } => check_shape(geometry, *extent, data),
+            Request::Discard { extents } => extents.iter().try_for_each(|extent| geometry.check(*extent)),
+            Request::WriteReserved { slot, bytes } if bytes.len() > slot.max_bytes() => {
+                Err(shape("bytes for the annex", slot.max_bytes() as u64, bytes.len() as u64))
             }
-            Operation::ReadAnnex { slot } | Operation::WriteAnnex { slot, .. } => {
+            Request::ReadReserved { slot } | Request::WriteReserved { slot, .. } => {
                 let (pages, wanted) = (self.device.abilities().annex_pages, slot.pages());
                 if wanted > pages {
                     Err(shape("pages of the annex", u64::from(pages), u64::from(wanted)))
@@ -73,46 +73,46 @@ impl<D: Device> Gate<D> {
                     Ok(())
                 }
             }
-            Operation::Read { .. }
-            | Operation::Verify { .. }
-            | Operation::Digest { .. }
-            | Operation::Repair { .. }
-            | Operation::Allocation { .. }
-            | Operation::Flush
-            | Operation::WriteZeroes { .. }
-            | Operation::WriteUncorrectable { .. } => Ok(()),
+            Request::Read { .. }
+            | Request::Verify { .. }
+            | Request::Checksum { .. }
+            | Request::Repair { .. }
+            | Request::BlockStatus { .. }
+            | Request::Flush
+            | Request::WriteZeroes { .. }
+            | Request::WriteUncorrectable { .. } => Ok(()),
         }
     }
 
     /// Finds who carries the request out.
-    async fn route(&self, operation: Operation) -> Outcome {
+    async fn route(&self, operation: Request) -> Outcome {
         let kind = operation.kind();
         match self.device.abilities().of(kind) {
             Ability::Native => self.native(operation).await,
             Ability::Emulated | Ability::Absent => match operation {
-                Operation::Verify { extent, checks } => self.verify_by_read(extent, checks).await,
-                Operation::Digest { extent, checks } => self.digest_by_read(extent, checks).await,
-                Operation::Allocation { extent } => Ok(all_data(extent)),
-                Operation::Compare { extent, data } => self.compare_by_read(extent, data).await,
-                Operation::WriteZeroes { extent, durability, .. } if self.device.abilities().writable => {
+                Request::Verify { extent, checks } => self.verify_by_read(extent, checks).await,
+                Request::Checksum { extent, checks } => self.digest_by_read(extent, checks).await,
+                Request::BlockStatus { extent } => Ok(all_data(extent)),
+                Request::Compare { extent, data } => self.compare_by_read(extent, data).await,
+                Request::WriteZeroes { extent, durability, .. } if self.device.abilities().writable => {
                     self.zeroes_by_write(extent, durability).await
                 }
-                Operation::Write { .. }
-                | Operation::WriteZeroes { .. }
-                | Operation::Discard { .. }
-                | Operation::WriteUncorrectable { .. }
-                | Operation::WriteAnnex { .. }
+                Request::Write { .. }
+                | Request::WriteZeroes { .. }
+                | Request::Discard { .. }
+                | Request::WriteUncorrectable { .. }
+                | Request::WriteReserved { .. }
                     if !self.device.abilities().writable =>
                 {
-                    Err(Failure::ReadOnly.into())
+                    Err(ErrorKind::ReadOnly.into())
                 }
-                _ => Err(Failure::Absent(kind).into()),
+                _ => Err(ErrorKind::Absent(kind).into()),
             },
         }
     }
 
     /// Hands a request on, whole where it fits the device's limits.
-    async fn native(&self, operation: Operation) -> Outcome {
+    async fn native(&self, operation: Request) -> Outcome {
         match split::limit(&self.device.geometry().limits, &operation) {
             Some(most) => self.in_pieces(operation, most).await,
             None => self.device.execute(operation).await,
@@ -126,10 +126,10 @@ impl<D: Device> Device for Gate<D> {
     }
 
     fn abilities(&self) -> Abilities {
-        self.device.abilities().behind_gate()
+        self.device.abilities().with_emulation()
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         let _flight = self.counters.begin();
         let (kind, blocks) = (operation.kind(), operation.blocks());
         let outcome = match self.check(&operation) {
@@ -141,13 +141,13 @@ impl<D: Device> Device for Gate<D> {
     }
 
     /// Only for what needs none of the gate's help.
-    fn at_once(&self, operation: &Operation) -> Option<Outcome> {
+    fn try_execute(&self, operation: &Request) -> Option<Outcome> {
         let (kind, geometry) = (operation.kind(), self.device.geometry());
         let is_native = matches!(self.device.abilities().of(kind), Ability::Native);
         if !is_native || split::limit(&geometry.limits, operation).is_some() || self.check(operation).is_err() {
             return None;
         }
-        let outcome = self.device.at_once(operation)?;
+        let outcome = self.device.try_execute(operation)?;
         self.counters.count(kind, operation.blocks() << geometry.block_size.shift(), &outcome);
         Some(outcome.map_err(|error| self.named(kind, error)))
     }
@@ -160,18 +160,18 @@ impl<D: Device> Gate<D> {
     /// As a Verify.
     pub async fn verify_by_reading(&self, extent: Extent, checks: Checks) -> Outcome {
         let _flight = self.counters.begin();
-        let outcome = match self.check(&Operation::Verify { extent, checks }) {
+        let outcome = match self.check(&Request::Verify { extent, checks }) {
             Ok(()) => self.verify_by_read(extent, checks).await,
             Err(refused) => Err(refused),
         };
-        self.counters.count(OperationKind::Verify, extent.bytes(self.geometry().block_size), &outcome);
-        outcome.map_err(|error| self.named(OperationKind::Verify, error))
+        self.counters.count(RequestKind::Verify, extent.bytes(self.geometry().block_size), &outcome);
+        outcome.map_err(|error| self.named(RequestKind::Verify, error))
     }
 
     /// Puts the hop's name on an error and traces it; the path without errors does neither.
     #[cold]
-    fn named(&self, kind: OperationKind, error: Error) -> Error {
-        let error = error.at(&self.name);
+    fn named(&self, kind: RequestKind, error: Error) -> Error {
+        let error = error.with_device(&self.name);
         tracing::debug!(hop = %self.name, operation = kind.name(), %error, "request failed");
         error
     }
@@ -189,7 +189,7 @@ fn check_shape(geometry: &Geometry, extent: Extent, data: &Sealed) -> Result<(),
 }
 
 fn shape(what: &'static str, limit: u64, actual: u64) -> Error {
-    Failure::Limit { what, limit, actual }.into()
+    ErrorKind::Limit { what, limit, actual }.into()
 }
 
 #[cfg(test)]

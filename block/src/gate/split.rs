@@ -9,32 +9,34 @@ use sealblock_units::{BlockCount, BlockSize, Extent};
 
 use super::Gate;
 use super::emulate::answered_wrongly;
-use crate::{Answer, Device, Digested, Error, Limits, Operation, Outcome, Tally, Verified};
+use crate::{Checksum, Device, Error, Limits, Outcome, Request, Response, Tally, VerifyStats};
 
 /// Pieces of one request under way at once. Enough to keep a device busy, few enough to bound buffers.
 const PIECES_IN_FLIGHT: usize = 8;
 
 /// The most blocks a piece may have, if the request is over that.
-pub(super) fn limit(limits: &Limits, operation: &Operation) -> Option<BlockCount> {
+pub(super) fn limit(limits: &Limits, operation: &Request) -> Option<BlockCount> {
     let most = match operation {
-        Operation::Read { .. } | Operation::Write { .. } | Operation::Compare { .. } => limits.transfer,
-        Operation::Verify { .. }
-        | Operation::Digest { .. }
-        | Operation::Repair { .. }
-        | Operation::Allocation { .. } => limits.verify,
-        Operation::WriteZeroes { .. } | Operation::WriteUncorrectable { .. } => limits.zero,
-        Operation::Discard { extents } => {
-            return extents.iter().any(|extent| extent.blocks() > limits.zero).then_some(limits.zero);
+        Request::Read { .. } | Request::Write { .. } | Request::Compare { .. } => limits.max_transfer_blocks,
+        Request::Verify { .. } | Request::Checksum { .. } | Request::Repair { .. } | Request::BlockStatus { .. } => {
+            limits.max_verify_blocks
         }
-        Operation::Flush | Operation::ReadAnnex { .. } | Operation::WriteAnnex { .. } => return None,
+        Request::WriteZeroes { .. } | Request::WriteUncorrectable { .. } => limits.max_zero_blocks,
+        Request::Discard { extents } => {
+            return extents
+                .iter()
+                .any(|extent| extent.blocks() > limits.max_zero_blocks)
+                .then_some(limits.max_zero_blocks);
+        }
+        Request::Flush | Request::ReadReserved { .. } | Request::WriteReserved { .. } => return None,
     };
     operation.extent().filter(|extent| extent.blocks() > most).map(|_| most)
 }
 
 impl<D: Device> Gate<D> {
     /// Carries a request out in pieces of at most `most` blocks.
-    pub(super) async fn in_pieces(&self, operation: Operation, most: BlockCount) -> Outcome {
-        let (read, digested) = (matches!(operation, Operation::Read { .. }), digested(&operation));
+    pub(super) async fn in_pieces(&self, operation: Request, most: BlockCount) -> Outcome {
+        let (read, digested) = (matches!(operation, Request::Read { .. }), digested(&operation));
         let pieces = pieces(operation, most, self.device.geometry().protection);
         let outcomes: Vec<Outcome> =
             stream::iter(pieces).map(|piece| self.device.execute(piece)).buffered(PIECES_IN_FLIGHT).collect().await;
@@ -46,53 +48,51 @@ impl<D: Device> Gate<D> {
 }
 
 /// The blocks of a Digest.
-fn digested(operation: &Operation) -> Option<Extent> {
+fn digested(operation: &Request) -> Option<Extent> {
     match operation {
-        Operation::Digest { extent, .. } => Some(*extent),
+        Request::Checksum { extent, .. } => Some(*extent),
         _ => None,
     }
 }
 
 /// The operation once per piece.
-fn pieces(operation: Operation, most: BlockCount, format: Option<PiFormat>) -> Box<dyn Iterator<Item = Operation>> {
+fn pieces(operation: Request, most: BlockCount, format: Option<PiFormat>) -> Box<dyn Iterator<Item = Request>> {
     match (operation.extent(), operation) {
         (Some(whole), operation) => {
             Box::new(whole.split_aligned(most).map(move |piece| part(&operation, whole, piece, format)))
         }
-        (None, Operation::Discard { extents }) => Box::new(
+        (None, Request::Discard { extents }) => Box::new(
             extents
                 .into_iter()
                 .flat_map(move |extent| extent.split_aligned(most))
-                .map(|extent| Operation::Discard { extents: vec![extent] }),
+                .map(|extent| Request::Discard { extents: vec![extent] }),
         ),
         (None, operation) => Box::new(std::iter::once(operation)),
     }
 }
 
 /// The operation on one piece of its blocks.
-fn part(operation: &Operation, whole: Extent, extent: Extent, format: Option<PiFormat>) -> Operation {
+fn part(operation: &Request, whole: Extent, extent: Extent, format: Option<PiFormat>) -> Request {
     let first = extent.start().get() - whole.start().get();
     // Reference tags count on from piece to piece.
     let onward = |checks: &Checks| format.map_or(*checks, |format| checks.advance(first, format));
     let cut = |data: &Sealed| data.slice(first as usize, extent.len() as usize);
     match operation {
-        Operation::Read { checks, .. } => Operation::Read { extent, checks: onward(checks) },
-        Operation::Verify { checks, .. } => Operation::Verify { extent, checks: onward(checks) },
-        Operation::Digest { checks, .. } => Operation::Digest { extent, checks: onward(checks) },
-        Operation::Repair { checks, .. } => Operation::Repair { extent, checks: onward(checks) },
-        Operation::Allocation { .. } => Operation::Allocation { extent },
-        Operation::Write { data, durability, .. } => {
-            Operation::Write { extent, data: cut(data), durability: *durability }
+        Request::Read { checks, .. } => Request::Read { extent, checks: onward(checks) },
+        Request::Verify { checks, .. } => Request::Verify { extent, checks: onward(checks) },
+        Request::Checksum { checks, .. } => Request::Checksum { extent, checks: onward(checks) },
+        Request::Repair { checks, .. } => Request::Repair { extent, checks: onward(checks) },
+        Request::BlockStatus { .. } => Request::BlockStatus { extent },
+        Request::Write { data, durability, .. } => Request::Write { extent, data: cut(data), durability: *durability },
+        Request::Compare { data, .. } => Request::Compare { extent, data: cut(data) },
+        Request::WriteZeroes { may_unmap, durability, .. } => {
+            Request::WriteZeroes { extent, may_unmap: *may_unmap, durability: *durability }
         }
-        Operation::Compare { data, .. } => Operation::Compare { extent, data: cut(data) },
-        Operation::WriteZeroes { may_unmap, durability, .. } => {
-            Operation::WriteZeroes { extent, may_unmap: *may_unmap, durability: *durability }
+        Request::WriteUncorrectable { durability, .. } => {
+            Request::WriteUncorrectable { extent, durability: *durability }
         }
-        Operation::WriteUncorrectable { durability, .. } => {
-            Operation::WriteUncorrectable { extent, durability: *durability }
-        }
-        Operation::Flush | Operation::ReadAnnex { .. } | Operation::WriteAnnex { .. } => operation.clone(),
-        Operation::Discard { .. } => Operation::Discard { extents: vec![extent] },
+        Request::Flush | Request::ReadReserved { .. } | Request::WriteReserved { .. } => operation.clone(),
+        Request::Discard { .. } => Request::Discard { extents: vec![extent] },
     }
 }
 
@@ -106,11 +106,11 @@ fn join(outcomes: Vec<Outcome>, read: bool) -> Outcome {
     for outcome in outcomes {
         match outcome {
             // Digests need their lengths; slots of the annex are never cut.
-            Ok(Answer::Done | Answer::Annex(_)) => {}
-            Ok(Answer::Digest(part)) => tally.coverage.merge(part.coverage),
-            Ok(Answer::Allocation(part)) => runs.extend(part),
-            Ok(Answer::Data(part)) => parts.push(part),
-            Ok(Answer::Verified(part)) => {
+            Ok(Response::Done | Response::Reserved(_)) => {}
+            Ok(Response::Checksum(part)) => tally.coverage.merge(part.coverage),
+            Ok(Response::BlockStatus(part)) => runs.extend(part),
+            Ok(Response::Data(part)) => parts.push(part),
+            Ok(Response::Verified(part)) => {
                 verified = Some(verified.unwrap_or(0) + part.bytes_transferred);
                 tally.coverage.merge(part.coverage);
             }
@@ -126,10 +126,10 @@ fn join(outcomes: Vec<Outcome>, read: bool) -> Outcome {
     }
     let coverage = tally.finish()?;
     match (read, verified) {
-        (true, _) => Ok(Answer::Data(Sealed::join(&parts))),
-        (false, None) if !runs.is_empty() => Ok(Answer::Allocation(runs)),
-        (false, Some(bytes_transferred)) => Ok(Answer::Verified(Verified { bytes_transferred, coverage })),
-        (false, None) => Ok(Answer::Done),
+        (true, _) => Ok(Response::Data(Sealed::join(&parts))),
+        (false, None) if !runs.is_empty() => Ok(Response::BlockStatus(runs)),
+        (false, Some(bytes_transferred)) => Ok(Response::Verified(VerifyStats { bytes_transferred, coverage })),
+        (false, None) => Ok(Response::Done),
     }
 }
 
@@ -138,12 +138,12 @@ fn join_digests(extents: impl Iterator<Item = Extent>, outcomes: Vec<Outcome>, s
     if outcomes.iter().any(Result::is_err) {
         return join(outcomes, false);
     }
-    let mut whole = Digested::default();
+    let mut whole = Checksum::default();
     for (extent, outcome) in extents.zip(outcomes) {
-        let Ok(Answer::Digest(part)) = outcome else { return Err(answered_wrongly()) };
+        let Ok(Response::Checksum(part)) = outcome else { return Err(answered_wrongly()) };
         whole.crc64 = combine::crc64(whole.crc64, part.crc64, extent.bytes(size));
         whole.bytes_transferred += part.bytes_transferred;
         whole.coverage.merge(part.coverage);
     }
-    Ok(Answer::Digest(whole))
+    Ok(Response::Checksum(whole))
 }

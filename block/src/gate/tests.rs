@@ -10,46 +10,46 @@ use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Lba};
 
 use super::Gate;
-use crate::OperationKind::{Read, Verify, Write};
+use crate::RequestKind::{Read, Verify, Write};
 use crate::{
-    Abilities, Ability, Answer, Device, Durability, Error, Failure, FaultField, Geometry, Operation, OperationKind,
-    Outcome, Stack,
+    Abilities, Ability, BadBlockCause, Device, Durability, DynDevice, Error, ErrorKind, Geometry, Outcome, Request,
+    RequestKind, Response,
 };
 use tiny::{CAPACITY, TYPE1, Tiny, extent, full, numbered, run, write};
 
 fn done(outcome: Outcome) {
-    assert!(matches!(outcome, Ok(Answer::Done)), "{outcome:?}");
+    assert!(matches!(outcome, Ok(Response::Done)), "{outcome:?}");
 }
 
 fn data(outcome: Outcome) -> Sealed {
     match outcome {
-        Ok(Answer::Data(data)) => data,
+        Ok(Response::Data(data)) => data,
         other => panic!("no data but {other:?}"),
     }
 }
 
-fn failure(outcome: Outcome) -> Failure {
-    outcome.expect_err("a refusal").into_failure()
+fn failure(outcome: Outcome) -> ErrorKind {
+    outcome.expect_err("a refusal").into_kind()
 }
 
-fn read(start: u64, blocks: u64) -> Operation {
-    Operation::Read { extent: extent(start, blocks), checks: full(start) }
+fn read(start: u64, blocks: u64) -> Request {
+    Request::Read { extent: extent(start, blocks), checks: full(start) }
 }
 
-fn verify(start: u64, blocks: u64) -> Operation {
-    Operation::Verify { extent: extent(start, blocks), checks: full(start) }
+fn verify(start: u64, blocks: u64) -> Request {
+    Request::Verify { extent: extent(start, blocks), checks: full(start) }
 }
 
-fn zero(start: u64, blocks: u64) -> Operation {
-    Operation::WriteZeroes { extent: extent(start, blocks), may_unmap: true, durability: Durability::Volatile }
+fn zero(start: u64, blocks: u64) -> Request {
+    Request::WriteZeroes { extent: extent(start, blocks), may_unmap: true, durability: Durability::Volatile }
 }
 
-fn compare(start: u64, data: Sealed) -> Operation {
-    Operation::Compare { extent: extent(start, data.blocks() as u64), data }
+fn compare(start: u64, data: Sealed) -> Request {
+    Request::Compare { extent: extent(start, data.blocks() as u64), data }
 }
 
 fn damaged(error: &Error) -> Vec<u64> {
-    error.faults().expect("an integrity error").as_slice().iter().map(|fault| fault.lba.get()).collect()
+    error.bad_blocks().expect("an integrity error").as_slice().iter().map(|fault| fault.lba.get()).collect()
 }
 
 #[test]
@@ -59,24 +59,24 @@ fn the_last_block_is_in_range_and_the_one_behind_it_is_not() {
     gate.device().take_seen();
     let refused = failure(run(gate.execute(write(CAPACITY - 1, 2, Some(TYPE1)))));
     let last = Lba::new(CAPACITY - 1);
-    assert_eq!(refused, Failure::Range { extent: extent(CAPACITY - 1, 2), last });
+    assert_eq!(refused, ErrorKind::Range { extent: extent(CAPACITY - 1, 2), last });
     let extents = vec![extent(0, 1), extent(CAPACITY, 1)];
-    let refused = failure(run(gate.execute(Operation::Discard { extents })));
-    assert_eq!(refused, Failure::Range { extent: extent(CAPACITY, 1), last });
+    let refused = failure(run(gate.execute(Request::Discard { extents })));
+    assert_eq!(refused, ErrorKind::Range { extent: extent(CAPACITY, 1), last });
     assert_eq!(gate.device().take_seen(), [], "nothing of a refused request reaches the device");
 }
 
 #[test]
 fn data_must_have_the_shape_of_the_extent() {
     let gate = Tiny::new(None).gate();
-    let of = |blocks, data| Operation::Write { extent: extent(0, blocks), data, durability: Durability::Volatile };
+    let of = |blocks, data| Request::Write { extent: extent(0, blocks), data, durability: Durability::Volatile };
     done(run(gate.execute(of(2, numbered(0, 2, None)))));
     let refused = failure(run(gate.execute(of(3, numbered(0, 2, None)))));
-    assert_eq!(refused, Failure::Limit { what: "blocks of data", limit: 3, actual: 2 });
+    assert_eq!(refused, ErrorKind::Limit { what: "blocks of data", limit: 3, actual: 2 });
     let large = Sealed::seal(Slice::copy_from(&[0; 4096]), BlockSize::B4096, None, &Tags::default());
     let refused = failure(run(gate.execute(of(1, large.clone()))));
-    assert_eq!(refused, Failure::Limit { what: "block size of the data", limit: 512, actual: 4096 });
-    assert!(matches!(failure(run(gate.execute(compare(0, large)))), Failure::Limit { .. }));
+    assert_eq!(refused, ErrorKind::Limit { what: "block size of the data", limit: 512, actual: 4096 });
+    assert!(matches!(failure(run(gate.execute(compare(0, large)))), ErrorKind::Limit { .. }));
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn written_tags_must_have_the_devices_format() {
     let type3 = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type3);
     for other in [None, Some(type3)] {
         let refused = failure(run(gate.execute(write(0, 1, other))));
-        assert!(matches!(refused, Failure::Limit { what: "protection information of another format", .. }));
+        assert!(matches!(refused, ErrorKind::Limit { what: "protection information of another format", .. }));
     }
     // Compared data is not stored, so it needs no tags.
     done(run(gate.execute(compare(0, numbered(0, 1, None)))));
@@ -116,11 +116,11 @@ fn what_is_larger_is_cut_and_reference_tags_count_on() {
 fn a_wrong_first_reference_tag_is_wrong_in_every_piece() {
     let gate = Tiny::limited(Some(TYPE1), 8).gate();
     done(run(gate.execute(write(0, 16, Some(TYPE1)))));
-    let checks = Checks { first_ref: Some(1), ..full(0) };
-    let error = run(gate.execute(Operation::Read { extent: extent(0, 16), checks })).unwrap_err();
+    let checks = Checks { initial_ref_tag: Some(1), ..full(0) };
+    let error = run(gate.execute(Request::Read { extent: extent(0, 16), checks })).unwrap_err();
     assert_eq!(damaged(&error), (0..16).collect::<Vec<_>>());
-    let fault = error.faults().unwrap().as_slice()[9];
-    assert_eq!((fault.field, fault.expected, fault.actual), (FaultField::Tag(Field::RefTag), Some(10), Some(9)));
+    let fault = error.bad_blocks().unwrap().as_slice()[9];
+    assert_eq!((fault.cause, fault.expected, fault.actual), (BadBlockCause::Tag(Field::RefTag), Some(10), Some(9)));
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn one_bad_block_never_hides_another() {
         for operation in [read(0, 16), verify(0, 16)] {
             let error = run(gate.execute(operation)).unwrap_err();
             assert_eq!(damaged(&error), [2, 9, 15]);
-            assert_eq!(error.faults().unwrap().as_slice()[1].field, FaultField::Media);
+            assert_eq!(error.bad_blocks().unwrap().as_slice()[1].cause, BadBlockCause::Media);
         }
         tiny = gate.device;
         tiny.broken = vec![9];
@@ -149,11 +149,11 @@ fn an_error_of_the_request_outranks_damaged_blocks() {
     let mut tiny = Tiny::limited(Some(TYPE1), 4);
     tiny.broken = vec![2, 13];
     let gate = tiny.gate();
-    assert!(matches!(failure(run(gate.execute(read(0, 16)))), Failure::Integrity(_)));
+    assert!(matches!(failure(run(gate.execute(read(0, 16)))), ErrorKind::Integrity(_)));
     let mut tiny = gate.device;
     tiny.lost_from = Some(8);
     let gate = tiny.gate();
-    assert!(matches!(failure(run(gate.execute(read(0, 16)))), Failure::Unreachable { .. }));
+    assert!(matches!(failure(run(gate.execute(read(0, 16)))), ErrorKind::Unreachable { .. }));
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn an_absent_verify_is_made_of_reads_and_tells_its_cost() {
     assert_eq!(gate.abilities().verify, Ability::Emulated);
     done(run(gate.execute(write(0, 12, Some(TYPE1)))));
     gate.device().take_seen();
-    let Ok(Answer::Verified(cost)) = run(gate.execute(verify(0, 12))) else { panic!("clean blocks verify") };
+    let Ok(Response::Verified(cost)) = run(gate.execute(verify(0, 12))) else { panic!("clean blocks verify") };
     assert_eq!(cost.bytes_transferred, 12 * 512);
     assert_eq!(gate.device().take_seen(), [(Read, 0, 8, Some(0)), (Read, 8, 4, Some(8))]);
 }
@@ -176,7 +176,7 @@ fn a_native_verify_moves_nothing() {
     let gate = tiny.gate();
     done(run(gate.execute(write(0, 12, Some(TYPE1)))));
     gate.device().take_seen();
-    let Ok(Answer::Verified(cost)) = run(gate.execute(verify(0, 12))) else { panic!("clean blocks verify") };
+    let Ok(Response::Verified(cost)) = run(gate.execute(verify(0, 12))) else { panic!("clean blocks verify") };
     assert_eq!(cost.bytes_transferred, 0);
     assert_eq!(gate.device().take_seen(), [(Verify, 0, 8, Some(0)), (Verify, 8, 4, Some(8))]);
 }
@@ -191,7 +191,7 @@ fn an_emulated_compare_names_the_first_block_that_differs() {
     bytes[15 * 512] ^= 1;
     let other = Sealed::seal(Slice::copy_from(&bytes), BlockSize::B512, None, &Tags::default());
     let differs = failure(run(gate.execute(compare(4, other))));
-    assert_eq!(differs, Failure::Miscompare { lba: Lba::new(17) });
+    assert_eq!(differs, ErrorKind::Miscompare { lba: Lba::new(17) });
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn emulated_zeroes_read_as_zeroes_with_tags_of_their_own_place() {
     assert_eq!((gate.device().block(2), gate.device().block(17)), (vec![3; 512], vec![18; 512]), "neighbours stay");
     assert_eq!(gate.device().durable.get(), 0);
     let durable =
-        Operation::WriteZeroes { extent: extent(0, 9), may_unmap: false, durability: Durability::ForceUnitAccess };
+        Request::WriteZeroes { extent: extent(0, 9), may_unmap: false, durability: Durability::ForceUnitAccess };
     done(run(gate.execute(durable)));
     assert_eq!(gate.device().durable.get(), 2, "both pieces wait for the medium");
 }
@@ -227,29 +227,29 @@ fn a_device_for_reading_refuses_every_change_and_still_reads() {
     let mut tiny = Tiny::new(None);
     tiny.abilities.writable = false;
     let gate = tiny.gate();
-    let discard = Operation::Discard { extents: vec![extent(0, 1)] };
+    let discard = Request::Discard { extents: vec![extent(0, 1)] };
     for change in [write(0, 1, None), zero(0, 1), discard] {
         let kind = change.kind();
         assert_eq!(gate.abilities().of(kind), Ability::Absent);
-        assert_eq!(failure(run(gate.execute(change))), Failure::ReadOnly, "{}", kind.name());
+        assert_eq!(failure(run(gate.execute(change))), ErrorKind::ReadOnly, "{}", kind.name());
     }
     assert_eq!(gate.device().take_seen(), []);
-    done(run(gate.execute(Operation::Flush)));
-    data(run(gate.execute(Operation::Read { extent: extent(0, 1), checks: Checks::NONE })));
+    done(run(gate.execute(Request::Flush)));
+    data(run(gate.execute(Request::Read { extent: extent(0, 1), checks: Checks::NONE })));
 }
 
 #[test]
 fn an_absent_discard_is_refused_and_a_native_one_is_cut() {
-    let discard = || Operation::Discard { extents: vec![extent(0, 2), extent(4, 12)] };
+    let discard = || Request::Discard { extents: vec![extent(0, 2), extent(4, 12)] };
     let gate = Tiny::limited(None, 8).gate();
-    assert_eq!(failure(run(gate.execute(discard()))), Failure::Absent(OperationKind::Discard));
+    assert_eq!(failure(run(gate.execute(discard()))), ErrorKind::Absent(RequestKind::Discard));
     let mut tiny = Tiny::limited(None, 8);
     tiny.abilities.discard = Ability::Native;
     let gate = tiny.gate();
     done(run(gate.execute(discard())));
     let starts: Vec<_> = gate.device().take_seen().iter().map(|seen| (seen.1, seen.2)).collect();
     assert_eq!(starts, [(0, 2), (4, 4), (8, 8)]);
-    assert_eq!(gate.counters().bytes(OperationKind::Discard), 14 * 512);
+    assert_eq!(gate.counters().bytes(RequestKind::Discard), 14 * 512);
 }
 
 #[test]
@@ -280,7 +280,7 @@ impl Device for Endless {
         self.0.abilities()
     }
 
-    async fn execute(&self, _: Operation) -> Outcome {
+    async fn execute(&self, _: Request) -> Outcome {
         std::future::pending().await
     }
 }
@@ -294,40 +294,40 @@ fn counters_tell_requests_bytes_errors_and_damage_apart() {
     assert!(run(gate.execute(read(0, 16))).is_err());
     data(run(gate.execute(read(2, 6))));
     assert!(run(gate.execute(read(CAPACITY, 1))).is_err());
-    done(run(gate.execute(Operation::Flush)));
+    done(run(gate.execute(Request::Flush)));
     let counters = gate.counters();
     assert_eq!((counters.requests(Write), counters.bytes(Write), counters.errors(Write)), (1, 16 * 512, 0));
     assert_eq!((counters.requests(Read), counters.bytes(Read), counters.errors(Read)), (3, 6 * 512, 2));
-    assert_eq!((counters.requests(OperationKind::Flush), counters.bytes(OperationKind::Flush)), (1, 0));
+    assert_eq!((counters.requests(RequestKind::Flush), counters.bytes(RequestKind::Flush)), (1, 0));
     assert_eq!(counters.damaged_blocks(), 2);
 }
 
 #[test]
 fn errors_keep_the_name_of_the_deepest_hop() {
     let inner = Tiny::new(None).gate();
-    assert_eq!(run(inner.execute(read(CAPACITY, 1))).unwrap_err().hop(), Some("tiny"));
+    assert_eq!(run(inner.execute(read(CAPACITY, 1))).unwrap_err().device_name(), Some("tiny"));
     let mut tiny = Tiny::new(None);
-    tiny.refuses_writes = Some(Failure::Media { reason: "gone".to_owned() });
-    let outer = Gate::new("outer", Stack::new(Rc::new(tiny.gate())));
+    tiny.refuses_writes = Some(ErrorKind::Media { reason: "gone".to_owned() });
+    let outer = Gate::new("outer", DynDevice::new(Rc::new(tiny.gate())));
     let error = run(outer.execute(write(0, 1, None))).unwrap_err();
-    assert_eq!(error.hop(), Some("tiny"));
+    assert_eq!(error.device_name(), Some("tiny"));
     assert_eq!(error.to_string(), "tiny: the medium failed: gone");
 }
 
 #[test]
 fn nothing_stands_in_for_write_uncorrectable_and_a_native_one_is_cut() {
-    let ask = || Operation::WriteUncorrectable { extent: extent(4, 12), durability: Durability::Volatile };
+    let ask = || Request::WriteUncorrectable { extent: extent(4, 12), durability: Durability::Volatile };
     let gate = Tiny::limited(None, 8).gate();
     assert_eq!(gate.abilities().write_uncorrectable, Ability::Absent);
-    assert_eq!(failure(run(gate.execute(ask()))), Failure::Absent(OperationKind::WriteUncorrectable));
+    assert_eq!(failure(run(gate.execute(ask()))), ErrorKind::Absent(RequestKind::WriteUncorrectable));
     let mut tiny = Tiny::limited(None, 8);
     tiny.abilities.write_uncorrectable = Ability::Native;
     let gate = tiny.gate();
     done(run(gate.execute(ask())));
     let starts: Vec<_> = gate.device().take_seen().iter().map(|seen| (seen.1, seen.2)).collect();
     assert_eq!(starts, [(4, 4), (8, 8)]);
-    let past = Operation::WriteUncorrectable { extent: extent(CAPACITY, 1), durability: Durability::Volatile };
-    assert!(matches!(failure(run(gate.execute(past))), Failure::Range { .. }));
+    let past = Request::WriteUncorrectable { extent: extent(CAPACITY, 1), durability: Durability::Volatile };
+    assert!(matches!(failure(run(gate.execute(past))), ErrorKind::Range { .. }));
 }
 
 /// An instant device that takes four blocks at a time and has no Compare and no Write Zeroes.
@@ -340,15 +340,18 @@ fn instant() -> Gate<Tiny> {
 #[test]
 fn what_needs_no_help_is_carried_out_in_place_and_counted() {
     let gate = instant();
-    done(gate.at_once(&write(8, 4, Some(TYPE1))).expect("in place"));
-    assert_eq!(data(gate.at_once(&read(8, 4)).expect("in place")).data()[..], numbered(8, 4, Some(TYPE1)).data()[..]);
+    done(gate.try_execute(&write(8, 4, Some(TYPE1))).expect("in place"));
+    assert_eq!(
+        data(gate.try_execute(&read(8, 4)).expect("in place")).data()[..],
+        numbered(8, 4, Some(TYPE1)).data()[..]
+    );
     assert_eq!((gate.counters().requests(Write), gate.counters().bytes(Read)), (1, 4 * 512));
     gate.device().spoil(9);
-    let error = gate.at_once(&read(8, 4)).expect("in place").unwrap_err();
+    let error = gate.try_execute(&read(8, 4)).expect("in place").unwrap_err();
     assert_eq!((damaged(&error), gate.counters().errors(Read)), (vec![9], 1));
     assert!(error.to_string().contains("tiny"), "{error}");
-    let stack = Gate::new("outer", Stack::new(instant()));
-    done(stack.at_once(&write(0, 1, Some(TYPE1))).expect("through every hop"));
+    let stack = Gate::new("outer", DynDevice::new(instant()));
+    done(stack.try_execute(&write(0, 1, Some(TYPE1))).expect("through every hop"));
 }
 
 #[test]
@@ -358,9 +361,9 @@ fn what_needs_help_is_left_to_the_long_way_untouched() {
     let out_of_range = read(CAPACITY, 1);
     let emulated = verify(0, 1);
     for operation in [too_long, out_of_range, emulated, write(0, 1, None), zero(0, 1)] {
-        assert!(gate.at_once(&operation).is_none(), "{operation:?}");
+        assert!(gate.try_execute(&operation).is_none(), "{operation:?}");
     }
-    assert!(Tiny::new(Some(TYPE1)).gate().at_once(&read(0, 1)).is_none(), "a device that waits");
+    assert!(Tiny::new(Some(TYPE1)).gate().try_execute(&read(0, 1)).is_none(), "a device that waits");
     assert_eq!(gate.device().take_seen(), []);
-    assert!(OperationKind::ALL.iter().all(|&kind| gate.counters().requests(kind) == 0));
+    assert!(RequestKind::ALL.iter().all(|&kind| gate.counters().requests(kind) == 0));
 }

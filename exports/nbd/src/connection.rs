@@ -19,11 +19,11 @@ use std::time::Duration;
 use sealblock_protocols_nbd::{Export as Told, Server as Core, ServerConfig};
 use sealblock_runtime_memory::Buffer;
 use sealblock_runtime_reactor::net::Stream;
-use sealblock_runtime_reactor::{Bell, Share, now, pool, sleep_until, spawn, stopping, timeout};
+use sealblock_runtime_reactor::{Notify, Share, now, pool, sleep_until, spawn, stopping, timeout};
 
-use crate::carry::Mounted;
-use crate::line::Order;
-use crate::shared::Place;
+use crate::shared::ServingCore;
+use crate::signal::Signals;
+use crate::translate::OpenExport;
 
 /// How long a client may take to close after it was told that nothing more comes.
 const LINGER: Duration = Duration::from_secs(1);
@@ -36,20 +36,20 @@ const STAGING_BYTES: usize = 256 << 10;
 const SOCKET_BYTES: usize = 2 << 20;
 
 pub(crate) struct Connection {
-    pub(crate) place: Place,
+    pub(crate) place: ServingCore,
     pub(crate) core: RefCell<Core>,
     pub(crate) stream: Stream,
     from: String,
     /// What can be chosen.
-    pub(crate) told: Arc<[Told]>,
+    pub(crate) advertised: Arc<[Told]>,
     /// The device of the export that was chosen.
-    pub(crate) mounted: RefCell<Option<Rc<Mounted>>>,
+    pub(crate) mounted: RefCell<Option<Rc<OpenExport>>>,
     /// What this connection holds of the bytes that all may have in flight.
     pub(crate) share: Share,
     /// The connection's task.
     pub(crate) task: RefCell<Waker>,
     /// Something is to be sent, or sending is to end.
-    output: Bell,
+    output: Notify,
     /// The connection's own task is running, so it need not be woken.
     in_turn: Cell<bool>,
     /// What was received is to be answered, or looked at again, before more is.
@@ -74,8 +74,8 @@ fn origin(stream: &Stream) -> String {
 }
 
 impl Connection {
-    pub(crate) fn new(stream: Stream, place: Place) -> Rc<Connection> {
-        let told = place.shared.told();
+    pub(crate) fn new(stream: Stream, place: ServingCore) -> Rc<Connection> {
+        let told = place.shared.advertised();
         let mut config = ServerConfig::new(pool(), []);
         config.exports = Arc::clone(&told);
         config.default_export = place.shared.default_of(&told);
@@ -97,10 +97,10 @@ impl Connection {
             place,
             core: RefCell::new(core),
             stream,
-            told,
+            advertised: told,
             mounted: RefCell::default(),
             task: RefCell::new(Waker::noop().clone()),
-            output: Bell::default(),
+            output: Notify::default(),
             in_turn: Cell::new(false),
             answering: Cell::new(false),
             has_room: Cell::new(false),
@@ -115,7 +115,7 @@ impl Connection {
         let line = Arc::clone(&self.place.line);
         let watch = spawn(async move {
             stopping().await;
-            line.order(Order::Stop);
+            line.order(Signals::Stop);
         });
         self.serve().await;
         if self.mounted.borrow().is_some() {
@@ -128,24 +128,24 @@ impl Connection {
     async fn serve(self: &Rc<Self>) {
         let drain = self.place.shared.limits.drain;
         let mut sender = Sender { future: pin!(self.send_all()), is_over: false };
-        self.beside(&mut sender, Order::Stop, self.receive()).await;
+        self.beside(&mut sender, Signals::Stop, self.receive()).await;
         // What was received already is refused, and what was begun is answered.
         self.core.borrow_mut().stop();
-        self.beside(&mut sender, Order::Kill, timeout(drain, self.take_events(0))).await;
+        self.beside(&mut sender, Signals::Kill, timeout(drain, self.take_events(0))).await;
         self.core.borrow_mut().close();
-        self.beside(&mut sender, Order::Kill, timeout(drain, self.quiet())).await;
+        self.beside(&mut sender, Signals::Kill, timeout(drain, self.quiet())).await;
         self.is_finishing.set(true);
         self.ring();
-        self.beside(&mut sender, Order::Kill, timeout(drain, self.is_sent())).await;
+        self.beside(&mut sender, Signals::Kill, timeout(drain, self.is_sent())).await;
         if !self.is_gone.get() {
             // A client that does not close in time is reset.
-            let linger = self.stream.linger(LINGER, LINGER_BYTES);
-            self.beside(&mut sender, Order::Kill, linger).await;
+            let linger = self.stream.busy_poll(LINGER, LINGER_BYTES);
+            self.beside(&mut sender, Signals::Kill, linger).await;
         }
     }
 
     /// Runs `work` to its end and sends what there is meanwhile, until this connection is told so.
-    async fn beside<F: Future<Output = ()>>(&self, sender: &mut Sender<'_, F>, order: Order, work: impl Future) {
+    async fn beside<F: Future<Output = ()>>(&self, sender: &mut Sender<'_, F>, order: Signals, work: impl Future) {
         let mut work = pin!(work);
         let mut is_known = false;
         poll_fn(|cx| {

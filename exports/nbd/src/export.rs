@@ -4,7 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-use sealblock_block::{Ability, OperationKind};
+use sealblock_block::{Ability, RequestKind};
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_protocols_nbd as core;
 
@@ -33,7 +33,7 @@ pub enum SetupError {
     Duplicate(String),
     /// The protocol cannot tell clients of it: a name or description of more than 4096 bytes.
     #[error("clients cannot be told of the export {0:?}: names and descriptions have at most 4096 bytes")]
-    Untellable(String),
+    TooLong(String),
     /// No export has this name.
     #[error("there is no export {0:?}")]
     Unknown(String),
@@ -52,7 +52,7 @@ impl Export {
 
     /// The same, which keeps `kept` until it was taken away and its last connection has ended: whoever has a clone sees by its
     /// count of owners when the device may be closed.
-    pub fn keeping(mut self, kept: Arc<dyn Any + Send + Sync>) -> Export {
+    pub fn with_owner(mut self, kept: Arc<dyn Any + Send + Sync>) -> Export {
         self._kept = Some(kept);
         self
     }
@@ -80,7 +80,7 @@ impl Export {
     }
 
     /// What clients are told.
-    pub(crate) fn told(&self) -> core::Export {
+    pub(crate) fn advertised(&self) -> core::Export {
         let (geometry, abilities) = (self.device.geometry(), self.device.abilities());
         let is_there = |kind| abilities.of(kind) != Ability::Absent;
         core::Export {
@@ -90,8 +90,8 @@ impl Export {
             // Blocks are far smaller than 4 GiB.
             block_bytes: geometry.block_size.bytes() as u32,
             writable: !self.is_read_only && abilities.writable,
-            trim: is_there(OperationKind::Discard),
-            write_zeroes: is_there(OperationKind::WriteZeroes),
+            trim: is_there(RequestKind::Discard),
+            write_zeroes: is_there(RequestKind::WriteZeroes),
         }
     }
 }

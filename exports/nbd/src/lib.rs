@@ -13,16 +13,16 @@
 //! Shape: a connection is one task on one core, so that its state is in cells. It carries requests out in place where the
 //! device has nothing to wait for; others have a task each. A device stays on the core that opened it, and each connection attaches to it once.
 
-mod carry;
 mod connection;
 mod export;
 mod limits;
-mod line;
 mod refusal;
 mod requests;
 mod server;
 mod shared;
+mod signal;
 mod status;
+mod translate;
 
 pub use export::{Export, SetupError};
 pub use limits::Limits;

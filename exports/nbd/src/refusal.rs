@@ -1,37 +1,38 @@
 //! Why a request fails, as the error that answers it: the one place where failures become NBD errors.
 
-use sealblock_block::{Error, Failure};
-use sealblock_protocols_nbd::{ErrorCode, Failed};
+use sealblock_block::{Error, ErrorKind};
+use sealblock_protocols_nbd::{ErrorCode, ErrorReply};
 use sealblock_units::BlockSize;
 
 /// The error for a device's failure. It names the first damaged block, if that is what it is about.
-pub(crate) fn of_error(error: &Error, size: BlockSize) -> Failed {
-    let first = error.faults().map(|faults| faults.first().lba.get());
+pub(crate) fn of_error(error: &Error, size: BlockSize) -> ErrorReply {
+    let first = error.bad_blocks().map(|faults| faults.first().lba.get());
     let offset = first.and_then(|lba| lba.checked_mul(size.bytes() as u64));
-    Failed { code: code(error.failure()), offset, message: error.failure().to_string() }
+    ErrorReply { code: code(error.kind()), offset, message: error.kind().to_string() }
 }
 
-fn code(failure: &Failure) -> ErrorCode {
+fn code(failure: &ErrorKind) -> ErrorCode {
     match failure {
-        Failure::Integrity(_) | Failure::Miscompare { .. } | Failure::Media { .. } | Failure::Unreachable { .. } => {
-            ErrorCode::Io
-        }
-        Failure::NoSpace { .. } => ErrorCode::NoSpace,
-        Failure::ReadOnly => ErrorCode::NotPermitted,
+        ErrorKind::Integrity(_)
+        | ErrorKind::Miscompare { .. }
+        | ErrorKind::Media { .. }
+        | ErrorKind::Unreachable { .. } => ErrorCode::Io,
+        ErrorKind::NoSpace { .. } => ErrorCode::NoSpace,
+        ErrorKind::ReadOnly => ErrorCode::NotPermitted,
         // ENOTSUP is kept for zeroes that would not be fast ("Error values").
-        Failure::Range { .. } | Failure::Limit { .. } | Failure::Absent(_) => ErrorCode::Invalid,
+        ErrorKind::Range { .. } | ErrorKind::Limit { .. } | ErrorKind::Absent(_) => ErrorCode::Invalid,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sealblock_block::{Fault, Faults, OperationKind};
+    use sealblock_block::{BadBlock, BadBlocks, RequestKind};
     use sealblock_units::Lba;
 
     #[test]
     fn damage_names_its_first_block() {
-        let faults = Faults::new(vec![Fault::media(Lba::new(9)), Fault::media(Lba::new(7))]).unwrap();
+        let faults = BadBlocks::new(vec![BadBlock::media(Lba::new(9)), BadBlock::media(Lba::new(7))]).unwrap();
         let failed = of_error(&Error::from(faults), BlockSize::B4096);
         assert_eq!((failed.code, failed.offset), (ErrorCode::Io, Some(7 * 4096)));
     }
@@ -40,11 +41,11 @@ mod tests {
     fn other_failures_have_their_errors() {
         let reason = String::new;
         for (failure, error) in [
-            (Failure::Media { reason: reason() }, ErrorCode::Io),
-            (Failure::Unreachable { reason: reason() }, ErrorCode::Io),
-            (Failure::NoSpace { reason: reason() }, ErrorCode::NoSpace),
-            (Failure::ReadOnly, ErrorCode::NotPermitted),
-            (Failure::Absent(OperationKind::Discard), ErrorCode::Invalid),
+            (ErrorKind::Media { reason: reason() }, ErrorCode::Io),
+            (ErrorKind::Unreachable { reason: reason() }, ErrorCode::Io),
+            (ErrorKind::NoSpace { reason: reason() }, ErrorCode::NoSpace),
+            (ErrorKind::ReadOnly, ErrorCode::NotPermitted),
+            (ErrorKind::Absent(RequestKind::Discard), ErrorCode::Invalid),
         ] {
             let failed = of_error(&failure.into(), BlockSize::B4096);
             assert_eq!((failed.code, failed.offset), (error, None));

@@ -8,8 +8,8 @@ use std::task::Poll;
 use sealblock_protocols_nbd::{Closed, Command, Event, Request, Ticket};
 use sealblock_runtime_reactor::spawn;
 
-use crate::carry::{Mounted, Reply, Trouble, Work};
 use crate::connection::Connection;
+use crate::translate::{FailedRequest, OpenExport, Reply, Work};
 
 /// How many requests are carried out at least, and how many bytes they read at most, before what there is of answers is sent:
 /// if a deep queue were answered with one send, client and server would take turns rather than work at the same time.
@@ -82,7 +82,7 @@ impl Connection {
     }
 
     fn mount(&self, index: usize) {
-        let Some(told) = self.told.get(index) else { return };
+        let Some(told) = self.advertised.get(index) else { return };
         let Some(export) = self.place.choose(told, self.from()) else {
             tracing::debug!(export = told.name, "a client chose an export that was just taken away");
             return self.core.borrow_mut().close();
@@ -92,7 +92,7 @@ impl Connection {
         // Which connections are one client's is not known, and a flush on any of those covers what was written on all
         // (CAN_MULTI_CONN): so all connections of an export are.
         let asker = Arc::new(export.device.asker(&format!("nbd {}", export.name())));
-        *self.mounted.borrow_mut() = Some(Rc::new(Mounted { device: export.device.attach_as(&asker), gives_parts }));
+        *self.mounted.borrow_mut() = Some(Rc::new(OpenExport { device: export.device.attach_as(&asker), gives_parts }));
     }
 
     fn begin(self: &Rc<Self>, Request { ticket, command }: Request) {
@@ -105,13 +105,13 @@ impl Connection {
         }
     }
 
-    async fn carry_out(self: Rc<Self>, mounted: Rc<Mounted>, ticket: Ticket, work: Work) {
+    async fn carry_out(self: Rc<Self>, mounted: Rc<OpenExport>, ticket: Ticket, work: Work) {
         let outcome = mounted.carry_out(work, &self.is_gone).await;
         self.answer(ticket, outcome);
         self.ring();
     }
 
-    fn answer(&self, ticket: Ticket, outcome: Result<Reply, Trouble>) {
+    fn answer(&self, ticket: Ticket, outcome: Result<Reply, FailedRequest>) {
         let mut core = self.core.borrow_mut();
         match outcome {
             Ok(Reply::Done) => core.done(ticket),

@@ -12,8 +12,8 @@ use sealblock_runtime_reactor::{CoreHandle, now, sleep, spawn};
 use crate::connection::Connection;
 use crate::export::{Export, SetupError};
 use crate::limits::Limits;
-use crate::line::Order;
-use crate::shared::{Client, Kind, Place, Shared};
+use crate::shared::{Client, Kind, ServingCore, Shared};
+use crate::signal::Signals;
 
 /// How often a server that stops looks whether it is done.
 const DRAIN_REST: Duration = Duration::from_millis(2);
@@ -72,7 +72,7 @@ impl Server {
 
     /// The names of the exports, in the order of adding. The first is the default unless another was named.
     pub fn exports(&self) -> Vec<String> {
-        self.0.told().iter().map(|told| told.name.clone()).collect()
+        self.0.advertised().iter().map(|told| told.name.clone()).collect()
     }
 
     /// The same server, whose connections are from now on spread over these cores in turn, whichever core accepts them.
@@ -98,8 +98,8 @@ impl Server {
         Ok(())
     }
 
-    async fn accept(&self, listener: &Listener, place: &Place) -> io::Result<()> {
-        let mut is_told = |cx: &mut Context<'_>| place.line.poll(Order::Stop, cx);
+    async fn accept(&self, listener: &Listener, place: &ServingCore) -> io::Result<()> {
+        let mut is_told = |cx: &mut Context<'_>| place.line.poll(Signals::Stop, cx);
         while let Some(stream) = listener.accept_until(&mut is_told).await? {
             self.admit(stream);
         }
@@ -132,7 +132,7 @@ impl Server {
 
     /// Takes no more connections and requests, on all cores; what [`Server::serve`] returns tells when it is over.
     pub fn stop(&self) {
-        self.0.order(Order::Stop);
+        self.0.order(Signals::Stop);
     }
 
     /// Connections that are served now, on all cores, or whose last requests are being carried out.
@@ -154,7 +154,7 @@ impl Server {
         if self.connections() == 0 {
             return;
         }
-        self.0.order(Order::Kill);
+        self.0.order(Signals::Kill);
         while self.connections() > 0 && now() < deadline + KILL_REST {
             sleep(DRAIN_REST).await;
         }
@@ -162,6 +162,6 @@ impl Server {
 }
 
 /// Serves a connection on this core.
-fn begin(stream: Stream, place: Place) {
+fn begin(stream: Stream, place: ServingCore) {
     spawn(Connection::new(stream, place).run());
 }

@@ -7,19 +7,19 @@ use std::time::{Duration, Instant};
 
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_protocols_nbd as core;
-use sealblock_runtime_reactor::{Budget, Post, now};
+use sealblock_runtime_reactor::{Budget, CoreAddress, now};
 
 use crate::export::{Export, SetupError};
 use crate::limits::Limits;
-use crate::line::{Line, Order};
+use crate::signal::{ControlSignal, Signals};
 
 /// What is offered.
 #[derive(Default)]
-struct Offered {
+struct ExportList {
     /// Each is there for as long as it is offered or connections use it.
     exports: Vec<Arc<Export>>,
     /// What clients are told of each.
-    told: Arc<[core::Export]>,
+    advertised: Arc<[core::Export]>,
     /// The name of the export for clients that name none; the first of all unless one is named.
     default: Option<String>,
 }
@@ -27,8 +27,8 @@ struct Offered {
 pub(crate) struct Shared {
     pub(crate) limits: Limits,
     pub(crate) budget: Arc<Budget>,
-    offered: Mutex<Offered>,
-    cores: Mutex<Vec<Post>>,
+    offered: Mutex<ExportList>,
+    cores: Mutex<Vec<CoreAddress>>,
     next: AtomicUsize,
     /// Whoever is to hear of an order, by number. Connections are in it for as long as they live.
     members: Mutex<Members>,
@@ -36,13 +36,13 @@ pub(crate) struct Shared {
 
 #[derive(Default)]
 struct Members {
-    order: Option<Order>,
+    order: Option<Signals>,
     all: BTreeMap<usize, Member>,
 }
 
 struct Member {
     kind: Kind,
-    line: Arc<Line>,
+    line: Arc<ControlSignal>,
     /// What a connection chose, where it comes from, and since when.
     chosen: Option<(Arc<Export>, String, Instant)>,
 }
@@ -65,10 +65,10 @@ pub(crate) enum Kind {
 }
 
 /// A place among those who hear of orders, given back when it is dropped.
-pub(crate) struct Place {
+pub(crate) struct ServingCore {
     pub(crate) shared: Arc<Shared>,
     pub(crate) number: usize,
-    pub(crate) line: Arc<Line>,
+    pub(crate) line: Arc<ControlSignal>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -88,8 +88,8 @@ impl Shared {
     }
 
     /// What clients are told that connect now.
-    pub(crate) fn told(&self) -> Arc<[core::Export]> {
-        Arc::clone(&lock(&self.offered).told)
+    pub(crate) fn advertised(&self) -> Arc<[core::Export]> {
+        Arc::clone(&lock(&self.offered).advertised)
     }
 
     /// Has clients that name no export get the one of this name, or none as long as it is not there.
@@ -107,16 +107,16 @@ impl Shared {
 
     /// Offers one more export, behind the others.
     pub(crate) fn add(&self, export: Export) -> Result<(), SetupError> {
-        let told = export.told();
+        let told = export.advertised();
         if !told.is_valid() {
-            return Err(SetupError::Untellable(told.name.chars().take(80).collect()));
+            return Err(SetupError::TooLong(told.name.chars().take(80).collect()));
         }
         let mut offered = lock(&self.offered);
-        if offered.told.iter().any(|other| other.name == told.name) {
+        if offered.advertised.iter().any(|other| other.name == told.name) {
             return Err(SetupError::Duplicate(told.name));
         }
         offered.exports.push(Arc::new(export));
-        offered.told = offered.told.iter().cloned().chain([told]).collect();
+        offered.advertised = offered.advertised.iter().cloned().chain([told]).collect();
         Ok(())
     }
 
@@ -124,50 +124,50 @@ impl Shared {
     pub(crate) fn remove(&self, name: &str) -> Result<(), SetupError> {
         let removed = {
             let mut offered = lock(&self.offered);
-            let at = offered.told.iter().position(|told| told.name == name);
+            let at = offered.advertised.iter().position(|told| told.name == name);
             let at = at.ok_or_else(|| SetupError::Unknown(name.to_owned()))?;
-            let others = offered.told.iter().enumerate().filter(|(index, _)| *index != at);
-            offered.told = others.map(|(_, other)| other.clone()).collect();
+            let others = offered.advertised.iter().enumerate().filter(|(index, _)| *index != at);
+            offered.advertised = others.map(|(_, other)| other.clone()).collect();
             offered.exports.remove(at)
         };
         // Those who chose it when it had another size, too.
         let uses = |member: &&Member| member.chosen.as_ref().is_some_and(|(chosen, ..)| chosen.is_same(&removed));
         let lines: Vec<_> = lock(&self.members).all.values().filter(uses).map(|user| Arc::clone(&user.line)).collect();
-        lines.iter().for_each(|line| line.order(Order::Stop));
+        lines.iter().for_each(|line| line.order(Signals::Stop));
         Ok(())
     }
 
     /// Has an export show another size to those who connect from now on.
     pub(crate) fn resize(&self, name: &str, device: SharedDevice) -> Result<(), SetupError> {
         let mut offered = lock(&self.offered);
-        let at = offered.told.iter().position(|told| told.name == name);
+        let at = offered.advertised.iter().position(|told| told.name == name);
         let at = at.ok_or_else(|| SetupError::Unknown(name.to_owned()))?;
         let export = offered.exports[at].resized(device);
-        let told = export.told();
+        let told = export.advertised();
         if !told.is_valid() {
-            return Err(SetupError::Untellable(told.name.chars().take(80).collect()));
+            return Err(SetupError::TooLong(told.name.chars().take(80).collect()));
         }
         let before = std::mem::replace(&mut offered.exports[at], Arc::new(export));
-        offered.told =
-            offered.told.iter().enumerate().map(|(i, was)| if i == at { &told } else { was }).cloned().collect();
+        offered.advertised =
+            offered.advertised.iter().enumerate().map(|(i, was)| if i == at { &told } else { was }).cloned().collect();
         drop(offered);
         drop(before);
         Ok(())
     }
 
     /// A place for one more; `None` for a connection above the limit.
-    pub(crate) fn enter(self: &Arc<Self>, kind: Kind) -> Option<Place> {
+    pub(crate) fn enter(self: &Arc<Self>, kind: Kind) -> Option<ServingCore> {
         let mut members = lock(&self.members);
         if kind == Kind::Connection && members.connections() >= self.limits.connections {
             return None;
         }
-        let line = Arc::new(Line::default());
+        let line = Arc::new(ControlSignal::default());
         if let Some(order) = members.order {
             line.order(order);
         }
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         members.all.insert(number, Member { kind, line: Arc::clone(&line), chosen: None });
-        Some(Place { shared: Arc::clone(self), number, line })
+        Some(ServingCore { shared: Arc::clone(self), number, line })
     }
 
     pub(crate) fn connections(&self) -> usize {
@@ -187,8 +187,8 @@ impl Shared {
     }
 
     /// Tells everybody. An order is never taken back.
-    pub(crate) fn order(&self, order: Order) {
-        let lines: Vec<Arc<Line>> = {
+    pub(crate) fn order(&self, order: Signals) {
+        let lines: Vec<Arc<ControlSignal>> = {
             let mut members = lock(&self.members);
             members.order = members.order.max(Some(order));
             members.all.values().map(|member| Arc::clone(&member.line)).collect()
@@ -197,13 +197,13 @@ impl Shared {
     }
 
     /// The core for a connection of this number, in turn; `None` for the one that accepted it.
-    pub(crate) fn post(&self, number: usize) -> Option<Post> {
+    pub(crate) fn post(&self, number: usize) -> Option<CoreAddress> {
         let cores = lock(&self.cores);
         let index = number.checked_rem(cores.len())?;
         cores.get(index).cloned()
     }
 
-    pub(crate) fn set_cores(&self, posts: Vec<Post>) {
+    pub(crate) fn set_cores(&self, posts: Vec<CoreAddress>) {
         *lock(&self.cores) = posts;
     }
 }
@@ -214,7 +214,7 @@ impl Members {
     }
 }
 
-impl Place {
+impl ServingCore {
     /// Notes that this connection, from there, chose what it was told so, if that is still offered.
     pub(crate) fn choose(&self, told: &core::Export, from: &str) -> Option<Arc<Export>> {
         // Held until the choice is noted, so that whoever takes the export away after that finds its user.
@@ -224,7 +224,7 @@ impl Place {
             other.size_bytes >= told.size_bytes
                 && core::Export { size_bytes: other.size_bytes, ..told.clone() } == *other
         };
-        let at = offered.told.iter().position(is_it)?;
+        let at = offered.advertised.iter().position(is_it)?;
         let chosen = Arc::clone(&offered.exports[at]);
         if let Some(member) = lock(&self.shared.members).all.get_mut(&self.number) {
             member.chosen = Some((Arc::clone(&chosen), from.to_owned(), now()));
@@ -233,7 +233,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ServingCore {
     fn drop(&mut self) {
         let member = lock(&self.shared.members).all.remove(&self.number);
         drop(member);
@@ -282,12 +282,12 @@ mod tests {
     fn orders_reach_all_and_those_who_come_later() {
         let shared = shared(2);
         let one = shared.enter(Kind::Connection).unwrap();
-        assert!(!one.line.is(Order::Stop));
-        shared.order(Order::Stop);
+        assert!(!one.line.is(Signals::Stop));
+        shared.order(Signals::Stop);
         let late = shared.enter(Kind::Listener).unwrap();
-        assert!(one.line.is(Order::Stop) && late.line.is(Order::Stop) && !one.line.is(Order::Kill));
-        shared.order(Order::Kill);
-        shared.order(Order::Stop);
-        assert!(one.line.is(Order::Kill) && shared.enter(Kind::Listener).unwrap().line.is(Order::Kill));
+        assert!(one.line.is(Signals::Stop) && late.line.is(Signals::Stop) && !one.line.is(Signals::Kill));
+        shared.order(Signals::Kill);
+        shared.order(Signals::Stop);
+        assert!(one.line.is(Signals::Kill) && shared.enter(Kind::Listener).unwrap().line.is(Signals::Kill));
     }
 }

@@ -2,10 +2,10 @@
 
 use std::cell::Cell;
 
-use sealblock_block::{Answer, Operation, RunState};
+use sealblock_block::{BlockState, Request, Response};
 use sealblock_protocols_nbd::{ErrorCode, Run};
 
-use crate::carry::{Mounted, Reply, Trouble};
+use crate::translate::{FailedRequest, OpenExport, Reply};
 
 /// How much of a device is asked about at once, in bytes.
 const WINDOW_BYTES: u64 = 64 << 20;
@@ -16,7 +16,7 @@ const RUNS: usize = 1024;
 /// NBD_STATE_HOLE and NBD_STATE_ZERO. Devices know no hole that is not zeroes, and no zeroes that are none.
 const HOLE: u32 = 3;
 
-impl Mounted {
+impl OpenExport {
     /// The status of bytes from `offset` on: all that was asked for, or a part of it that is enough for one reply.
     pub(crate) async fn status(
         &self,
@@ -24,7 +24,7 @@ impl Mounted {
         length: u64,
         one: bool,
         is_gone: &Cell<bool>,
-    ) -> Result<Reply, Trouble> {
+    ) -> Result<Reply, FailedRequest> {
         let most = if one { 1 } else { RUNS };
         let (mut at, end) = (offset, offset + length);
         let mut runs: Vec<Run> = Vec::new();
@@ -42,17 +42,17 @@ impl Mounted {
     }
 
     /// Appends the runs of a part.
-    async fn window(&self, offset: u64, length: u64, runs: &mut Vec<Run>) -> Result<(), Trouble> {
+    async fn window(&self, offset: u64, length: u64, runs: &mut Vec<Run>) -> Result<(), FailedRequest> {
         let extent = self.extent(offset, length)?;
-        let Answer::Allocation(found) = self.run(Operation::Allocation { extent }).await? else {
+        let Response::BlockStatus(found) = self.run(Request::BlockStatus { extent }).await? else {
             return Err(ErrorCode::Io.into());
         };
         let shift = self.block_shift();
         for run in found {
             let length = u64::from(run.blocks.get()) << shift;
             let status = match run.state {
-                RunState::Data => 0,
-                RunState::Hole => HOLE,
+                BlockState::Data => 0,
+                BlockState::Hole => HOLE,
             };
             match runs.last_mut() {
                 Some(last) if last.status == status => last.length += length,

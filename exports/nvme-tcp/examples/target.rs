@@ -9,8 +9,8 @@ use std::error::Error;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
-use sealblock_block::{Device, Durability, Gate, Operation, Stack};
-use sealblock_exports_nvme_tcp::{Limits, Namespace, Shows, Subsystem, Target};
+use sealblock_block::{Device, Durability, DynDevice, Gate, Request};
+use sealblock_exports_nvme_tcp::{Limits, Namespace, PiVisibility, Subsystem, Target};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
@@ -37,9 +37,9 @@ async fn fill(device: &MemoryDevice, format: Option<PiFormat>, blocks: u64) -> R
         let Ok(extent) = Extent::from_raw(at, FILL_BLOCKS.min(blocks - at)) else { return Ok(()) };
         let mut data = Buffer::zeroed(extent.bytes(BlockSize::B4096) as usize);
         data.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i as u64 ^ at) as u8);
-        let tags = Tags { first_ref: at, ..Tags::default() };
+        let tags = Tags { initial_ref_tag: at, ..Tags::default() };
         let data = Sealed::seal(data.freeze(), BlockSize::B4096, format, &tags);
-        device.execute(Operation::Write { extent, data, durability: Durability::Volatile }).await?;
+        device.execute(Request::Write { extent, data, durability: Durability::Volatile }).await?;
         at += FILL_BLOCKS;
     }
     Ok(())
@@ -50,17 +50,17 @@ async fn serve(ask: Ask) -> Result<(), String> {
     let made = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1);
     let format = (ask.pi != "none").then_some(made);
     let stack = match ask.device.as_str() {
-        "null" => Stack::new(NullDevice::new(BlockSize::B4096, ask.blocks, format)),
+        "null" => DynDevice::new(NullDevice::new(BlockSize::B4096, ask.blocks, format)),
         _ => {
             let device = MemoryDevice::new(BlockSize::B4096, ask.blocks, format).with_pool(pool());
             fill(&device, format, ask.blocks).await.map_err(|error| text(&error))?;
-            Stack::new(device)
+            DynDevice::new(device)
         }
     };
-    let shows = if ask.pi == "shown" { Shows::Protected } else { Shows::Plain };
+    let shows = if ask.pi == "shown" { PiVisibility::Protected } else { PiVisibility::Plain };
     let namespace = Namespace::new(SharedDevice::publish(Rc::new(Gate::new(ask.device.as_str(), stack))), [1; 16]);
     let nqn = NQN.parse().map_err(|_| "the name is a name".to_owned())?;
-    let namespace = namespace.showing(shows).map_err(|error| text(&error))?;
+    let namespace = namespace.with_visibility(shows).map_err(|error| text(&error))?;
     let subsystem = Subsystem::new(nqn, "SPEED1").with_namespace(1, namespace).map_err(|error| text(&error))?;
     let target = Target::new([subsystem], Limits::default()).map_err(|error| text(&error))?;
     let listener = Listener::bind(ask.address, 128).map_err(|error| text(&error))?;

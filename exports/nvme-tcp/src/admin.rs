@@ -9,16 +9,21 @@ use sealblock_protocols_nvme::{Command, FABRICS_OPCODE, FabricsType, StatusCode}
 use sealblock_protocols_nvme_tcp::Payload;
 use sealblock_runtime_memory::{Buffer, Slice};
 
+use crate::command_error::CommandError;
 use crate::commands::abort;
 use crate::connection::{Connection, Reply, Role};
-use crate::refusal::Refusal;
 use crate::{connect, features, identify, logs, properties};
 
 /// The admin data that a host may want or bring at once: Identify and the data of features.
 const MOST_DATA_BYTES: usize = 1 << 20;
 
 /// Carries out a command that is no I/O command. `room` is the length of the host's buffer.
-pub(crate) fn run(connection: &Rc<Connection>, command: &Command, data: &[u8], room: usize) -> Result<Reply, Refusal> {
+pub(crate) fn run(
+    connection: &Rc<Connection>,
+    command: &Command,
+    data: &[u8],
+    room: usize,
+) -> Result<Reply, CommandError> {
     let role = connection.role.borrow().clone();
     if command.opcode == FABRICS_OPCODE {
         return fabrics(connection, &role, command, data).map(Reply::Done);
@@ -54,7 +59,7 @@ pub(crate) fn run(connection: &Rc<Connection>, command: &Command, data: &[u8], r
     }
 }
 
-fn fabrics(connection: &Rc<Connection>, role: &Role, command: &Command, data: &[u8]) -> Result<u64, Refusal> {
+fn fabrics(connection: &Rc<Connection>, role: &Role, command: &Command, data: &[u8]) -> Result<u64, CommandError> {
     match (role, FabricsCommand::kind(command)) {
         (Role::New, Some(FabricsType::Connect)) => return connect::connect(connection, command, data),
         (Role::New, _) | (_, Some(FabricsType::Connect)) => return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into()),
@@ -79,7 +84,7 @@ fn fabrics(connection: &Rc<Connection>, role: &Role, command: &Command, data: &[
 }
 
 /// `asked` bytes for the host: `page`, and zeroes behind its end.
-pub(crate) fn cut(page: &[u8], room: usize, asked: u64) -> Result<Reply, Refusal> {
+pub(crate) fn cut(page: &[u8], room: usize, asked: u64) -> Result<Reply, CommandError> {
     let asked = usize::try_from(asked).ok().filter(|&asked| asked <= room && asked <= MOST_DATA_BYTES);
     let asked = asked.ok_or(StatusCode::DATA_SGL_LENGTH_INVALID)?;
     let page = &page[..page.len().min(asked)];

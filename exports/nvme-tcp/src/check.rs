@@ -4,11 +4,11 @@ use sealblock_block::Ability;
 use sealblock_protocols_nvme::nvm::IoCommand;
 use sealblock_protocols_nvme::{Command, Invalid};
 
+use crate::command_error::CommandError;
 use crate::identify::WRITE_ZEROES_BYTES;
-use crate::io::Room;
+use crate::io::TransferLengths;
 use crate::limits::Limits;
 use crate::namespace::Namespace;
-use crate::refusal::Refusal;
 
 /// The longest list of ranges that a command may bring: 256 of the longest ones.
 const LIST_BYTES: u64 = 256 * 40;
@@ -19,8 +19,8 @@ pub(crate) fn check(
     limits: &Limits,
     io: &IoCommand,
     command: &Command,
-    room: Room,
-) -> Result<(), Refusal> {
+    room: TransferLengths,
+) -> Result<(), CommandError> {
     io.validate(namespace.device.geometry().capacity_blocks, namespace.format())?;
     has_operation(namespace, io, command)?;
     let is_too_long = |extent, most| namespace.data_bytes(extent) > most;
@@ -56,15 +56,15 @@ pub(crate) fn check(
 }
 
 /// Refuses commands that the device has no operation for.
-fn has_operation(namespace: &Namespace, io: &IoCommand, command: &Command) -> Result<(), Refusal> {
+fn has_operation(namespace: &Namespace, io: &IoCommand, command: &Command) -> Result<(), CommandError> {
     let ability = match io {
         IoCommand::WriteUncorrectable(_) => namespace.device.abilities().write_uncorrectable,
-        IoCommand::Digest(_) => namespace.device.abilities().digest,
+        IoCommand::Digest(_) => namespace.device.abilities().checksum,
         _ => return Ok(()),
     };
     if ability == Ability::Absent { Err(Invalid::Opcode(command.opcode).into()) } else { Ok(()) }
 }
 
-fn same(needed_bytes: u64, got_bytes: u64) -> Result<(), Refusal> {
+fn same(needed_bytes: u64, got_bytes: u64) -> Result<(), CommandError> {
     if needed_bytes == got_bytes { Ok(()) } else { Err(Invalid::DataLength { needed_bytes, got_bytes }.into()) }
 }

@@ -9,12 +9,12 @@ use sealblock_protocols_nvme::fabrics::{
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_protocols_nvme::{Command, StatusCode};
 
+use crate::command_error::CommandError;
 use crate::connection::{Connection, Role};
 use crate::controller::Controller;
-use crate::member::Member;
-use crate::refusal::Refusal;
+use crate::member::QueueContext;
 
-pub(crate) fn connect(connection: &Rc<Connection>, command: &Command, data: &[u8]) -> Result<u64, Refusal> {
+pub(crate) fn connect(connection: &Rc<Connection>, command: &Command, data: &[u8]) -> Result<u64, CommandError> {
     let ask = Connect::decode(command)?;
     let data = ConnectData::parse(data)?;
     let outcome = join(connection, &ask, &data);
@@ -23,7 +23,7 @@ pub(crate) fn connect(connection: &Rc<Connection>, command: &Command, data: &[u8
 }
 
 /// Tells the operator who has come, and who was refused that an operator may have meant to let in.
-fn tell(connection: &Connection, ask: &Connect, data: &ConnectData, outcome: &Result<u64, Refusal>) {
+fn tell(connection: &Connection, ask: &Connect, data: &ConnectData, outcome: &Result<u64, CommandError>) {
     let (subsystem, host) = (data.subnqn.as_str(), host_name(data.hostnqn.as_ref()));
     let from = connection.from();
     match outcome {
@@ -47,7 +47,7 @@ pub(crate) fn host_name(host: Option<&Nqn>) -> &str {
     host.map_or("(without a name)", Nqn::as_str)
 }
 
-fn join(connection: &Rc<Connection>, ask: &Connect, data: &ConnectData) -> Result<u64, Refusal> {
+fn join(connection: &Rc<Connection>, ask: &Connect, data: &ConnectData) -> Result<u64, CommandError> {
     if ask.entries > u32::from(connection.target.limits.commands) {
         return Err(parameter(InvalidParameter::SQSIZE));
     }
@@ -65,18 +65,18 @@ fn join(connection: &Rc<Connection>, ask: &Connect, data: &ConnectData) -> Resul
     Ok(Connect::result(controller.id, AuthenticationRequired::NONE))
 }
 
-fn parameter(parameter: InvalidParameter) -> Refusal {
+fn parameter(parameter: InvalidParameter) -> CommandError {
     ConnectError::from(parameter).into()
 }
 
 /// What the host names is not there, and may be in a moment: a subsystem is added again, or a controller was given up and the
 /// host makes a new one. Without Do Not Retry hosts that had it once go on trying for as long as they were told to.
-fn missing(what: InvalidParameter) -> Refusal {
+fn missing(what: InvalidParameter) -> CommandError {
     let refusal = parameter(what);
-    Refusal { status: refusal.status.with_dnr(false), ..refusal }
+    CommandError { status: refusal.status.with_dnr(false), ..refusal }
 }
 
-fn admin(connection: &Connection, ask: &Connect, data: &ConnectData) -> Result<Arc<Controller>, Refusal> {
+fn admin(connection: &Connection, ask: &Connect, data: &ConnectData) -> Result<Arc<Controller>, CommandError> {
     let target = &connection.target;
     let subsystem = target.subsystem(&data.subnqn).ok_or(missing(InvalidParameter::SUBNQN))?;
     if !subsystem.allows(data.hostnqn.as_ref()) {
@@ -98,7 +98,7 @@ fn admin(connection: &Connection, ask: &Connect, data: &ConnectData) -> Result<A
     Ok(controller)
 }
 
-fn io(connection: &Rc<Connection>, queue: u16, data: &ConnectData) -> Result<Rc<Member>, Refusal> {
+fn io(connection: &Rc<Connection>, queue: u16, data: &ConnectData) -> Result<Rc<QueueContext>, CommandError> {
     let controller = connection.target.controller(data.cntlid).ok_or(missing(InvalidParameter::CNTLID))?;
     if controller.subsystem.nqn != data.subnqn {
         return Err(parameter(InvalidParameter::SUBNQN));
@@ -115,5 +115,5 @@ fn io(connection: &Rc<Connection>, queue: u16, data: &ConnectData) -> Result<Rc<
     if !controller.enter(queue, &connection.line) {
         return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into());
     }
-    Ok(Member::new(controller))
+    Ok(QueueContext::new(controller))
 }

@@ -21,18 +21,18 @@ use sealblock_protocols_nvme_tcp::target::{Event, Target as Core, Token};
 use sealblock_protocols_nvme_tcp::{Payload, TargetConfig, TransmitLimit};
 use sealblock_runtime_memory::{Buffer, Pool};
 use sealblock_runtime_reactor::net::Stream;
-use sealblock_runtime_reactor::{Bell, Share, now, pool, spawn, timeout};
+use sealblock_runtime_reactor::{Notify, Share, now, pool, spawn, timeout};
 
 use crate::commands::fused::Pairs;
 use crate::connect::host_name;
 use crate::controller::Controller;
+use crate::dispatch::{PreparedCommand, Waiting};
 use crate::limits::IN_CAPSULE_BYTES;
-use crate::line::Line;
-use crate::member::Member;
+use crate::member::QueueContext;
 use crate::parts;
-use crate::queue::{Task, Waiting};
 use crate::registry::{Permit, Shared};
-use crate::slots::Slots;
+use crate::signal::ControlSignal;
+use crate::slots::CommandSlots;
 use crate::subsystem::Subsystem;
 use crate::sums::shape_of;
 
@@ -51,7 +51,7 @@ pub(crate) enum Role {
     /// The admin queue of a controller.
     Admin(Arc<Controller>),
     /// An I/O queue of a controller, and its identifier.
-    Io(Rc<Member>, u16),
+    Io(Rc<QueueContext>, u16),
 }
 
 /// How a command ends if it does not fail.
@@ -65,16 +65,16 @@ pub(crate) enum Reply {
 pub(crate) struct Connection {
     pub(crate) target: Arc<Shared>,
     /// What other cores tell this connection.
-    pub(crate) line: Arc<Line>,
+    pub(crate) line: Arc<ControlSignal>,
     pub(crate) core: RefCell<Core>,
     /// What an I/O queue belongs to, for whoever cuts data in capsules into blocks.
     subsystem: Arc<OnceLock<Arc<Subsystem>>>,
     pub(crate) stream: Stream,
     pub(crate) role: RefCell<Role>,
     /// Something is to be sent, or sending is to end.
-    pub(crate) output: Bell,
+    pub(crate) output: Notify,
     /// Commands whose data is being fetched, by the place of their token.
-    pub(crate) fetching: RefCell<Vec<Option<(Token, Task)>>>,
+    pub(crate) fetching: RefCell<Vec<Option<(Token, PreparedCommand)>>>,
     /// Fused pairs that are not whole yet.
     pub(crate) pairs: Pairs,
     /// Commands that wait for room.
@@ -86,7 +86,7 @@ pub(crate) struct Connection {
     /// What this connection holds of the bytes that all may have in flight.
     pub(crate) share: Share,
     /// I/O commands being carried out.
-    pub(crate) slots: Slots,
+    pub(crate) slots: CommandSlots,
     /// Fused pairs being carried out.
     pub(crate) running_pairs: Cell<usize>,
     pub(crate) pool: Pool,
@@ -96,19 +96,24 @@ pub(crate) struct Connection {
     /// Set when the connection is to end: until when commands in flight may go on.
     pub(crate) drain_until: Cell<Option<Instant>>,
     /// Nothing more is received.
-    pub(crate) deaf: Cell<bool>,
+    pub(crate) receive_stopped: Cell<bool>,
     /// The connection was cut off, and the clock is watched no more.
-    pub(crate) killed: Cell<bool>,
+    pub(crate) aborted: Cell<bool>,
     pub(crate) accepted: Instant,
     /// The connection's own task is running, so it need not be woken.
-    in_turn: Cell<bool>,
+    is_polling: Cell<bool>,
     /// What was received is to be answered before more is.
     pub(crate) answering: Cell<bool>,
     permit: Permit,
 }
 
 impl Connection {
-    pub(crate) fn new(target: &Arc<Shared>, stream: Stream, line: Arc<Line>, permit: Permit) -> Rc<Connection> {
+    pub(crate) fn new(
+        target: &Arc<Shared>,
+        stream: Stream,
+        line: Arc<ControlSignal>,
+        permit: Permit,
+    ) -> Rc<Connection> {
         let pool = pool();
         let mut config = TargetConfig::new(pool.clone());
         config.staging_bytes = STAGING_BYTES;
@@ -127,23 +132,23 @@ impl Connection {
             subsystem,
             stream,
             role: RefCell::new(Role::New),
-            output: Bell::default(),
+            output: Notify::default(),
             fetching: RefCell::default(),
             pairs: Pairs::default(),
             waiting: RefCell::default(),
             read_bytes: Cell::new(0),
             sending_bytes: Cell::new(0),
             share: Share::new(&target.budget),
-            slots: Slots::new(most_commands),
+            slots: CommandSlots::new(most_commands),
             running_pairs: Cell::new(0),
             pool,
             head: Cell::new(None),
             finishing: Cell::new(false),
             drain_until: Cell::new(None),
-            deaf: Cell::new(false),
-            killed: Cell::new(false),
+            receive_stopped: Cell::new(false),
+            aborted: Cell::new(false),
             accepted: now(),
-            in_turn: Cell::new(false),
+            is_polling: Cell::new(false),
             answering: Cell::new(false),
             permit,
         })
@@ -155,7 +160,7 @@ impl Connection {
         self.head.set((!no_flow_control).then_some((1 % entries, entries)));
         self.core.borrow_mut().set_success_flag(no_flow_control);
         if matches!(role, Role::Admin(_)) {
-            self.permit.lighten();
+            self.permit.exclude_from_load();
         }
         if let Role::Io(member, _) = &role {
             // A connection is an I/O queue once.
@@ -172,12 +177,12 @@ impl Connection {
         let mut is_over = false;
         poll_fn(|cx| {
             self.slots.belong_to(cx.waker());
-            self.in_turn.set(true);
+            self.is_polling.set(true);
             while let Some(ended) = self.slots.next() {
                 ended.into_iter().for_each(|ended| self.on_ended(ended));
             }
             is_over = is_over || flow.as_mut().poll(cx).is_ready();
-            self.in_turn.set(false);
+            self.is_polling.set(false);
             if is_over && self.busy() == 0 { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
@@ -218,7 +223,7 @@ impl Connection {
 
     /// There is something to send, or to look at.
     pub(crate) fn ring(&self) {
-        match self.in_turn.get() {
+        match self.is_polling.get() {
             true => self.output.note(),
             false => self.output.ring(),
         }
@@ -232,7 +237,7 @@ impl Connection {
                 Ok(len) => len,
             };
             self.core.borrow_mut().received(buffer, len);
-            self.take_events(len).await;
+            self.process_batch(len).await;
         }
     }
 
@@ -310,7 +315,7 @@ impl Connection {
 
     /// Ends the connection at once.
     pub(crate) fn kill(&self) {
-        self.killed.set(true);
+        self.aborted.set(true);
         self.core.borrow_mut().close();
         // The peer may be gone already, and then there is nothing to shut down.
         let _ = self.stream.shutdown(Shutdown::Both);
@@ -344,7 +349,7 @@ impl Connection {
             return;
         }
         // A peer that does not close in time is reset.
-        let _ = self.stream.linger(LINGER, LINGER_BYTES).await;
+        let _ = self.stream.busy_poll(LINGER, LINGER_BYTES).await;
     }
 }
 

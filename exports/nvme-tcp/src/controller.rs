@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use sealblock_block::{Device, FlushCursor, Operation};
+use sealblock_block::{Device, FlushCursor, Request};
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_protocols_nvme::fabrics::ConnectData;
 use sealblock_protocols_nvme::logs::{ErrorEntry, ErrorLog, LogPage};
@@ -21,12 +21,12 @@ use sealblock_protocols_nvme::{Command, Status, StatusCode};
 use sealblock_runtime_reactor::{now, spawn};
 use sealblock_units::Lba;
 
+use crate::async_events::AsyncEvents;
+use crate::command_error::CommandError;
 use crate::features::FeatureValues;
-use crate::kept::{Flag, Kept};
-use crate::line::{Line, Orders};
+use crate::kept::{Flag, Locked};
 use crate::namespace::Namespace;
-use crate::notices::Notices;
-use crate::refusal::Refusal;
+use crate::signal::{ControlSignal, Signals};
 use crate::subsystem::Subsystem;
 
 /// Entries of the Error Information log (ELPE).
@@ -52,35 +52,35 @@ pub(crate) struct Controller {
     /// Where its admin queue comes from, and since when.
     pub(crate) from: String,
     pub(crate) since: Instant,
-    pub(crate) keep_alive_ms: Kept<u32>,
-    pub(crate) queues_granted: Kept<u32>,
-    pub(crate) notices: Arc<Notices>,
+    pub(crate) keep_alive_ms: Locked<u32>,
+    pub(crate) queues_granted: Locked<u32>,
+    pub(crate) notices: Arc<AsyncEvents>,
     pub(crate) values: FeatureValues,
     pub(crate) write_cache: Flag,
-    pub(crate) timestamp: Kept<(u64, Instant)>,
-    pub(crate) behavior: Kept<Vec<u8>>,
-    pub(crate) errors: Kept<ErrorLog>,
-    pub(crate) io_queues: Kept<BTreeMap<u16, Weak<Line>>>,
+    pub(crate) timestamp: Locked<(u64, Instant)>,
+    pub(crate) behavior: Locked<Vec<u8>>,
+    pub(crate) errors: Locked<ErrorLog>,
+    pub(crate) io_queues: Locked<BTreeMap<u16, Weak<ControlSignal>>>,
     /// What this controller is to each device that its queues use: one asker, whichever queue a command came on.
-    askers: Kept<Vec<Arc<FlushCursor>>>,
-    state: Kept<State>,
+    askers: Locked<Vec<Arc<FlushCursor>>>,
+    state: Locked<State>,
     /// CSTS.RDY as commands see it: off at once when a reset begins.
     ready: Flag,
     /// The admin queue has gone.
     over: Flag,
-    seen: Kept<Instant>,
-    admin: Weak<Line>,
+    seen: Locked<Instant>,
+    admin: Weak<ControlSignal>,
     /// Members: I/O queues that are connected or have commands being carried out, and changes by admin commands.
-    members: AtomicUsize,
+    queue_refs: AtomicUsize,
     /// Waits until there is no member.
-    emptied: Kept<Option<Waker>>,
+    emptied: Locked<Option<Waker>>,
 }
 
 /// An admin command that changes something on a device. While there is one, a reset does not end, and the host's next
 /// controller is not ready: what it writes there must not be undone by this one.
-pub(crate) struct Change(Arc<Controller>);
+pub(crate) struct DeviceChangeGuard(Arc<Controller>);
 
-impl Drop for Change {
+impl Drop for DeviceChangeGuard {
     fn drop(&mut self) {
         self.0.member_left();
     }
@@ -93,7 +93,7 @@ struct State {
     /// A reset ends when the last member is gone.
     resetting: bool,
     /// Enabled, and ready once commands of the host's earlier controllers have ended.
-    succeeding: bool,
+    awaiting_handover: bool,
     /// Counts the shutdowns that the host asked for.
     shutdowns: u64,
     /// A task flushes for a shutdown; there is one at most.
@@ -106,7 +106,7 @@ impl Controller {
         subsystem: Arc<Subsystem>,
         data: &ConnectData,
         keep_alive_ms: u32,
-        (admin, from): (&Arc<Line>, String),
+        (admin, from): (&Arc<ControlSignal>, String),
     ) -> Controller {
         Controller {
             id,
@@ -116,23 +116,23 @@ impl Controller {
             hostid: data.hostid,
             from,
             since: now(),
-            keep_alive_ms: Kept::new(round_keep_alive(keep_alive_ms)),
-            queues_granted: Kept::new(1),
+            keep_alive_ms: Locked::new(round_keep_alive(keep_alive_ms)),
+            queues_granted: Locked::new(1),
             notices: Arc::default(),
             values: FeatureValues::default(),
             write_cache: Flag::new(true),
-            timestamp: Kept::new((0, now())),
-            behavior: Kept::new(vec![0; 512]),
-            errors: Kept::new(ErrorLog::new(usize::from(ERROR_ENTRIES))),
-            io_queues: Kept::default(),
-            askers: Kept::default(),
-            state: Kept::default(),
+            timestamp: Locked::new((0, now())),
+            behavior: Locked::new(vec![0; 512]),
+            errors: Locked::new(ErrorLog::new(usize::from(ERROR_ENTRIES))),
+            io_queues: Locked::default(),
+            askers: Locked::default(),
+            state: Locked::default(),
             ready: Flag::new(false),
             over: Flag::new(false),
-            seen: Kept::new(now()),
+            seen: Locked::new(now()),
             admin: Arc::downgrade(admin),
-            members: AtomicUsize::new(0),
-            emptied: Kept::default(),
+            queue_refs: AtomicUsize::new(0),
+            emptied: Locked::default(),
         }
     }
 
@@ -213,7 +213,7 @@ impl Controller {
     }
 
     /// Puts a failed command into the error log; the status then says that there is more to know.
-    pub(crate) fn log(&self, queue: u16, command: &Command, refusal: &Refusal) -> Status {
+    pub(crate) fn log(&self, queue: u16, command: &Command, refusal: &CommandError) -> Status {
         let status = refusal.status.with_more(true);
         let lba = refusal.lba.unwrap_or(Lba::ZERO);
         let entry = ErrorEntry::at_block(queue, command.cid.get(), status, command.nsid.get(), lba);
@@ -242,16 +242,16 @@ impl Controller {
         let resets = !cc.enable && before.enable;
         if cc.enable && !before.enable {
             let legal = self.can_be(&cc);
-            state.succeeding = legal && self.subsystem.succession.must_wait(self);
-            let ready = legal && !state.succeeding;
+            state.awaiting_handover = legal && self.subsystem.succession.must_wait(self);
+            let ready = legal && !state.awaiting_handover;
             (status.ready, status.fatal, status.shutdown) = (ready, !legal, ShutdownStatus::Normal);
             state.resetting = false;
             self.ready.set(ready);
         } else if resets {
             self.ready.set(false);
-            state.succeeding = false;
+            state.awaiting_handover = false;
             // The host may write again to the same blocks once it sees RDY clear, so nothing older may be under way then.
-            state.resetting = self.members.load(Ordering::SeqCst) > 0;
+            state.resetting = self.queue_refs.load(Ordering::SeqCst) > 0;
             (status.ready, status.fatal, status.shutdown) =
                 (state.resetting && status.ready, false, ShutdownStatus::Normal);
             self.notices.reset();
@@ -269,7 +269,7 @@ impl Controller {
         drop(state);
         if resets {
             // A reset deletes the I/O queues.
-            self.order_io_queues(Orders::KILL);
+            self.order_io_queues(Signals::KILL);
         }
     }
 
@@ -281,7 +281,7 @@ impl Controller {
             let (_, namespaces) = self.subsystem.snapshot();
             for namespace in namespaces.values() {
                 // Nobody reads the outcome, so it is asked for nobody: the host's next flush still tells of a failure.
-                if let Err(error) = namespace.device.attach().execute(Operation::Flush).await {
+                if let Err(error) = namespace.device.attach().execute(Request::Flush).await {
                     tracing::warn!(%error, "flush on shutdown failed");
                 }
             }
@@ -298,20 +298,20 @@ impl Controller {
     }
 
     /// Enters an I/O queue, unless its number is taken or the controller takes none. On success there is a member more,
-    /// which [`crate::member::Member::new`] is to be made for.
-    pub(crate) fn enter(&self, queue: u16, line: &Arc<Line>) -> bool {
+    /// which [`crate::member::QueueContext::new`] is to be made for.
+    pub(crate) fn enter(&self, queue: u16, line: &Arc<ControlSignal>) -> bool {
         let mut queues = self.io_queues.lock();
         let is_taken = queues.get(&queue).is_some_and(|other| other.strong_count() > 0);
         if is_taken || !self.is_ready() || self.over.get() {
             return false;
         }
         queues.insert(queue, Arc::downgrade(line));
-        self.members.fetch_add(1, Ordering::SeqCst);
+        self.queue_refs.fetch_add(1, Ordering::SeqCst);
         true
     }
 
     /// Takes an I/O queue off, unless another has its number already, as after a reset.
-    pub(crate) fn leave(&self, queue: u16, line: &Arc<Line>) {
+    pub(crate) fn leave(&self, queue: u16, line: &Arc<ControlSignal>) {
         let mut queues = self.io_queues.lock();
         if queues.get(&queue).is_some_and(|other| std::ptr::eq(other.as_ptr(), Arc::as_ptr(line))) {
             queues.remove(&queue);
@@ -320,7 +320,7 @@ impl Controller {
 
     /// A member is gone for good.
     pub(crate) fn member_left(&self) {
-        if self.members.fetch_sub(1, Ordering::SeqCst) > 1 {
+        if self.queue_refs.fetch_sub(1, Ordering::SeqCst) > 1 {
             return;
         }
         let mut state = self.state.lock();
@@ -339,24 +339,24 @@ impl Controller {
 
     /// Whether I/O queues are connected or have commands being carried out.
     pub(crate) fn has_members(&self) -> bool {
-        self.members.load(Ordering::SeqCst) > 0
+        self.queue_refs.load(Ordering::SeqCst) > 0
     }
 
     /// A member that is no queue: what an admin command changes on a device. `None` if the controller takes no more.
-    pub(crate) fn begin_change(self: &Arc<Self>) -> Option<Change> {
+    pub(crate) fn begin_change(self: &Arc<Self>) -> Option<DeviceChangeGuard> {
         let _queues = self.io_queues.lock();
         if !self.is_ready() || self.over.get() {
             return None;
         }
-        self.members.fetch_add(1, Ordering::SeqCst);
-        Some(Change(Arc::clone(self)))
+        self.queue_refs.fetch_add(1, Ordering::SeqCst);
+        Some(DeviceChangeGuard(Arc::clone(self)))
     }
 
     /// One of the host's earlier controllers has carried out its last command.
     pub(crate) fn predecessor_left(self: &Arc<Self>) {
         let mut state = self.state.lock();
-        if state.succeeding && !self.subsystem.succession.must_wait(self) {
-            state.succeeding = false;
+        if state.awaiting_handover && !self.subsystem.succession.must_wait(self) {
+            state.awaiting_handover = false;
             state.status.ready = true;
             self.ready.set(!self.over.get());
         }
@@ -366,34 +366,34 @@ impl Controller {
     pub(crate) fn poll_emptied(&self, cx: &mut Context<'_>) -> Poll<()> {
         let before = self.emptied.lock().replace(cx.waker().clone());
         drop(before);
-        if self.members.load(Ordering::SeqCst) == 0 { Poll::Ready(()) } else { Poll::Pending }
+        if self.queue_refs.load(Ordering::SeqCst) == 0 { Poll::Ready(()) } else { Poll::Pending }
     }
 
     /// The admin queue has gone, and so does everything else.
     pub(crate) fn end(self: &Arc<Self>) {
         self.over.set(true);
         self.ready.set(false);
-        self.order_io_queues(Orders::KILL);
+        self.order_io_queues(Signals::KILL);
         self.subsystem.succession.leaves(self);
     }
 
     /// Ends the controller once commands in flight are answered. Its host may connect again if it still may.
     pub(crate) fn stop(&self) {
-        self.order_io_queues(Orders::STOP);
-        self.tell_admin(Orders::STOP);
+        self.order_io_queues(Signals::STOP);
+        self.tell_admin(Signals::STOP);
     }
 
-    pub(crate) fn tell_admin(&self, order: Orders) {
+    pub(crate) fn tell_admin(&self, order: Signals) {
         if let Some(line) = self.admin.upgrade() {
             line.order(order);
         }
     }
 
-    fn lines(&self) -> Vec<Arc<Line>> {
+    fn lines(&self) -> Vec<Arc<ControlSignal>> {
         self.io_queues.lock().values().filter_map(Weak::upgrade).collect()
     }
 
-    pub(crate) fn order_io_queues(&self, order: Orders) {
+    pub(crate) fn order_io_queues(&self, order: Signals) {
         for line in self.lines() {
             line.order(order);
         }

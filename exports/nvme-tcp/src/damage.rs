@@ -4,14 +4,14 @@
 
 use std::sync::Arc;
 
-use sealblock_block::{FaultField, OperationKind};
+use sealblock_block::{BadBlockCause, RequestKind};
 use sealblock_units::Extent;
 
-use crate::known::KnownBlocks;
+use crate::damage_list::DamageList;
 
 /// The blocks of a device that are known to be bad. Clones are for the same device, which none of them keeps open.
 #[derive(Clone)]
-pub struct KnownDamage(Arc<KnownBlocks>);
+pub struct DamageHandle(Arc<DamageList>);
 
 /// How much is known to be bad, and where.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -20,7 +20,7 @@ pub struct DamageSummary {
     pub blocks: u64,
     /// Blocks that hosts have made unreadable on purpose, by Write Uncorrectable.
     pub made_unreadable: u64,
-    /// Whether these are all that were met: at most [`crate::KNOWN_BLOCKS`] are remembered.
+    /// Whether these are all that were met: at most [`crate::MAX_BAD_BLOCKS`] are remembered.
     pub is_complete: bool,
     /// The bad ones as runs, in order; as many as were asked for.
     pub runs: Vec<DamageRun>,
@@ -36,29 +36,29 @@ pub struct DamageRun {
     /// The last one.
     pub last: u64,
     /// What is wrong with all of them.
-    pub field: FaultField,
+    pub field: BadBlockCause,
 }
 
-impl KnownDamage {
-    pub(crate) fn of(known: &Arc<KnownBlocks>) -> KnownDamage {
-        KnownDamage(Arc::clone(known))
+impl DamageHandle {
+    pub(crate) fn of(known: &Arc<DamageList>) -> DamageHandle {
+        DamageHandle(Arc::clone(known))
     }
 
     /// Learns that a request of another protocol succeeded, which checked all there is to check of what it read: these blocks
     /// are bad no more.
-    pub fn succeeded(&self, kind: OperationKind, extent: Extent) {
+    pub fn succeeded(&self, kind: RequestKind, extent: Extent) {
         match kind {
-            OperationKind::Write | OperationKind::WriteZeroes | OperationKind::Discard => self.0.forget(extent),
-            OperationKind::Read => self.0.read(extent),
-            OperationKind::Verify
-            | OperationKind::Digest
-            | OperationKind::Repair
-            | OperationKind::Compare
-            | OperationKind::Flush
-            | OperationKind::WriteUncorrectable
-            | OperationKind::Allocation
-            | OperationKind::ReadAnnex
-            | OperationKind::WriteAnnex => {}
+            RequestKind::Write | RequestKind::WriteZeroes | RequestKind::Discard => self.0.clear(extent),
+            RequestKind::Read => self.0.read(extent),
+            RequestKind::Verify
+            | RequestKind::Checksum
+            | RequestKind::Repair
+            | RequestKind::Compare
+            | RequestKind::Flush
+            | RequestKind::WriteUncorrectable
+            | RequestKind::BlockStatus
+            | RequestKind::ReadReserved
+            | RequestKind::WriteReserved => {}
         }
     }
 
@@ -86,30 +86,30 @@ impl KnownDamage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sealblock_block::Fault;
+    use sealblock_block::BadBlock;
     use sealblock_integrity::Field;
     use sealblock_units::Lba;
 
-    fn known(bad: &[(u64, FaultField)]) -> KnownDamage {
-        let known = Arc::new(KnownBlocks::default());
-        let faults: Vec<Fault> =
-            bad.iter().map(|(lba, field)| Fault::new(Lba::new(*lba), *field, None, None)).collect();
+    fn known(bad: &[(u64, BadBlockCause)]) -> DamageHandle {
+        let known = Arc::new(DamageList::default());
+        let faults: Vec<BadBlock> =
+            bad.iter().map(|(lba, field)| BadBlock::new(Lba::new(*lba), *field, None, None)).collect();
         known.record(&faults);
-        KnownDamage(known)
+        DamageHandle(known)
     }
 
     fn extent(first: u64, blocks: u64) -> Extent {
         Extent::from_raw(first, blocks).unwrap()
     }
 
-    const GUARD: FaultField = FaultField::Tag(Field::Guard);
+    const GUARD: BadBlockCause = BadBlockCause::Tag(Field::Guard);
 
     #[test]
     fn blocks_of_one_kind_are_runs_and_what_is_left_out_is_counted() {
-        let damage = known(&[(5, GUARD), (6, GUARD), (7, FaultField::Media), (9, GUARD), (10, GUARD)]);
+        let damage = known(&[(5, GUARD), (6, GUARD), (7, BadBlockCause::Media), (9, GUARD), (10, GUARD)]);
         let all = damage.summary(8);
         let runs: Vec<_> = all.runs.iter().map(|run| (run.first, run.last, run.field)).collect();
-        assert_eq!(runs, [(5, 6, GUARD), (7, 7, FaultField::Media), (9, 10, GUARD)]);
+        assert_eq!(runs, [(5, 6, GUARD), (7, 7, BadBlockCause::Media), (9, 10, GUARD)]);
         assert_eq!((all.blocks, all.unlisted, all.is_complete), (5, 0, true));
         let few = damage.summary(2);
         assert_eq!((few.runs.len(), few.blocks, few.unlisted), (2, 5, 2));
@@ -118,13 +118,13 @@ mod tests {
 
     #[test]
     fn what_is_written_or_read_well_is_bad_no_more() {
-        let damage = known(&[(5, GUARD), (6, FaultField::Conflict), (7, GUARD)]);
-        damage.succeeded(OperationKind::Verify, extent(0, 100));
-        damage.succeeded(OperationKind::Read, extent(0, 7));
-        let left = |damage: &KnownDamage| damage.summary(8).runs.iter().map(|run| run.first).collect::<Vec<_>>();
+        let damage = known(&[(5, GUARD), (6, BadBlockCause::Conflict), (7, GUARD)]);
+        damage.succeeded(RequestKind::Verify, extent(0, 100));
+        damage.succeeded(RequestKind::Read, extent(0, 7));
+        let left = |damage: &DamageHandle| damage.summary(8).runs.iter().map(|run| run.first).collect::<Vec<_>>();
         assert_eq!(left(&damage), [6, 7], "a read asks one of the copies");
-        damage.succeeded(OperationKind::Write, extent(6, 1));
-        damage.succeeded(OperationKind::Discard, extent(7, 1));
+        damage.succeeded(RequestKind::Write, extent(6, 1));
+        damage.succeeded(RequestKind::Discard, extent(7, 1));
         assert_eq!(damage.summary(8), DamageSummary { is_complete: true, ..DamageSummary::default() });
     }
 }

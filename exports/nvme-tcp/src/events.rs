@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::controller::Controller;
-use crate::line::Orders;
 use crate::namespace::Namespace;
+use crate::signal::Signals;
 
 impl Controller {
     /// Hears of damage in every namespace from now on. Called when others can see the controller, so that of a namespace
@@ -30,13 +30,13 @@ impl Controller {
     /// go, each on its core. May be called on any core.
     pub(crate) fn namespace_removed(&self, nsid: u32, namespace: &Arc<Namespace>) {
         namespace.state.unwatch(nsid, &self.notices);
-        self.order_io_queues(Orders::NAMESPACES);
+        self.order_io_queues(Signals::NAMESPACES);
         self.notices.namespace_changed(nsid);
     }
 
     /// A namespace has another size; queues let what they had of it go, each on its core. May be called on any core.
     pub(crate) fn namespace_resized(&self, nsid: u32) {
-        self.order_io_queues(Orders::NAMESPACES);
+        self.order_io_queues(Signals::NAMESPACES);
         self.namespaces_changed(nsid);
     }
 

@@ -15,11 +15,11 @@ use sealblock_protocols_nvme::{Invalid, StatusCode};
 use sealblock_runtime_reactor::now;
 
 use crate::admin::cut;
+use crate::async_events::REPORTED;
+use crate::command_error::CommandError;
 use crate::commands::annex;
 use crate::connection::{Connection, Reply};
 use crate::controller::{Controller, round_keep_alive};
-use crate::notices::REPORTED;
-use crate::refusal::Refusal;
 
 /// Events of SMART / health, which any host may ask for; they never happen here.
 const HEALTH_EVENTS: u32 = 0xFF;
@@ -53,7 +53,7 @@ impl FeatureValues {
     }
 
     /// The threshold that a dword 11 is about: that of the composite temperature, since there are no sensors.
-    fn threshold(&self, dword: u32, all_sensors: bool) -> Result<&AtomicU32, Refusal> {
+    fn threshold(&self, dword: u32, all_sensors: bool) -> Result<&AtomicU32, CommandError> {
         let asked = TemperatureThreshold::from_bits(dword)?;
         match asked.sensor {
             0 => Ok(&self.thresholds_kelvins[usize::from(asked.under)]),
@@ -63,7 +63,7 @@ impl FeatureValues {
     }
 }
 
-pub(crate) fn get(controller: &Controller, ask: &GetFeatures, room: usize) -> Result<Reply, Refusal> {
+pub(crate) fn get(controller: &Controller, ask: &GetFeatures, room: usize) -> Result<Reply, CommandError> {
     let done = |value: u32| Ok(Reply::Done(u64::from(value)));
     let feature = known(controller, ask.fid)?;
     if ask.select == FeatureSelect::Capabilities {
@@ -92,7 +92,7 @@ pub(crate) fn get(controller: &Controller, ask: &GetFeatures, room: usize) -> Re
         FeatureId::HostBehavior => cut(&controller.behavior.get(), room, 512),
         FeatureId::HostIdentifier => cut(&controller.hostid, room, 16),
         // What a slot holds is read by `commands/annex.rs`; a new one holds nothing.
-        FeatureId::AnnexGroup | FeatureId::AnnexScrub | FeatureId::AnnexBitmap
+        FeatureId::ReservedGroupLabel | FeatureId::ReservedScrubState | FeatureId::ReservedBitmap
             if ask.select != FeatureSelect::Current =>
         {
             annex::nothing(controller, feature, ask.nsid, ask.cdw11, room)
@@ -106,7 +106,7 @@ pub(crate) fn set(
     controller: &Controller,
     ask: &SetFeatures,
     data: &[u8],
-) -> Result<u64, Refusal> {
+) -> Result<u64, CommandError> {
     let feature = known(controller, ask.fid)?;
     if ask.save {
         return Err(StatusCode::FEATURE_NOT_SAVEABLE.into());
@@ -138,7 +138,7 @@ pub(crate) fn set(
 }
 
 /// How many I/O queues there may be, which is settled before there are any (Base, "Number of Queues").
-fn grant_queues(controller: &Controller, most: u16, asked: u32) -> Result<u64, Refusal> {
+fn grant_queues(controller: &Controller, most: u16, asked: u32) -> Result<u64, CommandError> {
     if controller.has_io_queues() {
         return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into());
     }
@@ -148,7 +148,7 @@ fn grant_queues(controller: &Controller, most: u16, asked: u32) -> Result<u64, R
 }
 
 /// Features whose values change nothing.
-fn set_neutral(values: &FeatureValues, feature: FeatureId, value: u32) -> Result<(), Refusal> {
+fn set_neutral(values: &FeatureValues, feature: FeatureId, value: u32) -> Result<(), CommandError> {
     match feature {
         FeatureId::Arbitration | FeatureId::PowerManagement | FeatureId::ErrorRecovery => {
             return unchangeable(feature, value);
@@ -163,7 +163,7 @@ fn set_neutral(values: &FeatureValues, feature: FeatureId, value: u32) -> Result
 }
 
 /// A discovery controller has no I/O queues and no write cache.
-fn known(controller: &Controller, fid: u8) -> Result<FeatureId, Refusal> {
+fn known(controller: &Controller, fid: u8) -> Result<FeatureId, CommandError> {
     let feature = FeatureId::from_code(fid).ok_or(Invalid::Feature(fid))?;
     let pages: &[FeatureId] = if controller.is_discovery { &DISCOVERY_FEATURES } else { &FEATURES };
     if pages.contains(&feature) { Ok(feature) } else { Err(Invalid::Feature(fid).into()) }
@@ -191,9 +191,9 @@ const FEATURES: [FeatureId; 16] = [
     FeatureId::LbaStatusInterval,
     FeatureId::HostBehavior,
     FeatureId::HostIdentifier,
-    FeatureId::AnnexGroup,
-    FeatureId::AnnexScrub,
-    FeatureId::AnnexBitmap,
+    FeatureId::ReservedGroupLabel,
+    FeatureId::ReservedScrubState,
+    FeatureId::ReservedBitmap,
 ];
 
 /// The page Feature Identifiers Supported and Effects (Base, clause of the same name).
@@ -201,7 +201,9 @@ pub(crate) fn effects() -> [u8; 1024] {
     let scope = |feature| match feature {
         // Each namespace would have its own value.
         FeatureId::ErrorRecovery => FeatureEffects::NAMESPACE_SCOPE,
-        FeatureId::AnnexGroup | FeatureId::AnnexScrub | FeatureId::AnnexBitmap => FeatureEffects::NAMESPACE_SCOPE,
+        FeatureId::ReservedGroupLabel | FeatureId::ReservedScrubState | FeatureId::ReservedBitmap => {
+            FeatureEffects::NAMESPACE_SCOPE
+        }
         _ => FeatureEffects::CONTROLLER_SCOPE,
     };
     feature_effects(FEATURES.into_iter().map(|feature| (feature, scope(feature))))
@@ -212,7 +214,7 @@ fn capabilities(feature: FeatureId) -> FeatureCapabilities {
     match feature {
         FeatureId::Arbitration | FeatureId::PowerManagement | FeatureId::HostIdentifier => FeatureCapabilities::NONE,
         FeatureId::ErrorRecovery => FeatureCapabilities::NAMESPACE_SPECIFIC,
-        FeatureId::AnnexGroup | FeatureId::AnnexScrub | FeatureId::AnnexBitmap => {
+        FeatureId::ReservedGroupLabel | FeatureId::ReservedScrubState | FeatureId::ReservedBitmap => {
             FeatureCapabilities::NAMESPACE_SPECIFIC | FeatureCapabilities::CHANGEABLE
         }
         _ => FeatureCapabilities::CHANGEABLE,
@@ -220,7 +222,7 @@ fn capabilities(feature: FeatureId) -> FeatureCapabilities {
 }
 
 /// The value of a new controller, for features that fit in a dword and can be changed.
-fn default(controller: &Controller, feature: FeatureId, cdw11: u32) -> Result<Option<u32>, Refusal> {
+fn default(controller: &Controller, feature: FeatureId, cdw11: u32) -> Result<Option<u32>, CommandError> {
     Ok(match feature {
         FeatureId::TemperatureThreshold => {
             controller.values.threshold(cdw11, false)?;
@@ -233,7 +235,7 @@ fn default(controller: &Controller, feature: FeatureId, cdw11: u32) -> Result<Op
 }
 
 /// Takes the value that a feature always has, and no other.
-fn unchangeable(feature: FeatureId, value: u32) -> Result<(), Refusal> {
+fn unchangeable(feature: FeatureId, value: u32) -> Result<(), CommandError> {
     let (field, is_it) = match feature {
         FeatureId::Arbitration => ("AB", value == NO_ARBITRATION),
         FeatureId::PowerManagement => ("PS", value & 0x1F == 0),

@@ -13,12 +13,12 @@ use sealblock_protocols_nvme::nqn::PaddedText;
 use sealblock_protocols_nvme::registers::Version;
 use sealblock_protocols_nvme::{Ascii, Count8, Invalid, StatusCode};
 
+use crate::async_events::{EVENT_REQUESTS, REPORTED};
+use crate::command_error::CommandError;
 use crate::commands::{copy, fused};
 use crate::controller::{Controller, ERROR_ENTRIES, KAS};
 use crate::limits::{IN_CAPSULE_BYTES, Limits};
 use crate::namespace::Namespace;
-use crate::notices::{EVENT_REQUESTS, REPORTED};
-use crate::refusal::Refusal;
 use crate::subsystem::MAX_NSID;
 
 /// WZSL: 32 MiB, which is what the 16-bit block count can say with the smallest blocks.
@@ -36,7 +36,7 @@ const ONCS: Oncs = Oncs::COMPARE
 /// NSATTR bit 0: the namespace is write protected.
 const WRITE_PROTECTED: u8 = 1;
 
-pub(crate) fn page(controller: &Controller, limits: &Limits, ask: &Identify) -> Result<[u8; 4096], Refusal> {
+pub(crate) fn page(controller: &Controller, limits: &Limits, ask: &Identify) -> Result<[u8; 4096], CommandError> {
     if controller.is_discovery && ask.cns != Cns::Controller {
         return Err(Invalid::field("CNS", 10, 0).into());
     }
@@ -65,7 +65,7 @@ pub(crate) fn page(controller: &Controller, limits: &Limits, ask: &Identify) -> 
 }
 
 /// A namespace that is not there, but could be, is a page of zeroes; an identifier that cannot be is refused.
-fn of_namespace(controller: &Controller, ask: &Identify) -> Result<[u8; 4096], Refusal> {
+fn of_namespace(controller: &Controller, ask: &Identify) -> Result<[u8; 4096], CommandError> {
     if ask.nsid == 0 || ask.nsid > MAX_NSID {
         return Err(StatusCode::INVALID_NAMESPACE.into());
     }

@@ -2,34 +2,34 @@
 
 use std::rc::Rc;
 
-use sealblock_block::{Ability, Answer, Device, Durability, Failure, Operation, OperationKind, Outcome};
+use sealblock_block::{Ability, Device, Durability, ErrorKind, Outcome, Request, RequestKind, Response};
 use sealblock_integrity::Sealed;
 use sealblock_layers_remote_core::Locked;
 use sealblock_protocols_nvme::nvm::{BlockCommand, DatasetManagement, DsmAttributes, IoCommand};
 use sealblock_protocols_nvme::{Command, Fuse, Invalid, NSID_ALL, StatusCode};
-use sealblock_protocols_nvme_tcp::{BlockShape, BlockSums};
+use sealblock_protocols_nvme_tcp::{BlockCrcs, BlockLayout};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::Extent;
 use smallvec::{SmallVec, smallvec};
 
 use crate::check::check;
+use crate::command_error::CommandError;
 use crate::commands::copy;
 use crate::connection::Reply;
-use crate::known::About;
+use crate::damage_list::RequestSummary;
 use crate::limits::Limits;
-use crate::member::{Member, Mounted};
+use crate::member::{NamespaceHandle, QueueContext};
 use crate::namespace::{NO_TAGS, Namespace};
-use crate::refusal::Refusal;
 use crate::subsystem::add;
 
 /// A command that was checked as far as its 64 bytes tell.
-pub(crate) struct Job {
+pub(crate) struct IoRequest {
     io: IoCommand,
     /// One namespace, or all of them for a Flush of all.
-    namespaces: SmallVec<[Rc<Mounted>; 1]>,
-    controller: Rc<Member>,
+    namespaces: SmallVec<[Rc<NamespaceHandle>; 1]>,
+    controller: Rc<QueueContext>,
     /// Of the data that it brings, where they were made for a data digest.
-    sums: Option<BlockSums>,
+    sums: Option<BlockCrcs>,
 }
 
 /// What is left to do of a command.
@@ -37,25 +37,25 @@ pub(crate) enum Work {
     /// Everything, with the data that it brought. Commands that take several steps keep it until their own end.
     New(Buffer),
     /// What was made of it is to be asked of the device.
-    Request(Operation),
+    Request(Request),
 }
 
 /// Data that a command brings or wants, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Room {
+pub(crate) struct TransferLengths {
     /// Data of the host, in the capsule or to be fetched.
     pub(crate) brings: u64,
     /// The host's buffer for data of the controller.
     pub(crate) wants: u64,
 }
 
-impl Job {
+impl IoRequest {
     pub(crate) fn prepare(
-        controller: &Rc<Member>,
+        controller: &Rc<QueueContext>,
         limits: &Limits,
         command: &Command,
-        room: Room,
-    ) -> Result<Job, Refusal> {
+        room: TransferLengths,
+    ) -> Result<IoRequest, CommandError> {
         let io = IoCommand::decode(command)?;
         match (command.fuse(), io) {
             (Fuse::Normal, _) | (Fuse::First, IoCommand::Compare(_)) | (Fuse::Second, IoCommand::Write(_)) => {}
@@ -63,14 +63,14 @@ impl Job {
         }
         let opened = controller.namespaces();
         let all = &opened.namespaces;
-        let namespaces: SmallVec<[Rc<Mounted>; 1]> = match (command.nsid.get(), io) {
+        let namespaces: SmallVec<[Rc<NamespaceHandle>; 1]> = match (command.nsid.get(), io) {
             (NSID_ALL, IoCommand::Flush) => all.values().cloned().collect(),
             (nsid, _) => smallvec![Rc::clone(all.get(&nsid).ok_or(StatusCode::INVALID_NAMESPACE)?)],
         };
         if let [namespace] = namespaces.as_slice() {
             check(namespace, limits, &io, command, room)?;
         }
-        Ok(Job { io, namespaces, controller: Rc::clone(controller), sums: None })
+        Ok(IoRequest { io, namespaces, controller: Rc::clone(controller), sums: None })
     }
 
     /// Bytes that a Read hands to the host.
@@ -82,7 +82,7 @@ impl Job {
     }
 
     /// The blocks of a Compare, and the namespace that has them.
-    pub(crate) fn compares(&self) -> Option<(&Rc<Mounted>, Extent)> {
+    pub(crate) fn compares(&self) -> Option<(&Rc<NamespaceHandle>, Extent)> {
         match &self.io {
             IoCommand::Compare(blocks) => Some((self.namespaces.first()?, blocks.extent)),
             _ => None,
@@ -90,7 +90,7 @@ impl Job {
     }
 
     /// The blocks that a command writes, and the namespace that has them. Lists of ranges are not known yet.
-    pub(crate) fn writes(&self) -> Option<(&Rc<Mounted>, Extent)> {
+    pub(crate) fn writes(&self) -> Option<(&Rc<NamespaceHandle>, Extent)> {
         match &self.io {
             IoCommand::Write(blocks) => Some((self.namespaces.first()?, blocks.extent)),
             IoCommand::WriteZeroes(zeroes) => Some((self.namespaces.first()?, zeroes.blocks.extent)),
@@ -100,12 +100,12 @@ impl Job {
     }
 
     /// Takes the sums of its data, which were made while it came.
-    pub(crate) fn set_sums(&mut self, sums: BlockSums) {
+    pub(crate) fn set_sums(&mut self, sums: BlockCrcs) {
         self.sums = Some(sums);
     }
 
     /// How the data that it brings is cut into blocks, if their sums are of use.
-    pub(crate) fn shape(&self) -> Option<BlockShape> {
+    pub(crate) fn shape(&self) -> Option<BlockLayout> {
         match (&self.io, self.namespaces.first()) {
             (IoCommand::Write(blocks) | IoCommand::Compare(blocks), Some(namespace)) => namespace.shape(blocks),
             _ => None,
@@ -113,17 +113,17 @@ impl Job {
     }
 
     /// Carries the command out in place if its device has nothing to wait for, and otherwise says what is left to do.
-    pub(crate) fn at_once(&self, data: Buffer) -> Result<Result<Reply, Refusal>, Work> {
+    pub(crate) fn at_once(&self, data: Buffer) -> Result<Result<Reply, CommandError>, Work> {
         let Some(namespace) = self.namespaces.first() else { return Err(Work::New(data)) };
         let operation = match self.begin(namespace, data) {
             Ok(Work::Request(operation)) => operation,
             Ok(steps) => return Err(steps),
             Err(refusal) => return Ok(self.ended(namespace, Err(refusal))),
         };
-        match namespace.device.at_once(&operation) {
+        match namespace.device.try_execute(&operation) {
             None => Err(Work::Request(operation)),
             Some(outcome) => {
-                let about = About::of(&operation, namespace.device.geometry());
+                let about = RequestSummary::of(&operation, namespace.device.geometry());
                 if about.is_doubtful(&outcome) {
                     // Asked again, it fails again, and then there is time to find out for whose fault.
                     return Err(Work::Request(operation));
@@ -135,12 +135,12 @@ impl Job {
     }
 
     /// Carries the command out.
-    pub(crate) async fn run(&self, work: Work) -> Result<Reply, Refusal> {
+    pub(crate) async fn run(&self, work: Work) -> Result<Reply, CommandError> {
         self.run_on(work, None).await
     }
 
     /// Carries the command out, where it is one operation for a caller who may have locked the blocks that it changes.
-    pub(crate) async fn run_on(&self, work: Work, locked: Option<&Locked<'_>>) -> Result<Reply, Refusal> {
+    pub(crate) async fn run_on(&self, work: Work, locked: Option<&Locked<'_>>) -> Result<Reply, CommandError> {
         let Some(namespace) = self.namespaces.first() else { return Ok(Reply::Done(0)) };
         let work = match work {
             Work::New(data) => self.begin(namespace, data),
@@ -148,7 +148,7 @@ impl Job {
         };
         let outcome = match work {
             Ok(Work::Request(operation)) => {
-                let about = About::of(&operation, namespace.device.geometry());
+                let about = RequestSummary::of(&operation, namespace.device.geometry());
                 let outcome = match locked {
                     Some(locked) => locked.execute(operation).await,
                     None => namespace.device.execute(operation).await,
@@ -162,27 +162,27 @@ impl Job {
     }
 
     /// What the device is asked, with the data of a Write sealed or checked. A command that takes several steps stays as it is.
-    fn begin(&self, namespace: &Mounted, data: Buffer) -> Result<Work, Refusal> {
+    fn begin(&self, namespace: &NamespaceHandle, data: Buffer) -> Result<Work, CommandError> {
         let sums = &self.controller.traffic.sums;
         Ok(Work::Request(match self.io {
             IoCommand::Read(blocks) => {
                 add(&sums.stored_bytes_checked, namespace.checked_bytes(&blocks));
-                Operation::Read { extent: blocks.extent, checks: namespace.checks(&blocks) }
+                Request::Read { extent: blocks.extent, checks: namespace.checks(&blocks) }
             }
             IoCommand::Write(blocks) => {
                 let (extent, data) = (blocks.extent, namespace.seal(&blocks, data, self.sums.as_ref())?);
                 add(&sums.guard_bytes_summed, namespace.guard_bytes(&blocks, self.sums.as_ref()));
-                Operation::Write { extent, data, durability: self.durability(blocks.force_unit_access) }
+                Request::Write { extent, data, durability: self.durability(blocks.force_unit_access) }
             }
-            IoCommand::WriteZeroes(zeroes) => Operation::WriteZeroes {
+            IoCommand::WriteZeroes(zeroes) => Request::WriteZeroes {
                 extent: zeroes.blocks.extent,
                 may_unmap: zeroes.deallocate,
                 durability: self.durability(zeroes.blocks.force_unit_access),
             },
-            IoCommand::Verify(blocks) => Operation::Verify { extent: blocks.extent, checks: namespace.checks(&blocks) },
-            IoCommand::Digest(blocks) => Operation::Digest { extent: blocks.extent, checks: namespace.checks(&blocks) },
+            IoCommand::Verify(blocks) => Request::Verify { extent: blocks.extent, checks: namespace.checks(&blocks) },
+            IoCommand::Digest(blocks) => Request::Checksum { extent: blocks.extent, checks: namespace.checks(&blocks) },
             IoCommand::WriteUncorrectable(extent) => {
-                Operation::WriteUncorrectable { extent, durability: self.durability(false) }
+                Request::WriteUncorrectable { extent, durability: self.durability(false) }
             }
             IoCommand::Flush | IoCommand::Compare(_) | IoCommand::DatasetManagement(_) | IoCommand::Copy(_) => {
                 return Ok(Work::New(data));
@@ -190,20 +190,20 @@ impl Job {
         }))
     }
 
-    /// What the host is told when the device has done as [`Job::begin`] asked.
-    fn reply(&self, namespace: &Mounted, answer: Answer) -> Result<Reply, Refusal> {
+    /// What the host is told when the device has done as [`IoRequest::begin`] asked.
+    fn reply(&self, namespace: &NamespaceHandle, answer: Response) -> Result<Reply, CommandError> {
         match (&self.io, answer) {
-            (IoCommand::Read(blocks), Answer::Data(read)) => Ok(Reply::Data(namespace.payload(blocks, read), 0)),
-            (IoCommand::Digest(_), Answer::Digest(digested)) => Ok(Reply::Done(digested.crc64)),
+            (IoCommand::Read(blocks), Response::Data(read)) => Ok(Reply::Data(namespace.payload(blocks, read), 0)),
+            (IoCommand::Digest(_), Response::Checksum(digested)) => Ok(Reply::Done(digested.crc64)),
             // Hosts that do not know what it means ignore it.
-            (IoCommand::Verify(_), Answer::Verified(verified)) => Ok(Reply::Done(verified.coverage.bits().into())),
+            (IoCommand::Verify(_), Response::Verified(verified)) => Ok(Reply::Done(verified.coverage.bits().into())),
             (IoCommand::Read(_) | IoCommand::Digest(_), _) => Err(StatusCode::INTERNAL_ERROR.into()),
             _ => Ok(Reply::Done(0)),
         }
     }
 
     /// Carries out a command that is more than one request.
-    async fn in_steps(&self, namespace: &Mounted, data: Buffer) -> Result<Reply, Refusal> {
+    async fn in_steps(&self, namespace: &NamespaceHandle, data: Buffer) -> Result<Reply, CommandError> {
         match self.io {
             IoCommand::Flush => self.flush().await,
             IoCommand::Compare(blocks) => compare(namespace, blocks, data, self.sums.as_ref()).await,
@@ -219,7 +219,7 @@ impl Job {
     }
 
     /// Counts the command and says where it failed.
-    fn ended(&self, namespace: &Namespace, outcome: Result<Reply, Refusal>) -> Result<Reply, Refusal> {
+    fn ended(&self, namespace: &Namespace, outcome: Result<Reply, CommandError>) -> Result<Reply, CommandError> {
         self.count(namespace, &outcome);
         outcome.map_err(|refusal| match extent(&self.io) {
             Some(extent) => refusal.or_at(extent.start()),
@@ -227,9 +227,9 @@ impl Job {
         })
     }
 
-    async fn flush(&self) -> Result<Reply, Refusal> {
+    async fn flush(&self) -> Result<Reply, CommandError> {
         for namespace in &self.namespaces {
-            execute(namespace, Operation::Flush).await?;
+            execute(namespace, Request::Flush).await?;
         }
         Ok(Reply::Done(0))
     }
@@ -242,7 +242,7 @@ impl Job {
         }
     }
 
-    fn count(&self, namespace: &Namespace, outcome: &Result<Reply, Refusal>) {
+    fn count(&self, namespace: &Namespace, outcome: &Result<Reply, CommandError>) {
         let traffic = &self.controller.traffic;
         let bytes = extent(&self.io).map_or(0, |extent| namespace.data_bytes(extent));
         match (&self.io, outcome) {
@@ -275,42 +275,46 @@ fn extent(io: &IoCommand) -> Option<Extent> {
 }
 
 /// Asks the device, and remembers what that tells of bad blocks.
-pub(crate) async fn execute(namespace: &Mounted, operation: Operation) -> Result<Answer, Refusal> {
+pub(crate) async fn execute(namespace: &NamespaceHandle, operation: Request) -> Result<Response, CommandError> {
     let geometry = namespace.device.geometry();
-    let about = About::of(&operation, geometry);
+    let about = RequestSummary::of(&operation, geometry);
     let outcome = namespace.device.execute(operation).await;
     settle(namespace, &about, outcome).await
 }
 
 /// Remembers what the end of an operation tells of bad blocks; has the store check its own seals first, where the host's
 /// expectation may be all that failed.
-async fn settle(namespace: &Mounted, about: &About, outcome: Outcome) -> Result<Answer, Refusal> {
+async fn settle(
+    namespace: &NamespaceHandle,
+    about: &RequestSummary,
+    outcome: Outcome,
+) -> Result<Response, CommandError> {
     let Some(extent) = about.extent.filter(|_| about.is_doubtful(&outcome)) else {
         return learn(namespace, about, outcome);
     };
-    let (own, check) = About::of_check(extent, namespace.device.geometry());
+    let (own, check) = RequestSummary::of_check(extent, namespace.device.geometry());
     let found = namespace.device.execute(check).await;
     namespace.state.learn(&own, &found);
-    outcome.map_err(|error| Refusal::of_error(&error, about.kind))
+    outcome.map_err(|error| CommandError::of_error(&error, about.kind))
 }
 
-fn learn(namespace: &Mounted, about: &About, outcome: Outcome) -> Result<Answer, Refusal> {
+fn learn(namespace: &NamespaceHandle, about: &RequestSummary, outcome: Outcome) -> Result<Response, CommandError> {
     namespace.state.learn(about, &outcome);
-    outcome.map_err(|error| Refusal::of_error(&error, about.kind))
+    outcome.map_err(|error| CommandError::of_error(&error, about.kind))
 }
 
 /// Plain blocks are compared by the device. Protected ones are read, so that tags are compared as well.
 async fn compare(
-    namespace: &Mounted,
+    namespace: &NamespaceHandle,
     blocks: BlockCommand,
     data: Buffer,
-    sums: Option<&BlockSums>,
-) -> Result<Reply, Refusal> {
+    sums: Option<&BlockCrcs>,
+) -> Result<Reply, CommandError> {
     let extent = blocks.extent;
     let size = namespace.device.geometry().block_size;
     let Some(format) = namespace.format() else {
         let data = Sealed::seal(data.freeze(), size, None, &NO_TAGS);
-        return execute(namespace, Operation::Compare { extent, data }).await.map(|_| Reply::Done(0));
+        return execute(namespace, Request::Compare { extent, data }).await.map(|_| Reply::Done(0));
     };
     let checks = namespace.checks(&blocks);
     // With PRACT the data comes without tags, and is compared without.
@@ -318,7 +322,7 @@ async fn compare(
         true => Sealed::seal(data.freeze(), size, None, &NO_TAGS),
         false => namespace.check_wire(&blocks, &data, sums, &checks)?,
     };
-    let Answer::Data(stored) = execute(namespace, Operation::Read { extent, checks }).await? else {
+    let Response::Data(stored) = execute(namespace, Request::Read { extent, checks }).await? else {
         return Err(StatusCode::INTERNAL_ERROR.into());
     };
     let units = |sealed: &Sealed| (sealed.data().clone(), sealed.tags().clone());
@@ -334,22 +338,22 @@ async fn compare(
     };
     let first = extent.iter().enumerate().find(|(i, _)| differs(*i));
     let lba = first.map_or(extent.start(), |(_, lba)| lba);
-    Err(Refusal::of_error(&Failure::Miscompare { lba }.into(), OperationKind::Compare))
+    Err(CommandError::of_error(&ErrorKind::Miscompare { lba }.into(), RequestKind::Compare))
 }
 
 /// Deallocation is advice: a device without it does nothing, and that is no error.
-async fn deallocate(namespace: &Mounted, dsm: DatasetManagement, data: &[u8]) -> Result<Reply, Refusal> {
+async fn deallocate(namespace: &NamespaceHandle, dsm: DatasetManagement, data: &[u8]) -> Result<Reply, CommandError> {
     let ranges = dsm.parse(data)?.iter().map(|range| range.extent());
     let ranges: Result<Vec<Option<Extent>>, _> = ranges.collect();
     let extents: Vec<Extent> = ranges.map_err(Invalid::from)?.into_iter().flatten().collect();
     let geometry = namespace.device.geometry();
     for extent in &extents {
-        geometry.check(*extent).map_err(|error| Refusal::of_error(&error, OperationKind::Discard))?;
+        geometry.check(*extent).map_err(|error| CommandError::of_error(&error, RequestKind::Discard))?;
     }
     let is_asked = dsm.attributes.contains(DsmAttributes::DEALLOCATE) && !extents.is_empty();
     if is_asked && namespace.device.abilities().discard != Ability::Absent {
-        execute(namespace, Operation::Discard { extents: extents.clone() }).await?;
-        extents.into_iter().for_each(|extent| namespace.state.known.forget(extent));
+        execute(namespace, Request::Discard { extents: extents.clone() }).await?;
+        extents.into_iter().for_each(|extent| namespace.state.known.clear(extent));
     }
     Ok(Reply::Done(0))
 }

@@ -23,9 +23,9 @@ impl Flag {
 
 /// A counter that one core counts and others read.
 #[derive(Debug, Default)]
-pub(crate) struct Count(AtomicU64);
+pub(crate) struct Counter(AtomicU64);
 
-impl Count {
+impl Counter {
     /// Adds, on the one core that counts: others' additions at the same time would be lost.
     pub(crate) fn add(&self, amount: u64) {
         self.0.store(self.get().saturating_add(amount), Ordering::Relaxed);
@@ -43,11 +43,11 @@ impl Count {
 
 /// A value behind a lock, for what is touched at most by admin commands and when connections come and go.
 #[derive(Debug, Default)]
-pub(crate) struct Kept<T>(Mutex<T>);
+pub(crate) struct Locked<T>(Mutex<T>);
 
-impl<T> Kept<T> {
-    pub(crate) const fn new(value: T) -> Kept<T> {
-        Kept(Mutex::new(value))
+impl<T> Locked<T> {
+    pub(crate) const fn new(value: T) -> Locked<T> {
+        Locked(Mutex::new(value))
     }
 
     /// Locks the value for a moment: nobody waits, wakes or runs foreign code while holding it.

@@ -12,10 +12,10 @@ use sealblock_protocols_nvme::logs::{
 use sealblock_protocols_nvme::nvm::LbaStatusAction;
 use sealblock_protocols_nvme::{AdminOpcode, Ascii, Invalid, IoOpcode, NSID_ALL, StatusCode};
 
+use crate::command_error::CommandError;
 use crate::connection::Connection;
 use crate::controller::Controller;
 use crate::namespace::Namespace;
-use crate::refusal::Refusal;
 use crate::{discovery, features};
 
 const NVM_PAGES: [LogPage; 11] = [
@@ -34,7 +34,11 @@ const NVM_PAGES: [LogPage; 11] = [
 const DISCOVERY_PAGES: [LogPage; 3] = [LogPage::SupportedLogPages, LogPage::ErrorInformation, LogPage::Discovery];
 
 /// The whole page; the caller cuts it.
-pub(crate) fn page(connection: &Rc<Connection>, controller: &Controller, ask: &GetLogPage) -> Result<Vec<u8>, Refusal> {
+pub(crate) fn page(
+    connection: &Rc<Connection>,
+    controller: &Controller,
+    ask: &GetLogPage,
+) -> Result<Vec<u8>, CommandError> {
     let pages: &[LogPage] = if controller.is_discovery { &DISCOVERY_PAGES } else { &NVM_PAGES };
     let known = LogPage::from_code(ask.lid).filter(|page| pages.contains(page));
     match known.ok_or(Invalid::LogPage(ask.lid))? {
@@ -76,8 +80,8 @@ fn extensions(namespace: &Namespace) -> Extensions {
     let abilities = namespace.device.abilities();
     let when = |ability, extension| if ability == Ability::Absent { Extensions::NONE } else { extension };
     let if_so = |is_so, extension| if is_so { extension } else { Extensions::NONE };
-    when(abilities.digest, Extensions::DIGEST)
-        | when(abilities.annex, Extensions::ANNEX)
+    when(abilities.checksum, Extensions::DIGEST)
+        | when(abilities.reserved, Extensions::ANNEX)
         | Extensions::COVERAGE
         | if_so(abilities.seals, Extensions::SEALS)
         | if_so(abilities.copies, Extensions::COPIES)

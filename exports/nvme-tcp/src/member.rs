@@ -18,34 +18,34 @@ use crate::controller::Controller;
 use crate::namespace::Namespace;
 use crate::subsystem::Counters;
 
-pub(crate) struct Member {
+pub(crate) struct QueueContext {
     controller: Arc<Controller>,
     /// What went through this queue. Only this core counts.
     pub(crate) traffic: Arc<Counters>,
-    opened: RefCell<Rc<Opened>>,
+    opened: RefCell<Rc<NamespaceHandles>>,
 }
 
 /// The namespaces of a subsystem as they were after so many changes.
-pub(crate) struct Opened {
+pub(crate) struct NamespaceHandles {
     changes: u64,
-    pub(crate) namespaces: BTreeMap<u32, Rc<Mounted>>,
+    pub(crate) namespaces: BTreeMap<u32, Rc<NamespaceHandle>>,
 }
 
 /// A namespace whose device is attached to this core.
-pub(crate) struct Mounted {
+pub(crate) struct NamespaceHandle {
     pub(crate) device: Attached,
     namespace: Arc<Namespace>,
 }
 
-impl Mounted {
+impl NamespaceHandle {
     /// The namespace, attached to this core for a controller.
-    pub(crate) fn new(namespace: &Arc<Namespace>, controller: &Controller) -> Mounted {
+    pub(crate) fn new(namespace: &Arc<Namespace>, controller: &Controller) -> NamespaceHandle {
         let asker = controller.asker(&namespace.device);
-        Mounted { device: namespace.device.attach_as(&asker), namespace: Arc::clone(namespace) }
+        NamespaceHandle { device: namespace.device.attach_as(&asker), namespace: Arc::clone(namespace) }
     }
 }
 
-impl Deref for Mounted {
+impl Deref for NamespaceHandle {
     type Target = Namespace;
 
     fn deref(&self) -> &Namespace {
@@ -53,7 +53,7 @@ impl Deref for Mounted {
     }
 }
 
-impl Deref for Member {
+impl Deref for QueueContext {
     type Target = Controller;
 
     fn deref(&self) -> &Controller {
@@ -61,26 +61,26 @@ impl Deref for Member {
     }
 }
 
-impl Opened {
+impl NamespaceHandles {
     /// What is there now. Namespaces that `before` had already stay attached.
-    fn now(controller: &Controller, before: Option<&Opened>) -> Rc<Opened> {
+    fn now(controller: &Controller, before: Option<&NamespaceHandles>) -> Rc<NamespaceHandles> {
         let (changes, namespaces) = controller.subsystem.snapshot();
         let mount = |(nsid, namespace): (&u32, &Arc<Namespace>)| {
             let known = before.and_then(|opened| opened.namespaces.get(nsid));
             let known = known.filter(|mounted| Arc::ptr_eq(&mounted.namespace, namespace)).cloned();
-            let attach = || Rc::new(Mounted::new(namespace, controller));
+            let attach = || Rc::new(NamespaceHandle::new(namespace, controller));
             (*nsid, known.unwrap_or_else(attach))
         };
-        Rc::new(Opened { changes, namespaces: namespaces.iter().map(mount).collect() })
+        Rc::new(NamespaceHandles { changes, namespaces: namespaces.iter().map(mount).collect() })
     }
 }
 
-impl Member {
+impl QueueContext {
     /// Joins a controller, which has counted the member already.
-    pub(crate) fn new(controller: Arc<Controller>) -> Rc<Member> {
+    pub(crate) fn new(controller: Arc<Controller>) -> Rc<QueueContext> {
         let traffic = controller.subsystem.start_counting();
-        let opened = RefCell::new(Opened::now(&controller, None));
-        Rc::new(Member { controller, traffic, opened })
+        let opened = RefCell::new(NamespaceHandles::now(&controller, None));
+        Rc::new(QueueContext { controller, traffic, opened })
     }
 
     /// The controller for all cores.
@@ -89,18 +89,18 @@ impl Member {
     }
 
     /// The namespaces, attached to this core.
-    pub(crate) fn namespaces(&self) -> Rc<Opened> {
+    pub(crate) fn namespaces(&self) -> Rc<NamespaceHandles> {
         let opened = Rc::clone(&self.opened.borrow());
         if opened.changes == self.controller.subsystem.changes() {
             return opened;
         }
-        let now = Opened::now(&self.controller, Some(&opened));
+        let now = NamespaceHandles::now(&self.controller, Some(&opened));
         self.opened.replace(Rc::clone(&now));
         now
     }
 }
 
-impl Drop for Member {
+impl Drop for QueueContext {
     fn drop(&mut self) {
         self.controller.subsystem.stop_counting(&self.traffic);
         self.controller.member_left();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sealblock_block::{Fault, Faults, OperationKind};
+use sealblock_block::{BadBlock, BadBlocks, RequestKind};
 use sealblock_integrity::{
     Checks, GuardKind, PiFormat, PiPosition, ProtectionType, Sealed, ShapeError, Tags, Unverified,
 };
@@ -10,18 +10,18 @@ use sealblock_layers_remote_core::SharedDevice;
 use sealblock_protocols_nvme::StatusCode;
 use sealblock_protocols_nvme::identify::NamespaceFormat;
 use sealblock_protocols_nvme::nvm::{BlockCommand, ProtectionInfo};
-use sealblock_protocols_nvme_tcp::{BlockSums, Payload};
+use sealblock_protocols_nvme_tcp::{BlockCrcs, Payload};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::{Extent, Lba};
 
-use crate::refusal::Refusal;
+use crate::command_error::CommandError;
 use crate::state::NamespaceState;
 use crate::subsystem::SetupError;
-use crate::sums::Shapes;
+use crate::sums::BlockLayouts;
 
 /// What hosts see of a device's protection information.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Shows {
+pub enum PiVisibility {
     /// Blocks without metadata. The target makes tags on writes and checks them on reads.
     #[default]
     Plain,
@@ -35,16 +35,16 @@ pub struct Namespace {
     pub(crate) device: SharedDevice,
     pub(crate) uuid: [u8; 16],
     pub(crate) state: Arc<NamespaceState>,
-    shows: Shows,
+    shows: PiVisibility,
     /// Where guards and data digests share their sums.
-    pub(crate) shapes: Option<Shapes>,
+    pub(crate) shapes: Option<BlockLayouts>,
 }
 
 impl Namespace {
     /// The namespace of `device`, plain, with a state of its own. `uuid` is its identity, which hosts use to recognise it.
     pub fn new(device: SharedDevice, uuid: [u8; 16]) -> Namespace {
-        let shapes = Shapes::of(device.geometry());
-        Namespace { device, uuid, state: Arc::default(), shows: Shows::Plain, shapes }
+        let shapes = BlockLayouts::of(device.geometry());
+        Namespace { device, uuid, state: Arc::default(), shows: PiVisibility::Plain, shapes }
     }
 
     /// The same namespace with this state. Namespaces of one device, at the same time or one after the other, are to have
@@ -56,7 +56,7 @@ impl Namespace {
 
     /// The same namespace, whose device has another size now.
     pub(crate) fn resized(&self, device: SharedDevice) -> Namespace {
-        let shapes = Shapes::of(device.geometry());
+        let shapes = BlockLayouts::of(device.geometry());
         Namespace { device, uuid: self.uuid, state: Arc::clone(&self.state), shows: self.shows, shapes }
     }
 
@@ -69,9 +69,9 @@ impl Namespace {
     ///
     /// # Errors
     /// [`SetupError::NotProtected`] if its protection information is to be shown and it has none that NVMe knows.
-    pub fn showing(mut self, shows: Shows) -> Result<Namespace, SetupError> {
+    pub fn with_visibility(mut self, shows: PiVisibility) -> Result<Namespace, SetupError> {
         let format = self.device.geometry().protection.filter(|format| format.guard() != GuardKind::IpChecksum);
-        if shows == Shows::Protected && format.is_none() {
+        if shows == PiVisibility::Protected && format.is_none() {
             return Err(SetupError::NotProtected);
         }
         self.shows = shows;
@@ -81,8 +81,8 @@ impl Namespace {
     /// The protection information that commands are about: none on a plain namespace.
     pub(crate) fn format(&self) -> Option<PiFormat> {
         match self.shows {
-            Shows::Plain => None,
-            Shows::Protected => self.device.geometry().protection,
+            PiVisibility::Plain => None,
+            PiVisibility::Protected => self.device.geometry().protection,
         }
     }
 
@@ -126,22 +126,22 @@ impl Namespace {
         &self,
         blocks: &BlockCommand,
         data: Buffer,
-        sums: Option<&BlockSums>,
-    ) -> Result<Sealed, Refusal> {
+        sums: Option<&BlockCrcs>,
+    ) -> Result<Sealed, CommandError> {
         let geometry = self.device.geometry();
         let first_ref = blocks.extent.start().get();
         let tags = match self.format() {
-            None => Tags { app_tag: 0, storage_tag: 0, first_ref },
+            None => Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: first_ref },
             Some(_) if !blocks.protection.pract => return self.check_wire(blocks, &data, sums, &self.checks(blocks)),
             // Type 1 is defined by this reference tag, and hosts that leave the check out also leave the field empty.
             Some(format) if format.protection() == ProtectionType::Type1 => {
-                Tags { first_ref, ..blocks.protection.tags(format) }
+                Tags { initial_ref_tag: first_ref, ..blocks.protection.tags(format) }
             }
             Some(format) => blocks.protection.tags(format),
         };
         let (data, size) = (data.freeze(), geometry.block_size);
         Ok(match (geometry.protection, self.guards(sums)) {
-            (Some(format), Some(guards)) => Sealed::seal_summed(data, size, format, &tags, guards),
+            (Some(format), Some(guards)) => Sealed::seal_with_crcs(data, size, format, &tags, guards),
             (protection, _) => Sealed::seal(data, size, protection, &tags),
         })
     }
@@ -151,23 +151,23 @@ impl Namespace {
         &self,
         blocks: &BlockCommand,
         data: &[u8],
-        sums: Option<&BlockSums>,
+        sums: Option<&BlockCrcs>,
         checks: &Checks,
-    ) -> Result<Sealed, Refusal> {
+    ) -> Result<Sealed, CommandError> {
         let size = self.device.geometry().block_size;
-        let wrong_length = |_: ShapeError| Refusal::from(StatusCode::DATA_SGL_LENGTH_INVALID);
+        let wrong_length = |_: ShapeError| CommandError::from(StatusCode::DATA_SGL_LENGTH_INVALID);
         let unverified = match self.format() {
             Some(format) => Unverified::from_interleaved(data, size, format).map_err(wrong_length)?,
             None => return Ok(Sealed::seal(Buffer::copy_from(data).freeze(), size, None, &NO_TAGS)),
         };
         let checked = match self.guards(sums) {
-            Some(guards) => unverified.verify_summed(checks, guards),
+            Some(guards) => unverified.verify_with_crcs(checks, guards),
             None => unverified.verify(checks),
         };
         checked.map_err(|bad| {
-            let faults = bad.iter().map(|bad| Fault::of_mismatch(blocks.extent.start(), bad)).collect();
-            let faults = Faults::new(faults).expect("a failed check names a block");
-            Refusal::of_error(&faults.into(), OperationKind::Write)
+            let faults = bad.iter().map(|bad| BadBlock::of_mismatch(blocks.extent.start(), bad)).collect();
+            let faults = BadBlocks::new(faults).expect("a failed check names a block");
+            CommandError::of_error(&faults.into(), RequestKind::Write)
         })
     }
 
@@ -195,4 +195,4 @@ impl Namespace {
     }
 }
 
-pub(crate) const NO_TAGS: Tags = Tags { app_tag: 0, storage_tag: 0, first_ref: 0 };
+pub(crate) const NO_TAGS: Tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: 0 };

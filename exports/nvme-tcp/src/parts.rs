@@ -34,7 +34,7 @@ pub(crate) fn prepare(stream: &Stream, limits: &Limits) {
 impl Connection {
     /// Carries out what was received, and answers it part by part: reads in two halves. Answers without data are short, so
     /// that writes, whose commands bring more bytes, are answered together.
-    pub(crate) async fn take_events(self: &Rc<Self>, received_bytes: usize) {
+    pub(crate) async fn process_batch(self: &Rc<Self>, received_bytes: usize) {
         let part = (received_bytes / CAPSULE_BYTES / 2).max(PART_COMMANDS);
         let (mut commands, mut from_bytes) = (0, self.read_bytes.get());
         let mut events = 0;

@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use sealblock_protocols_nvme::nqn::Nqn;
-use sealblock_runtime_reactor::{Budget, Post};
+use sealblock_runtime_reactor::{Budget, CoreAddress};
 
 use crate::controller::Controller;
-use crate::flood::Flood;
-use crate::kept::{Flag, Kept};
+use crate::kept::{Flag, Locked};
 use crate::limits::Limits;
-use crate::line::{Line, Orders};
+use crate::log_rate_limit::LogRateLimit;
+use crate::signal::{ControlSignal, Signals};
 use crate::subsystem::Subsystem;
 
 /// The largest controller identifier that is not reserved.
@@ -28,34 +28,34 @@ pub(crate) struct Shared {
     /// Bytes in flight over all connections.
     pub(crate) budget: Arc<Budget>,
     pub(crate) is_stopped: Flag,
-    pub(crate) listeners: Kept<Vec<Weak<Line>>>,
+    pub(crate) listeners: Locked<Vec<Weak<ControlSignal>>>,
     /// What the discovery log names instead of addresses that connections come to.
-    pub(crate) advertised: Kept<Vec<(SocketAddr, SocketAddr)>>,
+    pub(crate) advertised: Locked<Vec<(SocketAddr, SocketAddr)>>,
     /// Connections above the limit.
-    pub(crate) refused: Flood,
-    pub(crate) cores: Kept<Arc<Vec<Place>>>,
-    subsystems: Kept<Offered>,
+    pub(crate) refused: LogRateLimit,
+    pub(crate) cores: Locked<Arc<Vec<ServingCore>>>,
+    subsystems: Locked<SubsystemList>,
     discovery: Arc<Subsystem>,
-    controllers: Kept<Controllers>,
-    connections: Kept<BTreeMap<u64, Weak<Line>>>,
+    controllers: Locked<Controllers>,
+    connections: Locked<BTreeMap<u64, Weak<ControlSignal>>>,
     accepted: AtomicU64,
 }
 
 /// A core that connections are handed to.
-pub(crate) struct Place {
-    pub(crate) post: Post,
+pub(crate) struct ServingCore {
+    pub(crate) post: CoreAddress,
     /// Connections there, but for admin queues, which cost little.
     load: AtomicUsize,
 }
 
-impl Place {
-    pub(crate) fn new(post: Post) -> Place {
-        Place { post, load: AtomicUsize::new(0) }
+impl ServingCore {
+    pub(crate) fn new(post: CoreAddress) -> ServingCore {
+        ServingCore { post, load: AtomicUsize::new(0) }
     }
 }
 
 #[derive(Default)]
-struct Offered {
+struct SubsystemList {
     generation: u64,
     all: Arc<Vec<Arc<Subsystem>>>,
 }
@@ -71,18 +71,18 @@ pub(crate) struct Permit {
     shared: Arc<Shared>,
     number: u64,
     /// The core that carries it.
-    place: Option<(Arc<Vec<Place>>, usize)>,
+    place: Option<(Arc<Vec<ServingCore>>, usize)>,
     weighs: Cell<bool>,
 }
 
 impl Permit {
     /// Where the connection is to be served, unless where it was accepted.
-    pub(crate) fn post(&self) -> Option<&Post> {
+    pub(crate) fn post(&self) -> Option<&CoreAddress> {
         self.place.as_ref().map(|(places, index)| &places[*index].post)
     }
 
     /// The connection turned out to be an admin queue, which is no load.
-    pub(crate) fn lighten(&self) {
+    pub(crate) fn exclude_from_load(&self) {
         if let Some((places, index)) = &self.place
             && self.weighs.replace(false)
         {
@@ -93,7 +93,7 @@ impl Permit {
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.lighten();
+        self.exclude_from_load();
         self.shared.connections.lock().remove(&self.number);
     }
 }
@@ -105,14 +105,14 @@ impl Shared {
             budget: Budget::new(limits.total_bytes_in_flight, limits.transfer_with_tags()),
             limits,
             is_stopped: Flag::new(false),
-            listeners: Kept::default(),
-            advertised: Kept::default(),
-            refused: Flood::default(),
-            cores: Kept::default(),
-            subsystems: Kept::default(),
+            listeners: Locked::default(),
+            advertised: Locked::default(),
+            refused: LogRateLimit::default(),
+            cores: Locked::default(),
+            subsystems: Locked::default(),
             discovery: Arc::new(Subsystem::new(Nqn::discovery(), "discovery")),
-            controllers: Kept::default(),
-            connections: Kept::default(),
+            controllers: Locked::default(),
+            connections: Locked::default(),
             accepted: AtomicU64::new(0),
         }
     }
@@ -181,8 +181,8 @@ impl Shared {
     }
 
     /// A place for one more connection, and its line; `None` if all are taken.
-    pub(crate) fn admit(self: &Arc<Self>) -> Option<(Permit, Arc<Line>)> {
-        let line = Arc::new(Line::default());
+    pub(crate) fn admit(self: &Arc<Self>) -> Option<(Permit, Arc<ControlSignal>)> {
+        let line = Arc::new(ControlSignal::default());
         let number = self.accepted.fetch_add(1, Ordering::Relaxed);
         let mut connections = self.connections.lock();
         if connections.len() >= self.limits.connections {
@@ -191,14 +191,14 @@ impl Shared {
         connections.insert(number, Arc::downgrade(&line));
         drop(connections);
         if self.is_stopped.get() {
-            line.order(Orders::STOP);
+            line.order(Signals::STOP);
         }
         let place = self.place(number);
         Some((Permit { shared: Arc::clone(self), number, place, weighs: Cell::new(true) }, line))
     }
 
     /// The core with the least load, and among those with the same the next in turn.
-    fn place(&self, number: u64) -> Option<(Arc<Vec<Place>>, usize)> {
+    fn place(&self, number: u64) -> Option<(Arc<Vec<ServingCore>>, usize)> {
         let places = self.cores.get();
         let count = places.len();
         let turn = (0..count).map(|i| (number as usize).wrapping_add(i) % count);
@@ -213,8 +213,8 @@ impl Shared {
     }
 
     /// Tells all connections.
-    pub(crate) fn order(&self, order: Orders) {
-        let lines: Vec<Arc<Line>> = self.connections.lock().values().filter_map(Weak::upgrade).collect();
+    pub(crate) fn order(&self, order: Signals) {
+        let lines: Vec<Arc<ControlSignal>> = self.connections.lock().values().filter_map(Weak::upgrade).collect();
         for line in lines {
             line.order(order);
         }

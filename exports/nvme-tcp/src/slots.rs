@@ -21,27 +21,27 @@ use std::task::{Context, Poll, Wake, Waker};
 use sealblock_protocols_nvme::Command;
 use sealblock_protocols_nvme_tcp::target::Token;
 
+use crate::command_error::CommandError;
 use crate::connection::Reply;
-use crate::io::{Job, Work};
-use crate::refusal::Refusal;
+use crate::io::{IoRequest, Work};
 
 /// What became of a command.
-pub(crate) struct Ended {
+pub(crate) struct CommandResult {
     pub(crate) token: Token,
     pub(crate) command: Command,
     /// Bytes that it was to hand to the host.
     pub(crate) read_bytes: u64,
-    pub(crate) outcome: Result<Reply, Refusal>,
+    pub(crate) outcome: Result<Reply, CommandError>,
 }
 
 /// What a slot's future and its owner hand each other.
 #[derive(Default)]
-struct Desk {
-    work: Cell<Option<(Job, Work)>>,
-    outcome: Cell<Option<Result<Reply, Refusal>>>,
+struct CompletionHandoff {
+    work: Cell<Option<(IoRequest, Work)>>,
+    outcome: Cell<Option<Result<Reply, CommandError>>>,
 }
 
-impl Desk {
+impl CompletionHandoff {
     async fn serve(self: Rc<Self>) {
         loop {
             let work = poll_fn(|_| self.work.take().map_or(Poll::Pending, Poll::Ready));
@@ -54,7 +54,7 @@ impl Desk {
 
 struct Slot {
     place: usize,
-    desk: Rc<Desk>,
+    desk: Rc<CompletionHandoff>,
     future: Pin<Box<dyn Future<Output = ()>>>,
     waker: Waker,
     busy: Option<(Token, Command, u64)>,
@@ -62,19 +62,19 @@ struct Slot {
 
 impl Slot {
     fn new(place: usize, ready: &Arc<Ready>) -> Box<Slot> {
-        let desk = Rc::new(Desk::default());
+        let desk = Rc::new(CompletionHandoff::default());
         let future = Box::pin(Rc::clone(&desk).serve());
         let waker = Arc::new(SlotWaker { place, ready: Arc::clone(ready) }).into();
         Box::new(Slot { place, desk, future, waker, busy: None })
     }
 
     /// Goes on with the command; its end, if this was it.
-    fn poll(&mut self) -> Option<Ended> {
+    fn poll(&mut self) -> Option<CommandResult> {
         // The future has no end.
         let _ = self.future.as_mut().poll(&mut Context::from_waker(&self.waker));
         let outcome = self.desk.outcome.take()?;
         let (token, command, read_bytes) = self.busy.take()?;
-        Some(Ended { token, command, read_bytes, outcome })
+        Some(CommandResult { token, command, read_bytes, outcome })
     }
 }
 
@@ -109,7 +109,7 @@ impl Wake for SlotWaker {
 pub(crate) struct NoSlot;
 
 /// The slots of a connection.
-pub(crate) struct Slots {
+pub(crate) struct CommandSlots {
     /// `None` where a slot is being polled.
     all: RefCell<Vec<Option<Box<Slot>>>>,
     free: RefCell<Vec<usize>>,
@@ -118,12 +118,12 @@ pub(crate) struct Slots {
     busy: Cell<usize>,
 }
 
-impl Slots {
+impl CommandSlots {
     /// At most `limit` slots, made as they are needed.
-    pub(crate) fn new(limit: usize) -> Slots {
+    pub(crate) fn new(limit: usize) -> CommandSlots {
         let words = std::iter::repeat_with(AtomicU64::default).take(limit.div_ceil(64)).collect();
         let ready = Arc::new(Ready { words, any: AtomicBool::new(false), task: OnceLock::new() });
-        Slots { all: RefCell::default(), free: RefCell::default(), ready, limit, busy: Cell::new(0) }
+        CommandSlots { all: RefCell::default(), free: RefCell::default(), ready, limit, busy: Cell::new(0) }
     }
 
     /// Tells which task polls the slots; always the same.
@@ -148,9 +148,9 @@ impl Slots {
     pub(crate) fn begin(
         &self,
         (token, command): (Token, Command),
-        job: Job,
+        job: IoRequest,
         work: Work,
-    ) -> Result<Option<Ended>, NoSlot> {
+    ) -> Result<Option<CommandResult>, NoSlot> {
         let Some(mut slot) = self.take_free() else { return Err(NoSlot) };
         slot.busy = Some((token, command, job.read_bytes()));
         slot.desk.work.set(Some((job, work)));
@@ -159,7 +159,7 @@ impl Slots {
     }
 
     /// Polls one slot whose waker was used; its end, if it came. `None` when no such slot is left.
-    pub(crate) fn next(&self) -> Option<Option<Ended>> {
+    pub(crate) fn next(&self) -> Option<Option<CommandResult>> {
         if !self.ready.any.load(Ordering::Acquire) {
             return None;
         }
@@ -185,7 +185,7 @@ impl Slots {
     }
 
     /// A waker that outlived its command finds a free slot, or one that is busy with another.
-    fn poll_busy(&self, slot: Box<Slot>) -> Option<Ended> {
+    fn poll_busy(&self, slot: Box<Slot>) -> Option<CommandResult> {
         if slot.busy.is_some() {
             return self.go_on(slot);
         }
@@ -193,7 +193,7 @@ impl Slots {
         None
     }
 
-    fn go_on(&self, mut slot: Box<Slot>) -> Option<Ended> {
+    fn go_on(&self, mut slot: Box<Slot>) -> Option<CommandResult> {
         let ended = slot.poll();
         if ended.is_some() {
             self.busy.set(self.busy.get() - 1);

@@ -5,30 +5,30 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use sealblock_block::{Fault, Geometry, Outcome};
+use sealblock_block::{BadBlock, Geometry, Outcome};
 use sealblock_units::Extent;
 
-use crate::damage::KnownDamage;
-use crate::known::{About, KnownBlocks};
-use crate::notices::Notices;
+use crate::async_events::AsyncEvents;
+use crate::damage::DamageHandle;
+use crate::damage_list::{DamageList, RequestSummary};
 
 /// The shared state of all [`crate::Namespace`]s of one device, for those who learn something about it by other ways than
 /// their commands.
 #[derive(Default)]
 pub struct NamespaceState {
-    pub(crate) known: Arc<KnownBlocks>,
+    pub(crate) known: Arc<DamageList>,
     degraded: AtomicBool,
-    watchers: Mutex<Vec<(u32, Weak<Notices>)>>,
+    watchers: Mutex<Vec<(u32, Weak<AsyncEvents>)>>,
 }
 
 impl NamespaceState {
     /// The blocks of the device that are known to be bad, as a handle that keeps nothing else alive.
-    pub fn damage(&self) -> KnownDamage {
-        KnownDamage::of(&self.known)
+    pub fn damage(&self) -> DamageHandle {
+        DamageHandle::of(&self.known)
     }
 
     /// Adds blocks that were found damaged, for example by a scrub, to those that hosts can ask for.
-    pub fn report_damage(&self, faults: &[Fault]) {
+    pub fn report_damage(&self, faults: &[BadBlock]) {
         if self.known.record(faults) {
             self.tell(|_, notices| notices.damage_found());
         }
@@ -36,8 +36,8 @@ impl NamespaceState {
 
     /// Takes in what a check of all copies of an extent has found, of a device of this shape: blocks that it has not found bad are
     /// so no more. The faults are in the order of their blocks.
-    pub fn report_check(&self, geometry: &Geometry, extent: Extent, faults: &[Fault], is_complete: bool) {
-        let (about, _) = About::of_check(extent, geometry);
+    pub fn report_check(&self, geometry: &Geometry, extent: Extent, faults: &[BadBlock], is_complete: bool) {
+        let (about, _) = RequestSummary::of_check(extent, geometry);
         if self.known.checked(extent, &about, faults) {
             self.tell(|_, notices| notices.damage_found());
         }
@@ -71,14 +71,14 @@ impl NamespaceState {
     }
 
     /// Learns from the end of an operation on the namespace's device.
-    pub(crate) fn learn(&self, about: &About, outcome: &Outcome) {
-        if self.known.learn(about, outcome) {
+    pub(crate) fn learn(&self, about: &RequestSummary, outcome: &Outcome) {
+        if self.known.update(about, outcome) {
             self.tell(|_, notices| notices.damage_found());
         }
     }
 
     /// Tells a controller, to whom the namespace is `nsid`, what happens from now on.
-    pub(crate) fn watch(&self, nsid: u32, notices: &Arc<Notices>) {
+    pub(crate) fn watch(&self, nsid: u32, notices: &Arc<AsyncEvents>) {
         let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
         // The same controller asks again when namespaces have changed.
         watchers.retain(|(id, other)| other.strong_count() > 0 && !(*id == nsid && is_of(other, notices)));
@@ -86,12 +86,12 @@ impl NamespaceState {
     }
 
     /// Tells a controller, to whom the namespace was `nsid`, nothing more under this number.
-    pub(crate) fn unwatch(&self, nsid: u32, notices: &Arc<Notices>) {
+    pub(crate) fn unwatch(&self, nsid: u32, notices: &Arc<AsyncEvents>) {
         let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
         watchers.retain(|(id, other)| other.strong_count() > 0 && !(*id == nsid && is_of(other, notices)));
     }
 
-    fn tell(&self, tell: impl Fn(u32, &Notices)) {
+    fn tell(&self, tell: impl Fn(u32, &AsyncEvents)) {
         let watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for (nsid, notices) in watchers.iter().filter_map(|(nsid, notices)| Some((*nsid, notices.upgrade()?))) {
             tell(nsid, &notices);
@@ -99,6 +99,6 @@ impl NamespaceState {
     }
 }
 
-fn is_of(watcher: &Weak<Notices>, notices: &Arc<Notices>) -> bool {
+fn is_of(watcher: &Weak<AsyncEvents>, notices: &Arc<AsyncEvents>) -> bool {
     std::ptr::eq(watcher.as_ptr(), Arc::as_ptr(notices))
 }

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sealblock_block::{Ability, OperationKind};
+use sealblock_block::{Ability, RequestKind};
 use sealblock_protocols_nvme::nqn::Nqn;
 
-use crate::kept::{Count, Flag, Kept};
+use crate::handover::ControllerHandover;
+use crate::kept::{Counter, Flag, Locked};
 use crate::namespace::Namespace;
-use crate::succession::Succession;
-use crate::sums::{Summed, Summing};
+use crate::sums::{ChecksumStats, Summing};
 
 /// Which hosts may connect.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -59,12 +59,12 @@ pub struct Subsystem {
     pub(crate) model: String,
     /// It is offered no more.
     pub(crate) removed: Flag,
-    pub(crate) succession: Succession,
-    namespaces: Kept<Arc<Namespaces>>,
+    pub(crate) succession: ControllerHandover,
+    namespaces: Locked<Arc<Namespaces>>,
     /// How often the namespaces changed; read with every command.
     changes: AtomicU64,
-    hosts: Kept<Hosts>,
-    traffic: Kept<Tally>,
+    hosts: Locked<Hosts>,
+    traffic: Locked<Tally>,
 }
 
 /// The namespaces of a subsystem by their identifiers.
@@ -74,11 +74,11 @@ pub(crate) type Namespaces = BTreeMap<u32, Arc<Namespace>>;
 #[repr(align(64))]
 #[derive(Default)]
 pub(crate) struct Counters {
-    pub(crate) read_bytes: Count,
-    pub(crate) written_bytes: Count,
-    pub(crate) reads: Count,
-    pub(crate) writes: Count,
-    pub(crate) media_errors: Count,
+    pub(crate) read_bytes: Counter,
+    pub(crate) written_bytes: Counter,
+    pub(crate) reads: Counter,
+    pub(crate) writes: Counter,
+    pub(crate) media_errors: Counter,
     pub(crate) sums: Summing,
 }
 
@@ -90,7 +90,7 @@ pub(crate) struct Traffic {
     pub(crate) reads: u64,
     pub(crate) writes: u64,
     pub(crate) media_errors: u64,
-    pub(crate) sums: Summed,
+    pub(crate) sums: ChecksumStats,
 }
 
 impl Traffic {
@@ -114,7 +114,7 @@ struct Tally {
 }
 
 /// Adds to a counter of this core.
-pub(crate) fn add(counter: &Count, amount: u64) {
+pub(crate) fn add(counter: &Counter, amount: u64) {
     counter.add(amount);
 }
 
@@ -126,11 +126,11 @@ impl Subsystem {
             serial: serial.into(),
             model: "sealblock".to_owned(),
             removed: Flag::new(false),
-            succession: Succession::default(),
-            namespaces: Kept::default(),
+            succession: ControllerHandover::default(),
+            namespaces: Locked::default(),
             changes: AtomicU64::new(0),
-            hosts: Kept::new(Hosts::Any),
-            traffic: Kept::default(),
+            hosts: Locked::new(Hosts::Any),
+            traffic: Locked::default(),
         }
     }
 
@@ -227,7 +227,7 @@ impl Subsystem {
 
     /// Whether any namespace has blocks that can be made unreadable.
     pub(crate) fn can_write_uncorrectable(&self) -> bool {
-        let can = |namespace: &Arc<Namespace>| namespace.device.abilities().of(OperationKind::WriteUncorrectable);
+        let can = |namespace: &Arc<Namespace>| namespace.device.abilities().of(RequestKind::WriteUncorrectable);
         self.namespaces().values().any(|namespace| can(namespace) != Ability::Absent)
     }
 
@@ -259,7 +259,7 @@ impl Subsystem {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sealblock_block::{Gate, Stack};
+    use sealblock_block::{DynDevice, Gate};
     use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
     use sealblock_layers_remote_core::SharedDevice;
     use sealblock_media_memory::MemoryDevice;
@@ -267,11 +267,11 @@ mod tests {
     use sealblock_units::BlockSize;
     use std::rc::Rc;
 
-    use crate::Shows;
+    use crate::PiVisibility;
 
     fn namespace(format: Option<PiFormat>) -> Namespace {
         let device = MemoryDevice::new(BlockSize::from_bytes(512).unwrap(), 8, format);
-        Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(device)))), [1; 16])
+        Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(device)))), [1; 16])
     }
 
     /// Runs a test where devices can be published.
@@ -300,10 +300,13 @@ mod tests {
     fn only_protection_that_nvme_knows_is_shown() {
         run(|| {
             let of = |guard| Some(PiFormat::with_default_storage_tag(guard, ProtectionType::Type1));
-            assert!(namespace(of(GuardKind::Crc16)).showing(Shows::Protected).is_ok());
+            assert!(namespace(of(GuardKind::Crc16)).with_visibility(PiVisibility::Protected).is_ok());
             for format in [None, of(GuardKind::IpChecksum)] {
-                assert_eq!(namespace(format).showing(Shows::Protected).err(), Some(SetupError::NotProtected));
-                assert!(namespace(format).showing(Shows::Plain).is_ok());
+                assert_eq!(
+                    namespace(format).with_visibility(PiVisibility::Protected).err(),
+                    Some(SetupError::NotProtected)
+                );
+                assert!(namespace(format).with_visibility(PiVisibility::Plain).is_ok());
             }
         });
     }

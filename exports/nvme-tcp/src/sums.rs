@@ -15,40 +15,40 @@ use sealblock_protocols_nvme::Command;
 use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand};
 use sealblock_protocols_nvme_tcp::config::ShapeOf;
 use sealblock_protocols_nvme_tcp::target::Counters;
-use sealblock_protocols_nvme_tcp::{BlockShape, BlockSums};
+use sealblock_protocols_nvme_tcp::{BlockCrcs, BlockLayout};
 
-use crate::kept::Count;
+use crate::kept::Counter;
 use crate::namespace::Namespace;
 use crate::subsystem::Subsystem;
 
 /// How a namespace's blocks lie on the wire, where guard and digest share their sums.
-pub(crate) struct Shapes {
+pub(crate) struct BlockLayouts {
     /// Data alone.
-    bare: BlockShape,
+    bare: BlockLayout,
     /// Each block's data, then its tuple.
-    tagged: BlockShape,
+    tagged: BlockLayout,
 }
 
-impl Shapes {
+impl BlockLayouts {
     /// None where the guard is another sum than the digest, or there is none.
-    pub(crate) fn of(geometry: &Geometry) -> Option<Shapes> {
+    pub(crate) fn of(geometry: &Geometry) -> Option<BlockLayouts> {
         let format = geometry.protection.filter(|format| format.guard() == GuardKind::Crc32c)?;
         let data_bytes = geometry.block_size.bytes();
-        let tagged = BlockShape::new(data_bytes, format.tuple_bytes())?;
-        Some(Shapes { bare: BlockShape::new(data_bytes, 0)?, tagged })
+        let tagged = BlockLayout::new(data_bytes, format.tuple_bytes())?;
+        Some(BlockLayouts { bare: BlockLayout::new(data_bytes, 0)?, tagged })
     }
 }
 
 impl Namespace {
     /// How the data of a command is cut into blocks, if their sums are of use.
-    pub(crate) fn shape(&self, blocks: &BlockCommand) -> Option<BlockShape> {
+    pub(crate) fn shape(&self, blocks: &BlockCommand) -> Option<BlockLayout> {
         let shapes = self.shapes.as_ref()?;
         let has_tags = self.format().is_some() && !blocks.protection.pract;
         Some(if has_tags { shapes.tagged.clone() } else { shapes.bare.clone() })
     }
 
     /// The same for a command that may be of any kind.
-    pub(crate) fn shape_of(&self, command: &Command) -> Option<BlockShape> {
+    pub(crate) fn shape_of(&self, command: &Command) -> Option<BlockLayout> {
         self.shapes.as_ref()?;
         match IoCommand::decode(command) {
             Ok(IoCommand::Write(blocks) | IoCommand::Compare(blocks)) => self.shape(&blocks),
@@ -57,18 +57,18 @@ impl Namespace {
     }
 
     /// The sums of data that was read, where its guards are sums that were compared with it.
-    pub(crate) fn sums_of(&self, blocks: &BlockCommand, read: &Sealed) -> Option<BlockSums> {
-        Some(BlockSums { shape: self.shape(blocks)?, guards: read.sums()?.collect() })
+    pub(crate) fn sums_of(&self, blocks: &BlockCommand, read: &Sealed) -> Option<BlockCrcs> {
+        Some(BlockCrcs { shape: self.shape(blocks)?, guards: read.block_crcs()?.collect() })
     }
 
     /// The guards that these sums are.
-    pub(crate) fn guards<'a>(&self, sums: Option<&'a BlockSums>) -> Option<&'a [u32]> {
+    pub(crate) fn guards<'a>(&self, sums: Option<&'a BlockCrcs>) -> Option<&'a [u32]> {
         self.shapes.as_ref()?;
         sums.map(|sums| &*sums.guards)
     }
 
     /// Bytes of data that are summed here for the guards of a Write, besides what its digest took.
-    pub(crate) fn guard_bytes(&self, blocks: &BlockCommand, sums: Option<&BlockSums>) -> u64 {
+    pub(crate) fn guard_bytes(&self, blocks: &BlockCommand, sums: Option<&BlockCrcs>) -> u64 {
         let is_made = self.format().is_none() || blocks.protection.pract;
         let is_asked = self.device.geometry().protection.is_some() && (is_made || self.checks(blocks).guard);
         if is_asked && self.guards(sums).is_none() { self.data_bytes(blocks.extent) } else { 0 }
@@ -89,7 +89,7 @@ pub(crate) fn shape_of(subsystem: &Arc<OnceLock<Arc<Subsystem>>>) -> ShapeOf {
 
 /// What the I/O queues of a subsystem have moved, and how much of it they have summed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Summed {
+pub struct ChecksumStats {
     /// Payload bytes that came: data, and tags that travel with it.
     pub received_bytes: u64,
     /// Of those, bytes summed for data digests; guards may come from the same pass.
@@ -104,22 +104,22 @@ pub struct Summed {
     pub stored_bytes_checked: u64,
 }
 
-impl Summed {
+impl ChecksumStats {
     /// Bytes summed for whatever purpose, at the target and by its devices for Reads.
     pub fn bytes_summed(&self) -> u64 {
         self.received_bytes_summed + self.sent_bytes_summed + self.guard_bytes_summed + self.stored_bytes_checked
     }
 }
 
-/// Cells behind [`Summed`], for one queue.
+/// Cells behind [`ChecksumStats`], for one queue.
 #[derive(Default)]
 pub(crate) struct Summing {
-    received_bytes: Count,
-    received_bytes_summed: Count,
-    sent_bytes: Count,
-    sent_bytes_summed: Count,
-    pub(crate) guard_bytes_summed: Count,
-    pub(crate) stored_bytes_checked: Count,
+    received_bytes: Counter,
+    received_bytes_summed: Counter,
+    sent_bytes: Counter,
+    sent_bytes_summed: Counter,
+    pub(crate) guard_bytes_summed: Counter,
+    pub(crate) stored_bytes_checked: Counter,
 }
 
 impl Summing {
@@ -132,8 +132,8 @@ impl Summing {
     }
 
     /// What was counted until now, and before.
-    pub(crate) fn add_to(&self, before: Summed) -> Summed {
-        Summed {
+    pub(crate) fn add_to(&self, before: ChecksumStats) -> ChecksumStats {
+        ChecksumStats {
             received_bytes: before.received_bytes + self.received_bytes.get(),
             received_bytes_summed: before.received_bytes_summed + self.received_bytes_summed.get(),
             sent_bytes: before.sent_bytes + self.sent_bytes.get(),

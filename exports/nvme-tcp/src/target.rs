@@ -11,10 +11,10 @@ use sealblock_runtime_reactor::{CoreHandle, now, sleep, spawn};
 
 use crate::connection::Connection;
 use crate::limits::Limits;
-use crate::line::{Line, Orders};
-use crate::registry::{Permit, Place, Shared};
+use crate::registry::{Permit, ServingCore, Shared};
+use crate::signal::{ControlSignal, Signals};
 use crate::subsystem::{SetupError, Subsystem};
-use crate::sums::Summed;
+use crate::sums::ChecksumStats;
 
 /// How often a target that stops looks whether it is done.
 const DRAIN_REST: Duration = Duration::from_millis(2);
@@ -41,7 +41,7 @@ impl Target {
     /// The same target, whose connections are from now on spread over these cores, whichever core accepts them: each goes
     /// to the core with the fewest I/O queues. Without cores, connections stay where they are accepted.
     pub fn with_cores(self, cores: impl IntoIterator<Item = CoreHandle>) -> Target {
-        let places = cores.into_iter().map(|core| Place::new(core.post())).collect();
+        let places = cores.into_iter().map(|core| ServingCore::new(core.post())).collect();
         self.0.cores.set(Arc::new(places));
         self
     }
@@ -63,15 +63,15 @@ impl Target {
     }
 
     /// The line to one more listener.
-    fn line(&self) -> Arc<Line> {
-        let line = Arc::new(Line::default());
+    fn line(&self) -> Arc<ControlSignal> {
+        let line = Arc::new(ControlSignal::default());
         let mut listeners = self.0.listeners.lock();
         listeners.retain(|line| line.strong_count() > 0);
         listeners.push(Arc::downgrade(&line));
         line
     }
 
-    async fn accept(&self, listener: &Listener, line: &Line) -> io::Result<()> {
+    async fn accept(&self, listener: &Listener, line: &ControlSignal) -> io::Result<()> {
         let mut is_told = |cx: &mut Context<'_>| match line.poll_orders(cx).is_ready() || self.0.is_stopped.get() {
             true => Poll::Ready(()),
             false => Poll::Pending,
@@ -111,18 +111,18 @@ impl Target {
     }
 
     /// Serves a connection on this core.
-    fn begin(&self, stream: Stream, line: Arc<Line>, permit: Permit) {
+    fn begin(&self, stream: Stream, line: Arc<ControlSignal>, permit: Permit) {
         spawn(Connection::new(&self.0, stream, line, permit).run());
     }
 
     /// Takes no more connections and commands, on all cores; what [`Target::serve`] returns tells when it is over.
     pub fn stop(&self) {
         self.0.is_stopped.set(true);
-        let listeners: Vec<Arc<Line>> = self.0.listeners.lock().iter().filter_map(Weak::upgrade).collect();
+        let listeners: Vec<Arc<ControlSignal>> = self.0.listeners.lock().iter().filter_map(Weak::upgrade).collect();
         for line in listeners {
-            line.order(Orders::STOP);
+            line.order(Signals::STOP);
         }
-        self.0.order(Orders::STOP);
+        self.0.order(Signals::STOP);
     }
 
     /// Connections that are served now, on all cores, or whose last commands are being carried out.
@@ -132,7 +132,7 @@ impl Target {
 
     /// What went through the I/O queues of a subsystem since it was added, and how much of it was summed. Bytes under way
     /// may be missing.
-    pub fn summed(&self, nqn: &Nqn) -> Option<Summed> {
+    pub fn checksum_stats(&self, nqn: &Nqn) -> Option<ChecksumStats> {
         Some(self.0.subsystem(nqn)?.traffic().sums)
     }
 
@@ -150,7 +150,7 @@ impl Target {
         if self.connections() == 0 {
             return;
         }
-        self.0.order(Orders::KILL);
+        self.0.order(Signals::KILL);
         while self.connections() > 0 && now() < deadline + KILL_REST {
             sleep(DRAIN_REST).await;
         }

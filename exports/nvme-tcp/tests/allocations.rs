@@ -3,7 +3,7 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 
-use sealblock_block::{Gate, Stack};
+use sealblock_block::{DynDevice, Gate};
 use sealblock_exports_nvme_tcp::{Limits, Namespace, Subsystem, Target};
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
@@ -11,7 +11,7 @@ use sealblock_media_null::NullDevice;
 use sealblock_protocols_nvme::nvm::IoCommand;
 use sealblock_runtime_memory::counting::{Counting, allocations};
 use sealblock_runtime_reactor::net::Listener;
-use sealblock_runtime_reactor::{Choice, Config, CoreHandle, Cores, Placement, pool, spawn};
+use sealblock_runtime_reactor::{BackendChoice, Config, CoreHandle, Cores, Placement, pool, spawn};
 use sealblock_units::BlockSize;
 
 #[allow(dead_code, reason = "it is that of the other tests")]
@@ -25,9 +25,9 @@ static ALLOCATOR: Counting = Counting;
 /// Serves a null device and one in memory whose tags the target makes, on the core that this runs on.
 async fn serve() -> SocketAddr {
     let namespace = |stack, id| Namespace::new(SharedDevice::publish(Rc::new(Gate::new("device", stack))), [id; 16]);
-    let null = Stack::new(NullDevice::new(BlockSize::B4096, 4096, None));
+    let null = DynDevice::new(NullDevice::new(BlockSize::B4096, 4096, None));
     let format = Some(common::format());
-    let memory = Stack::new(MemoryDevice::new(BlockSize::B4096, 4096, format).with_pool(pool()));
+    let memory = DynDevice::new(MemoryDevice::new(BlockSize::B4096, 4096, format).with_pool(pool()));
     let subsystem = Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(PLAIN, namespace(null, 1));
     let subsystem = subsystem.and_then(|all| all.with_namespace(BARE, namespace(memory, 2))).unwrap();
     let target = Target::new([subsystem], Limits::default()).unwrap();
@@ -65,7 +65,7 @@ fn commands_allocate_nothing_in_the_long_run() {
     let before = allocations();
     drop(std::hint::black_box(Box::new(1)));
     assert_eq!(allocations(), before + 1, "the premise: allocations are counted");
-    let cores = match Cores::start(Placement::Count(1), Config { runtime: Choice::Uring, ..Config::default() }) {
+    let cores = match Cores::start(Placement::Count(1), Config { runtime: BackendChoice::Uring, ..Config::default() }) {
         Ok(cores) => cores,
         // Without io_uring the reactor itself allocates for each operation.
         Err(_refused) => return,

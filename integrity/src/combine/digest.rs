@@ -68,7 +68,7 @@ mod tests {
         ) {
             let size = BlockSize::B512;
             let mut tags = [0; 16 * 5];
-            seal(FORMAT, size, &data, &mut tags, &Tags { app_tag: 1, storage_tag: 2, first_ref: 3 });
+            seal(FORMAT, size, &data, &mut tags, &Tags { app_tag: 1, storage_tag: 2, initial_ref_tag: 3 });
             let whole = [before.clone(), interleaved(size, &data, &tags, 16)].concat();
             let digest = InterleavedDigest::new(size, 16).join_sealed(guard::crc32c(&before), FORMAT, &tags);
             prop_assert_eq!(digest, guard::crc32c(&whole));

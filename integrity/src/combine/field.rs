@@ -5,7 +5,7 @@
 
 /// The arithmetic of one CRC of at most 64 bits.
 #[derive(Clone, Copy)]
-pub struct Field {
+pub struct CrcField {
     width: u32,
     /// The polynomial without its highest term, in the bit order of elements.
     polynomial: u64,
@@ -14,19 +14,19 @@ pub struct Field {
     powers: [u64; 64],
 }
 
-impl Field {
+impl CrcField {
     /// A CRC that takes the most significant bit of each byte first.
-    pub const fn plain(width: u32, polynomial: u64) -> Field {
-        Field { width, polynomial, reflected: false, powers: [0; 64] }.with_powers()
+    pub const fn plain(width: u32, polynomial: u64) -> CrcField {
+        CrcField { width, polynomial, reflected: false, powers: [0; 64] }.with_powers()
     }
 
     /// A CRC that takes the least significant bit of each byte first; `polynomial` in the usual, unreflected form.
-    pub const fn reflected(width: u32, polynomial: u64) -> Field {
+    pub const fn reflected(width: u32, polynomial: u64) -> CrcField {
         let polynomial = polynomial.reverse_bits() >> (64 - width);
-        Field { width, polynomial, reflected: true, powers: [0; 64] }.with_powers()
+        CrcField { width, polynomial, reflected: true, powers: [0; 64] }.with_powers()
     }
 
-    const fn with_powers(mut self) -> Field {
+    const fn with_powers(mut self) -> CrcField {
         let mut power = self.one();
         let mut bit = 0;
         while bit < 8 {

@@ -24,7 +24,7 @@ fn what_was_cut_is_joined_in_fresh_and_in_used_memory() {
         }
         for joined in [Sealed::join(&parts), Sealed::join_in(&parts, |len| pool.take(len))] {
             assert!(joined.data()[..] == whole.data()[..] && joined.tags()[..] == whole.tags()[..]);
-            assert_eq!((joined.size(), joined.format(), joined.guards_hold()), (SIZE, format, true));
+            assert_eq!((joined.size(), joined.format(), joined.has_verified_guards()), (SIZE, format, true));
         }
     }
     assert!(pool.counters().spare_bytes > 0, "what was used is kept");

@@ -32,7 +32,7 @@ fn tags() -> impl Strategy<Value = Tags> {
     (0..u16::MAX, any::<u64>(), any::<u64>()).prop_map(|(app_tag, storage_tag, first_ref)| Tags {
         app_tag,
         storage_tag,
-        first_ref,
+        initial_ref_tag: first_ref,
     })
 }
 
@@ -55,7 +55,7 @@ fn all_checks(tags: &Tags) -> Checks {
         guard: true,
         app_tag: Some(Masked { expected: tags.app_tag, mask: u16::MAX }),
         storage_tag: Some(Masked { expected: tags.storage_tag, mask: u64::MAX }),
-        first_ref: Some(tags.first_ref),
+        initial_ref_tag: Some(tags.initial_ref_tag),
     }
 }
 

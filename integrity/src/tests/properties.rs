@@ -60,7 +60,7 @@ proptest! {
         } else if bit < space + u32::from(format.storage_tag_bits()) {
             Some(Field::StorageTag)
         } else {
-            format.protection().counts_blocks().then_some(Field::RefTag)
+            format.protection().increments_ref_tag().then_some(Field::RefTag)
         };
         let tuple = Tuple::read(format, &tuples[block * format.tuple_bytes()..]);
         let expected = field.filter(|_| !tuple.is_escaped(format)).map(|field| (block, field));
@@ -134,10 +134,10 @@ fn guards_do_not_depend_on_where_the_block_starts() {
 
 #[test]
 fn escaped_tuples_are_not_checked_at_all() {
-    let (data, tags) = (noise(1, 512), Tags { app_tag: 0xFFFF, storage_tag: 0, first_ref: 5 });
+    let (data, tags) = (noise(1, 512), Tags { app_tag: 0xFFFF, storage_tag: 0, initial_ref_tag: 5 });
     let mut tuples = sealed(TYPE1, BlockSize::B512, &data, &tags);
     tuples[0] ^= 1;
-    let checks = Checks { first_ref: Some(9), ..all_checks(&tags) };
+    let checks = Checks { initial_ref_tag: Some(9), ..all_checks(&tags) };
     assert_eq!(mismatches(TYPE1, BlockSize::B512, &data, &tuples, &checks), []);
 
     let type3 = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type3);
@@ -149,7 +149,7 @@ fn escaped_tuples_are_not_checked_at_all() {
 #[test]
 fn the_first_failing_field_is_reported_with_what_it_should_be() {
     let format = PiFormat::new(GuardKind::Crc16, ProtectionType::Type1, 8).unwrap();
-    let (data, tags) = (noise(1, 1024), Tags { app_tag: 0x1234, storage_tag: 0x56, first_ref: 0xFF_FFFF });
+    let (data, tags) = (noise(1, 1024), Tags { app_tag: 0x1234, storage_tag: 0x56, initial_ref_tag: 0xFF_FFFF });
     let right = Tuple::read(format, &sealed(format, BlockSize::B512, &data, &tags)[8..]);
     assert_eq!(right.ref_tag, 0, "the reference tag wraps at its 24 bits");
     let bad = Tuple { guard: right.guard ^ 1, app_tag: 0x4321, storage_tag: 0x65, ref_tag: 3 };
@@ -177,16 +177,16 @@ fn the_first_failing_field_is_reported_with_what_it_should_be() {
 #[test]
 fn full_checks_are_the_guard_and_in_type_1_the_address() {
     let start = Lba::new(0x1_0000_0002);
-    assert_eq!(Checks::full(TYPE1, start), Checks { guard: true, first_ref: Some(2), ..Checks::NONE });
-    assert_eq!(Checks::full(TYPE1, start).advance(3, TYPE1).first_ref, Some(5));
+    assert_eq!(Checks::full(TYPE1, start), Checks { guard: true, initial_ref_tag: Some(2), ..Checks::NONE });
+    assert_eq!(Checks::full(TYPE1, start).advance(3, TYPE1).initial_ref_tag, Some(5));
     let type2 = PiFormat::with_default_storage_tag(GuardKind::Crc64, ProtectionType::Type2);
     assert_eq!(Checks::full(type2, start), Checks { guard: true, ..Checks::NONE }, "the writer's own choice");
     let type3 = PiFormat::with_default_storage_tag(GuardKind::Crc64, ProtectionType::Type3);
     assert_eq!(Checks::full(type3, start), Checks { guard: true, ..Checks::NONE });
     // A check of the reference tag is ignored there, even when it is asked for.
-    let (data, tags) = (noise(1, 512), Tags { first_ref: 5, ..Tags::default() });
+    let (data, tags) = (noise(1, 512), Tags { initial_ref_tag: 5, ..Tags::default() });
     let tuples = sealed(type3, BlockSize::B512, &data, &tags);
-    let checks = Checks { first_ref: Some(6), ..all_checks(&tags) };
+    let checks = Checks { initial_ref_tag: Some(6), ..all_checks(&tags) };
     assert_eq!(mismatches(type3, BlockSize::B512, &data, &tuples, &checks), []);
 }
 

@@ -16,7 +16,7 @@ fn replace_all(tags: &Tags) -> RebaseTags {
     RebaseTags {
         app_tag: Keep::Replace(tags.app_tag),
         storage_tag: Keep::Replace(tags.storage_tag),
-        first_ref: Keep::Replace(tags.first_ref),
+        initial_ref_tag: Keep::Replace(tags.initial_ref_tag),
     }
 }
 
@@ -76,9 +76,9 @@ proptest! {
 
 #[test]
 fn a_bad_tag_spoils_the_new_tuple_though_the_data_is_good() {
-    let (data, tags) = (noise(1, 512), Tags { app_tag: 1, storage_tag: 0, first_ref: 7 });
+    let (data, tags) = (noise(1, 512), Tags { app_tag: 1, storage_tag: 0, initial_ref_tag: 7 });
     let tuples = sealed(IP, SIZE, &data, &tags);
-    let checks = Checks { first_ref: Some(8), ..all_checks(&tags) };
+    let checks = Checks { initial_ref_tag: Some(8), ..all_checks(&tags) };
     // Even if the new tags would make an escape.
     for app_tag in [1, 0xFFFF] {
         let output = RebaseTags { app_tag: Keep::Replace(app_tag), ..RebaseTags::default() };
@@ -95,7 +95,7 @@ fn a_guard_of_the_same_kind_is_carried_over_even_unchecked() {
     let (mut data, tags) = (noise(1, 512), Tags::default());
     let tuples = sealed(CRC64, SIZE, &data, &tags);
     data[100] ^= 4;
-    let output = RebaseTags { first_ref: Keep::Replace(9), ..RebaseTags::default() };
+    let output = RebaseTags { initial_ref_tag: Keep::Replace(9), ..RebaseTags::default() };
     let (new, found) = rebased((CRC64, CRC64), SIZE, &data, &tuples, &Checks::NONE, &output);
     assert_eq!(found, []);
     assert_eq!(Tuple::read(CRC64, &new).ref_tag, 9);
@@ -104,9 +104,9 @@ fn a_guard_of_the_same_kind_is_carried_over_even_unchecked() {
 
 #[test]
 fn escaped_blocks_stay_escaped() {
-    let (data, tags) = (noise(1, 1024), Tags { app_tag: 0xFFFF, storage_tag: 0, first_ref: 5 });
+    let (data, tags) = (noise(1, 1024), Tags { app_tag: 0xFFFF, storage_tag: 0, initial_ref_tag: 5 });
     let tuples = sealed(CRC16, SIZE, &data, &tags);
-    let output = RebaseTags { app_tag: Keep::Replace(3), first_ref: Keep::Replace(20), ..RebaseTags::default() };
+    let output = RebaseTags { app_tag: Keep::Replace(3), initial_ref_tag: Keep::Replace(20), ..RebaseTags::default() };
     let checks = Checks { guard: true, ..Checks::NONE };
     for to in [CRC16, CRC64, IP, TYPE3] {
         let (new, found) = rebased((CRC16, to), SIZE, &data, &tuples, &checks, &output);
@@ -114,7 +114,7 @@ fn escaped_blocks_stay_escaped() {
         for (block, bytes) in new.chunks(to.tuple_bytes()).enumerate() {
             let tuple = Tuple::read(to, bytes);
             assert!(tuple.is_escaped(to), "{to:?}");
-            if to.protection().counts_blocks() {
+            if to.protection().increments_ref_tag() {
                 assert_eq!(tuple.ref_tag, 20 + block as u64);
             }
         }
@@ -123,7 +123,7 @@ fn escaped_blocks_stay_escaped() {
 
 #[test]
 fn kept_tags_are_cut_to_the_new_format() {
-    let (data, tags) = (noise(1, 512), Tags { app_tag: 9, storage_tag: 0, first_ref: 0x1234_5678_9ABC });
+    let (data, tags) = (noise(1, 512), Tags { app_tag: 9, storage_tag: 0, initial_ref_tag: 0x1234_5678_9ABC });
     let tuples = sealed(CRC64, SIZE, &data, &tags);
     let (new, found) = rebased((CRC64, CRC16), SIZE, &data, &tuples, &all_checks(&tags), &RebaseTags::default());
     assert_eq!(found, []);

@@ -22,17 +22,17 @@ proptest! {
         format in formats(), size in sizes(), tags in tags(), seed in any::<u64>(), gain in any::<u64>(),
     ) {
         let before = blocks(format, size, seed, &tags);
-        let moved = before.clone().shifted(repeat(gain));
-        let there = all_checks(&Tags { first_ref: tags.first_ref.wrapping_add(gain), ..tags });
+        let moved = before.clone().with_ref_tags_shifted(repeat(gain));
+        let there = all_checks(&Tags { initial_ref_tag: tags.initial_ref_tag.wrapping_add(gain), ..tags });
         prop_assert_eq!(mismatches(format, size, moved.data(), moved.tags(), &there), []);
-        let back = moved.shifted(repeat(gain.wrapping_neg()));
+        let back = moved.with_ref_tags_shifted(repeat(gain.wrapping_neg()));
         prop_assert!(back.tags()[..] == before.tags()[..] && back.data()[..] == before.data()[..]);
     }
 
     /// Where reference tags count and the gain is more than their width shows, the old address is refused.
     #[test]
     fn moved_blocks_do_not_verify_where_they_were(tags in tags(), seed in any::<u64>(), gain in 1u64..1 << 32) {
-        let moved = blocks(TYPE1, SIZE, seed, &tags).shifted(repeat(gain));
+        let moved = blocks(TYPE1, SIZE, seed, &tags).with_ref_tags_shifted(repeat(gain));
         let found = mismatches(TYPE1, SIZE, moved.data(), moved.tags(), &all_checks(&tags));
         let fields: Vec<_> = found.iter().map(|mismatch| (mismatch.block, mismatch.field)).collect();
         prop_assert_eq!(fields, [(0, Field::RefTag), (1, Field::RefTag), (2, Field::RefTag)]);
@@ -42,13 +42,13 @@ proptest! {
     fn each_block_has_its_own_gain_and_wrong_tags_stay_as_wrong(
         first in any::<u32>(), gains in any::<[u64; 3]>(), wrong in 1u32..,
     ) {
-        let tags = Tags { first_ref: u64::from(first), ..Tags::default() };
+        let tags = Tags { initial_ref_tag: u64::from(first), ..Tags::default() };
         let sealed = blocks(TYPE1, SIZE, 5, &tags);
         let mut bytes = sealed.tags().to_vec();
         let second = first.wrapping_add(1).wrapping_add(wrong);
         bytes[12..16].copy_from_slice(&second.to_be_bytes());
         let found = Unverified::new(sealed.data().clone(), Slice::copy_from(&bytes), SIZE, Some(TYPE1)).unwrap();
-        let moved = found.verify(&Checks::NONE).unwrap().shifted(gains.into_iter());
+        let moved = found.verify(&Checks::NONE).unwrap().with_ref_tags_shifted(gains.into_iter());
         let reference = |block: usize| u32::from_be_bytes(moved.tags()[block * 8 + 4..block * 8 + 8].try_into().unwrap());
         prop_assert_eq!(reference(0), first.wrapping_add(gains[0] as u32));
         prop_assert_eq!(reference(1), second.wrapping_add(gains[1] as u32));
@@ -58,23 +58,29 @@ proptest! {
 
 #[test]
 fn tuples_that_switch_checking_off_stay() {
-    let escaped = blocks(TYPE1, SIZE, 1, &Tags { app_tag: 0xFFFF, storage_tag: 0, first_ref: 7 });
-    assert!(escaped.clone().shifted(repeat(3)).tags()[..] == escaped.tags()[..]);
-    let checked = blocks(TYPE1, SIZE, 1, &Tags { app_tag: 0xFFFE, storage_tag: 0, first_ref: 7 });
-    assert!(checked.clone().shifted(repeat(3)).tags()[..] != checked.tags()[..]);
+    let escaped = blocks(TYPE1, SIZE, 1, &Tags { app_tag: 0xFFFF, storage_tag: 0, initial_ref_tag: 7 });
+    assert!(escaped.clone().with_ref_tags_shifted(repeat(3)).tags()[..] == escaped.tags()[..]);
+    let checked = blocks(TYPE1, SIZE, 1, &Tags { app_tag: 0xFFFE, storage_tag: 0, initial_ref_tag: 7 });
+    assert!(checked.clone().with_ref_tags_shifted(repeat(3)).tags()[..] != checked.tags()[..]);
 }
 
 #[test]
 fn guards_of_new_tuples_count_as_unchecked() {
     let sealed = blocks(TYPE1, SIZE, 2, &Tags::default());
-    assert!(sealed.guards_hold() && sealed.clone().shifted(repeat(0)).guards_hold(), "nothing changes");
-    assert!(!sealed.shifted(repeat(1)).guards_hold());
+    assert!(
+        sealed.has_verified_guards() && sealed.clone().with_ref_tags_shifted(repeat(0)).has_verified_guards(),
+        "nothing changes"
+    );
+    assert!(!sealed.with_ref_tags_shifted(repeat(1)).has_verified_guards());
     let type3 = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type3);
-    assert!(blocks(type3, SIZE, 2, &Tags::default()).shifted(repeat(1)).guards_hold(), "its tags never move");
+    assert!(
+        blocks(type3, SIZE, 2, &Tags::default()).with_ref_tags_shifted(repeat(1)).has_verified_guards(),
+        "its tags never move"
+    );
 }
 
 #[test]
 #[should_panic(expected = "one addend for each block")]
 fn a_block_without_a_gain_is_refused() {
-    blocks(TYPE1, SIZE, 3, &Tags::default()).shifted([1, 2].into_iter());
+    blocks(TYPE1, SIZE, 3, &Tags::default()).with_ref_tags_shifted([1, 2].into_iter());
 }

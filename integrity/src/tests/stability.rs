@@ -6,7 +6,7 @@ use super::{noise, sealed};
 use crate::{GuardKind, Keep, PiFormat, ProtectionType, RebaseTags, Tags, guard, rebase};
 use crate::{Interleave, PiPosition, seal_interleaved};
 
-const TAGS: Tags = Tags { app_tag: 0x5EA1, storage_tag: 0x0123_4567_89AB_CDEF, first_ref: 0xFFFF_FFFF_FFFF_FFFE };
+const TAGS: Tags = Tags { app_tag: 0x5EA1, storage_tag: 0x0123_4567_89AB_CDEF, initial_ref_tag: 0xFFFF_FFFF_FFFF_FFFE };
 
 /// Every legal format.
 fn formats() -> impl Iterator<Item = PiFormat> {
@@ -22,7 +22,7 @@ fn tuples_have_these_bytes() {
     let data = noise(42, 1024);
     let hex = |guard, storage_tag_bits| {
         let format = PiFormat::new(guard, ProtectionType::Type1, storage_tag_bits).unwrap();
-        let tuples = sealed(format, BlockSize::B512, &data, &Tags { first_ref: 0x1_0000_FFFF, ..TAGS });
+        let tuples = sealed(format, BlockSize::B512, &data, &Tags { initial_ref_tag: 0x1_0000_FFFF, ..TAGS });
         tuples.iter().map(|byte| format!("{byte:02x}")).collect::<String>()
     };
     assert_eq!(hex(GuardKind::Crc16, 0), "19cb5ea10000ffff884c5ea100010000");
@@ -60,7 +60,8 @@ fn interleaved_metadata_has_this_hash() {
 #[test]
 fn rebased_tuples_have_this_hash() {
     let data = noise(45, 512 * 3);
-    let output = RebaseTags { app_tag: Keep::Replace(7), first_ref: Keep::Replace(0xFFFF_FFFF), ..Default::default() };
+    let output =
+        RebaseTags { app_tag: Keep::Replace(7), initial_ref_tag: Keep::Replace(0xFFFF_FFFF), ..Default::default() };
     let mut hash = 0;
     for from in formats().step_by(5) {
         let old = sealed(from, BlockSize::B512, &data, &TAGS);

@@ -7,15 +7,15 @@
 use std::time::Duration;
 
 use sealblock_block::{
-    Abilities, Ability, Answer, Clock, Device, Durability, Error, Failure, Fault as Found, Faults, Geometry, Operation,
-    Outcome,
+    Abilities, Ability, BadBlock as Found, BadBlocks, Clock, Device, Durability, Error, ErrorKind, Geometry, Outcome,
+    Request, Response,
 };
 use sealblock_integrity::{Checks, Sealed, Unverified};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::{BlockCount, Extent, Lba};
 
 use crate::counts::Counts;
-use crate::dice::Dice;
+use crate::rng::FaultRng;
 use crate::rules::{Fault, Rules, Span};
 
 /// Blocks of one request without payload, which the rules are asked about one by one.
@@ -25,13 +25,13 @@ const BLOCKS_AT_ONCE: u32 = 1 << 16;
 pub struct FaultLayer<D, C> {
     below: D,
     clock: C,
-    dice: Dice,
+    dice: FaultRng,
     geometry: Geometry,
 }
 
 /// What becomes of the blocks of a write.
 #[derive(Default)]
-struct Fate {
+struct WriteFate {
     /// Runs that are stored where they belong.
     stored: Vec<Extent>,
     /// Blocks that are stored elsewhere: from where to where.
@@ -43,9 +43,9 @@ impl<D: Device, C: Clock> FaultLayer<D, C> {
     pub fn new(below: D, rules: Rules, clock: C) -> FaultLayer<D, C> {
         let mut geometry = below.geometry().clone();
         let most = BlockCount::new(BLOCKS_AT_ONCE).expect("the constant is not zero");
-        geometry.limits.verify = geometry.limits.verify.min(most);
-        geometry.limits.zero = geometry.limits.zero.min(most);
-        FaultLayer { below, clock, dice: Dice::new(rules), geometry }
+        geometry.limits.max_verify_blocks = geometry.limits.max_verify_blocks.min(most);
+        geometry.limits.max_zero_blocks = geometry.limits.max_zero_blocks.min(most);
+        FaultLayer { below, clock, dice: FaultRng::new(rules), geometry }
     }
 
     /// The faults made so far.
@@ -69,26 +69,26 @@ impl<D: Device, C: Clock> FaultLayer<D, C> {
         let unreadable = self.dice.counted_hits(Fault::ReadError, span(extent));
         let flipped = self.dice.counted_hits(Fault::Flip, span(extent));
         let mut faults: Vec<Found> = unreadable.into_iter().map(|block| Found::media(Lba::new(block))).collect();
-        let outcome = self.below.execute(Operation::Read { extent, checks }).await;
+        let outcome = self.below.execute(Request::Read { extent, checks }).await;
         let mut answer = None;
         match outcome {
-            Ok(Answer::Data(data)) => match self.flip_up(extent, data, &flipped, &checks) {
+            Ok(Response::Data(data)) => match self.flip_up(extent, data, &flipped, &checks) {
                 Ok(data) => answer = Some(data),
                 Err(found) => faults.extend(found),
             },
             Ok(other) => return Ok(other),
             Err(error) => {
-                faults.extend(error.into_faults()?);
+                faults.extend(error.into_bad_blocks()?);
                 // Damage below says nothing about other blocks, so the flipped ones are looked at alone.
                 for block in flipped {
                     faults.extend(self.read_flipped(extent, Lba::new(block), &checks).await);
                 }
             }
         }
-        match (Faults::new(faults), answer) {
-            (None, Some(data)) => Ok(Answer::Data(data)),
+        match (BadBlocks::new(faults), answer) {
+            (None, Some(data)) => Ok(Response::Data(data)),
             (Some(faults), _) => Err(faults.into()),
-            (None, None) => Err(Failure::Media { reason: "a read ended without data or damage".to_owned() }.into()),
+            (None, None) => Err(ErrorKind::Media { reason: "a read ended without data or damage".to_owned() }.into()),
         }
     }
 
@@ -99,8 +99,8 @@ impl<D: Device, C: Clock> FaultLayer<D, C> {
             None => *checks,
         };
         let alone = Extent::one(lba);
-        match self.below.execute(Operation::Read { extent: alone, checks }).await {
-            Ok(Answer::Data(data)) => self.flip_up(alone, data, &[lba.get()], &checks).err().unwrap_or_default(),
+        match self.below.execute(Request::Read { extent: alone, checks }).await {
+            Ok(Response::Data(data)) => self.flip_up(alone, data, &[lba.get()], &checks).err().unwrap_or_default(),
             // What is damaged below was found there already.
             Ok(_) | Err(_) => Vec::new(),
         }
@@ -136,29 +136,29 @@ impl<D: Device, C: Clock> FaultLayer<D, C> {
             blocks => self.flip(extent, &data, blocks).verify(&Checks::NONE).expect("nothing is asked to be checked"),
         };
         let Some(fate) = self.fate(extent, true) else {
-            return self.below.execute(Operation::Write { extent, data, durability }).await;
+            return self.below.execute(Request::Write { extent, data, durability }).await;
         };
         let index = |lba: Lba| (lba.get() - extent.start().get()) as usize;
         for run in fate.stored {
             let data = data.slice(index(run.start()), run.len() as usize);
-            self.below.execute(Operation::Write { extent: run, data, durability }).await?;
+            self.below.execute(Request::Write { extent: run, data, durability }).await?;
         }
         for (from, to) in fate.misdirected {
             let data = data.slice(index(from), 1);
-            self.below.execute(Operation::Write { extent: Extent::one(to), data, durability }).await?;
+            self.below.execute(Request::Write { extent: Extent::one(to), data, durability }).await?;
         }
-        Ok(Answer::Done)
+        Ok(Response::Done)
     }
 
     async fn write_zeroes(&self, extent: Extent, may_unmap: bool, durability: Durability) -> Outcome {
         self.refuse(extent)?;
         let Some(fate) = self.fate(extent, false) else {
-            return self.below.execute(Operation::WriteZeroes { extent, may_unmap, durability }).await;
+            return self.below.execute(Request::WriteZeroes { extent, may_unmap, durability }).await;
         };
         for extent in fate.stored {
-            self.below.execute(Operation::WriteZeroes { extent, may_unmap, durability }).await?;
+            self.below.execute(Request::WriteZeroes { extent, may_unmap, durability }).await?;
         }
-        Ok(Answer::Done)
+        Ok(Response::Done)
     }
 
     /// As a write without payload: it can be refused, torn and lost.
@@ -166,34 +166,34 @@ impl<D: Device, C: Clock> FaultLayer<D, C> {
         self.refuse(extent)?;
         let stored = self.fate(extent, false).map_or_else(|| vec![extent], |fate| fate.stored);
         for extent in stored {
-            self.below.execute(Operation::WriteUncorrectable { extent, durability }).await?;
+            self.below.execute(Request::WriteUncorrectable { extent, durability }).await?;
         }
-        Ok(Answer::Done)
+        Ok(Response::Done)
     }
 
     async fn flush(&self) -> Outcome {
         if self.dice.hits_flush(Fault::FlushError) {
-            return Err(Failure::Media { reason: "flush-error by rule".to_owned() }.into());
+            return Err(ErrorKind::Media { reason: "flush-error by rule".to_owned() }.into());
         }
         if self.dice.hits_flush(Fault::LostFlush) {
-            return Ok(Answer::Done);
+            return Ok(Response::Done);
         }
-        self.below.execute(Operation::Flush).await
+        self.below.execute(Request::Flush).await
     }
 
     /// Fails a write that a rule does not let through.
     fn refuse(&self, extent: Extent) -> Result<(), Error> {
         if let Some(block) = self.dice.first_hit(Fault::WriteError, span(extent)) {
-            return Err(Failure::Media { reason: format!("write-error by rule at block {block}") }.into());
+            return Err(ErrorKind::Media { reason: format!("write-error by rule at block {block}") }.into());
         }
         if let Some(block) = self.dice.first_hit(Fault::NoSpace, span(extent)) {
-            return Err(Failure::NoSpace { reason: format!("no-space by rule at block {block}") }.into());
+            return Err(ErrorKind::NoSpace { reason: format!("no-space by rule at block {block}") }.into());
         }
         Ok(())
     }
 
     /// What becomes of the blocks, or nothing if all of them are stored where they belong.
-    fn fate(&self, extent: Extent, has_payload: bool) -> Option<Fate> {
+    fn fate(&self, extent: Extent, has_payload: bool) -> Option<WriteFate> {
         let torn = self.dice.hits(Fault::TornWrite, span(extent)).first().copied();
         self.dice.counts.add(Fault::TornWrite, u64::from(torn.is_some()));
         // Blocks behind the tear reach the device no more, so nothing else befalls them.
@@ -214,7 +214,7 @@ impl<D: Device, C: Clock> FaultLayer<D, C> {
         let stored = runs(extent.iter().map(Lba::get).filter(is_stored));
         let capacity = self.geometry.capacity_blocks;
         let elsewhere = |block: u64| (Lba::new(block), Lba::new(self.dice.elsewhere(block, capacity)));
-        Some(Fate { stored, misdirected: astray.into_iter().map(elsewhere).collect() })
+        Some(WriteFate { stored, misdirected: astray.into_iter().map(elsewhere).collect() })
     }
 }
 
@@ -245,32 +245,32 @@ impl<D: Device, C: Clock> Device for FaultLayer<D, C> {
         if self.dice.knows(Fault::ReadError) || self.dice.knows(Fault::Flip) {
             abilities.verify = Ability::Absent;
             abilities.compare = Ability::Absent;
-            abilities.digest = Ability::Absent;
+            abilities.checksum = Ability::Absent;
             // Only what is sealed here is checked behind a bit that flips on the way up.
             abilities.seals &= self.geometry.protection.is_some();
         }
         abilities
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         self.wait(operation.extent().map(span)).await;
         match operation {
-            Operation::Read { extent, checks } => self.read(extent, checks).await,
-            Operation::Write { extent, data, durability } => self.write(extent, data, durability).await,
-            Operation::WriteZeroes { extent, may_unmap, durability } => {
+            Request::Read { extent, checks } => self.read(extent, checks).await,
+            Request::Write { extent, data, durability } => self.write(extent, data, durability).await,
+            Request::WriteZeroes { extent, may_unmap, durability } => {
                 self.write_zeroes(extent, may_unmap, durability).await
             }
-            Operation::WriteUncorrectable { extent, durability } => self.write_uncorrectable(extent, durability).await,
-            Operation::Flush => self.flush().await,
+            Request::WriteUncorrectable { extent, durability } => self.write_uncorrectable(extent, durability).await,
+            Request::Flush => self.flush().await,
             // A discard promises nothing that could be broken.
-            Operation::Discard { .. }
-            | Operation::Verify { .. }
-            | Operation::Digest { .. }
-            | Operation::Repair { .. }
-            | Operation::Allocation { .. }
-            | Operation::ReadAnnex { .. }
-            | Operation::WriteAnnex { .. }
-            | Operation::Compare { .. } => self.below.execute(operation).await,
+            Request::Discard { .. }
+            | Request::Verify { .. }
+            | Request::Checksum { .. }
+            | Request::Repair { .. }
+            | Request::BlockStatus { .. }
+            | Request::ReadReserved { .. }
+            | Request::WriteReserved { .. }
+            | Request::Compare { .. } => self.below.execute(operation).await,
         }
     }
 }

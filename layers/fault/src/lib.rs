@@ -8,10 +8,10 @@
 //! asks a clock or a source of randomness of the system. Without a fault a request goes through untouched and uncopied.
 
 mod counts;
-mod dice;
 mod layer;
 mod medium;
 mod parse;
+mod rng;
 mod rules;
 
 pub use counts::Counts;

@@ -6,20 +6,20 @@ use sealblock_block::{Clock, Medium, MediumError, MediumErrorKind};
 use sealblock_runtime_memory::{Buffer, Slice};
 
 use crate::counts::Counts;
-use crate::dice::Dice;
+use crate::rng::FaultRng;
 use crate::rules::{Fault, Rules, Span};
 
 /// `M` with faults. Numbers in rules count its sectors. Holes and zeroes meet errors and delays only.
 pub struct FaultMedium<M, C> {
     below: M,
     clock: C,
-    dice: Dice,
+    dice: FaultRng,
 }
 
 impl<M: Medium, C: Clock> FaultMedium<M, C> {
     /// Makes `below` faulty by `rules`; `clock` measures delays.
     pub fn new(below: M, rules: Rules, clock: C) -> FaultMedium<M, C> {
-        FaultMedium { below, clock, dice: Dice::new(rules) }
+        FaultMedium { below, clock, dice: FaultRng::new(rules) }
     }
 
     /// The faults made so far.
@@ -83,7 +83,7 @@ impl<M: Medium, C: Clock> FaultMedium<M, C> {
     }
 
     /// Writes what a rule has got hold of: torn and flipped, and only where it is not lost or led astray.
-    async fn write_badly(&self, span: Span, from: &Slice, fate: Fate) -> Result<(), MediumError> {
+    async fn write_badly(&self, span: Span, from: &Slice, fate: WriteFate) -> Result<(), MediumError> {
         let (first, sector) = (span.first, self.sector());
         let mut bytes = self.below.buffer(from.len());
         bytes.copy_from_slice(from);
@@ -119,15 +119,15 @@ impl<M: Medium, C: Clock> FaultMedium<M, C> {
 }
 
 /// The sectors of a write that something befalls, in rising order.
-struct Fate {
+struct WriteFate {
     lost: Vec<u64>,
     misdirected: Vec<u64>,
     torn: Vec<u64>,
     flipped: Vec<u64>,
 }
 
-impl Fate {
-    fn decide(dice: &Dice, span: Span) -> Option<Fate> {
+impl WriteFate {
+    fn decide(dice: &FaultRng, span: Span) -> Option<WriteFate> {
         let lost = dice.counted_hits(Fault::LostWrite, span);
         let hits = |fault: Fault, earlier: &[&[u64]]| {
             let mut hits = dice.hits(fault, span);
@@ -138,7 +138,7 @@ impl Fate {
         let misdirected = hits(Fault::MisdirectedWrite, &[&lost]);
         let torn = hits(Fault::TornWrite, &[&lost, &misdirected]);
         let flipped = hits(Fault::FlipWrite, &[&lost]);
-        let fate = Fate { lost, misdirected, torn, flipped };
+        let fate = WriteFate { lost, misdirected, torn, flipped };
         let any = [&fate.lost, &fate.misdirected, &fate.torn, &fate.flipped].iter().any(|hits| !hits.is_empty());
         any.then_some(fate)
     }
@@ -153,12 +153,12 @@ impl<M: Medium, C: Clock> Medium for FaultMedium<M, C> {
         self.below.sector_bytes()
     }
 
-    fn read_only(&self) -> bool {
-        self.below.read_only()
+    fn is_read_only(&self) -> bool {
+        self.below.is_read_only()
     }
 
-    fn punches(&self) -> bool {
-        self.below.punches()
+    fn can_punch(&self) -> bool {
+        self.below.can_punch()
     }
 
     fn buffer(&self, len_bytes: usize) -> Buffer {
@@ -191,8 +191,8 @@ impl<M: Medium, C: Clock> Medium for FaultMedium<M, C> {
         let whole = offset_bytes.is_multiple_of(self.sector()) && length_bytes.is_multiple_of(self.sector());
         let there = offset_bytes.checked_add(length_bytes).is_some_and(|end| end <= self.len_bytes());
         // What the medium below refuses anyway is left to it.
-        let span = self.span(offset_bytes, length_bytes).filter(|_| whole && there && !self.read_only());
-        match span.and_then(|span| Some((span, Fate::decide(&self.dice, span)?))) {
+        let span = self.span(offset_bytes, length_bytes).filter(|_| whole && there && !self.is_read_only());
+        match span.and_then(|span| Some((span, WriteFate::decide(&self.dice, span)?))) {
             Some((span, fate)) => self.write_badly(span, &from, fate).await,
             None => self.below.write(offset_bytes, from).await,
         }

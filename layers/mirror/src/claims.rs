@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 
-use sealblock_block::Event;
+use sealblock_block::Condition;
 use sealblock_units::Extent;
 
 /// Claims on runs of blocks. Belongs to one core.
@@ -12,7 +12,7 @@ pub(crate) struct Claims {
     queue: RefCell<Vec<(u64, Extent)>>,
     next: Cell<u64>,
     waiting: Cell<usize>,
-    freed: Event,
+    freed: Condition,
 }
 
 /// The right to work on some blocks; given up when it is dropped.
@@ -31,7 +31,7 @@ impl Claims {
         if !self.is_due(ticket, extent) {
             self.waiting.set(self.waiting.get() + 1);
             let _waiting = Waiting(self);
-            self.freed.until(|| self.is_due(ticket, extent)).await;
+            self.freed.wait_until(|| self.is_due(ticket, extent)).await;
         }
         claim
     }
@@ -42,7 +42,7 @@ impl Claims {
         if !self.is_due(ticket, extent) {
             self.waiting.set(self.waiting.get() + 1);
             let _waiting = Waiting(self);
-            self.freed.until(|| self.is_due(ticket, extent)).await;
+            self.freed.wait_until(|| self.is_due(ticket, extent)).await;
         }
     }
 

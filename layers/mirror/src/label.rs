@@ -2,7 +2,7 @@
 //!
 //! Everything read here is hostile until its checksum and its ranges have been checked.
 
-use sealblock_block::AnnexSlot;
+use sealblock_block::ReservedArea;
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, guard};
 use sealblock_units::BlockSize;
 
@@ -52,51 +52,52 @@ const AT_SENT: usize = 32;
 
 /// What a leg is to the mirror.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Standing {
+pub enum ReplicaState {
     /// It has everything.
-    Current,
+    InSync,
     /// It was left behind: it lacks what was written since.
-    Missing,
+    OutOfSync,
     /// It is being brought up to date.
-    Rebuilding,
+    Resyncing,
     /// It was taken out. Its place may be given away.
     Removed,
 }
 
-impl Standing {
+impl ReplicaState {
     /// The name as people read it and as JSON has it.
     pub const fn as_str(self) -> &'static str {
         match self {
-            Standing::Current => "current",
-            Standing::Missing => "missing",
-            Standing::Rebuilding => "rebuilding",
-            Standing::Removed => "removed",
+            ReplicaState::InSync => "current",
+            ReplicaState::OutOfSync => "missing",
+            ReplicaState::Resyncing => "rebuilding",
+            ReplicaState::Removed => "removed",
         }
     }
 
-    const ALL: [Standing; 4] = [Standing::Current, Standing::Missing, Standing::Rebuilding, Standing::Removed];
+    const ALL: [ReplicaState; 4] =
+        [ReplicaState::InSync, ReplicaState::OutOfSync, ReplicaState::Resyncing, ReplicaState::Removed];
 }
 
 /// A leg as a label names it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Member {
+pub struct ReplicaRecord {
     /// Its identity, which no other leg of the mirror ever had.
     pub id: [u8; 16],
     /// What it is to the mirror.
-    pub standing: Standing,
+    pub standing: ReplicaState,
     /// It has room for a label, so a device without one is not this leg.
     pub has_room: bool,
     /// It was never in sync since it was made a leg: outside what was brought to it its content is not this mirror's.
     pub is_new: bool,
     /// The regions it may lack; empty where it is current.
-    pub missed: Regions,
+    pub out_of_sync: Regions,
     /// Blocks (LBAs, rising) of which it holds only an older copy although it is current: every other current leg had lost
     /// its copy when it was brought up to date. All legs together have at most [`MOST_STALE`]; see [`stale_fits`].
     pub stale: Vec<u64>,
     /// The generation of the last label that is known to be on it. With an earlier one it is an old image of itself.
-    pub seen: u64,
+    pub acked_events: u64,
     /// The generation of the last label that was sent to it, which may have reached it unheard.
-    pub sent: u64,
+    pub sent_events: u64,
 }
 
 /// Whether a label has room for these stale blocks of its legs.
@@ -115,7 +116,7 @@ pub struct Label {
     /// The mirror's identity.
     pub uuid: [u8; 16],
     /// Counts the labels of the mirror; a label with a higher one was written later.
-    pub generation: u64,
+    pub events: u64,
     /// Where the label is `tentative`, how far its newest session was known to be before it.
     pub changed: u64,
     /// The last label that came before a change may have been under way when all stopped: nothing was changed after it
@@ -132,9 +133,9 @@ pub struct Label {
     /// Protection information of the mirror, which all legs have alike; nothing where they differ or have none.
     pub protection: Option<PiFormat>,
     /// Which of the members the leg is.
-    pub own: usize,
+    pub own_index: usize,
     /// All legs.
-    pub members: Vec<Member>,
+    pub members: Vec<ReplicaRecord>,
     /// Regions in which the current legs may differ.
     pub dirty: Regions,
 }
@@ -167,7 +168,7 @@ pub(crate) fn put<const N: usize>(bytes: &mut [u8], at: usize, value: u64) {
 /// [`crate::regions::MOST_REGIONS_IN_LABEL`] always fits.
 pub const fn most_set_bytes(members: usize) -> usize {
     let rest = HEAD_BYTES + members * MEMBER_BYTES + MOST_SESSIONS * SESSION_BYTES + MOST_STALE_BYTES;
-    (AnnexSlot::Group.most_bytes() - rest) / (1 + members)
+    (ReservedArea::GroupLabel.max_bytes() - rest) / (1 + members)
 }
 
 impl Label {
@@ -189,7 +190,7 @@ impl Label {
 
     /// The sets of regions in the order in which they are written: what is dirty, and what each member has missed.
     pub fn sets(&self) -> impl Iterator<Item = &Regions> {
-        [&self.dirty].into_iter().chain(self.members.iter().map(|member| &member.missed))
+        [&self.dirty].into_iter().chain(self.members.iter().map(|member| &member.out_of_sync))
     }
 
     /// The bytes of the label with its sets of regions written as these bytes.
@@ -198,7 +199,7 @@ impl Label {
         bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
         put::<2>(&mut bytes, AT_VERSION, VERSION);
         bytes[AT_UUID..AT_UUID + 16].copy_from_slice(&self.uuid);
-        put::<8>(&mut bytes, AT_GENERATION, self.generation);
+        put::<8>(&mut bytes, AT_GENERATION, self.events);
         put::<8>(&mut bytes, AT_CAPACITY, self.capacity_blocks);
         put::<4>(&mut bytes, AT_BLOCK_BYTES, self.block_size.bytes() as u64);
         put::<1>(&mut bytes, AT_REGION_SHIFT, u64::from(self.map.shift()));
@@ -208,7 +209,7 @@ impl Label {
             put::<1>(&mut bytes, AT_STORAGE_TAG, u64::from(format.storage_tag_bits()));
         }
         put::<1>(&mut bytes, AT_MEMBERS, self.members.len() as u64);
-        put::<1>(&mut bytes, AT_OWN, self.own as u64);
+        put::<1>(&mut bytes, AT_OWN, self.own_index as u64);
         put::<2>(&mut bytes, AT_SESSIONS, self.lineage.sessions().len() as u64);
         put::<1>(&mut bytes, AT_TENTATIVE, u64::from(self.is_tentative));
         put::<8>(&mut bytes, AT_CHANGED, self.changed);
@@ -219,8 +220,8 @@ impl Label {
             put::<1>(&mut entry, AT_HAS_ROOM, u64::from(member.has_room));
             put::<1>(&mut entry, AT_IS_NEW, u64::from(member.is_new));
             put::<2>(&mut entry, AT_STALE, member.stale.len() as u64);
-            put::<8>(&mut entry, AT_SEEN, member.seen);
-            put::<8>(&mut entry, AT_SENT, member.sent.max(member.seen));
+            put::<8>(&mut entry, AT_SEEN, member.acked_events);
+            put::<8>(&mut entry, AT_SENT, member.sent_events.max(member.acked_events));
             bytes.extend_from_slice(&entry);
         }
         bytes.extend_from_slice(&self.lineage.to_bytes());
@@ -268,7 +269,7 @@ impl Label {
         let own = Some(get::<1>(bytes, AT_OWN) as usize).filter(|own| *own < members.len());
         Ok(Some(Label {
             uuid,
-            generation,
+            events: generation,
             changed: generation_at(bytes, AT_CHANGED)?,
             is_tentative: get::<1>(bytes, AT_TENTATIVE) != 0,
             lineage,
@@ -276,7 +277,7 @@ impl Label {
             capacity_blocks,
             block_size,
             protection: decode_protection(bytes)?,
-            own: own.ok_or(LabelError::Field("number of the leg"))?,
+            own_index: own.ok_or(LabelError::Field("number of the leg"))?,
             members,
             dirty,
         }))
@@ -319,7 +320,7 @@ fn decode_body(
     map: &RegionMap,
     capacity_blocks: u64,
     pages: &mut dyn Pages,
-) -> Result<(Lineage, Vec<Member>, Regions), LabelError> {
+) -> Result<(Lineage, Vec<ReplicaRecord>, Regions), LabelError> {
     let count = get::<1>(bytes, AT_MEMBERS) as usize;
     if count == 0 || count > MOST_LEGS {
         return Err(LabelError::Field("number of legs"));
@@ -342,7 +343,7 @@ fn decode_body(
     uuid.copy_from_slice(&bytes[AT_UUID..AT_UUID + 16]);
     let dirty = rest.set(0, map.count(), &uuid, pages)?;
     for (place, member) in members.iter_mut().enumerate() {
-        member.missed = rest.set(1 + place, map.count(), &uuid, pages)?;
+        member.out_of_sync = rest.set(1 + place, map.count(), &uuid, pages)?;
     }
     Ok((lineage, members, dirty))
 }
@@ -353,27 +354,27 @@ fn decode_member(
     rest: &mut Rest<'_>,
     map: &RegionMap,
     capacity_blocks: u64,
-) -> Result<Member, LabelError> {
+) -> Result<ReplicaRecord, LabelError> {
     let mut id = [0; 16];
     id.copy_from_slice(&entry[..16]);
-    let standing = *Standing::ALL.get(usize::from(entry[AT_STATE])).ok_or(LabelError::Field("state of a leg"))?;
+    let standing = *ReplicaState::ALL.get(usize::from(entry[AT_STATE])).ok_or(LabelError::Field("state of a leg"))?;
     let is_new = entry[AT_IS_NEW] != 0;
-    if is_new && standing == Standing::Current {
+    if is_new && standing == ReplicaState::InSync {
         return Err(LabelError::Field("state of a leg"));
     }
     let (seen, sent) = (generation_at(entry, AT_SEEN)?, generation_at(entry, AT_SENT)?);
     if sent < seen {
         return Err(LabelError::Field("generation"));
     }
-    Ok(Member {
+    Ok(ReplicaRecord {
         id,
         standing,
         has_room: entry[AT_HAS_ROOM] != 0,
         is_new,
-        missed: Regions::none(map.count()),
+        out_of_sync: Regions::none(map.count()),
         stale: decode_stale(rest, get::<2>(entry, AT_STALE) as usize, capacity_blocks)?,
-        seen,
-        sent,
+        acked_events: seen,
+        sent_events: sent,
     })
 }
 
@@ -409,19 +410,19 @@ pub(crate) mod tests {
     pub(crate) fn label(legs: usize, own: usize, generation: u64) -> Label {
         let map = RegionMap::with_shift(BlockSize::B4096, 64 * 256, 8).unwrap();
         let none = Regions::none(map.count());
-        let member = |at| Member {
+        let member = |at| ReplicaRecord {
             id: [at as u8 + 1; 16],
-            standing: Standing::Current,
+            standing: ReplicaState::InSync,
             has_room: true,
             is_new: false,
-            missed: none.clone(),
+            out_of_sync: none.clone(),
             stale: Vec::new(),
-            seen: 0,
-            sent: 0,
+            acked_events: 0,
+            sent_events: 0,
         };
         Label {
             uuid: [9; 16],
-            generation,
+            events: generation,
             changed: 0,
             is_tentative: false,
             lineage: Lineage::default(),
@@ -429,7 +430,7 @@ pub(crate) mod tests {
             capacity_blocks: 64 * 256,
             block_size: BlockSize::B4096,
             protection: Some(PiFormat::with_default_storage_tag(GuardKind::Crc64, ProtectionType::Type1)),
-            own,
+            own_index: own,
             members: (0..legs).map(member).collect(),
             dirty: none.clone(),
         }
@@ -439,12 +440,12 @@ pub(crate) mod tests {
     fn a_label_comes_back_and_no_bit_may_change() {
         let mut good = label(3, 1, 77);
         good.dirty.insert(63);
-        good.members[2].standing = Standing::Missing;
-        good.members[2].missed.insert(5);
+        good.members[2].standing = ReplicaState::OutOfSync;
+        good.members[2].out_of_sync.insert(5);
         good.members[2].is_new = true;
         good.members[0].stale = vec![0, 1, 127, 256, 16_383];
         good.members[1].stale = vec![9000];
-        (good.members[1].seen, good.members[1].sent) = (76, 77);
+        (good.members[1].acked_events, good.members[1].sent_events) = (76, 77);
         good.lineage.begin(5, 70);
         good.lineage.confirm(71);
         good.lineage.begin(6, 77);
@@ -467,9 +468,9 @@ pub(crate) mod tests {
     fn generations_that_leave_no_room_to_count_on_are_refused() {
         let highest = label(2, 0, MOST_GENERATION);
         assert_eq!(Label::decode(&highest.encode()), Ok(Some(highest.clone())));
-        let beyond = Label { generation: MOST_GENERATION + 1, ..highest.clone() };
+        let beyond = Label { events: MOST_GENERATION + 1, ..highest.clone() };
         let mut seen = highest;
-        (seen.members[1].seen, seen.members[1].sent) = (u64::MAX, u64::MAX);
+        (seen.members[1].acked_events, seen.members[1].sent_events) = (u64::MAX, u64::MAX);
         for bad in [beyond, seen] {
             assert_eq!(Label::decode(&bad.encode()), Err(LabelError::Field("generation")));
         }
@@ -484,12 +485,12 @@ pub(crate) mod tests {
         // Nothing in a row, so that bits are the shortest.
         (0..map.count()).step_by(2).for_each(|region| assert!(longest.dirty.insert(region)));
         let dirty = longest.dirty.clone();
-        longest.members.iter_mut().for_each(|member| member.missed = dirty.clone());
+        longest.members.iter_mut().for_each(|member| member.out_of_sync = dirty.clone());
         (0..300).for_each(|id| longest.lineage.begin(id, id));
         // As far apart as blocks of a large device can be.
         longest.members[7].stale = (0..1024).map(|at| at << 30).collect();
         assert!(stale_fits([&longest.members[7].stale[..]]));
-        assert!(longest.encode().len() <= AnnexSlot::Group.most_bytes());
+        assert!(longest.encode().len() <= ReservedArea::GroupLabel.max_bytes());
         assert!(encode_plain(&longest.dirty, most_set_bytes(MOST_LEGS)).is_some());
         assert_eq!(Label::decode(&longest.encode()), Ok(Some(longest)));
     }
@@ -499,7 +500,7 @@ pub(crate) mod tests {
         let mut label = Label { capacity_blocks: 1 << 22, ..label(2, 0, 1) };
         label.map = RegionMap::new(BlockSize::B4096, 1 << 22, MOST_REGIONS_IN_LABEL).unwrap();
         label.dirty = Regions::none(label.map.count());
-        label.members.iter_mut().for_each(|member| member.missed = label.dirty.clone());
+        label.members.iter_mut().for_each(|member| member.out_of_sync = label.dirty.clone());
         label.members[0].stale = (0..MOST_STALE as u64).collect();
         assert_eq!(Label::decode(&label.encode()), Ok(Some(label.clone())));
         label.members[1].stale = vec![9];

@@ -11,34 +11,34 @@
 //!
 //! Invariants: see `notes`. Overlapping changes never are under way at once, so legs carry them out in the same order.
 
+pub mod assemble;
 mod change;
 mod claims;
 mod create;
-mod drill;
-pub mod judge;
 pub mod label;
-mod leg;
 pub mod lineage;
 mod members;
 mod mirror;
-mod notes;
 mod open;
 mod paging;
 mod presence;
 mod read;
-mod rebuild;
 pub mod regions;
+mod replica;
+mod resync;
 pub mod sets;
 mod stale;
+mod test_hooks;
 mod verify;
 mod worker;
+mod write_intent;
 
 pub use create::{CreateOptions, create, create_drill, mark_written_alone, mark_written_alone_drill};
-pub use drill::{Drill, Mutation};
-pub use leg::{LegSource, Reopen};
-pub use members::MemberError;
+pub use members::ReplicaError;
 pub use mirror::{Description, LegDescription, Mirror, State};
 pub use open::{MirrorError, OpenOptions, Opened, open, open_drill};
+pub use replica::{Reopen, ReplicaSource};
+pub use test_hooks::{Mutation, TestHooks};
 pub use worker::Worker;
 
 #[cfg(test)]

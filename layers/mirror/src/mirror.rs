@@ -4,19 +4,19 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use sealblock_block::{
-    Abilities, Ability, AnnexSlot, Answer, Clock, Device, Error, Event, Failure, Geometry, Operation, Outcome,
+    Abilities, Ability, Clock, Condition, Device, Error, ErrorKind, Geometry, Outcome, Request, ReservedArea, Response,
 };
 use smallvec::SmallVec;
 
 use crate::claims::Claims;
-use crate::drill::Mutation;
-use crate::label::Standing;
-use crate::leg::{Leg, is_away};
-use crate::notes::Notes;
+use crate::label::ReplicaState;
 use crate::regions::RegionMap;
+use crate::replica::{Replica, is_away};
+use crate::test_hooks::Mutation;
+use crate::write_intent::WriteIntent;
 
 /// Legs that a request goes to.
-pub(crate) type Legs = SmallVec<[Rc<Leg>; 2]>;
+pub(crate) type Legs = SmallVec<[Rc<Replica>; 2]>;
 
 /// Several devices with the same content as one. Make one with [`crate::open`], and run its [`crate::Worker`] beside it.
 pub struct Mirror<C> {
@@ -28,12 +28,12 @@ pub struct Mirror<C> {
     pub(crate) read_only: bool,
     pub(crate) mutation: Mutation,
     /// By their places as members.
-    pub(crate) legs: RefCell<Vec<Rc<Leg>>>,
+    pub(crate) legs: RefCell<Vec<Rc<Replica>>>,
     /// The place of the leg whose label told about the others. Where legs differ its content counts: another one may be an
     /// image from before that label.
-    teller: usize,
+    authority: usize,
     pub(crate) claims: Claims,
-    pub(crate) notes: Notes,
+    pub(crate) write_intent: WriteIntent,
     /// What was not flushed may be lost, because the last leg was away and came back or a flush of the mirror's own failed; the
     /// next flush says so.
     pub(crate) cache_lost: Cell<bool>,
@@ -41,7 +41,7 @@ pub struct Mirror<C> {
     /// Of a mirror that is open for reading only: the leg that answers where legs may differ, once somebody has read there.
     pub(crate) unsettled_from: Cell<Option<[u8; 16]>>,
     turn: Cell<usize>,
-    pub(crate) work: Event,
+    pub(crate) work: Condition,
     pub(crate) closing: Cell<bool>,
 }
 
@@ -50,9 +50,9 @@ pub(crate) struct Parts {
     pub geometry: Geometry,
     pub map: RegionMap,
     pub uuid: [u8; 16],
-    pub legs: Vec<Rc<Leg>>,
-    pub teller: usize,
-    pub notes: Notes,
+    pub legs: Vec<Rc<Replica>>,
+    pub authority: usize,
+    pub write_intent: WriteIntent,
     pub mutation: Mutation,
 }
 
@@ -103,7 +103,7 @@ pub struct LegDescription {
     /// What it is called.
     pub name: String,
     /// What it is to the mirror.
-    pub standing: Standing,
+    pub standing: ReplicaState,
     /// Whether it can be reached.
     pub is_here: bool,
     /// Why not, or why it was left behind.
@@ -122,7 +122,7 @@ pub struct LegDescription {
 
 impl<C: Clock> Mirror<C> {
     pub(crate) fn new(clock: C, parts: Parts, abilities: Abilities, read_only: bool) -> Mirror<C> {
-        let Parts { geometry, map, uuid, legs, teller, notes, mutation } = parts;
+        let Parts { geometry, map, uuid, legs, authority: teller, write_intent: notes, mutation } = parts;
         Mirror {
             clock,
             geometry,
@@ -132,14 +132,14 @@ impl<C: Clock> Mirror<C> {
             read_only,
             mutation,
             legs: RefCell::new(legs),
-            teller,
+            authority: teller,
             claims: Claims::default(),
-            notes,
+            write_intent: notes,
             cache_lost: Cell::new(false),
             lost_blocks: Cell::new(0),
             unsettled_from: Cell::new(None),
             turn: Cell::new(0),
-            work: Event::default(),
+            work: Condition::default(),
             closing: Cell::new(false),
         }
     }
@@ -147,15 +147,15 @@ impl<C: Clock> Mirror<C> {
     /// What it is made of now.
     pub fn describe(&self) -> Description {
         let shift = self.geometry.block_size.shift();
-        let describe = |leg: &Rc<Leg>| LegDescription {
+        let describe = |leg: &Rc<Replica>| LegDescription {
             name: leg.name().to_string(),
             standing: leg.standing.get(),
             is_here: leg.is_here(),
             why: leg.why.borrow().clone(),
             missed_bytes: match leg.standing.get() {
-                Standing::Current | Standing::Removed => 0,
-                Standing::Missing => self.map.blocks(&leg.missed.borrow()) << shift,
-                Standing::Rebuilding => self.map.blocks(&leg.left.borrow()) << shift,
+                ReplicaState::InSync | ReplicaState::Removed => 0,
+                ReplicaState::OutOfSync => self.map.blocks(&leg.out_of_sync.borrow()) << shift,
+                ReplicaState::Resyncing => self.map.blocks(&leg.to_resync.borrow()) << shift,
             },
             copied_bytes: leg.copied_bytes.get(),
             healed_blocks: leg.healed.get(),
@@ -166,8 +166,8 @@ impl<C: Clock> Mirror<C> {
             uuid: self.uuid,
             region_bytes: 1 << (self.map.shift() + shift),
             state: self.state(),
-            unsettled_bytes: self.map.blocks(&self.notes.dirty.borrow()) << shift,
-            suspect_bytes: self.map.blocks(&self.notes.suspect.borrow()) << shift,
+            unsettled_bytes: self.map.blocks(&self.write_intent.dirty.borrow()) << shift,
+            suspect_bytes: self.map.blocks(&self.write_intent.nosync.borrow()) << shift,
             lost_blocks: self.lost_blocks.get(),
             legs: self.legs.borrow().iter().map(describe).collect(),
         }
@@ -176,14 +176,14 @@ impl<C: Clock> Mirror<C> {
     /// How it is now.
     pub fn state(&self) -> State {
         let legs = self.legs.borrow();
-        let mut members = legs.iter().filter(|leg| leg.standing.get() != Standing::Removed);
+        let mut members = legs.iter().filter(|leg| leg.standing.get() != ReplicaState::Removed);
         if !legs.iter().any(|leg| leg.is_current()) {
             return State::Failed;
         }
         // What is under way is settled by whoever asked for it; only what was left behind makes copies doubtful. A block of
         // which a member holds only an older copy has one copy less.
-        let is_whole = |leg: &Rc<Leg>| leg.is_current() && leg.stale.borrow().count() == 0;
-        match members.all(is_whole) && self.notes.suspect.borrow().is_empty() {
+        let is_whole = |leg: &Rc<Replica>| leg.is_current() && leg.stale.borrow().count() == 0;
+        match members.all(is_whole) && self.write_intent.nosync.borrow().is_empty() {
             true => State::Optimal,
             false => State::Degraded,
         }
@@ -191,7 +191,7 @@ impl<C: Clock> Mirror<C> {
 
     /// How it is once that is something else than `known`; at once if it is already, and when it is closed.
     pub async fn other_state(&self, known: State) -> State {
-        self.work.until(|| self.state() != known || self.closing.get()).await;
+        self.work.wait_until(|| self.state() != known || self.closing.get()).await;
         self.state()
     }
 
@@ -201,14 +201,14 @@ impl<C: Clock> Mirror<C> {
     }
 
     /// The legs that reads may be asked of, those first whose content counts where legs differ.
-    pub(crate) fn current(&self) -> Legs {
+    pub(crate) fn in_sync(&self) -> Legs {
         let legs = self.legs.borrow();
-        let (before, from) = legs.split_at(self.teller.min(legs.len()));
+        let (before, from) = legs.split_at(self.authority.min(legs.len()));
         from.iter().chain(before).filter(|leg| leg.is_current()).cloned().collect()
     }
 
     /// The legs that changes go to.
-    pub(crate) fn changeable(&self) -> Legs {
+    pub(crate) fn write_targets(&self) -> Legs {
         let legs = self.legs.borrow();
         legs.iter().filter(|leg| leg.takes_changes()).cloned().collect()
     }
@@ -227,10 +227,10 @@ impl<C: Clock> Mirror<C> {
     }
 
     /// What a request fails with when no leg is there.
-    pub(crate) fn nobody(&self) -> Error {
+    pub(crate) fn no_replica(&self) -> Error {
         let reasons: Vec<String> =
             self.legs.borrow().iter().map(|leg| format!("{}: {}", leg.name(), leg.why.borrow())).collect();
-        Failure::Unreachable { reason: format!("no leg of the mirror is there ({})", reasons.join("; ")) }.into()
+        ErrorKind::Unreachable { reason: format!("no leg of the mirror is there ({})", reasons.join("; ")) }.into()
     }
 
     /// Makes everything written so far durable on every leg.
@@ -241,7 +241,7 @@ impl<C: Clock> Mirror<C> {
         if self.cache_lost.replace(false) {
             return Err(writes_lost());
         }
-        if !self.notes.dirty.borrow().is_empty() {
+        if !self.write_intent.dirty.borrow().is_empty() {
             // Who is gone has not flushed what was under way, and answered, before the mirror was opened.
             self.note_left().await?;
         }
@@ -253,7 +253,7 @@ impl<C: Clock> Mirror<C> {
     /// when it is back.
     pub(crate) async fn flush_legs(&self) -> Result<(), Error> {
         self.ask_flush().await.inspect_err(|error| {
-            if !is_away(error) && !self.notes.dirty.borrow().is_empty() && !self.cache_lost.replace(true) {
+            if !is_away(error) && !self.write_intent.dirty.borrow().is_empty() && !self.cache_lost.replace(true) {
                 tracing::warn!(%error, "the mirror could not be flushed; the next flush of whoever writes to it fails");
             }
         })
@@ -273,11 +273,11 @@ impl<C: Clock> Mirror<C> {
         if was_closing || self.read_only {
             return Ok(());
         }
-        if !self.notes.dirty.borrow().is_empty() || self.notes.is_due() {
+        if !self.write_intent.dirty.borrow().is_empty() || self.write_intent.is_due() {
             // The first look takes the regions that were changed since the one before for busy.
-            self.tidy().await?;
-            self.tidy().await?;
-            if !self.notes.dirty.borrow().is_empty() {
+            self.clear_clean_regions().await?;
+            self.clear_clean_regions().await?;
+            if !self.write_intent.dirty.borrow().is_empty() {
                 // Regions that legs may still differ in stay noted. What was acknowledged there is to be durable all the same.
                 self.flush_legs().await?;
             }
@@ -285,26 +285,26 @@ impl<C: Clock> Mirror<C> {
         if self.cache_lost.get() { Err(writes_lost()) } else { Ok(()) }
     }
 
-    async fn read_annex(&self, slot: AnnexSlot) -> Outcome {
-        let kind = Operation::ReadAnnex { slot }.kind();
-        for leg in self.current().into_iter().filter(|leg| leg.has_annex() && slot == AnnexSlot::Scrub) {
-            if let Ok(answer) = leg.ask(self.geometry.protection, Operation::ReadAnnex { slot }).await {
+    async fn read_annex(&self, slot: ReservedArea) -> Outcome {
+        let kind = Request::ReadReserved { slot }.kind();
+        for leg in self.in_sync().into_iter().filter(|leg| leg.has_annex() && slot == ReservedArea::ScrubState) {
+            if let Ok(answer) = leg.ask(self.geometry.protection, Request::ReadReserved { slot }).await {
                 return Ok(answer);
             }
         }
-        Err(Failure::Absent(kind).into())
+        Err(ErrorKind::Absent(kind).into())
     }
 
     /// The label's slot is the mirror's own; the others belong to whoever stands on the mirror, and go to every leg.
-    async fn write_annex(&self, slot: AnnexSlot, bytes: sealblock_runtime_memory::Slice) -> Outcome {
-        let operation = Operation::WriteAnnex { slot, bytes };
-        let mut legs = self.changeable();
-        legs.retain(|leg| leg.has_annex() && slot == AnnexSlot::Scrub);
+    async fn write_annex(&self, slot: ReservedArea, bytes: sealblock_runtime_memory::Slice) -> Outcome {
+        let operation = Request::WriteReserved { slot, bytes };
+        let mut legs = self.write_targets();
+        legs.retain(|leg| leg.has_annex() && slot == ReservedArea::ScrubState);
         if legs.is_empty() {
-            return Err(Failure::Absent(operation.kind()).into());
+            return Err(ErrorKind::Absent(operation.kind()).into());
         }
         let asked = self.ask_all(&legs, &operation).await;
-        self.settle_outcomes(asked, None).await.map(|()| Answer::Done)
+        self.complete_write(asked, None).await.map(|()| Response::Done)
     }
 }
 
@@ -317,21 +317,21 @@ impl<C: Clock> Device for Mirror<C> {
         self.abilities
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         match operation {
-            Operation::Read { extent, checks } => self.read(extent, checks).await.map(Answer::Data),
-            Operation::Flush => self.flush().await.map(|()| Answer::Done),
-            Operation::Write { extent, .. }
-            | Operation::WriteZeroes { extent, .. }
-            | Operation::WriteUncorrectable { extent, .. } => self.change(extent, operation).await,
-            Operation::Discard { extents } => self.discard(&extents).await,
-            Operation::Verify { extent, checks } => self.verify(extent, checks).await,
-            Operation::Digest { extent, checks } => self.digest(extent, checks).await,
-            Operation::Repair { extent, checks } => self.repair(extent, checks).await,
-            Operation::Compare { extent, data } => self.compare(extent, data).await,
-            Operation::ReadAnnex { slot } => self.read_annex(slot).await,
-            Operation::WriteAnnex { slot, bytes } => self.write_annex(slot, bytes).await,
-            Operation::Allocation { .. } => Err(Failure::Absent(operation.kind()).into()),
+            Request::Read { extent, checks } => self.read(extent, checks).await.map(Response::Data),
+            Request::Flush => self.flush().await.map(|()| Response::Done),
+            Request::Write { extent, .. }
+            | Request::WriteZeroes { extent, .. }
+            | Request::WriteUncorrectable { extent, .. } => self.change(extent, operation).await,
+            Request::Discard { extents } => self.discard(&extents).await,
+            Request::Verify { extent, checks } => self.verify(extent, checks).await,
+            Request::Checksum { extent, checks } => self.digest(extent, checks).await,
+            Request::Repair { extent, checks } => self.repair(extent, checks).await,
+            Request::Compare { extent, data } => self.compare(extent, data).await,
+            Request::ReadReserved { slot } => self.read_annex(slot).await,
+            Request::WriteReserved { slot, bytes } => self.write_annex(slot, bytes).await,
+            Request::BlockStatus { .. } => Err(ErrorKind::Absent(operation.kind()).into()),
         }
     }
 }
@@ -349,10 +349,10 @@ pub(crate) fn abilities(devices: &[Abilities], read_only: bool) -> Abilities {
         discard: when(unmap_zeroes),
         write_zeroes: Ability::Native,
         write_uncorrectable: when(all(&|of| of.write_uncorrectable == Ability::Native)),
-        digest: Ability::Native,
+        checksum: Ability::Native,
         repair: Ability::Native,
         allocation: Ability::Absent,
-        annex: when(all(&|of| of.annex == Ability::Native)),
+        reserved: when(all(&|of| of.reserved == Ability::Native)),
         // They are the mirror's own, as the label is.
         annex_pages: 0,
         unmap_zeroes,
@@ -366,7 +366,7 @@ pub(crate) fn abilities(devices: &[Abilities], read_only: bool) -> Abilities {
 fn writes_lost() -> Error {
     let reason = "the last leg went away, or could not be flushed, with writes that were not flushed; they may be lost"
         .to_owned();
-    Failure::Media { reason }.into()
+    ErrorKind::Media { reason }.into()
 }
 
 impl<C: Clock> std::fmt::Debug for Mirror<C> {

@@ -5,22 +5,22 @@ use std::rc::Rc;
 
 use futures_util::future::join_all;
 use sealblock_block::{
-    Abilities, AnnexSlot, Answer, Clock, Device, Error, Failure, Geometry, Limits, Operation, Stack, is_blank,
+    Abilities, Clock, Device, DynDevice, Error, ErrorKind, Geometry, Limits, Request, ReservedArea, Response, is_blank,
 };
 use sealblock_integrity::PiFormat;
 use sealblock_runtime_memory::Slice;
 use sealblock_units::BlockSize;
 
-use crate::drill::{Drill, Mutation};
-use crate::judge::{Found, Known, Refusal, Verdict, judge, leave_behind, leg_id};
-use crate::label::{Label, LabelError, MOST_LEGS, Member, Standing};
-use crate::leg::{Leg, LegSource, has_annex};
+use crate::assemble::{AssembleError, Assembly, ExistingMirror, ReplicaProbe, assemble, leave_behind, leg_id};
+use crate::label::{Label, LabelError, MOST_LEGS, ReplicaRecord, ReplicaState};
 use crate::lineage::Lineage;
 use crate::mirror::{Mirror, Parts, abilities};
-use crate::notes::{Notes, Past};
 use crate::regions::{MOST_BLOCKS, MOST_REGIONS, MOST_REGIONS_IN_LABEL, RegionMap, Regions};
+use crate::replica::{Replica, ReplicaSource, has_annex};
 use crate::sets::{MOST_SETS, PageId, Pages, pages_of_set};
+use crate::test_hooks::{Mutation, TestHooks};
 use crate::worker::Worker;
+use crate::write_intent::{Past, WriteIntent};
 
 /// How a mirror is opened.
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +50,7 @@ pub enum MirrorError {
     #[error("{refusal} ({})", .legs.join(", "))]
     Refused {
         /// Why.
-        refusal: Refusal,
+        refusal: AssembleError,
         /// What the legs that it names are called.
         legs: Vec<String>,
     },
@@ -137,19 +137,23 @@ fn pi_words(format: Option<PiFormat>) -> String {
 ///
 /// # Errors
 /// See [`MirrorError`]. Nothing is changed then.
-pub async fn open<C: Clock>(sources: Vec<LegSource>, clock: C, options: OpenOptions) -> Result<Opened<C>, MirrorError> {
-    open_drill(sources, clock, options, Drill::default()).await
+pub async fn open<C: Clock>(
+    sources: Vec<ReplicaSource>,
+    clock: C,
+    options: OpenOptions,
+) -> Result<Opened<C>, MirrorError> {
+    open_drill(sources, clock, options, TestHooks::default()).await
 }
 
-/// Opens a mirror that is not as those that people use; see [`Drill`].
+/// Opens a mirror that is not as those that people use; see [`TestHooks`].
 ///
 /// # Errors
 /// As [`open`].
 pub async fn open_drill<C: Clock>(
-    sources: Vec<LegSource>,
+    sources: Vec<ReplicaSource>,
     clock: C,
     options: OpenOptions,
-    drill: Drill,
+    drill: TestHooks,
 ) -> Result<Opened<C>, MirrorError> {
     if !(2..=MOST_LEGS).contains(&sources.len()) {
         return Err(MirrorError::Legs(sources.len()));
@@ -161,25 +165,25 @@ pub async fn open_drill<C: Clock>(
     if drill.mutation == Mutation::SkipLineage {
         found.iter_mut().for_each(forget_lineage);
     }
-    let verdict = judge(&found).map_err(|refusal| refused(refusal, &sources))?;
-    let is_uneven = matches!(&verdict, Verdict::Known(known) if known.is_uneven);
-    let is_new = verdict == Verdict::New;
+    let verdict = assemble(&found).map_err(|refusal| refused(refusal, &sources))?;
+    let is_uneven = matches!(&verdict, Assembly::Known(known) if known.labels_differ);
+    let is_new = verdict == Assembly::New;
     let parts = match verdict {
-        Verdict::New => {
-            are_alike(&sources)?;
+        Assembly::New => {
+            are_identical(&sources)?;
             if let Some(leg) = first_written(&sources).await? {
-                return Err(refused(Refusal::NotMade { leg }, &sources));
+                return Err(refused(AssembleError::NotMade { leg }, &sources));
             }
             assemble_new(sources, &found, None, &options.random, &drill)?
         }
-        Verdict::Known(known) => assemble_known(sources, *known, &options.random, &drill)?,
+        Assembly::Known(known) => assemble_known(sources, *known, &options.random, &drill)?,
     };
     let opened = start(clock, parts, options.read_only);
     if is_new {
         // From now on the legs belong together, and no other device can take the place of one.
-        opened.mirror.note().await.map_err(MirrorError::Note)?;
+        opened.mirror.write_labels().await.map_err(MirrorError::Note)?;
     }
-    if is_uneven && let Err(error) = opened.mirror.note().await {
+    if is_uneven && let Err(error) = opened.mirror.write_labels().await {
         // It helps to know old images of legs by; without it whatever needs a label fails for itself.
         tracing::debug!(%error, "the labels stay uneven");
     }
@@ -193,12 +197,12 @@ pub(crate) fn start<C: Clock>(clock: C, parts: Parts, read_only: bool) -> Opened
     Opened { worker: Worker::new(mirror.clone()), mirror }
 }
 
-fn devices(legs: &[Rc<Leg>]) -> Vec<Stack> {
+fn devices(legs: &[Rc<Replica>]) -> Vec<DynDevice> {
     legs.iter().filter_map(|leg| leg.device()).collect()
 }
 
 /// The first device that may hold something.
-async fn first_written(sources: &[LegSource]) -> Result<Option<usize>, MirrorError> {
+async fn first_written(sources: &[ReplicaSource]) -> Result<Option<usize>, MirrorError> {
     for (at, source) in sources.iter().enumerate() {
         let Ok(device) = &source.device else { continue };
         let is_blank = is_blank(device).await;
@@ -210,15 +214,15 @@ async fn first_written(sources: &[LegSource]) -> Result<Option<usize>, MirrorErr
 }
 
 /// Takes from a label what it says of sessions.
-fn forget_lineage(found: &mut Found) {
-    if let Found::Labelled(label) = found {
+fn forget_lineage(found: &mut ReplicaProbe) {
+    if let ReplicaProbe::Labelled(label) = found {
         label.lineage = Lineage::default();
     }
 }
 
 /// What is where a leg should be.
-async fn look(source: &LegSource, mutation: Mutation) -> Result<Found, MirrorError> {
-    let Ok(device) = &source.device else { return Ok(Found::Absent) };
+async fn look(source: &ReplicaSource, mutation: Mutation) -> Result<ReplicaProbe, MirrorError> {
+    let Ok(device) = &source.device else { return Ok(ReplicaProbe::Absent) };
     found_on(device, mutation).await.map_err(|trouble| match trouble {
         Trouble::Label(why) => MirrorError::Label { leg: source.name.clone(), why },
         Trouble::Device(why) => MirrorError::Leg { leg: source.name.clone(), why },
@@ -231,25 +235,25 @@ pub(crate) enum Trouble {
 }
 
 /// What a device says of itself.
-pub(crate) async fn found_on(device: &Stack, mutation: Mutation) -> Result<Found, Trouble> {
+pub(crate) async fn found_on(device: &DynDevice, mutation: Mutation) -> Result<ReplicaProbe, Trouble> {
     if !has_annex(device) {
-        return Ok(Found::Unlabelled { has_room: false });
+        return Ok(ReplicaProbe::Unlabelled { has_room: false });
     }
-    match device.execute(Operation::ReadAnnex { slot: AnnexSlot::Group }).await {
-        Ok(Answer::Annex(bytes)) => match with_pages(device, &bytes, mutation).await {
-            Ok(Some(label)) => Ok(Found::Labelled(Box::new(label))),
-            Ok(None) => Ok(Found::Unlabelled { has_room: true }),
+    match device.execute(Request::ReadReserved { slot: ReservedArea::GroupLabel }).await {
+        Ok(Response::Reserved(bytes)) => match with_pages(device, &bytes, mutation).await {
+            Ok(Some(label)) => Ok(ReplicaProbe::Labelled(Box::new(label))),
+            Ok(None) => Ok(ReplicaProbe::Unlabelled { has_room: true }),
             Err(why) => Err(Trouble::Label(why)),
         },
         // A mirror keeps this slot for itself, and so is a leg without room for the label of another.
-        Err(error) if matches!(error.failure(), Failure::Absent(_)) => Ok(Found::Unlabelled { has_room: false }),
-        Ok(_) => Err(Trouble::Device(crate::leg::answered_wrongly())),
+        Err(error) if matches!(error.kind(), ErrorKind::Absent(_)) => Ok(ReplicaProbe::Unlabelled { has_room: false }),
+        Ok(_) => Err(Trouble::Device(crate::replica::answered_wrongly())),
         Err(error) => Err(Trouble::Device(error)),
     }
 }
 
 /// Reads a label and the bitmap pages that it refers to. A page that cannot be read counts as all of its regions.
-async fn with_pages(device: &Stack, bytes: &[u8], mutation: Mutation) -> Result<Option<Label>, LabelError> {
+async fn with_pages(device: &DynDevice, bytes: &[u8], mutation: Mutation) -> Result<Option<Label>, LabelError> {
     let mut wanted = Wanted::default();
     let label = Label::decode_with(bytes, &mut wanted)?;
     let Some(regions) = label.as_ref().map(|label| label.map.count()).filter(|_| !wanted.0.is_empty()) else {
@@ -257,7 +261,7 @@ async fn with_pages(device: &Stack, bytes: &[u8], mutation: Mutation) -> Result<
     };
     let mut pages = Read { pages: BTreeMap::new(), are_believed: mutation == Mutation::BelievePages };
     for id in wanted.0 {
-        if let Ok(Answer::Annex(page)) = device.execute(Operation::ReadAnnex { slot: id.slot(regions) }).await {
+        if let Ok(Response::Reserved(page)) = device.execute(Request::ReadReserved { slot: id.slot(regions) }).await {
             pages.pages.insert(id, page);
         }
     }
@@ -291,17 +295,17 @@ impl Pages for Read {
     }
 }
 
-pub(crate) fn refused(refusal: Refusal, sources: &[LegSource]) -> MirrorError {
+pub(crate) fn refused(refusal: AssembleError, sources: &[ReplicaSource]) -> MirrorError {
     let names: &[usize] = match &refusal {
-        Refusal::NoLeg | Refusal::OnlyStale | Refusal::NoRoom => &[],
-        Refusal::NewWithoutLeg { leg }
-        | Refusal::Foreign { leg }
-        | Refusal::Stranger { leg }
-        | Refusal::TakenOut { leg }
-        | Refusal::NotMade { leg } => &[*leg],
-        Refusal::Twice { first, second } | Refusal::SplitBrain { first, second } => &[*first, *second],
+        AssembleError::NoReplica | AssembleError::NoneInSync | AssembleError::NoRoom => &[],
+        AssembleError::NewWithoutReplica { leg }
+        | AssembleError::OtherMirror { leg }
+        | AssembleError::NotAReplica { leg }
+        | AssembleError::TakenOut { leg }
+        | AssembleError::NotMade { leg } => &[*leg],
+        AssembleError::Duplicate { first, second } | AssembleError::SplitBrain { first, second } => &[*first, *second],
     };
-    let whole = |source: &LegSource| match &source.device {
+    let whole = |source: &ReplicaSource| match &source.device {
         Ok(_) => source.name.clone(),
         Err(why) => format!("{}: {why}", source.name),
     };
@@ -315,11 +319,11 @@ pub(crate) fn refused(refusal: Refusal, sources: &[LegSource]) -> MirrorError {
 /// The parts of a mirror that is noted nowhere yet: of devices that are all alike, or of one whose content counts and others
 /// that are to get everything from it.
 pub(crate) fn assemble_new(
-    sources: Vec<LegSource>,
-    found: &[Found],
+    sources: Vec<ReplicaSource>,
+    found: &[ReplicaProbe],
     from: Option<usize>,
     random: &[u8; 16],
-    drill: &Drill,
+    drill: &TestHooks,
 ) -> Result<Parts, MirrorError> {
     let geometry = shape(&sources);
     let (block_size, capacity_blocks) = (geometry.block_size, geometry.capacity_blocks);
@@ -329,25 +333,42 @@ pub(crate) fn assemble_new(
         let id = leg_id(random, 0, number);
         let is_new = from.is_some_and(|from| from != number);
         let (standing, missed) = match is_new {
-            true => (Standing::Missing, Regions::all(map.count())),
-            false => (Standing::Current, Regions::none(map.count())),
+            true => (ReplicaState::OutOfSync, Regions::all(map.count())),
+            false => (ReplicaState::InSync, Regions::none(map.count())),
         };
         let has_room = found[number].has_room();
-        let member = Member { id, standing, has_room, is_new, missed, stale: Vec::new(), seen: 0, sent: 0 };
-        legs.push(Rc::new(Leg::new(source, number, &member)));
+        let member = ReplicaRecord {
+            id,
+            standing,
+            has_room,
+            is_new,
+            out_of_sync: missed,
+            stale: Vec::new(),
+            acked_events: 0,
+            sent_events: 0,
+        };
+        legs.push(Rc::new(Replica::new(source, number, &member)));
     }
     let dirty = Regions::none(map.count());
-    let past = Past { generation: 0, lineage: Lineage::default(), changed: 0, is_tentative: false, dirty };
-    let notes = Notes::new(past, random);
-    Ok(Parts { geometry, map, uuid: *random, legs, teller: from.unwrap_or(0), notes, mutation: drill.mutation })
+    let past = Past { events: 0, lineage: Lineage::default(), changed: 0, is_tentative: false, dirty };
+    let notes = WriteIntent::new(past, random);
+    Ok(Parts {
+        geometry,
+        map,
+        uuid: *random,
+        legs,
+        authority: from.unwrap_or(0),
+        write_intent: notes,
+        mutation: drill.mutation,
+    })
 }
 
 /// The finest regions that the labels of all these devices have room for, or those that a drill wants.
 fn map_for(
     block_size: BlockSize,
     capacity_blocks: u64,
-    sources: &[LegSource],
-    drill: &Drill,
+    sources: &[ReplicaSource],
+    drill: &TestHooks,
 ) -> Result<RegionMap, MirrorError> {
     if let Some(shift) = drill.region_shift {
         let drilled = RegionMap::with_shift(block_size, capacity_blocks, shift);
@@ -363,7 +384,7 @@ fn map_for(
 }
 
 /// Refuses a device whose annex lacks pages that the sets of such a map may need.
-pub(crate) fn check_pages(name: &str, device: &Stack, map: &RegionMap) -> Result<(), MirrorError> {
+pub(crate) fn check_pages(name: &str, device: &DynDevice, map: &RegionMap) -> Result<(), MirrorError> {
     let (expected, actual) = (MOST_SETS as u32 * pages_of_set(map.count()), device.abilities().annex_pages);
     match actual >= expected {
         true => Ok(()),
@@ -372,14 +393,14 @@ pub(crate) fn check_pages(name: &str, device: &Stack, map: &RegionMap) -> Result
 }
 
 fn assemble_known(
-    mut sources: Vec<LegSource>,
-    known: Known,
+    mut sources: Vec<ReplicaSource>,
+    known: ExistingMirror,
     random: &[u8; 16],
-    drill: &Drill,
+    drill: &TestHooks,
 ) -> Result<Parts, MirrorError> {
-    let Known { mut label, places, unused, .. } = known;
+    let ExistingMirror { mut label, places, unused, .. } = known;
     for leg in unused.iter().copied() {
-        let is_removed = label.members[places[leg]].standing == Standing::Removed;
+        let is_removed = label.members[places[leg]].standing == ReplicaState::Removed;
         let why = if is_removed { "it was taken out of the mirror" } else { WITHOUT_LABEL };
         sources[leg].device = Err(why.to_owned());
         sources[leg].reopen = None;
@@ -391,26 +412,26 @@ fn assemble_known(
     let dirty = label.dirty.clone();
     let legs = known_legs(sources, &places, &mut label);
     mark_guessed(&legs, &unused);
-    let Label { map, capacity_blocks, block_size, protection, uuid, own: teller, .. } = label;
+    let Label { map, capacity_blocks, block_size, protection, uuid, own_index: teller, .. } = label;
     let geometry = Geometry { block_size, capacity_blocks, protection, limits };
     let past = Past {
-        generation: label.generation,
+        events: label.events,
         lineage: label.lineage,
         changed: label.changed,
         is_tentative: label.is_tentative,
         dirty,
     };
-    let notes = Notes::new(past, random);
+    let notes = WriteIntent::new(past, random);
     // Labels that legs write apart must not look like one that was under way when they were parted.
     if drill.mutation != Mutation::CountOn {
-        notes.go_beyond(label.generation);
+        notes.go_beyond(label.events);
     }
-    Ok(Parts { geometry, map, uuid, legs, teller, notes, mutation: drill.mutation })
+    Ok(Parts { geometry, map, uuid, legs, authority: teller, write_intent: notes, mutation: drill.mutation })
 }
 
 /// The legs by their places: those that were given, and those that were not named.
-fn known_legs(sources: Vec<LegSource>, places: &[usize], label: &mut Label) -> Vec<Rc<Leg>> {
-    let mut given: Vec<Option<(usize, LegSource)>> = label.members.iter().map(|_| None).collect();
+fn known_legs(sources: Vec<ReplicaSource>, places: &[usize], label: &mut Label) -> Vec<Rc<Replica>> {
+    let mut given: Vec<Option<(usize, ReplicaSource)>> = label.members.iter().map(|_| None).collect();
     let mut next_number = sources.len();
     for (number, (place, source)) in places.iter().zip(sources).enumerate() {
         given[*place] = Some((number, source));
@@ -420,20 +441,20 @@ fn known_legs(sources: Vec<LegSource>, places: &[usize], label: &mut Label) -> V
         let (number, source) = given.unwrap_or_else(|| {
             next_number += 1;
             let device = Err("it was not named".to_owned());
-            (next_number - 1, LegSource { name: nameless(place), device, reopen: None })
+            (next_number - 1, ReplicaSource { name: nameless(place), device, reopen: None })
         });
-        let was_current = member.standing == Standing::Current;
+        let was_current = member.standing == ReplicaState::InSync;
         begin(member, source.device.is_ok(), dirty);
-        let leg = Leg::new(source, number, member);
-        leg.is_unmissed.set(was_current && member.standing != Standing::Current);
+        let leg = Replica::new(source, number, member);
+        leg.is_unmissed.set(was_current && member.standing != ReplicaState::InSync);
         legs.push(Rc::new(leg));
     }
     legs
 }
 
 /// Of members that are away only labels could tell which is which. One by itself is who is left.
-fn mark_guessed(legs: &[Rc<Leg>], unused: &[usize]) {
-    let away = || legs.iter().filter(|leg| !leg.is_here() && leg.standing.get() != Standing::Removed);
+fn mark_guessed(legs: &[Rc<Replica>], unused: &[usize]) {
+    let away = || legs.iter().filter(|leg| !leg.is_here() && leg.standing.get() != ReplicaState::Removed);
     let is_guessed = away().count() > 1;
     for leg in away() {
         leg.is_guessed.set(is_guessed);
@@ -445,15 +466,15 @@ fn mark_guessed(legs: &[Rc<Leg>], unused: &[usize]) {
 const WITHOUT_LABEL: &str = "no label of the mirror is on it; `sealblock mirror replace` makes it a leg";
 
 /// What a member is to begin with.
-fn begin(member: &mut Member, is_here: bool, dirty: &Regions) {
+fn begin(member: &mut ReplicaRecord, is_here: bool, dirty: &Regions) {
     match (member.standing, is_here) {
-        (Standing::Removed | Standing::Missing, _) | (Standing::Current, true) => {}
+        (ReplicaState::Removed | ReplicaState::OutOfSync, _) | (ReplicaState::InSync, true) => {}
         // Whoever is not here now lacks what comes next; and what may differ at the moment is in doubt on it.
-        (Standing::Current | Standing::Rebuilding, false) => leave_behind(member, dirty),
-        (Standing::Rebuilding, true) => member.standing = Standing::Missing,
+        (ReplicaState::InSync | ReplicaState::Resyncing, false) => leave_behind(member, dirty),
+        (ReplicaState::Resyncing, true) => member.standing = ReplicaState::OutOfSync,
     }
-    if member.standing == Standing::Missing {
-        member.missed.add(dirty);
+    if member.standing == ReplicaState::OutOfSync {
+        member.out_of_sync.add(dirty);
     }
 }
 
@@ -464,7 +485,7 @@ pub(crate) fn nameless(place: usize) -> String {
 
 /// Refuses a leg that cannot hold the mirror's blocks, or not with the mirror's tags.
 pub(crate) fn fits(
-    source: &LegSource,
+    source: &ReplicaSource,
     block_size: BlockSize,
     capacity_blocks: u64,
     protection: Option<PiFormat>,
@@ -485,7 +506,7 @@ pub(crate) fn fits(
 }
 
 /// Refuses devices for a new mirror that are not of one shape: what the first one is counts.
-pub(crate) fn are_alike(sources: &[LegSource]) -> Result<(), MirrorError> {
+pub(crate) fn are_identical(sources: &[ReplicaSource]) -> Result<(), MirrorError> {
     let Some(first) = sources.iter().find_map(|source| source.device.as_ref().ok()) else { return Ok(()) };
     let Geometry { block_size, capacity_blocks, protection, .. } = first.geometry().clone();
     for source in sources {
@@ -500,13 +521,13 @@ pub(crate) fn are_alike(sources: &[LegSource]) -> Result<(), MirrorError> {
 }
 
 /// The shape of the first of these, and what every one takes.
-fn shape(sources: &[LegSource]) -> Geometry {
+fn shape(sources: &[ReplicaSource]) -> Geometry {
     let mut all = sources.iter().filter_map(|source| source.device.as_ref().ok()).map(|device| device.geometry());
     let first = all.next().expect("a mirror is opened with a leg that is there").clone();
     let limits = all.fold(first.limits, |least, Geometry { limits, .. }| Limits {
-        transfer: least.transfer.min(limits.transfer),
-        verify: least.verify.min(limits.verify),
-        zero: least.zero.min(limits.zero),
+        max_transfer_blocks: least.max_transfer_blocks.min(limits.max_transfer_blocks),
+        max_verify_blocks: least.max_verify_blocks.min(limits.max_verify_blocks),
+        max_zero_blocks: least.max_zero_blocks.min(limits.max_zero_blocks),
     });
     Geometry { limits, ..first }
 }

@@ -8,13 +8,13 @@
 use std::rc::Rc;
 
 use futures_util::future::join_all;
-use sealblock_block::{Clock, Error, Operation};
+use sealblock_block::{Clock, Error, Request};
 use sealblock_runtime_memory::Slice;
 
 use crate::label::most_set_bytes;
-use crate::leg::Leg;
 use crate::mirror::Mirror;
 use crate::regions::Regions;
+use crate::replica::Replica;
 use crate::sets::{MOST_SETS, PageId, encode_paged, encode_plain, pages_of_set, pages_with};
 
 /// Pages that are written to a leg at once.
@@ -41,7 +41,7 @@ struct Paged {
 
 /// What is in the pages of one leg's device.
 #[derive(Default)]
-pub(crate) struct LegPages {
+pub(crate) struct ReplicaPages {
     /// What tells pages that were written since the device came from others.
     epoch: u64,
     /// Which writing of each set it has; 0 for none.
@@ -99,13 +99,13 @@ impl Paging {
 impl<C: Clock> Mirror<C> {
     /// The sets that labels say: what is dirty, and what each member has missed.
     pub(crate) fn sets(&self) -> Vec<Regions> {
-        let missed = |leg: &Rc<Leg>| leg.member().missed;
-        [self.notes.dirty.borrow().clone()].into_iter().chain(self.legs.borrow().iter().map(missed)).collect()
+        let missed = |leg: &Rc<Replica>| leg.member().out_of_sync;
+        [self.write_intent.dirty.borrow().clone()].into_iter().chain(self.legs.borrow().iter().map(missed)).collect()
     }
 
     /// The label of a leg as it is written, which refers to pages that [`Mirror::write_pages`] has written.
-    pub(crate) fn label_bytes(&self, leg: &Leg) -> Vec<u8> {
-        let (label, paging) = (self.label(leg), self.notes.paging.borrow());
+    pub(crate) fn label_bytes(&self, leg: &Replica) -> Vec<u8> {
+        let (label, paging) = (self.label(leg), self.write_intent.paging.borrow());
         let epoch = leg.pages.borrow().epoch;
         let sets = label.sets().zip(&paging.sets).map(|(set, paged)| match paged {
             None => encode_plain(set, usize::MAX).expect("any set can be written without pages"),
@@ -123,7 +123,7 @@ impl<C: Clock> Mirror<C> {
             return;
         }
         loop {
-            let changed = self.notes.paging.borrow_mut().plan(&self.sets());
+            let changed = self.write_intent.paging.borrow_mut().plan(&self.sets());
             let legs: Vec<_> =
                 self.legs.borrow().iter().filter(|leg| leg.takes_labels() && leg.has_room).cloned().collect();
             let mut is_done = true;
@@ -144,8 +144,8 @@ impl<C: Clock> Mirror<C> {
 
     /// The pages that a leg is to get so that its label may refer to them. Until they are written it is taken to have none of
     /// these sets, also if whoever writes them is dropped.
-    fn due_pages(&self, leg: &Leg, changed: &[Vec<u32>; MOST_SETS]) -> Vec<(PageId, u64)> {
-        let (paging, mut pages, mut due) = (self.notes.paging.borrow(), leg.pages.borrow_mut(), Vec::new());
+    fn due_pages(&self, leg: &Replica, changed: &[Vec<u32>; MOST_SETS]) -> Vec<(PageId, u64)> {
+        let (paging, mut pages, mut due) = (self.write_intent.paging.borrow(), leg.pages.borrow_mut(), Vec::new());
         for (number, paged) in paging.sets.iter().enumerate() {
             let Some(paged) = paged else {
                 pages.has[number] = 0;
@@ -163,31 +163,31 @@ impl<C: Clock> Mirror<C> {
             pages.has[number] = 0;
         }
         if pages.epoch == 0 && !due.is_empty() {
-            pages.epoch = self.notes.generation.get();
+            pages.epoch = self.write_intent.events.get();
         }
         due
     }
 
-    async fn write_leg_pages(&self, leg: &Rc<Leg>, due: Vec<(PageId, u64)>) {
-        let stay = leg.epoch();
+    async fn write_leg_pages(&self, leg: &Rc<Replica>, due: Vec<(PageId, u64)>) {
+        let stay = leg.attach_count();
         for pages in due.chunks(PAGES_AT_ONCE) {
             let write = |(id, _): &(PageId, u64)| {
-                let (epoch, paging) = (leg.pages.borrow().epoch, self.notes.paging.borrow());
+                let (epoch, paging) = (leg.pages.borrow().epoch, self.write_intent.paging.borrow());
                 let content = paging.sets[usize::from(id.set)].as_ref().map(|paged| &paged.content);
                 let bytes = content.map(|content| Slice::copy_from(&id.encode(&self.uuid, epoch, content)));
                 let slot = id.slot(self.map.count());
                 async move {
                     let Some(bytes) = bytes else { return Ok(()) };
-                    leg.ask(self.geometry.protection, Operation::WriteAnnex { slot, bytes }).await.map(drop)
+                    leg.ask(self.geometry.protection, Request::WriteReserved { slot, bytes }).await.map(drop)
                 }
             };
             let written: Result<Vec<()>, Error> = join_all(pages.iter().map(write)).await.into_iter().collect();
             // The device that is there now gets its pages when it gets a label.
-            if leg.epoch() != stay {
+            if leg.attach_count() != stay {
                 return;
             }
             if let Err(error) = written {
-                self.leave(leg, &format!("its bitmap pages could not be written: {error}"));
+                self.fail_replica(leg, &format!("its bitmap pages could not be written: {error}"));
                 return;
             }
         }

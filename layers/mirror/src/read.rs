@@ -1,15 +1,15 @@
 //! Reads: from one leg, and what it has damaged from another, which mends it.
 
-use sealblock_block::{Answer, Clock, Error, Failure, Fault, FaultField, Faults, Operation};
+use sealblock_block::{BadBlock, BadBlockCause, BadBlocks, Clock, Error, ErrorKind, Request, Response};
 use sealblock_integrity::{Checks, Sealed};
 use sealblock_units::{Extent, Lba};
 
-use crate::drill::Mutation;
-use crate::leg::Leg;
 use crate::mirror::{Legs, Mirror};
+use crate::replica::Replica;
+use crate::test_hooks::Mutation;
 
 /// Damage that a read has met.
-type Met = Vec<(std::rc::Rc<Leg>, Vec<Fault>)>;
+type Met = Vec<(std::rc::Rc<Replica>, Vec<BadBlock>)>;
 
 /// Blocks in a row and where they were good.
 pub(crate) struct Found {
@@ -28,7 +28,7 @@ impl<C: Clock> Mirror<C> {
         if self.read_only && self.is_suspect(extent) {
             return self.read_unsettled(extent, checks).await;
         }
-        let legs = self.legs_to_read(extent);
+        let legs = self.read_balance(extent);
         let mut met: Met = Vec::new();
         let mut failed = None;
         for leg in &legs {
@@ -41,17 +41,17 @@ impl<C: Clock> Mirror<C> {
                     self.heal(&met, extent, checks).await;
                     return Ok(data);
                 }
-                Err(error) => match error.into_faults() {
+                Err(error) => match error.into_bad_blocks() {
                     Ok(faults) => met.push((leg.clone(), faults)),
                     Err(error) => {
-                        self.lament(leg, &error);
+                        self.fail_if_unreachable(leg, &error);
                         failed = Some(error);
                     }
                 },
             }
         }
         if met.is_empty() {
-            return Err(failed.unwrap_or_else(|| self.nobody()));
+            return Err(failed.unwrap_or_else(|| self.no_replica()));
         }
         self.piece_together(&legs, &met, extent, checks).await
     }
@@ -61,8 +61,8 @@ impl<C: Clock> Mirror<C> {
     /// what others have may be another content.
     async fn read_unsettled(&self, extent: Extent, checks: Checks) -> Result<Sealed, Error> {
         loop {
-            let first: Legs = self.current().into_iter().take(1).collect();
-            let leg = first.first().ok_or_else(|| self.nobody())?;
+            let first: Legs = self.in_sync().into_iter().take(1).collect();
+            let leg = first.first().ok_or_else(|| self.no_replica())?;
             let is_told_apart = || self.unsettled_from.get().is_some_and(|id| id != leg.id);
             if is_told_apart() {
                 return Err(told_apart(leg));
@@ -74,7 +74,7 @@ impl<C: Clock> Mirror<C> {
             }
             let (found, damaged) = read?;
             self.unsettled_from.set(Some(leg.id));
-            return match Faults::new(damaged) {
+            return match BadBlocks::new(damaged) {
                 Some(damaged) => {
                     tracing::warn!(leg = %leg.name(), %extent, "damaged where a crash has left members unlike: open for writing");
                     Err(damaged.into())
@@ -85,8 +85,8 @@ impl<C: Clock> Mirror<C> {
     }
 
     /// The blocks that were found, if none is lost.
-    fn join_or_lose(&self, found: Vec<Found>, lost: Vec<Fault>) -> Result<Sealed, Error> {
-        match Faults::new(lost) {
+    fn join_or_lose(&self, found: Vec<Found>, lost: Vec<BadBlock>) -> Result<Sealed, Error> {
+        match BadBlocks::new(lost) {
             Some(lost) => {
                 self.lost_blocks.set(self.lost_blocks.get() + lost.as_slice().len() as u64);
                 Err(lost.into())
@@ -103,16 +103,16 @@ impl<C: Clock> Mirror<C> {
     }
 
     /// Whether a leg that was chosen before may still be read.
-    fn may_read(&self, leg: &Leg) -> bool {
+    fn may_read(&self, leg: &Replica) -> bool {
         leg.is_current() || self.mutation == Mutation::ReadRebuilding
     }
 
     /// Where to read from, best first. While blocks are being changed all readers ask the same leg, or what one has seen
     /// another would not see yet.
-    fn legs_to_read(&self, extent: Extent) -> Legs {
+    fn read_balance(&self, extent: Extent) -> Legs {
         let legs = match self.mutation {
-            Mutation::ReadRebuilding => self.changeable(),
-            _ => self.current(),
+            Mutation::ReadRebuilding => self.write_targets(),
+            _ => self.in_sync(),
         };
         let is_moving = self.claims.touches(extent) || self.is_suspect(extent);
         if is_moving { legs } else { self.in_turn(legs) }
@@ -128,7 +128,7 @@ impl<C: Clock> Mirror<C> {
         legs: &Legs,
         extent: Extent,
         checks: Checks,
-    ) -> Result<(Vec<Found>, Vec<Fault>), Error> {
+    ) -> Result<(Vec<Found>, Vec<BadBlock>), Error> {
         if legs.len() == 1 || extent.len() > 1 {
             for (source, leg) in legs.iter().enumerate().filter(|(_, leg)| self.may_read(leg)) {
                 if let Ok(data) = leg.read(self.geometry.protection, extent, checks).await {
@@ -147,21 +147,21 @@ impl<C: Clock> Mirror<C> {
         Ok((found, lost))
     }
 
-    async fn gather_one(&self, legs: &Legs, one: Extent, checks: Checks) -> Result<Result<Found, Fault>, Error> {
-        let (mut why, mut failed): (Option<Fault>, Option<Error>) = (None, None);
+    async fn gather_one(&self, legs: &Legs, one: Extent, checks: Checks) -> Result<Result<Found, BadBlock>, Error> {
+        let (mut why, mut failed): (Option<BadBlock>, Option<Error>) = (None, None);
         for (source, leg) in legs.iter().enumerate() {
             if !self.may_read(leg) {
-                failed.get_or_insert_with(|| self.nobody());
+                failed.get_or_insert_with(|| self.no_replica());
                 continue;
             }
-            match leg.read(self.geometry.protection, one, checks).await.map_err(Error::into_faults) {
+            match leg.read(self.geometry.protection, one, checks).await.map_err(Error::into_bad_blocks) {
                 Ok(data) => return Ok(Ok(Found { extent: one, data, source })),
                 // An older copy somewhere says less than what became of the current one.
                 Err(Ok(faults)) => {
-                    why = why.filter(|why| why.field != FaultField::Stale).or(faults.first().copied()).or(why)
+                    why = why.filter(|why| why.cause != BadBlockCause::Stale).or(faults.first().copied()).or(why)
                 }
                 Err(Err(error)) => {
-                    self.lament(leg, &error);
+                    self.fail_if_unreachable(leg, &error);
                     failed = Some(error);
                 }
             }
@@ -169,7 +169,7 @@ impl<C: Clock> Mirror<C> {
         // A leg that is gone is left behind: what the others say counts.
         match (why, failed) {
             (None, Some(error)) => Err(error),
-            (why, _) => Ok(Err(why.unwrap_or(Fault::media(one.start())))),
+            (why, _) => Ok(Err(why.unwrap_or(BadBlock::media(one.start())))),
         }
     }
 
@@ -192,26 +192,26 @@ impl<C: Clock> Mirror<C> {
     }
 
     /// Writes a damaged block anew from another leg; whether it is good now.
-    pub(crate) async fn mend(&self, leg: &Leg, fault: &Fault, checks: Checks) -> bool {
+    pub(crate) async fn mend(&self, leg: &Replica, fault: &BadBlock, checks: Checks) -> bool {
         let (one, format) = (Extent::one(fault.lba), self.geometry.protection);
         let _claim = self.claims.take(one).await;
-        let epoch = leg.epoch();
+        let epoch = leg.attach_count();
         if leg.read(format, one, checks).await.is_ok() {
             // Somebody has changed it since.
             return true;
         }
-        let mut others = self.current();
+        let mut others = self.in_sync();
         others.retain(|other| other.id != leg.id);
         for other in others.iter().filter(|other| other.is_current()) {
             let Ok(data) = other.read(format, one, checks).await else { continue };
             if let Err(error) = leg.put(format, one, &data).await {
-                if self.current().len() > 1 {
+                if self.in_sync().len() > 1 {
                     self.leave_asked(leg, epoch, &format!("a damaged block could not be written anew: {error}"));
                 }
                 return false;
             }
             let is_good =
-                matches!(leg.ask(format, Operation::Verify { extent: one, checks }).await, Ok(Answer::Verified(_)));
+                matches!(leg.ask(format, Request::Verify { extent: one, checks }).await, Ok(Response::Verified(_)));
             if is_good {
                 leg.healed.set(leg.healed.get() + 1);
                 tracing::warn!(leg = %leg.name(), %fault, "healed from another leg");
@@ -222,18 +222,18 @@ impl<C: Clock> Mirror<C> {
     }
 
     /// Leaves a leg behind that an error other than damage tells to be lost.
-    pub(crate) fn lament(&self, leg: &Leg, error: &Error) {
+    pub(crate) fn fail_if_unreachable(&self, leg: &Replica, error: &Error) {
         if leg.is_lost() {
-            self.leave(leg, &error.to_string());
+            self.fail_replica(leg, &error.to_string());
         }
     }
 }
 
 #[cold]
-fn told_apart(leg: &Leg) -> Error {
+fn told_apart(leg: &Replica) -> Error {
     let reason = format!(
         "a crash has left members unlike here, and {} is not the one that was read before; open the mirror for writing",
         leg.name()
     );
-    Failure::Unreachable { reason }.into()
+    ErrorKind::Unreachable { reason }.into()
 }

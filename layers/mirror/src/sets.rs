@@ -8,7 +8,7 @@
 
 use std::ops::RangeInclusive;
 
-use sealblock_block::AnnexSlot;
+use sealblock_block::ReservedArea;
 use sealblock_integrity::guard;
 
 use crate::label::{LabelError, MOST_LEGS, get, put};
@@ -17,7 +17,7 @@ use crate::regions::{MOST_REGIONS_IN_LABEL, Regions, bytes_of};
 /// Sets of a mirror: what is dirty, and what each member has missed.
 pub const MOST_SETS: usize = 1 + MOST_LEGS;
 
-const PAGE_BYTES: usize = AnnexSlot::Bitmap { page: 0 }.most_bytes();
+const PAGE_BYTES: usize = ReservedArea::Bitmap { page: 0 }.max_bytes();
 const PAGE_HEAD_BYTES: usize = 64;
 /// Regions of a page.
 pub const PAGE_REGIONS: u32 = ((PAGE_BYTES - PAGE_HEAD_BYTES) * 8) as u32;
@@ -51,8 +51,8 @@ pub struct PageId {
 
 impl PageId {
     /// Where it lies in the annex of a mirror whose sets have `regions`.
-    pub fn slot(self, regions: u32) -> AnnexSlot {
-        AnnexSlot::Bitmap { page: u32::from(self.set) * pages_of_set(regions) + self.page }
+    pub fn slot(self, regions: u32) -> ReservedArea {
+        ReservedArea::Bitmap { page: u32::from(self.set) * pages_of_set(regions) + self.page }
     }
 
     /// The regions whose bits it holds, of `regions`.

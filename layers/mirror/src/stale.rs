@@ -12,17 +12,17 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use sealblock_block::{
-    Answer, Clock, Digested, Durability, Error, Fault, FaultField, Operation, Outcome, Tally, Verified,
+    BadBlock, BadBlockCause, Checksum, Clock, Durability, Error, Outcome, Request, Response, Tally, VerifyStats,
 };
 use sealblock_integrity::{Checks, Field, PiFormat, Sealed, Tuple};
 use sealblock_units::{Extent, Lba};
 
-use crate::drill::Mutation;
-use crate::label::{Standing, stale_fits};
-use crate::leg::{Leg, copies};
-use crate::members::MemberError;
+use crate::label::{ReplicaState, stale_fits};
+use crate::members::ReplicaError;
 use crate::mirror::{Legs, Mirror};
-use crate::rebuild::full;
+use crate::replica::{Replica, copies};
+use crate::resync::full;
+use crate::test_hooks::Mutation;
 
 /// The least bits of a guard by which two copies are taken for the same: one of 16 bits is alike by chance too often.
 const PROVING_GUARD_BITS: u32 = 32;
@@ -99,13 +99,13 @@ impl Stale {
     }
 }
 
-impl Leg {
+impl Replica {
     /// A request to a member that withholds some of the blocks: all others are asked for, and these are faults. Of a copy that
     /// is bad in itself the fault is what it says.
     pub(crate) async fn ask_around(
         &self,
         format: Option<PiFormat>,
-        operation: Operation,
+        operation: Request,
         extent: Extent,
         withheld: &[Lba],
     ) -> Outcome {
@@ -113,8 +113,8 @@ impl Leg {
         for &lba in withheld {
             let one = Extent::one(lba);
             let checks = full(format, one);
-            match self.ask_as_it_is(format, Operation::Verify { extent: one, checks }).await {
-                Ok(_) => found.faults.push(Fault::new(lba, FaultField::Stale, None, None)),
+            match self.ask_as_it_is(format, Request::Verify { extent: one, checks }).await {
+                Ok(_) => found.faults.push(BadBlock::new(lba, BadBlockCause::Stale, None, None)),
                 Err(error) => found.take(error)?,
             }
         }
@@ -123,14 +123,16 @@ impl Leg {
             let blocks = run.start().get() - extent.start().get();
             let on = |checks: &Checks| format.map_or(*checks, |format| checks.advance(blocks, format));
             let part = match &operation {
-                Operation::Read { checks, .. } => Operation::Read { extent: run, checks: on(checks) },
-                Operation::Digest { checks, .. } => Operation::Digest { extent: run, checks: on(checks) },
-                Operation::Verify { checks, .. } => Operation::Verify { extent: run, checks: on(checks) },
+                Request::Read { checks, .. } => Request::Read { extent: run, checks: on(checks) },
+                Request::Checksum { checks, .. } => Request::Checksum { extent: run, checks: on(checks) },
+                Request::Verify { checks, .. } => Request::Verify { extent: run, checks: on(checks) },
                 // Whether they are equal others tell.
                 _ => continue,
             };
             match self.ask_as_it_is(format, part).await {
-                Ok(Answer::Verified(Verified { coverage, .. }) | Answer::Digest(Digested { coverage, .. })) => {
+                Ok(
+                    Response::Verified(VerifyStats { coverage, .. }) | Response::Checksum(Checksum { coverage, .. }),
+                ) => {
                     found.coverage.merge(coverage);
                 }
                 Ok(_) => {}
@@ -138,21 +140,21 @@ impl Leg {
             }
         }
         found.finish()?;
-        Err(crate::leg::answered_wrongly())
+        Err(crate::replica::answered_wrongly())
     }
 }
 
 /// Blocks of a leg that were withheld and written.
 pub(crate) struct Renewed {
-    leg: Rc<Leg>,
+    leg: Rc<Replica>,
     epoch: u64,
     blocks: BTreeSet<u64>,
 }
 
 impl Renewed {
     /// What was written to blocks that a leg withheld, not known to be durable.
-    pub fn of(leg: &Rc<Leg>) -> Renewed {
-        Renewed { leg: leg.clone(), epoch: leg.epoch(), blocks: leg.stale.borrow().renewed() }
+    pub fn of(leg: &Rc<Replica>) -> Renewed {
+        Renewed { leg: leg.clone(), epoch: leg.attach_count(), blocks: leg.stale.borrow().renewed() }
     }
 }
 
@@ -181,23 +183,23 @@ impl<C: Clock> Mirror<C> {
     ///
     /// # Errors
     /// When the member fails, or cannot be told that what it has is none of the mirror's.
-    pub(crate) async fn keep_last_copy(&self, leg: &Rc<Leg>, sources: &Legs, lba: Lba) -> Result<LastCopy, Error> {
+    pub(crate) async fn keep_last_copy(&self, leg: &Rc<Replica>, sources: &Legs, lba: Lba) -> Result<LastCopy, Error> {
         let (one, format) = (Extent::one(lba), self.geometry.protection);
         if leg.is_new.get() || self.mutation == Mutation::SpoilLastCopy {
             // What lies there never was the mirror's.
-            let spoil = Operation::WriteUncorrectable { extent: one, durability: Durability::Volatile };
+            let spoil = Request::WriteUncorrectable { extent: one, durability: Durability::Volatile };
             return leg.ask(format, spoil).await.map(|_| LastCopy::Settled);
         }
-        let read = Operation::Read { extent: one, checks: self.full(one) };
-        let is_good = match leg.ask_as_it_is(format, read).await.map_err(Error::into_faults) {
-            Ok(Answer::Data(copy)) => {
+        let read = Request::Read { extent: one, checks: self.full(one) };
+        let is_good = match leg.ask_as_it_is(format, read).await.map_err(Error::into_bad_blocks) {
+            Ok(Response::Data(copy)) => {
                 if self.is_proven_current(sources, one, &copy).await {
                     self.take_as_current(leg, sources, one, &copy).await;
                     return Ok(LastCopy::Settled);
                 }
                 true
             }
-            Ok(_) => return Err(crate::leg::answered_wrongly()),
+            Ok(_) => return Err(crate::replica::answered_wrongly()),
             Err(Err(error)) => return Err(error),
             Err(Ok(_)) => false,
         };
@@ -217,8 +219,8 @@ impl<C: Clock> Mirror<C> {
     }
 
     /// Whether the labels have room to list one more block.
-    fn may_list(&self, of: &Rc<Leg>, lba: Lba) -> bool {
-        let listed = |leg: &Rc<Leg>| {
+    fn may_list(&self, of: &Rc<Replica>, lba: Lba) -> bool {
+        let listed = |leg: &Rc<Replica>| {
             let mut stale = leg.stale.borrow().clone();
             if Rc::ptr_eq(leg, of) {
                 stale.keep(lba);
@@ -251,17 +253,17 @@ impl<C: Clock> Mirror<C> {
 
     /// What a member that has lost a block tells of a copy: whether it has stored just these tags with it. Where it gives only
     /// the guard, as one on another host does, that counts.
-    async fn testimony(&self, leg: &Leg, format: PiFormat, one: Extent, copy: &Sealed) -> Testimony {
-        let Err(Ok(faults)) = leg.read(Some(format), one, self.full(one)).await.map_err(Error::into_faults) else {
+    async fn testimony(&self, leg: &Replica, format: PiFormat, one: Extent, copy: &Sealed) -> Testimony {
+        let Err(Ok(faults)) = leg.read(Some(format), one, self.full(one)).await.map_err(Error::into_bad_blocks) else {
             // It has it after all, or has gone: nothing is proven by that.
             return Testimony::Against;
         };
-        let unchecked = Operation::Read { extent: one, checks: Checks::NONE };
-        if let Ok(Answer::Data(lost)) = leg.ask_as_it_is(Some(format), unchecked).await {
+        let unchecked = Request::Read { extent: one, checks: Checks::NONE };
+        if let Ok(Response::Data(lost)) = leg.ask_as_it_is(Some(format), unchecked).await {
             return if lost.tags()[..] == copy.tags()[..] { Testimony::For } else { Testimony::Against };
         }
         let guard = Tuple::read(format, &copy.tags()[..]).guard;
-        let is_guard = |fault: &&Fault| fault.field == FaultField::Tag(Field::Guard);
+        let is_guard = |fault: &&BadBlock| fault.cause == BadBlockCause::Tag(Field::Guard);
         let stored: Vec<u64> = faults.iter().filter(is_guard).filter_map(|fault| fault.actual).collect();
         match stored.iter().all(|stored| *stored == guard) {
             _ if stored.is_empty() => Testimony::None,
@@ -272,12 +274,12 @@ impl<C: Clock> Mirror<C> {
 
     /// Takes a copy that is withheld for current if what is left on the others proves it by now; whether it does. The caller
     /// has claimed the block.
-    pub(crate) async fn prove_kept(&self, leg: &Leg, others: &Legs, one: Extent) -> bool {
+    pub(crate) async fn prove_kept(&self, leg: &Replica, others: &Legs, one: Extent) -> bool {
         if leg.stale.borrow().within(one).is_empty() {
             return false;
         }
-        let (format, read) = (self.geometry.protection, Operation::Read { extent: one, checks: self.full(one) });
-        let Ok(Answer::Data(copy)) = leg.ask_as_it_is(format, read).await else { return false };
+        let (format, read) = (self.geometry.protection, Request::Read { extent: one, checks: self.full(one) });
+        let Ok(Response::Data(copy)) = leg.ask_as_it_is(format, read).await else { return false };
         if !self.is_proven_current(others, one, &copy).await {
             return false;
         }
@@ -286,7 +288,7 @@ impl<C: Clock> Mirror<C> {
     }
 
     /// Withholds a copy no longer that is proven to be current, and gives it to the members that have lost it.
-    async fn take_as_current(&self, leg: &Leg, others: &Legs, one: Extent, copy: &Sealed) {
+    async fn take_as_current(&self, leg: &Replica, others: &Legs, one: Extent, copy: &Sealed) {
         leg.stale.borrow_mut().renew(one);
         self.give_back(others, one, copy).await;
     }
@@ -296,10 +298,10 @@ impl<C: Clock> Mirror<C> {
         let (format, checks) = (self.geometry.protection, self.full(one));
         for leg in sources {
             if let Err(error) = leg.put(format, one, copy).await {
-                self.lament(leg, &error);
+                self.fail_if_unreachable(leg, &error);
                 continue;
             }
-            if leg.ask(format, Operation::Verify { extent: one, checks }).await.is_ok() {
+            if leg.ask(format, Request::Verify { extent: one, checks }).await.is_ok() {
                 leg.healed.set(leg.healed.get() + 1);
                 tracing::warn!(leg = %leg.name(), block = %one.start(), "healed from a member that was away: its copy is current");
             }
@@ -308,21 +310,21 @@ impl<C: Clock> Mirror<C> {
 
     /// Looks whether blocks that are withheld have a good copy somewhere by now.
     pub(crate) async fn reexamine(&self) {
-        let legs: Vec<Rc<Leg>> = self.legs.borrow().iter().filter(|leg| leg.is_current()).cloned().collect();
+        let legs: Vec<Rc<Replica>> = self.legs.borrow().iter().filter(|leg| leg.is_current()).cloned().collect();
         for leg in legs {
             let kept = leg.stale.borrow().kept();
             for lba in kept {
                 if self.closing.get() || !leg.is_current() {
                     return;
                 }
-                let fault = Fault::new(lba, FaultField::Stale, None, None);
+                let fault = BadBlock::new(lba, BadBlockCause::Stale, None, None);
                 self.mend(&leg, &fault, self.full(Extent::one(lba))).await;
             }
         }
     }
 
-    fn keeper(&self, name: &str) -> Option<Rc<Leg>> {
-        let named = |leg: &&Rc<Leg>| *leg.name() == *name && leg.standing.get() != Standing::Removed;
+    fn keeper(&self, name: &str) -> Option<Rc<Replica>> {
+        let named = |leg: &&Rc<Replica>| *leg.name() == *name && leg.standing.get() != ReplicaState::Removed;
         self.legs.borrow().iter().find(named).cloned()
     }
 
@@ -336,41 +338,42 @@ impl<C: Clock> Mirror<C> {
     ///
     /// # Errors
     /// When there is no such member, it is not here, or the blocks could not be written. Those taken until then stay taken.
-    pub async fn accept_stale(&self, name: &str) -> Result<u64, MemberError> {
+    pub async fn accept_stale(&self, name: &str) -> Result<u64, ReplicaError> {
         if self.read_only {
-            return Err(MemberError::ReadOnly);
+            return Err(ReplicaError::ReadOnly);
         }
-        let leg = self.keeper(name).ok_or_else(|| MemberError::Unknown(name.to_owned()))?;
+        let leg = self.keeper(name).ok_or_else(|| ReplicaError::Unknown(name.to_owned()))?;
         if !leg.takes_changes() {
             let why = leg.why.borrow().clone();
-            return Err(MemberError::Absent { leg: name.to_owned(), why });
+            return Err(ReplicaError::Absent { leg: name.to_owned(), why });
         }
         let (kept, mut taken) = (leg.stale.borrow().kept(), 0);
         for lba in kept {
-            taken += u64::from(self.accept_one(&leg, Extent::one(lba)).await.map_err(MemberError::Change)?);
+            taken += u64::from(self.accept_one(&leg, Extent::one(lba)).await.map_err(ReplicaError::Change)?);
         }
-        self.flush_legs().await.map_err(MemberError::Change)?;
-        self.note().await.map_err(MemberError::Note)?;
+        self.flush_legs().await.map_err(ReplicaError::Change)?;
+        self.write_labels().await.map_err(ReplicaError::Note)?;
         Ok(taken)
     }
 
-    async fn accept_one(&self, leg: &Rc<Leg>, one: Extent) -> Result<bool, Error> {
+    async fn accept_one(&self, leg: &Rc<Replica>, one: Extent) -> Result<bool, Error> {
         let (format, checks) = (self.geometry.protection, self.full(one));
         let _claim = self.claims.take(one).await;
         if leg.stale.borrow().within(one).is_empty() {
             return Ok(false);
         }
-        for other in self.current().iter().filter(|other| other.id != leg.id) {
-            match other.read(format, one, checks).await.map_err(Error::into_faults) {
+        for other in self.in_sync().iter().filter(|other| other.id != leg.id) {
+            match other.read(format, one, checks).await.map_err(Error::into_bad_blocks) {
                 Ok(newer) => return leg.put(format, one, &newer).await.map(|()| false),
                 Err(Ok(_)) => {}
-                Err(Err(error)) => self.lament(other, &error),
+                Err(Err(error)) => self.fail_if_unreachable(other, &error),
             }
         }
         let copy =
-            match leg.ask_as_it_is(format, Operation::Read { extent: one, checks }).await.map_err(Error::into_faults) {
-                Ok(Answer::Data(copy)) => copy,
-                Ok(_) => return Err(crate::leg::answered_wrongly()),
+            match leg.ask_as_it_is(format, Request::Read { extent: one, checks }).await.map_err(Error::into_bad_blocks)
+            {
+                Ok(Response::Data(copy)) => copy,
+                Ok(_) => return Err(crate::replica::answered_wrongly()),
                 Err(Ok(_)) => return Ok(false),
                 Err(Err(error)) => return Err(error),
             };
@@ -389,7 +392,7 @@ impl<C: Clock> Mirror<C> {
     /// What was written to these blocks is durable where the device is still there: nobody needs to list them any more.
     pub(crate) fn settle_renewed(&self, renewed: &[Renewed]) {
         for Renewed { leg, epoch, blocks } in renewed {
-            if leg.epoch() == *epoch {
+            if leg.attach_count() == *epoch {
                 leg.stale.borrow_mut().settle(blocks);
             }
         }

@@ -8,14 +8,15 @@ use std::collections::BTreeSet;
 
 use futures_util::future::{LocalBoxFuture, join_all};
 use sealblock_block::{
-    Answer, Clock, Digested, Error, Fault, FaultField, Operation, Outcome, Tally, Unchecked, Verified, WhyUnchecked,
+    BadBlock, BadBlockCause, Checksum, Clock, Error, Outcome, Request, Response, Tally, Unchecked, VerifyStats,
+    WhyUnchecked,
 };
 use sealblock_integrity::Checks;
 use sealblock_units::{Extent, Lba};
 
-use crate::label::Standing;
-use crate::leg::Leg;
+use crate::label::ReplicaState;
 use crate::mirror::{Legs, Mirror};
+use crate::replica::Replica;
 
 /// What an inspection has found.
 struct Inspection {
@@ -31,7 +32,11 @@ impl Inspection {
     ///
     /// # Errors
     /// When the leg failed without naming blocks.
-    fn take_in(&mut self, leg: &Leg, outcome: Result<Digested, Error>) -> Result<(Option<u64>, BTreeSet<Lba>), Error> {
+    fn take_in(
+        &mut self,
+        leg: &Replica,
+        outcome: Result<Checksum, Error>,
+    ) -> Result<(Option<u64>, BTreeSet<Lba>), Error> {
         match outcome.map_err(Error::into_damage) {
             Ok(digested) => {
                 self.bytes_transferred += digested.bytes_transferred;
@@ -52,27 +57,27 @@ impl<C: Clock> Mirror<C> {
     pub(crate) async fn verify(&self, extent: Extent, checks: Checks) -> Outcome {
         let found = self.inspect(extent, checks, None).await?;
         let bytes_transferred = found.bytes_transferred;
-        Ok(Answer::Verified(Verified { bytes_transferred, coverage: found.tally.finish()? }))
+        Ok(Response::Verified(VerifyStats { bytes_transferred, coverage: found.tally.finish()? }))
     }
 
     pub(crate) async fn digest(&self, extent: Extent, checks: Checks) -> Outcome {
         let found = self.inspect(extent, checks, None).await?;
         // Differences in what is not settled yet are nobody's damage; the first leg's data count there.
-        let crc64 = match (found.crc64, found.tally.faults.is_empty(), self.current().first()) {
+        let crc64 = match (found.crc64, found.tally.faults.is_empty(), self.in_sync().first()) {
             (None, true, Some(leg)) => self.digest_of_one(leg, extent, checks).await?,
             (crc64, ..) => crc64.unwrap_or_default(),
         };
         let bytes_transferred = found.bytes_transferred;
-        Ok(Answer::Digest(Digested { crc64, bytes_transferred, coverage: found.tally.finish()? }))
+        Ok(Response::Checksum(Checksum { crc64, bytes_transferred, coverage: found.tally.finish()? }))
     }
 
     /// The sum of what one leg has, the others having something else for the moment.
-    async fn digest_of_one(&self, leg: &Leg, extent: Extent, checks: Checks) -> Result<u64, Error> {
+    async fn digest_of_one(&self, leg: &Replica, extent: Extent, checks: Checks) -> Result<u64, Error> {
         match leg.digest(self.geometry.protection, extent, checks).await {
             Ok(digested) => Ok(digested.crc64),
             Err(error) => {
-                self.lament(leg, &error);
-                let legs = self.current();
+                self.fail_if_unreachable(leg, &error);
+                let legs = self.in_sync();
                 let Some(other) = legs.iter().find(|other| other.id != leg.id) else { return Err(error) };
                 other.digest(self.geometry.protection, extent, checks).await.map(|digested| digested.crc64)
             }
@@ -82,7 +87,7 @@ impl<C: Clock> Mirror<C> {
     /// Verifies, and writes anew what another leg has. Conflicts stay: nothing tells which copy is right.
     pub(crate) async fn repair(&self, extent: Extent, checks: Checks) -> Outcome {
         self.settle_for_reading(extent).await?;
-        let settled = self.notes.suspected.get();
+        let settled = self.write_intent.suspected.get();
         let mut found = self.inspect(extent, checks, Some(settled)).await?;
         self.mend_all(&mut found.tally.faults, extent, checks).await;
         if self.has_renewed()
@@ -90,20 +95,20 @@ impl<C: Clock> Mirror<C> {
         {
             tracing::debug!(%error, "the labels go on listing blocks that were mended");
         }
-        self.lost_blocks.set(self.lost_blocks.get() + lost(&found.tally.faults, self.current().len()));
+        self.lost_blocks.set(self.lost_blocks.get() + lost(&found.tally.faults, self.in_sync().len()));
         let bytes_transferred = found.bytes_transferred;
-        Ok(Answer::Verified(Verified { bytes_transferred, coverage: found.tally.finish()? }))
+        Ok(Response::Verified(VerifyStats { bytes_transferred, coverage: found.tally.finish()? }))
     }
 
     /// Mends what an inspection of `extent` has found, and says of each fault whether it is. Copies that are withheld come first:
     /// one that is proven to be current by now mends the others.
-    async fn mend_all(&self, faults: &mut [Fault], extent: Extent, checks: Checks) {
+    async fn mend_all(&self, faults: &mut [BadBlock], extent: Extent, checks: Checks) {
         for stale_first in [true, false] {
-            for fault in faults.iter_mut().filter(|fault| (fault.field == FaultField::Stale) == stale_first) {
-                let number = fault.leg.outermost().map(|(number, _)| number);
+            for fault in faults.iter_mut().filter(|fault| (fault.cause == BadBlockCause::Stale) == stale_first) {
+                let number = fault.member.outermost().map(|(number, _)| number);
                 let leg = self.legs.borrow().iter().find(|leg| Some(leg.number.get()) == number).cloned();
                 // A leg that is itself a group may have mended it from another copy of its own.
-                let is_left = fault.field != FaultField::Conflict && !fault.repaired;
+                let is_left = fault.cause != BadBlockCause::Conflict && !fault.repaired;
                 if let Some(leg) = leg.filter(|_| is_left) {
                     fault.repaired = self.mend(&leg, fault, self.onward(&checks, extent, fault.lba)).await;
                 }
@@ -113,7 +118,7 @@ impl<C: Clock> Mirror<C> {
 
     /// Has every leg check and sum the blocks. They were made alike just now, if `settled` says after which suspicion.
     async fn inspect(&self, extent: Extent, checks: Checks, settled: Option<u64>) -> Result<Inspection, Error> {
-        let legs = self.current();
+        let legs = self.in_sync();
         let mut found = Inspection { crc64: None, bytes_transferred: 0, tally: Tally::default() };
         let mut bad: Vec<BTreeSet<Lba>> = Vec::with_capacity(legs.len());
         let (mut sums, mut asked) = (Vec::with_capacity(legs.len()), Legs::new());
@@ -128,22 +133,22 @@ impl<C: Clock> Mirror<C> {
                 }
                 Err(error) => {
                     tracing::warn!(leg = %leg.name(), %extent, %error, "a leg could not be checked");
-                    self.lament(leg, &error);
+                    self.fail_if_unreachable(leg, &error);
                     failure = Some(error);
                 }
             }
         }
         if asked.is_empty() {
-            return Err(failure.unwrap_or_else(|| self.nobody()));
+            return Err(failure.unwrap_or_else(|| self.no_replica()));
         }
         let is_same = sums.windows(2).all(|pair| pair[0] == pair[1]);
         match sums.first() {
             Some(sum) if is_same && found.tally.faults.is_empty() => found.crc64 = Some(*sum),
-            _ if asked.len() > 1 => self.look_closer(&asked, &bad, extent, checks, &mut found.tally.faults).await?,
+            _ if asked.len() > 1 => self.compare_extents(&asked, &bad, extent, checks, &mut found.tally.faults).await?,
             _ => {}
         }
         self.tell_unchecked(&legs, &asked, extent, &mut found.tally);
-        if settled != Some(self.notes.suspected.get()) {
+        if settled != Some(self.write_intent.suspected.get()) {
             unsettled.extend(self.suspects_in(extent));
             unsettled.into_iter().for_each(|part| {
                 found.tally.coverage.add(Unchecked::new(part, WhyUnchecked::Unsettled));
@@ -155,46 +160,46 @@ impl<C: Clock> Mirror<C> {
     /// Tells which copies were not looked at: those of members that were not asked or did not answer, and of those that were
     /// left behind before all was done.
     fn tell_unchecked(&self, asked: &Legs, answered: &Legs, extent: Extent, tally: &mut Tally) {
-        let is_in = |legs: &Legs, leg: &Leg| legs.iter().any(|other| other.id == leg.id);
+        let is_in = |legs: &Legs, leg: &Replica| legs.iter().any(|other| other.id == leg.id);
         for leg in self.legs.borrow().iter() {
             let why = match leg.standing.get() {
-                Standing::Removed => continue,
-                Standing::Current if is_in(answered, leg) && leg.is_here() => continue,
+                ReplicaState::Removed => continue,
+                ReplicaState::InSync if is_in(answered, leg) && leg.is_here() => continue,
                 _ if is_in(asked, leg) => WhyUnchecked::Failed,
                 _ if !leg.is_here() => WhyUnchecked::Absent,
-                Standing::Missing => WhyUnchecked::OutOfSync,
+                ReplicaState::OutOfSync => WhyUnchecked::OutOfSync,
                 // It may be up to date by now, and was not when the others were asked.
-                Standing::Rebuilding | Standing::Current => WhyUnchecked::Resyncing,
+                ReplicaState::Resyncing | ReplicaState::InSync => WhyUnchecked::Resyncing,
             };
             tally.coverage.add(leg.unchecked(Unchecked::new(extent, why)));
         }
     }
 
     /// Asks every leg, all at once. A single leg has nothing to be compared with.
-    async fn look(&self, legs: &Legs, extent: Extent, checks: Checks) -> Vec<Result<Digested, Error>> {
+    async fn look(&self, legs: &Legs, extent: Extent, checks: Checks) -> Vec<Result<Checksum, Error>> {
         let format = self.geometry.protection;
         let looks = legs.iter().map(|leg| async move {
             if legs.len() > 1 {
                 return leg.digest(format, extent, checks).await;
             }
-            match leg.ask(format, Operation::Verify { extent, checks }).await? {
-                Answer::Verified(Verified { bytes_transferred, coverage }) => {
-                    Ok(Digested { crc64: 0, bytes_transferred, coverage })
+            match leg.ask(format, Request::Verify { extent, checks }).await? {
+                Response::Verified(VerifyStats { bytes_transferred, coverage }) => {
+                    Ok(Checksum { crc64: 0, bytes_transferred, coverage })
                 }
-                _ => Err(crate::leg::answered_wrongly()),
+                _ => Err(crate::replica::answered_wrongly()),
             }
         });
         join_all(looks).await
     }
 
     /// Compares the blocks that several legs have in good order.
-    async fn look_closer(
+    async fn compare_extents(
         &self,
         legs: &Legs,
         bad: &[BTreeSet<Lba>],
         extent: Extent,
         checks: Checks,
-        faults: &mut Vec<Fault>,
+        faults: &mut Vec<BadBlock>,
     ) -> Result<(), Error> {
         let all_bad: BTreeSet<Lba> = bad.iter().flatten().copied().collect();
         for run in runs_between(extent, &all_bad) {
@@ -216,7 +221,7 @@ impl<C: Clock> Mirror<C> {
         legs: &'a Legs,
         run: Extent,
         checks: Checks,
-        faults: &'a mut Vec<Fault>,
+        faults: &'a mut Vec<BadBlock>,
     ) -> LocalBoxFuture<'a, Result<(), Error>> {
         Box::pin(async move {
             if !self.differ(legs, run, checks, faults).await {
@@ -231,7 +236,7 @@ impl<C: Clock> Mirror<C> {
             let _claim = self.claims.take(run).await;
             // After a crash copies may differ in what was under way. That is settled, not reported.
             if !self.is_suspect(run) && self.differ(legs, run, checks, faults).await {
-                let fault = Fault::new(run.start(), FaultField::Conflict, None, None);
+                let fault = BadBlock::new(run.start(), BadBlockCause::Conflict, None, None);
                 faults.extend(legs.last().map(|leg| leg.fault(&fault)));
             }
             Ok(())
@@ -239,16 +244,16 @@ impl<C: Clock> Mirror<C> {
     }
 
     /// Whether legs have different data. Damage that has come since the first look is added to the faults.
-    async fn differ(&self, legs: &Legs, run: Extent, checks: Checks, faults: &mut Vec<Fault>) -> bool {
+    async fn differ(&self, legs: &Legs, run: Extent, checks: Checks, faults: &mut Vec<BadBlock>) -> bool {
         let mut sums = Vec::with_capacity(legs.len());
         // One that has left since may be back, and not up to date.
         let legs: Legs = legs.iter().filter(|leg| leg.is_current()).cloned().collect();
         for (leg, outcome) in legs.iter().zip(self.look(&legs, run, checks).await) {
-            match outcome.map_err(Error::into_faults) {
+            match outcome.map_err(Error::into_bad_blocks) {
                 Ok(digested) => sums.push(digested.crc64),
                 Err(Ok(found)) => faults.extend(found.iter().map(|fault| leg.fault(fault))),
                 // Gone since: the others are not to be blamed, and what it has is told as unchecked.
-                Err(Err(error)) => self.lament(leg, &error),
+                Err(Err(error)) => self.fail_if_unreachable(leg, &error),
             }
         }
         sums.windows(2).any(|pair| pair[0] != pair[1])
@@ -256,8 +261,8 @@ impl<C: Clock> Mirror<C> {
 }
 
 /// How many blocks are bad on all of so many legs and were not mended.
-fn lost(faults: &[Fault], legs: usize) -> u64 {
-    let lasting = |fault: &&Fault| !fault.repaired && fault.field != FaultField::Conflict;
+fn lost(faults: &[BadBlock], legs: usize) -> u64 {
+    let lasting = |fault: &&BadBlock| !fault.repaired && fault.cause != BadBlockCause::Conflict;
     let mut lbas: Vec<Lba> = faults.iter().filter(lasting).map(|fault| fault.lba).collect();
     lbas.sort_unstable();
     lbas.chunk_by(|a, b| a == b).filter(|same| same.len() >= legs).count() as u64

@@ -8,15 +8,15 @@
 //! - A write that was answered is not undone by an earlier one that a lost path delivers late (`fence`).
 //! - A Flush is answered only when all writes answered before are durable, whichever way they went, or says that some may be
 //!   lost (`ledger`).
-//! - Every wait has its limit in [`Patience`].
+//! - Every wait has its limit in [`RetryPolicy`].
 //!
 //! Shape: the decisions are pure (`policy`, `fence`, `ledger`, `flights`); `shared` and `worker` carry them out. Time and
 //! the opening of devices are arguments. What a lost path may still do, and what is assumed of targets, is in
 //! `docs/decisions/0005-multipath-retries.md`.
 
-mod fence;
-mod flights;
-mod ledger;
+mod in_flight;
+mod late_write;
+mod path_flushes;
 mod policy;
 mod shared;
 mod worker;
@@ -28,24 +28,25 @@ use std::task::Waker;
 
 use futures_util::future::join_all;
 use sealblock_block::{
-    Abilities, Ability, Answer, Clock, Device, Error, Failure, Geometry, Limits, Operation, Outcome, Source, Stack,
+    Abilities, Ability, Clock, Device, DeviceOpener, DynDevice, Error, ErrorKind, Geometry, Limits, Outcome, Request,
+    Response,
 };
 
-use fence::Touched;
-use shared::{Failed, Path, Shared};
+use late_write::WriteSet;
+use shared::{Failed, MultipathState, Path};
 
-pub use policy::Patience;
+pub use policy::RetryPolicy;
 pub use worker::Worker;
 
 /// A path, as it is given to the layer.
-pub struct Way {
+pub struct PathConfig {
     /// Opens it, at first and whenever it was lost.
-    pub source: Source,
+    pub source: DeviceOpener,
     /// Opens what is ready only when nothing is under way any more of what this host's lost paths had begun, and is
     /// dropped then. Nothing where there is no way to ask.
-    pub settle: Option<Source>,
+    pub settle: Option<DeviceOpener>,
     /// The open device, behind its gate, where it could be opened.
-    pub device: Option<Stack>,
+    pub device: Option<DynDevice>,
 }
 
 /// Why paths cannot be one device.
@@ -81,23 +82,23 @@ pub struct PathStatus {
 
 /// Tells what the paths of a layer have done, for as long as anybody asks.
 #[derive(Clone)]
-pub struct Observer(Rc<dyn Fn() -> Vec<PathStatus>>);
+pub struct PathMonitor(Rc<dyn Fn() -> Vec<PathStatus>>);
 
-impl Observer {
+impl PathMonitor {
     /// The paths, in order.
     pub fn paths(&self) -> Vec<PathStatus> {
         (self.0)()
     }
 }
 
-impl fmt::Debug for Observer {
+impl fmt::Debug for PathMonitor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.paths()).finish()
     }
 }
 
 /// Several ways as one device. See the crate's header.
-pub struct MultipathLayer<C: Clock>(Rc<Shared<C>>);
+pub struct MultipathLayer<C: Clock>(Rc<MultipathState<C>>);
 
 impl<C: Clock + 'static> MultipathLayer<C> {
     /// These ways as one device, and the work beside its requests, which is to be run as a task.
@@ -105,21 +106,25 @@ impl<C: Clock + 'static> MultipathLayer<C> {
     /// # Errors
     /// When no path is open, or those that are lead to devices of different shapes. Whether they lead to the same device of that
     /// shape is for who opens them to know.
-    pub fn new(ways: Vec<Way>, clock: C, patience: Patience) -> Result<(MultipathLayer<C>, Worker<C>), MultipathError> {
+    pub fn new(
+        ways: Vec<PathConfig>,
+        clock: C,
+        patience: RetryPolicy,
+    ) -> Result<(MultipathLayer<C>, Worker<C>), MultipathError> {
         let open = || ways.iter().enumerate().filter_map(|(path, way)| Some((path, way.device.as_ref()?.geometry())));
         let (_, first) = open().next().ok_or(MultipathError::NonePresent)?;
         for (path, other) in open() {
             check_shape(first, other).map_err(|what| MultipathError::Different { path, what })?;
         }
         let least = |a: &Limits, b: &Limits| Limits {
-            transfer: a.transfer.min(b.transfer),
-            verify: a.verify.min(b.verify),
-            zero: a.zero.min(b.zero),
+            max_transfer_blocks: a.max_transfer_blocks.min(b.max_transfer_blocks),
+            max_verify_blocks: a.max_verify_blocks.min(b.max_verify_blocks),
+            max_zero_blocks: a.max_zero_blocks.min(b.max_zero_blocks),
         };
         let limits = open().fold(first.limits, |limits, (_, other)| least(&limits, &other.limits));
         let geometry = Geometry { limits, ..first.clone() };
         let (paths, devices): (Vec<_>, Vec<_>) = ways.into_iter().map(split).unzip();
-        let shared = Rc::new(Shared::new(paths, geometry, clock, patience));
+        let shared = Rc::new(MultipathState::new(paths, geometry, clock, patience));
         for (path, device) in devices.into_iter().enumerate() {
             match device {
                 Some(device) => shared.restore(path, device),
@@ -130,9 +135,9 @@ impl<C: Clock + 'static> MultipathLayer<C> {
     }
 
     /// Tells what the paths have done.
-    pub fn observer(&self) -> Observer {
+    pub fn observer(&self) -> PathMonitor {
         let shared = Rc::clone(&self.0);
-        Observer(Rc::new(move || {
+        PathMonitor(Rc::new(move || {
             let status = |path: &Path| PathStatus {
                 name: path.source.name().to_owned(),
                 is_live: path.device.borrow().is_some(),
@@ -145,9 +150,9 @@ impl<C: Clock + 'static> MultipathLayer<C> {
     }
 
     /// A request for blocks, over one path after the other until one has answered.
-    async fn request(&self, operation: Operation) -> Outcome {
-        let (touched, request) = (Touched::by(&operation), self.0.number());
-        for _ in 0..self.0.patience.losses.max(1) {
+    async fn request(&self, operation: Request) -> Outcome {
+        let (touched, request) = (WriteSet::by(&operation), self.0.number());
+        for _ in 0..self.0.patience.max_path_failures.max(1) {
             let path = self.0.admitted(request, &touched).await?;
             let Ok(outcome) = self.0.over(path, request, &touched, operation.clone()).await else { continue };
             if outcome.is_ok() && operation.is_volatile() {
@@ -161,16 +166,16 @@ impl<C: Clock + 'static> MultipathLayer<C> {
     /// Flushes every path that has something to flush.
     async fn flush(&self) -> Outcome {
         let mut mark = None;
-        for _ in 0..self.0.patience.losses.max(1) {
+        for _ in 0..self.0.patience.max_path_failures.max(1) {
             let begun = self.0.core.borrow_mut().ledger.begin();
-            let plan = begun.map_err(|doubt| Error::from(Failure::Media { reason: doubt.to_string() }))?;
+            let plan = begun.map_err(|doubt| Error::from(ErrorKind::Media { reason: doubt.to_string() }))?;
             let mark = *mark.get_or_insert(plan.mark);
             let paths = match plan.paths.is_empty() {
-                true => vec![self.0.admitted(self.0.number(), &Touched::Nothing).await?],
+                true => vec![self.0.admitted(self.0.number(), &WriteSet::Nothing).await?],
                 false => plan.paths,
             };
             let flushes = paths.into_iter().map(|path| async move {
-                (path, self.0.over(path, self.0.number(), &Touched::Nothing, Operation::Flush).await)
+                (path, self.0.over(path, self.0.number(), &WriteSet::Nothing, Request::Flush).await)
             });
             let mut is_lost = false;
             for (path, outcome) in join_all(flushes).await {
@@ -184,7 +189,7 @@ impl<C: Clock + 'static> MultipathLayer<C> {
                 self.0.core.borrow_mut().ledger.flushed(path.0, path.1, plan.mark);
             }
             if !is_lost && self.0.core.borrow().ledger.is_clear(mark) {
-                return Ok(Answer::Done);
+                return Ok(Response::Done);
             }
         }
         Err(self.lost_too_many())
@@ -192,13 +197,13 @@ impl<C: Clock + 'static> MultipathLayer<C> {
 
     #[cold]
     fn lost_too_many(&self) -> Error {
-        let losses = self.0.patience.losses.max(1);
-        Failure::Unreachable { reason: format!("{losses} paths were lost with this request") }.into()
+        let losses = self.0.patience.max_path_failures.max(1);
+        ErrorKind::Unreachable { reason: format!("{losses} paths were lost with this request") }.into()
     }
 }
 
 /// A path and its device, if it is open.
-fn split(way: Way) -> (Path, Option<Stack>) {
+fn split(way: PathConfig) -> (Path, Option<DynDevice>) {
     let trouble = way.device.is_none().then(|| "it could not be opened yet".to_owned());
     let path = Path {
         source: way.source,
@@ -235,12 +240,12 @@ impl<C: Clock + 'static> Device for MultipathLayer<C> {
 
     fn abilities(&self) -> Abilities {
         // A late write beside the blocks could not be told from a newer one.
-        Abilities { annex: Ability::Absent, ..self.0.abilities() }
+        Abilities { reserved: Ability::Absent, ..self.0.abilities() }
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         match operation {
-            Operation::Flush => self.flush().await,
+            Request::Flush => self.flush().await,
             operation => self.request(operation).await,
         }
     }

@@ -2,58 +2,58 @@
 
 use std::time::Duration;
 
-use sealblock_block::Failure;
+use sealblock_block::ErrorKind;
 
 /// How long and how often. Every wait of the layer has its limit here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Patience {
+pub struct RetryPolicy {
     /// Time that a request waits while no path is live, or while its blocks may still be changed by a lost path.
-    pub wait: Duration,
+    pub no_path_timeout: Duration,
     /// Time for one answer, after which the path has failed. For devices without a limit of their own: it is to be longer than
     /// that of those that have one. Noticed up to an eighth late.
-    pub answer: Duration,
+    pub request_timeout: Duration,
     /// Paths that one request may lose before it fails, so that a request which kills its target stops doing so.
-    pub losses: u32,
+    pub max_path_failures: u32,
     /// Time without a request after which a path is asked whether it is still there.
     pub idle: Duration,
     /// Pause before a path that failed is opened anew; doubles with each attempt that fails.
-    pub first_probe: Duration,
+    pub min_reprobe: Duration,
     /// The longest such pause.
-    pub max_probe: Duration,
+    pub max_reprobe: Duration,
     /// Time after which a target has certainly given up a host that it does not hear any more: over NVMe, twice the keep
     /// alive timeout, and some.
-    pub quarantine: Duration,
+    pub quiesce_time: Duration,
     /// Whether a write that was answered may be lost with the target until a Flush.
     pub volatile: bool,
 }
 
-impl Default for Patience {
+impl Default for RetryPolicy {
     /// 30 s without a path, 60 s for an answer, 8 paths lost, 5 s to 10 s without a request, probes after 1 s to 10 s, 15 s of
     /// quarantine, volatile.
-    fn default() -> Patience {
-        Patience {
-            wait: Duration::from_secs(30),
-            answer: Duration::from_secs(60),
-            losses: 8,
+    fn default() -> RetryPolicy {
+        RetryPolicy {
+            no_path_timeout: Duration::from_secs(30),
+            request_timeout: Duration::from_secs(60),
+            max_path_failures: 8,
             idle: Duration::from_secs(5),
-            first_probe: Duration::from_secs(1),
-            max_probe: Duration::from_secs(10),
-            quarantine: Duration::from_secs(15),
+            min_reprobe: Duration::from_secs(1),
+            max_reprobe: Duration::from_secs(10),
+            quiesce_time: Duration::from_secs(15),
             volatile: true,
         }
     }
 }
 
-impl Patience {
+impl RetryPolicy {
     /// The pause before a path is opened anew for the first time (0), the second, and so on.
     pub(crate) fn pause(&self, attempt: u32) -> Duration {
-        self.first_probe.saturating_mul(1 << attempt.min(16)).min(self.max_probe)
+        self.min_reprobe.saturating_mul(1 << attempt.min(16)).min(self.max_reprobe)
     }
 }
 
 /// Whose failure it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Verdict {
+pub(crate) enum FailureScope {
     /// The path's: another one may do better.
     Path,
     /// The data's, the device's or the request's: the same on every path.
@@ -61,33 +61,33 @@ pub(crate) enum Verdict {
 }
 
 /// Judges a failure.
-pub(crate) fn judge(failure: &Failure) -> Verdict {
+pub(crate) fn classify(failure: &ErrorKind) -> FailureScope {
     match failure {
-        Failure::Unreachable { .. } => Verdict::Path,
-        Failure::Integrity(_)
-        | Failure::Miscompare { .. }
-        | Failure::Media { .. }
-        | Failure::NoSpace { .. }
-        | Failure::ReadOnly
-        | Failure::Range { .. }
-        | Failure::Limit { .. }
-        | Failure::Absent(_) => Verdict::Final,
+        ErrorKind::Unreachable { .. } => FailureScope::Path,
+        ErrorKind::Integrity(_)
+        | ErrorKind::Miscompare { .. }
+        | ErrorKind::Media { .. }
+        | ErrorKind::NoSpace { .. }
+        | ErrorKind::ReadOnly
+        | ErrorKind::Range { .. }
+        | ErrorKind::Limit { .. }
+        | ErrorKind::Absent(_) => FailureScope::Final,
     }
 }
 
 /// The paths that are live, taken in turns.
 #[derive(Debug)]
-pub(crate) struct Turns {
+pub(crate) struct RoundRobin {
     /// The incarnation of each live path.
     live: Vec<Option<u64>>,
     next: usize,
     incarnations: u64,
 }
 
-impl Turns {
+impl RoundRobin {
     /// Of so many paths, none of them live.
-    pub(crate) fn new(paths: usize) -> Turns {
-        Turns { live: vec![None; paths], next: 0, incarnations: 0 }
+    pub(crate) fn new(paths: usize) -> RoundRobin {
+        RoundRobin { live: vec![None; paths], next: 0, incarnations: 0 }
     }
 
     /// The next path and its incarnation.
@@ -122,10 +122,10 @@ mod tests {
 
     #[test]
     fn live_paths_take_turns_and_failed_ones_are_left_out() {
-        let mut turns = Turns::new(3);
+        let mut turns = RoundRobin::new(3);
         assert_eq!(turns.pick(), None);
         let of: Vec<u64> = (0..3).map(|path| turns.restore(path)).collect();
-        let next = |turns: &mut Turns| turns.pick().map(|(path, _)| path);
+        let next = |turns: &mut RoundRobin| turns.pick().map(|(path, _)| path);
         assert_eq!([(); 4].map(|()| next(&mut turns)), [Some(0), Some(1), Some(2), Some(0)]);
         assert!(turns.fail(1, of[1]) && !turns.fail(1, of[1]), "it fails once");
         assert_eq!([(); 4].map(|()| next(&mut turns)), [Some(2), Some(0), Some(2), Some(0)]);
@@ -137,21 +137,21 @@ mod tests {
     #[test]
     fn only_the_paths_own_failures_are_tried_elsewhere() {
         let reason = || "so".to_owned();
-        assert_eq!(judge(&Failure::Unreachable { reason: reason() }), Verdict::Path);
+        assert_eq!(classify(&ErrorKind::Unreachable { reason: reason() }), FailureScope::Path);
         for failure in [
-            Failure::Media { reason: reason() },
-            Failure::NoSpace { reason: reason() },
-            Failure::ReadOnly,
-            Failure::Miscompare { lba: sealblock_units::Lba::ZERO },
-            Failure::Limit { what: "blocks", limit: 1, actual: 2 },
+            ErrorKind::Media { reason: reason() },
+            ErrorKind::NoSpace { reason: reason() },
+            ErrorKind::ReadOnly,
+            ErrorKind::Miscompare { lba: sealblock_units::Lba::ZERO },
+            ErrorKind::Limit { what: "blocks", limit: 1, actual: 2 },
         ] {
-            assert_eq!(judge(&failure), Verdict::Final, "{failure}");
+            assert_eq!(classify(&failure), FailureScope::Final, "{failure}");
         }
     }
 
     #[test]
     fn probes_pause_longer_and_longer() {
-        let patience = Patience::default();
+        let patience = RetryPolicy::default();
         let seconds = |attempt| patience.pause(attempt).as_secs();
         assert_eq!([0, 1, 2, 3, 4, 99].map(seconds), [1, 2, 4, 8, 10, 10]);
     }

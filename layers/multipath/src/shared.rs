@@ -7,19 +7,21 @@ use std::pin::pin;
 use std::task::{Poll, Waker};
 
 use futures_util::future::{Either, select};
-use sealblock_block::{Abilities, Clock, Device, Error, Failure, Geometry, Operation, Outcome, Source, Stack};
+use sealblock_block::{
+    Abilities, Clock, Device, DeviceOpener, DynDevice, Error, ErrorKind, Geometry, Outcome, Request,
+};
 
-use crate::fence::{Fences, Touched};
-use crate::flights::{Flights, Lost};
-use crate::ledger::Ledger;
-use crate::policy::{Patience, Turns, Verdict, judge};
+use crate::in_flight::{InFlightRequests, Lost};
+use crate::late_write::{LateWrites, WriteSet};
+use crate::path_flushes::PathFlushes;
+use crate::policy::{FailureScope, RetryPolicy, RoundRobin, classify};
 
 /// One way to the device.
 pub(crate) struct Path {
-    pub(crate) source: Source,
-    pub(crate) settle: Option<Source>,
+    pub(crate) source: DeviceOpener,
+    pub(crate) settle: Option<DeviceOpener>,
     /// The device, while the path is live.
-    pub(crate) device: RefCell<Option<Stack>>,
+    pub(crate) device: RefCell<Option<DynDevice>>,
     pub(crate) requests: Cell<u64>,
     pub(crate) failures: Cell<u64>,
     /// Why it is not live, or was not the last time.
@@ -34,11 +36,11 @@ pub(crate) struct Failed {
 }
 
 /// What changes. No borrow of it is held while a waker is called or a device dropped.
-pub(crate) struct Core {
-    pub(crate) turns: Turns,
-    pub(crate) fences: Fences,
-    pub(crate) ledger: Ledger,
-    pub(crate) flights: Flights,
+pub(crate) struct PathSet {
+    pub(crate) turns: RoundRobin,
+    pub(crate) fences: LateWrites,
+    pub(crate) ledger: PathFlushes,
+    pub(crate) flights: InFlightRequests,
     pub(crate) failed: VecDeque<Failed>,
     pub(crate) worker: Option<Waker>,
     pub(crate) is_closed: bool,
@@ -46,24 +48,24 @@ pub(crate) struct Core {
     requests: u64,
 }
 
-pub(crate) struct Shared<C> {
+pub(crate) struct MultipathState<C> {
     pub(crate) paths: Vec<Path>,
-    pub(crate) core: RefCell<Core>,
+    pub(crate) core: RefCell<PathSet>,
     pub(crate) geometry: Geometry,
     /// What the paths could when one was live the last time.
     abilities: Cell<Abilities>,
     pub(crate) clock: C,
-    pub(crate) patience: Patience,
+    pub(crate) patience: RetryPolicy,
 }
 
-impl<C: Clock> Shared<C> {
+impl<C: Clock> MultipathState<C> {
     /// Paths that are not live yet.
-    pub(crate) fn new(paths: Vec<Path>, geometry: Geometry, clock: C, patience: Patience) -> Shared<C> {
-        let core = Core {
-            turns: Turns::new(paths.len()),
-            fences: Fences::default(),
-            ledger: Ledger::new(paths.len(), patience.volatile),
-            flights: Flights::default(),
+    pub(crate) fn new(paths: Vec<Path>, geometry: Geometry, clock: C, patience: RetryPolicy) -> MultipathState<C> {
+        let core = PathSet {
+            turns: RoundRobin::new(paths.len()),
+            fences: LateWrites::default(),
+            ledger: PathFlushes::new(paths.len(), patience.volatile),
+            flights: InFlightRequests::default(),
             failed: VecDeque::new(),
             worker: None,
             is_closed: false,
@@ -71,7 +73,7 @@ impl<C: Clock> Shared<C> {
             requests: 0,
         };
         let abilities = Cell::new(Abilities::BASIC);
-        Shared { paths, core: RefCell::new(core), geometry, abilities, clock, patience }
+        MultipathState { paths, core: RefCell::new(core), geometry, abilities, clock, patience }
     }
 
     /// A number for a request.
@@ -84,7 +86,7 @@ impl<C: Clock> Shared<C> {
     /// What all live paths can.
     pub(crate) fn abilities(&self) -> Abilities {
         let live = self.paths.iter().filter_map(|path| path.device.borrow().as_ref().map(Device::abilities));
-        match live.reduce(|a, b| a.together(&b)) {
+        match live.reduce(|a, b| a.intersect(&b)) {
             Some(abilities) => {
                 self.abilities.set(abilities);
                 abilities
@@ -94,7 +96,7 @@ impl<C: Clock> Shared<C> {
     }
 
     /// A path is there, or there again.
-    pub(crate) fn restore(&self, path: usize, device: Stack) {
+    pub(crate) fn restore(&self, path: usize, device: DynDevice) {
         let waiting = {
             let mut core = self.core.borrow_mut();
             let incarnation = core.turns.restore(path);
@@ -116,7 +118,7 @@ impl<C: Clock> Shared<C> {
             core.ledger.lost(path);
             let left = core.flights.lose(incarnation);
             for (request, touched) in left.writes {
-                core.fences.raise(incarnation, request, touched);
+                core.fences.add(incarnation, request, touched);
             }
             core.failed.push_back(Failed { path, incarnation });
             (left.wakers, core.worker.take())
@@ -139,7 +141,7 @@ impl<C: Clock> Shared<C> {
     }
 
     /// Waits until `ready` gives something, looked at whenever a path comes back or a fence falls.
-    pub(crate) async fn when<T>(&self, mut ready: impl FnMut(&mut Core) -> Option<T>) -> T {
+    pub(crate) async fn when<T>(&self, mut ready: impl FnMut(&mut PathSet) -> Option<T>) -> T {
         poll_fn(|cx| {
             let mut core = self.core.borrow_mut();
             if let Some(found) = ready(&mut core) {
@@ -154,15 +156,15 @@ impl<C: Clock> Shared<C> {
     }
 
     /// The path for a request, as soon as there is one and nothing that was lost may undo what it changes.
-    pub(crate) async fn admitted(&self, request: u64, touched: &Touched) -> Result<(usize, u64), Error> {
-        let admit = |core: &mut Core| match core.fences.admit(request, touched) {
+    pub(crate) async fn admitted(&self, request: u64, touched: &WriteSet) -> Result<(usize, u64), Error> {
+        let admit = |core: &mut PathSet| match core.fences.permits(request, touched) {
             true => core.turns.pick(),
             false => None,
         };
         if let Some(found) = admit(&mut self.core.borrow_mut()) {
             return Ok(found);
         }
-        let (waited, found) = (pin!(self.clock.sleep(self.patience.wait)), pin!(self.when(admit)));
+        let (waited, found) = (pin!(self.clock.sleep(self.patience.no_path_timeout)), pin!(self.when(admit)));
         match select(found, waited).await {
             Either::Left((found, _)) => Ok(found),
             Either::Right(_) => Err(self.nobody(request, touched)),
@@ -171,9 +173,9 @@ impl<C: Clock> Shared<C> {
 
     /// Why a request has waited in vain.
     #[cold]
-    fn nobody(&self, request: u64, touched: &Touched) -> Error {
-        let is_fenced = !self.core.borrow().fences.admit(request, touched);
-        let wait = self.patience.wait;
+    fn nobody(&self, request: u64, touched: &WriteSet) -> Error {
+        let is_fenced = !self.core.borrow().fences.permits(request, touched);
+        let wait = self.patience.no_path_timeout;
         let troubles = self.paths.iter().filter_map(|path| {
             path.trouble.borrow().as_ref().map(|trouble| format!("{}: {trouble}", path.source.name()))
         });
@@ -182,7 +184,7 @@ impl<C: Clock> Shared<C> {
             true => format!("for {wait:?} a path that failed could still have changed these blocks; {troubles}"),
             false => format!("no path was live for {wait:?}; {troubles}"),
         };
-        Failure::Unreachable { reason }.into()
+        ErrorKind::Unreachable { reason }.into()
     }
 
     /// Carries a request out over one path. An outcome is final; otherwise the path is lost.
@@ -190,8 +192,8 @@ impl<C: Clock> Shared<C> {
         &self,
         place: (usize, u64),
         request: u64,
-        touched: &Touched,
-        operation: Operation,
+        touched: &WriteSet,
+        operation: Request,
     ) -> Result<Outcome, Lost> {
         let of = &self.paths[place.0];
         of.requests.set(of.requests.get() + 1);
@@ -203,13 +205,13 @@ impl<C: Clock> Shared<C> {
         &self,
         (path, incarnation): (usize, u64),
         request: u64,
-        touched: &Touched,
-        operation: Operation,
+        touched: &WriteSet,
+        operation: Request,
     ) -> Result<Outcome, Lost> {
         let of = &self.paths[path];
         let device = of.device.borrow().clone().ok_or(Lost)?;
         let place = self.core.borrow_mut().flights.begin(path, incarnation, request, touched.clone());
-        let flight = Flight { shared: self, place };
+        let flight = InFlightGuard { shared: self, place };
         let mut running = pin!(device.execute(operation));
         let outcome = poll_fn(|cx| {
             if let Poll::Ready(outcome) = running.as_mut().poll(cx) {
@@ -221,9 +223,9 @@ impl<C: Clock> Shared<C> {
             }
         });
         match outcome.await? {
-            Err(error) if judge(error.failure()) == Verdict::Path => {
+            Err(error) if classify(error.kind()) == FailureScope::Path => {
                 // While it is under way still, so that what it may change is fenced.
-                self.fail(path, incarnation, &error.failure().to_string());
+                self.fail(path, incarnation, &error.kind().to_string());
                 Err(Lost)
             }
             outcome => Ok(outcome),
@@ -232,12 +234,12 @@ impl<C: Clock> Shared<C> {
 }
 
 /// A request under way, which ends with this.
-struct Flight<'a, C> {
-    shared: &'a Shared<C>,
+struct InFlightGuard<'a, C> {
+    shared: &'a MultipathState<C>,
     place: usize,
 }
 
-impl<C> Drop for Flight<'_, C> {
+impl<C> Drop for InFlightGuard<'_, C> {
     fn drop(&mut self) {
         let ended = self.shared.core.borrow_mut().flights.end(self.place);
         drop(ended);

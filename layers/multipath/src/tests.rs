@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};
-use sealblock_block::{Answer, Device, Durability, Failure, Gate, Operation, Source, Stack};
+use sealblock_block::{Device, DeviceOpener, Durability, DynDevice, ErrorKind, Gate, Request, Response};
 use sealblock_media_memory::MemoryDevice;
 use sealblock_units::{BlockSize, Extent};
 
@@ -68,7 +68,7 @@ fn a_path_that_goes_while_nothing_is_requested_is_noticed() {
 fn a_path_to_damage_is_not_lost_and_not_asked_for_the_same_damage_again() {
     let world = World::new(1, PATIENCE);
     let extent = Extent::from_raw(0, 1).unwrap();
-    let spoil = Operation::WriteUncorrectable { extent, durability: Durability::Volatile };
+    let spoil = Request::WriteUncorrectable { extent, durability: Durability::Volatile };
     assert!(world.run(world.layer.execute(spoil)).0.is_ok());
     world.pass(seconds(500));
     assert_eq!((world.live(), world.wires[0].failed.get()), (vec![true], 1));
@@ -78,10 +78,10 @@ fn a_path_to_damage_is_not_lost_and_not_asked_for_the_same_damage_again() {
 fn failures_of_the_data_are_final() {
     let world = World::new(2, PATIENCE);
     let extent = Extent::from_raw(3, 1).unwrap();
-    let spoil = Operation::WriteUncorrectable { extent, durability: Durability::Volatile };
+    let spoil = Request::WriteUncorrectable { extent, durability: Durability::Volatile };
     assert!(world.run(world.layer.execute(spoil)).0.is_ok());
     let failed = world.run(world.layer.execute(read(3))).0.unwrap_err();
-    assert!(matches!(failed.failure(), Failure::Integrity(_)));
+    assert!(matches!(failed.kind(), ErrorKind::Integrity(_)));
     assert_eq!((world.requests(), world.live()), (vec![1, 1], vec![true, true]), "and no other path is asked");
 }
 
@@ -98,7 +98,7 @@ fn a_path_that_does_not_answer_fails_and_its_requests_go_elsewhere() {
 
 /// A write gets stuck on a path, is repeated over the other one, and another write to the same block follows. Then what
 /// was stuck arrives. What the block holds in the end, and how long the second write took.
-fn overtake(patience: Patience) -> (u8, Duration) {
+fn overtake(patience: RetryPolicy) -> (u8, Duration) {
     let world = World::new(2, patience);
     world.wires[0].mode.set(Mode::Silent);
     assert!(world.run(world.layer.execute(write(5, 4, 1))).0.is_ok());
@@ -124,7 +124,7 @@ fn overtake(patience: Patience) -> (u8, Duration) {
 fn a_late_write_does_not_undo_a_newer_one() {
     assert_eq!(overtake(PATIENCE), (2, seconds(11)));
     // The other twin shows that there is something to guard against.
-    assert_eq!(overtake(Patience { quarantine: Duration::ZERO, ..PATIENCE }), (1, Duration::ZERO));
+    assert_eq!(overtake(RetryPolicy { quiesce_time: Duration::ZERO, ..PATIENCE }), (1, Duration::ZERO));
 }
 
 #[test]
@@ -132,17 +132,17 @@ fn blocks_are_given_free_only_when_the_target_has_settled() {
     thread_local!(static SETTLES: Cell<bool> = const { Cell::new(false) });
     let settle = |_: usize, wire: &world::Wire| {
         let wire = wire.clone();
-        Some(Source::new("settle", move || {
+        Some(DeviceOpener::new("settle", move || {
             let wire = wire.clone();
             async move {
                 match SETTLES.get() {
-                    true => Ok(Stack::new(wire)),
-                    false => Err(Failure::Unreachable { reason: "busy".to_owned() }.into()),
+                    true => Ok(DynDevice::new(wire)),
+                    false => Err(ErrorKind::Unreachable { reason: "busy".to_owned() }.into()),
                 }
             }
         }))
     };
-    let world = World::with(2, Patience { wait: seconds(100), ..PATIENCE }, settle);
+    let world = World::with(2, RetryPolicy { no_path_timeout: seconds(100), ..PATIENCE }, settle);
     world.wires[0].mode.set(Mode::Silent);
     assert!(world.run(world.layer.execute(write(5, 1, 1))).0.is_ok());
     let settles = async {
@@ -158,7 +158,7 @@ fn without_a_path_requests_wait_for_a_bounded_time() {
     let world = World::new(2, PATIENCE);
     world.wires.iter().for_each(|wire| wire.mode.set(Mode::Gone));
     let (outcome, time) = world.run(world.layer.execute(read(0)));
-    assert!(matches!(outcome.unwrap_err().failure(), Failure::Unreachable { .. }));
+    assert!(matches!(outcome.unwrap_err().kind(), ErrorKind::Unreachable { .. }));
     assert_eq!(time, seconds(30));
     let back = async {
         world.time.sleep(seconds(12)).await;
@@ -173,13 +173,13 @@ fn a_request_that_kills_every_path_ends() {
     let world = World::new(2, PATIENCE);
     world.wires.iter().for_each(|wire| wire.mode.set(Mode::Flaps));
     let (outcome, _) = world.run(world.layer.execute(read(0)));
-    let failure = outcome.unwrap_err().into_failure();
-    assert_eq!(failure, Failure::Unreachable { reason: "8 paths were lost with this request".to_owned() });
+    let failure = outcome.unwrap_err().into_kind();
+    assert_eq!(failure, ErrorKind::Unreachable { reason: "8 paths were lost with this request".to_owned() });
     assert_eq!(world.requests().iter().sum::<u64>(), 8);
 }
 
 fn is_done(outcome: Outcome) -> bool {
-    matches!(outcome, Ok(Answer::Done))
+    matches!(outcome, Ok(Response::Done))
 }
 
 #[test]
@@ -188,10 +188,10 @@ fn a_flush_goes_over_every_path_that_has_written() {
     for at in 0..2 {
         assert!(world.run(world.layer.execute(write(at, 1, 7))).0.is_ok());
     }
-    assert!(is_done(world.run(world.layer.execute(Operation::Flush)).0));
+    assert!(is_done(world.run(world.layer.execute(Request::Flush)).0));
     let flushes = || world.wires.iter().map(|wire| wire.flushes.get()).collect::<Vec<_>>();
     assert_eq!(flushes(), [1, 1, 0]);
-    assert!(is_done(world.run(world.layer.execute(Operation::Flush)).0));
+    assert!(is_done(world.run(world.layer.execute(Request::Flush)).0));
     assert_eq!(flushes(), [1, 1, 1], "with nothing to flush, any path");
 }
 
@@ -200,7 +200,7 @@ fn a_flush_over_a_path_that_saw_it_all_vouches_for_a_lost_one() {
     let world = World::new(2, PATIENCE);
     assert!(world.run(world.layer.execute(write(0, 1, 7))).0.is_ok());
     world.wires[0].mode.set(Mode::Gone);
-    assert!(is_done(world.run(world.layer.execute(Operation::Flush)).0));
+    assert!(is_done(world.run(world.layer.execute(Request::Flush)).0));
     assert_eq!(world.wires[1].flushes.get(), 1);
 }
 
@@ -213,18 +213,18 @@ fn writes_that_no_path_can_vouch_for_make_one_flush_fail() {
         world.time.sleep(seconds(5)).await;
         world.wires.iter().for_each(|wire| wire.mode.set(Mode::Works));
     };
-    let (outcome, ()) = world.run(join(world.layer.execute(Operation::Flush), back)).0;
-    let failure = outcome.unwrap_err().into_failure();
-    assert!(matches!(&failure, Failure::Media { reason } if reason.contains("may be lost")), "{failure}");
-    assert!(is_done(world.run(world.layer.execute(Operation::Flush)).0));
+    let (outcome, ()) = world.run(join(world.layer.execute(Request::Flush), back)).0;
+    let failure = outcome.unwrap_err().into_kind();
+    assert!(matches!(&failure, ErrorKind::Media { reason } if reason.contains("may be lost")), "{failure}");
+    assert!(is_done(world.run(world.layer.execute(Request::Flush)).0));
 }
 
 #[test]
 fn paths_must_lead_to_devices_of_one_shape() {
     let way = |blocks: Option<u64>| {
-        let stack = move |blocks| Stack::new(Gate::new("mem", MemoryDevice::new(BlockSize::B512, blocks, None)));
-        let source = Source::new("mem", move || async move { Ok(stack(1)) });
-        Way { source, settle: None, device: blocks.map(stack) }
+        let stack = move |blocks| DynDevice::new(Gate::new("mem", MemoryDevice::new(BlockSize::B512, blocks, None)));
+        let source = DeviceOpener::new("mem", move || async move { Ok(stack(1)) });
+        PathConfig { source, settle: None, device: blocks.map(stack) }
     };
     let of = |blocks: [Option<u64>; 2]| {
         MultipathLayer::new(blocks.map(way).into(), world::Time::default(), PATIENCE).map(drop).err()
@@ -242,10 +242,10 @@ fn a_path_that_is_missing_at_first_joins_later_unless_it_is_another_device() {
         let present = World::new(1, PATIENCE).wires.remove(0);
         let other = Rc::new(Gate::new("mem", MemoryDevice::new(BlockSize::B512, blocks, None)));
         let missing = world::Wire { memory: other, ..present.clone() };
-        let device = Some(Stack::new(present.clone()));
+        let device = Some(DynDevice::new(present.clone()));
         let ways = vec![
-            Way { source: missing.source(), settle: None, device: None },
-            Way { source: present.source(), settle: None, device },
+            PathConfig { source: missing.source(), settle: None, device: None },
+            PathConfig { source: present.source(), settle: None, device },
         ];
         let world = World::over(ways, vec![missing, present], PATIENCE);
         assert!(world.run(world.layer.execute(read(0))).0.is_ok());
@@ -258,7 +258,7 @@ fn a_path_that_is_missing_at_first_joins_later_unless_it_is_another_device() {
 #[test]
 fn the_worker_ends_with_the_layer() {
     let way = World::new(1, PATIENCE).wires.remove(0);
-    let ways = vec![Way { source: way.source(), settle: None, device: Some(Stack::new(way)) }];
+    let ways = vec![PathConfig { source: way.source(), settle: None, device: Some(DynDevice::new(way)) }];
     let time = world::Time::default();
     let (layer, worker) = MultipathLayer::new(ways, time, PATIENCE).unwrap();
     let mut run = std::pin::pin!(worker.run());

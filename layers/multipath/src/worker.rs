@@ -9,19 +9,19 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::LocalBoxFuture;
 use futures_util::stream::FuturesUnordered;
-use sealblock_block::{Clock, Device, Operation};
+use sealblock_block::{Clock, Device, Request};
 use sealblock_integrity::Checks;
 use sealblock_units::Extent;
 
 use crate::check_shape_again;
-use crate::fence::Touched;
-use crate::shared::{Failed, Shared};
+use crate::late_write::WriteSet;
+use crate::shared::{Failed, MultipathState};
 
 /// Looks at what is under way in the time for one answer.
 const TICKS: u32 = 8;
 
 /// The layer's work besides requests, to be run as a task beside it. It ends when the layer is dropped.
-pub struct Worker<C>(pub(crate) Rc<Shared<C>>);
+pub struct Worker<C>(pub(crate) Rc<MultipathState<C>>);
 
 impl<C: Clock + 'static> Worker<C> {
     /// Runs until the layer is dropped.
@@ -43,7 +43,7 @@ impl<C: Clock + 'static> Worker<C> {
                 };
                 let Some(failed) = failed else { break };
                 tasks.push(Box::pin(probe(Rc::clone(&self.0), failed.path)));
-                tasks.push(Box::pin(settle(Rc::clone(&self.0), failed)));
+                tasks.push(Box::pin(quiesce(Rc::clone(&self.0), failed)));
             }
             while let Poll::Ready(Some(())) = tasks.poll_next_unpin(cx) {}
             Poll::Pending
@@ -53,7 +53,7 @@ impl<C: Clock + 'static> Worker<C> {
 }
 
 /// Opens a path anew, again and again.
-async fn probe<C: Clock>(shared: Rc<Shared<C>>, path: usize) {
+async fn probe<C: Clock>(shared: Rc<MultipathState<C>>, path: usize) {
     let of = &shared.paths[path];
     for attempt in 0_u32.. {
         shared.clock.sleep(shared.patience.pause(attempt)).await;
@@ -75,11 +75,11 @@ async fn probe<C: Clock>(shared: Rc<Shared<C>>, path: usize) {
 ///
 /// First the target must have given the host up, which takes it the quarantine. Its commands may be under way even then;
 /// where a path knows how to ask, the target is asked to finish them.
-async fn settle<C: Clock>(shared: Rc<Shared<C>>, Failed { incarnation, .. }: Failed) {
-    if !shared.core.borrow().fences.stand(incarnation) {
+async fn quiesce<C: Clock>(shared: Rc<MultipathState<C>>, Failed { incarnation, .. }: Failed) {
+    if !shared.core.borrow().fences.has(incarnation) {
         return;
     }
-    shared.clock.sleep(shared.patience.quarantine).await;
+    shared.clock.sleep(shared.patience.quiesce_time).await;
     for attempt in 0_u32.. {
         let (path, _) = shared.when(|core| core.turns.pick()).await;
         let Some(settle) = &shared.paths[path].settle else { break };
@@ -89,13 +89,13 @@ async fn settle<C: Clock>(shared: Rc<Shared<C>>, Failed { incarnation, .. }: Fai
         }
         shared.clock.sleep(shared.patience.pause(attempt)).await;
     }
-    shared.core.borrow_mut().fences.lift(incarnation);
+    shared.core.borrow_mut().fences.clear(incarnation);
     shared.wake_waiting();
 }
 
 /// Fails paths that do not answer in time.
-async fn watch<C: Clock>(shared: Rc<Shared<C>>) {
-    let limit = shared.patience.answer;
+async fn watch<C: Clock>(shared: Rc<MultipathState<C>>) {
+    let limit = shared.patience.request_timeout;
     loop {
         shared.clock.sleep((limit / TICKS).max(Duration::from_millis(1))).await;
         let late = shared.core.borrow_mut().flights.tick(TICKS);
@@ -106,7 +106,7 @@ async fn watch<C: Clock>(shared: Rc<Shared<C>>) {
 }
 
 /// Asks a path for a block when nobody has requested anything of it for a while, so that its loss is noticed.
-async fn ask_idle<C: Clock>(shared: Rc<Shared<C>>, path: usize) {
+async fn ask_idle<C: Clock>(shared: Rc<MultipathState<C>>, path: usize) {
     let mut block = 0;
     loop {
         let before = shared.paths[path].requests.get();
@@ -114,8 +114,8 @@ async fn ask_idle<C: Clock>(shared: Rc<Shared<C>>, path: usize) {
         let live = shared.core.borrow().turns.live(path);
         let (Some(incarnation), true) = (live, before == shared.paths[path].requests.get()) else { continue };
         let Ok(extent) = Extent::from_raw(block % shared.geometry.capacity_blocks.max(1), 1) else { continue };
-        let read = Operation::Read { extent, checks: Checks::NONE };
-        if let Ok(Err(_damaged)) = shared.ask((path, incarnation), shared.number(), &Touched::Nothing, read).await {
+        let read = Request::Read { extent, checks: Checks::NONE };
+        if let Ok(Err(_damaged)) = shared.ask((path, incarnation), shared.number(), &WriteSet::Nothing, read).await {
             // Not the same one again: whoever stores it may tell of its damage each time.
             block = block.wrapping_add(1);
         }

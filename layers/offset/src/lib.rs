@@ -14,8 +14,8 @@
 use std::iter::repeat;
 
 use sealblock_block::{
-    Abilities, Ability, Answer, Coverage, Device, Digested, Error, Failure, Fault, FaultField, Faults, Geometry,
-    Operation, Outcome, Unchecked, Verified,
+    Abilities, Ability, BadBlock, BadBlockCause, BadBlocks, Checksum, Coverage, Device, Error, ErrorKind, Geometry,
+    Outcome, Request, Response, Unchecked, VerifyStats,
 };
 use sealblock_integrity::{Checks, Field, PiFormat, Sealed};
 use sealblock_units::{Extent, Lba};
@@ -77,7 +77,7 @@ impl<D: Device> OffsetLayer<D> {
 
     /// The format whose reference tags move with the addresses, if they do.
     fn moving_tags(&self) -> Option<PiFormat> {
-        self.geometry.protection.filter(|format| format.protection().counts_blocks() && self.first != 0)
+        self.geometry.protection.filter(|format| format.protection().increments_ref_tag() && self.first != 0)
     }
 
     fn down(&self, extent: Extent) -> Extent {
@@ -87,9 +87,10 @@ impl<D: Device> OffsetLayer<D> {
 
     fn checks_down(&self, checks: Checks) -> Checks {
         match self.moving_tags() {
-            Some(format) => {
-                Checks { first_ref: checks.first_ref.map(|tag| format.reference_tag(tag, self.first)), ..checks }
-            }
+            Some(format) => Checks {
+                initial_ref_tag: checks.initial_ref_tag.map(|tag| format.reference_tag(tag, self.first)),
+                ..checks
+            },
             None => checks,
         }
     }
@@ -98,50 +99,50 @@ impl<D: Device> OffsetLayer<D> {
     fn data_down(&self, data: Sealed) -> Sealed {
         match self.moving_tags() {
             // Compared data may have tags of no or another format, which nobody compares.
-            Some(format) if data.format() == Some(format) => data.shifted(repeat(self.first)),
+            Some(format) if data.format() == Some(format) => data.with_ref_tags_shifted(repeat(self.first)),
             _ => data,
         }
     }
 
-    fn operation_down(&self, operation: Operation) -> Operation {
+    fn operation_down(&self, operation: Request) -> Request {
         match operation {
-            Operation::Read { extent, checks } => {
-                Operation::Read { extent: self.down(extent), checks: self.checks_down(checks) }
+            Request::Read { extent, checks } => {
+                Request::Read { extent: self.down(extent), checks: self.checks_down(checks) }
             }
-            Operation::Verify { extent, checks } => {
-                Operation::Verify { extent: self.down(extent), checks: self.checks_down(checks) }
+            Request::Verify { extent, checks } => {
+                Request::Verify { extent: self.down(extent), checks: self.checks_down(checks) }
             }
-            Operation::Digest { extent, checks } => {
-                Operation::Digest { extent: self.down(extent), checks: self.checks_down(checks) }
+            Request::Checksum { extent, checks } => {
+                Request::Checksum { extent: self.down(extent), checks: self.checks_down(checks) }
             }
-            Operation::Repair { extent, checks } => {
-                Operation::Repair { extent: self.down(extent), checks: self.checks_down(checks) }
+            Request::Repair { extent, checks } => {
+                Request::Repair { extent: self.down(extent), checks: self.checks_down(checks) }
             }
-            Operation::Allocation { extent } => Operation::Allocation { extent: self.down(extent) },
-            Operation::Write { extent, data, durability } => {
-                Operation::Write { extent: self.down(extent), data: self.data_down(data), durability }
+            Request::BlockStatus { extent } => Request::BlockStatus { extent: self.down(extent) },
+            Request::Write { extent, data, durability } => {
+                Request::Write { extent: self.down(extent), data: self.data_down(data), durability }
             }
-            Operation::Compare { extent, data } => {
-                Operation::Compare { extent: self.down(extent), data: self.data_down(data) }
+            Request::Compare { extent, data } => {
+                Request::Compare { extent: self.down(extent), data: self.data_down(data) }
             }
-            Operation::WriteZeroes { extent, may_unmap, durability } => {
-                Operation::WriteZeroes { extent: self.down(extent), may_unmap, durability }
+            Request::WriteZeroes { extent, may_unmap, durability } => {
+                Request::WriteZeroes { extent: self.down(extent), may_unmap, durability }
             }
-            Operation::WriteUncorrectable { extent, durability } => {
-                Operation::WriteUncorrectable { extent: self.down(extent), durability }
+            Request::WriteUncorrectable { extent, durability } => {
+                Request::WriteUncorrectable { extent: self.down(extent), durability }
             }
-            Operation::Discard { extents } => {
-                Operation::Discard { extents: extents.into_iter().map(|extent| self.down(extent)).collect() }
+            Request::Discard { extents } => {
+                Request::Discard { extents: extents.into_iter().map(|extent| self.down(extent)).collect() }
             }
-            Operation::Flush | Operation::ReadAnnex { .. } | Operation::WriteAnnex { .. } => operation,
+            Request::Flush | Request::ReadReserved { .. } | Request::WriteReserved { .. } => operation,
         }
     }
 
-    fn answer_up(&self, answer: Answer) -> Answer {
+    fn answer_up(&self, answer: Response) -> Response {
         match answer {
-            Answer::Data(data) => Answer::Data(data.shifted(repeat(self.first.wrapping_neg()))),
-            Answer::Verified(of) => Answer::Verified(Verified { coverage: self.coverage_up(of.coverage), ..of }),
-            Answer::Digest(of) => Answer::Digest(Digested { coverage: self.coverage_up(of.coverage), ..of }),
+            Response::Data(data) => Response::Data(data.with_ref_tags_shifted(repeat(self.first.wrapping_neg()))),
+            Response::Verified(of) => Response::Verified(VerifyStats { coverage: self.coverage_up(of.coverage), ..of }),
+            Response::Checksum(of) => Response::Checksum(Checksum { coverage: self.coverage_up(of.coverage), ..of }),
             answer => answer,
         }
     }
@@ -154,37 +155,37 @@ impl<D: Device> OffsetLayer<D> {
         Lba::new(lba.get().saturating_sub(self.first))
     }
 
-    fn fault_up(&self, fault: &Fault) -> Fault {
+    fn fault_up(&self, fault: &BadBlock) -> BadBlock {
         let tag_up = |tag: Option<u64>| match self.moving_tags() {
-            Some(format) if fault.field == FaultField::Tag(Field::RefTag) => {
+            Some(format) if fault.cause == BadBlockCause::Tag(Field::RefTag) => {
                 tag.map(|tag| format.reference_tag(tag, self.first.wrapping_neg()))
             }
             _ => tag,
         };
         let (expected, actual) = (tag_up(fault.expected), tag_up(fault.actual));
-        Fault { lba: self.lba_up(fault.lba), expected, actual, ..*fault }
+        BadBlock { lba: self.lba_up(fault.lba), expected, actual, ..*fault }
     }
 
     /// An error with this device's addresses. One that names blocks is said to come from this hop, whose blocks it names.
     #[cold]
     fn error_up(&self, error: Error) -> Error {
-        match error.failure() {
-            Failure::Integrity(faults) => {
+        match error.kind() {
+            ErrorKind::Integrity(faults) => {
                 let coverage = self.coverage_up(faults.coverage().clone());
                 let faults = faults.as_slice().iter().map(|fault| self.fault_up(fault)).collect();
-                Faults::new(faults).expect("there were faults before").covering(coverage).into()
+                BadBlocks::new(faults).expect("there were faults before").covering(coverage).into()
             }
-            Failure::Miscompare { lba } => Failure::Miscompare { lba: self.lba_up(*lba) }.into(),
-            Failure::Range { extent, last } => match Extent::new(self.lba_up(extent.start()), extent.blocks()) {
-                Ok(extent) => Failure::Range { extent, last: self.lba_up(*last) }.into(),
+            ErrorKind::Miscompare { lba } => ErrorKind::Miscompare { lba: self.lba_up(*lba) }.into(),
+            ErrorKind::Range { extent, last } => match Extent::new(self.lba_up(extent.start()), extent.blocks()) {
+                Ok(extent) => ErrorKind::Range { extent, last: self.lba_up(*last) }.into(),
                 Err(_) => error,
             },
-            Failure::Media { .. }
-            | Failure::NoSpace { .. }
-            | Failure::ReadOnly
-            | Failure::Limit { .. }
-            | Failure::Absent(_)
-            | Failure::Unreachable { .. } => error,
+            ErrorKind::Media { .. }
+            | ErrorKind::NoSpace { .. }
+            | ErrorKind::ReadOnly
+            | ErrorKind::Limit { .. }
+            | ErrorKind::Absent(_)
+            | ErrorKind::Unreachable { .. } => error,
         }
     }
 }
@@ -196,10 +197,10 @@ impl<D: Device> Device for OffsetLayer<D> {
 
     fn abilities(&self) -> Abilities {
         // What is noted beside all blocks is not this run's.
-        Abilities { annex: Ability::Absent, ..self.below.abilities() }
+        Abilities { reserved: Ability::Absent, ..self.below.abilities() }
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         match self.below.execute(self.operation_down(operation)).await {
             Ok(answer) => Ok(self.answer_up(answer)),
             Err(error) => Err(self.error_up(error)),

@@ -3,9 +3,9 @@
 use std::rc::Rc;
 
 use futures_util::FutureExt;
-use sealblock_block::{Answer, Device, Durability, Failure, FaultField, Gate, Operation, Outcome};
+use sealblock_block::{BadBlockCause, Device, Durability, ErrorKind, Gate, Outcome, Request, Response};
 use sealblock_integrity::{Checks, Field, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
-use sealblock_media_memory::{Damage, MemoryDevice};
+use sealblock_media_memory::{Corruption, MemoryDevice};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent, Lba};
 
@@ -31,7 +31,7 @@ fn formats() -> impl Iterator<Item = PiFormat> {
 
 const TYPE1: PiFormat = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1);
 
-fn run(device: &impl Device, operation: Operation) -> Outcome {
+fn run(device: &impl Device, operation: Request) -> Outcome {
     device.execute(operation).now_or_never().expect("RAM never waits")
 }
 
@@ -41,22 +41,22 @@ fn extent(start: u64, blocks: u64) -> Extent {
 
 fn sealed(format: Option<PiFormat>, at: Extent, byte: u8, first_ref: u64) -> Sealed {
     let data = Slice::copy_from(&vec![byte; at.bytes(BlockSize::B512) as usize]);
-    Sealed::seal(data, BlockSize::B512, format, &Tags { app_tag: 3, storage_tag: 0, first_ref })
+    Sealed::seal(data, BlockSize::B512, format, &Tags { app_tag: 3, storage_tag: 0, initial_ref_tag: first_ref })
 }
 
 fn write(device: &impl Device, at: Extent, byte: u8) {
     let data = sealed(device.geometry().protection, at, byte, at.start().get());
-    let outcome = run(device, Operation::Write { extent: at, data, durability: Durability::Volatile });
-    assert!(matches!(outcome, Ok(Answer::Done)), "{outcome:?}");
+    let outcome = run(device, Request::Write { extent: at, data, durability: Durability::Volatile });
+    assert!(matches!(outcome, Ok(Response::Done)), "{outcome:?}");
 }
 
 fn read(device: &impl Device, at: Extent) -> Outcome {
     let checks = device.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, at.start()));
-    run(device, Operation::Read { extent: at, checks })
+    run(device, Request::Read { extent: at, checks })
 }
 
 fn assert_reads(device: &impl Device, at: Extent, byte: u8) {
-    let Ok(Answer::Data(data)) = read(device, at) else { panic!("{at} cannot be read") };
+    let Ok(Response::Data(data)) = read(device, at) else { panic!("{at} cannot be read") };
     assert!(data.data().iter().all(|&found| found == byte), "{at} is not all {byte}");
 }
 
@@ -86,8 +86,8 @@ fn both_devices_verify_what_either_wrote() {
         write(&below, extent(FIRST + 3, 2), 9);
         assert_reads(&gate, extent(3, 2), 9);
         let checks = format.map_or(Checks::NONE, |format| Checks::full(format, Lba::ZERO));
-        assert!(run(&gate, Operation::Verify { extent: extent(0, BLOCKS), checks }).is_ok());
-        assert!(run(&below, Operation::Verify { extent: extent(0, 200), checks }).is_ok());
+        assert!(run(&gate, Request::Verify { extent: extent(0, BLOCKS), checks }).is_ok());
+        assert!(run(&below, Request::Verify { extent: extent(0, 200), checks }).is_ok());
     }
 }
 
@@ -98,10 +98,10 @@ fn what_is_read_can_be_checked_again_above() {
         let at = extent(20, 4);
         let wanted = sealed(Some(format), at, 5, 20);
         write(&gate, at, 5);
-        let Ok(Answer::Data(data)) = read(&gate, at) else { panic!("clean blocks read") };
+        let Ok(Response::Data(data)) = read(&gate, at) else { panic!("clean blocks read") };
         assert_eq!(data.tags()[..], wanted.tags()[..], "the very tags that were written");
         // Blocks never written keep the tuple that says so.
-        let Ok(Answer::Data(data)) = read(&gate, extent(30, 4)) else { panic!("unwritten blocks read") };
+        let Ok(Response::Data(data)) = read(&gate, extent(30, 4)) else { panic!("unwritten blocks read") };
         assert!(data.tags().iter().all(|&byte| byte == 0xFF));
     }
 }
@@ -113,28 +113,28 @@ fn tags_of_the_commands_choice_come_back_as_chosen() {
     // Near the end of the tag's range, so that the shift wraps.
     let (at, first) = (extent(0, 4), u64::from(u32::MAX) - 20);
     let data = sealed(Some(type2), at, 1, first);
-    let write = Operation::Write { extent: at, data, durability: Durability::Volatile };
-    assert!(matches!(run(&gate, write), Ok(Answer::Done)));
-    let with = |first| Checks { first_ref: Some(first), ..Checks::full(type2, Lba::new(0)) };
-    assert!(run(&gate, Operation::Read { extent: at, checks: with(first) }).is_ok());
-    assert!(run(&gate, Operation::Read { extent: at, checks: with(first + 1) }).is_err());
+    let write = Request::Write { extent: at, data, durability: Durability::Volatile };
+    assert!(matches!(run(&gate, write), Ok(Response::Done)));
+    let with = |first| Checks { initial_ref_tag: Some(first), ..Checks::full(type2, Lba::new(0)) };
+    assert!(run(&gate, Request::Read { extent: at, checks: with(first) }).is_ok());
+    assert!(run(&gate, Request::Read { extent: at, checks: with(first + 1) }).is_err());
 }
 
 #[test]
 fn errors_name_this_devices_blocks_and_tags() {
     let (gate, below) = run_of(Some(TYPE1));
     write(&gate, extent(0, BLOCKS), 7);
-    assert!(below.device().damage(Lba::new(FIRST + 8), Damage::Data { at: 0, mask: 1 }));
-    assert!(below.device().damage(Lba::new(FIRST + 9), Damage::Tag { at: 7, mask: 0x80 }));
+    assert!(below.device().damage(Lba::new(FIRST + 8), Corruption::Data { at: 0, mask: 1 }));
+    assert!(below.device().damage(Lba::new(FIRST + 9), Corruption::Tag { at: 7, mask: 0x80 }));
     let error = read(&gate, extent(0, BLOCKS)).unwrap_err();
-    assert_eq!(error.hop(), Some("run"), "the hop whose blocks it names");
-    let faults = error.faults().unwrap().as_slice();
-    assert_eq!((faults.len(), faults[0].lba, faults[0].field), (2, Lba::new(8), FaultField::Tag(Field::Guard)));
-    assert_eq!((faults[1].lba, faults[1].field), (Lba::new(9), FaultField::Tag(Field::RefTag)));
+    assert_eq!(error.device_name(), Some("run"), "the hop whose blocks it names");
+    let faults = error.bad_blocks().unwrap().as_slice();
+    assert_eq!((faults.len(), faults[0].lba, faults[0].cause), (2, Lba::new(8), BadBlockCause::Tag(Field::Guard)));
+    assert_eq!((faults[1].lba, faults[1].cause), (Lba::new(9), BadBlockCause::Tag(Field::RefTag)));
     let stored = ((FIRST + 9) ^ 0x80).wrapping_sub(FIRST) & 0xFFFF_FFFF;
     assert_eq!((faults[1].expected, faults[1].actual), (Some(9), Some(stored)));
-    let past = read(&gate, extent(BLOCKS - 1, 2)).unwrap_err().into_failure();
-    assert_eq!(past, Failure::Range { extent: extent(BLOCKS - 1, 2), last: Lba::new(BLOCKS - 1) });
+    let past = read(&gate, extent(BLOCKS - 1, 2)).unwrap_err().into_kind();
+    assert_eq!(past, ErrorKind::Range { extent: extent(BLOCKS - 1, 2), last: Lba::new(BLOCKS - 1) });
 }
 
 #[test]
@@ -144,20 +144,20 @@ fn compare_zero_and_discard_stay_within_the_run() {
         write(&below, extent(0, 200), 7);
         let compare = |byte| {
             let data = sealed(format, extent(5, 10), byte, 5);
-            run(&gate, Operation::Compare { extent: extent(5, 10), data })
+            run(&gate, Request::Compare { extent: extent(5, 10), data })
         };
-        assert!(matches!(compare(7), Ok(Answer::Done)));
+        assert!(matches!(compare(7), Ok(Response::Done)));
         write(&gate, extent(6, 1), 8);
-        assert_eq!(compare(7).unwrap_err().into_failure(), Failure::Miscompare { lba: Lba::new(6) });
+        assert_eq!(compare(7).unwrap_err().into_kind(), ErrorKind::Miscompare { lba: Lba::new(6) });
         for may_unmap in [false, true] {
             let at = extent(0, 20);
-            let zero = Operation::WriteZeroes { extent: at, may_unmap, durability: Durability::Volatile };
-            assert!(matches!(run(&gate, zero), Ok(Answer::Done)));
+            let zero = Request::WriteZeroes { extent: at, may_unmap, durability: Durability::Volatile };
+            assert!(matches!(run(&gate, zero), Ok(Response::Done)));
             assert_reads(&gate, at, 0);
         }
-        let discard = Operation::Discard { extents: vec![extent(20, 1), extent(BLOCKS - 1, 1)] };
-        assert!(matches!(run(&gate, discard), Ok(Answer::Done)));
-        assert!(matches!(run(&gate, Operation::Flush), Ok(Answer::Done)));
+        let discard = Request::Discard { extents: vec![extent(20, 1), extent(BLOCKS - 1, 1)] };
+        assert!(matches!(run(&gate, discard), Ok(Response::Done)));
+        assert!(matches!(run(&gate, Request::Flush), Ok(Response::Done)));
         assert_reads(&below, extent(0, FIRST), 7);
         assert_reads(&below, extent(FIRST + 21, BLOCKS - 22), 7);
         assert_reads(&below, extent(FIRST + BLOCKS, 50), 7);
@@ -168,11 +168,11 @@ fn compare_zero_and_discard_stay_within_the_run() {
 fn blocks_made_unreadable_are_those_of_the_run() {
     let (gate, below) = run_of(Some(TYPE1));
     write(&below, extent(0, 200), 7);
-    let spoil = Operation::WriteUncorrectable { extent: extent(3, 2), durability: Durability::Volatile };
-    assert!(matches!(run(&gate, spoil), Ok(Answer::Done)));
+    let spoil = Request::WriteUncorrectable { extent: extent(3, 2), durability: Durability::Volatile };
+    assert!(matches!(run(&gate, spoil), Ok(Response::Done)));
     let lbas = |device: &dyn Fn() -> Outcome| -> Vec<u64> {
         let error = device().unwrap_err();
-        error.faults().unwrap().as_slice().iter().map(|fault| fault.lba.get()).collect()
+        error.bad_blocks().unwrap().as_slice().iter().map(|fault| fault.lba.get()).collect()
     };
     assert_eq!(lbas(&|| read(&gate, extent(0, 10))), [3, 4]);
     assert_eq!(lbas(&|| read(&below, extent(0, 200))), [FIRST + 3, FIRST + 4]);

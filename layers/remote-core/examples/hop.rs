@@ -10,15 +10,15 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use sealblock_block::{Device, Gate, Operation, Stack};
+use sealblock_block::{Device, DynDevice, Gate, Request};
 use sealblock_integrity::Checks;
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_reactor::{Config, CoreGone, CoreHandle, Cores, Placement};
 use sealblock_units::{BlockSize, Extent, Lba};
 
-fn read() -> Operation {
-    Operation::Read { extent: Extent::one(Lba::ZERO), checks: Checks::NONE }
+fn read() -> Request {
+    Request::Read { extent: Extent::one(Lba::ZERO), checks: Checks::NONE }
 }
 
 /// Reads at this depth until the time is up; gives the number of reads.
@@ -74,7 +74,7 @@ fn measure(time: Duration, spin_us: u32) -> Result<(), Box<dyn Error>> {
     println!("{:?}, spin {spin_us} us", cores.backend(0).map(ToString::to_string));
     let publish = || async {
         let memory = MemoryDevice::new(BlockSize::B512, 8, None);
-        SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(memory))))
+        SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(memory))))
     };
     let shared = run_on(&home, publish)?;
     for depth in [1, 8, 32] {

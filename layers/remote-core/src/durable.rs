@@ -11,7 +11,7 @@ use std::future::poll_fn;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
-use sealblock_block::{Error, Failure, FlushErrors, Outcome};
+use sealblock_block::{Error, ErrorKind, FlushErrors, Outcome};
 
 #[derive(Default)]
 pub(crate) struct Durable(Mutex<State>);
@@ -92,17 +92,21 @@ impl Drop for Flight<'_> {
 
 /// Whether a failure of what was to be durable may have taken other writes with it. What was refused has done nothing.
 fn may_have_lost(error: &Error) -> bool {
-    match error.failure() {
-        Failure::Media { .. } | Failure::Unreachable { .. } | Failure::NoSpace { .. } | Failure::Integrity(_) => true,
-        Failure::Miscompare { .. }
-        | Failure::Range { .. }
-        | Failure::Limit { .. }
-        | Failure::ReadOnly
-        | Failure::Absent(_) => false,
+    match error.kind() {
+        ErrorKind::Media { .. }
+        | ErrorKind::Unreachable { .. }
+        | ErrorKind::NoSpace { .. }
+        | ErrorKind::Integrity(_) => true,
+        ErrorKind::Miscompare { .. }
+        | ErrorKind::Range { .. }
+        | ErrorKind::Limit { .. }
+        | ErrorKind::ReadOnly
+        | ErrorKind::Absent(_) => false,
     }
 }
 
 #[cold]
 fn given_up() -> Error {
-    Failure::Media { reason: "a durable request was given up half-way, so its outcome is not known".to_owned() }.into()
+    ErrorKind::Media { reason: "a durable request was given up half-way, so its outcome is not known".to_owned() }
+        .into()
 }

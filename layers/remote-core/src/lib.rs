@@ -9,7 +9,7 @@
 //! - Requests of one core are begun in the order in which they were handed over, but for those that wait while it is quiesced.
 //! - While a device is quiesced ([`SharedDevice::quiesce`]) another one may take its place, as one that has another size: requests
 //!   wait, fail for no reason of that, and whoever is to be told of a failed flush still is.
-//! - A home that stops, and work that panics, answer [`sealblock_block::Failure::Unreachable`]; nobody waits for ever.
+//! - A home that stops, and work that panics, answer [`sealblock_block::ErrorKind::Unreachable`]; nobody waits for ever.
 //!
 //! Shape: one `link::Link` for each core and device, shared by all attachments there. It has a mailbox for each direction.
 //! Whoever puts something into a mailbox whose reader has gone to sleep wakes it; while the reader is busy, things gather and
@@ -19,13 +19,13 @@
 //!
 //! The gate stands at home, in front of the device, so an attachment needs none of its own.
 
+mod call_table;
 mod durable;
-mod home;
 mod link;
 mod mailbox;
+mod owner;
 mod place;
 mod shared;
-mod slots;
 
 pub use place::Quiesced;
-pub use shared::{Attached, Locked, Observer, Request, SharedDevice};
+pub use shared::{Attached, CrossCoreRequest, Locked, Observer, SharedDevice};

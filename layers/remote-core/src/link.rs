@@ -6,57 +6,57 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
-use sealblock_block::{Error, Failure, Operation, Outcome};
-use sealblock_runtime_reactor::{JoinHandle, Post, spawn};
+use sealblock_block::{Error, ErrorKind, Outcome, Request};
+use sealblock_runtime_reactor::{CoreAddress, JoinHandle, spawn};
 
-use crate::home;
+use crate::call_table::{CallTable, Wait, deliver};
 use crate::mailbox::Mailbox;
+use crate::owner;
 use crate::shared::SharedDevice;
-use crate::slots::{Slots, Wait, deliver};
 
 /// A request and where its answer belongs.
-pub(crate) struct Request {
+pub(crate) struct CrossCoreRequest {
     pub(crate) slot: u32,
-    pub(crate) operation: Operation,
+    pub(crate) operation: Request,
     /// Whoever asks has locked the blocks that it changes.
     pub(crate) is_locked: bool,
 }
 
 /// The outcome of the request in this slot.
-pub(crate) struct Answer {
+pub(crate) struct CrossCoreReply {
     pub(crate) slot: u32,
     pub(crate) outcome: Outcome,
 }
 
 /// Both directions.
-pub(crate) struct Ways {
-    pub(crate) requests: Mailbox<Request>,
-    pub(crate) answers: Mailbox<Answer>,
+pub(crate) struct Channels {
+    pub(crate) requests: Mailbox<CrossCoreRequest>,
+    pub(crate) answers: Mailbox<CrossCoreReply>,
 }
 
 /// A way that is open as long as somebody on this core is attached.
 pub(crate) struct Link {
     pub(crate) device: SharedDevice,
     /// The core of the callers.
-    pub(crate) here: Post,
-    ways: Arc<Ways>,
-    slots: Rc<RefCell<Slots>>,
+    pub(crate) here: CoreAddress,
+    ways: Arc<Channels>,
+    slots: Rc<RefCell<CallTable>>,
     reader: JoinHandle<()>,
 }
 
 impl Link {
     pub(crate) fn open(device: &SharedDevice) -> Link {
-        let ways = Arc::new(Ways { requests: Mailbox::new(), answers: Mailbox::new() });
-        let slots = Rc::new(RefCell::new(Slots::default()));
-        home::open(device, &ways);
+        let ways = Arc::new(Channels { requests: Mailbox::new(), answers: Mailbox::new() });
+        let slots = Rc::new(RefCell::new(CallTable::default()));
+        owner::open(device, &ways);
         let reader = spawn(read(Arc::clone(&ways), Rc::clone(&slots)));
-        Link { device: device.clone(), here: Post::here(), ways, slots, reader }
+        Link { device: device.clone(), here: CoreAddress::here(), ways, slots, reader }
     }
 
-    pub(crate) async fn call(&self, operation: Operation, is_locked: bool) -> Outcome {
+    pub(crate) async fn call(&self, operation: Request, is_locked: bool) -> Outcome {
         let slot = self.slots.borrow_mut().take();
         let answer = Wait::new(&self.slots, slot);
-        if self.ways.requests.push(Request { slot, operation, is_locked }).is_err() {
+        if self.ways.requests.push(CrossCoreRequest { slot, operation, is_locked }).is_err() {
             deliver(&self.slots, slot, Err(unreachable(self.device.name())));
         }
         answer.await
@@ -74,13 +74,13 @@ impl Drop for Link {
 }
 
 /// Hands out answers. After each batch the others on this core have their turn.
-async fn read(ways: Arc<Ways>, slots: Rc<RefCell<Slots>>) {
+async fn read(ways: Arc<Channels>, slots: Rc<RefCell<CallTable>>) {
     let mut batch = Vec::new();
     poll_fn(|cx| match ways.answers.poll_take(cx, &mut batch) {
         Poll::Pending => Poll::Pending,
         Poll::Ready(false) => Poll::Ready(()),
         Poll::Ready(true) => {
-            for Answer { slot, outcome } in batch.drain(..) {
+            for CrossCoreReply { slot, outcome } in batch.drain(..) {
                 deliver(&slots, slot, outcome);
             }
             cx.waker().wake_by_ref();
@@ -93,5 +93,5 @@ async fn read(ways: Arc<Ways>, slots: Rc<RefCell<Slots>>) {
 /// What a request meets when the device's core does not answer.
 pub(crate) fn unreachable(device: &str) -> Error {
     let reason = "its core has stopped, or its work panicked".to_owned();
-    Error::from(Failure::Unreachable { reason }).at(device)
+    Error::from(ErrorKind::Unreachable { reason }).with_device(device)
 }

@@ -10,45 +10,45 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use sealblock_block::{Error, Event, Failure, Gate, Stack};
+use sealblock_block::{Condition, DynDevice, Error, ErrorKind, Gate};
 
 use crate::shared::SharedDevice;
 
 /// A device's place.
 pub(crate) struct Place {
-    stands: RefCell<Result<Rc<Gate<Stack>>, String>>,
+    stands: RefCell<Result<Rc<Gate<DynDevice>>, String>>,
     is_quiesced: Cell<bool>,
     under_way: Cell<usize>,
-    changed: Event,
+    changed: Condition,
 }
 
 /// A request under way, and the device that carries it out.
 pub(crate) struct Entered<'a> {
     place: &'a Place,
-    gate: Rc<Gate<Stack>>,
+    gate: Rc<Gate<DynDevice>>,
 }
 
 impl Place {
-    pub(crate) fn new(gate: Rc<Gate<Stack>>) -> Rc<Place> {
+    pub(crate) fn new(gate: Rc<Gate<DynDevice>>) -> Rc<Place> {
         Rc::new(Place {
             stands: RefCell::new(Ok(gate)),
             is_quiesced: Cell::new(false),
             under_way: Cell::new(0),
-            changed: Event::default(),
+            changed: Condition::default(),
         })
     }
 
     /// What stands there now, if anything.
-    pub(crate) fn gate(&self) -> Option<Rc<Gate<Stack>>> {
+    pub(crate) fn gate(&self) -> Option<Rc<Gate<DynDevice>>> {
         self.stands.borrow().as_ref().ok().cloned()
     }
 
     /// Begins a request, once the place is not quiesced.
     pub(crate) async fn enter(&self) -> Result<Entered<'_>, Error> {
         if self.is_quiesced.get() {
-            self.changed.until(|| !self.is_quiesced.get()).await;
+            self.changed.wait_until(|| !self.is_quiesced.get()).await;
         }
-        let gate = self.stands.borrow().clone().map_err(|reason| Error::from(Failure::Unreachable { reason }))?;
+        let gate = self.stands.borrow().clone().map_err(|reason| Error::from(ErrorKind::Unreachable { reason }))?;
         Ok(self.begin(gate))
     }
 
@@ -60,14 +60,14 @@ impl Place {
         self.gate().map(|gate| self.begin(gate))
     }
 
-    fn begin(&self, gate: Rc<Gate<Stack>>) -> Entered<'_> {
+    fn begin(&self, gate: Rc<Gate<DynDevice>>) -> Entered<'_> {
         self.under_way.set(self.under_way.get() + 1);
         Entered { place: self, gate }
     }
 }
 
 impl Entered<'_> {
-    pub(crate) fn gate(&self) -> &Gate<Stack> {
+    pub(crate) fn gate(&self) -> &Gate<DynDevice> {
         &self.gate
     }
 }
@@ -96,7 +96,7 @@ impl Quiesced {
 
     /// Waits until no request is under way. Nothing bounds this but the device itself.
     pub async fn drained(&self) {
-        self.place.changed.until(|| self.place.under_way.get() == 0).await;
+        self.place.changed.wait_until(|| self.place.under_way.get() == 0).await;
     }
 
     /// Requests under way now.
@@ -107,7 +107,7 @@ impl Quiesced {
     /// Puts another device in the place of the one that stood there: it is to hold the same blocks, as far as both have them, and
     /// what was durable in the one is to be durable in the other. What comes back shows it as it is; handles and attachments
     /// from before use it too, and still see the geometry that they saw.
-    pub fn replace(&self, gate: Rc<Gate<Stack>>) -> SharedDevice {
+    pub fn replace(&self, gate: Rc<Gate<DynDevice>>) -> SharedDevice {
         let view = self.device.seen_anew(&gate);
         let before = self.place.stands.replace(Ok(gate));
         drop(before);

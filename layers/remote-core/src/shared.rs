@@ -6,10 +6,10 @@ use std::rc::{Rc, Weak};
 use std::sync::{Arc, OnceLock};
 
 use sealblock_block::{
-    Abilities, Device, Error, FlushCursor, FlushErrors, Gate, Geometry, Operation, OperationKind, Outcome, RangeGuard,
-    RangeLock, Stack,
+    Abilities, Device, DynDevice, Error, FlushCursor, FlushErrors, Gate, Geometry, Outcome, RangeGuard, RangeLock,
+    Request, RequestKind,
 };
-use sealblock_runtime_reactor::Homed;
+use sealblock_runtime_reactor::CoreLocal;
 use sealblock_units::Extent;
 
 use crate::durable::Durable;
@@ -32,28 +32,28 @@ pub struct SharedDevice(Arc<View>);
 /// Who is told how requests end.
 pub trait Observer: Send + Sync {
     /// A request of this client succeeded, on whichever core. In the way of every request, so it must cost next to nothing.
-    fn succeeded(&self, _client: &str, _request: Request) {}
+    fn succeeded(&self, _client: &str, _request: CrossCoreRequest) {}
 
     /// A request of this client failed, on whichever core. Called before the client has its answer, so it must not wait.
-    fn failed(&self, client: &str, request: Request, error: &Error);
+    fn failed(&self, client: &str, request: CrossCoreRequest, error: &Error);
 }
 
 /// What a request was, for those who are told how it ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Request {
+pub struct CrossCoreRequest {
     /// What it asked for.
-    pub kind: OperationKind,
+    pub kind: RequestKind,
     /// The blocks, where it is about one extent.
     pub extent: Option<Extent>,
 }
 
-impl Request {
-    fn of(operation: &Operation) -> Request {
+impl CrossCoreRequest {
+    fn of(operation: &Request) -> CrossCoreRequest {
         let discarded = match operation {
-            Operation::Discard { extents } if extents.len() == 1 => extents.first().copied(),
+            Request::Discard { extents } if extents.len() == 1 => extents.first().copied(),
             _ => None,
         };
-        Request { kind: operation.kind(), extent: operation.extent().or(discarded) }
+        CrossCoreRequest { kind: operation.kind(), extent: operation.extent().or(discarded) }
     }
 }
 
@@ -61,12 +61,12 @@ impl Request {
 struct View {
     geometry: Geometry,
     abilities: Abilities,
-    device: Arc<Inner>,
+    device: Arc<SharedDeviceState>,
 }
 
 /// What stays the same, whatever stands in the device's place.
-struct Inner {
-    homed: Homed<Place>,
+struct SharedDeviceState {
+    homed: CoreLocal<Place>,
     name: Box<str>,
     flush_errors: Arc<FlushErrors>,
     durable: Durable,
@@ -79,16 +79,17 @@ impl SharedDevice {
     ///
     /// # Panics
     /// Outside a reactor.
-    pub fn publish(device: Rc<Gate<Stack>>) -> SharedDevice {
+    pub fn publish(device: Rc<Gate<DynDevice>>) -> SharedDevice {
         let (name, geometry, abilities) = (device.name().into(), device.geometry().clone(), device.abilities());
         let (flush_errors, durable, ranges) = (Arc::default(), Durable::default(), RangeLock::default());
-        let homed = Homed::new(Place::new(device));
-        let device = Arc::new(Inner { homed, name, flush_errors, durable, ranges, observer: OnceLock::new() });
+        let homed = CoreLocal::new(Place::new(device));
+        let device =
+            Arc::new(SharedDeviceState { homed, name, flush_errors, durable, ranges, observer: OnceLock::new() });
         SharedDevice(Arc::new(View { geometry, abilities, device }))
     }
 
     /// A handle for the same device, with what `gate` says of itself.
-    pub(crate) fn seen_anew(&self, gate: &Gate<Stack>) -> SharedDevice {
+    pub(crate) fn seen_anew(&self, gate: &Gate<DynDevice>) -> SharedDevice {
         let (geometry, abilities, device) = (gate.geometry().clone(), gate.abilities(), Arc::clone(&self.0.device));
         SharedDevice(Arc::new(View { geometry, abilities, device }))
     }
@@ -112,7 +113,7 @@ impl SharedDevice {
     }
 
     /// What stands in its place now; on its own core only, and while it is not empty.
-    pub fn gate(&self) -> Option<Rc<Gate<Stack>>> {
+    pub fn gate(&self) -> Option<Rc<Gate<DynDevice>>> {
         self.homed().get()?.gate()
     }
 
@@ -121,7 +122,7 @@ impl SharedDevice {
     }
 
     /// The device as one of the current core: the device itself at home, a way there elsewhere. Never waits; a home
-    /// that has stopped shows in the outcome of requests ([`sealblock_block::Failure::Unreachable`]). Whoever uses it is
+    /// that has stopped shows in the outcome of requests ([`sealblock_block::ErrorKind::Unreachable`]). Whoever uses it is
     /// an asker of its own: it is told, once, of flushes of others that failed after it had written.
     ///
     /// # Panics
@@ -155,18 +156,18 @@ impl SharedDevice {
 
     /// Carries a request out at home, when nobody has the blocks locked that it changes; whoever asks may have done so itself. A
     /// failure that others are to be told of is known before this returns.
-    pub(crate) async fn carry_out(&self, place: &Place, operation: Operation, is_locked: bool) -> Outcome {
+    pub(crate) async fn carry_out(&self, place: &Place, operation: Request, is_locked: bool) -> Outcome {
         let _range = match operation.changed().filter(|_| !is_locked) {
             Some(blocks) => Some(self.0.device.ranges.lock_shared(blocks).await),
             None => None,
         };
         // Counted as durable only when it has entered: who has entered waits for such.
-        let entered = place.enter().await.map_err(|error| error.at(self.name()))?;
+        let entered = place.enter().await.map_err(|error| error.with_device(self.name()))?;
         let gate = entered.gate();
         if !operation.is_durable() {
             return gate.execute(operation).await;
         }
-        let is_flush = matches!(operation, Operation::Flush);
+        let is_flush = matches!(operation, Request::Flush);
         let flight = self.0.device.durable.begin(&self.0.device.flush_errors);
         let outcome = gate.execute(operation).await;
         flight.end(&outcome);
@@ -177,7 +178,7 @@ impl SharedDevice {
     }
 
     /// The same, if there is nothing to wait for.
-    fn carry_out_at_once(&self, place: &Place, operation: &Operation) -> Option<Outcome> {
+    fn carry_out_at_once(&self, place: &Place, operation: &Request) -> Option<Outcome> {
         let _range = match operation.changed() {
             Some(_) => Some(self.0.device.ranges.try_lock_shared()?),
             None => None,
@@ -185,12 +186,12 @@ impl SharedDevice {
         let entered = place.try_enter()?;
         let gate = entered.gate();
         if !operation.is_durable() {
-            return gate.at_once(operation);
+            return gate.try_execute(operation);
         }
         if !self.0.device.durable.is_idle() {
             return None;
         }
-        let outcome = gate.at_once(operation)?;
+        let outcome = gate.try_execute(operation)?;
         self.0.device.durable.begin(&self.0.device.flush_errors).end(&outcome);
         Some(outcome)
     }
@@ -226,7 +227,7 @@ impl SharedDevice {
         &self.0.device.name
     }
 
-    pub(crate) fn homed(&self) -> &Homed<Place> {
+    pub(crate) fn homed(&self) -> &CoreLocal<Place> {
         &self.0.device.homed
     }
 }
@@ -266,21 +267,21 @@ impl Attached {
         Locked { attached: self, extent, _range: range }
     }
 
-    async fn ask(&self, operation: Operation, is_locked: bool) -> Outcome {
+    async fn ask(&self, operation: Request, is_locked: bool) -> Outcome {
         match &self.way {
             Way::Here(place) => self.device.carry_out(place, operation, is_locked).await,
             Way::There(link) => link.call(operation, is_locked).await,
         }
     }
 
-    async fn carry_out(&self, operation: Operation, is_locked: bool) -> Outcome {
-        let request = Request::of(&operation);
+    async fn carry_out(&self, operation: Request, is_locked: bool) -> Outcome {
+        let request = CrossCoreRequest::of(&operation);
         let outcome = self.carry_out_counted(operation, is_locked).await;
         self.tell(request, &outcome);
         outcome
     }
 
-    fn tell(&self, request: Request, outcome: &Outcome) {
+    fn tell(&self, request: CrossCoreRequest, outcome: &Outcome) {
         if let (Some(client), Some(observer)) = (self.asker.client(), self.device.0.device.observer.get()) {
             match outcome {
                 Ok(_) => observer.succeeded(client, request),
@@ -289,8 +290,8 @@ impl Attached {
         }
     }
 
-    async fn carry_out_counted(&self, operation: Operation, is_locked: bool) -> Outcome {
-        if matches!(operation, Operation::Flush) {
+    async fn carry_out_counted(&self, operation: Request, is_locked: bool) -> Outcome {
+        if matches!(operation, Request::Flush) {
             let flush = self.asker.begin_flush();
             return flush.end(self.ask(operation, is_locked).await);
         }
@@ -315,7 +316,7 @@ pub struct Locked<'a> {
 
 impl Locked<'_> {
     /// Carries a request out that changes no other blocks. To be waited for: one that is given up goes on without the lock.
-    pub async fn execute(&self, operation: Operation) -> Outcome {
+    pub async fn execute(&self, operation: Request) -> Outcome {
         let locked = self.extent.start().get()..=self.extent.last().get();
         let is_within = |blocks: &RangeInclusive<u64>| locked.contains(blocks.start()) && locked.contains(blocks.end());
         debug_assert!(operation.changed().as_ref().is_none_or(is_within), "others are not locked");
@@ -336,22 +337,22 @@ impl Device for Attached {
         }
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         self.carry_out(operation, false).await
     }
 
-    fn at_once(&self, operation: &Operation) -> Option<Outcome> {
+    fn try_execute(&self, operation: &Request) -> Option<Outcome> {
         let outcome = self.at_once_counted(operation)?;
-        self.tell(Request::of(operation), &outcome);
+        self.tell(CrossCoreRequest::of(operation), &outcome);
         Some(outcome)
     }
 }
 
 impl Attached {
-    fn at_once_counted(&self, operation: &Operation) -> Option<Outcome> {
+    fn at_once_counted(&self, operation: &Request) -> Option<Outcome> {
         let Way::Here(place) = &self.way else { return None };
         let ask = || self.device.carry_out_at_once(place, operation);
-        if matches!(operation, Operation::Flush) {
+        if matches!(operation, Request::Flush) {
             let flush = self.asker.begin_flush();
             return ask().map(|outcome| flush.end(outcome));
         }

@@ -5,12 +5,14 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use sealblock_block::{Abilities, Answer, Device, Durability, Failure, Gate, Geometry, Operation, Outcome, Stack};
+use sealblock_block::{
+    Abilities, Device, Durability, DynDevice, ErrorKind, Gate, Geometry, Outcome, Request, Response,
+};
 use sealblock_integrity::{Checks, Sealed, Tags};
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_memory::Slice;
-use sealblock_runtime_reactor::{Choice, Config, CoreHandle, Cores, Placement, Reactor, spawn, yield_now};
+use sealblock_runtime_reactor::{BackendChoice, Config, CoreHandle, Cores, Placement, Reactor, spawn, yield_now};
 use sealblock_units::{BlockSize, Extent};
 
 const BLOCKS: u64 = 256;
@@ -19,8 +21,8 @@ const LATE: Duration = Duration::from_secs(30);
 /// Runs a test on two cores, on every backend that is to be had here.
 fn each(test: impl Fn(Cores)) {
     let small = Config { pool_arena_bytes: 1 << 20, ..Config::default() };
-    let mut all = vec![Config { runtime: Choice::Syscalls, ..small.clone() }];
-    let uring = Config { runtime: Choice::Uring, ..small };
+    let mut all = vec![Config { runtime: BackendChoice::Syscalls, ..small.clone() }];
+    let uring = Config { runtime: BackendChoice::Uring, ..small };
     if Reactor::new(uring.clone()).is_ok() {
         all.extend([Config { spin_us: 50, ..uring.clone() }, uring]);
     }
@@ -47,24 +49,24 @@ fn extent(start: u64, blocks: u64) -> Extent {
     Extent::from_raw(start, blocks).unwrap()
 }
 
-fn write(start: u64, byte: u8) -> Operation {
+fn write(start: u64, byte: u8) -> Request {
     let data = Slice::copy_from(&[byte; 512]);
-    let tags = Tags { app_tag: 0, storage_tag: 0, first_ref: 0 };
+    let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: 0 };
     let data = Sealed::seal(data, BlockSize::B512, None, &tags);
-    Operation::Write { extent: extent(start, 1), data, durability: Durability::Volatile }
+    Request::Write { extent: extent(start, 1), data, durability: Durability::Volatile }
 }
 
-fn read(start: u64) -> Operation {
-    Operation::Read { extent: extent(start, 1), checks: Checks::NONE }
+fn read(start: u64) -> Request {
+    Request::Read { extent: extent(start, 1), checks: Checks::NONE }
 }
 
 fn byte(outcome: Outcome) -> u8 {
-    let Ok(Answer::Data(data)) = outcome else { panic!("blocks are read: {outcome:?}") };
+    let Ok(Response::Data(data)) = outcome else { panic!("blocks are read: {outcome:?}") };
     data.data()[0]
 }
 
 fn publish(device: impl Device + 'static) -> SharedDevice {
-    SharedDevice::publish(Rc::new(Gate::new("shared", Stack::new(device))))
+    SharedDevice::publish(Rc::new(Gate::new("shared", DynDevice::new(device))))
 }
 
 fn memory() -> MemoryDevice {
@@ -97,7 +99,7 @@ impl Device for Odd {
         self.below.abilities()
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         let start = operation.extent().map_or(0, |extent| extent.start().get());
         self.begun.borrow_mut().push(start);
         match start {
@@ -145,7 +147,7 @@ fn at_home_there_is_no_hop_and_elsewhere_data_crosses() {
             assert_eq!(byte(device.execute(read(1)).await), 7);
             device.execute(write(1, 9)).await.unwrap();
             let outside = device.execute(read(BLOCKS)).await.unwrap_err();
-            assert!(matches!(outside.failure(), Failure::Range { .. }));
+            assert!(matches!(outside.kind(), ErrorKind::Range { .. }));
         });
         assert_eq!(on(&home, move || async move { byte(shared.attach().execute(read(1)).await) }), 9);
         assert_eq!(cores.shutdown(LATE).aborted_tasks, 0, "nothing is left open");
@@ -223,7 +225,7 @@ fn a_caller_that_goes_loses_and_doubles_nothing() {
             drop(device.execute(write(60, 3)));
             // A new request in a slot of old ones gets its own answer.
             assert_eq!(byte(device.execute(read(60)).await), 0, "what was never polled was never begun");
-            device.execute(Operation::Flush).await.unwrap();
+            device.execute(Request::Flush).await.unwrap();
         });
         let done = move || async {
             let odd = ODD.with_borrow(|odd| Rc::clone(odd.as_ref().unwrap()));
@@ -260,8 +262,8 @@ fn attachments_of_a_core_share_a_link_that_ends_with_the_last() {
 
 fn assert_unreachable(outcome: Outcome) {
     let error = outcome.unwrap_err();
-    assert!(matches!(error.failure(), Failure::Unreachable { .. }), "{error}");
-    assert_eq!(error.hop(), Some("shared"));
+    assert!(matches!(error.kind(), ErrorKind::Unreachable { .. }), "{error}");
+    assert_eq!(error.device_name(), Some("shared"));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use sealblock_block::{
-    Abilities, Device, Durability, Error, Failure, FlushCursor, Gate, Geometry, Operation, Outcome, Stack,
+    Abilities, Device, Durability, DynDevice, Error, ErrorKind, FlushCursor, Gate, Geometry, Outcome, Request,
 };
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_layers_remote_core::{Attached, SharedDevice};
@@ -25,7 +25,7 @@ type Plans = Rc<RefCell<Vec<(Rc<Cell<bool>>, bool)>>>;
 struct Planned(MemoryDevice, Plans);
 
 fn failed() -> Error {
-    Failure::Media { reason: "planned".to_owned() }.into()
+    ErrorKind::Media { reason: "planned".to_owned() }.into()
 }
 
 impl Device for Planned {
@@ -37,7 +37,7 @@ impl Device for Planned {
         self.0.abilities()
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         let plan = if operation.is_durable() { self.1.borrow_mut().pop() } else { None };
         if let Some((may_end, is_well)) = plan {
             poll_fn(|cx| {
@@ -56,7 +56,7 @@ impl Device for Planned {
 fn planned() -> (SharedDevice, Plans) {
     let plans = Plans::default();
     let device = Planned(MemoryDevice::new(BlockSize::B4096, 64, None), Rc::clone(&plans));
-    (SharedDevice::publish(Rc::new(Gate::new("planned", Stack::new(device)))), plans)
+    (SharedDevice::publish(Rc::new(Gate::new("planned", DynDevice::new(device)))), plans)
 }
 
 fn plan(plans: &Plans, is_well: bool) -> Rc<Cell<bool>> {
@@ -72,11 +72,11 @@ fn fail_next(plans: &Plans) {
 async fn write(device: &Attached, durability: Durability) -> Outcome {
     let extent = Extent::from_raw(3, 1).unwrap();
     let data = Sealed::seal(Slice::copy_from(&[7; 4096]), BlockSize::B4096, None, &Tags::default());
-    device.execute(Operation::Write { extent, data, durability }).await
+    device.execute(Request::Write { extent, data, durability }).await
 }
 
 async fn flushes(device: &Attached) -> bool {
-    device.execute(Operation::Flush).await.is_ok()
+    device.execute(Request::Flush).await.is_ok()
 }
 
 fn run<F: Future<Output = ()>>(test: impl FnOnce() -> F) {

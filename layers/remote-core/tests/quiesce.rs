@@ -5,7 +5,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use sealblock_block::{Abilities, Answer, Device, Durability, Failure, Gate, Geometry, Operation, Outcome, Stack};
+use sealblock_block::{
+    Abilities, Device, Durability, DynDevice, ErrorKind, Gate, Geometry, Outcome, Request, Response,
+};
 use sealblock_integrity::{Checks, Sealed, Tags};
 use sealblock_layers_remote_core::{Attached, SharedDevice};
 use sealblock_media_memory::MemoryDevice;
@@ -31,8 +33,8 @@ impl Device for Part {
         self.below.abilities()
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
-        while matches!(operation, Operation::Write { .. }) && !self.may_write.get() {
+    async fn execute(&self, operation: Request) -> Outcome {
+        while matches!(operation, Request::Write { .. }) && !self.may_write.get() {
             yield_now().await;
         }
         self.below.execute(operation).await
@@ -50,10 +52,10 @@ impl Rig {
         Rig { memory, may_write: Rc::new(Cell::new(true)) }
     }
 
-    fn part(&self, capacity_blocks: u64) -> Rc<Gate<Stack>> {
+    fn part(&self, capacity_blocks: u64) -> Rc<Gate<DynDevice>> {
         let geometry = Geometry { capacity_blocks, ..self.memory.geometry().clone() };
         let (below, may_write) = (Rc::clone(&self.memory), Rc::clone(&self.may_write));
-        Rc::new(Gate::new("part", Stack::new(Part { below, geometry, may_write })))
+        Rc::new(Gate::new("part", DynDevice::new(Part { below, geometry, may_write })))
     }
 }
 
@@ -66,15 +68,15 @@ fn extent(start: u64, blocks: u64) -> Extent {
     Extent::from_raw(start, blocks).unwrap()
 }
 
-fn write(start: u64, byte: u8, durability: Durability) -> Operation {
-    let tags = Tags { app_tag: 0, storage_tag: 0, first_ref: 0 };
+fn write(start: u64, byte: u8, durability: Durability) -> Request {
+    let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: 0 };
     let data = Sealed::seal(Slice::copy_from(&[byte; 512]), BlockSize::B512, None, &tags);
-    Operation::Write { extent: extent(start, 1), data, durability }
+    Request::Write { extent: extent(start, 1), data, durability }
 }
 
 async fn byte(device: &Attached, start: u64) -> u8 {
-    let read = Operation::Read { extent: extent(start, 1), checks: Checks::NONE };
-    let Ok(Answer::Data(data)) = device.execute(read).await else { panic!("block {start} is read") };
+    let read = Request::Read { extent: extent(start, 1), checks: Checks::NONE };
+    let Ok(Response::Data(data)) = device.execute(read).await else { panic!("block {start} is read") };
     data.data()[0]
 }
 
@@ -101,8 +103,8 @@ fn requests_wait_and_go_on_with_the_device_that_took_the_place() {
         let quiesced = shared.quiesce().expect("nobody else has it");
         assert!(shared.quiesce().is_none(), "one at a time");
         let waiting = [begin(2, 2), begin(12, 3)];
-        let read = Operation::Read { extent: extent(1, 1), checks: Checks::NONE };
-        assert!(device.at_once(&read).is_none(), "not in place either");
+        let read = Request::Read { extent: extent(1, 1), checks: Checks::NONE };
+        assert!(device.try_execute(&read).is_none(), "not in place either");
         settle().await;
         assert_eq!(quiesced.under_way(), 1);
         rig.may_write.set(true);
@@ -137,11 +139,11 @@ fn what_lies_past_the_end_of_a_smaller_device_is_refused_for_all() {
         for device in [before, smaller.attach()] {
             for operation in [
                 write(12, 2, Durability::Volatile),
-                Operation::Read { extent: extent(7, 2), checks: Checks::NONE },
-                Operation::Discard { extents: vec![extent(8, 1)] },
+                Request::Read { extent: extent(7, 2), checks: Checks::NONE },
+                Request::Discard { extents: vec![extent(8, 1)] },
             ] {
-                let failure = device.execute(operation).await.unwrap_err().into_failure();
-                assert!(matches!(failure, Failure::Range { .. }), "{failure}");
+                let failure = device.execute(operation).await.unwrap_err().into_kind();
+                assert!(matches!(failure, ErrorKind::Range { .. }), "{failure}");
             }
             assert_eq!(byte(&device, 7).await, 0);
         }
@@ -157,7 +159,7 @@ fn a_place_that_was_emptied_says_why_and_nobody_hangs() {
         let quiesced = shared.quiesce().unwrap();
         let waiting = {
             let device = device.clone();
-            spawn(async move { device.execute(Operation::Flush).await })
+            spawn(async move { device.execute(Request::Flush).await })
         };
         settle().await;
         quiesced.empty("it could not be opened again".to_owned());
@@ -165,10 +167,10 @@ fn a_place_that_was_emptied_says_why_and_nobody_hangs() {
         for outcome in [waiting.await.unwrap(), device.execute(write(0, 1, Durability::Volatile)).await] {
             let error = outcome.unwrap_err();
             assert!(error.to_string().contains("could not be opened again"), "{error}");
-            assert!(matches!(error.failure(), Failure::Unreachable { .. }));
+            assert!(matches!(error.kind(), ErrorKind::Unreachable { .. }));
         }
-        let read = Operation::Read { extent: extent(0, 1), checks: Checks::NONE };
-        assert!(device.at_once(&read).is_none());
+        let read = Request::Read { extent: extent(0, 1), checks: Checks::NONE };
+        assert!(device.try_execute(&read).is_none());
         assert_eq!(device.geometry().capacity_blocks, 8);
     });
 }
@@ -205,10 +207,10 @@ fn a_flush_that_has_begun_ends_although_another_waits_to_begin() {
         };
         let durable = begin(write(0, 1, Durability::ForceUnitAccess));
         settle().await;
-        let flush = begin(Operation::Flush);
+        let flush = begin(Request::Flush);
         settle().await;
         let quiesced = shared.quiesce().unwrap();
-        let late = begin(Operation::Flush);
+        let late = begin(Request::Flush);
         settle().await;
         assert_eq!(quiesced.under_way(), 2, "the late one has not begun");
         rig.may_write.set(true);
@@ -228,17 +230,14 @@ fn who_wrote_before_the_place_changed_is_told_of_what_was_lost() {
         let writer = shared.attach_as(&wrote);
         writer.execute(write(0, 1, Durability::Volatile)).await.unwrap();
         let quiesced = shared.quiesce().unwrap();
-        quiesced.lost_writes(&Failure::Media { reason: "the log could not be written".to_owned() }.into());
+        quiesced.lost_writes(&ErrorKind::Media { reason: "the log could not be written".to_owned() }.into());
         let larger = quiesced.replace(rig.part(16));
         drop(quiesced);
         assert!(larger.knows(&wrote), "the same asker, whichever handle it came from");
-        let error = larger.attach_as(&wrote).execute(Operation::Flush).await.unwrap_err();
+        let error = larger.attach_as(&wrote).execute(Request::Flush).await.unwrap_err();
         assert!(error.to_string().contains("the log could not be written"), "{error}");
-        assert!(writer.execute(Operation::Flush).await.is_ok(), "told once");
-        assert!(
-            larger.attach_as(&looked).execute(Operation::Flush).await.is_ok(),
-            "who had written nothing is not told"
-        );
+        assert!(writer.execute(Request::Flush).await.is_ok(), "told once");
+        assert!(larger.attach_as(&looked).execute(Request::Flush).await.is_ok(), "who had written nothing is not told");
     });
 }
 

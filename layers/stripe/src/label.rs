@@ -2,12 +2,12 @@
 //!
 //! The order of the members and the size of the chunks are all that tells where a block of the stripe lies, and the members
 //! verify clean in any order: so both are noted, and an opening that says something else is refused. The label takes the
-//! slot of [`AnnexSlot::Group`], so a member can be in no mirror at the same time; what a group of stripes notes there on the
+//! slot of [`ReservedArea::Group`], so a member can be in no mirror at the same time; what a group of stripes notes there on the
 //! stripe as a whole is kept behind the head of the first member's label.
 //!
 //! Everything read here is hostile until its checksum and its ranges have been checked.
 
-use sealblock_block::AnnexSlot;
+use sealblock_block::ReservedArea;
 use sealblock_integrity::guard;
 use sealblock_units::{BlockSize, ByteCount};
 
@@ -122,7 +122,7 @@ impl Label {
             return Err(LabelError::Field("size of chunks"));
         }
         let above = &bytes[HEAD_BYTES..];
-        if get::<4>(bytes, AT_LENGTH) != above.len() as u64 || bytes.len() > AnnexSlot::Group.most_bytes() {
+        if get::<4>(bytes, AT_LENGTH) != above.len() as u64 || bytes.len() > ReservedArea::GroupLabel.max_bytes() {
             return Err(LabelError::Field("length"));
         }
         let mut uuid = [0; 16];
@@ -188,7 +188,7 @@ pub(crate) mod tests {
         for chunk in [0, 512, 4097, 12 << 10] {
             assert_eq!(refused(Label { chunk: ByteCount::new(chunk), ..label() }), field("size of chunks"), "{chunk}");
         }
-        let room = AnnexSlot::Group.most_bytes() - HEAD_BYTES;
+        let room = ReservedArea::GroupLabel.max_bytes() - HEAD_BYTES;
         let full = Label { above: vec![1; room], members: MOST_MEMBERS, own: MOST_MEMBERS - 1, ..label() };
         assert_eq!(refused(full.clone()), Ok(Some(full)));
         assert_eq!(refused(Label { above: vec![1; room + 1], ..label() }), field("length"));

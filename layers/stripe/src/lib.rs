@@ -13,26 +13,28 @@
 //! Its legs in another order, or chunks of another size, are another device, which reads wrong data and verifies clean. So the
 //! legs have labels (`label`), and `members` checks them against what was asked for before anything is read or written.
 
-mod join;
 pub mod label;
 mod members;
-mod plan;
+mod merge;
+mod stripe_map;
 mod tags;
 
 use std::cell::RefCell;
 
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
-use sealblock_block::{Abilities, AnnexSlot, Answer, Device, Durability, Error, Geometry, Limits, Operation, Outcome};
+use sealblock_block::{
+    Abilities, Device, Durability, Error, Geometry, Limits, Outcome, Request, ReservedArea, Response,
+};
 use sealblock_integrity::{Checks, PiFormat, Sealed};
 use sealblock_runtime_memory::{Pool, Slice};
 use sealblock_units::{BlockCount, BlockSize, ByteCount, Extent};
 
-use join::{Join, answered_wrongly};
 use label::Label;
 use members::Assembly;
 pub use members::Refusal;
-use plan::{Part, Plan, Run};
+use merge::{Merger, answered_wrongly};
+use stripe_map::{ChunkRun, MemberPart, StripeMap};
 use tags::gather;
 
 /// The size of chunks unless told: 64 KiB.
@@ -88,7 +90,7 @@ pub enum StripeError {
 /// The legs as one device. See the crate's header.
 pub struct StripeLayer<D> {
     legs: Vec<D>,
-    join: Join,
+    join: Merger,
     geometry: Geometry,
     /// The first leg's label, where the legs have labels.
     label: Option<RefCell<Label>>,
@@ -117,11 +119,11 @@ impl<D: Device> StripeLayer<D> {
         if !is_whole || !blocks.is_power_of_two() || u32::try_from(blocks).is_err() {
             return Err(StripeError::Chunk { chunk, size });
         }
-        let plan = Plan::new(legs.len(), blocks.trailing_zeros());
+        let plan = StripeMap::new(legs.len(), blocks.trailing_zeros());
         let geometry = geometry(&legs, plan, size, format)?;
         // Only what a pool keeps of the heap is wanted; how much is in use is bounded by the requests under way.
         let pool = Pool::new(0, usize::MAX);
-        Ok(StripeLayer { legs, join: Join { plan, size, format, pool }, geometry, label: None })
+        Ok(StripeLayer { legs, join: Merger { plan, size, format, pool }, geometry, label: None })
     }
 
     /// The same device, once its legs' labels say that they are one stripe in this order, in chunks of this size. Those of a
@@ -137,16 +139,16 @@ impl<D: Device> StripeLayer<D> {
     }
 
     /// What a group that this stripe is a member of notes on it. It is kept in the first leg's label, where there is one.
-    async fn group_notes(&self, operation: Operation) -> Outcome {
+    async fn group_notes(&self, operation: Request) -> Outcome {
         let Some(label) = &self.label else { return self.legs[0].execute(operation).await };
         match operation {
-            Operation::WriteAnnex { bytes, .. } => {
+            Request::WriteReserved { bytes, .. } => {
                 let new = Label { above: bytes.to_vec(), ..label.borrow().clone() };
                 members::write(&self.legs[0], &new).await?;
                 label.replace(new);
-                Ok(Answer::Done)
+                Ok(Response::Done)
             }
-            _ => Ok(Answer::Annex(Slice::copy_from(&label.borrow().above))),
+            _ => Ok(Response::Reserved(Slice::copy_from(&label.borrow().above))),
         }
     }
 
@@ -163,9 +165,9 @@ impl<D: Device> StripeLayer<D> {
     /// What is to be checked in blocks that begin `above`, for the run that begins `below`.
     fn checks_down(&self, checks: Checks, above: u64, below: u64) -> Checks {
         match self.join.format {
-            Some(format) if format.protection().counts_blocks() => {
+            Some(format) if format.protection().increments_ref_tag() => {
                 let gain = below.wrapping_sub(above);
-                Checks { first_ref: checks.first_ref.map(|tag| format.reference_tag(tag, gain)), ..checks }
+                Checks { initial_ref_tag: checks.initial_ref_tag.map(|tag| format.reference_tag(tag, gain)), ..checks }
             }
             _ => checks,
         }
@@ -173,39 +175,38 @@ impl<D: Device> StripeLayer<D> {
 
     /// What the leg is asked of a request for `whole`. A demand that counts on from the request's first block is, at the
     /// leg's first, the same demand less the request's address plus the leg's.
-    fn part_down(&self, operation: &Operation, whole: Extent, runs: &[Run], part: Part) -> Operation {
+    fn part_down(&self, operation: &Request, whole: Extent, runs: &[ChunkRun], part: MemberPart) -> Request {
         let extent = part.below;
         let down = |checks: &Checks| self.checks_down(*checks, whole.start().get(), extent.start().get());
         match operation {
-            Operation::Read { checks, .. } => Operation::Read { extent, checks: down(checks) },
-            Operation::Verify { checks, .. } => Operation::Verify { extent, checks: down(checks) },
-            Operation::Repair { checks, .. } => Operation::Repair { extent, checks: down(checks) },
-            Operation::Digest { checks, .. } => Operation::Digest { extent, checks: down(checks) },
-            Operation::Allocation { .. } => Operation::Allocation { extent },
-            Operation::Write { data, durability, .. } => Operation::Write {
+            Request::Read { checks, .. } => Request::Read { extent, checks: down(checks) },
+            Request::Verify { checks, .. } => Request::Verify { extent, checks: down(checks) },
+            Request::Repair { checks, .. } => Request::Repair { extent, checks: down(checks) },
+            Request::Checksum { checks, .. } => Request::Checksum { extent, checks: down(checks) },
+            Request::BlockStatus { .. } => Request::BlockStatus { extent },
+            Request::Write { data, durability, .. } => Request::Write {
                 extent,
                 data: gather(data, runs, part.leg, self.join.format, &self.join.pool),
                 durability: *durability,
             },
-            Operation::Compare { data, .. } => {
-                Operation::Compare { extent, data: gather(data, runs, part.leg, self.join.format, &self.join.pool) }
+            Request::Compare { data, .. } => {
+                Request::Compare { extent, data: gather(data, runs, part.leg, self.join.format, &self.join.pool) }
             }
-            Operation::WriteZeroes { may_unmap, durability, .. } => {
-                Operation::WriteZeroes { extent, may_unmap: *may_unmap, durability: *durability }
+            Request::WriteZeroes { may_unmap, durability, .. } => {
+                Request::WriteZeroes { extent, may_unmap: *may_unmap, durability: *durability }
             }
-            Operation::WriteUncorrectable { durability, .. } => {
-                Operation::WriteUncorrectable { extent, durability: *durability }
+            Request::WriteUncorrectable { durability, .. } => {
+                Request::WriteUncorrectable { extent, durability: *durability }
             }
-            Operation::Flush
-            | Operation::Discard { .. }
-            | Operation::ReadAnnex { .. }
-            | Operation::WriteAnnex { .. } => operation.clone(),
+            Request::Flush | Request::Discard { .. } | Request::ReadReserved { .. } | Request::WriteReserved { .. } => {
+                operation.clone()
+            }
         }
     }
 
     /// A request for blocks of one chunk: all that is asked and answered is in one piece.
-    async fn one_run(&self, operation: Operation, whole: Extent, run: Run) -> Outcome {
-        let below = self.part_down(&operation, whole, &[run], Part { leg: run.leg, below: run.below });
+    async fn one_run(&self, operation: Request, whole: Extent, run: ChunkRun) -> Outcome {
+        let below = self.part_down(&operation, whole, &[run], MemberPart { leg: run.leg, below: run.below });
         drop(operation);
         match self.legs[run.leg].execute(below).await {
             Ok(answer) => self.join.answer(&run, answer),
@@ -214,11 +215,11 @@ impl<D: Device> StripeLayer<D> {
     }
 
     /// A request for blocks of several chunks.
-    async fn blocks(&self, operation: Operation, whole: Extent) -> Outcome {
+    async fn blocks(&self, operation: Request, whole: Extent) -> Outcome {
         let plan = self.join.plan;
-        let needs_runs = matches!(operation, Operation::Write { .. } | Operation::Compare { .. });
-        let runs: Vec<Run> = if needs_runs { plan.runs(whole).collect() } else { Vec::new() };
-        let asked: Vec<(Part, Operation)> =
+        let needs_runs = matches!(operation, Request::Write { .. } | Request::Compare { .. });
+        let runs: Vec<ChunkRun> = if needs_runs { plan.runs(whole).collect() } else { Vec::new() };
+        let asked: Vec<(MemberPart, Request)> =
             plan.parts(whole).map(|part| (part, self.part_down(&operation, whole, &runs, part))).collect();
         drop(operation);
         let outcomes = self.ask(asked.into_iter().map(|(part, operation)| (part, part.leg, operation))).await;
@@ -230,9 +231,9 @@ impl<D: Device> StripeLayer<D> {
     async fn write_chunks(&self, whole: Extent, data: &Sealed, durability: Durability) -> Outcome {
         let asked = self.join.plan.runs(whole).map(|run| {
             let data = gather(data, &[run], run.leg, self.join.format, &self.join.pool);
-            (run.leg, run.leg, Operation::Write { extent: run.below, data, durability })
+            (run.leg, run.leg, Request::Write { extent: run.below, data, durability })
         });
-        self.succeeded(self.ask(asked).await, |leg| *leg).map(|_| Answer::Done)
+        self.succeeded(self.ask(asked).await, |leg| *leg).map(|_| Response::Done)
     }
 
     fn writes_chunks(&self) -> bool {
@@ -240,12 +241,16 @@ impl<D: Device> StripeLayer<D> {
     }
 
     /// Asks legs, side by side.
-    async fn ask<T>(&self, asked: impl Iterator<Item = (T, usize, Operation)>) -> Vec<(T, Outcome)> {
+    async fn ask<T>(&self, asked: impl Iterator<Item = (T, usize, Request)>) -> Vec<(T, Outcome)> {
         join_all(asked.map(|(of, leg, operation)| async move { (of, self.legs[leg].execute(operation).await) })).await
     }
 
     /// All answers, or the one error that says most.
-    fn succeeded<T>(&self, outcomes: Vec<(T, Outcome)>, leg: impl Fn(&T) -> usize) -> Result<Vec<(T, Answer)>, Error> {
+    fn succeeded<T>(
+        &self,
+        outcomes: Vec<(T, Outcome)>,
+        leg: impl Fn(&T) -> usize,
+    ) -> Result<Vec<(T, Response)>, Error> {
         let (mut answers, mut errors) = (Vec::new(), Vec::new());
         for (of, outcome) in outcomes {
             match outcome {
@@ -265,20 +270,20 @@ impl<D: Device> StripeLayer<D> {
     async fn digest(&self, whole: Extent, checks: Checks) -> Outcome {
         let asked = self.join.plan.runs(whole).map(|run| {
             let checks = self.checks_down(checks, whole.start().get(), run.below.start().get());
-            (run, Operation::Digest { extent: run.below, checks })
+            (run, Request::Checksum { extent: run.below, checks })
         });
-        let outcomes: Vec<(Run, Outcome)> = stream::iter(asked)
+        let outcomes: Vec<(ChunkRun, Outcome)> = stream::iter(asked)
             .map(|(run, operation)| async move { (run, self.legs[run.leg].execute(operation).await) })
             .buffered(DIGESTS_IN_FLIGHT)
             .collect()
             .await;
         let answers = self.succeeded(outcomes, |run| run.leg)?;
         let digest = |(run, answer)| match answer {
-            Answer::Digest(digest) => Ok((run, digest)),
+            Response::Checksum(digest) => Ok((run, digest)),
             _ => Err(answered_wrongly()),
         };
         let digests = answers.into_iter().map(digest).collect::<Result<Vec<_>, Error>>()?;
-        Ok(Answer::Digest(self.join.digests(digests)))
+        Ok(Response::Checksum(self.join.digests(digests)))
     }
 
     async fn discard(&self, extents: Vec<Extent>) -> Outcome {
@@ -287,20 +292,20 @@ impl<D: Device> StripeLayer<D> {
             by_leg[part.leg].push(part.below);
         }
         let asked = by_leg.into_iter().enumerate().filter(|(_, extents)| !extents.is_empty());
-        self.done(asked.map(|(leg, extents)| (leg, Operation::Discard { extents }))).await
+        self.done(asked.map(|(leg, extents)| (leg, Request::Discard { extents }))).await
     }
 
     /// What all legs are asked and only answer that they did.
-    async fn done(&self, asked: impl Iterator<Item = (usize, Operation)>) -> Outcome {
+    async fn done(&self, asked: impl Iterator<Item = (usize, Request)>) -> Outcome {
         let outcomes = self.ask(asked.map(|(leg, operation)| (leg, leg, operation))).await;
-        self.succeeded(outcomes, |leg| *leg).map(|_| Answer::Done)
+        self.succeeded(outcomes, |leg| *leg).map(|_| Response::Done)
     }
 }
 
 /// What the stripe of these legs is.
 fn geometry<D: Device>(
     legs: &[D],
-    plan: Plan,
+    plan: StripeMap,
     block_size: BlockSize,
     protection: Option<PiFormat>,
 ) -> Result<Geometry, StripeError> {
@@ -319,7 +324,11 @@ fn geometry<D: Device>(
         let all = whole.saturating_mul(legs.len() as u64).min(u64::from(u32::MAX));
         BlockCount::new(all as u32).expect("at least one block")
     };
-    let limits = Limits { transfer: limit(|of| of.transfer), verify: limit(|of| of.verify), zero: limit(|of| of.zero) };
+    let limits = Limits {
+        max_transfer_blocks: limit(|of| of.max_transfer_blocks),
+        max_verify_blocks: limit(|of| of.max_verify_blocks),
+        max_zero_blocks: limit(|of| of.max_zero_blocks),
+    };
     Ok(Geometry { block_size, capacity_blocks, protection, limits })
 }
 
@@ -330,30 +339,32 @@ impl<D: Device> Device for StripeLayer<D> {
 
     fn abilities(&self) -> Abilities {
         let each = self.legs.iter().map(Device::abilities);
-        let all = each.reduce(|a, b| a.together(&b)).expect("a stripe has a leg");
+        let all = each.reduce(|a, b| a.intersect(&b)).expect("a stripe has a leg");
         // One leg's room is enough, and only one write of it is all or nothing.
-        Abilities { annex: self.legs[0].abilities().annex, ..all }
+        Abilities { reserved: self.legs[0].abilities().reserved, ..all }
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         match operation {
-            Operation::Flush => self.done((0..self.legs.len()).map(|leg| (leg, Operation::Flush))).await,
-            Operation::Discard { extents } => self.discard(extents).await,
-            Operation::Digest { extent, checks } => self.digest(extent, checks).await,
-            Operation::ReadAnnex { slot } | Operation::WriteAnnex { slot, .. } if slot == AnnexSlot::Group => {
+            Request::Flush => self.done((0..self.legs.len()).map(|leg| (leg, Request::Flush))).await,
+            Request::Discard { extents } => self.discard(extents).await,
+            Request::Checksum { extent, checks } => self.digest(extent, checks).await,
+            Request::ReadReserved { slot } | Request::WriteReserved { slot, .. }
+                if slot == ReservedArea::GroupLabel =>
+            {
                 self.group_notes(operation).await
             }
-            Operation::ReadAnnex { .. } | Operation::WriteAnnex { .. } => self.legs[0].execute(operation).await,
-            Operation::Read { extent, .. }
-            | Operation::Write { extent, .. }
-            | Operation::Verify { extent, .. }
-            | Operation::Repair { extent, .. }
-            | Operation::Allocation { extent }
-            | Operation::Compare { extent, .. }
-            | Operation::WriteZeroes { extent, .. }
-            | Operation::WriteUncorrectable { extent, .. } => match (self.join.plan.only_run(extent), operation) {
+            Request::ReadReserved { .. } | Request::WriteReserved { .. } => self.legs[0].execute(operation).await,
+            Request::Read { extent, .. }
+            | Request::Write { extent, .. }
+            | Request::Verify { extent, .. }
+            | Request::Repair { extent, .. }
+            | Request::BlockStatus { extent }
+            | Request::Compare { extent, .. }
+            | Request::WriteZeroes { extent, .. }
+            | Request::WriteUncorrectable { extent, .. } => match (self.join.plan.only_run(extent), operation) {
                 (Some(run), operation) => self.one_run(operation, extent, run).await,
-                (None, Operation::Write { data, durability, .. }) if self.writes_chunks() => {
+                (None, Request::Write { data, durability, .. }) if self.writes_chunks() => {
                     self.write_chunks(extent, &data, durability).await
                 }
                 (None, operation) => self.blocks(operation, extent).await,

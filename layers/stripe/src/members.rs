@@ -4,12 +4,12 @@
 //! when a crash ended the labelling half-way. A device without a label among others that hold something is no half-labelled
 //! member but another device in its place, and is refused.
 
-use sealblock_block::{Ability, AnnexSlot, Answer, Device, Error, Failure, Operation, is_blank};
+use sealblock_block::{Ability, Device, Error, ErrorKind, Request, ReservedArea, Response, is_blank};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, ByteCount};
 
-use crate::join::answered_wrongly;
 use crate::label::{Label, LabelError, MOST_MEMBERS};
+use crate::merge::answered_wrongly;
 
 /// Why devices are not put together as a stripe. Members are counted from 0.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -142,13 +142,13 @@ pub(crate) async fn assemble<D: Device>(members: &[D], assembly: &Assembly) -> R
 
 /// What the label of a device says; nothing where it has none.
 async fn read<D: Device>(member: usize, device: &D) -> Result<Option<Label>, Refusal> {
-    if device.abilities().annex != Ability::Native {
+    if device.abilities().reserved != Ability::Native {
         return Err(Refusal::NoRoom(member));
     }
     let bytes = match read_slot(device).await {
         Ok(bytes) => bytes,
         // A mirror keeps the slot for itself.
-        Err(error) if matches!(error.failure(), Failure::Absent(_)) => return Err(Refusal::NoRoom(member)),
+        Err(error) if matches!(error.kind(), ErrorKind::Absent(_)) => return Err(Refusal::NoRoom(member)),
         Err(why) => return Err(Refusal::Device { member, why }),
     };
     match Label::decode(&bytes) {
@@ -161,8 +161,8 @@ async fn read<D: Device>(member: usize, device: &D) -> Result<Option<Label>, Ref
 
 /// What the slot of the label holds.
 pub(crate) async fn read_slot<D: Device>(device: &D) -> Result<Slice, Error> {
-    match device.execute(Operation::ReadAnnex { slot: AnnexSlot::Group }).await? {
-        Answer::Annex(bytes) => Ok(bytes),
+    match device.execute(Request::ReadReserved { slot: ReservedArea::GroupLabel }).await? {
+        Response::Reserved(bytes) => Ok(bytes),
         _ => Err(answered_wrongly()),
     }
 }
@@ -170,7 +170,7 @@ pub(crate) async fn read_slot<D: Device>(device: &D) -> Result<Slice, Error> {
 /// Writes a label; durable in the end.
 pub(crate) async fn write<D: Device>(device: &D, label: &Label) -> Result<(), Error> {
     let bytes = Slice::copy_from(&label.encode());
-    device.execute(Operation::WriteAnnex { slot: AnnexSlot::Group, bytes }).await.map(drop)
+    device.execute(Request::WriteReserved { slot: ReservedArea::GroupLabel, bytes }).await.map(drop)
 }
 
 /// Whether the labels that are there fit each other, their places, and what is asked for.

@@ -9,11 +9,11 @@ use std::task::Poll;
 
 use futures_util::FutureExt;
 use sealblock_block::{
-    Abilities, Ability, Answer, Device, Durability, Error, Failure, Fault, FaultField, Faults, Gate, Geometry, Leg,
-    Limits, Operation, Outcome,
+    Abilities, Ability, BadBlock, BadBlockCause, BadBlocks, Device, Durability, Error, ErrorKind, Gate, Geometry,
+    Limits, MemberPath, Outcome, Request, Response,
 };
 use sealblock_integrity::{Checks, Field, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
-use sealblock_media_memory::{Damage, MemoryDevice};
+use sealblock_media_memory::{Corruption, MemoryDevice};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockCount, BlockSize, ByteCount, Extent, Lba};
 
@@ -34,7 +34,7 @@ fn stripe(legs: usize, chunk_blocks: u64, format: Option<PiFormat>) -> (Gate<Str
     (Gate::new("stripe", layer), legs)
 }
 
-fn run(device: &impl Device, operation: Operation) -> Outcome {
+fn run(device: &impl Device, operation: Request) -> Outcome {
     device.execute(operation).now_or_never().expect("RAM never waits")
 }
 
@@ -45,14 +45,14 @@ fn extent(start: u64, blocks: u64) -> Extent {
 /// Blocks that each hold a byte of their own.
 fn sealed(format: Option<PiFormat>, at: Extent, seed: u8, first_ref: u64) -> Sealed {
     let data: Vec<u8> = at.iter().flat_map(|lba| [seed.wrapping_add((lba.get() as u8).wrapping_mul(3)); 512]).collect();
-    let tags = Tags { app_tag: 3, storage_tag: 0, first_ref };
+    let tags = Tags { app_tag: 3, storage_tag: 0, initial_ref_tag: first_ref };
     Sealed::seal(Slice::copy_from(&data), BlockSize::B512, format, &tags)
 }
 
 fn write(device: &impl Device, at: Extent, seed: u8) {
     let data = sealed(device.geometry().protection, at, seed, at.start().get());
-    let outcome = run(device, Operation::Write { extent: at, data, durability: Durability::Volatile });
-    assert!(matches!(outcome, Ok(Answer::Done)), "{outcome:?}");
+    let outcome = run(device, Request::Write { extent: at, data, durability: Durability::Volatile });
+    assert!(matches!(outcome, Ok(Response::Done)), "{outcome:?}");
 }
 
 fn full(device: &impl Device, at: Extent) -> Checks {
@@ -60,7 +60,7 @@ fn full(device: &impl Device, at: Extent) -> Checks {
 }
 
 fn read(device: &impl Device, at: Extent) -> Outcome {
-    run(device, Operation::Read { extent: at, checks: full(device, at) })
+    run(device, Request::Read { extent: at, checks: full(device, at) })
 }
 
 #[test]
@@ -90,8 +90,8 @@ fn the_smallest_leg_counts_in_whole_chunks() {
     let layer = StripeLayer::new(vec![leg(64, None), leg(47, None), leg(100, None)], ByteCount::new(4096)).unwrap();
     assert_eq!(layer.geometry().capacity_blocks, 3 * 40);
     let gate = Gate::new("stripe", layer);
-    let past = read(&gate, extent(119, 2)).unwrap_err().into_failure();
-    assert_eq!(past, Failure::Range { extent: extent(119, 2), last: Lba::new(119) });
+    let past = read(&gate, extent(119, 2)).unwrap_err().into_kind();
+    assert_eq!(past, ErrorKind::Range { extent: extent(119, 2), last: Lba::new(119) });
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn each_leg_verifies_by_itself() {
         for leg in &legs {
             assert!(read(leg, extent(0, 64)).is_ok());
             let checks = full(leg, extent(5, 50));
-            assert!(run(leg, Operation::Verify { extent: extent(5, 50), checks }).is_ok());
+            assert!(run(leg, Request::Verify { extent: extent(5, 50), checks }).is_ok());
         }
         write(&legs[1], extent(4, 4), 9);
         assert!(read(&gate, extent(0, 192)).is_ok(), "what a leg got is good above");
@@ -114,10 +114,10 @@ fn writes_of_large_chunks_go_chunk_by_chunk_and_are_like_others() {
     let legs: Vec<Below> = (0..2).map(|_| leg(256, Some(TYPE1))).collect();
     let large = Gate::new("stripe", StripeLayer::new(legs.clone(), ByteCount::new(32 << 10)).unwrap());
     write(&large, extent(10, 400), 5);
-    let Ok(Answer::Data(data)) = read(&large, extent(10, 400)) else { panic!("what was written is good") };
+    let Ok(Response::Data(data)) = read(&large, extent(10, 400)) else { panic!("what was written is good") };
     let wanted = sealed(Some(TYPE1), extent(10, 400), 5, 10);
     assert!(data.data()[..] == wanted.data()[..] && data.tags()[..] == wanted.tags()[..]);
-    let requests: u64 = legs.iter().map(|leg| leg.counters().requests(sealblock_block::OperationKind::Write)).sum();
+    let requests: u64 = legs.iter().map(|leg| leg.counters().requests(sealblock_block::RequestKind::Write)).sum();
     assert_eq!(requests, 7, "blocks 10 to 409 lie in seven chunks of 64");
     assert!(legs.iter().all(|leg| read(leg, extent(0, 256)).is_ok()));
 }
@@ -126,17 +126,17 @@ fn writes_of_large_chunks_go_chunk_by_chunk_and_are_like_others() {
 fn faults_of_all_legs_come_back_in_order_with_their_legs() {
     let (gate, legs) = stripe(2, 4, Some(TYPE1));
     write(&gate, extent(0, 128), 7);
-    assert!(legs[1].device().damage(Lba::new(1), Damage::Data { at: 0, mask: 1 }));
-    assert!(legs[0].device().damage(Lba::new(6), Damage::Tag { at: 7, mask: 0x80 }));
-    assert!(legs[0].device().damage(Lba::new(0), Damage::Data { at: 3, mask: 1 }));
+    assert!(legs[1].device().damage(Lba::new(1), Corruption::Data { at: 0, mask: 1 }));
+    assert!(legs[0].device().damage(Lba::new(6), Corruption::Tag { at: 7, mask: 0x80 }));
+    assert!(legs[0].device().damage(Lba::new(0), Corruption::Data { at: 3, mask: 1 }));
     let (checks, at) = (full(&gate, extent(0, 128)), extent(0, 128));
-    for operation in [Operation::Read { extent: at, checks }, Operation::Verify { extent: at, checks }] {
+    for operation in [Request::Read { extent: at, checks }, Request::Verify { extent: at, checks }] {
         let error = run(&gate, operation).unwrap_err();
-        assert_eq!(error.hop(), Some("stripe"), "the hop whose blocks it names");
-        let faults = error.faults().unwrap().as_slice();
-        let found: Vec<_> = faults.iter().map(|fault| (fault.lba.get(), fault.field, fault.leg)).collect();
-        let (guard, tag) = (FaultField::Tag(Field::Guard), FaultField::Tag(Field::RefTag));
-        let on = |leg| Leg::NONE.within(leg);
+        assert_eq!(error.device_name(), Some("stripe"), "the hop whose blocks it names");
+        let faults = error.bad_blocks().unwrap().as_slice();
+        let found: Vec<_> = faults.iter().map(|fault| (fault.lba.get(), fault.cause, fault.member)).collect();
+        let (guard, tag) = (BadBlockCause::Tag(Field::Guard), BadBlockCause::Tag(Field::RefTag));
+        let on = |leg| MemberPath::NONE.within(leg);
         assert_eq!(found, [(0, guard, on(0)), (5, guard, on(1)), (10, tag, on(0))]);
         // Block 6 of the leg is block 10 here, and its tag is as wrong as it was.
         assert_eq!((faults[2].expected, faults[2].actual), (Some(10), Some((6 ^ 0x80) + 4)));
@@ -149,31 +149,34 @@ fn a_compare_names_the_first_block_that_differs() {
     write(&gate, extent(0, 192), 7);
     let compare = || {
         let data = sealed(Some(TYPE1), extent(0, 192), 7, 0);
-        run(&gate, Operation::Compare { extent: extent(0, 192), data })
+        run(&gate, Request::Compare { extent: extent(0, 192), data })
     };
-    assert!(matches!(compare(), Ok(Answer::Done)));
+    assert!(matches!(compare(), Ok(Response::Done)));
     write(&gate, extent(100, 1), 8);
     write(&gate, extent(52, 1), 8);
     write(&gate, extent(151, 1), 8);
-    assert_eq!(compare().unwrap_err().into_failure(), Failure::Miscompare { lba: Lba::new(52) });
-    assert!(legs[1].device().damage(Lba::new(30), Damage::Data { at: 0, mask: 1 }));
-    assert!(matches!(compare().unwrap_err().into_failure(), Failure::Integrity(_)), "damage is no difference");
+    assert_eq!(compare().unwrap_err().into_kind(), ErrorKind::Miscompare { lba: Lba::new(52) });
+    assert!(legs[1].device().damage(Lba::new(30), Corruption::Data { at: 0, mask: 1 }));
+    assert!(matches!(compare().unwrap_err().into_kind(), ErrorKind::Integrity(_)), "damage is no difference");
 }
 
 #[test]
 fn requests_of_the_limit_give_each_leg_its_own() {
     let limits = |transfer| Limits {
-        transfer: BlockCount::new(transfer).unwrap(),
-        verify: BlockCount::new(1000).unwrap(),
-        zero: BlockCount::MAX,
+        max_transfer_blocks: BlockCount::new(transfer).unwrap(),
+        max_verify_blocks: BlockCount::new(1000).unwrap(),
+        max_zero_blocks: BlockCount::MAX,
     };
     let legs = vec![Scripted::new(limits(100)), Scripted::new(limits(64))];
     let layer = StripeLayer::new(legs, ByteCount::new(16 * 512)).unwrap();
     let of = layer.geometry().limits;
-    assert_eq!((of.transfer.get(), of.verify.get(), of.zero), (128, 2 * 992, BlockCount::MAX));
+    assert_eq!(
+        (of.max_transfer_blocks.get(), of.max_verify_blocks.get(), of.max_zero_blocks),
+        (128, 2 * 992, BlockCount::MAX)
+    );
     let small = vec![Scripted::new(limits(5)), Scripted::new(limits(64))];
     let layer = StripeLayer::new(small, ByteCount::new(16 * 512)).unwrap();
-    assert_eq!(layer.geometry().limits.transfer.get(), 32, "a chunk of each leg, which its gate cuts");
+    assert_eq!(layer.geometry().limits.max_transfer_blocks.get(), 32, "a chunk of each leg, which its gate cuts");
 }
 
 /// A device that answers only when all others were asked, and as it is told.
@@ -183,7 +186,7 @@ struct Scripted {
     abilities: Abilities,
     asked: Rc<Cell<usize>>,
     wanted: usize,
-    fails: Option<Failure>,
+    fails: Option<ErrorKind>,
 }
 
 impl Scripted {
@@ -192,7 +195,7 @@ impl Scripted {
         Scripted { geometry, abilities: Abilities::COMPLETE, asked: Rc::default(), wanted: 0, fails: None }
     }
 
-    fn with(asked: &Rc<Cell<usize>>, wanted: usize, fails: Option<Failure>) -> Scripted {
+    fn with(asked: &Rc<Cell<usize>>, wanted: usize, fails: Option<ErrorKind>) -> Scripted {
         let limits = Limits::new(BlockSize::B512, 1 << 20, 2048);
         Scripted { asked: Rc::clone(asked), wanted, fails, ..Scripted::new(limits) }
     }
@@ -207,30 +210,30 @@ impl Device for Scripted {
         self.abilities
     }
 
-    async fn execute(&self, _operation: Operation) -> Outcome {
+    async fn execute(&self, _operation: Request) -> Outcome {
         self.asked.set(self.asked.get() + 1);
         std::future::poll_fn(|cx| {
             cx.waker().wake_by_ref();
             if self.asked.get() >= self.wanted { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
-        self.fails.clone().map_or(Ok(Answer::Done), |failure| Err(Error::from(failure)))
+        self.fails.clone().map_or(Ok(Response::Done), |failure| Err(Error::from(failure)))
     }
 }
 
 #[test]
 fn all_legs_are_asked_before_any_has_answered() {
     for operation in [
-        Operation::Flush,
-        Operation::WriteZeroes { extent: extent(3, 40), may_unmap: true, durability: Durability::Volatile },
-        Operation::Discard { extents: vec![extent(0, 1), extent(8, 1), extent(16, 1), extent(24, 1)] },
+        Request::Flush,
+        Request::WriteZeroes { extent: extent(3, 40), may_unmap: true, durability: Durability::Volatile },
+        Request::Discard { extents: vec![extent(0, 1), extent(8, 1), extent(16, 1), extent(24, 1)] },
     ] {
         let asked = Rc::new(Cell::new(0));
         let legs = (0..4).map(|_| Scripted::with(&asked, 4, None)).collect();
         let layer = StripeLayer::new(legs, ByteCount::new(8 * 512)).unwrap();
         let mut future = std::pin::pin!(layer.execute(operation));
         let outcome = (0..4).find_map(|_| future.as_mut().now_or_never());
-        assert!(matches!(outcome, Some(Ok(Answer::Done))), "{outcome:?}");
+        assert!(matches!(outcome, Some(Ok(Response::Done))), "{outcome:?}");
         assert_eq!(asked.get(), 4, "each leg once");
     }
 }
@@ -238,18 +241,18 @@ fn all_legs_are_asked_before_any_has_answered() {
 #[test]
 fn what_is_not_about_blocks_outweighs_what_is() {
     let asked = Rc::new(Cell::new(0));
-    let damaged = Failure::Integrity(Faults::new(vec![Fault::media(Lba::new(2))]).unwrap());
-    let gone = Failure::Unreachable { reason: "cut".to_owned() };
-    let of = |first: Option<Failure>, second: Option<Failure>| {
+    let damaged = ErrorKind::Integrity(BadBlocks::new(vec![BadBlock::media(Lba::new(2))]).unwrap());
+    let gone = ErrorKind::Unreachable { reason: "cut".to_owned() };
+    let of = |first: Option<ErrorKind>, second: Option<ErrorKind>| {
         let legs = vec![Scripted::with(&asked, 0, first), Scripted::with(&asked, 0, second)];
         let layer = StripeLayer::new(legs, ByteCount::new(8 * 512)).unwrap();
-        let verify = Operation::Verify { extent: extent(0, 100), checks: Checks::NONE };
-        run(&layer, verify).map(drop).map_err(Error::into_failure)
+        let verify = Request::Verify { extent: extent(0, 100), checks: Checks::NONE };
+        run(&layer, verify).map(drop).map_err(Error::into_kind)
     };
     assert_eq!(of(None, None), Ok(()));
     assert_eq!(of(Some(damaged.clone()), Some(gone.clone())), Err(gone));
-    let at = |lba, leg| Fault { leg: Leg::NONE.within(leg), ..Fault::media(Lba::new(lba)) };
-    let both = Failure::Integrity(Faults::new(vec![at(2, 0), at(10, 1)]).unwrap());
+    let at = |lba, leg| BadBlock { member: MemberPath::NONE.within(leg), ..BadBlock::media(Lba::new(lba)) };
+    let both = ErrorKind::Integrity(BadBlocks::new(vec![at(2, 0), at(10, 1)]).unwrap());
     assert_eq!(of(Some(damaged.clone()), Some(damaged)), Err(both));
 }
 
@@ -276,7 +279,7 @@ fn a_stripe_can_what_all_its_legs_can() {
 }
 
 /// What is made of an answer.
-type Twist = fn(Answer) -> Answer;
+type Twist = fn(Response) -> Response;
 
 /// A leg that answers what it was not asked for.
 struct Liar {
@@ -293,7 +296,7 @@ impl Device for Liar {
         self.leg.abilities()
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         self.leg.execute(operation).await.map(self.says)
     }
 }
@@ -305,21 +308,21 @@ fn answers_that_do_not_belong_to_the_request_are_refused() {
         (|answer| answer, [true, true]),
         (
             |answer| match answer {
-                Answer::Data(data) => Answer::Data(data.slice(0, data.blocks() - 1)),
+                Response::Data(data) => Response::Data(data.slice(0, data.blocks() - 1)),
                 other => other,
             },
             [false, true],
         ),
-        (|_| Answer::Data(sealed(None, extent(0, 2), 0, 0)), [false, false]),
-        (|_| Answer::Digest(sealblock_block::Digested::default()), [false, false]),
-        (|_| Answer::Allocation(Vec::new()), [false, false]),
+        (|_| Response::Data(sealed(None, extent(0, 2), 0, 0)), [false, false]),
+        (|_| Response::Checksum(sealblock_block::Checksum::default()), [false, false]),
+        (|_| Response::BlockStatus(Vec::new()), [false, false]),
     ];
     for (says, is_true) in lies {
         let legs = (0..2).map(|_| Liar { leg: leg(64, Some(TYPE1)), says }).collect();
         let stripe = StripeLayer::new(legs, ByteCount::new(4 * 512)).unwrap();
         // Within a chunk, and over two.
         for extent in [extent(1, 2), extent(0, 8)] {
-            let asked = [Operation::Read { extent, checks: Checks::NONE }, Operation::Allocation { extent }];
+            let asked = [Request::Read { extent, checks: Checks::NONE }, Request::BlockStatus { extent }];
             for (operation, is_true) in asked.into_iter().zip(is_true) {
                 let outcome = run(&stripe, operation);
                 assert_eq!(outcome.is_ok(), is_true, "{extent}: {outcome:?}");
@@ -333,12 +336,14 @@ fn answers_that_do_not_belong_to_the_request_are_refused() {
 
 #[test]
 fn what_a_leg_could_not_check_is_told_with_the_leg_and_the_stripes_own_blocks() {
-    use sealblock_block::{Digested, Leg, Unchecked, Verified, WhyUnchecked};
+    use sealblock_block::{Checksum, MemberPath, Unchecked, VerifyStats, WhyUnchecked};
     // The second block of the leg is the second of its first chunk.
     const BELOW: Unchecked =
-        Unchecked { first: Lba::new(1), last: Lba::new(4), leg: Leg::NONE, why: WhyUnchecked::Absent };
+        Unchecked { first: Lba::new(1), last: Lba::new(4), leg: MemberPath::NONE, why: WhyUnchecked::Absent };
     let says: Twist = |mut answer| {
-        if let Answer::Verified(Verified { coverage, .. }) | Answer::Digest(Digested { coverage, .. }) = &mut answer {
+        if let Response::Verified(VerifyStats { coverage, .. }) | Response::Checksum(Checksum { coverage, .. }) =
+            &mut answer
+        {
             coverage.add(BELOW);
         }
         answer
@@ -347,17 +352,19 @@ fn what_a_leg_could_not_check_is_told_with_the_leg_and_the_stripes_own_blocks() 
         vec![Liar { leg: leg(64, Some(TYPE1)), says: |answer| answer }, Liar { leg: leg(64, Some(TYPE1)), says }];
     let stripe = StripeLayer::new(legs, ByteCount::new(4 * 512)).unwrap();
     let told = |operation| match run(&stripe, operation) {
-        Ok(Answer::Verified(Verified { coverage, .. }) | Answer::Digest(Digested { coverage, .. })) => coverage,
+        Ok(Response::Verified(VerifyStats { coverage, .. }) | Response::Checksum(Checksum { coverage, .. })) => {
+            coverage
+        }
         other => panic!("no check but {other:?}"),
     };
     // Chunks of four blocks: blocks 1 to 4 of the second leg are blocks 5 to 7 and 12.
-    let due = Unchecked { first: Lba::new(5), last: Lba::new(12), leg: Leg::NONE.within(1), ..BELOW };
+    let due = Unchecked { first: Lba::new(5), last: Lba::new(12), leg: MemberPath::NONE.within(1), ..BELOW };
     for at in [extent(0, 32), extent(4, 4)] {
         let checks = Checks::full(TYPE1, at.start());
-        assert_eq!(told(Operation::Verify { extent: at, checks }).unchecked(), [due], "{at}");
-        assert_eq!(told(Operation::Digest { extent: at, checks }).unchecked(), [due], "{at}");
+        assert_eq!(told(Request::Verify { extent: at, checks }).unchecked(), [due], "{at}");
+        assert_eq!(told(Request::Checksum { extent: at, checks }).unchecked(), [due], "{at}");
     }
     let within = extent(0, 4);
     let checks = Checks::full(TYPE1, within.start());
-    assert!(told(Operation::Verify { extent: within, checks }).is_complete(), "the first leg knows of nothing");
+    assert!(told(Request::Verify { extent: within, checks }).is_complete(), "the first leg knows of nothing");
 }

@@ -51,9 +51,9 @@ impl FileMedium {
             backend: sealblock_runtime_reactor::backend().to_string(),
             direct: self.direct(),
             block_device: self.block_device,
-            read_only: self.read_only(),
+            read_only: self.is_read_only(),
             locked: self.locked,
-            punches: self.punches(),
+            punches: self.can_punch(),
             sector_bytes: self.sector_bytes(),
             length_bytes: self.len_bytes(),
             // `st_blocks` counts 512 bytes on every file system.

@@ -1,20 +1,20 @@
 //! Files and block devices: bytes for a protected volume to stand on, and blocks without protection information.
 //!
 //! [`FileMedium`] is a file or block device opened through the reactor, past the page cache where the file system allows it,
-//! and locked against other processes. [`FileBlock`] makes a raw device of any medium: blocks, no tags.
+//! and locked against other processes. [`RawDevice`] makes a raw device of any medium: blocks, no tags.
 //!
 //! Invariants: what a medium says about itself ([`FileMedium::direct`], `punches`) is what it does; whoever opens for
 //! writing is alone; nothing past the end is ever written, so a file grows only when it is told to.
 
 mod backing;
-mod block;
 mod describe;
 mod kernel;
 mod medium;
 mod open;
+mod raw;
 
 pub use backing::{Backing, Trouble, open_files};
-pub use block::{BlockError, FileBlock};
 pub use describe::Description;
 pub use medium::FileMedium;
 pub use open::{OpenError, Options};
+pub use raw::{BlockError, RawDevice};

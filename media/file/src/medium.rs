@@ -227,11 +227,11 @@ impl Medium for FileMedium {
         self.alignment.sector_bytes
     }
 
-    fn read_only(&self) -> bool {
+    fn is_read_only(&self) -> bool {
         self.read_only
     }
 
-    fn punches(&self) -> bool {
+    fn can_punch(&self) -> bool {
         self.punches
     }
 
@@ -311,7 +311,7 @@ impl Medium for FileMedium {
         !self.block_device && kernel::is_hole(&self.file, offset_bytes, length_bytes)
     }
 
-    fn run_at(&self, offset_bytes: u64, length_bytes: u64) -> (u64, bool) {
+    fn status_at(&self, offset_bytes: u64, length_bytes: u64) -> (u64, bool) {
         match self.block_device {
             true => (length_bytes, false),
             false => kernel::run_at(&self.file, offset_bytes, length_bytes),

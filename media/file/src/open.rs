@@ -60,7 +60,7 @@ pub enum OpenError {
 }
 
 /// An open file with what its opening found out.
-pub(crate) struct Opened {
+pub(crate) struct OpenFile {
     pub(crate) file: File,
     pub(crate) block_device: bool,
     /// Opened with `O_DIRECT`. Whether it works is found out later.
@@ -70,7 +70,7 @@ pub(crate) struct Opened {
 }
 
 /// Opens and locks `path`.
-pub(crate) fn open(path: &Path, options: Options) -> Result<Opened, OpenError> {
+pub(crate) fn open(path: &Path, options: Options) -> Result<OpenFile, OpenError> {
     let block_device = if options.create_new { false } else { kind(path)? };
     let (file, direct) = match options.buffered {
         true => (open_file(path, options, block_device, false), false),
@@ -88,7 +88,7 @@ pub(crate) fn open(path: &Path, options: Options) -> Result<Opened, OpenError> {
         _ => system(path, doing(options), source),
     })?;
     let locked = lock(&file, path, options.writes())?;
-    Ok(Opened { file, block_device, direct, locked })
+    Ok(OpenFile { file, block_device, direct, locked })
 }
 
 /// Whether `path` is a block device; refuses what is not even a file. Asked before it is opened, since opening a FIFO waits.

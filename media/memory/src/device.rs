@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use sealblock_block::{
-    Abilities, Ability, AnnexSlot, Answer, Coverage, Device, Digested, Error, Failure, Fault, Faults, Geometry, Limits,
-    Operation, Outcome, RunState, Runs, Verified,
+    Abilities, Ability, BadBlock, BadBlocks, BlockState, Checksum, Coverage, Device, Error, ErrorKind, Geometry,
+    Limits, Outcome, Request, ReservedArea, Response, StatusRuns, VerifyStats,
 };
 use sealblock_integrity::{Checks, PiFormat, Sealed, Tags, Unverified, guard, verify};
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
@@ -37,7 +37,7 @@ pub struct MemoryDevice {
 
 /// What to change in a stored block behind its tag's back. Offsets count from the start of the block's data or tuple.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Damage {
+pub enum Corruption {
     /// Inverts the bits of `mask` in the byte at `at` of the data.
     Data {
         /// Byte of the data, taken modulo the block size.
@@ -60,14 +60,15 @@ struct Stored {
     /// A byte for each block: 1 where it was made unreadable.
     uncorrectable: Sparse,
     /// Room beside the blocks.
-    annex: BTreeMap<AnnexSlot, Slice>,
+    annex: BTreeMap<ReservedArea, Slice>,
 }
 
 impl MemoryDevice {
     /// `capacity_blocks` blocks that read as zeroes. No memory is taken yet.
     pub fn new(block_size: BlockSize, capacity_blocks: u64, protection: Option<PiFormat>) -> MemoryDevice {
         let in_place = Limits::new(block_size, IN_PLACE_BYTES, (IN_PLACE_BYTES >> block_size.shift()) as u32);
-        let limits = Limits { transfer: Limits::new(block_size, TRANSFER_BYTES, 1).transfer, ..in_place };
+        let limits =
+            Limits { max_transfer_blocks: Limits::new(block_size, TRANSFER_BYTES, 1).max_transfer_blocks, ..in_place };
         // The tags of a chunk of data never straddle two chunks of tags.
         let tags_of_chunk = (CHUNK_BYTES >> block_size.shift()) * protection.map_or(0, PiFormat::tuple_bytes);
         MemoryDevice {
@@ -95,17 +96,17 @@ impl MemoryDevice {
     }
 
     /// Damages a stored block; tells whether there was anything to damage (a block in unwritten memory has nothing).
-    pub fn damage(&self, lba: Lba, damage: Damage) -> bool {
+    pub fn damage(&self, lba: Lba, damage: Corruption) -> bool {
         if lba.get() >= self.geometry.capacity_blocks {
             return false;
         }
         let mut stored = self.stored.borrow_mut();
         match damage {
-            Damage::Data { at, mask } => {
+            Corruption::Data { at, mask } => {
                 let size = self.geometry.block_size.bytes();
                 stored.data.flip(lba.get() * size as u64 + (at % size) as u64, mask)
             }
-            Damage::Tag { at, mask } => match self.geometry.protection.map(PiFormat::tuple_bytes) {
+            Corruption::Tag { at, mask } => match self.geometry.protection.map(PiFormat::tuple_bytes) {
                 Some(tuple) => stored.tags.flip(lba.get() * tuple as u64 + (at % tuple) as u64, mask),
                 None => false,
             },
@@ -144,14 +145,14 @@ impl MemoryDevice {
     }
 
     /// The blocks of the extent that were made unreadable.
-    fn unreadable(&self, extent: Extent) -> Vec<Fault> {
+    fn unreadable(&self, extent: Extent) -> Vec<BadBlock> {
         let stored = self.stored.borrow();
         if stored.uncorrectable.allocated_bytes() == 0 {
             return Vec::new();
         }
         let mut marks = vec![0; extent.len() as usize];
         stored.uncorrectable.read(extent.start().get(), &mut marks);
-        extent.iter().zip(marks).filter(|(_, mark)| *mark != 0).map(|(lba, _)| Fault::media(lba)).collect()
+        extent.iter().zip(marks).filter(|(_, mark)| *mark != 0).map(|(lba, _)| BadBlock::media(lba)).collect()
     }
 
     fn read(&self, extent: Extent, checks: &Checks) -> Outcome {
@@ -169,10 +170,10 @@ impl MemoryDevice {
         let (size, format) = (self.geometry.block_size, self.geometry.protection);
         let read = Unverified::new(data, tags, size, format).expect("as many tuples as blocks were copied");
         match read.verify(checks) {
-            Ok(sealed) if faults.is_empty() => Ok(Answer::Data(sealed)),
+            Ok(sealed) if faults.is_empty() => Ok(Response::Data(sealed)),
             Ok(_) => Err(damaged(faults)),
             Err(mismatches) => {
-                faults.extend(mismatches.iter().map(|bad| Fault::of_mismatch(extent.start(), bad)));
+                faults.extend(mismatches.iter().map(|bad| BadBlock::of_mismatch(extent.start(), bad)));
                 Err(damaged(faults))
             }
         }
@@ -206,7 +207,7 @@ impl MemoryDevice {
         let block_size = self.geometry.block_size;
         let zeroes = Buffer::zeroed(CHUNK_BYTES).freeze();
         for part in self.by_chunk(extent) {
-            let tags = Tags { app_tag: 0, storage_tag: 0, first_ref: part.start().get() };
+            let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: part.start().get() };
             let data = zeroes.slice(..part.bytes(block_size) as usize);
             self.write(part, &Sealed::seal(data, block_size, Some(format), &tags));
         }
@@ -219,9 +220,9 @@ impl MemoryDevice {
             self.verify_tags(format, extent, checks, &mut faults);
         }
         if !faults.is_empty() {
-            return Err(Faults::new(faults).expect("there are some").covering(self.reach(checks)).into());
+            return Err(BadBlocks::new(faults).expect("there are some").covering(self.reach(checks)).into());
         }
-        Ok(Answer::Verified(Verified { bytes_transferred: 0, coverage: self.reach(checks) }))
+        Ok(Response::Verified(VerifyStats { bytes_transferred: 0, coverage: self.reach(checks) }))
     }
 
     /// How far such checks go.
@@ -229,7 +230,7 @@ impl MemoryDevice {
         Coverage::of(self.geometry.protection.is_some() && checks.guard)
     }
 
-    fn verify_tags(&self, format: PiFormat, extent: Extent, checks: &Checks, faults: &mut Vec<Fault>) {
+    fn verify_tags(&self, format: PiFormat, extent: Extent, checks: &Checks, faults: &mut Vec<BadBlock>) {
         let (size, stored) = (self.geometry.block_size, self.stored.borrow());
         for part in self.by_chunk(extent) {
             let start = part.start().get();
@@ -238,7 +239,7 @@ impl MemoryDevice {
             // Without tags they are all ones, which are not checked; data is zeroes where it alone is not there.
             let Some(tags) = tags else { continue };
             let checks = checks.advance(start - extent.start().get(), format);
-            let mut note = |mismatch| faults.push(Fault::of_mismatch(part.start(), &mismatch));
+            let mut note = |mismatch| faults.push(BadBlock::of_mismatch(part.start(), &mismatch));
             match data {
                 Some(data) => verify(format, size, data, tags, &checks, &mut note),
                 None => verify(format, size, &vec![0; part.bytes(size) as usize], tags, &checks, &mut note),
@@ -256,7 +257,7 @@ impl MemoryDevice {
             let data = stored.data.peek(part.start().get() << size.shift(), bytes);
             guard::crc64_append(crc64, data.unwrap_or(&zeroes[..bytes]))
         });
-        Ok(Answer::Digest(Digested { crc64, bytes_transferred: 0, coverage: self.reach(checks) }))
+        Ok(Response::Checksum(Checksum { crc64, bytes_transferred: 0, coverage: self.reach(checks) }))
     }
 
     fn compare(&self, extent: Extent, wanted: &Sealed) -> Outcome {
@@ -268,16 +269,16 @@ impl MemoryDevice {
         for (lba, wanted) in extent.iter().zip(wanted.data().chunks_exact(size.bytes())) {
             stored.data.read(lba.get() << size.shift(), &mut block);
             if block != wanted {
-                return Err(Failure::Miscompare { lba }.into());
+                return Err(ErrorKind::Miscompare { lba }.into());
             }
         }
-        Ok(Answer::Done)
+        Ok(Response::Done)
     }
 
     /// What memory is not there for is a hole, unless it has tags that are checked, or is to be unreadable.
     fn allocation(&self, extent: Extent) -> Outcome {
         let size = self.geometry.block_size;
-        let mut runs = Runs::default();
+        let mut runs = StatusRuns::default();
         for part in self.by_chunk(extent) {
             let (start, tuple_bytes) = (part.start().get(), self.tuple_bytes());
             let is_empty = {
@@ -288,45 +289,45 @@ impl MemoryDevice {
                 data.is_none() && tags.is_none_or(|tags| tags.iter().all(|byte| *byte == 0xFF))
             };
             let is_hole = is_empty && self.unreadable(part).is_empty();
-            runs.push(part.blocks(), if is_hole { RunState::Hole } else { RunState::Data });
+            runs.push(part.blocks(), if is_hole { BlockState::Hole } else { BlockState::Data });
         }
-        Ok(Answer::Allocation(runs.into_vec()))
+        Ok(Response::BlockStatus(runs.into_vec()))
     }
 
-    fn carry_out(&self, operation: &Operation) -> Outcome {
+    fn carry_out(&self, operation: &Request) -> Outcome {
         match operation {
-            Operation::Read { extent, checks } => return self.read(*extent, checks),
-            Operation::Verify { extent, checks } => return self.verify(*extent, checks),
-            Operation::Digest { extent, checks } => return self.digest(*extent, checks),
-            Operation::Compare { extent, data } => return self.compare(*extent, data),
-            Operation::ReadAnnex { slot } => {
+            Request::Read { extent, checks } => return self.read(*extent, checks),
+            Request::Verify { extent, checks } => return self.verify(*extent, checks),
+            Request::Checksum { extent, checks } => return self.digest(*extent, checks),
+            Request::Compare { extent, data } => return self.compare(*extent, data),
+            Request::ReadReserved { slot } => {
                 let held = self.stored.borrow().annex.get(slot).cloned();
-                return Ok(Answer::Annex(held.unwrap_or_else(Slice::empty)));
+                return Ok(Response::Reserved(held.unwrap_or_else(Slice::empty)));
             }
-            Operation::WriteAnnex { slot, bytes } => {
+            Request::WriteReserved { slot, bytes } => {
                 self.stored.borrow_mut().annex.insert(*slot, Slice::copy_from(bytes));
             }
-            Operation::Allocation { extent } => return self.allocation(*extent),
-            Operation::Repair { .. } => return Err(Failure::Absent(operation.kind()).into()),
-            Operation::Write { extent, data, .. } => self.write(*extent, data),
-            Operation::WriteZeroes { extent, may_unmap: true, .. } => self.unmap(*extent),
-            Operation::WriteZeroes { extent, may_unmap: false, .. } => self.write_zeroes(*extent),
-            Operation::Discard { extents } => extents.iter().for_each(|extent| self.unmap(*extent)),
-            Operation::WriteUncorrectable { extent, .. } => self.write_uncorrectable(*extent),
-            Operation::Flush => {}
+            Request::BlockStatus { extent } => return self.allocation(*extent),
+            Request::Repair { .. } => return Err(ErrorKind::Absent(operation.kind()).into()),
+            Request::Write { extent, data, .. } => self.write(*extent, data),
+            Request::WriteZeroes { extent, may_unmap: true, .. } => self.unmap(*extent),
+            Request::WriteZeroes { extent, may_unmap: false, .. } => self.write_zeroes(*extent),
+            Request::Discard { extents } => extents.iter().for_each(|extent| self.unmap(*extent)),
+            Request::WriteUncorrectable { extent, .. } => self.write_uncorrectable(*extent),
+            Request::Flush => {}
         }
-        Ok(Answer::Done)
+        Ok(Response::Done)
     }
 
     /// The extent cut where chunks of data end, which is never within a chunk of tags' part.
     fn by_chunk(&self, extent: Extent) -> impl Iterator<Item = Extent> + use<> {
-        extent.split_aligned(Limits::new(self.geometry.block_size, CHUNK_BYTES, 1).transfer)
+        extent.split_aligned(Limits::new(self.geometry.block_size, CHUNK_BYTES, 1).max_transfer_blocks)
     }
 }
 
 #[cold]
-fn damaged(faults: Vec<Fault>) -> Error {
-    Faults::new(faults).expect("a failed check names a block").into()
+fn damaged(faults: Vec<BadBlock>) -> Error {
+    BadBlocks::new(faults).expect("a failed check names a block").into()
 }
 
 impl Device for MemoryDevice {
@@ -337,19 +338,19 @@ impl Device for MemoryDevice {
     fn abilities(&self) -> Abilities {
         let bytes = self.geometry.capacity_blocks.saturating_mul(self.geometry.block_size.bytes() as u64);
         Abilities {
-            annex: Ability::Native,
-            annex_pages: AnnexSlot::bitmap_pages(bytes),
+            reserved: Ability::Native,
+            annex_pages: ReservedArea::bitmap_pages(bytes),
             allocation: Ability::Native,
             seals: self.geometry.protection.is_some(),
             ..Abilities::COMPLETE
         }
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         self.carry_out(&operation)
     }
 
-    fn at_once(&self, operation: &Operation) -> Option<Outcome> {
+    fn try_execute(&self, operation: &Request) -> Option<Outcome> {
         Some(self.carry_out(operation))
     }
 }

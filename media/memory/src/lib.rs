@@ -15,5 +15,5 @@ mod medium;
 mod sparse;
 mod table;
 
-pub use device::{Damage, MemoryDevice};
+pub use device::{Corruption, MemoryDevice};
 pub use medium::MemoryMedium;

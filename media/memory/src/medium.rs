@@ -91,11 +91,11 @@ impl Medium for MemoryMedium {
         self.sector_bytes
     }
 
-    fn read_only(&self) -> bool {
+    fn is_read_only(&self) -> bool {
         self.read_only
     }
 
-    fn punches(&self) -> bool {
+    fn can_punch(&self) -> bool {
         true
     }
 
@@ -192,7 +192,7 @@ mod tests {
         {
             assert_eq!(kind(refused), Some(MediumErrorKind::ReadOnly));
         }
-        assert!(reader.read_only() && !medium.read_only());
+        assert!(reader.is_read_only() && !medium.is_read_only());
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use sealblock_runtime_reactor::net::{Address as Host, Stream};
+use sealblock_runtime_reactor::net::{HostPort as Host, Stream};
 
 /// Where a server listens.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]

@@ -12,25 +12,27 @@ use std::net::Shutdown;
 use std::rc::Rc;
 use std::time::Duration;
 
-use sealblock_protocols_nbd::client::{Answer, Answered, Ask, AskError, Client, Closed, Config, Event, Trouble};
+use sealblock_protocols_nbd::client::{
+    Answer, Answered, AskError, Client, ClientRequest, Closed, Config, Event, ServerError,
+};
 use sealblock_runtime_reactor::net::{Keepalive, Stream};
-use sealblock_runtime_reactor::{Bell, spawn, timeout};
+use sealblock_runtime_reactor::{Notify, spawn, timeout};
 
 use crate::address::Way;
 use crate::error::{Lost, NoAnswer};
-use crate::line::Line;
+use crate::fifo::FifoWaiters;
 
 /// How long the last bytes of a connection that is over may take.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// NBD has no keep alive of its own, so TCP finds out a server that has died while nothing was asked.
 const KEEPALIVE: Keepalive = Keepalive { idle_s: 30, interval_s: 10, probes: 3 };
 
 /// How a request was answered.
-pub(crate) type Outcome = Result<Answer, Vec<Trouble>>;
+pub(crate) type Outcome = Result<Answer, Vec<ServerError>>;
 
 /// Who waits for an answer.
 struct Wait {
-    bell: Bell,
+    bell: Notify,
     outcome: Cell<Option<Outcome>>,
     /// The tick at which the request was sent.
     since: u32,
@@ -42,14 +44,14 @@ pub(crate) struct Connection {
     core: RefCell<Client>,
     /// Requests in flight by their place.
     waits: RefCell<Vec<Option<Rc<Wait>>>>,
-    line: Line,
+    line: FifoWaiters,
     /// Why the connection is over.
     ended: RefCell<Option<Rc<str>>>,
     /// Something is to be sent, or the connection is over.
-    output: Bell,
+    output: Notify,
     /// What the negotiation came to, and the bell for it.
     first: RefCell<Option<Event>>,
-    opened: Bell,
+    opened: Notify,
     is_sending: Cell<bool>,
     now: Cell<u32>,
     answered: Cell<u64>,
@@ -67,11 +69,11 @@ impl Connection {
             stream,
             core: RefCell::new(Client::new(config)),
             waits: RefCell::default(),
-            line: Line::default(),
+            line: FifoWaiters::default(),
             ended: RefCell::default(),
-            output: Bell::default(),
+            output: Notify::default(),
             first: RefCell::default(),
-            opened: Bell::default(),
+            opened: Notify::default(),
             is_sending: Cell::new(false),
             now: Cell::new(0),
             answered: Cell::new(0),
@@ -95,7 +97,7 @@ impl Connection {
     }
 
     /// Asks, as soon as there is room for it.
-    pub(crate) async fn call(&self, ask: Ask) -> Result<Outcome, NoAnswer> {
+    pub(crate) async fn call(&self, ask: ClientRequest) -> Result<Outcome, NoAnswer> {
         let wait = if self.line.len() == 0 && self.core.borrow().can_submit() {
             self.submit(ask)?
         } else {
@@ -115,14 +117,14 @@ impl Connection {
         wait.outcome.take().ok_or_else(|| self.lost().unwrap_or_else(|| Lost("the connection ended".into())).into())
     }
 
-    fn submit(&self, ask: Ask) -> Result<Rc<Wait>, NoAnswer> {
+    fn submit(&self, ask: ClientRequest) -> Result<Rc<Wait>, NoAnswer> {
         let submitted = self.core.borrow_mut().submit(ask);
         let place = match submitted {
             Ok(place) => place,
             Err(AskError::NotReady) => return Err(self.lost().unwrap_or_else(|| Lost("not open".into())).into()),
             Err(error) => return Err(error.into()),
         };
-        let wait = Rc::new(Wait { bell: Bell::default(), outcome: Cell::new(None), since: self.now.get() });
+        let wait = Rc::new(Wait { bell: Notify::default(), outcome: Cell::new(None), since: self.now.get() });
         let mut waits = self.waits.borrow_mut();
         if waits.len() <= place {
             waits.resize(place + 1, None);
@@ -246,7 +248,7 @@ async fn send(connection: Rc<Connection>) {
             continue;
         }
         let sent = if is_over {
-            timeout(LAST_WORDS, connection.stream.send_all(out.drain(..))).await.unwrap_or(Ok(()))
+            timeout(CLOSE_TIMEOUT, connection.stream.send_all(out.drain(..))).await.unwrap_or(Ok(()))
         } else {
             connection.is_sending.set(true);
             let sent = connection.stream.send_all(out.drain(..)).await;

@@ -2,22 +2,22 @@
 
 use std::rc::Rc;
 
-use sealblock_block::{Abilities, Device, Failure, Geometry, Operation, Outcome};
+use sealblock_block::{Abilities, Device, ErrorKind, Geometry, Outcome, Request};
 
 use crate::io::Io;
-use crate::link::Link;
-use crate::session::Plan;
-use crate::{Address, ConnectError, Counters, Facts, Options};
+use crate::reconnecting_session::ReconnectingSession;
+use crate::session::SessionConfig;
+use crate::{Address, ConnectError, ConnectionInfo, Counters, Options};
 
 /// An export of an NBD server. Clones are the same device. It belongs to the reactor on which it was opened.
 ///
 /// Dropping the last clone closes the connections without a word to the server; see [`NbdDevice::close`].
 #[derive(Clone)]
-pub struct NbdDevice(Rc<Inner>);
+pub struct NbdDevice(Rc<NbdState>);
 
-struct Inner {
+struct NbdState {
     io: Io,
-    facts: Facts,
+    facts: ConnectionInfo,
 }
 
 impl NbdDevice {
@@ -29,11 +29,11 @@ impl NbdDevice {
     /// # Panics
     /// Outside a reactor.
     pub async fn connect(address: Address, export: &str, options: Options) -> Result<NbdDevice, ConnectError> {
-        let plan = Plan { address, export: export.to_owned(), options };
+        let plan = SessionConfig { address, export: export.to_owned(), options };
         let session = plan.open().await?;
         let depth = plan.options.queue_depth;
-        let facts = Facts::of(export, &session.described, session.connections.len(), depth);
-        Ok(NbdDevice(Rc::new(Inner { io: Io { link: Link::new(plan, session) }, facts })))
+        let facts = ConnectionInfo::of(export, &session.described, session.connections.len(), depth);
+        Ok(NbdDevice(Rc::new(NbdState { io: Io { link: ReconnectingSession::new(plan, session) }, facts })))
     }
 
     /// Ends the device for all its clones: tells the server so, and closes the connections. Requests in flight and later
@@ -43,11 +43,11 @@ impl NbdDevice {
         if let Some(session) = link.session_now() {
             session.disconnect();
         }
-        link.die("the device was closed");
+        link.fail("the device was closed");
     }
 
     /// What the server says of the export.
-    pub fn facts(&self) -> &Facts {
+    pub fn facts(&self) -> &ConnectionInfo {
         &self.0.facts
     }
 
@@ -66,24 +66,24 @@ impl Device for NbdDevice {
         self.0.io.link.shape.abilities
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         let io = &self.0.io;
         match operation {
-            Operation::Read { extent, .. } => io.read(extent).await,
-            Operation::Write { extent, data, durability } => io.write(extent, data, durability).await,
-            Operation::Flush => io.flush().await,
-            Operation::Discard { extents } => io.discard(&extents).await,
-            Operation::WriteZeroes { extent, may_unmap, durability } => {
+            Request::Read { extent, .. } => io.read(extent).await,
+            Request::Write { extent, data, durability } => io.write(extent, data, durability).await,
+            Request::Flush => io.flush().await,
+            Request::Discard { extents } => io.discard(&extents).await,
+            Request::WriteZeroes { extent, may_unmap, durability } => {
                 io.write_zeroes(extent, may_unmap, durability).await
             }
-            Operation::Allocation { extent } => io.allocation(extent).await,
-            Operation::Verify { .. }
-            | Operation::Digest { .. }
-            | Operation::Repair { .. }
-            | Operation::Compare { .. }
-            | Operation::ReadAnnex { .. }
-            | Operation::WriteAnnex { .. }
-            | Operation::WriteUncorrectable { .. } => Err(Failure::Absent(operation.kind()).into()),
+            Request::BlockStatus { extent } => io.allocation(extent).await,
+            Request::Verify { .. }
+            | Request::Checksum { .. }
+            | Request::Repair { .. }
+            | Request::Compare { .. }
+            | Request::ReadReserved { .. }
+            | Request::WriteReserved { .. }
+            | Request::WriteUncorrectable { .. } => Err(ErrorKind::Absent(operation.kind()).into()),
         }
     }
 }

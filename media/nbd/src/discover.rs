@@ -2,7 +2,7 @@
 
 use sealblock_protocols_nbd::client::{Event, Goal};
 
-use crate::session::Plan;
+use crate::session::SessionConfig;
 use crate::{Address, ConnectError, Options};
 
 pub use sealblock_protocols_nbd::client::Listed;
@@ -15,7 +15,7 @@ pub use sealblock_protocols_nbd::client::Listed;
 /// # Panics
 /// Outside a reactor.
 pub async fn discover(address: Address, options: Options) -> Result<Vec<Listed>, ConnectError> {
-    let plan = Plan { address, export: String::new(), options };
+    let plan = SessionConfig { address, export: String::new(), options };
     plan.in_time(async {
         match plan.negotiate(Goal::List).await? {
             (_, Event::Listed(exports)) => Ok(exports),

@@ -7,7 +7,7 @@ use sealblock_protocols_nbd::wire::transmission;
 
 /// What a server says of an export. Texts are as it sent them, without what is not printable.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Facts {
+pub struct ConnectionInfo {
     /// The export's name, as the server has it or else as asked for.
     pub export: String,
     /// Text for people, possibly none.
@@ -32,11 +32,11 @@ pub struct Facts {
     pub queue_depth: u16,
 }
 
-impl Facts {
-    pub(crate) fn of(asked: &str, described: &Described, connections: usize, queue_depth: u16) -> Facts {
+impl ConnectionInfo {
+    pub(crate) fn of(asked: &str, described: &Described, connections: usize, queue_depth: u16) -> ConnectionInfo {
         let has = |flag| described.has(flag);
         let name = described.name.as_deref().unwrap_or(asked);
-        Facts {
+        ConnectionInfo {
             export: name.chars().filter(|c| !c.is_control()).collect(),
             description: described.description.clone(),
             sizes: described.sizes,

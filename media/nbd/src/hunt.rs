@@ -4,8 +4,8 @@
 //! that one bad block never hides another. Where no offset is named, a failing run is halved. Each step makes runs shorter,
 //! so a read of n blocks costs less than 2n further ones, whatever the server says.
 
-use sealblock_block::{Error, Fault, OperationKind};
-use sealblock_protocols_nbd::client::Trouble;
+use sealblock_block::{BadBlock, Error, RequestKind};
+use sealblock_protocols_nbd::client::ServerError;
 use sealblock_units::{Extent, Lba};
 
 use crate::io::Io;
@@ -15,22 +15,22 @@ use crate::status::{failure, is_about_blocks};
 ///
 /// # Errors
 /// Failures that are not about blocks.
-pub(crate) async fn damaged(io: &Io, extent: Extent, troubles: Vec<Trouble>) -> Result<Vec<Fault>, Error> {
+pub(crate) async fn damaged(io: &Io, extent: Extent, troubles: Vec<ServerError>) -> Result<Vec<BadBlock>, Error> {
     let mut faults = Vec::new();
     let mut failing = vec![(extent, troubles)];
     while let Some((run, troubles)) = failing.pop() {
         if run.len() == 1 {
-            faults.push(Fault::media(run.start()));
+            faults.push(BadBlock::media(run.start()));
             continue;
         }
         let named = named(run, &troubles, io.block_shift());
-        faults.extend(named.iter().map(|lba| Fault::media(*lba)));
+        faults.extend(named.iter().map(|lba| BadBlock::media(*lba)));
         let parts = if named.is_empty() { halves(run) } else { between(run, &named) };
         for part in parts {
             match io.read_once(part).await?.outcome {
                 Ok(_) => {}
                 Err(troubles) if is_about_blocks(&troubles) => failing.push((part, troubles)),
-                Err(troubles) => return Err(failure(OperationKind::Read, Some(part), &troubles)),
+                Err(troubles) => return Err(failure(RequestKind::Read, Some(part), &troubles)),
             }
         }
     }
@@ -38,7 +38,7 @@ pub(crate) async fn damaged(io: &Io, extent: Extent, troubles: Vec<Trouble>) -> 
 }
 
 /// The blocks of `run` that errors name, in order, each once.
-fn named(run: Extent, troubles: &[Trouble], shift: u32) -> Vec<Lba> {
+fn named(run: Extent, troubles: &[ServerError], shift: u32) -> Vec<Lba> {
     let offsets = troubles.iter().filter_map(|trouble| trouble.offset);
     let end = run.start().get() + run.len();
     let mut blocks: Vec<u64> =
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn named_blocks_are_those_of_the_run_each_once() {
-        let at = |offset| Trouble { code: ErrorCode::Io, offset, message: String::new() };
+        let at = |offset| ServerError { code: ErrorCode::Io, offset, message: String::new() };
         let troubles = [at(Some(5 << 12)), at(None), at(Some((4 << 12) + 9)), at(Some(5 << 12)), at(Some(9 << 12))];
         assert_eq!(named(extent(3, 4), &troubles, 12), [Lba::new(4), Lba::new(5)]);
     }

@@ -3,16 +3,16 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use sealblock_block::{Answer, Durability, Error, Faults, OperationKind, Outcome};
+use sealblock_block::{BadBlocks, Durability, Error, Outcome, RequestKind, Response};
 use sealblock_integrity::{Checks, Sealed, Unverified};
-use sealblock_protocols_nbd::client::{Answer as Reply, Ask};
+use sealblock_protocols_nbd::client::{Answer as Reply, ClientRequest};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::Extent;
 
 use crate::facts::add;
 use crate::hunt;
-use crate::link::{Answered, Link};
-use crate::map::Map;
+use crate::map::HoleMap;
+use crate::reconnecting_session::{Answered, ReconnectingSession};
 use crate::status::{failure, is_about_blocks};
 
 /// Questions about holes for one operation; what is still open then counts as data.
@@ -22,7 +22,7 @@ const HOLE_AND_ZERO: u32 = 3;
 
 /// Carries operations out on one export.
 pub(crate) struct Io {
-    pub(crate) link: Rc<Link>,
+    pub(crate) link: Rc<ReconnectingSession>,
 }
 
 impl Io {
@@ -40,7 +40,7 @@ impl Io {
         let (offset, length) = self.bytes(extent);
         // The gate keeps reads far below 4 GiB.
         let length = length as u32;
-        let answered = self.link.run(|| Ok(Ask::Read { offset, length, whole: false })).await?;
+        let answered = self.link.run(|| Ok(ClientRequest::Read { offset, length, whole: false })).await?;
         if answered.outcome.is_ok() {
             add(&self.link.counting.received_bytes, length.into());
         }
@@ -51,15 +51,15 @@ impl Io {
         let troubles = match self.read_once(extent).await?.outcome {
             Ok(reply) => return self.data(reply),
             Err(troubles) if is_about_blocks(&troubles) => troubles,
-            Err(troubles) => return Err(failure(OperationKind::Read, Some(extent), &troubles)),
+            Err(troubles) => return Err(failure(RequestKind::Read, Some(extent), &troubles)),
         };
-        if let Some(faults) = Faults::new(hunt::damaged(self, extent, troubles).await?) {
+        if let Some(faults) = BadBlocks::new(hunt::damaged(self, extent, troubles).await?) {
             return Err(faults.into());
         }
         // Each block can be read by itself. If they still cannot be together, nobody can say which is bad.
         match self.read_once(extent).await?.outcome {
             Ok(reply) => self.data(reply),
-            Err(troubles) => Err(failure(OperationKind::Read, Some(extent), &troubles)),
+            Err(troubles) => Err(failure(RequestKind::Read, Some(extent), &troubles)),
         }
     }
 
@@ -70,11 +70,11 @@ impl Io {
         };
         let size = self.link.shape.geometry.block_size;
         let plain = Unverified::new(buffer.freeze(), Slice::empty(), size, None).expect("whole blocks were asked for");
-        Ok(Answer::Data(plain.verify(&Checks::NONE).expect("there is nothing to check")))
+        Ok(Response::Data(plain.verify(&Checks::NONE).expect("there is nothing to check")))
     }
 
     /// A request that changes something and answers nothing.
-    async fn change(&self, kind: OperationKind, extent: Extent, ask: Ask) -> Result<u64, Error> {
+    async fn change(&self, kind: RequestKind, extent: Extent, ask: ClientRequest) -> Result<u64, Error> {
         let answered = self.link.run(|| Ok(ask.clone())).await?;
         match answered.outcome {
             Ok(_) => Ok(answered.epoch),
@@ -86,10 +86,10 @@ impl Io {
     async fn settle(&self, epoch: u64, durability: Durability) -> Outcome {
         let is_durable = durability == Durability::ForceUnitAccess;
         if is_durable && self.link.shape.fua {
-            return Ok(Answer::Done);
+            return Ok(Response::Done);
         }
-        self.link.ledger.wrote(epoch);
-        if is_durable { self.flush().await } else { Ok(Answer::Done) }
+        self.link.ledger.write_completed(epoch);
+        if is_durable { self.flush().await } else { Ok(Response::Done) }
     }
 
     fn fua(&self, durability: Durability) -> bool {
@@ -98,16 +98,17 @@ impl Io {
 
     pub(crate) async fn write(&self, extent: Extent, data: Sealed, durability: Durability) -> Outcome {
         let (offset, length) = self.bytes(extent);
-        let ask = Ask::Write { offset, data: data.into_parts().0, fua: self.fua(durability) };
-        let epoch = self.change(OperationKind::Write, extent, ask).await?;
+        let ask = ClientRequest::Write { offset, data: data.into_parts().0, fua: self.fua(durability) };
+        let epoch = self.change(RequestKind::Write, extent, ask).await?;
         add(&self.link.counting.sent_bytes, length);
         self.settle(epoch, durability).await
     }
 
     pub(crate) async fn write_zeroes(&self, extent: Extent, may_unmap: bool, durability: Durability) -> Outcome {
         let (offset, length) = self.bytes(extent);
-        let ask = Ask::WriteZeroes { offset, length, fua: self.fua(durability), no_hole: !may_unmap, fast: false };
-        let epoch = self.change(OperationKind::WriteZeroes, extent, ask).await?;
+        let ask =
+            ClientRequest::WriteZeroes { offset, length, fua: self.fua(durability), no_hole: !may_unmap, fast: false };
+        let epoch = self.change(RequestKind::WriteZeroes, extent, ask).await?;
         self.settle(epoch, durability).await
     }
 
@@ -115,28 +116,28 @@ impl Io {
     pub(crate) async fn discard(&self, extents: &[Extent]) -> Outcome {
         for extent in extents {
             let (offset, length) = self.bytes(*extent);
-            self.change(OperationKind::Discard, *extent, Ask::Trim { offset, length, fua: false }).await?;
+            self.change(RequestKind::Discard, *extent, ClientRequest::Trim { offset, length, fua: false }).await?;
         }
-        Ok(Answer::Done)
+        Ok(Response::Done)
     }
 
     pub(crate) async fn flush(&self) -> Outcome {
         // A server without FLUSH has, as far as a client can know, no cache.
         if !self.link.shape.flush {
-            return Ok(Answer::Done);
+            return Ok(Response::Done);
         }
         let mark = Cell::new(0);
         let build = || {
-            mark.set(self.link.ledger.begin()?);
-            Ok(Ask::Flush)
+            mark.set(self.link.ledger.flush_started()?);
+            Ok(ClientRequest::Flush)
         };
         let answered = self.link.run(build).await?;
         match answered.outcome {
             Ok(_) => {
-                self.link.ledger.flushed(answered.epoch, mark.get());
-                Ok(Answer::Done)
+                self.link.ledger.flush_completed(answered.epoch, mark.get());
+                Ok(Response::Done)
             }
-            Err(troubles) => Err(failure(OperationKind::Flush, None, &troubles)),
+            Err(troubles) => Err(failure(RequestKind::Flush, None, &troubles)),
         }
     }
 
@@ -144,23 +145,23 @@ impl Io {
     pub(crate) async fn allocation(&self, extent: Extent) -> Outcome {
         let (start, length) = self.bytes(extent);
         let end = start + length;
-        let mut map = Map::new(start, self.block_shift());
+        let mut map = HoleMap::new(start, self.block_shift());
         for _ in 0..QUESTIONS {
             let offset = map.next_block();
             if offset >= end {
                 break;
             }
             let length = end - offset;
-            let answered = self.link.run(|| Ok(Ask::BlockStatus { offset, length, one: false })).await?;
+            let answered = self.link.run(|| Ok(ClientRequest::BlockStatus { offset, length, one: false })).await?;
             match answered.outcome {
                 Ok(Reply::Status(runs)) => {
                     runs.iter().for_each(|run| map.push(run.length, run.status & HOLE_AND_ZERO == HOLE_AND_ZERO));
                     map.end_of_answer();
                 }
                 Ok(Reply::Done | Reply::Data(_)) => unreachable!("the core answers status with runs"),
-                Err(troubles) => return Err(failure(OperationKind::Allocation, Some(extent), &troubles)),
+                Err(troubles) => return Err(failure(RequestKind::BlockStatus, Some(extent), &troubles)),
             }
         }
-        Ok(Answer::Allocation(map.finish(end)))
+        Ok(Response::BlockStatus(map.finish(end)))
     }
 }

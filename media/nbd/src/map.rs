@@ -1,10 +1,10 @@
 //! Holes as servers tell them, by bytes, and as devices do, by blocks.
 
-use sealblock_block::{Run, RunState};
+use sealblock_block::{BlockState, StatusRun};
 use sealblock_units::BlockCount;
 
 /// Runs of bytes as runs of blocks: a block is a hole only if all of it is.
-pub(crate) struct Map {
+pub(crate) struct HoleMap {
     shift: u32,
     /// Up to here, in bytes, it is known.
     at: u64,
@@ -15,10 +15,10 @@ pub(crate) struct Map {
     has_data: bool,
 }
 
-impl Map {
+impl HoleMap {
     /// Nothing is known from this byte on, the first of a block.
-    pub(crate) fn new(at: u64, shift: u32) -> Map {
-        Map { shift, at, settled: at, runs: Vec::new(), has_data: false }
+    pub(crate) fn new(at: u64, shift: u32) -> HoleMap {
+        HoleMap { shift, at, settled: at, runs: Vec::new(), has_data: false }
     }
 
     /// The start of the first block, in bytes, that is not known as a whole.
@@ -63,13 +63,13 @@ impl Map {
     }
 
     /// All runs up to `end`. What is not known is data.
-    pub(crate) fn finish(mut self, end: u64) -> Vec<Run> {
+    pub(crate) fn finish(mut self, end: u64) -> Vec<StatusRun> {
         if self.settled < end {
             self.add(end - self.settled, false);
         }
         let run = |(bytes, is_hole): (u64, bool)| {
             let blocks = BlockCount::new(u32::try_from(bytes >> self.shift).ok()?)?;
-            Some(Run { blocks, state: if is_hole { RunState::Hole } else { RunState::Data } })
+            Some(StatusRun { blocks, state: if is_hole { BlockState::Hole } else { BlockState::Data } })
         };
         std::mem::take(&mut self.runs).into_iter().filter_map(run).collect()
     }
@@ -81,12 +81,12 @@ mod tests {
 
     /// The runs of answers, each a list of lengths in bytes and whether they are holes.
     fn map(answers: &[&[(u64, bool)]], end: u64) -> Vec<(u32, bool)> {
-        let mut map = Map::new(0, 12);
+        let mut map = HoleMap::new(0, 12);
         for answer in answers {
             answer.iter().for_each(|(length, is_hole)| map.push(*length, *is_hole));
             map.end_of_answer();
         }
-        map.finish(end).into_iter().map(|run| (run.blocks.get(), run.state == RunState::Hole)).collect()
+        map.finish(end).into_iter().map(|run| (run.blocks.get(), run.state == BlockState::Hole)).collect()
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub struct Options {
     /// Time for one request; then the connection is reset. Noticed up to an eighth of it late.
     pub request_timeout: Duration,
     /// Connections that one request may lose before it fails, so that a request which kills its server stops doing so.
-    pub losses: u8,
+    pub max_connection_losses: u8,
     /// What happens when a connection is lost.
     pub reconnect: Reconnect,
 }
@@ -38,7 +38,7 @@ impl Default for Options {
             zero_bytes: 256 << 20,
             connect_timeout: Duration::from_secs(10),
             request_timeout: Duration::from_secs(30),
-            losses: 4,
+            max_connection_losses: 4,
             reconnect: Reconnect::default(),
         }
     }

@@ -20,7 +20,7 @@ const NAME_BYTES: usize = 4096;
 
 /// Who talks to whom, and how.
 #[derive(Clone)]
-pub(crate) struct Plan {
+pub(crate) struct SessionConfig {
     pub(crate) address: Address,
     pub(crate) export: String,
     pub(crate) options: Options,
@@ -35,7 +35,7 @@ pub(crate) struct Session {
     watch: RefCell<Option<JoinHandle<()>>>,
 }
 
-impl Plan {
+impl SessionConfig {
     /// Sets everything up, in time.
     pub(crate) async fn open(&self) -> Result<Session, ConnectError> {
         if self.export.len() > NAME_BYTES {
@@ -68,7 +68,7 @@ impl Plan {
         Ok(session)
     }
 
-    async fn open_one(&self) -> Result<(Trial, Described), ConnectError> {
+    async fn open_one(&self) -> Result<(ConnectionGuard, Described), ConnectError> {
         match self.negotiate(Goal::Go(self.export.clone())).await? {
             (trial, Event::Ready(described)) => Ok((trial, described)),
             _ => Err(self.lost("the negotiation came to something else")),
@@ -76,8 +76,8 @@ impl Plan {
     }
 
     /// A connection whose negotiation is over, and what it came to.
-    pub(crate) async fn negotiate(&self, goal: Goal) -> Result<(Trial, Event), ConnectError> {
-        let trial = Trial(Some(self.connect(goal).await?));
+    pub(crate) async fn negotiate(&self, goal: Goal) -> Result<(ConnectionGuard, Event), ConnectError> {
+        let trial = ConnectionGuard(Some(self.connect(goal).await?));
         let Some(connection) = &trial.0 else { return Err(self.lost("there is no connection")) };
         match connection.negotiated().await {
             Ok(event) => Ok((trial, event)),
@@ -151,15 +151,15 @@ impl Drop for Session {
 }
 
 /// A connection that ends unless it is kept.
-pub(crate) struct Trial(Option<Rc<Connection>>);
+pub(crate) struct ConnectionGuard(Option<Rc<Connection>>);
 
-impl Trial {
+impl ConnectionGuard {
     fn keep(mut self) -> Rc<Connection> {
         self.0.take().expect("it is kept once")
     }
 }
 
-impl Drop for Trial {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         if let Some(connection) = &self.0 {
             connection.end("the connection was not set up");

@@ -36,7 +36,7 @@ impl Shape {
         let block = block_size.bytes() as u64;
         let most = u64::from(options.transfer_bytes.min(described.sizes.largest)).max(block);
         let limits = Limits {
-            verify: blocks(ALLOCATION_BYTES, block),
+            max_verify_blocks: blocks(ALLOCATION_BYTES, block),
             ..Limits::new(block_size, most as usize, blocks(options.zero_bytes.into(), block).get())
         };
         let has = |flag| described.has(flag);
@@ -141,7 +141,8 @@ mod tests {
 
     #[test]
     fn requests_are_as_long_as_both_sides_take() {
-        let of = |largest| shape(1 << 20, sizes(1, largest), 1).map(|shape| shape.geometry.limits.transfer.get());
+        let of =
+            |largest| shape(1 << 20, sizes(1, largest), 1).map(|shape| shape.geometry.limits.max_transfer_blocks.get());
         assert_eq!((of(32 << 20), of(u32::MAX), of(64 << 10)), (Ok(256), Ok(256), Ok(16)));
         assert!(of(2048).unwrap_err().contains("less than a block"));
     }

@@ -8,8 +8,8 @@
 use std::cell::RefCell;
 
 use sealblock_block::{
-    Abilities, Ability, Answer, Coverage, Device, Failure, Geometry, Limits, Operation, Outcome, Run, RunState,
-    Verified,
+    Abilities, Ability, BlockState, Coverage, Device, ErrorKind, Geometry, Limits, Outcome, Request, Response,
+    StatusRun, VerifyStats,
 };
 use sealblock_integrity::{Checks, PiFormat, Sealed, Unverified};
 use sealblock_runtime_memory::{Buffer, Slice};
@@ -31,7 +31,8 @@ impl NullDevice {
     pub fn new(block_size: BlockSize, capacity_blocks: u64, protection: Option<PiFormat>) -> NullDevice {
         // Nothing is done for a block without payload, so those limits are as large as they get.
         let most = Limits::new(block_size, usize::MAX, u32::MAX);
-        let limits = Limits { transfer: Limits::new(block_size, TRANSFER_BYTES, 1).transfer, ..most };
+        let limits =
+            Limits { max_transfer_blocks: Limits::new(block_size, TRANSFER_BYTES, 1).max_transfer_blocks, ..most };
         NullDevice {
             geometry: Geometry { block_size, capacity_blocks, protection, limits },
             zeroes: RefCell::default(),
@@ -47,25 +48,25 @@ impl NullDevice {
         read.verify(&Checks::NONE).expect("nothing was asked to be checked")
     }
 
-    fn carry_out(&self, operation: &Operation) -> Outcome {
+    fn carry_out(&self, operation: &Request) -> Outcome {
         match operation {
-            Operation::Read { extent, .. } => Ok(Answer::Data(self.read(*extent))),
+            Request::Read { extent, .. } => Ok(Response::Data(self.read(*extent))),
             // Nothing is stored, so there is no seal.
-            Operation::Verify { .. } => {
-                Ok(Answer::Verified(Verified { bytes_transferred: 0, coverage: Coverage::of(false) }))
+            Request::Verify { .. } => {
+                Ok(Response::Verified(VerifyStats { bytes_transferred: 0, coverage: Coverage::of(false) }))
             }
-            Operation::Compare { extent, data } => self.compare(*extent, data),
-            Operation::Allocation { extent } => {
-                Ok(Answer::Allocation(vec![Run { blocks: extent.blocks(), state: RunState::Hole }]))
+            Request::Compare { extent, data } => self.compare(*extent, data),
+            Request::BlockStatus { extent } => {
+                Ok(Response::BlockStatus(vec![StatusRun { blocks: extent.blocks(), state: BlockState::Hole }]))
             }
-            Operation::Write { .. } | Operation::Flush | Operation::Discard { .. } | Operation::WriteZeroes { .. } => {
-                Ok(Answer::Done)
+            Request::Write { .. } | Request::Flush | Request::Discard { .. } | Request::WriteZeroes { .. } => {
+                Ok(Response::Done)
             }
-            Operation::WriteUncorrectable { .. }
-            | Operation::Digest { .. }
-            | Operation::Repair { .. }
-            | Operation::ReadAnnex { .. }
-            | Operation::WriteAnnex { .. } => Err(Failure::Absent(operation.kind()).into()),
+            Request::WriteUncorrectable { .. }
+            | Request::Checksum { .. }
+            | Request::Repair { .. }
+            | Request::ReadReserved { .. }
+            | Request::WriteReserved { .. } => Err(ErrorKind::Absent(operation.kind()).into()),
         }
     }
 
@@ -73,8 +74,8 @@ impl NullDevice {
     fn compare(&self, extent: Extent, wanted: &Sealed) -> Outcome {
         let blocks = wanted.data().chunks_exact(self.geometry.block_size.bytes());
         match extent.iter().zip(blocks).find(|(_, block)| block.iter().any(|&byte| byte != 0)) {
-            Some((lba, _)) => Err(Failure::Miscompare { lba }.into()),
-            None => Ok(Answer::Done),
+            Some((lba, _)) => Err(ErrorKind::Miscompare { lba }.into()),
+            None => Ok(Response::Done),
         }
     }
 }
@@ -99,17 +100,17 @@ impl Device for NullDevice {
         // Blocks that nobody remembers cannot be remembered to be bad.
         Abilities {
             write_uncorrectable: Ability::Absent,
-            digest: Ability::Absent,
+            checksum: Ability::Absent,
             allocation: Ability::Native,
             ..Abilities::COMPLETE
         }
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         self.carry_out(&operation)
     }
 
-    fn at_once(&self, operation: &Operation) -> Option<Outcome> {
+    fn try_execute(&self, operation: &Request) -> Option<Outcome> {
         Some(self.carry_out(operation))
     }
 }
@@ -122,7 +123,7 @@ mod tests {
     use sealblock_integrity::{GuardKind, ProtectionType, Tags};
     use sealblock_units::Lba;
 
-    fn run(gate: &Gate<NullDevice>, operation: Operation) -> Outcome {
+    fn run(gate: &Gate<NullDevice>, operation: Request) -> Outcome {
         gate.execute(operation).now_or_never().expect("a device without a medium never waits")
     }
 
@@ -137,17 +138,17 @@ mod tests {
 
     fn sealed(format: Option<PiFormat>, at: Extent, byte: u8) -> Sealed {
         let data = Slice::copy_from(&vec![byte; at.bytes(BlockSize::B4096) as usize]);
-        Sealed::seal(data, BlockSize::B4096, format, &Tags { first_ref: at.start().get(), ..Tags::default() })
+        Sealed::seal(data, BlockSize::B4096, format, &Tags { initial_ref_tag: at.start().get(), ..Tags::default() })
     }
 
     #[test]
     fn everything_is_one_hole() {
-        let Ok(Answer::Allocation(runs)) = run(&gate(None), Operation::Allocation { extent: extent(7, 1 << 20) })
+        let Ok(Response::BlockStatus(runs)) = run(&gate(None), Request::BlockStatus { extent: extent(7, 1 << 20) })
         else {
             panic!("no runs")
         };
         let told: Vec<_> = runs.iter().map(|run| (run.blocks.get(), run.state)).collect();
-        assert_eq!(told, [(1 << 20, RunState::Hole)]);
+        assert_eq!(told, [(1 << 20, BlockState::Hole)]);
     }
 
     #[test]
@@ -157,10 +158,10 @@ mod tests {
             for format in [None, Some(format)] {
                 let (gate, at) = (gate(format), extent((1 << 40) - 3, 3));
                 let data = sealed(format, at, 7);
-                let write = Operation::Write { extent: at, data, durability: Durability::ForceUnitAccess };
-                assert!(matches!(run(&gate, write), Ok(Answer::Done)));
+                let write = Request::Write { extent: at, data, durability: Durability::ForceUnitAccess };
+                assert!(matches!(run(&gate, write), Ok(Response::Done)));
                 let checks = format.map_or(Checks::NONE, |format| Checks::full(format, at.start()));
-                let Ok(Answer::Data(data)) = run(&gate, Operation::Read { extent: at, checks }) else {
+                let Ok(Response::Data(data)) = run(&gate, Request::Read { extent: at, checks }) else {
                     panic!("reads")
                 };
                 assert!(data.blocks() == 3 && data.data().iter().all(|&byte| byte == 0));
@@ -175,24 +176,24 @@ mod tests {
     #[test]
     fn only_zeroes_compare_equal() {
         let (gate, at) = (gate(None), extent(5, 4));
-        let compare = |data| run(&gate, Operation::Compare { extent: at, data });
-        assert!(matches!(compare(sealed(None, at, 0)), Ok(Answer::Done)));
+        let compare = |data| run(&gate, Request::Compare { extent: at, data });
+        assert!(matches!(compare(sealed(None, at, 0)), Ok(Response::Done)));
         let mut bytes = vec![0; 4 * 4096];
         bytes[2 * 4096 + 9] = 1;
         let data = Sealed::seal(Slice::copy_from(&bytes), BlockSize::B4096, None, &Tags::default());
-        assert_eq!(compare(data).unwrap_err().into_failure(), Failure::Miscompare { lba: Lba::new(7) });
+        assert_eq!(compare(data).unwrap_err().into_kind(), ErrorKind::Miscompare { lba: Lba::new(7) });
     }
 
     #[test]
     fn operations_without_payload_take_the_longest_extent() {
         let gate = gate(None);
         let at = extent(0, u64::from(u32::MAX));
-        assert!(matches!(run(&gate, Operation::Verify { extent: at, checks: Checks::NONE }), Ok(Answer::Verified(_))));
-        let zero = Operation::WriteZeroes { extent: at, may_unmap: true, durability: Durability::Volatile };
-        for operation in [zero, Operation::Discard { extents: vec![at] }, Operation::Flush] {
-            assert!(matches!(run(&gate, operation), Ok(Answer::Done)));
+        assert!(matches!(run(&gate, Request::Verify { extent: at, checks: Checks::NONE }), Ok(Response::Verified(_))));
+        let zero = Request::WriteZeroes { extent: at, may_unmap: true, durability: Durability::Volatile };
+        for operation in [zero, Request::Discard { extents: vec![at] }, Request::Flush] {
+            assert!(matches!(run(&gate, operation), Ok(Response::Done)));
         }
-        let past = Operation::Verify { extent: extent(1 << 40, 1), checks: Checks::NONE };
-        assert!(matches!(run(&gate, past).unwrap_err().into_failure(), Failure::Range { .. }));
+        let past = Request::Verify { extent: extent(1 << 40, 1), checks: Checks::NONE };
+        assert!(matches!(run(&gate, past).unwrap_err().into_kind(), ErrorKind::Range { .. }));
     }
 }

@@ -8,12 +8,12 @@ use std::rc::Rc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use sealblock_block::{Device, Durability, Gate, Operation, Stack};
+use sealblock_block::{Device, Durability, DynDevice, Gate, Request};
 use sealblock_exports_nvme_tcp::{Limits, Namespace, Subsystem, Target};
 use sealblock_integrity::{Checks, Sealed, Tags};
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_media_null::NullDevice;
-use sealblock_media_nvme_tcp::{Address, NvmeTcpDevice, Options};
+use sealblock_media_nvme_tcp::{HostPort, NvmeTcpDevice, Options};
 use sealblock_runtime_memory::Buffer;
 use sealblock_runtime_reactor::net::Listener;
 use sealblock_runtime_reactor::{Config, Reactor, spawn};
@@ -34,7 +34,7 @@ fn serve() -> SocketAddr {
         reactor.block_on(async {
             let null = NullDevice::new(BlockSize::B4096, BLOCKS, None);
             let namespace =
-                Namespace::new(SharedDevice::publish(Rc::new(Gate::new("null", Stack::new(null)))), [1; 16]);
+                Namespace::new(SharedDevice::publish(Rc::new(Gate::new("null", DynDevice::new(null)))), [1; 16]);
             let subsystem = Subsystem::new(NQN.parse().expect("a valid name"), "LOAD");
             let subsystem = subsystem.with_namespace(1, namespace).expect("a valid namespace");
             let limits = Limits { commands: 256, ..Limits::default() };
@@ -56,8 +56,8 @@ async fn one(device: NvmeTcpDevice, seed: u64, writes: Option<Sealed>, until: In
         state ^= state << 17;
         let extent = Extent::from_raw(state % BLOCKS, 1).expect("one block");
         let operation = match &writes {
-            None => Operation::Read { extent, checks: Checks::NONE },
-            Some(data) => Operation::Write { extent, data: data.clone(), durability: Durability::Volatile },
+            None => Request::Read { extent, checks: Checks::NONE },
+            Some(data) => Request::Write { extent, data: data.clone(), durability: Durability::Volatile },
         };
         device.execute(operation).await.expect("requests succeed");
         done.set(done.get() + 1);
@@ -117,7 +117,7 @@ fn main() {
     reactor.block_on(async {
         let options = Options { queue_depth: 128, ..Options::default() };
         let subsystem = nqn.parse().expect("NQN is a name");
-        let device = NvmeTcpDevice::connect(Address::from(address), subsystem, None, options).await;
+        let device = NvmeTcpDevice::connect(HostPort::from(address), subsystem, None, options).await;
         let device = device.unwrap_or_else(|error| panic!("{error}"));
         for &depth in &depths {
             for writes in [false, true] {

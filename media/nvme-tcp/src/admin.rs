@@ -9,16 +9,16 @@ use sealblock_protocols_nvme_tcp::host::HostData;
 use sealblock_runtime_memory::Buffer;
 
 use crate::queue::{Finished, Queue};
-use crate::{Address, ConnectError};
+use crate::{ConnectError, HostPort};
 
 /// A queue that is asked one thing after the other.
 pub(crate) struct Admin {
     queue: Rc<Queue>,
-    address: Address,
+    address: HostPort,
 }
 
 impl Admin {
-    pub(crate) fn new(queue: Rc<Queue>, address: Address) -> Admin {
+    pub(crate) fn new(queue: Rc<Queue>, address: HostPort) -> Admin {
         Admin { queue, address }
     }
 

@@ -2,16 +2,16 @@
 
 use std::cell::Cell;
 
-use sealblock_block::Fault;
+use sealblock_block::BadBlock;
 use sealblock_integrity::{Checks, GuardKind, Mismatch, PiFormat, ProtectionType, Sealed, Tags, Tuple, Unverified};
 use sealblock_protocols_nvme::nvm::{Prchk, ProtectionInfo};
 use sealblock_protocols_nvme_tcp::host::ReadData;
-use sealblock_protocols_nvme_tcp::{BlockShape, BlockSums, Payload};
+use sealblock_protocols_nvme_tcp::{BlockCrcs, BlockLayout, Payload};
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
 use sealblock_units::{BlockSize, Extent, Lba};
 
 use crate::facts::add;
-use crate::shape::{Shape, Tagging};
+use crate::shape::{PiMode, Shape};
 
 /// Blocks of at least this many bytes are sent from where they lie, with their tags between them; smaller ones are copied
 /// together, because a gather list of them would cost more than the copy.
@@ -21,21 +21,21 @@ const ESCAPE: u16 = 0xFFFF;
 
 /// What data of a namespace is like on the wire.
 #[derive(Clone, Debug)]
-pub(crate) struct Wire {
+pub(crate) struct BlockCodec {
     pub(crate) size: BlockSize,
-    pub(crate) tagging: Tagging,
+    pub(crate) tagging: PiMode,
     storage_tag_mask: u64,
     /// Where data digests and guards are the same sums.
-    pub(crate) sums: Option<BlockShape>,
+    pub(crate) sums: Option<BlockLayout>,
 }
 
-impl Wire {
-    pub(crate) fn new(shape: &Shape, data_digest: bool) -> Wire {
+impl BlockCodec {
+    pub(crate) fn new(shape: &Shape, data_digest: bool) -> BlockCodec {
         let (size, tagging) = (shape.geometry.block_size, shape.tagging);
         let shares_sums = data_digest && crate::shape::shares_sums(tagging);
         let tuple_bytes = tagging.shown().map_or(0, PiFormat::tuple_bytes);
-        let sums = if shares_sums { BlockShape::new(size.bytes(), tuple_bytes) } else { None };
-        Wire { size, tagging, storage_tag_mask: shape.storage_tag_mask, sums }
+        let sums = if shares_sums { BlockLayout::new(size.bytes(), tuple_bytes) } else { None };
+        BlockCodec { size, tagging, storage_tag_mask: shape.storage_tag_mask, sums }
     }
 
     /// Bytes that a Read of these blocks brings.
@@ -44,39 +44,39 @@ impl Wire {
     }
 
     /// The fields of a Read or Verify that has to check this, and whether they say all of it.
-    pub(crate) fn demand(&self, extent: Extent, checks: &Checks, is_verify: bool) -> (ProtectionInfo, bool) {
+    pub(crate) fn read_checks(&self, extent: Extent, checks: &Checks, is_verify: bool) -> (ProtectionInfo, bool) {
         match self.tagging {
-            Tagging::None => (ProtectionInfo::NONE, true),
+            PiMode::None => (ProtectionInfo::NONE, true),
             // Nobody here sees the tags, so the target checks all it can.
-            Tagging::Target(format) => {
+            PiMode::Target(format) => {
                 let info =
-                    demand(format, extent.start(), &Checks::full(format, extent.start()), self.storage_tag_mask).0;
+                    read_checks(format, extent.start(), &Checks::full(format, extent.start()), self.storage_tag_mask).0;
                 (ProtectionInfo { pract: !is_verify, ..info }, true)
             }
-            Tagging::Host(format) => demand(format, extent.start(), checks, self.storage_tag_mask),
+            PiMode::Host(format) => read_checks(format, extent.start(), checks, self.storage_tag_mask),
         }
     }
 
     /// Whether a Verify or Read that has to check this has the guard of every block checked.
     pub(crate) fn checks_seals(&self, checks: &Checks) -> bool {
         match self.tagging {
-            Tagging::None => false,
-            Tagging::Target(_) => true,
-            Tagging::Host(_) => checks.guard,
+            PiMode::None => false,
+            PiMode::Target(_) => true,
+            PiMode::Host(_) => checks.guard,
         }
     }
 
     /// The fields of a Write of this data. Guards and reference tags are always checked; application and storage tags
     /// when all blocks have the same, so that tags are not damaged on the way without notice.
-    pub(crate) fn offer(&self, extent: Extent, data: &Sealed) -> ProtectionInfo {
+    pub(crate) fn write_checks(&self, extent: Extent, data: &Sealed) -> ProtectionInfo {
         match self.tagging {
-            Tagging::None => ProtectionInfo::NONE,
-            Tagging::Target(format) => {
-                let first_ref = if format.protection().counts_blocks() { extent.start().get() } else { 0 };
+            PiMode::None => ProtectionInfo::NONE,
+            PiMode::Target(format) => {
+                let first_ref = if format.protection().increments_ref_tag() { extent.start().get() } else { 0 };
                 ProtectionInfo { pract: true, prchk: Prchk::GUARD, ..ProtectionInfo::NONE }
                     .with_tags(format, 0, first_ref)
             }
-            Tagging::Host(format) => self.offer_tags(format, extent, data),
+            PiMode::Host(format) => self.offer_tags(format, extent, data),
         }
     }
 
@@ -93,7 +93,7 @@ impl Wire {
             ProtectionType::Type2 | ProtectionType::Type3 => first.ref_tag,
         };
         let mut prchk = Prchk::GUARD;
-        if format.protection().counts_blocks() && format.reference_tag_bits() > 0 {
+        if format.protection().increments_ref_tag() && format.reference_tag_bits() > 0 {
             prchk = prchk | Prchk::REFERENCE_TAG;
         }
         let mut info = ProtectionInfo { prchk, stc: same_storage, ..ProtectionInfo::NONE };
@@ -107,7 +107,7 @@ impl Wire {
     /// The fields of Write Zeroes: the target makes the tags of zeroes.
     pub(crate) fn zeroes(&self, extent: Extent) -> ProtectionInfo {
         let Some(format) = self.tagging.kept() else { return ProtectionInfo::NONE };
-        let first_ref = if format.protection().counts_blocks() { extent.start().get() } else { 0 };
+        let first_ref = if format.protection().increments_ref_tag() { extent.start().get() } else { 0 };
         ProtectionInfo { pract: true, ..ProtectionInfo::NONE }.with_tags(format, 0, first_ref)
     }
 
@@ -126,8 +126,8 @@ impl Wire {
         if data.format() == Some(format) {
             return self.with_tags(format, data, pool);
         }
-        let first_ref = if format.protection().counts_blocks() { extent.start().get() } else { 0 };
-        let tags = Tags { app_tag: 0, storage_tag: 0, first_ref };
+        let first_ref = if format.protection().increments_ref_tag() { extent.start().get() } else { 0 };
+        let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: first_ref };
         self.with_tags(format, &Sealed::seal(data.data().clone(), self.size, Some(format), &tags), pool)
     }
 
@@ -146,9 +146,9 @@ impl Wire {
             }
             Payload::from(whole.freeze())
         };
-        match (&self.sums, data.sums()) {
+        match (&self.sums, data.block_crcs()) {
             (Some(shape), Some(guards)) => {
-                payload.with_sums(BlockSums { shape: shape.clone(), guards: guards.collect() })
+                payload.with_sums(BlockCrcs { shape: shape.clone(), guards: guards.collect() })
             }
             // Guards that were not compared with the data must not vouch for it.
             _ => payload,
@@ -172,7 +172,7 @@ impl Wire {
         let blocks = Unverified::new(data, tags, self.size, Some(format)).expect("one tuple was taken from each block");
         // There are sums only if these bytes were summed for a data digest, and the digest was right.
         if let Some(sums) = read.sums.filter(|_| format.guard() == GuardKind::Crc32c) {
-            return blocks.verify_summed(checks, &sums.guards);
+            return blocks.verify_with_crcs(checks, &sums.guards);
         }
         if checks.guard {
             add(guard_bytes_summed, len);
@@ -199,13 +199,13 @@ impl Wire {
 }
 
 /// The faults of mismatches in blocks from `start`.
-pub(crate) fn faults(start: Lba, mismatches: &[Mismatch]) -> Vec<Fault> {
-    mismatches.iter().map(|mismatch| Fault::of_mismatch(start, mismatch)).collect()
+pub(crate) fn faults(start: Lba, mismatches: &[Mismatch]) -> Vec<BadBlock> {
+    mismatches.iter().map(|mismatch| BadBlock::of_mismatch(start, mismatch)).collect()
 }
 
 /// Checks as fields of a command, and whether these say all of it: not every mask of a storage tag has a field, and
 /// Type 1 has no reference tag but the address.
-fn demand(format: PiFormat, start: Lba, checks: &Checks, storage_tag_mask: u64) -> (ProtectionInfo, bool) {
+fn read_checks(format: PiFormat, start: Lba, checks: &Checks, storage_tag_mask: u64) -> (ProtectionInfo, bool) {
     let mut info = ProtectionInfo::NONE;
     let mut is_all = true;
     if checks.guard {
@@ -225,9 +225,9 @@ fn demand(format: PiFormat, start: Lba, checks: &Checks, storage_tag_mask: u64) 
             is_all = false;
         }
     }
-    let mut reference = if format.protection().counts_blocks() { start.get() } else { 0 };
+    let mut reference = if format.protection().increments_ref_tag() { start.get() } else { 0 };
     if let Some(first) =
-        checks.first_ref.filter(|_| format.protection().counts_blocks() && format.reference_tag_bits() > 0)
+        checks.initial_ref_tag.filter(|_| format.protection().increments_ref_tag() && format.reference_tag_bits() > 0)
     {
         let is_address = (first ^ start.get()) & format.reference_tag_mask() == 0;
         if format.protection() == ProtectionType::Type1 && !is_address {

@@ -7,8 +7,8 @@ use sealblock_protocols_nvme::Command;
 use sealblock_protocols_nvme_tcp::host::HostData;
 
 use crate::error::Lost;
+use crate::in_flight::Fetched;
 use crate::queue::{Finished, Queue};
-use crate::waiting::Fetched;
 
 enum Stage {
     New(Command, HostData),
@@ -18,20 +18,20 @@ enum Stage {
 }
 
 /// A command on its way through a queue. Dropping it leaves a command in flight to the target.
-pub(crate) struct Call<'q> {
+pub(crate) struct CommandFuture<'q> {
     queue: &'q Queue,
     stage: Stage,
-    is_patient: bool,
+    has_no_timeout: bool,
 }
 
-impl<'q> Call<'q> {
-    pub(crate) fn new(queue: &'q Queue, command: Command, data: HostData, is_patient: bool) -> Call<'q> {
-        Call { queue, stage: Stage::New(command, data), is_patient }
+impl<'q> CommandFuture<'q> {
+    pub(crate) fn new(queue: &'q Queue, command: Command, data: HostData, is_patient: bool) -> CommandFuture<'q> {
+        CommandFuture { queue, stage: Stage::New(command, data), has_no_timeout: is_patient }
     }
 
     fn submit(&mut self, command: Command, data: HostData) -> Result<(), Lost> {
         self.stage = Stage::Over;
-        let entry = self.queue.try_submit(command, data, self.is_patient)?;
+        let entry = self.queue.try_submit(command, data, self.has_no_timeout)?;
         self.stage = Stage::InFlight(entry);
         Ok(())
     }
@@ -77,7 +77,7 @@ impl<'q> Call<'q> {
     }
 }
 
-impl Future for Call<'_> {
+impl Future for CommandFuture<'_> {
     type Output = Result<Finished, Lost>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -103,7 +103,7 @@ impl Future for Call<'_> {
     }
 }
 
-impl Drop for Call<'_> {
+impl Drop for CommandFuture<'_> {
     fn drop(&mut self) {
         match self.stage {
             Stage::InLine(ticket, ..) => {

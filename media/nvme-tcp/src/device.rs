@@ -2,26 +2,26 @@
 
 use std::rc::Rc;
 
-use sealblock_block::{Abilities, Device, Failure, Geometry, Operation, Outcome};
+use sealblock_block::{Abilities, Device, ErrorKind, Geometry, Outcome, Request};
 use sealblock_protocols_nvme::nqn::Nqn;
 
-use crate::blocks::Wire;
+use crate::blocks::BlockCodec;
 use crate::io::Io;
-use crate::link::Link;
-use crate::session::Plan;
-use crate::shape::Tagging;
-use crate::{Address, ConnectError, Counters, Facts, Options, Protection};
+use crate::reconnecting_session::ReconnectingSession;
+use crate::session::SessionConfig;
+use crate::shape::PiMode;
+use crate::{ConnectError, ConnectionInfo, Counters, HostPort, Options, PiSource};
 
 /// A namespace over NVMe/TCP. Clones are the same device. It belongs to the reactor on which it was opened.
 ///
 /// Dropping the last clone closes the connections without a word to the target; see [`NvmeTcpDevice::close`].
 #[derive(Clone)]
-pub struct NvmeTcpDevice(Rc<Inner>);
+pub struct NvmeTcpDevice(Rc<NvmeTcpState>);
 
-struct Inner {
+struct NvmeTcpState {
     io: Io,
     /// What was found at first; the controller's identifier is that of the session of the moment.
-    facts: Facts,
+    facts: ConnectionInfo,
 }
 
 impl NvmeTcpDevice {
@@ -33,17 +33,17 @@ impl NvmeTcpDevice {
     /// # Panics
     /// Outside a reactor.
     pub async fn connect(
-        address: Address,
+        address: HostPort,
         subsystem: Nqn,
         namespace: Option<u32>,
         options: Options,
     ) -> Result<NvmeTcpDevice, ConnectError> {
-        let plan = Plan { address, subsystem, namespace, options };
+        let plan = SessionConfig { address, subsystem, namespace, options };
         let session = plan.open().await?;
         let facts = facts(&plan, &session);
-        let wire = Wire::new(&session.shape, plan.options.data_digest);
-        let link = Link::new(plan, session);
-        Ok(NvmeTcpDevice(Rc::new(Inner { io: Io { link, wire }, facts })))
+        let wire = BlockCodec::new(&session.shape, plan.options.data_digest);
+        let link = ReconnectingSession::new(plan, session);
+        Ok(NvmeTcpDevice(Rc::new(NvmeTcpState { io: Io { link, wire }, facts })))
     }
 
     /// Ends the device for all its clones: shuts the controller down, which lets it write its cache back, and closes the
@@ -59,13 +59,13 @@ impl NvmeTcpDevice {
                 Err(elapsed) => tracing::warn!(target = %link.plan.address, %elapsed, "shutdown took too long"),
             }
         }
-        link.die("the device was closed");
+        link.fail("the device was closed");
     }
 
     /// What the target says of itself and of the namespace.
-    pub fn facts(&self) -> Facts {
+    pub fn facts(&self) -> ConnectionInfo {
         let controller_id = self.0.io.link.session_now().map(|session| session.controller.id);
-        Facts { controller_id: controller_id.unwrap_or(self.0.facts.controller_id), ..self.0.facts.clone() }
+        ConnectionInfo { controller_id: controller_id.unwrap_or(self.0.facts.controller_id), ..self.0.facts.clone() }
     }
 
     /// What went through since the device was opened.
@@ -74,10 +74,10 @@ impl NvmeTcpDevice {
     }
 }
 
-fn facts(plan: &Plan, session: &crate::session::Session) -> Facts {
+fn facts(plan: &SessionConfig, session: &crate::session::Session) -> ConnectionInfo {
     let (shape, controller, version) = (&session.shape, &session.pages.controller, session.controller.version);
     let printable = |text: String| text.chars().filter(|c| !c.is_control()).collect::<String>().trim().to_owned();
-    Facts {
+    ConnectionInfo {
         subsystem: plan.subsystem.clone(),
         model: printable(controller.mn.text()),
         serial: printable(controller.sn.text()),
@@ -90,9 +90,9 @@ fn facts(plan: &Plan, session: &crate::session::Session) -> Facts {
         eui64: shape.identity.eui64,
         protection: shape.tagging.kept(),
         tags: match shape.tagging {
-            Tagging::None => Protection::Auto,
-            Tagging::Host(_) => Protection::HostMade,
-            Tagging::Target(_) => Protection::TargetMade,
+            PiMode::None => PiSource::Auto,
+            PiMode::Host(_) => PiSource::Host,
+            PiMode::Target(_) => PiSource::Target,
         },
         queues: session.io.len() as u16,
         queue_depth: session.queue_depth,
@@ -118,23 +118,23 @@ impl Device for NvmeTcpDevice {
         Abilities { writable: link.is_writable(), ..link.shape.abilities }
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         let io = &self.0.io;
         match operation {
-            Operation::Read { extent, checks } => io.read(extent, checks).await,
-            Operation::Write { extent, data, durability } => io.write(extent, &data, durability).await,
-            Operation::Flush => io.flush().await,
-            Operation::Discard { extents } => io.discard(&extents).await,
-            Operation::WriteZeroes { extent, may_unmap, durability } => {
+            Request::Read { extent, checks } => io.read(extent, checks).await,
+            Request::Write { extent, data, durability } => io.write(extent, &data, durability).await,
+            Request::Flush => io.flush().await,
+            Request::Discard { extents } => io.discard(&extents).await,
+            Request::WriteZeroes { extent, may_unmap, durability } => {
                 io.write_zeroes(extent, may_unmap, durability).await
             }
-            Operation::Verify { extent, checks } => io.verify(extent, checks).await,
-            Operation::Compare { extent, data } => io.compare(extent, &data).await,
-            Operation::Digest { extent, checks } => io.digest(extent, checks).await,
-            Operation::ReadAnnex { slot } => io.read_annex(slot).await,
-            Operation::WriteAnnex { slot, bytes } => io.write_annex(slot, &bytes).await,
-            Operation::WriteUncorrectable { .. } | Operation::Repair { .. } | Operation::Allocation { .. } => {
-                Err(Failure::Absent(operation.kind()).into())
+            Request::Verify { extent, checks } => io.verify(extent, checks).await,
+            Request::Compare { extent, data } => io.compare(extent, &data).await,
+            Request::Checksum { extent, checks } => io.digest(extent, checks).await,
+            Request::ReadReserved { slot } => io.read_annex(slot).await,
+            Request::WriteReserved { slot, bytes } => io.write_annex(slot, &bytes).await,
+            Request::WriteUncorrectable { .. } | Request::Repair { .. } | Request::BlockStatus { .. } => {
+                Err(ErrorKind::Absent(operation.kind()).into())
             }
         }
     }

@@ -5,8 +5,8 @@ use sealblock_protocols_nvme::logs::{DiscoveryEntry, DiscoveryHeader, DiscoveryL
 use sealblock_protocols_nvme::nqn::Nqn;
 
 use crate::admin::Admin;
-use crate::session::Plan;
-use crate::{Address, ConnectError, Options};
+use crate::session::SessionConfig;
+use crate::{ConnectError, HostPort, Options};
 
 /// Bytes read with one command.
 const PART_BYTES: u64 = 4096;
@@ -23,8 +23,8 @@ const ATTEMPTS: usize = 4;
 ///
 /// # Panics
 /// Outside a reactor.
-pub async fn discover(address: Address, options: Options) -> Result<Vec<DiscoveryEntry>, ConnectError> {
-    let plan = Plan { address, subsystem: Nqn::discovery(), namespace: None, options };
+pub async fn discover(address: HostPort, options: Options) -> Result<Vec<DiscoveryEntry>, ConnectError> {
+    let plan = SessionConfig { address, subsystem: Nqn::discovery(), namespace: None, options };
     let read = async {
         let controller = plan.open_controller().await?;
         let mut last = Err(ConnectError::Unexpected { what: WHAT, why: "another page each time".to_owned() });

@@ -6,7 +6,7 @@ use std::time::Duration;
 use sealblock_protocols_nvme::Status;
 use sealblock_protocols_nvme::identify::NamespaceFormatError;
 
-use crate::Address;
+use crate::HostPort;
 
 /// Why a namespace could not be opened, or a discovery log not read.
 #[derive(Debug, thiserror::Error)]
@@ -23,7 +23,7 @@ pub enum ConnectError {
     #[error("cannot connect to {address}: {source}")]
     Connect {
         /// Where.
-        address: Address,
+        address: HostPort,
         /// What the system said of the last address tried.
         source: std::io::Error,
     },
@@ -31,7 +31,7 @@ pub enum ConnectError {
     #[error("{address} did not answer within {limit:?}")]
     Timeout {
         /// Who.
-        address: Address,
+        address: HostPort,
         /// [`crate::Options::connect_timeout`].
         limit: Duration,
     },
@@ -39,7 +39,7 @@ pub enum ConnectError {
     #[error("the connection to {address} ended while it was being set up: {reason}")]
     Lost {
         /// Who.
-        address: Address,
+        address: HostPort,
         /// Why.
         reason: String,
     },

@@ -1,11 +1,11 @@
 //! What a controller's logs say of commands that failed, as far as it fits what was asked.
 
-use sealblock_block::{Fault, FaultField};
+use sealblock_block::{BadBlock, BadBlockCause};
 use sealblock_protocols_nvme::admin::GetLogPage;
 use sealblock_protocols_nvme::logs::{DamageHeader, DamageLog, ErrorEntry, ErrorLog, LogPage};
 use sealblock_units::{Extent, Lba};
 
-use crate::link::Answered;
+use crate::reconnecting_session::Answered;
 use crate::session::Session;
 
 /// Entries of the error log that are read at most.
@@ -35,15 +35,15 @@ pub(crate) fn contains(extent: Extent, lba: Lba) -> bool {
 
 /// Fills in what was expected and what was found, where the target has the page that tells. Other targets have another
 /// page there, or none; then the values stay unknown.
-pub(crate) async fn add_values(session: &Session, faults: &mut [Fault]) {
-    if faults.iter().all(|fault| fault.field == FaultField::Media || fault.expected.is_some()) {
+pub(crate) async fn add_values(session: &Session, faults: &mut [BadBlock]) {
+    if faults.iter().all(|fault| fault.cause == BadBlockCause::Media || fault.expected.is_some()) {
         return;
     }
     let Some(log) = damage(session).await else { return };
     for entry in &log.entries {
         let Some((expected, actual)) = entry.values else { continue };
-        let field = entry.field.map_or(FaultField::Media, FaultField::Tag);
-        let same = |fault: &&mut Fault| fault.lba == entry.lba && fault.field == field;
+        let field = entry.field.map_or(BadBlockCause::Media, BadBlockCause::Tag);
+        let same = |fault: &&mut BadBlock| fault.lba == entry.lba && fault.cause == field;
         if let Some(fault) = faults.iter_mut().find(same) {
             (fault.expected, fault.actual) = (Some(expected), Some(actual));
         }

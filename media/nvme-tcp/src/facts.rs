@@ -5,11 +5,11 @@ use std::cell::Cell;
 use sealblock_integrity::PiFormat;
 use sealblock_protocols_nvme::nqn::Nqn;
 
-use crate::Protection;
+use crate::PiSource;
 
 /// What the target says of itself and of the namespace. Texts are as the target sent them, without what is not printable.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Facts {
+pub struct ConnectionInfo {
     /// The subsystem's name, as asked for.
     pub subsystem: Nqn,
     /// MN: model.
@@ -32,8 +32,8 @@ pub struct Facts {
     pub eui64: Option<[u8; 8]>,
     /// The namespace's own protection information, whoever makes it.
     pub protection: Option<PiFormat>,
-    /// Who makes the tags: [`Protection::HostMade`] or [`Protection::TargetMade`]. `Auto` where there are none.
-    pub tags: Protection,
+    /// Who makes the tags: [`PiSource::Host`] or [`PiSource::Target`]. `Auto` where there are none.
+    pub tags: PiSource,
     /// I/O queues in use.
     pub queues: u16,
     /// Commands in flight on one queue.

@@ -3,8 +3,8 @@
 use std::rc::Rc;
 
 use sealblock_block::{
-    Ability, Answer, Coverage, Durability, Error, Failure, Fault, FaultField, Faults, OperationKind, Outcome, Tally,
-    Unchecked, Verified, WhyUnchecked,
+    Ability, BadBlock, BadBlockCause, BadBlocks, Coverage, Durability, Error, ErrorKind, Outcome, RequestKind,
+    Response, Tally, Unchecked, VerifyStats, WhyUnchecked,
 };
 use sealblock_integrity::{Checks, Sealed};
 use sealblock_protocols_nvme::extensions::Extensions;
@@ -17,17 +17,17 @@ use sealblock_runtime_memory::Slice;
 use sealblock_units::{Extent, Lba};
 use zerocopy::IntoBytes;
 
-use crate::blocks::{self, Wire};
+use crate::bad_block_search::{BadBlockSearch, Probe};
+use crate::blocks::{self, BlockCodec};
 use crate::errors::logged_block;
-use crate::hunt::{Hunt, Probe};
-use crate::link::{Answered, Link};
+use crate::reconnecting_session::{Answered, ReconnectingSession};
 use crate::session::Session;
 use crate::status::{Asked, failure, field};
 
 /// Carries operations out on one namespace.
 pub(crate) struct Io {
-    pub(crate) link: Rc<Link>,
-    pub(crate) wire: Wire,
+    pub(crate) link: Rc<ReconnectingSession>,
+    pub(crate) wire: BlockCodec,
 }
 
 impl Io {
@@ -36,11 +36,11 @@ impl Io {
     }
 
     pub(crate) fn encode(&self, command: IoCommand) -> Result<Command, Error> {
-        let unfit = |invalid: Invalid| Failure::Media { reason: format!("no command says that: {invalid}") }.into();
+        let unfit = |invalid: Invalid| ErrorKind::Media { reason: format!("no command says that: {invalid}") }.into();
         command.encode(self.nsid()).map_err(unfit)
     }
 
-    pub(crate) fn failed(&self, kind: OperationKind, extent: Option<Extent>, answered: &Answered) -> Error {
+    pub(crate) fn failed(&self, kind: RequestKind, extent: Option<Extent>, answered: &Answered) -> Error {
         let asked = Asked { kind, extent, queue: answered.queue, nsid: self.nsid() };
         failure(answered.status(), asked)
     }
@@ -63,24 +63,24 @@ impl Io {
         let Some(read) = read else {
             let reason =
                 format!("the target says that it has read {extent}, and sent less than the {needed} bytes of them");
-            return Err(Failure::Media { reason }.into());
+            return Err(ErrorKind::Media { reason }.into());
         };
         let summed = &self.link.counting.guard_bytes_summed;
         match self.wire.arrive(read, checks, answered.session.pool(), summed) {
-            Ok(sealed) => Ok(Answer::Data(sealed)),
+            Ok(sealed) => Ok(Response::Data(sealed)),
             Err(mismatches) => Err(integrity(blocks::faults(extent.start(), &mismatches))),
         }
     }
 
     pub(crate) async fn read(&self, extent: Extent, checks: Checks) -> Outcome {
-        let (protection, _) = self.wire.demand(extent, &checks, false);
+        let (protection, _) = self.wire.read_checks(extent, &checks, false);
         let answered = self.read_once(extent, protection).await?;
         let status = answered.status();
         if status.is_success() {
             return self.arrived(extent, &checks, answered);
         }
-        let Some(damage) = field(status) else { return Err(self.failed(OperationKind::Read, Some(extent), &answered)) };
-        let is_seen_here = self.wire.tagging.shown().is_some() && damage != FaultField::Media;
+        let Some(damage) = field(status) else { return Err(self.failed(RequestKind::Read, Some(extent), &answered)) };
+        let is_seen_here = self.wire.tagging.shown().is_some() && damage != BadBlockCause::Media;
         if is_seen_here {
             // The target found wrong tags. Without its checks it hands the blocks over, and here every one that is wrong
             // is found, with its values.
@@ -89,9 +89,9 @@ impl Io {
                 return self.arrived(extent, &checks, unchecked);
             }
         }
-        Err(match Faults::new(Hunt::new(self, checks, self.probe()).of(extent, &answered).await?) {
+        Err(match BadBlocks::new(BadBlockSearch::new(self, checks, self.probe()).of(extent, &answered).await?) {
             Some(faults) => faults.into(),
-            None => self.failed(OperationKind::Read, Some(extent), &answered),
+            None => self.failed(RequestKind::Read, Some(extent), &answered),
         })
     }
 
@@ -102,24 +102,24 @@ impl Io {
 
     pub(crate) async fn write(&self, extent: Extent, data: &Sealed, durability: Durability) -> Outcome {
         let force_unit_access = durability == Durability::ForceUnitAccess;
-        let protection = self.wire.offer(extent, data);
+        let protection = self.wire.write_checks(extent, data);
         let blocks = BlockCommand { protection, force_unit_access, ..BlockCommand::new(extent) };
         let command = self.encode(IoCommand::Write(blocks))?;
         let build = |session: &Session| Ok((command, HostData::Write(self.wire.payload(data, session.pool()))));
         let answered = self.link.run(build).await?;
         if answered.status().is_success() {
             self.wrote(&answered, durability);
-            return Ok(Answer::Done);
+            return Ok(Response::Done);
         }
         Err(match field(answered.status()) {
             Some(damage) => self.refused(extent, data, damage, &answered).await,
-            None => self.failed(OperationKind::Write, Some(extent), &answered),
+            None => self.failed(RequestKind::Write, Some(extent), &answered),
         })
     }
 
     /// The target found tags that do not fit. If they are wrong here already, these are the blocks; otherwise they were
     /// damaged on the way, or do not fit the command, and the target's error log names the first of them.
-    async fn refused(&self, extent: Extent, data: &Sealed, damage: FaultField, answered: &Answered) -> Error {
+    async fn refused(&self, extent: Extent, data: &Sealed, damage: BadBlockCause, answered: &Answered) -> Error {
         if let Some(format) = self.wire.tagging.shown() {
             let mut wrong = Vec::new();
             let checks = Checks::full(format, extent.start());
@@ -130,14 +130,14 @@ impl Io {
             }
         }
         match logged_block(answered, extent).await {
-            Some(lba) => integrity(vec![Fault::new(lba, damage, None, None)]),
-            None => self.failed(OperationKind::Write, Some(extent), answered),
+            Some(lba) => integrity(vec![BadBlock::new(lba, damage, None, None)]),
+            None => self.failed(RequestKind::Write, Some(extent), answered),
         }
     }
 
     fn wrote(&self, answered: &Answered, durability: Durability) {
         if durability == Durability::Volatile {
-            self.link.ledger.wrote(answered.epoch);
+            self.link.ledger.write_completed(answered.epoch);
         }
     }
 
@@ -145,15 +145,15 @@ impl Io {
         let command = self.encode(IoCommand::Flush)?;
         let mark = std::cell::Cell::new(0);
         let build = |_: &Session| {
-            mark.set(self.link.ledger.begin()?);
+            mark.set(self.link.ledger.flush_started()?);
             Ok((command, HostData::None))
         };
         let answered = self.link.run(build).await?;
         if !answered.status().is_success() {
-            return Err(self.failed(OperationKind::Flush, None, &answered));
+            return Err(self.failed(RequestKind::Flush, None, &answered));
         }
-        self.link.ledger.flushed(answered.epoch, mark.get());
-        Ok(Answer::Done)
+        self.link.ledger.flush_completed(answered.epoch, mark.get());
+        Ok(Response::Done)
     }
 
     pub(crate) async fn write_zeroes(&self, extent: Extent, may_unmap: bool, durability: Durability) -> Outcome {
@@ -164,10 +164,10 @@ impl Io {
         let zeroes = WriteZeroes { blocks, deallocate, whole_namespace: false };
         let answered = self.without_data(self.encode(IoCommand::WriteZeroes(zeroes))?).await?;
         if !answered.status().is_success() {
-            return Err(self.failed(OperationKind::WriteZeroes, Some(extent), &answered));
+            return Err(self.failed(RequestKind::WriteZeroes, Some(extent), &answered));
         }
         self.wrote(&answered, durability);
-        Ok(Answer::Done)
+        Ok(Response::Done)
     }
 
     /// What a Discard loses is what it asked to lose, so it is in no ledger.
@@ -185,11 +185,11 @@ impl Io {
             self.deallocate(now).await?;
             rest = later;
         }
-        Ok(Answer::Done)
+        Ok(Response::Done)
     }
 
     async fn deallocate(&self, extents: &[Extent]) -> Result<(), Error> {
-        let too_many = |invalid: Invalid| Error::from(Failure::Media { reason: invalid.to_string() });
+        let too_many = |invalid: Invalid| Error::from(ErrorKind::Media { reason: invalid.to_string() });
         let dsm = DatasetManagement::deallocate(extents.len()).map_err(too_many)?;
         let command = self.encode(IoCommand::DatasetManagement(dsm))?;
         let ranges: Vec<DsmRange> = extents.iter().map(|extent| DsmRange::new(*extent)).collect();
@@ -197,7 +197,7 @@ impl Io {
         let answered = self.link.run(|_| Ok((command, HostData::Write(list.clone().into())))).await?;
         match answered.status().is_success() {
             true => Ok(()),
-            false => Err(self.failed(OperationKind::Discard, extents.first().copied(), &answered)),
+            false => Err(self.failed(RequestKind::Discard, extents.first().copied(), &answered)),
         }
     }
 
@@ -207,29 +207,29 @@ impl Io {
 
     /// A Verify, with whatever status.
     pub(crate) async fn verify_once(&self, extent: Extent, checks: &Checks) -> Result<Answered, Error> {
-        let (protection, _) = self.wire.demand(extent, checks, true);
+        let (protection, _) = self.wire.read_checks(extent, checks, true);
         let command = self.encode(IoCommand::Verify(BlockCommand { protection, ..BlockCommand::new(extent) }))?;
         self.without_data(command).await
     }
 
     pub(crate) async fn verify(&self, extent: Extent, checks: Checks) -> Outcome {
-        let (_, says_all) = self.wire.demand(extent, &checks, true);
+        let (_, says_all) = self.wire.read_checks(extent, &checks, true);
         if !says_all {
             let (bytes_transferred, coverage) = self.read_all(extent, &checks, |_| ()).await?;
-            return Ok(Answer::Verified(Verified { bytes_transferred, coverage }));
+            return Ok(Response::Verified(VerifyStats { bytes_transferred, coverage }));
         }
         let answered = self.verify_once(extent, &checks).await?;
         let coverage = self.coverage(extent, &checks, &answered);
         if answered.status().is_success() {
-            return Ok(Answer::Verified(Verified { bytes_transferred: 0, coverage }));
+            return Ok(Response::Verified(VerifyStats { bytes_transferred: 0, coverage }));
         }
         if field(answered.status()).is_none() {
-            return Err(self.failed(OperationKind::Verify, Some(extent), &answered));
+            return Err(self.failed(RequestKind::Verify, Some(extent), &answered));
         }
-        match Faults::new(Hunt::new(self, checks, Probe::Verify).of(extent, &answered).await?) {
+        match BadBlocks::new(BadBlockSearch::new(self, checks, Probe::Verify).of(extent, &answered).await?) {
             Some(faults) => Err(faults.covering(coverage).into()),
             // The hunt read every block again and found them good: the target has got over it.
-            None => Ok(Answer::Verified(Verified { bytes_transferred: 0, coverage })),
+            None => Ok(Response::Verified(VerifyStats { bytes_transferred: 0, coverage })),
         }
     }
 
@@ -267,12 +267,12 @@ impl Io {
         let mut bytes_transferred = 0;
         let extensions = self.link.session_now().map_or(Extensions::NONE, |session| session.pages.extensions);
         let mut tally = Tally { coverage: self.reach_of_reads(extent, checks, extensions), ..Tally::default() };
-        for piece in extent.split_aligned(self.link.shape.geometry.limits.transfer) {
+        for piece in extent.split_aligned(self.link.shape.geometry.limits.max_transfer_blocks) {
             let onward = piece.start().get() - extent.start().get();
             let checks = self.wire.tagging.shown().map_or(*checks, |format| checks.advance(onward, format));
             bytes_transferred += piece.bytes(self.wire.size);
             match self.read(piece, checks).await {
-                Ok(Answer::Data(part)) => each(&part),
+                Ok(Response::Data(part)) => each(&part),
                 Ok(_) => unreachable!("a Read is answered with data"),
                 Err(error) => tally.take(error)?,
             }
@@ -287,7 +287,7 @@ impl Io {
         let answered = self.link.run(build).await?;
         let status = answered.status();
         if status.is_success() {
-            return Ok(Answer::Done);
+            return Ok(Response::Done);
         }
         if status.code() != StatusCode::COMPARE_FAILURE {
             return Err(match field(status) {
@@ -295,13 +295,13 @@ impl Io {
                     .compare_read(extent, data, extent.start())
                     .await
                     .err()
-                    .unwrap_or_else(|| self.failed(OperationKind::Compare, Some(extent), &answered)),
-                None => self.failed(OperationKind::Compare, Some(extent), &answered),
+                    .unwrap_or_else(|| self.failed(RequestKind::Compare, Some(extent), &answered)),
+                None => self.failed(RequestKind::Compare, Some(extent), &answered),
             });
         }
         let logged = logged_block(&answered, extent).await;
         match (logged, self.wire.tagging.kept()) {
-            (Some(lba), None) => Err(Failure::Miscompare { lba }.into()),
+            (Some(lba), None) => Err(ErrorKind::Miscompare { lba }.into()),
             // Tags are compared as well, and it is the data that is asked about.
             (logged, _) => self.compare_read(extent, data, logged.unwrap_or(extent.start())).await,
         }
@@ -312,23 +312,23 @@ impl Io {
         let size = self.wire.size.bytes();
         let rest = Extent::from_raw(from.get(), extent.len() - (from.get() - extent.start().get()));
         let rest = rest.expect("the block is one of the extent");
-        for piece in rest.split_aligned(self.link.shape.geometry.limits.transfer) {
+        for piece in rest.split_aligned(self.link.shape.geometry.limits.max_transfer_blocks) {
             let checks = self.wire.tagging.shown().map_or(Checks::NONE, |format| Checks::full(format, piece.start()));
-            let Answer::Data(stored) = self.read(piece, checks).await? else {
+            let Response::Data(stored) = self.read(piece, checks).await? else {
                 unreachable!("a Read is answered with data");
             };
             let first = (piece.start().get() - extent.start().get()) as usize;
             let wanted = data.data().chunks_exact(size).skip(first);
             let mut pairs = piece.iter().zip(stored.data().chunks_exact(size).zip(wanted));
             if let Some((lba, _)) = pairs.find(|(_, (stored, wanted))| stored != wanted) {
-                return Err(Failure::Miscompare { lba }.into());
+                return Err(ErrorKind::Miscompare { lba }.into());
             }
         }
-        Ok(Answer::Done)
+        Ok(Response::Done)
     }
 }
 
 /// The error of these damaged blocks, of which there is at least one.
-fn integrity(faults: Vec<Fault>) -> Error {
-    Faults::new(faults).expect("a mismatch is about a block").into()
+fn integrity(faults: Vec<BadBlock>) -> Error {
+    BadBlocks::new(faults).expect("a mismatch is about a block").into()
 }

@@ -17,6 +17,7 @@
 //! `link` the sessions that follow one another, `io` the operations, `device` the outside.
 
 mod admin;
+mod bad_block_search;
 mod blocks;
 mod call;
 mod device;
@@ -25,23 +26,22 @@ mod error;
 mod errors;
 mod extensions;
 mod facts;
-mod hunt;
 mod identify;
+mod in_flight;
 mod io;
-mod link;
 mod options;
 mod queue;
+mod reconnecting_session;
 mod session;
 mod shape;
 mod status;
-mod waiting;
 mod watch;
 
 pub use device::NvmeTcpDevice;
 pub use discover::discover;
 pub use error::ConnectError;
-pub use facts::{Counters, Facts};
-pub use options::{Options, Protection};
+pub use facts::{ConnectionInfo, Counters};
+pub use options::{Options, PiSource};
 /// Where a target listens. The port is 4420 by custom, 8009 for discovery.
-pub use sealblock_runtime_reactor::net::Address;
+pub use sealblock_runtime_reactor::net::HostPort;
 pub use sealblock_runtime_reactor::net::Reconnect;

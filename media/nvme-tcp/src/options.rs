@@ -9,15 +9,15 @@ use sealblock_runtime_reactor::net::Reconnect;
 
 /// Who makes the tags of a namespace with protection information. On one without, it means nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum Protection {
-    /// As [`Protection::HostMade`].
+pub enum PiSource {
+    /// As [`PiSource::Host`].
     #[default]
     Auto,
     /// PRACT = 0: tags travel with the data, from the writer to the medium and back, and are checked at both ends.
-    HostMade,
+    Host,
     /// PRACT = 1: the target makes the tags and checks them; the device shows no protection information, and between the
     /// target and here only the data digest looks after the data.
-    TargetMade,
+    Target,
 }
 
 /// How a namespace is used.
@@ -36,7 +36,7 @@ pub struct Options {
     /// Whether data is to carry digests; a target that does not agree is refused.
     pub data_digest: bool,
     /// Who makes tags.
-    pub protection: Protection,
+    pub protection: PiSource,
     /// The most bytes of data in one transfer, if the target's MDTS does not say less; at least one block.
     pub transfer_bytes: u32,
     /// Time for names, connections and everything up to the first I/O, of one attempt.
@@ -50,7 +50,7 @@ pub struct Options {
     /// Times that one request is sent again after a status that allows it, without counting lost connections.
     pub retries: u8,
     /// Connections that one request may lose before it fails, so that a request which kills its target stops doing so.
-    pub losses: u8,
+    pub max_connection_losses: u8,
     /// What happens when a connection is lost.
     pub reconnect: Reconnect,
 }
@@ -68,14 +68,14 @@ impl Default for Options {
             queue_depth: 128,
             header_digest: false,
             data_digest: false,
-            protection: Protection::Auto,
+            protection: PiSource::Auto,
             transfer_bytes: 1 << 20,
             connect_timeout: Duration::from_secs(10),
             request_timeout: Duration::from_secs(30),
             keep_alive: Duration::from_secs(30),
             shutdown_timeout: Duration::from_secs(5),
             retries: 3,
-            losses: 4,
+            max_connection_losses: 4,
             reconnect: Reconnect::default(),
         }
     }

@@ -20,12 +20,12 @@ use sealblock_runtime_reactor::net::Stream;
 use sealblock_runtime_reactor::{spawn, timeout};
 
 use crate::Counters;
-use crate::call::Call;
+use crate::call::CommandFuture;
 use crate::error::Lost;
-use crate::waiting::{Line, Waiters};
+use crate::in_flight::{FifoWaiters, InFlightCommands};
 
 /// How long the last bytes of a connection that is over may take.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How a command ended.
 #[derive(Debug)]
@@ -43,8 +43,8 @@ pub(crate) struct Queue {
     pub(crate) id: u16,
     stream: Stream,
     host: RefCell<Host>,
-    waiters: RefCell<Waiters>,
-    line: RefCell<Line>,
+    waiters: RefCell<InFlightCommands>,
+    line: RefCell<FifoWaiters>,
     /// Why the connection is over.
     ended: RefCell<Option<Rc<str>>>,
     /// Whether bytes are being sent at this moment.
@@ -68,7 +68,7 @@ impl Queue {
             id,
             stream,
             host: RefCell::new(Host::new(config)),
-            waiters: RefCell::new(Waiters::new(places)),
+            waiters: RefCell::new(InFlightCommands::new(places)),
             line: RefCell::default(),
             ended: RefCell::default(),
             is_sending: Cell::new(false),
@@ -99,13 +99,13 @@ impl Queue {
     }
 
     /// Carries a command out, as soon as the queue has room for it.
-    pub(crate) fn call(&self, command: Command, data: HostData) -> Call<'_> {
-        Call::new(self, command, data, false)
+    pub(crate) fn call(&self, command: Command, data: HostData) -> CommandFuture<'_> {
+        CommandFuture::new(self, command, data, false)
     }
 
     /// The same for a command that may take for ever, as Asynchronous Event Request does.
-    pub(crate) fn call_patiently(&self, command: Command, data: HostData) -> Call<'_> {
-        Call::new(self, command, data, true)
+    pub(crate) fn call_patiently(&self, command: Command, data: HostData) -> CommandFuture<'_> {
+        CommandFuture::new(self, command, data, true)
     }
 
     /// Commands in flight and in line.
@@ -196,12 +196,12 @@ impl Queue {
     }
 
     /// Commands that wait for room.
-    pub(crate) fn line(&self) -> &RefCell<Line> {
+    pub(crate) fn line(&self) -> &RefCell<FifoWaiters> {
         &self.line
     }
 
     /// Commands in flight.
-    pub(crate) fn waiters(&self) -> &RefCell<Waiters> {
+    pub(crate) fn waiters(&self) -> &RefCell<InFlightCommands> {
         &self.waiters
     }
 
@@ -294,7 +294,7 @@ async fn send(queue: Rc<Queue>) {
             continue;
         }
         let sent = if is_over {
-            timeout(LAST_WORDS, queue.stream.send_all(out.drain(..))).await.unwrap_or(Ok(()))
+            timeout(CLOSE_TIMEOUT, queue.stream.send_all(out.drain(..))).await.unwrap_or(Ok(()))
         } else {
             queue.is_sending.set(true);
             let sent = queue.stream.send_all(out.drain(..)).await;

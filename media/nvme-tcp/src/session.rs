@@ -28,7 +28,7 @@ use crate::error::Lost;
 use crate::identify;
 use crate::queue::Queue;
 use crate::shape::{Pages, Shape};
-use crate::{Address, ConnectError, Options};
+use crate::{ConnectError, HostPort, Options};
 
 /// Entries of the admin queue: what every controller has to take.
 const ADMIN_ENTRIES: u16 = 32;
@@ -37,8 +37,8 @@ const STATUS_PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration:
 
 /// Who talks to whom, and how.
 #[derive(Clone)]
-pub(crate) struct Plan {
-    pub(crate) address: Address,
+pub(crate) struct SessionConfig {
+    pub(crate) address: HostPort,
     pub(crate) subsystem: Nqn,
     pub(crate) namespace: Option<u32>,
     pub(crate) options: Options,
@@ -66,7 +66,7 @@ pub(crate) struct Session {
     pub(crate) tasks: RefCell<Vec<JoinHandle<()>>>,
 }
 
-impl Plan {
+impl SessionConfig {
     /// Sets everything up, within the time limit.
     pub(crate) async fn open(&self) -> Result<Session, ConnectError> {
         self.in_time(self.open_session()).await
@@ -136,9 +136,14 @@ impl Plan {
     }
 
     /// Connects one queue and agrees on digests.
-    async fn open_queue(&self, socket: SocketAddr, id: u16, config: HostConfig) -> Result<Opened, ConnectError> {
+    async fn open_queue(
+        &self,
+        socket: SocketAddr,
+        id: u16,
+        config: HostConfig,
+    ) -> Result<ConnectionGuard, ConnectError> {
         let failed = |source| ConnectError::Connect { address: self.address.clone(), source };
-        let queue = Opened(Queue::open(socket, id, config).await.map_err(failed)?, false);
+        let queue = ConnectionGuard(Queue::open(socket, id, config).await.map_err(failed)?, false);
         let agreed = queue.0.established().await.map_err(|lost| self.lost(&lost))?;
         if self.options.header_digest && !agreed.header_digest {
             return Err(ConnectError::NoDigest("header"));
@@ -154,7 +159,7 @@ impl Plan {
     }
 
     /// Connect, CAP, CC.EN, CSTS.RDY, VS.
-    async fn enable(&self, socket: SocketAddr, queue: Opened) -> Result<Controller, ConnectError> {
+    async fn enable(&self, socket: SocketAddr, queue: ConnectionGuard) -> Result<Controller, ConnectError> {
         let keep_alive_ms = u32::try_from(self.options.keep_alive.as_millis()).unwrap_or(u32::MAX);
         let ask = Connect {
             queue: 0,
@@ -235,9 +240,9 @@ impl Plan {
 }
 
 /// A connection that ends when it is dropped, unless it is kept.
-struct Opened(Rc<Queue>, bool);
+struct ConnectionGuard(Rc<Queue>, bool);
 
-impl Opened {
+impl ConnectionGuard {
     /// Whoever gets it ends it.
     fn keep(mut self) -> Rc<Queue> {
         self.1 = true;
@@ -245,7 +250,7 @@ impl Opened {
     }
 }
 
-impl Drop for Opened {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         if !self.1 {
             self.0.end("given up while it was being set up");

@@ -4,7 +4,7 @@
 
 use sealblock_block::{Abilities, Ability, Geometry, Limits};
 use sealblock_integrity::{GuardKind, PiFormat};
-use sealblock_protocols_nvme::extensions::{AnnexSlot, Extensions};
+use sealblock_protocols_nvme::extensions::{Extensions, ReservedArea};
 use sealblock_protocols_nvme::identify::{
     Controller, Ctratt, Dlfeat, IndependentNamespace, Namespace, NamespaceFormat, NamespaceId, Nmic, NvmController,
     NvmNamespace, Oacs, Oncs, Vwc, limit_bytes,
@@ -13,7 +13,7 @@ use sealblock_protocols_nvme::nvm::{DatasetManagement, MAX_BLOCKS};
 use sealblock_protocols_nvme::registers::Capabilities;
 use sealblock_units::{BlockCount, BlockSize};
 
-use crate::{ConnectError, Options, Protection};
+use crate::{ConnectError, Options, PiSource};
 
 /// NSATTR bit 0: the namespace is write protected.
 const WRITE_PROTECTED: u8 = 1;
@@ -36,7 +36,7 @@ pub(crate) struct Pages {
 
 /// Who makes the tags that the namespace keeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Tagging {
+pub(crate) enum PiMode {
     /// It keeps none.
     None,
     /// They travel with the data.
@@ -62,7 +62,7 @@ pub(crate) struct Shape {
     pub(crate) nsid: u32,
     pub(crate) geometry: Geometry,
     pub(crate) abilities: Abilities,
-    pub(crate) tagging: Tagging,
+    pub(crate) tagging: PiMode,
     /// LBSTM: bits of the storage tag that can be checked.
     pub(crate) storage_tag_mask: u64,
     pub(crate) volatile_write_cache: bool,
@@ -141,20 +141,20 @@ impl Shape {
     }
 }
 
-impl Tagging {
+impl PiMode {
     /// The protection information that users of the device see.
     pub(crate) const fn shown(self) -> Option<PiFormat> {
         match self {
-            Tagging::Host(format) => Some(format),
-            Tagging::None | Tagging::Target(_) => None,
+            PiMode::Host(format) => Some(format),
+            PiMode::None | PiMode::Target(_) => None,
         }
     }
 
     /// The protection information that the namespace keeps.
     pub(crate) const fn kept(self) -> Option<PiFormat> {
         match self {
-            Tagging::Host(format) | Tagging::Target(format) => Some(format),
-            Tagging::None => None,
+            PiMode::Host(format) | PiMode::Target(format) => Some(format),
+            PiMode::None => None,
         }
     }
 }
@@ -202,7 +202,7 @@ fn some<const N: usize>(id: [u8; N]) -> Option<[u8; N]> {
     (id != [0; N]).then_some(id)
 }
 
-fn tagging(format: &NamespaceFormat, wanted: Protection) -> Result<Tagging, String> {
+fn tagging(format: &NamespaceFormat, wanted: PiSource) -> Result<PiMode, String> {
     let tuple = format.protection.map(|(format, _)| format);
     let metadata_bytes = tuple.map_or(0, PiFormat::tuple_bytes);
     if format.metadata_bytes != metadata_bytes {
@@ -210,9 +210,9 @@ fn tagging(format: &NamespaceFormat, wanted: Protection) -> Result<Tagging, Stri
         return Err(format!("its blocks have {has} bytes of metadata, of which protection information uses {uses}"));
     }
     Ok(match (tuple, wanted) {
-        (None, _) => Tagging::None,
-        (Some(format), Protection::Auto | Protection::HostMade) => Tagging::Host(format),
-        (Some(format), Protection::TargetMade) => Tagging::Target(format),
+        (None, _) => PiMode::None,
+        (Some(format), PiSource::Auto | PiSource::Host) => PiMode::Host(format),
+        (Some(format), PiSource::Target) => PiMode::Target(format),
     })
 }
 
@@ -226,7 +226,7 @@ fn zeroes_limit(pages: &Pages, page_bytes: u64) -> Option<u64> {
     }
 }
 
-fn limits(pages: &Pages, options: &Options, size: BlockSize, tagging: Tagging) -> Limits {
+fn limits(pages: &Pages, options: &Options, size: BlockSize, tagging: PiMode) -> Limits {
     let page_bytes = pages.capabilities.min_page_bytes();
     let mdts = pages.controller.max_transfer_bytes(page_bytes);
     let tuple_bytes = tagging.shown().map_or(0, PiFormat::tuple_bytes);
@@ -250,7 +250,7 @@ fn limits(pages: &Pages, options: &Options, size: BlockSize, tagging: Tagging) -
         most => most,
     };
     let zero = zero.min(range).min(total);
-    Limits { transfer: count(transfer), verify: count(verify), zero: count(zero) }
+    Limits { max_transfer_blocks: count(transfer), max_verify_blocks: count(verify), max_zero_blocks: count(zero) }
 }
 
 /// This many blocks, brought to what one command may name.
@@ -258,12 +258,12 @@ fn count(blocks: u64) -> BlockCount {
     BlockCount::new(blocks.clamp(1, u64::from(MAX_BLOCKS)) as u32).expect("at least 1")
 }
 
-fn abilities(pages: &Pages, tagging: Tagging) -> Abilities {
+fn abilities(pages: &Pages, tagging: PiMode) -> Abilities {
     let oncs = pages.controller.oncs;
     let when = |bit| if oncs.contains(bit) { Ability::Native } else { Ability::Absent };
     let has = |bit| if pages.extensions.contains(bit) { Ability::Native } else { Ability::Absent };
     let most = pages.controller.max_transfer_bytes(pages.capabilities.min_page_bytes());
-    let fits = AnnexSlot::ALL.iter().all(|slot| most.is_none_or(|most| slot.frame_bytes() as u64 <= most));
+    let fits = ReservedArea::ALL.iter().all(|slot| most.is_none_or(|most| slot.frame_bytes() as u64 <= most));
     let dlfeat = pages.namespace.dlfeat;
     let nsattr = pages.namespace.nsattr | pages.independent.map_or(0, |page| page.nsattr);
     Abilities {
@@ -277,10 +277,10 @@ fn abilities(pages: &Pages, tagging: Tagging) -> Abilities {
             && dlfeat.reads_zeroes()
             && dlfeat.contains(Dlfeat::WRITE_ZEROES_DEALLOCATE),
         offloads: true,
-        digest: has(Extensions::DIGEST),
+        checksum: has(Extensions::DIGEST),
         repair: Ability::Absent,
         allocation: Ability::Absent,
-        annex: if fits { has(Extensions::ANNEX) } else { Ability::Absent },
+        reserved: if fits { has(Extensions::ANNEX) } else { Ability::Absent },
         annex_pages: if fits { pages.annex_pages } else { 0 },
         seals: tagging.kept().is_some() || pages.extensions.contains(Extensions::SEALS),
         copies: pages.extensions.contains(Extensions::COPIES),
@@ -293,7 +293,7 @@ fn has_volatile_cache(pages: &Pages) -> bool {
 }
 
 /// Whether data digests and guards of these blocks come from the same sum.
-pub(crate) fn shares_sums(tagging: Tagging) -> bool {
+pub(crate) fn shares_sums(tagging: PiMode) -> bool {
     tagging.shown().is_some_and(|format| format.guard() == GuardKind::Crc32c)
 }
 

@@ -1,18 +1,18 @@
 //! Statuses of I/O commands as failures. One table; what it does not know keeps its number.
 
-use sealblock_block::{Error, Failure, FaultField, OperationKind};
+use sealblock_block::{BadBlockCause, Error, ErrorKind, RequestKind};
 use sealblock_integrity::Field;
 use sealblock_protocols_nvme::{Status, StatusCode, StatusCodeType};
 use sealblock_units::Extent;
 
 /// The field of a block that a status says is wrong: a status about blocks, which are then to be found.
-pub(crate) fn field(status: Status) -> Option<FaultField> {
+pub(crate) fn field(status: Status) -> Option<BadBlockCause> {
     Some(match status.code() {
-        StatusCode::GUARD_CHECK_ERROR => FaultField::Tag(Field::Guard),
-        StatusCode::APPLICATION_TAG_CHECK_ERROR => FaultField::Tag(Field::AppTag),
-        StatusCode::REFERENCE_TAG_CHECK_ERROR => FaultField::Tag(Field::RefTag),
-        StatusCode::STORAGE_TAG_CHECK_ERROR => FaultField::Tag(Field::StorageTag),
-        StatusCode::UNRECOVERED_READ_ERROR | StatusCode::DEALLOCATED_OR_UNWRITTEN => FaultField::Media,
+        StatusCode::GUARD_CHECK_ERROR => BadBlockCause::Tag(Field::Guard),
+        StatusCode::APPLICATION_TAG_CHECK_ERROR => BadBlockCause::Tag(Field::AppTag),
+        StatusCode::REFERENCE_TAG_CHECK_ERROR => BadBlockCause::Tag(Field::RefTag),
+        StatusCode::STORAGE_TAG_CHECK_ERROR => BadBlockCause::Tag(Field::StorageTag),
+        StatusCode::UNRECOVERED_READ_ERROR | StatusCode::DEALLOCATED_OR_UNWRITTEN => BadBlockCause::Media,
         _ => return None,
     })
 }
@@ -26,7 +26,7 @@ pub(crate) fn may_be_sent_again(status: Status) -> bool {
 /// What was asked, for the text of an error.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
-    pub(crate) kind: OperationKind,
+    pub(crate) kind: RequestKind,
     pub(crate) extent: Option<Extent>,
     /// QID of the queue that the command went through.
     pub(crate) queue: u16,
@@ -91,12 +91,12 @@ pub(crate) fn failure(status: Status, asked: Asked) -> Error {
         asked.queue,
     );
     match class(status.code()) {
-        Class::ReadOnly => Failure::ReadOnly,
-        Class::NoSpace => Failure::NoSpace { reason },
-        Class::Absent => Failure::Absent(asked.kind),
-        Class::Refused => Failure::Media { reason: format!("{reason}, which refuses the command") },
-        Class::Medium => Failure::Media { reason },
-        Class::Path => Failure::Unreachable { reason },
+        Class::ReadOnly => ErrorKind::ReadOnly,
+        Class::NoSpace => ErrorKind::NoSpace { reason },
+        Class::Absent => ErrorKind::Absent(asked.kind),
+        Class::Refused => ErrorKind::Media { reason: format!("{reason}, which refuses the command") },
+        Class::Medium => ErrorKind::Media { reason },
+        Class::Path => ErrorKind::Unreachable { reason },
     }
     .into()
 }

@@ -13,8 +13,8 @@ use sealblock_runtime_reactor::{sleep, spawn};
 
 use crate::error::Lost;
 use crate::identify;
-use crate::link::Link;
 use crate::queue::Queue;
+use crate::reconnecting_session::ReconnectingSession;
 use crate::session::Session;
 use crate::shape::Shape;
 
@@ -26,7 +26,7 @@ const EVENT_PAUSE: Duration = Duration::from_millis(100);
 const EVENT_PAGE_BYTES: u64 = 4096;
 
 /// Starts what a session needs; it ends with the session.
-pub(crate) fn start(link: &Rc<Link>, session: &Rc<Session>) {
+pub(crate) fn start(link: &Rc<ReconnectingSession>, session: &Rc<Session>) {
     let options = &link.plan.options;
     let queues: Vec<Rc<Queue>> = session.queues().cloned().collect();
     let mut tasks = session.tasks.borrow_mut();
@@ -62,14 +62,14 @@ async fn keep_alive(admin: Rc<Queue>, period: Duration) {
 }
 
 /// Waits for events, and notices the end of the connection even when nobody asks for anything.
-async fn events(link: Weak<Link>, session: Weak<Session>) {
+async fn events(link: Weak<ReconnectingSession>, session: Weak<Session>) {
     let Err(lost) = watch_events(&link, &session).await else { return };
     if let (Some(link), Some(session)) = (link.upgrade(), session.upgrade()) {
         link.lost(&session, &lost);
     }
 }
 
-async fn watch_events(link: &Weak<Link>, session: &Weak<Session>) -> Result<(), Lost> {
+async fn watch_events(link: &Weak<ReconnectingSession>, session: &Weak<Session>) -> Result<(), Lost> {
     let Some(admin) = session.upgrade().map(|session| Rc::clone(session.controller.admin.queue())) else {
         return Ok(());
     };
@@ -110,7 +110,7 @@ async fn clear(admin: &Queue, event: AsynchronousEvent) -> Result<(), Lost> {
 }
 
 /// Looks at the namespace again. One that is another now, or gone, is not used any more.
-async fn recheck(link: &Weak<Link>, session: &Weak<Session>) {
+async fn recheck(link: &Weak<ReconnectingSession>, session: &Weak<Session>) {
     let (Some(link), Some(session)) = (link.upgrade(), session.upgrade()) else { return };
     let (controller, nsid) = (&session.controller, link.shape.nsid);
     let pages =
@@ -120,6 +120,6 @@ async fn recheck(link: &Weak<Link>, session: &Weak<Session>) {
         Ok(shape) => link.set_writable(shape.abilities.writable),
         // Whatever ended the connection is dealt with there.
         Err(error) if error.is_transient() => {}
-        Err(error) => link.die(&format!("namespace {nsid} changed: {error}")),
+        Err(error) => link.fail(&format!("namespace {nsid} changed: {error}")),
     }
 }

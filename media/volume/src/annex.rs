@@ -6,7 +6,7 @@
 
 use std::cell::{Cell, RefCell};
 
-use sealblock_block::{AnnexSlot, Clock, Error, Event, Failure, Medium};
+use sealblock_block::{Clock, Condition, Error, ErrorKind, Medium, ReservedArea};
 use sealblock_runtime_memory::Slice;
 
 use crate::format::{ANNEX_HEAD_BYTES, AnnexCopy, BITMAP_PAGE_BYTES};
@@ -15,11 +15,11 @@ use crate::volume::Volume;
 /// What is known of the slots, and who may write them: one at a time.
 #[derive(Default)]
 pub(crate) struct Annex {
-    serials: [Cell<Option<u64>>; AnnexSlot::ALL.len()],
+    serials: [Cell<Option<u64>>; ReservedArea::ALL.len()],
     writing: Cell<bool>,
-    written: Event,
+    written: Condition,
     /// What the slots hold, once they have been read or written.
-    held: RefCell<[Option<Slice>; AnnexSlot::ALL.len()]>,
+    held: RefCell<[Option<Slice>; ReservedArea::ALL.len()]>,
 }
 
 /// Gives up the right to write, also when a request is dropped half-way.
@@ -34,7 +34,7 @@ impl Drop for Writing<'_> {
 
 impl Annex {
     async fn lock(&self) -> Writing<'_> {
-        self.written.until(|| !self.writing.get()).await;
+        self.written.wait_until(|| !self.writing.get()).await;
         self.writing.set(true);
         Writing(self)
     }
@@ -42,8 +42,8 @@ impl Annex {
 
 impl<M: Medium, C: Clock> Volume<M, C> {
     /// What a slot holds; empty when nothing was ever written to it.
-    pub(crate) async fn read_annex(&self, slot: AnnexSlot) -> Result<Slice, Error> {
-        if let AnnexSlot::Bitmap { page } = slot {
+    pub(crate) async fn read_annex(&self, slot: ReservedArea) -> Result<Slice, Error> {
+        if let ReservedArea::Bitmap { page } = slot {
             let (read, bytes) =
                 self.medium.read(self.bitmap_page(page)?, self.medium.buffer(BITMAP_PAGE_BYTES as usize)).await;
             read?;
@@ -53,20 +53,20 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.load_annex(slot).await
     }
 
-    async fn load_annex(&self, slot: AnnexSlot) -> Result<Slice, Error> {
+    async fn load_annex(&self, slot: ReservedArea) -> Result<Slice, Error> {
         if let Some(held) = &self.annex.held.borrow()[slot.index()] {
             return Ok(held.clone());
         }
         let (mut serials, mut failed) = ([None; 4], [0; 2]);
         let mut newest: Option<AnnexCopy> = None;
         for (at, offset) in [0, 1].into_iter().flat_map(|turn| self.layout.annex_offsets(slot, turn)).enumerate() {
-            let room = self.medium.buffer(slot.most_bytes() + ANNEX_HEAD_BYTES);
+            let room = self.medium.buffer(slot.max_bytes() + ANNEX_HEAD_BYTES);
             let (read, bytes) = self.medium.read(offset, room).await;
             // An unreadable copy is no more than a damaged one. Of two that hold the same nobody knows whether they are the newest.
             failed[at / 2] += usize::from(read.is_err());
             if let (Err(error), 2) = (&read, failed[at / 2]) {
                 let reason = format!("neither copy of what the annex holds can be read: {error}");
-                return Err(Failure::Media { reason }.into());
+                return Err(ErrorKind::Media { reason }.into());
             }
             let found = read.ok().and_then(|()| AnnexCopy::decode(&bytes, slot, self.seed));
             // One in the other turn's place was misplaced, or put there by somebody else.
@@ -91,15 +91,15 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     fn bitmap_page(&self, page: u32) -> Result<u64, Error> {
         let limit = u64::from(self.layout.bitmap_pages());
         if u64::from(page) >= limit {
-            return Err(Failure::Limit { what: "bitmap page", limit, actual: u64::from(page) }.into());
+            return Err(ErrorKind::Limit { what: "bitmap page", limit, actual: u64::from(page) }.into());
         }
         Ok(self.layout.bitmap_offset() + u64::from(page) * BITMAP_PAGE_BYTES)
     }
 
     /// Replaces what a slot holds; durable in the end.
-    pub(crate) async fn write_annex(&self, slot: AnnexSlot, bytes: &Slice) -> Result<(), Error> {
+    pub(crate) async fn write_annex(&self, slot: ReservedArea, bytes: &Slice) -> Result<(), Error> {
         let _change = self.begin_change()?;
-        if let AnnexSlot::Bitmap { page } = slot {
+        if let ReservedArea::Bitmap { page } = slot {
             let mut buffer = self.medium.buffer(BITMAP_PAGE_BYTES as usize);
             buffer.fill(0);
             buffer[..bytes.len()].copy_from_slice(bytes);

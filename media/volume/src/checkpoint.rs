@@ -8,7 +8,7 @@ use std::ops::RangeInclusive;
 
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
-use sealblock_block::{Clock, Error, Event, Medium, MediumError, RangeLock};
+use sealblock_block::{Clock, Condition, Error, Medium, MediumError, RangeLock};
 
 use crate::format::{Generations, Superblock};
 use crate::open::Mutation;
@@ -31,7 +31,7 @@ pub(crate) struct Checkpoints {
     /// Counts checkpoints that have ended.
     ended: Cell<u64>,
     last_error: RefCell<Option<Error>>,
-    changed: Event,
+    changed: Condition,
     turns: RangeLock,
 }
 
@@ -61,7 +61,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let of = &self.checkpoints;
         let is_over = || of.is_over.get() || self.state.get() == State::Failed;
         loop {
-            of.changed.until(|| of.is_wanted.get() || is_over()).await;
+            of.changed.wait_until(|| of.is_wanted.get() || is_over()).await;
             if is_over() {
                 return;
             }
@@ -82,7 +82,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         while self.log.next.get() + sectors > self.log.tail.get() + self.layout.log_sectors() || self.table.overfull() {
             let since = of.ended.get();
             of.want();
-            of.changed.until(|| of.ended.get() != since || self.state.get() == State::Failed).await;
+            of.changed.wait_until(|| of.ended.get() != since || self.state.get() == State::Failed).await;
             if self.state.get() == State::Failed {
                 return Err(self.failed());
             }
@@ -193,7 +193,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// Brings all superblocks up to date. Recovery leaves records behind that do not count, and a superblock from before it,
     /// should the newer copy be lost, would have them read again.
-    pub(crate) async fn settle(&self, clean: bool) -> Result<(), Error> {
+    pub(crate) async fn checkpoint_both(&self, clean: bool) -> Result<(), Error> {
         self.checkpoint(clean).await?;
         self.checkpoint(clean).await
     }

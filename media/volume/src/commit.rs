@@ -4,11 +4,11 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use futures_util::future::join_all;
-use sealblock_block::{Answer, Clock, Error, Event, Medium, MediumError, Outcome};
+use sealblock_block::{Clock, Condition, Error, Medium, MediumError, Outcome, Response};
 
 use crate::format::{Kind, Layout, RECORD_BYTES, RecordRun};
 use crate::open::Mutation;
-use crate::page::Entry;
+use crate::page::MapLookup;
 use crate::patches::Patch;
 use crate::volume::{State, Volume};
 
@@ -29,35 +29,35 @@ struct Piece {
 
 /// What flushes wait for: the end of the first commit that begins after them.
 #[derive(Default)]
-struct Ticket {
+struct FlushWaiter {
     result: RefCell<Option<Result<(), Error>>>,
 }
 
 /// Who waits for commits, and how they end.
-pub(crate) struct Commits {
+pub(crate) struct CommitQueue {
     /// Notified when the worker has something to do.
-    pub wanted: Rc<Event>,
+    pub wanted: Rc<Condition>,
     /// Counts commits that have ended.
     pub ended: Cell<u64>,
     /// Why the volume takes no more writes.
     pub failure: RefCell<Option<String>>,
     /// Records in memory at which writers wait for a commit.
-    pub most_open: usize,
+    pub max_uncommitted: usize,
     /// There are, or may be, records of blocks that were made unreadable.
     pub uncorrectable: Cell<bool>,
     /// The worker waits without a timer, because there is nothing to commit.
-    pub dozing: Cell<bool>,
-    ticket: RefCell<Rc<Ticket>>,
+    pub idle: Cell<bool>,
+    ticket: RefCell<Rc<FlushWaiter>>,
     flush_wanted: Cell<bool>,
     space_wanted: Cell<bool>,
     /// Writers that wait for slots.
     starved: Cell<usize>,
     last_error: RefCell<Option<Error>>,
-    answered: Event,
+    answered: Condition,
 }
 
 /// A writer that waits for slots.
-pub(crate) struct Starved<'a>(&'a Commits);
+pub(crate) struct Starved<'a>(&'a CommitQueue);
 
 impl Drop for Starved<'_> {
     fn drop(&mut self) {
@@ -65,34 +65,34 @@ impl Drop for Starved<'_> {
     }
 }
 
-impl Commits {
+impl CommitQueue {
     /// For a volume laid out like this, whose worker waits for `wanted`.
-    pub fn new(layout: &Layout, wanted: Rc<Event>) -> Commits {
+    pub fn new(layout: &Layout, wanted: Rc<Condition>) -> CommitQueue {
         // A quarter of the log at most goes into one commit, so that a checkpoint can always make room for the next.
         let quarter = (layout.log_sectors() / 4 * layout.log_sector_records()) as usize;
-        Commits {
+        CommitQueue {
             wanted,
             ended: Cell::new(0),
             failure: RefCell::default(),
-            most_open: quarter.min(MOST_OPEN),
+            max_uncommitted: quarter.min(MOST_OPEN),
             uncorrectable: Cell::new(false),
-            dozing: Cell::new(false),
+            idle: Cell::new(false),
             ticket: RefCell::default(),
             flush_wanted: Cell::new(false),
             space_wanted: Cell::new(false),
             starved: Cell::new(0),
             last_error: RefCell::default(),
-            answered: Event::default(),
+            answered: Condition::default(),
         }
     }
 
     /// There are records to commit some time: starts the worker's timer if it does not run.
-    pub fn note_work(&self) {
-        if self.dozing.replace(false) {
+    pub fn schedule(&self) {
+        if self.idle.replace(false) {
             self.wanted.notify();
         }
         if self.starved.get() > 0 {
-            self.want_space();
+            self.request_space();
         }
     }
 
@@ -102,13 +102,13 @@ impl Commits {
     pub fn starve(&self, has_work: bool) -> Starved<'_> {
         self.starved.set(self.starved.get() + 1);
         if has_work {
-            self.want_space();
+            self.request_space();
         }
         Starved(self)
     }
 
     /// Writers need slots or room in the overlay soon.
-    pub fn want_space(&self) {
+    pub fn request_space(&self) {
         if !self.space_wanted.replace(true) {
             self.wanted.notify();
         }
@@ -142,7 +142,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Waits until everything written before is durable.
     pub(crate) async fn flush(&self) -> Outcome {
         if self.read_only || (self.overlay.is_empty() && self.state.get() != State::Failed) {
-            return Ok(Answer::Done);
+            return Ok(Response::Done);
         }
         if self.state.get() != State::Closing {
             self.check_writable()?;
@@ -151,9 +151,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         if !self.commits.flush_wanted.replace(true) {
             self.commits.wanted.notify();
         }
-        self.commits.answered.until(|| ticket.result.borrow().is_some()).await;
+        self.commits.answered.wait_until(|| ticket.result.borrow().is_some()).await;
         let result = ticket.result.borrow().clone();
-        result.unwrap_or_else(|| Err(self.failed())).map(|()| Answer::Done)
+        result.unwrap_or_else(|| Err(self.failed())).map(|()| Response::Done)
     }
 
     /// Commits everything that is in the overlay when it begins. `answer` is called as soon as all of it is durable, or has
@@ -270,11 +270,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 }
             };
             // Only a record that is beyond doubt gives up its slot: a stale one's may be another block's by now.
-            if let Entry::Record(old) = old
+            if let MapLookup::Record(old) = old
                 && old.kind == Kind::Stored
                 && self.plausible(&old)
             {
-                self.slots.retire(self.layout.zone_of(old.lba), old.slot, record.kind != Kind::Stored);
+                self.slots.defer_free(self.layout.zone_of(old.lba), old.slot, record.kind != Kind::Stored);
             }
         }
     }

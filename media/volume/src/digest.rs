@@ -1,11 +1,11 @@
 //! Digests: a verify that sums the data it has read.
 
 use futures_util::stream::{self, StreamExt};
-use sealblock_block::{Answer, Clock, Digested, Error, Medium, Outcome};
+use sealblock_block::{Checksum, Clock, Error, Medium, Outcome, Response};
 use sealblock_integrity::{Checks, combine, guard};
 use sealblock_units::Extent;
 
-use crate::lookup::Located;
+use crate::lookup::BlockLocation;
 use crate::read::VERIFY_PIECES;
 use crate::volume::Volume;
 
@@ -15,7 +15,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let pieces = self.verify_pieces(extent, checks);
         let pieces = pieces.map(|(piece, checks)| async move { (piece, self.digest_piece(piece, &checks).await) });
         let mut outcomes = stream::iter(pieces).buffered(VERIFY_PIECES);
-        let (mut whole, mut tally) = (Digested::default(), self.tally(extent, checks));
+        let (mut whole, mut tally) = (Checksum::default(), self.tally(extent, checks));
         while let Some((piece, outcome)) = outcomes.next().await {
             match outcome {
                 Ok(part) => {
@@ -26,22 +26,22 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             }
         }
         whole.coverage = tally.finish()?;
-        Ok(Answer::Digest(whole))
+        Ok(Response::Checksum(whole))
     }
 
-    async fn digest_piece(&self, extent: Extent, checks: &Checks) -> Result<Digested, Error> {
+    async fn digest_piece(&self, extent: Extent, checks: &Checks) -> Result<Checksum, Error> {
         let bytes_transferred = extent.bytes(self.geometry.block_size);
-        let zeroes = || Digested { crc64: crc64_of_zeroes(bytes_transferred), ..Digested::default() };
+        let zeroes = || Checksum { crc64: crc64_of_zeroes(bytes_transferred), ..Checksum::default() };
         if self.is_blank(extent) {
             return Ok(zeroes());
         }
         self.retry_tables(extent);
         let (located, _reading) = self.locate(extent).await?;
-        if located.iter().all(|block| matches!(block, Located::Zeroes)) {
+        if located.iter().all(|block| matches!(block, BlockLocation::Zeroes)) {
             return Ok(zeroes());
         }
         let read = self.fetch_located(extent, &located, checks).await?;
-        Ok(Digested { crc64: guard::crc64(read.data()), bytes_transferred, ..Digested::default() })
+        Ok(Checksum { crc64: guard::crc64(read.data()), bytes_transferred, ..Checksum::default() })
     }
 }
 

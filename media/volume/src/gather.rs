@@ -1,17 +1,17 @@
 //! From slots into one buffer: the data of a request, wherever they lie.
 //!
 //! Blocks in consecutive slots are read where they belong. Where a request is in many pieces that lie close together, as
-//! extents are after small overwrites (see `slot_map`), they are read with what lies between and copied out.
+//! extents are after small overwrites (see `free_map`), they are read with what lies between and copied out.
 
 use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use sealblock_block::{Clock, Fault, Medium};
+use sealblock_block::{BadBlock, Clock, Medium};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::Extent;
 use smallvec::SmallVec;
 
 use crate::format::Record;
-use crate::lookup::{Located, LocatedBlocks};
+use crate::lookup::{BlockLocation, LocatedBlocks};
 use crate::volume::Volume;
 
 /// What lies between two pieces is read with them up to so many bytes: that is cheaper than another request.
@@ -43,12 +43,12 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let mut pieces = Pieces::new();
         for (index, (lba, block)) in extent.iter().zip(located).enumerate() {
             let slot = match block {
-                Located::Stored { slot, .. } => Some(*slot),
-                Located::Damaged(raw) => {
+                BlockLocation::Stored { slot, .. } => Some(*slot),
+                BlockLocation::Damaged(raw) => {
                     let record = Record::decode_unchecked(raw);
                     self.plausible(&Record { lba, ..record }).then_some(record.slot)
                 }
-                Located::Zeroes | Located::Bad(_) => None,
+                BlockLocation::Zeroes | BlockLocation::Bad(_) => None,
             };
             let crosses = self.index_in_zone(lba) == 0;
             match pieces.last_mut() {
@@ -61,7 +61,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         pieces
     }
 
-    async fn fill_all(&self, extent: Extent, pieces: &[Piece], mut rest: Buffer, faults: &mut Vec<Fault>) -> Buffer {
+    async fn fill_all(&self, extent: Extent, pieces: &[Piece], mut rest: Buffer, faults: &mut Vec<BadBlock>) -> Buffer {
         let shift = self.geometry.block_size.shift();
         let fills = pieces.iter().map(|piece| {
             let part = rest.split_to(piece.blocks << shift);
@@ -82,7 +82,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     /// Reads one piece. Where the medium fails, block by block, so that exactly the unreadable ones are charged.
-    async fn fill(&self, extent: Extent, piece: &Piece, buffer: Buffer, faults: &mut Vec<Fault>) -> Buffer {
+    async fn fill(&self, extent: Extent, piece: &Piece, buffer: Buffer, faults: &mut Vec<BadBlock>) -> Buffer {
         let Some(slot) = piece.slot else {
             let mut buffer = buffer;
             buffer.fill(0);
@@ -101,7 +101,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 Ok(()) => buffer[block * bytes..(block + 1) * bytes].copy_from_slice(&got),
                 Err(_) => {
                     buffer[block * bytes..(block + 1) * bytes].fill(0);
-                    faults.extend(first.checked_add(block as u64).map(Fault::media));
+                    faults.extend(first.checked_add(block as u64).map(BadBlock::media));
                 }
             }
         }
@@ -114,7 +114,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         extent: Extent,
         pieces: &[Piece],
         buffer: Buffer,
-        faults: &mut Vec<Fault>,
+        faults: &mut Vec<BadBlock>,
     ) -> Buffer {
         if let [piece] = pieces {
             return self.fill(extent, piece, buffer, faults).await;
@@ -159,7 +159,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         pieces: &'a [Piece],
         spans: Vec<Span<'a>>,
         mut buffer: Buffer,
-        faults: &mut Vec<Fault>,
+        faults: &mut Vec<BadBlock>,
     ) -> Buffer {
         let shift = self.geometry.block_size.shift();
         let place = |piece: &Piece| piece.first << shift..(piece.first + piece.blocks) << shift;

@@ -55,7 +55,7 @@ struct Last {
 }
 
 /// Where the records of a commit go.
-pub(crate) struct Place {
+pub(crate) struct PageOffsets {
     /// The first sector.
     pub first: u64,
     /// The region that the only sector is written to; both if none.
@@ -96,7 +96,7 @@ impl Log {
     }
 
     /// Where these records go, for which there is room in the log. From here on the sector that they join is not wholly in the tables.
-    pub fn place(&self, records: &[RecordRun], layout: &Layout, mutation: Mutation) -> Place {
+    pub fn place(&self, records: &[RecordRun], layout: &Layout, mutation: Mutation) -> PageOffsets {
         // A long run is one record, and yet more than may hang on a single sector.
         let is_small = records.iter().map(|run| run.blocks as usize).sum::<usize>() <= SMALL;
         let small = if is_small { records } else { &[] };
@@ -116,7 +116,7 @@ impl Log {
             let (earlier, repeats) = (sector.records().to_vec(), sector.repeats().to_vec());
             let blocks = last.blocks.iter().copied().chain(blocks).collect();
             let (first, left_out) = (last.sequence, sector.header.left_out);
-            return Place { first, region: Some(region), earlier, repeats, left_out, blocks };
+            return PageOffsets { first, region: Some(region), earlier, repeats, left_out, blocks };
         }
         let first = self.next.get();
         let (mut repeats, mut left_out) = (Vec::new(), 0);
@@ -128,7 +128,7 @@ impl Log {
         let region = is_small.then(|| single.map_or(first, |(_, region)| region + 1));
         // The last place of the first region and the first one of the second lie side by side.
         let region = region.filter(|region| region % LOG_REGIONS == 0 || !first.is_multiple_of(layout.log_sectors()));
-        Place { first, region, earlier: Vec::new(), repeats, left_out, blocks }
+        PageOffsets { first, region, earlier: Vec::new(), repeats, left_out, blocks }
     }
 }
 
@@ -156,13 +156,13 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     /// Writes records to their place in the log and makes them durable, with all data written before.
-    pub(crate) async fn write_log(&self, place: Place, records: &[Encoded]) -> Result<(), MediumError> {
+    pub(crate) async fn write_log(&self, place: PageOffsets, records: &[Encoded]) -> Result<(), MediumError> {
         if records.iter().any(|(run, _)| run.first.loose) {
             // Recovery cannot tell such data by their guard, so they must be durable before their records.
             self.medium.sync().await?;
         }
         let bytes = self.encode_sectors(&place, records);
-        let Place { first, region, blocks, .. } = place;
+        let PageOffsets { first, region, blocks, .. } = place;
         let regions = region.map_or(0..LOG_REGIONS, |region| region..region + 1);
         let writes = regions.flat_map(|region| self.log_pieces(first, region, &bytes));
         let writes = writes.map(|(offset, piece)| self.medium.write(offset, piece));
@@ -181,10 +181,10 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     /// The sectors of a commit, the first of which repeats what is in one place only.
-    fn encode_sectors(&self, place: &Place, records: &[Encoded]) -> Slice {
+    fn encode_sectors(&self, place: &PageOffsets, records: &[Encoded]) -> Slice {
         let sector = self.layout.sector_bytes() as usize;
         let per_sector = self.layout.log_sector_records() as usize;
-        let Place { first, earlier, repeats, left_out, .. } = place;
+        let PageOffsets { first, earlier, repeats, left_out, .. } = place;
         let own: Vec<&[u8; RECORD_BYTES]> = earlier.iter().chain(records.iter().map(|(_, bytes)| bytes)).collect();
         let mut buffer = self.medium.buffer((own.len() + repeats.len()).div_ceil(per_sector) * sector);
         // Only the first sector has what is repeated, and a crash may leave the others alone: these do not speak for the sector before.

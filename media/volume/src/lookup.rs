@@ -2,14 +2,14 @@
 
 use std::ops::Deref;
 
-use sealblock_block::{Clock, Error, Fault, FaultField, Medium};
+use sealblock_block::{BadBlock, BadBlockCause, Clock, Error, Medium};
 use sealblock_integrity::{Field, GuardKind, PiFormat, ProtectionType, Tuple, guard};
 use sealblock_units::{Extent, Lba};
 use smallvec::SmallVec;
 
+use crate::block_allocator::Reading;
 use crate::format::{Kind, RECORD_BYTES, Record, Seed};
-use crate::page::{Entry, Page};
-use crate::slots::Reading;
+use crate::page::{MapLookup, Page};
 use crate::volume::Volume;
 
 /// Reference tags tried, back from the block's address and around the stored one, when a record's checksum is off.
@@ -17,19 +17,19 @@ const TAGS_TRIED: u64 = u16::MAX as u64;
 
 /// What is known of one block.
 #[derive(Clone, Copy)]
-pub(crate) enum Located {
+pub(crate) enum BlockLocation {
     /// Reads as zeroes and carries no tags.
     Zeroes,
     /// The data are in this slot, with this tuple.
     Stored { slot: u32, tuple: [u8; 16] },
     /// The block is known to be bad without looking at its data.
-    Bad(Fault),
+    Bad(BadBlock),
     /// The record does not check; what is wrong may show against the data.
     Damaged([u8; RECORD_BYTES]),
 }
 
 /// Blocks of one request; one is the usual number.
-pub(crate) type LocatedBlocks = SmallVec<[Located; 1]>;
+pub(crate) type LocatedBlocks = SmallVec<[BlockLocation; 1]>;
 
 impl<M: Medium, C: Clock> Volume<M, C> {
     /// Looks up every block of an extent, all at one moment; pages that it takes are read before. The slots that it found stay
@@ -39,7 +39,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let mut held = Vec::new();
         loop {
             // Nothing is awaited between the look-up and the guard on the slots.
-            if let Some(located) = self.locate_now(extent) {
+            if let Some(located) = self.locate_cached(extent) {
                 return Ok((located, self.slots.read()));
             }
             for (page, _) in self.layout.page_pieces(extent) {
@@ -54,7 +54,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     /// The same from memory alone; nothing when a page is not there.
-    pub(crate) fn locate_now(&self, extent: Extent) -> Option<LocatedBlocks> {
+    pub(crate) fn locate_cached(&self, extent: Extent) -> Option<LocatedBlocks> {
         let mut located = LocatedBlocks::with_capacity(extent.len() as usize);
         for (number, piece) in self.layout.page_pieces(extent) {
             let page = self.table.cached(number);
@@ -77,7 +77,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     /// What the tables have of a block, or will have; nothing when its page is not in memory.
-    pub(crate) fn entry_now(&self, lba: Lba) -> Option<Entry> {
+    pub(crate) fn entry_now(&self, lba: Lba) -> Option<MapLookup> {
         self.entry_with(lba, |number| self.table.cached(number))
     }
 
@@ -86,7 +86,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         &self,
         lba: Lba,
         page: impl FnOnce(u64) -> Option<P>,
-    ) -> Option<Entry> {
+    ) -> Option<MapLookup> {
         let (number, index) = self.table.locate(lba);
         match self.table.patches.get(number, index) {
             Some(bytes) => Some(of_patch(bytes, self.seed)),
@@ -94,27 +94,27 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    fn of_record(&self, record: Record) -> Located {
+    fn of_record(&self, record: Record) -> BlockLocation {
         match record.kind {
-            Kind::Deallocated => Located::Zeroes,
-            Kind::Uncorrectable => Located::Bad(Fault::media(record.lba)),
-            Kind::Stored => Located::Stored { slot: record.slot, tuple: record.tuple },
+            Kind::Deallocated => BlockLocation::Zeroes,
+            Kind::Uncorrectable => BlockLocation::Bad(BadBlock::media(record.lba)),
+            Kind::Stored => BlockLocation::Stored { slot: record.slot, tuple: record.tuple },
         }
     }
 
-    fn of_entry(&self, lba: Lba, entry: Entry) -> Located {
+    fn of_entry(&self, lba: Lba, entry: MapLookup) -> BlockLocation {
         match entry {
-            Entry::Blank => Located::Zeroes,
-            Entry::Record(record) if !self.plausible(&record) => Located::Bad(Fault::media(lba)),
-            Entry::Record(record) => self.of_record(record),
-            Entry::Stale { record, expected } => {
-                Located::Bad(tag_fault(lba, Field::StorageTag, u64::from(expected), u64::from(record.generation)))
+            MapLookup::Blank => BlockLocation::Zeroes,
+            MapLookup::Record(record) if !self.plausible(&record) => BlockLocation::Bad(BadBlock::media(lba)),
+            MapLookup::Record(record) => self.of_record(record),
+            MapLookup::Stale { record, expected } => {
+                BlockLocation::Bad(tag_fault(lba, Field::StorageTag, u64::from(expected), u64::from(record.generation)))
             }
-            Entry::Unreadable => Located::Bad(Fault::media(lba)),
-            Entry::Damaged(raw) => match Record::decode(&raw, self.seed) {
+            MapLookup::Unreadable => BlockLocation::Bad(BadBlock::media(lba)),
+            MapLookup::Damaged(raw) => match Record::decode(&raw, self.seed) {
                 // Whole and good, and of another block: it was written to the wrong place.
-                Ok(other) => Located::Bad(tag_fault(lba, Field::RefTag, lba.get(), other.lba.get())),
-                Err(_) => Located::Damaged(raw),
+                Ok(other) => BlockLocation::Bad(tag_fault(lba, Field::RefTag, lba.get(), other.lba.get())),
+                Err(_) => BlockLocation::Damaged(raw),
             },
         }
     }
@@ -124,11 +124,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// The record's own checksum tells that something is wrong; the data, the address, and the checksum again tell what. The
     /// guard is compared with the data. Other tags are searched for a value that makes the checksum right: among 2^16
     /// values of a tag that is not at fault, one does so by chance once in 2^16 damaged records.
-    pub(crate) fn diagnose(&self, lba: Lba, raw: &[u8; RECORD_BYTES], data: Option<&[u8]>) -> Fault {
+    pub(crate) fn diagnose(&self, lba: Lba, raw: &[u8; RECORD_BYTES], data: Option<&[u8]>) -> BadBlock {
         let record = Record::decode_unchecked(raw);
-        let (Some(format), Some(data)) = (self.geometry.protection, data) else { return Fault::media(lba) };
+        let (Some(format), Some(data)) = (self.geometry.protection, data) else { return BadBlock::media(lba) };
         if record.lba != lba {
-            return Fault::media(lba);
+            return BadBlock::media(lba);
         }
         let tuple = Tuple::read(format, record.tags(format));
         let due = guard::compute(format.guard(), data);
@@ -142,7 +142,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let mut app_tags = 0..=u16::MAX;
         match app_tags.find(|&app_tag| self.holds(raw, format, &Tuple { app_tag, ..tuple })) {
             Some(due) => tag_fault(lba, Field::AppTag, u64::from(due), u64::from(tuple.app_tag)),
-            None => Fault::media(lba),
+            None => BadBlock::media(lba),
         }
     }
 
@@ -155,8 +155,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 }
 
 /// What a record says that the tables do not have yet.
-fn of_patch(bytes: [u8; RECORD_BYTES], seed: Seed) -> Entry {
-    Record::decode(&bytes, seed).map_or(Entry::Damaged(bytes), Entry::Record)
+fn of_patch(bytes: [u8; RECORD_BYTES], seed: Seed) -> MapLookup {
+    Record::decode(&bytes, seed).map_or(MapLookup::Damaged(bytes), MapLookup::Record)
 }
 
 /// What the reference tag of a block may have been. In Type 1 it is the address. In Types 2 and 3 it is the writer's choice:
@@ -175,8 +175,8 @@ fn likely_references(format: PiFormat, lba: Lba, stored: u64) -> impl Iterator<I
 }
 
 /// The fault of a tag.
-pub(crate) fn tag_fault(lba: Lba, field: Field, expected: u64, actual: u64) -> Fault {
-    Fault::new(lba, FaultField::Tag(field), Some(expected), Some(actual))
+pub(crate) fn tag_fault(lba: Lba, field: Field, expected: u64, actual: u64) -> BadBlock {
+    BadBlock::new(lba, BadBlockCause::Tag(field), Some(expected), Some(actual))
 }
 
 /// Whether these data are the ones that a record was made for, as well as its checks can tell.
@@ -188,6 +188,6 @@ pub(crate) fn data_match(record: &Record, format: Option<PiFormat>, data: &[u8])
         Some(format) if matches!(format.guard(), GuardKind::Crc32c | GuardKind::Crc64) => {
             record.loose || Tuple::read(format, record.tags(format)).guard == guard::compute(format.guard(), data)
         }
-        _ => record.strong_check() == guard::crc32c(data),
+        _ => record.data_crc() == guard::crc32c(data),
     }
 }

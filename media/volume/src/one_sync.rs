@@ -46,12 +46,12 @@ impl<M: Medium> Medium for OneSync<M> {
         self.medium.sector_bytes()
     }
 
-    fn read_only(&self) -> bool {
-        self.medium.read_only()
+    fn is_read_only(&self) -> bool {
+        self.medium.is_read_only()
     }
 
-    fn punches(&self) -> bool {
-        self.medium.punches()
+    fn can_punch(&self) -> bool {
+        self.medium.can_punch()
     }
 
     fn buffer(&self, len_bytes: usize) -> Buffer {
@@ -93,8 +93,8 @@ impl<M: Medium> Medium for OneSync<M> {
         self.medium.is_hole(offset_bytes, length_bytes)
     }
 
-    fn run_at(&self, offset_bytes: u64, length_bytes: u64) -> (u64, bool) {
-        self.medium.run_at(offset_bytes, length_bytes)
+    fn status_at(&self, offset_bytes: u64, length_bytes: u64) -> (u64, bool) {
+        self.medium.status_at(offset_bytes, length_bytes)
     }
 
     fn zero(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>> {

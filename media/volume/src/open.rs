@@ -4,19 +4,19 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-use sealblock_block::{Clock, Event, Geometry, Limits, Medium};
+use sealblock_block::{Clock, Condition, Geometry, Limits, Medium};
 use sealblock_units::BlockCount;
 
 use crate::annex::Annex;
+use crate::block_allocator::BlockAllocator;
 use crate::checkpoint::Checkpoints;
-use crate::commit::Commits;
+use crate::commit::CommitQueue;
 use crate::error::VolumeError;
 use crate::format::Superblock;
 use crate::log::Log;
 use crate::one_sync::OneSync;
 use crate::overlay::Overlay;
 use crate::recovery::{self, Recovered};
-use crate::slots::Slots;
 use crate::superblocks::{self, COPIES, Found, SuperblockCopy};
 use crate::table::Table;
 use crate::turns::Turns;
@@ -156,7 +156,7 @@ pub async fn open<M: Medium, C: Clock>(
     if medium.len_bytes() < layout.medium_bytes() && !(options.truncated && options.read_only) {
         return Err(VolumeError::Truncated { medium_bytes: medium.len_bytes(), needed_bytes: layout.medium_bytes() });
     }
-    if medium.read_only() && !options.read_only {
+    if medium.is_read_only() && !options.read_only {
         return Err(VolumeError::ReadOnly);
     }
     if !options.read_only {
@@ -164,7 +164,7 @@ pub async fn open<M: Medium, C: Clock>(
         // must not outlive them.
         medium.sync().await?;
     }
-    let recovered = recovery::scan(&medium, &superblock, options).await?;
+    let recovered = recovery::replay(&medium, &superblock, options).await?;
     let zones = Zones::read(&medium, &superblock).await?;
     if let (Some(sequence), false) = (recovered.first_lost, options.read_only) {
         return Err(VolumeError::LogDamaged { sequence, sectors: recovered.lost });
@@ -210,9 +210,9 @@ fn geometry(superblock: &Superblock, most_open: usize) -> Geometry {
     let transfer = transfer_blocks(layout);
     let count = |blocks: u32| BlockCount::new(blocks).unwrap_or(BlockCount::ONE);
     let limits = Limits {
-        transfer,
-        verify: count(transfer.get().saturating_mul(VERIFY_TRANSFERS)),
-        zero: count((most_open / 2) as u32),
+        max_transfer_blocks: transfer,
+        max_verify_blocks: count(transfer.get().saturating_mul(VERIFY_TRANSFERS)),
+        max_zero_blocks: count((most_open / 2) as u32),
     };
     Geometry {
         block_size: layout.block_size(),
@@ -232,9 +232,9 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
     zones: Zones,
 ) -> Volume<M, C> {
     let layout = superblock.layout;
-    let wanted = Rc::new(Event::default());
-    let commits = Commits::new(&layout, wanted.clone());
-    let geometry = geometry(&superblock, commits.most_open);
+    let wanted = Rc::new(Condition::default());
+    let commits = CommitQueue::new(&layout, wanted.clone());
+    let geometry = geometry(&superblock, commits.max_uncommitted);
     let (next, tail) = (recovered.next, superblock.log_tail);
     Volume {
         medium: OneSync::new(medium),
@@ -245,7 +245,7 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
         read_only: options.read_only,
         mutation: options.mutation,
         table: Table::new(&superblock, zones, options),
-        slots: Slots::new(wanted, superblock.keeps_space),
+        slots: BlockAllocator::new(wanted, superblock.keeps_space),
         turns: Turns::default(),
         upkeep: Upkeep::new(options),
         overlay: if options.read_only { Overlay::recovered(recovered.records) } else { Overlay::default() },
@@ -256,10 +256,10 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
         annex: Annex::default(),
         superblock: Cell::new(superblock),
         zones_loading: RefCell::default(),
-        zone_loaded: Event::default(),
+        zone_loaded: Condition::default(),
         state: Cell::new(State::Open),
         keeps_free_slots: Cell::new(false),
         changes: Cell::new(0),
-        changed: Event::default(),
+        changed: Condition::default(),
     }
 }

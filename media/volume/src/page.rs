@@ -16,7 +16,7 @@ const LOST: u16 = u16::MAX;
 
 /// What the tables say of a block.
 #[derive(Debug)]
-pub(crate) enum Entry {
+pub(crate) enum MapLookup {
     /// A good record.
     Record(Record),
     /// Never written: reads as zeroes.
@@ -106,22 +106,22 @@ impl Page {
     }
 
     /// What the page says of the block with this index in it, whose address is `lba`.
-    pub fn entry(&self, index: usize, lba: Lba, seed: Seed) -> Entry {
+    pub fn entry(&self, index: usize, lba: Lba, seed: Seed) -> MapLookup {
         self.touched.set(true);
         let records = self.records.borrow();
-        let Some(bytes) = records.get(index) else { return Entry::Blank };
+        let Some(bytes) = records.get(index) else { return MapLookup::Blank };
         let generation = self.generations.borrow().as_ref().map(|generations| generations[index]);
         if self.unreadable.get() & sector_bit(self.per_sector(), index) != 0 {
-            return if generation == Some(0) { Entry::Blank } else { Entry::Unreadable };
+            return if generation == Some(0) { MapLookup::Blank } else { MapLookup::Unreadable };
         }
         match (Record::decode(bytes, seed), generation) {
             (Ok(record), Some(expected)) if record.lba == lba && record.generation != expected => {
-                Entry::Stale { record, expected }
+                MapLookup::Stale { record, expected }
             }
-            (Ok(record), _) if record.lba == lba => Entry::Record(record),
+            (Ok(record), _) if record.lba == lba => MapLookup::Record(record),
             // Whatever else lies there, from before the tables were made or from elsewhere.
-            (_, Some(0)) => Entry::Blank,
-            (_, _) => Entry::Damaged(*bytes),
+            (_, Some(0)) => MapLookup::Blank,
+            (_, _) => MapLookup::Damaged(*bytes),
         }
     }
 

@@ -2,13 +2,13 @@
 
 use futures_util::stream::{self, StreamExt};
 use sealblock_block::{
-    Answer, Clock, Coverage, Error, Fault, Faults, Medium, Outcome, Tally, Unchecked, Verified, WhyUnchecked,
+    BadBlock, BadBlocks, Clock, Coverage, Error, Medium, Outcome, Response, Tally, Unchecked, VerifyStats, WhyUnchecked,
 };
 use sealblock_integrity::{Checks, Sealed, Unverified};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::{BlockCount, Extent};
 
-use crate::lookup::{Located, LocatedBlocks};
+use crate::lookup::{BlockLocation, LocatedBlocks};
 use crate::volume::Volume;
 
 /// Bytes of the pieces that a Verify is done in, and pieces under way at once: together they fit in a core's near cache, so
@@ -18,7 +18,7 @@ pub(crate) const VERIFY_PIECES: usize = 2;
 
 impl<M: Medium, C: Clock> Volume<M, C> {
     pub(crate) async fn read(&self, extent: Extent, checks: &Checks) -> Outcome {
-        self.fetch(extent, checks).await.map(Answer::Data)
+        self.fetch(extent, checks).await.map(Response::Data)
     }
 
     /// Reads and checks without handing the data on. A bad block does not hide another.
@@ -33,7 +33,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 tally.take(error)?;
             }
         }
-        Ok(Answer::Verified(Verified { bytes_transferred, coverage: tally.finish()? }))
+        Ok(Response::Verified(VerifyStats { bytes_transferred, coverage: tally.finish()? }))
     }
 
     /// Where a check begins: it goes as far as there are seals that it is to look at, and nothing tells of writes that were in
@@ -69,7 +69,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.retry_tables(extent);
         match self.locate(extent).await {
             // Nothing is stored, so nothing has to be read: most of a large volume may be like this.
-            Ok((located, _)) if located.iter().all(|block| matches!(block, Located::Zeroes)) => (0, Ok(())),
+            Ok((located, _)) if located.iter().all(|block| matches!(block, BlockLocation::Zeroes)) => (0, Ok(())),
             Ok((located, _reading)) => {
                 let bytes = extent.bytes(self.geometry.block_size);
                 (bytes, self.fetch_located(extent, &located, checks).await.map(drop))
@@ -93,10 +93,10 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     ) -> Result<Sealed, Error> {
         let size = self.geometry.block_size;
         let buffer = self.medium.buffer(extent.bytes(size) as usize);
-        let mut faults: Vec<Fault> = Vec::new();
+        let mut faults: Vec<BadBlock> = Vec::new();
         let pieces = self.pieces(extent, located);
         let data = self.collect(extent, &pieces, buffer, &mut faults).await.freeze();
-        self.charge(extent, located, &data, &mut faults);
+        self.report_bad(extent, located, &data, &mut faults);
         let tags = self.tags(located);
         let unverified = Unverified::new(data.clone(), tags, size, self.geometry.protection)
             .expect("one tuple was laid beside each block");
@@ -104,19 +104,19 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             Ok(sealed) if faults.is_empty() => return Ok(sealed),
             Ok(_) => {}
             // Blocks that are bad for a deeper reason come first: their data and tags mean nothing.
-            Err(mismatches) => faults.extend(mismatches.iter().map(|m| Fault::of_mismatch(extent.start(), m))),
+            Err(mismatches) => faults.extend(mismatches.iter().map(|m| BadBlock::of_mismatch(extent.start(), m))),
         }
-        Err(Faults::new(faults).expect("a failed check left a fault").into())
+        Err(BadBlocks::new(faults).expect("a failed check left a fault").into())
     }
 
     /// Charges blocks whose records are bad.
-    fn charge(&self, extent: Extent, located: &LocatedBlocks, data: &Slice, faults: &mut Vec<Fault>) {
+    fn report_bad(&self, extent: Extent, located: &LocatedBlocks, data: &Slice, faults: &mut Vec<BadBlock>) {
         let bytes = self.geometry.block_size.bytes();
         for ((lba, block), data) in extent.iter().zip(located).zip(data.chunks_exact(bytes)) {
             match block {
-                Located::Zeroes | Located::Stored { .. } => {}
-                Located::Bad(fault) => faults.push(*fault),
-                Located::Damaged(raw) => faults.push(self.diagnose(lba, raw, Some(data))),
+                BlockLocation::Zeroes | BlockLocation::Stored { .. } => {}
+                BlockLocation::Bad(fault) => faults.push(*fault),
+                BlockLocation::Damaged(raw) => faults.push(self.diagnose(lba, raw, Some(data))),
             }
         }
     }
@@ -128,8 +128,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let mut tags = Buffer::zeroed(located.len() * tuple_bytes);
         for (place, block) in tags.chunks_exact_mut(tuple_bytes).zip(located) {
             match block {
-                Located::Stored { tuple, .. } => place.copy_from_slice(&tuple[..tuple_bytes]),
-                Located::Zeroes | Located::Bad(_) | Located::Damaged(_) => place.fill(0xff),
+                BlockLocation::Stored { tuple, .. } => place.copy_from_slice(&tuple[..tuple_bytes]),
+                BlockLocation::Zeroes | BlockLocation::Bad(_) | BlockLocation::Damaged(_) => place.fill(0xff),
             }
         }
         tags.freeze()

@@ -9,7 +9,7 @@
 
 use std::fmt;
 
-use sealblock_block::{AnnexSlot, Medium, MediumError};
+use sealblock_block::{Medium, MediumError, ReservedArea};
 use sealblock_units::{BlockSize, Lba};
 
 use crate::error::VolumeError;
@@ -127,7 +127,9 @@ fn at_start(bytes: &[u8]) -> Vec<Trace> {
     // One that is whole and in the other's place belongs to something that begins elsewhere.
     let is_damaged = |at: u64| Superblock::is_trace(from(at)) && Superblock::decode(from(at)).is_err();
     let superblocks = SUPERBLOCK_OFFSETS.into_iter().filter(|&at| is_damaged(at)).map(Trace::Superblock);
-    let places = [AnnexSlot::Group, AnnexSlot::Scrub].into_iter().flat_map(|slot| [0, 1].map(|copy| (slot, copy)));
+    let places = [ReservedArea::GroupLabel, ReservedArea::ScrubState]
+        .into_iter()
+        .flat_map(|slot| [0, 1].map(|copy| (slot, copy)));
     let annex = places.filter_map(|(slot, copy)| {
         let at = annex_offset(slot, copy);
         AnnexCopy::is_trace(from(at), slot, copy).then_some(Trace::Annex(at))

@@ -72,7 +72,7 @@ struct Scan<'a> {
 }
 
 /// Reads the log of a volume and decides which records count.
-pub(crate) async fn scan<M: Medium>(
+pub(crate) async fn replay<M: Medium>(
     medium: &M,
     superblock: &Superblock,
     options: &OpenOptions,
@@ -120,7 +120,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             }
             (first, blocks) = (at + 1, 0);
         }
-        self.settle(false).await
+        self.checkpoint_both(false).await
     }
 }
 
@@ -141,7 +141,7 @@ impl Recovered {
         if run.blocks == 1 && self.records.get(record.lba).is_some() {
             return Ok(());
         }
-        match arrived(medium, superblock, record).await? {
+        match has_data(medium, superblock, record).await? {
             Arrived::No => {
                 self.discarded += 1;
                 return Ok(());
@@ -290,7 +290,7 @@ pub(crate) enum Arrived {
 }
 
 /// Looks at the slot of a record that [`fits`].
-pub(crate) async fn arrived<M: Medium>(
+pub(crate) async fn has_data<M: Medium>(
     medium: &M,
     superblock: &Superblock,
     record: &Record,

@@ -7,17 +7,17 @@
 //! made durable by a commit, and only then is the old slot free.
 
 use futures_util::future::join_all;
-use sealblock_block::{Clock, Error, Fault, Medium, MediumError};
+use sealblock_block::{BadBlock, Clock, Error, Medium, MediumError};
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{Extent, Lba};
 
+use crate::block_allocator::Taken;
 use crate::format::{Kind, Record};
-use crate::lookup::{Located, LocatedBlocks, data_match};
+use crate::free_map::FreeMap;
+use crate::lookup::{BlockLocation, LocatedBlocks, data_match};
 use crate::open::Mutation;
-use crate::page::Entry;
-use crate::slot_map::SlotMap;
-use crate::slots::Taken;
+use crate::page::MapLookup;
 use crate::upkeep::Quiet;
 use crate::volume::{State, Volume};
 
@@ -107,7 +107,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Notes that an extent needs no move.
     fn done(&self, zone: u64, extent: u32) -> Step {
         self.slots.with(zone, |map| map.set_pieces(extent, 0));
-        self.ease(zone);
+        self.request_early_commit(zone);
         Step::Done
     }
 
@@ -125,7 +125,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let record = match self.overlay.get(lba) {
             Some(record) => Some(record),
             None => match self.entry_now(lba)? {
-                Entry::Record(record) if self.plausible(&record) => Some(record),
+                MapLookup::Record(record) if self.plausible(&record) => Some(record),
                 _ => None,
             },
         };
@@ -143,11 +143,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     async fn read_checked(&self, place: Extent, mut blocks: Vec<Block>) -> (Vec<Block>, Slice) {
         let shift = self.geometry.block_size.shift();
         blocks.retain(|(_, record)| !record.loose);
-        let mut located: LocatedBlocks = place.iter().map(|_| Located::Zeroes).collect();
+        let mut located: LocatedBlocks = place.iter().map(|_| BlockLocation::Zeroes).collect();
         for (offset, record) in &blocks {
-            located[*offset as usize] = Located::Stored { slot: record.slot, tuple: record.tuple };
+            located[*offset as usize] = BlockLocation::Stored { slot: record.slot, tuple: record.tuple };
         }
-        let mut faults: Vec<Fault> = Vec::new();
+        let mut faults: Vec<BadBlock> = Vec::new();
         let buffer = self.medium.buffer(place.bytes(self.geometry.block_size) as usize);
         let data = self.collect(place, &self.pieces(place, &located), buffer, &mut faults).await.freeze();
         blocks.retain_mut(|(offset, record)| {
@@ -204,22 +204,22 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 self.slots.give_back(zone, &[(slot, 1)]);
             }
         }
-        self.commits.note_work();
+        self.commits.schedule();
         Ok(())
     }
 
     /// A fault put in on purpose: a record is made to fit the data.
     fn seal_anew(&self, record: &mut Record, block: &[u8]) {
         let (size, format) = (self.geometry.block_size, self.geometry.protection);
-        let tags = Tags { app_tag: 0, storage_tag: 0, first_ref: record.lba.get() };
+        let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: record.lba.get() };
         self.fill_tuple(record, &Sealed::seal(Slice::copy_from(block), size, format, &tags), 0);
     }
 
     /// Asks for a commit and waits for its end.
     async fn wait_for_commit(&self) {
         let since = self.commits.ended.get();
-        self.commits.want_space();
-        self.slots.freed.until(|| self.commits.ended.get() != since || self.state.get() != State::Open).await;
+        self.commits.request_space();
+        self.slots.freed.wait_until(|| self.commits.ended.get() != since || self.state.get() != State::Open).await;
     }
 }
 
@@ -230,6 +230,6 @@ fn pieces_of(blocks: &[Block]) -> u32 {
 }
 
 /// The blocks that do not lie at home.
-fn strays_of(map: &SlotMap, extent: u32, blocks: &[Block]) -> Vec<Block> {
+fn strays_of(map: &FreeMap, extent: u32, blocks: &[Block]) -> Vec<Block> {
     blocks.iter().filter(|(_, record)| !map.is_home(extent, record.slot)).copied().collect()
 }

@@ -14,9 +14,9 @@ use sealblock_block::{Clock, Medium};
 use crate::error::VolumeError;
 use crate::format::{Generations, LogSector, Record, RecordRun, Superblock};
 use crate::open::{OpenOptions, Opened, assemble};
-use crate::page::Entry as TableEntry;
+use crate::page::MapLookup as TableEntry;
 use crate::records::Records;
-use crate::recovery::{Arrived, Recovered, arrived, fits};
+use crate::recovery::{Arrived, Recovered, fits, has_data};
 use crate::shape::{self, Hints, Shape, ShapeError};
 use crate::superblocks::lost_copies;
 use crate::volume::{Description, Volume};
@@ -209,7 +209,7 @@ impl Log {
                 }
                 // Data that cannot be read are taken for there: the block is unreadable then, and not older than it was.
                 let is_durable = *is_durable || sequence < self.durable;
-                if !is_durable && arrived(&tables.medium, &tables.superblock(), &run.first).await? == Arrived::No {
+                if !is_durable && has_data(&tables.medium, &tables.superblock(), &run.first).await? == Arrived::No {
                     continue;
                 }
                 for part in seen.insert_older(*run) {

@@ -7,7 +7,7 @@
 use std::pin::pin;
 
 use futures_util::future::{Either, select};
-use sealblock_block::{AnnexSlot, Answer, Clock, Error, Medium, MediumError, MediumErrorKind, RunState};
+use sealblock_block::{BlockState, Clock, Error, Medium, MediumError, MediumErrorKind, ReservedArea, Response};
 use sealblock_units::Extent;
 
 use crate::error::VolumeError;
@@ -143,7 +143,7 @@ async fn close_in_order<M: Medium, C: Clock>(
 /// Refuses members of groups, and ends before blocks that hold data.
 async fn may_resize<M: Medium, C: Clock>(volume: &Volume<M, C>, options: &ResizeOptions) -> Result<(), ResizeError> {
     let failed = |error: Error| ResizeError::Volume(VolumeError::Recovery(error.to_string()));
-    let label = volume.read_annex(AnnexSlot::Group).await.map_err(failed)?;
+    let label = volume.read_annex(ReservedArea::GroupLabel).await.map_err(failed)?;
     let bar = if label.is_empty() { None } else { (options.bars)(&label) };
     if let Some(why) = bar {
         return Err(ResizeError::Member(why));
@@ -155,9 +155,9 @@ async fn may_resize<M: Medium, C: Clock>(volume: &Volume<M, C>, options: &Resize
     let (mut at, end) = (options.capacity_blocks, volume.layout.capacity_blocks());
     while at < end {
         let extent = Extent::from_raw(at, (end - at).min(LOOK_BLOCKS)).expect("blocks of the volume");
-        let Answer::Allocation(runs) = volume.allocation(extent).await.map_err(failed)? else { break };
+        let Response::BlockStatus(runs) = volume.allocation(extent).await.map_err(failed)? else { break };
         for run in runs {
-            if run.state == RunState::Data {
+            if run.state == BlockState::Data {
                 first.get_or_insert(at);
                 blocks += u64::from(run.blocks.get());
             }
@@ -292,8 +292,8 @@ impl<M: Medium> Step<'_, M> {
     /// Writes the copies of the annex that lie in the tail, each as its twin at the start or in the old tail has it.
     async fn carry_annex(&self, to: &Layout) -> Result<(), ResizeError> {
         let seed = self.old.seed();
-        for slot in AnnexSlot::ALL {
-            let length = ANNEX_HEAD_BYTES + slot.most_bytes();
+        for slot in ReservedArea::ALL {
+            let length = ANNEX_HEAD_BYTES + slot.max_bytes();
             for turn in [0, 1] {
                 let [start, tail] = self.old.layout.annex_offsets(slot, turn);
                 let mut newest: Option<AnnexCopy> = None;

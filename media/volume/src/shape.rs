@@ -292,7 +292,7 @@ fn formats() -> impl Iterator<Item = Option<PiFormat>> {
 
 /// Whether a record of this format describes these data.
 fn is_sealed_as(record: &Record, format: Option<PiFormat>, data: &[u8]) -> bool {
-    let is_strong = || record.strong_check() == guard::crc32c(data) && record.tuple[12..] == [0; 4];
+    let is_strong = || record.data_crc() == guard::crc32c(data) && record.tuple[12..] == [0; 4];
     match format {
         None => record.tuple[..8] == [0; 8] && is_strong(),
         Some(format) => {

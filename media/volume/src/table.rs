@@ -13,12 +13,12 @@ use std::rc::Rc;
 
 use futures_util::future::join;
 use rustc_hash::{FxHashMap, FxHashSet};
-use sealblock_block::{Event, Medium, MediumError};
+use sealblock_block::{Condition, Medium, MediumError};
 use sealblock_units::Lba;
 
 use crate::format::{Generations, Layout, PAGE_SECTORS, PagePlace, RECORD_BYTES, Seed, Superblock};
 use crate::open::{Mutation, OpenOptions};
-use crate::page::{Entry, Found, GENERATIONS_BIT, Page};
+use crate::page::{Found, GENERATIONS_BIT, MapLookup, Page};
 use crate::patches::Patches;
 use crate::sectors::read_sectors;
 use crate::zones::{LostCopies, Zones};
@@ -46,7 +46,7 @@ pub(crate) struct Table {
     pages: RefCell<FxHashMap<u64, Rc<Page>>>,
     order: RefCell<VecDeque<u64>>,
     loading: RefCell<FxHashSet<u64>>,
-    loaded: Event,
+    loaded: Condition,
     /// Sectors with records that stay lost even should the medium give them again, by page: slots they name may be in use.
     given_up: RefCell<FxHashMap<u64, u32>>,
     /// Pages of which a copy of the generations is lost or old.
@@ -81,7 +81,7 @@ impl Table {
             pages: RefCell::default(),
             order: RefCell::default(),
             loading: RefCell::default(),
-            loaded: Event::default(),
+            loaded: Condition::default(),
             given_up: RefCell::default(),
             to_mend: RefCell::default(),
             was_closed: superblock.clean,
@@ -131,7 +131,7 @@ impl Table {
                 self.keep(number, &page);
                 return Ok(page);
             }
-            self.loaded.until(|| !self.loading.borrow().contains(&number)).await;
+            self.loaded.wait_until(|| !self.loading.borrow().contains(&number)).await;
         }
     }
 
@@ -232,7 +232,7 @@ impl Table {
         medium: &M,
         zone: u64,
         give_up: bool,
-        mut see: impl FnMut(Entry),
+        mut see: impl FnMut(MapLookup),
     ) -> Result<(), MediumError> {
         if !self.zones.has_tables(zone) {
             return Ok(());
@@ -263,13 +263,13 @@ impl Table {
     }
 
     /// Shows what a page says of each block; whether any has its record in a sector that cannot be read.
-    fn show(&self, number: u64, page: &Page, see: &mut impl FnMut(Entry)) -> bool {
+    fn show(&self, number: u64, page: &Page, see: &mut impl FnMut(MapLookup)) -> bool {
         self.note(number, page);
         let place = self.place(number);
         let mut is_lost = false;
         for (index, lba) in (0..place.blocks).map(|index| (index as usize, place.first.get() + index)) {
             let entry = page.entry(index, Lba::new(lba), self.seed);
-            is_lost |= matches!(entry, Entry::Unreadable);
+            is_lost |= matches!(entry, MapLookup::Unreadable);
             see(entry);
         }
         is_lost

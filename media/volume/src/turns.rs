@@ -7,7 +7,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 
-use sealblock_block::{Event, Operation};
+use sealblock_block::{Condition, Request};
 use sealblock_units::BlockSize;
 
 /// Requests of at most this many bytes go on at once.
@@ -22,7 +22,7 @@ const MOST_BYTES: u64 = 8 << 20;
 pub(crate) struct Queue {
     waiting: RefCell<VecDeque<(u64, u64)>>,
     next: Cell<u64>,
-    moved: Event,
+    moved: Condition,
 }
 
 /// A place in a [`Queue`], until it is dropped.
@@ -55,7 +55,7 @@ impl Place<'_> {
 
     /// Resolves once it is the first of its line.
     pub async fn first(&self) {
-        self.queue.moved.until(|| self.is_first()).await;
+        self.queue.moved.wait_until(|| self.is_first()).await;
     }
 }
 
@@ -71,7 +71,7 @@ impl Drop for Place<'_> {
 pub(crate) struct Turns {
     held_bytes: Cell<u64>,
     queue: Queue,
-    given_back: Event,
+    given_back: Condition,
 }
 
 /// The turn of a long request, until it is dropped; a short one holds nothing.
@@ -89,7 +89,7 @@ impl Turns {
         if !self.queue.is_empty(0) || !self.has_room(bytes) {
             let place = self.queue.join(0);
             place.first().await;
-            self.given_back.until(|| self.has_room(bytes)).await;
+            self.given_back.wait_until(|| self.has_room(bytes)).await;
         }
         self.held_bytes.set(self.held_bytes.get() + bytes);
         Turn { turns: self, bytes }
@@ -110,21 +110,21 @@ impl Drop for Turn<'_> {
 }
 
 /// What an operation holds of the medium at a time, in bytes; 0 for a short one.
-pub(crate) fn weight(operation: &Operation, size: BlockSize) -> u64 {
+pub(crate) fn weight(operation: &Request, size: BlockSize) -> u64 {
     let bytes = match operation {
-        Operation::Read { extent, .. }
-        | Operation::Verify { extent, .. }
-        | Operation::Write { extent, .. }
-        | Operation::WriteZeroes { extent, .. }
-        | Operation::WriteUncorrectable { extent, .. }
-        | Operation::Compare { extent, .. }
-        | Operation::Digest { extent, .. } => extent.bytes(size),
-        Operation::Discard { extents } => extents.iter().map(|extent| extent.bytes(size)).sum(),
-        Operation::Flush
-        | Operation::Allocation { .. }
-        | Operation::ReadAnnex { .. }
-        | Operation::WriteAnnex { .. }
-        | Operation::Repair { .. } => 0,
+        Request::Read { extent, .. }
+        | Request::Verify { extent, .. }
+        | Request::Write { extent, .. }
+        | Request::WriteZeroes { extent, .. }
+        | Request::WriteUncorrectable { extent, .. }
+        | Request::Compare { extent, .. }
+        | Request::Checksum { extent, .. } => extent.bytes(size),
+        Request::Discard { extents } => extents.iter().map(|extent| extent.bytes(size)).sum(),
+        Request::Flush
+        | Request::BlockStatus { .. }
+        | Request::ReadReserved { .. }
+        | Request::WriteReserved { .. }
+        | Request::Repair { .. } => 0,
     };
     if bytes <= SHORT_BYTES { 0 } else { bytes.min(PIECE_BYTES) }
 }
@@ -140,7 +140,7 @@ mod tests {
     /// The weight of a read of so many blocks.
     fn read(blocks: u64) -> u64 {
         let extent = Extent::from_raw(0, blocks).unwrap();
-        weight(&Operation::Read { extent, checks: Checks::NONE }, BlockSize::B4096)
+        weight(&Request::Read { extent, checks: Checks::NONE }, BlockSize::B4096)
     }
 
     #[test]

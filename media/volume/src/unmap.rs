@@ -1,12 +1,12 @@
 //! Discard, WriteZeroes and WriteUncorrectable: changes without data.
 
-use sealblock_block::{Answer, Clock, Durability, Error, Medium, Outcome};
+use sealblock_block::{Clock, Durability, Error, Medium, Outcome, Response};
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::Extent;
 
 use crate::format::{Kind, Record};
-use crate::page::Entry;
+use crate::page::MapLookup;
 use crate::volume::{State, Volume};
 
 impl<M: Medium, C: Clock> Volume<M, C> {
@@ -15,7 +15,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         for extent in extents {
             self.mark(*extent, Kind::Deallocated).await?;
         }
-        Ok(Answer::Done)
+        Ok(Response::Done)
     }
 
     pub(crate) async fn write_zeroes(&self, extent: Extent, may_unmap: bool, durability: Durability) -> Outcome {
@@ -25,17 +25,17 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             self.store_zeroes(extent).await?;
         }
         match durability {
-            Durability::Volatile => Ok(Answer::Done),
+            Durability::Volatile => Ok(Response::Done),
             Durability::ForceUnitAccess => self.flush().await,
         }
     }
 
     /// Zeroes that keep their space are blocks like any other.
     async fn store_zeroes(&self, extent: Extent) -> Result<(), Error> {
-        let (size, most) = (self.geometry.block_size, self.geometry.limits.transfer);
+        let (size, most) = (self.geometry.block_size, self.geometry.limits.max_transfer_blocks);
         let zeroes = Buffer::zeroed(extent.bytes(size).min(most.bytes(size)) as usize).freeze();
         for piece in extent.split_aligned(most) {
-            let tags = Tags { app_tag: 0, storage_tag: 0, first_ref: piece.start().get() };
+            let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: piece.start().get() };
             let data = zeroes.slice(..piece.bytes(size) as usize);
             self.store(piece, &Sealed::seal(data, size, self.geometry.protection, &tags)).await?;
         }
@@ -47,7 +47,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.commits.uncorrectable.set(true);
         self.mark(extent, Kind::Uncorrectable).await?;
         match durability {
-            Durability::Volatile => Ok(Answer::Done),
+            Durability::Volatile => Ok(Response::Done),
             Durability::ForceUnitAccess => self.flush().await,
         }
     }
@@ -66,16 +66,16 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 let known = match self.overlay.get(lba) {
                     Some(record) => record.kind == kind,
                     None => match self.entry_now(lba) {
-                        Some(Entry::Blank) => kind == Kind::Deallocated,
-                        Some(Entry::Record(record)) => record.kind == kind,
-                        Some(Entry::Stale { .. } | Entry::Damaged(_) | Entry::Unreadable) | None => false,
+                        Some(MapLookup::Blank) => kind == Kind::Deallocated,
+                        Some(MapLookup::Record(record)) => record.kind == kind,
+                        Some(MapLookup::Stale { .. } | MapLookup::Damaged(_) | MapLookup::Unreadable) | None => false,
                     },
                 };
                 if !known {
                     self.replace(zone, Record { kind, ..Record::deallocated(lba) }, true);
                 }
             }
-            self.commits.note_work();
+            self.commits.schedule();
         }
         Ok(())
     }
@@ -84,12 +84,12 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     async fn wait_for_room(&self) -> Result<(), Error> {
         loop {
             self.check_writable()?;
-            if self.overlay.open_len() < self.commits.most_open {
+            if self.overlay.open_len() < self.commits.max_uncommitted {
                 return Ok(());
             }
             let since = self.commits.ended.get();
-            self.commits.want_space();
-            self.slots.freed.until(|| self.commits.ended.get() != since || self.state.get() != State::Open).await;
+            self.commits.request_space();
+            self.slots.freed.wait_until(|| self.commits.ended.get() != since || self.state.get() != State::Open).await;
             if let Some(error) = self.commits.error_since(since) {
                 return Err(error);
             }

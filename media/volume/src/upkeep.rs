@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use sealblock_block::{Clock, Medium};
 
+use crate::block_allocator::Taken;
+use crate::free_map::PUNCH_BYTES;
 use crate::open::{Mutation, OpenOptions};
-use crate::slot_map::PUNCH_BYTES;
-use crate::slots::Taken;
 use crate::volume::{State, Volume};
 
 /// Idle times in a row after which the space of free slots is given back: slots that are used again soon keep theirs.
@@ -83,7 +83,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Keeps slots in order whenever the volume is idle, for as long as it is polled.
     pub(crate) async fn keep_up(&self) {
         loop {
-            self.slots.touched.until(|| self.slots.changed.get()).await;
+            self.slots.touched.wait_until(|| self.slots.changed.get()).await;
             let quiet = self.quiet();
             self.clock.sleep(self.upkeep.idle_after).await;
             if self.state.get() != State::Open {
@@ -133,7 +133,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Gives the space of all free slots of zones that were written to back, in whole units, while `goes_on` says so. Whether
     /// it came to the end.
     pub(crate) async fn punch_all(&self, goes_on: impl Fn() -> bool) -> bool {
-        if !self.slots.gives_space_back() || !self.medium.punches() {
+        if !self.slots.gives_space_back() || !self.medium.can_punch() {
             return true;
         }
         for zone in self.slots.zones() {
@@ -160,7 +160,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 length = (length + u64::from(PUNCH_BYTES)).min(end - offset);
             }
             // Where no space would come back, zeroes would be written to no end: nobody reads a free slot.
-            if !self.medium.punches() || self.medium.is_hole(offset, length) {
+            if !self.medium.can_punch() || self.medium.is_hole(offset, length) {
                 continue;
             }
             match self.medium.punch(offset, length).await {

@@ -3,22 +3,22 @@
 use std::cell::{Cell, RefCell};
 
 use sealblock_block::{
-    Abilities, Ability, Answer, Clock, Device, Error, Event, Failure, Geometry, Medium, MediumErrorKind, Operation,
-    Outcome,
+    Abilities, Ability, Clock, Condition, Device, Error, ErrorKind, Geometry, Medium, MediumErrorKind, Outcome,
+    Request, Response,
 };
 use sealblock_units::{BlockCount, Lba};
 
 use crate::annex::Annex;
+use crate::block_allocator::BlockAllocator;
 use crate::checkpoint::Checkpoints;
-use crate::commit::Commits;
+use crate::commit::CommitQueue;
 use crate::format::{Kind, Layout, RECORD_BYTES, Record, Seed, Superblock};
+use crate::free_map::{FreeMap, Loader};
 use crate::log::Log;
 use crate::one_sync::OneSync;
 use crate::open::Mutation;
 use crate::overlay::Overlay;
-use crate::page::Entry;
-use crate::slot_map::{Loader, SlotMap};
-use crate::slots::Slots;
+use crate::page::MapLookup;
 use crate::superblocks::{COPIES, SuperblockCopy};
 use crate::table::Table;
 use crate::turns::{self, Turns};
@@ -38,25 +38,25 @@ pub struct Volume<M, C> {
     pub(crate) read_only: bool,
     pub(crate) mutation: Mutation,
     pub(crate) table: Table,
-    pub(crate) slots: Slots,
+    pub(crate) slots: BlockAllocator,
     pub(crate) turns: Turns,
     pub(crate) upkeep: Upkeep,
     pub(crate) overlay: Overlay,
     pub(crate) log: Log,
     /// Sectors of the log that were lost before this opening, which is a read-only one if there are any.
     pub(crate) log_lost: u64,
-    pub(crate) commits: Commits,
+    pub(crate) commits: CommitQueue,
     pub(crate) checkpoints: Checkpoints,
     pub(crate) annex: Annex,
     pub(crate) superblock: Cell<Superblock>,
     pub(crate) zones_loading: RefCell<Vec<u64>>,
-    pub(crate) zone_loaded: Event,
+    pub(crate) zone_loaded: Condition,
     pub(crate) state: Cell<State>,
     /// When it is closed, the space of free slots is not given back.
     pub(crate) keeps_free_slots: Cell<bool>,
     /// Changes under way: [`Change`]s.
     pub(crate) changes: Cell<usize>,
-    pub(crate) changed: Event,
+    pub(crate) changed: Condition,
 }
 
 /// What the volume is doing.
@@ -137,7 +137,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             // Whoever waits for room is refused.
             self.slots.freed.notify();
         }
-        self.changed.until(|| matches!(self.state.get(), State::Closed | State::Failed)).await;
+        self.changed.wait_until(|| matches!(self.state.get(), State::Closed | State::Failed)).await;
         match self.state.get() {
             State::Closed => Ok(()),
             _ => Err(self.failed()),
@@ -147,10 +147,10 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Refuses changes to a volume that takes none.
     pub(crate) fn check_writable(&self) -> Result<(), Error> {
         match self.state.get() {
-            _ if self.read_only => Err(Failure::ReadOnly.into()),
+            _ if self.read_only => Err(ErrorKind::ReadOnly.into()),
             State::Open => Ok(()),
             State::Closing | State::Closed => {
-                Err(Failure::Unreachable { reason: "the volume is closed".to_owned() }.into())
+                Err(ErrorKind::Unreachable { reason: "the volume is closed".to_owned() }.into())
             }
             State::Failed => Err(self.failed()),
         }
@@ -174,7 +174,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             Some(why) => format!("the volume takes no more writes, because its log could not be written: {why}"),
             None => "the volume takes no more writes".to_owned(),
         };
-        Failure::Media { reason }.into()
+        ErrorKind::Media { reason }.into()
     }
 
     /// Where a slot of a block's zone lies on the medium, and how many slots the zone has.
@@ -193,7 +193,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     pub(crate) async fn load_zone(&self, zone: u64) -> Result<(), Error> {
         while !self.slots.loaded(zone) {
             if self.zones_loading.borrow().contains(&zone) {
-                self.zone_loaded.until(|| !self.zones_loading.borrow().contains(&zone)).await;
+                self.zone_loaded.wait_until(|| !self.zones_loading.borrow().contains(&zone)).await;
                 continue;
             }
             self.zones_loading.borrow_mut().push(zone);
@@ -210,13 +210,13 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
-    async fn read_zone(&self, number: u64) -> Result<SlotMap, Error> {
+    async fn read_zone(&self, number: u64) -> Result<FreeMap, Error> {
         let zone = self.layout.zone(number).expect("zones come from blocks of the volume");
-        let map = SlotMap::new(zone.blocks as u32, zone.slots, self.geometry.block_size.bytes() as u32);
+        let map = FreeMap::new(zone.blocks as u32, zone.slots, self.geometry.block_size.bytes() as u32);
         let (mut loader, mut index) = (Loader::new(map), 0);
         // Which slots a lost sector names is not known, so they may be used again: what it said must not come back.
-        let see = |entry: Entry| {
-            map_slot(&entry).into_iter().for_each(|slot| loader.claim(index, slot));
+        let see = |entry: MapLookup| {
+            map_slot(&entry).into_iter().for_each(|slot| loader.mark_used(index, slot));
             index += 1;
         };
         self.table.scan(&self.medium, number, !self.read_only, see).await?;
@@ -236,11 +236,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
 /// The slot that is to stay in use for an entry of the tables. A damaged record may still name its slot rightly; keeping that
 /// slot costs little.
-fn map_slot(entry: &Entry) -> Option<u32> {
+fn map_slot(entry: &MapLookup) -> Option<u32> {
     let record = match entry {
-        Entry::Record(record) | Entry::Stale { record, .. } => *record,
-        Entry::Damaged(raw) if *raw != [0; RECORD_BYTES] => Record::decode_unchecked(raw),
-        Entry::Damaged(_) | Entry::Blank | Entry::Unreadable => return None,
+        MapLookup::Record(record) | MapLookup::Stale { record, .. } => *record,
+        MapLookup::Damaged(raw) if *raw != [0; RECORD_BYTES] => Record::decode_unchecked(raw),
+        MapLookup::Damaged(_) | MapLookup::Blank | MapLookup::Unreadable => return None,
     };
     (record.kind == Kind::Stored).then_some(record.slot)
 }
@@ -249,7 +249,7 @@ fn map_slot(entry: &Entry) -> Option<u32> {
 pub(crate) struct Change<'a> {
     changes: &'a Cell<usize>,
     state: &'a Cell<State>,
-    ended: &'a Event,
+    ended: &'a Condition,
 }
 
 impl Drop for Change<'_> {
@@ -286,10 +286,10 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
             discard: Ability::Native,
             write_zeroes: Ability::Native,
             write_uncorrectable: Ability::Native,
-            digest: Ability::Native,
+            checksum: Ability::Native,
             repair: Ability::Absent,
             allocation: Ability::Native,
-            annex: Ability::Native,
+            reserved: Ability::Native,
             annex_pages: self.layout.bitmap_pages(),
             unmap_zeroes: true,
             offloads: false,
@@ -298,24 +298,24 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
         }
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         self.upkeep.disturb();
         let _turn = self.turns.take(turns::weight(&operation, self.geometry.block_size)).await;
         match operation {
-            Operation::Read { extent, checks } => self.read(extent, &checks).await,
-            Operation::Verify { extent, checks } => self.verify(extent, &checks).await,
-            Operation::Write { extent, data, durability } => self.write(extent, &data, durability).await,
-            Operation::Flush => self.flush().await,
-            Operation::Discard { extents } => self.discard(&extents).await,
-            Operation::WriteZeroes { extent, may_unmap, durability } => {
+            Request::Read { extent, checks } => self.read(extent, &checks).await,
+            Request::Verify { extent, checks } => self.verify(extent, &checks).await,
+            Request::Write { extent, data, durability } => self.write(extent, &data, durability).await,
+            Request::Flush => self.flush().await,
+            Request::Discard { extents } => self.discard(&extents).await,
+            Request::WriteZeroes { extent, may_unmap, durability } => {
                 self.write_zeroes(extent, may_unmap, durability).await
             }
-            Operation::WriteUncorrectable { extent, durability } => self.write_uncorrectable(extent, durability).await,
-            Operation::Digest { extent, checks } => self.digest(extent, &checks).await,
-            Operation::ReadAnnex { slot } => Ok(Answer::Annex(self.read_annex(slot).await?)),
-            Operation::WriteAnnex { slot, bytes } => self.write_annex(slot, &bytes).await.map(|()| Answer::Done),
-            Operation::Allocation { extent } => self.allocation(extent).await,
-            Operation::Compare { .. } | Operation::Repair { .. } => Err(Failure::Absent(operation.kind()).into()),
+            Request::WriteUncorrectable { extent, durability } => self.write_uncorrectable(extent, durability).await,
+            Request::Checksum { extent, checks } => self.digest(extent, &checks).await,
+            Request::ReadReserved { slot } => Ok(Response::Reserved(self.read_annex(slot).await?)),
+            Request::WriteReserved { slot, bytes } => self.write_annex(slot, &bytes).await.map(|()| Response::Done),
+            Request::BlockStatus { extent } => self.allocation(extent).await,
+            Request::Compare { .. } | Request::Repair { .. } => Err(ErrorKind::Absent(operation.kind()).into()),
         }
     }
 }

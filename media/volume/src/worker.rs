@@ -143,7 +143,7 @@ impl<M: Medium, C: Clock> Worker<M, C> {
         if !volume.keeps_free_slots.get() {
             volume.punch_all(|| true).await;
         }
-        match volume.settle(true).await {
+        match volume.checkpoint_both(true).await {
             Ok(()) => volume.state.set(State::Closed),
             Err(error) => self.give_up(&error),
         }
@@ -175,16 +175,16 @@ impl<M: Medium, C: Clock> Worker<M, C> {
             } else if volume.log.next.get() != volume.log.tail.get() {
                 (CHECKPOINT_AFTER, Wake::Idle)
             } else {
-                volume.commits.dozing.set(true);
-                volume.commits.wanted.until(|| due() || volume.overlay.open_len() > 0).await;
-                volume.commits.dozing.set(false);
+                volume.commits.idle.set(true);
+                volume.commits.wanted.wait_until(|| due() || volume.overlay.open_len() > 0).await;
+                volume.commits.idle.set(false);
                 if due() {
                     return Wake::Asked;
                 }
                 continue;
             };
-            volume.commits.dozing.set(!has_records);
-            let asked = volume.commits.wanted.until(|| due() || (volume.overlay.open_len() > 0) != has_records);
+            volume.commits.idle.set(!has_records);
+            let asked = volume.commits.wanted.wait_until(|| due() || (volume.overlay.open_len() > 0) != has_records);
             let timer = pin!(volume.clock.sleep(delay));
             match select(pin!(asked), select(timer, settle.as_mut())).await {
                 Either::Left(_) if due() => return Wake::Asked,

@@ -1,14 +1,14 @@
 //! Writes.
 
 use futures_util::future::join_all;
-use sealblock_block::{Answer, Clock, Durability, Error, Medium, MediumError, Outcome};
+use sealblock_block::{Clock, Durability, Error, Medium, MediumError, Outcome, Response};
 use sealblock_integrity::{GuardKind, PiFormat, Sealed, Tuple, guard};
 use sealblock_units::Extent;
 
+use crate::block_allocator::Taken;
 use crate::format::{Kind, Record};
+use crate::free_map::Run;
 use crate::open::Mutation;
-use crate::slot_map::Run;
-use crate::slots::Taken;
 use crate::volume::{State, Volume};
 
 /// Commits that a long write waits for at most, so that it has a place of its own.
@@ -18,7 +18,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     pub(crate) async fn write(&self, extent: Extent, data: &Sealed, durability: Durability) -> Outcome {
         self.store(extent, data).await?;
         match durability {
-            Durability::Volatile => Ok(Answer::Done),
+            Durability::Volatile => Ok(Response::Done),
             Durability::ForceUnitAccess => self.flush().await,
         }
     }
@@ -81,21 +81,22 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 waits < MOST_WAITS && self.slots.with(zone, |map| map.is_tight(count, self.overlay.len())) == Some(true)
             };
             if !is_tight()
-                && self.overlay.open_len() < self.commits.most_open
+                && self.overlay.open_len() < self.commits.max_uncommitted
                 && let Some(taken) = self.slots.take(zone, first, count)
             {
-                self.ease(zone);
+                self.request_early_commit(zone);
                 return Ok(taken);
             }
             let _place = place.get_or_insert_with(|| self.slots.queue.join(zone));
             let since = self.commits.ended.get();
             let _starved = self.commits.starve(self.overlay.open_len() > 0);
             // Looked at anew each time: what makes it tight ends with a commit that may have been under way already.
-            let room =
-                || !is_tight() && self.slots.free(zone) >= count && self.overlay.open_len() < self.commits.most_open;
+            let room = || {
+                !is_tight() && self.slots.free(zone) >= count && self.overlay.open_len() < self.commits.max_uncommitted
+            };
             self.slots
                 .freed
-                .until(|| room() || self.commits.ended.get() != since || self.state.get() != State::Open)
+                .wait_until(|| room() || self.commits.ended.get() != since || self.state.get() != State::Open)
                 .await;
             waits += 1;
             if let Some(error) = self.commits.error_since(since) {
@@ -107,12 +108,12 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Asks for a commit before free slots or room for records run out, so that writers need not wait for one, and before
     /// extents run out of spare slots at home. Not before it would free a good part of the slots: some may be out of
     /// use for good, named by damaged records.
-    pub(crate) fn ease(&self, zone: u64) {
+    pub(crate) fn request_early_commit(&self, zone: u64) {
         let open = self.overlay.open_len();
         let spare = self.layout.spare_of_zone(zone) as u32;
         let slots_low = self.slots.free(zone) < spare / 4 * 3 && open >= spare as usize / 8;
-        if slots_low || open * 2 >= self.commits.most_open {
-            self.commits.want_space();
+        if slots_low || open * 2 >= self.commits.max_uncommitted {
+            self.commits.request_space();
         }
     }
 
@@ -124,7 +125,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             self.fill_tuple(&mut record, data, index);
             self.replace(zone, record, false);
         }
-        self.commits.note_work();
+        self.commits.schedule();
     }
 
     /// Fills in the tuple of a record from the block with this index in `data`.
@@ -135,7 +136,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             let tuple_bytes = format.tuple_bytes();
             let tags = &data.tags()[index * tuple_bytes..(index + 1) * tuple_bytes];
             record.tuple[..tuple_bytes].copy_from_slice(tags);
-            record.loose = !data.guards_hold() && guard_is_off(format, tags, block);
+            record.loose = !data.has_verified_guards() && guard_is_off(format, tags, block);
         }
         if strong_check_due(self.geometry.protection) {
             record.set_strong_check(guard::crc32c(block));
@@ -149,7 +150,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             self.retire_durable_early(zone, &record);
         }
         if let Some(old) = self.overlay.put(record).filter(|old| old.kind == Kind::Stored) {
-            self.slots.retire(zone, old.slot, punch);
+            self.slots.defer_free(zone, old.slot, punch);
         }
     }
 
@@ -158,13 +159,13 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         if let Some(old) = self.overlay.get(record.lba).is_none().then(|| self.durable(record.lba)).flatten()
             && old.kind == Kind::Stored
         {
-            self.slots.retire(zone, old.slot, false);
+            self.slots.defer_free(zone, old.slot, false);
         }
     }
 
     fn durable(&self, lba: sealblock_units::Lba) -> Option<Record> {
         match self.entry_now(lba)? {
-            crate::page::Entry::Record(record) => Some(record),
+            crate::page::MapLookup::Record(record) => Some(record),
             _ => None,
         }
     }

@@ -17,9 +17,9 @@ use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::spawn;
 
 use super::group::Group;
-use crate::load::{Load, Stopwatch, Turn, payload, random};
+use crate::load::{Load, Sample, Stopwatch, payload, random};
 use crate::options::FileOptions;
-use crate::rig::{self, Prepared, Scratch};
+use crate::setup::{self, Prepared, Scratch};
 
 const BLOCK_BYTES: u64 = 4096;
 const SECTOR_BYTES: u64 = 512;
@@ -96,8 +96,8 @@ impl Emulation {
         let slots = places + places.div_ceil(16);
         let tags_offset = slots * unit * BLOCK_BYTES;
         let log_offset = tags_offset + (options.blocks() * 32).next_multiple_of(BLOCK_BYTES);
-        let scratch = rig::new_path(&options.dir, scheme.name())?;
-        let medium = rig::new_file(&scratch.0, log_offset + LOG_BYTES, Prepared::Written).await?;
+        let scratch = setup::new_path(&options.dir, scheme.name())?;
+        let medium = setup::new_file(&scratch.0, log_offset + LOG_BYTES, Prepared::Written).await?;
         let payload = payload();
         for at in (0..tags_offset).step_by(payload.len()) {
             let length = (tags_offset - at).min(payload.len() as u64) as usize;
@@ -299,7 +299,7 @@ impl Emulation {
 }
 
 /// One turn of `load`; also the bytes written in it.
-pub async fn drive(emulation: Rc<Emulation>, load: Load, turn: Duration, seed: u64) -> anyhow::Result<(Turn, u64)> {
+pub async fn drive(emulation: Rc<Emulation>, load: Load, turn: Duration, seed: u64) -> anyhow::Result<(Sample, u64)> {
     let (before, end) = (emulation.written_bytes.get(), Instant::now() + turn);
     emulation.regions.take();
     let answered = Rc::new(Cell::new(0_u64));

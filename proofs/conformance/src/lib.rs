@@ -6,7 +6,7 @@
 //! A test is a function that goes back and forth between the two sides: it serves a volume, has the guest use it, damages it
 //! or kills the server, and looks at the guest again.
 
-pub mod bench;
+pub mod context;
 pub mod guest;
 pub mod harness;
 pub mod runner;

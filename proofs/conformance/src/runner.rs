@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::bench::Bench;
+use crate::context::TestContext;
 use crate::harness::{Guest, GuestDied, Kernel, Parts};
 use crate::served::Sealblock;
 use crate::suite::{CASES, Case};
@@ -118,7 +118,7 @@ fn quiet(guest: &mut Guest) -> Result<()> {
 
 /// The test, and what the kernel has to say of it.
 fn tried(case: &Case, guest: &mut Guest, sealblock: Sealblock, kernel: &Kernel) -> Result<()> {
-    (case.run)(&mut Bench { guest, sealblock, version: kernel.version() })?;
+    (case.run)(&mut TestContext { guest, sealblock, version: kernel.version() })?;
     quiet(guest)
 }
 

@@ -19,7 +19,7 @@ mod storage_tags;
 mod traffic;
 mod zeroes;
 
-use crate::bench::Bench;
+use crate::context::TestContext;
 use crate::harness::{Kernel, Share};
 
 /// A test.
@@ -31,7 +31,7 @@ pub struct Case {
     /// The oldest kernel that can do it, and the one that no longer can, by major and minor version.
     pub kernels: Kernels,
     /// The test.
-    pub run: fn(&mut Bench<'_>) -> anyhow::Result<()>,
+    pub run: fn(&mut TestContext<'_>) -> anyhow::Result<()>,
 }
 
 type Version = (u32, u32);
@@ -51,7 +51,7 @@ const fn case(
     name: &'static str,
     about: &'static str,
     kernels: Kernels,
-    run: fn(&mut Bench<'_>) -> anyhow::Result<()>,
+    run: fn(&mut TestContext<'_>) -> anyhow::Result<()>,
 ) -> Case {
     Case { name, about, kernels, run }
 }

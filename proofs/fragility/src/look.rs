@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use sealblock_block::{Answer, Device, Gate, Operation, Stack};
+use sealblock_block::{Device, DynDevice, Gate, Request, Response};
 use sealblock_integrity::{Checks, GuardKind, Sealed, guard};
 use sealblock_media_volume::{OpenOptions, open};
 use sealblock_simulator::checker::{Content, Patterns};
@@ -40,7 +40,7 @@ pub struct Looked {
 /// A volume that is open.
 pub struct Open {
     /// The volume, behind its gate.
-    pub stack: Stack,
+    pub stack: DynDevice,
     /// Closes it in good order.
     pub close: Promise<()>,
 }
@@ -54,7 +54,7 @@ pub async fn start(wreck: &Wreck, executor: &Executor, read_only: bool) -> Resul
     let opened = open(wreck.clone(), executor.clone(), &options).await.map_err(|error| error.to_string())?;
     drop(executor.spawn("worker", opened.worker.run()));
     let volume = opened.volume;
-    let stack = Stack::new(Gate::new("volume", volume.clone()));
+    let stack = DynDevice::new(Gate::new("volume", volume.clone()));
     let close = Box::pin(async move { volume.close().await.map_err(|error| error.to_string()) });
     Ok(Open { stack, close })
 }
@@ -101,13 +101,13 @@ impl Judge {
     }
 
     /// Reads and verifies blocks.
-    pub async fn look(&self, stack: &Stack, watched: &[Extent]) -> Looked {
+    pub async fn look(&self, stack: &DynDevice, watched: &[Extent]) -> Looked {
         let (mut blocks, mut named) = (Vec::new(), BTreeSet::new());
         for extent in watched {
             blocks.extend(self.see(stack, *extent).await);
             let checks = checks(stack, extent.start());
-            if let Err(error) = stack.execute(Operation::Verify { extent: *extent, checks }).await
-                && let Ok(faults) = error.into_faults()
+            if let Err(error) = stack.execute(Request::Verify { extent: *extent, checks }).await
+                && let Ok(faults) = error.into_bad_blocks()
             {
                 named.extend(faults.iter().map(|fault| fault.lba));
             }
@@ -116,7 +116,7 @@ impl Judge {
     }
 
     /// Reads blocks; where that fails, one by one.
-    pub async fn see(&self, stack: &Stack, extent: Extent) -> Vec<(Lba, Seen)> {
+    pub async fn see(&self, stack: &DynDevice, extent: Extent) -> Vec<(Lba, Seen)> {
         if let Ok(data) = read(stack, extent).await
             && let Ok(contents) = self.patterns.contents(extent, &data)
         {
@@ -145,7 +145,7 @@ impl Judge {
     }
 }
 
-fn checks(stack: &Stack, start: Lba) -> Checks {
+fn checks(stack: &DynDevice, start: Lba) -> Checks {
     stack.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, start))
 }
 
@@ -153,10 +153,10 @@ fn checks(stack: &Stack, start: Lba) -> Checks {
 ///
 /// # Errors
 /// What the volume says.
-pub async fn read(stack: &Stack, extent: Extent) -> Result<Sealed, String> {
+pub async fn read(stack: &DynDevice, extent: Extent) -> Result<Sealed, String> {
     let checks = checks(stack, extent.start());
-    match stack.execute(Operation::Read { extent, checks }).await {
-        Ok(Answer::Data(data)) => Ok(data),
+    match stack.execute(Request::Read { extent, checks }).await {
+        Ok(Response::Data(data)) => Ok(data),
         Ok(other) => Err(format!("a read was answered {other:?}")),
         Err(error) => Err(error.to_string()),
     }

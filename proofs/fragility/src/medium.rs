@@ -144,11 +144,11 @@ impl Medium for Wreck {
         self.0.sector_bytes
     }
 
-    fn read_only(&self) -> bool {
+    fn is_read_only(&self) -> bool {
         self.0.read_only
     }
 
-    fn punches(&self) -> bool {
+    fn can_punch(&self) -> bool {
         true
     }
 

@@ -9,7 +9,7 @@ use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
-use sealblock_block::{Device, Durability, Operation, Stack};
+use sealblock_block::{Device, Durability, DynDevice, Request};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_media_volume::format::Layout;
 use sealblock_simulator::checker::{Content, Patterns};
@@ -335,7 +335,7 @@ impl Host {
                     self.change(&stack).await?;
                 }
                 let flushed = stack.clone();
-                drop(executor.spawn("flush", async move { flushed.execute(Operation::Flush).await }));
+                drop(executor.spawn("flush", async move { flushed.execute(Request::Flush).await }));
                 executor.delay(Duration::from_micros(self.random.below(600))).await;
             }
         }
@@ -343,7 +343,7 @@ impl Host {
     }
 
     /// Takes what is there for what is there: a crash may have kept or dropped what was not flushed.
-    async fn learn(&self, stack: &Stack) -> Result<(), String> {
+    async fn learn(&self, stack: &DynDevice) -> Result<(), String> {
         let blocks = self.model.borrow().blocks();
         for lba in (0..blocks).map(Lba::new) {
             if self.model.borrow().permitted(lba).len() > 1 {
@@ -359,7 +359,7 @@ impl Host {
     }
 
     /// Writes most of the volume once, in order, as a copy would.
-    async fn fill(&mut self, stack: &Stack) -> Result<(), String> {
+    async fn fill(&mut self, stack: &DynDevice) -> Result<(), String> {
         let blocks = self.model.borrow().blocks().min(8192);
         let end = blocks * self.random.between(30, 100) / 100;
         let mut at = self.random.below(blocks / 8);
@@ -372,7 +372,7 @@ impl Host {
         self.flush(stack).await
     }
 
-    async fn change(&mut self, stack: &Stack) -> Result<(), String> {
+    async fn change(&mut self, stack: &DynDevice) -> Result<(), String> {
         let blocks = self.model.borrow().blocks();
         let length = if self.random.chance(50) { 1 } else { self.random.between(1, MOST_AT_ONCE) };
         // Now and then far out, mostly where all the others are.
@@ -380,13 +380,13 @@ impl Host {
         let extent = extent(self.random.below(near - length), length)?;
         match self.random.below(20) {
             0 => {
-                let operation = Operation::WriteZeroes { extent, may_unmap: true, durability: Durability::Volatile };
+                let operation = Request::WriteZeroes { extent, may_unmap: true, durability: Durability::Volatile };
                 stack.execute(operation).await.map_err(|error| error.to_string())?;
                 self.model.borrow_mut().change(extent, Content::Zero);
             }
             1 if self.random.chance(20) => {
                 let extent = Extent::one(extent.start());
-                let operation = Operation::WriteUncorrectable { extent, durability: Durability::Volatile };
+                let operation = Request::WriteUncorrectable { extent, durability: Durability::Volatile };
                 stack.execute(operation).await.map_err(|error| error.to_string())?;
                 self.model.borrow_mut().change(extent, Content::Unreadable);
             }
@@ -395,17 +395,17 @@ impl Host {
         Ok(())
     }
 
-    async fn write(&mut self, stack: &Stack, extent: Extent) -> Result<(), String> {
+    async fn write(&mut self, stack: &DynDevice, extent: Extent) -> Result<(), String> {
         self.version += 1;
         let data = self.patterns.sealed(extent, self.version);
         // What was asked for may be there even if nobody heard an answer.
         self.model.borrow_mut().change(extent, Content::Version(self.version));
-        let operation = Operation::Write { extent, data, durability: Durability::Volatile };
+        let operation = Request::Write { extent, data, durability: Durability::Volatile };
         stack.execute(operation).await.map(drop).map_err(|error| error.to_string())
     }
 
-    async fn flush(&self, stack: &Stack) -> Result<(), String> {
-        stack.execute(Operation::Flush).await.map_err(|error| error.to_string())?;
+    async fn flush(&self, stack: &DynDevice) -> Result<(), String> {
+        stack.execute(Request::Flush).await.map_err(|error| error.to_string())?;
         self.model.borrow_mut().flushed();
         Ok(())
     }

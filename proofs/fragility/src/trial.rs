@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use sealblock_block::{Device, Durability, Operation, Stack};
+use sealblock_block::{Device, Durability, DynDevice, Request};
 use sealblock_simulator::checker::Content;
 use sealblock_simulator::executor::Executor;
 use sealblock_simulator::random::Random;
@@ -274,11 +274,11 @@ impl Host {
         let Open { stack, close } = session;
         for (extent, version) in &self.writes {
             let data = self.patterns.sealed(*extent, *version);
-            let operation = Operation::Write { extent: *extent, data, durability: Durability::Volatile };
+            let operation = Request::Write { extent: *extent, data, durability: Durability::Volatile };
             stack.execute(operation).await.map_err(|error| format!("write: {error}"))?;
             self.check(&stack, judge, *extent, *version).await?;
         }
-        stack.execute(Operation::Flush).await.map_err(|error| format!("flush: {error}"))?;
+        stack.execute(Request::Flush).await.map_err(|error| format!("flush: {error}"))?;
         match self.ends {
             0 => close.await.map_err(|error| format!("close: {error}"))?,
             1 => executor.delay(IDLE).await,
@@ -287,7 +287,7 @@ impl Host {
         Ok(())
     }
 
-    async fn check(&self, stack: &Stack, judge: &Judge, extent: Extent, version: u64) -> Result<(), String> {
+    async fn check(&self, stack: &DynDevice, judge: &Judge, extent: Extent, version: u64) -> Result<(), String> {
         let bad = |(_, seen): &(Lba, Seen)| *seen != Seen::Content(Content::Version(version));
         match judge.see(stack, extent).await.into_iter().find(bad) {
             Some((lba, seen)) => Err(format!("block {lba} was written just now and is {seen:?}")),

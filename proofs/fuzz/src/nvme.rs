@@ -4,7 +4,7 @@
 //! is asked for as well, because that is what its reader does.
 
 use sealblock_protocols_nvme::admin::AdminCommand;
-use sealblock_protocols_nvme::extensions::{AnnexHeader, AnnexSlot, Extensions, ExtensionsLog};
+use sealblock_protocols_nvme::extensions::{ReservedHeader, AnnexSlot, Extensions, ExtensionsLog};
 use sealblock_protocols_nvme::fabrics::{Connect, ConnectData, FabricsCommand};
 use sealblock_protocols_nvme::features::{
     AsynchronousEvent, ErrorRecovery, HostBehavior, LbaStatusInterval, NumberOfQueues, TemperatureThreshold, Timestamp,
@@ -172,7 +172,7 @@ fn identify(page: &[u8]) {
 }
 
 fn logs(page: &[u8]) {
-    fixed!(page; Health, FirmwareSlots, ErrorEntry, DiscoveryEntry, DiscoveryHeader, HostBehavior, Timestamp, ExtensionsLog, AnnexHeader);
+    fixed!(page; Health, FirmwareSlots, ErrorEntry, DiscoveryEntry, DiscoveryHeader, HostBehavior, Timestamp, ExtensionsLog, ReservedHeader);
     extensions(page);
     for entry in ErrorLog::decode(page) {
         entry.status();

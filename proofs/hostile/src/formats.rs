@@ -80,7 +80,7 @@ impl Kind {
     /// one write beside data of another are seen even where their guards are not asked.
     pub fn tags(&self, version: u64, start: u64, index: u64) -> Tuple {
         let first = if self.format.protection() == ProtectionType::Type1 { start } else { 1000 + version };
-        let ref_tag = if self.format.protection().counts_blocks() { first + index } else { first };
+        let ref_tag = if self.format.protection().increments_ref_tag() { first + index } else { first };
         Tuple {
             guard: 0,
             app_tag: (version % 0xFFF0) as u16,
@@ -128,7 +128,7 @@ impl Kind {
 
     /// Guard, and reference tag but in Type 3, where asking for it is an error.
     pub fn checks(&self) -> Prchk {
-        if self.format.protection().counts_blocks() { Prchk::GUARD | Prchk::REFERENCE_TAG } else { Prchk::GUARD }
+        if self.format.protection().increments_ref_tag() { Prchk::GUARD | Prchk::REFERENCE_TAG } else { Prchk::GUARD }
     }
 }
 

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use sealblock_block::{Device, Durability, Operation};
+use sealblock_block::{Device, Durability, Request};
 use sealblock_integrity::{Checks, Sealed, Tags};
 use sealblock_media_nvme_tcp::{NvmeTcpDevice, Options, Reconnect, discover};
 use sealblock_runtime_memory::Slice;
@@ -51,7 +51,7 @@ fn options(random: &mut Random, is_clean: bool) -> Options {
         keep_alive: Duration::from_millis(2000),
         shutdown_timeout: Duration::from_millis(500),
         retries: 1,
-        losses: 1,
+        max_connection_losses: 1,
         reconnect: Reconnect {
             attempts: 2,
             total: Duration::from_millis(1500),
@@ -143,23 +143,23 @@ async fn host(address: SocketAddr, random: &mut Random, is_clean: bool) -> Resul
 }
 
 /// One of all that a host asks of a namespace. Compare is of what was just written, unless something is spoilt.
-fn operation(device: &NvmeTcpDevice, random: &mut Random) -> Result<Operation> {
+fn operation(device: &NvmeTcpDevice, random: &mut Random) -> Result<Request> {
     let geometry = device.geometry();
     let capacity = geometry.capacity_blocks;
     let count = (1 + random.below(12)).min(capacity);
     let extent = Extent::from_raw(random.below(capacity - count + 1), count)?;
-    let checks = Checks { guard: true, app_tag: None, storage_tag: None, first_ref: None };
+    let checks = Checks { guard: true, app_tag: None, storage_tag: None, initial_ref_tag: None };
     let bytes = vec![random.next() as u8; count as usize * geometry.block_size.bytes()];
-    let tags = Tags { app_tag: 0, storage_tag: 0, first_ref: extent.start().get() };
+    let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: extent.start().get() };
     let durability = Durability::Volatile;
     Ok(match random.below(6) {
-        0 | 1 => Operation::Read { extent, checks },
+        0 | 1 => Request::Read { extent, checks },
         2 => {
             let data = Sealed::seal(Slice::copy_from(&bytes), geometry.block_size, geometry.protection, &tags);
-            Operation::Write { extent, data, durability }
+            Request::Write { extent, data, durability }
         }
-        3 => Operation::Verify { extent, checks },
-        4 => Operation::WriteZeroes { extent, may_unmap: true, durability },
-        _ => Operation::Flush,
+        3 => Request::Verify { extent, checks },
+        4 => Request::WriteZeroes { extent, may_unmap: true, durability },
+        _ => Request::Flush,
     })
 }

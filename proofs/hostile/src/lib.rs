@@ -14,11 +14,11 @@
 
 #![allow(missing_docs, reason = "the fields of raw PDUs and answers speak for themselves")]
 
-pub mod account;
 pub mod attacks;
+pub mod bystander;
 pub mod formats;
 pub mod host;
-pub mod neighbour;
+pub mod oracle;
 pub mod process;
 pub mod proxy;
 pub mod random;

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use clap::{Parser, Subcommand};
 use sealblock::cli::Cli;
 use sealblock::exit::Exit;
-use sealblock_hostile::attacks::{ATTACKS, Attack, Scene};
+use sealblock_hostile::attacks::{ATTACKS, Attack, TestContext};
 use sealblock_hostile::formats;
 use sealblock_hostile::host;
 use sealblock_hostile::process::{self, Process};
@@ -135,7 +135,7 @@ fn rounds(target: &mut Process, chosen: &[&Attack], arguments: &Arguments) -> Re
     loop {
         println!("seed {seed}");
         let time = Duration::from_secs(arguments.flood_seconds);
-        let scene = Scene { address: target.address, seed, effort: arguments.effort.max(1), time };
+        let scene = TestContext { address: target.address, seed, effort: arguments.effort.max(1), time };
         for attack in chosen {
             let report = suite::run(target, attack, &scene, Duration::from_millis(500), arguments.turns);
             println!("{}", report.with_context(|| format!("attack {}, seed {seed}", attack.name))?);

@@ -10,8 +10,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use sealblock_block::{Gate, Stack};
-use sealblock_exports_nvme_tcp::{Limits, Namespace, Shows, Subsystem, Target};
+use sealblock_block::{DynDevice, Gate};
+use sealblock_exports_nvme_tcp::{Limits, Namespace, PiVisibility, Subsystem, Target};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
@@ -101,11 +101,11 @@ fn subsystem() -> Result<Subsystem> {
     let size = BlockSize::from_bytes(BLOCK_BYTES as u64).context("a block size")?;
     let namespace = |id| {
         let device = MemoryDevice::new(size, BLOCKS, Some(format));
-        Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(device)))), [id; 16])
+        Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(device)))), [id; 16])
     };
     Ok(Subsystem::new(SUBNQN.parse()?, "1")
         .with_namespace(PLAIN, namespace(1))?
-        .with_namespace(PROTECTED, namespace(2).showing(Shows::Protected)?)?
+        .with_namespace(PROTECTED, namespace(2).with_visibility(PiVisibility::Protected)?)?
         .with_namespace(NEIGHBOUR, namespace(3))?)
 }
 
@@ -115,8 +115,8 @@ fn formats_subsystem() -> Result<Subsystem> {
     for kind in formats::all() {
         let Kind { nsid, size, format, .. } = kind;
         let device = MemoryDevice::new(size, formats::BLOCKS, Some(format));
-        let device = SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(device))));
-        let namespace = Namespace::new(device, [100 + nsid as u8; 16]).showing(Shows::Protected)?;
+        let device = SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(device))));
+        let namespace = Namespace::new(device, [100 + nsid as u8; 16]).with_visibility(PiVisibility::Protected)?;
         subsystem = subsystem.with_namespace(nsid, namespace)?;
     }
     Ok(subsystem)

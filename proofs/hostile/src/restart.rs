@@ -13,15 +13,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use sealblock_block::{Answer, Device, Durability, Operation};
+use sealblock_block::{Device, Durability, Request, Response};
 use sealblock_integrity::{Checks, Sealed, Tags};
 use sealblock_media_nvme_tcp::{NvmeTcpDevice, Options, Reconnect};
 use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::{Config, Reactor, sleep, spawn};
 use sealblock_units::Extent;
 
-use crate::account::{Account, Version};
 use crate::formats::{FORMATS_NQN, Kind};
+use crate::oracle::{Account, Version};
 use crate::process::{PLAIN, Process};
 use crate::random::Random;
 use crate::served::Program;
@@ -84,7 +84,7 @@ impl Plan {
         let options = Options {
             queues: 2,
             connect_timeout: HANG,
-            losses: u8::MAX,
+            max_connection_losses: u8::MAX,
             data_digest: true,
             reconnect,
             ..Options::default()
@@ -180,7 +180,7 @@ async fn work(plan: &Plan, address: SocketAddr, signs: &Arc<Signs>) -> Result<Su
     host.judge(0..TASKS * BLOCKS).await.context("in the end")?;
     let checks = Checks { guard: true, ..Checks::NONE };
     let all = Extent::from_raw(0, (TASKS * BLOCKS) as u64)?;
-    host.device.execute(Operation::Verify { extent: all, checks }).await.context("Verify in the end")?;
+    host.device.execute(Request::Verify { extent: all, checks }).await.context("Verify in the end")?;
     host.device.close().await;
     Ok(Summary { reconnects: host.device.counters().reconnects, ..host.summary.get() })
 }
@@ -208,7 +208,7 @@ impl Host {
     /// Whether a Flush vouched for what was answered before.
     async fn flush(&self) -> Result<bool> {
         let mark = self.account.borrow().flush();
-        match self.device.execute(Operation::Flush).await {
+        match self.device.execute(Request::Flush).await {
             Ok(_) => {
                 self.account.borrow_mut().flushed(mark);
                 self.count(|summary| summary.flushes += 1);
@@ -248,7 +248,7 @@ impl Host {
         let durability = if durable { Durability::ForceUnitAccess } else { Durability::Volatile };
         let data = sealed(&self.device, &self.kind, extent, version);
         self.account.borrow_mut().begin(blocks.clone(), version);
-        let written = self.device.execute(Operation::Write { extent, data, durability }).await;
+        let written = self.device.execute(Request::Write { extent, data, durability }).await;
         written.with_context(|| format!("Write of {extent}"))?;
         self.account.borrow_mut().answered(blocks, version, durable);
         self.signs.answered.fetch_add(1, Ordering::SeqCst);
@@ -277,15 +277,15 @@ pub fn sealed(device: &NvmeTcpDevice, kind: &Kind, extent: Extent, version: Vers
     let units = (0..extent.len()).map(|index| kind.unit(version, start, index));
     let data: Vec<u8> = units.flat_map(|mut unit| unit.drain(..kind.size.bytes()).collect::<Vec<u8>>()).collect();
     let first = kind.tags(version, start, 0);
-    let tags = Tags { app_tag: first.app_tag, storage_tag: first.storage_tag, first_ref: first.ref_tag };
+    let tags = Tags { app_tag: first.app_tag, storage_tag: first.storage_tag, initial_ref_tag: first.ref_tag };
     Sealed::seal(Slice::copy_from(&data), geometry.block_size, geometry.protection, &tags)
 }
 
 /// Reads blocks with every check that is possible.
 pub async fn read(device: &NvmeTcpDevice, extent: Extent) -> Result<Sealed> {
     let checks = device.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
-    match device.execute(Operation::Read { extent, checks }).await.with_context(|| format!("Read of {extent}"))? {
-        Answer::Data(sealed) => Ok(sealed),
+    match device.execute(Request::Read { extent, checks }).await.with_context(|| format!("Read of {extent}"))? {
+        Response::Data(sealed) => Ok(sealed),
         other => bail!("a Read is answered by {other:?}"),
     }
 }

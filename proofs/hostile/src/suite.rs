@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::attacks::{Attack, Scene};
-use crate::neighbour::Neighbour;
+use crate::attacks::{Attack, TestContext};
+use crate::bystander::Neighbour;
 use crate::process::{Process, device_bytes, most_bytes};
 use crate::wire::{Peer, SUBNQN};
 
@@ -93,7 +93,13 @@ pub fn kept(process: &Process) -> Result<()> {
 
 /// Runs an attack `turns` times, and fails if it does, or if the target has ended, holds more than its limits allow, or has
 /// done its neighbour wrong. The neighbour is watched for `quiet` before and after each turn.
-pub fn run(process: &mut Process, attack: &Attack, scene: &Scene, quiet: Duration, turns: usize) -> Result<Report> {
+pub fn run(
+    process: &mut Process,
+    attack: &Attack,
+    scene: &TestContext,
+    quiet: Duration,
+    turns: usize,
+) -> Result<Report> {
     let most_descriptors = settled(process)?;
     let neighbour = Neighbour::start(process.address).context("the neighbour connects")?;
     let (mut pace, mut time) = (Pace { quiet: vec![neighbour.rate(quiet)], ..Pace::default() }, Duration::ZERO);

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use sealblock_hostile::attacks::cut::{BLOCKS, START, Watcher};
-use sealblock_hostile::attacks::{ATTACKS, Scene};
+use sealblock_hostile::attacks::{ATTACKS, TestContext};
 use sealblock_hostile::formats::{self, FORMATS_NQN, Maker};
 use sealblock_hostile::process::{Process, Sight};
 use sealblock_hostile::suite;
@@ -21,7 +21,7 @@ fn target() -> Process {
 #[test]
 fn no_attack_succeeds() {
     let mut target = target();
-    let scene = Scene { address: target.address, seed: 1, effort: 1, time: HANG };
+    let scene = TestContext { address: target.address, seed: 1, effort: 1, time: HANG };
     for attack in ATTACKS {
         let report = suite::run(&mut target, attack, &scene, Duration::from_millis(50), 1);
         println!("{}", report.unwrap_or_else(|error| panic!("{}: {error:#}", attack.name)));
@@ -43,7 +43,7 @@ fn what_is_measured_is_seen() {
 #[test]
 fn what_is_torn_is_noticed() {
     let target = target();
-    let scene = Scene { address: target.address, seed: 1, effort: 1, time: HANG };
+    let scene = TestContext { address: target.address, seed: 1, effort: 1, time: HANG };
     let kind = formats::of(GuardKind::Crc16, ProtectionType::Type1, BlockSize::B4096);
     let way = Way::all(kind)[1];
     let (_admin, cntlid) = Peer::admin(scene.address, FORMATS_NQN, 0).unwrap();

@@ -4,9 +4,9 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use sealblock_block::{Device, Durability, Operation};
+use sealblock_block::{Device, Durability, Request};
 use sealblock_hostile::attacks::cut::{BLOCKS, START, Watcher};
-use sealblock_hostile::attacks::{ATTACKS, Scene};
+use sealblock_hostile::attacks::{ATTACKS, TestContext};
 use sealblock_hostile::formats::{self, FORMATS_NQN, Kind};
 use sealblock_hostile::process::Process;
 use sealblock_hostile::restart::{Plan, holds, read, run, sealed};
@@ -26,8 +26,8 @@ fn program() -> Program {
     Program::hostile(env!("CARGO_BIN_EXE_sealblock-hostile"))
 }
 
-fn scene(server: &Process) -> Scene {
-    Scene { address: server.address, seed: 1, effort: 1, time: HANG }
+fn scene(server: &Process) -> TestContext {
+    TestContext { address: server.address, seed: 1, effort: 1, time: HANG }
 }
 
 fn kind(guard: GuardKind, size: BlockSize) -> Kind {
@@ -144,7 +144,7 @@ fn a_server_that_forgets_what_was_flushed_is_noticed() {
 async fn write(device: &NvmeTcpDevice, kind: &Kind, lba: u64, version: u64, durability: Durability) {
     let extent = Extent::from_raw(lba, 1).unwrap();
     let data = sealed(device, kind, extent, version);
-    device.execute(Operation::Write { extent, data, durability }).await.unwrap();
+    device.execute(Request::Write { extent, data, durability }).await.unwrap();
 }
 
 async fn has(device: &NvmeTcpDevice, kind: &Kind, lba: u64, versions: &[u64]) -> bool {
@@ -166,7 +166,7 @@ fn a_flush_after_a_kill_fails_once_where_writes_were_not_flushed() {
     reactor.block_on(async {
         let server = plan.begin().unwrap();
         let device = plan.open(server.address).await.unwrap();
-        let flush = async || device.execute(Operation::Flush).await;
+        let flush = async || device.execute(Request::Flush).await;
         // Good: flushed, or durable by themselves.
         write(&device, &kind, 0, 1, Durability::Volatile).await;
         flush().await.unwrap();

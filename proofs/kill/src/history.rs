@@ -35,7 +35,7 @@ pub struct History {
 
 /// A block that holds what it must not.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Complaint {
+pub struct FailureReport {
     /// The block.
     pub lba: Lba,
     /// What it holds.
@@ -44,7 +44,7 @@ pub struct Complaint {
     pub permitted: Vec<Content>,
 }
 
-impl fmt::Display for Complaint {
+impl fmt::Display for FailureReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "block {} holds {:x?}, and may hold {:x?}", self.lba, self.found, self.permitted)
     }
@@ -93,16 +93,16 @@ impl History {
     /// Judges what a block holds after a kill, when it held `before` at the start.
     ///
     /// # Errors
-    /// A [`Complaint`] when it may not hold that.
-    pub fn judge(&self, lba: Lba, before: Content, found: Content) -> Result<(), Complaint> {
+    /// A [`FailureReport`] when it may not hold that.
+    pub fn judge(&self, lba: Lba, before: Content, found: Content) -> Result<(), FailureReport> {
         self.judge_by(lba, before, found, |step| step.settled)
     }
 
     /// Judges what a read returned that was begun at `moment`: there, a change is settled as soon as it is answered.
     ///
     /// # Errors
-    /// A [`Complaint`] when the block could not hold that.
-    pub fn judge_read(&self, lba: Lba, found: Content, moment: Moment) -> Result<(), Complaint> {
+    /// A [`FailureReport`] when the block could not hold that.
+    pub fn judge_read(&self, lba: Lba, found: Content, moment: Moment) -> Result<(), FailureReport> {
         self.judge_by(lba, Content::Zeroes, found, |step| step.done.is_some_and(|done| done <= moment))
     }
 
@@ -112,7 +112,7 @@ impl History {
         before: Content,
         found: Content,
         settled: impl Fn(&Step) -> bool,
-    ) -> Result<(), Complaint> {
+    ) -> Result<(), FailureReport> {
         let steps = || self.by_block.get(&lba).into_iter().flatten().map(|index| &self.steps[*index]);
         let floor = steps().filter(|step| settled(step)).map(|step| step.begun).max();
         let possible = steps().filter(|step| floor.is_none_or(|floor| step.done.is_none_or(|done| done > floor)));
@@ -127,7 +127,7 @@ impl History {
             return Ok(());
         }
         permitted.dedup();
-        Err(Complaint { lba, found, permitted })
+        Err(FailureReport { lba, found, permitted })
     }
 }
 

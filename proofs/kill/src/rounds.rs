@@ -15,7 +15,7 @@ use clap::Parser;
 use sealblock::cli::Cli;
 use sealblock::exit::Exit;
 use sealblock::stack::{Access, data_of, on_reactor, open};
-use sealblock::target::Target;
+use sealblock::target::TargetName;
 use sealblock_block::Device;
 use sealblock_media_volume::Mutation;
 use sealblock_units::Lba;
@@ -200,12 +200,12 @@ fn end(worker: &mut Child) -> Result<bool> {
 
 /// What every block holds, read and checked as any reader would, without changing anything.
 fn contents(path: &Path) -> Result<Vec<Content>> {
-    let target = Target::File(path.to_owned());
+    let target = TargetName::File(path.to_owned());
     let contents = on_reactor(async {
         let opened = open(&target, Access::Read).await?;
         let geometry = opened.gate.geometry().clone();
         let mut contents = Vec::new();
-        for extent in geometry.whole(geometry.limits.transfer) {
+        for extent in geometry.whole(geometry.limits.max_transfer_blocks) {
             let read = opened.read(extent).await;
             let data = match read {
                 Ok(answer) => data_of(answer),

@@ -7,9 +7,9 @@ use std::rc::Rc;
 
 use anyhow::{Context, Result, anyhow};
 use futures_util::future::try_join_all;
-use sealblock::exit::Failure;
+use sealblock::exit::CliError;
 use sealblock::stack::{FileVolume, ReactorClock, of_block, of_open, of_volume, on_reactor, open_medium};
-use sealblock_block::{Device, Durability, Gate, Geometry, Operation};
+use sealblock_block::{Device, Durability, Gate, Geometry, Request};
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_media_file::Options;
 use sealblock_media_volume::{Mutation, OpenOptions};
@@ -54,7 +54,7 @@ pub fn run(path: &Path, seed: u64, round: u64, mutation: Mutation) -> Result<()>
 }
 
 /// Opens the volume as the command line does, but for the mutation.
-async fn open(path: &Path, mutation: Mutation) -> Result<Rc<FileVolume>, Failure> {
+async fn open(path: &Path, mutation: Mutation) -> Result<Rc<FileVolume>, CliError> {
     let medium = open_medium(path, Options::WRITE).await.map_err(|error| of_open("opening", &error))?;
     let options = OpenOptions { mutation, ..OpenOptions::default() };
     let opened = sealblock_media_volume::open(Rc::new(medium), ReactorClock, &options).await;
@@ -77,7 +77,7 @@ impl Worker {
         self.requests.get()
     }
 
-    async fn work(&self, mut draw: Draw) -> Result<(), Failure> {
+    async fn work(&self, mut draw: Draw) -> Result<(), CliError> {
         for _ in 0..CHANGES_MAX {
             match draw.below(16) {
                 0 => self.flush().await?,
@@ -90,31 +90,31 @@ impl Worker {
         Ok(())
     }
 
-    async fn flush(&self) -> Result<(), Failure> {
+    async fn flush(&self) -> Result<(), CliError> {
         let request = self.number();
         self.tell(Event::FlushBegin { request });
-        self.gate.execute(Operation::Flush).await.map_err(|error| of_block("flushing", &error))?;
+        self.gate.execute(Request::Flush).await.map_err(|error| of_block("flushing", &error))?;
         self.tell(Event::FlushDone { request });
         Ok(())
     }
 
-    async fn zero(&self, draw: &mut Draw) -> Result<(), Failure> {
+    async fn zero(&self, draw: &mut Draw) -> Result<(), CliError> {
         let extent = self.extent(draw);
         let durability = if draw.once_in(4) { Durability::ForceUnitAccess } else { Durability::Volatile };
-        let operation = Operation::WriteZeroes { extent, may_unmap: draw.once_in(2), durability };
+        let operation = Request::WriteZeroes { extent, may_unmap: draw.once_in(2), durability };
         self.change(extent, Change::Zero, durability, operation).await
     }
 
-    async fn discard(&self, draw: &mut Draw) -> Result<(), Failure> {
+    async fn discard(&self, draw: &mut Draw) -> Result<(), CliError> {
         let extent = self.extent(draw);
-        self.change(extent, Change::Zero, Durability::Volatile, Operation::Discard { extents: vec![extent] }).await
+        self.change(extent, Change::Zero, Durability::Volatile, Request::Discard { extents: vec![extent] }).await
     }
 
-    async fn write(&self, draw: &mut Draw, durability: Durability) -> Result<(), Failure> {
+    async fn write(&self, draw: &mut Draw, durability: Durability) -> Result<(), CliError> {
         let extent = self.extent(draw);
         let version = self.round << 32 | (self.requests.get() + 1);
         let data = sealed(self.gate.geometry(), extent, version);
-        let operation = Operation::Write { extent, data, durability };
+        let operation = Request::Write { extent, data, durability };
         self.change(extent, Change::Write(version), durability, operation).await
     }
 
@@ -123,8 +123,8 @@ impl Worker {
         extent: Extent,
         change: Change,
         durability: Durability,
-        operation: Operation,
-    ) -> Result<(), Failure> {
+        operation: Request,
+    ) -> Result<(), CliError> {
         let request = self.number();
         self.tell(Event::Begin { request, extent, change, fua: durability == Durability::ForceUnitAccess });
         let doing = format!("request {request}, {:?} of {extent}", operation.kind());
@@ -149,6 +149,6 @@ pub fn sealed(geometry: &Geometry, extent: Extent, version: Version) -> Sealed {
     for (lba, block) in extent.iter().zip(data.chunks_mut(size.bytes())) {
         pattern::fill(block, version, lba);
     }
-    let tags = Tags { app_tag: 0, storage_tag: 0, first_ref: extent.start().get() };
+    let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: extent.start().get() };
     Sealed::seal(data.freeze(), size, geometry.protection, &tags)
 }

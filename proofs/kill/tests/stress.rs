@@ -10,14 +10,14 @@ use std::time::Duration;
 use futures_executor::block_on;
 use futures_util::future::join_all;
 use sealblock::stack::{Access, Opened, data_of, open};
-use sealblock::target::Target;
-use sealblock_block::{Device, Durability, Operation};
+use sealblock::target::TargetName;
+use sealblock_block::{Device, Durability, Request};
 use sealblock_kill::draw::Draw;
 use sealblock_kill::history::History;
 use sealblock_kill::pattern::recognise;
 use sealblock_kill::report::{Change, Event};
 use sealblock_kill::worker::sealed;
-use sealblock_runtime_reactor::{Choice, Config, CoreHandle, Cores, Placement};
+use sealblock_runtime_reactor::{BackendChoice, Config, CoreHandle, Cores, Placement};
 use sealblock_units::Extent;
 
 const CORES: usize = 3;
@@ -42,9 +42,9 @@ async fn change(history: Shared, request: u64, extent: Extent, change: Change, d
     let opened = volume();
     let operation = match change {
         Change::Write(version) => {
-            Operation::Write { extent, data: sealed(opened.gate.geometry(), extent, version), durability }
+            Request::Write { extent, data: sealed(opened.gate.geometry(), extent, version), durability }
         }
-        Change::Zero => Operation::WriteZeroes { extent, may_unmap: request.is_multiple_of(2), durability },
+        Change::Zero => Request::WriteZeroes { extent, may_unmap: request.is_multiple_of(2), durability },
     };
     let begin = Event::Begin { request, extent, change, fua: durability == Durability::ForceUnitAccess };
     history.lock().unwrap().note(begin);
@@ -67,7 +67,7 @@ async fn read(history: Shared, extent: Extent) {
 async fn verify(extent: Extent) {
     let opened = volume();
     let checks = opened.checks(extent);
-    opened.gate.execute(Operation::Verify { extent, checks }).await.expect("verifies of what others write are clean");
+    opened.gate.execute(Request::Verify { extent, checks }).await.expect("verifies of what others write are clean");
 }
 
 async fn flush() {
@@ -95,7 +95,7 @@ async fn work(owner: CoreHandle, history: Shared, seed: u64, task: u64) {
     }
 }
 
-fn stress(runtime: Choice, shape: &str) {
+fn stress(runtime: BackendChoice, shape: &str) {
     let seed = u64::from(std::process::id());
     println!("seed {seed}, {runtime:?}, {shape}");
     let folder = tempfile::tempdir().unwrap();
@@ -103,7 +103,7 @@ fn stress(runtime: Choice, shape: &str) {
     run(&format!("create VOLUME --size 1MiB {shape}"), &path);
     let cores = Cores::start(Placement::Count(CORES), Config { runtime, ..Config::default() }).unwrap();
     let owner = cores.handle(0).unwrap();
-    let target = Target::File(path.clone());
+    let target = TargetName::File(path.clone());
     block_on(owner.call(move || async move {
         let opened = open(&target, Access::Write).await.unwrap();
         VOLUME.set(Some(Rc::new(opened)));
@@ -145,12 +145,12 @@ fn run(arguments: &str, path: &std::path::Path) {
 
 #[test]
 fn many_cores_on_few_blocks_with_whatever_runtime_there_is() {
-    stress(Choice::Auto, "--guard crc64 --block-size 4096");
-    stress(Choice::Auto, "--guard crc16 --block-size 512");
+    stress(BackendChoice::Auto, "--guard crc64 --block-size 4096");
+    stress(BackendChoice::Auto, "--guard crc16 --block-size 512");
 }
 
 #[test]
 fn many_cores_on_few_blocks_with_system_calls() {
-    stress(Choice::Syscalls, "--guard crc32c --block-size 4096");
-    stress(Choice::Syscalls, "--guard crc16 --block-size 512 --type 3");
+    stress(BackendChoice::Syscalls, "--guard crc32c --block-size 4096");
+    stress(BackendChoice::Syscalls, "--guard crc16 --block-size 512 --type 3");
 }

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use sealblock_block::{
-    Ability, Answer, Device, Durability, Error, Failure, Fault, FaultField, Operation, OperationKind, Stack,
+    Ability, BadBlock, BadBlockCause, Device, Durability, DynDevice, Error, ErrorKind, Request, RequestKind, Response,
 };
 use sealblock_integrity::{Checks, Sealed};
 use sealblock_units::{BlockCount, Extent, Lba};
@@ -51,13 +51,13 @@ impl Ledger {
 /// A host. Clones are other hosts of the same device.
 #[derive(Clone)]
 pub struct Client {
-    stack: Stack,
+    stack: DynDevice,
     ledger: Rc<Ledger>,
 }
 
 impl Client {
     /// A host of `stack`.
-    pub fn new(stack: Stack, ledger: Rc<Ledger>) -> Client {
+    pub fn new(stack: DynDevice, ledger: Rc<Ledger>) -> Client {
         Client { stack, ledger }
     }
 
@@ -67,7 +67,7 @@ impl Client {
     }
 
     /// The device.
-    pub fn stack(&self) -> &Stack {
+    pub fn stack(&self) -> &DynDevice {
         &self.stack
     }
 
@@ -82,12 +82,15 @@ impl Client {
 
     /// Decides about a failed request: explained by a planned fault, or a finding.
     fn failed(&self, what: &str, error: &Error) -> Stop {
-        let explained = match error.failure() {
-            Failure::Media { .. } | Failure::NoSpace { .. } | Failure::ReadOnly | Failure::Unreachable { .. } => true,
+        let explained = match error.kind() {
+            ErrorKind::Media { .. }
+            | ErrorKind::NoSpace { .. }
+            | ErrorKind::ReadOnly
+            | ErrorKind::Unreachable { .. } => true,
             // A block that could not be read; a block that was read and is wrong is never explained, unless what tells right
             // from wrong could not be read before.
-            Failure::Integrity(faults) => {
-                self.ledger.misreads || faults.as_slice().iter().all(|fault| fault.field == FaultField::Media)
+            ErrorKind::Integrity(faults) => {
+                self.ledger.misreads || faults.as_slice().iter().all(|fault| fault.cause == BadBlockCause::Media)
             }
             _ => false,
         };
@@ -115,7 +118,7 @@ impl Client {
             (checker.begin_change(vec![extent], Content::Version(version), false, force_unit_access), data)
         };
         let durability = durability(force_unit_access);
-        self.change(change, Operation::Write { extent, data, durability }, &format!("write of {extent}")).await
+        self.change(change, Request::Write { extent, data, durability }, &format!("write of {extent}")).await
     }
 
     /// Makes blocks read as zeroes.
@@ -123,18 +126,18 @@ impl Client {
         let change =
             self.ledger.checker.borrow_mut().begin_change(vec![extent], Content::Zero, false, force_unit_access);
         let durability = durability(force_unit_access);
-        let operation = Operation::WriteZeroes { extent, may_unmap, durability };
+        let operation = Request::WriteZeroes { extent, may_unmap, durability };
         self.change(change, operation, &format!("zeroing of {extent}")).await
     }
 
     /// Makes blocks unreadable, on a device that can; zeroes on another.
     pub async fn spoil(&self, extent: Extent, force_unit_access: bool) -> Result<(), Stop> {
-        if self.stack.abilities().of(OperationKind::WriteUncorrectable) == Ability::Absent {
+        if self.stack.abilities().of(RequestKind::WriteUncorrectable) == Ability::Absent {
             return self.zeroes(extent, true, force_unit_access).await;
         }
         let change =
             self.ledger.checker.borrow_mut().begin_change(vec![extent], Content::Unreadable, false, force_unit_access);
-        let operation = Operation::WriteUncorrectable { extent, durability: durability(force_unit_access) };
+        let operation = Request::WriteUncorrectable { extent, durability: durability(force_unit_access) };
         self.change(change, operation, &format!("spoiling of {extent}")).await
     }
 
@@ -148,10 +151,10 @@ impl Client {
     /// no others.
     fn is_spoiled(&self, error: &Error, before: &[Lba]) -> bool {
         let checker = self.ledger.checker.borrow();
-        error.faults().is_some_and(|faults| {
-            let explained = |fault: &Fault| {
+        error.bad_blocks().is_some_and(|faults| {
+            let explained = |fault: &BadBlock| {
                 // A leg that was away keeps its older copy, which nobody reads.
-                (matches!(fault.field, FaultField::Media | FaultField::Stale)
+                (matches!(fault.cause, BadBlockCause::Media | BadBlockCause::Stale)
                     || self.ledger.decayed.get()
                     || checker.is_doubted(fault.lba))
                     && !(self.ledger.misreads && checker.is_doubted(fault.lba))
@@ -164,14 +167,14 @@ impl Client {
     /// Gives blocks up.
     pub async fn discard(&self, extents: Vec<Extent>) -> Result<(), Stop> {
         let change = self.ledger.checker.borrow_mut().begin_change(extents.clone(), Content::Zero, true, false);
-        self.change(change, Operation::Discard { extents }, "discard").await
+        self.change(change, Request::Discard { extents }, "discard").await
     }
 
-    async fn change(&self, change: Change, operation: Operation, what: &str) -> Result<(), Stop> {
+    async fn change(&self, change: Change, operation: Request, what: &str) -> Result<(), Stop> {
         let outcome = self.stack.execute(operation).await;
         self.ledger.checker.borrow_mut().end_change(change, outcome.is_ok());
         match outcome {
-            Ok(Answer::Done) => self.answered(),
+            Ok(Response::Done) => self.answered(),
             Ok(other) => return Err(self.ledger.find(format!("{what} was answered {other:?}"))),
             Err(error) => return Err(self.failed(what, &error)),
         }
@@ -181,7 +184,7 @@ impl Client {
     /// Makes durable what was answered.
     pub async fn flush(&self) -> Result<(), Stop> {
         let flush = self.ledger.checker.borrow_mut().begin_flush();
-        let outcome = self.stack.execute(Operation::Flush).await;
+        let outcome = self.stack.execute(Request::Flush).await;
         self.ledger.checker.borrow_mut().end_flush(flush, outcome.is_ok());
         outcome.map(|_| self.answered()).map_err(|error| self.failed("flush", &error))
     }
@@ -192,8 +195,8 @@ impl Client {
         let read = self.ledger.checker.borrow_mut().begin_read(extent);
         let checks = self.checks(extent.start());
         let what = format!("read of {extent}");
-        match self.stack.execute(Operation::Read { extent, checks }).await {
-            Ok(Answer::Data(found)) => {
+        match self.stack.execute(Request::Read { extent, checks }).await {
+            Ok(Response::Data(found)) => {
                 self.answered();
                 let checked = self.ledger.checker.borrow_mut().end_read(read, &found);
                 checked.map_err(|violation| self.ledger.find(format!("{what}: {violation}")))
@@ -223,7 +226,7 @@ impl Client {
             let checker = self.ledger.checker.borrow();
             extent.iter().filter(|lba| checker.certain(*lba) == Some(Content::Unreadable)).collect()
         };
-        match self.stack.execute(Operation::Verify { extent, checks }).await {
+        match self.stack.execute(Request::Verify { extent, checks }).await {
             Ok(_) => {
                 self.answered();
                 let checker = self.ledger.checker.borrow();
@@ -233,7 +236,7 @@ impl Client {
             }
             Err(error) if self.is_spoiled(&error, &spoiled) => {
                 self.answered();
-                for fault in error.faults().into_iter().flat_map(|faults| faults.as_slice()) {
+                for fault in error.bad_blocks().into_iter().flat_map(|faults| faults.as_slice()) {
                     self.read(Extent::one(fault.lba)).await?;
                 }
             }
@@ -245,7 +248,7 @@ impl Client {
     /// Repairs blocks of a device that holds copies: nothing is damaged but what was made unreadable.
     pub async fn repair(&self, extent: Extent) -> Result<(), Stop> {
         let (spoiled, checks) = (self.spoiled(extent), self.checks(extent.start()));
-        match self.stack.execute(Operation::Repair { extent, checks }).await {
+        match self.stack.execute(Request::Repair { extent, checks }).await {
             Ok(_) => self.answered(),
             Err(error) if self.is_spoiled(&error, &spoiled) => self.answered(),
             Err(error) => return Err(self.failed(&format!("repair of {extent}"), &error)),
@@ -271,22 +274,22 @@ impl Client {
             Err(error) => return Err(self.failed(&format!("compare of block {lba} with its content"), &error)),
         }
         match self.compare_with(extent, patterns.sealed(extent, u64::MAX)).await {
-            Err(error) if *error.failure() == (Failure::Miscompare { lba }) => Ok(()),
+            Err(error) if *error.kind() == (ErrorKind::Miscompare { lba }) => Ok(()),
             Err(error) => Err(self.failed(&format!("compare of block {lba} with other content"), &error)),
             Ok(()) => Err(self.ledger.find(format!("compare of block {lba} with other content found no difference"))),
         }
     }
 
     async fn compare_with(&self, extent: Extent, data: Sealed) -> Result<(), Error> {
-        self.stack.execute(Operation::Compare { extent, data }).await.map(|_| ())
+        self.stack.execute(Request::Compare { extent, data }).await.map(|_| ())
     }
 
     /// Reads blocks after a crash; see [`Checker::audit`]. Gives the answer where it is an error.
     pub async fn audit(&self, extent: Extent, settled: bool) -> Result<(), Stop> {
         let spoiled = self.spoiled(extent);
         let checks = self.checks(extent.start());
-        match self.stack.execute(Operation::Read { extent, checks }).await {
-            Ok(Answer::Data(found)) => {
+        match self.stack.execute(Request::Read { extent, checks }).await {
+            Ok(Response::Data(found)) => {
                 let checked = self.ledger.checker.borrow_mut().audit(extent, &found, settled);
                 checked.map_err(|violation| self.ledger.find(format!("after a crash, {violation}")))
             }
@@ -309,13 +312,13 @@ impl Client {
     pub async fn learn(&self, extent: Extent) -> Result<(), Stop> {
         for lba in extent.iter() {
             let (extent, checks) = (Extent::one(lba), self.checks(lba));
-            let content = match self.stack.execute(Operation::Read { extent, checks }).await {
-                Ok(Answer::Data(found)) => {
+            let content = match self.stack.execute(Request::Read { extent, checks }).await {
+                Ok(Response::Data(found)) => {
                     let contents = self.ledger.checker.borrow().patterns().contents(extent, &found);
                     contents.map_err(|violation| self.ledger.find(violation))?[0]
                 }
                 Ok(other) => return Err(self.ledger.find(format!("read of {extent} was answered {other:?}"))),
-                Err(error) if error.faults().is_some() => Content::Unreadable,
+                Err(error) if error.bad_blocks().is_some() => Content::Unreadable,
                 Err(error) => return Err(self.failed(&format!("read of {extent}"), &error)),
             };
             self.ledger.checker.borrow_mut().learn(lba, content);
@@ -340,8 +343,8 @@ impl Client {
             return Ok(false);
         }
         let (one, checks) = (Extent::one(lost), self.checks(lost));
-        match self.stack.execute(Operation::Read { extent: one, checks }).await {
-            Err(error) if error.faults().is_some_and(|faults| faults.as_slice().iter().all(|f| f.lba == lost)) => {
+        match self.stack.execute(Request::Read { extent: one, checks }).await {
+            Err(error) if error.bad_blocks().is_some_and(|faults| faults.as_slice().iter().all(|f| f.lba == lost)) => {
                 Ok(true)
             }
             _ => self.read(one).await.map(|()| false),
@@ -355,12 +358,12 @@ impl Client {
             let checker = self.ledger.checker.borrow();
             extent.iter().filter(|lba| *lba == damaged || checker.is_unreadable(*lba)).collect()
         };
-        let operations = [Operation::Verify { extent, checks }, Operation::Read { extent, checks }];
+        let operations = [Request::Verify { extent, checks }, Request::Read { extent, checks }];
         for operation in operations {
             let kind = operation.kind();
             let found = match self.stack.execute(operation).await {
                 Ok(_) => Vec::new(),
-                Err(error) => match error.faults() {
+                Err(error) => match error.bad_blocks() {
                     Some(faults) => faults.as_slice().iter().map(|fault| fault.lba).collect(),
                     None => return Err(self.ledger.find(format!("{} of {extent} failed: {error}", kind.name()))),
                 },
@@ -378,13 +381,13 @@ impl Client {
     pub async fn survey(&self, extent: Extent) -> Result<(), Stop> {
         for lba in extent.iter() {
             let (extent, checks) = (Extent::one(lba), self.checks(lba));
-            match self.stack.execute(Operation::Read { extent, checks }).await {
-                Ok(Answer::Data(found)) => {
+            match self.stack.execute(Request::Read { extent, checks }).await {
+                Ok(Response::Data(found)) => {
                     let checked = self.ledger.checker.borrow_mut().audit(extent, &found, false);
                     checked.map_err(|violation| self.ledger.find(format!("on a decayed disk, {violation}")))?;
                 }
                 Ok(other) => return Err(self.ledger.find(format!("read of {extent} was answered {other:?}"))),
-                Err(error) if error.faults().is_some() => {}
+                Err(error) if error.bad_blocks().is_some() => {}
                 Err(error) => return Err(self.ledger.find(format!("on a decayed disk, {error}"))),
             }
         }

@@ -55,7 +55,7 @@ impl Damage {
     /// Spoils any sector that holds something, metadata or data: decay. Says what was done.
     ///
     /// `earlier` is what the disk held once: putting an old sector back is a lost write.
-    pub fn decay(image: &mut Image, earlier: &[(u64, Slice)], random: &Random) -> Option<String> {
+    pub fn bit_rot(image: &mut Image, earlier: &[(u64, Slice)], random: &Random) -> Option<String> {
         let sectors: Vec<u64> = image.visible().map(|(sector, _)| sector).collect();
         let sector = *sectors.get(random.below(sectors.len() as u64) as usize)?;
         let mut bytes = vec![0; image.sector_bytes() as usize];

@@ -15,12 +15,12 @@ pub mod executor;
 pub mod machine;
 pub mod mirror;
 pub mod random;
-pub mod subject;
+#[cfg(test)]
+mod reference_device;
 pub mod system;
+pub mod system_under_test;
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-mod toy;
 pub mod trace;
 pub mod trial;
 pub mod workload;

@@ -7,8 +7,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use clap::Parser;
-use sealblock_simulator::subject::Subject;
-use sealblock_simulator::trial::{Defeat, Order, Report};
+use sealblock_simulator::system_under_test::Subject;
+use sealblock_simulator::trial::{FailureReport, Order, Report};
 use sealblock_simulator::workload::Workload;
 
 /// Runs protected volumes, or mirrors of them, on simulated disks that lose, tear and reorder, and checks what is left after
@@ -136,7 +136,7 @@ fn run_seed(
     workload: Workload,
     seed: u64,
     total: &Mutex<(u64, Report)>,
-    on_defeat: &mut dyn FnMut(Box<Defeat>),
+    on_defeat: &mut dyn FnMut(Box<FailureReport>),
 ) {
     let mut crash_at = if arguments.every_boundary { Some(1) } else { arguments.crash_at };
     loop {
@@ -163,12 +163,12 @@ fn run_seed(
 }
 
 /// A panic of the device under test is a finding like any other.
-fn run_caught(subject: Subject, order: Order) -> Result<Report, Box<Defeat>> {
+fn run_caught(subject: Subject, order: Order) -> Result<Report, Box<FailureReport>> {
     catch_unwind(AssertUnwindSafe(|| subject.run(order))).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
         let finding = format!("panic: {}", text.unwrap_or_default());
-        Err(Box::new(Defeat { order, finding, story: Vec::new() }))
+        Err(Box::new(FailureReport { order, finding, story: Vec::new() }))
     })
 }
 

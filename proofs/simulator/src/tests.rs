@@ -4,13 +4,13 @@
 
 use sealblock_media_volume::Mutation;
 
+use crate::reference_device::Toys;
 use crate::system::{System, Volumes};
-use crate::toy::Toys;
-use crate::trial::{Defeat, Order, Report, run};
+use crate::trial::{FailureReport, Order, Report, run};
 use crate::workload::Workload;
 
 /// Runs seeds of one load until something is found.
-fn hunt(system: &impl System, workload: Workload, seeds: u64) -> Result<Report, Box<Defeat>> {
+fn hunt(system: &impl System, workload: Workload, seeds: u64) -> Result<Report, Box<FailureReport>> {
     let mut total = Report::default();
     for seed in 1..=seeds {
         total += run(system, Order { seed, workload, crash_at: None })?;

@@ -89,7 +89,7 @@ impl std::ops::AddAssign for Report {
 
 /// What must not be, and how it came about.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Defeat {
+pub struct FailureReport {
     /// What to run to see it again.
     pub order: Order,
     /// What was found.
@@ -98,7 +98,7 @@ pub struct Defeat {
     pub story: Vec<String>,
 }
 
-impl fmt::Display for Defeat {
+impl fmt::Display for FailureReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "seed {} of {}: {}", self.order.seed, self.order.workload.name(), self.finding)?;
         self.story.iter().try_for_each(|line| writeln!(f, "    {line}"))
@@ -109,7 +109,7 @@ impl fmt::Display for Defeat {
 ///
 /// # Errors
 /// The first thing that must not be.
-pub fn run<S: System>(system: &S, order: Order) -> Result<Report, Box<Defeat>> {
+pub fn run<S: System>(system: &S, order: Order) -> Result<Report, Box<FailureReport>> {
     let random = Random::new(order.seed ^ ((order.workload as u64) << 56));
     let shape = Shape::draw(order.workload, &random);
     let patterns = Patterns::new(random.word(), shape.block_size, shape.protection);
@@ -141,7 +141,7 @@ pub fn run<S: System>(system: &S, order: Order) -> Result<Report, Box<Defeat>> {
             trial.report.trace = trial.trace.hash();
             Ok(trial.report)
         }
-        Err(finding) => Err(Box::new(Defeat { order, finding, story: trial.story })),
+        Err(finding) => Err(Box::new(FailureReport { order, finding, story: trial.story })),
     }
 }
 
@@ -404,7 +404,7 @@ impl<S: System> Trial<'_, S> {
         let mut image = self.book("the last machine", survival, remains)?.0;
         image = self.look_only(image)?;
         if self.random.chance(50) {
-            return self.decay(image);
+            return self.bit_rot(image);
         }
         let touched = self.checker.borrow().touched();
         if let Some(damage) = self.damage(&mut image, &touched) {
@@ -414,11 +414,11 @@ impl<S: System> Trial<'_, S> {
     }
 
     /// On a disk with a spoilt sector, no block may read as anything that was never there.
-    fn decay(&mut self, mut image: Image) -> Result<(), String> {
+    fn bit_rot(&mut self, mut image: Image) -> Result<(), String> {
         if self.shape.protection.is_none() || !self.system.finds_damage() {
             return Ok(());
         }
-        let Some(what) = Damage::decay(&mut image, &self.earlier, &self.random) else { return Ok(()) };
+        let Some(what) = Damage::bit_rot(&mut image, &self.earlier, &self.random) else { return Ok(()) };
         self.story.push(what);
         let read_only = self.random.chance(50);
         let behaviour = if read_only { self.reader() } else { self.behaviour(None) };

@@ -39,7 +39,7 @@ pub enum Workload {
 
 /// How often hosts do what, out of the sum of all.
 #[derive(Clone, Copy, Debug)]
-struct Mix {
+struct OpMix {
     write: u64,
     flush: u64,
     discard: u64,
@@ -53,12 +53,12 @@ struct Mix {
 
 /// How hosts behave.
 #[derive(Clone, Copy, Debug)]
-struct Habits {
+struct ClientProfile {
     hosts: u64,
     readers: u64,
     /// Changes per host, at most.
     steps: u64,
-    mix: Mix,
+    mix: OpMix,
     blocks_max: u64,
     /// How many of a hundred changes have force unit access.
     forced_percent: u64,
@@ -68,8 +68,9 @@ struct Habits {
     region_blocks: u64,
 }
 
-const MIX: Mix = Mix { write: 60, flush: 6, discard: 2, zero: 2, read: 20, verify: 3, compare: 3, spoil: 0, idle: 1 };
-const HABITS: Habits = Habits {
+const MIX: OpMix =
+    OpMix { write: 60, flush: 6, discard: 2, zero: 2, read: 20, verify: 3, compare: 3, spoil: 0, idle: 1 };
+const HABITS: ClientProfile = ClientProfile {
     hosts: 3,
     readers: 1,
     steps: 60,
@@ -118,21 +119,29 @@ impl Workload {
         Workload::ALL.into_iter().find(|workload| workload.name() == name)
     }
 
-    const fn habits(self) -> Habits {
+    const fn habits(self) -> ClientProfile {
         match self {
             Workload::Mixed | Workload::Zones => HABITS,
-            Workload::Wide => Habits { forced_percent: 30, mix: Mix { write: 75, ..MIX }, ..HABITS },
+            Workload::Wide => ClientProfile { forced_percent: 30, mix: OpMix { write: 75, ..MIX }, ..HABITS },
             // Many commits, so that logs go round and checkpoints fail too.
-            Workload::Faulty => Habits { forced_percent: 40, steps: 90, ..HABITS },
-            Workload::Forced => Habits { forced_percent: 100, ..HABITS },
-            Workload::Laps => {
-                Habits { hosts: 2, steps: 90, in_order: true, mix: Mix { write: 90, flush: 2, ..MIX }, ..HABITS }
+            Workload::Faulty => ClientProfile { forced_percent: 40, steps: 90, ..HABITS },
+            Workload::Forced => ClientProfile { forced_percent: 100, ..HABITS },
+            Workload::Laps => ClientProfile {
+                hosts: 2,
+                steps: 90,
+                in_order: true,
+                mix: OpMix { write: 90, flush: 2, ..MIX },
+                ..HABITS
+            },
+            Workload::Hot => {
+                ClientProfile { hosts: 10, readers: 2, steps: 25, region_blocks: 4, blocks_max: 4, ..HABITS }
             }
-            Workload::Hot => Habits { hosts: 10, readers: 2, steps: 25, region_blocks: 4, blocks_max: 4, ..HABITS },
-            Workload::Trim => Habits { mix: Mix { write: 40, discard: 20, zero: 20, ..MIX }, ..HABITS },
-            Workload::Spoil => Habits { mix: Mix { write: 40, discard: 8, zero: 8, spoil: 16, ..MIX }, ..HABITS },
-            Workload::Crowd => Habits { hosts: 32, readers: 4, steps: 12, ..HABITS },
-            Workload::Idle => Habits { mix: Mix { idle: 20, flush: 1, ..MIX }, steps: 40, ..HABITS },
+            Workload::Trim => ClientProfile { mix: OpMix { write: 40, discard: 20, zero: 20, ..MIX }, ..HABITS },
+            Workload::Spoil => {
+                ClientProfile { mix: OpMix { write: 40, discard: 8, zero: 8, spoil: 16, ..MIX }, ..HABITS }
+            }
+            Workload::Crowd => ClientProfile { hosts: 32, readers: 4, steps: 12, ..HABITS },
+            Workload::Idle => ClientProfile { mix: OpMix { idle: 20, flush: 1, ..MIX }, steps: 40, ..HABITS },
         }
     }
 
@@ -194,7 +203,7 @@ struct Host {
     client: Client,
     executor: Executor,
     random: Random,
-    habits: Habits,
+    habits: ClientProfile,
     region: Region,
     /// Where a host that works in order goes on.
     at: Cell<u64>,

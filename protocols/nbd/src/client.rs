@@ -15,8 +15,8 @@
 //! Shape: `session` is the connection, `negotiate` and `options` its first half, `reply` and `chunk` the second; `ask` is
 //! what goes out, `pending` what is in flight.
 
-mod ask;
 mod chunk;
+mod client_request;
 mod config;
 mod negotiate;
 mod options;
@@ -25,9 +25,9 @@ mod reply;
 mod session;
 mod violation;
 
-pub use ask::{Ask, AskError};
+pub use client_request::{AskError, ClientRequest};
 pub use config::{Config, Goal, Limits};
 pub use options::{Described, Listed, ReplyStyle, Sizes};
-pub use pending::{Answer, Answered, Trouble};
+pub use pending::{Answer, Answered, ServerError};
 pub use session::{Client, Event};
 pub use violation::{Closed, Refused, Violation};

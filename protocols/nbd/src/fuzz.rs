@@ -8,7 +8,7 @@ pub mod client;
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
 
 use crate::wire::{self, option};
-use crate::{Closed, Command, ErrorCode, Event, Export, Failed, Limits, Request, Run, Server, ServerConfig};
+use crate::{Closed, Command, ErrorCode, ErrorReply, Event, Export, Limits, Request, Run, Server, ServerConfig};
 
 const SIZE_BYTES: u64 = 1 << 40;
 const LIMITS: Limits = Limits {
@@ -22,7 +22,7 @@ const LIMITS: Limits = Limits {
 
 /// What a server was asked, and all that it said.
 #[derive(PartialEq, Eq, Debug, Default)]
-pub struct Story {
+pub struct Transcript {
     /// Events in order, as text.
     pub events: Vec<String>,
     /// Bytes that were sent.
@@ -71,8 +71,8 @@ pub fn preamble(style: u8) -> Vec<u8> {
 }
 
 /// Feeds `pieces` one after the other, and answers whatever is asked.
-pub fn play<'a>(server: &mut Server, pieces: impl IntoIterator<Item = &'a [u8]>) -> Story {
-    let mut story = Story::default();
+pub fn play<'a>(server: &mut Server, pieces: impl IntoIterator<Item = &'a [u8]>) -> Transcript {
+    let mut story = Transcript::default();
     settle(server, &mut story);
     for mut piece in pieces {
         while !piece.is_empty() {
@@ -93,7 +93,7 @@ pub fn play<'a>(server: &mut Server, pieces: impl IntoIterator<Item = &'a [u8]>)
 }
 
 /// Takes events and output until there is neither.
-fn settle(server: &mut Server, story: &mut Story) {
+fn settle(server: &mut Server, story: &mut Transcript) {
     loop {
         let mut was_quiet = true;
         while let Some(event) = server.next_event() {
@@ -138,7 +138,7 @@ fn answer(server: &mut Server, Request { ticket, command }: Request) {
             let data = |len: usize| vec![Slice::from(Buffer::zeroed(len))];
             match offset >> 9 & 3 {
                 3 if length > 512 => {
-                    let failed = Failed { code: ErrorCode::Io, offset: Some(offset + 512), message: "bad".into() };
+                    let failed = ErrorReply { code: ErrorCode::Io, offset: Some(offset + 512), message: "bad".into() };
                     server.fail(ticket, data(512), &failed);
                 }
                 _ => server.data(ticket, data(length as usize)),

@@ -10,7 +10,7 @@ use crate::wire::{self, STRING_BYTES, handshake, info, option, rep};
 
 /// What was agreed on so far.
 #[derive(Debug)]
-pub(crate) struct Agreed {
+pub(crate) struct NegotiationState {
     is_fixed: bool,
     no_zeroes: bool,
     pub(crate) style: Style,
@@ -20,9 +20,15 @@ pub(crate) struct Agreed {
     option_bytes: u64,
 }
 
-impl Agreed {
-    pub(crate) const NOTHING: Agreed =
-        Agreed { is_fixed: false, no_zeroes: false, style: Style::Simple, context: None, options: 0, option_bytes: 0 };
+impl NegotiationState {
+    pub(crate) const NOTHING: NegotiationState = NegotiationState {
+        is_fixed: false,
+        no_zeroes: false,
+        style: Style::Simple,
+        context: None,
+        options: 0,
+        option_bytes: 0,
+    };
 }
 
 impl Server {

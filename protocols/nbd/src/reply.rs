@@ -19,7 +19,7 @@ pub(crate) enum Style {
 
 /// Why a request failed.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Failed {
+pub struct ErrorReply {
     /// The error.
     pub code: ErrorCode,
     /// Where on the export, in bytes, if that is known. Not told if it is outside of the request.
@@ -28,9 +28,9 @@ pub struct Failed {
     pub message: String,
 }
 
-impl From<ErrorCode> for Failed {
-    fn from(code: ErrorCode) -> Failed {
-        Failed { code, offset: None, message: String::new() }
+impl From<ErrorCode> for ErrorReply {
+    fn from(code: ErrorCode) -> ErrorReply {
+        ErrorReply { code, offset: None, message: String::new() }
     }
 }
 
@@ -73,7 +73,7 @@ impl Writer<'_> {
     }
 
     /// An error, after as much of the data of a read as there is.
-    pub(crate) fn fail(&mut self, ticket: &Ticket, before: Vec<Slice>, failed: &Failed) {
+    pub(crate) fn fail(&mut self, ticket: &Ticket, before: Vec<Slice>, failed: &ErrorReply) {
         if self.style == Style::Simple {
             self.simple(ticket, failed.code as u32);
             return self.out.end_reply();

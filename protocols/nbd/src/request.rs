@@ -92,7 +92,7 @@ pub struct Request {
 
 /// What was negotiated that requests depend on.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Terms {
+pub(crate) struct TransmissionMode {
     pub(crate) chunks: bool,
     pub(crate) extended: bool,
     pub(crate) status: bool,
@@ -132,7 +132,7 @@ impl Header {
     }
 
     /// Bytes that follow the header, wanted or not.
-    pub(crate) fn payload(&self, terms: &Terms) -> Result<usize, Violation> {
+    pub(crate) fn payload(&self, terms: &TransmissionMode) -> Result<usize, Violation> {
         // A write always brings its data. With extended headers it is to say so by the flag, which QEMU 10.0 leaves out; any
         // other command brings what the flag says.
         let brings = self.kind == command::WRITE || (terms.extended && self.has(flag::PAYLOAD_LEN));
@@ -146,7 +146,7 @@ impl Header {
     }
 
     /// Whether the request may be carried out on this export.
-    pub(crate) fn check(&self, export: &Export, terms: &Terms) -> Result<(), ErrorCode> {
+    pub(crate) fn check(&self, export: &Export, terms: &TransmissionMode) -> Result<(), ErrorCode> {
         if self.flags & !self.allowed_flags(terms)? != 0 {
             return Err(ErrorCode::Invalid);
         }
@@ -174,7 +174,7 @@ impl Header {
         Ok(())
     }
 
-    fn allowed_flags(&self, terms: &Terms) -> Result<u16, ErrorCode> {
+    fn allowed_flags(&self, terms: &TransmissionMode) -> Result<u16, ErrorCode> {
         let own = match self.kind {
             command::READ if terms.chunks => flag::DF,
             command::WRITE if terms.extended => flag::PAYLOAD_LEN,

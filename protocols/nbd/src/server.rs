@@ -4,10 +4,10 @@ use sealblock_runtime_memory::{Buffer, Slice};
 
 use crate::config::ServerConfig;
 use crate::input::{Fill, Input};
-use crate::negotiate::Agreed;
+use crate::negotiate::NegotiationState;
 use crate::output::Output;
-use crate::reply::{Failed, Run, Style, Writer, wants_payload};
-use crate::request::{Header, Request, Terms, Ticket};
+use crate::reply::{ErrorReply, Run, Style, Writer, wants_payload};
+use crate::request::{Header, Request, Ticket, TransmissionMode};
 use crate::violation::Closed;
 use crate::wire::{ErrorCode, command};
 
@@ -62,7 +62,7 @@ pub struct Server {
     pub(crate) phase: Phase,
     pub(crate) input: Input,
     pub(crate) output: Output,
-    pub(crate) agreed: Agreed,
+    pub(crate) agreed: NegotiationState,
     pub(crate) chosen: Option<usize>,
     pub(crate) is_stopping: bool,
     /// Requests in flight and their bytes.
@@ -87,7 +87,7 @@ impl Server {
             phase: Phase::ClientFlags,
             input,
             output,
-            agreed: Agreed::NOTHING,
+            agreed: NegotiationState::NOTHING,
             chosen: None,
             is_stopping: false,
             requests: 0,
@@ -167,9 +167,9 @@ impl Server {
         }
     }
 
-    fn terms(&self) -> Terms {
+    fn terms(&self) -> TransmissionMode {
         let style = self.agreed.style;
-        Terms {
+        TransmissionMode {
             chunks: style != Style::Simple,
             extended: style == Style::Extended,
             status: self.agreed.context.is_some(),
@@ -309,7 +309,7 @@ impl Server {
     ///
     /// # Panics
     /// When there is data for another request than a read, or not less than it asked for.
-    pub fn fail(&mut self, ticket: Ticket, before: Vec<Slice>, failed: &Failed) {
+    pub fn fail(&mut self, ticket: Ticket, before: Vec<Slice>, failed: &ErrorReply) {
         let len: usize = before.iter().map(|slice| slice.len()).sum();
         assert!(len == 0 || ticket.kind == command::READ && (len as u64) < ticket.length, "only a part is given");
         self.settle(ticket.held_bytes);

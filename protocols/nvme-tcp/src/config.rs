@@ -11,7 +11,7 @@ use std::sync::Arc;
 use sealblock_protocols_nvme::Command;
 use sealblock_runtime_memory::Pool;
 
-use crate::sums::BlockShape;
+use crate::crcs::BlockLayout;
 
 /// In-capsule data that every controller takes for Fabrics and Admin commands, in bytes (NVMe/TCP 3.3.1).
 pub const ADMIN_IN_CAPSULE_BYTES: u32 = 8192;
@@ -20,16 +20,16 @@ pub const ADMIN_IN_CAPSULE_BYTES: u32 = 8192;
 #[derive(Clone)]
 pub struct ShapeOf(Arc<Ask>);
 
-type Ask = dyn Fn(&Command) -> Option<BlockShape> + Send + Sync;
+type Ask = dyn Fn(&Command) -> Option<BlockLayout> + Send + Sync;
 
 impl ShapeOf {
     /// Asks `shape_of` for each command with in-capsule data, when data digests are on.
-    pub fn new(shape_of: impl Fn(&Command) -> Option<BlockShape> + Send + Sync + 'static) -> ShapeOf {
+    pub fn new(shape_of: impl Fn(&Command) -> Option<BlockLayout> + Send + Sync + 'static) -> ShapeOf {
         ShapeOf(Arc::new(shape_of))
     }
 
     /// The shape of this command's data.
-    pub(crate) fn of(&self, command: &Command) -> Option<BlockShape> {
+    pub(crate) fn of(&self, command: &Command) -> Option<BlockLayout> {
         (self.0)(command)
     }
 }

@@ -8,7 +8,7 @@ use sealblock_runtime_memory::{Buffer, Pool, Slice};
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::payload::Payload;
-use crate::pdu::{DIGEST_BYTES, MAX_HEADER_BYTES, PduType, Rules};
+use crate::pdu::{DIGEST_BYTES, MAX_HEADER_BYTES, PduRules, PduType};
 
 /// Bytes for headers taken at once; they serve several calls, so that a call seldom takes any.
 const BLOCK_BYTES: usize = 16 << 10;
@@ -77,7 +77,7 @@ impl<'a> Gather<'a> {
     }
 
     /// Adds a PDU that is all header.
-    pub(crate) fn header(&mut self, rules: &Rules, kind: PduType, header: &(impl IntoBytes + Immutable)) {
+    pub(crate) fn header(&mut self, rules: &PduRules, kind: PduType, header: &(impl IntoBytes + Immutable)) {
         self.put(header.as_bytes());
         if rules.header_digest && kind.has_digests() {
             self.put(&guard::crc32c(header.as_bytes()).to_le_bytes());
@@ -96,7 +96,7 @@ impl<'a> Gather<'a> {
     /// taken out of it, and leave it empty.
     pub(crate) fn with_data(
         &mut self,
-        rules: &Rules,
+        rules: &PduRules,
         kind: PduType,
         header: &(impl IntoBytes + Immutable),
         (payload, from, to): (&mut Payload, usize, usize),

@@ -19,6 +19,7 @@
 //! file each.
 
 pub mod config;
+mod crcs;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 mod gather;
@@ -27,17 +28,16 @@ mod payload;
 pub mod pdu;
 mod receive;
 mod slab;
-mod sums;
 mod tags;
 pub mod target;
 pub mod violation;
 
 pub use config::{HostConfig, Negotiated, TargetConfig};
+pub use crcs::{BlockCrcs, BlockLayout};
 pub use gather::TransmitLimit;
 pub use host::Host;
 pub use payload::Payload;
 pub use receive::ReceiveCounters;
-pub use sums::{BlockShape, BlockSums};
 pub use target::Target;
 pub use violation::{Closed, FatalErrorStatus, Violation};
 

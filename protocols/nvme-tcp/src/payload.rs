@@ -3,14 +3,14 @@
 use sealblock_runtime_memory::Slice;
 use smallvec::SmallVec;
 
-use crate::sums::{BlockSums, append, digest_of};
+use crate::crcs::{BlockCrcs, append, digest_of};
 
 /// The data of a command, as a gather list.
 #[derive(Clone, Debug, Default)]
 pub struct Payload {
     slices: SmallVec<[Slice; 2]>,
     len_bytes: usize,
-    sums: Option<BlockSums>,
+    sums: Option<BlockCrcs>,
 }
 
 impl Payload {
@@ -26,7 +26,7 @@ impl Payload {
     ///
     /// The sums must be right, or the peer sees a wrong data digest; so a caller that verified the guards has, with the
     /// digest, vouched for the same bytes from end to end.
-    pub fn with_sums(mut self, sums: BlockSums) -> Payload {
+    pub fn with_sums(mut self, sums: BlockCrcs) -> Payload {
         self.sums = Some(sums).filter(|sums| sums.len_bytes() == self.len_bytes);
         self
     }
@@ -103,7 +103,7 @@ impl From<Vec<Slice>> for Payload {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sums::BlockShape;
+    use crate::crcs::BlockLayout;
     use sealblock_integrity::guard;
 
     #[test]
@@ -119,8 +119,8 @@ mod tests {
 
     #[test]
     fn sums_of_another_length_are_not_believed() {
-        let shape = BlockShape::new(512, 0).unwrap();
-        let sums = |n| BlockSums { shape: shape.clone(), guards: std::iter::repeat_n(0, n).collect() };
+        let shape = BlockLayout::new(512, 0).unwrap();
+        let sums = |n| BlockCrcs { shape: shape.clone(), guards: std::iter::repeat_n(0, n).collect() };
         let data = || Payload::from(Slice::copy_from(&[1; 1024]));
         let mut summed = 0;
         assert_eq!(data().with_sums(sums(1)).digest(0, 1024, &mut summed), guard::crc32c(&[1; 1024]));
@@ -131,8 +131,8 @@ mod tests {
 
     #[test]
     fn pdus_end_with_blocks_where_they_can() {
-        let shape = BlockShape::new(512, 8).unwrap();
-        let sums = BlockSums { shape, guards: std::iter::repeat_n(0, 4).collect() };
+        let shape = BlockLayout::new(512, 8).unwrap();
+        let sums = BlockCrcs { shape, guards: std::iter::repeat_n(0, 4).collect() };
         let payload = Payload::from(Slice::copy_from(&[0; 2080])).with_sums(sums);
         assert_eq!(payload.cut_bytes(0, 2080, 1100), 1040);
         assert_eq!(payload.cut_bytes(520, 1560, 4096), 1560);

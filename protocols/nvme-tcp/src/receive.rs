@@ -12,8 +12,8 @@ use sealblock_integrity::guard;
 use sealblock_runtime_memory::{Buffer, Pool};
 use zerocopy::FromBytes;
 
-use crate::pdu::{self, CommonHeader, DIGEST_BYTES, Frame, MAX_HEADER_BYTES, PduType, Rules};
-use crate::sums::{BlockShape, BlockSums, Summer};
+use crate::crcs::{BlockCrcs, BlockLayout, CrcAccumulator};
+use crate::pdu::{self, CommonHeader, DIGEST_BYTES, Frame, MAX_HEADER_BYTES, PduRules, PduType};
 use crate::violation::{Closed, Violation};
 
 /// Staging is cut to this while a long payload is on its way, so that little of it lands there and has to be copied.
@@ -24,14 +24,14 @@ const SHORT_STAGING_BYTES: usize = 4096;
 pub(crate) struct Fill {
     buffer: Buffer,
     filled: usize,
-    summer: Option<Summer>,
+    summer: Option<CrcAccumulator>,
     damaged: bool,
 }
 
 impl Fill {
     /// Memory to be filled from its start; summed only when data digests are there to be checked.
-    pub(crate) fn new(buffer: Buffer, data_digest: bool, shape: Option<BlockShape>) -> Fill {
-        Fill { buffer, filled: 0, summer: data_digest.then(|| Summer::new(shape)), damaged: false }
+    pub(crate) fn new(buffer: Buffer, data_digest: bool, shape: Option<BlockLayout>) -> Fill {
+        Fill { buffer, filled: 0, summer: data_digest.then(|| CrcAccumulator::new(shape)), damaged: false }
     }
 
     pub(crate) fn is_damaged(&self) -> bool {
@@ -39,10 +39,10 @@ impl Fill {
     }
 
     /// The bytes that came, and the sums of their blocks unless some were damaged.
-    pub(crate) fn finish(mut self) -> (Buffer, Option<BlockSums>) {
+    pub(crate) fn finish(mut self) -> (Buffer, Option<BlockCrcs>) {
         self.buffer.truncate(self.filled);
         let summer = self.summer.filter(|_| !self.damaged);
-        (self.buffer, summer.and_then(Summer::finish))
+        (self.buffer, summer.and_then(CrcAccumulator::finish))
     }
 
     /// Notes that `len` more bytes are in place.
@@ -86,7 +86,7 @@ impl Sink {
 /// What the target and the host do differently with what comes in.
 pub(crate) trait Side {
     /// The rules that the next PDU has to keep.
-    fn rules(&self) -> Rules;
+    fn rules(&self) -> PduRules;
     /// A header came; says in `sink`, which discards, where the data goes that `frame` announces. In place, because a sink is
     /// large and most headers announce no data.
     fn header(&mut self, kind: PduType, header: &[u8], frame: &Frame, sink: &mut Sink) -> Result<(), Closed>;
@@ -276,7 +276,7 @@ impl Receiver {
         &mut self,
         kind: PduType,
         common: &CommonHeader,
-        rules: &Rules,
+        rules: &PduRules,
         side: &mut impl Side,
     ) -> Result<(), Closed> {
         let (header, rest) = self.header.split_at(kind.header_bytes());

@@ -37,7 +37,7 @@ layout! {
         12 => nsid: u32,
         /// What the namespace has.
         16 => extensions: Extensions,
-        /// Bytes of each slot's frame, in the order of [`AnnexSlot::ALL`]; 0 without ANNEX.
+        /// Bytes of each slot's frame, in the order of [`ReservedArea::ALL`]; 0 without ANNEX.
         20 => annex_bytes: [u32; 2],
         /// Bytes of the frame of a bitmap page; 0 without ANNEX.
         28 => page_bytes: u32,
@@ -55,9 +55,9 @@ impl ExtensionsLog {
     /// The page of a namespace that has these, and so many bitmap pages in its annex if it has one.
     pub fn new(nsid: u32, extensions: Extensions, pages: u32) -> ExtensionsLog {
         let has_annex = extensions.contains(Extensions::ANNEX);
-        let annex_bytes = AnnexSlot::ALL.map(|slot| if has_annex { slot.frame_bytes() as u32 } else { 0 });
+        let annex_bytes = ReservedArea::ALL.map(|slot| if has_annex { slot.frame_bytes() as u32 } else { 0 });
         let (signature, version) = (ExtensionsLog::SIGNATURE, ExtensionsLog::VERSION);
-        let (page_bytes, pages) = if has_annex { (AnnexSlot::Bitmap.frame_bytes() as u32, pages) } else { (0, 0) };
+        let (page_bytes, pages) = if has_annex { (ReservedArea::Bitmap.frame_bytes() as u32, pages) } else { (0, 0) };
         ExtensionsLog { signature, version, nsid, extensions, annex_bytes, page_bytes, pages }
     }
 
@@ -66,7 +66,7 @@ impl ExtensionsLog {
     pub fn read(page: &[u8], nsid: u32) -> Extensions {
         let Some(log) = ExtensionsLog::known(page, nsid) else { return Extensions::NONE };
         let checks = Extensions::DIGEST | Extensions::COVERAGE | Extensions::SEALS | Extensions::COPIES;
-        let has_our_annex = log.annex_bytes == AnnexSlot::ALL.map(|slot| slot.frame_bytes() as u32);
+        let has_our_annex = log.annex_bytes == ReservedArea::ALL.map(|slot| slot.frame_bytes() as u32);
         let usable = if has_our_annex { checks | Extensions::ANNEX } else { checks };
         Extensions::from_bits(log.extensions.bits() & usable.bits())
     }
@@ -75,7 +75,7 @@ impl ExtensionsLog {
     pub fn pages_of(page: &[u8], nsid: u32) -> u32 {
         let log =
             ExtensionsLog::known(page, nsid).filter(|_| ExtensionsLog::read(page, nsid).contains(Extensions::ANNEX));
-        let log = log.filter(|log| log.page_bytes == AnnexSlot::Bitmap.frame_bytes() as u32);
+        let log = log.filter(|log| log.page_bytes == ReservedArea::Bitmap.frame_bytes() as u32);
         log.map_or(0, |log| log.pages)
     }
 
@@ -89,7 +89,7 @@ impl ExtensionsLog {
 
 /// A part of a namespace's annex: a feature with data.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum AnnexSlot {
+pub enum ReservedArea {
     /// The label of the group whose leg the namespace is.
     Group,
     /// The state of its scrub.
@@ -100,10 +100,10 @@ pub enum AnnexSlot {
 
 layout! {
     /// What stands before the bytes of a slot.
-    pub struct AnnexHeader[64] {
-        /// Signature, see [`AnnexHeader::SIGNATURE`].
+    pub struct ReservedHeader[64] {
+        /// Signature, see [`ReservedHeader::SIGNATURE`].
         0 => signature: [u8; 8],
-        /// Version, see [`AnnexHeader::VERSION`].
+        /// Version, see [`ReservedHeader::VERSION`].
         8 => version: u16,
         /// FID of the slot.
         10 => feature: u8,
@@ -116,7 +116,7 @@ layout! {
 
 /// Why the data of an annex feature are none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum NotAnnex {
+pub enum ReservedError {
     /// There is less, or more, of it than a slot's frame has.
     #[error("a slot's frame has {needed_bytes} bytes, and there are {got_bytes}")]
     Length {
@@ -147,23 +147,23 @@ pub enum NotAnnex {
     },
 }
 
-impl AnnexHeader {
+impl ReservedHeader {
     /// What a frame begins with.
     pub const SIGNATURE: [u8; 8] = *b"SBANNEX\0";
     /// The version drawn here.
     pub const VERSION: u16 = 1;
 }
 
-impl AnnexSlot {
+impl ReservedArea {
     /// The slots that every annex has.
-    pub const ALL: [AnnexSlot; 2] = [AnnexSlot::Group, AnnexSlot::Scrub];
+    pub const ALL: [ReservedArea; 2] = [ReservedArea::Group, ReservedArea::Scrub];
 
     /// The slot that a feature is, if it is one.
-    pub const fn of_feature(feature: FeatureId) -> Option<AnnexSlot> {
+    pub const fn of_feature(feature: FeatureId) -> Option<ReservedArea> {
         match feature {
-            FeatureId::AnnexGroup => Some(AnnexSlot::Group),
-            FeatureId::AnnexScrub => Some(AnnexSlot::Scrub),
-            FeatureId::AnnexBitmap => Some(AnnexSlot::Bitmap),
+            FeatureId::ReservedGroupLabel => Some(ReservedArea::Group),
+            FeatureId::ReservedScrubState => Some(ReservedArea::Scrub),
+            FeatureId::ReservedBitmap => Some(ReservedArea::Bitmap),
             _ => None,
         }
     }
@@ -171,24 +171,24 @@ impl AnnexSlot {
     /// The feature that it is.
     pub const fn feature(self) -> FeatureId {
         match self {
-            AnnexSlot::Group => FeatureId::AnnexGroup,
-            AnnexSlot::Scrub => FeatureId::AnnexScrub,
-            AnnexSlot::Bitmap => FeatureId::AnnexBitmap,
+            ReservedArea::Group => FeatureId::ReservedGroupLabel,
+            ReservedArea::Scrub => FeatureId::ReservedScrubState,
+            ReservedArea::Bitmap => FeatureId::ReservedBitmap,
         }
     }
 
     /// Bytes of a transfer: the head and all the room there is, whatever the slot holds.
     pub const fn frame_bytes(self) -> usize {
         match self {
-            AnnexSlot::Group => 20 << 10,
-            AnnexSlot::Scrub => 8 << 10,
-            AnnexSlot::Bitmap => (4 << 10) + AnnexHeader::BYTES,
+            ReservedArea::Group => 20 << 10,
+            ReservedArea::Scrub => 8 << 10,
+            ReservedArea::Bitmap => (4 << 10) + ReservedHeader::BYTES,
         }
     }
 
     /// The most that the slot holds, in bytes.
     pub const fn most_bytes(self) -> usize {
-        self.frame_bytes() - AnnexHeader::BYTES
+        self.frame_bytes() - ReservedHeader::BYTES
     }
 
     /// The data of the feature when the slot holds `bytes`; `None` if there are more than it holds.
@@ -196,9 +196,9 @@ impl AnnexSlot {
         if bytes.len() > self.most_bytes() {
             return None;
         }
-        let head = AnnexHeader {
-            signature: AnnexHeader::SIGNATURE,
-            version: AnnexHeader::VERSION,
+        let head = ReservedHeader {
+            signature: ReservedHeader::SIGNATURE,
+            version: ReservedHeader::VERSION,
             feature: self.feature().code(),
             length_bytes: bytes.len() as u32,
             crc64: guard::crc64(bytes),
@@ -210,37 +210,37 @@ impl AnnexSlot {
     }
 
     /// What the slot holds, or is to hold, by the data of its feature. What lies behind it is not looked at.
-    pub fn decode(self, frame: &[u8]) -> Result<&[u8], NotAnnex> {
+    pub fn decode(self, frame: &[u8]) -> Result<&[u8], ReservedError> {
         let (needed_bytes, got_bytes) = (self.frame_bytes() as u64, frame.len() as u64);
-        let wrong_length = NotAnnex::Length { needed_bytes, got_bytes };
+        let wrong_length = ReservedError::Length { needed_bytes, got_bytes };
         if needed_bytes != got_bytes {
             return Err(wrong_length);
         }
-        let head = AnnexHeader::decode(frame).map_err(|_: TooShort| wrong_length)?;
-        if head.signature != AnnexHeader::SIGNATURE {
-            return Err(NotAnnex::Signature);
+        let head = ReservedHeader::decode(frame).map_err(|_: TooShort| wrong_length)?;
+        if head.signature != ReservedHeader::SIGNATURE {
+            return Err(ReservedError::Signature);
         }
-        if head.version != AnnexHeader::VERSION {
-            return Err(NotAnnex::Version(head.version));
+        if head.version != ReservedHeader::VERSION {
+            return Err(ReservedError::Version(head.version));
         }
         if head.feature != self.feature().code() {
-            return Err(NotAnnex::Feature(head.feature));
+            return Err(ReservedError::Feature(head.feature));
         }
         let length = usize::try_from(head.length_bytes).ok().filter(|length| *length <= self.most_bytes());
-        let length = length.ok_or(NotAnnex::TooLong(head.length_bytes))?;
-        let bytes = &frame[AnnexHeader::BYTES..][..length];
+        let length = length.ok_or(ReservedError::TooLong(head.length_bytes))?;
+        let bytes = &frame[ReservedHeader::BYTES..][..length];
         match guard::crc64(bytes) {
             computed if computed == head.crc64 => Ok(bytes),
-            computed => Err(NotAnnex::Checksum { stored: head.crc64, computed }),
+            computed => Err(ReservedError::Checksum { stored: head.crc64, computed }),
         }
     }
 }
 
-impl From<NotAnnex> for Invalid {
+impl From<ReservedError> for Invalid {
     /// The data are named by the data pointer, which begins in dword 6 of the command.
-    fn from(why: NotAnnex) -> Invalid {
+    fn from(why: ReservedError) -> Invalid {
         match why {
-            NotAnnex::Length { needed_bytes, got_bytes } => Invalid::DataLength { needed_bytes, got_bytes },
+            ReservedError::Length { needed_bytes, got_bytes } => Invalid::DataLength { needed_bytes, got_bytes },
             _ => Invalid::field("DPTR", 6, 0),
         }
     }
@@ -293,7 +293,7 @@ mod tests {
 
     #[test]
     fn a_frame_has_these_bytes() {
-        let frame = AnnexSlot::Scrub.encode(b"123456789").unwrap();
+        let frame = ReservedArea::Scrub.encode(b"123456789").unwrap();
         assert_eq!(frame[..16], *b"SBANNEX\0\x01\0\xC1\0\x09\0\0\0");
         // The check value of CRC-64/NVME.
         assert_eq!(frame[16..24], 0xAE8B_1486_0A79_9888_u64.to_le_bytes());
@@ -303,37 +303,37 @@ mod tests {
 
     #[test]
     fn a_slot_holds_as_much_as_it_says() {
-        for slot in [AnnexSlot::Group, AnnexSlot::Scrub, AnnexSlot::Bitmap] {
+        for slot in [ReservedArea::Group, ReservedArea::Scrub, ReservedArea::Bitmap] {
             let bytes = vec![7; slot.most_bytes()];
             let frame = slot.encode(&bytes).unwrap();
             assert_eq!((slot.decode(&frame), frame.len()), (Ok(bytes.as_slice()), slot.frame_bytes()));
             assert_eq!(slot.encode(&vec![7; slot.most_bytes() + 1]), None);
             assert_eq!(slot.decode(&slot.encode(&[]).unwrap()), Ok([].as_slice()));
-            assert_eq!(AnnexSlot::of_feature(slot.feature()), Some(slot));
+            assert_eq!(ReservedArea::of_feature(slot.feature()), Some(slot));
         }
-        assert_eq!(AnnexSlot::of_feature(FeatureId::HostIdentifier), None);
+        assert_eq!(ReservedArea::of_feature(FeatureId::HostIdentifier), None);
     }
 
     #[test]
     fn other_data_are_refused() {
-        let slot = AnnexSlot::Group;
+        let slot = ReservedArea::Group;
         let frame = slot.encode(b"label").unwrap();
         let changed = |at: usize, byte: u8| {
             let mut frame = frame.clone();
             frame[at] = byte;
             slot.decode(&frame).map(<[u8]>::len)
         };
-        assert_eq!(changed(5, 0), Err(NotAnnex::Signature));
-        assert_eq!(changed(8, 2), Err(NotAnnex::Version(2)));
-        assert_eq!(changed(10, 0xC1), Err(NotAnnex::Feature(0xC1)));
-        assert_eq!(changed(15, 0xFF), Err(NotAnnex::TooLong(0xFF00_0005)));
-        assert_eq!(changed(13, 0x50), Err(NotAnnex::TooLong(0x5005)));
-        assert!(matches!(changed(12, 6), Err(NotAnnex::Checksum { .. })));
-        assert!(matches!(changed(64, b'L'), Err(NotAnnex::Checksum { .. })));
+        assert_eq!(changed(5, 0), Err(ReservedError::Signature));
+        assert_eq!(changed(8, 2), Err(ReservedError::Version(2)));
+        assert_eq!(changed(10, 0xC1), Err(ReservedError::Feature(0xC1)));
+        assert_eq!(changed(15, 0xFF), Err(ReservedError::TooLong(0xFF00_0005)));
+        assert_eq!(changed(13, 0x50), Err(ReservedError::TooLong(0x5005)));
+        assert!(matches!(changed(12, 6), Err(ReservedError::Checksum { .. })));
+        assert!(matches!(changed(64, b'L'), Err(ReservedError::Checksum { .. })));
         assert_eq!(changed(70, 1), Ok(5), "behind the bytes");
         let short = slot.decode(&frame[..frame.len() - 4]).map_err(Invalid::from);
         assert_eq!(short, Err(Invalid::DataLength { needed_bytes: 20_480, got_bytes: 20_476 }));
-        assert!(AnnexSlot::Scrub.decode(&frame).is_err());
+        assert!(ReservedArea::Scrub.decode(&frame).is_err());
     }
 
     proptest! {
@@ -343,8 +343,8 @@ mod tests {
                 bytes[..12].copy_from_slice(b"SBANNEX\0\x01\0\xC1\0");
             }
             let _ = (ExtensionsLog::read(&bytes, 1), ExtensionsLog::pages_of(&bytes, 1));
-            bytes.resize(AnnexSlot::Scrub.frame_bytes(), 0);
-            let _ = AnnexSlot::Scrub.decode(&bytes);
+            bytes.resize(ReservedArea::Scrub.frame_bytes(), 0);
+            let _ = ReservedArea::Scrub.decode(&bytes);
         }
     }
 }

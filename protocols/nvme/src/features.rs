@@ -45,12 +45,12 @@ codes! {
         ReservationPersistence = 0x83,
         /// Namespace Write Protection Configuration.
         NamespaceWriteProtection = 0x84,
-        /// Annex of a group: a vendor specific feature of sealblock, see [`crate::extensions::AnnexSlot`].
-        AnnexGroup = 0xC0,
-        /// Annex of a scrub: a vendor specific feature of sealblock, see [`crate::extensions::AnnexSlot`].
-        AnnexScrub = 0xC1,
-        /// Bitmap pages of a group's annex, the page's number in dword 11: see [`crate::extensions::AnnexSlot`].
-        AnnexBitmap = 0xC2,
+        /// Annex of a group: a vendor specific feature of sealblock, see [`crate::extensions::ReservedArea`].
+        ReservedGroupLabel = 0xC0,
+        /// Annex of a scrub: a vendor specific feature of sealblock, see [`crate::extensions::ReservedArea`].
+        ReservedScrubState = 0xC1,
+        /// Bitmap pages of a group's annex, the page's number in dword 11: see [`crate::extensions::ReservedArea`].
+        ReservedBitmap = 0xC2,
     }
 }
 

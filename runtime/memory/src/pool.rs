@@ -1,6 +1,6 @@
 //! Pools: one arena whose slots are handed out and come back by themselves.
 //!
-//! Invariants: a slot in use holds one count on the pool, so the arena outlives its last buffer; the books (`Books`) are
+//! Invariants: a slot in use holds one count on the pool, so the arena outlives its last buffer; the books (`PoolState`) are
 //! right whenever the lock is free.
 //! Shape: one uncontended lock guards the books. A core takes from its own pool, so the lock is contended only when
 //! another core drops a buffer; `examples/pool_cost.rs` measures the pair of take and drop.
@@ -14,7 +14,7 @@ use crate::buddy::{Buddy, LARGEST_BYTES, UNIT_BYTES, bytes_of, order_for};
 use crate::buffer::{Buffer, Registration};
 use crate::heap::{Block, Heap};
 use crate::owner::Owner;
-use crate::spare::{Found, SpareBlocks};
+use crate::spare::{CacheLookup, SpareBlocks};
 
 /// An arena with slots of 512 bytes to 1 MiB (powers of two), backed by the heap when it runs out. Clones share it.
 #[derive(Clone)]
@@ -67,10 +67,10 @@ pub(crate) struct Shared {
     index: AtomicU32,
     /// Handles per slot, at the slot's first unit.
     handles: Box<[AtomicU32]>,
-    books: Mutex<Books>,
+    books: Mutex<PoolState>,
 }
 
-struct Books {
+struct PoolState {
     buddy: Buddy,
     spare: SpareBlocks,
     counters: Counters,
@@ -89,7 +89,7 @@ impl Pool {
             limit_bytes,
             index: AtomicU32::new(UNREGISTERED),
             handles: std::iter::repeat_with(|| AtomicU32::new(0)).take(len / UNIT_BYTES).collect(),
-            books: Mutex::new(Books { buddy, spare: SpareBlocks::default(), counters }),
+            books: Mutex::new(PoolState { buddy, spare: SpareBlocks::default(), counters }),
         }))
     }
 
@@ -129,7 +129,7 @@ impl Pool {
         let found = order.map(|order| books.spare.take(order));
         drop(books);
         let kept = match found {
-            Some(Found::Kept(block)) => Some(block),
+            Some(CacheLookup::Hit(block)) => Some(block),
             _ => None,
         };
         let (start, owner) = Heap::charged(slot_bytes, kept, Arc::clone(&self.0));
@@ -179,7 +179,7 @@ impl std::fmt::Debug for Pool {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Books> {
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
         // Nothing that runs under the lock leaves the books half written, so a panic elsewhere does not spoil them.
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -22,24 +22,24 @@ pub(crate) struct SpareBlocks {
 }
 
 /// What came of asking for a block.
-pub(crate) enum Found {
+pub(crate) enum CacheLookup {
     /// One of the length.
-    Kept(Block),
+    Hit(Block),
     /// None; one of another length, if there was any, has to make room.
-    Missing { _unused: Option<Block> },
+    Miss { _unused: Option<Block> },
 }
 
 impl SpareBlocks {
     /// Takes a block of this order.
-    pub(crate) fn take(&mut self, order: u8) -> Found {
+    pub(crate) fn take(&mut self, order: u8) -> CacheLookup {
         let found = self.blocks[order as usize].pop();
         if let Some(block) = found {
             self.kept_bytes -= block.len_bytes();
-            return Found::Kept(block);
+            return CacheLookup::Hit(block);
         }
         let unused = self.blocks.iter_mut().rev().find_map(Vec::pop);
         self.kept_bytes -= unused.as_ref().map_or(0, Block::len_bytes);
-        Found::Missing { _unused: unused }
+        CacheLookup::Miss { _unused: unused }
     }
 
     /// Keeps a block, or returns it.

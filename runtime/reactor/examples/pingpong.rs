@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::net::{Listener, Stream};
-use sealblock_runtime_reactor::{Choice, Config, Cores, Placement, pool, spawn};
+use sealblock_runtime_reactor::{BackendChoice, Config, Cores, Placement, pool, spawn};
 
 const REQUEST_BYTES: usize = 64;
 const RESPONSE_BYTES: usize = 16;
@@ -153,9 +153,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let spin: u32 = arguments.next().map_or(Ok(0), |spin_us| spin_us.parse())?;
     let spins = if spin > 0 { vec![0, spin] } else { vec![0] };
     // The answers arrive here by way of a reactor that has nothing else to do.
-    let main = sealblock_runtime_reactor::Reactor::new(Config { runtime: Choice::Syscalls, ..Config::default() })?;
+    let main =
+        sealblock_runtime_reactor::Reactor::new(Config { runtime: BackendChoice::Syscalls, ..Config::default() })?;
     for spin_us in spins {
-        for runtime in [Choice::Uring, Choice::Syscalls] {
+        for runtime in [BackendChoice::Uring, BackendChoice::Syscalls] {
             let config = Config { runtime, spin_us, ..Config::default() };
             let cores = Cores::start(Placement::Count(2), config)?;
             println!("{}, spin {spin_us} us", cores.backend(0).ok_or("there is a core")?);

@@ -12,7 +12,7 @@ pub enum Backend {
         /// How many threads.
         threads: u32,
         /// Why there is no ring; `None` when system calls were asked for.
-        reason: Option<Refusal>,
+        reason: Option<UringUnavailable>,
     },
 }
 
@@ -20,16 +20,16 @@ pub enum Backend {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Features {
     /// When completions are handled.
-    pub completion: Completion,
+    pub completion: TaskrunMode,
     /// Files live in the ring's own table, or why not.
-    pub fixed_files: Result<(), Refusal>,
+    pub fixed_files: Result<(), UringUnavailable>,
     /// The pool's arena is registered, or why not.
-    pub fixed_buffers: Result<(), Refusal>,
+    pub fixed_buffers: Result<(), UringUnavailable>,
 }
 
 /// When the kernel does its part of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Completion {
+pub enum TaskrunMode {
     /// When the reactor asks (`IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN`, Linux 6.1).
     Deferred,
     /// At the next system call of the thread (`IORING_SETUP_COOP_TASKRUN`, Linux 5.19).
@@ -40,7 +40,7 @@ pub enum Completion {
 
 /// Why the kernel, or the configuration, does not provide something.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum UringUnavailable {
     /// The kernel answered with this error number.
     Errno(i32),
     /// The limit on locked memory (`RLIMIT_MEMLOCK`, in bytes) is too low.
@@ -71,9 +71,9 @@ impl fmt::Display for Backend {
 impl fmt::Display for Features {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.completion {
-            Completion::Deferred => "single issuer, deferred task run",
-            Completion::Cooperative => "cooperative task run",
-            Completion::Plain => "plain task run",
+            TaskrunMode::Deferred => "single issuer, deferred task run",
+            TaskrunMode::Cooperative => "cooperative task run",
+            TaskrunMode::Plain => "plain task run",
         })?;
         for (name, state) in [("files", &self.fixed_files), ("buffers", &self.fixed_buffers)] {
             match state {
@@ -85,17 +85,19 @@ impl fmt::Display for Features {
     }
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for UringUnavailable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refusal::Errno(errno) => match name_of(*errno) {
+            UringUnavailable::Errno(errno) => match name_of(*errno) {
                 Some(name) => f.write_str(name),
                 None => write!(f, "error {errno}"),
             },
-            Refusal::LockedMemory { limit_bytes } => write!(f, "locked memory is limited to {limit_bytes} bytes"),
-            Refusal::Lacks(what) => write!(f, "the kernel lacks {what}"),
-            Refusal::TurnedOff => f.write_str("turned off"),
-            Refusal::ArenaTooLarge => f.write_str("the arena is larger than 1 GiB"),
+            UringUnavailable::LockedMemory { limit_bytes } => {
+                write!(f, "locked memory is limited to {limit_bytes} bytes")
+            }
+            UringUnavailable::Lacks(what) => write!(f, "the kernel lacks {what}"),
+            UringUnavailable::TurnedOff => f.write_str("turned off"),
+            UringUnavailable::ArenaTooLarge => f.write_str("the arena is larger than 1 GiB"),
         }
     }
 }
@@ -121,17 +123,17 @@ mod tests {
 
     #[test]
     fn backends_describe_themselves() {
-        let full = Features { completion: Completion::Deferred, fixed_files: Ok(()), fixed_buffers: Ok(()) };
+        let full = Features { completion: TaskrunMode::Deferred, fixed_files: Ok(()), fixed_buffers: Ok(()) };
         assert_eq!(
             Backend::Uring(full.clone()).to_string(),
             "io_uring (single issuer, deferred task run, fixed files, fixed buffers)"
         );
-        let locked = Err(Refusal::LockedMemory { limit_bytes: 65536 });
+        let locked = Err(UringUnavailable::LockedMemory { limit_bytes: 65536 });
         assert_eq!(
             Backend::Uring(Features { fixed_buffers: locked, ..full }).to_string(),
             "io_uring (single issuer, deferred task run, fixed files, no fixed buffers: locked memory is limited to 65536 bytes)"
         );
-        let refused = Backend::Syscalls { threads: 4, reason: Some(Refusal::Errno(libc::EPERM)) };
+        let refused = Backend::Syscalls { threads: 4, reason: Some(UringUnavailable::Errno(libc::EPERM)) };
         assert_eq!(refused.to_string(), "system calls on 4 threads (io_uring refused: EPERM)");
     }
 }

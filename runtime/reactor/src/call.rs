@@ -12,7 +12,7 @@ use std::task::{Context, Poll, Waker};
 use futures_util::FutureExt;
 
 use crate::executor;
-use crate::remote::Remote;
+use crate::remote::ReactorShared;
 use crate::task;
 use crate::waiters::Waiters;
 
@@ -30,8 +30,8 @@ pub enum CoreGone {
 /// Sends work to one core. Clones are for the same core.
 #[derive(Clone)]
 pub struct CoreHandle {
-    pub(crate) remote: Arc<Remote>,
-    pub(crate) permits: Arc<Permits>,
+    pub(crate) remote: Arc<ReactorShared>,
+    pub(crate) permits: Arc<Semaphore>,
 }
 
 impl CoreHandle {
@@ -124,16 +124,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// How many calls a core may hold, and who waits, in the order of asking.
-pub(crate) struct Permits(Mutex<Ledger>);
+pub(crate) struct Semaphore(Mutex<SemaphoreState>);
 
-struct Ledger {
+struct SemaphoreState {
     available: u32,
     waiting: Waiters,
 }
 
-impl Permits {
-    pub(crate) fn new(limit: u32) -> Arc<Permits> {
-        Arc::new(Permits(Mutex::new(Ledger { available: limit.max(1), waiting: Waiters::new() })))
+impl Semaphore {
+    pub(crate) fn new(limit: u32) -> Arc<Semaphore> {
+        Arc::new(Semaphore(Mutex::new(SemaphoreState { available: limit.max(1), waiting: Waiters::new() })))
     }
 
     /// Wakes the first in line if there is a permit for it.
@@ -147,7 +147,7 @@ impl Permits {
     }
 }
 
-struct Permit(Arc<Permits>);
+struct Permit(Arc<Semaphore>);
 
 impl Drop for Permit {
     fn drop(&mut self) {
@@ -157,7 +157,7 @@ impl Drop for Permit {
 }
 
 struct Acquire {
-    permits: Arc<Permits>,
+    permits: Arc<Semaphore>,
     ticket: Option<u64>,
 }
 
@@ -210,7 +210,7 @@ mod tests {
         }
     }
 
-    fn ask(permits: &Arc<Permits>) -> Acquire {
+    fn ask(permits: &Arc<Semaphore>) -> Acquire {
         Acquire { permits: Arc::clone(permits), ticket: None }
     }
 
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn permits_go_round_in_the_order_of_asking() {
-        let permits = Permits::new(1);
+        let permits = Semaphore::new(1);
         let counts: [Arc<Count>; 3] = Default::default();
         let woken = || counts.each_ref().map(|count| count.0.load(Ordering::Relaxed));
         let mut asking = [ask(&permits), ask(&permits), ask(&permits)];
@@ -235,7 +235,7 @@ mod tests {
 
     #[test]
     fn whoever_gives_up_passes_its_turn_on() {
-        let permits = Permits::new(1);
+        let permits = Semaphore::new(1);
         let (first, second) = (Arc::new(Count::default()), Arc::new(Count::default()));
         let held = poll(&mut ask(&permits), &first);
         let (mut gives_up, mut waits) = (ask(&permits), ask(&permits));

@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-use crate::backend::{Completion, Refusal};
+use crate::backend::{TaskrunMode, UringUnavailable};
 
 /// The environment variable that chooses the backend where the configuration leaves it open: `uring` or `syscalls`.
 pub const RUNTIME_VARIABLE: &str = "SEALBLOCK_RUNTIME";
 
 /// Which backend carries out operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Choice {
+pub enum BackendChoice {
     /// What [`RUNTIME_VARIABLE`] says, else io_uring, else, when that is refused, system calls.
     #[default]
     Auto,
@@ -23,10 +23,10 @@ pub enum Choice {
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The backend.
-    pub runtime: Choice,
+    pub runtime: BackendChoice,
     /// The best way of handling completions to ask the kernel for. Lesser ones are for tests and comparisons: the ring
     /// falls back to them by itself.
-    pub best_completion: Completion,
+    pub best_completion: TaskrunMode,
     /// Operations on files that the kernel or the threads hold at once; further ones queue. At least 1. Operations that wait
     /// for a peer do not count, as idle peers would use up any limit: whoever accepts connections limits their number.
     pub operations_in_flight_limit: u32,
@@ -50,8 +50,8 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Config {
         Config {
-            runtime: Choice::Auto,
-            best_completion: Completion::Deferred,
+            runtime: BackendChoice::Auto,
+            best_completion: TaskrunMode::Deferred,
             operations_in_flight_limit: 1024,
             syscall_threads: 4,
             fixed_files_limit: 256,
@@ -66,22 +66,22 @@ impl Default for Config {
 
 impl Config {
     /// The backend asked for, by the configuration or else by the environment.
-    pub(crate) fn choice(&self) -> Result<Choice, StartError> {
-        if self.runtime != Choice::Auto {
+    pub(crate) fn choice(&self) -> Result<BackendChoice, StartError> {
+        if self.runtime != BackendChoice::Auto {
             return Ok(self.runtime);
         }
         match std::env::var_os(RUNTIME_VARIABLE) {
-            None => Ok(Choice::Auto),
+            None => Ok(BackendChoice::Auto),
             Some(value) => parse(&value.to_string_lossy()),
         }
     }
 }
 
-fn parse(value: &str) -> Result<Choice, StartError> {
+fn parse(value: &str) -> Result<BackendChoice, StartError> {
     match value {
-        "" | "auto" => Ok(Choice::Auto),
-        "uring" => Ok(Choice::Uring),
-        "syscalls" => Ok(Choice::Syscalls),
+        "" | "auto" => Ok(BackendChoice::Auto),
+        "uring" => Ok(BackendChoice::Uring),
+        "syscalls" => Ok(BackendChoice::Syscalls),
         other => Err(StartError::UnknownChoice(other.to_owned())),
     }
 }
@@ -94,7 +94,7 @@ pub enum StartError {
     UnknownChoice(String),
     /// io_uring was required and is not to be had.
     #[error("io_uring was asked for, but {0}; {RUNTIME_VARIABLE}=syscalls does without")]
-    Uring(Refusal),
+    Uring(UringUnavailable),
     /// The system refused something that every backend needs.
     #[error("cannot {what}")]
     System {
@@ -132,9 +132,9 @@ mod tests {
 
     #[test]
     fn known_names_choose_and_others_are_refused() {
-        assert_eq!(parse("uring").ok(), Some(Choice::Uring));
-        assert_eq!(parse("syscalls").ok(), Some(Choice::Syscalls));
-        assert_eq!(parse("").ok(), Some(Choice::Auto));
+        assert_eq!(parse("uring").ok(), Some(BackendChoice::Uring));
+        assert_eq!(parse("syscalls").ok(), Some(BackendChoice::Syscalls));
+        assert_eq!(parse("").ok(), Some(BackendChoice::Auto));
         assert!(matches!(parse("epoll"), Err(StartError::UnknownChoice(name)) if name == "epoll"));
     }
 }

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::backend::Backend;
-use crate::call::{CoreHandle, Permits};
+use crate::call::{CoreHandle, Semaphore};
 use crate::config::{Attempt, Config, StartError};
 use crate::executor::Reactor;
 use crate::stopping::stopping;
@@ -116,7 +116,7 @@ impl std::fmt::Debug for Cores {
 }
 
 fn start_one(cpu: usize, config: Config) -> Result<Running, StartError> {
-    let permits = Permits::new(config.calls_in_flight_limit);
+    let permits = Semaphore::new(config.calls_in_flight_limit);
     let (send, receive) = mpsc::sync_channel(1);
     let run = move || {
         if let Err(error) = pin_to(cpu) {

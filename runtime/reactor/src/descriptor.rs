@@ -16,12 +16,12 @@ use crate::sockets::Epoll;
 
 /// Slots that were given up and that the ring still has to clear.
 #[derive(Default)]
-pub(crate) struct GivenUp {
+pub(crate) struct FreedSlots {
     any: AtomicBool,
     slots: Mutex<Vec<u32>>,
 }
 
-impl GivenUp {
+impl FreedSlots {
     fn add(&self, slot: u32) {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner).push(slot);
         self.any.store(true, Ordering::Release);
@@ -39,11 +39,11 @@ impl GivenUp {
 /// A descriptor's place in the table of one ring.
 pub(crate) struct Slot {
     pub(crate) index: u32,
-    pub(crate) given_up: Arc<GivenUp>,
+    pub(crate) given_up: Arc<FreedSlots>,
 }
 
 /// What a reactor knows a descriptor by, besides its number.
-pub(crate) enum Known {
+pub(crate) enum FdRegistration {
     /// Nothing else.
     Plain,
     /// A slot of a ring's table.
@@ -54,10 +54,10 @@ pub(crate) enum Known {
 
 impl Core {
     /// Gives a descriptor a slot of the ring's table, if there is a ring, and room.
-    pub(crate) fn fix(&self, fd: RawFd) -> Known {
+    pub(crate) fn fix(&self, fd: RawFd) -> FdRegistration {
         match self.driver.borrow_mut().as_mut() {
-            Some(Driver::Ring(ring)) => ring.fix(fd).map_or(Known::Plain, Known::Fixed),
-            _ => Known::Plain,
+            Some(Driver::Ring(ring)) => ring.fix(fd).map_or(FdRegistration::Plain, FdRegistration::Fixed),
+            _ => FdRegistration::Plain,
         }
     }
 
@@ -72,10 +72,10 @@ impl Core {
     }
 
     /// Prepares a socket for this reactor's way of waiting: a ring waits itself, while epoll waits for others to try.
-    pub(crate) fn adopt(&self, fd: BorrowedFd<'_>) -> io::Result<Known> {
+    pub(crate) fn adopt(&self, fd: BorrowedFd<'_>) -> io::Result<FdRegistration> {
         if let Some(Driver::Threads(threads)) = self.driver.borrow().as_ref() {
             set_nonblocking(fd, true)?;
-            return threads.sockets.watch(fd.as_raw_fd()).map(Known::Watched);
+            return threads.sockets.watch(fd.as_raw_fd()).map(FdRegistration::Watched);
         }
         set_nonblocking(fd, false)?;
         Ok(self.fix(fd.as_raw_fd()))
@@ -85,12 +85,12 @@ impl Core {
 pub(crate) struct Descriptor {
     /// `None` only after `into_fd`.
     fd: Option<OwnedFd>,
-    known: Known,
+    known: FdRegistration,
     late: Late,
 }
 
 impl Descriptor {
-    pub(crate) fn new(fd: OwnedFd, known: Known) -> Descriptor {
+    pub(crate) fn new(fd: OwnedFd, known: FdRegistration) -> Descriptor {
         Descriptor { fd: Some(fd), known, late: Late::default() }
     }
 
@@ -113,8 +113,8 @@ impl Descriptor {
 
     pub(crate) fn slot(&self) -> Option<&Slot> {
         match &self.known {
-            Known::Fixed(slot) => Some(slot),
-            Known::Plain | Known::Watched(_) => None,
+            FdRegistration::Fixed(slot) => Some(slot),
+            FdRegistration::Plain | FdRegistration::Watched(_) => None,
         }
     }
 
@@ -125,10 +125,10 @@ impl Descriptor {
     }
 
     fn forget(&mut self) {
-        match std::mem::replace(&mut self.known, Known::Plain) {
-            Known::Plain => {}
-            Known::Fixed(slot) => slot.given_up.add(slot.index),
-            Known::Watched(epoll) => epoll.remove(self.raw()),
+        match std::mem::replace(&mut self.known, FdRegistration::Plain) {
+            FdRegistration::Plain => {}
+            FdRegistration::Fixed(slot) => slot.given_up.add(slot.index),
+            FdRegistration::Watched(epoll) => epoll.remove(self.raw()),
         }
     }
 }

@@ -7,10 +7,10 @@ use std::time::Instant;
 use sealblock_runtime_memory::Pool;
 
 use crate::backend::Backend;
-use crate::config::{Attempt, Choice, Config, StartError};
-use crate::operation::Work;
-use crate::pending::Key;
-use crate::remote::Remote;
+use crate::config::{Attempt, BackendChoice, Config, StartError};
+use crate::op_table::Key;
+use crate::operation::ErasedOp;
+use crate::remote::ReactorShared;
 use crate::ring::Ring;
 use crate::setup;
 use crate::sockets::Sockets;
@@ -29,7 +29,7 @@ pub(crate) enum Wait {
 pub(crate) struct Finished {
     pub(crate) key: Key,
     pub(crate) result: i32,
-    pub(crate) returned: Option<Box<dyn Work>>,
+    pub(crate) returned: Option<Box<dyn ErasedOp>>,
 }
 
 pub(crate) enum Driver {
@@ -38,13 +38,17 @@ pub(crate) enum Driver {
 }
 
 impl Driver {
-    pub(crate) fn start(config: &Config, pool: &Pool, remote: &Arc<Remote>) -> Result<(Driver, Backend), StartError> {
+    pub(crate) fn start(
+        config: &Config,
+        pool: &Pool,
+        remote: &Arc<ReactorShared>,
+    ) -> Result<(Driver, Backend), StartError> {
         let choice = config.choice()?;
         let reason = match choice {
-            Choice::Syscalls => None,
-            Choice::Auto | Choice::Uring => match setup::ring(config, pool, remote) {
+            BackendChoice::Syscalls => None,
+            BackendChoice::Auto | BackendChoice::Uring => match setup::ring(config, pool, remote) {
                 Ok((ring, features)) => return Ok((Driver::Ring(Box::new(ring)), Backend::Uring(features))),
-                Err(refusal) if choice == Choice::Uring => return Err(StartError::Uring(refusal)),
+                Err(refusal) if choice == BackendChoice::Uring => return Err(StartError::Uring(refusal)),
                 Err(refusal) => Some(refusal),
             },
         };

@@ -21,14 +21,14 @@ use std::time::Instant;
 use sealblock_runtime_memory::Pool;
 
 use crate::backend::Backend;
+use crate::busy_poll::BusyPolling;
 use crate::config::{Attempt, Config, StartError};
+use crate::core_local::CoreLocals;
 use crate::driver::{Driver, Finished, Wait};
 use crate::gather::Gathers;
-use crate::homed::Residents;
-use crate::linger::Lingering;
-use crate::operation::{self, Calls, Interest, Kind};
-use crate::pending::{Aftermath, Key, Pending};
-use crate::remote::Remote;
+use crate::op_table::{Aftermath, Key, OpTable};
+use crate::operation::{self, Calls, Interest, IoOp};
+use crate::remote::ReactorShared;
 use crate::task::Tasks;
 use crate::timer::Timers;
 use crate::waiters::Waiters;
@@ -68,20 +68,20 @@ pub(crate) struct Core {
     pub(crate) ready: RefCell<VecDeque<TaskId>>,
     root_woken: Cell<bool>,
     pub(crate) timers: RefCell<Timers>,
-    pub(crate) pending: RefCell<Pending>,
+    pub(crate) pending: RefCell<OpTable>,
     /// `None` once the reactor has ended.
     pub(crate) driver: RefCell<Option<Driver>>,
     /// Kept between turns for its capacity.
     finished: RefCell<Vec<Finished>>,
     closed: Cell<bool>,
     pub(crate) calls: Calls,
-    pub(crate) lingering: Lingering,
+    pub(crate) lingering: BusyPolling,
     stop_by: Cell<Option<Instant>>,
     pub(crate) stop_waiters: RefCell<Waiters>,
     drained_waiter: RefCell<Option<Waker>>,
-    pub(crate) remote: Arc<Remote>,
+    pub(crate) remote: Arc<ReactorShared>,
     pub(crate) gathers: Gathers,
-    pub(crate) homed: RefCell<Residents>,
+    pub(crate) homed: RefCell<CoreLocals>,
     pool: Pool,
     backend: Backend,
 }
@@ -100,14 +100,14 @@ impl Core {
     }
 
     /// Starts an operation. It is returned when the future is to keep it, that is, unless a thread took it.
-    pub(crate) fn start<K: Kind>(&self, mut kind: K, waker: Waker) -> (Key, Option<K>) {
+    pub(crate) fn start<K: IoOp>(&self, mut kind: K, waker: Waker) -> (Key, Option<K>) {
         let key = self.pending.borrow_mut().insert(waker);
         let mut driver = self.driver.borrow_mut();
         match driver.as_mut().expect("nothing starts on a reactor that has ended") {
             Driver::Ring(ring) => {
                 let entry = kind.entry(&ring.tables);
                 // SAFETY: the future keeps the operation, or leaves it to the table, until the completion is there; and a
-                // `Kind` promises that what its entry names stays valid and in place as long as it lives, or is leaked.
+                // `IoOp` promises that what its entry names stays valid and in place as long as it lives, or is leaked.
                 unsafe { ring.push(key, entry, kind.waits().is_some()) };
                 (key, Some(kind))
             }
@@ -321,14 +321,15 @@ impl Reactor {
     ///
     /// # Errors
     /// When the environment names an unknown backend, when io_uring is required and refused, or when the system has no
-    /// descriptors or threads to give. With [`crate::Choice::Auto`] a refused ring is no error; see [`Backend`].
+    /// descriptors or threads to give. With [`crate::BackendChoice::Auto`] a refused ring is no error; see [`Backend`].
     pub fn new(config: Config) -> Result<Reactor, StartError> {
-        let remote = Remote::new().map_err(|source| StartError::System { what: Attempt::CreateEvent, source })?;
+        let remote =
+            ReactorShared::new().map_err(|source| StartError::System { what: Attempt::CreateEvent, source })?;
         let remote = Arc::new(remote);
         let pool = Pool::new(config.pool_arena_bytes, config.pool_limit_bytes);
         let (driver, backend) = Driver::start(&config, &pool, &remote)?;
         let core = Core {
-            id: waker::enlist(&remote),
+            id: waker::register(&remote),
             tasks: RefCell::default(),
             ready: RefCell::default(),
             root_woken: Cell::new(false),
@@ -338,7 +339,7 @@ impl Reactor {
             finished: RefCell::default(),
             closed: Cell::new(false),
             calls: Calls::default(),
-            lingering: Lingering::new(config.spin_us),
+            lingering: BusyPolling::new(config.spin_us),
             stop_by: Cell::new(None),
             stop_waiters: RefCell::new(Waiters::new()),
             drained_waiter: RefCell::default(),
@@ -400,7 +401,7 @@ impl Drop for Reactor {
         let entered = try_current().is_none().then(|| Entered::new(&self.core));
         let panic = self.core.end();
         drop(entered);
-        waker::strike(self.core.id);
+        waker::unregister(self.core.id);
         if let Some(panic) = panic
             && !std::thread::panicking()
         {

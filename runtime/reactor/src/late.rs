@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use crate::descriptor::Descriptor;
-use crate::operation::{Kind, Op};
+use crate::operation::{IoOp, Op};
 
 /// Late operations of one file.
 #[derive(Default)]
@@ -48,19 +48,19 @@ impl Late {
     }
 }
 
-/// An operation that changes a file; dropped in flight it is late, until its [`Kind::discard`] says that it is over.
-pub(crate) struct Change<'a, K: Kind> {
+/// An operation that changes a file; dropped in flight it is late, until its [`IoOp::discard`] says that it is over.
+pub(crate) struct Change<'a, K: IoOp> {
     descriptor: &'a Arc<Descriptor>,
     op: Op<K>,
 }
 
-impl<'a, K: Kind> Change<'a, K> {
+impl<'a, K: IoOp> Change<'a, K> {
     pub(crate) fn new(descriptor: &'a Arc<Descriptor>, op: Op<K>) -> Change<'a, K> {
         Change { descriptor, op }
     }
 }
 
-impl<K: Kind> Future for Change<'_, K> {
+impl<K: IoOp> Future for Change<'_, K> {
     type Output = K::Output;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<K::Output> {
@@ -68,7 +68,7 @@ impl<K: Kind> Future for Change<'_, K> {
     }
 }
 
-impl<K: Kind> Drop for Change<'_, K> {
+impl<K: IoOp> Drop for Change<'_, K> {
     fn drop(&mut self) {
         // Before the operation is dropped, which may find that it is over.
         if self.op.is_flying() {

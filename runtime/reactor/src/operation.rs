@@ -3,7 +3,7 @@
 //! Invariant: a future that is dropped early leaves its operation to the table of `pending.rs`. One that waits for a peer is
 //! also cancelled then, as it might never end by itself.
 //!
-//! Shape: one trait, [`Kind`], with one file per implementation under `operations/`. The future, not the table, holds the
+//! Shape: one trait, [`IoOp`], with one file per implementation under `operations/`. The future, not the table, holds the
 //! operation, so that a table entry has one size and the usual life of an operation allocates nothing.
 
 use std::any::Any;
@@ -17,9 +17,9 @@ use std::task::{Context, Poll, Waker};
 
 use io_uring::squeue;
 
+use crate::busy_poll::BusyPoll;
 use crate::executor::Core;
-use crate::linger::Linger;
-use crate::pending::Key;
+use crate::op_table::Key;
 use crate::ring::Tables;
 
 /// How often an operation that was interrupted, or met a momentary lack of resources, is started again.
@@ -63,9 +63,9 @@ pub(crate) enum Direction {
 /// One kind of operation.
 ///
 /// # Safety
-/// All memory and descriptors named by [`Kind::entry`] stay valid, at the same address, while the value lives, even when
+/// All memory and descriptors named by [`IoOp::entry`] stay valid, at the same address, while the value lives, even when
 /// the value itself moves, and also when it is leaked.
-pub(crate) unsafe trait Kind: Sized + Send + Unpin + 'static {
+pub(crate) unsafe trait IoOp: Sized + Send + Unpin + 'static {
     /// What the operation's future gives.
     type Output;
 
@@ -84,7 +84,7 @@ pub(crate) unsafe trait Kind: Sized + Send + Unpin + 'static {
         None
     }
 
-    /// Whether to carry it out where it is started, by [`Kind::call`], if it need not wait then. Only for those that wait.
+    /// Whether to carry it out where it is started, by [`IoOp::call`], if it need not wait then. Only for those that wait.
     fn is_prompt(&self) -> bool {
         false
     }
@@ -101,7 +101,7 @@ pub(crate) unsafe trait Kind: Sized + Send + Unpin + 'static {
 }
 
 /// An operation on its way to a thread and back.
-pub(crate) trait Work: Send {
+pub(crate) trait ErasedOp: Send {
     /// Carries it out; a negative result is an error number, as in a completion of a ring.
     fn run(&mut self) -> i32;
     /// Tells the operation of a dropped future what came of it.
@@ -109,7 +109,7 @@ pub(crate) trait Work: Send {
     fn into_any(self: Box<Self>) -> Box<dyn Any>;
 }
 
-impl<K: Kind> Work for K {
+impl<K: IoOp> ErasedOp for K {
     fn run(&mut self) -> i32 {
         match self.call() {
             Ok(count) => i32::try_from(count).unwrap_or(i32::MAX),
@@ -118,7 +118,7 @@ impl<K: Kind> Work for K {
     }
 
     fn discard(self: Box<Self>, result: i32) {
-        Kind::discard(*self, decoded(result));
+        IoOp::discard(*self, decoded(result));
     }
 
     fn into_any(self: Box<Self>) -> Box<dyn Any> {
@@ -131,7 +131,7 @@ fn decoded(result: i32) -> io::Result<u32> {
 }
 
 /// Tells an operation without a future, wherever it was kept, what came of it.
-pub(crate) fn discard(result: i32, kept: [Option<Box<dyn Work>>; 2]) {
+pub(crate) fn discard(result: i32, kept: [Option<Box<dyn ErasedOp>>; 2]) {
     kept.into_iter().flatten().for_each(|work| work.discard(result));
 }
 
@@ -143,18 +143,18 @@ enum Stage<K> {
 }
 
 /// The future of one operation. It starts when it is first polled.
-pub(crate) struct Op<K: Kind> {
+pub(crate) struct Op<K: IoOp> {
     core: Rc<Core>,
     stage: Stage<K>,
     waits: Option<Interest>,
     retries: u8,
-    linger: Linger,
+    busy_poll: BusyPoll,
 }
 
-impl<K: Kind> Op<K> {
+impl<K: IoOp> Op<K> {
     pub(crate) fn new(core: Rc<Core>, kind: K) -> Op<K> {
         let waits = kind.waits();
-        Op { core, stage: Stage::New(kind), waits, retries: 0, linger: Linger::default() }
+        Op { core, stage: Stage::New(kind), waits, retries: 0, busy_poll: BusyPoll::default() }
     }
 
     /// Whether it was started and has not given its output yet.
@@ -185,7 +185,7 @@ impl<K: Kind> Op<K> {
         self.waits.is_some()
             && kind.is_prompt()
             && kind.lingers()
-            && self.linger.goes_on(&self.core.lingering, self.core.awaits_disk())
+            && self.busy_poll.goes_on(&self.core.lingering, self.core.awaits_disk())
     }
 
     /// Asks again in the task's next poll, or has the backend wait.
@@ -206,7 +206,7 @@ impl<K: Kind> Op<K> {
     }
 }
 
-impl<K: Kind> Future for Op<K> {
+impl<K: IoOp> Future for Op<K> {
     type Output = K::Output;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<K::Output> {
@@ -245,12 +245,12 @@ impl<K: Kind> Future for Op<K> {
     }
 }
 
-impl<K: Kind> Drop for Op<K> {
+impl<K: IoOp> Drop for Op<K> {
     fn drop(&mut self) {
         self.cancel();
-        self.linger.end(&self.core.lingering);
+        self.busy_poll.end(&self.core.lingering);
         if let Stage::Flying(key, kind) = std::mem::replace(&mut self.stage, Stage::Over) {
-            let kept = kind.map(|kind| Box::new(kind) as Box<dyn Work>);
+            let kept = kind.map(|kind| Box::new(kind) as Box<dyn ErasedOp>);
             let (done, waker) = self.core.pending.borrow_mut().abandon(key, kept);
             drop(waker);
             if let Some((result, kept, returned)) = done {
@@ -265,18 +265,18 @@ pub(crate) type Parked<K> = Cell<Option<Op<K>>>;
 
 /// An operation that is cancelled and parked, rather than abandoned, when it is dropped in flight, so that what it may yet
 /// bring (received bytes, an accepted connection) is not lost.
-pub(crate) struct Parking<'a, K: Kind> {
+pub(crate) struct Parking<'a, K: IoOp> {
     parked: &'a Parked<K>,
     op: Option<Op<K>>,
 }
 
-impl<'a, K: Kind> Parking<'a, K> {
+impl<'a, K: IoOp> Parking<'a, K> {
     pub(crate) fn new(parked: &'a Parked<K>, op: Op<K>) -> Parking<'a, K> {
         Parking { parked, op: Some(op) }
     }
 }
 
-impl<K: Kind> Future for Parking<'_, K> {
+impl<K: IoOp> Future for Parking<'_, K> {
     type Output = K::Output;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<K::Output> {
@@ -289,7 +289,7 @@ impl<K: Kind> Future for Parking<'_, K> {
     }
 }
 
-impl<K: Kind> Drop for Parking<'_, K> {
+impl<K: IoOp> Drop for Parking<'_, K> {
     fn drop(&mut self) {
         let Some(op) = self.op.take().filter(Op::is_flying) else { return };
         op.cancel();

@@ -7,24 +7,24 @@ use std::sync::Arc;
 
 use crate::call::{CoreGone, CoreHandle};
 use crate::executor;
-use crate::remote::Remote;
+use crate::remote::ReactorShared;
 use crate::task;
 
 /// The address of one reactor, on a thread of [`crate::Cores`] or not. Clones are the same address.
 #[derive(Clone)]
-pub struct Post {
-    remote: Arc<Remote>,
+pub struct CoreAddress {
+    remote: Arc<ReactorShared>,
 }
 
-impl Post {
+impl CoreAddress {
     /// The address of the current reactor.
     ///
     /// # Panics
     /// Outside a reactor.
-    pub fn here() -> Post {
+    pub fn here() -> CoreAddress {
         let remote = Arc::clone(&executor::current().remote);
         remote.share();
-        Post { remote }
+        CoreAddress { remote }
     }
 
     /// Whether the caller runs on this reactor.
@@ -47,16 +47,16 @@ impl Post {
     }
 }
 
-impl PartialEq for Post {
+impl PartialEq for CoreAddress {
     /// Whether both are of one reactor.
-    fn eq(&self, other: &Post) -> bool {
+    fn eq(&self, other: &CoreAddress) -> bool {
         Arc::ptr_eq(&self.remote, &other.remote)
     }
 }
 
-impl Eq for Post {}
+impl Eq for CoreAddress {}
 
-impl std::fmt::Debug for Post {
+impl std::fmt::Debug for CoreAddress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Post").field("event_fd", &self.remote.event_fd()).finish()
     }
@@ -64,8 +64,8 @@ impl std::fmt::Debug for Post {
 
 impl CoreHandle {
     /// The core's address.
-    pub fn post(&self) -> Post {
+    pub fn post(&self) -> CoreAddress {
         self.remote.share();
-        Post { remote: Arc::clone(&self.remote) }
+        CoreAddress { remote: Arc::clone(&self.remote) }
     }
 }

@@ -16,7 +16,7 @@ use crate::waker::TaskId;
 /// Something to run on the reactor's thread.
 pub(crate) type Message = Box<dyn FnOnce() + Send>;
 
-pub(crate) struct Remote {
+pub(crate) struct ReactorShared {
     event: File,
     notified: AtomicBool,
     /// The reactor sleeps, or is about to.
@@ -36,8 +36,8 @@ pub(crate) struct Inbox {
     closed: bool,
 }
 
-impl Remote {
-    pub(crate) fn new() -> std::io::Result<Remote> {
+impl ReactorShared {
+    pub(crate) fn new() -> std::io::Result<ReactorShared> {
         // SAFETY: the call takes no pointers.
         let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
         if fd < 0 {
@@ -45,7 +45,7 @@ impl Remote {
         }
         // SAFETY: the descriptor is new, so nobody else owns it.
         let event = unsafe { File::from_raw_fd(fd) };
-        Ok(Remote {
+        Ok(ReactorShared {
             event,
             notified: AtomicBool::new(false),
             sleeping: AtomicBool::new(false),
@@ -73,7 +73,7 @@ impl Remote {
     }
 
     /// The reactor is about to sleep. False when something has come in: then it must not. Either way call
-    /// [`Remote::wake_up`] afterwards.
+    /// [`ReactorShared::wake_up`] afterwards.
     pub(crate) fn fall_asleep(&self) -> bool {
         self.sleeping.store(true, Ordering::SeqCst);
         !self.notified.load(Ordering::SeqCst)

@@ -18,10 +18,10 @@ use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{IoUring, opcode, squeue, types};
 use sealblock_runtime_memory::{ArenaId, Registration};
 
-use crate::descriptor::{Descriptor, GivenUp, Slot};
+use crate::descriptor::{Descriptor, FreedSlots, Slot};
 use crate::driver::{Finished, Wait};
-use crate::pending::{Key, WAITS_BIT};
-use crate::remote::Remote;
+use crate::op_table::{Key, WAITS_BIT};
+use crate::remote::ReactorShared;
 use crate::spin::Spin;
 
 /// Entries of the submission queue: how many operations one system call can hand over.
@@ -44,7 +44,7 @@ pub(crate) enum Target {
 /// What is registered with the ring.
 pub(crate) struct Tables {
     pub(crate) arena: Option<ArenaId>,
-    pub(crate) given_up: Arc<GivenUp>,
+    pub(crate) given_up: Arc<FreedSlots>,
     pub(crate) free_slots: Vec<u32>,
 }
 
@@ -75,14 +75,14 @@ pub(crate) struct Ring {
     waiting: usize,
     limit: usize,
     spin: Spin,
-    remote: Arc<Remote>,
+    remote: Arc<ReactorShared>,
     /// Where the read of the event descriptor puts the count; on the heap, so that it stays where it is.
     event_count: Box<u64>,
     event_armed: bool,
 }
 
 impl Ring {
-    pub(crate) fn new(uring: IoUring, tables: Tables, limit: usize, spin: Spin, remote: Arc<Remote>) -> Ring {
+    pub(crate) fn new(uring: IoUring, tables: Tables, limit: usize, spin: Spin, remote: Arc<ReactorShared>) -> Ring {
         Ring {
             uring,
             tables,
@@ -155,7 +155,7 @@ impl Ring {
         }
         let idle = self.in_kernel + self.waiting == 0 && self.uring.submission().is_empty();
         if !finished.is_empty() || (wait == Wait::No && !idle) {
-            if self.has_business() {
+            if self.needs_enter() {
                 self.enter(0, None)?;
             }
         } else if wait != Wait::No {
@@ -169,7 +169,7 @@ impl Ring {
         if let Some(end) = self.spin.begin(self.in_kernel + self.waiting > 0 || self.remote.is_shared(), wait) {
             loop {
                 // The kernel says in shared memory when it has something, so that spinning makes no system calls.
-                if self.has_business() {
+                if self.needs_enter() {
                     self.enter(0, None)?;
                 }
                 self.reap(finished);
@@ -196,7 +196,7 @@ impl Ring {
 
     /// Whether a system call would do anything now: entries are to be handed over, or the kernel has work to do on this
     /// thread or completions that found no room. Other completions are there without one.
-    fn has_business(&mut self) -> bool {
+    fn needs_enter(&mut self) -> bool {
         let submission = self.uring.submission();
         !submission.is_empty() || submission.taskrun() || submission.cq_overflow()
     }

@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::driver::Finished;
-use crate::operation::{Direction, Interest, Work};
-use crate::pending::Key;
-use crate::remote::Remote;
+use crate::op_table::Key;
+use crate::operation::{Direction, ErasedOp, Interest};
+use crate::remote::ReactorShared;
 
 /// Events taken with one system call; more wait for the next turn.
 const EVENTS_PER_TURN: usize = 256;
@@ -73,7 +73,7 @@ impl Epoll {
 
 struct Job {
     key: Key,
-    work: Box<dyn Work>,
+    work: Box<dyn ErasedOp>,
 }
 
 /// What waits on one socket.
@@ -98,11 +98,11 @@ pub(crate) struct Sockets {
     waiting: HashMap<RawFd, Queues>,
     done: Vec<Finished>,
     events: Vec<libc::epoll_event>,
-    remote: Arc<Remote>,
+    remote: Arc<ReactorShared>,
 }
 
 /// Carries out an operation unless it would have to wait.
-fn attempt(work: &mut dyn Work) -> Option<i32> {
+fn attempt(work: &mut dyn ErasedOp) -> Option<i32> {
     for _ in 0..INTERRUPTION_LIMIT {
         match work.run() {
             result if result == -libc::EINTR => {}
@@ -113,7 +113,7 @@ fn attempt(work: &mut dyn Work) -> Option<i32> {
 }
 
 impl Sockets {
-    pub(crate) fn start(remote: &Arc<Remote>) -> io::Result<Sockets> {
+    pub(crate) fn start(remote: &Arc<ReactorShared>) -> io::Result<Sockets> {
         // SAFETY: the call takes no pointers.
         let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         if fd < 0 {
@@ -134,7 +134,7 @@ impl Sockets {
         Ok(Arc::clone(&self.epoll))
     }
 
-    pub(crate) fn push(&mut self, key: Key, mut work: Box<dyn Work>, interest: Interest) {
+    pub(crate) fn push(&mut self, key: Key, mut work: Box<dyn ErasedOp>, interest: Interest) {
         let queue = self.waiting.get_mut(&interest.fd).map(|queues| queues.of(interest.direction));
         if queue.is_none_or(|queue| queue.is_empty())
             && let Some(result) = attempt(&mut *work)

@@ -10,21 +10,21 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::driver::{Finished, Wait};
-use crate::operation::{Interest, Work};
-use crate::pending::Key;
-use crate::remote::Remote;
+use crate::op_table::Key;
+use crate::operation::{ErasedOp, Interest};
+use crate::remote::ReactorShared;
 use crate::sockets::Sockets;
 use crate::spin::Spin;
 
 struct Job {
     key: Key,
-    work: Box<dyn Work>,
+    work: Box<dyn ErasedOp>,
 }
 
 struct Done {
     key: Key,
     result: i32,
-    work: Box<dyn Work>,
+    work: Box<dyn ErasedOp>,
 }
 
 #[derive(Default)]
@@ -37,7 +37,7 @@ struct Shared {
     queue: Mutex<Queue>,
     ready: Condvar,
     done: Mutex<Vec<Done>>,
-    remote: Arc<Remote>,
+    remote: Arc<ReactorShared>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -56,7 +56,7 @@ pub(crate) struct Threads {
 }
 
 impl Threads {
-    pub(crate) fn start(count: u32, remote: &Arc<Remote>, sockets: Sockets, spin: Spin) -> io::Result<Threads> {
+    pub(crate) fn start(count: u32, remote: &Arc<ReactorShared>, sockets: Sockets, spin: Spin) -> io::Result<Threads> {
         let shared = Arc::new(Shared {
             queue: Mutex::default(),
             ready: Condvar::new(),
@@ -73,7 +73,7 @@ impl Threads {
     }
 
     /// Starts an operation; one that waits for a peer is tried at once.
-    pub(crate) fn push(&mut self, key: Key, waits: Option<Interest>, work: Box<dyn Work>) {
+    pub(crate) fn push(&mut self, key: Key, waits: Option<Interest>, work: Box<dyn ErasedOp>) {
         if let Some(interest) = waits {
             return self.sockets.push(key, work, interest);
         }

@@ -11,7 +11,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::task::{RawWaker, RawWakerVTable, Waker};
 
 use crate::executor;
-use crate::remote::Remote;
+use crate::remote::ReactorShared;
 
 const _: () = assert!(usize::BITS == 64, "a waker packs three numbers into one 64-bit word");
 
@@ -35,9 +35,9 @@ pub(crate) struct TaskId {
 pub(crate) const ROOT: TaskId = TaskId { index: FIELD_MASK, generation: 0 };
 
 /// The reactors of this process, so that a waker can find its own from another thread.
-static DIRECTORY: RwLock<Vec<Option<Arc<Remote>>>> = RwLock::new(Vec::new());
+static DIRECTORY: RwLock<Vec<Option<Arc<ReactorShared>>>> = RwLock::new(Vec::new());
 
-pub(crate) fn enlist(remote: &Arc<Remote>) -> CoreId {
+pub(crate) fn register(remote: &Arc<ReactorShared>) -> CoreId {
     let mut cores = DIRECTORY.write().unwrap_or_else(PoisonError::into_inner);
     let place = cores.iter().position(Option::is_none).unwrap_or(cores.len());
     let id = u16::try_from(place).expect("a process has fewer than 65536 reactors");
@@ -48,7 +48,7 @@ pub(crate) fn enlist(remote: &Arc<Remote>) -> CoreId {
     CoreId(id)
 }
 
-pub(crate) fn strike(id: CoreId) {
+pub(crate) fn unregister(id: CoreId) {
     DIRECTORY.write().unwrap_or_else(PoisonError::into_inner)[id.0 as usize] = None;
 }
 

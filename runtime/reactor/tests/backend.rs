@@ -2,16 +2,21 @@
 
 mod common;
 
-use sealblock_runtime_reactor::{Backend, Choice, Config, Features, Reactor, Refusal, StartError, backend};
+use sealblock_runtime_reactor::{
+    Backend, BackendChoice, Config, Features, Reactor, StartError, UringUnavailable, backend,
+};
 
 #[test]
 fn a_refused_ring_falls_back_and_says_so() {
     for errno in [libc::EPERM, libc::ENOSYS] {
-        let config = Config { runtime: Choice::Auto, refuse_uring: Some(errno), ..common::small() };
+        let config = Config { runtime: BackendChoice::Auto, refuse_uring: Some(errno), ..common::small() };
         let reactor = Reactor::new(config).expect("falls back");
         // Whoever runs the tests with the variable set to `syscalls` has asked for it, which is then the reason.
         if std::env::var_os("SEALBLOCK_RUNTIME").is_none() {
-            assert_eq!(*reactor.backend(), Backend::Syscalls { threads: 4, reason: Some(Refusal::Errno(errno)) });
+            assert_eq!(
+                *reactor.backend(),
+                Backend::Syscalls { threads: 4, reason: Some(UringUnavailable::Errno(errno)) }
+            );
         }
         assert_eq!(reactor.block_on(async { backend() }), *reactor.backend());
     }
@@ -21,7 +26,7 @@ fn a_refused_ring_falls_back_and_says_so() {
 fn a_ring_that_is_required_is_not_replaced() {
     let config = Config { refuse_uring: Some(libc::EPERM), ..common::uring() };
     let error = Reactor::new(config).expect_err("a ring was required");
-    assert!(matches!(error, StartError::Uring(Refusal::Errno(libc::EPERM))));
+    assert!(matches!(error, StartError::Uring(UringUnavailable::Errno(libc::EPERM))));
     assert!(error.to_string().contains("EPERM"), "{error}");
 }
 
@@ -39,11 +44,14 @@ fn what_is_turned_off_is_missing_visibly() {
     match fixed_buffers {
         Ok(()) => {}
         // The limit counts for all processes of a user together, so an ordinary user may have no room left for this one.
-        Err(Refusal::LockedMemory { .. }) => eprintln!("skipped: this user may lock no more memory"),
+        Err(UringUnavailable::LockedMemory { .. }) => eprintln!("skipped: this user may lock no more memory"),
         Err(other) => panic!("fixed buffers were refused: {other}"),
     }
     let bare = features(Config { fixed_files_limit: 0, pool_arena_bytes: 0, ..common::uring() });
-    assert_eq!((bare.fixed_files, bare.fixed_buffers), (Err(Refusal::TurnedOff), Err(Refusal::TurnedOff)));
+    assert_eq!(
+        (bare.fixed_files, bare.fixed_buffers),
+        (Err(UringUnavailable::TurnedOff), Err(UringUnavailable::TurnedOff))
+    );
     let large = features(Config { pool_arena_bytes: (1 << 30) + 1, ..common::uring() });
-    assert_eq!(large.fixed_buffers, Err(Refusal::ArenaTooLarge));
+    assert_eq!(large.fixed_buffers, Err(UringUnavailable::ArenaTooLarge));
 }

@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::{
-    Config, CoreGone, CoreHandle, Cores, File, Homed, Options, Placement, Post, Reactor, StartError, Stopped, sleep,
-    spawn, stopping, yield_now,
+    Config, CoreAddress, CoreGone, CoreHandle, CoreLocal, Cores, File, Options, Placement, Reactor, StartError,
+    Stopped, sleep, spawn, stopping, yield_now,
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -237,7 +237,7 @@ fn what_is_posted_is_done_in_order_unless_the_core_stops() {
         let (send, receive) = std::sync::mpsc::channel();
         for number in 0..100 {
             let (send, post, inner) = (send.clone(), post.clone(), post.clone());
-            post.send(move || send.send((number, inner.is_here() && inner == Post::here())).unwrap()).unwrap();
+            post.send(move || send.send((number, inner.is_here() && inner == CoreAddress::here())).unwrap()).unwrap();
         }
         post.send(|| panic!("work that fails alone")).unwrap();
         let got: Vec<_> = (0..100).map(|_| receive.recv().unwrap()).collect();
@@ -266,7 +266,7 @@ fn homed_values_are_used_and_dropped_at_home() {
             let send = send.clone();
             let handle = cores.handle(0).unwrap();
             let made = handle.call(move || async move {
-                let homed = Homed::new(std::rc::Rc::new(Tells(send)));
+                let homed = CoreLocal::new(std::rc::Rc::new(Tells(send)));
                 assert!(homed.get().is_some());
                 (homed, thread::current().id())
             });

@@ -5,7 +5,7 @@
 mod common;
 
 use sealblock_runtime_memory::Slice;
-use sealblock_runtime_reactor::{Backend, File, Options, Reactor, Refusal, pool};
+use sealblock_runtime_reactor::{Backend, File, Options, Reactor, UringUnavailable, pool};
 
 const LIMIT_BYTES: u64 = 64 << 10;
 
@@ -35,7 +35,7 @@ fn without_locked_memory_the_ring_does_without_fixed_buffers() {
     restrict();
     let reactor = Reactor::new(common::uring()).expect("the ring itself needs no locked memory");
     let Backend::Uring(features) = reactor.backend() else { panic!("a ring was required") };
-    assert_eq!(features.fixed_buffers, Err(Refusal::LockedMemory { limit_bytes: LIMIT_BYTES }));
+    assert_eq!(features.fixed_buffers, Err(UringUnavailable::LockedMemory { limit_bytes: LIMIT_BYTES }));
     assert_eq!(features.fixed_files, Ok(()));
     reactor.block_on(async {
         assert_eq!(pool().take(4096).registration(), None);

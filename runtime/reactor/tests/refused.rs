@@ -4,7 +4,7 @@
 mod common;
 
 use sealblock_runtime_memory::Slice;
-use sealblock_runtime_reactor::{Backend, Choice, Config, File, Options, Reactor, Refusal, StartError};
+use sealblock_runtime_reactor::{Backend, BackendChoice, Config, File, Options, Reactor, StartError, UringUnavailable};
 
 /// Makes `io_uring_setup` fail with `EPERM` on this thread and those it starts.
 fn forbid_rings() {
@@ -28,13 +28,16 @@ fn forbid_rings() {
 fn a_filtered_process_works_with_system_calls() {
     forbid_rings();
     let required = Reactor::new(common::uring()).expect_err("a ring was required");
-    assert!(matches!(required, StartError::Uring(Refusal::Errno(libc::EPERM))), "{required}");
+    assert!(matches!(required, StartError::Uring(UringUnavailable::Errno(libc::EPERM))), "{required}");
     if std::env::var_os("SEALBLOCK_RUNTIME").is_some() {
         // The variable decides then, not the kernel.
         return;
     }
-    let reactor = Reactor::new(Config { runtime: Choice::Auto, ..common::small() }).expect("falls back");
-    assert_eq!(*reactor.backend(), Backend::Syscalls { threads: 4, reason: Some(Refusal::Errno(libc::EPERM)) });
+    let reactor = Reactor::new(Config { runtime: BackendChoice::Auto, ..common::small() }).expect("falls back");
+    assert_eq!(
+        *reactor.backend(),
+        Backend::Syscalls { threads: 4, reason: Some(UringUnavailable::Errno(libc::EPERM)) }
+    );
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("the target folder can be written");
     reactor.block_on(async {
         let options = Options { write: true, create: true, ..Options::default() };

@@ -1,22 +1,23 @@
 use std::num::NonZeroU64;
 
 use proptest::prelude::*;
-use sealblock_block::AnnexSlot;
+use sealblock_block::ReservedArea;
 use sealblock_integrity::guard::crc32c;
 
 use crate::format::{decode, encode};
-use crate::record::{Counts, Ended, MOST_RUNS, Phase, Record, Run};
+use crate::record::{Counts, MOST_RUNS, Phase, Run, RunResult, ScrubRecord};
 use crate::{FormatError, MOST_BYTES};
 
 const CAPACITY: u64 = 1_000_000;
 
 fn counts() -> Counts {
-    Counts { blocks: 300, bad: 5, repaired: 3, lost: 2, unchecked: 17 }
+    Counts { blocks: 300, bad_blocks: 5, repaired: 3, unrepaired: 2, unchecked: 17 }
 }
 
-fn record() -> Record {
-    let run = |at| Run { started_unix_s: at, ended_unix_s: at + 9, from: 4, counts: counts(), ended: Ended::Stopped };
-    Record {
+fn record() -> ScrubRecord {
+    let run =
+        |at| Run { started_unix_s: at, ended_unix_s: at + 9, from: 4, counts: counts(), ended: RunResult::Stopped };
+    ScrubRecord {
         phase: Phase::Running,
         position: 310,
         from: 10,
@@ -25,7 +26,7 @@ fn record() -> Record {
         rate: NonZeroU64::new(7 << 20),
         completed_unix_s: Some(1_780_000_000),
         schedule_from_unix_s: Some(1_785_000_000),
-        runs: vec![run(5), Run { ended: Ended::Finished, ..run(20) }],
+        runs: vec![run(5), Run { ended: RunResult::Finished, ..run(20) }],
     }
 }
 
@@ -40,7 +41,7 @@ fn with(at: usize, bytes: &[u8]) -> Vec<u8> {
 
 #[test]
 fn a_record_comes_back() {
-    for record in [record(), Record::default(), Record { phase: Phase::Paused, ..record() }] {
+    for record in [record(), ScrubRecord::default(), ScrubRecord { phase: Phase::Paused, ..record() }] {
         assert_eq!(decode(&encode(&record, CAPACITY), CAPACITY), Ok(record));
     }
 }
@@ -70,7 +71,7 @@ fn a_record_of_the_first_version_is_read_and_says_nothing_of_what_was_not_checke
     first[4..8].copy_from_slice(&checksum.to_le_bytes());
     let nothing = |counts| Counts { unchecked: 0, ..counts };
     let runs = record().runs.into_iter().map(|run| Run { counts: nothing(run.counts), ..run }).collect();
-    assert_eq!(decode(&first, CAPACITY), Ok(Record { counts: nothing(counts()), runs, ..record() }));
+    assert_eq!(decode(&first, CAPACITY), Ok(ScrubRecord { counts: nothing(counts()), runs, ..record() }));
 }
 
 #[test]
@@ -94,11 +95,11 @@ fn a_record_of_before_the_device_was_resized_goes_on_or_begins_anew() {
     for larger_or_not_past_it in [CAPACITY * 3, 311] {
         assert_eq!(decode(&bytes, larger_or_not_past_it), Ok(record()));
     }
-    let anew = Record { position: 0, from: 0, counts: Counts::default(), ..record() };
+    let anew = ScrubRecord { position: 0, from: 0, counts: Counts::default(), ..record() };
     for past_it in [310, 11, 9] {
         assert_eq!(decode(&bytes, past_it), Ok(anew.clone()), "{past_it} blocks");
     }
-    let idle = Record::default();
+    let idle = ScrubRecord::default();
     assert_eq!(decode(&encode(&idle, CAPACITY), 1), Ok(idle));
 }
 
@@ -133,9 +134,9 @@ fn what_is_whole_and_cannot_be_is_refused_for_its_reason() {
 #[test]
 fn the_largest_record_fits_its_slot() {
     let runs = vec![record().runs[0]; MOST_RUNS];
-    let bytes = encode(&Record { runs, ..record() }, CAPACITY);
+    let bytes = encode(&ScrubRecord { runs, ..record() }, CAPACITY);
     assert_eq!(bytes.len(), MOST_BYTES);
-    const { assert!(MOST_BYTES <= AnnexSlot::Scrub.most_bytes()) };
+    const { assert!(MOST_BYTES <= ReservedArea::ScrubState.max_bytes()) };
 }
 
 proptest! {

@@ -1,14 +1,14 @@
 use std::time::Duration;
 
 use super::{World, rate, shape};
-use crate::{Checked, Counts, Ended, MOST_RUNS, News, Phase, Refusal, Scrub, Settings, State, Step};
+use crate::{Checked, Counts, MOST_RUNS, Phase, Refusal, RunResult, Scrub, ScrubEvent, Settings, State, Step};
 
 const LONG: Duration = Duration::from_secs(3600);
 
 #[test]
 fn nothing_happens_unless_it_is_told() {
     let mut world = World::new(1000, Settings::default());
-    assert_eq!(world.step(), Step::Rest);
+    assert_eq!(world.step(), Step::Idle);
     world.run_for(LONG);
     assert_eq!((world.pieces.len(), world.scrub.view(world.now).state), (0, State::Idle));
     assert_eq!(world.scrub.to_save(world.now), None, "and nothing is written");
@@ -23,10 +23,10 @@ fn a_run_checks_every_block_once_and_goes_on_behind_bad_ones() {
     assert_eq!(world.checked_blocks(), Some((0, 999)));
     let view = world.scrub.view(world.now);
     let run = view.record.runs[0];
-    assert_eq!(run.counts, Counts { blocks: 1000, bad: 4, repaired: 2, lost: 2, unchecked: 0 });
-    assert_eq!((run.ended, view.state, view.record.position), (Ended::Finished, State::Idle, 0));
-    assert_eq!(world.scrub.take_news(), Some(News::Started { at: 0, resumed: false }));
-    assert_eq!(world.scrub.take_news(), Some(News::Ended(run)));
+    assert_eq!(run.counts, Counts { blocks: 1000, bad_blocks: 4, repaired: 2, unrepaired: 2, unchecked: 0 });
+    assert_eq!((run.ended, view.state, view.record.position), (RunResult::Finished, State::Idle, 0));
+    assert_eq!(world.scrub.take_news(), Some(ScrubEvent::Started { at: 0, resumed: false }));
+    assert_eq!(world.scrub.take_news(), Some(ScrubEvent::Ended(run)));
     assert_eq!(world.scrub.take_news(), None);
 }
 
@@ -46,7 +46,7 @@ fn a_run_is_held_goes_on_and_is_ended() {
     assert!(view.record.position > held.position && view.rate == rate(1 << 20), "its rate stays");
     world.scrub.stop(world.now).unwrap();
     let record = world.scrub.view(world.now).record;
-    assert_eq!((record.phase, record.runs.len(), record.runs[0].ended), (Phase::Idle, 1, Ended::Stopped));
+    assert_eq!((record.phase, record.runs.len(), record.runs[0].ended), (Phase::Idle, 1, RunResult::Stopped));
     assert_eq!((record.runs[0].from, record.completed_unix_s), (100, None));
     world.checked_blocks();
 }
@@ -58,7 +58,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     assert_eq!(world.scrub.stop(world.now), Err(Refusal::NotRunning));
     let past = Refusal::PastEnd { from: 1000, last: 999 };
     assert_eq!(world.scrub.start(world.now, Some(1000), None), Err(past));
-    assert_eq!(world.step(), Step::Rest);
+    assert_eq!(world.step(), Step::Idle);
     assert_eq!(world.scrub.start(world.now, Some(999), None), Ok(()));
     world.run_for(LONG);
     assert_eq!(world.checked_blocks(), Some((999, 999)));
@@ -72,10 +72,10 @@ fn beginning_elsewhere_ends_the_run_under_way() {
     let Step::Check(late) = world.scrub.step(world.now, world.activity) else { panic!("it checks") };
     world.scrub.start(world.now, Some(500), None).unwrap();
     // The answer to the former run's question comes only now.
-    world.scrub.checked(world.now, late, Checked { bad: 1, ..Checked::default() });
+    world.scrub.checked(world.now, late, Checked { bad_blocks: 1, ..Checked::default() });
     let record = world.scrub.view(world.now).record;
     assert_eq!((record.position, record.counts, record.rate), (500, Counts::default(), None));
-    assert_eq!((record.runs.len(), record.runs[0].ended), (1, Ended::Stopped));
+    assert_eq!((record.runs.len(), record.runs[0].ended), (1, RunResult::Stopped));
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn the_last_runs_are_remembered_and_no_more() {
     }
     let runs = world.scrub.view(world.now).record.runs;
     assert_eq!(runs.len(), MOST_RUNS);
-    assert_eq!((runs[MOST_RUNS - 1].counts.bad, runs[0].counts.bad), (1, 0));
+    assert_eq!((runs[MOST_RUNS - 1].counts.bad_blocks, runs[0].counts.bad_blocks), (1, 0));
     assert!(runs.windows(2).all(|pair| pair[0].started_unix_s < pair[1].started_unix_s));
 }
 
@@ -122,7 +122,7 @@ fn a_run_goes_on_in_another_process_where_it_was_saved() {
     assert_eq!(next.scrub.view(next.now).record, before);
     next.run_for(LONG);
     assert_eq!(next.checked_blocks(), Some((before.position, (1 << 16) - 1)));
-    assert_eq!(next.scrub.take_news(), Some(News::Started { at: before.position, resumed: true }));
+    assert_eq!(next.scrub.take_news(), Some(ScrubEvent::Started { at: before.position, resumed: true }));
     let run = next.scrub.view(next.now).record.runs[0];
     assert_eq!((run.counts.blocks, run.counts.repaired, run.from), (1 << 16, 1, 0));
     assert!(next.scrub.last_to_save(next.now).is_some());
@@ -139,7 +139,7 @@ fn a_held_run_stays_held_in_another_process() {
     let saved = world.scrub.to_save(world.now).unwrap();
     let mut next = World::of(Scrub::new(shape(1000), Settings::default()));
     next.scrub.restore(&saved).unwrap();
-    assert_eq!((next.step(), next.scrub.view(next.now).state), (Step::Rest, State::Paused));
+    assert_eq!((next.step(), next.scrub.view(next.now).state), (Step::Idle, State::Paused));
 }
 
 #[test]

@@ -60,7 +60,7 @@ fn beside_others(settings: Settings, every: Duration) -> World {
         while world.now.steady < end {
             match world.step() {
                 crate::Step::Wait(wait) => world.pass(wait.min(end - world.now.steady)),
-                crate::Step::Check(_) | crate::Step::Rest => world.pass(Duration::from_millis(1)),
+                crate::Step::Check(_) | crate::Step::Idle => world.pass(Duration::from_millis(1)),
             }
         }
     }

@@ -65,7 +65,7 @@ fn a_part_that_was_checked_by_hand_does_not_put_the_whole_off() {
 #[test]
 fn settings_follow_and_a_schedule_that_is_taken_away_begins_nothing() {
     let mut world = World::new(1000, Settings::default());
-    assert_eq!(world.step(), Step::Rest);
+    assert_eq!(world.step(), Step::Idle);
     world.scrub.configure(weekly());
     world.run_for(Duration::from_secs(60));
     assert_eq!(runs(&world), 1);

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-use crate::target::Target;
+use crate::target::TargetName;
 
 /// Arguments of `mirror`.
 #[derive(Args, Debug)]
@@ -42,10 +42,10 @@ pub enum MirrorCommand {
 pub struct MirrorCreate {
     /// The devices: two to eight of one size, block size and protection information.
     #[arg(value_name = "DEVICE", num_args = 2.., required = true)]
-    pub legs: Vec<Target>,
+    pub legs: Vec<TargetName>,
     /// The device whose content counts; needed where several hold data.
     #[arg(long, value_name = "DEVICE")]
-    pub from: Option<Target>,
+    pub from: Option<TargetName>,
     /// Replace what the other devices hold, also the label of another mirror.
     #[arg(long)]
     pub force: bool,
@@ -59,7 +59,7 @@ pub struct MirrorCreate {
 pub struct MirrorStatus {
     /// The mirror, as mirror:A,B.
     #[arg(value_name = "TARGET")]
-    pub target: Target,
+    pub target: TargetName,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
@@ -73,10 +73,10 @@ pub struct MirrorStatus {
 pub struct MirrorAdd {
     /// The mirror, as mirror:A,B; or a volume that is to become the first leg of one.
     #[arg(value_name = "TARGET")]
-    pub target: Target,
+    pub target: TargetName,
     /// The new leg: blank, at least as large, with the same protection information.
     #[arg(value_name = "LEG")]
-    pub leg: Target,
+    pub leg: TargetName,
     /// Replace what is on it.
     #[arg(long)]
     pub force: bool,
@@ -90,10 +90,10 @@ pub struct MirrorAdd {
 pub struct MirrorRemove {
     /// The mirror, as mirror:A,B.
     #[arg(value_name = "TARGET")]
-    pub target: Target,
+    pub target: TargetName,
     /// The leg to be taken out, as it is called in TARGET.
     #[arg(value_name = "LEG")]
-    pub leg: Target,
+    pub leg: TargetName,
     /// Where several are away and only their labels could tell which is which, go by the order of the names.
     #[arg(long)]
     pub force: bool,
@@ -110,10 +110,10 @@ pub struct MirrorRemove {
 pub struct MirrorAcceptStale {
     /// The mirror, as mirror:A,B.
     #[arg(value_name = "TARGET")]
-    pub target: Target,
+    pub target: TargetName,
     /// The leg that keeps the copies, as it is called in TARGET.
     #[arg(value_name = "LEG")]
-    pub leg: Target,
+    pub leg: TargetName,
     /// The control socket of the server; those of this user's servers are found without it.
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
@@ -124,13 +124,13 @@ pub struct MirrorAcceptStale {
 pub struct MirrorReplace {
     /// The mirror, as mirror:A,B.
     #[arg(value_name = "TARGET")]
-    pub target: Target,
+    pub target: TargetName,
     /// The leg to be taken out, as it is called in TARGET.
     #[arg(value_name = "OLD")]
-    pub old: Target,
+    pub old: TargetName,
     /// The device that takes its place; without it another device that is now under the name of OLD.
     #[arg(value_name = "NEW")]
-    pub new: Option<Target>,
+    pub new: Option<TargetName>,
     /// Replace what is on it; and where several legs are away and only their labels could tell which is which, go by the order of
     /// the names.
     #[arg(long)]

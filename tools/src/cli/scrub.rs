@@ -11,7 +11,7 @@ use sealblock_units::Lba;
 
 use super::values::lba;
 use crate::rate::Rate;
-use crate::target::Target;
+use crate::target::TargetName;
 
 const HELP: &str = "\
 Examples:
@@ -101,7 +101,7 @@ pub struct ScrubStart {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ServedName {
     /// A target.
-    Target(Target),
+    Target(TargetName),
     /// A subsystem, and which of its namespaces.
     Subsystem(Nqn, Option<NonZeroU32>),
 }

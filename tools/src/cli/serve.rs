@@ -13,7 +13,7 @@ use super::values::RemoteServer;
 use super::{Labels, Members};
 use crate::duration::Time;
 use crate::rate::Rate;
-use crate::target::Target;
+use crate::target::TargetName;
 
 /// The port that IANA gave to NVMe/TCP I/O controllers.
 pub const NVME_TCP_PORT: u16 = 4420;
@@ -38,7 +38,7 @@ SIGHUP reads the configuration again and changes only what differs. SIGTERM and 
 pub struct Serve {
     /// What to serve: each target is namespace 1 of a subsystem of its own, nqn.2026-11.io.sealblock:NAME.
     #[arg(value_name = "TARGET")]
-    pub targets: Vec<Target>,
+    pub targets: Vec<TargetName>,
     /// What to serve, from a file in the form of docs/sealblock.toml instead of targets.
     #[arg(long, value_name = "FILE", conflicts_with = "targets")]
     pub config: Option<PathBuf>,

@@ -53,7 +53,7 @@ fn verify_has_its_defaults() {
 
 #[test]
 fn labels_of_stripes_are_left_out_where_that_is_said() {
-    let unlabelled: Target = "stripe-nolabel:a,b".parse().unwrap();
+    let unlabelled: TargetName = "stripe-nolabel:a,b".parse().unwrap();
     let Command::Zero(zero) = good("zero stripe:a,b --no-label") else { panic!("another command") };
     assert_eq!(zero.target, unlabelled);
     let Command::Copy(copy) = good("copy f stripe:a,b --no-label --force-leg") else { panic!("another command") };
@@ -67,7 +67,7 @@ fn labels_of_stripes_are_left_out_where_that_is_said() {
 
 #[test]
 fn compare_takes_two_targets_or_one_and_zeroes() {
-    let (a, b): (Target, Target) = ("a".parse().unwrap(), "mem:4KiB".parse().unwrap());
+    let (a, b): (TargetName, TargetName) = ("a".parse().unwrap(), "mem:4KiB".parse().unwrap());
     let Command::Compare(pair) = good("compare a mem:4KiB --json") else { panic!("another command") };
     assert_eq!(pair.comparison(), Some(Comparison::Pair(&a, &b)));
     let Command::Compare(zero) = good("compare --zero a") else { panic!("another command") };
@@ -92,7 +92,7 @@ fn the_other_commands_read_their_arguments() {
     assert!(copy.from == Endpoint::Standard && copy.salvage && copy.json);
     assert_eq!(copy.to.to_string(), "./-");
     let Command::Corrupt(corrupt) = good("corrupt v --lba 7 --kind lost-write") else { panic!("another command") };
-    assert_eq!((corrupt.lba, corrupt.kind), (Lba::new(7), Harm::LostWrite));
+    assert_eq!((corrupt.lba, corrupt.kind), (Lba::new(7), CorruptKind::LostWrite));
     let Command::Demo(demo) = good("demo") else { panic!("another command") };
     assert_eq!(demo.dir, PathBuf::from("sealblock-data"));
     assert!(matches!(good("info v --json"), Command::Info(Info { json: true, .. })));

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use clap::ValueEnum;
 use sealblock_units::{BlockSize, Lba};
 
-use crate::target::{Address, NbdAddress, Problem, Target, TargetError};
+use crate::target::{Address, NbdAddress, Problem, TargetError, TargetName};
 
 /// The checksum in a block's seal.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, ValueEnum)]
@@ -52,7 +52,7 @@ impl FromStr for RemoteServer {
     fn from_str(text: &str) -> Result<RemoteServer, TargetError> {
         if text.starts_with("nbd+unix:") {
             return match text.parse()? {
-                Target::Nbd { address, export, connections: None } if export.is_empty() => {
+                TargetName::Nbd { address, export, connections: None } if export.is_empty() => {
                     Ok(RemoteServer::Nbd(address))
                 }
                 _ => Err(TargetError { column: 1, problem: Problem::ServerOnly }),
@@ -91,7 +91,7 @@ pub enum Mode {
 
 /// A way of damaging a block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, ValueEnum)]
-pub enum Harm {
+pub enum CorruptKind {
     /// One bit of its data flips.
     Data,
     /// One bit of its guard flips.
@@ -117,8 +117,8 @@ impl Volume {
     }
 
     /// The target that opens it.
-    pub fn target(&self) -> Target {
-        Target::File(self.0.clone())
+    pub fn target(&self) -> TargetName {
+        TargetName::File(self.0.clone())
     }
 }
 
@@ -144,7 +144,7 @@ impl FromStr for Volume {
 
     fn from_str(text: &str) -> Result<Volume, VolumeError> {
         match text.parse()? {
-            Target::File(path) | Target::Linux(path) => Ok(Volume(path)),
+            TargetName::File(path) | TargetName::Linux(path) => Ok(Volume(path)),
             _ => Err(VolumeError::Kind),
         }
     }
@@ -156,7 +156,7 @@ pub enum Endpoint {
     /// Standard input or output: `-`.
     Standard,
     /// A target.
-    Target(Target),
+    Target(TargetName),
 }
 
 impl FromStr for Endpoint {

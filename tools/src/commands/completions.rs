@@ -6,13 +6,13 @@ use clap::CommandFactory;
 use clap_complete::Shell;
 
 use crate::cli::{Cli, Completions};
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, Exit};
 
 /// Prints the script on standard output.
-pub fn run(arguments: &Completions) -> Result<Exit, Failure> {
+pub fn run(arguments: &Completions) -> Result<Exit, CliError> {
     let mut output = io::stdout().lock();
     let written = output.write_all(&script(arguments.shell)).and_then(|()| output.flush());
-    written.map_err(|error| Failure::io("printing completions", &error))?;
+    written.map_err(|error| CliError::io("printing completions", &error))?;
     Ok(Exit::Clean)
 }
 

@@ -16,7 +16,7 @@ use sealblock_units::{ByteCount, Lba};
 use serde::Serialize;
 
 use crate::cli::{Copy, Endpoint};
-use crate::exit::{Cause, Exit, Failure};
+use crate::exit::{Cause, CliError, Exit};
 use crate::findings::{Findings, Run, Voice};
 use crate::interrupt;
 use crate::progress::{Progress, Show};
@@ -53,10 +53,10 @@ struct Report {
 }
 
 /// Copies.
-pub fn run(arguments: &Copy) -> Result<Exit, Failure> {
+pub fn run(arguments: &Copy) -> Result<Exit, CliError> {
     if arguments.json && arguments.to == Endpoint::Standard {
         let why = "standard output is for the data or for the report, not for both";
-        return Err(Failure::new(Cause::Usage, "reading the command line", why).advise("a file for TO"));
+        return Err(CliError::new(Cause::Usage, "reading the command line", why).advise("a file for TO"));
     }
     let (report, behind) = on_reactor(async {
         let source = Source::open(&arguments.from).await?;
@@ -77,7 +77,7 @@ pub fn run(arguments: &Copy) -> Result<Exit, Failure> {
         tell_resume(arguments, byte);
         return Ok(Exit::Interrupted);
     }
-    Ok(if report.blocks_lost > 0 { Exit::Found } else { Exit::Clean })
+    Ok(if report.blocks_lost > 0 { Exit::DamageFound } else { Exit::Clean })
 }
 
 /// Says on standard error how far it came.
@@ -111,11 +111,11 @@ impl Report {
 }
 
 /// Refuses a destination that is too small.
-fn check_room(arguments: &Copy, source: &Source, sink: &Sink) -> Result<(), Failure> {
+fn check_room(arguments: &Copy, source: &Source, sink: &Sink) -> Result<(), CliError> {
     match (source.bytes(), sink.room_bytes()) {
         (Some(size), Some(room)) if size > room => {
             let why = format!("{} do not fit into its {}", count(size, "byte"), count(room, "byte"));
-            Err(Failure::new(Cause::Unsuitable, "copying", why).on(&arguments.to).advise("a larger volume"))
+            Err(CliError::new(Cause::Unsuitable, "copying", why).on(&arguments.to).advise("a larger volume"))
         }
         _ => Ok(()),
     }
@@ -141,7 +141,7 @@ struct Moved {
 
 impl Work<'_> {
     /// Copies chunk by chunk until nothing is left or a signal comes, and makes it durable.
-    async fn run(&self, findings: &mut Findings<Lost>) -> Result<Moved, Failure> {
+    async fn run(&self, findings: &mut Findings<Lost>) -> Result<Moved, CliError> {
         let lanes = if self.sink.in_order() { 1 } else { IN_FLIGHT };
         let shift = self.losses.block_size().shift();
         let chunks = self.source.chunks(self.salvage).map(|chunk| write(chunk, &self.losses, self.sink));
@@ -163,7 +163,7 @@ impl Work<'_> {
     }
 }
 
-async fn copy(arguments: &Copy, source: &Source, sink: &Sink) -> Result<Report, Failure> {
+async fn copy(arguments: &Copy, source: &Source, sink: &Sink) -> Result<Report, CliError> {
     check_room(arguments, source, sink)?;
     if matches!(source, Source::Device(_)) && !sink.in_order() {
         // Who reads or writes a pipe is blocked by it, and ends by the signal as ever.
@@ -203,7 +203,7 @@ struct Written {
     lost: Vec<Run<Lost>>,
 }
 
-async fn write(chunk: Result<Chunk, Failure>, losses: &Losses, sink: &Sink) -> Result<Written, Failure> {
+async fn write(chunk: Result<Chunk, CliError>, losses: &Losses, sink: &Sink) -> Result<Written, CliError> {
     let Chunk { offset, data, read, lost } = chunk?;
     let bytes = data.len() as u64;
     let lost = losses.widened(lost);
@@ -213,7 +213,7 @@ async fn write(chunk: Result<Chunk, Failure>, losses: &Losses, sink: &Sink) -> R
 }
 
 /// What helps against a block that cannot be read.
-fn advise(failure: Failure, arguments: &Copy) -> Failure {
+fn advise(failure: CliError, arguments: &Copy) -> CliError {
     let is_read = failure.in_short().starts_with("reading");
     let is_bad = failure.cause() == Cause::Damaged || failure.cause() == Cause::Io && is_read;
     match is_bad && !arguments.salvage {

@@ -1,16 +1,16 @@
 //! `sealblock corrupt`: damage on purpose.
 
 use sealblock_block::Device;
-use sealblock_media_volume::{DamageError, DamageKind};
+use sealblock_media_volume::{CorruptionKind, DamageError};
 use sealblock_units::Lba;
 
-use crate::cli::{Corrupt, Harm};
-use crate::exit::{Cause, Exit, Failure};
+use crate::cli::{Corrupt, CorruptKind};
+use crate::exit::{Cause, CliError, Exit};
 use crate::report::say;
 use crate::stack::{Access, FileVolume, of_block, on_reactor, open_volume};
 
 /// Damages one block.
-pub fn run(arguments: &Corrupt) -> Result<Exit, Failure> {
+pub fn run(arguments: &Corrupt) -> Result<Exit, CliError> {
     let path = arguments.volume.path();
     on_reactor(async {
         let open = open_volume(path, Access::Write).await?;
@@ -23,40 +23,40 @@ pub fn run(arguments: &Corrupt) -> Result<Exit, Failure> {
 }
 
 /// Damages one block of an open volume.
-pub async fn damage(volume: &FileVolume, lba: Lba, kind: DamageKind) -> Result<(), Failure> {
+pub async fn damage(volume: &FileVolume, lba: Lba, kind: CorruptionKind) -> Result<(), CliError> {
     volume.damage(lba, kind).await.map_err(|error| {
         let doing = format!("damaging block {lba}");
         match error {
-            DamageError::Range { .. } => Failure::new(Cause::Usage, doing, error)
+            DamageError::Range { .. } => CliError::new(Cause::Usage, doing, error)
                 .advise(format!("a block from 0 to {}", volume.geometry().capacity_blocks - 1)),
-            DamageError::Unprotected | DamageError::Single => Failure::new(Cause::Usage, doing, error),
+            DamageError::Unprotected | DamageError::Single => CliError::new(Cause::Usage, doing, error),
             DamageError::Empty(_) => {
-                Failure::new(Cause::Unsuitable, doing, error).advise("`sealblock copy FILE VOLUME` first")
+                CliError::new(Cause::Unsuitable, doing, error).advise("`sealblock copy FILE VOLUME` first")
             }
-            DamageError::Damaged(_) => Failure::new(Cause::Unsuitable, doing, error),
+            DamageError::Damaged(_) => CliError::new(Cause::Unsuitable, doing, error),
             DamageError::Volume(error) => of_block(doing, &error),
         }
     })
 }
 
-fn kind(harm: Harm) -> DamageKind {
-    match harm {
-        Harm::Data => DamageKind::Data,
-        Harm::Guard => DamageKind::Guard,
-        Harm::RefTag => DamageKind::RefTag,
-        Harm::AppTag => DamageKind::AppTag,
-        Harm::LostWrite => DamageKind::LostWrite,
-        Harm::Misdirected => DamageKind::Misdirected,
+fn kind(kind: CorruptKind) -> CorruptionKind {
+    match kind {
+        CorruptKind::Data => CorruptionKind::Data,
+        CorruptKind::Guard => CorruptionKind::Guard,
+        CorruptKind::RefTag => CorruptionKind::RefTag,
+        CorruptKind::AppTag => CorruptionKind::AppTag,
+        CorruptKind::LostWrite => CorruptionKind::LostWrite,
+        CorruptKind::Misdirected => CorruptionKind::Misdirected,
     }
 }
 
-fn words(harm: Harm) -> &'static str {
-    match harm {
-        Harm::Data => "its data changed",
-        Harm::Guard => "its guard changed",
-        Harm::RefTag => "its reference tag changed",
-        Harm::AppTag => "its application tag changed",
-        Harm::LostWrite => "its last write was lost: an older block with matching tags is back",
-        Harm::Misdirected => "a write meant for another block landed on it",
+fn words(kind: CorruptKind) -> &'static str {
+    match kind {
+        CorruptKind::Data => "its data changed",
+        CorruptKind::Guard => "its guard changed",
+        CorruptKind::RefTag => "its reference tag changed",
+        CorruptKind::AppTag => "its application tag changed",
+        CorruptKind::LostWrite => "its last write was lost: an older block with matching tags is back",
+        CorruptKind::Misdirected => "a write meant for another block landed on it",
     }
 }

@@ -14,7 +14,7 @@ use sealblock_units::{BlockSize, ByteCount};
 use serde::Serialize;
 
 use crate::cli::{Create, Guard, ProtectionType as Type};
-use crate::exit::{Cause, Exit, Failure};
+use crate::exit::{Cause, CliError, Exit};
 use crate::report::{print_json, say};
 use crate::stack::{FileKind, inspect, of_medium, of_open, of_volume, on_reactor, open_medium};
 use crate::tally::count;
@@ -32,7 +32,7 @@ struct Report {
 }
 
 /// Makes the volume.
-pub fn run(arguments: &Create) -> Result<Exit, Failure> {
+pub fn run(arguments: &Create) -> Result<Exit, CliError> {
     let path = arguments.volume.path();
     let options = options(arguments).map_err(|failure| failure.on(path.display()))?;
     let started = Instant::now();
@@ -61,7 +61,7 @@ pub fn run(arguments: &Create) -> Result<Exit, Failure> {
 }
 
 /// Makes a volume at `path`; a file that was not there before is taken away again if that fails.
-pub fn make(path: &Path, options: &CreateOptions, force: bool) -> Result<(), Failure> {
+pub fn make(path: &Path, options: &CreateOptions, force: bool) -> Result<(), CliError> {
     let fresh = !path.exists();
     let made = on_reactor(async {
         let medium = open(path, fresh, force).await?;
@@ -76,10 +76,10 @@ pub fn make(path: &Path, options: &CreateOptions, force: bool) -> Result<(), Fai
 }
 
 /// Turns a medium into a volume. What it held is given up only when the volume's size is known to be possible.
-async fn fill(medium: &FileMedium, options: &CreateOptions) -> Result<(), Failure> {
+async fn fill(medium: &FileMedium, options: &CreateOptions) -> Result<(), CliError> {
     let failed = |error| of_medium("creating the volume", &error);
     let layout = Layout::new(options.block_size, medium.sector_bytes(), options.capacity_blocks)
-        .map_err(|error| Failure::new(Cause::Usage, "creating the volume", error))?;
+        .map_err(|error| CliError::new(Cause::Usage, "creating the volume", error))?;
     if !medium.is_block_device() && medium.len_bytes() > 0 {
         medium.set_len_bytes(layout.medium_bytes().max(medium.len_bytes())).map_err(failed)?;
         // The old content goes at once, and its space with it.
@@ -90,19 +90,19 @@ async fn fill(medium: &FileMedium, options: &CreateOptions) -> Result<(), Failur
 }
 
 /// A random identity.
-pub fn new_uuid() -> Result<[u8; 16], Failure> {
+pub fn new_uuid() -> Result<[u8; 16], CliError> {
     let mut uuid = [0; 16];
     File::open("/dev/urandom")
         .and_then(|mut random| random.read_exact(&mut uuid))
-        .map_err(|error| Failure::io("drawing an identity", &error))?;
+        .map_err(|error| CliError::io("drawing an identity", &error))?;
     // Version 4, variant 1, as RFC 9562 has it for random ones.
     uuid[6] = uuid[6] & 0x0f | 0x40;
     uuid[8] = uuid[8] & 0x3f | 0x80;
     Ok(uuid)
 }
 
-fn options(arguments: &Create) -> Result<CreateOptions, Failure> {
-    let usage = |why: String| Failure::new(Cause::Usage, "creating the volume", why);
+fn options(arguments: &Create) -> Result<CreateOptions, CliError> {
+    let usage = |why: String| CliError::new(Cause::Usage, "creating the volume", why);
     let (size, block_size) = (arguments.size.get(), arguments.block_size);
     if size == 0 {
         return Err(usage("a volume of no bytes holds nothing".to_owned()).advise("--size 1GiB"));
@@ -164,7 +164,7 @@ fn type_words(kind: ProtectionType) -> &'static str {
 }
 
 /// Opens the place for a volume; one that holds something already only with `force`.
-async fn open(path: &Path, fresh: bool, force: bool) -> Result<FileMedium, Failure> {
+async fn open(path: &Path, fresh: bool, force: bool) -> Result<FileMedium, CliError> {
     let options = if fresh { Options::CREATE } else { Options::WRITE };
     let medium = open_medium(path, options).await.map_err(|error| {
         let failure = of_open("creating the volume", &error);
@@ -183,13 +183,13 @@ async fn open(path: &Path, fresh: bool, force: bool) -> Result<FileMedium, Failu
         FileKind::Raw if blank(&medium).await? => return Ok(medium),
         FileKind::Raw => "there is something already".to_owned(),
     };
-    Err(Failure::new(Cause::Refused, "creating the volume", there)
+    Err(CliError::new(Cause::Refused, "creating the volume", there)
         .on(path.display())
         .advise("another path, or --force to overwrite it"))
 }
 
 /// Whether nothing is there: an empty file, or a block device that begins with zeroes.
-async fn blank(medium: &FileMedium) -> Result<bool, Failure> {
+async fn blank(medium: &FileMedium) -> Result<bool, CliError> {
     const LOOK_BYTES: u64 = 64 << 10;
     if !medium.is_block_device() {
         return Ok(medium.len_bytes() == 0);
@@ -201,7 +201,7 @@ async fn blank(medium: &FileMedium) -> Result<bool, Failure> {
 }
 
 /// The options of a volume for a demonstration: the defaults of the command line.
-pub fn default_options(size: ByteCount) -> Result<CreateOptions, Failure> {
+pub fn default_options(size: ByteCount) -> Result<CreateOptions, CliError> {
     let block_size = BlockSize::B4096;
     Ok(CreateOptions {
         block_size,

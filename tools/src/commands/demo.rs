@@ -6,18 +6,18 @@
 use std::fs;
 use std::path::Path;
 
-use sealblock_block::{Answer, Device, Durability, Fault, Operation};
+use sealblock_block::{BadBlock, Device, Durability, Request, Response};
 use sealblock_integrity::{Sealed, Tags};
-use sealblock_media_volume::DamageKind;
+use sealblock_media_volume::CorruptionKind;
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::{ByteCount, Extent, Lba};
 
 use super::{corrupt, create};
 use crate::cli::Demo;
-use crate::exit::{Cause, Exit, Failure};
+use crate::exit::{Cause, CliError, Exit};
 use crate::report::say;
 use crate::stack::{Access, Opened, of_block, on_reactor, open, open_volume};
-use crate::target::Target;
+use crate::target::TargetName;
 
 /// Name of the volume in its folder.
 const NAME: &str = "demo.volume";
@@ -26,24 +26,24 @@ const SIZE: ByteCount = ByteCount::new(64 << 20);
 /// Bytes of this program that are written at most.
 const DATA_BYTES: usize = 32 << 20;
 /// What is damaged, and how. Each lies in the first blocks of any program.
-const DAMAGE: [(u64, DamageKind, &str); 6] = [
-    (3, DamageKind::Data, "data changed"),
-    (7, DamageKind::Guard, "guard changed"),
-    (21, DamageKind::RefTag, "reference tag changed"),
-    (34, DamageKind::AppTag, "application tag changed"),
-    (55, DamageKind::LostWrite, "last write lost"),
-    (89, DamageKind::Misdirected, "another block's write landed here"),
+const DAMAGE: [(u64, CorruptionKind, &str); 6] = [
+    (3, CorruptionKind::Data, "data changed"),
+    (7, CorruptionKind::Guard, "guard changed"),
+    (21, CorruptionKind::RefTag, "reference tag changed"),
+    (34, CorruptionKind::AppTag, "application tag changed"),
+    (55, CorruptionKind::LostWrite, "last write lost"),
+    (89, CorruptionKind::Misdirected, "another block's write landed here"),
 ];
 
 /// Shows the main job.
-pub fn run(arguments: &Demo) -> Result<Exit, Failure> {
+pub fn run(arguments: &Demo) -> Result<Exit, CliError> {
     let path = arguments.dir.join(NAME);
     fs::create_dir_all(&arguments.dir)
-        .map_err(|error| Failure::io("making the folder", &error).on(arguments.dir.display()))?;
+        .map_err(|error| CliError::io("making the folder", &error).on(arguments.dir.display()))?;
     // Only a demonstration makes a file of this name, so an earlier one's may go.
     match fs::remove_file(&path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(Failure::io("removing the last demonstration", &error).on(path.display()));
+            return Err(CliError::io("removing the last demonstration", &error).on(path.display()));
         }
         _ => {}
     }
@@ -53,8 +53,8 @@ pub fn run(arguments: &Demo) -> Result<Exit, Failure> {
     on_reactor(shown(&path, &data))
 }
 
-async fn shown(path: &Path, data: &Buffer) -> Result<Exit, Failure> {
-    let target = Target::File(path.to_owned());
+async fn shown(path: &Path, data: &Buffer) -> Result<Exit, CliError> {
+    let target = TargetName::File(path.to_owned());
     step(2, &format!("write this program into it: {}, then flush", ByteCount::new(data.len() as u64)))?;
     let opened = open(&target, Access::Write).await?;
     let written = write(&opened, 0, data).await;
@@ -79,7 +79,7 @@ async fn shown(path: &Path, data: &Buffer) -> Result<Exit, Failure> {
     mend(&target, data).await
 }
 
-async fn damage(path: &Path) -> Result<(), Failure> {
+async fn damage(path: &Path) -> Result<(), CliError> {
     let volume = open_volume(path, Access::Write).await?.volume;
     for (lba, kind, words) in DAMAGE {
         corrupt::damage(&volume, Lba::new(lba), kind).await?;
@@ -89,15 +89,15 @@ async fn damage(path: &Path) -> Result<(), Failure> {
 }
 
 /// Reads the blocks: the damaged ones fail, the others are as written. Then writes the damaged ones anew.
-async fn mend(target: &Target, data: &Buffer) -> Result<Exit, Failure> {
+async fn mend(target: &TargetName, data: &Buffer) -> Result<Exit, CliError> {
     step(6, "read everything: damaged blocks fail, the rest is as it was written")?;
     let opened = open(target, Access::Write).await?;
     let size = opened.gate.geometry().block_size.bytes();
     for (index, block) in data.chunks(size).enumerate() {
         let damaged = DAMAGE.iter().any(|damage| damage.0 == index as u64);
         match (opened.read(Extent::one(Lba::new(index as u64))).await, damaged) {
-            (Ok(Answer::Data(read)), false) if read.data()[..] == *block => {}
-            (Err(error), true) if error.faults().is_some() => {}
+            (Ok(Response::Data(read)), false) if read.data()[..] == *block => {}
+            (Err(error), true) if error.bad_blocks().is_some() => {}
             _ => return opened.close(wrong(&format!("block {index} was not read as it should be"))).await,
         }
     }
@@ -120,35 +120,35 @@ async fn mend(target: &Target, data: &Buffer) -> Result<Exit, Failure> {
 }
 
 /// This program's own bytes, in whole blocks: real data that every machine has.
-fn own_program() -> Result<Buffer, Failure> {
+fn own_program() -> Result<Buffer, CliError> {
     let bytes =
-        std::env::current_exe().and_then(fs::read).map_err(|error| Failure::io("reading this program", &error))?;
+        std::env::current_exe().and_then(fs::read).map_err(|error| CliError::io("reading this program", &error))?;
     let bytes = &bytes[..bytes.len().min(DATA_BYTES)];
     let mut data = Buffer::zeroed(bytes.len().next_multiple_of(4096));
     data[..bytes.len()].copy_from_slice(bytes);
     Ok(data)
 }
 
-async fn write(opened: &Opened, first: u64, data: &Buffer) -> Result<(), Failure> {
+async fn write(opened: &Opened, first: u64, data: &Buffer) -> Result<(), CliError> {
     let geometry = opened.gate.geometry();
     let extent = Extent::from_raw(first, (data.len() >> geometry.block_size.shift()) as u64)
-        .map_err(|error| Failure::new(Cause::Usage, "writing", error))?;
-    let tags = Tags { app_tag: 0, storage_tag: 0, first_ref: first };
+        .map_err(|error| CliError::new(Cause::Usage, "writing", error))?;
+    let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: first };
     let data = Sealed::seal(Buffer::copy_from(data).freeze(), geometry.block_size, geometry.protection, &tags);
-    let write = Operation::Write { extent, data, durability: Durability::Volatile };
+    let write = Request::Write { extent, data, durability: Durability::Volatile };
     opened.gate.execute(write).await.map_err(|error| of_block("writing", &error))?;
     opened.flush().await
 }
 
 /// Every damaged block of a target.
-async fn faults(target: &Target) -> Result<Vec<Fault>, Failure> {
+async fn faults(target: &TargetName) -> Result<Vec<BadBlock>, CliError> {
     let opened = open(target, Access::Read).await?;
     let geometry = opened.gate.geometry();
     let mut found = Vec::new();
-    for extent in geometry.whole(geometry.limits.verify) {
-        let verify = Operation::Verify { extent, checks: opened.checks(extent) };
+    for extent in geometry.whole(geometry.limits.max_verify_blocks) {
+        let verify = Request::Verify { extent, checks: opened.checks(extent) };
         if let Err(error) = opened.gate.execute(verify).await {
-            match error.faults() {
+            match error.bad_blocks() {
                 Some(faults) => found.extend_from_slice(faults.as_slice()),
                 None => return opened.close(Err(of_block("verifying", &error))).await,
             }
@@ -157,11 +157,11 @@ async fn faults(target: &Target) -> Result<Vec<Fault>, Failure> {
     opened.close(Ok(found)).await
 }
 
-fn step(number: u32, words: &str) -> Result<(), Failure> {
+fn step(number: u32, words: &str) -> Result<(), CliError> {
     say(&format!("{number}. {words}"))
 }
 
-fn wrong(why: &str) -> Result<Exit, Failure> {
+fn wrong(why: &str) -> Result<Exit, CliError> {
     say(&format!("   WRONG: {why}"))?;
-    Ok(Exit::Found)
+    Ok(Exit::DamageFound)
 }

@@ -4,7 +4,7 @@ use sealblock_protocols_nvme::logs::{DiscoveryEntry, SubsystemType, TransportTyp
 use serde::Serialize;
 
 use crate::cli::{Discover, RemoteServer};
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, Exit};
 use crate::report::{note, print_json, say};
 use crate::stack::{discover, exports, on_reactor};
 use crate::target::{Address, NbdAddress};
@@ -42,14 +42,14 @@ struct NbdExport {
 }
 
 /// Asks the server.
-pub fn run(arguments: &Discover) -> Result<Exit, Failure> {
+pub fn run(arguments: &Discover) -> Result<Exit, CliError> {
     match &arguments.server {
         RemoteServer::NvmeTcp(address) => subsystems(arguments, address),
         RemoteServer::Nbd(address) => nbd(arguments, address),
     }
 }
 
-fn nbd(arguments: &Discover, address: &NbdAddress) -> Result<Exit, Failure> {
+fn nbd(arguments: &Discover, address: &NbdAddress) -> Result<Exit, CliError> {
     let found = on_reactor(exports(address))?;
     let told = |(name, description): (String, String)| NbdExport { name: printable(&name), description };
     let exports: Vec<NbdExport> = found.into_iter().map(told).collect();
@@ -61,7 +61,7 @@ fn nbd(arguments: &Discover, address: &NbdAddress) -> Result<Exit, Failure> {
     Ok(Exit::Clean)
 }
 
-fn subsystems(arguments: &Discover, address: &Address) -> Result<Exit, Failure> {
+fn subsystems(arguments: &Discover, address: &Address) -> Result<Exit, CliError> {
     let found = on_reactor(discover(address, arguments.host_nqn.clone()))?;
     if arguments.json {
         let entries = found.iter().map(entry).collect();

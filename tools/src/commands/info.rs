@@ -3,9 +3,9 @@
 use std::fmt::Write;
 
 use sealblock_block::{Abilities, Ability, Device};
-use sealblock_layers_multipath::{Observer, PathStatus};
-use sealblock_media_nbd::Facts as NbdFacts;
-use sealblock_media_nvme_tcp::{Facts as RemoteFacts, Protection};
+use sealblock_layers_multipath::{PathMonitor, PathStatus};
+use sealblock_media_nbd::ConnectionInfo as NbdFacts;
+use sealblock_media_nvme_tcp::{ConnectionInfo as RemoteFacts, PiSource};
 use sealblock_media_volume::format::{Layout, SEGMENTS_MAX, Segment};
 use sealblock_media_volume::{Description as VolumeDescription, SuperblockCopy};
 use sealblock_units::ByteCount;
@@ -14,14 +14,14 @@ use serde_json::{Value, json};
 use super::create::{protection_json, protection_words, uuid_words};
 use crate::cli::Info;
 use crate::control::legs::MirrorStatus;
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, Exit};
 use crate::report::{print_json, say};
 use crate::stack::{Access, Facts, Opened, RAW_FILE, on_reactor, open};
 use crate::tally::count;
-use crate::target::Target;
+use crate::target::TargetName;
 
 /// Prints what the target is.
-pub fn run(arguments: &Info) -> Result<Exit, Failure> {
+pub fn run(arguments: &Info) -> Result<Exit, CliError> {
     on_reactor(async {
         let opened = open(&arguments.target, Access::Read).await?;
         if arguments.json {
@@ -50,7 +50,7 @@ fn abilities(of: &Abilities) -> [(&'static str, &'static str); 4] {
     ]
 }
 
-fn as_json(target: &Target, opened: &Opened) -> Value {
+fn as_json(target: &TargetName, opened: &Opened) -> Value {
     let geometry = opened.gate.geometry();
     let of = opened.gate.abilities();
     let protection = geometry.protection.map(protection_json);
@@ -61,9 +61,9 @@ fn as_json(target: &Target, opened: &Opened) -> Value {
         "bytes": geometry.capacity_bytes(),
         "protection": protection,
         "limits": {
-            "transfer_blocks": geometry.limits.transfer.get(),
-            "verify_blocks": geometry.limits.verify.get(),
-            "zero_blocks": geometry.limits.zero.get(),
+            "transfer_blocks": geometry.limits.max_transfer_blocks.get(),
+            "verify_blocks": geometry.limits.max_verify_blocks.get(),
+            "zero_blocks": geometry.limits.max_zero_blocks.get(),
         },
         "abilities": abilities(&of).into_iter().collect::<std::collections::BTreeMap<_, _>>(),
         "unmap_zeroes": of.unmap_zeroes,
@@ -183,9 +183,9 @@ fn export_json(export: &NbdFacts) -> Value {
 
 fn tag_maker(remote: &RemoteFacts) -> Option<&'static str> {
     match remote.tags {
-        Protection::Auto => None,
-        Protection::HostMade => Some("host"),
-        Protection::TargetMade => Some("target"),
+        PiSource::Auto => None,
+        PiSource::Host => Some("host"),
+        PiSource::Target => Some("target"),
     }
 }
 
@@ -205,7 +205,7 @@ fn rest_bytes(opened: &Opened) -> Option<u64> {
     length.checked_sub(opened.gate.geometry().capacity_bytes()).filter(|rest| *rest > 0)
 }
 
-fn as_text(target: &Target, opened: &Opened) -> String {
+fn as_text(target: &TargetName, opened: &Opened) -> String {
     let geometry = opened.gate.geometry();
     let of = opened.gate.abilities();
     let mut lines = Lines::default();
@@ -337,7 +337,7 @@ fn facts_text(lines: &mut Lines, facts: &Facts) {
     if let Some(mirror) = &facts.mirror {
         lines.0.push_str(&MirrorStatus::of(&mirror.describe()).words());
     }
-    for path in facts.paths.iter().flat_map(Observer::paths) {
+    for path in facts.paths.iter().flat_map(PathMonitor::paths) {
         let state = match &path.trouble {
             _ if path.is_live => "live".to_owned(),
             Some(trouble) => format!("not live: {trouble}"),

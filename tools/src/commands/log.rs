@@ -6,11 +6,11 @@ use crate::cli::Log;
 use crate::commands::status::servers;
 use crate::control::client::log;
 use crate::control::log::LogReport;
-use crate::exit::{Cause, Exit, Failure};
+use crate::exit::{Cause, CliError, Exit};
 use crate::report::{print_json, say};
 
 /// Does it.
-pub fn run(arguments: &Log) -> Result<Exit, Failure> {
+pub fn run(arguments: &Log) -> Result<Exit, CliError> {
     let report = match &arguments.control {
         Some(path) => log(path, None, arguments.level)?,
         None => {
@@ -18,7 +18,7 @@ pub fn run(arguments: &Log) -> Result<Exit, Failure> {
             let [server] = &servers[..] else {
                 let pids: Vec<String> = servers.iter().map(|server| server.pid.to_string()).collect();
                 let why = format!("several servers run: processes {}", pids.join(", "));
-                return Err(Failure::new(Cause::Usage, "looking for the server", why)
+                return Err(CliError::new(Cause::Usage, "looking for the server", why)
                     .advise("`sealblock log LEVEL SERVER`, with one of these for SERVER"));
             };
             log(Path::new(&server.control), Some(server.uid), arguments.level)?

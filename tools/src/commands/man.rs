@@ -17,7 +17,7 @@ use clap_mangen::Man as Generator;
 
 use self::roff::{Page, escape};
 use crate::cli::{Cli, Man};
-use crate::exit::{Exit, Failure};
+use crate::exit::{CliError, Exit};
 
 /// Seconds since 1970 that pages are dated by, where builds are to be the same at any time (reproducible-builds.org).
 const EPOCH_VARIABLE: &str = "SOURCE_DATE_EPOCH";
@@ -25,9 +25,9 @@ const EPOCH_VARIABLE: &str = "SOURCE_DATE_EPOCH";
 const MANUAL: &str = "sealblock manual";
 
 /// Writes the pages into the folder, which is made if it is not there.
-pub fn run(arguments: &Man) -> Result<Exit, Failure> {
+pub fn run(arguments: &Man) -> Result<Exit, CliError> {
     let dir = arguments.dir.as_path();
-    write(dir).map_err(|error| Failure::io("writing manual pages", &error).on(dir.display()))?;
+    write(dir).map_err(|error| CliError::io("writing manual pages", &error).on(dir.display()))?;
     Ok(Exit::Clean)
 }
 

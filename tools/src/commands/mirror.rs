@@ -12,32 +12,32 @@ use crate::cli::{Mirror, MirrorAcceptStale, MirrorCommand, MirrorCreate, MirrorS
 use crate::commands::scrub::name_of;
 use crate::control::client::{Found, find};
 use crate::control::legs::MirrorStatus;
-use crate::control::protocol::Order;
-use crate::exit::{Cause, Exit, Failure};
+use crate::control::protocol::ControlCommand;
+use crate::exit::{Cause, CliError, Exit};
 use crate::progress::{Progress, Show};
 use crate::report::{print_json, say};
 use crate::stack::{Access, OpenMirror, Opened, create_mirror, on_reactor, open};
-use crate::target::{GroupKind, Target};
+use crate::target::{GroupKind, TargetName};
 
 /// How often progress is looked at.
 const LOOK: Duration = Duration::from_millis(100);
 const CHANGING: &str = "changing the legs";
 
 /// Does it.
-pub fn run(arguments: &Mirror) -> Result<Exit, Failure> {
+pub fn run(arguments: &Mirror) -> Result<Exit, CliError> {
     match &arguments.command {
         MirrorCommand::Status(status) => tell(status),
         MirrorCommand::Create(create) => make(create),
         MirrorCommand::Add(add) => {
             let server = server_of(&add.target, add.control.as_deref())?;
-            let is_mirror = matches!(add.target, Target::Group { .. }) || server.is_some();
+            let is_mirror = matches!(add.target, TargetName::Group { .. }) || server.is_some();
             if !is_mirror {
                 let legs = vec![add.target.clone(), add.leg.clone()];
                 let (from, force) = (Some(add.target.clone()), add.force);
                 return make(&MirrorCreate { legs, from, force, no_wait: false });
             }
             let leg = name_for(&add.leg, server.as_ref())?;
-            let order = Order::MirrorAdd { leg: leg.clone(), force: add.force };
+            let order = ControlCommand::MirrorAdd { leg: leg.clone(), force: add.force };
             change(&add.target, server, Change { order, new: Some(leg), old: None })
         }
         MirrorCommand::Remove(remove) => {
@@ -46,7 +46,7 @@ pub fn run(arguments: &Mirror) -> Result<Exit, Failure> {
                 &remove.target,
                 server_of(&remove.target, remove.control.as_deref())?,
                 Change {
-                    order: Order::MirrorRemove { leg: leg.clone(), force: remove.force },
+                    order: ControlCommand::MirrorRemove { leg: leg.clone(), force: remove.force },
                     new: None,
                     old: Some(leg),
                 },
@@ -57,16 +57,16 @@ pub fn run(arguments: &Mirror) -> Result<Exit, Failure> {
             let old = replace.old.to_string();
             let server = server_of(&replace.target, replace.control.as_deref())?;
             let new = replace.new.as_ref().map_or(Ok(old.clone()), |new| name_for(new, server.as_ref()))?;
-            let order = Order::MirrorReplace { old: old.clone(), new: new.clone(), force: replace.force };
+            let order = ControlCommand::MirrorReplace { old: old.clone(), new: new.clone(), force: replace.force };
             change(&replace.target, server, Change { order, new: Some(new), old: Some(old) })
         }
     }
 }
 
 /// The name of a new leg for whoever has the mirror. A server may be in another folder, where the same name is another file's.
-fn name_for(leg: &Target, server: Option<&Found>) -> Result<String, Failure> {
+fn name_for(leg: &TargetName, server: Option<&Found>) -> Result<String, CliError> {
     let Some(server) = server else { return Ok(leg.to_string()) };
-    let here = std::env::current_dir().map_err(|error| Failure::io("looking for the leg", &error).on(leg))?;
+    let here = std::env::current_dir().map_err(|error| CliError::io("looking for the leg", &error).on(leg))?;
     if server.folder().as_ref() == Some(&here) {
         return Ok(leg.to_string());
     }
@@ -75,7 +75,7 @@ fn name_for(leg: &Target, server: Option<&Found>) -> Result<String, Failure> {
 
 /// What is to be done with legs.
 struct Change {
-    order: Order,
+    order: ControlCommand,
     /// The leg that is waited for.
     new: Option<String>,
     /// The leg that is no more when it is done.
@@ -91,7 +91,7 @@ enum Holder {
 }
 
 impl Holder {
-    async fn order(&self, order: &Order) -> Result<MirrorStatus, Failure> {
+    async fn order(&self, order: &ControlCommand) -> Result<MirrorStatus, CliError> {
         match self {
             Holder::Server(server) => server.order_legs(CHANGING, order.clone()),
             Holder::Here(mirror) => {
@@ -101,20 +101,20 @@ impl Holder {
         }
     }
 
-    async fn status(&self) -> Result<MirrorStatus, Failure> {
+    async fn status(&self) -> Result<MirrorStatus, CliError> {
         match self {
-            Holder::Server(server) => server.order_legs("looking at the legs", Order::MirrorStatus),
+            Holder::Server(server) => server.order_legs("looking at the legs", ControlCommand::MirrorStatus),
             Holder::Here(mirror) => Ok(MirrorStatus::of(&mirror.describe())),
         }
     }
 }
 
 /// Makes a mirror, and waits until its legs are alike.
-fn make(arguments: &MirrorCreate) -> Result<Exit, Failure> {
-    let target = Target::Group { kind: GroupKind::Mirror, legs: arguments.legs.clone() };
+fn make(arguments: &MirrorCreate) -> Result<Exit, CliError> {
+    let target = TargetName::Group { kind: GroupKind::Mirror, legs: arguments.legs.clone() };
     let from = match &arguments.from {
         Some(from) => Some(arguments.legs.iter().position(|leg| leg == from).ok_or_else(|| {
-            Failure::new(Cause::Usage, "making a mirror", format!("{from} is none of its devices")).on(&target)
+            CliError::new(Cause::Usage, "making a mirror", format!("{from} is none of its devices")).on(&target)
         })?),
         None => None,
     };
@@ -131,7 +131,7 @@ fn make(arguments: &MirrorCreate) -> Result<Exit, Failure> {
     Ok(Exit::Clean)
 }
 
-async fn synchronise(mirror: &Holder, target: &Target, arguments: &MirrorCreate) -> Result<MirrorStatus, Failure> {
+async fn synchronise(mirror: &Holder, target: &TargetName, arguments: &MirrorCreate) -> Result<MirrorStatus, CliError> {
     let mut status = mirror.status().await?;
     let lacking: Vec<String> =
         status.legs.iter().filter(|leg| leg.missed_bytes > 0).map(|leg| leg.leg.clone()).collect();
@@ -146,9 +146,9 @@ async fn synchronise(mirror: &Holder, target: &Target, arguments: &MirrorCreate)
     Ok(status)
 }
 
-fn tell(arguments: &Arguments) -> Result<Exit, Failure> {
+fn tell(arguments: &Arguments) -> Result<Exit, CliError> {
     let status = match server_of(&arguments.target, arguments.control.as_deref())? {
-        Some(server) => server.order_legs("looking at the legs", Order::MirrorStatus)?,
+        Some(server) => server.order_legs("looking at the legs", ControlCommand::MirrorStatus)?,
         None => on_reactor(async {
             let opened = open(&arguments.target, Access::Read).await?;
             let status = mirror_of(&opened).map(|mirror| MirrorStatus::of(&mirror.describe()));
@@ -164,30 +164,30 @@ fn tell(arguments: &Arguments) -> Result<Exit, Failure> {
 }
 
 /// The server that has the mirror. One that was named has to have it.
-fn server_of(target: &Target, control: Option<&Path>) -> Result<Option<Found>, Failure> {
+fn server_of(target: &TargetName, control: Option<&Path>) -> Result<Option<Found>, CliError> {
     let found = find(&name_of(&ServedName::Target(target.clone()))?, control)?;
     match control {
         Some(socket) if found.is_none() => {
             let why = format!("the server of {} does not serve it", socket.display());
-            let failure = Failure::new(Cause::Unreachable, "looking for its server", why).on(target);
+            let failure = CliError::new(Cause::Unreachable, "looking for its server", why).on(target);
             Err(failure.advise(format!("`sealblock status --control {}` says what it serves", socket.display())))
         }
         _ => Ok(found),
     }
 }
 
-fn mirror_of(opened: &Opened) -> Result<Rc<OpenMirror>, Failure> {
+fn mirror_of(opened: &Opened) -> Result<Rc<OpenMirror>, CliError> {
     opened.facts.mirror.clone().ok_or_else(|| {
-        Failure::new(Cause::Usage, "looking at its legs", "it is no mirror").on(opened.target()).advise("mirror:A,B")
+        CliError::new(Cause::Usage, "looking at its legs", "it is no mirror").on(opened.target()).advise("mirror:A,B")
     })
 }
 
 /// Takes the older copies that a leg keeps.
-fn take_older(arguments: &MirrorAcceptStale) -> Result<Exit, Failure> {
+fn take_older(arguments: &MirrorAcceptStale) -> Result<Exit, CliError> {
     let MirrorAcceptStale { target, leg, control } = arguments;
     let name = leg.to_string();
     let kept = |status: &MirrorStatus| status.leg(&name).map_or(0, |leg| leg.stale_blocks);
-    let order = Order::MirrorAcceptStale { leg: name.clone() };
+    let order = ControlCommand::MirrorAcceptStale { leg: name.clone() };
     let take = async |mirror: &Holder| {
         let before = kept(&mirror.status().await?);
         mirror.order(&order).await.map(|status| (before, status))
@@ -205,10 +205,10 @@ fn take_older(arguments: &MirrorAcceptStale) -> Result<Exit, Failure> {
     };
     say(&format!("{:<16}{} of {before} older copies on {leg}", "taken", before.saturating_sub(kept(&status))))?;
     say(status.words().trim_end())?;
-    Ok(if kept(&status) == 0 { Exit::Clean } else { Exit::Found })
+    Ok(if kept(&status) == 0 { Exit::Clean } else { Exit::DamageFound })
 }
 
-fn change(target: &Target, server: Option<Found>, change: Change) -> Result<Exit, Failure> {
+fn change(target: &TargetName, server: Option<Found>, change: Change) -> Result<Exit, CliError> {
     let is_served = server.is_some();
     let status = on_reactor(async {
         if let Some(server) = server {
@@ -231,11 +231,11 @@ fn change(target: &Target, server: Option<Found>, change: Change) -> Result<Exit
     Ok(Exit::Clean)
 }
 
-async fn carry_out(mirror: &Holder, target: &Target, change: Change) -> Result<MirrorStatus, Failure> {
+async fn carry_out(mirror: &Holder, target: &TargetName, change: Change) -> Result<MirrorStatus, CliError> {
     let before = mirror.status().await?;
     let Change { order, new, old } = change;
     if let Some(old) = old.as_ref().filter(|old| before.leg(old).is_none()) {
-        return Err(Failure::new(Cause::Usage, CHANGING, format!("the mirror has no leg {old}"))
+        return Err(CliError::new(Cause::Usage, CHANGING, format!("the mirror has no leg {old}"))
             .on(target)
             .advise("`sealblock mirror status` names the legs"));
     }
@@ -245,13 +245,13 @@ async fn carry_out(mirror: &Holder, target: &Target, change: Change) -> Result<M
     }
     // One that was current stayed until the new one had everything.
     match old.filter(|old| new.is_some() && new.as_ref() != Some(old) && status.leg(old).is_some()) {
-        Some(leg) => mirror.order(&Order::MirrorRemove { leg, force: false }).await,
+        Some(leg) => mirror.order(&ControlCommand::MirrorRemove { leg, force: false }).await,
         None => Ok(status),
     }
 }
 
 /// Waits until a new leg has everything.
-async fn wait(mirror: &Holder, name: &str, mut status: MirrorStatus) -> Result<MirrorStatus, Failure> {
+async fn wait(mirror: &Holder, name: &str, mut status: MirrorStatus) -> Result<MirrorStatus, CliError> {
     let missed = |status: &MirrorStatus| status.leg(name).map_or(0, |leg| leg.missed_bytes);
     let total = missed(&status);
     let doing = format!("bringing {name} up to date");
@@ -268,7 +268,7 @@ async fn wait(mirror: &Holder, name: &str, mut status: MirrorStatus) -> Result<M
         Some(leg) if leg.standing == "current" => Ok(status),
         leg => {
             let why = leg.and_then(|leg| leg.trouble.clone()).unwrap_or_default();
-            Err(Failure::new(Cause::Io, doing, format!("it was left behind: {why}")).on(name))
+            Err(CliError::new(Cause::Io, doing, format!("it was left behind: {why}")).on(name))
         }
     }
 }

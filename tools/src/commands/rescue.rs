@@ -14,7 +14,7 @@ use serde::Serialize;
 use super::copy::{Losses, Sink, byte_ranges};
 use super::info::superblocks_json;
 use crate::cli::{Endpoint, Rescue};
-use crate::exit::{Cause, Exit, Failure};
+use crate::exit::{Cause, CliError, Exit};
 use crate::findings::{Findings, Run, Voice};
 use crate::progress::{Progress, Show};
 use crate::report::{print_json, say};
@@ -57,10 +57,10 @@ struct Found {
 }
 
 /// Rescues.
-pub fn run(arguments: &Rescue) -> Result<Exit, Failure> {
+pub fn run(arguments: &Rescue) -> Result<Exit, CliError> {
     if arguments.json && arguments.to == Endpoint::Standard {
         let why = "standard output is for the data or for the report, not for both";
-        return Err(Failure::new(Cause::Usage, "reading the command line", why).advise("a file for TO"));
+        return Err(CliError::new(Cause::Usage, "reading the command line", why).advise("a file for TO"));
     }
     let report = on_reactor(async {
         let (volume, remains) = volume(arguments).await?;
@@ -80,11 +80,11 @@ pub fn run(arguments: &Rescue) -> Result<Exit, Failure> {
         (false, Endpoint::Target(_)) => words(&report).iter().try_for_each(|line| say(line))?,
     }
     let is_whole = report.blocks_lost + report.log_sectors_lost == 0 && report.without_superblock.is_none();
-    Ok(if is_whole { Exit::Clean } else { Exit::Found })
+    Ok(if is_whole { Exit::Clean } else { Exit::DamageFound })
 }
 
 /// Opens the volume for reading, and says what was found where it has no superblock.
-async fn volume(arguments: &Rescue) -> Result<(Opened, Option<Remains>), Failure> {
+async fn volume(arguments: &Rescue) -> Result<(Opened, Option<Remains>), CliError> {
     const DOING: &str = "rescuing";
     let path = arguments.volume.path();
     let medium = open_medium(path, Options::READ).await.map_err(|error| of_open(DOING, &error))?;
@@ -96,7 +96,7 @@ async fn volume(arguments: &Rescue) -> Result<(Opened, Option<Remains>), Failure
     match kind {
         FileKind::Volume if is_hinted => {
             let why = "the volume has a superblock, which says how large it is and what its blocks are";
-            Err(Failure::new(Cause::Usage, DOING, why).on(path.display()).advise("no --capacity and no --block-size"))
+            Err(CliError::new(Cause::Usage, DOING, why).on(path.display()).advise("no --capacity and no --block-size"))
         }
         FileKind::Volume => Ok((open_truncated(&target, path).await?, None)),
         FileKind::Remains(_) => {
@@ -109,7 +109,7 @@ async fn volume(arguments: &Rescue) -> Result<(Opened, Option<Remains>), Failure
             Err(_) => {
                 let why = "it is no protected volume, nor what is left of one";
                 let advice = "--capacity SIZE, what the volume was created with, if there was one";
-                Err(Failure::new(Cause::Unsuitable, DOING, why).on(path.display()).advise(advice))
+                Err(CliError::new(Cause::Unsuitable, DOING, why).on(path.display()).advise(advice))
             }
         },
     }
@@ -138,10 +138,10 @@ impl Report {
 }
 
 /// Refuses a destination that is too small.
-fn check_room(arguments: &Rescue, sink: &Sink, total: u64) -> Result<(), Failure> {
+fn check_room(arguments: &Rescue, sink: &Sink, total: u64) -> Result<(), CliError> {
     if let Some(room) = sink.room_bytes().filter(|room| *room < total) {
         let why = format!("{} do not fit into its {}", count(total, "byte"), count(room, "byte"));
-        return Err(Failure::new(Cause::Unsuitable, "rescuing", why).on(&arguments.to).advise("a larger volume"));
+        return Err(CliError::new(Cause::Unsuitable, "rescuing", why).on(&arguments.to).advise("a larger volume"));
     }
     Ok(())
 }
@@ -157,13 +157,13 @@ fn voice(arguments: &Rescue) -> Voice {
 }
 
 /// Reads of chunk after chunk, each with where it begins.
-fn chunks(volume: &Opened) -> impl Stream<Item = impl Future<Output = Result<(u64, Salvaged), Failure>>> {
+fn chunks(volume: &Opened) -> impl Stream<Item = impl Future<Output = Result<(u64, Salvaged), CliError>>> {
     let (size, total) = (volume.gate.geometry().block_size, volume.gate.geometry().capacity_bytes());
     let offsets = (0..total.div_ceil(CHUNK_BYTES)).map(|at| at * CHUNK_BYTES);
     stream::iter(offsets).map(move |offset| async move {
         let length = CHUNK_BYTES.min(total - offset);
         let extent = Extent::from_raw(offset >> size.shift(), length >> size.shift())
-            .map_err(|error| Failure::new(Cause::Usage, "rescuing", error))?;
+            .map_err(|error| CliError::new(Cause::Usage, "rescuing", error))?;
         volume.read_past_damage("rescuing", extent).await.map(|read| (offset, read))
     })
 }
@@ -173,7 +173,7 @@ async fn copy(
     volume: &Opened,
     sink: &Sink,
     without_superblock: Option<Found>,
-) -> Result<Report, Failure> {
+) -> Result<Report, CliError> {
     let geometry = volume.gate.geometry();
     let total = geometry.capacity_bytes();
     check_room(arguments, sink, total)?;

@@ -8,36 +8,36 @@ mod watch;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::Path;
 
-use sealblock_block::{Ability, AnnexSlot, Answer, Device, Operation, OperationKind};
-use sealblock_scrub::{Record, Scrub as Machine};
+use sealblock_block::{Ability, Device, Request, RequestKind, ReservedArea, Response};
+use sealblock_scrub::{Scrub as Machine, ScrubRecord};
 
 use crate::cli::{NVME_TCP_PORT, Scrub, ScrubCommand, ScrubStart, Scrubbed, ServedName};
 use crate::control::client::{Found, find};
-use crate::control::protocol::{Name, Order};
+use crate::control::protocol::{ControlCommand, TargetRef};
 use crate::control::status::ScrubStatus;
-use crate::exit::{Cause, Exit, Failure};
+use crate::exit::{Cause, CliError, Exit};
 use crate::interrupt;
 use crate::report::{print_json, say};
 use crate::stack::{Access, Opened, of_block, on_reactor, open};
-use crate::target::{Address, Host, Target};
+use crate::target::{Address, Host, TargetName};
 use watch::Waited;
 
 /// Does it.
-pub fn run(arguments: &Scrub) -> Result<Exit, Failure> {
+pub fn run(arguments: &Scrub) -> Result<Exit, CliError> {
     match &arguments.command {
         ScrubCommand::Status(status) => tell(&status.what, status.json, status.watch),
         ScrubCommand::Start(start) => begin(start),
-        ScrubCommand::Pause(what) => order(what, "pausing the scrub", Order::ScrubPause),
-        ScrubCommand::Stop(what) => order(what, "stopping the scrub", Order::ScrubStop),
+        ScrubCommand::Pause(what) => order(what, "pausing the scrub", ControlCommand::ScrubPause),
+        ScrubCommand::Stop(what) => order(what, "stopping the scrub", ControlCommand::ScrubStop),
     }
 }
 
-fn begin(start: &ScrubStart) -> Result<Exit, Failure> {
+fn begin(start: &ScrubStart) -> Result<Exit, CliError> {
     const DOING: &str = "starting the scrub";
     let from = start.from.map(|lba| lba.get());
     let rate = start.rate.map(|rate| rate.bytes_per_second());
     let found = find_server(&start.what)?.ok_or_else(|| unserved(DOING, &start.what.target))?;
-    let status = found.order(DOING, Order::ScrubStart { from, rate })?;
+    let status = found.order(DOING, ControlCommand::ScrubStart { from, rate })?;
     if start.wait {
         return wait(&found, status, start.json);
     }
@@ -49,7 +49,7 @@ fn begin(start: &ScrubStart) -> Result<Exit, Failure> {
     Ok(Exit::Clean)
 }
 
-fn tell(what: &Scrubbed, json: bool, watch: bool) -> Result<Exit, Failure> {
+fn tell(what: &Scrubbed, json: bool, watch: bool) -> Result<Exit, CliError> {
     let status = match find_server(what)? {
         Some(found) if watch => {
             let first = found.status.clone();
@@ -62,12 +62,12 @@ fn tell(what: &Scrubbed, json: bool, watch: bool) -> Result<Exit, Failure> {
     Ok(status.exit())
 }
 
-fn print(status: &ScrubStatus, json: bool) -> Result<(), Failure> {
+fn print(status: &ScrubStatus, json: bool) -> Result<(), CliError> {
     if json { print_json(status) } else { say(show::words(status).trim_end()) }
 }
 
 /// Waits for the end of the run, and tells what it has met.
-fn wait(found: &Found, first: ScrubStatus, json: bool) -> Result<Exit, Failure> {
+fn wait(found: &Found, first: ScrubStatus, json: bool) -> Result<Exit, CliError> {
     match watch::wait(found, first, json)? {
         Waited::Ended(status) => {
             print(&status, json)?;
@@ -90,41 +90,41 @@ fn wait(found: &Found, first: ScrubStatus, json: bool) -> Result<Exit, Failure> 
     }
 }
 
-fn order(what: &Scrubbed, doing: &str, order: Order) -> Result<Exit, Failure> {
+fn order(what: &Scrubbed, doing: &str, order: ControlCommand) -> Result<Exit, CliError> {
     let found = find_server(what)?.ok_or_else(|| unserved(doing, &what.target))?;
     let status = found.order(doing, order)?;
     say(&show::line(&status))?;
     Ok(Exit::Clean)
 }
 
-fn find_server(what: &Scrubbed) -> Result<Option<Found>, Failure> {
+fn find_server(what: &Scrubbed) -> Result<Option<Found>, CliError> {
     find(&name_of(&what.target)?, what.control.as_deref())
 }
 
-fn unserved(doing: &str, target: &ServedName) -> Failure {
-    Failure::new(Cause::Unreachable, doing, "no server of this user on this machine serves it")
+fn unserved(doing: &str, target: &ServedName) -> CliError {
+    CliError::new(Cause::Unreachable, doing, "no server of this user on this machine serves it")
         .on(target)
         .advise(format!("sealblock serve {target}; `sealblock verify` needs no server; --control PATH for a server that has its own socket"))
 }
 
 /// What servers know a target by.
-pub fn name_of(target: &ServedName) -> Result<Name, Failure> {
-    let name = Name { text: target.to_string(), ..Name::default() };
+pub fn name_of(target: &ServedName) -> Result<TargetRef, CliError> {
+    let name = TargetRef { text: target.to_string(), ..TargetRef::default() };
     Ok(match target {
         ServedName::Subsystem(nqn, nsid) => {
-            Name { nqn: Some(nqn.to_string()), nsid: nsid.map(|nsid| nsid.get()), ..name }
+            TargetRef { nqn: Some(nqn.to_string()), nsid: nsid.map(|nsid| nsid.get()), ..name }
         }
-        ServedName::Target(Target::NvmeTcp { address, nqn, nsid, .. }) => {
+        ServedName::Target(TargetName::NvmeTcp { address, nqn, nsid, .. }) => {
             let resolved = resolve(address);
-            let resolved = resolved.map_err(|error| Failure::io("looking for its server", &error).on(target))?;
+            let resolved = resolved.map_err(|error| CliError::io("looking for its server", &error).on(target))?;
             let addresses: Vec<SocketAddr> = resolved.into_iter().filter(|address| is_here(address.ip())).collect();
             if addresses.is_empty() {
-                let failure = Failure::new(Cause::Refused, "looking for its server", "it is another machine's");
+                let failure = CliError::new(Cause::Refused, "looking for its server", "it is another machine's");
                 return Err(failure.on(target).advise("the command on that machine; or `sealblock verify`, from here"));
             }
-            Name { nqn: Some(nqn.clone()), nsid: nsid.map(|nsid| nsid.get()), addresses, ..name }
+            TargetRef { nqn: Some(nqn.clone()), nsid: nsid.map(|nsid| nsid.get()), addresses, ..name }
         }
-        ServedName::Target(other) => Name { path: other.path().and_then(canonical), ..name },
+        ServedName::Target(other) => TargetRef { path: other.path().and_then(canonical), ..name },
     })
 }
 
@@ -148,7 +148,7 @@ fn is_here(address: IpAddr) -> bool {
 }
 
 /// What a target that nobody serves has kept.
-fn kept(what: &Scrubbed) -> Result<ScrubStatus, Failure> {
+fn kept(what: &Scrubbed) -> Result<ScrubStatus, CliError> {
     const DOING: &str = "asking for the scrub";
     let target = match &what.target {
         ServedName::Target(target) if target.path().is_some() && what.control.is_none() => target,
@@ -161,21 +161,21 @@ fn kept(what: &Scrubbed) -> Result<ScrubStatus, Failure> {
     })
 }
 
-async fn status_of(target: &Target, opened: &Opened) -> Result<ScrubStatus, Failure> {
+async fn status_of(target: &TargetName, opened: &Opened) -> Result<ScrubStatus, CliError> {
     let (geometry, abilities) = (opened.gate.geometry(), opened.gate.abilities());
-    if abilities.of(OperationKind::ReadAnnex) != Ability::Native {
+    if abilities.of(RequestKind::ReadReserved) != Ability::Native {
         let why = "it has no room to keep anything of its scrubs, and nobody serves it";
-        return Err(Failure::new(Cause::Absent, "asking for the scrub", why).on(target));
+        return Err(CliError::new(Cause::Absent, "asking for the scrub", why).on(target));
     }
     let doing = "reading what is kept of the scrub";
-    let answer = opened.gate.execute(Operation::ReadAnnex { slot: AnnexSlot::Scrub }).await;
+    let answer = opened.gate.execute(Request::ReadReserved { slot: ReservedArea::ScrubState }).await;
     let record = match answer.map_err(|error| of_block(doing, &error))? {
-        Answer::Annex(bytes) if bytes.is_empty() => Record::default(),
-        Answer::Annex(bytes) => Machine::read(&bytes, geometry.capacity_blocks).map_err(|error| {
-            let failure = Failure::new(Cause::Unsuitable, doing, error).on(target);
+        Response::Reserved(bytes) if bytes.is_empty() => ScrubRecord::default(),
+        Response::Reserved(bytes) => Machine::read(&bytes, geometry.capacity_blocks).map_err(|error| {
+            let failure = CliError::new(Cause::Unsuitable, doing, error).on(target);
             failure.advise("serving it: a state that is damaged is begun anew, one of a later version is left alone")
         })?,
-        _ => Record::default(),
+        _ => ScrubRecord::default(),
     };
     Ok(ScrubStatus::kept(target.to_string(), &opened.gate, &record))
 }

@@ -39,14 +39,14 @@ use std::path::{Path, PathBuf};
 use std::thread::available_parallelism;
 
 use crate::cli::Serve;
-use crate::exit::{Cause, Exit, Failure};
-use crate::target::Target;
-use announce::Announcer;
+use crate::exit::{Cause, CliError, Exit};
+use crate::target::TargetName;
+use announce::EventWriter;
 use listeners::Inherited;
 use plan::Plan;
 
 /// Serves.
-pub fn run(arguments: &Serve) -> Result<Exit, Failure> {
+pub fn run(arguments: &Serve) -> Result<Exit, CliError> {
     log::install(arguments.log, arguments.json)?;
     // Settled before anything is opened.
     front::started_unix_s();
@@ -59,7 +59,7 @@ pub fn run(arguments: &Serve) -> Result<Exit, Failure> {
     })
 }
 
-fn serve(arguments: &Serve) -> Result<Exit, Failure> {
+fn serve(arguments: &Serve) -> Result<Exit, CliError> {
     let source = Source::of(arguments)?;
     let inherited = Inherited::take()?;
     let again = || source.plan(arguments, &inherited);
@@ -67,7 +67,7 @@ fn serve(arguments: &Serve) -> Result<Exit, Failure> {
     for warning in plan.warnings() {
         tracing::warn!("{warning}");
     }
-    let (announcer, control) = (Announcer::new(arguments.json), arguments.control.as_ref());
+    let (announcer, control) = (EventWriter::new(arguments.json), arguments.control.as_ref());
     lifetime::run(&plan, cores(plan.cores), announcer, control, again)
 }
 
@@ -88,13 +88,13 @@ fn or<T: Clone>(said: &[T], planned: Vec<T>) -> Vec<T> {
 /// What says what is to be served.
 enum Source {
     /// The command line.
-    Targets(Vec<Target>),
+    Targets(Vec<TargetName>),
     /// A file.
     Config(PathBuf),
 }
 
 impl Source {
-    fn of(arguments: &Serve) -> Result<Source, Failure> {
+    fn of(arguments: &Serve) -> Result<Source, CliError> {
         if !arguments.targets.is_empty() {
             return Ok(Source::Targets(arguments.targets.clone()));
         }
@@ -106,7 +106,7 @@ impl Source {
     }
 
     /// A configuration says by subsystem what these options say for all targets; both at once would be a riddle.
-    fn config(arguments: &Serve, path: PathBuf) -> Result<Source, Failure> {
+    fn config(arguments: &Serve, path: PathBuf) -> Result<Source, CliError> {
         let options = [
             ("--allow-host", !arguments.allow_host.is_empty()),
             ("--protection", arguments.protection.is_some()),
@@ -121,13 +121,13 @@ impl Source {
             None => Ok(Source::Config(path)),
             Some((option, _)) => {
                 let why = format!("{option} is for targets of the command line; the configuration has its own");
-                Err(Failure::new(Cause::Usage, "reading the command line", why).on(path.display()))
+                Err(CliError::new(Cause::Usage, "reading the command line", why).on(path.display()))
             }
         }
     }
 
     /// The plan; read anew each time. What the command line says of addresses and cores goes first.
-    fn plan(&self, arguments: &Serve, inherited: &Inherited) -> Result<Plan, Failure> {
+    fn plan(&self, arguments: &Serve, inherited: &Inherited) -> Result<Plan, CliError> {
         let plan = match self {
             Source::Targets(targets) => Plan::of_targets(arguments, targets),
             Source::Config(path) => {

@@ -20,9 +20,9 @@ use crate::commands::scrub::name_of;
 use crate::control::client::{find, is_alive, look};
 use crate::control::place::{Found, sockets, sockets_of_others};
 use crate::control::server::{DeviceStatus, ServerStatus};
-use crate::exit::{Cause, Exit, Failure};
+use crate::exit::{Cause, CliError, Exit};
 use crate::report::{print_json, say};
-use crate::target::Target;
+use crate::target::TargetName;
 
 /// How long servers may take to tell, all together.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -49,7 +49,7 @@ struct Silent {
 }
 
 /// Does it.
-pub fn run(arguments: &Status) -> Result<Exit, Failure> {
+pub fn run(arguments: &Status) -> Result<Exit, CliError> {
     let mut before: Option<(Instant, Report)> = None;
     loop {
         let (began, report) = (Instant::now(), gather(arguments.server.as_ref(), arguments.control.as_deref())?);
@@ -63,7 +63,7 @@ pub fn run(arguments: &Status) -> Result<Exit, Failure> {
     }
 }
 
-fn tell(arguments: &Status, report: &Report, earlier: Option<(Duration, &[ServerStatus])>) -> Result<(), Failure> {
+fn tell(arguments: &Status, report: &Report, earlier: Option<(Duration, &[ServerStatus])>) -> Result<(), CliError> {
     if arguments.json {
         return print_json(report);
     }
@@ -88,8 +88,8 @@ fn tell(arguments: &Status, report: &Report, earlier: Option<(Duration, &[Server
 impl Report {
     fn exit(&self) -> Exit {
         let has = |exit| self.servers.iter().any(|server| server.health.exit() == exit);
-        if has(Exit::Found) {
-            Exit::Found
+        if has(Exit::DamageFound) {
+            Exit::DamageFound
         } else if has(Exit::Incomplete) || !self.silent.is_empty() {
             Exit::Incomplete
         } else {
@@ -102,18 +102,18 @@ impl Report {
 ///
 /// # Errors
 /// When there is none.
-pub fn servers(server: Option<&ServerName>) -> Result<Vec<ServerStatus>, Failure> {
+pub fn servers(server: Option<&ServerName>) -> Result<Vec<ServerStatus>, CliError> {
     let Report { servers, silent } = gather(server, None)?;
     match silent.first() {
         Some(Silent { control, why }) if servers.is_empty() => {
-            Err(Failure::new(Cause::Unreachable, DOING, why).on(control))
+            Err(CliError::new(Cause::Unreachable, DOING, why).on(control))
         }
         _ => Ok(servers),
     }
 }
 
 /// Asks those that are meant.
-fn gather(server: Option<&ServerName>, control: Option<&Path>) -> Result<Report, Failure> {
+fn gather(server: Option<&ServerName>, control: Option<&Path>) -> Result<Report, CliError> {
     if let Some(path) = control {
         return one(path);
     }
@@ -138,26 +138,26 @@ fn gather(server: Option<&ServerName>, control: Option<&Path>) -> Result<Report,
     }
 }
 
-fn nobody(why: &str) -> Failure {
-    Failure::new(Cause::Unreachable, DOING, why)
+fn nobody(why: &str) -> CliError {
+    CliError::new(Cause::Unreachable, DOING, why)
         .advise("`sealblock serve`; --control PATH for a server that has its own socket")
 }
 
 /// The server behind one socket, which has to be there.
-fn one(path: &Path) -> Result<Report, Failure> {
+fn one(path: &Path) -> Result<Report, CliError> {
     Ok(Report { servers: vec![look(path, None)?], silent: Vec::new() })
 }
 
 /// A control socket that was named in the place of a target.
 fn socket_at(served: &ServedName) -> Option<PathBuf> {
     let ServedName::Target(target) = served else { return None };
-    let path = target.path().filter(|_| matches!(target, Target::File { .. }))?;
+    let path = target.path().filter(|_| matches!(target, TargetName::File { .. }))?;
     let is_socket = fs::metadata(path).is_ok_and(|there| there.file_type().is_socket());
     is_socket.then(|| path.to_owned())
 }
 
 /// The server that serves this; of this user's, or else, for root, of somebody's.
-fn serving(served: &ServedName) -> Result<Report, Failure> {
+fn serving(served: &ServedName) -> Result<Report, CliError> {
     match find(&name_of(served)?, None)? {
         Some(found) => one(found.socket()),
         None => waiting_for(served),
@@ -165,7 +165,7 @@ fn serving(served: &ServedName) -> Result<Report, Failure> {
 }
 
 /// The servers that would serve this if it were open.
-fn waiting_for(served: &ServedName) -> Result<Report, Failure> {
+fn waiting_for(served: &ServedName) -> Result<Report, CliError> {
     let mut report = ask_all(everybody());
     let name = served.to_string();
     let is_it =
@@ -178,7 +178,7 @@ fn waiting_for(served: &ServedName) -> Result<Report, Failure> {
 }
 
 /// The servers for which this holds.
-fn chosen(name: &ServerName, why: &str, is_it: impl Fn(&ServerStatus) -> bool) -> Result<Report, Failure> {
+fn chosen(name: &ServerName, why: &str, is_it: impl Fn(&ServerStatus) -> bool) -> Result<Report, CliError> {
     let mut report = ask_all(everybody());
     report.servers.retain(is_it);
     if report.servers.is_empty() {

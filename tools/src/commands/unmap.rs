@@ -8,19 +8,19 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::ready;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
-use sealblock_block::{Device, Durability, Operation};
+use sealblock_block::{Device, Durability, Request};
 use sealblock_units::{ByteCount, Extent, Lba};
 use serde::Serialize;
 
 use crate::cli::{Discard, Unmapping, Zero};
-use crate::exit::{Cause, Exit, Failure};
+use crate::exit::{Cause, CliError, Exit};
 use crate::interrupt;
 use crate::progress::{Progress, Show};
 use crate::range::BlockRange;
 use crate::report::{as_text, print_json, say};
 use crate::stack::{Access, Opened, Usage, of_block, on_reactor, open_for};
 use crate::tally::{Tally, count};
-use crate::target::Target;
+use crate::target::TargetName;
 
 /// Bytes covered by one request at most, so that progress moves.
 const STEP_BYTES: u64 = 256 << 20;
@@ -44,29 +44,29 @@ struct Report {
 struct Work<'a> {
     doing: &'static str,
     done: &'static str,
-    target: &'a Target,
+    target: &'a TargetName,
     usage: Usage,
     how: &'a Unmapping,
 }
 
 /// Makes blocks read as zeroes.
-pub fn zero(arguments: &Zero) -> Result<Exit, Failure> {
+pub fn zero(arguments: &Zero) -> Result<Exit, CliError> {
     let may_unmap = !arguments.no_unmap;
     let (usage, how) = (arguments.members.usage(), &arguments.how);
     let work = Work { doing: "zeroing", done: "zeroed", target: &arguments.target, usage, how };
-    work.run(move |extent| Operation::WriteZeroes { extent, may_unmap, durability: Durability::Volatile })
+    work.run(move |extent| Request::WriteZeroes { extent, may_unmap, durability: Durability::Volatile })
 }
 
 /// Gives up blocks.
-pub fn discard(arguments: &Discard) -> Result<Exit, Failure> {
+pub fn discard(arguments: &Discard) -> Result<Exit, CliError> {
     let (usage, how) = (arguments.members.usage(), &arguments.how);
     let work = Work { doing: "discarding", done: "discarded", target: &arguments.target, usage, how };
-    work.run(|extent| Operation::Discard { extents: vec![extent] })
+    work.run(|extent| Request::Discard { extents: vec![extent] })
 }
 
 impl Work<'_> {
     /// Carries an operation out over a whole range, then flushes.
-    fn run(&self, operation: impl Fn(Extent) -> Operation) -> Result<Exit, Failure> {
+    fn run(&self, operation: impl Fn(Extent) -> Request) -> Result<Exit, CliError> {
         let report = on_reactor(async {
             let opened = open_for(self.target, Access::Write, self.usage).await?;
             let done = match self.confirm(&opened) {
@@ -97,7 +97,7 @@ impl Work<'_> {
     }
 
     /// Asks whoever sits at the terminal before a whole device loses what it holds. A script means what it says.
-    fn confirm(&self, opened: &Opened) -> Result<(), Failure> {
+    fn confirm(&self, opened: &Opened) -> Result<(), CliError> {
         let is_somebody_there = io::stdin().is_terminal() && io::stderr().is_terminal();
         if self.how.range.is_some() || self.how.yes || !is_somebody_there {
             return Ok(());
@@ -107,17 +107,17 @@ impl Work<'_> {
         eprint!("{} loses what it holds: all {blocks} ({bytes}) are to be {}. Go on? [y/N] ", self.target, self.done);
         io::stderr().flush().ok();
         let mut answer = String::new();
-        io::stdin().lock().read_line(&mut answer).map_err(|error| Failure::io("reading the answer", &error))?;
+        io::stdin().lock().read_line(&mut answer).map_err(|error| CliError::io("reading the answer", &error))?;
         match answer.trim().to_lowercase().as_str() {
             "y" | "yes" => Ok(()),
             _ => {
                 let why = "it was not confirmed, and nothing was changed";
-                Err(Failure::new(Cause::Usage, self.doing, why).on(self.target))
+                Err(CliError::new(Cause::Usage, self.doing, why).on(self.target))
             }
         }
     }
 
-    async fn pieces(&self, opened: &Opened, operation: impl Fn(Extent) -> Operation) -> Result<Report, Failure> {
+    async fn pieces(&self, opened: &Opened, operation: impl Fn(Extent) -> Request) -> Result<Report, CliError> {
         let Work { doing, target, how, .. } = self;
         let span = opened.span(how.range)?;
         let (started, size) = (Instant::now(), opened.gate.geometry().block_size);
@@ -134,7 +134,7 @@ impl Work<'_> {
                 .map(|extent| async move {
                     opened.gate.execute(operation(extent)).await.map_err(|error| of_block(*doing, &error))?;
                     progress.advance_by(extent.bytes(size), 0);
-                    Ok::<u64, Failure>(extent.len())
+                    Ok::<u64, CliError>(extent.len())
                 })
                 .buffered(IN_FLIGHT);
             while let Some(blocks) = covered.try_next().await? {

@@ -2,9 +2,9 @@
 
 mod catch_up;
 mod job;
-mod lanes;
 mod ledger;
 mod words;
+mod workers;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,20 +12,20 @@ use std::time::{Duration, Instant};
 use sealblock_block::{Abilities, Ability, Device, Unchecked};
 
 use crate::cli::Verify;
-use crate::control::protocol::Order;
-use crate::exit::{Cause, Exit, Failure};
+use crate::control::protocol::ControlCommand;
+use crate::exit::{Cause, CliError, Exit};
 use crate::interrupt;
 use crate::progress::Show;
 use crate::report::{Checked, NotChecked, VerifyReport, print_json, say};
 use crate::stack::{Access, Opened, Usage, on_reactor, open_for};
 use crate::tally::{Tally, count};
-use crate::target::Target;
+use crate::target::TargetName;
 use words::block_error;
 
 pub use job::{Findings, Job};
 
 /// Checks the target.
-pub fn run(arguments: &Verify) -> Result<Exit, Failure> {
+pub fn run(arguments: &Verify) -> Result<Exit, CliError> {
     let show = if arguments.json || arguments.quiet { Show::Never } else { Show::OnTerminal };
     let (found, repairs) = on_reactor(async {
         let access = if arguments.repair { Access::Write } else { Access::Read };
@@ -82,7 +82,7 @@ fn tell_of_lost(arguments: &Verify, lost: Vec<String>) -> Vec<String> {
 }
 
 /// Brings members up to date before a repair, and takes older copies where that was asked for.
-async fn prepare(arguments: &Verify, opened: &Opened, show: Show) -> Result<(), Failure> {
+async fn prepare(arguments: &Verify, opened: &Opened, show: Show) -> Result<(), CliError> {
     if arguments.repair {
         catch_up::wait(opened, show).await?;
     }
@@ -93,12 +93,12 @@ async fn prepare(arguments: &Verify, opened: &Opened, show: Show) -> Result<(), 
 }
 
 /// Takes the older copies that a leg keeps for the content of their blocks, before anything is checked.
-async fn accept_stale(opened: &Opened, leg: &Target) -> Result<(), Failure> {
+async fn accept_stale(opened: &Opened, leg: &TargetName) -> Result<(), CliError> {
     let Some(mirror) = &opened.facts.mirror else {
-        let why = Failure::new(Cause::Usage, "taking older copies", "it is no mirror that is open here");
+        let why = CliError::new(Cause::Usage, "taking older copies", "it is no mirror that is open here");
         return Err(why.on(opened.target()).advise("mirror:A,B, or `sealblock mirror accept-stale` if it is served"));
     };
-    mirror.order(&Order::MirrorAcceptStale { leg: leg.to_string() }).await
+    mirror.order(&ControlCommand::MirrorAcceptStale { leg: leg.to_string() }).await
 }
 
 /// Who mends what is bad.
@@ -122,7 +122,7 @@ impl Repairs {
     }
 }
 
-async fn check(arguments: &Verify, opened: &Opened, show: Show) -> Result<Found, Failure> {
+async fn check(arguments: &Verify, opened: &Opened, show: Show) -> Result<Found, CliError> {
     let span = opened.span(arguments.range)?;
     // Not before: until here nothing was found, and a signal may end the process as it would any other.
     interrupt::watch();
@@ -136,7 +136,7 @@ async fn check(arguments: &Verify, opened: &Opened, show: Show) -> Result<Found,
             check.found(findings).print(arguments).ok();
         }
     };
-    let worked = interrupt::or_end(lanes::run(&job, opened), last_words).await;
+    let worked = interrupt::or_end(workers::run(&job, opened), last_words).await;
     let findings = job.findings()?;
     worked.map_err(|failure| match findings.resume {
         Some(resume) if failure.advice().is_none() && findings.blocks > 0 => {
@@ -183,8 +183,8 @@ impl Check<'_> {
     }
 }
 
-fn not_checked(run: &Unchecked, target: &Target) -> NotChecked {
-    let member = target.leg(run.leg).map(Target::to_string);
+fn not_checked(run: &Unchecked, target: &TargetName) -> NotChecked {
+    let member = target.leg(run.leg).map(TargetName::to_string);
     NotChecked { member, first: run.first.get(), last: run.last.get(), why: run.why.words() }
 }
 
@@ -208,7 +208,7 @@ fn tell_of_repairs(report: &VerifyReport, repairs: Repairs) {
 
 impl Found {
     /// Prints what was not told while it was found.
-    fn print(&self, arguments: &Verify) -> Result<(), Failure> {
+    fn print(&self, arguments: &Verify) -> Result<(), CliError> {
         let report = &self.report;
         if arguments.json {
             print_json(report)?;
@@ -227,7 +227,7 @@ impl Found {
     }
 
     /// Prints what follows the lines of damaged blocks.
-    fn print_text(&self, quiet: bool) -> Result<(), Failure> {
+    fn print_text(&self, quiet: bool) -> Result<(), CliError> {
         let report = &self.report;
         if self.untold > 0 {
             say(&format!("and {} more", count(self.untold, "damaged block")))?;
@@ -256,7 +256,7 @@ impl Found {
 mod tests {
     use super::*;
     use clap::Parser;
-    use sealblock_block::{Durability, Operation};
+    use sealblock_block::{Durability, Request};
     use sealblock_integrity::{Sealed, Tags};
     use sealblock_runtime_memory::Slice;
     use sealblock_units::Extent;
@@ -290,16 +290,16 @@ mod tests {
                 let (size, format) = (opened.gate.geometry().block_size, opened.gate.geometry().protection);
                 let extent = Extent::from_raw(8, 4).unwrap();
                 // As an ILBRT of the host's own; Type 1 has none but the address.
-                let tags = Tags { first_ref: if kind == "1" { 8 } else { 0x7777 }, ..Tags::default() };
+                let tags = Tags { initial_ref_tag: if kind == "1" { 8 } else { 0x7777 }, ..Tags::default() };
                 let data = Sealed::seal(Slice::copy_from(&[7; 4 * 4096]), size, format, &tags);
                 let durability = Durability::ForceUnitAccess;
-                opened.gate.execute(Operation::Write { extent, data, durability }).await.unwrap();
+                opened.gate.execute(Request::Write { extent, data, durability }).await.unwrap();
                 opened.close(Ok(())).await
             })
             .unwrap();
             assert_eq!(verified(&path), Exit::Clean, "Type {kind}");
             run_of(&format!("sealblock corrupt {path} --lba 9 --kind ref-tag"));
-            assert_eq!(verified(&path), Exit::Found, "Type {kind}");
+            assert_eq!(verified(&path), Exit::DamageFound, "Type {kind}");
         }
     }
 }

@@ -14,14 +14,15 @@ use super::legs::MirrorStatus;
 use super::log::LogReport;
 use super::place;
 use super::protocol::{
-    Answer, MOST_ANSWER_BYTES, Name, Order, Outcome, Problem, ProblemKind, Request, VERSION, line_of,
+    ControlCommand, ControlError, ControlRequest, ControlResponse, ControlResult, MOST_ANSWER_BYTES, ProblemKind,
+    TargetRef, VERSION, line_of,
 };
 use super::resized::ResizeReport;
 use super::server::ServerStatus;
 use super::status::ScrubStatus;
 use crate::cli::LogLevel;
 use crate::commands::resize::DOING;
-use crate::exit::{Cause, Failure};
+use crate::exit::{Cause, CliError};
 
 /// How long a server may take for anything but what is named below.
 const PATIENCE: Duration = Duration::from_secs(15);
@@ -33,7 +34,7 @@ pub struct Found {
     socket: PathBuf,
     /// Another user, whose server it is.
     owner: Option<u32>,
-    name: Name,
+    name: TargetRef,
     /// How the scrub was when it was found.
     pub status: ScrubStatus,
 }
@@ -42,7 +43,7 @@ pub struct Found {
 ///
 /// # Errors
 /// When several do, or one that was named does not answer.
-pub fn find(name: &Name, only: Option<&Path>) -> Result<Option<Found>, Failure> {
+pub fn find(name: &TargetRef, only: Option<&Path>) -> Result<Option<Found>, CliError> {
     let at = |path: PathBuf, owner| place::Found { path, owner };
     if let Some(path) = only {
         return find_at(vec![at(path.to_owned(), None)], name, true);
@@ -53,7 +54,7 @@ pub fn find(name: &Name, only: Option<&Path>) -> Result<Option<Found>, Failure> 
     }
 }
 
-fn find_at(sockets: Vec<place::Found>, name: &Name, is_named: bool) -> Result<Option<Found>, Failure> {
+fn find_at(sockets: Vec<place::Found>, name: &TargetRef, is_named: bool) -> Result<Option<Found>, CliError> {
     let mut found: Option<Found> = None;
     for place::Found { path: socket, owner } in sockets {
         let only = is_named.then_some(&socket);
@@ -68,7 +69,7 @@ fn find_at(sockets: Vec<place::Found>, name: &Name, is_named: bool) -> Result<Op
         };
         if found.is_some() {
             let why = "several servers have it";
-            let failure = Failure::new(Cause::Usage, "asking for the scrub", why).on(&name.text);
+            let failure = CliError::new(Cause::Usage, "asking for the scrub", why).on(&name.text);
             return Err(failure.advise("--control PATH, or its nvme+tcp:// URI"));
         }
         found = Some(Found { socket, owner, name: name.clone(), status });
@@ -77,11 +78,11 @@ fn find_at(sockets: Vec<place::Found>, name: &Name, is_named: bool) -> Result<Op
 }
 
 /// Asks another user's server, which may not hold up who asks.
-fn ask_foreign(socket: &Path, owner: u32, name: &Name) -> io::Result<Result<ScrubStatus, Problem>> {
+fn ask_foreign(socket: &Path, owner: u32, name: &TargetRef) -> io::Result<Result<ScrubStatus, ControlError>> {
     let (answered, answer) = mpsc::channel();
     let (socket, name) = (socket.to_owned(), name.clone());
     thread::spawn(move || {
-        let request = Request { version: VERSION, target: name, order: Order::ScrubStatus };
+        let request = ControlRequest { version: VERSION, target: name, order: ControlCommand::ScrubStatus };
         // Nobody waits any more for an answer that is late.
         let _ = answered.send(exchange(&socket, Some(owner), &request, PATIENCE).map(scrub_of));
     });
@@ -99,8 +100,8 @@ impl Found {
         std::fs::read_link(format!("/proc/{}/cwd", place::listener_of(&self.socket)?)).ok()
     }
 
-    fn ask(&self, order: Order, patience: Duration) -> io::Result<Outcome> {
-        let request = Request { version: VERSION, target: self.name.clone(), order };
+    fn ask(&self, order: ControlCommand, patience: Duration) -> io::Result<ControlResult> {
+        let request = ControlRequest { version: VERSION, target: self.name.clone(), order };
         exchange(&self.socket, self.owner, &request, patience)
     }
 
@@ -108,7 +109,7 @@ impl Found {
     ///
     /// # Errors
     /// Why it was not done.
-    pub fn order(&self, doing: &str, order: Order) -> Result<ScrubStatus, Failure> {
+    pub fn order(&self, doing: &str, order: ControlCommand) -> Result<ScrubStatus, CliError> {
         match self.ask(order, PATIENCE).map(scrub_of) {
             Ok(Ok(status)) => Ok(status),
             Ok(Err(problem)) => Err(of_problem(doing, &problem).on(&self.name.text)),
@@ -120,10 +121,10 @@ impl Found {
     ///
     /// # Errors
     /// Why it was not done.
-    pub fn order_legs(&self, doing: &str, order: Order) -> Result<MirrorStatus, Failure> {
+    pub fn order_legs(&self, doing: &str, order: ControlCommand) -> Result<MirrorStatus, CliError> {
         match self.ask(order, PATIENCE) {
-            Ok(Outcome::Mirror(status)) => Ok(*status),
-            Ok(Outcome::Error(problem)) => Err(of_problem(doing, &problem).on(&self.name.text)),
+            Ok(ControlResult::Mirror(status)) => Ok(*status),
+            Ok(ControlResult::Error(problem)) => Err(of_problem(doing, &problem).on(&self.name.text)),
             Ok(_) => Err(of_problem(doing, &answered_otherwise()).on(&self.name.text)),
             Err(error) => Err(of_socket(&error).on(self.socket.display())),
         }
@@ -133,14 +134,14 @@ impl Found {
     ///
     /// # Errors
     /// Why it was not done. A server that does not answer in time may do it still.
-    pub fn resize(&self, size: NonZeroU64) -> Result<ResizeReport, Failure> {
-        match self.ask(Order::Resize { size }, RESIZING) {
-            Ok(Outcome::Resized(report)) => Ok(*report),
-            Ok(Outcome::Error(problem)) => Err(of_problem(DOING, &problem).on(&self.name.text)),
+    pub fn resize(&self, size: NonZeroU64) -> Result<ResizeReport, CliError> {
+        match self.ask(ControlCommand::Resize { size }, RESIZING) {
+            Ok(ControlResult::Resized(report)) => Ok(*report),
+            Ok(ControlResult::Error(problem)) => Err(of_problem(DOING, &problem).on(&self.name.text)),
             Ok(_) => Err(of_problem(DOING, &answered_otherwise()).on(&self.name.text)),
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
                 let why = format!("the server did not answer within {} s, and may do it still", RESIZING.as_secs());
-                Err(Failure::new(Cause::Io, DOING, why)
+                Err(CliError::new(Cause::Io, DOING, why)
                     .on(&self.name.text)
                     .advise("`sealblock info` of what is served"))
             }
@@ -153,13 +154,13 @@ impl Found {
 ///
 /// # Errors
 /// Why it does not tell.
-pub fn look(socket: &Path, owner: Option<u32>) -> Result<ServerStatus, Failure> {
-    let request = Request { version: VERSION, target: Name::default(), order: Order::Status };
+pub fn look(socket: &Path, owner: Option<u32>) -> Result<ServerStatus, CliError> {
+    let request = ControlRequest { version: VERSION, target: TargetRef::default(), order: ControlCommand::Status };
     let outcome =
         exchange(socket, owner, &request, PATIENCE).map_err(|error| of_socket(&error).on(socket.display()))?;
     match outcome {
-        Outcome::Server(status) => Ok(*status),
-        Outcome::Error(problem) => Err(of_problem("asking the server", &problem).on(socket.display())),
+        ControlResult::Server(status) => Ok(*status),
+        ControlResult::Error(problem) => Err(of_problem("asking the server", &problem).on(socket.display())),
         _ => Err(of_problem("asking the server", &answered_otherwise()).on(socket.display())),
     }
 }
@@ -168,14 +169,15 @@ pub fn look(socket: &Path, owner: Option<u32>) -> Result<ServerStatus, Failure> 
 ///
 /// # Errors
 /// Why it does not.
-pub fn log(socket: &Path, owner: Option<u32>, level: Option<LogLevel>) -> Result<LogReport, Failure> {
+pub fn log(socket: &Path, owner: Option<u32>, level: Option<LogLevel>) -> Result<LogReport, CliError> {
     let doing = if level.is_some() { "changing the log level" } else { "asking for the log level" };
-    let request = Request { version: VERSION, target: Name::default(), order: Order::Log { level } };
+    let request =
+        ControlRequest { version: VERSION, target: TargetRef::default(), order: ControlCommand::Log { level } };
     let outcome =
         exchange(socket, owner, &request, PATIENCE).map_err(|error| of_socket(&error).on(socket.display()))?;
     match outcome {
-        Outcome::Log(report) => Ok(report),
-        Outcome::Error(problem) => Err(of_problem(doing, &problem).on(socket.display())),
+        ControlResult::Log(report) => Ok(report),
+        ControlResult::Error(problem) => Err(of_problem(doing, &problem).on(socket.display())),
         _ => Err(of_problem(doing, &answered_otherwise()).on(socket.display())),
     }
 }
@@ -186,24 +188,31 @@ pub fn is_alive(socket: &Path) -> bool {
     UnixStream::connect(socket).map_or_else(|error| !gone.contains(&error.kind()), |_| true)
 }
 
-fn ask(socket: &Path, name: &Name) -> io::Result<Result<ScrubStatus, Problem>> {
-    let request = Request { version: VERSION, target: name.clone(), order: Order::ScrubStatus };
+fn ask(socket: &Path, name: &TargetRef) -> io::Result<Result<ScrubStatus, ControlError>> {
+    let request = ControlRequest { version: VERSION, target: name.clone(), order: ControlCommand::ScrubStatus };
     exchange(socket, None, &request, PATIENCE).map(scrub_of)
 }
 
-fn scrub_of(outcome: Outcome) -> Result<ScrubStatus, Problem> {
+fn scrub_of(outcome: ControlResult) -> Result<ScrubStatus, ControlError> {
     match outcome {
-        Outcome::Scrub(status) => Ok(*status),
-        Outcome::Mirror(_) | Outcome::Resized(_) | Outcome::Server(_) | Outcome::Log(_) => Err(answered_otherwise()),
-        Outcome::Error(problem) => Err(problem),
+        ControlResult::Scrub(status) => Ok(*status),
+        ControlResult::Mirror(_) | ControlResult::Resized(_) | ControlResult::Server(_) | ControlResult::Log(_) => {
+            Err(answered_otherwise())
+        }
+        ControlResult::Error(problem) => Err(problem),
     }
 }
 
-fn answered_otherwise() -> Problem {
-    Problem::new(ProblemKind::Failed, "the server answers something else than it was asked for")
+fn answered_otherwise() -> ControlError {
+    ControlError::new(ProblemKind::Failed, "the server answers something else than it was asked for")
 }
 
-fn exchange(socket: &Path, owner: Option<u32>, request: &Request, patience: Duration) -> io::Result<Outcome> {
+fn exchange(
+    socket: &Path,
+    owner: Option<u32>,
+    request: &ControlRequest,
+    patience: Duration,
+) -> io::Result<ControlResult> {
     let mut stream = UnixStream::connect(socket)?;
     if let Some(owner) = owner {
         // Before anything is said: a link may lead to somebody else's socket.
@@ -222,10 +231,10 @@ fn exchange(socket: &Path, owner: Option<u32>, request: &Request, patience: Dura
     }
     let mut answer: Value = serde_json::from_slice(&line).map_err(io::Error::from)?;
     calm(&mut answer);
-    let answer: Answer = serde_json::from_value(answer).map_err(io::Error::from)?;
+    let answer: ControlResponse = serde_json::from_value(answer).map_err(io::Error::from)?;
     if answer.version != VERSION {
         let why = format!("the server answers in version {}", answer.version);
-        return Ok(Outcome::Error(Problem::new(ProblemKind::Version, why)));
+        return Ok(ControlResult::Error(ControlError::new(ProblemKind::Version, why)));
     }
     Ok(answer.outcome)
 }
@@ -240,8 +249,8 @@ fn calm(value: &mut Value) {
     }
 }
 
-fn of_problem(doing: &str, problem: &Problem) -> Failure {
-    let failure = |cause| Failure::new(cause, doing, &problem.why);
+fn of_problem(doing: &str, problem: &ControlError) -> CliError {
+    let failure = |cause| CliError::new(cause, doing, &problem.why);
     match problem.kind {
         ProblemKind::Usage => failure(Cause::Usage),
         ProblemKind::AmbiguousTarget => failure(Cause::Usage).advise("its NQN and namespace: NQN/NSID"),
@@ -254,13 +263,13 @@ fn of_problem(doing: &str, problem: &Problem) -> Failure {
     }
 }
 
-fn of_socket(error: &io::Error) -> Failure {
+fn of_socket(error: &io::Error) -> CliError {
     let cause = match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Cause::Unreachable,
         io::ErrorKind::PermissionDenied => Cause::Refused,
         _ => Cause::Io,
     };
-    Failure::new(cause, "asking the server", error).advise("the socket of a server that runs")
+    CliError::new(cause, "asking the server", error).advise("the socket of a server that runs")
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use sealblock_layers_mirror::label::Standing;
+use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{Description, LegDescription, State};
 use sealblock_units::ByteCount;
 use serde::{Deserialize, Serialize};
@@ -103,7 +103,7 @@ impl MirrorStatus {
             let trouble = leg.trouble.as_ref().map_or(String::new(), |why| format!(": {why}"));
             let here = if leg.here { "" } else { ", not here" };
             // One that is here again and was not looked after yet.
-            let is_behind = leg.here && leg.standing == Standing::Missing.as_str();
+            let is_behind = leg.here && leg.standing == ReplicaState::OutOfSync.as_str();
             let standing = if is_behind { "out of sync" } else { &leg.standing };
             format!("{}: {standing}{here}{missed}{healed}{stale}{trouble}", leg.leg)
         });

@@ -24,21 +24,21 @@ pub const MOST_ANSWER_BYTES: usize = 64 << 20;
 
 /// What is asked of a server.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Request {
+pub struct ControlRequest {
     /// [`VERSION`].
     pub version: u32,
     /// What it is about; the server as a whole for [`Order::Status`] and [`Order::Log`].
     #[serde(default)]
-    pub target: Name,
+    pub target: TargetRef,
     /// What is to be done.
     #[serde(flatten)]
-    pub order: Order,
+    pub order: ControlCommand,
 }
 
 /// What is to be done with a target.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "snake_case")]
-pub enum Order {
+pub enum ControlCommand {
     /// Tell how the server is, with all that it serves.
     Status,
     /// Log at another level from now on, or tell which it is.
@@ -101,7 +101,7 @@ pub enum Order {
 
 /// A target as a command has it: by what it is called, by where its file is, or by what it is called over NVMe/TCP.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct Name {
+pub struct TargetRef {
     /// Its canonical text.
     pub text: String,
     /// The canonical path, of a file or a block device.
@@ -117,18 +117,18 @@ pub struct Name {
 
 /// What a server answers.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Answer {
+pub struct ControlResponse {
     /// [`VERSION`].
     pub version: u32,
     /// What came of it.
     #[serde(flatten)]
-    pub outcome: Outcome,
+    pub outcome: ControlResult,
 }
 
 /// What came of a request.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outcome {
+pub enum ControlResult {
     /// It was done; this is how the scrub is now.
     Scrub(Box<ScrubStatus>),
     /// It was done; this is how the legs are now.
@@ -140,12 +140,12 @@ pub enum Outcome {
     /// This is how the server is.
     Server(Box<ServerStatus>),
     /// It was not done.
-    Error(Problem),
+    Error(ControlError),
 }
 
 /// Why a request was not carried out.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Problem {
+pub struct ControlError {
     /// For programs.
     pub kind: ProblemKind,
     /// For people.
@@ -175,33 +175,33 @@ pub enum ProblemKind {
     Other,
 }
 
-impl Problem {
+impl ControlError {
     /// A problem with its reason.
-    pub fn new(kind: ProblemKind, why: impl std::fmt::Display) -> Problem {
-        Problem { kind, why: why.to_string() }
+    pub fn new(kind: ProblemKind, why: impl std::fmt::Display) -> ControlError {
+        ControlError { kind, why: why.to_string() }
     }
 }
 
-impl Request {
+impl ControlRequest {
     /// Reads a line without its end.
     ///
     /// # Errors
     /// What is wrong with it.
-    pub fn read(line: &[u8]) -> Result<Request, Problem> {
+    pub fn read(line: &[u8]) -> Result<ControlRequest, ControlError> {
         #[derive(Deserialize)]
         struct Versioned {
             version: u32,
         }
-        let bad = |error: serde_json::Error| Problem::new(ProblemKind::BadRequest, error);
+        let bad = |error: serde_json::Error| ControlError::new(ProblemKind::BadRequest, error);
         let Versioned { version } = serde_json::from_slice(line).map_err(bad)?;
         if version != VERSION {
             let why = format!("the request has version {version}, and this server knows version {VERSION}");
-            return Err(Problem::new(ProblemKind::Version, why));
+            return Err(ControlError::new(ProblemKind::Version, why));
         }
-        let request: Request = serde_json::from_slice(line).map_err(bad)?;
-        let is_for_server = matches!(request.order, Order::Status | Order::Log { .. });
-        if request.target == Name::default() && !is_for_server {
-            return Err(Problem::new(ProblemKind::BadRequest, "the request names no target"));
+        let request: ControlRequest = serde_json::from_slice(line).map_err(bad)?;
+        let is_for_server = matches!(request.order, ControlCommand::Status | ControlCommand::Log { .. });
+        if request.target == TargetRef::default() && !is_for_server {
+            return Err(ControlError::new(ProblemKind::BadRequest, "the request names no target"));
         }
         Ok(request)
     }
@@ -218,49 +218,49 @@ pub fn line_of(message: &impl Serialize) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    fn request(order: Order) -> Request {
-        let target = Name { text: "v".to_owned(), path: Some("/v".to_owned()), ..Name::default() };
-        Request { version: VERSION, target, order }
+    fn request(order: ControlCommand) -> ControlRequest {
+        let target = TargetRef { text: "v".to_owned(), path: Some("/v".to_owned()), ..TargetRef::default() };
+        ControlRequest { version: VERSION, target, order }
     }
 
     #[test]
     fn requests_come_back() {
         for order in [
-            Order::Status,
-            Order::Log { level: Some(LogLevel::Debug) },
-            Order::Log { level: None },
-            Order::ScrubStatus,
-            Order::ScrubStart { from: Some(7), rate: NonZeroU64::new(9) },
-            Order::ScrubStart { from: None, rate: None },
-            Order::ScrubPause,
-            Order::ScrubStop,
-            Order::MirrorStatus,
-            Order::MirrorAdd { leg: "v".to_owned(), force: false },
-            Order::MirrorReplace { old: "v".to_owned(), new: "w".to_owned(), force: true },
-            Order::MirrorAcceptStale { leg: "a".to_owned() },
-            Order::MirrorRemove { leg: "mirror:a,b".to_owned(), force: true },
-            Order::Resize { size: NonZeroU64::MAX },
+            ControlCommand::Status,
+            ControlCommand::Log { level: Some(LogLevel::Debug) },
+            ControlCommand::Log { level: None },
+            ControlCommand::ScrubStatus,
+            ControlCommand::ScrubStart { from: Some(7), rate: NonZeroU64::new(9) },
+            ControlCommand::ScrubStart { from: None, rate: None },
+            ControlCommand::ScrubPause,
+            ControlCommand::ScrubStop,
+            ControlCommand::MirrorStatus,
+            ControlCommand::MirrorAdd { leg: "v".to_owned(), force: false },
+            ControlCommand::MirrorReplace { old: "v".to_owned(), new: "w".to_owned(), force: true },
+            ControlCommand::MirrorAcceptStale { leg: "a".to_owned() },
+            ControlCommand::MirrorRemove { leg: "mirror:a,b".to_owned(), force: true },
+            ControlCommand::Resize { size: NonZeroU64::MAX },
         ] {
             let line = line_of(&request(order.clone()));
             assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
-            assert_eq!(Request::read(&line[..line.len() - 1]), Ok(request(order)));
+            assert_eq!(ControlRequest::read(&line[..line.len() - 1]), Ok(request(order)));
         }
     }
 
     #[test]
     fn a_request_is_what_is_documented() {
         let line = br#"{"version":1,"command":"scrub_start","target":{"text":"v"},"rate":1048576,"new":true}"#;
-        let read = Request::read(line).unwrap();
-        assert_eq!(read.order, Order::ScrubStart { from: None, rate: NonZeroU64::new(1 << 20) });
-        assert_eq!(read.target, Name { text: "v".to_owned(), ..Name::default() });
+        let read = ControlRequest::read(line).unwrap();
+        assert_eq!(read.order, ControlCommand::ScrubStart { from: None, rate: NonZeroU64::new(1 << 20) });
+        assert_eq!(read.target, TargetRef { text: "v".to_owned(), ..TargetRef::default() });
     }
 
     #[test]
     fn only_what_is_about_the_server_needs_no_target() {
-        let read = Request::read(br#"{"version":1,"command":"log","level":"info"}"#).unwrap();
-        assert_eq!(read.order, Order::Log { level: Some(LogLevel::Info) });
-        let read = Request::read(br#"{"version":1,"command":"status"}"#).unwrap();
-        assert_eq!((read.order, read.target), (Order::Status, Name::default()));
+        let read = ControlRequest::read(br#"{"version":1,"command":"log","level":"info"}"#).unwrap();
+        assert_eq!(read.order, ControlCommand::Log { level: Some(LogLevel::Info) });
+        let read = ControlRequest::read(br#"{"version":1,"command":"status"}"#).unwrap();
+        assert_eq!((read.order, read.target), (ControlCommand::Status, TargetRef::default()));
     }
 
     #[test]
@@ -279,15 +279,15 @@ mod tests {
             (r#"{"version":1,"command":"resize","target":{"text":"v"}}"#, ProblemKind::BadRequest),
             (r#"{"version":1,"command":"resize","target":{"text":"v"},"size":0}"#, ProblemKind::BadRequest),
         ] {
-            assert_eq!(Request::read(line.as_bytes()).unwrap_err().kind, kind, "{line}");
+            assert_eq!(ControlRequest::read(line.as_bytes()).unwrap_err().kind, kind, "{line}");
         }
     }
 
     #[test]
     fn a_problem_of_a_later_version_is_still_one() {
         let line = r#"{"version":1,"error":{"kind":"moon_phase","why":"full"}}"#;
-        let answer: Answer = serde_json::from_str(line).unwrap();
-        let Outcome::Error(problem) = answer.outcome else { panic!("an error") };
+        let answer: ControlResponse = serde_json::from_str(line).unwrap();
+        let ControlResult::Error(problem) = answer.outcome else { panic!("an error") };
         assert_eq!((problem.kind, problem.why.as_str()), (ProblemKind::Other, "full"));
     }
 }

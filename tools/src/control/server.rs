@@ -270,7 +270,7 @@ impl Health {
     pub fn exit(self) -> Exit {
         match self {
             Health::Healthy => Exit::Clean,
-            Health::Damaged => Exit::Found,
+            Health::Damaged => Exit::DamageFound,
             Health::Incomplete | Health::Degraded | Health::Other => Exit::Incomplete,
         }
     }
@@ -301,7 +301,7 @@ mod tests {
     #[test]
     fn the_worst_decides_how_a_command_ends() {
         let exits = [Health::Healthy, Health::Incomplete, Health::Degraded, Health::Damaged].map(Health::exit);
-        assert_eq!(exits, [Exit::Clean, Exit::Incomplete, Exit::Incomplete, Exit::Found]);
+        assert_eq!(exits, [Exit::Clean, Exit::Incomplete, Exit::Incomplete, Exit::DamageFound]);
         assert!(Health::Damaged > Health::Degraded && Health::Degraded > Health::Incomplete);
     }
 

@@ -4,7 +4,7 @@ use std::num::NonZeroU64;
 use std::time::Duration;
 
 use sealblock_block::Device;
-use sealblock_scrub::{Counts, Ended, Phase, Record, Run, State, View};
+use sealblock_scrub::{Counts, Phase, Run, RunResult, ScrubRecord, ScrubView, State};
 use serde::{Deserialize, Serialize};
 
 use crate::exit::Exit;
@@ -118,7 +118,7 @@ pub enum ResultWord {
 
 impl ScrubStatus {
     /// The status of a target that is not served, from what is kept.
-    pub fn kept(target: String, device: &impl Device, record: &Record) -> ScrubStatus {
+    pub fn kept(target: String, device: &impl Device, record: &ScrubRecord) -> ScrubStatus {
         let geometry = device.geometry();
         let state = match record.phase {
             Phase::Idle => StateWord::Idle,
@@ -151,7 +151,7 @@ impl ScrubStatus {
     }
 
     /// The status of a target that this process serves.
-    pub fn served(target: String, device: &impl Device, view: &View, every: Option<Duration>) -> ScrubStatus {
+    pub fn served(target: String, device: &impl Device, view: &ScrubView, every: Option<Duration>) -> ScrubStatus {
         let state = match view.state {
             State::Idle => StateWord::Idle,
             State::Running => StateWord::Running,
@@ -175,7 +175,7 @@ impl ScrubStatus {
     /// was not checked.
     pub fn exit(&self) -> Exit {
         match self.run.as_ref().or(self.runs.last()) {
-            Some(run) if run.lost > 0 => Exit::Found,
+            Some(run) if run.lost > 0 => Exit::DamageFound,
             Some(run) if run.unchecked > 0 => Exit::Incomplete,
             _ => Exit::Clean,
         }
@@ -186,9 +186,9 @@ impl RunStatus {
     /// A run that has ended.
     pub fn ended(run: &Run) -> RunStatus {
         let result = match run.ended {
-            Ended::Finished if run.counts.unchecked > 0 => ResultWord::Incomplete,
-            Ended::Finished => ResultWord::Finished,
-            Ended::Stopped => ResultWord::Stopped,
+            RunResult::Finished if run.counts.unchecked > 0 => ResultWord::Incomplete,
+            RunResult::Finished => ResultWord::Finished,
+            RunResult::Stopped => ResultWord::Stopped,
         };
         RunStatus {
             ended_unix_s: Some(run.ended_unix_s),
@@ -197,12 +197,12 @@ impl RunStatus {
         }
     }
 
-    fn under_way(record: &Record) -> RunStatus {
+    fn under_way(record: &ScrubRecord) -> RunStatus {
         RunStatus::of(record.started_unix_s, record.from, record.counts)
     }
 
     fn of(started_unix_s: u64, from: u64, counts: Counts) -> RunStatus {
-        let Counts { blocks, bad, repaired, lost, unchecked } = counts;
+        let Counts { blocks, bad_blocks: bad, repaired, unrepaired: lost, unchecked } = counts;
         RunStatus { started_unix_s, ended_unix_s: None, from, blocks, bad, repaired, lost, unchecked, result: None }
     }
 }

@@ -8,15 +8,16 @@
 use std::cell::Cell;
 
 use sealblock_block::{
-    Abilities, Ability, AnnexSlot, Answer, Device, Failure as BlockFailure, Gate, Geometry, Operation, Outcome, Stack,
+    Abilities, Ability, Device, DynDevice, ErrorKind as BlockFailure, Gate, Geometry, Outcome, Request, ReservedArea,
+    Response,
 };
-use sealblock_layers_mirror::label::{Label as MirrorLabel, Standing};
+use sealblock_layers_mirror::label::{Label as MirrorLabel, ReplicaState};
 use sealblock_layers_mirror::mark_written_alone;
 use sealblock_layers_stripe::label::Label as StripeLabel;
 
 use super::{Opened, of_block};
 use crate::commands::create::uuid_words;
-use crate::exit::{Cause, Failure};
+use crate::exit::{Cause, CliError};
 use crate::report::note;
 
 /// What a device is opened for.
@@ -67,9 +68,9 @@ impl Membership {
         }
         match MirrorLabel::decode(bytes) {
             Ok(None) => None,
-            Ok(Some(label)) if label.members[label.own].standing == Standing::Removed => None,
+            Ok(Some(label)) if label.members[label.own_index].standing == ReplicaState::Removed => None,
             Ok(Some(label)) => {
-                Some(Membership::Mirror { uuid: label.uuid, own: label.own, members: label.members.len() })
+                Some(Membership::Mirror { uuid: label.uuid, own: label.own_index, members: label.members.len() })
             }
             Err(why) => Some(Membership::Unknown(why.to_string())),
         }
@@ -105,8 +106,8 @@ impl Membership {
 ///
 /// # Errors
 /// When it is a member of a group, and nobody insists; it is closed then. When its label cannot be read or marked.
-pub(super) async fn guard(opened: Opened, usage: Usage) -> Result<Opened, Failure> {
-    if matches!(usage, Usage::Unchanged | Usage::Member) || opened.gate.abilities().annex != Ability::Native {
+pub(super) async fn guard(opened: Opened, usage: Usage) -> Result<Opened, CliError> {
+    if matches!(usage, Usage::Unchanged | Usage::Member) || opened.gate.abilities().reserved != Ability::Native {
         return Ok(opened);
     }
     let membership = match membership(&opened).await {
@@ -129,7 +130,7 @@ pub(super) async fn guard(opened: Opened, usage: Usage) -> Result<Opened, Failur
             }
         }
         (Some(membership), _) => {
-            let refused = Failure::new(Cause::Refused, "opening for writing", membership.words());
+            let refused = CliError::new(Cause::Refused, "opening for writing", membership.words());
             let refused = refused.on(opened.target()).advise(membership.advice()).lasting();
             opened.close(Err(refused)).await
         }
@@ -142,17 +143,17 @@ pub fn bars_resizing(label: &[u8]) -> Option<String> {
 }
 
 /// The same open target, with another device in front of its own.
-fn wrapped<D: Device + 'static>(opened: Opened, with: impl FnOnce(Stack) -> D) -> Opened {
+fn wrapped<D: Device + 'static>(opened: Opened, with: impl FnOnce(DynDevice) -> D) -> Opened {
     let Opened { gate, facts, held, target } = opened;
-    Opened::new(&target, with(Stack::new(gate)), facts, held)
+    Opened::new(&target, with(DynDevice::new(gate)), facts, held)
 }
 
-async fn membership(opened: &Opened) -> Result<Option<Membership>, Failure> {
-    match opened.gate.execute(Operation::ReadAnnex { slot: AnnexSlot::Group }).await {
-        Ok(Answer::Annex(bytes)) => Ok(Membership::of(&bytes)),
+async fn membership(opened: &Opened) -> Result<Option<Membership>, CliError> {
+    match opened.gate.execute(Request::ReadReserved { slot: ReservedArea::GroupLabel }).await {
+        Ok(Response::Reserved(bytes)) => Ok(Membership::of(&bytes)),
         Ok(_) => unreachable!("gates answer a read of the annex with what it holds"),
         // A mirror keeps the slot for itself: nothing can be a group of it by label.
-        Err(error) if matches!(error.failure(), BlockFailure::Absent(_)) => Ok(None),
+        Err(error) if matches!(error.kind(), BlockFailure::Absent(_)) => Ok(None),
         Err(error) => Err(of_block("looking for a label", &error)),
     }
 }
@@ -160,13 +161,13 @@ async fn membership(opened: &Opened) -> Result<Option<Membership>, Failure> {
 /// A member that is served for its group: it takes no change before its label was written through this opening, which is what
 /// the group's host does first. So a host that takes it for a disk of its own cannot write to it by accident.
 struct MemberOnly {
-    below: Gate<Stack>,
+    below: Gate<DynDevice>,
     is_claimed: Cell<bool>,
     is_told: Cell<bool>,
 }
 
 impl MemberOnly {
-    fn new(below: Stack) -> MemberOnly {
+    fn new(below: DynDevice) -> MemberOnly {
         MemberOnly { below: Gate::new("member", below), is_claimed: Cell::new(false), is_told: Cell::new(false) }
     }
 
@@ -190,18 +191,18 @@ impl Device for MemberOnly {
         self.below.abilities()
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         match operation {
-            Operation::Write { .. }
-            | Operation::WriteZeroes { .. }
-            | Operation::Discard { .. }
-            | Operation::WriteUncorrectable { .. }
-            | Operation::Repair { .. }
+            Request::Write { .. }
+            | Request::WriteZeroes { .. }
+            | Request::Discard { .. }
+            | Request::WriteUncorrectable { .. }
+            | Request::Repair { .. }
                 if !self.is_claimed.get() =>
             {
                 self.refuse()
             }
-            Operation::WriteAnnex { slot: AnnexSlot::Group, .. } => {
+            Request::WriteReserved { slot: ReservedArea::GroupLabel, .. } => {
                 let outcome = self.below.execute(operation).await;
                 self.is_claimed.set(self.is_claimed.get() || outcome.is_ok());
                 outcome
@@ -222,19 +223,19 @@ mod tests {
 
     #[test]
     fn a_served_member_takes_changes_only_after_its_label_was_written() {
-        let device = MemberOnly::new(Stack::new(MemoryDevice::new(BlockSize::B512, 8, None)));
+        let device = MemberOnly::new(DynDevice::new(MemoryDevice::new(BlockSize::B512, 8, None)));
         let extent = Extent::from_raw(0, 1).unwrap();
         let run = |operation| device.execute(operation).now_or_never().expect("RAM never waits");
-        let zero = || Operation::WriteZeroes { extent, may_unmap: true, durability: Durability::Volatile };
-        let annex = |slot| Operation::WriteAnnex { slot, bytes: Slice::copy_from(b"label") };
-        let is_refused = |outcome: Outcome| outcome.is_err_and(|error| *error.failure() == BlockFailure::ReadOnly);
-        for operation in [zero(), Operation::Discard { extents: vec![extent] }] {
+        let zero = || Request::WriteZeroes { extent, may_unmap: true, durability: Durability::Volatile };
+        let annex = |slot| Request::WriteReserved { slot, bytes: Slice::copy_from(b"label") };
+        let is_refused = |outcome: Outcome| outcome.is_err_and(|error| *error.kind() == BlockFailure::ReadOnly);
+        for operation in [zero(), Request::Discard { extents: vec![extent] }] {
             assert!(is_refused(run(operation)));
         }
-        assert!(run(Operation::Flush).is_ok());
-        run(annex(AnnexSlot::Scrub)).unwrap();
+        assert!(run(Request::Flush).is_ok());
+        run(annex(ReservedArea::ScrubState)).unwrap();
         assert!(is_refused(run(zero())), "the notes of a scrub are no label");
-        run(annex(AnnexSlot::Group)).unwrap();
+        run(annex(ReservedArea::GroupLabel)).unwrap();
         assert!(run(zero()).is_ok());
     }
 

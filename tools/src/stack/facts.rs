@@ -2,10 +2,10 @@
 
 use std::rc::Rc;
 
-use sealblock_layers_multipath::Observer;
+use sealblock_layers_multipath::PathMonitor;
 use sealblock_media_file::Description as FileDescription;
-use sealblock_media_nbd::Facts as NbdFacts;
-use sealblock_media_nvme_tcp::Facts as RemoteFacts;
+use sealblock_media_nbd::ConnectionInfo as NbdFacts;
+use sealblock_media_nvme_tcp::ConnectionInfo as RemoteFacts;
 use sealblock_media_volume::Description as VolumeDescription;
 
 use super::groups::OpenMirror;
@@ -24,7 +24,7 @@ pub struct Facts {
     /// The export, where it is one over NBD.
     pub export: Option<NbdFacts>,
     /// What its paths have done, where it has several.
-    pub paths: Option<Observer>,
+    pub paths: Option<PathMonitor>,
     /// The mirror, where it is one.
     pub mirror: Option<Rc<OpenMirror>>,
     /// What lies below, where it is a layer: one, or several in order. Paths that could not be opened are left out.

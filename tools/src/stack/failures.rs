@@ -1,15 +1,15 @@
 //! What errors of the layers below mean to whoever runs a command.
 
-use sealblock_block::{Error, Failure as BlockFailure, MediumError, MediumErrorKind};
+use sealblock_block::{Error, ErrorKind as BlockFailure, MediumError, MediumErrorKind};
 use sealblock_media_file::OpenError;
 use sealblock_media_volume::{ResizeError, VolumeError};
 
 use super::holder::in_use;
-use crate::exit::{Cause, Failure};
+use crate::exit::{Cause, CliError};
 
 /// A request that failed.
-pub fn of_block(doing: impl Into<String>, error: &Error) -> Failure {
-    let (cause, advice) = match error.failure() {
+pub fn of_block(doing: impl Into<String>, error: &Error) -> CliError {
+    let (cause, advice) = match error.kind() {
         BlockFailure::Integrity(_) => (Cause::Damaged, Some("`sealblock verify` names every damaged block")),
         BlockFailure::Miscompare { .. } => (Cause::Damaged, None),
         BlockFailure::Media { .. } => (Cause::Io, None),
@@ -21,8 +21,8 @@ pub fn of_block(doing: impl Into<String>, error: &Error) -> Failure {
         BlockFailure::Unreachable { .. } => (Cause::Unreachable, None),
     };
     // The hop repeats the target where the target is one device, and says which one where it is made of several.
-    let failure = Failure::new(cause, doing, error.failure());
-    let failure = error.hop().map_or(failure.clone(), |hop| failure.on(hop));
+    let failure = CliError::new(cause, doing, error.kind());
+    let failure = error.device_name().map_or(failure.clone(), |hop| failure.on(hop));
     match advice {
         Some(advice) => failure.advise(advice),
         None => failure,
@@ -30,18 +30,18 @@ pub fn of_block(doing: impl Into<String>, error: &Error) -> Failure {
 }
 
 /// A file or block device that could not be opened.
-pub fn of_open(doing: &str, error: &OpenError) -> Failure {
+pub fn of_open(doing: &str, error: &OpenError) -> CliError {
     match error {
         OpenError::InUse { path } => in_use(doing, path),
-        OpenError::Kind { path, kind } => Failure::new(Cause::Unsuitable, doing, format!("it is {kind}"))
+        OpenError::Kind { path, kind } => CliError::new(Cause::Unsuitable, doing, format!("it is {kind}"))
             .on(path.display())
             .advise("the path of a file or a block device"),
-        OpenError::System { path, source, .. } => Failure::io(doing, source).on(path.display()),
+        OpenError::System { path, source, .. } => CliError::io(doing, source).on(path.display()),
     }
 }
 
 /// A medium that failed.
-pub fn of_medium(doing: &str, error: &MediumError) -> Failure {
+pub fn of_medium(doing: &str, error: &MediumError) -> CliError {
     let cause = match error.kind {
         MediumErrorKind::NoSpace => Cause::Full,
         MediumErrorKind::ReadOnly => Cause::Refused,
@@ -49,33 +49,33 @@ pub fn of_medium(doing: &str, error: &MediumError) -> Failure {
         MediumErrorKind::Unsupported => Cause::Absent,
         MediumErrorKind::Failed => Cause::Io,
     };
-    Failure::new(cause, doing, error)
+    CliError::new(cause, doing, error)
 }
 
 /// A volume that could not be made or opened.
-pub fn of_volume(doing: &str, error: &VolumeError) -> Failure {
+pub fn of_volume(doing: &str, error: &VolumeError) -> CliError {
     match error {
         VolumeError::Medium(medium) => of_medium(doing, medium),
-        VolumeError::Layout(layout) => Failure::new(Cause::Usage, doing, layout),
-        VolumeError::ReadOnly => Failure::new(Cause::Refused, doing, error),
-        VolumeError::Recovery(_) => Failure::new(Cause::Io, doing, error),
-        VolumeError::Superblock(_) | VolumeError::Sector { .. } => Failure::new(Cause::Unsuitable, doing, error),
-        VolumeError::Truncated { .. } => Failure::new(Cause::Unsuitable, doing, error)
+        VolumeError::Layout(layout) => CliError::new(Cause::Usage, doing, layout),
+        VolumeError::ReadOnly => CliError::new(Cause::Refused, doing, error),
+        VolumeError::Recovery(_) => CliError::new(Cause::Io, doing, error),
+        VolumeError::Superblock(_) | VolumeError::Sector { .. } => CliError::new(Cause::Unsuitable, doing, error),
+        VolumeError::Truncated { .. } => CliError::new(Cause::Unsuitable, doing, error)
             .advise("`sealblock rescue VOLUME TO` copies out what is left of it"),
-        VolumeError::LogDamaged { .. } => Failure::new(Cause::Damaged, doing, error).advise(
+        VolumeError::LogDamaged { .. } => CliError::new(Cause::Damaged, doing, error).advise(
             "`sealblock rescue VOLUME TO` copies out all that verifies; `copy` and `verify` read the volume as it is",
         ),
     }
 }
 
 /// A volume that was not resized.
-pub fn of_resize(doing: &str, error: &ResizeError) -> Failure {
+pub fn of_resize(doing: &str, error: &ResizeError) -> CliError {
     match error {
         ResizeError::Volume(error) => of_volume(doing, error),
-        ResizeError::Member(_) => Failure::new(Cause::Refused, doing, error),
-        ResizeError::InUse { .. } => Failure::new(Cause::Refused, doing, error)
+        ResizeError::Member(_) => CliError::new(Cause::Refused, doing, error),
+        ResizeError::InUse { .. } => CliError::new(Cause::Refused, doing, error)
             .advise("a larger size, or `sealblock discard` for what is not needed"),
-        ResizeError::Room { .. } => Failure::new(Cause::Full, doing, error),
-        ResizeError::Limit(_) => Failure::new(Cause::Unsuitable, doing, error),
+        ResizeError::Room { .. } => CliError::new(Cause::Full, doing, error),
+        ResizeError::Limit(_) => CliError::new(Cause::Unsuitable, doing, error),
     }
 }

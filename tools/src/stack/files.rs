@@ -9,17 +9,17 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use sealblock_block::Medium;
-use sealblock_media_file::{FileBlock, FileMedium, OpenError, Options};
+use sealblock_media_file::{FileMedium, OpenError, Options, RawDevice};
 use sealblock_media_volume::{
     Description, Hints, OpenOptions, Recognised, Remains, RemainsError, open_remains, recognise,
 };
 
 use super::{
-    Access, Facts, FileVolume, Held, Opened, ReactorClock, Usage, of_medium, of_open, of_volume, raw_block_size,
+    Access, CloseHandle, Facts, FileVolume, Opened, ReactorClock, Usage, of_medium, of_open, of_volume, raw_block_size,
 };
-use crate::exit::{Cause, Failure};
+use crate::exit::{Cause, CliError};
 use crate::tally::count;
-use crate::target::Target;
+use crate::target::TargetName;
 
 /// The kind of a plain file's bytes.
 pub const RAW_FILE: &str = "raw file";
@@ -66,7 +66,7 @@ pub enum Overwritten {
 ///
 /// # Errors
 /// When it fails where it would be recognised.
-pub async fn inspect(medium: &FileMedium) -> Result<FileKind, Failure> {
+pub async fn inspect(medium: &FileMedium) -> Result<FileKind, CliError> {
     /// Parts that are named.
     const NAMED: usize = 3;
     match recognise(medium).await {
@@ -100,7 +100,7 @@ pub async fn open_medium(path: &Path, options: Options) -> Result<FileMedium, Op
     }
 }
 
-async fn medium_of(path: &Path, access: Access) -> Result<FileMedium, Failure> {
+async fn medium_of(path: &Path, access: Access) -> Result<FileMedium, CliError> {
     let options = match access {
         Access::Read => Options::READ,
         Access::Write | Access::WriteInPlace => Options::WRITE,
@@ -109,7 +109,7 @@ async fn medium_of(path: &Path, access: Access) -> Result<FileMedium, Failure> {
 }
 
 /// Opens a path as a device.
-pub(super) async fn open(target: &Target, path: &Path, access: Access, plain: Plain) -> Result<Opened, Failure> {
+pub(super) async fn open(target: &TargetName, path: &Path, access: Access, plain: Plain) -> Result<Opened, CliError> {
     let medium = medium_of(path, access).await?;
     match inspect(&medium).await? {
         FileKind::Volume => volume_as(target, Rc::new(medium), path, access).await,
@@ -119,7 +119,12 @@ pub(super) async fn open(target: &Target, path: &Path, access: Access, plain: Pl
     }
 }
 
-async fn volume_as(target: &Target, medium: Rc<FileMedium>, path: &Path, access: Access) -> Result<Opened, Failure> {
+async fn volume_as(
+    target: &TargetName,
+    medium: Rc<FileMedium>,
+    path: &Path,
+    access: Access,
+) -> Result<Opened, CliError> {
     let options = options(&medium, access);
     Ok(whole(target, volume_on(medium, path, &options).await?))
 }
@@ -129,7 +134,7 @@ async fn volume_as(target: &Target, medium: Rc<FileMedium>, path: &Path, access:
 ///
 /// # Errors
 /// Why it does not open.
-pub async fn open_again(target: &Target, medium: Rc<FileMedium>, access: Access) -> Result<Opened, Failure> {
+pub async fn open_again(target: &TargetName, medium: Rc<FileMedium>, access: Access) -> Result<Opened, CliError> {
     let path = medium.path().to_owned();
     volume_as(target, medium, &path, access).await
 }
@@ -138,28 +143,28 @@ pub async fn open_again(target: &Target, medium: Rc<FileMedium>, access: Access)
 ///
 /// # Errors
 /// When there is none, or it cannot be opened.
-pub async fn open_truncated(target: &Target, path: &Path) -> Result<Opened, Failure> {
+pub async fn open_truncated(target: &TargetName, path: &Path) -> Result<Opened, CliError> {
     let medium = medium_of(path, Access::Read).await?;
     let options = OpenOptions { truncated: true, ..options(&medium, Access::Read) };
     Ok(whole(target, volume_on(Rc::new(medium), path, &options).await?))
 }
 
-fn whole(target: &Target, open: OpenVolume) -> Opened {
+fn whole(target: &TargetName, open: OpenVolume) -> Opened {
     let facts = Facts { volume: Some(open.description), file: open.file, ..Facts::plain("protected volume") };
-    Opened::new(target, open.volume.clone(), facts, vec![Held::Volume(open.volume)])
+    Opened::new(target, open.volume.clone(), facts, vec![CloseHandle::Volume(open.volume)])
 }
 
 /// Opens the bytes at a path as a device, if they are no volume's.
-pub(super) async fn open_raw(target: &Target, path: &Path, access: Access) -> Result<Opened, Failure> {
+pub(super) async fn open_raw(target: &TargetName, path: &Path, access: Access) -> Result<Opened, CliError> {
     let medium = medium_of(path, access).await?;
     match inspect(&medium).await? {
         FileKind::Raw => raw(target, path, medium),
         FileKind::Remains(parts) => Err(of_remains("opening", path, &parts)),
         FileKind::Volume => {
-            Err(Failure::new(Cause::Refused, "opening", "it is a protected volume, whose blocks have seals")
+            Err(CliError::new(Cause::Refused, "opening", "it is a protected volume, whose blocks have seals")
                 .lasting()
                 .on(target)
-                .advise(Target::File(path.to_owned()).to_string()))
+                .advise(TargetName::File(path.to_owned()).to_string()))
         }
     }
 }
@@ -168,7 +173,7 @@ pub(super) async fn open_raw(target: &Target, path: &Path, access: Access) -> Re
 ///
 /// # Errors
 /// When there is what is left of a volume, unless that is to go (`force`).
-pub async fn overwrite(target: &Target, path: &Path, force: bool, usage: Usage) -> Result<Overwritten, Failure> {
+pub async fn overwrite(target: &TargetName, path: &Path, force: bool, usage: Usage) -> Result<Overwritten, CliError> {
     let medium = medium_of(path, Access::Write).await?;
     match inspect(&medium).await? {
         FileKind::Remains(parts) if !force => {
@@ -185,25 +190,25 @@ pub async fn overwrite(target: &Target, path: &Path, force: bool, usage: Usage) 
     }
 }
 
-fn raw(target: &Target, path: &Path, medium: FileMedium) -> Result<Opened, Failure> {
+fn raw(target: &TargetName, path: &Path, medium: FileMedium) -> Result<Opened, CliError> {
     let block_size = raw_block_size(&medium);
     let kind = if medium.is_block_device() { "raw block device" } else { RAW_FILE };
     let facts = Facts { file: medium.describe().ok(), ..Facts::plain(kind) };
-    let device = FileBlock::new(medium, block_size)
-        .map_err(|error| Failure::new(Cause::Unsuitable, "opening", error).on(path.display()))?;
+    let device = RawDevice::new(medium, block_size)
+        .map_err(|error| CliError::new(Cause::Unsuitable, "opening", error).on(path.display()))?;
     Ok(Opened::new(target, device, facts, Vec::new()))
 }
 
-fn plain_file(path: &Path) -> Failure {
-    Failure::new(Cause::Unsuitable, "opening", "it is a plain file and no protected volume").on(path.display()).advise(
+fn plain_file(path: &Path) -> CliError {
+    CliError::new(Cause::Unsuitable, "opening", "it is a plain file and no protected volume").on(path.display()).advise(
         format!("raw:{} for its bytes as blocks without seals, or `sealblock create` for a new volume", path.display()),
     )
 }
 
 /// What is left of a volume, with no superblock that opens it.
-pub fn of_remains(doing: &str, path: &Path, parts: &str) -> Failure {
+pub fn of_remains(doing: &str, path: &Path, parts: &str) -> CliError {
     let why = format!("it is what is left of a protected volume, none of whose superblocks can be used: {parts}");
-    Failure::new(Cause::Damaged, doing, why)
+    CliError::new(Cause::Damaged, doing, why)
         .on(path.display())
         .advise(format!("`sealblock rescue {} TO`, or another copy of the data", path.display()))
 }
@@ -212,7 +217,7 @@ pub fn of_remains(doing: &str, path: &Path, parts: &str) -> Failure {
 ///
 /// # Errors
 /// When no shape fits what is there, or the medium fails.
-pub async fn open_shapeless(target: &Target, path: &Path, hints: &Hints) -> Result<(Opened, Remains), Failure> {
+pub async fn open_shapeless(target: &TargetName, path: &Path, hints: &Hints) -> Result<(Opened, Remains), CliError> {
     const DOING: &str = "looking for the volume's shape";
     const HINT: &str = "--capacity SIZE, what the volume was created with; or another copy of the data";
     let medium = medium_of(path, Access::Read).await?;
@@ -221,21 +226,21 @@ pub async fn open_shapeless(target: &Target, path: &Path, hints: &Hints) -> Resu
         |error| match error {
             RemainsError::Volume(error) => of_volume(DOING, &error).on(path.display()),
             RemainsError::Resized => {
-                Failure::new(Cause::Damaged, DOING, error).on(path.display()).advise("another copy of the data")
+                CliError::new(Cause::Damaged, DOING, error).on(path.display()).advise("another copy of the data")
             }
             RemainsError::Shape(why) => {
                 let why = format!("no superblock is left, and {why}");
-                Failure::new(Cause::Damaged, DOING, why).on(path.display()).advise(HINT)
+                CliError::new(Cause::Damaged, DOING, why).on(path.display()).advise(HINT)
             }
         },
     )?;
     let facts = Facts { volume: Some(opened.description), file, ..Facts::plain("what is left of a protected volume") };
-    let held = vec![Held::Volume(opened.volume.clone())];
+    let held = vec![CloseHandle::Volume(opened.volume.clone())];
     Ok((Opened::new(target, opened.volume, facts, held), remains))
 }
 
 /// Opens the volume at a path; anything else there is refused.
-pub async fn open_volume(path: &Path, access: Access) -> Result<OpenVolume, Failure> {
+pub async fn open_volume(path: &Path, access: Access) -> Result<OpenVolume, CliError> {
     let medium = medium_of(path, access).await?;
     match inspect(&medium).await? {
         FileKind::Remains(parts) => Err(of_remains("opening", path, &parts)),
@@ -248,13 +253,13 @@ pub async fn open_volume(path: &Path, access: Access) -> Result<OpenVolume, Fail
 
 fn options(medium: &FileMedium, access: Access) -> OpenOptions {
     OpenOptions {
-        read_only: !access.writes() || medium.read_only(),
+        read_only: !access.writes() || medium.is_read_only(),
         relocate: access != Access::WriteInPlace,
         ..OpenOptions::default()
     }
 }
 
-async fn volume_on(medium: Rc<FileMedium>, path: &Path, options: &OpenOptions) -> Result<OpenVolume, Failure> {
+async fn volume_on(medium: Rc<FileMedium>, path: &Path, options: &OpenOptions) -> Result<OpenVolume, CliError> {
     let file = medium.describe().ok();
     let opened = sealblock_media_volume::open(medium, ReactorClock, options)
         .await

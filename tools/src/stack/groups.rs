@@ -7,8 +7,8 @@ mod stripe;
 use std::time::Duration;
 
 use super::{Access, Opened, Usage};
-use crate::exit::Failure;
-use crate::target::{GroupKind, Target};
+use crate::exit::CliError;
+use crate::target::{GroupKind, TargetName};
 
 pub use mirror::{OpenMirror, create as create_mirror};
 pub(super) use multipath::Paths;
@@ -19,12 +19,12 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Opens a group.
 pub(super) async fn open(
-    target: &Target,
+    target: &TargetName,
     kind: GroupKind,
-    legs: &[Target],
+    legs: &[TargetName],
     access: Access,
     usage: Usage,
-) -> Result<Opened, Failure> {
+) -> Result<Opened, CliError> {
     match kind {
         GroupKind::Mirror => mirror::open(target, legs, access).await,
         GroupKind::Stripe { chunk, labelled } => stripe::open(target, chunk, labelled, legs, (access, usage)).await,
@@ -33,26 +33,26 @@ pub(super) async fn open(
 }
 
 /// The same target, which gives up sooner where it was not told how long to try.
-fn hasty(target: &Target) -> Target {
+fn with_short_timeouts(target: &TargetName) -> TargetName {
     let mut target = target.clone();
     hasten(&mut target);
     target
 }
 
-fn hasten(target: &mut Target) {
+fn hasten(target: &mut TargetName) {
     match target {
-        Target::NvmeTcp { options, .. } => {
+        TargetName::NvmeTcp { options, .. } => {
             options.timeout.get_or_insert(PATIENCE);
             options.keep_alive.get_or_insert(PATIENCE);
             options.reconnect.get_or_insert(Duration::ZERO);
         }
-        Target::Group { legs, .. } => legs.iter_mut().for_each(hasten),
-        Target::Offset { target, .. } | Target::Fault { target, .. } => hasten(target),
-        Target::File(_)
-        | Target::Raw(_)
-        | Target::Linux(_)
-        | Target::Memory(_)
-        | Target::Null(_)
-        | Target::Nbd { .. } => {}
+        TargetName::Group { legs, .. } => legs.iter_mut().for_each(hasten),
+        TargetName::Offset { target, .. } | TargetName::Fault { target, .. } => hasten(target),
+        TargetName::File(_)
+        | TargetName::Raw(_)
+        | TargetName::Linux(_)
+        | TargetName::Memory(_)
+        | TargetName::Null(_)
+        | TargetName::Nbd { .. } => {}
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use crate::control::client::look;
 use crate::control::place::{self, Found};
 use crate::control::server::{DeviceStatus, ServerStatus};
-use crate::exit::{Cause, Failure};
+use crate::exit::{Cause, CliError};
 use crate::report::is_server;
 
 /// How long a server may take to say what it serves.
@@ -35,8 +35,8 @@ enum Holder {
 }
 
 /// The failure of opening a file that is in use.
-pub fn in_use(doing: &str, path: &Path) -> Failure {
-    let failure = |why: String| Failure::new(Cause::Refused, doing, why).on(path.display());
+pub fn in_use(doing: &str, path: &Path) -> CliError {
+    let failure = |why: String| CliError::new(Cause::Refused, doing, why).on(path.display());
     match holder_of(path) {
         Holder::Own if is_server() => {
             failure("in use by this server already".to_owned()).advise("another file or device")

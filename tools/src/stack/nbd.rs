@@ -5,7 +5,7 @@ use std::num::NonZeroU16;
 use sealblock_media_nbd::{Address as Peer, ConnectError, NbdDevice, Options};
 
 use super::remote::host_of;
-use crate::exit::{Cause, Failure};
+use crate::exit::{Cause, CliError};
 use crate::target::NbdAddress;
 
 /// The port of NBD (IANA).
@@ -16,7 +16,7 @@ pub async fn connect(
     address: &NbdAddress,
     export: &str,
     connections: Option<NonZeroU16>,
-) -> Result<NbdDevice, Failure> {
+) -> Result<NbdDevice, CliError> {
     let wanted = connections.map_or(Options::default().connections, Into::into);
     let options = Options { connections: wanted, ..Options::default() };
     let opened = NbdDevice::connect(peer(address), export, options).await;
@@ -24,7 +24,7 @@ pub async fn connect(
 }
 
 /// Names and descriptions of what a server exports.
-pub async fn exports(address: &NbdAddress) -> Result<Vec<(String, String)>, Failure> {
+pub async fn exports(address: &NbdAddress) -> Result<Vec<(String, String)>, CliError> {
     let found = sealblock_media_nbd::discover(peer(address), Options::default()).await;
     let found = found.map_err(|error| of_connect("discovering", &error, address).on(address))?;
     Ok(found.into_iter().map(|listed| (listed.name, listed.description)).collect())
@@ -38,12 +38,12 @@ fn peer(address: &NbdAddress) -> Peer {
 }
 
 /// What a connection that was not made means to whoever runs a command.
-fn of_connect(doing: &str, error: &ConnectError, address: &NbdAddress) -> Failure {
+fn of_connect(doing: &str, error: &ConnectError, address: &NbdAddress) -> CliError {
     let check = match address {
         NbdAddress::Tcp(_) => "check that the server runs, and its address and port",
         NbdAddress::Unix(_) => "check that the server runs, the path of its socket, and that this user may open it",
     };
-    let failure = |cause| Failure::new(cause, doing, error);
+    let failure = |cause| CliError::new(cause, doing, error);
     match error {
         ConnectError::Resolve { .. } => failure(Cause::Unreachable).advise("the name or address of a host"),
         ConnectError::Connect { .. } | ConnectError::Timeout { .. } | ConnectError::Lost { .. } => {

@@ -1,6 +1,6 @@
 //! A device that takes no changes, whatever the one below would take.
 
-use sealblock_block::{Abilities, Device, Failure, Geometry, Operation, Outcome};
+use sealblock_block::{Abilities, Device, ErrorKind, Geometry, Outcome, Request};
 
 /// `D`, for reading.
 pub struct ReadOnly<D>(D);
@@ -21,21 +21,21 @@ impl<D: Device> Device for ReadOnly<D> {
         Abilities { writable: false, ..self.0.abilities() }
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         match operation {
-            Operation::Write { .. }
-            | Operation::WriteZeroes { .. }
-            | Operation::Discard { .. }
-            | Operation::WriteUncorrectable { .. }
-            | Operation::Repair { .. }
-            | Operation::WriteAnnex { .. } => Err(Failure::ReadOnly.into()),
-            Operation::Read { .. }
-            | Operation::Verify { .. }
-            | Operation::Digest { .. }
-            | Operation::Allocation { .. }
-            | Operation::Compare { .. }
-            | Operation::ReadAnnex { .. }
-            | Operation::Flush => self.0.execute(operation).await,
+            Request::Write { .. }
+            | Request::WriteZeroes { .. }
+            | Request::Discard { .. }
+            | Request::WriteUncorrectable { .. }
+            | Request::Repair { .. }
+            | Request::WriteReserved { .. } => Err(ErrorKind::ReadOnly.into()),
+            Request::Read { .. }
+            | Request::Verify { .. }
+            | Request::Checksum { .. }
+            | Request::BlockStatus { .. }
+            | Request::Compare { .. }
+            | Request::ReadReserved { .. }
+            | Request::Flush => self.0.execute(operation).await,
         }
     }
 }

@@ -4,13 +4,13 @@ use std::fs;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use sealblock_media_nvme_tcp::{Address as Peer, ConnectError, NvmeTcpDevice, Options, Protection, Reconnect};
+use sealblock_media_nvme_tcp::{ConnectError, HostPort as Peer, NvmeTcpDevice, Options, PiSource, Reconnect};
 use sealblock_protocols_nvme::StatusCode;
 use sealblock_protocols_nvme::logs::DiscoveryEntry;
 use sealblock_protocols_nvme::nqn::{Nqn, UUID_PREFIX};
 
 use crate::cli::NVME_TCP_PORT;
-use crate::exit::{Cause, Failure};
+use crate::exit::{Cause, CliError};
 use crate::identity::{uuid_from, uuid_of};
 use crate::target::{Address, Host, RemoteOptions};
 
@@ -26,8 +26,8 @@ pub async fn connect(
     nqn: &str,
     nsid: Option<NonZeroU32>,
     options: &RemoteOptions,
-) -> Result<NvmeTcpDevice, Failure> {
-    let usage = |error| Failure::new(Cause::Usage, "reading the name", error);
+) -> Result<NvmeTcpDevice, CliError> {
+    let usage = |error| CliError::new(Cause::Usage, "reading the name", error);
     let subsystem: Nqn = nqn.parse().map_err(usage)?;
     let host = options.host_nqn.as_ref().map(|nqn| nqn.parse()).transpose().map_err(usage)?;
     let usual = Options::default();
@@ -50,9 +50,9 @@ pub async fn connect(
         keep_alive: options.keep_alive.unwrap_or(usual.keep_alive),
         reconnect,
         protection: match options.target_makes_tags {
-            None => Protection::Auto,
-            Some(false) => Protection::HostMade,
-            Some(true) => Protection::TargetMade,
+            None => PiSource::Auto,
+            Some(false) => PiSource::Host,
+            Some(true) => PiSource::Target,
         },
         ..as_host(host)
     };
@@ -61,7 +61,7 @@ pub async fn connect(
 }
 
 /// The subsystems that a server names.
-pub async fn discover(address: &Address, host: Option<Nqn>) -> Result<Vec<DiscoveryEntry>, Failure> {
+pub async fn discover(address: &Address, host: Option<Nqn>) -> Result<Vec<DiscoveryEntry>, CliError> {
     let found = sealblock_media_nvme_tcp::discover(peer(address), as_host(host)).await;
     found.map_err(|error| of_connect("discovering", &error).on(address))
 }
@@ -94,7 +94,7 @@ fn as_host(named: Option<Nqn>) -> Options {
 }
 
 /// What a connection that was not made means to whoever runs a command.
-fn of_connect(doing: &str, error: &ConnectError) -> Failure {
+fn of_connect(doing: &str, error: &ConnectError) -> CliError {
     const CHECK: &str = "check that the server runs, and its address and port";
     let (cause, advice) = match error {
         ConnectError::Resolve { .. } => (Cause::Unreachable, Some("the name or address of a host")),
@@ -115,7 +115,7 @@ fn of_connect(doing: &str, error: &ConnectError) -> Failure {
         | ConnectError::Unsupported { .. }
         | ConnectError::Changed { .. } => (Cause::Unsuitable, None),
     };
-    let failure = Failure::new(cause, doing, error);
+    let failure = CliError::new(cause, doing, error);
     match advice {
         Some(advice) => failure.advise(advice),
         None => failure,

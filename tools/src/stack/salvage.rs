@@ -2,13 +2,13 @@
 //!
 //! What cannot be read is never passed on. Its place holds zeroes, and it is named; the caller says what becomes of it.
 
-use sealblock_block::{Device, Error, Failure as BlockFailure};
+use sealblock_block::{Device, Error, ErrorKind as BlockFailure};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::{Extent, Lba};
 use serde::Serialize;
 
 use super::{Opened, Whole, data_of, of_block};
-use crate::exit::Failure;
+use crate::exit::CliError;
 use crate::findings::{Run, join_run};
 
 /// Why a block cannot be read: the field of `verify` that is wrong, or what the medium said.
@@ -31,7 +31,7 @@ impl Opened {
     ///
     /// # Errors
     /// What keeps any block from being read, and is not its own damage.
-    pub async fn read_past_damage(&self, doing: &str, extent: Extent) -> Result<Salvaged, Failure> {
+    pub async fn read_past_damage(&self, doing: &str, extent: Extent) -> Result<Salvaged, CliError> {
         if let Ok(answer) = self.read(extent).await {
             return Ok(Salvaged { data: data_of(answer), lost: Vec::new() });
         }
@@ -47,7 +47,7 @@ impl Opened {
     }
 
     /// A block, or why it is lost.
-    async fn read_block(&self, doing: &str, lba: Lba) -> Result<Result<Slice, String>, Failure> {
+    async fn read_block(&self, doing: &str, lba: Lba) -> Result<Result<Slice, String>, CliError> {
         match self.read(Extent::one(lba)).await {
             Ok(answer) => Ok(Ok(data_of(answer))),
             Err(error) => damage(&error).map(Err).ok_or_else(|| of_block(doing, &error)),
@@ -60,7 +60,7 @@ impl Whole {
     ///
     /// # Errors
     /// As [`Opened::read_past_damage`].
-    pub async fn read_past_damage(&self, doing: &str, offset: u64, length: u64) -> Result<Salvaged, Failure> {
+    pub async fn read_past_damage(&self, doing: &str, offset: u64, length: u64) -> Result<Salvaged, CliError> {
         let mut lost = Vec::new();
         let data = self
             .assemble(offset, length, async |blocks: Extent| {
@@ -75,9 +75,9 @@ impl Whole {
 
 /// What is wrong with blocks that were read, if the error is theirs.
 pub fn damage(error: &Error) -> Option<String> {
-    match error.failure() {
+    match error.kind() {
         BlockFailure::Integrity(faults) => {
-            Some(faults.as_slice().first().map_or("media", |fault| fault.field.as_str()).to_owned())
+            Some(faults.as_slice().first().map_or("media", |fault| fault.cause.as_str()).to_owned())
         }
         BlockFailure::Media { reason } => Some(reason.clone()),
         _ => None,

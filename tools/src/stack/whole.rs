@@ -10,8 +10,8 @@ use sealblock_units::Extent;
 
 use super::files::{self, Plain};
 use super::{Access, Opened, data_of, of_block, open};
-use crate::exit::{Cause, Failure};
-use crate::target::Target;
+use crate::exit::{Cause, CliError};
+use crate::target::TargetName;
 
 /// Less than a block of any size lies behind the last whole one; what a file grows by while it is read is not read.
 const MOST_REST_BYTES: u64 = 4095;
@@ -28,14 +28,14 @@ impl Whole {
     ///
     /// # Errors
     /// Says what could not be opened and why.
-    pub async fn open(target: &Target) -> Result<Whole, Failure> {
+    pub async fn open(target: &TargetName) -> Result<Whole, CliError> {
         let opened = match target {
-            Target::File(path) => files::open(target, path, Access::Read, Plain::Taken).await?,
+            TargetName::File(path) => files::open(target, path, Access::Read, Plain::Taken).await?,
             _ => open(target, Access::Read).await?,
         };
         let rest = match target.path().filter(|_| opened.facts.kind == files::RAW_FILE) {
             Some(path) => rest_of(path, opened.gate.geometry().capacity_bytes())
-                .map_err(|error| Failure::io("reading", &error).on(target))?,
+                .map_err(|error| CliError::io("reading", &error).on(target))?,
             None => Slice::empty(),
         };
         Ok(Whole { opened, rest })
@@ -51,7 +51,7 @@ impl Whole {
     ///
     /// # Errors
     /// What the device says, while `doing` something.
-    pub async fn read(&self, doing: &str, offset: u64, length: u64) -> Result<Slice, Failure> {
+    pub async fn read(&self, doing: &str, offset: u64, length: u64) -> Result<Slice, CliError> {
         let read = async |blocks| self.opened.read(blocks).await.map(data_of).map_err(|error| of_block(doing, &error));
         self.assemble(offset, length, read).await
     }
@@ -61,15 +61,15 @@ impl Whole {
         &self,
         offset: u64,
         length: u64,
-        read: impl AsyncFnOnce(Extent) -> Result<Slice, Failure>,
-    ) -> Result<Slice, Failure> {
+        read: impl AsyncFnOnce(Extent) -> Result<Slice, CliError>,
+    ) -> Result<Slice, CliError> {
         let geometry = self.opened.gate.geometry();
         let (shift, end) = (geometry.block_size.shift(), geometry.capacity_bytes());
         let blocks = length.min(end.saturating_sub(offset)).div_ceil(geometry.block_size.bytes() as u64);
         let mut data = Slice::empty();
         if blocks > 0 {
             let extent = Extent::from_raw(offset >> shift, blocks);
-            data = read(extent.map_err(|error| Failure::new(Cause::Usage, "reading", error))?).await?;
+            data = read(extent.map_err(|error| CliError::new(Cause::Usage, "reading", error))?).await?;
         }
         let length = length as usize;
         if data.len() >= length {
@@ -86,7 +86,7 @@ impl Whole {
     ///
     /// # Errors
     /// `result`'s, or why it could not be closed.
-    pub async fn close<T>(self, result: Result<T, Failure>) -> Result<T, Failure> {
+    pub async fn close<T>(self, result: Result<T, CliError>) -> Result<T, CliError> {
         self.opened.close(result).await
     }
 }

@@ -3,34 +3,34 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::Target;
+use super::TargetName;
 
 /// A name that all who have a clone share, on any core.
 #[derive(Clone, Debug)]
-pub struct Called(Arc<Mutex<Target>>);
+pub struct Called(Arc<Mutex<TargetName>>);
 
 impl Called {
     /// What was opened by this name.
-    pub fn new(target: &Target) -> Called {
+    pub fn new(target: &TargetName) -> Called {
         Called(Arc::new(Mutex::new(target.clone())))
     }
 
     /// The name that it has now.
-    pub fn now(&self) -> Target {
+    pub fn now(&self) -> TargetName {
         self.lock().clone()
     }
 
     /// Has it be called so from now on.
-    pub fn set(&self, target: &Target) {
+    pub fn set(&self, target: &TargetName) {
         self.lock().clone_from(target);
     }
 
     /// Whether it is called so.
-    pub fn is(&self, target: &Target) -> bool {
+    pub fn is(&self, target: &TargetName) -> bool {
         *self.lock() == *target
     }
 
-    fn lock(&self) -> MutexGuard<'_, Target> {
+    fn lock(&self) -> MutexGuard<'_, TargetName> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn a_name_is_everybodys() {
-        let [old, new] = ["mirror:a,b", "mirror:a,c"].map(|text| text.parse::<Target>().unwrap());
+        let [old, new] = ["mirror:a,b", "mirror:a,c"].map(|text| text.parse::<TargetName>().unwrap());
         let called = Called::new(&old);
         let elsewhere = called.clone();
         assert!(elsewhere.is(&old));

@@ -1,4 +1,4 @@
-//! From text to [`Target`].
+//! From text to [`TargetName`].
 //!
 //! Recursive descent over pieces of the text that know where they begin. Each level of nesting reads its piece a fixed
 //! number of times and depth is bounded, so the time is linear in the length.
@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use sealblock_units::ByteCount;
 
 use super::error::{Problem, TargetError};
-use super::{GroupKind, MAX_DEPTH, MAX_LEGS, MAX_TEXT_BYTES, Target, linux, uri};
+use super::{GroupKind, MAX_DEPTH, MAX_LEGS, MAX_TEXT_BYTES, TargetName, linux, uri};
 
 /// A part of the text, and the byte where it begins.
 #[derive(Clone, Copy)]
@@ -49,13 +49,13 @@ impl<'a> Piece<'a> {
 }
 
 /// What reads the rest of a piece behind its prefix. The number is the depth of the target.
-type Reader = fn(Piece<'_>, usize) -> Result<Target, Fail>;
+type Reader = fn(Piece<'_>, usize) -> Result<TargetName, Fail>;
 
 const KINDS: &[(&str, Reader)] = &[
-    ("file:", |rest, _| path(rest).map(Target::File)),
-    ("raw:", |rest, _| path(rest).map(Target::Raw)),
-    ("mem:", |rest, _| size(rest).map(Target::Memory)),
-    ("null:", |rest, _| size(rest).map(Target::Null)),
+    ("file:", |rest, _| path(rest).map(TargetName::File)),
+    ("raw:", |rest, _| path(rest).map(TargetName::Raw)),
+    ("mem:", |rest, _| size(rest).map(TargetName::Memory)),
+    ("null:", |rest, _| size(rest).map(TargetName::Null)),
     ("nvme+tcp://", |rest, _| uri::nvme_tcp(rest)),
     ("nvme+tcp:", |rest, _| rest.fail(Problem::Slashes("nvme+tcp:"))),
     ("nbd://", |rest, _| uri::nbd(rest)),
@@ -70,7 +70,7 @@ const KINDS: &[(&str, Reader)] = &[
 ];
 
 /// Reads a whole text.
-pub(super) fn parse(text: &str) -> Result<Target, TargetError> {
+pub(super) fn parse(text: &str) -> Result<TargetName, TargetError> {
     let whole = Piece { text, at: 0 };
     let result =
         if text.len() > MAX_TEXT_BYTES { whole.fail_at(MAX_TEXT_BYTES, Problem::TooLong) } else { target(whole, 0) };
@@ -88,7 +88,7 @@ pub(super) fn is_bare_path(text: &str) -> bool {
     !text.is_empty() && text != "-" && !text.starts_with('[') && scheme(text).is_none() && !linux::is_device(text)
 }
 
-fn target(piece: Piece<'_>, depth: usize) -> Result<Target, Fail> {
+fn target(piece: Piece<'_>, depth: usize) -> Result<TargetName, Fail> {
     if depth > MAX_DEPTH {
         return piece.fail(Problem::TooDeep);
     }
@@ -102,10 +102,10 @@ fn target(piece: Piece<'_>, depth: usize) -> Result<Target, Fail> {
     }
     match piece.text {
         "-" => piece.fail(Problem::Standard),
-        text if linux::is_device(text) => Ok(Target::Linux(PathBuf::from(text))),
+        text if linux::is_device(text) => Ok(TargetName::Linux(PathBuf::from(text))),
         text => match scheme(text) {
             Some(scheme) => piece.fail(Problem::Unknown(scheme.to_owned())),
-            None => path(piece).map(Target::File),
+            None => path(piece).map(TargetName::File),
         },
     }
 }
@@ -160,17 +160,17 @@ fn size(piece: Piece<'_>) -> Result<ByteCount, Fail> {
     }
 }
 
-fn group(kind: GroupKind, piece: Piece<'_>, depth: usize) -> Result<Target, Fail> {
+fn group(kind: GroupKind, piece: Piece<'_>, depth: usize) -> Result<TargetName, Fail> {
     let pieces = split(kind, piece)?;
     if pieces.len() < 2 {
         return piece.fail(Problem::FewLegs(kind.name()));
     }
     let legs = pieces.into_iter().map(|leg| target(leg, depth + 1)).collect::<Result<_, _>>()?;
-    Ok(Target::Group { kind, legs })
+    Ok(TargetName::Group { kind, legs })
 }
 
 /// A stripe whose chunks have a size of their own, or whose legs have no labels.
-fn stripe(piece: Piece<'_>, depth: usize) -> Result<Target, Fail> {
+fn stripe(piece: Piece<'_>, depth: usize) -> Result<TargetName, Fail> {
     const UNLABELLED: &str = "nolabel";
     let (options, legs) = piece.split_once(':').expect("what has a scheme has a colon");
     let (chunk, labelled) = match options.text.strip_suffix(UNLABELLED) {
@@ -209,17 +209,17 @@ fn split(kind: GroupKind, piece: Piece<'_>) -> Result<Vec<Piece<'_>>, Fail> {
     Ok(legs)
 }
 
-fn offset(piece: Piece<'_>, depth: usize) -> Result<Target, Fail> {
+fn offset(piece: Piece<'_>, depth: usize) -> Result<TargetName, Fail> {
     let Some((range, rest)) = piece.split_once(',') else {
         return piece.fail_at(piece.text.len(), Problem::NoInner("offset"));
     };
     match range.text.parse() {
-        Ok(range) => Ok(Target::Offset { range, target: Box::new(target(rest, depth + 1)?) }),
+        Ok(range) => Ok(TargetName::Offset { range, target: Box::new(target(rest, depth + 1)?) }),
         Err(error) => range.fail(Problem::Range(error)),
     }
 }
 
-fn fault(piece: Piece<'_>, depth: usize) -> Result<Target, Fail> {
+fn fault(piece: Piece<'_>, depth: usize) -> Result<TargetName, Fail> {
     if !piece.text.starts_with('[') {
         return piece.fail(Problem::NoRules);
     }
@@ -228,7 +228,9 @@ fn fault(piece: Piece<'_>, depth: usize) -> Result<Target, Fail> {
         return rules.fail(Problem::NoRules);
     }
     match rest.strip(",") {
-        Some(inner) => Ok(Target::Fault { rules: rules.text.to_owned(), target: Box::new(target(inner, depth + 1)?) }),
+        Some(inner) => {
+            Ok(TargetName::Fault { rules: rules.text.to_owned(), target: Box::new(target(inner, depth + 1)?) })
+        }
         None => rest.fail(Problem::NoInner("fault")),
     }
 }

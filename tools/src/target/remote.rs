@@ -132,17 +132,18 @@ impl fmt::Display for RemoteOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::target::{Target, TargetError};
+    use crate::target::{TargetError, TargetName};
 
     const AT: &str = "nvme+tcp://h/nqn.x/1?";
 
-    fn parse(text: &str) -> Result<Target, TargetError> {
+    fn parse(text: &str) -> Result<TargetName, TargetError> {
         format!("{AT}{text}").parse()
     }
 
     #[test]
     fn options_are_read_and_printed() {
-        let Ok(Target::NvmeTcp { options, .. }) = parse("ddgst&hostnqn=nqn.a%3Fb&hdgst&pract=1&queues=4&depth=65535")
+        let Ok(TargetName::NvmeTcp { options, .. }) =
+            parse("ddgst&hostnqn=nqn.a%3Fb&hdgst&pract=1&queues=4&depth=65535")
         else {
             panic!("another kind");
         };
@@ -156,7 +157,8 @@ mod tests {
 
     #[test]
     fn times_are_read_and_printed() {
-        let Ok(Target::NvmeTcp { options, .. }) = parse("reconnect=0s&timeout=1500ms&keepalive=60s&attempts=3") else {
+        let Ok(TargetName::NvmeTcp { options, .. }) = parse("reconnect=0s&timeout=1500ms&keepalive=60s&attempts=3")
+        else {
             panic!("another kind");
         };
         let times = (options.timeout, options.keep_alive, options.reconnect);
@@ -173,7 +175,7 @@ mod tests {
         for option in &named {
             assert!(parse(option).is_ok(), "{option}");
         }
-        let Ok(Target::NvmeTcp { options, .. }) =
+        let Ok(TargetName::NvmeTcp { options, .. }) =
             parse("hdgst&ddgst&pract=1&queues=4&depth=5&hostnqn=nqn.a&timeout=1s&keepalive=1s&reconnect=1s&attempts=3")
         else {
             panic!("another kind");

@@ -7,24 +7,24 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn parse(text: &str) -> Target {
+fn parse(text: &str) -> TargetName {
     text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
 }
 
-fn file(path: &str) -> Target {
-    Target::File(PathBuf::from(path))
+fn file(path: &str) -> TargetName {
+    TargetName::File(PathBuf::from(path))
 }
 
-fn raw(path: &str) -> Target {
-    Target::Raw(PathBuf::from(path))
+fn raw(path: &str) -> TargetName {
+    TargetName::Raw(PathBuf::from(path))
 }
 
-fn memory(bytes: u64) -> Target {
-    Target::Memory(ByteCount::new(bytes))
+fn memory(bytes: u64) -> TargetName {
+    TargetName::Memory(ByteCount::new(bytes))
 }
 
 fn refused(text: &str) -> (usize, Problem) {
-    let error = text.parse::<Target>().expect_err(text);
+    let error = text.parse::<TargetName>().expect_err(text);
     (error.column, error.problem)
 }
 
@@ -45,9 +45,9 @@ fn paths_and_devices() {
         ("/dev/shm/v", file("/dev/shm/v")),
         ("/dev/sda1", file("/dev/sda1")),
         ("file:/dev/sda", file("/dev/sda")),
-        ("/dev/sda", Target::Linux(PathBuf::from("/dev/sda"))),
+        ("/dev/sda", TargetName::Linux(PathBuf::from("/dev/sda"))),
         ("mem:1GiB", memory(1 << 30)),
-        ("null:4096", Target::Null(ByteCount::new(4096))),
+        ("null:4096", TargetName::Null(ByteCount::new(4096))),
     ] {
         assert_eq!(parse(text), target, "{text}");
     }
@@ -79,14 +79,14 @@ fn relative_paths_begin_where_they_are_put() {
 
 #[test]
 fn nvme_tcp_names() {
-    let Target::NvmeTcp { address, nqn, nsid, .. } =
+    let TargetName::NvmeTcp { address, nqn, nsid, .. } =
         parse("nvme+tcp://[::1]:8009/nqn.2014-08.org.nvmexpress%3Auuid:x/7")
     else {
         panic!("another kind");
     };
     assert_eq!((address.host, address.port), (Host::Ipv6(std::net::Ipv6Addr::LOCALHOST), NonZeroU16::new(8009)));
     assert_eq!((nqn.as_str(), nsid), ("nqn.2014-08.org.nvmexpress:uuid:x", NonZeroU32::new(7)));
-    let Target::NvmeTcp { address, nsid, .. } = parse("nvme+tcp://storage-1.example.org/nqn.x") else {
+    let TargetName::NvmeTcp { address, nsid, .. } = parse("nvme+tcp://storage-1.example.org/nqn.x") else {
         panic!("another kind");
     };
     assert_eq!((address.host, address.port), (Host::Name("storage-1.example.org".to_owned()), None));
@@ -102,25 +102,26 @@ fn nbd_names() {
         ("nbd://127.0.0.1/%C3%A4%2C", "\u{e4},"),
         ("nbd://127.0.0.1/a%3Fb?connections=4", "a?b"),
     ] {
-        assert!(matches!(parse(text), Target::Nbd { export, .. } if export == name), "{text}");
+        assert!(matches!(parse(text), TargetName::Nbd { export, .. } if export == name), "{text}");
     }
 }
 
 #[test]
 fn groups_nest_in_brackets() {
     let stripe =
-        Target::Group { kind: GroupKind::Stripe { chunk: None, labelled: true }, legs: vec![file("A"), file("B")] };
-    let mirror = Target::Group { kind: GroupKind::Mirror, legs: vec![stripe, file("C")] };
+        TargetName::Group { kind: GroupKind::Stripe { chunk: None, labelled: true }, legs: vec![file("A"), file("B")] };
+    let mirror = TargetName::Group { kind: GroupKind::Mirror, legs: vec![stripe, file("C")] };
     assert_eq!(parse("mirror:[stripe:A,B],C"), mirror);
     assert_eq!(parse("mirror:[stripe:A,[B]],C"), mirror);
     assert_eq!(mirror.to_string(), "mirror:[stripe:A,B],C");
     let chunk = Some(ByteCount::new(16 << 10));
-    let sized = Target::Group { kind: GroupKind::Stripe { chunk, labelled: true }, legs: vec![file("A"), file("B")] };
+    let sized =
+        TargetName::Group { kind: GroupKind::Stripe { chunk, labelled: true }, legs: vec![file("A"), file("B")] };
     assert_eq!(parse("stripe-16KiB:A,B"), sized);
     assert_eq!(sized.to_string(), "stripe-16KiB:A,B");
     for (text, chunk) in [("stripe-nolabel:A,B", None), ("stripe-16KiB-nolabel:A,B", chunk)] {
         let legs = vec![file("A"), file("B")];
-        let unlabelled = Target::Group { kind: GroupKind::Stripe { chunk, labelled: false }, legs };
+        let unlabelled = TargetName::Group { kind: GroupKind::Stripe { chunk, labelled: false }, legs };
         assert_eq!((parse(text), unlabelled.to_string().as_str()), (unlabelled, text));
     }
     assert_eq!(parse("stripe-16KiB:A,B").without_label(), parse("stripe-16KiB-nolabel:A,B"));
@@ -129,7 +130,7 @@ fn groups_nest_in_brackets() {
         assert!(matches!(refused(text).1, Problem::Size(_)), "{text}");
     }
     assert_eq!(parse("stripe-16"), file("stripe-16"), "without a colon it is a path");
-    let commas = Target::Group { kind: GroupKind::Multipath, legs: vec![file("a,b"), file("c[1,2]")] };
+    let commas = TargetName::Group { kind: GroupKind::Multipath, legs: vec![file("a,b"), file("c[1,2]")] };
     assert_eq!(parse("multipath:[a,b],c[1,2]"), commas);
 }
 
@@ -137,13 +138,15 @@ fn groups_nest_in_brackets() {
 fn an_offset_and_a_fault_work_on_all_that_follows() {
     let mirror = Box::new(parse("mirror:A,B"));
     let range = "100..199".parse().unwrap();
-    assert_eq!(parse("offset:100..199,mirror:A,B"), Target::Offset { range, target: mirror.clone() });
+    assert_eq!(parse("offset:100..199,mirror:A,B"), TargetName::Offset { range, target: mirror.clone() });
     let rules = "seed=7;read-error@100..200".to_owned();
-    let fault = Target::Fault { rules, target: mirror };
+    let fault = TargetName::Fault { rules, target: mirror };
     assert_eq!(parse("fault:[seed=7;read-error@100..200],[mirror:A,B]"), fault);
-    let Target::Group { legs, .. } = parse("mirror:[offset:0..9,A],[fault:[x[1],y],B]") else { panic!("another kind") };
-    assert_eq!(legs[0], Target::Offset { range: "0..9".parse().unwrap(), target: Box::new(file("A")) });
-    assert_eq!(legs[1], Target::Fault { rules: "x[1],y".to_owned(), target: Box::new(file("B")) });
+    let TargetName::Group { legs, .. } = parse("mirror:[offset:0..9,A],[fault:[x[1],y],B]") else {
+        panic!("another kind")
+    };
+    assert_eq!(legs[0], TargetName::Offset { range: "0..9".parse().unwrap(), target: Box::new(file("A")) });
+    assert_eq!(legs[1], TargetName::Fault { rules: "x[1],y".to_owned(), target: Box::new(file("B")) });
 }
 
 #[test]
@@ -234,26 +237,26 @@ fn the_limits_hold_and_what_lies_within_them_passes() {
     assert_eq!(refused(&long(MAX_TEXT_BYTES + 1)), (MAX_TEXT_BYTES + 1, Problem::TooLong));
 
     let deep = |levels: usize| format!("{}A", "offset:0..9,".repeat(levels));
-    assert!(deep(MAX_DEPTH).parse::<Target>().is_ok());
+    assert!(deep(MAX_DEPTH).parse::<TargetName>().is_ok());
     assert_eq!(refused(&deep(MAX_DEPTH + 1)).1, Problem::TooDeep);
 
     let wide = |legs: usize| format!("mirror:{}", vec!["A"; legs].join(","));
-    assert!(matches!(parse(&wide(MAX_LEGS)), Target::Group { legs, .. } if legs.len() == MAX_LEGS));
+    assert!(matches!(parse(&wide(MAX_LEGS)), TargetName::Group { legs, .. } if legs.len() == MAX_LEGS));
     assert_eq!(refused(&wide(MAX_LEGS + 1)).1, Problem::ManyLegs("mirror"));
 
     let named = |bytes: usize| format!("nvme+tcp://h/nqn.{}", "x".repeat(bytes - 4));
-    assert!(named(223).parse::<Target>().is_ok());
+    assert!(named(223).parse::<TargetName>().is_ok());
     assert!(matches!(refused(&named(224)).1, Problem::Nqn(_)));
 }
 
 #[test]
 fn an_error_reads_as_a_sentence_with_something_to_try() {
-    let error = "mirror:A".parse::<Target>().unwrap_err();
+    let error = "mirror:A".parse::<TargetName>().unwrap_err();
     assert_eq!(error.to_string(), "column 8: a mirror is made of at least two targets; try mirror:A,B");
 }
 
 /// Paths whose brackets are in pairs, as they must be in a group.
-fn paths() -> impl Strategy<Value = Target> {
+fn paths() -> impl Strategy<Value = TargetName> {
     prop_oneof!["[a-z/:,. +\u{e4}-]{0,12}(\\[[a-z,]{0,4}\\])?[a-z:]{1,4}", "/dev/sd[a-z]", "mem:[a-z]", "\\[x\\]"]
         .prop_flat_map(|path| prop_oneof![Just(file(&path)), Just(raw(&path))])
 }
@@ -263,7 +266,7 @@ fn addresses() -> impl Strategy<Value = Address> {
     (hosts, any::<Option<NonZeroU16>>()).prop_map(|(host, port)| Address { host, port })
 }
 
-fn leaves() -> impl Strategy<Value = Target> {
+fn leaves() -> impl Strategy<Value = TargetName> {
     let time = || proptest::option::of((1..=u64::from(u32::MAX)).prop_map(Duration::from_millis));
     let times = (time(), time(), time(), any::<Option<NonZeroU16>>());
     let options = (any::<[bool; 2]>(), any::<Option<bool>>(), any::<[Option<NonZeroU16>; 2]>(), any::<bool>(), times)
@@ -282,19 +285,19 @@ fn leaves() -> impl Strategy<Value = Target> {
     let nvme = (addresses(), "nqn\\.\\PC{0,20}", any::<Option<NonZeroU32>>(), options).prop_map(
         |(address, nqn, nsid, options)| {
             let nsid = nsid.filter(|nsid| nsid.get() != u32::MAX);
-            Target::NvmeTcp { address, nqn, nsid, options }
+            TargetName::NvmeTcp { address, nqn, nsid, options }
         },
     );
     prop_oneof![
         paths(),
-        Just(Target::Linux(PathBuf::from("/dev/ng0n1"))),
+        Just(TargetName::Linux(PathBuf::from("/dev/ng0n1"))),
         (1..=u64::MAX).prop_map(memory),
-        (1..=u64::MAX).prop_map(|bytes| Target::Null(ByteCount::new(bytes))),
+        (1..=u64::MAX).prop_map(|bytes| TargetName::Null(ByteCount::new(bytes))),
         nvme,
         (addresses(), ".{0,12}", any::<Option<NonZeroU16>>()).prop_filter_map(
             "no zero byte",
             |(address, export, connections)| {
-                (!export.contains('\0')).then_some(Target::Nbd {
+                (!export.contains('\0')).then_some(TargetName::Nbd {
                     address: NbdAddress::Tcp(address),
                     export,
                     connections,
@@ -304,7 +307,7 @@ fn leaves() -> impl Strategy<Value = Target> {
     ]
 }
 
-fn targets() -> impl Strategy<Value = Target> {
+fn targets() -> impl Strategy<Value = TargetName> {
     leaves().prop_recursive(4, 24, 3, |inner| {
         let sized = (1..=u64::MAX, any::<bool>())
             .prop_map(|(bytes, labelled)| GroupKind::Stripe { chunk: Some(ByteCount::new(bytes)), labelled });
@@ -317,12 +320,12 @@ fn targets() -> impl Strategy<Value = Target> {
         });
         let fault = ("[a-z=;@,.]{1,12}(\\[[a-z,]{0,3}\\])?", inner.clone());
         prop_oneof![
-            group.prop_map(|(kind, legs)| Target::Group { kind, legs }),
-            (range, inner).prop_map(|(range, target)| Target::Offset {
+            group.prop_map(|(kind, legs)| TargetName::Group { kind, legs }),
+            (range, inner).prop_map(|(range, target)| TargetName::Offset {
                 range: range.parse().expect("first and last are in order"),
                 target: Box::new(target)
             }),
-            fault.prop_map(|(rules, target)| Target::Fault { rules, target: Box::new(target) }),
+            fault.prop_map(|(rules, target)| TargetName::Fault { rules, target: Box::new(target) }),
         ]
     })
 }
@@ -362,7 +365,7 @@ fn almost_targets() -> impl Strategy<Value = String> {
 }
 
 fn reads_back(text: &str) -> Result<(), TestCaseError> {
-    if let Ok(target) = text.parse::<Target>() {
+    if let Ok(target) = text.parse::<TargetName>() {
         prop_assert_eq!(target.to_string().parse(), Ok(target));
     }
     Ok(())

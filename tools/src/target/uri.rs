@@ -12,7 +12,7 @@ use std::str::FromStr;
 
 use super::error::{Problem, TargetError};
 use super::parse::{Fail, Piece, located};
-use super::{MAX_TEXT_BYTES, Target, remote};
+use super::{MAX_TEXT_BYTES, TargetName, remote};
 
 /// Longest NVMe Qualified Name, in bytes (NVM Express Base Specification, "NVMe Qualified Names").
 const MAX_NQN_BYTES: usize = 223;
@@ -104,7 +104,7 @@ pub(super) fn is_nqn(text: &str) -> bool {
 }
 
 /// Reads `HOST[:PORT]/NQN[/NSID][?OPTIONS]`.
-pub(super) fn nvme_tcp(piece: Piece<'_>) -> Result<Target, Fail> {
+pub(super) fn nvme_tcp(piece: Piece<'_>) -> Result<TargetName, Fail> {
     let (piece, options) = match piece.split_once('?') {
         Some((piece, options)) => (piece, remote::options(options)?),
         None => (piece, remote::RemoteOptions::default()),
@@ -123,7 +123,7 @@ pub(super) fn nvme_tcp(piece: Piece<'_>) -> Result<Target, Fail> {
     }
     // A slash at the very end names no namespace and does no harm.
     let nsid = nsid.filter(|nsid| !nsid.text.is_empty()).map(namespace).transpose()?;
-    Ok(Target::NvmeTcp { address, nqn: name, nsid, options })
+    Ok(TargetName::NvmeTcp { address, nqn: name, nsid, options })
 }
 
 fn namespace(piece: Piece<'_>) -> Result<NonZeroU32, Fail> {
@@ -135,18 +135,18 @@ fn namespace(piece: Piece<'_>) -> Result<NonZeroU32, Fail> {
 }
 
 /// Reads `HOST[:PORT][/EXPORT][?connections=N]`. All between the first slash and the question mark is the name.
-pub(super) fn nbd(piece: Piece<'_>) -> Result<Target, Fail> {
+pub(super) fn nbd(piece: Piece<'_>) -> Result<TargetName, Fail> {
     let (piece, connections) = match piece.split_once('?') {
         Some((piece, option)) => (piece, Some(connections(option)?)),
         None => (piece, None),
     };
     let (address, path) = address(piece)?;
     let export = export_name(path)?;
-    Ok(Target::Nbd { address: NbdAddress::Tcp(address), export, connections })
+    Ok(TargetName::Nbd { address: NbdAddress::Tcp(address), export, connections })
 }
 
 /// Reads `/[EXPORT]?socket=PATH[&connections=N]`, in any order of the options.
-pub(super) fn nbd_unix(piece: Piece<'_>) -> Result<Target, Fail> {
+pub(super) fn nbd_unix(piece: Piece<'_>) -> Result<TargetName, Fail> {
     if let Some(at) = piece.text.find('#') {
         return Err(Fail { at: piece.at + at, problem: Problem::UriPart('#') });
     }
@@ -180,7 +180,7 @@ pub(super) fn nbd_unix(piece: Piece<'_>) -> Result<Target, Fail> {
         }
     }
     match socket {
-        Some(path) => Ok(Target::Nbd { address: NbdAddress::Unix(path), export: name, connections: number }),
+        Some(path) => Ok(TargetName::Nbd { address: NbdAddress::Unix(path), export: name, connections: number }),
         None => query.fail(Problem::NoSocket),
     }
 }

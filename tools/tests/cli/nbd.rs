@@ -6,13 +6,13 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::common::{Place, noise};
-use sealblock_block::{Gate, Stack};
+use sealblock_block::{DynDevice, Gate};
 use sealblock_exports_nbd::{Export, Limits, Server};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_layers_remote_core::SharedDevice;
-use sealblock_media_memory::{Damage, MemoryDevice};
+use sealblock_media_memory::{Corruption, MemoryDevice};
 use sealblock_runtime_reactor::net::Listener;
-use sealblock_runtime_reactor::{Config, CoreHandle, Cores, Homed, Placement, spawn};
+use sealblock_runtime_reactor::{Config, CoreHandle, CoreLocal, Cores, Placement, spawn};
 use sealblock_units::{BlockSize, Lba};
 
 /// Longer than anything takes.
@@ -23,7 +23,7 @@ const BYTES: u64 = 16 << 20;
 struct Served {
     server: Server,
     address: SocketAddr,
-    device: Homed<MemoryDevice>,
+    device: CoreLocal<MemoryDevice>,
     cores: Cores,
 }
 
@@ -41,8 +41,8 @@ fn serve() -> Served {
     let (device, shared) = on(&home, || {
         let format = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1);
         let device = Rc::new(MemoryDevice::new(BlockSize::B4096, BYTES >> 12, Some(format)));
-        let gate = Gate::new("mem", Stack::new(Rc::clone(&device)));
-        (Homed::new(device), SharedDevice::publish(Rc::new(gate)))
+        let gate = Gate::new("mem", DynDevice::new(Rc::clone(&device)));
+        (CoreLocal::new(device), SharedDevice::publish(Rc::new(gate)))
     });
     let exports =
         [Export::new("disk", shared.clone()).described("with seals"), Export::new("fixed", shared).read_only()];
@@ -65,7 +65,7 @@ impl Served {
     fn damage(&self, lba: u64) {
         let device = self.device.clone();
         let damaged = on(&self.cores.handle(0).unwrap(), move || {
-            device.get().unwrap().damage(Lba::new(lba), Damage::Data { at: 9, mask: 1 })
+            device.get().unwrap().damage(Lba::new(lba), Corruption::Data { at: 9, mask: 1 })
         });
         assert!(damaged, "there is something to damage");
     }

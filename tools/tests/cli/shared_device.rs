@@ -6,12 +6,12 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use sealblock_block::{
-    Abilities, Clock, Device, Durability, Error, Failure, Gate, Geometry, Operation, Outcome, Source, Stack,
+    Abilities, Clock, Device, DeviceOpener, Durability, DynDevice, Error, ErrorKind, Gate, Geometry, Outcome, Request,
 };
 use sealblock_exports_nbd::{Export, Limits as NbdLimits, Server};
 use sealblock_exports_nvme_tcp::{Limits, Namespace, Subsystem, Target};
 use sealblock_integrity::{Sealed, Tags};
-use sealblock_layers_multipath::{MultipathLayer, Patience, Way};
+use sealblock_layers_multipath::{MultipathLayer, PathConfig, RetryPolicy};
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_media_nbd::{NbdDevice, Options as NbdOptions};
@@ -39,9 +39,9 @@ impl Device for Flaky {
         self.0.abilities()
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
-        if matches!(operation, Operation::Flush) && self.1.take() {
-            return Err(Failure::Media { reason: "a flush failed".to_owned() }.into());
+    async fn execute(&self, operation: Request) -> Outcome {
+        if matches!(operation, Request::Flush) && self.1.take() {
+            return Err(ErrorKind::Media { reason: "a flush failed".to_owned() }.into());
         }
         self.0.execute(operation).await
     }
@@ -50,11 +50,11 @@ impl Device for Flaky {
 async fn write(device: &impl Device, at: u64) {
     let extent = Extent::from_raw(at, 1).unwrap();
     let data = Sealed::seal(Slice::copy_from(&[7; 4096]), BlockSize::B4096, None, &Tags::default());
-    device.execute(Operation::Write { extent, data, durability: Durability::Volatile }).await.unwrap();
+    device.execute(Request::Write { extent, data, durability: Durability::Volatile }).await.unwrap();
 }
 
 async fn flushes(device: &impl Device) -> bool {
-    device.execute(Operation::Flush).await.is_ok()
+    device.execute(Request::Flush).await.is_ok()
 }
 
 fn listen(at: SocketAddr) -> (Listener, SocketAddr) {
@@ -93,7 +93,7 @@ async fn connect(address: SocketAddr, host: u8) -> Result<Gate<NvmeTcpDevice>, E
     let reconnect = Reconnect { attempts: 0, ..Reconnect::default() };
     let options = Options { host_nqn, host_id: [host; 16], reconnect, ..Options::default() };
     let device = NvmeTcpDevice::connect(address.into(), SUBNQN.parse().unwrap(), Some(1), options).await;
-    let device = device.map_err(|error| Error::from(Failure::Unreachable { reason: error.to_string() }))?;
+    let device = device.map_err(|error| Error::from(ErrorKind::Unreachable { reason: error.to_string() }))?;
     Ok(Gate::new("nvme", device))
 }
 
@@ -106,7 +106,7 @@ fn everybody_who_had_written_learns_of_a_failed_flush_once_and_nobody_else_does(
     run(|| async {
         let fails = Rc::<Cell<bool>>::default();
         let flaky = Flaky(MemoryDevice::new(BlockSize::B4096, 64, None), Rc::clone(&fails));
-        let shared = SharedDevice::publish(Rc::new(Gate::new("flaky", Stack::new(flaky))));
+        let shared = SharedDevice::publish(Rc::new(Gate::new("flaky", DynDevice::new(flaky))));
         let (target, to_nvme) = serve_nvme(any(), shared.clone());
         let (server, to_nbd) = serve_nbd(&shared);
         // Two controllers of one host, one of another, and one that writes nothing.
@@ -134,7 +134,7 @@ fn a_host_that_comes_back_learns_what_befell_the_writes_of_its_lost_controller()
     run(|| async {
         let fails = Rc::<Cell<bool>>::default();
         let flaky = Flaky(MemoryDevice::new(BlockSize::B4096, 64, None), Rc::clone(&fails));
-        let shared = SharedDevice::publish(Rc::new(Gate::new("flaky", Stack::new(flaky))));
+        let shared = SharedDevice::publish(Rc::new(Gate::new("flaky", DynDevice::new(flaky))));
         let (target, to_nvme) = serve_nvme(any(), shared.clone());
         let lost = nvme(to_nvme, 1).await;
         write(&lost, 1).await;
@@ -166,15 +166,15 @@ impl Clock for RealTime {
 fn a_target_that_starts_again_below_several_paths_is_told_to_both_askers() {
     run(|| async {
         let memory = Rc::new(MemoryDevice::new(BlockSize::B4096, 64, None));
-        let publish = || SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(Rc::clone(&memory)))));
+        let publish = || SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(Rc::clone(&memory)))));
         let (first, address) = serve_nvme(any(), publish());
-        let source = Source::new("path", move || async move { connect(address, 1).await.map(Stack::new) });
+        let source = DeviceOpener::new("path", move || async move { connect(address, 1).await.map(DynDevice::new) });
         let device = Some(source.open().await.unwrap());
-        let patience = Patience { first_probe: Duration::from_millis(300), ..Patience::default() };
-        let way = Way { source, settle: None, device };
+        let patience = RetryPolicy { min_reprobe: Duration::from_millis(300), ..RetryPolicy::default() };
+        let way = PathConfig { source, settle: None, device };
         let (layer, worker) = MultipathLayer::new(vec![way], RealTime, patience).unwrap();
         let worker = spawn(worker.run());
-        let shared = SharedDevice::publish(Rc::new(Gate::new("paths", Stack::new(layer))));
+        let shared = SharedDevice::publish(Rc::new(Gate::new("paths", DynDevice::new(layer))));
         let (one, two, idle) = (shared.attach(), shared.attach(), shared.attach());
         write(&one, 1).await;
         write(&two, 2).await;
@@ -195,7 +195,7 @@ fn a_target_that_starts_again_below_several_paths_is_told_to_both_askers() {
 fn an_nbd_client_waits_for_blocks_that_somebody_compares_and_writes() {
     run(|| async {
         let memory = MemoryDevice::new(BlockSize::B4096, 64, None);
-        let shared = SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(memory))));
+        let shared = SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(memory))));
         let (server, to_nbd) = serve_nbd(&shared);
         let client = Rc::new(nbd(to_nbd, "disk").await);
         // As a fused Compare and Write over NVMe/TCP does it.

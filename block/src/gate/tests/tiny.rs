@@ -9,12 +9,12 @@ use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
 
 use crate::{
-    Abilities, Answer, Device, Digested, Durability, Error, Failure, Fault, Faults, Gate, Geometry, Limits, Operation,
-    OperationKind, Outcome, Run, RunState, Verified,
+    Abilities, BadBlock, BadBlocks, BlockState, Checksum, Device, Durability, Error, ErrorKind, Gate, Geometry, Limits,
+    Outcome, Request, RequestKind, Response, StatusRun, VerifyStats,
 };
 
 /// One request as the device saw it: kind, first block, number of blocks, first reference tag checked.
-pub type Seen = (OperationKind, u64, u64, Option<u64>);
+pub type Seen = (RequestKind, u64, u64, Option<u64>);
 
 /// Blocks of the device.
 pub const CAPACITY: u64 = 64;
@@ -28,7 +28,7 @@ pub struct Tiny {
     /// Reads that start here or behind fail as a whole.
     pub lost_from: Option<u64>,
     /// What every Write answers, if not success.
-    pub refuses_writes: Option<Failure>,
+    pub refuses_writes: Option<ErrorKind>,
     pub seen: RefCell<Vec<Seen>>,
     pub durable: Cell<u32>,
     /// Whether it carries requests out in place.
@@ -47,7 +47,7 @@ impl Tiny {
                 block_size: BlockSize::B512,
                 capacity_blocks: CAPACITY,
                 protection,
-                limits: Limits { transfer: all, verify: all, zero: all },
+                limits: Limits { max_transfer_blocks: all, max_verify_blocks: all, max_zero_blocks: all },
             },
             abilities: Abilities::BASIC,
             broken: Vec::new(),
@@ -67,7 +67,7 @@ impl Tiny {
     pub fn limited(protection: Option<PiFormat>, blocks: u32) -> Tiny {
         let most = BlockCount::new(blocks).unwrap();
         let mut tiny = Tiny::new(protection);
-        tiny.geometry.limits = Limits { transfer: most, verify: most, zero: most };
+        tiny.geometry.limits = Limits { max_transfer_blocks: most, max_verify_blocks: most, max_zero_blocks: most };
         tiny
     }
 
@@ -98,10 +98,10 @@ impl Tiny {
 
     fn load(&self, extent: Extent, checks: &Checks) -> Result<Sealed, Error> {
         if self.lost_from.is_some_and(|from| extent.start().get() >= from) {
-            return Err(Failure::Unreachable { reason: "gone".to_owned() }.into());
+            return Err(ErrorKind::Unreachable { reason: "gone".to_owned() }.into());
         }
-        let gone = extent.iter().filter(|lba| self.broken.contains(&lba.get())).map(Fault::media);
-        if let Some(faults) = Faults::new(gone.collect()) {
+        let gone = extent.iter().filter(|lba| self.broken.contains(&lba.get())).map(BadBlock::media);
+        if let Some(faults) = BadBlocks::new(gone.collect()) {
             return Err(faults.into());
         }
         let cut = |bytes: &RefCell<Vec<u8>>, unit: usize| {
@@ -111,51 +111,51 @@ impl Tiny {
         let tags = cut(&self.tags, format.map_or(0, PiFormat::tuple_bytes));
         let loaded = Unverified::new(cut(&self.data, 512), tags, BlockSize::B512, format).unwrap();
         loaded.verify(checks).map_err(|mismatches| {
-            let faults = mismatches.iter().map(|mismatch| Fault::of_mismatch(extent.start(), mismatch));
-            Faults::new(faults.collect()).unwrap().into()
+            let faults = mismatches.iter().map(|mismatch| BadBlock::of_mismatch(extent.start(), mismatch));
+            BadBlocks::new(faults.collect()).unwrap().into()
         })
     }
 
-    fn note(&self, operation: &Operation) {
+    fn note(&self, operation: &Request) {
         let first_ref = match operation {
-            Operation::Read { checks, .. } | Operation::Verify { checks, .. } | Operation::Digest { checks, .. } => {
-                checks.first_ref
+            Request::Read { checks, .. } | Request::Verify { checks, .. } | Request::Checksum { checks, .. } => {
+                checks.initial_ref_tag
             }
             _ => None,
         };
         let extent = match operation {
-            Operation::Discard { extents } => Some(extents[0]),
+            Request::Discard { extents } => Some(extents[0]),
             other => other.extent(),
         };
         let (start, blocks) = extent.map_or((0, 0), |extent| (extent.start().get(), extent.len()));
         self.seen.borrow_mut().push((operation.kind(), start, blocks, first_ref));
     }
 
-    fn answer(&self, operation: Operation) -> Outcome {
+    fn answer(&self, operation: Request) -> Outcome {
         self.note(&operation);
         match operation {
-            Operation::Read { extent, checks } => self.load(extent, &checks).map(Answer::Data),
-            Operation::Write { extent, data, durability } => {
+            Request::Read { extent, checks } => self.load(extent, &checks).map(Response::Data),
+            Request::Write { extent, data, durability } => {
                 if let Some(failure) = &self.refuses_writes {
                     return Err(failure.clone().into());
                 }
                 self.durable.set(self.durable.get() + u32::from(durability == Durability::ForceUnitAccess));
                 self.store(extent.start().get(), &data);
-                Ok(Answer::Done)
+                Ok(Response::Done)
             }
-            Operation::Verify { extent, checks } => {
-                self.load(extent, &checks).map(|_| Answer::Verified(Verified::default()))
+            Request::Verify { extent, checks } => {
+                self.load(extent, &checks).map(|_| Response::Verified(VerifyStats::default()))
             }
-            Operation::Digest { extent, checks } => self
+            Request::Checksum { extent, checks } => self
                 .load(extent, &checks)
-                .map(|data| Answer::Digest(Digested { crc64: guard::crc64(data.data()), ..Digested::default() })),
-            Operation::Allocation { extent } => {
-                Ok(Answer::Allocation(vec![Run { blocks: extent.blocks(), state: RunState::Hole }]))
+                .map(|data| Response::Checksum(Checksum { crc64: guard::crc64(data.data()), ..Checksum::default() })),
+            Request::BlockStatus { extent } => {
+                Ok(Response::BlockStatus(vec![StatusRun { blocks: extent.blocks(), state: BlockState::Hole }]))
             }
-            Operation::ReadAnnex { .. } => Ok(Answer::Annex(Slice::copy_from(b"notes"))),
-            Operation::Flush | Operation::Discard { .. } | Operation::WriteAnnex { .. } => Ok(Answer::Done),
-            Operation::WriteUncorrectable { .. } => Ok(Answer::Done),
-            Operation::WriteZeroes { .. } | Operation::Compare { .. } | Operation::Repair { .. } => {
+            Request::ReadReserved { .. } => Ok(Response::Reserved(Slice::copy_from(b"notes"))),
+            Request::Flush | Request::Discard { .. } | Request::WriteReserved { .. } => Ok(Response::Done),
+            Request::WriteUncorrectable { .. } => Ok(Response::Done),
+            Request::WriteZeroes { .. } | Request::Compare { .. } | Request::Repair { .. } => {
                 panic!("not native on this device")
             }
         }
@@ -171,11 +171,11 @@ impl Device for Tiny {
         self.abilities
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         self.answer(operation)
     }
 
-    fn at_once(&self, operation: &Operation) -> Option<Outcome> {
+    fn try_execute(&self, operation: &Request) -> Option<Outcome> {
         self.instant.then(|| self.answer(operation.clone()))
     }
 }
@@ -192,7 +192,7 @@ fn sealed_zeroes(protection: Option<PiFormat>) -> Sealed {
 /// Blocks of which each is filled with its own number, sealed for their place.
 pub fn numbered(start: u64, blocks: u64, protection: Option<PiFormat>) -> Sealed {
     let bytes: Vec<u8> = (start..start + blocks).flat_map(|block| [block as u8 + 1; 512]).collect();
-    let tags = Tags { first_ref: start, ..Tags::default() };
+    let tags = Tags { initial_ref_tag: start, ..Tags::default() };
     Sealed::seal(Slice::copy_from(&bytes), BlockSize::B512, protection, &tags)
 }
 
@@ -207,9 +207,9 @@ pub fn full(start: u64) -> Checks {
 }
 
 /// A write of numbered blocks.
-pub fn write(start: u64, blocks: u64, protection: Option<PiFormat>) -> Operation {
+pub fn write(start: u64, blocks: u64, protection: Option<PiFormat>) -> Request {
     let data = numbered(start, blocks, protection);
-    Operation::Write { extent: extent(start, blocks), data, durability: Durability::Volatile }
+    Request::Write { extent: extent(start, blocks), data, durability: Durability::Volatile }
 }
 
 /// Runs a future that never waits for anything outside.

@@ -21,7 +21,7 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
 fn an_export_that_goes_takes_its_connections_along_and_nothing_else() {
     let served = serve(Limits::default());
     let token = Arc::new(());
-    let late = Export::new("late", served.shared.clone()).keeping(Arc::clone(&token) as _);
+    let late = Export::new("late", served.shared.clone()).with_owner(Arc::clone(&token) as _);
     served.server.add_export(late).unwrap();
     let (mut stays, mut goes) =
         (Client::open(served.address, "protected", false), Client::open(served.address, "late", true));
@@ -46,7 +46,7 @@ fn changes_that_cannot_be_are_refused() {
     assert_eq!(served.server.remove_export("nothing"), Err(SetupError::Unknown("nothing".into())));
     assert_eq!(served.server.add_export(export("bare")), Err(SetupError::Duplicate("bare".into())));
     let long = "x".repeat(4097);
-    assert!(matches!(served.server.add_export(export(&long)), Err(SetupError::Untellable(_))));
+    assert!(matches!(served.server.add_export(export(&long)), Err(SetupError::TooLong(_))));
     assert_eq!(served.server.exports().len(), 3);
 }
 

@@ -5,28 +5,28 @@
 
 use std::sync::Arc;
 
-use sealblock_block::{Ability, AnnexSlot, Answer, Device, Operation, OperationKind};
+use sealblock_block::{Ability, Device, Request, RequestKind, ReservedArea, Response};
 use sealblock_protocols_nvme::admin::{AdminCommand, FeatureSelect};
-use sealblock_protocols_nvme::extensions::AnnexSlot as Frame;
+use sealblock_protocols_nvme::extensions::ReservedArea as Frame;
 use sealblock_protocols_nvme::features::FeatureId;
 use sealblock_protocols_nvme::{Command, Invalid, StatusCode};
 use sealblock_runtime_memory::Slice;
 
 use crate::admin::cut;
+use crate::command_error::CommandError;
 use crate::connection::Reply;
-use crate::controller::{Change, Controller};
-use crate::member::Mounted;
-use crate::refusal::Refusal;
+use crate::controller::{Controller, DeviceChangeGuard};
+use crate::member::NamespaceHandle;
 
 /// What is to be done with a slot.
 pub(crate) struct Work {
-    namespace: Mounted,
+    namespace: NamespaceHandle,
     frame: Frame,
-    operation: Operation,
+    operation: Request,
     /// Bytes of the host's buffer.
     room: usize,
     /// Of a write.
-    _change: Option<Change>,
+    _change: Option<DeviceChangeGuard>,
 }
 
 /// Whether a command reads or writes a slot.
@@ -54,7 +54,7 @@ pub(crate) fn begin(
     command: &Command,
     data: &[u8],
     room: usize,
-) -> Result<Work, Refusal> {
+) -> Result<Work, CommandError> {
     let (fid, nsid, page, save, writes) = match AdminCommand::decode(command)? {
         AdminCommand::GetFeatures(ask) => (ask.fid, ask.nsid, ask.cdw11, false, false),
         AdminCommand::SetFeatures(ask) => (ask.fid, ask.nsid, ask.cdw11, ask.save, true),
@@ -69,10 +69,10 @@ pub(crate) fn begin(
         true => {
             let bytes = Slice::copy_from(frame.decode(data).map_err(Invalid::from)?);
             let change = controller.begin_change().ok_or(StatusCode::COMMAND_SEQUENCE_ERROR)?;
-            (Operation::WriteAnnex { slot, bytes }, Some(change))
+            (Request::WriteReserved { slot, bytes }, Some(change))
         }
         false if room < frame.frame_bytes() => return Err(StatusCode::DATA_SGL_LENGTH_INVALID.into()),
-        false => (Operation::ReadAnnex { slot }, None),
+        false => (Request::ReadReserved { slot }, None),
     };
     Ok(Work { namespace, frame, operation, room, _change: change })
 }
@@ -84,7 +84,7 @@ pub(crate) fn nothing(
     nsid: u32,
     page: u32,
     room: usize,
-) -> Result<Reply, Refusal> {
+) -> Result<Reply, CommandError> {
     let frame = frame(controller, feature.code()).ok_or(Invalid::Feature(feature.code()))?;
     with_annex(controller, frame, nsid, page)?;
     reply(frame, &[], room)
@@ -92,18 +92,18 @@ pub(crate) fn nothing(
 
 impl Work {
     /// Carries it out.
-    pub(crate) async fn run(self) -> Result<Reply, Refusal> {
+    pub(crate) async fn run(self) -> Result<Reply, CommandError> {
         let kind = self.operation.kind();
         match (self.namespace.device.execute(self.operation).await, kind) {
-            (Ok(Answer::Annex(bytes)), OperationKind::ReadAnnex) => reply(self.frame, &bytes, self.room),
-            (Ok(Answer::Done), OperationKind::WriteAnnex) => Ok(Reply::Done(0)),
+            (Ok(Response::Reserved(bytes)), RequestKind::ReadReserved) => reply(self.frame, &bytes, self.room),
+            (Ok(Response::Done), RequestKind::WriteReserved) => Ok(Reply::Done(0)),
             (Ok(_), _) => Err(StatusCode::INTERNAL_ERROR.into()),
-            (Err(error), kind) => Err(Refusal::of_error(&error, kind)),
+            (Err(error), kind) => Err(CommandError::of_error(&error, kind)),
         }
     }
 }
 
-fn reply(frame: Frame, bytes: &[u8], room: usize) -> Result<Reply, Refusal> {
+fn reply(frame: Frame, bytes: &[u8], room: usize) -> Result<Reply, CommandError> {
     let data = frame.encode(bytes).ok_or(StatusCode::INTERNAL_ERROR)?;
     cut(&data, room, data.len() as u64)
 }
@@ -114,10 +114,15 @@ fn frame(controller: &Controller, fid: u8) -> Option<Frame> {
 }
 
 /// The namespace, if its device has room beside its blocks, and the slot or bitmap page that is meant.
-fn with_annex(controller: &Controller, frame: Frame, nsid: u32, page: u32) -> Result<(Mounted, AnnexSlot), Refusal> {
-    let namespace = Mounted::new(&controller.namespace(nsid)?, controller);
+fn with_annex(
+    controller: &Controller,
+    frame: Frame,
+    nsid: u32,
+    page: u32,
+) -> Result<(NamespaceHandle, ReservedArea), CommandError> {
+    let namespace = NamespaceHandle::new(&controller.namespace(nsid)?, controller);
     let (abilities, slot) = (namespace.device.abilities(), slot(frame, page));
-    if abilities.annex == Ability::Absent {
+    if abilities.reserved == Ability::Absent {
         return Err(Invalid::Feature(frame.feature().code()).into());
     }
     if slot.pages() > abilities.annex_pages {
@@ -126,11 +131,11 @@ fn with_annex(controller: &Controller, frame: Frame, nsid: u32, page: u32) -> Re
     Ok((namespace, slot))
 }
 
-const fn slot(frame: Frame, page: u32) -> AnnexSlot {
+const fn slot(frame: Frame, page: u32) -> ReservedArea {
     match frame {
-        Frame::Group => AnnexSlot::Group,
-        Frame::Scrub => AnnexSlot::Scrub,
-        Frame::Bitmap => AnnexSlot::Bitmap { page },
+        Frame::Group => ReservedArea::GroupLabel,
+        Frame::Scrub => ReservedArea::ScrubState,
+        Frame::Bitmap => ReservedArea::Bitmap { page },
     }
 }
 
@@ -141,7 +146,7 @@ mod tests {
     #[test]
     fn a_frame_has_room_for_all_that_a_slot_holds() {
         for frame in [Frame::Group, Frame::Scrub, Frame::Bitmap] {
-            assert_eq!(frame.most_bytes(), slot(frame, 0).most_bytes());
+            assert_eq!(frame.most_bytes(), slot(frame, 0).max_bytes());
         }
     }
 }

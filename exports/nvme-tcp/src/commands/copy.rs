@@ -4,17 +4,17 @@
 //! (PRACT of PRINFOW) travel along with the guard they have; only the reference tag becomes that of the destination. A guard is
 //! never computed from data that was read, so damage that nobody asked to check for stays visible.
 
-use sealblock_block::{Answer, Device, Durability, Fault, Faults, Operation, OperationKind};
+use sealblock_block::{BadBlock, BadBlocks, Device, Durability, Request, RequestKind, Response};
 use sealblock_integrity::{Checks, Keep, PiFormat, ProtectionType, RebaseTags, Sealed, Tags, Unverified, rebase};
 use sealblock_protocols_nvme::nvm::{CopyCommand, CopyLimits, CopyRange};
 use sealblock_protocols_nvme::{Count8, StatusCode};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
 
+use crate::command_error::CommandError;
 use crate::connection::Reply;
 use crate::io::execute;
-use crate::member::Mounted;
-use crate::refusal::Refusal;
+use crate::member::NamespaceHandle;
 
 /// Bytes of data that one Copy moves at most.
 const COPY_BYTES: u64 = 64 << 20;
@@ -35,11 +35,11 @@ pub(crate) fn limits(size: BlockSize) -> CopyLimits {
 
 /// Carries the command out. If it fails, the answer names the first source range that was not copied.
 pub(crate) async fn copy(
-    namespace: &Mounted,
+    namespace: &NamespaceHandle,
     ask: &CopyCommand,
     list: &[u8],
     durability: Durability,
-) -> Result<Reply, Refusal> {
+) -> Result<Reply, CommandError> {
     let geometry = namespace.device.geometry();
     let (destination, ranges) = ask.parse(list, geometry.capacity_blocks, &limits(geometry.block_size))?;
     ask.write.validate(namespace.format(), destination.start())?;
@@ -51,7 +51,7 @@ pub(crate) async fn copy(
     }
     let mut to = destination.start().get();
     for (i, range) in ranges.iter().enumerate() {
-        let failed = |refusal: Refusal| Refusal { result: i as u64, ..refusal };
+        let failed = |refusal: CommandError| CommandError { result: i as u64, ..refusal };
         copy_range(namespace, ask, range, to, to - destination.start().get(), durability).await.map_err(failed)?;
         to += range.extent.len();
     }
@@ -60,13 +60,13 @@ pub(crate) async fn copy(
 
 /// Copies one source range to the blocks from `to` on, `done` blocks behind the start of the destination.
 async fn copy_range(
-    namespace: &Mounted,
+    namespace: &NamespaceHandle,
     ask: &CopyCommand,
     range: &CopyRange,
     to: u64,
     done: u64,
     durability: Durability,
-) -> Result<(), Refusal> {
+) -> Result<(), CommandError> {
     let geometry = namespace.device.geometry();
     let piece_blocks = BlockCount::new((PIECE_BYTES >> geometry.block_size.shift()) as u32).unwrap_or(BlockCount::ONE);
     let source = range.extent;
@@ -74,34 +74,39 @@ async fn copy_range(
     for piece in source.split_aligned(piece_blocks) {
         let first = piece.start().get() - source.start().get();
         let checks = geometry.protection.map_or(checks, |format| checks.advance(first, format));
-        let Answer::Data(read) = execute(namespace, Operation::Read { extent: piece, checks }).await? else {
+        let Response::Data(read) = execute(namespace, Request::Read { extent: piece, checks }).await? else {
             return Err(StatusCode::INTERNAL_ERROR.into());
         };
         let at = Extent::from_raw(to + first, piece.len()).map_err(|_| StatusCode::LBA_OUT_OF_RANGE)?;
         let data = resealed(namespace, ask, &read, at, done + first, checks.guard)?;
-        execute(namespace, Operation::Write { extent: at, data, durability }).await?;
+        execute(namespace, Request::Write { extent: at, data, durability }).await?;
     }
     Ok(())
 }
 
 /// Blocks that were read, as they are written `behind` blocks after the start of the destination.
 fn resealed(
-    namespace: &Mounted,
+    namespace: &NamespaceHandle,
     ask: &CopyCommand,
     read: &Sealed,
     at: Extent,
     behind: u64,
     guard: bool,
-) -> Result<Sealed, Refusal> {
+) -> Result<Sealed, CommandError> {
     let Some(stored) = namespace.device.geometry().protection else { return Ok(read.clone()) };
     let shown = namespace.format();
     let first_ref = destination_ref(stored, shown.is_some().then_some(ask), at.start(), behind);
     if let Some(format) = shown.filter(|_| ask.write.pract) {
         let tags = ask.write.tags(format);
-        let first_ref = first_ref.unwrap_or(tags.first_ref);
-        return Ok(Sealed::seal(read.data().clone(), read.size(), Some(stored), &Tags { first_ref, ..tags }));
+        let first_ref = first_ref.unwrap_or(tags.initial_ref_tag);
+        return Ok(Sealed::seal(
+            read.data().clone(),
+            read.size(),
+            Some(stored),
+            &Tags { initial_ref_tag: first_ref, ..tags },
+        ));
     }
-    let tags = RebaseTags { first_ref: first_ref.map_or(Keep::Keep, Keep::Replace), ..RebaseTags::default() };
+    let tags = RebaseTags { initial_ref_tag: first_ref.map_or(Keep::Keep, Keep::Replace), ..RebaseTags::default() };
     let mut moved = Buffer::zeroed(read.tags().len());
     rebase(stored, stored, read.size(), read.data(), read.tags(), &mut moved, &Checks::NONE, &tags, &mut |_| {});
     let moved = Unverified::new(read.data().clone(), moved.freeze(), read.size(), Some(stored))
@@ -112,8 +117,11 @@ fn resealed(
     };
     // The guard was checked, or left alone, when the block was read.
     moved.verify(&Checks { guard: guard || checks.guard, ..checks }).map_err(|bad| {
-        let faults = bad.iter().map(|bad| Fault::of_mismatch(at.start(), bad)).collect();
-        Refusal::of_error(&Faults::new(faults).expect("a failed check names a block").into(), OperationKind::Write)
+        let faults = bad.iter().map(|bad| BadBlock::of_mismatch(at.start(), bad)).collect();
+        CommandError::of_error(
+            &BadBlocks::new(faults).expect("a failed check names a block").into(),
+            RequestKind::Write,
+        )
     })
 }
 

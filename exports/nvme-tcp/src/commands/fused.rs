@@ -15,10 +15,10 @@ use sealblock_runtime_memory::Buffer;
 use sealblock_runtime_reactor::spawn;
 use sealblock_units::Extent;
 
+use crate::command_error::CommandError;
 use crate::connection::{Connection, Reply, Role};
-use crate::io::{Job, Work};
-use crate::member::Mounted;
-use crate::refusal::Refusal;
+use crate::io::{IoRequest, Work};
+use crate::member::NamespaceHandle;
 
 /// ACWU: blocks that are compared and written as one, as a 0's based value.
 pub(crate) const ATOMIC_BLOCKS: u64 = 1;
@@ -43,8 +43,8 @@ struct Half {
 enum Progress {
     /// Its data is on the way.
     Coming,
-    Ready(Box<Job>, Buffer),
-    Refused(Refusal),
+    Ready(Box<IoRequest>, Buffer),
+    Refused(CommandError),
 }
 
 impl Half {
@@ -101,12 +101,12 @@ impl Connection {
     }
 
     /// A half that cannot be carried out.
-    pub(crate) fn fused_refused(self: &Rc<Self>, token: Token, refusal: Refusal) {
+    pub(crate) fn fused_refused(self: &Rc<Self>, token: Token, refusal: CommandError) {
         self.half_came(token, Progress::Refused(refusal));
     }
 
     /// A half whose data is there.
-    pub(crate) fn fused_ready(self: &Rc<Self>, token: Token, job: Job, data: Buffer) {
+    pub(crate) fn fused_ready(self: &Rc<Self>, token: Token, job: IoRequest, data: Buffer) {
         self.half_came(token, Progress::Ready(Box::new(job), data));
     }
 
@@ -202,10 +202,10 @@ impl Connection {
     }
 }
 
-type Ends = (Result<Reply, Refusal>, Option<Result<Reply, Refusal>>);
+type Ends = (Result<Reply, CommandError>, Option<Result<Reply, CommandError>>);
 
 /// Compares and writes; the write's outcome is missing if it was not begun.
-async fn run(compare: Job, old: Buffer, write: Job, new: Buffer) -> Ends {
+async fn run(compare: IoRequest, old: Buffer, write: IoRequest, new: Buffer) -> Ends {
     let (extent, namespace) = match fits(&compare, &write) {
         Ok(fits) => fits,
         Err(refusal) => return (Err(refusal), Some(Err(refusal))),
@@ -219,7 +219,7 @@ async fn run(compare: Job, old: Buffer, write: Job, new: Buffer) -> Ends {
 }
 
 /// The blocks of a pair, if it is a Compare and a Write of the same ones, and of no more than are one.
-fn fits(compare: &Job, write: &Job) -> Result<(Extent, Rc<Mounted>), Refusal> {
+fn fits(compare: &IoRequest, write: &IoRequest) -> Result<(Extent, Rc<NamespaceHandle>), CommandError> {
     let (Some((namespace, compared)), Some((other, written))) = (compare.compares(), write.writes()) else {
         return Err(Invalid::field("FUSE", 0, 8).into());
     };

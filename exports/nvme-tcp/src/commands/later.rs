@@ -8,12 +8,12 @@ use sealblock_protocols_nvme::{AdminOpcode, Command, StatusCode};
 use sealblock_protocols_nvme_tcp::target::Token;
 use sealblock_runtime_reactor::{now, sleep_until, spawn};
 
+use crate::async_events::{AsyncEvents, Next};
+use crate::command_error::CommandError;
 use crate::commands::{annex, lba_status};
 use crate::connection::{Connection, Reply, Role};
 use crate::controller::Controller;
-use crate::member::Mounted;
-use crate::notices::{Next, Notices};
-use crate::refusal::Refusal;
+use crate::member::NamespaceHandle;
 
 /// Takes the command if it is one of these and its controller is ready to carry it out; then it is answered in its time.
 pub(crate) fn takes(connection: &Rc<Connection>, token: Token, command: &Command, data: &[u8], room: usize) -> bool {
@@ -38,7 +38,7 @@ fn begin(
     command: &Command,
     data: &[u8],
     room: usize,
-) -> Result<(), Refusal> {
+) -> Result<(), CommandError> {
     match AdminCommand::decode(command)? {
         AdminCommand::AsynchronousEventRequest => {
             controller.notices.request(command.cid.get())?;
@@ -46,7 +46,7 @@ fn begin(
             spawn(wait_for_event(Rc::downgrade(connection), Arc::clone(&controller.notices), token, *command));
         }
         AdminCommand::GetLbaStatus(ask) => {
-            let namespace = Mounted::new(&controller.namespace(command.nsid.get())?, controller);
+            let namespace = NamespaceHandle::new(&controller.namespace(command.nsid.get())?, controller);
             let (connection, command) = (Rc::downgrade(connection), *command);
             spawn(async move {
                 let outcome = lba_status::get(&namespace, &ask, room, &|| connection.strong_count() == 0).await;
@@ -71,7 +71,12 @@ fn begin(
 }
 
 /// A request must not keep its connection, which may end before anything happens.
-async fn wait_for_event(connection: std::rc::Weak<Connection>, notices: Arc<Notices>, token: Token, command: Command) {
+async fn wait_for_event(
+    connection: std::rc::Weak<Connection>,
+    notices: Arc<AsyncEvents>,
+    token: Token,
+    command: Command,
+) {
     let outcome = loop {
         match std::future::poll_fn(|cx| notices.poll(command.cid.get(), now(), cx)).await {
             Next::Event(event) => break Ok(Reply::Done(u64::from(event.dword0()))),

@@ -1,16 +1,16 @@
 //! Get LBA Status: known bad blocks of a range, after a scan of it if that is asked for.
 
-use sealblock_block::{Device, Fault, Operation};
+use sealblock_block::{BadBlock, Device, Request};
 use sealblock_integrity::Checks;
 use sealblock_protocols_nvme::Invalid;
 use sealblock_protocols_nvme::nvm::{GetLbaStatus, LbaStatusAction, LbaStatusList};
 use sealblock_units::{BlockCount, Extent};
 
 use crate::admin::cut;
+use crate::command_error::CommandError;
 use crate::connection::Reply;
 use crate::io::execute;
-use crate::member::Mounted;
-use crate::refusal::Refusal;
+use crate::member::NamespaceHandle;
 
 /// The longest answer, in bytes; there are 16 for each run of bad blocks.
 const ANSWER_BYTES: usize = 256 << 10;
@@ -19,11 +19,11 @@ const STEP_BYTES: u64 = 8 << 20;
 
 /// Carries the command out. A scan ends early when the answer is full, or when `is_over` says that nobody waits for it.
 pub(crate) async fn get(
-    namespace: &Mounted,
+    namespace: &NamespaceHandle,
     ask: &GetLbaStatus,
     room: usize,
     is_over: &dyn Fn() -> bool,
-) -> Result<Reply, Refusal> {
+) -> Result<Reply, CommandError> {
     let geometry = namespace.device.geometry();
     let extent = ask.extent(geometry.capacity_blocks)?;
     let bytes = ask.answer_bytes(ANSWER_BYTES).min(room);
@@ -54,16 +54,16 @@ pub(crate) async fn get(
 
 /// Looks at blocks; what is bad is remembered on the way. A medium that does not say which block it cannot read is asked
 /// for ever smaller parts.
-async fn scan(namespace: &Mounted, extent: Extent) -> Result<(), Refusal> {
+async fn scan(namespace: &NamespaceHandle, extent: Extent) -> Result<(), CommandError> {
     let format = namespace.device.geometry().protection;
     let mut parts = vec![extent];
     while let Some(extent) = parts.pop() {
         let checks = format.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
-        match execute(namespace, Operation::Verify { extent, checks }).await {
+        match execute(namespace, Request::Verify { extent, checks }).await {
             Ok(_) => {}
             Err(refusal) if !refusal.is_damage() => return Err(refusal),
             Err(refusal) if refusal.lba.is_some() => {}
-            Err(_) if extent.len() == 1 => namespace.state.report_damage(&[Fault::media(extent.start())]),
+            Err(_) if extent.len() == 1 => namespace.state.report_damage(&[BadBlock::media(extent.start())]),
             Err(_) => {
                 let half = BlockCount::new(extent.blocks().get() / 2).unwrap_or(BlockCount::ONE);
                 let second = Extent::from_raw(

@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use sealblock_integrity::{Interleave, Tags, seal_interleaved};
-use sealblock_media_memory::Damage;
+use sealblock_media_memory::Corruption;
 use sealblock_protocols_nvme::nvm::{BlockCommand, DatasetManagement, DsmRange, IoCommand, Prchk, WriteZeroes};
 use sealblock_units::{BlockSize, Extent, Lba};
 
@@ -20,7 +20,7 @@ fn with_checks(mut blocks: BlockCommand, pract: bool) -> BlockCommand {
 fn extended(start: u64) -> Vec<u8> {
     let layout = Interleave::tuple_only(format(), BlockSize::from_bytes(4096).unwrap());
     let mut bytes = pattern(2 * layout.stride_bytes(), 5);
-    seal_interleaved(layout, &mut bytes, &Tags { app_tag: 7, storage_tag: 0, first_ref: start });
+    seal_interleaved(layout, &mut bytes, &Tags { app_tag: 7, storage_tag: 0, initial_ref_tag: start });
     bytes
 }
 
@@ -100,7 +100,9 @@ fn a_damaged_block_has_its_status_and_its_address_in_the_error_log() {
         let (mut admin, mut io) = Queue::pair(served.address, true).await;
         let (all, good) = (blocks(0, 8), blocks(0, 5));
         io.io(PLAIN, IoCommand::Write(all), Data::Write(pattern(32768, 3))).await.ok();
-        for (damage, status) in [(Damage::Data { at: 9, mask: 1 }, 0x282), (Damage::Tag { at: 7, mask: 1 }, 0x284)] {
+        for (damage, status) in
+            [(Corruption::Data { at: 9, mask: 1 }, 0x282), (Corruption::Tag { at: 7, mask: 1 }, 0x284)]
+        {
             assert!(served.plain.damage(Lba::new(5), damage));
             for (ask, data) in [(IoCommand::Verify(all), Data::None), (IoCommand::Read(all), Data::Read(32768))] {
                 let done = io.io(PLAIN, ask, data).await;
@@ -135,7 +137,7 @@ fn the_target_makes_and_strips_tags_on_request() {
         let mut other = data.clone();
         other[4096] ^= 1;
         assert_eq!(io.io(PROTECTED, IoCommand::Compare(range), Data::Write(other)).await.status(), 0x285);
-        served.protected.damage(Lba::new(7), Damage::Data { at: 0, mask: 8 });
+        served.protected.damage(Lba::new(7), Corruption::Data { at: 0, mask: 8 });
         assert_eq!(io.io(PROTECTED, IoCommand::Read(range), Data::Read(8192)).await.status(), 0x282);
         // Nothing asked, nothing checked.
         let unchecked = BlockCommand { protection: blocks(6, 2).protection, ..tags };

@@ -2,11 +2,11 @@
 
 use crate::common::requests::*;
 use crate::common::*;
-use sealblock_block::{Gate, Stack};
-use sealblock_exports_nvme_tcp::{Namespace, Shows, Subsystem};
+use sealblock_block::{DynDevice, Gate};
+use sealblock_exports_nvme_tcp::{Namespace, PiVisibility, Subsystem};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_layers_remote_core::SharedDevice;
-use sealblock_media_memory::{Damage, MemoryDevice};
+use sealblock_media_memory::{Corruption, MemoryDevice};
 use sealblock_protocols_nvme::Count8;
 use sealblock_protocols_nvme::admin::Cns;
 use sealblock_protocols_nvme::identify::{Namespace as NamespacePage, NvmNamespace, Pic};
@@ -118,10 +118,10 @@ async fn send(io: &mut Queue, (copy, range): (CopyCommand, CopyRange)) -> Done {
 
 async fn copy_within(format: PiFormat) {
     let device = Rc::new(MemoryDevice::new(BlockSize::B4096, 64, Some(format)));
-    let stack = Stack::new(Rc::clone(&device));
+    let stack = DynDevice::new(Rc::clone(&device));
     let served = serve_with(short(), |_| {
         let namespace = Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", stack))), [7; 16])
-            .showing(Shows::Protected)
+            .with_visibility(PiVisibility::Protected)
             .unwrap();
         Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(1, namespace).unwrap()
     });
@@ -138,7 +138,7 @@ async fn copy_within(format: PiFormat) {
     assert_eq!(send(&mut io, host.copy(8, false, 9)).await.status(), 0x288, "another storage tag");
     assert!(damage_log(&mut admin, 1).await.entries.is_empty(), "it was expected, and is not stored: no damage");
     // A wrong guard that nobody asked to check stays wrong.
-    assert!(device.damage(Lba::new(5), Damage::Data { at: 3, mask: 4 }));
+    assert!(device.damage(Lba::new(5), Corruption::Data { at: 3, mask: 4 }));
     let (copy, range) = host.copy(9, false, 9);
     let blind = CopyCommand { read: ProtectionInfo::NONE, write: ProtectionInfo::NONE, ..copy };
     send(&mut io, (blind, CopyRange { protection: ProtectionInfo::NONE, ..range })).await.ok();
@@ -157,7 +157,7 @@ fn a_copy_of_damage_or_beyond_its_limits_is_refused() {
         assert_eq!((page.mssrl, page.mcl, page.msrc.get()), (16_384, 16_384, 128));
         write(&mut io, PLAIN, 0, 8, 1).await;
         write(&mut io, PLAIN, 200, 8, 9).await;
-        served.plain.damage(Lba::new(5), Damage::Data { at: 0, mask: 1 });
+        served.plain.damage(Lba::new(5), Corruption::Data { at: 0, mask: 1 });
         let (command, list) = copy(200, &[(0, 4), (4, 4)], ProtectionInfo::NONE);
         let done = io.io(PLAIN, command, list).await;
         assert_eq!((done.status(), done.completion.dword0()), (0x282, 1), "the second source range");

@@ -2,11 +2,11 @@
 
 use crate::common::requests::*;
 use crate::common::*;
-use sealblock_block::{Gate, Stack};
-use sealblock_exports_nvme_tcp::{KNOWN_BLOCKS, Namespace, Subsystem};
+use sealblock_block::{DynDevice, Gate};
+use sealblock_exports_nvme_tcp::{MAX_BAD_BLOCKS, Namespace, Subsystem};
 use sealblock_integrity::Field;
 use sealblock_layers_remote_core::SharedDevice;
-use sealblock_media_memory::{Damage, MemoryDevice};
+use sealblock_media_memory::{Corruption, MemoryDevice};
 use sealblock_media_null::NullDevice;
 use sealblock_protocols_nvme::admin::{Cns, GetLogPage};
 use sealblock_protocols_nvme::identify::{Controller, Oncs};
@@ -88,8 +88,8 @@ fn what_a_host_merely_expected_is_no_damage_and_what_fails_the_stores_own_seal_i
         }
         // The same expectation, and damage besides: a guard, and a reference tag of Type 1, which is the address.
         let tuple = format().tuple_bytes();
-        assert!(served.protected.damage(Lba::new(3), Damage::Data { at: 7, mask: 1 }));
-        assert!(served.protected.damage(Lba::new(5), Damage::Tag { at: tuple - 1, mask: 1 }));
+        assert!(served.protected.damage(Lba::new(3), Corruption::Data { at: 7, mask: 1 }));
+        assert!(served.protected.damage(Lba::new(5), Corruption::Tag { at: tuple - 1, mask: 1 }));
         assert_eq!(io.io(PROTECTED, IoCommand::Verify(expecting(7, 0)), Data::None).await.status(), 0x283);
         let found: Vec<_> =
             damage_log(&mut admin, PROTECTED).await.entries.iter().map(|of| (of.lba.get(), of.field)).collect();
@@ -103,7 +103,7 @@ fn without_the_ability_write_uncorrectable_is_no_command() {
         let null = NullDevice::new(BlockSize::B4096, 64, None);
         let served = serve_with(short(), |_| {
             let namespace =
-                Namespace::new(SharedDevice::publish(Rc::new(Gate::new("null", Stack::new(null)))), [7; 16]);
+                Namespace::new(SharedDevice::publish(Rc::new(Gate::new("null", DynDevice::new(null)))), [7; 16]);
             Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(1, namespace).unwrap()
         });
         let (mut admin, mut io) = Queue::pair(served.address, false).await;
@@ -122,9 +122,9 @@ fn one_verify_names_all_bad_blocks_in_the_logs() {
         let (mut admin, mut io) = Queue::pair(served.address, false).await;
         write(&mut io, PLAIN, 0, 64, 1).await;
         for (lba, damage) in [
-            (3, Damage::Data { at: 9, mask: 1 }),
-            (4, Damage::Tag { at: 7, mask: 1 }),
-            (40, Damage::Tag { at: 0, mask: 1 }),
+            (3, Corruption::Data { at: 9, mask: 1 }),
+            (4, Corruption::Tag { at: 7, mask: 1 }),
+            (40, Corruption::Tag { at: 0, mask: 1 }),
         ] {
             assert!(served.plain.damage(Lba::new(lba), damage));
         }
@@ -158,7 +158,7 @@ fn what_one_controller_has_found_all_know() {
         let (_admin, mut io) = Queue::pair(served.address, false).await;
         write(&mut io, PLAIN, 0, 64, 1).await;
         for lba in [3, 4, 40] {
-            assert!(served.plain.damage(Lba::new(lba), Damage::Data { at: 9, mask: 1 }));
+            assert!(served.plain.damage(Lba::new(lba), Corruption::Data { at: 9, mask: 1 }));
         }
         assert_eq!(io.io(PLAIN, IoCommand::Verify(blocks(0, 64)), Data::None).await.status(), 0x282);
         let (mut other, mut other_io) = Queue::pair(served.address, true).await;
@@ -180,7 +180,7 @@ fn a_scan_finds_what_nobody_has_read() {
         write(&mut io, PROTECTED, 0, 64, 1).await;
         write(&mut io, PROTECTED, 3000, 64, 1).await;
         for lba in [7, 9, 3001] {
-            assert!(served.protected.damage(Lba::new(lba), Damage::Data { at: 1, mask: 1 }));
+            assert!(served.protected.damage(Lba::new(lba), Corruption::Data { at: 1, mask: 1 }));
         }
         let scan = LbaStatusAction::ScanUntracked;
         assert_eq!(runs(status(&mut admin, PROTECTED, scan, 8, 8, 4096).await), (vec![(9, 1)], true));
@@ -194,7 +194,7 @@ fn a_scan_finds_what_nobody_has_read() {
             (vec![(7, 1), (9, 1), (3001, 1)], true)
         );
         // Undone behind its back, and looked at again.
-        served.protected.damage(Lba::new(9), Damage::Data { at: 1, mask: 1 });
+        served.protected.damage(Lba::new(9), Corruption::Data { at: 1, mask: 1 });
         assert_eq!(runs(status(&mut admin, PROTECTED, scan, 0, 0, 4096).await), (vec![(7, 1), (3001, 1)], true));
         assert_eq!(status(&mut admin, PROTECTED, scan, BLOCKS, 1, 64).await.status(), 0x080);
         assert_eq!(status(&mut admin, 3, scan, 0, 1, 64).await.status(), 0x00B);
@@ -208,19 +208,21 @@ fn more_bad_blocks_than_are_kept_are_confessed() {
     run(|| async {
         let big = Rc::new(MemoryDevice::new(BlockSize::B512, 40_000, None));
         let served = serve_with(short(), |_| {
-            let namespace =
-                Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(Rc::clone(&big))))), [7; 16]);
+            let namespace = Namespace::new(
+                SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(Rc::clone(&big))))),
+                [7; 16],
+            );
             Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(1, namespace).unwrap()
         });
         let (mut admin, mut io) = Queue::pair(served.address, false).await;
-        io.io(1, IoCommand::WriteUncorrectable(extent(0, KNOWN_BLOCKS as u64 + 1)), Data::None).await.ok();
+        io.io(1, IoCommand::WriteUncorrectable(extent(0, MAX_BAD_BLOCKS as u64 + 1)), Data::None).await.ok();
         let page = LbaStatusLog::decode(&admin.log(0x0E, 4096).await.ok().data).unwrap();
         assert_eq!((page.estimate_blocks, &page.elements[0].ranges), (None, &LbaStatusRanges::WholeNamespace));
         assert_eq!(page.elements[0].action, LbaStatusAction::ScanUntracked);
         let (found, complete) = runs(status(&mut admin, 1, LbaStatusAction::Tracked, 0, 0, 64).await);
-        assert_eq!((found, complete), (vec![(0, KNOWN_BLOCKS as u64)], false));
+        assert_eq!((found, complete), (vec![(0, MAX_BAD_BLOCKS as u64)], false));
         // The page is larger than a host reads at once.
-        let bytes = 32 + 32 * KNOWN_BLOCKS;
+        let bytes = 32 + 32 * MAX_BAD_BLOCKS;
         let mut whole = Vec::new();
         while whole.len() < bytes {
             let length = (bytes - whole.len()).min(100_000);
@@ -228,6 +230,6 @@ fn more_bad_blocks_than_are_kept_are_confessed() {
             whole.extend(admin.call(ask.encode(), Data::Read(length)).await.ok().data);
         }
         let log = DamageLog::decode(&whole).unwrap();
-        assert!(log.overflowed && log.entries.len() == KNOWN_BLOCKS && log.entries[9].write_uncorrectable);
+        assert!(log.overflowed && log.entries.len() == MAX_BAD_BLOCKS && log.entries[9].write_uncorrectable);
     });
 }

@@ -5,15 +5,15 @@ use std::rc::Rc;
 use crate::common::fixed::Fixed;
 use crate::common::requests::*;
 use crate::common::*;
-use sealblock_block::{Ability, Device, Gate, Stack};
+use sealblock_block::{Ability, Device, DynDevice, Gate};
 use sealblock_exports_nvme_tcp::Namespace;
 use sealblock_integrity::{Field, guard};
 use sealblock_layers_remote_core::SharedDevice;
-use sealblock_media_memory::Damage;
+use sealblock_media_memory::Corruption;
 use sealblock_media_null::NullDevice;
 use sealblock_protocols_nvme::Command;
 use sealblock_protocols_nvme::admin::{FeatureSelect, GetFeatures, GetLogPage, SetFeatures};
-use sealblock_protocols_nvme::extensions::{AnnexSlot, Extensions, ExtensionsLog};
+use sealblock_protocols_nvme::extensions::{Extensions, ExtensionsLog, ReservedArea};
 use sealblock_protocols_nvme::features::FeatureCapabilities;
 use sealblock_protocols_nvme::logs::{EffectsLog, lists_log_page};
 use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand};
@@ -25,13 +25,13 @@ const SMALL: u32 = 6;
 const FIXED: u32 = 7;
 
 fn published(device: impl Device + 'static) -> SharedDevice {
-    SharedDevice::publish(Rc::new(Gate::new("device", Stack::new(device))))
+    SharedDevice::publish(Rc::new(Gate::new("device", DynDevice::new(device))))
 }
 
 fn serve_all() -> Served {
     serve_with(short(), |subsystem| {
         let small = NullDevice::new(BlockSize::B4096, 64, None);
-        assert_eq!((small.abilities().digest, small.abilities().annex), (Ability::Absent, Ability::Absent));
+        assert_eq!((small.abilities().checksum, small.abilities().reserved), (Ability::Absent, Ability::Absent));
         let fixed = Fixed::new();
         subsystem
             .with_namespace(SMALL, Namespace::new(published(small), [6; 16]))
@@ -44,16 +44,16 @@ async fn digest(io: &mut Queue, nsid: u32, blocks: BlockCommand) -> Done {
     io.io(nsid, IoCommand::Digest(blocks), Data::None).await
 }
 
-fn get(slot: AnnexSlot, nsid: u32, select: FeatureSelect) -> Command {
+fn get(slot: ReservedArea, nsid: u32, select: FeatureSelect) -> Command {
     GetFeatures { fid: slot.feature().code(), select, nsid, cdw11: 0 }.encode()
 }
 
-async fn read_slot(admin: &mut Queue, slot: AnnexSlot, nsid: u32) -> Vec<u8> {
+async fn read_slot(admin: &mut Queue, slot: ReservedArea, nsid: u32) -> Vec<u8> {
     let done = admin.call(get(slot, nsid, FeatureSelect::Current), Data::Read(slot.frame_bytes())).await.ok();
     slot.decode(&done.data).unwrap().to_vec()
 }
 
-async fn write_frame(admin: &mut Queue, slot: AnnexSlot, nsid: u32, frame: Vec<u8>) -> u16 {
+async fn write_frame(admin: &mut Queue, slot: ReservedArea, nsid: u32, frame: Vec<u8>) -> u16 {
     let set = SetFeatures { fid: slot.feature().code(), save: false, nsid, cdw11: 0 };
     admin.call(set.encode(), Data::Write(frame)).await.status()
 }
@@ -90,8 +90,8 @@ fn a_digest_of_damaged_blocks_fails_as_a_verify_does() {
                 _ => blocks(start, count),
             };
             let harm = [
-                (Damage::Data { at: 9, mask: 1 }, 0x282, Field::Guard),
-                (Damage::Tag { at: 7, mask: 1 }, 0x284, Field::RefTag),
+                (Corruption::Data { at: 9, mask: 1 }, 0x282, Field::Guard),
+                (Corruption::Tag { at: 7, mask: 1 }, 0x284, Field::RefTag),
             ];
             for (damage, status, field) in harm {
                 assert!(device.damage(Lba::new(5), damage));
@@ -139,7 +139,7 @@ fn the_page_tells_what_each_namespace_has_and_the_effects_list_the_command() {
         let effects = EffectsLog::decode(&admin.log(5, 4096).await.ok().data).unwrap();
         assert_eq!(effects.io(0xC0).bits(), 1, "supported, changes nothing");
         let features = admin.log(0x12, 1024).await.ok().data;
-        for slot in AnnexSlot::ALL {
+        for slot in ReservedArea::ALL {
             let at = usize::from(slot.feature().code()) * 4;
             assert_eq!(features[at..at + 4], [1, 0, 0x10, 0]);
             let can = admin.call(get(slot, PLAIN, FeatureSelect::Capabilities), Data::None).await.ok();
@@ -148,7 +148,7 @@ fn the_page_tells_what_each_namespace_has_and_the_effects_list_the_command() {
         }
         let mut discovery = Queue::admin(served.address, "nqn.2014-08.org.nvmexpress.discovery", false).await;
         assert_eq!(discovery.log(0xC1, 64).await.status(), 0x109);
-        let ask = get(AnnexSlot::Scrub, PLAIN, FeatureSelect::Current);
+        let ask = get(ReservedArea::Scrub, PLAIN, FeatureSelect::Current);
         assert_eq!(discovery.call(ask, Data::Read(8192)).await.status(), 0x002);
     });
 }
@@ -159,7 +159,7 @@ fn slots_keep_what_was_written_last() {
         run(|| async move {
             let served = serve_all();
             let (mut admin, _io) = Queue::pair(served.address, digests).await;
-            for slot in AnnexSlot::ALL {
+            for slot in ReservedArea::ALL {
                 assert!(read_slot(&mut admin, slot, PLAIN).await.is_empty());
                 for len in [1, slot.most_bytes(), 0, 100] {
                     let bytes = pattern(len, slot.feature().code());
@@ -171,13 +171,13 @@ fn slots_keep_what_was_written_last() {
                 let done = admin.call(value, Data::Read(slot.frame_bytes())).await.ok();
                 assert_eq!(slot.decode(&done.data), Ok([].as_slice()), "a new namespace has nothing");
             }
-            for slot in AnnexSlot::ALL {
+            for slot in ReservedArea::ALL {
                 let bytes = pattern(100, slot.feature().code());
                 assert!(read_slot(&mut admin, slot, PLAIN).await == bytes, "each slot has its own");
                 assert!(read_slot(&mut admin, slot, BARE).await.is_empty(), "and each namespace");
             }
             let mut other = Queue::admin(served.address, SUBNQN, digests).await;
-            assert!(read_slot(&mut other, AnnexSlot::Scrub, PLAIN).await == pattern(100, 0xC1));
+            assert!(read_slot(&mut other, ReservedArea::Scrub, PLAIN).await == pattern(100, 0xC1));
         });
     }
 }
@@ -187,7 +187,7 @@ fn what_is_no_frame_or_has_no_place_is_refused_and_changes_nothing() {
     run(|| async {
         let served = serve_all();
         let mut admin = Queue::admin(served.address, SUBNQN, false).await;
-        for slot in AnnexSlot::ALL {
+        for slot in ReservedArea::ALL {
             let good = slot.encode(b"kept").unwrap();
             assert_eq!(write_frame(&mut admin, slot, PLAIN, good.clone()).await, 0);
             for at in [0, 8, 10, 12, 15, 16, 64] {

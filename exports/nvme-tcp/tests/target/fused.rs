@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use crate::common::requests::*;
 use crate::common::*;
-use sealblock_block::{Abilities, Device, Durability, Gate, Geometry, Operation, Outcome, Stack};
+use sealblock_block::{Abilities, Device, Durability, DynDevice, Gate, Geometry, Outcome, Request};
 use sealblock_exports_nvme_tcp::Namespace;
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_layers_remote_core::SharedDevice;
-use sealblock_media_memory::{Damage, MemoryDevice};
+use sealblock_media_memory::{Corruption, MemoryDevice};
 use sealblock_protocols_nvme::Fuse;
 use sealblock_protocols_nvme::admin::Cns;
 use sealblock_protocols_nvme::identify::{Controller, Fuses};
@@ -39,7 +39,7 @@ fn a_fused_write_is_done_only_if_the_compare_finds_its_blocks() {
         assert_eq!(compare_and_write(&mut io, 3, 2, two.clone(), two).await, (0x014, 0x014), "more than ACWU");
         assert_eq!(compare_and_write(&mut io, BLOCKS, 1, old.clone(), new.clone()).await, (0x080, 0x080));
         // A first half that fails takes the second along, and the other way round.
-        served.plain.damage(Lba::new(3), Damage::Data { at: 0, mask: 1 });
+        served.plain.damage(Lba::new(3), Corruption::Data { at: 0, mask: 1 });
         assert_eq!(compare_and_write(&mut io, 3, 1, new.clone(), old.clone()).await, (0x282, 0x009));
         let compare = fused(IoCommand::Compare(blocks(4, 1)), PLAIN, Fuse::First);
         let first = io.submit(compare, Data::Write(old.clone())).await;
@@ -103,10 +103,10 @@ impl Device for Held {
         self.memory.abilities()
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         match &operation {
-            Operation::Write { data, .. } => self.written.borrow_mut().push(data.data()[0]),
-            Operation::Read { .. } | Operation::Compare { .. } => {
+            Request::Write { data, .. } => self.written.borrow_mut().push(data.data()[0]),
+            Request::Read { .. } | Request::Compare { .. } => {
                 self.reads.set(self.reads.get() + 1);
                 while self.is_held.get() {
                     sleep(Duration::from_millis(1)).await;
@@ -128,7 +128,7 @@ fn between_a_compare_and_its_write_nobody_writes_whatever_way_he_comes() {
             reads: Cell::new(0),
             written: RefCell::default(),
         });
-        let shared = SharedDevice::publish(Rc::new(Gate::new("held", Stack::new(Rc::clone(&held)))));
+        let shared = SharedDevice::publish(Rc::new(Gate::new("held", DynDevice::new(Rc::clone(&held)))));
         let namespace = Namespace::new(shared.clone(), [7; 16]);
         let served = serve_with(short(), |subsystem| subsystem.with_namespace(7, namespace).unwrap());
         let (_admin, mut io) = Queue::pair(served.address, false).await;
@@ -142,7 +142,7 @@ fn between_a_compare_and_its_write_nobody_writes_whatever_way_he_comes() {
             let data = Sealed::seal(Slice::copy_from(&[byte; 4096]), BlockSize::B4096, None, &Tags::default());
             let extent = Extent::from_raw(at, 1).unwrap();
             spawn(async move {
-                device.execute(Operation::Write { extent, data, durability: Durability::Volatile }).await.unwrap();
+                device.execute(Request::Write { extent, data, durability: Durability::Volatile }).await.unwrap();
             })
         };
         let (over, beside) = (write(3, 2), write(4, 3));

@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::common::*;
-use sealblock_block::{Abilities, Device, Gate, Geometry, Operation, Outcome, Stack};
+use sealblock_block::{Abilities, Device, DynDevice, Gate, Geometry, Outcome, Request};
 use sealblock_exports_nvme_tcp::{Namespace, Subsystem, Target};
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_protocols_nvme::admin::{FeatureSelect, GetFeatures, SetFeatures};
-use sealblock_protocols_nvme::extensions::AnnexSlot;
+use sealblock_protocols_nvme::extensions::ReservedArea;
 use sealblock_protocols_nvme::fabrics::CNTLID_DYNAMIC;
 use sealblock_protocols_nvme::nvm::IoCommand;
 use sealblock_runtime_reactor::net::Listener;
@@ -28,8 +28,8 @@ impl Device for FirstLate {
     fn abilities(&self) -> Abilities {
         self.0.abilities()
     }
-    async fn execute(&self, operation: Operation) -> Outcome {
-        let writes = matches!(operation, Operation::Write { .. } | Operation::WriteAnnex { .. });
+    async fn execute(&self, operation: Request) -> Outcome {
+        let writes = matches!(operation, Request::Write { .. } | Request::WriteReserved { .. });
         if writes && self.1.0.fetch_add(1, Ordering::SeqCst) == 0 {
             while !self.1.1.load(Ordering::SeqCst) {
                 sleep(Duration::from_millis(1)).await;
@@ -41,7 +41,7 @@ impl Device for FirstLate {
 
 fn serve_late(latch: &Arc<(AtomicUsize, AtomicBool)>) -> (Target, SocketAddr) {
     let device = FirstLate(MemoryDevice::new(BlockSize::B4096, BLOCKS, None), Arc::clone(latch));
-    let shared = SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(device))));
+    let shared = SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(device))));
     let subsystem = Subsystem::new(SUBNQN.parse().unwrap(), "SN1");
     let subsystem = subsystem.with_namespace(1, Namespace::new(shared, [1; 16])).unwrap();
     let target = Target::new([subsystem], short()).unwrap();
@@ -91,7 +91,7 @@ fn a_slot_of_the_annex_is_not_written_by_a_lost_connection_either() {
     run(|| async {
         let latch = Arc::new((AtomicUsize::new(0), AtomicBool::new(false)));
         let (target, address) = serve_late(&latch);
-        let slot = AnnexSlot::Group;
+        let slot = ReservedArea::Group;
         let fid = slot.feature().code();
         let set = SetFeatures { fid, save: false, nsid: 1, cdw11: 0 }.encode();
         let mut admin = Queue::admin(address, SUBNQN, false).await;

@@ -2,7 +2,7 @@
 
 use crate::common::requests::*;
 use crate::common::*;
-use sealblock_block::{Gate, Stack};
+use sealblock_block::{DynDevice, Gate};
 use sealblock_exports_nvme_tcp::{Limits, Namespace, NamespaceState, Subsystem};
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
@@ -22,7 +22,8 @@ fn serve_with_state() -> (Served, Arc<NamespaceState>) {
     let mut states = Vec::new();
     let served = serve_with(short(), |_| {
         let device = Rc::new(MemoryDevice::new(BlockSize::B4096, BLOCKS, Some(format())));
-        let namespace = Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(device)))), [1; 16]);
+        let namespace =
+            Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(device)))), [1; 16]);
         states.push(namespace.state());
         Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(PLAIN, namespace).unwrap()
     });
@@ -41,7 +42,7 @@ fn hosts_are_told_of_damage_and_changes_once_they_ask_for_it() {
         let (mut admin, mut io) = Queue::pair(served.address, false).await;
         let ask = Command::new(AdminOpcode::AsynchronousEventRequest.code(), 0);
         let waiting = admin.submit(ask, Data::None).await;
-        state.report_damage(&[sealblock_block::Fault::media(Lba::new(9))]);
+        state.report_damage(&[sealblock_block::BadBlock::media(Lba::new(9))]);
         let page = Controller::decode(&admin.identify(Cns::Controller, 0).await.ok().data).unwrap();
         assert_eq!(page.oaes.bits(), 0x2100);
 
@@ -59,7 +60,7 @@ fn hosts_are_told_of_damage_and_changes_once_they_ask_for_it() {
         let device = MemoryDevice::new(BlockSize::B4096, BLOCKS, Some(format()));
         state.report_check(sealblock_block::Device::geometry(&device), extent(9, 1), &[], true);
         io.io(PLAIN, IoCommand::WriteUncorrectable(extent(20, 1)), Data::None).await.ok();
-        state.report_damage(&[sealblock_block::Fault::media(Lba::new(30))]);
+        state.report_damage(&[sealblock_block::BadBlock::media(Lba::new(30))]);
         assert_eq!(told(&mut admin, waiting).await, AsynchronousEvent::LBA_STATUS);
         let waiting = admin.submit(ask, Data::None).await;
         let abort = admin.call(Abort { queue: 0, cid: waiting }.encode(), Data::None).await.ok();
@@ -115,7 +116,7 @@ fn a_namespace_that_was_removed_has_no_events_any_more_and_the_others_have() {
         let served = serve_with(short(), |subsystem| {
             let of = |id: u8| {
                 let device = Rc::new(MemoryDevice::new(BlockSize::B4096, BLOCKS, None));
-                Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(device)))), [id; 16])
+                Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(device)))), [id; 16])
             };
             let (goes, stays) = (of(7), of(8));
             states.extend([goes.state(), stays.state()]);
@@ -130,12 +131,12 @@ fn a_namespace_that_was_removed_has_no_events_any_more_and_the_others_have() {
         let event = admin.done(removed).await.ok().completion.dword0();
         assert_eq!(AsynchronousEvent::from_dword0(event), AsynchronousEvent::NAMESPACE_CHANGED);
         let next = admin.submit(ask, Data::None).await;
-        states[0].report_damage(&[sealblock_block::Fault::media(Lba::new(9))]);
+        states[0].report_damage(&[sealblock_block::BadBlock::media(Lba::new(9))]);
         // An event would be told before the answer to this.
         admin.identify(Cns::Controller, 0).await.ok();
         admin.identify(Cns::Controller, 0).await.ok();
         assert!(!admin.is_done(next), "nobody here has these blocks any more");
-        states[1].report_damage(&[sealblock_block::Fault::media(Lba::new(9))]);
+        states[1].report_damage(&[sealblock_block::BadBlock::media(Lba::new(9))]);
         let event = admin.done(next).await.ok().completion.dword0();
         assert_eq!(AsynchronousEvent::from_dword0(event), AsynchronousEvent::LBA_STATUS);
     });

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use crate::common::fixed::Fixed;
 use crate::common::requests::*;
 use crate::common::*;
-use sealblock_block::{Gate, Stack};
+use sealblock_block::{DynDevice, Gate};
 use sealblock_exports_nvme_tcp::Namespace;
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_protocols_nvme::admin::Cns;
@@ -20,7 +20,7 @@ fn hosts_see_which_namespace_takes_no_writes_and_have_them_refused_there() {
     run(|| async {
         let served = serve_with(short(), |subsystem| {
             let device = Fixed::new();
-            let shared = SharedDevice::publish(Rc::new(Gate::new("fixed", Stack::new(device))));
+            let shared = SharedDevice::publish(Rc::new(Gate::new("fixed", DynDevice::new(device))));
             subsystem.with_namespace(FIXED, Namespace::new(shared, [6; 16])).unwrap()
         });
         let (mut admin, mut io) = Queue::pair(served.address, false).await;

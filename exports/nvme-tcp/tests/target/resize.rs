@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::common::spread::{Spread, host, nqn, on, spread};
 use crate::common::*;
-use sealblock_block::{Abilities, Device, Fault, Gate, Geometry, Operation, Outcome, Stack};
+use sealblock_block::{Abilities, BadBlock, Device, DynDevice, Gate, Geometry, Outcome, Request};
 use sealblock_exports_nvme_tcp::{Namespace, NamespaceState};
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
@@ -15,7 +15,7 @@ use sealblock_protocols_nvme::features::{AsynchronousEvent, EventConfiguration};
 use sealblock_protocols_nvme::identify::Namespace as Page;
 use sealblock_protocols_nvme::nvm::IoCommand;
 use sealblock_protocols_nvme::{AdminOpcode, Command, StatusCode};
-use sealblock_runtime_reactor::{CoreHandle, Homed, spawn, yield_now};
+use sealblock_runtime_reactor::{CoreHandle, CoreLocal, spawn, yield_now};
 use sealblock_units::{BlockSize, Lba};
 
 /// The namespace under test.
@@ -37,23 +37,23 @@ impl Device for Part {
         self.0.abilities()
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         // Requests are under way for a while, as on a disk, so that there are some to wait for.
         yield_now().await;
         self.0.execute(operation).await
     }
 }
 
-fn part(memory: &Rc<MemoryDevice>, capacity_blocks: u64) -> Rc<Gate<Stack>> {
+fn part(memory: &Rc<MemoryDevice>, capacity_blocks: u64) -> Rc<Gate<DynDevice>> {
     let geometry = Geometry { capacity_blocks, ..memory.geometry().clone() };
-    Rc::new(Gate::new("part", Stack::new(Part(Rc::clone(memory), geometry))))
+    Rc::new(Gate::new("part", DynDevice::new(Part(Rc::clone(memory), geometry))))
 }
 
 /// A namespace that can be resized, beside others.
 struct Rig {
     spread: Spread,
     home: CoreHandle,
-    memory: Homed<MemoryDevice>,
+    memory: CoreLocal<MemoryDevice>,
     shared: SharedDevice,
     state: Arc<NamespaceState>,
 }
@@ -65,7 +65,7 @@ impl Rig {
         let (memory, shared) = on(&home, move || {
             let memory = Rc::new(MemoryDevice::new(BlockSize::B4096, BLOCKS, None));
             let shared = SharedDevice::publish(part(&memory, capacity_blocks));
-            (Homed::new(memory), shared)
+            (CoreLocal::new(memory), shared)
         });
         let state = Arc::<NamespaceState>::default();
         let namespace = Namespace::new(shared.clone(), [7; 16]).with_state(Arc::clone(&state));
@@ -180,7 +180,7 @@ fn damage_beyond_the_end_of_a_smaller_device_is_known_no_more() {
     run(|| async {
         let rig = Rig::new(96);
         let (mut admin, _io) = host(rig.spread.address, 1).await;
-        let bad = |lba| Fault::media(Lba::new(lba));
+        let bad = |lba| BadBlock::media(Lba::new(lba));
         let known = async |admin: &mut Queue| {
             let log = requests::damage_log(admin, NSID).await;
             log.entries.iter().map(|entry| entry.lba.get()).collect::<Vec<_>>()

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::common::*;
-use sealblock_block::{Abilities, Device, Gate, Geometry, Operation, Outcome, Stack};
+use sealblock_block::{Abilities, Device, DynDevice, Gate, Geometry, Outcome, Request};
 use sealblock_exports_nvme_tcp::{Namespace, Subsystem};
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
@@ -38,8 +38,8 @@ impl Device for SlowFlush {
         self.0.abilities()
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
-        if matches!(operation, Operation::Flush) {
+    async fn execute(&self, operation: Request) -> Outcome {
+        if matches!(operation, Request::Flush) {
             let number = self.1.begun.fetch_add(1, Ordering::SeqCst);
             while self.1.allowed.load(Ordering::SeqCst) <= number {
                 sleep(Duration::from_millis(1)).await;
@@ -53,7 +53,7 @@ fn serve_slowly() -> (Served, Arc<Flushes>) {
     let flushes = Arc::<Flushes>::default();
     let device = SlowFlush(MemoryDevice::new(BlockSize::B4096, BLOCKS, None), Arc::clone(&flushes));
     let served = serve_with(short(), |_| {
-        let shared = SharedDevice::publish(Rc::new(Gate::new("slow", Stack::new(device))));
+        let shared = SharedDevice::publish(Rc::new(Gate::new("slow", DynDevice::new(device))));
         Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(1, Namespace::new(shared, [1; 16])).unwrap()
     });
     (served, flushes)

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use sealblock_block::{Answer, Clock, Device, Durability, Failure, FaultField, Gate, Operation, Outcome};
+use sealblock_block::{BadBlockCause, Clock, Device, Durability, ErrorKind, Gate, Outcome, Request, Response};
 use sealblock_integrity::{Checks, Field, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_memory::Slice;
@@ -39,7 +39,7 @@ fn faulty(format: Option<PiFormat>, rules: &str) -> (Faulty, Below) {
     (faulty_on(&below, rules), below)
 }
 
-fn run(device: &impl Device, operation: Operation) -> Outcome {
+fn run(device: &impl Device, operation: Request) -> Outcome {
     device.execute(operation).now_or_never().expect("RAM and this clock never wait")
 }
 
@@ -47,11 +47,11 @@ fn extent(start: u64, blocks: u64) -> Extent {
     Extent::from_raw(start, blocks).unwrap()
 }
 
-fn write_op(device: &impl Device, at: Extent, byte: u8) -> Operation {
+fn write_op(device: &impl Device, at: Extent, byte: u8) -> Request {
     let data = Slice::copy_from(&vec![byte; at.bytes(BlockSize::B512) as usize]);
-    let tags = Tags { first_ref: at.start().get(), ..Tags::default() };
+    let tags = Tags { initial_ref_tag: at.start().get(), ..Tags::default() };
     let data = Sealed::seal(data, BlockSize::B512, device.geometry().protection, &tags);
-    Operation::Write { extent: at, data, durability: Durability::Volatile }
+    Request::Write { extent: at, data, durability: Durability::Volatile }
 }
 
 fn write(device: &impl Device, at: Extent, byte: u8) -> Outcome {
@@ -60,7 +60,7 @@ fn write(device: &impl Device, at: Extent, byte: u8) -> Outcome {
 }
 
 fn done(outcome: Outcome) {
-    assert!(matches!(outcome, Ok(Answer::Done)), "{outcome:?}");
+    assert!(matches!(outcome, Ok(Response::Done)), "{outcome:?}");
 }
 
 fn checks(device: &impl Device, at: Extent) -> Checks {
@@ -68,28 +68,34 @@ fn checks(device: &impl Device, at: Extent) -> Checks {
 }
 
 fn read(device: &impl Device, at: Extent) -> Outcome {
-    run(device, Operation::Read { extent: at, checks: checks(device, at) })
+    run(device, Request::Read { extent: at, checks: checks(device, at) })
 }
 
 fn verify(device: &impl Device, at: Extent) -> Outcome {
-    run(device, Operation::Verify { extent: at, checks: checks(device, at) })
+    run(device, Request::Verify { extent: at, checks: checks(device, at) })
 }
 
 /// The first byte of every block, read without checks.
 fn bytes(device: &impl Device) -> Vec<u8> {
-    match run(device, Operation::Read { extent: extent(0, BLOCKS), checks: Checks::NONE }) {
-        Ok(Answer::Data(data)) => data.data().chunks(512).map(|block| block[0]).collect(),
+    match run(device, Request::Read { extent: extent(0, BLOCKS), checks: Checks::NONE }) {
+        Ok(Response::Data(data)) => data.data().chunks(512).map(|block| block[0]).collect(),
         other => panic!("no data but {other:?}"),
     }
 }
 
-fn faults(outcome: Outcome) -> Vec<(u64, FaultField)> {
+fn faults(outcome: Outcome) -> Vec<(u64, BadBlockCause)> {
     let error = outcome.expect_err("damage");
-    error.faults().expect("an integrity error").as_slice().iter().map(|fault| (fault.lba.get(), fault.field)).collect()
+    error
+        .bad_blocks()
+        .expect("an integrity error")
+        .as_slice()
+        .iter()
+        .map(|fault| (fault.lba.get(), fault.cause))
+        .collect()
 }
 
-const GUARD: FaultField = FaultField::Tag(Field::Guard);
-const REF_TAG: FaultField = FaultField::Tag(Field::RefTag);
+const GUARD: BadBlockCause = BadBlockCause::Tag(Field::Guard);
+const REF_TAG: BadBlockCause = BadBlockCause::Tag(Field::RefTag);
 
 #[test]
 fn without_rules_for_it_a_request_goes_through() {
@@ -104,7 +110,7 @@ fn without_rules_for_it_a_request_goes_through() {
 fn unreadable_blocks_are_named_and_their_neighbours_read() {
     let (gate, below) = faulty(Some(TYPE1), "read-error@3;read-error@10..11");
     done(write(&gate, extent(0, BLOCKS), 7));
-    let media = FaultField::Media;
+    let media = BadBlockCause::Media;
     for outcome in [read(&gate, extent(0, BLOCKS)), verify(&gate, extent(0, BLOCKS))] {
         assert_eq!(faults(outcome), [(3, media), (10, media), (11, media)]);
     }
@@ -121,12 +127,12 @@ fn a_flipped_block_fails_its_guard_or_slips_through_unguarded() {
     assert_eq!(faults(verify(&gate, extent(0, 8))), [(5, GUARD)]);
     assert!(read(&gate, extent(0, 5)).is_ok());
     let data = write_op(&gate, extent(5, 1), 0);
-    let Operation::Write { data, .. } = data else { unreachable!() };
-    assert_eq!(faults(run(&gate, Operation::Compare { extent: extent(5, 1), data })), [(5, GUARD)]);
+    let Request::Write { data, .. } = data else { unreachable!() };
+    assert_eq!(faults(run(&gate, Request::Compare { extent: extent(5, 1), data })), [(5, GUARD)]);
 
     let (gate, _) = faulty(None, "flip@5");
     done(write(&gate, extent(0, BLOCKS), 0));
-    let Ok(Answer::Data(data)) = read(&gate, extent(4, 3)) else { panic!("without tags nothing is noticed") };
+    let Ok(Response::Data(data)) = read(&gate, extent(4, 3)) else { panic!("without tags nothing is noticed") };
     let ones: Vec<u32> = data.data().chunks(512).map(|b| b.iter().map(|byte| byte.count_ones()).sum()).collect();
     assert_eq!(ones, [0, 1, 0]);
 }
@@ -135,10 +141,10 @@ fn a_flipped_block_fails_its_guard_or_slips_through_unguarded() {
 fn one_bad_block_never_hides_another() {
     let below = Rc::new(Gate::new("mem", MemoryDevice::new(BlockSize::B512, BLOCKS, Some(TYPE1))));
     done(write(&below, extent(0, BLOCKS), 7));
-    assert!(below.device().damage(Lba::new(2), sealblock_media_memory::Damage::Data { at: 0, mask: 1 }));
+    assert!(below.device().damage(Lba::new(2), sealblock_media_memory::Corruption::Data { at: 0, mask: 1 }));
     let gate = faulty_on(&below, "flip@2..4;read-error@9");
     let found = faults(read(&gate, extent(0, 16)));
-    assert_eq!(found, [(2, GUARD), (3, GUARD), (4, GUARD), (9, FaultField::Media)]);
+    assert_eq!(found, [(2, GUARD), (3, GUARD), (4, GUARD), (9, BadBlockCause::Media)]);
 }
 
 #[test]
@@ -157,7 +163,7 @@ fn lost_writes_leave_old_blocks_that_verify() {
     done(write(&gate, extent(0, 16), 2));
     assert!(verify(&below, extent(0, 16)).is_ok());
     assert_eq!(bytes(&below)[..16], [2, 2, 2, 2, 2, 1, 1, 2, 2, 1, 2, 2, 2, 2, 2, 2]);
-    let zero = Operation::WriteZeroes { extent: extent(4, 4), may_unmap: true, durability: Durability::Volatile };
+    let zero = Request::WriteZeroes { extent: extent(4, 4), may_unmap: true, durability: Durability::Volatile };
     done(run(&gate, zero));
     assert_eq!(bytes(&below)[3..9], [2, 0, 1, 1, 0, 2]);
     assert_eq!(gate.device().counts().of(Fault::LostWrite), 3 + 2);
@@ -190,11 +196,11 @@ fn a_torn_write_ends_before_its_block() {
 #[test]
 fn failed_writes_change_nothing() {
     let (gate, below) = faulty(None, "write-error@5;no-space@20");
-    let failure = |outcome: Outcome| outcome.expect_err("a failure").into_failure();
-    assert!(matches!(failure(write(&gate, extent(0, 8), 2)), Failure::Media { .. }));
-    assert!(matches!(failure(write(&gate, extent(20, 1), 2)), Failure::NoSpace { .. }));
-    let zero = Operation::WriteZeroes { extent: extent(5, 1), may_unmap: true, durability: Durability::Volatile };
-    assert!(matches!(failure(run(&gate, zero)), Failure::Media { .. }));
+    let failure = |outcome: Outcome| outcome.expect_err("a failure").into_kind();
+    assert!(matches!(failure(write(&gate, extent(0, 8), 2)), ErrorKind::Media { .. }));
+    assert!(matches!(failure(write(&gate, extent(20, 1), 2)), ErrorKind::NoSpace { .. }));
+    let zero = Request::WriteZeroes { extent: extent(5, 1), may_unmap: true, durability: Durability::Volatile };
+    assert!(matches!(failure(run(&gate, zero)), ErrorKind::Media { .. }));
     assert!(bytes(&below).iter().all(|&byte| byte == 0));
     done(write(&gate, extent(6, 14), 2));
 }
@@ -203,8 +209,8 @@ fn failed_writes_change_nothing() {
 fn flushes_fail_or_get_lost() {
     let flush = |rules| {
         let (gate, below) = faulty(None, rules);
-        let outcome = run(&gate, Operation::Flush);
-        (outcome.is_ok(), below.counters().requests(sealblock_block::OperationKind::Flush))
+        let outcome = run(&gate, Request::Flush);
+        (outcome.is_ok(), below.counters().requests(sealblock_block::RequestKind::Flush))
     };
     assert_eq!(flush("flip@3"), (true, 1));
     assert_eq!(flush("flush-error"), (false, 0));
@@ -220,7 +226,7 @@ fn requests_wait_as_long_as_the_rules_say() {
     for at in [extent(0, 1), extent(9, 1), extent(10, 1), extent(11, 1)] {
         assert!(read(&gate, at).is_ok());
     }
-    done(run(&gate, Operation::Flush));
+    done(run(&gate, Request::Flush));
     assert_eq!(*clock.0.borrow(), [10, 11, 1].map(Duration::from_millis));
 }
 
@@ -231,7 +237,7 @@ fn the_same_seed_meets_the_same_faults() {
         for round in 1..=20 {
             done(write(&gate, extent(0, BLOCKS), round));
         }
-        let unreadable = read(&gate, extent(0, BLOCKS)).err().map_or(0, |e| e.faults().unwrap().as_slice().len());
+        let unreadable = read(&gate, extent(0, BLOCKS)).err().map_or(0, |e| e.bad_blocks().unwrap().as_slice().len());
         (bytes(&below), unreadable, gate.device().counts().iter().collect::<Vec<_>>())
     };
     let rules = |seed| format!("seed={seed};lost-write%20;misdirected-write%5;torn-write%0.5;read-error%30");
@@ -243,15 +249,15 @@ fn the_same_seed_meets_the_same_faults() {
 fn blocks_are_made_unreadable_or_the_write_of_it_is_lost_or_refused() {
     let spoil = |device: &Faulty| {
         let extent = extent(2, 4);
-        run(device, Operation::WriteUncorrectable { extent, durability: Durability::Volatile })
+        run(device, Request::WriteUncorrectable { extent, durability: Durability::Volatile })
     };
-    let media = |lba| (lba, FaultField::Media);
+    let media = |lba| (lba, BadBlockCause::Media);
     let (device, below) = faulty(Some(TYPE1), "lost-write@3");
     done(write(&below, extent(0, 8), 1));
     done(spoil(&device));
     assert_eq!(faults(verify(&device, extent(0, 8))), [media(2), media(4), media(5)]);
     let (device, below) = faulty(Some(TYPE1), "write-error@3");
     done(write(&below, extent(0, 8), 1));
-    assert!(matches!(spoil(&device).unwrap_err().into_failure(), Failure::Media { .. }));
+    assert!(matches!(spoil(&device).unwrap_err().into_kind(), ErrorKind::Media { .. }));
     assert!(verify(&device, extent(0, 8)).is_ok(), "nothing was changed");
 }

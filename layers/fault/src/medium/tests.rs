@@ -56,7 +56,7 @@ fn without_rules_for_it_a_request_goes_through() {
     let medium = faulty("read-error@60;lost-write@60;torn-write@60");
     write(&medium, 0, 60, 7).unwrap();
     assert_eq!(read(&medium, 0, 60).unwrap(), vec![7; 60 * 512]);
-    assert_eq!((medium.len_bytes(), medium.sector_bytes(), medium.punches()), (SECTORS * 512, 512, true));
+    assert_eq!((medium.len_bytes(), medium.sector_bytes(), medium.can_punch()), (SECTORS * 512, 512, true));
     now(medium.punch(0, 512)).unwrap();
     now(medium.zero(512, 512)).unwrap();
     now(medium.sync()).unwrap();

@@ -1,22 +1,22 @@
 //! What a verify says that it has not checked: whoever takes silence for a clean mirror is right only then.
 
 use futures_util::FutureExt;
-use sealblock_block::{Answer, Coverage, Device, Error, Leg, Operation, WhyUnchecked};
+use sealblock_block::{Coverage, Device, Error, MemberPath, Request, Response, WhyUnchecked};
 use sealblock_units::Lba;
 
 use super::rig::*;
 use crate::State;
-use crate::label::Standing;
+use crate::label::ReplicaState;
 
 /// How far a check of everything went, whatever it has found.
 fn coverage_of(
     device: &impl Device,
-    operation: fn(sealblock_units::Extent, sealblock_integrity::Checks) -> Operation,
+    operation: fn(sealblock_units::Extent, sealblock_integrity::Checks) -> Request,
 ) -> Coverage {
     let at = extent(0, device.geometry().capacity_blocks);
     match run(device, operation(at, checks(device, at))).map_err(Error::into_damage) {
-        Ok(Answer::Verified(verified)) => verified.coverage,
-        Ok(Answer::Digest(digested)) => digested.coverage,
+        Ok(Response::Verified(verified)) => verified.coverage,
+        Ok(Response::Checksum(digested)) => digested.coverage,
         Ok(other) => panic!("no check but {other:?}"),
         Err(Ok((_, coverage))) => coverage,
         Err(Err(error)) => panic!("{error}"),
@@ -24,19 +24,19 @@ fn coverage_of(
 }
 
 fn verified(device: &impl Device) -> Coverage {
-    let coverage = coverage_of(device, |extent, checks| Operation::Verify { extent, checks });
-    let digested = coverage_of(device, |extent, checks| Operation::Digest { extent, checks });
+    let coverage = coverage_of(device, |extent, checks| Request::Verify { extent, checks });
+    let digested = coverage_of(device, |extent, checks| Request::Checksum { extent, checks });
     assert_eq!(coverage, digested, "a digest goes as far as a verify");
     coverage
 }
 
 /// What was not checked: whose, from where to where, and why.
-fn told(coverage: &Coverage) -> Vec<(Leg, u64, u64, WhyUnchecked)> {
+fn told(coverage: &Coverage) -> Vec<(MemberPath, u64, u64, WhyUnchecked)> {
     coverage.unchecked().iter().map(|run| (run.leg, run.first.get(), run.last.get(), run.why)).collect()
 }
 
-fn leg(number: usize) -> Leg {
-    Leg::NONE.within(number)
+fn leg(number: usize) -> MemberPath {
+    MemberPath::NONE.within(number)
 }
 
 #[test]
@@ -44,9 +44,9 @@ fn a_mirror_whose_members_are_all_in_sync_is_checked_to_the_last_block() {
     let (a, _, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, 600), 1).unwrap();
     assert_eq!((verified(&mirror), mirror.state()), (Coverage::default(), State::Optimal));
-    assert!(a.memory.device().damage(Lba::new(6), sealblock_media_memory::Damage::Data { at: 0, mask: 1 }));
+    assert!(a.memory.device().damage(Lba::new(6), sealblock_media_memory::Corruption::Data { at: 0, mask: 1 }));
     assert!(verified(&mirror).is_complete(), "damage is no want of checking");
-    assert_eq!(verify(&mirror).unwrap_err().faults().unwrap().as_slice().len(), 1);
+    assert_eq!(verify(&mirror).unwrap_err().bad_blocks().unwrap().as_slice().len(), 1);
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn members_without_seals_are_read_and_have_nothing_to_be_checked_against() {
     let coverage = verified(&mirror);
     assert!(coverage.is_complete() && !coverage.is_sealed());
     write(&*b.memory, extent(9, 1), 2).unwrap();
-    assert_eq!(verify(&mirror).unwrap_err().faults().unwrap().as_slice()[0].lba, Lba::new(9));
+    assert_eq!(verify(&mirror).unwrap_err().bad_blocks().unwrap().as_slice()[0].lba, Lba::new(9));
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn a_member_is_unchecked_while_it_is_away_out_of_sync_and_resynchronised() {
     // Back, and not up to date: all of it, since nothing of it is looked at.
     b.gone.set(false);
     take_back(&mirror, &b).unwrap();
-    assert_eq!(standings(&mirror)[1], Standing::Rebuilding);
+    assert_eq!(standings(&mirror)[1], ReplicaState::Resyncing);
     assert_eq!(told(&verified(&mirror)), [(leg(1), 0, BLOCKS - 1, WhyUnchecked::Resyncing)]);
     assert_eq!(mirror.state(), State::Degraded);
     rebuild(&mirror);
@@ -99,11 +99,11 @@ fn what_a_crash_has_left_unsettled_is_incomplete_and_settled_it_is_clean() {
     // A crash: nobody has closed the mirror, and its labels say that a region may differ.
     drop(mirror);
     let reader = try_open(&[&a, &b], true).unwrap();
-    assert_eq!(told(&verified(&reader)), [(Leg::NONE, 256, 511, WhyUnchecked::Unsettled)]);
+    assert_eq!(told(&verified(&reader)), [(MemberPath::NONE, 256, 511, WhyUnchecked::Unsettled)]);
     assert_eq!(reader.state(), State::Degraded);
 
     let mirror = opened(&[&a, &b]);
-    assert!(matches!(repair(&mirror), Ok(Answer::Verified(of)) if of.coverage.is_complete()), "settled first");
+    assert!(matches!(repair(&mirror), Ok(Response::Verified(of)) if of.coverage.is_complete()), "settled first");
     rebuild(&mirror);
     assert_eq!((verified(&mirror), mirror.state()), (Coverage::default(), State::Optimal));
 }
@@ -116,7 +116,7 @@ fn a_mirror_that_only_reads_does_not_answer_now_from_the_one_and_now_from_the_ot
         // A write that was under way to both when all stopped, and got to one of them.
         write(&*a.memory, extent(300, 4), 2).unwrap();
         std::mem::forget(mirror);
-        assert!(a.memory.device().damage(Lba::new(9), sealblock_media_memory::Damage::Data { at: 0, mask: 1 }));
+        assert!(a.memory.device().damage(Lba::new(9), sealblock_media_memory::Corruption::Data { at: 0, mask: 1 }));
         let reader = try_open(&[&b, &a], true).unwrap();
         assert!(reader.describe().unsettled_bytes > 0);
         if is_read_before {
@@ -145,9 +145,9 @@ fn a_member_that_fails_without_naming_blocks_is_not_taken_for_clean() {
         } else {
             b.mute.set(true)
         }
-        let coverage = coverage_of(&mirror, |extent, checks| Operation::Verify { extent, checks });
+        let coverage = coverage_of(&mirror, |extent, checks| Request::Verify { extent, checks });
         assert_eq!(told(&coverage), [(leg(1), 0, BLOCKS - 1, WhyUnchecked::Failed)]);
-        assert!(matches!(repair(&mirror), Ok(Answer::Verified(of)) if of.coverage.blocks() == BLOCKS));
+        assert!(matches!(repair(&mirror), Ok(Response::Verified(of)) if of.coverage.blocks() == BLOCKS));
     }
 }
 
@@ -156,8 +156,8 @@ fn a_degraded_mirror_within_a_mirror_is_told_with_its_member() {
     let (a, b) = (TestLeg::new("a", Some(TYPE1)), TestLeg::new("b", Some(TYPE1)));
     let inner = opened(&[&a, &b]);
     let c = TestLeg::new("c", Some(TYPE1));
-    let source = |name: &str, device| crate::LegSource { name: name.to_owned(), device: Ok(device), reopen: None };
-    let within = sealblock_block::Stack::new(sealblock_block::Gate::new("inner", inner.clone()));
+    let source = |name: &str, device| crate::ReplicaSource { name: name.to_owned(), device: Ok(device), reopen: None };
+    let within = sealblock_block::DynDevice::new(sealblock_block::Gate::new("inner", inner.clone()));
     let options = crate::OpenOptions { read_only: false, random: [9; 16] };
     let outer = crate::open(vec![source("inner", within), source("c", c.stack())], Still, options);
     let outer = outer.now_or_never().unwrap().unwrap().mirror;

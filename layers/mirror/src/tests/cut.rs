@@ -1,12 +1,12 @@
 //! Legs that go away, or fail, in the middle of what the mirror does by itself: bringing legs up to date and making them alike.
 
 use futures_util::FutureExt;
-use sealblock_block::{Device, Operation};
-use sealblock_media_memory::Damage;
+use sealblock_block::{Device, Request};
+use sealblock_media_memory::Corruption;
 use sealblock_units::Lba;
 
 use super::rig::*;
-use crate::label::Standing;
+use crate::label::ReplicaState;
 
 /// A mirror whose first leg goes away just before the second one is up to date, with a write that nobody has flushed.
 fn up_to_date_just_as_the_other_goes() -> (TestLeg, TestLeg, Rig) {
@@ -33,10 +33,10 @@ fn up_to_date_just_as_the_other_goes() -> (TestLeg, TestLeg, Rig) {
 #[test]
 fn a_leg_that_is_up_to_date_takes_over_from_the_last_one_that_has_gone() {
     let (a, b, mirror) = up_to_date_just_as_the_other_goes();
-    assert_eq!(standings(&mirror), [Standing::Missing, Standing::Current]);
-    assert!(run(&mirror, Operation::Flush).is_ok(), "nothing that was written is lost");
+    assert_eq!(standings(&mirror), [ReplicaState::OutOfSync, ReplicaState::InSync]);
+    assert!(run(&mirror, Request::Flush).is_ok(), "nothing that was written is lost");
     write(&mirror, extent(0, 1), 3).unwrap();
-    run(&mirror, Operation::Flush).unwrap();
+    run(&mirror, Request::Flush).unwrap();
     tidy(&mirror);
     let mirrors = [mirror, opened(&[&b, &a])];
     a.gone.set(false);
@@ -84,7 +84,7 @@ fn a_source_that_goes_while_copies_are_compared_does_not_make_them_differ() {
         // The leg lacks the region and has the same there already. It is compared block by block because of the bad one.
         write(&mirror, extent(0, 16), 1).unwrap();
         b.gone.set(false);
-        assert!(a.memory.device().damage(Lba::new(5), Damage::Data { at: 1, mask: 1 }));
+        assert!(a.memory.device().damage(Lba::new(5), Corruption::Data { at: 1, mask: 1 }));
         take_back(&mirror, &b).unwrap();
         b.written_blocks.set(0);
         a.lasts.set(lasts);

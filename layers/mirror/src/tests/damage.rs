@@ -1,8 +1,8 @@
 //! Damage on legs: answered from another one, mended, and never invented.
 
-use sealblock_block::{Ability, Device, Fault, FaultField, Operation};
+use sealblock_block::{Ability, BadBlock, BadBlockCause, Device, Request};
 use sealblock_integrity::{Field, GuardKind, PiFormat, ProtectionType};
-use sealblock_media_memory::Damage;
+use sealblock_media_memory::Corruption;
 use sealblock_units::{Extent, Lba};
 
 use super::rig::*;
@@ -11,21 +11,21 @@ use super::rig::*;
 fn damage(leg: &TestLeg, lbas: impl Iterator<Item = u64>) {
     for (at, lba) in lbas.enumerate() {
         let kind = match at % 3 {
-            0 => Damage::Data { at: at * 97, mask: 0x10 },
-            1 => Damage::Tag { at: 0, mask: 1 },
-            _ => Damage::Tag { at: 15, mask: 1 },
+            0 => Corruption::Data { at: at * 97, mask: 0x10 },
+            1 => Corruption::Tag { at: 0, mask: 1 },
+            _ => Corruption::Tag { at: 15, mask: 1 },
         };
         assert!(leg.memory.device().damage(Lba::new(lba), kind));
     }
 }
 
-fn found(outcome: sealblock_block::Outcome) -> Vec<Fault> {
-    outcome.unwrap_err().faults().expect("an integrity error").as_slice().to_vec()
+fn found(outcome: sealblock_block::Outcome) -> Vec<BadBlock> {
+    outcome.unwrap_err().bad_blocks().expect("an integrity error").as_slice().to_vec()
 }
 
 /// Block, leg and whether it was repaired.
-fn brief(faults: &[Fault]) -> Vec<(u64, usize, bool)> {
-    faults.iter().map(|fault| (fault.lba.get(), fault.leg.outermost().unwrap().0, fault.repaired)).collect()
+fn brief(faults: &[BadBlock]) -> Vec<(u64, usize, bool)> {
+    faults.iter().map(|fault| (fault.lba.get(), fault.member.outermost().unwrap().0, fault.repaired)).collect()
 }
 
 #[test]
@@ -34,7 +34,7 @@ fn reads_answer_damage_on_either_leg_from_the_other_and_mend_it() {
         let format = PiFormat::with_default_storage_tag(guard, ProtectionType::Type1);
         let (a, b, mirror) = pair(Some(format));
         write(&mirror, extent(0, 300), 1).unwrap();
-        let flip = |leg: &TestLeg, lba| leg.memory.device().damage(Lba::new(lba), Damage::Data { at: 9, mask: 4 });
+        let flip = |leg: &TestLeg, lba| leg.memory.device().damage(Lba::new(lba), Corruption::Data { at: 9, mask: 4 });
         assert!(flip(&a, 10) && flip(&a, 299) && flip(&b, 11) && flip(&b, 0));
         // Each leg is asked first now and then.
         for _ in 0..4 {
@@ -52,9 +52,8 @@ fn reads_answer_damage_on_either_leg_from_the_other_and_mend_it() {
 fn tags_come_from_the_good_leg_as_they_were() {
     let (a, _, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(7, 1), 1).unwrap();
-    let read = || match run(&*a.memory, Operation::Read { extent: extent(7, 1), checks: checks(&mirror, extent(7, 1)) })
-    {
-        Ok(sealblock_block::Answer::Data(data)) => data.tags().to_vec(),
+    let read = || match run(&*a.memory, Request::Read { extent: extent(7, 1), checks: checks(&mirror, extent(7, 1)) }) {
+        Ok(sealblock_block::Response::Data(data)) => data.tags().to_vec(),
         other => panic!("no data but {other:?}"),
     };
     let before = read();
@@ -93,7 +92,7 @@ fn what_is_bad_everywhere_is_lost_and_stays_so() {
     assert_eq!(brief(&faults), [(3, 0, true), (9, 0, false), (9, 1, false), (20, 0, true), (40, 1, true)]);
     for _ in 0..3 {
         let lost = read(&mirror, extent(0, 64)).unwrap_err();
-        assert_eq!(lost.faults().unwrap().as_slice().iter().map(|fault| fault.lba.get()).collect::<Vec<_>>(), [9]);
+        assert_eq!(lost.bad_blocks().unwrap().as_slice().iter().map(|fault| fault.lba.get()).collect::<Vec<_>>(), [9]);
         assert_reads(&mirror, extent(10, 54), 1);
     }
     assert_eq!(brief(&found(verify(&mirror))), [(9, 0, false), (9, 1, false)]);
@@ -120,7 +119,7 @@ fn good_copies_that_differ_are_a_conflict_and_neither_is_chosen() {
         write(&*b.memory, extent(33, 1), 9).unwrap();
         for outcome in [verify(&mirror), repair(&mirror)] {
             let faults = found(outcome);
-            assert_eq!((brief(&faults), faults[0].field), (vec![(33, 1, false)], FaultField::Conflict));
+            assert_eq!((brief(&faults), faults[0].cause), (vec![(33, 1, false)], BadBlockCause::Conflict));
         }
         assert_reads(&*a.memory, extent(33, 1), 1);
         assert_reads(&*b.memory, extent(33, 1), 9);
@@ -137,7 +136,7 @@ fn conflicts_are_found_beside_damage() {
     write(&*b.memory, extent(33, 1), 9).unwrap();
     let faults = found(verify(&mirror));
     assert_eq!(brief(&faults), [(32, 0, false), (33, 1, false), (34, 0, false)]);
-    assert_eq!(faults[1].field, FaultField::Conflict);
+    assert_eq!(faults[1].cause, BadBlockCause::Conflict);
 }
 
 #[test]
@@ -149,9 +148,9 @@ fn three_legs_need_one_good_one() {
     damage(&legs[2], [5, 6].into_iter());
     write(&*legs[1].memory, extent(6, 1), 8).unwrap();
     let faults = found(verify(&mirror));
-    let fields: Vec<_> = faults.iter().map(|fault| fault.field).collect();
+    let fields: Vec<_> = faults.iter().map(|fault| fault.cause).collect();
     assert_eq!(brief(&faults).iter().map(|at| (at.0, at.1)).collect::<Vec<_>>(), [(5, 0), (5, 2), (6, 1), (6, 2)]);
-    assert_eq!(fields[2], FaultField::Conflict, "the two good copies of block 6 differ: {fields:?}");
+    assert_eq!(fields[2], BadBlockCause::Conflict, "the two good copies of block 6 differ: {fields:?}");
     assert_reads(&mirror, extent(5, 1), 1);
 }
 
@@ -161,9 +160,11 @@ fn a_tag_that_the_request_demands_wrongly_is_nobodys_damage() {
     write(&mirror, extent(0, 8), 1).unwrap();
     let demand = |app_tag| sealblock_integrity::Checks { app_tag, ..checks(&mirror, extent(0, 8)) };
     let wrong = sealblock_integrity::Masked { expected: 6, mask: 0xFFFF };
-    let read = Operation::Read { extent: extent(0, 8), checks: demand(Some(wrong)) };
+    let read = Request::Read { extent: extent(0, 8), checks: demand(Some(wrong)) };
     let error = run(&mirror, read).unwrap_err();
-    assert!(error.faults().unwrap().as_slice().iter().all(|fault| fault.field == FaultField::Tag(Field::AppTag)));
+    assert!(
+        error.bad_blocks().unwrap().as_slice().iter().all(|fault| fault.cause == BadBlockCause::Tag(Field::AppTag))
+    );
     assert_eq!(mirror.describe().legs.iter().map(|leg| leg.healed_blocks).sum::<u64>(), 0);
     for leg in [&a, &b] {
         assert_reads(&*leg.memory, extent(0, 8), 1);
@@ -174,11 +175,11 @@ fn a_tag_that_the_request_demands_wrongly_is_nobodys_damage() {
 fn a_reader_answers_from_the_good_leg_and_changes_nothing() {
     let (a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, 64), 1).unwrap();
-    run(&mirror, Operation::Flush).unwrap();
+    run(&mirror, Request::Flush).unwrap();
     tidy(&mirror);
     damage(&a, [1].into_iter());
     let reader = try_open(&[&a, &b], true).unwrap();
-    assert_eq!(reader.abilities().of(sealblock_block::OperationKind::Repair), Ability::Absent);
+    assert_eq!(reader.abilities().of(sealblock_block::RequestKind::Repair), Ability::Absent);
     for _ in 0..4 {
         assert_reads(&reader, extent(0, 64), 1);
     }

@@ -1,17 +1,17 @@
 //! Flushes that fail when nobody above has asked for them.
 
 use futures_util::FutureExt;
-use sealblock_block::Operation;
+use sealblock_block::Request;
 
 use super::rig::*;
-use crate::label::Standing;
+use crate::label::ReplicaState;
 
 fn flush(mirror: &Rig) -> bool {
-    run(&**mirror, Operation::Flush).is_ok()
+    run(&**mirror, Request::Flush).is_ok()
 }
 
 fn tidies(mirror: &Rig) -> bool {
-    (0..2).all(|_| mirror.tidy().now_or_never().expect("RAM never waits").is_ok())
+    (0..2).all(|_| mirror.clear_clean_regions().now_or_never().expect("RAM never waits").is_ok())
 }
 
 /// A mirror whose second leg was left behind, with a write that was not flushed.
@@ -38,7 +38,7 @@ fn a_leg_that_fails_a_flush_beside_a_good_one_is_left_behind_and_nobody_is_told(
     write(&*mirror, extent(0, 1), 1).unwrap();
     a.fails_flush.set(true);
     assert!(tidies(&mirror));
-    assert_eq!(standings(&mirror), [Standing::Missing, Standing::Current]);
+    assert_eq!(standings(&mirror), [ReplicaState::OutOfSync, ReplicaState::InSync]);
     assert!(flush(&mirror), "the other leg has it all");
 }
 
@@ -50,8 +50,8 @@ fn legs_that_fail_a_flush_together_are_told_of() {
     b.fails_flush.set(true);
     assert!(!tidies(&mirror));
     assert!(!flush(&mirror) && flush(&mirror));
-    assert!(!mirror.notes.suspect.borrow().is_empty(), "each may have lost something else");
-    assert_eq!(standings(&mirror), [Standing::Current, Standing::Current]);
+    assert!(!mirror.write_intent.nosync.borrow().is_empty(), "each may have lost something else");
+    assert_eq!(standings(&mirror), [ReplicaState::InSync, ReplicaState::InSync]);
 }
 
 #[test]
@@ -85,8 +85,8 @@ fn what_is_flushed_without_a_leg_after_a_crash_that_leg_may_have_lost() {
         b.gone.set(false);
         write(&*b.memory, extent(0, 1), 1).unwrap();
         let again = opened(&[&b, &a]);
-        let expected = if is_flushed { Standing::Missing } else { Standing::Current };
-        assert_eq!(standings(&again), [Standing::Current, expected]);
+        let expected = if is_flushed { ReplicaState::OutOfSync } else { ReplicaState::InSync };
+        assert_eq!(standings(&again), [ReplicaState::InSync, expected]);
         if is_flushed {
             assert_reads(&again, extent(0, 1), 2);
             rebuild(&again);

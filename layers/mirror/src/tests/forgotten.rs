@@ -1,19 +1,19 @@
 //! What must not be forgotten about legs: that they were left behind, what they lost, and since when.
 
 use futures_util::FutureExt;
-use sealblock_block::{AnnexSlot, Answer, Durability, Failure, Operation};
+use sealblock_block::{Durability, ErrorKind, Request, ReservedArea, Response};
 use sealblock_integrity::{Checks, Sealed, Tags};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::BlockSize;
 
-use super::judge::history;
+use super::assemble::history;
 use super::rig::*;
-use crate::judge::{Found, Refusal, Verdict, judge};
-use crate::label::Standing;
+use crate::assemble::{AssembleError, Assembly, ReplicaProbe, assemble};
+use crate::label::ReplicaState;
 use crate::label::tests::label;
 use crate::mirror::Mirror;
 
-fn leg_of(mirror: &Mirror<Still>, at: usize) -> std::rc::Rc<crate::leg::Leg> {
+fn leg_of(mirror: &Mirror<Still>, at: usize) -> std::rc::Rc<crate::replica::Replica> {
     mirror.legs.borrow()[at].clone()
 }
 
@@ -34,11 +34,11 @@ fn nothing_is_answered_before_it_is_noted_that_somebody_else_left_a_leg_behind()
     let (a, b, mirror) = pair(None);
     write(&mirror, extent(0, 1), 1).unwrap();
     // Another request has met the failure, and its note is not written yet.
-    mirror.leave(&leg_of(&mirror, 1), "it failed another request");
+    mirror.fail_replica(&leg_of(&mirror, 1), "it failed another request");
     write(&mirror, extent(0, 1), 2).unwrap();
     drop(mirror);
     let again = opened(&[&b, &a]);
-    assert_eq!(again.describe().legs[1].standing, Standing::Missing);
+    assert_eq!(again.describe().legs[1].standing, ReplicaState::OutOfSync);
     assert_reads(&again, extent(0, 1), 2);
 }
 
@@ -50,12 +50,12 @@ fn what_the_last_leg_lost_is_said_to_a_host_and_not_to_the_worker() {
     a.gone.set(true);
     write(&mirror, extent(0, 1), 2).unwrap_err();
     a.gone.set(false);
-    mirror.take_back(&leg_of(&mirror, 0), a.stack()).now_or_never().unwrap().unwrap();
+    mirror.reattach(&leg_of(&mirror, 0), a.stack()).now_or_never().unwrap().unwrap();
     assert!(mirror.is_suspect(extent(0, 1)), "what it lost others may have");
     mirror.settle().now_or_never().unwrap().unwrap();
     tidy(&mirror);
-    assert!(run(&mirror, Operation::Flush).is_err());
-    assert!(run(&mirror, Operation::Flush).is_ok());
+    assert!(run(&mirror, Request::Flush).is_err());
+    assert!(run(&mirror, Request::Flush).is_ok());
 }
 
 #[test]
@@ -64,15 +64,15 @@ fn a_leg_that_cannot_be_asked_is_no_leg_that_has_lost_its_blocks() {
     write(&mirror, extent(0, 2), 1).unwrap();
     a.gone.set(true);
     b.gone.set(true);
-    let legs = mirror.current();
+    let legs = mirror.in_sync();
     let at = extent(0, 2);
     let error = mirror.gather(&legs, at, checks(&mirror, at)).now_or_never().unwrap().err().unwrap();
-    assert!(matches!(error.failure(), Failure::Unreachable { .. }), "{error}");
+    assert!(matches!(error.kind(), ErrorKind::Unreachable { .. }), "{error}");
 }
 
-fn known(found: &[Found]) -> crate::judge::Known {
-    match judge(found) {
-        Ok(Verdict::Known(known)) => *known,
+fn known(found: &[ReplicaProbe]) -> crate::assemble::ExistingMirror {
+    match assemble(found) {
+        Ok(Assembly::Known(known)) => *known,
         other => panic!("not a mirror with a past but {other:?}"),
     }
 }
@@ -80,33 +80,33 @@ fn known(found: &[Found]) -> crate::judge::Known {
 #[test]
 fn an_older_image_of_a_leg_lacks_everything_and_is_no_split_brain() {
     let (mut a, b) = (label(2, 0, 30), label(2, 1, 20));
-    (a.members[0].seen, a.members[1].seen) = (29, 29);
-    let found = [a.clone(), b.clone()].map(|label| Found::Labelled(Box::new(label)));
+    (a.members[0].acked_events, a.members[1].acked_events) = (29, 29);
+    let found = [a.clone(), b.clone()].map(|label| ReplicaProbe::Labelled(Box::new(label)));
     let merged = known(&found).label;
-    assert_eq!((merged.members[1].standing, merged.members[1].missed.count()), (Standing::Missing, 64));
+    assert_eq!((merged.members[1].standing, merged.members[1].out_of_sync.count()), (ReplicaState::OutOfSync, 64));
     // The last label may have reached only one of them.
     let young = label(2, 1, 29);
-    let found = [a, young].map(|label| Found::Labelled(Box::new(label)));
-    assert_eq!(known(&found).label.members[1].standing, Standing::Current);
+    let found = [a, young].map(|label| ReplicaProbe::Labelled(Box::new(label)));
+    assert_eq!(known(&found).label.members[1].standing, ReplicaState::InSync);
 }
 
 #[test]
 fn a_leg_that_left_while_another_was_missing_can_come_back() {
     // The first leg noted that the second was missing. Then it left, and the third brought the second up to date.
     let (mut first, mut second) = (label(3, 0, 40), label(3, 1, 90));
-    first.members[1].standing = Standing::Missing;
-    second.members[0].standing = Standing::Missing;
-    (second.members[0].seen, second.members[0].sent) = (39, 40);
-    (first.members[1].seen, first.members[1].sent) = (12, 12);
+    first.members[1].standing = ReplicaState::OutOfSync;
+    second.members[0].standing = ReplicaState::OutOfSync;
+    (second.members[0].acked_events, second.members[0].sent_events) = (39, 40);
+    (first.members[1].acked_events, first.members[1].sent_events) = (12, 12);
     first.lineage = history(&[(1, 40)]);
     second.lineage = history(&[(1, 40), (2, 90)]);
-    let labelled = |label: &crate::label::Label| Found::Labelled(Box::new(label.clone()));
-    assert_eq!(known(&[labelled(&first), labelled(&second)]).label.members[0].standing, Standing::Missing);
+    let labelled = |label: &crate::label::Label| ReplicaProbe::Labelled(Box::new(label.clone()));
+    assert_eq!(known(&[labelled(&first), labelled(&second)]).label.members[0].standing, ReplicaState::OutOfSync);
     // Had it gone on alone, it would have a change that the others do not know of.
-    first.generation = 41;
+    first.events = 41;
     first.lineage = history(&[(1, 41)]);
-    let refused = judge(&[labelled(&first), labelled(&second)]);
-    assert_eq!(refused, Err(Refusal::SplitBrain { first: 0, second: 1 }));
+    let refused = assemble(&[labelled(&first), labelled(&second)]);
+    assert_eq!(refused, Err(AssembleError::SplitBrain { first: 0, second: 1 }));
 }
 
 #[test]
@@ -124,11 +124,11 @@ fn what_a_leg_lacks_since_the_last_one_was_lost_it_still_lacks_when_it_leaves_ag
     a.gone.set(false);
     take_back(&mirror, &a).unwrap();
     mirror.settle().now_or_never().unwrap().unwrap();
-    run(&mirror, Operation::Flush).unwrap_err();
+    run(&mirror, Request::Flush).unwrap_err();
     tidy(&mirror);
     b.gone.set(true);
     write(&mirror, extent(1300, 1), 4).unwrap();
-    assert_eq!(standings(&mirror), [Standing::Current, Standing::Missing]);
+    assert_eq!(standings(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
     let exact = 2 << 16;
     assert_eq!(
         mirror.describe().legs[1].missed_bytes,
@@ -146,7 +146,7 @@ fn a_change_that_only_a_device_has_that_is_gone_since_has_failed() {
         b.gone.set(false);
         take_back(&mirror, &b).unwrap();
         // Its own label says that it is brought up to date, so changes go to it.
-        mirror.note().now_or_never().expect("RAM never waits").unwrap();
+        mirror.write_labels().now_or_never().expect("RAM never waits").unwrap();
         b.held.set(true);
         let mut slow = Box::pin(sealblock_block::Device::execute(&*mirror, write_of(&mirror, extent(0, 1), 2)));
         assert!(slow.as_mut().now_or_never().is_none(), "the first leg has answered, the second has not");
@@ -164,8 +164,8 @@ fn a_change_that_only_a_device_has_that_is_gone_since_has_failed() {
 
 /// The label that is on a leg.
 fn label_bytes(leg: &TestLeg) -> Slice {
-    match run(&*leg.memory, Operation::ReadAnnex { slot: AnnexSlot::Group }).unwrap() {
-        Answer::Annex(bytes) => bytes,
+    match run(&*leg.memory, Request::ReadReserved { slot: ReservedArea::GroupLabel }).unwrap() {
+        Response::Reserved(bytes) => bytes,
         other => panic!("no label but {other:?}"),
     }
 }
@@ -177,12 +177,12 @@ fn where_legs_differ_the_one_with_the_later_label_is_right() {
     tidy(&mirror);
     let older = [label_bytes(&a), label_bytes(&b)];
     write(&mirror, extent(600, 1), 2).unwrap();
-    run(&mirror, Operation::Flush).unwrap();
+    run(&mirror, Request::Flush).unwrap();
     drop(mirror);
     // The first leg as it was one label before: nobody has noted yet that it got that one.
     let restore = |leg: &TestLeg, label: &Slice| {
         write(&*leg.memory, extent(600, 1), 1).unwrap();
-        run(&*leg.memory, Operation::WriteAnnex { slot: AnnexSlot::Group, bytes: label.clone() }).unwrap();
+        run(&*leg.memory, Request::WriteReserved { slot: ReservedArea::GroupLabel, bytes: label.clone() }).unwrap();
     };
     restore(&a, &older[0]);
     let mirror = opened(&[&a, &b]);
@@ -191,7 +191,7 @@ fn where_legs_differ_the_one_with_the_later_label_is_right() {
     // Now the first one, which was made like the second, knows what the second had.
     restore(&b, &older[1]);
     let mirror = opened(&[&a, &b]);
-    assert_eq!(standings(&mirror), [Standing::Current, Standing::Missing]);
+    assert_eq!(standings(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
     assert_eq!(mirror.describe().legs[1].missed_bytes, 8 << 20);
     assert_reads(&mirror, extent(600, 1), 2);
 }
@@ -201,14 +201,13 @@ fn blocks_that_were_never_written_stay_so_on_a_leg_that_is_brought_up_to_date() 
     let (a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, BLOCKS), 1).unwrap();
     b.gone.set(true);
-    let zeroes = Operation::WriteZeroes { extent: extent(256, 768), may_unmap: true, durability: Durability::Volatile };
+    let zeroes = Request::WriteZeroes { extent: extent(256, 768), may_unmap: true, durability: Durability::Volatile };
     run(&mirror, zeroes).unwrap();
     b.gone.set(false);
     take_back(&mirror, &b).unwrap();
     rebuild(&mirror);
-    let runs = |leg: &TestLeg| {
-        format!("{:?}", run(&*leg.memory, Operation::Allocation { extent: extent(0, BLOCKS) }).unwrap())
-    };
+    let runs =
+        |leg: &TestLeg| format!("{:?}", run(&*leg.memory, Request::BlockStatus { extent: extent(0, BLOCKS) }).unwrap());
     assert_eq!(runs(&b), runs(&a), "with a copy of their tags nothing would check them");
     assert_reads(&*b.memory, extent(1024, 3), 1);
     verify(&mirror).unwrap();
@@ -219,15 +218,15 @@ fn the_same_data_with_other_tags_is_brought_to_a_leg_that_missed_it() {
     let (a, b, mirror) = pair(Some(TYPE1));
     let with_tag = |app_tag| {
         let data = Slice::copy_from(&content(extent(9, 1), 1));
-        let tags = Tags { app_tag, storage_tag: 0, first_ref: 9 };
+        let tags = Tags { app_tag, storage_tag: 0, initial_ref_tag: 9 };
         let data = Sealed::seal(data, BlockSize::B4096, Some(TYPE1), &tags);
-        Operation::Write { extent: extent(9, 1), data, durability: Durability::Volatile }
+        Request::Write { extent: extent(9, 1), data, durability: Durability::Volatile }
     };
-    let tags_on =
-        |leg: &TestLeg| match run(&*leg.memory, Operation::Read { extent: extent(9, 1), checks: Checks::NONE }) {
-            Ok(Answer::Data(data)) => data.tags().to_vec(),
-            other => panic!("no data but {other:?}"),
-        };
+    let tags_on = |leg: &TestLeg| match run(&*leg.memory, Request::Read { extent: extent(9, 1), checks: Checks::NONE })
+    {
+        Ok(Response::Data(data)) => data.tags().to_vec(),
+        other => panic!("no data but {other:?}"),
+    };
     run(&mirror, with_tag(5)).unwrap();
     b.gone.set(true);
     run(&mirror, with_tag(6)).unwrap();
@@ -252,7 +251,7 @@ fn what_a_leg_was_brought_before_the_others_were_alike_is_brought_again() {
     c.gone.set(false);
     let mirror = opened(&[a, b, c]);
     let leg = leg_of(&mirror, 2);
-    mirror.begin_rebuild(&leg);
+    mirror.start_resync(&leg);
     c.held_flush.set(true);
     let mut rebuild = Box::pin(mirror.rebuild(&leg));
     assert!(rebuild.as_mut().now_or_never().is_none(), "it has what the first leg has, and flushes that");
@@ -263,9 +262,9 @@ fn what_a_leg_was_brought_before_the_others_were_alike_is_brought_again() {
     c.held_flush.set(false);
     rebuild.as_mut().now_or_never();
     drop(rebuild);
-    assert_eq!(leg.standing.get(), Standing::Rebuilding);
+    assert_eq!(leg.standing.get(), ReplicaState::Resyncing);
     mirror.rebuild(&leg).now_or_never().unwrap().unwrap();
-    assert_eq!(standings(&mirror), [Standing::Missing, Standing::Current, Standing::Current]);
+    assert_eq!(standings(&mirror), [ReplicaState::OutOfSync, ReplicaState::InSync, ReplicaState::InSync]);
     for device in [&*b.memory, &*c.memory] {
         assert_reads(device, extent(0, 1), 1);
     }
@@ -286,7 +285,7 @@ fn a_leg_that_comes_back_while_labels_are_written_gets_nothing_before_its_own_sa
     a.labels_fail = true;
     let (mirror, written) = (opened(&[&a, &b]), a.written_blocks.get());
     let leg = leg_of(&mirror, 0);
-    mirror.begin_rebuild(&leg);
+    mirror.start_resync(&leg);
     a.held_label.set(true);
     let mut rebuilding = Box::pin(mirror.rebuild(&leg));
     assert!((&mut rebuilding).now_or_never().is_none(), "its label is under way");
@@ -295,7 +294,7 @@ fn a_leg_that_comes_back_while_labels_are_written_gets_nothing_before_its_own_sa
     a.labels_left.set(Some(0));
     a.held_label.set(false);
     assert!((&mut rebuilding).now_or_never().is_none(), "the label of the other one is under way");
-    assert_eq!(standings(&mirror), [Standing::Missing, Standing::Current]);
+    assert_eq!(standings(&mirror), [ReplicaState::OutOfSync, ReplicaState::InSync]);
     a.labels_left.set(None);
     take_back(&mirror, &a).unwrap();
     b.held_label.set(false);
@@ -304,8 +303,8 @@ fn a_leg_that_comes_back_while_labels_are_written_gets_nothing_before_its_own_sa
     // What was chosen before is refused by the leg itself; and it is not left behind for that.
     let data = leg_of(&mirror, 1).read(Some(TYPE1), extent(0, 1), Checks::NONE).now_or_never().unwrap().unwrap();
     assert!(leg.put(Some(TYPE1), extent(0, 1), &data).now_or_never().unwrap().is_err());
-    assert_eq!(standings(&mirror), [Standing::Rebuilding, Standing::Current]);
+    assert_eq!(standings(&mirror), [ReplicaState::Resyncing, ReplicaState::InSync]);
     rebuild(&mirror);
-    assert_eq!(standings(&mirror), [Standing::Current, Standing::Current]);
+    assert_eq!(standings(&mirror), [ReplicaState::InSync, ReplicaState::InSync]);
     assert_reads(&*a.memory, extent(0, 8), 2);
 }

@@ -3,15 +3,15 @@
 use std::rc::Rc;
 
 use futures_util::FutureExt;
-use sealblock_block::{Failure, Operation};
+use sealblock_block::{ErrorKind, Request};
 
 use super::rig::*;
 use crate::MirrorError;
-use crate::judge::Refusal;
-use crate::label::Standing;
-use crate::members::MemberError;
+use crate::assemble::AssembleError;
+use crate::label::ReplicaState;
+use crate::members::ReplicaError;
 
-fn refusal(legs: &[&TestLeg]) -> Refusal {
+fn refusal(legs: &[&TestLeg]) -> AssembleError {
     match try_open(legs, false) {
         Err(MirrorError::Refused { refusal, .. }) => refusal,
         Err(other) => panic!("refused for another reason: {other}"),
@@ -23,13 +23,13 @@ fn refusal(legs: &[&TestLeg]) -> Refusal {
 fn a_leg_that_fails_is_left_behind_and_gets_only_what_it_missed() {
     let (a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, BLOCKS), 1).unwrap();
-    run(&mirror, Operation::Flush).unwrap();
+    run(&mirror, Request::Flush).unwrap();
     tidy(&mirror);
     b.gone.set(true);
     // One region of 64 KiB each, though whole groups of 1 MiB were marked.
     write(&mirror, extent(600, 3), 2).unwrap();
     write(&mirror, extent(1300, 1), 2).unwrap();
-    assert_eq!(standings(&mirror), [Standing::Current, Standing::Missing]);
+    assert_eq!(standings(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
     assert_reads(&mirror, extent(600, 3), 2);
     assert_eq!(mirror.describe().legs[1].missed_bytes, 2 << 16);
     b.gone.set(false);
@@ -37,7 +37,7 @@ fn a_leg_that_fails_is_left_behind_and_gets_only_what_it_missed() {
     take_back(&mirror, &b).unwrap();
     write(&mirror, extent(10, 1), 3).unwrap();
     rebuild(&mirror);
-    assert_eq!(standings(&mirror), [Standing::Current, Standing::Current]);
+    assert_eq!(standings(&mirror), [ReplicaState::InSync, ReplicaState::InSync]);
     assert!(b.written_blocks.get() <= 2 * 16 + 1, "{} blocks were written", b.written_blocks.get());
     for device in [&*a.memory, &*b.memory] {
         assert_reads(device, extent(600, 3), 2);
@@ -65,11 +65,11 @@ fn a_leg_that_was_left_behind_is_known_after_a_restart_and_never_read() {
             for _ in 0..4 {
                 assert_reads(&again, extent(5, 1), 2);
             }
-            assert_eq!(standings(&again), [Standing::Current, Standing::Missing]);
+            assert_eq!(standings(&again), [ReplicaState::InSync, ReplicaState::OutOfSync]);
         }
         let again = opened(&[&b, &a]);
         rebuild(&again);
-        assert_eq!(standings(&again), [Standing::Current, Standing::Current]);
+        assert_eq!(standings(&again), [ReplicaState::InSync, ReplicaState::InSync]);
         assert_reads(&*b.memory, extent(5, 1), 2);
         assert_reads(&*b.memory, extent(6, 94), 1);
         verify(&again).unwrap();
@@ -92,7 +92,7 @@ fn a_stale_leg_alone_and_a_split_brain_are_refused() {
     write(&other, extent(0, 1), 3).unwrap();
     drop(other);
     a.gone.set(false);
-    assert_eq!(refusal(&[&a, &b]), Refusal::SplitBrain { first: 0, second: 1 });
+    assert_eq!(refusal(&[&a, &b]), AssembleError::SplitBrain { first: 0, second: 1 });
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn another_device_in_the_place_of_a_leg_is_refused() {
     assert!(take_back(&mirror, &stranger).unwrap_err().contains("no label"));
     drop(mirror);
     let without = opened(&[&a, &stranger]);
-    assert_eq!(standings(&without), [Standing::Current, Standing::Missing]);
+    assert_eq!(standings(&without), [ReplicaState::InSync, ReplicaState::OutOfSync]);
     assert!(!without.describe().legs[1].is_here, "it is not used");
     assert!(without.describe().legs[1].why.contains("mirror replace"));
     assert_reads(&without, extent(0, 1), 2);
@@ -132,14 +132,14 @@ fn another_device_in_the_place_of_a_leg_is_refused() {
     let sources = vec![c.source(), d.source()];
     let options = crate::OpenOptions { read_only: false, random: random() };
     crate::open(sources, Still, options).now_or_never().unwrap().unwrap();
-    assert_eq!(refusal(&[&a, &d]), Refusal::Foreign { leg: 1 });
+    assert_eq!(refusal(&[&a, &d]), AssembleError::OtherMirror { leg: 1 });
 }
 
 #[test]
 fn a_new_mirror_needs_all_its_legs_and_an_old_one_does_not() {
     let (a, b) = (TestLeg::new("a", None), TestLeg::new("b", None));
     b.gone.set(true);
-    assert_eq!(refusal(&[&a, &b]), Refusal::NewWithoutLeg { leg: 1 });
+    assert_eq!(refusal(&[&a, &b]), AssembleError::NewWithoutReplica { leg: 1 });
     b.gone.set(false);
     drop(opened(&[&a, &b]));
     b.gone.set(true);
@@ -154,9 +154,9 @@ fn the_last_leg_fails_requests_and_is_not_left_behind() {
     write(&mirror, extent(0, 1), 2).unwrap();
     a.gone.set(true);
     let failed = write(&mirror, extent(1, 1), 3).unwrap_err();
-    assert!(matches!(failed.failure(), Failure::Unreachable { .. }), "{failed}");
+    assert!(matches!(failed.kind(), ErrorKind::Unreachable { .. }), "{failed}");
     assert!(read(&mirror, extent(0, 1)).is_err());
-    assert_eq!(standings(&mirror), [Standing::Current, Standing::Missing]);
+    assert_eq!(standings(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
     a.gone.set(false);
     b.gone.set(false);
     // The leg that was left behind long before does not help: it lacks what the other one has.
@@ -164,9 +164,9 @@ fn the_last_leg_fails_requests_and_is_not_left_behind() {
     assert!(read(&mirror, extent(0, 1)).is_err());
     take_back(&mirror, &a).unwrap();
     assert_reads(&mirror, extent(0, 1), 2);
-    let flushed = run(&mirror, Operation::Flush);
+    let flushed = run(&mirror, Request::Flush);
     assert!(flushed.is_err(), "what the last leg had not flushed may be lost");
-    assert!(run(&mirror, Operation::Flush).is_ok(), "which is said once");
+    assert!(run(&mirror, Request::Flush).is_ok(), "which is said once");
     rebuild(&mirror);
     verify(&mirror).unwrap();
     assert_reads(&*b.memory, extent(0, 1), 2);
@@ -191,7 +191,7 @@ fn what_a_lost_device_answers_late_counts_for_nothing() {
         }
         let answered = late.now_or_never().expect("it is held no more");
         assert_eq!(answered.is_err(), comes_back, "{answered:?}");
-        assert_eq!(standings(&mirror), [Standing::Missing, Standing::Current]);
+        assert_eq!(standings(&mirror), [ReplicaState::OutOfSync, ReplicaState::InSync]);
     }
     write(&mirror, extent(0, 1), 3).unwrap();
     assert_reads(&mirror, extent(0, 1), 3);
@@ -204,7 +204,7 @@ fn what_a_lost_device_says_late_is_no_reason_to_leave_the_one_that_is_back() {
     b.gone.set(true);
     write(&mirror, extent(0, 1), 2).unwrap();
     a.held.set(true);
-    let read_first = Operation::Read { extent: extent(0, 1), checks: checks(&mirror, extent(0, 1)) };
+    let read_first = Request::Read { extent: extent(0, 1), checks: checks(&mirror, extent(0, 1)) };
     let mut late = Box::pin(sealblock_block::Device::execute(&*mirror, read_first));
     assert!(late.as_mut().now_or_never().is_none());
     a.held.set(false);
@@ -213,7 +213,7 @@ fn what_a_lost_device_says_late_is_no_reason_to_leave_the_one_that_is_back() {
     let back = TestLeg { gone: Rc::default(), ..a.clone() };
     take_back(&mirror, &back).unwrap();
     let said = late.now_or_never().expect("it is held no more").unwrap_err();
-    assert!(matches!(said.failure(), Failure::Unreachable { .. }), "{said}");
+    assert!(matches!(said.kind(), ErrorKind::Unreachable { .. }), "{said}");
     assert_reads(&mirror, extent(0, 1), 2);
 }
 
@@ -222,12 +222,12 @@ fn a_full_leg_is_left_behind_and_two_full_legs_only_fail() {
     let (a, b, mirror) = pair(None);
     b.full.set(true);
     write(&mirror, extent(0, 1), 1).unwrap();
-    assert_eq!(standings(&mirror), [Standing::Current, Standing::Missing]);
+    assert_eq!(standings(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
     let (a2, b2, both) = pair(None);
     a2.full.set(true);
     b2.full.set(true);
-    assert!(matches!(write(&both, extent(0, 1), 1).unwrap_err().failure(), Failure::NoSpace { .. }));
-    assert_eq!(standings(&both), [Standing::Current, Standing::Current]);
+    assert!(matches!(write(&both, extent(0, 1), 1).unwrap_err().kind(), ErrorKind::NoSpace { .. }));
+    assert_eq!(standings(&both), [ReplicaState::InSync, ReplicaState::InSync]);
     a2.full.set(false);
     b2.full.set(false);
     write(&both, extent(0, 1), 1).unwrap();
@@ -252,7 +252,7 @@ fn without_anybody_to_note_it_nothing_goes_on_without_a_leg() {
     drop(mirror);
     a.gone.set(false);
     let again = opened(&[&a, &b]);
-    assert_eq!(standings(&again), [Standing::Missing, Standing::Current]);
+    assert_eq!(standings(&again), [ReplicaState::OutOfSync, ReplicaState::InSync]);
     rebuild(&again);
     assert_reads(&*a.memory, extent(0, 1), 2);
 }
@@ -291,20 +291,20 @@ fn legs_are_added_and_taken_out_in_use() {
     add(&c).unwrap();
     write(&mirror, extent(7, 1), 2).unwrap();
     rebuild(&mirror);
-    assert_eq!(standings(&mirror), [Standing::Current; 3]);
+    assert_eq!(standings(&mirror), [ReplicaState::InSync; 3]);
     assert_reads(&*c.memory, extent(7, 1), 2);
     assert_reads(&*c.memory, extent(8, BLOCKS - 8), 1);
-    assert_eq!(add(&c), Err(MemberError::InUse { leg: "c".to_owned() }));
-    assert_eq!(remove("x"), Err(MemberError::Unknown("x".to_owned())));
+    assert_eq!(add(&c), Err(ReplicaError::InUse { leg: "c".to_owned() }));
+    assert_eq!(remove("x"), Err(ReplicaError::Unknown("x".to_owned())));
     remove("a").unwrap();
     write(&mirror, extent(7, 1), 3).unwrap();
     remove("b").unwrap();
-    assert_eq!(remove("c"), Err(MemberError::Last("c".to_owned())));
+    assert_eq!(remove("c"), Err(ReplicaError::Last("c".to_owned())));
     close(&mirror);
     drop(mirror);
-    assert_eq!(refusal(&[&a, &c]), Refusal::TakenOut { leg: 0 });
+    assert_eq!(refusal(&[&a, &c]), AssembleError::TakenOut { leg: 0 });
     let d = TestLeg::new("d", Some(TYPE1));
-    assert_eq!(refusal(&[&c, &d]), Refusal::Stranger { leg: 1 });
+    assert_eq!(refusal(&[&c, &d]), AssembleError::NotAReplica { leg: 1 });
     drop(b);
 }
 
@@ -315,8 +315,8 @@ fn a_leg_is_not_taken_out_when_the_others_turn_out_to_be_gone() {
     // Nothing was asked of it since.
     b.gone.set(true);
     let removed = mirror.remove("a").now_or_never().expect("RAM never waits");
-    assert_eq!(removed, Err(MemberError::Last("a".to_owned())));
-    assert_eq!(standings(&mirror), [Standing::Current, Standing::Missing]);
+    assert_eq!(removed, Err(ReplicaError::Last("a".to_owned())));
+    assert_eq!(standings(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
     write(&mirror, extent(0, 8), 2).unwrap();
     close(&mirror);
     drop(mirror);
@@ -344,7 +344,7 @@ fn a_leg_that_may_be_another_one_is_not_taken_out_by_its_name() {
         // Named in another order, and which is which cannot be known.
         let mirror = opened(&[a, c, b]);
         let remove = || mirror.remove("c").now_or_never().expect("RAM never waits");
-        let ambiguous = Err(MemberError::Ambiguous { leg: "c".to_owned(), others: "b".to_owned() });
+        let ambiguous = Err(ReplicaError::Ambiguous { leg: "c".to_owned(), others: "b".to_owned() });
         assert_eq!(remove(), ambiguous);
         let new = TestLeg::new("d", None);
         assert_eq!(mirror.replace("c", new.source(), true).now_or_never().unwrap(), ambiguous);
@@ -357,9 +357,9 @@ fn a_leg_that_may_be_another_one_is_not_taken_out_by_its_name() {
         take_back(&mirror, b).unwrap();
         rebuild(&mirror);
         remove().unwrap();
-        let now: Vec<(String, Standing)> =
+        let now: Vec<(String, ReplicaState)> =
             mirror.describe().legs.into_iter().map(|leg| (leg.name, leg.standing)).collect();
-        assert_eq!(now.iter().filter(|(_, standing)| *standing == Standing::Current).count(), 2, "{now:?}");
+        assert_eq!(now.iter().filter(|(_, standing)| *standing == ReplicaState::InSync).count(), 2, "{now:?}");
         write(&mirror, extent(0, 8), 2).unwrap();
         assert_reads(&*b.memory, extent(0, 8), 2);
     }
@@ -373,14 +373,14 @@ fn devices_without_labels_in_all_the_places_of_those_that_are_away_are_replaced_
     blank[1].gone.set(true);
     let mirror = opened(&[a, &blank[0], &blank[1]]);
     let replace = |leg: &TestLeg| mirror.replace(leg.name, leg.source(), false).now_or_never().unwrap();
-    assert_eq!(replace(&blank[0]), Err(MemberError::Ambiguous { leg: "b".to_owned(), others: "c".to_owned() }));
+    assert_eq!(replace(&blank[0]), Err(ReplicaError::Ambiguous { leg: "b".to_owned(), others: "c".to_owned() }));
     blank[1].gone.set(false);
     let why = take_back(&mirror, &blank[1]).unwrap_err();
     assert!(why.contains("mirror replace"), "{why}");
     replace(&blank[0]).unwrap();
     replace(&blank[1]).unwrap();
     rebuild(&mirror);
-    assert_eq!(standings(&mirror), [Standing::Current; 3]);
+    assert_eq!(standings(&mirror), [ReplicaState::InSync; 3]);
     assert_reads(&*blank[1].memory, extent(0, 8), 1);
 }
 

@@ -1,11 +1,11 @@
 //! Who was written without whom: images put back, legs written alone, and openings that changed nothing.
 
 use futures_util::FutureExt;
-use sealblock_block::Operation;
+use sealblock_block::Request;
 
 use super::rig::*;
-use crate::judge::Refusal;
-use crate::label::Standing;
+use crate::assemble::AssembleError;
+use crate::label::ReplicaState;
 use crate::{MirrorError, OpenOptions, mark_written_alone, open};
 
 fn close(mirror: &Rig) {
@@ -13,10 +13,10 @@ fn close(mirror: &Rig) {
 }
 
 fn flush(mirror: &Rig) {
-    run(mirror, Operation::Flush).unwrap();
+    run(mirror, Request::Flush).unwrap();
 }
 
-fn refusal(legs: &[&TestLeg]) -> Option<Refusal> {
+fn refusal(legs: &[&TestLeg]) -> Option<AssembleError> {
     match try_open(legs, true) {
         Err(MirrorError::Refused { refusal, .. }) => Some(refusal),
         Err(other) => panic!("refused for another reason: {other}"),
@@ -51,7 +51,7 @@ fn an_older_image_that_was_written_alone_is_a_split_brain_whatever_its_generatio
             flush(&mirror);
             drop(mirror);
             for restart in [false, true] {
-                let split = Some(Refusal::SplitBrain { first: 0, second: 1 });
+                let split = Some(AssembleError::SplitBrain { first: 0, second: 1 });
                 assert_eq!(refusal(&[&older, other]), split, "{openings} openings");
                 if !restart {
                     let mirror = alone(other, &older);
@@ -82,7 +82,7 @@ fn both_put_back_and_written_alone_are_a_split_brain_too() {
             write(&mirror, extent(0, 8), seed).unwrap();
             close(&mirror);
         }
-        assert!(matches!(refusal(&[&a, &b]), Some(Refusal::SplitBrain { .. })));
+        assert!(matches!(refusal(&[&a, &b]), Some(AssembleError::SplitBrain { .. })));
     }
 }
 
@@ -99,7 +99,7 @@ fn an_older_image_that_was_only_looked_at_is_brought_up_to_date() {
     assert_reads(&looked_at, extent(0, 8), 1);
     close(&looked_at);
     let mirror = opened(&[&older, &b]);
-    assert_eq!(standings(&mirror), [Standing::Missing, Standing::Current]);
+    assert_eq!(standings(&mirror), [ReplicaState::OutOfSync, ReplicaState::InSync]);
     rebuild(&mirror);
     assert_reads(&*older.memory, extent(0, 8), 2);
 }
@@ -120,7 +120,7 @@ fn an_opening_that_changed_nothing_speaks_against_nobody() {
     close(&changed);
     drop(changed);
     let mirror = opened(&[&a, &b]);
-    assert_eq!(standings(&mirror), [Standing::Missing, Standing::Current]);
+    assert_eq!(standings(&mirror), [ReplicaState::OutOfSync, ReplicaState::InSync]);
     assert_reads(&mirror, extent(0, 4), 2);
     rebuild(&mirror);
     assert_reads(&*a.memory, extent(0, 4), 2);
@@ -134,7 +134,7 @@ fn a_leg_that_left_having_everything_may_go_on_alone_if_the_others_do_not() {
         flush(&mirror);
         b.gone.set(true);
         flush(&mirror);
-        assert_eq!(standings(&mirror), [Standing::Current, Standing::Missing]);
+        assert_eq!(standings(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
         if is_changed {
             // The region is noted already; that the other leg lacks this is not.
             write(&mirror, extent(0, 1), 2).unwrap();
@@ -147,7 +147,7 @@ fn a_leg_that_left_having_everything_may_go_on_alone_if_the_others_do_not() {
         close(&other);
         drop(other);
         match is_changed {
-            true => assert!(matches!(refusal(&[&a, &b]), Some(Refusal::SplitBrain { .. }))),
+            true => assert!(matches!(refusal(&[&a, &b]), Some(AssembleError::SplitBrain { .. }))),
             false => {
                 let mirror = opened(&[&a, &b]);
                 assert_reads(&mirror, extent(4, 4), 3);
@@ -174,7 +174,7 @@ fn what_was_read_where_a_crash_left_it_open_counts_as_a_change() {
     let reader = alone(&a, &b);
     read(&reader, extent(0, 1)).unwrap();
     drop(reader);
-    assert!(matches!(refusal(&[&a, &b]), Some(Refusal::SplitBrain { .. })));
+    assert!(matches!(refusal(&[&a, &b]), Some(AssembleError::SplitBrain { .. })));
 }
 
 #[test]
@@ -199,7 +199,7 @@ fn labels_cut_short_at_any_point_before_a_change_make_no_split() {
             drop(mirror);
             let mirror = opened(&[&here, &other]);
             assert_reads(&mirror, extent(0, 8), seed);
-            let is_current = mirror.current().iter().any(|leg| *leg.name() == *here.name);
+            let is_current = mirror.in_sync().iter().any(|leg| *leg.name() == *here.name);
             assert!(is_current, "cut after {cut}, written: {}", written.is_some());
         }
         if written.is_some() {
@@ -219,7 +219,7 @@ fn a_leg_that_was_written_alone_on_purpose_is_out_of_sync_in_everything() {
     for others_went_on in [false, true] {
         mark_written_alone(&b.stack()).now_or_never().unwrap().unwrap();
         write(&*b.memory, extent(3, 1), 9).unwrap();
-        let expected = (!others_went_on).then_some(Refusal::OnlyStale);
+        let expected = (!others_went_on).then_some(AssembleError::NoneInSync);
         b.gone.set(others_went_on);
         if others_went_on {
             let mirror = opened(&[&a, &b]);
@@ -232,7 +232,7 @@ fn a_leg_that_was_written_alone_on_purpose_is_out_of_sync_in_everything() {
         }
         b.gone.set(false);
         let mirror = opened(&[&a, &b]);
-        assert_eq!(standings(&mirror), [Standing::Current, Standing::Missing]);
+        assert_eq!(standings(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
         assert_eq!(mirror.describe().legs[1].missed_bytes, 8 << 20);
         assert_reads(&mirror, extent(3, 1), 1);
         rebuild(&mirror);
@@ -265,7 +265,7 @@ fn what_a_leg_that_was_written_alone_on_purpose_had_of_its_own_is_not_overwritte
     close(&mirror);
     drop(mirror);
     b.gone.set(false);
-    assert!(matches!(refusal(&[a, b, &older]), Some(Refusal::SplitBrain { .. })));
+    assert!(matches!(refusal(&[a, b, &older]), Some(AssembleError::SplitBrain { .. })));
     let mirror = alone(a, b);
     let why = take_back(&mirror, b).unwrap_err();
     assert!(why.contains("split brain"), "{why}");
@@ -297,7 +297,7 @@ fn a_leg_that_was_written_alone_after_labels_were_cut_short_is_taken_back() {
             }
             write(&*other.memory, extent(2, 1), 9).unwrap();
             let mirror = opened(&[&here, &other]);
-            let in_sync: Vec<String> = mirror.current().iter().map(|leg| leg.name().to_string()).collect();
+            let in_sync: Vec<String> = mirror.in_sync().iter().map(|leg| leg.name().to_string()).collect();
             assert_eq!(in_sync, [here.name], "cut after {cut}");
             rebuild(&mirror);
             assert_reads(&*other.memory, extent(0, 8), 1);
@@ -355,10 +355,10 @@ fn rebuilding_pair() -> (TestLeg, TestLeg, Rig) {
     source.labels_left = copy.labels_left.clone();
     let mirror = opened(&[&copy, &source]);
     let leg = mirror.legs.borrow()[0].clone();
-    mirror.begin_rebuild(&leg);
+    mirror.start_resync(&leg);
     write(&mirror, extent(0, 1), 3).unwrap();
     flush(&mirror);
-    assert_eq!(standings(&mirror), [Standing::Rebuilding, Standing::Current]);
+    assert_eq!(standings(&mirror), [ReplicaState::Resyncing, ReplicaState::InSync]);
     (source, copy, mirror)
 }
 
@@ -371,17 +371,17 @@ fn a_leg_being_rebuilt_hears_of_no_change_that_the_leg_in_sync_did_not_hear_of()
         // What it asks of the last leg in sync fails, and what it would note with it.
         for group in 1..=tries {
             write(&mirror, extent(256 * group, 1), 4).unwrap_err();
-            mirror.note().now_or_never().unwrap().unwrap_err();
+            mirror.write_labels().now_or_never().unwrap().unwrap_err();
         }
         assert_eq!(copy.labels.get(), before);
         source.gone.set(false);
         let elsewhere = opened(&[&copy.image(), &source.image()]);
         assert_reads(&elsewhere, extent(0, 1), 3);
-        assert_eq!(standings(&elsewhere), [Standing::Missing, Standing::Current]);
+        assert_eq!(standings(&elsewhere), [ReplicaState::OutOfSync, ReplicaState::InSync]);
         drop(elsewhere);
         // Nor does the mirror that went through it take the leg for an old image.
         take_back(&mirror, &source).unwrap();
-        run(&mirror, Operation::Flush).unwrap_err();
+        run(&mirror, Request::Flush).unwrap_err();
         write(&mirror, extent(256, 1), 5).unwrap();
         close(&mirror);
         drop(mirror);
@@ -405,7 +405,7 @@ fn labels_cut_short_at_any_point_of_a_rebuild_make_no_split() {
             assert_reads(&mirror, extent(256, 8), 4);
         }
         rebuild(&mirror);
-        assert_eq!(standings(&mirror), [Standing::Current; 2], "cut after {cut}");
+        assert_eq!(standings(&mirror), [ReplicaState::InSync; 2], "cut after {cut}");
         if is_rebuilt {
             assert!(cut >= 4, "labels came before the change and after the rebuild");
             return;
@@ -421,7 +421,7 @@ fn an_image_from_just_before_a_change_is_refused_beside_a_leg_that_was_being_reb
     write(&mirror, extent(256, 8), 4).unwrap();
     flush(&mirror);
     drop(mirror);
-    assert!(matches!(refusal(&[&copy, &older]), Some(Refusal::SplitBrain { .. })));
+    assert!(matches!(refusal(&[&copy, &older]), Some(AssembleError::SplitBrain { .. })));
     assert_eq!(refusal(&[&copy, &source]), None);
 }
 
@@ -433,8 +433,8 @@ fn labels_that_only_a_leg_that_is_not_up_to_date_has_heard_speak_against_nobody(
         write(&mirror, extent(0, 8), 1).unwrap();
         b.gone.set(false);
         take_back(&mirror, &b).unwrap();
-        mirror.note().now_or_never().expect("RAM never waits").unwrap();
-        assert_eq!(standings(&mirror), [Standing::Current, Standing::Rebuilding]);
+        mirror.write_labels().now_or_never().expect("RAM never waits").unwrap();
+        assert_eq!(standings(&mirror), [ReplicaState::InSync, ReplicaState::Resyncing]);
         a.gone.set(true);
         for at in [300, 600, 900] {
             write(&mirror, extent(at, 8), 2).unwrap_err();
@@ -449,13 +449,13 @@ fn labels_that_only_a_leg_that_is_not_up_to_date_has_heard_speak_against_nobody(
             opened(&[&a, &b])
         };
         rebuild(&mirror);
-        assert_eq!(standings(&mirror), [Standing::Current; 2]);
+        assert_eq!(standings(&mirror), [ReplicaState::InSync; 2]);
         assert_reads(&*b.memory, extent(0, 8), 1);
     }
 }
 
 fn tidy_or_fail(mirror: &Rig) {
-    let _ = mirror.tidy().now_or_never().expect("RAM never waits");
+    let _ = mirror.clear_clean_regions().now_or_never().expect("RAM never waits");
 }
 
 #[test]
@@ -477,7 +477,7 @@ fn an_older_image_of_a_leg_that_was_brought_up_to_date_after_a_crash_lacks_what_
         c.gone.set(true);
         let mirror = opened(&given);
         rebuild(&mirror);
-        assert_eq!(standings(&mirror)[..2], [Standing::Current; 2]);
+        assert_eq!(standings(&mirror)[..2], [ReplicaState::InSync; 2]);
         assert_reads(&*b.memory, extent(0, 1), 2);
         drop(mirror);
         // The image goes on alone, and then the first leg is there.
@@ -509,7 +509,7 @@ fn a_leg_that_comes_back_with_a_later_label_gets_none_that_is_earlier() {
     let far = OpenOptions { read_only: false, random: [0xFF; 16] };
     let mirror = open(legs.iter().map(TestLeg::source).collect(), Still, far).now_or_never().unwrap().unwrap().mirror;
     rebuild(&mirror);
-    assert_eq!(standings(&mirror), [Standing::Missing, Standing::Current, Standing::Current]);
+    assert_eq!(standings(&mirror), [ReplicaState::OutOfSync, ReplicaState::InSync, ReplicaState::InSync]);
     drop(mirror);
     a.labels_left.set(None);
     a.gone.set(true);
@@ -524,7 +524,7 @@ fn a_leg_that_comes_back_with_a_later_label_gets_none_that_is_earlier() {
     drop(mirror);
     c.gone.set(false);
     let mirror = opened(&[a, &older, c]);
-    assert_eq!(standings(&mirror), [Standing::Current, Standing::Current, Standing::Missing]);
+    assert_eq!(standings(&mirror), [ReplicaState::InSync, ReplicaState::InSync, ReplicaState::OutOfSync]);
     rebuild(&mirror);
     assert_reads(&*c.memory, extent(0, 8), 2);
 }

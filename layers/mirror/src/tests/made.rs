@@ -4,17 +4,17 @@ use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
 
 use super::rig::*;
-use crate::judge::Refusal;
-use crate::label::Standing;
-use crate::{CreateOptions, MemberError, MirrorError, create};
+use crate::assemble::AssembleError;
+use crate::label::ReplicaState;
+use crate::{CreateOptions, MirrorError, ReplicaError, create};
 
-fn try_create(legs: &[&TestLeg], from: Option<usize>, force: bool) -> Option<Result<Rig, MemberError>> {
+fn try_create(legs: &[&TestLeg], from: Option<usize>, force: bool) -> Option<Result<Rig, ReplicaError>> {
     let sources = legs.iter().map(|leg| leg.source()).collect();
     let options = CreateOptions { random: random(), from, force };
     create(sources, Still, options).now_or_never().map(|created| created.map(|opened| opened.mirror))
 }
 
-fn created(legs: &[&TestLeg], from: Option<usize>, force: bool) -> Result<Rig, MemberError> {
+fn created(legs: &[&TestLeg], from: Option<usize>, force: bool) -> Result<Rig, ReplicaError> {
     try_create(legs, from, force).expect("RAM never waits")
 }
 
@@ -25,7 +25,7 @@ fn holding(name: &'static str, seed: u8) -> TestLeg {
     leg
 }
 
-fn is_refused(legs: &[&TestLeg], why: fn(&Refusal) -> bool) -> bool {
+fn is_refused(legs: &[&TestLeg], why: fn(&AssembleError) -> bool) -> bool {
     matches!(try_open(legs, false), Err(MirrorError::Refused { refusal, .. }) if why(&refusal))
 }
 
@@ -33,29 +33,29 @@ fn is_refused(legs: &[&TestLeg], why: fn(&Refusal) -> bool) -> bool {
 fn unlabelled_devices_make_a_mirror_without_asking_only_if_all_are_blank() {
     let (a, b) = (holding("a", 1), TestLeg::new("b", Some(TYPE1)));
     for legs in [[&a, &b], [&b, &a]] {
-        assert!(is_refused(&legs, |refusal| matches!(refusal, Refusal::NotMade { .. })));
+        assert!(is_refused(&legs, |refusal| matches!(refusal, AssembleError::NotMade { .. })));
     }
     let blank = [TestLeg::new("c", None), TestLeg::new("d", None)];
-    assert_eq!(standings(&opened(&[&blank[0], &blank[1]])), [Standing::Current; 2]);
+    assert_eq!(standings(&opened(&[&blank[0], &blank[1]])), [ReplicaState::InSync; 2]);
     let mut bare = [TestLeg::new("e", None), TestLeg::new("f", None)];
     bare.iter_mut().for_each(|leg| leg.bare = true);
-    assert!(is_refused(&[&bare[0], &bare[1]], |refusal| *refusal == Refusal::NoRoom));
+    assert!(is_refused(&[&bare[0], &bare[1]], |refusal| *refusal == AssembleError::NoRoom));
 }
 
 #[test]
 fn the_one_that_holds_data_is_the_source_and_nothing_else_is_read_before_it_is_done() {
     let (a, b, c) = (holding("a", 1), TestLeg::new("b", Some(TYPE1)), TestLeg::new("c", Some(TYPE1)));
     let mirror = created(&[&b, &a, &c], None, false).unwrap();
-    assert_eq!(standings(&mirror), [Standing::Rebuilding, Standing::Current, Standing::Rebuilding]);
+    assert_eq!(standings(&mirror), [ReplicaState::Resyncing, ReplicaState::InSync, ReplicaState::Resyncing]);
     for _ in 0..4 {
         assert_reads(&mirror, extent(0, 700), 1);
     }
     drop(mirror);
     let again = opened(&[&a, &b, &c]);
-    assert_eq!(again.current().len(), 1);
+    assert_eq!(again.in_sync().len(), 1);
     assert_reads(&again, extent(0, 700), 1);
     rebuild(&again);
-    assert_eq!(standings(&again), [Standing::Current; 3]);
+    assert_eq!(standings(&again), [ReplicaState::InSync; 3]);
     for leg in [&b, &c] {
         assert_reads(&*leg.memory, extent(0, 700), 1);
     }
@@ -65,8 +65,8 @@ fn the_one_that_holds_data_is_the_source_and_nothing_else_is_read_before_it_is_d
 #[test]
 fn what_a_device_holds_is_replaced_only_by_force() {
     let (a, b) = (holding("a", 1), holding("b", 2));
-    assert!(matches!(created(&[&a, &b], None, true), Err(MemberError::Undecided { .. })));
-    assert_eq!(created(&[&a, &b], Some(0), false).err(), Some(MemberError::Holds { leg: "b".to_owned() }));
+    assert!(matches!(created(&[&a, &b], None, true), Err(ReplicaError::Undecided { .. })));
+    assert_eq!(created(&[&a, &b], Some(0), false).err(), Some(ReplicaError::Holds { leg: "b".to_owned() }));
     assert_reads(&*b.memory, extent(0, 700), 2);
     let mirror = created(&[&a, &b], Some(0), true).unwrap();
     rebuild(&mirror);
@@ -74,11 +74,11 @@ fn what_a_device_holds_is_replaced_only_by_force() {
     drop(mirror);
     // A label counts like data, also of the one that is to be the source.
     let c = TestLeg::new("c", Some(TYPE1));
-    assert!(matches!(created(&[&a, &c], None, false), Err(MemberError::Labelled { .. })));
-    assert!(matches!(created(&[&c, &b], Some(1), false), Err(MemberError::Labelled { .. })));
+    assert!(matches!(created(&[&a, &c], None, false), Err(ReplicaError::Labelled { .. })));
+    assert!(matches!(created(&[&c, &b], Some(1), false), Err(ReplicaError::Labelled { .. })));
     let other = created(&[&c, &b], Some(1), true).unwrap();
     assert_reads(&other, extent(0, 700), 1);
-    assert!(is_refused(&[&a, &b], |refusal| matches!(refusal, Refusal::Foreign { leg: 1 })));
+    assert!(is_refused(&[&a, &b], |refusal| matches!(refusal, AssembleError::OtherMirror { leg: 1 })));
 }
 
 #[test]
@@ -90,10 +90,10 @@ fn a_mirror_whose_making_was_cut_short_opens_with_what_the_source_has_or_not_at_
         let is_done = try_create(&[&a, &b], Some(0), true).is_some();
         a.labels_left.set(None);
         if cut == 0 {
-            assert!(is_refused(&[&a, &b], |refusal| matches!(refusal, Refusal::NotMade { .. })));
+            assert!(is_refused(&[&a, &b], |refusal| matches!(refusal, AssembleError::NotMade { .. })));
         } else {
             let mirror = opened(&[&b, &a]);
-            assert_eq!(mirror.current().len(), 1);
+            assert_eq!(mirror.in_sync().len(), 1);
             assert_reads(&mirror, extent(0, 700), 1);
             if !mirror.describe().legs.iter().all(|leg| leg.is_here) {
                 mirror.replace("b", b.source(), true).now_or_never().unwrap().unwrap();
@@ -108,7 +108,7 @@ fn a_mirror_whose_making_was_cut_short_opens_with_what_the_source_has_or_not_at_
     panic!("it was never done");
 }
 
-type Step = for<'a> fn(&'a Rig, &'a TestLeg) -> LocalBoxFuture<'a, Result<(), MemberError>>;
+type Step = for<'a> fn(&'a Rig, &'a TestLeg) -> LocalBoxFuture<'a, Result<(), ReplicaError>>;
 
 /// Carries out a change of the legs of a mirror of three that is cut short after every number of labels, and looks at what
 /// each of these sets of legs makes afterwards: the content, or a refusal, but nothing else.
@@ -130,7 +130,7 @@ fn cut_short(step: Step, sets: &[&[usize]]) {
             opened += 1;
             assert_reads(&mirror, extent(0, 700), 1);
             rebuild(&mirror);
-            for leg in mirror.describe().legs.iter().filter(|leg| leg.standing == Standing::Current && leg.is_here) {
+            for leg in mirror.describe().legs.iter().filter(|leg| leg.standing == ReplicaState::InSync && leg.is_here) {
                 let image = images.iter().find(|image| image.name == leg.name).unwrap();
                 assert_reads(&*image.memory, extent(0, 700), 1);
             }
@@ -165,19 +165,22 @@ fn a_leg_whose_removal_was_cut_short_makes_no_mirror_and_its_removal_is_finished
         std::mem::forget(mirror);
         labels_left.set(None);
         let own = crate::open::found_on(&legs[2].stack(), crate::Mutation::None).now_or_never().unwrap().ok().unwrap();
-        let crate::judge::Found::Labelled(own) = own else { panic!("it has a label") };
-        if own.members[own.own].standing != Standing::Removed {
+        let crate::assemble::ReplicaProbe::Labelled(own) = own else { panic!("it has a label") };
+        if own.members[own.own_index].standing != ReplicaState::Removed {
             continue;
         }
         seen += 1;
         let alone = [&legs[2]];
-        let found: Vec<_> = alone.iter().map(|_| crate::judge::Found::Labelled(own.clone())).collect();
-        assert_eq!(crate::judge::judge(&found), Err(Refusal::OnlyStale));
+        let found: Vec<_> = alone.iter().map(|_| crate::assemble::ReplicaProbe::Labelled(own.clone())).collect();
+        assert_eq!(crate::assemble::assemble(&found), Err(AssembleError::NoneInSync));
         match try_open(&[&legs[0], &legs[1], &legs[2]], false) {
-            Ok(mirror) => assert_eq!(standings(&mirror)[2], Standing::Removed, "cut after {cut}"),
+            Ok(mirror) => assert_eq!(standings(&mirror)[2], ReplicaState::Removed, "cut after {cut}"),
             Err(error) => assert!(error.to_string().contains("taken out"), "{error}"),
         }
-        assert!(is_refused(&[&legs[0], &legs[1], &legs[2]], |refusal| matches!(refusal, Refusal::TakenOut { leg: 2 })));
+        assert!(is_refused(&[&legs[0], &legs[1], &legs[2]], |refusal| matches!(
+            refusal,
+            AssembleError::TakenOut { leg: 2 }
+        )));
         if is_done {
             break;
         }
@@ -191,19 +194,19 @@ fn a_device_is_added_only_if_it_fits_and_is_blank_or_by_force() {
     write(&mirror, extent(0, 600), 1).unwrap();
     let add = |leg: &TestLeg, force| mirror.add(leg.source(), force).now_or_never().expect("RAM never waits");
     let used = holding("u", 7);
-    assert_eq!(add(&used, false), Err(MemberError::Holds { leg: "u".to_owned() }));
+    assert_eq!(add(&used, false), Err(ReplicaError::Holds { leg: "u".to_owned() }));
     assert_reads(&*used.memory, extent(0, 700), 7);
-    assert!(matches!(add(&TestLeg::new("n", None), true), Err(MemberError::Unfit(MirrorError::Protection { .. }))));
+    assert!(matches!(add(&TestLeg::new("n", None), true), Err(ReplicaError::Unfit(MirrorError::Protection { .. }))));
     let foreign = [TestLeg::new("x", Some(TYPE1)), TestLeg::new("y", Some(TYPE1))];
     drop(opened(&[&foreign[0], &foreign[1]]));
-    assert!(matches!(add(&foreign[0], false), Err(MemberError::Labelled { .. })));
+    assert!(matches!(add(&foreign[0], false), Err(ReplicaError::Labelled { .. })));
     assert_eq!(standings(&mirror).len(), 2);
     add(&used, true).unwrap();
     add(&foreign[0], true).unwrap();
     rebuild(&mirror);
-    assert_eq!(standings(&mirror), [Standing::Current; 4]);
+    assert_eq!(standings(&mirror), [ReplicaState::InSync; 4]);
     assert_reads(&*foreign[0].memory, extent(0, 600), 1);
-    assert_eq!(add(&a, true), Err(MemberError::InUse { leg: "a".to_owned() }));
+    assert_eq!(add(&a, true), Err(ReplicaError::InUse { leg: "a".to_owned() }));
     drop(b);
 }
 
@@ -214,17 +217,20 @@ fn a_blank_device_in_the_place_of_a_leg_is_not_used_until_it_replaces_it() {
     drop(mirror);
     let blank = TestLeg { name: "b", ..TestLeg::new("b", Some(TYPE1)) };
     let mirror = opened(&[&a, &blank]);
-    assert_eq!(standings(&mirror), [Standing::Current, Standing::Missing]);
+    assert_eq!(standings(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
     assert!(!mirror.describe().legs[1].is_here && mirror.describe().legs[1].why.contains("mirror replace"));
     write(&mirror, extent(0, 1), 2).unwrap();
     assert!(crate::tests::rig::read(&*blank.memory, extent(0, 1)).unwrap().iter().all(|byte| *byte == 0));
     mirror.replace("b", blank.source(), false).now_or_never().unwrap().unwrap();
     rebuild(&mirror);
-    assert_eq!(standings(&mirror), [Standing::Current; 2]);
+    assert_eq!(standings(&mirror), [ReplicaState::InSync; 2]);
     assert_reads(&*blank.memory, extent(1, 599), 1);
     drop(mirror);
     // The one that it took the place of is none any more.
-    assert!(is_refused(&[&a, &b], |refusal| matches!(refusal, Refusal::Stranger { .. } | Refusal::OnlyStale)));
+    assert!(is_refused(&[&a, &b], |refusal| matches!(
+        refusal,
+        AssembleError::NotAReplica { .. } | AssembleError::NoneInSync
+    )));
     verify(&opened(&[&a, &blank])).unwrap();
 }
 
@@ -239,7 +245,7 @@ fn a_leg_that_missed_who_was_added_is_no_leg_that_has_everything() {
         write(&mirror, extent(0, 8), 1).unwrap();
         b.labels_left.set(Some(labels));
         mirror.add(c.source(), false).now_or_never().unwrap().unwrap();
-        if standings(&mirror)[1] == Standing::Current {
+        if standings(&mirror)[1] == ReplicaState::InSync {
             assert!(labels > 0, "it got the label that says who was added");
             return;
         }
@@ -254,7 +260,7 @@ fn a_leg_that_missed_who_was_added_is_no_leg_that_has_everything() {
         a.gone.set(false);
         c.gone.set(false);
         match try_open(&[&a, &b, &c], false) {
-            Err(MirrorError::Refused { refusal: Refusal::SplitBrain { .. }, .. }) => {}
+            Err(MirrorError::Refused { refusal: AssembleError::SplitBrain { .. }, .. }) => {}
             other => panic!("{:?}", other.map(|mirror| standings(&mirror))),
         }
     }

@@ -1,13 +1,13 @@
 //! Sets that are too scattered for a label, and what a crash leaves of them.
 
 use futures_util::FutureExt;
-use sealblock_block::{AnnexSlot, Answer, Operation};
+use sealblock_block::{Request, ReservedArea, Response};
 use sealblock_runtime_memory::Slice;
 
 use super::rig::*;
-use crate::drill::Mutation;
-use crate::label::Standing;
+use crate::label::ReplicaState;
 use crate::regions::Regions;
+use crate::test_hooks::Mutation;
 
 /// 4 GiB: 65,536 regions of 64 KiB, more than a label has bits for.
 const LARGE_BLOCKS: u64 = 1 << 20;
@@ -29,7 +29,7 @@ fn scatter(mirror: &Rig, from: u64, to: u64, step: usize) -> Vec<u32> {
 }
 
 fn missed(mirror: &Rig, leg: usize) -> Regions {
-    mirror.legs.borrow()[leg].missed.borrow().clone()
+    mirror.legs.borrow()[leg].out_of_sync.borrow().clone()
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn what_a_member_has_missed_is_exact_also_when_no_label_has_room_for_it() {
     let again = opened(&[&a, &b]);
     assert!(missed(&again, 1).iter().eq(lacking.iter().copied()), "64 KiB each, and nothing besides");
     rebuild(&again);
-    assert_eq!(standings(&again), [Standing::Current; 2]);
+    assert_eq!(standings(&again), [ReplicaState::InSync; 2]);
     assert!(b.written_blocks.get() <= 1 + lacking.len() as u64 * REGION, "{}", b.written_blocks.get());
     close(&again);
     drop(again);
@@ -67,12 +67,14 @@ fn with_a_damaged_page() -> (TestLeg, TestLeg, Vec<u32>) {
     drop(mirror);
     b.gone.set(false);
     // What `b` has missed: the second set, whose first page is the fourth of all.
-    let slot = AnnexSlot::Bitmap { page: 2 * 3 };
-    let Ok(Answer::Annex(page)) = run(&*a.memory, Operation::ReadAnnex { slot }) else { panic!("there is no page") };
+    let slot = ReservedArea::Bitmap { page: 2 * 3 };
+    let Ok(Response::Reserved(page)) = run(&*a.memory, Request::ReadReserved { slot }) else {
+        panic!("there is no page")
+    };
     // A sector of an older writing, as a write that was cut short leaves it.
     let mut torn = page.to_vec();
     torn[1024..1536].fill(0);
-    run(&*a.memory, Operation::WriteAnnex { slot, bytes: Slice::copy_from(&torn) }).unwrap();
+    run(&*a.memory, Request::WriteReserved { slot, bytes: Slice::copy_from(&torn) }).unwrap();
     (a, b, lacking)
 }
 
@@ -94,7 +96,7 @@ fn a_torn_page_that_is_believed_makes_a_member_be_called_in_sync_that_is_not() {
     let (a, b, lacking) = with_a_damaged_page();
     let again = opened_with(&[&a, &b], Mutation::BelievePages);
     rebuild(&again);
-    assert_eq!(standings(&again), [Standing::Current; 2]);
+    assert_eq!(standings(&again), [ReplicaState::InSync; 2]);
     let is_there = |region: &u32| {
         let one = extent(u64::from(*region) * REGION, 1);
         read(&*b.memory, one).is_ok_and(|found| found == content(one, 7))
@@ -119,8 +121,8 @@ fn cut_after(fuse: u64) -> Vec<u64> {
                 sealblock_block::Device::execute(&*mirror, write_of(&mirror, at, 7)).await.unwrap();
                 lacking.push(region as u32);
             }
-            mirror.tidy().await.unwrap();
-            mirror.tidy().await.unwrap();
+            mirror.clear_clean_regions().await.unwrap();
+            mirror.clear_clean_regions().await.unwrap();
         }
     });
     let is_cut = work.as_mut().now_or_never().is_none();
@@ -132,7 +134,7 @@ fn cut_after(fuse: u64) -> Vec<u64> {
     a.fuse.set(u64::MAX);
     b.gone.set(false);
     let again = opened(&[&a, &b]);
-    assert_eq!(standings(&again), [Standing::Current, Standing::Missing], "cut after {fuse}");
+    assert_eq!(standings(&again), [ReplicaState::InSync, ReplicaState::OutOfSync], "cut after {fuse}");
     let missed = missed(&again, 1);
     for region in lacking {
         assert!(missed.contains(region), "cut after {fuse}: region {region} was answered for");

@@ -1,7 +1,7 @@
 //! Requests of all kinds, and mirrors of unlike legs.
 
 use futures_util::FutureExt;
-use sealblock_block::{AnnexSlot, Answer, Device, Durability, Failure, Operation};
+use sealblock_block::{Device, Durability, ErrorKind, Request, ReservedArea, Response};
 use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, guard};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Lba};
@@ -15,10 +15,10 @@ fn every_change_is_on_every_leg() {
         let (a, b, mirror) = pair(format);
         write(&mirror, extent(0, 600), 1).unwrap();
         let durability = Durability::ForceUnitAccess;
-        run(&mirror, Operation::WriteZeroes { extent: extent(3, 5), may_unmap: false, durability }).unwrap();
-        run(&mirror, Operation::Discard { extents: vec![extent(100, 2), extent(400, 1)] }).unwrap();
-        run(&mirror, Operation::WriteUncorrectable { extent: extent(50, 1), durability }).unwrap();
-        run(&mirror, Operation::Flush).unwrap();
+        run(&mirror, Request::WriteZeroes { extent: extent(3, 5), may_unmap: false, durability }).unwrap();
+        run(&mirror, Request::Discard { extents: vec![extent(100, 2), extent(400, 1)] }).unwrap();
+        run(&mirror, Request::WriteUncorrectable { extent: extent(50, 1), durability }).unwrap();
+        run(&mirror, Request::Flush).unwrap();
         for device in [&*a.memory, &*b.memory] {
             assert_reads(device, extent(8, 42), 1);
             for zero in [extent(3, 5), extent(100, 2), extent(400, 1)] {
@@ -35,15 +35,15 @@ fn compares_and_digests_speak_for_all_legs() {
     let (_, b, mirror) = pair(Some(TYPE1));
     let at = extent(0, 64);
     write(&mirror, at, 1).unwrap();
-    let Operation::Write { data, .. } = write_of(&mirror, at, 1) else { unreachable!("a write") };
-    let compare = || run(&mirror, Operation::Compare { extent: at, data: data.clone() });
-    assert!(matches!(compare(), Ok(Answer::Done)));
-    let digest = || run(&mirror, Operation::Digest { extent: at, checks: checks(&mirror, at) });
-    let Ok(Answer::Digest(sum)) = digest() else { panic!("a digest") };
+    let Request::Write { data, .. } = write_of(&mirror, at, 1) else { unreachable!("a write") };
+    let compare = || run(&mirror, Request::Compare { extent: at, data: data.clone() });
+    assert!(matches!(compare(), Ok(Response::Done)));
+    let digest = || run(&mirror, Request::Checksum { extent: at, checks: checks(&mirror, at) });
+    let Ok(Response::Checksum(sum)) = digest() else { panic!("a digest") };
     assert_eq!(sum.crc64, guard::crc64(&content(at, 1)));
     write(&*b.memory, extent(9, 2), 2).unwrap();
-    assert_eq!(compare().unwrap_err().into_failure(), Failure::Miscompare { lba: Lba::new(9) });
-    assert_eq!(digest().unwrap_err().faults().unwrap().as_slice().len(), 2);
+    assert_eq!(compare().unwrap_err().into_kind(), ErrorKind::Miscompare { lba: Lba::new(9) });
+    assert_eq!(digest().unwrap_err().bad_blocks().unwrap().as_slice().len(), 2);
 }
 
 #[test]
@@ -56,7 +56,7 @@ fn legs_of_unlike_protection_are_refused_with_both_formats() {
     assert!(refused.contains("c has protection information none"), "{refused}");
     let mirror = opened(&[&a, &TestLeg::new("d", Some(TYPE1))]);
     let added = mirror.add(b.source(), true).now_or_never().unwrap();
-    assert!(matches!(added, Err(crate::MemberError::Unfit(MirrorError::Protection { .. }))), "{added:?}");
+    assert!(matches!(added, Err(crate::ReplicaError::Unfit(MirrorError::Protection { .. }))), "{added:?}");
 }
 
 #[test]
@@ -89,14 +89,17 @@ fn legs_must_fit() {
 #[test]
 fn the_scrubs_slot_is_on_every_leg_and_the_label_out_of_reach() {
     let (a, b, mirror) = pair(None);
-    let note = |slot| run(&mirror, Operation::WriteAnnex { slot, bytes: Slice::copy_from(b"here") });
-    note(AnnexSlot::Scrub).unwrap();
+    let note = |slot| run(&mirror, Request::WriteReserved { slot, bytes: Slice::copy_from(b"here") });
+    note(ReservedArea::ScrubState).unwrap();
     for device in [&*a.memory, &*b.memory] {
-        let held = run(device, Operation::ReadAnnex { slot: AnnexSlot::Scrub });
-        assert!(matches!(held, Ok(Answer::Annex(bytes)) if bytes[..] == *b"here"));
+        let held = run(device, Request::ReadReserved { slot: ReservedArea::ScrubState });
+        assert!(matches!(held, Ok(Response::Reserved(bytes)) if bytes[..] == *b"here"));
     }
-    assert!(matches!(run(&mirror, Operation::ReadAnnex { slot: AnnexSlot::Scrub }), Ok(Answer::Annex(_))));
-    assert!(matches!(note(AnnexSlot::Group).unwrap_err().into_failure(), Failure::Absent(_)));
+    assert!(matches!(
+        run(&mirror, Request::ReadReserved { slot: ReservedArea::ScrubState }),
+        Ok(Response::Reserved(_))
+    ));
+    assert!(matches!(note(ReservedArea::GroupLabel).unwrap_err().into_kind(), ErrorKind::Absent(_)));
 }
 
 #[test]
@@ -111,7 +114,7 @@ fn overlapping_writes_reach_all_legs_in_one_order() {
     assert!(second.as_mut().now_or_never().is_none(), "it waits for the first");
     // Nobody sees what only one leg has while it is open whether the other one will have it.
     let at = extent(0, 3);
-    let mut reader = Box::pin(mirror.execute(Operation::Read { extent: at, checks: checks(&mirror, at) }));
+    let mut reader = Box::pin(mirror.execute(Request::Read { extent: at, checks: checks(&mirror, at) }));
     assert!(reader.as_mut().now_or_never().is_none());
     drop((first, second, reader));
     assert!(mirror.describe().unsettled_bytes > 0);
@@ -138,10 +141,10 @@ fn damage_where_a_crash_left_legs_unlike_is_not_answered_with_another_content() 
     let reader = try_open(&[&a, &b], true).unwrap();
     assert_reads(&reader, extent(0, 4), 2);
     for lba in [1, 601] {
-        assert!(a.memory.device().damage(Lba::new(lba), sealblock_media_memory::Damage::Tag { at: 1, mask: 1 }));
+        assert!(a.memory.device().damage(Lba::new(lba), sealblock_media_memory::Corruption::Tag { at: 1, mask: 1 }));
     }
     let error = read(&reader, extent(0, 4)).unwrap_err();
-    assert_eq!(error.faults().unwrap().as_slice().iter().map(|fault| fault.lba.get()).collect::<Vec<_>>(), [1]);
+    assert_eq!(error.bad_blocks().unwrap().as_slice().iter().map(|fault| fault.lba.get()).collect::<Vec<_>>(), [1]);
     assert_reads(&reader, extent(2, 2), 2);
     assert_reads(&reader, extent(600, 4), 1);
     drop(reader);
@@ -156,17 +159,18 @@ fn damage_where_a_crash_left_legs_unlike_is_not_answered_with_another_content() 
 fn mirrors_nest() {
     let legs = ["a", "b", "c"].map(|name| TestLeg::new(name, Some(TYPE1)));
     let inner = opened(&[&legs[0], &legs[1]]);
-    let stack = || sealblock_block::Stack::new(sealblock_block::Gate::new("ab", inner.clone()));
-    let sources = vec![crate::LegSource { name: "ab".to_owned(), device: Ok(stack()), reopen: None }, legs[2].source()];
+    let stack = || sealblock_block::DynDevice::new(sealblock_block::Gate::new("ab", inner.clone()));
+    let sources =
+        vec![crate::ReplicaSource { name: "ab".to_owned(), device: Ok(stack()), reopen: None }, legs[2].source()];
     let options = crate::OpenOptions { read_only: false, random: random() };
     let outer = crate::open(sources, Still, options).now_or_never().unwrap().unwrap().mirror;
     write(&outer, extent(0, 10), 1).unwrap();
-    assert!(legs[1].memory.device().damage(Lba::new(4), sealblock_media_memory::Damage::Tag { at: 1, mask: 1 }));
+    assert!(legs[1].memory.device().damage(Lba::new(4), sealblock_media_memory::Corruption::Tag { at: 1, mask: 1 }));
     let at = extent(0, BLOCKS);
-    let error = run(&outer, Operation::Repair { extent: at, checks: checks(&outer, at) }).unwrap_err();
-    let fault = error.faults().unwrap().as_slice()[0];
-    let (outermost, within) = fault.leg.outermost().unwrap();
+    let error = run(&outer, Request::Repair { extent: at, checks: checks(&outer, at) }).unwrap_err();
+    let fault = error.bad_blocks().unwrap().as_slice()[0];
+    let (outermost, within) = fault.member.outermost().unwrap();
     assert_eq!((outermost, within.outermost().unwrap().0, fault.repaired), (0, 1, true));
     verify(&outer).unwrap();
-    assert!(matches!(run(&outer, Operation::Verify { extent: at, checks: Checks::NONE }), Ok(Answer::Verified(_))));
+    assert!(matches!(run(&outer, Request::Verify { extent: at, checks: Checks::NONE }), Ok(Response::Verified(_))));
 }

@@ -9,15 +9,16 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::pending;
 use sealblock_block::{
-    Abilities, AnnexSlot, Answer, Clock, Device, Durability, Error, Failure, Gate, Geometry, Operation, Outcome, Stack,
+    Abilities, Clock, Device, Durability, DynDevice, Error, ErrorKind, Gate, Geometry, Outcome, Request, ReservedArea,
+    Response,
 };
 use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent};
 
-use crate::label::Standing;
-use crate::{Drill, LegSource, Mirror, MirrorError, Mutation, OpenOptions, open, open_drill};
+use crate::label::ReplicaState;
+use crate::{Mirror, MirrorError, Mutation, OpenOptions, ReplicaSource, TestHooks, open, open_drill};
 
 /// Blocks of a leg: eight groups of 16 regions of 64 KiB.
 pub const BLOCKS: u64 = 8 * 256;
@@ -114,45 +115,47 @@ impl TestLeg {
             labels_left: self.labels_left.clone(),
             ..TestLeg::new(self.name, self.memory.geometry().protection)
         };
-        let Ok(Answer::Allocation(runs)) = run(&*self.memory, Operation::Allocation { extent: extent(0, BLOCKS) })
+        let Ok(Response::BlockStatus(runs)) = run(&*self.memory, Request::BlockStatus { extent: extent(0, BLOCKS) })
         else {
             panic!("a device in RAM tells which blocks it holds")
         };
         let mut next = 0;
         for found in runs {
             let blocks = u64::from(found.blocks.get());
-            if found.state == sealblock_block::RunState::Data {
+            if found.state == sealblock_block::BlockState::Data {
                 let at = extent(next, blocks);
-                let Ok(Answer::Data(data)) = run(&*self.memory, Operation::Read { extent: at, checks: Checks::NONE })
+                let Ok(Response::Data(data)) = run(&*self.memory, Request::Read { extent: at, checks: Checks::NONE })
                 else {
                     panic!("no data")
                 };
-                run(&*image.memory, Operation::Write { extent: at, data, durability: Durability::Volatile }).unwrap();
+                run(&*image.memory, Request::Write { extent: at, data, durability: Durability::Volatile }).unwrap();
             }
             next += blocks;
         }
-        let slot = sealblock_block::AnnexSlot::Group;
-        let Ok(Answer::Annex(bytes)) = run(&*self.memory, Operation::ReadAnnex { slot }) else { panic!("no label") };
-        run(&*image.memory, Operation::WriteAnnex { slot, bytes }).unwrap();
+        let slot = sealblock_block::ReservedArea::GroupLabel;
+        let Ok(Response::Reserved(bytes)) = run(&*self.memory, Request::ReadReserved { slot }) else {
+            panic!("no label")
+        };
+        run(&*image.memory, Request::WriteReserved { slot, bytes }).unwrap();
         image
     }
 
-    pub fn stack(&self) -> Stack {
-        Stack::new(Gate::new(self.name, self.clone()))
+    pub fn stack(&self) -> DynDevice {
+        DynDevice::new(Gate::new(self.name, self.clone()))
     }
 
-    async fn count_annex(&self, slot: AnnexSlot, bytes: &Slice) {
-        let counter = if slot == AnnexSlot::Group { &self.labels } else { &self.pages };
-        if slot != AnnexSlot::Group {
+    async fn count_annex(&self, slot: ReservedArea, bytes: &Slice) {
+        let counter = if slot == ReservedArea::GroupLabel { &self.labels } else { &self.pages };
+        if slot != ReservedArea::GroupLabel {
             self.page_writes.borrow_mut().push(self.labels.get() + self.pages.get());
         }
         counter.set(counter.get() + 1);
         if self.fuse.get() == 0 {
             self.stuck.set(true);
-            if slot != AnnexSlot::Group {
+            if slot != ReservedArea::GroupLabel {
                 // A page is written in place.
                 let torn = [&bytes[..bytes.len() / 2], &vec![0; bytes.len() - bytes.len() / 2]].concat();
-                let write = Operation::WriteAnnex { slot, bytes: Slice::copy_from(&torn) };
+                let write = Request::WriteReserved { slot, bytes: Slice::copy_from(&torn) };
                 self.memory.execute(write).await.unwrap();
             }
             pending().await
@@ -160,37 +163,37 @@ impl TestLeg {
         self.fuse.set(self.fuse.get() - 1);
     }
 
-    async fn serve_plain(&self, operation: Operation) -> Outcome {
+    async fn serve_plain(&self, operation: Request) -> Outcome {
         let own = self.memory.geometry().protection;
         let full = |at: Extent| own.map_or(Checks::NONE, |format| Checks::full(format, at.start()));
         let seal = |data: &Sealed, format, at: Extent| {
-            let tags = Tags { first_ref: at.start().get(), ..Tags::default() };
+            let tags = Tags { initial_ref_tag: at.start().get(), ..Tags::default() };
             Sealed::seal(data.data().clone(), BlockSize::B4096, format, &tags)
         };
         match operation {
-            Operation::Read { extent, .. } => {
-                match self.memory.execute(Operation::Read { extent, checks: full(extent) }).await? {
-                    Answer::Data(data) => Ok(Answer::Data(seal(&data, None, extent))),
+            Request::Read { extent, .. } => {
+                match self.memory.execute(Request::Read { extent, checks: full(extent) }).await? {
+                    Response::Data(data) => Ok(Response::Data(seal(&data, None, extent))),
                     other => Ok(other),
                 }
             }
-            Operation::Write { extent, data, durability } => {
+            Request::Write { extent, data, durability } => {
                 let data = seal(&data, own, extent);
-                self.memory.execute(Operation::Write { extent, data, durability }).await
+                self.memory.execute(Request::Write { extent, data, durability }).await
             }
-            Operation::Digest { extent, .. } => {
-                self.memory.execute(Operation::Digest { extent, checks: full(extent) }).await
+            Request::Checksum { extent, .. } => {
+                self.memory.execute(Request::Checksum { extent, checks: full(extent) }).await
             }
-            Operation::Verify { extent, .. } => {
-                self.memory.execute(Operation::Verify { extent, checks: full(extent) }).await
+            Request::Verify { extent, .. } => {
+                self.memory.execute(Request::Verify { extent, checks: full(extent) }).await
             }
             other => self.memory.execute(other).await,
         }
     }
 
-    pub fn source(&self) -> LegSource {
+    pub fn source(&self) -> ReplicaSource {
         let device = if self.gone.get() { Err("gone".to_owned()) } else { Ok(self.stack()) };
-        LegSource { name: self.name.to_owned(), device, reopen: None }
+        ReplicaSource { name: self.name.to_owned(), device, reopen: None }
     }
 }
 
@@ -201,43 +204,43 @@ impl Device for TestLeg {
 
     fn abilities(&self) -> Abilities {
         let annex = if self.bare { sealblock_block::Ability::Absent } else { sealblock_block::Ability::Native };
-        Abilities { annex, ..self.memory.abilities() }
+        Abilities { reserved: annex, ..self.memory.abilities() }
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         if self.stuck.get() {
             return pending().await;
         }
-        let is_flush = matches!(operation, Operation::Flush);
-        let is_label = matches!(operation, Operation::WriteAnnex { slot: AnnexSlot::Group, .. });
+        let is_flush = matches!(operation, Request::Flush);
+        let is_label = matches!(operation, Request::WriteReserved { slot: ReservedArea::GroupLabel, .. });
         let waits = || self.held.get() || (is_flush && self.held_flush.get()) || (is_label && self.held_label.get());
         poll_fn(|_| if waits() { Poll::Pending } else { Poll::Ready(()) }).await;
-        if let Operation::WriteAnnex { slot, bytes } = &operation {
+        if let Request::WriteReserved { slot, bytes } = &operation {
             self.count_annex(*slot, bytes).await;
         }
         self.gone.set(self.gone.get() || self.lasts.get() == 0);
         self.lasts.set(self.lasts.get().saturating_sub(1));
         if self.gone.get() {
-            return Err(Failure::Unreachable { reason: "gone".to_owned() }.into());
+            return Err(ErrorKind::Unreachable { reason: "gone".to_owned() }.into());
         }
-        if let (Operation::WriteAnnex { .. }, Some(left)) = (&operation, self.labels_left.get()) {
+        if let (Request::WriteReserved { .. }, Some(left)) = (&operation, self.labels_left.get()) {
             if left == 0 && self.labels_fail {
-                return Err(Failure::Media { reason: "no label gets here".to_owned() }.into());
+                return Err(ErrorKind::Media { reason: "no label gets here".to_owned() }.into());
             }
             if left == 0 {
                 return pending().await;
             }
             self.labels_left.set(Some(left - 1));
         }
-        if matches!(operation, Operation::Flush) && self.fails_flush.take() {
-            return Err(Failure::Media { reason: "these writes may be lost".to_owned() }.into());
+        if matches!(operation, Request::Flush) && self.fails_flush.take() {
+            return Err(ErrorKind::Media { reason: "these writes may be lost".to_owned() }.into());
         }
-        if self.mute.get() && matches!(operation, Operation::Verify { .. } | Operation::Digest { .. }) {
-            return Err(Failure::Media { reason: "it says no more".to_owned() }.into());
+        if self.mute.get() && matches!(operation, Request::Verify { .. } | Request::Checksum { .. }) {
+            return Err(ErrorKind::Media { reason: "it says no more".to_owned() }.into());
         }
-        if let Operation::Write { extent, .. } = &operation {
+        if let Request::Write { extent, .. } = &operation {
             if self.full.get() {
-                return Err(Failure::NoSpace { reason: "full".to_owned() }.into());
+                return Err(ErrorKind::NoSpace { reason: "full".to_owned() }.into());
             }
             self.written_blocks.set(self.written_blocks.get() + extent.len());
         }
@@ -260,7 +263,8 @@ pub type Rig = Rc<Mirror<Still>>;
 /// A mirror of these legs with a broken rule.
 pub fn opened_with(legs: &[&TestLeg], mutation: Mutation) -> Rig {
     let sources = legs.iter().map(|leg| leg.source()).collect();
-    let (options, drill) = (OpenOptions { read_only: false, random: random() }, Drill { mutation, region_shift: None });
+    let (options, drill) =
+        (OpenOptions { read_only: false, random: random() }, TestHooks { mutation, region_shift: None });
     let opened = open_drill(sources, Still, options, drill).now_or_never().expect("RAM never waits");
     opened.map(|opened| opened.mirror).unwrap()
 }
@@ -282,7 +286,7 @@ pub fn pair(format: Option<PiFormat>) -> (TestLeg, TestLeg, Rig) {
     (a, b, mirror)
 }
 
-pub fn run(device: &impl Device, operation: Operation) -> Outcome {
+pub fn run(device: &impl Device, operation: Request) -> Outcome {
     device.execute(operation).now_or_never().expect("RAM never waits")
 }
 
@@ -295,11 +299,11 @@ pub fn content(at: Extent, seed: u8) -> Vec<u8> {
     at.iter().flat_map(|lba| [lba.get().to_le_bytes(), [seed; 8]].concat().repeat(256)).collect()
 }
 
-pub fn write_of(device: &impl Device, at: Extent, seed: u8) -> Operation {
-    let tags = Tags { app_tag: 5, storage_tag: 0, first_ref: at.start().get() };
+pub fn write_of(device: &impl Device, at: Extent, seed: u8) -> Request {
+    let tags = Tags { app_tag: 5, storage_tag: 0, initial_ref_tag: at.start().get() };
     let data = Slice::copy_from(&content(at, seed));
     let data = Sealed::seal(data, BlockSize::B4096, device.geometry().protection, &tags);
-    Operation::Write { extent: at, data, durability: Durability::Volatile }
+    Request::Write { extent: at, data, durability: Durability::Volatile }
 }
 
 pub fn write(device: &impl Device, at: Extent, seed: u8) -> Result<(), Error> {
@@ -311,8 +315,8 @@ pub fn checks(device: &impl Device, at: Extent) -> Checks {
 }
 
 pub fn read(device: &impl Device, at: Extent) -> Result<Vec<u8>, Error> {
-    match run(device, Operation::Read { extent: at, checks: checks(device, at) })? {
-        Answer::Data(data) => Ok(data.data().to_vec()),
+    match run(device, Request::Read { extent: at, checks: checks(device, at) })? {
+        Response::Data(data) => Ok(data.data().to_vec()),
         other => panic!("no data but {other:?}"),
     }
 }
@@ -323,18 +327,18 @@ pub fn assert_reads(device: &impl Device, at: Extent, seed: u8) {
 
 pub fn verify(device: &impl Device) -> Outcome {
     let at = extent(0, device.geometry().capacity_blocks);
-    run(device, Operation::Verify { extent: at, checks: checks(device, at) })
+    run(device, Request::Verify { extent: at, checks: checks(device, at) })
 }
 
 pub fn repair(device: &impl Device) -> Outcome {
     let at = extent(0, device.geometry().capacity_blocks);
-    run(device, Operation::Repair { extent: at, checks: checks(device, at) })
+    run(device, Request::Repair { extent: at, checks: checks(device, at) })
 }
 
 /// What the worker does when nothing has happened for a while.
 pub fn tidy(mirror: &Rig) {
     for _ in 0..2 {
-        mirror.tidy().now_or_never().expect("RAM never waits").unwrap();
+        mirror.clear_clean_regions().now_or_never().expect("RAM never waits").unwrap();
     }
 }
 
@@ -343,10 +347,10 @@ pub fn rebuild(mirror: &Rig) {
     mirror.settle().now_or_never().expect("RAM never waits").unwrap();
     let legs: Vec<_> = mirror.legs.borrow().clone();
     for leg in legs {
-        if leg.is_here() && leg.standing.get() == Standing::Missing {
-            mirror.begin_rebuild(&leg);
+        if leg.is_here() && leg.standing.get() == ReplicaState::OutOfSync {
+            mirror.start_resync(&leg);
         }
-        if leg.standing.get() == Standing::Rebuilding {
+        if leg.standing.get() == ReplicaState::Resyncing {
             mirror.rebuild(&leg).now_or_never().expect("RAM never waits").unwrap();
         }
     }
@@ -354,10 +358,10 @@ pub fn rebuild(mirror: &Rig) {
 
 pub fn take_back(mirror: &Rig, leg: &TestLeg) -> Result<(), String> {
     let own = mirror.legs.borrow().iter().find(|own| *own.name() == *leg.name).cloned().unwrap();
-    mirror.take_back(&own, leg.stack()).now_or_never().expect("RAM never waits")
+    mirror.reattach(&own, leg.stack()).now_or_never().expect("RAM never waits")
 }
 
-pub fn standings(mirror: &Rig) -> Vec<Standing> {
+pub fn standings(mirror: &Rig) -> Vec<ReplicaState> {
     mirror.describe().legs.iter().map(|leg| leg.standing).collect()
 }
 

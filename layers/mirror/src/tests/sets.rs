@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
-use sealblock_block::AnnexSlot;
+use sealblock_block::ReservedArea;
 use sealblock_units::BlockSize;
 
 use crate::label::{LabelError, MOST_LEGS, most_set_bytes};
@@ -66,7 +66,7 @@ fn a_device_has_the_pages_that_its_mirror_may_need() {
     for bytes in [1 << 20, 512 << 20, (512 << 20) + 4096, 1 << 34, 1 << 40, (1 << 40) + 4096, 1 << 50] {
         let map = RegionMap::new(BlockSize::B4096, bytes / 4096, MOST_REGIONS).unwrap();
         let needed = MOST_SETS as u32 * pages_of_set(map.count());
-        assert!(needed <= AnnexSlot::bitmap_pages(bytes), "{bytes}");
+        assert!(needed <= ReservedArea::bitmap_pages(bytes), "{bytes}");
     }
 }
 

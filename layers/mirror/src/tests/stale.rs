@@ -1,28 +1,28 @@
 //! Blocks that every member in sync has lost: what a member that was away still has of them is neither read nor destroyed.
 
 use futures_util::FutureExt;
-use sealblock_block::{Fault, FaultField, Operation};
+use sealblock_block::{BadBlock, BadBlockCause, Request};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Sealed, Tags};
-use sealblock_media_memory::Damage;
+use sealblock_media_memory::Corruption;
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Lba};
 
 use super::rig::*;
-use crate::label::Standing;
+use crate::label::ReplicaState;
 
 const CRC16: PiFormat = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1);
 
 fn rot(leg: &TestLeg, lba: u64) {
-    assert!(leg.memory.device().damage(Lba::new(lba), Damage::Data { at: 100, mask: 0x10 }));
+    assert!(leg.memory.device().damage(Lba::new(lba), Corruption::Data { at: 100, mask: 0x10 }));
 }
 
-fn faults(outcome: sealblock_block::Outcome) -> Vec<Fault> {
-    outcome.unwrap_err().faults().expect("an integrity error").as_slice().to_vec()
+fn faults(outcome: sealblock_block::Outcome) -> Vec<BadBlock> {
+    outcome.unwrap_err().bad_blocks().expect("an integrity error").as_slice().to_vec()
 }
 
 /// Block, member, field.
-fn brief(faults: &[Fault]) -> Vec<(u64, usize, FaultField)> {
-    faults.iter().map(|fault| (fault.lba.get(), fault.leg.outermost().unwrap().0, fault.field)).collect()
+fn brief(faults: &[BadBlock]) -> Vec<(u64, usize, BadBlockCause)> {
+    faults.iter().map(|fault| (fault.lba.get(), fault.member.outermost().unwrap().0, fault.cause)).collect()
 }
 
 /// `b` was away while block 1 was written; block 5, beside it, is rotten on `a` since. `b` is back and in sync.
@@ -37,7 +37,7 @@ fn beside_damage(format: PiFormat) -> (TestLeg, TestLeg, Rig) {
     b.gone.set(false);
     take_back(&mirror, &b).unwrap();
     rebuild(&mirror);
-    assert_eq!(standings(&mirror), [Standing::Current; 2]);
+    assert_eq!(standings(&mirror), [ReplicaState::InSync; 2]);
     (a, b, mirror)
 }
 
@@ -75,15 +75,15 @@ fn an_older_copy_is_kept_withheld_and_reported_with_its_place() {
     assert_reads(&*b.memory, extent(5, 1), 1);
     for _ in 0..4 {
         let lost =
-            faults(run(&mirror, Operation::Read { extent: extent(0, 64), checks: checks(&mirror, extent(0, 64)) }));
+            faults(run(&mirror, Request::Read { extent: extent(0, 64), checks: checks(&mirror, extent(0, 64)) }));
         assert_eq!(lost.iter().map(|fault| fault.lba.get()).collect::<Vec<_>>(), [5]);
-        assert_ne!(lost[0].field, FaultField::Stale, "a read says what became of the current copy");
+        assert_ne!(lost[0].cause, BadBlockCause::Stale, "a read says what became of the current copy");
         assert_reads(&mirror, extent(6, 58), 1);
     }
     for outcome in [verify(&mirror), repair(&mirror), verify(&mirror)] {
         let found = faults(outcome);
-        let guard = FaultField::Tag(sealblock_integrity::Field::Guard);
-        assert_eq!(brief(&found), [(5, 0, guard), (5, 1, FaultField::Stale)]);
+        let guard = BadBlockCause::Tag(sealblock_integrity::Field::Guard);
+        assert_eq!(brief(&found), [(5, 0, guard), (5, 1, BadBlockCause::Stale)]);
         assert!(found.iter().all(|fault| !fault.repaired));
     }
     assert!(mirror.describe().lost_blocks > 0);
@@ -103,7 +103,7 @@ fn an_older_copy_is_withheld_after_a_restart_too_and_when_its_member_is_alone() 
     a.gone.set(true);
     let alone = opened(&[&a, &b]);
     assert_eq!(
-        faults(run(&alone, Operation::Verify { extent: extent(0, 64), checks: checks(&alone, extent(0, 64)) })).len(),
+        faults(run(&alone, Request::Verify { extent: extent(0, 64), checks: checks(&alone, extent(0, 64)) })).len(),
         1
     );
     assert!(read(&alone, extent(5, 1)).is_err());
@@ -130,7 +130,7 @@ fn an_older_copy_that_is_bad_itself_is_not_accepted() {
     rot(&b, 5);
     assert_eq!(accept(&mirror, "b"), 0);
     let found = faults(verify(&mirror));
-    assert_eq!(found.iter().filter(|fault| fault.field == FaultField::Stale).count(), 0, "no copy is kept there");
+    assert_eq!(found.iter().filter(|fault| fault.cause == BadBlockCause::Stale).count(), 0, "no copy is kept there");
     assert_eq!(found.len(), 2);
 }
 
@@ -165,7 +165,7 @@ fn what_a_member_is_brought_of_it_is_not_withheld_again() {
     rebuild(&mirror);
     // It goes and comes back before anybody flushes: what it was brought is durable.
     b.gone.set(true);
-    assert!(run(&*mirror, Operation::Flush).is_ok());
+    assert!(run(&*mirror, Request::Flush).is_ok());
     b.gone.set(false);
     take_back(&mirror, &b).unwrap();
     rebuild(&mirror);
@@ -180,8 +180,8 @@ fn what_a_member_is_brought_of_it_is_not_withheld_again() {
 fn zeroes_and_discards_end_it_too() {
     let all = extent(0, 64);
     for operation in [
-        Operation::WriteZeroes { extent: all, may_unmap: true, durability: Default::default() },
-        Operation::Discard { extents: vec![all] },
+        Request::WriteZeroes { extent: all, may_unmap: true, durability: Default::default() },
+        Request::Discard { extents: vec![all] },
     ] {
         let (_a, _b, mirror) = beside_damage(CRC16);
         run(&mirror, operation).unwrap();
@@ -247,16 +247,16 @@ fn a_member_that_was_brought_everything_once_is_not_new_although_it_was_not_in_s
     let c = TestLeg::new("c", Some(CRC16));
     mirror.add(c.source(), true).now_or_never().unwrap().unwrap();
     let leg = mirror.legs.borrow()[2].clone();
-    mirror.note().now_or_never().unwrap().unwrap();
+    mirror.write_labels().now_or_never().unwrap().unwrap();
     c.held_flush.set(true);
     let mut rebuilding = Box::pin(mirror.rebuild(&leg));
     assert!(rebuilding.as_mut().now_or_never().is_none(), "it flushes what was brought");
     // A change that only some have carried out, so it is to be brought again, and the source loses a block there.
-    mirror.suspect(extent(0, 1));
+    mirror.nosync(extent(0, 1));
     c.held_flush.set(false);
     rebuilding.as_mut().now_or_never();
     drop(rebuilding);
-    assert_eq!((leg.standing.get(), leg.is_new.get()), (Standing::Rebuilding, false));
+    assert_eq!((leg.standing.get(), leg.is_new.get()), (ReplicaState::Resyncing, false));
     close(&mirror);
     drop(mirror);
     rot(&a, 5);
@@ -270,9 +270,9 @@ fn a_member_that_was_brought_everything_once_is_not_new_although_it_was_not_in_s
 fn the_same_data_with_other_tags_is_no_current_copy() {
     let (a, b, mirror) = pair(Some(TYPE1));
     let with_tag = |app_tag| {
-        let tags = Tags { app_tag, storage_tag: 0, first_ref: 5 };
+        let tags = Tags { app_tag, storage_tag: 0, initial_ref_tag: 5 };
         let data = Sealed::seal(Slice::copy_from(&content(extent(5, 1), 1)), BlockSize::B4096, Some(TYPE1), &tags);
-        Operation::Write { extent: extent(5, 1), data, durability: Default::default() }
+        Request::Write { extent: extent(5, 1), data, durability: Default::default() }
     };
     run(&mirror, with_tag(5)).unwrap();
     tidy(&mirror);
@@ -290,7 +290,7 @@ fn the_same_data_with_other_tags_is_no_current_copy() {
 /// Makes a block unreadable where it lies.
 fn lose(leg: &TestLeg, lba: u64) {
     let extent = extent(lba, 1);
-    run(&*leg.memory, Operation::WriteUncorrectable { extent, durability: Default::default() }).unwrap();
+    run(&*leg.memory, Request::WriteUncorrectable { extent, durability: Default::default() }).unwrap();
 }
 
 #[test]
@@ -358,7 +358,7 @@ fn older_than_a_member() -> (TestLeg, TestLeg, TestLeg) {
     mirror.add(c.source(), true).now_or_never().unwrap().unwrap();
     let older = a.image();
     rebuild(&mirror);
-    assert_eq!(standings(&mirror), [Standing::Current; 3]);
+    assert_eq!(standings(&mirror), [ReplicaState::InSync; 3]);
     close(&mirror);
     [&b, &c].into_iter().for_each(|leg| leg.gone.set(true));
     let alone = opened(&[&older, &b, &c]);
@@ -402,7 +402,7 @@ fn a_full_list_keeps_the_member_out_of_sync_and_says_so() {
     // As many as there can be; one block of the device stays over.
     mirror.legs.borrow()[0].stale.replace(crate::stale::Stale::new(&[0]));
     mirror.rebuild(&leg).now_or_never().unwrap().unwrap_err();
-    assert_eq!(leg.standing.get(), Standing::Rebuilding);
+    assert_eq!(leg.standing.get(), ReplicaState::Resyncing);
     assert!(leg.why.borrow().contains("older ones"), "{}", leg.why.borrow());
     assert_eq!(mirror.describe().legs[1].missed_bytes, 1 << 16);
     for lba in [0, 77, BLOCKS - 1] {
@@ -411,7 +411,7 @@ fn a_full_list_keeps_the_member_out_of_sync_and_says_so() {
     // Taking them makes room.
     assert_eq!(accept(&mirror, "b"), BLOCKS - 1);
     mirror.rebuild(&leg).now_or_never().unwrap().unwrap();
-    assert_eq!((leg.standing.get(), leg.why.borrow().as_str()), (Standing::Current, ""));
+    assert_eq!((leg.standing.get(), leg.why.borrow().as_str()), (ReplicaState::InSync, ""));
 }
 
 #[test]
@@ -423,19 +423,19 @@ fn what_becomes_suspect_while_progress_is_flushed_is_still_lacking() {
     b.gone.set(false);
     take_back(&mirror, &b).unwrap();
     let leg = mirror.legs.borrow()[1].clone();
-    assert_eq!(leg.standing.get(), Standing::Rebuilding);
+    assert_eq!(leg.standing.get(), ReplicaState::Resyncing);
     b.held_flush.set(true);
     let mut rebuild = Box::pin(mirror.rebuild(&leg));
     assert!(rebuild.as_mut().now_or_never().is_none(), "it flushes what was brought");
     // A change that only some have carried out.
-    mirror.suspect(extent(600, 1));
+    mirror.nosync(extent(600, 1));
     b.held_flush.set(false);
     rebuild.as_mut().now_or_never();
     drop(rebuild);
-    assert_eq!(leg.standing.get(), Standing::Rebuilding);
-    assert!(leg.left.borrow().contains(37) && leg.missed.borrow().contains(37), "still said to be missing");
+    assert_eq!(leg.standing.get(), ReplicaState::Resyncing);
+    assert!(leg.to_resync.borrow().contains(37) && leg.out_of_sync.borrow().contains(37), "still said to be missing");
     mirror.rebuild(&leg).now_or_never().unwrap().unwrap();
-    assert_eq!(standings(&mirror), [Standing::Current; 2]);
+    assert_eq!(standings(&mirror), [ReplicaState::InSync; 2]);
     drop(a);
 }
 
@@ -489,10 +489,10 @@ fn damage_on_both_members_beside_a_resync_costs_only_what_nobody_has() {
     };
     all_right_or_lost("before");
     rebuild(&mirror);
-    assert_eq!(standings(&mirror), [Standing::Current; 2]);
+    assert_eq!(standings(&mirror), [ReplicaState::InSync; 2]);
     all_right_or_lost("after");
     let lasting = |outcome| -> std::collections::BTreeSet<u64> {
-        let found: Vec<Fault> = faults(outcome);
+        let found: Vec<BadBlock> = faults(outcome);
         found.iter().filter(|fault| !fault.repaired).map(|fault| fault.lba.get()).collect()
     };
     let lost: std::collections::BTreeSet<u64> = (0..LARGE).filter(|lba| is_lost(*lba)).collect();

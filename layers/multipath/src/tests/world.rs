@@ -8,14 +8,15 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use sealblock_block::{
-    Abilities, Answer, Clock, Device, Durability, Error, Failure, Gate, Geometry, Operation, Outcome, Source, Stack,
+    Abilities, Clock, Device, DeviceOpener, Durability, DynDevice, Error, ErrorKind, Gate, Geometry, Outcome, Request,
+    Response,
 };
 use sealblock_integrity::{Checks, Sealed, Tags};
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent};
 
-use crate::{MultipathLayer, Patience, Way, Worker};
+use crate::{MultipathLayer, PathConfig, RetryPolicy, Worker};
 
 /// The time.
 #[derive(Clone, Default)]
@@ -77,7 +78,7 @@ pub(super) struct Wire {
     pub(super) memory: Rc<Gate<MemoryDevice>>,
     pub(super) mode: Rc<Cell<Mode>>,
     /// What it was asked while it was silent, and may deliver yet.
-    pub(super) stuck: Rc<RefCell<Vec<Operation>>>,
+    pub(super) stuck: Rc<RefCell<Vec<Request>>>,
     pub(super) flushes: Rc<Cell<u32>>,
     /// Answers of the device itself that were failures.
     pub(super) failed: Rc<Cell<u32>>,
@@ -89,13 +90,13 @@ impl Wire {
         Wire { memory: Rc::clone(memory), mode, stuck: Rc::default(), flushes: Rc::default(), failed: Rc::default() }
     }
 
-    pub(super) fn source(&self) -> Source {
+    pub(super) fn source(&self) -> DeviceOpener {
         let wire = self.clone();
-        Source::new("path", move || {
+        DeviceOpener::new("path", move || {
             let wire = wire.clone();
             async move {
                 match wire.mode.get() {
-                    Mode::Works | Mode::Flaps => Ok(Stack::new(wire)),
+                    Mode::Works | Mode::Flaps => Ok(DynDevice::new(wire)),
                     Mode::Gone | Mode::Silent => Err(gone()),
                 }
             }
@@ -114,7 +115,7 @@ impl Wire {
 }
 
 fn gone() -> Error {
-    Failure::Unreachable { reason: "cut".to_owned() }.into()
+    ErrorKind::Unreachable { reason: "cut".to_owned() }.into()
 }
 
 impl Device for Wire {
@@ -126,10 +127,10 @@ impl Device for Wire {
         self.memory.abilities()
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         match self.mode.get() {
             Mode::Works => {
-                if matches!(operation, Operation::Flush) {
+                if matches!(operation, Request::Flush) {
                     self.flushes.set(self.flushes.get() + 1);
                 }
                 let outcome = self.memory.execute(operation).await;
@@ -154,35 +155,35 @@ pub(super) struct World {
 }
 
 /// 5 s for an answer; asked after 40 s without a request; 11 s of quarantine.
-pub(super) const PATIENCE: Patience = Patience {
-    wait: Duration::from_secs(30),
-    answer: Duration::from_secs(5),
-    losses: 8,
+pub(super) const PATIENCE: RetryPolicy = RetryPolicy {
+    no_path_timeout: Duration::from_secs(30),
+    request_timeout: Duration::from_secs(5),
+    max_path_failures: 8,
     idle: Duration::from_secs(40),
-    first_probe: Duration::from_secs(1),
-    max_probe: Duration::from_secs(10),
-    quarantine: Duration::from_secs(11),
+    min_reprobe: Duration::from_secs(1),
+    max_reprobe: Duration::from_secs(10),
+    quiesce_time: Duration::from_secs(11),
     volatile: true,
 };
 
 impl World {
-    pub(super) fn new(paths: usize, patience: Patience) -> World {
+    pub(super) fn new(paths: usize, patience: RetryPolicy) -> World {
         World::with(paths, patience, |_, _| None)
     }
 
     /// A world whose paths have something to settle with.
-    pub(super) fn with(paths: usize, patience: Patience, settle: fn(usize, &Wire) -> Option<Source>) -> World {
+    pub(super) fn with(paths: usize, patience: RetryPolicy, settle: fn(usize, &Wire) -> Option<DeviceOpener>) -> World {
         let memory = Rc::new(Gate::new("mem", MemoryDevice::new(BlockSize::B512, 1000, None)));
         let wires: Vec<Wire> = (0..paths).map(|_| Wire::to(&memory)).collect();
-        let way = |(path, wire): (usize, &Wire)| Way {
+        let way = |(path, wire): (usize, &Wire)| PathConfig {
             source: wire.source(),
             settle: settle(path, wire),
-            device: Some(Stack::new(wire.clone())),
+            device: Some(DynDevice::new(wire.clone())),
         };
         World::over(wires.iter().enumerate().map(way).collect(), wires.clone(), patience)
     }
 
-    pub(super) fn over(ways: Vec<Way>, wires: Vec<Wire>, patience: Patience) -> World {
+    pub(super) fn over(ways: Vec<PathConfig>, wires: Vec<Wire>, patience: RetryPolicy) -> World {
         let time = Time::default();
         let (layer, worker): (_, Worker<Time>) = MultipathLayer::new(ways, time.clone(), patience).unwrap();
         World { time, wires, layer: Rc::new(layer), worker: RefCell::new(Box::pin(worker.run())) }
@@ -224,20 +225,20 @@ impl World {
     }
 }
 
-pub(super) fn write(start: u64, blocks: u64, byte: u8) -> Operation {
+pub(super) fn write(start: u64, blocks: u64, byte: u8) -> Request {
     let extent = Extent::from_raw(start, blocks).unwrap();
     let data = Slice::copy_from(&vec![byte; extent.bytes(BlockSize::B512) as usize]);
     let data = Sealed::seal(data, BlockSize::B512, None, &Tags::default());
-    Operation::Write { extent, data, durability: Durability::Volatile }
+    Request::Write { extent, data, durability: Durability::Volatile }
 }
 
-pub(super) fn read(start: u64) -> Operation {
-    Operation::Read { extent: Extent::from_raw(start, 1).unwrap(), checks: Checks::NONE }
+pub(super) fn read(start: u64) -> Request {
+    Request::Read { extent: Extent::from_raw(start, 1).unwrap(), checks: Checks::NONE }
 }
 
 pub(super) fn byte(outcome: Outcome) -> u8 {
     match outcome.unwrap() {
-        Answer::Data(data) => data.data()[0],
+        Response::Data(data) => data.data()[0],
         other => panic!("{other:?}"),
     }
 }

@@ -1,6 +1,6 @@
 //! Stripes are put together again as they were made, or not at all.
 
-use sealblock_block::AnnexSlot;
+use sealblock_block::ReservedArea;
 
 use super::*;
 use crate::Refusal;
@@ -33,15 +33,15 @@ fn refused(legs: &[&Below], chunk_blocks: u64) -> Refusal {
 }
 
 fn slot(device: &impl Device) -> Slice {
-    match run(device, Operation::ReadAnnex { slot: AnnexSlot::Group }) {
-        Ok(Answer::Annex(bytes)) => bytes,
+    match run(device, Request::ReadReserved { slot: ReservedArea::GroupLabel }) {
+        Ok(Response::Reserved(bytes)) => bytes,
         other => panic!("{other:?}"),
     }
 }
 
 fn put_slot(device: &impl Device, bytes: &[u8]) {
-    let write = Operation::WriteAnnex { slot: AnnexSlot::Group, bytes: Slice::copy_from(bytes) };
-    assert!(matches!(run(device, write), Ok(Answer::Done)));
+    let write = Request::WriteReserved { slot: ReservedArea::GroupLabel, bytes: Slice::copy_from(bytes) };
+    assert!(matches!(run(device, write), Ok(Response::Done)));
 }
 
 #[test]

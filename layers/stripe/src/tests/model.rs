@@ -76,37 +76,37 @@ impl Pair {
         if may_choose && chosen != u64::MAX { chosen } else { at.start().get() }
     }
 
-    fn operation(&self, step: &Step) -> Option<Operation> {
+    fn operation(&self, step: &Step) -> Option<Request> {
         Some(match *step {
             Step::Write { at, blocks, seed, first_ref } => {
                 let extent = self.extent(at, blocks);
                 let format = self.flat.geometry().protection;
                 let data = sealed(format, extent, seed, self.tag(extent, first_ref));
-                Operation::Write { extent, data, durability: Durability::Volatile }
+                Request::Write { extent, data, durability: Durability::Volatile }
             }
             Step::Read { at, blocks, first_ref } => {
                 let extent = self.extent(at, blocks);
                 let first_ref = Some(self.tag(extent, first_ref));
-                Operation::Read { extent, checks: Checks { guard: true, first_ref, ..Checks::NONE } }
+                Request::Read { extent, checks: Checks { guard: true, initial_ref_tag: first_ref, ..Checks::NONE } }
             }
             Step::Verify { at, blocks } => {
                 let extent = self.extent(at, blocks);
-                Operation::Verify { extent, checks: full(&self.flat, extent) }
+                Request::Verify { extent, checks: full(&self.flat, extent) }
             }
             Step::Digest { at, blocks } => {
                 let extent = self.extent(at, blocks);
-                Operation::Digest { extent, checks: full(&self.flat, extent) }
+                Request::Checksum { extent, checks: full(&self.flat, extent) }
             }
             Step::Compare { at, blocks, seed, spoiled } => self.compare(self.extent(at, blocks), seed, spoiled),
             Step::Zero { at, blocks, may_unmap } => self.zero(self.extent(at, blocks), may_unmap),
             Step::Discard { at } => {
-                Operation::Discard { extents: at.iter().map(|(at, blocks)| self.extent(*at, *blocks)).collect() }
+                Request::Discard { extents: at.iter().map(|(at, blocks)| self.extent(*at, *blocks)).collect() }
             }
             Step::Spoil { at, blocks } => {
-                Operation::WriteUncorrectable { extent: self.extent(at, blocks), durability: Durability::Volatile }
+                Request::WriteUncorrectable { extent: self.extent(at, blocks), durability: Durability::Volatile }
             }
-            Step::Allocation { at, blocks } => Operation::Allocation { extent: self.extent(at, blocks) },
-            Step::Flush => Operation::Flush,
+            Step::Allocation { at, blocks } => Request::BlockStatus { extent: self.extent(at, blocks) },
+            Step::Flush => Request::Flush,
             Step::Damage { at, tag } => {
                 self.damage(Lba::new(at % self.flat.geometry().capacity_blocks), tag);
                 return None;
@@ -114,21 +114,21 @@ impl Pair {
         })
     }
 
-    fn zero(&self, extent: Extent, may_unmap: bool) -> Operation {
+    fn zero(&self, extent: Extent, may_unmap: bool) -> Request {
         // In Type 3 a device chooses the tags of zeroes that it writes, and the legs have addresses of their own.
         let format = self.flat.geometry().protection;
         let may_unmap = may_unmap || format.is_some_and(|format| format.protection() == ProtectionType::Type3);
-        Operation::WriteZeroes { extent, may_unmap, durability: Durability::Volatile }
+        Request::WriteZeroes { extent, may_unmap, durability: Durability::Volatile }
     }
 
-    fn compare(&self, extent: Extent, seed: u8, spoiled: Option<u64>) -> Operation {
+    fn compare(&self, extent: Extent, seed: u8, spoiled: Option<u64>) -> Request {
         let data = sealed(self.flat.geometry().protection, extent, seed, extent.start().get());
-        let Some(spoiled) = spoiled else { return Operation::Compare { extent, data } };
+        let Some(spoiled) = spoiled else { return Request::Compare { extent, data } };
         let mut bytes = data.data().to_vec();
         let at = spoiled as usize % bytes.len();
         bytes[at] ^= 1;
         let data = Sealed::seal(Slice::copy_from(&bytes), BlockSize::B512, None, &Tags::default());
-        Operation::Compare { extent, data }
+        Request::Compare { extent, data }
     }
 
     fn place(&self, lba: Lba) -> (usize, Lba) {
@@ -138,46 +138,47 @@ impl Pair {
 
     /// Damages the same block on both, in a part that has no address.
     fn damage(&self, lba: Lba, tag: bool) {
-        let what = if tag { Damage::Tag { at: 0, mask: 1 } } else { Damage::Data { at: 7, mask: 4 } };
+        let what = if tag { Corruption::Tag { at: 0, mask: 1 } } else { Corruption::Data { at: 7, mask: 4 } };
         let (leg, below) = self.place(lba);
         // A device in RAM cannot damage what it has never stored, and both store in pieces of their own.
         let both = sealed(self.flat.geometry().protection, Extent::one(lba), 1, lba.get());
         let write =
-            || Operation::Write { extent: Extent::one(lba), data: both.clone(), durability: Durability::Volatile };
+            || Request::Write { extent: Extent::one(lba), data: both.clone(), durability: Durability::Volatile };
         assert!(run(&self.flat, write()).is_ok() && run(&self.stripe, write()).is_ok());
         assert_eq!(self.flat.device().damage(lba, what), self.legs[leg].device().damage(below, what));
     }
 
     /// Both must answer alike; faults of the stripe name the right leg besides.
-    fn check(&self, operation: Operation) {
+    fn check(&self, operation: Request) {
         let asked = format!("{} of {:?}", operation.kind().name(), operation.extent());
         let (stripe, flat) = (run(&self.stripe, operation.clone()), run(&self.flat, operation));
         match (stripe, flat) {
-            (Ok(Answer::Data(a)), Ok(Answer::Data(b))) => {
+            (Ok(Response::Data(a)), Ok(Response::Data(b))) => {
                 assert!(a.data()[..] == b.data()[..], "data of {asked}");
                 assert!(a.tags()[..] == b.tags()[..], "tags of {asked}");
             }
-            (Ok(Answer::Digest(a)), Ok(Answer::Digest(b))) => assert_eq!(a.crc64, b.crc64, "{asked}"),
-            (Ok(Answer::Allocation(a)), Ok(Answer::Allocation(b))) => {
-                let blocks =
-                    |runs: &[sealblock_block::Run]| runs.iter().map(|run| u64::from(run.blocks.get())).sum::<u64>();
+            (Ok(Response::Checksum(a)), Ok(Response::Checksum(b))) => assert_eq!(a.crc64, b.crc64, "{asked}"),
+            (Ok(Response::BlockStatus(a)), Ok(Response::BlockStatus(b))) => {
+                let blocks = |runs: &[sealblock_block::StatusRun]| {
+                    runs.iter().map(|run| u64::from(run.blocks.get())).sum::<u64>()
+                };
                 assert_eq!(blocks(&a), blocks(&b), "{asked}");
             }
             (Ok(a), Ok(b)) => assert_eq!(format!("{a:?}"), format!("{b:?}"), "{asked}"),
-            (Err(a), Err(b)) => self.check_failures(a.into_failure(), b.into_failure(), &asked),
+            (Err(a), Err(b)) => self.check_failures(a.into_kind(), b.into_kind(), &asked),
             (a, b) => panic!("{asked}: {a:?} and {b:?}"),
         }
     }
 
-    fn check_failures(&self, stripe: Failure, flat: Failure, asked: &str) {
-        let (Failure::Integrity(a), Failure::Integrity(b)) = (&stripe, &flat) else {
+    fn check_failures(&self, stripe: ErrorKind, flat: ErrorKind, asked: &str) {
+        let (ErrorKind::Integrity(a), ErrorKind::Integrity(b)) = (&stripe, &flat) else {
             return assert_eq!(stripe, flat, "{asked}");
         };
-        let without = |fault: &Fault| Fault { leg: Leg::NONE, ..*fault };
-        let faults: Vec<Fault> = a.as_slice().iter().map(without).collect();
+        let without = |fault: &BadBlock| BadBlock { member: MemberPath::NONE, ..*fault };
+        let faults: Vec<BadBlock> = a.as_slice().iter().map(without).collect();
         assert_eq!(faults, b.as_slice(), "{asked}");
         for fault in a.as_slice() {
-            assert_eq!(fault.leg.outermost(), Some((self.place(fault.lba).0, Leg::NONE)), "{asked}");
+            assert_eq!(fault.member.outermost(), Some((self.place(fault.lba).0, MemberPath::NONE)), "{asked}");
         }
     }
 }
@@ -196,6 +197,6 @@ proptest! {
             }
         }
         let whole = pair.extent(0, u64::from(u32::MAX));
-        pair.check(Operation::Read { extent: whole, checks: Checks { guard: true, ..Checks::NONE } });
+        pair.check(Request::Read { extent: whole, checks: Checks { guard: true, ..Checks::NONE } });
     }
 }

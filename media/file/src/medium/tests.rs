@@ -158,7 +158,7 @@ fn a_medium_for_reading_takes_no_changes() {
     on_reactor(async |directory| {
         drop(create(directory, MIB));
         let medium = FileMedium::open(directory.path().join("file"), Options::READ).unwrap();
-        assert!(medium.read_only() && !medium.punches());
+        assert!(medium.is_read_only() && !medium.can_punch());
         let page = Slice::copy_from(&[1; 4096]);
         let outcomes = [medium.write(0, page).await, medium.punch(0, 4096).await, medium.zero(0, 4096).await];
         assert!(outcomes.into_iter().all(|outcome| kind(outcome) == Some(MediumErrorKind::ReadOnly)));
@@ -181,7 +181,7 @@ fn punched_ranges_are_zeroes_and_give_their_space_back() {
         assert_bytes(&medium, 3 * MIB, 1 << 20, 3).await;
         assert_eq!(medium.len_bytes(), 4 * MIB);
         let after = std::fs::metadata(medium.path()).unwrap().blocks();
-        assert_eq!(medium.punches(), after < before, "{before} blocks before, {after} after");
+        assert_eq!(medium.can_punch(), after < before, "{before} blocks before, {after} after");
     });
 }
 

@@ -1,12 +1,12 @@
 //! Twin tests of the device in RAM, through its gate as in a stack.
 
 use futures_util::FutureExt;
-use sealblock_block::{Answer, Device, Durability, Failure, FaultField, Gate, Operation, Outcome, RunState};
+use sealblock_block::{BadBlockCause, BlockState, Device, Durability, ErrorKind, Gate, Outcome, Request, Response};
 use sealblock_integrity::{Checks, Field, GuardKind, Masked, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_runtime_memory::{Pool, Slice};
 use sealblock_units::{BlockSize, Extent, Lba};
 
-use super::{Damage, MemoryDevice};
+use super::{Corruption, MemoryDevice};
 
 const SIZES: [BlockSize; 2] = [BlockSize::B512, BlockSize::B4096];
 
@@ -22,7 +22,7 @@ fn gate(size: BlockSize, format: Option<PiFormat>) -> Gate<MemoryDevice> {
     Gate::new("mem", MemoryDevice::new(size, 4096, format))
 }
 
-fn run(gate: &Gate<MemoryDevice>, operation: Operation) -> Outcome {
+fn run(gate: &Gate<MemoryDevice>, operation: Request) -> Outcome {
     gate.execute(operation).now_or_never().expect("RAM never waits")
 }
 
@@ -34,14 +34,14 @@ fn extent(start: u64, blocks: u64) -> Extent {
 fn blocks(gate: &Gate<MemoryDevice>, at: Extent, byte: u8) -> Sealed {
     let geometry = gate.geometry();
     let bytes = vec![byte; at.bytes(geometry.block_size) as usize];
-    let tags = Tags { app_tag: 0x0A0B, storage_tag: 0, first_ref: at.start().get() };
+    let tags = Tags { app_tag: 0x0A0B, storage_tag: 0, initial_ref_tag: at.start().get() };
     Sealed::seal(Slice::copy_from(&bytes), geometry.block_size, geometry.protection, &tags)
 }
 
 fn write(gate: &Gate<MemoryDevice>, at: Extent, byte: u8) {
     let data = blocks(gate, at, byte);
-    let outcome = run(gate, Operation::Write { extent: at, data, durability: Durability::Volatile });
-    assert!(matches!(outcome, Ok(Answer::Done)));
+    let outcome = run(gate, Request::Write { extent: at, data, durability: Durability::Volatile });
+    assert!(matches!(outcome, Ok(Response::Done)));
 }
 
 fn full(gate: &Gate<MemoryDevice>, at: Extent) -> Checks {
@@ -49,26 +49,32 @@ fn full(gate: &Gate<MemoryDevice>, at: Extent) -> Checks {
 }
 
 fn read(gate: &Gate<MemoryDevice>, at: Extent) -> Outcome {
-    run(gate, Operation::Read { extent: at, checks: full(gate, at) })
+    run(gate, Request::Read { extent: at, checks: full(gate, at) })
 }
 
 fn verify(gate: &Gate<MemoryDevice>, at: Extent) -> Outcome {
-    run(gate, Operation::Verify { extent: at, checks: full(gate, at) })
+    run(gate, Request::Verify { extent: at, checks: full(gate, at) })
 }
 
 fn assert_reads(gate: &Gate<MemoryDevice>, at: Extent, byte: u8) {
-    let Ok(Answer::Data(data)) = read(gate, at) else { panic!("{at} cannot be read") };
+    let Ok(Response::Data(data)) = read(gate, at) else { panic!("{at} cannot be read") };
     assert!(data.data().iter().all(|&found| found == byte), "{at} is not all {byte}");
 }
 
 fn zero(gate: &Gate<MemoryDevice>, extent: Extent, may_unmap: bool) {
-    let outcome = run(gate, Operation::WriteZeroes { extent, may_unmap, durability: Durability::Volatile });
-    assert!(matches!(outcome, Ok(Answer::Done)));
+    let outcome = run(gate, Request::WriteZeroes { extent, may_unmap, durability: Durability::Volatile });
+    assert!(matches!(outcome, Ok(Response::Done)));
 }
 
-fn faults(outcome: Outcome) -> Vec<(u64, FaultField)> {
+fn faults(outcome: Outcome) -> Vec<(u64, BadBlockCause)> {
     let error = outcome.expect_err("damage");
-    error.faults().expect("an integrity error").as_slice().iter().map(|fault| (fault.lba.get(), fault.field)).collect()
+    error
+        .bad_blocks()
+        .expect("an integrity error")
+        .as_slice()
+        .iter()
+        .map(|fault| (fault.lba.get(), fault.cause))
+        .collect()
 }
 
 #[test]
@@ -78,10 +84,10 @@ fn what_is_written_is_read_back_with_its_tags() {
             let gate = gate(size, format);
             let at = extent(125, 300);
             write(&gate, at, 0x5A);
-            let Ok(Answer::Data(data)) = read(&gate, at) else { panic!("clean blocks read") };
+            let Ok(Response::Data(data)) = read(&gate, at) else { panic!("clean blocks read") };
             let wanted = blocks(&gate, at, 0x5A);
             assert_eq!((&data.data()[..], &data.tags()[..]), (&wanted.data()[..], &wanted.tags()[..]));
-            assert!(matches!(verify(&gate, at), Ok(Answer::Verified(cost)) if cost.bytes_transferred == 0));
+            assert!(matches!(verify(&gate, at), Ok(Response::Verified(cost)) if cost.bytes_transferred == 0));
         }
     }
 }
@@ -94,7 +100,7 @@ fn blocks_never_written_are_zeroes_that_verify_and_cost_nothing() {
         assert_reads(&gate, all, 0);
         assert!(verify(&gate, all).is_ok());
         assert_eq!(gate.device().allocated_bytes(), 0);
-        let Ok(Answer::Data(data)) = read(&gate, extent(7, 2)) else { panic!("unwritten blocks read") };
+        let Ok(Response::Data(data)) = read(&gate, extent(7, 2)) else { panic!("unwritten blocks read") };
         assert!(data.tags().iter().all(|&byte| byte == 0xFF), "a deallocated block's tuple is all ones");
         // A neighbour in the same chunk changes nothing about that.
         write(&gate, extent(8, 1), 1);
@@ -110,14 +116,14 @@ fn damage_is_found_by_read_and_verify_wherever_it_is() {
             let gate = gate(size, Some(format));
             let at = extent(0, 400);
             write(&gate, at, 9);
-            assert!(gate.device().damage(Lba::new(3), Damage::Data { at: 100, mask: 1 }));
-            assert!(gate.device().damage(Lba::new(399), Damage::Tag { at: 0, mask: 0x80 }));
-            let guard = FaultField::Tag(Field::Guard);
+            assert!(gate.device().damage(Lba::new(3), Corruption::Data { at: 100, mask: 1 }));
+            assert!(gate.device().damage(Lba::new(399), Corruption::Tag { at: 0, mask: 0x80 }));
+            let guard = BadBlockCause::Tag(Field::Guard);
             assert_eq!(faults(read(&gate, at)), [(3, guard), (399, guard)]);
             assert_eq!(faults(verify(&gate, at)), [(3, guard), (399, guard)]);
             assert!(read(&gate, extent(4, 395)).is_ok(), "the blocks between are good");
             let checks = Checks { guard: false, ..full(&gate, at) };
-            assert!(run(&gate, Operation::Read { extent: at, checks }).is_ok(), "only what is asked is checked");
+            assert!(run(&gate, Request::Read { extent: at, checks }).is_ok(), "only what is asked is checked");
         }
     }
 }
@@ -127,12 +133,12 @@ fn tags_are_checked_against_what_is_asked() {
     let gate = gate(BlockSize::B512, Some(TYPE1));
     let at = extent(10, 200);
     write(&gate, at, 1);
-    let with = |checks: Checks| run(&gate, Operation::Verify { extent: at, checks });
+    let with = |checks: Checks| run(&gate, Request::Verify { extent: at, checks });
     let app = |expected| Checks { app_tag: Some(Masked { expected, mask: 0xFFFF }), ..Checks::NONE };
     assert!(with(app(0x0A0B)).is_ok());
     assert_eq!(faults(with(app(0x0A0C))).len(), 200);
-    assert!(gate.device().damage(Lba::new(150), Damage::Tag { at: 7, mask: 1 }));
-    let reference = FaultField::Tag(Field::RefTag);
+    assert!(gate.device().damage(Lba::new(150), Corruption::Tag { at: 7, mask: 1 }));
+    let reference = BadBlockCause::Tag(Field::RefTag);
     assert_eq!(faults(verify(&gate, at)), [(150, reference)]);
     // Every block is one behind what is demanded, but for the damaged one, which now claims to be 151.
     let shifted = faults(with(Checks { guard: false, ..Checks::full(TYPE1, Lba::new(11)) }));
@@ -151,8 +157,8 @@ fn unmapping_gives_memory_back_and_reads_as_zeroes() {
         assert_reads(&gate, extent(5, 1000), 0);
         assert_reads(&gate, extent(4, 1), 3);
         assert_reads(&gate, extent(1005, 19), 3);
-        let outcome = run(&gate, Operation::Discard { extents: vec![extent(0, 5), extent(1005, 19)] });
-        assert!(matches!(outcome, Ok(Answer::Done)));
+        let outcome = run(&gate, Request::Discard { extents: vec![extent(0, 5), extent(1005, 19)] });
+        assert!(matches!(outcome, Ok(Response::Done)));
         assert_eq!(gate.device().allocated_bytes(), 0);
         assert!(verify(&gate, extent(0, 4096)).is_ok());
     }
@@ -163,8 +169,8 @@ fn written_zeroes_have_tags_that_are_checked() {
     let gate = gate(BlockSize::B512, Some(TYPE1));
     zero(&gate, extent(100, 300), false);
     assert_reads(&gate, extent(100, 300), 0);
-    assert!(gate.device().damage(Lba::new(222), Damage::Data { at: 0, mask: 1 }));
-    assert_eq!(faults(verify(&gate, extent(0, 4096))), [(222, FaultField::Tag(Field::Guard))]);
+    assert!(gate.device().damage(Lba::new(222), Corruption::Data { at: 0, mask: 1 }));
+    assert_eq!(faults(verify(&gate, extent(0, 4096))), [(222, BadBlockCause::Tag(Field::Guard))]);
     zero(&gate, extent(222, 1), true);
     assert_reads(&gate, extent(0, 4096), 0);
 }
@@ -175,29 +181,29 @@ fn compare_finds_the_first_difference_and_tells_damage_from_it() {
         let gate = gate(BlockSize::B512, format);
         let at = extent(100, 200);
         write(&gate, at, 7);
-        let compare = |byte| run(&gate, Operation::Compare { extent: at, data: blocks(&gate, at, byte) });
-        assert!(matches!(compare(7), Ok(Answer::Done)));
-        assert!(gate.device().damage(Lba::new(170), Damage::Data { at: 511, mask: 0x80 }));
+        let compare = |byte| run(&gate, Request::Compare { extent: at, data: blocks(&gate, at, byte) });
+        assert!(matches!(compare(7), Ok(Response::Done)));
+        assert!(gate.device().damage(Lba::new(170), Corruption::Data { at: 511, mask: 0x80 }));
         match format {
             None => {
-                let differs = compare(7).unwrap_err().into_failure();
-                assert_eq!(differs, Failure::Miscompare { lba: Lba::new(170) });
+                let differs = compare(7).unwrap_err().into_kind();
+                assert_eq!(differs, ErrorKind::Miscompare { lba: Lba::new(170) });
             }
-            Some(_) => assert_eq!(faults(compare(7)), [(170, FaultField::Tag(Field::Guard))]),
+            Some(_) => assert_eq!(faults(compare(7)), [(170, BadBlockCause::Tag(Field::Guard))]),
         }
         write(&gate, extent(170, 1), 8);
-        assert_eq!(compare(7).unwrap_err().into_failure(), Failure::Miscompare { lba: Lba::new(170) });
+        assert_eq!(compare(7).unwrap_err().into_kind(), ErrorKind::Miscompare { lba: Lba::new(170) });
     }
 }
 
 #[test]
 fn there_is_nothing_to_damage_where_nothing_is_stored() {
     let gate = gate(BlockSize::B512, None);
-    assert!(!gate.device().damage(Lba::new(0), Damage::Data { at: 0, mask: 1 }));
+    assert!(!gate.device().damage(Lba::new(0), Corruption::Data { at: 0, mask: 1 }));
     write(&gate, extent(0, 1), 1);
-    assert!(gate.device().damage(Lba::new(0), Damage::Data { at: 0, mask: 1 }));
-    assert!(!gate.device().damage(Lba::new(0), Damage::Tag { at: 0, mask: 1 }), "no protection, no tags");
-    assert!(!gate.device().damage(Lba::new(4096), Damage::Data { at: 0, mask: 1 }), "past the end");
+    assert!(gate.device().damage(Lba::new(0), Corruption::Data { at: 0, mask: 1 }));
+    assert!(!gate.device().damage(Lba::new(0), Corruption::Tag { at: 0, mask: 1 }), "no protection, no tags");
+    assert!(!gate.device().damage(Lba::new(4096), Corruption::Data { at: 0, mask: 1 }), "past the end");
 }
 
 #[test]
@@ -208,13 +214,13 @@ fn what_must_be_copied_is_copied_into_a_pool_if_there_is_one() {
     // A pool's buffers hold old bytes, so an unwritten block behind a written one tells whether it is filled.
     write(&gate, extent(31, 1), 0xEE);
     for _ in 0..4 {
-        let Ok(Answer::Data(data)) = read(&gate, extent(31, 2)) else { panic!("clean blocks read") };
+        let Ok(Response::Data(data)) = read(&gate, extent(31, 2)) else { panic!("clean blocks read") };
         assert!(data.data().arena_id().is_some(), "two chunks");
         assert!(
             data.data()[..4096].iter().all(|&byte| byte == 0xEE) && data.data()[4096..].iter().all(|&byte| byte == 0)
         );
     }
-    let Ok(Answer::Data(data)) = read(&gate, extent(31, 1)) else { panic!("clean blocks read") };
+    let Ok(Response::Data(data)) = read(&gate, extent(31, 1)) else { panic!("clean blocks read") };
     assert!(data.data().arena_id().is_none(), "the stored bytes themselves");
 }
 
@@ -225,24 +231,24 @@ fn answers_keep_their_bytes_and_tags_whatever_is_changed_later() {
             let gate = gate(size, format);
             let at = extent(0, (128 << 10) >> size.shift());
             let first = extent(0, 1);
-            let uncorrectable = Operation::WriteUncorrectable { extent: at, durability: Durability::Volatile };
+            let uncorrectable = Request::WriteUncorrectable { extent: at, durability: Durability::Volatile };
             let changes: [&dyn Fn(); 6] = [
                 &|| write(&gate, first, 2),
                 &|| write(&gate, at, 3),
                 &|| zero(&gate, first, true),
                 &|| zero(&gate, at, false),
-                &|| drop(run(&gate, Operation::Discard { extents: vec![at] })),
+                &|| drop(run(&gate, Request::Discard { extents: vec![at] })),
                 &|| assert!(run(&gate, uncorrectable.clone()).is_ok()),
             ];
             for change in changes {
                 write(&gate, at, 1);
                 let wanted = blocks(&gate, at, 1);
-                let Ok(Answer::Data(answer)) = read(&gate, at) else { panic!("clean blocks read") };
+                let Ok(Response::Data(answer)) = read(&gate, at) else { panic!("clean blocks read") };
                 change();
                 assert_eq!((&answer.data()[..], &answer.tags()[..]), (&wanted.data()[..], &wanted.tags()[..]));
                 drop(answer);
             }
-            drop(run(&gate, Operation::Discard { extents: vec![at] }));
+            drop(run(&gate, Request::Discard { extents: vec![at] }));
             drop(read(&gate, at));
             drop(read(&gate, at));
             assert_eq!(gate.device().allocated_bytes(), 0, "memory comes back");
@@ -256,41 +262,41 @@ fn unreadable_blocks_fail_until_they_are_written_zeroed_or_discarded() {
         let gate = gate(BlockSize::B4096, format);
         let all = extent(10, 8);
         write(&gate, all, 5);
-        let spoil = || Operation::WriteUncorrectable { extent: extent(12, 3), durability: Durability::Volatile };
+        let spoil = || Request::WriteUncorrectable { extent: extent(12, 3), durability: Durability::Volatile };
         let media = |outcome: Outcome| -> Vec<u64> {
             let error = outcome.expect_err("the blocks are unreadable");
-            let faults = error.faults().expect("damage is named").as_slice();
-            assert!(faults.iter().all(|fault| fault.field == FaultField::Media && fault.expected.is_none()));
+            let faults = error.bad_blocks().expect("damage is named").as_slice();
+            assert!(faults.iter().all(|fault| fault.cause == BadBlockCause::Media && fault.expected.is_none()));
             faults.iter().map(|fault| fault.lba.get()).collect()
         };
-        let zero = |at, may_unmap| Operation::WriteZeroes { extent: at, may_unmap, durability: Durability::Volatile };
-        assert!(matches!(run(&gate, spoil()), Ok(Answer::Done)));
+        let zero = |at, may_unmap| Request::WriteZeroes { extent: at, may_unmap, durability: Durability::Volatile };
+        assert!(matches!(run(&gate, spoil()), Ok(Response::Done)));
         assert_eq!(media(read(&gate, all)), [12, 13, 14]);
         assert_eq!(media(verify(&gate, all)), [12, 13, 14]);
-        let compare = Operation::Compare { extent: all, data: blocks(&gate, all, 5) };
+        let compare = Request::Compare { extent: all, data: blocks(&gate, all, 5) };
         assert_eq!(media(run(&gate, compare)), [12, 13, 14]);
         assert_reads(&gate, extent(10, 2), 5);
         assert_reads(&gate, extent(15, 3), 5);
         write(&gate, extent(12, 1), 6);
-        assert!(matches!(run(&gate, zero(extent(13, 1), false)), Ok(Answer::Done)));
+        assert!(matches!(run(&gate, zero(extent(13, 1), false)), Ok(Response::Done)));
         assert_eq!(media(verify(&gate, all)), [14]);
-        assert!(matches!(run(&gate, Operation::Discard { extents: vec![extent(14, 1)] }), Ok(Answer::Done)));
-        assert!(matches!(verify(&gate, all), Ok(Answer::Verified(_))));
+        assert!(matches!(run(&gate, Request::Discard { extents: vec![extent(14, 1)] }), Ok(Response::Done)));
+        assert!(matches!(verify(&gate, all), Ok(Response::Verified(_))));
         assert_reads(&gate, extent(12, 1), 6);
-        assert!(matches!(run(&gate, spoil()), Ok(Answer::Done)));
-        assert!(matches!(run(&gate, zero(all, true)), Ok(Answer::Done)));
+        assert!(matches!(run(&gate, spoil()), Ok(Response::Done)));
+        assert!(matches!(run(&gate, zero(all, true)), Ok(Response::Done)));
         assert_reads(&gate, all, 0);
     }
 }
 
-fn runs(gate: &Gate<MemoryDevice>, at: Extent) -> Vec<(u32, RunState)> {
-    let Ok(Answer::Allocation(runs)) = run(gate, Operation::Allocation { extent: at }) else { panic!("no runs") };
+fn runs(gate: &Gate<MemoryDevice>, at: Extent) -> Vec<(u32, BlockState)> {
+    let Ok(Response::BlockStatus(runs)) = run(gate, Request::BlockStatus { extent: at }) else { panic!("no runs") };
     runs.iter().map(|run| (run.blocks.get(), run.state)).collect()
 }
 
 #[test]
 fn what_memory_is_not_there_for_is_a_hole_unless_it_is_unreadable() {
-    use RunState::{Data, Hole};
+    use BlockState::{Data, Hole};
     for format in [Some(TYPE1), None] {
         // Memory comes in chunks of 32 such blocks.
         let gate = gate(BlockSize::B4096, format);
@@ -298,7 +304,7 @@ fn what_memory_is_not_there_for_is_a_hole_unless_it_is_unreadable() {
         write(&gate, extent(40, 1), 7);
         assert_eq!(runs(&gate, extent(0, 128)), [(32, Hole), (32, Data), (64, Hole)]);
         let durability = Durability::Volatile;
-        let unreadable = Operation::WriteUncorrectable { extent: extent(100, 1), durability };
+        let unreadable = Request::WriteUncorrectable { extent: extent(100, 1), durability };
         assert!(run(&gate, unreadable).is_ok());
         assert_eq!(runs(&gate, extent(64, 64)), [(32, Hole), (32, Data)]);
     }

@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use crate::common::fake::{Reply, export, serve as serve_fake};
 use crate::common::*;
-use sealblock_block::{Answer, Device, Durability, Error, Failure, Gate, Operation, RunState};
+use sealblock_block::{BlockState, Device, Durability, Error, ErrorKind, Gate, Request, Response};
 use sealblock_media_nbd::{ConnectError, NbdDevice, Options, Reconnect};
-use sealblock_protocols_nbd::{Command, ErrorCode, Export, Failed, Run};
+use sealblock_protocols_nbd::{Command, ErrorCode, ErrorReply, Export, Run};
 use sealblock_runtime_reactor::net::Listener;
 use sealblock_runtime_reactor::{JoinHandle, sleep, spawn};
 use sealblock_units::BlockSize;
 
 fn fail(code: ErrorCode, offset: Option<u64>) -> Option<Reply> {
-    Some(Reply::Fail(Failed { code, offset, message: "no".into() }))
+    Some(Reply::Fail(ErrorReply { code, offset, message: "no".into() }))
 }
 
 fn reads(command: &Command, lba: u64) -> bool {
@@ -71,7 +71,7 @@ fn a_failure_that_passes_is_got_over_and_one_that_stays_is_told() {
         let device = open(fake.address, "disk", options()).await;
         read(&device, extent(0, 8)).await.unwrap();
         let error = read(&device, extent(0, 256)).await.unwrap_err();
-        assert!(matches!(error.failure(), Failure::Media { reason } if reason.contains("EIO")), "{error}");
+        assert!(matches!(error.kind(), ErrorKind::Media { reason } if reason.contains("EIO")), "{error}");
         assert_eq!(bad(&error), [], "no block is bad by itself");
     });
 }
@@ -80,10 +80,10 @@ fn a_failure_that_passes_is_got_over_and_one_that_stays_is_told() {
 fn errors_become_the_failures_of_their_kind() {
     run(|| async {
         for (code, is_it) in [
-            (ErrorCode::NoSpace, (|failure| matches!(failure, Failure::NoSpace { .. })) as fn(&Failure) -> bool),
-            (ErrorCode::NotPermitted, |failure| *failure == Failure::ReadOnly),
-            (ErrorCode::Io, |failure| matches!(failure, Failure::Media { .. })),
-            (ErrorCode::NoMemory, |failure| matches!(failure, Failure::Media { .. })),
+            (ErrorCode::NoSpace, (|failure| matches!(failure, ErrorKind::NoSpace { .. })) as fn(&ErrorKind) -> bool),
+            (ErrorCode::NotPermitted, |failure| *failure == ErrorKind::ReadOnly),
+            (ErrorCode::Io, |failure| matches!(failure, ErrorKind::Media { .. })),
+            (ErrorCode::NoMemory, |failure| matches!(failure, ErrorKind::Media { .. })),
         ] {
             let fake = serve_fake(export(), move |command| match command {
                 Command::Write { .. } => fail(code, None),
@@ -91,7 +91,7 @@ fn errors_become_the_failures_of_their_kind() {
             });
             let device = open(fake.address, "disk", options()).await;
             let error = write(&device, extent(0, 1), 1).await.unwrap_err();
-            assert!(is_it(error.failure()), "{code}: {error}");
+            assert!(is_it(error.kind()), "{code}: {error}");
         }
     });
 }
@@ -124,7 +124,7 @@ fn a_flush_does_not_vouch_for_writes_of_a_connection_that_was_lost() {
 }
 
 /// Begins eight writes of 1 MiB.
-fn write_large(device: &Rc<Gate<NbdDevice>>, seed: u8) -> Vec<JoinHandle<Result<Answer, Error>>> {
+fn write_large(device: &Rc<Gate<NbdDevice>>, seed: u8) -> Vec<JoinHandle<Result<Response, Error>>> {
     let one = |i: u64| {
         let device = Rc::clone(device);
         spawn(async move { write(&*device, extent(i * 256, 256), seed).await })
@@ -195,10 +195,10 @@ fn a_server_that_shuts_down_or_hangs_up_is_left_and_found_again() {
 fn a_request_that_ends_every_connection_is_given_up() {
     run(|| async {
         let fake = serve_fake(export(), |command| reads(command, 5).then_some(Reply::Close));
-        let device = open(fake.address, "disk", Options { losses: 3, ..options() }).await;
+        let device = open(fake.address, "disk", Options { max_connection_losses: 3, ..options() }).await;
         let error = read(&device, extent(0, 8)).await.unwrap_err();
         assert!(
-            matches!(error.failure(), Failure::Unreachable { reason } if reason.contains("3 connections")),
+            matches!(error.kind(), ErrorKind::Unreachable { reason } if reason.contains("3 connections")),
             "{error}"
         );
         read(&device, extent(6, 2)).await.expect("others go on");
@@ -214,7 +214,7 @@ fn patience_has_an_end() {
         served.server.stop();
         served.serving.await.unwrap().unwrap();
         let error = read(&device, extent(0, 1)).await.unwrap_err();
-        let Failure::Unreachable { reason } = error.failure() else { panic!("{error}") };
+        let ErrorKind::Unreachable { reason } = error.kind() else { panic!("{error}") };
         assert!(reason.contains("3 attempts") && reason.contains("cannot connect"), "{reason}");
         assert!(read(&device, extent(0, 1)).await.is_err(), "it stays given up");
     });
@@ -224,7 +224,7 @@ fn patience_has_an_end() {
 fn silence_has_an_end() {
     run(|| async {
         let fake = serve_fake(export(), |command| reads(command, 5).then_some(Reply::Silence));
-        let quick = Options { request_timeout: Duration::from_millis(80), losses: 1, ..impatient() };
+        let quick = Options { request_timeout: Duration::from_millis(80), max_connection_losses: 1, ..impatient() };
         let device = open(fake.address, "disk", quick).await;
         let error = read(&device, extent(5, 1)).await.unwrap_err();
         assert!(error.to_string().contains("not answered within 80ms"), "{error}");
@@ -295,18 +295,18 @@ fn holes_are_asked_for_until_all_is_known_and_a_server_that_dawdles_is_cut_short
             _ => None,
         });
         let device = open(fake.address, "disk", options()).await;
-        let answer = device.execute(Operation::Allocation { extent: extent(2, 16) }).await.unwrap();
-        let Answer::Allocation(runs) = answer else { panic!("{answer:?}") };
+        let answer = device.execute(Request::BlockStatus { extent: extent(2, 16) }).await.unwrap();
+        let Response::BlockStatus(runs) = answer else { panic!("{answer:?}") };
         let told: Vec<_> = runs.iter().map(|run| (run.blocks.get(), run.state)).collect();
-        use RunState::{Data, Hole};
+        use BlockState::{Data, Hole};
         assert_eq!(told, [(3, Hole), (3, Data), (5, Hole), (3, Data), (2, Hole)]);
         let slow = serve_fake(export(), |command| match command {
             Command::BlockStatus { .. } => Some(Reply::Status(vec![Run { length: 512, status: 3 }])),
             _ => None,
         });
         let device = open(slow.address, "disk", options()).await;
-        let answer = device.execute(Operation::Allocation { extent: extent(0, 4096) }).await.unwrap();
-        let Answer::Allocation(runs) = answer else { panic!("{answer:?}") };
+        let answer = device.execute(Request::BlockStatus { extent: extent(0, 4096) }).await.unwrap();
+        let Response::BlockStatus(runs) = answer else { panic!("{answer:?}") };
         assert_eq!(runs.iter().map(|run| u64::from(run.blocks.get())).sum::<u64>(), 4096);
         assert!(runs.iter().all(|run| run.state == Data), "{runs:?}");
         assert_eq!(slow.requests.get(), 1024);

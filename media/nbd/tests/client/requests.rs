@@ -3,9 +3,9 @@
 use std::rc::Rc;
 
 use crate::common::*;
-use sealblock_block::{Ability, Answer, Device, Durability, Failure, Operation};
+use sealblock_block::{Ability, Device, Durability, ErrorKind, Request, Response};
 use sealblock_integrity::Checks;
-use sealblock_media_memory::Damage;
+use sealblock_media_memory::Corruption;
 use sealblock_media_nbd::{Address, ConnectError, NbdDevice, Options, discover};
 use sealblock_runtime_reactor::spawn;
 use sealblock_units::{BlockSize, Lba};
@@ -82,11 +82,11 @@ fn zeroes_and_discards_are_carried_out_by_the_server() {
         write(&device, extent(0, 64), 7).await.unwrap();
         for (start, may_unmap) in [(0, true), (8, false)] {
             let durability = Durability::ForceUnitAccess;
-            let zero = Operation::WriteZeroes { extent: extent(start, 8), may_unmap, durability };
+            let zero = Request::WriteZeroes { extent: extent(start, 8), may_unmap, durability };
             device.execute(zero).await.unwrap();
         }
         assert!(read(&device, extent(0, 16)).await.unwrap().data().iter().all(|byte| *byte == 0));
-        device.execute(Operation::Discard { extents: vec![extent(16, 8), extent(40, 2)] }).await.unwrap();
+        device.execute(Request::Discard { extents: vec![extent(16, 8), extent(40, 2)] }).await.unwrap();
         assert_eq!(read(&device, extent(24, 16)).await.unwrap().data().len(), 16 << 12);
         let expected = sealed(&device, extent(0, 64), 7).slice(24, 16);
         assert!(read(&device, extent(24, 16)).await.unwrap().data()[..] == expected.data()[..]);
@@ -102,17 +102,17 @@ fn every_damaged_block_is_named_and_none_hides_another() {
         let device = open(served.address, "disk", options()).await;
         write(&device, extent(0, 1024), 3).await.unwrap();
         for lba in [7, 8, 300, 1023] {
-            assert!(memory.damage(Lba::new(lba), Damage::Data { at: 9, mask: 1 }));
+            assert!(memory.damage(Lba::new(lba), Corruption::Data { at: 9, mask: 1 }));
         }
         let error = read(&device, extent(0, 64)).await.unwrap_err();
         assert_eq!(bad(&error), [7, 8]);
-        let verify = Operation::Verify { extent: extent(0, 1024), checks: Checks::NONE };
+        let verify = Request::Verify { extent: extent(0, 1024), checks: Checks::NONE };
         assert_eq!(bad(&device.execute(verify.clone()).await.unwrap_err()), [7, 8, 300, 1023]);
         read(&device, extent(301, 100)).await.unwrap();
         for lba in [7, 8, 300, 1023] {
             write(&device, extent(lba, 1), 4).await.unwrap();
         }
-        assert!(matches!(device.execute(verify).await, Ok(Answer::Verified(_))));
+        assert!(matches!(device.execute(verify).await, Ok(Response::Verified(_))));
         served.server.stop();
     });
 }
@@ -125,7 +125,7 @@ fn a_read_only_export_cannot_be_written() {
         assert!(!device.abilities().writable);
         read(&device, extent(0, 1)).await.unwrap();
         let error = write(&device, extent(0, 1), 1).await.unwrap_err();
-        assert_eq!(error.into_failure(), Failure::ReadOnly);
+        assert_eq!(error.into_kind(), ErrorKind::ReadOnly);
         flush(&device).await.unwrap();
         served.server.stop();
     });
@@ -164,7 +164,7 @@ fn a_device_that_was_closed_answers_nothing_more() {
         write(&device, extent(0, 1), 1).await.unwrap();
         device.device().close().await;
         let error = read(&device, extent(0, 1)).await.unwrap_err();
-        assert!(matches!(error.failure(), Failure::Unreachable { reason } if reason.contains("closed")), "{error}");
+        assert!(matches!(error.kind(), ErrorKind::Unreachable { reason } if reason.contains("closed")), "{error}");
         while served.server.connections() > 0 {
             sealblock_runtime_reactor::sleep(std::time::Duration::from_millis(1)).await;
         }

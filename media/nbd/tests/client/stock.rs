@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::common::*;
-use sealblock_block::{Answer, Device, Durability, Operation, RunState};
+use sealblock_block::{BlockState, Device, Durability, Request, Response};
 use sealblock_integrity::Checks;
 use sealblock_media_nbd::{Options, discover};
 
@@ -75,10 +75,10 @@ impl Drop for Scratch {
 }
 
 async fn runs(device: &impl Device, start: u64, blocks: u64) -> Vec<(u32, bool)> {
-    let answer = device.execute(Operation::Allocation { extent: extent(start, blocks) }).await.unwrap();
-    let Answer::Allocation(runs) = answer else { panic!("{answer:?}") };
+    let answer = device.execute(Request::BlockStatus { extent: extent(start, blocks) }).await.unwrap();
+    let Response::BlockStatus(runs) = answer else { panic!("{answer:?}") };
     let mut joined: Vec<(u32, bool)> = Vec::new();
-    for (blocks, is_hole) in runs.iter().map(|run| (run.blocks.get(), run.state == RunState::Hole)) {
+    for (blocks, is_hole) in runs.iter().map(|run| (run.blocks.get(), run.state == BlockState::Hole)) {
         match joined.last_mut() {
             Some((last, same)) if *same == is_hole => *last += blocks,
             _ => joined.push((blocks, is_hole)),
@@ -100,12 +100,12 @@ async fn use_it(address: SocketAddr, export: &str, connections: u16) {
     }
     for may_unmap in [true, false] {
         write(&device, extent(1000, 64), 5).await.unwrap();
-        let zero = Operation::WriteZeroes { extent: extent(1000, 64), may_unmap, durability: Durability::Volatile };
+        let zero = Request::WriteZeroes { extent: extent(1000, 64), may_unmap, durability: Durability::Volatile };
         device.execute(zero).await.unwrap();
         assert!(read(&device, extent(1000, 64)).await.unwrap().data().iter().all(|byte| *byte == 0));
     }
-    device.execute(Operation::Discard { extents: vec![extent(2000, 8)] }).await.unwrap();
-    device.execute(Operation::Verify { extent: extent(0, 4096), checks: Checks::NONE }).await.unwrap();
+    device.execute(Request::Discard { extents: vec![extent(2000, 8)] }).await.unwrap();
+    device.execute(Request::Verify { extent: extent(0, 4096), checks: Checks::NONE }).await.unwrap();
     device.device().close().await;
 }
 

@@ -1,8 +1,8 @@
 use super::*;
 use sealblock_integrity::{Field, GuardKind, Masked};
 
-fn wire(tagging: Tagging, size: BlockSize) -> Wire {
-    Wire { size, tagging, storage_tag_mask: u64::MAX, sums: None }
+fn wire(tagging: PiMode, size: BlockSize) -> BlockCodec {
+    BlockCodec { size, tagging, storage_tag_mask: u64::MAX, sums: None }
 }
 
 fn format(guard: GuardKind, kind: ProtectionType) -> PiFormat {
@@ -15,7 +15,7 @@ fn extent(start: u64, blocks: u64) -> Extent {
 
 fn sealed(size: BlockSize, format: PiFormat, start: u64, blocks: usize) -> Sealed {
     let bytes: Vec<u8> = (0..blocks * size.bytes()).map(|i| (i / 5) as u8).collect();
-    let tags = Tags { app_tag: 5, storage_tag: 0, first_ref: start };
+    let tags = Tags { app_tag: 5, storage_tag: 0, initial_ref_tag: start };
     Sealed::seal(Slice::copy_from(&bytes), size, Some(format), &tags)
 }
 
@@ -27,7 +27,7 @@ fn blocks_travel_interleaved_and_are_taken_apart() {
         for guard in [GuardKind::Crc16, GuardKind::Crc32c, GuardKind::Crc64] {
             for blocks in [1, 2, 9] {
                 let format = format(guard, ProtectionType::Type1);
-                let wire = wire(Tagging::Host(format), size);
+                let wire = wire(PiMode::Host(format), size);
                 let data = sealed(size, format, 7, blocks);
                 let bytes: Vec<u8> =
                     wire.payload(&data, &pool).slices().iter().flat_map(|slice| slice.to_vec()).collect();
@@ -52,18 +52,18 @@ fn blocks_travel_interleaved_and_are_taken_apart() {
 #[test]
 fn uniform_tags_are_checked_and_others_are_left_alone() {
     let format = format(GuardKind::Crc16, ProtectionType::Type1);
-    let wire = wire(Tagging::Host(format), BlockSize::B512);
+    let wire = wire(PiMode::Host(format), BlockSize::B512);
     let same = sealed(BlockSize::B512, format, 3, 2);
-    let info = wire.offer(extent(3, 2), &same);
+    let info = wire.write_checks(extent(3, 2), &same);
     assert_eq!((info.prchk.bits(), info.lbat, info.lbatm, info.pract), (7, 5, 0xFFFF, false));
     assert_eq!(info.reference_tag(format), 3);
     let seal = |app_tag, first_ref| {
-        let tags = Tags { app_tag, storage_tag: 0, first_ref };
+        let tags = Tags { app_tag, storage_tag: 0, initial_ref_tag: first_ref };
         Sealed::seal(Slice::copy_from(&[1; 512]), BlockSize::B512, Some(format), &tags)
     };
     let mixed = Sealed::join(&[seal(1, 3), seal(2, 4)]);
-    assert!(!wire.offer(extent(3, 2), &mixed).prchk.contains(Prchk::APPLICATION_TAG));
-    assert!(!wire.offer(extent(3, 1), &seal(0xFFFF, 3)).prchk.contains(Prchk::APPLICATION_TAG));
+    assert!(!wire.write_checks(extent(3, 2), &mixed).prchk.contains(Prchk::APPLICATION_TAG));
+    assert!(!wire.write_checks(extent(3, 1), &seal(0xFFFF, 3)).prchk.contains(Prchk::APPLICATION_TAG));
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn the_type_says_which_reference_tag_a_write_starts_with() {
     {
         let format = format(GuardKind::Crc16, kind);
         let data = sealed(BlockSize::B512, format, 90, 1);
-        let info = wire(Tagging::Host(format), BlockSize::B512).offer(extent(3, 1), &data);
+        let info = wire(PiMode::Host(format), BlockSize::B512).write_checks(extent(3, 1), &data);
         let checked = info.prchk.contains(Prchk::REFERENCE_TAG).then(|| info.reference_tag(format));
         assert_eq!(checked, expected);
     }
@@ -82,25 +82,25 @@ fn the_type_says_which_reference_tag_a_write_starts_with() {
 #[test]
 fn what_a_command_cannot_say_is_told() {
     let format = PiFormat::new(GuardKind::Crc64, ProtectionType::Type1, 16).unwrap();
-    let wire = wire(Tagging::Host(format), BlockSize::B4096);
+    let wire = wire(PiMode::Host(format), BlockSize::B4096);
     let place = extent(10, 4);
     let full = Checks::full(format, place.start());
-    assert!(wire.demand(place, &full, true).1);
-    assert!(!wire.demand(place, &Checks { first_ref: Some(11), ..full }, true).1);
+    assert!(wire.read_checks(place, &full, true).1);
+    assert!(!wire.read_checks(place, &Checks { initial_ref_tag: Some(11), ..full }, true).1);
     let storage = |mask| Checks { storage_tag: Some(Masked { expected: 7, mask }), ..full };
-    let (info, says_all) = wire.demand(place, &storage(0xFFFF), true);
+    let (info, says_all) = wire.read_checks(place, &storage(0xFFFF), true);
     assert_eq!((info.stc, info.storage_tag(format), says_all), (true, 7, true));
-    assert!(!wire.demand(place, &storage(0xFF), true).1);
+    assert!(!wire.read_checks(place, &storage(0xFF), true).1);
 }
 
 #[test]
 fn a_target_that_makes_the_tags_checks_them_too() {
     let format = format(GuardKind::Crc16, ProtectionType::Type1);
-    let wire = wire(Tagging::Target(format), BlockSize::B4096);
+    let wire = wire(PiMode::Target(format), BlockSize::B4096);
     assert_eq!(wire.read_bytes(extent(0, 2)), 8192);
-    let (read, _) = wire.demand(extent(9, 2), &Checks::NONE, false);
+    let (read, _) = wire.read_checks(extent(9, 2), &Checks::NONE, false);
     assert_eq!((read.pract, read.prchk.bits(), read.reference_tag(format)), (true, 5, 9));
-    assert!(!wire.demand(extent(9, 2), &Checks::NONE, true).0.pract, "Verify has nothing to strip");
+    assert!(!wire.read_checks(extent(9, 2), &Checks::NONE, true).0.pract, "Verify has nothing to strip");
 }
 
 /// Data whose guards were not checked is summed anew for its digest.
@@ -108,10 +108,10 @@ fn a_target_that_makes_the_tags_checks_them_too() {
 fn only_guards_that_hold_vouch_for_data() {
     let pool = Pool::new(0, usize::MAX);
     let format = format(GuardKind::Crc32c, ProtectionType::Type1);
-    let shape = BlockShape::new(4096, 16);
-    let wire = Wire { sums: shape, ..wire(Tagging::Host(format), BlockSize::B4096) };
+    let shape = BlockLayout::new(4096, 16);
+    let wire = BlockCodec { sums: shape, ..wire(PiMode::Host(format), BlockSize::B4096) };
     let data = sealed(BlockSize::B4096, format, 0, 1);
-    assert!(data.guards_hold());
+    assert!(data.has_verified_guards());
     assert!(format!("{:?}", wire.payload(&data, &pool)).contains("sums: Some"));
     let raw = Unverified::new(data.data().clone(), data.tags().clone(), BlockSize::B4096, Some(format)).unwrap();
     let raw = raw.verify(&Checks::NONE).unwrap();

@@ -40,7 +40,10 @@ fn limits_are_those_of_the_pages() {
     let shape = shape(|_| ()).unwrap();
     let limits = shape.geometry.limits;
     // 128 KiB with metadata counted, 1 MiB of Verify, 32 KiB of zeroes.
-    assert_eq!((limits.transfer.get(), limits.verify.get(), limits.zero.get()), (31, 256, 8));
+    assert_eq!(
+        (limits.max_transfer_blocks.get(), limits.max_verify_blocks.get(), limits.max_zero_blocks.get()),
+        (31, 256, 8)
+    );
     assert_eq!(shape.identity.uuid, Some([3; 16]));
     assert!(shape.abilities.offloads && shape.abilities.writable && !shape.abilities.unmap_zeroes);
     assert_eq!(shape.abilities.verify, Ability::Native);
@@ -55,12 +58,15 @@ fn without_limits_one_command_names_what_it_can() {
         pages.controller.ctratt = Ctratt::LIMITS_EXCLUDE_METADATA;
     });
     let limits = free.unwrap().geometry.limits;
-    assert_eq!((limits.transfer.get(), limits.verify.get(), limits.zero.get()), (256, MAX_BLOCKS, MAX_BLOCKS));
+    assert_eq!(
+        (limits.max_transfer_blocks.get(), limits.max_verify_blocks.get(), limits.max_zero_blocks.get()),
+        (256, MAX_BLOCKS, MAX_BLOCKS)
+    );
     let bounded = shape(|pages| {
         pages.controller.ctratt = Ctratt::LIMITS_EXCLUDE_METADATA;
         pages.namespace.noiob = 20;
     });
-    assert_eq!(bounded.unwrap().geometry.limits.transfer.get(), 20);
+    assert_eq!(bounded.unwrap().geometry.limits.max_transfer_blocks.get(), 20);
 }
 
 #[test]
@@ -153,7 +159,7 @@ proptest::proptest! {
         if let Ok(shape) = Shape::of(1, &pages, &Options::default()) {
             let geometry = shape.geometry;
             proptest::prop_assert!(geometry.capacity_blocks.checked_shl(geometry.block_size.shift()).is_some());
-            proptest::prop_assert!(geometry.limits.verify.get() <= MAX_BLOCKS);
+            proptest::prop_assert!(geometry.limits.max_verify_blocks.get() <= MAX_BLOCKS);
         }
     }
 }
@@ -162,7 +168,7 @@ proptest::proptest! {
 fn digests_and_an_annex_are_there_when_the_target_says_so() {
     let abilities = |extensions, mdts| {
         let shape = shape(|pages| (pages.extensions, pages.controller.mdts) = (extensions, mdts)).unwrap();
-        (shape.abilities.digest, shape.abilities.annex)
+        (shape.abilities.checksum, shape.abilities.reserved)
     };
     let both = Extensions::DIGEST | Extensions::ANNEX;
     assert_eq!(abilities(Extensions::NONE, 5), (Ability::Absent, Ability::Absent));

@@ -5,10 +5,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::common::*;
-use sealblock_block::{Device, Failure, Gate, Operation};
-use sealblock_exports_nvme_tcp::Shows;
+use sealblock_block::{Device, ErrorKind, Gate, Request};
+use sealblock_exports_nvme_tcp::PiVisibility;
 use sealblock_media_memory::MemoryDevice;
-use sealblock_media_nvme_tcp::{Address, ConnectError, NvmeTcpDevice, Options, Reconnect, discover};
+use sealblock_media_nvme_tcp::{ConnectError, HostPort, NvmeTcpDevice, Options, Reconnect, discover};
 use sealblock_runtime_reactor::net::Listener;
 use sealblock_runtime_reactor::{sleep, spawn};
 use sealblock_units::BlockSize;
@@ -17,14 +17,14 @@ fn plain() -> Rc<MemoryDevice> {
     memory(BlockSize::B4096, None)
 }
 
-async fn connect(address: Address, nsid: Option<u32>, options: Options) -> Result<NvmeTcpDevice, ConnectError> {
+async fn connect(address: HostPort, nsid: Option<u32>, options: Options) -> Result<NvmeTcpDevice, ConnectError> {
     NvmeTcpDevice::connect(address, SUBNQN.parse().unwrap(), nsid, options).await
 }
 
 #[test]
 fn the_only_namespace_needs_no_number_and_one_of_several_does() {
     run(|| async {
-        let served = serve(&[(plain(), Shows::Plain)]);
+        let served = serve(&[(plain(), PiVisibility::Plain)]);
         let device = connect(served.address.into(), None, options()).await.unwrap();
         let facts = device.facts();
         assert_eq!((facts.namespace, facts.serial.as_str(), facts.uuid), (1, "SN1", Some([1; 16])));
@@ -32,7 +32,7 @@ fn the_only_namespace_needs_no_number_and_one_of_several_does() {
         let none = connect(served.address.into(), Some(7), options()).await.err().unwrap();
         assert!(matches!(&none, ConnectError::NoNamespace { wanted: 7, active } if active == &[1]), "{none}");
         served.target.stop();
-        let served = serve(&[(plain(), Shows::Plain), (plain(), Shows::Plain)]);
+        let served = serve(&[(plain(), PiVisibility::Plain), (plain(), PiVisibility::Plain)]);
         let which = connect(served.address.into(), None, options()).await.err().unwrap();
         assert!(matches!(&which, ConnectError::WhichNamespace { active } if active == &[1, 2]), "{which}");
         served.target.stop();
@@ -42,10 +42,10 @@ fn the_only_namespace_needs_no_number_and_one_of_several_does() {
 #[test]
 fn names_are_looked_up_and_unknown_ones_said_to_be() {
     run(|| async {
-        let served = serve(&[(plain(), Shows::Plain)]);
-        let named = Address::new("localhost", served.address.port());
+        let served = serve(&[(plain(), PiVisibility::Plain)]);
+        let named = HostPort::new("localhost", served.address.port());
         connect(named, None, options()).await.unwrap();
-        let error = connect(Address::new("no such host", 1), None, options()).await.err().unwrap();
+        let error = connect(HostPort::new("no such host", 1), None, options()).await.err().unwrap();
         assert!(matches!(error, ConnectError::Resolve { .. }), "{error}");
         served.target.stop();
     });
@@ -54,7 +54,7 @@ fn names_are_looked_up_and_unknown_ones_said_to_be() {
 #[test]
 fn discovery_names_the_subsystem() {
     run(|| async {
-        let served = serve(&[(plain(), Shows::Plain)]);
+        let served = serve(&[(plain(), PiVisibility::Plain)]);
         let entries = discover(served.address.into(), options()).await.unwrap();
         let names: Vec<String> = entries.iter().map(|entry| entry.subnqn.text()).collect();
         assert!(names.iter().any(|name| name == SUBNQN), "{names:?}");
@@ -65,7 +65,7 @@ fn discovery_names_the_subsystem() {
 #[test]
 fn refusals_and_silence_are_told_apart() {
     run(|| async {
-        let served = serve(&[(plain(), Shows::Plain)]);
+        let served = serve(&[(plain(), PiVisibility::Plain)]);
         let other = NvmeTcpDevice::connect(
             served.address.into(),
             "nqn.2026-11.org.example:other".parse().unwrap(),
@@ -89,7 +89,7 @@ fn refusals_and_silence_are_told_apart() {
 #[test]
 fn requests_beyond_the_queues_depth_wait_and_all_are_answered() {
     run(|| async {
-        let served = serve(&[(plain(), Shows::Plain)]);
+        let served = serve(&[(plain(), PiVisibility::Plain)]);
         let device = open(&served, 1, Options { queues: 3, queue_depth: 2, ..options() }).await;
         let device = Rc::new(device);
         let tasks: Vec<_> = (0..200_u64)
@@ -115,8 +115,8 @@ fn requests_beyond_the_queues_depth_wait_and_all_are_answered() {
 fn a_target_that_comes_back_is_used_again_under_load() {
     run(|| async {
         let memory = plain();
-        let served = serve(&[(Rc::clone(&memory), Shows::Plain)]);
-        let device = Rc::new(open(&served, 1, Options { queues: 2, losses: 200, ..options() }).await);
+        let served = serve(&[(Rc::clone(&memory), PiVisibility::Plain)]);
+        let device = Rc::new(open(&served, 1, Options { queues: 2, max_connection_losses: 200, ..options() }).await);
         let load: Vec<_> = (0..16_u64)
             .map(|i| {
                 let device = Rc::clone(&device);
@@ -133,7 +133,7 @@ fn a_target_that_comes_back_is_used_again_under_load() {
         sleep(Duration::from_millis(10)).await;
         served.target.stop();
         served.serving.await.unwrap().unwrap();
-        let again = serve_at(served.address, &[(memory, Shows::Plain)]);
+        let again = serve_at(served.address, &[(memory, PiVisibility::Plain)]);
         for task in load {
             task.await.unwrap();
         }
@@ -143,7 +143,7 @@ fn a_target_that_comes_back_is_used_again_under_load() {
 }
 
 /// Stops the target and serves the same address again.
-async fn restart(served: Served, devices: &[(Rc<MemoryDevice>, Shows)]) -> Served {
+async fn restart(served: Served, devices: &[(Rc<MemoryDevice>, PiVisibility)]) -> Served {
     served.target.stop();
     served.serving.await.unwrap().unwrap();
     serve_at(served.address, devices)
@@ -152,22 +152,22 @@ async fn restart(served: Served, devices: &[(Rc<MemoryDevice>, Shows)]) -> Serve
 #[test]
 fn a_flush_does_not_vouch_for_writes_from_before_a_loss() {
     run(|| async {
-        let devices = [(plain(), Shows::Plain)];
+        let devices = [(plain(), PiVisibility::Plain)];
         let served = serve(&devices);
         let device = open(&served, 1, options()).await;
         // Good: what was flushed before the loss is safe.
         write(&device, extent(0, 1), 1).await.unwrap();
-        device.execute(Operation::Flush).await.unwrap();
+        device.execute(Request::Flush).await.unwrap();
         let served = restart(served, &devices).await;
         read(&device, extent(0, 1)).await.unwrap();
-        device.execute(Operation::Flush).await.unwrap();
+        device.execute(Request::Flush).await.unwrap();
         // Bad: an acknowledged write was not flushed. The next Flush says so, once.
         write(&device, extent(1, 1), 2).await.unwrap();
         let served = restart(served, &devices).await;
         read(&device, extent(0, 1)).await.unwrap();
-        let error = device.execute(Operation::Flush).await.unwrap_err();
+        let error = device.execute(Request::Flush).await.unwrap_err();
         assert!(error.to_string().contains("may be lost"), "{error}");
-        device.execute(Operation::Flush).await.unwrap();
+        device.execute(Request::Flush).await.unwrap();
         served.target.stop();
     });
 }
@@ -175,13 +175,13 @@ fn a_flush_does_not_vouch_for_writes_from_before_a_loss() {
 #[test]
 fn another_namespace_at_the_same_place_is_not_used() {
     run(|| async {
-        let served = serve(&[(plain(), Shows::Plain)]);
+        let served = serve(&[(plain(), PiVisibility::Plain)]);
         let device = open(&served, 1, options()).await;
         read(&device, extent(0, 1)).await.unwrap();
         let other = Rc::new(MemoryDevice::new(BlockSize::B512, BLOCKS, None));
-        let served = restart(served, &[(other, Shows::Plain)]).await;
+        let served = restart(served, &[(other, PiVisibility::Plain)]).await;
         let error = read(&device, extent(0, 1)).await.unwrap_err();
-        assert!(matches!(error.failure(), Failure::Unreachable { reason } if reason.contains("its format")), "{error}");
+        assert!(matches!(error.kind(), ErrorKind::Unreachable { reason } if reason.contains("its format")), "{error}");
         served.target.stop();
     });
 }
@@ -189,25 +189,25 @@ fn another_namespace_at_the_same_place_is_not_used() {
 #[test]
 fn a_target_that_stays_away_is_given_up() {
     run(|| async {
-        let served = serve(&[(plain(), Shows::Plain)]);
+        let served = serve(&[(plain(), PiVisibility::Plain)]);
         let reconnect = Reconnect { attempts: 3, ..options().reconnect };
         let device = open(&served, 1, Options { reconnect, ..options() }).await;
         served.target.stop();
         served.serving.await.unwrap().unwrap();
         let error = read(&device, extent(0, 1)).await.unwrap_err();
-        assert!(matches!(error.failure(), Failure::Unreachable { reason } if reason.contains("3 attempts")), "{error}");
-        assert_eq!(error.hop(), Some("remote"));
+        assert!(matches!(error.kind(), ErrorKind::Unreachable { reason } if reason.contains("3 attempts")), "{error}");
+        assert_eq!(error.device_name(), Some("remote"));
     });
 }
 
 #[test]
 fn a_closed_device_answers_that_it_is() {
     run(|| async {
-        let served = serve(&[(plain(), Shows::Plain)]);
+        let served = serve(&[(plain(), PiVisibility::Plain)]);
         let device: Gate<NvmeTcpDevice> = open(&served, 1, options()).await;
         device.device().close().await;
         let error = read(&device, extent(0, 1)).await.unwrap_err();
-        assert!(matches!(error.failure(), Failure::Unreachable { reason } if reason.contains("closed")), "{error}");
+        assert!(matches!(error.kind(), ErrorKind::Unreachable { reason } if reason.contains("closed")), "{error}");
         served.target.stop();
     });
 }

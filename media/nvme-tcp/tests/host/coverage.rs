@@ -5,13 +5,13 @@ use std::rc::Rc;
 
 use crate::common::{fake, *};
 use sealblock_block::{
-    Abilities, Answer, Coverage, Device, Digested, Error, Gate, Geometry, Operation, Outcome, Stack, Unchecked,
-    Verified, WhyUnchecked,
+    Abilities, Checksum, Coverage, Device, DynDevice, Error, Gate, Geometry, Outcome, Request, Response, Unchecked,
+    VerifyStats, WhyUnchecked,
 };
-use sealblock_exports_nvme_tcp::{Namespace, Shows, Subsystem, Target};
+use sealblock_exports_nvme_tcp::{Namespace, PiVisibility, Subsystem, Target};
 use sealblock_layers_remote_core::SharedDevice;
-use sealblock_media_memory::{Damage, MemoryDevice};
-use sealblock_media_nvme_tcp::{NvmeTcpDevice, Options, Protection};
+use sealblock_media_memory::{Corruption, MemoryDevice};
+use sealblock_media_nvme_tcp::{NvmeTcpDevice, Options, PiSource};
 use sealblock_runtime_reactor::net::Listener;
 use sealblock_runtime_reactor::spawn;
 use sealblock_units::{BlockSize, Extent, Lba};
@@ -41,17 +41,19 @@ impl Device for Copies {
         Abilities { copies: true, ..self.memory.abilities() }
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         let Some(extent) = operation.extent() else { return self.memory.execute(operation).await };
         match self.memory.execute(operation).await {
-            Ok(Answer::Verified(of)) => {
-                Ok(Answer::Verified(Verified { coverage: self.reach(extent, of.coverage), ..of }))
+            Ok(Response::Verified(of)) => {
+                Ok(Response::Verified(VerifyStats { coverage: self.reach(extent, of.coverage), ..of }))
             }
-            Ok(Answer::Digest(of)) => Ok(Answer::Digest(Digested { coverage: self.reach(extent, of.coverage), ..of })),
+            Ok(Response::Checksum(of)) => {
+                Ok(Response::Checksum(Checksum { coverage: self.reach(extent, of.coverage), ..of }))
+            }
             Ok(other) => Ok(other),
             Err(error) => {
                 let (faults, coverage) = error.into_damage()?;
-                let faults = sealblock_block::Faults::new(faults).unwrap();
+                let faults = sealblock_block::BadBlocks::new(faults).unwrap();
                 Err(faults.covering(self.reach(extent, coverage)).into())
             }
         }
@@ -62,10 +64,10 @@ impl Device for Copies {
 async fn reach(device: &impl Device, extent: Extent) -> Coverage {
     let mut coverages = Vec::new();
     let checks = full(device, extent);
-    for operation in [Operation::Verify { extent, checks }, Operation::Digest { extent, checks }] {
+    for operation in [Request::Verify { extent, checks }, Request::Checksum { extent, checks }] {
         coverages.push(match device.execute(operation).await.map_err(Error::into_damage) {
-            Ok(Answer::Verified(of)) => of.coverage,
-            Ok(Answer::Digest(of)) => of.coverage,
+            Ok(Response::Verified(of)) => of.coverage,
+            Ok(Response::Checksum(of)) => of.coverage,
             Ok(other) => panic!("no check but {other:?}"),
             Err(Ok((_, coverage))) => coverage,
             Err(Err(error)) => panic!("{error}"),
@@ -78,11 +80,11 @@ async fn reach(device: &impl Device, extent: Extent) -> Coverage {
 #[test]
 fn a_copy_that_is_away_at_the_target_is_told_with_its_blocks() {
     run(|| async {
-        for shows in [Shows::Plain, Shows::Protected] {
+        for shows in [PiVisibility::Plain, PiVisibility::Protected] {
             let memory = memory(BlockSize::B4096, Some(crc16()));
             let device = Rc::new(Copies { memory: Rc::clone(&memory), is_away: Cell::new(false) });
-            let gate = Rc::new(Gate::new("copies", Stack::new(Rc::clone(&device))));
-            let namespace = Namespace::new(SharedDevice::publish(gate), [1; 16]).showing(shows).unwrap();
+            let gate = Rc::new(Gate::new("copies", DynDevice::new(Rc::clone(&device))));
+            let namespace = Namespace::new(SharedDevice::publish(gate), [1; 16]).with_visibility(shows).unwrap();
             let subsystem = Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(1, namespace).unwrap();
             let target = Target::new([subsystem], limits()).unwrap();
             let listener = Listener::bind((std::net::Ipv4Addr::LOCALHOST, 0).into(), 16).unwrap();
@@ -99,11 +101,11 @@ fn a_copy_that_is_away_at_the_target_is_told_with_its_blocks() {
             let why: Vec<_> = told.unchecked().iter().map(|run| run.why).collect();
             assert_eq!(why, [WhyUnchecked::Absent, WhyUnchecked::Unsettled]);
             // Beside damage, too.
-            assert!(memory.damage(Lba::new(9), Damage::Data { at: 1, mask: 1 }));
+            assert!(memory.damage(Lba::new(9), Corruption::Data { at: 1, mask: 1 }));
             assert_eq!(reach(&far, extent(0, 600)).await.blocks(), 600);
             // Reading looks at one copy.
             let read = far.verify_by_reading(extent(20, 4), full(&far, extent(20, 4))).await;
-            let Ok(Answer::Verified(read)) = read else { panic!("good blocks are read") };
+            let Ok(Response::Verified(read)) = read else { panic!("good blocks are read") };
             assert_eq!(read.coverage.unchecked()[0].why, WhyUnchecked::OneCopy);
             served.target.stop();
         }
@@ -114,14 +116,14 @@ fn a_copy_that_is_away_at_the_target_is_told_with_its_blocks() {
 fn a_namespace_has_seals_if_its_target_says_so_or_shows_them() {
     run(|| async {
         let devices = [
-            (memory(BlockSize::B4096, Some(crc16())), Shows::Plain),
-            (memory(BlockSize::B4096, Some(crc16())), Shows::Protected),
-            (memory(BlockSize::B4096, None), Shows::Plain),
+            (memory(BlockSize::B4096, Some(crc16())), PiVisibility::Plain),
+            (memory(BlockSize::B4096, Some(crc16())), PiVisibility::Protected),
+            (memory(BlockSize::B4096, None), PiVisibility::Plain),
         ];
         let served = serve(&devices);
         for (nsid, is_sealed) in [(1, true), (2, true), (3, false)] {
-            for protection in [Protection::Auto, Protection::TargetMade] {
-                let protection = if nsid == 2 { protection } else { Protection::Auto };
+            for protection in [PiSource::Auto, PiSource::Target] {
+                let protection = if nsid == 2 { protection } else { PiSource::Auto };
                 let far = open(&served, nsid, Options { protection, ..options() }).await;
                 assert_eq!(far.abilities().seals, is_sealed, "namespace {nsid}");
                 let told = reach(&far, extent(0, 100)).await;
@@ -139,7 +141,7 @@ fn a_target_that_tells_nothing_is_taken_to_have_no_seals_but_those_it_shows() {
         let device = NvmeTcpDevice::connect(fake.address.into(), SUBNQN.parse().unwrap(), None, options()).await;
         let far = Gate::new("fake", device.unwrap());
         assert!(!far.abilities().seals && !far.abilities().copies);
-        let Ok(Answer::Verified(told)) = verify(&far, extent(0, 8)).await else { panic!("it says that all is well") };
+        let Ok(Response::Verified(told)) = verify(&far, extent(0, 8)).await else { panic!("it says that all is well") };
         assert_eq!((told.coverage.is_sealed(), told.coverage.is_complete()), (false, true));
     });
 }

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use crate::common::fake::{self, Asked, Fake, Reply, good};
 use crate::common::*;
-use sealblock_block::{Ability, AnnexSlot, Answer, Device, Error, Failure, Gate, Operation};
-use sealblock_exports_nvme_tcp::Shows;
+use sealblock_block::{Ability, Device, Error, ErrorKind, Gate, Request, ReservedArea, Response};
+use sealblock_exports_nvme_tcp::PiVisibility;
 use sealblock_integrity::guard;
-use sealblock_media_memory::Damage;
-use sealblock_media_nvme_tcp::{NvmeTcpDevice, Options, Protection};
+use sealblock_media_memory::Corruption;
+use sealblock_media_nvme_tcp::{NvmeTcpDevice, Options, PiSource};
 use sealblock_protocols_nvme::StatusCode;
 use sealblock_protocols_nvme::admin::AdminCommand;
-use sealblock_protocols_nvme::extensions::{AnnexSlot as Frame, Extensions, ExtensionsLog};
+use sealblock_protocols_nvme::extensions::{Extensions, ExtensionsLog, ReservedArea as Frame};
 use sealblock_protocols_nvme::features::FeatureId;
 use sealblock_protocols_nvme::identify::Lpa;
 use sealblock_protocols_nvme::logs::{LogPage, supported_log_pages};
@@ -25,26 +25,26 @@ const BOTH: Extensions = Extensions::DIGEST.with(Extensions::ANNEX);
 
 async fn digest(device: &impl Device, extent: Extent) -> Result<(u64, u64), Error> {
     let checks = full(device, extent);
-    match device.execute(Operation::Digest { extent, checks }).await? {
-        Answer::Digest(digested) => Ok((digested.crc64, digested.bytes_transferred)),
+    match device.execute(Request::Checksum { extent, checks }).await? {
+        Response::Checksum(digested) => Ok((digested.crc64, digested.bytes_transferred)),
         other => panic!("a digest is answered with one, not {other:?}"),
     }
 }
 
-async fn read_slot(device: &impl Device, slot: AnnexSlot) -> Result<Vec<u8>, Error> {
-    match device.execute(Operation::ReadAnnex { slot }).await? {
-        Answer::Annex(bytes) => Ok(bytes.to_vec()),
+async fn read_slot(device: &impl Device, slot: ReservedArea) -> Result<Vec<u8>, Error> {
+    match device.execute(Request::ReadReserved { slot }).await? {
+        Response::Reserved(bytes) => Ok(bytes.to_vec()),
         other => panic!("a slot is answered with bytes, not {other:?}"),
     }
 }
 
-async fn write_slot(device: &impl Device, slot: AnnexSlot, bytes: &[u8]) -> Result<(), Error> {
+async fn write_slot(device: &impl Device, slot: ReservedArea, bytes: &[u8]) -> Result<(), Error> {
     let bytes = Slice::copy_from(bytes);
-    device.execute(Operation::WriteAnnex { slot, bytes }).await.map(drop)
+    device.execute(Request::WriteReserved { slot, bytes }).await.map(drop)
 }
 
 async fn connect(fake: &Fake) -> Gate<NvmeTcpDevice> {
-    let options = Options { request_timeout: Duration::from_millis(500), losses: 2, ..options() };
+    let options = Options { request_timeout: Duration::from_millis(500), max_connection_losses: 2, ..options() };
     let device = NvmeTcpDevice::connect(fake.address.into(), SUBNQN.parse().unwrap(), None, options).await;
     Gate::new("fake", device.unwrap())
 }
@@ -71,18 +71,17 @@ fn page(extensions: Extensions) -> Vec<u8> {
 fn a_digest_is_that_of_the_data_and_moves_none() {
     run(|| async {
         let devices = [
-            (BlockSize::B4096, None, Shows::Plain),
-            (BlockSize::B512, Some(crc16()), Shows::Plain),
-            (BlockSize::B4096, Some(crc16()), Shows::Protected),
+            (BlockSize::B4096, None, PiVisibility::Plain),
+            (BlockSize::B512, Some(crc16()), PiVisibility::Plain),
+            (BlockSize::B4096, Some(crc16()), PiVisibility::Protected),
         ];
         let devices = devices.map(|(size, format, shows)| (memory(size, format), shows));
         let served = serve(&devices);
-        for (nsid, protection) in
-            [(1, Protection::Auto), (2, Protection::Auto), (3, Protection::Auto), (3, Protection::TargetMade)]
+        for (nsid, protection) in [(1, PiSource::Auto), (2, PiSource::Auto), (3, PiSource::Auto), (3, PiSource::Target)]
         {
             for data_digest in [false, true] {
                 let device = open(&served, nsid, Options { data_digest, protection, ..options() }).await;
-                assert_eq!(device.device().abilities().digest, Ability::Native);
+                assert_eq!(device.device().abilities().checksum, Ability::Native);
                 write(&device, extent(3, 500), nsid as u8).await.unwrap();
                 let before = device.device().counters().received_bytes;
                 let sum = digest(&device, extent(3, 500)).await.unwrap();
@@ -100,21 +99,22 @@ fn a_digest_is_that_of_the_data_and_moves_none() {
 #[test]
 fn every_damaged_block_is_named_by_a_digest() {
     run(|| async {
-        let devices = [Shows::Plain, Shows::Protected].map(|shows| (memory(BlockSize::B4096, Some(crc16())), shows));
+        let devices = [PiVisibility::Plain, PiVisibility::Protected]
+            .map(|shows| (memory(BlockSize::B4096, Some(crc16())), shows));
         let served = serve(&devices);
         for (nsid, (memory, _)) in (1..).zip(&devices) {
             let device = open(&served, nsid, options()).await;
             write(&device, extent(0, 2000), 5).await.unwrap();
             let good = digest(&device, extent(0, 2000)).await.unwrap();
             let bad = [0, 7, 8, 999, 1999];
-            bad.iter().for_each(|lba| assert!(memory.damage(Lba::new(*lba), Damage::Data { at: 1, mask: 0x10 })));
+            bad.iter().for_each(|lba| assert!(memory.damage(Lba::new(*lba), Corruption::Data { at: 1, mask: 0x10 })));
             let error = digest(&device, extent(0, 2000)).await.unwrap_err();
-            let faults: Vec<_> = error.faults().unwrap().as_slice().to_vec();
+            let faults: Vec<_> = error.bad_blocks().unwrap().as_slice().to_vec();
             assert_eq!(faults.iter().map(|fault| fault.lba.get()).collect::<Vec<_>>(), bad);
             assert!(faults.iter().all(|fault| fault.expected.is_some() && fault.expected != fault.actual));
             let between = digest(&device, extent(9, 990)).await.unwrap();
             assert_eq!(between.0, guard::crc64(read(&device, extent(9, 990)).await.unwrap().data()));
-            bad.iter().for_each(|lba| assert!(memory.damage(Lba::new(*lba), Damage::Data { at: 1, mask: 0x10 })));
+            bad.iter().for_each(|lba| assert!(memory.damage(Lba::new(*lba), Corruption::Data { at: 1, mask: 0x10 })));
             assert_eq!(digest(&device, extent(0, 2000)).await.unwrap(), good);
         }
         served.target.stop();
@@ -124,21 +124,24 @@ fn every_damaged_block_is_named_by_a_digest() {
 #[test]
 fn slots_are_kept_by_the_device_that_is_away() {
     run(|| async {
-        let devices = [(memory(BlockSize::B4096, None), Shows::Plain), (memory(BlockSize::B512, None), Shows::Plain)];
+        let devices = [
+            (memory(BlockSize::B4096, None), PiVisibility::Plain),
+            (memory(BlockSize::B512, None), PiVisibility::Plain),
+        ];
         let served = serve(&devices);
         let (one, two) = (open(&served, 1, options()).await, open(&served, 2, options()).await);
-        assert_eq!(one.device().abilities().annex, Ability::Native);
-        for slot in AnnexSlot::ALL {
+        assert_eq!(one.device().abilities().reserved, Ability::Native);
+        for slot in ReservedArea::ALL {
             assert!(read_slot(&one, slot).await.unwrap().is_empty());
-            for len in [1, slot.most_bytes(), 0, 100] {
+            for len in [1, slot.max_bytes(), 0, 100] {
                 let bytes = pattern(len, len as u8);
                 write_slot(&one, slot, &bytes).await.unwrap();
                 assert!(read_slot(&one, slot).await.unwrap() == bytes[..]);
                 assert!(read_slot(&devices[0].0, slot).await.unwrap() == bytes[..], "as it is there");
             }
             assert!(read_slot(&two, slot).await.unwrap().is_empty());
-            let error = write_slot(&one, slot, &vec![0; slot.most_bytes() + 1]).await.unwrap_err();
-            assert!(matches!(error.failure(), Failure::Limit { .. }), "{error}");
+            let error = write_slot(&one, slot, &vec![0; slot.max_bytes() + 1]).await.unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Limit { .. }), "{error}");
         }
         served.target.stop();
     });
@@ -163,8 +166,8 @@ fn both_are_repeated_when_the_connection_is_lost() {
         });
         let device = connect(&fake).await;
         assert_eq!(digest(&device, extent(0, 9)).await.unwrap(), (77, 0));
-        write_slot(&device, AnnexSlot::Scrub, b"state").await.unwrap();
-        assert_eq!(read_slot(&device, AnnexSlot::Scrub).await.unwrap(), b"state");
+        write_slot(&device, ReservedArea::ScrubState, b"state").await.unwrap();
+        assert_eq!(read_slot(&device, ReservedArea::ScrubState).await.unwrap(), b"state");
         assert_eq!((losses.get(), device.device().counters().reconnects), (6, 3));
     });
 }
@@ -181,12 +184,12 @@ fn targets_that_do_not_say_that_they_have_them_are_not_asked() {
         for (i, lie) in pages.into_iter().enumerate() {
             let device = connect(&serve_page(lie, |_| None)).await;
             let abilities = device.device().abilities();
-            assert_eq!((abilities.digest, abilities.annex), none, "page {i}");
+            assert_eq!((abilities.checksum, abilities.reserved), none, "page {i}");
         }
         let mut large = page(BOTH);
         large[23] = 0x7F;
         let abilities = connect(&serve_page(large, |_| None)).await.device().abilities();
-        assert_eq!((abilities.digest, abilities.annex), (Ability::Native, Ability::Absent), "an annex of 2 GB");
+        assert_eq!((abilities.checksum, abilities.reserved), (Ability::Native, Ability::Absent), "an annex of 2 GB");
     });
 }
 
@@ -212,12 +215,12 @@ fn nothing_of_ours_goes_to_targets_that_do_not_list_the_page() {
             });
             let device = connect(&fake).await;
             assert_eq!(
-                (device.device().abilities().digest, device.abilities().digest),
+                (device.device().abilities().checksum, device.abilities().checksum),
                 (Ability::Absent, Ability::Emulated)
             );
             assert_eq!(digest(&device, extent(0, 4)).await.unwrap(), (guard::crc64(&[0; 16384]), 16384));
-            let error = read_slot(&device, AnnexSlot::Group).await.unwrap_err();
-            assert!(matches!(error.failure(), Failure::Absent(_)), "{error}");
+            let error = read_slot(&device, ReservedArea::GroupLabel).await.unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Absent(_)), "{error}");
             assert!(!asked.get());
         }
     });
@@ -245,7 +248,7 @@ fn a_target_that_takes_the_place_of_another_is_not_sent_what_it_has_not_offered(
         });
         let device = connect(&fake).await;
         let error = digest(&device, extent(0, 1)).await.unwrap_err();
-        assert!(matches!(error.failure(), Failure::Absent(_)), "{error}");
+        assert!(matches!(error.kind(), ErrorKind::Absent(_)), "{error}");
         assert_eq!(asked.get(), 1, "the second target got none");
     });
 }
@@ -261,17 +264,17 @@ fn slots_that_cannot_be_and_statuses_are_errors() {
         }
         for (i, lie) in lies.into_iter().enumerate() {
             let fake = serve_page(page(BOTH), move |asked| match asked {
-                Asked::Admin(AdminCommand::GetFeatures(ask)) if ask.fid == FeatureId::AnnexGroup.code() => {
+                Asked::Admin(AdminCommand::GetFeatures(ask)) if ask.fid == FeatureId::ReservedGroupLabel.code() => {
                     Some(Reply::Data(lie.clone()))
                 }
                 _ => None,
             });
-            let error = read_slot(&connect(&fake).await, AnnexSlot::Group).await.unwrap_err();
-            let said = matches!(error.failure(), Failure::Media { reason } if reason.contains("cannot be used"));
+            let error = read_slot(&connect(&fake).await, ReservedArea::GroupLabel).await.unwrap_err();
+            let said = matches!(error.kind(), ErrorKind::Media { reason } if reason.contains("cannot be used"));
             assert!(said, "lie {i}: {error}");
         }
         for (code, wanted) in [
-            (StatusCode::NAMESPACE_WRITE_PROTECTED, Failure::ReadOnly.to_string()),
+            (StatusCode::NAMESPACE_WRITE_PROTECTED, ErrorKind::ReadOnly.to_string()),
             (StatusCode::INVALID_FIELD, "refuses".to_owned()),
             (StatusCode::WRITE_FAULT, "annex to write".to_owned()),
             (StatusCode::INVALID_OPCODE, "has no".to_owned()),
@@ -282,7 +285,7 @@ fn slots_that_cannot_be_and_statuses_are_errors() {
                 _ => None,
             });
             let device = connect(&fake).await;
-            let error = write_slot(&device, AnnexSlot::Scrub, b"state").await.unwrap_err().to_string();
+            let error = write_slot(&device, ReservedArea::ScrubState, b"state").await.unwrap_err().to_string();
             assert!(error.contains(&wanted), "{error}");
             digest(&device, extent(0, 4)).await.unwrap_err();
         }

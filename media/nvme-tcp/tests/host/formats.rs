@@ -1,11 +1,11 @@
 //! Every format, every way of making tags, with and without digests.
 
 use crate::common::*;
-use sealblock_block::{Answer, Device, Durability, Failure, FaultField, Operation, Verified};
-use sealblock_exports_nvme_tcp::Shows;
+use sealblock_block::{BadBlockCause, Device, Durability, ErrorKind, Request, Response, VerifyStats};
+use sealblock_exports_nvme_tcp::PiVisibility;
 use sealblock_integrity::{Field, GuardKind, PiFormat, ProtectionType, Sealed};
-use sealblock_media_memory::Damage;
-use sealblock_media_nvme_tcp::{Options, Protection};
+use sealblock_media_memory::Corruption;
+use sealblock_media_nvme_tcp::{Options, PiSource};
 use sealblock_units::{BlockSize, Lba};
 
 const NVME_GUARDS: [GuardKind; 3] = [GuardKind::Crc16, GuardKind::Crc32c, GuardKind::Crc64];
@@ -13,11 +13,11 @@ const NVME_GUARDS: [GuardKind; 3] = [GuardKind::Crc16, GuardKind::Crc32c, GuardK
 /// Every operation on one namespace.
 async fn exercise(size: BlockSize, format: Option<PiFormat>, options: Options) {
     let memory = memory(size, format);
-    let shows = if format.is_some() { Shows::Protected } else { Shows::Plain };
+    let shows = if format.is_some() { PiVisibility::Protected } else { PiVisibility::Plain };
     let served = serve(&[(memory, shows)]);
     let device = open(&served, 1, options.clone()).await;
     let what = format!("{size} {format:?} {:?} {}", options.protection, options.data_digest);
-    let is_host_made = options.protection != Protection::TargetMade;
+    let is_host_made = options.protection != PiSource::Target;
     assert_eq!(device.geometry().protection, format.filter(|_| is_host_made), "{what}");
     for (start, blocks) in [(0, 1), (5, 3), (64, 300)] {
         let extent = extent(start, blocks);
@@ -27,20 +27,20 @@ async fn exercise(size: BlockSize, format: Option<PiFormat>, options: Options) {
         assert_eq!(back.data()[..], wrote.data()[..], "{what}");
         assert_eq!(back.tags()[..], wrote.tags()[..], "{what}");
         let verified = verify(&device, extent).await.unwrap_or_else(|error| panic!("{what}: {error}"));
-        assert!(matches!(verified, Answer::Verified(Verified { bytes_transferred: 0, .. })), "{what}");
-        let same = Operation::Compare { extent, data: wrote.clone() };
+        assert!(matches!(verified, Response::Verified(VerifyStats { bytes_transferred: 0, .. })), "{what}");
+        let same = Request::Compare { extent, data: wrote.clone() };
         device.execute(same).await.unwrap_or_else(|error| panic!("{what}: {error}"));
         let mut other = wrote.data().to_vec();
         let at = (blocks - 1) as usize * size.bytes() + 9;
         other[at] ^= 1;
-        let tags = sealblock_integrity::Tags { first_ref: start, ..Default::default() };
+        let tags = sealblock_integrity::Tags { initial_ref_tag: start, ..Default::default() };
         let other = Sealed::seal(sealblock_runtime_memory::Slice::copy_from(&other), size, wrote.format(), &tags);
-        let error = device.execute(Operation::Compare { extent, data: other }).await.unwrap_err();
+        let error = device.execute(Request::Compare { extent, data: other }).await.unwrap_err();
         let lba = Lba::new(start + blocks - 1);
-        assert_eq!(*error.failure(), Failure::Miscompare { lba }, "{what}");
+        assert_eq!(*error.kind(), ErrorKind::Miscompare { lba }, "{what}");
     }
     zeroes(&device, &what).await;
-    device.execute(Operation::Flush).await.unwrap();
+    device.execute(Request::Flush).await.unwrap();
     device.device().close().await;
     served.target.stop();
 }
@@ -50,12 +50,12 @@ async fn zeroes(device: &impl Device, what: &str) {
     let durability = Durability::ForceUnitAccess;
     for may_unmap in [false, true] {
         write(device, cleared, 7).await.unwrap();
-        device.execute(Operation::WriteZeroes { extent: cleared, may_unmap, durability }).await.unwrap();
+        device.execute(Request::WriteZeroes { extent: cleared, may_unmap, durability }).await.unwrap();
         let back = read(device, cleared).await.unwrap_or_else(|error| panic!("{what}: {error}"));
         assert!(back.data().iter().all(|&byte| byte == 0), "{what}");
         verify(device, cleared).await.unwrap_or_else(|error| panic!("{what}: {error}"));
     }
-    device.execute(Operation::Discard { extents: vec![extent(0, 3), extent(70, 9)] }).await.unwrap();
+    device.execute(Request::Discard { extents: vec![extent(0, 3), extent(70, 9)] }).await.unwrap();
 }
 
 fn formats(size: BlockSize) {
@@ -66,7 +66,7 @@ fn formats(size: BlockSize) {
             for guard in NVME_GUARDS {
                 for kind in ProtectionType::ALL {
                     let format = PiFormat::with_default_storage_tag(guard, kind);
-                    for protection in [Protection::HostMade, Protection::TargetMade] {
+                    for protection in [PiSource::Host, PiSource::Target] {
                         exercise(size, Some(format), Options { protection, ..options.clone() }).await;
                     }
                 }
@@ -93,22 +93,22 @@ fn wrong_tags_are_refused_by_the_target_and_nothing_is_written() {
         for guard in NVME_GUARDS {
             let format = PiFormat::with_default_storage_tag(guard, ProtectionType::Type1);
             let memory = memory(BlockSize::B4096, Some(format));
-            let served = serve(&[(memory, Shows::Protected)]);
+            let served = serve(&[(memory, PiVisibility::Protected)]);
             let device = open(&served, 1, options()).await;
             let place = extent(8, 2);
             write(&device, place, 1).await.unwrap();
             // Sealed for another address: a misdirected write.
             let data = sealed_with(&device, place, 2, Lba::new(80), 0);
-            let misdirected = Operation::Write { extent: place, data, durability: Durability::Volatile };
+            let misdirected = Request::Write { extent: place, data, durability: Durability::Volatile };
             let error = device.execute(misdirected).await.unwrap_err();
-            let faults = error.faults().expect("an integrity error").as_slice().to_vec();
+            let faults = error.bad_blocks().expect("an integrity error").as_slice().to_vec();
             assert_eq!(faults[0].lba, Lba::new(8));
-            assert_eq!(faults[0].field, FaultField::Tag(Field::RefTag));
+            assert_eq!(faults[0].cause, BadBlockCause::Tag(Field::RefTag));
             let back = read(&device, place).await.unwrap();
             assert_eq!(back.data()[..], sealed(&device, place, 1).data()[..]);
             // Any application tag of the writer's is good.
             let data = sealed_with(&device, place, 3, place.start(), 0x1234);
-            let tagged = Operation::Write { extent: place, data: data.clone(), durability: Durability::Volatile };
+            let tagged = Request::Write { extent: place, data: data.clone(), durability: Durability::Volatile };
             device.execute(tagged).await.unwrap();
             assert_eq!(read(&device, place).await.unwrap().tags()[..], data.tags()[..]);
             served.target.stop();
@@ -119,9 +119,9 @@ fn wrong_tags_are_refused_by_the_target_and_nothing_is_written() {
 #[test]
 fn every_damaged_block_is_named_by_a_verify_that_moves_no_data() {
     run(|| async {
-        for protection in [Protection::HostMade, Protection::TargetMade] {
+        for protection in [PiSource::Host, PiSource::Target] {
             let memory = memory(BlockSize::B4096, Some(crc16()));
-            let served = serve(&[(memory.clone(), Shows::Protected)]);
+            let served = serve(&[(memory.clone(), PiVisibility::Protected)]);
             let device = open(&served, 1, Options { protection, ..options() }).await;
             let all = extent(0, 2000);
             for piece in all.split_aligned(sealblock_units::BlockCount::new(200).unwrap()) {
@@ -132,17 +132,17 @@ fn every_damaged_block_is_named_by_a_verify_that_moves_no_data() {
             let bad = [0, 1, 2, 700, 701, 1023, 1024, 1999];
             for lba in bad {
                 let damage = match lba % 2 {
-                    0 => Damage::Data { at: 77, mask: 1 },
-                    _ => Damage::Tag { at: 7, mask: 1 },
+                    0 => Corruption::Data { at: 77, mask: 1 },
+                    _ => Corruption::Tag { at: 7, mask: 1 },
                 };
                 assert!(memory.damage(Lba::new(lba), damage));
             }
             let error = verify(&device, all).await.unwrap_err();
-            let faults = error.faults().unwrap_or_else(|| panic!("{error}")).as_slice();
+            let faults = error.bad_blocks().unwrap_or_else(|| panic!("{error}")).as_slice();
             assert_eq!(faults.iter().map(|fault| fault.lba.get()).collect::<Vec<_>>(), bad);
             for fault in faults {
                 let field = if fault.lba.get() % 2 == 0 { Field::Guard } else { Field::RefTag };
-                assert_eq!(fault.field, FaultField::Tag(field), "{}", fault.lba);
+                assert_eq!(fault.cause, BadBlockCause::Tag(field), "{}", fault.lba);
             }
             assert_eq!(device.device().counters().received_bytes, received, "no payload came");
             let good = verify(&device, extent(3, 600)).await;
@@ -155,19 +155,19 @@ fn every_damaged_block_is_named_by_a_verify_that_moves_no_data() {
 #[test]
 fn a_read_names_every_damaged_block() {
     run(|| async {
-        for shows in [Shows::Plain, Shows::Protected] {
+        for shows in [PiVisibility::Plain, PiVisibility::Protected] {
             let memory = memory(BlockSize::B512, Some(crc16()));
             let served = serve(&[(memory.clone(), shows)]);
             let device = open(&served, 1, options()).await;
             let place = extent(100, 64);
             write(&device, place, 9).await.unwrap();
             for lba in [110, 111, 163] {
-                assert!(memory.damage(Lba::new(lba), Damage::Data { at: 1, mask: 0x10 }));
+                assert!(memory.damage(Lba::new(lba), Corruption::Data { at: 1, mask: 0x10 }));
             }
             let error = read(&device, place).await.unwrap_err();
-            let faults = error.faults().unwrap_or_else(|| panic!("{error}")).as_slice();
+            let faults = error.bad_blocks().unwrap_or_else(|| panic!("{error}")).as_slice();
             assert_eq!(faults.iter().map(|fault| fault.lba.get()).collect::<Vec<_>>(), [110, 111, 163]);
-            assert!(faults.iter().all(|fault| fault.field == FaultField::Tag(Field::Guard)));
+            assert!(faults.iter().all(|fault| fault.cause == BadBlockCause::Tag(Field::Guard)));
             // Where the tags do not come here, the target's damage log has the values that differ.
             assert!(faults.iter().all(|fault| fault.expected.is_some()));
             assert!(read(&device, extent(112, 51)).await.is_ok());

@@ -7,8 +7,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::common::*;
-use sealblock_block::Failure;
-use sealblock_exports_nvme_tcp::Shows;
+use sealblock_block::ErrorKind;
+use sealblock_exports_nvme_tcp::PiVisibility;
 use sealblock_media_nvme_tcp::{Options, Reconnect};
 use sealblock_runtime_memory::Buffer;
 use sealblock_runtime_reactor::net::{Listener, Stream};
@@ -70,7 +70,7 @@ async fn back(target: Rc<Stream>, host: Rc<Stream>) {
 #[test]
 fn commands_that_are_lost_are_not_sent_any_more() {
     run(|| async {
-        let served = serve(&[(memory(BlockSize::B4096, None), Shows::Plain)]);
+        let served = serve(&[(memory(BlockSize::B4096, None), PiVisibility::Plain)]);
         let wire = Wire::default();
         let options = Options {
             request_timeout: Duration::from_millis(300),
@@ -88,7 +88,7 @@ fn commands_that_are_lost_are_not_sent_any_more() {
         let writes: Vec<_> = (0..100).map(write_one).collect();
         for outcome in writes {
             let error = outcome.await.unwrap().unwrap_err();
-            assert!(matches!(error.failure(), Failure::Unreachable { .. }), "{error}");
+            assert!(matches!(error.kind(), ErrorKind::Unreachable { .. }), "{error}");
         }
         drop(device);
         // The system closes what the tasks of the connection have let go.
@@ -106,7 +106,7 @@ fn commands_that_are_lost_are_not_sent_any_more() {
 #[test]
 fn a_device_that_is_closed_ends_its_connections_in_good_order() {
     run(|| async {
-        let served = serve(&[(memory(BlockSize::B4096, None), Shows::Plain)]);
+        let served = serve(&[(memory(BlockSize::B4096, None), PiVisibility::Plain)]);
         let wire = Wire::default();
         let through = Served { address: wire.serve(served.address), ..served };
         let device = open(&through, 1, options()).await;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::common::fake::{Asked, Fake, Pages, Reply, good, serve};
 use crate::common::{extent, read, run, verify, write};
-use sealblock_block::{Device, Failure, Gate, Operation};
+use sealblock_block::{Device, ErrorKind, Gate, Request};
 use sealblock_media_nvme_tcp::{ConnectError, NvmeTcpDevice, Options};
 use sealblock_protocols_nvme::admin::{AdminCommand, Cns};
 use sealblock_protocols_nvme::features::{AsynchronousEvent, FeatureId};
@@ -17,7 +17,7 @@ use sealblock_protocols_nvme::{Status, StatusCode};
 use sealblock_units::{Extent, Lba};
 
 fn options() -> Options {
-    Options { request_timeout: Duration::from_millis(200), losses: 2, ..crate::common::options() }
+    Options { request_timeout: Duration::from_millis(200), max_connection_losses: 2, ..crate::common::options() }
 }
 
 async fn connect(address: SocketAddr) -> Result<NvmeTcpDevice, ConnectError> {
@@ -120,34 +120,34 @@ fn less_data_than_promised_is_no_data() {
         let fake =
             serve(good(), |asked| matches!(asked, Asked::Io(IoCommand::Read(_))).then(|| Reply::Data(vec![7; 4092])));
         let error = read(&open(&fake).await, extent(0, 1)).await.unwrap_err();
-        assert!(matches!(error.failure(), Failure::Media { reason } if reason.contains("sent less")), "{error}");
+        assert!(matches!(error.kind(), ErrorKind::Media { reason } if reason.contains("sent less")), "{error}");
     });
 }
 
 #[test]
 fn statuses_keep_their_meaning() {
     run(|| async {
-        type Is = fn(&Failure) -> bool;
+        type Is = fn(&ErrorKind) -> bool;
         let statuses: [(StatusCode, Is); 7] = [
-            (StatusCode::NAMESPACE_WRITE_PROTECTED, |failure| *failure == Failure::ReadOnly),
-            (StatusCode::CAPACITY_EXCEEDED, |failure| matches!(failure, Failure::NoSpace { .. })),
-            (StatusCode::INVALID_OPCODE, |failure| matches!(failure, Failure::Absent(_))),
-            (StatusCode::WRITE_FAULT, |failure| matches!(failure, Failure::Media { .. })),
+            (StatusCode::NAMESPACE_WRITE_PROTECTED, |failure| *failure == ErrorKind::ReadOnly),
+            (StatusCode::CAPACITY_EXCEEDED, |failure| matches!(failure, ErrorKind::NoSpace { .. })),
+            (StatusCode::INVALID_OPCODE, |failure| matches!(failure, ErrorKind::Absent(_))),
+            (StatusCode::WRITE_FAULT, |failure| matches!(failure, ErrorKind::Media { .. })),
             (
                 StatusCode::INVALID_FIELD,
-                |failure| matches!(failure, Failure::Media { reason } if reason.contains("Invalid Field")),
+                |failure| matches!(failure, ErrorKind::Media { reason } if reason.contains("Invalid Field")),
             ),
-            (StatusCode::ANA_PERSISTENT_LOSS, |failure| matches!(failure, Failure::Unreachable { .. })),
+            (StatusCode::ANA_PERSISTENT_LOSS, |failure| matches!(failure, ErrorKind::Unreachable { .. })),
             (
                 StatusCode::new(7, 0x99),
-                |failure| matches!(failure, Failure::Media { reason } if reason.contains("0x799")),
+                |failure| matches!(failure, ErrorKind::Media { reason } if reason.contains("0x799")),
             ),
         ];
         for (code, is_right) in statuses {
             let status = Status::from(code).with_dnr(true);
             let fake = serve(good(), move |asked| matches!(asked, Asked::Io(_)).then_some(Reply::Status(status)));
             let error = write(&open(&fake).await, extent(3, 1), 0).await.unwrap_err();
-            assert!(is_right(error.failure()), "{error}");
+            assert!(is_right(error.kind()), "{error}");
         }
     });
 }
@@ -177,10 +177,7 @@ fn silence_and_hanging_up_end_with_the_losses_allowed() {
             let device = open(&fake).await;
             let error = read(&device, extent(0, 1)).await.unwrap_err();
             let is_told = |reason: &str| reason.contains("2 connections were lost");
-            assert!(
-                matches!(error.failure(), Failure::Unreachable { reason } if is_told(reason)),
-                "{reply:?}: {error}"
-            );
+            assert!(matches!(error.kind(), ErrorKind::Unreachable { reason } if is_told(reason)), "{reply:?}: {error}");
         }
     });
 }
@@ -227,7 +224,7 @@ fn damaged_blocks_are_found_without_hints_and_with_wrong_ones() {
             let bad: &[u64] = &[3, 4, 300, 511, 4000];
             let device = open(&damaged(bad, named)).await;
             let error = verify(&device, extent(0, 4096)).await.unwrap_err();
-            let faults = error.faults().unwrap_or_else(|| panic!("{error}")).as_slice();
+            let faults = error.bad_blocks().unwrap_or_else(|| panic!("{error}")).as_slice();
             assert_eq!(faults.iter().map(|fault| fault.lba.get()).collect::<Vec<_>>(), bad, "{named:?}");
         }
     });
@@ -242,7 +239,7 @@ fn a_target_that_fails_runs_but_never_a_block_is_an_honest_error() {
         });
         let device = open(&fake).await;
         let error = verify(&device, extent(0, 64)).await.unwrap_err();
-        assert!(matches!(error.failure(), Failure::Media { reason } if reason.contains("nothing wrong")), "{error}");
+        assert!(matches!(error.kind(), ErrorKind::Media { reason } if reason.contains("nothing wrong")), "{error}");
         assert!(fake.commands.get() < 1000, "{} commands", fake.commands.get());
     });
 }
@@ -272,8 +269,8 @@ fn the_first_block_that_differs_is_found_by_reading() {
         let data = sealblock_runtime_memory::Slice::copy_from(&bytes);
         let size = sealblock_units::BlockSize::B4096;
         let data = sealblock_integrity::Sealed::seal(data, size, None, &Default::default());
-        let error = device.execute(Operation::Compare { extent: extent(10, 4), data }).await.unwrap_err();
-        assert_eq!(*error.failure(), Failure::Miscompare { lba: Lba::new(12) });
+        let error = device.execute(Request::Compare { extent: extent(10, 4), data }).await.unwrap_err();
+        assert_eq!(*error.kind(), ErrorKind::Miscompare { lba: Lba::new(12) });
     });
 }
 
@@ -308,7 +305,7 @@ fn a_namespace_that_changes_while_it_is_open_is_not_used_any_more() {
                 Err(error) => break error,
             }
         };
-        assert!(matches!(error.failure(), Failure::Unreachable { reason } if reason.contains("its format")), "{error}");
+        assert!(matches!(error.kind(), ErrorKind::Unreachable { reason } if reason.contains("its format")), "{error}");
     });
 }
 

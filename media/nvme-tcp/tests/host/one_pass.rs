@@ -2,10 +2,10 @@
 //! directions; with other guards a second time.
 
 use crate::common::*;
-use sealblock_block::{Device, Durability, Gate, Operation};
-use sealblock_exports_nvme_tcp::{Shows, Summed};
+use sealblock_block::{Device, Durability, Gate, Request};
+use sealblock_exports_nvme_tcp::{ChecksumStats, PiVisibility};
 use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Sealed, Unverified};
-use sealblock_media_nvme_tcp::{NvmeTcpDevice, Options, Protection};
+use sealblock_media_nvme_tcp::{NvmeTcpDevice, Options, PiSource};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::BlockSize;
 
@@ -45,7 +45,7 @@ fn now(device: &Gate<NvmeTcpDevice>) -> Cost {
     Cost { moved: counters.received_bytes + counters.sent_bytes, summed: counters.bytes_summed() }
 }
 
-fn digests(protection: Protection) -> Options {
+fn digests(protection: PiSource) -> Options {
     Options { data_digest: true, protection, ..options() }
 }
 
@@ -58,8 +58,8 @@ fn tag_bytes(device: &impl Device, blocks: u64) -> u64 {
 fn tags_of_the_host_and_digests_take_one_pass_with_the_guard_of_the_digest_and_two_with_others() {
     run(|| async {
         for guard in [GuardKind::Crc16, GuardKind::Crc32c, GuardKind::Crc64] {
-            let served = serve(&[(memory(SIZE, Some(type1(guard))), Shows::Protected)]);
-            let device = open(&served, 1, digests(Protection::HostMade)).await;
+            let served = serve(&[(memory(SIZE, Some(type1(guard))), PiVisibility::Protected)]);
+            let device = open(&served, 1, digests(PiSource::Host)).await;
             for (start, blocks) in RUNS {
                 let (place, data) = (extent(start, blocks), blocks * 4096);
                 let tags = tag_bytes(&device, blocks);
@@ -82,14 +82,14 @@ fn tags_of_the_host_and_digests_take_one_pass_with_the_guard_of_the_digest_and_t
 fn without_tags_here_the_digest_is_the_only_pass() {
     run(|| async {
         for (format, shows) in [
-            (None, Shows::Plain),
-            (Some(type1(GuardKind::Crc32c)), Shows::Plain),
-            (Some(type1(GuardKind::Crc32c)), Shows::Protected),
-            (Some(type1(GuardKind::Crc16)), Shows::Protected),
+            (None, PiVisibility::Plain),
+            (Some(type1(GuardKind::Crc32c)), PiVisibility::Plain),
+            (Some(type1(GuardKind::Crc32c)), PiVisibility::Protected),
+            (Some(type1(GuardKind::Crc16)), PiVisibility::Protected),
         ] {
             let served = serve(&[(memory(SIZE, format), shows)]);
             for data_digest in [true, false] {
-                let options = Options { data_digest, ..digests(Protection::TargetMade) };
+                let options = Options { data_digest, ..digests(PiSource::Target) };
                 let device = open(&served, 1, options).await;
                 for (start, blocks) in RUNS {
                     let data = blocks * 4096;
@@ -112,8 +112,8 @@ fn without_tags_here_the_digest_is_the_only_pass() {
 fn guards_that_were_not_checked_vouch_for_nothing() {
     run(|| async {
         let format = type1(GuardKind::Crc32c);
-        let served = serve(&[(memory(SIZE, Some(format)), Shows::Protected)]);
-        let device = open(&served, 1, digests(Protection::HostMade)).await;
+        let served = serve(&[(memory(SIZE, Some(format)), PiVisibility::Protected)]);
+        let device = open(&served, 1, digests(PiSource::Host)).await;
         let (place, blocks) = (extent(8, 3), 3);
         let all = blocks * (4096 + 16);
         // Tags that switch checking off, with guards that fit nothing.
@@ -121,16 +121,16 @@ fn guards_that_were_not_checked_vouch_for_nothing() {
         let escaped = Unverified::new(data.clone(), Slice::copy_from(&[0xFF; 48]), SIZE, Some(format)).unwrap();
         let escaped: Sealed = escaped.verify(&Checks::full(format, place.start())).unwrap();
         let meter = Meter::start(&device);
-        let write = Operation::Write { extent: place, data: escaped, durability: Durability::Volatile };
+        let write = Request::Write { extent: place, data: escaped, durability: Durability::Volatile };
         device.execute(write).await.unwrap();
         assert_eq!(meter.cost(), Cost { moved: all, summed: all });
         let meter = Meter::start(&device);
         let back = read(&device, place).await.unwrap();
         assert_eq!((meter.cost(), &back.data()[..]), (Cost { moved: all, summed: all }, &data[..]));
         // Nobody has checked these either, and they are sent on.
-        assert!(back.sums().is_none());
+        assert!(back.block_crcs().is_none());
         let meter = Meter::start(&device);
-        let again = Operation::Write { extent: place, data: back, durability: Durability::Volatile };
+        let again = Request::Write { extent: place, data: back, durability: Durability::Volatile };
         device.execute(again).await.unwrap();
         assert_eq!(meter.cost(), Cost { moved: all, summed: all });
         served.target.stop();
@@ -142,13 +142,13 @@ fn guards_that_were_not_checked_vouch_for_nothing() {
 fn data_that_was_read_is_sent_on_without_a_pass() {
     run(|| async {
         let format = type1(GuardKind::Crc32c);
-        let served = serve(&[(memory(SIZE, Some(format)), Shows::Protected)]);
-        let device = open(&served, 1, digests(Protection::HostMade)).await;
+        let served = serve(&[(memory(SIZE, Some(format)), PiVisibility::Protected)]);
+        let device = open(&served, 1, digests(PiSource::Host)).await;
         let place = extent(40, 20);
         write(&device, place, 3).await.unwrap();
         let back = read(&device, place).await.unwrap();
         let meter = Meter::start(&device);
-        let again = Operation::Write { extent: place, data: back, durability: Durability::Volatile };
+        let again = Request::Write { extent: place, data: back, durability: Durability::Volatile };
         device.execute(again).await.unwrap();
         assert_eq!(meter.cost(), Cost { moved: 20 * (4096 + 16), summed: 20 * 16 });
         served.target.stop();
@@ -156,12 +156,12 @@ fn data_that_was_read_is_sent_on_without_a_pass() {
 }
 
 /// What one operation made the target move and sum.
-async fn at_target<T>(served: &Served, work: impl Future<Output = T>) -> (T, Summed) {
+async fn at_target<T>(served: &Served, work: impl Future<Output = T>) -> (T, ChecksumStats) {
     let nqn = SUBNQN.parse().unwrap();
-    let before = served.target.summed(&nqn).unwrap();
+    let before = served.target.checksum_stats(&nqn).unwrap();
     let done = work.await;
-    let after = served.target.summed(&nqn).unwrap();
-    let more = Summed {
+    let after = served.target.checksum_stats(&nqn).unwrap();
+    let more = ChecksumStats {
         received_bytes: after.received_bytes - before.received_bytes,
         received_bytes_summed: after.received_bytes_summed - before.received_bytes_summed,
         sent_bytes: after.sent_bytes - before.sent_bytes,
@@ -177,9 +177,9 @@ fn the_target_makes_and_checks_the_guard_of_the_digest_in_the_pass_of_the_digest
     run(|| async {
         for guard in [GuardKind::Crc16, GuardKind::Crc32c, GuardKind::Crc64] {
             for (shows, protection) in [
-                (Shows::Plain, Protection::Auto),
-                (Shows::Protected, Protection::TargetMade),
-                (Shows::Protected, Protection::HostMade),
+                (PiVisibility::Plain, PiSource::Auto),
+                (PiVisibility::Protected, PiSource::Target),
+                (PiVisibility::Protected, PiSource::Host),
             ] {
                 let served = serve(&[(memory(SIZE, Some(type1(guard))), shows)]);
                 let device = open(&served, 1, digests(protection)).await;
@@ -189,20 +189,20 @@ fn the_target_makes_and_checks_the_guard_of_the_digest_in_the_pass_of_the_digest
                     let is_shared = guard == GuardKind::Crc32c;
                     let (wrote, cost) = at_target(&served, write(&device, extent(start, blocks), 4)).await;
                     wrote.unwrap();
-                    let expected = Summed {
+                    let expected = ChecksumStats {
                         received_bytes: data + tags,
                         received_bytes_summed: data + tags,
                         guard_bytes_summed: if is_shared { 0 } else { data },
-                        ..Summed::default()
+                        ..ChecksumStats::default()
                     };
                     assert_eq!(cost, expected, "write {what}");
                     let (back, cost) = at_target(&served, read(&device, extent(start, blocks))).await;
                     assert_eq!(back.unwrap().data()[..], sealed(&device, extent(start, blocks), 4).data()[..]);
-                    let expected = Summed {
+                    let expected = ChecksumStats {
                         sent_bytes: data + tags,
                         sent_bytes_summed: if is_shared { tags } else { data + tags },
                         stored_bytes_checked: data,
-                        ..Summed::default()
+                        ..ChecksumStats::default()
                     };
                     assert_eq!(cost, expected, "read {what}");
                     let passes = if is_shared { 1 } else { 2 };
@@ -218,8 +218,8 @@ fn the_target_makes_and_checks_the_guard_of_the_digest_in_the_pass_of_the_digest
 #[test]
 fn the_target_sums_what_nobody_checked() {
     run(|| async {
-        let served = serve(&[(memory(SIZE, Some(type1(GuardKind::Crc32c))), Shows::Protected)]);
-        for protection in [Protection::TargetMade, Protection::HostMade] {
+        let served = serve(&[(memory(SIZE, Some(type1(GuardKind::Crc32c))), PiVisibility::Protected)]);
+        for protection in [PiSource::Target, PiSource::Host] {
             let device = open(&served, 1, digests(protection)).await;
             let (back, cost) = at_target(&served, read(&device, extent(70, 5))).await;
             assert!(back.unwrap().data().iter().all(|&byte| byte == 0));
@@ -234,8 +234,8 @@ fn the_target_sums_what_nobody_checked() {
 fn a_wrong_guard_is_found_from_the_sums_of_the_digest() {
     run(|| async {
         let format = type1(GuardKind::Crc32c);
-        let served = serve(&[(memory(SIZE, Some(format)), Shows::Protected)]);
-        let device = open(&served, 1, digests(Protection::HostMade)).await;
+        let served = serve(&[(memory(SIZE, Some(format)), PiVisibility::Protected)]);
+        let device = open(&served, 1, digests(PiSource::Host)).await;
         for (start, blocks) in RUNS {
             let place = extent(start, blocks);
             write(&device, place, 6).await.unwrap();
@@ -244,9 +244,9 @@ fn a_wrong_guard_is_found_from_the_sums_of_the_digest() {
             *tags.last_chunk_mut::<16>().unwrap().first_mut().unwrap() ^= 1;
             let wrong = Unverified::new(good.data().clone(), Slice::copy_from(&tags), SIZE, Some(format)).unwrap();
             let wrong = wrong.verify(&Checks::NONE).unwrap();
-            let attempt = Operation::Write { extent: place, data: wrong, durability: Durability::Volatile };
+            let attempt = Request::Write { extent: place, data: wrong, durability: Durability::Volatile };
             let (refused, cost) = at_target(&served, device.execute(attempt)).await;
-            let faults = refused.unwrap_err().faults().expect("an integrity error").as_slice().to_vec();
+            let faults = refused.unwrap_err().bad_blocks().expect("an integrity error").as_slice().to_vec();
             assert_eq!(faults.iter().map(|fault| fault.lba.get()).collect::<Vec<_>>(), [start + blocks - 1]);
             assert_eq!(cost.guard_bytes_summed, 0);
             assert_eq!(read(&device, place).await.unwrap().data()[..], sealed(&device, place, 6).data()[..]);

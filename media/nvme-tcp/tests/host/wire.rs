@@ -5,8 +5,8 @@ use std::net::{Ipv4Addr, Shutdown, SocketAddr};
 use std::rc::Rc;
 
 use crate::common::*;
-use sealblock_block::{Device, Durability, FaultField, Operation};
-use sealblock_exports_nvme_tcp::Shows;
+use sealblock_block::{BadBlockCause, Device, Durability, Request};
+use sealblock_exports_nvme_tcp::PiVisibility;
 use sealblock_integrity::{Field, Sealed, Tags};
 use sealblock_media_nvme_tcp::NvmeTcpDevice;
 use sealblock_runtime_memory::{Buffer, Slice};
@@ -56,18 +56,18 @@ fn spoil(bytes: &mut [u8], flip: &Flip) {
     }
 }
 
-fn marked(extent: sealblock_units::Extent) -> Operation {
+fn marked(extent: sealblock_units::Extent) -> Request {
     let size = BlockSize::B4096;
-    let tags = Tags { app_tag: u16::from_be_bytes(MARK), storage_tag: 0, first_ref: extent.start().get() };
+    let tags = Tags { app_tag: u16::from_be_bytes(MARK), storage_tag: 0, initial_ref_tag: extent.start().get() };
     let data = Slice::copy_from(&vec![FILL; extent.bytes(size) as usize]);
     let data = Sealed::seal(data, size, Some(crc16()), &tags);
-    Operation::Write { extent, data, durability: Durability::Volatile }
+    Request::Write { extent, data, durability: Durability::Volatile }
 }
 
 #[test]
 fn damage_on_the_wire_is_refused_and_nothing_is_written() {
     run(|| async {
-        let served = serve(&[(memory(BlockSize::B4096, Some(crc16())), Shows::Protected)]);
+        let served = serve(&[(memory(BlockSize::B4096, Some(crc16())), PiVisibility::Protected)]);
         let flip = Flip::default();
         let address = damaging(served.address, &flip);
         let near = open(&served, 1, options()).await;
@@ -80,8 +80,8 @@ fn damage_on_the_wire_is_refused_and_nothing_is_written() {
             flip.set(Some(offset));
             let error = far.execute(marked(place)).await.unwrap_err();
             assert_eq!(flip.get(), None, "the wire has seen the tuple");
-            let faults = error.faults().unwrap_or_else(|| panic!("{error}")).as_slice();
-            assert_eq!((faults[0].lba, faults[0].field), (Lba::new(8), FaultField::Tag(field)), "{offset}");
+            let faults = error.bad_blocks().unwrap_or_else(|| panic!("{error}")).as_slice();
+            assert_eq!((faults[0].lba, faults[0].cause), (Lba::new(8), BadBlockCause::Tag(field)), "{offset}");
             assert_eq!(read(&near, place).await.unwrap().data()[..], before.data()[..], "{offset}");
         }
         served.target.stop();

@@ -1,6 +1,6 @@
 //! The copies of the annex's slots.
 
-use sealblock_block::AnnexSlot;
+use sealblock_block::ReservedArea;
 
 use super::{COUNT_MAX, SUPERBLOCK_OFFSETS, Seed, get, put};
 
@@ -24,18 +24,18 @@ pub struct AnnexCopy {
 
 /// Where a copy of a slot lies at the start, in bytes: behind the superblock of the same number. [`super::Layout::annex_offsets`]
 /// also says where its twin is. Bitmap pages have no copies, and lie where [`super::Layout::bitmap_offset`] says.
-pub fn annex_offset(slot: AnnexSlot, copy: u64) -> u64 {
+pub fn annex_offset(slot: ReservedArea, copy: u64) -> u64 {
     let within = match slot {
-        AnnexSlot::Group => 4 << 10,
+        ReservedArea::GroupLabel => 4 << 10,
         // Of a page nobody asks.
-        AnnexSlot::Scrub | AnnexSlot::Bitmap { .. } => 24 << 10,
+        ReservedArea::ScrubState | ReservedArea::Bitmap { .. } => 24 << 10,
     };
     SUPERBLOCK_OFFSETS[(copy % 2) as usize] + within
 }
 
 impl AnnexCopy {
     /// The bytes of the copy.
-    pub fn encode(&self, slot: AnnexSlot, seed: Seed) -> Vec<u8> {
+    pub fn encode(&self, slot: ReservedArea, seed: Seed) -> Vec<u8> {
         let mut bytes = vec![0; ANNEX_HEAD_BYTES];
         bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
         put::<8>(&mut bytes, AT_SERIAL, self.serial);
@@ -48,21 +48,21 @@ impl AnnexCopy {
     }
 
     /// Whether `bytes` begin with the head of this copy of this slot, of whatever volume. What follows is not looked at.
-    pub fn is_trace(bytes: &[u8], slot: AnnexSlot, copy: u64) -> bool {
+    pub fn is_trace(bytes: &[u8], slot: ReservedArea, copy: u64) -> bool {
         let Some(head) = bytes.get(..ANNEX_HEAD_BYTES) else { return false };
         head.starts_with(&MAGIC)
-            && get::<4>(head, AT_LENGTH) <= slot.most_bytes() as u64
+            && get::<4>(head, AT_LENGTH) <= slot.max_bytes() as u64
             && get::<1>(head, AT_SLOT) == slot.index() as u64
             && get::<8>(head, AT_SERIAL) % 2 == copy
             && head[AT_SLOT + 1..].iter().all(|&byte| byte == 0)
     }
 
     /// Reads a copy; nothing where there is none that is whole.
-    pub fn decode(bytes: &[u8], slot: AnnexSlot, seed: Seed) -> Option<AnnexCopy> {
+    pub fn decode(bytes: &[u8], slot: ReservedArea, seed: Seed) -> Option<AnnexCopy> {
         if bytes.len() < ANNEX_HEAD_BYTES || !bytes.starts_with(&MAGIC) {
             return None;
         }
-        let length = usize::try_from(get::<4>(bytes, AT_LENGTH)).ok().filter(|length| *length <= slot.most_bytes())?;
+        let length = usize::try_from(get::<4>(bytes, AT_LENGTH)).ok().filter(|length| *length <= slot.max_bytes())?;
         let whole = bytes.get(..ANNEX_HEAD_BYTES + length)?;
         let is_whole = get::<4>(bytes, AT_CHECKSUM) == u64::from(seed.checksum(&whole[AT_SERIAL..]));
         let serial = get::<8>(bytes, AT_SERIAL);
@@ -79,34 +79,37 @@ mod tests {
     fn a_copy_comes_back_and_no_other_slot_volume_or_bit_passes() {
         let (seed, other) = (Seed::of(b"an identity here"), Seed::of(b"another identity"));
         let copy = AnnexCopy { serial: 7, bytes: b"notes".to_vec() };
-        let bytes = copy.encode(AnnexSlot::Group, seed);
-        assert_eq!(AnnexCopy::decode(&bytes, AnnexSlot::Group, seed), Some(copy));
-        assert_eq!(AnnexCopy::decode(&bytes, AnnexSlot::Scrub, seed), None);
-        assert_eq!(AnnexCopy::decode(&bytes, AnnexSlot::Group, other), None);
-        assert!(AnnexCopy::is_trace(&bytes, AnnexSlot::Group, 1) && !AnnexCopy::is_trace(&bytes, AnnexSlot::Group, 0));
-        assert!(!AnnexCopy::is_trace(&bytes, AnnexSlot::Scrub, 1));
-        assert!(!AnnexCopy::is_trace(&bytes[..63], AnnexSlot::Group, 1));
+        let bytes = copy.encode(ReservedArea::GroupLabel, seed);
+        assert_eq!(AnnexCopy::decode(&bytes, ReservedArea::GroupLabel, seed), Some(copy));
+        assert_eq!(AnnexCopy::decode(&bytes, ReservedArea::ScrubState, seed), None);
+        assert_eq!(AnnexCopy::decode(&bytes, ReservedArea::GroupLabel, other), None);
+        assert!(
+            AnnexCopy::is_trace(&bytes, ReservedArea::GroupLabel, 1)
+                && !AnnexCopy::is_trace(&bytes, ReservedArea::GroupLabel, 0)
+        );
+        assert!(!AnnexCopy::is_trace(&bytes, ReservedArea::ScrubState, 1));
+        assert!(!AnnexCopy::is_trace(&bytes[..63], ReservedArea::GroupLabel, 1));
         for bit in 0..bytes.len() * 8 {
             let mut bad = bytes.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(AnnexCopy::decode(&bad, AnnexSlot::Group, seed), None, "bit {bit}");
+            assert_eq!(AnnexCopy::decode(&bad, ReservedArea::GroupLabel, seed), None, "bit {bit}");
         }
         for (serial, is_copy) in [(COUNT_MAX, true), (COUNT_MAX + 1, false)] {
-            let bytes = AnnexCopy { serial, bytes: Vec::new() }.encode(AnnexSlot::Group, seed);
-            assert_eq!(AnnexCopy::decode(&bytes, AnnexSlot::Group, seed).is_some(), is_copy, "{serial}");
+            let bytes = AnnexCopy { serial, bytes: Vec::new() }.encode(ReservedArea::GroupLabel, seed);
+            assert_eq!(AnnexCopy::decode(&bytes, ReservedArea::GroupLabel, seed).is_some(), is_copy, "{serial}");
         }
         for length in 0..bytes.len() {
-            assert_eq!(AnnexCopy::decode(&bytes[..length], AnnexSlot::Group, seed), None, "{length} bytes");
+            assert_eq!(AnnexCopy::decode(&bytes[..length], ReservedArea::GroupLabel, seed), None, "{length} bytes");
         }
     }
 
     #[test]
     fn slots_do_not_meet_each_other_nor_the_superblocks() {
-        let end = |slot: AnnexSlot, copy| annex_offset(slot, copy) + (slot.most_bytes() + ANNEX_HEAD_BYTES) as u64;
+        let end = |slot: ReservedArea, copy| annex_offset(slot, copy) + (slot.max_bytes() + ANNEX_HEAD_BYTES) as u64;
         for copy in [0, 1] {
-            assert!(annex_offset(AnnexSlot::Group, copy) >= SUPERBLOCK_OFFSETS[copy as usize] + 4096);
-            assert!(end(AnnexSlot::Group, copy) <= annex_offset(AnnexSlot::Scrub, copy));
-            assert!(end(AnnexSlot::Scrub, copy) <= SUPERBLOCK_OFFSETS[copy as usize] + (32 << 10));
+            assert!(annex_offset(ReservedArea::GroupLabel, copy) >= SUPERBLOCK_OFFSETS[copy as usize] + 4096);
+            assert!(end(ReservedArea::GroupLabel, copy) <= annex_offset(ReservedArea::ScrubState, copy));
+            assert!(end(ReservedArea::ScrubState, copy) <= SUPERBLOCK_OFFSETS[copy as usize] + (32 << 10));
         }
     }
 }

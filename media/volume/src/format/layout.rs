@@ -4,7 +4,7 @@
 //! A zone has more slots than blocks; the spare ones are what lets a write go to a free slot while the old data stay
 //! until the new record is durable. Everything follows from three numbers, so a superblock cannot contradict itself.
 
-use sealblock_block::AnnexSlot;
+use sealblock_block::ReservedArea;
 use sealblock_units::{BlockSize, Extent, Lba};
 
 use super::segments::{SEGMENTS_MAX, Segment, Segments};
@@ -32,7 +32,7 @@ const LOG_OFFSET: u64 = 64 << 10;
 /// Zones and the parts of a zone start at multiples of this, the page and stripe unit of common media.
 const ALIGNMENT: u64 = 64 << 10;
 /// Bytes of a bitmap page.
-pub const BITMAP_PAGE_BYTES: u64 = AnnexSlot::Bitmap { page: 0 }.most_bytes() as u64;
+pub const BITMAP_PAGE_BYTES: u64 = ReservedArea::Bitmap { page: 0 }.max_bytes() as u64;
 /// Sectors of a page of the tables: one with the generations of its blocks, and those with their records.
 pub const PAGE_SECTORS: u64 = 16;
 /// Bytes in front of the generations in their sector, and in front of the bits in a sector of the zone map.
@@ -320,7 +320,7 @@ impl Layout {
 
     /// How many bitmap pages the annex has: as many as the volume was created with.
     pub fn bitmap_pages(&self) -> u32 {
-        AnnexSlot::bitmap_pages(self.created_blocks << self.block_size.shift())
+        ReservedArea::bitmap_pages(self.created_blocks << self.block_size.shift())
     }
 
     /// Where the first zone starts.
@@ -389,12 +389,12 @@ impl Layout {
 
     /// Where the two copies of a slot of the annex lie that the write with this serial replaces: one behind a superblock, one in
     /// the tail. Nothing for a bitmap page, which is written in place.
-    pub fn annex_offsets(&self, slot: AnnexSlot, serial: u64) -> [u64; 2] {
+    pub fn annex_offsets(&self, slot: ReservedArea, serial: u64) -> [u64; 2] {
         const GROUP_BYTES: u64 = 20 << 10;
         const BOTH_BYTES: u64 = 28 << 10;
         let within = match slot {
-            AnnexSlot::Group => 0,
-            AnnexSlot::Scrub | AnnexSlot::Bitmap { .. } => GROUP_BYTES,
+            ReservedArea::GroupLabel => 0,
+            ReservedArea::ScrubState | ReservedArea::Bitmap { .. } => GROUP_BYTES,
         };
         [annex_offset(slot, serial % 2), self.tail_offset() + serial % 2 * BOTH_BYTES + within]
     }

@@ -171,7 +171,7 @@ impl Record {
     }
 
     /// The CRC-32C of the data in a record whose tuple leaves room for it.
-    pub fn strong_check(&self) -> u32 {
+    pub fn data_crc(&self) -> u32 {
         get::<4>(&self.tuple, STRONG_CHECK) as u32
     }
 

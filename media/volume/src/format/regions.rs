@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use sealblock_block::AnnexSlot;
+use sealblock_block::ReservedArea;
 
 use sealblock_units::Lba;
 
@@ -102,8 +102,8 @@ impl Layout {
         let mut named = vec![of(RegionKind::Superblock(2), self.third_offset(), sector)];
         for (copy, start) in (0..).zip(SUPERBLOCK_OFFSETS) {
             named.push(of(RegionKind::Superblock(copy), start, sector));
-            for slot in [AnnexSlot::Group, AnnexSlot::Scrub] {
-                let length = (ANNEX_HEAD_BYTES + slot.most_bytes()) as u64;
+            for slot in [ReservedArea::GroupLabel, ReservedArea::ScrubState] {
+                let length = (ANNEX_HEAD_BYTES + slot.max_bytes()) as u64;
                 let [start, tail] = self.annex_offsets(slot, u64::from(copy));
                 named.push(of(RegionKind::Annex(copy), start, length));
                 named.push(of(RegionKind::Annex(copy + 2), tail, length));

@@ -1,18 +1,18 @@
 //! Digests and the annex.
 
-use sealblock_block::{AnnexSlot, Answer, Device, Digested, Error, FaultField, Operation};
+use sealblock_block::{BadBlockCause, Checksum, Device, Error, Request, ReservedArea, Response};
 use sealblock_integrity::{Field, GuardKind, ProtectionType, guard};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent, Lba};
 
 use super::setup::{Rig, TestMedium, created, pattern, protection};
-use crate::DamageKind;
+use crate::CorruptionKind;
 use crate::format::{ANNEX_HEAD_BYTES, Layout};
 
-fn digest(rig: &Rig, start: u64, blocks: u64) -> Result<Digested, Error> {
+fn digest(rig: &Rig, start: u64, blocks: u64) -> Result<Checksum, Error> {
     let extent = Extent::from_raw(start, blocks).unwrap();
-    match rig.run(rig.gate.execute(Operation::Digest { extent, checks: rig.checks(extent) }))? {
-        Answer::Digest(digested) => Ok(digested),
+    match rig.run(rig.gate.execute(Request::Checksum { extent, checks: rig.checks(extent) }))? {
+        Response::Checksum(digested) => Ok(digested),
         other => panic!("no digest but {other:?}"),
     }
 }
@@ -37,22 +37,22 @@ fn damage_fails_a_digest_at_its_block() {
     rig.write(0, &pattern(1, 700 * 512)).unwrap();
     rig.flush().unwrap();
     for lba in [3, 650] {
-        rig.run(rig.gate.device().damage(Lba::new(lba), DamageKind::Data)).unwrap();
+        rig.run(rig.gate.device().damage(Lba::new(lba), CorruptionKind::Data)).unwrap();
     }
     let error = digest(&rig, 0, 700).unwrap_err();
     let faults: Vec<_> =
-        error.faults().unwrap().as_slice().iter().map(|fault| (fault.lba.get(), fault.field)).collect();
-    assert_eq!(faults, [(3, FaultField::Tag(Field::Guard)), (650, FaultField::Tag(Field::Guard))]);
+        error.bad_blocks().unwrap().as_slice().iter().map(|fault| (fault.lba.get(), fault.cause)).collect();
+    assert_eq!(faults, [(3, BadBlockCause::Tag(Field::Guard)), (650, BadBlockCause::Tag(Field::Guard))]);
     assert!(digest(&rig, 4, 646).is_ok());
 }
 
-fn note(rig: &Rig, slot: AnnexSlot, text: &[u8]) -> Result<(), Error> {
-    rig.run(rig.gate.execute(Operation::WriteAnnex { slot, bytes: Slice::copy_from(text) })).map(drop)
+fn note(rig: &Rig, slot: ReservedArea, text: &[u8]) -> Result<(), Error> {
+    rig.run(rig.gate.execute(Request::WriteReserved { slot, bytes: Slice::copy_from(text) })).map(drop)
 }
 
-fn noted(rig: &Rig, slot: AnnexSlot) -> Vec<u8> {
-    match rig.run(rig.gate.execute(Operation::ReadAnnex { slot })) {
-        Ok(Answer::Annex(bytes)) => bytes.to_vec(),
+fn noted(rig: &Rig, slot: ReservedArea) -> Vec<u8> {
+    match rig.run(rig.gate.execute(Request::ReadReserved { slot })) {
+        Ok(Response::Reserved(bytes)) => bytes.to_vec(),
         other => panic!("no annex but {other:?}"),
     }
 }
@@ -65,19 +65,19 @@ fn medium() -> TestMedium {
 fn the_annex_is_durable_and_beside_the_blocks() {
     let medium = medium();
     let rig = Rig::open(&medium, false).unwrap();
-    assert_eq!(noted(&rig, AnnexSlot::Group), b"");
+    assert_eq!(noted(&rig, ReservedArea::GroupLabel), b"");
     rig.write(0, &pattern(1, 64 * 4096)).unwrap();
     for round in 0..5_u8 {
-        note(&rig, AnnexSlot::Group, &vec![round; AnnexSlot::Group.most_bytes()]).unwrap();
-        note(&rig, AnnexSlot::Scrub, &[round; 9]).unwrap();
-        assert_eq!(noted(&rig, AnnexSlot::Scrub), [round; 9]);
+        note(&rig, ReservedArea::GroupLabel, &vec![round; ReservedArea::GroupLabel.max_bytes()]).unwrap();
+        note(&rig, ReservedArea::ScrubState, &[round; 9]).unwrap();
+        assert_eq!(noted(&rig, ReservedArea::ScrubState), [round; 9]);
     }
     drop(rig);
     for read_only in [true, false] {
         let rig = Rig::open(&medium, read_only).unwrap();
-        assert_eq!(noted(&rig, AnnexSlot::Group), vec![4; AnnexSlot::Group.most_bytes()]);
-        assert_eq!(noted(&rig, AnnexSlot::Scrub), [4; 9]);
-        assert_eq!(note(&rig, AnnexSlot::Scrub, &[4; 9]).is_err(), read_only);
+        assert_eq!(noted(&rig, ReservedArea::GroupLabel), vec![4; ReservedArea::GroupLabel.max_bytes()]);
+        assert_eq!(noted(&rig, ReservedArea::ScrubState), [4; 9]);
+        assert_eq!(note(&rig, ReservedArea::ScrubState, &[4; 9]).is_err(), read_only);
         rig.verify().unwrap();
     }
 }
@@ -91,22 +91,22 @@ fn turn_a_bit(medium: &TestMedium, offset: u64) {
 fn one_damaged_copy_costs_nothing_and_torn_twins_leave_what_was_there_before() {
     let medium = medium();
     let rig = Rig::open(&medium, false).unwrap();
-    note(&rig, AnnexSlot::Group, b"old").unwrap();
-    note(&rig, AnnexSlot::Group, b"new").unwrap();
+    note(&rig, ReservedArea::GroupLabel, b"old").unwrap();
+    note(&rig, ReservedArea::GroupLabel, b"new").unwrap();
     drop(rig);
-    let twins = Layout::new(BlockSize::B4096, 512, 64).unwrap().annex_offsets(AnnexSlot::Group, 2);
+    let twins = Layout::new(BlockSize::B4096, 512, 64).unwrap().annex_offsets(ReservedArea::GroupLabel, 2);
     for twin in twins {
         turn_a_bit(&medium, twin);
         let rig = Rig::open(&medium, true).unwrap();
-        assert_eq!((noted(&rig, AnnexSlot::Group), rig.lost_copies()), (b"new".to_vec(), 1));
+        assert_eq!((noted(&rig, ReservedArea::GroupLabel), rig.lost_copies()), (b"new".to_vec(), 1));
         turn_a_bit(&medium, twin);
     }
     // Both hang on one write, which a crash can tear.
     twins.iter().for_each(|twin| turn_a_bit(&medium, *twin));
     let rig = Rig::open(&medium, false).unwrap();
-    assert_eq!(noted(&rig, AnnexSlot::Group), b"old");
-    note(&rig, AnnexSlot::Group, b"newer").unwrap();
-    assert_eq!(noted(&Rig::open(&medium, true).unwrap(), AnnexSlot::Group), b"newer");
+    assert_eq!(noted(&rig, ReservedArea::GroupLabel), b"old");
+    note(&rig, ReservedArea::GroupLabel, b"newer").unwrap();
+    assert_eq!(noted(&Rig::open(&medium, true).unwrap(), ReservedArea::GroupLabel), b"newer");
 }
 
 #[test]
@@ -117,8 +117,8 @@ fn either_end_of_the_volume_can_be_lost_without_what_the_annex_holds() {
         let medium = medium();
         let rig = Rig::open(&medium, false).unwrap();
         for round in 1..=writes {
-            note(&rig, AnnexSlot::Group, &[round; 20]).unwrap();
-            note(&rig, AnnexSlot::Scrub, &[round; 9]).unwrap();
+            note(&rig, ReservedArea::GroupLabel, &[round; 20]).unwrap();
+            note(&rig, ReservedArea::ScrubState, &[round; 9]).unwrap();
         }
         drop(rig);
         let whole = medium.bytes.borrow().clone();
@@ -127,8 +127,8 @@ fn either_end_of_the_volume_can_be_lost_without_what_the_annex_holds() {
             medium.bytes.borrow_mut()[lost.clone()].fill(0xa5);
             for read_only in [true, false] {
                 let rig = Rig::open(&medium, read_only).unwrap();
-                assert_eq!(noted(&rig, AnnexSlot::Group), [writes; 20], "{lost:?}");
-                assert_eq!(noted(&rig, AnnexSlot::Scrub), [writes; 9], "{lost:?}");
+                assert_eq!(noted(&rig, ReservedArea::GroupLabel), [writes; 20], "{lost:?}");
+                assert_eq!(noted(&rig, ReservedArea::ScrubState), [writes; 9], "{lost:?}");
             }
         }
     }
@@ -138,15 +138,15 @@ fn either_end_of_the_volume_can_be_lost_without_what_the_annex_holds() {
 fn an_annex_that_cannot_be_read_is_not_an_empty_one() {
     let medium = medium();
     let rig = Rig::open(&medium, false).unwrap();
-    note(&rig, AnnexSlot::Group, b"old").unwrap();
-    note(&rig, AnnexSlot::Group, b"new").unwrap();
+    note(&rig, ReservedArea::GroupLabel, b"old").unwrap();
+    note(&rig, ReservedArea::GroupLabel, b"new").unwrap();
     drop(rig);
     let rig = Rig::open(&medium, true).unwrap();
     medium.unreadable.set((4096, u64::MAX));
-    let why = rig.run(rig.gate.execute(Operation::ReadAnnex { slot: AnnexSlot::Group })).unwrap_err();
+    let why = rig.run(rig.gate.execute(Request::ReadReserved { slot: ReservedArea::GroupLabel })).unwrap_err();
     assert!(why.to_string().contains("neither copy"), "{why}");
     medium.unreadable.set((4096, 64 << 10));
-    assert_eq!(noted(&rig, AnnexSlot::Group), b"new");
+    assert_eq!(noted(&rig, ReservedArea::GroupLabel), b"new");
 }
 
 #[test]
@@ -154,6 +154,6 @@ fn a_failed_sync_of_the_annex_stops_writes() {
     let medium = medium();
     let rig = Rig::open(&medium, false).unwrap();
     medium.syncs_left.set(0);
-    assert!(note(&rig, AnnexSlot::Group, b"x").is_err());
+    assert!(note(&rig, ReservedArea::GroupLabel, b"x").is_err());
     assert!(rig.write(0, &pattern(1, 4096)).is_err(), "what else the sync lost is not known");
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
 use futures_util::future::join;
-use sealblock_block::{AnnexSlot, Device, Durability, Error, Failure, Operation};
+use sealblock_block::{Device, Durability, Error, ErrorKind, Request, ReservedArea};
 use sealblock_integrity::{GuardKind, ProtectionType, Sealed, Tags};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent};
@@ -81,15 +81,15 @@ fn open_now(medium: &TestMedium, read_only: bool) -> Opened<TestMedium, TestCloc
 
 async fn write(volume: &TestVolume, lba: u64, seed: u64, durability: Durability) -> Result<(), Error> {
     let geometry = volume.geometry();
-    let tags = Tags { app_tag: 0, storage_tag: 0, first_ref: lba };
+    let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: lba };
     let bytes = Slice::copy_from(&pattern(seed, geometry.block_size.bytes()));
     let data = Sealed::seal(bytes, geometry.block_size, geometry.protection, &tags);
     let extent = Extent::from_raw(lba, 1).unwrap();
-    volume.execute(Operation::Write { extent, data, durability }).await.map(drop)
+    volume.execute(Request::Write { extent, data, durability }).await.map(drop)
 }
 
 fn is_closed(error: &Error) -> bool {
-    matches!(error.failure(), Failure::Unreachable { reason } if reason.contains("closed"))
+    matches!(error.kind(), ErrorKind::Unreachable { reason } if reason.contains("closed"))
 }
 
 /// What writers were told: the seed of each block's last acknowledged write, and of one that was refused after it.
@@ -118,8 +118,8 @@ async fn writer(volume: TestVolume, told: Rc<Told>, first: u64, start: u64) {
 async fn others(volume: TestVolume, start: u64) {
     turns(start).await;
     let bytes = Slice::copy_from(b"noted");
-    let noted = volume.execute(Operation::WriteAnnex { slot: AnnexSlot::Scrub, bytes }).await;
-    let discarded = volume.execute(Operation::Discard { extents: vec![Extent::from_raw(40, 8).unwrap()] }).await;
+    let noted = volume.execute(Request::WriteReserved { slot: ReservedArea::ScrubState, bytes }).await;
+    let discarded = volume.execute(Request::Discard { extents: vec![Extent::from_raw(40, 8).unwrap()] }).await;
     for outcome in [noted, discarded] {
         assert!(outcome.as_ref().err().is_none_or(is_closed), "{outcome:?}");
     }
@@ -128,7 +128,7 @@ async fn others(volume: TestVolume, start: u64) {
 async fn flusher(volume: TestVolume, start: u64) {
     turns(start).await;
     for _ in 0..4 {
-        volume.execute(Operation::Flush).await.expect("nothing failed");
+        volume.execute(Request::Flush).await.expect("nothing failed");
         turns(2).await;
     }
 }
@@ -139,7 +139,7 @@ async fn closer(volume: TestVolume, told: Rc<Told>, start: u64) {
     told.is_closed.set(true);
     let error = write(&volume, 60, 1, Durability::Volatile).await.unwrap_err();
     assert!(is_closed(&error), "{error}");
-    volume.execute(Operation::Flush).await.expect("all of it is durable");
+    volume.execute(Request::Flush).await.expect("all of it is durable");
 }
 
 fn close_beside_others(bytes: &[u8], seed: u64) {
@@ -185,7 +185,7 @@ fn a_volume_whose_last_commit_failed_is_not_called_clean() {
     rig.write(0, &pattern(1, 4096)).unwrap();
     medium.syncs_left.set(0);
     let flushed = rig.run(async {
-        let (closed, flushed) = join(rig.gate.device().close(), rig.gate.execute(Operation::Flush)).await;
+        let (closed, flushed) = join(rig.gate.device().close(), rig.gate.execute(Request::Flush)).await;
         assert!(closed.is_err());
         flushed
     });
@@ -222,11 +222,11 @@ fn drop_a_write(full: &[u8], blocks: u64, polls: u64) -> bool {
     medium.turns.set(3);
     let ended = {
         let extent = Extent::from_raw(0, blocks).unwrap();
-        let tags = Tags { app_tag: 0, storage_tag: 0, first_ref: 0 };
+        let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: 0 };
         let bytes = Slice::copy_from(&pattern(5, extent.bytes(size) as usize));
         let data = Sealed::seal(bytes, size, rig.gate.geometry().protection, &tags);
         let durability = Durability::ForceUnitAccess;
-        let mut write = pin!(rig.gate.execute(Operation::Write { extent, data, durability }));
+        let mut write = pin!(rig.gate.execute(Request::Write { extent, data, durability }));
         poll_times(&rig, write.as_mut(), polls)
     };
     rig.idle();

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use futures_util::future::{join, join_all};
-use sealblock_block::{Device, Durability, Operation};
+use sealblock_block::{Device, Durability, Request};
 use sealblock_integrity::{GuardKind, ProtectionType, Sealed, Tags};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent};
@@ -17,15 +17,15 @@ const LARGE_BLOCKS: u64 = 256;
 const ASKERS: u64 = 64;
 const SMALL_WRITES: u64 = 20;
 
-fn write(rig: &Rig, start: u64, data: &Slice) -> Operation {
+fn write(rig: &Rig, start: u64, data: &Slice) -> Request {
     let extent = Extent::from_raw(start, (data.len() >> SIZE.shift()) as u64).unwrap();
-    let tags = Tags { app_tag: 0, storage_tag: 0, first_ref: start };
+    let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: start };
     let data = Sealed::seal(data.clone(), SIZE, rig.gate.geometry().protection, &tags);
-    Operation::Write { extent, data, durability: Durability::Volatile }
+    Request::Write { extent, data, durability: Durability::Volatile }
 }
 
 /// The most large requests that were answered while one small write waited.
-fn overtaken(large: impl Fn(&Rig, u64) -> Operation) -> u64 {
+fn overtaken(large: impl Fn(&Rig, u64) -> Request) -> u64 {
     let rig = Rig::new(SIZE, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
     rig.medium.turns.set(3);
     let (answered, over, worst) = (Cell::new(0_u64), Cell::new(false), Cell::new(0));
@@ -63,7 +63,7 @@ fn a_small_write_is_served_in_its_turn_beside_large_ones() {
 
 #[test]
 fn a_small_write_is_served_in_its_turn_beside_zeroes_that_keep_their_space() {
-    let overtaken = overtaken(|_, start| Operation::WriteZeroes {
+    let overtaken = overtaken(|_, start| Request::WriteZeroes {
         extent: Extent::from_raw(start, LARGE_BLOCKS).unwrap(),
         may_unmap: false,
         durability: Durability::Volatile,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
-use sealblock_block::{Answer, Device, Operation, WhyUnchecked};
+use sealblock_block::{Device, Request, Response, WhyUnchecked};
 use sealblock_integrity::{GuardKind, ProtectionType};
 use sealblock_units::{BlockSize, Extent, Lba};
 
@@ -278,13 +278,13 @@ fn a_log_that_lost_a_sector_in_both_places_is_read_and_not_written_and_never_cal
         assert!(description.log_lost > 0 && !description.clean);
         let rig = Rig::open(&medium, true).unwrap();
         let extent = Extent::from_raw(0, BLOCKS).unwrap();
-        let verify = Operation::Verify { extent, checks: rig.checks(extent) };
+        let verify = Request::Verify { extent, checks: rig.checks(extent) };
         // A block whose write is lost is as it was before, or bad where that slot has been used again since.
         let coverage = match rig.run(rig.gate.execute(verify)) {
-            Ok(Answer::Verified(verified)) => verified.coverage,
+            Ok(Response::Verified(verified)) => verified.coverage,
             Ok(other) => panic!("a verify was answered with {other:?}"),
             Err(error) => {
-                let faults = error.faults().expect("damage is named");
+                let faults = error.bad_blocks().expect("damage is named");
                 assert!(faults.as_slice().len() <= 8, "no more than the lost sector was about");
                 faults.coverage().clone()
             }
@@ -356,7 +356,7 @@ fn damage_to_the_data_of_the_last_commit_is_told_from_a_write_that_never_arrived
         drop(rig);
         let read = Rig::open(&medium, true).unwrap().read(5, 1);
         match is_damage {
-            true => assert_eq!(read.unwrap_err().faults().unwrap().as_slice()[0].lba, Lba::new(5)),
+            true => assert_eq!(read.unwrap_err().bad_blocks().unwrap().as_slice()[0].lba, Lba::new(5)),
             false => assert_eq!(read.unwrap(), pattern(1, 4096)),
         }
     }
@@ -381,7 +381,7 @@ fn whatever_else_the_worker_has_to_do_does_not_keep_the_second_copy_waiting() {
     for _ in 0..4 {
         rig.wait(SETTLED / 4);
         // Somebody wants room, and there is nothing to commit.
-        rig.gate.device().commits.want_space();
+        rig.gate.device().commits.request_space();
         rig.idle();
     }
     assert_eq!(found(&rig, 1), [Some((1, 1)), Some((2, 1))]);
@@ -432,7 +432,7 @@ fn a_full_log_waits_for_the_checkpoint_and_goes_on_behind_it() {
                 cx.waker().wake_by_ref();
                 if polls > 1000 { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
             });
-            match select(Box::pin(rig.gate.execute(Operation::Flush)), stalled).await {
+            match select(Box::pin(rig.gate.execute(Request::Flush)), stalled).await {
                 Either::Left((flushed, _)) => flushed.map(|_| true).unwrap(),
                 Either::Right(_) => false,
             }

@@ -3,7 +3,7 @@
 mod allocation;
 mod beside;
 mod closing;
-mod damage;
+mod corrupt;
 mod fairness;
 mod log;
 mod neighbours;

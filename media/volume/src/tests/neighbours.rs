@@ -5,7 +5,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::join;
-use sealblock_block::{Device, Durability, MediumErrorKind, Operation};
+use sealblock_block::{Device, Durability, MediumErrorKind, Request};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent, Lba};
@@ -68,7 +68,7 @@ fn scattered_blocks_are_read_together_and_each_is_checked() {
     rig.medium.unreadable.set((slot_of(300), slot_of(300) + 512));
     rig.medium.bytes.borrow_mut()[slot_of(400) as usize + 7] ^= 1;
     let why = rig.read(256, 256).unwrap_err();
-    let mut bad: Vec<u64> = why.faults().unwrap().as_slice().iter().map(|fault| fault.lba.get()).collect();
+    let mut bad: Vec<u64> = why.bad_blocks().unwrap().as_slice().iter().map(|fault| fault.lba.get()).collect();
     bad.sort_unstable();
     assert_eq!(bad, [300, 400], "and no others, though they were read with them");
     assert!(rig.read(0, 256).unwrap() == data[..256 * 4096]);
@@ -135,7 +135,7 @@ fn a_block_that_does_not_check_is_not_moved_and_the_others_are() {
     assert!(blocks_moved >= 2000 && blocks_unfit == 2, "{blocks_moved} {blocks_unfit}");
     assert!((0..8).all(|extent| pieces(&rig, extent * 256, 256) <= 3));
     let why = rig.read(0, BLOCKS).unwrap_err();
-    let mut bad: Vec<u64> = why.faults().unwrap().as_slice().iter().map(|fault| fault.lba.get()).collect();
+    let mut bad: Vec<u64> = why.bad_blocks().unwrap().as_slice().iter().map(|fault| fault.lba.get()).collect();
     bad.sort_unstable();
     assert_eq!(bad, [1700, 1900]);
     rig.medium.unreadable.set((0, 0));
@@ -171,15 +171,15 @@ fn changes_win(mutation: Mutation) -> bool {
             rig.medium.turns.set(0);
             let extents = vec![Extent::from_raw(9, 100).unwrap()];
             data[9 * 4096..109 * 4096].fill(0);
-            rig.gate.execute(Operation::Discard { extents }).await.unwrap();
+            rig.gate.execute(Request::Discard { extents }).await.unwrap();
             let writes = [3, 130, 255].map(|block| (block, pattern(1000 + block, 4096)));
             for (block, bytes) in writes {
                 data[block as usize * 4096..][..4096].copy_from_slice(&bytes);
-                let tags = Tags { app_tag: 0, storage_tag: 0, first_ref: block };
+                let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: block };
                 let extent = Extent::from_raw(block, 1).unwrap();
                 let data = Sealed::seal(Slice::copy_from(&bytes), BlockSize::B4096, format(), &tags);
                 let durability = Durability::Volatile;
-                rig.gate.execute(Operation::Write { extent, data, durability }).await.unwrap();
+                rig.gate.execute(Request::Write { extent, data, durability }).await.unwrap();
             }
         };
         let volume = rig.gate.device();
@@ -212,7 +212,7 @@ fn a_change_in_the_middle_of_a_move_wins() {
 
 fn discard(rig: &Rig, start: u64, blocks: u64) {
     let extents = vec![Extent::from_raw(start, blocks).unwrap()];
-    rig.run(rig.gate.execute(Operation::Discard { extents })).unwrap();
+    rig.run(rig.gate.execute(Request::Discard { extents })).unwrap();
 }
 
 /// Bytes that a volume takes without any block: all but its slots.
@@ -288,11 +288,11 @@ fn a_slot_is_not_punched_while_it_is_read() {
         rig.medium.turns.set(5);
         let extent = Extent::from_raw(0, 256).unwrap();
         let checks = rig.checks(extent);
-        let read = rig.gate.execute(Operation::Read { extent, checks });
+        let read = rig.gate.execute(Request::Read { extent, checks });
         let trim = async {
             pass_turns(turns).await;
-            rig.gate.execute(Operation::Discard { extents: vec![extent] }).await.unwrap();
-            rig.gate.execute(Operation::Flush).await.unwrap();
+            rig.gate.execute(Request::Discard { extents: vec![extent] }).await.unwrap();
+            rig.gate.execute(Request::Flush).await.unwrap();
         };
         let (read, ()) = rig.run(join(read, trim));
         assert!(read.is_ok(), "{:?}", read.err());

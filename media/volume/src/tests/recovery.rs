@@ -1,13 +1,13 @@
 //! Faults around recovery that the simulator found once, each as small as it gets.
 
-use sealblock_block::{Device, Durability, Fault, Operation};
+use sealblock_block::{BadBlock, Device, Durability, Request};
 use sealblock_integrity::{Checks, GuardKind, ProtectionType, Unverified};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent, Lba};
 
 use super::setup::{Rig, TestClock, TestMedium, created, pattern, protection};
 use crate::format::{Record, SUPERBLOCK_OFFSETS, Superblock};
-use crate::page::Entry;
+use crate::page::MapLookup;
 
 fn medium() -> TestMedium {
     created(BlockSize::B4096, 512, 256, protection(GuardKind::Crc32c, ProtectionType::Type1))
@@ -17,7 +17,7 @@ fn medium() -> TestMedium {
 fn newest(rig: &Rig, lba: u64) -> Record {
     let volume = rig.gate.device();
     volume.overlay.get(Lba::new(lba)).unwrap_or_else(|| match volume.entry_now(Lba::new(lba)) {
-        Some(Entry::Record(record)) => record,
+        Some(MapLookup::Record(record)) => record,
         other => panic!("no record but {other:?}"),
     })
 }
@@ -103,7 +103,7 @@ fn a_slot_that_cannot_be_read_after_a_crash_is_an_unreadable_block_and_not_an_ol
         let told = futures_executor::block_on(crate::open(medium.copy(), TestClock::default(), &options));
         assert_eq!(told.unwrap().description.unreadable, [Lba::new(7)]);
         let rig = Rig::open(&medium, read_only).unwrap();
-        assert_eq!(rig.read(7, 1).unwrap_err().faults().unwrap().as_slice(), [Fault::media(Lba::new(7))]);
+        assert_eq!(rig.read(7, 1).unwrap_err().bad_blocks().unwrap().as_slice(), [BadBlock::media(Lba::new(7))]);
         assert_eq!(rig.read(8, 1).unwrap(), pattern(2, 4096));
     }
     medium.unreadable.set((0, 0));
@@ -122,13 +122,13 @@ fn blocks_whose_guard_a_host_made_wrong_survive_a_crash_as_they_are() {
         let unchecked = Unverified::new(Slice::copy_from(&pattern(1, 4096)), tags, BlockSize::B4096, format).unwrap();
         let data = unchecked.verify(&Checks::NONE).unwrap();
         let extent = Extent::from_raw(5, 1).unwrap();
-        rig.run(rig.gate.execute(Operation::Write { extent, data, durability: Durability::ForceUnitAccess })).unwrap();
+        rig.run(rig.gate.execute(Request::Write { extent, data, durability: Durability::ForceUnitAccess })).unwrap();
         drop(rig);
         let again = Rig::open(&medium, false).unwrap();
         assert!(again.read(5, 1).is_err(), "{guard:?}: the guard is wrong, and a check says so");
-        let unchecked = Operation::Read { extent, checks: Checks::NONE };
+        let unchecked = Request::Read { extent, checks: Checks::NONE };
         match again.run(again.gate.execute(unchecked)).unwrap() {
-            sealblock_block::Answer::Data(data) => assert!(data.data()[..] == pattern(1, 4096), "{guard:?}"),
+            sealblock_block::Response::Data(data) => assert!(data.data()[..] == pattern(1, 4096), "{guard:?}"),
             other => panic!("a read was answered with {other:?}"),
         }
     }

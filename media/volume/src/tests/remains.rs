@@ -1,7 +1,7 @@
 //! Volumes without any superblock: found, read, and never taken for more than they are.
 
 use futures_executor::block_on;
-use sealblock_block::{Answer, Device, Durability, Operation};
+use sealblock_block::{Device, Durability, Request, Response};
 use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType};
 use sealblock_units::{BlockSize, Extent};
 
@@ -23,8 +23,8 @@ fn try_find(medium: &TestMedium, hints: &Hints) -> Result<Found, RemainsError> {
     let read = |lba| {
         let extent = Extent::from_raw(lba, 1).unwrap();
         let checks = geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
-        match block_on(volume.execute(Operation::Read { extent, checks })) {
-            Ok(Answer::Data(data)) => Some(data.data().to_vec()),
+        match block_on(volume.execute(Request::Read { extent, checks })) {
+            Ok(Response::Data(data)) => Some(data.data().to_vec()),
             Ok(other) => panic!("{other:?}"),
             Err(_) => None,
         }

@@ -1,6 +1,6 @@
 //! Requests, and what is left of them after the volume was closed and opened again.
 
-use sealblock_block::{Device, Durability, Failure, FaultField, Operation};
+use sealblock_block::{BadBlockCause, Device, Durability, ErrorKind, Request};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent};
@@ -95,8 +95,8 @@ fn given_up_blocks_read_as_zeroes_and_their_space_goes_back() {
     rig.flush().unwrap();
     let punched = rig.medium.punched_bytes.get();
     let extents = vec![Extent::from_raw(0, 50).unwrap(), Extent::from_raw(100, 10).unwrap()];
-    rig.run(rig.gate.execute(Operation::Discard { extents })).unwrap();
-    let zeroes = |may_unmap| Operation::WriteZeroes {
+    rig.run(rig.gate.execute(Request::Discard { extents })).unwrap();
+    let zeroes = |may_unmap| Request::WriteZeroes {
         extent: Extent::from_raw(if may_unmap { 60 } else { 70 }, 5).unwrap(),
         may_unmap,
         durability: Durability::Volatile,
@@ -125,7 +125,7 @@ fn a_full_medium_fails_the_write_and_keeps_the_old_block() {
     let slots = rig.gate.device().layout.zone(0).unwrap().slots_offset;
     rig.medium.full_from.set(slots);
     let why = rig.write(3, &pattern(2, 8 * 4096)).unwrap_err();
-    assert!(matches!(why.failure(), Failure::NoSpace { .. }), "{why}");
+    assert!(matches!(why.kind(), ErrorKind::NoSpace { .. }), "{why}");
     assert!(rig.read(0, 256).unwrap() == pattern(1, 256 * 4096));
     rig.medium.full_from.set(u64::MAX);
     rig.write(3, &pattern(2, 8 * 4096)).unwrap();
@@ -156,7 +156,7 @@ fn a_read_only_volume_refuses_changes() {
     assert!(matches!(Rig::open(&medium, false), Err(VolumeError::ReadOnly)));
     let rig = Rig::open(&medium, true).unwrap();
     assert_eq!(rig.read(0, 64).unwrap(), vec![0; 64 * 512]);
-    assert!(matches!(rig.write(0, &[1; 512]).unwrap_err().failure(), Failure::ReadOnly));
+    assert!(matches!(rig.write(0, &[1; 512]).unwrap_err().kind(), ErrorKind::ReadOnly));
 }
 
 #[test]
@@ -181,13 +181,13 @@ fn bad_media_are_refused_by_name() {
 
 fn spoil(rig: &Rig, start: u64, blocks: u64, durability: Durability) {
     let extent = Extent::from_raw(start, blocks).unwrap();
-    rig.run(rig.gate.execute(Operation::WriteUncorrectable { extent, durability })).unwrap();
+    rig.run(rig.gate.execute(Request::WriteUncorrectable { extent, durability })).unwrap();
 }
 
 fn unreadable(outcome: Result<impl Sized, sealblock_block::Error>) -> Vec<u64> {
     let error = outcome.err().expect("blocks are unreadable");
-    let faults = error.faults().expect("damage is named").as_slice();
-    assert!(faults.iter().all(|fault| fault.field == FaultField::Media));
+    let faults = error.bad_blocks().expect("damage is named").as_slice();
+    assert!(faults.iter().all(|fault| fault.cause == BadBlockCause::Media));
     faults.iter().map(|fault| fault.lba.get()).collect()
 }
 
@@ -209,18 +209,15 @@ fn blocks_made_unreadable_stay_so_over_a_restart_until_they_are_changed() {
             assert_eq!(rig.read(4, 4).unwrap(), pattern(1, 8 * 4096)[4 * 4096..]);
             let extent = Extent::from_raw(20, 2).unwrap();
             let data = Sealed::seal(Slice::copy_from(&[0; 8192]), rig.size(), None, &Tags::default());
-            assert_eq!(unreadable(rig.run(rig.gate.execute(Operation::Compare { extent, data }))), [20, 21]);
+            assert_eq!(unreadable(rig.run(rig.gate.execute(Request::Compare { extent, data }))), [20, 21]);
         }
         let rig = Rig::open(&rig.close(), false).unwrap();
         assert_eq!(unreadable(rig.verify()), [2, 3, 20, 21]);
         rig.write(2, &pattern(3, 4096)).unwrap();
         let at = |start| Extent::from_raw(start, 1).unwrap();
-        let zeroes = |start, may_unmap| Operation::WriteZeroes {
-            extent: at(start),
-            may_unmap,
-            durability: Durability::Volatile,
-        };
-        for change in [Operation::Discard { extents: vec![at(3)] }, zeroes(20, true), zeroes(21, false)] {
+        let zeroes =
+            |start, may_unmap| Request::WriteZeroes { extent: at(start), may_unmap, durability: Durability::Volatile };
+        for change in [Request::Discard { extents: vec![at(3)] }, zeroes(20, true), zeroes(21, false)] {
             rig.run(rig.gate.execute(change)).unwrap();
         }
         let rig = Rig::open(&rig.close(), false).unwrap();
@@ -256,7 +253,7 @@ fn writers_that_wait_for_slots_in_use_keep_nobody_busy_and_are_served() {
     let extent = Extent::from_raw(0, 16).unwrap();
     let write = |seed| {
         let data = Sealed::seal(Slice::copy_from(&pattern(seed, 16 * 4096)), BlockSize::B4096, None, &Tags::default());
-        rig.gate.execute(Operation::Write { extent, data, durability: Durability::Volatile })
+        rig.gate.execute(Request::Write { extent, data, durability: Durability::Volatile })
     };
     let written = rig.run(futures_util::future::join_all((0..100).map(write)));
     assert!(written.iter().all(Result::is_ok));

@@ -1,7 +1,7 @@
 //! Volumes that grow and shrink.
 
 use futures_executor::block_on;
-use sealblock_block::{AnnexSlot, Answer, Device, Operation};
+use sealblock_block::{Device, Request, ReservedArea, Response};
 use sealblock_integrity::{GuardKind, ProtectionType};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent};
@@ -48,7 +48,7 @@ fn fill(medium: &TestMedium, start: u64, blocks: usize, seed: u64) {
 fn discard(medium: &TestMedium, start: u64, blocks: u64) {
     let rig = Rig::open(medium, false).unwrap();
     let extents = vec![Extent::from_raw(start, blocks).unwrap()];
-    rig.run(rig.gate.execute(Operation::Discard { extents })).unwrap();
+    rig.run(rig.gate.execute(Request::Discard { extents })).unwrap();
     rig.close();
 }
 
@@ -91,7 +91,7 @@ fn the_new_end_has_the_third_superblock_and_what_the_annex_holds() {
     let rig = Rig::open(&medium, false).unwrap();
     for text in ["first", "second", "third"] {
         let bytes = Slice::copy_from(text.as_bytes());
-        rig.run(rig.gate.execute(Operation::WriteAnnex { slot: AnnexSlot::Scrub, bytes })).unwrap();
+        rig.run(rig.gate.execute(Request::WriteReserved { slot: ReservedArea::ScrubState, bytes })).unwrap();
     }
     rig.write(0, &pattern(1, BLOCK)).unwrap();
     rig.close();
@@ -101,8 +101,8 @@ fn the_new_end_has_the_third_superblock_and_what_the_annex_holds() {
         lose_start(&copy);
         let rig = Rig::open(&copy, false).unwrap();
         assert_eq!(rig.gate.geometry().capacity_blocks, blocks);
-        let held = rig.run(rig.gate.execute(Operation::ReadAnnex { slot: AnnexSlot::Scrub })).unwrap();
-        assert!(matches!(held, Answer::Annex(bytes) if bytes[..] == *b"third"));
+        let held = rig.run(rig.gate.execute(Request::ReadReserved { slot: ReservedArea::ScrubState })).unwrap();
+        assert!(matches!(held, Response::Reserved(bytes) if bytes[..] == *b"third"));
         assert_eq!(rig.read(0, 1).unwrap(), pattern(1, BLOCK));
     }
 }
@@ -189,8 +189,8 @@ fn what_a_smaller_size_left_over_comes_back_blank() {
             let rig = Rig::open(&medium, false).unwrap();
             rig.verify().unwrap();
             let extent = Extent::from_raw(0, blocks).unwrap();
-            let told = rig.run(rig.gate.execute(Operation::Allocation { extent })).unwrap();
-            assert!(matches!(told, Answer::Allocation(runs) if runs.len() == 1), "all holes");
+            let told = rig.run(rig.gate.execute(Request::BlockStatus { extent })).unwrap();
+            assert!(matches!(told, Response::BlockStatus(runs) if runs.len() == 1), "all holes");
             assert_eq!(rig.read(blocks - 1, 1).unwrap(), vec![0; BLOCK]);
         }
         fill(&medium, 64, 300, 2);
@@ -344,7 +344,7 @@ fn members_of_groups_are_refused_by_whoever_knows_their_labels() {
     let medium = volume(100);
     let rig = Rig::open(&medium, false).unwrap();
     let bytes = Slice::copy_from(b"a label");
-    rig.run(rig.gate.execute(Operation::WriteAnnex { slot: AnnexSlot::Group, bytes })).unwrap();
+    rig.run(rig.gate.execute(Request::WriteReserved { slot: ReservedArea::GroupLabel, bytes })).unwrap();
     rig.close();
     match resized(&medium, 200) {
         Err(ResizeError::Member(why)) => assert_eq!(why, "a label of 7 bytes"),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sealblock_block::{Device, Durability, Operation};
+use sealblock_block::{Device, Durability, Request};
 use sealblock_integrity::{GuardKind, ProtectionType};
 use sealblock_units::{BlockSize, Extent, Lba};
 
@@ -33,13 +33,13 @@ fn block(lba: u64) -> Vec<u8> {
 
 fn zero(rig: &Rig, start: u64, blocks: u64) {
     let extent = Extent::from_raw(start, blocks).unwrap();
-    let operation = Operation::WriteZeroes { extent, may_unmap: true, durability: Durability::Volatile };
+    let operation = Request::WriteZeroes { extent, may_unmap: true, durability: Durability::Volatile };
     rig.run(rig.gate.execute(operation)).unwrap();
 }
 
 fn spoil(rig: &Rig, start: u64, blocks: u64) {
     let extent = Extent::from_raw(start, blocks).unwrap();
-    let operation = Operation::WriteUncorrectable { extent, durability: Durability::Volatile };
+    let operation = Request::WriteUncorrectable { extent, durability: Durability::Volatile };
     rig.run(rig.gate.execute(operation)).unwrap();
 }
 
@@ -103,7 +103,7 @@ fn a_crash_right_behind_a_run_keeps_all_of_it_and_what_came_later_in_it() {
                 500 => pattern(10, 512),
                 720 => pattern(12, 512),
                 700..750 => {
-                    assert_eq!(again.read(lba, 1).unwrap_err().faults().unwrap().as_slice()[0].lba, Lba::new(lba));
+                    assert_eq!(again.read(lba, 1).unwrap_err().bad_blocks().unwrap().as_slice()[0].lba, Lba::new(lba));
                     continue;
                 }
                 100..900 | 980..1010 => vec![0; 512],
@@ -279,6 +279,6 @@ fn what_is_left_of_a_volume_has_the_runs_of_its_log() {
     for lba in [99, 100, 299, 300, 301, 899, 900] {
         let is_given_up = (100..900).contains(&lba) && lba != 300;
         let (located, _) = futures_executor::block_on(opened.volume.locate(Extent::from_raw(lba, 1).unwrap())).unwrap();
-        assert_eq!(matches!(located[0], crate::lookup::Located::Zeroes), is_given_up, "block {lba}");
+        assert_eq!(matches!(located[0], crate::lookup::BlockLocation::Zeroes), is_given_up, "block {lba}");
     }
 }

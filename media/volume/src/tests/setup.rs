@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_executor::LocalPool;
 use futures_util::task::LocalSpawnExt;
 use sealblock_block::{
-    Answer, Clock, Device, Durability, Error, Event, Gate, Medium, MediumError, MediumErrorKind, Operation,
+    Clock, Condition, Device, Durability, Error, Gate, Medium, MediumError, MediumErrorKind, Request, Response,
 };
 use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_runtime_memory::{Buffer, Slice};
@@ -43,7 +43,7 @@ pub struct TestMedium {
     pub unreadable: Rc<Cell<(u64, u64)>>,
     /// Bytes from and to which writes wait until they are let go.
     pub held: Rc<Cell<(u64, u64)>>,
-    pub let_go: Rc<Event>,
+    pub let_go: Rc<Condition>,
     /// How often an operation is polled before it is carried out.
     pub turns: Rc<Cell<u32>>,
     /// Writes whose futures were dropped; they go on until [`Medium::drain`].
@@ -185,11 +185,11 @@ impl Medium for TestMedium {
         self.sector_bytes
     }
 
-    fn read_only(&self) -> bool {
+    fn is_read_only(&self) -> bool {
         self.read_only.get()
     }
 
-    fn punches(&self) -> bool {
+    fn can_punch(&self) -> bool {
         true
     }
 
@@ -211,7 +211,7 @@ impl Medium for TestMedium {
         let mut flight = Flight { medium: self, write: Some((offset_bytes, from)) };
         self.pass().await;
         let is_held = || offset_bytes < self.held.get().1 && end_bytes > self.held.get().0;
-        self.let_go.until(|| !is_held()).await;
+        self.let_go.wait_until(|| !is_held()).await;
         if let Some((offset, from)) = flight.write.take() {
             self.put(offset, &from);
         }
@@ -290,7 +290,7 @@ impl Medium for TestMedium {
 #[derive(Clone, Default)]
 pub struct TestClock {
     now: Rc<Cell<Duration>>,
-    moved: Rc<Event>,
+    moved: Rc<Condition>,
 }
 
 impl TestClock {
@@ -303,7 +303,7 @@ impl TestClock {
 impl Clock for TestClock {
     fn sleep(&self, delay: Duration) -> impl Future<Output = ()> {
         let until = self.now.get() + delay;
-        self.moved.until(move || self.now.get() >= until)
+        self.moved.wait_until(move || self.now.get() >= until)
     }
 }
 
@@ -390,9 +390,9 @@ impl Rig {
     fn write_tagged(&self, start: u64, data: &[u8], durability: Durability, first_ref: u64) -> Result<(), Error> {
         let (size, format) = (self.size(), self.gate.geometry().protection);
         let extent = Extent::from_raw(start, (data.len() >> size.shift()) as u64).unwrap();
-        let tags = Tags { app_tag: 0, storage_tag: 0, first_ref };
+        let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: first_ref };
         let data = Sealed::seal(Slice::copy_from(data), size, format, &tags);
-        self.run(self.gate.execute(Operation::Write { extent, data, durability })).map(drop)
+        self.run(self.gate.execute(Request::Write { extent, data, durability })).map(drop)
     }
 
     pub fn checks(&self, extent: Extent) -> Checks {
@@ -402,8 +402,8 @@ impl Rig {
     pub fn read(&self, start: u64, blocks: u64) -> Result<Vec<u8>, Error> {
         let extent = Extent::from_raw(start, blocks).unwrap();
         let checks = self.checks(extent);
-        match self.run(self.gate.execute(Operation::Read { extent, checks }))? {
-            Answer::Data(data) => Ok(data.data().to_vec()),
+        match self.run(self.gate.execute(Request::Read { extent, checks }))? {
+            Response::Data(data) => Ok(data.data().to_vec()),
             other => panic!("a read was answered with {other:?}"),
         }
     }
@@ -411,11 +411,11 @@ impl Rig {
     pub fn verify(&self) -> Result<(), Error> {
         let extent = Extent::from_raw(0, self.gate.geometry().capacity_blocks).unwrap();
         let checks = self.checks(extent);
-        self.run(self.gate.execute(Operation::Verify { extent, checks })).map(drop)
+        self.run(self.gate.execute(Request::Verify { extent, checks })).map(drop)
     }
 
     pub fn flush(&self) -> Result<(), Error> {
-        self.run(self.gate.execute(Operation::Flush)).map(drop)
+        self.run(self.gate.execute(Request::Flush)).map(drop)
     }
 
     pub fn close(self) -> TestMedium {

@@ -1,6 +1,6 @@
 //! The tables, damaged: each sector costs its own blocks, or nothing, and what was never written is known and not guessed.
 
-use sealblock_block::{Fault, FaultField};
+use sealblock_block::{BadBlock, BadBlockCause};
 use sealblock_integrity::{Field, GuardKind, ProtectionType};
 use sealblock_units::{BlockSize, Lba};
 
@@ -56,9 +56,9 @@ fn old(sector_bytes: u32) -> Old {
 }
 
 fn discard(rig: &Rig, start: u64, blocks: u64) {
-    use sealblock_block::{Device, Operation};
+    use sealblock_block::{Device, Request};
     let extents = vec![sealblock_units::Extent::from_raw(start, blocks).unwrap()];
-    rig.run(rig.gate.execute(Operation::Discard { extents })).unwrap();
+    rig.run(rig.gate.execute(Request::Discard { extents })).unwrap();
 }
 
 impl Old {
@@ -87,14 +87,14 @@ impl Old {
                     assert!(found == self.data[at..at + SIZE.bytes()], "{doing}: block {lba} has other content");
                 }
                 Err(error) => {
-                    assert_eq!(error.faults().expect("it is damage").as_slice().len(), 1, "{doing}");
+                    assert_eq!(error.bad_blocks().expect("it is damage").as_slice().len(), 1, "{doing}");
                     lost.push(lba);
                 }
             }
         }
         let verified: Vec<u64> = match rig.verify() {
             Ok(()) => Vec::new(),
-            Err(error) => error.faults().unwrap().as_slice().iter().map(|fault| fault.lba.get()).collect(),
+            Err(error) => error.bad_blocks().unwrap().as_slice().iter().map(|fault| fault.lba.get()).collect(),
         };
         assert_eq!(verified, lost, "{doing}: verify names what reads find");
         lost
@@ -210,10 +210,10 @@ fn a_stale_record_is_named_and_stale_records_with_one_copy_of_the_generations_to
     let length = old.layout.page_bytes();
     for (at, bytes) in [(place.offset + 512, length - 512), (place.offset, length)] {
         let rig = Rig::open(&old.harmed(at, bytes, Harm::Stale), true).unwrap();
-        let faults = rig.verify().unwrap_err().faults().unwrap().as_slice().to_vec();
+        let faults = rig.verify().unwrap_err().bad_blocks().unwrap().as_slice().to_vec();
         let lbas: Vec<u64> = faults.iter().map(|fault| fault.lba.get()).collect();
         assert_eq!(lbas, (0..CHANGED).collect::<Vec<_>>());
-        assert!(faults.iter().all(|fault| fault.field == FaultField::Tag(Field::StorageTag)), "{faults:?}");
+        assert!(faults.iter().all(|fault| fault.cause == BadBlockCause::Tag(Field::StorageTag)), "{faults:?}");
     }
     // All three put back together: nothing here can tell, and the documentation says so.
     let medium = old.harmed(place.offset, length, Harm::Stale);
@@ -396,6 +396,6 @@ fn slots_of_a_lost_sector_do_not_cost_other_blocks_when_it_comes_back() {
     let rig = Rig::open(&rig.close(), false).unwrap();
     assert!(rig.read(16, 584).unwrap() == pattern(9, (BLOCKS as usize - 16) * SIZE.bytes())[..584 * SIZE.bytes()]);
     assert!(rig.read(0, 1).unwrap() == pattern(4, SIZE.bytes()));
-    let faults = rig.verify().unwrap_err().faults().unwrap().as_slice().to_vec();
-    assert_eq!(faults, (1..16).map(|lba| Fault::media(Lba::new(lba))).collect::<Vec<_>>());
+    let faults = rig.verify().unwrap_err().bad_blocks().unwrap().as_slice().to_vec();
+    assert_eq!(faults, (1..16).map(|lba| BadBlock::media(Lba::new(lba))).collect::<Vec<_>>());
 }

@@ -3,9 +3,9 @@
 
 use anyhow::Result;
 
-use crate::bench::Bench;
+use crate::context::TestContext;
 
-pub fn run(bench: &mut Bench<'_>) -> Result<()> {
+pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
     bench.sealblock.create("v", "16MiB", &[])?;
     let mut server = bench.sealblock.serve(&["v"], &[])?;
     bench.sh(&server, &[CONTROLLER, FEATURES, IDENTIFY, LOGS, EFFECTS, END].concat())?;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail};
 
-use crate::bench::{Bench, expect};
+use crate::context::{TestContext, expect};
 use crate::served::Server;
 
 /// What is done to which block, and the field that then fails its check.
@@ -19,7 +19,7 @@ const HARMS: [(u64, &str, &str); 7] = [
     (2047, "data", "guard"),
 ];
 
-pub fn run(bench: &mut Bench<'_>) -> Result<()> {
+pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
     bench.sealblock.create("small", "1MiB", &["--block-size", "512", "--guard", "crc16"])?;
     bench.sealblock.create("large", "8MiB", &[])?;
     let volumes = ["small", "large"];
@@ -43,7 +43,7 @@ pub fn run(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 /// The kernel's reads fail for the damaged blocks and no others; nvme-cli's Verify says which check failed.
-fn by_the_host(bench: &mut Bench<'_>, server: &Server, volume: &str) -> Result<()> {
+fn by_the_host(bench: &mut TestContext<'_>, server: &Server, volume: &str) -> Result<()> {
     let script = format!(
         r#"
         dev=$(attach {volume})
@@ -77,7 +77,7 @@ fn by_the_host(bench: &mut Bench<'_>, server: &Server, volume: &str) -> Result<(
 }
 
 /// Verify of each damaged block fails with the status of the check that failed.
-fn refused(bench: &mut Bench<'_>, server: &Server, volume: &str) -> Result<()> {
+fn refused(bench: &mut TestContext<'_>, server: &Server, volume: &str) -> Result<()> {
     for (lba, _, field) in HARMS {
         let status = match field {
             "guard" => "Guard Check Error",
@@ -93,7 +93,7 @@ fn refused(bench: &mut Bench<'_>, server: &Server, volume: &str) -> Result<()> {
 }
 
 /// Get LBA Status lists the damaged blocks and no others, whether they are looked for or only remembered.
-fn listed(bench: &mut Bench<'_>, server: &Server, volume: &str) -> Result<()> {
+fn listed(bench: &mut TestContext<'_>, server: &Server, volume: &str) -> Result<()> {
     for action in ["0x10", "0x11"] {
         let script = format!(
             "nvme get-lba-status /dev/$(attached {volume}) --namespace-id=1 --start-lba=0 --max-dw=1024 --action={action} \
@@ -116,7 +116,7 @@ fn listed(bench: &mut Bench<'_>, server: &Server, volume: &str) -> Result<()> {
 }
 
 /// `sealblock verify` over the network names all of them, and moves no data.
-fn by_sealblock(bench: &mut Bench<'_>, server: &Server, volume: &str) -> Result<()> {
+fn by_sealblock(bench: &mut TestContext<'_>, server: &Server, volume: &str) -> Result<()> {
     let output = bench.sealblock.run(&["verify", &server.target(volume), "--mode", "offload", "--json"])?;
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     expect("exit status of verify", &(output.status.code(), errors.as_str()), &(Some(1), ""))?;
@@ -130,7 +130,7 @@ fn by_sealblock(bench: &mut Bench<'_>, server: &Server, volume: &str) -> Result<
 }
 
 /// A write mends a block, and only that.
-fn mended(bench: &mut Bench<'_>, server: &Server) -> Result<()> {
+fn mended(bench: &mut TestContext<'_>, server: &Server) -> Result<()> {
     let script = r#"
         dev=$(attach large)
         dd if=/dev/zero of=/dev/$dev bs=4096 seek=3 count=1 oflag=direct conv=notrunc status=none

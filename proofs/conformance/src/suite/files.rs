@@ -2,9 +2,9 @@
 
 use anyhow::Result;
 
-use crate::bench::Bench;
+use crate::context::TestContext;
 
-pub fn run(bench: &mut Bench<'_>) -> Result<()> {
+pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
     bench.sealblock.create("small", "384MiB", &["--block-size", "512"])?;
     bench.sealblock.create("large", "384MiB", &[])?;
     let mut server = bench.sealblock.serve(&["small", "large"], &[])?;

@@ -2,12 +2,12 @@
 
 use anyhow::Result;
 
-use crate::bench::{Bench, expect};
+use crate::context::{TestContext, expect};
 
 /// Every namespace has this size in bytes.
 const SIZE_BYTES: u64 = 64 << 20;
 
-pub fn run(bench: &mut Bench<'_>) -> Result<()> {
+pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
     bench.sealblock.create("small", "64MiB", &["--block-size", "512"])?;
     bench.sealblock.create("large", "64MiB", &[])?;
     let mut server = bench.sealblock.serve(&["small", "large"], &[])?;
@@ -40,7 +40,7 @@ pub fn run(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 /// Only hosts that are named see anything.
-fn hosts(bench: &mut Bench<'_>) -> Result<()> {
+fn hosts(bench: &mut TestContext<'_>) -> Result<()> {
     let friend = "nqn.2026-11.org.example:friend";
     let mut server = bench.sealblock.serve(&["small"], &["--allow-host", friend])?;
     let script = r#"
@@ -57,7 +57,7 @@ fn hosts(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 /// The kernel sees the sizes that the volumes have.
-fn sizes(bench: &mut Bench<'_>, server: &crate::served::Server) -> Result<()> {
+fn sizes(bench: &mut TestContext<'_>, server: &crate::served::Server) -> Result<()> {
     let said = bench.sh(
         server,
         r#"
@@ -72,7 +72,7 @@ fn sizes(bench: &mut Bench<'_>, server: &crate::served::Server) -> Result<()> {
 }
 
 /// What the pages say is what the volumes are and what the target can do.
-fn pages(bench: &mut Bench<'_>, server: &crate::served::Server) -> Result<()> {
+fn pages(bench: &mut TestContext<'_>, server: &crate::served::Server) -> Result<()> {
     for (name, block_bytes) in [("small", 512_u64), ("large", 4096)] {
         let script = PAGES
             .replace("@NAME@", name)
@@ -103,7 +103,7 @@ for word in '"critical_warning":0,' '"media_errors":0,'; do has "$word"; done
 "#;
 
 /// Two processors get two I/O queues; what nobody should do is refused, and harms nothing.
-fn queues(bench: &mut Bench<'_>, server: &crate::served::Server) -> Result<()> {
+fn queues(bench: &mut TestContext<'_>, server: &crate::served::Server) -> Result<()> {
     bench.sh(
         server,
         r#"

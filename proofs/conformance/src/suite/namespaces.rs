@@ -5,7 +5,7 @@
 
 use anyhow::{Context, Result, bail};
 
-use crate::bench::Bench;
+use crate::context::TestContext;
 
 /// What comes and goes, by number: among them the highest that the target has room for. Sizes differ, so that none is
 /// taken for another.
@@ -14,13 +14,13 @@ const ROUNDS: u32 = 3;
 /// The longest that a request of the load may take. A host that had to connect anew would wait for ten seconds first.
 const PAUSE_MS: u64 = 5000;
 
-fn configure(bench: &Bench<'_>, namespaces: &[(u32, &str)]) -> Result<()> {
+fn configure(bench: &TestContext<'_>, namespaces: &[(u32, &str)]) -> Result<()> {
     let namespaces = namespaces.iter().map(|(nsid, target)| format!("{{ nsid = {nsid}, target = \"{target}\" }}"));
     let namespaces: Vec<String> = namespaces.collect();
     bench.sealblock.configure(&format!("[[subsystems]]\nname = \"s\"\nnamespaces = [{}]\n", namespaces.join(", ")))
 }
 
-pub fn run(bench: &mut Bench<'_>) -> Result<()> {
+pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
     bench.sealblock.create("a", "4MiB", &[])?;
     bench.sealblock.create("b", "1536KiB", &["--block-size", "512"])?;
     others_come_and_go(bench)?;
@@ -28,7 +28,7 @@ pub fn run(bench: &mut Bench<'_>) -> Result<()> {
     ["a", "b"].iter().try_for_each(|name| bench.sealblock.succeed(&["verify", name]).map(drop))
 }
 
-fn others_come_and_go(bench: &mut Bench<'_>) -> Result<()> {
+fn others_come_and_go(bench: &mut TestContext<'_>) -> Result<()> {
     let alone = [(1, "a")];
     let all = [&alone[..], &OTHERS].concat();
     let numbers: Vec<String> = OTHERS.iter().map(|(nsid, _)| nsid.to_string()).collect();
@@ -54,7 +54,7 @@ fn others_come_and_go(bench: &mut Bench<'_>) -> Result<()> {
     server.stop()
 }
 
-fn the_first_comes_and_goes(bench: &mut Bench<'_>) -> Result<()> {
+fn the_first_comes_and_goes(bench: &mut TestContext<'_>) -> Result<()> {
     configure(bench, &[(1, "a"), (2, "b")])?;
     let mut server = bench.sealblock.serve_configured()?;
     bench.sh(&server, &[FUNCTIONS, ATTACH, FILL, LOAD].concat().replace("@LOAD@", "2"))?;

@@ -3,12 +3,12 @@
 
 use anyhow::Result;
 
-use crate::bench::{Bench, expect};
+use crate::context::{TestContext, expect};
 
 /// What is done to which block.
 const HARMS: [(u64, &str); 5] = [(3, "data"), (4, "guard"), (100, "ref-tag"), (1000, "misdirected"), (2047, "data")];
 
-pub fn run(bench: &mut Bench<'_>) -> Result<()> {
+pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
     bench.sealblock.create("large", "384MiB", &[])?;
     bench.sealblock.create("small", "1MiB", &["--block-size", "512"])?;
     bench.sealblock.create("d", "8MiB", &[])?;

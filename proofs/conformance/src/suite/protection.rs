@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result};
 
-use crate::bench::{Bench, expect};
+use crate::context::{TestContext, expect};
 use crate::served::Server;
 
 /// Volumes of 512 blocks' worth of tests: name, size of blocks, guard, type, and bytes of metadata.
@@ -17,7 +17,7 @@ const FORMATS: [(&str, &str, &str, &str, u32); 6] = [
 ];
 
 /// Commands of fio through the generic device: it makes the tags of what it writes and checks those of what it reads.
-pub fn passthrough(bench: &mut Bench<'_>) -> Result<()> {
+pub fn passthrough(bench: &mut TestContext<'_>) -> Result<()> {
     let names = FORMATS.map(|(name, ..)| name);
     let mut server = served(bench, &names)?;
     for (name, block, _, kind, metadata) in FORMATS {
@@ -38,7 +38,7 @@ const HARMS: [(u64, &str, &str); 4] = [
 ];
 
 /// Damage that shows: each block fails its check with the right status, and a host that reads all of them gets so many errors.
-fn damaged(bench: &mut Bench<'_>, server: &mut Server) -> Result<()> {
+fn damaged(bench: &mut TestContext<'_>, server: &mut Server) -> Result<()> {
     let shown = FORMATS.iter().filter(|(name, ..)| ["p4096", "q512-3"].contains(name));
     for (name, ..) in shown.clone() {
         for (lba, kind, _) in HARMS {
@@ -84,7 +84,7 @@ fn filled(script: &str, name: &str, block: &str, kind: &str, metadata: u32) -> S
         .replace("@PRINFO@", prinfo)
 }
 
-fn served(bench: &Bench<'_>, names: &[&str]) -> Result<Server> {
+fn served(bench: &TestContext<'_>, names: &[&str]) -> Result<Server> {
     for (name, block, guard, kind, _) in FORMATS.iter().filter(|format| names.contains(&format.0)) {
         let options = ["--block-size", block, "--guard", guard, "--type", kind];
         bench.sealblock.create(name, "8MiB", &options)?;
@@ -177,7 +177,7 @@ detach @NAME@
 "#;
 
 /// The block layer of kernels that use such namespaces over TCP: it has the target make and check the tags.
-pub fn block_layer(bench: &mut Bench<'_>) -> Result<()> {
+pub fn block_layer(bench: &mut TestContext<'_>) -> Result<()> {
     let names = ["p512", "p4096", "p4096-2", "p4096-3"];
     let mut server = served(bench, &names)?;
     for name in names {

@@ -3,9 +3,9 @@
 
 use anyhow::{Result, bail};
 
-use crate::bench::Bench;
+use crate::context::TestContext;
 
-pub fn run(bench: &mut Bench<'_>) -> Result<()> {
+pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
     bench.sealblock.create("v", "64MiB", &[])?;
     let mut server = bench.sealblock.serve(&["v"], &[])?;
     bench.sh(&server, PREPARE)?;

@@ -5,7 +5,7 @@
 
 use anyhow::{Context, Result, bail};
 
-use crate::bench::Bench;
+use crate::context::TestContext;
 
 /// How long hosts try to come back to what was taken away.
 const OPTIONS: &str = "--reconnect-delay=1 --ctrl-loss-tmo=3";
@@ -22,7 +22,7 @@ fn subsystem(name: &str, hosts: &str, namespaces: &[(u32, &str)]) -> String {
     format!("[[subsystems]]\nname = \"{name}\"\n{hosts}{namespaces}\n")
 }
 
-pub fn run(bench: &mut Bench<'_>) -> Result<()> {
+pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
     for name in ["a", "b", "c"] {
         bench.sealblock.create(name, "4MiB", &[])?;
     }

@@ -3,12 +3,12 @@
 
 use anyhow::Result;
 
-use crate::bench::{Bench, expect};
+use crate::context::{TestContext, expect};
 
 /// Sizes that the volume gets one after the other, as the command takes them, and in bytes.
 const SIZES: [(&str, u64); 3] = [("96MiB", 96 << 20), ("256MiB", 256 << 20), ("48MiB", 48 << 20)];
 
-pub fn run(bench: &mut Bench<'_>) -> Result<()> {
+pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
     bench.sealblock.create("v", "32MiB", &[])?;
     let control = bench.sealblock.folder.join("control");
     let control = control.to_string_lossy().into_owned();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::bench::Bench;
+use crate::context::TestContext;
 use crate::served::Server;
 
 /// The host's patience: it tries again each second, for two minutes.
@@ -23,7 +23,7 @@ enum Event {
     Reset,
 }
 
-fn happen(event: Event, bench: &mut Bench<'_>, server: &mut Server) -> Result<()> {
+fn happen(event: Event, bench: &mut TestContext<'_>, server: &mut Server) -> Result<()> {
     match event {
         Event::Kill => server.kill()?,
         Event::Stop => server.stop()?,
@@ -34,7 +34,7 @@ fn happen(event: Event, bench: &mut Bench<'_>, server: &mut Server) -> Result<()
     server.start()
 }
 
-pub fn run(bench: &mut Bench<'_>) -> Result<()> {
+pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
     bench.sealblock.create("v", "64MiB", &[])?;
     let mut server = bench.sealblock.serve(&["v"], &[])?;
     bench.sh(&server, &format!("attach v {OPTIONS}"))?;

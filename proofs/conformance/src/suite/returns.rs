@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::bench::Bench;
+use crate::context::TestContext;
 use crate::served::Server;
 
 /// The subsystem that comes back, the one that does not, and one that stays.
@@ -29,7 +29,7 @@ enum Event {
     KillTwice,
 }
 
-pub fn run(bench: &mut Bench<'_>) -> Result<()> {
+pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
     for name in ["a", "b"] {
         bench.sealblock.create(name, "8MiB", &[])?;
     }
@@ -48,7 +48,7 @@ pub fn run(bench: &mut Bench<'_>) -> Result<()> {
     ["a", "b"].iter().try_for_each(|name| bench.sealblock.succeed(&["verify", name]).map(drop))
 }
 
-fn goes(event: Event, bench: &Bench<'_>, server: &mut Server) -> Result<()> {
+fn goes(event: Event, bench: &TestContext<'_>, server: &mut Server) -> Result<()> {
     bench.sealblock.configure(STAYS)?;
     match event {
         Event::Reload => server.reload(),
@@ -61,7 +61,7 @@ fn goes(event: Event, bench: &Bench<'_>, server: &mut Server) -> Result<()> {
     }
 }
 
-fn comes(event: Event, bench: &Bench<'_>, server: &mut Server) -> Result<()> {
+fn comes(event: Event, bench: &TestContext<'_>, server: &mut Server) -> Result<()> {
     bench.sealblock.configure(&[RETURNS, STAYS].concat())?;
     match event {
         Event::Reload | Event::Kill => server.reload(),

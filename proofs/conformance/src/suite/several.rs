@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 
-use crate::bench::{Bench, expect};
+use crate::context::{TestContext, expect};
 
 /// Namespaces: subsystem, number, volume, size in MiB, size of blocks, guard.
 const NAMESPACES: [(&str, u32, &str, u64, &str, &str); 5] = [
@@ -25,7 +25,7 @@ hosts = ["nqn.2026-11.org.example:friend", "nqn.2026-11.org.example:second"]
 namespaces = [{ target = "d" }, { target = "e" }]
 "#;
 
-pub fn run(bench: &mut Bench<'_>) -> Result<()> {
+pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
     for (_, _, volume, mib, block, guard) in NAMESPACES {
         bench.sealblock.create(volume, &format!("{mib}MiB"), &["--block-size", block, "--guard", guard])?;
     }
@@ -58,7 +58,7 @@ pub fn run(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 /// Each volume has what was written to its namespace, whoever serves it.
-fn alone(bench: &mut Bench<'_>) -> Result<()> {
+fn alone(bench: &mut TestContext<'_>) -> Result<()> {
     let volumes = NAMESPACES.map(|(_, _, volume, ..)| volume);
     let mut server = bench.sealblock.serve(&volumes, &[])?;
     for (i, volume) in volumes.iter().enumerate() {

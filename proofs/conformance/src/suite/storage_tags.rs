@@ -5,7 +5,7 @@
 
 use anyhow::{Context, Result, ensure};
 
-use crate::bench::Bench;
+use crate::context::TestContext;
 
 /// The tuple of one format: name of the volume, guard, bits of the storage tag, bytes of the guard, and the guard of 4096
 /// bytes of ffh and of 00h.
@@ -65,7 +65,7 @@ fn escaped(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("\\{byte:03o}")).collect()
 }
 
-pub fn run(bench: &mut Bench<'_>) -> Result<()> {
+pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
     for format in &FORMATS {
         bench.sealblock.create(format.name, "4MiB", &["--guard", format.guard])?;
         split(bench, format)?;
@@ -90,7 +90,7 @@ pub fn run(bench: &mut Bench<'_>) -> Result<()> {
 
 /// Splits the space of storage and reference tag in an empty volume as the format says. `create` has no option for it, so
 /// it is written to all superblocks as `docs/formats/protected-volume.md` draws them.
-fn split(bench: &Bench<'_>, format: &Format) -> Result<()> {
+fn split(bench: &TestContext<'_>, format: &Format) -> Result<()> {
     let path = bench.sealblock.folder.join(format.name);
     let mut volume = bench.sealblock.content(format.name)?;
     for at in [0, 0x8000, volume.len() - 0x1000] {

@@ -2,9 +2,9 @@
 
 use anyhow::Result;
 
-use crate::bench::Bench;
+use crate::context::TestContext;
 
-pub fn run(bench: &mut Bench<'_>) -> Result<()> {
+pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
     bench.sealblock.create("small", "64MiB", &["--block-size", "512", "--guard", "crc16"])?;
     bench.sealblock.create("large", "64MiB", &["--guard", "crc64"])?;
     bench.sealblock.create("bare", "64MiB", &["--guard", "none"])?;

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-use crate::bench::Bench;
+use crate::context::TestContext;
 use crate::served::Server;
 
 const MIB: u64 = 1 << 20;
 
-pub fn run(bench: &mut Bench<'_>) -> Result<()> {
+pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
     bench.sealblock.create("v", "64MiB", &[])?;
     let mut server = bench.sealblock.serve(&["v"], &[])?;
     let unmaps = bench.version >= (6, 17);
@@ -36,7 +36,7 @@ pub fn run(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 /// Zeroes 8 MiB, and looks at them and at what is around them.
-fn zero(bench: &mut Bench<'_>, server: &Server, mode: &str, offset: u64) -> Result<()> {
+fn zero(bench: &mut TestContext<'_>, server: &Server, mode: &str, offset: u64) -> Result<()> {
     let before = bench.sealblock.allocated_bytes("v")?;
     let length = 8 * MIB;
     let script = format!(
@@ -57,7 +57,7 @@ fn zero(bench: &mut Bench<'_>, server: &Server, mode: &str, offset: u64) -> Resu
 }
 
 /// Waits until the volume's file is smaller by most of 8 MiB. A volume gives space back behind a flush, in its own time.
-fn gives_back(bench: &Bench<'_>, what: &str, before: u64) -> Result<()> {
+fn gives_back(bench: &TestContext<'_>, what: &str, before: u64) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
         let after = bench.sealblock.allocated_bytes("v")?;

@@ -5,7 +5,7 @@ use sealblock_protocols_nvme::fabrics::{FabricsCommand, PropertySet};
 use sealblock_protocols_nvme::nvm::{IoCommand, WriteZeroes};
 use sealblock_protocols_nvme::{AdminOpcode, Command, DataPointer};
 
-use super::{Scene, blocks, queues};
+use super::{TestContext, blocks, queues};
 use crate::process::{BLOCK_BYTES, BLOCKS, PLAIN, PROTECTED, limits};
 use crate::wire::{C2H_DATA, Data, Peer, R2T, RESPONSE, capsule, h2c, in_capsule, transport};
 
@@ -39,7 +39,7 @@ fn status(peer: &mut Peer, pdu: &[u8]) -> Result<u16> {
     }
 }
 
-pub(super) fn data_pointers(scene: &Scene) -> Result<()> {
+pub(super) fn data_pointers(scene: &TestContext) -> Result<()> {
     let (mut admin, mut io) = queues(scene)?;
     let write = IoCommand::Write(blocks(0, 1)?).encode(PLAIN)?;
     let read = IoCommand::Read(blocks(0, 1)?).encode(PLAIN)?;
@@ -88,7 +88,7 @@ fn lengths(io: &mut Peer, write: Command, read: Command) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn opcodes(scene: &Scene) -> Result<()> {
+pub(super) fn opcodes(scene: &TestContext) -> Result<()> {
     let (mut admin, mut io) = queues(scene)?;
     let data = vec![0; 4096];
     for opcode in 0..=255_u8 {
@@ -139,7 +139,7 @@ fn refused(io: &mut Peer, nsid: u32, ranges: &[(u64, u64)], allowed: &[u16]) -> 
     Ok(())
 }
 
-pub(super) fn ranges(scene: &Scene) -> Result<()> {
+pub(super) fn ranges(scene: &TestContext) -> Result<()> {
     let (_admin, mut io) = queues(scene)?;
     let past = [(BLOCKS, 1), (BLOCKS - 1, 2), (u64::MAX - 1, 1), (1 << 63, 65536), (BLOCKS, 65536)];
     refused(&mut io, PLAIN, &past, &[OUT_OF_RANGE])?;
@@ -166,7 +166,7 @@ pub(super) fn ranges(scene: &Scene) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn event_requests(scene: &Scene) -> Result<()> {
+pub(super) fn event_requests(scene: &TestContext) -> Result<()> {
     let (mut admin, _) = queues(scene)?;
     let event = transport(Command::new(AdminOpcode::AsynchronousEventRequest.code(), 0), 0);
     let most = limits().commands;
@@ -189,7 +189,7 @@ pub(super) fn event_requests(scene: &Scene) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn resets(scene: &Scene) -> Result<()> {
+pub(super) fn resets(scene: &TestContext) -> Result<()> {
     for _ in 0..scene.effort * 4 {
         let (mut admin, mut io) = queues(scene)?;
         let mut bytes = Vec::new();

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use sealblock_protocols_nvme::fabrics::{CNTLID_DYNAMIC, FabricsCommand, PropertySet};
 use sealblock_protocols_nvme::{AdminOpcode, Command, FABRICS_OPCODE};
 
-use super::{Scene, queues};
+use super::{TestContext, queues};
 use crate::process::limits;
 use crate::wire::{Answer, Data, Peer, SUBNQN, connect as connect_command};
 
@@ -25,7 +25,7 @@ fn named(answer: &Answer) -> (bool, u16) {
     (answer.result & 1 << 16 != 0, answer.result as u16)
 }
 
-pub(super) fn connect(scene: &Scene) -> Result<()> {
+pub(super) fn connect(scene: &TestContext) -> Result<()> {
     let ready = || Peer::ready(scene.address, 0);
     let (good, data) = connect_command(SUBNQN, 0, 32, CNTLID_DYNAMIC, 0);
     spoilt_data(scene, good, &data)?;
@@ -61,7 +61,7 @@ pub(super) fn connect(scene: &Scene) -> Result<()> {
 }
 
 /// Names that do not end, are none, or are somebody else's, and a controller that is not there.
-fn spoilt_data(scene: &Scene, good: Command, data: &[u8]) -> Result<()> {
+fn spoilt_data(scene: &TestContext, good: Command, data: &[u8]) -> Result<()> {
     let mut peer = Peer::ready(scene.address, 0)?;
     for (what, at, bytes) in [
         ("a subsystem that is not there", 260, b"X".as_slice()),
@@ -88,7 +88,7 @@ fn spoilt_data(scene: &Scene, good: Command, data: &[u8]) -> Result<()> {
     Ok(())
 }
 
-fn io_queues(scene: &Scene) -> Result<()> {
+fn io_queues(scene: &TestContext) -> Result<()> {
     let (mut admin, cntlid) = Peer::admin(scene.address, SUBNQN, 0)?;
     let mut peer = Peer::ready(scene.address, 0)?;
     for queue in [2, 5, 65535] {
@@ -117,7 +117,7 @@ fn io_queues(scene: &Scene) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn properties(scene: &Scene) -> Result<()> {
+pub(super) fn properties(scene: &TestContext) -> Result<()> {
     let (mut admin, _) = queues(scene)?;
     for offset in (0..0x100).chain([0xFFF, 0x1000, 0x7FFF_FFFF, u32::MAX - 3, u32::MAX]) {
         for bytes in [4, 8] {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::Scene;
+use super::TestContext;
 use crate::process::limits;
 use crate::wire::{HANG, Peer, SUBNQN, icreq};
 
@@ -16,7 +16,7 @@ const FLOOD: usize = 2000;
 /// connections end well and keep theirs for a minute.
 const SOURCES: u8 = 64;
 
-pub(super) fn crowd(scene: &Scene) -> Result<()> {
+pub(super) fn crowd(scene: &TestContext) -> Result<()> {
     let most = limits().connections;
     let mut crowd = Vec::new();
     // Those that are there already, such as a neighbour's, leave less than the limit.
@@ -40,7 +40,7 @@ pub(super) fn crowd(scene: &Scene) -> Result<()> {
 }
 
 /// Waits until a good host is served again.
-fn back_to_normal(scene: &Scene) -> Result<()> {
+fn back_to_normal(scene: &TestContext) -> Result<()> {
     let start = Instant::now();
     loop {
         match Peer::admin(scene.address, SUBNQN, 0) {
@@ -51,7 +51,7 @@ fn back_to_normal(scene: &Scene) -> Result<()> {
     }
 }
 
-pub(super) fn flood(scene: &Scene) -> Result<()> {
+pub(super) fn flood(scene: &TestContext) -> Result<()> {
     let start = Instant::now();
     let mut made = 0;
     while made < FLOOD * scene.effort && start.elapsed() < scene.time {
@@ -75,7 +75,7 @@ pub(super) fn flood(scene: &Scene) -> Result<()> {
     back_to_normal(scene)
 }
 
-pub(super) fn controllers(scene: &Scene) -> Result<()> {
+pub(super) fn controllers(scene: &TestContext) -> Result<()> {
     for turn in 0..scene.effort * 200 {
         let (admin, cntlid) = Peer::admin(scene.address, SUBNQN, 0)?;
         let io = Peer::io(scene.address, SUBNQN, 1, cntlid)?;

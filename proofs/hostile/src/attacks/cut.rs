@@ -9,7 +9,7 @@ use sealblock_protocols_nvme::nvm::IoCommand;
 use sealblock_protocols_nvme::{AdminOpcode, Command};
 use sealblock_units::{BlockSize, Extent};
 
-use super::Scene;
+use super::TestContext;
 use crate::formats::{self, FORMATS_NQN, Kind};
 use crate::wire::{Data, HANG, Peer, RESPONSE, connect};
 use crate::writes::{Cut, Way, answered, read, verify};
@@ -28,7 +28,7 @@ enum End {
     Reset,
 }
 
-pub(super) fn cut(scene: &Scene) -> Result<()> {
+pub(super) fn cut(scene: &TestContext) -> Result<()> {
     let kinds = [
         formats::of(GuardKind::Crc16, ProtectionType::Type1, BlockSize::B4096),
         formats::of(GuardKind::Crc32c, ProtectionType::Type1, BlockSize::B512),
@@ -50,14 +50,14 @@ pub(super) fn cut(scene: &Scene) -> Result<()> {
 
 /// A controller whose I/O queue is cut off again and again, and a second one that looks.
 struct Place<'a> {
-    scene: &'a Scene,
+    scene: &'a TestContext,
     admin: Peer,
     cntlid: u16,
     watcher: Watcher,
 }
 
 impl Place<'_> {
-    fn new(scene: &Scene, kind: Kind) -> Result<Place<'_>> {
+    fn new(scene: &TestContext, kind: Kind) -> Result<Place<'_>> {
         let (admin, cntlid) = Peer::admin(scene.address, FORMATS_NQN, 0)?;
         let watcher = Watcher::new(scene, kind)?;
         Ok(Place { scene, admin, cntlid, watcher })
@@ -158,7 +158,7 @@ pub struct Watcher {
 
 impl Watcher {
     /// Writes the first version of all blocks.
-    pub fn new(scene: &Scene, kind: Kind) -> Result<Watcher> {
+    pub fn new(scene: &TestContext, kind: Kind) -> Result<Watcher> {
         let (admin, cntlid) = Peer::admin(scene.address, FORMATS_NQN, 0)?;
         let io = Peer::io(scene.address, FORMATS_NQN, 1, cntlid)?;
         let mut watcher = Watcher { kind, _admin: admin, io, held: vec![0; BLOCKS as usize], version: 0 };
@@ -172,7 +172,7 @@ impl Watcher {
     }
 
     /// The same watcher at a target that was started anew.
-    pub fn again(self, scene: &Scene) -> Result<Watcher> {
+    pub fn again(self, scene: &TestContext) -> Result<Watcher> {
         let (admin, cntlid) = Peer::admin(scene.address, FORMATS_NQN, 0)?;
         let io = Peer::io(scene.address, FORMATS_NQN, 1, cntlid)?;
         Ok(Watcher { _admin: admin, io, ..self })

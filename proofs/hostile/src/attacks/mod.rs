@@ -21,7 +21,7 @@ use crate::process::{PLAIN, limits};
 use crate::wire::{Peer, R2T, SUBNQN, capsule, transport};
 
 /// What an attack needs to know.
-pub struct Scene {
+pub struct TestContext {
     /// Where the target listens.
     pub address: SocketAddr,
     /// What random attacks are drawn from; the same seed draws the same.
@@ -32,7 +32,7 @@ pub struct Scene {
     pub time: Duration,
 }
 
-impl Scene {
+impl TestContext {
     /// Digests that attacks go through: none and both, and with more effort each alone.
     fn digests(&self) -> &'static [u8] {
         if self.effort > 1 { &[0, 1, 2, 3] } else { &[0, 3] }
@@ -48,10 +48,15 @@ pub struct Attack {
     /// How many connections it has at most at a time, for the bound on memory.
     pub connections: usize,
     /// Does it.
-    pub run: fn(&Scene) -> Result<()>,
+    pub run: fn(&TestContext) -> Result<()>,
 }
 
-const fn attack(name: &'static str, what: &'static str, connections: usize, run: fn(&Scene) -> Result<()>) -> Attack {
+const fn attack(
+    name: &'static str,
+    what: &'static str,
+    connections: usize,
+    run: fn(&TestContext) -> Result<()>,
+) -> Attack {
     Attack { name, what, connections, run }
 }
 
@@ -112,7 +117,7 @@ pub const ATTACKS: &[Attack] = &[
 ];
 
 /// An admin queue and an I/O queue of a new controller.
-fn queues(scene: &Scene) -> Result<(Peer, Peer)> {
+fn queues(scene: &TestContext) -> Result<(Peer, Peer)> {
     let (admin, cntlid) = Peer::admin(scene.address, SUBNQN, 0)?;
     let io = Peer::io(scene.address, SUBNQN, 1, cntlid)?;
     Ok((admin, io))
@@ -130,7 +135,7 @@ fn write_command(bytes: usize) -> Result<Command> {
 }
 
 /// An I/O queue with a Write in flight whose data was asked for: CID and TTAG.
-fn fetching(scene: &Scene, bytes: usize) -> Result<(Peer, Peer, u16, u16)> {
+fn fetching(scene: &TestContext, bytes: usize) -> Result<(Peer, Peer, u16, u16)> {
     let (admin, mut io) = queues(scene)?;
     let cid = io.cid();
     io.send(&capsule(&write_command(bytes)?.with_cid(cid), &[]))?;

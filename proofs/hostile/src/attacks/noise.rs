@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use sealblock_protocols_nvme::fabrics::{FabricsCommand, PropertySet};
 use sealblock_protocols_nvme::{AdminOpcode, Command};
 
-use super::{Scene, queues};
+use super::{TestContext, queues};
 use crate::process::PLAIN;
 use crate::random::Random;
 use crate::wire::{Peer, SUBNQN, capsule, connect, icreq, in_capsule, transport};
@@ -45,7 +45,7 @@ fn throw(mut peer: Peer, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn truncated(scene: &Scene) -> Result<()> {
+pub(super) fn truncated(scene: &TestContext) -> Result<()> {
     let whole = session();
     for cut in 0..=whole.len() {
         let mut peer = Peer::open(scene.address)?;
@@ -65,7 +65,7 @@ pub(super) fn truncated(scene: &Scene) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn random(scene: &Scene) -> Result<()> {
+pub(super) fn random(scene: &TestContext) -> Result<()> {
     let mut random = Random::new(scene.seed);
     for turn in 0..scene.effort * 300 {
         let len = random.below(4096) as usize;
@@ -85,7 +85,7 @@ pub(super) fn random(scene: &Scene) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn mutated(scene: &Scene) -> Result<()> {
+pub(super) fn mutated(scene: &TestContext) -> Result<()> {
     let mut random = Random::new(scene.seed ^ 0x5EED);
     let (session, io_session) = (session(), io_session()?);
     for turn in 0..scene.effort * 300 {

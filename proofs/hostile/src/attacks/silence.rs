@@ -9,7 +9,7 @@ use sealblock_protocols_nvme::admin::{GetLogPage, SetFeatures};
 use sealblock_protocols_nvme::nvm::IoCommand;
 use sealblock_protocols_nvme::{AdminOpcode, Command};
 
-use super::{Scene, blocks, fetching, most_commands, queues, write_command};
+use super::{TestContext, blocks, fetching, most_commands, queues, write_command};
 use crate::process::{BLOCK_BYTES, PLAIN, limits};
 use crate::wire::{
     C2H_DATA, Data, HANG, Peer, R2T, RESPONSE, SUBNQN, capsule, connect, h2c, icreq, in_capsule, transport,
@@ -20,7 +20,7 @@ fn many() -> u16 {
     most_commands() - 4
 }
 
-pub(super) fn unread(scene: &Scene) -> Result<()> {
+pub(super) fn unread(scene: &TestContext) -> Result<()> {
     let bytes = limits().transfer_bytes as usize;
     let read = IoCommand::Read(blocks(0, (bytes / BLOCK_BYTES) as u64)?).encode(PLAIN)?;
     let pdus: Vec<u8> = (0..many()).flat_map(|cid| capsule(&transport(read.with_cid(cid), bytes), &[])).collect();
@@ -47,7 +47,7 @@ pub(super) fn unread(scene: &Scene) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn hoard(scene: &Scene) -> Result<()> {
+pub(super) fn hoard(scene: &TestContext) -> Result<()> {
     const PAGE_BYTES: usize = 1 << 20;
     let (mut admin, _) = Peer::admin(scene.address, SUBNQN, 0)?;
     for lid in [1, 2, 5] {
@@ -66,7 +66,7 @@ pub(super) fn hoard(scene: &Scene) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn unanswered(scene: &Scene) -> Result<()> {
+pub(super) fn unanswered(scene: &TestContext) -> Result<()> {
     for _ in 0..scene.effort {
         let (mut admin, mut io) = queues(scene)?;
         let bytes = limits().transfer_bytes as usize;
@@ -87,7 +87,7 @@ pub(super) fn unanswered(scene: &Scene) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn half_closed(scene: &Scene) -> Result<()> {
+pub(super) fn half_closed(scene: &TestContext) -> Result<()> {
     let (command, data) = connect(SUBNQN, 0, 32, 0xFFFF, 0);
     let whole = [icreq(0), capsule(&in_capsule(command, &data), &data)].concat();
     for cut in [0, 4, 128, 150, whole.len()] {
@@ -128,7 +128,7 @@ fn drip(mut peer: Peer, bytes: &[u8], rest: Duration) -> Result<usize> {
     }
 }
 
-pub(super) fn drips(scene: &Scene) -> Result<()> {
+pub(super) fn drips(scene: &TestContext) -> Result<()> {
     let (command, data) = connect(SUBNQN, 0, 32, 0xFFFF, 0);
     let whole = [icreq(0), capsule(&in_capsule(command, &data), &data)].concat();
     // Whole it is good: so what is cut off below is cut off for its slowness.
@@ -156,7 +156,7 @@ pub(super) fn drips(scene: &Scene) -> Result<()> {
     })
 }
 
-pub(super) fn keep_alive(scene: &Scene) -> Result<()> {
+pub(super) fn keep_alive(scene: &TestContext) -> Result<()> {
     let (mut admin, mut io, cntlid) = {
         let (admin, cntlid) = Peer::admin(scene.address, SUBNQN, 0)?;
         (admin, Peer::io(scene.address, SUBNQN, 1, cntlid)?, cntlid)

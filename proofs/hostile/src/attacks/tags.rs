@@ -7,7 +7,7 @@ use sealblock_protocols_nvme::nvm::{BlockCommand, Prchk};
 use sealblock_protocols_nvme::{AdminOpcode, Command};
 use sealblock_units::Extent;
 
-use super::Scene;
+use super::TestContext;
 use crate::formats::{self, FORMATS_NQN, Kind, Maker};
 use crate::wire::{Data, Peer, connect, transport};
 use crate::writes::{Way, read, verify};
@@ -35,7 +35,7 @@ impl Wrong {
     /// The status that refuses it, in a format that can have it wrong and has it checked.
     fn status(self, kind: &Kind) -> Option<u16> {
         let format = kind.format;
-        let counts = format.protection().counts_blocks() && format.reference_tag_bits() > 0;
+        let counts = format.protection().increments_ref_tag() && format.reference_tag_bits() > 0;
         match self {
             Wrong::Data | Wrong::Guard => Some(GUARD),
             Wrong::ApplicationTag => Some(APPLICATION_TAG),
@@ -72,7 +72,7 @@ impl Wrong {
     }
 }
 
-pub(super) fn wrong_tags(scene: &Scene) -> Result<()> {
+pub(super) fn wrong_tags(scene: &TestContext) -> Result<()> {
     let mut namespaces = 0;
     for &digests in scene.digests() {
         let (mut admin, cntlid) = Peer::admin(scene.address, FORMATS_NQN, 0)?;

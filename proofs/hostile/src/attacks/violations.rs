@@ -5,7 +5,7 @@ use sealblock_integrity::guard::crc32c;
 use sealblock_protocols_nvme::nvm::IoCommand;
 use sealblock_protocols_nvme::{Command, DataPointer};
 
-use super::{Scene, blocks, fetching, most_commands, queues, write_command};
+use super::{TestContext, blocks, fetching, most_commands, queues, write_command};
 use crate::process::PLAIN;
 use crate::wire::{self, Data, Peer, R2T, RESPONSE, SUBNQN, capsule, h2c, in_capsule, transport};
 
@@ -37,7 +37,7 @@ fn fatal_on(queues: (Option<Peer>, Peer), what: &str, bytes: &[u8], fes: u16, fe
 }
 
 /// An I/O queue with its admin queue.
-fn io_queue(scene: &Scene) -> Result<(Option<Peer>, Peer)> {
+fn io_queue(scene: &TestContext) -> Result<(Option<Peer>, Peer)> {
     let (admin, io) = queues(scene)?;
     Ok((Some(admin), io))
 }
@@ -51,7 +51,7 @@ fn one_of(queues: (Peer, Peer), what: &str, bytes: &[u8], allowed: &[u16]) -> Re
     Ok(())
 }
 
-pub(super) fn icreq(scene: &Scene) -> Result<()> {
+pub(super) fn icreq(scene: &TestContext) -> Result<()> {
     let open = || Peer::open(scene.address);
     let good = wire::icreq(0);
     for (what, at, value, fes, fei) in [
@@ -83,7 +83,7 @@ pub(super) fn icreq(scene: &Scene) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn headers(scene: &Scene) -> Result<()> {
+pub(super) fn headers(scene: &TestContext) -> Result<()> {
     let ready = || Peer::ready(scene.address, 0);
     let (command, data) = wire::connect(SUBNQN, 0, 32, 0xFFFF, 0);
     let good = capsule(&in_capsule(command, &data), &data);
@@ -122,7 +122,7 @@ pub(super) fn headers(scene: &Scene) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn capsules(scene: &Scene) -> Result<()> {
+pub(super) fn capsules(scene: &TestContext) -> Result<()> {
     let write = IoCommand::Write(blocks(0, 1)?).encode(PLAIN)?;
     let data = vec![1; 8196];
     fatal_on(
@@ -144,7 +144,7 @@ pub(super) fn capsules(scene: &Scene) -> Result<()> {
     fatal_on(io_queue(scene)?, "more commands than the queue has entries", &crowd, SEQUENCE, 0)
 }
 
-pub(super) fn h2c_data(scene: &Scene) -> Result<()> {
+pub(super) fn h2c_data(scene: &TestContext) -> Result<()> {
     let part = vec![5; 4096];
     let fetch = || fetching(scene, 8192);
     let try_one = |what: &str, make: &dyn Fn(u16, u16) -> Vec<u8>, fes, fei| {
@@ -181,7 +181,7 @@ pub(super) fn h2c_data(scene: &Scene) -> Result<()> {
     one_of(queues(scene)?, "more than MAXH2CDATA for nobody", &huge, &[FIELD, SEQUENCE, LIMIT])
 }
 
-pub(super) fn digests(scene: &Scene) -> Result<()> {
+pub(super) fn digests(scene: &TestContext) -> Result<()> {
     let flush = transport(Command::new(0, 1), 0).with_cid(1);
     let peer = Peer::ready(scene.address, 1)?;
     let good = peer.digested(&capsule(&flush, &[]), 0);
@@ -208,7 +208,7 @@ pub(super) fn digests(scene: &Scene) -> Result<()> {
 }
 
 /// PDUs of a good session in every order of three and some of more: only what may not come then is refused.
-pub(super) fn reordered(scene: &Scene) -> Result<()> {
+pub(super) fn reordered(scene: &TestContext) -> Result<()> {
     let orders = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
     for order in orders {
         let (_admin, mut io, cid, ttag) = fetching(scene, 12288)?;

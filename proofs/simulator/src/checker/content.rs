@@ -71,10 +71,10 @@ impl Patterns {
     /// What a host would seal this version with. The tags follow from the version, so stale tags show as much as stale data.
     pub fn tags(&self, lba: Lba, version: u64) -> Tags {
         let word = mix(self.seed ^ mix(version ^ 0x7a65));
-        let counts = self.format.is_none_or(|format| format.protection().counts_blocks());
+        let counts = self.format.is_none_or(|format| format.protection().increments_ref_tag());
         // FFFFh switches checking off, which would make a test that cannot fail.
         let app_tag = (word as u16).min(0xfffe);
-        Tags { app_tag, storage_tag: word >> 16, first_ref: if counts { lba.get() } else { word >> 8 } }
+        Tags { app_tag, storage_tag: word >> 16, initial_ref_tag: if counts { lba.get() } else { word >> 8 } }
     }
 
     /// Blocks of this version, sealed as a host would.

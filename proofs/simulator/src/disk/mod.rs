@@ -379,11 +379,11 @@ impl Medium for SimDisk {
         self.0.sector_bytes
     }
 
-    fn read_only(&self) -> bool {
+    fn is_read_only(&self) -> bool {
         self.0.behaviour.read_only
     }
 
-    fn punches(&self) -> bool {
+    fn can_punch(&self) -> bool {
         true
     }
 

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use sealblock_block::{Device, Operation};
+use sealblock_block::{Device, Request};
 use sealblock_integrity::Checks;
 use sealblock_layers_mirror::MirrorError;
-use sealblock_layers_mirror::judge::Refusal;
+use sealblock_layers_mirror::assemble::AssembleError;
 use sealblock_units::{Extent, Lba};
 
 use super::legs::Leg;
 use super::machine::Up;
-use super::rest::{come_to_rest, holds, settle};
+use super::quiesced::{come_to_rest, holds, settle};
 use super::trial::{Plan, Trial};
 use crate::checker::{Checker, Content};
 use crate::client::Stop;
@@ -28,7 +28,7 @@ impl Trial {
             0 => self.damage_one(*self.random.pick(&legs)),
             1 => self.damage_all(&legs),
             2 => self.damage_beside(&legs, *self.random.pick(&legs)),
-            _ => self.decay(*self.random.pick(&legs)),
+            _ => self.bit_rot(*self.random.pick(&legs)),
         }
     }
 
@@ -111,10 +111,10 @@ impl Trial {
         came.refused.map_or(Ok(()), |error| Err(format!("with damage beside a resync: {error}")))
     }
 
-    fn decay(&mut self, leg: usize) -> Result<(), String> {
+    fn bit_rot(&mut self, leg: usize) -> Result<(), String> {
         let earlier = self.earlier(leg);
         let Some(image) = self.legs[leg].image.as_mut() else { return Ok(()) };
-        let Some(what) = Damage::decay(image, &earlier, &self.random) else { return Ok(()) };
+        let Some(what) = Damage::bit_rot(image, &earlier, &self.random) else { return Ok(()) };
         self.story.push(format!("on leg {leg}, {what}"));
         let plan = Plan { is_damaged: true, ..self.plan("a machine with a decayed leg", self.everybody()) };
         let came = self.machine(plan, move |up| async move {
@@ -128,7 +128,7 @@ impl Trial {
         match came.refused {
             // Its label is gone, or cannot be read.
             None | Some(MirrorError::Label { .. } | MirrorError::Leg { .. }) => Ok(()),
-            Some(MirrorError::Refused { refusal: Refusal::Stranger { leg: at }, .. }) if at <= leg => Ok(()),
+            Some(MirrorError::Refused { refusal: AssembleError::NotAReplica { leg: at }, .. }) if at <= leg => Ok(()),
             Some(error) => Err(format!("with a decayed leg: {error}")),
         }
     }
@@ -212,8 +212,8 @@ async fn heal(up: &Up, lba: Lba) -> Result<(), Stop> {
     let stack = up.client.stack();
     let extent = Extent::one(lba);
     let checks = stack.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, lba));
-    if let Err(error) = stack.execute(Operation::Repair { extent, checks }).await {
-        let faults = error.faults().map_or_else(Vec::new, |faults| faults.as_slice().to_vec());
+    if let Err(error) = stack.execute(Request::Repair { extent, checks }).await {
+        let faults = error.bad_blocks().map_or_else(Vec::new, |faults| faults.as_slice().to_vec());
         if faults.len() != 1 || faults[0].lba != lba || !faults[0].repaired {
             up.world.find(format!("the repair of damaged block {lba} said: {error}"));
             return Err(Stop);

@@ -4,12 +4,12 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use sealblock_layers_mirror::label::Standing;
-use sealblock_layers_mirror::{LegSource, Reopen};
+use sealblock_layers_mirror::label::ReplicaState;
+use sealblock_layers_mirror::{Reopen, ReplicaSource};
 use sealblock_units::Extent;
 
 use super::machine::Up;
-use super::site::{Line, Site};
+use super::site::{ReplicaEnv, ReplicaLink};
 
 /// Lets things happen until `done`.
 pub(super) async fn trouble(up: Up, done: Rc<Cell<bool>>) {
@@ -22,7 +22,7 @@ pub(super) async fn trouble(up: Up, done: Rc<Cell<bool>>) {
         // When all legs with labels are gone nothing can be noted, and the mirror waits for them.
         let victims: Vec<_> = sites.iter().filter(|site| site.bare || !up.world.has_bare_leg()).collect();
         let site = (*up.random.pick(&victims)).clone();
-        if site.line.get() == Line::Gone && up.random.chance(85) {
+        if site.line.get() == ReplicaLink::Gone && up.random.chance(85) {
             continue;
         }
         match up.random.below(100) {
@@ -48,12 +48,12 @@ async fn pause(up: &Up) {
     up.executor.delay(Duration::from_micros(microseconds)).await;
 }
 
-async fn release(site: Rc<Site>) {
+async fn release(site: Rc<ReplicaEnv>) {
     site.held.set(false);
 }
 
 /// After a while, lets the leg be opened anew, unless something else has happened to it since.
-fn later(up: &Up, site: &Rc<Site>, then: impl FnOnce(&Site) + 'static) {
+fn later(up: &Up, site: &Rc<ReplicaEnv>, then: impl FnOnce(&ReplicaEnv) + 'static) {
     let (site, executor, epoch) = (site.clone(), up.executor.clone(), site.epoch.get());
     let most = *up.random.pick(&[200, 5_000, 50_000, 2_000_000]);
     let delay = Duration::from_micros(up.random.between(10, most));
@@ -65,26 +65,26 @@ fn later(up: &Up, site: &Rc<Site>, then: impl FnOnce(&Site) + 'static) {
     }));
 }
 
-fn leave(up: &Up, site: &Rc<Site>) {
+fn leave(up: &Up, site: &Rc<ReplicaEnv>) {
     site.held.set(true);
-    site.break_line(Line::Gone);
+    site.break_line(ReplicaLink::Gone);
     up.world.say(format!("at {:?} leg {} goes away", up.executor.now(), site.number));
     later(up, site, |site| site.held.set(false));
 }
 
-fn hang(up: &Up, site: &Rc<Site>) {
-    if site.line.get() == Line::Up {
+fn hang(up: &Up, site: &Rc<ReplicaEnv>) {
+    if site.line.get() == ReplicaLink::Up {
         up.world.say(format!("at {:?} leg {} hangs", up.executor.now(), site.number));
-        site.break_line(Line::Hung);
-        later(up, site, |site| site.break_line(Line::Gone));
+        site.break_line(ReplicaLink::Hung);
+        later(up, site, |site| site.break_line(ReplicaLink::Gone));
     }
 }
 
-fn fill(up: &Up, site: &Rc<Site>) {
-    if site.line.get() == Line::Up {
+fn fill(up: &Up, site: &Rc<ReplicaEnv>) {
+    if site.line.get() == ReplicaLink::Up {
         up.world.say(format!("at {:?} leg {} fails changes", up.executor.now(), site.number));
-        site.break_line(Line::Full);
-        later(up, site, |site| site.break_line(Line::Up));
+        site.break_line(ReplicaLink::Full);
+        later(up, site, |site| site.break_line(ReplicaLink::Up));
     }
 }
 
@@ -96,7 +96,7 @@ async fn repair(up: &Up) {
     }
 }
 
-fn reopen(site: &Rc<Site>) -> Reopen {
+fn reopen(site: &Rc<ReplicaEnv>) -> Reopen {
     let site = site.clone();
     Box::new(move || match site.is_lent.get() {
         true => Box::pin(std::future::ready(Err("it is in use".to_owned()))),
@@ -105,13 +105,13 @@ fn reopen(site: &Rc<Site>) -> Reopen {
 }
 
 /// What the mirror is to know of a leg, which is opened for it.
-pub(super) async fn source(site: &Rc<Site>) -> LegSource {
+pub(super) async fn source(site: &Rc<ReplicaEnv>) -> ReplicaSource {
     let device = site.open().await;
-    LegSource { name: site.name.clone(), device, reopen: Some(reopen(site)) }
+    ReplicaSource { name: site.name.clone(), device, reopen: Some(reopen(site)) }
 }
 
 /// A device that is no leg and can be made one.
-fn take_spare(up: &Up) -> Option<Rc<Site>> {
+fn take_spare(up: &Up) -> Option<Rc<ReplicaEnv>> {
     let spare = up.world.sites.borrow().iter().find(|site| site.is_spare.get()).cloned()?;
     spare.is_spare.set(false);
     spare.held.set(false);
@@ -131,7 +131,7 @@ async fn add(up: &Up) {
 const LOOKS: usize = 500;
 
 /// Puts another device in the place of a leg: at once where that is not up to date, else when the new one has everything.
-pub(super) async fn replace(up: &Up, old: &Rc<Site>) {
+pub(super) async fn replace(up: &Up, old: &Rc<ReplicaEnv>) {
     let Some(mirror) = up.world.mirror.borrow().clone() else { return };
     if up.world.has_bare_leg() || old.is_leaving.get() {
         return;
@@ -151,14 +151,14 @@ pub(super) async fn replace(up: &Up, old: &Rc<Site>) {
         return;
     }
     for _ in 0..LOOKS {
-        if up.world.standing(&spare) == Some((Standing::Current, true)) {
+        if up.world.standing(&spare) == Some((ReplicaState::InSync, true)) {
             return remove(up, old).await;
         }
         up.executor.delay(Duration::from_millis(1)).await;
     }
 }
 
-async fn remove(up: &Up, site: &Rc<Site>) {
+async fn remove(up: &Up, site: &Rc<ReplicaEnv>) {
     let Some(mirror) = up.world.mirror.borrow().clone() else { return };
     let is_other = up.world.has_bare_leg() || site.is_removed.get();
     if up.in_use().len() < 3 || is_other {

@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use sealblock_block::{AnnexSlot, Answer, Device, Operation};
-use sealblock_layers_mirror::label::{Label, Standing};
+use sealblock_block::{Device, Request, ReservedArea, Response};
+use sealblock_layers_mirror::label::{Label, ReplicaState};
 
-use super::site::{Line, Site};
-use super::world::World;
+use super::site::{ReplicaEnv, ReplicaLink};
+use super::world::Harness;
 use crate::disk::{Behaviour, Image, SimDisk, Survival};
 use crate::executor::{Executor, RunLimits};
 use crate::random::Random;
@@ -113,8 +113,8 @@ impl Leg {
     }
 
     /// Its place in a machine.
-    pub fn site(&mut self, number: usize, world: &Rc<World>, executor: &Executor, random: &Random) -> Rc<Site> {
-        Rc::new(Site {
+    pub fn site(&mut self, number: usize, world: &Rc<Harness>, executor: &Executor, random: &Random) -> Rc<ReplicaEnv> {
+        Rc::new(ReplicaEnv {
             name: format!("leg-{number}"),
             number,
             shape: self.shape,
@@ -126,7 +126,7 @@ impl Leg {
             disk: Default::default(),
             image: self.image.take().into(),
             behaviour: Default::default(),
-            line: Line::Gone.into(),
+            line: ReplicaLink::Gone.into(),
             held: false.into(),
             is_opening: false.into(),
             is_lent: false.into(),
@@ -145,7 +145,7 @@ impl Leg {
     }
 
     /// Takes over what a machine has left.
-    pub fn take_over(&mut self, site: &Site, survival: Survival) {
+    pub fn take_over(&mut self, site: &ReplicaEnv, survival: Survival) {
         self.image = Some(site.take_image(survival));
         self.allowed = site.allowed.take();
         self.is_member = site.is_member.get();
@@ -156,9 +156,9 @@ impl Leg {
             self.make_spare();
         }
         if let Some((standing, _)) = site.world.standing(site) {
-            self.is_current = self.is_in_use() && standing == Standing::Current;
+            self.is_current = self.is_in_use() && standing == ReplicaState::InSync;
             // One that could not be added is called removed, too.
-            self.is_removed |= self.is_member && standing == Standing::Removed;
+            self.is_removed |= self.is_member && standing == ReplicaState::Removed;
         } else if !self.is_in_use() {
             self.is_current = false;
         }
@@ -177,8 +177,8 @@ impl Leg {
         let opening = Volumes::default().open(disk, executor.clone(), self.shape, true);
         let ended = executor.run(LIMITS, async move {
             let session = opening.await.ok()?;
-            match session.stack.execute(Operation::ReadAnnex { slot: AnnexSlot::Group }).await {
-                Ok(Answer::Annex(bytes)) => Label::decode(&bytes).ok().flatten(),
+            match session.stack.execute(Request::ReadReserved { slot: ReservedArea::GroupLabel }).await {
+                Ok(Response::Reserved(bytes)) => Label::decode(&bytes).ok().flatten(),
                 _ => None,
             }
         });
@@ -192,24 +192,24 @@ impl Leg {
 
     /// Whether the label of another leg, which calls itself current, says this of it. What the mirror did last may not have
     /// got there.
-    pub fn is_noted_as(&self, legs: &[Leg], what: impl Fn(Standing) -> bool) -> bool {
+    pub fn is_noted_as(&self, legs: &[Leg], what: impl Fn(ReplicaState) -> bool) -> bool {
         let Some(own) = self.own_label() else { return false };
-        let id = own.members[own.own].id;
+        let id = own.members[own.own_index].id;
         let notes = |label: Label| {
-            label.members[label.own].standing == Standing::Current
+            label.members[label.own_index].standing == ReplicaState::InSync
                 && label.members.iter().any(|member| member.id == id && what(member.standing))
         };
         legs.iter().filter(|other| other.is_in_use()).filter_map(Leg::own_label).any(notes)
     }
 
     /// What it is by its own label.
-    pub fn own_standing(&self) -> Option<Standing> {
-        self.own_label().map(|label| label.members[label.own].standing)
+    pub fn own_standing(&self) -> Option<ReplicaState> {
+        self.own_label().map(|label| label.members[label.own_index].standing)
     }
 
     /// Whether its own label says that it has everything.
     pub fn calls_itself_current(&self) -> bool {
-        self.own_standing() == Some(Standing::Current)
+        self.own_standing() == Some(ReplicaState::InSync)
     }
     /// Whether it has everything and can say so: one that was just brought up to date may not have been told.
     pub fn speaks(&self) -> bool {

@@ -2,15 +2,16 @@
 
 use std::rc::Rc;
 
-use sealblock_block::{Gate, Stack};
+use sealblock_block::{DynDevice, Gate};
 use sealblock_layers_mirror::{
-    CreateOptions, Drill, LegSource, MemberError, MirrorError, Mutation, OpenOptions, Opened, create_drill, open_drill,
+    CreateOptions, MirrorError, Mutation, OpenOptions, Opened, ReplicaError, ReplicaSource, TestHooks, create_drill,
+    open_drill,
 };
 
 use super::clock::Hurried;
 use super::events::source;
-use super::site::Site;
-use super::world::{Watch, World};
+use super::site::ReplicaEnv;
+use super::world::{Harness, Watch};
 use crate::client::Client;
 use crate::executor::Executor;
 use crate::random::Random;
@@ -18,7 +19,7 @@ use crate::random::Random;
 /// A mirror that is up.
 #[derive(Clone)]
 pub(super) struct Up {
-    pub world: Rc<World>,
+    pub world: Rc<Harness>,
     pub client: Client,
     pub executor: Executor,
     pub random: Rc<Random>,
@@ -28,7 +29,7 @@ pub(super) struct Up {
 
 impl Up {
     /// The legs that are meant to be in use.
-    pub fn in_use(&self) -> Vec<Rc<Site>> {
+    pub fn in_use(&self) -> Vec<Rc<ReplicaEnv>> {
         self.world.members()
     }
 
@@ -45,7 +46,7 @@ impl Up {
         let closed = mirror.close().await;
         let mut is_well = closed.is_ok();
         // Those that the mirror does not use may be opened anew at any time, and are just left.
-        let is_here = |site: &Rc<Site>| self.world.standing(site).is_some_and(|(_, is_here)| is_here);
+        let is_here = |site: &Rc<ReplicaEnv>| self.world.standing(site).is_some_and(|(_, is_here)| is_here);
         for site in self.in_use().into_iter().filter(is_here) {
             let close = site.close.borrow_mut().take();
             if let Some(close) = close {
@@ -71,14 +72,14 @@ pub(super) struct Opening {
 }
 
 impl Opening {
-    fn drill(&self) -> Drill {
-        Drill { mutation: self.mutation, region_shift: Some(self.region_shift) }
+    fn drill(&self) -> TestHooks {
+        TestHooks { mutation: self.mutation, region_shift: Some(self.region_shift) }
     }
 }
 
 /// A machine that is to have a mirror.
 pub(super) struct Stage {
-    pub world: Rc<World>,
+    pub world: Rc<Harness>,
     pub executor: Executor,
     pub random: Random,
     pub opening: Opening,
@@ -95,14 +96,14 @@ impl Stage {
     }
 
     /// Makes a mirror of the legs that are meant to be in use, whatever is on them. That of the given one counts.
-    pub async fn make(self, from: Option<usize>) -> Result<Up, MemberError> {
+    pub async fn make(self, from: Option<usize>) -> Result<Up, ReplicaError> {
         let options = CreateOptions { random: self.opening.random, from, force: true };
         let opened = create_drill(self.sources(false).await, self.clock(), options, self.opening.drill()).await?;
         Ok(self.up(opened))
     }
 
     /// The legs, in the order of their numbers or in any.
-    async fn sources(&self, is_any_order: bool) -> Vec<LegSource> {
+    async fn sources(&self, is_any_order: bool) -> Vec<ReplicaSource> {
         let mut sources = Vec::new();
         for site in self.world.members() {
             sources.push(source(&site).await);
@@ -125,7 +126,7 @@ impl Stage {
         *world.mirror.borrow_mut() = Some(opened.mirror.clone());
         drop(executor.spawn("mirror's worker", opened.worker.run()));
         let watch = Watch { world: world.clone(), mirror: opened.mirror };
-        let client = Client::new(Stack::new(Gate::new("mirror", watch)), world.ledger.clone());
+        let client = Client::new(DynDevice::new(Gate::new("mirror", watch)), world.ledger.clone());
         Up { world, client, executor, random: Rc::new(random), factor: opening.factor }
     }
 }

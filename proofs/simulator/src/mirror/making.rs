@@ -8,12 +8,12 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use sealblock_layers_mirror::MirrorError;
-use sealblock_layers_mirror::label::Standing;
+use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_units::Extent;
 
 use super::legs::Leg;
 use super::machine::{Stage, Up};
-use super::rest::settle;
+use super::quiesced::settle;
 use super::trial::{Plan, Trial, audit};
 use crate::client::{Client, Stop};
 use crate::workload::{self, Workload};
@@ -107,11 +107,11 @@ impl Trial {
 
     /// Of a mirror that never was up only labels tell who has everything.
     fn take_stock(&mut self, has_content: bool) {
-        let standings: Vec<Option<Standing>> = self.legs.iter().map(Leg::own_standing).collect();
+        let standings: Vec<Option<ReplicaState>> = self.legs.iter().map(Leg::own_standing).collect();
         let is_any = standings.iter().any(Option::is_some);
         for (number, (leg, standing)) in self.legs.iter_mut().zip(standings).enumerate() {
             let is_source = number == 0 || !has_content;
-            leg.is_current = leg.is_in_use() && (standing == Some(Standing::Current) || (!is_any && is_source));
+            leg.is_current = leg.is_in_use() && (standing == Some(ReplicaState::InSync) || (!is_any && is_source));
         }
     }
 

@@ -7,14 +7,14 @@
 mod clock;
 mod damage;
 mod events;
-mod fork;
 mod legs;
 mod machine;
 mod making;
 mod old;
+mod quiesced;
 mod replacing;
-mod rest;
 mod site;
+mod split_brain;
 #[cfg(test)]
 mod tests;
 mod trial;

@@ -4,12 +4,12 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use sealblock_layers_mirror::MirrorError;
-use sealblock_layers_mirror::judge::Refusal;
+use sealblock_layers_mirror::assemble::AssembleError;
 
-use super::fork::go_on_alone;
 use super::legs::Leg;
 use super::machine::Up;
-use super::rest::settle;
+use super::quiesced::settle;
+use super::split_brain::go_on_alone;
 use super::trial::{Plan, Trial, audit};
 
 /// A leg with another image than it has.
@@ -31,7 +31,7 @@ impl Trial {
             return None;
         }
         let (image, now) = (leg.older.clone()?, leg.image.as_ref()?);
-        let generation = |image| leg.label(image, &self.random).map_or(0, |label| label.generation);
+        let generation = |image| leg.label(image, &self.random).map_or(0, |label| label.events);
         let (before, after) = (generation(&image), generation(now));
         (before > 0 && before + 2 <= after).then_some(Older { at, before, after, image })
     }
@@ -96,7 +96,7 @@ impl Trial {
         })?;
         match came.refused.filter(|error| !self.is_in_doubt(error)) {
             None => Ok(()),
-            Some(MirrorError::Refused { refusal: Refusal::OnlyStale, .. }) if !somebody_speaks => Ok(()),
+            Some(MirrorError::Refused { refusal: AssembleError::NoneInSync, .. }) if !somebody_speaks => Ok(()),
             Some(error) => Err(format!("with an older image that was only looked at: {error}")),
         }
     }
@@ -113,7 +113,7 @@ impl Trial {
         let came = self.machine(plan, |up| async move { go_on_from_image(&up).await })?;
         match came.refused {
             Some(MirrorError::Refused {
-                refusal: Refusal::OnlyStale | Refusal::Stranger { .. } | Refusal::TakenOut { .. },
+                refusal: AssembleError::NoneInSync | AssembleError::NotAReplica { .. } | AssembleError::TakenOut { .. },
                 ..
             }) => return Ok(()),
             Some(error) => return Err(format!("an older image alone: {error}")),

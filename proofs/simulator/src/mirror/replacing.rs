@@ -3,12 +3,12 @@
 //! Labels say both or neither: whoever names the new device in the place of the old one opens the mirror, and whoever names
 //! the old one opens it or is refused. What is read is right.
 
-use sealblock_layers_mirror::label::Standing;
+use sealblock_layers_mirror::label::ReplicaState;
 
 use super::events::replace;
 use super::legs::Leg;
 use super::making::settle_and_close;
-use super::rest::settle;
+use super::quiesced::settle;
 use super::trial::{Plan, Trial, audit};
 use crate::workload::{self, Workload};
 
@@ -83,11 +83,11 @@ impl Trial {
         let labels: Vec<_> = labels.into_iter().filter_map(|(_, leg)| leg.own_label()).collect();
         let is_labelled = self.legs[new].own_label().is_some();
         let is_out = self.legs[old].own_label().map_or(is_labelled, |own| {
-            let id = own.members[own.own].id;
+            let id = own.members[own.own_index].id;
             labels.iter().any(|label| !label.members.iter().any(|member| member.id == id))
         });
         // The mirror did not know it by its name any more, so it was not asked.
-        let is_left = self.legs[old].is_noted_as(&self.legs, |standing| standing != Standing::Current);
+        let is_left = self.legs[old].is_noted_as(&self.legs, |standing| standing != ReplicaState::InSync);
         self.legs[old].is_removed |= is_out;
         self.legs[old].is_current &= !is_out && !is_left;
         if is_out || is_labelled {

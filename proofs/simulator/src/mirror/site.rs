@@ -6,10 +6,10 @@ use std::pin::pin;
 use std::rc::Rc;
 
 use futures_util::future::{Either, LocalBoxFuture, select};
-use sealblock_block::{Abilities, Ability, Device, Event, Failure, Gate, Geometry, Operation, Outcome, Stack};
+use sealblock_block::{Abilities, Ability, Condition, Device, DynDevice, ErrorKind, Gate, Geometry, Outcome, Request};
 use sealblock_units::Extent;
 
-use super::world::World;
+use super::world::Harness;
 use crate::disk::{Behaviour, Image, SimDisk, Survival};
 use crate::executor::Executor;
 use crate::random::Random;
@@ -18,7 +18,7 @@ use crate::trace::Trace;
 
 /// What the line to a leg does with requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Line {
+pub(super) enum ReplicaLink {
     /// It carries them.
     Up,
     /// Reads get through, changes fail.
@@ -30,7 +30,7 @@ pub(super) enum Line {
 }
 
 /// A leg's place in one machine.
-pub(super) struct Site {
+pub(super) struct ReplicaEnv {
     pub name: String,
     pub number: usize,
     pub shape: Shape,
@@ -38,12 +38,12 @@ pub(super) struct Site {
     pub executor: Executor,
     pub random: Random,
     pub trace: Trace,
-    pub world: Rc<World>,
+    pub world: Rc<Harness>,
     pub disk: RefCell<Option<SimDisk>>,
     pub image: RefCell<Option<Image>>,
     /// How its first disk behaves in this machine.
     pub behaviour: RefCell<Behaviour>,
-    pub line: Cell<Line>,
+    pub line: Cell<ReplicaLink>,
     /// It cannot be opened anew yet.
     pub held: Cell<bool>,
     pub is_opening: Cell<bool>,
@@ -53,9 +53,9 @@ pub(super) struct Site {
     pub epoch: Cell<u64>,
     /// Counts whatever happened to the line.
     pub breaks: Cell<u64>,
-    pub changed: Event,
+    pub changed: Condition,
     /// The volume itself, behind its own gate.
-    pub volume: RefCell<Option<Stack>>,
+    pub volume: RefCell<Option<DynDevice>>,
     pub close: RefCell<Option<Promise<()>>>,
     /// Regions that the mirror may write to on it.
     pub allowed: RefCell<BTreeSet<u64>>,
@@ -69,18 +69,18 @@ pub(super) struct Site {
     pub replaces: Cell<Option<usize>>,
 }
 
-impl Site {
+impl ReplicaEnv {
     /// Opens the volume, on its first disk or, after a break, on what a kill or a power cut has left of it.
-    pub fn open(self: &Rc<Self>) -> LocalBoxFuture<'static, Result<Stack, String>> {
+    pub fn open(self: &Rc<Self>) -> LocalBoxFuture<'static, Result<DynDevice, String>> {
         let site = Rc::clone(self);
         Box::pin(async move {
             if site.held.get() {
                 return Err("it is away".to_owned());
             }
             // One opening after the other: the disk of one that is under way cannot be taken.
-            site.changed.until(|| !site.is_opening.get()).await;
+            site.changed.wait_until(|| !site.is_opening.get()).await;
             let _opening = IsOpening::of(&site);
-            site.break_line(Line::Gone);
+            site.break_line(ReplicaLink::Gone);
             let disk = site.fresh_disk();
             let epoch = site.epoch.get() + 1;
             site.epoch.set(epoch);
@@ -96,10 +96,10 @@ impl Site {
             }
             *site.volume.borrow_mut() = Some(session.stack.clone());
             *site.close.borrow_mut() = Some(session.close);
-            site.line.set(Line::Up);
+            site.line.set(ReplicaLink::Up);
             let plug =
                 Plug { geometry: session.stack.geometry().clone(), inner: session.stack, epoch, site: site.clone() };
-            Ok(Stack::new(Gate::new("leg", plug)))
+            Ok(DynDevice::new(Gate::new("leg", plug)))
         })
     }
 
@@ -120,12 +120,12 @@ impl Site {
     }
 
     /// Changes what the line does. Requests under way notice.
-    pub fn break_line(&self, line: Line) {
+    pub fn break_line(&self, line: ReplicaLink) {
         // Whether it is current can be told until the mirror learns of this.
         self.world.forgive_current();
         self.line.set(line);
         self.breaks.set(self.breaks.get() + 1);
-        if line == Line::Gone {
+        if line == ReplicaLink::Gone {
             self.epoch.set(self.epoch.get() + 1);
         }
         self.changed.notify();
@@ -141,10 +141,10 @@ impl Site {
 }
 
 /// A site that is being opened, however that ends.
-struct IsOpening(Rc<Site>);
+struct IsOpening(Rc<ReplicaEnv>);
 
 impl IsOpening {
-    fn of(site: &Rc<Site>) -> IsOpening {
+    fn of(site: &Rc<ReplicaEnv>) -> IsOpening {
         site.is_opening.set(true);
         IsOpening(site.clone())
     }
@@ -160,9 +160,9 @@ impl Drop for IsOpening {
 /// The line to a leg's volume, as of one opening.
 struct Plug {
     geometry: Geometry,
-    inner: Stack,
+    inner: DynDevice,
     epoch: u64,
-    site: Rc<Site>,
+    site: Rc<ReplicaEnv>,
 }
 
 impl Plug {
@@ -172,20 +172,20 @@ impl Plug {
 
     /// Waits while the line hangs; whether it is still there then.
     async fn is_answered(&self) -> bool {
-        self.site.changed.until(|| self.is_lost() || self.site.line.get() != Line::Hung).await;
+        self.site.changed.wait_until(|| self.is_lost() || self.site.line.get() != ReplicaLink::Hung).await;
         !self.is_lost()
     }
 
-    fn refuses(&self, operation: &Operation) -> bool {
-        self.site.line.get() == Line::Full
+    fn refuses(&self, operation: &Request) -> bool {
+        self.site.line.get() == ReplicaLink::Full
             && !matches!(
                 operation,
-                Operation::Read { .. }
-                    | Operation::Verify { .. }
-                    | Operation::Digest { .. }
-                    | Operation::Compare { .. }
-                    | Operation::ReadAnnex { .. }
-                    | Operation::Flush
+                Request::Read { .. }
+                    | Request::Verify { .. }
+                    | Request::Checksum { .. }
+                    | Request::Compare { .. }
+                    | Request::ReadReserved { .. }
+                    | Request::Flush
             )
     }
 
@@ -202,7 +202,7 @@ impl Plug {
 }
 
 fn unreachable() -> Outcome {
-    Err(Failure::Unreachable { reason: "the line broke".to_owned() }.into())
+    Err(ErrorKind::Unreachable { reason: "the line broke".to_owned() }.into())
 }
 
 impl Device for Plug {
@@ -212,24 +212,24 @@ impl Device for Plug {
 
     fn abilities(&self) -> Abilities {
         let of = self.inner.abilities();
-        let annex = if self.site.bare { Ability::Absent } else { of.annex };
-        Abilities { annex, ..of }
+        let annex = if self.site.bare { Ability::Absent } else { of.reserved };
+        Abilities { reserved: annex, ..of }
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         if !self.is_answered().await {
             return unreachable();
         }
         if self.refuses(&operation) {
-            return Err(Failure::NoSpace { reason: "the leg is full".to_owned() }.into());
+            return Err(ErrorKind::NoSpace { reason: "the leg is full".to_owned() }.into());
         }
-        if let Operation::Write { extent, .. } | Operation::WriteZeroes { extent, .. } = &operation {
+        if let Request::Write { extent, .. } | Request::WriteZeroes { extent, .. } = &operation {
             self.check(*extent);
         }
         let inner = self.inner.clone();
         // A task of its own: what was asked goes on when nobody waits for the answer any more.
         let task = self.site.executor.spawn("leg", async move { inner.execute(operation).await });
-        let lost = self.site.changed.until(|| self.is_lost());
+        let lost = self.site.changed.wait_until(|| self.is_lost());
         let outcome = match select(pin!(task), pin!(lost)).await {
             Either::Left((outcome, _)) => outcome,
             Either::Right(_) => return unreachable(),

@@ -3,17 +3,17 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use sealblock_layers_mirror::judge::Refusal;
-use sealblock_layers_mirror::label::{Label, Standing};
+use sealblock_layers_mirror::assemble::AssembleError;
+use sealblock_layers_mirror::label::{Label, ReplicaState};
 use sealblock_layers_mirror::{MirrorError, Mutation};
 use sealblock_runtime_memory::Slice;
 
 use super::events::trouble;
 use super::legs::Leg;
 use super::machine::{Opening, Stage, Up};
-use super::rest::settle;
-use super::site::Site;
-use super::world::World;
+use super::quiesced::settle;
+use super::site::ReplicaEnv;
+use super::world::Harness;
 use crate::checker::{Checker, Patterns};
 use crate::client::{Ledger, Stop};
 use crate::disk::{Behaviour, Survival};
@@ -21,7 +21,7 @@ use crate::executor::{Ended, Executor, RunLimits};
 use crate::random::Random;
 use crate::system::Shape;
 use crate::trace::Trace;
-use crate::trial::{Defeat, Order, Report};
+use crate::trial::{FailureReport, Order, Report};
 use crate::workload::{self, Workload};
 
 const LIMITS: RunLimits = RunLimits { steps: 5_000_000, seconds: 24 * 3600 };
@@ -42,7 +42,7 @@ pub const LOADS: [Workload; 8] = [
 ///
 /// # Errors
 /// The first thing that must not be.
-pub fn run(mutation: Mutation, order: Order) -> Result<Report, Box<Defeat>> {
+pub fn run(mutation: Mutation, order: Order) -> Result<Report, Box<FailureReport>> {
     let random = Random::new(order.seed ^ ((order.workload as u64) << 56) ^ (1 << 48));
     let mut shape = Shape::draw(order.workload, &random);
     shape.capacity_blocks = shape.capacity_blocks.min(300);
@@ -69,7 +69,7 @@ pub fn run(mutation: Mutation, order: Order) -> Result<Report, Box<Defeat>> {
             trial.report.trace = trial.trace.hash();
             Ok(trial.report)
         }
-        Err(finding) => Err(Box::new(Defeat { order, finding, story: trial.story })),
+        Err(finding) => Err(Box::new(FailureReport { order, finding, story: trial.story })),
     }
 }
 
@@ -171,15 +171,17 @@ impl Trial {
     /// way, and calls another one missing that is up to date since. An image from just before that label, put back, would look
     /// like those who went on without it, so they are refused together.
     pub fn is_in_doubt(&self, error: &MirrorError) -> bool {
-        matches!(error, MirrorError::Refused { refusal: Refusal::SplitBrain { .. }, .. }) && self.has_doubt()
+        matches!(error, MirrorError::Refused { refusal: AssembleError::SplitBrain { .. }, .. }) && self.has_doubt()
     }
 
     fn has_doubt(&self) -> bool {
         let current: Vec<_> = self.legs.iter().filter(|leg| leg.is_current).filter_map(Leg::own_label).collect();
         let lacks = |label: &Label| {
-            let is_missing = |id| label.members.iter().any(|of| of.id == id && of.standing != Standing::Current);
-            let is_own_current = label.members[label.own].standing == Standing::Current;
-            label.is_tentative && is_own_current && current.iter().any(|other| is_missing(other.members[other.own].id))
+            let is_missing = |id| label.members.iter().any(|of| of.id == id && of.standing != ReplicaState::InSync);
+            let is_own_current = label.members[label.own_index].standing == ReplicaState::InSync;
+            label.is_tentative
+                && is_own_current
+                && current.iter().any(|other| is_missing(other.members[other.own_index].id))
         };
         let others = self.legs.iter().filter(|leg| leg.is_in_use() && !leg.is_current);
         others.filter_map(Leg::own_label).any(|label| lacks(&label))
@@ -187,7 +189,7 @@ impl Trial {
 
     /// Whether a refusal says that a leg which was away may have more than its own label and the others say.
     pub fn is_left(error: &MirrorError) -> bool {
-        matches!(error, MirrorError::Refused { refusal: Refusal::OnlyStale, .. })
+        matches!(error, MirrorError::Refused { refusal: AssembleError::NoneInSync, .. })
     }
 
     pub fn plan(&self, what: &'static str, present: Vec<bool>) -> Plan {
@@ -231,7 +233,7 @@ impl Trial {
         match came.refused {
             None => Ok(()),
             // Its own label may not have been written since it was brought up to date.
-            Some(MirrorError::Refused { refusal: Refusal::OnlyStale, .. }) if !must_open => Ok(()),
+            Some(MirrorError::Refused { refusal: AssembleError::NoneInSync, .. }) if !must_open => Ok(()),
             Some(error) if self.is_in_doubt(&error) => Ok(()),
             Some(error) => Err(format!("the mirror could not be opened: {error}")),
         }
@@ -279,7 +281,7 @@ impl Trial {
         let executor = Executor::new(self.random.fork("schedule"), self.trace.clone());
         let ledger = Rc::new(Ledger::new(plan.checker.clone(), true));
         let legs = self.legs.len();
-        let world = Rc::new(World::new(ledger.clone(), self.opening.region_shift, legs, self.trace.clone()));
+        let world = Rc::new(Harness::new(ledger.clone(), self.opening.region_shift, legs, self.trace.clone()));
         world.is_damaged.set(plan.is_damaged);
         ledger.decayed.set(plan.is_damaged);
         *world.went_without.borrow_mut() = self.legs.iter().map(|leg| leg.went_without).collect();
@@ -311,7 +313,7 @@ impl Trial {
     }
 
     /// Gives the legs to a machine.
-    fn place(&mut self, plan: &Plan, world: &Rc<World>, executor: &Executor) {
+    fn place(&mut self, plan: &Plan, world: &Rc<Harness>, executor: &Executor) {
         let slow_percent = *self.random.pick(&[0, 3, 10]);
         let stops_on = plan.stops.then(|| self.random.below(self.legs.len() as u64) as usize);
         let sites = self.legs.iter_mut().enumerate().map(|(number, leg)| {
@@ -326,7 +328,7 @@ impl Trial {
     }
 
     /// Takes the legs back, with what the stop has left.
-    fn book(&mut self, plan: &Plan, world: &Rc<World>, ended: &Ended<()>) {
+    fn book(&mut self, plan: &Plan, world: &Rc<Harness>, ended: &Ended<()>) {
         let crashed = matches!(ended, Ended::Halted);
         self.report.crashes += u64::from(crashed);
         self.report.answered += world.ledger.answered.get();
@@ -355,7 +357,7 @@ impl Trial {
             self.decide_removal(leg);
         }
         let replacing =
-            |site: &Rc<Site>| site.replaces.get().filter(|_| !site.is_member.get()).map(|old| (site.number, old));
+            |site: &Rc<ReplicaEnv>| site.replaces.get().filter(|_| !site.is_member.get()).map(|old| (site.number, old));
         let coming: Vec<(usize, usize)> = world.sites.borrow().iter().filter_map(replacing).collect();
         coming.into_iter().for_each(|(new, old)| self.decide_replacement(new, old));
         plan.checker.borrow_mut().crash();
@@ -370,10 +372,10 @@ impl Trial {
     /// A leg was being taken out when the machine stopped: whether it is out depends on what was noted.
     fn decide_removal(&mut self, leg: usize) {
         // Its own label says so first, and is believed.
-        let is_told = self.legs[leg].own_standing() == Some(Standing::Removed);
-        let is_noted = || self.legs[leg].is_noted_as(&self.legs, |standing| standing == Standing::Removed);
+        let is_told = self.legs[leg].own_standing() == Some(ReplicaState::Removed);
+        let is_noted = || self.legs[leg].is_noted_as(&self.legs, |standing| standing == ReplicaState::Removed);
         self.legs[leg].is_removed = is_told || is_noted();
-        let is_left = self.legs[leg].is_noted_as(&self.legs, |standing| standing != Standing::Current);
+        let is_left = self.legs[leg].is_noted_as(&self.legs, |standing| standing != ReplicaState::InSync);
         self.legs[leg].is_current = self.legs[leg].calls_itself_current() && !is_left;
     }
 

@@ -3,13 +3,13 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use sealblock_block::{Abilities, Device, Error, Failure, Geometry, Operation, OperationKind, Outcome};
-use sealblock_layers_mirror::label::Standing;
+use sealblock_block::{Abilities, Device, Error, ErrorKind, Geometry, Outcome, Request, RequestKind};
+use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{Description, LegDescription, Mirror};
 use sealblock_units::Extent;
 
 use super::clock::Hurried;
-use super::site::{Line, Site};
+use super::site::{ReplicaEnv, ReplicaLink};
 use crate::client::Ledger;
 use crate::trace::Trace;
 
@@ -17,9 +17,9 @@ use crate::trace::Trace;
 pub(super) type Up = Rc<Mirror<Hurried>>;
 
 /// What the parts of one machine share.
-pub(super) struct World {
+pub(super) struct Harness {
     pub ledger: Rc<Ledger>,
-    pub sites: RefCell<Vec<Rc<Site>>>,
+    pub sites: RefCell<Vec<Rc<ReplicaEnv>>>,
     pub mirror: RefCell<Option<Up>>,
     pub region_shift: u32,
     pub trace: Trace,
@@ -43,10 +43,10 @@ pub(super) struct World {
     pub fuse: RefCell<Option<Rc<Cell<u64>>>>,
 }
 
-impl World {
+impl Harness {
     /// A machine with so many legs, which are placed in it later.
-    pub fn new(ledger: Rc<Ledger>, region_shift: u32, legs: usize, trace: Trace) -> World {
-        World {
+    pub fn new(ledger: Rc<Ledger>, region_shift: u32, legs: usize, trace: Trace) -> Harness {
+        Harness {
             ledger,
             region_shift,
             trace,
@@ -74,8 +74,8 @@ impl World {
     }
 
     /// The legs that are meant to be in use.
-    pub fn members(&self) -> Vec<Rc<Site>> {
-        let is_member = |site: &&Rc<Site>| site.is_member.get() && !site.is_removed.get();
+    pub fn members(&self) -> Vec<Rc<ReplicaEnv>> {
+        let is_member = |site: &&Rc<ReplicaEnv>| site.is_member.get() && !site.is_removed.get();
         self.sites.borrow().iter().filter(is_member).cloned().collect()
     }
 
@@ -92,19 +92,19 @@ impl World {
     }
 
     /// What the mirror says that this leg is.
-    pub fn standing(&self, site: &Site) -> Option<(Standing, bool)> {
+    pub fn standing(&self, site: &ReplicaEnv) -> Option<(ReplicaState, bool)> {
         let description = self.describe()?;
         // One that could not be added has left its place and its name behind.
         let named = description.legs.iter().filter(|leg| leg.name == site.name);
-        named.min_by_key(|leg| leg.standing == Standing::Removed).map(|leg| (leg.standing, leg.is_here))
+        named.min_by_key(|leg| leg.standing == ReplicaState::Removed).map(|leg| (leg.standing, leg.is_here))
     }
 
     /// A leg's disk loses what it may. Where no other leg is up to date that is the mirror's loss.
-    pub fn restarted(&self, site: &Site) {
+    pub fn restarted(&self, site: &ReplicaEnv) {
         let Some(description) = self.describe() else { return };
         let is_current =
-            |name: &str| description.legs.iter().any(|leg| leg.name == name && leg.standing == Standing::Current);
-        let others = description.legs.iter().any(|leg| leg.standing == Standing::Current && leg.name != site.name);
+            |name: &str| description.legs.iter().any(|leg| leg.name == name && leg.standing == ReplicaState::InSync);
+        let others = description.legs.iter().any(|leg| leg.standing == ReplicaState::InSync && leg.name != site.name);
         if is_current(&site.name) && !others {
             self.losses.set(self.losses.get() + 1);
             self.ledger.checker.borrow_mut().lose();
@@ -114,10 +114,10 @@ impl World {
     /// Legs that can answer everything now, and since when. Those without a label do not count: they cannot note anything.
     fn well(&self) -> Vec<(usize, u64)> {
         let Some(description) = self.describe() else { return Vec::new() };
-        let is_well = |site: &&Rc<Site>| {
+        let is_well = |site: &&Rc<ReplicaEnv>| {
             let is_it =
-                |leg: &LegDescription| leg.name == site.name && leg.is_here && leg.standing == Standing::Current;
-            site.line.get() == Line::Up && !site.bare && description.legs.iter().any(is_it)
+                |leg: &LegDescription| leg.name == site.name && leg.is_here && leg.standing == ReplicaState::InSync;
+            site.line.get() == ReplicaLink::Up && !site.bare && description.legs.iter().any(is_it)
         };
         self.sites.borrow().iter().filter(is_well).map(|site| (site.number, site.breaks.get())).collect()
     }
@@ -146,7 +146,7 @@ impl World {
     /// A leg that is current lacks nothing of what the others did without it: it was brought up to date since.
     pub fn forgive_current(&self) {
         for site in self.sites.borrow().iter() {
-            if matches!(self.standing(site), Some((Standing::Current, _))) {
+            if matches!(self.standing(site), Some((ReplicaState::InSync, _))) {
                 self.went_without.borrow_mut()[site.number] = false;
             }
         }
@@ -154,17 +154,18 @@ impl World {
 
     /// Legs that are left behind now, or not members.
     fn left_behind(&self) -> Vec<usize> {
-        let is_left =
-            |site: &&Rc<Site>| !matches!(self.standing(site), Some((Standing::Current | Standing::Rebuilding, _)));
+        let is_left = |site: &&Rc<ReplicaEnv>| {
+            !matches!(self.standing(site), Some((ReplicaState::InSync | ReplicaState::Resyncing, _)))
+        };
         self.sites.borrow().iter().filter(is_left).map(|site| site.number).collect()
     }
 
     /// Whether a request may fail like this although these legs were well when it was asked.
-    fn judge(&self, kind: OperationKind, error: &Error, before: &[(usize, u64)], losses: u64) {
-        let is_planned = match error.failure() {
+    fn judge(&self, kind: RequestKind, error: &Error, before: &[(usize, u64)], losses: u64) {
+        let is_planned = match error.kind() {
             // The client knows which blocks may be unreadable or different.
-            Failure::Integrity(_) | Failure::Miscompare { .. } => return,
-            Failure::Media { .. } if kind == OperationKind::Flush => losses > 0,
+            ErrorKind::Integrity(_) | ErrorKind::Miscompare { .. } => return,
+            ErrorKind::Media { .. } if kind == RequestKind::Flush => losses > 0,
             _ => false,
         };
         let now = self.well();
@@ -176,7 +177,7 @@ impl World {
 
 /// What hosts see: the mirror, watched.
 pub(super) struct Watch {
-    pub world: Rc<World>,
+    pub world: Rc<Harness>,
     pub mirror: Up,
 }
 
@@ -189,13 +190,13 @@ impl Device for Watch {
         self.mirror.abilities()
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         let (kind, before) = (operation.kind(), self.world.well());
         let extents: Vec<Extent> = match &operation {
-            Operation::Write { extent, .. }
-            | Operation::WriteZeroes { extent, .. }
-            | Operation::WriteUncorrectable { extent, .. } => vec![*extent],
-            Operation::Discard { extents } => extents.to_vec(),
+            Request::Write { extent, .. }
+            | Request::WriteZeroes { extent, .. }
+            | Request::WriteUncorrectable { extent, .. } => vec![*extent],
+            Request::Discard { extents } => extents.to_vec(),
             _ => Vec::new(),
         };
         if extents.is_empty() {
@@ -211,7 +212,7 @@ impl Device for Watch {
 
 impl Watch {
     /// Has an operation carried out, and judges whether it may fail as it does.
-    async fn watch(&self, operation: Operation, kind: OperationKind, before: &[(usize, u64)]) -> Outcome {
+    async fn watch(&self, operation: Request, kind: RequestKind, before: &[(usize, u64)]) -> Outcome {
         let outcome = self.mirror.execute(operation).await;
         if let Err(error) = &outcome {
             self.world.judge(kind, error, before, self.world.losses.get());

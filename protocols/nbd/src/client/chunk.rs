@@ -3,8 +3,8 @@
 use sealblock_runtime_memory::Buffer;
 
 use crate::bytes::Fields as Bytes;
-use crate::client::ask::Fields;
-use crate::client::pending::{Pending, Trouble};
+use crate::client::client_request::Fields;
+use crate::client::pending::{Pending, ServerError};
 use crate::client::reply::ChunkHeader;
 use crate::client::session::{Client, Phase, Step};
 use crate::client::violation::{Violation, printable};
@@ -134,7 +134,7 @@ impl Client {
     }
 
     /// The payload was read.
-    fn end_chunk(&mut self, trouble: Option<Trouble>) -> Result<Step, Violation> {
+    fn end_chunk(&mut self, trouble: Option<ServerError>) -> Result<Step, Violation> {
         let most = self.config.limits.errors.max(1);
         let Some((chunk, pending)) = self.current() else { return Ok(Step::Again) };
         let (place, is_last) = (chunk.place, chunk.is_last);
@@ -248,7 +248,7 @@ impl Client {
         if let Some(offset) = offset {
             pending.within(offset, 1)?;
         }
-        self.end_chunk(Some(Trouble { code: ErrorCode::of(number), offset, message }))
+        self.end_chunk(Some(ServerError { code: ErrorCode::of(number), offset, message }))
     }
 }
 

@@ -2,29 +2,29 @@
 
 use crate::bytes::Fields;
 use crate::client::config::{Goal, OPTION_REPLY_DATA_BYTES};
-use crate::client::options::{Listed, ReplyStyle, Told};
+use crate::client::options::{ExportReply, Listed, ReplyStyle};
 use crate::client::session::{Client, Event, Phase, Step};
 use crate::client::violation::{Closed, Refused, Violation};
 use crate::wire::{self, handshake, info, option, rep};
 
 /// What was agreed on so far.
 #[derive(Debug)]
-pub(super) struct Agreed {
+pub(super) struct NegotiationState {
     pub(super) style: ReplyStyle,
     /// How replies call `base:allocation`.
     pub(super) context: Option<u32>,
     listed: Vec<Listed>,
-    told: Told,
+    told: ExportReply,
     /// Replies to the option of the moment.
     replies: usize,
     /// Bytes of all of them.
     bytes: u64,
 }
 
-impl Default for Agreed {
-    fn default() -> Agreed {
-        let (listed, told) = (Vec::new(), Told::default());
-        Agreed { style: ReplyStyle::Simple, context: None, listed, told, replies: 0, bytes: 0 }
+impl Default for NegotiationState {
+    fn default() -> NegotiationState {
+        let (listed, told) = (Vec::new(), ExportReply::default());
+        NegotiationState { style: ReplyStyle::Simple, context: None, listed, told, replies: 0, bytes: 0 }
     }
 }
 

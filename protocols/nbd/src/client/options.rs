@@ -95,14 +95,14 @@ impl Described {
 
 /// What INFO and GO have told so far.
 #[derive(Default, Debug)]
-pub(super) struct Told {
+pub(super) struct ExportReply {
     name: Option<String>,
     description: String,
     export: Option<(u64, u16)>,
     sizes: Sizes,
 }
 
-impl Told {
+impl ExportReply {
     /// Takes one NBD_REP_INFO. What is not known is left alone, as the protocol wants it.
     pub(super) fn take(&mut self, data: &[u8]) -> Option<Result<(), Violation>> {
         let mut fields = Fields(data);
@@ -127,7 +127,7 @@ impl Told {
         let (size_bytes, flags) = self.export.ok_or(Violation::NoSize)?;
         // Flags that say what is not there: chunks were not agreed on.
         let flags = if style == ReplyStyle::Simple { flags & !transmission::SEND_DF } else { flags };
-        let Told { name, description, sizes, .. } = self;
+        let ExportReply { name, description, sizes, .. } = self;
         Ok(Described { name, description, size_bytes, flags, sizes, style, context })
     }
 }

@@ -2,7 +2,7 @@
 
 use sealblock_runtime_memory::Buffer;
 
-use crate::client::ask::Fields;
+use crate::client::client_request::Fields;
 use crate::client::violation::Violation;
 use crate::reply::Run;
 use crate::wire::ErrorCode;
@@ -10,7 +10,7 @@ use crate::wire::ErrorCode;
 /// An error that a server answered.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{code}{}{}", .offset.map(|at| format!(" at byte {at}")).unwrap_or_default(), Text(.message))]
-pub struct Trouble {
+pub struct ServerError {
     /// What it means.
     pub code: ErrorCode,
     /// Where on the export, in bytes, if it says so: within the request.
@@ -45,7 +45,7 @@ pub struct Answered {
     /// What [`crate::client::Client::submit`] gave.
     pub place: usize,
     /// The answer, or errors in the order in which they came: at least one.
-    pub outcome: Result<Answer, Vec<Trouble>>,
+    pub outcome: Result<Answer, Vec<ServerError>>,
 }
 
 /// A request in flight.
@@ -58,7 +58,7 @@ pub(super) struct Pending {
     pieces: Vec<(usize, usize)>,
     data_chunks: usize,
     pub(super) runs: Option<Vec<Run>>,
-    pub(super) troubles: Vec<Trouble>,
+    pub(super) troubles: Vec<ServerError>,
 }
 
 impl Pending {

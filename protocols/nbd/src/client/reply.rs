@@ -3,7 +3,7 @@
 use crate::bytes::Fields;
 use crate::client::chunk::Chunk;
 use crate::client::options::ReplyStyle;
-use crate::client::pending::{Pending, Trouble};
+use crate::client::pending::{Pending, ServerError};
 use crate::client::session::{Client, Event, Phase, Step};
 use crate::client::violation::Violation;
 use crate::wire::{self, ErrorCode, chunk, command};
@@ -46,7 +46,7 @@ impl Client {
         }
         self.input.take(wire::SIMPLE_REPLY_BYTES);
         if error != 0 {
-            let trouble = Trouble { code: ErrorCode::of(error), offset: None, message: String::new() };
+            let trouble = ServerError { code: ErrorCode::of(error), offset: None, message: String::new() };
             return self.finish(place, Some(trouble));
         }
         if kind != command::READ {
@@ -82,7 +82,7 @@ impl Client {
     }
 
     /// The last of a request was read.
-    pub(super) fn finish(&mut self, place: usize, trouble: Option<Trouble>) -> Result<Step, Violation> {
+    pub(super) fn finish(&mut self, place: usize, trouble: Option<ServerError>) -> Result<Step, Violation> {
         self.phase = Phase::Reply;
         let Some(mut pending) = self.settle(place) else { return Ok(Step::Again) };
         pending.troubles.extend(trouble);

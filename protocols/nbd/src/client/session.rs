@@ -2,10 +2,10 @@
 
 use sealblock_runtime_memory::{Buffer, Slice};
 
-use crate::client::ask::{Ask, AskError, Fields};
 use crate::client::chunk::Chunk;
+use crate::client::client_request::{AskError, ClientRequest, Fields};
 use crate::client::config::{Config, Goal};
-use crate::client::negotiate::{Agreed, OptionReply};
+use crate::client::negotiate::{NegotiationState, OptionReply};
 use crate::client::options::{Described, Listed};
 use crate::client::pending::{Answered, Pending};
 use crate::client::violation::Closed;
@@ -54,7 +54,7 @@ pub struct Client {
     pub(super) phase: Phase,
     pub(super) input: Input,
     pub(super) output: Output,
-    pub(super) agreed: Agreed,
+    pub(super) agreed: NegotiationState,
     pub(super) described: Option<Described>,
     /// Requests in flight by place, places that are free, and how many requests there were.
     pub(super) pending: Vec<Option<Pending>>,
@@ -80,7 +80,7 @@ impl Client {
             phase: Phase::Greeting,
             input,
             output,
-            agreed: Agreed::default(),
+            agreed: NegotiationState::default(),
             described: None,
             pending: Vec::new(),
             free: Vec::new(),
@@ -171,7 +171,7 @@ impl Client {
     ///
     /// # Errors
     /// [`AskError`]; nothing is sent then.
-    pub fn submit(&mut self, ask: Ask) -> Result<usize, AskError> {
+    pub fn submit(&mut self, ask: ClientRequest) -> Result<usize, AskError> {
         let described = self.described.as_ref().filter(|_| self.closed.is_none() && self.done.is_none());
         let described = described.ok_or(AskError::NotReady)?;
         ask.check(described, self.config.limits.payload_bytes)?;
@@ -192,7 +192,7 @@ impl Client {
         let cookie = u64::from(self.sent) << 32 | place as u64;
         self.pending[place] = Some(Pending::new(cookie, asked, data));
         self.put_header(asked, cookie, is_extended);
-        if let Ask::Write { data, .. } = ask {
+        if let ClientRequest::Write { data, .. } = ask {
             self.output.data([data]);
         }
         Ok(place)
@@ -207,7 +207,7 @@ impl Client {
         self.output.put(&asked.offset.to_be_bytes());
         match is_extended {
             true => self.output.put(&asked.length.to_be_bytes()),
-            // `Ask::check` has seen that it fits.
+            // `ClientRequest::check` has seen that it fits.
             false => self.output.put(&(asked.length as u32).to_be_bytes()),
         }
     }

@@ -133,20 +133,20 @@ pub enum Refused {
     TlsRequired,
     /// No such export (NBD_REP_ERR_UNKNOWN).
     #[error("the server has no such export{0}")]
-    Unknown(Said),
+    Unknown(ServerText),
     /// Not for this client (NBD_REP_ERR_POLICY).
     #[error("the server does not allow it{0}")]
-    Policy(Said),
+    Policy(ServerText),
     /// It ends (NBD_REP_ERR_SHUTDOWN).
     #[error("the server is shutting down{0}")]
-    Shutdown(Said),
+    Shutdown(ServerText),
     /// It does not know an option that is needed (NBD_REP_ERR_UNSUP).
     #[error("the server does not know option {option}{said}")]
     Unsupported {
         /// The option.
         option: u32,
         /// What it says besides.
-        said: Said,
+        said: ServerText,
     },
     /// Any other error.
     #[error("the server refuses option {option} with error {kind:#x}{said}")]
@@ -156,21 +156,21 @@ pub enum Refused {
         /// The type of the reply.
         kind: u32,
         /// What it says besides.
-        said: Said,
+        said: ServerText,
     },
 }
 
 /// A server's own words, possibly none. Only what can be printed, and not more than 256 characters.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Said(pub(super) String);
+pub struct ServerText(pub(super) String);
 
-impl Said {
-    pub(super) fn new(bytes: &[u8]) -> Said {
-        Said(printable(bytes))
+impl ServerText {
+    pub(super) fn new(bytes: &[u8]) -> ServerText {
+        ServerText(printable(bytes))
     }
 }
 
-impl std::fmt::Display for Said {
+impl std::fmt::Display for ServerText {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if self.0.is_empty() { Ok(()) } else { write!(f, ": {}", self.0) }
     }
@@ -186,7 +186,7 @@ pub(super) fn printable(bytes: &[u8]) -> String {
 impl Refused {
     /// What an error in reply to an option means.
     pub(super) fn of(option: u32, kind: u32, text: &[u8]) -> Refused {
-        let said = Said::new(text);
+        let said = ServerText::new(text);
         match kind {
             rep::ERR_TLS_REQD => crate::tls::demanded(),
             rep::ERR_UNKNOWN => Refused::Unknown(said),

@@ -5,7 +5,7 @@
 
 use sealblock_runtime_memory::{Buffer, Pool};
 
-use crate::client::{Answer, Answered, Ask, Client, Closed, Config, Event, Goal, Limits};
+use crate::client::{Answer, Answered, Client, ClientRequest, Closed, Config, Event, Goal, Limits};
 use crate::wire::{self, info, option, rep};
 
 /// Bytes of the export that [`preamble`] describes.
@@ -22,7 +22,7 @@ const LIMITS: Limits = Limits {
 
 /// What a client saw, and all that it said.
 #[derive(PartialEq, Eq, Debug, Default)]
-pub struct Story {
+pub struct Transcript {
     /// Events in order, as text.
     pub events: Vec<String>,
     /// Bytes that were sent.
@@ -82,14 +82,14 @@ pub fn preamble(style: u8) -> Vec<u8> {
 fn ask_all(client: &mut Client) -> Vec<u64> {
     let (offset, length, fua) = (4096, 4096, true);
     let asks = [
-        Ask::Read { offset, length: 4096, whole: false },
-        Ask::Read { offset: 0, length: 512, whole: true },
-        Ask::Write { offset, data: Buffer::zeroed(512).freeze(), fua },
-        Ask::Flush,
-        Ask::Trim { offset, length, fua },
-        Ask::WriteZeroes { offset, length, fua, no_hole: true, fast: true },
-        Ask::BlockStatus { offset, length, one: false },
-        Ask::BlockStatus { offset, length, one: true },
+        ClientRequest::Read { offset, length: 4096, whole: false },
+        ClientRequest::Read { offset: 0, length: 512, whole: true },
+        ClientRequest::Write { offset, data: Buffer::zeroed(512).freeze(), fua },
+        ClientRequest::Flush,
+        ClientRequest::Trim { offset, length, fua },
+        ClientRequest::WriteZeroes { offset, length, fua, no_hole: true, fast: true },
+        ClientRequest::BlockStatus { offset, length, one: false },
+        ClientRequest::BlockStatus { offset, length, one: true },
     ];
     asks.into_iter()
         .map(|ask| (length_of(&ask), client.submit(ask).is_ok()))
@@ -97,17 +97,17 @@ fn ask_all(client: &mut Client) -> Vec<u64> {
         .collect()
 }
 
-fn length_of(ask: &Ask) -> u64 {
+fn length_of(ask: &ClientRequest) -> u64 {
     match ask {
-        Ask::Read { length, .. } => u64::from(*length),
-        Ask::BlockStatus { length, .. } => *length,
+        ClientRequest::Read { length, .. } => u64::from(*length),
+        ClientRequest::BlockStatus { length, .. } => *length,
         _ => 0,
     }
 }
 
 /// Feeds `pieces` one after the other.
-pub fn play<'a>(client: &mut Client, pieces: impl IntoIterator<Item = &'a [u8]>) -> Story {
-    let (mut story, mut open) = (Story::default(), Vec::new());
+pub fn play<'a>(client: &mut Client, pieces: impl IntoIterator<Item = &'a [u8]>) -> Transcript {
+    let (mut story, mut open) = (Transcript::default(), Vec::new());
     for mut piece in pieces {
         while !piece.is_empty() {
             let Some(mut buffer) = client.receive_buffer() else {
@@ -127,7 +127,7 @@ pub fn play<'a>(client: &mut Client, pieces: impl IntoIterator<Item = &'a [u8]>)
 }
 
 /// Takes events and output until there is neither.
-fn settle(client: &mut Client, story: &mut Story, open: &mut Vec<Option<u64>>) {
+fn settle(client: &mut Client, story: &mut Transcript, open: &mut Vec<Option<u64>>) {
     while let Some(event) = client.next_event() {
         match &event {
             Event::Ready(_) => *open = ask_all(client).into_iter().map(Some).collect(),

@@ -2,14 +2,14 @@
 
 use super::*;
 use crate::client::{Closed, Described, Goal, Refused, ReplyStyle, Sizes, Violation};
-use crate::fuzz::client::{Story, client, greeting, option_reply, play, preamble};
+use crate::fuzz::client::{Transcript, client, greeting, option_reply, play, preamble};
 use crate::wire::{option as o, rep};
 
 fn go() -> Goal {
     Goal::Go("disk".into())
 }
 
-fn hear(goal: Goal, bytes: &[u8]) -> Story {
+fn hear(goal: Goal, bytes: &[u8]) -> Transcript {
     play(&mut client(goal, 8192), [bytes])
 }
 

@@ -2,9 +2,9 @@
 //! 0 in one chunk, a write, a flush, a trim, zeroes, and two block statuses of 4096 bytes at 4096, the second for one run.
 
 use super::*;
-use crate::client::{Ask, Client, Event};
 use crate::client::{AskError, Closed, Goal, Violation};
-use crate::fuzz::client::{Story, client, play, preamble};
+use crate::client::{Client, ClientRequest, Event};
+use crate::fuzz::client::{Transcript, client, play, preamble};
 use crate::wire::chunk as c;
 
 fn cookie(place: u64) -> u64 {
@@ -34,7 +34,7 @@ fn error(place: u64, flags: u16, number: u32, text: &str, offset: Option<u64>) -
     chunk(place, flags, if offset.is_some() { c::ERROR_OFFSET } else { c::ERROR }, payload)
 }
 
-fn hear(style: u8, replies: &[Vec<u8>]) -> Story {
+fn hear(style: u8, replies: &[Vec<u8>]) -> Transcript {
     let bytes = [preamble(style), replies.concat()].concat();
     let mut story = play(&mut client(Goal::Go("disk".into()), 1000), [&bytes[..]]);
     story.events.remove(0);
@@ -195,25 +195,34 @@ fn status_comes_in_runs_that_fit() {
 fn what_a_server_does_not_take_is_not_sent() {
     let mut client: Client = client(Goal::Go("disk".into()), 1000);
     let (offset, length) = (0, 512);
-    assert_eq!(client.submit(Ask::Flush), Err(AskError::NotReady));
+    assert_eq!(client.submit(ClientRequest::Flush), Err(AskError::NotReady));
     let bytes = preamble(0);
     let mut buffer = client.receive_buffer().unwrap();
     buffer[..bytes.len()].copy_from_slice(&bytes);
     client.received(buffer, bytes.len());
     assert!(matches!(client.next_event(), Some(Event::Ready(_))));
     let mut refused = |ask| client.submit(ask).unwrap_err();
-    assert_eq!(refused(Ask::BlockStatus { offset, length, one: false }), AskError::NotOffered("base:allocation"));
-    assert_eq!(refused(Ask::Read { offset, length: 512, whole: true }), AskError::NotOffered("reads in one chunk"));
+    assert_eq!(
+        refused(ClientRequest::BlockStatus { offset, length, one: false }),
+        AskError::NotOffered("base:allocation")
+    );
+    assert_eq!(
+        refused(ClientRequest::Read { offset, length: 512, whole: true }),
+        AskError::NotOffered("reads in one chunk")
+    );
     let size = 1 << 30;
     let past = AskError::Range { offset: size - 1, length: 512, size };
-    assert_eq!(refused(Ask::Read { offset: size - 1, length: 512, whole: false }), past);
-    assert_eq!(refused(Ask::Trim { offset, length: 0, fua: false }), AskError::Range { offset, length: 0, size });
+    assert_eq!(refused(ClientRequest::Read { offset: size - 1, length: 512, whole: false }), past);
+    assert_eq!(
+        refused(ClientRequest::Trim { offset, length: 0, fua: false }),
+        AskError::Range { offset, length: 0, size }
+    );
     let long = AskError::TooLong { length: 8193, most: 8192 };
-    assert_eq!(refused(Ask::Read { offset, length: 8193, whole: false }), long);
+    assert_eq!(refused(ClientRequest::Read { offset, length: 8193, whole: false }), long);
     for _ in 0..8 {
-        assert!(client.submit(Ask::Flush).is_ok());
+        assert!(client.submit(ClientRequest::Flush).is_ok());
     }
-    assert_eq!(client.submit(Ask::Flush), Err(AskError::Full));
+    assert_eq!(client.submit(ClientRequest::Flush), Err(AskError::Full));
     client.disconnect();
-    assert_eq!((client.submit(Ask::Flush), client.in_flight()), (Err(AskError::NotReady), 0));
+    assert_eq!((client.submit(ClientRequest::Flush), client.in_flight()), (Err(AskError::NotReady), 0));
 }

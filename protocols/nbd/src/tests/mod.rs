@@ -8,7 +8,7 @@ mod noise;
 mod pair;
 mod transmission;
 
-use crate::fuzz::{Story, play, server};
+use crate::fuzz::{Transcript, play, server};
 use crate::wire;
 
 /// Big-endian fields one after the other.
@@ -22,7 +22,7 @@ fn option(option: u32, data: &[u8]) -> Vec<u8> {
 }
 
 /// What the server says to these bytes after its greeting, and how it ends.
-fn say(bytes: &[u8]) -> Story {
+fn say(bytes: &[u8]) -> Transcript {
     let mut story = play(&mut server(8192), [bytes]);
     let greeting = story.sent.drain(..18).collect::<Vec<u8>>();
     assert_eq!(greeting, b"NBDMAGICIHAVEOPT\0\x03");

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
 
-use crate::client::{self, Answer, Ask, Client, Goal};
-use crate::{Command, ErrorCode, Event, Export, Failed, Limits, Request, Run, Server, ServerConfig};
+use crate::client::{self, Answer, Client, ClientRequest, Goal};
+use crate::{Command, ErrorCode, ErrorReply, Event, Export, Limits, Request, Run, Server, ServerConfig};
 
 const SIZE: usize = 64 << 10;
 const BLOCK: usize = 512;
@@ -106,7 +106,7 @@ impl Pair {
                     Some(at) => {
                         let before = if at > all.start { good(all.start..at) } else { Vec::new() };
                         let offset = Some(at as u64);
-                        let failed = Failed { code: ErrorCode::Io, offset, message: "bad".into() };
+                        let failed = ErrorReply { code: ErrorCode::Io, offset, message: "bad".into() };
                         self.server.fail(ticket, before, &failed);
                     }
                 }
@@ -137,19 +137,19 @@ fn request() -> impl Strategy<Value = (u8, u64, u64, u8)> {
         .prop_map(move |(kind, first, count, seed)| (kind, first, count.min(blocks - first), seed))
 }
 
-fn ask(kind: u8, first: u64, count: u64, seed: u8) -> Ask {
+fn ask(kind: u8, first: u64, count: u64, seed: u8) -> ClientRequest {
     let (offset, length) = (first * BLOCK as u64, count * BLOCK as u64);
     match kind {
-        0 => Ask::Read { offset, length: length as u32, whole: false },
+        0 => ClientRequest::Read { offset, length: length as u32, whole: false },
         1 => {
             let mut data = Buffer::zeroed(length as usize);
             data.iter_mut().enumerate().for_each(|(i, byte)| *byte = seed ^ i as u8);
-            Ask::Write { offset, data: data.freeze(), fua: seed & 1 == 0 }
+            ClientRequest::Write { offset, data: data.freeze(), fua: seed & 1 == 0 }
         }
-        2 => Ask::WriteZeroes { offset, length, fua: false, no_hole: seed & 1 == 0, fast: false },
-        3 => Ask::BlockStatus { offset, length, one: seed & 1 == 0 },
-        4 => Ask::Cache { offset, length },
-        _ => Ask::Flush,
+        2 => ClientRequest::WriteZeroes { offset, length, fua: false, no_hole: seed & 1 == 0, fast: false },
+        3 => ClientRequest::BlockStatus { offset, length, one: seed & 1 == 0 },
+        4 => ClientRequest::Cache { offset, length },
+        _ => ClientRequest::Flush,
     }
 }
 
@@ -182,7 +182,7 @@ fn one_by_one(mut pair: Pair, requests: &[(u8, u64, u64, u8)], most: usize) -> R
 fn compare(
     pair: &Pair,
     (kind, first, count, seed): (u8, u64, u64, u8),
-    outcome: Result<Answer, Vec<client::Trouble>>,
+    outcome: Result<Answer, Vec<client::ServerError>>,
 ) -> Result<(), TestCaseError> {
     let first_bad = pair.bad.iter().filter(|block| (first..first + count).contains(block)).min();
     match (outcome, first_bad) {

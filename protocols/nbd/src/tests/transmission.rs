@@ -5,7 +5,7 @@ use sealblock_runtime_memory::{Buffer, Slice};
 use super::*;
 use crate::fuzz::preamble;
 use crate::wire::{command as c, flag};
-use crate::{Closed, Event, Failed, Violation};
+use crate::{Closed, ErrorReply, Event, Violation};
 
 const COOKIE: u64 = 0x1122_3344_5566_7788;
 
@@ -17,7 +17,7 @@ fn request(style: u8, flags: u16, kind: u16, offset: u64, length: u64) -> Vec<u8
 }
 
 /// What the server says to a request, after the negotiation.
-fn story(style: u8, bytes: &[u8]) -> Story {
+fn story(style: u8, bytes: &[u8]) -> Transcript {
     let negotiated = play(&mut server(8192), [&preamble(style)[..]]);
     let mut story = play(&mut server(8192), [&[&preamble(style)[..], bytes].concat()[..]]);
     story.sent.drain(..negotiated.sent.len());
@@ -99,7 +99,7 @@ fn offsets_outside_of_the_request_are_not_told() {
     server.transmit(&mut Vec::new());
     server.sent();
     let Some(Event::Request(request)) = server.next_event() else { panic!("a request waits") };
-    let failed = Failed { code: crate::ErrorCode::Io, offset: Some(1024), message: "é".repeat(300) };
+    let failed = ErrorReply { code: crate::ErrorCode::Io, offset: Some(1024), message: "é".repeat(300) };
     server.fail(request.ticket, Vec::new(), &failed);
     let mut out = Vec::new();
     server.transmit(&mut out);

@@ -16,7 +16,7 @@ use super::{MAX_BYTES, MAX_COMMANDS, bit, success};
 use crate::config::ShapeOf;
 use crate::host::{self, Host, HostData};
 use crate::target::{self, CommandData, Target, Token};
-use crate::{BlockShape, HostConfig, Payload, TargetConfig, TransmitLimit};
+use crate::{BlockLayout, HostConfig, Payload, TargetConfig, TransmitLimit};
 
 const WRITE: u8 = 1;
 const READ: u8 = 2;
@@ -82,7 +82,7 @@ fn sides(script: &mut Script<'_>) -> (Host, Target) {
     target.direct_bytes = if bit(choice, 3) { 1 } else { 8192 };
     target.staging_bytes = if bit(choice, 4) { 512 } else { 4096 };
     target.cpda = more >> 4 & 15;
-    target.shape_of = Some(ShapeOf::new(|_| BlockShape::new(512, 8)));
+    target.shape_of = Some(ShapeOf::new(|_| BlockLayout::new(512, 8)));
     let mut host = HostConfig::new(Pool::new(0, usize::MAX));
     host.max_commands = MAX_COMMANDS;
     (host.header_digest, host.data_digest) = (bit(choice, 4), bit(choice, 5));
@@ -152,7 +152,7 @@ impl Pair<'_> {
             1 => (WRITE, HostData::Write(Payload::from(Slice::copy_from(&pattern(number, 0, dwords * 4))))),
             2 => (WRITE, HostData::Write(Payload::from(Slice::copy_from(&pattern(number, 0, 2048))))),
             _ => {
-                let shape = if bit(choice, 2) { BlockShape::new(512, 8) } else { None };
+                let shape = if bit(choice, 2) { BlockLayout::new(512, 8) } else { None };
                 (READ, HostData::Read { buffer: Buffer::zeroed(dwords * 4), shape })
             }
         };
@@ -270,7 +270,7 @@ impl Pair<'_> {
             return;
         }
         if held.left_bytes > 0 && held.command.opcode == WRITE && !bit(choice, 7) {
-            let shape = if bit(choice, 0) { BlockShape::new(512, 0) } else { None };
+            let shape = if bit(choice, 0) { BlockLayout::new(512, 0) } else { None };
             held.fetching = self.target.accept_data(held.token, Buffer::zeroed(held.left_bytes), shape).is_ok();
             return;
         }

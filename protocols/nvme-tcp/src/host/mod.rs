@@ -18,10 +18,10 @@ use sealblock_protocols_nvme::Completion;
 use sealblock_runtime_memory::{Buffer, Slice};
 
 use crate::config::{HostConfig, Negotiated};
+use crate::crcs::{BlockCrcs, BlockLayout};
 use crate::gather::TransmitLimit;
 use crate::payload::Payload;
 use crate::receive::Receiver;
-use crate::sums::{BlockShape, BlockSums};
 use crate::target::Counters;
 use crate::violation::Closed;
 use state::State;
@@ -43,7 +43,7 @@ pub enum HostData {
         /// Where it goes; as long as the data asked for.
         buffer: Buffer,
         /// With a shape, and data digests on, the CRC-32C of each block comes with the data.
-        shape: Option<BlockShape>,
+        shape: Option<BlockLayout>,
     },
 }
 
@@ -72,7 +72,7 @@ pub struct ReadData {
     /// The bytes that came: shorter than the buffer submitted if the controller sent less.
     pub buffer: Buffer,
     /// The CRC-32C of each of its blocks, where a shape was given, data digests are on and the data is whole blocks.
-    pub sums: Option<BlockSums>,
+    pub sums: Option<BlockCrcs>,
     /// A data digest was wrong: the bytes are not to be used.
     pub damaged: bool,
 }

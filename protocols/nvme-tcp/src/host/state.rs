@@ -10,7 +10,7 @@ use super::Event;
 use crate::config::{HostConfig, Negotiated, whole_dwords};
 use crate::gather::Headers;
 use crate::payload::Payload;
-use crate::pdu::{DIGEST_DATA, DIGEST_HEADER, Direction, Frame, IcReq, PduType, Rules, TermReq};
+use crate::pdu::{DIGEST_DATA, DIGEST_HEADER, Direction, Frame, IcReq, PduRules, PduType, TermReq};
 use crate::receive::{Fill, Side, Sink};
 use crate::slab::Slab;
 use crate::target::Counters;
@@ -18,11 +18,11 @@ use crate::violation::{Closed, Violation, clause};
 
 pub(super) struct State {
     pub(super) config: HostConfig,
-    pub(super) incoming: Rules,
-    pub(super) outgoing: Rules,
+    pub(super) incoming: PduRules,
+    pub(super) outgoing: PduRules,
     pub(super) negotiated: Option<Negotiated>,
     pub(super) closed: Option<Closed>,
-    pub(super) slots: Slab<Slot>,
+    pub(super) slots: Slab<CommandState>,
     pub(super) events: VecDeque<Event>,
     pub(super) output: VecDeque<Output>,
     /// Reads on their way that are long enough to be received in place.
@@ -32,7 +32,7 @@ pub(super) struct State {
 }
 
 /// A command in flight.
-pub(super) struct Slot {
+pub(super) struct CommandState {
     pub(super) command: Command,
     /// Whether the capsule has been handed out.
     pub(super) is_sent: bool,
@@ -52,11 +52,11 @@ pub(super) struct Write {
     /// End of the last R2T's range.
     pub(super) solicited: u32,
     /// Ranges of R2Ts that are not wholly handed out, in order.
-    pub(super) asked: SmallVec<[Asked; 1]>,
+    pub(super) asked: SmallVec<[R2tRange; 1]>,
 }
 
 /// What is left of the range of one R2T.
-pub(super) struct Asked {
+pub(super) struct R2tRange {
     pub(super) ttag: u16,
     pub(super) from: u32,
     pub(super) to: u32,
@@ -85,8 +85,8 @@ impl State {
         config.hpda = config.hpda.min(crate::pdu::MAX_ALIGNMENT_CODE);
         config.max_h2c_data_bytes = whole_dwords(config.max_h2c_data_bytes);
         State {
-            incoming: Rules::initial(Direction::ToHost),
-            outgoing: Rules::initial(Direction::ToController),
+            incoming: PduRules::initial(Direction::ToHost),
+            outgoing: PduRules::initial(Direction::ToController),
             negotiated: None,
             closed: None,
             slots: Slab::new(config.max_commands),
@@ -130,7 +130,7 @@ impl State {
 }
 
 impl Side for State {
-    fn rules(&self) -> Rules {
+    fn rules(&self) -> PduRules {
         self.incoming
     }
 

@@ -3,7 +3,7 @@
 use sealblock_protocols_nvme::{Command, DataPointer};
 use smallvec::SmallVec;
 
-use super::state::{Data, Output, Read, Slot, State, Write};
+use super::state::{CommandState, Data, Output, Read, State, Write};
 use super::{Cid, Host, HostData, SubmitError};
 use crate::receive::Fill;
 
@@ -34,7 +34,7 @@ impl State {
         let mut command = command.with_data(pointer);
         // Over Fabrics PSDT is always 01b; FUSE stays as it is.
         command.flags = command.flags & 0x3F | 0x40;
-        let token = self.slots.insert(Slot { command, is_sent: false, data }).ok_or(SubmitError::Full)?;
+        let token = self.slots.insert(CommandState { command, is_sent: false, data }).ok_or(SubmitError::Full)?;
         let cid = self.slots.tag(token);
         if let Some(slot) = self.slots.get_mut(token) {
             slot.command = slot.command.with_cid(cid);

@@ -2,7 +2,7 @@
 
 use zerocopy::FromBytes;
 
-use super::state::{Asked, Data, Output, State};
+use super::state::{Data, Output, R2tRange, State};
 use crate::pdu::{CCCID_AT, R2T};
 use crate::violation::{Violation, clause};
 
@@ -31,7 +31,7 @@ impl State {
             return Err(Violation::limit(clause::H2C, "more R2Ts outstanding than MAXR2T"));
         }
         write.solicited = end as u32;
-        write.asked.push(Asked { ttag: pdu.ttag.get(), from: offset, to: end as u32 });
+        write.asked.push(R2tRange { ttag: pdu.ttag.get(), from: offset, to: end as u32 });
         if write.asked.len() == 1 {
             self.output.push_back(Output::Data(token));
         }

@@ -3,7 +3,7 @@
 use sealblock_protocols_nvme::{Command, Completion};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{CommonHeader, PduType, Rules};
+use super::{CommonHeader, PduRules, PduType};
 
 /// Command Capsule (NVMe/TCP 3.6.2.6); in-capsule data may follow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -20,7 +20,7 @@ impl CapsuleCmd {
     pub const CID_AT: u32 = 10;
 
     /// A capsule with `data_bytes` of in-capsule data.
-    pub fn new(rules: &Rules, command: Command, data_bytes: u32) -> CapsuleCmd {
+    pub fn new(rules: &PduRules, command: Command, data_bytes: u32) -> CapsuleCmd {
         CapsuleCmd { common: CommonHeader::new(PduType::CapsuleCmd, rules, 0, data_bytes), command }
     }
 }
@@ -40,7 +40,7 @@ impl CapsuleResp {
     pub const CID_AT: u32 = 20;
 
     /// A capsule.
-    pub fn new(rules: &Rules, completion: Completion) -> CapsuleResp {
+    pub fn new(rules: &PduRules, completion: Completion) -> CapsuleResp {
         CapsuleResp { common: CommonHeader::new(PduType::CapsuleResp, rules, 0, 0), completion }
     }
 }

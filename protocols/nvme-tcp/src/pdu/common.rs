@@ -114,7 +114,7 @@ impl CommonHeader {
     pub const BYTES: usize = 8;
 
     /// The header of a PDU of `kind` that carries `data_bytes` bytes of data, under the rules of its direction.
-    pub fn new(kind: PduType, rules: &Rules, more_flags: u8, data_bytes: u32) -> CommonHeader {
+    pub fn new(kind: PduType, rules: &PduRules, more_flags: u8, data_bytes: u32) -> CommonHeader {
         let digests = kind.has_digests();
         let header_digest = digests && rules.header_digest;
         let data_digest = digests && rules.data_digest && data_bytes > 0;
@@ -134,7 +134,7 @@ impl CommonHeader {
 
 /// What was agreed on for the PDUs of one direction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Rules {
+pub struct PduRules {
     /// The direction.
     pub direction: Direction,
     /// Whether PDUs carry header digests.
@@ -145,10 +145,10 @@ pub struct Rules {
     pub alignment_bytes: u8,
 }
 
-impl Rules {
+impl PduRules {
     /// The rules before anything is agreed on.
-    pub const fn initial(direction: Direction) -> Rules {
-        Rules { direction, header_digest: false, data_digest: false, alignment_bytes: 4 }
+    pub const fn initial(direction: Direction) -> PduRules {
+        PduRules { direction, header_digest: false, data_digest: false, alignment_bytes: 4 }
     }
 
     /// Bytes of the header of `kind` and of its digest, if it has one.
@@ -182,7 +182,7 @@ pub struct Frame {
 }
 
 /// Checks as much of a common header as is needed to know where the header ends: type, direction and HLEN.
-pub fn begin(header: &CommonHeader, rules: &Rules) -> Result<PduType, Violation> {
+pub fn begin(header: &CommonHeader, rules: &PduRules) -> Result<PduType, Violation> {
     let Some(kind) = PduType::from_opcode(header.pdu_type) else {
         return Err(Violation::field(0, clause::TRANSFER_MODEL, "no PDU type has this opcode"));
     };
@@ -197,7 +197,7 @@ pub fn begin(header: &CommonHeader, rules: &Rules) -> Result<PduType, Violation>
 
 /// Checks flags, PDO and PLEN against the rules, and says what follows the header. The header digest must have been
 /// checked before.
-pub fn frame(header: &CommonHeader, kind: PduType, rules: &Rules) -> Result<Frame, Violation> {
+pub fn frame(header: &CommonHeader, kind: PduType, rules: &PduRules) -> Result<Frame, Violation> {
     let has_header_digest = header.flags & flags::HEADER_DIGEST != 0;
     if kind.has_digests() && has_header_digest != rules.header_digest {
         return Err(Violation::field(1, clause::DIGESTS, "HDGSTF is not what was agreed on"));
@@ -217,7 +217,7 @@ pub fn frame(header: &CommonHeader, kind: PduType, rules: &Rules) -> Result<Fram
     }
 }
 
-fn data_frame(header: &CommonHeader, kind: PduType, rules: &Rules, plen_bytes: usize) -> Result<Frame, Violation> {
+fn data_frame(header: &CommonHeader, kind: PduType, rules: &PduRules, plen_bytes: usize) -> Result<Frame, Violation> {
     let head_bytes = rules.header_with_digest(kind);
     let clause = match kind {
         PduType::CapsuleCmd => clause::CAPSULE_CMD,

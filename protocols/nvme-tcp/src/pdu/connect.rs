@@ -3,7 +3,7 @@
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{CommonHeader, Direction, PduType, Rules};
+use super::{CommonHeader, Direction, PduRules, PduType};
 use crate::violation::{Violation, clause};
 
 /// HDGST_ENABLE of the field DGST.
@@ -41,7 +41,7 @@ pub struct IcReq {
 impl IcReq {
     /// A request; `maxr2t` is 0's based as on the wire.
     pub fn new(hpda: u8, digests: u8, maxr2t: u32) -> IcReq {
-        let common = CommonHeader::new(PduType::IcReq, &Rules::initial(Direction::ToController), 0, 0);
+        let common = CommonHeader::new(PduType::IcReq, &PduRules::initial(Direction::ToController), 0, 0);
         IcReq { common, pfv: U16::ZERO, hpda, digests, maxr2t: U32::new(maxr2t), reserved: [0; 112] }
     }
 
@@ -78,7 +78,7 @@ pub struct IcResp {
 impl IcResp {
     /// A response.
     pub fn new(cpda: u8, digests: u8, maxh2cdata_bytes: u32) -> IcResp {
-        let common = CommonHeader::new(PduType::IcResp, &Rules::initial(Direction::ToHost), 0, 0);
+        let common = CommonHeader::new(PduType::IcResp, &PduRules::initial(Direction::ToHost), 0, 0);
         let maxh2cdata_bytes = U32::new(maxh2cdata_bytes);
         IcResp { common, pfv: U16::ZERO, cpda, digests, maxh2cdata_bytes, reserved: [0; 112] }
     }

@@ -3,7 +3,7 @@
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{CommonHeader, Frame, PduType, Rules, flags};
+use super::{CommonHeader, Frame, PduRules, PduType, flags};
 use crate::violation::{Violation, clause};
 
 macro_rules! transfer_header {
@@ -91,7 +91,7 @@ fn check_length(length: u32, frame: &Frame, clause: &'static str) -> Result<(), 
 
 impl H2CData {
     /// A header for `datal` bytes of data at `datao`.
-    pub fn new(rules: &Rules, last: bool, cccid: u16, ttag: u16, datao: u32, datal: u32) -> H2CData {
+    pub fn new(rules: &PduRules, last: bool, cccid: u16, ttag: u16, datao: u32, datal: u32) -> H2CData {
         let more_flags = if last { flags::LAST } else { 0 };
         H2CData {
             common: CommonHeader::new(PduType::H2CData, rules, more_flags, datal),
@@ -117,7 +117,7 @@ impl H2CData {
 
 impl C2HData {
     /// A header for `datal` bytes of data at `datao`; `more_flags` of [`flags::LAST`] and [`flags::SUCCESS`].
-    pub fn new(rules: &Rules, more_flags: u8, cccid: u16, datao: u32, datal: u32) -> C2HData {
+    pub fn new(rules: &PduRules, more_flags: u8, cccid: u16, datao: u32, datal: u32) -> C2HData {
         C2HData {
             common: CommonHeader::new(PduType::C2HData, rules, more_flags, datal),
             cccid: U16::new(cccid),
@@ -150,7 +150,7 @@ impl C2HData {
 
 impl R2T {
     /// A request for `r2tl` bytes at `r2to`.
-    pub fn new(rules: &Rules, cccid: u16, ttag: u16, r2to: u32, r2tl: u32) -> R2T {
+    pub fn new(rules: &PduRules, cccid: u16, ttag: u16, r2to: u32, r2tl: u32) -> R2T {
         R2T {
             common: CommonHeader::new(PduType::R2T, rules, 0, 0),
             cccid: U16::new(cccid),

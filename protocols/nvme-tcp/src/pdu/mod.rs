@@ -12,7 +12,7 @@ mod data;
 mod terminate;
 
 pub use capsule::{CapsuleCmd, CapsuleResp};
-pub use common::{CommonHeader, Direction, Frame, PduType, Rules, begin, flags, frame};
+pub use common::{CommonHeader, Direction, Frame, PduRules, PduType, begin, flags, frame};
 pub use connect::{
     DIGEST_DATA, DIGEST_HEADER, IcReq, IcResp, MAX_ALIGNMENT_CODE, MIN_MAXH2CDATA_BYTES, alignment_bytes,
 };

@@ -3,7 +3,7 @@
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{CommonHeader, Direction, PduType, Rules};
+use super::{CommonHeader, Direction, PduRules, PduType};
 use crate::violation::Violation;
 
 /// The longest termination request, in bytes: its header and 128 bytes of data.
@@ -32,7 +32,7 @@ impl TermReq {
             Direction::ToController => PduType::H2CTermReq,
             Direction::ToHost => PduType::C2HTermReq,
         };
-        let mut common = CommonHeader::new(kind, &Rules::initial(direction), 0, data_bytes as u32);
+        let mut common = CommonHeader::new(kind, &PduRules::initial(direction), 0, data_bytes as u32);
         // PDO is reserved here, though there are data.
         common.pdo = 0;
         let (fes, fei) = (U16::new(violation.fes as u16), U32::new(violation.fei));

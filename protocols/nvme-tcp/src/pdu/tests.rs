@@ -6,10 +6,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::*;
 use crate::violation::{FatalErrorStatus, Violation};
 
-const TO_CONTROLLER: Rules =
-    Rules { direction: Direction::ToController, header_digest: true, data_digest: true, alignment_bytes: 64 };
-const TO_HOST: Rules =
-    Rules { direction: Direction::ToHost, header_digest: true, data_digest: true, alignment_bytes: 16 };
+const TO_CONTROLLER: PduRules =
+    PduRules { direction: Direction::ToController, header_digest: true, data_digest: true, alignment_bytes: 64 };
+const TO_HOST: PduRules =
+    PduRules { direction: Direction::ToHost, header_digest: true, data_digest: true, alignment_bytes: 16 };
 
 /// Hexadecimal digits, spaces between; `*` stands for zeroes up to `len` bytes.
 fn hex(text: &str, len: usize) -> Vec<u8> {
@@ -19,7 +19,7 @@ fn hex(text: &str, len: usize) -> Vec<u8> {
     bytes
 }
 
-fn holds<T>(pdu: T, bytes: Vec<u8>, rules: &Rules, expected: Frame)
+fn holds<T>(pdu: T, bytes: Vec<u8>, rules: &PduRules, expected: Frame)
 where
     T: FromBytes + IntoBytes + Immutable + KnownLayout + PartialEq + std::fmt::Debug,
 {
@@ -34,13 +34,18 @@ where
 #[test]
 fn icreq() {
     let bytes = hex("00 00 80 00 80 00 00 00  00 00 03 02 04 03 02 01 *", 128);
-    holds(IcReq::new(3, DIGEST_DATA, 0x0102_0304), bytes, &Rules::initial(Direction::ToController), Frame::default());
+    holds(
+        IcReq::new(3, DIGEST_DATA, 0x0102_0304),
+        bytes,
+        &PduRules::initial(Direction::ToController),
+        Frame::default(),
+    );
 }
 
 #[test]
 fn icresp() {
     let bytes = hex("01 00 80 00 80 00 00 00  00 00 0f 01 00 00 02 00 *", 128);
-    holds(IcResp::new(15, DIGEST_HEADER, 0x2_0000), bytes, &Rules::initial(Direction::ToHost), Frame::default());
+    holds(IcResp::new(15, DIGEST_HEADER, 0x2_0000), bytes, &PduRules::initial(Direction::ToHost), Frame::default());
 }
 
 #[test]
@@ -94,7 +99,7 @@ fn data_and_r2t() {
 fn the_specifications_examples_of_padding() {
     // Clause 3.3: CPDA 0Fh pads H2CData by 40 bytes, HPDA 03h pads C2HData by 8, both without header digest.
     let offset = |direction, code, kind| {
-        Rules { alignment_bytes: alignment_bytes(code), ..Rules::initial(direction) }.data_offset(kind) - 24
+        PduRules { alignment_bytes: alignment_bytes(code), ..PduRules::initial(direction) }.data_offset(kind) - 24
     };
     assert_eq!(offset(Direction::ToController, 0x0F, PduType::H2CData), 40);
     assert_eq!(offset(Direction::ToHost, 0x03, PduType::C2HData), 8);

@@ -6,9 +6,9 @@ use zerocopy::little_endian::U16;
 
 use super::state::{Outgoing, Output, Stage, State, Transfer};
 use super::{CallError, Target, Token};
+use crate::crcs::BlockLayout;
 use crate::payload::Payload;
 use crate::receive::Fill;
-use crate::sums::BlockShape;
 
 impl Target {
     /// Fetches the data of a command with [`CommandData::Transport`](super::CommandData::Transport) into `buffer`,
@@ -21,7 +21,7 @@ impl Target {
         &mut self,
         token: Token,
         buffer: Buffer,
-        shape: Option<BlockShape>,
+        shape: Option<BlockLayout>,
     ) -> Result<(), (CallError, Buffer)> {
         match self.state.check_accept(token, &buffer) {
             Ok(()) => self.state.accept(token, buffer, shape),
@@ -76,7 +76,7 @@ impl State {
         if self.has_room(buffer.len()) { Ok(()) } else { Err(CallError::OverLimit) }
     }
 
-    fn accept(&mut self, Token(token): Token, buffer: Buffer, shape: Option<BlockShape>) {
+    fn accept(&mut self, Token(token): Token, buffer: Buffer, shape: Option<BlockLayout>) {
         let place = usize::from(token as u16);
         if self.transfers.len() <= place {
             self.transfers.resize_with(place + 1, Transfer::default);

@@ -19,9 +19,9 @@ use sealblock_protocols_nvme::{Command, SglError, StatusCode};
 use sealblock_runtime_memory::{Buffer, Slice};
 
 use crate::config::{Negotiated, TargetConfig};
+use crate::crcs::BlockCrcs;
 use crate::gather::TransmitLimit;
 use crate::receive::{ReceiveCounters, Receiver};
-use crate::sums::BlockSums;
 use crate::violation::Closed;
 use state::State;
 
@@ -67,7 +67,7 @@ pub struct Received {
     /// The data.
     pub buffer: Buffer,
     /// The CRC-32C of each of its blocks, where a shape was given, data digests are on and the data is whole blocks.
-    pub sums: Option<BlockSums>,
+    pub sums: Option<BlockCrcs>,
 }
 
 /// What a capsule says of its command's data.

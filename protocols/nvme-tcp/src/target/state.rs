@@ -10,7 +10,7 @@ use super::{Counters, Event};
 use crate::config::{Negotiated, TargetConfig, whole_dwords};
 use crate::gather::Headers;
 use crate::payload::Payload;
-use crate::pdu::{Direction, Frame, IcResp, PduType, Rules, TermReq};
+use crate::pdu::{Direction, Frame, IcResp, PduRules, PduType, TermReq};
 use crate::receive::{Fill, Side, Sink};
 use crate::slab::Slab;
 use crate::tags::TagSet;
@@ -18,8 +18,8 @@ use crate::violation::Closed;
 
 pub(super) struct State {
     pub(super) config: TargetConfig,
-    pub(super) incoming: Rules,
-    pub(super) outgoing: Rules,
+    pub(super) incoming: PduRules,
+    pub(super) outgoing: PduRules,
     pub(super) negotiated: Option<Negotiated>,
     pub(super) closed: Option<Closed>,
     pub(super) success_flag: bool,
@@ -101,8 +101,8 @@ impl State {
         config.max_r2t_bytes = whole_dwords(config.max_r2t_bytes);
         config.max_c2h_data_bytes = whole_dwords(config.max_c2h_data_bytes);
         State {
-            incoming: Rules::initial(Direction::ToController),
-            outgoing: Rules::initial(Direction::ToHost),
+            incoming: PduRules::initial(Direction::ToController),
+            outgoing: PduRules::initial(Direction::ToHost),
             negotiated: None,
             closed: None,
             success_flag: false,
@@ -161,7 +161,7 @@ impl State {
 }
 
 impl Side for State {
-    fn rules(&self) -> Rules {
+    fn rules(&self) -> PduRules {
         self.incoming
     }
 

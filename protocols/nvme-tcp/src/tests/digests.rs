@@ -8,13 +8,13 @@ use zerocopy::IntoBytes;
 use super::pair::{Pair, READ, WRITE};
 use super::wire::{Prey, TO_CONTROLLER, TO_HOST, Victim, command, pdu, pool};
 use crate::host::{self, HostData};
-use crate::pdu::{C2HData, CapsuleCmd, CapsuleResp, H2CData, Rules, flags};
+use crate::pdu::{C2HData, CapsuleCmd, CapsuleResp, H2CData, PduRules, flags};
 use crate::target::{CommandData, DataError, Event};
-use crate::{BlockShape, BlockSums, HostConfig, Payload, TargetConfig};
+use crate::{BlockCrcs, BlockLayout, HostConfig, Payload, TargetConfig};
 
 const DATA_DIGEST: u8 = 2;
-const H2C: Rules = Rules { data_digest: true, ..TO_CONTROLLER };
-const C2H: Rules = Rules { data_digest: true, ..TO_HOST };
+const H2C: PduRules = PduRules { data_digest: true, ..TO_CONTROLLER };
+const C2H: PduRules = PduRules { data_digest: true, ..TO_HOST };
 
 /// A PDU with data and its digest, in which `flip` changes one bit of the data.
 fn digested(header: &(impl IntoBytes + zerocopy::Immutable), data: &[u8], flip: bool) -> Vec<u8> {
@@ -105,13 +105,13 @@ fn less_data_than_asked_for_shortens_the_buffer() {
     }
 }
 
-fn sums_of(shape: &BlockShape, data: &[u8]) -> BlockSums {
+fn sums_of(shape: &BlockLayout, data: &[u8]) -> BlockCrcs {
     let crc = |block: &[u8]| guard::crc32c(&block[..shape.data_bytes()]);
-    BlockSums { shape: shape.clone(), guards: data.chunks(shape.stride_bytes()).map(crc).collect() }
+    BlockCrcs { shape: shape.clone(), guards: data.chunks(shape.stride_bytes()).map(crc).collect() }
 }
 
 /// A pair with all digests and with sums both ways, whose PDUs cut the blocks.
-fn pair_with_sums(shape: &BlockShape) -> Pair {
+fn pair_with_sums(shape: &BlockLayout) -> Pair {
     let mut host = HostConfig::new(pool());
     (host.header_digest, host.data_digest) = (true, true);
     let mut target = TargetConfig::new(pool());
@@ -129,7 +129,7 @@ fn pair_with_sums(shape: &BlockShape) -> Pair {
 #[test]
 fn each_byte_is_summed_once_at_each_end() {
     for metadata_bytes in [0_usize, 16] {
-        let shape = BlockShape::new(4096, metadata_bytes).unwrap();
+        let shape = BlockLayout::new(4096, metadata_bytes).unwrap();
         let mut pair = pair_with_sums(&shape);
         let data: Vec<u8> = (0..32 * shape.stride_bytes()).map(|i| (i * 13 + i / 4096) as u8).collect();
         let payload = Payload::from(Slice::copy_from(&data)).with_sums(sums_of(&shape, &data));
@@ -164,7 +164,7 @@ fn each_byte_is_summed_once_at_each_end() {
 
 #[test]
 fn wrong_sums_are_seen_as_a_wrong_digest() {
-    let shape = BlockShape::new(4096, 0).unwrap();
+    let shape = BlockLayout::new(4096, 0).unwrap();
     let mut host = HostConfig::new(pool());
     host.data_digest = true;
     let mut pair = Pair::new(host, TargetConfig::new(pool()), &[1 << 20]);

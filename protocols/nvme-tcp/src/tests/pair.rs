@@ -7,7 +7,7 @@ use sealblock_runtime_memory::{Buffer, Slice};
 
 use crate::host::{self, Host};
 use crate::target::{self, CommandData, Target, Token};
-use crate::{BlockShape, HostConfig, Payload, TargetConfig, TransmitLimit};
+use crate::{BlockLayout, HostConfig, Payload, TargetConfig, TransmitLimit};
 
 pub(super) const WRITE: u8 = 0x01;
 pub(super) const READ: u8 = 0x02;
@@ -43,7 +43,7 @@ pub(super) struct Pair {
     to_host: Pipe,
     pub(super) disk: Vec<u8>,
     /// How the export sees the data.
-    pub(super) shape: Option<BlockShape>,
+    pub(super) shape: Option<BlockLayout>,
     /// Whether reads go out with the sums of their blocks.
     pub(super) send_sums: bool,
     /// Commands answered only now and then, in an order that is not theirs.
@@ -189,7 +189,7 @@ impl Pair {
                     let whole = len.is_multiple_of(shape.stride_bytes());
                     let guards =
                         if whole { data.chunks(shape.stride_bytes()).map(crc).collect() } else { Default::default() };
-                    payload = payload.with_sums(crate::BlockSums { shape, guards });
+                    payload = payload.with_sums(crate::BlockCrcs { shape, guards });
                 }
                 self.target.send_data(token, payload, Some(Completion::new(0, Status::SUCCESS, 0))).unwrap();
             }

@@ -8,7 +8,7 @@ use sealblock_runtime_memory::{Buffer, Pool, Slice};
 
 use super::pair::{Pair, READ, WRITE};
 use crate::host::{Cid, Event, HostData};
-use crate::{BlockShape, HostConfig, Payload, TargetConfig, TransmitLimit, target};
+use crate::{BlockLayout, HostConfig, Payload, TargetConfig, TransmitLimit, target};
 
 fn pool() -> Pool {
     Pool::new(0, usize::MAX)
@@ -107,7 +107,7 @@ proptest! {
     ) {
         let mut pair = Pair::new(host, target, &pieces);
         (pair.reorder, pair.send_sums) = (reorder, send_sums);
-        pair.shape = BlockShape::new(512, 0).filter(|_| shaped);
+        pair.shape = BlockLayout::new(512, 0).filter(|_| shaped);
         pair.limit = TransmitLimit { bytes: limit_bytes, slices: 64 };
         pair.target.set_success_flag(success_flag);
         let (mut at, mut written) = (0, Vec::new());

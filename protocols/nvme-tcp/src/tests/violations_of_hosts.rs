@@ -238,7 +238,7 @@ fn data_before_its_r2t_has_left() {
 #[test]
 fn header_digests() {
     let make = || Victim::connected(config(), 1);
-    let rules = crate::pdu::Rules { header_digest: true, ..TO_CONTROLLER };
+    let rules = crate::pdu::PduRules { header_digest: true, ..TO_CONTROLLER };
     let header = CapsuleCmd::new(&rules, command(0, 1, DataPointer::None), 0);
     let digest = sealblock_integrity::guard::crc32c(header.as_bytes());
     let good = pdu(&header, &digest.to_le_bytes());

@@ -5,7 +5,7 @@ use zerocopy::IntoBytes;
 
 use super::wire::{Prey, TO_CONTROLLER, TO_HOST, Term, pdu, pool};
 use crate::HostConfig;
-use crate::pdu::{C2HData, CapsuleCmd, CapsuleResp, IcResp, R2T, Rules, TermReq, flags};
+use crate::pdu::{C2HData, CapsuleCmd, CapsuleResp, IcResp, PduRules, R2T, TermReq, flags};
 use crate::violation::{Closed, Violation};
 
 const FIELD: u16 = 1;
@@ -180,7 +180,7 @@ fn header_digests() {
         prey.read(4096);
         prey
     };
-    let rules = Rules { header_digest: true, ..TO_HOST };
+    let rules = PduRules { header_digest: true, ..TO_HOST };
     let header = CapsuleResp::new(&rules, Completion::new(0, Status::SUCCESS, 0));
     let digest = sealblock_integrity::guard::crc32c(header.as_bytes());
     let good = pdu(&header, &digest.to_le_bytes());

@@ -5,12 +5,12 @@ use sealblock_runtime_memory::{Buffer, Pool, Slice};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::host::{Host, HostData};
-use crate::pdu::{CapsuleCmd, Direction, IcReq, IcResp, Rules, TermReq};
+use crate::pdu::{CapsuleCmd, Direction, IcReq, IcResp, PduRules, TermReq};
 use crate::target::{self, Target};
 use crate::{HostConfig, Payload, TargetConfig, TransmitLimit};
 
-pub(super) const TO_CONTROLLER: Rules = Rules::initial(Direction::ToController);
-pub(super) const TO_HOST: Rules = Rules::initial(Direction::ToHost);
+pub(super) const TO_CONTROLLER: PduRules = PduRules::initial(Direction::ToController);
+pub(super) const TO_HOST: PduRules = PduRules::initial(Direction::ToHost);
 
 pub(super) fn pool() -> Pool {
     Pool::new(0, usize::MAX)

@@ -91,7 +91,7 @@ pub struct DamageLog {
 
 /// Why bytes are not this page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum NotDamageLog {
+pub enum DamageLogError {
     /// It ends before its last entry.
     #[error(transparent)]
     TooShort(#[from] TooShort),
@@ -121,15 +121,15 @@ impl DamageHeader {
     pub const VERSION: u16 = 1;
 
     /// The head in the first 32 bytes of a page, once signature and version are known to fit.
-    pub fn read(page: &[u8]) -> Result<DamageHeader, NotDamageLog> {
+    pub fn read(page: &[u8]) -> Result<DamageHeader, DamageLogError> {
         let head = DamageHeader::decode(page)?;
         if head.signature != DamageHeader::SIGNATURE {
-            return Err(NotDamageLog::Signature);
+            return Err(DamageLogError::Signature);
         }
         let (version, entry_bytes) = (head.version, head.entry_bytes);
         if version != DamageHeader::VERSION || usize::from(entry_bytes) < RawDamageEntry::BYTES || entry_bytes % 4 != 0
         {
-            return Err(NotDamageLog::Version { version, entry_bytes });
+            return Err(DamageLogError::Version { version, entry_bytes });
         }
         Ok(head)
     }
@@ -158,7 +158,7 @@ impl DamageEntry {
     }
 
     /// The entry in the first 32 bytes of `from`.
-    pub fn decode(from: &[u8]) -> Result<DamageEntry, NotDamageLog> {
+    pub fn decode(from: &[u8]) -> Result<DamageEntry, DamageLogError> {
         let raw = RawDamageEntry::decode(from)?;
         let field = match raw.field {
             0 => None,
@@ -166,7 +166,7 @@ impl DamageEntry {
             2 => Some(TagField::AppTag),
             3 => Some(TagField::RefTag),
             4 => Some(TagField::StorageTag),
-            code => return Err(NotDamageLog::Field { code }),
+            code => return Err(DamageLogError::Field { code }),
         };
         Ok(DamageEntry {
             lba: Lba::new(raw.lba),
@@ -197,8 +197,8 @@ impl DamageLog {
     /// The page that was read, all of it; bytes behind its last entry are left alone.
     ///
     /// # Errors
-    /// [`NotDamageLog`] if it is another vendor's page, another version, cut short, or names an unknown field.
-    pub fn decode(page: &[u8]) -> Result<DamageLog, NotDamageLog> {
+    /// [`DamageLogError`] if it is another vendor's page, another version, cut short, or names an unknown field.
+    pub fn decode(page: &[u8]) -> Result<DamageLog, DamageLogError> {
         let head = DamageHeader::read(page)?;
         let needed = usize::try_from(head.length_bytes()).unwrap_or(usize::MAX);
         let short = TooShort { structure: "DamageLog", needed, got: page.len() };
@@ -264,12 +264,12 @@ mod tests {
             page[at] = byte;
             DamageLog::decode(&page)
         };
-        assert_eq!(changed(0, b'X'), Err(NotDamageLog::Signature));
-        assert_eq!(changed(8, 2), Err(NotDamageLog::Version { version: 2, entry_bytes: 32 }));
-        assert_eq!(changed(20, 28), Err(NotDamageLog::Version { version: 1, entry_bytes: 28 }));
-        assert_eq!(changed(56, 5), Err(NotDamageLog::Field { code: 5 }));
-        assert!(matches!(changed(19, 0xFF), Err(NotDamageLog::TooShort(_))));
-        assert!(matches!(DamageLog::decode(&page[..95]), Err(NotDamageLog::TooShort(_))));
+        assert_eq!(changed(0, b'X'), Err(DamageLogError::Signature));
+        assert_eq!(changed(8, 2), Err(DamageLogError::Version { version: 2, entry_bytes: 32 }));
+        assert_eq!(changed(20, 28), Err(DamageLogError::Version { version: 1, entry_bytes: 28 }));
+        assert_eq!(changed(56, 5), Err(DamageLogError::Field { code: 5 }));
+        assert!(matches!(changed(19, 0xFF), Err(DamageLogError::TooShort(_))));
+        assert!(matches!(DamageLog::decode(&page[..95]), Err(DamageLogError::TooShort(_))));
     }
 
     proptest! {

@@ -11,7 +11,7 @@ mod health;
 mod lba_status;
 
 pub use ana::{AnaGroup, AnaLog, AnaState};
-pub use damage::{DamageEntry, DamageEntryFlags, DamageFlags, DamageHeader, DamageLog, NotDamageLog, RawDamageEntry};
+pub use damage::{DamageEntry, DamageEntryFlags, DamageFlags, DamageHeader, DamageLog, DamageLogError, RawDamageEntry};
 pub use discovery::{
     AddressFamily, DiscoveryEntry, DiscoveryFlags, DiscoveryHeader, DiscoveryLog, SecurityType, SubsystemType,
     TransportType,

@@ -92,13 +92,13 @@ impl ProtectionInfo {
                 .contains(Prchk::APPLICATION_TAG)
                 .then_some(Masked { expected: self.lbat, mask: self.lbatm }),
             storage_tag: (self.stc && has_storage_tag).then_some(Masked { expected, mask }),
-            first_ref: self.prchk.contains(Prchk::REFERENCE_TAG).then(|| self.reference_tag(format)),
+            initial_ref_tag: self.prchk.contains(Prchk::REFERENCE_TAG).then(|| self.reference_tag(format)),
         }
     }
 
     /// What is put beside the guard when PRACT inserts protection information.
     pub fn tags(&self, format: PiFormat) -> Tags {
-        Tags { app_tag: self.lbat, storage_tag: self.storage_tag(format), first_ref: self.reference_tag(format) }
+        Tags { app_tag: self.lbat, storage_tag: self.storage_tag(format), initial_ref_tag: self.reference_tag(format) }
     }
 
     /// Whether the fields fit the format: Type 1 wants a checked reference tag to be the low bits of the address, and
@@ -227,10 +227,10 @@ mod tests {
                 guard: true,
                 app_tag: Some(Masked { expected: 5, mask: 0xFF }),
                 storage_tag: Some(Masked { expected: 7, mask: 0xFF0F }),
-                first_ref: Some(11),
+                initial_ref_tag: Some(11),
             }
         );
-        assert_eq!(info.tags(format), Tags { app_tag: 5, storage_tag: 7, first_ref: 11 });
+        assert_eq!(info.tags(format), Tags { app_tag: 5, storage_tag: 7, initial_ref_tag: 11 });
     }
 
     #[test]

@@ -7,11 +7,11 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::rc::Rc;
 
-use crate::{Bell, Homed, Post};
+use crate::{CoreAddress, CoreLocal, Notify};
 
 /// Where somebody listens.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Address {
+pub struct HostPort {
     /// A name, an IPv4 address, or an IPv6 address (brackets are allowed). Names are looked up on a thread of their own.
     pub host: String,
     /// The TCP port.
@@ -22,13 +22,13 @@ pub struct Address {
 #[derive(Default)]
 struct Desk {
     found: Cell<Option<io::Result<Vec<SocketAddr>>>>,
-    bell: Bell,
+    bell: Notify,
 }
 
-impl Address {
+impl HostPort {
     /// The address of this host and port.
-    pub fn new(host: impl Into<String>, port: u16) -> Address {
-        Address { host: host.into(), port }
+    pub fn new(host: impl Into<String>, port: u16) -> HostPort {
+        HostPort { host: host.into(), port }
     }
 
     /// The host without brackets.
@@ -50,7 +50,7 @@ impl Address {
             return Ok(vec![SocketAddr::new(literal, port)]);
         }
         let desk = Rc::new(Desk::default());
-        let (theirs, home) = (Homed::new(Rc::clone(&desk)), Post::here());
+        let (theirs, home) = (CoreLocal::new(Rc::clone(&desk)), CoreAddress::here());
         // Scoped IPv6 addresses (with %) are literals that only the system's resolver reads.
         std::thread::Builder::new().name("resolve".to_owned()).spawn(move || {
             let found = (host.as_str(), port).to_socket_addrs().map(Iterator::collect);
@@ -71,13 +71,13 @@ impl Address {
     }
 }
 
-impl From<SocketAddr> for Address {
-    fn from(address: SocketAddr) -> Address {
-        Address { host: address.ip().to_string(), port: address.port() }
+impl From<SocketAddr> for HostPort {
+    fn from(address: SocketAddr) -> HostPort {
+        HostPort { host: address.ip().to_string(), port: address.port() }
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for HostPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.bare_host() {
             host if host.contains(':') => write!(f, "[{host}]:{}", self.port),
@@ -92,8 +92,8 @@ mod tests {
 
     #[test]
     fn addresses_show_as_uris_have_them() {
-        assert_eq!(Address::new("::1", 4420).to_string(), "[::1]:4420");
-        assert_eq!(Address::new("[::1]", 10809).to_string(), "[::1]:10809");
-        assert_eq!(Address::new("target.example", 8009).to_string(), "target.example:8009");
+        assert_eq!(HostPort::new("::1", 4420).to_string(), "[::1]:4420");
+        assert_eq!(HostPort::new("[::1]", 10809).to_string(), "[::1]:10809");
+        assert_eq!(HostPort::new("target.example", 8009).to_string(), "target.example:8009");
     }
 }

@@ -20,7 +20,7 @@ mod reconnect;
 mod stream;
 
 pub use crate::gather::GATHER_LIMIT;
-pub use host::Address;
+pub use host::HostPort;
 pub use inherited::{Inherited, InheritedError};
 pub use listener::Listener;
 pub use options::Keepalive;

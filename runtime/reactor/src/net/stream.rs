@@ -247,7 +247,7 @@ impl Stream {
     /// # Errors
     /// As [`Stream::linger`].
     pub async fn close(self, limit: Duration) -> io::Result<()> {
-        self.linger(limit, DRAIN_BYTES).await
+        self.busy_poll(limit, DRAIN_BYTES).await
     }
 
     /// Says that there is no more, then receives and throws away what still comes until the peer closes too. Merely dropping a
@@ -256,7 +256,7 @@ impl Stream {
     ///
     /// # Errors
     /// When the connection fails before the peer closes it, and `TimedOut` when the peer does not within `limit`.
-    pub async fn linger(&self, limit: Duration, chunk_bytes: usize) -> io::Result<()> {
+    pub async fn busy_poll(&self, limit: Duration, chunk_bytes: usize) -> io::Result<()> {
         self.shutdown(Shutdown::Write)?;
         let drained = async {
             let mut buffer = Buffer::zeroed(chunk_bytes);

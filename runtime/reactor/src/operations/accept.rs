@@ -10,7 +10,7 @@ use io_uring::{opcode, squeue};
 use super::{counted, entry_for};
 use crate::descriptor::Descriptor;
 use crate::net::RawAddress;
-use crate::operation::{Direction, Interest, Kind};
+use crate::operation::{Direction, Interest, IoOp};
 use crate::ring::Tables;
 
 /// One `accept4`.
@@ -28,7 +28,7 @@ impl Accept {
 }
 
 // SAFETY: the entry names the descriptor, which the `Arc` keeps open, and the boxed address.
-unsafe impl Kind for Accept {
+unsafe impl IoOp for Accept {
     /// The peer has no address where the socket is of another family than IP.
     type Output = io::Result<(OwnedFd, Option<SocketAddr>)>;
 

@@ -7,7 +7,7 @@ use io_uring::{opcode, squeue};
 
 use super::{counted, entry_for};
 use crate::descriptor::Descriptor;
-use crate::operation::Kind;
+use crate::operation::IoOp;
 use crate::ring::Tables;
 
 /// `fallocate` in any of its modes.
@@ -21,7 +21,7 @@ pub(crate) struct Allocate {
 }
 
 // SAFETY: the entry names the descriptor only, which the `Arc` keeps open.
-unsafe impl Kind for Allocate {
+unsafe impl IoOp for Allocate {
     type Output = io::Result<()>;
 
     fn entry(&mut self, tables: &Tables) -> squeue::Entry {

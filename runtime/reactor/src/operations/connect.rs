@@ -8,7 +8,7 @@ use io_uring::{opcode, squeue};
 use super::{counted, entry_for};
 use crate::descriptor::Descriptor;
 use crate::net::RawAddress;
-use crate::operation::{Direction, Interest, Kind};
+use crate::operation::{Direction, Interest, IoOp};
 use crate::ring::Tables;
 
 /// One `connect`.
@@ -19,7 +19,7 @@ pub(crate) struct Connect {
 }
 
 // SAFETY: the entry names the descriptor, which the `Arc` keeps open, and the boxed address.
-unsafe impl Kind for Connect {
+unsafe impl IoOp for Connect {
     type Output = io::Result<()>;
 
     fn entry(&mut self, tables: &Tables) -> squeue::Entry {

@@ -8,7 +8,7 @@ use sealblock_runtime_memory::Buffer;
 
 use super::{TRANSFER_LIMIT_BYTES, counted, entry_for};
 use crate::descriptor::Descriptor;
-use crate::operation::Kind;
+use crate::operation::IoOp;
 use crate::ring::Tables;
 
 /// One `pread` into the part of a buffer behind `filled_bytes`.
@@ -31,7 +31,7 @@ impl Read {
 
 // SAFETY: the entry names the descriptor, which the `Arc` keeps open, and the buffer's memory, which does not move with
 // the buffer, has no other handle, and is not freed when the buffer is leaked.
-unsafe impl Kind for Read {
+unsafe impl IoOp for Read {
     type Output = (io::Result<usize>, Buffer);
 
     fn entry(&mut self, tables: &Tables) -> squeue::Entry {

@@ -11,7 +11,7 @@ use sealblock_runtime_memory::Buffer;
 
 use super::{TRANSFER_LIMIT_BYTES, counted, entry_for};
 use crate::descriptor::Descriptor;
-use crate::operation::{Direction, Interest, Kind};
+use crate::operation::{Direction, Interest, IoOp};
 use crate::ring::Tables;
 
 /// One `recv` into the front of a buffer.
@@ -33,7 +33,7 @@ impl Receive {
 
 // SAFETY: the entry names the descriptor, which the `Arc` keeps open, and the buffer's memory, which does not move with the
 // buffer, is written by nobody else while it lives, and is not freed when the buffer is leaked.
-unsafe impl Kind for Receive {
+unsafe impl IoOp for Receive {
     type Output = (io::Result<usize>, Buffer);
 
     fn entry(&mut self, tables: &Tables) -> squeue::Entry {

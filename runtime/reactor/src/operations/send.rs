@@ -8,7 +8,7 @@ use io_uring::{opcode, squeue};
 use super::{TRANSFER_LIMIT_BYTES, counted, entry_for};
 use crate::descriptor::Descriptor;
 use crate::gather::Gather;
-use crate::operation::{Direction, Interest, Kind};
+use crate::operation::{Direction, Interest, IoOp};
 use crate::ring::Tables;
 
 /// One `send` or `sendmsg` of what a gather has left. A peer that is gone is an error and no signal.
@@ -23,7 +23,7 @@ pub(crate) struct Send {
 
 // SAFETY: the entry names the descriptor, which the `Arc` keeps open, and the boxed gather, with the memory of the slices that
 // it holds; nothing of it moves with the box, or is freed when that is leaked.
-unsafe impl Kind for Send {
+unsafe impl IoOp for Send {
     type Output = (io::Result<usize>, Box<Gather>);
 
     fn entry(&mut self, tables: &Tables) -> squeue::Entry {

@@ -7,7 +7,7 @@ use io_uring::{opcode, squeue, types};
 
 use super::{counted, entry_for};
 use crate::descriptor::Descriptor;
-use crate::operation::Kind;
+use crate::operation::IoOp;
 use crate::ring::Tables;
 
 /// `fdatasync` or `fsync` of a whole file.
@@ -18,7 +18,7 @@ pub(crate) struct Sync {
 }
 
 // SAFETY: the entry names the descriptor only, which the `Arc` keeps open.
-unsafe impl Kind for Sync {
+unsafe impl IoOp for Sync {
     type Output = io::Result<()>;
 
     fn entry(&mut self, tables: &Tables) -> squeue::Entry {

@@ -8,7 +8,7 @@ use sealblock_runtime_memory::Slice;
 
 use super::{TRANSFER_LIMIT_BYTES, counted, entry_for};
 use crate::descriptor::Descriptor;
-use crate::operation::Kind;
+use crate::operation::IoOp;
 use crate::ring::Tables;
 
 /// One `pwrite` of a slice.
@@ -21,7 +21,7 @@ pub(crate) struct Write {
 
 // SAFETY: the entry names the descriptor, which the `Arc` keeps open, and the slice's memory, which does not move with
 // the slice, is not written while it lives, and is not freed when the slice is leaked.
-unsafe impl Kind for Write {
+unsafe impl IoOp for Write {
     type Output = io::Result<usize>;
 
     fn entry(&mut self, tables: &Tables) -> squeue::Entry {

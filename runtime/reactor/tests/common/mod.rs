@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use sealblock_runtime_memory::Buffer;
 use sealblock_runtime_reactor::net::{Listener, Stream};
-use sealblock_runtime_reactor::{Backend, Choice, Completion, Config, Reactor, spawn, timeout, yield_now};
+use sealblock_runtime_reactor::{Backend, BackendChoice, Config, Reactor, TaskrunMode, spawn, timeout, yield_now};
 
 /// A small configuration, since tests start many reactors.
 pub fn small() -> Config {
@@ -17,11 +17,11 @@ pub fn small() -> Config {
 }
 
 pub fn uring() -> Config {
-    Config { runtime: Choice::Uring, ..small() }
+    Config { runtime: BackendChoice::Uring, ..small() }
 }
 
 pub fn syscalls() -> Config {
-    Config { runtime: Choice::Syscalls, ..small() }
+    Config { runtime: BackendChoice::Syscalls, ..small() }
 }
 
 /// Whether this kernel lets us have a ring. Where it does not, the tests still run on the other backend.
@@ -40,8 +40,8 @@ pub fn configurations() -> Vec<Config> {
         all.push(Config { fixed_files_limit: 0, pool_arena_bytes: 0, ..uring() });
         all.push(Config { operations_in_flight_limit: 2, fixed_files_limit: 1, ..uring() });
         all.push(Config { spin_us: 50, ..uring() });
-        all.push(Config { best_completion: Completion::Cooperative, ..uring() });
-        all.push(Config { best_completion: Completion::Plain, ..uring() });
+        all.push(Config { best_completion: TaskrunMode::Cooperative, ..uring() });
+        all.push(Config { best_completion: TaskrunMode::Plain, ..uring() });
     }
     all
 }

@@ -4,12 +4,12 @@
 //! cost more than the data, so short regions of that kind are read.
 
 use futures_util::future::join;
-use sealblock_block::{Ability, Answer, Device, Operation};
+use sealblock_block::{Ability, Device, Request, Response};
 use sealblock_integrity::guard;
 use sealblock_units::Extent;
 
 use super::{Sides, What};
-use crate::exit::{Cause, Failure};
+use crate::exit::{Cause, CliError};
 use crate::findings::{Run, join_run};
 use crate::stack::{Opened, damage, of_block};
 
@@ -25,11 +25,11 @@ impl Sides<'_> {
     pub(super) fn have_digests(&self) -> bool {
         let abilities = || [Some(self.a), self.b].into_iter().flatten().map(|side| side.opened.gate.abilities());
         abilities().any(|side| side.offloads)
-            && abilities().all(|side| !side.offloads || side.digest == Ability::Native)
+            && abilities().all(|side| !side.offloads || side.checksum == Ability::Native)
     }
 
     /// The blocks of a region that differ or cannot be read.
-    pub(super) async fn search(&self, offset: u64, length: u64) -> Result<Vec<Run<What>>, Failure> {
+    pub(super) async fn search(&self, offset: u64, length: u64) -> Result<Vec<Run<What>>, CliError> {
         let mut runs = Vec::new();
         let mut different = Vec::new();
         // Sums are of whole blocks; what ends within one is read.
@@ -70,13 +70,13 @@ impl Sides<'_> {
         Ok(runs)
     }
 
-    async fn read_into(&self, runs: &mut Vec<Run<What>>, offset: u64, length: u64) -> Result<(), Failure> {
+    async fn read_into(&self, runs: &mut Vec<Run<What>>, offset: u64, length: u64) -> Result<(), CliError> {
         self.read_runs(offset, length).await?.into_iter().for_each(|run| join_run(runs, run));
         Ok(())
     }
 
     /// What the sums of both sides tell.
-    async fn sums(&self, offset: u64, length: u64) -> Result<Sums, Failure> {
+    async fn sums(&self, offset: u64, length: u64) -> Result<Sums, CliError> {
         let other = async {
             match self.b {
                 Some(b) => digest(&b.opened, offset, length).await,
@@ -102,13 +102,13 @@ enum Sums {
 }
 
 /// The CRC-64/NVME of bytes of a target, whose tags are checked on the way; nothing where one of its blocks is damaged.
-async fn digest(opened: &Opened, offset: u64, length: u64) -> Result<Option<u64>, Failure> {
+async fn digest(opened: &Opened, offset: u64, length: u64) -> Result<Option<u64>, CliError> {
     let shift = opened.gate.geometry().block_size.shift();
     let extent = Extent::from_raw(offset >> shift, length >> shift)
-        .map_err(|error| Failure::new(Cause::Usage, "comparing", error))?;
+        .map_err(|error| CliError::new(Cause::Usage, "comparing", error))?;
     let checks = opened.checks(extent);
-    match opened.gate.execute(Operation::Digest { extent, checks }).await {
-        Ok(Answer::Digest(digested)) => Ok(Some(digested.crc64)),
+    match opened.gate.execute(Request::Checksum { extent, checks }).await {
+        Ok(Response::Checksum(digested)) => Ok(Some(digested.crc64)),
         Ok(_) => unreachable!("a digest is answered with one"),
         Err(error) if damage(&error).is_some() => Ok(None),
         Err(error) => Err(of_block("comparing", &error)),

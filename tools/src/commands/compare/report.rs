@@ -7,7 +7,7 @@ use sealblock_block::Device;
 use sealblock_units::BlockSize;
 use serde::{Serialize, Serializer};
 
-use crate::exit::{Cause, Exit, Failure};
+use crate::exit::{Cause, CliError, Exit};
 use crate::findings::{Findings, Run};
 use crate::interrupt;
 use crate::range::BlockRange;
@@ -123,10 +123,10 @@ impl Report {
     ///
     /// # Errors
     /// When any of it lies behind the end of a side.
-    pub fn narrow(&mut self, range: Option<BlockRange>) -> Result<(u64, u64), Failure> {
+    pub fn narrow(&mut self, range: Option<BlockRange>) -> Result<(u64, u64), CliError> {
         let common = self.bytes_compared;
         let Some(range) = range else { return Ok((0, common)) };
-        let usage = |why| Failure::new(Cause::Usage, "reading the range", why).on(self.names());
+        let usage = |why| CliError::new(Cause::Usage, "reading the range", why).on(self.names());
         let span = range.resolve(common.div_ceil(self.block_size.bytes() as u64)).map_err(usage)?;
         let shift = self.block_size.shift();
         let end = ((span.last().get() + 1) << shift).min(common);
@@ -157,7 +157,7 @@ impl Report {
         match (self.resume_lba, self.equal) {
             (Some(_), _) => Exit::Interrupted,
             (None, true) => Exit::Clean,
-            (None, false) => Exit::Found,
+            (None, false) => Exit::DamageFound,
         }
     }
 
@@ -167,7 +167,7 @@ impl Report {
     }
 
     /// Prints what follows the lines of runs.
-    pub fn print_text(&self) -> Result<(), Failure> {
+    pub fn print_text(&self) -> Result<(), CliError> {
         if self.unlisted > 0 {
             say(&format!("and {} more", count(self.unlisted, "block")))?;
         }

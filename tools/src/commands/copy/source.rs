@@ -5,13 +5,13 @@ use std::io::{self, Read};
 
 use futures_util::future::ready;
 use futures_util::stream::{self, LocalBoxStream, StreamExt};
-use sealblock_block::{Ability, Answer, Device, Operation, RunState};
+use sealblock_block::{Ability, BlockState, Device, Request, Response};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::{BlockSize, Extent};
 
 use super::{CHUNK_BYTES, IN_FLIGHT};
 use crate::cli::Endpoint;
-use crate::exit::Failure;
+use crate::exit::CliError;
 use crate::findings::Run;
 use crate::interrupt;
 use crate::stack::{Lost, Opened, Salvaged, Whole};
@@ -38,7 +38,7 @@ pub(super) enum Source {
 
 impl Source {
     /// Opens the place.
-    pub async fn open(endpoint: &Endpoint) -> Result<Source, Failure> {
+    pub async fn open(endpoint: &Endpoint) -> Result<Source, CliError> {
         match endpoint {
             Endpoint::Standard => Ok(Source::Input(RefCell::new(io::stdin()))),
             Endpoint::Target(target) => Ok(Source::Device(Box::new(Whole::open(target).await?))),
@@ -63,13 +63,13 @@ impl Source {
 
     /// The data, in order, read ahead where that is possible, until a signal comes. With `salvage` it goes on past blocks that
     /// cannot be read.
-    pub fn chunks(&self, salvage: bool) -> LocalBoxStream<'_, Result<Chunk, Failure>> {
+    pub fn chunks(&self, salvage: bool) -> LocalBoxStream<'_, Result<Chunk, CliError>> {
         match self {
             Source::Device(whole) => device_chunks(whole, salvage).boxed_local(),
             Source::Input(input) => {
                 let next = move |offset| async move {
                     let chunk = next_bytes(&mut *input.borrow_mut())
-                        .map_err(|error| Failure::io("reading", &error).on("standard input"));
+                        .map_err(|error| CliError::io("reading", &error).on("standard input"));
                     match chunk {
                         Ok(data) if data.is_empty() => None,
                         Ok(data) => {
@@ -85,7 +85,7 @@ impl Source {
     }
 
     /// Closes the place.
-    pub async fn close<T>(self, result: Result<T, Failure>) -> Result<T, Failure> {
+    pub async fn close<T>(self, result: Result<T, CliError>) -> Result<T, CliError> {
         match self {
             Source::Device(whole) => whole.close(result).await,
             Source::Input(_) => result,
@@ -93,7 +93,7 @@ impl Source {
     }
 }
 
-fn device_chunks(whole: &Whole, salvage: bool) -> impl futures_util::Stream<Item = Result<Chunk, Failure>> {
+fn device_chunks(whole: &Whole, salvage: bool) -> impl futures_util::Stream<Item = Result<Chunk, CliError>> {
     let total = whole.len_bytes();
     let step = CHUNK_BYTES as u64;
     let chunks = (0..total.div_ceil(step)).map(move |i| (i * step, step.min(total - i * step)));
@@ -126,8 +126,8 @@ async fn is_hole(opened: &Opened, offset: u64, length: u64) -> bool {
         return false;
     }
     let Ok(extent) = Extent::from_raw(offset >> shift, length >> shift) else { return false };
-    match opened.gate.execute(Operation::Allocation { extent }).await {
-        Ok(Answer::Allocation(runs)) => runs.iter().all(|run| run.state == RunState::Hole),
+    match opened.gate.execute(Request::BlockStatus { extent }).await {
+        Ok(Response::BlockStatus(runs)) => runs.iter().all(|run| run.state == BlockState::Hole),
         _ => false,
     }
 }

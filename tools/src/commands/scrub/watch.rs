@@ -9,9 +9,9 @@ use std::time::Duration;
 use sealblock_units::ByteCount;
 
 use crate::control::client::Found;
-use crate::control::protocol::Order;
+use crate::control::protocol::ControlCommand;
 use crate::control::status::{RunStatus, ScrubStatus, StateWord};
-use crate::exit::Failure;
+use crate::exit::CliError;
 use crate::findings::Run;
 use crate::interrupt;
 use crate::progress::{Progress, Show};
@@ -35,7 +35,7 @@ pub enum Waited {
 ///
 /// # Errors
 /// When the server does not answer any more.
-pub fn wait(found: &Found, first: ScrubStatus, is_silent: bool) -> Result<Waited, Failure> {
+pub fn wait(found: &Found, first: ScrubStatus, is_silent: bool) -> Result<Waited, CliError> {
     interrupt::watch();
     let show = if is_silent { Show::Never } else { Show::OnTerminal };
     let total = ByteCount::new(first.blocks.saturating_mul(first.block_size as u64));
@@ -58,7 +58,7 @@ pub fn wait(found: &Found, first: ScrubStatus, is_silent: bool) -> Result<Waited
             }
             return Ok(Waited::Interrupted(Box::new(status)));
         }
-        status = found.order("asking for the scrub", Order::ScrubStatus)?;
+        status = found.order("asking for the scrub", ControlCommand::ScrubStatus)?;
     }
 }
 
@@ -135,7 +135,7 @@ impl Looks {
 mod tests {
     use sealblock_block::Device;
     use sealblock_media_null::NullDevice;
-    use sealblock_scrub::Record;
+    use sealblock_scrub::ScrubRecord;
     use sealblock_units::BlockSize;
 
     use super::*;
@@ -155,7 +155,7 @@ mod tests {
             unchecked: 0,
             result: None,
         };
-        let mut status = ScrubStatus::kept("v".to_owned(), &device, &Record::default());
+        let mut status = ScrubStatus::kept("v".to_owned(), &device, &ScrubRecord::default());
         status.position = if is_under_way { position } else { 0 };
         if is_under_way {
             status.run = Some(run)

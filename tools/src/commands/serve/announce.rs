@@ -23,7 +23,7 @@ use crate::target::{NbdAddress, encode};
 
 /// Says what happens.
 #[derive(Clone, Copy)]
-pub struct Announcer {
+pub struct EventWriter {
     json: bool,
 }
 
@@ -177,10 +177,10 @@ impl NamespaceFacts {
     }
 }
 
-impl Announcer {
+impl EventWriter {
     /// For people, or for machines.
-    pub fn new(json: bool) -> Announcer {
-        Announcer { json }
+    pub fn new(json: bool) -> EventWriter {
+        EventWriter { json }
     }
 
     /// Says it.

@@ -23,10 +23,10 @@ use super::listeners::Inherited;
 use super::plan::{DEFAULT_LISTEN, NQN_PREFIX, NamespacePlan, Plan, SubsystemPlan};
 use crate::cli::{Protection, listen_address, nbd_address};
 use crate::duration::Time;
-use crate::exit::{Cause, Failure};
+use crate::exit::{Cause, CliError};
 use crate::identity::uuid_from;
 use crate::stack::Usage;
-use crate::target::Target;
+use crate::target::TargetName;
 
 mod scrub;
 
@@ -109,7 +109,7 @@ struct SubsystemTable {
 #[serde(deny_unknown_fields)]
 struct NamespaceTable {
     nsid: Option<NonZeroU32>,
-    target: Written<Target>,
+    target: Written<TargetName>,
     #[serde(default)]
     protection: Shown,
     #[serde(default)]
@@ -204,17 +204,17 @@ impl FromStr for Uuid {
 ///
 /// # Errors
 /// When the file cannot be read; bad usage with file and line when it cannot be meant.
-pub fn read(path: &Path) -> Result<Plan, Failure> {
+pub fn read(path: &Path) -> Result<Plan, CliError> {
     const DOING: &str = "reading the configuration";
     let failed = |error: std::io::Error| {
-        Failure::io(DOING, &error).on(path.display()).advise("--config with the path of a file that is there")
+        CliError::io(DOING, &error).on(path.display()).advise("--config with the path of a file that is there")
     };
     let bytes = fs::metadata(path).map_err(failed)?.len();
     if bytes > MOST_BYTES {
-        return Err(Failure::new(Cause::Usage, DOING, format!("{bytes} bytes are too many")).on(path.display()));
+        return Err(CliError::new(Cause::Usage, DOING, format!("{bytes} bytes are too many")).on(path.display()));
     }
     let text = fs::read_to_string(path).map_err(failed)?;
-    let plan = parse(&text).map_err(|why| Failure::new(Cause::Usage, DOING, why).on(path.display()))?;
+    let plan = parse(&text).map_err(|why| CliError::new(Cause::Usage, DOING, why).on(path.display()))?;
     Ok(plan.below(path.parent().unwrap_or(Path::new(""))))
 }
 

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::net::Stream;
-use sealblock_runtime_reactor::{Homed, Post, spawn, timeout};
+use sealblock_runtime_reactor::{CoreAddress, CoreLocal, spawn, timeout};
 
 use super::front::Front;
 use super::insight::Insight;
@@ -29,10 +29,11 @@ use super::scrub::ScrubHandle;
 use crate::cli::ControlPlace;
 use crate::control::place::Socket;
 use crate::control::protocol::{
-    Answer, MOST_REQUEST_BYTES, Name, Order, Outcome, Problem, ProblemKind, Request, VERSION, line_of,
+    ControlCommand, ControlError, ControlRequest, ControlResponse, ControlResult, MOST_REQUEST_BYTES, ProblemKind,
+    TargetRef, VERSION, line_of,
 };
 use crate::control::server::ExportStatus;
-use crate::exit::{Cause, Failure};
+use crate::exit::{Cause, CliError};
 
 /// Connections at once; further ones are closed as they come.
 const MOST_CONNECTIONS: usize = 16;
@@ -93,15 +94,15 @@ impl Control {
     ///
     /// # Errors
     /// When a place that was named cannot be had.
-    pub fn open(place: Option<&ControlPlace>) -> Result<Control, Failure> {
+    pub fn open(place: Option<&ControlPlace>) -> Result<Control, CliError> {
         let socket = match place {
             Some(ControlPlace::None) => None,
             Some(ControlPlace::Path(path)) => {
-                let failed = |error| Failure::io("listening for control", &error).on(path.display());
+                let failed = |error| CliError::io("listening for control", &error).on(path.display());
                 Some(Socket::at(path).map_err(|error| {
                     match error.kind() {
                         io::ErrorKind::AddrInUse => {
-                            Failure::new(Cause::Refused, "listening for control", "another server listens there")
+                            CliError::new(Cause::Refused, "listening for control", "another server listens there")
                                 .on(path.display())
                                 .advise("another --control PATH")
                         }
@@ -117,7 +118,7 @@ impl Control {
             path: socket.as_ref().map(|socket| socket.path().to_owned()),
             socket,
         };
-        control.listen().map_err(|error| Failure::io("listening for control", &error))?;
+        control.listen().map_err(|error| CliError::io("listening for control", &error))?;
         Ok(control)
     }
 
@@ -136,9 +137,9 @@ impl Control {
     fn listen(&self) -> io::Result<()> {
         let Some(socket) = &self.socket else { return Ok(()) };
         let listener = socket.listener.try_clone()?;
-        let door = Door {
-            desk: Homed::new(Rc::clone(&self.desk)),
-            home: Post::here(),
+        let door = Acceptor {
+            desk: CoreLocal::new(Rc::clone(&self.desk)),
+            home: CoreAddress::here(),
             connections: Arc::default(),
             closing: Arc::clone(&self.closing),
         };
@@ -167,23 +168,23 @@ impl Drop for Control {
 }
 
 /// What the accepting thread has.
-struct Door {
-    desk: Homed<Desk>,
-    home: Post,
+struct Acceptor {
+    desk: CoreLocal<Desk>,
+    home: CoreAddress,
     connections: Arc<AtomicUsize>,
     closing: Arc<AtomicBool>,
 }
 
 /// A place among the connections.
-struct Guest(Arc<AtomicUsize>);
+struct ConnectionPermit(Arc<AtomicUsize>);
 
-impl Drop for Guest {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Door {
+impl Acceptor {
     fn accept(self, listener: &UnixListener) {
         loop {
             let accepted = listener.accept();
@@ -194,7 +195,7 @@ impl Door {
                 thread::sleep(REST);
                 continue;
             };
-            let guest = Guest(Arc::clone(&self.connections));
+            let guest = ConnectionPermit(Arc::clone(&self.connections));
             if self.connections.fetch_add(1, Ordering::Relaxed) >= MOST_CONNECTIONS {
                 continue;
             }
@@ -227,8 +228,8 @@ async fn serve(fd: OwnedFd, desk: &Desk) {
             Ok(line) => (answer(&line, desk).await, true),
             Err(problem) => (Err(problem), false),
         };
-        let outcome = outcome.unwrap_or_else(Outcome::Error);
-        let line = line_of(&Answer { version: VERSION, outcome });
+        let outcome = outcome.unwrap_or_else(ControlResult::Error);
+        let line = line_of(&ControlResponse { version: VERSION, outcome });
         let sent = timeout(ANSWER, stream.send_all([Slice::copy_from(&line)])).await;
         if !goes_on || !matches!(sent, Ok(Ok(()))) {
             return;
@@ -237,7 +238,7 @@ async fn serve(fd: OwnedFd, desk: &Desk) {
 }
 
 /// The next line without its end; nothing when no more come.
-async fn next_line(stream: &Stream, received: &mut Vec<u8>) -> Option<Result<Vec<u8>, Problem>> {
+async fn next_line(stream: &Stream, received: &mut Vec<u8>) -> Option<Result<Vec<u8>, ControlError>> {
     let mut buffer = Buffer::zeroed(CHUNK_BYTES);
     let mut looked_at = 0;
     loop {
@@ -250,7 +251,7 @@ async fn next_line(stream: &Stream, received: &mut Vec<u8>) -> Option<Result<Vec
         looked_at = received.len();
         if looked_at >= MOST_REQUEST_BYTES {
             let why = format!("a request has at most {MOST_REQUEST_BYTES} bytes");
-            return Some(Err(Problem::new(ProblemKind::BadRequest, why)));
+            return Some(Err(ControlError::new(ProblemKind::BadRequest, why)));
         }
         let result;
         (result, buffer) = stream.recv(buffer).await;
@@ -259,48 +260,48 @@ async fn next_line(stream: &Stream, received: &mut Vec<u8>) -> Option<Result<Vec
     }
 }
 
-async fn answer(line: &[u8], desk: &Desk) -> Result<Outcome, Problem> {
-    let request = Request::read(line)?;
-    if request.order == Order::Status {
+async fn answer(line: &[u8], desk: &Desk) -> Result<ControlResult, ControlError> {
+    let request = ControlRequest::read(line)?;
+    if request.order == ControlCommand::Status {
         let (offers, front) = (desk.offers.borrow().clone(), desk.front.borrow().clone());
-        let front = front.ok_or_else(|| Problem::new(ProblemKind::Refused, "it is being started or ended"))?;
-        return Ok(Outcome::Server(Box::new(front.status(&offers).await)));
+        let front = front.ok_or_else(|| ControlError::new(ProblemKind::Refused, "it is being started or ended"))?;
+        return Ok(ControlResult::Server(Box::new(front.status(&offers).await)));
     }
-    if let Order::Log { level } = request.order {
-        return log::change(level).map(Outcome::Log);
+    if let ControlCommand::Log { level } = request.order {
+        return log::change(level).map(ControlResult::Log);
     }
     let offer = {
         let offers = desk.offers.borrow();
         let mut fitting = offers.iter().filter(|offer| offer.is(&request.target));
         let text = &request.target.text;
-        let unknown = || Problem::new(ProblemKind::UnknownTarget, format!("{text} is not served here"));
+        let unknown = || ControlError::new(ProblemKind::UnknownTarget, format!("{text} is not served here"));
         let offer = fitting.next().ok_or_else(unknown)?;
         if fitting.next().is_some() {
-            return Err(Problem::new(ProblemKind::AmbiguousTarget, "several namespaces have this name"));
+            return Err(ControlError::new(ProblemKind::AmbiguousTarget, "several namespaces have this name"));
         }
         offer.clone()
     };
     match request.order {
-        Order::MirrorStatus
-        | Order::MirrorAdd { .. }
-        | Order::MirrorReplace { .. }
-        | Order::MirrorAcceptStale { .. }
-        | Order::MirrorRemove { .. } => {
-            let no_mirror = || Problem::new(ProblemKind::Usage, format!("{} is no mirror", offer.text));
+        ControlCommand::MirrorStatus
+        | ControlCommand::MirrorAdd { .. }
+        | ControlCommand::MirrorReplace { .. }
+        | ControlCommand::MirrorAcceptStale { .. }
+        | ControlCommand::MirrorRemove { .. } => {
+            let no_mirror = || ControlError::new(ProblemKind::Usage, format!("{} is no mirror", offer.text));
             let mirror = offer.mirror.as_ref().ok_or_else(no_mirror)?;
-            mirror.order(request.order).await.map(|status| Outcome::Mirror(Box::new(status)))
+            mirror.order(request.order).await.map(|status| ControlResult::Mirror(Box::new(status)))
         }
-        Order::Resize { size } => {
+        ControlCommand::Resize { size } => {
             let resized = desk.orders.resize(offer.nqn, offer.nsid, size).await?;
-            Ok(Outcome::Resized(Box::new(resized)))
+            Ok(ControlResult::Resized(Box::new(resized)))
         }
-        scrub => offer.scrub.order(scrub).await.map(|status| Outcome::Scrub(Box::new(status))),
+        scrub => offer.scrub.order(scrub).await.map(|status| ControlResult::Scrub(Box::new(status))),
     }
 }
 
 impl Offer {
     /// Whether a name means this.
-    fn is(&self, name: &Name) -> bool {
+    fn is(&self, name: &TargetRef) -> bool {
         if let Some(nqn) = &name.nqn {
             let is_here = |address: &SocketAddr| self.listeners.iter().any(|listener| reaches(*listener, *address));
             return *nqn == self.nqn

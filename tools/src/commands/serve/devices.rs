@@ -5,25 +5,25 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
-use sealblock_block::{Gate, Stack};
+use sealblock_block::{DynDevice, Gate};
 use sealblock_exports_nvme_tcp::NamespaceState;
 use sealblock_layers_remote_core::SharedDevice;
-use sealblock_runtime_reactor::{CoreGone, CoreHandle, Homed};
+use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal};
 use sealblock_units::ByteCount;
 
 use super::insight::{Insight, Watched};
 use super::legs::MirrorHandle;
 use super::plan::NamespacePlan;
 use super::resize::{AtHome, Resizing};
-use super::scrub::{Keeper, ScrubHandle, Teller};
+use super::scrub::{ScrubEventSender, ScrubHandle, ScrubTask};
 use super::watch::watch;
 use super::witness::{Ties, Witness};
-use crate::exit::{Cause, Failure};
+use crate::exit::{Cause, CliError};
 use crate::stack::{Access, OpenMirror, ReadOnly, Usage, open_for};
 use crate::target::Called;
 
 /// An open device.
-pub struct Device {
+pub struct ServedDevice {
     /// What it is called: a mirror has another name when it has other members.
     pub target: Called,
     /// What it was opened to do.
@@ -43,11 +43,11 @@ pub struct Device {
     /// The device for namespaces on every core, as it is now.
     shared: RefCell<SharedDevice>,
     handle: CoreHandle,
-    home: Homed<AtHome>,
+    home: CoreLocal<AtHome>,
     _seat: Rc<()>,
 }
 
-impl Device {
+impl ServedDevice {
     /// The device for namespaces on every core.
     pub fn shared(&self) -> SharedDevice {
         self.shared.borrow().clone()
@@ -62,7 +62,7 @@ impl Device {
     ///
     /// # Errors
     /// When that core is gone.
-    pub async fn resize(&self, size: ByteCount) -> Result<Resizing, Failure> {
+    pub async fn resize(&self, size: ByteCount) -> Result<Resizing, CliError> {
         let (home, shared) = (self.home.clone(), self.shared());
         let resized = self.handle.call(move || async move {
             match home.get() {
@@ -80,18 +80,18 @@ impl Device {
 }
 
 /// The cores, and how many devices live on each.
-pub struct Homes {
+pub struct DeviceTable {
     handles: Vec<CoreHandle>,
     /// Cloned for each device, so that the count of clones is that of devices.
     seats: Vec<Rc<()>>,
-    teller: Teller,
+    teller: ScrubEventSender,
 }
 
-impl Homes {
+impl DeviceTable {
     /// No devices on these cores, of which there is at least one.
-    pub fn new(handles: Vec<CoreHandle>, teller: Teller) -> Homes {
+    pub fn new(handles: Vec<CoreHandle>, teller: ScrubEventSender) -> DeviceTable {
         let seats = handles.iter().map(|_| Rc::default()).collect();
-        Homes { handles, seats, teller }
+        DeviceTable { handles, seats, teller }
     }
 
     /// Opens a device on the core that has the fewest, counting those that are being opened. Dropped before it has ended, it goes on,
@@ -99,7 +99,7 @@ impl Homes {
     ///
     /// # Errors
     /// Why it cannot be opened.
-    pub fn open(&self, plan: &NamespacePlan) -> impl Future<Output = Result<Device, Failure>> + 'static {
+    pub fn open(&self, plan: &NamespacePlan) -> impl Future<Output = Result<ServedDevice, CliError>> + 'static {
         let core = (0..self.seats.len()).min_by_key(|core| Rc::strong_count(&self.seats[*core])).unwrap_or(0);
         let (plan, seat) = (plan.clone(), Rc::clone(&self.seats[core]));
         let (handle, teller) = (self.handles[core].clone(), self.teller.clone());
@@ -110,7 +110,7 @@ impl Homes {
             let theirs = ties.clone();
             let opened = handle.call(move || at_home(planned, theirs, teller)).await;
             let opened = opened.map_err(|gone| of_core("opening", gone).on(&plan.target))??;
-            Ok(Device {
+            Ok(ServedDevice {
                 access: plan.access(),
                 usage: plan.usage,
                 target: opened.called,
@@ -131,7 +131,7 @@ impl Homes {
     ///
     /// # Errors
     /// The first that could not be closed; the others are closed all the same.
-    pub async fn close(&self, devices: impl IntoIterator<Item = Device>) -> Result<(), Failure> {
+    pub async fn close(&self, devices: impl IntoIterator<Item = ServedDevice>) -> Result<(), CliError> {
         let closings = devices.into_iter().map(|device| {
             async move {
                 // What the scrub keeps, it keeps on the device.
@@ -155,13 +155,13 @@ struct Opened {
     called: Called,
     shared: SharedDevice,
     volume_uuid: Option<[u8; 16]>,
-    mirror: Option<Homed<OpenMirror>>,
-    home: Homed<AtHome>,
-    keeper: Homed<Keeper>,
-    watched: Homed<Watched>,
+    mirror: Option<CoreLocal<OpenMirror>>,
+    home: CoreLocal<AtHome>,
+    keeper: CoreLocal<ScrubTask>,
+    watched: CoreLocal<Watched>,
 }
 
-async fn at_home(plan: NamespacePlan, ties: Ties, teller: Teller) -> Result<Opened, Failure> {
+async fn at_home(plan: NamespacePlan, ties: Ties, teller: ScrubEventSender) -> Result<Opened, CliError> {
     let target = &plan.target;
     let opened = open_for(target, plan.access(), plan.usage).await?;
     if let Err(failure) = opened.check_blocks("serving") {
@@ -169,26 +169,26 @@ async fn at_home(plan: NamespacePlan, ties: Ties, teller: Teller) -> Result<Open
     }
     let (mut gate, facts, closer) = opened.share();
     if plan.read_only {
-        gate = Rc::new(Gate::new(target.to_string(), Stack::new(ReadOnly::new(gate))));
+        gate = Rc::new(Gate::new(target.to_string(), DynDevice::new(ReadOnly::new(gate))));
     }
     watch(&facts, &ties.state);
     let mirror_uuid = facts.mirror.as_ref().map(|mirror| mirror.describe().uuid);
     let called = facts.mirror.as_ref().map_or_else(|| Called::new(target), |mirror| mirror.target().clone());
     let shared = SharedDevice::publish(Rc::clone(&gate));
     shared.observe(Witness::new(called.clone(), ties.clone()));
-    let keeper = Keeper::open(called.clone(), gate, shared.attach(), ties.state, teller).await;
+    let keeper = ScrubTask::open(called.clone(), gate, shared.attach(), ties.state, teller).await;
     let watched = Watched::new(&keeper, &facts);
     Ok(Opened {
         called,
         shared,
         volume_uuid: facts.volume.as_ref().map(|volume| volume.uuid).or(mirror_uuid),
-        mirror: facts.mirror.map(Homed::new),
-        home: Homed::new(Rc::new(AtHome::new(&plan, closer, Rc::clone(&keeper)))),
-        keeper: Homed::new(keeper),
-        watched: Homed::new(Rc::new(watched)),
+        mirror: facts.mirror.map(CoreLocal::new),
+        home: CoreLocal::new(Rc::new(AtHome::new(&plan, closer, Rc::clone(&keeper)))),
+        keeper: CoreLocal::new(keeper),
+        watched: CoreLocal::new(Rc::new(watched)),
     })
 }
 
-fn of_core(doing: &str, gone: CoreGone) -> Failure {
-    Failure::new(Cause::Io, doing, gone)
+fn of_core(doing: &str, gone: CoreGone) -> CliError {
+    CliError::new(Cause::Io, doing, gone)
 }

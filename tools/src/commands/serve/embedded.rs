@@ -6,9 +6,9 @@ use std::path::Path;
 use sealblock_units::ByteCount;
 
 use crate::commands::create;
-use crate::exit::{Cause, Failure};
+use crate::exit::{Cause, CliError};
 use crate::stack::{FileKind, inspect, of_open, of_remains, on_reactor, open_medium};
-use crate::target::Target;
+use crate::target::TargetName;
 
 /// The folder, in the working directory; shared with the demonstration.
 const FOLDER: &str = "sealblock-data";
@@ -21,7 +21,7 @@ const SIZE: ByteCount = ByteCount::new(1 << 30);
 ///
 /// # Errors
 /// When it cannot be made, or something else is there.
-pub fn volume() -> Result<Target, Failure> {
+pub fn volume() -> Result<TargetName, CliError> {
     let path = Path::new(FOLDER).join(NAME);
     // A link that leads nowhere is something, too.
     if path.symlink_metadata().is_err() {
@@ -29,12 +29,12 @@ pub fn volume() -> Result<Target, Failure> {
     } else {
         check(&path)?;
     }
-    Ok(Target::File(path))
+    Ok(TargetName::File(path))
 }
 
 /// Makes it under another name first, so that a half-made volume never has this one.
-fn make(path: &Path) -> Result<(), Failure> {
-    let failed = |error: &std::io::Error| Failure::io("making the default volume", error).on(path.display());
+fn make(path: &Path) -> Result<(), CliError> {
+    let failed = |error: &std::io::Error| CliError::io("making the default volume", error).on(path.display());
     fs::create_dir_all(FOLDER).map_err(|error| failed(&error))?;
     let draft = path.with_extension(format!("volume.{}", std::process::id()));
     create::make(&draft, &create::default_options(SIZE)?, false)?;
@@ -45,7 +45,7 @@ fn make(path: &Path) -> Result<(), Failure> {
     placed.map_err(|error| failed(&error))
 }
 
-fn check(path: &Path) -> Result<(), Failure> {
+fn check(path: &Path) -> Result<(), CliError> {
     on_reactor(async {
         let medium = open_medium(path, sealblock_media_file::Options::READ)
             .await
@@ -53,7 +53,7 @@ fn check(path: &Path) -> Result<(), Failure> {
         match inspect(&medium).await? {
             FileKind::Volume => Ok(()),
             FileKind::Remains(parts) => Err(of_remains("opening the default volume", path, &parts)),
-            FileKind::Raw => Err(Failure::new(Cause::Unsuitable, "opening the default volume", "it is no volume")
+            FileKind::Raw => Err(CliError::new(Cause::Unsuitable, "opening the default volume", "it is no volume")
                 .on(path.display())
                 .advise("moving it away, or naming the targets to serve")),
         }

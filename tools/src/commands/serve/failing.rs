@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use sealblock_block::OperationKind;
+use sealblock_block::RequestKind;
 
 use crate::control::server::FailingStatus;
 
@@ -29,21 +29,21 @@ enum Kind {
 }
 
 impl Kind {
-    const fn of(kind: OperationKind) -> Kind {
+    const fn of(kind: RequestKind) -> Kind {
         match kind {
-            OperationKind::Read
-            | OperationKind::Verify
-            | OperationKind::Compare
-            | OperationKind::Digest
-            | OperationKind::Allocation
-            | OperationKind::ReadAnnex => Kind::Reads,
-            OperationKind::Write
-            | OperationKind::WriteZeroes
-            | OperationKind::Discard
-            | OperationKind::WriteUncorrectable
-            | OperationKind::Repair
-            | OperationKind::WriteAnnex => Kind::Writes,
-            OperationKind::Flush => Kind::Flushes,
+            RequestKind::Read
+            | RequestKind::Verify
+            | RequestKind::Compare
+            | RequestKind::Checksum
+            | RequestKind::BlockStatus
+            | RequestKind::ReadReserved => Kind::Reads,
+            RequestKind::Write
+            | RequestKind::WriteZeroes
+            | RequestKind::Discard
+            | RequestKind::WriteUncorrectable
+            | RequestKind::Repair
+            | RequestKind::WriteReserved => Kind::Writes,
+            RequestKind::Flush => Kind::Flushes,
         }
     }
 
@@ -58,7 +58,7 @@ impl Kind {
 
 impl Failing {
     /// A request of this kind failed.
-    pub fn failed(&self, kind: OperationKind, by: &str, reason: &str) {
+    pub fn failed(&self, kind: RequestKind, by: &str, reason: &str) {
         let (kind, now) = (Kind::of(kind), unix_s());
         let reason = reason.chars().take(MOST_CHARACTERS).collect();
         let mut by_kind = self.lock();
@@ -76,7 +76,7 @@ impl Failing {
     }
 
     /// A request of this kind succeeded.
-    pub fn succeeded(&self, kind: OperationKind) {
+    pub fn succeeded(&self, kind: RequestKind) {
         if self.any.load(Ordering::Relaxed) {
             let mut by_kind = self.lock();
             by_kind[Kind::of(kind) as usize] = None;
@@ -106,17 +106,17 @@ mod tests {
     #[test]
     fn what_fails_is_counted_until_one_of_its_kind_succeeds() {
         let failing = Failing::default();
-        failing.failed(OperationKind::Write, "a", "full");
-        failing.failed(OperationKind::Discard, "b", &"x".repeat(10_000));
-        failing.failed(OperationKind::Flush, "a", "gone");
+        failing.failed(RequestKind::Write, "a", "full");
+        failing.failed(RequestKind::Discard, "b", &"x".repeat(10_000));
+        failing.failed(RequestKind::Flush, "a", "gone");
         let now = failing.now();
         assert_eq!((now.len(), now[0].times, now[0].requests.as_str(), now[0].by.as_str()), (2, 2, "writes", "b"));
         assert_eq!(now[0].reason.len(), MOST_CHARACTERS);
-        failing.succeeded(OperationKind::Read);
+        failing.succeeded(RequestKind::Read);
         assert_eq!(failing.now().len(), 2, "reads are another kind");
-        failing.succeeded(OperationKind::WriteZeroes);
+        failing.succeeded(RequestKind::WriteZeroes);
         assert_eq!(failing.now().iter().map(|one| one.requests.as_str()).collect::<Vec<_>>(), ["flushes"]);
-        failing.succeeded(OperationKind::Flush);
+        failing.succeeded(RequestKind::Flush);
         assert!(failing.now().is_empty() && !failing.any.load(Ordering::Relaxed));
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use futures_util::future::join_all;
 use sealblock_exports_nbd::{Client, Server as Nbd};
-use sealblock_exports_nvme_tcp::{Guest, Target as Export};
+use sealblock_exports_nvme_tcp::{ConnectedHost, Target as Export};
 use sealblock_protocols_nvme::nqn::Nqn;
 
 use super::announce::shell_word;
@@ -100,7 +100,7 @@ impl Front {
     }
 
     fn clients(&self) -> Vec<ClientStatus> {
-        let hosts = self.export.guests().into_iter().map(of_host);
+        let hosts = self.export.connected_hosts().into_iter().map(of_host);
         hosts.chain(self.nbd.clients().into_iter().map(of_client)).collect()
     }
 }
@@ -127,7 +127,7 @@ async fn device(offers: &[&Offer], started_unix_s: u64) -> DeviceStatus {
     }
 }
 
-fn of_host(guest: Guest) -> ClientStatus {
+fn of_host(guest: ConnectedHost) -> ClientStatus {
     ClientStatus {
         protocol: "nvme".to_owned(),
         host: guest.host.as_ref().map(Nqn::to_string),

@@ -1,31 +1,31 @@
 //! Damaged blocks as runs, for lines that people read.
 
-use sealblock_block::Fault;
+use sealblock_block::BadBlock;
 
 /// Blocks that follow each other and have one fate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Harmed {
+pub struct BadRun {
     /// The first block.
     pub first: u64,
     /// The last one.
     pub last: u64,
     /// What is wrong with the first one; the field is that of all.
-    pub fault: Fault,
+    pub fault: BadBlock,
     /// Whether all of them are good again.
     pub repaired: bool,
 }
 
 /// Faults, in order, as runs of blocks. A block is repaired when all that is wrong with it is.
-pub fn harmed(faults: &[Fault]) -> Vec<Harmed> {
-    let mut runs: Vec<Harmed> = Vec::new();
+pub fn harmed(faults: &[BadBlock]) -> Vec<BadRun> {
+    let mut runs: Vec<BadRun> = Vec::new();
     for of_block in faults.chunk_by(|a, b| a.lba == b.lba) {
         let (fault, at) = (of_block[0], of_block[0].lba.get());
         let repaired = of_block.iter().all(|fault| fault.repaired);
         match runs.last_mut() {
-            Some(run) if run.last + 1 == at && run.repaired == repaired && run.fault.field == fault.field => {
+            Some(run) if run.last + 1 == at && run.repaired == repaired && run.fault.cause == fault.cause => {
                 run.last = at
             }
-            _ => runs.push(Harmed { first: at, last: at, fault, repaired }),
+            _ => runs.push(BadRun { first: at, last: at, fault, repaired }),
         }
     }
     runs
@@ -34,12 +34,12 @@ pub fn harmed(faults: &[Fault]) -> Vec<Harmed> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sealblock_block::FaultField;
+    use sealblock_block::BadBlockCause;
     use sealblock_integrity::Field;
     use sealblock_units::Lba;
 
-    fn fault(lba: u64, repaired: bool) -> Fault {
-        Fault { repaired, ..Fault::new(Lba::new(lba), FaultField::Tag(Field::Guard), Some(1), Some(2)) }
+    fn fault(lba: u64, repaired: bool) -> BadBlock {
+        BadBlock { repaired, ..BadBlock::new(Lba::new(lba), BadBlockCause::Tag(Field::Guard), Some(1), Some(2)) }
     }
 
     #[test]
@@ -50,7 +50,7 @@ mod tests {
             fault(5, true),
             fault(7, true),
             fault(7, false),
-            Fault::media(Lba::new(8)),
+            BadBlock::media(Lba::new(8)),
         ];
         let runs: Vec<_> = harmed(&faults).iter().map(|run| (run.first, run.last, run.repaired)).collect();
         assert_eq!(runs, [(3, 4, false), (5, 5, true), (7, 7, false), (8, 8, false)]);
@@ -59,8 +59,8 @@ mod tests {
 
     #[test]
     fn blocks_of_another_field_are_another_run() {
-        let media = |lba| Fault::media(Lba::new(lba));
-        let conflict = Fault::new(Lba::new(6), FaultField::Conflict, None, None);
+        let media = |lba| BadBlock::media(Lba::new(lba));
+        let conflict = BadBlock::new(Lba::new(6), BadBlockCause::Conflict, None, None);
         let faults = [media(3), media(4), media(4), media(5), conflict, media(9)];
         let runs: Vec<_> = harmed(&faults).iter().map(|run| (run.first, run.last)).collect();
         assert_eq!(runs, [(3, 5), (6, 6), (9, 9)]);

@@ -8,13 +8,13 @@ use std::fs;
 use sealblock_protocols_nvme::nqn::Nqn;
 
 use crate::identity::uuid_of;
-use crate::target::Target;
+use crate::target::TargetName;
 
 /// The room for a serial number (Base, Identify Controller, field SN).
 const SERIAL_BYTES: usize = 20;
 
 /// The identity of a target without one of its own. `subsystem` tells apart targets that have no place, such as memory.
-pub fn derived(target: &Target, subsystem: &str) -> [u8; 16] {
+pub fn derived(target: &TargetName, subsystem: &str) -> [u8; 16] {
     let machine = fs::read_to_string("/etc/machine-id").unwrap_or_default();
     let place = match target.path() {
         Some(path) => path.canonicalize().unwrap_or_else(|_| path.to_owned()).to_string_lossy().into_owned(),
@@ -35,9 +35,9 @@ mod tests {
 
     #[test]
     fn memory_is_told_apart_by_its_subsystem() {
-        let memory: Target = "mem:1MiB".parse().unwrap();
+        let memory: TargetName = "mem:1MiB".parse().unwrap();
         assert_ne!(derived(&memory, "a"), derived(&memory, "b"));
-        let file: Target = "/nowhere/v".parse().unwrap();
+        let file: TargetName = "/nowhere/v".parse().unwrap();
         assert_eq!(derived(&file, "a"), derived(&file, "b"));
     }
 

@@ -5,13 +5,13 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
-use sealblock_block::{Gate, OperationKind, Stack};
+use sealblock_block::{DynDevice, Gate, RequestKind};
 use sealblock_exports_nvme_tcp::DamageRun;
-use sealblock_layers_multipath::{Observer, PathStatus as PathFacts};
-use sealblock_runtime_reactor::{CoreHandle, Homed, timeout};
+use sealblock_layers_multipath::{PathMonitor, PathStatus as PathFacts};
+use sealblock_runtime_reactor::{CoreHandle, CoreLocal, timeout};
 
 use super::backing::Files;
-use super::scrub::Keeper;
+use super::scrub::ScrubTask;
 use super::witness::Ties;
 use crate::commands::scrub::canonical;
 use crate::control::legs::MirrorStatus;
@@ -26,10 +26,10 @@ const MOST_RUNS: usize = 64;
 
 /// A device on its own core, as long as its scrub is there.
 pub struct Watched {
-    keeper: Rc<Keeper>,
+    keeper: Rc<ScrubTask>,
     /// Not held: who closes a mirror waits for nobody who only looks.
     mirrors: Vec<Weak<OpenMirror>>,
-    paths: Vec<Observer>,
+    paths: Vec<PathMonitor>,
     files: Vec<String>,
     /// The same files, as long as they are open.
     backing: Files,
@@ -47,13 +47,13 @@ fn files(facts: &Facts) -> Vec<String> {
 #[derive(Clone)]
 pub struct Insight {
     core: CoreHandle,
-    watched: Homed<Watched>,
+    watched: CoreLocal<Watched>,
     ties: Ties,
 }
 
 impl Watched {
     /// A device of this core.
-    pub fn new(keeper: &Rc<Keeper>, facts: &Facts) -> Watched {
+    pub fn new(keeper: &Rc<ScrubTask>, facts: &Facts) -> Watched {
         let all = facts.all();
         Watched {
             keeper: Rc::clone(keeper),
@@ -74,7 +74,7 @@ impl Watched {
             files: self.files.clone(),
             file_trouble: self.backing.trouble(),
             mirrors: mirrors.map(|mirror| named(&mirror)).collect(),
-            paths: self.paths.iter().flat_map(Observer::paths).map(path).collect(),
+            paths: self.paths.iter().flat_map(PathMonitor::paths).map(path).collect(),
             lost_metadata: self.lost_metadata.clone(),
             scrub: Some(scrub),
             io: io(&gate),
@@ -85,7 +85,7 @@ impl Watched {
 
 impl Insight {
     /// The way to a device of this core.
-    pub fn new(core: CoreHandle, watched: Homed<Watched>, ties: Ties) -> Insight {
+    pub fn new(core: CoreHandle, watched: CoreLocal<Watched>, ties: Ties) -> Insight {
         Insight { core, watched, ties }
     }
 
@@ -149,22 +149,22 @@ fn path(path: PathFacts) -> PathStatus {
     }
 }
 
-fn io(gate: &Gate<Stack>) -> IoStatus {
+fn io(gate: &Gate<DynDevice>) -> IoStatus {
     let counters = gate.counters();
-    let count = |kind: OperationKind| CountStatus {
+    let count = |kind: RequestKind| CountStatus {
         requests: counters.requests(kind),
         bytes: counters.bytes(kind),
         errors: counters.errors(kind),
     };
-    let operations: BTreeMap<_, _> = OperationKind::ALL.into_iter().map(|kind| (name(kind), count(kind))).collect();
+    let operations: BTreeMap<_, _> = RequestKind::ALL.into_iter().map(|kind| (name(kind), count(kind))).collect();
     IoStatus { in_flight: counters.in_flight(), operations }
 }
 
 /// An operation as a field of JSON.
-fn name(kind: OperationKind) -> String {
+fn name(kind: RequestKind) -> String {
     match kind {
-        OperationKind::ReadAnnex => "read_annex".to_owned(),
-        OperationKind::WriteAnnex => "write_annex".to_owned(),
+        RequestKind::ReadReserved => "read_annex".to_owned(),
+        RequestKind::WriteReserved => "write_annex".to_owned(),
         other => other.name().replace(' ', "_"),
     }
 }

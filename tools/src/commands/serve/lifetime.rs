@@ -10,7 +10,7 @@ use futures_util::future::{Either, select};
 use sealblock_runtime_reactor::{Config, Cores, Placement, Reactor, ShutdownSignal, Signal, shutdown_signal};
 use sealblock_units::ByteCount;
 
-use super::announce::{Announcer, Event};
+use super::announce::{Event, EventWriter};
 use super::backing;
 use super::control::Control;
 use super::hangup::Hangups;
@@ -18,13 +18,13 @@ use super::legs::problem;
 use super::notify::{State, notify};
 use super::orders::Resize;
 use super::plan::Plan;
-use super::scrub::Teller;
+use super::scrub::ScrubEventSender;
 use super::server::Server;
 use super::waiting::Tried;
 use crate::cli::ControlPlace;
 use crate::commands::resize::DOING;
-use crate::control::protocol::Problem;
-use crate::exit::{Exit, Failure};
+use crate::control::protocol::ControlError;
+use crate::exit::{CliError, Exit};
 use crate::uring;
 
 /// How long a core that was busy looks for work before it sleeps, in microseconds: longer than a host on a fast network takes to
@@ -40,10 +40,10 @@ const REST: Duration = Duration::from_secs(1);
 pub fn run(
     plan: &Plan,
     cores: usize,
-    announcer: Announcer,
+    announcer: EventWriter,
     control: Option<&ControlPlace>,
-    again: impl Fn() -> Result<Plan, Failure>,
-) -> Result<Exit, Failure> {
+    again: impl Fn() -> Result<Plan, CliError>,
+) -> Result<Exit, CliError> {
     let failed = |error| uring::of_start(&error);
     // This thread only gives orders; blocks are the cores' business.
     let reactor = Reactor::new(Config { pool_arena_bytes: 0, ..Config::default() }).map_err(failed)?;
@@ -60,17 +60,17 @@ pub fn run(
 async fn live(
     plan: &Plan,
     cores: &Cores,
-    announcer: Announcer,
+    announcer: EventWriter,
     control: Option<&ControlPlace>,
-    again: impl Fn() -> Result<Plan, Failure>,
-) -> Result<(), Failure> {
+    again: impl Fn() -> Result<Plan, CliError>,
+) -> Result<(), CliError> {
     // From here on a signal is an order to end in good order, even while volumes are being opened.
     let mut signal = shutdown_signal();
     install(&mut signal).await;
-    let hangups = Hangups::watch().map_err(|error| Failure::io("waiting for signals", &error))?;
-    backing::watch().map_err(|error| Failure::io("looking after files", &error))?;
+    let hangups = Hangups::watch().map_err(|error| CliError::io("waiting for signals", &error))?;
+    backing::watch().map_err(|error| CliError::io("looking after files", &error))?;
     let control = Control::open(control)?;
-    let mut server = Server::new(cores.handles(), &plan.limits, Teller::here(announcer))?;
+    let mut server = Server::new(cores.handles(), &plan.limits, ScrubEventSender::here(announcer))?;
     let served = match server.change(plan).await {
         Ok(()) => {
             control.offer(server.served());
@@ -122,14 +122,14 @@ async fn until_ended(
     server: &mut Server,
     signal: &mut ShutdownSignal,
     hangups: &Hangups,
-    announcer: Announcer,
+    announcer: EventWriter,
     control: &Control,
-    again: impl Fn() -> Result<Plan, Failure>,
-) -> Result<(), Failure> {
+    again: impl Fn() -> Result<Plan, CliError>,
+) -> Result<(), CliError> {
     loop {
         match next(server, signal, hangups, control).await {
             Turn::End(ended) => {
-                ended.map_err(|error| Failure::io("waiting for signals", &error))?;
+                ended.map_err(|error| CliError::io("waiting for signals", &error))?;
                 notify(State::Stopping);
                 announcer.tell(&Event::Draining { connections: server.connections() });
                 return Ok(());
@@ -147,21 +147,21 @@ async fn until_ended(
     }
 }
 
-async fn resize(server: &mut Server, order: Resize, announcer: Announcer) {
+async fn resize(server: &mut Server, order: Resize, announcer: EventWriter) {
     let resized = server.resize(&order.nqn, order.nsid, ByteCount::new(order.size.get())).await;
     match &resized {
         Ok(report) if report.before_bytes != report.size_bytes => announcer.tell(&Event::Resized(report.clone())),
         Ok(_) => {}
         Err(failure) => tracing::warn!("{}", failure.in_short()),
     }
-    order.answer(resized.map_err(|failure| Problem { why: failure.reason(DOING), ..problem(&failure) }));
+    order.answer(resized.map_err(|failure| ControlError { why: failure.reason(DOING), ..problem(&failure) }));
 }
 
 async fn reload(
     server: &mut Server,
-    announcer: Announcer,
+    announcer: EventWriter,
     control: &Control,
-    again: &impl Fn() -> Result<Plan, Failure>,
+    again: &impl Fn() -> Result<Plan, CliError>,
 ) {
     notify(State::Reloading);
     match take_plan(server, again).await {
@@ -177,7 +177,7 @@ async fn reload(
     notify(State::Ready);
 }
 
-async fn take_plan(server: &mut Server, again: &impl Fn() -> Result<Plan, Failure>) -> Result<(), Failure> {
+async fn take_plan(server: &mut Server, again: &impl Fn() -> Result<Plan, CliError>) -> Result<(), CliError> {
     let plan = again()?;
     server.change(&plan).await?;
     if server.waits_for_restart(&plan) {

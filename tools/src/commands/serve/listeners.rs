@@ -8,9 +8,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use sealblock_runtime_reactor::net::{self, Listener};
-use sealblock_runtime_reactor::{CoreHandle, Homed, JoinHandle, spawn};
+use sealblock_runtime_reactor::{CoreHandle, CoreLocal, JoinHandle, spawn};
 
-use crate::exit::{Cause, Failure};
+use crate::exit::{Cause, CliError};
 
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 128;
@@ -28,10 +28,10 @@ impl Inherited {
     ///
     /// # Errors
     /// When there are other things than TCP sockets among it.
-    pub fn take() -> Result<Inherited, Failure> {
+    pub fn take() -> Result<Inherited, CliError> {
         let failed = |error: net::InheritedError| {
             let advice = "ListenStream= with an address and a port in the .socket unit";
-            Failure::new(Cause::Usage, "listening", error).advise(advice)
+            CliError::new(Cause::Usage, "listening", error).advise(advice)
         };
         net::Inherited::all().map(|all| Inherited(Arc::new(all))).map_err(failed)
     }
@@ -52,7 +52,7 @@ impl Inherited {
 }
 
 /// A listener that accepts.
-pub struct Ear {
+pub struct ActiveListener {
     /// The address that was asked for.
     pub planned: SocketAddr,
     /// The address it got.
@@ -63,54 +63,58 @@ pub struct Ear {
 /// Accepting, on the listener's core.
 pub struct Accepting {
     core: CoreHandle,
-    task: Homed<JoinHandle<()>>,
+    task: CoreLocal<JoinHandle<()>>,
 }
 
 /// A listener on its core, before it accepts.
 pub struct Idle {
     core: CoreHandle,
-    listener: Homed<std::cell::Cell<Option<Listener>>>,
+    listener: CoreLocal<std::cell::Cell<Option<Listener>>>,
 }
 
 /// A listener that is bound and accepts nothing yet.
-pub struct Bound {
+pub struct BoundListener {
     planned: SocketAddr,
     /// The address it got.
     pub address: SocketAddr,
     idle: Idle,
 }
 
-impl Bound {
+impl BoundListener {
     /// Listens, or takes over the socket that listens there already.
     ///
     /// # Errors
     /// When the address is taken, not this machine's, or not allowed.
-    pub async fn bind(core: &CoreHandle, planned: SocketAddr, inherited: &Inherited) -> Result<Bound, Failure> {
+    pub async fn bind(
+        core: &CoreHandle,
+        planned: SocketAddr,
+        inherited: &Inherited,
+    ) -> Result<BoundListener, CliError> {
         let there = inherited.at(planned).transpose().map_err(|error| of_bind(&error, planned))?;
         let bound = core.call(move || async move {
             let listener = there.map_or_else(|| Listener::bind(planned, BACKLOG), Listener::from_fd)?;
             Ok((listener.local_addr()?, at_home(listener)))
         });
-        let bound = bound.await.map_err(|gone| Failure::new(Cause::Io, "listening", gone).on(planned))?;
+        let bound = bound.await.map_err(|gone| CliError::new(Cause::Io, "listening", gone).on(planned))?;
         let (address, listener) = bound.map_err(|error| of_bind(&error, planned))?;
-        Ok(Bound { planned, address, idle: Idle { core: core.clone(), listener } })
+        Ok(BoundListener { planned, address, idle: Idle { core: core.clone(), listener } })
     }
 
     /// Has `serve` accept connections from now on, on the listener's core.
     ///
     /// # Errors
     /// When the core has stopped.
-    pub async fn accept<F>(self, serve: impl FnOnce(Listener) -> F + Send + 'static) -> Result<Ear, Failure>
+    pub async fn accept<F>(self, serve: impl FnOnce(Listener) -> F + Send + 'static) -> Result<ActiveListener, CliError>
     where
         F: Future<Output = io::Result<()>>,
     {
         let accepting = self.idle.accept(self.address.to_string(), serve).await?;
-        Ok(Ear { planned: self.planned, address: self.address, accepting })
+        Ok(ActiveListener { planned: self.planned, address: self.address, accepting })
     }
 }
 
-fn at_home(listener: Listener) -> Homed<std::cell::Cell<Option<Listener>>> {
-    Homed::new(Rc::new(std::cell::Cell::new(Some(listener))))
+fn at_home(listener: Listener) -> CoreLocal<std::cell::Cell<Option<Listener>>> {
+    CoreLocal::new(Rc::new(std::cell::Cell::new(Some(listener))))
 }
 
 impl Idle {
@@ -118,10 +122,10 @@ impl Idle {
     ///
     /// # Errors
     /// When that core has stopped, or cannot wait for it.
-    pub async fn take(core: &CoreHandle, socket: OwnedFd, name: &str) -> Result<Idle, Failure> {
+    pub async fn take(core: &CoreHandle, socket: OwnedFd, name: &str) -> Result<Idle, CliError> {
         let taken = core.call(move || async move { Listener::from_fd(socket).map(at_home) });
-        let taken = taken.await.map_err(|gone| Failure::new(Cause::Io, "listening", gone).on(name))?;
-        let listener = taken.map_err(|error| Failure::io("listening", &error).on(name))?;
+        let taken = taken.await.map_err(|gone| CliError::new(Cause::Io, "listening", gone).on(name))?;
+        let listener = taken.map_err(|error| CliError::io("listening", &error).on(name))?;
         Ok(Idle { core: core.clone(), listener })
     }
 
@@ -133,14 +137,14 @@ impl Idle {
         self,
         name: String,
         serve: impl FnOnce(Listener) -> F + Send + 'static,
-    ) -> Result<Accepting, Failure>
+    ) -> Result<Accepting, CliError>
     where
         F: Future<Output = io::Result<()>>,
     {
         let (listener, address) = (self.listener, name.clone());
         let task = self.core.call(move || async move {
             let listener = listener.get().and_then(|listener| listener.take());
-            Homed::new(Rc::new(spawn(async move {
+            CoreLocal::new(Rc::new(spawn(async move {
                 let Some(listener) = listener else { return };
                 if let Err(error) = serve(listener).await {
                     // The connections that are there and the other listeners go on.
@@ -148,7 +152,7 @@ impl Idle {
                 }
             })))
         });
-        let task = task.await.map_err(|gone| Failure::new(Cause::Io, "listening", gone).on(name))?;
+        let task = task.await.map_err(|gone| CliError::new(Cause::Io, "listening", gone).on(name))?;
         Ok(Accepting { core: self.core, task })
     }
 }
@@ -161,19 +165,19 @@ pub async fn bind_new(
     core: &CoreHandle,
     planned: &[SocketAddr],
     inherited: &Inherited,
-    ears: &[Ear],
-) -> Result<Vec<Bound>, Failure> {
+    ears: &[ActiveListener],
+) -> Result<Vec<BoundListener>, CliError> {
     let mut bound = Vec::new();
     for address in planned {
         if !ears.iter().any(|ear| ear.planned == *address) {
-            bound.push(Bound::bind(core, *address, inherited).await?);
+            bound.push(BoundListener::bind(core, *address, inherited).await?);
         }
     }
     Ok(bound)
 }
 
 /// Closes the ears that are planned no more.
-pub async fn close_old(ears: &mut Vec<Ear>, planned: &[SocketAddr]) {
+pub async fn close_old(ears: &mut Vec<ActiveListener>, planned: &[SocketAddr]) {
     let (stay, go) = std::mem::take(ears).into_iter().partition(|ear| planned.contains(&ear.planned));
     *ears = stay;
     for ear in go {
@@ -181,7 +185,7 @@ pub async fn close_old(ears: &mut Vec<Ear>, planned: &[SocketAddr]) {
     }
 }
 
-impl Ear {
+impl ActiveListener {
     /// Accepts no more. Connections stay.
     pub async fn close(self) {
         self.accepting.end().await;
@@ -209,12 +213,12 @@ impl Accepting {
     }
 }
 
-fn of_bind(error: &io::Error, address: SocketAddr) -> Failure {
+fn of_bind(error: &io::Error, address: SocketAddr) -> CliError {
     let (cause, advice) = match error.kind() {
         io::ErrorKind::AddrInUse => (Cause::Refused, "another address and port; port 0 chooses a free one"),
         io::ErrorKind::PermissionDenied => (Cause::Refused, "a port from 1024 on, such as 4420 or 10809"),
         io::ErrorKind::AddrNotAvailable => (Cause::Unreachable, "an address of this machine, such as 127.0.0.1"),
         _ => (Cause::Io, "another address and port"),
     };
-    Failure::new(cause, "listening", error).on(address).advise(advice)
+    CliError::new(cause, "listening", error).on(address).advise(advice)
 }

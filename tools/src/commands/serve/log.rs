@@ -26,8 +26,8 @@ use tracing_subscriber::{Registry, reload};
 use super::recent;
 use crate::cli::LogLevel;
 use crate::control::log::LogReport;
-use crate::control::protocol::{Problem, ProblemKind};
-use crate::exit::{Cause, Failure};
+use crate::control::protocol::{ControlError, ProblemKind};
+use crate::exit::{Cause, CliError};
 use crate::report::notes_are_logged;
 
 /// The level where the command line has none.
@@ -43,11 +43,11 @@ const LEFT_OUT: &str = "not_told";
 ///
 /// # Errors
 /// Bad usage: the variable names no level.
-pub fn install(asked: Option<LogLevel>, json: bool) -> Result<(), Failure> {
+pub fn install(asked: Option<LogLevel>, json: bool) -> Result<(), CliError> {
     let level = match (asked, env::var(VARIABLE)) {
         (Some(level), _) => level,
         (None, Ok(text)) => {
-            level_of(&text).map_err(|why| Failure::new(Cause::Usage, "reading the environment", why))?
+            level_of(&text).map_err(|why| CliError::new(Cause::Usage, "reading the environment", why))?
         }
         (None, Err(_)) => LogLevel::default(),
     };
@@ -59,7 +59,7 @@ pub fn install(asked: Option<LogLevel>, json: bool) -> Result<(), Failure> {
         .with_writer(io::stderr);
     *lock(&LEVEL) = level;
     let installed = tracing_subscriber::registry().with(made).with(lines).try_init();
-    installed.map_err(|error| Failure::new(Cause::Io, "starting", error))?;
+    installed.map_err(|error| CliError::new(Cause::Io, "starting", error))?;
     // Nothing was there before, or there would have been an error.
     let _ = MADE.set(handle);
     notes_are_logged();
@@ -84,7 +84,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 ///
 /// # Errors
 /// When lines are not made by this process' own rules.
-pub fn change(level: Option<LogLevel>) -> Result<LogReport, Problem> {
+pub fn change(level: Option<LogLevel>) -> Result<LogReport, ControlError> {
     let before = *lock(&LEVEL);
     let report = LogReport { pid: std::process::id(), before, level: level.unwrap_or(before) };
     if report.level == before {
@@ -99,8 +99,8 @@ pub fn change(level: Option<LogLevel>) -> Result<LogReport, Problem> {
     let reloaded = MADE.get().map(|handle| handle.reload(made(report.level)));
     match reloaded {
         Some(Ok(())) => *lock(&LEVEL) = report.level,
-        Some(Err(error)) => return Err(Problem::new(ProblemKind::Failed, error)),
-        None => return Err(Problem::new(ProblemKind::Failed, "this process has no log")),
+        Some(Err(error)) => return Err(ControlError::new(ProblemKind::Failed, error)),
+        None => return Err(ControlError::new(ProblemKind::Failed, "this process has no log")),
     }
     if !is_less {
         tell();
@@ -109,7 +109,7 @@ pub fn change(level: Option<LogLevel>) -> Result<LogReport, Problem> {
 }
 
 /// Tells why the server ends, as a JSON object.
-pub fn tell_end(failure: &Failure) {
+pub fn tell_end(failure: &CliError) {
     let mut line = Line::begin(Level::ERROR);
     line.put("message", Value::from(one_line(&failure.in_short())));
     if let Some(advice) = failure.advice() {

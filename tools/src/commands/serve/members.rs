@@ -3,12 +3,12 @@
 
 use std::collections::BTreeSet;
 
-use super::devices::Device;
+use super::devices::ServedDevice;
 use super::plan::NamespacePlan;
 use crate::commands::scrub::canonical;
-use crate::control::protocol::Order;
-use crate::exit::{Cause, Failure};
-use crate::target::{GroupKind, Target};
+use crate::control::protocol::ControlCommand;
+use crate::exit::{Cause, CliError};
+use crate::target::{GroupKind, TargetName};
 
 /// How a device fits what is planned.
 #[derive(PartialEq, Eq, Debug)]
@@ -24,7 +24,7 @@ pub enum Fit {
 }
 
 /// How a device fits what is planned.
-pub async fn fit(device: &Device, plan: &NamespacePlan) -> Fit {
+pub async fn fit(device: &ServedDevice, plan: &NamespacePlan) -> Fit {
     if device.access != plan.access() || device.usage != plan.usage {
         return Fit::No;
     }
@@ -32,7 +32,7 @@ pub async fn fit(device: &Device, plan: &NamespacePlan) -> Fit {
     let (Some(named), Some(mirror)) = (legs_of(&plan.target), &device.mirror) else {
         return if is_its_name { Fit::Same } else { Fit::No };
     };
-    match mirror.order(Order::MirrorStatus).await {
+    match mirror.order(ControlCommand::MirrorStatus).await {
         Ok(status) => {
             let members = status.legs.into_iter().filter(|leg| leg.standing != "removed").map(|leg| leg.leg).collect();
             of_members(members, named, is_its_name)
@@ -49,22 +49,22 @@ pub async fn fit(device: &Device, plan: &NamespacePlan) -> Fit {
 }
 
 /// A plan that names members other than a mirror's.
-pub fn of_others(target: &Target, members: &[String]) -> Failure {
+pub fn of_others(target: &TargetName, members: &[String]) -> CliError {
     let why = format!("the members of the mirror that is served are {}", members.join(" and "));
-    Failure::new(Cause::Refused, "changing the members of a mirror by its name", why).on(target).advise(
+    CliError::new(Cause::Refused, "changing the members of a mirror by its name", why).on(target).advise(
         "`sealblock mirror add`, `remove` or `replace`, which change them while it is served; then the name of the members that it has",
     )
 }
 
-fn legs_of(target: &Target) -> Option<&[Target]> {
+fn legs_of(target: &TargetName) -> Option<&[TargetName]> {
     match target {
-        Target::Group { kind: GroupKind::Mirror, legs } => Some(legs),
+        TargetName::Group { kind: GroupKind::Mirror, legs } => Some(legs),
         _ => None,
     }
 }
 
 /// `is_old_name` says that the mirror was opened by this name.
-fn of_members(members: Vec<String>, named: &[Target], is_old_name: bool) -> Fit {
+fn of_members(members: Vec<String>, named: &[TargetName], is_old_name: bool) -> Fit {
     let here: BTreeSet<String> = members.iter().map(|member| settled(member)).collect();
     let wanted: BTreeSet<String> = named.iter().map(|leg| settled(&leg.to_string())).collect();
     if here == wanted {
@@ -80,8 +80,8 @@ fn of_members(members: Vec<String>, named: &[Target], is_old_name: bool) -> Fit 
 
 /// The name of a member as such names are compared: one path has many.
 fn settled(name: &str) -> String {
-    let target: Option<Target> = name.parse().ok();
-    target.as_ref().and_then(Target::path).and_then(canonical).unwrap_or_else(|| name.to_owned())
+    let target: Option<TargetName> = name.parse().ok();
+    target.as_ref().and_then(TargetName::path).and_then(canonical).unwrap_or_else(|| name.to_owned())
 }
 
 #[cfg(test)]
@@ -97,7 +97,7 @@ mod tests {
         let at = |name: &str| folder.path().join(name).display().to_string();
         let roundabout = format!("{}/./b", folder.path().display());
         let members = || vec![at("a"), roundabout.clone()];
-        let named = |names: &[&str]| names.iter().map(|name| at(name).parse().unwrap()).collect::<Vec<Target>>();
+        let named = |names: &[&str]| names.iter().map(|name| at(name).parse().unwrap()).collect::<Vec<TargetName>>();
         assert_eq!(of_members(members(), &named(&["b", "a"]), false), Fit::Same);
         assert_eq!(of_members(members(), &named(&["a", "b"]), true), Fit::Same);
         assert_eq!(of_members(members(), &named(&["a", "c"]), true), Fit::Outdated(members()));

@@ -6,20 +6,20 @@ use std::collections::VecDeque;
 use std::num::NonZeroU64;
 use std::rc::Rc;
 
-use sealblock_block::Event;
-use sealblock_runtime_reactor::Bell;
+use sealblock_block::Condition;
+use sealblock_runtime_reactor::Notify;
 
-use crate::control::protocol::{Problem, ProblemKind};
+use crate::control::protocol::{ControlError, ProblemKind};
 use crate::control::resized::ResizeReport;
 
 /// What comes of an order.
-pub type Resized = Result<ResizeReport, Problem>;
+pub type Resized = Result<ResizeReport, ControlError>;
 
 /// Orders that wait. Their number is bounded by that of connections, each of which waits for its answer.
 #[derive(Default)]
 pub struct Orders {
     waiting: RefCell<VecDeque<Resize>>,
-    bell: Bell,
+    bell: Notify,
 }
 
 /// Give a namespace another size.
@@ -37,7 +37,7 @@ pub struct Resize {
 #[derive(Default)]
 struct Reply {
     answer: RefCell<Option<Resized>>,
-    came: Event,
+    came: Condition,
 }
 
 impl Orders {
@@ -46,7 +46,7 @@ impl Orders {
         let reply = Rc::new(Reply::default());
         self.waiting.borrow_mut().push_back(Resize { nqn, nsid, size, reply: Rc::clone(&reply) });
         self.bell.ring();
-        reply.came.until(|| reply.answer.borrow().is_some()).await;
+        reply.came.wait_until(|| reply.answer.borrow().is_some()).await;
         reply.answer.take().unwrap_or_else(|| Err(gone()))
     }
 
@@ -76,6 +76,6 @@ impl Resize {
     }
 }
 
-fn gone() -> Problem {
-    Problem::new(ProblemKind::Refused, "the server is ending")
+fn gone() -> ControlError {
+    ControlError::new(ProblemKind::Refused, "the server is ending")
 }

@@ -14,9 +14,9 @@ use sealblock_scrub::Settings;
 use super::listeners::Inherited;
 use super::scrub;
 use crate::cli::{Protection, Serve};
-use crate::exit::{Cause, Failure};
+use crate::exit::{Cause, CliError};
 use crate::stack::{Access, Usage};
-use crate::target::Target;
+use crate::target::TargetName;
 
 /// What the names of subsystems that have none begin with.
 pub const NQN_PREFIX: &str = "nqn.2026-11.io.sealblock:";
@@ -70,7 +70,7 @@ pub struct NamespacePlan {
     /// Its identifier, from 1.
     pub nsid: u32,
     /// What it is.
-    pub target: Target,
+    pub target: TargetName,
     /// What hosts see of its protection information.
     pub protection: Protection,
     /// Whether it takes no changes.
@@ -100,13 +100,13 @@ impl NamespacePlan {
 
 impl Plan {
     /// The plan of a command line: a subsystem for each target.
-    pub fn of_targets(arguments: &Serve, targets: &[Target]) -> Plan {
+    pub fn of_targets(arguments: &Serve, targets: &[TargetName]) -> Plan {
         let hosts = match arguments.allow_host.as_slice() {
             [] => Hosts::Any,
             names => Hosts::Only(names.to_vec()),
         };
         let scrub = scrub::settings_of(arguments);
-        let subsystem = |(nqn, target): (Nqn, &Target)| SubsystemPlan {
+        let subsystem = |(nqn, target): (Nqn, &TargetName)| SubsystemPlan {
             nqn,
             hosts: hosts.clone(),
             serial: None,
@@ -150,13 +150,13 @@ impl Plan {
     ///
     /// # Errors
     /// Bad usage: a file that is served twice, two NBD exports of one name, a listener for NBD that has nothing to offer.
-    pub fn check(&self) -> Result<(), Failure> {
+    pub fn check(&self) -> Result<(), CliError> {
         let mut seen = BTreeSet::<PathBuf>::new();
         for target in self.targets() {
             // A path that cannot be resolved is told when it is opened.
             for path in target.paths().into_iter().filter_map(|path| path.canonicalize().ok()) {
                 if !seen.insert(path) {
-                    return Err(Failure::new(Cause::Usage, "serving", "a file of it is named twice")
+                    return Err(CliError::new(Cause::Usage, "serving", "a file of it is named twice")
                         .on(target)
                         .advise("each file or device once"));
                 }
@@ -171,7 +171,7 @@ impl Plan {
     }
 
     /// Every target of every namespace.
-    pub fn targets(&self) -> impl Iterator<Item = &Target> {
+    pub fn targets(&self) -> impl Iterator<Item = &TargetName> {
         self.subsystems.iter().flat_map(|subsystem| subsystem.namespaces.iter().map(|namespace| &namespace.target))
     }
 
@@ -193,7 +193,7 @@ fn is_reachable(addresses: &[SocketAddr]) -> bool {
 }
 
 /// A name for each target, no two alike.
-fn names(targets: &[Target]) -> Vec<Nqn> {
+fn names(targets: &[TargetName]) -> Vec<Nqn> {
     let mut taken = BTreeSet::new();
     let mut nqns = Vec::with_capacity(targets.len());
     for target in targets {
@@ -207,17 +207,17 @@ fn names(targets: &[Target]) -> Vec<Nqn> {
 }
 
 /// A name for a target: its file's, or its kind's, in characters that need no quotes anywhere.
-fn name_of(target: &Target) -> String {
+fn name_of(target: &TargetName) -> String {
     let raw = match target {
-        Target::File(path) | Target::Raw(path) | Target::Linux(path) => {
+        TargetName::File(path) | TargetName::Raw(path) | TargetName::Linux(path) => {
             path.file_stem().map_or(String::new(), |stem| stem.to_string_lossy().into_owned())
         }
-        Target::Memory(_) => "mem".to_owned(),
-        Target::Null(_) => "null".to_owned(),
-        Target::NvmeTcp { nqn, .. } => nqn.rsplit(':').next().unwrap_or_default().to_owned(),
-        Target::Nbd { export, .. } => export.clone(),
-        Target::Group { kind, .. } => kind.name().to_owned(),
-        Target::Offset { target, .. } | Target::Fault { target, .. } => return name_of(target),
+        TargetName::Memory(_) => "mem".to_owned(),
+        TargetName::Null(_) => "null".to_owned(),
+        TargetName::NvmeTcp { nqn, .. } => nqn.rsplit(':').next().unwrap_or_default().to_owned(),
+        TargetName::Nbd { export, .. } => export.clone(),
+        TargetName::Group { kind, .. } => kind.name().to_owned(),
+        TargetName::Offset { target, .. } | TargetName::Fault { target, .. } => return name_of(target),
     };
     let legal = |c: char| if c.is_ascii_alphanumeric() || "-._".contains(c) { c } else { '-' };
     let name: String = raw.chars().map(legal).take(MOST_NAME_BYTES).collect();
@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     fn named(targets: &[&str]) -> Vec<String> {
-        let targets: Vec<Target> = targets.iter().map(|text| text.parse().unwrap()).collect();
+        let targets: Vec<TargetName> = targets.iter().map(|text| text.parse().unwrap()).collect();
         names(&targets).iter().map(|nqn| nqn.as_str().strip_prefix(NQN_PREFIX).unwrap().to_owned()).collect()
     }
 

@@ -12,7 +12,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use sealblock_block::{AnnexSlot, Answer, Device, Operation};
+use sealblock_block::{Device, Request, ReservedArea, Response};
 use sealblock_layers_remote_core::{Quiesced, SharedDevice};
 use sealblock_media_file::FileMedium;
 use sealblock_media_volume::{Mutation, ResizeError, ResizeOptions, resize};
@@ -20,14 +20,14 @@ use sealblock_runtime_reactor::{now, sleep, timeout};
 use sealblock_units::ByteCount;
 
 use super::plan::NamespacePlan;
-use super::scrub::Keeper;
+use super::scrub::ScrubTask;
 use crate::commands::resize::{DOING, blocks_of};
 use crate::control::resized::ResizeReport;
-use crate::exit::{Cause, Failure};
+use crate::exit::{Cause, CliError};
 use crate::stack::{
     Access, Closer, FileVolume, Opened, ReactorClock, Usage, bars_resizing, of_block, of_resize, open_again,
 };
-use crate::target::Target;
+use crate::target::TargetName;
 
 /// How long requests under way may take to end. None begins meanwhile, so that hosts must not lose patience: theirs is 30 s or more.
 const DRAIN: Duration = Duration::from_secs(10);
@@ -40,12 +40,12 @@ const LOOK: Duration = Duration::from_millis(1);
 
 /// A device on its own core, for as long as it is served.
 pub struct AtHome {
-    target: Target,
+    target: TargetName,
     access: Access,
     usage: Usage,
     /// Nothing when it could not be opened anew.
     closer: RefCell<Option<Closer>>,
-    keeper: Rc<Keeper>,
+    keeper: Rc<ScrubTask>,
 }
 
 /// What came of it.
@@ -53,7 +53,7 @@ pub struct Resizing {
     /// The device with the size that it has now, if it was opened anew.
     pub device: Option<SharedDevice>,
     /// What was done, or why not.
-    pub outcome: Result<ResizeReport, Failure>,
+    pub outcome: Result<ResizeReport, CliError>,
 }
 
 /// A volume that may be resized.
@@ -64,7 +64,7 @@ struct Chosen {
 
 impl AtHome {
     /// A device that was opened for this plan, and its scrub.
-    pub fn new(plan: &NamespacePlan, closer: Closer, keeper: Rc<Keeper>) -> AtHome {
+    pub fn new(plan: &NamespacePlan, closer: Closer, keeper: Rc<ScrubTask>) -> AtHome {
         let (target, access, usage) = (plan.target.clone(), plan.access(), plan.usage);
         AtHome { target, access, usage, closer: RefCell::new(Some(closer)), keeper }
     }
@@ -73,7 +73,7 @@ impl AtHome {
     ///
     /// # Errors
     /// As [`Closer::close`].
-    pub async fn close(&self) -> Result<(), Failure> {
+    pub async fn close(&self) -> Result<(), CliError> {
         let closer = self.closer.take();
         match closer {
             Some(closer) => closer.close().await,
@@ -84,7 +84,7 @@ impl AtHome {
 
     /// Gives a volume another size. `shared` is what hosts use it by.
     pub async fn resize(&self, shared: &SharedDevice, size: ByteCount) -> Resizing {
-        let refused = |failure: Failure| Resizing { device: None, outcome: Err(failure.on(&self.target)) };
+        let refused = |failure: CliError| Resizing { device: None, outcome: Err(failure.on(&self.target)) };
         let chosen = match self.choose(size) {
             Ok(chosen) => chosen,
             Err(failure) => return refused(failure),
@@ -111,8 +111,8 @@ impl AtHome {
     }
 
     /// The volume, if it may be resized to this.
-    fn choose(&self, size: ByteCount) -> Result<Chosen, Failure> {
-        let refuse = |cause, why: &str| Failure::new(cause, DOING, why);
+    fn choose(&self, size: ByteCount) -> Result<Chosen, CliError> {
+        let refuse = |cause, why: &str| CliError::new(cause, DOING, why);
         let closer = self.closer.borrow();
         let Some(closer) = &*closer else {
             return Err(refuse(Cause::Unreachable, "it could not be opened anew after its size was changed")
@@ -179,7 +179,7 @@ impl AtHome {
         tracing::error!("{}: {why}", self.target);
         quiesced.empty(why.clone());
         self.keeper.lose();
-        let failure = Failure::new(Cause::Io, DOING, why).on(&self.target).advise("starting the server anew");
+        let failure = CliError::new(Cause::Io, DOING, why).on(&self.target).advise("starting the server anew");
         Resizing { device: None, outcome: Err(failure) }
     }
 
@@ -198,10 +198,10 @@ impl AtHome {
 }
 
 /// Refuses a member of a group, which a host may have made it since it was opened.
-async fn check_label(shared: &SharedDevice) -> Result<(), Failure> {
-    let label = shared.attach().execute(Operation::ReadAnnex { slot: AnnexSlot::Group }).await;
+async fn check_label(shared: &SharedDevice) -> Result<(), CliError> {
+    let label = shared.attach().execute(Request::ReadReserved { slot: ReservedArea::GroupLabel }).await;
     let label = label.map_err(|error| of_block("reading its label", &error))?;
-    if let Answer::Annex(label) = label
+    if let Response::Reserved(label) = label
         && let Some(why) = Some(label).filter(|label| !label.is_empty()).and_then(|label| bars_resizing(&label))
     {
         return Err(of_resize(DOING, &ResizeError::Member(why)));
@@ -210,16 +210,16 @@ async fn check_label(shared: &SharedDevice) -> Result<(), Failure> {
 }
 
 /// Lets no further request begin, and waits until those under way have ended. Gives the time from which on requests wait, too.
-async fn drained(shared: &SharedDevice) -> Result<(Quiesced, Instant), Failure> {
+async fn drained(shared: &SharedDevice) -> Result<(Quiesced, Instant), CliError> {
     // What is durable already is not waited for while requests wait.
-    let flushed = shared.attach().execute(Operation::Flush).await;
+    let flushed = shared.attach().execute(Request::Flush).await;
     flushed.map_err(|error| of_block("flushing before the size is changed", &error))?;
     let since = now();
-    let busy = || Failure::new(Cause::Refused, DOING, "somebody else is changing it");
+    let busy = || CliError::new(Cause::Refused, DOING, "somebody else is changing it");
     let quiesced = shared.quiesce().ok_or_else(busy)?;
     if timeout(DRAIN, quiesced.drained()).await.is_err() {
         let why = format!("{} requests under way did not end within {} s", quiesced.under_way(), DRAIN.as_secs());
-        return Err(Failure::new(Cause::Io, DOING, why).advise("again when the volume is less busy"));
+        return Err(CliError::new(Cause::Io, DOING, why).advise("again when the volume is less busy"));
     }
     Ok((quiesced, since))
 }
@@ -237,7 +237,7 @@ async fn let_go(volume: Rc<FileVolume>) -> Result<(), String> {
 }
 
 /// Resizes the volume on a medium that no volume is open on.
-async fn change(medium: &Rc<FileMedium>, capacity_blocks: u64) -> Result<(), Failure> {
+async fn change(medium: &Rc<FileMedium>, capacity_blocks: u64) -> Result<(), CliError> {
     let options = ResizeOptions { capacity_blocks, bars: bars_resizing, mutation: Mutation::None };
     resize(&**medium, ReactorClock, &options).await.map(drop).map_err(|error| of_resize(DOING, &error))
 }

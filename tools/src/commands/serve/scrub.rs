@@ -1,32 +1,32 @@
 //! The scrub of one served device: a `sealblock_scrub::Scrub` with a clock, a device, and a place for what it remembers.
 //!
-//! A [`Keeper`] lives on the core of its device and works beside the requests of hosts, one piece at a time. A [`ScrubHandle`]
+//! A [`ScrubTask`] lives on the core of its device and works beside the requests of hosts, one piece at a time. A [`ScrubHandle`]
 //! reaches it from elsewhere. What it finds is known to the namespaces at once (`check.rs`); what it remembers lies in the annex
 //! of the device, where it has one (`memory.rs`).
 
 mod check;
 mod handle;
-mod memory;
 mod news;
+mod state_store;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Weak;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use sealblock_block::{Device, Event, Gate, Operation, Outcome, Stack};
+use sealblock_block::{Condition, Device, DynDevice, Gate, Outcome, Request};
 use sealblock_exports_nvme_tcp::NamespaceState;
 use sealblock_layers_remote_core::Attached;
-use sealblock_runtime_reactor::{Bell, JoinHandle, now, spawn, timeout, yield_now};
-use sealblock_scrub::{Activity, Moment, Scrub, Settings, Shape, Step};
+use sealblock_runtime_reactor::{JoinHandle, Notify, now, spawn, timeout, yield_now};
+use sealblock_scrub::{Activity, Now, Scrub, Settings, Shape, Step};
 
 use crate::cli::Serve;
 use crate::control::status::{KeptWord, ScrubStatus};
 use crate::target::Called;
-use memory::Memory;
+use state_store::StateStore;
 
 pub use handle::ScrubHandle;
-pub use news::{ScrubFinished, ScrubStarted, Teller};
+pub use news::{ScrubEventSender, ScrubFinished, ScrubStarted};
 
 /// How long the piece under way gets when the device is closed.
 const LAST_PIECE: Duration = Duration::from_secs(5);
@@ -40,26 +40,26 @@ pub fn settings_of(arguments: &Serve) -> Settings {
     }
 }
 
-fn shape_of(gate: &Gate<Stack>) -> Shape {
+fn shape_of(gate: &Gate<DynDevice>) -> Shape {
     let geometry = gate.geometry();
     let (block_size, capacity_blocks) = (geometry.block_size, geometry.capacity_blocks);
-    Shape { block_size, capacity_blocks, most_blocks: geometry.limits.verify.get() }
+    Shape { block_size, capacity_blocks, most_blocks: geometry.limits.max_verify_blocks.get() }
 }
 
 /// The scrub of a device, on the device's core.
-pub struct Keeper {
+pub struct ScrubTask {
     target: Called,
     /// Nothing while its size is being changed.
-    gate: RefCell<Option<Rc<Gate<Stack>>>>,
+    gate: RefCell<Option<Rc<Gate<DynDevice>>>>,
     /// The same as hosts reach it: what the scrub mends keeps away from what they have locked.
     device: Attached,
     /// Where hosts learn of damage. The device has it, and looks whether namespaces do.
     state: Weak<NamespaceState>,
-    teller: Teller,
+    teller: ScrubEventSender,
     scrub: RefCell<Scrub>,
     /// Nothing before the first.
     settings: Cell<Option<Settings>>,
-    memory: Memory,
+    memory: StateStore,
     /// Requests of the scrub that the gate has counted among everybody's.
     own_requests: Cell<u64>,
     /// Lines of damage of the run under way that were told.
@@ -67,27 +67,27 @@ pub struct Keeper {
     /// Whether it was told of that run that not everything of it can be checked.
     told_unchecked: Cell<bool>,
     trouble: RefCell<Option<String>>,
-    bell: Bell,
+    bell: Notify,
     closing: Cell<bool>,
     /// Its device is being changed, and comes back or is lost soon.
     is_away: Cell<bool>,
-    settled: Event,
+    settled: Condition,
     task: RefCell<Option<JoinHandle<()>>>,
     epoch: Instant,
 }
 
-impl Keeper {
+impl ScrubTask {
     /// The scrub of a device of this core, as it was left.
     pub async fn open(
         target: Called,
-        gate: Rc<Gate<Stack>>,
+        gate: Rc<Gate<DynDevice>>,
         device: Attached,
         state: Weak<NamespaceState>,
-        teller: Teller,
-    ) -> Rc<Keeper> {
+        teller: ScrubEventSender,
+    ) -> Rc<ScrubTask> {
         let shape = shape_of(&gate);
-        let keeper = Keeper {
-            memory: Memory::of(&target.now(), &gate.abilities()),
+        let keeper = ScrubTask {
+            memory: StateStore::of(&target.now(), &gate.abilities()),
             target,
             gate: RefCell::new(Some(gate)),
             device,
@@ -99,10 +99,10 @@ impl Keeper {
             told: Cell::new(0),
             told_unchecked: Cell::new(false),
             trouble: RefCell::default(),
-            bell: Bell::default(),
+            bell: Notify::default(),
             closing: Cell::new(false),
             is_away: Cell::new(false),
-            settled: Event::default(),
+            settled: Condition::default(),
             task: RefCell::default(),
             epoch: now(),
         };
@@ -111,7 +111,7 @@ impl Keeper {
     }
 
     /// Has these settings count; from the first on, the scrub does what it is to do.
-    fn configure(self: &Rc<Keeper>, settings: Settings) {
+    fn configure(self: &Rc<ScrubTask>, settings: Settings) {
         self.settings.set(Some(settings));
         self.scrub.borrow_mut().configure(settings);
         let mut task = self.task.borrow_mut();
@@ -123,13 +123,13 @@ impl Keeper {
     }
 
     /// Changes the scrub, and has it look what there is to do now.
-    fn order<T>(&self, order: impl FnOnce(&mut Scrub, Moment) -> T) -> T {
+    fn order<T>(&self, order: impl FnOnce(&mut Scrub, Now) -> T) -> T {
         let done = order(&mut self.scrub.borrow_mut(), self.moment());
         self.bell.ring();
         done
     }
 
-    fn status(&self, gate: &Gate<Stack>) -> ScrubStatus {
+    fn status(&self, gate: &Gate<DynDevice>) -> ScrubStatus {
         let view = self.scrub.borrow().view(self.moment());
         let every = self.settings.get().and_then(|settings| settings.every);
         let status = ScrubStatus::served(self.target.to_string(), gate, &view, every);
@@ -139,7 +139,7 @@ impl Keeper {
     }
 
     /// How the scrub is, and what went through its device; nothing while that is closed or changed.
-    pub fn glance(&self) -> Option<(ScrubStatus, Rc<Gate<Stack>>)> {
+    pub fn glance(&self) -> Option<(ScrubStatus, Rc<Gate<DynDevice>>)> {
         let gate = self.gate.borrow().clone().filter(|_| !self.closing.get())?;
         Some((self.status(&gate), gate))
     }
@@ -161,7 +161,7 @@ impl Keeper {
         }
     }
 
-    /// The same until the device has changed: whoever gives orders meanwhile waits for [`Keeper::reopen`] or [`Keeper::lose`].
+    /// The same until the device has changed: whoever gives orders meanwhile waits for [`ScrubTask::reopen`] or [`ScrubTask::lose`].
     pub async fn leave(&self) {
         self.is_away.set(true);
         self.close().await;
@@ -180,11 +180,11 @@ impl Keeper {
 
     /// Waits for a device that is being changed.
     async fn settle(&self) {
-        self.settled.until(|| !self.is_away.get()).await;
+        self.settled.wait_until(|| !self.is_away.get()).await;
     }
 
     /// Goes on after it was closed, with what stands in the device's place now, which may have another size.
-    pub fn reopen(self: &Rc<Keeper>, gate: Rc<Gate<Stack>>) {
+    pub fn reopen(self: &Rc<ScrubTask>, gate: Rc<Gate<DynDevice>>) {
         self.scrub.borrow_mut().resize(shape_of(&gate));
         // The gate counts anew.
         self.own_requests.set(0);
@@ -197,7 +197,7 @@ impl Keeper {
         }
     }
 
-    async fn run(self: Rc<Keeper>) {
+    async fn run(self: Rc<ScrubTask>) {
         while !self.closing.get() {
             let step = self.scrub.borrow_mut().step(self.moment(), self.activity());
             self.tell_news();
@@ -212,14 +212,14 @@ impl Keeper {
                     yield_now().await;
                 }
                 Step::Wait(time) => drop(timeout(time, self.bell.wait()).await),
-                Step::Rest => self.bell.wait().await,
+                Step::Idle => self.bell.wait().await,
             }
         }
         self.tell_news();
     }
 
     /// A request of the scrub's own.
-    async fn ask(&self, operation: Operation) -> Outcome {
+    async fn ask(&self, operation: Request) -> Outcome {
         let outcome = self.device.execute(operation).await;
         self.own_requests.set(self.own_requests.get() + 1);
         outcome
@@ -233,10 +233,10 @@ impl Keeper {
         Activity { in_flight: counters.in_flight(), answered }
     }
 
-    fn moment(&self) -> Moment {
+    fn moment(&self) -> Now {
         let unix = SystemTime::now().duration_since(UNIX_EPOCH);
         let steady = now().saturating_duration_since(self.epoch);
-        Moment { steady, unix_s: unix.map_or(0, |since| since.as_secs()) }
+        Now { steady, unix_s: unix.map_or(0, |since| since.as_secs()) }
     }
 }
 

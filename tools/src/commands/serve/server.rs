@@ -11,21 +11,21 @@ use std::time::Duration;
 
 use futures_util::future::LocalBoxFuture;
 use futures_util::stream::FuturesUnordered;
-use sealblock_exports_nvme_tcp::{Limits, Namespace, SetupError, Shows, Subsystem, Target as Export};
+use sealblock_exports_nvme_tcp::{Limits, Namespace, PiVisibility, SetupError, Subsystem, Target as Export};
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_reactor::{CoreHandle, now, sleep};
 
 use super::announce::{NamespaceFacts, Serving, SubsystemFacts};
-use super::devices::{Device, Homes};
+use super::devices::{DeviceTable, ServedDevice};
 use super::identity::serial_of;
-use super::listeners::{Bound, Ear, bind_new, close_old};
+use super::listeners::{ActiveListener, BoundListener, bind_new, close_old};
 use super::plan::nbd::export_name;
 use super::plan::{NamespacePlan, Plan, SubsystemPlan};
-use super::scrub::Teller;
+use super::scrub::ScrubEventSender;
 use super::sockets::{self, UnixBound};
 use super::waiting::{Tried, Waiting};
 use crate::cli::Protection;
-use crate::exit::{Cause, Failure};
+use crate::exit::{Cause, CliError};
 use nbd::{NbdSide, Wanted};
 use opening::Identities;
 
@@ -41,7 +41,7 @@ pub struct Server {
     nbd: NbdSide,
     limits: Limits,
     core: CoreHandle,
-    homes: Homes,
+    homes: DeviceTable,
     offered: BTreeMap<Nqn, Offered>,
     /// What is to be offered and is not open.
     waiting: Vec<Waiting>,
@@ -49,7 +49,7 @@ pub struct Server {
     tries: FuturesUnordered<LocalBoxFuture<'static, Tried>>,
     /// Whether nothing was ever planned.
     is_new: bool,
-    ears: Vec<Ear>,
+    ears: Vec<ActiveListener>,
     advertised: Vec<(SocketAddr, SocketAddr)>,
 }
 
@@ -57,8 +57,8 @@ pub struct Server {
 struct Prepared {
     wanted: BTreeMap<Nqn, Offered>,
     waiting: Vec<Waiting>,
-    bound: Vec<Bound>,
-    nbd_bound: Vec<Bound>,
+    bound: Vec<BoundListener>,
+    nbd_bound: Vec<BoundListener>,
     sockets: Vec<UnixBound>,
 }
 
@@ -66,21 +66,21 @@ struct Prepared {
 struct Offered {
     plan: SubsystemPlan,
     serial: String,
-    spaces: BTreeMap<u32, Space>,
+    spaces: BTreeMap<u32, OfferedNamespace>,
 }
 
 /// A namespace that is offered.
 #[derive(Clone)]
-struct Space {
+struct OfferedNamespace {
     plan: NamespacePlan,
     uuid: [u8; 16],
-    device: Rc<Device>,
+    device: Rc<ServedDevice>,
 }
 
-impl Space {
+impl OfferedNamespace {
     /// Whether hosts see the same through both.
-    fn is_same(&self, other: &Space) -> bool {
-        let shows = |space: &Space| space.plan.protection;
+    fn is_same(&self, other: &OfferedNamespace) -> bool {
+        let shows = |space: &OfferedNamespace| space.plan.protection;
         Rc::ptr_eq(&self.device, &other.device) && self.uuid == other.uuid && shows(self) == shows(other)
     }
 
@@ -90,26 +90,26 @@ impl Space {
     }
 
     /// The namespace for the export; fails where its tags are to be shown and it has none.
-    fn namespace(&self) -> Result<Namespace, Failure> {
+    fn namespace(&self) -> Result<Namespace, CliError> {
         let shows = match self.plan.protection {
-            Protection::Plain => Shows::Plain,
-            Protection::Shown => Shows::Protected,
+            Protection::Plain => PiVisibility::Plain,
+            Protection::Shown => PiVisibility::Protected,
         };
         let namespace = Namespace::new(self.device.shared(), self.uuid).with_state(Arc::clone(&self.device.state));
-        namespace.showing(shows).map_err(|error| of_setup(&error).on(&self.plan.target))
+        namespace.with_visibility(shows).map_err(|error| of_setup(&error).on(&self.plan.target))
     }
 }
 
 impl Server {
     /// A server that offers nothing yet, on these cores, of which there is at least one.
-    pub fn new(cores: Vec<CoreHandle>, limits: &Limits, teller: Teller) -> Result<Server, Failure> {
+    pub fn new(cores: Vec<CoreHandle>, limits: &Limits, teller: ScrubEventSender) -> Result<Server, CliError> {
         let export = Export::new([], limits.clone()).map_err(|error| of_setup(&error))?;
         Ok(Server {
             export: export.with_cores(cores.clone()),
             nbd: NbdSide::new(cores.clone(), limits)?,
             limits: limits.clone(),
             core: cores[0].clone(),
-            homes: Homes::new(cores, teller),
+            homes: DeviceTable::new(cores, teller),
             offered: BTreeMap::new(),
             waiting: Vec::new(),
             tries: FuturesUnordered::new(),
@@ -133,7 +133,7 @@ impl Server {
     ///
     /// # Errors
     /// Why it cannot be; all is as it was then.
-    pub async fn change(&mut self, plan: &Plan) -> Result<(), Failure> {
+    pub async fn change(&mut self, plan: &Plan) -> Result<(), CliError> {
         self.end_tries().await;
         let mut fresh = Vec::new();
         let prepared = self.prepare(plan, &mut fresh).await;
@@ -153,7 +153,7 @@ impl Server {
     }
 
     /// Opens and binds what is new. What it opened is in `fresh` whatever happens.
-    async fn prepare(&mut self, plan: &Plan, fresh: &mut Vec<Rc<Device>>) -> Result<Prepared, Failure> {
+    async fn prepare(&mut self, plan: &Plan, fresh: &mut Vec<Rc<ServedDevice>>) -> Result<Prepared, CliError> {
         let (mut wanted, mut waiting, mut taken) = (BTreeMap::new(), Vec::new(), Identities::new());
         let mut devices = self.devices(plan, fresh).await?.into_iter();
         for subsystem in &plan.subsystems {
@@ -178,7 +178,7 @@ impl Server {
     }
 
     /// Offers what is wanted. What fails here fails because of a fault in this program or a core that is gone.
-    async fn apply(&mut self, plan: &Plan, prepared: Prepared) -> Result<(), Failure> {
+    async fn apply(&mut self, plan: &Plan, prepared: Prepared) -> Result<(), CliError> {
         let Prepared { wanted, waiting, bound, nbd_bound, sockets } = prepared;
         self.go_on_without(waiting);
         let exports = exports(plan, &wanted);
@@ -206,7 +206,7 @@ impl Server {
         }
         self.nbd.add_new(exports)?;
         self.offered = wanted;
-        self.offered.values().flat_map(|offered| offered.spaces.values()).for_each(Space::rename);
+        self.offered.values().flat_map(|offered| offered.spaces.values()).for_each(OfferedNamespace::rename);
         self.listen(bound, &plan.listeners).await?;
         self.nbd.listen(nbd_bound, &plan.nbd).await?;
         self.nbd.listen_at(sockets, &plan.nbd_sockets).await?;
@@ -214,13 +214,13 @@ impl Server {
         self.configure_scrubs().await;
         let devices: Vec<_> = before.into_values().flat_map(|old| old.spaces.into_values()).map(|s| s.device).collect();
         // Only those that nothing offers any more have no other owner.
-        let going: Vec<Device> = devices.into_iter().filter_map(Rc::into_inner).collect();
+        let going: Vec<ServedDevice> = devices.into_iter().filter_map(Rc::into_inner).collect();
         self.wait_until_idle(&going).await;
         self.homes.close(going).await
     }
 
     /// Accepts at these addresses too, and no more at those that are not planned.
-    async fn listen(&mut self, bound: Vec<Bound>, planned: &[SocketAddr]) -> Result<(), Failure> {
+    async fn listen(&mut self, bound: Vec<BoundListener>, planned: &[SocketAddr]) -> Result<(), CliError> {
         for bound in bound {
             let export = self.export.clone();
             self.ears.push(bound.accept(|listener| async move { export.serve(listener).await }).await?);
@@ -231,8 +231,9 @@ impl Server {
 
     /// Has discovery name the addresses that the plan has for listeners that others reach by another way.
     fn advertise(&mut self, plan: &Plan) {
-        let of =
-            |ear: &Ear| Some((ear.address, plan.advertised.iter().find(|(planned, _)| *planned == ear.planned)?.1));
+        let of = |ear: &ActiveListener| {
+            Some((ear.address, plan.advertised.iter().find(|(planned, _)| *planned == ear.planned)?.1))
+        };
         let advertised: Vec<_> = self.ears.iter().filter_map(of).collect();
         if advertised != self.advertised {
             self.export.advertise(advertised.clone());
@@ -242,9 +243,9 @@ impl Server {
 
     /// Waits until commands in flight on devices that are offered no more have ended, or had time enough: a volume that
     /// closes under them would fail them.
-    async fn wait_until_idle(&self, devices: &[Device]) {
+    async fn wait_until_idle(&self, devices: &[ServedDevice]) {
         let deadline = now() + self.limits.drain;
-        while devices.iter().any(Device::is_used) {
+        while devices.iter().any(ServedDevice::is_used) {
             if now() >= deadline {
                 tracing::warn!("commands were not done when their device was closed");
                 return;
@@ -254,7 +255,7 @@ impl Server {
     }
 
     /// Changes what differs in a subsystem that stays.
-    fn change_subsystem(&self, nqn: &Nqn, old: &Offered, new: &Offered) -> Result<(), Failure> {
+    fn change_subsystem(&self, nqn: &Nqn, old: &Offered, new: &Offered) -> Result<(), CliError> {
         let failed = |error: SetupError| of_setup(&error).on(nqn);
         for (nsid, space) in &old.spaces {
             if !new.spaces.get(nsid).is_some_and(|new| new.is_same(space)) {
@@ -286,7 +287,7 @@ impl Server {
         let mut subsystems: Vec<SubsystemFacts> = Vec::with_capacity(self.offered.len());
         for nqn in self.export.subsystems() {
             let Some(offered) = self.offered.get(&nqn) else { continue };
-            let facts = |space: &Space| {
+            let facts = |space: &OfferedNamespace| {
                 let shared = space.device.shared();
                 let nbd = self.nbd.name_of(&offered.plan, &space.plan);
                 NamespaceFacts::new(&space.plan, shared.geometry(), &space.uuid, nbd)
@@ -302,7 +303,7 @@ impl Server {
     ///
     /// # Errors
     /// The first volume that could not be closed.
-    pub async fn end(mut self) -> Result<(), Failure> {
+    pub async fn end(mut self) -> Result<(), CliError> {
         self.end_tries_soon().await;
         self.export.stop();
         self.nbd.stop();
@@ -324,7 +325,7 @@ impl Server {
 
 impl Offered {
     /// The subsystem for the export.
-    fn subsystem(&self) -> Result<Subsystem, Failure> {
+    fn subsystem(&self) -> Result<Subsystem, CliError> {
         let mut subsystem =
             Subsystem::new(self.plan.nqn.clone(), self.serial.clone()).with_hosts(self.plan.hosts.clone());
         if let Some(model) = &self.plan.model {
@@ -352,7 +353,7 @@ fn exports(plan: &Plan, wanted: &BTreeMap<Nqn, Offered>) -> Vec<Wanted> {
 }
 
 /// Refuses to start where nothing at all opens: whoever starts the server is there to be told, or a service manager to try again.
-fn refuse_nothing(waiting: &[Waiting]) -> Result<(), Failure> {
+fn refuse_nothing(waiting: &[Waiting]) -> Result<(), CliError> {
     let Some((first, others)) = waiting.split_first() else { return Ok(()) };
     for other in others {
         tracing::error!("{}", other.failure().in_short());
@@ -360,8 +361,8 @@ fn refuse_nothing(waiting: &[Waiting]) -> Result<(), Failure> {
     Err(first.failure().clone())
 }
 
-fn of_setup(error: &SetupError) -> Failure {
-    let failure = |cause| Failure::new(cause, "serving", error);
+fn of_setup(error: &SetupError) -> CliError {
+    let failure = |cause| CliError::new(cause, "serving", error);
     match error {
         SetupError::NotProtected => failure(Cause::Unsuitable).advise("--protection plain, or a protected volume"),
         SetupError::Nsid(_)

@@ -11,7 +11,7 @@ use sealblock_runtime_reactor::CoreHandle;
 
 use super::listeners::{Accepting, Idle};
 use crate::control::place::{Socket, listener_of};
-use crate::exit::{Cause, Failure};
+use crate::exit::{Cause, CliError};
 use crate::stack::process_words;
 
 const DOING: &str = "listening for NBD";
@@ -36,7 +36,7 @@ pub struct UnixBound {
 ///
 /// # Errors
 /// The first that cannot be made.
-pub async fn bind_new(core: &CoreHandle, planned: &[PathBuf], ears: &[UnixEar]) -> Result<Vec<UnixBound>, Failure> {
+pub async fn bind_new(core: &CoreHandle, planned: &[PathBuf], ears: &[UnixEar]) -> Result<Vec<UnixBound>, CliError> {
     let mut bound = Vec::new();
     for path in planned.iter().filter(|path| !ears.iter().any(|ear| ear.planned == **path)) {
         let socket = Socket::at(path).map_err(|error| of_bind(&error, path))?;
@@ -52,7 +52,7 @@ impl UnixBound {
     ///
     /// # Errors
     /// When the core has stopped.
-    pub async fn accept(self, server: Server) -> Result<UnixEar, Failure> {
+    pub async fn accept(self, server: Server) -> Result<UnixEar, CliError> {
         let name = self.planned.to_string_lossy().into_owned();
         let accepting = self.idle.accept(name, |listener| async move { server.serve(listener).await }).await?;
         Ok(UnixEar { planned: self.planned, socket: self.socket, accepting })
@@ -81,14 +81,14 @@ impl UnixEar {
     }
 }
 
-fn of_bind(error: &io::Error, path: &Path) -> Failure {
+fn of_bind(error: &io::Error, path: &Path) -> CliError {
     if error.kind() != io::ErrorKind::AddrInUse {
-        return Failure::io(DOING, error)
+        return CliError::io(DOING, error)
             .on(path.display())
             .advise("another --nbd-socket PATH, in a folder of this user");
     }
     let who = listener_of(path).map_or("another process".to_owned(), |pid| format!("process {}", process_words(pid)));
-    Failure::new(Cause::Refused, DOING, format!("{who} listens there"))
+    CliError::new(Cause::Refused, DOING, format!("{who} listens there"))
         .on(path.display())
         .advise("another --nbd-socket PATH")
 }

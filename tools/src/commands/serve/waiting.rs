@@ -11,12 +11,12 @@ use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_reactor::now;
 
 use super::announce::{NotOpenFacts, OpenedFacts};
-use super::devices::Device;
+use super::devices::ServedDevice;
 use super::failing::unix_s;
 use super::plan::NamespacePlan;
 use crate::commands::scrub::show::date;
 use crate::control::server::{DeviceStatus, ExportStatus, Health, OpeningStatus, Seen};
-use crate::exit::{Cause, Failure};
+use crate::exit::{Cause, CliError};
 use crate::tally::count;
 
 /// From the first failure to the next try.
@@ -30,7 +30,7 @@ pub struct Waiting {
     pub nqn: Nqn,
     /// What is to be there.
     pub plan: NamespacePlan,
-    failure: Failure,
+    failure: CliError,
     since_unix_s: u64,
     tries: u64,
     /// How long the next wait is.
@@ -55,19 +55,19 @@ pub struct Tried {
     /// Which namespace of it.
     pub nsid: u32,
     /// The device, or why it is not open.
-    pub device: Result<Device, Failure>,
+    pub device: Result<ServedDevice, CliError>,
 }
 
 /// Whether trying again can help, with nobody doing anything about it here: files and servers come and go, and whoever has a file
 /// may be done with it. A thing of the wrong kind, or a damaged one, stays what it is.
-fn may_pass(failure: &Failure) -> bool {
+fn may_pass(failure: &CliError) -> bool {
     let passes = matches!(failure.cause(), Cause::Unreachable | Cause::Refused | Cause::Io | Cause::Full);
     passes && !failure.is_lasting()
 }
 
 impl Waiting {
     /// A namespace that did not open, and how it was before, if it was not open then either.
-    pub fn new(nqn: &Nqn, plan: &NamespacePlan, failure: Failure, before: Option<&Waiting>) -> Waiting {
+    pub fn new(nqn: &Nqn, plan: &NamespacePlan, failure: CliError, before: Option<&Waiting>) -> Waiting {
         let mut waiting = Waiting {
             nqn: nqn.clone(),
             plan: plan.clone(),
@@ -91,7 +91,7 @@ impl Waiting {
     }
 
     /// Why it is not open.
-    pub fn failure(&self) -> &Failure {
+    pub fn failure(&self) -> &CliError {
         &self.failure
     }
 
@@ -101,7 +101,7 @@ impl Waiting {
     }
 
     /// It was tried again in vain. Told where the reason is another one.
-    pub fn failed(&mut self, failure: Failure) {
+    pub fn failed(&mut self, failure: CliError) {
         let is_news = failure.in_short() != self.failure.in_short();
         self.failure = failure;
         self.wait();
@@ -196,7 +196,7 @@ mod tests {
     use super::super::config::parse;
     use super::*;
 
-    fn waiting(failure: Failure) -> Waiting {
+    fn waiting(failure: CliError) -> Waiting {
         let text = "[[subsystems]]\nname = \"a\"\n[[subsystems.namespaces]]\ntarget = \"v\"\n";
         let subsystem = parse(text).unwrap().subsystems.remove(0);
         Waiting::new(&subsystem.nqn, &subsystem.namespaces[0], failure, None)
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn waits_double_up_to_a_minute() {
-        let gone = || Failure::new(Cause::Unreachable, "opening", "gone");
+        let gone = || CliError::new(Cause::Unreachable, "opening", "gone");
         let mut waiting = waiting(gone());
         let mut waits = Vec::new();
         for _ in 0..8 {
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn only_what_may_pass_is_tried_again() {
-        let of = |cause| waiting(Failure::new(cause, "opening", "no"));
+        let of = |cause| waiting(CliError::new(cause, "opening", "no"));
         for cause in [Cause::Unreachable, Cause::Refused, Cause::Io, Cause::Full] {
             assert!(of(cause).due().is_some(), "{cause:?}");
         }
@@ -230,9 +230,9 @@ mod tests {
         }
         let mut came = of(Cause::Unreachable);
         came.begin();
-        came.failed(Failure::new(Cause::Unsuitable, "opening", "a plain file as yet"));
+        came.failed(CliError::new(Cause::Unsuitable, "opening", "a plain file as yet"));
         assert!(came.due().is_some(), "it may be being written");
-        let policy = waiting(Failure::new(Cause::Refused, "opening", "a member").lasting());
+        let policy = waiting(CliError::new(Cause::Refused, "opening", "a member").lasting());
         assert_eq!(policy.due(), None);
     }
 }

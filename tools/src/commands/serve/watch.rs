@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Weak;
 
 use sealblock_exports_nvme_tcp::NamespaceState;
-use sealblock_layers_mirror::label::Standing;
+use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{Description, LegDescription, State};
 use sealblock_runtime_reactor::spawn;
 
@@ -65,7 +65,7 @@ fn tell(mirror: &OpenMirror, state: State) {
 /// The members that are away or not in sync, in words.
 fn ailing(mirror: &Description) -> Vec<String> {
     let is_ailing = |leg: &&LegDescription| {
-        leg.standing != Standing::Removed && !(leg.standing == Standing::Current && leg.is_here)
+        leg.standing != ReplicaState::Removed && !(leg.standing == ReplicaState::InSync && leg.is_here)
     };
     mirror.legs.iter().filter(is_ailing).map(|leg| format!("{} is {}", leg.name, leg.standing.as_str())).collect()
 }

@@ -7,9 +7,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use sealblock_block::{Error, Failure, Fault, OperationKind};
-use sealblock_exports_nvme_tcp::{KnownDamage, NamespaceState};
-use sealblock_layers_remote_core::{Observer, Request};
+use sealblock_block::{BadBlock, Error, ErrorKind, RequestKind};
+use sealblock_exports_nvme_tcp::{DamageHandle, NamespaceState};
+use sealblock_layers_remote_core::{CrossCoreRequest, Observer};
 use sealblock_runtime_reactor::now;
 use sealblock_units::Extent;
 
@@ -35,7 +35,7 @@ pub struct Ties {
     /// Where hosts learn of damage. Commands in flight are told by its owners, so there is none here.
     pub state: Weak<NamespaceState>,
     /// The same for what is good again, without the count of owners that cores would share.
-    pub damage: KnownDamage,
+    pub damage: DamageHandle,
     /// What fails at present.
     pub failing: Arc<Failing>,
 }
@@ -54,22 +54,22 @@ impl Witness {
     }
 
     /// Damage that an NBD client has met is known to hosts, too; theirs is known already.
-    fn report(&self, client: &str, faults: &[Fault]) {
+    fn report(&self, client: &str, faults: &[BadBlock]) {
         if let Some(state) = self.ties.state.upgrade().filter(|_| is_nbd(client)) {
             state.report_damage(faults);
         }
     }
 
-    fn tell_damage(&self, client: &str, request: Request, faults: &[Fault]) {
+    fn tell_damage(&self, client: &str, request: CrossCoreRequest, faults: &[BadBlock]) {
         for run in harmed(&self.news(client, faults)) {
             let (target, by) = (self.target.to_string(), by(client));
-            let (blocks, field, during) = (blocks(run.first, run.last), run.fault.field.as_str(), request.kind.name());
+            let (blocks, field, during) = (blocks(run.first, run.last), run.fault.cause.as_str(), request.kind.name());
             tracing::warn!(target, blocks, field, by, during, "damage found");
         }
     }
 
     /// Those of the faults that this client was not told of lately.
-    fn news(&self, client: &str, faults: &[Fault]) -> Vec<Fault> {
+    fn news(&self, client: &str, faults: &[BadBlock]) -> Vec<BadBlock> {
         let mut hasher = DefaultHasher::new();
         client.hash(&mut hasher);
         let (client, now) = (hasher.finish(), now());
@@ -77,7 +77,7 @@ impl Witness {
         if told.len() + faults.len() > MOST_KNOWN {
             told.clear();
         }
-        let mut is_news = |fault: &&Fault| {
+        let mut is_news = |fault: &&BadBlock| {
             let before = told.insert((client, fault.lba.get()), now);
             before.is_none_or(|before| now.saturating_duration_since(before) >= REST)
         };
@@ -86,43 +86,43 @@ impl Witness {
 }
 
 impl Observer for Witness {
-    fn succeeded(&self, client: &str, request: Request) {
+    fn succeeded(&self, client: &str, request: CrossCoreRequest) {
         if let Some(extent) = request.extent.filter(|_| is_nbd(client)) {
             self.ties.damage.succeeded(request.kind, extent);
         }
         self.ties.failing.succeeded(request.kind);
     }
 
-    fn failed(&self, client: &str, request: Request, error: &Error) {
+    fn failed(&self, client: &str, request: CrossCoreRequest, error: &Error) {
         let (target, by, during) = (self.target.to_string(), by(client), request.kind.name());
         let blocks = request.extent.map(words);
-        match error.failure() {
-            Failure::Integrity(faults) => {
+        match error.kind() {
+            ErrorKind::Integrity(faults) => {
                 self.report(client, faults.as_slice());
                 self.tell_damage(client, request, faults.as_slice());
             }
-            Failure::Media { reason } => {
-                match request.extent.filter(|extent| request.kind == OperationKind::Read && extent.len() == 1) {
+            ErrorKind::Media { reason } => {
+                match request.extent.filter(|extent| request.kind == RequestKind::Read && extent.len() == 1) {
                     // Which block it is is plain.
-                    Some(one) => self.report(client, &[Fault::media(one.start())]),
+                    Some(one) => self.report(client, &[BadBlock::media(one.start())]),
                     None => self.ties.failing.failed(request.kind, &by, reason),
                 }
                 tracing::error!(target, blocks, by, during, reason, "the medium failed");
             }
-            Failure::NoSpace { reason } => {
+            ErrorKind::NoSpace { reason } => {
                 self.ties.failing.failed(request.kind, &by, reason);
                 tracing::error!(target, blocks, by, during, reason, "no space is left on the medium");
             }
-            Failure::Unreachable { reason } => {
+            ErrorKind::Unreachable { reason } => {
                 self.ties.failing.failed(request.kind, &by, reason);
                 tracing::error!(target, blocks, by, during, reason, "the device cannot be reached");
             }
             // Answers, and mistakes of whoever asked: they have the status, and the log for debugging.
-            Failure::Miscompare { .. }
-            | Failure::ReadOnly
-            | Failure::Range { .. }
-            | Failure::Limit { .. }
-            | Failure::Absent(_) => {}
+            ErrorKind::Miscompare { .. }
+            | ErrorKind::ReadOnly
+            | ErrorKind::Range { .. }
+            | ErrorKind::Limit { .. }
+            | ErrorKind::Absent(_) => {}
         }
     }
 }
@@ -157,8 +157,8 @@ mod tests {
     use super::*;
     use sealblock_units::Lba;
 
-    fn media(lba: u64) -> Fault {
-        Fault::media(Lba::new(lba))
+    fn media(lba: u64) -> BadBlock {
+        BadBlock::media(Lba::new(lba))
     }
 
     #[test]
@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(witness.news("nbd a", &[media(3), media(4)]).len(), 2);
         assert_eq!(witness.news("nbd a", &[media(4), media(5)]), [media(5)]);
         assert_eq!(witness.news("nvme h 1", &[media(4)]), [media(4)]);
-        let many: Vec<Fault> = (0..MOST_KNOWN as u64).map(media).collect();
+        let many: Vec<BadBlock> = (0..MOST_KNOWN as u64).map(media).collect();
         assert_eq!(witness.news("nbd a", &many).len(), MOST_KNOWN, "what is known is bounded");
     }
 

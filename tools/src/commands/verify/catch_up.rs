@@ -6,12 +6,12 @@
 use std::time::Duration;
 
 use sealblock_block::{Device, WhyUnchecked};
-use sealblock_layers_mirror::label::Standing;
+use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{Description, LegDescription};
 use sealblock_units::{ByteCount, Extent};
 
 use super::job::coverage_of;
-use crate::exit::Failure;
+use crate::exit::CliError;
 use crate::progress::{Progress, Show};
 use crate::stack::Opened;
 
@@ -24,7 +24,7 @@ const VAIN_LOOKS: u32 = 50;
 const MOST_SETBACKS: u32 = 3;
 
 /// Waits until no member is being brought up to date, or about to be.
-pub(super) async fn wait(opened: &Opened, show: Show) -> Result<(), Failure> {
+pub(super) async fn wait(opened: &Opened, show: Show) -> Result<(), CliError> {
     wait_here(opened, show).await;
     let abilities = opened.gate.abilities();
     if abilities.copies && abilities.offloads { wait_away(opened).await } else { Ok(()) }
@@ -55,7 +55,7 @@ async fn wait_here(opened: &Opened, show: Show) {
 fn waiting_bytes(now: &Description, began: &Description) -> u64 {
     let failures = |at: usize| began.legs.get(at).map_or(0, |leg| leg.failures);
     let waits = |(at, leg): &(usize, &LegDescription)| {
-        let is_behind = matches!(leg.standing, Standing::Missing | Standing::Rebuilding);
+        let is_behind = matches!(leg.standing, ReplicaState::OutOfSync | ReplicaState::Resyncing);
         is_behind && leg.is_here && leg.failures == failures(*at)
     };
     // The last step of a member that has everything is to say so in the labels.
@@ -64,7 +64,7 @@ fn waiting_bytes(now: &Description, began: &Description) -> u64 {
 }
 
 /// Waits for the copies of another host, which tells of them in answers to a Verify.
-async fn wait_away(opened: &Opened) -> Result<(), Failure> {
+async fn wait_away(opened: &Opened) -> Result<(), CliError> {
     let Ok(first) = Extent::from_raw(0, 1) else { return Ok(()) };
     let (mut vain, mut setbacks, mut was_busy) = (0, 0, false);
     while vain < VAIN_LOOKS && setbacks < MOST_SETBACKS {

@@ -4,20 +4,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use sealblock_block::{Abilities, Ability, Answer, Coverage, Device, Fault, Operation, Unchecked};
+use sealblock_block::{Abilities, Ability, BadBlock, Coverage, Device, Request, Response, Unchecked};
 use sealblock_integrity::PiFormat;
 use sealblock_units::{BlockCount, ByteCount, Extent, Lba};
 
 use super::ledger::Ledger;
 use super::words::{Damage, block_error};
 use crate::cli::{Mode, Verify};
-use crate::exit::{Cause, Failure};
+use crate::exit::{Cause, CliError};
 use crate::findings::{Findings as Lines, MOST_LISTED, Run, Voice};
 use crate::interrupt;
 use crate::progress::{Progress, Show};
 use crate::range::{BlockRange, BlockSpan};
 use crate::stack::{Opened, of_block};
-use crate::target::Target;
+use crate::target::TargetName;
 
 /// Blocks that are looked at once more in the end, to see whether copies are in sync still: of a stripe of mirrors some of
 /// every mirror.
@@ -31,10 +31,10 @@ const LONG_BYTES: u64 = 64 << 20;
 const PIECES_PER_SECOND: u64 = 10;
 
 /// How far a check of these blocks goes just now, whatever it finds.
-pub async fn coverage_of(opened: &Opened, extent: Extent) -> Result<Coverage, Failure> {
-    let verify = Operation::Verify { extent, checks: opened.checks(extent) };
+pub async fn coverage_of(opened: &Opened, extent: Extent) -> Result<Coverage, CliError> {
+    let verify = Request::Verify { extent, checks: opened.checks(extent) };
     match opened.gate.execute(verify).await {
-        Ok(Answer::Verified(verified)) => Ok(verified.coverage),
+        Ok(Response::Verified(verified)) => Ok(verified.coverage),
         Ok(_) => Ok(Coverage::default()),
         Err(error) => match error.into_damage() {
             Ok((_, coverage)) => Ok(coverage),
@@ -49,10 +49,10 @@ pub struct Job {
     piece_blocks: u64,
     is_long: bool,
     next: AtomicU64,
-    how: How,
+    how: VerifyPath,
     pace: Option<Pace>,
     progress: Progress,
-    target: Target,
+    target: TargetName,
     format: Option<PiFormat>,
     state: Mutex<State>,
 }
@@ -66,29 +66,29 @@ struct State {
 
 /// Who checks.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum How {
+enum VerifyPath {
     /// The device, which is away from this host.
-    Away,
+    Offloaded,
     /// The device, in this process.
-    Here,
+    Local,
     /// This process, out of what it reads.
-    Read,
+    ReadAndCheck,
     /// The device, which holds copies and mends what it finds.
-    Mend,
+    Repair,
 }
 
-impl How {
+impl VerifyPath {
     /// Who checks a device with these abilities.
-    fn of(arguments: &Verify, abilities: &Abilities) -> Result<How, Failure> {
+    fn of(arguments: &Verify, abilities: &Abilities) -> Result<VerifyPath, CliError> {
         if arguments.repair && abilities.repair == Ability::Native {
-            return Ok(How::Mend);
+            return Ok(VerifyPath::Repair);
         }
         match (arguments.mode, abilities.verify == Ability::Native) {
-            (Mode::Emulate, _) | (Mode::Auto, false) => Ok(How::Read),
-            (Mode::Auto | Mode::Offload, true) if abilities.offloads => Ok(How::Away),
-            (Mode::Auto | Mode::Offload, true) => Ok(How::Here),
+            (Mode::Emulate, _) | (Mode::Auto, false) => Ok(VerifyPath::ReadAndCheck),
+            (Mode::Auto | Mode::Offload, true) if abilities.offloads => Ok(VerifyPath::Offloaded),
+            (Mode::Auto | Mode::Offload, true) => Ok(VerifyPath::Local),
             (Mode::Offload, false) => {
-                Err(Failure::new(Cause::Absent, "verifying", "the device cannot verify by itself")
+                Err(CliError::new(Cause::Absent, "verifying", "the device cannot verify by itself")
                     .on(&arguments.target)
                     .advise("--mode auto or --mode emulate"))
             }
@@ -100,7 +100,7 @@ impl How {
 #[derive(Default)]
 pub struct Findings {
     /// The damaged blocks, in order. Bounded, for where everything is damaged.
-    pub faults: Vec<Fault>,
+    pub faults: Vec<BadBlock>,
     /// Damaged blocks that are not listed there.
     pub unlisted: u64,
     /// Damaged blocks for which there was no line.
@@ -133,11 +133,15 @@ impl Pace {
 
 impl Job {
     /// The job that these arguments ask for.
-    pub fn new(arguments: &Verify, opened: &Opened, span: BlockSpan, show: Show) -> Result<Job, Failure> {
+    pub fn new(arguments: &Verify, opened: &Opened, span: BlockSpan, show: Show) -> Result<Job, CliError> {
         let geometry = opened.gate.geometry();
         let abilities = opened.gate.abilities();
-        let how = How::of(arguments, &abilities)?;
-        let whole = if how == How::Read { geometry.limits.transfer } else { geometry.limits.verify };
+        let how = VerifyPath::of(arguments, &abilities)?;
+        let whole = if how == VerifyPath::ReadAndCheck {
+            geometry.limits.max_transfer_blocks
+        } else {
+            geometry.limits.max_verify_blocks
+        };
         let pace = arguments.rate.map(|rate| Pace {
             started: Instant::now(),
             bytes_per_second: rate.bytes_per_second().get(),
@@ -146,7 +150,7 @@ impl Job {
         let paced = pace.as_ref().map_or(u64::MAX, |pace| {
             ((pace.bytes_per_second / PIECES_PER_SECOND) >> geometry.block_size.shift()).max(1)
         });
-        let most = MOST_PIECE_BYTES[usize::from(how == How::Away)] >> geometry.block_size.shift();
+        let most = MOST_PIECE_BYTES[usize::from(how == VerifyPath::Offloaded)] >> geometry.block_size.shift();
         let total = ByteCount::new(span.blocks().saturating_mul(geometry.block_size.bytes() as u64));
         Ok(Job {
             span,
@@ -168,12 +172,12 @@ impl Job {
 
     /// Whether the device does the checking, away from this host.
     pub fn offloads(&self) -> bool {
-        self.how == How::Away
+        self.how == VerifyPath::Offloaded
     }
 
     /// Whether what is found is mended, which only one may do.
     pub fn mends(&self) -> bool {
-        self.how == How::Mend
+        self.how == VerifyPath::Repair
     }
 
     /// Whether the work is worth another core.
@@ -183,7 +187,7 @@ impl Job {
 
     /// Works on the job until nothing is left of it, or a signal ends it. Several may, on several cores, each with its own open
     /// target.
-    pub async fn work(&self, opened: &Opened) -> Result<(), Failure> {
+    pub async fn work(&self, opened: &Opened) -> Result<(), CliError> {
         while let Some(extent) = self.take() {
             let bytes = extent.bytes(opened.gate.geometry().block_size);
             if let Some(pace) = &self.pace {
@@ -201,16 +205,16 @@ impl Job {
     ///
     /// # Errors
     /// When it could not be printed.
-    pub fn findings(&self) -> Result<Findings, Failure> {
+    pub fn findings(&self) -> Result<Findings, CliError> {
         self.settle(&mut self.lock())
     }
 
     /// The same, unless somebody is printing just now who may do so for long.
-    pub fn findings_now(&self) -> Option<Result<Findings, Failure>> {
+    pub fn findings_now(&self) -> Option<Result<Findings, CliError>> {
         self.state.try_lock().ok().map(|mut state| self.settle(&mut state))
     }
 
-    fn settle(&self, state: &mut State) -> Result<Findings, Failure> {
+    fn settle(&self, state: &mut State) -> Result<Findings, CliError> {
         let rest = state.ledger.rest();
         self.add(state, rest);
         state.lines.finish(&self.progress)?;
@@ -225,7 +229,7 @@ impl Job {
     }
 
     /// Adds faults in the order of the blocks.
-    fn add(&self, state: &mut State, faults: Vec<Fault>) {
+    fn add(&self, state: &mut State, faults: Vec<BadBlock>) {
         for fault in &faults {
             let error = block_error(fault, self.format, &self.target);
             state.lines.note(Run::new(error.lba, 1, Damage::of(&error)));
@@ -237,10 +241,11 @@ impl Job {
 
     /// Looks once more whether all copies are there and in sync: what was checked of a member is out of date if it was left
     /// behind since. Only devices with copies need it.
-    pub async fn look_again(&self, opened: &Opened) -> Result<(), Failure> {
+    pub async fn look_again(&self, opened: &Opened) -> Result<(), CliError> {
         let blocks = self.span.blocks().min(self.piece_blocks).min(LAST_LOOK_BLOCKS);
         let first = Extent::from_raw(self.span.first().get(), blocks).ok();
-        let Some(first) = first.filter(|_| opened.gate.abilities().copies && self.how != How::Read) else {
+        let Some(first) = first.filter(|_| opened.gate.abilities().copies && self.how != VerifyPath::ReadAndCheck)
+        else {
             return Ok(());
         };
         let coverage = coverage_of(opened, first).await?;
@@ -257,18 +262,18 @@ impl Job {
         Extent::new(Lba::new(self.span.first().get() + at), blocks).ok()
     }
 
-    async fn check(&self, opened: &Opened, extent: Extent, bytes: u64) -> Result<(), Failure> {
+    async fn check(&self, opened: &Opened, extent: Extent, bytes: u64) -> Result<(), CliError> {
         let checks = opened.checks(extent);
         let outcome = match self.how {
-            How::Read => opened.gate.verify_by_reading(extent, checks).await,
-            How::Mend => opened.gate.execute(Operation::Repair { extent, checks }).await,
-            How::Away | How::Here => opened.gate.execute(Operation::Verify { extent, checks }).await,
+            VerifyPath::ReadAndCheck => opened.gate.verify_by_reading(extent, checks).await,
+            VerifyPath::Repair => opened.gate.execute(Request::Repair { extent, checks }).await,
+            VerifyPath::Offloaded | VerifyPath::Local => opened.gate.execute(Request::Verify { extent, checks }).await,
         };
         let (faults, coverage, read) = match outcome {
-            Ok(Answer::Verified(verified)) => (Vec::new(), verified.coverage, verified.bytes_transferred),
+            Ok(Response::Verified(verified)) => (Vec::new(), verified.coverage, verified.bytes_transferred),
             Ok(_) => unreachable!("gates answer a check with what it cost"),
             Err(error) => match error.into_damage() {
-                Ok((faults, coverage)) => (faults, coverage, if self.how == How::Away { 0 } else { bytes }),
+                Ok((faults, coverage)) => (faults, coverage, if self.how == VerifyPath::Offloaded { 0 } else { bytes }),
                 Err(error) => return Err(of_block(format!("verifying {extent}"), &error)),
             },
         };
@@ -276,7 +281,7 @@ impl Job {
             self.progress.bad(faults.len() as u64);
         }
         // Nothing is known of what another host has read, so all of it counts.
-        self.progress.advance_by(bytes, if self.how == How::Away { bytes } else { read });
+        self.progress.advance_by(bytes, if self.how == VerifyPath::Offloaded { bytes } else { read });
         let mut state = self.lock();
         state.findings.coverage.merge(coverage);
         state.findings.bytes_transferred += read;

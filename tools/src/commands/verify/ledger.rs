@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use sealblock_block::Fault;
+use sealblock_block::BadBlock;
 use sealblock_units::{Extent, Lba};
 
 /// Pieces that are done.
@@ -13,7 +13,7 @@ pub(super) struct Ledger {
     /// The first block that was not looked at.
     next: u64,
     /// Pieces beyond it: their first block, and behind their last one. As many as there are lanes, at most.
-    beyond: BTreeMap<u64, (u64, Vec<Fault>)>,
+    beyond: BTreeMap<u64, (u64, Vec<BadBlock>)>,
     checked: u64,
 }
 
@@ -24,7 +24,7 @@ impl Ledger {
     }
 
     /// A piece is done. Gives the faults of all pieces behind which no gap is left now, in the order of the blocks.
-    pub(super) fn done(&mut self, extent: Extent, mut faults: Vec<Fault>) -> Vec<Fault> {
+    pub(super) fn done(&mut self, extent: Extent, mut faults: Vec<BadBlock>) -> Vec<BadBlock> {
         faults.sort_by_key(|fault| fault.lba);
         let (first, blocks) = (extent.start().get(), extent.len());
         self.checked += blocks;
@@ -38,7 +38,7 @@ impl Ledger {
     }
 
     /// The faults of pieces behind a gap, which stays where the verify was ended early.
-    pub(super) fn rest(&mut self) -> Vec<Fault> {
+    pub(super) fn rest(&mut self) -> Vec<BadBlock> {
         std::mem::take(&mut self.beyond).into_values().flat_map(|(_, faults)| faults).collect()
     }
 
@@ -55,15 +55,15 @@ impl Ledger {
 
 #[cfg(test)]
 mod tests {
-    use sealblock_block::FaultField;
+    use sealblock_block::BadBlockCause;
 
     use super::*;
 
-    fn faults(lbas: &[u64]) -> Vec<Fault> {
-        lbas.iter().map(|lba| Fault::new(Lba::new(*lba), FaultField::Media, None, None)).collect()
+    fn faults(lbas: &[u64]) -> Vec<BadBlock> {
+        lbas.iter().map(|lba| BadBlock::new(Lba::new(*lba), BadBlockCause::Media, None, None)).collect()
     }
 
-    fn lbas(faults: &[Fault]) -> Vec<u64> {
+    fn lbas(faults: &[BadBlock]) -> Vec<u64> {
         faults.iter().map(|fault| fault.lba.get()).collect()
     }
 

@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-use sealblock_block::{Fault, FaultField};
+use sealblock_block::{BadBlock, BadBlockCause};
 use sealblock_integrity::{Field as TagField, PiFormat};
 
 use crate::findings::Run;
 use crate::report::{BlockError, Field, Hex};
-use crate::target::Target;
+use crate::target::TargetName;
 
 /// What is said of a run of damaged blocks.
 #[derive(Clone, Debug)]
@@ -51,29 +51,29 @@ impl fmt::Display for Run<Damage> {
 }
 
 /// A fault as the report has it.
-pub(super) fn block_error(fault: &Fault, format: Option<PiFormat>, target: &Target) -> BlockError {
-    let bits = match (fault.field, format) {
-        (FaultField::Tag(TagField::Guard), Some(format)) => format.guard().bits(),
-        (FaultField::Tag(TagField::RefTag), Some(format)) => u32::from(format.reference_tag_bits()),
-        (FaultField::Tag(TagField::Guard | TagField::RefTag), None) => fault.fitting_bits(),
+pub(super) fn block_error(fault: &BadBlock, format: Option<PiFormat>, target: &TargetName) -> BlockError {
+    let bits = match (fault.cause, format) {
+        (BadBlockCause::Tag(TagField::Guard), Some(format)) => format.guard().bits(),
+        (BadBlockCause::Tag(TagField::RefTag), Some(format)) => u32::from(format.reference_tag_bits()),
+        (BadBlockCause::Tag(TagField::Guard | TagField::RefTag), None) => fault.fitting_bits(),
         _ => 16,
     };
     let hex = |value: Option<u64>| value.map(|value| Hex::new(u128::from(value), bits));
-    let field = match fault.field {
-        FaultField::Tag(TagField::Guard) => Field::Guard,
-        FaultField::Tag(TagField::AppTag) => Field::AppTag,
-        FaultField::Tag(TagField::RefTag) => Field::RefTag,
-        FaultField::Tag(TagField::StorageTag) => Field::StorageTag,
-        FaultField::Media => Field::Media,
-        FaultField::Conflict => Field::Conflict,
-        FaultField::Stale => Field::Stale,
+    let field = match fault.cause {
+        BadBlockCause::Tag(TagField::Guard) => Field::Guard,
+        BadBlockCause::Tag(TagField::AppTag) => Field::AppTag,
+        BadBlockCause::Tag(TagField::RefTag) => Field::RefTag,
+        BadBlockCause::Tag(TagField::StorageTag) => Field::StorageTag,
+        BadBlockCause::Media => Field::Media,
+        BadBlockCause::Conflict => Field::Conflict,
+        BadBlockCause::Stale => Field::Stale,
     };
     BlockError {
         lba: fault.lba.get(),
         field,
         expected: hex(fault.expected),
         actual: hex(fault.actual),
-        member: target.leg(fault.leg).map(Target::to_string),
+        member: target.leg(fault.member).map(TargetName::to_string),
         repaired: fault.repaired,
     }
 }

@@ -6,20 +6,20 @@ use std::rc::Rc;
 use std::sync::Mutex;
 
 use futures_util::future::{LocalBoxFuture, join_all};
-use sealblock_block::{Ability, AnnexSlot, Answer, Device, Error, Operation, Stack};
-use sealblock_layers_mirror::label::Standing;
+use sealblock_block::{Ability, Device, DynDevice, Error, Request, ReservedArea, Response};
+use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{
-    CreateOptions, Description, LegSource, MemberError, Mirror, MirrorError, OpenOptions, Reopen, State,
+    CreateOptions, Description, Mirror, MirrorError, OpenOptions, Reopen, ReplicaError, ReplicaSource, State,
 };
 
-use super::super::{Access, Facts, Held, Opened, ReactorClock, Usage, close_all, received_bytes};
-use super::hasty;
+use super::super::{Access, CloseHandle, Facts, Opened, ReactorClock, Usage, close_all, received_bytes};
 use super::multipath::is_away;
+use super::with_short_timeouts;
 use crate::commands::create::new_uuid;
-use crate::control::protocol::Order;
-use crate::exit::{Cause, Failure};
+use crate::control::protocol::ControlCommand;
+use crate::exit::{Cause, CliError};
 use crate::report::note;
-use crate::target::{Called, Target};
+use crate::target::{Called, TargetName};
 
 const SHOWN: &str = "devices of one kind; a leg on another host is served with `--protection shown`";
 const CHANGING: &str = "changing the legs";
@@ -36,9 +36,9 @@ pub struct OpenMirror {
 struct Leg {
     /// What it is called.
     name: String,
-    target: Target,
+    target: TargetName,
     access: Access,
-    held: RefCell<Vec<Held>>,
+    held: RefCell<Vec<CloseHandle>>,
     /// Bytes that came before it was opened the last time.
     received_bytes: Cell<u64>,
     /// Another device is taking its place: it is not to be opened anew.
@@ -55,21 +55,24 @@ impl OpenMirror {
     ///
     /// # Errors
     /// Why it was not done.
-    pub async fn order(&self, order: &Order) -> Result<(), Failure> {
-        let target = |leg: &str| leg.parse::<Target>().map_err(|error| Failure::new(Cause::Usage, CHANGING, error));
+    pub async fn order(&self, order: &ControlCommand) -> Result<(), CliError> {
+        let target =
+            |leg: &str| leg.parse::<TargetName>().map_err(|error| CliError::new(Cause::Usage, CHANGING, error));
         match order {
-            Order::MirrorAdd { leg, force } => self.add(&target(leg)?, *force).await,
-            Order::MirrorReplace { old, new, force } => self.replace(&target(old)?, &target(new)?, *force).await,
-            Order::MirrorRemove { leg, force } => self.remove(&target(leg)?, *force).await,
-            Order::MirrorAcceptStale { leg } => self.accept_stale(&target(leg)?).await,
-            Order::Status
-            | Order::Log { .. }
-            | Order::MirrorStatus
-            | Order::ScrubStatus
-            | Order::ScrubStart { .. }
-            | Order::ScrubPause
-            | Order::ScrubStop
-            | Order::Resize { .. } => Ok(()),
+            ControlCommand::MirrorAdd { leg, force } => self.add(&target(leg)?, *force).await,
+            ControlCommand::MirrorReplace { old, new, force } => {
+                self.replace(&target(old)?, &target(new)?, *force).await
+            }
+            ControlCommand::MirrorRemove { leg, force } => self.remove(&target(leg)?, *force).await,
+            ControlCommand::MirrorAcceptStale { leg } => self.accept_stale(&target(leg)?).await,
+            ControlCommand::Status
+            | ControlCommand::Log { .. }
+            | ControlCommand::MirrorStatus
+            | ControlCommand::ScrubStatus
+            | ControlCommand::ScrubStart { .. }
+            | ControlCommand::ScrubPause
+            | ControlCommand::ScrubStop
+            | ControlCommand::Resize { .. } => Ok(()),
         }
     }
 
@@ -79,7 +82,7 @@ impl OpenMirror {
     }
 
     /// Adds a leg, whose content is replaced in the background.
-    async fn add(&self, target: &Target, force: bool) -> Result<(), Failure> {
+    async fn add(&self, target: &TargetName, force: bool) -> Result<(), CliError> {
         let leg = Leg::new(target, self.access());
         let (stack, _) = leg.open().await?;
         let added = self.mirror.add(leg.source(Ok(stack)), force).await;
@@ -87,15 +90,15 @@ impl OpenMirror {
     }
 
     /// Puts another device in the place of a leg, or beside it as long as it is current.
-    async fn replace(&self, old: &Target, new: &Target, force: bool) -> Result<(), Failure> {
+    async fn replace(&self, old: &TargetName, new: &TargetName, force: bool) -> Result<(), CliError> {
         let name = old.to_string();
         if force {
             self.mirror.believe_names();
         }
         let legs = self.describe().legs;
-        let is_current = legs.iter().any(|leg| leg.name == name && leg.is_here && leg.standing == Standing::Current);
+        let is_current = legs.iter().any(|leg| leg.name == name && leg.is_here && leg.standing == ReplicaState::InSync);
         if is_current && old == new {
-            return Err(Failure::new(Cause::Refused, CHANGING, format!("{name} is current")).on(&self.target));
+            return Err(CliError::new(Cause::Refused, CHANGING, format!("{name} is current")).on(&self.target));
         }
         let retired: Vec<Rc<Leg>> =
             self.legs.borrow().iter().filter(|leg| leg.name == name && !is_current).cloned().collect();
@@ -120,7 +123,7 @@ impl OpenMirror {
     }
 
     /// Keeps a leg that the mirror has taken, and closes one that it has not.
-    async fn take_in(&self, leg: Rc<Leg>, taken: Result<(), MemberError>) -> Result<(), Failure> {
+    async fn take_in(&self, leg: Rc<Leg>, taken: Result<(), ReplicaError>) -> Result<(), CliError> {
         match taken {
             Ok(()) => {
                 self.legs.borrow_mut().push(leg);
@@ -134,7 +137,7 @@ impl OpenMirror {
     }
 
     /// Takes the older copies that a leg keeps for the blocks' content.
-    async fn accept_stale(&self, target: &Target) -> Result<(), Failure> {
+    async fn accept_stale(&self, target: &TargetName) -> Result<(), CliError> {
         let taken = self.mirror.accept_stale(&target.to_string()).await;
         let blocks = taken.map_err(|error| of_member(&error).on(&self.target))?;
         tracing::info!(leg = %target, blocks, "older copies were taken for the content of their blocks");
@@ -142,7 +145,7 @@ impl OpenMirror {
     }
 
     /// Takes a leg out for good.
-    async fn remove(&self, target: &Target, force: bool) -> Result<(), Failure> {
+    async fn remove(&self, target: &TargetName, force: bool) -> Result<(), CliError> {
         let name = target.to_string();
         if force {
             self.mirror.believe_names();
@@ -188,8 +191,8 @@ impl OpenMirror {
 }
 
 impl Leg {
-    fn new(target: &Target, access: Access) -> Rc<Leg> {
-        let (name, target) = (target.to_string(), hasty(target));
+    fn new(target: &TargetName, access: Access) -> Rc<Leg> {
+        let (name, target) = (target.to_string(), with_short_timeouts(target));
         Rc::new(Leg {
             name,
             target,
@@ -201,29 +204,29 @@ impl Leg {
     }
 
     /// The leg for the mirror.
-    fn source(self: &Rc<Self>, device: Result<Stack, String>) -> LegSource {
-        LegSource { name: self.name.clone(), device, reopen: Some(self.reopen()) }
+    fn source(self: &Rc<Self>, device: Result<DynDevice, String>) -> ReplicaSource {
+        ReplicaSource { name: self.name.clone(), device, reopen: Some(self.reopen()) }
     }
 
-    async fn open(&self) -> Result<(Stack, Facts), Failure> {
+    async fn open(&self) -> Result<(DynDevice, Facts), CliError> {
         // What is left of the last time holds the file, or the connection.
         let _ = self.close().await;
         let Opened { gate, facts, held, .. } = super::super::open_for(&self.target, self.access, Usage::Member).await?;
         self.held.replace(held);
-        Ok((Stack::new(gate), facts))
+        Ok((DynDevice::new(gate), facts))
     }
 
     /// Writes the label of a leg that is away once more, as it is. A host that serves it as a member takes that for the sign
     /// that its mirror has come; repairs, which need no other label, would be refused without.
-    async fn claim(&self, stack: &Stack) -> Result<(), Error> {
+    async fn claim(&self, stack: &DynDevice) -> Result<(), Error> {
         let of = stack.abilities();
-        if !self.access.writes() || !is_away(&self.target) || !of.writable || of.annex != Ability::Native {
+        if !self.access.writes() || !is_away(&self.target) || !of.writable || of.reserved != Ability::Native {
             return Ok(());
         }
-        let slot = AnnexSlot::Group;
-        match stack.execute(Operation::ReadAnnex { slot }).await? {
-            Answer::Annex(bytes) if !bytes.is_empty() => {
-                stack.execute(Operation::WriteAnnex { slot, bytes }).await.map(drop)
+        let slot = ReservedArea::GroupLabel;
+        match stack.execute(Request::ReadReserved { slot }).await? {
+            Response::Reserved(bytes) if !bytes.is_empty() => {
+                stack.execute(Request::WriteReserved { slot, bytes }).await.map(drop)
             }
             _ => Ok(()),
         }
@@ -238,7 +241,7 @@ impl Leg {
 
     fn reopen(self: &Rc<Self>) -> Reopen {
         let leg = Rc::clone(self);
-        Box::new(move || -> LocalBoxFuture<'static, Result<Stack, String>> {
+        Box::new(move || -> LocalBoxFuture<'static, Result<DynDevice, String>> {
             let leg = Rc::clone(&leg);
             Box::pin(async move {
                 if leg.is_retired.get() {
@@ -257,7 +260,7 @@ impl Leg {
 }
 
 /// Opens the legs, all at once. Those that cannot be reached are gone without, as far as the others allow.
-pub(super) async fn open(target: &Target, legs: &[Target], access: Access) -> Result<Opened, Failure> {
+pub(super) async fn open(target: &TargetName, legs: &[TargetName], access: Access) -> Result<Opened, CliError> {
     let legs: Vec<Rc<Leg>> = legs.iter().map(|leg| Leg::new(leg, access)).collect();
     let opened = join_all(legs.iter().map(|leg| leg.open())).await;
     match put_together(target, &legs, opened, access).await {
@@ -271,11 +274,11 @@ pub(super) async fn open(target: &Target, legs: &[Target], access: Access) -> Re
 }
 
 async fn put_together(
-    target: &Target,
+    target: &TargetName,
     legs: &[Rc<Leg>],
-    opened: Vec<Result<(Stack, Facts), Failure>>,
+    opened: Vec<Result<(DynDevice, Facts), CliError>>,
     access: Access,
-) -> Result<Opened, Failure> {
+) -> Result<Opened, CliError> {
     let (mut sources, mut facts, mut here) = (Vec::new(), Vec::new(), Vec::new());
     for (leg, opened) in legs.iter().zip(opened) {
         let device = match opened {
@@ -312,7 +315,12 @@ async fn put_together(
 ///
 /// # Errors
 /// Why they cannot be one.
-pub async fn create(target: &Target, legs: &[Target], from: Option<usize>, force: bool) -> Result<Opened, Failure> {
+pub async fn create(
+    target: &TargetName,
+    legs: &[TargetName],
+    from: Option<usize>,
+    force: bool,
+) -> Result<Opened, CliError> {
     let legs: Vec<Rc<Leg>> = legs.iter().map(|leg| Leg::new(leg, Access::Write)).collect();
     let created = create_of(target, &legs, from, force).await;
     if created.is_err() {
@@ -321,7 +329,12 @@ pub async fn create(target: &Target, legs: &[Target], from: Option<usize>, force
     created
 }
 
-async fn create_of(target: &Target, legs: &[Rc<Leg>], from: Option<usize>, force: bool) -> Result<Opened, Failure> {
+async fn create_of(
+    target: &TargetName,
+    legs: &[Rc<Leg>],
+    from: Option<usize>,
+    force: bool,
+) -> Result<Opened, CliError> {
     let (mut sources, mut facts) = (Vec::new(), Vec::new());
     for leg in legs {
         let (stack, of) = leg.open().await?;
@@ -336,7 +349,7 @@ async fn create_of(target: &Target, legs: &[Rc<Leg>], from: Option<usize>, force
 
 /// A mirror as one that is open, its worker running.
 fn held(
-    target: &Target,
+    target: &TargetName,
     legs: &[Rc<Leg>],
     facts: Vec<Facts>,
     opened: sealblock_layers_mirror::Opened<ReactorClock>,
@@ -345,13 +358,13 @@ fn held(
     let legs = RefCell::new(legs.to_vec());
     let open = Rc::new(OpenMirror { mirror: opened.mirror.clone(), legs, target: Called::new(target) });
     let facts = Facts { mirror: Some(open.clone()), ..Facts::over("mirror", facts) };
-    Opened::new(target, opened.mirror, facts, vec![Held::Mirror(open)])
+    Opened::new(target, opened.mirror, facts, vec![CloseHandle::Mirror(open)])
 }
 
 /// Says which legs are not there: once for each mirror of this process, however many cores open it.
-fn tell_of_gone(target: &Target, mirror: &Description) {
+fn tell_of_gone(target: &TargetName, mirror: &Description) {
     static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    for leg in mirror.legs.iter().filter(|leg| !leg.is_here && leg.standing != Standing::Removed) {
+    for leg in mirror.legs.iter().filter(|leg| !leg.is_here && leg.standing != ReplicaState::Removed) {
         let what = format!("{target} goes without {}: {}", leg.name, leg.why);
         let mut told = TOLD.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if told.insert(what.clone()) {
@@ -361,11 +374,11 @@ fn tell_of_gone(target: &Target, mirror: &Description) {
 }
 
 /// Whether a leg that could not be opened is one that may come back.
-fn is_gone(failure: &Failure) -> bool {
+fn is_gone(failure: &CliError) -> bool {
     matches!(failure.cause(), Cause::Unreachable | Cause::Io | Cause::Damaged | Cause::Unsuitable)
 }
 
-fn of_mirror(error: &MirrorError) -> Failure {
+fn of_mirror(error: &MirrorError) -> CliError {
     let (cause, advice) = match error {
         MirrorError::Legs(_) => (Cause::Usage, None),
         MirrorError::Refused { refusal, .. } => advice(refusal),
@@ -377,7 +390,7 @@ fn of_mirror(error: &MirrorError) -> Failure {
         | MirrorError::Pages { .. } => (Cause::Unsuitable, None),
         MirrorError::Protection { .. } => (Cause::Unsuitable, Some(SHOWN)),
     };
-    let failure = Failure::new(cause, "opening", error);
+    let failure = CliError::new(cause, "opening", error);
     // What labels forbid, only somebody who changes legs or their labels allows.
     let failure = if cause == Cause::Refused { failure.lasting() } else { failure };
     match advice {
@@ -386,54 +399,56 @@ fn of_mirror(error: &MirrorError) -> Failure {
     }
 }
 
-fn of_member(error: &MemberError) -> Failure {
-    let failure = |cause| Failure::new(cause, CHANGING, error);
+fn of_member(error: &ReplicaError) -> CliError {
+    let failure = |cause| CliError::new(cause, CHANGING, error);
     match error {
-        MemberError::Full | MemberError::Last(_) => failure(Cause::Refused),
-        MemberError::ReadOnly => failure(Cause::Refused).advise("a mirror that is open for writing"),
-        MemberError::Absent { .. } => failure(Cause::Unreachable),
-        MemberError::Labelled { .. } | MemberError::Holds { .. } => {
+        ReplicaError::Full | ReplicaError::Last(_) => failure(Cause::Refused),
+        ReplicaError::ReadOnly => failure(Cause::Refused).advise("a mirror that is open for writing"),
+        ReplicaError::Absent { .. } => failure(Cause::Unreachable),
+        ReplicaError::Labelled { .. } | ReplicaError::Holds { .. } => {
             failure(Cause::Refused).advise("another device, or --force to replace what is on it")
         }
-        MemberError::InUse { .. } => failure(Cause::Refused),
-        MemberError::Undecided { .. } => {
+        ReplicaError::InUse { .. } => failure(Cause::Refused),
+        ReplicaError::Undecided { .. } => {
             failure(Cause::Refused).advise("--from DEVICE, whose content counts, and --force")
         }
-        MemberError::NoRoom(_) => failure(Cause::Unsuitable)
+        ReplicaError::NoRoom(_) => failure(Cause::Unsuitable)
             .advise("a protected volume (`sealblock create`) or a namespace of sealblock as the first leg"),
-        MemberError::Unfit(MirrorError::Legs(_)) => failure(Cause::Usage),
-        MemberError::Unfit(MirrorError::Protection { .. }) => failure(Cause::Unsuitable).advise(SHOWN),
-        MemberError::Unfit(_) => failure(Cause::Unsuitable)
+        ReplicaError::Unfit(MirrorError::Legs(_)) => failure(Cause::Usage),
+        ReplicaError::Unfit(MirrorError::Protection { .. }) => failure(Cause::Unsuitable).advise(SHOWN),
+        ReplicaError::Unfit(_) => failure(Cause::Unsuitable)
             .advise("devices of the same block size, protection information and size; one that is added may be larger"),
-        MemberError::Unknown(_) => failure(Cause::Usage).advise("`sealblock mirror status` names the legs"),
-        MemberError::Ambiguous { .. } => failure(Cause::Refused).advise(
+        ReplicaError::Unknown(_) => failure(Cause::Usage).advise("`sealblock mirror status` names the legs"),
+        ReplicaError::Ambiguous { .. } => failure(Cause::Refused).advise(
             "again when one of them is back, or --force to go by the order of the names: a leg that is taken for another is out, and \
              loses nothing",
         ),
-        MemberError::Note(_) | MemberError::Change(_) => failure(Cause::Io),
+        ReplicaError::Note(_) | ReplicaError::Change(_) => failure(Cause::Io),
     }
 }
 
-fn advice(refusal: &sealblock_layers_mirror::judge::Refusal) -> (Cause, Option<&'static str>) {
-    use sealblock_layers_mirror::judge::Refusal;
+fn advice(refusal: &sealblock_layers_mirror::assemble::AssembleError) -> (Cause, Option<&'static str>) {
+    use sealblock_layers_mirror::assemble::AssembleError;
     match refusal {
-        Refusal::NoLeg | Refusal::NewWithoutLeg { .. } | Refusal::OnlyStale => {
+        AssembleError::NoReplica | AssembleError::NewWithoutReplica { .. } | AssembleError::NoneInSync => {
             (Cause::Unreachable, Some("again when the legs are there"))
         }
-        Refusal::Stranger { .. } => {
+        AssembleError::NotAReplica { .. } => {
             (Cause::Refused, Some("`sealblock mirror add TARGET LEG` brings a new leg up to date"))
         }
-        Refusal::TakenOut { .. } => (
+        AssembleError::TakenOut { .. } => (
             Cause::Refused,
             Some("the mirror without it; `sealblock mirror add TARGET LEG --force` makes it a leg again"),
         ),
-        Refusal::NotMade { .. } => (
+        AssembleError::NotMade { .. } => (
             Cause::Refused,
             Some("`sealblock mirror create A B .. --from A` to make a mirror that has the content of A"),
         ),
-        Refusal::NoRoom => (Cause::Refused, Some("a protected volume (`sealblock create`) among the legs")),
-        Refusal::Foreign { .. } | Refusal::Twice { .. } => (Cause::Refused, Some("the legs of one mirror")),
-        Refusal::SplitBrain { .. } => (
+        AssembleError::NoRoom => (Cause::Refused, Some("a protected volume (`sealblock create`) among the legs")),
+        AssembleError::OtherMirror { .. } | AssembleError::Duplicate { .. } => {
+            (Cause::Refused, Some("the legs of one mirror"))
+        }
+        AssembleError::SplitBrain { .. } => (
             Cause::Refused,
             Some(
                 "look at each leg by itself, move the one to be given up away, then `sealblock mirror replace TARGET OLD NEW`",

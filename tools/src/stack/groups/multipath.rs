@@ -6,22 +6,22 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use sealblock_block::{
-    Abilities, Device, Error, Failure as BlockFailure, Gate, Geometry, Operation, Outcome, Source, Stack,
+    Abilities, Device, DeviceOpener, DynDevice, Error, ErrorKind as BlockFailure, Gate, Geometry, Outcome, Request,
 };
-use sealblock_layers_multipath::{MultipathLayer, Patience, Way};
+use sealblock_layers_multipath::{MultipathLayer, PathConfig, RetryPolicy};
 
-use super::super::{Access, Facts, Held, Opened, ReactorClock, Usage, close_all, open_for, received_bytes};
-use super::{PATIENCE, hasty};
+use super::super::{Access, CloseHandle, Facts, Opened, ReactorClock, Usage, close_all, open_for, received_bytes};
+use super::{PATIENCE, with_short_timeouts};
 use crate::commands::create::uuid_words;
-use crate::exit::{Cause, Failure};
-use crate::target::{GroupKind, Target};
+use crate::exit::{Cause, CliError};
+use crate::target::{GroupKind, TargetName};
 
 /// The paths of one device.
 pub(in super::super) struct Paths(Vec<Rc<Path>>);
 
 /// A path that is opened as often as it is lost.
 struct Path {
-    target: Target,
+    target: TargetName,
     access: Access,
     usage: Usage,
     /// What tells the device from others, the same for all paths; nothing before one was open.
@@ -34,8 +34,8 @@ struct Path {
 
 /// An open path. Dropped, it ends its connections without a word.
 struct Live {
-    gate: Gate<Stack>,
-    held: Vec<Held>,
+    gate: Gate<DynDevice>,
+    held: Vec<CloseHandle>,
     received_bytes: Rc<Cell<u64>>,
 }
 
@@ -55,21 +55,21 @@ impl Device for Live {
         self.gate.abilities()
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         self.gate.execute(operation).await
     }
 
-    fn at_once(&self, operation: &Operation) -> Option<Outcome> {
-        self.gate.at_once(operation)
+    fn try_execute(&self, operation: &Request) -> Option<Outcome> {
+        self.gate.try_execute(operation)
     }
 }
 
 impl Paths {
     /// The paths that these targets are, none of them open yet.
-    fn of(legs: &[Target], access: Access, usage: Usage) -> Paths {
+    fn of(legs: &[TargetName], access: Access, usage: Usage) -> Paths {
         let identity = Rc::default();
-        let path = |leg: &Target| {
-            let (target, identity) = (hasty(leg), Rc::clone(&identity));
+        let path = |leg: &TargetName| {
+            let (target, identity) = (with_short_timeouts(leg), Rc::clone(&identity));
             Rc::new(Path { target, access, usage, identity, open: RefCell::default(), received_bytes: Rc::default() })
         };
         Paths(legs.iter().map(path).collect())
@@ -94,11 +94,11 @@ impl Paths {
 
 impl Path {
     /// Opens the path, if it leads to the device that the others lead to.
-    async fn open(&self) -> Result<(Rc<Live>, Facts), Failure> {
+    async fn open(&self) -> Result<(Rc<Live>, Facts), CliError> {
         let opened = open_for(&self.target, self.access, self.usage).await?;
         if let Err(why) = self.check(&opened.facts) {
             let _ = opened.close(Ok(())).await;
-            return Err(Failure::new(Cause::Unsuitable, "opening", why).on(&self.target));
+            return Err(CliError::new(Cause::Unsuitable, "opening", why).on(&self.target));
         }
         let Opened { gate, facts, held, .. } = opened;
         let live = Rc::new(Live { gate, held, received_bytes: Rc::clone(&self.received_bytes) });
@@ -118,38 +118,43 @@ impl Path {
         Err(format!("it leads to another device than the other paths: to {identity}, they to {expected}"))
     }
 
-    fn source(self: &Rc<Self>) -> Source {
+    fn source(self: &Rc<Self>) -> DeviceOpener {
         let path = Rc::clone(self);
-        Source::new(self.target.to_string(), move || {
+        DeviceOpener::new(self.target.to_string(), move || {
             let path = Rc::clone(&path);
-            async move { path.open().await.map(|(live, _)| Stack::new(live)).map_err(unreachable) }
+            async move { path.open().await.map(|(live, _)| DynDevice::new(live)).map_err(unreachable) }
         })
     }
 
     /// Sets up the path once more beside the one that may be open. A target that is ours lets that wait until nothing of what
     /// was lost before is under way.
-    fn settle(&self) -> Option<Source> {
+    fn settle(&self) -> Option<DeviceOpener> {
         let (target, access, usage) = (self.target.clone(), self.access, self.usage);
         is_away(&target).then(|| {
-            Source::new(target.to_string(), move || {
+            DeviceOpener::new(target.to_string(), move || {
                 let target = target.clone();
                 async move {
                     let opened = open_for(&target, access, usage).await.map_err(unreachable)?;
                     let (gate, _, closer) = opened.share();
                     let _ = closer.close().await;
-                    Ok(Stack::new(gate))
+                    Ok(DynDevice::new(gate))
                 }
             })
         })
     }
 }
 
-fn unreachable(failure: Failure) -> Error {
+fn unreachable(failure: CliError) -> Error {
     BlockFailure::Unreachable { reason: failure.in_short() }.into()
 }
 
 /// Opens the paths, all at once. One is enough.
-pub(super) async fn open(target: &Target, legs: &[Target], access: Access, usage: Usage) -> Result<Opened, Failure> {
+pub(super) async fn open(
+    target: &TargetName,
+    legs: &[TargetName],
+    access: Access,
+    usage: Usage,
+) -> Result<Opened, CliError> {
     // Which path the label is on does not matter, but it is not seen through the layer.
     let paths = Paths::of(legs, access, usage.hidden());
     let (mut ways, mut facts, mut failed) = (Vec::new(), Vec::new(), None);
@@ -157,7 +162,7 @@ pub(super) async fn open(target: &Target, legs: &[Target], access: Access, usage
         let device = match opened {
             Ok((live, of)) => {
                 facts.push(of);
-                Some(Stack::new(live))
+                Some(DynDevice::new(live))
             }
             Err(failure) if failure.cause() == Cause::Unreachable => {
                 failed = failed.or(Some(failure));
@@ -168,7 +173,7 @@ pub(super) async fn open(target: &Target, legs: &[Target], access: Access, usage
                 return Err(failure);
             }
         };
-        ways.push(Way { source: path.source(), settle: path.settle(), device });
+        ways.push(PathConfig { source: path.source(), settle: path.settle(), device });
     }
     if let (true, Some(failure)) = (facts.is_empty(), failed) {
         return Err(failure);
@@ -177,72 +182,72 @@ pub(super) async fn open(target: &Target, legs: &[Target], access: Access, usage
 }
 
 /// The open paths as one device.
-async fn join(target: &Target, paths: Paths, ways: Vec<Way>, facts: Vec<Facts>) -> Result<Opened, Failure> {
+async fn join(target: &TargetName, paths: Paths, ways: Vec<PathConfig>, facts: Vec<Facts>) -> Result<Opened, CliError> {
     match MultipathLayer::new(ways, ReactorClock, patience(&paths, &facts)) {
         Ok((device, worker)) => {
             drop(sealblock_runtime_reactor::spawn(worker.run()));
             let facts = Facts { paths: Some(device.observer()), ..Facts::over("multipath", facts) };
-            Ok(Opened::new(target, device, facts, vec![Held::Paths(Rc::new(paths))]))
+            Ok(Opened::new(target, device, facts, vec![CloseHandle::Paths(Rc::new(paths))]))
         }
         Err(error) => {
             let _ = paths.close().await;
-            Err(Failure::new(Cause::Unsuitable, "opening", error).on(target))
+            Err(CliError::new(Cause::Unsuitable, "opening", error).on(target))
         }
     }
 }
 
 /// How patient the layer is with these paths.
-fn patience(paths: &Paths, facts: &[Facts]) -> Patience {
-    let usual = Patience::default();
+fn patience(paths: &Paths, facts: &[Facts]) -> RetryPolicy {
+    let usual = RetryPolicy::default();
     let longest = |of: fn(&crate::target::RemoteOptions) -> Option<Duration>| {
         let remotes = paths.0.iter().flat_map(|path| remotes(&path.target));
         remotes.filter_map(of).max().unwrap_or(PATIENCE)
     };
     let is_volatile = |facts: &&Facts| facts.remote.as_ref().is_none_or(|remote| remote.volatile_write_cache);
     let leaves = facts.iter().flat_map(Facts::all).filter(|facts| facts.below.is_empty());
-    Patience {
+    RetryPolicy {
         // Longer than the devices' own, which know better what is late.
-        answer: usual.answer.max(longest(|options| options.timeout) * 3),
+        request_timeout: usual.request_timeout.max(longest(|options| options.timeout) * 3),
         // A target that counts traffic as a sign of life needs up to twice the time to notice that there is none.
-        quarantine: longest(|options| options.keep_alive) * 2 + Duration::from_secs(1),
+        quiesce_time: longest(|options| options.keep_alive) * 2 + Duration::from_secs(1),
         volatile: leaves.filter(is_volatile).count() > 0,
         ..usual
     }
 }
 
 /// The options of all namespaces over NVMe/TCP in a target.
-fn remotes(target: &Target) -> Vec<&crate::target::RemoteOptions> {
+fn remotes(target: &TargetName) -> Vec<&crate::target::RemoteOptions> {
     match target {
-        Target::NvmeTcp { options, .. } => vec![options],
-        Target::Group { legs, .. } => legs.iter().flat_map(remotes).collect(),
-        Target::Offset { target, .. } | Target::Fault { target, .. } => remotes(target),
-        Target::File(_)
-        | Target::Raw(_)
-        | Target::Linux(_)
-        | Target::Memory(_)
-        | Target::Null(_)
-        | Target::Nbd { .. } => Vec::new(),
+        TargetName::NvmeTcp { options, .. } => vec![options],
+        TargetName::Group { legs, .. } => legs.iter().flat_map(remotes).collect(),
+        TargetName::Offset { target, .. } | TargetName::Fault { target, .. } => remotes(target),
+        TargetName::File(_)
+        | TargetName::Raw(_)
+        | TargetName::Linux(_)
+        | TargetName::Memory(_)
+        | TargetName::Null(_)
+        | TargetName::Nbd { .. } => Vec::new(),
     }
 }
 
 /// Whether any of it is on another host.
-pub(super) fn is_away(target: &Target) -> bool {
+pub(super) fn is_away(target: &TargetName) -> bool {
     !remotes(target).is_empty()
 }
 
 /// What tells a device from all others, where it says so itself.
-fn identity(target: &Target, facts: &Facts) -> Option<String> {
+fn identity(target: &TargetName, facts: &Facts) -> Option<String> {
     let below = || facts.below.first();
     match target {
-        Target::Offset { range, target } => Some(format!("blocks {range} of {}", identity(target, below()?)?)),
-        Target::Fault { target, .. } => identity(target, below()?),
-        Target::Group { kind: GroupKind::Stripe { chunk, .. }, legs } => {
+        TargetName::Offset { range, target } => Some(format!("blocks {range} of {}", identity(target, below()?)?)),
+        TargetName::Fault { target, .. } => identity(target, below()?),
+        TargetName::Group { kind: GroupKind::Stripe { chunk, .. }, legs } => {
             let each: Option<Vec<String>> = legs.iter().zip(&facts.below).map(|(leg, of)| identity(leg, of)).collect();
             let chunk = chunk.unwrap_or(sealblock_layers_stripe::CHUNK);
             Some(format!("a stripe in chunks of {} bytes of {}", chunk.get(), each?.join(" and ")))
         }
-        Target::Group { kind: GroupKind::Multipath, legs } => identity(legs.first()?, below()?),
-        Target::Group { kind: GroupKind::Mirror, .. } => None,
+        TargetName::Group { kind: GroupKind::Multipath, legs } => identity(legs.first()?, below()?),
+        TargetName::Group { kind: GroupKind::Mirror, .. } => None,
         _ => leaf(facts),
     }
 }

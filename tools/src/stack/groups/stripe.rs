@@ -6,17 +6,17 @@ use sealblock_units::ByteCount;
 
 use super::super::{Access, Facts, Opened, Usage, close_all, open_for};
 use crate::commands::create::new_uuid;
-use crate::exit::{Cause, Failure};
-use crate::target::{GroupKind, Target};
+use crate::exit::{Cause, CliError};
+use crate::target::{GroupKind, TargetName};
 
 /// Opens the legs of a stripe, all at once.
 pub(super) async fn open(
-    target: &Target,
+    target: &TargetName,
     chunk: Option<ByteCount>,
     labelled: bool,
-    legs: &[Target],
+    legs: &[TargetName],
     (access, usage): (Access, Usage),
-) -> Result<Opened, Failure> {
+) -> Result<Opened, CliError> {
     // Without labels a leg is a device by itself, which may be a member of something else.
     let of_leg = if labelled { Usage::Member } else { usage.hidden() };
     let opened = all_or_none(join_all(legs.iter().map(|leg| open_for(leg, access, of_leg))).await).await?;
@@ -27,7 +27,7 @@ pub(super) async fn open(
         held.extend(leg.held);
     }
     let made = StripeLayer::new(gates, chunk.unwrap_or(CHUNK))
-        .map_err(|error| Failure::new(Cause::Unsuitable, "opening", error).on(target));
+        .map_err(|error| CliError::new(Cause::Unsuitable, "opening", error).on(target));
     let made = match made {
         Ok(device) if labelled => match new_uuid() {
             Ok(uuid) => device.labelled(uuid, access.writes()).await.map_err(|error| of_refusal(&error, target)),
@@ -46,7 +46,7 @@ pub(super) async fn open(
 }
 
 /// All legs, or why one of them is not there; the others are closed then.
-async fn all_or_none(legs: Vec<Result<Opened, Failure>>) -> Result<Vec<Opened>, Failure> {
+async fn all_or_none(legs: Vec<Result<Opened, CliError>>) -> Result<Vec<Opened>, CliError> {
     let (mut opened, mut failed) = (Vec::new(), None);
     for leg in legs {
         match leg {
@@ -62,11 +62,11 @@ async fn all_or_none(legs: Vec<Result<Opened, Failure>>) -> Result<Vec<Opened>, 
 }
 
 /// Devices that are not put together, with the target that would be.
-fn of_refusal(refusal: &Refusal, target: &Target) -> Failure {
-    let Target::Group { kind: GroupKind::Stripe { chunk, .. }, legs } = target else {
-        return Failure::new(Cause::Unsuitable, "opening", refusal).on(target);
+fn of_refusal(refusal: &Refusal, target: &TargetName) -> CliError {
+    let TargetName::Group { kind: GroupKind::Stripe { chunk, .. }, legs } = target else {
+        return CliError::new(Cause::Unsuitable, "opening", refusal).on(target);
     };
-    let group = |chunk, labelled, legs| Target::Group { kind: GroupKind::Stripe { chunk, labelled }, legs };
+    let group = |chunk, labelled, legs| TargetName::Group { kind: GroupKind::Stripe { chunk, labelled }, legs };
     let unlabelled =
         || format!("{} to go by this order and this size of chunks unasked", group(*chunk, false, legs.clone()));
     let (cause, advice) = match refusal {
@@ -86,11 +86,11 @@ fn of_refusal(refusal: &Refusal, target: &Target) -> Failure {
     };
     let named =
         legs.iter().enumerate().map(|(member, leg)| format!("{member} is {leg}")).collect::<Vec<_>>().join(", ");
-    Failure::new(cause, "opening", format!("{refusal} ({named})")).on(target).advise(advice)
+    CliError::new(cause, "opening", format!("{refusal} ({named})")).on(target).advise(advice)
 }
 
 /// The legs in the order that their numbers say; nothing where one is missing.
-fn in_order(legs: &[Target], own: &[usize]) -> Option<Vec<Target>> {
+fn in_order(legs: &[TargetName], own: &[usize]) -> Option<Vec<TargetName>> {
     let at = |number| own.iter().position(|own| *own == number).and_then(|leg| legs.get(leg).cloned());
     (0..legs.len()).map(at).collect()
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use sealblock::stack::{Access, Opened, on_reactor, open};
-use sealblock_block::{Answer, Device, Durability, Operation};
+use sealblock_block::{Device, Durability, Request, Response};
 use sealblock_integrity::{Checks, Sealed, Tags};
 use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::{sleep, spawn};
@@ -76,7 +76,7 @@ impl Lane {
     async fn step(&mut self, opened: &Opened) -> Result<(), String> {
         self.requests += 1;
         if self.requests.is_multiple_of(FLUSH_EVERY) {
-            return opened.gate.execute(Operation::Flush).await.map(drop).map_err(|error| format!("flush: {error}"));
+            return opened.gate.execute(Request::Flush).await.map(drop).map_err(|error| format!("flush: {error}"));
         }
         let block = self.draw() as usize % BLOCKS;
         if self.draw().is_multiple_of(2) { self.write(opened, block).await } else { self.check(opened, block).await }
@@ -86,9 +86,9 @@ impl Lane {
         let (extent, geometry) = (self.extent(block), opened.gate.geometry());
         let version = self.versions[block] + 1;
         let data = Slice::copy_from(&content(extent.start(), version, geometry.block_size.bytes()));
-        let tags = Tags { app_tag: 0, storage_tag: 0, first_ref: extent.start().get() };
+        let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: extent.start().get() };
         let data = Sealed::seal(data, geometry.block_size, geometry.protection, &tags);
-        let write = Operation::Write { extent, data, durability: Durability::Volatile };
+        let write = Request::Write { extent, data, durability: Durability::Volatile };
         opened.gate.execute(write).await.map_err(|error| format!("write of {extent}: {error}"))?;
         self.versions[block] = version;
         Ok(())
@@ -97,8 +97,8 @@ impl Lane {
     async fn check(&self, opened: &Opened, block: usize) -> Result<(), String> {
         let (extent, geometry) = (self.extent(block), opened.gate.geometry());
         let checks = geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
-        let answer = opened.gate.execute(Operation::Read { extent, checks }).await;
-        let Answer::Data(data) = answer.map_err(|error| format!("read of {extent}: {error}"))? else {
+        let answer = opened.gate.execute(Request::Read { extent, checks }).await;
+        let Response::Data(data) = answer.map_err(|error| format!("read of {extent}: {error}"))? else {
             return Err(format!("a read of {extent} gave no data"));
         };
         let wanted = content(extent.start(), self.versions[block], geometry.block_size.bytes());

@@ -5,15 +5,15 @@ use std::rc::Rc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use sealblock_block::{Gate, Stack};
+use sealblock_block::{DynDevice, Gate};
 use sealblock_exports_nbd::{Export, Limits, Server};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_layers_offset::OffsetLayer;
 use sealblock_layers_remote_core::SharedDevice;
-use sealblock_media_memory::{Damage, MemoryDevice};
+use sealblock_media_memory::{Corruption, MemoryDevice};
 use sealblock_protocols_nbd::wire::{self, chunk, flag, option, rep};
 use sealblock_runtime_reactor::net::Listener;
-use sealblock_runtime_reactor::{Config, CoreHandle, Cores, Homed, Placement, Stopped, spawn};
+use sealblock_runtime_reactor::{Config, CoreHandle, CoreLocal, Cores, Placement, Stopped, spawn};
 use sealblock_units::{BlockSize, Lba};
 
 pub const BLOCK: u64 = 4096;
@@ -27,7 +27,7 @@ pub struct Served {
     pub server: Server,
     pub address: SocketAddr,
     pub served: mpsc::Receiver<std::io::Result<()>>,
-    protected: Homed<MemoryDevice>,
+    protected: CoreLocal<MemoryDevice>,
     /// The device of `protected`.
     pub shared: SharedDevice,
     cores: Cores,
@@ -41,7 +41,7 @@ fn on<T: Send + 'static>(core: &CoreHandle, make: impl FnOnce() -> T + Send + 's
 }
 
 fn publish(device: &Rc<MemoryDevice>) -> SharedDevice {
-    SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(Rc::clone(device)))))
+    SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(Rc::clone(device)))))
 }
 
 pub fn serve(limits: Limits) -> Served {
@@ -52,7 +52,7 @@ pub fn serve(limits: Limits) -> Served {
         let format = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1);
         let protected = Rc::new(MemoryDevice::new(BlockSize::B4096, BLOCKS, Some(format)));
         let bare = Rc::new(MemoryDevice::new(BlockSize::from_bytes(512).unwrap(), BLOCKS, None));
-        (Homed::new(Rc::clone(&protected)), publish(&protected), publish(&bare))
+        (CoreLocal::new(Rc::clone(&protected)), publish(&protected), publish(&bare))
     });
     let exports = [
         Export::new("protected", shared.clone()).described("blocks with seals"),
@@ -82,7 +82,7 @@ impl Served {
     pub fn damage(&self, lba: u64) {
         let protected = self.protected.clone();
         let damaged = on(&self.cores.handle(0).unwrap(), move || {
-            protected.get().unwrap().damage(Lba::new(lba), Damage::Data { at: 100, mask: 4 })
+            protected.get().unwrap().damage(Lba::new(lba), Corruption::Data { at: 100, mask: 4 })
         });
         assert!(damaged, "there is something to damage");
     }
@@ -94,7 +94,7 @@ impl Served {
             let part = OffsetLayer::new(protected.get().unwrap(), Lba::ZERO, bytes / BLOCK).unwrap();
             let quiesced = shared.quiesce().expect("nobody else resizes it");
             assert_eq!(quiesced.under_way(), 0, "what was asked is answered");
-            quiesced.replace(Rc::new(Gate::new("part", Stack::new(part))))
+            quiesced.replace(Rc::new(Gate::new("part", DynDevice::new(part))))
         });
         self.server.resize_export(export, resized).unwrap();
     }

@@ -1,6 +1,6 @@
 //! A device that takes no changes.
 
-use sealblock_block::{Abilities, Device, Geometry, Operation, Outcome};
+use sealblock_block::{Abilities, Device, Geometry, Outcome, Request};
 use sealblock_media_memory::MemoryDevice;
 use sealblock_units::BlockSize;
 
@@ -23,7 +23,7 @@ impl Device for Fixed {
         Abilities { writable: false, ..self.0.abilities() }
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         self.0.execute(operation).await
     }
 }

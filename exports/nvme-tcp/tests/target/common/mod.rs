@@ -8,8 +8,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
-use sealblock_block::{Gate, Stack};
-use sealblock_exports_nvme_tcp::{Limits, Namespace, Shows, Subsystem, Target};
+use sealblock_block::{DynDevice, Gate};
+use sealblock_exports_nvme_tcp::{Limits, Namespace, PiVisibility, Subsystem, Target};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
@@ -56,14 +56,16 @@ pub fn format() -> PiFormat {
 }
 
 fn namespace(device: &Rc<MemoryDevice>, id: u8) -> Namespace {
-    Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(Rc::clone(device))))), [id; 16])
+    Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(Rc::clone(device))))), [id; 16])
 }
 
 pub fn subsystem(plain: &Rc<MemoryDevice>, protected: &Rc<MemoryDevice>) -> Subsystem {
     let bare = Rc::new(MemoryDevice::new(BlockSize::from_bytes(512).unwrap(), BLOCKS, None));
     Subsystem::new(SUBNQN.parse().unwrap(), "SN1")
         .with_namespace(PLAIN, namespace(plain, 1))
-        .and_then(|all| all.with_namespace(PROTECTED, namespace(protected, 2).showing(Shows::Protected)?))
+        .and_then(|all| {
+            all.with_namespace(PROTECTED, namespace(protected, 2).with_visibility(PiVisibility::Protected)?)
+        })
         .and_then(|all| all.with_namespace(BARE, namespace(&bare, 4)))
         .unwrap()
 }

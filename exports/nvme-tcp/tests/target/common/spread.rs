@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use sealblock_block::{Abilities, Device, Gate, Geometry, Operation, Outcome, Stack};
+use sealblock_block::{Abilities, Device, DynDevice, Gate, Geometry, Outcome, Request};
 use sealblock_exports_nvme_tcp::{Limits, Namespace, Subsystem, Target};
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
@@ -53,7 +53,7 @@ impl Device for Slowly {
         self.0.abilities()
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         if operation.extent().is_some_and(|extent| extent.start().get() == SLOW) {
             self.1.begun.fetch_add(1, Ordering::SeqCst);
             while !self.1.is_open.load(Ordering::SeqCst) {
@@ -84,7 +84,7 @@ pub fn device(core: &CoreHandle, latch: &Arc<Latch>) -> SharedDevice {
     let latch = Arc::clone(latch);
     on(core, move || {
         let memory = MemoryDevice::new(BlockSize::from_bytes(4096).unwrap(), BLOCKS, None);
-        SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(Slowly(memory, latch)))))
+        SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(Slowly(memory, latch)))))
     })
 }
 

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
-use sealblock_protocols_nbd::{Command, Event, Export, Failed, Request, Run, Server, ServerConfig};
+use sealblock_protocols_nbd::{Command, ErrorReply, Event, Export, Request, Run, Server, ServerConfig};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::net::{Listener, Stream};
 use sealblock_runtime_reactor::{pool, sleep, spawn};
@@ -13,7 +13,7 @@ use sealblock_runtime_reactor::{pool, sleep, spawn};
 /// What a request is answered with.
 pub enum Reply {
     /// This error.
-    Fail(Failed),
+    Fail(ErrorReply),
     /// Runs of status.
     Status(Vec<Run>),
     /// Nothing.

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
-use sealblock_block::{Answer, Device, Durability, Error, Gate, Operation, Stack};
+use sealblock_block::{Device, Durability, DynDevice, Error, Gate, Request, Response};
 use sealblock_exports_nbd::{Export, Limits, Server};
 use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_layers_remote_core::SharedDevice;
@@ -13,14 +13,14 @@ use sealblock_media_memory::MemoryDevice;
 use sealblock_media_nbd::{Address, NbdDevice, Options, Reconnect};
 use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::net::Listener;
-use sealblock_runtime_reactor::{Choice, Config, JoinHandle, Reactor, spawn};
+use sealblock_runtime_reactor::{BackendChoice, Config, JoinHandle, Reactor, spawn};
 use sealblock_units::{BlockSize, Extent};
 
 pub const BLOCKS: u64 = 4096;
 
 /// Runs a test on both backends.
 pub fn run<F: Future<Output = ()>>(test: impl Fn() -> F) {
-    for runtime in [Choice::Auto, Choice::Syscalls] {
+    for runtime in [BackendChoice::Auto, BackendChoice::Syscalls] {
         let reactor = Reactor::new(Config { runtime, ..Config::default() }).expect("a reactor starts");
         reactor.block_on(test());
     }
@@ -47,7 +47,7 @@ pub fn serve_at(address: SocketAddr, device: &Rc<MemoryDevice>) -> Served {
 
 /// Serves a device where a listener is.
 pub fn serve_on(listener: Listener, device: &Rc<MemoryDevice>) -> (Server, JoinHandle<std::io::Result<()>>) {
-    let gate = Rc::new(Gate::new("mem", Stack::new(Rc::clone(device))));
+    let gate = Rc::new(Gate::new("mem", DynDevice::new(Rc::clone(device))));
     let shared = SharedDevice::publish(gate);
     let exports = [Export::new("disk", shared.clone()).described("blocks"), Export::new("fixed", shared).read_only()];
     let limits = Limits { drain: Duration::from_millis(200), ..Limits::default() };
@@ -100,11 +100,11 @@ pub fn pattern(len: usize, seed: u8) -> Slice {
 
 pub fn sealed(device: &impl Device, extent: Extent, seed: u8) -> Sealed {
     let geometry = device.geometry();
-    let tags = Tags { app_tag: 0, storage_tag: 0, first_ref: extent.start().get() };
+    let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: extent.start().get() };
     Sealed::seal(pattern(extent.bytes(geometry.block_size) as usize, seed), geometry.block_size, None, &tags)
 }
 
-pub async fn write(device: &impl Device, extent: Extent, seed: u8) -> Result<Answer, Error> {
+pub async fn write(device: &impl Device, extent: Extent, seed: u8) -> Result<Response, Error> {
     write_with(device, extent, seed, Durability::Volatile).await
 }
 
@@ -113,14 +113,14 @@ pub async fn write_with(
     extent: Extent,
     seed: u8,
     durability: Durability,
-) -> Result<Answer, Error> {
+) -> Result<Response, Error> {
     let data = sealed(device, extent, seed);
-    device.execute(Operation::Write { extent, data, durability }).await
+    device.execute(Request::Write { extent, data, durability }).await
 }
 
 pub async fn read(device: &impl Device, extent: Extent) -> Result<Sealed, Error> {
-    match device.execute(Operation::Read { extent, checks: Checks::NONE }).await? {
-        Answer::Data(sealed) => Ok(sealed),
+    match device.execute(Request::Read { extent, checks: Checks::NONE }).await? {
+        Response::Data(sealed) => Ok(sealed),
         other => panic!("a read is answered with data, not {other:?}"),
     }
 }
@@ -130,11 +130,11 @@ pub async fn holds(device: &impl Device, extent: Extent, seed: u8) -> bool {
     read(device, extent).await.unwrap().data()[..] == sealed(device, extent, seed).data()[..]
 }
 
-pub async fn flush(device: &impl Device) -> Result<Answer, Error> {
-    device.execute(Operation::Flush).await
+pub async fn flush(device: &impl Device) -> Result<Response, Error> {
+    device.execute(Request::Flush).await
 }
 
 /// The blocks that an error names.
 pub fn bad(error: &Error) -> Vec<u64> {
-    error.faults().map(|faults| faults.as_slice().iter().map(|fault| fault.lba.get()).collect()).unwrap_or_default()
+    error.bad_blocks().map(|faults| faults.as_slice().iter().map(|fault| fault.lba.get()).collect()).unwrap_or_default()
 }

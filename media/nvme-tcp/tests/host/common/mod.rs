@@ -6,15 +6,15 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
-use sealblock_block::{Answer, Device, Durability, Error, Gate, Operation, Stack};
-use sealblock_exports_nvme_tcp::{Limits, Namespace, Shows, Subsystem, Target};
+use sealblock_block::{Device, Durability, DynDevice, Error, Gate, Request, Response};
+use sealblock_exports_nvme_tcp::{Limits, Namespace, PiVisibility, Subsystem, Target};
 use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
-use sealblock_media_nvme_tcp::{Address, NvmeTcpDevice, Options, Reconnect};
+use sealblock_media_nvme_tcp::{HostPort, NvmeTcpDevice, Options, Reconnect};
 use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::net::Listener;
-use sealblock_runtime_reactor::{Choice, Config, JoinHandle, Reactor, spawn};
+use sealblock_runtime_reactor::{BackendChoice, Config, JoinHandle, Reactor, spawn};
 use sealblock_units::{BlockSize, Extent, Lba};
 
 pub const SUBNQN: &str = "nqn.2026-11.org.example:volumes";
@@ -22,7 +22,7 @@ pub const BLOCKS: u64 = 4096;
 
 /// Runs a test on both backends.
 pub fn run<F: Future<Output = ()>>(test: impl Fn() -> F) {
-    for runtime in [Choice::Auto, Choice::Syscalls] {
+    for runtime in [BackendChoice::Auto, BackendChoice::Syscalls] {
         let reactor = Reactor::new(Config { runtime, ..Config::default() }).expect("a reactor starts");
         reactor.block_on(test());
     }
@@ -40,16 +40,16 @@ pub fn limits() -> Limits {
 }
 
 /// Serves these devices as namespaces 1, 2 and so on.
-pub fn serve(devices: &[(Rc<MemoryDevice>, Shows)]) -> Served {
+pub fn serve(devices: &[(Rc<MemoryDevice>, PiVisibility)]) -> Served {
     let any = (Ipv4Addr::LOCALHOST, 0).into();
     serve_at(any, devices)
 }
 
-pub fn serve_at(address: SocketAddr, devices: &[(Rc<MemoryDevice>, Shows)]) -> Served {
+pub fn serve_at(address: SocketAddr, devices: &[(Rc<MemoryDevice>, PiVisibility)]) -> Served {
     let mut subsystem = Subsystem::new(SUBNQN.parse().unwrap(), "SN1");
     for (i, (device, shows)) in devices.iter().enumerate() {
-        let gate = Rc::new(Gate::new("mem", Stack::new(Rc::clone(device))));
-        let namespace = Namespace::new(SharedDevice::publish(gate), [i as u8 + 1; 16]).showing(*shows).unwrap();
+        let gate = Rc::new(Gate::new("mem", DynDevice::new(Rc::clone(device))));
+        let namespace = Namespace::new(SharedDevice::publish(gate), [i as u8 + 1; 16]).with_visibility(*shows).unwrap();
         subsystem = subsystem.with_namespace(i as u32 + 1, namespace).unwrap();
     }
     let target = Target::new([subsystem], limits()).unwrap();
@@ -76,7 +76,7 @@ pub fn options() -> Options {
 
 pub async fn open(served: &Served, nsid: u32, options: Options) -> Gate<NvmeTcpDevice> {
     let subsystem = SUBNQN.parse().unwrap();
-    let device = NvmeTcpDevice::connect(Address::from(served.address), subsystem, Some(nsid), options).await;
+    let device = NvmeTcpDevice::connect(HostPort::from(served.address), subsystem, Some(nsid), options).await;
     Gate::new("remote", device.unwrap())
 }
 
@@ -106,7 +106,7 @@ pub fn sealed(device: &impl Device, extent: Extent, seed: u8) -> Sealed {
 /// The same with a reference tag counted from `first`, and an application tag.
 pub fn sealed_with(device: &impl Device, extent: Extent, seed: u8, first: Lba, app_tag: u16) -> Sealed {
     let geometry = device.geometry();
-    let tags = Tags { app_tag, storage_tag: 0, first_ref: first.get() };
+    let tags = Tags { app_tag, storage_tag: 0, initial_ref_tag: first.get() };
     let data = pattern(extent.bytes(geometry.block_size) as usize, seed);
     Sealed::seal(data, geometry.block_size, geometry.protection, &tags)
 }
@@ -115,20 +115,20 @@ pub fn full(device: &impl Device, extent: Extent) -> Checks {
     device.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()))
 }
 
-pub async fn write(device: &impl Device, extent: Extent, seed: u8) -> Result<Answer, Error> {
+pub async fn write(device: &impl Device, extent: Extent, seed: u8) -> Result<Response, Error> {
     let data = sealed(device, extent, seed);
-    device.execute(Operation::Write { extent, data, durability: Durability::Volatile }).await
+    device.execute(Request::Write { extent, data, durability: Durability::Volatile }).await
 }
 
 pub async fn read(device: &impl Device, extent: Extent) -> Result<Sealed, Error> {
     let checks = full(device, extent);
-    match device.execute(Operation::Read { extent, checks }).await? {
-        Answer::Data(sealed) => Ok(sealed),
+    match device.execute(Request::Read { extent, checks }).await? {
+        Response::Data(sealed) => Ok(sealed),
         other => panic!("a read is answered with data, not {other:?}"),
     }
 }
 
-pub async fn verify(device: &impl Device, extent: Extent) -> Result<Answer, Error> {
+pub async fn verify(device: &impl Device, extent: Extent) -> Result<Response, Error> {
     let checks = full(device, extent);
-    device.execute(Operation::Verify { extent, checks }).await
+    device.execute(Request::Verify { extent, checks }).await
 }

@@ -123,10 +123,10 @@ fn copies_of_the_zone_map_and_of_the_annex_lie_apart_from_each_other_and_from_ev
         assert!(layout.log_offset() + layout.log_bytes() <= a && a + bytes <= b && b + bytes <= layout.bitmap_offset());
         assert!(!one_run_hits(a, b));
         let end = layout.zone(layout.zones() - 1).unwrap().end_offset;
-        let mut places: Vec<(u64, u64)> = [AnnexSlot::Group, AnnexSlot::Scrub]
+        let mut places: Vec<(u64, u64)> = [ReservedArea::GroupLabel, ReservedArea::ScrubState]
             .into_iter()
             .flat_map(|slot| [0, 1].map(|serial| (slot, layout.annex_offsets(slot, serial)[1])))
-            .map(|(slot, at)| (at, at + 64 + slot.most_bytes() as u64))
+            .map(|(slot, at)| (at, at + 64 + slot.max_bytes() as u64))
             .collect();
         places.sort_unstable();
         assert!(places[0].0 >= end && places[3].1 <= layout.third_offset());

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sealblock_units::{Extent, Lba};
 
-use super::replica::{BLOCKS, Held, Line, Replica};
+use super::replica::{BLOCKS, Held, Replica, ReplicaLink};
 use super::session::Host;
 
 impl Host {
@@ -30,15 +30,15 @@ impl Host {
         self.write(Extent::one(Lba::new(random.below(BLOCKS)))).await;
         replica.is_waiting.set(false);
         replica.held.set(Some(Held::Flushes));
-        replica.line.set(Line::Up);
+        replica.line.set(ReplicaLink::Up);
         let is_flushing = self.waits(&replica).await;
         let others: Vec<_> = self.world.in_sync().into_iter().filter(|other| other.number != replica.number).collect();
         if is_flushing {
-            others.iter().for_each(|other| other.line.set(Line::Worn));
+            others.iter().for_each(|other| other.line.set(ReplicaLink::Worn));
             for block in [random.below(8), BLOCKS - 1 - random.below(8)] {
                 self.write(Extent::one(Lba::new(block))).await;
             }
-            others.iter().for_each(|other| other.line.set(Line::Up));
+            others.iter().for_each(|other| other.line.set(ReplicaLink::Up));
         }
         replica.held.set(Some(Held::Looks));
         self.wait(20).await;

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use sealblock_layers_mirror::label::{Label, Standing};
+use sealblock_layers_mirror::label::{Label, ReplicaState};
 
 /// What a write put into its blocks; 0 is zeroes. No two writes have the same.
 pub type Stamp = u64;
@@ -229,28 +229,28 @@ impl Model {
     pub fn must_open(&self, tip: (&Known, &Label), others: &[(&Known, &Label)]) -> bool {
         let (known, label) = tip;
         let Some(node) = known.node.filter(|_| !known.is_mixed && !known.is_new) else { return false };
-        if label.members[label.own].standing != Standing::Current {
+        if label.members[label.own_index].standing != ReplicaState::InSync {
             return false;
         }
-        let id = label.members[label.own].id;
+        let id = label.members[label.own_index].id;
         let in_use: Vec<&Id> =
-            label.members.iter().filter(|of| of.standing != Standing::Removed).map(|of| &of.id).collect();
-        let has_standing = |label: &Label, id: &Id, standing: Standing| {
+            label.members.iter().filter(|of| of.standing != ReplicaState::Removed).map(|of| &of.id).collect();
+        let has_standing = |label: &Label, id: &Id, standing: ReplicaState| {
             label.members.iter().any(|member| member.id == *id && member.standing == standing)
         };
         // Who is called in sync there, too, was left behind by nobody who may have gone on, and none was replaced.
         let calls_current = |theirs: &Label| {
-            let current = in_use.iter().filter(|id| has_standing(label, id, Standing::Current));
-            let own = &theirs.members[theirs.own].id;
+            let current = in_use.iter().filter(|id| has_standing(label, id, ReplicaState::InSync));
+            let own = &theirs.members[theirs.own_index].id;
             let has_all = in_use.iter().all(|id| theirs.members.iter().any(|member| member.id == **id));
-            has_all && current.copied().all(|id| id == own || has_standing(theirs, id, Standing::Current))
+            has_all && current.copied().all(|id| id == own || has_standing(theirs, id, ReplicaState::InSync))
         };
         others.iter().all(|(other, theirs)| {
-            let own = theirs.members[theirs.own].id;
+            let own = theirs.members[theirs.own_index].id;
             let is_known = known.heard.get(&own).is_some_and(|heard| self.is_label_before(other.own, *heard));
             own != id
                 && in_use.contains(&&own)
-                && !in_use.iter().any(|id| has_standing(theirs, id, Standing::Removed))
+                && !in_use.iter().any(|id| has_standing(theirs, id, ReplicaState::Removed))
                 && other.holds.is_none_or(|holds| !self.has_more(holds, node))
                 // What they know of it must not be later than what is there.
                 && other.heard.get(&id).is_none_or(|heard| self.is_label_before(*heard, known.own))

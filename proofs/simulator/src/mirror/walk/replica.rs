@@ -7,8 +7,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use sealblock_block::{
-    Abilities, Ability, AnnexSlot, Answer, Device, Digested, Error, Failure, Fault, Faults, Geometry, Limits,
-    Operation, Outcome, RunState, Runs, Verified,
+    Abilities, Ability, BadBlock, BadBlocks, BlockState, Checksum, Device, Error, ErrorKind, Geometry, Limits, Outcome,
+    Request, ReservedArea, Response, StatusRuns, VerifyStats,
 };
 use sealblock_integrity::{Checks, PiFormat, Sealed, Tags, Unverified, guard};
 use sealblock_layers_mirror::label::Label;
@@ -42,7 +42,7 @@ pub enum Stored {
 #[derive(Clone)]
 pub struct Image {
     blocks: Vec<Stored>,
-    annex: Vec<(AnnexSlot, Slice)>,
+    annex: Vec<(ReservedArea, Slice)>,
     /// What blocks held that were changed since the last flush, oldest first.
     before: BTreeMap<usize, Vec<Stored>>,
     pub known: Known,
@@ -64,7 +64,7 @@ pub fn stamp_of(lba: Lba, data: &[u8]) -> Option<Stamp> {
 
 /// The tags that blocks get.
 pub fn tags(extent: Extent) -> Tags {
-    Tags { app_tag: 5, storage_tag: 0, first_ref: extent.start().get() }
+    Tags { app_tag: 5, storage_tag: 0, initial_ref_tag: extent.start().get() }
 }
 
 impl Image {
@@ -75,7 +75,7 @@ impl Image {
 
     /// The label on it.
     pub fn label(&self) -> Option<Label> {
-        let (_, bytes) = self.annex.iter().find(|(slot, _)| *slot == AnnexSlot::Group)?;
+        let (_, bytes) = self.annex.iter().find(|(slot, _)| *slot == ReservedArea::GroupLabel)?;
         Label::decode(bytes).ok().flatten()
     }
 
@@ -151,7 +151,7 @@ impl Image {
                     continue;
                 }
                 Stored::Hole => {}
-                Stored::Unreadable => faults.push(Fault::media(lba)),
+                Stored::Unreadable => faults.push(BadBlock::media(lba)),
             }
             data.resize(data.len() + SIZE.bytes(), 0);
             tags.resize(tags.len() + tuple, 0xFF);
@@ -161,9 +161,9 @@ impl Image {
         match read.verify(checks) {
             Ok(sealed) if faults.is_empty() => return Ok(sealed),
             Ok(_) => {}
-            Err(bad) => faults.extend(bad.iter().map(|bad| Fault::of_mismatch(extent.start(), bad))),
+            Err(bad) => faults.extend(bad.iter().map(|bad| BadBlock::of_mismatch(extent.start(), bad))),
         }
-        Err(Faults::new(faults).expect("a failed read names a block").into())
+        Err(BadBlocks::new(faults).expect("a failed read names a block").into())
     }
 
     fn write(&mut self, extent: Extent, data: &Sealed) {
@@ -175,59 +175,59 @@ impl Image {
     }
 
     fn allocation(&self, extent: Extent) -> Outcome {
-        let mut runs = Runs::default();
+        let mut runs = StatusRuns::default();
         for lba in extent.iter() {
             let is_hole = matches!(self.blocks[Image::at(lba)], Stored::Hole);
-            runs.push(BlockCount::ONE, if is_hole { RunState::Hole } else { RunState::Data });
+            runs.push(BlockCount::ONE, if is_hole { BlockState::Hole } else { BlockState::Data });
         }
-        Ok(Answer::Allocation(runs.into_vec()))
+        Ok(Response::BlockStatus(runs.into_vec()))
     }
 
-    fn write_annex(&mut self, slot: AnnexSlot, bytes: Slice) {
+    fn write_annex(&mut self, slot: ReservedArea, bytes: Slice) {
         self.annex.retain(|(other, _)| *other != slot);
         self.annex.push((slot, Slice::copy_from(&bytes)));
     }
 
     /// Carries out a request whole.
-    fn carry_out(&mut self, operation: Operation, format: Option<PiFormat>) -> Outcome {
+    fn carry_out(&mut self, operation: Request, format: Option<PiFormat>) -> Outcome {
         match operation {
-            Operation::Read { extent, checks } => return self.read(extent, &checks, format).map(Answer::Data),
-            Operation::Verify { extent, checks } => {
-                return self.read(extent, &checks, format).map(|_| Answer::Verified(Verified::default()));
+            Request::Read { extent, checks } => return self.read(extent, &checks, format).map(Response::Data),
+            Request::Verify { extent, checks } => {
+                return self.read(extent, &checks, format).map(|_| Response::Verified(VerifyStats::default()));
             }
-            Operation::Digest { extent, checks } => {
+            Request::Checksum { extent, checks } => {
                 let crc64 = guard::crc64(self.read(extent, &checks, format)?.data());
-                return Ok(Answer::Digest(Digested { crc64, ..Digested::default() }));
+                return Ok(Response::Checksum(Checksum { crc64, ..Checksum::default() }));
             }
-            Operation::ReadAnnex { slot } => {
+            Request::ReadReserved { slot } => {
                 let found = self.annex.iter().find(|(other, _)| *other == slot);
-                return Ok(Answer::Annex(found.map_or_else(Slice::empty, |(_, bytes)| bytes.clone())));
+                return Ok(Response::Reserved(found.map_or_else(Slice::empty, |(_, bytes)| bytes.clone())));
             }
-            Operation::Allocation { extent } => return self.allocation(extent),
-            Operation::WriteAnnex { slot, bytes } => self.write_annex(slot, bytes),
-            Operation::Write { extent, data, .. } => self.write(extent, &data),
-            Operation::WriteZeroes { extent, may_unmap: true, .. } => {
+            Request::BlockStatus { extent } => return self.allocation(extent),
+            Request::WriteReserved { slot, bytes } => self.write_annex(slot, bytes),
+            Request::Write { extent, data, .. } => self.write(extent, &data),
+            Request::WriteZeroes { extent, may_unmap: true, .. } => {
                 extent.iter().for_each(|lba| self.change(lba, Stored::Hole));
             }
-            Operation::WriteZeroes { extent, .. } => {
+            Request::WriteZeroes { extent, .. } => {
                 let zeroes = Slice::copy_from(&vec![0; extent.bytes(SIZE) as usize]);
                 self.write(extent, &Sealed::seal(zeroes, SIZE, format, &tags(extent)));
             }
-            Operation::WriteUncorrectable { extent, .. } => {
+            Request::WriteUncorrectable { extent, .. } => {
                 extent.iter().for_each(|lba| self.change(lba, Stored::Unreadable));
             }
-            Operation::Flush => self.flush(),
-            other => return Err(Failure::Absent(other.kind()).into()),
+            Request::Flush => self.flush(),
+            other => return Err(ErrorKind::Absent(other.kind()).into()),
         }
-        Ok(Answer::Done)
+        Ok(Response::Done)
     }
 
     /// Carries out the part of a request that was done when the machine stopped: any of its blocks, all of it or nothing
     /// where it is a label. Whether it was done whole.
-    fn begin(&mut self, operation: Operation, format: Option<PiFormat>, random: &Random) -> bool {
+    fn begin(&mut self, operation: Request, format: Option<PiFormat>, random: &Random) -> bool {
         let is_whole = random.chance(50);
         match operation {
-            Operation::Write { extent, data, .. } if !is_whole => {
+            Request::Write { extent, data, .. } if !is_whole => {
                 for (index, lba) in extent.iter().enumerate().filter(|_| random.chance(50)) {
                     self.write(Extent::one(lba), &data.slice(index, 1));
                 }
@@ -246,7 +246,7 @@ pub fn full(format: Option<PiFormat>, extent: Extent) -> Checks {
 
 /// What the line to a replica does with requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Line {
+pub enum ReplicaLink {
     /// It carries them.
     Up,
     /// Reads get through, changes fail.
@@ -262,7 +262,7 @@ pub struct Replica {
     pub name: String,
     pub number: usize,
     pub image: RefCell<Image>,
-    pub line: Cell<Line>,
+    pub line: Cell<ReplicaLink>,
     /// Counts breaks of the line: what was opened before a break answers nothing after it.
     pub epoch: Cell<u64>,
     /// The epoch of the last opening.
@@ -286,15 +286,12 @@ pub enum Held {
 }
 
 impl Held {
-    fn holds(self, operation: &Operation) -> bool {
+    fn holds(self, operation: &Request) -> bool {
         match self {
-            Held::Flushes => matches!(operation, Operation::Flush),
+            Held::Flushes => matches!(operation, Request::Flush),
             Held::Looks => matches!(
                 operation,
-                Operation::Read { .. }
-                    | Operation::Verify { .. }
-                    | Operation::Digest { .. }
-                    | Operation::Compare { .. }
+                Request::Read { .. } | Request::Verify { .. } | Request::Checksum { .. } | Request::Compare { .. }
             ),
         }
     }
@@ -306,7 +303,7 @@ impl Replica {
             name: format!("{}", (b'a' + number as u8) as char),
             number,
             image: RefCell::new(Image::blank(Known::default())),
-            line: Cell::new(Line::Up),
+            line: Cell::new(ReplicaLink::Up),
             epoch: Cell::new(0),
             opened: Cell::new(0),
             openings: Cell::new(0),
@@ -321,9 +318,9 @@ impl Replica {
         self.epoch.get() == self.opened.get()
     }
 
-    pub fn break_line(&self, line: Line) {
+    pub fn break_line(&self, line: ReplicaLink) {
         self.line.set(line);
-        if line == Line::Gone {
+        if line == ReplicaLink::Gone {
             self.epoch.set(self.epoch.get() + 1);
         }
     }
@@ -365,16 +362,16 @@ impl Plug {
 
     fn check(&self, is_change: bool, is_label: bool) -> Result<(), Error> {
         let is_mine = self.replica.epoch.get() == self.epoch && self.replica.openings.get() == self.opening;
-        if !is_mine || self.replica.line.get() == Line::Gone {
-            return Err(Failure::Unreachable { reason: "the line broke".to_owned() }.into());
+        if !is_mine || self.replica.line.get() == ReplicaLink::Gone {
+            return Err(ErrorKind::Unreachable { reason: "the line broke".to_owned() }.into());
         }
         let fails = match self.replica.line.get() {
-            Line::Full => is_change,
-            Line::Worn => is_change && !is_label,
-            Line::Up | Line::Gone => false,
+            ReplicaLink::Full => is_change,
+            ReplicaLink::Worn => is_change && !is_label,
+            ReplicaLink::Up | ReplicaLink::Gone => false,
         };
         if fails {
-            return Err(Failure::NoSpace { reason: "it is full".to_owned() }.into());
+            return Err(ErrorKind::NoSpace { reason: "it is full".to_owned() }.into());
         }
         Ok(())
     }
@@ -388,23 +385,23 @@ impl Device for Plug {
     fn abilities(&self) -> Abilities {
         let compare = Ability::Absent;
         let (annex, allocation) = (Ability::Native, Ability::Native);
-        Abilities { annex, allocation, compare, discard: Ability::Absent, ..Abilities::COMPLETE }
+        Abilities { reserved: annex, allocation, compare, discard: Ability::Absent, ..Abilities::COMPLETE }
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         self.pause().await;
         while self.replica.held.get().is_some_and(|held| held.holds(&operation)) {
             self.replica.is_waiting.set(true);
             self.executor.delay(Duration::from_millis(50)).await;
         }
-        let is_label = matches!(operation, Operation::WriteAnnex { slot: AnnexSlot::Group, .. });
+        let is_label = matches!(operation, Request::WriteReserved { slot: ReservedArea::GroupLabel, .. });
         let is_change = is_label
             || matches!(
                 operation,
-                Operation::Write { .. }
-                    | Operation::WriteZeroes { .. }
-                    | Operation::WriteUncorrectable { .. }
-                    | Operation::WriteAnnex { .. }
+                Request::Write { .. }
+                    | Request::WriteZeroes { .. }
+                    | Request::WriteUncorrectable { .. }
+                    | Request::WriteReserved { .. }
             );
         self.check(is_change, is_label)?;
         let stops = self.world.is_last_operation();
@@ -413,7 +410,7 @@ impl Device for Plug {
         }
         let format = self.world.format;
         let (is_whole, outcome) = if stops {
-            (self.replica.image.borrow_mut().begin(operation, format, &self.world.random), Ok(Answer::Done))
+            (self.replica.image.borrow_mut().begin(operation, format, &self.world.random), Ok(Response::Done))
         } else {
             (true, self.replica.image.borrow_mut().carry_out(operation, format))
         };

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use sealblock_layers_mirror::MirrorError;
-use sealblock_layers_mirror::label::Standing;
+use sealblock_layers_mirror::label::ReplicaState;
 
 use super::model::{Id, NodeId, State};
 use super::replica::{BLOCKS, Replica};
@@ -141,7 +141,7 @@ pub fn check_refusal(world: &World, named: &[usize], present: &[usize], why: &Mi
     world.say(format!("    refused: {why}"));
     // Others are blank or wiped, and no obstacle.
     let given: Vec<_> = present.iter().filter_map(|number| world.labelled(*number)).collect();
-    let ids: BTreeSet<Id> = given.iter().map(|(_, label)| label.members[label.own].id).collect();
+    let ids: BTreeSet<Id> = given.iter().map(|(_, label)| label.members[label.own_index].id).collect();
     if ids.len() < given.len() {
         // Of two images of one replica nothing tells which is meant.
         return;
@@ -149,7 +149,7 @@ pub fn check_refusal(world: &World, named: &[usize], present: &[usize], why: &Mi
     for (at, (known, label)) in given.iter().enumerate() {
         let others = given.iter().enumerate().filter(|(other, _)| *other != at);
         let others: Vec<_> = others.map(|(_, (known, label))| (known, label)).collect();
-        let members = label.members.iter().filter(|member| member.standing != Standing::Removed).count();
+        let members = label.members.iter().filter(|member| member.standing != ReplicaState::Removed).count();
         if named.len() <= members && world.model.borrow().must_open((known, label), &others) {
             world.find(format!("it is refused although label {at} has the only history: {why}"));
         }

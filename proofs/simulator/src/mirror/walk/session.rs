@@ -4,17 +4,18 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
-use sealblock_block::{Answer, Device, Durability, Error, Failure, Gate, Operation, Outcome, Stack};
+use sealblock_block::{Device, Durability, DynDevice, Error, ErrorKind, Gate, Outcome, Request, Response};
 use sealblock_integrity::Sealed;
-use sealblock_layers_mirror::label::Standing;
+use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{
-    CreateOptions, Drill, LegSource, OpenOptions, Opened, Reopen, create_drill, mark_written_alone_drill, open_drill,
+    CreateOptions, OpenOptions, Opened, Reopen, ReplicaSource, TestHooks, create_drill, mark_written_alone_drill,
+    open_drill,
 };
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{Extent, Lba};
 
 use super::model::{Known, Stamp};
-use super::replica::{BLOCKS, Image, Line, Plug, Replica, SIZE, content, full, stamp_of, tags};
+use super::replica::{BLOCKS, Image, Plug, Replica, ReplicaLink, SIZE, content, full, stamp_of, tags};
 use super::rules::{Copies, adopt, check_in_sync, check_refusal};
 use super::world::{Up, World};
 use crate::executor::Executor;
@@ -29,7 +30,7 @@ pub struct Plan {
     pub read_only: bool,
     /// It is made, of the content of the first.
     pub creates: bool,
-    pub drill: Drill,
+    pub drill: TestHooks,
     /// How much is done with it.
     pub steps: u64,
     /// It is closed in the end, and not just left.
@@ -42,7 +43,7 @@ pub struct Plan {
 pub struct Host {
     pub world: Rc<World>,
     pub executor: Executor,
-    pub stack: Stack,
+    pub stack: DynDevice,
     pub mirror: Up,
     pub plan: Plan,
     /// Blocks that were changed or damaged in this step.
@@ -63,7 +64,7 @@ pub struct Came {
 fn reopen(world: &Rc<World>, replica: &Rc<Replica>, executor: &Executor) -> Reopen {
     let (world, replica, executor) = (world.clone(), replica.clone(), executor.clone());
     Box::new(move || {
-        let found = if replica.line.get() == Line::Gone {
+        let found = if replica.line.get() == ReplicaLink::Gone {
             Err("it is away".to_owned())
         } else {
             Ok(plug(&world, &replica, &executor))
@@ -72,18 +73,18 @@ fn reopen(world: &Rc<World>, replica: &Rc<Replica>, executor: &Executor) -> Reop
     })
 }
 
-fn plug(world: &Rc<World>, replica: &Rc<Replica>, executor: &Executor) -> Stack {
-    Stack::new(Gate::new(replica.name.as_str(), Plug::new(replica, world, executor)))
+fn plug(world: &Rc<World>, replica: &Rc<Replica>, executor: &Executor) -> DynDevice {
+    DynDevice::new(Gate::new(replica.name.as_str(), Plug::new(replica, world, executor)))
 }
 
-fn source(world: &Rc<World>, replica: &Rc<Replica>, executor: &Executor) -> LegSource {
+fn source(world: &Rc<World>, replica: &Rc<Replica>, executor: &Executor) -> ReplicaSource {
     let again = reopen(world, replica, executor);
-    let device = if replica.line.get() == Line::Gone {
+    let device = if replica.line.get() == ReplicaLink::Gone {
         Err("it is away".to_owned())
     } else {
         Ok(plug(world, replica, executor))
     };
-    LegSource { name: replica.name.clone(), device, reopen: Some(again) }
+    ReplicaSource { name: replica.name.clone(), device, reopen: Some(again) }
 }
 
 /// Opens the mirror as planned and uses it. What came of it is noted in `came` as it comes, for the machine may stop.
@@ -98,13 +99,13 @@ pub async fn run(
     for replica in named() {
         replica.is_swapped.set(false);
         replica.held.set(None);
-        replica.line.set(if plan.present.contains(&replica.number) { Line::Up } else { Line::Gone });
+        replica.line.set(if plan.present.contains(&replica.number) { ReplicaLink::Up } else { ReplicaLink::Gone });
     }
     let Some(opened) = open(&world, &executor, &plan).await else { return };
     came.borrow_mut().opened = true;
     adopt(&world, opened.mirror.clone(), &plan);
     drop(executor.spawn("the mirror's worker", opened.worker.run()));
-    let stack = Stack::new(Gate::new("mirror", Shared(opened.mirror.clone())));
+    let stack = DynDevice::new(Gate::new("mirror", Shared(opened.mirror.clone())));
     let host = Host { world, executor, stack, mirror: opened.mirror, plan, touched: Default::default(), older };
     host.say_standings();
     check_in_sync(&host.world);
@@ -133,7 +134,7 @@ async fn open(world: &Rc<World>, executor: &Executor, plan: &Plan) -> Option<Ope
 pub async fn mark_alone(
     world: Rc<World>,
     executor: Executor,
-    (number, drill): (usize, Drill),
+    (number, drill): (usize, TestHooks),
     done: Rc<std::cell::Cell<bool>>,
 ) {
     let device = plug(&world, &world.replicas[number], &executor);
@@ -155,7 +156,7 @@ impl Device for Shared {
         self.0.abilities()
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         self.0.execute(operation).await
     }
 }
@@ -232,7 +233,7 @@ impl Host {
         }
     }
 
-    async fn change(&self, what: &str, extent: Extent, stamp: Stamp, operation: Operation) {
+    async fn change(&self, what: &str, extent: Extent, stamp: Stamp, operation: Request) {
         let blocks: Vec<(usize, Stamp)> = extent.iter().map(|lba| (lba.get() as usize, stamp)).collect();
         self.touched.borrow_mut().extend(blocks.iter().map(|(block, _)| *block));
         let before = self.world.well();
@@ -254,20 +255,20 @@ impl Host {
         let stamp = self.world.fresh();
         let bytes: Vec<u8> = extent.iter().flat_map(|lba| content(lba, stamp)).collect();
         let data = Sealed::seal(Slice::copy_from(&bytes), SIZE, self.world.format, &tags(extent));
-        let write = Operation::Write { extent, data, durability: Durability::Volatile };
+        let write = Request::Write { extent, data, durability: Durability::Volatile };
         self.change("write", extent, stamp, write).await;
     }
 
     async fn zero(&self) {
         let (extent, may_unmap) = (self.extent(), self.world.random.chance(50));
-        let zero = Operation::WriteZeroes { extent, may_unmap, durability: Durability::Volatile };
+        let zero = Request::WriteZeroes { extent, may_unmap, durability: Durability::Volatile };
         self.change("zero", extent, 0, zero).await;
     }
 
     /// Whether it was acknowledged.
     async fn flush(&self) -> bool {
         let before = self.world.well();
-        match self.stack.execute(Operation::Flush).await {
+        match self.stack.execute(Request::Flush).await {
             Ok(_) => {
                 self.say("flush".to_owned());
                 self.world.advance(|model, node, state| model.flush(node, state));
@@ -276,7 +277,7 @@ impl Host {
             Err(error) => {
                 self.say(format!("flush fails: {error}"));
                 // That what was not flushed may be lost is said once.
-                if !matches!(error.failure(), Failure::Media { .. }) {
+                if !matches!(error.kind(), ErrorKind::Media { .. }) {
                     self.judge("flush", &error, &before);
                 }
                 false
@@ -287,8 +288,8 @@ impl Host {
     pub async fn read(&self, extent: Extent) {
         let (mut before, mut had) = (self.world.well(), self.good_copies());
         let checks = full(self.world.format, extent);
-        match self.stack.execute(Operation::Read { extent, checks }).await {
-            Ok(Answer::Data(data)) => extent.iter().enumerate().for_each(|(index, lba)| {
+        match self.stack.execute(Request::Read { extent, checks }).await {
+            Ok(Response::Data(data)) => extent.iter().enumerate().for_each(|(index, lba)| {
                 self.see(lba, data.slice(index, 1).data());
             }),
             Ok(other) => self.world.find(format!("a read was answered with {other:?}")),
@@ -298,7 +299,7 @@ impl Host {
                     before.clear();
                     had.clear();
                 }
-                match error.faults() {
+                match error.bad_blocks() {
                     Some(faults) => faults.as_slice().iter().for_each(|fault| self.check_loss(fault.lba, &had)),
                     None => self.judge("read", &error, &before),
                 }
@@ -357,34 +358,34 @@ impl Host {
     }
 
     pub fn leave(&self, replica: &Replica) {
-        if replica.line.get() == Line::Gone {
+        if replica.line.get() == ReplicaLink::Gone {
             return;
         }
         self.say(format!("{} goes away", replica.name));
-        replica.break_line(Line::Gone);
+        replica.break_line(ReplicaLink::Gone);
     }
 
     pub fn come_back(&self, replica: &Replica) {
-        if replica.line.get() == Line::Up {
+        if replica.line.get() == ReplicaLink::Up {
             return;
         }
         let random = &self.world.random;
         let images: Vec<&Image> =
             self.older.iter().filter(|(number, _)| *number == replica.number).map(|(_, image)| image).collect();
-        if replica.line.get() == Line::Gone && !images.is_empty() && random.chance(20) {
+        if replica.line.get() == ReplicaLink::Gone && !images.is_empty() && random.chance(20) {
             self.say(format!("{} is put back to an older image", replica.name));
             self.touched.borrow_mut().extend(0..BLOCKS as usize);
             self.world.put(replica.number, (*random.pick(&images)).clone());
         }
         self.say(format!("{} is there again", replica.name));
-        replica.line.set(Line::Up);
+        replica.line.set(ReplicaLink::Up);
     }
 
     fn fill(&self) {
         let replica = self.named();
-        if replica.line.get() == Line::Up {
+        if replica.line.get() == ReplicaLink::Up {
             self.say(format!("{} fails changes", replica.name));
-            replica.break_line(Line::Full);
+            replica.break_line(ReplicaLink::Full);
         }
     }
 
@@ -407,7 +408,7 @@ impl Host {
     async fn verify(&self) {
         let (extent, before) = (self.whole(), self.world.well());
         let checks = full(self.world.format, extent);
-        match self.stack.execute(Operation::Verify { extent, checks }).await {
+        match self.stack.execute(Request::Verify { extent, checks }).await {
             Ok(_) => {
                 self.say("verify: clean".to_owned());
                 for (number, _) in self.world.well() {
@@ -420,7 +421,7 @@ impl Host {
             }
             Err(error) => {
                 self.say(format!("verify: {error}"));
-                if error.faults().is_none() {
+                if error.bad_blocks().is_none() {
                     self.judge("verify", &error, &before);
                 }
             }
@@ -432,10 +433,10 @@ impl Host {
         let checks = full(self.world.format, extent);
         let good = self.good_copies();
         let had: Vec<bool> = (0..BLOCKS as usize).map(|block| good.iter().any(|(_, other)| *other == block)).collect();
-        let outcome = self.stack.execute(Operation::Repair { extent, checks }).await;
+        let outcome = self.stack.execute(Request::Repair { extent, checks }).await;
         self.say(format!("repair: {:?}", outcome.as_ref().map(|_| "clean").map_err(ToString::to_string)));
         if let Err(error) = &outcome
-            && error.faults().is_none()
+            && error.bad_blocks().is_none()
         {
             return self.judge("repair", error, &before);
         }
@@ -466,7 +467,7 @@ impl Host {
         if self.world.random.chance(40) {
             image.fill(&self.world.random, self.world.format, self.world.fresh());
         }
-        replica.line.set(Line::Up);
+        replica.line.set(ReplicaLink::Up);
         self.world.put(replica.number, image);
         came.borrow_mut().added.push(replica.number);
     }
@@ -481,13 +482,13 @@ impl Host {
     /// Another device in the place of a replica, or that replica's own where it was wiped.
     async fn replace(&self, came: &Rc<std::cell::RefCell<Came>>) {
         let old = self.named();
-        let is_wiped = old.line.get() != Line::Gone && self.world.labelled(old.number).is_none();
+        let is_wiped = old.line.get() != ReplicaLink::Gone && self.world.labelled(old.number).is_none();
         let new = if is_wiped { Some(old.clone()) } else { self.newcomer(came) };
         let Some(new) = new.filter(|_| !came.borrow().removed.contains(&old.number)) else { return };
         if is_wiped {
             self.prepare(&new, came);
         }
-        let was_current = matches!(self.world.standing(&old), Some((Standing::Current, true)));
+        let was_current = matches!(self.world.standing(&old), Some((ReplicaState::InSync, true)));
         self.say(format!("{} is being replaced by {}", old.name, new.name));
         let done = self.mirror.replace(&old.name, source(&self.world, &new, &self.executor), true).await;
         self.say(format!("{} is replaced: {:?}", old.name, done.as_ref().map_err(ToString::to_string)));
@@ -516,16 +517,16 @@ impl Host {
     }
 
     async fn remove(&self, came: &Rc<std::cell::RefCell<Came>>) {
-        let members = self.mirror.describe().legs.iter().filter(|leg| leg.standing != Standing::Removed).count();
+        let members = self.mirror.describe().legs.iter().filter(|leg| leg.standing != ReplicaState::Removed).count();
         let replica = self.named();
         if members < 3 || came.borrow().removed.contains(&replica.number) {
             return;
         }
         self.say(format!("{} is being removed", replica.name));
         let standing = self.world.standing(&replica);
-        let is_told = replica.line.get() == Line::Up
+        let is_told = replica.line.get() == ReplicaLink::Up
             && replica.is_reached()
-            && matches!(standing, Some((Standing::Current | Standing::Rebuilding, true)));
+            && matches!(standing, Some((ReplicaState::InSync | ReplicaState::Resyncing, true)));
         let removed = self.mirror.remove(&replica.name).await;
         self.say(format!("{} is removed: {:?}", replica.name, removed.as_ref().map_err(ToString::to_string)));
         if removed.is_ok() {
@@ -537,17 +538,17 @@ impl Host {
     /// Whether labels call nobody in sync who is not: somebody who has not flushed what was answered before the opening.
     fn has_gone_on(&self) -> bool {
         let in_sync: Vec<usize> = self.world.in_sync().iter().map(|replica| replica.number).collect();
-        let id = |number: usize| self.world.labelled(number).map(|(_, label)| label.members[label.own].id);
+        let id = |number: usize| self.world.labelled(number).map(|(_, label)| label.members[label.own_index].id);
         let ids: Vec<_> = in_sync.iter().filter_map(|number| id(*number)).collect();
         let labels = in_sync.iter().filter_map(|number| self.world.labelled(*number));
         let called = labels.flat_map(|(_, label)| label.members);
-        called.filter(|member| member.standing == Standing::Current).all(|member| ids.contains(&member.id))
+        called.filter(|member| member.standing == ReplicaState::InSync).all(|member| ids.contains(&member.id))
     }
 
     /// Leaves the mirror, closed or not.
     async fn end(&self) {
         if self.world.random.chance(if self.plan.damage_percent > 5 { 60 } else { 30 }) {
-            for piece in self.whole().split_aligned(self.mirror.geometry().limits.transfer) {
+            for piece in self.whole().split_aligned(self.mirror.geometry().limits.max_transfer_blocks) {
                 self.read(piece).await;
             }
         }

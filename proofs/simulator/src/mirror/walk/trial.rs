@@ -5,18 +5,18 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
-use sealblock_layers_mirror::label::Standing;
-use sealblock_layers_mirror::{Drill, Mutation};
+use sealblock_layers_mirror::label::ReplicaState;
+use sealblock_layers_mirror::{Mutation, TestHooks};
 use sealblock_units::Lba;
 
 use super::model::Known;
-use super::replica::{BLOCKS, Image, Line};
+use super::replica::{BLOCKS, Image, ReplicaLink};
 use super::session::{Came, Plan, mark_alone, run as run_session};
 use super::world::{REPLICAS, World};
 use crate::executor::{Ended, Executor, RunLimits};
 use crate::random::Random;
 use crate::trace::Trace;
-use crate::trial::{Defeat, Order, Report};
+use crate::trial::{FailureReport, Order, Report};
 use crate::workload::Workload;
 
 const LIMITS: RunLimits = RunLimits { steps: 2_000_000, seconds: 24 * 3600 };
@@ -31,7 +31,7 @@ const MOST_IMAGES: usize = 16;
 ///
 /// # Errors
 /// The first thing that must not be.
-pub fn run(mutation: Mutation, order: Order) -> Result<Report, Box<Defeat>> {
+pub fn run(mutation: Mutation, order: Order) -> Result<Report, Box<FailureReport>> {
     let random = Random::new(order.seed ^ ((order.workload as u64) << 56) ^ (1 << 49));
     let format = *random.pick(&[
         Some(PiFormat::with_default_storage_tag(GuardKind::Crc64, ProtectionType::Type1)),
@@ -39,7 +39,7 @@ pub fn run(mutation: Mutation, order: Order) -> Result<Report, Box<Defeat>> {
         Some(PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1)),
         None,
     ]);
-    let drill = Drill { mutation, region_shift: Some(random.between(0, 4) as u32) };
+    let drill = TestHooks { mutation, region_shift: Some(random.between(0, 4) as u32) };
     let mut walk = Walk {
         order,
         drill,
@@ -59,13 +59,13 @@ pub fn run(mutation: Mutation, order: Order) -> Result<Report, Box<Defeat>> {
     walk.report.trace = walk.trace.hash();
     match done {
         Ok(()) => Ok(walk.report),
-        Err(finding) => Err(Box::new(Defeat { order, finding, story: walk.world.story.take() })),
+        Err(finding) => Err(Box::new(FailureReport { order, finding, story: walk.world.story.take() })),
     }
 }
 
 struct Walk {
     order: Order,
-    drill: Drill,
+    drill: TestHooks,
     world: Rc<World>,
     random: Random,
     trace: Trace,
@@ -142,7 +142,7 @@ impl Walk {
     fn write_to(&mut self, number: usize) -> Result<(), String> {
         let replica = self.world.replicas[number].clone();
         self.world.say(format!("{} is written by itself", replica.name));
-        replica.line.set(Line::Up);
+        replica.line.set(ReplicaLink::Up);
         let executor = Executor::new(self.random.fork("schedule"), self.trace.clone());
         let done = Rc::new(Cell::new(false));
         self.world.heard.borrow_mut().clone_from(&replica.image.borrow().known.heard);
@@ -153,7 +153,8 @@ impl Walk {
         self.world.stop_in(None);
         if done.get() {
             let mut image = replica.image.borrow_mut();
-            let is_removed = image.label().is_some_and(|label| label.members[label.own].standing == Standing::Removed);
+            let is_removed =
+                image.label().is_some_and(|label| label.members[label.own_index].standing == ReplicaState::Removed);
             if !is_removed {
                 // What it holds may be here alone: it is not to be overwritten without a word.
                 image.known.node = None;
@@ -286,7 +287,7 @@ impl Walk {
         let mut heard = self.world.heard.borrow_mut();
         heard.clear();
         for (known, label) in plan.present.iter().filter_map(|number| self.world.labelled(*number)) {
-            let own = (label.members[label.own].id, known.own);
+            let own = (label.members[label.own_index].id, known.own);
             for (id, label) in known.heard.into_iter().chain([own]) {
                 let last = heard.entry(id).or_default();
                 *last = (*last).max(label);
@@ -329,12 +330,12 @@ impl Walk {
         for replica in &self.world.replicas {
             let standing = self.world.standing(replica);
             let mut image = replica.image.borrow_mut();
-            if standing.is_none() || replica.line.get() == Line::Gone {
+            if standing.is_none() || replica.line.get() == ReplicaLink::Gone {
                 continue;
             }
             if is_power_cut {
                 image.lose_power(&self.random);
-                let has_all = !replica.is_swapped.get() && matches!(standing, Some((Standing::Current, _)));
+                let has_all = !replica.is_swapped.get() && matches!(standing, Some((ReplicaState::InSync, _)));
                 if let Some(node) = image.known.node.filter(|_| !has_all) {
                     let mut model = self.world.model.borrow_mut();
                     let state = model.state(node).clone();

@@ -6,11 +6,11 @@ use std::rc::Rc;
 
 use sealblock_integrity::PiFormat;
 use sealblock_layers_mirror::Mirror;
-use sealblock_layers_mirror::label::{Label, Standing};
+use sealblock_layers_mirror::label::{Label, ReplicaState};
 use sealblock_units::Lba;
 
 use super::model::{Id, Known, Model, NodeId, Stamp, State};
-use super::replica::{BLOCKS, Image, Line, Replica};
+use super::replica::{BLOCKS, Image, Replica, ReplicaLink};
 use crate::executor::Executor;
 use crate::random::Random;
 
@@ -114,38 +114,38 @@ impl World {
     }
 
     /// What the mirror says that this replica is, and whether it is there.
-    pub fn standing(&self, replica: &Replica) -> Option<(Standing, bool)> {
+    pub fn standing(&self, replica: &Replica) -> Option<(ReplicaState, bool)> {
         let session = self.session.borrow();
         let description = session.as_ref()?.mirror.describe();
         // One that could not be added has left its place and its name behind.
         let named = description.legs.iter().filter(|leg| leg.name == replica.name);
-        named.min_by_key(|leg| leg.standing == Standing::Removed).map(|leg| (leg.standing, leg.is_here))
+        named.min_by_key(|leg| leg.standing == ReplicaState::Removed).map(|leg| (leg.standing, leg.is_here))
     }
 
     /// The replicas that the mirror says are in sync.
     pub fn in_sync(&self) -> Vec<Rc<Replica>> {
         let is_current = |replica: &&Rc<Replica>| {
-            replica.is_reached() && matches!(self.standing(replica), Some((Standing::Current, true)))
+            replica.is_reached() && matches!(self.standing(replica), Some((ReplicaState::InSync, true)))
         };
         self.replicas.iter().filter(is_current).cloned().collect()
     }
 
     /// The replicas that can answer everything now, and the opening of their lines.
     pub fn well(&self) -> Vec<(usize, u64)> {
-        let is_up = |replica: &&Rc<Replica>| replica.line.get() == Line::Up;
+        let is_up = |replica: &&Rc<Replica>| replica.line.get() == ReplicaLink::Up;
         self.in_sync().iter().filter(is_up).map(|replica| (replica.number, replica.epoch.get())).collect()
     }
 
     /// The mirror is about to write to a replica.
     pub fn is_written(&self, replica: &Replica) {
-        if !matches!(self.standing(replica), Some((Standing::Rebuilding, _))) {
+        if !matches!(self.standing(replica), Some((ReplicaState::Resyncing, _))) {
             return;
         }
         self.refuse_overwriting(replica);
         let session = self.session.borrow();
         let Some(session) = session.as_ref() else { return };
         let mut image = replica.image.borrow_mut();
-        let is_told = image.label().is_none_or(|label| label.members[label.own].standing != Standing::Current);
+        let is_told = image.label().is_none_or(|label| label.members[label.own_index].standing != ReplicaState::InSync);
         let known = &mut image.known;
         // One that lacks nothing that was acknowledged need not be told: it only gets what was in doubt.
         let lacks = known.node.is_none_or(|node| self.model.borrow().has_more(session.node, node));
@@ -174,7 +174,7 @@ impl World {
 
     /// A label was written to a replica.
     pub fn is_labelled(&self, replica: &Replica) {
-        if matches!(self.standing(replica), Some((Standing::Rebuilding | Standing::Current, _))) {
+        if matches!(self.standing(replica), Some((ReplicaState::Resyncing | ReplicaState::InSync, _))) {
             self.refuse_overwriting(replica);
         }
         // Who has everything since the label before is told by this one.
@@ -184,7 +184,7 @@ impl World {
         let Some(label) = image.label() else { return };
         self.model.borrow_mut().label(id, image.known.own);
         (image.known.own, image.known.heard) = (id, heard);
-        self.heard.borrow_mut().insert(label.members[label.own].id, id);
+        self.heard.borrow_mut().insert(label.members[label.own_index].id, id);
     }
 
     /// Books which replicas have everything by now.
@@ -195,7 +195,7 @@ impl World {
                 // The mirror has taken what is there now.
                 replica.is_swapped.set(false);
             }
-            !replica.is_swapped.get() && matches!(standing, Some((Standing::Current, _)))
+            !replica.is_swapped.get() && matches!(standing, Some((ReplicaState::InSync, _)))
         };
         let in_sync: Vec<bool> = self.replicas.iter().map(is_in_sync).collect();
         let session = self.session.borrow();
@@ -232,7 +232,7 @@ impl World {
     /// The blocks of which some label says that this replica keeps only an older copy, which nobody reads.
     pub fn withheld(&self, replica: &Replica) -> Vec<u64> {
         let Some((_, own)) = self.labelled(replica.number) else { return Vec::new() };
-        let id = own.members[own.own].id;
+        let id = own.members[own.own_index].id;
         let labels = (0..REPLICAS).filter_map(|number| self.labelled(number));
         let members = labels.flat_map(|(_, label)| label.members).filter(|member| member.id == id);
         members.flat_map(|member| member.stale).collect()
@@ -258,11 +258,11 @@ impl World {
     pub fn say_labels(&self, numbers: &[usize]) {
         for (number, (_, label)) in numbers.iter().filter_map(|number| Some((number, self.labelled(*number)?))) {
             let members = label.members.iter().enumerate().map(|(at, member)| {
-                let own = if at == label.own { "itself " } else { "" };
-                format!("{own}{} seen {} sent {}", member.standing.as_str(), member.seen, member.sent)
+                let own = if at == label.own_index { "itself " } else { "" };
+                format!("{own}{} seen {} sent {}", member.standing.as_str(), member.acked_events, member.sent_events)
             });
             let members: Vec<String> = members.collect();
-            let (name, generation) = (&self.replicas[*number].name, label.generation);
+            let (name, generation) = (&self.replicas[*number].name, label.events);
             self.say(format!("      label {generation} of {name}: {}", members.join(", ")));
         }
     }

@@ -1,19 +1,19 @@
 //! One piece: checked, mended where the device can, and what is bad of it made known.
 
 use sealblock_block::{
-    Ability, Answer, Coverage, Device, Error, Failure, Fault, Gate, Operation, OperationKind, Stack, Tally,
+    Ability, BadBlock, Coverage, Device, DynDevice, Error, ErrorKind, Gate, Request, RequestKind, Response, Tally,
 };
 use sealblock_integrity::Checks;
 use sealblock_scrub::Checked;
 use sealblock_units::{Extent, Lba};
 
-use super::Keeper;
-use crate::commands::serve::harmed::{Harmed, harmed};
+use super::ScrubTask;
+use crate::commands::serve::harmed::{BadRun, harmed};
 
 /// Lines of damage that are told of one run.
 const MOST_LINES: u32 = 16;
 
-impl Keeper {
+impl ScrubTask {
     /// Checks a piece and tells the scrub, the namespaces and the operator.
     pub(super) async fn check(&self, extent: Extent) {
         let Some(gate) = self.gate.borrow().clone() else { return };
@@ -26,11 +26,14 @@ impl Keeper {
             tracing::warn!("scrub of {}: it goes on after {trouble}", self.target);
         }
         let harmed = harmed(&faults);
-        let blocks = |of: &dyn Fn(&Harmed) -> bool| -> u64 {
+        let blocks = |of: &dyn Fn(&BadRun) -> bool| -> u64 {
             harmed.iter().filter(|run| of(run)).map(|run| run.last - run.first + 1).sum()
         };
-        let found =
-            Checked { bad: blocks(&|_| true), repaired: blocks(&|run| run.repaired), unchecked: coverage.blocks() };
+        let found = Checked {
+            bad_blocks: blocks(&|_| true),
+            repaired: blocks(&|run| run.repaired),
+            unchecked: coverage.blocks(),
+        };
         if let Some(state) = self.state.upgrade() {
             // Hosts learn what is bad now, and what is so no more.
             state.report_check(gate.geometry(), extent, &faults, coverage.is_complete());
@@ -48,22 +51,22 @@ impl Keeper {
     }
 
     /// What is bad of the extent. A medium that fails does not say where, so it is asked for parts, down to single blocks.
-    async fn look(&self, gate: &Gate<Stack>, extent: Extent) -> Result<Tally, Error> {
+    async fn look(&self, gate: &Gate<DynDevice>, extent: Extent) -> Result<Tally, Error> {
         let mut tally = Tally::default();
         let mut parts = vec![extent];
         while let Some(part) = parts.pop() {
             let error = match self.ask(operation(gate, part)).await {
-                Ok(Answer::Verified(verified)) => {
+                Ok(Response::Verified(verified)) => {
                     tally.coverage.merge(verified.coverage);
                     continue;
                 }
                 Ok(_) => continue,
                 Err(error) => error,
             };
-            match (error.failure(), part.len()) {
-                (Failure::Integrity(_), _) => tally.take(error)?,
-                (Failure::Media { .. }, 1) => tally.faults.push(Fault::media(part.start())),
-                (Failure::Media { .. }, blocks) => {
+            match (error.kind(), part.len()) {
+                (ErrorKind::Integrity(_), _) => tally.take(error)?,
+                (ErrorKind::Media { .. }, 1) => tally.faults.push(BadBlock::media(part.start())),
+                (ErrorKind::Media { .. }, blocks) => {
                     let half = blocks / 2;
                     let halves = [(part.start().get(), half), (part.start().get() + half, blocks - half)];
                     parts.extend(halves.into_iter().rev().filter_map(|(at, len)| Extent::from_raw(at, len).ok()));
@@ -84,7 +87,7 @@ impl Keeper {
         }
     }
 
-    fn tell_damage(&self, harmed: &[Harmed]) {
+    fn tell_damage(&self, harmed: &[BadRun]) {
         for run in harmed {
             let told = self.told.get();
             self.told.set(told.saturating_add(1));
@@ -100,32 +103,32 @@ impl Keeper {
     }
 }
 
-fn operation(gate: &Gate<Stack>, extent: Extent) -> Operation {
+fn operation(gate: &Gate<DynDevice>, extent: Extent) -> Request {
     let format = gate.geometry().protection;
     let checks = format.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
-    match gate.abilities().of(OperationKind::Repair) {
-        Ability::Native => Operation::Repair { extent, checks },
-        Ability::Emulated | Ability::Absent => Operation::Verify { extent, checks },
+    match gate.abilities().of(RequestKind::Repair) {
+        Ability::Native => Request::Repair { extent, checks },
+        Ability::Emulated | Ability::Absent => Request::Verify { extent, checks },
     }
 }
 
-fn words(run: &Harmed) -> String {
+fn words(run: &BadRun) -> String {
     let fate = if run.repaired { "repaired" } else { "not repaired" };
     if run.first == run.last {
-        let fault = Fault { repaired: false, lba: Lba::new(run.first), ..run.fault };
+        let fault = BadBlock { repaired: false, lba: Lba::new(run.first), ..run.fault };
         return format!("{fault}, {fate}");
     }
-    format!("blocks {} to {}: {}, {fate}", run.first, run.last, run.fault.field)
+    format!("blocks {} to {}: {}, {fate}", run.first, run.last, run.fault.cause)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sealblock_block::FaultField;
+    use sealblock_block::BadBlockCause;
     use sealblock_integrity::Field;
 
-    fn fault(lba: u64, repaired: bool) -> Fault {
-        Fault { repaired, ..Fault::new(Lba::new(lba), FaultField::Tag(Field::Guard), Some(1), Some(2)) }
+    fn fault(lba: u64, repaired: bool) -> BadBlock {
+        BadBlock { repaired, ..BadBlock::new(Lba::new(lba), BadBlockCause::Tag(Field::Guard), Some(1), Some(2)) }
     }
 
     #[test]
@@ -133,6 +136,6 @@ mod tests {
         let told: Vec<_> = harmed(&[fault(3, false), fault(4, false), fault(9, true)]).iter().map(words).collect();
         assert_eq!(told[0], "blocks 3 to 4: guard, not repaired");
         assert!(told[1].starts_with("block 9: guard") && told[1].ends_with("found 0x0002, repaired"), "{}", told[1]);
-        assert!(words(&harmed(&[Fault::media(Lba::new(1))])[0]).ends_with("unreadable, not repaired"));
+        assert!(words(&harmed(&[BadBlock::media(Lba::new(1))])[0]).ends_with("unreadable, not repaired"));
     }
 }

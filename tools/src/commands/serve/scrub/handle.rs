@@ -3,23 +3,23 @@
 use std::num::NonZeroU64;
 use std::rc::Rc;
 
-use sealblock_runtime_reactor::{CoreGone, CoreHandle, Homed};
+use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal};
 use sealblock_scrub::{Refusal, Settings};
 
-use super::Keeper;
-use crate::control::protocol::{Order, Problem, ProblemKind};
+use super::ScrubTask;
+use crate::control::protocol::{ControlCommand, ControlError, ProblemKind};
 use crate::control::status::ScrubStatus;
 
 /// A way to the scrub of a device.
 #[derive(Clone)]
 pub struct ScrubHandle {
     core: CoreHandle,
-    keeper: Homed<Keeper>,
+    keeper: CoreLocal<ScrubTask>,
 }
 
 impl ScrubHandle {
     /// The way to a keeper on this core.
-    pub fn new(core: CoreHandle, keeper: Homed<Keeper>) -> ScrubHandle {
+    pub fn new(core: CoreHandle, keeper: CoreLocal<ScrubTask>) -> ScrubHandle {
         ScrubHandle { core, keeper }
     }
 
@@ -40,18 +40,18 @@ impl ScrubHandle {
     ///
     /// # Errors
     /// Why it was not done.
-    pub async fn order(&self, order: Order) -> Result<ScrubStatus, Problem> {
+    pub async fn order(&self, order: ControlCommand) -> Result<ScrubStatus, ControlError> {
         let done = self.call(move |keeper| async move {
             keeper.settle().await;
             carry_out(&keeper, &order)
         });
         let done = done.await;
-        done.unwrap_or_else(|gone| Err(Problem::new(ProblemKind::Failed, gone)))
+        done.unwrap_or_else(|gone| Err(ControlError::new(ProblemKind::Failed, gone)))
     }
 
     async fn call<W, F, T>(&self, work: W) -> Result<T, CoreGone>
     where
-        W: FnOnce(Rc<Keeper>) -> F + Send + 'static,
+        W: FnOnce(Rc<ScrubTask>) -> F + Send + 'static,
         F: Future<Output = T> + 'static,
         T: Send + 'static,
     {
@@ -66,29 +66,29 @@ impl ScrubHandle {
     }
 }
 
-fn carry_out(keeper: &Keeper, order: &Order) -> Result<ScrubStatus, Problem> {
+fn carry_out(keeper: &ScrubTask, order: &ControlCommand) -> Result<ScrubStatus, ControlError> {
     let gate = keeper.gate.borrow().clone().filter(|_| !keeper.closing.get());
     let Some(gate) = gate else {
-        return Err(Problem::new(ProblemKind::Refused, "it is closed, or is being closed"));
+        return Err(ControlError::new(ProblemKind::Refused, "it is closed, or is being closed"));
     };
     let start = |from: Option<u64>, rate: Option<NonZeroU64>| keeper.order(|scrub, now| scrub.start(now, from, rate));
     let done = match order {
-        Order::Status
-        | Order::Log { .. }
-        | Order::ScrubStatus
-        | Order::MirrorStatus
-        | Order::MirrorAdd { .. }
-        | Order::MirrorReplace { .. }
-        | Order::MirrorAcceptStale { .. }
-        | Order::MirrorRemove { .. }
-        | Order::Resize { .. } => Ok(()),
-        Order::ScrubStart { from, rate } => start(*from, *rate),
-        Order::ScrubPause => keeper.order(|scrub, _| scrub.pause()),
-        Order::ScrubStop => keeper.order(|scrub, now| scrub.stop(now)),
+        ControlCommand::Status
+        | ControlCommand::Log { .. }
+        | ControlCommand::ScrubStatus
+        | ControlCommand::MirrorStatus
+        | ControlCommand::MirrorAdd { .. }
+        | ControlCommand::MirrorReplace { .. }
+        | ControlCommand::MirrorAcceptStale { .. }
+        | ControlCommand::MirrorRemove { .. }
+        | ControlCommand::Resize { .. } => Ok(()),
+        ControlCommand::ScrubStart { from, rate } => start(*from, *rate),
+        ControlCommand::ScrubPause => keeper.order(|scrub, _| scrub.pause()),
+        ControlCommand::ScrubStop => keeper.order(|scrub, now| scrub.stop(now)),
     };
     match done {
         Ok(()) => Ok(keeper.status(&gate)),
-        Err(refusal @ Refusal::NotRunning) => Err(Problem::new(ProblemKind::Refused, refusal)),
-        Err(refusal @ Refusal::PastEnd { .. }) => Err(Problem::new(ProblemKind::Usage, refusal)),
+        Err(refusal @ Refusal::NotRunning) => Err(ControlError::new(ProblemKind::Refused, refusal)),
+        Err(refusal @ Refusal::PastEnd { .. }) => Err(ControlError::new(ProblemKind::Usage, refusal)),
     }
 }

@@ -1,26 +1,26 @@
 //! What a scrub has to tell: events, which leave the process from the first thread, so that a reader who is slow or gone holds
 //! up no device.
 
-use sealblock_runtime_reactor::Post;
-use sealblock_scrub::{News, Run};
+use sealblock_runtime_reactor::CoreAddress;
+use sealblock_scrub::{Run, ScrubEvent};
 use serde::Serialize;
 
-use super::Keeper;
-use crate::commands::serve::announce::{Announcer, Event};
+use super::ScrubTask;
+use crate::commands::serve::announce::{Event, EventWriter};
 use crate::control::status::RunStatus;
 use crate::tally::count;
 
 /// Tells events from wherever it is.
 #[derive(Clone)]
-pub struct Teller {
-    post: Post,
-    announcer: Announcer,
+pub struct ScrubEventSender {
+    post: CoreAddress,
+    announcer: EventWriter,
 }
 
-impl Teller {
+impl ScrubEventSender {
     /// Has them told by the reactor that this is called on.
-    pub fn here(announcer: Announcer) -> Teller {
-        Teller { post: Post::here(), announcer }
+    pub fn here(announcer: EventWriter) -> ScrubEventSender {
+        ScrubEventSender { post: CoreAddress::here(), announcer }
     }
 
     fn tell(&self, event: Event) {
@@ -69,20 +69,20 @@ impl ScrubFinished {
     }
 }
 
-impl Keeper {
+impl ScrubTask {
     /// Tells what has happened since the last time.
     pub(super) fn tell_news(&self) {
         loop {
             let news = self.scrub.borrow_mut().take_news();
             match news {
                 None => return,
-                Some(News::Started { at, resumed }) => {
+                Some(ScrubEvent::Started { at, resumed }) => {
                     self.told.set(0);
                     self.told_unchecked.set(false);
                     let target = self.target.to_string();
                     self.teller.tell(Event::ScrubStarted(ScrubStarted { target, position: at, resumed }));
                 }
-                Some(News::Ended(run)) => self.tell_end(&run),
+                Some(ScrubEvent::Ended(run)) => self.tell_end(&run),
             }
         }
     }

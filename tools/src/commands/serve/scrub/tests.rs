@@ -1,14 +1,14 @@
 //! The scrub of devices that mend, fail and come back.
 
 use sealblock_block::{
-    Abilities, Ability, Answer, Error, Failure, Fault, Faults, Geometry, Limits, OperationKind, Unchecked, Verified,
-    WhyUnchecked,
+    Abilities, Ability, BadBlock, BadBlocks, Error, ErrorKind, Geometry, Limits, RequestKind, Response, Unchecked,
+    VerifyStats, WhyUnchecked,
 };
 use sealblock_layers_remote_core::SharedDevice;
 use sealblock_runtime_reactor::{Config, Reactor, sleep};
 use sealblock_units::{BlockSize, Extent, Lba};
 
-use super::super::announce::Announcer;
+use super::super::announce::EventWriter;
 use super::*;
 use crate::control::status::{ResultWord, StateWord};
 use crate::exit::Exit;
@@ -26,7 +26,7 @@ struct Ailing {
     is_away: Cell<bool>,
     /// Blocks of which it has a copy that it cannot check.
     unchecked: Option<Extent>,
-    asked: RefCell<Vec<(OperationKind, Extent)>>,
+    asked: RefCell<Vec<(RequestKind, Extent)>>,
 }
 
 impl Ailing {
@@ -47,18 +47,18 @@ impl Ailing {
     fn check(&self, extent: Extent) -> Result<(), Error> {
         let inside = |lba: &&u64| (extent.start().get()..=extent.last().get()).contains(*lba);
         if self.is_away.get() {
-            return Err(Failure::Unreachable { reason: "it is away".to_owned() }.into());
+            return Err(ErrorKind::Unreachable { reason: "it is away".to_owned() }.into());
         }
         if self.dead.iter().any(|lba| inside(&lba)) {
-            return Err(Failure::Media { reason: "it says no more".to_owned() }.into());
+            return Err(ErrorKind::Media { reason: "it says no more".to_owned() }.into());
         }
         let repaired = self.mends;
-        let fault = |lba: &u64| Fault { repaired, ..Fault::media(Lba::new(*lba)) };
+        let fault = |lba: &u64| BadBlock { repaired, ..BadBlock::media(Lba::new(*lba)) };
         let faults = self.bad.borrow().iter().filter(inside).map(fault).collect();
         if self.mends {
             self.bad.borrow_mut().retain(|lba| !inside(&lba));
         }
-        Faults::new(faults).map_or(Ok(()), |faults| Err(faults.into()))
+        BadBlocks::new(faults).map_or(Ok(()), |faults| Err(faults.into()))
     }
 }
 
@@ -72,30 +72,36 @@ impl Device for Ailing {
         Abilities { verify: Ability::Native, repair, ..Abilities::BASIC }
     }
 
-    async fn execute(&self, operation: Operation) -> Outcome {
+    async fn execute(&self, operation: Request) -> Outcome {
         let extent = operation.extent().expect("a scrub asks for blocks only");
         self.asked.borrow_mut().push((operation.kind(), extent));
-        let mut verified = Verified::default();
+        let mut verified = VerifyStats::default();
         let last = extent.last().min(self.unchecked.map_or(Lba::ZERO, Extent::last));
         if let Some(unchecked) = self.unchecked.filter(|_| last >= extent.start()) {
             let first = extent.start().max(unchecked.start());
             let run = Unchecked { first, last, ..Unchecked::new(unchecked, WhyUnchecked::Absent) };
             verified.coverage.add(run);
         }
-        self.check(extent).map(|()| Answer::Verified(verified))
+        self.check(extent).map(|()| Response::Verified(verified))
     }
 }
 
 /// Runs a test with the scrub of a device that has begun.
-fn with_scrub<F: Future<Output = ()>>(device: Ailing, test: impl FnOnce(Rc<Keeper>, Rc<Ailing>) -> F) {
+fn with_scrub<F: Future<Output = ()>>(device: Ailing, test: impl FnOnce(Rc<ScrubTask>, Rc<Ailing>) -> F) {
     let reactor = Reactor::new(Config { pool_arena_bytes: 0, ..Config::default() }).unwrap();
     reactor.block_on(async {
         let device = Rc::new(device);
-        let gate = Rc::new(Gate::new("ailing", Stack::new(Rc::clone(&device))));
+        let gate = Rc::new(Gate::new("ailing", DynDevice::new(Rc::clone(&device))));
         let target = "ailing".parse().unwrap();
         let attached = SharedDevice::publish(Rc::clone(&gate)).attach();
-        let keeper =
-            Keeper::open(Called::new(&target), gate, attached, Weak::new(), Teller::here(Announcer::new(true))).await;
+        let keeper = ScrubTask::open(
+            Called::new(&target),
+            gate,
+            attached,
+            Weak::new(),
+            ScrubEventSender::here(EventWriter::new(true)),
+        )
+        .await;
         keeper.configure(Settings::default());
         keeper.order(|scrub, now| scrub.start(now, None, None)).unwrap();
         test(Rc::clone(&keeper), device).await;
@@ -103,7 +109,7 @@ fn with_scrub<F: Future<Output = ()>>(device: Ailing, test: impl FnOnce(Rc<Keepe
     });
 }
 
-async fn until(keeper: &Keeper, is_so: impl Fn(&ScrubStatus) -> bool) -> ScrubStatus {
+async fn until(keeper: &ScrubTask, is_so: impl Fn(&ScrubStatus) -> bool) -> ScrubStatus {
     let start = now();
     loop {
         let status = keeper.status(&keeper.gate.borrow().clone().unwrap());
@@ -123,7 +129,7 @@ fn a_device_that_holds_copies_mends_what_is_bad() {
         let run = &status.runs[0];
         assert_eq!((run.blocks, run.bad, run.repaired, run.lost), (BLOCKS, 3, 3, 0));
         assert_eq!(status.exit(), Exit::Clean);
-        assert!(device.asked.borrow().iter().all(|(kind, _)| *kind == OperationKind::Repair));
+        assert!(device.asked.borrow().iter().all(|(kind, _)| *kind == RequestKind::Repair));
     });
 }
 
@@ -133,10 +139,10 @@ fn what_is_mended_waits_for_who_has_locked_its_blocks() {
     let reactor = Reactor::new(Config { pool_arena_bytes: 0, ..Config::default() }).unwrap();
     reactor.block_on(async {
         let device = Rc::new(device);
-        let gate = Rc::new(Gate::new("ailing", Stack::new(Rc::clone(&device))));
+        let gate = Rc::new(Gate::new("ailing", DynDevice::new(Rc::clone(&device))));
         let shared = SharedDevice::publish(Rc::clone(&gate));
-        let (target, teller) = ("ailing".parse().unwrap(), Teller::here(Announcer::new(true)));
-        let keeper = Keeper::open(Called::new(&target), gate, shared.attach(), Weak::new(), teller).await;
+        let (target, teller) = ("ailing".parse().unwrap(), ScrubEventSender::here(EventWriter::new(true)));
+        let keeper = ScrubTask::open(Called::new(&target), gate, shared.attach(), Weak::new(), teller).await;
         let host = shared.attach();
         let locked = host.lock(Extent::from_raw(300, 1).unwrap()).await;
         keeper.configure(Settings::default());
@@ -162,9 +168,9 @@ fn a_medium_that_names_no_block_is_asked_until_each_is_known() {
         let status = until(&keeper, |status| status.state == StateWord::Idle).await;
         let run = &status.runs[0];
         assert_eq!((run.blocks, run.bad, run.repaired, run.lost), (BLOCKS, 4, 0, 4));
-        assert_eq!(status.exit(), Exit::Found);
+        assert_eq!(status.exit(), Exit::DamageFound);
         let asked = device.asked.borrow();
-        assert!(asked.iter().all(|(kind, _)| *kind == OperationKind::Verify));
+        assert!(asked.iter().all(|(kind, _)| *kind == RequestKind::Verify));
         assert!(asked.len() < 200, "{} requests for four blocks", asked.len());
     });
 }
@@ -183,7 +189,7 @@ fn a_run_that_cannot_check_everything_ends_incomplete() {
         let status = until(&keeper, |status| status.state == StateWord::Idle).await;
         let run = &status.runs[0];
         assert_eq!((run.lost, run.unchecked, run.result), (1, 300, Some(ResultWord::Incomplete)));
-        assert_eq!(status.exit(), Exit::Found, "damage counts more");
+        assert_eq!(status.exit(), Exit::DamageFound, "damage counts more");
     });
 }
 

@@ -11,13 +11,13 @@ use sealblock_exports_nvme_tcp::Limits;
 use sealblock_runtime_reactor::CoreHandle;
 
 use super::super::announce::{NbdFacts, export_uri, socket_uri};
-use super::super::devices::Device;
+use super::super::devices::ServedDevice;
 use super::super::front::on_this_machine;
-use super::super::listeners::{Bound, Ear, close_old};
+use super::super::listeners::{ActiveListener, BoundListener, close_old};
 use super::super::plan::nbd::{export_name, limits};
 use super::super::plan::{NamespacePlan, Plan, SubsystemPlan};
 use super::super::sockets::{self, UnixBound, UnixEar};
-use crate::exit::{Cause, Failure};
+use crate::exit::{Cause, CliError};
 
 /// Longest text about an export, in bytes ("String encoding" of the protocol).
 const MOST_DESCRIPTION_BYTES: usize = 4096;
@@ -25,15 +25,15 @@ const MOST_DESCRIPTION_BYTES: usize = 4096;
 /// An export that is to be offered.
 pub struct Wanted {
     pub name: String,
-    pub device: Rc<Device>,
+    pub device: Rc<ServedDevice>,
 }
 
 /// What is served over NBD.
 pub struct NbdSide {
     server: Nbd,
     /// The devices by the names of their exports; others own them.
-    offered: BTreeMap<String, Weak<Device>>,
-    pub ears: Vec<Ear>,
+    offered: BTreeMap<String, Weak<ServedDevice>>,
+    pub ears: Vec<ActiveListener>,
     pub sockets: Vec<UnixEar>,
     /// The export of those who name none.
     default: Option<String>,
@@ -41,7 +41,7 @@ pub struct NbdSide {
 
 impl NbdSide {
     /// Nothing yet, on these cores.
-    pub fn new(cores: Vec<CoreHandle>, nvme_limits: &Limits) -> Result<NbdSide, Failure> {
+    pub fn new(cores: Vec<CoreHandle>, nvme_limits: &Limits) -> Result<NbdSide, CliError> {
         let server = Nbd::new([], limits(nvme_limits)).map_err(|error| of_setup(&error))?;
         Ok(NbdSide {
             server: server.with_cores(cores),
@@ -72,8 +72,8 @@ impl NbdSide {
     }
 
     /// Takes away what is not wanted, or is another device now.
-    pub fn remove_others(&mut self, wanted: &[Wanted]) -> Result<(), Failure> {
-        let stays = |name: &String, device: &Weak<Device>| {
+    pub fn remove_others(&mut self, wanted: &[Wanted]) -> Result<(), CliError> {
+        let stays = |name: &String, device: &Weak<ServedDevice>| {
             let is_same = |wanted: &Wanted| wanted.name == *name && Weak::as_ptr(device) == Rc::as_ptr(&wanted.device);
             wanted.iter().any(is_same)
         };
@@ -87,7 +87,7 @@ impl NbdSide {
     }
 
     /// Offers what is not offered yet.
-    pub fn add_new(&mut self, wanted: Vec<Wanted>) -> Result<(), Failure> {
+    pub fn add_new(&mut self, wanted: Vec<Wanted>) -> Result<(), CliError> {
         for Wanted { name, device } in wanted {
             if self.offered.contains_key(&name) {
                 continue;
@@ -96,7 +96,7 @@ impl NbdSide {
             description.truncate(description.floor_char_boundary(MOST_DESCRIPTION_BYTES));
             let export = Export::new(name.clone(), device.shared())
                 .described(description)
-                .keeping(Arc::clone(&device.state) as _);
+                .with_owner(Arc::clone(&device.state) as _);
             self.server.add_export(export).map_err(|error| of_setup(&error).on(&device.target))?;
             self.offered.insert(name, Rc::downgrade(&device));
         }
@@ -104,7 +104,7 @@ impl NbdSide {
     }
 
     /// Has clients that connect from now on see a device as it is now, under all names that it has.
-    pub fn resize(&self, device: &Rc<Device>) -> Result<(), Failure> {
+    pub fn resize(&self, device: &Rc<ServedDevice>) -> Result<(), CliError> {
         let names = self.offered.iter().filter(|(_, offered)| Weak::as_ptr(offered) == Rc::as_ptr(device));
         for (name, _) in names {
             let resized = self.server.resize_export(name, device.shared());
@@ -114,7 +114,7 @@ impl NbdSide {
     }
 
     /// Accepts at these addresses too, and no more at those that are not planned.
-    pub async fn listen(&mut self, bound: Vec<Bound>, planned: &[SocketAddr]) -> Result<(), Failure> {
+    pub async fn listen(&mut self, bound: Vec<BoundListener>, planned: &[SocketAddr]) -> Result<(), CliError> {
         for bound in bound {
             let server = self.server.clone();
             self.ears.push(bound.accept(|listener| async move { server.serve(listener).await }).await?);
@@ -124,7 +124,7 @@ impl NbdSide {
     }
 
     /// Accepts on these sockets too, and no more on those that are not planned.
-    pub async fn listen_at(&mut self, bound: Vec<UnixBound>, planned: &[PathBuf]) -> Result<(), Failure> {
+    pub async fn listen_at(&mut self, bound: Vec<UnixBound>, planned: &[PathBuf]) -> Result<(), CliError> {
         for bound in bound {
             self.sockets.push(bound.accept(self.server.clone()).await?);
         }
@@ -172,7 +172,7 @@ impl NbdSide {
     }
 }
 
-fn of_setup(error: &SetupError) -> Failure {
+fn of_setup(error: &SetupError) -> CliError {
     // Names were checked with the plan, and exports are taken away by the names they have.
-    Failure::new(Cause::Usage, "serving over NBD", error)
+    CliError::new(Cause::Usage, "serving over NBD", error)
 }

@@ -10,22 +10,22 @@ use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_reactor::{sleep_until, timeout};
 
 use super::nbd::Wanted;
-use super::{Server, Space, of_setup};
+use super::{OfferedNamespace, Server, of_setup};
 use crate::commands::serve::announce::OpenedFacts;
-use crate::commands::serve::devices::Device;
+use crate::commands::serve::devices::ServedDevice;
 use crate::commands::serve::identity::derived;
 use crate::commands::serve::members::{Fit, fit, of_others};
 use crate::commands::serve::plan::nbd::export_name;
 use crate::commands::serve::plan::{NamespacePlan, Plan};
 use crate::commands::serve::waiting::{Tried, Waiting};
-use crate::exit::{Cause, Failure};
-use crate::target::Target;
+use crate::exit::{Cause, CliError};
+use crate::target::TargetName;
 
 /// How long the end of the server waits for targets that are being opened just then.
 const LAST_TRIES: Duration = Duration::from_secs(5);
 
 /// The identities of namespaces, and whose they are.
-pub(super) type Identities = BTreeMap<[u8; 16], Target>;
+pub(super) type Identities = BTreeMap<[u8; 16], TargetName>;
 
 impl Server {
     /// The devices of all namespaces in the order of the plan: those that are open already, and new ones, opened all at once, which
@@ -36,8 +36,8 @@ impl Server {
     pub(super) async fn devices(
         &self,
         plan: &Plan,
-        fresh: &mut Vec<Rc<Device>>,
-    ) -> Result<Vec<Result<Rc<Device>, Failure>>, Failure> {
+        fresh: &mut Vec<Rc<ServedDevice>>,
+    ) -> Result<Vec<Result<Rc<ServedDevice>, CliError>>, CliError> {
         let mut known = Vec::new();
         for subsystem in &plan.subsystems {
             for namespace in &subsystem.namespaces {
@@ -57,7 +57,7 @@ impl Server {
     }
 
     /// The device that is open already for this namespace.
-    async fn known(&self, nqn: &Nqn, plan: &NamespacePlan) -> Result<Option<Rc<Device>>, Failure> {
+    async fn known(&self, nqn: &Nqn, plan: &NamespacePlan) -> Result<Option<Rc<ServedDevice>>, CliError> {
         let at_its_place = self.offered.get(nqn).and_then(|subsystem| subsystem.spaces.get(&plan.nsid));
         let spaces = || self.offered.values().flat_map(|subsystem| subsystem.spaces.values());
         // Two targets that are memory are two memories; a path is the same device wherever it is offered.
@@ -78,12 +78,12 @@ impl Server {
                 Fit::No => {}
             }
         }
-        let same = |space: &&Space| plan.target.path().is_some() && space.device.target.is(&plan.target);
+        let same = |space: &&OfferedNamespace| plan.target.path().is_some() && space.device.target.is(&plan.target);
         match spaces().find(same) {
             None => Ok(None),
             Some(_) => {
                 let doing = "changing read_only, relocate or as_member";
-                Err(Failure::new(Cause::Refused, doing, "it is being served the other way")
+                Err(CliError::new(Cause::Refused, doing, "it is being served the other way")
                     .on(&plan.target)
                     .advise("taking it out first, or starting the server anew"))
             }
@@ -94,18 +94,18 @@ impl Server {
     pub(super) fn space(
         nqn: &Nqn,
         plan: &NamespacePlan,
-        device: Rc<Device>,
+        device: Rc<ServedDevice>,
         taken: &mut Identities,
-    ) -> Result<Space, Failure> {
+    ) -> Result<OfferedNamespace, CliError> {
         let place = format!("{nqn} {}", plan.nsid);
         let uuid = plan.uuid.or(device.volume_uuid).unwrap_or_else(|| derived(&plan.target, &place));
         // Hosts take two namespaces of one identity for two ways to one.
         if let Some(other) = taken.get(&uuid) {
-            return Err(Failure::new(Cause::Unsuitable, "serving", format!("it has the identity of {other}"))
+            return Err(CliError::new(Cause::Unsuitable, "serving", format!("it has the identity of {other}"))
                 .on(&plan.target)
                 .advise("a uuid of its own, in the configuration"));
         }
-        let space = Space { plan: plan.clone(), uuid, device };
+        let space = OfferedNamespace { plan: plan.clone(), uuid, device };
         // Made once more when it is offered; here it shows whether that can be done.
         space.namespace()?;
         taken.insert(uuid, plan.target.clone());
@@ -119,8 +119,8 @@ impl Server {
         strict: bool,
         nqn: &Nqn,
         plan: &NamespacePlan,
-        failure: Failure,
-    ) -> Result<Waiting, Failure> {
+        failure: CliError,
+    ) -> Result<Waiting, CliError> {
         let before = self.waiting.iter().find(|waiting| waiting.is_for(nqn, plan));
         // What cannot be meant is for whoever wrote it.
         let may_be = !strict && failure.cause() != Cause::Usage && (self.is_new || before.is_some());
@@ -195,12 +195,12 @@ impl Server {
     }
 
     /// Offers a namespace that was gone without; gives the name of its NBD export.
-    fn offer(&mut self, nqn: &Nqn, at: usize, device: Rc<Device>) -> Result<Option<String>, Failure> {
+    fn offer(&mut self, nqn: &Nqn, at: usize, device: Rc<ServedDevice>) -> Result<Option<String>, CliError> {
         let plan = self.waiting[at].plan.clone();
         let spaces = self.offered.values().flat_map(|offered| offered.spaces.values());
         let mut taken = spaces.map(|space| (space.uuid, space.plan.target.clone())).collect();
         let space = Server::space(nqn, &plan, device, &mut taken)?;
-        let gone = || Failure::new(Cause::Unreachable, "serving", "its subsystem is gone").on(nqn);
+        let gone = || CliError::new(Cause::Unreachable, "serving", "its subsystem is gone").on(nqn);
         let offered = self.offered.get_mut(nqn).ok_or_else(gone)?;
         let failed = |error| of_setup(&error).on(nqn);
         self.export.add_namespace(nqn, plan.nsid, space.namespace()?).map_err(failed)?;

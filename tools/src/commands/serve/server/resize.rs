@@ -7,9 +7,9 @@ use sealblock_units::ByteCount;
 use super::super::resize::Resizing;
 use super::{Server, of_setup};
 use crate::commands::resize::DOING;
-use crate::commands::serve::devices::Device;
+use crate::commands::serve::devices::ServedDevice;
 use crate::control::resized::ResizeReport;
-use crate::exit::{Cause, Failure};
+use crate::exit::{Cause, CliError};
 use sealblock_protocols_nvme::nqn::Nqn;
 
 impl Server {
@@ -17,10 +17,10 @@ impl Server {
     ///
     /// # Errors
     /// Why it has not the size that was asked for. It is served on, unless the reason says that it cannot be.
-    pub async fn resize(&mut self, nqn: &str, nsid: u32, size: ByteCount) -> Result<ResizeReport, Failure> {
+    pub async fn resize(&mut self, nqn: &str, nsid: u32, size: ByteCount) -> Result<ResizeReport, CliError> {
         let offered = self.offered.iter().find(|(name, _)| name.as_str() == nqn);
         let space = offered.and_then(|(_, offered)| offered.spaces.get(&nsid));
-        let gone = || Failure::new(Cause::Unreachable, DOING, "it is served no more").on(nqn);
+        let gone = || CliError::new(Cause::Unreachable, DOING, "it is served no more").on(nqn);
         let device = Rc::clone(&space.ok_or_else(gone)?.device);
         let Resizing { device: seen, outcome } = device.resize(size).await?;
         // A volume that could not be resized has its old size, and there is nothing to tell.
@@ -33,7 +33,7 @@ impl Server {
     }
 
     /// Has hosts and clients see a device as it is now, under all names that it has.
-    fn show(&self, device: &Rc<Device>) -> Result<(), Failure> {
+    fn show(&self, device: &Rc<ServedDevice>) -> Result<(), CliError> {
         let failed = |error| of_setup(&error).on(&device.target);
         let spaces = |nqn: &Nqn| {
             let spaces = self.offered[nqn].spaces.iter();

@@ -5,7 +5,7 @@ use futures_util::future::join_all;
 use sealblock_exports_nvme_tcp::Hosts;
 use sealblock_protocols_nvme::nqn::Nqn;
 
-use super::{Offered, Server, Space};
+use super::{Offered, OfferedNamespace, Server};
 use crate::commands::scrub::canonical;
 use crate::commands::serve::announce::namespace_uri;
 use crate::commands::serve::control::Offer;
@@ -39,7 +39,7 @@ impl Server {
         let listeners: Vec<_> = self.ears.iter().map(|ear| ear.address).collect();
         let spaces =
             self.offered.values().flat_map(|offered| offered.spaces.values().map(move |space| (offered, space)));
-        let offer = |(offered, space): (&Offered, &Space)| Offer {
+        let offer = |(offered, space): (&Offered, &OfferedNamespace)| Offer {
             text: space.plan.target.to_string(),
             path: space.plan.target.path().and_then(canonical),
             nqn: offered.plan.nqn.to_string(),

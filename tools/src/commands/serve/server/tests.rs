@@ -6,7 +6,7 @@ use futures_util::future::{Either, select};
 use sealblock_exports_nvme_tcp::NamespaceState;
 use sealblock_runtime_reactor::{Config, Cores, Placement, Reactor};
 
-use super::super::announce::Announcer;
+use super::super::announce::EventWriter;
 use super::super::config::parse;
 use super::*;
 
@@ -38,7 +38,7 @@ fn with_server<F: Future<Output = ()>>(test: impl FnOnce(Server) -> F) {
     let cores = Cores::start(Placement::Count(1), config).unwrap();
     reactor.block_on(async {
         let limits = plan(&subsystem("a", "mem:1MiB", "")).limits;
-        test(Server::new(cores.handles(), &limits, Teller::here(Announcer::new(true))).unwrap()).await;
+        test(Server::new(cores.handles(), &limits, ScrubEventSender::here(EventWriter::new(true))).unwrap()).await;
     });
     cores.shutdown(Duration::from_secs(30));
 }

@@ -1,0 +1,226 @@
+//! Requests as operations of a device: the one translation, and what of them is more than one operation.
+
+use std::cell::Cell;
+
+use sealblock_block::{Ability, Device, Durability, Error, Outcome, Request, RequestKind, Response};
+use sealblock_integrity::{Checks, Sealed, Tags};
+use sealblock_layers_remote_core::Attached;
+use sealblock_protocols_nbd::{Command, ErrorCode, ErrorReply, Run};
+use sealblock_runtime_memory::{Buffer, Slice};
+use sealblock_units::Extent;
+
+use crate::refusal::of_error;
+
+/// How much is trimmed or zeroed at once, in bytes: a long request of a client that has left ends after the next piece.
+const PIECE_BYTES: u64 = 256 << 20;
+/// How much is read at once for CACHE, in bytes.
+const CACHE_BYTES: u64 = 1 << 20;
+
+/// What a request that succeeded is answered with.
+pub(crate) enum Reply {
+    Done,
+    Data(Slice),
+    Status(Vec<Run>),
+}
+
+/// A request that failed, and what a read may give of the data before.
+pub(crate) struct FailedRequest {
+    pub(crate) failed: ErrorReply,
+    pub(crate) before: Option<Slice>,
+}
+
+impl From<ErrorReply> for FailedRequest {
+    fn from(failed: ErrorReply) -> FailedRequest {
+        FailedRequest { failed, before: None }
+    }
+}
+
+impl From<ErrorCode> for FailedRequest {
+    fn from(code: ErrorCode) -> FailedRequest {
+        ErrorReply::from(code).into()
+    }
+}
+
+/// A device as requests reach it.
+pub(crate) struct OpenExport {
+    pub(crate) device: Attached,
+    /// Whether a failed read may give the data before what failed.
+    pub(crate) gives_parts: bool,
+}
+
+/// What is left to do of a request that was not carried out in place.
+pub(crate) enum Work {
+    /// All of it.
+    Command(Command),
+    /// This, which answers it.
+    Operation(Request),
+}
+
+impl OpenExport {
+    /// Carries a request out in place if its device has nothing to wait for, and otherwise says what is left to do.
+    pub(crate) fn at_once(&self, command: Command) -> Result<Result<Reply, FailedRequest>, Work> {
+        let operation = match self.begin(command) {
+            Ok(operation) => operation,
+            Err(command) => return Err(Work::Command(command)),
+        };
+        match self.device.try_execute(&operation) {
+            None => Err(Work::Operation(operation)),
+            // What lies before the damage is read again, which may take a while.
+            Some(Err(_)) if self.gives_parts && matches!(operation, Request::Read { .. }) => {
+                Err(Work::Operation(operation))
+            }
+            Some(outcome) => Ok(self.reply(operation.kind(), outcome)),
+        }
+    }
+
+    /// The one operation that carries a request out, if it is one and valid.
+    fn begin(&self, command: Command) -> Result<Request, Command> {
+        let extent = |offset, length| self.extent(offset, length).ok();
+        Ok(match command {
+            Command::Flush => Request::Flush,
+            Command::Read { offset, length } => match extent(offset, length.into()) {
+                Some(extent) => self.read_of(extent),
+                None => return Err(command),
+            },
+            Command::Write { offset, data, fua } => match extent(offset, data.len() as u64) {
+                Some(extent) => self.write_of(extent, data, fua),
+                None => return Err(Command::Write { offset, data, fua }),
+            },
+            _ => return Err(command),
+        })
+    }
+
+    fn reply(&self, kind: RequestKind, outcome: Outcome) -> Result<Reply, FailedRequest> {
+        match outcome {
+            Ok(Response::Data(sealed)) => Ok(Reply::Data(sealed.into_parts().0)),
+            // A device that answers a read with anything else is broken.
+            Ok(_) if kind == RequestKind::Read => Err(ErrorCode::Io.into()),
+            Ok(_) => Ok(Reply::Done),
+            Err(error) => Err(self.failed(&error).into()),
+        }
+    }
+
+    /// Carries out what is left of a request. A long one ends early once `is_gone`.
+    pub(crate) async fn carry_out(&self, work: Work, is_gone: &Cell<bool>) -> Result<Reply, FailedRequest> {
+        match work {
+            Work::Operation(Request::Read { extent, .. }) => self.read(extent).await,
+            Work::Operation(operation) => {
+                let kind = operation.kind();
+                self.reply(kind, self.device.execute(operation).await)
+            }
+            Work::Command(command) => self.in_steps(command, is_gone).await,
+        }
+    }
+
+    async fn in_steps(&self, command: Command, is_gone: &Cell<bool>) -> Result<Reply, FailedRequest> {
+        match command {
+            // Only what has no extent comes here.
+            Command::Read { .. } | Command::Write { .. } => Err(ErrorCode::Invalid.into()),
+            Command::Flush => self.run(Request::Flush).await.map(|_| Reply::Done),
+            Command::Trim { offset, length, fua } => {
+                let discard = |extent| Request::Discard { extents: vec![extent] };
+                self.in_pieces(offset, length, PIECE_BYTES, is_gone, discard).await?;
+                // Discards have no durability of their own.
+                if fua { self.run(Request::Flush).await.map(|_| Reply::Done) } else { Ok(Reply::Done) }
+            }
+            Command::Cache { offset, length } => {
+                let read = |extent| self.read_of(extent);
+                self.in_pieces(offset, length.into(), CACHE_BYTES, is_gone, read).await
+            }
+            Command::WriteZeroes { fast: true, no_hole, .. } if no_hole || !self.zeroes_fast() => {
+                Err(ErrorCode::NotSupported.into())
+            }
+            Command::WriteZeroes { offset, length, fua, no_hole, .. } => {
+                let (may_unmap, durability) = (!no_hole, durability(fua));
+                let zero = |extent| Request::WriteZeroes { extent, may_unmap, durability };
+                self.in_pieces(offset, length, PIECE_BYTES, is_gone, zero).await
+            }
+            Command::BlockStatus { offset, length, one } => self.status(offset, length, one, is_gone).await,
+        }
+    }
+
+    /// Whether zeroes cost less than writing them: only where the device takes the space back.
+    fn zeroes_fast(&self) -> bool {
+        let abilities = self.device.abilities();
+        abilities.write_zeroes == Ability::Native && abilities.unmap_zeroes
+    }
+
+    pub(crate) fn extent(&self, offset: u64, length: u64) -> Result<Extent, FailedRequest> {
+        let shift = self.block_shift();
+        Extent::from_raw(offset >> shift, length >> shift).map_err(|_| ErrorCode::Invalid.into())
+    }
+
+    pub(crate) fn block_shift(&self) -> u32 {
+        self.device.geometry().block_size.shift()
+    }
+
+    fn failed(&self, error: &Error) -> ErrorReply {
+        of_error(error, self.device.geometry().block_size)
+    }
+
+    pub(crate) async fn run(&self, operation: Request) -> Result<Response, FailedRequest> {
+        self.device.execute(operation).await.map_err(|error| self.failed(&error).into())
+    }
+
+    /// A read that checks all there is to check.
+    fn read_of(&self, extent: Extent) -> Request {
+        let format = self.device.geometry().protection;
+        Request::Read { extent, checks: format.map_or(Checks::NONE, |format| Checks::full(format, extent.start())) }
+    }
+
+    async fn read(&self, extent: Extent) -> Result<Reply, FailedRequest> {
+        match self.device.execute(self.read_of(extent)).await {
+            Err(error) => {
+                let failed = self.failed(&error);
+                let before = self.before(extent, failed.offset).await;
+                Err(FailedRequest { failed, before })
+            }
+            outcome => self.reply(RequestKind::Read, outcome),
+        }
+    }
+
+    /// The data of a failed read up to the first damaged block, read again. Best effort: the read has failed anyway.
+    async fn before(&self, asked: Extent, damaged: Option<u64>) -> Option<Slice> {
+        let size = self.device.geometry().block_size;
+        let offset = asked.start().get() << size.shift();
+        let length = damaged?.checked_sub(offset).filter(|length| (1..asked.bytes(size)).contains(length))?;
+        if !self.gives_parts {
+            return None;
+        }
+        let extent = self.extent(offset, length).ok()?;
+        match self.device.execute(self.read_of(extent)).await {
+            Ok(Response::Data(sealed)) => Some(sealed.into_parts().0),
+            _ => None,
+        }
+    }
+
+    fn write_of(&self, extent: Extent, data: Buffer, fua: bool) -> Request {
+        let geometry = self.device.geometry();
+        let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: extent.start().get() };
+        let data = Sealed::seal(data.freeze(), geometry.block_size, geometry.protection, &tags);
+        Request::Write { extent, data, durability: durability(fua) }
+    }
+
+    async fn in_pieces(
+        &self,
+        offset: u64,
+        length: u64,
+        piece_bytes: u64,
+        is_gone: &Cell<bool>,
+        operation: impl Fn(Extent) -> Request,
+    ) -> Result<Reply, FailedRequest> {
+        let end = offset + length;
+        let mut at = offset;
+        while at < end && !is_gone.get() {
+            let piece = piece_bytes.min(end - at);
+            self.run(operation(self.extent(at, piece)?)).await?;
+            at += piece;
+        }
+        // Nobody reads the answer to what was given up half-way.
+        if at < end { Err(ErrorCode::Shutdown.into()) } else { Ok(Reply::Done) }
+    }
+}
+
+fn durability(fua: bool) -> Durability {
+    if fua { Durability::ForceUnitAccess } else { Durability::Volatile }
+}

@@ -1,0 +1,326 @@
+//! Asynchronous events of a controller: what happened, and the requests of the host that wait for it.
+//!
+//! Invariants: an event is reported only if the host has switched it on; once reported it is not again until the host has
+//! read its log page (without Retain Asynchronous Event); events that happen before a request is there are not lost, nor are
+//! those that happen on another core while a page is made: reading it acknowledges only what had been counted before. At
+//! most [`EVENT_REQUESTS`] requests wait.
+//!
+//! Shape: events may be posted from any core, requests wait on that of the admin queue, so the state is behind a lock and
+//! who waits leaves a waker. Nothing here is on the way of an I/O command.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use sealblock_protocols_nvme::StatusCode;
+use sealblock_protocols_nvme::features::{AsynchronousEvent, EventConfiguration, LbaStatusInterval};
+use sealblock_protocols_nvme::logs::{LogPage, changed_namespaces};
+
+/// Asynchronous Event Requests outstanding at a time (AERL).
+pub(crate) const EVENT_REQUESTS: u16 = 4;
+/// Changed namespaces that the Changed Attached Namespace List has room for; one more means all of them.
+const MOST_CHANGED: usize = 1024;
+/// What can happen, with the bit that switches it on.
+const KINDS: [(AsynchronousEvent, EventConfiguration); 4] = [
+    (AsynchronousEvent::NAMESPACE_CHANGED, EventConfiguration::NAMESPACE_ATTRIBUTE),
+    (AsynchronousEvent::LBA_STATUS, EventConfiguration::LBA_STATUS),
+    (AsynchronousEvent::DISCOVERY_CHANGED, EventConfiguration::DISCOVERY_LOG_CHANGE),
+    (AsynchronousEvent::RELIABILITY, EventConfiguration::RELIABILITY),
+];
+
+/// OAES: what a controller with namespaces can be asked to report.
+pub(crate) const REPORTED: EventConfiguration =
+    EventConfiguration::NAMESPACE_ATTRIBUTE.with(EventConfiguration::LBA_STATUS);
+
+/// The events of one controller.
+#[derive(Default)]
+pub(crate) struct AsyncEvents {
+    config: AtomicU32,
+    /// Feature LBA Status Information Attributes, as its dword.
+    interval: AtomicU32,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// How often each happened, by index of `KINDS`.
+    happened: EventCounts,
+    /// How much of that was reported, or shown by a page that the host has read.
+    told: [u64; KINDS.len()],
+    /// Reported, and the page not read since.
+    masked: [bool; KINDS.len()],
+    changed: BTreeSet<u32>,
+    /// When blocks were last reported.
+    reported: Option<Instant>,
+    /// Requests by command identifier.
+    requests: HashMap<u16, Option<Waker>>,
+}
+
+/// How often each event had happened at some time.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct EventCounts([u64; KINDS.len()]);
+
+/// How a request goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Next {
+    /// It is answered with this.
+    Event(AsynchronousEvent),
+    /// It was aborted, or the controller was reset.
+    Aborted,
+    /// There is something, but not before this time.
+    NotBefore(Instant),
+}
+
+impl AsyncEvents {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The value of feature Asynchronous Event Configuration.
+    pub(crate) fn config(&self) -> u32 {
+        self.config.load(Ordering::Relaxed)
+    }
+
+    /// Switches events on and off.
+    pub(crate) fn configure(&self, dword: u32) {
+        self.config.store(dword, Ordering::Relaxed);
+        self.wake();
+    }
+
+    /// The value of feature LBA Status Information Attributes.
+    pub(crate) fn interval(&self) -> u32 {
+        self.interval.load(Ordering::Relaxed)
+    }
+
+    /// Sets how long reports of damaged blocks are held back. LSIPI is the controller's to say, and it is 0.
+    pub(crate) fn set_interval(&self, dword: u32) {
+        let asked = LbaStatusInterval::from_bits(dword);
+        self.interval.store(LbaStatusInterval { poll_100ms: 0, ..asked }.bits(), Ordering::Relaxed);
+        self.wake();
+    }
+
+    /// Damaged blocks were found that were not known.
+    pub(crate) fn damage_found(&self) {
+        self.lock().happened.0[1] += 1;
+        self.wake();
+    }
+
+    /// The discovery log is another one.
+    pub(crate) fn discovery_changed(&self) {
+        self.lock().happened.0[2] += 1;
+        self.wake();
+    }
+
+    /// Copies of a namespace's blocks are away or out of sync.
+    pub(crate) fn reliability_degraded(&self) {
+        self.lock().happened.0[3] += 1;
+        self.wake();
+    }
+
+    /// Something changed that Identify says of a namespace.
+    pub(crate) fn namespace_changed(&self, nsid: u32) {
+        {
+            let mut state = self.lock();
+            state.happened.0[0] += 1;
+            if state.changed.len() <= MOST_CHANGED {
+                state.changed.insert(nsid);
+            }
+        }
+        self.wake();
+    }
+
+    /// The page Changed Attached Namespace List. It is empty afterwards.
+    pub(crate) fn take_changed(&self) -> [u8; 4096] {
+        let changed: Vec<u32> = std::mem::take(&mut self.lock().changed).into_iter().collect();
+        changed_namespaces(&changed)
+    }
+
+    /// What has happened until now. Taken before a page is made, which then shows all of it.
+    pub(crate) fn happened(&self) -> EventCounts {
+        self.lock().happened
+    }
+
+    /// The host has read a page that shows what happened until `shown`, and does not want to retain its event.
+    pub(crate) fn page_was_read(&self, page: LogPage, shown: EventCounts) {
+        {
+            let mut state = self.lock();
+            for (i, (event, _)) in KINDS.iter().enumerate() {
+                if event.log_page == page.code() {
+                    state.told[i] = state.told[i].max(shown.0[i]);
+                    state.masked[i] = false;
+                }
+            }
+        }
+        self.wake();
+    }
+
+    /// Takes a request in.
+    ///
+    /// # Errors
+    /// Asynchronous Event Request Limit Exceeded.
+    pub(crate) fn request(&self, cid: u16) -> Result<(), StatusCode> {
+        let mut state = self.lock();
+        if state.requests.len() >= usize::from(EVENT_REQUESTS) {
+            return Err(StatusCode::AER_LIMIT_EXCEEDED);
+        }
+        state.requests.insert(cid, None);
+        Ok(())
+    }
+
+    /// Aborts a request; tells whether it was there.
+    pub(crate) fn abort(&self, cid: u16) -> bool {
+        let request = self.lock().requests.remove(&cid);
+        match request {
+            Some(Some(waker)) => waker.wake(),
+            Some(None) => {}
+            None => return false,
+        }
+        true
+    }
+
+    /// The controller is reset or gone: requests are aborted, and what happened is forgotten.
+    pub(crate) fn reset(&self) {
+        self.config.store(0, Ordering::Relaxed);
+        self.interval.store(0, Ordering::Relaxed);
+        let state = std::mem::take(&mut *self.lock());
+        state.requests.into_values().flatten().for_each(Waker::wake);
+    }
+
+    /// What becomes of a request.
+    pub(crate) fn poll(&self, cid: u16, now: Instant, cx: &Context<'_>) -> Poll<Next> {
+        let mut state = self.lock();
+        if !state.requests.contains_key(&cid) {
+            return Poll::Ready(Next::Aborted);
+        }
+        let config = EventConfiguration::from_bits(self.config());
+        for (i, (event, bit)) in KINDS.into_iter().enumerate() {
+            if state.happened.0[i] <= state.told[i] || state.masked[i] || !config.contains(bit) {
+                continue;
+            }
+            if event == AsynchronousEvent::LBA_STATUS {
+                let rest =
+                    Duration::from_millis(100) * u32::from(LbaStatusInterval::from_bits(self.interval()).report_100ms);
+                if let Some(due) = state.reported.map(|reported| reported + rest).filter(|due| *due > now) {
+                    return Poll::Ready(Next::NotBefore(due));
+                }
+                state.reported = Some(now);
+            }
+            (state.told[i], state.masked[i]) = (state.happened.0[i], true);
+            state.requests.remove(&cid);
+            return Poll::Ready(Next::Event(event));
+        }
+        state.requests.insert(cid, Some(cx.waker().clone()));
+        Poll::Pending
+    }
+
+    fn wake(&self) {
+        let mut state = self.lock();
+        let wakers: Vec<Waker> = state.requests.values_mut().filter_map(Option::take).collect();
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn poll(notices: &AsyncEvents, cid: u16, now: Instant) -> Poll<Next> {
+        notices.poll(cid, now, &Context::from_waker(Waker::noop()))
+    }
+
+    fn event(event: AsynchronousEvent) -> Poll<Next> {
+        Poll::Ready(Next::Event(event))
+    }
+
+    #[test]
+    fn an_event_is_reported_once_until_its_page_is_read() {
+        let (notices, now) = (AsyncEvents::default(), Instant::now());
+        notices.configure(REPORTED.bits());
+        notices.request(1).unwrap();
+        assert!(poll(&notices, 1, now).is_pending());
+        notices.damage_found();
+        assert_eq!(poll(&notices, 1, now), event(AsynchronousEvent::LBA_STATUS));
+        notices.request(2).unwrap();
+        notices.damage_found();
+        assert!(poll(&notices, 2, now).is_pending(), "masked");
+        notices.page_was_read(LogPage::ErrorInformation, notices.happened());
+        assert!(poll(&notices, 2, now).is_pending(), "another page");
+        notices.page_was_read(LogPage::LbaStatus, notices.happened());
+        assert!(poll(&notices, 2, now).is_pending(), "the page that was read showed it");
+        notices.damage_found();
+        assert_eq!(poll(&notices, 2, now), event(AsynchronousEvent::LBA_STATUS));
+    }
+
+    #[test]
+    fn what_happens_while_a_page_is_made_is_reported_and_what_it_shows_is_not() {
+        let (notices, now) = (AsyncEvents::default(), Instant::now());
+        notices.configure(REPORTED.bits());
+        notices.request(1).unwrap();
+        notices.damage_found();
+        // The page is made, and shows it.
+        let shown = notices.happened();
+        notices.page_was_read(LogPage::LbaStatus, shown);
+        assert!(poll(&notices, 1, now).is_pending());
+        notices.damage_found();
+        let shown = notices.happened();
+        notices.damage_found();
+        notices.page_was_read(LogPage::LbaStatus, shown);
+        assert_eq!(poll(&notices, 1, now), event(AsynchronousEvent::LBA_STATUS), "the page does not show the last");
+        // The host reads the page of an event, and another happens meanwhile.
+        notices.request(2).unwrap();
+        let shown = notices.happened();
+        notices.namespace_changed(3);
+        notices.damage_found();
+        notices.page_was_read(LogPage::LbaStatus, shown);
+        notices.page_was_read(LogPage::ChangedNamespaces, shown);
+        assert_eq!(poll(&notices, 2, now), event(AsynchronousEvent::NAMESPACE_CHANGED));
+        notices.request(3).unwrap();
+        assert_eq!(poll(&notices, 3, now), event(AsynchronousEvent::LBA_STATUS));
+    }
+
+    #[test]
+    fn what_is_switched_off_is_kept_until_it_is_switched_on() {
+        let (notices, now) = (AsyncEvents::default(), Instant::now());
+        notices.request(1).unwrap();
+        notices.namespace_changed(7);
+        assert!(poll(&notices, 1, now).is_pending());
+        notices.configure(EventConfiguration::NAMESPACE_ATTRIBUTE.bits());
+        assert_eq!(poll(&notices, 1, now), event(AsynchronousEvent::NAMESPACE_CHANGED));
+        assert_eq!(notices.take_changed()[..8], [7, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(notices.take_changed()[..4], [0; 4]);
+        (1..=1025).for_each(|nsid| notices.namespace_changed(nsid));
+        assert_eq!(notices.take_changed()[..4], [0xFF; 4]);
+    }
+
+    #[test]
+    fn reports_of_damage_keep_their_interval() {
+        let (notices, now) = (AsyncEvents::default(), Instant::now());
+        notices.configure(REPORTED.bits());
+        notices.set_interval(0x0009_0005);
+        assert_eq!(notices.interval(), 5);
+        notices.request(1).unwrap();
+        notices.damage_found();
+        assert_eq!(poll(&notices, 1, now), event(AsynchronousEvent::LBA_STATUS));
+        notices.page_was_read(LogPage::LbaStatus, notices.happened());
+        notices.request(1).unwrap();
+        notices.damage_found();
+        let due = now + Duration::from_millis(500);
+        assert_eq!(poll(&notices, 1, now), Poll::Ready(Next::NotBefore(due)));
+        assert_eq!(poll(&notices, 1, due), event(AsynchronousEvent::LBA_STATUS));
+    }
+
+    #[test]
+    fn requests_are_limited_and_can_be_aborted() {
+        let (notices, now) = (AsyncEvents::default(), Instant::now());
+        (0..EVENT_REQUESTS).for_each(|cid| notices.request(cid).unwrap());
+        assert_eq!(notices.request(9), Err(StatusCode::AER_LIMIT_EXCEEDED));
+        assert!(notices.abort(2) && !notices.abort(2));
+        assert_eq!(poll(&notices, 2, now), Poll::Ready(Next::Aborted));
+        assert!(poll(&notices, 1, now).is_pending());
+        notices.reset();
+        assert_eq!(poll(&notices, 1, now), Poll::Ready(Next::Aborted));
+    }
+}

@@ -1,0 +1,158 @@
+//! Why a command fails, as the status that answers it: the one place where failures become NVMe status codes.
+
+use sealblock_block::{BadBlockCause, Error, ErrorKind, RequestKind};
+use sealblock_integrity::Field;
+use sealblock_protocols_nvme::fabrics::ConnectError;
+use sealblock_protocols_nvme::{FieldLocation, Invalid, Status, StatusCode};
+use sealblock_units::Lba;
+
+/// A command that fails: its status, and what the Error Information log says about it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct CommandError {
+    pub(crate) status: Status,
+    pub(crate) result: u64,
+    pub(crate) lba: Option<Lba>,
+    pub(crate) location: Option<FieldLocation>,
+}
+
+impl CommandError {
+    /// The answer to a request of this kind that a device failed.
+    pub(crate) fn of_error(error: &Error, kind: RequestKind) -> CommandError {
+        let failure = error.kind();
+        let lba = match failure {
+            ErrorKind::Integrity(faults) => Some(faults.first().lba),
+            ErrorKind::Miscompare { lba } => Some(*lba),
+            ErrorKind::Range { extent, .. } => Some(extent.start()),
+            _ => None,
+        };
+        let result = match failure {
+            ErrorKind::Integrity(faults) if kind == RequestKind::Verify => faults.coverage().bits().into(),
+            _ => 0,
+        };
+        CommandError { lba, result, ..CommandError::from(to_status(failure, kind)) }
+    }
+
+    /// Whether it is about damaged blocks: checks that failed, and media errors, but not differences.
+    pub(crate) fn is_damage(&self) -> bool {
+        matches!(self.status.code().get(), 0x280..=0x284 | 0x288)
+    }
+
+    /// The same, said to be about this block unless a block is known already.
+    pub(crate) fn or_at(mut self, lba: Lba) -> CommandError {
+        self.lba.get_or_insert(lba);
+        self
+    }
+}
+
+/// The status of a failed request. Do Not Retry follows the table of `protocols/nvme`, except where a number is shared.
+pub(crate) fn to_status(failure: &ErrorKind, kind: RequestKind) -> Status {
+    match failure {
+        ErrorKind::Integrity(faults) => of_field(faults.first().cause).status(),
+        ErrorKind::Miscompare { .. } => StatusCode::COMPARE_FAILURE.status(),
+        ErrorKind::Media { .. } => of_medium(kind).status(),
+        ErrorKind::NoSpace { .. } => StatusCode::CAPACITY_EXCEEDED.status(),
+        ErrorKind::ReadOnly => StatusCode::NAMESPACE_WRITE_PROTECTED.status(),
+        ErrorKind::Range { .. } => StatusCode::LBA_OUT_OF_RANGE.status(),
+        ErrorKind::Limit { .. } => StatusCode::COMMAND_SIZE_LIMIT_EXCEEDED.status().with_dnr(true),
+        ErrorKind::Absent(_) => StatusCode::INVALID_OPCODE.status(),
+        // The device may come back, so the host is to try again.
+        ErrorKind::Unreachable { .. } => StatusCode::NAMESPACE_NOT_READY.status(),
+    }
+}
+
+const fn of_field(field: BadBlockCause) -> StatusCode {
+    match field {
+        BadBlockCause::Tag(Field::Guard) => StatusCode::GUARD_CHECK_ERROR,
+        BadBlockCause::Tag(Field::AppTag) => StatusCode::APPLICATION_TAG_CHECK_ERROR,
+        BadBlockCause::Tag(Field::RefTag) => StatusCode::REFERENCE_TAG_CHECK_ERROR,
+        BadBlockCause::Tag(Field::StorageTag) => StatusCode::STORAGE_TAG_CHECK_ERROR,
+        BadBlockCause::Media | BadBlockCause::Conflict | BadBlockCause::Stale => StatusCode::UNRECOVERED_READ_ERROR,
+    }
+}
+
+const fn of_medium(kind: RequestKind) -> StatusCode {
+    match kind {
+        RequestKind::Read
+        | RequestKind::Verify
+        | RequestKind::Checksum
+        | RequestKind::Repair
+        | RequestKind::BlockStatus
+        | RequestKind::ReadReserved
+        | RequestKind::Compare => StatusCode::UNRECOVERED_READ_ERROR,
+        RequestKind::Write
+        | RequestKind::Flush
+        | RequestKind::Discard
+        | RequestKind::WriteZeroes
+        | RequestKind::WriteReserved
+        | RequestKind::WriteUncorrectable => StatusCode::WRITE_FAULT,
+    }
+}
+
+impl From<Status> for CommandError {
+    fn from(status: Status) -> CommandError {
+        CommandError { status, result: 0, lba: None, location: None }
+    }
+}
+
+impl From<StatusCode> for CommandError {
+    fn from(code: StatusCode) -> CommandError {
+        code.status().into()
+    }
+}
+
+impl From<Invalid> for CommandError {
+    fn from(invalid: Invalid) -> CommandError {
+        let lba = match invalid {
+            Invalid::PastEnd { extent, .. } => Some(extent.start()),
+            _ => None,
+        };
+        CommandError { lba, location: invalid.location(), ..CommandError::from(invalid.status()) }
+    }
+}
+
+impl From<ConnectError> for CommandError {
+    fn from(error: ConnectError) -> CommandError {
+        let completion = error.completion(0);
+        CommandError { result: completion.result.get(), ..CommandError::from(completion.status()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sealblock_block::{BadBlock, BadBlocks};
+
+    fn code(failure: ErrorKind, kind: RequestKind) -> u16 {
+        to_status(&failure, kind).code().get()
+    }
+
+    #[test]
+    fn each_field_has_its_status_and_its_block() {
+        for (field, status) in [
+            (BadBlockCause::Tag(Field::Guard), 0x282),
+            (BadBlockCause::Tag(Field::AppTag), 0x283),
+            (BadBlockCause::Tag(Field::RefTag), 0x284),
+            (BadBlockCause::Tag(Field::StorageTag), 0x288),
+            (BadBlockCause::Media, 0x281),
+        ] {
+            let fault = BadBlock::new(Lba::new(7), field, None, None);
+            let error = Error::from(BadBlocks::new(vec![fault]).unwrap());
+            let refusal = CommandError::of_error(&error, RequestKind::Read);
+            assert_eq!((refusal.status.code().get(), refusal.lba), (status, Some(Lba::new(7))));
+            assert!(refusal.status.do_not_retry());
+        }
+    }
+
+    #[test]
+    fn other_failures_have_theirs() {
+        let reason = || String::new();
+        assert_eq!(code(ErrorKind::Media { reason: reason() }, RequestKind::Read), 0x281);
+        assert_eq!(code(ErrorKind::Media { reason: reason() }, RequestKind::Write), 0x280);
+        assert_eq!(code(ErrorKind::Miscompare { lba: Lba::ZERO }, RequestKind::Compare), 0x285);
+        assert_eq!(code(ErrorKind::NoSpace { reason: reason() }, RequestKind::Write), 0x081);
+        assert_eq!(code(ErrorKind::ReadOnly, RequestKind::Write), 0x020);
+        assert_eq!(code(ErrorKind::Absent(RequestKind::Discard), RequestKind::Discard), 0x001);
+        let unreachable = to_status(&ErrorKind::Unreachable { reason: reason() }, RequestKind::Read);
+        assert!(!unreachable.do_not_retry());
+    }
+}

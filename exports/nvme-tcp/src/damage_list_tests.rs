@@ -1,0 +1,247 @@
+//! The set of bad blocks against a model of it, and its limits.
+
+use proptest::prelude::*;
+use sealblock_block::{BadBlocks, Response, VerifyStats};
+
+use super::*;
+
+const FULL: Checks = Checks { guard: true, initial_ref_tag: Some(0), ..Checks::NONE };
+const FIELDS: [BadBlockCause; 5] = [
+    BadBlockCause::Media,
+    BadBlockCause::Tag(Field::Guard),
+    BadBlockCause::Tag(Field::AppTag),
+    BadBlockCause::Tag(Field::RefTag),
+    BadBlockCause::Tag(Field::StorageTag),
+];
+
+fn extent(start: u64, blocks: u64) -> Extent {
+    Extent::from_raw(start, blocks).unwrap()
+}
+
+fn about(kind: RequestKind, at: Extent) -> RequestSummary {
+    RequestSummary { kind, extent: Some(at), checks: FULL, own: FULL, capacity_blocks: MAX_BAD_BLOCKS as u64 * 2 }
+}
+
+fn fault(lba: u64, field: BadBlockCause) -> BadBlock {
+    let value = (field != BadBlockCause::Media).then_some(lba);
+    BadBlock::new(Lba::new(lba), field, value, value.map(|value| value + 1))
+}
+
+fn failed(faults: Vec<BadBlock>) -> Outcome {
+    Err(BadBlocks::new(faults).unwrap().into())
+}
+
+fn lbas(known: &DamageList) -> Vec<u64> {
+    known.damage_log(1).entries.iter().map(|entry| entry.lba.get()).collect()
+}
+
+#[test]
+fn all_blocks_of_a_failed_verify_are_kept_with_what_is_wrong() {
+    let known = DamageList::default();
+    let bad = vec![
+        fault(3, BadBlockCause::Tag(Field::Guard)),
+        fault(4, BadBlockCause::Tag(Field::RefTag)),
+        fault(9, BadBlockCause::Media),
+    ];
+    assert!(known.update(&about(RequestKind::Verify, extent(0, 16)), &failed(bad.clone())));
+    assert!(!known.update(&about(RequestKind::Verify, extent(0, 16)), &failed(bad)), "nothing new");
+    let log = known.damage_log(7);
+    assert_eq!((log.nsid, log.entries.len(), log.overflowed), (7, 3, false));
+    assert_eq!((log.entries[0].field, log.entries[0].values), (Some(Field::Guard), Some((3, 4))));
+    assert_eq!((log.entries[2].field, log.entries[2].values), (None, None));
+    let (runs, complete) = known.runs(extent(0, 16), 8);
+    let runs: Vec<_> = runs.iter().map(|run| (run.extent.start().get(), run.extent.len())).collect();
+    assert_eq!((runs, complete), (vec![(3, 2), (9, 1)], true));
+    let (runs, complete) = known.runs(extent(4, 12), 1);
+    assert_eq!((runs[0].extent, complete), (extent(4, 1), false), "cut at the extent, and short of room");
+}
+
+#[test]
+fn a_check_takes_out_what_it_would_have_found_and_nothing_else() {
+    let known = DamageList::default();
+    known.record(&[
+        fault(1, BadBlockCause::Tag(Field::Guard)),
+        fault(2, BadBlockCause::Tag(Field::AppTag)),
+        fault(3, BadBlockCause::Media),
+    ]);
+    let unchecked = RequestSummary { checks: Checks::NONE, ..about(RequestKind::Read, extent(0, 3)) };
+    known.update(&unchecked, &Ok(Response::Done));
+    assert_eq!(
+        lbas(&known),
+        [1, 3],
+        "the store looks at application tags of its own, whatever is asked, and at guards only then"
+    );
+    known.update(&about(RequestKind::Verify, extent(0, 8)), &failed(vec![fault(3, BadBlockCause::Media)]));
+    assert_eq!(lbas(&known), [3]);
+    for kind in [RequestKind::Compare, RequestKind::Flush] {
+        known.update(&about(kind, extent(0, 8)), &Ok(Response::Done));
+    }
+    assert_eq!(lbas(&known), [3]);
+    known.update(&about(RequestKind::Verify, extent(0, 8)), &Ok(Response::Verified(VerifyStats::default())));
+    assert_eq!(lbas(&known), [0_u64; 0]);
+}
+
+#[test]
+fn a_medium_that_does_not_say_where_it_failed_is_believed_about_one_block() {
+    let known = DamageList::default();
+    let failed = || -> Outcome { Err(ErrorKind::Media { reason: "no".to_owned() }.into()) };
+    assert!(!known.update(&about(RequestKind::Read, extent(4, 2)), &failed()));
+    assert!(!known.update(&about(RequestKind::Write, extent(4, 1)), &failed()));
+    assert!(known.update(&about(RequestKind::Read, extent(4, 1)), &failed()));
+    assert!(known.has(Lba::new(4)) && !known.has(Lba::new(5)));
+    let away: Outcome = Err(ErrorKind::Unreachable { reason: "gone".to_owned() }.into());
+    assert!(!known.update(&about(RequestKind::Read, extent(5, 1)), &away));
+}
+
+#[test]
+fn an_overflow_is_confessed() {
+    let known = DamageList::default();
+    let most = MAX_BAD_BLOCKS as u64;
+    let spoil = about(RequestKind::WriteUncorrectable, extent(0, most));
+    assert!(!known.update(&spoil, &Ok(Response::Done)), "no event for what a host did itself");
+    assert!(!known.summary().overflowed);
+    assert!(known.runs(extent(0, 8), 8).1);
+    assert!(!known.record(&[fault(most, BadBlockCause::Media)]), "there is no room");
+    let summary = known.summary();
+    assert_eq!((summary.blocks, summary.overflowed, summary.runs.len()), (MAX_BAD_BLOCKS, true, 1));
+    assert!(!known.runs(extent(0, 8), 8).1, "nobody knows whether these are all");
+    assert!(known.damage_log(1).overflowed && known.damage_log(1).entries[0].write_uncorrectable);
+}
+
+#[test]
+fn an_overflow_ends_with_checks_of_all_blocks_that_find_no_more_than_there_is_room_for() {
+    let known = DamageList::default();
+    let most = MAX_BAD_BLOCKS as u64;
+    let good = || Ok(Response::Verified(VerifyStats::default()));
+    let verify = |known: &DamageList, at| known.update(&about(RequestKind::Verify, at), &good());
+    known.update(&about(RequestKind::WriteUncorrectable, extent(0, most + 1)), &Ok(Response::Done));
+    assert!(known.summary().overflowed);
+    // A host that writes them anew leaves the mark: nobody knows which one did not fit.
+    known.clear(extent(0, most + 1));
+    assert!(known.summary().overflowed && known.summary().blocks == 0);
+    verify(&known, extent(most, most));
+    verify(&known, extent(0, most - 1));
+    assert!(known.summary().overflowed, "one block is left out");
+    let read = RequestSummary { kind: RequestKind::Read, ..about(RequestKind::Read, extent(most - 1, 1)) };
+    known.update(&read, &Ok(Response::Done));
+    let partial =
+        RequestSummary { checks: Checks { guard: false, ..FULL }, ..about(RequestKind::Verify, extent(most - 1, 1)) };
+    known.update(&partial, &good());
+    let mut coverage = sealblock_block::Coverage::default();
+    let unseen = sealblock_block::Unchecked::new(extent(most - 1, 1), sealblock_block::WhyUnchecked::Absent);
+    coverage.add(unseen);
+    let incomplete = Ok(Response::Verified(VerifyStats { coverage, ..VerifyStats::default() }));
+    known.update(&about(RequestKind::Verify, extent(most - 1, 1)), &incomplete);
+    assert!(
+        known.summary().overflowed,
+        "a read of one copy, a check of less, and one that did not see all are no scans"
+    );
+    verify(&known, extent(most - 1, 1));
+    assert!(!known.summary().overflowed && known.is_empty());
+
+    // A scan that meets more than there is room for does not end it.
+    known.record(&(0..=most).map(|lba| fault(lba, BadBlockCause::Media)).collect::<Vec<_>>());
+    let bad = (most - 4..most).map(|lba| fault(lba, BadBlockCause::Media)).collect();
+    known.update(&about(RequestKind::Verify, extent(0, most)), &failed(bad));
+    assert!(known.summary().overflowed);
+    known.update(&about(RequestKind::Verify, extent(most, most)), &failed(vec![fault(most, BadBlockCause::Media)]));
+    assert!(!known.summary().overflowed, "now all blocks were looked at, and five are bad");
+    assert_eq!(known.summary().blocks, 5);
+}
+
+#[test]
+fn failures_of_what_a_host_expected_are_told_from_damage() {
+    let expects = |checks| RequestSummary { checks, ..about(RequestKind::Read, extent(0, 8)) };
+    let tag = |field| failed(vec![fault(3, BadBlockCause::Tag(field))]);
+    let app = Checks { app_tag: Some(sealblock_integrity::Masked { expected: 1, mask: 0xFFFF }), ..FULL };
+    assert!(expects(app).is_doubtful(&tag(Field::AppTag)));
+    assert!(!expects(FULL).is_doubtful(&tag(Field::AppTag)), "nobody expected anything of it but the store");
+    assert!(!expects(app).is_doubtful(&tag(Field::Guard)));
+    let other = Checks { initial_ref_tag: Some(7), ..FULL };
+    assert!(expects(other).is_doubtful(&tag(Field::RefTag)));
+    assert!(!expects(FULL).is_doubtful(&tag(Field::RefTag)), "the store expects the same");
+    assert!(!expects(app).is_doubtful(&failed(vec![fault(3, BadBlockCause::Media)])));
+    assert!(!expects(app).is_doubtful(&Ok(Response::Done)));
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Bad(u64, u64, u64, usize),
+    Good(u64, u64),
+    Healed(usize, u64, u64),
+    Spoiled(u64, u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let range = || (0..56_u64, 1..8_u64);
+    prop_oneof![
+        (range(), 0..8_u64, 0..5_usize).prop_map(|((start, len), at, field)| Step::Bad(start, len, at % len, field)),
+        range().prop_map(|(start, len)| Step::Good(start, len)),
+        (0..3_usize, range()).prop_map(|(kind, (start, len))| Step::Healed(kind, start, len)),
+        range().prop_map(|(start, len)| Step::Spoiled(start, len)),
+    ]
+}
+
+/// One step, taken by the set and by a table that says of each block what is wrong with it.
+fn take(known: &DamageList, table: &mut [Option<BadBlockCause>; 64], step: Step) {
+    let covered = |wrong: &Option<BadBlockCause>| {
+        // The store finds what is wrong with its own tags whatever it is asked.
+        wrong.is_some()
+    };
+    let part = |start: u64, len: u64| start as usize..(start + len) as usize;
+    match step {
+        Step::Bad(start, len, at, field) => {
+            let bad = start + at;
+            let outcome = failed(vec![fault(bad, FIELDS[field])]);
+            let is_new = table[bad as usize].is_none();
+            assert_eq!(known.update(&about(RequestKind::Read, extent(start, len)), &outcome), is_new);
+            table[part(start, len)].iter_mut().filter(|wrong| covered(wrong)).for_each(|wrong| *wrong = None);
+            table[bad as usize] = Some(FIELDS[field]);
+        }
+        Step::Good(start, len) => {
+            let good = Ok(Response::Verified(VerifyStats::default()));
+            known.update(&about(RequestKind::Verify, extent(start, len)), &good);
+            table[part(start, len)].iter_mut().filter(|wrong| covered(wrong)).for_each(|wrong| *wrong = None);
+        }
+        Step::Healed(kind, start, len) => {
+            let kind = [RequestKind::Write, RequestKind::WriteZeroes, RequestKind::Discard][kind];
+            known.update(&about(kind, extent(start, len)), &Ok(Response::Done));
+            table[part(start, len)].fill(None);
+        }
+        Step::Spoiled(start, len) => {
+            known.update(&about(RequestKind::WriteUncorrectable, extent(start, len)), &Ok(Response::Done));
+            table[part(start, len)].fill(Some(BadBlockCause::Media));
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_set_is_what_a_table_of_all_blocks_would_be(steps in proptest::collection::vec(step(), 1..60)) {
+        let known = DamageList::default();
+        let mut table = [None; 64];
+        for step in steps {
+            take(&known, &mut table, step);
+            let expected: Vec<u64> = (0..64).filter(|lba| table[*lba as usize].is_some()).collect();
+            prop_assert_eq!(lbas(&known), expected);
+            prop_assert_eq!(known.is_empty(), table.iter().all(Option::is_none));
+            let (runs, complete) = known.runs(extent(0, 64), usize::MAX);
+            prop_assert!(complete);
+            let in_runs: Vec<u64> = runs.iter().flat_map(|run| run.extent.iter()).map(Lba::get).collect();
+            prop_assert_eq!(in_runs, lbas(&known));
+        }
+    }
+
+    #[test]
+    fn known_blocks_may_be_shared_between_threads(lbas in proptest::collection::vec(0..64_u64, 1..8)) {
+        fn shareable<T: Send + Sync>(value: T) -> T { value }
+        let known = shareable(DamageList::default());
+        std::thread::scope(|scope| {
+            for lba in &lbas {
+                scope.spawn(|| known.record(&[fault(*lba, BadBlockCause::Media)]));
+            }
+        });
+        let distinct: std::collections::BTreeSet<_> = lbas.iter().collect();
+        prop_assert_eq!(known.summary().blocks, distinct.len());
+    }
+}

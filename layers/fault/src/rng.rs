@@ -1,0 +1,207 @@
+//! Deciding what goes wrong: the rules, a small generator of pseudo-random numbers, and the counts.
+//!
+//! The generator is SplitMix64 (Steele, Lea and Flood, 2014): a counter and a mixing function, and so also a good hash for
+//! what has to be the same each time, such as which bit of a block is bad.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use crate::counts::Counts;
+use crate::rules::{Chance, Fault, Rules, Span};
+
+/// The increment of the counter: 2^64 divided by the golden ratio, made odd.
+const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// The mixing function of SplitMix64.
+fn mix(mut z: u64) -> u64 {
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
+
+pub(crate) struct FaultRng {
+    rules: Rules,
+    state: Cell<u64>,
+    pub(crate) counts: Counts,
+}
+
+impl FaultRng {
+    pub(crate) fn new(rules: Rules) -> FaultRng {
+        let state = Cell::new(rules.seed);
+        FaultRng { rules, state, counts: Counts::default() }
+    }
+
+    fn next(&self) -> u64 {
+        let state = self.state.get().wrapping_add(STEP);
+        self.state.set(state);
+        mix(state)
+    }
+
+    /// A number below `bound`, which is not zero.
+    pub(crate) fn below(&self, bound: u64) -> u64 {
+        // The high half of the product: as even as 64 bits allow, and the same on every machine.
+        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
+    }
+
+    fn holds(&self, chance: Chance) -> bool {
+        chance == Chance::ALWAYS || self.below(u64::from(Chance::PARTS)) < u64::from(chance.parts())
+    }
+
+    /// Whether any rule makes this kind of fault.
+    pub(crate) fn knows(&self, fault: Fault) -> bool {
+        self.rules.rules.iter().any(|rule| rule.fault.index() == fault.index())
+    }
+
+    /// The units of `span` that this fault befalls now, in rising order, each once. They are not counted yet.
+    pub(crate) fn hits(&self, fault: Fault, span: Span) -> Vec<u64> {
+        let mut hits = Vec::new();
+        for rule in self.rules.rules.iter().filter(|rule| rule.fault == fault) {
+            let Some(meet) = rule.span.meet(span) else { continue };
+            hits.extend((meet.first..=meet.last).filter(|_| self.holds(rule.chance)));
+        }
+        hits.sort_unstable();
+        hits.dedup();
+        hits
+    }
+
+    /// The first unit of `span` that this fault befalls now, which is counted; later ones are not asked about.
+    pub(crate) fn first_hit(&self, fault: Fault, span: Span) -> Option<u64> {
+        let rules = self.rules.rules.iter().filter(|rule| rule.fault == fault);
+        let meets = rules.filter_map(|rule| Some((rule.chance, rule.span.meet(span)?)));
+        let hit = meets.filter_map(|(chance, meet)| (meet.first..=meet.last).find(|_| self.holds(chance))).min();
+        self.counts.add(fault, u64::from(hit.is_some()));
+        hit
+    }
+
+    /// As [`FaultRng::hits`], counting all of them.
+    pub(crate) fn counted_hits(&self, fault: Fault, span: Span) -> Vec<u64> {
+        let hits = self.hits(fault, span);
+        self.counts.add(fault, hits.len() as u64);
+        hits
+    }
+
+    /// Whether this fault befalls a flush now.
+    pub(crate) fn hits_flush(&self, fault: Fault) -> bool {
+        let mut rules = self.rules.rules.iter();
+        let hit = rules.any(|rule| rule.fault == fault && self.holds(rule.chance));
+        self.counts.add(fault, u64::from(hit));
+        hit
+    }
+
+    /// How long a request for `span` waits; a flush, which has none, waits by the rules that hold everywhere.
+    pub(crate) fn delay(&self, span: Option<Span>) -> Duration {
+        let mut sum = Duration::ZERO;
+        for rule in &self.rules.rules {
+            let Fault::Delay(delay) = rule.fault else { continue };
+            let meets = match span {
+                Some(span) => rule.span.meet(span).is_some(),
+                None => rule.span == Span::ALL,
+            };
+            if meets && self.holds(rule.chance) {
+                self.counts.add(rule.fault, 1);
+                sum += delay;
+            }
+        }
+        sum
+    }
+
+    /// A number below `bound`, which is not zero, that is the same for a unit each time.
+    pub(crate) fn always_below(&self, unit: u64, bound: u64) -> u64 {
+        let hash = mix(self.rules.seed ^ mix(unit.wrapping_add(STEP)));
+        ((u128::from(hash) * u128::from(bound)) >> 64) as u64
+    }
+
+    /// Inverts the bad bit of `unit`.
+    pub(crate) fn flip(&self, unit: u64, bytes: &mut [u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        let bit = self.always_below(unit, bytes.len() as u64 * 8);
+        bytes[(bit / 8) as usize] ^= 1 << (bit % 8);
+    }
+
+    /// Another unit than `unit`, below `count`; the same one if there is no other.
+    pub(crate) fn elsewhere(&self, unit: u64, count: u64) -> u64 {
+        match count {
+            0 | 1 => unit,
+            _ => (unit + 1 + self.below(count - 1)) % count,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dice(text: &str) -> FaultRng {
+        FaultRng::new(text.parse().unwrap())
+    }
+
+    #[test]
+    fn the_generator_is_splitmix64() {
+        // The first numbers that the published algorithm gives for seed 1234567.
+        let dice = dice("seed=1234567");
+        let numbers = [dice.next(), dice.next(), dice.next()];
+        assert_eq!(numbers, [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]);
+    }
+
+    #[test]
+    fn hits_are_where_the_rules_say_and_nowhere_else() {
+        let dice = dice("flip@5..7;flip@7..8;read-error@6");
+        let all = Span { first: 0, last: 100 };
+        assert_eq!(dice.hits(Fault::Flip, all), [5, 6, 7, 8]);
+        assert_eq!(dice.hits(Fault::Flip, Span { first: 8, last: 9 }), [8]);
+        assert_eq!(dice.hits(Fault::Flip, Span { first: 9, last: 9 }), []);
+        assert_eq!(dice.hits(Fault::ReadError, all), [6]);
+        assert_eq!(dice.hits(Fault::LostWrite, all), []);
+        assert_eq!((dice.first_hit(Fault::Flip, all), dice.first_hit(Fault::LostWrite, all)), (Some(5), None));
+        assert_eq!((dice.counts.of(Fault::Flip), dice.counts.of(Fault::LostWrite)), (1, 0));
+        assert!(dice.knows(Fault::Flip) && !dice.knows(Fault::LostWrite));
+    }
+
+    #[test]
+    fn the_last_unit_of_all_is_one_too() {
+        let top = Span { first: u64::MAX - 1, last: u64::MAX };
+        assert_eq!(dice("flip").hits(Fault::Flip, top), [u64::MAX - 1, u64::MAX]);
+    }
+
+    #[test]
+    fn chance_is_kept_and_repeats_with_the_seed() {
+        let draw = |text: &str| dice(text).hits(Fault::Flip, Span { first: 0, last: 99_999 });
+        let (some, same, other) = (draw("seed=1;flip%10"), draw("seed=1;flip%10"), draw("seed=2;flip%10"));
+        assert!((9_000..11_000).contains(&some.len()), "{} of 100000 at 10 %", some.len());
+        assert!(some == same && some != other);
+        assert_eq!((draw("flip%0").len(), draw("flip%100").len()), (0, 100_000));
+    }
+
+    #[test]
+    fn delays_add_up_and_flushes_wait_only_everywhere() {
+        let dice = dice("delay=2ms@0..9;delay=3ms@5..20;delay=100us");
+        let at = |first, last| dice.delay(Some(Span { first, last })).as_micros();
+        assert_eq!((at(0, 4), at(0, 5), at(30, 30)), (2_100, 5_100, 100));
+        assert_eq!(dice.delay(None).as_micros(), 100);
+        assert_eq!(dice.counts.of(Fault::Delay(Duration::ZERO)), 2 + 3 + 1 + 1);
+    }
+
+    #[test]
+    fn a_bad_bit_is_the_same_each_time() {
+        let dice = dice("seed=3");
+        let (mut once, mut other) = ([0; 512], [0; 512]);
+        dice.flip(7, &mut once);
+        assert_eq!(once.iter().map(|byte| byte.count_ones()).sum::<u32>(), 1);
+        dice.flip(8, &mut other);
+        assert_ne!(once, other);
+        dice.flip(7, &mut once);
+        assert_eq!(once, [0; 512]);
+    }
+
+    #[test]
+    fn elsewhere_is_another_place() {
+        let dice = dice("seed=3");
+        assert!((0..1000).all(|_| {
+            let place = dice.elsewhere(4, 10);
+            place < 10 && place != 4
+        }));
+        assert_eq!((dice.elsewhere(0, 1), dice.elsewhere(0, 0)), (0, 0));
+    }
+}

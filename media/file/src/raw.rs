@@ -1,0 +1,194 @@
+//! A raw device: the blocks of a medium, without protection information.
+
+use sealblock_block::{
+    Abilities, Ability, BadBlock, BadBlocks, BlockState, Device, Durability, Error, ErrorKind, Geometry, Limits,
+    Medium, MediumError, MediumErrorKind, Outcome, Request, Response, StatusRuns,
+};
+use sealblock_integrity::{Sealed, Tags};
+use sealblock_units::{BlockCount, BlockSize, Extent};
+
+use crate::FileMedium;
+
+/// Bytes of data in one transfer, the most that comes out of a reactor's arena; larger requests are cut by the gate.
+const TRANSFER_BYTES: usize = 1 << 20;
+/// Bytes that one WriteZeroes or Discard covers, to bound how long one takes where zeroes must be written.
+const ZERO_BYTES: u64 = 1 << 30;
+
+/// Why a medium cannot be used as blocks of a size.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum BlockError {
+    /// Blocks are smaller than what the medium writes at once.
+    #[error("blocks of {block_size} bytes are smaller than the medium's sectors of {sector_bytes} bytes")]
+    SectorsTooLarge {
+        /// Bytes of a block.
+        block_size: BlockSize,
+        /// Bytes of a sector.
+        sector_bytes: u32,
+    },
+}
+
+/// Blocks without tags on a file, a block device, or another medium. What is left over behind the last whole block is not
+/// used.
+pub struct RawDevice<M = FileMedium> {
+    medium: M,
+    geometry: Geometry,
+}
+
+impl<M: Medium> RawDevice<M> {
+    /// Uses `medium` as blocks of `block_size`.
+    ///
+    /// # Errors
+    /// When the medium cannot write a single block.
+    pub fn new(medium: M, block_size: BlockSize) -> Result<RawDevice<M>, BlockError> {
+        let sector_bytes = medium.sector_bytes();
+        if !(block_size.bytes() as u64).is_multiple_of(u64::from(sector_bytes)) {
+            return Err(BlockError::SectorsTooLarge { block_size, sector_bytes });
+        }
+        let geometry = Geometry {
+            block_size,
+            capacity_blocks: medium.len_bytes() >> block_size.shift(),
+            protection: None,
+            limits: Limits::new(block_size, TRANSFER_BYTES, (ZERO_BYTES >> block_size.shift()) as u32),
+        };
+        Ok(RawDevice { medium, geometry })
+    }
+
+    /// The medium, for what is no request, such as its description.
+    pub fn medium(&self) -> &M {
+        &self.medium
+    }
+
+    fn offset_bytes(&self, extent: Extent) -> u64 {
+        extent.start().get() << self.geometry.block_size.shift()
+    }
+
+    fn length_bytes(&self, extent: Extent) -> u64 {
+        extent.bytes(self.geometry.block_size)
+    }
+
+    async fn read_raw(&self, extent: Extent) -> Result<Sealed, MediumError> {
+        let buffer = self.medium.buffer(self.length_bytes(extent) as usize);
+        let (result, buffer) = self.medium.read(self.offset_bytes(extent), buffer).await;
+        result?;
+        Ok(Sealed::seal(buffer.freeze(), self.geometry.block_size, None, &Tags::default()))
+    }
+
+    async fn read(&self, extent: Extent) -> Outcome {
+        match self.read_raw(extent).await {
+            Ok(data) => Ok(Response::Data(data)),
+            Err(error) if error.kind == MediumErrorKind::Failed => self.read_one_by_one(extent).await,
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Reads again block by block, to name the blocks that cannot be read, or to get them all after a passing failure.
+    #[cold]
+    async fn read_one_by_one(&self, extent: Extent) -> Outcome {
+        let (mut parts, mut faults) = (Vec::new(), Vec::new());
+        for lba in extent.iter() {
+            match self.read_raw(Extent::one(lba)).await {
+                Ok(part) => parts.push(part),
+                Err(error) if error.kind == MediumErrorKind::Failed => {
+                    tracing::debug!(%error, "unreadable block");
+                    faults.push(BadBlock::media(lba));
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        match BadBlocks::new(faults) {
+            Some(faults) => Err(faults.into()),
+            None => Ok(Response::Data(Sealed::join(&parts))),
+        }
+    }
+
+    async fn write_zeroes(&self, extent: Extent, may_unmap: bool) -> Result<(), Error> {
+        let (offset, length) = (self.offset_bytes(extent), self.length_bytes(extent));
+        match may_unmap {
+            true => Ok(self.medium.punch(offset, length).await?),
+            false => Ok(self.medium.zero(offset, length).await?),
+        }
+    }
+
+    async fn discard(&self, extents: Vec<Extent>) -> Result<(), Error> {
+        for extent in extents {
+            self.medium.punch(self.offset_bytes(extent), self.length_bytes(extent)).await?;
+        }
+        Ok(())
+    }
+
+    /// Which blocks are holes, as far as the medium tells. A block is one only if all of it is.
+    fn allocation(&self, extent: Extent) -> Response {
+        let shift = self.geometry.block_size.shift();
+        let (mut block, end) = (extent.start().get(), extent.start().get() + extent.len());
+        let mut runs = StatusRuns::default();
+        while block < end {
+            let (bytes, is_hole) = self.medium.status_at(block << shift, (end - block) << shift);
+            let (whole, begun) = (bytes >> shift, bytes.div_ceil(1 << shift));
+            let (blocks, state) = match is_hole {
+                true if whole > 0 => (whole, BlockState::Hole),
+                _ => (begun.max(1), BlockState::Data),
+            };
+            let blocks =
+                u32::try_from(blocks.min(end - block)).ok().and_then(BlockCount::new).unwrap_or(BlockCount::ONE);
+            runs.push(blocks, state);
+            block += u64::from(blocks.get());
+        }
+        Response::BlockStatus(runs.into_vec())
+    }
+
+    /// Waits for the medium where the request asks for it.
+    async fn settle(&self, durability: Durability) -> Result<(), Error> {
+        match durability {
+            Durability::Volatile => Ok(()),
+            Durability::ForceUnitAccess => Ok(self.medium.sync().await?),
+        }
+    }
+}
+
+impl<M: Medium> Device for RawDevice<M> {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn abilities(&self) -> Abilities {
+        let punches = self.medium.can_punch();
+        Abilities {
+            writable: !self.medium.is_read_only(),
+            discard: if punches { Ability::Native } else { Ability::Absent },
+            write_zeroes: Ability::Native,
+            allocation: Ability::Native,
+            unmap_zeroes: punches,
+            ..Abilities::BASIC
+        }
+    }
+
+    async fn execute(&self, operation: Request) -> Outcome {
+        match operation {
+            Request::Read { extent, .. } => return self.read(extent).await,
+            Request::BlockStatus { extent } => return Ok(self.allocation(extent)),
+            Request::Write { extent, data, durability } => {
+                self.medium.write(self.offset_bytes(extent), data.data().clone()).await?;
+                self.settle(durability).await?;
+            }
+            Request::WriteZeroes { extent, may_unmap, durability } => {
+                self.write_zeroes(extent, may_unmap).await?;
+                self.settle(durability).await?;
+            }
+            Request::Discard { extents } => self.discard(extents).await?,
+            Request::Flush => self.medium.sync().await?,
+            Request::Verify { .. }
+            | Request::Compare { .. }
+            | Request::WriteUncorrectable { .. }
+            | Request::Checksum { .. }
+            | Request::Repair { .. }
+            | Request::ReadReserved { .. }
+            | Request::WriteReserved { .. } => {
+                return Err(ErrorKind::Absent(operation.kind()).into());
+            }
+        }
+        Ok(Response::Done)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,307 @@
+//! The way to the namespace: a session while there is one, a new one when it is lost, and an end to trying.
+//!
+//! Invariants: a request waits for a session, or learns that there will be none; a session that replaces another leads to
+//! the same namespace; every attempt, pause and repetition is bounded by [`crate::Options`].
+
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use sealblock_block::{Error, ErrorKind, FlushEpochs};
+use sealblock_protocols_nvme::{Command, Status, StatusCode};
+use sealblock_protocols_nvme_tcp::host::HostData;
+use sealblock_runtime_reactor::{now, sleep, spawn, timeout};
+
+use crate::ConnectError;
+use crate::error::Lost;
+use crate::facts::{Counters, Counting, add};
+use crate::queue::{Finished, Queue};
+use crate::session::{Session, SessionConfig};
+use crate::shape::Shape;
+use crate::status::may_be_sent_again;
+use crate::watch;
+
+/// The pause before a command is sent again whose status asks for none of the target's own.
+const RETRY_PAUSE: Duration = Duration::from_millis(10);
+
+/// What leads to the namespace now.
+enum State {
+    Up(Rc<Session>),
+    /// A new session is being set up.
+    Down,
+    /// There will be none.
+    Dead(Rc<str>),
+}
+
+/// The way to one namespace.
+pub(crate) struct ReconnectingSession {
+    pub(crate) plan: SessionConfig,
+    /// The namespace as it was first met, and has to stay.
+    pub(crate) shape: Shape,
+    pub(crate) counting: Counting,
+    pub(crate) ledger: FlushEpochs,
+    writable: Cell<bool>,
+    state: RefCell<State>,
+    waiting: RefCell<Vec<Waker>>,
+    /// What went through sessions that are over.
+    past: Cell<Counters>,
+}
+
+/// A command that was answered, and by whom.
+pub(crate) struct Answered {
+    pub(crate) session: Rc<Session>,
+    /// [`Ledger::epoch`] of that session.
+    pub(crate) epoch: u64,
+    pub(crate) queue: u16,
+    pub(crate) finished: Finished,
+}
+
+impl Answered {
+    pub(crate) fn status(&self) -> Status {
+        self.finished.completion.status()
+    }
+}
+
+impl ReconnectingSession {
+    /// The way that begins with this session.
+    pub(crate) fn new(mut plan: SessionConfig, session: Session) -> Rc<ReconnectingSession> {
+        // Whatever else appears there later, this namespace is meant.
+        plan.namespace = Some(session.shape.nsid);
+        let session = Rc::new(session);
+        let link = Rc::new(ReconnectingSession {
+            plan,
+            shape: session.shape.clone(),
+            counting: Counting::default(),
+            ledger: FlushEpochs::default(),
+            writable: Cell::new(session.shape.abilities.writable),
+            state: RefCell::new(State::Up(Rc::clone(&session))),
+            waiting: RefCell::default(),
+            past: Cell::default(),
+        });
+        watch::start(&link, &session);
+        link
+    }
+
+    /// Whether the namespace takes writes now.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.writable.get()
+    }
+
+    /// The namespace takes writes, or does not any more.
+    pub(crate) fn set_writable(&self, writable: bool) {
+        self.writable.set(writable);
+    }
+
+    /// The session, as soon as there is one.
+    pub(crate) async fn session(&self) -> Result<Rc<Session>, Error> {
+        std::future::poll_fn(|cx| match &*self.state.borrow() {
+            State::Up(session) => Poll::Ready(Ok(Rc::clone(session))),
+            State::Dead(reason) => Poll::Ready(Err(ErrorKind::Unreachable { reason: reason.to_string() }.into())),
+            State::Down => {
+                self.waiting.borrow_mut().push(cx.waker().clone());
+                Poll::Pending
+            }
+        })
+        .await
+    }
+
+    /// The session of this moment, if there is one.
+    pub(crate) fn session_now(&self) -> Option<Rc<Session>> {
+        match &*self.state.borrow() {
+            State::Up(session) => Some(Rc::clone(session)),
+            State::Down | State::Dead(_) => None,
+        }
+    }
+
+    /// Carries an I/O command out that may be repeated: over a new session when the connection is lost, and again when
+    /// its status allows it. What comes back is final, success or not.
+    pub(crate) async fn run(
+        self: &Rc<Self>,
+        build: impl Fn(&Session) -> Result<(Command, HostData), Error>,
+    ) -> Result<Answered, Error> {
+        self.run_through(Session::pick, build).await
+    }
+
+    /// The same with an admin command.
+    pub(crate) async fn run_admin(
+        self: &Rc<Self>,
+        build: impl Fn(&Session) -> Result<(Command, HostData), Error>,
+    ) -> Result<Answered, Error> {
+        self.run_through(|session| session.controller.admin.queue(), build).await
+    }
+
+    async fn run_through(
+        self: &Rc<Self>,
+        pick: fn(&Session) -> &Rc<Queue>,
+        build: impl Fn(&Session) -> Result<(Command, HostData), Error>,
+    ) -> Result<Answered, Error> {
+        let (mut losses, mut retries) = (0, 0);
+        loop {
+            let session = self.session().await?;
+            let epoch = self.ledger.epoch();
+            let (command, data) = build(&session)?;
+            let queue = Rc::clone(pick(&session));
+            match queue.call(command, data).await {
+                Ok(finished) => {
+                    let status = finished.completion.status();
+                    if status.is_success() || !may_be_sent_again(status) || retries >= self.plan.options.retries {
+                        return Ok(Answered { session, epoch, queue: queue.id, finished });
+                    }
+                    retries += 1;
+                    add(&self.counting.retries, 1);
+                    sleep(pause(&session, status)).await;
+                }
+                Err(lost) => {
+                    self.lost(&session, &lost);
+                    losses += 1;
+                    if losses >= self.plan.options.max_connection_losses.max(1) {
+                        let reason = format!("{losses} connections were lost with this request; the last one: {lost}");
+                        return Err(ErrorKind::Unreachable { reason }.into());
+                    }
+                }
+            }
+        }
+    }
+
+    /// A connection of the session is over, so all of it is. Sets up a new one, unless that is being done already.
+    pub(crate) fn lost(self: &Rc<Self>, session: &Rc<Session>, lost: &Lost) {
+        {
+            let mut state = self.state.borrow_mut();
+            match &*state {
+                State::Up(current) if Rc::ptr_eq(current, session) => *state = State::Down,
+                State::Up(_) | State::Down | State::Dead(_) => return,
+            }
+        }
+        tracing::warn!(target = %self.plan.address, %lost, "connection lost");
+        self.retire(session);
+        session.end(&lost.0);
+        spawn(reconnect(Rc::downgrade(self), lost.clone()));
+    }
+
+    /// Counts what went through a session that is over, and what of it is in doubt.
+    fn retire(&self, session: &Session) {
+        self.past.set(sum(self.past.get(), session));
+        self.ledger.session_lost(self.shape.volatile_write_cache);
+    }
+
+    /// There is a session again.
+    fn up(self: &Rc<Self>, session: Session) {
+        let session = Rc::new(session);
+        add(&self.counting.reconnects, 1);
+        self.writable.set(session.shape.abilities.writable);
+        let before = self.state.replace(State::Up(Rc::clone(&session)));
+        drop(before);
+        watch::start(self, &session);
+        self.wake();
+    }
+
+    /// There will be no session any more.
+    pub(crate) fn fail(&self, reason: &str) {
+        let before = {
+            let mut state = self.state.borrow_mut();
+            match &*state {
+                State::Dead(_) => return,
+                State::Up(_) | State::Down => std::mem::replace(&mut *state, State::Dead(reason.into())),
+            }
+        };
+        if let State::Up(session) = &before {
+            self.retire(session);
+            session.end(reason);
+        }
+        drop(before);
+        self.wake();
+    }
+
+    /// The limits of reconnecting are reached.
+    fn give_up(&self, lost: &Lost, attempts: u32, time: Duration, last: &str) {
+        let address = &self.plan.address;
+        let tried = match attempts {
+            0 => String::new(),
+            _ => format!(", and {attempts} attempts within {time:?} to set it up again failed; the last one: {last}"),
+        };
+        self.fail(&format!("the connection to {address} was lost ({lost}){tried}"));
+    }
+
+    fn wake(&self) {
+        let waiting = self.waiting.take();
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    /// What went through so far.
+    pub(crate) fn counters(&self) -> Counters {
+        let passed = match &*self.state.borrow() {
+            State::Up(session) => sum(self.past.get(), session),
+            State::Down | State::Dead(_) => self.past.get(),
+        };
+        Counters {
+            guard_bytes_summed: self.counting.guard_bytes_summed.get(),
+            retries: self.counting.retries.get(),
+            reconnects: self.counting.reconnects.get(),
+            ..passed
+        }
+    }
+}
+
+/// What went through before, and through the I/O queues of this session.
+fn sum(mut all: Counters, session: &Session) -> Counters {
+    session.io.iter().for_each(|queue| queue.add_to(&mut all));
+    all
+}
+
+/// How long to wait before a command with this status is sent again: what the controller asks for by CRD, if it does.
+fn pause(session: &Session, status: Status) -> Duration {
+    let controller = &session.pages.controller;
+    let delay_100ms = match status.retry_delay() {
+        1 => controller.crdt1,
+        2 => controller.crdt2,
+        3 => controller.crdt3,
+        _ if status.code() == StatusCode::TRANSIENT_TRANSPORT_ERROR => return Duration::ZERO,
+        _ => return RETRY_PAUSE,
+    };
+    // However long a controller asks for, a request does not wait longer than for an answer.
+    Duration::from_millis(u64::from(delay_100ms) * 100).min(Duration::from_secs(5))
+}
+
+/// Sets up a new session: at once, then with growing pauses, until it is there or the limits are reached.
+async fn reconnect(link: Weak<ReconnectingSession>, lost: Lost) {
+    let Some(limits) = link.upgrade().map(|link| link.plan.options.reconnect) else { return };
+    let begin = now();
+    let mut delay = limits.first_delay;
+    let mut last = String::from("none has ended in time");
+    let mut attempts = 0;
+    while attempts < limits.attempts {
+        if attempts > 0 {
+            sleep(delay.min(limits.total.saturating_sub(begin.elapsed()))).await;
+            delay = (delay * 2).min(limits.max_delay);
+        }
+        let Some(link) = link.upgrade() else { return };
+        if !matches!(&*link.state.borrow(), State::Down) {
+            return;
+        }
+        let left = limits.total.saturating_sub(begin.elapsed());
+        if left.is_zero() {
+            break;
+        }
+        attempts += 1;
+        let opened = match timeout(left, link.plan.open()).await {
+            Ok(opened) => opened.and_then(|session| session.shape.same_as(&link.shape).map(|()| session)),
+            Err(_elapsed) => break,
+        };
+        match opened {
+            // Closed in the meantime.
+            Ok(_) if !matches!(&*link.state.borrow(), State::Down) => return,
+            Ok(session) => return link.up(session),
+            Err(error) if is_final(&error) => return link.fail(&format!("after a lost connection ({lost}): {error}")),
+            Err(error) => last = error.to_string(),
+        }
+    }
+    if let Some(link) = link.upgrade() {
+        link.give_up(&lost, attempts, begin.elapsed(), &last);
+    }
+}
+
+/// Whether a target that starts again will not get over this. What it refuses while it starts, it may not refuse later.
+fn is_final(error: &ConnectError) -> bool {
+    !error.is_transient() && !matches!(error, ConnectError::Refused { .. } | ConnectError::Unexpected { .. })
+}

@@ -1,0 +1,113 @@
+//! Every kind of damage is found, on exactly the blocks it was made on, and named rightly.
+
+use sealblock_block::{BadBlock, BadBlockCause, ErrorKind};
+use sealblock_integrity::{Field, GuardKind, ProtectionType};
+use sealblock_units::{BlockSize, Lba};
+
+use super::setup::{Rig, pattern, protection};
+use crate::{CorruptionKind, DamageError};
+
+fn faults(rig: &Rig) -> Vec<BadBlock> {
+    rig.verify().unwrap_err().bad_blocks().expect("an integrity error").as_slice().to_vec()
+}
+
+#[test]
+fn each_kind_is_found_with_its_field_for_every_format() {
+    let kinds = [
+        (3, CorruptionKind::Data, Field::Guard),
+        (9, CorruptionKind::Guard, Field::Guard),
+        (10, CorruptionKind::RefTag, Field::RefTag),
+        (11, CorruptionKind::AppTag, Field::AppTag),
+        (40, CorruptionKind::LostWrite, Field::StorageTag),
+        (63, CorruptionKind::Misdirected, Field::RefTag),
+    ];
+    for guard in [GuardKind::Crc16, GuardKind::Crc32c, GuardKind::Crc64] {
+        for size in [BlockSize::B512, BlockSize::B4096] {
+            for kind in [ProtectionType::Type1, ProtectionType::Type2, ProtectionType::Type3] {
+                let rig = Rig::new(size, 64, protection(guard, kind));
+                let data = pattern(1, 64 * size.bytes());
+                rig.write(0, &data).unwrap();
+                for (lba, damage, _) in kinds {
+                    rig.run(rig.gate.device().damage(Lba::new(lba), damage)).unwrap();
+                }
+                let rig = Rig::open(&rig.close(), true).unwrap();
+                let found: Vec<_> = faults(&rig).iter().map(|f| (f.lba.get(), f.cause)).collect();
+                let due: Vec<_> = kinds.iter().map(|&(lba, _, field)| (lba, BadBlockCause::Tag(field))).collect();
+                assert_eq!(found, due, "{guard:?} {kind:?} {size}");
+                for lba in 0..64 {
+                    let read = rig.read(lba, 1);
+                    if kinds.iter().any(|kind| kind.0 == lba) {
+                        assert!(matches!(read.unwrap_err().kind(), ErrorKind::Integrity(_)));
+                    } else {
+                        let at = lba as usize * size.bytes();
+                        assert!(read.unwrap() == data[at..at + size.bytes()]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn expected_and_actual_are_the_values_in_question() {
+    let rig = Rig::new(BlockSize::B4096, 64, protection(GuardKind::Crc16, ProtectionType::Type1));
+    rig.write(0, &pattern(1, 64 * 4096)).unwrap();
+    rig.run(rig.gate.device().damage(Lba::new(7), CorruptionKind::RefTag)).unwrap();
+    rig.run(rig.gate.device().damage(Lba::new(8), CorruptionKind::AppTag)).unwrap();
+    rig.run(rig.gate.device().damage(Lba::new(9), CorruptionKind::Misdirected)).unwrap();
+    let found: Vec<_> = faults(&rig).iter().map(|f| (f.expected.unwrap(), f.actual.unwrap())).collect();
+    assert_eq!(found, [(7, 8), (0, 1), (9, 8)]);
+}
+
+#[test]
+fn a_host_may_choose_reference_tags_and_a_bit_that_falls_over_in_one_is_damage() {
+    for kind in [ProtectionType::Type2, ProtectionType::Type3] {
+        for guard in [GuardKind::Crc16, GuardKind::Crc64] {
+            let rig = Rig::new(BlockSize::B4096, 64, protection(guard, kind));
+            rig.write_with_first_ref(0, &pattern(1, 64 * 4096), 0x3FF).unwrap();
+            rig.verify().unwrap();
+            rig.run(rig.gate.device().damage(Lba::new(8), CorruptionKind::RefTag)).unwrap();
+            let found = faults(&rig);
+            let stored = if kind == ProtectionType::Type2 { 0x3FF + 8 } else { 0x3FF };
+            let fault = BadBlock::new(Lba::new(8), BadBlockCause::Tag(Field::RefTag), Some(stored), Some(stored + 1));
+            assert_eq!(found, [fault], "{kind:?} {guard:?}");
+        }
+    }
+}
+
+#[test]
+fn rewriting_a_damaged_block_mends_it() {
+    let rig = Rig::new(BlockSize::B512, 64, protection(GuardKind::Crc64, ProtectionType::Type1));
+    rig.write(0, &pattern(1, 64 * 512)).unwrap();
+    let kinds = [
+        CorruptionKind::Data,
+        CorruptionKind::Guard,
+        CorruptionKind::AppTag,
+        CorruptionKind::LostWrite,
+        CorruptionKind::Misdirected,
+    ];
+    for (lba, kind) in kinds.into_iter().enumerate() {
+        rig.run(rig.gate.device().damage(Lba::new(lba as u64), kind)).unwrap();
+    }
+    assert_eq!(faults(&rig).len(), kinds.len());
+    rig.write(0, &pattern(2, 5 * 512)).unwrap();
+    rig.verify().unwrap();
+    let again = Rig::open(&rig.close(), false).unwrap();
+    again.verify().unwrap();
+    assert_eq!(again.read(0, 5).unwrap(), pattern(2, 5 * 512));
+}
+
+#[test]
+fn what_cannot_be_damaged_says_why() {
+    let rig = Rig::new(BlockSize::B512, 64, protection(GuardKind::Crc16, ProtectionType::Type1));
+    let damage = |lba, kind| rig.run(rig.gate.device().damage(Lba::new(lba), kind));
+    assert!(matches!(damage(64, CorruptionKind::Data), Err(DamageError::Range { .. })));
+    assert!(matches!(damage(3, CorruptionKind::Data), Err(DamageError::Empty(_))));
+    rig.write(3, &[7; 512]).unwrap();
+    damage(3, CorruptionKind::Guard).unwrap();
+    assert!(matches!(damage(3, CorruptionKind::Guard), Err(DamageError::Damaged(_))));
+    let plain = Rig::new(BlockSize::B512, 64, None);
+    plain.write(3, &[7; 512]).unwrap();
+    let why = plain.run(plain.gate.device().damage(Lba::new(3), CorruptionKind::Data));
+    assert!(matches!(why, Err(DamageError::Unprotected)));
+}

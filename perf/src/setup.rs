@@ -1,0 +1,265 @@
+//! Files to be measured: raw ones and protected volumes, both in the same state of preallocation.
+
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::Context;
+use sealblock_block::{Clock, DynDevice, Gate, Medium};
+use sealblock_media_file::{FileMedium, Options, RawDevice};
+use sealblock_media_volume::{CreateOptions, OpenOptions, Volume, create, format::Layout, open, probe};
+use sealblock_runtime_reactor::{JoinHandle, pool, sleep, spawn};
+use sealblock_units::BlockSize;
+
+use crate::counted::{Counted, Counts};
+use crate::load::{self, Load, Sample, Until};
+use crate::options::{FileOptions, Protection};
+use crate::touched::Touched;
+
+/// A step of the clock of volumes.
+const TICK: Duration = Duration::from_millis(20);
+/// Salts checksums; files of one run need not differ in it.
+const UUID: [u8; 16] = *b"sealblock-perf!!";
+
+/// What was done to the blocks of a file before the measurement.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Prepared {
+    /// Space is reserved (`fallocate`); no block was ever written.
+    Reserved,
+    /// Every byte of the file was written, and then every block of the device.
+    Written,
+}
+
+/// A file that goes away with this.
+pub struct Scratch(pub PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // What cannot be removed is left for its owner to find.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// A clock that stands still while it is not its owner's turn, so that no contender works on another's time.
+pub struct TurnClock(Rc<Cell<bool>>);
+
+impl TurnClock {
+    /// A clock that goes while `on_turn` is set.
+    pub fn new(on_turn: Rc<Cell<bool>>) -> TurnClock {
+        TurnClock(on_turn)
+    }
+}
+
+impl Clock for TurnClock {
+    async fn sleep(&self, delay: Duration) {
+        let mut left = delay;
+        while !left.is_zero() {
+            sleep(TICK.min(left)).await;
+            if self.0.get() {
+                left = left.saturating_sub(TICK);
+            }
+        }
+    }
+}
+
+type CountedVolume = Volume<Counted<FileMedium>, TurnClock>;
+
+/// An open protected volume with its worker.
+pub struct OpenVolume {
+    gate: Rc<Gate<Rc<CountedVolume>>>,
+    on_turn: Rc<Cell<bool>>,
+    worker: JoinHandle<()>,
+    counts: Counts,
+}
+
+enum Device {
+    Raw(Rc<Gate<RawDevice>>),
+    Touched(Rc<Gate<Touched<RawDevice>>>),
+    Volume(OpenVolume),
+}
+
+/// One side of a comparison.
+pub struct Contender {
+    /// What tables call it.
+    pub name: String,
+    device: Device,
+    _scratch: Scratch,
+}
+
+impl Contender {
+    /// A raw file.
+    pub async fn raw(name: &str, options: &FileOptions, prepared: Prepared) -> anyhow::Result<Contender> {
+        let scratch = new_path(&options.dir, name)?;
+        let medium = new_file(&scratch.0, options.size.get(), prepared).await?;
+        let device = Device::Raw(Rc::new(Gate::new("raw", RawDevice::new(medium, BlockSize::B4096)?)));
+        Contender { name: name.to_owned(), device, _scratch: scratch }.filled(options, prepared).await
+    }
+
+    /// A raw file whose reader looks at the data.
+    pub async fn touched(options: &FileOptions, prepared: Prepared) -> anyhow::Result<Contender> {
+        let name = "raw, data loaded".to_owned();
+        let scratch = new_path(&options.dir, "touched")?;
+        let medium = new_file(&scratch.0, options.size.get(), prepared).await?;
+        let device = Touched(RawDevice::new(medium, BlockSize::B4096)?);
+        let device = Device::Touched(Rc::new(Gate::new("raw", device)));
+        Contender { name, device, _scratch: scratch }.filled(options, prepared).await
+    }
+
+    /// A protected volume on a file.
+    pub async fn volume(options: &FileOptions, guard: Protection, prepared: Prepared) -> anyhow::Result<Contender> {
+        let name = format!("volume {}", guard.name());
+        let scratch = new_path(&options.dir, &name)?;
+        new_volume(&scratch.0, options.blocks(), guard, prepared).await?;
+        let device = Device::Volume(open_volume(&scratch.0).await?);
+        Contender { name, device, _scratch: scratch }.filled(options, prepared).await
+    }
+
+    /// All sides hold the same data, because disks may treat zeroes in a way of their own.
+    async fn filled(self, options: &FileOptions, prepared: Prepared) -> anyhow::Result<Contender> {
+        if prepared == Prepared::Written {
+            self.turn(FILL, Until::Asked(options.blocks() / FILL.blocks), 1).await?;
+        }
+        Ok(self)
+    }
+
+    /// One turn.
+    pub async fn turn(&self, load: Load, until: Until, seed: u64) -> anyhow::Result<Sample> {
+        match &self.device {
+            Device::Raw(gate) => load::drive(Rc::clone(gate), load, until, seed).await,
+            Device::Touched(gate) => load::drive(Rc::clone(gate), load, until, seed).await,
+            Device::Volume(volume) => {
+                volume.on_turn.set(true);
+                let turn = load::drive(Rc::clone(&volume.gate), load, until, seed).await;
+                volume.on_turn.set(false);
+                turn
+            }
+        }
+    }
+
+    /// Leaves a volume alone, with its clock going.
+    pub async fn rest(&self, time: Duration) {
+        let Device::Volume(volume) = &self.device else { return };
+        volume.on_turn.set(true);
+        sleep(time).await;
+        volume.on_turn.set(false);
+    }
+
+    /// What went to the medium of a volume; nothing is counted of a raw file.
+    pub fn counts(&self) -> Option<&Counts> {
+        match &self.device {
+            Device::Raw(_) | Device::Touched(_) => None,
+            Device::Volume(volume) => Some(&volume.counts),
+        }
+    }
+
+    /// Bytes written to the medium of a volume so far.
+    pub fn written_bytes(&self) -> u64 {
+        self.counts().map_or(0, Counts::written_in_all)
+    }
+
+    /// Closes and removes it.
+    pub async fn close(self) -> anyhow::Result<()> {
+        if let Device::Volume(volume) = self.device {
+            volume.gate.device().close().await?;
+            volume.worker.await?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes every block once.
+pub const FILL: Load = Load { name: "fill", write: true, blocks: 256, random: false, depth: 8, flush_every: 0 };
+
+/// A path for a new file.
+pub fn new_path(dir: &Path, name: &str) -> anyhow::Result<Scratch> {
+    let path = dir.join(format!("sealblock-perf-{}-{}", std::process::id(), name.replace(' ', "-")));
+    let _ = std::fs::remove_file(&path);
+    Ok(Scratch(path))
+}
+
+/// A new file with reserved or written space.
+pub async fn new_file(path: &Path, bytes: u64, prepared: Prepared) -> anyhow::Result<FileMedium> {
+    let medium = FileMedium::open(path, Options::CREATE)?;
+    anyhow::ensure!(medium.direct(), "{} has no direct I/O", path.display());
+    medium.set_len_bytes(bytes)?;
+    reserve(path, bytes)?;
+    if prepared == Prepared::Written {
+        let mut zeroes = pool().take(load::PAYLOAD_BYTES);
+        zeroes.fill(0);
+        let zeroes = zeroes.freeze();
+        for offset in (0..bytes).step_by(zeroes.len()) {
+            let length = (bytes - offset).min(zeroes.len() as u64) as usize;
+            medium.write(offset, zeroes.slice(..length)).await?;
+        }
+    }
+    medium.sync().await?;
+    Ok(medium)
+}
+
+/// Gives every byte of a file its space without writing it.
+fn reserve(path: &Path, bytes: u64) -> anyhow::Result<()> {
+    let file = std::fs::OpenOptions::new().write(true).open(path)?;
+    rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes).context("reserving space")
+}
+
+/// A new volume on a new file, whose space is reserved or written, slots never used included.
+pub async fn new_volume(path: &Path, blocks: u64, guard: Protection, prepared: Prepared) -> anyhow::Result<Layout> {
+    // A file system tells its sector only to an open file, and the length depends on it.
+    let sector_bytes = new_file(path, 1 << 20, Prepared::Reserved).await?.sector_bytes();
+    std::fs::remove_file(path)?;
+    let layout = Layout::new(BlockSize::B4096, sector_bytes, blocks)?;
+    let medium = new_file(path, layout.medium_bytes(), prepared).await?;
+    let shape = CreateOptions {
+        block_size: BlockSize::B4096,
+        capacity_blocks: blocks,
+        protection: guard.0,
+        uuid: UUID,
+        preallocate: false,
+    };
+    create(&medium, &shape).await?;
+    // Making a volume punches holes where its tables will be.
+    reserve(path, layout.medium_bytes())?;
+    medium.sync().await?;
+    Ok(layout)
+}
+
+/// Opens a volume for writing and starts its worker.
+pub async fn open_volume(path: &Path) -> anyhow::Result<OpenVolume> {
+    let medium = FileMedium::open(path, Options::WRITE)?;
+    let layout = probe(&medium).await?.layout;
+    let medium = Counted::new(medium, layout, false);
+    let counts = medium.counts();
+    let on_turn = Rc::new(Cell::new(false));
+    let opened = open(medium, TurnClock::new(Rc::clone(&on_turn)), &OpenOptions::default()).await?;
+    let worker = spawn(opened.worker.run());
+    Ok(OpenVolume { gate: Rc::new(Gate::new("volume", opened.volume)), on_turn, worker, counts })
+}
+
+impl OpenVolume {
+    /// The volume as a leg of something, from now on at work all the time.
+    pub fn stack(&self) -> DynDevice {
+        self.on_turn.set(true);
+        DynDevice::new(Rc::clone(&self.gate))
+    }
+
+    /// The volume as a device, from now on at work all the time.
+    pub fn device(&self) -> Rc<impl sealblock_block::Device + use<>> {
+        self.on_turn.set(true);
+        Rc::clone(&self.gate)
+    }
+
+    /// Closes the volume.
+    pub async fn close(self) -> anyhow::Result<()> {
+        self.gate.device().close().await?;
+        self.worker.await?;
+        Ok(())
+    }
+
+    /// Writes every block and closes the volume.
+    pub async fn fill_and_close(self, blocks: u64) -> anyhow::Result<()> {
+        self.on_turn.set(true);
+        load::drive(Rc::clone(&self.gate), FILL, Until::Asked(blocks / FILL.blocks), 1).await?;
+        self.close().await
+    }
+}

@@ -1,0 +1,62 @@
+//! What a test works with: a guest on one side, `sealblock` on the other.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use crate::harness::{Guest, Said};
+use crate::served::{Sealblock, Server};
+
+/// The longest that one script may take. Emulated machines are slow, and so are machines of continuous integration.
+const LIMIT: Duration = Duration::from_secs(150);
+
+/// Both sides of a test.
+pub struct TestContext<'a> {
+    /// The host under its own kernel.
+    pub guest: &'a mut Guest,
+    /// Volumes and servers, in a folder of the test's own.
+    pub sealblock: Sealblock,
+    /// Major and minor version of the guest's kernel.
+    pub version: (u32, u32),
+}
+
+impl TestContext<'_> {
+    /// Runs a script in the guest, with `PORT` and `NBD_PORT` set to the server's. Answers with its output.
+    ///
+    /// # Errors
+    /// If its status is not 0, with its output and the kernel's last messages.
+    pub fn sh(&mut self, server: &Server, script: &str) -> Result<String> {
+        let said = self.said(server, script)?;
+        if said.status != 0 {
+            let messages = self.guest.run("dmesg | tail -n 25", LIMIT).map(|said| said.output).unwrap_or_default();
+            bail!(
+                "the guest's script ended with status {}:\n{}\n{}\nthe guest's kernel said last:\n{}\nthe server's {}",
+                said.status,
+                said.output.trim_end(),
+                said.errors.trim_end(),
+                messages.trim_end(),
+                server.log()
+            );
+        }
+        Ok(said.output)
+    }
+
+    /// The same for a script whose status is of interest.
+    ///
+    /// # Errors
+    /// If the guest dies.
+    pub fn said(&mut self, server: &Server, script: &str) -> Result<Said> {
+        self.guest.run(&format!("PORT={}\nNBD_PORT={}\nset -e\n{script}", server.port, server.nbd_port), LIMIT)
+    }
+}
+
+/// Bails unless two things are equal.
+///
+/// # Errors
+/// With both, if they differ.
+pub fn expect<T: PartialEq + std::fmt::Debug>(what: &str, got: &T, wanted: &T) -> Result<()> {
+    if got != wanted {
+        bail!("{what}: got {got:?}, wanted {wanted:?}");
+    }
+    Ok(())
+}

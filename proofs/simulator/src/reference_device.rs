@@ -1,0 +1,242 @@
+//! A device that is simple enough to be right by looking at it: an append-only log of blocks, to test the tests with.
+//!
+//! Each block written becomes one entry, a sector of header and the block, at the end of what was ever written. The entry
+//! with the highest number whose checksum holds is the block. Space is never used again.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use sealblock_block::{
+    Abilities, Ability, BadBlock, BadBlocks, Device, Durability, DynDevice, Error, ErrorKind, Gate, Geometry, Limits,
+    Medium, Outcome, Request, Response,
+};
+use sealblock_integrity::{Checks, Sealed, Tags, Unverified, guard};
+use sealblock_runtime_memory::Buffer;
+use sealblock_units::{BlockSize, Extent, Lba};
+
+use crate::disk::SimDisk;
+use crate::executor::Executor;
+use crate::system::{Promise, Session, Shape, System};
+
+const MAGIC: u64 = 0x746f_795f_6c6f_6721;
+const HEADER_BYTES: usize = 64;
+
+/// Toys, right or wrong in one way.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Toys {
+    /// Flushes do nothing.
+    pub(crate) skip_sync: bool,
+    /// Entries count although their data did not arrive.
+    pub(crate) trust: bool,
+    /// The disk does nothing for so many of a hundred syncs.
+    pub(crate) lie_percent: u64,
+    /// Flushes never end.
+    pub(crate) hang: bool,
+}
+
+/// One block's newest entry.
+#[derive(Clone, Copy)]
+struct Place {
+    number: u64,
+    offset_bytes: u64,
+    stored: bool,
+}
+
+struct Toy {
+    disk: SimDisk,
+    kind: Toys,
+    shape: Shape,
+    geometry: Geometry,
+    places: RefCell<BTreeMap<u64, Place>>,
+    next: Cell<u64>,
+    end: Cell<u64>,
+}
+
+fn entry_bytes(shape: &Shape) -> u64 {
+    shape.sector_bytes as u64 + shape.block_size.bytes() as u64
+}
+
+impl Toy {
+    async fn open(disk: SimDisk, kind: Toys, shape: Shape) -> Result<Toy, String> {
+        let limits = Limits::new(shape.block_size, 64 * shape.block_size.bytes(), 64);
+        let Shape { block_size, capacity_blocks, protection, .. } = shape;
+        let geometry = Geometry { block_size, capacity_blocks, protection, limits };
+        let places = RefCell::default();
+        let toy = Toy { disk, kind, shape, geometry, places, next: Cell::new(1), end: Cell::new(0) };
+        let entry = entry_bytes(&shape);
+        let chunk = entry * 256;
+        let mut at = 0;
+        while at + entry <= toy.disk.len_bytes() {
+            let length = chunk.min((toy.disk.len_bytes() - at) / entry * entry);
+            let (read, bytes) = toy.disk.read(at, Buffer::zeroed(length as usize)).await;
+            read.map_err(|error| error.to_string())?;
+            (at..)
+                .step_by(entry as usize)
+                .zip(bytes.chunks_exact(entry as usize))
+                .for_each(|(at, entry)| toy.take(at, entry));
+            at += length;
+        }
+        Ok(toy)
+    }
+
+    /// Takes in an entry found on the disk.
+    fn take(&self, offset_bytes: u64, entry: &[u8]) {
+        let word =
+            |i: usize| u64::from_le_bytes(*entry[i * 8..].first_chunk().expect("entries are longer than headers"));
+        if word(0) != MAGIC {
+            return;
+        }
+        self.end.set(offset_bytes + entry.len() as u64);
+        self.next.set(self.next.get().max(word(1) + 1));
+        let arrived = word(7) == checksum(entry, self.shape.sector_bytes as usize);
+        if arrived || self.kind.trust {
+            self.put(word(2), Place { number: word(1), offset_bytes, stored: word(3) == 1 });
+        }
+    }
+
+    fn put(&self, lba: u64, place: Place) {
+        let mut places = self.places.borrow_mut();
+        let newest = places.entry(lba).or_insert(place);
+        if newest.number < place.number {
+            *newest = place;
+        }
+    }
+
+    async fn append(&self, extent: Extent, data: Option<&Sealed>, durability: Durability) -> Outcome {
+        let (entry, sector) = (entry_bytes(&self.shape) as usize, self.shape.sector_bytes as usize);
+        let mut bytes = Buffer::zeroed(entry * extent.len() as usize);
+        let first = self.next.get();
+        self.next.set(first + extent.len());
+        for (i, (lba, entry)) in extent.iter().zip(bytes.chunks_exact_mut(entry)).enumerate() {
+            for (at, word) in [MAGIC, first + i as u64, lba.get(), u64::from(data.is_some())].into_iter().enumerate() {
+                entry[at * 8..at * 8 + 8].copy_from_slice(&word.to_le_bytes());
+            }
+            if let Some(block) = data.map(|data| data.slice(i, 1)) {
+                entry[32..32 + block.tags().len()].copy_from_slice(block.tags());
+                entry[sector..].copy_from_slice(block.data());
+            }
+            let checksum = checksum(entry, sector);
+            entry[56..64].copy_from_slice(&checksum.to_le_bytes());
+        }
+        let offset_bytes = self.end.get();
+        self.end.set(offset_bytes + bytes.len() as u64);
+        self.disk.write(offset_bytes, bytes.freeze()).await?;
+        for (i, lba) in extent.iter().enumerate() {
+            let offset_bytes = offset_bytes + (i * entry) as u64;
+            self.put(lba.get(), Place { number: first + i as u64, offset_bytes, stored: data.is_some() });
+        }
+        match durability {
+            Durability::Volatile => Ok(Response::Done),
+            Durability::ForceUnitAccess => self.flush().await,
+        }
+    }
+
+    async fn flush(&self) -> Outcome {
+        if self.kind.hang {
+            std::future::pending::<()>().await;
+        }
+        if !self.kind.skip_sync {
+            self.disk.sync().await?;
+        }
+        Ok(Response::Done)
+    }
+
+    async fn read(&self, extent: Extent, checks: Checks) -> Outcome {
+        let mut parts = Vec::new();
+        let mut faults = Vec::new();
+        for (i, lba) in extent.iter().enumerate() {
+            let checks = self.shape.protection.map_or(checks, |format| checks.advance(i as u64, format));
+            match self.read_block(lba, &checks).await? {
+                Ok(block) => parts.push(block),
+                Err(fault) => faults.push(fault),
+            }
+        }
+        BadBlocks::new(faults).map_or_else(|| Ok(Response::Data(Sealed::join(&parts))), |faults| Err(faults.into()))
+    }
+
+    async fn read_block(&self, lba: Lba, checks: &Checks) -> Result<Result<Sealed, BadBlock>, Error> {
+        let place = self.places.borrow().get(&lba.get()).copied().filter(|place| place.stored);
+        let (size, format) = (self.shape.block_size, self.shape.protection);
+        let Some(place) = place else {
+            let zeroes = Buffer::zeroed(size.bytes()).freeze();
+            return Ok(Ok(Sealed::seal(zeroes, size, format, &Tags { initial_ref_tag: lba.get(), ..Tags::default() })));
+        };
+        let (read, bytes) = self.disk.read(place.offset_bytes, Buffer::zeroed(entry_bytes(&self.shape) as usize)).await;
+        read?;
+        let bytes = bytes.freeze();
+        let tags = bytes.slice(32..32 + format.map_or(0, |format| format.tuple_bytes()));
+        let unverified = Unverified::new(bytes.slice(self.shape.sector_bytes as usize..), tags, size, format)
+            .map_err(|error| Error::from(ErrorKind::Media { reason: error.to_string() }))?;
+        Ok(unverified.verify(checks).map_err(|found| BadBlock::of_mismatch(lba, &found[0])))
+    }
+}
+
+fn checksum(entry: &[u8], sector: usize) -> u64 {
+    let header = u64::from(guard::crc32c(&entry[..HEADER_BYTES - 8]));
+    header << 32 | u64::from(guard::crc32c(&entry[sector..]))
+}
+
+impl Device for Toy {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { discard: Ability::Native, write_zeroes: Ability::Native, ..Abilities::BASIC }
+    }
+
+    async fn execute(&self, operation: Request) -> Outcome {
+        match operation {
+            Request::Read { extent, checks } => self.read(extent, checks).await,
+            Request::Write { extent, data, durability } => self.append(extent, Some(&data), durability).await,
+            Request::Flush => self.flush().await,
+            Request::WriteZeroes { extent, durability, .. } => self.append(extent, None, durability).await,
+            Request::Discard { extents } => {
+                for extent in extents {
+                    self.append(extent, None, Durability::Volatile).await?;
+                }
+                Ok(Response::Done)
+            }
+            Request::Verify { .. }
+            | Request::Compare { .. }
+            | Request::WriteUncorrectable { .. }
+            | Request::Checksum { .. }
+            | Request::Repair { .. }
+            | Request::BlockStatus { .. }
+            | Request::ReadReserved { .. }
+            | Request::WriteReserved { .. } => Err(ErrorKind::Absent(operation.kind()).into()),
+        }
+    }
+}
+
+impl System for Toys {
+    fn disk_bytes(&self, shape: &Shape) -> u64 {
+        match shape.block_size {
+            BlockSize::B512 => 8 << 20,
+            BlockSize::B4096 => 64 << 20,
+        }
+    }
+
+    fn finds_damage(&self) -> bool {
+        false
+    }
+
+    fn lie_percent(&self) -> u64 {
+        self.lie_percent
+    }
+
+    fn create(&self, disk: SimDisk, _: Shape) -> Promise<()> {
+        Box::pin(async move { disk.sync().await.map_err(|error| error.to_string()) })
+    }
+
+    fn open(&self, disk: SimDisk, _: Executor, shape: Shape, _: bool) -> Promise<Session> {
+        let kind = *self;
+        Box::pin(async move {
+            let toy = Rc::new(Toy::open(disk, kind, shape).await?);
+            let stack = DynDevice::new(Gate::new("toy", Rc::clone(&toy)));
+            let close = Box::pin(async move { toy.flush().await.map(|_| ()).map_err(|error| error.to_string()) });
+            Ok(Session { stack, close })
+        })
+    }
+}

@@ -1,0 +1,211 @@
+//! What is asked of a server: checked against what it offers, then laid out as a header.
+
+use sealblock_runtime_memory::Slice;
+
+use crate::client::options::Described;
+use crate::wire::{command, flag, transmission};
+
+/// One request. Offsets and lengths are in bytes.
+#[derive(Clone, Debug)]
+pub enum ClientRequest {
+    /// Read.
+    Read {
+        /// Where.
+        offset: u64,
+        /// How much.
+        length: u32,
+        /// All of it in one chunk (DF).
+        whole: bool,
+    },
+    /// Write.
+    Write {
+        /// Where.
+        offset: u64,
+        /// What.
+        data: Slice,
+        /// Durable before the answer.
+        fua: bool,
+    },
+    /// Make all writes durable that were answered so far.
+    Flush,
+    /// Give space up.
+    Trim {
+        /// Where.
+        offset: u64,
+        /// How much.
+        length: u64,
+        /// Durable before the answer.
+        fua: bool,
+    },
+    /// This will be read soon.
+    Cache {
+        /// Where.
+        offset: u64,
+        /// How much.
+        length: u64,
+    },
+    /// Make zeroes.
+    WriteZeroes {
+        /// Where.
+        offset: u64,
+        /// How much.
+        length: u64,
+        /// Durable before the answer.
+        fua: bool,
+        /// Keep the space.
+        no_hole: bool,
+        /// Only if it is faster than writing.
+        fast: bool,
+    },
+    /// Tell what is allocated.
+    BlockStatus {
+        /// Where.
+        offset: u64,
+        /// How much.
+        length: u64,
+        /// One run only (REQ_ONE).
+        one: bool,
+    },
+}
+
+/// Why a request was not sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum AskError {
+    /// No export was chosen yet, or the connection is over.
+    #[error("the connection is not ready for requests")]
+    NotReady,
+    /// [`crate::client::Limits::commands`] are in flight.
+    #[error("as many requests are in flight as may be")]
+    Full,
+    /// The server does not offer it.
+    #[error("the server does not offer {0}")]
+    NotOffered(&'static str),
+    /// Nothing, or not within the export.
+    #[error("{length} bytes at {offset} are not on an export of {size} bytes")]
+    Range {
+        /// Where.
+        offset: u64,
+        /// How much.
+        length: u64,
+        /// The export's size.
+        size: u64,
+    },
+    /// Not a multiple of the smallest block.
+    #[error("{length} bytes at {offset} are no multiple of blocks of {block} bytes")]
+    Misaligned {
+        /// Where.
+        offset: u64,
+        /// How much.
+        length: u64,
+        /// The smallest block.
+        block: u32,
+    },
+    /// Longer than a request may be.
+    #[error("{length} bytes at once are more than {most}")]
+    TooLong {
+        /// How much.
+        length: u64,
+        /// How much may be.
+        most: u64,
+    },
+}
+
+/// The fields of a request's header that are its own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Fields {
+    pub(super) kind: u16,
+    pub(super) flags: u16,
+    pub(super) offset: u64,
+    pub(super) length: u64,
+}
+
+impl ClientRequest {
+    /// The header's fields; PAYLOAD_LEN only with extended headers.
+    pub(super) fn fields(&self, extended: bool) -> Fields {
+        let when = |is_so: bool, flag: u16| if is_so { flag } else { 0 };
+        let (kind, flags, offset, length) = match *self {
+            ClientRequest::Read { offset, length, whole } => {
+                (command::READ, when(whole, flag::DF), offset, length.into())
+            }
+            ClientRequest::Write { offset, ref data, fua } => {
+                let flags = when(fua, flag::FUA) | when(extended, flag::PAYLOAD_LEN);
+                (command::WRITE, flags, offset, data.len() as u64)
+            }
+            ClientRequest::Flush => (command::FLUSH, 0, 0, 0),
+            ClientRequest::Trim { offset, length, fua } => (command::TRIM, when(fua, flag::FUA), offset, length),
+            ClientRequest::Cache { offset, length } => (command::CACHE, 0, offset, length),
+            ClientRequest::WriteZeroes { offset, length, fua, no_hole, fast } => {
+                let flags = when(fua, flag::FUA) | when(no_hole, flag::NO_HOLE) | when(fast, flag::FAST_ZERO);
+                (command::WRITE_ZEROES, flags, offset, length)
+            }
+            ClientRequest::BlockStatus { offset, length, one } => {
+                (command::BLOCK_STATUS, when(one, flag::REQ_ONE), offset, length)
+            }
+        };
+        Fields { kind, flags, offset, length }
+    }
+
+    /// Whether it may be sent to an export that is described so.
+    pub(super) fn check(&self, described: &Described, most: u32) -> Result<(), AskError> {
+        self.check_offered(described)?;
+        if matches!(self, ClientRequest::Flush) {
+            return Ok(());
+        }
+        let Fields { offset, length, .. } = self.fields(false);
+        let (size, block) = (described.size_bytes, described.sizes.smallest);
+        if length == 0 || offset.checked_add(length).is_none_or(|end| end > size) {
+            return Err(AskError::Range { offset, length, size });
+        }
+        if (offset | length) & (u64::from(block) - 1) != 0 {
+            return Err(AskError::Misaligned { offset, length, block });
+        }
+        let has_data = matches!(self, ClientRequest::Read { .. } | ClientRequest::Write { .. });
+        let most = match described.is_extended() {
+            _ if has_data => u64::from(most.min(described.sizes.largest)),
+            true => u64::MAX,
+            false => u64::from(u32::MAX),
+        };
+        if length > most { Err(AskError::TooLong { length, most }) } else { Ok(()) }
+    }
+
+    fn check_offered(&self, described: &Described) -> Result<(), AskError> {
+        use transmission as t;
+        let needs: &[(u16, &'static str)] = match self {
+            ClientRequest::Read { whole: true, .. } => &[(t::SEND_DF, "reads in one chunk")],
+            ClientRequest::Read { .. } => &[],
+            ClientRequest::Write { fua, .. } => fua_if(*fua, &[], &[(t::SEND_FUA, FUA)]),
+            ClientRequest::Flush => &[(t::SEND_FLUSH, "FLUSH")],
+            ClientRequest::Trim { fua, .. } => fua_if(*fua, &[TRIM], &[TRIM, (t::SEND_FUA, FUA)]),
+            ClientRequest::Cache { .. } => &[(t::SEND_CACHE, "CACHE")],
+            ClientRequest::WriteZeroes { fast: true, .. } if !described.has(t::SEND_FAST_ZERO) => {
+                return Err(AskError::NotOffered("FAST_ZERO"));
+            }
+            ClientRequest::WriteZeroes { fua, .. } => fua_if(*fua, &[ZEROES], &[ZEROES, (t::SEND_FUA, FUA)]),
+            ClientRequest::BlockStatus { .. } if described.context.is_none() => {
+                return Err(AskError::NotOffered("base:allocation"));
+            }
+            ClientRequest::BlockStatus { .. } => &[],
+        };
+        let changes = matches!(
+            self,
+            ClientRequest::Write { .. } | ClientRequest::Trim { .. } | ClientRequest::WriteZeroes { .. }
+        );
+        if changes && described.has(t::READ_ONLY) {
+            return Err(AskError::NotOffered("writing"));
+        }
+        match needs.iter().find(|(flag, _)| !described.has(*flag)) {
+            Some((_, name)) => Err(AskError::NotOffered(name)),
+            None => Ok(()),
+        }
+    }
+}
+
+const FUA: &str = "FUA";
+const TRIM: (u16, &str) = (transmission::SEND_TRIM, "TRIM");
+const ZEROES: (u16, &str) = (transmission::SEND_WRITE_ZEROES, "WRITE_ZEROES");
+
+type Needs = &'static [(u16, &'static str)];
+
+fn fua_if(fua: bool, without: Needs, with: Needs) -> Needs {
+    if fua { with } else { without }
+}

@@ -1,0 +1,264 @@
+//! Data digests and block guards from one pass over the data.
+//!
+//! A data digest is the CRC-32C of the data of one PDU; a 32-bit guard is the CRC-32C of the data of one block. Where
+//! both are wanted, the data is summed once, cut at the edges of blocks and of PDUs, and the CRCs of the cuts are
+//! joined into both. Blocks that several PDUs share are no exception.
+//!
+//! Invariant: every byte given to [`CrcAccumulator::update`] is summed exactly once, and counted.
+
+use std::fmt;
+use std::sync::Arc;
+
+use sealblock_integrity::combine::{self, Combiner, Crc32c};
+use sealblock_integrity::guard;
+use smallvec::SmallVec;
+
+/// How the data of a command is cut into blocks: so many bytes of data, then so many of metadata, and again.
+///
+/// Make it once for a format and share it: it holds the tables that join the CRCs of its parts.
+#[derive(Clone)]
+pub struct BlockLayout(Arc<Tables>);
+
+struct Tables {
+    data_bytes: usize,
+    metadata_bytes: usize,
+    data: Combiner<Crc32c>,
+    metadata: Combiner<Crc32c>,
+}
+
+impl BlockLayout {
+    /// Blocks of `data_bytes`, each followed by `metadata_bytes` (0 if none travels). `None` if `data_bytes` is less
+    /// than 512, the smallest logical block of NVMe.
+    pub fn new(data_bytes: usize, metadata_bytes: usize) -> Option<BlockLayout> {
+        let (data, metadata) = (Combiner::new(data_bytes as u64), Combiner::new(metadata_bytes as u64));
+        let tables = Tables { data_bytes, metadata_bytes, data, metadata };
+        (data_bytes >= 512).then(|| BlockLayout(Arc::new(tables)))
+    }
+
+    /// Bytes of data in a block: what a guard covers.
+    pub fn data_bytes(&self) -> usize {
+        self.0.data_bytes
+    }
+
+    /// Bytes of metadata behind each block's data.
+    pub fn metadata_bytes(&self) -> usize {
+        self.0.metadata_bytes
+    }
+
+    /// Bytes from one block to the next.
+    pub fn stride_bytes(&self) -> usize {
+        self.0.data_bytes + self.0.metadata_bytes
+    }
+
+    /// The CRC-32C of what has `crc`, followed by `part_bytes` bytes that have `part`.
+    fn join(&self, crc: u32, part: u32, part_bytes: usize) -> u32 {
+        match part_bytes {
+            0 => crc,
+            n if n == self.0.data_bytes => self.0.data.join(crc, part),
+            n if n == self.0.metadata_bytes => self.0.metadata.join(crc, part),
+            n => combine::crc32c(crc, part, n as u64),
+        }
+    }
+}
+
+impl fmt::Debug for BlockLayout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "BlockShape({} + {} bytes)", self.data_bytes(), self.metadata_bytes())
+    }
+}
+
+/// The CRC-32C of each block's data, in order: with the 32-bit guard format, the guards.
+#[derive(Clone, Debug)]
+pub struct BlockCrcs {
+    /// How the data is cut.
+    pub shape: BlockLayout,
+    /// One CRC-32C for each block's data; metadata is not covered.
+    pub guards: SmallVec<[u32; 4]>,
+}
+
+impl BlockCrcs {
+    /// The bytes that these sums stand for.
+    pub fn len_bytes(&self) -> usize {
+        self.guards.len() * self.shape.stride_bytes()
+    }
+}
+
+/// Appends `bytes` to `crc`, quickly when there is nothing yet to append to.
+pub(crate) fn append(crc: u32, before_bytes: usize, bytes: &[u8]) -> u32 {
+    if before_bytes == 0 { guard::crc32c(bytes) } else { guard::crc32c_append(crc, bytes) }
+}
+
+/// Sums arriving data once, for the digests of its PDUs and the guards of its blocks.
+#[derive(Debug)]
+pub(crate) struct CrcAccumulator {
+    shape: Option<BlockLayout>,
+    guards: SmallVec<[u32; 4]>,
+    /// Bytes since the start of the block.
+    at: usize,
+    /// CRC and length of what came since the last edge, of a part of a block or of a PDU.
+    cut: (u32, usize),
+    /// CRC and length of the part of the block's data that came in earlier PDUs.
+    head: (u32, usize),
+    /// CRC and length of what came since the start of the PDU, up to the last edge.
+    pdu: (u32, usize),
+}
+
+impl CrcAccumulator {
+    pub(crate) fn new(shape: Option<BlockLayout>) -> CrcAccumulator {
+        CrcAccumulator { shape, guards: SmallVec::new(), at: 0, cut: (0, 0), head: (0, 0), pdu: (0, 0) }
+    }
+
+    /// Sums the next bytes; `summed` counts them.
+    pub(crate) fn update(&mut self, mut bytes: &[u8], summed: &mut u64) {
+        *summed += bytes.len() as u64;
+        // The shape is put aside, not cloned: a clone is two atomic operations.
+        let Some(shape) = self.shape.take() else {
+            self.pdu = (append(self.pdu.0, self.pdu.1, bytes), self.pdu.1 + bytes.len());
+            return;
+        };
+        while !bytes.is_empty() {
+            let end = if self.at < shape.data_bytes() { shape.data_bytes() } else { shape.stride_bytes() };
+            let (now, later) = bytes.split_at(bytes.len().min(end - self.at));
+            self.cut = (append(self.cut.0, self.cut.1, now), self.cut.1 + now.len());
+            self.at += now.len();
+            if self.at == end {
+                self.close_cut(&shape);
+            }
+            bytes = later;
+        }
+        self.shape = Some(shape);
+    }
+
+    /// Ends the PDU, and gives the CRC-32C of its data.
+    pub(crate) fn end_pdu(&mut self) -> u32 {
+        if let Some(shape) = self.shape.take() {
+            self.close_cut(&shape);
+            self.shape = Some(shape);
+        }
+        std::mem::take(&mut self.pdu).0
+    }
+
+    /// The guards, if blocks were asked for and the data ended with a block.
+    pub(crate) fn finish(self) -> Option<BlockCrcs> {
+        let shape = self.shape.filter(|_| self.at == 0)?;
+        Some(BlockCrcs { shape, guards: self.guards })
+    }
+
+    fn close_cut(&mut self, shape: &BlockLayout) {
+        let (crc, len) = std::mem::take(&mut self.cut);
+        if len == 0 {
+            return;
+        }
+        self.pdu = (join(shape, self.pdu, crc, len), self.pdu.1 + len);
+        if self.at <= shape.data_bytes() {
+            self.head = (join(shape, self.head, crc, len), self.head.1 + len);
+            if self.at == shape.data_bytes() {
+                self.guards.push(std::mem::take(&mut self.head).0);
+            }
+        }
+        if self.at == shape.stride_bytes() {
+            self.at = 0;
+        }
+    }
+}
+
+/// Joins, but for nothing before, which needs no join.
+fn join(shape: &BlockLayout, before: (u32, usize), crc: u32, len: usize) -> u32 {
+    if before.1 == 0 { crc } else { shape.join(before.0, crc, len) }
+}
+
+/// The CRC-32C of bytes `from..to` of data whose sums are known, `read` giving the pieces of a range that must be
+/// summed after all: metadata, and blocks of which only a part is wanted.
+pub(crate) fn digest_of(
+    sums: &BlockCrcs,
+    (from, to): (usize, usize),
+    mut read: impl FnMut(usize, usize, &mut dyn FnMut(&[u8])),
+    summed: &mut u64,
+) -> u32 {
+    let (shape, mut at, mut crc) = (&sums.shape, from, (0, 0));
+    while at < to {
+        let (block, within) = (at / shape.stride_bytes(), at % shape.stride_bytes());
+        let edge = if within < shape.data_bytes() { shape.data_bytes() } else { shape.stride_bytes() };
+        let len = (edge - within).min(to - at);
+        let known = sums.guards.get(block).filter(|_| within == 0 && len == shape.data_bytes());
+        let part = known.copied().unwrap_or_else(|| {
+            let mut part = (0, 0);
+            read(at, at + len, &mut |bytes| part = (append(part.0, part.1, bytes), part.1 + bytes.len()));
+            *summed += part.1 as u64;
+            part.0
+        });
+        crc = (join(shape, crc, part, len), crc.1 + len);
+        at += len;
+    }
+    crc.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn blocks_smaller_than_any_of_nvme_are_refused() {
+        assert!(BlockLayout::new(511, 0).is_none());
+        assert!(BlockLayout::new(512, 0).is_some());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Whatever the chunks and PDUs, each PDU's digest and each block's guard is that of its bytes, in one pass.
+        #[test]
+        fn one_pass_gives_digests_and_guards(
+            blocks in 1_usize..5, metadata_bytes in prop::sample::select(vec![0_usize, 8, 16, 512]),
+            chunks in prop::collection::vec((1_usize..1500, any::<bool>()), 1..30),
+        ) {
+            let shape = BlockLayout::new(512, metadata_bytes).unwrap();
+            let data: Vec<u8> = (0..blocks * shape.stride_bytes()).map(|i| (i * 7 + i / 251) as u8).collect();
+            let (mut summer, mut summed) = (CrcAccumulator::new(Some(shape.clone())), 0);
+            let (mut at, mut pdu_from) = (0, 0);
+            for (len, ends) in chunks {
+                let next = data.len().min(at + len);
+                summer.update(&data[at..next], &mut summed);
+                at = next;
+                if ends {
+                    prop_assert_eq!(summer.end_pdu(), guard::crc32c(&data[pdu_from..at]));
+                    pdu_from = at;
+                }
+            }
+            summer.update(&data[at..], &mut summed);
+            prop_assert_eq!(summer.end_pdu(), guard::crc32c(&data[pdu_from..]));
+            prop_assert_eq!(summed, data.len() as u64);
+            let guards: Vec<u32> = data.chunks(shape.stride_bytes()).map(|b| guard::crc32c(&b[..512])).collect();
+            prop_assert_eq!(summer.finish().unwrap().guards.to_vec(), guards);
+        }
+
+        /// Known sums give the digest of any range; only metadata and cut blocks are read.
+        #[test]
+        fn known_sums_give_the_digest_of_any_range(
+            metadata_bytes in prop::sample::select(vec![0_usize, 8, 16]),
+            cut in any::<(prop::sample::Index, prop::sample::Index)>(),
+        ) {
+            let shape = BlockLayout::new(512, metadata_bytes).unwrap();
+            let data: Vec<u8> = (0..4 * shape.stride_bytes()).map(|i| (i * 11) as u8).collect();
+            let guards = data.chunks(shape.stride_bytes()).map(|b| guard::crc32c(&b[..512])).collect();
+            let sums = BlockCrcs { shape: shape.clone(), guards };
+            let (a, b) = (cut.0.index(data.len() + 1), cut.1.index(data.len() + 1));
+            let range = (a.min(b), a.max(b));
+            let mut summed = 0;
+            let crc = digest_of(&sums, range, |from, to, sum| sum(&data[from..to]), &mut summed);
+            prop_assert_eq!(crc, guard::crc32c(&data[range.0..range.1]));
+            let mut all = 0;
+            digest_of(&sums, (0, data.len()), |from, to, sum| sum(&data[from..to]), &mut all);
+            prop_assert_eq!(all, 4 * metadata_bytes as u64);
+        }
+    }
+
+    #[test]
+    fn data_that_ends_within_a_block_has_no_guards() {
+        let mut summer = CrcAccumulator::new(BlockLayout::new(512, 0));
+        summer.update(&[1; 700], &mut 0);
+        summer.end_pdu();
+        assert!(summer.finish().is_none());
+    }
+}

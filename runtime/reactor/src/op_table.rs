@@ -1,0 +1,210 @@
+//! The table of operations in flight.
+//!
+//! Invariant: what an operation lends to the kernel or to a thread (buffers, descriptors) stays alive until its completion
+//! arrives. While the future lives it holds them; when it is dropped early they move into the table, which gives them up
+//! with the completion.
+//!
+//! Shape: a slot holds no operation unless its future is gone, so that all slots have one size and reusing them allocates
+//! nothing.
+
+use std::task::Waker;
+
+use crate::operation::ErasedOp;
+
+/// Names an operation in flight; the upper half is a generation, so a stale key names nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Key(u64);
+
+impl Key {
+    pub(crate) fn from_raw(raw: u64) -> Key {
+        Key(raw & !WAITS_BIT)
+    }
+
+    pub(crate) fn raw(self) -> u64 {
+        self.0
+    }
+
+    fn new(index: usize, generation: u32) -> Key {
+        Key(u64::from(generation) << 32 | index as u64)
+    }
+
+    fn index(self) -> usize {
+        self.0 as u32 as usize
+    }
+
+    fn generation(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
+/// An operation whose future does not hold it.
+pub(crate) type LentOp = Option<Box<dyn ErasedOp>>;
+
+/// `user_data` bit of operations that wait for a peer; no table has that many slots.
+pub(crate) const WAITS_BIT: u64 = 1 << 31;
+
+enum State {
+    Free,
+    Waiting(Waker),
+    /// The result, and the operation itself if a thread had it.
+    Done(i32, LentOp),
+    /// The future is gone; this keeps what it had lent.
+    Abandoned(LentOp),
+}
+
+struct Slot {
+    generation: u32,
+    state: State,
+}
+
+/// What is left to do for a completion once the table is not borrowed any more.
+pub(crate) enum Aftermath {
+    Wake(Waker),
+    /// Nobody waits: the operation is told what came of it, and dropped, which may run anything.
+    Discard(i32, LentOp, LentOp),
+}
+
+/// The operations that were started and have not been answered or collected yet.
+#[derive(Default)]
+pub(crate) struct OpTable {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    unanswered: usize,
+}
+
+impl OpTable {
+    /// Operations whose completion has not arrived.
+    pub(crate) fn unanswered(&self) -> usize {
+        self.unanswered
+    }
+
+    pub(crate) fn insert(&mut self, waker: Waker) -> Key {
+        self.unanswered += 1;
+        let index = self.free.pop().map_or(self.slots.len(), |index| index as usize);
+        if index == self.slots.len() {
+            assert!((index as u64) < WAITS_BIT, "fewer than 2^31 operations fit into memory");
+            self.slots.push(Slot { generation: 0, state: State::Free });
+        }
+        let slot = &mut self.slots[index];
+        slot.state = State::Waiting(waker);
+        Key::new(index, slot.generation)
+    }
+
+    fn slot(&mut self, key: Key) -> Option<&mut Slot> {
+        self.slots.get_mut(key.index()).filter(|slot| slot.generation == key.generation())
+    }
+
+    fn release(&mut self, key: Key) {
+        let slot = &mut self.slots[key.index()];
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.state = State::Free;
+        self.free.push(key.index() as u32);
+    }
+
+    pub(crate) fn complete(&mut self, key: Key, result: i32, returned: LentOp) -> Aftermath {
+        let Some(slot) = self.slot(key) else { return Aftermath::Discard(result, returned, None) };
+        match std::mem::replace(&mut slot.state, State::Free) {
+            State::Waiting(waker) => {
+                slot.state = State::Done(result, returned);
+                self.unanswered -= 1;
+                Aftermath::Wake(waker)
+            }
+            State::Abandoned(kept) => {
+                self.unanswered -= 1;
+                self.release(key);
+                Aftermath::Discard(result, kept, returned)
+            }
+            other => {
+                slot.state = other;
+                Aftermath::Discard(result, returned, None)
+            }
+        }
+    }
+
+    pub(crate) fn is_abandoned(&self, key: Key) -> bool {
+        matches!(self.slots.get(key.index()), Some(Slot { generation, state: State::Abandoned(_) }) if *generation == key.generation())
+    }
+
+    /// The result if it is there; otherwise notes the waker, and returns the one it replaces for the caller to drop.
+    pub(crate) fn poll(&mut self, key: Key, waker: &Waker) -> Result<(i32, LentOp), Option<Waker>> {
+        let slot = self.slot(key).expect("a future's key is released only by the future");
+        match &mut slot.state {
+            State::Waiting(old) if old.will_wake(waker) => Err(None),
+            State::Waiting(old) => Err(Some(std::mem::replace(old, waker.clone()))),
+            state => {
+                let State::Done(result, kept) = std::mem::replace(state, State::Free) else {
+                    unreachable!("an operation that is polled is waiting or done")
+                };
+                self.release(key);
+                Ok((result, kept))
+            }
+        }
+    }
+
+    /// Keeps what a dropped future had lent until the completion arrives. When that is there already, returns its result
+    /// and the operation, to be discarded. The second part is a waker to drop.
+    pub(crate) fn abandon(&mut self, key: Key, kept: LentOp) -> (Option<(i32, LentOp, LentOp)>, Option<Waker>) {
+        let Some(slot) = self.slot(key) else {
+            // The table was given up together with a failed ring, which may still use what was lent.
+            std::mem::forget(kept);
+            return (None, None);
+        };
+        match std::mem::replace(&mut slot.state, State::Free) {
+            State::Waiting(waker) => {
+                slot.state = State::Abandoned(kept);
+                (None, Some(waker))
+            }
+            State::Done(result, returned) => {
+                self.release(key);
+                (Some((result, kept, returned)), None)
+            }
+            State::Free | State::Abandoned(_) => {
+                unreachable!("a future that is dropped has a waiting or finished operation")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::any::Any;
+
+    use super::*;
+
+    struct Lent(#[allow(dead_code, reason = "counted by its Arc")] std::sync::Arc<()>);
+
+    impl ErasedOp for Lent {
+        fn run(&mut self) -> i32 {
+            0
+        }
+        fn discard(self: Box<Self>, _: i32) {}
+        fn into_any(self: Box<Self>) -> Box<dyn Any> {
+            self
+        }
+    }
+
+    #[test]
+    fn a_stale_key_completes_nothing() {
+        let mut pending = OpTable::default();
+        let key = pending.insert(Waker::noop().clone());
+        assert!(matches!(pending.complete(key, 7, None), Aftermath::Wake(_)));
+        assert!(matches!(pending.poll(key, Waker::noop()), Ok((7, None))));
+        let next = pending.insert(Waker::noop().clone());
+        assert!(matches!(pending.complete(key, 8, None), Aftermath::Discard(..)));
+        assert!(pending.poll(next, Waker::noop()).is_err());
+        assert_eq!(pending.unanswered(), 1);
+    }
+
+    #[test]
+    fn an_abandoned_operation_keeps_what_it_lent_until_it_completes() {
+        let mut pending = OpTable::default();
+        let lent = std::sync::Arc::new(());
+        let key = pending.insert(Waker::noop().clone());
+        let (done, _waker) = pending.abandon(key, Some(Box::new(Lent(std::sync::Arc::clone(&lent)))));
+        assert!(done.is_none());
+        assert!(pending.is_abandoned(key));
+        assert_eq!((std::sync::Arc::strong_count(&lent), pending.unanswered()), (2, 1));
+        drop(pending.complete(key, 0, None));
+        assert_eq!((std::sync::Arc::strong_count(&lent), pending.unanswered()), (1, 0));
+    }
+}

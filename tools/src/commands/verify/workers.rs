@@ -1,0 +1,70 @@
+//! The cores and lanes that share a verify.
+//!
+//! A target that any number of readers may have open is opened once more on every other core, so that checking goes at
+//! the speed of memory and not of one core. On each core a few lanes keep the device busy.
+
+use std::sync::Arc;
+use std::thread::available_parallelism;
+use std::time::Duration;
+
+use futures_util::future::{join_all, try_join_all};
+use sealblock_block::Device;
+use sealblock_runtime_reactor::{Cores, Placement};
+
+use super::job::Job;
+use crate::exit::{Cause, CliError};
+use crate::interrupt;
+use crate::stack::{Access, Opened, config, open};
+use crate::target::TargetName;
+use crate::uring;
+
+/// Pieces under way at once on one core.
+const LANES: usize = 2;
+/// Pieces under way at once at another host, which has cores of its own and is a while away.
+const LANES_AWAY: usize = 16;
+
+/// Works the job off, or as far as it comes until a signal ends it.
+pub(super) async fn run(job: &Arc<Job>, opened: &Opened) -> Result<(), CliError> {
+    let cores = available_parallelism().map_or(1, usize::from);
+    match opened.target() {
+        target if cores > 1 && shareable(target) && job.is_long() && !job.mends() => {
+            on_cores(job, target, cores).await?
+        }
+        _ => on_this_core(job, opened).await?,
+    }
+    if interrupt::came() { Ok(()) } else { job.look_again(opened).await }
+}
+
+async fn on_this_core(job: &Job, opened: &Opened) -> Result<(), CliError> {
+    let lanes = if opened.gate.abilities().offloads { LANES_AWAY } else { LANES };
+    try_join_all((0..lanes).map(|_| job.work(opened))).await.map(drop)
+}
+
+async fn on_cores(job: &Arc<Job>, target: &TargetName, cores: usize) -> Result<(), CliError> {
+    let cores = Cores::start(Placement::Count(cores), config()).map_err(|error| uring::of_start(&error))?;
+    let handles = cores.handles();
+    let calls = handles.iter().map(|handle| {
+        let (job, target) = (job.clone(), target.clone());
+        handle.call(move || async move {
+            let opened = open(&target, Access::Read).await?;
+            let worked = on_this_core(&job, &opened).await;
+            opened.close(worked).await
+        })
+    });
+    let results = join_all(calls).await;
+    cores.shutdown(Duration::from_secs(1));
+    for result in results {
+        result.map_err(|gone| CliError::new(Cause::Io, "verifying", gone).on(target))??;
+    }
+    Ok(())
+}
+
+/// Whether another core can open the target and see the same blocks.
+fn shareable(target: &TargetName) -> bool {
+    match target {
+        TargetName::File(_) | TargetName::Raw(_) | TargetName::Linux(_) => true,
+        TargetName::Offset { target, .. } => shareable(target),
+        TargetName::Group { legs, .. } => legs.iter().all(shareable),
+        _ => false,
+    }
+}
