@@ -234,7 +234,7 @@ pub enum ErrorKind {
         actual: u64,
     },
     /// The operation is not there.
-    #[error("the device has no {}", .0.name())]
+    #[error("the device does not support {}", .0.name())]
     Absent(RequestKind),
     /// The device cannot be reached any more.
     #[error("the device cannot be reached: {reason}")]

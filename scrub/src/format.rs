@@ -25,10 +25,10 @@ const FIRST_VERSION_BYTES: (usize, usize) = (HEAD_BYTES - 8, RUN_BYTES - 8);
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum FormatError {
     /// Some of them are missing, or there are too many.
-    #[error("{0} bytes cannot be")]
+    #[error("invalid length: {0} bytes")]
     Length(usize),
     /// They are something else.
-    #[error("it begins like something else")]
+    #[error("bad magic")]
     Magic,
     /// They are not what was written.
     #[error("its checksum does not fit")]

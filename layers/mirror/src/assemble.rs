@@ -85,7 +85,7 @@ pub enum AssembleError {
         second: usize,
     },
     /// All legs that are there were left behind.
-    #[error("the legs that are there were left behind; the leg that has everything is not among them")]
+    #[error("no in-sync replica is available")]
     NoneInSync,
 }
 

@@ -64,12 +64,12 @@ pub enum ReplicaState {
 }
 
 impl ReplicaState {
-    /// The name as people read it and as JSON has it.
+    /// The name in JSON; people read it with spaces.
     pub const fn as_str(self) -> &'static str {
         match self {
-            ReplicaState::InSync => "current",
-            ReplicaState::OutOfSync => "missing",
-            ReplicaState::Resyncing => "rebuilding",
+            ReplicaState::InSync => "in_sync",
+            ReplicaState::OutOfSync => "out_of_sync",
+            ReplicaState::Resyncing => "resyncing",
             ReplicaState::Removed => "removed",
         }
     }
@@ -150,7 +150,7 @@ pub enum LabelError {
     #[error("the mirror's label has version {0}; this program knows version {VERSION}")]
     Version(u64),
     /// A field has an impossible value.
-    #[error("the {0} in the mirror's label cannot be")]
+    #[error("invalid {0} in the mirror's label")]
     Field(&'static str),
 }
 

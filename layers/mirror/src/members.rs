@@ -74,13 +74,13 @@ pub enum ReplicaError {
         others: String,
     },
     /// Without this leg there would be none that has everything.
-    #[error("no other leg than {0} has everything")]
+    #[error("{0} is the last in-sync replica")]
     Last(String),
     /// What a member keeps could not be written to the others.
     #[error("the older copies could not be written: {0}")]
     Change(Error),
     /// It could not be noted.
-    #[error("it could not be noted: {0}")]
+    #[error("cannot write mirror labels: {0}")]
     Note(Error),
 }
 

@@ -31,14 +31,16 @@ impl<C: Clock> Mirror<C> {
         let was_current = leg.standing.get() == ReplicaState::InSync;
         let is_any_current = self.legs.borrow().iter().any(|leg| leg.is_current());
         if was_current && !is_any_current {
-            tracing::error!(leg = %leg.name(), %why, "the mirror's last leg in sync is gone: nothing is answered until one is back");
+            tracing::error!(replica = %leg.name(), %why, "the mirror's last leg in sync is gone: nothing is answered until one is back");
             // Nobody is left to go on without it: nothing is answered until it is back, or another one has everything.
             self.work.notify();
             return;
         }
         match is_any_current {
-            true => tracing::warn!(leg = %leg.name(), %why, "the mirror goes on without a leg"),
-            false => tracing::warn!(leg = %leg.name(), %why, "a leg is gone, too, of a mirror that has none in sync"),
+            true => tracing::warn!(replica = %leg.name(), %why, "replica failed, mirror degraded"),
+            false => {
+                tracing::warn!(replica = %leg.name(), %why, "a leg is gone, too, of a mirror that has none in sync")
+            }
         }
         self.go_on_without(leg);
     }
@@ -134,7 +136,7 @@ impl<C: Clock> Mirror<C> {
         let Some(leg) = leg else { return };
         let was = leg.why.replace(why.clone());
         if was != why {
-            tracing::warn!(leg = %leg.name(), %why, "a leg does not come back");
+            tracing::warn!(replica = %leg.name(), %why, "cannot reattach replica");
         }
     }
 

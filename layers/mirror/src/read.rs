@@ -76,7 +76,7 @@ impl<C: Clock> Mirror<C> {
             self.unsettled_from.set(Some(leg.id));
             return match BadBlocks::new(damaged) {
                 Some(damaged) => {
-                    tracing::warn!(leg = %leg.name(), %extent, "damaged where a crash has left members unlike: open for writing");
+                    tracing::warn!(replica = %leg.name(), %extent, "damaged where a crash has left members unlike: open for writing");
                     Err(damaged.into())
                 }
                 None => Ok(Sealed::join(&found.into_iter().map(|found| found.data).collect::<Vec<_>>())),
@@ -214,7 +214,7 @@ impl<C: Clock> Mirror<C> {
                 matches!(leg.ask(format, Request::Verify { extent: one, checks }).await, Ok(Response::Verified(_)));
             if is_good {
                 leg.healed.set(leg.healed.get() + 1);
-                tracing::warn!(leg = %leg.name(), %fault, "healed from another leg");
+                tracing::warn!(replica = %leg.name(), %fault, "bad block repaired");
             }
             return is_good;
         }

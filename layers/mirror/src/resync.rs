@@ -203,7 +203,7 @@ impl<C: Clock> Mirror<C> {
 
     /// Brings a leg that has come back up to date.
     pub(crate) async fn rebuild(&self, leg: &Rc<Replica>) -> Result<(), Error> {
-        tracing::info!(leg = %leg.name(), regions = leg.to_resync.borrow().count(), "bringing a leg up to date");
+        tracing::info!(replica = %leg.name(), regions = leg.to_resync.borrow().count(), "resync started");
         // Its own label must not go on saying that it has everything.
         self.write_labels().await?;
         let has_room = self.bring_all(leg).await?;
@@ -229,7 +229,7 @@ impl<C: Clock> Mirror<C> {
             self.go_on_without_absent();
             self.work.notify();
             self.write_labels().await?;
-            tracing::info!(leg = %leg.name(), copied_bytes = leg.copied_bytes.get(), "a leg is up to date");
+            tracing::info!(replica = %leg.name(), resynced_bytes = leg.copied_bytes.get(), "resync finished");
         }
         Ok(())
     }

@@ -213,7 +213,7 @@ impl<C: Clock> Mirror<C> {
         // Also if it cannot be read: it may be readable another day, and is as old then.
         leg.stale.borrow_mut().keep(lba);
         if is_good {
-            tracing::warn!(leg = %leg.name(), block = %lba, "lost on the members in sync; an older copy is kept here");
+            tracing::warn!(replica = %leg.name(), block = %lba, "lost on the members in sync; an older copy is kept here");
         }
         Ok(LastCopy::Settled)
     }
@@ -303,7 +303,7 @@ impl<C: Clock> Mirror<C> {
             }
             if leg.ask(format, Request::Verify { extent: one, checks }).await.is_ok() {
                 leg.healed.set(leg.healed.get() + 1);
-                tracing::warn!(leg = %leg.name(), block = %one.start(), "healed from a member that was away: its copy is current");
+                tracing::warn!(replica = %leg.name(), block = %one.start(), "bad block repaired from a replica that was offline: its copy is current");
             }
         }
     }

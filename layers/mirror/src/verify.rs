@@ -132,7 +132,7 @@ impl<C: Clock> Mirror<C> {
                     asked.push(leg.clone());
                 }
                 Err(error) => {
-                    tracing::warn!(leg = %leg.name(), %extent, %error, "a leg could not be checked");
+                    tracing::warn!(replica = %leg.name(), %extent, %error, "a leg could not be checked");
                     self.fail_if_unreachable(leg, &error);
                     failure = Some(error);
                 }

@@ -510,7 +510,7 @@ impl<C: Clock> Mirror<C> {
         let told =
             leg.ask(self.geometry.protection, Request::WriteReserved { slot: ReservedArea::GroupLabel, bytes }).await;
         if let Err(error) = told {
-            tracing::warn!(leg = %leg.name(), %error, "a leg that is taken out could not be told so");
+            tracing::warn!(replica = %leg.name(), %error, "a leg that is taken out could not be told so");
         }
     }
 

@@ -60,7 +60,7 @@ async fn probe<C: Clock>(shared: Rc<MultipathState<C>>, path: usize) {
         let trouble = match of.source.open().await {
             Ok(device) => match check_shape_again(&shared.geometry, device.geometry()) {
                 Ok(()) => {
-                    tracing::warn!(path = of.source.name(), "path is back");
+                    tracing::warn!(path = of.source.name(), "path restored");
                     return shared.restore(path, device);
                 }
                 Err(what) => format!("what answers is another device: it has another {what}"),

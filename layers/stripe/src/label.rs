@@ -57,7 +57,7 @@ pub enum LabelError {
     #[error("the stripe's label has version {0}; this program knows version 1")]
     Version(u64),
     /// A field has an impossible value.
-    #[error("the {0} in the stripe's label cannot be")]
+    #[error("invalid {0} in the stripe's label")]
     Field(&'static str),
 }
 

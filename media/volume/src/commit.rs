@@ -283,7 +283,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     pub(crate) fn fail(&self, why: &MediumError) -> Error {
         self.state.set(State::Failed);
         *self.commits.failure.borrow_mut() = Some(why.to_string());
-        tracing::error!(%why, "the volume takes no more writes");
+        tracing::error!(%why, "volume failed, writes disabled");
         self.commits.wanted.notify();
         self.checkpoints.wake();
         self.failed()

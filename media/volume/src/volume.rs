@@ -171,8 +171,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     pub(crate) fn failed(&self) -> Error {
         let reason = match &*self.commits.failure.borrow() {
-            Some(why) => format!("the volume takes no more writes, because its log could not be written: {why}"),
-            None => "the volume takes no more writes".to_owned(),
+            Some(why) => format!("volume failed, writes disabled: its log could not be written: {why}"),
+            None => "volume failed, writes disabled".to_owned(),
         };
         ErrorKind::Media { reason }.into()
     }

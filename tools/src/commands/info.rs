@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::create::{protection_json, protection_words, uuid_words};
 use crate::cli::Info;
-use crate::control::legs::MirrorStatus;
+use crate::control::mirror_status::MirrorStatus;
 use crate::exit::{CliError, Exit};
 use crate::report::{print_json, say};
 use crate::stack::{Access, Facts, Opened, RAW_FILE, on_reactor, open};
@@ -88,7 +88,7 @@ fn facts_json(facts: &Facts) -> Value {
             "lost_log_sectors": volume.log_lost,
             "sector_bytes": volume.layout.sector_bytes(),
             "log_bytes": volume.layout.log_bytes(),
-            "zones": volume.layout.zones(),
+            "block_groups": volume.layout.zones(),
             "created_bytes": volume.layout.created_blocks() << volume.layout.block_size().shift(),
             "segments": segments_json(&volume.layout),
             "medium_bytes": volume.layout.medium_bytes(),
@@ -109,8 +109,8 @@ fn facts_json(facts: &Facts) -> Value {
         "export": facts.export.as_ref().map(export_json),
         "paths": facts.paths.as_ref().map(|paths| paths.paths().iter().map(path_json).collect::<Vec<_>>()),
         "mirror": facts.mirror.as_ref().map(|mirror| MirrorStatus::of(&mirror.describe())),
-        "below": facts.below.first().filter(|_| !facts.is_group()).map(facts_json),
-        "legs": facts.is_group().then(|| facts.below.iter().map(facts_json).collect::<Vec<_>>()),
+        "inner": facts.below.first().filter(|_| !facts.is_group()).map(facts_json),
+        "members": facts.is_group().then(|| facts.below.iter().map(facts_json).collect::<Vec<_>>()),
     })
 }
 
@@ -123,7 +123,7 @@ fn segments_json(layout: &Layout) -> Value {
             "blocks": blocks(segment),
             "room_blocks": segment.blocks,
             "offset": segment.offset,
-            "zones": segment.zones(),
+            "block_groups": segment.zones(),
         })
     });
     each.collect()

@@ -11,7 +11,7 @@ use sealblock_units::ByteCount;
 use crate::cli::{Mirror, MirrorAcceptStale, MirrorCommand, MirrorCreate, MirrorStatus as Arguments, ServedName};
 use crate::commands::scrub::name_of;
 use crate::control::client::{Found, find};
-use crate::control::legs::MirrorStatus;
+use crate::control::mirror_status::{MirrorStatus, ReplicaStatus};
 use crate::control::protocol::ControlCommand;
 use crate::exit::{Cause, CliError, Exit};
 use crate::progress::{Progress, Show};
@@ -37,7 +37,7 @@ pub fn run(arguments: &Mirror) -> Result<Exit, CliError> {
                 return make(&MirrorCreate { legs, from, force, no_wait: false });
             }
             let leg = name_for(&add.leg, server.as_ref())?;
-            let order = ControlCommand::MirrorAdd { leg: leg.clone(), force: add.force };
+            let order = ControlCommand::MirrorAdd { replica: leg.clone(), force: add.force };
             change(&add.target, server, Change { order, new: Some(leg), old: None })
         }
         MirrorCommand::Remove(remove) => {
@@ -46,7 +46,7 @@ pub fn run(arguments: &Mirror) -> Result<Exit, CliError> {
                 &remove.target,
                 server_of(&remove.target, remove.control.as_deref())?,
                 Change {
-                    order: ControlCommand::MirrorRemove { leg: leg.clone(), force: remove.force },
+                    order: ControlCommand::MirrorRemove { replica: leg.clone(), force: remove.force },
                     new: None,
                     old: Some(leg),
                 },
@@ -133,8 +133,12 @@ fn make(arguments: &MirrorCreate) -> Result<Exit, CliError> {
 
 async fn synchronise(mirror: &Holder, target: &TargetName, arguments: &MirrorCreate) -> Result<MirrorStatus, CliError> {
     let mut status = mirror.status().await?;
-    let lacking: Vec<String> =
-        status.legs.iter().filter(|leg| leg.missed_bytes > 0).map(|leg| leg.leg.clone()).collect();
+    let lacking: Vec<String> = status
+        .replicas
+        .iter()
+        .filter(|replica| replica.out_of_sync_bytes > 0)
+        .map(|replica| replica.name.clone())
+        .collect();
     if arguments.no_wait || lacking.is_empty() {
         return Ok(status);
     }
@@ -186,8 +190,8 @@ fn mirror_of(opened: &Opened) -> Result<Rc<OpenMirror>, CliError> {
 fn take_older(arguments: &MirrorAcceptStale) -> Result<Exit, CliError> {
     let MirrorAcceptStale { target, leg, control } = arguments;
     let name = leg.to_string();
-    let kept = |status: &MirrorStatus| status.leg(&name).map_or(0, |leg| leg.stale_blocks);
-    let order = ControlCommand::MirrorAcceptStale { leg: name.clone() };
+    let kept = |status: &MirrorStatus| status.replica(&name).map_or(0, |replica| replica.stale_blocks);
+    let order = ControlCommand::MirrorAcceptStale { replica: name.clone() };
     let take = async |mirror: &Holder| {
         let before = kept(&mirror.status().await?);
         mirror.order(&order).await.map(|status| (before, status))
@@ -234,7 +238,7 @@ fn change(target: &TargetName, server: Option<Found>, change: Change) -> Result<
 async fn carry_out(mirror: &Holder, target: &TargetName, change: Change) -> Result<MirrorStatus, CliError> {
     let before = mirror.status().await?;
     let Change { order, new, old } = change;
-    if let Some(old) = old.as_ref().filter(|old| before.leg(old).is_none()) {
+    if let Some(old) = old.as_ref().filter(|old| before.replica(old).is_none()) {
         return Err(CliError::new(Cause::Usage, CHANGING, format!("the mirror has no leg {old}"))
             .on(target)
             .advise("`sealblock mirror status` names the legs"));
@@ -244,31 +248,31 @@ async fn carry_out(mirror: &Holder, target: &TargetName, change: Change) -> Resu
         status = wait(mirror, new, status).await?;
     }
     // One that was current stayed until the new one had everything.
-    match old.filter(|old| new.is_some() && new.as_ref() != Some(old) && status.leg(old).is_some()) {
-        Some(leg) => mirror.order(&ControlCommand::MirrorRemove { leg, force: false }).await,
+    match old.filter(|old| new.is_some() && new.as_ref() != Some(old) && status.replica(old).is_some()) {
+        Some(replica) => mirror.order(&ControlCommand::MirrorRemove { replica, force: false }).await,
         None => Ok(status),
     }
 }
 
 /// Waits until a new leg has everything.
 async fn wait(mirror: &Holder, name: &str, mut status: MirrorStatus) -> Result<MirrorStatus, CliError> {
-    let missed = |status: &MirrorStatus| status.leg(name).map_or(0, |leg| leg.missed_bytes);
+    let missed = |status: &MirrorStatus| status.replica(name).map_or(0, |replica| replica.out_of_sync_bytes);
     let total = missed(&status);
-    let doing = format!("bringing {name} up to date");
+    let doing = format!("resyncing {name}");
     let progress = Progress::new(&doing, Some(ByteCount::new(total)), Show::OnTerminal);
     let mut done = 0;
-    while status.leg(name).is_some_and(|leg| leg.standing == "rebuilding") {
+    while status.replica(name).is_some_and(ReplicaStatus::is_resyncing) {
         sealblock_runtime_reactor::sleep(LOOK).await;
         status = mirror.status().await?;
         let now = total.saturating_sub(missed(&status));
         progress.advance(now.saturating_sub(done));
         done = done.max(now);
     }
-    match status.leg(name) {
-        Some(leg) if leg.standing == "current" => Ok(status),
-        leg => {
-            let why = leg.and_then(|leg| leg.trouble.clone()).unwrap_or_default();
-            Err(CliError::new(Cause::Io, doing, format!("it was left behind: {why}")).on(name))
+    match status.replica(name) {
+        Some(replica) if replica.is_in_sync() => Ok(status),
+        replica => {
+            let why = replica.and_then(|replica| replica.last_error.clone()).unwrap_or_default();
+            Err(CliError::new(Cause::Io, doing, format!("it is out of sync: {why}")).on(name))
         }
     }
 }

@@ -98,7 +98,7 @@ async fn accept_stale(opened: &Opened, leg: &TargetName) -> Result<(), CliError>
         let why = CliError::new(Cause::Usage, "taking older copies", "it is no mirror that is open here");
         return Err(why.on(opened.target()).advise("mirror:A,B, or `sealblock mirror accept-stale` if it is served"));
     };
-    mirror.order(&ControlCommand::MirrorAcceptStale { leg: leg.to_string() }).await
+    mirror.order(&ControlCommand::MirrorAcceptStale { replica: leg.to_string() }).await
 }
 
 /// Who mends what is bad.

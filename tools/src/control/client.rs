@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::legs::MirrorStatus;
 use super::log::LogReport;
+use super::mirror_status::MirrorStatus;
 use super::place;
 use super::protocol::{
     ControlCommand, ControlError, ControlRequest, ControlResponse, ControlResult, MOST_ANSWER_BYTES, ProblemKind,

@@ -8,8 +8,8 @@ use std::num::NonZeroU64;
 
 use serde::{Deserialize, Serialize};
 
-use super::legs::MirrorStatus;
 use super::log::LogReport;
+use super::mirror_status::MirrorStatus;
 use super::resized::ResizeReport;
 use super::server::ServerStatus;
 use super::status::ScrubStatus;
@@ -59,35 +59,35 @@ pub enum ControlCommand {
     ScrubPause,
     /// End the run.
     ScrubStop,
-    /// Tell how the legs of a mirror are.
+    /// Report the state of a mirror.
     MirrorStatus,
-    /// Add a leg to a mirror.
+    /// Add a replica to a mirror.
     MirrorAdd {
-        /// The target that becomes a leg.
-        leg: String,
+        /// The target that becomes a replica.
+        replica: String,
         /// Whether what is on it may be replaced.
         #[serde(default)]
         force: bool,
     },
-    /// Put another device in the place of a leg; beside one that is current until that is taken out.
+    /// Replace a replica by another device. One that is in sync is taken out when the resync of the other one has finished.
     MirrorReplace {
-        /// The leg, as it is called.
+        /// The name of the replica.
         old: String,
-        /// The target that becomes a leg.
+        /// The target that becomes a replica.
         new: String,
         /// Whether what is on it may be replaced, and `old` counts where only labels could tell which of those that are away it is.
         #[serde(default)]
         force: bool,
     },
-    /// Take the older copies that a leg keeps for the blocks' content.
+    /// Make the older copies on a replica the blocks' content.
     MirrorAcceptStale {
-        /// The leg, as it is called.
-        leg: String,
+        /// The name of the replica.
+        replica: String,
     },
-    /// Take a leg out of a mirror.
+    /// Take a replica out of a mirror.
     MirrorRemove {
-        /// The leg, as it is called.
-        leg: String,
+        /// The name of the replica.
+        replica: String,
         /// Whether its name counts where only labels could tell which of those that are away it is.
         #[serde(default)]
         force: bool,
@@ -131,7 +131,7 @@ pub struct ControlResponse {
 pub enum ControlResult {
     /// It was done; this is how the scrub is now.
     Scrub(Box<ScrubStatus>),
-    /// It was done; this is how the legs are now.
+    /// It was done; this is the state of the mirror now.
     Mirror(Box<MirrorStatus>),
     /// It was done; the volume has another size now.
     Resized(Box<ResizeReport>),
@@ -235,10 +235,10 @@ mod tests {
             ControlCommand::ScrubPause,
             ControlCommand::ScrubStop,
             ControlCommand::MirrorStatus,
-            ControlCommand::MirrorAdd { leg: "v".to_owned(), force: false },
+            ControlCommand::MirrorAdd { replica: "v".to_owned(), force: false },
             ControlCommand::MirrorReplace { old: "v".to_owned(), new: "w".to_owned(), force: true },
-            ControlCommand::MirrorAcceptStale { leg: "a".to_owned() },
-            ControlCommand::MirrorRemove { leg: "mirror:a,b".to_owned(), force: true },
+            ControlCommand::MirrorAcceptStale { replica: "a".to_owned() },
+            ControlCommand::MirrorRemove { replica: "mirror:a,b".to_owned(), force: true },
             ControlCommand::Resize { size: NonZeroU64::MAX },
         ] {
             let line = line_of(&request(order.clone()));

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::legs::MirrorStatus;
+use super::mirror_status::MirrorStatus;
 use super::status::ScrubStatus;
 use crate::exit::Exit;
 

@@ -97,7 +97,7 @@ pub struct RunStatus {
     /// Of these, those that were written anew from another copy.
     pub repaired: u64,
     /// Of these, those that were not.
-    pub lost: u64,
+    pub unrepaired: u64,
     /// Blocks of which a copy was not checked: its member was away or out of sync, or failed without naming blocks.
     pub unchecked: u64,
     /// How it ended.
@@ -175,7 +175,7 @@ impl ScrubStatus {
     /// was not checked.
     pub fn exit(&self) -> Exit {
         match self.run.as_ref().or(self.runs.last()) {
-            Some(run) if run.lost > 0 => Exit::DamageFound,
+            Some(run) if run.unrepaired > 0 => Exit::DamageFound,
             Some(run) if run.unchecked > 0 => Exit::Incomplete,
             _ => Exit::Clean,
         }
@@ -202,7 +202,17 @@ impl RunStatus {
     }
 
     fn of(started_unix_s: u64, from: u64, counts: Counts) -> RunStatus {
-        let Counts { blocks, bad_blocks: bad, repaired, unrepaired: lost, unchecked } = counts;
-        RunStatus { started_unix_s, ended_unix_s: None, from, blocks, bad, repaired, lost, unchecked, result: None }
+        let Counts { blocks, bad_blocks: bad, repaired, unrepaired, unchecked } = counts;
+        RunStatus {
+            started_unix_s,
+            ended_unix_s: None,
+            from,
+            blocks,
+            bad,
+            repaired,
+            unrepaired,
+            unchecked,
+            result: None,
+        }
     }
 }

@@ -44,7 +44,7 @@ fn info_knows_what_is_no_volume() {
     assert_eq!(place.run("info mem:1MiB --json").succeeds().json()["kind"], "memory");
     assert_eq!(place.run("info null:1TiB --json").succeeds().json()["bytes"], 1u64 << 40);
     let slice = place.run("info offset:1..2,raw:raw --json").succeeds().json();
-    assert_eq!((&slice["below"]["kind"], &slice["blocks"]), (&"raw file".into(), &2.into()));
+    assert_eq!((&slice["inner"]["kind"], &slice["blocks"]), (&"raw file".into(), &2.into()));
 }
 
 #[test]

@@ -24,9 +24,9 @@ fn a_stripe_is_one_device_and_its_legs_are_devices() {
     place.run("compare stripe:a,b data").succeeds();
     let info = place.run("info stripe:a,b --json").succeeds().json();
     assert_eq!((&info["bytes"], &info["kind"]), (&(16 << 20).into(), &"stripe".into()));
-    assert_eq!(info["legs"].as_array().unwrap().len(), 2);
+    assert_eq!(info["members"].as_array().unwrap().len(), 2);
     assert_eq!(
-        (&info["legs"][1]["kind"], &info["abilities"]["verify"]),
+        (&info["members"][1]["kind"], &info["abilities"]["verify"]),
         (&"protected volume".into(), &"native".into())
     );
 }
@@ -170,7 +170,7 @@ fn paths_to_one_namespace_are_one_device() {
     assert!(place.blocks(&there, 0, 1023) == data);
     let info = place.run(&format!("info {there} --json")).succeeds().json();
     let paths: Vec<_> = info["paths"].as_array().unwrap().iter().map(|path| path["live"].clone()).collect();
-    assert_eq!((paths, info["legs"].as_array().unwrap().len()), (vec![true.into(), true.into()], 2));
+    assert_eq!((paths, info["members"].as_array().unwrap().len()), (vec![true.into(), true.into()], 2));
     assert_eq!(info["protection"]["guard"], "crc32c");
     // Nobody listens on the other address: one path is enough.
     let half = format!("multipath:{other},{v}");

@@ -155,9 +155,8 @@ fn what_does_not_answer_keeps_nobody_from_going() {
 #[test]
 fn a_signal_that_is_ignored_stays_ignored() {
     let place = damaged(&[]);
-    let program = place.command("").get_program().to_owned();
     let mut command = Command::new("sh");
-    command.args(["-c", "trap '' INT; exec \"$0\" verify v --rate 16MiB/s"]).arg(program);
+    command.args(["-c", "trap '' INT; exec \"$0\" verify v --rate 16MiB/s"]).arg(env!("CARGO_BIN_EXE_sealblock"));
     let child = command.current_dir(place.path("")).stdout(std::process::Stdio::piped()).spawn().unwrap();
     sleep(Duration::from_millis(300));
     signal(&child);

@@ -27,8 +27,12 @@ fn a_leg_that_was_gone_gets_what_it_missed_and_is_not_read_before() {
     data[1000 * BLOCK..1600 * BLOCK].copy_from_slice(&piece);
     away("b", true);
     let info = place.run("info mirror:a,b --json").succeeds().json();
-    assert_eq!(info["mirror"]["legs"][1]["standing"], "missing");
-    assert_eq!(info["mirror"]["legs"][1]["missed_bytes"], 38 << 16, "the regions of 64 KiB that were written to");
+    assert_eq!(info["mirror"]["replicas"][1]["state"], "out_of_sync");
+    assert_eq!(
+        info["mirror"]["replicas"][1]["out_of_sync_bytes"],
+        38 << 16,
+        "the regions of 64 KiB that were written to"
+    );
     place.run("copy mirror:b,a out").succeeds();
     assert!(place.read("out") == data, "a stale leg was read");
 
@@ -37,9 +41,9 @@ fn a_leg_that_was_gone_gets_what_it_missed_and_is_not_read_before() {
     let since = Instant::now();
     thread::sleep(Duration::from_secs(1));
     let ended = server.stop();
-    let told = ended.told_of("a leg is up to date");
+    let told = ended.told_of("resync finished");
     assert_eq!(told.len(), 1, "{} after {:?}", ended.stderr, since.elapsed());
-    let copied = told[0]["copied_bytes"].as_u64().unwrap();
+    let copied = told[0]["resynced_bytes"].as_u64().unwrap();
     assert!((600 * BLOCK as u64..=38 << 16).contains(&copied), "{copied} bytes were copied");
     place.run("compare a b").succeeds();
     assert!(place.blocks("b", 0, 4095) == data);
@@ -96,8 +100,8 @@ fn legs_are_added_replaced_and_taken_out() {
     place.run("mirror replace mirror:a,b,c b d").succeeds().says(&["d: current"]);
     place.run("copy mirror:a,b out").fails(3, &["was taken out"]);
     let status = place.run("mirror status mirror:d,a,c --json").succeeds().json();
-    let legs = status["legs"].as_array().unwrap().iter().filter(|leg| leg["standing"] == "current");
-    assert_eq!(legs.count(), 3);
+    let replicas = status["replicas"].as_array().unwrap().iter();
+    assert_eq!(replicas.filter(|replica| replica["state"] == "in_sync").count(), 3);
     place.run("mirror remove mirror:a,c,d a").succeeds();
     place.run("mirror remove mirror:c,d c").succeeds();
     place.run("copy mirror:c,d out").fails(3, &["was taken out"]);
@@ -170,9 +174,9 @@ fn a_leg_away_that_is_killed_under_load_comes_back_with_what_it_missed() {
     }
     let ended = front.stop();
     back.stop().is_clean();
-    let told = ended.told_of("a leg is up to date");
-    assert!(ended.stderr.contains("goes on without a leg") && !told.is_empty(), "{}", ended.stderr);
-    let copied = told[0]["copied_bytes"].as_u64().unwrap();
+    let told = ended.told_of("resync finished");
+    assert!(ended.stderr.contains("replica failed, mirror degraded") && !told.is_empty(), "{}", ended.stderr);
+    let copied = told[0]["resynced_bytes"].as_u64().unwrap();
     assert!(copied <= 6 << 20, "{copied} bytes were copied");
     place.run("compare a b").succeeds();
     verify(&place, "mirror:a,b", 0);
@@ -313,7 +317,7 @@ fn a_copy_that_was_interrupted_goes_on_where_the_mirror_is_next_used() {
     }
     let server = Server::start(&place, "mirror:a,b");
     let until = Instant::now() + Duration::from_secs(60);
-    while place.run("mirror status mirror:a,b --json").json()["legs"][1]["standing"] != "current" {
+    while place.run("mirror status mirror:a,b --json").json()["replicas"][1]["state"] != "in_sync" {
         assert!(Instant::now() < until, "the legs are not made alike");
         thread::sleep(Duration::from_millis(50));
     }
@@ -389,8 +393,8 @@ fn a_leg_that_was_taken_out_opens_neither_alone_nor_with_an_outdated_one() {
     place.run("zero mirror:a,b --range 8..15").succeeds();
     rename("a", "a.away");
     rename("b.away", "b");
-    place.run("copy mirror:a,c out").fails(3, &["left behind"]);
-    place.run("copy mirror:b,c out").fails(3, &["left behind"]);
+    place.run("copy mirror:a,c out").fails(3, &["no in-sync replica"]);
+    place.run("copy mirror:b,c out").fails(3, &["no in-sync replica"]);
     rename("a.away", "a");
     place.run("copy mirror:a,c out").fails(3, &["was taken out"]);
     place.run("mirror status mirror:a,b").ends_with(4);

@@ -21,7 +21,7 @@ fn a_volume_grows_and_shrinks_and_keeps_what_it_holds() {
     let info = place.run("info v --json").succeeds().json();
     assert_eq!(info["bytes"], 40 * MIB);
     let volume = &info["volume"];
-    assert_eq!((volume["created_bytes"].as_u64(), volume["zones"].as_u64()), (Some(8 * MIB), Some(2)));
+    assert_eq!((volume["created_bytes"].as_u64(), volume["block_groups"].as_u64()), (Some(8 * MIB), Some(2)));
     assert_eq!(volume["segments"][1]["first_block"], 2048);
     assert_eq!(volume["segments"][1]["blocks"], 8192);
     assert_eq!(volume["medium_bytes"], place.len("v"));

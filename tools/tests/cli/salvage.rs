@@ -158,7 +158,7 @@ fn whoever_types_it_is_asked_before_a_whole_device_loses_what_it_holds() {
         skipped("there is no script(1) to make a terminal");
         return;
     }
-    let program = place.command("").get_program().to_str().unwrap().to_owned();
+    let program = env!("CARGO_BIN_EXE_sealblock");
     let typed = |line: &str, command: &str| {
         let mut shell = Command::new("sh");
         shell.args(["-c", &format!("printf '{line}\\n' | script -qec '{program} {command}' /dev/null")]);

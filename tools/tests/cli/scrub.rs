@@ -39,7 +39,7 @@ fn position(status: &Value) -> u64 {
 
 /// Blocks that a run has checked, and of these the bad, the repaired and the lost ones.
 fn counts(run: &Value) -> [u64; 4] {
-    ["blocks", "bad", "repaired", "lost"].map(|name| run[name].as_u64().unwrap())
+    ["blocks", "bad", "repaired", "unrepaired"].map(|name| run[name].as_u64().unwrap())
 }
 
 #[test]

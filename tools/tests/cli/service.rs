@@ -37,7 +37,11 @@ fn activated(place: &Place, arguments: &str, nvme: impl Into<OwnedFd>, nbd: impl
     let binary = place.command("");
     let sockets = "exec 3<&0 4<&2 </dev/null 2>errors; LISTEN_PID=$$ LISTEN_FDS=2 LISTEN_FDNAMES=nvme:nbd exec \"$@\"";
     let mut command = Command::new("sh");
-    command.args(["-c", sockets, "sh"]).arg(binary.get_program()).args(arguments.split_whitespace());
+    command
+        .args(["-c", sockets, "sh"])
+        .arg(binary.get_program())
+        .args(binary.get_args())
+        .args(arguments.split_whitespace());
     command.current_dir(place.path("")).envs(binary.get_envs().filter_map(|(name, value)| Some((name, value?))));
     command.stdin(Stdio::from(nvme.into())).stdout(Stdio::piped()).stderr(Stdio::from(nbd.into()));
     command

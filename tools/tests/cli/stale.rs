@@ -33,8 +33,8 @@ fn beside_damage(guard: &str) -> (Place, Vec<u8>) {
 fn until_current(place: &Place) {
     let until = Instant::now() + Duration::from_secs(60);
     let is_current = |status: &Value| {
-        let legs = status["legs"].as_array().unwrap();
-        legs.iter().all(|leg| leg["standing"] == "current")
+        let replicas = status["replicas"].as_array().unwrap();
+        replicas.iter().all(|replica| replica["state"] == "in_sync")
     };
     while !is_current(&status(place)) {
         assert!(Instant::now() < until, "the leg is not brought up to date");
@@ -49,9 +49,8 @@ fn status(place: &Place) -> Value {
 /// Block, field, and leg.
 fn errors(report: &Value) -> Vec<(u64, String, String)> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let leg = |error: &Value| if error["leg"].is_null() { text(&error["member"]) } else { text(&error["leg"]) };
     let errors = report["errors"].as_array().unwrap().iter();
-    errors.map(|error| (error["lba"].as_u64().unwrap(), text(&error["field"]), leg(error))).collect()
+    errors.map(|error| (error["lba"].as_u64().unwrap(), text(&error["field"]), text(&error["member"]))).collect()
 }
 
 #[test]
@@ -77,7 +76,7 @@ fn an_older_copy_is_kept_reported_with_its_place_and_taken_only_on_demand() {
         }
         place.run("verify mirror:a,b").ends_with(1).says(&["an older copy is kept here"]);
         assert_ne!(place.run("copy offset:5..5,mirror:a,b out").status, 0, "no older content is read");
-        assert_eq!(status(&place)["legs"][1]["stale_blocks"], 1);
+        assert_eq!(status(&place)["replicas"][1]["stale_blocks"], 1);
         let whole = place.blocks("b", 5, 5);
         assert!(whole == data[5 * BLOCK..6 * BLOCK], "nothing was destroyed");
         if served {

@@ -152,7 +152,7 @@ fn what_a_scrub_met_is_told_after_a_restart_too() {
         "256 blocks, 3 bad, 0 repaired, 3 lost",
         "scrub of v: blocks 5 to 6",
     ]);
-    assert_eq!(status(&place, &server, 1)["devices"][0]["scrub"]["runs"][0]["lost"], 3);
+    assert_eq!(status(&place, &server, 1)["devices"][0]["scrub"]["runs"][0]["unrepaired"], 3);
     server.stop().is_clean();
     let server = Server::start(&place, "v");
     place.run("status v").ends_with(1).says(&["met 3 bad blocks that could not be repaired"]);
@@ -173,12 +173,12 @@ fn a_degraded_mirror_is_told_with_what_to_do() {
         "health    degraded: the device is degraded",
         "health    degraded: mirror:a,b is degraded: b is missing",
         "try       `sealblock mirror replace mirror:a,b b NEW`, if it does not come back",
-        "mirror    mirror:a,b is degraded\n          a: current\n          b: missing, not here",
+        "mirror    mirror:a,b is degraded\n          a: in sync\n          b: out of sync, offline",
     ]);
     let told = status(&place, &server, 4);
     let mirror = &told["devices"][0]["mirrors"][0];
     assert_eq!((&mirror["target"], &mirror["state"]), (&json!("mirror:a,b"), &json!("degraded")));
-    assert_eq!(mirror["legs"].as_array().unwrap().len(), 2);
+    assert_eq!(mirror["replicas"].as_array().unwrap().len(), 2);
     server.stop().is_clean();
 }
 

@@ -157,7 +157,7 @@ fn a_leg_that_is_lost_is_told_once_and_so_is_its_return() {
     until(|| place.run(&status).status == 0);
     let ended = server.stop();
     leg.stop().is_clean();
-    for message in ["goes on without a leg", "connection lost", "is optimal again: all members are in sync"] {
+    for message in ["replica failed, mirror degraded", "connection lost", "is optimal again: all members are in sync"] {
         let told: Vec<_> = ended.stderr.lines().filter(|line| line.contains(message)).collect();
         assert_eq!(told.len(), 1, "{message}: {}", ended.stderr);
     }
@@ -179,7 +179,7 @@ fn paths_that_are_lost_are_told_once_and_so_is_their_return_even_if_nobody_uses_
     place.run(&format!("copy {target} out")).succeeds();
     let ended = server.stop();
     far.stop().is_clean();
-    for message in ["path failed", "path is back"] {
+    for message in ["path failed", "path restored"] {
         let told: Vec<_> = ended.stderr.lines().filter(|line| line.contains(message)).collect();
         assert_eq!(told.len(), 2, "{message}: {}", ended.stderr);
     }

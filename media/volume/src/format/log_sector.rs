@@ -54,7 +54,7 @@ pub enum LogSectorError {
     #[error("no log sector")]
     Invalid,
     /// Valid, and impossible: it says more records than fit or a durable mark past itself.
-    #[error("the log sector's header cannot be")]
+    #[error("invalid log sector header")]
     Impossible,
 }
 

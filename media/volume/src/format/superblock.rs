@@ -90,7 +90,7 @@ pub enum SuperblockError {
     #[error("the volume has features {0:#x}, which this program does not know")]
     Features(u64),
     /// A field has an impossible value.
-    #[error("the superblock's {field} is {value}, which cannot be")]
+    #[error("invalid {field} in the superblock: {value}")]
     Field {
         /// The field.
         field: &'static str,
@@ -98,7 +98,7 @@ pub enum SuperblockError {
         value: u64,
     },
     /// The shape is impossible.
-    #[error("the superblock's shape cannot be: {0}")]
+    #[error("invalid superblock layout: {0}")]
     Layout(#[from] LayoutError),
 }
 

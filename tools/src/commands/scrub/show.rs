@@ -14,7 +14,7 @@ pub fn words(status: &ScrubStatus) -> String {
     let mut text = String::new();
     put(&mut text, line(status));
     if let Some(trouble) = &status.trouble {
-        put(&mut text, format!("  it cannot go on: {trouble}"));
+        put(&mut text, format!("  suspended: {trouble}"));
     }
     if let Some(run) = &status.run {
         put(&mut text, format!("  under way since {}: {}", date(run.started_unix_s), counts(run, status.checked)));
@@ -91,7 +91,7 @@ fn counts(run: &RunStatus, checked: Checked) -> String {
         (0, 0, Checked::Seals) => format!("{blocks}, clean"),
         (0, 0, Checked::Readability) => format!("{blocks}, readable; nothing to check against"),
         (0, ..) => blocks,
-        (bad, ..) => format!("{blocks}, {bad} bad, {} repaired, {} lost", run.repaired, run.lost),
+        (bad, ..) => format!("{blocks}, {bad} bad, {} repaired, {} unrepaired", run.repaired, run.unrepaired),
     };
     match run.unchecked {
         0 => found,

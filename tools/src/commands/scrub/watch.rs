@@ -106,7 +106,7 @@ impl Looks {
                 (run, run.from.saturating_add(run.blocks).min(status.blocks))
             }
         };
-        let counts = [run.bad, run.repaired, run.lost];
+        let counts = [run.bad, run.repaired, run.unrepaired];
         let met: Vec<u64> = counts.iter().zip(self.counts).map(|(now, before)| now.saturating_sub(before)).collect();
         let blocks = position.saturating_sub(self.position);
         let mut line = None;
@@ -126,8 +126,12 @@ impl Looks {
     /// The line of what was met last.
     fn end(&mut self) -> Option<String> {
         let run = self.open.take()?;
-        let [bad, repaired, lost] = run.what;
-        Some(format!("among {}: {}, {repaired} repaired, {lost} lost", run.place(), count(bad, "bad block")))
+        let [bad, repaired, unrepaired] = run.what;
+        Some(format!(
+            "among {}: {}, {repaired} repaired, {unrepaired} unrepaired",
+            run.place(),
+            count(bad, "bad block")
+        ))
     }
 }
 
@@ -143,7 +147,7 @@ mod tests {
     fn status(position: u64, counts: [u64; 3], is_under_way: bool) -> ScrubStatus {
         let device = NullDevice::new(BlockSize::B4096, 1000, None);
         assert_eq!(device.geometry().capacity_blocks, 1000);
-        let [bad, repaired, lost] = counts;
+        let [bad, repaired, unrepaired] = counts;
         let run = RunStatus {
             started_unix_s: 7,
             ended_unix_s: None,
@@ -151,7 +155,7 @@ mod tests {
             blocks: position,
             bad,
             repaired,
-            lost,
+            unrepaired,
             unchecked: 0,
             result: None,
         };
@@ -172,10 +176,10 @@ mod tests {
         assert_eq!(looks.look(&status(100, [2, 1, 1], true)), None);
         assert_eq!(looks.look(&status(150, [3, 2, 1], true)), None);
         let line = looks.look(&status(200, [3, 2, 1], true)).unwrap();
-        assert_eq!(line, "among blocks 0..149: 3 bad blocks, 2 repaired, 1 lost");
+        assert_eq!(line, "among blocks 0..149: 3 bad blocks, 2 repaired, 1 unrepaired");
         assert_eq!(looks.look(&status(300, [3, 2, 1], true)), None);
         let line = looks.look(&status(1000, [4, 2, 2], false)).unwrap();
-        assert_eq!(line, "among blocks 300..999: 1 bad block, 0 repaired, 1 lost");
+        assert_eq!(line, "among blocks 300..999: 1 bad block, 0 repaired, 1 unrepaired");
         assert_eq!(looks.end(), None);
     }
 

@@ -1,7 +1,7 @@
 //! What is to be said of a device in one sentence, and what to do about it.
 
 use crate::commands::scrub::show::date;
-use crate::control::legs::{LegStatus, MirrorStatus};
+use crate::control::mirror_status::{MirrorStatus, ReplicaStatus};
 use crate::control::server::{DamageStatus, FileTrouble, Health, Seen};
 use crate::control::status::{RunStatus, ScrubStatus};
 use crate::report::Checked;
@@ -69,10 +69,10 @@ fn damage(name: &str, seen: &Seen, started_unix_s: u64) -> Option<Finding> {
     // What was met in this server's time and is not known any more was written anew since; of what was met before only the
     // number is left.
     let run = seen.scrub.as_ref().and_then(last_run).filter(|run| run.started_unix_s <= started_unix_s)?;
-    if run.lost == 0 {
+    if run.unrepaired == 0 {
         return None;
     }
-    let (blocks, when) = (count(run.lost, "bad block"), date(run.started_unix_s));
+    let (blocks, when) = (count(run.unrepaired, "bad block"), date(run.started_unix_s));
     let words = format!("the scrub that began {when} met {blocks} that could not be repaired");
     finding(words, format!("`sealblock scrub start {name}` finds out where"))
 }
@@ -89,43 +89,45 @@ fn damage_words(damage: &DamageStatus) -> String {
 
 fn of_mirror(name: &str, target: &str, mirror: &MirrorStatus) -> Vec<Finding> {
     let finding = |health, words, advice| Finding { health, words, advice };
-    let older = mirror.legs.iter().filter(|leg| leg.stale_blocks > 0).map(|leg| {
-        let words = format!("of {} only an older copy is left, on {}", count(leg.stale_blocks, "block"), leg.leg);
-        finding(
-            Health::Damaged,
-            words,
-            format!("`sealblock mirror accept-stale {target} {}`, or write them anew", leg.leg),
-        )
+    let older = mirror.replicas.iter().filter(|replica| replica.stale_blocks > 0).map(|replica| {
+        let (blocks, name) = (count(replica.stale_blocks, "block"), &replica.name);
+        let words = format!("of {blocks} only an older copy is left, on {name}");
+        let advice = format!("`sealblock mirror accept-stale {target} {name}`, or write them anew");
+        finding(Health::Damaged, words, advice)
     });
     let mut findings: Vec<Finding> = older.collect();
     if mirror.state == State::Optimal.as_str() {
         return findings;
     }
-    let ailing: Vec<&LegStatus> = mirror.legs.iter().filter(|leg| !(leg.standing == "current" && leg.here)).collect();
+    let is_ailing = |replica: &&ReplicaStatus| !(replica.is_in_sync() && replica.online);
+    let ailing: Vec<&ReplicaStatus> = mirror.replicas.iter().filter(is_ailing).collect();
     let words = match (mirror.state.as_str(), ailing.is_empty()) {
         (_, true) => format!("{target} is {}: a crash may have left its members different", mirror.state),
         (state, false) => {
-            let legs: Vec<String> = ailing.iter().map(|leg| leg_words(leg)).collect();
-            format!("{target} is {state}: {}", legs.join(", "))
+            let replicas: Vec<String> = ailing.iter().map(|replica| replica_text(replica)).collect();
+            format!("{target} is {state}: {}", replicas.join(", "))
         }
     };
-    let advice = match ailing.iter().find(|leg| leg.standing == "missing" || !leg.here) {
-        Some(leg) => format!("`sealblock mirror replace {name} {} NEW`, if it does not come back", leg.leg),
+    let advice = match ailing.iter().find(|replica| replica.is_out_of_sync() || !replica.online) {
+        Some(replica) => format!("`sealblock mirror replace {name} {} NEW`, if it does not come back", replica.name),
         None => format!("wait; `sealblock mirror status {name}` tells how far it is"),
     };
     findings.push(finding(Health::Degraded, words, advice));
     findings
 }
 
-fn leg_words(leg: &LegStatus) -> String {
-    let missed = match leg.missed_bytes {
+fn replica_text(replica: &ReplicaStatus) -> String {
+    let name = &replica.name;
+    let up_to = match replica.out_of_sync_bytes {
         0 => String::new(),
-        bytes => format!(", {} at most to go", ByteCount::new(bytes)),
+        bytes => format!(": up to {}", ByteCount::new(bytes)),
     };
-    match (leg.standing.as_str(), leg.here) {
-        ("rebuilding", _) => format!("{} is being brought up to date{missed}", leg.leg),
-        ("missing", true) => format!("{} is out of sync{missed}", leg.leg),
-        _ => format!("{} is missing", leg.leg),
+    if replica.is_resyncing() {
+        format!("{name} is resyncing{up_to}")
+    } else if replica.is_out_of_sync() && replica.online {
+        format!("{name} is out of sync{up_to}")
+    } else {
+        format!("{name} is offline")
     }
 }
 
@@ -170,7 +172,7 @@ fn unchecked(name: &str, seen: &Seen) -> Vec<Finding> {
     }
     let again = format!("`sealblock scrub start {name}`");
     if let Some(trouble) = seen.scrub.as_ref().and_then(|scrub| scrub.trouble.as_ref()) {
-        findings.push(finding(format!("the scrub cannot go on: {trouble}"), "it tries again by itself".to_owned()));
+        findings.push(finding(format!("the scrub is suspended: {trouble}"), "it tries again by itself".to_owned()));
     }
     if let Some(run) = seen.scrub.as_ref().and_then(last_run).filter(|run| run.unchecked > 0) {
         let blocks = count(run.unchecked, "block");
@@ -229,9 +231,9 @@ mod tests {
         Seen { damage: DamageStatus { complete: true, ..DamageStatus::default() }, ..Seen::default() }
     }
 
-    fn scrub(started_unix_s: u64, lost: u64, unchecked: u64) -> ScrubStatus {
+    fn scrub(started_unix_s: u64, unrepaired: u64, unchecked: u64) -> ScrubStatus {
         let run = serde_json::json!({"started_unix_s": started_unix_s, "ended_unix_s": started_unix_s, "from": 0, "blocks": 9,
-            "bad": lost, "repaired": 0, "lost": lost, "unchecked": unchecked, "result": "finished"});
+            "bad": unrepaired, "repaired": 0, "unrepaired": unrepaired, "unchecked": unchecked, "result": "finished"});
         let status = serde_json::json!({"target": "v", "server_pid": 1, "state": "idle", "yielding": false, "position": 0,
             "blocks": 9, "block_size": 512, "percent": 0.0, "rate": null, "speed": null, "left_s": null, "every_s": null,
             "next_unix_s": null, "completed_unix_s": started_unix_s, "checked": "seals", "run": null, "runs": [run],
@@ -239,28 +241,28 @@ mod tests {
         serde_json::from_value(status).unwrap()
     }
 
-    fn leg(name: &str, standing: &str, is_here: bool, missed_bytes: u64) -> LegStatus {
-        LegStatus {
-            leg: name.to_owned(),
-            standing: standing.to_owned(),
-            here: is_here,
-            trouble: None,
-            missed_bytes,
-            copied_bytes: 0,
-            healed_blocks: 0,
+    fn replica(name: &str, state: &str, online: bool, out_of_sync_bytes: u64) -> ReplicaStatus {
+        ReplicaStatus {
+            name: name.to_owned(),
+            state: state.to_owned(),
+            online,
+            last_error: None,
+            out_of_sync_bytes,
+            resynced_bytes: 0,
+            repaired_blocks: 0,
             stale_blocks: 0,
             failures: 0,
         }
     }
 
-    fn mirror(state: &str, legs: Vec<LegStatus>) -> Seen {
+    fn mirror(state: &str, replicas: Vec<ReplicaStatus>) -> Seen {
         let status = MirrorStatus {
             uuid: String::new(),
             state: state.to_owned(),
             region_bytes: 65536,
-            unsettled_bytes: 0,
+            dirty_bytes: 0,
             lost_blocks: 0,
-            legs,
+            replicas,
         };
         Seen { mirrors: vec![NamedMirror { target: "mirror:a,b".to_owned(), status }], ..seen() }
     }
@@ -275,8 +277,8 @@ mod tests {
     #[test]
     fn nothing_wrong_is_healthy() {
         is(&seen(), Health::Healthy, "no damage is known");
-        let legs = vec![leg("a", "current", true, 0), leg("b", "current", true, 0)];
-        is(&mirror("optimal", legs), Health::Healthy, "no damage is known");
+        let replicas = vec![replica("a", "in_sync", true, 0), replica("b", "in_sync", true, 0)];
+        is(&mirror("optimal", replicas), Health::Healthy, "no damage is known");
     }
 
     #[test]
@@ -294,7 +296,7 @@ mod tests {
 
     #[test]
     fn what_a_scrub_met_before_the_start_is_not_forgotten() {
-        let of = |started, lost, unchecked| Seen { scrub: Some(scrub(started, lost, unchecked)), ..seen() };
+        let of = |started, bad, unchecked| Seen { scrub: Some(scrub(started, bad, unchecked)), ..seen() };
         let before = judge("v", &of(STARTED - 10, 2, 0), STARTED);
         assert_eq!(before.health, Health::Damaged);
         assert!(before.summary.ends_with("met 2 bad blocks that could not be repaired"), "{}", before.summary);
@@ -306,16 +308,16 @@ mod tests {
 
     #[test]
     fn copies_and_paths_that_are_missing_degrade() {
-        let current = || leg("a", "current", true, 0);
-        let of = |other| mirror("degraded", vec![current(), other]);
-        is(&of(leg("b", "missing", false, 0)), Health::Degraded, "mirror:a,b is degraded: b is missing");
-        let words = "mirror:a,b is degraded: b is being brought up to date, 1 MiB at most to go";
-        is(&of(leg("b", "rebuilding", true, 1 << 20)), Health::Degraded, words);
-        let words = "mirror:a,b is degraded: b is out of sync, 64 KiB at most to go";
-        is(&of(leg("b", "missing", true, 64 << 10)), Health::Degraded, words);
+        let in_sync = || replica("a", "in_sync", true, 0);
+        let of = |other| mirror("degraded", vec![in_sync(), other]);
+        is(&of(replica("b", "out_of_sync", false, 0)), Health::Degraded, "mirror:a,b is degraded: b is offline");
+        let words = "mirror:a,b is degraded: b is resyncing: up to 1 MiB";
+        is(&of(replica("b", "resyncing", true, 1 << 20)), Health::Degraded, words);
+        let words = "mirror:a,b is degraded: b is out of sync: up to 64 KiB";
+        is(&of(replica("b", "out_of_sync", true, 64 << 10)), Health::Degraded, words);
         let words = "mirror:a,b is degraded: a crash may have left its members different";
-        is(&mirror("degraded", vec![current()]), Health::Degraded, words);
-        let older = LegStatus { stale_blocks: 2, ..current() };
+        is(&mirror("degraded", vec![in_sync()]), Health::Degraded, words);
+        let older = ReplicaStatus { stale_blocks: 2, ..in_sync() };
         is(&mirror("optimal", vec![older]), Health::Damaged, "of 2 blocks only an older copy is left, on a");
         let path = |live| PathStatus { path: "p".to_owned(), live, trouble: None, failures: 0 };
         let of = |live: &[bool]| Seen { paths: live.iter().map(|live| path(*live)).collect(), ..seen() };

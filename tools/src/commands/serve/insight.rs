@@ -14,7 +14,7 @@ use super::backing::Files;
 use super::scrub::ScrubTask;
 use super::witness::Ties;
 use crate::commands::scrub::canonical;
-use crate::control::legs::MirrorStatus;
+use crate::control::mirror_status::MirrorStatus;
 use crate::control::server::{CountStatus, DamageStatus, IoStatus, NamedMirror, PathStatus, RunOfDamage, Seen};
 use crate::stack::{Facts, OpenMirror};
 use crate::tally::count;
@@ -136,7 +136,7 @@ fn lost_logs(facts: &Facts) -> Vec<String> {
 fn named(mirror: &OpenMirror) -> NamedMirror {
     let mut status = MirrorStatus::of(&mirror.describe());
     // Those that were taken out concern nobody any more.
-    status.legs.retain(|leg| leg.standing != "removed");
+    status.replicas.retain(|replica| !replica.is_removed());
     NamedMirror { target: mirror.target().to_string(), status }
 }
 

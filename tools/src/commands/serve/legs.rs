@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use sealblock_runtime_reactor::{CoreHandle, CoreLocal};
 
-use crate::control::legs::MirrorStatus;
+use crate::control::mirror_status::MirrorStatus;
 use crate::control::protocol::{ControlCommand, ControlError, ProblemKind};
 use crate::exit::{Cause, CliError};
 use crate::stack::OpenMirror;

@@ -34,7 +34,12 @@ pub async fn fit(device: &ServedDevice, plan: &NamespacePlan) -> Fit {
     };
     match mirror.order(ControlCommand::MirrorStatus).await {
         Ok(status) => {
-            let members = status.legs.into_iter().filter(|leg| leg.standing != "removed").map(|leg| leg.leg).collect();
+            let members = status
+                .replicas
+                .into_iter()
+                .filter(|replica| !replica.is_removed())
+                .map(|replica| replica.name)
+                .collect();
             of_members(members, named, is_its_name)
         }
         // A mirror that is being closed tells nothing, and its name is all there is.

@@ -10,6 +10,7 @@ use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{Description, LegDescription, State};
 use sealblock_runtime_reactor::spawn;
 
+use crate::control::mirror_status::state_text;
 use crate::stack::{Facts, OpenMirror};
 
 /// The mirrors of one device, by number, whose copies are not all in sync.
@@ -67,5 +68,10 @@ fn ailing(mirror: &Description) -> Vec<String> {
     let is_ailing = |leg: &&LegDescription| {
         leg.standing != ReplicaState::Removed && !(leg.standing == ReplicaState::InSync && leg.is_here)
     };
-    mirror.legs.iter().filter(is_ailing).map(|leg| format!("{} is {}", leg.name, leg.standing.as_str())).collect()
+    mirror
+        .legs
+        .iter()
+        .filter(is_ailing)
+        .map(|leg| format!("{} is {}", leg.name, state_text(leg.standing.as_str())))
+        .collect()
 }

@@ -96,8 +96,8 @@ fn of_device(lines: &mut Lines, device: &DeviceStatus, before: Option<(Duration,
     damage(lines, &seen.damage);
     for mirror in &seen.mirrors {
         lines.put("mirror", format_args!("{} is {}", mirror.target, mirror.status.state));
-        for leg in mirror.status.legs_words() {
-            lines.put("", leg);
+        for replica in mirror.status.replica_texts() {
+            lines.put("", replica);
         }
     }
     for path in &seen.paths {
@@ -150,11 +150,11 @@ fn of_scrub(lines: &mut Lines, scrub: &ScrubStatus) {
         lines.put(
             "",
             format_args!(
-                "{} checked, {} bad, {} repaired, {} lost",
+                "{} checked, {} bad, {} repaired, {} unrepaired",
                 count(run.blocks, "block"),
                 run.bad,
                 run.repaired,
-                run.lost
+                run.unrepaired
             ),
         );
     }

@@ -59,12 +59,12 @@ impl OpenMirror {
         let target =
             |leg: &str| leg.parse::<TargetName>().map_err(|error| CliError::new(Cause::Usage, CHANGING, error));
         match order {
-            ControlCommand::MirrorAdd { leg, force } => self.add(&target(leg)?, *force).await,
+            ControlCommand::MirrorAdd { replica, force } => self.add(&target(replica)?, *force).await,
             ControlCommand::MirrorReplace { old, new, force } => {
                 self.replace(&target(old)?, &target(new)?, *force).await
             }
-            ControlCommand::MirrorRemove { leg, force } => self.remove(&target(leg)?, *force).await,
-            ControlCommand::MirrorAcceptStale { leg } => self.accept_stale(&target(leg)?).await,
+            ControlCommand::MirrorRemove { replica, force } => self.remove(&target(replica)?, *force).await,
+            ControlCommand::MirrorAcceptStale { replica } => self.accept_stale(&target(replica)?).await,
             ControlCommand::Status
             | ControlCommand::Log { .. }
             | ControlCommand::MirrorStatus
@@ -140,7 +140,7 @@ impl OpenMirror {
     async fn accept_stale(&self, target: &TargetName) -> Result<(), CliError> {
         let taken = self.mirror.accept_stale(&target.to_string()).await;
         let blocks = taken.map_err(|error| of_member(&error).on(&self.target))?;
-        tracing::info!(leg = %target, blocks, "older copies were taken for the content of their blocks");
+        tracing::info!(replica = %target, blocks, "older copies were taken for the content of their blocks");
         Ok(())
     }
 
@@ -301,7 +301,7 @@ async fn put_together(
     for (leg, stack) in here {
         // A leg that fails now is left behind by the first change that it does not take.
         if let Err(error) = leg.claim(&stack).await {
-            tracing::warn!(leg = leg.name, %error, "the label could not be written");
+            tracing::warn!(replica = leg.name, %error, "the label could not be written");
         }
     }
     for leg in legs.iter().filter(|leg| described.legs.iter().any(|other| other.name == leg.name && !other.is_here)) {

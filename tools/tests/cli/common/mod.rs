@@ -60,8 +60,11 @@ impl Place {
     }
 
     /// The binary with arguments separated by spaces, not yet started.
+    ///
+    /// `env` resets SIGINT to its default: the binary keeps an inherited SIG_IGN, and a shell's background jobs have it.
     pub fn command(&self, arguments: &str) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_sealblock"));
+        let mut command = Command::new("env");
+        command.args(["--default-signal=INT", env!("CARGO_BIN_EXE_sealblock")]);
         command.args(arguments.split_whitespace()).current_dir(self.folder.path());
         command.env("XDG_RUNTIME_DIR", self.path(RUNTIME_FOLDER));
         command.env("SEALBLOCK_RUNTIME", self.runtime).stdin(Stdio::null());

@@ -46,7 +46,7 @@ impl ScrubTask {
     fn cannot_go_on(&self, error: &Error) {
         self.scrub.borrow_mut().failed(self.moment());
         if self.trouble.replace(Some(error.to_string())).is_none() {
-            tracing::warn!("scrub of {}: it cannot go on, and tries again: {error}", self.target);
+            tracing::warn!("scrub of {}: suspended, tries again: {error}", self.target);
         }
     }
 

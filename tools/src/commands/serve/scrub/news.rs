@@ -57,7 +57,7 @@ impl ScrubStarted {
 impl ScrubFinished {
     /// For people.
     pub fn words(&self) -> String {
-        let RunStatus { blocks, bad, repaired, lost, unchecked, .. } = self.run;
+        let RunStatus { blocks, bad, repaired, unrepaired, unchecked, .. } = self.run;
         let target = &self.target;
         let ended = if unchecked > 0 {
             format!("ended incomplete, {} with a copy that was not checked", count(unchecked, "block"))
@@ -65,7 +65,9 @@ impl ScrubFinished {
             "ended".to_owned()
         };
         let checked = count(blocks, "block");
-        format!("scrub of {target}: {ended}, {checked} checked, {bad} bad, {repaired} repaired, {lost} lost")
+        format!(
+            "scrub of {target}: {ended}, {checked} checked, {bad} bad, {repaired} repaired, {unrepaired} unrepaired"
+        )
     }
 }
 

@@ -127,7 +127,7 @@ fn a_device_that_holds_copies_mends_what_is_bad() {
     with_scrub(device, |keeper, device| async move {
         let status = until(&keeper, |status| status.state == StateWord::Idle).await;
         let run = &status.runs[0];
-        assert_eq!((run.blocks, run.bad, run.repaired, run.lost), (BLOCKS, 3, 3, 0));
+        assert_eq!((run.blocks, run.bad, run.repaired, run.unrepaired), (BLOCKS, 3, 3, 0));
         assert_eq!(status.exit(), Exit::Clean);
         assert!(device.asked.borrow().iter().all(|(kind, _)| *kind == RequestKind::Repair));
     });
@@ -167,7 +167,7 @@ fn a_medium_that_names_no_block_is_asked_until_each_is_known() {
     with_scrub(device, |keeper, device| async move {
         let status = until(&keeper, |status| status.state == StateWord::Idle).await;
         let run = &status.runs[0];
-        assert_eq!((run.blocks, run.bad, run.repaired, run.lost), (BLOCKS, 4, 0, 4));
+        assert_eq!((run.blocks, run.bad, run.repaired, run.unrepaired), (BLOCKS, 4, 0, 4));
         assert_eq!(status.exit(), Exit::DamageFound);
         let asked = device.asked.borrow();
         assert!(asked.iter().all(|(kind, _)| *kind == RequestKind::Verify));
@@ -188,7 +188,7 @@ fn a_run_that_cannot_check_everything_ends_incomplete() {
     with_scrub(device, |keeper, _| async move {
         let status = until(&keeper, |status| status.state == StateWord::Idle).await;
         let run = &status.runs[0];
-        assert_eq!((run.lost, run.unchecked, run.result), (1, 300, Some(ResultWord::Incomplete)));
+        assert_eq!((run.unrepaired, run.unchecked, run.result), (1, 300, Some(ResultWord::Incomplete)));
         assert_eq!(status.exit(), Exit::DamageFound, "damage counts more");
     });
 }

@@ -1,0 +1,182 @@
+//! The state of a mirror and its replicas: what `mirror status --json` prints and a server sends.
+
+use std::fmt::Write;
+
+use sealblock_layers_mirror::label::ReplicaState;
+use sealblock_layers_mirror::{Description, LegDescription, State};
+use sealblock_units::ByteCount;
+use serde::{Deserialize, Serialize};
+
+use crate::commands::create::uuid_words;
+use crate::exit::Exit;
+
+/// The state of a mirror. `docs/formats/json.md` is the contract.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct MirrorStatus {
+    /// Its identity.
+    pub uuid: String,
+    /// `optimal`, `degraded` or `failed`.
+    pub state: String,
+    /// Bytes of a region, the unit of `out_of_sync_bytes`.
+    pub region_bytes: u64,
+    /// Bytes of the regions in which replicas may differ now.
+    pub dirty_bytes: u64,
+    /// Blocks that were requested and had no good copy.
+    pub lost_blocks: u64,
+    /// Its replicas; those that were taken out are `removed` until another replica gets their index.
+    pub replicas: Vec<ReplicaStatus>,
+}
+
+/// The state of a replica.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ReplicaStatus {
+    /// The target name it was opened by.
+    pub name: String,
+    /// `in_sync`, `out_of_sync`, `resyncing` or `removed`.
+    pub state: String,
+    /// True if its device can be reached.
+    pub online: bool,
+    /// Why it is offline or was marked out of sync.
+    pub last_error: Option<String>,
+    /// Bytes of the regions that are still to resync.
+    pub out_of_sync_bytes: u64,
+    /// Bytes that resyncs wrote since the mirror was opened.
+    pub resynced_bytes: u64,
+    /// Blocks that were rewritten from another replica since the mirror was opened.
+    pub repaired_blocks: u64,
+    /// Blocks of which it has an older copy and no replica has a newer one; `mirror accept-stale` makes these current.
+    #[serde(default)]
+    pub stale_blocks: u64,
+    /// How often it was marked out of sync since the mirror was opened.
+    pub failures: u64,
+}
+
+impl MirrorStatus {
+    /// The state of `mirror` now.
+    pub fn of(mirror: &Description) -> MirrorStatus {
+        MirrorStatus {
+            uuid: uuid_words(&mirror.uuid),
+            state: mirror.state.as_str().to_owned(),
+            region_bytes: mirror.region_bytes,
+            dirty_bytes: mirror.unsettled_bytes,
+            lost_blocks: mirror.lost_blocks,
+            replicas: mirror.legs.iter().map(ReplicaStatus::of).collect(),
+        }
+    }
+
+    /// The exit status of a command that prints this: clean only if every replica is online and in sync.
+    pub fn exit(&self) -> Exit {
+        if self.state == State::Optimal.as_str() { Exit::Clean } else { Exit::Incomplete }
+    }
+
+    /// The replica of this name; the newest if an earlier one had the same name.
+    pub fn replica(&self, name: &str) -> Option<&ReplicaStatus> {
+        self.replicas.iter().rev().find(|replica| replica.name == name && !replica.is_removed())
+    }
+
+    /// A mirror for people: a line for its identity, its state and each replica.
+    pub fn words(&self) -> String {
+        let mut words = format!("{:<16}{}\n{:<16}{}\n", "uuid", self.uuid, "state", self.state);
+        for replica in self.replica_texts() {
+            writeln!(words, "{:<16}{replica}", "replica").expect("a text takes what is written to it");
+        }
+        if self.dirty_bytes > 0 {
+            let bytes = ByteCount::new(self.dirty_bytes);
+            writeln!(words, "{:<16}{bytes}, where replicas may differ", "dirty")
+                .expect("a text takes what is written to it");
+        }
+        words
+    }
+
+    /// Each replica for people.
+    pub fn replica_texts(&self) -> Vec<String> {
+        self.replicas.iter().filter(|replica| !replica.is_removed()).map(ReplicaStatus::to_text).collect()
+    }
+}
+
+impl ReplicaStatus {
+    fn of(replica: &LegDescription) -> ReplicaStatus {
+        ReplicaStatus {
+            name: replica.name.clone(),
+            state: replica.standing.as_str().to_owned(),
+            online: replica.is_here,
+            last_error: Some(replica.why.clone()).filter(|why| !why.is_empty()),
+            out_of_sync_bytes: replica.missed_bytes,
+            resynced_bytes: replica.copied_bytes,
+            repaired_blocks: replica.healed_blocks,
+            stale_blocks: replica.stale_blocks,
+            failures: replica.failures,
+        }
+    }
+
+    /// True if it was taken out of the mirror.
+    pub fn is_removed(&self) -> bool {
+        self.state == ReplicaState::Removed.as_str()
+    }
+
+    /// True if it has the content of the mirror.
+    pub fn is_in_sync(&self) -> bool {
+        self.state == ReplicaState::InSync.as_str()
+    }
+
+    /// True if it lacks writes and no resync runs.
+    pub fn is_out_of_sync(&self) -> bool {
+        self.state == ReplicaState::OutOfSync.as_str()
+    }
+
+    /// True if a resync to it runs.
+    pub fn is_resyncing(&self) -> bool {
+        self.state == ReplicaState::Resyncing.as_str()
+    }
+
+    fn to_text(&self) -> String {
+        let out_of_sync = match self.out_of_sync_bytes {
+            0 => String::new(),
+            bytes if self.is_out_of_sync() => format!(": up to {}", ByteCount::new(bytes)),
+            bytes => format!(", out of sync: up to {}", ByteCount::new(bytes)),
+        };
+        let offline = if self.online { "" } else { ", offline" };
+        let repaired = match self.repaired_blocks {
+            0 => String::new(),
+            blocks => format!(", {blocks} repaired"),
+        };
+        let stale = match self.stale_blocks {
+            0 => String::new(),
+            blocks => format!(", {blocks} older copies kept"),
+        };
+        let error = self.last_error.as_ref().map_or(String::new(), |why| format!(": {why}"));
+        format!("{}: {}{out_of_sync}{offline}{repaired}{stale}{error}", self.name, state_text(&self.state))
+    }
+}
+
+/// A state of a replica for people.
+pub fn state_text(state: &str) -> String {
+    state.replace('_', " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replica_in_a_line_names_its_state_once() {
+        let text = |state: &str, online, out_of_sync_bytes| {
+            let status = ReplicaStatus {
+                name: "b".to_owned(),
+                state: state.to_owned(),
+                online,
+                last_error: Some("refused".to_owned()).filter(|_| !online),
+                out_of_sync_bytes,
+                resynced_bytes: 0,
+                repaired_blocks: u64::from(online),
+                stale_blocks: 0,
+                failures: 0,
+            };
+            status.to_text()
+        };
+        assert_eq!(text("in_sync", true, 0), "b: in sync, 1 repaired");
+        assert_eq!(text("in_sync", false, 0), "b: in sync, offline: refused");
+        assert_eq!(text("out_of_sync", false, 1 << 16), "b: out of sync: up to 64 KiB, offline: refused");
+        assert_eq!(text("resyncing", true, 1 << 16), "b: resyncing, out of sync: up to 64 KiB, 1 repaired");
+    }
+}
