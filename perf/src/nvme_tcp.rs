@@ -111,9 +111,9 @@ impl Contender {
             peer.signal(Signal::CONT)?;
             sleep(WAKE).await;
         }
-        let before = (self.target_cpu().await?, thread_cpu(), self.gate.device().counters().bytes_summed());
+        let before = (self.target_cpu().await?, thread_cpu(), self.gate.device().counters().bytes_checksummed());
         let turn = load::drive(Rc::clone(&self.gate), load, until, seed).await?;
-        let after = (thread_cpu(), self.target_cpu().await?, self.gate.device().counters().bytes_summed());
+        let after = (thread_cpu(), self.target_cpu().await?, self.gate.device().counters().bytes_checksummed());
         if let End::Theirs(Some(peer)) = &self.end {
             peer.signal(Signal::STOP)?;
         }

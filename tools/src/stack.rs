@@ -287,12 +287,12 @@ fn open_device(target: &TargetName, access: Access, usage: Usage) -> LocalBoxFut
             TargetName::Group { kind, legs } => groups::open(target, *kind, legs, access, usage).await,
             TargetName::NvmeTcp { address, nqn, nsid, options } => {
                 let device = remote::connect(address, nqn, *nsid, options).await.map_err(|error| error.on(target))?;
-                let facts = Facts { remote: Some(device.facts()), ..Facts::plain("NVMe/TCP namespace") };
+                let facts = Facts { remote: Some(device.info()), ..Facts::plain("NVMe/TCP namespace") };
                 Ok(Opened::new(target, device.clone(), facts, vec![CloseHandle::Remote(device)]))
             }
             TargetName::Nbd { address, export, connections } => {
                 let device = nbd::connect(address, export, *connections).await.map_err(|error| error.on(target))?;
-                let facts = Facts { export: Some(device.facts().clone()), ..Facts::plain("NBD export") };
+                let facts = Facts { export: Some(device.info().clone()), ..Facts::plain("NBD export") };
                 Ok(Opened::new(target, device.clone(), facts, vec![CloseHandle::Nbd(device)]))
             }
         }

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 
 use sealblock_block::{BlockState, Request, Response};
-use sealblock_protocols_nbd::{ErrorCode, Run};
+use sealblock_protocols_nbd::{ErrorCode, StatusDescriptor};
 
 use crate::translate::{FailedRequest, OpenExport, Reply};
 
@@ -27,7 +27,7 @@ impl OpenExport {
     ) -> Result<Reply, FailedRequest> {
         let most = if one { 1 } else { RUNS };
         let (mut at, end) = (offset, offset + length);
-        let mut runs: Vec<Run> = Vec::new();
+        let mut runs: Vec<StatusDescriptor> = Vec::new();
         for _ in 0..WINDOWS {
             // What is one run too many says that the last one is complete.
             if at == end || runs.len() > most || is_gone.get() {
@@ -42,7 +42,7 @@ impl OpenExport {
     }
 
     /// Appends the runs of a part.
-    async fn window(&self, offset: u64, length: u64, runs: &mut Vec<Run>) -> Result<(), FailedRequest> {
+    async fn window(&self, offset: u64, length: u64, runs: &mut Vec<StatusDescriptor>) -> Result<(), FailedRequest> {
         let extent = self.extent(offset, length)?;
         let Response::BlockStatus(found) = self.run(Request::BlockStatus { extent }).await? else {
             return Err(ErrorCode::Io.into());
@@ -56,7 +56,7 @@ impl OpenExport {
             };
             match runs.last_mut() {
                 Some(last) if last.status == status => last.length += length,
-                _ => runs.push(Run { length, status }),
+                _ => runs.push(StatusDescriptor { length, status }),
             }
         }
         Ok(())

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use sealblock_block::{Ability, Device, Durability, Error, Outcome, Request, RequestKind, Response};
 use sealblock_integrity::{Checks, Sealed, Tags};
 use sealblock_layers_remote_core::Attached;
-use sealblock_protocols_nbd::{Command, ErrorCode, ErrorReply, Run};
+use sealblock_protocols_nbd::{Command, ErrorCode, ErrorReply, StatusDescriptor};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::Extent;
 
@@ -20,7 +20,7 @@ const CACHE_BYTES: u64 = 1 << 20;
 pub(crate) enum Reply {
     Done,
     Data(Slice),
-    Status(Vec<Run>),
+    Status(Vec<StatusDescriptor>),
 }
 
 /// A request that failed, and what a read may give of the data before.

@@ -157,7 +157,7 @@ fn command(ask: &Ask, at: u64, buffer: Buffer, payload: &Slice) -> Result<(Comma
     blocks.protection.pract = ask.pract;
     let (command, data) = match ask.writes {
         true => (IoCommand::Write(blocks), HostData::Write(payload.clone().into())),
-        false => (IoCommand::Read(blocks), HostData::Read { buffer, shape: None }),
+        false => (IoCommand::Read(blocks), HostData::Read { buffer, layout: None }),
     };
     Ok((command.encode(1).map_err(|_| "a command")?, data))
 }

@@ -49,7 +49,7 @@ pub(crate) fn check(
         },
         IoCommand::Flush
         | IoCommand::Verify(_)
-        | IoCommand::Digest(_)
+        | IoCommand::Checksum(_)
         | IoCommand::WriteZeroes(_)
         | IoCommand::WriteUncorrectable(_) => Ok(()),
     }
@@ -59,7 +59,7 @@ pub(crate) fn check(
 fn has_operation(namespace: &Namespace, io: &IoCommand, command: &Command) -> Result<(), CommandError> {
     let ability = match io {
         IoCommand::WriteUncorrectable(_) => namespace.device.abilities().write_uncorrectable,
-        IoCommand::Digest(_) => namespace.device.abilities().checksum,
+        IoCommand::Checksum(_) => namespace.device.abilities().checksum,
         _ => return Ok(()),
     };
     if ability == Ability::Absent { Err(Invalid::Opcode(command.opcode).into()) } else { Ok(()) }

@@ -122,7 +122,7 @@ impl Connection {
         config.max_in_capsule_bytes = IN_CAPSULE_BYTES;
         config.max_c2h_data_bytes = target.limits.read_pdu_bytes();
         let subsystem = Arc::new(OnceLock::<Arc<Subsystem>>::new());
-        config.shape_of = Some(shape_of(&subsystem));
+        config.layout_of = Some(shape_of(&subsystem));
         parts::prepare(&stream, &target.limits);
         let most_commands = usize::from(config.max_commands.get());
         Rc::new(Connection {

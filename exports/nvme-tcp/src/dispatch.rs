@@ -80,7 +80,7 @@ impl Connection {
     pub(crate) fn on_data(self: &Rc<Self>, token: Token, data: Result<Received, DataError>) {
         let Some(PreparedCommand { command, mut job }) = self.take_fetching(token) else { return };
         match data {
-            Ok(Received { buffer, sums }) => {
+            Ok(Received { buffer, crcs: sums }) => {
                 if let (Some(job), Some(sums)) = (&mut job, sums) {
                     job.set_sums(sums);
                 }
@@ -183,7 +183,7 @@ impl Connection {
 
     fn fetch(self: &Rc<Self>, token: Token, task: PreparedCommand, len: usize) {
         let shape = task.job.as_ref().and_then(IoRequest::shape);
-        let accepted = self.core.borrow_mut().accept_data(token, self.pool.take(len), shape);
+        let accepted = self.core.borrow_mut().fetch_data(token, self.pool.take(len), shape);
         if accepted.is_err() {
             return self.refuse(token, &task.command, StatusCode::DATA_SGL_LENGTH_INVALID.into());
         }
@@ -305,7 +305,7 @@ fn brought(
     Ok(match data {
         CommandData::Unusable(error) => return Err(error),
         CommandData::None => (TransferLengths { brings: 0, wants: 0 }, None, None),
-        CommandData::InCapsule(Received { buffer, sums }) => {
+        CommandData::InCapsule(Received { buffer, crcs: sums }) => {
             (TransferLengths { brings: buffer.len() as u64, wants: 0 }, sums, Some(buffer))
         }
         CommandData::Transport { len_bytes } if is_to_controller => {

@@ -180,7 +180,9 @@ impl IoRequest {
                 durability: self.durability(zeroes.blocks.force_unit_access),
             },
             IoCommand::Verify(blocks) => Request::Verify { extent: blocks.extent, checks: namespace.checks(&blocks) },
-            IoCommand::Digest(blocks) => Request::Checksum { extent: blocks.extent, checks: namespace.checks(&blocks) },
+            IoCommand::Checksum(blocks) => {
+                Request::Checksum { extent: blocks.extent, checks: namespace.checks(&blocks) }
+            }
             IoCommand::WriteUncorrectable(extent) => {
                 Request::WriteUncorrectable { extent, durability: self.durability(false) }
             }
@@ -194,10 +196,10 @@ impl IoRequest {
     fn reply(&self, namespace: &NamespaceHandle, answer: Response) -> Result<Reply, CommandError> {
         match (&self.io, answer) {
             (IoCommand::Read(blocks), Response::Data(read)) => Ok(Reply::Data(namespace.payload(blocks, read), 0)),
-            (IoCommand::Digest(_), Response::Checksum(digested)) => Ok(Reply::Done(digested.crc64)),
+            (IoCommand::Checksum(_), Response::Checksum(digested)) => Ok(Reply::Done(digested.crc64)),
             // Hosts that do not know what it means ignore it.
             (IoCommand::Verify(_), Response::Verified(verified)) => Ok(Reply::Done(verified.coverage.bits().into())),
-            (IoCommand::Read(_) | IoCommand::Digest(_), _) => Err(StatusCode::INTERNAL_ERROR.into()),
+            (IoCommand::Read(_) | IoCommand::Checksum(_), _) => Err(StatusCode::INTERNAL_ERROR.into()),
             _ => Ok(Reply::Done(0)),
         }
     }
@@ -213,7 +215,7 @@ impl IoRequest {
             | IoCommand::Write(_)
             | IoCommand::WriteZeroes(_)
             | IoCommand::Verify(_)
-            | IoCommand::Digest(_)
+            | IoCommand::Checksum(_)
             | IoCommand::WriteUncorrectable(_) => Err(StatusCode::INTERNAL_ERROR.into()),
         }
     }
@@ -246,7 +248,7 @@ impl IoRequest {
         let traffic = &self.controller.traffic;
         let bytes = extent(&self.io).map_or(0, |extent| namespace.data_bytes(extent));
         match (&self.io, outcome) {
-            (IoCommand::Read(_) | IoCommand::Compare(_) | IoCommand::Verify(_) | IoCommand::Digest(_), Ok(_)) => {
+            (IoCommand::Read(_) | IoCommand::Compare(_) | IoCommand::Verify(_) | IoCommand::Checksum(_), Ok(_)) => {
                 add(&traffic.reads, 1);
                 add(&traffic.read_bytes, bytes);
             }
@@ -267,7 +269,7 @@ fn extent(io: &IoCommand) -> Option<Extent> {
         | IoCommand::Read(blocks)
         | IoCommand::Compare(blocks)
         | IoCommand::Verify(blocks)
-        | IoCommand::Digest(blocks) => Some(blocks.extent),
+        | IoCommand::Checksum(blocks) => Some(blocks.extent),
         IoCommand::WriteZeroes(zeroes) => Some(zeroes.blocks.extent),
         IoCommand::WriteUncorrectable(extent) => Some(*extent),
         IoCommand::Flush | IoCommand::DatasetManagement(_) | IoCommand::Copy(_) => None,

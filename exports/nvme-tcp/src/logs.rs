@@ -80,8 +80,8 @@ fn extensions(namespace: &Namespace) -> Extensions {
     let abilities = namespace.device.abilities();
     let when = |ability, extension| if ability == Ability::Absent { Extensions::NONE } else { extension };
     let if_so = |is_so, extension| if is_so { extension } else { Extensions::NONE };
-    when(abilities.checksum, Extensions::DIGEST)
-        | when(abilities.reserved, Extensions::ANNEX)
+    when(abilities.checksum, Extensions::CHECKSUM)
+        | when(abilities.reserved, Extensions::RESERVED)
         | Extensions::COVERAGE
         | if_so(abilities.seals, Extensions::SEALS)
         | if_so(abilities.copies, Extensions::COPIES)
@@ -146,7 +146,7 @@ const IO: [IoOpcode; 9] = [
     IoOpcode::DatasetManagement,
     IoOpcode::Verify,
     IoOpcode::Copy,
-    IoOpcode::Digest,
+    IoOpcode::Checksum,
 ];
 
 fn effects(controller: &Controller) -> EffectsLog {

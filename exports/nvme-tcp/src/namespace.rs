@@ -184,7 +184,7 @@ impl Namespace {
             _ => Payload::from(read.into_parts().0),
         };
         match sums {
-            Some(sums) => payload.with_sums(sums),
+            Some(sums) => payload.with_crcs(sums),
             None => payload,
         }
     }

@@ -13,7 +13,7 @@ use sealblock_block::Geometry;
 use sealblock_integrity::{GuardKind, Sealed};
 use sealblock_protocols_nvme::Command;
 use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand};
-use sealblock_protocols_nvme_tcp::config::ShapeOf;
+use sealblock_protocols_nvme_tcp::config::LayoutOf;
 use sealblock_protocols_nvme_tcp::target::Counters;
 use sealblock_protocols_nvme_tcp::{BlockCrcs, BlockLayout};
 
@@ -58,7 +58,7 @@ impl Namespace {
 
     /// The sums of data that was read, where its guards are sums that were compared with it.
     pub(crate) fn sums_of(&self, blocks: &BlockCommand, read: &Sealed) -> Option<BlockCrcs> {
-        Some(BlockCrcs { shape: self.shape(blocks)?, guards: read.block_crcs()?.collect() })
+        Some(BlockCrcs { layout: self.shape(blocks)?, guards: read.block_crcs()?.collect() })
     }
 
     /// The guards that these sums are.
@@ -82,9 +82,9 @@ impl Namespace {
 }
 
 /// How data in capsules is cut into blocks, as soon as it is known to which subsystem the commands go.
-pub(crate) fn shape_of(subsystem: &Arc<OnceLock<Arc<Subsystem>>>) -> ShapeOf {
+pub(crate) fn shape_of(subsystem: &Arc<OnceLock<Arc<Subsystem>>>) -> LayoutOf {
     let subsystem = Arc::clone(subsystem);
-    ShapeOf::new(move |command| subsystem.get()?.namespaces().get(&command.nsid.get())?.shape_of(command))
+    LayoutOf::new(move |command| subsystem.get()?.namespaces().get(&command.nsid.get())?.shape_of(command))
 }
 
 /// What the I/O queues of a subsystem have moved, and how much of it they have summed.
@@ -126,9 +126,9 @@ impl Summing {
     /// Takes over what the connection has counted since it was accepted.
     pub(crate) fn note(&self, counters: &Counters) {
         self.received_bytes.set(counters.received.payload_bytes);
-        self.received_bytes_summed.set(counters.received.payload_bytes_summed);
+        self.received_bytes_summed.set(counters.received.payload_bytes_checksummed);
         self.sent_bytes.set(counters.payload_bytes_sent);
-        self.sent_bytes_summed.set(counters.payload_bytes_sent_summed);
+        self.sent_bytes_summed.set(counters.payload_bytes_sent_checksummed);
     }
 
     /// What was counted until now, and before.

@@ -17,7 +17,7 @@ pub enum Address {
 }
 
 /// One way to an address.
-pub(crate) enum Way {
+pub(crate) enum ResolvedAddress {
     Tcp(SocketAddr),
     Unix(PathBuf),
 }
@@ -29,10 +29,10 @@ impl Address {
     }
 
     /// The ways to it, in the order in which they are to be tried; at least one.
-    pub(crate) async fn ways(&self) -> io::Result<Vec<Way>> {
+    pub(crate) async fn resolve(&self) -> io::Result<Vec<ResolvedAddress>> {
         Ok(match self {
-            Address::Tcp(host) => host.resolve().await?.into_iter().map(Way::Tcp).collect(),
-            Address::Unix(path) => vec![Way::Unix(path.clone())],
+            Address::Tcp(host) => host.resolve().await?.into_iter().map(ResolvedAddress::Tcp).collect(),
+            Address::Unix(path) => vec![ResolvedAddress::Unix(path.clone())],
         })
     }
 
@@ -45,17 +45,17 @@ impl Address {
     }
 }
 
-impl Way {
+impl ResolvedAddress {
     /// Connects.
     pub(crate) async fn connect(&self) -> io::Result<Stream> {
         match self {
-            Way::Tcp(address) => Stream::connect(*address).await,
-            Way::Unix(path) => Stream::connect_unix(path).await,
+            ResolvedAddress::Tcp(address) => Stream::connect(*address).await,
+            ResolvedAddress::Unix(path) => Stream::connect_unix(path).await,
         }
     }
 
     pub(crate) fn is_tcp(&self) -> bool {
-        matches!(self, Way::Tcp(_))
+        matches!(self, ResolvedAddress::Tcp(_))
     }
 }
 

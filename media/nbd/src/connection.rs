@@ -13,13 +13,13 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use sealblock_protocols_nbd::client::{
-    Answer, Answered, AskError, Client, ClientRequest, Closed, Config, Event, ServerError,
+    Client, ClientRequest, Closed, CompletedRequest, Config, Event, Reply, ServerError, SubmitError,
 };
 use sealblock_runtime_reactor::net::{Keepalive, Stream};
 use sealblock_runtime_reactor::{Notify, spawn, timeout};
 
-use crate::address::Way;
-use crate::error::{Lost, NoAnswer};
+use crate::address::ResolvedAddress;
+use crate::error::{ConnectionLost, RequestError};
 use crate::fifo::FifoWaiters;
 
 /// How long the last bytes of a connection that is over may take.
@@ -28,14 +28,14 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 const KEEPALIVE: Keepalive = Keepalive { idle_s: 30, interval_s: 10, probes: 3 };
 
 /// How a request was answered.
-pub(crate) type Outcome = Result<Answer, Vec<ServerError>>;
+pub(crate) type ReplyResult = Result<Reply, Vec<ServerError>>;
 
 /// Who waits for an answer.
-struct Wait {
-    bell: Notify,
-    outcome: Cell<Option<Outcome>>,
+struct PendingRequest {
+    notify: Notify,
+    result: Cell<Option<ReplyResult>>,
     /// The tick at which the request was sent.
-    since: u32,
+    sent_tick: u32,
 }
 
 /// A connection.
@@ -43,23 +43,23 @@ pub(crate) struct Connection {
     stream: Stream,
     core: RefCell<Client>,
     /// Requests in flight by their place.
-    waits: RefCell<Vec<Option<Rc<Wait>>>>,
-    line: FifoWaiters,
+    pending: RefCell<Vec<Option<Rc<PendingRequest>>>>,
+    waiters: FifoWaiters,
     /// Why the connection is over.
-    ended: RefCell<Option<Rc<str>>>,
+    end_reason: RefCell<Option<Rc<str>>>,
     /// Something is to be sent, or the connection is over.
-    output: Notify,
+    output_notify: Notify,
     /// What the negotiation came to, and the bell for it.
-    first: RefCell<Option<Event>>,
-    opened: Notify,
+    negotiation_event: RefCell<Option<Event>>,
+    negotiated_notify: Notify,
     is_sending: Cell<bool>,
-    now: Cell<u32>,
-    answered: Cell<u64>,
+    tick: Cell<u32>,
+    completed_count: Cell<u64>,
 }
 
 impl Connection {
     /// Connects, and begins what the connection is for.
-    pub(crate) async fn open(way: &Way, config: Config) -> std::io::Result<Rc<Connection>> {
+    pub(crate) async fn open(way: &ResolvedAddress, config: Config) -> std::io::Result<Rc<Connection>> {
         let stream = way.connect().await?;
         if way.is_tcp() {
             stream.set_nodelay(true)?;
@@ -68,15 +68,15 @@ impl Connection {
         let connection = Rc::new(Connection {
             stream,
             core: RefCell::new(Client::new(config)),
-            waits: RefCell::default(),
-            line: FifoWaiters::default(),
-            ended: RefCell::default(),
-            output: Notify::default(),
-            first: RefCell::default(),
-            opened: Notify::default(),
+            pending: RefCell::default(),
+            waiters: FifoWaiters::default(),
+            end_reason: RefCell::default(),
+            output_notify: Notify::default(),
+            negotiation_event: RefCell::default(),
+            negotiated_notify: Notify::default(),
             is_sending: Cell::new(false),
-            now: Cell::new(0),
-            answered: Cell::new(0),
+            tick: Cell::new(0),
+            completed_count: Cell::new(0),
         });
         spawn(receive(Rc::clone(&connection)));
         spawn(send(Rc::clone(&connection)));
@@ -86,22 +86,22 @@ impl Connection {
     /// What the negotiation comes to.
     pub(crate) async fn negotiated(&self) -> Result<Event, Closed> {
         loop {
-            if let Some(event) = self.first.take() {
+            if let Some(event) = self.negotiation_event.take() {
                 return Ok(event);
             }
-            if self.ended.borrow().is_some() {
+            if self.end_reason.borrow().is_some() {
                 return Err(self.core.borrow().closed().cloned().unwrap_or(Closed::Here));
             }
-            self.opened.wait().await;
+            self.negotiated_notify.wait().await;
         }
     }
 
     /// Asks, as soon as there is room for it.
-    pub(crate) async fn call(&self, ask: ClientRequest) -> Result<Outcome, NoAnswer> {
-        let wait = if self.line.len() == 0 && self.core.borrow().can_submit() {
+    pub(crate) async fn execute(&self, ask: ClientRequest) -> Result<ReplyResult, RequestError> {
+        let wait = if self.waiters.len() == 0 && self.core.borrow().can_submit() {
             self.submit(ask)?
         } else {
-            let place = self.line.join();
+            let place = self.waiters.join();
             loop {
                 if let Some(lost) = self.lost() {
                     return Err(lost.into());
@@ -109,45 +109,50 @@ impl Connection {
                 if place.is_first() && self.core.borrow().can_submit() {
                     break;
                 }
-                place.called().await;
+                place.wait().await;
             }
             self.submit(ask)?
         };
-        wait.bell.wait().await;
-        wait.outcome.take().ok_or_else(|| self.lost().unwrap_or_else(|| Lost("the connection ended".into())).into())
+        wait.notify.wait().await;
+        wait.result
+            .take()
+            .ok_or_else(|| self.lost().unwrap_or_else(|| ConnectionLost("the connection ended".into())).into())
     }
 
-    fn submit(&self, ask: ClientRequest) -> Result<Rc<Wait>, NoAnswer> {
+    fn submit(&self, ask: ClientRequest) -> Result<Rc<PendingRequest>, RequestError> {
         let submitted = self.core.borrow_mut().submit(ask);
         let place = match submitted {
             Ok(place) => place,
-            Err(AskError::NotReady) => return Err(self.lost().unwrap_or_else(|| Lost("not open".into())).into()),
+            Err(SubmitError::NotReady) => {
+                return Err(self.lost().unwrap_or_else(|| ConnectionLost("not open".into())).into());
+            }
             Err(error) => return Err(error.into()),
         };
-        let wait = Rc::new(Wait { bell: Notify::default(), outcome: Cell::new(None), since: self.now.get() });
-        let mut waits = self.waits.borrow_mut();
+        let wait =
+            Rc::new(PendingRequest { notify: Notify::default(), result: Cell::new(None), sent_tick: self.tick.get() });
+        let mut waits = self.pending.borrow_mut();
         if waits.len() <= place {
             waits.resize(place + 1, None);
         }
         waits[place] = Some(Rc::clone(&wait));
         drop(waits);
-        self.output.ring();
+        self.output_notify.ring();
         Ok(wait)
     }
 
     /// Requests in flight and in line.
     pub(crate) fn load(&self) -> usize {
-        self.core.borrow().in_flight() + self.line.len()
+        self.core.borrow().in_flight() + self.waiters.len()
     }
 
     /// Requests that were answered.
-    pub(crate) fn answered(&self) -> u64 {
-        self.answered.get()
+    pub(crate) fn completed_count(&self) -> u64 {
+        self.completed_count.get()
     }
 
     /// Why the connection is over, if it is.
-    pub(crate) fn lost(&self) -> Option<Lost> {
-        self.ended.borrow().clone().map(Lost)
+    pub(crate) fn lost(&self) -> Option<ConnectionLost> {
+        self.end_reason.borrow().clone().map(ConnectionLost)
     }
 
     /// Says goodbye. Answers are not read any more.
@@ -158,7 +163,7 @@ impl Connection {
     /// Ends the connection: all requests are lost.
     pub(crate) fn end(&self, reason: &str) {
         {
-            let mut ended = self.ended.borrow_mut();
+            let mut ended = self.end_reason.borrow_mut();
             if ended.is_some() {
                 return;
             }
@@ -170,22 +175,22 @@ impl Connection {
             let _ = self.stream.reset();
         }
         self.core.borrow_mut().close();
-        let waits = self.waits.take();
-        waits.iter().flatten().for_each(|wait| wait.bell.ring());
-        self.line.call_all();
-        self.opened.ring();
+        let waits = self.pending.take();
+        waits.iter().flatten().for_each(|wait| wait.notify.ring());
+        self.waiters.notify_all();
+        self.negotiated_notify.ring();
         if self.is_sending.get() {
             // A peer that does not read would hold the sender for ever.
             let _ = self.stream.shutdown(Shutdown::Both);
         }
-        self.output.ring();
+        self.output_notify.ring();
     }
 
     /// Counts a tick, and tells whether a request has been in flight for more than `most` of them.
-    pub(crate) fn tick(&self, most: u32) -> bool {
-        let now = self.now.get().wrapping_add(1);
-        self.now.set(now);
-        self.waits.borrow().iter().flatten().any(|wait| now.wrapping_sub(wait.since) > most)
+    pub(crate) fn advance_tick(&self, most: u32) -> bool {
+        let now = self.tick.get().wrapping_add(1);
+        self.tick.set(now);
+        self.pending.borrow().iter().flatten().any(|wait| now.wrapping_sub(wait.sent_tick) > most)
     }
 
     /// Hands out what has happened.
@@ -194,24 +199,24 @@ impl Connection {
             let event = self.core.borrow_mut().next_event();
             match event {
                 None => break,
-                Some(Event::Answered(Answered { place, outcome })) => {
-                    self.answered.set(self.answered.get() + 1);
-                    let wait = self.waits.borrow_mut().get_mut(place).and_then(Option::take);
+                Some(Event::Completed(CompletedRequest { place, outcome })) => {
+                    self.completed_count.set(self.completed_count.get() + 1);
+                    let wait = self.pending.borrow_mut().get_mut(place).and_then(Option::take);
                     if let Some(wait) = wait {
-                        wait.outcome.set(Some(outcome));
-                        wait.bell.ring();
+                        wait.result.set(Some(outcome));
+                        wait.notify.ring();
                     }
-                    self.line.call_first();
+                    self.waiters.notify_first();
                 }
                 // The reason is told by the receiver, which finds no buffer to receive into.
                 Some(Event::Closed(_)) => {}
                 Some(event @ (Event::Listed(_) | Event::Described(_) | Event::Ready(_))) => {
-                    self.first.replace(Some(event));
-                    self.opened.ring();
+                    self.negotiation_event.replace(Some(event));
+                    self.negotiated_notify.ring();
                 }
             }
         }
-        self.output.ring();
+        self.output_notify.ring();
     }
 }
 
@@ -239,12 +244,12 @@ async fn send(connection: Rc<Connection>) {
     let mut out = Vec::new();
     loop {
         let bytes = connection.core.borrow_mut().transmit(&mut out);
-        let is_over = connection.ended.borrow().is_some();
+        let is_over = connection.end_reason.borrow().is_some();
         if bytes == 0 && is_over {
             break;
         }
         if bytes == 0 {
-            connection.output.wait().await;
+            connection.output_notify.wait().await;
             continue;
         }
         let sent = if is_over {

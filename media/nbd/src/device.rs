@@ -17,7 +17,7 @@ pub struct NbdDevice(Rc<NbdState>);
 
 struct NbdState {
     io: Io,
-    facts: ConnectionInfo,
+    info: ConnectionInfo,
 }
 
 impl NbdDevice {
@@ -32,38 +32,38 @@ impl NbdDevice {
         let plan = SessionConfig { address, export: export.to_owned(), options };
         let session = plan.open().await?;
         let depth = plan.options.queue_depth;
-        let facts = ConnectionInfo::of(export, &session.described, session.connections.len(), depth);
-        Ok(NbdDevice(Rc::new(NbdState { io: Io { link: ReconnectingSession::new(plan, session) }, facts })))
+        let facts = ConnectionInfo::of(export, &session.info, session.connections.len(), depth);
+        Ok(NbdDevice(Rc::new(NbdState { io: Io { session: ReconnectingSession::new(plan, session) }, info: facts })))
     }
 
     /// Ends the device for all its clones: tells the server so, and closes the connections. Requests in flight and later
     /// ones fail. Writes that were not flushed are the caller's to flush before.
     pub async fn close(&self) {
-        let link = &self.0.io.link;
-        if let Some(session) = link.session_now() {
+        let link = &self.0.io.session;
+        if let Some(session) = link.current_session() {
             session.disconnect();
         }
         link.fail("the device was closed");
     }
 
     /// What the server says of the export.
-    pub fn facts(&self) -> &ConnectionInfo {
-        &self.0.facts
+    pub fn info(&self) -> &ConnectionInfo {
+        &self.0.info
     }
 
     /// What went through since the device was opened.
     pub fn counters(&self) -> Counters {
-        self.0.io.link.counters()
+        self.0.io.session.counters()
     }
 }
 
 impl Device for NbdDevice {
     fn geometry(&self) -> &Geometry {
-        &self.0.io.link.shape.geometry
+        &self.0.io.session.profile.geometry
     }
 
     fn abilities(&self) -> Abilities {
-        self.0.io.link.shape.abilities
+        self.0.io.session.profile.abilities
     }
 
     async fn execute(&self, operation: Request) -> Outcome {
@@ -76,7 +76,7 @@ impl Device for NbdDevice {
             Request::WriteZeroes { extent, may_unmap, durability } => {
                 io.write_zeroes(extent, may_unmap, durability).await
             }
-            Request::BlockStatus { extent } => io.allocation(extent).await,
+            Request::BlockStatus { extent } => io.block_status(extent).await,
             Request::Verify { .. }
             | Request::Checksum { .. }
             | Request::Repair { .. }

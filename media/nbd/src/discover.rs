@@ -5,7 +5,7 @@ use sealblock_protocols_nbd::client::{Event, Goal};
 use crate::session::SessionConfig;
 use crate::{Address, ConnectError, Options};
 
-pub use sealblock_protocols_nbd::client::Listed;
+pub use sealblock_protocols_nbd::client::ListedExport;
 
 /// The exports that a server names, in its order. Of the options only [`Options::connect_timeout`] counts.
 ///
@@ -14,7 +14,7 @@ pub use sealblock_protocols_nbd::client::Listed;
 ///
 /// # Panics
 /// Outside a reactor.
-pub async fn discover(address: Address, options: Options) -> Result<Vec<Listed>, ConnectError> {
+pub async fn discover(address: Address, options: Options) -> Result<Vec<ListedExport>, ConnectError> {
     let plan = SessionConfig { address, export: String::new(), options };
     plan.in_time(async {
         match plan.negotiate(Goal::List).await? {

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use sealblock_protocols_nbd::client::{AskError, Refused, Violation};
+use sealblock_protocols_nbd::client::{NegotiationError, SubmitError, Violation};
 
 use crate::Address;
 
@@ -47,7 +47,7 @@ pub enum ConnectError {
     Name,
     /// The server does not go on.
     #[error("{0}")]
-    Refused(Refused),
+    Refused(NegotiationError),
     /// The server broke the protocol.
     #[error("the server broke the protocol: {0}")]
     Violation(Violation),
@@ -72,7 +72,10 @@ impl ConnectError {
             | ConnectError::Lost { .. } => true,
             // While a server starts, its exports may come one by one.
             ConnectError::Refused(refused) => {
-                matches!(refused, Refused::Unknown(_) | Refused::Policy(_) | Refused::Shutdown(_))
+                matches!(
+                    refused,
+                    NegotiationError::Unknown(_) | NegotiationError::Policy(_) | NegotiationError::Shutdown(_)
+                )
             }
             ConnectError::Name
             | ConnectError::Violation(_)
@@ -85,15 +88,15 @@ impl ConnectError {
 /// A connection that is over; requests in flight may or may not have been carried out.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct Lost(pub(crate) Rc<str>);
+pub(crate) struct ConnectionLost(pub(crate) Rc<str>);
 
 /// Why a request has no answer.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub(crate) enum NoAnswer {
+pub(crate) enum RequestError {
     /// Its connection is over.
     #[error(transparent)]
-    Lost(#[from] Lost),
+    Lost(#[from] ConnectionLost),
     /// It was not sent.
     #[error(transparent)]
-    NotSent(#[from] AskError),
+    NotSent(#[from] SubmitError),
 }

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use sealblock_protocols_nbd::client::{Described, ReplyStyle, Sizes};
+use sealblock_protocols_nbd::client::{BlockSizes, ExportInfo, ReplyStyle};
 use sealblock_protocols_nbd::wire::transmission;
 
 /// What a server says of an export. Texts are as it sent them, without what is not printable.
@@ -13,7 +13,7 @@ pub struct ConnectionInfo {
     /// Text for people, possibly none.
     pub description: String,
     /// Block sizes in bytes that the server takes.
-    pub sizes: Sizes,
+    pub sizes: BlockSizes,
     /// How replies look.
     pub style: ReplyStyle,
     /// FLUSH is there; without it writes count as durable when they are answered.
@@ -23,7 +23,7 @@ pub struct ConnectionInfo {
     /// FAST_ZERO is there.
     pub fast_zero: bool,
     /// Several connections see each other's writes and flushes.
-    pub several: bool,
+    pub can_multi_conn: bool,
     /// The server tells holes (`base:allocation`).
     pub allocation: bool,
     /// Connections in use.
@@ -33,7 +33,7 @@ pub struct ConnectionInfo {
 }
 
 impl ConnectionInfo {
-    pub(crate) fn of(asked: &str, described: &Described, connections: usize, queue_depth: u16) -> ConnectionInfo {
+    pub(crate) fn of(asked: &str, described: &ExportInfo, connections: usize, queue_depth: u16) -> ConnectionInfo {
         let has = |flag| described.has(flag);
         let name = described.name.as_deref().unwrap_or(asked);
         ConnectionInfo {
@@ -44,7 +44,7 @@ impl ConnectionInfo {
             flush: has(transmission::SEND_FLUSH),
             fua: has(transmission::SEND_FUA),
             fast_zero: has(transmission::SEND_FAST_ZERO),
-            several: has(transmission::CAN_MULTI_CONN),
+            can_multi_conn: has(transmission::CAN_MULTI_CONN),
             allocation: described.context.is_some(),
             connections,
             queue_depth,
@@ -67,7 +67,7 @@ pub struct Counters {
 
 /// Cells behind [`Counters`].
 #[derive(Default)]
-pub(crate) struct Counting {
+pub(crate) struct CounterCells {
     /// Requests of sessions that are over.
     pub(crate) past_requests: Cell<u64>,
     pub(crate) received_bytes: Cell<u64>,

@@ -11,9 +11,9 @@ use sealblock_runtime_reactor::Notify;
 pub(crate) struct FifoWaiters(RefCell<VecDeque<Rc<Notify>>>);
 
 /// A place in the line, given up when it is dropped.
-pub(crate) struct Place<'a> {
-    line: &'a FifoWaiters,
-    bell: Rc<Notify>,
+pub(crate) struct FifoPlace<'a> {
+    waiters: &'a FifoWaiters,
+    notify: Rc<Notify>,
 }
 
 impl FifoWaiters {
@@ -23,14 +23,14 @@ impl FifoWaiters {
     }
 
     /// Joins at the end.
-    pub(crate) fn join(&self) -> Place<'_> {
+    pub(crate) fn join(&self) -> FifoPlace<'_> {
         let bell = Rc::new(Notify::default());
         self.0.borrow_mut().push_back(Rc::clone(&bell));
-        Place { line: self, bell }
+        FifoPlace { waiters: self, notify: bell }
     }
 
     /// Calls the first.
-    pub(crate) fn call_first(&self) {
+    pub(crate) fn notify_first(&self) {
         let first = self.0.borrow().front().cloned();
         if let Some(first) = first {
             first.ring();
@@ -38,31 +38,31 @@ impl FifoWaiters {
     }
 
     /// Calls everybody.
-    pub(crate) fn call_all(&self) {
+    pub(crate) fn notify_all(&self) {
         let all: Vec<Rc<Notify>> = self.0.borrow().iter().cloned().collect();
         all.iter().for_each(|bell| bell.ring());
     }
 }
 
-impl Place<'_> {
+impl FifoPlace<'_> {
     /// Whether it is the first.
     pub(crate) fn is_first(&self) -> bool {
-        self.line.0.borrow().front().is_some_and(|first| Rc::ptr_eq(first, &self.bell))
+        self.waiters.0.borrow().front().is_some_and(|first| Rc::ptr_eq(first, &self.notify))
     }
 
     /// Waits to be called.
-    pub(crate) async fn called(&self) {
-        self.bell.wait().await;
+    pub(crate) async fn wait(&self) {
+        self.notify.wait().await;
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for FifoPlace<'_> {
     fn drop(&mut self) {
         let was_first = self.is_first();
-        self.line.0.borrow_mut().retain(|bell| !Rc::ptr_eq(bell, &self.bell));
+        self.waiters.0.borrow_mut().retain(|bell| !Rc::ptr_eq(bell, &self.notify));
         if was_first {
             // Whoever is first now finds out by itself whether there is room.
-            self.line.call_first();
+            self.waiters.notify_first();
         }
     }
 }

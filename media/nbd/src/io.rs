@@ -5,29 +5,29 @@ use std::rc::Rc;
 
 use sealblock_block::{BadBlocks, Durability, Error, Outcome, RequestKind, Response};
 use sealblock_integrity::{Checks, Sealed, Unverified};
-use sealblock_protocols_nbd::client::{Answer as Reply, ClientRequest};
+use sealblock_protocols_nbd::client::{ClientRequest, Reply};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::Extent;
 
+use crate::bad_block_search;
 use crate::facts::add;
-use crate::hunt;
-use crate::map::HoleMap;
-use crate::reconnecting_session::{Answered, ReconnectingSession};
+use crate::hole_map::HoleMap;
+use crate::reconnecting_session::{CompletedRequest, ReconnectingSession};
 use crate::status::{failure, is_about_blocks};
 
 /// Questions about holes for one operation; what is still open then counts as data.
-const QUESTIONS: usize = 1024;
+const MAX_STATUS_REQUESTS: usize = 1024;
 /// Status bits of `base:allocation` that together say: takes no space, and reads as zeroes.
 const HOLE_AND_ZERO: u32 = 3;
 
 /// Carries operations out on one export.
 pub(crate) struct Io {
-    pub(crate) link: Rc<ReconnectingSession>,
+    pub(crate) session: Rc<ReconnectingSession>,
 }
 
 impl Io {
     pub(crate) fn block_shift(&self) -> u32 {
-        self.link.shape.geometry.block_size.shift()
+        self.session.profile.geometry.block_size.shift()
     }
 
     /// Where blocks are, and how long they are, in bytes.
@@ -36,28 +36,28 @@ impl Io {
     }
 
     /// A read, whatever it is answered with.
-    pub(crate) async fn read_once(&self, extent: Extent) -> Result<Answered, Error> {
+    pub(crate) async fn read_once(&self, extent: Extent) -> Result<CompletedRequest, Error> {
         let (offset, length) = self.bytes(extent);
         // The gate keeps reads far below 4 GiB.
         let length = length as u32;
-        let answered = self.link.run(|| Ok(ClientRequest::Read { offset, length, whole: false })).await?;
-        if answered.outcome.is_ok() {
-            add(&self.link.counting.received_bytes, length.into());
+        let answered = self.session.execute(|| Ok(ClientRequest::Read { offset, length, whole: false })).await?;
+        if answered.result.is_ok() {
+            add(&self.session.counters.received_bytes, length.into());
         }
         Ok(answered)
     }
 
     pub(crate) async fn read(&self, extent: Extent) -> Outcome {
-        let troubles = match self.read_once(extent).await?.outcome {
+        let troubles = match self.read_once(extent).await?.result {
             Ok(reply) => return self.data(reply),
             Err(troubles) if is_about_blocks(&troubles) => troubles,
             Err(troubles) => return Err(failure(RequestKind::Read, Some(extent), &troubles)),
         };
-        if let Some(faults) = BadBlocks::new(hunt::damaged(self, extent, troubles).await?) {
+        if let Some(faults) = BadBlocks::new(bad_block_search::find_bad_blocks(self, extent, troubles).await?) {
             return Err(faults.into());
         }
         // Each block can be read by itself. If they still cannot be together, nobody can say which is bad.
-        match self.read_once(extent).await?.outcome {
+        match self.read_once(extent).await?.result {
             Ok(reply) => self.data(reply),
             Err(troubles) => Err(failure(RequestKind::Read, Some(extent), &troubles)),
         }
@@ -68,40 +68,40 @@ impl Io {
             Reply::Data(buffer) => buffer,
             Reply::Done | Reply::Status(_) => unreachable!("the core answers reads with data"),
         };
-        let size = self.link.shape.geometry.block_size;
+        let size = self.session.profile.geometry.block_size;
         let plain = Unverified::new(buffer.freeze(), Slice::empty(), size, None).expect("whole blocks were asked for");
         Ok(Response::Data(plain.verify(&Checks::NONE).expect("there is nothing to check")))
     }
 
     /// A request that changes something and answers nothing.
     async fn change(&self, kind: RequestKind, extent: Extent, ask: ClientRequest) -> Result<u64, Error> {
-        let answered = self.link.run(|| Ok(ask.clone())).await?;
-        match answered.outcome {
+        let answered = self.session.execute(|| Ok(ask.clone())).await?;
+        match answered.result {
             Ok(_) => Ok(answered.epoch),
             Err(troubles) => Err(failure(kind, Some(extent), &troubles)),
         }
     }
 
     /// Makes a change durable that could not be asked to be so by itself, or enters it in the ledger.
-    async fn settle(&self, epoch: u64, durability: Durability) -> Outcome {
+    async fn make_durable(&self, epoch: u64, durability: Durability) -> Outcome {
         let is_durable = durability == Durability::ForceUnitAccess;
-        if is_durable && self.link.shape.fua {
+        if is_durable && self.session.profile.fua {
             return Ok(Response::Done);
         }
-        self.link.ledger.write_completed(epoch);
+        self.session.flush_epochs.write_completed(epoch);
         if is_durable { self.flush().await } else { Ok(Response::Done) }
     }
 
     fn fua(&self, durability: Durability) -> bool {
-        durability == Durability::ForceUnitAccess && self.link.shape.fua
+        durability == Durability::ForceUnitAccess && self.session.profile.fua
     }
 
     pub(crate) async fn write(&self, extent: Extent, data: Sealed, durability: Durability) -> Outcome {
         let (offset, length) = self.bytes(extent);
         let ask = ClientRequest::Write { offset, data: data.into_parts().0, fua: self.fua(durability) };
         let epoch = self.change(RequestKind::Write, extent, ask).await?;
-        add(&self.link.counting.sent_bytes, length);
-        self.settle(epoch, durability).await
+        add(&self.session.counters.sent_bytes, length);
+        self.make_durable(epoch, durability).await
     }
 
     pub(crate) async fn write_zeroes(&self, extent: Extent, may_unmap: bool, durability: Durability) -> Outcome {
@@ -109,7 +109,7 @@ impl Io {
         let ask =
             ClientRequest::WriteZeroes { offset, length, fua: self.fua(durability), no_hole: !may_unmap, fast: false };
         let epoch = self.change(RequestKind::WriteZeroes, extent, ask).await?;
-        self.settle(epoch, durability).await
+        self.make_durable(epoch, durability).await
     }
 
     /// What a Discard loses is what it asked to lose, so it is in no ledger.
@@ -123,18 +123,18 @@ impl Io {
 
     pub(crate) async fn flush(&self) -> Outcome {
         // A server without FLUSH has, as far as a client can know, no cache.
-        if !self.link.shape.flush {
+        if !self.session.profile.flush {
             return Ok(Response::Done);
         }
         let mark = Cell::new(0);
         let build = || {
-            mark.set(self.link.ledger.flush_started()?);
+            mark.set(self.session.flush_epochs.flush_started()?);
             Ok(ClientRequest::Flush)
         };
-        let answered = self.link.run(build).await?;
-        match answered.outcome {
+        let answered = self.session.execute(build).await?;
+        match answered.result {
             Ok(_) => {
-                self.link.ledger.flush_completed(answered.epoch, mark.get());
+                self.session.flush_epochs.flush_completed(answered.epoch, mark.get());
                 Ok(Response::Done)
             }
             Err(troubles) => Err(failure(RequestKind::Flush, None, &troubles)),
@@ -142,21 +142,22 @@ impl Io {
     }
 
     /// Which blocks are holes: asks on behind what was answered, because servers tell as much as they like.
-    pub(crate) async fn allocation(&self, extent: Extent) -> Outcome {
+    pub(crate) async fn block_status(&self, extent: Extent) -> Outcome {
         let (start, length) = self.bytes(extent);
         let end = start + length;
         let mut map = HoleMap::new(start, self.block_shift());
-        for _ in 0..QUESTIONS {
+        for _ in 0..MAX_STATUS_REQUESTS {
             let offset = map.next_block();
             if offset >= end {
                 break;
             }
             let length = end - offset;
-            let answered = self.link.run(|| Ok(ClientRequest::BlockStatus { offset, length, one: false })).await?;
-            match answered.outcome {
+            let answered =
+                self.session.execute(|| Ok(ClientRequest::BlockStatus { offset, length, one: false })).await?;
+            match answered.result {
                 Ok(Reply::Status(runs)) => {
                     runs.iter().for_each(|run| map.push(run.length, run.status & HOLE_AND_ZERO == HOLE_AND_ZERO));
-                    map.end_of_answer();
+                    map.end_reply();
                 }
                 Ok(Reply::Done | Reply::Data(_)) => unreachable!("the core answers status with runs"),
                 Err(troubles) => return Err(failure(RequestKind::BlockStatus, Some(extent), &troubles)),

@@ -14,24 +14,24 @@
 //! `link` the sessions that follow one another, `io` the operations, `device` the outside.
 
 mod address;
+mod bad_block_search;
 mod connection;
 mod device;
 mod discover;
 mod error;
+mod export_profile;
 mod facts;
 mod fifo;
-mod hunt;
+mod hole_map;
 mod io;
-mod map;
 mod options;
 mod reconnecting_session;
 mod session;
-mod shape;
 mod status;
 
 pub use address::Address;
 pub use device::NbdDevice;
-pub use discover::{Listed, discover};
+pub use discover::{ListedExport, discover};
 pub use error::ConnectError;
 pub use facts::{ConnectionInfo, Counters};
 pub use options::Options;

@@ -9,62 +9,64 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use sealblock_block::{Error, ErrorKind, FlushEpochs};
-use sealblock_protocols_nbd::client::{Answer, ClientRequest, ServerError};
+use sealblock_protocols_nbd::client::{ClientRequest, Reply, ServerError};
 use sealblock_runtime_reactor::{now, sleep, spawn, timeout};
 
-use crate::error::{Lost, NoAnswer};
-use crate::facts::{Counters, Counting, add};
+use crate::error::{ConnectionLost, RequestError};
+use crate::export_profile::ExportProfile;
+use crate::facts::{CounterCells, Counters, add};
 use crate::session::{Session, SessionConfig};
-use crate::shape::Shape;
 use crate::status::is_shutdown;
 
 /// What leads to the export now.
-enum State {
-    Up(Rc<Session>),
+enum SessionState {
+    Connected(Rc<Session>),
     /// A new session is being set up.
-    Down,
+    Reconnecting,
     /// There will be none.
-    Dead(Rc<str>),
+    Failed(Rc<str>),
 }
 
 /// The way to one export.
 pub(crate) struct ReconnectingSession {
-    pub(crate) plan: SessionConfig,
+    pub(crate) config: SessionConfig,
     /// The export as it was first met, and has to stay.
-    pub(crate) shape: Shape,
-    pub(crate) counting: Counting,
-    pub(crate) ledger: FlushEpochs,
-    state: RefCell<State>,
-    waiting: RefCell<Vec<Waker>>,
+    pub(crate) profile: ExportProfile,
+    pub(crate) counters: CounterCells,
+    pub(crate) flush_epochs: FlushEpochs,
+    state: RefCell<SessionState>,
+    wakers: RefCell<Vec<Waker>>,
 }
 
 /// A request that was answered.
-pub(crate) struct Answered {
+pub(crate) struct CompletedRequest {
     /// [`Ledger::epoch`] of the session that it went through.
     pub(crate) epoch: u64,
-    pub(crate) outcome: Result<Answer, Vec<ServerError>>,
+    pub(crate) result: Result<Reply, Vec<ServerError>>,
 }
 
 impl ReconnectingSession {
     /// The way that begins with this session.
     pub(crate) fn new(plan: SessionConfig, session: Session) -> Rc<ReconnectingSession> {
         Rc::new(ReconnectingSession {
-            plan,
-            shape: session.shape.clone(),
-            counting: Counting::default(),
-            ledger: FlushEpochs::default(),
-            state: RefCell::new(State::Up(Rc::new(session))),
-            waiting: RefCell::default(),
+            config: plan,
+            profile: session.profile.clone(),
+            counters: CounterCells::default(),
+            flush_epochs: FlushEpochs::default(),
+            state: RefCell::new(SessionState::Connected(Rc::new(session))),
+            wakers: RefCell::default(),
         })
     }
 
     /// The session, as soon as there is one.
     async fn session(&self) -> Result<Rc<Session>, Error> {
         std::future::poll_fn(|cx| match &*self.state.borrow() {
-            State::Up(session) => Poll::Ready(Ok(Rc::clone(session))),
-            State::Dead(reason) => Poll::Ready(Err(ErrorKind::Unreachable { reason: reason.to_string() }.into())),
-            State::Down => {
-                self.waiting.borrow_mut().push(cx.waker().clone());
+            SessionState::Connected(session) => Poll::Ready(Ok(Rc::clone(session))),
+            SessionState::Failed(reason) => {
+                Poll::Ready(Err(ErrorKind::Unreachable { reason: reason.to_string() }.into()))
+            }
+            SessionState::Reconnecting => {
+                self.wakers.borrow_mut().push(cx.waker().clone());
                 Poll::Pending
             }
         })
@@ -72,38 +74,38 @@ impl ReconnectingSession {
     }
 
     /// The session of this moment, if there is one.
-    pub(crate) fn session_now(&self) -> Option<Rc<Session>> {
+    pub(crate) fn current_session(&self) -> Option<Rc<Session>> {
         match &*self.state.borrow() {
-            State::Up(session) => Some(Rc::clone(session)),
-            State::Down | State::Dead(_) => None,
+            SessionState::Connected(session) => Some(Rc::clone(session)),
+            SessionState::Reconnecting | SessionState::Failed(_) => None,
         }
     }
 
     /// Carries a request out, over a new session when the connection is lost or the server goes away: all of them may be
     /// repeated. What comes back is final, success or not.
-    pub(crate) async fn run(
+    pub(crate) async fn execute(
         self: &Rc<Self>,
         build: impl Fn() -> Result<ClientRequest, Error>,
-    ) -> Result<Answered, Error> {
+    ) -> Result<CompletedRequest, Error> {
         let mut losses = 0;
         loop {
             let session = self.session().await?;
-            let epoch = self.ledger.epoch();
+            let epoch = self.flush_epochs.epoch();
             let ask = build()?;
             let connection = Rc::clone(session.pick());
-            let lost = match connection.call(ask).await {
-                Ok(Err(troubles)) if is_shutdown(&troubles) => Lost("the server is shutting down".into()),
-                Ok(outcome) => return Ok(Answered { epoch, outcome }),
-                Err(NoAnswer::NotSent(error)) => {
+            let lost = match connection.execute(ask).await {
+                Ok(Err(troubles)) if is_shutdown(&troubles) => ConnectionLost("the server is shutting down".into()),
+                Ok(outcome) => return Ok(CompletedRequest { epoch, result: outcome }),
+                Err(RequestError::NotSent(error)) => {
                     return Err(
                         ErrorKind::Media { reason: format!("the server takes no such request: {error}") }.into()
                     );
                 }
-                Err(NoAnswer::Lost(lost)) => lost,
+                Err(RequestError::Lost(lost)) => lost,
             };
-            self.lost(&session, &lost);
+            self.session_lost(&session, &lost);
             losses += 1;
-            if losses >= self.plan.options.max_connection_losses.max(1) {
+            if losses >= self.config.options.max_connection_losses.max(1) {
                 let reason = format!("{losses} connections were lost with this request; the last one: {lost}");
                 return Err(ErrorKind::Unreachable { reason }.into());
             }
@@ -111,30 +113,30 @@ impl ReconnectingSession {
     }
 
     /// A connection of the session is over, so all of it is. Sets up a new one, unless that is being done already.
-    fn lost(self: &Rc<Self>, session: &Rc<Session>, lost: &Lost) {
+    fn session_lost(self: &Rc<Self>, session: &Rc<Session>, lost: &ConnectionLost) {
         {
             let mut state = self.state.borrow_mut();
             match &*state {
-                State::Up(current) if Rc::ptr_eq(current, session) => *state = State::Down,
-                State::Up(_) | State::Down | State::Dead(_) => return,
+                SessionState::Connected(current) if Rc::ptr_eq(current, session) => *state = SessionState::Reconnecting,
+                SessionState::Connected(_) | SessionState::Reconnecting | SessionState::Failed(_) => return,
             }
         }
-        tracing::warn!(server = %self.plan.address, %lost, "connection lost");
-        self.retire(session);
+        tracing::warn!(server = %self.config.address, %lost, "connection lost");
+        self.retire_session(session);
         session.end(&lost.0);
         spawn(reconnect(Rc::downgrade(self), lost.clone()));
     }
 
     /// Counts what went through a session that is over, and what of it is in doubt.
-    fn retire(&self, session: &Session) {
-        add(&self.counting.past_requests, session.answered());
-        self.ledger.session_lost(self.shape.flush);
+    fn retire_session(&self, session: &Session) {
+        add(&self.counters.past_requests, session.completed_count());
+        self.flush_epochs.session_lost(self.profile.flush);
     }
 
     /// There is a session again.
-    fn up(&self, session: Session) {
-        add(&self.counting.reconnects, 1);
-        let before = self.state.replace(State::Up(Rc::new(session)));
+    fn set_connected(&self, session: Session) {
+        add(&self.counters.reconnects, 1);
+        let before = self.state.replace(SessionState::Connected(Rc::new(session)));
         drop(before);
         self.wake();
     }
@@ -144,12 +146,14 @@ impl ReconnectingSession {
         let before = {
             let mut state = self.state.borrow_mut();
             match &*state {
-                State::Dead(_) => return,
-                State::Up(_) | State::Down => std::mem::replace(&mut *state, State::Dead(reason.into())),
+                SessionState::Failed(_) => return,
+                SessionState::Connected(_) | SessionState::Reconnecting => {
+                    std::mem::replace(&mut *state, SessionState::Failed(reason.into()))
+                }
             }
         };
-        if let State::Up(session) = &before {
-            self.retire(session);
+        if let SessionState::Connected(session) = &before {
+            self.retire_session(session);
             session.end(reason);
         }
         drop(before);
@@ -157,27 +161,27 @@ impl ReconnectingSession {
     }
 
     /// The limits of reconnecting are reached.
-    fn give_up(&self, lost: &Lost, attempts: u32, time: Duration, last: &str) {
-        let address = &self.plan.address;
+    fn fail_after_attempts(&self, lost: &ConnectionLost, attempts: u32, time: Duration, last: &str) {
+        let address = &self.config.address;
         self.fail(&format!(
             "the connection to {address} was lost ({lost}), and {attempts} attempts within {time:?} to set it up again \
              failed; the last one: {last}"
         ));
     }
 
-    fn is_down(&self) -> bool {
-        matches!(&*self.state.borrow(), State::Down)
+    fn is_reconnecting(&self) -> bool {
+        matches!(&*self.state.borrow(), SessionState::Reconnecting)
     }
 
     fn wake(&self) {
-        let waiting = self.waiting.take();
+        let waiting = self.wakers.take();
         waiting.into_iter().for_each(Waker::wake);
     }
 
     /// What went through so far.
     pub(crate) fn counters(&self) -> Counters {
-        let counting = &self.counting;
-        let now = self.session_now().map_or(0, |session| session.answered());
+        let counting = &self.counters;
+        let now = self.current_session().map_or(0, |session| session.completed_count());
         Counters {
             requests: counting.past_requests.get() + now,
             received_bytes: counting.received_bytes.get(),
@@ -188,8 +192,8 @@ impl ReconnectingSession {
 }
 
 /// Sets up a new session: at once, then with growing pauses, until it is there or the limits are reached.
-async fn reconnect(link: Weak<ReconnectingSession>, lost: Lost) {
-    let Some(limits) = link.upgrade().map(|link| link.plan.options.reconnect) else { return };
+async fn reconnect(link: Weak<ReconnectingSession>, lost: ConnectionLost) {
+    let Some(limits) = link.upgrade().map(|link| link.config.options.reconnect) else { return };
     let begin = now();
     let (mut delay, mut attempts) = (limits.first_delay, 0);
     let mut last = String::from("no attempt was allowed");
@@ -198,17 +202,17 @@ async fn reconnect(link: Weak<ReconnectingSession>, lost: Lost) {
             sleep(delay.min(limits.total.saturating_sub(begin.elapsed()))).await;
             delay = (delay * 2).min(limits.max_delay);
         }
-        let Some(link) = link.upgrade().filter(|link| link.is_down()) else { return };
+        let Some(link) = link.upgrade().filter(|link| link.is_reconnecting()) else { return };
         let left = limits.total.saturating_sub(begin.elapsed());
         if left.is_zero() {
             break;
         }
         attempts += 1;
-        let Ok(opened) = timeout(left, link.plan.open()).await else { break };
-        match opened.and_then(|session| session.shape.same_as(&link.shape).map(|()| session)) {
+        let Ok(opened) = timeout(left, link.config.open()).await else { break };
+        match opened.and_then(|session| session.profile.check_unchanged(&link.profile).map(|()| session)) {
             // Closed in the meantime.
-            Ok(_) if !link.is_down() => return,
-            Ok(session) => return link.up(session),
+            Ok(_) if !link.is_reconnecting() => return,
+            Ok(session) => return link.set_connected(session),
             Err(error) if !error.is_transient() => {
                 return link.fail(&format!("after a lost connection ({lost}): {error}"));
             }
@@ -216,6 +220,6 @@ async fn reconnect(link: Weak<ReconnectingSession>, lost: Lost) {
         }
     }
     if let Some(link) = link.upgrade() {
-        link.give_up(&lost, attempts, begin.elapsed(), &last);
+        link.fail_after_attempts(&lost, attempts, begin.elapsed(), &last);
     }
 }

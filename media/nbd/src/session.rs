@@ -4,11 +4,11 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use sealblock_protocols_nbd::client::{Closed, Config, Described, Event, Goal, Limits};
+use sealblock_protocols_nbd::client::{Closed, Config, Event, ExportInfo, Goal, Limits};
 use sealblock_runtime_reactor::{JoinHandle, pool, sleep, spawn, timeout};
 
 use crate::connection::Connection;
-use crate::shape::Shape;
+use crate::export_profile::ExportProfile;
 use crate::{Address, ConnectError, Options};
 
 /// Looks at requests in flight in one request timeout.
@@ -16,7 +16,7 @@ const TICKS: u32 = 8;
 /// Whatever the options say, one block can be read and written.
 const LARGEST_BLOCK_BYTES: u32 = 4096;
 /// Longest name of an export in bytes (`doc/proto.md`, "Values").
-const NAME_BYTES: usize = 4096;
+const MAX_NAME_BYTES: usize = 4096;
 
 /// Who talks to whom, and how.
 #[derive(Clone)]
@@ -29,16 +29,16 @@ pub(crate) struct SessionConfig {
 /// Connections that take requests.
 pub(crate) struct Session {
     pub(crate) connections: Vec<Rc<Connection>>,
-    pub(crate) described: Described,
-    pub(crate) shape: Shape,
+    pub(crate) info: ExportInfo,
+    pub(crate) profile: ExportProfile,
     /// The look at late requests; aborted when the session ends.
-    watch: RefCell<Option<JoinHandle<()>>>,
+    timeout_task: RefCell<Option<JoinHandle<()>>>,
 }
 
 impl SessionConfig {
     /// Sets everything up, in time.
     pub(crate) async fn open(&self) -> Result<Session, ConnectError> {
-        if self.export.len() > NAME_BYTES {
+        if self.export.len() > MAX_NAME_BYTES {
             return Err(ConnectError::Name);
         }
         self.in_time(self.open_all()).await
@@ -55,20 +55,20 @@ impl SessionConfig {
 
     async fn open_all(&self) -> Result<Session, ConnectError> {
         let (first, described) = self.open_one().await?;
-        let shape = Shape::of(&described, &self.options)?;
+        let shape = ExportProfile::of(&described, &self.options)?;
         let mut session = Session::new(first.keep(), described, shape);
-        let wanted = if session.shape.several { self.options.connections.max(1) } else { 1 };
+        let wanted = if session.profile.can_multi_conn { self.options.connections.max(1) } else { 1 };
         while session.connections.len() < usize::from(wanted) {
             let (next, described) = self.open_one().await?;
             session.connections.push(next.keep());
-            Shape::of(&described, &self.options)?.same_as(&session.shape)?;
+            ExportProfile::of(&described, &self.options)?.check_unchanged(&session.profile)?;
         }
-        let watch = spawn(late(session.connections.clone(), self.options.request_timeout));
-        session.watch.replace(Some(watch));
+        let watch = spawn(end_late_requests(session.connections.clone(), self.options.request_timeout));
+        session.timeout_task.replace(Some(watch));
         Ok(session)
     }
 
-    async fn open_one(&self) -> Result<(ConnectionGuard, Described), ConnectError> {
+    async fn open_one(&self) -> Result<(ConnectionGuard, ExportInfo), ConnectError> {
         match self.negotiate(Goal::Go(self.export.clone())).await? {
             (trial, Event::Ready(described)) => Ok((trial, described)),
             _ => Err(self.lost("the negotiation came to something else")),
@@ -97,7 +97,7 @@ impl SessionConfig {
     async fn connect(&self, goal: Goal) -> Result<Rc<Connection>, ConnectError> {
         let mut last = None;
         let unknown = |source| ConnectError::Resolve { host: self.address.host(), source };
-        for way in self.address.ways().await.map_err(unknown)? {
+        for way in self.address.resolve().await.map_err(unknown)? {
             let mut config = Config::new(pool(), goal.clone());
             config.limits = Limits {
                 commands: usize::from(self.options.queue_depth.max(1)),
@@ -115,8 +115,8 @@ impl SessionConfig {
 }
 
 impl Session {
-    fn new(first: Rc<Connection>, described: Described, shape: Shape) -> Session {
-        Session { connections: vec![first], described, shape, watch: RefCell::default() }
+    fn new(first: Rc<Connection>, described: ExportInfo, shape: ExportProfile) -> Session {
+        Session { connections: vec![first], info: described, profile: shape, timeout_task: RefCell::default() }
     }
 
     /// The connection with the least to do.
@@ -132,14 +132,14 @@ impl Session {
     /// Ends every connection.
     pub(crate) fn end(&self, reason: &str) {
         self.connections.iter().for_each(|connection| connection.end(reason));
-        if let Some(watch) = self.watch.take() {
+        if let Some(watch) = self.timeout_task.take() {
             watch.abort();
         }
     }
 
     /// Requests that were answered.
-    pub(crate) fn answered(&self) -> u64 {
-        self.connections.iter().map(|connection| connection.answered()).sum()
+    pub(crate) fn completed_count(&self) -> u64 {
+        self.connections.iter().map(|connection| connection.completed_count()).sum()
     }
 }
 
@@ -168,11 +168,11 @@ impl Drop for ConnectionGuard {
 }
 
 /// Ends the connection of a request that is not answered in time. Its users find out.
-async fn late(connections: Vec<Rc<Connection>>, limit: Duration) {
+async fn end_late_requests(connections: Vec<Rc<Connection>>, limit: Duration) {
     loop {
         sleep((limit / TICKS).max(Duration::from_millis(1))).await;
         for connection in &connections {
-            if connection.tick(TICKS) {
+            if connection.advance_tick(TICKS) {
                 connection.end(&format!("a request was not answered within {limit:?}"));
             }
         }

@@ -8,7 +8,7 @@ use sealblock_protocols_nvme::admin::{Cns, GetLogPage, Identify};
 use sealblock_protocols_nvme_tcp::host::HostData;
 use sealblock_runtime_memory::Buffer;
 
-use crate::queue::{Finished, Queue};
+use crate::queue::{CommandResult, Queue};
 use crate::{ConnectError, HostPort};
 
 /// A queue that is asked one thing after the other.
@@ -28,20 +28,22 @@ impl Admin {
     }
 
     /// Carries a command out, whatever its status.
-    pub(crate) async fn try_call(&self, command: Command, data: HostData) -> Result<Finished, ConnectError> {
-        let lost =
-            |lost: crate::error::Lost| ConnectError::Lost { address: self.address.clone(), reason: lost.to_string() };
-        self.queue.call(command, data).await.map_err(lost)
+    pub(crate) async fn try_execute(&self, command: Command, data: HostData) -> Result<CommandResult, ConnectError> {
+        let lost = |lost: crate::error::ConnectionLost| ConnectError::Lost {
+            address: self.address.clone(),
+            reason: lost.to_string(),
+        };
+        self.queue.execute(command, data).await.map_err(lost)
     }
 
     /// Carries a command out that has to succeed.
-    pub(crate) async fn call(
+    pub(crate) async fn execute(
         &self,
         what: &'static str,
         command: Command,
         data: HostData,
-    ) -> Result<Finished, ConnectError> {
-        let finished = self.try_call(command, data).await?;
+    ) -> Result<CommandResult, ConnectError> {
+        let finished = self.try_execute(command, data).await?;
         match finished.completion.status() {
             status if status.is_success() => Ok(finished),
             status => Err(ConnectError::Refused { what, status, detail: String::new() }),
@@ -50,8 +52,8 @@ impl Admin {
 
     /// Carries a command out that has to bring this many bytes.
     async fn read(&self, what: &'static str, command: Command, len_bytes: usize) -> Result<Buffer, ConnectError> {
-        let data = HostData::Read { buffer: Buffer::zeroed(len_bytes), shape: None };
-        let finished = self.call(what, command, data).await?;
+        let data = HostData::Read { buffer: Buffer::zeroed(len_bytes), layout: None };
+        let finished = self.execute(what, command, data).await?;
         match finished.data {
             Some(data) if data.buffer.len() == len_bytes => Ok(data.buffer),
             data => {

@@ -18,8 +18,8 @@ use sealblock_units::{BlockCount, Extent, Lba};
 
 use crate::errors::{add_values, contains, logged_block};
 use crate::io::Io;
-use crate::reconnecting_session::Answered;
-use crate::status::{Asked, failure, field};
+use crate::reconnecting_session::CompletedCommand;
+use crate::status::{CommandContext, bad_block_cause, failure};
 
 /// Blocks of one probe: few enough that what lies behind a bad block is soon read again.
 const PROBE_BLOCKS: u32 = 256;
@@ -48,13 +48,13 @@ pub(crate) struct BadBlockSearch<'a> {
 }
 
 /// What is still to be done.
-enum Task {
+enum SearchTask {
     /// Find out about these blocks.
-    Look(Extent),
+    Probe(Extent),
     /// These blocks failed so.
-    Split(Extent, Answered),
+    Split(Extent, CompletedCommand),
     /// What was found since there were so many faults is all that these blocks have: at least one, as they failed.
-    Account { extent: Extent, faults_before: usize, is_second: bool, failed: Answered },
+    Confirm { extent: Extent, faults_before: usize, is_second: bool, failed: CompletedCommand },
 }
 
 impl<'a> BadBlockSearch<'a> {
@@ -63,71 +63,75 @@ impl<'a> BadBlockSearch<'a> {
     }
 
     /// The damaged blocks of `extent`, which the command answered so is about; none if all are good by now.
-    pub(crate) async fn of(mut self, extent: Extent, answered: &Answered) -> Result<Vec<BadBlock>, Error> {
+    pub(crate) async fn of(mut self, extent: Extent, answered: &CompletedCommand) -> Result<Vec<BadBlock>, Error> {
         self.extent = extent;
         let runs = self.runs(extent, answered).await;
         let mut todo = Vec::new();
         let mut outcomes = stream::iter(runs)
             .map(|run| {
                 let hunt = &self;
-                async move { hunt.look(run).await.map(|failed| (run, failed)) }
+                async move { hunt.probe_run(run).await.map(|failed| (run, failed)) }
             })
             .buffered(PROBES);
         while let Some(outcome) = outcomes.next().await {
             let (run, failed) = outcome?;
-            todo.extend(failed.map(|failed| Task::Split(run, failed)));
+            todo.extend(failed.map(|failed| SearchTask::Split(run, failed)));
         }
         drop(outcomes);
-        let mut faults = self.work(todo).await?;
+        let mut faults = self.run_tasks(todo).await?;
         add_values(&answered.session, &mut faults).await;
         Ok(faults)
     }
 
     /// A probe: nothing if the blocks are good, the answer if some are not.
-    async fn look(&self, run: Extent) -> Result<Option<Answered>, Error> {
+    async fn probe_run(&self, run: Extent) -> Result<Option<CompletedCommand>, Error> {
         let onward = run.start().get() - self.extent.start().get();
-        let checks = self.io.wire.tagging.shown().map_or(self.checks, |format| self.checks.advance(onward, format));
+        let checks = self.io.codec.pi_mode.shown().map_or(self.checks, |format| self.checks.advance(onward, format));
         let (answered, kind) = match self.probe {
             Probe::Verify => (self.io.verify_once(run, &checks).await?, RequestKind::Verify),
             Probe::Read => {
-                let (protection, _) = self.io.wire.read_checks(run, &checks, false);
+                let (protection, _) = self.io.codec.read_checks(run, &checks, false);
                 (self.io.read_once(run, protection).await?, RequestKind::Read)
             }
         };
         let status = answered.status();
-        match (status.is_success(), field(status)) {
+        match (status.is_success(), bad_block_cause(status)) {
             (true, _) => Ok(None),
             (false, Some(_)) => Ok(Some(answered)),
             (false, None) => {
-                let nsid = self.io.link.shape.nsid;
-                Err(failure(status, Asked { kind, extent: Some(run), queue: answered.queue, nsid }))
+                let nsid = self.io.session.profile.nsid;
+                Err(failure(status, CommandContext { kind, extent: Some(run), queue: answered.queue, nsid }))
             }
         }
     }
 
     /// Works the list off, last in, first out.
-    async fn work(&self, mut todo: Vec<Task>) -> Result<Vec<BadBlock>, Error> {
+    async fn run_tasks(&self, mut todo: Vec<SearchTask>) -> Result<Vec<BadBlock>, Error> {
         let mut faults = Vec::new();
         while let Some(task) = todo.pop() {
             match task {
-                Task::Look(run) => todo.extend(self.look(run).await?.map(|failed| Task::Split(run, failed))),
-                Task::Split(run, failed) if run.len() == 1 => {
-                    let field = field(failed.status()).expect("only statuses about blocks are split");
+                SearchTask::Probe(run) => {
+                    todo.extend(self.probe_run(run).await?.map(|failed| SearchTask::Split(run, failed)))
+                }
+                SearchTask::Split(run, failed) if run.len() == 1 => {
+                    let field = bad_block_cause(failed.status()).expect("only statuses about blocks are split");
                     faults.push(BadBlock::new(run.start(), field, None, None));
                 }
-                Task::Split(run, failed) => {
+                SearchTask::Split(run, failed) => {
                     let parts = self.parts(run, &failed).await;
                     let faults_before = faults.len();
-                    todo.push(Task::Account { extent: run, faults_before, is_second: false, failed });
-                    todo.extend(parts.into_iter().map(Task::Look));
+                    todo.push(SearchTask::Confirm { extent: run, faults_before, is_second: false, failed });
+                    todo.extend(parts.into_iter().map(SearchTask::Probe));
                 }
-                Task::Account { faults_before, .. } if faults.len() > faults_before => {}
-                Task::Account { extent, is_second: true, failed, .. } => return Err(self.unnamed(extent, &failed)),
-                Task::Account { extent, faults_before, .. } => {
+                SearchTask::Confirm { faults_before, .. } if faults.len() > faults_before => {}
+                SearchTask::Confirm { extent, is_second: true, failed, .. } => {
+                    return Err(self.unnamed(extent, &failed));
+                }
+                SearchTask::Confirm { extent, faults_before, .. } => {
                     // None of its blocks is bad. If the run is still bad as a whole, the halves have one more chance.
-                    if let Some(failed) = self.look(extent).await? {
-                        todo.push(Task::Account { extent, faults_before, is_second: true, failed });
-                        todo.extend(halves(extent).map(Task::Look));
+                    if let Some(failed) = self.probe_run(extent).await? {
+                        todo.push(SearchTask::Confirm { extent, faults_before, is_second: true, failed });
+                        todo.extend(halves(extent).map(SearchTask::Probe));
                     }
                 }
             }
@@ -136,7 +140,7 @@ impl<'a> BadBlockSearch<'a> {
     }
 
     /// A failing run of several blocks in shorter ones: around the block that the error log names, or in halves.
-    async fn parts(&self, run: Extent, failed: &Answered) -> Vec<Extent> {
+    async fn parts(&self, run: Extent, failed: &CompletedCommand) -> Vec<Extent> {
         match logged_block(failed, run).await {
             Some(lba) => around(run, lba),
             None => halves(run).to_vec(),
@@ -144,7 +148,7 @@ impl<'a> BadBlockSearch<'a> {
     }
 
     /// The first runs to look at: blocks that the target knows to be bad one by one, and what lies between them.
-    async fn runs(&self, extent: Extent, answered: &Answered) -> Vec<Extent> {
+    async fn runs(&self, extent: Extent, answered: &CompletedCommand) -> Vec<Extent> {
         let mut bad = self.known(extent, answered, LbaStatusAction::Tracked).await;
         if bad.is_empty() {
             bad = self.known(extent, answered, LbaStatusAction::ScanUntracked).await;
@@ -165,16 +169,16 @@ impl<'a> BadBlockSearch<'a> {
     }
 
     /// Blocks of `extent` that Get LBA Status lists, ascending, each once.
-    async fn known(&self, extent: Extent, answered: &Answered, action: LbaStatusAction) -> Vec<Lba> {
+    async fn known(&self, extent: Extent, answered: &CompletedCommand, action: LbaStatusAction) -> Vec<Lba> {
         let session = &answered.session;
-        if !session.shape.get_lba_status {
+        if !session.profile.get_lba_status {
             return Vec::new();
         }
         // A range of 2^16 blocks has no number in the command; then all to the end is asked for, and cut here.
         let range_blocks = u16::try_from(extent.len()).unwrap_or(0);
         let ask = GetLbaStatus { start: extent.start(), max_bytes: STATUS_BYTES as u64, action, range_blocks };
-        let data = HostData::Read { buffer: Buffer::zeroed(STATUS_BYTES), shape: None };
-        let finished = session.controller.admin.try_call(ask.encode(session.shape.nsid), data).await;
+        let data = HostData::Read { buffer: Buffer::zeroed(STATUS_BYTES), layout: None };
+        let finished = session.controller.admin.try_execute(ask.encode(session.profile.nsid), data).await;
         let Ok(finished) = finished else { return Vec::new() };
         let data = finished.data.filter(|_| finished.completion.status().is_success());
         let list = data.and_then(|data| LbaStatusList::decode(&data.buffer).ok());
@@ -187,7 +191,7 @@ impl<'a> BadBlockSearch<'a> {
     }
 
     /// The error of a target that says that blocks are bad and does not say which.
-    fn unnamed(&self, extent: Extent, failed: &Answered) -> Error {
+    fn unnamed(&self, extent: Extent, failed: &CompletedCommand) -> Error {
         let status = failed.status();
         let reason = format!(
             "the target answers a command over {extent} with {status}, and finds nothing wrong with any of these blocks alone"

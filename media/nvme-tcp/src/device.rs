@@ -5,11 +5,11 @@ use std::rc::Rc;
 use sealblock_block::{Abilities, Device, ErrorKind, Geometry, Outcome, Request};
 use sealblock_protocols_nvme::nqn::Nqn;
 
-use crate::blocks::BlockCodec;
+use crate::block_codec::BlockCodec;
 use crate::io::Io;
+use crate::namespace_profile::PiMode;
 use crate::reconnecting_session::ReconnectingSession;
 use crate::session::SessionConfig;
-use crate::shape::PiMode;
 use crate::{ConnectError, ConnectionInfo, Counters, HostPort, Options, PiSource};
 
 /// A namespace over NVMe/TCP. Clones are the same device. It belongs to the reactor on which it was opened.
@@ -21,7 +21,7 @@ pub struct NvmeTcpDevice(Rc<NvmeTcpState>);
 struct NvmeTcpState {
     io: Io,
     /// What was found at first; the controller's identifier is that of the session of the moment.
-    facts: ConnectionInfo,
+    info: ConnectionInfo,
 }
 
 impl NvmeTcpDevice {
@@ -40,42 +40,42 @@ impl NvmeTcpDevice {
     ) -> Result<NvmeTcpDevice, ConnectError> {
         let plan = SessionConfig { address, subsystem, namespace, options };
         let session = plan.open().await?;
-        let facts = facts(&plan, &session);
-        let wire = BlockCodec::new(&session.shape, plan.options.data_digest);
+        let facts = connection_info(&plan, &session);
+        let wire = BlockCodec::new(&session.profile, plan.options.data_digest);
         let link = ReconnectingSession::new(plan, session);
-        Ok(NvmeTcpDevice(Rc::new(NvmeTcpState { io: Io { link, wire }, facts })))
+        Ok(NvmeTcpDevice(Rc::new(NvmeTcpState { io: Io { session: link, codec: wire }, info: facts })))
     }
 
     /// Ends the device for all its clones: shuts the controller down, which lets it write its cache back, and closes the
     /// connections. Requests in flight and later ones fail. Gives up after [`Options::shutdown_timeout`]. Writes that were
     /// not flushed are the caller's to flush before.
     pub async fn close(&self) {
-        let link = &self.0.io.link;
-        if let Some(session) = link.session_now() {
-            let limit = link.plan.options.shutdown_timeout;
+        let link = &self.0.io.session;
+        if let Some(session) = link.current_session() {
+            let limit = link.config.options.shutdown_timeout;
             match sealblock_runtime_reactor::timeout(limit, session.shut_down()).await {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::warn!(target = %link.plan.address, %error, "shutdown failed"),
-                Err(elapsed) => tracing::warn!(target = %link.plan.address, %elapsed, "shutdown took too long"),
+                Ok(Err(error)) => tracing::warn!(target = %link.config.address, %error, "shutdown failed"),
+                Err(elapsed) => tracing::warn!(target = %link.config.address, %elapsed, "shutdown took too long"),
             }
         }
         link.fail("the device was closed");
     }
 
     /// What the target says of itself and of the namespace.
-    pub fn facts(&self) -> ConnectionInfo {
-        let controller_id = self.0.io.link.session_now().map(|session| session.controller.id);
-        ConnectionInfo { controller_id: controller_id.unwrap_or(self.0.facts.controller_id), ..self.0.facts.clone() }
+    pub fn info(&self) -> ConnectionInfo {
+        let controller_id = self.0.io.session.current_session().map(|session| session.controller.id);
+        ConnectionInfo { controller_id: controller_id.unwrap_or(self.0.info.controller_id), ..self.0.info.clone() }
     }
 
     /// What went through since the device was opened.
     pub fn counters(&self) -> Counters {
-        self.0.io.link.counters()
+        self.0.io.session.counters()
     }
 }
 
-fn facts(plan: &SessionConfig, session: &crate::session::Session) -> ConnectionInfo {
-    let (shape, controller, version) = (&session.shape, &session.pages.controller, session.controller.version);
+fn connection_info(plan: &SessionConfig, session: &crate::session::Session) -> ConnectionInfo {
+    let (shape, controller, version) = (&session.profile, &session.pages.controller, session.controller.version);
     let printable = |text: String| text.chars().filter(|c| !c.is_control()).collect::<String>().trim().to_owned();
     ConnectionInfo {
         subsystem: plan.subsystem.clone(),
@@ -88,8 +88,8 @@ fn facts(plan: &SessionConfig, session: &crate::session::Session) -> ConnectionI
         uuid: shape.identity.uuid,
         nguid: shape.identity.nguid,
         eui64: shape.identity.eui64,
-        protection: shape.tagging.kept(),
-        tags: match shape.tagging {
+        protection: shape.pi_mode.kept(),
+        tags: match shape.pi_mode {
             PiMode::None => PiSource::Auto,
             PiMode::Host(_) => PiSource::Host,
             PiMode::Target(_) => PiSource::Target,
@@ -110,12 +110,12 @@ fn facts(plan: &SessionConfig, session: &crate::session::Session) -> ConnectionI
 
 impl Device for NvmeTcpDevice {
     fn geometry(&self) -> &Geometry {
-        &self.0.io.link.shape.geometry
+        &self.0.io.session.profile.geometry
     }
 
     fn abilities(&self) -> Abilities {
-        let link = &self.0.io.link;
-        Abilities { writable: link.is_writable(), ..link.shape.abilities }
+        let link = &self.0.io.session;
+        Abilities { writable: link.is_writable(), ..link.profile.abilities }
     }
 
     async fn execute(&self, operation: Request) -> Outcome {
@@ -130,9 +130,9 @@ impl Device for NvmeTcpDevice {
             }
             Request::Verify { extent, checks } => io.verify(extent, checks).await,
             Request::Compare { extent, data } => io.compare(extent, &data).await,
-            Request::Checksum { extent, checks } => io.digest(extent, checks).await,
-            Request::ReadReserved { slot } => io.read_annex(slot).await,
-            Request::WriteReserved { slot, bytes } => io.write_annex(slot, &bytes).await,
+            Request::Checksum { extent, checks } => io.checksum(extent, checks).await,
+            Request::ReadReserved { slot } => io.read_reserved(slot).await,
+            Request::WriteReserved { slot, bytes } => io.write_reserved(slot, &bytes).await,
             Request::WriteUncorrectable { .. } | Request::Repair { .. } | Request::BlockStatus { .. } => {
                 Err(ErrorKind::Absent(operation.kind()).into())
             }

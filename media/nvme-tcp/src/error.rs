@@ -146,4 +146,4 @@ impl fmt::Display for List<'_> {
 /// A queue whose connection is over; commands in flight may or may not have been carried out.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
-pub(crate) struct Lost(pub(crate) std::rc::Rc<str>);
+pub(crate) struct ConnectionLost(pub(crate) std::rc::Rc<str>);

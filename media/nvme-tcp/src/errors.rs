@@ -5,7 +5,7 @@ use sealblock_protocols_nvme::admin::GetLogPage;
 use sealblock_protocols_nvme::logs::{DamageHeader, DamageLog, ErrorEntry, ErrorLog, LogPage};
 use sealblock_units::{Extent, Lba};
 
-use crate::reconnecting_session::Answered;
+use crate::reconnecting_session::CompletedCommand;
 use crate::session::Session;
 
 /// Entries of the error log that are read at most.
@@ -15,16 +15,16 @@ const DAMAGE_BYTES: u64 = 1 << 20;
 const PART_BYTES: u64 = 64 << 10;
 
 /// The block that the error log names for this command, if it is one of `extent`.
-pub(crate) async fn logged_block(answered: &Answered, extent: Extent) -> Option<Lba> {
+pub(crate) async fn logged_block(answered: &CompletedCommand, extent: Extent) -> Option<Lba> {
     let session = &answered.session;
-    let entries = u64::from(session.shape.error_entries).clamp(1, MAX_ENTRIES);
+    let entries = u64::from(session.profile.error_entries).clamp(1, MAX_ENTRIES);
     let length = entries * ErrorEntry::BYTES as u64;
     let ask = GetLogPage { retain_event: true, ..GetLogPage::new(LogPage::ErrorInformation.code(), length) };
     let page = session.controller.admin.log("Get Log Page, Error Information", ask).await.ok()?;
     // Newest first: an identifier is used again, so older entries of the same one are of other commands.
-    let same_command = |entry: &ErrorEntry| entry.sqid == answered.queue && entry.cid == answered.finished.cid;
+    let same_command = |entry: &ErrorEntry| entry.sqid == answered.queue && entry.cid == answered.result.cid;
     let entry = ErrorLog::decode(&page).find(same_command)?;
-    let is_this = entry.status().code() == answered.status().code() && entry.nsid == session.shape.nsid;
+    let is_this = entry.status().code() == answered.status().code() && entry.nsid == session.profile.nsid;
     let lba = Lba::new(entry.lba);
     (is_this && contains(extent, lba)).then_some(lba)
 }
@@ -52,7 +52,7 @@ pub(crate) async fn add_values(session: &Session, faults: &mut [BadBlock]) {
 
 /// The damage page of the session's namespace, whole and of one generation.
 async fn damage(session: &Session) -> Option<DamageLog> {
-    let nsid = session.shape.nsid;
+    let nsid = session.profile.nsid;
     let admin = &session.controller.admin;
     let part = async |offset, length_bytes| {
         let ask =

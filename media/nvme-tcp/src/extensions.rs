@@ -15,64 +15,69 @@ use sealblock_units::Extent;
 
 use crate::bad_block_search::BadBlockSearch;
 use crate::io::Io;
-use crate::reconnecting_session::Answered;
+use crate::reconnecting_session::CompletedCommand;
 use crate::session::Session;
-use crate::status::field;
+use crate::status::bad_block_cause;
 
 impl Io {
     /// A Digest, with whatever status.
-    async fn digest_once(&self, extent: Extent, checks: &Checks) -> Result<Answered, Error> {
-        let (protection, _) = self.wire.read_checks(extent, checks, true);
-        let command = self.encode(IoCommand::Digest(BlockCommand { protection, ..BlockCommand::new(extent) }))?;
+    async fn checksum_once(&self, extent: Extent, checks: &Checks) -> Result<CompletedCommand, Error> {
+        let (protection, _) = self.codec.read_checks(extent, checks, true);
+        let command = self.encode(IoCommand::Checksum(BlockCommand { protection, ..BlockCommand::new(extent) }))?;
         let build = |session: &Session| {
-            offered(session, Extensions::DIGEST, RequestKind::Checksum)?;
+            offered(session, Extensions::CHECKSUM, RequestKind::Checksum)?;
             Ok((command, HostData::None))
         };
-        self.link.run(build).await
+        self.session.execute(build).await
     }
 
-    pub(crate) async fn digest(&self, extent: Extent, checks: Checks) -> Outcome {
-        let (_, says_all) = self.wire.read_checks(extent, &checks, true);
+    pub(crate) async fn checksum(&self, extent: Extent, checks: Checks) -> Outcome {
+        let (_, says_all) = self.codec.read_checks(extent, &checks, true);
         if !says_all {
             let mut crc64 = guard::crc64(&[]);
             let each = |part: &sealblock_integrity::Sealed| crc64 = guard::crc64_append(crc64, part.data());
             let (bytes_transferred, coverage) = self.read_all(extent, &checks, each).await?;
             return Ok(Response::Checksum(Checksum { crc64, bytes_transferred, coverage }));
         }
-        let answered = self.digest_once(extent, &checks).await?;
+        let answered = self.checksum_once(extent, &checks).await?;
         if answered.status().is_success() {
-            return self.digested(extent, checks, &answered).await;
+            return self.checksum_response(extent, checks, &answered).await;
         }
-        if field(answered.status()).is_none() {
+        if bad_block_cause(answered.status()).is_none() {
             return Err(self.failed(RequestKind::Checksum, Some(extent), &answered));
         }
         if let Some(faults) =
             BadBlocks::new(BadBlockSearch::new(self, checks, self.probe()).of(extent, &answered).await?)
         {
-            let coverage = match self.beside_digest(extent, checks, &answered).await.map_err(Error::into_damage) {
+            let coverage = match self.checksum_coverage(extent, checks, &answered).await.map_err(Error::into_damage) {
                 Ok(coverage) | Err(Ok((_, coverage))) => coverage,
                 Err(Err(error)) => return Err(error),
             };
             return Err(faults.covering(coverage).into());
         }
         // The hunt read every block again and found them good: the target has got over it, and can be asked once more.
-        let again = self.digest_once(extent, &checks).await?;
+        let again = self.checksum_once(extent, &checks).await?;
         match again.status().is_success() {
-            true => self.digested(extent, checks, &again).await,
+            true => self.checksum_response(extent, checks, &again).await,
             false => Err(self.failed(RequestKind::Checksum, Some(extent), &again)),
         }
     }
 
     /// The answer of a Digest that succeeded. Both dwords of its completion are the sum, so which copies it has not looked at is
     /// asked with a Verify, where there are any.
-    async fn digested(&self, extent: Extent, checks: Checks, answered: &Answered) -> Outcome {
-        let coverage = self.beside_digest(extent, checks, answered).await?;
-        let crc64 = answered.finished.completion.result.get();
+    async fn checksum_response(&self, extent: Extent, checks: Checks, answered: &CompletedCommand) -> Outcome {
+        let coverage = self.checksum_coverage(extent, checks, answered).await?;
+        let crc64 = answered.result.completion.result.get();
         Ok(Response::Checksum(Checksum { crc64, bytes_transferred: 0, coverage }))
     }
 
     /// How far a Digest went that was answered so.
-    async fn beside_digest(&self, extent: Extent, checks: Checks, answered: &Answered) -> Result<Coverage, Error> {
+    async fn checksum_coverage(
+        &self,
+        extent: Extent,
+        checks: Checks,
+        answered: &CompletedCommand,
+    ) -> Result<Coverage, Error> {
         let extensions = answered.session.pages.extensions;
         if !extensions.contains(Extensions::COPIES) {
             return Ok(self.reach(&checks, extensions));
@@ -83,13 +88,13 @@ impl Io {
         }
     }
 
-    pub(crate) async fn read_annex(&self, slot: ReservedArea) -> Outcome {
+    pub(crate) async fn read_reserved(&self, slot: ReservedArea) -> Outcome {
         let (frame, cdw11) = frame(slot);
         let (fid, nsid) = (frame.feature().code(), self.nsid());
         let ask = GetFeatures { fid, select: FeatureSelect::Current, nsid, cdw11 }.encode();
-        let data = || HostData::Read { buffer: Buffer::zeroed(frame.frame_bytes()), shape: None };
-        let answered = self.annex(RequestKind::ReadReserved, ask, data).await?;
-        let came = answered.finished.data.filter(|data| !data.damaged);
+        let data = || HostData::Read { buffer: Buffer::zeroed(frame.frame_bytes()), layout: None };
+        let answered = self.reserved_command(RequestKind::ReadReserved, ask, data).await?;
+        let came = answered.result.data.filter(|data| !data.is_damaged);
         let came = came.map(|data| data.buffer).unwrap_or_default();
         match frame.decode(&came) {
             Ok(bytes) => Ok(Response::Reserved(Slice::copy_from(bytes))),
@@ -101,23 +106,28 @@ impl Io {
     }
 
     /// Durable when it is answered, so it is in no ledger; repeated, it writes the same.
-    pub(crate) async fn write_annex(&self, slot: ReservedArea, bytes: &[u8]) -> Outcome {
+    pub(crate) async fn write_reserved(&self, slot: ReservedArea, bytes: &[u8]) -> Outcome {
         let (frame, cdw11) = frame(slot);
-        let (limit, actual) = (frame.most_bytes() as u64, bytes.len() as u64);
+        let (limit, actual) = (frame.max_bytes() as u64, bytes.len() as u64);
         let too_long = ErrorKind::Limit { what: "bytes for the annex", limit, actual };
         let data = Slice::copy_from(&frame.encode(bytes).ok_or(too_long)?);
         let set = SetFeatures { fid: frame.feature().code(), save: false, nsid: self.nsid(), cdw11 }.encode();
-        self.annex(RequestKind::WriteReserved, set, || HostData::Write(data.clone().into())).await?;
+        self.reserved_command(RequestKind::WriteReserved, set, || HostData::Write(data.clone().into())).await?;
         Ok(Response::Done)
     }
 
     /// A command about the annex, which succeeded.
-    async fn annex(&self, kind: RequestKind, command: Command, data: impl Fn() -> HostData) -> Result<Answered, Error> {
+    async fn reserved_command(
+        &self,
+        kind: RequestKind,
+        command: Command,
+        data: impl Fn() -> HostData,
+    ) -> Result<CompletedCommand, Error> {
         let build = |session: &Session| {
-            offered(session, Extensions::ANNEX, kind)?;
+            offered(session, Extensions::RESERVED, kind)?;
             Ok((command, data()))
         };
-        let answered = self.link.run_admin(build).await?;
+        let answered = self.session.execute_admin(build).await?;
         match answered.status().is_success() {
             true => Ok(answered),
             false => Err(self.failed(kind, None, &answered)),
@@ -149,7 +159,7 @@ mod tests {
     #[test]
     fn a_frame_has_room_for_all_that_a_slot_holds() {
         for slot in [ReservedArea::GroupLabel, ReservedArea::ScrubState, ReservedArea::Bitmap { page: 7 }] {
-            assert_eq!(frame(slot).0.most_bytes(), slot.max_bytes());
+            assert_eq!(frame(slot).0.max_bytes(), slot.max_bytes());
         }
     }
 }

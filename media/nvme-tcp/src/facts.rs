@@ -68,11 +68,11 @@ pub struct Counters {
     /// Payload bytes of I/O commands that were sent.
     pub sent_bytes: u64,
     /// Of the bytes that came, those that were summed for data digests; block guards come from the same pass.
-    pub received_bytes_summed: u64,
+    pub received_bytes_checksummed: u64,
     /// Of the bytes that were sent, those that were summed for data digests; not those whose guards were known.
-    pub sent_bytes_summed: u64,
+    pub sent_bytes_checksummed: u64,
     /// Bytes of data whose guards were computed here apart from data digests.
-    pub guard_bytes_summed: u64,
+    pub guard_bytes_checksummed: u64,
     /// Commands sent again after a status that allows it.
     pub retries: u64,
     /// Times that the connections were lost and set up again.
@@ -82,15 +82,15 @@ pub struct Counters {
 impl Counters {
     /// Bytes that this device summed, for whatever purpose, to move [`Counters::received_bytes`] and
     /// [`Counters::sent_bytes`]. Guards of data that is written are made before it gets here, and count there.
-    pub fn bytes_summed(&self) -> u64 {
-        self.received_bytes_summed + self.sent_bytes_summed + self.guard_bytes_summed
+    pub fn bytes_checksummed(&self) -> u64 {
+        self.received_bytes_checksummed + self.sent_bytes_checksummed + self.guard_bytes_checksummed
     }
 }
 
 /// Cells behind [`Counters`] that the device itself counts.
 #[derive(Default)]
-pub(crate) struct Counting {
-    pub(crate) guard_bytes_summed: Cell<u64>,
+pub(crate) struct CounterCells {
+    pub(crate) guard_bytes_checksummed: Cell<u64>,
     pub(crate) retries: Cell<u64>,
     pub(crate) reconnects: Cell<u64>,
 }

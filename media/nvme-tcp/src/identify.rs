@@ -12,7 +12,7 @@ use sealblock_protocols_nvme::registers::Capabilities;
 
 use crate::ConnectError;
 use crate::admin::Admin;
-use crate::shape::Pages;
+use crate::namespace_profile::IdentifyPages;
 
 /// Lists of namespaces that are read at most, each of up to 1024.
 const MAX_LISTS: usize = 16;
@@ -26,7 +26,7 @@ pub(crate) async fn pages(
     admin: &Admin,
     capabilities: Capabilities,
     wanted: Option<u32>,
-) -> Result<(u32, Pages), ConnectError> {
+) -> Result<(u32, IdentifyPages), ConnectError> {
     let controller = controller(admin).await?;
     if !matches!(ControllerType::from_code(controller.cntrltype), Some(ControllerType::Io)) && controller.cntrltype != 0
     {
@@ -63,7 +63,7 @@ pub(crate) async fn of_namespace(
     capabilities: Capabilities,
     controller: Controller,
     nsid: u32,
-) -> Result<Pages, ConnectError> {
+) -> Result<IdentifyPages, ConnectError> {
     let namespace = decode(Namespace::decode(&admin.identify(Cns::Namespace, nsid).await?), "Identify Namespace")?;
     let ids = admin.identify_if_known(Cns::NamespaceDescriptors, nsid).await?;
     let nvm_namespace = match admin.identify_if_known(Cns::CommandSetNamespace, nsid).await? {
@@ -80,7 +80,7 @@ pub(crate) async fn of_namespace(
     };
     let ids = ids.map(|page| namespace_ids(&page)).unwrap_or_default();
     let (extensions, annex_pages) = extensions(admin, &controller, nsid).await?;
-    Ok(Pages {
+    Ok(IdentifyPages {
         capabilities,
         controller,
         nvm_controller,
@@ -89,7 +89,7 @@ pub(crate) async fn of_namespace(
         independent,
         ids,
         extensions,
-        annex_pages,
+        bitmap_pages: annex_pages,
     })
 }
 
@@ -112,7 +112,7 @@ async fn extensions(admin: &Admin, controller: &Controller, nsid: u32) -> Result
     let page = ask(LogPage::Extensions, nsid, ExtensionsLog::BYTES as u64);
     let page = admin.log_if_known("Get Log Page, Extensions", page).await?;
     let read = |page: sealblock_runtime_memory::Buffer| {
-        (ExtensionsLog::read(&page, nsid), ExtensionsLog::pages_of(&page, nsid))
+        (ExtensionsLog::read(&page, nsid), ExtensionsLog::bitmap_pages(&page, nsid))
     };
     Ok(page.map_or((Extensions::NONE, 0), read))
 }

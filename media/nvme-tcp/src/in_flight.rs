@@ -3,35 +3,35 @@
 use std::collections::VecDeque;
 use std::task::Waker;
 
-use crate::queue::Finished;
+use crate::queue::CommandResult;
 
 /// How the wait for a command's completion stands.
 #[derive(Debug)]
-enum State {
+enum CommandState {
     Free,
     /// In flight.
     Waiting(Option<Waker>),
     /// In flight, and nobody waits any more.
     Abandoned,
     /// Ended, and not fetched yet.
-    Done(Finished),
+    Done(CommandResult),
     /// The connection ended before the command did.
     Lost,
 }
 
-struct Entry {
-    state: State,
+struct InFlightCommand {
+    state: CommandState,
     /// The tick at which the command was submitted; `None` for one that may take for ever.
-    since: Option<u32>,
+    submitted_tick: Option<u32>,
 }
 
 /// What a command has come to.
 #[derive(Debug)]
-pub(crate) enum Fetched {
+pub(crate) enum CommandProgress {
     /// It is in flight.
-    NotYet,
+    InFlight,
     /// It ended.
-    Done(Finished),
+    Done(CommandResult),
     /// It never will.
     Lost,
 }
@@ -40,22 +40,22 @@ pub(crate) enum Fetched {
 ///
 /// Invariant: `by_place` is right for each place at which a command is in flight.
 pub(crate) struct InFlightCommands {
-    entries: Vec<Entry>,
+    entries: Vec<InFlightCommand>,
     free: Vec<usize>,
     by_place: Vec<usize>,
-    now: u32,
+    tick: u32,
 }
 
 impl InFlightCommands {
     /// For commands at `places` places at once.
     pub(crate) fn new(places: usize) -> InFlightCommands {
-        InFlightCommands { entries: Vec::new(), free: Vec::new(), by_place: vec![0; places.max(1)], now: 0 }
+        InFlightCommands { entries: Vec::new(), free: Vec::new(), by_place: vec![0; places.max(1)], tick: 0 }
     }
 
     /// Notes a command that was submitted; gives its entry.
     pub(crate) fn insert(&mut self, place: usize, is_patient: bool) -> usize {
-        let since = (!is_patient).then_some(self.now);
-        let new = Entry { state: State::Waiting(None), since };
+        let since = (!is_patient).then_some(self.tick);
+        let new = InFlightCommand { state: CommandState::Waiting(None), submitted_tick: since };
         let entry = match self.free.pop() {
             Some(entry) => {
                 self.entries[entry] = new;
@@ -71,19 +71,19 @@ impl InFlightCommands {
     }
 
     /// Notes the end of the command at `place`; gives who waits for it.
-    pub(crate) fn finish(&mut self, place: usize, finished: Finished) -> Option<Waker> {
+    pub(crate) fn finish(&mut self, place: usize, finished: CommandResult) -> Option<Waker> {
         let entry = self.by_place[place];
         let state = &mut self.entries[entry].state;
-        match std::mem::replace(state, State::Free) {
-            State::Waiting(waker) => {
-                *state = State::Done(finished);
+        match std::mem::replace(state, CommandState::Free) {
+            CommandState::Waiting(waker) => {
+                *state = CommandState::Done(finished);
                 waker
             }
-            State::Abandoned => {
+            CommandState::Abandoned => {
                 self.free.push(entry);
                 None
             }
-            other @ (State::Free | State::Done(_) | State::Lost) => {
+            other @ (CommandState::Free | CommandState::Done(_) | CommandState::Lost) => {
                 *state = other;
                 None
             }
@@ -91,21 +91,21 @@ impl InFlightCommands {
     }
 
     /// What the command has come to; one that ended gives up its entry, one in flight keeps the waker.
-    pub(crate) fn fetch(&mut self, entry: usize, waker: &Waker) -> Fetched {
+    pub(crate) fn poll(&mut self, entry: usize, waker: &Waker) -> CommandProgress {
         let state = &mut self.entries[entry].state;
-        match std::mem::replace(state, State::Free) {
-            State::Waiting(before) => {
+        match std::mem::replace(state, CommandState::Free) {
+            CommandState::Waiting(before) => {
                 let kept = before.filter(|before| before.will_wake(waker)).unwrap_or_else(|| waker.clone());
-                *state = State::Waiting(Some(kept));
-                Fetched::NotYet
+                *state = CommandState::Waiting(Some(kept));
+                CommandProgress::InFlight
             }
-            State::Done(finished) => {
+            CommandState::Done(finished) => {
                 self.free.push(entry);
-                Fetched::Done(finished)
+                CommandProgress::Done(finished)
             }
-            State::Lost | State::Abandoned | State::Free => {
+            CommandState::Lost | CommandState::Abandoned | CommandState::Free => {
                 self.free.push(entry);
-                Fetched::Lost
+                CommandProgress::Lost
             }
         }
     }
@@ -113,9 +113,9 @@ impl InFlightCommands {
     /// Nobody waits for this command any more. What it held is given back, to be dropped outside of any borrow.
     pub(crate) fn abandon(&mut self, entry: usize) -> impl Sized + use<> {
         let state = &mut self.entries[entry].state;
-        let was = std::mem::replace(state, State::Free);
-        if matches!(was, State::Waiting(_)) {
-            *state = State::Abandoned;
+        let was = std::mem::replace(state, CommandState::Free);
+        if matches!(was, CommandState::Waiting(_)) {
+            *state = CommandState::Abandoned;
         } else {
             self.free.push(entry);
         }
@@ -126,12 +126,12 @@ impl InFlightCommands {
     pub(crate) fn lose_all(&mut self) -> Vec<Waker> {
         let mut wakers = Vec::new();
         for (i, entry) in self.entries.iter_mut().enumerate() {
-            match std::mem::replace(&mut entry.state, State::Free) {
-                State::Waiting(waker) => {
-                    entry.state = State::Lost;
+            match std::mem::replace(&mut entry.state, CommandState::Free) {
+                CommandState::Waiting(waker) => {
+                    entry.state = CommandState::Lost;
                     wakers.extend(waker);
                 }
-                State::Abandoned => self.free.push(i),
+                CommandState::Abandoned => self.free.push(i),
                 other => entry.state = other,
             }
         }
@@ -139,11 +139,11 @@ impl InFlightCommands {
     }
 
     /// Counts a tick, and tells whether a command has been in flight for more than `most` of them.
-    pub(crate) fn tick(&mut self, most: u32) -> bool {
-        self.now = self.now.wrapping_add(1);
+    pub(crate) fn advance_tick(&mut self, most: u32) -> bool {
+        self.tick = self.tick.wrapping_add(1);
         self.entries.iter().any(|entry| {
-            let in_flight = matches!(entry.state, State::Waiting(_) | State::Abandoned);
-            in_flight && entry.since.is_some_and(|since| self.now.wrapping_sub(since) > most)
+            let in_flight = matches!(entry.state, CommandState::Waiting(_) | CommandState::Abandoned);
+            in_flight && entry.submitted_tick.is_some_and(|since| self.tick.wrapping_sub(since) > most)
         })
     }
 }

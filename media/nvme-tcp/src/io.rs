@@ -18,21 +18,21 @@ use sealblock_units::{Extent, Lba};
 use zerocopy::IntoBytes;
 
 use crate::bad_block_search::{BadBlockSearch, Probe};
-use crate::blocks::{self, BlockCodec};
+use crate::block_codec::{self, BlockCodec};
 use crate::errors::logged_block;
-use crate::reconnecting_session::{Answered, ReconnectingSession};
+use crate::reconnecting_session::{CompletedCommand, ReconnectingSession};
 use crate::session::Session;
-use crate::status::{Asked, failure, field};
+use crate::status::{CommandContext, bad_block_cause, failure};
 
 /// Carries operations out on one namespace.
 pub(crate) struct Io {
-    pub(crate) link: Rc<ReconnectingSession>,
-    pub(crate) wire: BlockCodec,
+    pub(crate) session: Rc<ReconnectingSession>,
+    pub(crate) codec: BlockCodec,
 }
 
 impl Io {
     pub(crate) fn nsid(&self) -> u32 {
-        self.link.shape.nsid
+        self.session.profile.nsid
     }
 
     pub(crate) fn encode(&self, command: IoCommand) -> Result<Command, Error> {
@@ -40,53 +40,59 @@ impl Io {
         command.encode(self.nsid()).map_err(unfit)
     }
 
-    pub(crate) fn failed(&self, kind: RequestKind, extent: Option<Extent>, answered: &Answered) -> Error {
-        let asked = Asked { kind, extent, queue: answered.queue, nsid: self.nsid() };
+    pub(crate) fn failed(&self, kind: RequestKind, extent: Option<Extent>, answered: &CompletedCommand) -> Error {
+        let asked = CommandContext { kind, extent, queue: answered.queue, nsid: self.nsid() };
         failure(answered.status(), asked)
     }
 
     /// A Read, with whatever status.
-    pub(crate) async fn read_once(&self, extent: Extent, protection: ProtectionInfo) -> Result<Answered, Error> {
-        let len_bytes = self.wire.read_bytes(extent);
+    pub(crate) async fn read_once(
+        &self,
+        extent: Extent,
+        protection: ProtectionInfo,
+    ) -> Result<CompletedCommand, Error> {
+        let len_bytes = self.codec.read_bytes(extent);
         let command = self.encode(IoCommand::Read(BlockCommand { protection, ..BlockCommand::new(extent) }))?;
         let build = |session: &Session| {
-            let (buffer, shape) = (session.pool().take(len_bytes), self.wire.sums.clone());
-            Ok((command, HostData::Read { buffer, shape }))
+            let (buffer, shape) = (session.pool().take(len_bytes), self.codec.crc_layout.clone());
+            Ok((command, HostData::Read { buffer, layout: shape }))
         };
-        self.link.run(build).await
+        self.session.execute(build).await
     }
 
     /// The data of a Read that succeeded, checked here.
-    fn arrived(&self, extent: Extent, checks: &Checks, answered: Answered) -> Outcome {
-        let needed = self.wire.read_bytes(extent);
-        let read = answered.finished.data.filter(|data| data.buffer.len() == needed && !data.damaged);
+    fn check_read(&self, extent: Extent, checks: &Checks, answered: CompletedCommand) -> Outcome {
+        let needed = self.codec.read_bytes(extent);
+        let read = answered.result.data.filter(|data| data.buffer.len() == needed && !data.is_damaged);
         let Some(read) = read else {
             let reason =
                 format!("the target says that it has read {extent}, and sent less than the {needed} bytes of them");
             return Err(ErrorKind::Media { reason }.into());
         };
-        let summed = &self.link.counting.guard_bytes_summed;
-        match self.wire.arrive(read, checks, answered.session.pool(), summed) {
+        let summed = &self.session.counters.guard_bytes_checksummed;
+        match self.codec.check_read(read, checks, answered.session.pool(), summed) {
             Ok(sealed) => Ok(Response::Data(sealed)),
-            Err(mismatches) => Err(integrity(blocks::faults(extent.start(), &mismatches))),
+            Err(mismatches) => Err(integrity(block_codec::bad_blocks(extent.start(), &mismatches))),
         }
     }
 
     pub(crate) async fn read(&self, extent: Extent, checks: Checks) -> Outcome {
-        let (protection, _) = self.wire.read_checks(extent, &checks, false);
+        let (protection, _) = self.codec.read_checks(extent, &checks, false);
         let answered = self.read_once(extent, protection).await?;
         let status = answered.status();
         if status.is_success() {
-            return self.arrived(extent, &checks, answered);
+            return self.check_read(extent, &checks, answered);
         }
-        let Some(damage) = field(status) else { return Err(self.failed(RequestKind::Read, Some(extent), &answered)) };
-        let is_seen_here = self.wire.tagging.shown().is_some() && damage != BadBlockCause::Media;
+        let Some(damage) = bad_block_cause(status) else {
+            return Err(self.failed(RequestKind::Read, Some(extent), &answered));
+        };
+        let is_seen_here = self.codec.pi_mode.shown().is_some() && damage != BadBlockCause::Media;
         if is_seen_here {
             // The target found wrong tags. Without its checks it hands the blocks over, and here every one that is wrong
             // is found, with its values.
             let unchecked = self.read_once(extent, ProtectionInfo::NONE).await?;
             if unchecked.status().is_success() {
-                return self.arrived(extent, &checks, unchecked);
+                return self.check_read(extent, &checks, unchecked);
             }
         }
         Err(match BadBlocks::new(BadBlockSearch::new(self, checks, self.probe()).of(extent, &answered).await?) {
@@ -97,36 +103,42 @@ impl Io {
 
     /// How damaged blocks are looked for.
     pub(crate) fn probe(&self) -> Probe {
-        if self.link.shape.abilities.verify == Ability::Native { Probe::Verify } else { Probe::Read }
+        if self.session.profile.abilities.verify == Ability::Native { Probe::Verify } else { Probe::Read }
     }
 
     pub(crate) async fn write(&self, extent: Extent, data: &Sealed, durability: Durability) -> Outcome {
         let force_unit_access = durability == Durability::ForceUnitAccess;
-        let protection = self.wire.write_checks(extent, data);
+        let protection = self.codec.write_checks(extent, data);
         let blocks = BlockCommand { protection, force_unit_access, ..BlockCommand::new(extent) };
         let command = self.encode(IoCommand::Write(blocks))?;
-        let build = |session: &Session| Ok((command, HostData::Write(self.wire.payload(data, session.pool()))));
-        let answered = self.link.run(build).await?;
+        let build = |session: &Session| Ok((command, HostData::Write(self.codec.payload(data, session.pool()))));
+        let answered = self.session.execute(build).await?;
         if answered.status().is_success() {
-            self.wrote(&answered, durability);
+            self.note_write(&answered, durability);
             return Ok(Response::Done);
         }
-        Err(match field(answered.status()) {
-            Some(damage) => self.refused(extent, data, damage, &answered).await,
+        Err(match bad_block_cause(answered.status()) {
+            Some(damage) => self.write_refused(extent, data, damage, &answered).await,
             None => self.failed(RequestKind::Write, Some(extent), &answered),
         })
     }
 
     /// The target found tags that do not fit. If they are wrong here already, these are the blocks; otherwise they were
     /// damaged on the way, or do not fit the command, and the target's error log names the first of them.
-    async fn refused(&self, extent: Extent, data: &Sealed, damage: BadBlockCause, answered: &Answered) -> Error {
-        if let Some(format) = self.wire.tagging.shown() {
+    async fn write_refused(
+        &self,
+        extent: Extent,
+        data: &Sealed,
+        damage: BadBlockCause,
+        answered: &CompletedCommand,
+    ) -> Error {
+        if let Some(format) = self.codec.pi_mode.shown() {
             let mut wrong = Vec::new();
             let checks = Checks::full(format, extent.start());
             let on_wrong = &mut |mismatch| wrong.push(mismatch);
-            sealblock_integrity::verify(format, self.wire.size, data.data(), data.tags(), &checks, on_wrong);
+            sealblock_integrity::verify(format, self.codec.size, data.data(), data.tags(), &checks, on_wrong);
             if !wrong.is_empty() {
-                return integrity(blocks::faults(extent.start(), &wrong));
+                return integrity(block_codec::bad_blocks(extent.start(), &wrong));
             }
         }
         match logged_block(answered, extent).await {
@@ -135,9 +147,9 @@ impl Io {
         }
     }
 
-    fn wrote(&self, answered: &Answered, durability: Durability) {
+    fn note_write(&self, answered: &CompletedCommand, durability: Durability) {
         if durability == Durability::Volatile {
-            self.link.ledger.write_completed(answered.epoch);
+            self.session.flush_epochs.write_completed(answered.epoch);
         }
     }
 
@@ -145,34 +157,34 @@ impl Io {
         let command = self.encode(IoCommand::Flush)?;
         let mark = std::cell::Cell::new(0);
         let build = |_: &Session| {
-            mark.set(self.link.ledger.flush_started()?);
+            mark.set(self.session.flush_epochs.flush_started()?);
             Ok((command, HostData::None))
         };
-        let answered = self.link.run(build).await?;
+        let answered = self.session.execute(build).await?;
         if !answered.status().is_success() {
             return Err(self.failed(RequestKind::Flush, None, &answered));
         }
-        self.link.ledger.flush_completed(answered.epoch, mark.get());
+        self.session.flush_epochs.flush_completed(answered.epoch, mark.get());
         Ok(Response::Done)
     }
 
     pub(crate) async fn write_zeroes(&self, extent: Extent, may_unmap: bool, durability: Durability) -> Outcome {
         let force_unit_access = durability == Durability::ForceUnitAccess;
         let blocks =
-            BlockCommand { protection: self.wire.zeroes(extent), force_unit_access, ..BlockCommand::new(extent) };
-        let deallocate = may_unmap && self.link.shape.abilities.unmap_zeroes;
+            BlockCommand { protection: self.codec.zeroes(extent), force_unit_access, ..BlockCommand::new(extent) };
+        let deallocate = may_unmap && self.session.profile.abilities.unmap_zeroes;
         let zeroes = WriteZeroes { blocks, deallocate, whole_namespace: false };
         let answered = self.without_data(self.encode(IoCommand::WriteZeroes(zeroes))?).await?;
         if !answered.status().is_success() {
             return Err(self.failed(RequestKind::WriteZeroes, Some(extent), &answered));
         }
-        self.wrote(&answered, durability);
+        self.note_write(&answered, durability);
         Ok(Response::Done)
     }
 
     /// What a Discard loses is what it asked to lose, so it is in no ledger.
     pub(crate) async fn discard(&self, extents: &[Extent]) -> Outcome {
-        let shape = &self.link.shape;
+        let shape = &self.session.profile;
         let mut rest = extents;
         while !rest.is_empty() {
             let mut blocks = 0_u64;
@@ -194,26 +206,26 @@ impl Io {
         let command = self.encode(IoCommand::DatasetManagement(dsm))?;
         let ranges: Vec<DsmRange> = extents.iter().map(|extent| DsmRange::new(*extent)).collect();
         let list = Slice::copy_from(ranges.as_slice().as_bytes());
-        let answered = self.link.run(|_| Ok((command, HostData::Write(list.clone().into())))).await?;
+        let answered = self.session.execute(|_| Ok((command, HostData::Write(list.clone().into())))).await?;
         match answered.status().is_success() {
             true => Ok(()),
             false => Err(self.failed(RequestKind::Discard, extents.first().copied(), &answered)),
         }
     }
 
-    async fn without_data(&self, command: Command) -> Result<Answered, Error> {
-        self.link.run(|_| Ok((command, HostData::None))).await
+    async fn without_data(&self, command: Command) -> Result<CompletedCommand, Error> {
+        self.session.execute(|_| Ok((command, HostData::None))).await
     }
 
     /// A Verify, with whatever status.
-    pub(crate) async fn verify_once(&self, extent: Extent, checks: &Checks) -> Result<Answered, Error> {
-        let (protection, _) = self.wire.read_checks(extent, checks, true);
+    pub(crate) async fn verify_once(&self, extent: Extent, checks: &Checks) -> Result<CompletedCommand, Error> {
+        let (protection, _) = self.codec.read_checks(extent, checks, true);
         let command = self.encode(IoCommand::Verify(BlockCommand { protection, ..BlockCommand::new(extent) }))?;
         self.without_data(command).await
     }
 
     pub(crate) async fn verify(&self, extent: Extent, checks: Checks) -> Outcome {
-        let (_, says_all) = self.wire.read_checks(extent, &checks, true);
+        let (_, says_all) = self.codec.read_checks(extent, &checks, true);
         if !says_all {
             let (bytes_transferred, coverage) = self.read_all(extent, &checks, |_| ()).await?;
             return Ok(Response::Verified(VerifyStats { bytes_transferred, coverage }));
@@ -223,7 +235,7 @@ impl Io {
         if answered.status().is_success() {
             return Ok(Response::Verified(VerifyStats { bytes_transferred: 0, coverage }));
         }
-        if field(answered.status()).is_none() {
+        if bad_block_cause(answered.status()).is_none() {
             return Err(self.failed(RequestKind::Verify, Some(extent), &answered));
         }
         match BadBlocks::new(BadBlockSearch::new(self, checks, Probe::Verify).of(extent, &answered).await?) {
@@ -235,10 +247,10 @@ impl Io {
 
     /// How far a Verify went that was answered so. It counts what the target of that very session says: another one may have
     /// taken its place since.
-    fn coverage(&self, extent: Extent, checks: &Checks, answered: &Answered) -> Coverage {
+    fn coverage(&self, extent: Extent, checks: &Checks, answered: &CompletedCommand) -> Coverage {
         match answered.session.pages.extensions.contains(Extensions::COVERAGE) {
-            true => Coverage::from_bits(answered.finished.completion.dword0(), extent),
-            false => Coverage::of(self.wire.checks_seals(checks)),
+            true => Coverage::from_bits(answered.result.completion.dword0(), extent),
+            false => Coverage::of(self.codec.checks_seals(checks)),
         }
     }
 
@@ -253,8 +265,8 @@ impl Io {
 
     /// Whether such checks, of a target that has these, look at seals.
     pub(crate) fn reach(&self, checks: &Checks, extensions: Extensions) -> Coverage {
-        let is_plain = self.wire.tagging.kept().is_none();
-        Coverage::of(self.wire.checks_seals(checks) || is_plain && extensions.contains(Extensions::SEALS))
+        let is_plain = self.codec.pi_mode.kept().is_none();
+        Coverage::of(self.codec.checks_seals(checks) || is_plain && extensions.contains(Extensions::SEALS))
     }
 
     /// Checks that no command can say are made here, of blocks that are read, in order; says how many bytes that took.
@@ -265,12 +277,12 @@ impl Io {
         mut each: impl FnMut(&Sealed),
     ) -> Result<(u64, Coverage), Error> {
         let mut bytes_transferred = 0;
-        let extensions = self.link.session_now().map_or(Extensions::NONE, |session| session.pages.extensions);
+        let extensions = self.session.current_session().map_or(Extensions::NONE, |session| session.pages.extensions);
         let mut tally = Tally { coverage: self.reach_of_reads(extent, checks, extensions), ..Tally::default() };
-        for piece in extent.split_aligned(self.link.shape.geometry.limits.max_transfer_blocks) {
+        for piece in extent.split_aligned(self.session.profile.geometry.limits.max_transfer_blocks) {
             let onward = piece.start().get() - extent.start().get();
-            let checks = self.wire.tagging.shown().map_or(*checks, |format| checks.advance(onward, format));
-            bytes_transferred += piece.bytes(self.wire.size);
+            let checks = self.codec.pi_mode.shown().map_or(*checks, |format| checks.advance(onward, format));
+            bytes_transferred += piece.bytes(self.codec.size);
             match self.read(piece, checks).await {
                 Ok(Response::Data(part)) => each(&part),
                 Ok(_) => unreachable!("a Read is answered with data"),
@@ -283,14 +295,14 @@ impl Io {
     pub(crate) async fn compare(&self, extent: Extent, data: &Sealed) -> Outcome {
         let command = self.encode(IoCommand::Compare(BlockCommand::new(extent)))?;
         let build =
-            |session: &Session| Ok((command, HostData::Write(self.wire.comparand(extent, data, session.pool()))));
-        let answered = self.link.run(build).await?;
+            |session: &Session| Ok((command, HostData::Write(self.codec.comparand(extent, data, session.pool()))));
+        let answered = self.session.execute(build).await?;
         let status = answered.status();
         if status.is_success() {
             return Ok(Response::Done);
         }
         if status.code() != StatusCode::COMPARE_FAILURE {
-            return Err(match field(status) {
+            return Err(match bad_block_cause(status) {
                 Some(_) => self
                     .compare_read(extent, data, extent.start())
                     .await
@@ -300,7 +312,7 @@ impl Io {
             });
         }
         let logged = logged_block(&answered, extent).await;
-        match (logged, self.wire.tagging.kept()) {
+        match (logged, self.codec.pi_mode.kept()) {
             (Some(lba), None) => Err(ErrorKind::Miscompare { lba }.into()),
             // Tags are compared as well, and it is the data that is asked about.
             (logged, _) => self.compare_read(extent, data, logged.unwrap_or(extent.start())).await,
@@ -309,11 +321,11 @@ impl Io {
 
     /// The first block from `from` that differs, found by reading.
     async fn compare_read(&self, extent: Extent, data: &Sealed, from: Lba) -> Outcome {
-        let size = self.wire.size.bytes();
+        let size = self.codec.size.bytes();
         let rest = Extent::from_raw(from.get(), extent.len() - (from.get() - extent.start().get()));
         let rest = rest.expect("the block is one of the extent");
-        for piece in rest.split_aligned(self.link.shape.geometry.limits.max_transfer_blocks) {
-            let checks = self.wire.tagging.shown().map_or(Checks::NONE, |format| Checks::full(format, piece.start()));
+        for piece in rest.split_aligned(self.session.profile.geometry.limits.max_transfer_blocks) {
+            let checks = self.codec.pi_mode.shown().map_or(Checks::NONE, |format| Checks::full(format, piece.start()));
             let Response::Data(stored) = self.read(piece, checks).await? else {
                 unreachable!("a Read is answered with data");
             };

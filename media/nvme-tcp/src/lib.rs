@@ -18,7 +18,7 @@
 
 mod admin;
 mod bad_block_search;
-mod blocks;
+mod block_codec;
 mod call;
 mod device;
 mod discover;
@@ -29,11 +29,11 @@ mod facts;
 mod identify;
 mod in_flight;
 mod io;
+mod namespace_profile;
 mod options;
 mod queue;
 mod reconnecting_session;
 mod session;
-mod shape;
 mod status;
 mod watch;
 

@@ -21,7 +21,7 @@ use sealblock_runtime_reactor::{spawn, timeout};
 
 use crate::Counters;
 use crate::call::CommandFuture;
-use crate::error::Lost;
+use crate::error::ConnectionLost;
 use crate::in_flight::{FifoWaiters, InFlightCommands};
 
 /// How long the last bytes of a connection that is over may take.
@@ -29,7 +29,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How a command ended.
 #[derive(Debug)]
-pub(crate) struct Finished {
+pub(crate) struct CommandResult {
     /// Its identifier, under which the error log knows it.
     pub(crate) cid: u16,
     pub(crate) completion: Completion,
@@ -43,10 +43,10 @@ pub(crate) struct Queue {
     pub(crate) id: u16,
     stream: Stream,
     host: RefCell<Host>,
-    waiters: RefCell<InFlightCommands>,
-    line: RefCell<FifoWaiters>,
+    in_flight: RefCell<InFlightCommands>,
+    waiters: RefCell<FifoWaiters>,
     /// Why the connection is over.
-    ended: RefCell<Option<Rc<str>>>,
+    end_reason: RefCell<Option<Rc<str>>>,
     /// Whether bytes are being sent at this moment.
     is_sending: Cell<bool>,
     /// The sender, while it has nothing to do.
@@ -68,9 +68,9 @@ impl Queue {
             id,
             stream,
             host: RefCell::new(Host::new(config)),
-            waiters: RefCell::new(InFlightCommands::new(places)),
-            line: RefCell::default(),
-            ended: RefCell::default(),
+            in_flight: RefCell::new(InFlightCommands::new(places)),
+            waiters: RefCell::default(),
+            end_reason: RefCell::default(),
             is_sending: Cell::new(false),
             idle_sender: RefCell::default(),
             opener: RefCell::default(),
@@ -83,7 +83,7 @@ impl Queue {
     }
 
     /// What was agreed on, as soon as it was.
-    pub(crate) async fn established(&self) -> Result<Negotiated, Lost> {
+    pub(crate) async fn established(&self) -> Result<Negotiated, ConnectionLost> {
         std::future::poll_fn(|cx| {
             if let Some(agreed) = self.host.borrow().negotiated() {
                 return Poll::Ready(Ok(agreed));
@@ -99,29 +99,29 @@ impl Queue {
     }
 
     /// Carries a command out, as soon as the queue has room for it.
-    pub(crate) fn call(&self, command: Command, data: HostData) -> CommandFuture<'_> {
+    pub(crate) fn execute(&self, command: Command, data: HostData) -> CommandFuture<'_> {
         CommandFuture::new(self, command, data, false)
     }
 
     /// The same for a command that may take for ever, as Asynchronous Event Request does.
-    pub(crate) fn call_patiently(&self, command: Command, data: HostData) -> CommandFuture<'_> {
+    pub(crate) fn execute_without_timeout(&self, command: Command, data: HostData) -> CommandFuture<'_> {
         CommandFuture::new(self, command, data, true)
     }
 
     /// Commands in flight and in line.
     pub(crate) fn load(&self) -> usize {
-        self.host.borrow().commands_in_flight() + self.line.borrow().len()
+        self.host.borrow().commands_in_flight() + self.waiters.borrow().len()
     }
 
     /// Why the connection is over, if it is.
-    pub(crate) fn lost(&self) -> Option<Lost> {
-        self.ended.borrow().clone().map(Lost)
+    pub(crate) fn lost(&self) -> Option<ConnectionLost> {
+        self.end_reason.borrow().clone().map(ConnectionLost)
     }
 
     /// Ends the connection: all commands are lost.
     pub(crate) fn end(&self, reason: &str) {
         {
-            let mut ended = self.ended.borrow_mut();
+            let mut ended = self.end_reason.borrow_mut();
             if ended.is_some() {
                 return;
             }
@@ -134,9 +134,9 @@ impl Queue {
             let _ = self.stream.reset();
         }
         self.host.borrow_mut().close();
-        let wakers = self.waiters.borrow_mut().lose_all();
+        let wakers = self.in_flight.borrow_mut().lose_all();
         wakers.into_iter().for_each(Waker::wake);
-        let wakers = self.line.borrow_mut().wakers();
+        let wakers = self.waiters.borrow_mut().wakers();
         wakers.into_iter().for_each(Waker::wake);
         if let Some(waker) = self.opener.take() {
             waker.wake();
@@ -145,12 +145,12 @@ impl Queue {
             // A peer that does not read would hold the sender for ever.
             let _ = self.stream.shutdown(Shutdown::Both);
         }
-        self.ring();
+        self.wake_sender();
     }
 
     /// Counts a tick, and tells whether a command has been in flight for more than `most` of them.
-    pub(crate) fn tick(&self, most: u32) -> bool {
-        self.waiters.borrow_mut().tick(most)
+    pub(crate) fn advance_tick(&self, most: u32) -> bool {
+        self.in_flight.borrow_mut().advance_tick(most)
     }
 
     /// From here on what goes through is counted.
@@ -163,13 +163,14 @@ impl Queue {
         let ((completed, base), now) = (self.base.get(), self.host.borrow().counters());
         all.commands += self.completed.get() - completed;
         all.received_bytes += now.received.payload_bytes - base.received.payload_bytes;
-        all.received_bytes_summed += now.received.payload_bytes_summed - base.received.payload_bytes_summed;
+        all.received_bytes_checksummed +=
+            now.received.payload_bytes_checksummed - base.received.payload_bytes_checksummed;
         all.sent_bytes += now.payload_bytes_sent - base.payload_bytes_sent;
-        all.sent_bytes_summed += now.payload_bytes_sent_summed - base.payload_bytes_sent_summed;
+        all.sent_bytes_checksummed += now.payload_bytes_sent_checksummed - base.payload_bytes_sent_checksummed;
     }
 
     /// Wakes the sender.
-    fn ring(&self) {
+    fn wake_sender(&self) {
         let sender = self.idle_sender.take();
         if let Some(sender) = sender {
             sender.wake();
@@ -177,16 +178,21 @@ impl Queue {
     }
 
     /// Submits the command if it is its turn: the table's entry, or the command back.
-    pub(crate) fn try_submit(&self, command: Command, data: HostData, is_patient: bool) -> Result<usize, Lost> {
+    pub(crate) fn try_submit(
+        &self,
+        command: Command,
+        data: HostData,
+        is_patient: bool,
+    ) -> Result<usize, ConnectionLost> {
         let place = {
             let mut host = self.host.borrow_mut();
             match host.submit(command, data) {
                 Ok(cid) => host.place(cid),
-                Err(error) => return Err(self.lost().unwrap_or_else(|| Lost(error.to_string().into()))),
+                Err(error) => return Err(self.lost().unwrap_or_else(|| ConnectionLost(error.to_string().into()))),
             }
         };
-        let entry = self.waiters.borrow_mut().insert(place, is_patient);
-        self.ring();
+        let entry = self.in_flight.borrow_mut().insert(place, is_patient);
+        self.wake_sender();
         Ok(entry)
     }
 
@@ -196,19 +202,19 @@ impl Queue {
     }
 
     /// Commands that wait for room.
-    pub(crate) fn line(&self) -> &RefCell<FifoWaiters> {
-        &self.line
-    }
-
-    /// Commands in flight.
-    pub(crate) fn waiters(&self) -> &RefCell<InFlightCommands> {
+    pub(crate) fn waiters(&self) -> &RefCell<FifoWaiters> {
         &self.waiters
     }
 
+    /// Commands in flight.
+    pub(crate) fn in_flight(&self) -> &RefCell<InFlightCommands> {
+        &self.in_flight
+    }
+
     /// Calls the first in line if there is room for it.
-    pub(crate) fn call_next(&self) {
+    pub(crate) fn wake_next(&self) {
         if self.has_room() {
-            let waker = self.line.borrow().first_waker();
+            let waker = self.waiters.borrow().first_waker();
             if let Some(waker) = waker {
                 waker.wake();
             }
@@ -229,14 +235,15 @@ impl Queue {
                 Some(Event::Completed { cid, completion, data }) => {
                     self.completed.set(self.completed.get() + 1);
                     let place = self.host.borrow().place(cid);
-                    let waker = self.waiters.borrow_mut().finish(place, Finished { cid: cid.0, completion, data });
+                    let waker =
+                        self.in_flight.borrow_mut().finish(place, CommandResult { cid: cid.0, completion, data });
                     if let Some(waker) = waker {
                         waker.wake();
                     }
-                    self.call_next();
+                    self.wake_next();
                 }
                 // The reason is told by the receiver, which finds no buffer to receive into.
-                Some(Event::Closed(_)) => self.ring(),
+                Some(Event::Closed(_)) => self.wake_sender(),
             }
         }
     }
@@ -267,15 +274,15 @@ async fn receive(queue: Rc<Queue>) {
         }
         queue.dispatch();
         // What was completed is to be asked for again before more is received, so that both sides stay busy.
-        queue.ring_if_output();
+        queue.wake_sender_if_output();
     };
     queue.end(&reason);
 }
 
 impl Queue {
-    fn ring_if_output(&self) {
+    fn wake_sender_if_output(&self) {
         if self.host.borrow().has_output() {
-            self.ring();
+            self.wake_sender();
         }
     }
 }
@@ -285,12 +292,12 @@ async fn send(queue: Rc<Queue>) {
     let mut out = Vec::new();
     loop {
         let bytes = queue.host.borrow_mut().transmit(&mut out, TransmitLimit::default());
-        let is_over = queue.ended.borrow().is_some();
+        let is_over = queue.end_reason.borrow().is_some();
         if bytes == 0 && is_over {
             break;
         }
         if bytes == 0 {
-            queue.bell().await;
+            queue.wait_for_output().await;
             continue;
         }
         let sent = if is_over {
@@ -311,9 +318,9 @@ async fn send(queue: Rc<Queue>) {
 
 impl Queue {
     /// Waits until there is something to send, or the connection is over.
-    async fn bell(&self) {
+    async fn wait_for_output(&self) {
         std::future::poll_fn(|cx: &mut Context<'_>| {
-            if self.host.borrow().has_output() || self.ended.borrow().is_some() {
+            if self.host.borrow().has_output() || self.end_reason.borrow().is_some() {
                 return Poll::Ready(());
             }
             let previous = self.idle_sender.replace(Some(cx.waker().clone()));

@@ -14,11 +14,11 @@ use sealblock_protocols_nvme_tcp::host::HostData;
 use sealblock_runtime_reactor::{now, sleep, spawn, timeout};
 
 use crate::ConnectError;
-use crate::error::Lost;
-use crate::facts::{Counters, Counting, add};
-use crate::queue::{Finished, Queue};
+use crate::error::ConnectionLost;
+use crate::facts::{CounterCells, Counters, add};
+use crate::namespace_profile::NamespaceProfile;
+use crate::queue::{CommandResult, Queue};
 use crate::session::{Session, SessionConfig};
-use crate::shape::Shape;
 use crate::status::may_be_sent_again;
 use crate::watch;
 
@@ -26,40 +26,40 @@ use crate::watch;
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
 /// What leads to the namespace now.
-enum State {
-    Up(Rc<Session>),
+enum SessionState {
+    Connected(Rc<Session>),
     /// A new session is being set up.
-    Down,
+    Reconnecting,
     /// There will be none.
-    Dead(Rc<str>),
+    Failed(Rc<str>),
 }
 
 /// The way to one namespace.
 pub(crate) struct ReconnectingSession {
-    pub(crate) plan: SessionConfig,
+    pub(crate) config: SessionConfig,
     /// The namespace as it was first met, and has to stay.
-    pub(crate) shape: Shape,
-    pub(crate) counting: Counting,
-    pub(crate) ledger: FlushEpochs,
-    writable: Cell<bool>,
-    state: RefCell<State>,
-    waiting: RefCell<Vec<Waker>>,
+    pub(crate) profile: NamespaceProfile,
+    pub(crate) counters: CounterCells,
+    pub(crate) flush_epochs: FlushEpochs,
+    is_writable: Cell<bool>,
+    state: RefCell<SessionState>,
+    wakers: RefCell<Vec<Waker>>,
     /// What went through sessions that are over.
-    past: Cell<Counters>,
+    past_counters: Cell<Counters>,
 }
 
 /// A command that was answered, and by whom.
-pub(crate) struct Answered {
+pub(crate) struct CompletedCommand {
     pub(crate) session: Rc<Session>,
     /// [`Ledger::epoch`] of that session.
     pub(crate) epoch: u64,
     pub(crate) queue: u16,
-    pub(crate) finished: Finished,
+    pub(crate) result: CommandResult,
 }
 
-impl Answered {
+impl CompletedCommand {
     pub(crate) fn status(&self) -> Status {
-        self.finished.completion.status()
+        self.result.completion.status()
     }
 }
 
@@ -67,17 +67,17 @@ impl ReconnectingSession {
     /// The way that begins with this session.
     pub(crate) fn new(mut plan: SessionConfig, session: Session) -> Rc<ReconnectingSession> {
         // Whatever else appears there later, this namespace is meant.
-        plan.namespace = Some(session.shape.nsid);
+        plan.namespace = Some(session.profile.nsid);
         let session = Rc::new(session);
         let link = Rc::new(ReconnectingSession {
-            plan,
-            shape: session.shape.clone(),
-            counting: Counting::default(),
-            ledger: FlushEpochs::default(),
-            writable: Cell::new(session.shape.abilities.writable),
-            state: RefCell::new(State::Up(Rc::clone(&session))),
-            waiting: RefCell::default(),
-            past: Cell::default(),
+            config: plan,
+            profile: session.profile.clone(),
+            counters: CounterCells::default(),
+            flush_epochs: FlushEpochs::default(),
+            is_writable: Cell::new(session.profile.abilities.writable),
+            state: RefCell::new(SessionState::Connected(Rc::clone(&session))),
+            wakers: RefCell::default(),
+            past_counters: Cell::default(),
         });
         watch::start(&link, &session);
         link
@@ -85,21 +85,23 @@ impl ReconnectingSession {
 
     /// Whether the namespace takes writes now.
     pub(crate) fn is_writable(&self) -> bool {
-        self.writable.get()
+        self.is_writable.get()
     }
 
     /// The namespace takes writes, or does not any more.
     pub(crate) fn set_writable(&self, writable: bool) {
-        self.writable.set(writable);
+        self.is_writable.set(writable);
     }
 
     /// The session, as soon as there is one.
     pub(crate) async fn session(&self) -> Result<Rc<Session>, Error> {
         std::future::poll_fn(|cx| match &*self.state.borrow() {
-            State::Up(session) => Poll::Ready(Ok(Rc::clone(session))),
-            State::Dead(reason) => Poll::Ready(Err(ErrorKind::Unreachable { reason: reason.to_string() }.into())),
-            State::Down => {
-                self.waiting.borrow_mut().push(cx.waker().clone());
+            SessionState::Connected(session) => Poll::Ready(Ok(Rc::clone(session))),
+            SessionState::Failed(reason) => {
+                Poll::Ready(Err(ErrorKind::Unreachable { reason: reason.to_string() }.into()))
+            }
+            SessionState::Reconnecting => {
+                self.wakers.borrow_mut().push(cx.waker().clone());
                 Poll::Pending
             }
         })
@@ -107,55 +109,55 @@ impl ReconnectingSession {
     }
 
     /// The session of this moment, if there is one.
-    pub(crate) fn session_now(&self) -> Option<Rc<Session>> {
+    pub(crate) fn current_session(&self) -> Option<Rc<Session>> {
         match &*self.state.borrow() {
-            State::Up(session) => Some(Rc::clone(session)),
-            State::Down | State::Dead(_) => None,
+            SessionState::Connected(session) => Some(Rc::clone(session)),
+            SessionState::Reconnecting | SessionState::Failed(_) => None,
         }
     }
 
     /// Carries an I/O command out that may be repeated: over a new session when the connection is lost, and again when
     /// its status allows it. What comes back is final, success or not.
-    pub(crate) async fn run(
+    pub(crate) async fn execute(
         self: &Rc<Self>,
         build: impl Fn(&Session) -> Result<(Command, HostData), Error>,
-    ) -> Result<Answered, Error> {
-        self.run_through(Session::pick, build).await
+    ) -> Result<CompletedCommand, Error> {
+        self.execute_on(Session::pick, build).await
     }
 
     /// The same with an admin command.
-    pub(crate) async fn run_admin(
+    pub(crate) async fn execute_admin(
         self: &Rc<Self>,
         build: impl Fn(&Session) -> Result<(Command, HostData), Error>,
-    ) -> Result<Answered, Error> {
-        self.run_through(|session| session.controller.admin.queue(), build).await
+    ) -> Result<CompletedCommand, Error> {
+        self.execute_on(|session| session.controller.admin.queue(), build).await
     }
 
-    async fn run_through(
+    async fn execute_on(
         self: &Rc<Self>,
         pick: fn(&Session) -> &Rc<Queue>,
         build: impl Fn(&Session) -> Result<(Command, HostData), Error>,
-    ) -> Result<Answered, Error> {
+    ) -> Result<CompletedCommand, Error> {
         let (mut losses, mut retries) = (0, 0);
         loop {
             let session = self.session().await?;
-            let epoch = self.ledger.epoch();
+            let epoch = self.flush_epochs.epoch();
             let (command, data) = build(&session)?;
             let queue = Rc::clone(pick(&session));
-            match queue.call(command, data).await {
+            match queue.execute(command, data).await {
                 Ok(finished) => {
                     let status = finished.completion.status();
-                    if status.is_success() || !may_be_sent_again(status) || retries >= self.plan.options.retries {
-                        return Ok(Answered { session, epoch, queue: queue.id, finished });
+                    if status.is_success() || !may_be_sent_again(status) || retries >= self.config.options.retries {
+                        return Ok(CompletedCommand { session, epoch, queue: queue.id, result: finished });
                     }
                     retries += 1;
-                    add(&self.counting.retries, 1);
+                    add(&self.counters.retries, 1);
                     sleep(pause(&session, status)).await;
                 }
                 Err(lost) => {
-                    self.lost(&session, &lost);
+                    self.session_lost(&session, &lost);
                     losses += 1;
-                    if losses >= self.plan.options.max_connection_losses.max(1) {
+                    if losses >= self.config.options.max_connection_losses.max(1) {
                         let reason = format!("{losses} connections were lost with this request; the last one: {lost}");
                         return Err(ErrorKind::Unreachable { reason }.into());
                     }
@@ -165,32 +167,32 @@ impl ReconnectingSession {
     }
 
     /// A connection of the session is over, so all of it is. Sets up a new one, unless that is being done already.
-    pub(crate) fn lost(self: &Rc<Self>, session: &Rc<Session>, lost: &Lost) {
+    pub(crate) fn session_lost(self: &Rc<Self>, session: &Rc<Session>, lost: &ConnectionLost) {
         {
             let mut state = self.state.borrow_mut();
             match &*state {
-                State::Up(current) if Rc::ptr_eq(current, session) => *state = State::Down,
-                State::Up(_) | State::Down | State::Dead(_) => return,
+                SessionState::Connected(current) if Rc::ptr_eq(current, session) => *state = SessionState::Reconnecting,
+                SessionState::Connected(_) | SessionState::Reconnecting | SessionState::Failed(_) => return,
             }
         }
-        tracing::warn!(target = %self.plan.address, %lost, "connection lost");
-        self.retire(session);
+        tracing::warn!(target = %self.config.address, %lost, "connection lost");
+        self.retire_session(session);
         session.end(&lost.0);
         spawn(reconnect(Rc::downgrade(self), lost.clone()));
     }
 
     /// Counts what went through a session that is over, and what of it is in doubt.
-    fn retire(&self, session: &Session) {
-        self.past.set(sum(self.past.get(), session));
-        self.ledger.session_lost(self.shape.volatile_write_cache);
+    fn retire_session(&self, session: &Session) {
+        self.past_counters.set(add_session(self.past_counters.get(), session));
+        self.flush_epochs.session_lost(self.profile.volatile_write_cache);
     }
 
     /// There is a session again.
-    fn up(self: &Rc<Self>, session: Session) {
+    fn set_connected(self: &Rc<Self>, session: Session) {
         let session = Rc::new(session);
-        add(&self.counting.reconnects, 1);
-        self.writable.set(session.shape.abilities.writable);
-        let before = self.state.replace(State::Up(Rc::clone(&session)));
+        add(&self.counters.reconnects, 1);
+        self.is_writable.set(session.profile.abilities.writable);
+        let before = self.state.replace(SessionState::Connected(Rc::clone(&session)));
         drop(before);
         watch::start(self, &session);
         self.wake();
@@ -201,12 +203,14 @@ impl ReconnectingSession {
         let before = {
             let mut state = self.state.borrow_mut();
             match &*state {
-                State::Dead(_) => return,
-                State::Up(_) | State::Down => std::mem::replace(&mut *state, State::Dead(reason.into())),
+                SessionState::Failed(_) => return,
+                SessionState::Connected(_) | SessionState::Reconnecting => {
+                    std::mem::replace(&mut *state, SessionState::Failed(reason.into()))
+                }
             }
         };
-        if let State::Up(session) = &before {
-            self.retire(session);
+        if let SessionState::Connected(session) = &before {
+            self.retire_session(session);
             session.end(reason);
         }
         drop(before);
@@ -214,8 +218,8 @@ impl ReconnectingSession {
     }
 
     /// The limits of reconnecting are reached.
-    fn give_up(&self, lost: &Lost, attempts: u32, time: Duration, last: &str) {
-        let address = &self.plan.address;
+    fn fail_after_attempts(&self, lost: &ConnectionLost, attempts: u32, time: Duration, last: &str) {
+        let address = &self.config.address;
         let tried = match attempts {
             0 => String::new(),
             _ => format!(", and {attempts} attempts within {time:?} to set it up again failed; the last one: {last}"),
@@ -224,27 +228,27 @@ impl ReconnectingSession {
     }
 
     fn wake(&self) {
-        let waiting = self.waiting.take();
+        let waiting = self.wakers.take();
         waiting.into_iter().for_each(Waker::wake);
     }
 
     /// What went through so far.
     pub(crate) fn counters(&self) -> Counters {
         let passed = match &*self.state.borrow() {
-            State::Up(session) => sum(self.past.get(), session),
-            State::Down | State::Dead(_) => self.past.get(),
+            SessionState::Connected(session) => add_session(self.past_counters.get(), session),
+            SessionState::Reconnecting | SessionState::Failed(_) => self.past_counters.get(),
         };
         Counters {
-            guard_bytes_summed: self.counting.guard_bytes_summed.get(),
-            retries: self.counting.retries.get(),
-            reconnects: self.counting.reconnects.get(),
+            guard_bytes_checksummed: self.counters.guard_bytes_checksummed.get(),
+            retries: self.counters.retries.get(),
+            reconnects: self.counters.reconnects.get(),
             ..passed
         }
     }
 }
 
 /// What went through before, and through the I/O queues of this session.
-fn sum(mut all: Counters, session: &Session) -> Counters {
+fn add_session(mut all: Counters, session: &Session) -> Counters {
     session.io.iter().for_each(|queue| queue.add_to(&mut all));
     all
 }
@@ -264,8 +268,8 @@ fn pause(session: &Session, status: Status) -> Duration {
 }
 
 /// Sets up a new session: at once, then with growing pauses, until it is there or the limits are reached.
-async fn reconnect(link: Weak<ReconnectingSession>, lost: Lost) {
-    let Some(limits) = link.upgrade().map(|link| link.plan.options.reconnect) else { return };
+async fn reconnect(link: Weak<ReconnectingSession>, lost: ConnectionLost) {
+    let Some(limits) = link.upgrade().map(|link| link.config.options.reconnect) else { return };
     let begin = now();
     let mut delay = limits.first_delay;
     let mut last = String::from("none has ended in time");
@@ -276,7 +280,7 @@ async fn reconnect(link: Weak<ReconnectingSession>, lost: Lost) {
             delay = (delay * 2).min(limits.max_delay);
         }
         let Some(link) = link.upgrade() else { return };
-        if !matches!(&*link.state.borrow(), State::Down) {
+        if !matches!(&*link.state.borrow(), SessionState::Reconnecting) {
             return;
         }
         let left = limits.total.saturating_sub(begin.elapsed());
@@ -284,20 +288,20 @@ async fn reconnect(link: Weak<ReconnectingSession>, lost: Lost) {
             break;
         }
         attempts += 1;
-        let opened = match timeout(left, link.plan.open()).await {
-            Ok(opened) => opened.and_then(|session| session.shape.same_as(&link.shape).map(|()| session)),
+        let opened = match timeout(left, link.config.open()).await {
+            Ok(opened) => opened.and_then(|session| session.profile.check_unchanged(&link.profile).map(|()| session)),
             Err(_elapsed) => break,
         };
         match opened {
             // Closed in the meantime.
-            Ok(_) if !matches!(&*link.state.borrow(), State::Down) => return,
-            Ok(session) => return link.up(session),
+            Ok(_) if !matches!(&*link.state.borrow(), SessionState::Reconnecting) => return,
+            Ok(session) => return link.set_connected(session),
             Err(error) if is_final(&error) => return link.fail(&format!("after a lost connection ({lost}): {error}")),
             Err(error) => last = error.to_string(),
         }
     }
     if let Some(link) = link.upgrade() {
-        link.give_up(&lost, attempts, begin.elapsed(), &last);
+        link.fail_after_attempts(&lost, attempts, begin.elapsed(), &last);
     }
 }
 

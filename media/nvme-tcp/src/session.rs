@@ -24,10 +24,10 @@ use sealblock_runtime_memory::{Pool, Slice};
 use sealblock_runtime_reactor::{JoinHandle, pool, sleep, timeout};
 
 use crate::admin::Admin;
-use crate::error::Lost;
+use crate::error::ConnectionLost;
 use crate::identify;
+use crate::namespace_profile::{IdentifyPages, NamespaceProfile};
 use crate::queue::Queue;
-use crate::shape::{Pages, Shape};
 use crate::{ConnectError, HostPort, Options};
 
 /// Entries of the admin queue: what every controller has to take.
@@ -60,8 +60,8 @@ pub(crate) struct Session {
     pub(crate) io: Vec<Rc<Queue>>,
     pub(crate) queue_depth: u16,
     pub(crate) in_capsule_bytes: u32,
-    pub(crate) shape: Shape,
-    pub(crate) pages: Pages,
+    pub(crate) profile: NamespaceProfile,
+    pub(crate) pages: IdentifyPages,
     /// Keep alive, watch and events; aborted when the session ends.
     pub(crate) tasks: RefCell<Vec<JoinHandle<()>>>,
 }
@@ -85,7 +85,7 @@ impl SessionConfig {
     async fn open_session(&self) -> Result<Session, ConnectError> {
         let controller = self.open_controller().await?;
         let (nsid, pages) = identify::pages(&controller.admin, controller.capabilities, self.namespace).await?;
-        let shape = Shape::of(nsid, &pages, &self.options)?;
+        let shape = NamespaceProfile::of(nsid, &pages, &self.options)?;
         let queues = self.number_of_queues(&controller).await?;
         let entries = controller.capabilities.max_queue_entries;
         let maxcmd = if pages.controller.maxcmd == 0 { u16::MAX } else { pages.controller.maxcmd };
@@ -98,7 +98,7 @@ impl SessionConfig {
             io: Vec::new(),
             queue_depth: depth,
             in_capsule_bytes,
-            shape,
+            profile: shape,
             pages,
             tasks: RefCell::default(),
         };
@@ -154,7 +154,7 @@ impl SessionConfig {
         Ok(queue)
     }
 
-    fn lost(&self, lost: &Lost) -> ConnectError {
+    fn lost(&self, lost: &ConnectionLost) -> ConnectError {
         ConnectError::Lost { address: self.address.clone(), reason: lost.to_string() }
     }
 
@@ -190,7 +190,7 @@ impl SessionConfig {
         let (subnqn, hostnqn) = (self.subsystem.clone(), Some(self.options.host_nqn.clone()));
         let data = ConnectData { hostid: self.options.host_id, cntlid, subnqn, hostnqn };
         let data = HostData::Write(Slice::copy_from(&data.encode()).into());
-        let finished = admin.try_call(ask.encode(), data).await?;
+        let finished = admin.try_execute(ask.encode(), data).await?;
         let status = finished.completion.status();
         if !status.is_success() {
             let detail = match status.code() {
@@ -212,7 +212,7 @@ impl SessionConfig {
         let wanted = u32::from(self.options.queues.max(1));
         let cdw11 = NumberOfQueues { submission: wanted, completion: wanted }.bits();
         let ask = SetFeatures { fid: FeatureId::NumberOfQueues.code(), save: false, nsid: 0, cdw11 };
-        let finished = controller.admin.call("Set Features, Number of Queues", ask.encode(), HostData::None).await?;
+        let finished = controller.admin.execute("Set Features, Number of Queues", ask.encode(), HostData::None).await?;
         let granted = NumberOfQueues::from_bits(finished.completion.dword0())
             .map_err(|invalid| ConnectError::Unexpected { what: "Number of Queues", why: invalid.to_string() })?;
         Ok(wanted.min(granted.submission).min(granted.completion) as u16)
@@ -291,14 +291,14 @@ impl Session {
     }
 
     /// Asks for the events that tell changes of namespaces, where the controller has them.
-    pub(crate) async fn ask_for_events(&self) -> Result<(), Lost> {
+    pub(crate) async fn enable_events(&self) -> Result<(), ConnectionLost> {
         let wanted = EventConfiguration::NAMESPACE_ATTRIBUTE.bits() & self.pages.controller.oaes.bits();
         if wanted == 0 {
             return Ok(());
         }
         let ask = SetFeatures { fid: FeatureId::AsynchronousEvents.code(), save: false, nsid: 0, cdw11: wanted };
         // A controller that refuses tells fewer events; nothing else depends on it.
-        self.controller.admin.queue().call(ask.encode(), HostData::None).await.map(drop)
+        self.controller.admin.queue().execute(ask.encode(), HostData::None).await.map(drop)
     }
 
     /// Shuts the controller down, as far as it answers.
@@ -324,7 +324,7 @@ fn configuration() -> Configuration {
 
 async fn property(admin: &Admin, property: Property) -> Result<u64, ConnectError> {
     let get = FabricsCommand::PropertyGet(PropertyGet { offset: property.code(), bytes: property.bytes() });
-    let finished = admin.call("Property Get", get.encode(), HostData::None).await?;
+    let finished = admin.execute("Property Get", get.encode(), HostData::None).await?;
     let value = finished.completion.result.get();
     Ok(if property.bytes() == 4 { value & u64::from(u32::MAX) } else { value })
 }
@@ -333,7 +333,7 @@ async fn configure(admin: &Admin, configuration: Configuration) -> Result<(), Co
     let (offset, bytes) = (Property::Configuration.code(), Property::Configuration.bytes());
     let value = u64::from(configuration.bits());
     let set: Command = FabricsCommand::PropertySet(PropertySet { offset, bytes, value }).encode();
-    admin.call("Property Set, CC", set, HostData::None).await.map(drop)
+    admin.execute("Property Set, CC", set, HostData::None).await.map(drop)
 }
 
 /// Looks at CSTS until it is as wanted. The time limit is the caller's.

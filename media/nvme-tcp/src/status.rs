@@ -6,7 +6,7 @@ use sealblock_protocols_nvme::{Status, StatusCode, StatusCodeType};
 use sealblock_units::Extent;
 
 /// The field of a block that a status says is wrong: a status about blocks, which are then to be found.
-pub(crate) fn field(status: Status) -> Option<BadBlockCause> {
+pub(crate) fn bad_block_cause(status: Status) -> Option<BadBlockCause> {
     Some(match status.code() {
         StatusCode::GUARD_CHECK_ERROR => BadBlockCause::Tag(Field::Guard),
         StatusCode::APPLICATION_TAG_CHECK_ERROR => BadBlockCause::Tag(Field::AppTag),
@@ -25,7 +25,7 @@ pub(crate) fn may_be_sent_again(status: Status) -> bool {
 
 /// What was asked, for the text of an error.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct CommandContext {
     pub(crate) kind: RequestKind,
     pub(crate) extent: Option<Extent>,
     /// QID of the queue that the command went through.
@@ -35,7 +35,7 @@ pub(crate) struct Asked {
 
 /// What kind of failure a status is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Class {
+enum FailureClass {
     ReadOnly,
     NoSpace,
     Absent,
@@ -48,11 +48,11 @@ enum Class {
 }
 
 /// The kind of a status. Codes without a line of their own go by their type, and their text keeps name and number.
-fn class(code: StatusCode) -> Class {
+fn class(code: StatusCode) -> FailureClass {
     match code {
-        StatusCode::NAMESPACE_WRITE_PROTECTED | StatusCode::WRITE_TO_READ_ONLY_RANGE => Class::ReadOnly,
-        StatusCode::CAPACITY_EXCEEDED | StatusCode::INSUFFICIENT_RESOURCES => Class::NoSpace,
-        StatusCode::INVALID_OPCODE => Class::Absent,
+        StatusCode::NAMESPACE_WRITE_PROTECTED | StatusCode::WRITE_TO_READ_ONLY_RANGE => FailureClass::ReadOnly,
+        StatusCode::CAPACITY_EXCEEDED | StatusCode::INSUFFICIENT_RESOURCES => FailureClass::NoSpace,
+        StatusCode::INVALID_OPCODE => FailureClass::Absent,
         // The command was sent again as often as it may be.
         StatusCode::INVALID_NAMESPACE
         | StatusCode::NAMESPACE_NOT_READY
@@ -67,21 +67,21 @@ fn class(code: StatusCode) -> Class {
         | StatusCode::COMMAND_INTERRUPTED
         | StatusCode::TRANSIENT_TRANSPORT_ERROR
         | StatusCode::DATA_TRANSFER_ERROR
-        | StatusCode::KEEP_ALIVE_EXPIRED => Class::Path,
-        StatusCode::INTERNAL_ERROR => Class::Medium,
+        | StatusCode::KEEP_ALIVE_EXPIRED => FailureClass::Path,
+        StatusCode::INTERNAL_ERROR => FailureClass::Medium,
         // Access control denies what another host may do.
-        StatusCode::ACCESS_DENIED => Class::Refused,
+        StatusCode::ACCESS_DENIED => FailureClass::Refused,
         code => match code.code_type() {
-            StatusCodeType::Path => Class::Path,
-            StatusCodeType::Media | StatusCodeType::Reserved | StatusCodeType::Vendor => Class::Medium,
+            StatusCodeType::Path => FailureClass::Path,
+            StatusCodeType::Media | StatusCodeType::Reserved | StatusCodeType::Vendor => FailureClass::Medium,
             // Malformed commands, limits, reservations, and ranges although the gate has checked them.
-            StatusCodeType::Generic | StatusCodeType::CommandSpecific => Class::Refused,
+            StatusCodeType::Generic | StatusCodeType::CommandSpecific => FailureClass::Refused,
         },
     }
 }
 
 /// The failure that a status means.
-pub(crate) fn failure(status: Status, asked: Asked) -> Error {
+pub(crate) fn failure(status: Status, asked: CommandContext) -> Error {
     let blocks = asked.extent.map(|extent| format!(" of {extent}")).unwrap_or_default();
     let name = status.code().io_name().unwrap_or("an unknown status");
     let reason = format!(
@@ -91,12 +91,12 @@ pub(crate) fn failure(status: Status, asked: Asked) -> Error {
         asked.queue,
     );
     match class(status.code()) {
-        Class::ReadOnly => ErrorKind::ReadOnly,
-        Class::NoSpace => ErrorKind::NoSpace { reason },
-        Class::Absent => ErrorKind::Absent(asked.kind),
-        Class::Refused => ErrorKind::Media { reason: format!("{reason}, which refuses the command") },
-        Class::Medium => ErrorKind::Media { reason },
-        Class::Path => ErrorKind::Unreachable { reason },
+        FailureClass::ReadOnly => ErrorKind::ReadOnly,
+        FailureClass::NoSpace => ErrorKind::NoSpace { reason },
+        FailureClass::Absent => ErrorKind::Absent(asked.kind),
+        FailureClass::Refused => ErrorKind::Media { reason: format!("{reason}, which refuses the command") },
+        FailureClass::Medium => ErrorKind::Media { reason },
+        FailureClass::Path => ErrorKind::Unreachable { reason },
     }
     .into()
 }

@@ -11,12 +11,12 @@ use sealblock_protocols_nvme_tcp::host::HostData;
 use sealblock_runtime_memory::Buffer;
 use sealblock_runtime_reactor::{sleep, spawn};
 
-use crate::error::Lost;
+use crate::error::ConnectionLost;
 use crate::identify;
+use crate::namespace_profile::NamespaceProfile;
 use crate::queue::Queue;
 use crate::reconnecting_session::ReconnectingSession;
 use crate::session::Session;
-use crate::shape::Shape;
 
 /// Looks at commands in flight in one request timeout.
 const TICKS: u32 = 8;
@@ -27,10 +27,10 @@ const EVENT_PAGE_BYTES: u64 = 4096;
 
 /// Starts what a session needs; it ends with the session.
 pub(crate) fn start(link: &Rc<ReconnectingSession>, session: &Rc<Session>) {
-    let options = &link.plan.options;
+    let options = &link.config.options;
     let queues: Vec<Rc<Queue>> = session.queues().cloned().collect();
     let mut tasks = session.tasks.borrow_mut();
-    tasks.push(spawn(late(queues, options.request_timeout)));
+    tasks.push(spawn(end_late_commands(queues, options.request_timeout)));
     if !options.keep_alive.is_zero() {
         let admin = Rc::clone(session.controller.admin.queue());
         tasks.push(spawn(keep_alive(admin, options.keep_alive / 2)));
@@ -39,11 +39,11 @@ pub(crate) fn start(link: &Rc<ReconnectingSession>, session: &Rc<Session>) {
 }
 
 /// Ends the connection of a command that is not answered in time. The others follow when their users find out.
-async fn late(queues: Vec<Rc<Queue>>, limit: Duration) {
+async fn end_late_commands(queues: Vec<Rc<Queue>>, limit: Duration) {
     loop {
         sleep((limit / TICKS).max(Duration::from_millis(1))).await;
         for queue in &queues {
-            if queue.tick(TICKS) {
+            if queue.advance_tick(TICKS) {
                 queue.end(&format!("a command on queue {} was not answered within {limit:?}", queue.id));
             }
         }
@@ -55,7 +55,7 @@ async fn keep_alive(admin: Rc<Queue>, period: Duration) {
     loop {
         sleep(period).await;
         let command = Command::new(AdminOpcode::KeepAlive.code(), 0);
-        if admin.call(command, HostData::None).await.is_err() {
+        if admin.execute(command, HostData::None).await.is_err() {
             return;
         }
     }
@@ -65,20 +65,20 @@ async fn keep_alive(admin: Rc<Queue>, period: Duration) {
 async fn events(link: Weak<ReconnectingSession>, session: Weak<Session>) {
     let Err(lost) = watch_events(&link, &session).await else { return };
     if let (Some(link), Some(session)) = (link.upgrade(), session.upgrade()) {
-        link.lost(&session, &lost);
+        link.session_lost(&session, &lost);
     }
 }
 
-async fn watch_events(link: &Weak<ReconnectingSession>, session: &Weak<Session>) -> Result<(), Lost> {
+async fn watch_events(link: &Weak<ReconnectingSession>, session: &Weak<Session>) -> Result<(), ConnectionLost> {
     let Some(admin) = session.upgrade().map(|session| Rc::clone(session.controller.admin.queue())) else {
         return Ok(());
     };
     if let Some(session) = session.upgrade() {
-        session.ask_for_events().await?;
+        session.enable_events().await?;
     }
     loop {
         let command = Command::new(AdminOpcode::AsynchronousEventRequest.code(), 0);
-        let finished = admin.call_patiently(command, HostData::None).await?;
+        let finished = admin.execute_without_timeout(command, HostData::None).await?;
         if !finished.completion.status().is_success() {
             // No events, then; the connection is still to be watched.
             return Err(ended(&admin).await);
@@ -93,7 +93,7 @@ async fn watch_events(link: &Weak<ReconnectingSession>, session: &Weak<Session>)
 }
 
 /// Waits for the end of a connection that tells no events.
-async fn ended(queue: &Queue) -> Lost {
+async fn ended(queue: &Queue) -> ConnectionLost {
     loop {
         if let Some(lost) = queue.lost() {
             return lost;
@@ -103,20 +103,20 @@ async fn ended(queue: &Queue) -> Lost {
 }
 
 /// Reads the event's log page, which lets the controller tell the next one.
-async fn clear(admin: &Queue, event: AsynchronousEvent) -> Result<(), Lost> {
+async fn clear(admin: &Queue, event: AsynchronousEvent) -> Result<(), ConnectionLost> {
     let length = if event.log_page == LogPage::Health.code() { 512 } else { EVENT_PAGE_BYTES };
-    let data = HostData::Read { buffer: Buffer::zeroed(length as usize), shape: None };
-    admin.call(GetLogPage::new(event.log_page, length).encode(), data).await.map(drop)
+    let data = HostData::Read { buffer: Buffer::zeroed(length as usize), layout: None };
+    admin.execute(GetLogPage::new(event.log_page, length).encode(), data).await.map(drop)
 }
 
 /// Looks at the namespace again. One that is another now, or gone, is not used any more.
 async fn recheck(link: &Weak<ReconnectingSession>, session: &Weak<Session>) {
     let (Some(link), Some(session)) = (link.upgrade(), session.upgrade()) else { return };
-    let (controller, nsid) = (&session.controller, link.shape.nsid);
+    let (controller, nsid) = (&session.controller, link.profile.nsid);
     let pages =
         identify::of_namespace(&controller.admin, controller.capabilities, session.pages.controller, nsid).await;
-    let shape = pages.and_then(|pages| Shape::of(nsid, &pages, &link.plan.options));
-    match shape.and_then(|shape| shape.same_as(&link.shape).map(|()| shape)) {
+    let shape = pages.and_then(|pages| NamespaceProfile::of(nsid, &pages, &link.config.options));
+    match shape.and_then(|shape| shape.check_unchanged(&link.profile).map(|()| shape)) {
         Ok(shape) => link.set_writable(shape.abilities.writable),
         // Whatever ended the connection is dealt with there.
         Err(error) if error.is_transient() => {}

@@ -203,7 +203,7 @@ fn logs(page: &[u8]) {
 
 /// What is promised is what the page says, and what a slot holds can be written again.
 fn extensions(page: &[u8]) {
-    let (nsid, both) = (ExtensionsLog::decode(page).map_or(1, |log| log.nsid), Extensions::DIGEST | Extensions::ANNEX);
+    let (nsid, both) = (ExtensionsLog::decode(page).map_or(1, |log| log.nsid), Extensions::CHECKSUM | Extensions::RESERVED);
     assert_eq!(ExtensionsLog::read(page, nsid).bits() & !both.bits(), 0);
     for slot in AnnexSlot::ALL {
         let mut frame = page.to_vec();

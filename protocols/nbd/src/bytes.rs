@@ -1,9 +1,9 @@
 //! Big-endian fields from and to bytes.
 
 /// What is left of some bytes. Every read beyond the end gives `None` and takes nothing.
-pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
+pub(crate) struct FieldReader<'a>(pub(crate) &'a [u8]);
 
-impl<'a> Fields<'a> {
+impl<'a> FieldReader<'a> {
     pub(crate) fn bytes(&mut self, len: usize) -> Option<&'a [u8]> {
         let (now, later) = self.0.split_at_checked(len)?;
         self.0 = later;
@@ -44,13 +44,13 @@ mod tests {
 
     #[test]
     fn fields_are_big_endian_and_end_where_the_bytes_do() {
-        let mut fields = Fields(&[0, 1, 0, 0, 0, 2, b'a', b'b', 9]);
+        let mut fields = FieldReader(&[0, 1, 0, 0, 0, 2, b'a', b'b', 9]);
         assert_eq!(fields.u16(), Some(1));
         assert_eq!(fields.string(), Some(&b"ab"[..]));
         assert_eq!((fields.u16(), fields.end()), (None, None), "one byte is left, and stays");
         assert_eq!(fields.bytes(1), Some(&[9][..]));
         assert_eq!(fields.end(), Some(()));
-        assert_eq!(Fields(&[255; 4]).string(), None);
-        assert_eq!(Fields(&[0, 0, 0, 0, 0, 0, 1, 0]).u64(), Some(256));
+        assert_eq!(FieldReader(&[255; 4]).string(), None);
+        assert_eq!(FieldReader(&[0, 0, 0, 0, 0, 0, 1, 0]).u64(), Some(256));
     }
 }

@@ -25,9 +25,9 @@ mod reply;
 mod session;
 mod violation;
 
-pub use client_request::{AskError, ClientRequest};
+pub use client_request::{ClientRequest, SubmitError};
 pub use config::{Config, Goal, Limits};
-pub use options::{Described, Listed, ReplyStyle, Sizes};
-pub use pending::{Answer, Answered, ServerError};
+pub use options::{BlockSizes, ExportInfo, ListedExport, ReplyStyle};
+pub use pending::{CompletedRequest, Reply, ServerError};
 pub use session::{Client, Event};
-pub use violation::{Closed, Refused, Violation};
+pub use violation::{Closed, NegotiationError, Violation};

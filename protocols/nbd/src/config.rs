@@ -8,7 +8,7 @@ use crate::tls::Tls;
 use crate::wire::{STRING_BYTES, transmission};
 
 /// Largest payload that any connection takes or gives, in bytes.
-pub const MOST_PAYLOAD_BYTES: u32 = 32 << 20;
+pub const MAX_PAYLOAD_BYTES: u32 = 32 << 20;
 
 /// What clients are told of an export.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -35,7 +35,7 @@ impl Export {
     pub fn is_valid(&self) -> bool {
         self.name.len().max(self.description.len()) <= STRING_BYTES
             && self.block_bytes.is_power_of_two()
-            && self.block_bytes <= MOST_PAYLOAD_BYTES
+            && self.block_bytes <= MAX_PAYLOAD_BYTES
             && self.size_bytes.is_multiple_of(u64::from(self.block_bytes))
     }
 
@@ -79,9 +79,9 @@ impl Default for Limits {
             options: 64,
             option_bytes: 16 << 10,
             negotiation_bytes: 256 << 10,
-            payload_bytes: MOST_PAYLOAD_BYTES,
+            payload_bytes: MAX_PAYLOAD_BYTES,
             commands: 64,
-            bytes_in_flight: MOST_PAYLOAD_BYTES as usize,
+            bytes_in_flight: MAX_PAYLOAD_BYTES as usize,
         }
     }
 }
@@ -121,10 +121,10 @@ impl ServerConfig {
     }
 
     /// The same, brought to what the protocol can say and the core needs.
-    pub(crate) fn legal(mut self) -> ServerConfig {
+    pub(crate) fn normalized(mut self) -> ServerConfig {
         let largest = self.exports.iter().map(|export| export.block_bytes).max().unwrap_or(1);
         let limits = &mut self.limits;
-        limits.payload_bytes = limits.payload_bytes.min(MOST_PAYLOAD_BYTES);
+        limits.payload_bytes = limits.payload_bytes.min(MAX_PAYLOAD_BYTES);
         // A multiple of each block size, as "Size constraints" demands.
         limits.payload_bytes = (limits.payload_bytes / largest * largest).max(largest);
         limits.commands = limits.commands.max(1);
@@ -162,11 +162,11 @@ mod tests {
         let mut config = ServerConfig::new(Pool::new(0, 0), [export(4096), export(512)]);
         config.limits = Limits { payload_bytes: 5000, commands: 0, ..Limits::default() };
         config.staging_bytes = 0;
-        let legal = config.clone().legal();
+        let legal = config.clone().normalized();
         assert_eq!((legal.limits.payload_bytes, legal.limits.commands), (4096, 1));
         assert!(legal.staging_bytes >= legal.limits.option_bytes);
         config.limits.payload_bytes = u32::MAX;
-        assert_eq!(config.legal().limits.payload_bytes, MOST_PAYLOAD_BYTES);
+        assert_eq!(config.normalized().limits.payload_bytes, MAX_PAYLOAD_BYTES);
     }
 
     #[test]

@@ -8,7 +8,9 @@ pub mod client;
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
 
 use crate::wire::{self, option};
-use crate::{Closed, Command, ErrorCode, ErrorReply, Event, Export, Limits, Request, Run, Server, ServerConfig};
+use crate::{
+    Closed, Command, ErrorCode, ErrorReply, Event, Export, Limits, Request, Server, ServerConfig, StatusDescriptor,
+};
 
 const SIZE_BYTES: u64 = 1 << 40;
 const LIMITS: Limits = Limits {
@@ -146,7 +148,8 @@ fn answer(server: &mut Server, Request { ticket, command }: Request) {
         }
         Command::BlockStatus { offset, length, .. } => {
             in_range(offset, length);
-            server.status(ticket, &[Run { length, status: 0 }, Run { length: 512, status: 3 }]);
+            server
+                .status(ticket, &[StatusDescriptor { length, status: 0 }, StatusDescriptor { length: 512, status: 3 }]);
         }
         Command::Write { offset, data, .. } => {
             in_range(offset, data.len() as u64);

@@ -4,7 +4,7 @@
 
 use sealblock_runtime_memory::{Buffer, Pool};
 
-enum Lent {
+enum LentBuffer {
     Nothing,
     Staging,
     Direct,
@@ -42,12 +42,12 @@ pub(crate) struct Input {
     start: usize,
     end: usize,
     len: usize,
-    lent: Lent,
+    lent: LentBuffer,
 }
 
 impl Input {
     pub(crate) fn new(pool: &Pool, len: usize) -> Input {
-        Input { staging: pool.take(len), start: 0, end: 0, len, lent: Lent::Nothing }
+        Input { staging: pool.take(len), start: 0, end: 0, len, lent: LentBuffer::Nothing }
     }
 
     /// Bytes that were received and not read.
@@ -69,7 +69,7 @@ impl Input {
 
     /// The rest of the staging buffer; `None` while one is out, or when there is no rest.
     pub(crate) fn lend(&mut self) -> Option<Buffer> {
-        if !matches!(self.lent, Lent::Nothing) {
+        if !matches!(self.lent, LentBuffer::Nothing) {
             return None;
         }
         if self.start > 0 {
@@ -79,16 +79,16 @@ impl Input {
         if self.end == self.len {
             return None;
         }
-        self.lent = Lent::Staging;
+        self.lent = LentBuffer::Staging;
         Some(self.staging.split_off(self.end))
     }
 
     /// What is missing of a write; `None` while a buffer is out, or when received bytes come first.
     pub(crate) fn lend_direct(&mut self, fill: &mut Fill) -> Option<Buffer> {
-        if !matches!(self.lent, Lent::Nothing) || self.unread() > 0 {
+        if !matches!(self.lent, LentBuffer::Nothing) || self.unread() > 0 {
             return None;
         }
-        self.lent = Lent::Direct;
+        self.lent = LentBuffer::Direct;
         Some(fill.buffer.split_off(fill.filled))
     }
 
@@ -99,18 +99,18 @@ impl Input {
     pub(crate) fn take_back(&mut self, buffer: Buffer, len: usize, fill: Option<&mut Fill>) {
         const SAME: &str = "the buffer that was lent comes back";
         assert!(len <= buffer.len(), "{len} bytes received in a buffer of {}", buffer.len());
-        match (std::mem::replace(&mut self.lent, Lent::Nothing), fill) {
-            (Lent::Nothing, _) => panic!("no receive buffer is out"),
-            (Lent::Staging, _) => {
+        match (std::mem::replace(&mut self.lent, LentBuffer::Nothing), fill) {
+            (LentBuffer::Nothing, _) => panic!("no receive buffer is out"),
+            (LentBuffer::Staging, _) => {
                 self.staging = std::mem::take(&mut self.staging).try_join(buffer).expect(SAME);
                 self.end += len;
             }
-            (Lent::Direct, Some(fill)) => {
+            (LentBuffer::Direct, Some(fill)) => {
                 fill.buffer = std::mem::take(&mut fill.buffer).try_join(buffer).expect(SAME);
                 fill.filled += len;
             }
             // The connection was closed meanwhile, and the write is gone.
-            (Lent::Direct, None) => {}
+            (LentBuffer::Direct, None) => {}
         }
     }
 }

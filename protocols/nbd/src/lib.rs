@@ -35,7 +35,7 @@ mod violation;
 pub mod wire;
 
 pub use config::{Export, Limits, ServerConfig};
-pub use reply::{ErrorReply, Run};
+pub use reply::{ErrorReply, StatusDescriptor};
 pub use request::{Command, Request, Ticket};
 pub use server::{Event, Server};
 pub use tls::Tls;

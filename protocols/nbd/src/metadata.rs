@@ -1,10 +1,10 @@
 //! LIST_META_CONTEXT and SET_META_CONTEXT: `base:allocation` is the one context there is.
 
-use crate::bytes::Fields;
+use crate::bytes::FieldReader;
 use crate::wire::{self, BASE_ALLOCATION, STRING_BYTES};
 
 /// What is asked about an export's contexts.
-pub(crate) struct Query<'a> {
+pub(crate) struct ContextQuery<'a> {
     pub(crate) export: &'a [u8],
     queries: u32,
     /// Whether one names the context.
@@ -13,10 +13,10 @@ pub(crate) struct Query<'a> {
     wild: bool,
 }
 
-impl<'a> Query<'a> {
+impl<'a> ContextQuery<'a> {
     /// `None` when it is malformed. Queries of other namespaces are ignored, as "Metadata querying" demands.
-    pub(crate) fn read(data: &'a [u8]) -> Option<Query<'a>> {
-        let mut fields = Fields(data);
+    pub(crate) fn read(data: &'a [u8]) -> Option<ContextQuery<'a>> {
+        let mut fields = FieldReader(data);
         let export = fields.string().filter(|name| name.len() <= STRING_BYTES)?;
         let queries = fields.u32()?;
         let (mut exact, mut wild) = (false, false);
@@ -26,7 +26,7 @@ impl<'a> Query<'a> {
             wild |= query == b"base:";
         }
         fields.end()?;
-        Some(Query { export, queries, exact, wild })
+        Some(ContextQuery { export, queries, exact, wild })
     }
 
     /// Whether a list has the context.
@@ -62,7 +62,7 @@ mod tests {
 
     fn answers(queries: &[&str]) -> (bool, bool) {
         let data = query(queries.len() as u32, queries);
-        let query = Query::read(&data).unwrap();
+        let query = ContextQuery::read(&data).unwrap();
         assert_eq!(query.export, b"x");
         (query.lists(), query.selects())
     }
@@ -78,11 +78,11 @@ mod tests {
     #[test]
     fn malformed_queries_are_none() {
         let good = query(1, &["base:"]);
-        assert!(Query::read(&good).is_some());
+        assert!(ContextQuery::read(&good).is_some());
         for len in 0..good.len() {
-            assert!(Query::read(&good[..len]).is_none(), "{len} bytes of it");
+            assert!(ContextQuery::read(&good[..len]).is_none(), "{len} bytes of it");
         }
-        assert!(Query::read(&[&good[..], &[0]].concat()).is_none());
-        assert!(Query::read(&query(u32::MAX, &["base:"])).is_none());
+        assert!(ContextQuery::read(&[&good[..], &[0]].concat()).is_none());
+        assert!(ContextQuery::read(&query(u32::MAX, &["base:"])).is_none());
     }
 }

@@ -1,10 +1,10 @@
 //! The fixed newstyle negotiation: client flags and options, until an export is chosen.
 
-use crate::bytes::Fields;
+use crate::bytes::FieldReader;
 use crate::config::Export;
-use crate::metadata::{self, Query};
-use crate::reply::Style;
-use crate::server::{Event, Phase, Server, Step};
+use crate::metadata::{self, ContextQuery};
+use crate::reply::ReplyForm;
+use crate::server::{Event, Server, ServerPhase, ServerStep};
 use crate::violation::{Closed, Violation};
 use crate::wire::{self, STRING_BYTES, handshake, info, option, rep};
 
@@ -13,7 +13,7 @@ use crate::wire::{self, STRING_BYTES, handshake, info, option, rep};
 pub(crate) struct NegotiationState {
     is_fixed: bool,
     no_zeroes: bool,
-    pub(crate) style: Style,
+    pub(crate) style: ReplyForm,
     /// The export for which `base:allocation` was chosen.
     pub(crate) context: Option<usize>,
     options: u32,
@@ -24,7 +24,7 @@ impl NegotiationState {
     pub(crate) const NOTHING: NegotiationState = NegotiationState {
         is_fixed: false,
         no_zeroes: false,
-        style: Style::Simple,
+        style: ReplyForm::Simple,
         context: None,
         options: 0,
         option_bytes: 0,
@@ -38,21 +38,23 @@ impl Server {
         self.output.put(&(handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES).to_be_bytes());
     }
 
-    pub(crate) fn client_flags(&mut self) -> Result<Step, Closed> {
-        let Some(mut fields) = self.input.peek(4).map(Fields) else { return Ok(Step::Wait) };
+    pub(crate) fn client_flags(&mut self) -> Result<ServerStep, Closed> {
+        let Some(mut fields) = self.input.peek(4).map(FieldReader) else { return Ok(ServerStep::Wait) };
         let flags = fields.u32().unwrap_or(0);
         self.input.take(4);
         if flags & !u32::from(handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES) != 0 {
             return Err(Violation::ClientFlags(flags).into());
         }
-        self.agreed.is_fixed = flags & u32::from(handshake::FIXED_NEWSTYLE) != 0;
-        self.agreed.no_zeroes = flags & u32::from(handshake::NO_ZEROES) != 0;
-        self.phase = Phase::OptionHeader;
-        Ok(Step::Again)
+        self.negotiation.is_fixed = flags & u32::from(handshake::FIXED_NEWSTYLE) != 0;
+        self.negotiation.no_zeroes = flags & u32::from(handshake::NO_ZEROES) != 0;
+        self.phase = ServerPhase::OptionHeader;
+        Ok(ServerStep::Again)
     }
 
-    pub(crate) fn option_header(&mut self) -> Result<Step, Closed> {
-        let Some(mut fields) = self.input.peek(wire::OPTION_HEADER_BYTES).map(Fields) else { return Ok(Step::Wait) };
+    pub(crate) fn option_header(&mut self) -> Result<ServerStep, Closed> {
+        let Some(mut fields) = self.input.peek(wire::OPTION_HEADER_BYTES).map(FieldReader) else {
+            return Ok(ServerStep::Wait);
+        };
         let magic = fields.u64().unwrap_or(0);
         let (option, len) = (fields.u32().unwrap_or(0), fields.u32().unwrap_or(0));
         self.input.take(wire::OPTION_HEADER_BYTES);
@@ -60,27 +62,31 @@ impl Server {
             return Err(Violation::OptionMagic(magic).into());
         }
         let limits = &self.config.limits;
-        self.agreed.options += 1;
-        self.agreed.option_bytes += u64::from(len);
-        if self.agreed.options > limits.options {
+        self.negotiation.options += 1;
+        self.negotiation.option_bytes += u64::from(len);
+        if self.negotiation.options > limits.options {
             return Err(Violation::TooManyOptions(limits.options).into());
         }
-        if self.agreed.option_bytes > limits.negotiation_bytes {
+        if self.negotiation.option_bytes > limits.negotiation_bytes {
             return Err(Violation::NegotiationBytes(limits.negotiation_bytes).into());
         }
         let len = len as usize;
         let is_too_big = len > limits.option_bytes;
-        self.phase = if is_too_big { Phase::SkipOption { option, left: len } } else { Phase::Option { option, len } };
-        Ok(Step::Again)
+        self.phase = if is_too_big {
+            ServerPhase::SkipOption { option, left: len }
+        } else {
+            ServerPhase::Option { option, len }
+        };
+        Ok(ServerStep::Again)
     }
 
-    pub(crate) fn skip_option(&mut self, option: u32, left: usize) -> Result<Step, Closed> {
+    pub(crate) fn skip_option(&mut self, option: u32, left: usize) -> Result<ServerStep, Closed> {
         let left = left - self.input.take(left).len();
         if left > 0 {
-            self.phase = Phase::SkipOption { option, left };
-            return Ok(Step::Wait);
+            self.phase = ServerPhase::SkipOption { option, left };
+            return Ok(ServerStep::Wait);
         }
-        self.phase = Phase::OptionHeader;
+        self.phase = ServerPhase::OptionHeader;
         match option {
             option::ABORT => self.option(option, &[]),
             option::EXPORT_NAME => Err(Violation::UnknownExport.into()),
@@ -88,19 +94,19 @@ impl Server {
         }
     }
 
-    pub(crate) fn whole_option(&mut self, option: u32, len: usize) -> Result<Step, Closed> {
-        let Some(data) = self.input.peek(len).map(<[u8]>::to_vec) else { return Ok(Step::Wait) };
+    pub(crate) fn whole_option(&mut self, option: u32, len: usize) -> Result<ServerStep, Closed> {
+        let Some(data) = self.input.peek(len).map(<[u8]>::to_vec) else { return Ok(ServerStep::Wait) };
         self.input.take(len);
-        self.phase = Phase::OptionHeader;
+        self.phase = ServerPhase::OptionHeader;
         self.option(option, &data)
     }
 
-    fn option(&mut self, option: u32, data: &[u8]) -> Result<Step, Closed> {
-        if !self.agreed.is_fixed && option != option::EXPORT_NAME {
+    fn option(&mut self, option: u32, data: &[u8]) -> Result<ServerStep, Closed> {
+        if !self.negotiation.is_fixed && option != option::EXPORT_NAME {
             return Err(Violation::Misplaced(option).into());
         }
         let has_data = !data.is_empty();
-        let is_extended = self.agreed.style == Style::Extended;
+        let is_extended = self.negotiation.style == ReplyForm::Extended;
         match option {
             option::EXPORT_NAME => return self.export_name(data),
             option::ABORT => {
@@ -115,8 +121,8 @@ impl Server {
             }
             option::STARTTLS => return Ok(self.answer(option, self.config.tls.start())),
             option::STRUCTURED_REPLY if is_extended => return Ok(self.answer(option, rep::ERR_EXT_HEADER_REQD)),
-            option::STRUCTURED_REPLY => self.agreed.style = Style::Structured,
-            option::EXTENDED_HEADERS => self.agreed.style = Style::Extended,
+            option::STRUCTURED_REPLY => self.negotiation.style = ReplyForm::Structured,
+            option::EXTENDED_HEADERS => self.negotiation.style = ReplyForm::Extended,
             option::LIST => self.list(),
             _ => return Ok(self.answer(option, rep::ERR_UNSUP)),
         }
@@ -124,9 +130,9 @@ impl Server {
     }
 
     /// A reply to an option without data.
-    fn answer(&mut self, option: u32, kind: u32) -> Step {
+    fn answer(&mut self, option: u32, kind: u32) -> ServerStep {
         self.answer_with(option, kind, &[]);
-        Step::Again
+        ServerStep::Again
     }
 
     fn answer_with(&mut self, option: u32, kind: u32, data: &[u8]) {
@@ -155,11 +161,11 @@ impl Server {
     }
 
     fn flags(&self, export: &Export) -> u16 {
-        export.flags(self.agreed.style != Style::Simple)
+        export.flags(self.negotiation.style != ReplyForm::Simple)
     }
 
-    fn export_name(&mut self, name: &[u8]) -> Result<Step, Closed> {
-        if self.agreed.style == Style::Extended {
+    fn export_name(&mut self, name: &[u8]) -> Result<ServerStep, Closed> {
+        if self.negotiation.style == ReplyForm::Extended {
             return Err(Violation::Misplaced(option::EXPORT_NAME).into());
         }
         let found = self.find(name).filter(|_| !self.is_stopping && name.len() <= STRING_BYTES);
@@ -171,21 +177,21 @@ impl Server {
         let (size, flags) = (export.size_bytes.to_be_bytes(), self.flags(export).to_be_bytes());
         self.output.put(&size);
         self.output.put(&flags);
-        if !self.agreed.no_zeroes {
+        if !self.negotiation.no_zeroes {
             self.output.put(&[0; wire::EXPORT_NAME_ZEROES]);
         }
         Ok(self.choose(index))
     }
 
-    fn choose(&mut self, index: usize) -> Step {
-        self.agreed.context = self.agreed.context.filter(|export| *export == index);
+    fn choose(&mut self, index: usize) -> ServerStep {
+        self.negotiation.context = self.negotiation.context.filter(|export| *export == index);
         self.chosen = Some(index);
-        self.phase = Phase::Request;
-        Step::Event(Event::Chosen(index))
+        self.phase = ServerPhase::Request;
+        ServerStep::Event(Event::Chosen(index))
     }
 
     /// INFO and GO.
-    fn describe(&mut self, option: u32, data: &[u8]) -> Step {
+    fn describe(&mut self, option: u32, data: &[u8]) -> ServerStep {
         let Some((name, wanted)) = read_info(data) else { return self.answer(option, rep::ERR_INVALID) };
         let Some(index) = self.find(name) else {
             self.answer(option, rep::ERR_UNKNOWN);
@@ -210,7 +216,7 @@ impl Server {
         let about = [&info::EXPORT.to_be_bytes()[..], &export.size_bytes.to_be_bytes(), &flags].concat();
         self.answer_with(option, rep::INFO, &about);
         self.answer(option, rep::ACK);
-        if option == option::GO { self.choose(index) } else { Step::Again }
+        if option == option::GO { self.choose(index) } else { ServerStep::Again }
     }
 
     fn tell_sizes(&mut self, option: u32, sizes: [u32; 3]) {
@@ -220,16 +226,16 @@ impl Server {
     }
 
     /// LIST_META_CONTEXT and SET_META_CONTEXT.
-    fn contexts(&mut self, option: u32, data: &[u8]) -> Step {
+    fn contexts(&mut self, option: u32, data: &[u8]) -> ServerStep {
         let sets = option == option::SET_META_CONTEXT;
         if sets {
-            self.agreed.context = None;
+            self.negotiation.context = None;
         }
-        let query = Query::read(data).filter(|_| self.agreed.style != Style::Simple);
+        let query = ContextQuery::read(data).filter(|_| self.negotiation.style != ReplyForm::Simple);
         let Some(query) = query else { return self.answer(option, rep::ERR_INVALID) };
         let Some(index) = self.find(query.export) else { return self.answer(option, rep::ERR_UNKNOWN) };
         if sets && query.selects() {
-            self.agreed.context = Some(index);
+            self.negotiation.context = Some(index);
         }
         if if sets { query.selects() } else { query.lists() } {
             self.answer_with(option, rep::META_CONTEXT, &metadata::context(sets));
@@ -240,13 +246,13 @@ impl Server {
 
 /// The name and the information that INFO or GO asks for.
 /// A client has asked for an export that there is not.
-fn unknown(name: &[u8]) -> Step {
+fn unknown(name: &[u8]) -> ServerStep {
     let name = &name[..name.len().min(STRING_BYTES)];
-    Step::Event(Event::Unknown(String::from_utf8_lossy(name).into_owned()))
+    ServerStep::Event(Event::Unknown(String::from_utf8_lossy(name).into_owned()))
 }
 
 fn read_info(data: &[u8]) -> Option<(&[u8], Vec<u16>)> {
-    let mut fields = Fields(data);
+    let mut fields = FieldReader(data);
     let name = fields.string().filter(|name| name.len() <= STRING_BYTES)?;
     let wanted = (0..fields.u16()?).map(|_| fields.u16()).collect::<Option<Vec<u16>>>()?;
     fields.end()?;

@@ -11,7 +11,7 @@ const MESSAGE_BYTES: usize = 512;
 
 /// How replies look.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Style {
+pub(crate) enum ReplyForm {
     Simple,
     Structured,
     Extended,
@@ -36,7 +36,7 @@ impl From<ErrorCode> for ErrorReply {
 
 /// A run of bytes with one status.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Run {
+pub struct StatusDescriptor {
     /// How long it is; not 0.
     pub length: u64,
     /// Of `base:allocation`: bit 0 says that it is a hole, bit 1 that it reads as zeroes.
@@ -44,16 +44,16 @@ pub struct Run {
 }
 
 /// Writes replies of one style.
-pub(crate) struct Writer<'a> {
-    pub(crate) style: Style,
+pub(crate) struct ReplyWriter<'a> {
+    pub(crate) style: ReplyForm,
     pub(crate) out: &'a mut Output,
 }
 
-impl Writer<'_> {
+impl ReplyWriter<'_> {
     /// Success without data.
     pub(crate) fn done(&mut self, ticket: &Ticket) {
         match self.style {
-            Style::Simple => self.simple(ticket, 0),
+            ReplyForm::Simple => self.simple(ticket, 0),
             _ => self.chunk(ticket, chunk::DONE, chunk::NONE, &[], 0),
         }
         self.out.end_reply();
@@ -62,7 +62,7 @@ impl Writer<'_> {
     /// All data of a read.
     pub(crate) fn data(&mut self, ticket: &Ticket, slices: impl IntoIterator<Item = Slice>) {
         match self.style {
-            Style::Simple => self.simple(ticket, 0),
+            ReplyForm::Simple => self.simple(ticket, 0),
             _ => {
                 let at = ticket.offset.to_be_bytes();
                 self.chunk(ticket, chunk::DONE, chunk::OFFSET_DATA, &at, ticket.length as usize);
@@ -74,7 +74,7 @@ impl Writer<'_> {
 
     /// An error, after as much of the data of a read as there is.
     pub(crate) fn fail(&mut self, ticket: &Ticket, before: Vec<Slice>, failed: &ErrorReply) {
-        if self.style == Style::Simple {
+        if self.style == ReplyForm::Simple {
             self.simple(ticket, failed.code as u32);
             return self.out.end_reply();
         }
@@ -96,9 +96,9 @@ impl Writer<'_> {
     }
 
     /// Runs of status; at least one.
-    pub(crate) fn status(&mut self, ticket: &Ticket, runs: &[Run]) {
+    pub(crate) fn status(&mut self, ticket: &Ticket, runs: &[StatusDescriptor]) {
         let runs = if ticket.one_run { &runs[..1] } else { runs };
-        let is_extended = self.style == Style::Extended;
+        let is_extended = self.style == ReplyForm::Extended;
         let mut payload = wire::BASE_ALLOCATION_ID.to_be_bytes().to_vec();
         if is_extended {
             payload.extend((runs.len() as u32).to_be_bytes());
@@ -127,7 +127,7 @@ impl Writer<'_> {
     /// The header of a chunk, its short payload, and the length of the data that is to follow.
     fn chunk(&mut self, ticket: &Ticket, flags: u16, kind: u16, payload: &[u8], data_bytes: usize) {
         let length = payload.len() + data_bytes;
-        let is_extended = self.style == Style::Extended;
+        let is_extended = self.style == ReplyForm::Extended;
         let magic = if is_extended { wire::EXTENDED_REPLY_MAGIC } else { wire::STRUCTURED_REPLY_MAGIC };
         self.out.put(&magic.to_be_bytes());
         self.out.put(&flags.to_be_bytes());

@@ -2,7 +2,7 @@
 
 use sealblock_runtime_memory::Buffer;
 
-use crate::bytes::Fields;
+use crate::bytes::FieldReader;
 use crate::config::Export;
 use crate::violation::Violation;
 use crate::wire::{self, ErrorCode, command, flag};
@@ -116,7 +116,7 @@ impl Header {
 
     /// Reads a header that is there as a whole.
     pub(crate) fn read(bytes: &[u8], extended: bool) -> Result<Header, Violation> {
-        let mut fields = Fields(bytes);
+        let mut fields = FieldReader(bytes);
         let magic = fields.u32().unwrap_or(0);
         if magic != if extended { wire::EXTENDED_REQUEST_MAGIC } else { wire::REQUEST_MAGIC } {
             return Err(Violation::RequestMagic(magic));

@@ -6,7 +6,7 @@ use crate::config::ServerConfig;
 use crate::input::{Fill, Input};
 use crate::negotiate::NegotiationState;
 use crate::output::Output;
-use crate::reply::{ErrorReply, Run, Style, Writer, wants_payload};
+use crate::reply::{ErrorReply, ReplyForm, ReplyWriter, StatusDescriptor, wants_payload};
 use crate::request::{Header, Request, Ticket, TransmissionMode};
 use crate::violation::Closed;
 use crate::wire::{ErrorCode, command};
@@ -26,7 +26,7 @@ pub enum Event {
 }
 
 /// What became of a step.
-pub(crate) enum Step {
+pub(crate) enum ServerStep {
     Event(Event),
     Again,
     /// More input is needed, or room.
@@ -34,9 +34,9 @@ pub(crate) enum Step {
 }
 
 /// A write whose data is coming.
-pub(crate) struct Payload {
+pub(crate) struct IncomingPayload {
     header: Header,
-    verdict: Result<(), ErrorCode>,
+    check_result: Result<(), ErrorCode>,
     /// Where wanted data goes.
     fill: Option<Fill>,
     left: usize,
@@ -44,13 +44,13 @@ pub(crate) struct Payload {
 }
 
 /// What comes next.
-pub(crate) enum Phase {
+pub(crate) enum ServerPhase {
     ClientFlags,
     OptionHeader,
     Option { option: u32, len: usize },
     SkipOption { option: u32, left: usize },
     Request,
-    Payload(Payload),
+    Payload(IncomingPayload),
 }
 
 /// The server's side of one connection.
@@ -59,10 +59,10 @@ pub(crate) enum Phase {
 /// [`Server::sent`] and [`Server::grant`], because requests that had to wait for room are read then.
 pub struct Server {
     pub(crate) config: ServerConfig,
-    pub(crate) phase: Phase,
+    pub(crate) phase: ServerPhase,
     pub(crate) input: Input,
     pub(crate) output: Output,
-    pub(crate) agreed: NegotiationState,
+    pub(crate) negotiation: NegotiationState,
     pub(crate) chosen: Option<usize>,
     pub(crate) is_stopping: bool,
     /// Requests in flight and their bytes.
@@ -74,20 +74,20 @@ pub struct Server {
     granted: usize,
     wanted: Option<usize>,
     closed: Option<Closed>,
-    is_told: bool,
+    is_close_reported: bool,
 }
 
 impl Server {
     /// A connection that was just accepted.
     pub fn new(config: ServerConfig) -> Server {
-        let config = config.legal();
+        let config = config.normalized();
         let (input, output) = (Input::new(&config.pool, config.staging_bytes), Output::new(&config.pool));
         let mut server = Server {
             config,
-            phase: Phase::ClientFlags,
+            phase: ServerPhase::ClientFlags,
             input,
             output,
-            agreed: NegotiationState::NOTHING,
+            negotiation: NegotiationState::NOTHING,
             chosen: None,
             is_stopping: false,
             requests: 0,
@@ -96,7 +96,7 @@ impl Server {
             granted: usize::MAX,
             wanted: None,
             closed: None,
-            is_told: false,
+            is_close_reported: false,
         };
         server.greet();
         server
@@ -107,7 +107,7 @@ impl Server {
         if self.closed.is_some() || self.is_full {
             return None;
         }
-        if let Phase::Payload(payload) = &mut self.phase
+        if let ServerPhase::Payload(payload) = &mut self.phase
             && let Some(fill) = &mut payload.fill
             && payload.left >= self.config.direct_bytes
             && self.input.unread() == 0
@@ -123,11 +123,11 @@ impl Server {
     /// When it is another buffer, or shorter than `len`.
     pub fn received(&mut self, buffer: Buffer, len: usize) {
         let fill = match &mut self.phase {
-            Phase::Payload(payload) => payload.fill.as_mut(),
+            ServerPhase::Payload(payload) => payload.fill.as_mut(),
             _ => None,
         };
         self.input.take_back(buffer, len, fill);
-        if let Phase::Payload(payload) = &mut self.phase
+        if let ServerPhase::Payload(payload) = &mut self.phase
             && let Some(fill) = &payload.fill
         {
             payload.left = fill.missing();
@@ -138,49 +138,49 @@ impl Server {
     pub fn next_event(&mut self) -> Option<Event> {
         loop {
             if let Some(closed) = self.closed {
-                return (!std::mem::replace(&mut self.is_told, true)).then_some(Event::Closed(closed));
+                return (!std::mem::replace(&mut self.is_close_reported, true)).then_some(Event::Closed(closed));
             }
             match self.step() {
-                Ok(Step::Event(event)) => return Some(event),
-                Ok(Step::Again) => {}
-                Ok(Step::Wait) => return None,
+                Ok(ServerStep::Event(event)) => return Some(event),
+                Ok(ServerStep::Again) => {}
+                Ok(ServerStep::Wait) => return None,
                 Err(closed) => self.end(closed),
             }
         }
     }
 
-    fn step(&mut self) -> Result<Step, Closed> {
+    fn step(&mut self) -> Result<ServerStep, Closed> {
         (self.is_full, self.wanted) = (false, None);
         match &mut self.phase {
-            Phase::ClientFlags => self.client_flags(),
-            Phase::OptionHeader => self.option_header(),
-            Phase::Option { option, len } => {
+            ServerPhase::ClientFlags => self.client_flags(),
+            ServerPhase::OptionHeader => self.option_header(),
+            ServerPhase::Option { option, len } => {
                 let (option, len) = (*option, *len);
                 self.whole_option(option, len)
             }
-            Phase::SkipOption { option, left } => {
+            ServerPhase::SkipOption { option, left } => {
                 let (option, left) = (*option, *left);
                 self.skip_option(option, left)
             }
-            Phase::Request => self.request(),
-            Phase::Payload(_) => Ok(self.payload()),
+            ServerPhase::Request => self.request(),
+            ServerPhase::Payload(_) => Ok(self.payload()),
         }
     }
 
     fn terms(&self) -> TransmissionMode {
-        let style = self.agreed.style;
+        let style = self.negotiation.style;
         TransmissionMode {
-            chunks: style != Style::Simple,
-            extended: style == Style::Extended,
-            status: self.agreed.context.is_some(),
+            chunks: style != ReplyForm::Simple,
+            extended: style == ReplyForm::Extended,
+            status: self.negotiation.context.is_some(),
             payload_bytes: self.config.limits.payload_bytes,
         }
     }
 
-    fn request(&mut self) -> Result<Step, Closed> {
+    fn request(&mut self) -> Result<ServerStep, Closed> {
         let terms = self.terms();
         let len = Header::bytes(terms.extended);
-        let Some(bytes) = self.input.peek(len) else { return Ok(Step::Wait) };
+        let Some(bytes) = self.input.peek(len) else { return Ok(ServerStep::Wait) };
         let header = Header::read(bytes, terms.extended)?;
         if header.kind == command::DISC {
             self.input.take(len);
@@ -197,15 +197,16 @@ impl Server {
         let held_bytes = if verdict.is_ok() { header.held_bytes(payload) } else { 0 };
         if !self.has_room(held_bytes) {
             self.is_full = true;
-            return Ok(Step::Wait);
+            return Ok(ServerStep::Wait);
         }
         self.input.take(len);
         self.requests += 1;
         self.bytes += held_bytes;
         let is_wanted = verdict.is_ok() && payload > 0;
         let fill = is_wanted.then(|| Fill::new(self.config.pool.take(payload)));
-        self.phase = Phase::Payload(Payload { header, verdict, fill, left: payload, held_bytes });
-        Ok(Step::Again)
+        self.phase =
+            ServerPhase::Payload(IncomingPayload { header, check_result: verdict, fill, left: payload, held_bytes });
+        Ok(ServerStep::Again)
     }
 
     /// Whether one more request fits with these bytes.
@@ -239,28 +240,30 @@ impl Server {
     }
 
     /// Goes on with the data of a request, which may have none.
-    fn payload(&mut self) -> Step {
-        let Phase::Payload(payload) = &mut self.phase else { return Step::Again };
+    fn payload(&mut self) -> ServerStep {
+        let ServerPhase::Payload(payload) = &mut self.phase else { return ServerStep::Again };
         let now = self.input.take(payload.left);
         payload.left -= now.len();
         if let Some(fill) = &mut payload.fill {
             fill.push(now);
         }
         if payload.left > 0 {
-            return Step::Wait;
+            return ServerStep::Wait;
         }
-        let Phase::Payload(payload) = std::mem::replace(&mut self.phase, Phase::Request) else { return Step::Again };
-        let Payload { header, verdict, fill, held_bytes, .. } = payload;
+        let ServerPhase::Payload(payload) = std::mem::replace(&mut self.phase, ServerPhase::Request) else {
+            return ServerStep::Again;
+        };
+        let IncomingPayload { header, check_result: verdict, fill, held_bytes, .. } = payload;
         let data = fill.map(Fill::finish).unwrap_or_default();
         if let Err(code) = verdict {
             self.fail(header.ticket(held_bytes), Vec::new(), &code.into());
-            return Step::Again;
+            return ServerStep::Again;
         }
         match header.command(data) {
-            Some(command) => Step::Event(Event::Request(Request { ticket: header.ticket(held_bytes), command })),
+            Some(command) => ServerStep::Event(Event::Request(Request { ticket: header.ticket(held_bytes), command })),
             None => {
                 self.fail(header.ticket(held_bytes), Vec::new(), &ErrorCode::Invalid.into());
-                Step::Again
+                ServerStep::Again
             }
         }
     }
@@ -268,8 +271,8 @@ impl Server {
     pub(crate) fn end(&mut self, closed: Closed) {
         self.closed = Some(closed);
         // What was begun is dropped, and its memory with it.
-        if let Phase::Payload(payload) = std::mem::replace(&mut self.phase, Phase::Request) {
-            self.settle(payload.held_bytes);
+        if let ServerPhase::Payload(payload) = std::mem::replace(&mut self.phase, ServerPhase::Request) {
+            self.release(payload.held_bytes);
         }
     }
 
@@ -279,7 +282,7 @@ impl Server {
     /// When the request wants data or status.
     pub fn done(&mut self, ticket: Ticket) {
         assert!(!wants_payload(&ticket), "a request for data is answered with data");
-        self.settle(ticket.held_bytes);
+        self.release(ticket.held_bytes);
         self.writer().done(&ticket);
     }
 
@@ -290,7 +293,7 @@ impl Server {
     pub fn data(&mut self, ticket: Ticket, slices: impl AsRef<[Slice]> + IntoIterator<Item = Slice>) {
         let len: usize = slices.as_ref().iter().map(|slice| slice.len()).sum();
         assert!(ticket.kind == command::READ && len as u64 == ticket.length, "a read is answered with all its data");
-        self.settle(ticket.held_bytes);
+        self.release(ticket.held_bytes);
         self.writer().data(&ticket, slices);
     }
 
@@ -298,9 +301,9 @@ impl Server {
     ///
     /// # Panics
     /// When it is no block status, and when there is no run.
-    pub fn status(&mut self, ticket: Ticket, runs: &[Run]) {
+    pub fn status(&mut self, ticket: Ticket, runs: &[StatusDescriptor]) {
         assert!(ticket.kind == command::BLOCK_STATUS && !runs.is_empty(), "a status is answered with runs");
-        self.settle(ticket.held_bytes);
+        self.release(ticket.held_bytes);
         self.writer().status(&ticket, runs);
     }
 
@@ -312,22 +315,22 @@ impl Server {
     pub fn fail(&mut self, ticket: Ticket, before: Vec<Slice>, failed: &ErrorReply) {
         let len: usize = before.iter().map(|slice| slice.len()).sum();
         assert!(len == 0 || ticket.kind == command::READ && (len as u64) < ticket.length, "only a part is given");
-        self.settle(ticket.held_bytes);
+        self.release(ticket.held_bytes);
         self.writer().fail(&ticket, before, failed);
     }
 
-    fn settle(&mut self, held_bytes: usize) {
+    fn release(&mut self, held_bytes: usize) {
         self.requests = self.requests.saturating_sub(1);
         self.bytes = self.bytes.saturating_sub(held_bytes);
     }
 
-    fn writer(&mut self) -> Writer<'_> {
-        Writer { style: self.agreed.style, out: &mut self.output }
+    fn writer(&mut self) -> ReplyWriter<'_> {
+        ReplyWriter { style: self.negotiation.style, out: &mut self.output }
     }
 
     /// Whether replies come in chunks, so that a failed read may give what lies before.
     pub fn has_chunks(&self) -> bool {
-        self.agreed.style != Style::Simple
+        self.negotiation.style != ReplyForm::Simple
     }
 
     /// Moves all that is to be sent to the end of `out`, and says how many bytes it is. It counts against the limits until

@@ -3,7 +3,7 @@
 //! There is none here ("NOTLS mode"). Whoever adds it answers [`Tls::start`] with an acknowledgement, hands the stream to
 //! a TLS library below this core, and has the core forget what was negotiated before.
 
-use crate::client::Refused;
+use crate::client::NegotiationError;
 use crate::wire::rep;
 
 /// What a client is told that sends STARTTLS.
@@ -28,6 +28,6 @@ impl Tls {
 
 /// The client's half of the seam: what becomes of a server that demands TLS before anything else. Whoever adds TLS sends
 /// STARTTLS here, and begins the options anew once the stream below is a secure one.
-pub(crate) fn demanded() -> Refused {
-    Refused::TlsRequired
+pub(crate) fn demanded() -> NegotiationError {
+    NegotiationError::TlsRequired
 }

@@ -18,14 +18,14 @@ pub const ADMIN_IN_CAPSULE_BYTES: u32 = 8192;
 
 /// Says how the data of a command with in-capsule data is cut into blocks, if its guards are wanted.
 #[derive(Clone)]
-pub struct ShapeOf(Arc<Ask>);
+pub struct LayoutOf(Arc<LayoutFn>);
 
-type Ask = dyn Fn(&Command) -> Option<BlockLayout> + Send + Sync;
+type LayoutFn = dyn Fn(&Command) -> Option<BlockLayout> + Send + Sync;
 
-impl ShapeOf {
+impl LayoutOf {
     /// Asks `shape_of` for each command with in-capsule data, when data digests are on.
-    pub fn new(shape_of: impl Fn(&Command) -> Option<BlockLayout> + Send + Sync + 'static) -> ShapeOf {
-        ShapeOf(Arc::new(shape_of))
+    pub fn new(shape_of: impl Fn(&Command) -> Option<BlockLayout> + Send + Sync + 'static) -> LayoutOf {
+        LayoutOf(Arc::new(shape_of))
     }
 
     /// The shape of this command's data.
@@ -34,7 +34,7 @@ impl ShapeOf {
     }
 }
 
-impl fmt::Debug for ShapeOf {
+impl fmt::Debug for LayoutOf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("ShapeOf(..)")
     }
@@ -73,7 +73,7 @@ pub struct TargetConfig {
     /// staging buffer brings; then no more is received until responses have left.
     pub max_bytes_in_flight: usize,
     /// For guards of in-capsule data from the pass that checks the data digest.
-    pub shape_of: Option<ShapeOf>,
+    pub layout_of: Option<LayoutOf>,
 }
 
 impl TargetConfig {
@@ -93,7 +93,7 @@ impl TargetConfig {
             max_in_capsule_bytes: ADMIN_IN_CAPSULE_BYTES,
             max_commands: const { NonZeroU16::new(128).expect("128 is not 0") },
             max_bytes_in_flight: 32 << 20,
-            shape_of: None,
+            layout_of: None,
         }
     }
 }

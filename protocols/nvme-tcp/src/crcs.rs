@@ -71,7 +71,7 @@ impl fmt::Debug for BlockLayout {
 #[derive(Clone, Debug)]
 pub struct BlockCrcs {
     /// How the data is cut.
-    pub shape: BlockLayout,
+    pub layout: BlockLayout,
     /// One CRC-32C for each block's data; metadata is not covered.
     pub guards: SmallVec<[u32; 4]>,
 }
@@ -79,7 +79,7 @@ pub struct BlockCrcs {
 impl BlockCrcs {
     /// The bytes that these sums stand for.
     pub fn len_bytes(&self) -> usize {
-        self.guards.len() * self.shape.stride_bytes()
+        self.guards.len() * self.layout.stride_bytes()
     }
 }
 
@@ -141,7 +141,7 @@ impl CrcAccumulator {
     /// The guards, if blocks were asked for and the data ended with a block.
     pub(crate) fn finish(self) -> Option<BlockCrcs> {
         let shape = self.shape.filter(|_| self.at == 0)?;
-        Some(BlockCrcs { shape, guards: self.guards })
+        Some(BlockCrcs { layout: shape, guards: self.guards })
     }
 
     fn close_cut(&mut self, shape: &BlockLayout) {
@@ -175,7 +175,7 @@ pub(crate) fn digest_of(
     mut read: impl FnMut(usize, usize, &mut dyn FnMut(&[u8])),
     summed: &mut u64,
 ) -> u32 {
-    let (shape, mut at, mut crc) = (&sums.shape, from, (0, 0));
+    let (shape, mut at, mut crc) = (&sums.layout, from, (0, 0));
     while at < to {
         let (block, within) = (at / shape.stride_bytes(), at % shape.stride_bytes());
         let edge = if within < shape.data_bytes() { shape.data_bytes() } else { shape.stride_bytes() };
@@ -242,7 +242,7 @@ mod tests {
             let shape = BlockLayout::new(512, metadata_bytes).unwrap();
             let data: Vec<u8> = (0..4 * shape.stride_bytes()).map(|i| (i * 11) as u8).collect();
             let guards = data.chunks(shape.stride_bytes()).map(|b| guard::crc32c(&b[..512])).collect();
-            let sums = BlockCrcs { shape: shape.clone(), guards };
+            let sums = BlockCrcs { layout: shape.clone(), guards };
             let (a, b) = (cut.0.index(data.len() + 1), cut.1.index(data.len() + 1));
             let range = (a.min(b), a.max(b));
             let mut summed = 0;

@@ -15,7 +15,7 @@ use sealblock_protocols_nvme::{Command, Completion, Status};
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
 use zerocopy::IntoBytes;
 
-use crate::config::ShapeOf;
+use crate::config::LayoutOf;
 use crate::host::{self, Host, HostData};
 use crate::pdu::{IcReq, IcResp};
 use crate::target::{self, CommandData, Target, Token};
@@ -40,7 +40,7 @@ pub fn target(data: &[u8]) {
     config.direct_bytes = if bit(choice, 2) { 1 } else { 8192 };
     config.staging_bytes = 4096;
     config.cpda = if bit(choice, 3) { 15 } else { 0 };
-    config.shape_of = Some(ShapeOf::new(|_| BlockLayout::new(512, 8)));
+    config.layout_of = Some(LayoutOf::new(|_| BlockLayout::new(512, 8)));
     let mut target = Target::new(config);
     target.set_success_flag(bit(choice, 4));
     let digests = choice >> 5 & 3;
@@ -73,7 +73,7 @@ fn export(target: &mut Target, event: target::Event) {
         target::Event::Command { token, command, data: CommandData::Transport { len_bytes } } => {
             let len = (len_bytes as usize).min(MAX_BYTES);
             let done = match command.opcode & 3 {
-                1 => target.accept_data(token, Buffer::zeroed(len), BlockLayout::new(512, 0)).is_ok(),
+                1 => target.fetch_data(token, Buffer::zeroed(len), BlockLayout::new(512, 0)).is_ok(),
                 2 => target.send_data(token, Slice::from(Buffer::zeroed(len)), Some(success())).is_ok(),
                 _ => false,
             };
@@ -140,7 +140,7 @@ pub fn host(data: &[u8]) {
 fn fill(host: &mut Host) {
     while host.can_submit() {
         let data = match host.commands_in_flight() % 2 {
-            0 => HostData::Read { buffer: Buffer::zeroed(8192), shape: BlockLayout::new(512, 8) },
+            0 => HostData::Read { buffer: Buffer::zeroed(8192), layout: BlockLayout::new(512, 8) },
             _ => HostData::Write(Payload::from(Slice::from(Buffer::zeroed(8192)))),
         };
         host.submit(Command::new(1, 1), data).expect("a host that says it takes a command takes it");

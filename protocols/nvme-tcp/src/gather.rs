@@ -14,7 +14,7 @@ use crate::pdu::{DIGEST_BYTES, MAX_HEADER_BYTES, PduRules, PduType};
 const BLOCK_BYTES: usize = 16 << 10;
 /// The most that one PDU takes of the block: a header padded to 128 bytes, or a header of 128, twice a digest, and the
 /// data of a termination request.
-const MOST_BYTES: usize = 2 * MAX_HEADER_BYTES + 2 * DIGEST_BYTES + 24;
+const MAX_PDU_HEADER_BYTES: usize = 2 * MAX_HEADER_BYTES + 2 * DIGEST_BYTES + 24;
 
 /// How much one call of `transmit` hands out.
 ///
@@ -50,7 +50,7 @@ pub(crate) struct Gather<'a> {
     before: usize,
     limit: TransmitLimit,
     /// Payload bytes that had to be summed for digests.
-    pub(crate) summed: &'a mut u64,
+    pub(crate) checksummed: &'a mut u64,
 }
 
 impl<'a> Gather<'a> {
@@ -61,7 +61,7 @@ impl<'a> Gather<'a> {
         summed: &'a mut u64,
     ) -> Gather<'a> {
         let before = out.len();
-        Gather { out, pool, headers: &mut headers.0, used: 0, bytes: 0, before, limit, summed }
+        Gather { out, pool, headers: &mut headers.0, used: 0, bytes: 0, before, limit, checksummed: summed }
     }
 
     /// Whether one more PDU may be added. If so, there is memory for its headers.
@@ -69,7 +69,7 @@ impl<'a> Gather<'a> {
         if self.bytes >= self.limit.bytes || self.out.len() - self.before >= self.limit.slices {
             return false;
         }
-        if self.used + MOST_BYTES > self.headers.len() {
+        if self.used + MAX_PDU_HEADER_BYTES > self.headers.len() {
             self.end_headers();
             *self.headers = self.pool.take(BLOCK_BYTES);
         }
@@ -105,7 +105,7 @@ impl<'a> Gather<'a> {
         let pad = rules.data_offset(kind) - rules.header_with_digest(kind);
         self.put(&[0; MAX_HEADER_BYTES][..pad]);
         self.end_headers();
-        let digest = rules.data_digest.then(|| payload.digest(from, to, self.summed));
+        let digest = rules.data_digest.then(|| payload.digest(from, to, self.checksummed));
         let out = &mut *self.out;
         match to - from == payload.len_bytes() {
             true => out.extend(payload.take()),

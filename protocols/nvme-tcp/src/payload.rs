@@ -10,7 +10,7 @@ use crate::crcs::{BlockCrcs, append, digest_of};
 pub struct Payload {
     slices: SmallVec<[Slice; 2]>,
     len_bytes: usize,
-    sums: Option<BlockCrcs>,
+    crcs: Option<BlockCrcs>,
 }
 
 impl Payload {
@@ -18,7 +18,7 @@ impl Payload {
     pub fn new(slices: impl IntoIterator<Item = Slice>) -> Payload {
         let slices: SmallVec<[Slice; 2]> = slices.into_iter().filter(|slice| !slice.is_empty()).collect();
         let len_bytes = slices.iter().map(|slice| slice.len()).sum();
-        Payload { slices, len_bytes, sums: None }
+        Payload { slices, len_bytes, crcs: None }
     }
 
     /// The same data with sums that are known already: data digests are then joined from them, and the blocks are not
@@ -26,8 +26,8 @@ impl Payload {
     ///
     /// The sums must be right, or the peer sees a wrong data digest; so a caller that verified the guards has, with the
     /// digest, vouched for the same bytes from end to end.
-    pub fn with_sums(mut self, sums: BlockCrcs) -> Payload {
-        self.sums = Some(sums).filter(|sums| sums.len_bytes() == self.len_bytes);
+    pub fn with_crcs(mut self, sums: BlockCrcs) -> Payload {
+        self.crcs = Some(sums).filter(|sums| sums.len_bytes() == self.len_bytes);
         self
     }
 
@@ -53,8 +53,8 @@ impl Payload {
         if left_bytes <= max_bytes {
             return left_bytes;
         }
-        let Some(sums) = &self.sums else { return max_bytes };
-        let stride = sums.shape.stride_bytes();
+        let Some(sums) = &self.crcs else { return max_bytes };
+        let stride = sums.layout.stride_bytes();
         let end = (from + max_bytes) / stride * stride;
         // The wire wants dwords, and a stride need not be one.
         if end > from && (end - from).is_multiple_of(4) { end - from } else { max_bytes }
@@ -62,7 +62,7 @@ impl Payload {
 
     /// The CRC-32C of bytes `from..to`; `summed` counts those that had to be read for it.
     pub(crate) fn digest(&self, from: usize, to: usize, summed: &mut u64) -> u32 {
-        if let Some(sums) = &self.sums {
+        if let Some(sums) = &self.crcs {
             return digest_of(sums, (from, to), |from, to, sum| self.each(from, to, |s, a, b| sum(&s[a..b])), summed);
         }
         let mut crc = (0, 0);
@@ -120,20 +120,20 @@ mod tests {
     #[test]
     fn sums_of_another_length_are_not_believed() {
         let shape = BlockLayout::new(512, 0).unwrap();
-        let sums = |n| BlockCrcs { shape: shape.clone(), guards: std::iter::repeat_n(0, n).collect() };
+        let sums = |n| BlockCrcs { layout: shape.clone(), guards: std::iter::repeat_n(0, n).collect() };
         let data = || Payload::from(Slice::copy_from(&[1; 1024]));
         let mut summed = 0;
-        assert_eq!(data().with_sums(sums(1)).digest(0, 1024, &mut summed), guard::crc32c(&[1; 1024]));
+        assert_eq!(data().with_crcs(sums(1)).digest(0, 1024, &mut summed), guard::crc32c(&[1; 1024]));
         assert_eq!(summed, 1024);
-        assert_ne!(data().with_sums(sums(2)).digest(0, 1024, &mut summed), guard::crc32c(&[1; 1024]));
+        assert_ne!(data().with_crcs(sums(2)).digest(0, 1024, &mut summed), guard::crc32c(&[1; 1024]));
         assert_eq!(summed, 1024);
     }
 
     #[test]
     fn pdus_end_with_blocks_where_they_can() {
         let shape = BlockLayout::new(512, 8).unwrap();
-        let sums = BlockCrcs { shape, guards: std::iter::repeat_n(0, 4).collect() };
-        let payload = Payload::from(Slice::copy_from(&[0; 2080])).with_sums(sums);
+        let sums = BlockCrcs { layout: shape, guards: std::iter::repeat_n(0, 4).collect() };
+        let payload = Payload::from(Slice::copy_from(&[0; 2080])).with_crcs(sums);
         assert_eq!(payload.cut_bytes(0, 2080, 1100), 1040);
         assert_eq!(payload.cut_bytes(520, 1560, 4096), 1560);
         assert_eq!(payload.cut_bytes(0, 2080, 100), 100);

@@ -24,32 +24,32 @@ const SHORT_STAGING_BYTES: usize = 4096;
 pub(crate) struct Fill {
     buffer: Buffer,
     filled: usize,
-    summer: Option<CrcAccumulator>,
-    damaged: bool,
+    crcs: Option<CrcAccumulator>,
+    is_damaged: bool,
 }
 
 impl Fill {
     /// Memory to be filled from its start; summed only when data digests are there to be checked.
     pub(crate) fn new(buffer: Buffer, data_digest: bool, shape: Option<BlockLayout>) -> Fill {
-        Fill { buffer, filled: 0, summer: data_digest.then(|| CrcAccumulator::new(shape)), damaged: false }
+        Fill { buffer, filled: 0, crcs: data_digest.then(|| CrcAccumulator::new(shape)), is_damaged: false }
     }
 
     pub(crate) fn is_damaged(&self) -> bool {
-        self.damaged
+        self.is_damaged
     }
 
     /// The bytes that came, and the sums of their blocks unless some were damaged.
     pub(crate) fn finish(mut self) -> (Buffer, Option<BlockCrcs>) {
         self.buffer.truncate(self.filled);
-        let summer = self.summer.filter(|_| !self.damaged);
+        let summer = self.crcs.filter(|_| !self.is_damaged);
         (self.buffer, summer.and_then(CrcAccumulator::finish))
     }
 
     /// Notes that `len` more bytes are in place.
     fn advance(&mut self, len: usize, counters: &mut ReceiveCounters) {
         let to = self.filled + len;
-        if let Some(summer) = &mut self.summer {
-            summer.update(&self.buffer[self.filled..to], &mut counters.payload_bytes_summed);
+        if let Some(summer) = &mut self.crcs {
+            summer.update(&self.buffer[self.filled..to], &mut counters.payload_bytes_checksummed);
         }
         self.filled = to;
         counters.payload_bytes += len as u64;
@@ -63,7 +63,7 @@ impl Fill {
 
     /// Ends a PDU whose data has this digest, or else is damaged.
     fn check(&mut self, digest: u32) {
-        self.damaged |= self.summer.as_mut().is_some_and(|summer| summer.end_pdu() != digest);
+        self.is_damaged |= self.crcs.as_mut().is_some_and(|summer| summer.end_pdu() != digest);
     }
 }
 
@@ -104,10 +104,10 @@ pub struct ReceiveCounters {
     /// Of those, bytes that landed in staging and were copied.
     pub payload_bytes_copied: u64,
     /// Of those, bytes that were summed. Equal to `payload_bytes` with data digests on: each byte once.
-    pub payload_bytes_summed: u64,
+    pub payload_bytes_checksummed: u64,
 }
 
-enum Lent {
+enum LentBuffer {
     Nothing,
     /// The staging buffer is out; this is what was cut off it.
     Staging {
@@ -120,7 +120,7 @@ enum Lent {
 }
 
 #[derive(Clone, Copy)]
-enum Phase {
+enum ReceivePhase {
     Header,
     Padding { left: usize },
     Data { left: usize },
@@ -133,8 +133,8 @@ pub(crate) struct Receiver {
     staging_bytes: usize,
     direct_bytes: usize,
     staging: Option<Buffer>,
-    lent: Lent,
-    phase: Phase,
+    lent: LentBuffer,
+    phase: ReceivePhase,
     header: [u8; MAX_HEADER_BYTES + DIGEST_BYTES],
     have: usize,
     kind: Option<PduType>,
@@ -152,8 +152,8 @@ impl Receiver {
             staging_bytes: staging_bytes.max(MAX_HEADER_BYTES),
             direct_bytes: direct_bytes.max(1),
             staging: None,
-            lent: Lent::Nothing,
-            phase: Phase::Header,
+            lent: LentBuffer::Nothing,
+            phase: ReceivePhase::Header,
             header: [0; MAX_HEADER_BYTES + DIGEST_BYTES],
             have: 0,
             kind: None,
@@ -177,40 +177,40 @@ impl Receiver {
 
     /// Whether no data is expected before the next header.
     pub(crate) fn is_at_header(&self) -> bool {
-        matches!(self.phase, Phase::Header)
+        matches!(self.phase, ReceivePhase::Header)
     }
 
     /// The buffer for the next receive; `None` while one is out.
     pub(crate) fn lend(&mut self, side: &impl Side) -> Option<Buffer> {
-        if !matches!(self.lent, Lent::Nothing) {
+        if !matches!(self.lent, LentBuffer::Nothing) {
             return None;
         }
-        if let (Phase::Data { left }, Some(fill)) = (self.phase, &mut self.sink.fill)
+        if let (ReceivePhase::Data { left }, Some(fill)) = (self.phase, &mut self.sink.fill)
             && left >= self.direct_bytes
         {
             let mut direct = fill.buffer.split_off(fill.filled);
-            self.lent = Lent::Direct { tail: direct.split_off(left) };
+            self.lent = LentBuffer::Direct { tail: direct.split_off(left) };
             return Some(direct);
         }
         let (pool, len) = (&self.pool, self.staging_bytes);
         let mut staging = self.staging.take().unwrap_or_else(|| pool.take(len));
         let short = side.awaits_long_payload() && len > SHORT_STAGING_BYTES;
         let rest = staging.split_off(if short { SHORT_STAGING_BYTES } else { len });
-        self.lent = Lent::Staging { rest };
+        self.lent = LentBuffer::Staging { rest };
         Some(staging)
     }
 
     /// Takes the buffer back, `len` bytes of which are new, and reads them.
     pub(crate) fn take_back(&mut self, buffer: Buffer, len: usize, side: &mut impl Side) -> Result<(), Closed> {
         assert!(len <= buffer.len(), "{len} bytes received in a buffer of {}", buffer.len());
-        match std::mem::replace(&mut self.lent, Lent::Nothing) {
-            Lent::Nothing => panic!("no receive buffer is out"),
-            Lent::Staging { rest } => {
+        match std::mem::replace(&mut self.lent, LentBuffer::Nothing) {
+            LentBuffer::Nothing => panic!("no receive buffer is out"),
+            LentBuffer::Staging { rest } => {
                 let result = self.read(&buffer[..len], side);
                 self.staging = Some(buffer.try_join(rest).expect(SAME));
                 result
             }
-            Lent::Direct { tail } => {
+            LentBuffer::Direct { tail } => {
                 self.direct(buffer, tail, len, side);
                 Ok(())
             }
@@ -218,37 +218,37 @@ impl Receiver {
     }
 
     fn direct(&mut self, buffer: Buffer, tail: Buffer, len: usize, side: &mut impl Side) {
-        let (Phase::Data { left }, Some(fill)) = (self.phase, &mut self.sink.fill) else {
+        let (ReceivePhase::Data { left }, Some(fill)) = (self.phase, &mut self.sink.fill) else {
             unreachable!("memory of a command is lent only while its data is awaited");
         };
         let head = std::mem::take(&mut fill.buffer);
         let joined = head.try_join(buffer).expect(SAME);
         fill.buffer = joined.try_join(tail).expect(SAME);
         fill.advance(len, &mut self.counters);
-        self.data_came(left - len, side);
+        self.data_received(left - len, side);
     }
 
     fn read(&mut self, mut bytes: &[u8], side: &mut impl Side) -> Result<(), Closed> {
         while !bytes.is_empty() {
             match self.phase {
-                Phase::Header => bytes = self.read_header(bytes, side)?,
-                Phase::Padding { left } => {
+                ReceivePhase::Header => bytes = self.read_header(bytes, side)?,
+                ReceivePhase::Padding { left } => {
                     let skip = left.min(bytes.len());
                     bytes = &bytes[skip..];
                     self.phase = match left - skip {
-                        0 => Phase::Data { left: self.frame.data_bytes as usize },
-                        left => Phase::Padding { left },
+                        0 => ReceivePhase::Data { left: self.frame.data_bytes as usize },
+                        left => ReceivePhase::Padding { left },
                     };
                 }
-                Phase::Data { left } => {
+                ReceivePhase::Data { left } => {
                     let (now, later) = bytes.split_at(left.min(bytes.len()));
                     if let Some(fill) = &mut self.sink.fill {
                         fill.push(now, &mut self.counters);
                     }
-                    self.data_came(left - now.len(), side);
+                    self.data_received(left - now.len(), side);
                     bytes = later;
                 }
-                Phase::Digest => bytes = self.read_digest(bytes, side),
+                ReceivePhase::Digest => bytes = self.read_digest(bytes, side),
             }
         }
         Ok(())
@@ -294,19 +294,19 @@ impl Receiver {
             return Ok(());
         }
         self.phase = match self.frame.pad_bytes {
-            0 => Phase::Data { left: self.frame.data_bytes as usize },
-            left => Phase::Padding { left },
+            0 => ReceivePhase::Data { left: self.frame.data_bytes as usize },
+            left => ReceivePhase::Padding { left },
         };
         Ok(())
     }
 
-    fn data_came(&mut self, left: usize, side: &mut impl Side) {
-        self.phase = Phase::Data { left };
+    fn data_received(&mut self, left: usize, side: &mut impl Side) {
+        self.phase = ReceivePhase::Data { left };
         if left > 0 {
             return;
         }
         if self.frame.data_digest {
-            self.phase = Phase::Digest;
+            self.phase = ReceivePhase::Digest;
         } else {
             self.end_payload(side);
         }
@@ -332,7 +332,7 @@ impl Receiver {
     }
 
     fn next_pdu(&mut self) {
-        self.phase = Phase::Header;
+        self.phase = ReceivePhase::Header;
         self.have = 0;
         self.digest_have = 0;
         self.kind = None;

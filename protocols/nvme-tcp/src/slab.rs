@@ -5,14 +5,14 @@
 
 use std::num::NonZeroU16;
 
-struct Entry<T> {
+struct SlabEntry<T> {
     generation: u16,
     value: Option<T>,
 }
 
 /// At most `limit` values.
 pub(crate) struct Slab<T> {
-    entries: Vec<Entry<T>>,
+    entries: Vec<SlabEntry<T>>,
     free: Vec<u16>,
     limit: NonZeroU16,
     /// Bits of a tag that say which place; the others are of the generation.
@@ -41,7 +41,7 @@ impl<T> Slab<T> {
         let index = match self.free.pop() {
             Some(index) => index,
             None if self.entries.len() < usize::from(self.limit.get()) => {
-                self.entries.push(Entry { generation: 0, value: None });
+                self.entries.push(SlabEntry { generation: 0, value: None });
                 (self.entries.len() - 1) as u16
             }
             None => return None,
@@ -77,7 +77,7 @@ impl<T> Slab<T> {
     }
 
     /// The entry of a value that is about to go.
-    fn occupied(&mut self, token: u32) -> Option<&mut Entry<T>> {
+    fn occupied(&mut self, token: u32) -> Option<&mut SlabEntry<T>> {
         let entry = self.entries.get_mut(usize::from(token as u16))?;
         if entry.value.is_none() || entry.generation != (token >> 16) as u16 {
             return None;

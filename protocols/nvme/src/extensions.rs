@@ -14,9 +14,9 @@ flags! {
     /// What a namespace has.
     pub struct Extensions(u32) {
         /// The I/O command Digest.
-        DIGEST = 0,
+        CHECKSUM = 0,
         /// The features of both slots of its annex.
-        ANNEX = 1,
+        RESERVED = 1,
         /// Dword 0 of the completion of a Verify says what was not checked.
         COVERAGE = 2,
         /// A Verify, or a Read, of the namespace checks every block against a seal, also where it is shown without.
@@ -54,7 +54,7 @@ impl ExtensionsLog {
 
     /// The page of a namespace that has these, and so many bitmap pages in its annex if it has one.
     pub fn new(nsid: u32, extensions: Extensions, pages: u32) -> ExtensionsLog {
-        let has_annex = extensions.contains(Extensions::ANNEX);
+        let has_annex = extensions.contains(Extensions::RESERVED);
         let annex_bytes = ReservedArea::ALL.map(|slot| if has_annex { slot.frame_bytes() as u32 } else { 0 });
         let (signature, version) = (ExtensionsLog::SIGNATURE, ExtensionsLog::VERSION);
         let (page_bytes, pages) = if has_annex { (ReservedArea::Bitmap.frame_bytes() as u32, pages) } else { (0, 0) };
@@ -65,16 +65,16 @@ impl ExtensionsLog {
     /// page, another version, cut short, or about another namespace; and no annex of other sizes.
     pub fn read(page: &[u8], nsid: u32) -> Extensions {
         let Some(log) = ExtensionsLog::known(page, nsid) else { return Extensions::NONE };
-        let checks = Extensions::DIGEST | Extensions::COVERAGE | Extensions::SEALS | Extensions::COPIES;
+        let checks = Extensions::CHECKSUM | Extensions::COVERAGE | Extensions::SEALS | Extensions::COPIES;
         let has_our_annex = log.annex_bytes == ReservedArea::ALL.map(|slot| slot.frame_bytes() as u32);
-        let usable = if has_our_annex { checks | Extensions::ANNEX } else { checks };
+        let usable = if has_our_annex { checks | Extensions::RESERVED } else { checks };
         Extensions::from_bits(log.extensions.bits() & usable.bits())
     }
 
     /// How many bitmap pages a page says that the annex of namespace `nsid` has: none with frames of another size.
-    pub fn pages_of(page: &[u8], nsid: u32) -> u32 {
+    pub fn bitmap_pages(page: &[u8], nsid: u32) -> u32 {
         let log =
-            ExtensionsLog::known(page, nsid).filter(|_| ExtensionsLog::read(page, nsid).contains(Extensions::ANNEX));
+            ExtensionsLog::known(page, nsid).filter(|_| ExtensionsLog::read(page, nsid).contains(Extensions::RESERVED));
         let log = log.filter(|log| log.page_bytes == ReservedArea::Bitmap.frame_bytes() as u32);
         log.map_or(0, |log| log.pages)
     }
@@ -187,13 +187,13 @@ impl ReservedArea {
     }
 
     /// The most that the slot holds, in bytes.
-    pub const fn most_bytes(self) -> usize {
+    pub const fn max_bytes(self) -> usize {
         self.frame_bytes() - ReservedHeader::BYTES
     }
 
     /// The data of the feature when the slot holds `bytes`; `None` if there are more than it holds.
     pub fn encode(self, bytes: &[u8]) -> Option<Vec<u8>> {
-        if bytes.len() > self.most_bytes() {
+        if bytes.len() > self.max_bytes() {
             return None;
         }
         let head = ReservedHeader {
@@ -226,7 +226,7 @@ impl ReservedArea {
         if head.feature != self.feature().code() {
             return Err(ReservedError::Feature(head.feature));
         }
-        let length = usize::try_from(head.length_bytes).ok().filter(|length| *length <= self.most_bytes());
+        let length = usize::try_from(head.length_bytes).ok().filter(|length| *length <= self.max_bytes());
         let length = length.ok_or(ReservedError::TooLong(head.length_bytes))?;
         let bytes = &frame[ReservedHeader::BYTES..][..length];
         match guard::crc64(bytes) {
@@ -253,22 +253,22 @@ mod tests {
 
     #[test]
     fn the_page_has_these_bytes_and_is_read_back() {
-        let both = Extensions::DIGEST | Extensions::ANNEX;
+        let both = Extensions::CHECKSUM | Extensions::RESERVED;
         let page = ExtensionsLog::new(3, both, 0x0102_0304).encode();
         let mut expected = [0_u8; 64];
         expected[..20].copy_from_slice(b"SBEXTEND\x01\0\0\0\x03\0\0\0\x03\0\0\0");
         expected[20..36].copy_from_slice(&[0, 0x50, 0, 0, 0, 0x20, 0, 0, 0x40, 0x10, 0, 0, 4, 3, 2, 1]);
         assert_eq!(page, expected);
-        assert_eq!((ExtensionsLog::read(&page, 3), ExtensionsLog::pages_of(&page, 3)), (both, 0x0102_0304));
-        let digest = ExtensionsLog::new(3, Extensions::DIGEST, 9).encode();
-        assert_eq!(ExtensionsLog::pages_of(&digest, 3), 0);
+        assert_eq!((ExtensionsLog::read(&page, 3), ExtensionsLog::bitmap_pages(&page, 3)), (both, 0x0102_0304));
+        let digest = ExtensionsLog::new(3, Extensions::CHECKSUM, 9).encode();
+        assert_eq!(ExtensionsLog::bitmap_pages(&digest, 3), 0);
         assert_eq!(digest[16..64], [[1].as_slice(), &[0; 47]].concat());
-        assert_eq!(ExtensionsLog::read(&digest, 3), Extensions::DIGEST);
+        assert_eq!(ExtensionsLog::read(&digest, 3), Extensions::CHECKSUM);
     }
 
     #[test]
     fn other_pages_promise_nothing() {
-        let page = ExtensionsLog::new(3, Extensions::DIGEST | Extensions::ANNEX, 9).encode();
+        let page = ExtensionsLog::new(3, Extensions::CHECKSUM | Extensions::RESERVED, 9).encode();
         let changed = |at: usize, byte: u8| {
             let mut page = page;
             page[at] = byte;
@@ -280,12 +280,12 @@ mod tests {
         assert_eq!(ExtensionsLog::read(&page[..63], 3), Extensions::NONE);
         assert_eq!(ExtensionsLog::read(&page, 4), Extensions::NONE, "of another namespace");
         for at in 20..28 {
-            assert_eq!(changed(at, 0xFF), Extensions::DIGEST, "an annex of another size, byte {at}");
+            assert_eq!(changed(at, 0xFF), Extensions::CHECKSUM, "an annex of another size, byte {at}");
         }
         for at in 28..32 {
             let mut page = page;
             page[at] ^= 1;
-            assert_eq!(ExtensionsLog::pages_of(&page, 3), 0, "pages of another size, byte {at}");
+            assert_eq!(ExtensionsLog::bitmap_pages(&page, 3), 0, "pages of another size, byte {at}");
         }
         let all = Extensions::from_bits(0x1F);
         assert_eq!(changed(16, 0xFF), all, "later bits mean nothing yet");
@@ -304,10 +304,10 @@ mod tests {
     #[test]
     fn a_slot_holds_as_much_as_it_says() {
         for slot in [ReservedArea::Group, ReservedArea::Scrub, ReservedArea::Bitmap] {
-            let bytes = vec![7; slot.most_bytes()];
+            let bytes = vec![7; slot.max_bytes()];
             let frame = slot.encode(&bytes).unwrap();
             assert_eq!((slot.decode(&frame), frame.len()), (Ok(bytes.as_slice()), slot.frame_bytes()));
-            assert_eq!(slot.encode(&vec![7; slot.most_bytes() + 1]), None);
+            assert_eq!(slot.encode(&vec![7; slot.max_bytes() + 1]), None);
             assert_eq!(slot.decode(&slot.encode(&[]).unwrap()), Ok([].as_slice()));
             assert_eq!(ReservedArea::of_feature(slot.feature()), Some(slot));
         }
@@ -342,7 +342,7 @@ mod tests {
             if ours && bytes.len() >= 24 {
                 bytes[..12].copy_from_slice(b"SBANNEX\0\x01\0\xC1\0");
             }
-            let _ = (ExtensionsLog::read(&bytes, 1), ExtensionsLog::pages_of(&bytes, 1));
+            let _ = (ExtensionsLog::read(&bytes, 1), ExtensionsLog::bitmap_pages(&bytes, 1));
             bytes.resize(ReservedArea::Scrub.frame_bytes(), 0);
             let _ = ReservedArea::Scrub.decode(&bytes);
         }

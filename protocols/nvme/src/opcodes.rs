@@ -91,7 +91,7 @@ codes! {
         /// Fabrics: see [`FabricsType`].
         Fabrics = 0x7F,
         /// Digest: a vendor specific command of sealblock, see [`crate::extensions`].
-        Digest = 0xC0,
+        Checksum = 0xC0,
     }
 }
 
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(direction(IoOpcode::Flush), Direction::None);
         assert_eq!(direction(IoOpcode::Verify), Direction::None);
         assert_eq!(direction(IoOpcode::WriteZeroes), Direction::None);
-        assert_eq!(direction(IoOpcode::Digest), Direction::None);
+        assert_eq!(direction(IoOpcode::Checksum), Direction::None);
         assert_eq!(direction(IoOpcode::Read), Direction::ToHost);
         for opcode in [IoOpcode::Write, IoOpcode::Compare, IoOpcode::DatasetManagement, IoOpcode::Copy] {
             assert_eq!(direction(opcode), Direction::ToController);

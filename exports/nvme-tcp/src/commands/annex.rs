@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn a_frame_has_room_for_all_that_a_slot_holds() {
         for frame in [Frame::Group, Frame::Scrub, Frame::Bitmap] {
-            assert_eq!(frame.most_bytes(), slot(frame, 0).max_bytes());
+            assert_eq!(frame.max_bytes(), slot(frame, 0).max_bytes());
         }
     }
 }

@@ -42,7 +42,7 @@ fn begin(
     match AdminCommand::decode(command)? {
         AdminCommand::AsynchronousEventRequest => {
             controller.notices.request(command.cid.get())?;
-            connection.core.borrow_mut().keep(token);
+            connection.core.borrow_mut().allow_unanswered(token);
             spawn(wait_for_event(Rc::downgrade(connection), Arc::clone(&controller.notices), token, *command));
         }
         AdminCommand::GetLbaStatus(ask) => {

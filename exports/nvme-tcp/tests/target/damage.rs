@@ -77,7 +77,7 @@ fn what_a_host_merely_expected_is_no_damage_and_what_fails_the_stores_own_seal_i
         let (mut admin, mut io) = Queue::pair(served.address, false).await;
         write(&mut io, PROTECTED, 0, 8, 1).await;
         io.io(PROTECTED, IoCommand::Read(expecting(0, 0)), Data::Read(8 * 4096)).await.ok();
-        for make in [IoCommand::Verify, IoCommand::Digest, IoCommand::Read] {
+        for make in [IoCommand::Verify, IoCommand::Checksum, IoCommand::Read] {
             let data =
                 || if matches!(make(blocks(0, 8)), IoCommand::Read(_)) { Data::Read(8 * 4096) } else { Data::None };
             assert_eq!(io.io(PROTECTED, make(expecting(7, 0)), data()).await.status(), 0x283);

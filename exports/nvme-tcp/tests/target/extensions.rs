@@ -41,7 +41,7 @@ fn serve_all() -> Served {
 }
 
 async fn digest(io: &mut Queue, nsid: u32, blocks: BlockCommand) -> Done {
-    io.io(nsid, IoCommand::Digest(blocks), Data::None).await
+    io.io(nsid, IoCommand::Checksum(blocks), Data::None).await
 }
 
 fn get(slot: ReservedArea, nsid: u32, select: FeatureSelect) -> Command {
@@ -95,7 +95,7 @@ fn a_digest_of_damaged_blocks_fails_as_a_verify_does() {
             ];
             for (damage, status, field) in harm {
                 assert!(device.damage(Lba::new(5), damage));
-                for make in [IoCommand::Verify, IoCommand::Digest] {
+                for make in [IoCommand::Verify, IoCommand::Checksum] {
                     let done = io.io(nsid, make(range(0, 8)), Data::None).await;
                     assert_eq!((done.status(), done.completion.result.get()), (status, 0));
                     let entry = admin.newest_error().await;
@@ -114,7 +114,7 @@ fn a_digest_of_damaged_blocks_fails_as_a_verify_does() {
         assert_eq!(digest(&mut io, PLAIN, blocks(BLOCKS - 1, 2)).await.status(), 0x080);
         assert_eq!(digest(&mut io, 3, blocks(0, 1)).await.status(), 0x00B);
         // A length that nothing is done with, as of Verify.
-        io.io(PLAIN, IoCommand::Digest(blocks(0, 1)), Data::Read(4096)).await.ok();
+        io.io(PLAIN, IoCommand::Checksum(blocks(0, 1)), Data::Read(4096)).await.ok();
     });
 }
 
@@ -123,8 +123,8 @@ fn the_page_tells_what_each_namespace_has_and_the_effects_list_the_command() {
     run(|| async {
         let served = serve_all();
         let mut admin = Queue::admin(served.address, SUBNQN, false).await;
-        let bare = Extensions::DIGEST | Extensions::ANNEX | Extensions::COVERAGE;
-        let small = Extensions::DIGEST | Extensions::COVERAGE;
+        let bare = Extensions::CHECKSUM | Extensions::RESERVED | Extensions::COVERAGE;
+        let small = Extensions::CHECKSUM | Extensions::COVERAGE;
         let sealed = bare | Extensions::SEALS;
         for (nsid, has) in [(PLAIN, sealed), (PROTECTED, sealed), (BARE, bare), (SMALL, small), (FIXED, bare)] {
             let ask = GetLogPage { nsid, ..GetLogPage::new(0xC1, 64) };
@@ -161,7 +161,7 @@ fn slots_keep_what_was_written_last() {
             let (mut admin, _io) = Queue::pair(served.address, digests).await;
             for slot in ReservedArea::ALL {
                 assert!(read_slot(&mut admin, slot, PLAIN).await.is_empty());
-                for len in [1, slot.most_bytes(), 0, 100] {
+                for len in [1, slot.max_bytes(), 0, 100] {
                     let bytes = pattern(len, slot.feature().code());
                     let frame = slot.encode(&bytes).unwrap();
                     assert_eq!(write_frame(&mut admin, slot, PLAIN, frame).await, 0);

@@ -9,7 +9,7 @@ use crate::common::fake::{Reply, export, serve as serve_fake};
 use crate::common::*;
 use sealblock_block::{BlockState, Device, Durability, Error, ErrorKind, Gate, Request, Response};
 use sealblock_media_nbd::{ConnectError, NbdDevice, Options, Reconnect};
-use sealblock_protocols_nbd::{Command, ErrorCode, ErrorReply, Export, Run};
+use sealblock_protocols_nbd::{Command, ErrorCode, ErrorReply, Export, StatusDescriptor};
 use sealblock_runtime_reactor::net::Listener;
 use sealblock_runtime_reactor::{JoinHandle, sleep, spawn};
 use sealblock_units::BlockSize;
@@ -290,7 +290,7 @@ fn holes_are_asked_for_until_all_is_known_and_a_server_that_dawdles_is_cut_short
                 let block = offset >> 12;
                 let (in_turn, blocks) = (block % 8, if block % 8 < 5 { 5 } else { 8 });
                 let length = (blocks - in_turn) << 12;
-                Some(Reply::Status(vec![Run { length, status: if in_turn < 5 { 3 } else { 0 } }]))
+                Some(Reply::Status(vec![StatusDescriptor { length, status: if in_turn < 5 { 3 } else { 0 } }]))
             }
             _ => None,
         });
@@ -301,7 +301,7 @@ fn holes_are_asked_for_until_all_is_known_and_a_server_that_dawdles_is_cut_short
         use BlockState::{Data, Hole};
         assert_eq!(told, [(3, Hole), (3, Data), (5, Hole), (3, Data), (2, Hole)]);
         let slow = serve_fake(export(), |command| match command {
-            Command::BlockStatus { .. } => Some(Reply::Status(vec![Run { length: 512, status: 3 }])),
+            Command::BlockStatus { .. } => Some(Reply::Status(vec![StatusDescriptor { length: 512, status: 3 }])),
             _ => None,
         });
         let device = open(slow.address, "disk", options()).await;

@@ -34,7 +34,7 @@ fn many_requests_share_few_places_on_several_connections() {
         let served = serve(&plain(BlockSize::B4096));
         let few = Options { connections: 3, queue_depth: 2, ..options() };
         let device = Rc::new(open(served.address, "disk", few).await);
-        assert_eq!(device.device().facts().connections, 3);
+        assert_eq!(device.device().info().connections, 3);
         assert_eq!(served.server.connections(), 3);
         let one = |i: u64| {
             let device = Rc::clone(&device);
@@ -140,9 +140,9 @@ fn exports_are_listed_and_unknown_ones_refused() {
         assert_eq!(told, [("disk", "blocks"), ("fixed", "")]);
         let named = Address::new("localhost", served.address.port());
         let device = NbdDevice::connect(named, "", options()).await.unwrap();
-        let facts = device.facts().clone();
+        let facts = device.info().clone();
         assert_eq!((&facts.export[..], &facts.description[..], facts.allocation), ("disk", "blocks", true));
-        assert!(facts.flush && facts.fua && facts.fast_zero && facts.several);
+        assert!(facts.flush && facts.fua && facts.fast_zero && facts.can_multi_conn);
         device.close().await;
         let unknown = NbdDevice::connect(served.address.into(), "nothing", options()).await.err().unwrap();
         assert!(matches!(&unknown, ConnectError::Refused(_)), "{unknown}");

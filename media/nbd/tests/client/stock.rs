@@ -118,7 +118,7 @@ fn nbdkit_stores_and_tells_holes() {
         let stock = Stock::nbdkit(&["memory", "16M"]);
         use_it(stock.address, "", 3).await;
         let device = open(stock.address, "", Options { connections: 3, ..options() }).await;
-        assert_eq!(device.device().facts().connections, 3);
+        assert_eq!(device.device().info().connections, 3);
         // nbdkit's memory is kept in pages of 32 KiB, 8 blocks.
         assert_eq!(runs(&device, 0, 16).await, [(8, false), (8, true)]);
         let all: u32 = runs(&device, 0, 4096).await.iter().map(|run| run.0).sum();

@@ -21,7 +21,7 @@ use sealblock_protocols_nvme::nvm::IoCommand;
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent, Lba};
 
-const BOTH: Extensions = Extensions::DIGEST.with(Extensions::ANNEX);
+const BOTH: Extensions = Extensions::CHECKSUM.with(Extensions::RESERVED);
 
 async fn digest(device: &impl Device, extent: Extent) -> Result<(u64, u64), Error> {
     let checks = full(device, extent);
@@ -154,7 +154,7 @@ fn both_are_repeated_when_the_connection_is_lost() {
         let lost = Rc::clone(&losses);
         let fake = serve_page(page(BOTH), move |asked| {
             let kind = match asked {
-                Asked::Io(IoCommand::Digest(_)) => Reply::Done(77),
+                Asked::Io(IoCommand::Checksum(_)) => Reply::Done(77),
                 Asked::Admin(AdminCommand::SetFeatures(ask)) if ask.fid >= 0xC0 => Reply::Done(0),
                 Asked::Admin(AdminCommand::GetFeatures(ask)) if ask.fid >= 0xC0 => {
                     Reply::Data(Frame::Scrub.encode(b"state").unwrap())
@@ -207,7 +207,7 @@ fn nothing_of_ours_goes_to_targets_that_do_not_list_the_page() {
                     Asked::Admin(AdminCommand::GetLogPage(ask)) => ask.lid >= 0xC0,
                     Asked::Admin(AdminCommand::GetFeatures(ask)) => ask.fid >= 0xC0,
                     Asked::Admin(AdminCommand::SetFeatures(ask)) => ask.fid >= 0xC0,
-                    Asked::Io(IoCommand::Digest(_)) => true,
+                    Asked::Io(IoCommand::Checksum(_)) => true,
                     _ => false,
                 };
                 seen.set(seen.get() || is_ours);
@@ -240,7 +240,7 @@ fn a_target_that_takes_the_place_of_another_is_not_sent_what_it_has_not_offered(
             Asked::Admin(AdminCommand::GetLogPage(ask)) if ask.lid == 0xC1 => {
                 Some(Reply::Data(page(if is_first.replace(false) { BOTH } else { Extensions::NONE })))
             }
-            Asked::Io(IoCommand::Digest(_)) => {
+            Asked::Io(IoCommand::Checksum(_)) => {
                 count.set(count.get() + 1);
                 Some(Reply::Close)
             }
@@ -281,7 +281,7 @@ fn slots_that_cannot_be_and_statuses_are_errors() {
         ] {
             let fake = serve_page(page(BOTH), move |asked| match asked {
                 Asked::Admin(AdminCommand::SetFeatures(ask)) if ask.fid >= 0xC0 => Some(Reply::Status(code.status())),
-                Asked::Io(IoCommand::Digest(_)) => Some(Reply::Status(code.status())),
+                Asked::Io(IoCommand::Checksum(_)) => Some(Reply::Status(code.status())),
                 _ => None,
             });
             let device = connect(&fake).await;
@@ -299,7 +299,7 @@ fn a_digest_that_fails_over_good_blocks_is_asked_again_once() {
             let (asked, count) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
             let seen = Rc::clone(&asked);
             let fake = serve_page(page(BOTH), move |command| match command {
-                Asked::Io(IoCommand::Digest(_)) => {
+                Asked::Io(IoCommand::Checksum(_)) => {
                     seen.set(seen.get() + 1);
                     count.set(count.get() + 1);
                     let failed = Reply::Status(StatusCode::GUARD_CHECK_ERROR.status());

@@ -42,7 +42,7 @@ impl<'a> Meter<'a> {
 
 fn now(device: &Gate<NvmeTcpDevice>) -> Cost {
     let counters = device.device().counters();
-    Cost { moved: counters.received_bytes + counters.sent_bytes, summed: counters.bytes_summed() }
+    Cost { moved: counters.received_bytes + counters.sent_bytes, summed: counters.bytes_checksummed() }
 }
 
 fn digests(protection: PiSource) -> Options {

@@ -2,14 +2,14 @@
 
 use sealblock_runtime_memory::Buffer;
 
-use crate::bytes::Fields as Bytes;
-use crate::client::client_request::Fields;
-use crate::client::pending::{Pending, ServerError};
+use crate::bytes::FieldReader as Bytes;
+use crate::client::client_request::RequestFields;
+use crate::client::pending::{PendingRequest, ServerError};
 use crate::client::reply::ChunkHeader;
-use crate::client::session::{Client, Phase, Step};
+use crate::client::session::{Client, ClientPhase, ClientStep};
 use crate::client::violation::{Violation, printable};
 use crate::input::Fill;
-use crate::reply::Run;
+use crate::reply::StatusDescriptor;
 use crate::wire::{ErrorCode, STRING_BYTES, chunk, command, flag};
 
 /// Longest payload of an error: number, length of the text, text, offset.
@@ -25,12 +25,12 @@ pub(super) struct Chunk {
     /// Bytes of the payload that were not read.
     left: u64,
     is_extended: bool,
-    data: Option<Data>,
-    status: Option<Status>,
+    data: Option<DataChunk>,
+    status: Option<StatusChunk>,
 }
 
 /// Data on its way to its place: the memory of the read, in three parts.
-struct Data {
+struct DataChunk {
     before: Buffer,
     fill: Fill,
     behind: Buffer,
@@ -38,8 +38,8 @@ struct Data {
 }
 
 /// Runs so far, and how far they reach.
-struct Status {
-    runs: Vec<Run>,
+struct StatusChunk {
+    runs: Vec<StatusDescriptor>,
     /// Runs that are still to come.
     runs_left: u64,
     reached: u64,
@@ -49,7 +49,7 @@ impl Chunk {
     /// The chunk of this header, if its request has such.
     pub(super) fn begin(
         place: usize,
-        asked: Fields,
+        asked: RequestFields,
         header: ChunkHeader,
         is_extended: bool,
     ) -> Result<Chunk, Violation> {
@@ -83,8 +83,8 @@ impl Chunk {
     }
 
     /// All data of a read behind a simple reply.
-    pub(super) fn whole_data(place: usize, pending: &mut Pending, len: usize) -> Chunk {
-        let data = Some(Data::of(pending, 0, len));
+    pub(super) fn whole_data(place: usize, pending: &mut PendingRequest, len: usize) -> Chunk {
+        let data = Some(DataChunk::of(pending, 0, len));
         let (kind, left) = (chunk::OFFSET_DATA, 0);
         Chunk { place, is_last: true, kind, left, is_extended: false, data, status: None }
     }
@@ -95,13 +95,13 @@ impl Chunk {
     }
 }
 
-impl Data {
+impl DataChunk {
     /// Takes the memory of these bytes out of the read.
-    fn of(pending: &mut Pending, at: usize, len: usize) -> Data {
+    fn of(pending: &mut PendingRequest, at: usize, len: usize) -> DataChunk {
         let mut before = std::mem::take(&mut pending.data);
         let behind = before.split_off(at + len);
         let fill = Fill::new(before.split_off(at));
-        Data { before, fill, behind, left: len }
+        DataChunk { before, fill, behind, left: len }
     }
 
     /// The memory of the read, in one piece again.
@@ -113,8 +113,8 @@ impl Data {
 
 impl Client {
     /// Goes on with the payload of a chunk.
-    pub(super) fn chunk(&mut self) -> Result<Step, Violation> {
-        let Phase::Chunk(chunk) = &self.phase else { return Ok(Step::Again) };
+    pub(super) fn chunk(&mut self) -> Result<ClientStep, Violation> {
+        let ClientPhase::Chunk(chunk) = &self.phase else { return Ok(ClientStep::Again) };
         match chunk.kind {
             chunk::NONE => self.end_chunk(None),
             chunk::OFFSET_DATA if chunk.data.is_some() => self.data(),
@@ -127,71 +127,71 @@ impl Client {
     }
 
     /// The chunk and its request.
-    fn current(&mut self) -> Option<(&mut Chunk, &mut Pending)> {
-        let Phase::Chunk(chunk) = &mut self.phase else { return None };
+    fn current(&mut self) -> Option<(&mut Chunk, &mut PendingRequest)> {
+        let ClientPhase::Chunk(chunk) = &mut self.phase else { return None };
         let pending = self.pending.get_mut(chunk.place)?.as_mut()?;
         Some((chunk, pending))
     }
 
     /// The payload was read.
-    fn end_chunk(&mut self, trouble: Option<ServerError>) -> Result<Step, Violation> {
+    fn end_chunk(&mut self, trouble: Option<ServerError>) -> Result<ClientStep, Violation> {
         let most = self.config.limits.errors.max(1);
-        let Some((chunk, pending)) = self.current() else { return Ok(Step::Again) };
+        let Some((chunk, pending)) = self.current() else { return Ok(ClientStep::Again) };
         let (place, is_last) = (chunk.place, chunk.is_last);
-        if pending.troubles.len() < most {
-            pending.troubles.extend(trouble);
+        if pending.errors.len() < most {
+            pending.errors.extend(trouble);
         }
         if is_last {
             return self.finish(place, None);
         }
-        self.phase = Phase::Reply;
-        Ok(Step::Again)
+        self.phase = ClientPhase::Reply;
+        Ok(ClientStep::Again)
     }
 
-    fn begin_data(&mut self) -> Result<Step, Violation> {
-        let Some(offset) = self.input.peek(8).and_then(|bytes| Bytes(bytes).u64()) else { return Ok(Step::Wait) };
+    fn begin_data(&mut self) -> Result<ClientStep, Violation> {
+        let Some(offset) = self.input.peek(8).and_then(|bytes| Bytes(bytes).u64()) else { return Ok(ClientStep::Wait) };
         self.input.take(8);
         let most = self.config.limits.pieces;
-        let Some((chunk, pending)) = self.current() else { return Ok(Step::Again) };
+        let Some((chunk, pending)) = self.current() else { return Ok(ClientStep::Again) };
         let (at, len) = pending.within(offset, chunk.left - 8)?;
-        pending.claim(at, len, most)?;
-        chunk.data = Some(Data::of(pending, at, len));
-        Ok(Step::Again)
+        pending.mark_received(at, len, most)?;
+        chunk.data = Some(DataChunk::of(pending, at, len));
+        Ok(ClientStep::Again)
     }
 
-    fn data(&mut self) -> Result<Step, Violation> {
-        let Phase::Chunk(chunk) = &mut self.phase else { return Ok(Step::Again) };
-        let Some(data) = &mut chunk.data else { return Ok(Step::Again) };
+    fn data(&mut self) -> Result<ClientStep, Violation> {
+        let ClientPhase::Chunk(chunk) = &mut self.phase else { return Ok(ClientStep::Again) };
+        let Some(data) = &mut chunk.data else { return Ok(ClientStep::Again) };
         let now = self.input.take(data.left);
         data.left -= now.len();
         data.fill.push(now);
         if data.left > 0 {
-            return Ok(Step::Wait);
+            return Ok(ClientStep::Wait);
         }
-        let whole = chunk.data.take().map(Data::join).unwrap_or_default();
-        let Some((_, pending)) = self.current() else { return Ok(Step::Again) };
+        let whole = chunk.data.take().map(DataChunk::join).unwrap_or_default();
+        let Some((_, pending)) = self.current() else { return Ok(ClientStep::Again) };
         pending.data = whole;
         self.end_chunk(None)
     }
 
-    fn hole(&mut self) -> Result<Step, Violation> {
-        let Some(mut fields) = self.input.peek(12).map(Bytes) else { return Ok(Step::Wait) };
+    fn hole(&mut self) -> Result<ClientStep, Violation> {
+        let Some(mut fields) = self.input.peek(12).map(Bytes) else { return Ok(ClientStep::Wait) };
         let (offset, length) = (fields.u64().unwrap_or(0), fields.u32().unwrap_or(0));
         self.input.take(12);
         let most = self.config.limits.pieces;
-        let Some((_, pending)) = self.current() else { return Ok(Step::Again) };
+        let Some((_, pending)) = self.current() else { return Ok(ClientStep::Again) };
         let (at, len) = pending.within(offset, length.into())?;
-        pending.claim(at, len, most)?;
+        pending.mark_received(at, len, most)?;
         pending.data[at..at + len].fill(0);
         self.end_chunk(None)
     }
 
-    fn begin_runs(&mut self) -> Result<Step, Violation> {
-        let context = self.agreed.context;
+    fn begin_runs(&mut self) -> Result<ClientStep, Violation> {
+        let context = self.negotiation.context;
         let most = self.config.limits.runs as u64;
-        let Phase::Chunk(chunk) = &mut self.phase else { return Ok(Step::Again) };
+        let ClientPhase::Chunk(chunk) = &mut self.phase else { return Ok(ClientStep::Again) };
         let (head, run) = if chunk.is_extended { (8, 16) } else { (4, 8) };
-        let Some(mut fields) = self.input.peek(head).map(Bytes) else { return Ok(Step::Wait) };
+        let Some(mut fields) = self.input.peek(head).map(Bytes) else { return Ok(ClientStep::Wait) };
         let id = fields.u32().unwrap_or(0);
         let runs_left = (chunk.left - head as u64) / run;
         let told = fields.u32().map_or(runs_left, u64::from);
@@ -202,35 +202,37 @@ impl Client {
         if told != runs_left || runs_left > most {
             return Err(Violation::ChunkLength { kind: chunk.kind, length: chunk.left });
         }
-        chunk.status = Some(Status { runs: Vec::new(), runs_left, reached: 0 });
+        chunk.status = Some(StatusChunk { runs: Vec::new(), runs_left, reached: 0 });
         let is_second = self.current().is_some_and(|(_, pending)| pending.runs.is_some());
-        if is_second { Err(Violation::Runs) } else { Ok(Step::Again) }
+        if is_second { Err(Violation::Runs) } else { Ok(ClientStep::Again) }
     }
 
-    fn runs(&mut self) -> Result<Step, Violation> {
-        let Phase::Chunk(chunk) = &mut self.phase else { return Ok(Step::Again) };
-        let Some(pending) = self.pending.get_mut(chunk.place).and_then(Option::as_mut) else { return Ok(Step::Again) };
-        let Some(status) = &mut chunk.status else { return Ok(Step::Again) };
+    fn runs(&mut self) -> Result<ClientStep, Violation> {
+        let ClientPhase::Chunk(chunk) = &mut self.phase else { return Ok(ClientStep::Again) };
+        let Some(pending) = self.pending.get_mut(chunk.place).and_then(Option::as_mut) else {
+            return Ok(ClientStep::Again);
+        };
+        let Some(status) = &mut chunk.status else { return Ok(ClientStep::Again) };
         while status.runs_left > 0 {
             let len = if chunk.is_extended { 16 } else { 8 };
-            let Some(mut fields) = self.input.peek(len).map(Bytes) else { return Ok(Step::Wait) };
+            let Some(mut fields) = self.input.peek(len).map(Bytes) else { return Ok(ClientStep::Wait) };
             let (length, flags) = match chunk.is_extended {
                 true => (fields.u64(), fields.u64()),
                 false => (fields.u32().map(u64::from), fields.u32().map(u64::from)),
             };
             self.input.take(len);
             status.runs_left -= 1;
-            status.take(pending.asked, length.unwrap_or(0), flags.unwrap_or(0))?;
+            status.take(pending.fields, length.unwrap_or(0), flags.unwrap_or(0))?;
         }
         pending.runs = chunk.status.take().map(|status| status.runs);
         self.end_chunk(None)
     }
 
-    fn error(&mut self) -> Result<Step, Violation> {
-        let Phase::Chunk(chunk) = &self.phase else { return Ok(Step::Again) };
+    fn error(&mut self) -> Result<ClientStep, Violation> {
+        let ClientPhase::Chunk(chunk) = &self.phase else { return Ok(ClientStep::Again) };
         let (kind, length) = (chunk.kind, chunk.left);
         // Not more than `ERROR_BYTES`, for which the staging buffer has room.
-        let Some(payload) = self.input.peek(length as usize) else { return Ok(Step::Wait) };
+        let Some(payload) = self.input.peek(length as usize) else { return Ok(ClientStep::Wait) };
         let mut fields = Bytes(payload);
         let (number, text_len) = (fields.u32().unwrap_or(0), fields.u16().unwrap_or(0));
         let wrong = Violation::ChunkLength { kind, length };
@@ -244,7 +246,7 @@ impl Client {
         if number == 0 {
             return Err(Violation::NoError);
         }
-        let Some((_, pending)) = self.current() else { return Ok(Step::Again) };
+        let Some((_, pending)) = self.current() else { return Ok(ClientStep::Again) };
         if let Some(offset) = offset {
             pending.within(offset, 1)?;
         }
@@ -252,9 +254,9 @@ impl Client {
     }
 }
 
-impl Status {
+impl StatusChunk {
     /// Takes the next run. Only the last may go beyond the request, where it is cut, and not if one was asked for.
-    fn take(&mut self, asked: Fields, length: u64, flags: u64) -> Result<(), Violation> {
+    fn take(&mut self, asked: RequestFields, length: u64, flags: u64) -> Result<(), Violation> {
         let is_one = asked.flags & flag::REQ_ONE != 0;
         let left = asked.length - self.reached;
         let is_single = self.runs.is_empty() && self.runs_left == 0;
@@ -264,7 +266,7 @@ impl Status {
         let length = length.min(left);
         self.reached += length;
         // Bits above those that are known mean nothing here.
-        self.runs.push(Run { length, status: flags as u32 });
+        self.runs.push(StatusDescriptor { length, status: flags as u32 });
         Ok(())
     }
 }

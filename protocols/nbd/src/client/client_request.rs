@@ -2,7 +2,7 @@
 
 use sealblock_runtime_memory::Slice;
 
-use crate::client::options::Described;
+use crate::client::options::ExportInfo;
 use crate::wire::{command, flag, transmission};
 
 /// One request. Offsets and lengths are in bytes.
@@ -70,7 +70,7 @@ pub enum ClientRequest {
 
 /// Why a request was not sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum AskError {
+pub enum SubmitError {
     /// No export was chosen yet, or the connection is over.
     #[error("the connection is not ready for requests")]
     NotReady,
@@ -112,7 +112,7 @@ pub enum AskError {
 
 /// The fields of a request's header that are its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Fields {
+pub(super) struct RequestFields {
     pub(super) kind: u16,
     pub(super) flags: u16,
     pub(super) offset: u64,
@@ -121,7 +121,7 @@ pub(super) struct Fields {
 
 impl ClientRequest {
     /// The header's fields; PAYLOAD_LEN only with extended headers.
-    pub(super) fn fields(&self, extended: bool) -> Fields {
+    pub(super) fn fields(&self, extended: bool) -> RequestFields {
         let when = |is_so: bool, flag: u16| if is_so { flag } else { 0 };
         let (kind, flags, offset, length) = match *self {
             ClientRequest::Read { offset, length, whole } => {
@@ -142,22 +142,22 @@ impl ClientRequest {
                 (command::BLOCK_STATUS, when(one, flag::REQ_ONE), offset, length)
             }
         };
-        Fields { kind, flags, offset, length }
+        RequestFields { kind, flags, offset, length }
     }
 
     /// Whether it may be sent to an export that is described so.
-    pub(super) fn check(&self, described: &Described, most: u32) -> Result<(), AskError> {
+    pub(super) fn check(&self, described: &ExportInfo, most: u32) -> Result<(), SubmitError> {
         self.check_offered(described)?;
         if matches!(self, ClientRequest::Flush) {
             return Ok(());
         }
-        let Fields { offset, length, .. } = self.fields(false);
+        let RequestFields { offset, length, .. } = self.fields(false);
         let (size, block) = (described.size_bytes, described.sizes.smallest);
         if length == 0 || offset.checked_add(length).is_none_or(|end| end > size) {
-            return Err(AskError::Range { offset, length, size });
+            return Err(SubmitError::Range { offset, length, size });
         }
         if (offset | length) & (u64::from(block) - 1) != 0 {
-            return Err(AskError::Misaligned { offset, length, block });
+            return Err(SubmitError::Misaligned { offset, length, block });
         }
         let has_data = matches!(self, ClientRequest::Read { .. } | ClientRequest::Write { .. });
         let most = match described.is_extended() {
@@ -165,10 +165,10 @@ impl ClientRequest {
             true => u64::MAX,
             false => u64::from(u32::MAX),
         };
-        if length > most { Err(AskError::TooLong { length, most }) } else { Ok(()) }
+        if length > most { Err(SubmitError::TooLong { length, most }) } else { Ok(()) }
     }
 
-    fn check_offered(&self, described: &Described) -> Result<(), AskError> {
+    fn check_offered(&self, described: &ExportInfo) -> Result<(), SubmitError> {
         use transmission as t;
         let needs: &[(u16, &'static str)] = match self {
             ClientRequest::Read { whole: true, .. } => &[(t::SEND_DF, "reads in one chunk")],
@@ -178,11 +178,11 @@ impl ClientRequest {
             ClientRequest::Trim { fua, .. } => fua_if(*fua, &[TRIM], &[TRIM, (t::SEND_FUA, FUA)]),
             ClientRequest::Cache { .. } => &[(t::SEND_CACHE, "CACHE")],
             ClientRequest::WriteZeroes { fast: true, .. } if !described.has(t::SEND_FAST_ZERO) => {
-                return Err(AskError::NotOffered("FAST_ZERO"));
+                return Err(SubmitError::NotOffered("FAST_ZERO"));
             }
             ClientRequest::WriteZeroes { fua, .. } => fua_if(*fua, &[ZEROES], &[ZEROES, (t::SEND_FUA, FUA)]),
             ClientRequest::BlockStatus { .. } if described.context.is_none() => {
-                return Err(AskError::NotOffered("base:allocation"));
+                return Err(SubmitError::NotOffered("base:allocation"));
             }
             ClientRequest::BlockStatus { .. } => &[],
         };
@@ -191,10 +191,10 @@ impl ClientRequest {
             ClientRequest::Write { .. } | ClientRequest::Trim { .. } | ClientRequest::WriteZeroes { .. }
         );
         if changes && described.has(t::READ_ONLY) {
-            return Err(AskError::NotOffered("writing"));
+            return Err(SubmitError::NotOffered("writing"));
         }
         match needs.iter().find(|(flag, _)| !described.has(*flag)) {
-            Some((_, name)) => Err(AskError::NotOffered(name)),
+            Some((_, name)) => Err(SubmitError::NotOffered(name)),
             None => Ok(()),
         }
     }

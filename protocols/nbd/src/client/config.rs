@@ -2,7 +2,7 @@
 
 use sealblock_runtime_memory::Pool;
 
-use crate::config::MOST_PAYLOAD_BYTES;
+use crate::config::MAX_PAYLOAD_BYTES;
 use crate::wire::STRING_BYTES;
 
 /// What the connection is for.
@@ -42,7 +42,7 @@ impl Default for Limits {
         Limits {
             option_replies: 8192,
             negotiation_bytes: 8 << 20,
-            payload_bytes: MOST_PAYLOAD_BYTES,
+            payload_bytes: MAX_PAYLOAD_BYTES,
             commands: 64,
             pieces: 4096,
             runs: 65_536,
@@ -88,9 +88,9 @@ impl Config {
     }
 
     /// The same, brought to what the protocol can say and the core needs.
-    pub(super) fn legal(mut self) -> Config {
+    pub(super) fn normalized(mut self) -> Config {
         let limits = &mut self.limits;
-        limits.payload_bytes = limits.payload_bytes.clamp(1, MOST_PAYLOAD_BYTES);
+        limits.payload_bytes = limits.payload_bytes.clamp(1, MAX_PAYLOAD_BYTES);
         limits.commands = limits.commands.clamp(1, u32::MAX as usize);
         limits.pieces = limits.pieces.max(1);
         limits.runs = limits.runs.max(1);

@@ -1,31 +1,31 @@
 //! What servers say in reply to options.
 
-use crate::bytes::Fields;
+use crate::bytes::FieldReader;
 use crate::client::violation::{Violation, printable};
 use crate::wire::{STRING_BYTES, info, transmission};
 
 /// An export that LIST names.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Listed {
+pub struct ListedExport {
     /// Its name. Bytes that are no text are replaced.
     pub name: String,
     /// Text for people, possibly none; only what can be printed.
     pub description: String,
 }
 
-impl Listed {
+impl ListedExport {
     /// Reads NBD_REP_SERVER.
-    pub(super) fn read(data: &[u8]) -> Option<Listed> {
-        let mut fields = Fields(data);
+    pub(super) fn read(data: &[u8]) -> Option<ListedExport> {
+        let mut fields = FieldReader(data);
         let name = fields.string().filter(|name| name.len() <= STRING_BYTES)?;
         let name = String::from_utf8_lossy(name).into_owned();
-        Some(Listed { name, description: printable(fields.0) })
+        Some(ListedExport { name, description: printable(fields.0) })
     }
 }
 
 /// Block sizes in bytes ("Size constraints").
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Sizes {
+pub struct BlockSizes {
     /// Offsets and lengths are multiples of it; a power of two.
     pub smallest: u32,
     /// The best multiple.
@@ -34,20 +34,20 @@ pub struct Sizes {
     pub largest: u32,
 }
 
-impl Default for Sizes {
+impl Default for BlockSizes {
     /// What holds for a server that says nothing.
-    fn default() -> Sizes {
-        Sizes { smallest: 1, best: 4096, largest: crate::config::MOST_PAYLOAD_BYTES }
+    fn default() -> BlockSizes {
+        BlockSizes { smallest: 1, best: 4096, largest: crate::config::MAX_PAYLOAD_BYTES }
     }
 }
 
-impl Sizes {
-    fn read(fields: &mut Fields<'_>) -> Option<Result<Sizes, Violation>> {
+impl BlockSizes {
+    fn read(fields: &mut FieldReader<'_>) -> Option<Result<BlockSizes, Violation>> {
         let (smallest, best, largest) = (fields.u32()?, fields.u32()?, fields.u32()?);
         fields.end()?;
         let fits = |largest: u32| largest == u32::MAX || largest.is_multiple_of(smallest);
         let good = smallest.is_power_of_two() && best.is_power_of_two() && best >= smallest && largest >= smallest;
-        let sizes = Sizes { smallest, best, largest };
+        let sizes = BlockSizes { smallest, best, largest };
         Some(if good && fits(largest) { Ok(sizes) } else { Err(Violation::BlockSizes(smallest, best, largest)) })
     }
 }
@@ -65,7 +65,7 @@ pub enum ReplyStyle {
 
 /// What is known of an export.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Described {
+pub struct ExportInfo {
     /// Its name as the server has it, where it says so.
     pub name: Option<String>,
     /// Text for people, possibly none; only what can be printed.
@@ -75,14 +75,14 @@ pub struct Described {
     /// Transmission flags: [`crate::wire::transmission`].
     pub flags: u16,
     /// Block sizes; those of the protocol for a server that says none.
-    pub sizes: Sizes,
+    pub sizes: BlockSizes,
     /// How replies look.
     pub style: ReplyStyle,
     /// The context `base:allocation` as replies call it, where it was chosen.
     pub context: Option<u32>,
 }
 
-impl Described {
+impl ExportInfo {
     /// Whether a transmission flag is set.
     pub fn has(&self, flag: u16) -> bool {
         self.flags & flag != 0
@@ -99,13 +99,13 @@ pub(super) struct ExportReply {
     name: Option<String>,
     description: String,
     export: Option<(u64, u16)>,
-    sizes: Sizes,
+    sizes: BlockSizes,
 }
 
 impl ExportReply {
     /// Takes one NBD_REP_INFO. What is not known is left alone, as the protocol wants it.
     pub(super) fn take(&mut self, data: &[u8]) -> Option<Result<(), Violation>> {
-        let mut fields = Fields(data);
+        let mut fields = FieldReader(data);
         match fields.u16()? {
             info::EXPORT => {
                 self.export = Some((fields.u64()?, fields.u16()?));
@@ -113,7 +113,7 @@ impl ExportReply {
             }
             info::NAME => self.name = Some(String::from_utf8_lossy(fields.0).into_owned()),
             info::DESCRIPTION => self.description = printable(fields.0),
-            info::BLOCK_SIZE => match Sizes::read(&mut fields)? {
+            info::BLOCK_SIZE => match BlockSizes::read(&mut fields)? {
                 Ok(sizes) => self.sizes = sizes,
                 Err(violation) => return Some(Err(violation)),
             },
@@ -123,11 +123,11 @@ impl ExportReply {
     }
 
     /// All of it, once it was acknowledged.
-    pub(super) fn finish(self, style: ReplyStyle, context: Option<u32>) -> Result<Described, Violation> {
+    pub(super) fn finish(self, style: ReplyStyle, context: Option<u32>) -> Result<ExportInfo, Violation> {
         let (size_bytes, flags) = self.export.ok_or(Violation::NoSize)?;
         // Flags that say what is not there: chunks were not agreed on.
         let flags = if style == ReplyStyle::Simple { flags & !transmission::SEND_DF } else { flags };
         let ExportReply { name, description, sizes, .. } = self;
-        Ok(Described { name, description, size_bytes, flags, sizes, style, context })
+        Ok(ExportInfo { name, description, size_bytes, flags, sizes, style, context })
     }
 }

@@ -2,9 +2,9 @@
 
 use sealblock_runtime_memory::Buffer;
 
-use crate::client::client_request::Fields;
+use crate::client::client_request::RequestFields;
 use crate::client::violation::Violation;
-use crate::reply::Run;
+use crate::reply::StatusDescriptor;
 use crate::wire::ErrorCode;
 
 /// An error that a server answered.
@@ -30,47 +30,47 @@ impl std::fmt::Display for Text<'_> {
 
 /// What a request that succeeded is answered with.
 #[derive(Debug)]
-pub enum Answer {
+pub enum Reply {
     /// Nothing but success.
     Done,
     /// All data of a read.
     Data(Buffer),
     /// Runs of status from the request's offset on; none goes beyond its end, and they may end before. At least one.
-    Status(Vec<Run>),
+    Status(Vec<StatusDescriptor>),
 }
 
 /// The end of a request.
 #[derive(Debug)]
-pub struct Answered {
+pub struct CompletedRequest {
     /// What [`crate::client::Client::submit`] gave.
     pub place: usize,
     /// The answer, or errors in the order in which they came: at least one.
-    pub outcome: Result<Answer, Vec<ServerError>>,
+    pub outcome: Result<Reply, Vec<ServerError>>,
 }
 
 /// A request in flight.
 #[derive(Debug)]
-pub(super) struct Pending {
+pub(super) struct PendingRequest {
     pub(super) cookie: u64,
-    pub(super) asked: Fields,
+    pub(super) fields: RequestFields,
     /// Data of a read, and what of it is there: runs of bytes from its start on, in order, with gaps between them.
     pub(super) data: Buffer,
     pieces: Vec<(usize, usize)>,
     data_chunks: usize,
-    pub(super) runs: Option<Vec<Run>>,
-    pub(super) troubles: Vec<ServerError>,
+    pub(super) runs: Option<Vec<StatusDescriptor>>,
+    pub(super) errors: Vec<ServerError>,
 }
 
-impl Pending {
-    pub(super) fn new(cookie: u64, asked: Fields, data: Buffer) -> Pending {
+impl PendingRequest {
+    pub(super) fn new(cookie: u64, asked: RequestFields, data: Buffer) -> PendingRequest {
         let (pieces, troubles) = (Vec::new(), Vec::new());
-        Pending { cookie, asked, data, pieces, data_chunks: 0, runs: None, troubles }
+        PendingRequest { cookie, fields: asked, data, pieces, data_chunks: 0, runs: None, errors: troubles }
     }
 
     /// Where in the data these bytes go, if they are part of the request.
     pub(super) fn within(&self, offset: u64, length: u64) -> Result<(usize, usize), Violation> {
-        let into = offset.checked_sub(self.asked.offset);
-        let fits = |into: &u64| into.checked_add(length).is_some_and(|end| length > 0 && end <= self.asked.length);
+        let into = offset.checked_sub(self.fields.offset);
+        let fits = |into: &u64| into.checked_add(length).is_some_and(|end| length > 0 && end <= self.fields.length);
         // The data is in memory, so positions in it are positions in memory.
         let into =
             into.filter(fits).and_then(|into| Some((usize::try_from(into).ok()?, usize::try_from(length).ok()?)));
@@ -78,14 +78,14 @@ impl Pending {
     }
 
     /// Notes that these bytes of the data are coming, which none have before.
-    pub(super) fn claim(&mut self, at: usize, len: usize, most: usize) -> Result<(), Violation> {
+    pub(super) fn mark_received(&mut self, at: usize, len: usize, most: usize) -> Result<(), Violation> {
         self.data_chunks += 1;
-        if self.data_chunks > 1 && self.asked.flags & crate::wire::flag::DF != 0 {
+        if self.data_chunks > 1 && self.fields.flags & crate::wire::flag::DF != 0 {
             return Err(Violation::Fragmented);
         }
         let end = at + len;
         let index = self.pieces.partition_point(|piece| piece.0 < at);
-        let overlap = Violation::Overlap { offset: self.asked.offset + at as u64, length: len as u64 };
+        let overlap = Violation::Overlap { offset: self.fields.offset + at as u64, length: len as u64 };
         let before = index.checked_sub(1);
         if before.is_some_and(|i| self.pieces[i].1 > at) || self.pieces.get(index).is_some_and(|next| next.0 < end) {
             return Err(overlap);
@@ -103,17 +103,17 @@ impl Pending {
     }
 
     /// The end of the request: its last chunk was read.
-    pub(super) fn finish(self, place: usize) -> Result<Answered, Violation> {
-        if !self.troubles.is_empty() {
-            return Ok(Answered { place, outcome: Err(self.troubles) });
+    pub(super) fn finish(self, place: usize) -> Result<CompletedRequest, Violation> {
+        if !self.errors.is_empty() {
+            return Ok(CompletedRequest { place, outcome: Err(self.errors) });
         }
-        let answer = match self.asked.kind {
-            crate::wire::command::READ if self.pieces[..] == [(0, self.data.len())] => Answer::Data(self.data),
+        let answer = match self.fields.kind {
+            crate::wire::command::READ if self.pieces[..] == [(0, self.data.len())] => Reply::Data(self.data),
             crate::wire::command::READ => return Err(Violation::Incomplete),
-            crate::wire::command::BLOCK_STATUS => Answer::Status(self.runs.ok_or(Violation::Incomplete)?),
-            _ => Answer::Done,
+            crate::wire::command::BLOCK_STATUS => Reply::Status(self.runs.ok_or(Violation::Incomplete)?),
+            _ => Reply::Done,
         };
-        Ok(Answered { place, outcome: Ok(answer) })
+        Ok(CompletedRequest { place, outcome: Ok(answer) })
     }
 }
 
@@ -122,26 +122,26 @@ mod tests {
     use super::*;
     use crate::wire::command;
 
-    fn pending(length: u64) -> Pending {
-        let asked = Fields { kind: command::READ, flags: 0, offset: 4096, length };
-        Pending::new(1, asked, Buffer::zeroed(length as usize))
+    fn pending(length: u64) -> PendingRequest {
+        let asked = RequestFields { kind: command::READ, flags: 0, offset: 4096, length };
+        PendingRequest::new(1, asked, Buffer::zeroed(length as usize))
     }
 
     #[test]
     fn pieces_join_in_any_order_and_never_overlap() {
         let mut read = pending(100);
         for (at, len) in [(40, 10), (0, 10), (90, 10), (10, 30), (50, 40)] {
-            assert_eq!(read.claim(at, len, 8), Ok(()), "{at}");
+            assert_eq!(read.mark_received(at, len, 8), Ok(()), "{at}");
         }
         assert_eq!(read.pieces, [(0, 100)]);
         for (at, len) in [(0, 1), (99, 1), (30, 20), (0, 100)] {
             let overlap = Violation::Overlap { offset: 4096 + at as u64, length: len as u64 };
-            assert_eq!(read.claim(at, len, 8), Err(overlap));
+            assert_eq!(read.mark_received(at, len, 8), Err(overlap));
         }
         let mut read = pending(100);
-        assert_eq!((read.claim(0, 1, 2), read.claim(10, 1, 2)), (Ok(()), Ok(())));
-        assert_eq!(read.claim(20, 1, 2), Err(Violation::Pieces(2)));
-        assert_eq!(read.claim(11, 1, 2), Ok(()), "what joins a piece is no piece more");
+        assert_eq!((read.mark_received(0, 1, 2), read.mark_received(10, 1, 2)), (Ok(()), Ok(())));
+        assert_eq!(read.mark_received(20, 1, 2), Err(Violation::Pieces(2)));
+        assert_eq!(read.mark_received(11, 1, 2), Ok(()), "what joins a piece is no piece more");
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! Headers of replies in each of their three forms, matched with what is in flight.
 
-use crate::bytes::Fields;
+use crate::bytes::FieldReader;
 use crate::client::chunk::Chunk;
 use crate::client::options::ReplyStyle;
-use crate::client::pending::{Pending, ServerError};
-use crate::client::session::{Client, Event, Phase, Step};
+use crate::client::pending::{PendingRequest, ServerError};
+use crate::client::session::{Client, ClientPhase, ClientStep, Event};
 use crate::client::violation::Violation;
 use crate::wire::{self, ErrorCode, chunk, command};
 
@@ -18,9 +18,11 @@ pub(super) struct ChunkHeader {
 
 impl Client {
     /// Reads the header of whatever reply comes next.
-    pub(super) fn reply(&mut self) -> Result<Step, Violation> {
-        let Some(magic) = self.input.peek(4).and_then(|bytes| Fields(bytes).u32()) else { return Ok(Step::Wait) };
-        match (magic, self.agreed.style) {
+    pub(super) fn reply(&mut self) -> Result<ClientStep, Violation> {
+        let Some(magic) = self.input.peek(4).and_then(|bytes| FieldReader(bytes).u32()) else {
+            return Ok(ClientStep::Wait);
+        };
+        match (magic, self.negotiation.style) {
             (wire::SIMPLE_REPLY_MAGIC, ReplyStyle::Simple | ReplyStyle::Structured) => self.simple_reply(),
             (wire::STRUCTURED_REPLY_MAGIC, ReplyStyle::Structured) => self.chunk_header(false),
             (wire::EXTENDED_REPLY_MAGIC, ReplyStyle::Extended) => self.chunk_header(true),
@@ -29,19 +31,19 @@ impl Client {
     }
 
     /// The place of the request under this cookie.
-    fn place_of(&self, cookie: u64) -> Result<(usize, &Pending), Violation> {
+    fn place_of(&self, cookie: u64) -> Result<(usize, &PendingRequest), Violation> {
         let place = (cookie & u64::from(u32::MAX)) as usize;
         let pending = self.pending.get(place).and_then(Option::as_ref).filter(|pending| pending.cookie == cookie);
         pending.map(|pending| (place, pending)).ok_or(Violation::Cookie(cookie))
     }
 
-    fn simple_reply(&mut self) -> Result<Step, Violation> {
-        let Some(bytes) = self.input.peek(wire::SIMPLE_REPLY_BYTES) else { return Ok(Step::Wait) };
-        let mut fields = Fields(&bytes[4..]);
+    fn simple_reply(&mut self) -> Result<ClientStep, Violation> {
+        let Some(bytes) = self.input.peek(wire::SIMPLE_REPLY_BYTES) else { return Ok(ClientStep::Wait) };
+        let mut fields = FieldReader(&bytes[4..]);
         let (error, cookie) = (fields.u32().unwrap_or(0), fields.u64().unwrap_or(0));
         let (place, pending) = self.place_of(cookie)?;
-        let (kind, length) = (pending.asked.kind, pending.asked.length);
-        if self.agreed.style != ReplyStyle::Simple && matches!(kind, command::READ | command::BLOCK_STATUS) {
+        let (kind, length) = (pending.fields.kind, pending.fields.length);
+        if self.negotiation.style != ReplyStyle::Simple && matches!(kind, command::READ | command::BLOCK_STATUS) {
             return Err(Violation::SimpleReply(kind));
         }
         self.input.take(wire::SIMPLE_REPLY_BYTES);
@@ -56,36 +58,36 @@ impl Client {
         let Some(pending) = &mut self.pending[place] else { return Err(Violation::Cookie(cookie)) };
         // Reads are at most 32 MiB.
         let len = length as usize;
-        pending.claim(0, len, most)?;
-        self.phase = Phase::Chunk(Box::new(Chunk::whole_data(place, pending, len)));
-        Ok(Step::Again)
+        pending.mark_received(0, len, most)?;
+        self.phase = ClientPhase::Chunk(Box::new(Chunk::whole_data(place, pending, len)));
+        Ok(ClientStep::Again)
     }
 
-    fn chunk_header(&mut self, is_extended: bool) -> Result<Step, Violation> {
+    fn chunk_header(&mut self, is_extended: bool) -> Result<ClientStep, Violation> {
         let len = if is_extended { wire::EXTENDED_REPLY_BYTES } else { wire::STRUCTURED_REPLY_BYTES };
-        let Some(bytes) = self.input.peek(len) else { return Ok(Step::Wait) };
-        let mut fields = Fields(&bytes[4..]);
+        let Some(bytes) = self.input.peek(len) else { return Ok(ClientStep::Wait) };
+        let mut fields = FieldReader(&bytes[4..]);
         let (flags, kind) = (fields.u16().unwrap_or(0), fields.u16().unwrap_or(0));
         let cookie = fields.u64().unwrap_or(0);
         let offset = if is_extended { fields.u64() } else { None };
         let length = if is_extended { fields.u64() } else { fields.u32().map(u64::from) }.unwrap_or(0);
         let (place, pending) = self.place_of(cookie)?;
-        if let Some(actual) = offset.filter(|offset| *offset != pending.asked.offset) {
-            return Err(Violation::ReplyOffset { expected: pending.asked.offset, actual });
+        if let Some(actual) = offset.filter(|offset| *offset != pending.fields.offset) {
+            return Err(Violation::ReplyOffset { expected: pending.fields.offset, actual });
         }
         // Flags without a meaning are ignored, as the protocol wants it.
         let header = ChunkHeader { is_last: flags & chunk::DONE != 0, kind, length };
-        let begun = Chunk::begin(place, pending.asked, header, is_extended)?;
+        let begun = Chunk::begin(place, pending.fields, header, is_extended)?;
         self.input.take(len);
-        self.phase = Phase::Chunk(Box::new(begun));
-        Ok(Step::Again)
+        self.phase = ClientPhase::Chunk(Box::new(begun));
+        Ok(ClientStep::Again)
     }
 
     /// The last of a request was read.
-    pub(super) fn finish(&mut self, place: usize, trouble: Option<ServerError>) -> Result<Step, Violation> {
-        self.phase = Phase::Reply;
-        let Some(mut pending) = self.settle(place) else { return Ok(Step::Again) };
-        pending.troubles.extend(trouble);
-        Ok(Step::Event(Event::Answered(pending.finish(place)?)))
+    pub(super) fn finish(&mut self, place: usize, trouble: Option<ServerError>) -> Result<ClientStep, Violation> {
+        self.phase = ClientPhase::Reply;
+        let Some(mut pending) = self.remove_request(place) else { return Ok(ClientStep::Again) };
+        pending.errors.extend(trouble);
+        Ok(ClientStep::Event(Event::Completed(pending.finish(place)?)))
     }
 }

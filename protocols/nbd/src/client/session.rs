@@ -3,11 +3,11 @@
 use sealblock_runtime_memory::{Buffer, Slice};
 
 use crate::client::chunk::Chunk;
-use crate::client::client_request::{AskError, ClientRequest, Fields};
+use crate::client::client_request::{ClientRequest, RequestFields, SubmitError};
 use crate::client::config::{Config, Goal};
 use crate::client::negotiate::{NegotiationState, OptionReply};
-use crate::client::options::{Described, Listed};
-use crate::client::pending::{Answered, Pending};
+use crate::client::options::{ExportInfo, ListedExport};
+use crate::client::pending::{CompletedRequest, PendingRequest};
 use crate::client::violation::Closed;
 use crate::input::Input;
 use crate::output::Output;
@@ -17,19 +17,19 @@ use crate::wire::{self, STRING_BYTES, command};
 #[derive(Debug)]
 pub enum Event {
     /// The exports that it names; for [`Goal::List`].
-    Listed(Vec<Listed>),
+    Listed(Vec<ListedExport>),
     /// What the export is; for [`Goal::Info`].
-    Described(Described),
+    Described(ExportInfo),
     /// What the export is; requests may be sent now. For [`Goal::Go`].
-    Ready(Described),
+    Ready(ExportInfo),
     /// A request ended.
-    Answered(Answered),
+    Completed(CompletedRequest),
     /// The connection is over: nothing more is read, and requests in flight are lost.
     Closed(Closed),
 }
 
 /// What became of a step.
-pub(super) enum Step {
+pub(super) enum ClientStep {
     Event(Event),
     Again,
     /// More input is needed.
@@ -37,7 +37,7 @@ pub(super) enum Step {
 }
 
 /// What comes next.
-pub(super) enum Phase {
+pub(super) enum ClientPhase {
     Greeting,
     OptionHeader { option: u32 },
     OptionData(OptionReply),
@@ -51,19 +51,19 @@ pub(super) enum Phase {
 /// [`Client::transmit`] gives after that and after each [`Client::submit`].
 pub struct Client {
     pub(super) config: Config,
-    pub(super) phase: Phase,
+    pub(super) phase: ClientPhase,
     pub(super) input: Input,
     pub(super) output: Output,
-    pub(super) agreed: NegotiationState,
-    pub(super) described: Option<Described>,
+    pub(super) negotiation: NegotiationState,
+    pub(super) described: Option<ExportInfo>,
     /// Requests in flight by place, places that are free, and how many requests there were.
-    pub(super) pending: Vec<Option<Pending>>,
+    pub(super) pending: Vec<Option<PendingRequest>>,
     free: Vec<usize>,
     sent: u32,
     /// How it is about to end.
     pub(super) done: Option<Closed>,
     closed: Option<Closed>,
-    is_told: bool,
+    is_close_reported: bool,
 }
 
 impl Client {
@@ -72,22 +72,22 @@ impl Client {
     /// # Panics
     /// When the export's name is longer than 4096 bytes.
     pub fn new(config: Config) -> Client {
-        let config = config.legal();
+        let config = config.normalized();
         assert!(config.export().len() <= STRING_BYTES, "names have at most {STRING_BYTES} bytes");
         let (input, output) = (Input::new(&config.pool, config.staging_bytes), Output::new(&config.pool));
         Client {
             config,
-            phase: Phase::Greeting,
+            phase: ClientPhase::Greeting,
             input,
             output,
-            agreed: NegotiationState::default(),
+            negotiation: NegotiationState::default(),
             described: None,
             pending: Vec::new(),
             free: Vec::new(),
             sent: 0,
             done: None,
             closed: None,
-            is_told: false,
+            is_close_reported: false,
         }
     }
 
@@ -96,7 +96,7 @@ impl Client {
         if self.closed.is_some() {
             return None;
         }
-        if let Phase::Chunk(chunk) = &mut self.phase
+        if let ClientPhase::Chunk(chunk) = &mut self.phase
             && let Some((fill, left)) = chunk.fill()
             && *left >= self.config.direct_bytes
             && self.input.unread() == 0
@@ -112,7 +112,7 @@ impl Client {
     /// When it is another buffer, or shorter than `len`.
     pub fn received(&mut self, buffer: Buffer, len: usize) {
         let fill = match &mut self.phase {
-            Phase::Chunk(chunk) => chunk.fill(),
+            ClientPhase::Chunk(chunk) => chunk.fill(),
             _ => None,
         };
         match fill {
@@ -131,38 +131,38 @@ impl Client {
                 self.end(closed);
             }
             if let Some(closed) = &self.closed {
-                let is_told = std::mem::replace(&mut self.is_told, true);
+                let is_told = std::mem::replace(&mut self.is_close_reported, true);
                 return (!is_told).then(|| Event::Closed(closed.clone()));
             }
             match self.step() {
-                Ok(Step::Event(event)) => return Some(event),
-                Ok(Step::Again) => {}
-                Ok(Step::Wait) => return None,
+                Ok(ClientStep::Event(event)) => return Some(event),
+                Ok(ClientStep::Again) => {}
+                Ok(ClientStep::Wait) => return None,
                 Err(closed) => self.end(closed),
             }
         }
     }
 
-    fn step(&mut self) -> Result<Step, Closed> {
+    fn step(&mut self) -> Result<ClientStep, Closed> {
         match &mut self.phase {
-            Phase::Greeting => self.greeting(),
-            Phase::OptionHeader { option } => {
+            ClientPhase::Greeting => self.greeting(),
+            ClientPhase::OptionHeader { option } => {
                 let option = *option;
                 self.option_header(option)
             }
-            Phase::OptionData(reply) => {
+            ClientPhase::OptionData(reply) => {
                 let reply = *reply;
                 self.option_data(reply)
             }
-            Phase::Reply => Ok(self.reply()?),
-            Phase::Chunk(_) => Ok(self.chunk()?),
+            ClientPhase::Reply => Ok(self.reply()?),
+            ClientPhase::Chunk(_) => Ok(self.chunk()?),
         }
     }
 
     fn end(&mut self, closed: Closed) {
         self.closed = Some(closed);
         // What was in flight is dropped, and its memory with it.
-        self.phase = Phase::Greeting;
+        self.phase = ClientPhase::Greeting;
         self.pending.clear();
         self.free.clear();
     }
@@ -171,13 +171,13 @@ impl Client {
     ///
     /// # Errors
     /// [`AskError`]; nothing is sent then.
-    pub fn submit(&mut self, ask: ClientRequest) -> Result<usize, AskError> {
+    pub fn submit(&mut self, ask: ClientRequest) -> Result<usize, SubmitError> {
         let described = self.described.as_ref().filter(|_| self.closed.is_none() && self.done.is_none());
-        let described = described.ok_or(AskError::NotReady)?;
+        let described = described.ok_or(SubmitError::NotReady)?;
         ask.check(described, self.config.limits.payload_bytes)?;
         let is_extended = described.is_extended();
         if !self.can_submit() {
-            return Err(AskError::Full);
+            return Err(SubmitError::Full);
         }
         let asked = ask.fields(is_extended);
         // Reads are at most 32 MiB.
@@ -190,7 +190,7 @@ impl Client {
         self.sent = self.sent.wrapping_add(1);
         // A late reply to a request before at the same place is told apart by the count.
         let cookie = u64::from(self.sent) << 32 | place as u64;
-        self.pending[place] = Some(Pending::new(cookie, asked, data));
+        self.pending[place] = Some(PendingRequest::new(cookie, asked, data));
         self.put_header(asked, cookie, is_extended);
         if let ClientRequest::Write { data, .. } = ask {
             self.output.data([data]);
@@ -198,7 +198,7 @@ impl Client {
         Ok(place)
     }
 
-    fn put_header(&mut self, asked: Fields, cookie: u64, is_extended: bool) {
+    fn put_header(&mut self, asked: RequestFields, cookie: u64, is_extended: bool) {
         let magic = if is_extended { wire::EXTENDED_REQUEST_MAGIC } else { wire::REQUEST_MAGIC };
         self.output.put(&magic.to_be_bytes());
         self.output.put(&asked.flags.to_be_bytes());
@@ -213,7 +213,7 @@ impl Client {
     }
 
     /// The request at `place` has ended.
-    pub(super) fn settle(&mut self, place: usize) -> Option<Pending> {
+    pub(super) fn remove_request(&mut self, place: usize) -> Option<PendingRequest> {
         let pending = self.pending.get_mut(place)?.take();
         if pending.is_some() {
             self.free.push(place);
@@ -236,8 +236,8 @@ impl Client {
     pub fn disconnect(&mut self) {
         let is_ready = self.described.is_some() && matches!(self.config.goal, Goal::Go(_));
         if self.closed.is_none() && is_ready {
-            let asked = Fields { kind: command::DISC, flags: 0, offset: 0, length: 0 };
-            let is_extended = self.described.as_ref().is_some_and(Described::is_extended);
+            let asked = RequestFields { kind: command::DISC, flags: 0, offset: 0, length: 0 };
+            let is_extended = self.described.as_ref().is_some_and(ExportInfo::is_extended);
             self.put_header(asked, 0, is_extended);
             self.end(Closed::Ended);
         }
@@ -262,7 +262,7 @@ impl Client {
     }
 
     /// What is known of the export, once it was chosen.
-    pub fn described(&self) -> Option<&Described> {
+    pub fn described(&self) -> Option<&ExportInfo> {
         self.described.as_ref()
     }
 

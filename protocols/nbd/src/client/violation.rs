@@ -121,7 +121,7 @@ pub enum Violation {
 
 /// Why a server does not go on.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Refused {
+pub enum NegotiationError {
     /// It speaks oldstyle, which has no options.
     #[error("the server speaks oldstyle NBD, which has no options")]
     Oldstyle,
@@ -183,17 +183,17 @@ pub(super) fn printable(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).chars().filter(|c| !c.is_control()).take(SHOWN).collect::<String>().trim().to_owned()
 }
 
-impl Refused {
+impl NegotiationError {
     /// What an error in reply to an option means.
-    pub(super) fn of(option: u32, kind: u32, text: &[u8]) -> Refused {
+    pub(super) fn of(option: u32, kind: u32, text: &[u8]) -> NegotiationError {
         let said = ServerText::new(text);
         match kind {
             rep::ERR_TLS_REQD => crate::tls::demanded(),
-            rep::ERR_UNKNOWN => Refused::Unknown(said),
-            rep::ERR_POLICY => Refused::Policy(said),
-            rep::ERR_SHUTDOWN => Refused::Shutdown(said),
-            rep::ERR_UNSUP => Refused::Unsupported { option, said },
-            _ => Refused::Other { option, kind, said },
+            rep::ERR_UNKNOWN => NegotiationError::Unknown(said),
+            rep::ERR_POLICY => NegotiationError::Policy(said),
+            rep::ERR_SHUTDOWN => NegotiationError::Shutdown(said),
+            rep::ERR_UNSUP => NegotiationError::Unsupported { option, said },
+            _ => NegotiationError::Other { option, kind, said },
         }
     }
 }
@@ -206,7 +206,7 @@ pub enum Closed {
     Ended,
     /// The server does not go on.
     #[error("{0}")]
-    Refused(#[from] Refused),
+    Refused(#[from] NegotiationError),
     /// The server broke the protocol.
     #[error("the server broke the protocol: {0}")]
     Violation(#[from] Violation),

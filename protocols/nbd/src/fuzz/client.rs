@@ -5,7 +5,7 @@
 
 use sealblock_runtime_memory::{Buffer, Pool};
 
-use crate::client::{Answer, Answered, Client, ClientRequest, Closed, Config, Event, Goal, Limits};
+use crate::client::{Client, ClientRequest, Closed, CompletedRequest, Config, Event, Goal, Limits, Reply};
 use crate::wire::{self, info, option, rep};
 
 /// Bytes of the export that [`preamble`] describes.
@@ -131,7 +131,7 @@ fn settle(client: &mut Client, story: &mut Transcript, open: &mut Vec<Option<u64
     while let Some(event) = client.next_event() {
         match &event {
             Event::Ready(_) => *open = ask_all(client).into_iter().map(Some).collect(),
-            Event::Answered(answered) => check(answered, open),
+            Event::Completed(answered) => check(answered, open),
             Event::Closed(_) => assert_eq!(client.in_flight(), 0),
             Event::Listed(_) | Event::Described(_) => {}
         }
@@ -144,12 +144,12 @@ fn settle(client: &mut Client, story: &mut Transcript, open: &mut Vec<Option<u64
 }
 
 /// An answer is to a request that is open, and fits it.
-fn check(answered: &Answered, open: &mut [Option<u64>]) {
+fn check(answered: &CompletedRequest, open: &mut [Option<u64>]) {
     let asked = open[answered.place].take().expect("a request is answered once");
     match &answered.outcome {
-        Ok(Answer::Done) => {}
-        Ok(Answer::Data(data)) => assert_eq!(data.len() as u64, asked),
-        Ok(Answer::Status(runs)) => {
+        Ok(Reply::Done) => {}
+        Ok(Reply::Data(data)) => assert_eq!(data.len() as u64, asked),
+        Ok(Reply::Status(runs)) => {
             assert!((1..=LIMITS.runs).contains(&runs.len()) && runs.iter().all(|run| run.length > 0));
             assert!(runs.iter().map(|run| run.length).sum::<u64>() <= asked);
         }

@@ -1,7 +1,7 @@
 //! A client's negotiation against bytes that are written out here.
 
 use super::*;
-use crate::client::{Closed, Described, Goal, Refused, ReplyStyle, Sizes, Violation};
+use crate::client::{BlockSizes, Closed, ExportInfo, Goal, NegotiationError, ReplyStyle, Violation};
 use crate::fuzz::client::{Transcript, client, greeting, option_reply, play, preamble};
 use crate::wire::{option as o, rep};
 
@@ -18,7 +18,7 @@ fn ends(replies: &[Vec<u8>]) -> Option<Closed> {
     hear(go(), &[greeting(), replies.concat()].concat()).closed
 }
 
-fn described(style: u8, replies: &[Vec<u8>]) -> Described {
+fn described(style: u8, replies: &[Vec<u8>]) -> ExportInfo {
     let mut core = client(go(), 8192);
     let whole = preamble(style);
     // All but the acknowledgement of GO.
@@ -61,11 +61,11 @@ fn extended_headers_are_asked_for_first_and_used() {
 fn what_is_no_server_of_this_protocol_is_refused() {
     let flags = |flags: u16| [b"NBDMAGICIHAVEOPT".to_vec(), fields![flags]].concat();
     assert_eq!(hear(go(), &flags(3)).closed, None);
-    assert_eq!(hear(go(), &flags(2)).closed, Some(Refused::NotFixed.into()));
+    assert_eq!(hear(go(), &flags(2)).closed, Some(NegotiationError::NotFixed.into()));
     let http = u64::from_be_bytes(*b"HTTP/1.1");
     assert_eq!(hear(go(), b"HTTP/1.1 400 Bad").closed, Some(Violation::Greeting(http).into()));
     let old = [b"NBDMAGIC".to_vec(), fields![0x0000_4202_8186_1253u64]].concat();
-    assert_eq!(hear(go(), &old).closed, Some(Refused::Oldstyle.into()));
+    assert_eq!(hear(go(), &old).closed, Some(NegotiationError::Oldstyle.into()));
     let odd = [b"NBDMAGIC".to_vec(), fields![7u64]].concat();
     assert_eq!(hear(go(), &odd).closed, Some(Violation::Style(7).into()));
 }
@@ -79,9 +79,9 @@ fn flags_that_were_not_offered_are_not_used() {
 #[test]
 fn a_server_that_demands_tls_is_refused_at_once() {
     let story = hear(go(), &[greeting(), option_reply(o::EXTENDED_HEADERS, rep::ERR_TLS_REQD, b"use TLS")].concat());
-    assert_eq!(story.closed, Some(Refused::TlsRequired.into()));
+    assert_eq!(story.closed, Some(NegotiationError::TlsRequired.into()));
     let list = [greeting(), option_reply(o::LIST, rep::ERR_TLS_REQD, &[])].concat();
-    assert_eq!(hear(Goal::List, &list).closed, Some(Refused::TlsRequired.into()));
+    assert_eq!(hear(Goal::List, &list).closed, Some(NegotiationError::TlsRequired.into()));
 }
 
 #[test]
@@ -89,7 +89,9 @@ fn an_export_that_is_not_there_is_refused_in_the_servers_words() {
     let mut bytes = preamble(1);
     bytes.truncate(bytes.len() - 20 - 32);
     bytes.extend(option_reply(o::GO, rep::ERR_UNKNOWN, b"no \x1bdisk here"));
-    let Some(Closed::Refused(refused @ Refused::Unknown(_))) = hear(go(), &bytes).closed else { panic!("not refused") };
+    let Some(Closed::Refused(refused @ NegotiationError::Unknown(_))) = hear(go(), &bytes).closed else {
+        panic!("not refused")
+    };
     assert_eq!(refused.to_string(), "the server has no such export: no disk here");
 }
 
@@ -129,8 +131,8 @@ fn info_describes_without_transmission() {
 #[test]
 fn block_sizes_are_taken_and_impossible_ones_are_not() {
     let sizes = |a: u32, b: u32, c: u32| option_reply(o::GO, rep::INFO, &fields![3u16, a, b, c]);
-    assert_eq!(described(1, &[]).sizes, Sizes { smallest: 1, best: 4096, largest: 32 << 20 });
-    let told = Sizes { smallest: 512, best: 4096, largest: 1 << 20 };
+    assert_eq!(described(1, &[]).sizes, BlockSizes { smallest: 1, best: 4096, largest: 32 << 20 });
+    let told = BlockSizes { smallest: 512, best: 4096, largest: 1 << 20 };
     assert_eq!(described(1, &[sizes(512, 4096, 1 << 20)]).sizes, told);
     assert_eq!(described(1, &[sizes(512, 4096, u32::MAX)]).sizes.largest, u32::MAX);
     for (a, b, c) in [(0, 4096, 4096), (3, 4096, 4096), (512, 256, 4096), (512, 4096, 256), (512, 4096, 5000)] {

@@ -2,8 +2,8 @@
 //! 0 in one chunk, a write, a flush, a trim, zeroes, and two block statuses of 4096 bytes at 4096, the second for one run.
 
 use super::*;
-use crate::client::{AskError, Closed, Goal, Violation};
 use crate::client::{Client, ClientRequest, Event};
+use crate::client::{Closed, Goal, SubmitError, Violation};
 use crate::fuzz::client::{Transcript, client, play, preamble};
 use crate::wire::chunk as c;
 
@@ -195,7 +195,7 @@ fn status_comes_in_runs_that_fit() {
 fn what_a_server_does_not_take_is_not_sent() {
     let mut client: Client = client(Goal::Go("disk".into()), 1000);
     let (offset, length) = (0, 512);
-    assert_eq!(client.submit(ClientRequest::Flush), Err(AskError::NotReady));
+    assert_eq!(client.submit(ClientRequest::Flush), Err(SubmitError::NotReady));
     let bytes = preamble(0);
     let mut buffer = client.receive_buffer().unwrap();
     buffer[..bytes.len()].copy_from_slice(&bytes);
@@ -204,25 +204,25 @@ fn what_a_server_does_not_take_is_not_sent() {
     let mut refused = |ask| client.submit(ask).unwrap_err();
     assert_eq!(
         refused(ClientRequest::BlockStatus { offset, length, one: false }),
-        AskError::NotOffered("base:allocation")
+        SubmitError::NotOffered("base:allocation")
     );
     assert_eq!(
         refused(ClientRequest::Read { offset, length: 512, whole: true }),
-        AskError::NotOffered("reads in one chunk")
+        SubmitError::NotOffered("reads in one chunk")
     );
     let size = 1 << 30;
-    let past = AskError::Range { offset: size - 1, length: 512, size };
+    let past = SubmitError::Range { offset: size - 1, length: 512, size };
     assert_eq!(refused(ClientRequest::Read { offset: size - 1, length: 512, whole: false }), past);
     assert_eq!(
         refused(ClientRequest::Trim { offset, length: 0, fua: false }),
-        AskError::Range { offset, length: 0, size }
+        SubmitError::Range { offset, length: 0, size }
     );
-    let long = AskError::TooLong { length: 8193, most: 8192 };
+    let long = SubmitError::TooLong { length: 8193, most: 8192 };
     assert_eq!(refused(ClientRequest::Read { offset, length: 8193, whole: false }), long);
     for _ in 0..8 {
         assert!(client.submit(ClientRequest::Flush).is_ok());
     }
-    assert_eq!(client.submit(ClientRequest::Flush), Err(AskError::Full));
+    assert_eq!(client.submit(ClientRequest::Flush), Err(SubmitError::Full));
     client.disconnect();
-    assert_eq!((client.submit(ClientRequest::Flush), client.in_flight()), (Err(AskError::NotReady), 0));
+    assert_eq!((client.submit(ClientRequest::Flush), client.in_flight()), (Err(SubmitError::NotReady), 0));
 }

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
 
-use crate::client::{self, Answer, Client, ClientRequest, Goal};
-use crate::{Command, ErrorCode, ErrorReply, Event, Export, Limits, Request, Run, Server, ServerConfig};
+use crate::client::{self, Client, ClientRequest, Goal, Reply};
+use crate::{Command, ErrorCode, ErrorReply, Event, Export, Limits, Request, Server, ServerConfig, StatusDescriptor};
 
 const SIZE: usize = 64 << 10;
 const BLOCK: usize = 512;
@@ -122,7 +122,10 @@ impl Pair {
             Command::BlockStatus { offset, length, .. } => {
                 let half = (length / 2).next_multiple_of(BLOCK as u64);
                 let rest = length - half;
-                let runs = [Run { length: half, status: (offset >> 9) as u32 & 3 }, Run { length: rest, status: 0 }];
+                let runs = [
+                    StatusDescriptor { length: half, status: (offset >> 9) as u32 & 3 },
+                    StatusDescriptor { length: rest, status: 0 },
+                ];
                 self.server.status(ticket, &runs[..if rest > 0 { 2 } else { 1 }]);
             }
             Command::Flush | Command::Cache { .. } => self.server.done(ticket),
@@ -167,7 +170,7 @@ fn one_by_one(mut pair: Pair, requests: &[(u8, u64, u64, u8)], most: usize) -> R
         for event in pair.turn(most, false) {
             match event {
                 client::Event::Ready(_) => is_ready = true,
-                client::Event::Answered(answered) => {
+                client::Event::Completed(answered) => {
                     let (place, asked) = now.take().expect("one is in flight");
                     prop_assert_eq!(answered.place, place);
                     compare(&pair, asked, answered.outcome)?;
@@ -182,20 +185,20 @@ fn one_by_one(mut pair: Pair, requests: &[(u8, u64, u64, u8)], most: usize) -> R
 fn compare(
     pair: &Pair,
     (kind, first, count, seed): (u8, u64, u64, u8),
-    outcome: Result<Answer, Vec<client::ServerError>>,
+    outcome: Result<Reply, Vec<client::ServerError>>,
 ) -> Result<(), TestCaseError> {
     let first_bad = pair.bad.iter().filter(|block| (first..first + count).contains(block)).min();
     match (outcome, first_bad) {
-        (Ok(Answer::Data(data)), None) => {
+        (Ok(Reply::Data(data)), None) => {
             let from = first as usize * BLOCK;
             prop_assert!(data[..] == pair.stored[from..from + count as usize * BLOCK]);
         }
-        (Ok(Answer::Status(runs)), _) => {
+        (Ok(Reply::Status(runs)), _) => {
             prop_assert_eq!(kind, 3);
             prop_assert_eq!(runs[0].status, first as u32 & 3);
             prop_assert!(runs.len() == 1 || seed & 1 == 1, "one run was asked for");
         }
-        (Ok(Answer::Done), _) => prop_assert!(kind != 0 && kind != 3),
+        (Ok(Reply::Done), _) => prop_assert!(kind != 0 && kind != 3),
         (Err(troubles), Some(bad)) => {
             prop_assert_eq!(kind, 0);
             prop_assert_eq!(troubles[0].offset, Some(bad * BLOCK as u64));
@@ -237,7 +240,7 @@ proptest! {
             for event in pair.turn(most, newest_first) {
                 match event {
                     client::Event::Ready(_) => is_ready = true,
-                    client::Event::Answered(answer) => {
+                    client::Event::Completed(answer) => {
                         prop_assert!(open.remove(&answer.place));
                         prop_assert!(answer.outcome.is_ok());
                         answered += 1;

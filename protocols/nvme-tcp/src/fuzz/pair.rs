@@ -13,7 +13,7 @@ use zerocopy::little_endian::U32;
 
 use super::script::{Script, Spoilt, Wire};
 use super::{MAX_BYTES, MAX_COMMANDS, bit, success};
-use crate::config::ShapeOf;
+use crate::config::LayoutOf;
 use crate::host::{self, Host, HostData};
 use crate::target::{self, CommandData, Target, Token};
 use crate::{BlockLayout, HostConfig, Payload, TargetConfig, TransmitLimit};
@@ -82,7 +82,7 @@ fn sides(script: &mut Script<'_>) -> (Host, Target) {
     target.direct_bytes = if bit(choice, 3) { 1 } else { 8192 };
     target.staging_bytes = if bit(choice, 4) { 512 } else { 4096 };
     target.cpda = more >> 4 & 15;
-    target.shape_of = Some(ShapeOf::new(|_| BlockLayout::new(512, 8)));
+    target.layout_of = Some(LayoutOf::new(|_| BlockLayout::new(512, 8)));
     let mut host = HostConfig::new(Pool::new(0, usize::MAX));
     host.max_commands = MAX_COMMANDS;
     (host.header_digest, host.data_digest) = (bit(choice, 4), bit(choice, 5));
@@ -153,7 +153,7 @@ impl Pair<'_> {
             2 => (WRITE, HostData::Write(Payload::from(Slice::copy_from(&pattern(number, 0, 2048))))),
             _ => {
                 let shape = if bit(choice, 2) { BlockLayout::new(512, 8) } else { None };
-                (READ, HostData::Read { buffer: Buffer::zeroed(dwords * 4), shape })
+                (READ, HostData::Read { buffer: Buffer::zeroed(dwords * 4), layout: shape })
             }
         };
         let mut command = Command::new(opcode, 1);
@@ -232,7 +232,9 @@ impl Pair<'_> {
         match event {
             host::Event::Completed { completion, data, .. } => {
                 self.completed += 1;
-                let Some(data) = data.filter(|data| !data.damaged && completion.status().is_success()) else { return };
+                let Some(data) = data.filter(|data| !data.is_damaged && completion.status().is_success()) else {
+                    return;
+                };
                 let number = completion.result.get() as u32;
                 // A response that SUCCESS stands for has no result, so it does not say which command it is for.
                 if self.can_trust() && number != 0 {
@@ -271,7 +273,7 @@ impl Pair<'_> {
         }
         if held.left_bytes > 0 && held.command.opcode == WRITE && !bit(choice, 7) {
             let shape = if bit(choice, 0) { BlockLayout::new(512, 0) } else { None };
-            held.fetching = self.target.accept_data(held.token, Buffer::zeroed(held.left_bytes), shape).is_ok();
+            held.fetching = self.target.fetch_data(held.token, Buffer::zeroed(held.left_bytes), shape).is_ok();
             return;
         }
         if held.left_bytes > 0 && held.command.opcode == READ && !bit(choice, 7) {
@@ -318,7 +320,7 @@ impl Pair<'_> {
             return;
         }
         let len = held.left_bytes + 4;
-        assert!(self.target.accept_data(held.token, Buffer::zeroed(len), None).is_err());
+        assert!(self.target.fetch_data(held.token, Buffer::zeroed(len), None).is_err());
         let too_long = Payload::from(Slice::from(Buffer::zeroed(len)));
         assert!(self.target.send_data(held.token, too_long, Some(success())).is_err());
     }

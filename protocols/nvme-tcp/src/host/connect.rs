@@ -3,12 +3,12 @@
 use zerocopy::FromBytes;
 
 use super::Event;
-use super::state::{Output, State};
+use super::state::{HostState, Output};
 use crate::config::Negotiated;
 use crate::pdu::{self, DIGEST_DATA, DIGEST_HEADER, IcResp, PduType};
 use crate::violation::{Violation, clause};
 
-impl State {
+impl HostState {
     pub(super) fn connect(&mut self, kind: PduType, header: &[u8]) -> Result<(), Violation> {
         let is_requested = !self.output.iter().any(|output| matches!(output, Output::IcReq));
         if kind != PduType::IcResp || !is_requested {

@@ -24,7 +24,7 @@ use crate::payload::Payload;
 use crate::receive::Receiver;
 use crate::target::Counters;
 use crate::violation::Closed;
-use state::State;
+use state::HostState;
 
 /// Names a command in flight; its number is the CID on the wire.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -43,7 +43,7 @@ pub enum HostData {
         /// Where it goes; as long as the data asked for.
         buffer: Buffer,
         /// With a shape, and data digests on, the CRC-32C of each block comes with the data.
-        shape: Option<BlockLayout>,
+        layout: Option<BlockLayout>,
     },
 }
 
@@ -72,9 +72,9 @@ pub struct ReadData {
     /// The bytes that came: shorter than the buffer submitted if the controller sent less.
     pub buffer: Buffer,
     /// The CRC-32C of each of its blocks, where a shape was given, data digests are on and the data is whole blocks.
-    pub sums: Option<BlockCrcs>,
+    pub crcs: Option<BlockCrcs>,
     /// A data digest was wrong: the bytes are not to be used.
-    pub damaged: bool,
+    pub is_damaged: bool,
 }
 
 /// Why a command was not submitted.
@@ -94,14 +94,14 @@ pub enum SubmitError {
 /// A host's side of one connection: commands in, completions out.
 pub struct Host {
     receiver: Receiver,
-    state: State,
+    state: HostState,
 }
 
 impl Host {
     /// A connection whose first output is the request to set it up.
     pub fn new(config: HostConfig) -> Host {
         let receiver = Receiver::new(config.pool.clone(), config.staging_bytes, config.direct_bytes);
-        Host { receiver, state: State::new(config) }
+        Host { receiver, state: HostState::new(config) }
     }
 
     /// The buffer for the next receive from the socket. `None` while one is out, and once the connection is closed.
@@ -162,17 +162,17 @@ impl Host {
     /// The place of a command in flight: a number below [`HostConfig::max_commands`] that no other one has. Whoever keeps
     /// something for each command in flight finds it without a search.
     pub fn place(&self, cid: Cid) -> usize {
-        self.state.slots.place(cid.0)
+        self.state.commands.place(cid.0)
     }
 
     /// The commands in flight; none once the connection is closed.
     pub fn in_flight(&self) -> impl Iterator<Item = Cid> {
-        self.state.slots.tokens().map(|token| Cid(self.state.slots.tag(token)))
+        self.state.commands.tokens().map(|token| Cid(self.state.commands.tag(token)))
     }
 
     /// How many commands are in flight.
     pub fn commands_in_flight(&self) -> usize {
-        self.state.slots.len()
+        self.state.commands.len()
     }
 
     /// What went through so far.

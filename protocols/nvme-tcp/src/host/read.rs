@@ -3,19 +3,19 @@
 use sealblock_protocols_nvme::{Completion, Status};
 use zerocopy::FromBytes;
 
-use super::state::{Data, State};
+use super::state::{HostState, TransferData};
 use crate::pdu::{C2HData, CCCID_AT, Frame};
 use crate::receive::Sink;
 use crate::violation::{Violation, clause};
 
-impl State {
+impl HostState {
     pub(super) fn c2h_data(&mut self, header: &[u8], frame: &Frame, sink: &mut Sink) -> Result<(), Violation> {
         let pdu = C2HData::ref_from_bytes(header).expect("the header of a C2HData has its length");
         pdu.check(frame)?;
         let unknown = Violation::field(CCCID_AT, clause::C2H, "no command in flight has this CCCID");
-        let token = self.slots.by_tag(pdu.cccid.get()).ok_or(unknown)?;
-        let slot = self.slots.get_mut(token).ok_or(unknown)?;
-        let Data::Read(read) = &mut slot.data else {
+        let token = self.commands.by_tag(pdu.cccid.get()).ok_or(unknown)?;
+        let slot = self.commands.get_mut(token).ok_or(unknown)?;
+        let TransferData::Read(read) = &mut slot.data else {
             return Err(Violation::sequence(clause::C2H, "data for a command that reads none"));
         };
         if !slot.is_sent {
@@ -40,8 +40,8 @@ impl State {
 
     /// The data of a PDU is there.
     pub(super) fn read_data(&mut self, sink: Sink) {
-        let Some(slot) = self.slots.get_mut(sink.token) else { return };
-        let Data::Read(read) = &mut slot.data else { return };
+        let Some(slot) = self.commands.get_mut(sink.token) else { return };
+        let TransferData::Read(read) = &mut slot.data else { return };
         read.fill = sink.fill;
         if read.is_success {
             let cid = slot.command.cid.get();

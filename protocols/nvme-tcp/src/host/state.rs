@@ -16,13 +16,13 @@ use crate::slab::Slab;
 use crate::target::Counters;
 use crate::violation::{Closed, Violation, clause};
 
-pub(super) struct State {
+pub(super) struct HostState {
     pub(super) config: HostConfig,
     pub(super) incoming: PduRules,
     pub(super) outgoing: PduRules,
     pub(super) negotiated: Option<Negotiated>,
     pub(super) closed: Option<Closed>,
-    pub(super) slots: Slab<CommandState>,
+    pub(super) commands: Slab<CommandState>,
     pub(super) events: VecDeque<Event>,
     pub(super) output: VecDeque<Output>,
     /// Reads on their way that are long enough to be received in place.
@@ -36,23 +36,23 @@ pub(super) struct CommandState {
     pub(super) command: Command,
     /// Whether the capsule has been handed out.
     pub(super) is_sent: bool,
-    pub(super) data: Data,
+    pub(super) data: TransferData,
 }
 
-pub(super) enum Data {
+pub(super) enum TransferData {
     None,
     /// All of it goes in the capsule.
     InCapsule(Payload),
-    Write(Write),
-    Read(Read),
+    Write(WriteTransfer),
+    Read(ReadTransfer),
 }
 
-pub(super) struct Write {
+pub(super) struct WriteTransfer {
     pub(super) payload: Payload,
     /// End of the last R2T's range.
     pub(super) solicited: u32,
     /// Ranges of R2Ts that are not wholly handed out, in order.
-    pub(super) asked: SmallVec<[R2tRange; 1]>,
+    pub(super) r2t_ranges: SmallVec<[R2tRange; 1]>,
 }
 
 /// What is left of the range of one R2T.
@@ -62,7 +62,7 @@ pub(super) struct R2tRange {
     pub(super) to: u32,
 }
 
-pub(super) struct Read {
+pub(super) struct ReadTransfer {
     /// The memory; `None` while a PDU fills it.
     pub(super) fill: Option<Fill>,
     pub(super) len_bytes: u32,
@@ -80,16 +80,16 @@ pub(super) enum Output {
     Terminate(Box<[u8]>),
 }
 
-impl State {
-    pub(super) fn new(mut config: HostConfig) -> State {
+impl HostState {
+    pub(super) fn new(mut config: HostConfig) -> HostState {
         config.hpda = config.hpda.min(crate::pdu::MAX_ALIGNMENT_CODE);
         config.max_h2c_data_bytes = whole_dwords(config.max_h2c_data_bytes);
-        State {
+        HostState {
             incoming: PduRules::initial(Direction::ToHost),
             outgoing: PduRules::initial(Direction::ToController),
             negotiated: None,
             closed: None,
-            slots: Slab::new(config.max_commands),
+            commands: Slab::new(config.max_commands),
             events: VecDeque::new(),
             output: VecDeque::from([Output::IcReq]),
             long_transfers: 0,
@@ -120,7 +120,7 @@ impl State {
         }
         self.closed = Some(closed);
         self.output.clear();
-        self.slots.clear();
+        self.commands.clear();
         if let Closed::Violated(violation) = closed {
             let request = TermReq::new(Direction::ToController, &violation, header.len());
             self.output.push_back(Output::Terminate([request.as_bytes(), header].concat().into()));
@@ -129,7 +129,7 @@ impl State {
     }
 }
 
-impl Side for State {
+impl Side for HostState {
     fn rules(&self) -> PduRules {
         self.incoming
     }

@@ -3,7 +3,7 @@
 use sealblock_protocols_nvme::{Command, DataPointer};
 use smallvec::SmallVec;
 
-use super::state::{CommandState, Data, Output, Read, State, Write};
+use super::state::{CommandState, HostState, Output, ReadTransfer, TransferData, WriteTransfer};
 use super::{Cid, Host, HostData, SubmitError};
 use crate::receive::Fill;
 
@@ -20,23 +20,23 @@ impl Host {
     /// Whether one more command may be submitted now.
     pub fn can_submit(&self) -> bool {
         let most = usize::from(self.state.config.max_commands.get());
-        self.state.is_open() && self.state.negotiated.is_some() && self.state.slots.len() < most
+        self.state.is_open() && self.state.negotiated.is_some() && self.state.commands.len() < most
     }
 }
 
-impl State {
+impl HostState {
     fn submit(&mut self, command: Command, data: HostData) -> Result<Cid, SubmitError> {
         if self.negotiated.is_none() || !self.is_open() {
             return Err(SubmitError::NotEstablished);
         }
         let (pointer, data) = self.place(data)?;
-        let is_long = matches!(&data, Data::Read(read) if read.is_long);
+        let is_long = matches!(&data, TransferData::Read(read) if read.is_long);
         let mut command = command.with_data(pointer);
         // Over Fabrics PSDT is always 01b; FUSE stays as it is.
         command.flags = command.flags & 0x3F | 0x40;
-        let token = self.slots.insert(CommandState { command, is_sent: false, data }).ok_or(SubmitError::Full)?;
-        let cid = self.slots.tag(token);
-        if let Some(slot) = self.slots.get_mut(token) {
+        let token = self.commands.insert(CommandState { command, is_sent: false, data }).ok_or(SubmitError::Full)?;
+        let cid = self.commands.tag(token);
+        if let Some(slot) = self.commands.get_mut(token) {
             slot.command = slot.command.with_cid(cid);
         }
         self.long_transfers += usize::from(is_long);
@@ -44,26 +44,26 @@ impl State {
         Ok(Cid(cid))
     }
 
-    fn place(&self, data: HostData) -> Result<(DataPointer, Data), SubmitError> {
+    fn place(&self, data: HostData) -> Result<(DataPointer, TransferData), SubmitError> {
         let length = |len: usize| match u32::try_from(len) {
             Ok(len_bytes) if len_bytes > 0 && len_bytes.is_multiple_of(4) => Ok(len_bytes),
             _ => Err(SubmitError::Length(len)),
         };
         Ok(match data {
-            HostData::None => (DataPointer::None, Data::None),
+            HostData::None => (DataPointer::None, TransferData::None),
             HostData::Write(payload) => {
                 let length_bytes = length(payload.len_bytes())?;
                 if length_bytes <= self.config.max_in_capsule_bytes {
-                    (DataPointer::InCapsule { offset_bytes: 0, length_bytes }, Data::InCapsule(payload))
+                    (DataPointer::InCapsule { offset_bytes: 0, length_bytes }, TransferData::InCapsule(payload))
                 } else {
-                    let write = Write { payload, solicited: 0, asked: SmallVec::new() };
-                    (DataPointer::Transport { length_bytes }, Data::Write(write))
+                    let write = WriteTransfer { payload, solicited: 0, r2t_ranges: SmallVec::new() };
+                    (DataPointer::Transport { length_bytes }, TransferData::Write(write))
                 }
             }
-            HostData::Read { buffer, shape } => {
+            HostData::Read { buffer, layout: shape } => {
                 let length_bytes = length(buffer.len())?;
                 let is_long = buffer.len() >= self.config.direct_bytes.saturating_mul(2);
-                let read = Read {
+                let read = ReadTransfer {
                     fill: Some(Fill::new(buffer, self.incoming.data_digest, shape)),
                     len_bytes: length_bytes,
                     received: 0,
@@ -71,7 +71,7 @@ impl State {
                     is_success: false,
                     is_long,
                 };
-                (DataPointer::Transport { length_bytes }, Data::Read(read))
+                (DataPointer::Transport { length_bytes }, TransferData::Read(read))
             }
         })
     }

@@ -2,18 +2,18 @@
 
 use zerocopy::FromBytes;
 
-use super::state::{Data, Output, R2tRange, State};
+use super::state::{HostState, Output, R2tRange, TransferData};
 use crate::pdu::{CCCID_AT, R2T};
 use crate::violation::{Violation, clause};
 
-impl State {
+impl HostState {
     pub(super) fn r2t(&mut self, header: &[u8]) -> Result<(), Violation> {
         let pdu = R2T::ref_from_bytes(header).expect("the header of an R2T has its length");
         pdu.check()?;
         let unknown = Violation::field(CCCID_AT, clause::R2T, "no command in flight has this CCCID");
-        let token = self.slots.by_tag(pdu.cccid.get()).ok_or(unknown)?;
-        let slot = self.slots.get_mut(token).ok_or(unknown)?;
-        let Data::Write(write) = &mut slot.data else {
+        let token = self.commands.by_tag(pdu.cccid.get()).ok_or(unknown)?;
+        let slot = self.commands.get_mut(token).ok_or(unknown)?;
+        let TransferData::Write(write) = &mut slot.data else {
             return Err(Violation::sequence(clause::H2C, "an R2T for a command without data to transfer"));
         };
         if !slot.is_sent {
@@ -27,12 +27,12 @@ impl State {
         if offset != write.solicited {
             return Err(Violation::sequence(clause::H2C, "an R2T that does not follow the one before it"));
         }
-        if write.asked.len() as u64 >= u64::from(self.config.max_r2ts.get()) {
+        if write.r2t_ranges.len() as u64 >= u64::from(self.config.max_r2ts.get()) {
             return Err(Violation::limit(clause::H2C, "more R2Ts outstanding than MAXR2T"));
         }
         write.solicited = end as u32;
-        write.asked.push(R2tRange { ttag: pdu.ttag.get(), from: offset, to: end as u32 });
-        if write.asked.len() == 1 {
+        write.r2t_ranges.push(R2tRange { ttag: pdu.ttag.get(), from: offset, to: end as u32 });
+        if write.r2t_ranges.len() == 1 {
             self.output.push_back(Output::Data(token));
         }
         Ok(())

@@ -4,7 +4,7 @@ use sealblock_protocols_nvme::Completion;
 use sealblock_runtime_memory::Buffer;
 use zerocopy::little_endian::U16;
 
-use super::state::{Outgoing, Output, Stage, State, Transfer};
+use super::state::{CommandStage, OutgoingData, Output, TargetState, Transfer};
 use super::{CallError, Target, Token};
 use crate::crcs::BlockLayout;
 use crate::payload::Payload;
@@ -17,14 +17,14 @@ impl Target {
     ///
     /// # Errors
     /// Refuses, and gives the buffer back, as [`CallError`] says.
-    pub fn accept_data(
+    pub fn fetch_data(
         &mut self,
         token: Token,
         buffer: Buffer,
         shape: Option<BlockLayout>,
     ) -> Result<(), (CallError, Buffer)> {
-        match self.state.check_accept(token, &buffer) {
-            Ok(()) => self.state.accept(token, buffer, shape),
+        match self.state.check_fetch(token, &buffer) {
+            Ok(()) => self.state.start_fetch(token, buffer, shape),
             Err(error) => return Err((error, buffer)),
         }
         Ok(())
@@ -47,9 +47,9 @@ impl Target {
     /// Says that a command may stay unanswered as long as the connection, as an Asynchronous Event Request may. If the host
     /// uses its identifier for another command meanwhile, it has forgotten this one, and so does the connection: SPDK's
     /// hosts do that when they take leave.
-    pub fn keep(&mut self, token: Token) {
-        if let Some(slot) = self.state.slots.get_mut(token.0) {
-            slot.is_kept = matches!(slot.stage, Stage::Held { .. }) && slot.completion.is_none();
+    pub fn allow_unanswered(&mut self, token: Token) {
+        if let Some(slot) = self.state.commands.get_mut(token.0) {
+            slot.may_stay_unanswered = matches!(slot.stage, CommandStage::Received { .. }) && slot.completion.is_none();
         }
     }
 
@@ -63,11 +63,12 @@ impl Target {
     }
 }
 
-impl State {
-    fn check_accept(&mut self, Token(token): Token, buffer: &Buffer) -> Result<(), CallError> {
-        let slot = self.slots.get_mut(token).ok_or(CallError::UnknownToken)?;
+impl TargetState {
+    fn check_fetch(&mut self, Token(token): Token, buffer: &Buffer) -> Result<(), CallError> {
+        let slot = self.commands.get_mut(token).ok_or(CallError::UnknownToken)?;
         let room_bytes = slot.len_bytes as usize;
-        if !matches!(slot.stage, Stage::Held { fetched: false }) || room_bytes == 0 || slot.queued_bytes > 0 {
+        if !matches!(slot.stage, CommandStage::Received { fetched: false }) || room_bytes == 0 || slot.queued_bytes > 0
+        {
             return Err(CallError::WrongState);
         }
         if buffer.len() != room_bytes || !room_bytes.is_multiple_of(4) {
@@ -76,25 +77,25 @@ impl State {
         if self.has_room(buffer.len()) { Ok(()) } else { Err(CallError::OverLimit) }
     }
 
-    fn accept(&mut self, Token(token): Token, buffer: Buffer, shape: Option<BlockLayout>) {
+    fn start_fetch(&mut self, Token(token): Token, buffer: Buffer, shape: Option<BlockLayout>) {
         let place = usize::from(token as u16);
         if self.transfers.len() <= place {
             self.transfers.resize_with(place + 1, Transfer::default);
         }
-        let Some(slot) = self.slots.get_mut(token) else { return };
+        let Some(slot) = self.commands.get_mut(token) else { return };
         let is_long = buffer.len() >= self.config.direct_bytes.saturating_mul(2);
         slot.held_bytes = buffer.len();
         self.bytes_in_flight += buffer.len();
         self.long_transfers += usize::from(is_long);
         let fill = Some(Fill::new(buffer, self.incoming.data_digest, shape));
-        slot.stage = Stage::Fetching;
+        slot.stage = CommandStage::Fetching;
         self.transfers[place] = Transfer { fill, received: 0, solicited: 0, queued: 0, is_long };
-        self.ask(token);
+        self.queue_r2ts(token);
     }
 
     fn send(&mut self, Token(token): Token, payload: Payload, completion: Option<Completion>) -> Result<(), CallError> {
-        let slot = self.slots.get_mut(token).ok_or(CallError::UnknownToken)?;
-        if !matches!(slot.stage, Stage::Held { .. }) {
+        let slot = self.commands.get_mut(token).ok_or(CallError::UnknownToken)?;
+        if !matches!(slot.stage, CommandStage::Received { .. }) {
             return Err(CallError::WrongState);
         }
         let (len_bytes, room_bytes) = (payload.len_bytes(), (slot.len_bytes - slot.queued_bytes) as usize);
@@ -103,7 +104,7 @@ impl State {
         }
         if len_bytes > 0 {
             slot.queued_bytes += len_bytes as u32;
-            slot.sends.push(Outgoing { payload, sent: 0 });
+            slot.sends.push(OutgoingData { payload, sent: 0 });
             if slot.sends.len() == 1 {
                 self.output.push_back(Output::Data(token));
             }
@@ -115,17 +116,17 @@ impl State {
     }
 
     fn respond(&mut self, Token(token): Token, mut completion: Completion) -> Result<(), CallError> {
-        let slot = self.slots.get_mut(token).ok_or(CallError::UnknownToken)?;
+        let slot = self.commands.get_mut(token).ok_or(CallError::UnknownToken)?;
         if slot.completion.is_some() {
             return Err(CallError::WrongState);
         }
         completion.cid = U16::new(slot.cid);
-        slot.is_kept = false;
+        slot.may_stay_unanswered = false;
         slot.completion = Some(completion);
-        if let Stage::Fetching = slot.stage {
+        if let CommandStage::Fetching = slot.stage {
             self.drain(token);
         } else {
-            slot.stage = Stage::Answered;
+            slot.stage = CommandStage::Completed;
             // Data that is still to be sent is followed by the response, or makes it needless.
             if slot.sends.is_empty() {
                 self.output.push_back(Output::Response(token));

@@ -3,12 +3,12 @@
 use zerocopy::FromBytes;
 
 use super::Event;
-use super::state::{Output, State};
+use super::state::{Output, TargetState};
 use crate::config::Negotiated;
 use crate::pdu::{self, DIGEST_DATA, DIGEST_HEADER, IcReq, IcResp, PduType};
 use crate::violation::{Violation, clause};
 
-impl State {
+impl TargetState {
     pub(super) fn connect(&mut self, kind: PduType, header: &[u8]) -> Result<(), Violation> {
         if kind != PduType::IcReq {
             return Err(Violation::sequence(clause::SETUP, "a PDU before the connection is set up"));

@@ -23,7 +23,7 @@ use crate::crcs::BlockCrcs;
 use crate::gather::TransmitLimit;
 use crate::receive::{ReceiveCounters, Receiver};
 use crate::violation::Closed;
-use state::State;
+use state::TargetState;
 
 /// Names a command in flight on one connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -67,7 +67,7 @@ pub struct Received {
     /// The data.
     pub buffer: Buffer,
     /// The CRC-32C of each of its blocks, where a shape was given, data digests are on and the data is whole blocks.
-    pub sums: Option<BlockCrcs>,
+    pub crcs: Option<BlockCrcs>,
 }
 
 /// What a capsule says of its command's data.
@@ -146,20 +146,20 @@ pub struct Counters {
     /// Bytes of command data handed out to be sent.
     pub payload_bytes_sent: u64,
     /// Of those, bytes that had to be read for a data digest; the rest came with sums, or digests are off.
-    pub payload_bytes_sent_summed: u64,
+    pub payload_bytes_sent_checksummed: u64,
 }
 
 /// A target's side of one connection: bytes in, events out, and the other way round.
 pub struct Target {
     receiver: Receiver,
-    state: State,
+    state: TargetState,
 }
 
 impl Target {
     /// A connection on which nothing has happened yet.
     pub fn new(config: TargetConfig) -> Target {
         let receiver = Receiver::new(config.pool.clone(), config.staging_bytes, config.direct_bytes);
-        Target { receiver, state: State::new(config) }
+        Target { receiver, state: TargetState::new(config) }
     }
 
     /// The buffer for the next receive from the socket. `None` while one is out, once the connection is closed, and while
@@ -235,7 +235,7 @@ impl Target {
 
     /// Commands in flight.
     pub fn commands_in_flight(&self) -> usize {
-        self.state.slots.len()
+        self.state.commands.len()
     }
 
     /// Write data of commands in flight, in bytes.

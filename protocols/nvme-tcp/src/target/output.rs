@@ -2,11 +2,11 @@
 
 use sealblock_runtime_memory::Slice;
 
-use super::state::{Output, State};
+use super::state::{Output, TargetState};
 use crate::gather::{Gather, TransmitLimit};
 use crate::pdu::{C2HData, CapsuleResp, PduType, R2T, flags};
 
-impl State {
+impl TargetState {
     pub(super) fn transmit(&mut self, out: &mut Vec<Slice>, limit: TransmitLimit) -> usize {
         if self.output.is_empty() {
             return 0;
@@ -27,13 +27,13 @@ impl State {
         }
         let bytes = gather.finish();
         self.headers = headers;
-        self.counters.payload_bytes_sent_summed += summed;
+        self.counters.payload_bytes_sent_checksummed += summed;
         bytes
     }
 
     /// The R2T for the next range; none any more if the command was answered in the meantime.
     fn put_r2t(&mut self, token: u32, gather: &mut Gather<'_>) {
-        let tag = self.slots.tag(token);
+        let tag = self.commands.tag(token);
         let most_bytes = self.config.max_r2t_bytes;
         let Some((slot, transfer)) = self.transfer(token) else { return };
         if slot.completion.is_some() || transfer.solicited >= slot.len_bytes {
@@ -49,7 +49,7 @@ impl State {
 
     /// The next C2HData of a command. What is left waits behind the other commands' output.
     fn put_data(&mut self, token: u32, gather: &mut Gather<'_>) {
-        let Some(slot) = self.slots.get_mut(token) else { return };
+        let Some(slot) = self.commands.get_mut(token) else { return };
         let is_only = slot.sends.len() == 1;
         let Some(send) = slot.sends.first_mut() else { return };
         let left = send.payload.len_bytes() - send.sent;
@@ -82,7 +82,7 @@ impl State {
     }
 
     fn put_response(&mut self, token: u32, gather: &mut Gather<'_>) {
-        let Some(completion) = self.slots.get_mut(token).and_then(|slot| slot.completion) else { return };
+        let Some(completion) = self.commands.get_mut(token).and_then(|slot| slot.completion) else { return };
         let response = CapsuleResp::new(&self.outgoing, completion);
         gather.header(&self.outgoing, PduType::CapsuleResp, &response);
         self.release(token);

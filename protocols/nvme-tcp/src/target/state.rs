@@ -16,14 +16,14 @@ use crate::slab::Slab;
 use crate::tags::TagSet;
 use crate::violation::Closed;
 
-pub(super) struct State {
+pub(super) struct TargetState {
     pub(super) config: TargetConfig,
     pub(super) incoming: PduRules,
     pub(super) outgoing: PduRules,
     pub(super) negotiated: Option<Negotiated>,
     pub(super) closed: Option<Closed>,
     pub(super) success_flag: bool,
-    pub(super) slots: Slab<Slot>,
+    pub(super) commands: Slab<CommandState>,
     /// By the place of their command, as far as there was one there.
     pub(super) transfers: Vec<Transfer>,
     /// Command identifiers of the commands in flight.
@@ -40,31 +40,31 @@ pub(super) struct State {
 }
 
 /// A command in flight. What only few commands have lies elsewhere: a slot is written and dropped for each of them.
-pub(super) struct Slot {
+pub(super) struct CommandState {
     pub(super) cid: u16,
     /// Length of the host's Command Data Buffer, 0 if there is none.
     pub(super) len_bytes: u32,
     /// What this command holds of `bytes_in_flight`.
     pub(super) held_bytes: usize,
     /// The export may never answer it.
-    pub(super) is_kept: bool,
-    pub(super) stage: Stage,
+    pub(super) may_stay_unanswered: bool,
+    pub(super) stage: CommandStage,
     /// Data to send, in order; `queued_bytes` of it were given so far.
-    pub(super) sends: SmallVec<[Outgoing; 1]>,
+    pub(super) sends: SmallVec<[OutgoingData; 1]>,
     pub(super) queued_bytes: u32,
     pub(super) sent_bytes: u32,
     pub(super) completion: Option<Completion>,
 }
 
-pub(super) enum Stage {
+pub(super) enum CommandStage {
     /// In-capsule data of this command is arriving.
     Capsule(Command),
     /// The export has the command, and may fetch its data if `fetched` says it has not.
-    Held { fetched: bool },
+    Received { fetched: bool },
     /// Data is being fetched; `State::transfers` has the transfer.
     Fetching,
     /// The completion is known.
-    Answered,
+    Completed,
 }
 
 /// Data on its way from the host.
@@ -81,7 +81,7 @@ pub(super) struct Transfer {
     pub(super) is_long: bool,
 }
 
-pub(super) struct Outgoing {
+pub(super) struct OutgoingData {
     pub(super) payload: Payload,
     pub(super) sent: usize,
 }
@@ -94,19 +94,19 @@ pub(super) enum Output {
     Terminate(Box<[u8]>),
 }
 
-impl State {
-    pub(super) fn new(mut config: TargetConfig) -> State {
+impl TargetState {
+    pub(super) fn new(mut config: TargetConfig) -> TargetState {
         config.cpda = config.cpda.min(crate::pdu::MAX_ALIGNMENT_CODE);
         config.max_h2c_data_bytes = whole_dwords(config.max_h2c_data_bytes).max(crate::pdu::MIN_MAXH2CDATA_BYTES);
         config.max_r2t_bytes = whole_dwords(config.max_r2t_bytes);
         config.max_c2h_data_bytes = whole_dwords(config.max_c2h_data_bytes);
-        State {
+        TargetState {
             incoming: PduRules::initial(Direction::ToController),
             outgoing: PduRules::initial(Direction::ToHost),
             negotiated: None,
             closed: None,
             success_flag: false,
-            slots: Slab::new(config.max_commands),
+            commands: Slab::new(config.max_commands),
             transfers: Vec::new(),
             cids: TagSet::default(),
             events: VecDeque::new(),
@@ -131,7 +131,7 @@ impl State {
         }
         self.closed = Some(closed);
         self.output.clear();
-        self.slots.clear();
+        self.commands.clear();
         self.transfers.clear();
         self.cids = TagSet::default();
         (self.bytes_in_flight, self.capsule_bytes) = (0, 0);
@@ -144,7 +144,7 @@ impl State {
 
     /// Forgets a command whose response is on its way.
     pub(super) fn release(&mut self, token: u32) {
-        let freed = self.slots.release(token, |slot| (slot.cid, slot.held_bytes, slot.len_bytes));
+        let freed = self.commands.release(token, |slot| (slot.cid, slot.held_bytes, slot.len_bytes));
         if let Some((cid, held_bytes, len_bytes)) = freed {
             self.cids.remove(cid);
             self.bytes_in_flight -= held_bytes;
@@ -154,13 +154,13 @@ impl State {
     }
 
     /// The transfer of a command that is in [`Stage::Fetching`].
-    pub(super) fn transfer(&mut self, token: u32) -> Option<(&mut Slot, &mut Transfer)> {
-        let slot = self.slots.get_mut(token).filter(|slot| matches!(slot.stage, Stage::Fetching))?;
+    pub(super) fn transfer(&mut self, token: u32) -> Option<(&mut CommandState, &mut Transfer)> {
+        let slot = self.commands.get_mut(token).filter(|slot| matches!(slot.stage, CommandStage::Fetching))?;
         Some((slot, self.transfers.get_mut(usize::from(token as u16))?))
     }
 }
 
-impl Side for State {
+impl Side for TargetState {
     fn rules(&self) -> PduRules {
         self.incoming
     }
@@ -186,16 +186,16 @@ impl Side for State {
     }
 
     fn payload(&mut self, sink: Sink) {
-        let Some(slot) = self.slots.get_mut(sink.token) else { return };
+        let Some(slot) = self.commands.get_mut(sink.token) else { return };
         match slot.stage {
-            Stage::Capsule(command) => self.capsule_data(sink, command),
-            Stage::Fetching => {
+            CommandStage::Capsule(command) => self.capsule_data(sink, command),
+            CommandStage::Fetching => {
                 if let Some((_, transfer)) = self.transfer(sink.token) {
                     transfer.fill = sink.fill;
                 }
                 self.transfer_data(sink.token);
             }
-            Stage::Held { .. } | Stage::Answered => {}
+            CommandStage::Received { .. } | CommandStage::Completed => {}
         }
     }
 }

@@ -6,14 +6,14 @@
 
 use zerocopy::FromBytes;
 
-use super::state::{Output, Stage, State};
+use super::state::{CommandStage, Output, TargetState};
 use super::{DataError, Event, Received, Token};
 use crate::config::Negotiated;
 use crate::pdu::{CCCID_AT, Frame, H2CData, TTAG_AT};
 use crate::receive::Sink;
 use crate::violation::{Violation, clause};
 
-impl State {
+impl TargetState {
     pub(super) fn h2c_data(
         &mut self,
         header: &[u8],
@@ -24,9 +24,9 @@ impl State {
         let pdu = H2CData::ref_from_bytes(header).expect("the header of an H2CData has its length");
         pdu.check(frame)?;
         let unknown = Violation::field(TTAG_AT, clause::H2C, "no R2T has this TTAG");
-        let token = self.slots.by_tag(pdu.ttag.get()).ok_or(unknown)?;
+        let token = self.commands.by_tag(pdu.ttag.get()).ok_or(unknown)?;
         let range_bytes = self.config.max_r2t_bytes;
-        let slot = self.slots.get(token).ok_or(unknown)?;
+        let slot = self.commands.get(token).ok_or(unknown)?;
         if slot.cid != pdu.cccid.get() {
             return Err(Violation::field(CCCID_AT, clause::H2C_DATA, "CCCID is not the command of the TTAG"));
         }
@@ -58,7 +58,7 @@ impl State {
     }
 
     /// Queues as many R2Ts as may be outstanding.
-    pub(super) fn ask(&mut self, token: u32) {
+    pub(super) fn queue_r2ts(&mut self, token: u32) {
         let most = self.negotiated.map_or(1, |negotiated| negotiated.max_r2ts);
         let range_bytes = self.config.max_r2t_bytes;
         let Some((slot, transfer)) = self.transfer(token) else { return };
@@ -78,15 +78,15 @@ impl State {
         if slot.completion.is_some() {
             self.drain(token);
         } else if transfer.received < slot.len_bytes {
-            self.ask(token);
+            self.queue_r2ts(token);
         } else if let Some(fill) = transfer.fill.take() {
-            slot.stage = Stage::Held { fetched: true };
+            slot.stage = CommandStage::Received { fetched: true };
             self.long_transfers -= usize::from(transfer.is_long);
             let data = if fill.is_damaged() {
                 Err(DataError::Digest)
             } else {
                 let (buffer, sums) = fill.finish();
-                Ok(Received { buffer, sums })
+                Ok(Received { buffer, crcs: sums })
             };
             self.events.push_back(Event::DataReady { token: Token(token), data });
         }
@@ -97,7 +97,7 @@ impl State {
     pub(super) fn drain(&mut self, token: u32) {
         let Some((slot, transfer)) = self.transfer(token) else { return };
         if transfer.received == transfer.solicited && transfer.fill.is_some() {
-            slot.stage = Stage::Answered;
+            slot.stage = CommandStage::Completed;
             transfer.fill = None;
             self.long_transfers -= usize::from(transfer.is_long);
             self.output.push_back(Output::Response(token));

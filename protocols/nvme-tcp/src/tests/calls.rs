@@ -34,7 +34,7 @@ fn data_is_accepted_once_whole_and_within_the_limit() {
     let mut victim = victim();
     let token = arrive(&mut victim, 1, 1, 8192);
     let refusal = |victim: &mut Victim, token, len| {
-        victim.0.accept_data(token, Buffer::zeroed(len), None).err().map(|(error, buffer)| (error, buffer.len()))
+        victim.0.fetch_data(token, Buffer::zeroed(len), None).err().map(|(error, buffer)| (error, buffer.len()))
     };
     let wrong_length = |len_bytes| Some((CallError::Length { len_bytes, room_bytes: 8192 }, len_bytes));
     assert_eq!(refusal(&mut victim, token, 4096), wrong_length(4096));

@@ -59,7 +59,7 @@ fn damaged_h2c_data_fails_its_command_when_all_has_come() {
             Some(Event::DataReady { data, .. }) => assert_eq!(data.err(), flip.then_some(DataError::Digest)),
             other => panic!("{other:?}"),
         }
-        assert_eq!(victim.0.counters().received.payload_bytes_summed, 8192);
+        assert_eq!(victim.0.counters().received.payload_bytes_checksummed, 8192);
     }
 }
 
@@ -86,7 +86,7 @@ fn damaged_c2h_data_turns_success_into_a_transport_error() {
         }
         match std::iter::from_fn(|| prey.0.next_event()).last() {
             Some(host::Event::Completed { completion, data: Some(data), .. }) => {
-                assert_eq!((completion.status(), data.damaged), (expected, flip));
+                assert_eq!((completion.status(), data.is_damaged), (expected, flip));
             }
             other => panic!("{other:?}"),
         }
@@ -107,7 +107,7 @@ fn less_data_than_asked_for_shortens_the_buffer() {
 
 fn sums_of(shape: &BlockLayout, data: &[u8]) -> BlockCrcs {
     let crc = |block: &[u8]| guard::crc32c(&block[..shape.data_bytes()]);
-    BlockCrcs { shape: shape.clone(), guards: data.chunks(shape.stride_bytes()).map(crc).collect() }
+    BlockCrcs { layout: shape.clone(), guards: data.chunks(shape.stride_bytes()).map(crc).collect() }
 }
 
 /// A pair with all digests and with sums both ways, whose PDUs cut the blocks.
@@ -118,7 +118,7 @@ fn pair_with_sums(shape: &BlockLayout) -> Pair {
     target.max_h2c_data_bytes = 20_000;
     target.max_c2h_data_bytes = 30_000;
     let of = shape.clone();
-    target.shape_of = Some(crate::config::ShapeOf::new(move |_| Some(of.clone())));
+    target.layout_of = Some(crate::config::LayoutOf::new(move |_| Some(of.clone())));
     let mut pair = Pair::new(host, target, &[1 << 20]);
     (pair.shape, pair.send_sums) = (Some(shape.clone()), true);
     pair
@@ -132,33 +132,36 @@ fn each_byte_is_summed_once_at_each_end() {
         let shape = BlockLayout::new(4096, metadata_bytes).unwrap();
         let mut pair = pair_with_sums(&shape);
         let data: Vec<u8> = (0..32 * shape.stride_bytes()).map(|i| (i * 13 + i / 4096) as u8).collect();
-        let payload = Payload::from(Slice::copy_from(&data)).with_sums(sums_of(&shape, &data));
+        let payload = Payload::from(Slice::copy_from(&data)).with_crcs(sums_of(&shape, &data));
         pair.host.submit(Command::new(WRITE, 1), HostData::Write(payload)).unwrap();
         let small = Payload::from(Slice::copy_from(&data[..shape.stride_bytes()]));
-        let small = small.with_sums(sums_of(&shape, &data[..shape.stride_bytes()]));
+        let small = small.with_crcs(sums_of(&shape, &data[..shape.stride_bytes()]));
         pair.host.submit(Command::new(WRITE, 1), HostData::Write(small)).unwrap();
         pair.run();
         assert!(pair.disk[..data.len()] == data[..]);
         assert_eq!(pair.sums_seen, 2);
         let (sent, received) = (pair.host.counters(), pair.target.counters().received);
-        assert_eq!(sent.payload_bytes_sent_summed, 33 * metadata_bytes as u64);
+        assert_eq!(sent.payload_bytes_sent_checksummed, 33 * metadata_bytes as u64);
         assert_eq!(received.payload_bytes, sent.payload_bytes_sent);
-        assert_eq!(received.payload_bytes_summed, received.payload_bytes);
+        assert_eq!(received.payload_bytes_checksummed, received.payload_bytes);
 
-        let read = HostData::Read { buffer: Buffer::zeroed(data.len()), shape: Some(shape.clone()) };
+        let read = HostData::Read { buffer: Buffer::zeroed(data.len()), layout: Some(shape.clone()) };
         pair.completed.clear();
         pair.host.submit(Command::new(READ, 1), read).unwrap();
         pair.run();
         match pair.completed.pop() {
             Some(host::Event::Completed { data: Some(read), .. }) => {
-                assert!(!read.damaged && read.buffer[..] == data[..]);
-                assert_eq!(read.sums.unwrap().guards, sums_of(&shape, &data).guards);
+                assert!(!read.is_damaged && read.buffer[..] == data[..]);
+                assert_eq!(read.crcs.unwrap().guards, sums_of(&shape, &data).guards);
             }
             other => panic!("{other:?}"),
         }
         let (sent, received) = (pair.target.counters(), pair.host.counters().received);
-        assert_eq!(sent.payload_bytes_sent_summed, 32 * metadata_bytes as u64);
-        assert_eq!((received.payload_bytes, received.payload_bytes_summed), (data.len() as u64, data.len() as u64));
+        assert_eq!(sent.payload_bytes_sent_checksummed, 32 * metadata_bytes as u64);
+        assert_eq!(
+            (received.payload_bytes, received.payload_bytes_checksummed),
+            (data.len() as u64, data.len() as u64)
+        );
     }
 }
 
@@ -172,7 +175,7 @@ fn wrong_sums_are_seen_as_a_wrong_digest() {
     let mut sums = sums_of(&shape, &data);
     sums.guards[2] ^= 1;
     pair.host
-        .submit(Command::new(WRITE, 1), HostData::Write(Payload::from(Slice::copy_from(&data)).with_sums(sums)))
+        .submit(Command::new(WRITE, 1), HostData::Write(Payload::from(Slice::copy_from(&data)).with_crcs(sums)))
         .unwrap();
     pair.run();
     match pair.completed.pop() {

@@ -144,7 +144,7 @@ impl Pair {
                 }
                 CommandData::Transport { len_bytes } => {
                     let buffer = Buffer::zeroed(len_bytes as usize);
-                    self.target.accept_data(token, buffer, self.shape.clone()).unwrap();
+                    self.target.fetch_data(token, buffer, self.shape.clone()).unwrap();
                     self.writes.push((token, command));
                 }
             },
@@ -162,11 +162,11 @@ impl Pair {
     fn store(&mut self, token: Token, command: &Command, received: target::Received) {
         let at = command.cdw10_11() as usize;
         self.disk[at..at + received.buffer.len()].copy_from_slice(&received.buffer);
-        if let Some(sums) = received.sums {
+        if let Some(sums) = received.crcs {
             self.sums_seen += 1;
-            let stride = sums.shape.stride_bytes();
+            let stride = sums.layout.stride_bytes();
             for (block, &guard) in received.buffer.chunks(stride).zip(&sums.guards) {
-                assert_eq!(guard, sealblock_integrity::guard::crc32c(&block[..sums.shape.data_bytes()]));
+                assert_eq!(guard, sealblock_integrity::guard::crc32c(&block[..sums.layout.data_bytes()]));
             }
         }
         self.waiting.push((token, Answer::Response(Status::SUCCESS)));
@@ -189,7 +189,7 @@ impl Pair {
                     let whole = len.is_multiple_of(shape.stride_bytes());
                     let guards =
                         if whole { data.chunks(shape.stride_bytes()).map(crc).collect() } else { Default::default() };
-                    payload = payload.with_sums(crate::BlockCrcs { shape, guards });
+                    payload = payload.with_crcs(crate::BlockCrcs { layout: shape, guards });
                 }
                 self.target.send_data(token, payload, Some(Completion::new(0, Status::SUCCESS, 0))).unwrap();
             }

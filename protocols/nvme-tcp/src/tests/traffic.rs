@@ -62,7 +62,7 @@ fn read_back(pair: &mut Pair, written: Vec<(Cid, usize, Vec<u8>)>) -> Result<(),
         prop_assert_eq!(completion_of(pair, cid), (0, None));
         prop_assert!(pair.disk[at..at + data.len()] == data[..]);
         let buffer = Buffer::zeroed(data.len());
-        let read = HostData::Read { buffer, shape: pair.shape.clone() };
+        let read = HostData::Read { buffer, layout: pair.shape.clone() };
         reads.push((pair.host.submit(command(READ, at), read).unwrap(), data));
     }
     pair.run();
@@ -81,14 +81,14 @@ fn counts_agree(pair: &Pair) -> Result<(), TestCaseError> {
     prop_assert_eq!(target.payload_bytes_sent, host.received.payload_bytes);
     let digests = pair.host.negotiated().unwrap().data_digest;
     for (all, summed) in [
-        (host.payload_bytes_sent, host.payload_bytes_sent_summed),
-        (host.received.payload_bytes, host.received.payload_bytes_summed),
-        (target.received.payload_bytes, target.received.payload_bytes_summed),
+        (host.payload_bytes_sent, host.payload_bytes_sent_checksummed),
+        (host.received.payload_bytes, host.received.payload_bytes_checksummed),
+        (target.received.payload_bytes, target.received.payload_bytes_checksummed),
     ] {
         prop_assert_eq!(summed, if digests { all } else { 0 });
     }
     let most = if digests { target.payload_bytes_sent } else { 0 };
-    prop_assert!(target.payload_bytes_sent_summed <= most);
+    prop_assert!(target.payload_bytes_sent_checksummed <= most);
     Ok(())
 }
 
@@ -144,7 +144,7 @@ fn long_data_lands_in_place() {
     let received = pair.target.counters().received;
     assert_eq!(received.payload_bytes, 256 << 10);
     assert!(received.payload_bytes_copied <= 4096, "{received:?}");
-    let read = HostData::Read { buffer: Buffer::zeroed(256 << 10), shape: None };
+    let read = HostData::Read { buffer: Buffer::zeroed(256 << 10), layout: None };
     let cid = pair.host.submit(command(READ, 0), read).unwrap();
     pair.run();
     assert!(completion_of(&mut pair, cid).1.unwrap() == data);
@@ -171,7 +171,7 @@ fn lengths_that_are_no_dwords_are_not_submitted() {
     for len in [0, 3, 4098] {
         let write = HostData::Write(Slice::copy_from(&vec![0; len]).into());
         assert!(pair.host.submit(command(WRITE, 0), write).is_err());
-        let read = HostData::Read { buffer: Buffer::zeroed(len), shape: None };
+        let read = HostData::Read { buffer: Buffer::zeroed(len), layout: None };
         assert!(pair.host.submit(command(READ, 0), read).is_err());
     }
     assert_eq!(pair.host.commands_in_flight(), 0);

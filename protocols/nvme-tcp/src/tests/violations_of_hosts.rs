@@ -114,7 +114,7 @@ fn the_cid_of_a_kept_command_may_be_used_again_and_no_other() {
     while let Some(event) = victim.0.next_event() {
         tokens.extend(if let Event::Command { token, .. } = event { Some(token) } else { None });
     }
-    victim.0.keep(tokens[0]);
+    victim.0.allow_unanswered(tokens[0]);
     assert_eq!(victim.reaction(capsule(7).as_bytes()), None);
     assert_eq!(victim.0.commands_in_flight(), 2);
     assert!(victim.0.respond(tokens[0], Completion::new(0, Status::SUCCESS, 0)).is_err(), "it is forgotten");
@@ -229,7 +229,7 @@ fn data_before_its_r2t_has_left() {
     let event = std::iter::from_fn(|| victim.0.next_event()).last();
     let Some(Event::Command { token, .. }) = event else { panic!("no command") };
     let buffer = sealblock_runtime_memory::Buffer::zeroed(8192);
-    victim.0.accept_data(token, buffer, None).unwrap();
+    victim.0.fetch_data(token, buffer, None).unwrap();
     victim.feed(&h2c(true, 5, ttag, 0, 8192));
     let closed = victim.0.closed();
     assert!(matches!(closed, Some(Closed::Violated(Violation { fes: crate::FatalErrorStatus::SequenceError, .. }))));
@@ -271,7 +271,7 @@ fn a_command_answered_while_its_data_is_on_the_way_waits_for_what_was_asked_for(
     let event = std::iter::from_fn(|| victim.0.next_event()).last();
     let Some(Event::Command { token, .. }) = event else { panic!("no command") };
     let buffer = sealblock_runtime_memory::Buffer::zeroed(32768);
-    victim.0.accept_data(token, buffer, None).unwrap();
+    victim.0.fetch_data(token, buffer, None).unwrap();
     let sent = victim.drain();
     let ttag = u16::from_le_bytes([sent[0][10], sent[0][11]]);
     assert_eq!(victim.reaction(&h2c(false, 5, ttag, 0, 8192)), None);

@@ -83,7 +83,7 @@ impl Victim {
         );
         while let Some(event) = self.0.next_event() {
             if let target::Event::Command { token, .. } = event {
-                self.0.accept_data(token, Buffer::zeroed(len as usize), None).unwrap();
+                self.0.fetch_data(token, Buffer::zeroed(len as usize), None).unwrap();
             }
         }
         let sent = self.drain();
@@ -139,7 +139,7 @@ impl Prey {
     }
 
     pub(super) fn read(&mut self, len: usize) -> u16 {
-        let data = HostData::Read { buffer: Buffer::zeroed(len), shape: None };
+        let data = HostData::Read { buffer: Buffer::zeroed(len), layout: None };
         let cid = self.0.submit(Command::new(2, 1), data).unwrap();
         self.drain();
         cid.0

@@ -73,7 +73,7 @@ pub enum IoCommand {
     /// Copy: a list of source ranges from the host.
     Copy(CopyCommand),
     /// Digest: as Verify, and the answer is the CRC-64/NVME of the blocks' data. See [`crate::extensions`].
-    Digest(BlockCommand),
+    Checksum(BlockCommand),
 }
 
 impl BlockCommand {
@@ -124,7 +124,7 @@ impl IoCommand {
             IoOpcode::DatasetManagement => Ok(IoCommand::DatasetManagement(DatasetManagement::decode(command))),
             IoOpcode::Verify => BlockCommand::decode(command).map(IoCommand::Verify),
             IoOpcode::Copy => CopyCommand::decode(command).map(IoCommand::Copy),
-            IoOpcode::Digest => BlockCommand::decode(command).map(IoCommand::Digest),
+            IoOpcode::Checksum => BlockCommand::decode(command).map(IoCommand::Checksum),
             IoOpcode::ReservationRegister
             | IoOpcode::ReservationReport
             | IoOpcode::ReservationAcquire
@@ -148,7 +148,7 @@ impl IoCommand {
             IoCommand::DatasetManagement(dsm) => dsm.encode(nsid),
             IoCommand::Verify(blocks) => blocks.encode(IoOpcode::Verify, nsid),
             IoCommand::Copy(copy) => copy.encode(nsid),
-            IoCommand::Digest(blocks) => blocks.encode(IoOpcode::Digest, nsid),
+            IoCommand::Checksum(blocks) => blocks.encode(IoOpcode::Checksum, nsid),
         }
     }
 
@@ -162,7 +162,7 @@ impl IoCommand {
             | IoCommand::Write(blocks)
             | IoCommand::Compare(blocks)
             | IoCommand::Verify(blocks)
-            | IoCommand::Digest(blocks) => blocks.validate(capacity_blocks, format),
+            | IoCommand::Checksum(blocks) => blocks.validate(capacity_blocks, format),
             IoCommand::WriteZeroes(zeroes) if zeroes.whole_namespace => Ok(()),
             IoCommand::WriteZeroes(zeroes) => zeroes.blocks.validate(capacity_blocks, format),
             IoCommand::WriteUncorrectable(extent) => fits(*extent, capacity_blocks),

@@ -70,10 +70,10 @@ fn a_digest_has_the_fields_of_a_verify() {
         0,
         0x0304_0506,
     );
-    let (digest, verify) = (IoCommand::Digest(range).encode(3).unwrap(), IoCommand::Verify(range).encode(3).unwrap());
+    let (digest, verify) = (IoCommand::Checksum(range).encode(3).unwrap(), IoCommand::Verify(range).encode(3).unwrap());
     assert_eq!(digest.opcode, 0xC0);
     assert_eq!(digest.as_bytes()[1..], verify.as_bytes()[1..]);
-    assert_eq!(IoCommand::decode(&digest), Ok(IoCommand::Digest(range)));
+    assert_eq!(IoCommand::decode(&digest), Ok(IoCommand::Checksum(range)));
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn the_range_of_a_whole_namespace_is_not_looked_at() {
 
 #[test]
 fn ranges_end_with_the_namespace() {
-    for make in [IoCommand::Read, IoCommand::Write, IoCommand::Compare, IoCommand::Verify, IoCommand::Digest] {
+    for make in [IoCommand::Read, IoCommand::Write, IoCommand::Compare, IoCommand::Verify, IoCommand::Checksum] {
         assert_eq!(make(blocks(90, 10)).validate(100, None), Ok(()));
         let error = make(blocks(91, 10)).validate(100, None).unwrap_err();
         assert_eq!(error.status_code(), StatusCode::LBA_OUT_OF_RANGE);
@@ -119,7 +119,7 @@ fn pract_goes_with_every_command_that_moves_or_checks_blocks() {
     let format = Some(PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1));
     let mut with_pract = blocks(0, 1);
     with_pract.protection.pract = true;
-    for make in [IoCommand::Read, IoCommand::Write, IoCommand::Compare, IoCommand::Verify, IoCommand::Digest] {
+    for make in [IoCommand::Read, IoCommand::Write, IoCommand::Compare, IoCommand::Verify, IoCommand::Checksum] {
         assert_eq!(make(with_pract).validate(1, format), Ok(()));
         assert_eq!(make(with_pract).validate(1, None), Ok(()), "without PI the bit means nothing, and fio sets it");
         assert!(make(with_pract).validate(0, format).is_err());

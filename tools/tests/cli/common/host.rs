@@ -26,7 +26,7 @@ pub fn known_bad(address: &str, subsystem: &str) -> Vec<(u64, u64)> {
         let action = LbaStatusAction::Tracked;
         let ask = GetLbaStatus { start: Lba::ZERO, max_bytes: MOST_BYTES, action, range_blocks: 0 };
         let buffer = Buffer::zeroed(MOST_BYTES as usize);
-        let (completion, data) = admin.call(ask.encode(1), HostData::Read { buffer, shape: None }).await;
+        let (completion, data) = admin.call(ask.encode(1), HostData::Read { buffer, layout: None }).await;
         assert!(completion.status().is_success(), "{completion:?}");
         let list = LbaStatusList::decode(&data).unwrap();
         list.descriptors.iter().map(|run| (run.extent.start().get(), run.extent.len())).collect()

@@ -171,7 +171,7 @@ impl Queue {
         let data = match data {
             Data::None => HostData::None,
             Data::Write(bytes) => HostData::Write(Slice::copy_from(&bytes).into()),
-            Data::Read(len) => HostData::Read { buffer: Buffer::zeroed(len), shape: None },
+            Data::Read(len) => HostData::Read { buffer: Buffer::zeroed(len), layout: None },
         };
         let cid = self.host.submit(command, data).unwrap().0;
         self.send().await;

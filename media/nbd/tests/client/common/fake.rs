@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
-use sealblock_protocols_nbd::{Command, ErrorReply, Event, Export, Request, Run, Server, ServerConfig};
+use sealblock_protocols_nbd::{Command, ErrorReply, Event, Export, Request, Server, ServerConfig, StatusDescriptor};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::net::{Listener, Stream};
 use sealblock_runtime_reactor::{pool, sleep, spawn};
@@ -15,7 +15,7 @@ pub enum Reply {
     /// This error.
     Fail(ErrorReply),
     /// Runs of status.
-    Status(Vec<Run>),
+    Status(Vec<StatusDescriptor>),
     /// Nothing.
     Silence,
     /// The end of the connection.
@@ -108,7 +108,9 @@ async fn answer_all(mut core: Server, stream: Stream, script: Rc<Script>, reques
                     Command::Read { length, .. } => {
                         core.data(ticket, vec![Buffer::zeroed(length as usize).freeze()]);
                     }
-                    Command::BlockStatus { length, .. } => core.status(ticket, &[Run { length, status: 0 }]),
+                    Command::BlockStatus { length, .. } => {
+                        core.status(ticket, &[StatusDescriptor { length, status: 0 }])
+                    }
                     _ => core.done(ticket),
                 },
             }

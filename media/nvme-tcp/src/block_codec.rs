@@ -11,7 +11,7 @@ use sealblock_runtime_memory::{Buffer, Pool, Slice};
 use sealblock_units::{BlockSize, Extent, Lba};
 
 use crate::facts::add;
-use crate::shape::{PiMode, Shape};
+use crate::namespace_profile::{NamespaceProfile, PiMode};
 
 /// Blocks of at least this many bytes are sent from where they lie, with their tags between them; smaller ones are copied
 /// together, because a gather list of them would cost more than the copy.
@@ -23,29 +23,29 @@ const ESCAPE: u16 = 0xFFFF;
 #[derive(Clone, Debug)]
 pub(crate) struct BlockCodec {
     pub(crate) size: BlockSize,
-    pub(crate) tagging: PiMode,
+    pub(crate) pi_mode: PiMode,
     storage_tag_mask: u64,
     /// Where data digests and guards are the same sums.
-    pub(crate) sums: Option<BlockLayout>,
+    pub(crate) crc_layout: Option<BlockLayout>,
 }
 
 impl BlockCodec {
-    pub(crate) fn new(shape: &Shape, data_digest: bool) -> BlockCodec {
-        let (size, tagging) = (shape.geometry.block_size, shape.tagging);
-        let shares_sums = data_digest && crate::shape::shares_sums(tagging);
+    pub(crate) fn new(shape: &NamespaceProfile, data_digest: bool) -> BlockCodec {
+        let (size, tagging) = (shape.geometry.block_size, shape.pi_mode);
+        let shares_sums = data_digest && crate::namespace_profile::shares_crcs(tagging);
         let tuple_bytes = tagging.shown().map_or(0, PiFormat::tuple_bytes);
         let sums = if shares_sums { BlockLayout::new(size.bytes(), tuple_bytes) } else { None };
-        BlockCodec { size, tagging, storage_tag_mask: shape.storage_tag_mask, sums }
+        BlockCodec { size, pi_mode: tagging, storage_tag_mask: shape.storage_tag_mask, crc_layout: sums }
     }
 
     /// Bytes that a Read of these blocks brings.
     pub(crate) fn read_bytes(&self, extent: Extent) -> usize {
-        extent.len() as usize * (self.size.bytes() + self.tagging.shown().map_or(0, PiFormat::tuple_bytes))
+        extent.len() as usize * (self.size.bytes() + self.pi_mode.shown().map_or(0, PiFormat::tuple_bytes))
     }
 
     /// The fields of a Read or Verify that has to check this, and whether they say all of it.
     pub(crate) fn read_checks(&self, extent: Extent, checks: &Checks, is_verify: bool) -> (ProtectionInfo, bool) {
-        match self.tagging {
+        match self.pi_mode {
             PiMode::None => (ProtectionInfo::NONE, true),
             // Nobody here sees the tags, so the target checks all it can.
             PiMode::Target(format) => {
@@ -59,7 +59,7 @@ impl BlockCodec {
 
     /// Whether a Verify or Read that has to check this has the guard of every block checked.
     pub(crate) fn checks_seals(&self, checks: &Checks) -> bool {
-        match self.tagging {
+        match self.pi_mode {
             PiMode::None => false,
             PiMode::Target(_) => true,
             PiMode::Host(_) => checks.guard,
@@ -69,7 +69,7 @@ impl BlockCodec {
     /// The fields of a Write of this data. Guards and reference tags are always checked; application and storage tags
     /// when all blocks have the same, so that tags are not damaged on the way without notice.
     pub(crate) fn write_checks(&self, extent: Extent, data: &Sealed) -> ProtectionInfo {
-        match self.tagging {
+        match self.pi_mode {
             PiMode::None => ProtectionInfo::NONE,
             PiMode::Target(format) => {
                 let first_ref = if format.protection().increments_ref_tag() { extent.start().get() } else { 0 };
@@ -106,14 +106,14 @@ impl BlockCodec {
 
     /// The fields of Write Zeroes: the target makes the tags of zeroes.
     pub(crate) fn zeroes(&self, extent: Extent) -> ProtectionInfo {
-        let Some(format) = self.tagging.kept() else { return ProtectionInfo::NONE };
+        let Some(format) = self.pi_mode.kept() else { return ProtectionInfo::NONE };
         let first_ref = if format.protection().increments_ref_tag() { extent.start().get() } else { 0 };
         ProtectionInfo { pract: true, ..ProtectionInfo::NONE }.with_tags(format, 0, first_ref)
     }
 
     /// Data to be written, as it travels.
     pub(crate) fn payload(&self, data: &Sealed, pool: &Pool) -> Payload {
-        match self.tagging.shown() {
+        match self.pi_mode.shown() {
             Some(format) => self.with_tags(format, data, pool),
             None => Payload::from(data.data().clone()),
         }
@@ -122,7 +122,7 @@ impl BlockCodec {
     /// Data to be compared, as it travels. The target compares tags too, so data without the namespace's tags gets those
     /// that a target makes of it.
     pub(crate) fn comparand(&self, extent: Extent, data: &Sealed, pool: &Pool) -> Payload {
-        let Some(format) = self.tagging.kept() else { return Payload::from(data.data().clone()) };
+        let Some(format) = self.pi_mode.kept() else { return Payload::from(data.data().clone()) };
         if data.format() == Some(format) {
             return self.with_tags(format, data, pool);
         }
@@ -146,9 +146,9 @@ impl BlockCodec {
             }
             Payload::from(whole.freeze())
         };
-        match (&self.sums, data.block_crcs()) {
+        match (&self.crc_layout, data.block_crcs()) {
             (Some(shape), Some(guards)) => {
-                payload.with_sums(BlockCrcs { shape: shape.clone(), guards: guards.collect() })
+                payload.with_crcs(BlockCrcs { layout: shape.clone(), guards: guards.collect() })
             }
             // Guards that were not compared with the data must not vouch for it.
             _ => payload,
@@ -156,22 +156,22 @@ impl BlockCodec {
     }
 
     /// Blocks that arrived, checked. `read` has the bytes of whole blocks.
-    pub(crate) fn arrive(
+    pub(crate) fn check_read(
         &self,
         read: ReadData,
         checks: &Checks,
         pool: &Pool,
         guard_bytes_summed: &Cell<u64>,
     ) -> Result<Sealed, Vec<Mismatch>> {
-        let Some(format) = self.tagging.shown() else {
+        let Some(format) = self.pi_mode.shown() else {
             let plain = Unverified::new(read.buffer.freeze(), Slice::empty(), self.size, None);
             return plain.expect("the length was checked").verify(&Checks::NONE);
         };
-        let (data, tags) = self.apart(format, read.buffer, pool);
+        let (data, tags) = self.split_tags(format, read.buffer, pool);
         let len = data.len() as u64;
         let blocks = Unverified::new(data, tags, self.size, Some(format)).expect("one tuple was taken from each block");
         // There are sums only if these bytes were summed for a data digest, and the digest was right.
-        if let Some(sums) = read.sums.filter(|_| format.guard() == GuardKind::Crc32c) {
+        if let Some(sums) = read.crcs.filter(|_| format.guard() == GuardKind::Crc32c) {
             return blocks.verify_with_crcs(checks, &sums.guards);
         }
         if checks.guard {
@@ -181,7 +181,7 @@ impl BlockCodec {
     }
 
     /// Data and tags, taken apart in place; one block is not even moved.
-    fn apart(&self, format: PiFormat, mut buffer: Buffer, pool: &Pool) -> (Slice, Slice) {
+    fn split_tags(&self, format: PiFormat, mut buffer: Buffer, pool: &Pool) -> (Slice, Slice) {
         let (size, tuple) = (self.size.bytes(), format.tuple_bytes());
         let (stride, blocks) = (size + tuple, buffer.len() / (size + tuple));
         if blocks == 1 {
@@ -199,7 +199,7 @@ impl BlockCodec {
 }
 
 /// The faults of mismatches in blocks from `start`.
-pub(crate) fn faults(start: Lba, mismatches: &[Mismatch]) -> Vec<BadBlock> {
+pub(crate) fn bad_blocks(start: Lba, mismatches: &[Mismatch]) -> Vec<BadBlock> {
     mismatches.iter().map(|mismatch| BadBlock::of_mismatch(start, mismatch)).collect()
 }
 

@@ -9,7 +9,7 @@ pub(crate) struct HoleMap {
     /// Up to here, in bytes, it is known.
     at: u64,
     /// Up to here it is in the runs, by whole blocks; the block from here on has been all hole as far as it is known.
-    settled: u64,
+    known_to: u64,
     runs: Vec<(u64, bool)>,
     /// Whether the block at `settled`, of which a part is known, has data.
     has_data: bool,
@@ -18,27 +18,27 @@ pub(crate) struct HoleMap {
 impl HoleMap {
     /// Nothing is known from this byte on, the first of a block.
     pub(crate) fn new(at: u64, shift: u32) -> HoleMap {
-        HoleMap { shift, at, settled: at, runs: Vec::new(), has_data: false }
+        HoleMap { shift, at, known_to: at, runs: Vec::new(), has_data: false }
     }
 
     /// The start of the first block, in bytes, that is not known as a whole.
     pub(crate) fn next_block(&self) -> u64 {
-        self.settled
+        self.known_to
     }
 
     /// What the next bytes are.
     pub(crate) fn push(&mut self, length: u64, is_hole: bool) {
         let (block, end) = (1_u64 << self.shift, self.at + length);
         // The rest of a block that began with other runs.
-        if self.at > self.settled {
+        if self.at > self.known_to {
             self.has_data |= !is_hole;
-            if end < self.settled + block {
+            if end < self.known_to + block {
                 self.at = end;
                 return;
             }
             self.add(block, !self.has_data);
         }
-        let whole = (end - self.settled) >> self.shift << self.shift;
+        let whole = (end - self.known_to) >> self.shift << self.shift;
         if whole > 0 {
             self.add(whole, is_hole);
         }
@@ -46,7 +46,7 @@ impl HoleMap {
     }
 
     fn add(&mut self, length: u64, is_hole: bool) {
-        self.settled += length;
+        self.known_to += length;
         match self.runs.last_mut() {
             Some((last, same)) if *same == is_hole => *last += length,
             _ => self.runs.push((length, is_hole)),
@@ -55,17 +55,17 @@ impl HoleMap {
 
     /// The next question begins with a whole block, so one of which the answer has told a part only counts as data. That
     /// also lets every answer lead on.
-    pub(crate) fn end_of_answer(&mut self) {
-        if self.at > self.settled {
+    pub(crate) fn end_reply(&mut self) {
+        if self.at > self.known_to {
             self.add(1 << self.shift, false);
         }
-        (self.at, self.has_data) = (self.settled, false);
+        (self.at, self.has_data) = (self.known_to, false);
     }
 
     /// All runs up to `end`. What is not known is data.
     pub(crate) fn finish(mut self, end: u64) -> Vec<StatusRun> {
-        if self.settled < end {
-            self.add(end - self.settled, false);
+        if self.known_to < end {
+            self.add(end - self.known_to, false);
         }
         let run = |(bytes, is_hole): (u64, bool)| {
             let blocks = BlockCount::new(u32::try_from(bytes >> self.shift).ok()?)?;
@@ -84,7 +84,7 @@ mod tests {
         let mut map = HoleMap::new(0, 12);
         for answer in answers {
             answer.iter().for_each(|(length, is_hole)| map.push(*length, *is_hole));
-            map.end_of_answer();
+            map.end_reply();
         }
         map.finish(end).into_iter().map(|run| (run.blocks.get(), run.state == BlockState::Hole)).collect()
     }

@@ -22,7 +22,7 @@ const NO_VOLATILE_CACHE: u8 = 1 << 5;
 
 /// The pages of one namespace and its controller.
 #[derive(Clone)]
-pub(crate) struct Pages {
+pub(crate) struct IdentifyPages {
     pub(crate) capabilities: Capabilities,
     pub(crate) controller: Controller,
     pub(crate) nvm_controller: Option<NvmController>,
@@ -31,7 +31,7 @@ pub(crate) struct Pages {
     pub(crate) independent: Option<IndependentNamespace>,
     pub(crate) ids: Vec<NamespaceId>,
     pub(crate) extensions: Extensions,
-    pub(crate) annex_pages: u32,
+    pub(crate) bitmap_pages: u32,
 }
 
 /// Who makes the tags that the namespace keeps.
@@ -47,7 +47,7 @@ pub(crate) enum PiMode {
 
 /// What tells one namespace from another.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Identity {
+pub(crate) struct NamespaceIdentity {
     pub(crate) uuid: Option<[u8; 16]>,
     pub(crate) nguid: Option<[u8; 16]>,
     pub(crate) eui64: Option<[u8; 8]>,
@@ -58,11 +58,11 @@ pub(crate) struct Identity {
 
 /// A namespace, understood.
 #[derive(Clone, Debug)]
-pub(crate) struct Shape {
+pub(crate) struct NamespaceProfile {
     pub(crate) nsid: u32,
     pub(crate) geometry: Geometry,
     pub(crate) abilities: Abilities,
-    pub(crate) tagging: PiMode,
+    pub(crate) pi_mode: PiMode,
     /// LBSTM: bits of the storage tag that can be checked.
     pub(crate) storage_tag_mask: u64,
     pub(crate) volatile_write_cache: bool,
@@ -77,12 +77,12 @@ pub(crate) struct Shape {
     pub(crate) max_transfer_bytes: Option<u64>,
     pub(crate) max_verify_bytes: Option<u64>,
     pub(crate) max_write_zeroes_bytes: Option<u64>,
-    pub(crate) identity: Identity,
+    pub(crate) identity: NamespaceIdentity,
 }
 
-impl Shape {
+impl NamespaceProfile {
     /// What the pages say of namespace `nsid`, used as `options` ask.
-    pub(crate) fn of(nsid: u32, pages: &Pages, options: &Options) -> Result<Shape, ConnectError> {
+    pub(crate) fn of(nsid: u32, pages: &IdentifyPages, options: &Options) -> Result<NamespaceProfile, ConnectError> {
         let unsupported = |why: String| ConnectError::Unsupported { nsid, why };
         let namespace = &pages.namespace;
         let identity = identity(nsid, pages)?;
@@ -90,7 +90,7 @@ impl Shape {
         if format.metadata_bytes > 0 && !format.extended {
             return Err(unsupported("its metadata is in a buffer of its own, which TCP cannot carry".to_owned()));
         }
-        let tagging = tagging(&format, options.protection).map_err(unsupported)?;
+        let tagging = pi_mode(&format, options.protection).map_err(unsupported)?;
         let capacity_blocks = namespace.nsze;
         if capacity_blocks == 0 {
             return Err(unsupported("it has no blocks".to_owned()));
@@ -103,11 +103,11 @@ impl Shape {
         let max_verify_bytes = nvm.and_then(|nvm| limit_bytes(nvm.vsl, page_bytes));
         let limits = limits(pages, options, size, tagging);
         let (ranges, range_blocks) = nvm.map_or((0, 0), |nvm| (nvm.dmrl, nvm.dmsl));
-        Ok(Shape {
+        Ok(NamespaceProfile {
             nsid,
             geometry: Geometry { block_size: size, capacity_blocks, protection: tagging.shown(), limits },
             abilities: abilities(pages, tagging),
-            tagging,
+            pi_mode: tagging,
             storage_tag_mask: format.storage_tag_mask,
             volatile_write_cache: has_volatile_cache(pages),
             get_lba_status: pages.controller.oacs.contains(Oacs::GET_LBA_STATUS),
@@ -124,7 +124,7 @@ impl Shape {
 
     /// Whether this is the namespace that `before` was, or what is not the same. One that is known by its identifier may have been
     /// resized: whoever opened it goes on with the blocks that it had, and the controller refuses those that are gone.
-    pub(crate) fn same_as(&self, before: &Shape) -> Result<(), ConnectError> {
+    pub(crate) fn check_unchanged(&self, before: &NamespaceProfile) -> Result<(), ConnectError> {
         let (a, b) = (&self.identity, &before.identity);
         let what = if (a.uuid, a.nguid, a.eui64) != (b.uuid, b.nguid, b.eui64) {
             "it has another identifier".to_owned()
@@ -159,7 +159,7 @@ impl PiMode {
     }
 }
 
-fn identity(nsid: u32, pages: &Pages) -> Result<Identity, ConnectError> {
+fn identity(nsid: u32, pages: &IdentifyPages) -> Result<NamespaceIdentity, ConnectError> {
     let namespace = &pages.namespace;
     // Not even the index may point to a format that is not there.
     let formats = usize::from(namespace.nlbaf.get()) + usize::from(namespace.nulbaf);
@@ -194,7 +194,7 @@ fn identity(nsid: u32, pages: &Pages) -> Result<Identity, ConnectError> {
         }
     }
     let serial = pages.controller.sn.text();
-    Ok(Identity { uuid, nguid, eui64, serial, capacity_blocks: namespace.nsze, format })
+    Ok(NamespaceIdentity { uuid, nguid, eui64, serial, capacity_blocks: namespace.nsze, format })
 }
 
 /// An identifier of nothing but zeroes is none.
@@ -202,7 +202,7 @@ fn some<const N: usize>(id: [u8; N]) -> Option<[u8; N]> {
     (id != [0; N]).then_some(id)
 }
 
-fn tagging(format: &NamespaceFormat, wanted: PiSource) -> Result<PiMode, String> {
+fn pi_mode(format: &NamespaceFormat, wanted: PiSource) -> Result<PiMode, String> {
     let tuple = format.protection.map(|(format, _)| format);
     let metadata_bytes = tuple.map_or(0, PiFormat::tuple_bytes);
     if format.metadata_bytes != metadata_bytes {
@@ -217,7 +217,7 @@ fn tagging(format: &NamespaceFormat, wanted: PiSource) -> Result<PiMode, String>
 }
 
 /// WZSL, and WZDSL where it is told. Some hosts take 0 for MDTS, so the smaller meaning is the safe one.
-fn zeroes_limit(pages: &Pages, page_bytes: u64) -> Option<u64> {
+fn zeroes_limit(pages: &IdentifyPages, page_bytes: u64) -> Option<u64> {
     let nvm = pages.nvm_controller?;
     let plain = limit_bytes(nvm.wzsl, page_bytes);
     match pages.controller.oncs.contains(Oncs::WRITE_ZEROES_DEALLOCATE_LIMIT) {
@@ -226,7 +226,7 @@ fn zeroes_limit(pages: &Pages, page_bytes: u64) -> Option<u64> {
     }
 }
 
-fn limits(pages: &Pages, options: &Options, size: BlockSize, tagging: PiMode) -> Limits {
+fn limits(pages: &IdentifyPages, options: &Options, size: BlockSize, tagging: PiMode) -> Limits {
     let page_bytes = pages.capabilities.min_page_bytes();
     let mdts = pages.controller.max_transfer_bytes(page_bytes);
     let tuple_bytes = tagging.shown().map_or(0, PiFormat::tuple_bytes);
@@ -258,7 +258,7 @@ fn count(blocks: u64) -> BlockCount {
     BlockCount::new(blocks.clamp(1, u64::from(MAX_BLOCKS)) as u32).expect("at least 1")
 }
 
-fn abilities(pages: &Pages, tagging: PiMode) -> Abilities {
+fn abilities(pages: &IdentifyPages, tagging: PiMode) -> Abilities {
     let oncs = pages.controller.oncs;
     let when = |bit| if oncs.contains(bit) { Ability::Native } else { Ability::Absent };
     let has = |bit| if pages.extensions.contains(bit) { Ability::Native } else { Ability::Absent };
@@ -281,19 +281,19 @@ fn abilities(pages: &Pages, tagging: PiMode) -> Abilities {
         repair: Ability::Absent,
         allocation: Ability::Absent,
         reserved: if fits { has(Extensions::ANNEX) } else { Ability::Absent },
-        annex_pages: if fits { pages.annex_pages } else { 0 },
+        annex_pages: if fits { pages.bitmap_pages } else { 0 },
         seals: tagging.kept().is_some() || pages.extensions.contains(Extensions::SEALS),
         copies: pages.extensions.contains(Extensions::COPIES),
     }
 }
 
-fn has_volatile_cache(pages: &Pages) -> bool {
+fn has_volatile_cache(pages: &IdentifyPages) -> bool {
     let none = pages.independent.is_some_and(|page| page.nsfeat & NO_VOLATILE_CACHE != 0);
     pages.controller.vwc.contains(Vwc::PRESENT) && !none
 }
 
 /// Whether data digests and guards of these blocks come from the same sum.
-pub(crate) fn shares_sums(tagging: PiMode) -> bool {
+pub(crate) fn shares_crcs(tagging: PiMode) -> bool {
     tagging.shown().is_some_and(|format| format.guard() == GuardKind::Crc32c)
 }
 

@@ -15,7 +15,11 @@ use crate::status::{failure, is_about_blocks};
 ///
 /// # Errors
 /// Failures that are not about blocks.
-pub(crate) async fn damaged(io: &Io, extent: Extent, troubles: Vec<ServerError>) -> Result<Vec<BadBlock>, Error> {
+pub(crate) async fn find_bad_blocks(
+    io: &Io,
+    extent: Extent,
+    troubles: Vec<ServerError>,
+) -> Result<Vec<BadBlock>, Error> {
     let mut faults = Vec::new();
     let mut failing = vec![(extent, troubles)];
     while let Some((run, troubles)) = failing.pop() {
@@ -27,7 +31,7 @@ pub(crate) async fn damaged(io: &Io, extent: Extent, troubles: Vec<ServerError>)
         faults.extend(named.iter().map(|lba| BadBlock::media(*lba)));
         let parts = if named.is_empty() { halves(run) } else { between(run, &named) };
         for part in parts {
-            match io.read_once(part).await?.outcome {
+            match io.read_once(part).await?.result {
                 Ok(_) => {}
                 Err(troubles) if is_about_blocks(&troubles) => failing.push((part, troubles)),
                 Err(troubles) => return Err(failure(RequestKind::Read, Some(part), &troubles)),

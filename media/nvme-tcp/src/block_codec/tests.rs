@@ -2,7 +2,7 @@ use super::*;
 use sealblock_integrity::{Field, GuardKind, Masked};
 
 fn wire(tagging: PiMode, size: BlockSize) -> BlockCodec {
-    BlockCodec { size, tagging, storage_tag_mask: u64::MAX, sums: None }
+    BlockCodec { size, pi_mode: tagging, storage_tag_mask: u64::MAX, crc_layout: None }
 }
 
 fn format(guard: GuardKind, kind: ProtectionType) -> PiFormat {
@@ -34,8 +34,8 @@ fn blocks_travel_interleaved_and_are_taken_apart() {
                 assert_eq!(bytes.len(), wire.read_bytes(extent(7, blocks as u64)));
                 let summed = Cell::new(0);
                 let arrived = |bytes: &[u8]| {
-                    let read = ReadData { buffer: Buffer::copy_from(bytes), sums: None, damaged: false };
-                    wire.arrive(read, &Checks::full(format, Lba::new(7)), &pool, &summed)
+                    let read = ReadData { buffer: Buffer::copy_from(bytes), crcs: None, is_damaged: false };
+                    wire.check_read(read, &Checks::full(format, Lba::new(7)), &pool, &summed)
                 };
                 let back = arrived(&bytes).unwrap();
                 assert_eq!((back.data()[..] == data.data()[..], back.tags()[..] == data.tags()[..]), (true, true));
@@ -109,7 +109,7 @@ fn only_guards_that_hold_vouch_for_data() {
     let pool = Pool::new(0, usize::MAX);
     let format = format(GuardKind::Crc32c, ProtectionType::Type1);
     let shape = BlockLayout::new(4096, 16);
-    let wire = BlockCodec { sums: shape, ..wire(PiMode::Host(format), BlockSize::B4096) };
+    let wire = BlockCodec { crc_layout: shape, ..wire(PiMode::Host(format), BlockSize::B4096) };
     let data = sealed(BlockSize::B4096, format, 0, 1);
     assert!(data.has_verified_guards());
     assert!(format!("{:?}", wire.payload(&data, &pool)).contains("sums: Some"));

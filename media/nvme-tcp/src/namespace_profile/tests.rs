@@ -4,7 +4,7 @@ use sealblock_protocols_nvme::identify::{Dps, Flbas};
 use sealblock_protocols_nvme::{Count8, registers};
 
 /// A well-behaved namespace of 1000 blocks with a 16-bit guard.
-fn pages() -> Pages {
+fn pages() -> IdentifyPages {
     let mut namespace = Namespace { nsze: 1000, ncap: 1000, nuse: 1000, ..Namespace::default() };
     let mut nvm = NvmNamespace::default();
     let format = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1);
@@ -16,7 +16,7 @@ fn pages() -> Pages {
         storage_tag_mask: 0,
     };
     wire.describe(&mut namespace, &mut nvm);
-    Pages {
+    IdentifyPages {
         capabilities: registers::Capabilities::from_bits(127),
         controller: Controller { mdts: 5, oncs: Oncs::VERIFY | Oncs::WRITE_ZEROES, ..Controller::default() },
         nvm_controller: Some(NvmController { vsl: 8, wzsl: 3, ..NvmController::default() }),
@@ -25,14 +25,14 @@ fn pages() -> Pages {
         independent: None,
         ids: vec![NamespaceId::Uuid([3; 16])],
         extensions: Extensions::NONE,
-        annex_pages: 0,
+        bitmap_pages: 0,
     }
 }
 
-fn shape(change: impl FnOnce(&mut Pages)) -> Result<Shape, ConnectError> {
+fn shape(change: impl FnOnce(&mut IdentifyPages)) -> Result<NamespaceProfile, ConnectError> {
     let mut pages = pages();
     change(&mut pages);
-    Shape::of(1, &pages, &Options::default())
+    NamespaceProfile::of(1, &pages, &Options::default())
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn a_cache_is_volatile_unless_either_page_says_no() {
 
 #[test]
 fn pages_that_lie_are_refused_with_a_reason() {
-    type Change = fn(&mut Pages);
+    type Change = fn(&mut IdentifyPages);
     let lies: [(Change, &str); 9] = [
         (|pages| pages.namespace.nsze = 0, "no blocks"),
         (|pages| pages.namespace.nsze = u64::MAX, "cannot be counted"),
@@ -123,24 +123,27 @@ fn pages_that_lie_are_refused_with_a_reason() {
 #[test]
 fn a_namespace_is_the_same_only_if_all_of_it_is() {
     let before = shape(|_| ()).unwrap();
-    assert!(shape(|pages| pages.controller.cntlid = 77).unwrap().same_as(&before).is_ok());
-    let others: [fn(&mut Pages); 2] =
+    assert!(shape(|pages| pages.controller.cntlid = 77).unwrap().check_unchanged(&before).is_ok());
+    let others: [fn(&mut IdentifyPages); 2] =
         [|pages| pages.ids = vec![NamespaceId::Uuid([4; 16])], |pages| pages.namespace.lbaf[0].lbads = 9];
     for other in others {
-        assert!(matches!(shape(other).unwrap().same_as(&before), Err(ConnectError::Changed { .. })));
+        assert!(matches!(shape(other).unwrap().check_unchanged(&before), Err(ConnectError::Changed { .. })));
     }
 }
 
 #[test]
 fn a_namespace_that_was_resized_is_the_same_if_its_identifier_says_so() {
-    let known: [fn(&mut Pages); 3] = [|_| (), |pages| pages.namespace.nsze = 1001, |pages| pages.namespace.nsze = 999];
-    let nameless: [fn(&mut Pages); 2] =
+    let known: [fn(&mut IdentifyPages); 3] =
+        [|_| (), |pages| pages.namespace.nsze = 1001, |pages| pages.namespace.nsze = 999];
+    let nameless: [fn(&mut IdentifyPages); 2] =
         [|pages| pages.ids = vec![], |pages| (pages.ids, pages.namespace.nsze) = (vec![], 1001)];
     for now in known {
-        assert!(shape(now).unwrap().same_as(&shape(known[0]).unwrap()).is_ok());
+        assert!(shape(now).unwrap().check_unchanged(&shape(known[0]).unwrap()).is_ok());
     }
     let [before, now] = nameless.map(|pages| shape(pages).unwrap());
-    assert!(matches!(now.same_as(&before), Err(ConnectError::Changed { what }) if what.contains("1001 blocks")));
+    assert!(
+        matches!(now.check_unchanged(&before), Err(ConnectError::Changed { what }) if what.contains("1001 blocks"))
+    );
 }
 
 proptest::proptest! {
@@ -156,7 +159,7 @@ proptest::proptest! {
         pages.nvm_namespace = Some(NvmNamespace::decode(&bytes).unwrap());
         pages.nvm_controller = Some(NvmController::decode(&bytes).unwrap());
         pages.controller = Controller::decode(&bytes).unwrap();
-        if let Ok(shape) = Shape::of(1, &pages, &Options::default()) {
+        if let Ok(shape) = NamespaceProfile::of(1, &pages, &Options::default()) {
             let geometry = shape.geometry;
             proptest::prop_assert!(geometry.capacity_blocks.checked_shl(geometry.block_size.shift()).is_some());
             proptest::prop_assert!(geometry.limits.max_verify_blocks.get() <= MAX_BLOCKS);

@@ -3,7 +3,7 @@
 //! Pure, so that every lie a server can tell here is a test.
 
 use sealblock_block::{Abilities, Ability, Geometry, Limits};
-use sealblock_protocols_nbd::client::Described;
+use sealblock_protocols_nbd::client::ExportInfo;
 use sealblock_protocols_nbd::wire::transmission;
 use sealblock_units::{BlockCount, BlockSize};
 
@@ -14,7 +14,7 @@ const ALLOCATION_BYTES: u64 = 64 << 20;
 
 /// An export as a device.
 #[derive(Clone, Debug)]
-pub(crate) struct Shape {
+pub(crate) struct ExportProfile {
     pub(crate) geometry: Geometry,
     pub(crate) abilities: Abilities,
     /// FLUSH is there, so writes are volatile.
@@ -22,15 +22,15 @@ pub(crate) struct Shape {
     /// FUA is there.
     pub(crate) fua: bool,
     /// Several connections see each other's writes and flushes.
-    pub(crate) several: bool,
+    pub(crate) can_multi_conn: bool,
 }
 
-impl Shape {
+impl ExportProfile {
     /// The shape of what was described.
     ///
     /// # Errors
     /// [`ConnectError::Unsupported`] for blocks or a size that no device here has.
-    pub(crate) fn of(described: &Described, options: &Options) -> Result<Shape, ConnectError> {
+    pub(crate) fn of(described: &ExportInfo, options: &Options) -> Result<ExportProfile, ConnectError> {
         use transmission as t;
         let block_size = block_size(described)?;
         let block = block_size.bytes() as u64;
@@ -53,17 +53,17 @@ impl Shape {
         };
         let capacity_blocks = described.size_bytes >> block_size.shift();
         let geometry = Geometry { block_size, capacity_blocks, protection: None, limits };
-        Ok(Shape {
+        Ok(ExportProfile {
             geometry,
             abilities,
             flush: has(t::SEND_FLUSH),
             fua: has(t::SEND_FUA),
-            several: has(t::CAN_MULTI_CONN),
+            can_multi_conn: has(t::CAN_MULTI_CONN),
         })
     }
 
     /// Whether this is what was there before: a device does not change while it is open.
-    pub(crate) fn same_as(&self, before: &Shape) -> Result<(), ConnectError> {
+    pub(crate) fn check_unchanged(&self, before: &ExportProfile) -> Result<(), ConnectError> {
         let changed = |what: String| Err(ConnectError::Changed { what });
         if self.geometry.capacity_bytes() != before.geometry.capacity_bytes() {
             let (now, then) = (self.geometry.capacity_bytes(), before.geometry.capacity_bytes());
@@ -80,7 +80,7 @@ impl Shape {
 }
 
 /// Blocks of 4096 bytes where the size is a multiple of them, else of 512.
-fn block_size(described: &Described) -> Result<BlockSize, ConnectError> {
+fn block_size(described: &ExportInfo) -> Result<BlockSize, ConnectError> {
     let (size, smallest) = (described.size_bytes, u64::from(described.sizes.smallest));
     let unsupported = |why: String| Err(ConnectError::Unsupported(why));
     let largest = BlockSize::B4096.bytes() as u64;
@@ -112,19 +112,19 @@ fn blocks(bytes: u64, block: u64) -> BlockCount {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sealblock_protocols_nbd::client::{ReplyStyle, Sizes};
+    use sealblock_protocols_nbd::client::{BlockSizes, ReplyStyle};
 
-    fn described(size_bytes: u64, sizes: Sizes, flags: u16) -> Described {
+    fn described(size_bytes: u64, sizes: BlockSizes, flags: u16) -> ExportInfo {
         let (name, description) = (None, String::new());
-        Described { name, description, size_bytes, flags, sizes, style: ReplyStyle::Structured, context: Some(1) }
+        ExportInfo { name, description, size_bytes, flags, sizes, style: ReplyStyle::Structured, context: Some(1) }
     }
 
-    fn shape(size_bytes: u64, sizes: Sizes, flags: u16) -> Result<Shape, String> {
-        Shape::of(&described(size_bytes, sizes, flags), &Options::default()).map_err(|error| error.to_string())
+    fn shape(size_bytes: u64, sizes: BlockSizes, flags: u16) -> Result<ExportProfile, String> {
+        ExportProfile::of(&described(size_bytes, sizes, flags), &Options::default()).map_err(|error| error.to_string())
     }
 
-    fn sizes(smallest: u32, largest: u32) -> Sizes {
-        Sizes { smallest, best: smallest.max(4096), largest }
+    fn sizes(smallest: u32, largest: u32) -> BlockSizes {
+        BlockSizes { smallest, best: smallest.max(4096), largest }
     }
 
     #[test]
@@ -150,16 +150,16 @@ mod tests {
     #[test]
     fn abilities_are_those_of_the_flags() {
         use transmission as t;
-        let none = shape(1 << 20, Sizes::default(), t::HAS_FLAGS | t::READ_ONLY).unwrap();
-        assert!(!none.abilities.writable && !none.flush && !none.fua && !none.several);
+        let none = shape(1 << 20, BlockSizes::default(), t::HAS_FLAGS | t::READ_ONLY).unwrap();
+        assert!(!none.abilities.writable && !none.flush && !none.fua && !none.can_multi_conn);
         assert_eq!((none.abilities.discard, none.abilities.write_zeroes), (Ability::Absent, Ability::Absent));
         let flags = t::SEND_FLUSH | t::SEND_FUA | t::SEND_TRIM | t::SEND_WRITE_ZEROES | t::CAN_MULTI_CONN;
-        let all = shape(1 << 20, Sizes::default(), flags).unwrap();
-        assert!(all.abilities.writable && all.flush && all.fua && all.several && !all.abilities.unmap_zeroes);
+        let all = shape(1 << 20, BlockSizes::default(), flags).unwrap();
+        assert!(all.abilities.writable && all.flush && all.fua && all.can_multi_conn && !all.abilities.unmap_zeroes);
         assert_eq!((all.abilities.discard, all.abilities.write_zeroes), (Ability::Native, Ability::Native));
-        assert!(matches!(all.same_as(&none), Err(ConnectError::Changed { .. })));
-        assert!(all.same_as(&all).is_ok());
-        let larger = shape(2 << 20, Sizes::default(), flags).unwrap();
-        assert!(larger.same_as(&all).unwrap_err().to_string().contains("2097152 bytes, not 1048576"));
+        assert!(matches!(all.check_unchanged(&none), Err(ConnectError::Changed { .. })));
+        assert!(all.check_unchanged(&all).is_ok());
+        let larger = shape(2 << 20, BlockSizes::default(), flags).unwrap();
+        assert!(larger.check_unchanged(&all).unwrap_err().to_string().contains("2097152 bytes, not 1048576"));
     }
 }
