@@ -277,10 +277,10 @@ fn abilities(pages: &IdentifyPages, tagging: PiMode) -> Abilities {
             && dlfeat.reads_zeroes()
             && dlfeat.contains(Dlfeat::WRITE_ZEROES_DEALLOCATE),
         offloads: true,
-        checksum: has(Extensions::DIGEST),
+        checksum: has(Extensions::CHECKSUM),
         repair: Ability::Absent,
         allocation: Ability::Absent,
-        reserved: if fits { has(Extensions::ANNEX) } else { Ability::Absent },
+        reserved: if fits { has(Extensions::RESERVED) } else { Ability::Absent },
         annex_pages: if fits { pages.bitmap_pages } else { 0 },
         seals: tagging.kept().is_some() || pages.extensions.contains(Extensions::SEALS),
         copies: pages.extensions.contains(Extensions::COPIES),

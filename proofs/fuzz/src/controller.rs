@@ -21,7 +21,7 @@ use sealblock_protocols_nvme::fabrics::{
 };
 use sealblock_protocols_nvme::{Command, Completion, FABRICS_OPCODE, Fuse};
 use sealblock_protocols_nvme_tcp::host::{Event, HostData};
-use sealblock_protocols_nvme_tcp::{BlockShape, Host, HostConfig, TransmitLimit};
+use sealblock_protocols_nvme_tcp::{BlockLayout, Host, HostConfig, TransmitLimit};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::net::{Listener, Stream};
 use sealblock_runtime_reactor::{Config, Reactor, pool, spawn, timeout, yield_now};
@@ -221,7 +221,7 @@ fn data(pieces: &mut Pieces, command: &Command) -> HostData {
             bytes[..given.len()].copy_from_slice(given);
             write(&bytes)
         }
-        2 => HostData::Read { buffer: Buffer::zeroed(len), shape: BlockShape::new(512, 8) },
+        2 => HostData::Read { buffer: Buffer::zeroed(len), layout: BlockLayout::new(512, 8) },
         _ => HostData::None,
     }
 }

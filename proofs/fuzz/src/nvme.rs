@@ -4,7 +4,7 @@
 //! is asked for as well, because that is what its reader does.
 
 use sealblock_protocols_nvme::admin::AdminCommand;
-use sealblock_protocols_nvme::extensions::{ReservedHeader, AnnexSlot, Extensions, ExtensionsLog};
+use sealblock_protocols_nvme::extensions::{Extensions, ExtensionsLog, ReservedArea, ReservedHeader};
 use sealblock_protocols_nvme::fabrics::{Connect, ConnectData, FabricsCommand};
 use sealblock_protocols_nvme::features::{
     AsynchronousEvent, ErrorRecovery, HostBehavior, LbaStatusInterval, NumberOfQueues, TemperatureThreshold, Timestamp,
@@ -107,7 +107,7 @@ fn carry_out(io: &IoCommand, pieces: &mut Pieces) {
         | IoCommand::Write(blocks)
         | IoCommand::Compare(blocks)
         | IoCommand::Verify(blocks)
-        | IoCommand::Digest(blocks) => {
+        | IoCommand::Checksum(blocks) => {
             assert!(blocks.extent.fits(capacity));
             if let Some(format) = format {
                 let checks = blocks.protection.checks(format, u64::MAX);
@@ -205,14 +205,14 @@ fn logs(page: &[u8]) {
 fn extensions(page: &[u8]) {
     let (nsid, both) = (ExtensionsLog::decode(page).map_or(1, |log| log.nsid), Extensions::CHECKSUM | Extensions::RESERVED);
     assert_eq!(ExtensionsLog::read(page, nsid).bits() & !both.bits(), 0);
-    for slot in AnnexSlot::ALL {
+    for slot in ReservedArea::ALL {
         let mut frame = page.to_vec();
         frame.resize(slot.frame_bytes(), 0);
         if let Ok(bytes) = slot.decode(&frame) {
             let again = slot.encode(bytes).expect("what a slot holds has room in it");
             assert_eq!(slot.decode(&again), Ok(bytes));
         }
-        let held = &page[..page.len().min(slot.most_bytes())];
+        let held = &page[..page.len().min(slot.max_bytes())];
         assert_eq!(slot.decode(&slot.encode(held).expect("there is room")), Ok(held));
     }
 }

@@ -74,8 +74,8 @@ pub fn preamble(style: u8) -> Vec<u8> {
 
 /// Feeds `pieces` one after the other, and answers whatever is asked.
 pub fn play<'a>(server: &mut Server, pieces: impl IntoIterator<Item = &'a [u8]>) -> Transcript {
-    let mut story = Transcript::default();
-    settle(server, &mut story);
+    let mut transcript = Transcript::default();
+    settle(server, &mut transcript);
     for mut piece in pieces {
         while !piece.is_empty() {
             let Some(mut buffer) = server.receive_buffer() else {
@@ -87,20 +87,20 @@ pub fn play<'a>(server: &mut Server, pieces: impl IntoIterator<Item = &'a [u8]>)
             buffer[..len].copy_from_slice(&piece[..len]);
             piece = &piece[len..];
             server.received(buffer, len);
-            settle(server, &mut story);
+            settle(server, &mut transcript);
         }
     }
-    story.closed = server.closed();
-    story
+    transcript.closed = server.closed();
+    transcript
 }
 
 /// Takes events and output until there is neither.
-fn settle(server: &mut Server, story: &mut Transcript) {
+fn settle(server: &mut Server, transcript: &mut Transcript) {
     loop {
         let mut was_quiet = true;
         while let Some(event) = server.next_event() {
             was_quiet = false;
-            story.events.push(tell(&event));
+            transcript.events.push(to_text(&event));
             if let Event::Request(request) = event {
                 answer(server, request);
             }
@@ -110,14 +110,14 @@ fn settle(server: &mut Server, story: &mut Transcript) {
         let mut out = Vec::new();
         was_quiet &= server.transmit(&mut out) == 0;
         server.sent();
-        out.iter().for_each(|slice| story.sent.extend_from_slice(slice));
+        out.iter().for_each(|slice| transcript.sent.extend_from_slice(slice));
         if was_quiet {
             return;
         }
     }
 }
 
-fn tell(event: &Event) -> String {
+fn to_text(event: &Event) -> String {
     match event {
         Event::Request(Request { command: Command::Write { offset, data, fua }, .. }) => {
             let sum = data.iter().fold(0u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(u32::from(*byte)));

@@ -61,9 +61,9 @@ impl Input {
     }
 
     /// Reads at most `most` bytes away.
-    pub(crate) fn take(&mut self, most: usize) -> &[u8] {
+    pub(crate) fn take(&mut self, max_bytes: usize) -> &[u8] {
         let from = self.start;
-        self.start += most.min(self.unread());
+        self.start += max_bytes.min(self.unread());
         &self.staging[from..self.start]
     }
 

@@ -90,7 +90,7 @@ impl Server {
         match option {
             option::ABORT => self.option(option, &[]),
             option::EXPORT_NAME => Err(Violation::UnknownExport.into()),
-            _ => Ok(self.answer(option, rep::ERR_TOO_BIG)),
+            _ => Ok(self.reply(option, rep::ERR_TOO_BIG)),
         }
     }
 
@@ -110,32 +110,32 @@ impl Server {
         match option {
             option::EXPORT_NAME => return self.export_name(data),
             option::ABORT => {
-                self.answer(option, rep::ACK);
+                self.reply(option, rep::ACK);
                 return Err(Closed::Aborted);
             }
-            _ if self.is_stopping => return Ok(self.answer(option, rep::ERR_SHUTDOWN)),
+            _ if self.is_stopping => return Ok(self.reply(option, rep::ERR_SHUTDOWN)),
             option::INFO | option::GO => return Ok(self.describe(option, data)),
             option::LIST_META_CONTEXT | option::SET_META_CONTEXT => return Ok(self.contexts(option, data)),
             option::LIST | option::STARTTLS | option::STRUCTURED_REPLY | option::EXTENDED_HEADERS if has_data => {
-                return Ok(self.answer(option, rep::ERR_INVALID));
+                return Ok(self.reply(option, rep::ERR_INVALID));
             }
-            option::STARTTLS => return Ok(self.answer(option, self.config.tls.start())),
-            option::STRUCTURED_REPLY if is_extended => return Ok(self.answer(option, rep::ERR_EXT_HEADER_REQD)),
+            option::STARTTLS => return Ok(self.reply(option, self.config.tls.start())),
+            option::STRUCTURED_REPLY if is_extended => return Ok(self.reply(option, rep::ERR_EXT_HEADER_REQD)),
             option::STRUCTURED_REPLY => self.negotiation.style = ReplyForm::Structured,
             option::EXTENDED_HEADERS => self.negotiation.style = ReplyForm::Extended,
             option::LIST => self.list(),
-            _ => return Ok(self.answer(option, rep::ERR_UNSUP)),
+            _ => return Ok(self.reply(option, rep::ERR_UNSUP)),
         }
-        Ok(self.answer(option, rep::ACK))
+        Ok(self.reply(option, rep::ACK))
     }
 
     /// A reply to an option without data.
-    fn answer(&mut self, option: u32, kind: u32) -> ServerStep {
-        self.answer_with(option, kind, &[]);
+    fn reply(&mut self, option: u32, kind: u32) -> ServerStep {
+        self.reply_with(option, kind, &[]);
         ServerStep::Again
     }
 
-    fn answer_with(&mut self, option: u32, kind: u32, data: &[u8]) {
+    fn reply_with(&mut self, option: u32, kind: u32, data: &[u8]) {
         self.output.put(&wire::OPTION_REPLY_MAGIC.to_be_bytes());
         self.output.put(&option.to_be_bytes());
         self.output.put(&kind.to_be_bytes());
@@ -149,7 +149,7 @@ impl Server {
         for Export { name, description, .. } in exports.iter() {
             let len = (name.len() as u32).to_be_bytes();
             let data = [&len[..], name.as_bytes(), description.as_bytes()].concat();
-            self.answer_with(option::LIST, rep::SERVER, &data);
+            self.reply_with(option::LIST, rep::SERVER, &data);
         }
     }
 
@@ -168,8 +168,8 @@ impl Server {
         if self.negotiation.style == ReplyForm::Extended {
             return Err(Violation::Misplaced(option::EXPORT_NAME).into());
         }
-        let found = self.find(name).filter(|_| !self.is_stopping && name.len() <= STRING_BYTES);
-        let Some(index) = found else {
+        let export_index = self.find(name).filter(|_| !self.is_stopping && name.len() <= STRING_BYTES);
+        let Some(index) = export_index else {
             self.end(Violation::UnknownExport.into());
             return Ok(unknown(name));
         };
@@ -192,37 +192,37 @@ impl Server {
 
     /// INFO and GO.
     fn describe(&mut self, option: u32, data: &[u8]) -> ServerStep {
-        let Some((name, wanted)) = read_info(data) else { return self.answer(option, rep::ERR_INVALID) };
+        let Some((name, wanted)) = read_info(data) else { return self.reply(option, rep::ERR_INVALID) };
         let Some(index) = self.find(name) else {
-            self.answer(option, rep::ERR_UNKNOWN);
+            self.reply(option, rep::ERR_UNKNOWN);
             return unknown(name);
         };
         let exports = std::sync::Arc::clone(&self.config.exports);
         let export = &exports[index];
-        let mut tell = |kind: u16, fields: &[&[u8]]| {
-            self.answer_with(option, rep::INFO, &[&kind.to_be_bytes()[..], &fields.concat()].concat());
+        let mut put_info = |kind: u16, fields: &[&[u8]]| {
+            self.reply_with(option, rep::INFO, &[&kind.to_be_bytes()[..], &fields.concat()].concat());
         };
         if wanted.contains(&info::NAME) {
-            tell(info::NAME, &[export.name.as_bytes()]);
+            put_info(info::NAME, &[export.name.as_bytes()]);
         }
         if wanted.contains(&info::DESCRIPTION) && !export.description.is_empty() {
-            tell(info::DESCRIPTION, &[export.description.as_bytes()]);
+            put_info(info::DESCRIPTION, &[export.description.as_bytes()]);
         }
         // Unasked too, because requests that do not keep to it fail.
-        let most = self.config.limits.payload_bytes;
-        let best = export.block_bytes.max(4096).min(most.next_power_of_two());
-        self.tell_sizes(option, [export.block_bytes, best, most]);
+        let max_bytes = self.config.limits.payload_bytes;
+        let best = export.block_bytes.max(4096).min(max_bytes.next_power_of_two());
+        self.put_block_sizes(option, [export.block_bytes, best, max_bytes]);
         let flags = self.flags(export).to_be_bytes();
         let about = [&info::EXPORT.to_be_bytes()[..], &export.size_bytes.to_be_bytes(), &flags].concat();
-        self.answer_with(option, rep::INFO, &about);
-        self.answer(option, rep::ACK);
+        self.reply_with(option, rep::INFO, &about);
+        self.reply(option, rep::ACK);
         if option == option::GO { self.choose(index) } else { ServerStep::Again }
     }
 
-    fn tell_sizes(&mut self, option: u32, sizes: [u32; 3]) {
+    fn put_block_sizes(&mut self, option: u32, sizes: [u32; 3]) {
         let mut data = info::BLOCK_SIZE.to_be_bytes().to_vec();
         data.extend(sizes.into_iter().flat_map(u32::to_be_bytes));
-        self.answer_with(option, rep::INFO, &data);
+        self.reply_with(option, rep::INFO, &data);
     }
 
     /// LIST_META_CONTEXT and SET_META_CONTEXT.
@@ -232,15 +232,15 @@ impl Server {
             self.negotiation.context = None;
         }
         let query = ContextQuery::read(data).filter(|_| self.negotiation.style != ReplyForm::Simple);
-        let Some(query) = query else { return self.answer(option, rep::ERR_INVALID) };
-        let Some(index) = self.find(query.export) else { return self.answer(option, rep::ERR_UNKNOWN) };
+        let Some(query) = query else { return self.reply(option, rep::ERR_INVALID) };
+        let Some(index) = self.find(query.export) else { return self.reply(option, rep::ERR_UNKNOWN) };
         if sets && query.selects() {
             self.negotiation.context = Some(index);
         }
         if if sets { query.selects() } else { query.lists() } {
-            self.answer_with(option, rep::META_CONTEXT, &metadata::context(sets));
+            self.reply_with(option, rep::META_CONTEXT, &metadata::context(sets));
         }
-        self.answer(option, rep::ACK)
+        self.reply(option, rep::ACK)
     }
 }
 

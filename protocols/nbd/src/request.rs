@@ -132,13 +132,13 @@ impl Header {
     }
 
     /// Bytes that follow the header, wanted or not.
-    pub(crate) fn payload(&self, terms: &TransmissionMode) -> Result<usize, Violation> {
+    pub(crate) fn payload(&self, mode: &TransmissionMode) -> Result<usize, Violation> {
         // A write always brings its data. With extended headers it is to say so by the flag, which QEMU 10.0 leaves out; any
         // other command brings what the flag says.
-        let brings = self.kind == command::WRITE || (terms.extended && self.has(flag::PAYLOAD_LEN));
+        let brings = self.kind == command::WRITE || (mode.extended && self.has(flag::PAYLOAD_LEN));
         match brings {
-            true if self.length > u64::from(terms.payload_bytes) => {
-                Err(Violation::PayloadTooLong { bytes: self.length, most: terms.payload_bytes })
+            true if self.length > u64::from(mode.payload_bytes) => {
+                Err(Violation::PayloadTooLong { bytes: self.length, max: mode.payload_bytes })
             }
             true => Ok(self.length as usize),
             false => Ok(0),
@@ -146,8 +146,8 @@ impl Header {
     }
 
     /// Whether the request may be carried out on this export.
-    pub(crate) fn check(&self, export: &Export, terms: &TransmissionMode) -> Result<(), ErrorCode> {
-        if self.flags & !self.allowed_flags(terms)? != 0 {
+    pub(crate) fn check(&self, export: &Export, mode: &TransmissionMode) -> Result<(), ErrorCode> {
+        if self.flags & !self.allowed_flags(mode)? != 0 {
             return Err(ErrorCode::Invalid);
         }
         let writes = matches!(self.kind, command::WRITE | command::TRIM | command::WRITE_ZEROES);
@@ -157,7 +157,7 @@ impl Header {
         let is_there = match self.kind {
             command::TRIM => export.trim,
             command::WRITE_ZEROES => export.write_zeroes,
-            command::BLOCK_STATUS => terms.status,
+            command::BLOCK_STATUS => mode.status,
             command::FLUSH => {
                 return if self.offset == 0 && self.length == 0 { Ok(()) } else { Err(ErrorCode::Invalid) };
             }
@@ -168,16 +168,16 @@ impl Header {
         }
         self.check_range(export)?;
         let is_bounded = matches!(self.kind, command::READ | command::CACHE);
-        if is_bounded && self.length > u64::from(terms.payload_bytes) {
+        if is_bounded && self.length > u64::from(mode.payload_bytes) {
             return Err(ErrorCode::Overflow);
         }
         Ok(())
     }
 
-    fn allowed_flags(&self, terms: &TransmissionMode) -> Result<u16, ErrorCode> {
+    fn allowed_flags(&self, mode: &TransmissionMode) -> Result<u16, ErrorCode> {
         let own = match self.kind {
-            command::READ if terms.chunks => flag::DF,
-            command::WRITE if terms.extended => flag::PAYLOAD_LEN,
+            command::READ if mode.chunks => flag::DF,
+            command::WRITE if mode.extended => flag::PAYLOAD_LEN,
             command::WRITE_ZEROES => flag::NO_HOLE | flag::FAST_ZERO,
             command::BLOCK_STATUS => flag::REQ_ONE,
             command::READ | command::WRITE | command::FLUSH | command::TRIM | command::CACHE => 0,

@@ -167,7 +167,7 @@ impl Server {
         }
     }
 
-    fn terms(&self) -> TransmissionMode {
+    fn mode(&self) -> TransmissionMode {
         let style = self.negotiation.style;
         TransmissionMode {
             chunks: style != ReplyForm::Simple,
@@ -178,21 +178,21 @@ impl Server {
     }
 
     fn request(&mut self) -> Result<ServerStep, Closed> {
-        let terms = self.terms();
-        let len = Header::bytes(terms.extended);
+        let mode = self.mode();
+        let len = Header::bytes(mode.extended);
         let Some(bytes) = self.input.peek(len) else { return Ok(ServerStep::Wait) };
-        let header = Header::read(bytes, terms.extended)?;
+        let header = Header::read(bytes, mode.extended)?;
         if header.kind == command::DISC {
             self.input.take(len);
             return Err(Closed::Disconnected);
         }
-        let payload = header.payload(&terms)?;
+        let payload = header.payload(&mode)?;
         let Some(export) = self.chosen.and_then(|index| self.config.exports.get(index)) else {
             return Err(Closed::Here);
         };
         let verdict = match self.is_stopping {
             true => Err(ErrorCode::Shutdown),
-            false => header.check(export, &terms),
+            false => header.check(export, &mode),
         };
         let held_bytes = if verdict.is_ok() { header.held_bytes(payload) } else { 0 };
         if !self.has_room(held_bytes) {

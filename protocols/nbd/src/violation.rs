@@ -25,12 +25,12 @@ pub enum Violation {
     #[error("a request begins with {0:#010x}")]
     RequestMagic(u32),
     /// A payload longer than announced ("Size constraints").
-    #[error("a payload of {bytes} bytes, more than the {most} that were announced")]
+    #[error("a payload of {bytes} bytes, more than the {max} that were announced")]
     PayloadTooLong {
         /// Its length.
         bytes: u64,
         /// What was announced.
-        most: u32,
+        max: u32,
     },
 }
 

@@ -173,10 +173,10 @@ fn digests_and_an_annex_are_there_when_the_target_says_so() {
         let shape = shape(|pages| (pages.extensions, pages.controller.mdts) = (extensions, mdts)).unwrap();
         (shape.abilities.checksum, shape.abilities.reserved)
     };
-    let both = Extensions::DIGEST | Extensions::ANNEX;
+    let both = Extensions::CHECKSUM | Extensions::RESERVED;
     assert_eq!(abilities(Extensions::NONE, 5), (Ability::Absent, Ability::Absent));
-    assert_eq!(abilities(Extensions::DIGEST, 5), (Ability::Native, Ability::Absent));
-    assert_eq!(abilities(Extensions::ANNEX, 5), (Ability::Absent, Ability::Native));
+    assert_eq!(abilities(Extensions::CHECKSUM, 5), (Ability::Native, Ability::Absent));
+    assert_eq!(abilities(Extensions::RESERVED, 5), (Ability::Absent, Ability::Native));
     // A slot is one transfer: 16 KiB are too few for the larger one.
     for (mdts, annex) in [(0, Ability::Native), (3, Ability::Native), (2, Ability::Absent)] {
         assert_eq!(abilities(both, mdts), (Ability::Native, annex), "MDTS {mdts}");

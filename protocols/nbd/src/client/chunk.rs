@@ -2,7 +2,7 @@
 
 use sealblock_runtime_memory::Buffer;
 
-use crate::bytes::FieldReader as Bytes;
+use crate::bytes::FieldReader;
 use crate::client::client_request::RequestFields;
 use crate::client::pending::{PendingRequest, ServerError};
 use crate::client::reply::ChunkHeader;
@@ -49,32 +49,32 @@ impl Chunk {
     /// The chunk of this header, if its request has such.
     pub(super) fn begin(
         place: usize,
-        asked: RequestFields,
+        fields: RequestFields,
         header: ChunkHeader,
         is_extended: bool,
     ) -> Result<Chunk, Violation> {
         let ChunkHeader { is_last, kind, length } = header;
-        let wants = |good: bool| if good { Ok(()) } else { Err(Violation::Chunk { kind, command: asked.kind }) };
+        let wants = |good: bool| if good { Ok(()) } else { Err(Violation::Chunk { kind, command: fields.kind }) };
         let is_long = match kind {
             chunk::NONE => {
                 wants(is_last)?;
                 length == 0
             }
             chunk::OFFSET_DATA => {
-                wants(asked.kind == command::READ)?;
-                length > 8 && length - 8 <= asked.length
+                wants(fields.kind == command::READ)?;
+                length > 8 && length - 8 <= fields.length
             }
             chunk::OFFSET_HOLE => {
-                wants(asked.kind == command::READ)?;
+                wants(fields.kind == command::READ)?;
                 length == 12
             }
             chunk::BLOCK_STATUS | chunk::BLOCK_STATUS_EXT => {
-                wants(asked.kind == command::BLOCK_STATUS && (kind == chunk::BLOCK_STATUS_EXT) == is_extended)?;
+                wants(fields.kind == command::BLOCK_STATUS && (kind == chunk::BLOCK_STATUS_EXT) == is_extended)?;
                 let (head, run) = if is_extended { (8, 16) } else { (4, 8) };
                 length > head && (length - head).is_multiple_of(run)
             }
             error if error & IS_ERROR != 0 => (6..=ERROR_BYTES).contains(&length),
-            _ => return Err(Violation::Chunk { kind, command: asked.kind }),
+            _ => return Err(Violation::Chunk { kind, command: fields.kind }),
         };
         if !is_long {
             return Err(Violation::ChunkLength { kind, length });
@@ -134,12 +134,12 @@ impl Client {
     }
 
     /// The payload was read.
-    fn end_chunk(&mut self, trouble: Option<ServerError>) -> Result<ClientStep, Violation> {
-        let most = self.config.limits.errors.max(1);
+    fn end_chunk(&mut self, error: Option<ServerError>) -> Result<ClientStep, Violation> {
+        let max = self.config.limits.errors.max(1);
         let Some((chunk, pending)) = self.current() else { return Ok(ClientStep::Again) };
         let (place, is_last) = (chunk.place, chunk.is_last);
-        if pending.errors.len() < most {
-            pending.errors.extend(trouble);
+        if pending.errors.len() < max {
+            pending.errors.extend(error);
         }
         if is_last {
             return self.finish(place, None);
@@ -149,12 +149,14 @@ impl Client {
     }
 
     fn begin_data(&mut self) -> Result<ClientStep, Violation> {
-        let Some(offset) = self.input.peek(8).and_then(|bytes| Bytes(bytes).u64()) else { return Ok(ClientStep::Wait) };
+        let Some(offset) = self.input.peek(8).and_then(|bytes| FieldReader(bytes).u64()) else {
+            return Ok(ClientStep::Wait);
+        };
         self.input.take(8);
-        let most = self.config.limits.pieces;
+        let max = self.config.limits.pieces;
         let Some((chunk, pending)) = self.current() else { return Ok(ClientStep::Again) };
         let (at, len) = pending.within(offset, chunk.left - 8)?;
-        pending.mark_received(at, len, most)?;
+        pending.mark_received(at, len, max)?;
         chunk.data = Some(DataChunk::of(pending, at, len));
         Ok(ClientStep::Again)
     }
@@ -175,31 +177,31 @@ impl Client {
     }
 
     fn hole(&mut self) -> Result<ClientStep, Violation> {
-        let Some(mut fields) = self.input.peek(12).map(Bytes) else { return Ok(ClientStep::Wait) };
+        let Some(mut fields) = self.input.peek(12).map(FieldReader) else { return Ok(ClientStep::Wait) };
         let (offset, length) = (fields.u64().unwrap_or(0), fields.u32().unwrap_or(0));
         self.input.take(12);
-        let most = self.config.limits.pieces;
+        let max = self.config.limits.pieces;
         let Some((_, pending)) = self.current() else { return Ok(ClientStep::Again) };
         let (at, len) = pending.within(offset, length.into())?;
-        pending.mark_received(at, len, most)?;
+        pending.mark_received(at, len, max)?;
         pending.data[at..at + len].fill(0);
         self.end_chunk(None)
     }
 
     fn begin_runs(&mut self) -> Result<ClientStep, Violation> {
         let context = self.negotiation.context;
-        let most = self.config.limits.runs as u64;
+        let max = self.config.limits.runs as u64;
         let ClientPhase::Chunk(chunk) = &mut self.phase else { return Ok(ClientStep::Again) };
         let (head, run) = if chunk.is_extended { (8, 16) } else { (4, 8) };
-        let Some(mut fields) = self.input.peek(head).map(Bytes) else { return Ok(ClientStep::Wait) };
+        let Some(mut fields) = self.input.peek(head).map(FieldReader) else { return Ok(ClientStep::Wait) };
         let id = fields.u32().unwrap_or(0);
         let runs_left = (chunk.left - head as u64) / run;
-        let told = fields.u32().map_or(runs_left, u64::from);
+        let descriptor_count = fields.u32().map_or(runs_left, u64::from);
         self.input.take(head);
         if Some(id) != context {
             return Err(Violation::Context(id));
         }
-        if told != runs_left || runs_left > most {
+        if descriptor_count != runs_left || runs_left > max {
             return Err(Violation::ChunkLength { kind: chunk.kind, length: chunk.left });
         }
         chunk.status = Some(StatusChunk { runs: Vec::new(), runs_left, reached: 0 });
@@ -215,7 +217,7 @@ impl Client {
         let Some(status) = &mut chunk.status else { return Ok(ClientStep::Again) };
         while status.runs_left > 0 {
             let len = if chunk.is_extended { 16 } else { 8 };
-            let Some(mut fields) = self.input.peek(len).map(Bytes) else { return Ok(ClientStep::Wait) };
+            let Some(mut fields) = self.input.peek(len).map(FieldReader) else { return Ok(ClientStep::Wait) };
             let (length, flags) = match chunk.is_extended {
                 true => (fields.u64(), fields.u64()),
                 false => (fields.u32().map(u64::from), fields.u32().map(u64::from)),
@@ -233,7 +235,7 @@ impl Client {
         let (kind, length) = (chunk.kind, chunk.left);
         // Not more than `ERROR_BYTES`, for which the staging buffer has room.
         let Some(payload) = self.input.peek(length as usize) else { return Ok(ClientStep::Wait) };
-        let mut fields = Bytes(payload);
+        let mut fields = FieldReader(payload);
         let (number, text_len) = (fields.u32().unwrap_or(0), fields.u16().unwrap_or(0));
         let wrong = Violation::ChunkLength { kind, length };
         let message = printable(fields.bytes(text_len.into()).filter(|text| text.len() <= STRING_BYTES).ok_or(wrong)?);
@@ -256,9 +258,9 @@ impl Client {
 
 impl StatusChunk {
     /// Takes the next run. Only the last may go beyond the request, where it is cut, and not if one was asked for.
-    fn take(&mut self, asked: RequestFields, length: u64, flags: u64) -> Result<(), Violation> {
-        let is_one = asked.flags & flag::REQ_ONE != 0;
-        let left = asked.length - self.reached;
+    fn take(&mut self, fields: RequestFields, length: u64, flags: u64) -> Result<(), Violation> {
+        let is_one = fields.flags & flag::REQ_ONE != 0;
+        let left = fields.length - self.reached;
         let is_single = self.runs.is_empty() && self.runs_left == 0;
         if length == 0 || left == 0 || is_one && (!is_single || length > left) {
             return Err(Violation::Runs);

@@ -101,12 +101,12 @@ pub enum SubmitError {
         block: u32,
     },
     /// Longer than a request may be.
-    #[error("{length} bytes at once are more than {most}")]
+    #[error("{length} bytes at once are more than {max}")]
     TooLong {
         /// How much.
         length: u64,
         /// How much may be.
-        most: u64,
+        max: u64,
     },
 }
 
@@ -146,13 +146,13 @@ impl ClientRequest {
     }
 
     /// Whether it may be sent to an export that is described so.
-    pub(super) fn check(&self, described: &ExportInfo, most: u32) -> Result<(), SubmitError> {
-        self.check_offered(described)?;
+    pub(super) fn check(&self, export: &ExportInfo, max: u32) -> Result<(), SubmitError> {
+        self.check_offered(export)?;
         if matches!(self, ClientRequest::Flush) {
             return Ok(());
         }
         let RequestFields { offset, length, .. } = self.fields(false);
-        let (size, block) = (described.size_bytes, described.sizes.smallest);
+        let (size, block) = (export.size_bytes, export.sizes.smallest);
         if length == 0 || offset.checked_add(length).is_none_or(|end| end > size) {
             return Err(SubmitError::Range { offset, length, size });
         }
@@ -160,15 +160,15 @@ impl ClientRequest {
             return Err(SubmitError::Misaligned { offset, length, block });
         }
         let has_data = matches!(self, ClientRequest::Read { .. } | ClientRequest::Write { .. });
-        let most = match described.is_extended() {
-            _ if has_data => u64::from(most.min(described.sizes.largest)),
+        let max = match export.is_extended() {
+            _ if has_data => u64::from(max.min(export.sizes.largest)),
             true => u64::MAX,
             false => u64::from(u32::MAX),
         };
-        if length > most { Err(SubmitError::TooLong { length, most }) } else { Ok(()) }
+        if length > max { Err(SubmitError::TooLong { length, max }) } else { Ok(()) }
     }
 
-    fn check_offered(&self, described: &ExportInfo) -> Result<(), SubmitError> {
+    fn check_offered(&self, export: &ExportInfo) -> Result<(), SubmitError> {
         use transmission as t;
         let needs: &[(u16, &'static str)] = match self {
             ClientRequest::Read { whole: true, .. } => &[(t::SEND_DF, "reads in one chunk")],
@@ -177,11 +177,11 @@ impl ClientRequest {
             ClientRequest::Flush => &[(t::SEND_FLUSH, "FLUSH")],
             ClientRequest::Trim { fua, .. } => fua_if(*fua, &[TRIM], &[TRIM, (t::SEND_FUA, FUA)]),
             ClientRequest::Cache { .. } => &[(t::SEND_CACHE, "CACHE")],
-            ClientRequest::WriteZeroes { fast: true, .. } if !described.has(t::SEND_FAST_ZERO) => {
+            ClientRequest::WriteZeroes { fast: true, .. } if !export.has(t::SEND_FAST_ZERO) => {
                 return Err(SubmitError::NotOffered("FAST_ZERO"));
             }
             ClientRequest::WriteZeroes { fua, .. } => fua_if(*fua, &[ZEROES], &[ZEROES, (t::SEND_FUA, FUA)]),
-            ClientRequest::BlockStatus { .. } if described.context.is_none() => {
+            ClientRequest::BlockStatus { .. } if export.context.is_none() => {
                 return Err(SubmitError::NotOffered("base:allocation"));
             }
             ClientRequest::BlockStatus { .. } => &[],
@@ -190,10 +190,10 @@ impl ClientRequest {
             self,
             ClientRequest::Write { .. } | ClientRequest::Trim { .. } | ClientRequest::WriteZeroes { .. }
         );
-        if changes && described.has(t::READ_ONLY) {
+        if changes && export.has(t::READ_ONLY) {
             return Err(SubmitError::NotOffered("writing"));
         }
-        match needs.iter().find(|(flag, _)| !described.has(*flag)) {
+        match needs.iter().find(|(flag, _)| !export.has(*flag)) {
             Some((_, name)) => Err(SubmitError::NotOffered(name)),
             None => Ok(()),
         }

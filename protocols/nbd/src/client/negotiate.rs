@@ -23,8 +23,8 @@ pub(super) struct NegotiationState {
 
 impl Default for NegotiationState {
     fn default() -> NegotiationState {
-        let (listed, told) = (Vec::new(), ExportReply::default());
-        NegotiationState { style: ReplyStyle::Simple, context: None, listed, export_reply: told, replies: 0, bytes: 0 }
+        let (listed, export_reply) = (Vec::new(), ExportReply::default());
+        NegotiationState { style: ReplyStyle::Simple, context: None, listed, export_reply, replies: 0, bytes: 0 }
     }
 }
 
@@ -58,14 +58,14 @@ impl Client {
         let known = flags & (handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES);
         self.output.put(&u32::from(known).to_be_bytes());
         match self.config.goal {
-            Goal::List => self.ask_option(option::LIST, &[]),
-            _ if self.config.wants_extended => self.ask_option(option::EXTENDED_HEADERS, &[]),
-            _ => self.ask_option(option::STRUCTURED_REPLY, &[]),
+            Goal::List => self.send_option(option::LIST, &[]),
+            _ if self.config.wants_extended => self.send_option(option::EXTENDED_HEADERS, &[]),
+            _ => self.send_option(option::STRUCTURED_REPLY, &[]),
         }
         Ok(ClientStep::Again)
     }
 
-    fn ask_option(&mut self, option: u32, data: &[u8]) {
+    fn send_option(&mut self, option: u32, data: &[u8]) {
         self.output.put(&wire::OPTION_MAGIC.to_be_bytes());
         self.output.put(&option.to_be_bytes());
         // Names were bounded when the connection was made.
@@ -83,7 +83,7 @@ impl Client {
         Closed::Ended
     }
 
-    pub(super) fn option_header(&mut self, asked: u32) -> Result<ClientStep, Closed> {
+    pub(super) fn option_header(&mut self, option: u32) -> Result<ClientStep, Closed> {
         let Some(mut fields) = self.input.peek(wire::OPTION_REPLY_BYTES).map(FieldReader) else {
             return Ok(ClientStep::Wait);
         };
@@ -94,8 +94,8 @@ impl Client {
         if magic != wire::OPTION_REPLY_MAGIC {
             return Err(Violation::OptionMagic(magic).into());
         }
-        if reply.option != asked {
-            return Err(Violation::OptionAnswered { expected: asked, actual: reply.option }.into());
+        if reply.option != option {
+            return Err(Violation::OptionAnswered { expected: option, actual: reply.option }.into());
         }
         let limits = &self.config.limits;
         self.negotiation.replies += 1;
@@ -129,7 +129,7 @@ impl Client {
                 self.negotiation.listed.push(listed);
                 Ok(ClientStep::Again)
             }
-            (option::SET_META_CONTEXT, rep::META_CONTEXT) => self.take_context(reply, &data),
+            (option::SET_META_CONTEXT, rep::META_CONTEXT) => self.set_context(reply, &data),
             (option::INFO | option::GO, rep::INFO) => {
                 self.negotiation.export_reply.take(&data).ok_or_else(|| reply.malformed())??;
                 Ok(ClientStep::Again)
@@ -140,7 +140,7 @@ impl Client {
     }
 
     /// One context at most is there, the one that was asked for.
-    fn take_context(&mut self, reply: OptionReply, data: &[u8]) -> Result<ClientStep, Closed> {
+    fn set_context(&mut self, reply: OptionReply, data: &[u8]) -> Result<ClientStep, Closed> {
         let mut fields = FieldReader(data);
         let id = fields.u32().ok_or_else(|| reply.malformed())?;
         if fields.0 != wire::BASE_ALLOCATION.as_bytes() || self.negotiation.context.is_some() {
@@ -157,7 +157,7 @@ impl Client {
         match reply.option {
             _ if is_final => Err(refused.into()),
             option::EXTENDED_HEADERS => {
-                self.ask_option(option::STRUCTURED_REPLY, &[]);
+                self.send_option(option::STRUCTURED_REPLY, &[]);
                 Ok(ClientStep::Again)
             }
             option::STRUCTURED_REPLY => self.choose(),
@@ -169,16 +169,16 @@ impl Client {
         }
     }
 
-    fn option_done(&mut self, asked: u32) -> Result<ClientStep, Closed> {
-        match asked {
+    fn option_done(&mut self, option: u32) -> Result<ClientStep, Closed> {
+        match option {
             option::EXTENDED_HEADERS | option::STRUCTURED_REPLY => {
-                let is_extended = asked == option::EXTENDED_HEADERS;
+                let is_extended = option == option::EXTENDED_HEADERS;
                 self.negotiation.style = if is_extended { ReplyStyle::Extended } else { ReplyStyle::Structured };
                 if !self.config.wants_status {
                     return self.choose();
                 }
                 let (name, context) = (named(self.config.export()), named(wire::BASE_ALLOCATION));
-                self.ask_option(option::SET_META_CONTEXT, &[name, 1_u32.to_be_bytes().to_vec(), context].concat());
+                self.send_option(option::SET_META_CONTEXT, &[name, 1_u32.to_be_bytes().to_vec(), context].concat());
                 Ok(ClientStep::Again)
             }
             option::SET_META_CONTEXT => self.choose(),
@@ -186,7 +186,7 @@ impl Client {
                 self.done = Some(self.abort());
                 Ok(ClientStep::Event(Event::Listed(std::mem::take(&mut self.negotiation.listed))))
             }
-            _ => self.end_of_info(asked),
+            _ => self.end_of_info(option),
         }
     }
 
@@ -195,20 +195,20 @@ impl Client {
         let option = if matches!(self.config.goal, Goal::Go(_)) { option::GO } else { option::INFO };
         let wanted = [3, info::NAME, info::DESCRIPTION, info::BLOCK_SIZE].map(u16::to_be_bytes).concat();
         let data = [named(self.config.export()), wanted].concat();
-        self.ask_option(option, &data);
+        self.send_option(option, &data);
         Ok(ClientStep::Again)
     }
 
-    fn end_of_info(&mut self, asked: u32) -> Result<ClientStep, Closed> {
-        let told = std::mem::take(&mut self.negotiation.export_reply);
-        let described = told.finish(self.negotiation.style, self.negotiation.context)?;
-        if asked == option::INFO {
+    fn end_of_info(&mut self, option: u32) -> Result<ClientStep, Closed> {
+        let export_reply = std::mem::take(&mut self.negotiation.export_reply);
+        let export = export_reply.finish(self.negotiation.style, self.negotiation.context)?;
+        if option == option::INFO {
             self.done = Some(self.abort());
-            return Ok(ClientStep::Event(Event::Described(described)));
+            return Ok(ClientStep::Event(Event::Described(export)));
         }
-        self.described = Some(described.clone());
+        self.export = Some(export.clone());
         self.phase = ClientPhase::Reply;
-        Ok(ClientStep::Event(Event::Ready(described)))
+        Ok(ClientStep::Event(Event::Ready(export)))
     }
 }
 

@@ -62,9 +62,9 @@ pub(super) struct PendingRequest {
 }
 
 impl PendingRequest {
-    pub(super) fn new(cookie: u64, asked: RequestFields, data: Buffer) -> PendingRequest {
-        let (pieces, troubles) = (Vec::new(), Vec::new());
-        PendingRequest { cookie, fields: asked, data, pieces, data_chunks: 0, runs: None, errors: troubles }
+    pub(super) fn new(cookie: u64, fields: RequestFields, data: Buffer) -> PendingRequest {
+        let (pieces, errors) = (Vec::new(), Vec::new());
+        PendingRequest { cookie, fields, data, pieces, data_chunks: 0, runs: None, errors }
     }
 
     /// Where in the data these bytes go, if they are part of the request.
@@ -78,7 +78,7 @@ impl PendingRequest {
     }
 
     /// Notes that these bytes of the data are coming, which none have before.
-    pub(super) fn mark_received(&mut self, at: usize, len: usize, most: usize) -> Result<(), Violation> {
+    pub(super) fn mark_received(&mut self, at: usize, len: usize, max_pieces: usize) -> Result<(), Violation> {
         self.data_chunks += 1;
         if self.data_chunks > 1 && self.fields.flags & crate::wire::flag::DF != 0 {
             return Err(Violation::Fragmented);
@@ -96,7 +96,7 @@ impl PendingRequest {
             (true, true) => self.pieces[index - 1].1 = self.pieces.remove(index).1,
             (true, false) => self.pieces[index - 1].1 = end,
             (false, true) => self.pieces[index].0 = at,
-            (false, false) if self.pieces.len() >= most => return Err(Violation::Pieces(most)),
+            (false, false) if self.pieces.len() >= max_pieces => return Err(Violation::Pieces(max_pieces)),
             (false, false) => self.pieces.insert(index, (at, end)),
         }
         Ok(())
@@ -123,8 +123,8 @@ mod tests {
     use crate::wire::command;
 
     fn pending(length: u64) -> PendingRequest {
-        let asked = RequestFields { kind: command::READ, flags: 0, offset: 4096, length };
-        PendingRequest::new(1, asked, Buffer::zeroed(length as usize))
+        let fields = RequestFields { kind: command::READ, flags: 0, offset: 4096, length };
+        PendingRequest::new(1, fields, Buffer::zeroed(length as usize))
     }
 
     #[test]

@@ -48,17 +48,17 @@ impl Client {
         }
         self.input.take(wire::SIMPLE_REPLY_BYTES);
         if error != 0 {
-            let trouble = ServerError { code: ErrorCode::of(error), offset: None, message: String::new() };
-            return self.finish(place, Some(trouble));
+            let error = ServerError { code: ErrorCode::of(error), offset: None, message: String::new() };
+            return self.finish(place, Some(error));
         }
         if kind != command::READ {
             return self.finish(place, None);
         }
-        let most = self.config.limits.pieces;
+        let max = self.config.limits.pieces;
         let Some(pending) = &mut self.pending[place] else { return Err(Violation::Cookie(cookie)) };
         // Reads are at most 32 MiB.
         let len = length as usize;
-        pending.mark_received(0, len, most)?;
+        pending.mark_received(0, len, max)?;
         self.phase = ClientPhase::Chunk(Box::new(Chunk::whole_data(place, pending, len)));
         Ok(ClientStep::Again)
     }
@@ -84,10 +84,10 @@ impl Client {
     }
 
     /// The last of a request was read.
-    pub(super) fn finish(&mut self, place: usize, trouble: Option<ServerError>) -> Result<ClientStep, Violation> {
+    pub(super) fn finish(&mut self, place: usize, error: Option<ServerError>) -> Result<ClientStep, Violation> {
         self.phase = ClientPhase::Reply;
         let Some(mut pending) = self.remove_request(place) else { return Ok(ClientStep::Again) };
-        pending.errors.extend(trouble);
+        pending.errors.extend(error);
         Ok(ClientStep::Event(Event::Completed(pending.finish(place)?)))
     }
 }

@@ -55,7 +55,7 @@ pub struct Client {
     pub(super) input: Input,
     pub(super) output: Output,
     pub(super) negotiation: NegotiationState,
-    pub(super) described: Option<ExportInfo>,
+    pub(super) export: Option<ExportInfo>,
     /// Requests in flight by place, places that are free, and how many requests there were.
     pub(super) pending: Vec<Option<PendingRequest>>,
     free: Vec<usize>,
@@ -81,7 +81,7 @@ impl Client {
             input,
             output,
             negotiation: NegotiationState::default(),
-            described: None,
+            export: None,
             pending: Vec::new(),
             free: Vec::new(),
             sent: 0,
@@ -171,17 +171,17 @@ impl Client {
     ///
     /// # Errors
     /// [`AskError`]; nothing is sent then.
-    pub fn submit(&mut self, ask: ClientRequest) -> Result<usize, SubmitError> {
-        let described = self.described.as_ref().filter(|_| self.closed.is_none() && self.done.is_none());
-        let described = described.ok_or(SubmitError::NotReady)?;
-        ask.check(described, self.config.limits.payload_bytes)?;
-        let is_extended = described.is_extended();
+    pub fn submit(&mut self, request: ClientRequest) -> Result<usize, SubmitError> {
+        let export = self.export.as_ref().filter(|_| self.closed.is_none() && self.done.is_none());
+        let export = export.ok_or(SubmitError::NotReady)?;
+        request.check(export, self.config.limits.payload_bytes)?;
+        let is_extended = export.is_extended();
         if !self.can_submit() {
             return Err(SubmitError::Full);
         }
-        let asked = ask.fields(is_extended);
+        let fields = request.fields(is_extended);
         // Reads are at most 32 MiB.
-        let len = if asked.kind == command::READ { asked.length as usize } else { 0 };
+        let len = if fields.kind == command::READ { fields.length as usize } else { 0 };
         let data = self.config.pool.take(len);
         let place = self.free.pop().unwrap_or_else(|| {
             self.pending.push(None);
@@ -190,25 +190,25 @@ impl Client {
         self.sent = self.sent.wrapping_add(1);
         // A late reply to a request before at the same place is told apart by the count.
         let cookie = u64::from(self.sent) << 32 | place as u64;
-        self.pending[place] = Some(PendingRequest::new(cookie, asked, data));
-        self.put_header(asked, cookie, is_extended);
-        if let ClientRequest::Write { data, .. } = ask {
+        self.pending[place] = Some(PendingRequest::new(cookie, fields, data));
+        self.put_header(fields, cookie, is_extended);
+        if let ClientRequest::Write { data, .. } = request {
             self.output.data([data]);
         }
         Ok(place)
     }
 
-    fn put_header(&mut self, asked: RequestFields, cookie: u64, is_extended: bool) {
+    fn put_header(&mut self, fields: RequestFields, cookie: u64, is_extended: bool) {
         let magic = if is_extended { wire::EXTENDED_REQUEST_MAGIC } else { wire::REQUEST_MAGIC };
         self.output.put(&magic.to_be_bytes());
-        self.output.put(&asked.flags.to_be_bytes());
-        self.output.put(&asked.kind.to_be_bytes());
+        self.output.put(&fields.flags.to_be_bytes());
+        self.output.put(&fields.kind.to_be_bytes());
         self.output.put(&cookie.to_be_bytes());
-        self.output.put(&asked.offset.to_be_bytes());
+        self.output.put(&fields.offset.to_be_bytes());
         match is_extended {
-            true => self.output.put(&asked.length.to_be_bytes()),
+            true => self.output.put(&fields.length.to_be_bytes()),
             // `ClientRequest::check` has seen that it fits.
-            false => self.output.put(&(asked.length as u32).to_be_bytes()),
+            false => self.output.put(&(fields.length as u32).to_be_bytes()),
         }
     }
 
@@ -223,7 +223,7 @@ impl Client {
 
     /// Whether one more request may be submitted now.
     pub fn can_submit(&self) -> bool {
-        self.described.is_some() && self.closed.is_none() && self.in_flight() < self.config.limits.commands
+        self.export.is_some() && self.closed.is_none() && self.in_flight() < self.config.limits.commands
     }
 
     /// Requests in flight.
@@ -234,11 +234,11 @@ impl Client {
     /// Says goodbye and ends the connection: after GO with DISC, so that the server finishes what is in flight, whose
     /// answers are not read any more.
     pub fn disconnect(&mut self) {
-        let is_ready = self.described.is_some() && matches!(self.config.goal, Goal::Go(_));
+        let is_ready = self.export.is_some() && matches!(self.config.goal, Goal::Go(_));
         if self.closed.is_none() && is_ready {
-            let asked = RequestFields { kind: command::DISC, flags: 0, offset: 0, length: 0 };
-            let is_extended = self.described.as_ref().is_some_and(ExportInfo::is_extended);
-            self.put_header(asked, 0, is_extended);
+            let fields = RequestFields { kind: command::DISC, flags: 0, offset: 0, length: 0 };
+            let is_extended = self.export.as_ref().is_some_and(ExportInfo::is_extended);
+            self.put_header(fields, 0, is_extended);
             self.end(Closed::Ended);
         }
         self.close();
@@ -262,8 +262,8 @@ impl Client {
     }
 
     /// What is known of the export, once it was chosen.
-    pub fn described(&self) -> Option<&ExportInfo> {
-        self.described.as_ref()
+    pub fn export(&self) -> Option<&ExportInfo> {
+        self.export.as_ref()
     }
 
     /// How it ended, if it did.

@@ -141,22 +141,22 @@ pub enum NegotiationError {
     #[error("the server is shutting down{0}")]
     Shutdown(ServerText),
     /// It does not know an option that is needed (NBD_REP_ERR_UNSUP).
-    #[error("the server does not know option {option}{said}")]
+    #[error("the server does not know option {option}{text}")]
     Unsupported {
         /// The option.
         option: u32,
         /// What it says besides.
-        said: ServerText,
+        text: ServerText,
     },
     /// Any other error.
-    #[error("the server refuses option {option} with error {kind:#x}{said}")]
+    #[error("the server refuses option {option} with error {kind:#x}{text}")]
     Other {
         /// The option.
         option: u32,
         /// The type of the reply.
         kind: u32,
         /// What it says besides.
-        said: ServerText,
+        text: ServerText,
     },
 }
 
@@ -179,21 +179,27 @@ impl std::fmt::Display for ServerText {
 /// What of a server's text can be shown to people.
 pub(super) fn printable(bytes: &[u8]) -> String {
     /// The most characters that are kept.
-    const SHOWN: usize = 256;
-    String::from_utf8_lossy(bytes).chars().filter(|c| !c.is_control()).take(SHOWN).collect::<String>().trim().to_owned()
+    const MAX_SHOWN_CHARS: usize = 256;
+    String::from_utf8_lossy(bytes)
+        .chars()
+        .filter(|c| !c.is_control())
+        .take(MAX_SHOWN_CHARS)
+        .collect::<String>()
+        .trim()
+        .to_owned()
 }
 
 impl NegotiationError {
     /// What an error in reply to an option means.
     pub(super) fn of(option: u32, kind: u32, text: &[u8]) -> NegotiationError {
-        let said = ServerText::new(text);
+        let text = ServerText::new(text);
         match kind {
             rep::ERR_TLS_REQD => crate::tls::demanded(),
-            rep::ERR_UNKNOWN => NegotiationError::Unknown(said),
-            rep::ERR_POLICY => NegotiationError::Policy(said),
-            rep::ERR_SHUTDOWN => NegotiationError::Shutdown(said),
-            rep::ERR_UNSUP => NegotiationError::Unsupported { option, said },
-            _ => NegotiationError::Other { option, kind, said },
+            rep::ERR_UNKNOWN => NegotiationError::Unknown(text),
+            rep::ERR_POLICY => NegotiationError::Policy(text),
+            rep::ERR_SHUTDOWN => NegotiationError::Shutdown(text),
+            rep::ERR_UNSUP => NegotiationError::Unsupported { option, text },
+            _ => NegotiationError::Other { option, kind, text },
         }
     }
 }

@@ -79,9 +79,9 @@ pub fn preamble(style: u8) -> Vec<u8> {
 
 /// What is asked once requests may be sent: one of each kind, in this order at places 0 to 7. `block_status` is left out
 /// where there is none.
-fn ask_all(client: &mut Client) -> Vec<u64> {
+fn submit_all(client: &mut Client) -> Vec<u64> {
     let (offset, length, fua) = (4096, 4096, true);
-    let asks = [
+    let requests = [
         ClientRequest::Read { offset, length: 4096, whole: false },
         ClientRequest::Read { offset: 0, length: 512, whole: true },
         ClientRequest::Write { offset, data: Buffer::zeroed(512).freeze(), fua },
@@ -91,7 +91,8 @@ fn ask_all(client: &mut Client) -> Vec<u64> {
         ClientRequest::BlockStatus { offset, length, one: false },
         ClientRequest::BlockStatus { offset, length, one: true },
     ];
-    asks.into_iter()
+    requests
+        .into_iter()
         .map(|ask| (length_of(&ask), client.submit(ask).is_ok()))
         .map(|(len, ok)| if ok { len } else { 0 })
         .collect()
@@ -107,7 +108,7 @@ fn length_of(ask: &ClientRequest) -> u64 {
 
 /// Feeds `pieces` one after the other.
 pub fn play<'a>(client: &mut Client, pieces: impl IntoIterator<Item = &'a [u8]>) -> Transcript {
-    let (mut story, mut open) = (Transcript::default(), Vec::new());
+    let (mut transcript, mut open) = (Transcript::default(), Vec::new());
     for mut piece in pieces {
         while !piece.is_empty() {
             let Some(mut buffer) = client.receive_buffer() else {
@@ -119,41 +120,41 @@ pub fn play<'a>(client: &mut Client, pieces: impl IntoIterator<Item = &'a [u8]>)
             buffer[..len].copy_from_slice(&piece[..len]);
             piece = &piece[len..];
             client.received(buffer, len);
-            settle(client, &mut story, &mut open);
+            settle(client, &mut transcript, &mut open);
         }
     }
-    story.closed = client.closed().cloned();
-    story
+    transcript.closed = client.closed().cloned();
+    transcript
 }
 
 /// Takes events and output until there is neither.
-fn settle(client: &mut Client, story: &mut Transcript, open: &mut Vec<Option<u64>>) {
+fn settle(client: &mut Client, transcript: &mut Transcript, open: &mut Vec<Option<u64>>) {
     while let Some(event) = client.next_event() {
         match &event {
-            Event::Ready(_) => *open = ask_all(client).into_iter().map(Some).collect(),
-            Event::Completed(answered) => check(answered, open),
+            Event::Ready(_) => *open = submit_all(client).into_iter().map(Some).collect(),
+            Event::Completed(completed) => check(completed, open),
             Event::Closed(_) => assert_eq!(client.in_flight(), 0),
             Event::Listed(_) | Event::Described(_) => {}
         }
-        story.events.push(format!("{event:?}"));
+        transcript.events.push(format!("{event:?}"));
         assert!(client.in_flight() <= LIMITS.commands);
     }
     let mut out = Vec::new();
     client.transmit(&mut out);
-    out.iter().for_each(|slice| story.sent.extend_from_slice(slice));
+    out.iter().for_each(|slice| transcript.sent.extend_from_slice(slice));
 }
 
 /// An answer is to a request that is open, and fits it.
-fn check(answered: &CompletedRequest, open: &mut [Option<u64>]) {
-    let asked = open[answered.place].take().expect("a request is answered once");
-    match &answered.outcome {
+fn check(completed: &CompletedRequest, open: &mut [Option<u64>]) {
+    let asked = open[completed.place].take().expect("a request is answered once");
+    match &completed.outcome {
         Ok(Reply::Done) => {}
         Ok(Reply::Data(data)) => assert_eq!(data.len() as u64, asked),
         Ok(Reply::Status(runs)) => {
             assert!((1..=LIMITS.runs).contains(&runs.len()) && runs.iter().all(|run| run.length > 0));
             assert!(runs.iter().map(|run| run.length).sum::<u64>() <= asked);
         }
-        Err(troubles) => assert!((1..=LIMITS.errors).contains(&troubles.len())),
+        Err(errors) => assert!((1..=LIMITS.errors).contains(&errors.len())),
     }
 }
 

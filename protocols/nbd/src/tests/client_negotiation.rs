@@ -9,13 +9,13 @@ fn go() -> Goal {
     Goal::Go("disk".into())
 }
 
-fn hear(goal: Goal, bytes: &[u8]) -> Transcript {
+fn receive_all(goal: Goal, bytes: &[u8]) -> Transcript {
     play(&mut client(goal, 8192), [bytes])
 }
 
 /// How a client for an export ends after the greeting and these replies.
 fn ends(replies: &[Vec<u8>]) -> Option<Closed> {
-    hear(go(), &[greeting(), replies.concat()].concat()).closed
+    receive_all(go(), &[greeting(), replies.concat()].concat()).closed
 }
 
 fn described(style: u8, replies: &[Vec<u8>]) -> ExportInfo {
@@ -24,12 +24,12 @@ fn described(style: u8, replies: &[Vec<u8>]) -> ExportInfo {
     // All but the acknowledgement of GO.
     let start = &whole[..whole.len() - 20];
     play(&mut core, [start, &replies.concat(), &option_reply(o::GO, rep::ACK, &[])]);
-    core.described().cloned().expect("the export is taken")
+    core.export().cloned().expect("the export is taken")
 }
 
 #[test]
 fn the_words_of_a_client_are_those_of_the_protocol() {
-    let story = hear(go(), &preamble(1));
+    let transcript = receive_all(go(), &preamble(1));
     let name = [fields![4u32], b"disk".to_vec()].concat();
     let context = [name.clone(), fields![1u32, 15u32], b"base:allocation".to_vec()].concat();
     let wanted = [name, fields![3u16, 1u16, 2u16, 3u16]].concat();
@@ -41,47 +41,48 @@ fn the_words_of_a_client_are_those_of_the_protocol() {
         option(o::GO, &wanted),
     ];
     let said = said.concat();
-    assert_eq!(story.sent[..said.len()], said);
+    assert_eq!(transcript.sent[..said.len()], said);
     // A read of 4096 bytes at 4096 follows: magic, no flags, type, cookie, offset, length.
-    assert_eq!(story.sent[said.len()..][..28], fields![0x2560_9513u32, 0u16, 0u16, 1u64 << 32, 4096u64, 4096u32]);
+    assert_eq!(transcript.sent[said.len()..][..28], fields![0x2560_9513u32, 0u16, 0u16, 1u64 << 32, 4096u64, 4096u32]);
 }
 
 #[test]
 fn extended_headers_are_asked_for_first_and_used() {
-    let story = hear(go(), &preamble(2));
+    let transcript = receive_all(go(), &preamble(2));
     let read = fields![0x21e4_1c71u32, 0u16, 0u16, 1u64 << 32, 4096u64, 4096u64];
-    assert!(story.sent.windows(read.len()).any(|window| window == read));
+    assert!(transcript.sent.windows(read.len()).any(|window| window == read));
     // A write brings its data by the flag PAYLOAD_LEN, and is FUA here.
     let write = fields![0x21e4_1c71u32, 0x21u16, 1u16, 3u64 << 32 | 2, 4096u64, 512u64];
-    assert!(story.sent.windows(write.len()).any(|window| window == write));
+    assert!(transcript.sent.windows(write.len()).any(|window| window == write));
     assert_eq!(described(2, &[]).style, ReplyStyle::Extended);
 }
 
 #[test]
 fn what_is_no_server_of_this_protocol_is_refused() {
     let flags = |flags: u16| [b"NBDMAGICIHAVEOPT".to_vec(), fields![flags]].concat();
-    assert_eq!(hear(go(), &flags(3)).closed, None);
-    assert_eq!(hear(go(), &flags(2)).closed, Some(NegotiationError::NotFixed.into()));
+    assert_eq!(receive_all(go(), &flags(3)).closed, None);
+    assert_eq!(receive_all(go(), &flags(2)).closed, Some(NegotiationError::NotFixed.into()));
     let http = u64::from_be_bytes(*b"HTTP/1.1");
-    assert_eq!(hear(go(), b"HTTP/1.1 400 Bad").closed, Some(Violation::Greeting(http).into()));
+    assert_eq!(receive_all(go(), b"HTTP/1.1 400 Bad").closed, Some(Violation::Greeting(http).into()));
     let old = [b"NBDMAGIC".to_vec(), fields![0x0000_4202_8186_1253u64]].concat();
-    assert_eq!(hear(go(), &old).closed, Some(NegotiationError::Oldstyle.into()));
+    assert_eq!(receive_all(go(), &old).closed, Some(NegotiationError::Oldstyle.into()));
     let odd = [b"NBDMAGIC".to_vec(), fields![7u64]].concat();
-    assert_eq!(hear(go(), &odd).closed, Some(Violation::Style(7).into()));
+    assert_eq!(receive_all(go(), &odd).closed, Some(Violation::Style(7).into()));
 }
 
 #[test]
 fn flags_that_were_not_offered_are_not_used() {
-    let story = hear(go(), &[b"NBDMAGICIHAVEOPT".to_vec(), fields![0x8001u16]].concat());
-    assert_eq!(story.sent[..4], fields![1u32], "without NO_ZEROES, and without what is not known");
+    let transcript = receive_all(go(), &[b"NBDMAGICIHAVEOPT".to_vec(), fields![0x8001u16]].concat());
+    assert_eq!(transcript.sent[..4], fields![1u32], "without NO_ZEROES, and without what is not known");
 }
 
 #[test]
 fn a_server_that_demands_tls_is_refused_at_once() {
-    let story = hear(go(), &[greeting(), option_reply(o::EXTENDED_HEADERS, rep::ERR_TLS_REQD, b"use TLS")].concat());
-    assert_eq!(story.closed, Some(NegotiationError::TlsRequired.into()));
+    let transcript =
+        receive_all(go(), &[greeting(), option_reply(o::EXTENDED_HEADERS, rep::ERR_TLS_REQD, b"use TLS")].concat());
+    assert_eq!(transcript.closed, Some(NegotiationError::TlsRequired.into()));
     let list = [greeting(), option_reply(o::LIST, rep::ERR_TLS_REQD, &[])].concat();
-    assert_eq!(hear(Goal::List, &list).closed, Some(NegotiationError::TlsRequired.into()));
+    assert_eq!(receive_all(Goal::List, &list).closed, Some(NegotiationError::TlsRequired.into()));
 }
 
 #[test]
@@ -89,7 +90,7 @@ fn an_export_that_is_not_there_is_refused_in_the_servers_words() {
     let mut bytes = preamble(1);
     bytes.truncate(bytes.len() - 20 - 32);
     bytes.extend(option_reply(o::GO, rep::ERR_UNKNOWN, b"no \x1bdisk here"));
-    let Some(Closed::Refused(refused @ NegotiationError::Unknown(_))) = hear(go(), &bytes).closed else {
+    let Some(Closed::Refused(refused @ NegotiationError::Unknown(_))) = receive_all(go(), &bytes).closed else {
         panic!("not refused")
     };
     assert_eq!(refused.to_string(), "the server has no such export: no disk here");
@@ -104,15 +105,15 @@ fn exports_are_listed_and_the_negotiation_is_given_up() {
         option_reply(o::LIST, rep::SERVER, &entry("", "")),
         option_reply(o::LIST, rep::ACK, &[]),
     ];
-    let story = hear(Goal::List, &replies.concat());
+    let transcript = receive_all(Goal::List, &replies.concat());
     assert_eq!(
-        story.events[0],
-        r#"Listed([Listed { name: "a", description: "one" }, Listed { name: "", description: "" }])"#
+        transcript.events[0],
+        r#"Listed([ListedExport { name: "a", description: "one" }, ListedExport { name: "", description: "" }])"#
     );
-    assert_eq!(story.sent, [fields![3u32], option(o::LIST, &[]), option(o::ABORT, &[])].concat());
-    assert_eq!(story.closed, Some(Closed::Ended));
+    assert_eq!(transcript.sent, [fields![3u32], option(o::LIST, &[]), option(o::ABORT, &[])].concat());
+    assert_eq!(transcript.closed, Some(Closed::Ended));
     let short = option_reply(o::LIST, rep::SERVER, &fields![2u32, 0u8]);
-    let closed = hear(Goal::List, &[greeting(), short].concat()).closed;
+    let closed = receive_all(Goal::List, &[greeting(), short].concat()).closed;
     assert_eq!(closed, Some(Violation::OptionData { option: o::LIST, length: 5 }.into()));
 }
 
@@ -122,10 +123,10 @@ fn info_describes_without_transmission() {
     bytes.truncate(bytes.len() - 20 - 32);
     bytes.extend(option_reply(o::INFO, rep::INFO, &fields![0u16, 4096u64, 1u16]));
     bytes.extend(option_reply(o::INFO, rep::ACK, &[]));
-    let story = hear(Goal::Info("disk".into()), &bytes);
-    assert!(story.events[0].starts_with("Described("), "{:?}", story.events);
-    assert_eq!(story.closed, Some(Closed::Ended));
-    assert!(story.sent.ends_with(&option(o::ABORT, &[])));
+    let transcript = receive_all(Goal::Info("disk".into()), &bytes);
+    assert!(transcript.events[0].starts_with("Described("), "{:?}", transcript.events);
+    assert_eq!(transcript.closed, Some(Closed::Ended));
+    assert!(transcript.sent.ends_with(&option(o::ABORT, &[])));
 }
 
 #[test]
@@ -139,7 +140,7 @@ fn block_sizes_are_taken_and_impossible_ones_are_not() {
         let mut bytes = preamble(1);
         bytes.truncate(bytes.len() - 20);
         bytes.extend(sizes(a, b, c));
-        assert_eq!(hear(go(), &bytes).closed, Some(Violation::BlockSizes(a, b, c).into()));
+        assert_eq!(receive_all(go(), &bytes).closed, Some(Violation::BlockSizes(a, b, c).into()));
     }
 }
 
@@ -156,7 +157,7 @@ fn replies_out_of_place_end_it() {
     let mut no_size = preamble(1);
     no_size.truncate(no_size.len() - 20 - 32);
     no_size.extend(option_reply(o::GO, rep::ACK, &[]));
-    assert_eq!(hear(go(), &no_size).closed, Some(Violation::NoSize.into()));
+    assert_eq!(receive_all(go(), &no_size).closed, Some(Violation::NoSize.into()));
 }
 
 #[test]
@@ -173,9 +174,9 @@ fn contexts_that_were_not_asked_for_end_it() {
 #[test]
 fn a_server_that_talks_on_and_on_is_left() {
     let entry = option_reply(o::LIST, rep::SERVER, &fields![1u32, b'x']);
-    let list = |count: usize| hear(Goal::List, &[greeting(), entry.repeat(count)].concat()).closed;
+    let list = |count: usize| receive_all(Goal::List, &[greeting(), entry.repeat(count)].concat()).closed;
     assert_eq!((list(8), list(9)), (None, Some(Violation::OptionReplies(8).into())));
     let long = option_reply(o::LIST, rep::SERVER, &[fields![1u32], vec![b'x'; 1500]].concat());
-    let closed = hear(Goal::List, &[greeting(), long.repeat(3)].concat()).closed;
+    let closed = receive_all(Goal::List, &[greeting(), long.repeat(3)].concat()).closed;
     assert_eq!(closed, Some(Violation::NegotiationBytes(4096).into()));
 }

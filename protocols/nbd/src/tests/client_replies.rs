@@ -34,22 +34,22 @@ fn error(place: u64, flags: u16, number: u32, text: &str, offset: Option<u64>) -
     chunk(place, flags, if offset.is_some() { c::ERROR_OFFSET } else { c::ERROR }, payload)
 }
 
-fn hear(style: u8, replies: &[Vec<u8>]) -> Transcript {
+fn receive_all(style: u8, replies: &[Vec<u8>]) -> Transcript {
     let bytes = [preamble(style), replies.concat()].concat();
-    let mut story = play(&mut client(Goal::Go("disk".into()), 1000), [&bytes[..]]);
-    story.events.remove(0);
-    story
+    let mut transcript = play(&mut client(Goal::Go("disk".into()), 1000), [&bytes[..]]);
+    transcript.events.remove(0);
+    transcript
 }
 
 /// The answers to these structured chunks, as text.
 fn answers(replies: &[Vec<u8>]) -> Vec<String> {
-    let story = hear(1, replies);
-    assert_eq!(story.closed, None);
-    story.events
+    let transcript = receive_all(1, replies);
+    assert_eq!(transcript.closed, None);
+    transcript.events
 }
 
 fn breaks(style: u8, replies: &[Vec<u8>]) -> Violation {
-    match hear(style, replies).closed {
+    match receive_all(style, replies).closed {
         Some(Closed::Violation(violation)) => violation,
         other => panic!("{other:?}"),
     }
@@ -58,19 +58,19 @@ fn breaks(style: u8, replies: &[Vec<u8>]) -> Violation {
 #[test]
 fn simple_replies_end_requests_in_any_order() {
     let read = [simple(0, 0), vec![7; 4096]].concat();
-    let story = hear(0, &[simple(3, 0), read, simple(2, 28), simple(1, 5)]);
-    assert_eq!(story.closed, None);
-    assert_eq!(story.events[0], "Answered(Answered { place: 3, outcome: Ok(Done) })");
-    assert!(story.events[1].starts_with("Answered(Answered { place: 0, outcome: Ok(Data("));
-    assert!(story.events[2].contains("place: 2") && story.events[2].contains("code: NoSpace"));
-    assert!(story.events[3].contains("place: 1") && story.events[3].contains("code: Io, offset: None"));
+    let transcript = receive_all(0, &[simple(3, 0), read, simple(2, 28), simple(1, 5)]);
+    assert_eq!(transcript.closed, None);
+    assert_eq!(transcript.events[0], "Completed(CompletedRequest { place: 3, outcome: Ok(Done) })");
+    assert!(transcript.events[1].starts_with("Completed(CompletedRequest { place: 0, outcome: Ok(Data("));
+    assert!(transcript.events[2].contains("place: 2") && transcript.events[2].contains("code: NoSpace"));
+    assert!(transcript.events[3].contains("place: 1") && transcript.events[3].contains("code: Io, offset: None"));
 }
 
 #[test]
 fn a_read_comes_in_chunks_in_any_order_with_holes() {
     let hole = |flags, offset: u64, len: u32| chunk(0, flags, c::OFFSET_HOLE, fields![offset, len]);
     let told = answers(&[data(0, 0, 6144, 2048), hole(0, 4096, 1024), data(0, c::DONE, 5120, 1024)]);
-    assert!(told[0].starts_with("Answered(Answered { place: 0, outcome: Ok(Data("), "{told:?}");
+    assert!(told[0].starts_with("Completed(CompletedRequest { place: 0, outcome: Ok(Data("), "{told:?}");
     let told = answers(&[data(0, 0, 4096, 4096), chunk(0, c::DONE, c::NONE, vec![])]);
     assert!(told[0].contains("Ok(Data("));
     assert_eq!(breaks(1, &[data(0, 0, 4096, 4000), chunk(0, c::DONE, c::NONE, vec![])]), Violation::Incomplete);
@@ -98,10 +98,14 @@ fn data_is_within_its_request_once_and_in_as_few_chunks_as_asked() {
 fn errors_tell_where_and_all_of_them() {
     let bad = |flags, at| error(0, flags, 5, "bad block", Some(at));
     let told = answers(&[data(0, 0, 4096, 512), bad(0, 4608), bad(c::DONE, 6000)]);
-    let trouble = |at| format!("Trouble {{ code: Io, offset: Some({at}), message: \"bad block\" }}");
+    let server_error = |at| format!("ServerError {{ code: Io, offset: Some({at}), message: \"bad block\" }}");
     assert_eq!(
         told,
-        [format!("Answered(Answered {{ place: 0, outcome: Err([{}, {}]) }})", trouble(4608), trouble(6000))]
+        [format!(
+            "Completed(CompletedRequest {{ place: 0, outcome: Err([{}, {}]) }})",
+            server_error(4608),
+            server_error(6000)
+        )]
     );
     assert!(answers(&[error(2, c::DONE, 1, "", None)])[0].contains("code: NotPermitted, offset: None"));
     assert!(answers(&[error(2, c::DONE, 4711, "", None)])[0].contains("code: Invalid"), "unknown numbers are EINVAL");
@@ -156,7 +160,7 @@ fn replies_to_nothing_and_of_another_style_end_it() {
     assert_eq!(breaks(1, &[simple(0, 0)]), Violation::SimpleReply(0));
     assert_eq!(breaks(1, &[simple(6, 5)]), Violation::SimpleReply(7));
     assert!(answers(&[simple(2, 0)])[0].contains("place: 2, outcome: Ok(Done)"), "allowed for all else");
-    assert!(hear(2, &[extended(2, 4096, c::DONE, c::NONE, vec![])]).events[0].contains("Ok(Done)"));
+    assert!(receive_all(2, &[extended(2, 4096, c::DONE, c::NONE, vec![])]).events[0].contains("Ok(Done)"));
     let elsewhere = Violation::ReplyOffset { expected: 4096, actual: 0 };
     assert_eq!(breaks(2, &[extended(2, 0, c::DONE, c::NONE, vec![])]), elsewhere);
 }
@@ -168,9 +172,12 @@ fn status_comes_in_runs_that_fit() {
         chunk(place, c::DONE, c::BLOCK_STATUS, [fields![7u32], runs].concat())
     };
     let told = |place, runs: &[(u32, u32)]| answers(&[status(place, runs)]).remove(0);
-    assert!(told(6, &[(512, 3)]).contains("Status([Run { length: 512, status: 3 }])"));
-    assert!(told(6, &[(512, 3), (9000, 0)]).contains("Run { length: 3584, status: 0 }"), "cut at the request's end");
-    assert!(told(7, &[(4096, 2)]).contains("Run { length: 4096, status: 2 }"));
+    assert!(told(6, &[(512, 3)]).contains("Status([StatusDescriptor { length: 512, status: 3 }])"));
+    assert!(
+        told(6, &[(512, 3), (9000, 0)]).contains("StatusDescriptor { length: 3584, status: 0 }"),
+        "cut at the request's end"
+    );
+    assert!(told(7, &[(4096, 2)]).contains("StatusDescriptor { length: 4096, status: 2 }"));
     for (place, runs) in [(6, &[(0, 3)][..]), (6, &[(4096, 3), (1, 0)]), (7, &[(4097, 0)]), (7, &[(512, 0), (512, 3)])]
     {
         assert_eq!(breaks(1, &[status(place, runs)]), Violation::Runs, "{runs:?}");
@@ -186,7 +193,10 @@ fn status_comes_in_runs_that_fit() {
         let payload = [fields![7u32, count], fields![1024u64, 1u64], fields![1u64 << 40, 0u64]].concat();
         extended(6, 4096, c::DONE, c::BLOCK_STATUS_EXT, payload)
     };
-    assert!(hear(2, &[wide(2)]).events[0].contains("length: 1024, status: 1 }, Run { length: 3072, status: 0 }"));
+    assert!(
+        receive_all(2, &[wide(2)]).events[0]
+            .contains("length: 1024, status: 1 }, StatusDescriptor { length: 3072, status: 0 }")
+    );
     let miscounted = Violation::ChunkLength { kind: c::BLOCK_STATUS_EXT, length: 40 };
     assert_eq!(breaks(2, &[wide(3)]), miscounted);
 }
@@ -217,7 +227,7 @@ fn what_a_server_does_not_take_is_not_sent() {
         refused(ClientRequest::Trim { offset, length: 0, fua: false }),
         SubmitError::Range { offset, length: 0, size }
     );
-    let long = SubmitError::TooLong { length: 8193, most: 8192 };
+    let long = SubmitError::TooLong { length: 8193, max: 8192 };
     assert_eq!(refused(ClientRequest::Read { offset, length: 8193, whole: false }), long);
     for _ in 0..8 {
         assert!(client.submit(ClientRequest::Flush).is_ok());

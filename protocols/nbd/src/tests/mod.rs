@@ -23,10 +23,10 @@ fn option(option: u32, data: &[u8]) -> Vec<u8> {
 
 /// What the server says to these bytes after its greeting, and how it ends.
 fn say(bytes: &[u8]) -> Transcript {
-    let mut story = play(&mut server(8192), [bytes]);
-    let greeting = story.sent.drain(..18).collect::<Vec<u8>>();
+    let mut transcript = play(&mut server(8192), [bytes]);
+    let greeting = transcript.sent.drain(..18).collect::<Vec<u8>>();
     assert_eq!(greeting, b"NBDMAGICIHAVEOPT\0\x03");
-    story
+    transcript
 }
 
 /// Replies to options: option, type, data.

@@ -9,9 +9,9 @@ const FIXED: [u8; 4] = [0, 0, 0, 3];
 /// The replies to options sent one after the other.
 fn ask(options: &[(u32, &[u8])]) -> Vec<(u32, u32, Vec<u8>)> {
     let bytes: Vec<u8> = options.iter().flat_map(|(kind, data)| option(*kind, data)).collect();
-    let story = say(&[&FIXED[..], &bytes].concat());
-    assert_eq!(story.closed, None);
-    replies(&story.sent)
+    let transcript = say(&[&FIXED[..], &bytes].concat());
+    assert_eq!(transcript.closed, None);
+    replies(&transcript.sent)
 }
 
 /// Types of the final replies.
@@ -94,8 +94,8 @@ fn info_describes_and_go_begins() {
         (o::INFO, rep::ACK, vec![]),
     ];
     assert_eq!(all, expected);
-    let story = say(&[&FIXED[..], &option(o::GO, &go("fixed", &[]))].concat());
-    assert_eq!(story.events, ["Chosen(1)"]);
+    let transcript = say(&[&FIXED[..], &option(o::GO, &go("fixed", &[]))].concat());
+    assert_eq!(transcript.events, ["Chosen(1)"]);
 }
 
 #[test]
@@ -131,9 +131,9 @@ fn contexts_want_chunks_first() {
 
 #[test]
 fn abort_is_acknowledged() {
-    let story = say(&[&FIXED[..], &option(o::ABORT, b"why")].concat());
-    assert_eq!(replies(&story.sent), [(o::ABORT, rep::ACK, vec![])]);
-    assert_eq!(story.closed, Some(Closed::Aborted));
+    let transcript = say(&[&FIXED[..], &option(o::ABORT, b"why")].concat());
+    assert_eq!(replies(&transcript.sent), [(o::ABORT, rep::ACK, vec![])]);
+    assert_eq!(transcript.closed, Some(Closed::Aborted));
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn a_server_that_stops_says_so() {
     let mut server = server(8192);
     server.stop();
     let bytes = [&FIXED[..], &option(o::GO, &go("disk", &[])), &option(o::ABORT, &[])].concat();
-    let story = play(&mut server, [&bytes[..]]);
-    let said = replies(&story.sent[18..]);
+    let transcript = play(&mut server, [&bytes[..]]);
+    let said = replies(&transcript.sent[18..]);
     assert_eq!(said, [(o::GO, rep::ERR_SHUTDOWN, vec![]), (o::ABORT, rep::ACK, vec![])]);
 }

@@ -19,8 +19,8 @@ impl Wire {
     }
 
     /// At most this much of what is there.
-    fn take(&mut self, most: usize) -> Vec<u8> {
-        self.0.drain(..most.min(self.0.len())).collect()
+    fn take(&mut self, max_bytes: usize) -> Vec<u8> {
+        self.0.drain(..max_bytes.min(self.0.len())).collect()
     }
 }
 
@@ -63,12 +63,12 @@ fn pair(extended: bool, bad: Vec<u64>, direct_bytes: usize) -> Pair {
 
 impl Pair {
     /// Moves some bytes each way, and gives what the client was told.
-    fn turn(&mut self, most: usize, newest_first: bool) -> Vec<client::Event> {
+    fn turn(&mut self, max_bytes: usize, newest_first: bool) -> Vec<client::Event> {
         let mut out = Vec::new();
         self.client.transmit(&mut out);
         self.to_server.put(std::mem::take(&mut out));
         if let Some(mut buffer) = self.server.receive_buffer() {
-            let bytes = self.to_server.take(most.min(buffer.len()));
+            let bytes = self.to_server.take(max_bytes.min(buffer.len()));
             buffer[..bytes.len()].copy_from_slice(&bytes);
             self.server.received(buffer, bytes.len());
         }
@@ -87,7 +87,7 @@ impl Pair {
         self.server.sent();
         self.to_client.put(out);
         if let Some(mut buffer) = self.client.receive_buffer() {
-            let bytes = self.to_client.take(most.min(buffer.len()));
+            let bytes = self.to_client.take(max_bytes.min(buffer.len()));
             buffer[..bytes.len()].copy_from_slice(&bytes);
             self.client.received(buffer, bytes.len());
         }
@@ -157,7 +157,7 @@ fn ask(kind: u8, first: u64, count: u64, seed: u8) -> ClientRequest {
 }
 
 /// Sends the requests one after the other and compares each answer with what is stored at that time.
-fn one_by_one(mut pair: Pair, requests: &[(u8, u64, u64, u8)], most: usize) -> Result<(), TestCaseError> {
+fn one_by_one(mut pair: Pair, requests: &[(u8, u64, u64, u8)], max_bytes: usize) -> Result<(), TestCaseError> {
     let mut requests = requests.iter();
     let mut now: Option<(usize, (u8, u64, u64, u8))> = None;
     let mut is_ready = false;
@@ -167,13 +167,13 @@ fn one_by_one(mut pair: Pair, requests: &[(u8, u64, u64, u8)], most: usize) -> R
             let (kind, first, count, seed) = next;
             now = Some((pair.client.submit(ask(kind, first, count, seed)).expect("it is offered"), next));
         }
-        for event in pair.turn(most, false) {
+        for event in pair.turn(max_bytes, false) {
             match event {
                 client::Event::Ready(_) => is_ready = true,
-                client::Event::Completed(answered) => {
+                client::Event::Completed(completed) => {
                     let (place, asked) = now.take().expect("one is in flight");
-                    prop_assert_eq!(answered.place, place);
-                    compare(&pair, asked, answered.outcome)?;
+                    prop_assert_eq!(completed.place, place);
+                    compare(&pair, asked, completed.outcome)?;
                 }
                 other => return Err(TestCaseError::fail(format!("{other:?}"))),
             }
@@ -199,9 +199,9 @@ fn compare(
             prop_assert!(runs.len() == 1 || seed & 1 == 1, "one run was asked for");
         }
         (Ok(Reply::Done), _) => prop_assert!(kind != 0 && kind != 3),
-        (Err(troubles), Some(bad)) => {
+        (Err(errors), Some(bad)) => {
             prop_assert_eq!(kind, 0);
-            prop_assert_eq!(troubles[0].offset, Some(bad * BLOCK as u64));
+            prop_assert_eq!(errors[0].offset, Some(bad * BLOCK as u64));
         }
         (other, bad) => return Err(TestCaseError::fail(format!("{other:?} with {bad:?}"))),
     }
@@ -217,9 +217,9 @@ proptest! {
         direct_bytes in prop_oneof![Just(1usize), Just(700), Just(usize::MAX)],
         requests in proptest::collection::vec(request(), 1..24),
         bad in proptest::collection::vec(0..SIZE as u64 / BLOCK as u64, 0..4),
-        most in prop_oneof![1..40usize, 40..9000usize],
+        max_bytes in prop_oneof![1..40usize, 40..9000usize],
     ) {
-        one_by_one(pair(extended, bad, direct_bytes), &requests, most)?;
+        one_by_one(pair(extended, bad, direct_bytes), &requests, max_bytes)?;
     }
 
     #[test]
@@ -227,28 +227,28 @@ proptest! {
         extended in any::<bool>(),
         newest_first in any::<bool>(),
         requests in proptest::collection::vec(request(), 1..48),
-        most in 1..3000usize,
+        max_bytes in 1..3000usize,
     ) {
         let mut pair = pair(extended, Vec::new(), 700);
-        let (mut is_ready, mut answered, mut open) = (false, 0, std::collections::BTreeSet::new());
+        let (mut is_ready, mut completed, mut open) = (false, 0, std::collections::BTreeSet::new());
         let mut next = requests.iter();
         for _ in 0..200_000 {
             while is_ready && pair.client.can_submit() {
                 let Some(&(kind, first, count, seed)) = next.next() else { break };
                 prop_assert!(open.insert(pair.client.submit(ask(kind, first, count, seed)).expect("it is offered")));
             }
-            for event in pair.turn(most, newest_first) {
+            for event in pair.turn(max_bytes, newest_first) {
                 match event {
                     client::Event::Ready(_) => is_ready = true,
                     client::Event::Completed(answer) => {
                         prop_assert!(open.remove(&answer.place));
                         prop_assert!(answer.outcome.is_ok());
-                        answered += 1;
+                        completed += 1;
                     }
                     other => return Err(TestCaseError::fail(format!("{other:?}"))),
                 }
             }
-            if answered == requests.len() {
+            if completed == requests.len() {
                 return Ok(());
             }
         }

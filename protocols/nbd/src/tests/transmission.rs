@@ -17,12 +17,12 @@ fn request(style: u8, flags: u16, kind: u16, offset: u64, length: u64) -> Vec<u8
 }
 
 /// What the server says to a request, after the negotiation.
-fn story(style: u8, bytes: &[u8]) -> Transcript {
+fn transcript(style: u8, bytes: &[u8]) -> Transcript {
     let negotiated = play(&mut server(8192), [&preamble(style)[..]]);
-    let mut story = play(&mut server(8192), [&[&preamble(style)[..], bytes].concat()[..]]);
-    story.sent.drain(..negotiated.sent.len());
-    story.events.remove(0);
-    story
+    let mut transcript = play(&mut server(8192), [&[&preamble(style)[..], bytes].concat()[..]]);
+    transcript.sent.drain(..negotiated.sent.len());
+    transcript.events.remove(0);
+    transcript
 }
 
 fn simple(error: u32) -> Vec<u8> {
@@ -43,7 +43,7 @@ fn errno(style: u8, flags: u16, kind: u16, offset: u64, length: u64) -> u32 {
     if kind == c::WRITE {
         bytes.extend(vec![7; length as usize]);
     }
-    let sent = story(style, &bytes).sent;
+    let sent = transcript(style, &bytes).sent;
     let word = |at: usize| u32::from_be_bytes(sent[at..at + 4].try_into().unwrap());
     let is_error = |at: usize| sent[at] & 0x80 != 0;
     match style {
@@ -68,10 +68,10 @@ fn errno(style: u8, flags: u16, kind: u16, offset: u64, length: u64) -> u32 {
 #[test]
 fn reads_are_answered_in_each_style() {
     let zeroes = [0; 512];
-    assert_eq!(story(0, &request(0, 0, c::READ, 512, 512)).sent, [&simple(0)[..], &zeroes].concat());
+    assert_eq!(transcript(0, &request(0, 0, c::READ, 512, 512)).sent, [&simple(0)[..], &zeroes].concat());
     for style in [1, 2] {
         let payload = [&512u64.to_be_bytes()[..], &zeroes].concat();
-        assert_eq!(story(style, &request(style, 0, c::READ, 512, 512)).sent, chunk(style, 1, 1, 512, &payload));
+        assert_eq!(transcript(style, &request(style, 0, c::READ, 512, 512)).sent, chunk(style, 1, 1, 512, &payload));
     }
 }
 
@@ -79,12 +79,16 @@ fn reads_are_answered_in_each_style() {
 fn an_error_in_a_read_names_the_offset_after_the_data_before() {
     // The third block of four fails one block further on.
     let (offset, bad) = (1536u64, 2048u64);
-    assert_eq!(story(0, &request(0, 0, c::READ, offset, 1024)).sent, simple(5), "no data goes with a simple error");
+    assert_eq!(
+        transcript(0, &request(0, 0, c::READ, offset, 1024)).sent,
+        simple(5),
+        "no data goes with a simple error"
+    );
     for style in [1, 2] {
         let data = [&offset.to_be_bytes()[..], &[0; 512]].concat();
         let error = [fields![5u32, 3u16], b"bad".to_vec(), fields![bad]].concat();
         let expected = [chunk(style, 0, 1, offset, &data), chunk(style, 1, 0x8002, offset, &error)].concat();
-        assert_eq!(story(style, &request(style, 0, c::READ, offset, 1024)).sent, expected);
+        assert_eq!(transcript(style, &request(style, 0, c::READ, offset, 1024)).sent, expected);
     }
 }
 
@@ -114,12 +118,12 @@ fn other_requests_succeed_without_data() {
         let done = if style == 0 { simple(0) } else { chunk(style, 1, 0, 0, &[]) };
         let write_flags = if style == 2 { flag::PAYLOAD_LEN } else { 0 };
         let write = [request(style, write_flags | flag::FUA, c::WRITE, 0, 512), vec![1; 512]].concat();
-        let wrote = story(style, &write);
+        let wrote = transcript(style, &write);
         assert_eq!(wrote.sent, done);
         assert!(wrote.events[0].starts_with("write 0 512 true"), "{:?}", wrote.events);
-        assert_eq!(story(style, &request(style, 0, c::FLUSH, 0, 0)).sent, done);
-        assert_eq!(story(style, &request(style, flag::FUA, c::TRIM, 0, 1 << 20)).sent, done);
-        let zero = story(style, &request(style, flag::NO_HOLE | flag::FAST_ZERO, c::WRITE_ZEROES, 0, 1 << 31));
+        assert_eq!(transcript(style, &request(style, 0, c::FLUSH, 0, 0)).sent, done);
+        assert_eq!(transcript(style, &request(style, flag::FUA, c::TRIM, 0, 1 << 20)).sent, done);
+        let zero = transcript(style, &request(style, flag::NO_HOLE | flag::FAST_ZERO, c::WRITE_ZEROES, 0, 1 << 31));
         assert_eq!(zero.sent, done, "longer than a payload");
         let says = "WriteZeroes { offset: 0, length: 2147483648, fua: false, no_hole: true, fast: true }";
         assert_eq!(zero.events, [says]);
@@ -130,12 +134,12 @@ fn other_requests_succeed_without_data() {
 #[test]
 fn block_status_is_told_in_32_or_64_bits() {
     let two = fields![1u32, 1024u32, 0u32, 512u32, 3u32];
-    assert_eq!(story(1, &request(1, 0, c::BLOCK_STATUS, 512, 1024)).sent, chunk(1, 1, 5, 512, &two));
+    assert_eq!(transcript(1, &request(1, 0, c::BLOCK_STATUS, 512, 1024)).sent, chunk(1, 1, 5, 512, &two));
     let one = fields![1u32, 1024u32, 0u32];
     let request_one = request(1, flag::REQ_ONE, c::BLOCK_STATUS, 512, 1024);
-    assert_eq!(story(1, &request_one).sent, chunk(1, 1, 5, 512, &one));
+    assert_eq!(transcript(1, &request_one).sent, chunk(1, 1, 5, 512, &one));
     let wide = fields![1u32, 2u32, 1u64 << 33, 0u64, 512u64, 3u64];
-    assert_eq!(story(2, &request(2, 0, c::BLOCK_STATUS, 0, 1 << 33)).sent, chunk(2, 1, 6, 0, &wide));
+    assert_eq!(transcript(2, &request(2, 0, c::BLOCK_STATUS, 0, 1 << 33)).sent, chunk(2, 1, 6, 0, &wide));
     assert_eq!(errno(0, 0, c::BLOCK_STATUS, 0, 512), 22, "it was not negotiated");
 }
 
@@ -179,7 +183,7 @@ fn bad_requests_get_the_error_that_the_protocol_names() {
 fn payloads_that_nobody_wants_are_skipped() {
     // A payload that a command has no use for, then a good request behind it.
     let odd = [request(2, flag::PAYLOAD_LEN, c::READ, 0, 512), vec![9; 512], request(2, 0, c::FLUSH, 0, 0)].concat();
-    let told = story(2, &odd);
+    let told = transcript(2, &odd);
     assert_eq!((told.events, told.closed), (vec!["Flush".to_owned()], None));
 }
 
@@ -188,19 +192,22 @@ fn a_write_brings_its_data_whether_it_says_so_or_not() {
     for flags in [0, flag::PAYLOAD_LEN] {
         assert_eq!(errno(2, flags, c::WRITE, 0, 512), 0, "flags {flags:#x}");
         let bytes = [request(2, flags, c::WRITE, 0, 512), vec![7; 512], request(2, 0, c::FLUSH, 0, 0)].concat();
-        let told = story(2, &bytes);
+        let told = transcript(2, &bytes);
         assert_eq!((told.events.len(), told.closed), (2, None), "{:?}", told.events);
     }
 }
 
 #[test]
 fn what_cannot_be_mended_ends_the_connection() {
-    let too_long = Some(Violation::PayloadTooLong { bytes: 8704, most: 8192 }.into());
-    assert_eq!(story(0, &request(0, 0, c::WRITE, 0, 8704)).closed, too_long);
-    assert_eq!(story(2, &request(2, flag::PAYLOAD_LEN, c::READ, 0, 8704)).closed, too_long);
-    assert_eq!(story(0, &request(2, 0, c::READ, 0, 512)).closed, Some(Violation::RequestMagic(0x21e4_1c71).into()));
-    assert_eq!(story(2, &request(0, 0, c::READ, 0, 512)[..28]).closed, None, "an extended header is longer");
-    assert_eq!(story(1, &request(1, 0, c::DISC, 0, 0)).closed, Some(Closed::Disconnected));
+    let too_long = Some(Violation::PayloadTooLong { bytes: 8704, max: 8192 }.into());
+    assert_eq!(transcript(0, &request(0, 0, c::WRITE, 0, 8704)).closed, too_long);
+    assert_eq!(transcript(2, &request(2, flag::PAYLOAD_LEN, c::READ, 0, 8704)).closed, too_long);
+    assert_eq!(
+        transcript(0, &request(2, 0, c::READ, 0, 512)).closed,
+        Some(Violation::RequestMagic(0x21e4_1c71).into())
+    );
+    assert_eq!(transcript(2, &request(0, 0, c::READ, 0, 512)[..28]).closed, None, "an extended header is longer");
+    assert_eq!(transcript(1, &request(1, 0, c::DISC, 0, 0)).closed, Some(Closed::Disconnected));
 }
 
 #[test]
