@@ -13,7 +13,7 @@ use rustix::time::{ClockId, clock_gettime};
 use sealblock_block::{Device, Durability, DynDevice, Gate, Request};
 use sealblock_exports_nvme_tcp::{Limits, Namespace, PiVisibility, Subsystem, Target};
 use sealblock_integrity::{Sealed, Tags};
-use sealblock_layers_remote_core::SharedDevice;
+use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_file::{FileMedium, Options as FileMediumOptions};
 use sealblock_media_memory::MemoryDevice;
 use sealblock_media_null::NullDevice;

@@ -29,7 +29,7 @@ const SYSTEM: &[&str] = &["units", "integrity", "block", "runtime/memory", "runt
 const NETWORK: &[&str] = &["units", "integrity", "block", "runtime/memory", "runtime/reactor", "protocols/*"];
 /// What serves devices over a network, on several cores.
 const EXPORT: &[&str] =
-    &["units", "integrity", "block", "runtime/memory", "runtime/reactor", "protocols/*", "layers/remote-core"];
+    &["units", "integrity", "block", "runtime/memory", "runtime/reactor", "protocols/*", "layers/cross-core"];
 const EVERYTHING: &[&str] = &["*"];
 
 /// The first rule whose pattern fits a folder is its rule.
@@ -57,7 +57,7 @@ const RULES: &[Rule] = &[
     rule("media/nbd", NETWORK),
     rule("media/iscsi", NETWORK),
     // It carries requests from core to core, which is the reactor's business.
-    rule("layers/remote-core", SYSTEM),
+    rule("layers/cross-core", SYSTEM),
     rule("layers/*", DEVICE),
     rule("exports/*", EXPORT),
     rule("filesystem/btrfs-format", &["units", "integrity", "runtime/memory"]),
@@ -164,8 +164,8 @@ mod tests {
             member("layers/mirror", &["block", "units"], &["layers/fault", "media/memory"]),
             member("media/file", &["block", "runtime/reactor"], &["media/volume"]),
             member("media/nvme-tcp", &["block", "runtime/reactor", "protocols/nvme"], &[]),
-            member("exports/nbd", &["block", "protocols/nbd", "runtime/reactor", "layers/remote-core"], &[]),
-            member("layers/remote-core", &["block", "runtime/reactor"], &["media/memory"]),
+            member("exports/nbd", &["block", "protocols/nbd", "runtime/reactor", "layers/cross-core"], &[]),
+            member("layers/cross-core", &["block", "runtime/reactor"], &["media/memory"]),
             member("tools", &["media/file", "layers/mirror", "exports/nbd"], &["proofs/simulator"]),
             member("proofs/simulator", &["tools", "media/volume"], &[]),
         ];
@@ -192,7 +192,7 @@ mod tests {
             ("media/file", "protocols/nbd"),
             ("exports/nbd", "media/file"),
             ("exports/nbd", "layers/offset"),
-            ("layers/mirror", "layers/remote-core"),
+            ("layers/mirror", "layers/cross-core"),
             ("filesystem/btrfs-format", "block"),
             ("media/file", "tools"),
             ("xtask", "units"),

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use sealblock_block::{Ability, RequestKind};
-use sealblock_layers_remote_core::SharedDevice;
+use sealblock_layers_cross_core::SharedDevice;
 use sealblock_protocols_nbd as core;
 
 /// A device under a name. Its protection information is made and checked here, so clients see plain blocks.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::Context;
 use std::time::Duration;
 
-use sealblock_layers_remote_core::SharedDevice;
+use sealblock_layers_cross_core::SharedDevice;
 use sealblock_runtime_reactor::net::{Keepalive, Listener, Stream};
 use sealblock_runtime_reactor::{CoreHandle, now, sleep, spawn};
 

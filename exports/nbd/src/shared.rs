@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use sealblock_layers_remote_core::SharedDevice;
+use sealblock_layers_cross_core::SharedDevice;
 use sealblock_protocols_nbd as core;
 use sealblock_runtime_reactor::{Budget, CoreAddress, now};
 

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use sealblock_block::{Ability, Device, Durability, Error, Outcome, Request, RequestKind, Response};
 use sealblock_integrity::{Checks, Sealed, Tags};
-use sealblock_layers_remote_core::Attached;
+use sealblock_layers_cross_core::Attached;
 use sealblock_protocols_nbd::{Command, ErrorCode, ErrorReply, StatusDescriptor};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::Extent;

@@ -12,7 +12,7 @@ use std::rc::Rc;
 use sealblock_block::{Device, Durability, DynDevice, Gate, Request};
 use sealblock_exports_nvme_tcp::{Limits, Namespace, PiVisibility, Subsystem, Target};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Sealed, Tags};
-use sealblock_layers_remote_core::SharedDevice;
+use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_media_null::NullDevice;
 use sealblock_runtime_memory::Buffer;

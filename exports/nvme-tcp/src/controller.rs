@@ -12,7 +12,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use sealblock_block::{Device, FlushCursor, Request};
-use sealblock_layers_remote_core::SharedDevice;
+use sealblock_layers_cross_core::SharedDevice;
 use sealblock_protocols_nvme::fabrics::ConnectData;
 use sealblock_protocols_nvme::logs::{ErrorEntry, ErrorLog, LogPage};
 use sealblock_protocols_nvme::nqn::Nqn;

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use sealblock_block::{Ability, Device, Durability, ErrorKind, Outcome, Request, RequestKind, Response};
 use sealblock_integrity::Sealed;
-use sealblock_layers_remote_core::Locked;
+use sealblock_layers_cross_core::Locked;
 use sealblock_protocols_nvme::nvm::{BlockCommand, DatasetManagement, DsmAttributes, IoCommand};
 use sealblock_protocols_nvme::{Command, Fuse, Invalid, NSID_ALL, StatusCode};
 use sealblock_protocols_nvme_tcp::{BlockCrcs, BlockLayout};

@@ -12,7 +12,7 @@ use std::ops::Deref;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use sealblock_layers_remote_core::Attached;
+use sealblock_layers_cross_core::Attached;
 
 use crate::controller::Controller;
 use crate::namespace::Namespace;

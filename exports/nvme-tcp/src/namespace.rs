@@ -6,7 +6,7 @@ use sealblock_block::{BadBlock, BadBlocks, RequestKind};
 use sealblock_integrity::{
     Checks, GuardKind, PiFormat, PiPosition, ProtectionType, Sealed, ShapeError, Tags, Unverified,
 };
-use sealblock_layers_remote_core::SharedDevice;
+use sealblock_layers_cross_core::SharedDevice;
 use sealblock_protocols_nvme::StatusCode;
 use sealblock_protocols_nvme::identify::NamespaceFormat;
 use sealblock_protocols_nvme::nvm::{BlockCommand, ProtectionInfo};

@@ -261,7 +261,7 @@ mod tests {
     use super::*;
     use sealblock_block::{DynDevice, Gate};
     use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
-    use sealblock_layers_remote_core::SharedDevice;
+    use sealblock_layers_cross_core::SharedDevice;
     use sealblock_media_memory::MemoryDevice;
     use sealblock_runtime_reactor::{Config, Reactor};
     use sealblock_units::BlockSize;

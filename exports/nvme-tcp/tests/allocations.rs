@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use sealblock_block::{DynDevice, Gate};
 use sealblock_exports_nvme_tcp::{Limits, Namespace, Subsystem, Target};
-use sealblock_layers_remote_core::SharedDevice;
+use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_media_null::NullDevice;
 use sealblock_protocols_nvme::nvm::IoCommand;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use sealblock_block::{Device, Durability, DynDevice, Gate, Request};
 use sealblock_exports_nvme_tcp::{Limits, Namespace, Subsystem, Target};
 use sealblock_integrity::{Checks, Sealed, Tags};
-use sealblock_layers_remote_core::SharedDevice;
+use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_null::NullDevice;
 use sealblock_media_nvme_tcp::{HostPort, NvmeTcpDevice, Options};
 use sealblock_runtime_memory::Buffer;

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use anyhow::{Context, Result, bail};
 use sealblock_block::{DynDevice, Gate};
 use sealblock_exports_nbd::{Export, Limits, Server};
-use sealblock_layers_remote_core::SharedDevice;
+use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_reactor::net::Listener;
 use sealblock_runtime_reactor::{CoreHandle, Cores, pool, spawn};

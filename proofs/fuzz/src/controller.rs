@@ -13,7 +13,7 @@ use std::time::Duration;
 use sealblock_block::{Gate, Stack};
 use sealblock_exports_nvme_tcp::{Limits, Namespace, Shows, Subsystem, Target};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
-use sealblock_layers_remote_core::SharedDevice;
+use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_protocols_nvme::extensions::AnnexSlot;
 use sealblock_protocols_nvme::fabrics::{

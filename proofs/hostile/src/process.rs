@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use sealblock_block::{DynDevice, Gate};
 use sealblock_exports_nvme_tcp::{Limits, Namespace, PiVisibility, Subsystem, Target};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
-use sealblock_layers_remote_core::SharedDevice;
+use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_reactor::net::Listener;
 use sealblock_runtime_reactor::{Config, Reactor};

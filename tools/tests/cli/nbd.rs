@@ -9,7 +9,7 @@ use crate::common::{Place, noise};
 use sealblock_block::{DynDevice, Gate};
 use sealblock_exports_nbd::{Export, Limits, Server};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
-use sealblock_layers_remote_core::SharedDevice;
+use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::{Corruption, MemoryDevice};
 use sealblock_runtime_reactor::net::Listener;
 use sealblock_runtime_reactor::{Config, CoreHandle, CoreLocal, Cores, Placement, spawn};

@@ -11,8 +11,8 @@ use sealblock_block::{
 use sealblock_exports_nbd::{Export, Limits as NbdLimits, Server};
 use sealblock_exports_nvme_tcp::{Limits, Namespace, Subsystem, Target};
 use sealblock_integrity::{Sealed, Tags};
+use sealblock_layers_cross_core::SharedDevice;
 use sealblock_layers_multipath::{MultipathLayer, PathConfig, RetryPolicy};
-use sealblock_layers_remote_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_media_nbd::{NbdDevice, Options as NbdOptions};
 use sealblock_media_nvme_tcp::{NvmeTcpDevice, Options, Reconnect};

@@ -5,7 +5,7 @@ use crate::common::*;
 use sealblock_block::{DynDevice, Gate};
 use sealblock_exports_nvme_tcp::{MAX_BAD_BLOCKS, Namespace, Subsystem};
 use sealblock_integrity::Field;
-use sealblock_layers_remote_core::SharedDevice;
+use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::{Corruption, MemoryDevice};
 use sealblock_media_null::NullDevice;
 use sealblock_protocols_nvme::admin::{Cns, GetLogPage};

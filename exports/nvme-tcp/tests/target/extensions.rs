@@ -8,7 +8,7 @@ use crate::common::*;
 use sealblock_block::{Ability, Device, DynDevice, Gate};
 use sealblock_exports_nvme_tcp::Namespace;
 use sealblock_integrity::{Field, guard};
-use sealblock_layers_remote_core::SharedDevice;
+use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::Corruption;
 use sealblock_media_null::NullDevice;
 use sealblock_protocols_nvme::Command;

@@ -9,7 +9,7 @@ use crate::common::*;
 use sealblock_block::{Abilities, Device, Durability, DynDevice, Gate, Geometry, Outcome, Request};
 use sealblock_exports_nvme_tcp::Namespace;
 use sealblock_integrity::{Sealed, Tags};
-use sealblock_layers_remote_core::SharedDevice;
+use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::{Corruption, MemoryDevice};
 use sealblock_protocols_nvme::Fuse;
 use sealblock_protocols_nvme::admin::Cns;

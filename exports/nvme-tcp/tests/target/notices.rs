@@ -4,7 +4,7 @@ use crate::common::requests::*;
 use crate::common::*;
 use sealblock_block::{DynDevice, Gate};
 use sealblock_exports_nvme_tcp::{Limits, Namespace, NamespaceState, Subsystem};
-use sealblock_layers_remote_core::SharedDevice;
+use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_protocols_nvme::admin::{Abort, Cns, SetFeatures};
 use sealblock_protocols_nvme::features::AsynchronousEvent;

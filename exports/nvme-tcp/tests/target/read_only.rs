@@ -7,7 +7,7 @@ use crate::common::requests::*;
 use crate::common::*;
 use sealblock_block::{DynDevice, Gate};
 use sealblock_exports_nvme_tcp::Namespace;
-use sealblock_layers_remote_core::SharedDevice;
+use sealblock_layers_cross_core::SharedDevice;
 use sealblock_protocols_nvme::admin::Cns;
 use sealblock_protocols_nvme::nvm::{DatasetManagement, DsmRange, IoCommand, WriteZeroes};
 use zerocopy::IntoBytes;

@@ -8,7 +8,7 @@ use crate::common::spread::{Spread, host, nqn, on, spread};
 use crate::common::*;
 use sealblock_block::{Abilities, BadBlock, Device, DynDevice, Gate, Geometry, Outcome, Request};
 use sealblock_exports_nvme_tcp::{Namespace, NamespaceState};
-use sealblock_layers_remote_core::SharedDevice;
+use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_protocols_nvme::admin::{Cns, SetFeatures};
 use sealblock_protocols_nvme::features::{AsynchronousEvent, EventConfiguration};

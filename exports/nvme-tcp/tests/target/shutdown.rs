@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::common::*;
 use sealblock_block::{Abilities, Device, DynDevice, Gate, Geometry, Outcome, Request};
 use sealblock_exports_nvme_tcp::{Namespace, Subsystem};
-use sealblock_layers_remote_core::SharedDevice;
+use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_reactor::sleep;
 use sealblock_units::BlockSize;

@@ -9,7 +9,7 @@ use sealblock_block::{
     VerifyStats, WhyUnchecked,
 };
 use sealblock_exports_nvme_tcp::{Namespace, PiVisibility, Subsystem, Target};
-use sealblock_layers_remote_core::SharedDevice;
+use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::{Corruption, MemoryDevice};
 use sealblock_media_nvme_tcp::{NvmeTcpDevice, Options, PiSource};
 use sealblock_runtime_reactor::net::Listener;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 use sealblock_block::{DynDevice, Gate};
 use sealblock_exports_nvme_tcp::NamespaceState;
-use sealblock_layers_remote_core::SharedDevice;
+use sealblock_layers_cross_core::SharedDevice;
 use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal};
 use sealblock_units::ByteCount;
 

@@ -13,7 +13,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use sealblock_block::{Device, Request, ReservedArea, Response};
-use sealblock_layers_remote_core::{Quiesced, SharedDevice};
+use sealblock_layers_cross_core::{Quiesced, SharedDevice};
 use sealblock_media_file::FileMedium;
 use sealblock_media_volume::{Mutation, ResizeError, ResizeOptions, resize};
 use sealblock_runtime_reactor::{now, sleep, timeout};

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use sealblock_block::{Condition, Device, DynDevice, Gate, Outcome, Request};
 use sealblock_exports_nvme_tcp::NamespaceState;
-use sealblock_layers_remote_core::Attached;
+use sealblock_layers_cross_core::Attached;
 use sealblock_runtime_reactor::{JoinHandle, Notify, now, spawn, timeout, yield_now};
 use sealblock_scrub::{Activity, Now, Scrub, Settings, Shape, Step};
 

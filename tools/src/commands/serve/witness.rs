@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use sealblock_block::{BadBlock, Error, ErrorKind, RequestKind};
 use sealblock_exports_nvme_tcp::{DamageHandle, NamespaceState};
-use sealblock_layers_remote_core::{CrossCoreRequest, Observer};
+use sealblock_layers_cross_core::{CrossCoreRequest, Observer};
 use sealblock_runtime_reactor::now;
 use sealblock_units::Extent;
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use sealblock_block::{Abilities, Device, DynDevice, Gate, Geometry, Outcome, Request};
 use sealblock_exports_nvme_tcp::{Limits, Namespace, Subsystem, Target};
-use sealblock_layers_remote_core::SharedDevice;
+use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_protocols_nvme::admin::SetFeatures;
 use sealblock_protocols_nvme::nqn::Nqn;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use sealblock_block::{Device, Durability, DynDevice, Error, Gate, Request, Response};
 use sealblock_exports_nbd::{Export, Limits, Server};
 use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
-use sealblock_layers_remote_core::SharedDevice;
+use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_media_nbd::{Address, NbdDevice, Options, Reconnect};
 use sealblock_runtime_memory::Slice;

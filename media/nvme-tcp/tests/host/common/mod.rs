@@ -9,7 +9,7 @@ use std::time::Duration;
 use sealblock_block::{Device, Durability, DynDevice, Error, Gate, Request, Response};
 use sealblock_exports_nvme_tcp::{Limits, Namespace, PiVisibility, Subsystem, Target};
 use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
-use sealblock_layers_remote_core::SharedDevice;
+use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_media_nvme_tcp::{HostPort, NvmeTcpDevice, Options, Reconnect};
 use sealblock_runtime_memory::Slice;

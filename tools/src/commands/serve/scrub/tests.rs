@@ -4,7 +4,7 @@ use sealblock_block::{
     Abilities, Ability, BadBlock, BadBlocks, Error, ErrorKind, Geometry, Limits, RequestKind, Response, Unchecked,
     VerifyStats, WhyUnchecked,
 };
-use sealblock_layers_remote_core::SharedDevice;
+use sealblock_layers_cross_core::SharedDevice;
 use sealblock_runtime_reactor::{Config, Reactor, sleep};
 use sealblock_units::{BlockSize, Extent, Lba};
 

@@ -9,7 +9,7 @@ use sealblock_block::{
     Abilities, Device, Durability, DynDevice, ErrorKind, Gate, Geometry, Outcome, Request, Response,
 };
 use sealblock_integrity::{Checks, Sealed, Tags};
-use sealblock_layers_remote_core::{Attached, SharedDevice};
+use sealblock_layers_cross_core::{Attached, SharedDevice};
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::{Config, Reactor, spawn, yield_now};

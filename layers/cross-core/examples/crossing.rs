@@ -3,7 +3,7 @@
 //!
 //! Tells the time for each read and the CPU time of both cores; on a busy machine only the latter means something.
 //!
-//! `hop [SECONDS] [SPIN_US]` runs depths of 1, 8 and 32, without a spin and, if one is given, with it.
+//! `crossing [SECONDS] [SPIN_US]` runs depths of 1, 8 and 32, without a spin and, if one is given, with it.
 
 use std::error::Error;
 use std::rc::Rc;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use sealblock_block::{Device, DynDevice, Gate, Request};
 use sealblock_integrity::Checks;
-use sealblock_layers_remote_core::SharedDevice;
+use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_reactor::{Config, CoreGone, CoreHandle, Cores, Placement};
 use sealblock_units::{BlockSize, Extent, Lba};

@@ -12,7 +12,7 @@ use sealblock_block::{
     Abilities, Device, Durability, DynDevice, Error, ErrorKind, FlushCursor, Gate, Geometry, Outcome, Request,
 };
 use sealblock_integrity::{Sealed, Tags};
-use sealblock_layers_remote_core::{Attached, SharedDevice};
+use sealblock_layers_cross_core::{Attached, SharedDevice};
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::{Config, CoreHandle, Cores, Placement, Reactor, spawn, yield_now};
