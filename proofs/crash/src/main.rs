@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
-use sealblock_kill::rounds::{Plan, mutation, run};
-use sealblock_kill::worker;
+use sealblock_crash::rounds::{Plan, mutation, run};
+use sealblock_crash::worker;
 use sealblock_media_volume::Mutation;
 
 /// Kills a process that works on a volume, again and again, and looks whether anything was lost.

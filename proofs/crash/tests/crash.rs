@@ -2,16 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use sealblock_kill::rounds::{Plan, run};
+use sealblock_crash::rounds::{Plan, run};
 use sealblock_media_volume::Mutation;
 
 fn plan(folder: &Path, rounds: u64, mutation: Mutation) -> Plan {
-    let seed = match std::env::var("SEALBLOCK_KILL_SEED") {
+    let seed = match std::env::var("SEALBLOCK_CRASH_SEED") {
         Ok(seed) => seed.parse().expect("the seed is a number"),
         Err(_) => u64::from(std::process::id()),
     };
-    println!("SEALBLOCK_KILL_SEED={seed}");
-    let program = PathBuf::from(env!("CARGO_BIN_EXE_sealblock-kill"));
+    println!("SEALBLOCK_CRASH_SEED={seed}");
+    let program = PathBuf::from(env!("CARGO_BIN_EXE_sealblock-crash"));
     Plan { program, folder: folder.to_owned(), rounds, seed, mutation }
 }
 

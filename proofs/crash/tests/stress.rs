@@ -12,11 +12,11 @@ use futures_util::future::join_all;
 use sealblock::stack::{Access, Opened, data_of, open};
 use sealblock::target::TargetName;
 use sealblock_block::{Device, Durability, Request};
-use sealblock_kill::draw::Draw;
-use sealblock_kill::history::History;
-use sealblock_kill::pattern::recognise;
-use sealblock_kill::report::{Change, Event};
-use sealblock_kill::worker::sealed;
+use sealblock_crash::draw::Draw;
+use sealblock_crash::history::History;
+use sealblock_crash::pattern::recognise;
+use sealblock_crash::report::{Change, Event};
+use sealblock_crash::worker::sealed;
 use sealblock_runtime_reactor::{BackendChoice, Config, CoreHandle, Cores, Placement};
 use sealblock_units::Extent;
 
